@@ -1,0 +1,128 @@
+/* The job spec: what a worker declares, the coordinator keeps and a snapshot carries. Plain data.
+ *
+ * Everyone indexes a job's tensors in one order, the canonical one: bytewise by tensor name
+ * (cairn_spec_canonicalize), whatever order a worker lists them in. Groups are sorted the same way.
+ * A spec from a stranger is filled under the count limits below, canonicalized, then judged by
+ * cairn_spec_check; nothing else looks at an unjudged spec.
+ *
+ * Pure: no input or output. A spec owns its memory and may be read by many threads, changed by one.
+ * Strings are UTF-8, NUL-terminated, at most CAIRN_NAME_MAX bytes. */
+#ifndef CAIRN_WIRE_SPEC_H
+#define CAIRN_WIRE_SPEC_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/wire/sentence.h"
+#include "proto/wire/status.h"
+#include "proto/wire/tensor.h"
+
+#define CAIRN_SPEC_TENSORS_MAX      1000000
+#define CAIRN_SPEC_GROUPS_MAX       1024
+#define CAIRN_SPEC_ELEMS_MAX        ((uint64_t)1 << 48) /* of all tensors together */
+#define CAIRN_SPEC_WORKERS_MAX      65536
+#define CAIRN_SPEC_CHUNK_LEAVES_MAX 1024 /* 16 MiB of f32 */
+#define CAIRN_SPEC_SPREAD_MAX       65536
+#define CAIRN_SPEC_WINDOW_MAX       1024
+
+/* What a round with a non-finite gradient does: SKIP changes nothing and goes on, FAIL reports
+ * CAIRN_ERR_NONFINITE to every worker. */
+#ifndef CAIRN_NONFINITE_DEFINED /* cairn.h, which stands alone, has the same numbers */
+#define CAIRN_NONFINITE_DEFINED
+typedef enum cairn_nonfinite { CAIRN_NONFINITE_SKIP = 1, CAIRN_NONFINITE_FAIL = 2 } cairn_nonfinite;
+#endif
+
+struct cairn_tensor_spec {
+    /* owned by the spec it stands in */
+    char *name;
+    char *unit;  /* tensors of a unit are fetched together */
+    char *group; /* of a trained tensor: the name of a group; "" in other kinds */
+
+    cairn_kind kind;
+    cairn_dtype wire, reduce, master;
+    struct cairn_shape shape;
+    bool whole; /* placement: false = cut by rows, true = all of it on one shard */
+};
+
+/* Hyper-parameters shared by the trained tensors that name the group. Those that the optimizer does
+ * not use are still judged, so leave them at the defaults of cairn_spec_add_group's model,
+ * cairn_group_default(). */
+struct cairn_group_spec {
+    char *name;      /* owned by the spec it stands in */
+    char *optimizer; /* owned; "adamw", "adam", "sgd" */
+    double lr, beta1, beta2, eps, weight_decay, momentum;
+    bool nesterov;
+};
+
+struct cairn_job_spec_data {
+    /* owned: freed by cairn_spec_release */
+    char *name; /* also the name of a folder: [A-Za-z0-9._-], not starting with '.' or '-' */
+    struct cairn_tensor_spec *tensors; /* [tensor_count] */
+    struct cairn_group_spec *groups;   /* [group_count] */
+
+    size_t tensor_count, tensor_capacity;
+    size_t group_count, group_capacity;
+    double clip_norm;  /* of the global gradient norm; 0 = no clipping */
+    double loss_scale; /* at the start of the job; 1 = none */
+    cairn_nonfinite on_nonfinite;
+    uint32_t stage;        /* 0 to 3, see api.md: what a client accumulates, pushes and releases */
+    uint32_t workers_min;  /* a round opens with at least so many */
+    uint32_t chunk_leaves; /* leaves in a full chunk; 64 = 1 MiB of f32 */
+    uint32_t spread;       /* a unit stands on at most so many shards */
+    uint32_t window;       /* chunks in flight, per worker and shard */
+    uint64_t revision;     /* counted by the coordinator; not part of hash and diff */
+};
+
+/* A spec without tensors and groups, all else at its default; name NULL. Allocates nothing. */
+void cairn_spec_init(struct cairn_job_spec_data *spec);
+/* Frees what the spec owns and makes it as after init. */
+void cairn_spec_release(struct cairn_job_spec_data *spec);
+/* A deep copy; `copy_out` is init'ed by this call and set only on success. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_spec_copy(const struct cairn_job_spec_data *spec,
+                             struct cairn_job_spec_data *copy_out) CAIRN_MUST_CHECK;
+/* Copies the string in. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_spec_set_name(struct cairn_job_spec_data *spec,
+                                 const char *name) CAIRN_MUST_CHECK;
+/* Appends a copy of *tensor, strings included; a NULL unit becomes the tensor's name, a NULL group
+ * "". Not judged here. CAIRN_ERR_INVALID over the count limit or with a string NULL or longer than
+ * CAIRN_NAME_MAX, CAIRN_ERR_NO_MEMORY; then the spec is as before. */
+cairn_status cairn_spec_add_tensor(struct cairn_job_spec_data *spec,
+                                   const struct cairn_tensor_spec *tensor) CAIRN_MUST_CHECK;
+/* The same for a group. */
+cairn_status cairn_spec_add_group(struct cairn_job_spec_data *spec,
+                                  const struct cairn_group_spec *group) CAIRN_MUST_CHECK;
+/* lr 1e-3, beta 0.9 and 0.999, eps 1e-8, weight_decay and momentum 0; name and optimizer NULL. */
+struct cairn_group_spec cairn_group_default(void);
+
+/* Sorts tensors and groups bytewise by name: afterwards an index means the same to everyone. */
+void cairn_spec_canonicalize(struct cairn_job_spec_data *spec);
+/* Index of the tensor or group of that name in a canonical spec; SIZE_MAX if there is none. */
+size_t cairn_spec_find_tensor(const struct cairn_job_spec_data *spec, const char *name);
+size_t cairn_spec_find_group(const struct cairn_job_spec_data *spec, const char *name);
+
+/* Judges everything this page promises of a spec, in any order of tensors: names (UTF-8, no control
+ * characters, unique), groups (known, used by a trained tensor), optimizers (one of `optimizers`, a
+ * NULL-terminated list), ranges, shapes, counts, and what this version supports (wire f32 or bf16,
+ * reduce and master f32, kinds trained and frozen). CAIRN_ERR_INVALID or CAIRN_ERR_UNSUPPORTED;
+ * `why` (may be NULL) names field, value and what is allowed. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_spec_check(const struct cairn_job_spec_data *spec, const char *const *optimizers,
+                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* True if `name` may be a job's name (and so a folder's). */
+bool cairn_job_name_ok(const char *name);
+
+/* BLAKE2b-256 over everything but revision, the same for any order of tensors and groups. Of a
+ * judged spec. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_spec_hash(const struct cairn_job_spec_data *spec,
+                             uint8_t hash_out[32]) CAIRN_MUST_CHECK;
+
+/* Lists how `here` (a worker's spec) differs from `there` (the servers'), a line each, without a
+ * newline: "tensor fc1.weight: shape [512,784] here, [256,784] on the servers". At most `lines_max`
+ * are given to `sink`, one more says how many there are beyond. Returns the number of differences,
+ * 0 = the same. Both canonical; allocates nothing. */
+typedef void (*cairn_line_fn)(void *context, const char *line);
+size_t cairn_spec_diff(const struct cairn_job_spec_data *here,
+                       const struct cairn_job_spec_data *there, size_t lines_max,
+                       cairn_line_fn sink, void *context);
+
+#endif
