@@ -1,0 +1,96 @@
+/* The door to arithmetic on state: kernels that `host` has as the reference, and that a device plugin
+ * gives with the same bits.
+ *
+ * How the bits are kept: every operation is IEEE fp32 (or double where it says so), in the order that
+ * is written, rounds once (no contraction into fma), round to nearest even, subnormals kept. A kernel
+ * works on elements independently, or by leaf with a fixed order inside the leaf, so any split of the
+ * work into ranges of elements (leaves for sums and digests), on any number of threads, gives the same
+ * bits. NaN payloads are not promised.
+ *
+ * Pointers are to host memory for `host`, aligned to the element, and never overlap unless it says so.
+ * Kernels allocate nothing, take no lock, touch only what they are given; call them from any thread
+ * whose cairn_float_env_ok() holds. Arguments are checked by asserts: they come from a layout, never
+ * from a peer. */
+#ifndef CAIRN_GPU_H
+#define CAIRN_GPU_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/wire/digest_tree.h"
+#include "proto/wire/exact.h"
+#include "proto/wire/optimizer.h"
+#include "proto/wire/scalars.h"
+#include "proto/wire/tensor.h"
+
+/* A landed contribution: elems elements of one chunk. */
+struct cairn_source {
+    const void *data;  /* [elems] */
+    cairn_dtype dtype; /* CAIRN_F32 or CAIRN_BF16 */
+};
+
+/* The sums of a shard's part, or of any part: add them up with cairn_exact_add and +. All zero is the
+ * sum of nothing. A leaf that has a non-finite element adds to nonfinite only. */
+struct cairn_sums {
+    struct cairn_exact sum_squares;
+    uint64_t nonfinite; /* elements that are NaN or infinite */
+};
+
+/* A run of elements of one tensor to update. */
+struct cairn_update {
+    const float *grad;      /* [elems] the folded sum, not yet scaled */
+    float *param;           /* [elems] */
+    float *exp_avg;         /* [elems]; NULL where the optimizer does not keep it */
+    float *exp_avg_sq;      /* [elems]; NULL where the optimizer does not keep it */
+    void *wire;             /* [elems] the copy to publish, in wire_dtype; NULL: none */
+    cairn_dtype wire_dtype; /* CAIRN_F32 or CAIRN_BF16 */
+    size_t elems;
+};
+
+typedef void (*cairn_update_fn)(const struct cairn_update *update,
+                                const struct cairn_group_scalars *scalars);
+
+struct cairn_backend {
+    const char *name; /* "host" */
+
+    /* The strict left fold acc = ((acc + s0) + s1) + ... over [elems]. `first`: nothing was folded yet,
+     * and s0 is copied instead of added to anything; with no source at all acc is then +0. Sources
+     * folded in one call or in several give the same bits. */
+    void (*fold)(float *acc, const struct cairn_source *sources, size_t source_count, bool first,
+                 size_t elems);
+
+    /* Adds the leaves [first_leaf, first_leaf + leaf_count) to *sums. acc: the first element of
+     * first_leaf. Of one leaf: the square of element i, exact in double, is added to lane i mod 32, in
+     * order; then lane k += lane k + w for w = 16, 8, 4, 2, 1. The leaves are added exactly. */
+    void (*sum_leaves)(const float *acc, const struct cairn_geometry *geometry, uint64_t first_leaf,
+                       uint64_t leaf_count, struct cairn_sums *sums);
+
+    /* By enum cairn_optimizer_id ([0] is NULL): updates the planes and writes the wire copy. Each
+     * kernel's order of operations is written above it. */
+    cairn_update_fn update[CAIRN_OPTIMIZER_COUNT];
+
+    /* Converts between CAIRN_F32 and CAIRN_BF16 (or copies): to bf16 rounds to nearest even, overflow
+     * gives infinity, NaN stays a quiet NaN. */
+    void (*convert)(void *dst, cairn_dtype dst_dtype, const void *src, cairn_dtype src_dtype,
+                    size_t elems);
+
+    /* Pushes the hashes of the leaves [tree->next_leaf, + leaf_count) to the tree. plane: the first
+     * element of that leaf, any dtype of proto/wire/tensor.h. NaN is hashed as the quiet NaN with
+     * a positive sign and no payload. */
+    void (*hash_leaves)(const void *plane, cairn_dtype dtype, const struct cairn_geometry *geometry,
+                        uint64_t leaf_count, struct cairn_tree *tree);
+};
+
+/* The reference. Static memory. */
+const struct cairn_backend *cairn_backend_host(void);
+
+/* The dtypes that contributions and the wire copy can have. */
+bool cairn_wire_dtype_ok(int dtype);
+
+/* True if this thread rounds to nearest and keeps subnormals (x86: MXCSR is 0x1F80 but for its sticky
+ * flags). Every compute thread asserts it before its first kernel: a library that a process loads can
+ * change it. */
+bool cairn_float_env_ok(void);
+
+#endif
