@@ -1,15 +1,32 @@
-/* One sentence about what went wrong, for a person: what, why, what to do. The status says which
- * kind of fault it is; the sentence names the numbers. It lives on the caller's stack, is cut rather
- * than grown, and whoever decides the error writes it, once. */
+/* A sentence for people: what was refused or failed, why, and what to do.
+ *
+ * Functions that can fail in a way an operator or a user must understand take a
+ * `struct cairn_sentence *why` as their last parameter; it may be NULL. It is written only on
+ * failure. Whoever decides the error writes it, with the numbers; others pass it on. Text of a
+ * stranger may stand in it: the log and the JSON writer escape, so a sentence is never trusted to
+ * be printable. Pure; no ownership; any thread. */
 #ifndef CAIRN_WIRE_SENTENCE_H
 #define CAIRN_WIRE_SENTENCE_H
 
+#include "proto/wire/status.h"
+
+#define CAIRN_SENTENCE_BYTES 512
+
 struct cairn_sentence {
-    char text[512]; /* NUL-terminated */
+    char text[CAIRN_SENTENCE_BYTES]; /* always ends in NUL; a longer one ends in "..." */
 };
 
-/* Replaces the text as printf would, cut to fit. `s` may be NULL: nobody wants to know. */
-void cairn_sentence_set(struct cairn_sentence *s, const char *fmt, ...)
+/* Writes the sentence, cut to fit. `s` may be NULL: then nothing happens. An argument may be the
+ * sentence's own text ("chunk 3: %s" around what a callee wrote). */
+void cairn_sentence_set(struct cairn_sentence *s, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+
+/* Adds to the end, cut to fit: for lists of differences. */
+void cairn_sentence_add(struct cairn_sentence *s, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* Writes the sentence and returns `status`: `return cairn_fail(why, CAIRN_ERR_CONFIG, "...");` */
+cairn_status cairn_fail(struct cairn_sentence *s, cairn_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 #endif

@@ -1,0 +1,40 @@
+/* Where a daemon listens: "host:port", "[v6 address]:port", or "unix:/path". One written form,
+ * used in configurations, on command lines and in messages. Pure, but cairn_address_resolve. */
+#ifndef CAIRN_LOOP_ADDRESS_H
+#define CAIRN_LOOP_ADDRESS_H
+
+#include "proto/wire/sentence.h"
+
+#include <stdint.h>
+#include <stdbool.h>
+#include <sys/socket.h>
+
+#define CAIRN_ADDRESS_TEXT_BYTES 272 /* "[" 255 "]:" 5 NUL, rounded up */
+
+struct cairn_address {
+    char host[256]; /* name or number, without brackets; the path if is_unix */
+    uint16_t port;  /* 0 in a listener: any free one */
+    bool is_unix;
+};
+
+/* Reads the written form. CAIRN_ERR_INVALID with a sentence quoting the text. */
+CAIRN_MUST_CHECK cairn_status cairn_address_parse(const char *text,
+                                                  struct cairn_address *address_out,
+                                                  struct cairn_sentence *why);
+/* The written form of it. */
+void cairn_address_print(const struct cairn_address *address,
+                         char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
+
+/* The first socket address of the host. Blocks (name service): for start-up only. TCP only.
+ * CAIRN_ERR_UNREACHABLE. */
+CAIRN_MUST_CHECK cairn_status cairn_address_resolve(const struct cairn_address *address,
+                                                    struct sockaddr_storage *addr_out,
+                                                    struct cairn_sentence *why);
+/* True for 127.0.0.0/8, ::1 and their v4-mapped form. */
+bool cairn_address_is_loopback(const struct sockaddr_storage *addr);
+
+/* The written form of a TCP socket address. */
+void cairn_address_print_socket(const struct sockaddr_storage *addr,
+                                char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
+
+#endif

@@ -1,0 +1,70 @@
+/* A daemon's configuration: one table of options, from which the file is judged, the sample is
+ * printed and the values are filled in, so that code, file and docs cannot drift.
+ *
+ * The file is INI: [section], key = value, comments by # or ;. Unknown sections and keys, keys given
+ * twice, wrong units and impossible values are refused, each with file, line, value and what is
+ * allowed. Units are required: 64MiB, 250ms; a bare 0 is allowed. The command line
+ * (--set section.key=value) overrides the file. Start-up only, one thread. */
+#ifndef CAIRN_BASE_CONFIG_H
+#define CAIRN_BASE_CONFIG_H
+
+#include "proto/wire/sentence.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+enum cairn_option_type {
+    CAIRN_OPTION_STRING,   /* char *, owned by the configuration; never NULL after _finish */
+    CAIRN_OPTION_PATH,     /* char *, absolute, or relative to the working folder; not empty */
+    CAIRN_OPTION_ADDRESS,  /* char *, "host:port", "[v6]:port" or "unix:/path" */
+    CAIRN_OPTION_BOOL,     /* bool: yes no true false on off */
+    CAIRN_OPTION_INT,      /* int64_t */
+    CAIRN_OPTION_BYTES,    /* int64_t, bytes: B KiB MiB GiB TiB */
+    CAIRN_OPTION_DURATION, /* int64_t, ms: ms s min h */
+};
+
+/* One row of a table. */
+struct cairn_option {
+    const char *section;
+    const char *key;
+    enum cairn_option_type type;
+    size_t offset;            /* of the value, in the daemon's struct of values */
+    const char *default_text; /* as in the file; NULL: must be given; "" is an empty string */
+    int64_t min;              /* of numbers, in bytes or ms where it has such a unit */
+    int64_t max;
+    const char *doc; /* for the printed sample: full sentences, one line each */
+};
+
+#define CAIRN_CONFIG_OPTIONS_MAX 64
+
+struct cairn_config {
+    /* borrowed */
+    const struct cairn_option *options; /* [option_count] */
+    size_t option_count;                /* at most CAIRN_CONFIG_OPTIONS_MAX */
+    void *values;                       /* the daemon's struct */
+    /* 0 = not given; a line of the file; -1 = on the command line */
+    int given[CAIRN_CONFIG_OPTIONS_MAX];
+};
+
+/* Fills in the defaults (which must be valid: asserted). `values` must be zeroed before. */
+void cairn_config_init(struct cairn_config *config, const struct cairn_option *options,
+                       size_t option_count, void *values);
+/* Frees the strings in `values`. */
+void cairn_config_release(struct cairn_config *config);
+
+/* Reads a file. CAIRN_ERR_CONFIG with "file:line: ..."; CAIRN_ERR_IO: it cannot be read. */
+CAIRN_MUST_CHECK cairn_status cairn_config_read(struct cairn_config *config, const char *path,
+                                                struct cairn_sentence *why);
+/* One override, "section.key=value". */
+CAIRN_MUST_CHECK cairn_status cairn_config_set(struct cairn_config *config, const char *assignment,
+                                               struct cairn_sentence *why);
+/* After file and overrides: everything that has no default was given. */
+CAIRN_MUST_CHECK cairn_status cairn_config_finish(const struct cairn_config *config,
+                                                  struct cairn_sentence *why);
+
+/* Prints a sample file: every option with its doc, range and default, commented out. */
+void cairn_config_print(const struct cairn_config *config, FILE *out);
+
+#endif

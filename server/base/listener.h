@@ -1,0 +1,124 @@
+/* A daemon's control port: accepts peers, and keeps strangers from costing anything.
+ *
+ * A peer is half open until the daemon admits it (it said a valid Hello): it may send only frames
+ * of type hello_type of at most 4 KiB, and has hello_timeout_ms for it. At most half_open_max such
+ * peers exist; when all places are taken, the oldest gives way once it has had 100 ms, and newer
+ * connections wait in the kernel until then, so that a flood of silent connections delays a good
+ * peer but never shuts it out. The first bad byte closes a connection. Above connections_max new
+ * ones are closed at once. Refusals are logged, at most one line per kind per second.
+ *
+ * Peers are not authenticated in this version, so the listener refuses any address but loopback
+ * unless insecure_network is set, and then warns at each start. Loop thread only. */
+#ifndef CAIRN_BASE_LISTENER_H
+#define CAIRN_BASE_LISTENER_H
+
+#include "proto/loop/stream.h"
+#include "server/base/config.h"
+
+struct cairn_listener;
+struct cairn_peer;
+
+/* From the configuration. The strings are the configuration's. */
+struct cairn_listener_options {
+    char *listen; /* host:port; port 0 = any free one */
+    bool insecure_network;
+    int64_t connections_max;
+    int64_t half_open_max;
+    int64_t hello_timeout_ms;
+    int64_t send_queue_bytes;
+};
+
+/* The rows of a daemon's option table for the member `member` (a struct cairn_listener_options) of
+ * its `struct_type`. */
+#define CAIRN_LISTENER_CONFIG(struct_type, member, default_listen)                           \
+    { "network",                                                                             \
+      "listen",                                                                              \
+      CAIRN_OPTION_ADDRESS,                                                                  \
+      offsetof(struct_type, member.listen),                                                  \
+      default_listen,                                                                        \
+      0,                                                                                     \
+      0,                                                                                     \
+      "Control address, host:port. Port 0 takes any free one." },                            \
+        { "network",                                                                         \
+          "insecure_network",                                                                \
+          CAIRN_OPTION_BOOL,                                                                 \
+          offsetof(struct_type, member.insecure_network),                                    \
+          "no",                                                                              \
+          0,                                                                                 \
+          0,                                                                                 \
+          "Allow an address that is not loopback. Peers are not authenticated yet: whoever " \
+          "reaches "                                                                         \
+          "the port can use it." },                                                          \
+        { "network",                                                                         \
+          "connections_max",                                                                 \
+          CAIRN_OPTION_INT,                                                                  \
+          offsetof(struct_type, member.connections_max),                                     \
+          "4096",                                                                            \
+          1,                                                                                 \
+          65536,                                                                             \
+          "Connections at once; more are closed at once." },                                 \
+        { "network",                                                                         \
+          "half_open_max",                                                                   \
+          CAIRN_OPTION_INT,                                                                  \
+          offsetof(struct_type, member.half_open_max),                                       \
+          "64",                                                                              \
+          1,                                                                                 \
+          4096,                                                                              \
+          "Connections at once that have not said Hello." },                                 \
+        { "network",                                                                         \
+          "hello_timeout",                                                                   \
+          CAIRN_OPTION_DURATION,                                                             \
+          offsetof(struct_type, member.hello_timeout_ms),                                    \
+          "5s",                                                                              \
+          10,                                                                                \
+          60000,                                                                             \
+          "How long a connection may take to say Hello." },                                  \
+    {                                                                                        \
+        "network", "send_queue", CAIRN_OPTION_BYTES,                                         \
+            offsetof(struct_type, member.send_queue_bytes), "8MiB", 1 << 20, 1 << 30,        \
+            "Bytes waiting for a peer that does not read before it is closed."               \
+    }
+
+struct cairn_listener_events {
+    /* A frame. Of a half-open peer it is of type hello_type: judge it, then cairn_peer_admit or
+     * cairn_peer_finish. The payload is borrowed until this returns. */
+    void (*on_frame)(struct cairn_peer *peer, const struct cairn_frame *frame, void *context);
+    /* The peer is gone; the pointer is dead when this returns. Comes once for each peer that
+     * on_frame was called with. */
+    void (*on_gone)(struct cairn_peer *peer, cairn_status status, const char *why, void *context);
+};
+
+/* Listens. `type_max` is the last known message type. `events` and `options` are copied.
+ * CAIRN_ERR_REFUSED: not loopback and not allowed. CAIRN_ERR_CONFIG: no such address.
+ * CAIRN_ERR_BUSY: the port is taken. */
+CAIRN_MUST_CHECK cairn_status cairn_listener_open(
+    uv_loop_t *loop, const struct cairn_listener_options *options, uint16_t hello_type,
+    uint16_t type_max, const struct cairn_listener_events *events, void *context,
+    struct cairn_listener **listener_out, struct cairn_sentence *why);
+/* Stops listening, closes all peers (on_gone comes for each), then frees itself and calls on_closed
+ * (may be NULL). */
+void cairn_listener_close(struct cairn_listener *listener, void (*on_closed)(void *context));
+
+/* The address it listens on, with the real port: "127.0.0.1:40123". Valid as long as it is. */
+const char *cairn_listener_address(const struct cairn_listener *listener);
+uint16_t cairn_listener_port(const struct cairn_listener *listener);
+/* Peers now, half-open ones included. */
+size_t cairn_listener_peer_count(const struct cairn_listener *listener);
+
+/* The peer said a good Hello: all types and 1 MiB from the next frame on, no deadline. */
+void cairn_peer_admit(struct cairn_peer *peer);
+/* See cairn_stream_send. */
+CAIRN_MUST_CHECK cairn_status cairn_peer_send(struct cairn_peer *peer, uint16_t type,
+                                              uint32_t request, const ProtobufCMessage *message);
+/* Closes it now, or once the queue went out; on_gone comes later with this reason. */
+void cairn_peer_close(struct cairn_peer *peer, cairn_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+void cairn_peer_finish(struct cairn_peer *peer, cairn_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* The daemon's own pointer for it; NULL at first. */
+void cairn_peer_set_context(struct cairn_peer *peer, void *context);
+void *cairn_peer_context(const struct cairn_peer *peer);
+/* "127.0.0.1:41234". */
+const char *cairn_peer_name(const struct cairn_peer *peer);
+
+#endif
