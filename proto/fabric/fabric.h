@@ -1,0 +1,164 @@
+/* The fabric: how bulk data moves between daemons and workers.
+ *
+ * One table of functions, several ways to carry bytes: "ucx" (active messages over TCP today, the
+ * network's own transports later) and "mem" (a seeded network inside one process, see mem.h).
+ * Nobody above this header knows which one it has.
+ *
+ * A message is a small header (<= 256 bytes, the application's own format) and a payload of 0 to
+ * max_payload bytes. It either arrives whole or not at all. There is no answer in it: that a peer
+ * *received* or *applied* something is said by a message of the application.
+ *
+ * ORDER: messages to one peer MAY OVERTAKE EACH OTHER (a small one passes a large one that is
+ * waiting for its receiver), and after a reconnect an older one may arrive again from an
+ * application that repeats it. Put into the header whatever orders and names a message. The mem
+ * fabric reorders and duplicates on purpose, so that code which forgets this fails its tests.
+ *
+ * THREADS: a fabric belongs to one thread, the one that opens it or takes it over. All calls and
+ * all callbacks happen on that thread; nothing here takes a lock. Another thread speaks to it by
+ * uv_async and a queue (proto/loop).
+ *
+ * CALLBACKS run only inside cairn_fabric_progress() and cairn_fabric_close(), never inside the call
+ * that caused them. Inside a callback every function of this header may be called except progress
+ * and close.
+ *
+ * LOANS: a buffer given to send or receive belongs to the fabric until its done callback runs,
+ * which it does exactly once if the call returned CAIRN_OK and never otherwise. A dead peer, a
+ * closed peer and a closed fabric all run it, with an error. */
+#ifndef CAIRN_FABRIC_FABRIC_H
+#define CAIRN_FABRIC_FABRIC_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/wire/status.h"
+
+enum {
+    CAIRN_FABRIC_HEADER_MAX = 256,      /* bytes of a message's header */
+    CAIRN_FABRIC_ADDRESS_MAX = 4096,    /* bytes of an address as it travels */
+    CAIRN_FABRIC_DESCRIBE_MAX = 512,    /* bytes of cairn_fabric_describe, with its NUL */
+    CAIRN_FABRIC_PAYLOAD_MAX = 1 << 20, /* default of max_payload: 1 MiB keeps a loop responsive */
+};
+
+struct cairn_fabric;         /* one node of the network: an address, an inbox, its peers */
+struct cairn_fabric_peer;    /* somebody we send to */
+struct cairn_fabric_message; /* a payload that has been announced and not yet received or dropped */
+struct cairn_fabric_mem_hub; /* mem.h */
+
+/* A send or a receive is over and its buffer is the caller's again.
+ *   sent:     CAIRN_OK says only that the buffer may be reused. The peer may never have it.
+ *   received: CAIRN_OK says the payload lies in the buffer; else its content is undefined.
+ * Errors: CAIRN_ERR_CLOSED (the peer or the fabric is gone), CAIRN_ERR_NO_MEMORY. */
+typedef void cairn_fabric_done_fn(void *arg, cairn_status status);
+
+/* The peer is gone, or could not be reached: CAIRN_ERR_CLOSED or CAIRN_ERR_UNREACHABLE. Called once
+ * per peer, and not after cairn_fabric_peer_close. Its sends complete with an error, before or after
+ * this. The peer stays valid (every send answers CAIRN_ERR_CLOSED) until it is closed, which may be
+ * done right here. A peer that is stopped or cut off by a silent network is NOT noticed: leases and
+ * deadlines are the application's (measured: no error from TCP within 45 s). */
+typedef void cairn_fabric_down_fn(void *arg, struct cairn_fabric_peer *peer, cairn_status why);
+
+/* A message arrived. `header` is valid inside this call only: copy what is needed.
+ * payload_bytes == 0: message is NULL and there is nothing to do.
+ * payload_bytes  > 0: the receiver owns `message` and must, now or later, receive or drop it.
+ * Until then the sender's buffer is pinned (rendezvous) or some of our memory is (small payloads):
+ * hold few. More than options.held_max at a time are refused before they reach this callback.
+ * Who sent it is said by the header, if the application puts it there: the fabric does not know. */
+typedef void cairn_fabric_message_fn(void *arg, const void *header, size_t header_bytes,
+                                     size_t payload_bytes, struct cairn_fabric_message *message);
+
+/* Zero means the default for every field. Strings are copied. */
+struct cairn_fabric_options {
+    cairn_fabric_message_fn *on_message; /* required */
+    void *on_message_arg;
+    size_t max_payload; /* bytes; larger ones are refused on both sides. Default 1 MiB */
+    uint32_t held_max;  /* messages held at a time. Default 4096 */
+    uint32_t sends_max; /* sends in flight at a time, to all peers. Default 4096 */
+
+    /* "ucx" only. All of these win over UCX_* of the environment: see README.md */
+    const char *transports; /* UCX_TLS. Default "tcp,self" */
+    const char
+        *net_devices;       /* UCX_NET_DEVICES. Default "lo"; a list such as "eth1" or "mlx5_0:1" */
+    const char *port_range; /* UCX_TCP_PORT_RANGE, "first-last", so that a firewall can name it.
+                              * Default: any free port */
+
+    /* "mem" only, required there; borrowed, must outlive the fabric */
+    struct cairn_fabric_mem_hub *hub;
+};
+
+/* kind is "ucx" or "mem". CAIRN_ERR_INVALID: unknown kind or an option out of range.
+ * CAIRN_ERR_UNREACHABLE: no such network device or port. CAIRN_ERR_NO_MEMORY.
+ * On failure `sentence` (if not NULL, of sentence_bytes) says why and what to do. */
+cairn_status cairn_fabric_open(const char *kind, const struct cairn_fabric_options *options,
+                               struct cairn_fabric **fabric_out, char *sentence,
+                               size_t sentence_bytes) CAIRN_MUST_CHECK;
+
+/* Closes every peer by force, drops every held message, runs every outstanding done callback with
+ * CAIRN_ERR_CLOSED (their buffers are free then), and frees everything. Peers and messages are
+ * invalid after it. on_down is not called. Takes at most a second. NULL is allowed.
+ * A peer that must have got our last message has to have said so before this. */
+void cairn_fabric_close(struct cairn_fabric *fabric);
+
+/* Our address as bytes, for others to connect to; send it over the authenticated control channel.
+ * Borrowed, constant, at most CAIRN_FABRIC_ADDRESS_MAX bytes. */
+const void *cairn_fabric_address(const struct cairn_fabric *fabric, size_t *bytes_out);
+
+/* Somebody's address becomes a peer. Does not wait: the first sends are queued, failure comes as
+ * on_down. The bytes are copied. CAIRN_ERR_MALFORMED: not an address (wrong magic, length or
+ * checksum) or of another kind of fabric. CAIRN_ERR_UNREACHABLE: no common network.
+ * The checksum keeps accidents from UCX, which aborts on them. It does not stop a liar: connect only
+ * to addresses that came from an authenticated member. */
+cairn_status cairn_fabric_connect(struct cairn_fabric *fabric, const void *address, size_t bytes,
+                                  cairn_fabric_down_fn *on_down, void *arg,
+                                  struct cairn_fabric_peer **peer_out) CAIRN_MUST_CHECK;
+
+/* Gives the peer up, at once: sends in flight complete with CAIRN_ERR_CLOSED in a later progress and
+ * may or may not arrive. The other side's peer for us, if it has one, goes down. NULL is allowed. */
+void cairn_fabric_peer_close(struct cairn_fabric_peer *peer);
+
+/* Sends header and payload. The header is copied; the payload is on loan until on_sent, which for a
+ * large payload is when its receiver takes or drops it, however late that is.
+ * header_bytes in [1, 256], payload_bytes in [0, max_payload]: else CAIRN_ERR_INVALID.
+ * CAIRN_ERR_CLOSED: the peer is down. CAIRN_ERR_BUSY: sends_max are in flight. CAIRN_ERR_NO_MEMORY.
+ * on_sent may be NULL if payload_bytes is 0. */
+cairn_status cairn_fabric_send(struct cairn_fabric_peer *peer, const void *header,
+                               size_t header_bytes, const void *payload, size_t payload_bytes,
+                               cairn_fabric_done_fn *on_sent, void *arg) CAIRN_MUST_CHECK;
+
+/* Receives a held message into buffer, which is on loan until on_received; the message is used up.
+ * CAIRN_ERR_INVALID: capacity is smaller than the payload; the message is still held. CAIRN_ERR_CLOSED
+ * (by the callback) if its sender died in the meantime. */
+cairn_status cairn_fabric_receive(struct cairn_fabric_message *message, void *buffer,
+                                  size_t capacity, cairn_fabric_done_fn *on_received,
+                                  void *arg) CAIRN_MUST_CHECK;
+
+/* Gives a held message up. Its sender's on_sent says CAIRN_OK all the same: tell it in a message. */
+void cairn_fabric_drop(struct cairn_fabric_message *message);
+
+size_t cairn_fabric_message_bytes(const struct cairn_fabric_message *message);
+
+/* Does what there is to do without waiting; returns how many things were done, 0 if none. */
+unsigned cairn_fabric_progress(struct cairn_fabric *fabric);
+
+/* To sleep: call progress until it returns 0, then arm. CAIRN_OK: event_fd becomes readable when
+ * there is something to do, wait for it (level-triggered). CAIRN_ERR_BUSY: there is already, call
+ * progress again. The descriptor stays readable until the next successful arm. Any other function
+ * called in between makes another progress and arm necessary. proto/loop/fabric_poll.h does all this
+ * in a libuv loop. */
+cairn_status cairn_fabric_arm(struct cairn_fabric *fabric) CAIRN_MUST_CHECK;
+int cairn_fabric_event_fd(const struct cairn_fabric *fabric);
+
+/* Counted since open. Payload bytes only; headers are not counted. */
+struct cairn_fabric_stats {
+    uint64_t messages_sent, bytes_sent;         /* accepted by cairn_fabric_send */
+    uint64_t messages_received, bytes_received; /* given to on_message; completed receives */
+    uint64_t messages_dropped;                  /* by cairn_fabric_drop */
+    uint64_t messages_refused;                  /* too large, or over held_max, or no header */
+    uint64_t peers_down;                        /* on_down called */
+    uint32_t sends_now, held_now, peers_now;    /* at this moment; receives count as held */
+};
+void cairn_fabric_stats(const struct cairn_fabric *fabric, struct cairn_fabric_stats *stats_out);
+
+/* One line for a log: kind, library version, transports, devices, ports, limits. Borrowed. */
+const char *cairn_fabric_describe(const struct cairn_fabric *fabric);
+
+#endif
