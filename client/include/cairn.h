@@ -1,0 +1,262 @@
+/* cairn.h - the client of the Cairn parameter and optimizer-state server.
+ *
+ * The state of a training run lives in shard daemons. A trainer (a worker) opens a session with the
+ * coordinator, attaches to a job, and then repeats: round_begin, fetch the parameters of the round's
+ * version, push gradients, commit. It owns nothing that its death could lose.
+ *
+ * Manners. Handles are opaque and may be used from several threads at once; a closed or wrong handle
+ * gives CAIRN_ERR_HANDLE. Strings and structs are copied before a call returns. A result named *_out is set
+ * only on CAIRN_OK. Structs that may grow begin with struct_size: set it to sizeof the struct, and
+ * everything not set to 0 (= the default). A buffer given to put, push or fetch is on loan until its
+ * operation completes (cairn_wait); operations given as NULL are completed by cairn_commit (pushes) or
+ * cairn_init_done (puts). Timeouts are milliseconds, finite and not negative; CAIRN_ERR_TIMEOUT changes nothing, and cairn_error()
+ * then names who is awaited. The library never aborts, prints, forks, or touches signals; it owns one
+ * thread and one descriptor to poll. Not for use after fork() without exec().
+ *
+ * Not in this version: tiles, amend, alloc/register, prefetch, map, streams, GPU memory (see README). */
+#ifndef CAIRN_H
+#define CAIRN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CAIRN_EXPORT  __attribute__((visibility("default")))
+#define CAIRN_CHECKED __attribute__((warn_unused_result))
+
+/* Numbers are part of the interface and never change. */
+#ifndef CAIRN_STATUS_DEFINED
+#define CAIRN_STATUS_DEFINED
+typedef enum cairn_status {
+    CAIRN_OK = 0,
+    CAIRN_ERR_INVALID = 1,        /* an argument is not valid */
+    CAIRN_ERR_HANDLE = 2,         /* the handle is closed or is not one of this library */
+    CAIRN_ERR_UNSUPPORTED = 3,    /* not supported by this version */
+    CAIRN_ERR_TIMEOUT = 4,        /* the deadline passed; nothing was changed */
+    CAIRN_ERR_BUSY = 5,           /* busy; try again later */
+    CAIRN_ERR_NOT_FOUND = 6,      /* no such job, tensor, plane or snapshot */
+    CAIRN_ERR_EXISTS = 7,         /* it exists already */
+    CAIRN_ERR_NO_MEMORY = 8,      /* out of memory, or over the configured memory limit */
+    CAIRN_ERR_NO_SPACE = 9,       /* no space left on the storage */
+    CAIRN_ERR_IO = 10,            /* reading or writing failed */
+    CAIRN_ERR_CONFIG = 11,        /* the configuration is not valid */
+    CAIRN_ERR_PROTOCOL = 20,      /* the peer broke the protocol */
+    CAIRN_ERR_VERSION = 21,       /* the peer speaks another version of the protocol */
+    CAIRN_ERR_MALFORMED = 22,     /* the message or file is malformed */
+    CAIRN_ERR_STALE = 23,         /* of a finished round or an older epoch; dropped */
+    CAIRN_ERR_DUPLICATE = 24,     /* had already; dropped */
+    CAIRN_ERR_CHECKSUM = 25,      /* a checksum does not match */
+    CAIRN_ERR_CORRUPT = 26,       /* stored data is damaged or incomplete */
+    CAIRN_ERR_VERSION_GONE = 27,  /* that version is no longer kept */
+    CAIRN_ERR_CANCELED = 28,      /* canceled */
+    CAIRN_ERR_EPOCH_CHANGED = 40, /* the membership changed; nothing was applied: recompute */
+    CAIRN_ERR_NONFINITE = 41,     /* a gradient is not finite and the job's policy is to fail */
+    CAIRN_ERR_MISMATCH = 60,      /* the job on the servers is another one than this spec */
+    CAIRN_ERR_FENCED = 61,        /* a newer member took this one's place */
+    CAIRN_ERR_REFUSED = 62,       /* not allowed */
+    CAIRN_ERR_NOT_READY = 63,     /* the job is not ready */
+    CAIRN_ERR_JOB_LOST = 64,      /* a shard lost its part of the job; restore a snapshot */
+    CAIRN_ERR_UNREACHABLE = 80,   /* the peer cannot be reached */
+    CAIRN_ERR_CLOSED = 81,        /* the connection or session is closed */
+    CAIRN_ERR_INTERNAL = 99       /* a fault in Cairn; please report it */
+} cairn_status;
+#endif
+
+#ifndef CAIRN_TENSOR_TYPES_DEFINED
+#define CAIRN_TENSOR_TYPES_DEFINED
+typedef enum cairn_dtype {
+    CAIRN_F32 = 1,
+    CAIRN_BF16 = 2,
+    CAIRN_F16 = 3,
+    CAIRN_F64 = 4
+} cairn_dtype;
+typedef enum cairn_kind {
+    CAIRN_TRAINED = 1,
+    CAIRN_FROZEN = 2,
+    CAIRN_BUFFER = 3,
+    CAIRN_BLOB = 4
+} cairn_kind;
+struct cairn_box { /* elements, per dimension; a NULL box is the whole tensor */
+    uint32_t rank;
+    uint64_t start[8], extent[8];
+};
+struct cairn_version {
+    uint64_t generation; /* starts anew on restore */
+    uint64_t step;       /* updates applied; skipped rounds do not count */
+};
+#endif
+
+#ifndef CAIRN_NONFINITE_DEFINED
+#define CAIRN_NONFINITE_DEFINED
+/* A round with a non-finite gradient: SKIP changes nothing and goes on, FAIL reports it. */
+typedef enum cairn_nonfinite { CAIRN_NONFINITE_SKIP = 1, CAIRN_NONFINITE_FAIL = 2 } cairn_nonfinite;
+#endif
+
+typedef struct cairn cairn;         /* a session with a cluster */
+typedef struct cairn_job cairn_job; /* a job of a session */
+typedef struct cairn_op cairn_op;   /* something under way */
+
+typedef enum cairn_role { CAIRN_WORKER = 1, CAIRN_READER = 2 } cairn_role;
+
+/* Everything not set is taken from the environment, then from the default. */
+struct cairn_opts {
+    size_t struct_size;
+    const char *endpoint;      /* "host:port" of the coordinator; CAIRN_ENDPOINT; 127.0.0.1:7077 */
+    const char *name;          /* for logs and error texts; "pid N on HOST" */
+    int connect_timeout_ms;    /* 0 = 10,000: how long cairn_open tries */
+    const char *fabric;        /* "ucx"; CAIRN_FABRIC */
+    const char *fabric_device; /* network device of the data path; CAIRN_FABRIC_DEVICE; "lo" */
+};
+
+struct cairn_tensor {
+    size_t struct_size;
+    const char *name;  /* UTF-8, at most 255 bytes, unique in the job */
+    const char *unit;  /* fetched together; NULL = the tensor alone */
+    const char *group; /* hyper-parameters; NULL = "default" */
+    cairn_dtype wire;  /* of what is fetched: CAIRN_F32 (0 means it), CAIRN_BF16 */
+    uint32_t rank;     /* 0 = a scalar */
+    uint64_t shape[8];
+    cairn_kind kind; /* CAIRN_TRAINED (0 means it), CAIRN_FROZEN */
+};
+
+struct cairn_group {
+    size_t struct_size;
+    const char *name;                                     /* NULL = "default" */
+    const char *optimizer;                                /* "adamw", "adam", "sgd" */
+    double lr, beta1, beta2, eps, weight_decay, momentum; /* start from CAIRN_GROUP_INIT */
+    bool nesterov;
+};
+#define CAIRN_GROUP_INIT                                                                   \
+    {                                                                                      \
+        sizeof(struct cairn_group), NULL, "adamw", 1e-3, 0.9, 0.999, 1e-8, 0.0, 0.0, false \
+    }
+
+struct cairn_job_spec {
+    size_t struct_size;
+    const struct cairn_tensor *tensors; /* [tensor_count], in any order */
+    size_t tensor_count;
+    const struct cairn_group *groups; /* [group_count] */
+    size_t group_count;
+    uint32_t rank;        /* this worker's; unique in the job: a second one fences the first */
+    uint32_t workers_min; /* a round opens with at least so many; 0 = 1 */
+    double clip_norm;     /* of the global gradient norm; 0 = none */
+    double loss_scale;    /* 0 = 1 */
+    cairn_nonfinite on_nonfinite; /* 0 = CAIRN_NONFINITE_SKIP */
+    uint32_t chunk_leaves;        /* of 4096 elements, in a message; 0 = 64 */
+    uint32_t window;              /* chunks in flight to each shard; 0 = 8 */
+};
+
+/* Host memory of the whole tensor (or box): dense, row-major. */
+struct cairn_mem {
+    size_t struct_size;
+    void *ptr;         /* put and push only read it */
+    cairn_dtype dtype; /* put: CAIRN_F32; push: CAIRN_F32 or CAIRN_BF16; fetch: the plane's */
+};
+
+struct cairn_round {
+    size_t struct_size;
+    uint64_t round, step, epoch;
+    struct cairn_version version; /* compute with this one */
+    uint32_t rank, world; /* dense, of this round's contributors: address the batch by them */
+    double loss_scale;    /* multiply the loss by it before backward */
+};
+
+struct cairn_result {
+    size_t struct_size;
+    uint64_t step;
+    struct cairn_version version; /* after the round */
+    double grad_norm, clip_scale, lr;
+    bool applied; /* false: skipped */
+    bool finite;
+};
+
+struct cairn_stats {
+    size_t struct_size;
+    uint64_t pushed_bytes, fetched_bytes, put_bytes; /* payload, resent ones included */
+};
+
+/* Connects to the coordinator. CAIRN_ERR_UNREACHABLE after connect_timeout_ms, CAIRN_ERR_VERSION,
+ * CAIRN_ERR_INVALID. A session outlives the coordinator: it reconnects by itself, and calls wait
+ * for that until their own deadline. */
+CAIRN_EXPORT cairn_status cairn_open(const struct cairn_opts *opts, cairn **out) CAIRN_CHECKED;
+/* Closes jobs that are open, fails what is under way, returns loans; at most a second. */
+CAIRN_EXPORT void cairn_close(cairn *session);
+/* This thread's last error: what, why, what to do. Valid until the thread's next call. Never NULL. */
+CAIRN_EXPORT const char *cairn_error(void);
+/* Borrowed; readable when an operation completed (read 8 bytes to clear it). -1: wrong handle. */
+CAIRN_EXPORT int cairn_event_fd(const cairn *session);
+
+/* Creates the job or attaches to it. WORKER: `spec` must equal the job's, or CAIRN_ERR_MISMATCH with the
+ * differences in cairn_error(). READER: spec NULL; CAIRN_ERR_NOT_FOUND if there is no such job. Waits
+ * for the shards that the coordinator expects. */
+CAIRN_EXPORT cairn_status cairn_job_open(cairn *session, const char *name,
+                                         const struct cairn_job_spec *spec, cairn_role role,
+                                         int timeout_ms, cairn_job **out) CAIRN_CHECKED;
+/* Leaves the job. A round that this worker has not committed is abandoned for the others. */
+CAIRN_EXPORT void cairn_job_close(cairn_job *job);
+
+/* Initial state, by the worker of the job's declared source: the worker of rank 0. `plane` is
+ * "param". CAIRN_ERR_EXISTS if the job is initialized already (nothing to put). */
+CAIRN_EXPORT cairn_status cairn_put(cairn_job *job, const char *tensor, const char *plane,
+                                    const struct cairn_box *box, const struct cairn_mem *mem,
+                                    cairn_op **op_out) CAIRN_CHECKED;
+/* Every worker calls it before its first round. Rank 0: waits for its puts, then has the job sealed; at
+ * once if it is initialized already. Others: wait for that. `digest` must be NULL in this version.
+ * CAIRN_ERR_NOT_READY names tensors that were not put. */
+CAIRN_EXPORT cairn_status cairn_init_done(cairn_job *job, const uint8_t *digest,
+                                          int timeout_ms) CAIRN_CHECKED;
+
+/* Waits for the next round to open. CAIRN_ERR_TIMEOUT names who is awaited (workers below
+ * workers_min, a shard that is away); CAIRN_ERR_FENCED, CAIRN_ERR_JOB_LOST. */
+CAIRN_EXPORT cairn_status cairn_round_begin(cairn_job *job, int timeout_ms,
+                                            struct cairn_round *out) CAIRN_CHECKED;
+/* The whole gradient of a tensor for this round and micro-batch: multiplied by the loss scale, summed
+ * (not averaged) over what its weight counts. Once a tensor and micro-batch; micro-batches in order.
+ * CAIRN_ERR_EPOCH_CHANGED: the round is void. */
+CAIRN_EXPORT cairn_status cairn_push(cairn_job *job, const struct cairn_round *round,
+                                     uint32_t micro, const char *tensor,
+                                     const struct cairn_box *box, const struct cairn_mem *mem,
+                                     cairn_op **op_out) CAIRN_CHECKED;
+/* Ends micro-batch `micro`: tensors not pushed are absent from it. */
+CAIRN_EXPORT cairn_status cairn_micro_end(cairn_job *job, const struct cairn_round *round,
+                                          uint32_t micro) CAIRN_CHECKED;
+/* Commits this worker's part with an integer weight (0 = one a micro-batch), ending the last
+ * micro-batch if that is not done, and waits for the round's end. The sum of all contributions is divided
+ * by the sum of all weights (and the loss scale). CAIRN_OK: the update is applied and published
+ * (or skipped: out->applied), and every push's buffer is the caller's again.
+ * CAIRN_ERR_EPOCH_CHANGED: nothing was applied; call round_begin again and recompute.
+ * CAIRN_ERR_TIMEOUT: nothing is known yet; call commit again with the same round to go on waiting.
+ * client_state must be NULL in this version (CAIRN_ERR_UNSUPPORTED). */
+CAIRN_EXPORT cairn_status cairn_commit(cairn_job *job, const struct cairn_round *round,
+                                       uint64_t weight, const void *client_state,
+                                       size_t state_bytes, int timeout_ms,
+                                       struct cairn_result *out) CAIRN_CHECKED;
+
+/* Reads a tensor at a version. `plane`: "wire" (the published copy, NULL means it), "param", "exp_avg",
+ * "exp_avg_sq" (these only at the newest version). CAIRN_ERR_VERSION_GONE if it is no longer kept. */
+CAIRN_EXPORT cairn_status cairn_fetch(cairn_job *job, struct cairn_version version,
+                                      const char *tensor, const char *plane,
+                                      const struct cairn_box *box, const struct cairn_mem *mem,
+                                      cairn_op **op_out) CAIRN_CHECKED;
+/* Waits for a version at least as new; {0, 0} gives the newest at once. */
+CAIRN_EXPORT cairn_status cairn_version_wait(cairn_job *job, struct cairn_version at_least,
+                                             int timeout_ms,
+                                             struct cairn_version *out) CAIRN_CHECKED;
+
+/* Waits for an operation, gives its result, and frees it unless that is CAIRN_ERR_TIMEOUT. */
+CAIRN_EXPORT cairn_status cairn_wait(cairn_op *op, int timeout_ms) CAIRN_CHECKED;
+
+#define CAIRN_SNAPSHOT_WAIT 1u /* return when it is committed, else when it is begun */
+CAIRN_EXPORT cairn_status cairn_snapshot(cairn_job *job, uint32_t flags, int timeout_ms,
+                                         char id_out[64]) CAIRN_CHECKED;
+
+CAIRN_EXPORT cairn_status cairn_job_stats(cairn_job *job, struct cairn_stats *out) CAIRN_CHECKED;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,101 @@
+/* The header of everything that travels on the fabric: 128 fixed bytes, little-endian, in front of a
+ * payload of at most CAIRN_CHUNK_PAYLOAD_MAX bytes.
+ *
+ * One header serves every kind, so that there is one judge. A field that a kind does not use is 0.
+ *
+ *   kind       from    to      meaning, and the fields it uses beside magic, kind, job, member, token
+ *   HELLO      worker  shard   "here I am (again)"; the shard answers with GRANT if a round is open
+ *   GRANT      shard   worker  push in this round: epoch, round, value = window (chunks in flight)
+ *   PUSH       worker  shard   a contribution: epoch, round, micro, tensor, first_leaf, leaf_count, tile,
+ *                              table_hash, dtype, checksum, request = the worker's cookie
+ *   ACK        shard   worker  of PUSH or PUT, echoing request: folded (or had before); the buffer is the
+ *                              worker's again and a credit is back
+ *   NAK        shard   worker  of PUSH, PUT, FETCH, echoing request: value = a cairn_status
+ *   MICRO_END  worker  shard   epoch, round, micro, value = chunks sent to this shard; payload: the tensors
+ *                              not touched, u32 indices in ascending order
+ *   MICRO_ACK  shard   worker  epoch, round, micro: every chunk is past this micro-batch of this member
+ *   COMMIT     worker  shard   epoch, round, micro = last micro-batch, value = weight
+ *   PUT        worker  shard   initial state: plane, tensor, first_leaf, leaf_count, dtype, checksum, request
+ *   FETCH      worker  shard   plane, tensor, first_leaf, leaf_count, version, request
+ *   DATA       shard   worker  the answer: as FETCH, with dtype, checksum and the payload
+ *
+ * Messages to one peer may overtake each other; nothing here relies on their order. `token` is a secret
+ * of the member's session (from the coordinator, over the control channel): a header with another
+ * token is dropped. `epoch` and `round` fence: anything of an older one changes nothing. `tile` is 0
+ * and `table_hash` the hash of the empty tile table until a job declares tiles: "whole tensors,
+ * everyone". A PUSH, PUT, FETCH or DATA is always exactly one chunk of the layout's chunk grid
+ * (proto/wire/layout.h). */
+#ifndef CAIRN_WIRE_CHUNK_H
+#define CAIRN_WIRE_CHUNK_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/wire/status.h"
+
+#define CAIRN_CHUNK_HEADER_BYTES 128
+#define CAIRN_CHUNK_MAGIC        0x434e5243u /* "CRNC" */
+#define CAIRN_CHUNK_PROTOCOL     1
+#define CAIRN_CHUNK_PAYLOAD_MAX  ((size_t)4 << 20)
+#define CAIRN_TABLE_HASH_WHOLE   0x656c6f6877ull /* the tile table "whole tensors, everyone" */
+
+enum cairn_chunk_kind {
+    CAIRN_CHUNK_HELLO = 1,
+    CAIRN_CHUNK_GRANT = 2,
+    CAIRN_CHUNK_PUSH = 3,
+    CAIRN_CHUNK_ACK = 4,
+    CAIRN_CHUNK_NAK = 5,
+    CAIRN_CHUNK_MICRO_END = 6,
+    CAIRN_CHUNK_MICRO_ACK = 7,
+    CAIRN_CHUNK_COMMIT = 8,
+    CAIRN_CHUNK_PUT = 9,
+    CAIRN_CHUNK_FETCH = 10,
+    CAIRN_CHUNK_DATA = 11,
+    CAIRN_CHUNK_KIND_COUNT = 12 /* one more than the last */
+};
+
+/* As it lies in memory; on the wire at the offsets in chunk.c, which asserts them. */
+struct cairn_chunk_header {
+    uint32_t magic;
+    uint8_t kind;     /* enum cairn_chunk_kind */
+    uint8_t protocol; /* CAIRN_CHUNK_PROTOCOL */
+    uint8_t dtype;    /* of the payload; cairn_dtype */
+    uint8_t plane;    /* enum cairn_plane */
+    uint64_t job;
+    uint64_t epoch;
+    uint64_t round;
+    uint64_t member; /* the worker's session, whichever way the message goes */
+    uint64_t token;
+    uint64_t table_hash;
+    uint32_t tile;
+    uint32_t tensor; /* index in the job's tensor list */
+    uint64_t first_leaf;
+    uint32_t leaf_count;
+    uint32_t micro;
+    uint64_t generation; /* the version asked for or given */
+    uint64_t step;
+    uint64_t request; /* the sender's cookie, echoed by the answer */
+    uint64_t value;
+    uint64_t payload_bytes;
+    uint64_t checksum; /* XXH3-64 of the payload; 0 without one */
+};
+
+/* Writes the 128 bytes of `header`; magic and protocol are filled in. */
+void cairn_chunk_encode(const struct cairn_chunk_header *header,
+                        uint8_t out[CAIRN_CHUNK_HEADER_BYTES]);
+
+/* Judges the bytes of a header that came in with a payload of `payload_bytes` and gives it in
+ * `header_out`. What only the job knows (member, token, epoch, round, the grid) is judged by who knows it.
+ *   CAIRN_ERR_MALFORMED  not a header of ours, an unknown kind, dtype or plane, a length that is not
+ *                        the payload's or over the limit, an index range that overflows
+ *   CAIRN_ERR_VERSION    another protocol */
+cairn_status cairn_chunk_decode(const void *bytes, size_t bytes_len, size_t payload_bytes,
+                                struct cairn_chunk_header *header_out) CAIRN_MUST_CHECK;
+
+/* XXH3-64 of a payload. */
+uint64_t cairn_chunk_checksum(const void *payload, size_t payload_bytes);
+
+/* "PUSH"; "?" for a number that is not a kind. */
+const char *cairn_chunk_kind_name(unsigned kind);
+
+#endif

@@ -1,0 +1,130 @@
+/* The control messages by number, and the conversions between what they carry and the plain data that
+ * the cores and the planner use. Message texts, senders and receivers: control.proto. */
+#ifndef CAIRN_WIRE_MESSAGES_H
+#define CAIRN_WIRE_MESSAGES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "control.pb-c.h"
+#include "proto/wire/spec.h"
+#include "proto/wire/status.h"
+
+#define CAIRN_CONTROL_PROTOCOL 1
+
+/* X(number, CONSTANT, ProtobufMessage, proto_message) */
+#define CAIRN_MESSAGE_TABLE(X)                                      \
+    X(1, HELLO, Hello, hello)                                       \
+    X(2, WELCOME, Welcome, welcome)                                 \
+    X(3, ERROR, Error, error)                                       \
+    X(4, HEARTBEAT, Heartbeat, heartbeat)                           \
+    X(5, DONE, Done, done)                                          \
+    X(6, PAGE, Page, page)                                          \
+    X(10, JOB_OPEN, JobOpen, job_open)                              \
+    X(11, ATTACHED, Attached, attached)                             \
+    X(12, JOB_LEAVE, JobLeave, job_leave)                           \
+    X(13, INIT_DONE, InitDone, init_done)                           \
+    X(14, ROUND_BEGIN, RoundBegin, round_begin)                     \
+    X(15, ROUND_OPENED, RoundOpened, round_opened)                  \
+    X(16, ROUND_COMMIT, RoundCommit, round_commit)                  \
+    X(17, ROUND_RESULT, RoundResult, round_result)                  \
+    X(18, VERSION_WAIT, VersionWait, version_wait)                  \
+    X(19, VERSION_READY, VersionReady, version_ready)               \
+    X(20, SHARDS_CHANGED, ShardsChanged, shards_changed)            \
+    X(21, WHO_IS_AWAITED, WhoIsAwaited, who_is_awaited)             \
+    X(22, AWAITED, Awaited, awaited)                                \
+    X(30, JOB_CREATE, JobCreate, job_create)                        \
+    X(31, JOB_SEAL, JobSeal, job_seal)                              \
+    X(32, JOB_DROP, JobDrop, job_drop)                              \
+    X(33, MEMBER_JOIN, MemberJoin, member_join)                     \
+    X(34, MEMBER_LEAVE, MemberLeave, member_leave)                  \
+    X(35, ROUND_OPEN, RoundOpen, round_open)                        \
+    X(36, REDUCED, Reduced, reduced)                                \
+    X(37, DECIDE, Decide, decide)                                   \
+    X(38, PUBLISHED, Published, published)                          \
+    X(39, FENCE, Fence, fence)                                      \
+    X(40, ANSWER, Answer, answer)                                   \
+    X(41, RESOLVE, Resolve, resolve)                                \
+    X(42, PIN, Pin, pin)                                            \
+    X(43, SNAPSHOT_PART, SnapshotPart, snapshot_part)               \
+    X(60, CLUSTER_STATUS_GET, ClusterStatusGet, cluster_status_get) \
+    X(61, CLUSTER_STATUS, ClusterStatus, cluster_status)            \
+    X(62, JOB_LIST_GET, JobListGet, job_list_get)                   \
+    X(63, JOB_LIST, JobList, job_list)                              \
+    X(64, JOB_SHOW, JobShow, job_show)                              \
+    X(65, JOB_STATUS, JobStatus, job_status)                        \
+    X(66, JOB_DIGEST_GET, JobDigestGet, job_digest_get)             \
+    X(67, JOB_DIGEST, JobDigest, job_digest)                        \
+    X(68, SNAPSHOT_CREATE, SnapshotCreate, snapshot_create)         \
+    X(69, SNAPSHOT_STATUS, SnapshotStatus, snapshot_status)         \
+    X(70, SNAPSHOT_LIST_GET, SnapshotListGet, snapshot_list_get)    \
+    X(71, SNAPSHOT_LIST, SnapshotList, snapshot_list)               \
+    X(72, SNAPSHOT_SHOW, SnapshotShow, snapshot_show)               \
+    X(73, SNAPSHOT_RESTORE, SnapshotRestore, snapshot_restore)
+
+enum cairn_message {
+#define X(number, constant, type, field) CAIRN_MSG_##constant = (number),
+    CAIRN_MESSAGE_TABLE(X)
+#undef X
+};
+#define CAIRN_MSG_MAX 73
+
+/* Who speaks, in Hello and in MemberJoin. */
+enum cairn_role_wire {
+    CAIRN_ROLE_WIRE_WORKER = 1,
+    CAIRN_ROLE_WIRE_READER = 2,
+    CAIRN_ROLE_WIRE_SHARD = 3,
+    CAIRN_ROLE_WIRE_ADMIN = 4
+};
+/* "worker"; "?" for a number that is not a role. */
+const char *cairn_role_name(uint32_t role);
+
+/* The message type of a number; NULL if there is none. */
+const ProtobufCMessageDescriptor *cairn_message_type(uint16_t number);
+/* "JobOpen"; "?" for a number that is not a message. */
+const char *cairn_message_name(uint16_t number);
+
+/* protobuf_c_message_unpack under a budget: a message of a few bytes can ask for a thousand times its
+ * size in structs, so the memory it may take is bounded by a small multiple of its length. NULL if it is
+ * malformed or over the budget. Freed by cairn_message_free, and by nothing else. */
+ProtobufCMessage *cairn_message_unpack(const ProtobufCMessageDescriptor *type, const uint8_t *bytes,
+                                       size_t bytes_len);
+void cairn_message_free(ProtobufCMessage *message); /* NULL is fine */
+
+/* What a Page is part of. */
+enum cairn_page_what { CAIRN_PAGE_SPEC = 1, CAIRN_PAGE_LAYOUT = 2 };
+#define CAIRN_PAGE_BYTES      ((size_t)256 << 10) /* a full page */
+#define CAIRN_PAGED_BYTES_MAX ((uint64_t)64 << 20)
+
+/* Bytes that arrive page by page. Memory grows with what has arrived, never with what was announced. */
+struct cairn_paged {
+    uint8_t *bytes; /* owned; [have_bytes] */
+    size_t have_bytes, capacity_bytes;
+    uint64_t total_bytes; /* announced */
+};
+/* CAIRN_ERR_INVALID if total_bytes is over CAIRN_PAGED_BYTES_MAX. */
+cairn_status cairn_paged_init(struct cairn_paged *paged, uint64_t total_bytes) CAIRN_MUST_CHECK;
+void cairn_paged_release(struct cairn_paged *paged);
+/* Takes the next page. CAIRN_ERR_PROTOCOL if it is not the next one, or goes past the end. */
+cairn_status cairn_paged_add(struct cairn_paged *paged, const Cairn__Page *page) CAIRN_MUST_CHECK;
+static inline int cairn_paged_whole(const struct cairn_paged *paged)
+{
+    return paged->have_bytes == paged->total_bytes;
+}
+/* Calls send(context, page) for each page of the bytes; stops at the first failure and returns it. */
+typedef cairn_status (*cairn_page_fn)(void *context, const Cairn__Page *page);
+cairn_status cairn_paged_send(enum cairn_page_what what, const uint8_t *bytes, size_t bytes_len,
+                              cairn_page_fn send, void *context) CAIRN_MUST_CHECK;
+
+/* A spec as bytes of a JobSpec, malloc'ed; the caller frees them. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_spec_pack(const struct cairn_job_spec_data *spec, uint8_t **bytes_out,
+                             size_t *bytes_len_out) CAIRN_MUST_CHECK;
+/* Fills a message that borrows the group's strings. */
+void cairn_group_to_message(const struct cairn_group_spec *group, Cairn__GroupSpec *out);
+/* The reverse, of a stranger's bytes: bounded, canonicalized and judged by cairn_spec_check against the
+ * optimizers of this build. On success the caller releases spec_out. */
+cairn_status cairn_spec_unpack(const uint8_t *bytes, size_t bytes_len,
+                               const char *const *optimizers, struct cairn_job_spec_data *spec_out,
+                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+#endif
