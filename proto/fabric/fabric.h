@@ -30,7 +30,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "proto/wire/status.h"
+#include "proto/wire/sentence.h"
 
 enum {
     CAIRN_FABRIC_HEADER_MAX = 256,      /* bytes of a message's header */
@@ -61,7 +61,7 @@ typedef void cairn_fabric_down_fn(void *arg, struct cairn_fabric_peer *peer, cai
  * payload_bytes == 0: message is NULL and there is nothing to do.
  * payload_bytes  > 0: the receiver owns `message` and must, now or later, receive or drop it.
  * Until then the sender's buffer is pinned (rendezvous) or some of our memory is (small payloads):
- * hold few. More than options.held_max at a time are refused before they reach this callback.
+ * hold few. Past options.held_max (held and being received) more are refused, unseen by this callback.
  * Who sent it is said by the header, if the application puts it there: the fabric does not know. */
 typedef void cairn_fabric_message_fn(void *arg, const void *header, size_t header_bytes,
                                      size_t payload_bytes, struct cairn_fabric_message *message);
@@ -71,7 +71,7 @@ struct cairn_fabric_options {
     cairn_fabric_message_fn *on_message; /* required */
     void *on_message_arg;
     size_t max_payload; /* bytes; larger ones are refused on both sides. Default 1 MiB */
-    uint32_t held_max;  /* messages held at a time. Default 4096 */
+    uint32_t held_max;  /* messages held or being received at a time. Default 4096 */
     uint32_t sends_max; /* sends in flight at a time, to all peers. Default 4096 */
 
     /* "ucx" only. All of these win over UCX_* of the environment: see README.md */
@@ -87,10 +87,11 @@ struct cairn_fabric_options {
 
 /* kind is "ucx" or "mem". CAIRN_ERR_INVALID: unknown kind or an option out of range.
  * CAIRN_ERR_UNREACHABLE: no such network device or port. CAIRN_ERR_NO_MEMORY.
- * On failure `sentence` (if not NULL, of sentence_bytes) says why and what to do. */
-cairn_status cairn_fabric_open(const char *kind, const struct cairn_fabric_options *options,
-                               struct cairn_fabric **fabric_out, char *sentence,
-                               size_t sentence_bytes) CAIRN_MUST_CHECK;
+ * UCX changes its process: it is kept from installing signal handlers, see README.md. */
+CAIRN_MUST_CHECK cairn_status cairn_fabric_open(const char *kind,
+                                                const struct cairn_fabric_options *options,
+                                                struct cairn_fabric **fabric_out,
+                                                struct cairn_sentence *why);
 
 /* Closes every peer by force, drops every held message, runs every outstanding done callback with
  * CAIRN_ERR_CLOSED (their buffers are free then), and frees everything. Peers and messages are
@@ -107,9 +108,9 @@ const void *cairn_fabric_address(const struct cairn_fabric *fabric, size_t *byte
  * checksum) or of another kind of fabric. CAIRN_ERR_UNREACHABLE: no common network.
  * The checksum keeps accidents from UCX, which aborts on them. It does not stop a liar: connect only
  * to addresses that came from an authenticated member. */
-cairn_status cairn_fabric_connect(struct cairn_fabric *fabric, const void *address, size_t bytes,
-                                  cairn_fabric_down_fn *on_down, void *arg,
-                                  struct cairn_fabric_peer **peer_out) CAIRN_MUST_CHECK;
+CAIRN_MUST_CHECK cairn_status cairn_fabric_connect(struct cairn_fabric *fabric, const void *address,
+                                                   size_t bytes, cairn_fabric_down_fn *on_down,
+                                                   void *arg, struct cairn_fabric_peer **peer_out);
 
 /* Gives the peer up, at once: sends in flight complete with CAIRN_ERR_CLOSED in a later progress and
  * may or may not arrive. The other side's peer for us, if it has one, goes down. NULL is allowed. */
@@ -120,16 +121,17 @@ void cairn_fabric_peer_close(struct cairn_fabric_peer *peer);
  * header_bytes in [1, 256], payload_bytes in [0, max_payload]: else CAIRN_ERR_INVALID.
  * CAIRN_ERR_CLOSED: the peer is down. CAIRN_ERR_BUSY: sends_max are in flight. CAIRN_ERR_NO_MEMORY.
  * on_sent may be NULL if payload_bytes is 0. */
-cairn_status cairn_fabric_send(struct cairn_fabric_peer *peer, const void *header,
-                               size_t header_bytes, const void *payload, size_t payload_bytes,
-                               cairn_fabric_done_fn *on_sent, void *arg) CAIRN_MUST_CHECK;
+CAIRN_MUST_CHECK cairn_status cairn_fabric_send(struct cairn_fabric_peer *peer, const void *header,
+                                                size_t header_bytes, const void *payload,
+                                                size_t payload_bytes, cairn_fabric_done_fn *on_sent,
+                                                void *arg);
 
 /* Receives a held message into buffer, which is on loan until on_received; the message is used up.
  * CAIRN_ERR_INVALID: capacity is smaller than the payload; the message is still held. CAIRN_ERR_CLOSED
  * (by the callback) if its sender died in the meantime. */
-cairn_status cairn_fabric_receive(struct cairn_fabric_message *message, void *buffer,
-                                  size_t capacity, cairn_fabric_done_fn *on_received,
-                                  void *arg) CAIRN_MUST_CHECK;
+CAIRN_MUST_CHECK cairn_status cairn_fabric_receive(struct cairn_fabric_message *message,
+                                                   void *buffer, size_t capacity,
+                                                   cairn_fabric_done_fn *on_received, void *arg);
 
 /* Gives a held message up. Its sender's on_sent says CAIRN_OK all the same: tell it in a message. */
 void cairn_fabric_drop(struct cairn_fabric_message *message);
@@ -144,7 +146,7 @@ unsigned cairn_fabric_progress(struct cairn_fabric *fabric);
  * progress again. The descriptor stays readable until the next successful arm. Any other function
  * called in between makes another progress and arm necessary. proto/loop/fabric_poll.h does all this
  * in a libuv loop. */
-cairn_status cairn_fabric_arm(struct cairn_fabric *fabric) CAIRN_MUST_CHECK;
+CAIRN_MUST_CHECK cairn_status cairn_fabric_arm(struct cairn_fabric *fabric);
 int cairn_fabric_event_fd(const struct cairn_fabric *fabric);
 
 /* Counted since open. Payload bytes only; headers are not counted. */
@@ -154,7 +156,8 @@ struct cairn_fabric_stats {
     uint64_t messages_dropped;                  /* by cairn_fabric_drop */
     uint64_t messages_refused;                  /* too large, or over held_max, or no header */
     uint64_t peers_down;                        /* on_down called */
-    uint32_t sends_now, held_now, peers_now;    /* at this moment; receives count as held */
+    uint32_t sends_now, receives_now;           /* in flight at this moment */
+    uint32_t held_now, peers_now;               /* messages not yet taken; peers not yet closed */
 };
 void cairn_fabric_stats(const struct cairn_fabric *fabric, struct cairn_fabric_stats *stats_out);
 

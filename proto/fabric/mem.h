@@ -27,8 +27,8 @@ struct cairn_fabric_mem_options {
     size_t eager_bytes;    /* copied by send up to here. 0: nothing is, all payloads on loan */
 };
 
-cairn_status cairn_fabric_mem_hub_open(const struct cairn_fabric_mem_options *options,
-                                       struct cairn_fabric_mem_hub **hub_out) CAIRN_MUST_CHECK;
+CAIRN_MUST_CHECK cairn_status cairn_fabric_mem_hub_open(
+    const struct cairn_fabric_mem_options *options, struct cairn_fabric_mem_hub **hub_out);
 /* All its fabrics are closed before it (asserted). */
 void cairn_fabric_mem_hub_close(struct cairn_fabric_mem_hub *hub);
 

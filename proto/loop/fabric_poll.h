@@ -30,8 +30,9 @@ struct cairn_fabric_poll {
  * unless each process has a core of its own: on a shared core a spin of any length costs a scheduler
  * slice per hop (measured 8 ms against 19 us). With cores to spare 20 gives 12 us round trips instead
  * of 75. Returns CAIRN_ERR_NO_MEMORY or CAIRN_ERR_IO if libuv refuses. */
-cairn_status cairn_fabric_poll_init(struct cairn_fabric_poll *poll, uv_loop_t *loop,
-                                    struct cairn_fabric *fabric, uint32_t spin_us) CAIRN_MUST_CHECK;
+CAIRN_MUST_CHECK cairn_status cairn_fabric_poll_init(struct cairn_fabric_poll *poll,
+                                                     uv_loop_t *loop, struct cairn_fabric *fabric,
+                                                     uint32_t spin_us);
 
 /* Stops at once: no fabric callback runs from the loop after this. The memory is the caller's again
  * when on_closed runs (from the loop; may be NULL if the caller runs the loop until it is empty). */
