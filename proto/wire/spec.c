@@ -1,0 +1,196 @@
+/* Memory and order of a job spec. Judging is in spec_check.c, comparing in spec_compare.c. */
+#include "proto/wire/spec.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void cairn_spec_init(struct cairn_job_spec_data *spec)
+{
+    *spec = (struct cairn_job_spec_data) {
+        .loss_scale = 1.0,
+        .on_nonfinite = CAIRN_NONFINITE_SKIP,
+        .workers_min = 1,
+        .chunk_leaves = 64,
+        .spread = 64,
+        .window = 8,
+    };
+}
+
+static void release_tensor(struct cairn_tensor_spec *t)
+{
+    free(t->name);
+    free(t->unit);
+    free(t->group);
+}
+
+static void release_group(struct cairn_group_spec *g)
+{
+    free(g->name);
+    free(g->optimizer);
+}
+
+void cairn_spec_release(struct cairn_job_spec_data *spec)
+{
+    for (size_t i = 0; i < spec->tensor_count; i++) release_tensor(&spec->tensors[i]);
+    for (size_t i = 0; i < spec->group_count; i++) release_group(&spec->groups[i]);
+    free(spec->tensors);
+    free(spec->groups);
+    free(spec->name);
+    cairn_spec_init(spec);
+}
+
+cairn_status cairn_spec_set_name(struct cairn_job_spec_data *spec, const char *name)
+{
+    char *copy = strdup(name);
+    if (copy == NULL) return CAIRN_ERR_NO_MEMORY;
+    free(spec->name);
+    spec->name = copy;
+    return CAIRN_OK;
+}
+
+struct cairn_group_spec cairn_group_default(void)
+{
+    return (struct cairn_group_spec) { .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8 };
+}
+
+/* Room for one more of `elem_bytes` in the array: doubles up to `max`. */
+static cairn_status make_room(void **array, size_t count, size_t *capacity, size_t max,
+                              size_t elem_bytes)
+{
+    if (count < *capacity) return CAIRN_OK;
+    if (count >= max) return CAIRN_ERR_INVALID;
+    size_t wanted = *capacity == 0 ? 8 : 2 * *capacity;
+    if (wanted > max) wanted = max;
+    void *grown = realloc(*array, wanted * elem_bytes);
+    if (grown == NULL) return CAIRN_ERR_NO_MEMORY;
+    *array = grown;
+    *capacity = wanted;
+    return CAIRN_OK;
+}
+
+static bool short_enough(const char *text)
+{
+    return text != NULL && strnlen(text, CAIRN_NAME_MAX + 1) <= CAIRN_NAME_MAX;
+}
+
+cairn_status cairn_spec_add_tensor(struct cairn_job_spec_data *spec,
+                                   const struct cairn_tensor_spec *tensor)
+{
+    const char *unit = tensor->unit != NULL ? tensor->unit : tensor->name;
+    const char *group = tensor->group != NULL ? tensor->group : "";
+    if (!short_enough(tensor->name) || !short_enough(unit) || !short_enough(group)) {
+        return CAIRN_ERR_INVALID;
+    }
+    void *array = spec->tensors;
+    cairn_status status = make_room(&array, spec->tensor_count, &spec->tensor_capacity,
+                                    CAIRN_SPEC_TENSORS_MAX, sizeof *tensor);
+    if (status != CAIRN_OK) return status;
+    spec->tensors = array;
+    struct cairn_tensor_spec copy = *tensor;
+    copy.name = strdup(tensor->name);
+    copy.unit = strdup(unit);
+    copy.group = strdup(group);
+    if (copy.name == NULL || copy.unit == NULL || copy.group == NULL) {
+        release_tensor(&copy);
+        return CAIRN_ERR_NO_MEMORY;
+    }
+    spec->tensors[spec->tensor_count++] = copy;
+    return CAIRN_OK;
+}
+
+cairn_status cairn_spec_add_group(struct cairn_job_spec_data *spec,
+                                  const struct cairn_group_spec *group)
+{
+    if (!short_enough(group->name) || !short_enough(group->optimizer)) return CAIRN_ERR_INVALID;
+    void *array = spec->groups;
+    cairn_status status = make_room(&array, spec->group_count, &spec->group_capacity,
+                                    CAIRN_SPEC_GROUPS_MAX, sizeof *group);
+    if (status != CAIRN_OK) return status;
+    spec->groups = array;
+    struct cairn_group_spec copy = *group;
+    copy.name = strdup(group->name);
+    copy.optimizer = strdup(group->optimizer);
+    if (copy.name == NULL || copy.optimizer == NULL) {
+        release_group(&copy);
+        return CAIRN_ERR_NO_MEMORY;
+    }
+    spec->groups[spec->group_count++] = copy;
+    return CAIRN_OK;
+}
+
+static cairn_status copy_contents(const struct cairn_job_spec_data *spec,
+                                  struct cairn_job_spec_data *copy)
+{
+    cairn_status status = CAIRN_OK;
+    if (spec->name != NULL) status = cairn_spec_set_name(copy, spec->name);
+    for (size_t i = 0; i < spec->tensor_count && status == CAIRN_OK; i++) {
+        status = cairn_spec_add_tensor(copy, &spec->tensors[i]);
+    }
+    for (size_t i = 0; i < spec->group_count && status == CAIRN_OK; i++) {
+        status = cairn_spec_add_group(copy, &spec->groups[i]);
+    }
+    return status;
+}
+
+cairn_status cairn_spec_copy(const struct cairn_job_spec_data *spec,
+                             struct cairn_job_spec_data *copy_out)
+{
+    struct cairn_job_spec_data copy = *spec; // the plain values; what is owned is made anew
+    copy.name = NULL;
+    copy.tensors = NULL;
+    copy.groups = NULL;
+    copy.tensor_count = copy.tensor_capacity = 0;
+    copy.group_count = copy.group_capacity = 0;
+    cairn_status status = copy_contents(spec, &copy);
+    if (status != CAIRN_OK) {
+        cairn_spec_release(&copy);
+        return status;
+    }
+    *copy_out = copy;
+    return CAIRN_OK;
+}
+
+static int tensor_order(const void *a, const void *b)
+{
+    const struct cairn_tensor_spec *x = a, *y = b;
+    return strcmp(x->name, y->name);
+}
+
+static int group_order(const void *a, const void *b)
+{
+    const struct cairn_group_spec *x = a, *y = b;
+    return strcmp(x->name, y->name);
+}
+
+void cairn_spec_canonicalize(struct cairn_job_spec_data *spec)
+{
+    if (spec->tensor_count > 1) {
+        qsort(spec->tensors, spec->tensor_count, sizeof *spec->tensors, tensor_order);
+    }
+    if (spec->group_count > 1) {
+        qsort(spec->groups, spec->group_count, sizeof *spec->groups, group_order);
+    }
+}
+
+size_t cairn_spec_find_tensor(const struct cairn_job_spec_data *spec, const char *name)
+{
+    size_t low = 0, high = spec->tensor_count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        int order = strcmp(spec->tensors[middle].name, name);
+        if (order == 0) return middle;
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return SIZE_MAX;
+}
+
+size_t cairn_spec_find_group(const struct cairn_job_spec_data *spec, const char *name)
+{
+    for (size_t i = 0; i < spec->group_count; i++) {
+        if (strcmp(spec->groups[i].name, name) == 0) return i;
+    }
+    return SIZE_MAX;
+}

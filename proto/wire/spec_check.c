@@ -1,0 +1,350 @@
+/* Judging a job spec: every rule of spec.h, one sentence each, no side effects. */
+#include "proto/wire/spec.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define cairn_sentence_set(why, ...) cairn_sentence_set((why), __VA_ARGS__)
+
+/* Bytes of the well-formed UTF-8 sequence at s that stands for no control character; 0 if there is
+ * none. Unicode 15, table 3-7: no overlong forms, no surrogates, nothing over U+10FFFF. */
+static size_t utf8_sequence(const unsigned char *s)
+{
+    if (s[0] < 0x80) return s[0] >= 0x20 && s[0] != 0x7f ? 1 : 0;
+    if (s[0] < 0xc2 || s[0] > 0xf4) return 0;
+    unsigned low = 0x80, high = 0xbf; // of the second byte
+    if (s[0] == 0xc2) low = 0xa0;     // U+0080 to U+009F are control characters
+    if (s[0] == 0xe0) low = 0xa0;
+    if (s[0] == 0xed) high = 0x9f;
+    if (s[0] == 0xf0) low = 0x90;
+    if (s[0] == 0xf4) high = 0x8f;
+    if (s[1] < low || s[1] > high) return 0;
+    size_t length = s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : 4;
+    for (size_t i = 2; i < length; i++) {
+        if (s[i] < 0x80 || s[i] > 0xbf) return 0;
+    }
+    return length;
+}
+
+static bool text_ok(const char *text)
+{
+    if (text == NULL || text[0] == '\0') return false;
+    if (strnlen(text, CAIRN_NAME_MAX + 1) > CAIRN_NAME_MAX) return false;
+    for (const unsigned char *s = (const unsigned char *)text; *s != '\0';) {
+        size_t length = utf8_sequence(s);
+        if (length == 0) return false;
+        s += length;
+    }
+    return true;
+}
+
+bool cairn_job_name_ok(const char *name)
+{
+    static const char allowed[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+    if (name == NULL || name[0] == '\0' || name[0] == '.' || name[0] == '-') return false;
+    size_t length = strnlen(name, CAIRN_NAME_MAX + 1);
+    return length <= CAIRN_NAME_MAX && strspn(name, allowed) == length;
+}
+
+/* What a sentence may quote of a text that may be anything. */
+static const char *quotable(const char *text)
+{
+    return text_ok(text) ? text : "?";
+}
+
+/* min <= value <= max, or a sentence. `what` is the field's full name. */
+static bool count_in(const char *what, uint64_t value, uint64_t min, uint64_t max,
+                     struct cairn_sentence *why)
+{
+    if (value >= min && value <= max) return true;
+    cairn_sentence_set(why, "%s is %llu; allowed: %llu to %llu", what, (unsigned long long)value,
+                       (unsigned long long)min, (unsigned long long)max);
+    return false;
+}
+
+static cairn_status check_job(const struct cairn_job_spec_data *spec, struct cairn_sentence *why)
+{
+    if (!cairn_job_name_ok(spec->name)) {
+        return cairn_fail(
+            why, CAIRN_ERR_INVALID,
+            "job name \"%s\": allowed are 1 to %d of A-Z a-z 0-9 . _ -, first no . or -",
+            quotable(spec->name), CAIRN_NAME_MAX);
+    }
+    if (!count_in("the number of tensors", spec->tensor_count, 1, CAIRN_SPEC_TENSORS_MAX, why) ||
+        !count_in("the number of groups", spec->group_count, 0, CAIRN_SPEC_GROUPS_MAX, why) ||
+        !count_in("stage", spec->stage, 0, 3, why) ||
+        !count_in("workers_min", spec->workers_min, 1, CAIRN_SPEC_WORKERS_MAX, why) ||
+        !count_in("chunk_leaves", spec->chunk_leaves, 1, CAIRN_SPEC_CHUNK_LEAVES_MAX, why) ||
+        !count_in("spread", spec->spread, 1, CAIRN_SPEC_SPREAD_MAX, why) ||
+        !count_in("window", spec->window, 1, CAIRN_SPEC_WINDOW_MAX, why)) {
+        return CAIRN_ERR_INVALID;
+    }
+    if (!isfinite(spec->clip_norm) || spec->clip_norm < 0) {
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "clip_norm is %g; allowed: 0 (no clipping) or more, finite",
+                          spec->clip_norm);
+    }
+    if (!isfinite(spec->loss_scale) || spec->loss_scale <= 0) {
+        return cairn_fail(why, CAIRN_ERR_INVALID, "loss_scale is %g; allowed: more than 0, finite",
+                          spec->loss_scale);
+    }
+    if (spec->on_nonfinite != CAIRN_NONFINITE_SKIP && spec->on_nonfinite != CAIRN_NONFINITE_FAIL) {
+        return cairn_fail(why, CAIRN_ERR_INVALID, "on_nonfinite is %d; allowed: 1 (skip), 2 (fail)",
+                          (int)spec->on_nonfinite);
+    }
+    return CAIRN_OK;
+}
+
+/* 0 <= value < max, which may be infinite, or a sentence. */
+static bool hyper_in(const struct cairn_group_spec *g, const char *field, double value, double max,
+                     struct cairn_sentence *why)
+{
+    if (isfinite(value) && value >= 0 && value < max) return true;
+    if (isinf(max))
+        cairn_sentence_set(why, "group \"%s\": %s is %g; allowed: 0 or more, finite", g->name,
+                           field, value);
+    else
+        cairn_sentence_set(why, "group \"%s\": %s is %g; allowed: 0 to below %g", g->name, field,
+                           value, max);
+    return false;
+}
+
+static bool listed(const char *const *names, const char *name)
+{
+    for (; *names != NULL; names++) {
+        if (strcmp(*names, name) == 0) return true;
+    }
+    return false;
+}
+
+/* "adamw, adam, sgd", cut to fit. */
+static void join(const char *const *names, char text[static 200])
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (size_t i = 0; names[i] != NULL && used < 200; i++) {
+        used += (size_t)snprintf(text + used, 200 - used, "%s%s", i > 0 ? ", " : "", names[i]);
+    }
+}
+
+static cairn_status check_group(const struct cairn_group_spec *g, const char *const *optimizers,
+                                struct cairn_sentence *why)
+{
+    if (!text_ok(g->name)) {
+        return cairn_fail(
+            why, CAIRN_ERR_INVALID,
+            "a group's name is empty, longer than %d bytes, not UTF-8 or has control characters",
+            CAIRN_NAME_MAX);
+    }
+    if (g->optimizer == NULL || !listed(optimizers, g->optimizer)) {
+        char known[200];
+        join(optimizers, known);
+        return cairn_fail(why, CAIRN_ERR_UNSUPPORTED,
+                          "group \"%s\": there is no optimizer \"%s\"; known: %s", g->name,
+                          quotable(g->optimizer), known);
+    }
+    if (!hyper_in(g, "lr", g->lr, INFINITY, why) || !hyper_in(g, "beta1", g->beta1, 1, why) ||
+        !hyper_in(g, "beta2", g->beta2, 1, why) || !hyper_in(g, "eps", g->eps, INFINITY, why) ||
+        !hyper_in(g, "weight_decay", g->weight_decay, INFINITY, why) ||
+        !hyper_in(g, "momentum", g->momentum, INFINITY, why)) {
+        return CAIRN_ERR_INVALID;
+    }
+    if (g->nesterov && g->momentum <= 0) {
+        return cairn_fail(why, CAIRN_ERR_INVALID, "group \"%s\": nesterov needs a momentum above 0",
+                          g->name);
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status check_kind_and_types(const struct cairn_tensor_spec *t,
+                                         struct cairn_sentence *why)
+{
+    if (t->kind < CAIRN_TRAINED || t->kind > CAIRN_BLOB) {
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "tensor \"%s\": kind is %d; allowed: 1 (trained), 2 (frozen)", t->name,
+                          (int)t->kind);
+    }
+    if (t->kind != CAIRN_TRAINED && t->kind != CAIRN_FROZEN) {
+        return cairn_fail(
+            why, CAIRN_ERR_UNSUPPORTED,
+            "tensor \"%s\": buffers and blobs are not supported yet; allowed kinds: 1 (trained), "
+            "2 (frozen)",
+            t->name);
+    }
+    const struct {
+        const char *field;
+        int value;
+    } types[] = { { "wire", (int)t->wire },
+                  { "reduce", (int)t->reduce },
+                  { "master", (int)t->master } };
+    for (size_t i = 0; i < 3; i++) {
+        if (cairn_dtype_bytes(types[i].value) == 0) {
+            return cairn_fail(
+                why, CAIRN_ERR_INVALID,
+                "tensor \"%s\": %s dtype is %d, which is not a dtype; allowed: 1 (f32)%s", t->name,
+                types[i].field, types[i].value, i == 0 ? ", 2 (bf16)" : "");
+        }
+        if (types[i].value != CAIRN_F32 && !(i == 0 && types[i].value == CAIRN_BF16)) {
+            return cairn_fail(why, CAIRN_ERR_UNSUPPORTED,
+                              "tensor \"%s\": %s dtype %s is not supported; allowed: f32%s",
+                              t->name, types[i].field, cairn_dtype_name(types[i].value),
+                              i == 0 ? ", bf16" : "");
+        }
+    }
+    return CAIRN_OK;
+}
+
+/* Adds the tensor's elements to *elems. */
+static cairn_status check_shape(const struct cairn_tensor_spec *t, uint64_t *elems,
+                                struct cairn_sentence *why)
+{
+    if (cairn_shape_check(&t->shape) != CAIRN_OK) {
+        return cairn_fail(
+            why, CAIRN_ERR_INVALID,
+            "tensor \"%s\": rank %u or its number of elements is over the limits (rank %d, 2^48 "
+            "elements)",
+            t->name, t->shape.rank, CAIRN_RANK_MAX);
+    }
+    const uint64_t own = cairn_geometry_of(&t->shape).elems;
+    if (own > CAIRN_SPEC_ELEMS_MAX - *elems) {
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "tensor \"%s\": with it the job has more than 2^48 elements", t->name);
+    }
+    *elems += own;
+    return CAIRN_OK;
+}
+
+/* The groups of a spec sorted by name, so that a million tensors find theirs quickly. */
+struct group_table {
+    const struct cairn_group_spec *group[CAIRN_SPEC_GROUPS_MAX];
+    bool used[CAIRN_SPEC_GROUPS_MAX];
+    size_t count;
+};
+
+static int group_order(const void *a, const void *b)
+{
+    const struct cairn_group_spec *const *x = a, *const *y = b;
+    return strcmp((*x)->name, (*y)->name);
+}
+
+static cairn_status list_groups(const struct cairn_job_spec_data *spec, struct group_table *table,
+                                struct cairn_sentence *why)
+{
+    table->count = spec->group_count;
+    for (size_t i = 0; i < table->count; i++) {
+        table->group[i] = &spec->groups[i];
+        table->used[i] = false;
+    }
+    if (table->count > 1) qsort(table->group, table->count, sizeof table->group[0], group_order);
+    for (size_t i = 1; i < table->count; i++) {
+        if (group_order(&table->group[i - 1], &table->group[i]) != 0) continue;
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "two groups have the name \"%s\"; names are unique in a job",
+                          table->group[i]->name);
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status check_membership(const struct cairn_tensor_spec *t, struct group_table *table,
+                                     struct cairn_sentence *why)
+{
+    if (t->kind != CAIRN_TRAINED) return CAIRN_OK;
+    const struct cairn_group_spec key = { .name = t->group }, *key_at = &key;
+    const struct cairn_group_spec **found = NULL;
+    if (t->group != NULL && table->count > 0) {
+        found = bsearch(&key_at, table->group, table->count, sizeof table->group[0], group_order);
+    }
+    if (found == NULL) {
+        return cairn_fail(why, CAIRN_ERR_INVALID, "tensor \"%s\": its group \"%s\" is not declared",
+                          t->name, quotable(t->group));
+    }
+    table->used[found - table->group] = true;
+    return CAIRN_OK;
+}
+
+static cairn_status check_tensor_names(const struct cairn_job_spec_data *spec, size_t i,
+                                       struct cairn_sentence *why)
+{
+    const struct cairn_tensor_spec *t = &spec->tensors[i];
+    // "__metadata__" is the one key that a safetensors file keeps for itself.
+    if (!text_ok(t->name) || strcmp(t->name, "__metadata__") == 0) {
+        return cairn_fail(
+            why, CAIRN_ERR_INVALID,
+            "the name of tensor number %zu is empty, longer than %d bytes, reserved, not UTF-8 or "
+            "has control characters",
+            i, CAIRN_NAME_MAX);
+    }
+    if (!text_ok(t->unit)) {
+        return cairn_fail(
+            why, CAIRN_ERR_INVALID,
+            "tensor \"%s\": its unit is empty, longer than %d bytes, not UTF-8 or has control "
+            "characters",
+            t->name, CAIRN_NAME_MAX);
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status check_tensors(const struct cairn_job_spec_data *spec, struct group_table *table,
+                                  struct cairn_sentence *why)
+{
+    uint64_t elems = 0;
+    for (size_t i = 0; i < spec->tensor_count; i++) {
+        const struct cairn_tensor_spec *t = &spec->tensors[i];
+        cairn_status status = check_tensor_names(spec, i, why);
+        if (status == CAIRN_OK) status = check_kind_and_types(t, why);
+        if (status == CAIRN_OK) status = check_shape(t, &elems, why);
+        if (status == CAIRN_OK) status = check_membership(t, table, why);
+        if (status != CAIRN_OK) return status;
+    }
+    for (size_t i = 0; i < table->count; i++) {
+        if (table->used[i]) continue;
+        return cairn_fail(
+            why, CAIRN_ERR_INVALID,
+            "group \"%s\" has no trained tensor: a pattern that matched nothing? Remove the group "
+            "or name it in a tensor",
+            table->group[i]->name);
+    }
+    return CAIRN_OK;
+}
+
+static int name_order(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* Names are known to be there and short. */
+static cairn_status check_tensors_unique(const struct cairn_job_spec_data *spec,
+                                         struct cairn_sentence *why)
+{
+    const size_t count = spec->tensor_count;
+    const char **names = calloc(count, sizeof *names);
+    if (names == NULL) return CAIRN_ERR_NO_MEMORY;
+    for (size_t i = 0; i < count; i++) names[i] = spec->tensors[i].name;
+    qsort(names, count, sizeof *names, name_order);
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 1; i < count && status == CAIRN_OK; i++) {
+        if (strcmp(names[i - 1], names[i]) != 0) continue;
+        status = cairn_fail(why, CAIRN_ERR_INVALID,
+                            "two tensors have the name \"%s\"; names are unique in a job",
+                            names[i]);
+    }
+    free(names);
+    return status;
+}
+
+cairn_status cairn_spec_check(const struct cairn_job_spec_data *spec, const char *const *optimizers,
+                              struct cairn_sentence *why)
+{
+    struct group_table table;
+    cairn_status status = check_job(spec, why);
+    for (size_t i = 0; i < spec->group_count && status == CAIRN_OK; i++) {
+        status = check_group(&spec->groups[i], optimizers, why);
+    }
+    if (status == CAIRN_OK) status = list_groups(spec, &table, why);
+    if (status == CAIRN_OK) status = check_tensors(spec, &table, why);
+    if (status == CAIRN_OK) status = check_tensors_unique(spec, why);
+    return status;
+}

@@ -1,0 +1,254 @@
+/* Comparing job specs: the hash (are they the same?) and the list of differences (in what not?). */
+#include "proto/wire/spec.h"
+
+#include <inttypes.h>
+#include <sodium.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- the hash ---- */
+
+static void hash_number(crypto_generichash_state *state, uint64_t value)
+{
+    uint8_t bytes[8];
+    for (size_t i = 0; i < 8; i++) bytes[i] = (uint8_t)(value >> (8 * i));
+    crypto_generichash_update(state, bytes, sizeof bytes);
+}
+
+static void hash_double(crypto_generichash_state *state, double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    hash_number(state, bits);
+}
+
+static void hash_text(crypto_generichash_state *state, const char *text)
+{
+    hash_number(state, strlen(text)); // the length first: no two lists have the same bytes
+    crypto_generichash_update(state, (const uint8_t *)text, strlen(text));
+}
+
+static void hash_tensor(crypto_generichash_state *state, const struct cairn_tensor_spec *t)
+{
+    hash_text(state, t->name);
+    hash_text(state, t->unit);
+    hash_text(state, t->group);
+    hash_number(state, (uint64_t)t->kind);
+    hash_number(state, (uint64_t)t->wire);
+    hash_number(state, (uint64_t)t->reduce);
+    hash_number(state, (uint64_t)t->master);
+    hash_number(state, t->whole);
+    hash_number(state, t->shape.rank);
+    for (uint32_t d = 0; d < t->shape.rank; d++) hash_number(state, t->shape.dim[d]);
+}
+
+static void hash_group(crypto_generichash_state *state, const struct cairn_group_spec *g)
+{
+    hash_text(state, g->name);
+    hash_text(state, g->optimizer);
+    const double hyper[] = { g->lr, g->beta1, g->beta2, g->eps, g->weight_decay, g->momentum };
+    for (size_t i = 0; i < sizeof hyper / sizeof hyper[0]; i++) hash_double(state, hyper[i]);
+    hash_number(state, g->nesterov);
+}
+
+static void hash_canonical(const struct cairn_job_spec_data *spec, uint8_t hash_out[32])
+{
+    crypto_generichash_state state;
+    crypto_generichash_init(&state, NULL, 0, 32);
+    hash_text(&state, "cairn job spec 1");
+    hash_text(&state, spec->name);
+    hash_double(&state, spec->clip_norm);
+    hash_double(&state, spec->loss_scale);
+    hash_number(&state, (uint64_t)spec->on_nonfinite);
+    hash_number(&state, spec->stage);
+    hash_number(&state, spec->workers_min);
+    hash_number(&state, spec->chunk_leaves);
+    hash_number(&state, spec->spread);
+    hash_number(&state, spec->window);
+    hash_number(&state, spec->group_count);
+    for (size_t i = 0; i < spec->group_count; i++) hash_group(&state, &spec->groups[i]);
+    hash_number(&state, spec->tensor_count);
+    for (size_t i = 0; i < spec->tensor_count; i++) hash_tensor(&state, &spec->tensors[i]);
+    crypto_generichash_final(&state, hash_out, 32);
+}
+
+cairn_status cairn_spec_hash(const struct cairn_job_spec_data *spec, uint8_t hash_out[32])
+{
+    struct cairn_job_spec_data sorted;
+    cairn_status status = cairn_spec_copy(spec, &sorted);
+    if (status != CAIRN_OK) return status;
+    cairn_spec_canonicalize(&sorted);
+    hash_canonical(&sorted, hash_out);
+    cairn_spec_release(&sorted);
+    return CAIRN_OK;
+}
+
+/* ---- the differences ---- */
+
+struct diff {
+    size_t found, lines_max;
+    cairn_line_fn sink;
+    void *context;
+};
+
+__attribute__((format(printf, 2, 3))) static void differ(struct diff *diff, const char *fmt, ...)
+{
+    if (diff->found++ >= diff->lines_max) return;
+    char line[1400]; // two names, two groups and some words
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(line, sizeof line, fmt, args);
+    va_end(args);
+    diff->sink(diff->context, line);
+}
+
+/* "[512,784]"; "[]" for a scalar. */
+static const char *shape_text(const struct cairn_shape *shape, char text[static 180])
+{
+    size_t used = (size_t)snprintf(text, 180, "[");
+    for (uint32_t d = 0; d < shape->rank; d++) {
+        used += (size_t)snprintf(text + used, 180 - used, "%s%" PRIu64, d > 0 ? "," : "",
+                                 shape->dim[d]);
+    }
+    snprintf(text + used, 180 - used, "]");
+    return text;
+}
+
+static bool same_shape(const struct cairn_shape *a, const struct cairn_shape *b)
+{
+    return a->rank == b->rank && memcmp(a->dim, b->dim, a->rank * sizeof a->dim[0]) == 0;
+}
+
+static const char *kind_name(cairn_kind kind)
+{
+    static const char *const names[] = { "?", "trained", "frozen", "buffer", "blob" };
+    return kind >= CAIRN_TRAINED && kind <= CAIRN_BLOB ? names[kind] : "?";
+}
+
+static void differ_text(struct diff *diff, const char *tensor, const char *field, const char *here,
+                        const char *there)
+{
+    if (strcmp(here, there) == 0) return;
+    differ(diff, "tensor %s: %s %s here, %s on the servers", tensor, field, here, there);
+}
+
+static void differ_dtype(struct diff *diff, const char *tensor, const char *field, cairn_dtype here,
+                         cairn_dtype there)
+{
+    differ_text(diff, tensor, field, cairn_dtype_name((int)here), cairn_dtype_name((int)there));
+}
+
+static void diff_tensor(struct diff *diff, const struct cairn_tensor_spec *here,
+                        const struct cairn_tensor_spec *there)
+{
+    char a[180], b[180];
+    if (!same_shape(&here->shape, &there->shape)) {
+        differ_text(diff, here->name, "shape", shape_text(&here->shape, a),
+                    shape_text(&there->shape, b));
+    }
+    differ_text(diff, here->name, "kind", kind_name(here->kind), kind_name(there->kind));
+    differ_dtype(diff, here->name, "wire dtype", here->wire, there->wire);
+    differ_dtype(diff, here->name, "reduce dtype", here->reduce, there->reduce);
+    differ_dtype(diff, here->name, "master dtype", here->master, there->master);
+    differ_text(diff, here->name, "group", here->group, there->group);
+    differ_text(diff, here->name, "unit", here->unit, there->unit);
+    differ_text(diff, here->name, "placement", here->whole ? "whole" : "rows",
+                there->whole ? "whole" : "rows");
+}
+
+static void differ_number(struct diff *diff, const char *noun, const char *name, const char *field,
+                          double here, double there)
+{
+    if (memcmp(&here, &there, sizeof here) == 0) return;
+    differ(diff, "%s %s: %s %.17g here, %.17g on the servers", noun, name, field, here, there);
+}
+
+static void diff_group(struct diff *diff, const struct cairn_group_spec *here,
+                       const struct cairn_group_spec *there)
+{
+    if (strcmp(here->optimizer, there->optimizer) != 0) {
+        differ(diff, "group %s: optimizer %s here, %s on the servers", here->name, here->optimizer,
+               there->optimizer);
+    }
+    differ_number(diff, "group", here->name, "lr", here->lr, there->lr);
+    differ_number(diff, "group", here->name, "beta1", here->beta1, there->beta1);
+    differ_number(diff, "group", here->name, "beta2", here->beta2, there->beta2);
+    differ_number(diff, "group", here->name, "eps", here->eps, there->eps);
+    differ_number(diff, "group", here->name, "weight_decay", here->weight_decay,
+                  there->weight_decay);
+    differ_number(diff, "group", here->name, "momentum", here->momentum, there->momentum);
+    differ_number(diff, "group", here->name, "nesterov", here->nesterov, there->nesterov);
+}
+
+static void diff_job(struct diff *diff, const struct cairn_job_spec_data *here,
+                     const struct cairn_job_spec_data *there)
+{
+    if (strcmp(here->name, there->name) != 0) {
+        differ(diff, "job: name %s here, %s on the servers", here->name, there->name);
+    }
+    const char *job = there->name;
+    differ_number(diff, "job", job, "clip_norm", here->clip_norm, there->clip_norm);
+    differ_number(diff, "job", job, "loss_scale", here->loss_scale, there->loss_scale);
+    differ_number(diff, "job", job, "on_nonfinite (1 skip, 2 fail)", here->on_nonfinite,
+                  there->on_nonfinite);
+    differ_number(diff, "job", job, "stage", here->stage, there->stage);
+    differ_number(diff, "job", job, "workers_min", here->workers_min, there->workers_min);
+    differ_number(diff, "job", job, "chunk_leaves", here->chunk_leaves, there->chunk_leaves);
+    differ_number(diff, "job", job, "spread", here->spread, there->spread);
+    differ_number(diff, "job", job, "window", here->window, there->window);
+}
+
+/* Which of two sorted lists has the smaller next name: < 0 here, > 0 there, 0 both the same. */
+static int merge_order(const char *here, const char *there)
+{
+    if (here == NULL) return 1;
+    if (there == NULL) return -1;
+    return strcmp(here, there);
+}
+
+static void diff_groups(struct diff *diff, const struct cairn_job_spec_data *here,
+                        const struct cairn_job_spec_data *there)
+{
+    for (size_t i = 0, j = 0; i < here->group_count || j < there->group_count;) {
+        const struct cairn_group_spec *a = i < here->group_count ? &here->groups[i] : NULL;
+        const struct cairn_group_spec *b = j < there->group_count ? &there->groups[j] : NULL;
+        const int order = merge_order(a != NULL ? a->name : NULL, b != NULL ? b->name : NULL);
+        if (order < 0) differ(diff, "group %s: here, but not on the servers", a->name);
+        if (order > 0) differ(diff, "group %s: missing here, it is on the servers", b->name);
+        if (order == 0) diff_group(diff, a, b);
+        i += order <= 0;
+        j += order >= 0;
+    }
+}
+
+static void diff_tensors(struct diff *diff, const struct cairn_job_spec_data *here,
+                         const struct cairn_job_spec_data *there)
+{
+    for (size_t i = 0, j = 0; i < here->tensor_count || j < there->tensor_count;) {
+        const struct cairn_tensor_spec *a = i < here->tensor_count ? &here->tensors[i] : NULL;
+        const struct cairn_tensor_spec *b = j < there->tensor_count ? &there->tensors[j] : NULL;
+        const int order = merge_order(a != NULL ? a->name : NULL, b != NULL ? b->name : NULL);
+        if (order < 0) differ(diff, "tensor %s: here, but not on the servers", a->name);
+        if (order > 0) differ(diff, "tensor %s: missing here, it is on the servers", b->name);
+        if (order == 0) diff_tensor(diff, a, b);
+        i += order <= 0;
+        j += order >= 0;
+    }
+}
+
+size_t cairn_spec_diff(const struct cairn_job_spec_data *here,
+                       const struct cairn_job_spec_data *there, size_t lines_max,
+                       cairn_line_fn sink, void *context)
+{
+    struct diff diff = { .lines_max = lines_max, .sink = sink, .context = context };
+    diff_job(&diff, here, there);
+    diff_groups(&diff, here, there);
+    diff_tensors(&diff, here, there);
+    if (diff.found > lines_max) {
+        char line[64];
+        snprintf(line, sizeof line, "and %zu more differences", diff.found - lines_max);
+        sink(context, line);
+    }
+    return diff.found;
+}

@@ -1,0 +1,363 @@
+/* The job spec: memory, order, judgement, hash, differences. */
+#include <check.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/wire/spec.h"
+
+static const char *const optimizers[] = { "adamw", "adam", "sgd", NULL };
+
+static void add_tensor(struct cairn_job_spec_data *spec, const char *name, uint64_t rows)
+{
+    const struct cairn_tensor_spec t = { .name = (char *)(uintptr_t)name,
+                                         .group = (char *)(uintptr_t) "all",
+                                         .kind = CAIRN_TRAINED,
+                                         .wire = CAIRN_BF16,
+                                         .reduce = CAIRN_F32,
+                                         .master = CAIRN_F32,
+                                         .shape = { .rank = 2, .dim = { rows, 784 } } };
+    ck_assert_int_eq(cairn_spec_add_tensor(spec, &t), CAIRN_OK);
+}
+
+static void add_group(struct cairn_job_spec_data *spec, const char *name)
+{
+    struct cairn_group_spec g = cairn_group_default();
+    g.name = (char *)(uintptr_t)name;
+    g.optimizer = (char *)(uintptr_t) "adamw";
+    ck_assert_int_eq(cairn_spec_add_group(spec, &g), CAIRN_OK);
+}
+
+static struct cairn_job_spec_data good_spec(void)
+{
+    struct cairn_job_spec_data spec;
+    cairn_spec_init(&spec);
+    ck_assert_int_eq(cairn_spec_set_name(&spec, "mnist"), CAIRN_OK);
+    add_group(&spec, "all");
+    add_tensor(&spec, "fc2.weight", 256);
+    add_tensor(&spec, "fc1.weight", 512);
+    add_tensor(&spec, "fc1.bias", 1);
+    return spec;
+}
+
+START_TEST(a_good_spec_passes)
+{
+    struct cairn_job_spec_data spec = good_spec();
+    struct cairn_sentence why = { "" };
+    ck_assert_int_eq(cairn_spec_check(&spec, optimizers, &why), CAIRN_OK);
+    ck_assert_str_eq(spec.tensors[0].unit, "fc2.weight");
+    cairn_spec_release(&spec);
+}
+END_TEST
+
+/* One change to a good spec, and a word that the sentence must have. */
+struct spoil {
+    const char *what;
+    void (*change)(struct cairn_job_spec_data *);
+    cairn_status status;
+    const char *word;
+};
+
+static void replace(char **text, const char *by)
+{
+    free(*text);
+    *text = strdup(by);
+}
+
+static void stage_4(struct cairn_job_spec_data *s)
+{
+    s->stage = 4;
+}
+static void no_workers(struct cairn_job_spec_data *s)
+{
+    s->workers_min = 0;
+}
+static void wide_window(struct cairn_job_spec_data *s)
+{
+    s->window = UINT32_MAX;
+}
+static void huge_chunk(struct cairn_job_spec_data *s)
+{
+    s->chunk_leaves = 1025;
+}
+static void no_spread(struct cairn_job_spec_data *s)
+{
+    s->spread = 0;
+}
+static void nan_clip(struct cairn_job_spec_data *s)
+{
+    s->clip_norm = NAN;
+}
+static void zero_scale(struct cairn_job_spec_data *s)
+{
+    s->loss_scale = 0;
+}
+static void policy_3(struct cairn_job_spec_data *s)
+{
+    s->on_nonfinite = (cairn_nonfinite)3;
+}
+static void job_dotdot(struct cairn_job_spec_data *s)
+{
+    replace(&s->name, "..");
+}
+static void job_slash(struct cairn_job_spec_data *s)
+{
+    replace(&s->name, "a/b");
+}
+static void unknown_optimizer(struct cairn_job_spec_data *s)
+{
+    replace(&s->groups[0].optimizer, "adamuon");
+}
+static void beta_one(struct cairn_job_spec_data *s)
+{
+    s->groups[0].beta2 = 1;
+}
+static void lr_negative(struct cairn_job_spec_data *s)
+{
+    s->groups[0].lr = -1;
+}
+static void nesterov_alone(struct cairn_job_spec_data *s)
+{
+    s->groups[0].nesterov = true;
+}
+static void unused_group(struct cairn_job_spec_data *s)
+{
+    add_group(s, "embeddings");
+}
+static void twin_group(struct cairn_job_spec_data *s)
+{
+    add_group(s, "all");
+}
+static void lost_group(struct cairn_job_spec_data *s)
+{
+    replace(&s->tensors[1].group, "none");
+}
+static void twin_tensor(struct cairn_job_spec_data *s)
+{
+    add_tensor(s, "fc1.bias", 1);
+}
+static void empty_name(struct cairn_job_spec_data *s)
+{
+    replace(&s->tensors[0].name, "");
+}
+static void bell_in_name(struct cairn_job_spec_data *s)
+{
+    replace(&s->tensors[0].name, "a\ab");
+}
+static void c1_in_name(struct cairn_job_spec_data *s)
+{
+    replace(&s->tensors[0].name, "\xc2\x85");
+}
+static void overlong(struct cairn_job_spec_data *s)
+{
+    replace(&s->tensors[0].name, "\xc0\xaf");
+}
+static void surrogate(struct cairn_job_spec_data *s)
+{
+    replace(&s->tensors[0].unit, "\xed\xa0\x80");
+}
+static void reserved(struct cairn_job_spec_data *s)
+{
+    replace(&s->tensors[0].name, "__metadata__");
+}
+static void kind_9(struct cairn_job_spec_data *s)
+{
+    s->tensors[0].kind = (cairn_kind)9;
+}
+static void a_buffer(struct cairn_job_spec_data *s)
+{
+    s->tensors[0].kind = CAIRN_BUFFER;
+}
+static void wire_f64(struct cairn_job_spec_data *s)
+{
+    s->tensors[0].wire = CAIRN_F64;
+}
+static void reduce_bf16(struct cairn_job_spec_data *s)
+{
+    s->tensors[0].reduce = CAIRN_BF16;
+}
+static void master_77(struct cairn_job_spec_data *s)
+{
+    s->tensors[0].master = (cairn_dtype)77;
+}
+static void rank_9(struct cairn_job_spec_data *s)
+{
+    s->tensors[0].shape.rank = 9;
+}
+static void overflowing(struct cairn_job_spec_data *s)
+{
+    s->tensors[0].shape.dim[0] = s->tensors[0].shape.dim[1] = (uint64_t)1 << 33;
+}
+static void too_much_together(struct cairn_job_spec_data *s)
+{
+    for (size_t i = 0; i < 2; i++) {
+        s->tensors[i].shape.rank = 1;
+        s->tensors[i].shape.dim[0] = ((uint64_t)1 << 48) - 1;
+    }
+}
+
+static const struct spoil spoils[] = {
+    { "stage 4", stage_4, CAIRN_ERR_INVALID, "stage is 4; allowed: 0 to 3" },
+    { "no workers", no_workers, CAIRN_ERR_INVALID, "workers_min is 0" },
+    { "window", wide_window, CAIRN_ERR_INVALID, "window is 4294967295" },
+    { "chunk", huge_chunk, CAIRN_ERR_INVALID, "chunk_leaves is 1025" },
+    { "spread", no_spread, CAIRN_ERR_INVALID, "spread is 0" },
+    { "clip", nan_clip, CAIRN_ERR_INVALID, "clip_norm" },
+    { "scale", zero_scale, CAIRN_ERR_INVALID, "loss_scale" },
+    { "policy", policy_3, CAIRN_ERR_INVALID, "on_nonfinite is 3" },
+    { "job ..", job_dotdot, CAIRN_ERR_INVALID, "job name \"..\"" },
+    { "job /", job_slash, CAIRN_ERR_INVALID, "job name \"a/b\"" },
+    { "optimizer", unknown_optimizer, CAIRN_ERR_UNSUPPORTED, "known: adamw, adam, sgd" },
+    { "beta 1", beta_one, CAIRN_ERR_INVALID, "beta2 is 1" },
+    { "lr", lr_negative, CAIRN_ERR_INVALID, "lr is -1" },
+    { "nesterov", nesterov_alone, CAIRN_ERR_INVALID, "momentum" },
+    { "unused group", unused_group, CAIRN_ERR_INVALID, "\"embeddings\" has no trained tensor" },
+    { "two groups", twin_group, CAIRN_ERR_INVALID, "two groups have the name \"all\"" },
+    { "group missing", lost_group, CAIRN_ERR_INVALID, "\"none\" is not declared" },
+    { "two tensors", twin_tensor, CAIRN_ERR_INVALID, "two tensors have the name \"fc1.bias\"" },
+    { "empty name", empty_name, CAIRN_ERR_INVALID, "tensor number 0" },
+    { "control character", bell_in_name, CAIRN_ERR_INVALID, "tensor number 0" },
+    { "C1 control character", c1_in_name, CAIRN_ERR_INVALID, "tensor number 0" },
+    { "overlong UTF-8", overlong, CAIRN_ERR_INVALID, "tensor number 0" },
+    { "surrogate", surrogate, CAIRN_ERR_INVALID, "its unit" },
+    { "reserved", reserved, CAIRN_ERR_INVALID, "reserved" },
+    { "kind 9", kind_9, CAIRN_ERR_INVALID, "kind is 9" },
+    { "a buffer", a_buffer, CAIRN_ERR_UNSUPPORTED, "not supported yet" },
+    { "wire f64", wire_f64, CAIRN_ERR_UNSUPPORTED, "wire dtype f64 is not supported" },
+    { "reduce bf16", reduce_bf16, CAIRN_ERR_UNSUPPORTED, "reduce dtype bf16" },
+    { "master 77", master_77, CAIRN_ERR_INVALID, "master dtype is 77" },
+    { "rank 9", rank_9, CAIRN_ERR_INVALID, "rank 9" },
+    { "overflow", overflowing, CAIRN_ERR_INVALID, "limits" },
+    { "sum of elements", too_much_together, CAIRN_ERR_INVALID, "more than 2^48" },
+};
+
+START_TEST(a_bad_spec_is_refused_with_field_value_and_what_is_allowed)
+{
+    const struct spoil *spoil = &spoils[_i];
+    struct cairn_job_spec_data spec = good_spec();
+    struct cairn_sentence why = { "" };
+    spoil->change(&spec);
+    ck_assert_msg(cairn_spec_check(&spec, optimizers, &why) == spoil->status, "%s", spoil->what);
+    ck_assert_msg(strstr(why.text, spoil->word) != NULL, "%s: \"%s\"", spoil->what, why.text);
+    cairn_spec_release(&spec);
+}
+END_TEST
+
+START_TEST(a_name_of_255_bytes_passes_and_of_256_is_refused)
+{
+    char name[257];
+    struct cairn_job_spec_data spec = good_spec();
+    memset(name, 'n', 256);
+    name[256] = '\0';
+    struct cairn_tensor_spec t = spec.tensors[0];
+    t.name = name;
+    ck_assert_int_eq(cairn_spec_add_tensor(&spec, &t), CAIRN_ERR_INVALID);
+    ck_assert_uint_eq(spec.tensor_count, 3);
+    name[255] = '\0';
+    ck_assert_int_eq(cairn_spec_add_tensor(&spec, &t), CAIRN_OK);
+    ck_assert_int_eq(cairn_spec_check(&spec, optimizers, NULL), CAIRN_OK);
+    cairn_spec_release(&spec);
+}
+END_TEST
+
+START_TEST(an_index_means_the_same_whatever_order_a_worker_lists)
+{
+    struct cairn_job_spec_data a = good_spec(), b;
+    cairn_spec_init(&b);
+    ck_assert_int_eq(cairn_spec_set_name(&b, "mnist"), CAIRN_OK);
+    add_tensor(&b, "fc1.bias", 1);
+    add_tensor(&b, "fc2.weight", 256);
+    add_tensor(&b, "fc1.weight", 512);
+    add_group(&b, "all");
+    uint8_t hash_a[32], hash_b[32];
+    ck_assert_int_eq(cairn_spec_hash(&a, hash_a), CAIRN_OK);
+    ck_assert_int_eq(cairn_spec_hash(&b, hash_b), CAIRN_OK);
+    ck_assert_mem_eq(hash_a, hash_b, 32);
+    cairn_spec_canonicalize(&a);
+    cairn_spec_canonicalize(&b);
+    ck_assert_uint_eq(cairn_spec_diff(&a, &b, 10, NULL, NULL), 0);
+    ck_assert_uint_eq(cairn_spec_find_tensor(&a, "fc1.bias"), 0);
+    ck_assert_uint_eq(cairn_spec_find_tensor(&a, "fc2.weight"), 2);
+    ck_assert_uint_eq(cairn_spec_find_tensor(&a, "fc3.weight"), SIZE_MAX);
+    cairn_spec_release(&a);
+    cairn_spec_release(&b);
+}
+END_TEST
+
+START_TEST(a_copy_is_equal_and_owns_its_memory)
+{
+    struct cairn_job_spec_data a = good_spec(), b;
+    uint8_t hash_a[32], hash_b[32];
+    a.window = 3;
+    ck_assert_int_eq(cairn_spec_hash(&a, hash_a), CAIRN_OK);
+    ck_assert_int_eq(cairn_spec_copy(&a, &b), CAIRN_OK);
+    cairn_spec_release(&a);
+    ck_assert_int_eq(cairn_spec_hash(&b, hash_b), CAIRN_OK);
+    ck_assert_mem_eq(hash_a, hash_b, 32);
+    b.tensors[2].shape.dim[1]++;
+    ck_assert_int_eq(cairn_spec_hash(&b, hash_b), CAIRN_OK);
+    ck_assert_mem_ne(hash_a, hash_b, 32);
+    cairn_spec_release(&b);
+}
+END_TEST
+
+struct lines {
+    char text[16][512];
+    size_t count;
+};
+
+static void keep_line(void *context, const char *line)
+{
+    struct lines *lines = context;
+    ck_assert_uint_lt(lines->count, 16);
+    snprintf(lines->text[lines->count++], 512, "%s", line);
+}
+
+START_TEST(differences_are_listed_in_words_and_the_rest_is_counted)
+{
+    struct cairn_job_spec_data here = good_spec(), there = good_spec();
+    cairn_spec_canonicalize(&here);
+    cairn_spec_canonicalize(&there);
+    there.tensors[1].shape.dim[0] = 256;
+    there.tensors[1].wire = CAIRN_F32;
+    replace(&there.tensors[2].name, "fc3.weight");
+    here.groups[0].lr = 0.5;
+    here.stage = 1;
+    struct lines lines = { .count = 0 };
+    ck_assert_uint_eq(cairn_spec_diff(&here, &there, 16, keep_line, &lines), 6);
+    ck_assert_uint_eq(lines.count, 6);
+    ck_assert_str_eq(lines.text[0], "job mnist: stage 1 here, 0 on the servers");
+    ck_assert_str_eq(lines.text[1], "group all: lr 0.5 here, 0.001 on the servers");
+    ck_assert_str_eq(lines.text[2],
+                     "tensor fc1.weight: shape [512,784] here, [256,784] on the servers");
+    ck_assert_str_eq(lines.text[3], "tensor fc1.weight: wire dtype bf16 here, f32 on the servers");
+    ck_assert_str_eq(lines.text[4], "tensor fc2.weight: here, but not on the servers");
+    ck_assert_str_eq(lines.text[5], "tensor fc3.weight: missing here, it is on the servers");
+    lines.count = 0;
+    ck_assert_uint_eq(cairn_spec_diff(&here, &there, 2, keep_line, &lines), 6);
+    ck_assert_uint_eq(lines.count, 3);
+    ck_assert_str_eq(lines.text[2], "and 4 more differences");
+    cairn_spec_release(&here);
+    cairn_spec_release(&there);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tcase = tcase_create("spec");
+    tcase_add_test(tcase, a_good_spec_passes);
+    tcase_add_loop_test(tcase, a_bad_spec_is_refused_with_field_value_and_what_is_allowed, 0,
+                        sizeof spoils / sizeof spoils[0]);
+    tcase_add_test(tcase, a_name_of_255_bytes_passes_and_of_256_is_refused);
+    tcase_add_test(tcase, an_index_means_the_same_whatever_order_a_worker_lists);
+    tcase_add_test(tcase, a_copy_is_equal_and_owns_its_memory);
+    tcase_add_test(tcase, differences_are_listed_in_words_and_the_rest_is_counted);
+    Suite *suite = suite_create("spec");
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
