@@ -1,0 +1,62 @@
+/* How a round ends, and the payload of that word: what the two cores say to each other.
+ *
+ * A decision is made once, by the coordinator, and kept by every shard until the next one: it is how
+ * a new coordinator learns what the old one said. So the payload carries everything that a worker may
+ * still ask about the round, and the state of the job that no disk has (the loss scale).
+ *
+ * Pure; no allocation. */
+#ifndef CAIRN_CORE_DECISION_H
+#define CAIRN_CORE_DECISION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/wire/scalars.h"
+#include "proto/wire/status.h"
+#include "proto/wire/tensor.h"
+
+/* Numbers go over the wire (control.proto, Decision.kind). */
+enum cairn_decision_kind {
+    CAIRN_DECISION_NONE = 0,  /* no round of this job was decided yet */
+    CAIRN_DECISION_APPLY = 1, /* update with these scalars */
+    CAIRN_DECISION_SKIP = 2,  /* the round is used up and nothing changes but the job's state */
+    CAIRN_DECISION_ABANDON =
+        3 /* never kept, never sent to a shard: what a worker hears of a void round */
+};
+
+struct cairn_decision {
+    enum cairn_decision_kind kind;
+    uint64_t round;                     /* 0: of no round (a fresh or a restored job) */
+    struct cairn_version version_after; /* SKIP, NONE: the version there is */
+    const uint8_t *payload;             /* borrowed, [payload_bytes]; see struct cairn_payload */
+    size_t payload_bytes;               /* 0: none */
+};
+
+/* What the payload says, but for the groups' scalars. */
+struct cairn_payload {
+    double grad_norm;  /* of the mean gradient, before the clip; NaN if the round was not finite */
+    double clip_scale; /* 1: not clipped */
+    double lr;         /* of the first group */
+    double loss_scale; /* of the rounds after this one */
+    uint32_t good_rounds; /* applied since the loss scale last changed */
+    bool finite;
+    bool fail;            /* not finite, and the job's policy is to tell the workers so */
+    uint32_t group_count; /* of scalars; 0 with SKIP and NONE */
+};
+
+#define CAIRN_PAYLOAD_HEAD_BYTES 48
+#define CAIRN_PAYLOAD_BYTES(group_count) \
+    (CAIRN_PAYLOAD_HEAD_BYTES + (size_t)(group_count)*CAIRN_GROUP_SCALARS_BYTES)
+
+/* Writes CAIRN_PAYLOAD_BYTES(head->group_count) bytes: the head, then the groups in the spec's order. */
+void cairn_payload_encode(const struct cairn_payload *head,
+                          const struct cairn_group_scalars *groups, uint8_t *out);
+/* CAIRN_ERR_MALFORMED: a length that does not fit, an unknown flag. */
+cairn_status cairn_payload_decode(const void *bytes, size_t bytes_len,
+                                  struct cairn_payload *head_out) CAIRN_MUST_CHECK;
+/* The scalars of group `group` < group_count of a payload that cairn_payload_decode accepts. */
+cairn_status cairn_payload_group(const void *bytes, size_t bytes_len, uint32_t group,
+                                 struct cairn_group_scalars *scalars_out) CAIRN_MUST_CHECK;
+
+#endif

@@ -1,0 +1,181 @@
+/* The coordinator's round machine of one job: members, epochs, rounds and their one decision (design
+ * 3). Pure, as step.h: events go in, actions come out; the caller owns the memory. Actions to shards
+ * go to every shard of the job, over its ordered control channel.
+ *
+ *            shards all up, PERSISTED        all answered            all PUBLISHED
+ *   WAITING ───────────► FENCING ───────────► RESOLVING ───────────► STEADY ◄──────────┐
+ *   (for shards, for     FENCE sent           RESOLVE sent            │ a worker asked, │ all
+ *    the disk)                                                        ▼ and enough      │ PUBLISHED
+ *                                                                    OPEN ───────────► DECIDED
+ *                                                                        all REDUCED
+ *
+ *  - One path serves every change of epoch: a new incarnation, a shard that was away, a contributor
+ *    lost before the decision, members that changed since the last round, used-up round numbers.
+ *    Epoch+1 and a block of round numbers are made durable first, then all shards are fenced, then
+ *    they answer with the last decision they know. The newest of those is the outcome: all get it by
+ *    RESOLVE, and any other open round is void. So nothing is written to disk per round, and nothing that an
+ *    incarnation remembers but the epoch and the reserved round numbers is needed by the next.
+ *  - A decision stands once it is made. A worker lost after it changes the epoch before the next round.
+ *  - A round's contributors are the workers attached when it opens, by rank. Joins never disturb it.
+ *  - Workers hear "committed" only when all shards have published.
+ *
+ * Workers are named by their session's number, which is never reused; a reconnect keeps it. */
+#ifndef CAIRN_CORE_ROUND_H
+#define CAIRN_CORE_ROUND_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/wire/scalars.h"
+#include "proto/wire/sentence.h"
+#include "server/core/decision.h"
+#include "server/core/step.h"
+
+#define CAIRN_ROUND_BLOCK 4096 /* round numbers made durable with an epoch */
+
+enum cairn_round_stage {
+    CAIRN_ROUND_WAITING = 0, /* for shards that are not up, or for PERSISTED */
+    CAIRN_ROUND_FENCING = 1,
+    CAIRN_ROUND_RESOLVING = 2,
+    CAIRN_ROUND_STEADY = 3,
+    CAIRN_ROUND_OPEN = 4,
+    CAIRN_ROUND_DECIDED = 5,
+    CAIRN_ROUND_FAILED = 6 /* a shard lost its state, or shards disagree: restore a snapshot */
+};
+
+struct cairn_round_config {
+    uint32_t shard_count; /* at least 1 */
+    uint32_t member_max;  /* attached workers at a time, at least 1 */
+    uint32_t workers_min; /* a round opens with at least so many, 1 to member_max */
+    uint64_t
+        step_deadline_ms; /* a contributor that has not committed so long after the round opened
+                                * is dropped; 0 = never */
+    /* of the update; the groups are borrowed for the core's life, in the spec's order */
+    const struct cairn_group_hyper *groups;
+    uint32_t group_count;
+    double clip_norm;    /* 0 = no clipping */
+    double loss_scale;   /* at the job's start, and the most it grows to; 1 = none */
+    bool fail_nonfinite; /* the policy: tell the workers (and skip) */
+    /* what the disk says: both 0 in a fresh job */
+    uint64_t epoch;          /* the last one made durable */
+    uint64_t round_reserved; /* no incarnation has used this round number or a higher one */
+};
+
+enum cairn_round_event_kind {
+    /* the world */
+    CAIRN_ROUND_TICK,      /* now_ms, monotonic: for step_deadline; a few a second */
+    CAIRN_ROUND_PERSISTED, /* epoch: the last PERSIST is durable */
+    CAIRN_ROUND_READY, /* version: every trained plane has its source and every shard was told. Rounds
+                            * may open. Also first thing in a new incarnation of an initialized job */
+    CAIRN_ROUND_PIN,   /* snapshot; none may be pending (cairn_round_pin_pending) */
+    /* shards */
+    CAIRN_ROUND_SHARD_UP,    /* shard: its control channel is up, with its state of the job */
+    CAIRN_ROUND_SHARD_DOWN,  /* shard */
+    CAIRN_ROUND_SHARD_EMPTY, /* shard: it is back without the state */
+    CAIRN_ROUND_ANSWER,      /* shard, epoch, phase, round, version, decision; as step.h's ANSWER */
+    CAIRN_ROUND_REDUCED,     /* shard, epoch, round, sums */
+    CAIRN_ROUND_PUBLISHED,   /* shard, epoch, round, version */
+    /* workers. Requests may be repeated after a reconnect */
+    CAIRN_ROUND_WORKER_JOIN, /* member, rank: attached. Known already: nothing changes */
+    CAIRN_ROUND_WORKER_DOWN, /* member: left, or its lease ran out (not: one connection was lost) */
+    CAIRN_ROUND_WORKER_BEGIN,  /* member: wants a round → WORKER_OPENED, later */
+    CAIRN_ROUND_WORKER_COMMIT, /* member, round: how does it end? → WORKER_RESULT, later */
+};
+
+struct cairn_round_event {
+    enum cairn_round_event_kind kind;
+    uint64_t epoch, round;
+    uint64_t member;
+    uint32_t rank;
+    uint32_t shard; /* below shard_count */
+    enum cairn_step_phase phase;
+    struct cairn_version version;
+    uint64_t now_ms;
+    uint64_t snapshot;
+    /* borrowed for the call */
+    const struct cairn_decision *decision;
+    const struct cairn_step_sums *sums;
+};
+
+enum cairn_round_action_kind {
+    CAIRN_ROUND_PERSIST, /* epoch, round_reserved: make durable → PERSISTED. A later one replaces it */
+    /* to every shard of the job */
+    CAIRN_ROUND_FENCE,     /* epoch */
+    CAIRN_ROUND_RESOLVE,   /* epoch, decision */
+    CAIRN_ROUND_OPEN_SEND, /* epoch, round, version, members by rank */
+    CAIRN_ROUND_DECIDE,    /* epoch, decision */
+    CAIRN_ROUND_PIN_SEND,  /* snapshot, version: what all shards have now */
+    /* to the worker `member` */
+    CAIRN_ROUND_WORKER_OPENED, /* epoch, round, version, rank = the dense one, world, loss_scale */
+    CAIRN_ROUND_WORKER_RESULT, /* round, status, version = now. OK or CAIRN_ERR_NONFINITE: how it ended is in
+                                * `decision`. CAIRN_ERR_EPOCH_CHANGED: void, recompute; comes unasked, too,
+                                * to each contributor of a round that is abandoned */
+    CAIRN_ROUND_WORKER_FENCE, /* status: it is no member (any more).
+                                *   FENCED   a newer member has its rank
+                                *   TIMEOUT  it passed step_deadline in `round`
+                                *   BUSY     member_max are attached already */
+    CAIRN_ROUND_FAIL, /* shard, why: the job is lost until a restore; nothing more will come */
+};
+
+struct cairn_round_action {
+    enum cairn_round_action_kind kind;
+    uint64_t epoch, round;
+    uint64_t round_reserved;
+    uint64_t member;
+    uint32_t rank, world;
+    uint32_t shard;
+    double loss_scale;
+    cairn_status status;
+    struct cairn_version version;
+    uint64_t snapshot;
+    /* borrowed: the core's, valid until the next event */
+    const struct cairn_decision *decision;
+    const uint64_t *members; /* [member_count] */
+    uint32_t member_count;
+    const char *why; /* static */
+};
+
+/* Filled from count on; the core asserts that it fits. */
+struct cairn_round_actions {
+    struct cairn_round_action *list; /* [capacity] */
+    size_t count, capacity;
+};
+/* No event gives more actions than this. */
+size_t cairn_round_actions_max(const struct cairn_round_config *config);
+
+struct cairn_round;
+
+/* Bytes of memory for a core of this configuration; 0 if it is not valid or overflows. */
+size_t cairn_round_bytes(const struct cairn_round_config *config);
+/* A new incarnation in `memory` (cairn_round_bytes, aligned as by malloc; borrowed until it is dropped;
+ * nothing to release). All shards down, no worker, not ready. */
+struct cairn_round *cairn_round_init(void *memory, const struct cairn_round_config *config);
+
+/* One event. What comes of another epoch, round or stage changes nothing. */
+void cairn_round_on_event(struct cairn_round *core, const struct cairn_round_event *event,
+                          struct cairn_round_actions *actions);
+
+/* ---- questions ---- */
+enum cairn_round_stage cairn_round_stage_of(const struct cairn_round *core);
+const char *cairn_round_stage_name(enum cairn_round_stage stage);
+uint64_t cairn_round_epoch(const struct cairn_round *core);
+uint64_t cairn_round_open_round(const struct cairn_round *core); /* not resolved yet; 0 = none */
+/* The one that all shards have published; in FENCING and before, the last that was known. */
+struct cairn_version cairn_round_version(const struct cairn_round *core);
+double cairn_round_loss_scale(const struct cairn_round *core);
+const struct cairn_decision *cairn_round_last(const struct cairn_round *core);
+bool cairn_round_ready(const struct cairn_round *core);
+bool cairn_round_pin_pending(const struct cairn_round *core);
+uint32_t cairn_round_worker_count(const struct cairn_round *core);
+/* Since this incarnation began. */
+struct cairn_round_counts {
+    uint64_t applied, skipped, abandoned, epochs;
+};
+struct cairn_round_counts cairn_round_counts_of(const struct cairn_round *core);
+
+/* Whom it waits for, as the end of a sentence: "shard 2 (not connected)", "worker of rank 1 (has not
+ * committed round 4711)", "2 more workers (1 of 3 attached)"; empty when it waits for nobody. */
+void cairn_round_waiting(const struct cairn_round *core, struct cairn_sentence *out);
+
+#endif

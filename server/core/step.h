@@ -1,0 +1,192 @@
+/* The shard's round machine of one job: which contribution is received, when it is folded, when the
+ * shard is prepared, and by whose word it resolves (design 3). Pure: events go in, actions come out;
+ * no clock, socket, file, thread or allocation. The caller (the daemon's loop, the simulator) owns the
+ * memory, does what the actions say, in order, and reports what became of it as events.
+ *
+ *            OPEN                all in           SUMMED             DECIDE APPLY
+ *   IDLE ───────────► COLLECTING ──────► REDUCING ──────► REDUCED ─────────────► UPDATING
+ *     ▲                   │ FENCE           │ FENCE       (prepared) │ DECIDE SKIP    │ UPDATED
+ *     │   in flight ended ▼                 ▼                 │      │                │
+ *     ├────────────── DRAINING ◄────────────┘                 │      │                │
+ *     └───────────────────────────────────────────────────────┴──────┴────────────────┘
+ *
+ *  - A fence (new epoch) makes every round void that is not prepared: its outcome cannot have been
+ *    decided. A prepared one waits for RESOLVE, which carries the last outcome anyone knows: that
+ *    round's, and the shard does as everyone did; or an earlier one's, and the round is void.
+ *  - The sum of a chunk is a strict left fold in (micro-batch, rank) order. Each chunk has a cursor;
+ *    what has landed is folded when the cursor reaches it, several in one FOLD.
+ *  - A member is in one micro-batch at a time: it starts m+1 only after MICRO_ACK of m, which is given
+ *    when every chunk's cursor is past (m, rank). So one table [member][chunk] detects duplicates.
+ *  - Every CHUNK gets exactly one of RECEIVE and DISCARD with its tag; every contribution is answered to
+ *    its worker by one ACK or REFUSE (more after a resend), unless the connection was lost meanwhile.
+ *  - Messages of one member may overtake each other and come twice; those of the coordinator come
+ *    in order, once.
+ *
+ * Members are named by their session's number (never reused); a slot is member index × window + k. */
+#ifndef CAIRN_CORE_STEP_H
+#define CAIRN_CORE_STEP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/wire/exact.h"
+#include "proto/wire/status.h"
+#include "server/core/decision.h"
+
+#define CAIRN_STEP_FOLD_MAX 16         /* contributions in one FOLD */
+#define CAIRN_STEP_NO_CHUNK UINT32_MAX /* in REFUSE: of a MICRO_END or COMMIT */
+
+enum cairn_step_phase { /* numbers go over the wire (control.proto, Answer.phase) */
+                        CAIRN_STEP_IDLE = 0,
+                        CAIRN_STEP_COLLECTING = 1,
+                        CAIRN_STEP_REDUCING = 2, /* everything is in; the world computes the sums */
+                        CAIRN_STEP_REDUCED =
+                            3, /* prepared: resolves only by the coordinator's word */
+                        CAIRN_STEP_UPDATING = 4,
+                        CAIRN_STEP_DRAINING =
+                            5 /* void; receives, folds or sums in flight must end first */
+};
+
+struct cairn_step_config {
+    uint32_t chunk_count; /* of the job on this shard; 0 is allowed */
+    uint32_t window;      /* slots of each member, 1 to 1024 */
+    uint32_t member_max;  /* contributors in a round, at least 1 */
+    size_t payload_bytes_max;
+};
+
+/* What a shard reports of its sums. */
+struct cairn_step_sums {
+    struct cairn_exact sum_squares;
+    uint64_t nonfinite; /* elements that are NaN or infinite */
+    uint64_t weight;    /* of all members; the same on every shard. Filled in by the core */
+};
+
+enum cairn_step_event_kind {
+    /* from the coordinator, in order; an older epoch than the last FENCE's is ignored */
+    CAIRN_STEP_READY,   /* version: the initial state is complete; only before the first OPEN */
+    CAIRN_STEP_FENCE,   /* epoch → ANSWER */
+    CAIRN_STEP_RESOLVE, /* epoch, decision: the last outcome anyone knows */
+    CAIRN_STEP_OPEN,    /* epoch, round, version, members sorted by rank → GRANT to each */
+    CAIRN_STEP_DECIDE,  /* epoch, decision of this round: APPLY or SKIP */
+    /* from workers, over the fabric; the connection has proved who `member` is */
+    CAIRN_STEP_CHUNK, /* member, epoch, round, micro, chunk, request, tag: its header is here */
+    CAIRN_STEP_MICRO_END, /* member, epoch, round, micro, sent, absent: chunks; their sum is chunk_count */
+    CAIRN_STEP_COMMIT,  /* member, epoch, round, micro = the last one, weight */
+    CAIRN_STEP_PEER_UP, /* member: (re)connected; → GRANT, when nothing of its past is in flight */
+    CAIRN_STEP_PEER_DOWN, /* member: its RECEIVEs in flight end by LANDED not OK */
+    /* the end of what an action began */
+    CAIRN_STEP_LANDED, /* slot, status: OK, CAIRN_ERR_CHECKSUM (answered), or else (connection lost) */
+    CAIRN_STEP_FOLDED,  /* chunk */
+    CAIRN_STEP_SUMMED,  /* sums (but for the weight) */
+    CAIRN_STEP_UPDATED, /* the version is published: readable */
+};
+
+struct cairn_step_event {
+    enum cairn_step_event_kind kind;
+    uint64_t epoch, round;
+    uint64_t member;
+    uint32_t micro, chunk, slot;
+    uint32_t sent, absent;
+    uint64_t weight;
+    uint64_t request; /* the worker's cookie of a chunk; echoed in its ACK or REFUSE */
+    uint64_t tag;     /* the world's name for the message whose payload waits */
+    cairn_status status;
+    struct cairn_version version;
+    /* borrowed for the call */
+    const uint64_t *members; /* [member_count] sorted by rank, none twice */
+    uint32_t member_count;
+    const struct cairn_decision *decision;
+    const struct cairn_step_sums *sums;
+};
+
+enum cairn_step_action_kind {
+    /* to the worker `member` (dropped by the world when it is not connected) */
+    CAIRN_STEP_GRANT, /* epoch, round, window: push in this round. After it, resend all unanswered */
+    CAIRN_STEP_ACK,   /* epoch, round, micro, chunk, request: folded; buffer and credit are back */
+    CAIRN_STEP_REFUSE,    /* the same, and status; request and chunk mean nothing for NO_CHUNK:
+                           *   STALE      of a void, finished or older round
+                           *   FENCED     not a contributor of this round
+                           *   CHECKSUM   send it again
+                           *   BUSY       no slot is free: send it again after the next ACK
+                           *   MALFORMED  no such chunk
+                           *   PROTOCOL   a future round or micro-batch, a count that does not add up, ... */
+    CAIRN_STEP_MICRO_ACK, /* epoch, round, micro: the next micro-batch may start */
+    /* work of the world; slots belong to it until the event that ends it */
+    CAIRN_STEP_RECEIVE, /* member, tag, slot, chunk: read the payload into the slot → LANDED */
+    CAIRN_STEP_DISCARD, /* tag: the payload is not wanted */
+    CAIRN_STEP_FOLD,    /* chunk, slots[count] in this order, first: copy slots[0] → FOLDED */
+    CAIRN_STEP_ZERO,    /* chunk: nobody contributed; its sum is +0. Done before the next REDUCE */
+    CAIRN_STEP_REDUCE,  /* every chunk's sum is final: add up → SUMMED */
+    CAIRN_STEP_UPDATE,  /* decision, all scalars in the payload → UPDATED */
+    /* to the coordinator */
+    CAIRN_STEP_REDUCED_REPORT,   /* epoch, round, sums */
+    CAIRN_STEP_PUBLISHED_REPORT, /* epoch, round, version */
+    CAIRN_STEP_ANSWER, /* epoch, phase, round = the prepared one or 0, version, decision = the last */
+    /* the coordinator broke the protocol: stop this job here rather than publish a wrong parameter */
+    CAIRN_STEP_FAULT, /* why */
+};
+
+struct cairn_step_action {
+    enum cairn_step_action_kind kind;
+    uint64_t epoch, round;
+    uint64_t member;
+    uint32_t micro, chunk, slot;
+    uint32_t window;
+    uint64_t request, tag;
+    cairn_status status;
+    uint32_t slots[CAIRN_STEP_FOLD_MAX];
+    uint32_t count;
+    bool first;
+    enum cairn_step_phase phase;
+    struct cairn_version version;
+    struct cairn_step_sums sums;
+    /* borrowed: the core's, valid (and its payload) until the next DECIDE or RESOLVE */
+    const struct cairn_decision *decision;
+    const char *why; /* static */
+};
+
+/* Filled from count on; the core asserts that it fits. */
+struct cairn_step_actions {
+    struct cairn_step_action *list; /* [capacity] */
+    size_t count, capacity;
+};
+/* No event gives more actions than this. */
+size_t cairn_step_actions_max(const struct cairn_step_config *config);
+
+struct cairn_step;
+
+/* Bytes of memory for a core of this configuration; 0 if it is not valid or overflows. */
+size_t cairn_step_bytes(const struct cairn_step_config *config);
+/* Makes a core in `memory` (cairn_step_bytes, aligned as by malloc; borrowed until it is dropped; there
+ * is nothing to release). `last`: NULL in a fresh job; in a restored one the decision of the
+ * snapshot, which carries the job's state: kept with kind NONE and round 0. IDLE, epoch 0. */
+struct cairn_step *cairn_step_init(void *memory, const struct cairn_step_config *config,
+                                   struct cairn_version version, const struct cairn_decision *last);
+
+/* One event. Events of strangers are judged; a world that breaks its own promises (LANDED of a
+ * slot that was not receiving, ...) trips an assert. */
+void cairn_step_on_event(struct cairn_step *step, const struct cairn_step_event *event,
+                         struct cairn_step_actions *actions);
+
+/* ---- questions ---- */
+enum cairn_step_phase cairn_step_phase_of(const struct cairn_step *step);
+const char *cairn_step_phase_name(enum cairn_step_phase phase);
+uint64_t cairn_step_epoch(const struct cairn_step *step);
+uint64_t cairn_step_round(const struct cairn_step *step); /* of the phase; 0 = none yet, or void */
+struct cairn_version cairn_step_version(const struct cairn_step *step); /* the published one */
+const struct cairn_decision *cairn_step_last(const struct cairn_step *step);
+uint32_t cairn_step_slots_used(const struct cairn_step *step);
+
+/* Whom COLLECTING waits for. */
+struct cairn_step_waiting {
+    uint64_t member;
+    uint32_t micro;                   /* the micro-batch it is in */
+    uint32_t arrived;                 /* chunks of it that are here */
+    bool connected, ended, committed; /* ended: the micro-batch's end is here */
+};
+/* The first `out_max` contributors that are not done, by rank; returns how many there are. */
+size_t cairn_step_waiting(const struct cairn_step *step, struct cairn_step_waiting *out,
+                          size_t out_max);
+
+#endif
