@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "proto/wire/scalars.h"
+#include "proto/wire/spec.h"
 #include "proto/wire/status.h"
 #include "proto/wire/tensor.h"
 
@@ -47,6 +48,14 @@ struct cairn_optimizer {
 const struct cairn_optimizer *cairn_optimizer_by_id(uint32_t id);
 const struct cairn_optimizer *cairn_optimizer_by_name(const char *name);
 
+/* The names, ended by NULL: for cairn_spec_check. Static memory. */
+const char *const *cairn_optimizer_names(void);
+
+/* The hyper-parameters of a spec's group; those that its optimizer does not use become 0.
+ * CAIRN_ERR_INVALID as cairn_group_hyper_check. */
+cairn_status cairn_group_hyper_of_spec(const struct cairn_group_spec *group,
+                                       struct cairn_group_hyper *out,
+                                       const char **field_out) CAIRN_MUST_CHECK;
 /* Defaults of an optimizer: id is one of the table (asserted). */
 struct cairn_group_hyper cairn_group_hyper_default(uint32_t optimizer);
 /* CAIRN_ERR_INVALID: the optimizer is unknown, or a value is out of its range or NaN, or one that the

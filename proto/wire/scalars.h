@@ -88,6 +88,8 @@ cairn_status cairn_group_hyper_decode(const void *bytes, size_t size,
 
 /* base^exponent, by repeated squaring; base^0 is 1. */
 double cairn_power(double base, uint64_t exponent);
+/* IEEE square root of x >= 0. */
+double cairn_square_root(double x);
 
 /* Floating-point numbers as bit patterns, and back. */
 static inline uint32_t cairn_f32_bits(float x)

@@ -1,0 +1,69 @@
+/* Leaf hashes: the elements as little-endian bytes, every NaN as the one of its dtype. */
+#include <assert.h>
+#include <string.h>
+
+#include "gpu/host/host.h"
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "state is hashed as it lies in memory");
+
+static void canonical_16(uint8_t *out, const uint8_t *in, size_t elems, uint16_t infinity,
+                         uint16_t nan)
+{
+    for (size_t i = 0; i < elems; i++) {
+        uint16_t u;
+        memcpy(&u, in + sizeof u * i, sizeof u);
+        if ((u & 0x7fff) > infinity) u = nan;
+        memcpy(out + sizeof u * i, &u, sizeof u);
+    }
+}
+
+static void canonical_32(uint8_t *out, const uint8_t *in, size_t elems)
+{
+    for (size_t i = 0; i < elems; i++) {
+        uint32_t u;
+        memcpy(&u, in + sizeof u * i, sizeof u);
+        u = (u & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : u;
+        memcpy(out + sizeof u * i, &u, sizeof u);
+    }
+}
+
+static void canonical_64(uint8_t *out, const uint8_t *in, size_t elems)
+{
+    for (size_t i = 0; i < elems; i++) {
+        uint64_t u;
+        memcpy(&u, in + sizeof u * i, sizeof u);
+        if ((u & UINT64_MAX >> 1) > (uint64_t)0x7ff << 52) u = (uint64_t)0x7ff8 << 48;
+        memcpy(out + sizeof u * i, &u, sizeof u);
+    }
+}
+
+static void canonical(uint8_t *out, const uint8_t *in, cairn_dtype dtype, size_t elems)
+{
+    assert(cairn_dtype_bytes((int)dtype) != 0);
+    switch (dtype) {
+    case CAIRN_F32: canonical_32(out, in, elems); break;
+    case CAIRN_BF16: canonical_16(out, in, elems, 0x7f80, 0x7fc0); break;
+    case CAIRN_F16: canonical_16(out, in, elems, 0x7c00, 0x7e00); break;
+    case CAIRN_F64: canonical_64(out, in, elems); break;
+    }
+}
+
+void cairn_host_hash_leaves(const void *plane, cairn_dtype dtype,
+                            const struct cairn_geometry *geometry, uint64_t leaf_count,
+                            struct cairn_tree *tree)
+{
+    uint8_t bytes[CAIRN_LEAF_ELEMS * sizeof(double)];
+    uint64_t first_leaf = tree->next_leaf;
+    assert(leaf_count <= geometry->leaf_count && first_leaf <= geometry->leaf_count - leaf_count);
+    const uint8_t *in = plane;
+    for (uint64_t leaf = first_leaf; leaf < first_leaf + leaf_count; leaf++) {
+        size_t elems = (size_t)(cairn_leaf_first_elem(geometry, leaf + 1) -
+                                cairn_leaf_first_elem(geometry, leaf));
+        size_t size = elems * cairn_dtype_bytes((int)dtype);
+        struct cairn_hash hash;
+        canonical(bytes, in, dtype, elems);
+        cairn_leaf_hash(bytes, size, &hash);
+        cairn_tree_push_leaf(tree, &hash);
+        in += size;
+    }
+}
