@@ -1,0 +1,52 @@
+/* The envelope around a backend's address: UCX takes the lengths inside its own addresses on trust and
+ * aborts on nonsense, so that garbage has to be refused before UCX sees it. */
+#include "proto/fabric/backend.h"
+
+#include <assert.h>
+#include <string.h>
+#include <xxhash.h>
+
+/* How an address travels: this, then the backend's own bytes. Little endian, as all hosts here. */
+struct envelope {
+    char magic[8];
+    char kind[8];
+    uint64_t bytes;    /* of the address behind this */
+    uint64_t checksum; /* XXH3-64 of those, seeded with their number */
+};
+static_assert(sizeof(struct envelope) == 32, "wire format");
+static const char envelope_magic[8] = "CAIRNFA1";
+
+cairn_status fabric_set_address(struct cairn_fabric *fabric, const void *raw, size_t bytes)
+{
+    struct envelope envelope = { .bytes = bytes,
+                                 .checksum = XXH3_64bits_withSeed(raw, bytes, bytes) };
+    if (bytes > sizeof fabric->address - sizeof envelope) return CAIRN_ERR_UNSUPPORTED;
+    memcpy(envelope.magic, envelope_magic, sizeof envelope.magic);
+    strncpy(envelope.kind, fabric->backend->kind, sizeof envelope.kind);
+    memcpy(fabric->address, &envelope, sizeof envelope);
+    memcpy(fabric->address + sizeof envelope, raw, bytes);
+    fabric->address_bytes = sizeof envelope + bytes;
+    return CAIRN_OK;
+}
+
+const void *fabric_open_address(const struct cairn_fabric *fabric, const void *address,
+                                size_t bytes, size_t *raw_bytes_out)
+{
+    struct envelope envelope;
+    if (bytes <= sizeof envelope || bytes > CAIRN_FABRIC_ADDRESS_MAX) return NULL;
+    memcpy(&envelope, address, sizeof envelope);
+    const uint8_t *raw = (const uint8_t *)address + sizeof envelope;
+    if (memcmp(envelope.magic, envelope_magic, sizeof envelope.magic) != 0 ||
+        strncmp(envelope.kind, fabric->backend->kind, sizeof envelope.kind) != 0 ||
+        envelope.bytes != bytes - sizeof envelope ||
+        envelope.checksum != XXH3_64bits_withSeed(raw, envelope.bytes, envelope.bytes))
+        return NULL;
+    *raw_bytes_out = envelope.bytes;
+    return raw;
+}
+
+const void *cairn_fabric_address(const struct cairn_fabric *fabric, size_t *bytes_out)
+{
+    *bytes_out = fabric->address_bytes;
+    return fabric->address;
+}

@@ -1,0 +1,125 @@
+/* Between fabric.c and the ways of carrying bytes (ucx*.c, mem.c). Private to proto/fabric.
+ *
+ * fabric.c judges arguments, owns the objects, counts, and runs the owner's callbacks at the one
+ * place where they may run. A backend moves bytes and reports: fabric_op_done when a buffer is free
+ * again, fabric_peer_lost when a peer is gone, fabric_offer when a message came.
+ * All on the owner's thread. Backends put the common struct first in their own. */
+#ifndef CAIRN_FABRIC_BACKEND_H
+#define CAIRN_FABRIC_BACKEND_H
+
+#include <stdbool.h>
+#include <sys/queue.h>
+
+#include "proto/fabric/fabric.h"
+
+/* A send or a receive in flight. */
+struct fabric_op {
+    TAILQ_ENTRY(fabric_op) link; /* fabric->flying, then fabric->done, then fabric->spare */
+    struct cairn_fabric *fabric;
+    cairn_fabric_done_fn *on_done; /* may be NULL */
+    void *arg;
+    size_t payload_bytes;
+    cairn_status status; /* once done */
+    bool is_send;
+    bool is_done;
+    size_t header_bytes;
+    uint8_t header[CAIRN_FABRIC_HEADER_MAX]; /* sends: UCX reads it until the send is over */
+};
+TAILQ_HEAD(fabric_ops, fabric_op);
+
+struct cairn_fabric_peer {
+    LIST_ENTRY(cairn_fabric_peer) link;       /* fabric->peers */
+    TAILQ_ENTRY(cairn_fabric_peer) attention; /* fabric->attention, if is_queued */
+    struct cairn_fabric *fabric;
+    cairn_fabric_down_fn *on_down;
+    void *arg;
+    cairn_status why; /* once is_down */
+    bool is_down;     /* the backend lost it */
+    bool is_told;     /* on_down ran */
+    bool is_closed;   /* the owner gave it up: freed at the next occasion */
+    bool is_cut;      /* backend->disconnect ran: the backend has forgotten it */
+    bool is_queued;
+};
+
+struct cairn_fabric_message {
+    LIST_ENTRY(cairn_fabric_message) link; /* fabric->held */
+    struct cairn_fabric *fabric;
+    size_t payload_bytes;
+    bool is_gone; /* dropped by cairn_fabric_close; freed at its end */
+};
+
+struct fabric_backend {
+    const char *kind;
+    size_t fabric_bytes, peer_bytes, message_bytes; /* of the backend's own structs */
+
+    /* Opens the network, sets fabric->event_fd, describe and (fabric_set_address) the address. On
+     * failure nothing is left. */
+    cairn_status (*start)(struct cairn_fabric *fabric, const struct cairn_fabric_options *options,
+                          struct cairn_sentence *why);
+    /* Peers are cut and messages dropped already. Waits a bounded time for flying ops; after it no
+     * memory of the owner is touched any more. Ops that are still flying are ended by fabric.c. */
+    void (*stop)(struct cairn_fabric *fabric);
+
+    cairn_status (*connect)(struct cairn_fabric_peer *peer, const void *address, size_t bytes);
+    /* Called outside of the backend's own callbacks. Flying sends will end; peer is forgotten. */
+    void (*disconnect)(struct cairn_fabric_peer *peer);
+
+    /* Takes op->header and the payload. Failure: op is not the backend's. */
+    cairn_status (*send)(struct cairn_fabric_peer *peer, struct fabric_op *op, const void *payload);
+    /* Uses the message up (fabric.c frees it right after, but see fabric_offer). Failures come by
+     * fabric_op_done. */
+    void (*receive)(struct cairn_fabric_message *message, struct fabric_op *op, void *buffer);
+    void (*drop)(struct cairn_fabric_message *message);
+
+    unsigned (*progress)(struct cairn_fabric *fabric);
+    cairn_status (*arm)(struct cairn_fabric *fabric);
+};
+
+struct cairn_fabric {
+    const struct fabric_backend *backend;
+    struct cairn_fabric_options options; /* resolved; the strings are not kept */
+    int event_fd;
+    uint8_t address[CAIRN_FABRIC_ADDRESS_MAX]; /* in its envelope */
+    size_t address_bytes;
+    char describe[CAIRN_FABRIC_DESCRIBE_MAX];
+    struct cairn_fabric_stats stats;
+
+    /* owned */
+    LIST_HEAD(, cairn_fabric_peer) peers;
+    LIST_HEAD(, cairn_fabric_message) held;
+    struct fabric_ops flying; /* with the backend */
+    struct fabric_ops done;   /* their callbacks have not run yet */
+    struct fabric_ops spare;
+
+    TAILQ_HEAD(fabric_attention, cairn_fabric_peer) attention; /* lost or closed peers to see to */
+    bool is_inside;                                            /* progress or close is running */
+    bool is_closing;
+};
+
+/* Wraps the backend's address into the envelope. CAIRN_ERR_UNSUPPORTED if it is too long. */
+CAIRN_MUST_CHECK cairn_status fabric_set_address(struct cairn_fabric *fabric, const void *raw,
+                                                 size_t bytes);
+
+/* The backend's address inside an envelope; NULL if it is not whole or of another kind of fabric. */
+const void *fabric_open_address(const struct cairn_fabric *fabric, const void *address,
+                                size_t bytes, size_t *raw_bytes_out);
+
+/* A message came: may it be shown to the owner? Counts a refusal. */
+bool fabric_judge(struct cairn_fabric *fabric, size_t header_bytes, size_t payload_bytes);
+/* A zeroed message object in fabric->held; NULL if there is no memory (counted as refused). */
+struct cairn_fabric_message *fabric_message_new(struct cairn_fabric *fabric, size_t payload_bytes);
+/* Shows it to the owner. The message may be used up and freed when this returns. */
+void fabric_offer(struct cairn_fabric *fabric, const void *header, size_t header_bytes,
+                  size_t payload_bytes, struct cairn_fabric_message *message);
+
+void fabric_op_done(struct fabric_op *op, cairn_status status);
+void fabric_peer_lost(struct cairn_fabric_peer *peer, cairn_status why);
+
+/* Runs what is due of the owner's callbacks; returns how many. Called by progress, and by the mem
+ * hub after each event. */
+unsigned fabric_deliver(struct cairn_fabric *fabric);
+
+extern const struct fabric_backend fabric_ucx;
+extern const struct fabric_backend fabric_mem;
+
+#endif

@@ -1,0 +1,371 @@
+/* What all fabrics have in common. See backend.h for the division of work. */
+#include "proto/fabric/backend.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct fabric_backend *const backends[] = { &fabric_ucx, &fabric_mem };
+
+enum { COUNT_MAX = 1 << 20 }; /* of held_max and sends_max */
+
+static const struct fabric_backend *find_backend(const char *kind)
+{
+    for (size_t i = 0; i < sizeof backends / sizeof backends[0]; i++)
+        if (strcmp(backends[i]->kind, kind) == 0) return backends[i];
+    return NULL;
+}
+
+static void resolve_options(struct cairn_fabric_options *o)
+{
+    if (o->max_payload == 0) o->max_payload = CAIRN_FABRIC_PAYLOAD_MAX;
+    if (o->held_max == 0) o->held_max = 4096;
+    if (o->sends_max == 0) o->sends_max = 4096;
+}
+
+cairn_status cairn_fabric_open(const char *kind, const struct cairn_fabric_options *options,
+                               struct cairn_fabric **fabric_out, struct cairn_sentence *why)
+{
+    const struct fabric_backend *backend = find_backend(kind);
+    if (backend == NULL)
+        return cairn_fail(why, CAIRN_ERR_INVALID, "no fabric '%s': use ucx or mem", kind);
+    struct cairn_fabric_options resolved = *options;
+    resolve_options(&resolved);
+    if (resolved.on_message == NULL || resolved.max_payload > UINT32_MAX ||
+        resolved.held_max > COUNT_MAX || resolved.sends_max > COUNT_MAX)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "fabric %s: on_message missing, max_payload over 4 GiB, or held_max or "
+                          "sends_max over %d",
+                          kind, COUNT_MAX);
+
+    struct cairn_fabric *fabric = calloc(1, backend->fabric_bytes);
+    if (fabric == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "fabric %s: no memory", kind);
+    fabric->backend = backend;
+    fabric->options = resolved;
+    fabric->event_fd = -1;
+    LIST_INIT(&fabric->peers);
+    LIST_INIT(&fabric->held);
+    TAILQ_INIT(&fabric->flying);
+    TAILQ_INIT(&fabric->done);
+    TAILQ_INIT(&fabric->spare);
+    TAILQ_INIT(&fabric->attention);
+
+    cairn_status status = backend->start(fabric, &resolved, why);
+    if (status != CAIRN_OK) {
+        free(fabric);
+        return status;
+    }
+    fabric->options.transports = fabric->options.net_devices = fabric->options.port_range = NULL;
+    *fabric_out = fabric;
+    return CAIRN_OK;
+}
+
+/* -- peers -------------------------------------------------------------------------------------- */
+
+cairn_status cairn_fabric_connect(struct cairn_fabric *fabric, const void *address, size_t bytes,
+                                  cairn_fabric_down_fn *on_down, void *arg,
+                                  struct cairn_fabric_peer **peer_out)
+{
+    if (fabric->is_closing) return CAIRN_ERR_CLOSED;
+    size_t raw_bytes;
+    const void *raw = fabric_open_address(fabric, address, bytes, &raw_bytes);
+    if (raw == NULL) return CAIRN_ERR_MALFORMED;
+    struct cairn_fabric_peer *peer = calloc(1, fabric->backend->peer_bytes);
+    if (peer == NULL) return CAIRN_ERR_NO_MEMORY;
+    peer->fabric = fabric;
+    peer->on_down = on_down;
+    peer->arg = arg;
+    cairn_status status = fabric->backend->connect(peer, raw, raw_bytes);
+    if (status != CAIRN_OK) {
+        free(peer);
+        return status;
+    }
+    LIST_INSERT_HEAD(&fabric->peers, peer, link);
+    fabric->stats.peers_now++;
+    *peer_out = peer;
+    return CAIRN_OK;
+}
+
+/* Backends must not lose an endpoint inside their own callbacks, so that lost and closed peers queue
+ * up here until fabric_deliver. */
+static void attend(struct cairn_fabric_peer *peer)
+{
+    if (peer->is_queued) return;
+    peer->is_queued = true;
+    TAILQ_INSERT_TAIL(&peer->fabric->attention, peer, attention);
+}
+
+void fabric_peer_lost(struct cairn_fabric_peer *peer, cairn_status why)
+{
+    if (peer->is_down) return;
+    peer->is_down = true;
+    peer->why = why;
+    attend(peer);
+}
+
+void cairn_fabric_peer_close(struct cairn_fabric_peer *peer)
+{
+    if (peer == NULL || peer->is_closed) return;
+    peer->is_closed = true;
+    peer->fabric->stats.peers_now--;
+    attend(peer);
+}
+
+static void cut(struct cairn_fabric_peer *peer)
+{
+    if (peer->is_cut) return;
+    peer->is_cut = true;
+    peer->is_down = true;
+    peer->fabric->backend->disconnect(peer);
+}
+
+static void see_to_peer(struct cairn_fabric_peer *peer)
+{
+    struct cairn_fabric *fabric = peer->fabric;
+    TAILQ_REMOVE(&fabric->attention, peer, attention);
+    peer->is_queued = false;
+    cut(peer);
+    if (peer->is_closed) {
+        LIST_REMOVE(peer, link);
+        free(peer);
+    } else if (!peer->is_told) {
+        peer->is_told = true;
+        fabric->stats.peers_down++;
+        if (peer->on_down != NULL) peer->on_down(peer->arg, peer, peer->why);
+    }
+}
+
+/* -- operations --------------------------------------------------------------------------------- */
+
+static struct fabric_op *op_new(struct cairn_fabric *fabric, bool is_send, size_t payload_bytes,
+                                cairn_fabric_done_fn *on_done, void *arg)
+{
+    struct fabric_op *op = TAILQ_FIRST(&fabric->spare);
+    if (op != NULL)
+        TAILQ_REMOVE(&fabric->spare, op, link);
+    else if ((op = malloc(sizeof *op)) == NULL)
+        return NULL;
+    op->fabric = fabric;
+    op->is_send = is_send;
+    op->is_done = false;
+    op->payload_bytes = payload_bytes;
+    op->on_done = on_done;
+    op->arg = arg;
+    op->header_bytes = 0;
+    TAILQ_INSERT_TAIL(&fabric->flying, op, link);
+    *(is_send ? &fabric->stats.sends_now : &fabric->stats.receives_now) += 1;
+    return op;
+}
+
+static void op_retire(struct fabric_op *op, struct fabric_ops *from)
+{
+    struct cairn_fabric *fabric = op->fabric;
+    TAILQ_REMOVE(from, op, link);
+    *(op->is_send ? &fabric->stats.sends_now : &fabric->stats.receives_now) -= 1;
+    TAILQ_INSERT_HEAD(&fabric->spare, op, link);
+}
+
+void fabric_op_done(struct fabric_op *op, cairn_status status)
+{
+    assert(!op->is_done);
+    op->is_done = true;
+    op->status = status;
+    TAILQ_REMOVE(&op->fabric->flying, op, link);
+    TAILQ_INSERT_TAIL(&op->fabric->done, op, link);
+}
+
+static void tell_done(struct fabric_op *op)
+{
+    struct cairn_fabric *fabric = op->fabric;
+    cairn_fabric_done_fn *on_done = op->on_done;
+    void *arg = op->arg;
+    cairn_status status = op->status;
+    if (!op->is_send && status == CAIRN_OK) fabric->stats.bytes_received += op->payload_bytes;
+    op_retire(op, &fabric->done); // first: the callback may send again, and finds it spare
+    if (on_done != NULL) on_done(arg, status);
+}
+
+cairn_status cairn_fabric_send(struct cairn_fabric_peer *peer, const void *header,
+                               size_t header_bytes, const void *payload, size_t payload_bytes,
+                               cairn_fabric_done_fn *on_sent, void *arg)
+{
+    struct cairn_fabric *fabric = peer->fabric;
+    if (header_bytes == 0 || header_bytes > CAIRN_FABRIC_HEADER_MAX) return CAIRN_ERR_INVALID;
+    if (payload_bytes > fabric->options.max_payload) return CAIRN_ERR_INVALID;
+    if (payload_bytes > 0 && (payload == NULL || on_sent == NULL)) return CAIRN_ERR_INVALID;
+    if (peer->is_down || peer->is_closed || fabric->is_closing) return CAIRN_ERR_CLOSED;
+    if (fabric->stats.sends_now >= fabric->options.sends_max) return CAIRN_ERR_BUSY;
+
+    struct fabric_op *op = op_new(fabric, true, payload_bytes, on_sent, arg);
+    if (op == NULL) return CAIRN_ERR_NO_MEMORY;
+    memcpy(op->header, header, header_bytes);
+    op->header_bytes = header_bytes;
+    cairn_status status = fabric->backend->send(peer, op, payload);
+    if (status != CAIRN_OK) {
+        op_retire(op, &fabric->flying);
+        return status;
+    }
+    fabric->stats.messages_sent++;
+    fabric->stats.bytes_sent += payload_bytes;
+    return CAIRN_OK;
+}
+
+/* -- messages ----------------------------------------------------------------------------------- */
+
+bool fabric_judge(struct cairn_fabric *fabric, size_t header_bytes, size_t payload_bytes)
+{
+    const struct cairn_fabric_stats *now = &fabric->stats;
+    if (!fabric->is_closing && header_bytes > 0 && header_bytes <= CAIRN_FABRIC_HEADER_MAX &&
+        payload_bytes <= fabric->options.max_payload &&
+        (payload_bytes == 0 || now->held_now + now->receives_now < fabric->options.held_max))
+        return true;
+    fabric->stats.messages_refused++;
+    return false;
+}
+
+struct cairn_fabric_message *fabric_message_new(struct cairn_fabric *fabric, size_t payload_bytes)
+{
+    struct cairn_fabric_message *message = calloc(1, fabric->backend->message_bytes);
+    if (message == NULL) {
+        fabric->stats.messages_refused++;
+        return NULL;
+    }
+    message->fabric = fabric;
+    message->payload_bytes = payload_bytes;
+    LIST_INSERT_HEAD(&fabric->held, message, link);
+    fabric->stats.held_now++;
+    return message;
+}
+
+static void message_free(struct cairn_fabric_message *message)
+{
+    LIST_REMOVE(message, link);
+    message->fabric->stats.held_now--;
+    free(message);
+}
+
+void fabric_offer(struct cairn_fabric *fabric, const void *header, size_t header_bytes,
+                  size_t payload_bytes, struct cairn_fabric_message *message)
+{
+    fabric->stats.messages_received++;
+    fabric->options.on_message(fabric->options.on_message_arg, header, header_bytes, payload_bytes,
+                               message);
+}
+
+cairn_status cairn_fabric_receive(struct cairn_fabric_message *message, void *buffer,
+                                  size_t capacity, cairn_fabric_done_fn *on_received, void *arg)
+{
+    struct cairn_fabric *fabric = message->fabric;
+    if (capacity < message->payload_bytes || on_received == NULL) return CAIRN_ERR_INVALID;
+    if (message->is_gone) return CAIRN_ERR_CLOSED;
+    struct fabric_op *op = op_new(fabric, false, message->payload_bytes, on_received, arg);
+    if (op == NULL) return CAIRN_ERR_NO_MEMORY;
+    fabric->backend->receive(message, op, buffer);
+    message_free(message);
+    return CAIRN_OK;
+}
+
+void cairn_fabric_drop(struct cairn_fabric_message *message)
+{
+    if (message->is_gone) return;
+    message->fabric->stats.messages_dropped++;
+    message->fabric->backend->drop(message);
+    message_free(message);
+}
+
+size_t cairn_fabric_message_bytes(const struct cairn_fabric_message *message)
+{
+    return message->payload_bytes;
+}
+
+/* -- driving ------------------------------------------------------------------------------------ */
+
+/* Only what is queued now: a callback that sends to itself must not keep us here for ever. */
+unsigned fabric_deliver(struct cairn_fabric *fabric)
+{
+    unsigned count = 0;
+    struct cairn_fabric_peer *last_peer = TAILQ_LAST(&fabric->attention, fabric_attention);
+    struct fabric_op *last_op = TAILQ_LAST(&fabric->done, fabric_ops);
+    for (bool more = last_peer != NULL; more; count++) {
+        struct cairn_fabric_peer *peer = TAILQ_FIRST(&fabric->attention);
+        more = peer != last_peer;
+        see_to_peer(peer);
+    }
+    for (bool more = last_op != NULL; more; count++) {
+        struct fabric_op *op = TAILQ_FIRST(&fabric->done);
+        more = op != last_op;
+        tell_done(op);
+    }
+    return count;
+}
+
+unsigned cairn_fabric_progress(struct cairn_fabric *fabric)
+{
+    assert(!fabric->is_inside);
+    fabric->is_inside = true;
+    unsigned count = fabric_deliver(fabric);
+    count += fabric->backend->progress(fabric);
+    count += fabric_deliver(fabric);
+    fabric->is_inside = false;
+    return count;
+}
+
+cairn_status cairn_fabric_arm(struct cairn_fabric *fabric)
+{
+    if (!TAILQ_EMPTY(&fabric->attention) || !TAILQ_EMPTY(&fabric->done)) return CAIRN_ERR_BUSY;
+    return fabric->backend->arm(fabric);
+}
+
+int cairn_fabric_event_fd(const struct cairn_fabric *fabric)
+{
+    return fabric->event_fd;
+}
+
+void cairn_fabric_stats(const struct cairn_fabric *fabric, struct cairn_fabric_stats *stats_out)
+{
+    *stats_out = fabric->stats;
+}
+
+const char *cairn_fabric_describe(const struct cairn_fabric *fabric)
+{
+    return fabric->describe;
+}
+
+/* -- the end ------------------------------------------------------------------------------------ */
+
+static void free_objects(struct cairn_fabric *fabric)
+{
+    while (!LIST_EMPTY(&fabric->held)) message_free(LIST_FIRST(&fabric->held));
+    while (!LIST_EMPTY(&fabric->peers)) {
+        struct cairn_fabric_peer *peer = LIST_FIRST(&fabric->peers);
+        LIST_REMOVE(peer, link);
+        free(peer);
+    }
+    while (!TAILQ_EMPTY(&fabric->spare)) {
+        struct fabric_op *op = TAILQ_FIRST(&fabric->spare);
+        TAILQ_REMOVE(&fabric->spare, op, link);
+        free(op);
+    }
+}
+
+void cairn_fabric_close(struct cairn_fabric *fabric)
+{
+    if (fabric == NULL) return;
+    assert(!fabric->is_inside);
+    fabric->is_inside = true;
+    fabric->is_closing = true; // nothing new is sent or taken from here on
+    struct cairn_fabric_message *message;
+    LIST_FOREACH (message, &fabric->held, link) {
+        fabric->backend->drop(message);
+        message->is_gone = true; // a callback below may still name it
+    }
+    struct cairn_fabric_peer *peer;
+    LIST_FOREACH (peer, &fabric->peers, link) cut(peer);
+    fabric->backend->stop(fabric);
+    while (!TAILQ_EMPTY(&fabric->flying))
+        fabric_op_done(TAILQ_FIRST(&fabric->flying), CAIRN_ERR_CLOSED);
+    while (!TAILQ_EMPTY(&fabric->done)) tell_done(TAILQ_FIRST(&fabric->done));
+    assert(fabric->stats.sends_now == 0 && fabric->stats.receives_now == 0);
+    free_objects(fabric);
+    free(fabric);
+}

@@ -1,0 +1,173 @@
+/* The ucx fabric: the only door to UCX (with its ucx_*.c). One context and one worker per fabric,
+ * endpoints from worker addresses with peer-failure handling, never a ucp_listener: its port aborts
+ * the process on garbage. */
+#include "proto/fabric/ucx.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <time.h>
+
+enum { STOP_MS = 500 };
+
+cairn_status ucx_status(ucs_status_t status)
+{
+    switch (status) {
+    case UCS_OK: return CAIRN_OK;
+    case UCS_ERR_NO_MEMORY: return CAIRN_ERR_NO_MEMORY;
+    case UCS_ERR_UNREACHABLE: return CAIRN_ERR_UNREACHABLE;
+    case UCS_ERR_NO_DEVICE: return CAIRN_ERR_UNREACHABLE;
+    case UCS_ERR_REJECTED: return CAIRN_ERR_UNREACHABLE;
+    default: return CAIRN_ERR_CLOSED; // canceled, reset, timed out: the peer is gone
+    }
+}
+
+/* -- opening ------------------------------------------------------------------------------------ */
+
+/* UCX starts a thread of its own with the worker (it accepts connections). It inherits our mask:
+ * all blocked, so that no signal of the process is ever handled on it. */
+static ucs_status_t create_worker(struct ucx_fabric *ucx)
+{
+    const ucp_worker_params_t params = {
+        .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_FLAGS,
+        .thread_mode = UCS_THREAD_MODE_SINGLE,
+        .flags = UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK,
+    };
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    ucs_status_t status = ucp_worker_create(ucx->context, &params, &ucx->worker);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return status;
+}
+
+static cairn_status publish_address(struct ucx_fabric *ucx)
+{
+    ucp_address_t *address;
+    size_t bytes;
+    ucs_status_t status = ucp_worker_get_address(ucx->worker, &address, &bytes);
+    if (status != UCS_OK) return ucx_status(status);
+    cairn_status kept = fabric_set_address(&ucx->common, address, bytes);
+    ucp_worker_release_address(ucx->worker, address);
+    return kept;
+}
+
+static cairn_status ucx_start(struct cairn_fabric *fabric,
+                              const struct cairn_fabric_options *options,
+                              struct cairn_sentence *why)
+{
+    struct ucx_fabric *ucx = ucx_of(fabric);
+    cairn_status status = ucx_context_open(options, &ucx->context, why);
+    if (status != CAIRN_OK) return status;
+    ucs_status_t ucs = create_worker(ucx);
+    if (ucs != UCS_OK) {
+        status = cairn_fail(
+            why, CAIRN_ERR_UNREACHABLE,
+            "UCX cannot open devices '%s', tcp ports '%s' (%s): is the device up and "
+            "a port of the range free?",
+            options->net_devices != NULL ? options->net_devices : "lo",
+            options->port_range != NULL ? options->port_range : "any", ucs_status_string(ucs));
+        goto err_cleanup_context;
+    }
+    ucs = ucx_listen(ucx);
+    if (ucs == UCS_OK) ucs = ucp_worker_get_efd(ucx->worker, &fabric->event_fd);
+    status = ucs == UCS_OK ? publish_address(ucx) : ucx_status(ucs);
+    if (status != CAIRN_OK) {
+        cairn_sentence_set(why, "UCX gives no event descriptor or address: %s",
+                           cairn_status_text((int)status));
+        goto err_destroy_worker;
+    }
+    ucx_describe(fabric, options);
+    return CAIRN_OK;
+err_destroy_worker:
+    ucp_worker_destroy(ucx->worker);
+err_cleanup_context:
+    ucp_cleanup(ucx->context);
+    return status;
+}
+
+/* -- peers -------------------------------------------------------------------------------------- */
+
+static void on_ucx_down(void *arg, ucp_ep_h ep, ucs_status_t status)
+{
+    (void)ep;
+    cairn_status why = ucx_status(status);
+    fabric_peer_lost(arg, why == CAIRN_ERR_UNREACHABLE ? why : CAIRN_ERR_CLOSED);
+}
+
+static cairn_status ucx_connect(struct cairn_fabric_peer *peer, const void *address, size_t bytes)
+{
+    (void)bytes; // UCX believes the lengths inside; the envelope's checksum stands for them
+    const ucp_ep_params_t params = {
+        .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                      UCP_EP_PARAM_FIELD_ERR_HANDLER,
+        .address = address,
+        .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+        .err_handler = { .cb = on_ucx_down, .arg = peer },
+    };
+    ucs_status_t status = ucp_ep_create(ucx_of(peer->fabric)->worker, &params,
+                                        &((struct ucx_peer *)peer)->ep);
+    return ucx_status(status);
+}
+
+/* Forced: waits for nobody. Flying sends are canceled by the next progresses. */
+static void ucx_disconnect(struct cairn_fabric_peer *peer)
+{
+    const ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+        .flags = UCP_EP_CLOSE_FLAG_FORCE,
+    };
+    ucs_status_ptr_t request = ucp_ep_close_nbx(((struct ucx_peer *)peer)->ep, &param);
+    if (UCS_PTR_IS_PTR(request)) ucp_request_free(request); // freed by UCX when it is over
+}
+
+/* -- driving ------------------------------------------------------------------------------------ */
+
+static unsigned ucx_progress(struct cairn_fabric *fabric)
+{
+    return ucp_worker_progress(ucx_of(fabric)->worker);
+}
+
+static cairn_status ucx_arm(struct cairn_fabric *fabric)
+{
+    ucs_status_t status = ucp_worker_arm(ucx_of(fabric)->worker);
+    return status == UCS_OK ? CAIRN_OK : CAIRN_ERR_BUSY;
+}
+
+static uint64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+/* Canceled sends end within a few progresses. A receive whose sender lives but sleeps may not: then
+ * the worker is destroyed under it, after which UCX writes no more. */
+static void ucx_stop(struct cairn_fabric *fabric)
+{
+    struct ucx_fabric *ucx = ucx_of(fabric);
+    const uint64_t deadline = now_ms() + STOP_MS;
+    struct pollfd wait = { .fd = fabric->event_fd, .events = POLLIN };
+    while (!TAILQ_EMPTY(&fabric->flying) && now_ms() < deadline)
+        if (ucp_worker_progress(ucx->worker) == 0 && ucp_worker_arm(ucx->worker) == UCS_OK)
+            poll(&wait, 1, 10);
+    while (ucp_worker_progress(ucx->worker) != 0 && now_ms() < deadline) {}
+    ucp_worker_destroy(ucx->worker);
+    ucp_cleanup(ucx->context);
+}
+
+const struct fabric_backend fabric_ucx = {
+    .kind = "ucx",
+    .fabric_bytes = sizeof(struct ucx_fabric),
+    .peer_bytes = sizeof(struct ucx_peer),
+    .message_bytes = sizeof(struct ucx_message),
+    .start = ucx_start,
+    .stop = ucx_stop,
+    .connect = ucx_connect,
+    .disconnect = ucx_disconnect,
+    .send = ucx_send,
+    .receive = ucx_receive,
+    .drop = ucx_drop,
+    .progress = ucx_progress,
+    .arm = ucx_arm,
+};

@@ -1,0 +1,133 @@
+/* Messages over UCX active messages: one id, eager for small payloads, rendezvous for the rest.
+ *
+ * UCX behaves so (1.13.1, measured): a receive into too small a buffer aborts the process, so
+ * fabric.c compares first. An unread descriptor that is released completes its sender with OK. What is
+ * held costs us pool memory (eager) or pins the sender's buffer (rendezvous). */
+#include "proto/fabric/ucx.h"
+
+#include <assert.h>
+#include <string.h>
+
+enum { MESSAGE_ID = 7 }; /* the only id in use; all Cairn nodes agree on it */
+
+/* -- sending ------------------------------------------------------------------------------------ */
+
+static void on_ucx_sent(void *request, ucs_status_t status, void *arg)
+{
+    fabric_op_done(arg, ucx_status(status));
+    ucp_request_free(request);
+}
+
+cairn_status ucx_send(struct cairn_fabric_peer *peer, struct fabric_op *op, const void *payload)
+{
+    const ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+        .cb.send = on_ucx_sent,
+        .user_data = op,
+    };
+    ucs_status_ptr_t request = ucp_am_send_nbx(((struct ucx_peer *)peer)->ep, MESSAGE_ID,
+                                               op->header, op->header_bytes, payload,
+                                               op->payload_bytes, &param);
+    if (UCS_PTR_IS_ERR(request)) return ucx_status(UCS_PTR_STATUS(request));
+    if (request == NULL) fabric_op_done(op, CAIRN_OK); // sent at once: UCX calls nothing
+    return CAIRN_OK;
+}
+
+/* -- receiving ---------------------------------------------------------------------------------- */
+
+static void on_ucx_received(void *request, ucs_status_t status, size_t length, void *arg)
+{
+    struct fabric_op *op = arg;
+    assert(status != UCS_OK || length == op->payload_bytes);
+    fabric_op_done(op, ucx_status(status));
+    ucp_request_free(request);
+}
+
+static void start_rendezvous(struct ucx_fabric *ucx, void *descriptor, struct fabric_op *op,
+                             void *buffer)
+{
+    const ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+        .cb.recv_am = on_ucx_received,
+        .user_data = op,
+    };
+    ucs_status_ptr_t request = ucp_am_recv_data_nbx(ucx->worker, descriptor, buffer,
+                                                    op->payload_bytes, &param);
+    if (UCS_PTR_IS_ERR(request))
+        fabric_op_done(op, ucx_status(UCS_PTR_STATUS(request)));
+    else if (request == NULL)
+        fabric_op_done(op, CAIRN_OK);
+}
+
+void ucx_receive(struct cairn_fabric_message *common, struct fabric_op *op, void *buffer)
+{
+    struct ucx_message *message = (struct ucx_message *)common;
+    struct ucx_fabric *ucx = ucx_of(common->fabric);
+    bool is_shown = message == ucx->shown;
+    if (message->is_rendezvous) {
+        if (is_shown) ucx->fate = FATE_RECEIVING;
+        start_rendezvous(ucx, message->data, op, buffer);
+        return;
+    }
+    memcpy(buffer, message->data, common->payload_bytes);
+    fabric_op_done(op, CAIRN_OK);
+    if (is_shown)
+        ucx->fate = FATE_TAKEN;
+    else
+        ucp_am_data_release(ucx->worker, message->data);
+}
+
+void ucx_drop(struct cairn_fabric_message *common)
+{
+    struct ucx_message *message = (struct ucx_message *)common;
+    struct ucx_fabric *ucx = ucx_of(common->fabric);
+    if (message == ucx->shown)
+        ucx->fate = FATE_TAKEN;
+    else
+        ucp_am_data_release(ucx->worker, message->data);
+}
+
+static ucs_status_t show(struct ucx_fabric *ucx, const void *header, size_t header_bytes,
+                         struct ucx_message *message)
+{
+    ucx->shown = message;
+    ucx->fate = FATE_HELD;
+    fabric_offer(&ucx->common, header, header_bytes, message->common.payload_bytes,
+                 &message->common); // message may be freed after this
+    ucx->shown = NULL;
+    return ucx->fate == FATE_TAKEN ? UCS_OK : UCS_INPROGRESS;
+}
+
+/* UCS_OK: UCX may free `data` (and tells a rendezvous sender so). UCS_INPROGRESS: it is kept for us. */
+static ucs_status_t on_ucx_message(void *arg, const void *header, size_t header_bytes, void *data,
+                                   size_t payload_bytes, const ucp_am_recv_param_t *param)
+{
+    struct ucx_fabric *ucx = arg;
+    bool is_rendezvous = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
+    if (!fabric_judge(&ucx->common, header_bytes, payload_bytes)) return UCS_OK;
+    if (payload_bytes == 0) {
+        fabric_offer(&ucx->common, header, header_bytes, 0, NULL);
+        return UCS_OK;
+    }
+    assert(is_rendezvous || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0);
+    struct ucx_message *message = (struct ucx_message *)fabric_message_new(&ucx->common,
+                                                                           payload_bytes);
+    if (message == NULL) return UCS_OK;
+    message->data = data;
+    message->is_rendezvous = is_rendezvous;
+    return show(ucx, header, header_bytes, message);
+}
+
+/* WHOLE_MSG: called once a message is complete. PERSISTENT_DATA: an eager payload can be held. */
+ucs_status_t ucx_listen(struct ucx_fabric *ucx)
+{
+    const ucp_am_handler_param_t param = {
+        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                      UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
+        .id = MESSAGE_ID,
+        .flags = UCP_AM_FLAG_WHOLE_MSG | UCP_AM_FLAG_PERSISTENT_DATA,
+        .cb = on_ucx_message,
+        .arg = ucx,
+    };
+    return ucp_worker_set_am_recv_handler(ucx->worker, &param);
+}

@@ -1,0 +1,109 @@
+/* How Cairn runs UCX. The settings that the measurements of this project forced, each with its reason;
+ * README.md says which of the environment's UCX_* still count. */
+#include "proto/fabric/ucx.h"
+
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucs/debug/debug.h>
+
+/* Values that do not depend on options. They win over the environment: a forgotten UCX_* in a job
+ * script must not change how a cluster behaves. */
+static const struct {
+    const char *name, *value;
+} settings[] = {
+    { "TCP_TX_SEG_SIZE", "64k" },    // the default 8k halves the bandwidth
+    { "TCP_RX_SEG_SIZE", "64k" },    //
+    { "RNDV_THRESH", "32k" },        // larger payloads wait at their sender, not in our pools
+    { "RNDV_SCHEME", "auto" },       //
+    { "PROTO_ENABLE", "n" },         // 1.13: a fifth of the speed when on
+    { "MM_ERROR_HANDLING", "n" },    // shared-memory lanes stall the survivors of a killed peer
+    { "HANDLE_ERRORS", "none" },     // no backtraces, no freezing: we may be a guest in a trainer
+    { "WARN_UNUSED_ENV_VARS", "n" }, // another UCX version's variable is not our user's problem
+};
+
+/* UCX installs handlers for these signals when it is loaded, before main. */
+static const int crash_signals[] = { SIGILL, SIGSEGV, SIGBUS, SIGFPE };
+
+static const char *or_default(const char *value, const char *fallback)
+{
+    return value != NULL && value[0] != '\0' ? value : fallback;
+}
+
+/* Only UCX's own: the host may have put its handler there since. */
+static bool handler_is_of_ucx(int signum)
+{
+    struct sigaction action;
+    Dl_info where;
+    if (sigaction(signum, NULL, &action) != 0 || (action.sa_flags & SA_SIGINFO) == 0) return false;
+    union {
+        void (*function)(int, siginfo_t *, void *);
+        void *address;
+    } handler = { .function = action.sa_sigaction };
+    return dladdr(handler.address, &where) != 0 && where.dli_fname != NULL &&
+           strstr(where.dli_fname, "libucs.so") != NULL;
+}
+
+static void give_signals_back(void)
+{
+    for (size_t i = 0; i < sizeof crash_signals / sizeof crash_signals[0]; i++)
+        if (handler_is_of_ucx(crash_signals[i])) ucs_debug_disable_signal(crash_signals[i]);
+}
+
+static ucs_status_t apply(ucp_config_t *config, const struct cairn_fabric_options *options)
+{
+    ucs_status_t status = UCS_OK;
+    for (size_t i = 0; i < sizeof settings / sizeof settings[0] && status == UCS_OK; i++)
+        status = ucp_config_modify(config, settings[i].name, settings[i].value);
+    if (status == UCS_OK)
+        status = ucp_config_modify(config, "TLS", or_default(options->transports, "tcp,self"));
+    if (status == UCS_OK)
+        status = ucp_config_modify(config, "NET_DEVICES", or_default(options->net_devices, "lo"));
+    if (status == UCS_OK)
+        status = ucp_config_modify(config, "TCP_PORT_RANGE", or_default(options->port_range, "0"));
+    // Strangers at the port are logged as errors, one line each: a flood is theirs to make.
+    if (status == UCS_OK && getenv("UCX_LOG_LEVEL") == NULL)
+        status = ucp_config_modify(config, "LOG_LEVEL", "fatal");
+    return status;
+}
+
+cairn_status ucx_context_open(const struct cairn_fabric_options *options,
+                              ucp_context_h *context_out, struct cairn_sentence *why)
+{
+    const ucp_params_t params = {
+        .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME,
+        .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+        .name = "cairn",
+    };
+    ucp_config_t *config;
+    ucs_status_t status = ucp_config_read(NULL, NULL, &config);
+    if (status != UCS_OK)
+        return cairn_fail(why, CAIRN_ERR_CONFIG,
+                          "UCX cannot read its settings (%s): look for a "
+                          "malformed UCX_* variable",
+                          ucs_status_string(status));
+    status = apply(config, options);
+    if (status == UCS_OK) status = ucp_init(&params, config, context_out);
+    ucp_config_release(config);
+    if (status == UCS_OK) {
+        give_signals_back();
+        return CAIRN_OK;
+    }
+    return cairn_fail(why, CAIRN_ERR_UNREACHABLE,
+                      "UCX cannot use transports '%s' on devices '%s' (%s): ucx_info -d lists what "
+                      "this host has",
+                      or_default(options->transports, "tcp,self"),
+                      or_default(options->net_devices, "lo"), ucs_status_string(status));
+}
+
+void ucx_describe(struct cairn_fabric *fabric, const struct cairn_fabric_options *options)
+{
+    snprintf(fabric->describe, sizeof fabric->describe,
+             "ucx %s, transports %s, devices %s, tcp ports %s, rendezvous from 32 KiB, payloads to "
+             "%zu bytes, at most %u held and %u sends in flight",
+             ucp_get_version_string(), or_default(options->transports, "tcp,self"),
+             or_default(options->net_devices, "lo"), or_default(options->port_range, "any"),
+             options->max_payload, options->held_max, options->sends_max);
+}
