@@ -5,9 +5,11 @@
 
 #include "proto/wire/sentence.h"
 
-#include <stdint.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <sys/socket.h>
+
+struct addrinfo;
 
 #define CAIRN_ADDRESS_TEXT_BYTES 272 /* "[" 255 "]:" 5 NUL, rounded up */
 
@@ -25,11 +27,14 @@ CAIRN_MUST_CHECK cairn_status cairn_address_parse(const char *text,
 void cairn_address_print(const struct cairn_address *address,
                          char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
 
-/* The first socket address of the host. Blocks (name service): for start-up only. TCP only.
+/* A socket address of the host; of several the first v4 one, so that "localhost" means the same for
+ * a listener and its peers. Blocks (name service): for start-up only. TCP only.
  * CAIRN_ERR_UNREACHABLE. */
 CAIRN_MUST_CHECK cairn_status cairn_address_resolve(const struct cairn_address *address,
                                                     struct sockaddr_storage *addr_out,
                                                     struct cairn_sentence *why);
+/* Which of the addresses that the name service gave is taken. Never NULL for a list that is not. */
+const struct addrinfo *cairn_address_choose(const struct addrinfo *list);
 /* True for 127.0.0.0/8, ::1 and their v4-mapped form. */
 bool cairn_address_is_loopback(const struct sockaddr_storage *addr);
 

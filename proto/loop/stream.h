@@ -6,6 +6,9 @@
  * returns. Closing is asking: cairn_stream_close may be called anywhere, any number of times; the
  * first reason wins.
  *
+ * Writing to a peer that is gone raises SIGPIPE: the loop's thread must ignore it (daemons) or block
+ * it (the client library, which may not touch its host's signal handlers).
+ *
  * Memory is bounded by the options: a receive buffer of at most one frame (4 KiB when idle), and a
  * send queue. A peer that does not read is closed when its queue is full, with a reason; the sender
  * gets CAIRN_ERR_BUSY. There are no heartbeats here: leases are the members' own business. */

@@ -41,6 +41,7 @@ struct cairn_daemon {
     uv_signal_t signals[3];
     uv_timer_t watchdog;
     bool stopping;
+    bool is_announced; /* the ready file is ours */
     int exit_code;
 };
 

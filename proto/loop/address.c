@@ -1,0 +1,135 @@
+#include "proto/loop/address.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/un.h>
+
+static cairn_status bad_address(const char *text, const char *what, struct cairn_sentence *why)
+{
+    return cairn_fail(why, CAIRN_ERR_INVALID,
+                      "\"%.200s\" is not an address: %s; write host:port, [v6 address]:port or "
+                      "unix:/path",
+                      text, what);
+}
+
+static cairn_status parse_unix(const char *text, const char *path, struct cairn_address *address,
+                               struct cairn_sentence *why)
+{
+    if (path[0] != '/') return bad_address(text, "the path of a socket must begin with /", why);
+    if (strlen(path) >= sizeof((struct sockaddr_un *)0)->sun_path)
+        return bad_address(text, "the path of a socket is too long (at most 107 bytes)", why);
+    address->is_unix = true;
+    memcpy(address->host, path, strlen(path) + 1);
+    return CAIRN_OK;
+}
+
+// Decimal digits only, 0..65535; strtol would take " +7".
+static int parse_port(const char *text, uint16_t *port_out)
+{
+    uint32_t port = 0;
+    if (text[0] == '\0' || strlen(text) > 5) return -1;
+    for (const char *p = text; *p != '\0'; p++) {
+        if (*p < '0' || *p > '9') return -1;
+        port = port * 10 + (uint32_t)(*p - '0');
+    }
+    if (port > UINT16_MAX) return -1;
+    *port_out = (uint16_t)port;
+    return 0;
+}
+
+cairn_status cairn_address_parse(const char *text, struct cairn_address *address_out,
+                                 struct cairn_sentence *why)
+{
+    struct cairn_address address = { 0 };
+    if (strncmp(text, "unix:", 5) == 0) {
+        const cairn_status status = parse_unix(text, text + 5, &address, why);
+        if (status == CAIRN_OK) *address_out = address;
+        return status;
+    }
+    const char *colon = strrchr(text, ':');
+    if (colon == NULL) return bad_address(text, "there is no port", why);
+    if (parse_port(colon + 1, &address.port) != 0)
+        return bad_address(text, "the port must be a number from 0 to 65535", why);
+    const char *host = text;
+    size_t host_bytes = (size_t)(colon - text);
+    if (host_bytes >= 2 && host[0] == '[' && host[host_bytes - 1] == ']') {
+        host++;
+        host_bytes -= 2;
+    } else if (memchr(host, ':', host_bytes) != NULL) {
+        return bad_address(text, "a v6 address stands in brackets", why);
+    }
+    if (host_bytes == 0) return bad_address(text, "there is no host", why);
+    if (host_bytes >= sizeof address.host) return bad_address(text, "the host is too long", why);
+    memcpy(address.host, host, host_bytes);
+    *address_out = address;
+    return CAIRN_OK;
+}
+
+void cairn_address_print(const struct cairn_address *address,
+                         char text_out[CAIRN_ADDRESS_TEXT_BYTES])
+{
+    const char *format = strchr(address->host, ':') != NULL ? "[%s]:%u" : "%s:%u";
+    if (address->is_unix)
+        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "unix:%s", address->host);
+    else
+        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, format, address->host, address->port);
+}
+
+cairn_status cairn_address_resolve(const struct cairn_address *address,
+                                   struct sockaddr_storage *addr_out, struct cairn_sentence *why)
+{
+    const struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV };
+    struct addrinfo *found = NULL;
+    char port[8];
+    if (address->is_unix)
+        return cairn_fail(why, CAIRN_ERR_INVALID, "unix:%.200s is not a TCP address",
+                          address->host);
+    snprintf(port, sizeof port, "%u", address->port);
+    const int error = getaddrinfo(address->host, port, &hints, &found);
+    if (error != 0)
+        return cairn_fail(why, CAIRN_ERR_UNREACHABLE, "there is no host \"%.200s\": %s",
+                          address->host, gai_strerror(error));
+    memset(addr_out, 0, sizeof *addr_out);
+    const struct addrinfo *chosen = cairn_address_choose(found);
+    memcpy(addr_out, chosen->ai_addr, chosen->ai_addrlen);
+    freeaddrinfo(found);
+    return CAIRN_OK;
+}
+
+const struct addrinfo *cairn_address_choose(const struct addrinfo *list)
+{
+    for (const struct addrinfo *item = list; item != NULL; item = item->ai_next)
+        if (item->ai_family == AF_INET) return item;
+    return list;
+}
+
+bool cairn_address_is_loopback(const struct sockaddr_storage *addr)
+{
+    if (addr->ss_family == AF_INET) {
+        const struct sockaddr_in *v4 = (const struct sockaddr_in *)addr;
+        return ntohl(v4->sin_addr.s_addr) >> 24 == 127;
+    }
+    if (addr->ss_family != AF_INET6) return false;
+    const struct in6_addr *v6 = &((const struct sockaddr_in6 *)addr)->sin6_addr;
+    return IN6_IS_ADDR_LOOPBACK(v6) || (IN6_IS_ADDR_V4MAPPED(v6) && v6->s6_addr[12] == 127);
+}
+
+void cairn_address_print_socket(const struct sockaddr_storage *addr,
+                                char text_out[CAIRN_ADDRESS_TEXT_BYTES])
+{
+    char host[INET6_ADDRSTRLEN] = "?";
+    if (addr->ss_family == AF_INET) {
+        const struct sockaddr_in *v4 = (const struct sockaddr_in *)addr;
+        inet_ntop(AF_INET, &v4->sin_addr, host, sizeof host);
+        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "%s:%u", host, ntohs(v4->sin_port));
+    } else if (addr->ss_family == AF_INET6) {
+        const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)addr;
+        inet_ntop(AF_INET6, &v6->sin6_addr, host, sizeof host);
+        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "[%s]:%u", host, ntohs(v6->sin6_port));
+    } else {
+        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "?");
+    }
+}

@@ -1,0 +1,339 @@
+#include "proto/loop/stream_private.h"
+
+#include <assert.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FINISH_MS  2000        // how long a peer may take to read its last frames
+#define KEEP_BYTES (64u << 10) // outboxes above this are freed when empty
+
+static void outbox_release(struct cairn_stream_outbox *box)
+{
+    free(box->bytes);
+    memset(box, 0, sizeof *box);
+}
+
+static void outbox_empty(struct cairn_stream_outbox *box)
+{
+    if (box->capacity_bytes > KEEP_BYTES) outbox_release(box);
+    box->used_bytes = 0;
+}
+
+// Growth doubles; the caller has checked the queue's bound.
+static cairn_status outbox_append(struct cairn_stream_outbox *box, const uint8_t *bytes,
+                                  size_t byte_count)
+{
+    if (byte_count > box->capacity_bytes - box->used_bytes) {
+        size_t capacity = box->used_bytes + byte_count;
+        if (capacity < 2 * box->capacity_bytes) capacity = 2 * box->capacity_bytes;
+        uint8_t *grown = realloc(box->bytes, capacity);
+        if (grown == NULL) return CAIRN_ERR_NO_MEMORY;
+        box->bytes = grown;
+        box->capacity_bytes = capacity;
+    }
+    memcpy(box->bytes + box->used_bytes, bytes, byte_count);
+    box->used_bytes += byte_count;
+    return CAIRN_OK;
+}
+
+struct cairn_stream *cairn_stream_new(uv_loop_t *loop, bool is_unix,
+                                      const struct cairn_stream_options *options,
+                                      const struct cairn_stream_events *events, void *context,
+                                      struct cairn_sentence *why)
+{
+    struct cairn_stream *stream = calloc(1, sizeof *stream);
+    if (stream == NULL) {
+        cairn_sentence_set(why, "no memory for a connection");
+        return NULL;
+    }
+    const int error = is_unix ? uv_pipe_init(loop, &stream->io.pipe, 0)
+                              : uv_tcp_init(loop, &stream->io.tcp);
+    assert(error == 0); // both only fill in the struct
+    (void)error;
+    uv_timer_init(loop, &stream->timer);
+    stream->io.handle.data = stream->timer.data = stream;
+    stream->open_count = 2;
+    stream->events = *events;
+    stream->context = context;
+    stream->send_queue_bytes = options->send_queue_bytes != 0 ? options->send_queue_bytes
+                                                              : CAIRN_STREAM_SEND_QUEUE_BYTES;
+    cairn_frame_decoder_init(&stream->decoder, options->limits);
+    return stream;
+}
+
+void cairn_stream_drop(struct cairn_stream *stream)
+{
+    if (--stream->open_count > 0) return;
+    if (stream->events.on_close != NULL)
+        stream->events.on_close(stream, stream->status, stream->why.text, stream->context);
+    cairn_frame_decoder_release(&stream->decoder);
+    outbox_release(&stream->pending);
+    outbox_release(&stream->writing);
+    free(stream);
+}
+
+static void on_handle_closed(uv_handle_t *handle)
+{
+    cairn_stream_drop(handle->data);
+}
+
+// `why` was written already.
+static void close_now(struct cairn_stream *stream)
+{
+    if (stream->state == CAIRN_STREAM_CLOSING) return;
+    stream->state = CAIRN_STREAM_CLOSING;
+    uv_close(&stream->io.handle, on_handle_closed);
+    uv_close((uv_handle_t *)&stream->timer, on_handle_closed);
+    if (stream->is_resolving) uv_cancel((uv_req_t *)&stream->resolve); // or it ends by itself
+}
+
+static void write_reason(struct cairn_stream *stream, cairn_status status, const char *format,
+                         va_list args)
+{
+    char text[CAIRN_SENTENCE_BYTES];
+    vsnprintf(text, sizeof text, format, args);
+    cairn_sentence_set(&stream->why, "%s", text);
+    stream->status = status;
+}
+
+void cairn_stream_close(struct cairn_stream *stream, cairn_status status, const char *format, ...)
+{
+    if (stream->state < CAIRN_STREAM_FINISHING) { // later the first reason stands
+        va_list args;
+        va_start(args, format);
+        write_reason(stream, status, format, args);
+        va_end(args);
+    }
+    close_now(stream);
+}
+
+static void on_finish_late(uv_timer_t *timer)
+{
+    close_now(timer->data);
+}
+
+static void on_shutdown(uv_shutdown_t *request, int error)
+{
+    struct cairn_stream *stream = request->data;
+    if (stream->state != CAIRN_STREAM_FINISHING) return;
+    if (error != 0 || stream->peer_shut) close_now(stream);
+    // Otherwise the peer reads to our end and closes: closing first could destroy what it has not
+    // read (a reset, if it had sent more).
+}
+
+// Everything queued was written: end our direction.
+static void finish_sending(struct cairn_stream *stream)
+{
+    if (stream->is_shut) return;
+    stream->is_shut = true;
+    stream->shutdown.data = stream;
+    if (uv_shutdown(&stream->shutdown, &stream->io.stream, on_shutdown) != 0) close_now(stream);
+}
+
+void cairn_stream_finish(struct cairn_stream *stream, cairn_status status, const char *format, ...)
+{
+    if (stream->state >= CAIRN_STREAM_FINISHING) return;
+    va_list args;
+    va_start(args, format);
+    write_reason(stream, status, format, args);
+    va_end(args);
+    if (stream->state == CAIRN_STREAM_CONNECTING) {
+        close_now(stream);
+        return;
+    }
+    stream->state = CAIRN_STREAM_FINISHING;
+    uv_timer_start(&stream->timer, on_finish_late, FINISH_MS, 0);
+    if (!stream->is_writing) finish_sending(stream);
+}
+
+static void on_room_wanted(uv_handle_t *handle, size_t wanted, uv_buf_t *buf_out)
+{
+    struct cairn_stream *stream = handle->data;
+    uint8_t *room = NULL;
+    size_t room_bytes = 0;
+    (void)wanted;
+    if (cairn_frame_decoder_reserve(&stream->decoder, &room, &room_bytes) != CAIRN_FRAME_NONE)
+        room_bytes = 0; // comes back as UV_ENOBUFS
+    *buf_out = uv_buf_init((char *)room, (unsigned)room_bytes);
+}
+
+static void deliver_frames(struct cairn_stream *stream)
+{
+    struct cairn_frame frame;
+    struct cairn_sentence why;
+    while (stream->state == CAIRN_STREAM_OPEN) {
+        const enum cairn_frame_state found = cairn_frame_decoder_next(&stream->decoder, &frame,
+                                                                      &why);
+        if (found == CAIRN_FRAME_NONE) break;
+        if (found == CAIRN_FRAME_READY)
+            stream->events.on_frame(stream, &frame, stream->context);
+        else
+            cairn_stream_close(stream, CAIRN_ERR_PROTOCOL, "%s", why.text);
+    }
+    if (stream->state == CAIRN_STREAM_FINISHING) stream->decoder.start = stream->decoder.end;
+    cairn_frame_decoder_trim(&stream->decoder);
+}
+
+static void on_end_of_input(struct cairn_stream *stream, ssize_t error)
+{
+    if (error == UV_ENOBUFS) {
+        cairn_stream_close(stream, CAIRN_ERR_NO_MEMORY, "no memory to receive from %s",
+                           stream->peer);
+    } else if (stream->state == CAIRN_STREAM_FINISHING && error == UV_EOF && !stream->is_shut) {
+        stream->peer_shut = true; // it still reads what we have for it
+        uv_read_stop(&stream->io.stream);
+    } else if (error == UV_EOF) {
+        cairn_stream_close(stream, CAIRN_ERR_CLOSED, "%s closed the connection", stream->peer);
+    } else {
+        cairn_stream_close(stream, CAIRN_ERR_CLOSED, "reading from %s failed: %s", stream->peer,
+                           uv_strerror((int)error));
+    }
+}
+
+static void on_read(uv_stream_t *io, ssize_t read_bytes, const uv_buf_t *buf)
+{
+    struct cairn_stream *stream = io->data;
+    (void)buf;
+    if (read_bytes < 0) {
+        on_end_of_input(stream, read_bytes);
+        return;
+    }
+    cairn_frame_decoder_added(&stream->decoder, (size_t)read_bytes);
+    deliver_frames(stream);
+}
+
+static void write_pending(struct cairn_stream *stream);
+
+static void on_written(uv_write_t *request, int error)
+{
+    struct cairn_stream *stream = request->data;
+    stream->is_writing = false;
+    outbox_empty(&stream->writing);
+    if (stream->state == CAIRN_STREAM_CLOSING) return;
+    if (error != 0) {
+        cairn_stream_close(stream, CAIRN_ERR_CLOSED, "writing to %s failed: %s", stream->peer,
+                           uv_strerror(error));
+        return;
+    }
+    write_pending(stream);
+    if (stream->state == CAIRN_STREAM_FINISHING && !stream->is_writing) finish_sending(stream);
+}
+
+// One write at a time: frames that come meanwhile go out together in the next.
+static void write_pending(struct cairn_stream *stream)
+{
+    if (stream->is_writing || stream->pending.used_bytes == 0) return;
+    const struct cairn_stream_outbox emptied = stream->writing;
+    stream->writing = stream->pending;
+    stream->pending = emptied;
+    uv_buf_t buf = uv_buf_init((char *)stream->writing.bytes, (unsigned)stream->writing.used_bytes);
+    stream->write.data = stream;
+    stream->is_writing = true;
+    const int error = uv_write(&stream->write, &stream->io.stream, &buf, 1, on_written);
+    if (error == 0) return;
+    stream->is_writing = false;
+    cairn_stream_close(stream, CAIRN_ERR_CLOSED, "writing to %s failed: %s", stream->peer,
+                       uv_strerror(error));
+}
+
+size_t cairn_stream_queued_bytes(const struct cairn_stream *stream)
+{
+    return stream->pending.used_bytes + uv_stream_get_write_queue_size(&stream->io.stream);
+}
+
+static cairn_status judge_send(struct cairn_stream *stream, size_t frame_bytes,
+                               struct cairn_sentence *why)
+{
+    const size_t queued_bytes = cairn_stream_queued_bytes(stream);
+    if (stream->state >= CAIRN_STREAM_FINISHING)
+        return cairn_fail(why, CAIRN_ERR_CLOSED, "the connection to %s is closed: %.300s",
+                          stream->peer, stream->why.text);
+    if (frame_bytes <= stream->send_queue_bytes &&
+        queued_bytes <= stream->send_queue_bytes - frame_bytes)
+        return CAIRN_OK;
+    cairn_stream_close(stream, CAIRN_ERR_BUSY,
+                       "%s does not read: %zu bytes wait for it, the limit is %zu", stream->peer,
+                       queued_bytes, stream->send_queue_bytes);
+    return cairn_fail(why, CAIRN_ERR_BUSY, "%s", stream->why.text);
+}
+
+static cairn_status queue_bytes(struct cairn_stream *stream, const uint8_t *bytes,
+                                size_t byte_count, struct cairn_sentence *why)
+{
+    if (outbox_append(&stream->pending, bytes, byte_count) == CAIRN_OK) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to queue %zu bytes for %s", byte_count,
+                      stream->peer);
+}
+
+cairn_status cairn_stream_send_bytes(struct cairn_stream *stream, uint16_t type, uint32_t request,
+                                     const void *payload, size_t payload_bytes,
+                                     struct cairn_sentence *why)
+{
+    uint8_t header[CAIRN_FRAME_HEADER_BYTES];
+    if (payload_bytes > CAIRN_FRAME_BYTES_MAX - sizeof header)
+        return cairn_fail(why, CAIRN_ERR_INVALID, "%zu bytes are larger than a frame may be",
+                          payload_bytes);
+    cairn_status status = judge_send(stream, sizeof header + payload_bytes, why);
+    if (status != CAIRN_OK) return status;
+    cairn_frame_header_write(header, type, request, (uint32_t)payload_bytes);
+    const size_t used_before = stream->pending.used_bytes;
+    status = queue_bytes(stream, header, sizeof header, why);
+    if (status == CAIRN_OK && payload_bytes > 0)
+        status = queue_bytes(stream, payload, payload_bytes, why);
+    if (status != CAIRN_OK) stream->pending.used_bytes = used_before; // no half frame
+    if (status == CAIRN_OK && stream->state == CAIRN_STREAM_OPEN) write_pending(stream);
+    return status;
+}
+
+cairn_status cairn_stream_send(struct cairn_stream *stream, uint16_t type, uint32_t request,
+                               const ProtobufCMessage *message, struct cairn_sentence *why)
+{
+    uint8_t *frame = NULL;
+    size_t frame_bytes = 0;
+    cairn_status status = cairn_frame_pack(type, request, message, CAIRN_FRAME_BYTES_MAX, &frame,
+                                           &frame_bytes, why);
+    if (status != CAIRN_OK) return status;
+    status = judge_send(stream, frame_bytes, why);
+    if (status == CAIRN_OK) status = queue_bytes(stream, frame, frame_bytes, why);
+    if (status == CAIRN_OK && stream->state == CAIRN_STREAM_OPEN) write_pending(stream);
+    free(frame);
+    return status;
+}
+
+void cairn_stream_begin(struct cairn_stream *stream)
+{
+    stream->state = CAIRN_STREAM_OPEN;
+    const int error = uv_read_start(&stream->io.stream, on_room_wanted, on_read);
+    if (error != 0)
+        cairn_stream_close(stream, CAIRN_ERR_CLOSED, "reading from %s failed: %s", stream->peer,
+                           uv_strerror(error));
+    else
+        write_pending(stream);
+}
+
+void cairn_stream_limit(struct cairn_stream *stream, struct cairn_frame_limits limits)
+{
+    cairn_frame_decoder_limit(&stream->decoder, limits);
+}
+
+const char *cairn_stream_peer(const struct cairn_stream *stream)
+{
+    return stream->peer;
+}
+
+void *cairn_stream_context(const struct cairn_stream *stream)
+{
+    return stream->context;
+}
+
+uv_loop_t *cairn_stream_loop(const struct cairn_stream *stream)
+{
+    return stream->io.handle.loop;
+}
+
+bool cairn_stream_is_closing(const struct cairn_stream *stream)
+{
+    return stream->state >= CAIRN_STREAM_FINISHING;
+}

@@ -1,0 +1,65 @@
+/* The inside of a stream, shared by stream.c (moving frames, the end) and connect.c (the beginning). */
+#ifndef CAIRN_LOOP_STREAM_PRIVATE_H
+#define CAIRN_LOOP_STREAM_PRIVATE_H
+
+#include "proto/loop/stream.h"
+
+enum cairn_stream_state {
+    CAIRN_STREAM_CONNECTING, /* frames wait in `pending` */
+    CAIRN_STREAM_OPEN,
+    CAIRN_STREAM_FINISHING, /* what is queued goes out, what arrives is dropped */
+    CAIRN_STREAM_CLOSING,   /* handles are being closed; on_close comes when `open_count` is 0 */
+};
+
+/* Frames waiting to be written, one after the other. */
+struct cairn_stream_outbox {
+    uint8_t *bytes; /* [capacity] */
+    size_t used_bytes;
+    size_t capacity_bytes;
+};
+
+struct cairn_stream {
+    /* owned */
+    union {
+        uv_handle_t handle;
+        uv_stream_t stream;
+        uv_tcp_t tcp;
+        uv_pipe_t pipe;
+    } io;
+    uv_timer_t timer; /* of the connection's beginning, then of its end */
+    struct cairn_frame_decoder decoder;
+    struct cairn_stream_outbox pending; /* grows while `writing` is with the kernel */
+    struct cairn_stream_outbox writing;
+    uv_write_t write;
+    uv_connect_t connect;
+    uv_shutdown_t shutdown;
+    uv_getaddrinfo_t resolve;
+
+    enum cairn_stream_state state;
+    int open_count; /* io, timer and resolve, as far as libuv still knows them */
+    bool is_resolving;
+    bool is_writing;
+    bool is_shut;        /* our direction was ended (FINISHING) */
+    bool peer_shut;      /* the peer's was */
+    cairn_status status; /* the reason of the end, once there is one */
+    struct cairn_sentence why;
+    size_t send_queue_bytes;
+    uint64_t timeout_ms;
+    char peer[CAIRN_ADDRESS_TEXT_BYTES];
+
+    /* borrowed */
+    struct cairn_stream_events events;
+    void *context;
+};
+
+/* A stream with its handles initialized; NULL with a sentence if there is no memory. */
+struct cairn_stream *cairn_stream_new(uv_loop_t *loop, bool is_unix,
+                                      const struct cairn_stream_options *options,
+                                      const struct cairn_stream_events *events, void *context,
+                                      struct cairn_sentence *why);
+/* The connection stands: read, and write what waits. */
+void cairn_stream_begin(struct cairn_stream *stream);
+/* One of the counted handles is closed; the last one frees the stream. */
+void cairn_stream_drop(struct cairn_stream *stream);
+
+#endif

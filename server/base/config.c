@@ -1,0 +1,224 @@
+#include "server/base/config_value.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <ini.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LINE_BYTES    4096 // longest line of a file, with its end
+#define GIVEN_BY_LINE (-1) // on the command line
+
+void cairn_config_init(struct cairn_config *config, const struct cairn_option *options,
+                       size_t option_count, void *values)
+{
+    assert(option_count <= CAIRN_CONFIG_OPTIONS_MAX);
+    memset(config, 0, sizeof *config);
+    config->options = options;
+    config->option_count = option_count;
+    config->values = values;
+    for (size_t i = 0; i < option_count; i++) {
+        if (options[i].default_text == NULL) continue;
+        const cairn_status status = cairn_config_value_store(&options[i], options[i].default_text,
+                                                             values, NULL);
+        assert(status == CAIRN_OK); // a default that its own row refuses
+        (void)status;
+    }
+}
+
+void cairn_config_release(struct cairn_config *config)
+{
+    for (size_t i = 0; i < config->option_count; i++) {
+        const struct cairn_option *option = &config->options[i];
+        if (option->type > CAIRN_OPTION_ADDRESS) continue;
+        char **place = (char **)(void *)((char *)config->values + option->offset);
+        free(*place);
+        *place = NULL;
+    }
+}
+
+static const struct cairn_option *find(const struct cairn_config *config, const char *section,
+                                       const char *key)
+{
+    for (size_t i = 0; i < config->option_count; i++)
+        if (strcmp(config->options[i].section, section) == 0 &&
+            strcmp(config->options[i].key, key) == 0)
+            return &config->options[i];
+    return NULL;
+}
+
+// Rows of a section stand together: a section begins where the name differs from the row before.
+static bool begins_section(const struct cairn_config *config, size_t i)
+{
+    return i == 0 || strcmp(config->options[i].section, config->options[i - 1].section) != 0;
+}
+
+static cairn_status refuse_unknown(const struct cairn_config *config, const char *section,
+                                   const char *key, struct cairn_sentence *why)
+{
+    bool section_known = false;
+    for (size_t i = 0; i < config->option_count; i++)
+        section_known |= strcmp(config->options[i].section, section) == 0;
+    if (section_known)
+        cairn_sentence_set(why, "there is no key \"%.60s\" in [%.60s]; there are:", key, section);
+    else if (section[0] == '\0')
+        cairn_sentence_set(why, "\"%.60s\" stands before any section; sections are:", key);
+    else
+        cairn_sentence_set(why, "there is no section [%.60s]; there are:", section);
+    for (size_t i = 0; i < config->option_count; i++) {
+        const struct cairn_option *option = &config->options[i];
+        if (section_known && strcmp(option->section, section) == 0)
+            cairn_sentence_add(why, " %s", option->key);
+        if (!section_known && begins_section(config, i))
+            cairn_sentence_add(why, " [%s]", option->section);
+    }
+    return CAIRN_ERR_CONFIG;
+}
+
+// `line`: of the file, or GIVEN_BY_LINE, which overrides and may be said again.
+static cairn_status assign(struct cairn_config *config, const char *section, const char *key,
+                           const char *text, int line, struct cairn_sentence *why)
+{
+    const struct cairn_option *option = find(config, section, key);
+    if (option == NULL) return refuse_unknown(config, section, key, why);
+    int *given = &config->given[option - config->options];
+    if (line != GIVEN_BY_LINE && *given > 0)
+        return cairn_fail(why, CAIRN_ERR_CONFIG,
+                          "%s in [%s] was given before, in line %d; remove one of them", key,
+                          section, *given);
+    const cairn_status status = cairn_config_value_store(option, text, config->values, why);
+    if (status == CAIRN_OK) *given = line;
+    return status;
+}
+
+// A file being read. inih does not tell lines, so they are counted where it asks for them.
+struct reading {
+    struct cairn_config *config;
+    FILE *file;
+    char *text; /* [text_bytes], getline's */
+    size_t text_bytes;
+    int line;
+    int bad_line; /* of the first error that is ours, 0 = none */
+    cairn_status status;
+    struct cairn_sentence why;
+};
+
+static void note(struct reading *reading, cairn_status status)
+{
+    reading->status = status;
+    reading->bad_line = reading->line;
+}
+
+static char *on_line_wanted(char *room, int room_bytes, void *context)
+{
+    struct reading *reading = context;
+    if (reading->status != CAIRN_OK) return NULL;
+    const ssize_t length = getline(&reading->text, &reading->text_bytes, reading->file);
+    if (length < 0) return NULL;
+    reading->line++;
+    if (length >= room_bytes || strlen(reading->text) != (size_t)length) {
+        note(reading,
+             cairn_fail(&reading->why, CAIRN_ERR_CONFIG,
+                        "the line is longer than %d bytes, or has a NUL in it", room_bytes - 1));
+        return NULL;
+    }
+    memcpy(room, reading->text, (size_t)length + 1);
+    return room;
+}
+
+static int on_value(void *context, const char *section, const char *key, const char *text)
+{
+    struct reading *reading = context;
+    if (reading->status != CAIRN_OK) return 1;
+    const cairn_status status = assign(reading->config, section, key, text, reading->line,
+                                       &reading->why);
+    if (status != CAIRN_OK) note(reading, status);
+    return 1;
+}
+
+// The library's settings are global; only a daemon at start-up reads files.
+static int parse(struct reading *reading)
+{
+    ini_allow_multiline = false; // an indented line is a line
+    ini_use_stack = false;       // with it, lines end at 200 bytes
+    ini_allow_realloc = false;
+    ini_initial_alloc = LINE_BYTES;
+    ini_max_line = LINE_BYTES;
+    return ini_parse_stream(on_line_wanted, reading, on_value, reading);
+}
+
+static cairn_status read_file(struct cairn_config *config, FILE *file, const char *path,
+                              struct cairn_sentence *why)
+{
+    struct reading reading = { .config = config, .file = file };
+    const int error_line = parse(&reading);
+    const bool failed = ferror(file) != 0;
+    free(reading.text);
+    // inih's own errors (a line that is no section, no key = value) come first if they are earlier.
+    if (error_line > 0 && (reading.bad_line == 0 || error_line < reading.bad_line))
+        return cairn_fail(why, CAIRN_ERR_CONFIG,
+                          "%.200s:%d: the line is neither [section] nor key = value", path,
+                          error_line);
+    if (reading.status != CAIRN_OK)
+        return cairn_fail(why, reading.status, "%.200s:%d: %s", path, reading.bad_line,
+                          reading.why.text);
+    if (failed || error_line < 0)
+        return cairn_fail(why, CAIRN_ERR_IO, "reading the configuration %.200s failed", path);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_config_read(struct cairn_config *config, const char *path,
+                               struct cairn_sentence *why)
+{
+    FILE *file = fopen(path, "re");
+    if (file == NULL)
+        return cairn_fail(why, CAIRN_ERR_IO, "cannot read the configuration %.200s: %s", path,
+                          strerror(errno));
+    const cairn_status status = read_file(config, file, path, why);
+    fclose(file);
+    return status;
+}
+
+cairn_status cairn_config_set(struct cairn_config *config, const char *assignment,
+                              struct cairn_sentence *why)
+{
+    char section[64];
+    char key[64];
+    const char *dot = strchr(assignment, '.');
+    const char *equals = strchr(assignment, '=');
+    if (dot == NULL || equals == NULL || dot > equals)
+        return cairn_fail(why, CAIRN_ERR_CONFIG, "--set %.100s: write --set section.key=value",
+                          assignment);
+    snprintf(section, sizeof section, "%.*s", (int)(dot - assignment), assignment);
+    snprintf(key, sizeof key, "%.*s", (int)(equals - dot - 1), dot + 1);
+    struct cairn_sentence inner;
+    const cairn_status status = assign(config, section, key, equals + 1, GIVEN_BY_LINE, &inner);
+    if (status != CAIRN_OK) cairn_sentence_set(why, "--set %.100s: %s", assignment, inner.text);
+    return status;
+}
+
+cairn_status cairn_config_finish(const struct cairn_config *config, struct cairn_sentence *why)
+{
+    for (size_t i = 0; i < config->option_count; i++) {
+        const struct cairn_option *option = &config->options[i];
+        if (option->default_text != NULL || config->given[i] != 0) continue;
+        return cairn_fail(why, CAIRN_ERR_CONFIG,
+                          "%s in [%s] must be set, in the file or by --set %s.%s=...", option->key,
+                          option->section, option->section, option->key);
+    }
+    return CAIRN_OK;
+}
+
+void cairn_config_print(const struct cairn_config *config, FILE *out)
+{
+    for (size_t i = 0; i < config->option_count; i++) {
+        const struct cairn_option *option = &config->options[i];
+        char allowed[96];
+        cairn_config_value_describe(option, allowed, sizeof allowed);
+        if (begins_section(config, i)) fprintf(out, "%s[%s]\n", i > 0 ? "\n" : "", option->section);
+        fprintf(out, "# %s (%s)\n", option->doc, allowed);
+        if (option->default_text == NULL) fprintf(out, "# It must be set.\n");
+        fprintf(out, "#%s = %s\n", option->key,
+                option->default_text != NULL ? option->default_text : "");
+    }
+}

@@ -1,0 +1,212 @@
+#include "server/base/durable.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static cairn_status fail_step(struct cairn_sentence *why, const char *step, const char *path)
+{
+    const int error = errno;
+    const bool is_full = error == ENOSPC || error == EDQUOT;
+    return cairn_fail(why, is_full ? CAIRN_ERR_NO_SPACE : CAIRN_ERR_IO, "%s %.300s failed: %s%s",
+                      step, path, strerror(error), is_full ? "; free some space" : "");
+}
+
+static int write_all(int fd, const uint8_t *bytes, size_t byte_count)
+{
+    while (byte_count > 0) {
+        const ssize_t written = write(fd, bytes, byte_count);
+        if (written < 0 && errno == EINTR) continue;
+        if (written < 0) return -1;
+        bytes += written;
+        byte_count -= (size_t)written;
+    }
+    return 0;
+}
+
+// The folder of "a/b" is "a", of "b" ".", of "/b" "/".
+static void parent_of(const char *path, char parent_out[PATH_MAX])
+{
+    const char *slash = strrchr(path, '/');
+    if (slash == NULL)
+        snprintf(parent_out, PATH_MAX, ".");
+    else
+        snprintf(parent_out, PATH_MAX, "%.*s", slash == path ? 1 : (int)(slash - path), path);
+}
+
+cairn_status cairn_durable_sync_folder(const char *path, struct cairn_sentence *why)
+{
+    const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return fail_step(why, "opening the folder", path);
+    const int error = fsync(fd);
+    const cairn_status status = error == 0 ? CAIRN_OK : fail_step(why, "fsync of the folder", path);
+    close(fd);
+    return status;
+}
+
+// Fills PATH.new and makes it durable. The fd is closed in every case.
+static cairn_status fill(const char *fresh, const void *bytes, size_t byte_count,
+                         struct cairn_sentence *why)
+{
+    const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW;
+    const int fd = open(fresh, flags, 0600);
+    if (fd < 0) return fail_step(why, "creating", fresh);
+    cairn_status status = CAIRN_OK;
+    if (write_all(fd, bytes, byte_count) != 0)
+        status = fail_step(why, "writing", fresh);
+    else if (fsync(fd) != 0)
+        status = fail_step(why, "fsync of", fresh);
+    if (close(fd) != 0 && status == CAIRN_OK) status = fail_step(why, "closing", fresh);
+    return status;
+}
+
+cairn_status cairn_durable_write(const char *path, const void *bytes, size_t byte_count,
+                                 struct cairn_sentence *why)
+{
+    char fresh[PATH_MAX];
+    char parent[PATH_MAX];
+    if (strlen(path) >= sizeof fresh - strlen(".new"))
+        return cairn_fail(why, CAIRN_ERR_INVALID, "the path %.100s... is too long", path);
+    snprintf(fresh, sizeof fresh, "%s.new", path);
+    parent_of(path, parent);
+    cairn_status status = fill(fresh, bytes, byte_count, why);
+    if (status == CAIRN_OK && rename(fresh, path) != 0)
+        status = fail_step(why, "renaming a new file to", path);
+    if (status != CAIRN_OK) {
+        unlink(fresh);
+        return status;
+    }
+    return cairn_durable_sync_folder(parent, why);
+}
+
+static cairn_status read_open(int fd, const char *path, size_t bytes_max, uint8_t **bytes_out,
+                              size_t *byte_count_out, struct cairn_sentence *why)
+{
+    struct stat info;
+    if (fstat(fd, &info) != 0) return fail_step(why, "reading", path);
+    if (!S_ISREG(info.st_mode) || info.st_size < 0 || (uint64_t)info.st_size > bytes_max)
+        return cairn_fail(why, CAIRN_ERR_CORRUPT,
+                          "%.300s is not a file of at most %zu bytes, as Cairn writes it", path,
+                          bytes_max);
+    const size_t wanted = (size_t)info.st_size;
+    uint8_t *bytes = malloc(wanted + 1);
+    if (bytes == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for %.300s", path);
+    size_t got = 0;
+    while (got < wanted) {
+        const ssize_t n = read(fd, bytes + got, wanted - got);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) break;
+        got += (size_t)n;
+    }
+    if (got < wanted) {
+        free(bytes);
+        return fail_step(why, "reading", path);
+    }
+    bytes[got] = '\0';
+    *bytes_out = bytes;
+    *byte_count_out = got;
+    return CAIRN_OK;
+}
+
+cairn_status cairn_durable_read(const char *path, size_t bytes_max, uint8_t **bytes_out,
+                                size_t *byte_count_out, struct cairn_sentence *why)
+{
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 && errno == ENOENT)
+        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "there is no file %.300s", path);
+    if (fd < 0) return fail_step(why, "opening", path);
+    const cairn_status status = read_open(fd, path, bytes_max, bytes_out, byte_count_out, why);
+    close(fd);
+    return status;
+}
+
+static cairn_status make_one(const char *path, struct cairn_sentence *why)
+{
+    char parent[PATH_MAX];
+    if (mkdir(path, 0700) == 0) {
+        parent_of(path, parent);
+        return cairn_durable_sync_folder(parent, why);
+    }
+    struct stat info;
+    if (errno != EEXIST) return fail_step(why, "making the folder", path);
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_IO, "%.300s is in the way: it is not a folder", path);
+}
+
+cairn_status cairn_durable_folder(const char *path, struct cairn_sentence *why)
+{
+    char part[PATH_MAX];
+    size_t length = strlen(path);
+    if (length == 0 || length >= sizeof part)
+        return cairn_fail(why, CAIRN_ERR_INVALID, "\"%.100s\" is not a path", path);
+    while (length > 1 && path[length - 1] == '/') length--;
+    for (size_t i = 1; i <= length; i++) {
+        if (i < length && (path[i] != '/' || path[i - 1] == '/')) continue;
+        snprintf(part, sizeof part, "%.*s", (int)i, path);
+        const cairn_status status = make_one(part, why);
+        if (status != CAIRN_OK) return status;
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status refuse_locked(int fd, const char *folder, struct cairn_sentence *why)
+{
+    char pid[24] = "";
+    const ssize_t n = pread(fd, pid, sizeof pid - 1, 0);
+    pid[n > 0 ? n : 0] = '\0';
+    pid[strcspn(pid, "\n")] = '\0';
+    return cairn_fail(
+        why, CAIRN_ERR_BUSY,
+        "the data folder %.300s is in use by process %s; stop it, or give this daemon "
+        "a folder of its own",
+        folder, pid[0] != '\0' ? pid : "?");
+}
+
+// The pid is for people; what locks is flock, which the kernel drops with the process.
+static cairn_status lock_open(int fd, const char *folder, struct cairn_sentence *why)
+{
+    char pid[24];
+    const int length = snprintf(pid, sizeof pid, "%ld\n", (long)getpid());
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        if (errno == EWOULDBLOCK) return refuse_locked(fd, folder, why);
+        return fail_step(why, "locking the data folder", folder);
+    }
+    if (ftruncate(fd, 0) != 0 || write_all(fd, (const uint8_t *)pid, (size_t)length) != 0 ||
+        fsync(fd) != 0)
+        return fail_step(why, "writing the lock in the data folder", folder);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_durable_lock(const char *folder, int *lock_fd_out, struct cairn_sentence *why)
+{
+    char path[PATH_MAX];
+    cairn_status status = cairn_durable_folder(folder, why);
+    if (status != CAIRN_OK) return status;
+    if (snprintf(path, sizeof path, "%s/lock", folder) >= (int)sizeof path)
+        return cairn_fail(why, CAIRN_ERR_INVALID, "the path %.100s... is too long", folder);
+    const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0)
+        return cairn_fail(why, errno == ENOSPC ? CAIRN_ERR_NO_SPACE : CAIRN_ERR_IO,
+                          "the data folder %.300s cannot be written: %s; give it to the user that "
+                          "runs the daemon, or set another one",
+                          folder, strerror(errno));
+    status = lock_open(fd, folder, why);
+    if (status != CAIRN_OK) {
+        close(fd);
+        return status;
+    }
+    *lock_fd_out = fd;
+    return CAIRN_OK;
+}
+
+void cairn_durable_unlock(int lock_fd)
+{
+    close(lock_fd); // the file stays: removing it would race with the next one's lock
+}

@@ -1,0 +1,67 @@
+/* The inside of a listener (listener.c: places) and its peers (peer.c: one connection each). */
+#ifndef CAIRN_BASE_LISTENER_PRIVATE_H
+#define CAIRN_BASE_LISTENER_PRIVATE_H
+
+#include "server/base/listener.h"
+#include "server/base/log.h"
+
+/* One accepted connection. It stands in exactly one of the listener's two lists until its end. */
+struct cairn_peer {
+    /* owned: the stream; peer and stream end together */
+    struct cairn_stream *stream;
+    struct cairn_peer *before; /* of the list it is in */
+    struct cairn_peer *after;
+    uint64_t since_ms; /* accepted at, of the loop's clock */
+    bool is_half_open; /* in the list half_open, else in admitted */
+    bool was_heard;    /* on_frame was called: on_gone is due */
+    /* borrowed */
+    struct cairn_listener *listener;
+    void *context;
+};
+
+struct cairn_listener {
+    uv_tcp_t tcp;
+    uv_timer_t timer; /* runs only while there are half-open peers */
+    int open_handles; /* of tcp and timer, those whose close is not done */
+    bool is_closing;
+    bool connection_waits; /* libuv holds one that was not taken */
+    uint16_t port;
+    char address[CAIRN_ADDRESS_TEXT_BYTES];
+
+    /* owned: doubly linked, in order of arrival */
+    struct cairn_peer *half_open_first;
+    struct cairn_peer *half_open_last;
+    struct cairn_peer *admitted_first;
+    struct cairn_peer *admitted_last;
+    size_t half_open_count;
+    size_t peer_count; /* of both lists, and those whose end is not done */
+
+    size_t connections_max;
+    size_t half_open_max;
+    uint64_t hello_timeout_ms;
+    size_t send_queue_bytes;
+    struct cairn_frame_limits before_hello;
+    struct cairn_frame_limits after_hello;
+
+    struct cairn_log_limit garbage_limit; /* one kind of warning each */
+    struct cairn_log_limit silent_limit;
+    struct cairn_log_limit flood_limit;
+    struct cairn_log_limit full_limit;
+    struct cairn_log_limit accept_limit;
+
+    /* borrowed */
+    struct cairn_listener_events events;
+    void (*on_closed)(void *context);
+    void *context;
+};
+
+/* Takes the connection that waits; one over connections_max is closed at once. */
+CAIRN_MUST_CHECK cairn_status cairn_peer_accept(struct cairn_listener *listener,
+                                                struct cairn_sentence *why);
+void cairn_peer_close_all(struct cairn_listener *listener);
+/* A peer left the half-open list: one that waits may come in. */
+void cairn_listener_place_freed(struct cairn_listener *listener);
+/* A peer was freed (it is not counted any more). */
+void cairn_listener_peer_gone(struct cairn_listener *listener);
+
+#endif
