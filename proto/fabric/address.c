@@ -33,11 +33,13 @@ const void *fabric_open_address(const struct cairn_fabric *fabric, const void *a
                                 size_t bytes, size_t *raw_bytes_out)
 {
     struct envelope envelope;
+    char kind[sizeof envelope.kind];
+    strncpy(kind, fabric->backend->kind, sizeof kind); // pads with NUL
     if (bytes <= sizeof envelope || bytes > CAIRN_FABRIC_ADDRESS_MAX) return NULL;
     memcpy(&envelope, address, sizeof envelope);
     const uint8_t *raw = (const uint8_t *)address + sizeof envelope;
     if (memcmp(envelope.magic, envelope_magic, sizeof envelope.magic) != 0 ||
-        strncmp(envelope.kind, fabric->backend->kind, sizeof envelope.kind) != 0 ||
+        memcmp(envelope.kind, kind, sizeof kind) != 0 ||
         envelope.bytes != bytes - sizeof envelope ||
         envelope.checksum != XXH3_64bits_withSeed(raw, envelope.bytes, envelope.bytes))
         return NULL;

@@ -103,9 +103,9 @@ void cairn_fabric_close(struct cairn_fabric *fabric);
  * Borrowed, constant, at most CAIRN_FABRIC_ADDRESS_MAX bytes. */
 const void *cairn_fabric_address(const struct cairn_fabric *fabric, size_t *bytes_out);
 
-/* Somebody's address becomes a peer. Does not wait: the first sends are queued, failure comes as
- * on_down. The bytes are copied. CAIRN_ERR_MALFORMED: not an address (wrong magic, length or
- * checksum) or of another kind of fabric. CAIRN_ERR_UNREACHABLE: no common network.
+/* Somebody's address becomes a peer. Does not wait for an answer: the first sends are queued. Nobody
+ * there: CAIRN_ERR_UNREACHABLE now or on_down later, both happen. The bytes are copied.
+ * CAIRN_ERR_MALFORMED: not an address (wrong magic, length or checksum) or of another kind of fabric.
  * The checksum keeps accidents from UCX, which aborts on them. It does not stop a liar: connect only
  * to addresses that came from an authenticated member. */
 CAIRN_MUST_CHECK cairn_status cairn_fabric_connect(struct cairn_fabric *fabric, const void *address,
@@ -113,7 +113,9 @@ CAIRN_MUST_CHECK cairn_status cairn_fabric_connect(struct cairn_fabric *fabric, 
                                                    void *arg, struct cairn_fabric_peer **peer_out);
 
 /* Gives the peer up, at once: sends in flight complete with CAIRN_ERR_CLOSED in a later progress and
- * may or may not arrive. The other side's peer for us, if it has one, goes down. NULL is allowed. */
+ * may or may not arrive. The other side's peer for us may go down by it (mem) or stay up until we are
+ * gone (UCX, where each direction can be a connection of its own): say goodbye in a message, if it
+ * matters. NULL is allowed. */
 void cairn_fabric_peer_close(struct cairn_fabric_peer *peer);
 
 /* Sends header and payload. The header is copied; the payload is on loan until on_sent, which for a

@@ -1,0 +1,154 @@
+#include "tests/support/fabric_node.h"
+
+#include <check.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+void fill(uint8_t *bytes, size_t count, uint64_t id)
+{
+    for (size_t i = 0; i < count; i++) bytes[i] = (uint8_t)(id * 131 + i * 7 + (i >> 8));
+}
+
+bool is_filled(const uint8_t *bytes, size_t count, uint64_t id)
+{
+    for (size_t i = 0; i < count; i++)
+        if (bytes[i] != (uint8_t)(id * 131 + i * 7 + (i >> 8))) return false;
+    return true;
+}
+
+static void on_sent(void *arg, cairn_status status)
+{
+    struct node *node = arg;
+    node->sent++;
+    if (status != CAIRN_OK) node->send_errors++;
+}
+
+static void on_received(void *arg, cairn_status status)
+{
+    struct arrival *arrival = arg;
+    arrival->status = status;
+    arrival->is_over = true;
+    arrival->node->received++;
+    if (status != CAIRN_OK) arrival->node->receive_errors++;
+    if (status == CAIRN_OK && arrival->note.answer == 1)
+        node_send(arrival->node, arrival->node->answer_peer, arrival->note.id, arrival->buffer,
+                  arrival->payload_bytes);
+}
+
+static void on_message(void *arg, const void *header, size_t header_bytes, size_t payload_bytes,
+                       struct cairn_fabric_message *message)
+{
+    struct node *node = arg;
+    ck_assert_uint_eq(header_bytes, sizeof(struct note));
+    ck_assert_uint_lt(node->arrived, NODE_ARRIVALS_MAX);
+    ck_assert_int_eq(message == NULL, payload_bytes == 0);
+    struct arrival *arrival = &node->arrivals[node->arrived++];
+    *arrival =
+        (struct arrival) { .payload_bytes = payload_bytes, .message = message, .node = node };
+    memcpy(&arrival->note, header, sizeof arrival->note);
+    if (message == NULL) return;
+    ck_assert_uint_eq(cairn_fabric_message_bytes(message), payload_bytes);
+    if (node->manner == NODE_RECEIVES) node_receive(node, node->arrived - 1);
+    if (node->manner == NODE_DROPS) cairn_fabric_drop(message);
+}
+
+static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
+{
+    struct node *node = arg;
+    (void)peer;
+    node->downs++;
+    node->why_down = why;
+}
+
+void node_receive(struct node *node, unsigned i)
+{
+    struct arrival *arrival = &node->arrivals[i];
+    arrival->buffer = calloc(1, arrival->payload_bytes);
+    ck_assert_int_eq(cairn_fabric_receive(arrival->message, arrival->buffer, arrival->payload_bytes,
+                                          on_received, arrival),
+                     CAIRN_OK);
+    arrival->message = NULL;
+    (void)node;
+}
+
+void node_open(struct node *node, const char *kind, const struct cairn_fabric_options *options)
+{
+    struct cairn_fabric_options own = { 0 };
+    struct cairn_sentence why = { "" };
+    if (options != NULL) own = *options;
+    own.on_message = on_message;
+    own.on_message_arg = node;
+    memset(node, 0, sizeof *node);
+    const cairn_status status = cairn_fabric_open(kind, &own, &node->fabric, &why);
+    ck_assert_msg(status == CAIRN_OK, "%s", why.text);
+}
+
+void node_close(struct node *node)
+{
+    cairn_fabric_close(node->fabric);
+    node->fabric = NULL;
+    for (unsigned i = 0; i < node->arrived; i++) free(node->arrivals[i].buffer);
+}
+
+struct cairn_fabric_peer *node_connect(struct node *node, const void *address, size_t bytes)
+{
+    struct cairn_fabric_peer *peer;
+    ck_assert_int_eq(cairn_fabric_connect(node->fabric, address, bytes, on_down, node, &peer),
+                     CAIRN_OK);
+    return peer;
+}
+
+struct cairn_fabric_peer *node_connect_to(struct node *node, const struct node *other)
+{
+    size_t bytes;
+    const void *address = cairn_fabric_address(other->fabric, &bytes);
+    return node_connect(node, address, bytes);
+}
+
+void node_send(struct node *node, struct cairn_fabric_peer *peer, uint64_t id, const void *payload,
+               size_t payload_bytes)
+{
+    const struct note note = { .id = id };
+    ck_assert_int_eq(
+        cairn_fabric_send(peer, &note, sizeof note, payload, payload_bytes, on_sent, node),
+        CAIRN_OK);
+}
+
+static uint64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+/* One turn: progress, or sleep on the descriptors if there is nothing to do. */
+static void turn(struct node *a, struct node *b)
+{
+    unsigned count = cairn_fabric_progress(a->fabric);
+    if (b != NULL) count += cairn_fabric_progress(b->fabric);
+    if (count > 0) return;
+    struct pollfd fds[2] = { { .fd = cairn_fabric_event_fd(a->fabric), .events = POLLIN },
+                             { .fd = b != NULL ? cairn_fabric_event_fd(b->fabric) : -1,
+                               .events = POLLIN } };
+    if (cairn_fabric_arm(a->fabric) != CAIRN_OK) return;
+    if (b != NULL && cairn_fabric_arm(b->fabric) != CAIRN_OK) return;
+    poll(fds, 2, 5);
+}
+
+void pump(struct node *a, struct node *b, const unsigned *value, unsigned target)
+{
+    const uint64_t deadline = now_ms() + NODE_DEADLINE_MS;
+    while (*value < target) {
+        turn(a, b);
+        ck_assert_msg(now_ms() < deadline, "%u of %u after %d ms", *value, target,
+                      NODE_DEADLINE_MS);
+    }
+}
+
+void pump_for_ms(struct node *a, struct node *b, unsigned ms)
+{
+    const uint64_t end = now_ms() + ms;
+    while (now_ms() < end) turn(a, b);
+}

@@ -1,0 +1,67 @@
+/* A fabric with the bookkeeping that tests of it need: everything that arrived is written down. */
+#ifndef CAIRN_TESTS_FABRIC_NODE_H
+#define CAIRN_TESTS_FABRIC_NODE_H
+
+#include <stdbool.h>
+
+#include "proto/fabric/fabric.h"
+
+enum { NODE_ARRIVALS_MAX = 4096, NODE_DEADLINE_MS = 10000 };
+
+/* What test messages carry as their header. */
+struct note {
+    uint64_t id;
+    uint64_t answer; /* 1: the receiver should answer with the same payload */
+};
+
+enum node_manner {
+    NODE_HOLDS,    /* keeps every message for later */
+    NODE_RECEIVES, /* receives inside on_message into a buffer of its own, freed with the node */
+    NODE_DROPS
+};
+
+struct arrival {
+    struct note note;
+    size_t payload_bytes;
+    struct cairn_fabric_message *message; /* still held */
+    uint8_t *buffer;                      /* owned, once received */
+    cairn_status status;                  /* of the receive */
+    bool is_over;
+    struct node *node;
+};
+
+struct node {
+    struct cairn_fabric *fabric;
+    enum node_manner manner;
+    struct arrival arrivals[NODE_ARRIVALS_MAX]; /* in order of on_message */
+    unsigned arrived, received, receive_errors;
+    unsigned sent, send_errors; /* on_sent calls */
+    unsigned downs;
+    cairn_status why_down;
+    struct cairn_fabric_peer *answer_peer; /* borrowed: where answers go */
+};
+
+/* options may be NULL; on_message and its arg are set here. */
+void node_open(struct node *node, const char *kind, const struct cairn_fabric_options *options);
+void node_close(struct node *node);
+
+struct cairn_fabric_peer *node_connect(struct node *node, const void *address, size_t bytes);
+struct cairn_fabric_peer *node_connect_to(struct node *node, const struct node *other);
+
+/* Asserts that the send is accepted. */
+void node_send(struct node *node, struct cairn_fabric_peer *peer, uint64_t id, const void *payload,
+               size_t payload_bytes);
+/* Receives arrival i, which is held, into a buffer of its own. */
+void node_receive(struct node *node, unsigned i);
+
+/* Drives one or two nodes (b may be NULL) until *value >= target; fails the test after the
+ * deadline. */
+void pump(struct node *a, struct node *b, const unsigned *value, unsigned target);
+/* Drives for a while in which nothing in particular should happen. */
+void pump_for_ms(struct node *a, struct node *b, unsigned ms);
+
+/* Payload bytes that no two ids share. */
+void fill(uint8_t *bytes, size_t count, uint64_t id);
+bool is_filled(const uint8_t *bytes, size_t count, uint64_t id);
+
+#endif

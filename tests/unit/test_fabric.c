@@ -1,0 +1,570 @@
+/* What every fabric promises, over "mem" and over "ucx" on loopback; then what only "mem" does. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/fabric/mem.h"
+#include "proto/loop/fabric_poll.h"
+#include "tests/support/fabric_node.h"
+
+enum { MEM, UCX, KINDS };
+static const char *const kinds[KINDS] = { "mem", "ucx" };
+
+/* Two nodes that know each other. */
+static struct node a, b;
+static struct cairn_fabric_peer *to_a, *to_b;
+static struct cairn_fabric_mem_hub *hub;
+static uint8_t bytes[2 << 20];
+
+static void open_pair(int kind, struct cairn_fabric_options options)
+{
+    hub = NULL;
+    if (kind == MEM) {
+        const struct cairn_fabric_mem_options storm = { .seed = 7,
+                                                        .delay_max_ticks = 20,
+                                                        .eager_bytes = 8192 };
+        ck_assert_int_eq(cairn_fabric_mem_hub_open(&storm, &hub), CAIRN_OK);
+    }
+    options.hub = hub;
+    node_open(&a, kinds[kind], &options);
+    node_open(&b, kinds[kind], &options);
+    to_b = node_connect_to(&a, &b);
+    to_a = node_connect_to(&b, &a);
+}
+
+static void close_pair(void)
+{
+    node_close(&a);
+    node_close(&b);
+    if (hub != NULL) cairn_fabric_mem_hub_close(hub);
+}
+
+static void assert_quiet(const struct node *node)
+{
+    struct cairn_fabric_stats stats;
+    cairn_fabric_stats(node->fabric, &stats);
+    ck_assert_uint_eq(stats.sends_now, 0);
+    ck_assert_uint_eq(stats.receives_now, 0);
+    ck_assert_uint_eq(stats.held_now, 0);
+}
+
+/* -- promises of all fabrics -------------------------------------------------------------------- */
+
+START_TEST(payloads_of_every_size_arrive_whole_in_both_directions)
+{
+    static const size_t sizes[] = { 8, 64, 1000, 8192, 32767, 32768, 65536, 300001, 1 << 20 };
+    enum { COUNT = sizeof sizes / sizeof sizes[0] };
+    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    a.manner = b.manner = NODE_RECEIVES;
+    for (unsigned i = 0; i < COUNT; i++) {
+        fill(bytes, sizes[i], i);
+        node_send(&a, to_b, i, bytes, sizes[i]);
+        pump(&a, &b, &b.received, i + 1);
+        pump(&a, &b, &a.sent, i + 1);
+        ck_assert(is_filled(b.arrivals[i].buffer, sizes[i], i));
+        node_send(&b, to_a, i, b.arrivals[i].buffer, sizes[i]);
+        pump(&a, &b, &a.received, i + 1);
+        pump(&a, &b, &b.sent, i + 1);
+        ck_assert(is_filled(a.arrivals[i].buffer, sizes[i], i));
+    }
+    struct cairn_fabric_stats stats;
+    cairn_fabric_stats(b.fabric, &stats);
+    ck_assert_uint_eq(stats.messages_received, COUNT);
+    ck_assert_uint_eq(stats.messages_sent, COUNT);
+    ck_assert_uint_eq(stats.bytes_received, stats.bytes_sent);
+    assert_quiet(&a);
+    assert_quiet(&b);
+    close_pair();
+}
+END_TEST
+
+START_TEST(a_message_without_payload_is_only_its_header)
+{
+    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    node_send(&a, to_b, 42, NULL, 0);
+    pump(&a, &b, &b.arrived, 1);
+    pump(&a, &b, &a.sent, 1);
+    ck_assert_uint_eq(b.arrivals[0].note.id, 42);
+    assert_quiet(&b);
+    close_pair();
+}
+END_TEST
+
+START_TEST(sixty_four_held_messages_can_be_received_in_reverse_order)
+{
+    enum { HELD = 64, BYTES = 100000 }; // rendezvous
+    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    uint8_t *payloads = malloc((size_t)HELD * BYTES);
+    for (unsigned i = 0; i < HELD; i++) {
+        fill(payloads + (size_t)i * BYTES, BYTES, i);
+        node_send(&a, to_b, i, payloads + (size_t)i * BYTES, BYTES);
+    }
+    pump(&a, &b, &b.arrived, HELD);
+    ck_assert_uint_eq(a.sent, 0); // on loan while they are held
+    for (unsigned i = HELD; i-- > 0;) node_receive(&b, i);
+    pump(&a, &b, &b.received, HELD);
+    pump(&a, &b, &a.sent, HELD);
+    for (unsigned i = 0; i < HELD; i++)
+        ck_assert(is_filled(b.arrivals[i].buffer, BYTES, b.arrivals[i].note.id));
+    ck_assert_uint_eq(a.send_errors + b.receive_errors, 0);
+    free(payloads);
+    close_pair();
+}
+END_TEST
+
+START_TEST(small_payloads_can_be_held_too)
+{
+    enum { HELD = 64, BYTES = 3000 };
+    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    for (unsigned i = 0; i < HELD; i++) {
+        fill(bytes, BYTES, i);
+        node_send(&a, to_b, i, bytes, BYTES);
+        pump(&a, &b, &a.sent, i + 1); // the buffer is used again
+    }
+    pump(&a, &b, &b.arrived, HELD);
+    for (unsigned i = HELD; i-- > 0;) node_receive(&b, i);
+    pump(&a, &b, &b.received, HELD);
+    for (unsigned i = 0; i < HELD; i++)
+        ck_assert(is_filled(b.arrivals[i].buffer, BYTES, b.arrivals[i].note.id));
+    close_pair();
+}
+END_TEST
+
+static void on_never(void *arg, cairn_status status)
+{
+    (void)arg, (void)status;
+    ck_abort_msg("a refused operation was completed");
+}
+
+START_TEST(a_buffer_that_is_too_small_is_refused_and_the_message_stays_held)
+{
+    static const size_t sizes[] = { 100, 200000 }; // eager, rendezvous
+    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    for (unsigned i = 0; i < 2; i++) {
+        fill(bytes, sizes[i], i);
+        node_send(&a, to_b, i, bytes, sizes[i]);
+        pump(&a, &b, &b.arrived, i + 1);
+        uint8_t small[64];
+        ck_assert_int_eq(
+            cairn_fabric_receive(b.arrivals[i].message, small, sizeof small, on_never, NULL),
+            CAIRN_ERR_INVALID);
+        node_receive(&b, i);
+        pump(&a, &b, &b.received, i + 1);
+        pump(&a, &b, &a.sent, i + 1);
+        ck_assert(is_filled(b.arrivals[i].buffer, sizes[i], i));
+    }
+    close_pair();
+}
+END_TEST
+
+START_TEST(dropping_frees_the_sender_at_once_or_later)
+{
+    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    b.manner = NODE_DROPS;
+    node_send(&a, to_b, 1, bytes, 100);
+    node_send(&a, to_b, 2, bytes, 200000);
+    pump(&a, &b, &b.arrived, 2);
+    pump(&a, &b, &a.sent, 2);
+    b.manner = NODE_HOLDS;
+    node_send(&a, to_b, 3, bytes, 100);
+    node_send(&a, to_b, 4, bytes, 200000);
+    pump(&a, &b, &b.arrived, 4);
+    cairn_fabric_drop(b.arrivals[2].message);
+    cairn_fabric_drop(b.arrivals[3].message);
+    pump(&a, &b, &a.sent, 4);
+    ck_assert_uint_eq(a.send_errors, 0);
+    struct cairn_fabric_stats stats;
+    cairn_fabric_stats(b.fabric, &stats);
+    ck_assert_uint_eq(stats.messages_dropped, 4);
+    assert_quiet(&b);
+    close_pair();
+}
+END_TEST
+
+START_TEST(a_send_over_a_limit_is_refused_before_it_leaves)
+{
+    uint8_t header[CAIRN_FABRIC_HEADER_MAX + 1] = { 0 };
+    open_pair(_i, (struct cairn_fabric_options) { .sends_max = 2 });
+    ck_assert_int_eq(cairn_fabric_send(to_b, header, sizeof header, NULL, 0, NULL, NULL),
+                     CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_fabric_send(to_b, header, 0, NULL, 0, NULL, NULL), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(
+        cairn_fabric_send(to_b, header, 16, bytes, CAIRN_FABRIC_PAYLOAD_MAX + 1, on_never, NULL),
+        CAIRN_ERR_INVALID);
+    node_send(&a, to_b, 1, bytes, 200000);
+    node_send(&a, to_b, 2, bytes, 200000);
+    ck_assert_int_eq(cairn_fabric_send(to_b, header, 16, bytes, 200000, on_never, NULL),
+                     CAIRN_ERR_BUSY);
+    b.manner = NODE_RECEIVES;
+    pump(&a, &b, &a.sent, 2);
+    node_send(&a, to_b, 3, bytes, 200000);
+    pump(&a, &b, &a.sent, 3);
+    close_pair();
+}
+END_TEST
+
+START_TEST(what_is_too_large_or_too_much_for_the_receiver_is_refused_and_counted)
+{
+    open_pair(_i, (struct cairn_fabric_options) { .held_max = 3 });
+    for (unsigned i = 0; i < 5; i++) node_send(&a, to_b, i, bytes, 100000);
+    pump(&a, &b, &a.sent, 2); // the two that were refused
+    struct cairn_fabric_stats stats;
+    cairn_fabric_stats(b.fabric, &stats);
+    ck_assert_uint_eq(b.arrived, 3);
+    ck_assert_uint_eq(stats.messages_refused, 2);
+    close_pair();
+
+    open_pair(_i, (struct cairn_fabric_options) { .max_payload = 2 << 20 });
+    struct node strict;
+    node_open(&strict, kinds[_i], &(struct cairn_fabric_options) { .hub = hub });
+    node_send(&a, node_connect_to(&a, &strict), 1, bytes, 2 << 20);
+    pump(&a, &strict, &a.sent, 1);
+    cairn_fabric_stats(strict.fabric, &stats);
+    ck_assert_uint_eq(strict.arrived, 0);
+    ck_assert_uint_eq(stats.messages_refused, 1);
+    node_close(&strict);
+    close_pair();
+}
+END_TEST
+
+START_TEST(a_garbled_address_is_refused_wherever_the_damage_is)
+{
+    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    uint8_t address[CAIRN_FABRIC_ADDRESS_MAX];
+    size_t count;
+    const void *good = cairn_fabric_address(b.fabric, &count);
+    struct cairn_fabric_peer *peer;
+    for (size_t i = 0; i < count; i++) {
+        memcpy(address, good, count);
+        address[i] ^= (uint8_t)(1 + i % 255);
+        ck_assert_int_eq(cairn_fabric_connect(a.fabric, address, count, NULL, NULL, &peer),
+                         CAIRN_ERR_MALFORMED);
+        ck_assert_int_eq(cairn_fabric_connect(a.fabric, good, i, NULL, NULL, &peer),
+                         CAIRN_ERR_MALFORMED);
+    }
+    memset(address, 0xff, sizeof address);
+    ck_assert_int_eq(cairn_fabric_connect(a.fabric, address, sizeof address, NULL, NULL, &peer),
+                     CAIRN_ERR_MALFORMED);
+    close_pair();
+}
+END_TEST
+
+START_TEST(closing_a_peer_is_quiet_here_and_both_can_meet_again)
+{
+    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    node_send(&a, to_b, 1, bytes, 8);
+    node_send(&b, to_a, 1, bytes, 8);
+    pump(&a, &b, &a.arrived, 1);
+    pump(&a, &b, &b.arrived, 1);
+    cairn_fabric_peer_close(to_b);
+    pump_for_ms(&a, &b, 20);
+    ck_assert_uint_le(b.downs, 1);
+    ck_assert_uint_eq(a.downs, 0); // it asked for it
+    cairn_fabric_peer_close(to_a);
+    to_b = node_connect_to(&a, &b); // both live on and may meet again
+    node_send(&a, to_b, 2, bytes, 8);
+    pump(&a, &b, &b.arrived, 2);
+    close_pair();
+}
+END_TEST
+
+static void on_gone(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
+{
+    (void)peer, (void)why;
+    ((struct node *)arg)->downs++;
+}
+
+START_TEST(a_peer_whose_process_is_gone_goes_down_once_and_sends_to_it_say_closed)
+{
+    const struct note note = { 0 };
+    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    node_send(&a, to_b, 1, bytes, 8);
+    pump(&a, &b, &b.arrived, 1);
+    cairn_fabric_close(b.fabric);
+    b.fabric = NULL;
+    pump(&a, NULL, &a.downs, 1);
+    ck_assert_int_eq(a.why_down, CAIRN_ERR_CLOSED);
+    ck_assert_int_eq(cairn_fabric_send(to_b, &note, sizeof note, bytes, 8, on_never, NULL),
+                     CAIRN_ERR_CLOSED);
+    pump_for_ms(&a, NULL, 20);
+    ck_assert_uint_eq(a.downs, 1);
+    cairn_fabric_peer_close(to_b);
+    pump_for_ms(&a, NULL, 5);
+    close_pair();
+}
+END_TEST
+
+START_TEST(an_address_where_nobody_lives_any_more_is_unreachable_now_or_goes_down)
+{
+    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    struct node gone;
+    uint8_t address[CAIRN_FABRIC_ADDRESS_MAX];
+    size_t count;
+    node_open(&gone, kinds[_i], &(struct cairn_fabric_options) { .hub = hub });
+    memcpy(address, cairn_fabric_address(gone.fabric, &count), sizeof address);
+    node_close(&gone);
+    struct cairn_fabric_peer *peer = NULL;
+    const cairn_status status = cairn_fabric_connect(a.fabric, address, count, on_gone, &a, &peer);
+    if (status == CAIRN_OK)
+        pump(&a, &b, &a.downs, 1);
+    else
+        ck_assert_int_eq(status, CAIRN_ERR_UNREACHABLE);
+    cairn_fabric_peer_close(peer);
+    pump_for_ms(&a, &b, 5);
+    close_pair();
+}
+END_TEST
+
+START_TEST(close_in_the_middle_of_everything_returns_every_buffer)
+{
+    enum { EACH = 16, BYTES = 200000 };
+    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    for (unsigned i = 0; i < EACH; i++) {
+        node_send(&a, to_b, i, bytes, BYTES);
+        node_send(&b, to_a, i, bytes, BYTES);
+    }
+    pump(&a, &b, &b.arrived, EACH);
+    for (unsigned i = 0; i < EACH / 2; i++) node_receive(&b, i); // half in flight, half held
+    cairn_fabric_close(b.fabric);
+    ck_assert_uint_eq(b.sent, EACH);
+    ck_assert_uint_eq(b.received, EACH / 2);
+    b.fabric = NULL;
+    pump(&a, NULL, &a.sent, EACH);
+    pump(&a, NULL, &a.downs, 1);
+    close_pair();
+}
+END_TEST
+
+/* On each arrival: answer, drop, and give the sender up, all inside the callback. */
+struct hasty {
+    struct cairn_fabric *fabric;
+    struct cairn_fabric_peer *peer;
+    unsigned arrived;
+};
+
+static void on_hasty_message(void *arg, const void *header, size_t header_bytes,
+                             size_t payload_bytes, struct cairn_fabric_message *message)
+{
+    struct hasty *hasty = arg;
+    ck_assert_uint_gt(payload_bytes, 0);
+    ck_assert_int_eq(cairn_fabric_send(hasty->peer, header, header_bytes, NULL, 0, NULL, NULL),
+                     CAIRN_OK);
+    cairn_fabric_drop(message);
+    if (++hasty->arrived == 2) cairn_fabric_peer_close(hasty->peer);
+}
+
+START_TEST(callbacks_may_send_drop_and_close_peers)
+{
+    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    struct hasty hasty = { 0 };
+    const struct cairn_fabric_options options = { .hub = hub,
+                                                  .on_message = on_hasty_message,
+                                                  .on_message_arg = &hasty };
+    size_t count;
+    ck_assert_int_eq(cairn_fabric_open(kinds[_i], &options, &hasty.fabric, NULL), CAIRN_OK);
+    const void *address = cairn_fabric_address(a.fabric, &count);
+    ck_assert_int_eq(cairn_fabric_connect(hasty.fabric, address, count, NULL, NULL, &hasty.peer),
+                     CAIRN_OK);
+    address = cairn_fabric_address(hasty.fabric, &count);
+    struct cairn_fabric_peer *peer = node_connect(&a, address, count);
+    struct node shell = { .fabric = hasty.fabric }; // only to be driven
+    node_send(&a, peer, 1, bytes, 100);
+    pump(&a, &shell, &a.arrived, 1);
+    node_send(&a, peer, 2, bytes, 200000);
+    pump(&a, &shell, &hasty.arrived, 2);
+    pump(&a, &shell, &a.sent, 2);
+    cairn_fabric_close(hasty.fabric);
+    close_pair();
+}
+END_TEST
+
+static void on_stop(void *arg, cairn_status status)
+{
+    ck_assert_int_eq(status, CAIRN_OK);
+    uv_stop(arg);
+}
+
+START_TEST(a_libuv_loop_drives_it_and_ends_empty)
+{
+    uv_loop_t loop;
+    struct cairn_fabric_poll poll_a, poll_b;
+    const struct note note = { .id = 5 };
+    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    b.manner = NODE_RECEIVES;
+    ck_assert_int_eq(uv_loop_init(&loop), 0);
+    ck_assert_int_eq(cairn_fabric_poll_init(&poll_a, &loop, a.fabric, 0), CAIRN_OK);
+    ck_assert_int_eq(cairn_fabric_poll_init(&poll_b, &loop, b.fabric, 0), CAIRN_OK);
+    fill(bytes, 500000, 5);
+    ck_assert_int_eq(cairn_fabric_send(to_b, &note, sizeof note, bytes, 500000, on_stop, &loop),
+                     CAIRN_OK);
+    uv_run(&loop, UV_RUN_DEFAULT);
+    while (b.received == 0) uv_run(&loop, UV_RUN_ONCE);
+    ck_assert(is_filled(b.arrivals[0].buffer, 500000, 5));
+    cairn_fabric_poll_close(&poll_a, NULL, NULL);
+    cairn_fabric_poll_close(&poll_b, NULL, NULL);
+    close_pair();
+    uv_run(&loop, UV_RUN_DEFAULT);
+    ck_assert_int_eq(uv_loop_close(&loop), 0);
+}
+END_TEST
+
+/* -- only mem ----------------------------------------------------------------------------------- */
+
+/* Sends a storm both ways and writes down what b saw, as text. */
+static void storm_trace(uint64_t seed, char *trace, size_t trace_bytes)
+{
+    struct cairn_fabric_mem_options storm = { .seed = seed,
+                                              .delay_max_ticks = 9,
+                                              .duplicate_permille = 200,
+                                              .cut_permille = 10,
+                                              .eager_bytes = 32 };
+    ck_assert_int_eq(cairn_fabric_mem_hub_open(&storm, &hub), CAIRN_OK);
+    const struct cairn_fabric_options options = { .hub = hub };
+    node_open(&a, "mem", &options);
+    node_open(&b, "mem", &options);
+    b.manner = NODE_RECEIVES;
+    unsigned sent = 0;
+    for (unsigned i = 0; i < 200; i++) {
+        if (i == 0 || a.downs > 0) {
+            if (i > 0) cairn_fabric_peer_close(to_b);
+            to_b = node_connect_to(&a, &b);
+            a.downs = 0;
+        }
+        const struct note note = { .id = i };
+        if (cairn_fabric_send(to_b, &note, sizeof note, NULL, 0, NULL, NULL) == CAIRN_OK) sent++;
+        cairn_fabric_mem_hub_step(hub);
+    }
+    cairn_fabric_mem_hub_run(hub, 100000);
+    int length = snprintf(trace, trace_bytes, "%u:", sent);
+    for (unsigned i = 0; i < b.arrived; i++)
+        length += snprintf(trace + length, trace_bytes - (size_t)length, " %llu",
+                           (unsigned long long)b.arrivals[i].note.id);
+    node_close(&a);
+    node_close(&b);
+    cairn_fabric_mem_hub_close(hub);
+}
+
+START_TEST(one_seed_is_one_order_of_events)
+{
+    static char first[8192], second[8192], other[8192];
+    storm_trace(11, first, sizeof first);
+    storm_trace(11, second, sizeof second);
+    storm_trace(12, other, sizeof other);
+    ck_assert_str_eq(first, second);
+    ck_assert_str_ne(first, other);
+}
+END_TEST
+
+START_TEST(messages_overtake_and_repeat_but_none_is_lost_without_a_cut)
+{
+    enum { COUNT = 300 };
+    unsigned seen[COUNT] = { 0 }, overtaken = 0, repeated = 0;
+    const struct cairn_fabric_mem_options storm = { .seed = 3,
+                                                    .delay_max_ticks = 10,
+                                                    .duplicate_permille = 100 };
+    open_pair(MEM, (struct cairn_fabric_options) { 0 });
+    cairn_fabric_mem_hub_set(hub, &storm);
+    b.manner = NODE_RECEIVES;
+    for (unsigned i = 0; i < COUNT; i++) node_send(&a, to_b, i, bytes, 10);
+    cairn_fabric_mem_hub_run(hub, 100000);
+    for (unsigned i = 0; i < b.arrived; i++) {
+        seen[b.arrivals[i].note.id]++;
+        if (i > 0 && b.arrivals[i].note.id < b.arrivals[i - 1].note.id) overtaken++;
+    }
+    for (unsigned i = 0; i < COUNT; i++) {
+        ck_assert_uint_ge(seen[i], 1);
+        repeated += seen[i] - 1;
+    }
+    ck_assert_uint_gt(overtaken, 0);
+    ck_assert_uint_gt(repeated, 0);
+    ck_assert_uint_eq(a.sent, COUNT);
+    close_pair();
+}
+END_TEST
+
+START_TEST(a_cut_tells_both_ends_and_fails_what_was_held_or_under_way)
+{
+    open_pair(MEM, (struct cairn_fabric_options) { 0 });
+    node_send(&a, to_b, 1, bytes, 100000);
+    cairn_fabric_mem_hub_run(hub, 1000);
+    node_send(&a, to_b, 2, bytes, 100000); // under way
+    cairn_fabric_mem_cut(to_b);
+    cairn_fabric_mem_hub_run(hub, 1000);
+    ck_assert_uint_eq(a.downs, 1);
+    ck_assert_uint_eq(b.downs, 1);
+    ck_assert_uint_eq(a.send_errors, 2);
+    ck_assert_uint_eq(b.arrived, 1);
+    node_receive(&b, 0);
+    cairn_fabric_mem_hub_run(hub, 1000);
+    ck_assert_uint_eq(b.receive_errors, 1);
+    close_pair();
+}
+END_TEST
+
+START_TEST(a_sender_that_touches_a_buffer_on_loan_is_found_out)
+{
+    open_pair(MEM, (struct cairn_fabric_options) { 0 });
+    fill(bytes, 100000, 1);
+    node_send(&a, to_b, 1, bytes, 100000);
+    cairn_fabric_mem_hub_run(hub, 1000);
+    bytes[500] ^= 1; // on_sent has not run
+    node_receive(&b, 0);
+    cairn_fabric_mem_hub_run(hub, 1000);
+    ck_assert_uint_eq(b.received, 1);
+    ck_assert(!is_filled(b.arrivals[0].buffer, 100000, 1));
+    close_pair();
+}
+END_TEST
+
+START_TEST(an_unknown_kind_is_refused_with_the_known_ones)
+{
+    struct cairn_fabric *fabric;
+    struct cairn_sentence why = { "" };
+    ck_assert_int_eq(
+        cairn_fabric_open("pigeon", &(struct cairn_fabric_options) { 0 }, &fabric, &why),
+        CAIRN_ERR_INVALID);
+    ck_assert_str_eq(why.text, "no fabric 'pigeon': use ucx or mem");
+}
+END_TEST
+
+int main(void)
+{
+    TCase *all = tcase_create("every fabric");
+    tcase_set_timeout(all, 30);
+    tcase_add_loop_test(all, payloads_of_every_size_arrive_whole_in_both_directions, 0, KINDS);
+    tcase_add_loop_test(all, a_message_without_payload_is_only_its_header, 0, KINDS);
+    tcase_add_loop_test(all, sixty_four_held_messages_can_be_received_in_reverse_order, 0, KINDS);
+    tcase_add_loop_test(all, small_payloads_can_be_held_too, 0, KINDS);
+    tcase_add_loop_test(all, a_buffer_that_is_too_small_is_refused_and_the_message_stays_held, 0,
+                        KINDS);
+    tcase_add_loop_test(all, dropping_frees_the_sender_at_once_or_later, 0, KINDS);
+    tcase_add_loop_test(all, a_send_over_a_limit_is_refused_before_it_leaves, 0, KINDS);
+    tcase_add_loop_test(all, what_is_too_large_or_too_much_for_the_receiver_is_refused_and_counted,
+                        0, KINDS);
+    tcase_add_loop_test(all, a_garbled_address_is_refused_wherever_the_damage_is, 0, KINDS);
+    tcase_add_loop_test(all, closing_a_peer_is_quiet_here_and_both_can_meet_again, 0, KINDS);
+    tcase_add_loop_test(all, a_peer_whose_process_is_gone_goes_down_once_and_sends_to_it_say_closed,
+                        0, KINDS);
+    tcase_add_loop_test(all, an_address_where_nobody_lives_any_more_is_unreachable_now_or_goes_down,
+                        0, KINDS);
+    tcase_add_loop_test(all, close_in_the_middle_of_everything_returns_every_buffer, 0, KINDS);
+    tcase_add_loop_test(all, callbacks_may_send_drop_and_close_peers, 0, KINDS);
+    tcase_add_loop_test(all, a_libuv_loop_drives_it_and_ends_empty, 0, KINDS);
+
+    TCase *mem = tcase_create("mem");
+    tcase_add_test(mem, one_seed_is_one_order_of_events);
+    tcase_add_test(mem, messages_overtake_and_repeat_but_none_is_lost_without_a_cut);
+    tcase_add_test(mem, a_cut_tells_both_ends_and_fails_what_was_held_or_under_way);
+    tcase_add_test(mem, a_sender_that_touches_a_buffer_on_loan_is_found_out);
+    tcase_add_test(mem, an_unknown_kind_is_refused_with_the_known_ones);
+
+    Suite *suite = suite_create("fabric");
+    suite_add_tcase(suite, all);
+    suite_add_tcase(suite, mem);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
