@@ -21,9 +21,9 @@
  *
  * Messages to one peer may overtake each other; nothing here relies on their order. `token` is a secret
  * of the member's session (from the coordinator, over the control channel): a header with another
- * token is dropped. `epoch` and `round` fence: anything of an older one changes nothing. `tile` is 0
- * and `table_hash` the hash of the empty tile table until a job declares tiles: "whole tensors,
- * everyone". A PUSH, PUT, FETCH or DATA is always exactly one chunk of the layout's chunk grid
+ * token is dropped. `epoch` and `round` fence: anything of an older one changes nothing. In what a worker
+ * sends, `tile` is 0 and `table_hash` the hash of the empty tile table until a job declares tiles: "whole tensors,
+ * everyone"; in what a shard sends, `tile` is the shard's index in the layout. A PUSH, PUT, FETCH or DATA is always exactly one chunk of the layout's chunk grid
  * (proto/wire/layout.h). */
 #ifndef CAIRN_WIRE_CHUNK_H
 #define CAIRN_WIRE_CHUNK_H
@@ -67,7 +67,7 @@ struct cairn_chunk_header {
     uint64_t member; /* the worker's session, whichever way the message goes */
     uint64_t token;
     uint64_t table_hash;
-    uint32_t tile;
+    uint32_t tile;   /* from a worker: the tile; from a shard: the shard's index */
     uint32_t tensor; /* index in the job's tensor list */
     uint64_t first_leaf;
     uint32_t leaf_count;
