@@ -1,0 +1,66 @@
+#include "tests/support/scratch.h"
+
+#include <arpa/inet.h>
+#include <ftw.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static void stop_unless(int holds, const char *what)
+{
+    if (holds) return;
+    perror(what);
+    abort();
+}
+
+void cairn_scratch_make(char folder_out[CAIRN_SCRATCH_BYTES])
+{
+    snprintf(folder_out, CAIRN_SCRATCH_BYTES, "/tmp/cairn-test-XXXXXX");
+    stop_unless(mkdtemp(folder_out) != NULL, "mkdtemp");
+}
+
+static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *walk)
+{
+    (void)info;
+    (void)kind;
+    (void)walk;
+    return remove(path);
+}
+
+void cairn_scratch_remove(const char *folder)
+{
+    nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+uint16_t cairn_scratch_port(void)
+{
+    struct sockaddr_in addr = { .sin_family = AF_INET };
+    socklen_t addr_bytes = sizeof addr;
+    addr.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    stop_unless(fd >= 0, "socket");
+    stop_unless(bind(fd, (struct sockaddr *)&addr, sizeof addr) == 0, "bind");
+    stop_unless(getsockname(fd, (struct sockaddr *)&addr, &addr_bytes) == 0, "getsockname");
+    close(fd);
+    return ntohs(addr.sin_port);
+}
+
+void cairn_scratch_file(const char *folder, const char *name, const char *text, char *path_out,
+                        size_t path_bytes)
+{
+    snprintf(path_out, path_bytes, "%s/%s", folder, name);
+    FILE *file = fopen(path_out, "w");
+    stop_unless(file != NULL, path_out);
+    stop_unless(fputs(text, file) >= 0 && fclose(file) == 0, path_out);
+}
+
+uint64_t cairn_scratch_random(uint64_t *seed)
+{
+    uint64_t z = (*seed += UINT64_C(0x9e3779b97f4a7c15));
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return z ^ (z >> 31);
+}

@@ -1,0 +1,25 @@
+/* What a test needs from the machine and leaves nothing of: a folder of its own, a free port. */
+#ifndef CAIRN_SUPPORT_SCRATCH_H
+#define CAIRN_SUPPORT_SCRATCH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define CAIRN_SCRATCH_BYTES 64
+
+/* A new folder under $TMPDIR's usual place, /tmp. Aborts the test if there is none. */
+void cairn_scratch_make(char folder_out[CAIRN_SCRATCH_BYTES]);
+/* Removes it with everything in it. */
+void cairn_scratch_remove(const char *folder);
+
+/* A loopback port that was free a moment ago. Better: listen on port 0 and ask which it is. */
+uint16_t cairn_scratch_port(void);
+
+/* Writes `text` to FOLDER/NAME and gives that path in path_out. */
+void cairn_scratch_file(const char *folder, const char *name, const char *text, char *path_out,
+                        size_t path_bytes);
+
+/* The next number of a seeded sequence (splitmix64): the same on every machine. */
+uint64_t cairn_scratch_random(uint64_t *seed);
+
+#endif

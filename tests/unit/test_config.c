@@ -1,0 +1,220 @@
+#include "server/base/config.h"
+#include "server/base/listener.h"
+#include "tests/support/scratch.h"
+
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct values {
+    char *name;
+    char *folder;
+    bool loud;
+    int64_t count;
+    int64_t memory_bytes;
+    int64_t wait_ms;
+    struct cairn_listener_options network;
+};
+
+static const struct cairn_option options[] = {
+    { "shard", "name", CAIRN_OPTION_STRING, offsetof(struct values, name), "s0", 0, 0,
+      "The name in logs." },
+    { "shard", "data", CAIRN_OPTION_PATH, offsetof(struct values, folder), NULL, 0, 0,
+      "Where state is kept." },
+    { "shard", "loud", CAIRN_OPTION_BOOL, offsetof(struct values, loud), "no", 0, 0, "Be loud." },
+    { "limits", "count", CAIRN_OPTION_INT, offsetof(struct values, count), "4", -2, 64,
+      "How many." },
+    { "limits", "memory", CAIRN_OPTION_BYTES, offsetof(struct values, memory_bytes), "64MiB",
+      1 << 20, INT64_C(1) << 40, "How much." },
+    { "limits", "wait", CAIRN_OPTION_DURATION, offsetof(struct values, wait_ms), "250ms", 1,
+      86400000, "How long." },
+    CAIRN_LISTENER_CONFIG(struct values, network, "127.0.0.1:0"),
+};
+#define OPTION_COUNT (sizeof options / sizeof options[0])
+
+static char folder[CAIRN_SCRATCH_BYTES];
+static struct values values;
+static struct cairn_config config;
+static struct cairn_sentence why;
+
+static void setup(void)
+{
+    cairn_scratch_make(folder);
+    memset(&values, 0, sizeof values);
+    cairn_config_init(&config, options, OPTION_COUNT, &values);
+}
+
+static void teardown(void)
+{
+    cairn_config_release(&config);
+    cairn_scratch_remove(folder);
+}
+
+static cairn_status read_text(const char *text)
+{
+    char path[256];
+    cairn_scratch_file(folder, "cairn.conf", text, path, sizeof path);
+    return cairn_config_read(&config, path, &why);
+}
+
+START_TEST(values_come_from_defaults_then_file_then_command_line)
+{
+    ck_assert_int_eq(values.count, 4);
+    ck_assert_int_eq(values.memory_bytes, 64 << 20);
+    ck_assert_int_eq(read_text("# a comment\n"
+                               "[shard]\n"
+                               "  data = /var/lib/cairn ; the usual place\n"
+                               "loud = yes\n"
+                               "\n"
+                               "[limits]\n"
+                               "count = 7\n"
+                               "memory = 2 GiB\n"
+                               "wait = 2min\n"),
+                     CAIRN_OK);
+    ck_assert_str_eq(values.folder, "/var/lib/cairn");
+    ck_assert(values.loud);
+    ck_assert_int_eq(values.count, 7);
+    ck_assert_int_eq(values.memory_bytes, INT64_C(2) << 30);
+    ck_assert_int_eq(values.wait_ms, 120000);
+    ck_assert_int_eq(cairn_config_set(&config, "limits.count=9", &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_config_set(&config, "shard.name=a=b.c", &why), CAIRN_OK);
+    ck_assert_int_eq(values.count, 9);
+    ck_assert_str_eq(values.name, "a=b.c");
+    ck_assert_int_eq(cairn_config_finish(&config, &why), CAIRN_OK);
+}
+END_TEST
+
+struct refusal {
+    const char *text;
+    const char *says; /* "LINE: ..." after the file's name */
+};
+
+static const struct refusal refusals[] = {
+    { "[shard]\nnmae = x\n", ":2: there is no key \"nmae\" in [shard]; there are: name data loud" },
+    { "\n[shrad]\nname = x\n", ":3: there is no section [shrad]; there are: [shard] [limits]" },
+    { "name = x\n", ":1: \"name\" stands before any section" },
+    { "[shard]\nname = x\n\nname = y\n", ":4: name in [shard] was given before, in line 2" },
+    { "[shard]\nwhat is this\n", ":2: the line is neither [section] nor key = value" },
+    { "[shard\nname = x\n", ":1: the line is neither" },
+    { "[limits]\ncount = 65\n",
+      ":2: count = \"65\" in [limits]: it is out of range; allowed is -2 to 64" },
+    { "[limits]\ncount = -3\n", "out of range" },
+    { "[limits]\ncount = 5s\n", "it is not a whole number" },
+    { "[limits]\ncount = 0x10\n", "it is not a whole number" },
+    { "[limits]\ncount =\n", "it is not a whole number" },
+    { "[limits]\ncount = 99999999999999999999\n", "the number is too large" },
+    { "[limits]\nmemory = 64\n",
+      "a size has a unit, B KiB MiB GiB or TiB (64MiB); allowed is 1MiB to 1TiB" },
+    { "[limits]\nmemory = 64MB\n", "a size has a unit" },
+    { "[limits]\nmemory = 64 ms\n", "a size has a unit" },
+    { "[limits]\nmemory = 9999999TiB\n", "the number is too large" },
+    { "[limits]\nmemory = 0\n", "it is out of range" },
+    { "[limits]\nwait = 5\n",
+      "a duration has a unit, ms s min or h (250ms); allowed is 1ms to 24h" },
+    { "[limits]\nwait = 1.5s\n", "a duration has a unit" },
+    { "[shard]\nloud = maybe\n", "allowed is yes or no" },
+    { "[shard]\ndata =\n", "it is empty" },
+    { "[network]\nlisten = 127.0.0.1\n", "it is not an address; allowed is host:port" },
+    { "[network]\nlisten = 127.0.0.1:99999\n", "it is not an address" },
+    { "[network]\nlisten = ::1:80\n", "it is not an address" },
+};
+
+START_TEST(a_bad_line_is_refused_with_file_line_value_and_what_is_allowed)
+{
+    const struct refusal *row = &refusals[_i];
+    ck_assert_int_eq(read_text(row->text), CAIRN_ERR_CONFIG);
+    ck_assert_msg(strstr(why.text, "cairn.conf:") != NULL, "%s", why.text);
+    ck_assert_msg(strstr(why.text, row->says) != NULL, "%s", why.text);
+}
+END_TEST
+
+START_TEST(a_line_too_long_is_refused_and_not_cut)
+{
+    char text[6000];
+    memset(text, 'x', sizeof text - 1);
+    memcpy(text, "[shard]\nname = ", 15);
+    text[sizeof text - 1] = '\0';
+    ck_assert_int_eq(read_text(text), CAIRN_ERR_CONFIG);
+    ck_assert_ptr_nonnull(strstr(why.text, ":2: the line is longer than"));
+    text[4000] = '\0';
+    ck_assert_int_eq(read_text(text), CAIRN_OK);
+    ck_assert_uint_eq(strlen(values.name), 4000 - 15);
+}
+END_TEST
+
+START_TEST(a_refused_value_changes_nothing)
+{
+    ck_assert_int_eq(read_text("[limits]\ncount = 5\nmemory = 1\ncount = 6\n"), CAIRN_ERR_CONFIG);
+    ck_assert_ptr_nonnull(strstr(why.text, ":3:")); // the first error is the one told
+    ck_assert_int_eq(values.memory_bytes, 64 << 20);
+}
+END_TEST
+
+START_TEST(a_bad_override_is_quoted)
+{
+    ck_assert_int_eq(cairn_config_set(&config, "limits.count=many", &why), CAIRN_ERR_CONFIG);
+    ck_assert_ptr_nonnull(strstr(why.text, "--set limits.count=many: count = \"many\""));
+    ck_assert_int_eq(cairn_config_set(&config, "count=1", &why), CAIRN_ERR_CONFIG);
+    ck_assert_ptr_nonnull(strstr(why.text, "section.key=value"));
+    ck_assert_int_eq(cairn_config_set(&config, "a.b=1", &why), CAIRN_ERR_CONFIG);
+}
+END_TEST
+
+START_TEST(what_has_no_default_must_be_given)
+{
+    ck_assert_int_eq(cairn_config_finish(&config, &why), CAIRN_ERR_CONFIG);
+    ck_assert_ptr_nonnull(strstr(why.text, "data in [shard] must be set"));
+    ck_assert_ptr_nonnull(strstr(why.text, "--set shard.data=..."));
+}
+END_TEST
+
+START_TEST(a_missing_file_is_named)
+{
+    ck_assert_int_eq(cairn_config_read(&config, "/nonexistent/cairn.conf", &why), CAIRN_ERR_IO);
+    ck_assert_ptr_nonnull(strstr(why.text, "/nonexistent/cairn.conf: No such file"));
+}
+END_TEST
+
+// The sample, with its comment signs before keys removed, is a good file that changes nothing.
+START_TEST(the_printed_sample_is_read_back)
+{
+    static char sample[8192];
+    FILE *out = fmemopen(sample, sizeof sample, "w");
+    cairn_config_print(&config, out);
+    fclose(out);
+    for (char *line = strstr(sample, "\n#"); line != NULL; line = strstr(line + 1, "\n#"))
+        if (line[2] != ' ') line[1] = ' ';
+    char *data = strstr(sample, "data = ");
+    ck_assert_ptr_nonnull(data);
+    memmove(data + 9, data + 7, strlen(data + 7) + 1);
+    memcpy(data + 7, "/x", 2);
+    ck_assert_msg(read_text(sample) == CAIRN_OK, "%s\n%s", why.text, sample);
+    ck_assert_int_eq(values.count, 4);
+    ck_assert_int_eq(values.wait_ms, 250);
+    ck_assert_str_eq(values.network.listen, "127.0.0.1:0");
+    ck_assert_int_eq(values.network.connections_max, 4096);
+    for (size_t i = 0; i < OPTION_COUNT; i++) ck_assert_int_gt(config.given[i], 0);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("config");
+    TCase *tcase = tcase_create("config");
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, values_come_from_defaults_then_file_then_command_line);
+    tcase_add_loop_test(tcase, a_bad_line_is_refused_with_file_line_value_and_what_is_allowed, 0,
+                        sizeof refusals / sizeof refusals[0]);
+    tcase_add_test(tcase, a_line_too_long_is_refused_and_not_cut);
+    tcase_add_test(tcase, a_refused_value_changes_nothing);
+    tcase_add_test(tcase, a_bad_override_is_quoted);
+    tcase_add_test(tcase, what_has_no_default_must_be_given);
+    tcase_add_test(tcase, a_missing_file_is_named);
+    tcase_add_test(tcase, the_printed_sample_is_read_back);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}

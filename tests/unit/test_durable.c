@@ -1,0 +1,204 @@
+#include "server/base/durable.h"
+#include "tests/support/scratch.h"
+
+#include <check.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static char folder[CAIRN_SCRATCH_BYTES];
+static char path[256];
+static struct cairn_sentence why;
+
+static void setup(void)
+{
+    cairn_scratch_make(folder);
+    snprintf(path, sizeof path, "%s/state", folder);
+}
+
+static void teardown(void)
+{
+    cairn_scratch_remove(folder);
+}
+
+static void assert_holds(const char *text)
+{
+    uint8_t *bytes = NULL;
+    size_t byte_count = 0;
+    ck_assert_msg(cairn_durable_read(path, 100, &bytes, &byte_count, &why) == CAIRN_OK, "%s",
+                  why.text);
+    ck_assert_uint_eq(byte_count, strlen(text));
+    ck_assert_str_eq((const char *)bytes, text);
+    free(bytes);
+}
+
+static void assert_no_fresh_file(void)
+{
+    char fresh[300];
+    snprintf(fresh, sizeof fresh, "%s.new", path);
+    ck_assert_int_ne(access(fresh, F_OK), 0);
+}
+
+START_TEST(a_file_is_replaced_as_a_whole)
+{
+    struct stat info;
+    ck_assert_int_eq(cairn_durable_write(path, "one", 3, &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_durable_write(path, "second", 6, &why), CAIRN_OK);
+    assert_holds("second");
+    assert_no_fresh_file();
+    ck_assert_int_eq(stat(path, &info), 0);
+    ck_assert_uint_eq(info.st_mode & 0777, 0600);
+}
+END_TEST
+
+START_TEST(what_a_crash_left_behind_is_overwritten)
+{
+    char fresh[300];
+    cairn_scratch_file(folder, "state.new", "half of something longer", fresh, sizeof fresh);
+    ck_assert_int_eq(cairn_durable_write(path, "whole", 5, &why), CAIRN_OK);
+    assert_holds("whole");
+    assert_no_fresh_file();
+}
+END_TEST
+
+START_TEST(a_failed_write_names_its_step_and_leaves_the_old_file)
+{
+    static const uint8_t large[4096];
+    const struct rlimit limit = { 1000, 1000 };
+    ck_assert_int_eq(cairn_durable_write(path, "old", 3, &why), CAIRN_OK);
+    signal(SIGXFSZ, SIG_IGN);
+    ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0); // of this test's process only
+    ck_assert_int_eq(cairn_durable_write(path, large, sizeof large, &why), CAIRN_ERR_IO);
+    ck_assert_ptr_nonnull(strstr(why.text, "writing "));
+    ck_assert_ptr_nonnull(strstr(why.text, "File too large"));
+    assert_holds("old");
+    assert_no_fresh_file();
+}
+END_TEST
+
+START_TEST(a_missing_folder_is_the_step_creating)
+{
+    snprintf(path, sizeof path, "%s/none/state", folder);
+    ck_assert_int_eq(cairn_durable_write(path, "x", 1, &why), CAIRN_ERR_IO);
+    ck_assert_ptr_nonnull(strstr(why.text, "creating "));
+}
+END_TEST
+
+START_TEST(a_folder_in_the_way_is_the_step_renaming)
+{
+    ck_assert_int_eq(mkdir(path, 0700), 0);
+    ck_assert_int_eq(cairn_durable_write(path, "x", 1, &why), CAIRN_ERR_IO);
+    ck_assert_ptr_nonnull(strstr(why.text, "renaming a new file to "));
+    assert_no_fresh_file();
+}
+END_TEST
+
+START_TEST(reading_is_bounded_and_tells_missing_from_broken)
+{
+    uint8_t *bytes = NULL;
+    size_t byte_count = 0;
+    ck_assert_int_eq(cairn_durable_read(path, 100, &bytes, &byte_count, &why), CAIRN_ERR_NOT_FOUND);
+    ck_assert_int_eq(cairn_durable_write(path, "0123456789", 10, &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_durable_read(path, 9, &bytes, &byte_count, &why), CAIRN_ERR_CORRUPT);
+    ck_assert_int_eq(cairn_durable_read(folder, 1 << 20, &bytes, &byte_count, &why),
+                     CAIRN_ERR_CORRUPT);
+    ck_assert_ptr_null(bytes);
+}
+END_TEST
+
+START_TEST(folders_are_made_with_their_parents_for_this_user_only)
+{
+    struct stat info;
+    char deep[200];
+    snprintf(deep, sizeof deep, "%s/a//b/c/", folder);
+    ck_assert_msg(cairn_durable_folder(deep, &why) == CAIRN_OK, "%s", why.text);
+    ck_assert_int_eq(cairn_durable_folder(deep, &why), CAIRN_OK); // again
+    ck_assert_int_eq(stat(deep, &info), 0);
+    ck_assert_uint_eq(info.st_mode & 0777, 0700);
+    ck_assert_int_eq(cairn_durable_write(path, "x", 1, &why), CAIRN_OK);
+    snprintf(deep, sizeof deep, "%s/state/b", folder);
+    ck_assert_int_eq(cairn_durable_folder(deep, &why), CAIRN_ERR_IO);
+    ck_assert_ptr_nonnull(strstr(why.text, "state is in the way: it is not a folder"));
+}
+END_TEST
+
+START_TEST(two_daemons_never_share_a_data_folder)
+{
+    int first = -1;
+    int second = -1;
+    char pid[64];
+    snprintf(pid, sizeof pid, "in use by process %ld;", (long)getpid());
+    ck_assert_int_eq(cairn_durable_lock(folder, &first, &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_durable_lock(folder, &second, &why), CAIRN_ERR_BUSY);
+    ck_assert_msg(strstr(why.text, pid) != NULL, "%s", why.text);
+    ck_assert_int_eq(second, -1);
+    cairn_durable_unlock(first);
+    ck_assert_int_eq(cairn_durable_lock(folder, &second, &why), CAIRN_OK);
+    cairn_durable_unlock(second);
+}
+END_TEST
+
+START_TEST(a_killed_daemon_leaves_no_lock)
+{
+    int ready[2];
+    char byte = 0;
+    int fd = -1;
+    ck_assert_int_eq(pipe(ready), 0);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        if (cairn_durable_lock(folder, &fd, NULL) == CAIRN_OK) byte = 'y';
+        if (write(ready[1], &byte, 1) != 1) _exit(1);
+        for (;;) pause();
+    }
+    ck_assert_int_eq(read(ready[0], &byte, 1), 1);
+    ck_assert_int_eq(byte, 'y');
+    ck_assert_int_eq(cairn_durable_lock(folder, &fd, &why), CAIRN_ERR_BUSY);
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    ck_assert_int_eq(cairn_durable_lock(folder, &fd, &why), CAIRN_OK);
+    cairn_durable_unlock(fd);
+}
+END_TEST
+
+START_TEST(a_data_folder_that_cannot_be_written_says_what_to_do)
+{
+    int fd = -1;
+    // /proc/self/task takes no files, from root neither.
+    ck_assert_int_eq(cairn_durable_lock("/proc/self/task", &fd, &why), CAIRN_ERR_IO);
+    ck_assert_ptr_nonnull(strstr(why.text, "the data folder /proc/self/task cannot be written"));
+    ck_assert_ptr_nonnull(strstr(why.text, "give it to the user that runs the daemon"));
+    if (geteuid() == 0) return; // root may write anywhere else
+    ck_assert_int_eq(chmod(folder, 0500), 0);
+    ck_assert_int_eq(cairn_durable_lock(folder, &fd, &why), CAIRN_ERR_IO);
+    ck_assert_int_eq(chmod(folder, 0700), 0);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("durable");
+    TCase *tcase = tcase_create("durable");
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, a_file_is_replaced_as_a_whole);
+    tcase_add_test(tcase, what_a_crash_left_behind_is_overwritten);
+    tcase_add_test(tcase, a_failed_write_names_its_step_and_leaves_the_old_file);
+    tcase_add_test(tcase, a_missing_folder_is_the_step_creating);
+    tcase_add_test(tcase, a_folder_in_the_way_is_the_step_renaming);
+    tcase_add_test(tcase, reading_is_bounded_and_tells_missing_from_broken);
+    tcase_add_test(tcase, folders_are_made_with_their_parents_for_this_user_only);
+    tcase_add_test(tcase, two_daemons_never_share_a_data_folder);
+    tcase_add_test(tcase, a_killed_daemon_leaves_no_lock);
+    tcase_add_test(tcase, a_data_folder_that_cannot_be_written_says_what_to_do);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}

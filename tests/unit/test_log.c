@@ -1,0 +1,137 @@
+#include "server/base/log.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static char line[4096];
+
+static const char *format(const char *message, const struct cairn_log_field *fields, size_t count)
+{
+    const size_t length = cairn_log_format(line, sizeof line - 1, "T", "info", "s0", message,
+                                           fields, count);
+    line[length] = '\0';
+    return line;
+}
+
+START_TEST(a_line_is_logfmt)
+{
+    ck_assert_str_eq(
+        format("refused chunk 17", CAIRN_FIELDS({ "peer", "w5", 0 }, { "step", NULL, 41 })),
+        "ts=T level=info name=s0 msg=\"refused chunk 17\" peer=w5 step=41\n");
+    ck_assert_str_eq(format("ready", NULL, 0), "ts=T level=info name=s0 msg=ready\n");
+    ck_assert_str_eq(format("", NULL, 0), "ts=T level=info name=s0 msg=\"\"\n");
+}
+END_TEST
+
+START_TEST(a_strangers_text_cannot_forge_a_line)
+{
+    ck_assert_str_eq(format("a\nts=X level=error", NULL, 0),
+                     "ts=T level=info name=s0 msg=\"a\\nts=X level=error\"\n");
+    ck_assert_str_eq(format("\"q\" \\ \x1b[1m\xc3\xa9\t", NULL, 0),
+                     "ts=T level=info name=s0 msg=\"\\\"q\\\" \\\\ \\x1b[1m\\xc3\\xa9\\t\"\n");
+    ck_assert_str_eq(format("x", CAIRN_FIELDS({ "peer", "a b", 0 })),
+                     "ts=T level=info name=s0 msg=x peer=\"a b\"\n");
+}
+END_TEST
+
+START_TEST(a_long_line_is_cut_within_its_quotes)
+{
+    char message[300];
+    char cut[100];
+    memset(message, '"', sizeof message - 1);
+    message[sizeof message - 1] = '\0';
+    const size_t length = cairn_log_format(cut, sizeof cut, "T", "info", "", message, NULL, 0);
+    ck_assert_uint_le(length, sizeof cut);
+    ck_assert_int_eq(cut[length - 1], '\n');
+    ck_assert_int_eq(cut[length - 2], '"');
+    ck_assert_int_eq(cut[length - 3], '"'); // of a whole escape
+    ck_assert_int_eq(cut[length - 4], '\\');
+}
+END_TEST
+
+// Runs `work` with stderr in a file, and gives what it wrote.
+static const char *capture(void (*work)(void))
+{
+    FILE *file = tmpfile();
+    const int saved = dup(STDERR_FILENO);
+    dup2(fileno(file), STDERR_FILENO);
+    work();
+    dup2(saved, STDERR_FILENO);
+    close(saved);
+    rewind(file);
+    line[fread(line, 1, sizeof line - 1, file)] = '\0';
+    fclose(file);
+    return line;
+}
+
+static void log_at_all_levels(void)
+{
+    cairn_log_init("shard-0", CAIRN_LOG_WARN);
+    cairn_log_error("one");
+    cairn_log_warn("two %d", 2);
+    cairn_log_info("three");
+    cairn_log_debug("four");
+}
+
+START_TEST(levels_below_the_wanted_one_are_silent)
+{
+    const char *text = capture(log_at_all_levels);
+    ck_assert_ptr_nonnull(strstr(text, "level=error name=shard-0 msg=one\n"));
+    ck_assert_ptr_nonnull(strstr(text, "level=warn name=shard-0 msg=\"two 2\"\n"));
+    ck_assert_ptr_null(strstr(text, "three"));
+    ck_assert_ptr_null(strstr(text, "four"));
+    ck_assert_int_eq(strncmp(text, "ts=20", 5), 0);
+    ck_assert_int_eq(text[strcspn(text, " ") - 1], 'Z');
+}
+END_TEST
+
+static void log_a_flood(void)
+{
+    struct cairn_log_limit limit = { 0 };
+    cairn_log_init(NULL, CAIRN_LOG_INFO);
+    for (int i = 0; i < 1000; i++) cairn_log_limited(&limit, CAIRN_LOG_WARN, "garbage %d", i);
+    limit.next_ms = 0; // as if a second had passed
+    cairn_log_limited(&limit, CAIRN_LOG_WARN, "more");
+}
+
+START_TEST(a_flood_of_one_kind_is_one_line_and_a_count)
+{
+    const char *text = capture(log_a_flood);
+    int lines = 0;
+    for (const char *p = text; *p != '\0'; p++) lines += *p == '\n';
+    ck_assert_int_eq(lines, 2);
+    ck_assert_ptr_nonnull(strstr(text, "msg=\"garbage 0\"\n"));
+    ck_assert_ptr_nonnull(strstr(text, "msg=more suppressed=999\n"));
+}
+END_TEST
+
+START_TEST(a_level_is_one_of_four_words)
+{
+    enum cairn_log_level level = CAIRN_LOG_ERROR;
+    ck_assert(cairn_log_level_parse("debug", &level));
+    ck_assert_int_eq(level, CAIRN_LOG_DEBUG);
+    ck_assert(!cairn_log_level_parse("loud", &level));
+    ck_assert_int_eq(level, CAIRN_LOG_DEBUG);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("log");
+    TCase *tcase = tcase_create("log");
+    tcase_add_test(tcase, a_line_is_logfmt);
+    tcase_add_test(tcase, a_strangers_text_cannot_forge_a_line);
+    tcase_add_test(tcase, a_long_line_is_cut_within_its_quotes);
+    tcase_add_test(tcase, levels_below_the_wanted_one_are_silent);
+    tcase_add_test(tcase, a_flood_of_one_kind_is_one_line_and_a_count);
+    tcase_add_test(tcase, a_level_is_one_of_four_words);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
