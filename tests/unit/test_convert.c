@@ -1,0 +1,115 @@
+/* fp32 and bf16, against rounding done in double. CAIRN_TEST_LONG=1 goes through all 2^32 inputs. */
+#include <check.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "gpu/gpu.h"
+
+static double value_of_bf16(uint16_t bits) // infinity counts as the next step, 2^128
+{
+    if ((bits & 0x7fff) == 0x7f80) return bits >> 15 ? -0x1p128 : 0x1p128;
+    return (double)cairn_f32_of_bits((uint32_t)bits << 16);
+}
+
+static uint16_t slow_narrow(float x)
+{
+    if (isnan(x)) return 0x7fc0;
+    uint16_t toward_zero = (uint16_t)(cairn_f32_bits(x) >> 16);
+    if (isinf(x)) return toward_zero;
+    uint16_t away = (uint16_t)(toward_zero + 1);
+    double to_zero = fabs((double)x - value_of_bf16(toward_zero));
+    double to_away = fabs((double)x - value_of_bf16(away));
+    if (to_zero != to_away) return to_zero < to_away ? toward_zero : away;
+    return toward_zero % 2 == 0 ? toward_zero : away;
+}
+
+#define BATCH 4096
+
+/* The inputs first, first + stride, ...: a batch at a time, as the kernel works on arrays. */
+static void check_inputs(uint64_t first, uint64_t stride)
+{
+    const struct cairn_backend *host = cairn_backend_host();
+    static float in[BATCH];
+    static uint16_t out[BATCH];
+    for (uint64_t bits = first; bits < (uint64_t)1 << 32;) {
+        size_t n = 0;
+        for (; n < BATCH && bits < (uint64_t)1 << 32; bits += stride) {
+            in[n++] = cairn_f32_of_bits((uint32_t)bits);
+        }
+        host->convert(out, CAIRN_BF16, in, CAIRN_F32, n);
+        for (size_t i = 0; i < n; i++) {
+            if (out[i] == slow_narrow(in[i])) continue;
+            ck_abort_msg("%08x became %04x, not %04x", cairn_f32_bits(in[i]), out[i],
+                         slow_narrow(in[i]));
+        }
+    }
+}
+
+START_TEST(bf16_is_the_nearest_ties_to_even_for_sampled_inputs)
+{
+    check_inputs(0, 9973);
+    for (uint64_t low = 0x7ffe; low <= 0x8001; low++) check_inputs(low, 0x10000); // about the ties
+    check_inputs(0, 0x10000);
+    check_inputs(0xffff, 0x10000);
+}
+END_TEST
+
+START_TEST(bf16_is_the_nearest_ties_to_even_for_all_inputs)
+{
+    if (getenv("CAIRN_TEST_LONG") == NULL) return;
+    check_inputs(0, 1);
+}
+END_TEST
+
+START_TEST(every_bf16_widens_exactly_and_comes_back)
+{
+    const struct cairn_backend *host = cairn_backend_host();
+    static uint16_t in[65536], back[65536];
+    static float wide[65536];
+    for (uint32_t i = 0; i < 65536; i++) in[i] = (uint16_t)i;
+    host->convert(wide, CAIRN_F32, in, CAIRN_BF16, 65536);
+    host->convert(back, CAIRN_BF16, wide, CAIRN_F32, 65536);
+    for (uint32_t i = 0; i < 65536; i++) {
+        ck_assert_uint_eq(cairn_f32_bits(wide[i]), i << 16);
+        ck_assert_uint_eq(back[i], isnan(wide[i]) ? 0x7fc0 : i);
+    }
+}
+END_TEST
+
+START_TEST(the_same_dtype_is_copied_and_no_elements_touch_nothing)
+{
+    const struct cairn_backend *host = cairn_backend_host();
+    const float in[3] = { 1.5f, -0.0f, 0x1p-149f };
+    float out[3] = { 0 };
+    host->convert(out, CAIRN_F32, in, CAIRN_F32, 3);
+    ck_assert_mem_eq(in, out, sizeof in);
+    host->convert(NULL, CAIRN_BF16, NULL, CAIRN_F32, 0);
+}
+END_TEST
+
+START_TEST(only_f32_and_bf16_go_over_the_wire)
+{
+    ck_assert(cairn_wire_dtype_ok(CAIRN_F32) && cairn_wire_dtype_ok(CAIRN_BF16));
+    ck_assert(!cairn_wire_dtype_ok(CAIRN_F16) && !cairn_wire_dtype_ok(CAIRN_F64));
+    ck_assert(!cairn_wire_dtype_ok(0) && !cairn_wire_dtype_ok(-1));
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tcase = tcase_create("convert");
+    tcase_set_timeout(tcase, 600); // for all inputs
+    tcase_add_test(tcase, bf16_is_the_nearest_ties_to_even_for_sampled_inputs);
+    tcase_add_test(tcase, bf16_is_the_nearest_ties_to_even_for_all_inputs);
+    tcase_add_test(tcase, every_bf16_widens_exactly_and_comes_back);
+    tcase_add_test(tcase, the_same_dtype_is_copied_and_no_elements_touch_nothing);
+    tcase_add_test(tcase, only_f32_and_bf16_go_over_the_wire);
+    Suite *suite = suite_create("convert");
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}

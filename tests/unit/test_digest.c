@@ -1,0 +1,370 @@
+/* The content root: against a recursive RFC 6962 tree, and against hashes made by Python. */
+#include <check.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <sodium.h>
+
+#include "gpu/gpu.h"
+#include "proto/wire/digest_tree.h"
+
+static void check_hash(const struct cairn_hash *a, const struct cairn_hash *b)
+{
+    ck_assert_mem_eq(a->byte, b->byte, CAIRN_HASH_BYTES);
+}
+
+static void check_hex(const struct cairn_hash *hash, const char *expected)
+{
+    char hex[2 * CAIRN_HASH_BYTES + 1];
+    ck_assert_str_eq(sodium_bin2hex(hex, sizeof hex, hash->byte, CAIRN_HASH_BYTES), expected);
+}
+
+static struct cairn_hash leaf_of(uint64_t number)
+{
+    struct cairn_hash hash;
+    cairn_leaf_hash(&number, sizeof number, &hash);
+    return hash;
+}
+
+/* RFC 6962, 2.1, as it is written. */
+static struct cairn_hash slow_root(uint64_t first, uint64_t count)
+{
+    struct cairn_hash out;
+    uint8_t bytes[1 + 2 * CAIRN_HASH_BYTES] = { 0x01 };
+    if (count == 1) return leaf_of(first);
+    if (count == 0) {
+        cairn_bytes_hash(NULL, 0, &out);
+        return out;
+    }
+    uint64_t split = 1;
+    while (split * 2 < count) split *= 2;
+    struct cairn_hash left = slow_root(first, split),
+                      right = slow_root(first + split, count - split);
+    memcpy(bytes + 1, left.byte, CAIRN_HASH_BYTES);
+    memcpy(bytes + 1 + CAIRN_HASH_BYTES, right.byte, CAIRN_HASH_BYTES);
+    cairn_bytes_hash(bytes, sizeof bytes, &out);
+    return out;
+}
+
+/* Appends the nodes of the leaves [first, end) to nodes; returns how many. */
+static size_t range_nodes(uint64_t first, uint64_t end, struct cairn_tree_node *nodes)
+{
+    struct cairn_tree tree;
+    cairn_tree_init(&tree, first);
+    for (uint64_t i = first; i < end; i++) {
+        struct cairn_hash leaf = leaf_of(i);
+        cairn_tree_push_leaf(&tree, &leaf);
+    }
+    memcpy(nodes, tree.node, tree.node_count * sizeof *nodes);
+    return tree.node_count;
+}
+
+START_TEST(leaves_pushed_in_order_give_the_root_of_rfc_6962)
+{
+    for (uint64_t n = 0; n <= 130; n++) {
+        struct cairn_tree tree;
+        struct cairn_hash root, slow = slow_root(0, n);
+        cairn_tree_init(&tree, 0);
+        for (uint64_t i = 0; i < n; i++) {
+            struct cairn_hash leaf = leaf_of(i);
+            cairn_tree_push_leaf(&tree, &leaf);
+        }
+        ck_assert_int_eq(cairn_tree_root(&tree, n, &root), CAIRN_OK);
+        check_hash(&root, &slow);
+    }
+}
+END_TEST
+
+START_TEST(ranges_of_any_cut_in_any_order_combine_to_the_same_root)
+{
+    srand(1);
+    for (int trial = 0; trial < 300; trial++) {
+        uint64_t n = (uint64_t)rand() % 200;
+        struct cairn_tree_node nodes[400];
+        size_t count = 0;
+        for (uint64_t first = 0; first < n;) {
+            uint64_t end = first + 1 + (uint64_t)rand() % 60;
+            if (end > n) end = n;
+            count += range_nodes(first, end, nodes + count);
+            first = end;
+        }
+        for (size_t i = count; i > 1; i--) {
+            size_t k = (size_t)rand() % i;
+            struct cairn_tree_node held = nodes[k];
+            nodes[k] = nodes[i - 1];
+            nodes[i - 1] = held;
+        }
+        struct cairn_hash root, slow = slow_root(0, n);
+        ck_assert_int_eq(cairn_tree_combine(nodes, count, n, &root), CAIRN_OK);
+        check_hash(&root, &slow);
+    }
+}
+END_TEST
+
+START_TEST(a_range_is_few_nodes)
+{
+    struct cairn_tree_node nodes[CAIRN_TREE_NODES_MAX];
+    ck_assert_uint_eq(range_nodes(1, 4095, nodes), 22); // 1, 2, 4 ... 1024, 1024 ... 2, 1 leaves
+    ck_assert_uint_eq(range_nodes(4096, 8192, nodes), 1);
+    ck_assert_uint_eq(range_nodes(5, 5, nodes), 0);
+}
+END_TEST
+
+START_TEST(the_longest_range_fits)
+{
+    // All but the first and the last leaf of the largest tree: two nodes a level.
+    struct cairn_tree tree;
+    const struct cairn_hash any = { { 0 } };
+    cairn_tree_init(&tree, 1);
+    for (uint32_t level = 0; level < CAIRN_TREE_LEVEL_MAX - 1; level++) {
+        struct cairn_tree_node node = { level, 1, any };
+        ck_assert_int_eq(cairn_tree_push_node(&tree, &node), CAIRN_OK);
+    }
+    for (uint32_t level = CAIRN_TREE_LEVEL_MAX - 1; level-- > 0;) {
+        struct cairn_tree_node node = { level, tree.next_leaf >> level, any };
+        ck_assert_int_eq(cairn_tree_push_node(&tree, &node), CAIRN_OK);
+    }
+    ck_assert_uint_eq(tree.next_leaf, ((uint64_t)1 << CAIRN_TREE_LEVEL_MAX) - 1);
+    ck_assert_uint_le(tree.node_count, CAIRN_TREE_NODES_MAX);
+}
+END_TEST
+
+START_TEST(gaps_overlaps_and_nodes_of_no_tree_are_refused)
+{
+    struct cairn_tree_node whole[2 * CAIRN_TREE_NODES_MAX], nodes[2 * CAIRN_TREE_NODES_MAX];
+    struct cairn_hash root;
+    size_t left = range_nodes(0, 13, whole), count = left + range_nodes(13, 21, whole + left);
+    for (size_t i = 0; i < count; i++) {
+        memcpy(nodes, whole, sizeof whole);
+        nodes[i] = nodes[count - 1]; // one is missing
+        ck_assert_int_eq(cairn_tree_combine(nodes, count - 1, 21, &root), CAIRN_ERR_INVALID);
+        memcpy(nodes, whole, sizeof whole);
+        nodes[count] = nodes[i]; // one is there twice
+        ck_assert_int_eq(cairn_tree_combine(nodes, count + 1, 21, &root), CAIRN_ERR_INVALID);
+    }
+    ck_assert_int_eq(cairn_tree_combine(whole, count, 22, &root), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_tree_combine(whole, count, 20, &root), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_tree_combine(NULL, 0, 1, &root), CAIRN_ERR_INVALID);
+    struct cairn_tree_node foreign[] = {
+        { 49, 0, { { 0 } } },         { 64, 0, { { 0 } } }, { UINT32_MAX, 0, { { 0 } } },
+        { 0, UINT64_MAX, { { 0 } } }, { 48, 1, { { 0 } } }, { 1, UINT64_MAX, { { 0 } } }
+    };
+    for (size_t i = 0; i < sizeof foreign / sizeof foreign[0]; i++) {
+        ck_assert_int_eq(cairn_tree_combine(&foreign[i], 1, 1, &root), CAIRN_ERR_INVALID);
+    }
+}
+END_TEST
+
+/* "w" of [3, 5000]: three quanta with a short leaf each. */
+static const struct cairn_shape shape = { .rank = 2, .dim = { 3, 5000 } };
+static float w[15000];
+
+static void fill_w(void)
+{
+    for (int i = 0; i < 15000; i++) w[i] = (float)i;
+}
+
+static struct cairn_hash plane_root_of_w(const struct cairn_hash *tree_root)
+{
+    struct cairn_hash root;
+    cairn_plane_root("w", CAIRN_PLANE_PARAM, CAIRN_F32, &shape, 6, tree_root, &root);
+    return root;
+}
+
+static struct cairn_hash tree_root_of_w(void)
+{
+    const struct cairn_geometry geometry = cairn_geometry_of(&shape);
+    struct cairn_tree tree;
+    struct cairn_hash root;
+    cairn_tree_init(&tree, 0);
+    cairn_backend_host()->hash_leaves(w, CAIRN_F32, &geometry, geometry.leaf_count, &tree);
+    ck_assert_int_eq(cairn_tree_root(&tree, geometry.leaf_count, &root), CAIRN_OK);
+    return root;
+}
+
+START_TEST(plane_and_content_roots_are_those_that_python_makes)
+{
+    fill_w();
+    struct cairn_hash tree_root = tree_root_of_w(), plane = plane_root_of_w(&tree_root), root;
+    check_hex(&plane, "1aadea203922b49737dad8ed794724bcb5e5bdac80f0d5ee3652efebf3517a74");
+    struct cairn_plane_digest planes[] = { { "w", CAIRN_PLANE_PARAM, plane } };
+    struct cairn_group_digest groups[] = { { "all",
+                                             cairn_group_hyper_default(CAIRN_OPTIMIZER_ADAMW) } };
+    struct cairn_content content = {
+        .step = 7, .groups = groups, .group_count = 1, .loss_scale = 1024
+    };
+    cairn_bytes_hash(NULL, 0, &content.client_state);
+    ck_assert_int_eq(cairn_content_root(planes, 1, &content, &root), CAIRN_OK);
+    check_hex(&root, "6a9779582c4cf1289e507b9b48ca926edc0fc69944d4df6f6df74bf8698d24bc");
+}
+END_TEST
+
+START_TEST(leaves_hashed_by_several_owners_give_the_same_root)
+{
+    fill_w();
+    const struct cairn_geometry geometry = cairn_geometry_of(&shape);
+    const struct cairn_hash whole = tree_root_of_w();
+    for (uint64_t cut = 0; cut <= geometry.leaf_count; cut++) {
+        struct cairn_tree left, right;
+        struct cairn_tree_node nodes[2 * CAIRN_TREE_NODES_MAX];
+        struct cairn_hash root;
+        cairn_tree_init(&left, 0);
+        cairn_tree_init(&right, cut);
+        cairn_backend_host()->hash_leaves(w, CAIRN_F32, &geometry, cut, &left);
+        cairn_backend_host()->hash_leaves(w + cairn_leaf_first_elem(&geometry, cut), CAIRN_F32,
+                                          &geometry, geometry.leaf_count - cut, &right);
+        memcpy(nodes, right.node, right.node_count * sizeof *nodes);
+        memcpy(nodes + right.node_count, left.node, left.node_count * sizeof *nodes);
+        ck_assert_int_eq(cairn_tree_combine(nodes, left.node_count + right.node_count,
+                                            geometry.leaf_count, &root),
+                         CAIRN_OK);
+        check_hash(&root, &whole);
+    }
+}
+END_TEST
+
+static struct cairn_hash hash_of_one(const void *element, cairn_dtype dtype)
+{
+    const struct cairn_shape scalar = { .rank = 0 };
+    const struct cairn_geometry geometry = cairn_geometry_of(&scalar);
+    struct cairn_tree tree;
+    cairn_tree_init(&tree, 0);
+    cairn_backend_host()->hash_leaves(element, dtype, &geometry, 1, &tree);
+    return tree.node[0].hash;
+}
+
+START_TEST(every_nan_hashes_alike_and_nothing_else_does)
+{
+    const uint32_t f32[] = { 0x7fc00000, 0xffc00000, 0x7f800001, 0xffffffff,
+                             0x7f800000, 0x80000000, 0 };
+    const uint16_t bf16[] = { 0x7fc0, 0xffc0, 0x7f81, 0xffff, 0x7f80, 0x8000, 0 };
+    const uint16_t f16[] = { 0x7e00, 0xfe00, 0x7c01, 0xffff, 0x7c00, 0x8000, 0 };
+    const uint64_t f64[] = { 0x7ff8000000000000,
+                             0xfff8000000000000,
+                             0x7ff0000000000001,
+                             UINT64_MAX,
+                             0x7ff0000000000000,
+                             0x8000000000000000,
+                             0 };
+    const struct {
+        const void *data;
+        cairn_dtype dtype;
+    } lists[] = {
+        { f32, CAIRN_F32 }, { bf16, CAIRN_BF16 }, { f16, CAIRN_F16 }, { f64, CAIRN_F64 }
+    };
+    for (size_t l = 0; l < 4; l++) {
+        struct cairn_hash hash[7], canonical;
+        size_t size = cairn_dtype_bytes((int)lists[l].dtype);
+        for (size_t i = 0; i < 7; i++) {
+            hash[i] = hash_of_one((const char *)lists[l].data + i * size, lists[l].dtype);
+        }
+        cairn_leaf_hash(lists[l].data, size, &canonical);
+        for (size_t i = 0; i < 4; i++) check_hash(&hash[i], &canonical);
+        for (size_t i = 4; i < 7; i++) {
+            for (size_t k = 0; k < i; k++) {
+                ck_assert_mem_ne(hash[i].byte, hash[k].byte, CAIRN_HASH_BYTES);
+            }
+        }
+    }
+}
+END_TEST
+
+START_TEST(a_plane_root_depends_on_each_of_its_parts)
+{
+    const struct cairn_hash a = leaf_of(1), b = leaf_of(2);
+    const struct cairn_shape flat = { .rank = 1, .dim = { 15000 } };
+    struct cairn_hash root[8];
+    cairn_plane_root("w", CAIRN_PLANE_PARAM, CAIRN_F32, &shape, 6, &a, &root[0]);
+    cairn_plane_root("v", CAIRN_PLANE_PARAM, CAIRN_F32, &shape, 6, &a, &root[1]);
+    cairn_plane_root("w", CAIRN_PLANE_EXP_AVG, CAIRN_F32, &shape, 6, &a, &root[2]);
+    cairn_plane_root("w", CAIRN_PLANE_PARAM, CAIRN_F64, &shape, 6, &a, &root[3]);
+    cairn_plane_root("w", CAIRN_PLANE_PARAM, CAIRN_F32, &flat, 6, &a, &root[4]);
+    cairn_plane_root("w", CAIRN_PLANE_PARAM, CAIRN_F32, &shape, 7, &a, &root[5]);
+    cairn_plane_root("w", CAIRN_PLANE_PARAM, CAIRN_F32, &shape, 6, &b, &root[6]);
+    cairn_plane_root("wp", CAIRN_PLANE_PARAM, CAIRN_F32, &shape, 6, &a, &root[7]);
+    for (int i = 0; i < 8; i++) {
+        for (int k = 0; k < i; k++) ck_assert_mem_ne(root[i].byte, root[k].byte, CAIRN_HASH_BYTES);
+    }
+}
+END_TEST
+
+static void content_root_of(struct cairn_content content, uint64_t plane, struct cairn_hash *out)
+{
+    struct cairn_plane_digest planes[] = { { "b", CAIRN_PLANE_EXP_AVG, leaf_of(plane) },
+                                           { "b", CAIRN_PLANE_PARAM, leaf_of(3) },
+                                           { "a", CAIRN_PLANE_PARAM, leaf_of(4) } };
+    ck_assert_int_eq(cairn_content_root(planes, 3, &content, out), CAIRN_OK);
+    ck_assert_str_eq(planes[0].tensor, "a");
+    ck_assert_int_eq(planes[1].plane, CAIRN_PLANE_PARAM);
+}
+
+START_TEST(the_content_root_depends_on_each_of_its_parts)
+{
+    struct cairn_group_digest x = { "x", cairn_group_hyper_default(CAIRN_OPTIMIZER_ADAM) };
+    struct cairn_group_digest y = x, renamed = x;
+    y.hyper.lr = 2e-3;
+    renamed.name = "y";
+    const struct cairn_content base = {
+        .step = 1, .groups = &x, .group_count = 1, .loss_scale = 1
+    };
+    struct cairn_content changed[7];
+    struct cairn_hash root[9];
+    for (int i = 0; i < 7; i++) changed[i] = base;
+    changed[0].step = 2;
+    changed[1].groups = &y;
+    changed[2].groups = &renamed;
+    changed[3].group_count = 0;
+    changed[4].loss_scale = 2;
+    changed[5].schedule = "cosine";
+    changed[5].schedule_bytes = 6;
+    changed[6].client_state.byte[31] = 1;
+    for (int i = 0; i < 7; i++) content_root_of(changed[i], 5, &root[i]);
+    content_root_of(base, 5, &root[7]);
+    content_root_of(base, 6, &root[8]);
+    for (int i = 0; i < 9; i++) {
+        for (int k = 0; k < i; k++) ck_assert_mem_ne(root[i].byte, root[k].byte, CAIRN_HASH_BYTES);
+    }
+}
+END_TEST
+
+START_TEST(a_plane_or_a_group_given_twice_is_refused)
+{
+    struct cairn_plane_digest planes[] = { { "b", CAIRN_PLANE_PARAM, leaf_of(1) },
+                                           { "a", CAIRN_PLANE_PARAM, leaf_of(2) },
+                                           { "b", CAIRN_PLANE_PARAM, leaf_of(3) } };
+    struct cairn_group_digest groups[2] = { { .name = "x" }, { .name = "x" } };
+    struct cairn_content content = { .groups = groups };
+    struct cairn_hash root;
+    ck_assert_int_eq(cairn_content_root(planes, 3, &content, &root), CAIRN_ERR_INVALID);
+    content.group_count = 2;
+    ck_assert_int_eq(cairn_content_root(planes, 1, &content, &root), CAIRN_ERR_INVALID);
+    content.group_count = 1;
+    ck_assert_int_eq(cairn_content_root(planes, 1, &content, &root), CAIRN_OK);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tcase = tcase_create("digest");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_test(tcase, leaves_pushed_in_order_give_the_root_of_rfc_6962);
+    tcase_add_test(tcase, ranges_of_any_cut_in_any_order_combine_to_the_same_root);
+    tcase_add_test(tcase, a_range_is_few_nodes);
+    tcase_add_test(tcase, the_longest_range_fits);
+    tcase_add_test(tcase, gaps_overlaps_and_nodes_of_no_tree_are_refused);
+    tcase_add_test(tcase, plane_and_content_roots_are_those_that_python_makes);
+    tcase_add_test(tcase, leaves_hashed_by_several_owners_give_the_same_root);
+    tcase_add_test(tcase, every_nan_hashes_alike_and_nothing_else_does);
+    tcase_add_test(tcase, a_plane_root_depends_on_each_of_its_parts);
+    tcase_add_test(tcase, the_content_root_depends_on_each_of_its_parts);
+    tcase_add_test(tcase, a_plane_or_a_group_given_twice_is_refused);
+    Suite *suite = suite_create("digest");
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}

@@ -1,0 +1,299 @@
+/* The scalars of an update, the optimizers' table, and their form on the wire. */
+#include <check.h>
+#include <math.h>
+#include <string.h>
+
+#include "proto/wire/optimizer.h"
+#include "proto/wire/scalars.h"
+
+static struct cairn_exact exact_of(double x)
+{
+    struct cairn_exact sum = { 0 };
+    ck_assert_int_eq(cairn_exact_add_double(&sum, x), CAIRN_OK);
+    return sum;
+}
+
+START_TEST(the_norm_is_of_the_mean_gradient_and_the_clip_of_the_norm)
+{
+    const struct {
+        const char *claim;
+        double sum_squares;
+        uint64_t weight_sum;
+        double loss_scale, max_norm, norm, clip;
+        float scale;
+    } cases[] = {
+        { "no clip asked for", 400, 1, 1, 0, 20, 1, 1.0f },
+        { "the weights and the loss scale divide", 400, 4, 1024, 0, 20.0 / 4096, 1, 1.0f / 4096 },
+        { "below the limit", 400, 4, 1, 6, 5, 1, 0.25f },
+        { "above the limit", 400, 4, 1, 2.5, 5, 2.5 / (5 + 1e-6), (float)(2.5 / (5 + 1e-6) / 4) },
+        { "no gradient at all", 0, 3, 1, 1, 0, 1, (float)(1.0 / 3) },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct cairn_exact sum = exact_of(cases[i].sum_squares);
+        struct cairn_update_norm out;
+        ck_assert_int_eq(cairn_update_norm_of(&sum, cases[i].weight_sum, cases[i].loss_scale,
+                                              cases[i].max_norm, &out),
+                         CAIRN_OK);
+        ck_assert_msg(out.grad_norm == cases[i].norm, "%s: norm %a", cases[i].claim, out.grad_norm);
+        ck_assert_msg(out.clip_scale == cases[i].clip, "%s: clip %a", cases[i].claim,
+                      out.clip_scale);
+        ck_assert_msg(out.grad_scale == cairn_f32_bits(cases[i].scale), "%s: scale %08x",
+                      cases[i].claim, out.grad_scale);
+    }
+}
+END_TEST
+
+START_TEST(an_update_that_cannot_be_made_is_refused)
+{
+    const struct {
+        const char *claim;
+        uint64_t weight_sum;
+        double loss_scale, max_norm;
+    } cases[] = {
+        { "weights of 0", 0, 1, 0 },
+        { "loss scale of 0", 1, 0, 0 },
+        { "negative loss scale", 1, -1, 0 },
+        { "infinite loss scale", 1, INFINITY, 0 },
+        { "loss scale not a number", 1, NAN, 0 },
+        { "negative limit", 1, 1, -1 },
+        { "limit not a number", 1, 1, NAN },
+        { "a scale beyond fp32", 1, 1e-60, 0 },
+        { "a denominator beyond double", 2, 1e308, 0 },
+    };
+    struct cairn_exact sum = exact_of(1);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct cairn_update_norm out = { .grad_norm = 5 };
+        cairn_status status = cairn_update_norm_of(&sum, cases[i].weight_sum, cases[i].loss_scale,
+                                                   cases[i].max_norm, &out);
+        ck_assert_msg(status == CAIRN_ERR_INVALID && out.grad_norm == 5, "%s", cases[i].claim);
+    }
+}
+END_TEST
+
+START_TEST(powers_are_by_squaring_and_near_libm)
+{
+    ck_assert(cairn_power(0.9, 0) == 1);
+    ck_assert(cairn_power(0.9, 1) == 0.9);
+    ck_assert(cairn_power(0.5, 40) == 0x1p-40);
+    ck_assert(cairn_power(0, 5) == 0);
+    ck_assert(cairn_power(0.9, UINT64_MAX) == 0);
+    for (uint64_t n = 1; n < 5000; n += 37) {
+        double near = pow(0.999, (double)n);
+        ck_assert(fabs(cairn_power(0.999, n) - near) <= (double)n * 0x1p-53 * near);
+    }
+}
+END_TEST
+
+START_TEST(adamw_scalars_have_these_bits_on_every_host)
+{
+    // By Python: - + * / and sqrt in double, powers by squaring, then rounded to fp32.
+    static const struct {
+        uint64_t step;
+        struct cairn_group_scalars scalars;
+    } expected[] = {
+        { 1,
+          { 1, 0, 0x3f800000, 0xbc23d70a, 0x3f7fff58, 0x3dcccccd, 0x3f7fbe77, 0x3a83126f,
+            0x3d0186e2, 0x322bcc77, 0, 0 } },
+        { 10,
+          { 1, 0, 0x3f800000, 0xbac93d76, 0x3f7fff58, 0x3dcccccd, 0x3f7fbe77, 0x3a83126f,
+            0x3dcc5704, 0x322bcc77, 0, 0 } },
+        { 1000000,
+          { 1, 0, 0x3f800000, 0xba83126f, 0x3f7fff58, 0x3dcccccd, 0x3f7fbe77, 0x3a83126f,
+            0x3f800000, 0x322bcc77, 0, 0 } },
+    };
+    const struct cairn_group_hyper hyper = cairn_group_hyper_default(CAIRN_OPTIMIZER_ADAMW);
+    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
+        struct cairn_group_scalars scalars;
+        ck_assert_int_eq(
+            cairn_group_scalars_of(&hyper, expected[i].step, cairn_f32_bits(1), &scalars),
+            CAIRN_OK);
+        ck_assert_mem_eq(&scalars, &expected[i].scalars, sizeof scalars);
+    }
+}
+END_TEST
+
+START_TEST(sgd_takes_the_gradient_as_its_buffer_at_the_first_step_only)
+{
+    struct cairn_group_hyper hyper = cairn_group_hyper_default(CAIRN_OPTIMIZER_SGD);
+    struct cairn_group_scalars scalars;
+    ck_assert_int_eq(cairn_group_scalars_of(&hyper, 1, 0, &scalars), CAIRN_OK);
+    ck_assert_uint_eq(scalars.flags, 0);
+    ck_assert_uint_eq(cairn_optimizer_planes(&hyper), 0);
+    hyper.momentum = 0.9;
+    hyper.nesterov = 1;
+    ck_assert_int_eq(cairn_group_scalars_of(&hyper, 1, 0, &scalars), CAIRN_OK);
+    ck_assert_uint_eq(scalars.flags,
+                      CAIRN_SCALAR_MOMENTUM | CAIRN_SCALAR_NESTEROV | CAIRN_SCALAR_FIRST_STEP);
+    ck_assert_int_eq(cairn_group_scalars_of(&hyper, 2, 0, &scalars), CAIRN_OK);
+    ck_assert_uint_eq(scalars.flags, CAIRN_SCALAR_MOMENTUM | CAIRN_SCALAR_NESTEROV);
+    ck_assert_uint_eq(cairn_optimizer_planes(&hyper), 1u << CAIRN_PLANE_EXP_AVG);
+}
+END_TEST
+
+START_TEST(steps_count_from_one)
+{
+    const struct cairn_group_hyper hyper = cairn_group_hyper_default(CAIRN_OPTIMIZER_ADAMW);
+    struct cairn_group_scalars scalars;
+    ck_assert_int_eq(cairn_group_scalars_of(&hyper, 0, 0, &scalars), CAIRN_ERR_INVALID);
+}
+END_TEST
+
+START_TEST(every_optimizer_has_its_name_and_accepts_its_defaults)
+{
+    const char *const *names = cairn_optimizer_names();
+    for (uint32_t id = 1; id < CAIRN_OPTIMIZER_COUNT; id++) {
+        const struct cairn_optimizer *o = cairn_optimizer_by_id(id);
+        ck_assert_ptr_nonnull(o);
+        ck_assert_ptr_eq(cairn_optimizer_by_name(o->name), o);
+        ck_assert_str_eq(names[id - 1], o->name);
+        struct cairn_group_hyper hyper = cairn_group_hyper_default(id);
+        ck_assert_int_eq(cairn_group_hyper_check(&hyper, NULL), CAIRN_OK);
+    }
+    ck_assert_ptr_null(names[CAIRN_OPTIMIZER_COUNT - 1]);
+    ck_assert_ptr_null(cairn_optimizer_by_id(0));
+    ck_assert_ptr_null(cairn_optimizer_by_id(CAIRN_OPTIMIZER_COUNT));
+    ck_assert_ptr_null(cairn_optimizer_by_name("adagrad"));
+}
+END_TEST
+
+START_TEST(every_hyper_parameter_is_refused_by_name_outside_its_range)
+{
+    for (uint32_t id = 1; id < CAIRN_OPTIMIZER_COUNT; id++) {
+        const struct cairn_optimizer *o = cairn_optimizer_by_id(id);
+        for (size_t i = 0; i < o->hyper_count; i++) {
+            const struct cairn_hyper_info *info = &o->hypers[i];
+            const double refused[] = { -1, NAN, INFINITY, info->max_open ? info->max : 2e18 };
+            for (size_t k = 0; k < sizeof refused / sizeof refused[0]; k++) {
+                struct cairn_group_hyper hyper = cairn_group_hyper_default(id);
+                const char *field = "";
+                *cairn_group_hyper_field(&hyper, info->name) = refused[k];
+                ck_assert_int_eq(cairn_group_hyper_check(&hyper, &field), CAIRN_ERR_INVALID);
+                ck_assert_str_eq(field, info->name);
+            }
+        }
+    }
+}
+END_TEST
+
+START_TEST(a_value_that_the_optimizer_does_not_use_is_refused)
+{
+    struct cairn_group_hyper hyper = cairn_group_hyper_default(CAIRN_OPTIMIZER_ADAM);
+    const char *field = "";
+    ck_assert_ptr_null(cairn_group_hyper_field(&hyper, "momentum"));
+    hyper.momentum = 0.9;
+    ck_assert_int_eq(cairn_group_hyper_check(&hyper, &field), CAIRN_ERR_INVALID);
+    ck_assert_str_eq(field, "momentum");
+    hyper = cairn_group_hyper_default(CAIRN_OPTIMIZER_SGD);
+    hyper.nesterov = 1; // and no momentum
+    ck_assert_int_eq(cairn_group_hyper_check(&hyper, &field), CAIRN_ERR_INVALID);
+    ck_assert_str_eq(field, "nesterov");
+}
+END_TEST
+
+START_TEST(a_group_of_the_spec_keeps_what_its_optimizer_uses)
+{
+    char name[] = "all", sgd[] = "sgd", unknown[] = "adagrad";
+    struct cairn_group_spec group = cairn_group_default();
+    struct cairn_group_hyper hyper;
+    const char *field = "";
+    group.name = name;
+    group.optimizer = sgd;
+    group.momentum = 0.9;
+    ck_assert_int_eq(cairn_group_hyper_of_spec(&group, &hyper, &field), CAIRN_OK);
+    ck_assert_uint_eq(hyper.optimizer, CAIRN_OPTIMIZER_SGD);
+    ck_assert(hyper.lr == group.lr && hyper.momentum == 0.9);
+    ck_assert(hyper.beta1 == 0 && hyper.eps == 0);
+    group.lr = -1;
+    ck_assert_int_eq(cairn_group_hyper_of_spec(&group, &hyper, &field), CAIRN_ERR_INVALID);
+    ck_assert_str_eq(field, "lr");
+    group.optimizer = unknown;
+    ck_assert_int_eq(cairn_group_hyper_of_spec(&group, &hyper, &field), CAIRN_ERR_INVALID);
+    ck_assert_str_eq(field, "optimizer");
+}
+END_TEST
+
+START_TEST(the_largest_values_allowed_still_give_finite_scalars)
+{
+    for (uint32_t id = 1; id < CAIRN_OPTIMIZER_COUNT; id++) {
+        const struct cairn_optimizer *o = cairn_optimizer_by_id(id);
+        struct cairn_group_hyper hyper = cairn_group_hyper_default(id);
+        struct cairn_group_scalars scalars;
+        for (size_t i = 0; i < o->hyper_count; i++) {
+            const struct cairn_hyper_info *info = &o->hypers[i];
+            double largest = info->max_open ? nextafter(info->max, 0) : info->max;
+            *cairn_group_hyper_field(&hyper, info->name) = largest;
+        }
+        ck_assert_int_eq(cairn_group_scalars_of(&hyper, 1, 0, &scalars), CAIRN_OK);
+    }
+}
+END_TEST
+
+START_TEST(scalars_and_hyper_parameters_come_back_from_the_wire)
+{
+    struct cairn_group_hyper hyper = cairn_group_hyper_default(CAIRN_OPTIMIZER_ADAMW), hyper_back;
+    struct cairn_group_scalars scalars, scalars_back;
+    uint8_t hyper_bytes[CAIRN_GROUP_HYPER_BYTES], bytes[CAIRN_GROUP_SCALARS_BYTES];
+    ck_assert_int_eq(cairn_group_scalars_of(&hyper, 3, cairn_f32_bits(0.5f), &scalars), CAIRN_OK);
+    cairn_group_scalars_encode(&scalars, bytes);
+    cairn_group_hyper_encode(&hyper, hyper_bytes);
+    ck_assert_int_eq(cairn_group_scalars_decode(bytes, sizeof bytes, &scalars_back), CAIRN_OK);
+    ck_assert_mem_eq(&scalars, &scalars_back, sizeof scalars);
+    ck_assert_int_eq(cairn_group_hyper_decode(hyper_bytes, sizeof hyper_bytes, &hyper_back), 0);
+    ck_assert_uint_eq(hyper_back.optimizer, hyper.optimizer);
+    ck_assert(hyper_back.lr == hyper.lr && hyper_back.weight_decay == hyper.weight_decay);
+    ck_assert_uint_eq(bytes[0], CAIRN_OPTIMIZER_ADAMW);
+    ck_assert_uint_eq(bytes[11], 0x3f); // grad_scale, its high byte last
+}
+END_TEST
+
+START_TEST(malformed_scalars_are_refused)
+{
+    struct cairn_group_hyper hyper = cairn_group_hyper_default(CAIRN_OPTIMIZER_ADAMW);
+    struct cairn_group_scalars good, out;
+    uint8_t bytes[CAIRN_GROUP_SCALARS_BYTES];
+    ck_assert_int_eq(cairn_group_scalars_of(&hyper, 3, 0, &good), CAIRN_OK);
+    cairn_group_scalars_encode(&good, bytes);
+    ck_assert_int_eq(cairn_group_scalars_decode(bytes, sizeof bytes - 1, &out),
+                     CAIRN_ERR_MALFORMED);
+    ck_assert_int_eq(cairn_group_scalars_decode(NULL, 0, &out), CAIRN_ERR_MALFORMED);
+    const uint32_t spoiled[][2] = {
+        { 0, 0 }, { 0, 99 }, { 1, 8 }, { 2, 0x7f800000 }, { 9, 0xffc00000 }, { 11, 1 }
+    }; // word, value
+    for (size_t i = 0; i < sizeof spoiled / sizeof spoiled[0]; i++) {
+        uint32_t words[CAIRN_GROUP_SCALARS_BYTES / 4];
+        struct cairn_group_scalars bad;
+        memcpy(words, &good, sizeof words);
+        words[spoiled[i][0]] = spoiled[i][1];
+        memcpy(&bad, words, sizeof bad);
+        cairn_group_scalars_encode(&bad, bytes);
+        ck_assert_int_eq(cairn_group_scalars_decode(bytes, sizeof bytes, &out),
+                         CAIRN_ERR_MALFORMED);
+    }
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tcase = tcase_create("scalars");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_test(tcase, the_norm_is_of_the_mean_gradient_and_the_clip_of_the_norm);
+    tcase_add_test(tcase, an_update_that_cannot_be_made_is_refused);
+    tcase_add_test(tcase, powers_are_by_squaring_and_near_libm);
+    tcase_add_test(tcase, adamw_scalars_have_these_bits_on_every_host);
+    tcase_add_test(tcase, sgd_takes_the_gradient_as_its_buffer_at_the_first_step_only);
+    tcase_add_test(tcase, steps_count_from_one);
+    tcase_add_test(tcase, every_optimizer_has_its_name_and_accepts_its_defaults);
+    tcase_add_test(tcase, every_hyper_parameter_is_refused_by_name_outside_its_range);
+    tcase_add_test(tcase, a_value_that_the_optimizer_does_not_use_is_refused);
+    tcase_add_test(tcase, a_group_of_the_spec_keeps_what_its_optimizer_uses);
+    tcase_add_test(tcase, the_largest_values_allowed_still_give_finite_scalars);
+    tcase_add_test(tcase, scalars_and_hyper_parameters_come_back_from_the_wire);
+    tcase_add_test(tcase, malformed_scalars_are_refused);
+    Suite *suite = suite_create("scalars");
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
