@@ -1,0 +1,472 @@
+#include "proto/loop/stream.h"
+#include "proto/wire/messages.h"
+#include "tests/support/scratch.h"
+
+#include <check.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const struct cairn_stream_options plain = { { 1, 90, CAIRN_FRAME_BYTES_MAX }, 0 };
+
+// What one end of a connection saw.
+struct end {
+    struct cairn_stream *stream;
+    int open_count;
+    int frame_count;
+    int close_count;
+    int out_of_order; // frames whose request id was not the next one
+    size_t payload_bytes;
+    cairn_status status;
+    char why[CAIRN_SENTENCE_BYTES];
+    char last[64];
+    int echo;     // answers each frame with the same
+    int close_on; // closes at this frame
+};
+
+static uv_loop_t loop;
+static uv_tcp_t server_tcp;
+static uv_pipe_t server_pipe;
+static uv_timer_t watch; // the test's own end of patience
+static struct end near;
+static struct end far;
+static struct cairn_stream_options far_options;
+static struct cairn_address address;
+static char folder[CAIRN_SCRATCH_BYTES];
+
+static void on_open(struct cairn_stream *stream, void *context)
+{
+    struct end *end = context;
+    ck_assert_ptr_eq(stream, end->stream);
+    end->open_count++;
+}
+
+static void on_frame(struct cairn_stream *stream, const struct cairn_frame *frame, void *context)
+{
+    struct end *end = context;
+    ck_assert_int_eq(end->close_count, 0);
+    end->frame_count++;
+    end->out_of_order += frame->request != (uint32_t)end->frame_count;
+    end->payload_bytes += frame->payload_bytes;
+    snprintf(end->last, sizeof end->last, "%.*s",
+             (int)(frame->payload_bytes < 60 ? frame->payload_bytes : 60),
+             (const char *)frame->payload);
+    if (end->echo)
+        ck_assert_int_eq(cairn_stream_send_bytes(stream, frame->type, frame->request,
+                                                 frame->payload, frame->payload_bytes, NULL),
+                         CAIRN_OK);
+    if (end->close_on == end->frame_count) cairn_stream_close(stream, CAIRN_OK, "enough");
+}
+
+static void on_close(struct cairn_stream *stream, cairn_status status, const char *why,
+                     void *context)
+{
+    struct end *end = context;
+    ck_assert(cairn_stream_is_closing(stream));
+    end->close_count++;
+    end->status = status;
+    snprintf(end->why, sizeof end->why, "%s", why);
+    end->stream = NULL;
+}
+
+static const struct cairn_stream_events events = { on_open, on_frame, on_close };
+
+static void on_connection(uv_stream_t *server, int error)
+{
+    ck_assert_int_eq(error, 0);
+    ck_assert_int_eq(cairn_stream_accept(server, &far_options, &events, &far, &far.stream, NULL),
+                     CAIRN_OK);
+}
+
+static void on_patience_end(uv_timer_t *timer)
+{
+    (void)timer;
+    ck_abort_msg("it took too long");
+}
+
+static void setup(void)
+{
+    struct sockaddr_in addr;
+    int addr_bytes = sizeof addr;
+    signal(SIGPIPE, SIG_IGN);
+    uv_loop_init(&loop);
+    uv_tcp_init(&loop, &server_tcp);
+    uv_pipe_init(&loop, &server_pipe, 0);
+    uv_timer_init(&loop, &watch);
+    uv_timer_start(&watch, on_patience_end, 20000, 0);
+    uv_ip4_addr("127.0.0.1", 0, &addr);
+    ck_assert_int_eq(uv_tcp_bind(&server_tcp, (struct sockaddr *)&addr, 0), 0);
+    ck_assert_int_eq(uv_listen((uv_stream_t *)&server_tcp, 16, on_connection), 0);
+    ck_assert_int_eq(uv_tcp_getsockname(&server_tcp, (struct sockaddr *)&addr, &addr_bytes), 0);
+    snprintf(address.host, sizeof address.host, "127.0.0.1");
+    address.port = ntohs(addr.sin_port);
+    far_options = plain;
+    cairn_scratch_make(folder);
+}
+
+// The last line of each test: everything is closed, the loop is empty.
+static void teardown(void)
+{
+    if (near.stream != NULL) cairn_stream_close(near.stream, CAIRN_OK, "end of test");
+    if (far.stream != NULL) cairn_stream_close(far.stream, CAIRN_OK, "end of test");
+    uv_close((uv_handle_t *)&server_tcp, NULL);
+    uv_close((uv_handle_t *)&server_pipe, NULL);
+    uv_close((uv_handle_t *)&watch, NULL);
+    uv_run(&loop, UV_RUN_DEFAULT);
+    ck_assert_int_eq(uv_loop_close(&loop), 0);
+    ck_assert_ptr_null(near.stream);
+    ck_assert_ptr_null(far.stream);
+    cairn_scratch_remove(folder);
+}
+
+static void connect_near(const struct cairn_stream_options *options)
+{
+    struct cairn_sentence why;
+    ck_assert_msg(cairn_stream_connect(&loop, &address, 5000, options, &events, &near, &near.stream,
+                                       &why) == CAIRN_OK,
+                  "%s", why.text);
+    ck_assert_int_eq(near.close_count, 0); // never from inside the call
+}
+
+#define run_until(condition)                             \
+    do {                                                 \
+        while (!(condition)) uv_run(&loop, UV_RUN_ONCE); \
+    } while (0)
+
+static void send_near(uint32_t request, const void *payload, size_t payload_bytes)
+{
+    ck_assert_int_eq(cairn_stream_send_bytes(near.stream, 3, request, payload, payload_bytes, NULL),
+                     CAIRN_OK);
+}
+
+START_TEST(frames_arrive_whole_and_in_order_both_ways)
+{
+    static uint8_t payload[60000];
+    uint64_t seed = 1;
+    size_t sent_bytes = 0;
+    far.echo = 1;
+    connect_near(&plain);
+    for (uint32_t i = 1; i <= 2000; i++) { // the first ones before the connection stands
+        const size_t n = i % 100 == 0 ? sizeof payload : cairn_scratch_random(&seed) % 300;
+        send_near(i, payload, n);
+        sent_bytes += n;
+        if (i % 50 == 0) run_until(far.frame_count >= (int)i - 20);
+    }
+    run_until(near.frame_count == 2000);
+    ck_assert_int_eq(near.open_count, 1);
+    ck_assert_int_eq(near.out_of_order + far.out_of_order, 0);
+    ck_assert_uint_eq(near.payload_bytes, sent_bytes);
+    ck_assert_uint_eq(cairn_stream_queued_bytes(near.stream), 0);
+    ck_assert_int_eq(strncmp(cairn_stream_peer(far.stream), "127.0.0.1:", 10), 0);
+}
+END_TEST
+
+START_TEST(the_largest_frame_passes_and_a_larger_one_is_not_sent)
+{
+    uint8_t *payload = calloc(1, CAIRN_FRAME_BYTES_MAX);
+    struct cairn_sentence why;
+    connect_near(&plain);
+    ck_assert_int_eq(
+        cairn_stream_send_bytes(near.stream, 3, 1, payload, CAIRN_FRAME_BYTES_MAX - 15, &why),
+        CAIRN_ERR_INVALID);
+    send_near(1, payload, CAIRN_FRAME_BYTES_MAX - 16);
+    run_until(far.frame_count == 1);
+    ck_assert_uint_eq(far.payload_bytes, CAIRN_FRAME_BYTES_MAX - 16);
+    free(payload);
+}
+END_TEST
+
+START_TEST(a_message_is_packed_and_sent)
+{
+    Cairn__Error error = CAIRN__ERROR__INIT;
+    error.text = "why";
+    connect_near(&plain);
+    ck_assert_int_eq(cairn_stream_send(near.stream, 3, 1, &error.base, NULL), CAIRN_OK);
+    run_until(far.frame_count == 1);
+    ck_assert_str_eq(far.last, "\x12\x03why");
+}
+END_TEST
+
+START_TEST(a_unix_socket_works_the_same)
+{
+    snprintf(address.host, sizeof address.host, "%s/socket", folder);
+    address.is_unix = true;
+    ck_assert_int_eq(uv_pipe_bind(&server_pipe, address.host), 0);
+    ck_assert_int_eq(uv_listen((uv_stream_t *)&server_pipe, 16, on_connection), 0);
+    far.echo = 1;
+    connect_near(&plain);
+    send_near(1, "hello", 5);
+    run_until(near.frame_count == 1);
+    ck_assert_str_eq(near.last, "hello");
+    ck_assert_str_eq(cairn_stream_peer(far.stream), "unix");
+}
+END_TEST
+
+START_TEST(a_name_is_resolved)
+{
+    snprintf(address.host, sizeof address.host, "localhost");
+    connect_near(&plain);
+    run_until(near.open_count == 1 && far.stream != NULL);
+}
+END_TEST
+
+START_TEST(a_connect_closed_at_once_ends_once)
+{
+    snprintf(address.host, sizeof address.host, _i == 0 ? "127.0.0.1" : "localhost");
+    connect_near(&plain);
+    cairn_stream_close(near.stream, CAIRN_ERR_CANCELED, "no more wanted");
+    cairn_stream_close(near.stream, CAIRN_ERR_IO, "a later reason");
+    ck_assert_int_eq(near.close_count, 0);
+    run_until(near.close_count == 1);
+    ck_assert_int_eq(near.status, CAIRN_ERR_CANCELED);
+    ck_assert_str_eq(near.why, "no more wanted");
+    ck_assert_int_eq(near.open_count, 0);
+}
+END_TEST
+
+START_TEST(a_peer_that_is_not_there_is_unreachable)
+{
+    address.port = cairn_scratch_port();
+    connect_near(&plain);
+    run_until(near.close_count == 1);
+    ck_assert_int_eq(near.status, CAIRN_ERR_UNREACHABLE);
+    ck_assert_ptr_nonnull(strstr(near.why, "connection refused"));
+    ck_assert_ptr_nonnull(strstr(near.why, "127.0.0.1:"));
+}
+END_TEST
+
+START_TEST(a_name_that_is_none_is_unreachable)
+{
+    snprintf(address.host, sizeof address.host, "no such name");
+    connect_near(&plain);
+    run_until(near.close_count == 1);
+    ck_assert_int_eq(near.status, CAIRN_ERR_UNREACHABLE);
+}
+END_TEST
+
+// A listener whose queue is full answers nothing: connecting hangs until the deadline.
+START_TEST(a_silent_host_is_a_timeout)
+{
+    struct sockaddr_in addr = { .sin_family = AF_INET };
+    socklen_t addr_bytes = sizeof addr;
+    int clients[8];
+    addr.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    ck_assert_int_eq(bind(fd, (struct sockaddr *)&addr, sizeof addr), 0);
+    ck_assert_int_eq(listen(fd, 0), 0);
+    ck_assert_int_eq(getsockname(fd, (struct sockaddr *)&addr, &addr_bytes), 0);
+    for (int i = 0; i < 8; i++) {
+        clients[i] = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        (void)!connect(clients[i], (struct sockaddr *)&addr, sizeof addr);
+    }
+    address.port = ntohs(addr.sin_port);
+    ck_assert_int_eq(
+        cairn_stream_connect(&loop, &address, 50, &plain, &events, &near, &near.stream, NULL),
+        CAIRN_OK);
+    run_until(near.close_count == 1);
+    ck_assert_int_eq(near.status, CAIRN_ERR_TIMEOUT);
+    ck_assert_ptr_nonnull(strstr(near.why, "within 50 ms"));
+    for (int i = 0; i < 8; i++) close(clients[i]);
+    close(fd);
+}
+END_TEST
+
+// A plain socket that writes what it is given and, unless asked, never reads.
+static int raw_client(const void *bytes, size_t byte_count)
+{
+    struct sockaddr_in addr = { .sin_family = AF_INET, .sin_port = htons(address.port) };
+    addr.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    ck_assert_int_eq(connect(fd, (struct sockaddr *)&addr, sizeof addr), 0);
+    ck_assert_int_eq(write(fd, bytes, byte_count), (ssize_t)byte_count);
+    return fd;
+}
+
+START_TEST(a_peer_that_does_not_read_is_closed_and_memory_stays_bounded)
+{
+    static const uint8_t payload[100000];
+    struct cairn_sentence why;
+    far_options.send_queue_bytes = 1 << 20;
+    const int fd = raw_client("C", 1);
+    run_until(far.stream != NULL);
+    cairn_status status = CAIRN_OK;
+    for (int i = 0; status == CAIRN_OK && i < 1000; i++) {
+        status = cairn_stream_send_bytes(far.stream, 3, 0, payload, sizeof payload, &why);
+        ck_assert_uint_le(cairn_stream_queued_bytes(far.stream), 1 << 20);
+    }
+    ck_assert_int_eq(status, CAIRN_ERR_BUSY);
+    ck_assert_ptr_nonnull(strstr(why.text, "does not read"));
+    ck_assert_int_eq(cairn_stream_send_bytes(far.stream, 3, 0, payload, 1, &why), CAIRN_ERR_CLOSED);
+    run_until(far.close_count == 1);
+    ck_assert_int_eq(far.status, CAIRN_ERR_BUSY);
+    close(fd);
+}
+END_TEST
+
+START_TEST(garbage_closes_with_a_reason)
+{
+    const int fd = raw_client("GET / HTTP/1.1\r\n\r\n", 18);
+    run_until(far.close_count == 1);
+    ck_assert_int_eq(far.status, CAIRN_ERR_PROTOCOL);
+    ck_assert_ptr_nonnull(strstr(far.why, "not Cairn's protocol"));
+    ck_assert_int_eq(far.frame_count, 0);
+    close(fd);
+}
+END_TEST
+
+START_TEST(what_came_before_garbage_is_delivered)
+{
+    uint8_t bytes[20] = { 0 };
+    cairn_frame_header_write(bytes, 3, 1, 0);
+    const int fd = raw_client(bytes, sizeof bytes);
+    run_until(far.close_count == 1);
+    ck_assert_int_eq(far.frame_count, 1);
+    ck_assert_int_eq(far.status, CAIRN_ERR_PROTOCOL);
+    close(fd);
+}
+END_TEST
+
+START_TEST(closing_inside_on_frame_stops_further_frames)
+{
+    far.close_on = 2;
+    connect_near(&plain);
+    for (uint32_t i = 1; i <= 5; i++) send_near(i, "x", 1);
+    run_until(near.close_count == 1);
+    ck_assert_int_eq(far.frame_count, 2);
+    ck_assert_int_eq(far.status, CAIRN_OK);
+    ck_assert_int_eq(near.status, CAIRN_ERR_CLOSED);
+}
+END_TEST
+
+START_TEST(limits_hold_for_the_next_frame)
+{
+    far_options.limits = (struct cairn_frame_limits) { 3, 3, CAIRN_FRAME_HELLO_BYTES };
+    static const uint8_t payload[8000];
+    connect_near(&plain);
+    send_near(1, payload, 4000);
+    run_until(far.frame_count == 1);
+    cairn_stream_limit(far.stream, plain.limits);
+    send_near(2, payload, 8000);
+    run_until(far.frame_count == 2);
+    cairn_stream_limit(far.stream, far_options.limits);
+    send_near(3, payload, 8000);
+    run_until(far.close_count == 1);
+    ck_assert_ptr_nonnull(strstr(far.why, "claims 8000 bytes of payload, the limit is 4080"));
+}
+END_TEST
+
+// The peer has sent more than we read, so that closing early would reset the connection and destroy
+// the last words.
+START_TEST(finish_delivers_the_last_words)
+{
+    static const uint8_t payload[300000];
+    connect_near(&plain);
+    run_until(far.stream != NULL && near.open_count == 1);
+    for (uint32_t i = 1; i <= 5; i++) send_near(i, payload, sizeof payload);
+    for (uint32_t i = 1; i <= 9; i++)
+        ck_assert_int_eq(cairn_stream_send_bytes(far.stream, 3, i, payload, sizeof payload, NULL),
+                         CAIRN_OK);
+    ck_assert_int_eq(cairn_stream_send_bytes(far.stream, 3, 10, "because", 7, NULL), CAIRN_OK);
+    cairn_stream_finish(far.stream, CAIRN_ERR_REFUSED, "told why");
+    cairn_stream_finish(far.stream, CAIRN_ERR_IO, "again");
+    run_until(near.close_count == 1 && far.close_count == 1);
+    ck_assert_int_eq(near.frame_count, 10);
+    ck_assert_str_eq(near.last, "because");
+    ck_assert_int_eq(near.status, CAIRN_ERR_CLOSED);
+    ck_assert_int_eq(far.status, CAIRN_ERR_REFUSED);
+    ck_assert_str_eq(far.why, "told why");
+    ck_assert_int_eq(far.frame_count, 0);
+}
+END_TEST
+
+START_TEST(finish_does_not_wait_for_ever)
+{
+    static const uint8_t payload[8000000];
+    far_options.send_queue_bytes = 64 << 20;
+    const int fd = raw_client("C", 1);
+    run_until(far.stream != NULL);
+    for (int i = 0; i < 40; i++)
+        ck_assert_int_eq(cairn_stream_send_bytes(far.stream, 3, 0, payload, 1000000, NULL),
+                         CAIRN_OK);
+    const uint64_t begin = uv_hrtime();
+    cairn_stream_finish(far.stream, CAIRN_OK, "bye");
+    run_until(far.close_count == 1);
+    ck_assert_uint_lt(uv_hrtime() - begin, UINT64_C(10000000000));
+    close(fd);
+}
+END_TEST
+
+struct written {
+    const char *text;
+    const char *host; /* NULL: refused */
+    uint16_t port;
+    bool is_unix;
+};
+
+START_TEST(an_address_has_one_written_form)
+{
+    static const struct written rows[] = {
+        { "127.0.0.1:7400", "127.0.0.1", 7400, false },
+        { "node-7.cluster:1", "node-7.cluster", 1, false },
+        { "[::1]:0", "::1", 0, false },
+        { "unix:/run/cairn.sock", "/run/cairn.sock", 0, true },
+        { "127.0.0.1", NULL, 0, false },
+        { ":80", NULL, 0, false },
+        { "[]:80", NULL, 0, false },
+        { "::1:80", NULL, 0, false },
+        { "a:65536", NULL, 0, false },
+        { "a:+80", NULL, 0, false },
+        { "a:", NULL, 0, false },
+        { "", NULL, 0, false },
+        { "unix:run", NULL, 0, false },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct cairn_address parsed;
+        struct cairn_sentence why;
+        char text[CAIRN_ADDRESS_TEXT_BYTES];
+        const cairn_status status = cairn_address_parse(rows[i].text, &parsed, &why);
+        ck_assert_msg((status == CAIRN_OK) == (rows[i].host != NULL), "%s", rows[i].text);
+        if (status != CAIRN_OK) continue;
+        ck_assert_str_eq(parsed.host, rows[i].host);
+        ck_assert_uint_eq(parsed.port, rows[i].port);
+        ck_assert_int_eq(parsed.is_unix, rows[i].is_unix);
+        cairn_address_print(&parsed, text);
+        ck_assert_str_eq(text, rows[i].text);
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("stream");
+    TCase *tcase = tcase_create("stream");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, frames_arrive_whole_and_in_order_both_ways);
+    tcase_add_test(tcase, the_largest_frame_passes_and_a_larger_one_is_not_sent);
+    tcase_add_test(tcase, a_message_is_packed_and_sent);
+    tcase_add_test(tcase, a_unix_socket_works_the_same);
+    tcase_add_test(tcase, a_name_is_resolved);
+    tcase_add_loop_test(tcase, a_connect_closed_at_once_ends_once, 0, 2);
+    tcase_add_test(tcase, a_peer_that_is_not_there_is_unreachable);
+    tcase_add_test(tcase, a_name_that_is_none_is_unreachable);
+    tcase_add_test(tcase, a_silent_host_is_a_timeout);
+    tcase_add_test(tcase, a_peer_that_does_not_read_is_closed_and_memory_stays_bounded);
+    tcase_add_test(tcase, garbage_closes_with_a_reason);
+    tcase_add_test(tcase, what_came_before_garbage_is_delivered);
+    tcase_add_test(tcase, closing_inside_on_frame_stops_further_frames);
+    tcase_add_test(tcase, limits_hold_for_the_next_frame);
+    tcase_add_test(tcase, finish_delivers_the_last_words);
+    tcase_add_test(tcase, finish_does_not_wait_for_ever);
+    tcase_add_test(tcase, an_address_has_one_written_form);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
