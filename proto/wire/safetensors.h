@@ -45,16 +45,16 @@ struct cairn_safetensors {
 };
 
 /* Sorts the entries into the file's order, sets begin and end, and writes the first 8 + N bytes of
- * the file. Keys unique, dtypes Cairn's, sizes without overflow (asserted: the caller planned them).
- * `*header_out` is malloc'd, the caller's. CAIRN_ERR_NO_MEMORY. */
+ * the file. Keys unique, dtypes Cairn's, sizes without overflow (asserted: the caller planned
+ * them). `*header_out` is malloc'd, the caller's. CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_safetensors_build(struct cairn_safetensors_entry *entries, size_t entry_count,
                                      uint8_t **header_out, size_t *header_bytes_out,
                                      uint64_t *data_bytes_out) CAIRN_MUST_CHECK;
 /* An upper bound of what one entry adds to the header: for closing a file in time. */
 size_t cairn_safetensors_entry_bytes(const char *key, uint32_t rank);
 
-/* N, out of a file's first `have` bytes (8 are enough) and its size: judged before anyone allocates.
- * CAIRN_ERR_MALFORMED. */
+/* N, out of a file's first `have` bytes (8 are enough) and its size: judged before anyone
+ * allocates. CAIRN_ERR_MALFORMED. */
 cairn_status cairn_safetensors_header_bytes(const uint8_t *prefix, size_t have, uint64_t file_bytes,
                                             uint64_t *json_bytes_out,
                                             struct cairn_sentence *why) CAIRN_MUST_CHECK;

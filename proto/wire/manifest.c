@@ -1,0 +1,201 @@
+/* A manifest in memory, and its way into JSON. The way back is manifest_decode.c. */
+#include "proto/wire/manifest.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "proto/wire/snapshot_file.h"
+
+void cairn_manifest_init(struct cairn_manifest *m)
+{
+    *m = (struct cairn_manifest) { .loss_scale = 1.0 };
+    cairn_spec_init(&m->spec);
+}
+
+void cairn_manifest_release(struct cairn_manifest *m)
+{
+    for (size_t i = 0; i < m->file_count; i++) free(m->files[i].path);
+    free(m->files);
+    free(m->payload);
+    free(m->cluster);
+    cairn_spec_release(&m->spec);
+    cairn_manifest_init(m);
+}
+
+cairn_status cairn_manifest_set_payload(struct cairn_manifest *m, const uint8_t *payload,
+                                        size_t payload_bytes)
+{
+    if (payload_bytes > CAIRN_MANIFEST_PAYLOAD_MAX) return CAIRN_ERR_INVALID;
+    uint8_t *copy = malloc(payload_bytes + 1);
+    if (copy == NULL) return CAIRN_ERR_NO_MEMORY;
+    if (payload_bytes > 0) memcpy(copy, payload, payload_bytes);
+    free(m->payload);
+    m->payload = copy;
+    m->payload_bytes = payload_bytes;
+    return CAIRN_OK;
+}
+
+static cairn_status make_room(struct cairn_manifest *m)
+{
+    if (m->file_count < m->file_capacity) return CAIRN_OK;
+    if (m->file_count >= CAIRN_MANIFEST_FILES_MAX) return CAIRN_ERR_INVALID;
+    const size_t wanted = 2 * m->file_capacity + 8;
+    struct cairn_manifest_file *grown = realloc(m->files, wanted * sizeof *grown);
+    if (grown == NULL) return CAIRN_ERR_NO_MEMORY;
+    m->files = grown;
+    m->file_capacity = wanted;
+    return CAIRN_OK;
+}
+
+cairn_status cairn_manifest_add_file(struct cairn_manifest *m, const char *path, uint64_t bytes,
+                                     const uint8_t xxh3_128[16])
+{
+    if (!cairn_snapshot_path_ok(path) || bytes > INT64_MAX) return CAIRN_ERR_INVALID;
+    cairn_status status = make_room(m);
+    if (status != CAIRN_OK) return status;
+    struct cairn_manifest_file file = { .path = strdup(path), .bytes = bytes };
+    if (file.path == NULL) return CAIRN_ERR_NO_MEMORY;
+    memcpy(file.xxh3_128, xxh3_128, sizeof file.xxh3_128);
+    m->files[m->file_count++] = file;
+    return CAIRN_OK;
+}
+
+static int path_order(const void *a, const void *b)
+{
+    const struct cairn_manifest_file *x = a, *y = b;
+    return strcmp(x->path, y->path);
+}
+
+/* ---- into JSON; NULL is "no memory", since all values were judged before ---- */
+
+static json_t *hex_json(const uint8_t *bytes, size_t count)
+{
+    char *hex = malloc(2 * count + 1);
+    if (hex == NULL) return NULL;
+    json_t *text = json_string_nocheck(sodium_bin2hex(hex, 2 * count + 1, bytes, count));
+    free(hex);
+    return text;
+}
+
+static json_t *group_json(const struct cairn_group_spec *g)
+{
+    return json_pack("{s:s, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:b}", "name", g->name, "optimizer",
+                     g->optimizer, "lr", g->lr, "beta1", g->beta1, "beta2", g->beta2, "eps", g->eps,
+                     "weight_decay", g->weight_decay, "momentum", g->momentum, "nesterov",
+                     (int)g->nesterov);
+}
+
+static json_t *shape_json(const struct cairn_shape *shape)
+{
+    json_t *list = json_array();
+    for (uint32_t d = 0; d < shape->rank; d++) {
+        if (json_array_append_new(list, json_integer((json_int_t)shape->dim[d])) == 0) continue;
+        json_decref(list);
+        return NULL;
+    }
+    return list;
+}
+
+static json_t *tensor_json(const struct cairn_tensor_spec *t)
+{
+    return json_pack(
+        "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:o, s:b}", "name", t->name, "unit", t->unit, "group",
+        t->group, "kind", t->kind == CAIRN_TRAINED ? "trained" : "frozen", "wire",
+        cairn_dtype_name((int)t->wire), "reduce", cairn_dtype_name((int)t->reduce), "master",
+        cairn_dtype_name((int)t->master), "shape", shape_json(&t->shape), "whole", (int)t->whole);
+}
+
+static json_t *file_json(const struct cairn_manifest_file *f)
+{
+    return json_pack("{s:s, s:I, s:o}", "path", f->path, "bytes", (json_int_t)f->bytes, "xxh3_128",
+                     hex_json(f->xxh3_128, sizeof f->xxh3_128));
+}
+
+/* A list of `count` elements, made one by one; NULL if one could not be. */
+#define LIST_OF(list, array, count, make)                                  \
+    json_t *list = json_array();                                           \
+    for (size_t i = 0; i < (count) && list != NULL; i++) {                 \
+        if (json_array_append_new(list, make(&(array)[i])) == 0) continue; \
+        json_decref(list);                                                 \
+        list = NULL;                                                       \
+    }
+
+static json_t *spec_json(const struct cairn_job_spec_data *s)
+{
+    LIST_OF(groups, s->groups, s->group_count, group_json)
+    LIST_OF(tensors, s->tensors, s->tensor_count, tensor_json)
+    return json_pack("{s:s, s:f, s:f, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "name",
+                     s->name, "clip_norm", s->clip_norm, "loss_scale", s->loss_scale,
+                     "on_nonfinite", s->on_nonfinite == CAIRN_NONFINITE_SKIP ? "skip" : "fail",
+                     "stage", (json_int_t)s->stage, "workers_min", (json_int_t)s->workers_min,
+                     "chunk_leaves", (json_int_t)s->chunk_leaves, "spread", (json_int_t)s->spread,
+                     "window", (json_int_t)s->window, "revision", (json_int_t)s->revision, "groups",
+                     groups, "tensors", tensors);
+}
+
+static json_t *root_json(const struct cairn_manifest *m)
+{
+    char created[32];
+    const time_t seconds = (time_t)m->created_unix_s;
+    struct tm utc;
+    if (gmtime_r(&seconds, &utc) == NULL) return NULL;
+    strftime(created, sizeof created, "%Y-%m-%dT%H:%M:%SZ", &utc);
+    LIST_OF(files, m->files, m->file_count, file_json)
+    return json_pack("{s:s, s:i, s:s, s:s, s:I, s:I, s:I, s:I, s:f, s:o, s:o, s:o, s:o}", "format",
+                     "cairn snapshot", "version", CAIRN_MANIFEST_VERSION, "cluster",
+                     m->cluster != NULL ? m->cluster : "", "created", created, "generation",
+                     (json_int_t)m->generation, "step", (json_int_t)m->step, "epoch",
+                     (json_int_t)m->epoch, "shards", (json_int_t)m->shard_count, "loss_scale",
+                     m->loss_scale, "payload", hex_json(m->payload, m->payload_bytes),
+                     "content_root", hex_json(m->content_root, sizeof m->content_root), "spec",
+                     spec_json(&m->spec), "files", files);
+}
+
+/* What decode would refuse and json_pack would not notice. */
+static cairn_status judge(const struct cairn_manifest *m, struct cairn_sentence *why)
+{
+    const uint64_t year_10000_s = 253402300800;
+    if (m->generation > INT64_MAX || m->step > INT64_MAX || m->epoch > INT64_MAX ||
+        m->spec.revision > INT64_MAX || m->created_unix_s >= year_10000_s) {
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "a number of the manifest is over 2^63, or "
+                          "its time is after the year 9999");
+    }
+    if (!isfinite(m->loss_scale)) {
+        return cairn_fail(why, CAIRN_ERR_INVALID, "the manifest's loss scale is not finite");
+    }
+    for (size_t i = 1; i < m->file_count; i++) {
+        if (strcmp(m->files[i - 1].path, m->files[i].path) != 0) continue;
+        return cairn_fail(why, CAIRN_ERR_INVALID, "two files of the snapshot are called %s",
+                          m->files[i].path);
+    }
+    return CAIRN_OK;
+}
+
+cairn_status cairn_manifest_encode(struct cairn_manifest *m, char **text_out,
+                                   size_t *text_bytes_out, struct cairn_sentence *why)
+{
+    if (m->file_count > 1) qsort(m->files, m->file_count, sizeof *m->files, path_order);
+    cairn_spec_canonicalize(&m->spec);
+    cairn_status status = judge(m, why);
+    if (status != CAIRN_OK) return status;
+    json_t *root = root_json(m);
+    char *json = root != NULL ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(17)) : NULL;
+    json_decref(root);
+    if (json == NULL)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the manifest's JSON");
+    const size_t length = strlen(json);
+    char *text = realloc(json, length + 2);
+    if (text == NULL) {
+        free(json);
+        return CAIRN_ERR_NO_MEMORY;
+    }
+    memcpy(text + length, "\n", 2);
+    *text_out = text;
+    *text_bytes_out = length + 1;
+    return CAIRN_OK;
+}
