@@ -75,7 +75,7 @@ struct cairn_fabric_options {
     uint32_t sends_max; /* sends in flight at a time, to all peers. Default 4096 */
 
     /* "ucx" only. All of these win over UCX_* of the environment: see README.md */
-    const char *transports; /* UCX_TLS. Default "tcp,self" */
+    const char *transports; /* UCX_TLS. Default "tcp"; no sysv, posix (README.md) */
     const char
         *net_devices;       /* UCX_NET_DEVICES. Default "lo"; a list such as "eth1" or "mlx5_0:1" */
     const char *port_range; /* UCX_TCP_PORT_RANGE, "first-last", so that a firewall can name it.

@@ -14,12 +14,11 @@
 static const struct {
     const char *name, *value;
 } settings[] = {
-    { "TCP_TX_SEG_SIZE", "64k" },    // the default 8k halves the bandwidth
-    { "TCP_RX_SEG_SIZE", "64k" },    //
+    { "TX_SEG_SIZE", "64k" },        // the default 8k halves the bandwidth
+    { "RX_SEG_SIZE", "64k" },        //
     { "RNDV_THRESH", "32k" },        // larger payloads wait at their sender, not in our pools
     { "RNDV_SCHEME", "auto" },       //
     { "PROTO_ENABLE", "n" },         // 1.13: a fifth of the speed when on
-    { "MM_ERROR_HANDLING", "n" },    // shared-memory lanes stall the survivors of a killed peer
     { "HANDLE_ERRORS", "none" },     // no backtraces, no freezing: we may be a guest in a trainer
     { "WARN_UNUSED_ENV_VARS", "n" }, // another UCX version's variable is not our user's problem
 };
@@ -58,11 +57,11 @@ static ucs_status_t apply(ucp_config_t *config, const struct cairn_fabric_option
     for (size_t i = 0; i < sizeof settings / sizeof settings[0] && status == UCS_OK; i++)
         status = ucp_config_modify(config, settings[i].name, settings[i].value);
     if (status == UCS_OK)
-        status = ucp_config_modify(config, "TLS", or_default(options->transports, "tcp,self"));
+        status = ucp_config_modify(config, "TLS", or_default(options->transports, "tcp"));
     if (status == UCS_OK)
         status = ucp_config_modify(config, "NET_DEVICES", or_default(options->net_devices, "lo"));
     if (status == UCS_OK)
-        status = ucp_config_modify(config, "TCP_PORT_RANGE", or_default(options->port_range, "0"));
+        status = ucp_config_modify(config, "PORT_RANGE", or_default(options->port_range, "0"));
     // Strangers at the port are logged as errors, one line each: a flood is theirs to make.
     if (status == UCS_OK && getenv("UCX_LOG_LEVEL") == NULL)
         status = ucp_config_modify(config, "LOG_LEVEL", "fatal");
@@ -94,7 +93,7 @@ cairn_status ucx_context_open(const struct cairn_fabric_options *options,
     return cairn_fail(why, CAIRN_ERR_UNREACHABLE,
                       "UCX cannot use transports '%s' on devices '%s' (%s): ucx_info -d lists what "
                       "this host has",
-                      or_default(options->transports, "tcp,self"),
+                      or_default(options->transports, "tcp"),
                       or_default(options->net_devices, "lo"), ucs_status_string(status));
 }
 
@@ -103,7 +102,7 @@ void ucx_describe(struct cairn_fabric *fabric, const struct cairn_fabric_options
     snprintf(fabric->describe, sizeof fabric->describe,
              "ucx %s, transports %s, devices %s, tcp ports %s, rendezvous from 32 KiB, payloads to "
              "%zu bytes, at most %u held and %u sends in flight",
-             ucp_get_version_string(), or_default(options->transports, "tcp,self"),
+             ucp_get_version_string(), or_default(options->transports, "tcp"),
              or_default(options->net_devices, "lo"), or_default(options->port_range, "any"),
              options->max_payload, options->held_max, options->sends_max);
 }
