@@ -1,0 +1,30 @@
+/* Known bugs, seeded one at a time: cairn-sim-mutant-<n> is built with -DCAIRN_MUTANT=<n> and the
+ * simulator has to catch it (tests/sim). A daemon is always built with none, and every MUTANT(n) folds
+ * to 0 there. One line each, where a tired programmer would make it. */
+#ifndef CAIRN_CORE_MUTANT_H
+#define CAIRN_CORE_MUTANT_H
+
+#ifndef CAIRN_MUTANT
+#define CAIRN_MUTANT 0
+#endif
+#define MUTANT(n) (CAIRN_MUTANT == (n))
+
+/*  1  a duplicate that was folded is received and folded again
+ *  2  contributions are folded in the order they arrive
+ *  3  the epoch and round of a chunk are not checked
+ *  4  an APPLY that only some shards have is forgotten on an epoch change
+ *  5  a carry between the limbs of the exact sum is lost
+ *  6  a new incarnation starts its round numbers where the old one started
+ *  7  a worker ignores the window (and the shard's refusals with it)
+ *  8  a chunk that nobody contributed keeps its old sum
+ *  9  a prepared shard gives its round up on a fence
+ * 10  a skipped round advances the step
+ * 11  the weight of the first contributor counts for all
+ * 12  after a reconnect a worker does not send again what was unanswered
+ * 13  the round opens for a shard while it still drains the void one
+ * 14  workers hear "committed" when the first shard has published
+ * 15  the loss scale is forgotten by a new coordinator
+ * 16  the end of a micro-batch counts as its last chunk: what is late is absent */
+#define CAIRN_MUTANT_COUNT 16
+
+#endif

@@ -1,0 +1,404 @@
+#include "server/core/round.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "server/core/mutant.h"
+#include "server/core/round_state.h"
+
+/* ---- memory ---- */
+
+static bool config_ok(const struct cairn_round_config *config)
+{
+    return config->shard_count >= 1 && config->shard_count <= 1u << 24 && config->member_max >= 1 &&
+           config->member_max <= 1u << 24 && config->workers_min >= 1 &&
+           config->workers_min <= config->member_max && config->group_count <= 1u << 20;
+}
+
+size_t cairn_round_bytes(const struct cairn_round_config *config)
+{
+    if (!config_ok(config)) return 0; // the limits above make what follows fit
+    return sizeof(struct cairn_round) + config->shard_count * sizeof(struct shard) +
+           config->member_max * (sizeof(struct worker) + sizeof(uint64_t)) +
+           config->group_count * sizeof(struct cairn_group_scalars) +
+           CAIRN_PAYLOAD_BYTES(config->group_count);
+}
+
+size_t cairn_round_actions_max(const struct cairn_round_config *config)
+{
+    return 3 * (size_t)config->member_max +
+           16; // each worker hears of an end, a fence and a beginning
+}
+
+struct cairn_round *cairn_round_init(void *memory, const struct cairn_round_config *config)
+{
+    assert(config_ok(config));
+    struct cairn_round *core = memory;
+    memset(core, 0, cairn_round_bytes(config));
+    core->config = *config;
+    core->shards = (struct shard *)(core + 1);
+    core->workers = (struct worker *)(core->shards + config->shard_count);
+    core->contributors = (uint64_t *)(core->workers + config->member_max);
+    core->scalars = (struct cairn_group_scalars *)(core->contributors + config->member_max);
+    core->payload = (uint8_t *)(core->scalars + config->group_count);
+    core->payload_bytes_max = CAIRN_PAYLOAD_BYTES(config->group_count);
+    core->last.payload = core->payload;
+    core->epoch = config->epoch;
+    core->round_next = config->round_reserved > 0 && !MUTANT(6) ? config->round_reserved : 1;
+    core->loss_scale = config->loss_scale;
+    core->need_epoch = true;
+    return core;
+}
+
+struct cairn_round_action *cairn_round_act(struct cairn_round_actions *actions,
+                                           enum cairn_round_action_kind kind)
+{
+    assert(actions->count < actions->capacity);
+    struct cairn_round_action *action = &actions->list[actions->count++];
+    memset(action, 0, sizeof *action);
+    action->kind = kind;
+    return action;
+}
+
+void cairn_round_fail(struct cairn_round *core, uint32_t shard, const char *why,
+                      struct cairn_round_actions *actions)
+{
+    core->stage = CAIRN_ROUND_FAILED;
+    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_FAIL);
+    action->shard = shard;
+    action->why = why;
+}
+
+/* ---- workers ---- */
+
+static struct worker *find_worker(const struct cairn_round *core, uint64_t id)
+{
+    for (uint32_t i = 0; i < core->worker_count; i++)
+        if (core->workers[i].id == id) return &core->workers[i];
+    return NULL;
+}
+
+/* The first with this rank or a higher one. */
+static uint32_t rank_place(const struct cairn_round *core, uint32_t rank)
+{
+    uint32_t i = 0;
+    while (i < core->worker_count && core->workers[i].rank < rank) i++;
+    return i;
+}
+
+static void send_fence(uint64_t member, cairn_status status, uint64_t round,
+                       struct cairn_round_actions *actions)
+{
+    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_WORKER_FENCE);
+    action->member = member;
+    action->status = status;
+    action->round = round;
+}
+
+/* Before the decision a round cannot do without a contributor; after it, it can. */
+static void remove_worker(struct cairn_round *core, struct worker *worker)
+{
+    if (worker->contributor && core->stage == CAIRN_ROUND_OPEN) core->need_epoch = true;
+    core->members_changed = true;
+    const size_t index = (size_t)(worker - core->workers);
+    core->worker_count--;
+    memmove(worker, worker + 1, (core->worker_count - index) * sizeof *worker);
+}
+
+static void on_worker_join(struct cairn_round *core, const struct cairn_round_event *event,
+                           struct cairn_round_actions *actions)
+{
+    if (find_worker(core, event->member) != NULL) return;
+    const uint32_t place = rank_place(core, event->rank);
+    if (place < core->worker_count && core->workers[place].rank == event->rank) {
+        send_fence(core->workers[place].id, CAIRN_ERR_FENCED, core->open_round, actions);
+        remove_worker(core, &core->workers[place]);
+    }
+    if (core->worker_count == core->config.member_max) {
+        send_fence(event->member, CAIRN_ERR_BUSY, 0, actions);
+        return;
+    }
+    struct worker *worker = &core->workers[place];
+    memmove(worker + 1, worker, (core->worker_count - place) * sizeof *worker);
+    *worker = (struct worker) { .id = event->member, .rank = event->rank };
+    core->worker_count++;
+    core->members_changed = true;
+}
+
+static void send_opened(const struct cairn_round *core, struct worker *worker,
+                        struct cairn_round_actions *actions)
+{
+    worker->wants = false;
+    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_WORKER_OPENED);
+    action->member = worker->id;
+    action->epoch = core->epoch;
+    action->round = core->open_round;
+    action->version = core->version;
+    action->rank = worker->dense;
+    action->world = core->world;
+    action->loss_scale = core->loss_scale;
+}
+
+static void on_worker_begin(struct cairn_round *core, uint64_t member,
+                            struct cairn_round_actions *actions)
+{
+    struct worker *worker = find_worker(core, member);
+    if (worker == NULL) return;
+    worker->wants = true;
+    // A contributor that has not committed has not heard of the round, or lost the answer.
+    if (core->stage == CAIRN_ROUND_OPEN && worker->contributor && !worker->committed)
+        send_opened(core, worker, actions);
+}
+
+static void send_result(const struct cairn_round *core, uint64_t member, uint64_t round,
+                        cairn_status status, struct cairn_round_actions *actions)
+{
+    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_WORKER_RESULT);
+    action->member = member;
+    action->round = round;
+    action->status = status;
+    action->version = core->version;
+    if (status != CAIRN_ERR_EPOCH_CHANGED) action->decision = &core->last;
+}
+
+static cairn_status result_of(const struct cairn_round *core, uint64_t round)
+{
+    if (round != core->last.round) return CAIRN_ERR_EPOCH_CHANGED;
+    struct cairn_payload head;
+    if (cairn_payload_decode(core->last.payload, core->last.payload_bytes, &head) != CAIRN_OK)
+        return CAIRN_OK;
+    return head.fail ? CAIRN_ERR_NONFINITE : CAIRN_OK;
+}
+
+/* In STEADY and OPEN `last` is resolved, so every round but the open one has its answer. */
+static void answer_waiting(const struct cairn_round *core, struct worker *worker,
+                           struct cairn_round_actions *actions)
+{
+    const bool known = core->stage == CAIRN_ROUND_STEADY || core->stage == CAIRN_ROUND_OPEN;
+    const uint64_t round = worker->waiting_round;
+    if (round == 0 || !known || round == core->open_round) return;
+    worker->waiting_round = 0;
+    send_result(core, worker->id, round, result_of(core, round), actions);
+}
+
+static void on_worker_commit(struct cairn_round *core, const struct cairn_round_event *event,
+                             struct cairn_round_actions *actions)
+{
+    struct worker *worker = find_worker(core, event->member);
+    if (worker == NULL) return;
+    worker->waiting_round = event->round;
+    if (worker->contributor && event->round == core->open_round) worker->committed = true;
+    answer_waiting(core, worker, actions);
+}
+
+/* ---- rounds ---- */
+
+bool cairn_round_shards_up(const struct cairn_round *core)
+{
+    for (uint32_t s = 0; s < core->config.shard_count; s++)
+        if (!core->shards[s].up) return false;
+    return true;
+}
+
+static void count_end(struct cairn_round *core, bool ended)
+{
+    if (core->open_round == 0) return;
+    core->counts.abandoned += !ended;
+    core->counts.applied += ended && core->last.kind == CAIRN_DECISION_APPLY;
+    core->counts.skipped += ended && core->last.kind == CAIRN_DECISION_SKIP;
+}
+
+void cairn_round_finish(struct cairn_round *core, struct cairn_round_actions *actions)
+{
+    const uint64_t round = core->open_round;
+    const bool ended = round != 0 && core->last.round == round;
+    count_end(core, ended);
+    core->stage = CAIRN_ROUND_STEADY;
+    core->open_round = 0;
+    core->deadline_ms = 0;
+    core->version = core->last.version_after;
+    for (uint32_t i = 0; i < core->worker_count; i++) {
+        struct worker *worker = &core->workers[i];
+        const bool unasked = worker->waiting_round != round && worker->contributor && !ended;
+        worker->contributor = worker->committed = false;
+        if (unasked) send_result(core, worker->id, round, CAIRN_ERR_EPOCH_CHANGED, actions);
+        answer_waiting(core, worker, actions);
+    }
+}
+
+static bool round_wanted(const struct cairn_round *core)
+{
+    if (!core->ready || core->worker_count < core->config.workers_min) return false;
+    for (uint32_t i = 0; i < core->worker_count; i++)
+        if (core->workers[i].wants) return true;
+    return false;
+}
+
+static void open_round(struct cairn_round *core, struct cairn_round_actions *actions)
+{
+    core->stage = CAIRN_ROUND_OPEN;
+    core->open_round = core->round_next++;
+    core->world = core->worker_count;
+    core->reduced_count = 0;
+    memset(&core->sums, 0, sizeof core->sums);
+    for (uint32_t s = 0; s < core->config.shard_count; s++) core->shards[s].reduced = false;
+    if (core->config.step_deadline_ms > 0)
+        core->deadline_ms = core->now_ms + core->config.step_deadline_ms;
+    for (uint32_t i = 0; i < core->worker_count; i++) {
+        struct worker *worker = &core->workers[i];
+        worker->dense = i;
+        worker->contributor = true;
+        core->contributors[i] = worker->id;
+    }
+    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_OPEN_SEND);
+    action->epoch = core->epoch;
+    action->round = core->open_round;
+    action->version = core->version;
+    action->members = core->contributors;
+    action->member_count = core->world;
+    for (uint32_t i = 0; i < core->worker_count; i++)
+        if (core->workers[i].wants) send_opened(core, &core->workers[i], actions);
+}
+
+static void on_published(struct cairn_round *core, const struct cairn_round_event *event,
+                         struct cairn_round_actions *actions)
+{
+    const bool awaited = core->stage == CAIRN_ROUND_RESOLVING || core->stage == CAIRN_ROUND_DECIDED;
+    if (!awaited || event->epoch != core->epoch || event->round != core->last.round) return;
+    const struct cairn_version *after = &core->last.version_after;
+    const bool same = event->version.generation == after->generation &&
+                      event->version.step == after->step;
+    const bool checked = core->last.round != 0 || (core->ready && !core->need_epoch);
+    if (!same && checked) {
+        cairn_round_fail(core, event->shard, "it published another version than was decided",
+                         actions);
+        return;
+    }
+    core->shards[event->shard].published = true;
+}
+
+static bool all_published(const struct cairn_round *core)
+{
+    for (uint32_t s = 0; s < core->config.shard_count; s++) {
+        if (MUTANT(14) && core->shards[s].published) return true;
+        if (!core->shards[s].published) return false;
+    }
+    return true;
+}
+
+static bool all_answered(const struct cairn_round *core)
+{
+    for (uint32_t s = 0; s < core->config.shard_count; s++)
+        if (!core->shards[s].answered) return false;
+    return true;
+}
+
+static void send_pin(struct cairn_round *core, struct cairn_round_actions *actions)
+{
+    core->pin_pending = false;
+    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_PIN_SEND);
+    action->snapshot = core->pin_snapshot;
+    action->version = core->version;
+}
+
+/* ---- the world ---- */
+
+static void on_shard(struct cairn_round *core, const struct cairn_round_event *event,
+                     struct cairn_round_actions *actions)
+{
+    if (event->kind == CAIRN_ROUND_SHARD_EMPTY) {
+        cairn_round_fail(core, event->shard, "it came back without the job's state", actions);
+        return;
+    }
+    // Up without a down before is a new connection, too: what was sent on the old one may be lost.
+    core->shards[event->shard].up = event->kind == CAIRN_ROUND_SHARD_UP;
+    core->need_epoch = true;
+}
+
+static void on_tick(struct cairn_round *core, uint64_t now_ms, struct cairn_round_actions *actions)
+{
+    core->now_ms = now_ms;
+    const bool due = core->stage == CAIRN_ROUND_OPEN && core->deadline_ms != 0;
+    if (!due || now_ms < core->deadline_ms) return;
+    for (uint32_t i = core->worker_count; i-- > 0;) {
+        struct worker *worker = &core->workers[i];
+        if (!worker->contributor || worker->committed) continue;
+        send_fence(worker->id, CAIRN_ERR_TIMEOUT, core->open_round, actions);
+        remove_worker(core, worker);
+    }
+}
+
+static void on_ready(struct cairn_round *core, const struct cairn_round_event *event)
+{
+    core->ready = true;
+    core->need_epoch = true; // asks the shards again: they all are at this version now
+    core->version = event->version;
+}
+
+/* ---- what follows from the state: nothing above goes from stage to stage but here ---- */
+
+/* One transition, if there is one to make. */
+static bool advance(struct cairn_round *core, struct cairn_round_actions *actions)
+{
+    const enum cairn_round_stage stage = core->stage;
+    if (stage == CAIRN_ROUND_FAILED || core->persisting || !cairn_round_shards_up(core))
+        return false;
+    const bool steady = stage == CAIRN_ROUND_STEADY;
+    const bool wanted = steady && round_wanted(core);
+    const bool used_up = core->round_next == core->round_end;
+    if (core->need_epoch || (wanted && (core->members_changed || used_up)))
+        cairn_round_epoch_begin(core, actions);
+    else if (stage == CAIRN_ROUND_FENCING && all_answered(core))
+        cairn_round_resolve(core, actions);
+    else if (stage == CAIRN_ROUND_OPEN && core->reduced_count == core->config.shard_count)
+        cairn_round_decide(core, actions);
+    else if ((stage == CAIRN_ROUND_RESOLVING || stage == CAIRN_ROUND_DECIDED) &&
+             all_published(core))
+        cairn_round_finish(core, actions);
+    else if ((steady || stage == CAIRN_ROUND_OPEN) && core->pin_pending)
+        send_pin(core, actions);
+    else if (wanted)
+        open_round(core, actions);
+    else
+        return false;
+    return true;
+}
+
+static void take_event(struct cairn_round *core, const struct cairn_round_event *event,
+                       struct cairn_round_actions *actions)
+{
+    switch (event->kind) {
+    case CAIRN_ROUND_TICK: on_tick(core, event->now_ms, actions); return;
+    case CAIRN_ROUND_PERSISTED: cairn_round_on_persisted(core, event, actions); return;
+    case CAIRN_ROUND_READY: on_ready(core, event); return;
+    case CAIRN_ROUND_PIN:
+        assert(!core->pin_pending);
+        core->pin_pending = true;
+        core->pin_snapshot = event->snapshot;
+        return;
+    case CAIRN_ROUND_SHARD_UP:
+    case CAIRN_ROUND_SHARD_DOWN:
+    case CAIRN_ROUND_SHARD_EMPTY: on_shard(core, event, actions); return;
+    case CAIRN_ROUND_ANSWER: cairn_round_on_answer(core, event, actions); return;
+    case CAIRN_ROUND_REDUCED: cairn_round_on_reduced(core, event, actions); return;
+    case CAIRN_ROUND_PUBLISHED: on_published(core, event, actions); return;
+    case CAIRN_ROUND_WORKER_JOIN: on_worker_join(core, event, actions); return;
+    case CAIRN_ROUND_WORKER_DOWN: {
+        struct worker *worker = find_worker(core, event->member);
+        if (worker != NULL) remove_worker(core, worker);
+        return;
+    }
+    case CAIRN_ROUND_WORKER_BEGIN: on_worker_begin(core, event->member, actions); return;
+    case CAIRN_ROUND_WORKER_COMMIT: on_worker_commit(core, event, actions); return;
+    }
+    assert(false && "an event of a kind that there is not");
+}
+
+void cairn_round_on_event(struct cairn_round *core, const struct cairn_round_event *event,
+                          struct cairn_round_actions *actions)
+{
+    assert(event->shard < core->config.shard_count);
+    if (core->stage == CAIRN_ROUND_FAILED) return;
+    take_event(core, event, actions);
+    while (advance(core, actions)) {}
+}

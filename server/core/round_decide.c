@@ -1,0 +1,111 @@
+/* The one decision of a round, from the shards' sums: nothing else goes into it, so shards and workers
+ * can come in any order. */
+#include "server/core/round_state.h"
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+#include "server/core/mutant.h"
+
+#define GOOD_ROUNDS_TO_GROW 2000 /* applied in a row, then a lowered loss scale is doubled */
+
+static cairn_status add_sums(struct cairn_step_sums *sums, const struct cairn_step_sums *more)
+{
+    if (more->nonfinite > UINT64_MAX - sums->nonfinite) return CAIRN_ERR_INVALID;
+    sums->nonfinite += more->nonfinite;
+    if (MUTANT(5)) {
+        for (int i = 0; i < CAIRN_EXACT_LIMBS; i++)
+            sums->sum_squares.limb[i] += more->sum_squares.limb[i];
+        return CAIRN_OK;
+    }
+    return cairn_exact_add(&sums->sum_squares, &more->sum_squares);
+}
+
+void cairn_round_on_reduced(struct cairn_round *core, const struct cairn_round_event *event,
+                            struct cairn_round_actions *actions)
+{
+    if (core->stage != CAIRN_ROUND_OPEN || event->epoch != core->epoch ||
+        event->round != core->open_round)
+        return;
+    struct shard *shard = &core->shards[event->shard];
+    if (shard->reduced) return;
+    if (core->reduced_count > 0 && event->sums->weight != core->sums.weight) {
+        cairn_round_fail(core, event->shard, "it has another sum of weights than the other shards",
+                         actions);
+        return;
+    }
+    if (add_sums(&core->sums, event->sums) != CAIRN_OK) {
+        cairn_round_fail(core, event->shard, "its sum of squares is not possible", actions);
+        return;
+    }
+    core->sums.weight = event->sums->weight;
+    shard->reduced = true;
+    core->reduced_count++;
+}
+
+/* A skip halves the loss scale (not below 1, nor the job's own); long success doubles it again. */
+static void adapt_loss_scale(struct cairn_round *core, bool applied)
+{
+    const double start = core->config.loss_scale;
+    const double least = start < 1 ? start : 1;
+    core->good_rounds = applied ? core->good_rounds + 1 : 0;
+    if (!applied && core->loss_scale > least)
+        core->loss_scale = core->loss_scale / 2 > least ? core->loss_scale / 2 : least;
+    if (core->good_rounds < GOOD_ROUNDS_TO_GROW) return;
+    core->good_rounds = 0;
+    core->loss_scale = core->loss_scale * 2 < start ? core->loss_scale * 2 : start;
+}
+
+static void compute_scalars(struct cairn_round *core, uint32_t grad_scale)
+{
+    for (uint32_t g = 0; g < core->config.group_count; g++) {
+        const cairn_status status = cairn_group_scalars_of(
+            &core->config.groups[g], core->version.step + 1, grad_scale, &core->scalars[g]);
+        assert(status == CAIRN_OK); // the groups come from a spec that was judged
+    }
+}
+
+/* True if there is an update to make; then `head` and the scalars are that update's. */
+static bool judge_sums(struct cairn_round *core, struct cairn_payload *head)
+{
+    struct cairn_update_norm norm;
+    if (core->sums.nonfinite > 0) return false;
+    if (cairn_update_norm_of(&core->sums.sum_squares, core->sums.weight, core->loss_scale,
+                             core->config.clip_norm, &norm) != CAIRN_OK)
+        return false;
+    head->grad_norm = norm.grad_norm;
+    head->clip_scale = norm.clip_scale;
+    head->finite = true;
+    head->fail = false;
+    head->group_count = core->config.group_count;
+    compute_scalars(core, norm.grad_scale);
+    return true;
+}
+
+void cairn_round_decide(struct cairn_round *core, struct cairn_round_actions *actions)
+{
+    struct cairn_payload head = { .grad_norm = (double)NAN, .clip_scale = 1 };
+    head.fail = core->config.fail_nonfinite;
+    if (core->config.group_count > 0) head.lr = core->config.groups[0].lr;
+    const bool apply = judge_sums(core, &head);
+    adapt_loss_scale(core, apply);
+    head.loss_scale = core->loss_scale;
+    head.good_rounds = core->good_rounds;
+    cairn_payload_encode(&head, core->scalars, core->payload);
+
+    core->last = (struct cairn_decision) {
+        .kind = apply ? CAIRN_DECISION_APPLY : CAIRN_DECISION_SKIP,
+        .round = core->open_round,
+        .version_after = core->version,
+        .payload = core->payload,
+        .payload_bytes = CAIRN_PAYLOAD_BYTES(head.group_count),
+    };
+    if (apply || MUTANT(10)) core->last.version_after.step++;
+    core->stage = CAIRN_ROUND_DECIDED;
+    core->deadline_ms = 0;
+    for (uint32_t s = 0; s < core->config.shard_count; s++) core->shards[s].published = false;
+    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_DECIDE);
+    action->epoch = core->epoch;
+    action->decision = &core->last;
+}

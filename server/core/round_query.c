@@ -1,0 +1,120 @@
+/* What the coordinator's round machine says of itself. */
+#include "server/core/round_state.h"
+
+enum cairn_round_stage cairn_round_stage_of(const struct cairn_round *core)
+{
+    return core->stage;
+}
+
+const char *cairn_round_stage_name(enum cairn_round_stage stage)
+{
+    static const char *const names[] = {
+        [CAIRN_ROUND_WAITING] = "waiting",     [CAIRN_ROUND_FENCING] = "fencing",
+        [CAIRN_ROUND_RESOLVING] = "resolving", [CAIRN_ROUND_STEADY] = "steady",
+        [CAIRN_ROUND_OPEN] = "open",           [CAIRN_ROUND_DECIDED] = "decided",
+        [CAIRN_ROUND_FAILED] = "failed",
+    };
+    return (unsigned)stage < sizeof names / sizeof *names ? names[stage] : "?";
+}
+
+uint64_t cairn_round_epoch(const struct cairn_round *core)
+{
+    return core->epoch;
+}
+
+uint64_t cairn_round_open_round(const struct cairn_round *core)
+{
+    return core->open_round;
+}
+
+struct cairn_version cairn_round_version(const struct cairn_round *core)
+{
+    return core->version;
+}
+
+double cairn_round_loss_scale(const struct cairn_round *core)
+{
+    return core->loss_scale;
+}
+
+const struct cairn_decision *cairn_round_last(const struct cairn_round *core)
+{
+    return &core->last;
+}
+
+bool cairn_round_ready(const struct cairn_round *core)
+{
+    return core->ready;
+}
+
+bool cairn_round_pin_pending(const struct cairn_round *core)
+{
+    return core->pin_pending;
+}
+
+uint32_t cairn_round_worker_count(const struct cairn_round *core)
+{
+    return core->worker_count;
+}
+
+struct cairn_round_counts cairn_round_counts_of(const struct cairn_round *core)
+{
+    return core->counts;
+}
+
+static void list_shards(const struct cairn_round *core, struct cairn_sentence *out)
+{
+    const char *comma = "";
+    for (uint32_t s = 0; s < core->config.shard_count; s++) {
+        const struct shard *shard = &core->shards[s];
+        const char *what = NULL;
+        if (!shard->up)
+            what = "not connected";
+        else if (core->stage == CAIRN_ROUND_FENCING && !shard->answered)
+            what = "has not answered the fence";
+        else if (core->stage == CAIRN_ROUND_RESOLVING && !shard->published)
+            what = "has not resolved the round";
+        else if (core->stage == CAIRN_ROUND_DECIDED && !shard->published)
+            what = "has not published the update";
+        if (what == NULL) continue;
+        cairn_sentence_add(out, "%sshard %u (%s)", comma, (unsigned)s, what);
+        comma = ", ";
+    }
+}
+
+static void list_workers(const struct cairn_round *core, struct cairn_sentence *out)
+{
+    const char *comma = "";
+    for (uint32_t i = 0; i < core->worker_count; i++) {
+        const struct worker *worker = &core->workers[i];
+        if (!worker->contributor || worker->committed) continue;
+        cairn_sentence_add(out, "%sworker of rank %u (has not committed round %llu)", comma,
+                           (unsigned)worker->rank, (unsigned long long)core->open_round);
+        comma = ", ";
+    }
+    if (*comma != '\0') return;
+    for (uint32_t s = 0; s < core->config.shard_count; s++) {
+        if (core->shards[s].reduced) continue;
+        cairn_sentence_add(out, "%sshard %u (has not summed round %llu)", comma, (unsigned)s,
+                           (unsigned long long)core->open_round);
+        comma = ", ";
+    }
+}
+
+void cairn_round_waiting(const struct cairn_round *core, struct cairn_sentence *out)
+{
+    cairn_sentence_set(out, "%s", "");
+    list_shards(core, out);
+    if (out->text[0] != '\0') return;
+    if (core->persisting)
+        cairn_sentence_set(out, "the coordinator's disk (epoch %llu)",
+                           (unsigned long long)core->epoch);
+    else if (core->stage == CAIRN_ROUND_OPEN)
+        list_workers(core, out);
+    else if (core->stage == CAIRN_ROUND_STEADY && !core->ready)
+        cairn_sentence_set(out, "the initial state of the job");
+    else if (core->stage == CAIRN_ROUND_STEADY && core->worker_count < core->config.workers_min)
+        cairn_sentence_set(out, "%u more workers (%u of %u attached)",
+                           (unsigned)(core->config.workers_min - core->worker_count),
+                           (unsigned)core->worker_count, (unsigned)core->config.workers_min);
+}

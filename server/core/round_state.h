@@ -1,0 +1,85 @@
+/* What the coordinator's round machine remembers. Private to round*.c; round.h is the contract. */
+#ifndef CAIRN_CORE_ROUND_STATE_H
+#define CAIRN_CORE_ROUND_STATE_H
+
+#include "server/core/round.h"
+
+struct worker {
+    uint64_t id;
+    uint32_t rank;
+    uint32_t dense;         /* contributor: its place in the open round */
+    bool contributor;       /* of the open round */
+    bool committed;         /* the open round */
+    bool wants;             /* asked for a round, not answered */
+    uint64_t waiting_round; /* asked how this round ends, not answered; 0 = nothing */
+};
+
+struct shard {
+    bool up;
+    bool answered;  /* FENCING */
+    bool published; /* RESOLVING, DECIDED */
+    bool reduced;   /* OPEN */
+    /* its answer */
+    uint64_t prepared;   /* round; 0 = none */
+    uint64_t last_round; /* of the last decision it has */
+    struct cairn_version version;
+};
+
+struct cairn_round {
+    struct cairn_round_config config;
+    enum cairn_round_stage stage;
+    uint64_t epoch;
+    uint64_t round_next, round_end; /* numbers this incarnation may use */
+    uint64_t open_round;            /* opened, and not resolved; 0 = none */
+    bool persisting;
+    bool need_epoch;      /* a change is due as soon as all shards are up */
+    bool members_changed; /* since the epoch was chosen: a change is due before the next round */
+    bool ready;
+    struct cairn_version version;
+    double loss_scale;
+    uint32_t good_rounds;
+    /* The last decision made here, or found in the shards' answers; resolved in STEADY and OPEN. Its
+     * payload is the core's. */
+    struct cairn_decision last;
+    struct cairn_step_sums sums; /* OPEN: of the shards that are REDUCED */
+    uint32_t reduced_count;
+    bool pin_pending;
+    uint64_t pin_snapshot;
+    uint64_t now_ms, deadline_ms; /* 0 = none */
+    struct cairn_round_counts counts;
+    uint32_t worker_count, world;
+
+    /* in the caller's memory, behind this struct */
+    struct shard *shards;                /* [shard_count] */
+    struct worker *workers;              /* [member_max], the first worker_count by rank */
+    uint64_t *contributors;              /* [member_max], world of them */
+    struct cairn_group_scalars *scalars; /* [group_count], scratch */
+    uint8_t *payload;                    /* [payload_bytes_max], of `last` */
+    size_t payload_bytes_max;
+};
+
+/* round.c */
+struct cairn_round_action *cairn_round_act(struct cairn_round_actions *actions,
+                                           enum cairn_round_action_kind kind);
+void cairn_round_fail(struct cairn_round *core, uint32_t shard, const char *why,
+                      struct cairn_round_actions *actions);
+bool cairn_round_shards_up(const struct cairn_round *core);
+/* The open round, if there is one, ended with `last` or is void: tells whoever asked, and goes to STEADY. */
+void cairn_round_finish(struct cairn_round *core, struct cairn_round_actions *actions);
+
+/* round_decide.c */
+void cairn_round_on_reduced(struct cairn_round *core, const struct cairn_round_event *event,
+                            struct cairn_round_actions *actions);
+/* Every shard is REDUCED: decides. */
+void cairn_round_decide(struct cairn_round *core, struct cairn_round_actions *actions);
+
+/* round_epoch.c */
+void cairn_round_epoch_begin(struct cairn_round *core, struct cairn_round_actions *actions);
+void cairn_round_on_persisted(struct cairn_round *core, const struct cairn_round_event *event,
+                              struct cairn_round_actions *actions);
+void cairn_round_on_answer(struct cairn_round *core, const struct cairn_round_event *event,
+                           struct cairn_round_actions *actions);
+/* Every shard has answered: finds the outcome and sends it. */
+void cairn_round_resolve(struct cairn_round *core, struct cairn_round_actions *actions);
+
+#endif

@@ -1,0 +1,448 @@
+#include "server/core/step.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "server/core/mutant.h"
+#include "server/core/step_state.h"
+
+/* ---- memory ---- */
+
+static bool config_ok(const struct cairn_step_config *config)
+{
+    return config->window >= 1 && config->window <= 1024 && config->member_max >= 1 &&
+           config->member_max <= UINT32_MAX / 2 / config->window &&
+           config->chunk_count < UINT32_MAX && config->payload_bytes_max <= SIZE_MAX / 16;
+}
+
+/* Reserves count * size bytes at *at (aligned for any of ours); false on overflow. */
+static bool reserve(size_t *at, size_t count, size_t size, size_t *offset_out)
+{
+    if (*at > SIZE_MAX - 7) return false;
+    const size_t offset = (*at + 7) & ~(size_t)7;
+    if (size != 0 && count > (SIZE_MAX - offset) / size) return false;
+    *offset_out = offset;
+    *at = offset + count * size;
+    return true;
+}
+
+struct plan {
+    size_t members, pending_members, cursors, slots, at, payload, end;
+};
+
+static bool plan_memory(const struct cairn_step_config *config, struct plan *plan)
+{
+    if (!config_ok(config)) return false;
+    const size_t members = config->member_max, chunks = config->chunk_count;
+    if (chunks != 0 && members > SIZE_MAX / chunks) return false;
+    size_t at = sizeof(struct cairn_step);
+    const bool fits = reserve(&at, members, sizeof(struct member), &plan->members) &&
+                      reserve(&at, members, sizeof(uint64_t), &plan->pending_members) &&
+                      reserve(&at, chunks, sizeof(struct cursor), &plan->cursors) &&
+                      reserve(&at, members * config->window, sizeof(struct slot), &plan->slots) &&
+                      reserve(&at, members * chunks, sizeof(uint16_t), &plan->at) &&
+                      reserve(&at, config->payload_bytes_max, 1, &plan->payload);
+    plan->end = at;
+    return fits;
+}
+
+size_t cairn_step_bytes(const struct cairn_step_config *config)
+{
+    struct plan plan;
+    return plan_memory(config, &plan) ? plan.end : 0;
+}
+
+size_t cairn_step_actions_max(const struct cairn_step_config *config)
+{
+    // A fold or a refusal for each slot, a MICRO_ACK for each member, ZERO for each chunk, and a few.
+    return (size_t)config->member_max * ((size_t)config->window + 2) + config->chunk_count + 8;
+}
+
+static void remember(struct cairn_step *step, const struct cairn_decision *decision)
+{
+    assert(decision->payload_bytes <= step->config.payload_bytes_max);
+    step->last = *decision;
+    step->last.payload = step->payload;
+    if (decision->payload_bytes > 0)
+        memcpy(step->payload, decision->payload, decision->payload_bytes);
+}
+
+struct cairn_step *cairn_step_init(void *memory, const struct cairn_step_config *config,
+                                   struct cairn_version version, const struct cairn_decision *last)
+{
+    struct plan plan;
+    const bool fits = plan_memory(config, &plan);
+    assert(fits);
+    memset(memory, 0, plan.end);
+    uint8_t *base = memory;
+    struct cairn_step *step = memory;
+    step->config = *config;
+    step->members = (struct member *)(base + plan.members);
+    step->pending_members = (uint64_t *)(base + plan.pending_members);
+    step->cursors = (struct cursor *)(base + plan.cursors);
+    step->slots = (struct slot *)(base + plan.slots);
+    step->at = (uint16_t *)(base + plan.at);
+    step->payload = base + plan.payload;
+    step->version = version;
+    if (last != NULL) remember(step, last);
+    step->last.kind = CAIRN_DECISION_NONE;
+    step->last.round = 0;
+    step->last.version_after = version;
+    return step;
+}
+
+/* ---- actions ---- */
+
+struct cairn_step_action *cairn_step_act(struct cairn_step_actions *actions,
+                                         enum cairn_step_action_kind kind)
+{
+    assert(actions->count < actions->capacity);
+    struct cairn_step_action *action = &actions->list[actions->count++];
+    memset(action, 0, sizeof *action);
+    action->kind = kind;
+    return action;
+}
+
+static void fault(struct cairn_step_actions *actions, const char *why)
+{
+    cairn_step_act(actions, CAIRN_STEP_FAULT)->why = why;
+}
+
+void cairn_step_grant(struct cairn_step *step, struct member *member,
+                      struct cairn_step_actions *actions)
+{
+    member->regrant = false;
+    struct cairn_step_action *action = cairn_step_act(actions, CAIRN_STEP_GRANT);
+    action->member = member->id;
+    action->epoch = step->round_epoch;
+    action->round = step->round;
+    action->window = step->config.window;
+}
+
+/* ---- a round begins, and is void ---- */
+
+static void begin_round(struct cairn_step *step, uint64_t round, const uint64_t *members,
+                        uint32_t member_count, struct cairn_step_actions *actions)
+{
+    assert(step->slots_used == 0 && step->folding == 0);
+    step->phase = CAIRN_STEP_COLLECTING;
+    step->round = step->round_seen = round;
+    step->round_epoch = step->epoch;
+    step->member_count = member_count;
+    step->done_count = step->committed_count = step->last_micro = 0;
+    step->weight = 0;
+    memset(&step->sums, 0, sizeof step->sums);
+    memset(step->members, 0, member_count * sizeof *step->members);
+    memset(step->at, 0, (size_t)member_count * step->config.chunk_count * sizeof *step->at);
+    for (uint32_t c = 0; c < step->config.chunk_count; c++)
+        step->cursors[c] = (struct cursor) { .fold_head = NO_SLOT };
+    for (uint32_t i = 0; i < member_count; i++) {
+        step->members[i].id = members[i];
+        cairn_step_grant(step, &step->members[i], actions);
+    }
+}
+
+static void make_void(struct cairn_step *step, struct cairn_step_actions *actions)
+{
+    step->round = 0;
+    step->phase = CAIRN_STEP_DRAINING;
+    cairn_step_drop_landed(step, actions);
+    cairn_step_drained(step, actions);
+}
+
+void cairn_step_drained(struct cairn_step *step, struct cairn_step_actions *actions)
+{
+    assert(step->phase == CAIRN_STEP_DRAINING);
+    if (step->receiving > 0 || step->folding > 0 || step->summing) return;
+    step->phase = CAIRN_STEP_IDLE;
+    const uint64_t round = step->pending.round;
+    step->pending.round = 0;
+    if (round != 0)
+        begin_round(step, round, step->pending_members, step->pending.member_count, actions);
+}
+
+static const char *judge_open(const struct cairn_step *step, const struct cairn_step_event *event)
+{
+    if (step->fenced || event->epoch > step->epoch)
+        return "a round was opened in an epoch that is not resolved";
+    if (event->round <= step->round_seen) return "a round number was used again";
+    if (step->phase != CAIRN_STEP_IDLE && step->phase != CAIRN_STEP_DRAINING)
+        return "a round was opened while another is";
+    if (step->pending.round != 0) return "a round was opened while another is pending";
+    if (event->version.generation != step->version.generation ||
+        event->version.step != step->version.step)
+        return "a round was opened at a version that is not this shard's";
+    if (event->member_count < 1 || event->member_count > step->config.member_max)
+        return "a round was opened with no contributors, or more than are configured";
+    return NULL;
+}
+
+static void on_open(struct cairn_step *step, const struct cairn_step_event *event,
+                    struct cairn_step_actions *actions)
+{
+    const char *why = judge_open(step, event);
+    if (why != NULL) {
+        fault(actions, why);
+        return;
+    }
+    if (step->phase == CAIRN_STEP_IDLE) {
+        begin_round(step, event->round, event->members, event->member_count, actions);
+        return;
+    }
+    memcpy(step->pending_members, event->members, event->member_count * sizeof *event->members);
+    step->pending.round = event->round;
+    step->pending.member_count = event->member_count;
+    if (MUTANT(13)) {
+        memset(step->slots, 0,
+               (size_t)step->config.member_max * step->config.window * sizeof *step->slots);
+        step->slots_used = step->receiving = step->folding = 0;
+        step->summing = false;
+        cairn_step_drained(step, actions);
+    }
+}
+
+/* ---- how it ends ---- */
+
+static void report_published(const struct cairn_step *step, struct cairn_step_actions *actions)
+{
+    struct cairn_step_action *action = cairn_step_act(actions, CAIRN_STEP_PUBLISHED_REPORT);
+    action->epoch = step->epoch;
+    action->round = step->last.round;
+    action->version = step->version;
+}
+
+static bool same_version(struct cairn_version a, struct cairn_version b)
+{
+    return a.generation == b.generation && a.step == b.step;
+}
+
+static const char *judge_decision(const struct cairn_step *step,
+                                  const struct cairn_decision *decision)
+{
+    if (decision->payload_bytes > step->config.payload_bytes_max)
+        return "a decision's payload is longer than is configured";
+    struct cairn_version after = step->version;
+    if (decision->kind == CAIRN_DECISION_APPLY) after.step++;
+    if (!same_version(decision->version_after, after) && !MUTANT(10))
+        return "a decision's version does not follow this shard's";
+    return NULL;
+}
+
+/* The round that this shard is prepared for is resolved. */
+static void settle(struct cairn_step *step, const struct cairn_decision *decision,
+                   struct cairn_step_actions *actions)
+{
+    const char *why = judge_decision(step, decision);
+    if (why != NULL) {
+        fault(actions, why);
+        return;
+    }
+    remember(step, decision);
+    if (decision->kind == CAIRN_DECISION_APPLY) {
+        step->phase = CAIRN_STEP_UPDATING;
+        cairn_step_act(actions, CAIRN_STEP_UPDATE)->decision = &step->last;
+        return;
+    }
+    step->phase = CAIRN_STEP_IDLE;
+    step->version = decision->version_after;
+    report_published(step, actions);
+}
+
+static bool decides_ours(const struct cairn_step *step, const struct cairn_decision *decision)
+{
+    return step->phase == CAIRN_STEP_REDUCED && decision->round == step->round &&
+           (decision->kind == CAIRN_DECISION_APPLY || decision->kind == CAIRN_DECISION_SKIP);
+}
+
+static void on_decide(struct cairn_step *step, const struct cairn_step_event *event,
+                      struct cairn_step_actions *actions)
+{
+    const bool in_place = event->epoch == step->epoch && !step->fenced;
+    if (in_place && decides_ours(step, event->decision))
+        settle(step, event->decision, actions);
+    else
+        fault(actions, "a decision came for a round that this shard is not prepared for");
+}
+
+static void on_fence(struct cairn_step *step, const struct cairn_step_event *event,
+                     struct cairn_step_actions *actions)
+{
+    step->epoch = event->epoch;
+    step->fenced = true;
+    step->pending.round = 0;
+    const bool undecided = step->phase == CAIRN_STEP_COLLECTING ||
+                           step->phase == CAIRN_STEP_REDUCING;
+    if (undecided) make_void(step, actions);
+    if (MUTANT(9) && step->phase == CAIRN_STEP_REDUCED) make_void(step, actions);
+    struct cairn_step_action *action = cairn_step_act(actions, CAIRN_STEP_ANSWER);
+    action->epoch = step->epoch;
+    action->phase = step->phase;
+    action->round = step->phase == CAIRN_STEP_REDUCED ? step->round : 0;
+    action->version = step->version;
+    action->decision = &step->last;
+}
+
+/* The outcome is of the prepared round, or of the last one settled: then whatever is prepared is void. */
+static void on_resolve(struct cairn_step *step, const struct cairn_step_event *event,
+                       struct cairn_step_actions *actions)
+{
+    const struct cairn_decision *decision = event->decision;
+    if (!step->fenced || event->epoch > step->epoch) {
+        fault(actions, "an outcome came without a fence before it");
+        return;
+    }
+    step->fenced = false;
+    if (decides_ours(step, decision)) {
+        settle(step, decision, actions);
+        return;
+    }
+    if (decision->round != step->last.round || decision->kind != step->last.kind) {
+        fault(actions, "the outcome is of a round that this shard is not prepared for");
+        return;
+    }
+    if (step->phase == CAIRN_STEP_REDUCED) make_void(step, actions);
+    if (step->phase != CAIRN_STEP_UPDATING) report_published(step, actions);
+}
+
+static void on_ready(struct cairn_step *step, const struct cairn_step_event *event)
+{
+    assert(step->phase == CAIRN_STEP_IDLE && step->round_seen == 0);
+    step->version = event->version;
+    step->last.version_after = event->version;
+}
+
+/* ---- the world's work ends ---- */
+
+static void on_summed(struct cairn_step *step, const struct cairn_step_event *event,
+                      struct cairn_step_actions *actions)
+{
+    assert(step->summing);
+    step->summing = false;
+    if (step->phase == CAIRN_STEP_DRAINING) {
+        cairn_step_drained(step, actions);
+        return;
+    }
+    assert(step->phase == CAIRN_STEP_REDUCING);
+    step->sums = *event->sums;
+    step->sums.weight = step->weight;
+    step->phase = CAIRN_STEP_REDUCED;
+    struct cairn_step_action *action = cairn_step_act(actions, CAIRN_STEP_REDUCED_REPORT);
+    action->epoch = step->epoch;
+    action->round = step->round;
+    action->sums = step->sums;
+}
+
+static void on_updated(struct cairn_step *step, struct cairn_step_actions *actions)
+{
+    assert(step->phase == CAIRN_STEP_UPDATING);
+    step->phase = CAIRN_STEP_IDLE;
+    step->version = step->last.version_after;
+    if (!step->fenced) report_published(step, actions); // RESOLVE asks for it otherwise
+}
+
+/* ---- connections ---- */
+
+static void on_peer(struct cairn_step *step, const struct cairn_step_event *event,
+                    struct cairn_step_actions *actions)
+{
+    struct member *member = cairn_step_find(step, event->member);
+    if (member == NULL || step->round == 0) return;
+    member->lost = event->kind == CAIRN_STEP_PEER_DOWN;
+    member->regrant = !member->lost && member->receiving > 0;
+    if (member->lost || member->regrant || step->fenced) return;
+    cairn_step_grant(step, member, actions);
+}
+
+static bool of_coordinator(enum cairn_step_event_kind kind)
+{
+    return kind == CAIRN_STEP_FENCE || kind == CAIRN_STEP_RESOLVE || kind == CAIRN_STEP_OPEN ||
+           kind == CAIRN_STEP_DECIDE;
+}
+
+void cairn_step_on_event(struct cairn_step *step, const struct cairn_step_event *event,
+                         struct cairn_step_actions *actions)
+{
+    // A coordinator that was replaced, and does not know it yet.
+    if (of_coordinator(event->kind) && event->epoch < step->epoch) return;
+    switch (event->kind) {
+    case CAIRN_STEP_READY: on_ready(step, event); return;
+    case CAIRN_STEP_FENCE: on_fence(step, event, actions); return;
+    case CAIRN_STEP_RESOLVE: on_resolve(step, event, actions); return;
+    case CAIRN_STEP_OPEN: on_open(step, event, actions); return;
+    case CAIRN_STEP_DECIDE: on_decide(step, event, actions); return;
+    case CAIRN_STEP_CHUNK: cairn_step_on_chunk(step, event, actions); return;
+    case CAIRN_STEP_MICRO_END: cairn_step_on_micro_end(step, event, actions); return;
+    case CAIRN_STEP_COMMIT: cairn_step_on_commit(step, event, actions); return;
+    case CAIRN_STEP_PEER_UP:
+    case CAIRN_STEP_PEER_DOWN: on_peer(step, event, actions); return;
+    case CAIRN_STEP_LANDED: cairn_step_on_landed(step, event, actions); return;
+    case CAIRN_STEP_FOLDED: cairn_step_on_folded(step, event, actions); return;
+    case CAIRN_STEP_SUMMED: on_summed(step, event, actions); return;
+    case CAIRN_STEP_UPDATED: on_updated(step, actions); return;
+    }
+    assert(false && "an event of a kind that there is not");
+}
+
+/* ---- questions ---- */
+
+enum cairn_step_phase cairn_step_phase_of(const struct cairn_step *step)
+{
+    return step->phase;
+}
+
+const char *cairn_step_phase_name(enum cairn_step_phase phase)
+{
+    static const char *const names[] = {
+        [CAIRN_STEP_IDLE] = "idle",         [CAIRN_STEP_COLLECTING] = "collecting",
+        [CAIRN_STEP_REDUCING] = "reducing", [CAIRN_STEP_REDUCED] = "prepared",
+        [CAIRN_STEP_UPDATING] = "updating", [CAIRN_STEP_DRAINING] = "draining",
+    };
+    return (unsigned)phase < sizeof names / sizeof *names ? names[phase] : "?";
+}
+
+uint64_t cairn_step_epoch(const struct cairn_step *step)
+{
+    return step->epoch;
+}
+
+uint64_t cairn_step_round(const struct cairn_step *step)
+{
+    return step->round;
+}
+
+struct cairn_version cairn_step_version(const struct cairn_step *step)
+{
+    return step->version;
+}
+
+const struct cairn_decision *cairn_step_last(const struct cairn_step *step)
+{
+    return &step->last;
+}
+
+uint32_t cairn_step_slots_used(const struct cairn_step *step)
+{
+    return step->slots_used;
+}
+
+size_t cairn_step_waiting(const struct cairn_step *step, struct cairn_step_waiting *out,
+                          size_t out_max)
+{
+    if (step->phase != CAIRN_STEP_COLLECTING) return 0;
+    size_t count = 0;
+    for (uint32_t i = 0; i < step->member_count; i++) {
+        const struct member *m = &step->members[i];
+        if (m->done) continue;
+        if (count < out_max)
+            out[count] = (struct cairn_step_waiting) {
+                .member = m->id,
+                .micro = m->micro,
+                .arrived = m->arrived,
+                .connected = !m->lost,
+                .ended = m->ended,
+                .committed = m->committed,
+            };
+        count++;
+    }
+    return count;
+}

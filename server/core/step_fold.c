@@ -1,0 +1,249 @@
+/* The strict left fold: when a landed contribution may be added to its chunk's sum.
+ *
+ * A chunk's cursor stands at the first (micro-batch, member) that is neither folded nor known to be absent.
+ * Absence is known from counts alone: a member's micro-batch has ended, and as many chunks as it sent have
+ * arrived. So nothing here depends on the order of arrival but the moment. */
+#include "server/core/step_state.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "server/core/mutant.h"
+
+enum verdict { WAIT, SKIP, TAKE };
+
+static bool all_arrived(const struct member *member)
+{
+    return member->ended && (member->arrived == member->sent || MUTANT(16));
+}
+
+static enum verdict judge_cursor(const struct cairn_step *step, uint32_t chunk)
+{
+    const struct cursor *cursor = &step->cursors[chunk];
+    const struct member *member = &step->members[cursor->member];
+    if (member->committed && cursor->micro > member->last_micro) return SKIP;
+    if (member->micro < cursor->micro) return WAIT;
+    assert(member->micro == cursor->micro);
+    const uint16_t at = *step_at(step, cursor->member, chunk);
+    if (at == AT_NONE) return all_arrived(member) ? SKIP : WAIT;
+    return step->slots[step_slot(step, cursor->member, at)].state == SLOT_LANDED ? TAKE : WAIT;
+}
+
+static bool at_end(const struct cairn_step *step, const struct cursor *cursor)
+{
+    return step->committed_count == step->member_count && cursor->micro > step->last_micro;
+}
+
+static void step_cursor(const struct cairn_step *step, struct cursor *cursor)
+{
+    if (++cursor->member < step->member_count) return;
+    cursor->member = 0;
+    cursor->micro++;
+}
+
+bool cairn_step_cursor_past(const struct cairn_step *step, uint32_t chunk, uint32_t micro,
+                            uint32_t member)
+{
+    const struct cursor *cursor = &step->cursors[chunk];
+    return cursor->micro > micro || (cursor->micro == micro && cursor->member > member);
+}
+
+/* Adds the slot to the fold under construction. */
+static void take(struct cairn_step *step, struct cairn_step_action *fold, uint32_t slot)
+{
+    step->slots[slot].state = SLOT_FOLDING;
+    step->slots[slot].next = NO_SLOT;
+    if (fold->count > 0) step->slots[fold->slots[fold->count - 1]].next = slot;
+    fold->slots[fold->count++] = slot;
+    if (MUTANT(2) && fold->count == 2) {
+        fold->slots[1] = fold->slots[0];
+        fold->slots[0] = slot;
+        step->slots[slot].next = fold->slots[1];
+        step->slots[fold->slots[1]].next = NO_SLOT;
+    }
+}
+
+static void begin_fold(struct cairn_step *step, uint32_t chunk, struct cairn_step_action *fold,
+                       struct cairn_step_actions *actions)
+{
+    struct cursor *cursor = &step->cursors[chunk];
+    fold->chunk = chunk;
+    fold->first = !cursor->contributed;
+    cursor->contributed = true;
+    cursor->fold_head = fold->slots[0];
+    step->folding++;
+    *cairn_step_act(actions, CAIRN_STEP_FOLD) = *fold;
+}
+
+/* Moves one chunk's cursor as far as it goes: over what is absent, and over what has landed, which is
+ * folded in one pass. One FOLD of a chunk at a time. */
+static void advance_chunk(struct cairn_step *step, uint32_t chunk,
+                          struct cairn_step_actions *actions)
+{
+    struct cursor *cursor = &step->cursors[chunk];
+    if (cursor->fold_head != NO_SLOT) return;
+    struct cairn_step_action fold = { .kind = CAIRN_STEP_FOLD };
+    while (fold.count < CAIRN_STEP_FOLD_MAX && !at_end(step, cursor)) {
+        const enum verdict verdict = judge_cursor(step, chunk);
+        if (verdict == WAIT) break;
+        struct member *member = &step->members[cursor->member];
+        const uint32_t micro = cursor->micro;
+        const uint16_t at = *step_at(step, cursor->member, chunk);
+        if (verdict == TAKE) take(step, &fold, step_slot(step, cursor->member, at));
+        step_cursor(step, cursor);
+        if (verdict == SKIP && micro == member->micro && !member->done) {
+            member->passed++;
+            cairn_step_complete_micro(step, member, actions);
+        }
+    }
+    if (fold.count > 0) begin_fold(step, chunk, &fold, actions);
+}
+
+static void begin_reduce(struct cairn_step *step, struct cairn_step_actions *actions)
+{
+    for (uint32_t c = 0; c < step->config.chunk_count; c++)
+        if (!step->cursors[c].contributed && !MUTANT(8))
+            cairn_step_act(actions, CAIRN_STEP_ZERO)->chunk = c;
+    step->phase = CAIRN_STEP_REDUCING;
+    step->summing = true;
+    cairn_step_act(actions, CAIRN_STEP_REDUCE);
+}
+
+void cairn_step_advance(struct cairn_step *step, struct cairn_step_actions *actions)
+{
+    for (uint32_t c = 0; c < step->config.chunk_count; c++) advance_chunk(step, c, actions);
+    if (step->done_count == step->member_count) begin_reduce(step, actions);
+}
+
+void cairn_step_complete_micro(struct cairn_step *step, struct member *member,
+                               struct cairn_step_actions *actions)
+{
+    if (!member->ended || member->passed < step->config.chunk_count) return;
+    struct cairn_step_action *action = cairn_step_act(actions, CAIRN_STEP_MICRO_ACK);
+    action->member = member->id;
+    action->epoch = step->epoch;
+    action->round = step->round;
+    action->micro = member->micro;
+
+    const uint32_t index = (uint32_t)(member - step->members);
+    if (step->config.chunk_count > 0)
+        memset(step_at(step, index, 0), 0, step->config.chunk_count * sizeof(uint16_t));
+    member->micro++;
+    member->arrived = member->passed = member->sent = 0;
+    member->ended = false;
+    if (member->committed && member->micro > member->last_micro) {
+        member->done = true;
+        step->done_count++;
+    }
+}
+
+static struct member *member_of_slot(const struct cairn_step *step, uint32_t slot)
+{
+    return &step->members[slot / step->config.window];
+}
+
+/* Tells the worker what became of the contribution in a slot. */
+static struct cairn_step_action *answer_slot(const struct cairn_step *step, uint32_t slot,
+                                             enum cairn_step_action_kind kind, cairn_status status,
+                                             struct cairn_step_actions *actions)
+{
+    const struct member *member = member_of_slot(step, slot);
+    struct cairn_step_action *action = cairn_step_act(actions, kind);
+    action->member = member->id;
+    action->epoch = step->round_epoch;
+    action->round = step->round_seen;
+    action->micro = member->micro;
+    action->chunk = step->slots[slot].chunk;
+    action->slot = slot;
+    action->request = step->slots[slot].request;
+    action->status = status;
+    return action;
+}
+
+static void free_slot(struct cairn_step *step, uint32_t slot)
+{
+    step->slots[slot].state = SLOT_FREE;
+    step->slots_used--;
+}
+
+/* The contribution never arrived: the worker sends it again. */
+static void forget(struct cairn_step *step, uint32_t slot)
+{
+    struct member *member = member_of_slot(step, slot);
+    *step_at(step, slot / step->config.window, step->slots[slot].chunk) = AT_NONE;
+    member->arrived--;
+    free_slot(step, slot);
+}
+
+void cairn_step_on_landed(struct cairn_step *step, const struct cairn_step_event *event,
+                          struct cairn_step_actions *actions)
+{
+    const uint32_t index = event->slot;
+    assert(index < step->config.member_max * step->config.window);
+    struct slot *slot = &step->slots[index];
+    assert(slot->state == SLOT_RECEIVING);
+    struct member *member = member_of_slot(step, index);
+    member->receiving--;
+    step->receiving--;
+    const bool answerable = event->status == CAIRN_OK || event->status == CAIRN_ERR_CHECKSUM;
+
+    if (step->phase == CAIRN_STEP_DRAINING) {
+        if (answerable) answer_slot(step, index, CAIRN_STEP_REFUSE, CAIRN_ERR_STALE, actions);
+        forget(step, index);
+        cairn_step_drained(step, actions);
+        return;
+    }
+    assert(step->phase == CAIRN_STEP_COLLECTING);
+    if (event->status == CAIRN_OK) {
+        slot->state = SLOT_LANDED;
+        advance_chunk(step, slot->chunk, actions);
+    } else {
+        if (answerable) answer_slot(step, index, CAIRN_STEP_REFUSE, CAIRN_ERR_CHECKSUM, actions);
+        forget(step, index);
+    }
+    if (member->regrant && member->receiving == 0) cairn_step_grant(step, member, actions);
+}
+
+/* Gives the slots of a finished FOLD back to their workers. */
+static void release_fold(struct cairn_step *step, uint32_t chunk,
+                         struct cairn_step_actions *actions)
+{
+    struct cursor *cursor = &step->cursors[chunk];
+    uint32_t slot = cursor->fold_head;
+    assert(slot != NO_SLOT);
+    cursor->fold_head = NO_SLOT;
+    step->folding--;
+    while (slot != NO_SLOT) {
+        const uint32_t next = step->slots[slot].next;
+        struct member *member = member_of_slot(step, slot);
+        answer_slot(step, slot, CAIRN_STEP_ACK, CAIRN_OK, actions);
+        *step_at(step, slot / step->config.window, chunk) = AT_FOLDED;
+        free_slot(step, slot);
+        member->passed++;
+        if (step->phase == CAIRN_STEP_COLLECTING) cairn_step_complete_micro(step, member, actions);
+        slot = next;
+    }
+}
+
+void cairn_step_on_folded(struct cairn_step *step, const struct cairn_step_event *event,
+                          struct cairn_step_actions *actions)
+{
+    assert(event->chunk < step->config.chunk_count);
+    release_fold(step, event->chunk, actions);
+    if (step->phase == CAIRN_STEP_DRAINING) {
+        cairn_step_drained(step, actions);
+        return;
+    }
+    assert(step->phase == CAIRN_STEP_COLLECTING);
+    advance_chunk(step, event->chunk, actions);
+    if (step->done_count == step->member_count) begin_reduce(step, actions);
+}
+
+void cairn_step_drop_landed(struct cairn_step *step, struct cairn_step_actions *actions)
+{
+    for (uint32_t i = 0; i < step->member_count * step->config.window; i++) {
+        if (step->slots[i].state != SLOT_LANDED) continue;
+        answer_slot(step, i, CAIRN_STEP_REFUSE, CAIRN_ERR_STALE, actions);
+        forget(step, i);
+    }
+}

@@ -1,0 +1,122 @@
+/* What a shard's round machine remembers. Private to step*.c; step.h is the contract.
+ *
+ * The path of a contribution: `at[member][chunk]` is NONE, then 1 + which of the member's
+ * slots it is in
+ * (RECEIVING, LANDED, FOLDING), then FOLDED; the row is cleared when the member's micro-batch is complete. */
+#ifndef CAIRN_CORE_STEP_STATE_H
+#define CAIRN_CORE_STEP_STATE_H
+
+#include "server/core/step.h"
+
+#define AT_NONE   0
+#define AT_FOLDED UINT16_MAX
+#define NO_SLOT   UINT32_MAX
+
+enum slot_state { SLOT_FREE = 0, SLOT_RECEIVING, SLOT_LANDED, SLOT_FOLDING };
+
+struct slot {
+    uint64_t request;
+    uint32_t chunk;
+    uint32_t next; /* FOLDING: the next slot of the same FOLD, or NO_SLOT */
+    uint8_t state; /* enum slot_state */
+};
+
+struct member {
+    uint64_t id;
+    uint64_t weight;
+    uint32_t micro;      /* the one that is coming in */
+    uint32_t arrived;    /* chunks of it in a slot or folded */
+    uint32_t passed;     /* chunks whose cursor is past it: folded, or known to be absent */
+    uint32_t sent;       /* how many there will be, once `ended` */
+    uint32_t last_micro; /* once `committed` */
+    uint32_t receiving;  /* slots */
+    bool ended, committed, done;
+    bool lost;    /* its connection, since the round opened */
+    bool regrant; /* it is back: GRANT when nothing is RECEIVING */
+};
+
+struct cursor { /* of a chunk: everything before (micro, member) is folded, folding or absent */
+    uint32_t micro, member;
+    uint32_t fold_head; /* the slots of the FOLD under way; NO_SLOT = none */
+    bool contributed;
+};
+
+struct cairn_step {
+    struct cairn_step_config config;
+    enum cairn_step_phase phase;
+    uint64_t epoch;       /* of the last FENCE */
+    bool fenced;          /* between FENCE and RESOLVE */
+    uint64_t round;       /* of the phase, or the last one resolved; 0 = void */
+    uint64_t round_seen;  /* the newest that began; slots and members are of this one */
+    uint64_t round_epoch; /* its epoch */
+    struct cairn_version version;
+    struct cairn_decision last; /* its payload is `payload` */
+    struct cairn_step_sums sums;
+
+    uint32_t member_count;
+    uint32_t done_count;      /* members that are done */
+    uint32_t committed_count; /* members */
+    uint32_t last_micro;      /* the greatest of the committed */
+    uint64_t weight;
+    uint32_t receiving, folding; /* slots, chunks */
+    uint32_t slots_used;
+    bool summing;
+
+    struct {            /* an OPEN that came while DRAINING */
+        uint64_t round; /* 0 = none */
+        uint32_t member_count;
+    } pending;
+
+    /* in the caller's memory, behind this struct */
+    struct member *members;    /* [member_max] by rank; the first member_count are of the round */
+    uint64_t *pending_members; /* [member_max] */
+    struct cursor *cursors;    /* [chunk_count] */
+    struct slot *slots;        /* [member_max][window] */
+    uint16_t *at;              /* [member_max][chunk_count] */
+    uint8_t *payload;          /* [payload_bytes_max] */
+};
+
+/* step.c */
+struct cairn_step_action *cairn_step_act(struct cairn_step_actions *actions,
+                                         enum cairn_step_action_kind kind);
+void cairn_step_grant(struct cairn_step *step, struct member *member,
+                      struct cairn_step_actions *actions);
+/* Ends DRAINING if nothing is in flight any more, and starts the pending round. */
+void cairn_step_drained(struct cairn_step *step, struct cairn_step_actions *actions);
+
+/* step_collect.c: CHUNK, MICRO_END, COMMIT */
+void cairn_step_on_chunk(struct cairn_step *step, const struct cairn_step_event *event,
+                         struct cairn_step_actions *actions);
+void cairn_step_on_micro_end(struct cairn_step *step, const struct cairn_step_event *event,
+                             struct cairn_step_actions *actions);
+void cairn_step_on_commit(struct cairn_step *step, const struct cairn_step_event *event,
+                          struct cairn_step_actions *actions);
+struct member *cairn_step_find(const struct cairn_step *step, uint64_t id);
+
+/* step_fold.c: LANDED, FOLDED and the cursors */
+void cairn_step_on_landed(struct cairn_step *step, const struct cairn_step_event *event,
+                          struct cairn_step_actions *actions);
+void cairn_step_on_folded(struct cairn_step *step, const struct cairn_step_event *event,
+                          struct cairn_step_actions *actions);
+/* Refuses everything that has landed and is not being folded: the round is void. */
+void cairn_step_drop_landed(struct cairn_step *step, struct cairn_step_actions *actions);
+/* Moves every chunk's cursor as far as it goes; begins the reduction when everything is in. */
+void cairn_step_advance(struct cairn_step *step, struct cairn_step_actions *actions);
+/* If this member's micro-batch is complete: acknowledges it and goes to the next. */
+void cairn_step_complete_micro(struct cairn_step *step, struct member *member,
+                               struct cairn_step_actions *actions);
+bool cairn_step_cursor_past(const struct cairn_step *step, uint32_t chunk, uint32_t micro,
+                            uint32_t member);
+
+static inline uint16_t *step_at(const struct cairn_step *step, uint32_t member, uint32_t chunk)
+{
+    return &step->at[(size_t)member * step->config.chunk_count + chunk];
+}
+
+/* The slot that at[member][chunk] = `at` (not NONE, not FOLDED) names. */
+static inline uint32_t step_slot(const struct cairn_step *step, uint32_t member, uint16_t at)
+{
+    return member * step->config.window + at - 1;
+}
+
+#endif
