@@ -1,0 +1,391 @@
+#include "server/base/listener.h"
+#include "proto/wire/messages.h"
+#include "tests/support/scratch.h"
+
+#include <check.h>
+#include <malloc.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+static uv_loop_t loop;
+static uv_async_t clients_done;
+static uv_timer_t watch;
+static struct cairn_listener *listener;
+static struct cairn_listener_options options;
+static int hello_count;
+static int echo_count;
+static int gone_count;
+static int closed_count;
+static cairn_status gone_status;
+static char gone_why[CAIRN_SENTENCE_BYTES];
+
+// The daemon under test: admits a Hello named "good", answers it, echoes the rest.
+static void on_frame(struct cairn_peer *peer, const struct cairn_frame *frame, void *context)
+{
+    ck_assert_ptr_eq(context, &loop);
+    Cairn__Welcome welcome = CAIRN__WELCOME__INIT;
+    Cairn__Error error = CAIRN__ERROR__INIT;
+    if (frame->type != 1) {
+        echo_count++;
+        ck_assert_int_eq(cairn_peer_send(peer, 3, frame->request, &error.base), CAIRN_OK);
+    } else if (frame->payload_bytes > 0) {
+        error.text = "no";
+        ck_assert_int_eq(cairn_peer_send(peer, 3, frame->request, &error.base), CAIRN_OK);
+        cairn_peer_finish(peer, CAIRN_ERR_VERSION, "another version");
+    } else {
+        hello_count++;
+        cairn_peer_set_context(peer, &hello_count);
+        cairn_peer_admit(peer);
+        ck_assert_int_eq(cairn_peer_send(peer, 2, frame->request, &welcome.base), CAIRN_OK);
+    }
+}
+
+static void on_gone(struct cairn_peer *peer, cairn_status status, const char *why, void *context)
+{
+    ck_assert_ptr_eq(context, &loop);
+    ck_assert_ptr_nonnull(cairn_peer_name(peer));
+    gone_count++;
+    gone_status = status;
+    snprintf(gone_why, sizeof gone_why, "%s", why);
+}
+
+static const struct cairn_listener_events events = { on_frame, on_gone };
+
+static void on_clients_done(uv_async_t *async)
+{
+    (void)async;
+    uv_stop(&loop);
+}
+
+static void on_patience_end(uv_timer_t *timer)
+{
+    (void)timer;
+    ck_abort_msg("it took too long");
+}
+
+static void on_closed(void *context)
+{
+    ck_assert_ptr_eq(context, &loop);
+    closed_count++;
+}
+
+static void setup(void)
+{
+    const struct rlimit files = { 4096, 4096 };
+    setrlimit(RLIMIT_NOFILE, &files);
+    signal(SIGPIPE, SIG_IGN);
+    uv_loop_init(&loop);
+    uv_async_init(&loop, &clients_done, on_clients_done);
+    uv_timer_init(&loop, &watch);
+    uv_timer_start(&watch, on_patience_end, 50000, 0);
+    options = (struct cairn_listener_options) { .listen = "127.0.0.1:0",
+                                                .connections_max = 4096,
+                                                .half_open_max = 64,
+                                                .hello_timeout_ms = 5000,
+                                                .send_queue_bytes = 1 << 20 };
+}
+
+static void open_listener(void)
+{
+    struct cairn_sentence why;
+    ck_assert_msg(cairn_listener_open(&loop, &options, 1, 90, &events, &loop, &listener, &why) ==
+                      CAIRN_OK,
+                  "%s", why.text);
+}
+
+static void teardown(void)
+{
+    if (listener != NULL) {
+        cairn_listener_close(listener, on_closed);
+        cairn_listener_close(listener, on_closed);
+    }
+    uv_close((uv_handle_t *)&clients_done, NULL);
+    uv_close((uv_handle_t *)&watch, NULL);
+    uv_run(&loop, UV_RUN_DEFAULT);
+    ck_assert_int_eq(closed_count, listener != NULL);
+    ck_assert_int_eq(uv_loop_close(&loop), 0);
+}
+
+// ---- clients: plain blocking sockets on a thread of their own ----
+
+static int client_connect(void)
+{
+    struct sockaddr_in addr = { .sin_family = AF_INET,
+                                .sin_port = htons(cairn_listener_port(listener)) };
+    const struct timeval patience = { 20, 0 };
+    addr.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    ck_assert_int_ge(fd, 0);
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    ck_assert_int_eq(connect(fd, (struct sockaddr *)&addr, sizeof addr), 0);
+    return fd;
+}
+
+static void client_send(int fd, uint16_t type, uint32_t payload_bytes)
+{
+    static const uint8_t zeros[100000];
+    uint8_t header[CAIRN_FRAME_HEADER_BYTES];
+    cairn_frame_header_write(header, type, 5, payload_bytes);
+    (void)!write(fd, header, sizeof header);
+    if (payload_bytes > 0 && payload_bytes <= sizeof zeros) (void)!write(fd, zeros, payload_bytes);
+}
+
+// The type of the next frame; 0 at the end of the connection, -1 when nothing comes.
+static int client_receive(int fd)
+{
+    uint8_t bytes[64];
+    const ssize_t n = read(fd, bytes, CAIRN_FRAME_HEADER_BYTES);
+    if (n < (ssize_t)CAIRN_FRAME_HEADER_BYTES) return n < 0 ? -1 : 0;
+    if (bytes[8] > 0) (void)!read(fd, bytes + 16, bytes[8]);
+    return bytes[4];
+}
+
+static int good_client(void)
+{
+    const int fd = client_connect();
+    client_send(fd, 1, 0);
+    ck_assert_int_eq(client_receive(fd), 2);
+    client_send(fd, 7, 50000); // larger than a Hello may be, and of another type
+    ck_assert_int_eq(client_receive(fd), 3);
+    return fd;
+}
+
+static void *clients_main(void *work)
+{
+    ((void (*)(void))work)();
+    uv_async_send(&clients_done);
+    return NULL;
+}
+
+static void run_with(void (*work)(void))
+{
+    pthread_t thread;
+    ck_assert_int_eq(pthread_create(&thread, NULL, clients_main, (void *)work), 0);
+    uv_run(&loop, UV_RUN_DEFAULT);
+    pthread_join(thread, NULL);
+}
+
+static void settle(void)
+{
+    while (cairn_listener_peer_count(listener) > 0) uv_run(&loop, UV_RUN_ONCE);
+}
+
+static void one_good_client(void)
+{
+    close(good_client());
+}
+
+START_TEST(a_good_peer_is_served_and_its_end_is_told)
+{
+    open_listener();
+    ck_assert_int_eq(strncmp(cairn_listener_address(listener), "127.0.0.1:", 10), 0);
+    run_with(one_good_client);
+    settle();
+    ck_assert_int_eq(hello_count, 1);
+    ck_assert_int_eq(echo_count, 1);
+    ck_assert_int_eq(gone_count, 1);
+    ck_assert_int_eq(gone_status, CAIRN_ERR_CLOSED);
+}
+END_TEST
+
+static void thousand_garbage_clients(void)
+{
+    uint64_t seed = 7;
+    for (int i = 0; i < 1000; i++) {
+        uint8_t bytes[600];
+        const int fd = client_connect();
+        const size_t n = (i % 4 == 0 ? 1 : 16) + cairn_scratch_random(&seed) % 500;
+        for (size_t k = 0; k < n; k++) bytes[k] = (uint8_t)cairn_scratch_random(&seed);
+        if (i % 4 == 1) cairn_frame_header_write(bytes, 1, 0, UINT32_MAX); // 4 GiB
+        if (i % 4 == 2) cairn_frame_header_write(bytes, 7, 0, 0);          // not a Hello
+        if (i % 4 == 3) cairn_frame_header_write(bytes, 1, 0, 4000);       // the rest never comes
+        (void)!write(fd, bytes, n);
+        if (i % 3 > 0) (void)!read(fd, bytes, i % 4 == 3 ? 0 : 1); // some wait to be closed
+        close(fd);
+        if (i % 250 == 0) close(good_client());
+    }
+}
+
+static long resident_bytes(void)
+{
+    long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    ck_assert_int_eq(fscanf(file, "%*d %ld", &pages), 1);
+    fclose(file);
+    return pages * sysconf(_SC_PAGESIZE);
+}
+
+START_TEST(a_thousand_garbage_connections_leave_nothing_behind)
+{
+    open_listener();
+    run_with(one_good_client); // whatever is allocated once
+    settle();
+    const size_t allocated_before = mallinfo2().uordblks;
+    const long resident_before = resident_bytes();
+    run_with(thousand_garbage_clients);
+    settle();
+    ck_assert_int_eq(hello_count, 1 + 4);
+    if (allocated_before > 0) { // 0 under a sanitizer, which keeps freed memory to find its use
+        ck_assert_uint_le(mallinfo2().uordblks, allocated_before + 4096);
+        ck_assert_int_le(resident_bytes(), resident_before + (1 << 20));
+    }
+    run_with(one_good_client);
+    ck_assert_int_eq(hello_count, 1 + 4 + 1);
+}
+END_TEST
+
+static int silent_fds[300];
+
+static void silent_clients_and_a_good_one(void)
+{
+    for (int i = 0; i < 300; i++) silent_fds[i] = client_connect();
+    close(good_client());
+    for (int i = 0; i < 300; i++) close(silent_fds[i]);
+}
+
+START_TEST(silent_connections_delay_a_good_peer_but_never_shut_it_out)
+{
+    open_listener();
+    const uint64_t begin = uv_hrtime();
+    run_with(silent_clients_and_a_good_one);
+    ck_assert_int_eq(hello_count, 1);
+    ck_assert_uint_lt(uv_hrtime() - begin, UINT64_C(20000000000));
+    settle();
+}
+END_TEST
+
+static void one_silent_client(void)
+{
+    const int fd = client_connect();
+    ck_assert_int_eq(client_receive(fd), 0); // closed by the daemon
+    close(fd);
+}
+
+START_TEST(a_connection_that_says_nothing_is_closed)
+{
+    options.hello_timeout_ms = 30;
+    open_listener();
+    run_with(one_silent_client);
+    settle();
+    ck_assert_int_eq(gone_count, 0); // the daemon never knew of it
+}
+END_TEST
+
+static void one_client_of_another_version(void)
+{
+    const int fd = client_connect();
+    client_send(fd, 1, 9);
+    ck_assert_int_eq(client_receive(fd), 3); // the answer first,
+    ck_assert_int_eq(client_receive(fd), 0); // then the end
+    close(fd);
+}
+
+START_TEST(a_refused_hello_is_answered_and_then_closed)
+{
+    open_listener();
+    run_with(one_client_of_another_version);
+    settle();
+    ck_assert_int_eq(hello_count, 0);
+    ck_assert_int_eq(gone_count, 1);
+    ck_assert_int_eq(gone_status, CAIRN_ERR_VERSION);
+    ck_assert_str_eq(gone_why, "another version");
+}
+END_TEST
+
+static void one_client_too_many(void)
+{
+    const int first = good_client();
+    const int second = good_client();
+    const int third = client_connect();
+    ck_assert_int_eq(client_receive(third), 0);
+    close(third);
+    close(second);
+    close(first);
+}
+
+START_TEST(connections_above_the_limit_are_closed)
+{
+    options.connections_max = 2;
+    open_listener();
+    run_with(one_client_too_many);
+    ck_assert_int_eq(hello_count, 2);
+    settle();
+}
+END_TEST
+
+static int kept_fd;
+
+static void one_client_that_stays(void)
+{
+    kept_fd = good_client();
+}
+
+START_TEST(closing_the_listener_ends_its_peers)
+{
+    open_listener();
+    run_with(one_client_that_stays);
+    cairn_listener_close(listener, on_closed);
+    while (closed_count == 0) uv_run(&loop, UV_RUN_ONCE);
+    ck_assert_int_eq(gone_count, 1);
+    ck_assert_str_eq(gone_why, "the daemon stops");
+    ck_assert_int_eq(client_receive(kept_fd), 0);
+    close(kept_fd);
+    listener = NULL;
+    closed_count = 0;
+}
+END_TEST
+
+START_TEST(only_loopback_unless_insecure_is_said)
+{
+    struct cairn_sentence why;
+    options.listen = "0.0.0.0:0";
+    ck_assert_int_eq(cairn_listener_open(&loop, &options, 1, 90, &events, &loop, &listener, &why),
+                     CAIRN_ERR_REFUSED);
+    ck_assert_ptr_nonnull(strstr(why.text, "0.0.0.0:0: it is not a loopback address"));
+    ck_assert_ptr_nonnull(strstr(why.text, "insecure_network = yes"));
+    options.insecure_network = true;
+    open_listener();
+}
+END_TEST
+
+START_TEST(a_port_in_use_is_named)
+{
+    struct cairn_sentence why;
+    struct cairn_listener *second = NULL;
+    open_listener();
+    options.listen = (char *)cairn_listener_address(listener);
+    ck_assert_int_eq(cairn_listener_open(&loop, &options, 1, 90, &events, &loop, &second, &why),
+                     CAIRN_ERR_BUSY);
+    ck_assert_ptr_nonnull(strstr(why.text, cairn_listener_address(listener)));
+    ck_assert_ptr_null(second);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("listener");
+    TCase *tcase = tcase_create("listener");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, a_good_peer_is_served_and_its_end_is_told);
+    tcase_add_test(tcase, a_thousand_garbage_connections_leave_nothing_behind);
+    tcase_add_test(tcase, silent_connections_delay_a_good_peer_but_never_shut_it_out);
+    tcase_add_test(tcase, a_connection_that_says_nothing_is_closed);
+    tcase_add_test(tcase, a_refused_hello_is_answered_and_then_closed);
+    tcase_add_test(tcase, connections_above_the_limit_are_closed);
+    tcase_add_test(tcase, closing_the_listener_ends_its_peers);
+    tcase_add_test(tcase, only_loopback_unless_insecure_is_said);
+    tcase_add_test(tcase, a_port_in_use_is_named);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
