@@ -1,0 +1,281 @@
+/* Attaching to a job, and again after every loss of the control connection. Loop thread. */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/session.h"
+#include "proto/wire/optimizer.h"
+
+static cairn_status send_page(void *context, const Cairn__Page *page)
+{
+    struct job *job = context;
+    cairn_control_send(job->session, CAIRN_MSG_PAGE, job->attach_request, &page->base);
+    return CAIRN_OK;
+}
+
+void cairn_attach_begin(struct job *job)
+{
+    struct session *s = job->session;
+    Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
+    open.name = job->name;
+    open.role = job->role == CAIRN_READER ? CAIRN_ROLE_WIRE_READER : CAIRN_ROLE_WIRE_WORKER;
+    open.rank = job->rank;
+    open.session = job->member;
+    open.token = job->token;
+    open.spec_bytes = job->spec_byte_count;
+    job->state = JOB_ATTACHING;
+    job->attach_request = ++s->next_request;
+    cairn_control_send(s, CAIRN_MSG_JOB_OPEN, job->attach_request, &open.base);
+    cairn_status status = cairn_paged_send(CAIRN_PAGE_SPEC, job->spec_bytes, job->spec_byte_count,
+                                           send_page, job);
+    assert(status == CAIRN_OK); // send_page never fails: a broken stream is told by its end
+}
+
+static void drop_pages(struct job *job)
+{
+    cairn_paged_release(&job->paged_spec);
+    cairn_paged_release(&job->paged_layout);
+    cairn_message_free((ProtobufCMessage *)job->attaching);
+    job->attaching = NULL;
+}
+
+void cairn_attach_lost(struct job *job)
+{
+    drop_pages(job);
+    job->state = JOB_DETACHED;
+}
+
+void cairn_job_fail(struct job *job, cairn_status status, const char *text)
+{
+    struct session *s = job->session;
+    pthread_mutex_lock(&s->lock);
+    if (job->failed == CAIRN_OK) {
+        job->failed = status;
+        cairn_sentence_set(&job->failed_why, "%s", text);
+    }
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    cairn_attach_lost(job);
+    cairn_round_drop(job, status);
+    cairn_transfer_fail_all(job, status);
+    cairn_session_kick(s);
+}
+
+void cairn_attach_on_error(struct job *job, cairn_status status, const char *text)
+{
+    cairn_attach_lost(job);
+    if (status == CAIRN_ERR_BUSY || status == CAIRN_ERR_NOT_READY)
+        return; // asked again at the next tick
+    cairn_job_fail(job, status, text);
+}
+
+/* ---- what Attached brings ---- */
+
+static cairn_status decode_layout(struct job *job, struct cairn_layout **layout_out)
+{
+    const size_t count = job->spec.tensor_count;
+    struct cairn_layout_tensor *tensors = calloc(count + 1, sizeof *tensors);
+    if (tensors == NULL) return CAIRN_ERR_NO_MEMORY;
+    for (size_t i = 0; i < count; i++) {
+        tensors[i] = (struct cairn_layout_tensor) { .name = job->spec.tensors[i].name,
+                                                    .unit = job->spec.tensors[i].unit,
+                                                    .shape = job->spec.tensors[i].shape,
+                                                    .elem_bytes = 1 };
+    }
+    cairn_status status = cairn_layout_decode(job->paged_layout.bytes, job->paged_layout.have_bytes,
+                                              tensors, (uint32_t)count, layout_out);
+    free(tensors);
+    return status;
+}
+
+static cairn_status set_address(struct shard_link *link, const Cairn__ShardInfo *info)
+{
+    uint8_t *address = malloc(info->fabric_address.len + 1);
+    if (address == NULL) return CAIRN_ERR_NO_MEMORY;
+    if (info->fabric_address.len > 0)
+        memcpy(address, info->fabric_address.data, info->fabric_address.len);
+    const bool same = info->fabric_address.len == link->address_bytes && link->address != NULL &&
+                      memcmp(address, link->address, link->address_bytes) == 0;
+    free(link->address);
+    link->address = address;
+    link->address_bytes = info->fabric_address.len;
+    snprintf(link->name, sizeof link->name, "%s", info->name);
+    if (!same) cairn_link_restart(link);
+    return CAIRN_OK;
+}
+
+static cairn_status set_addresses(struct job *job, Cairn__ShardInfo *const *infos,
+                                  size_t info_count)
+{
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; status == CAIRN_OK && i < info_count; i++) {
+        if (infos[i]->index >= job->shard_count) return CAIRN_ERR_PROTOCOL;
+        status = set_address(&job->shards[infos[i]->index], infos[i]);
+    }
+    return status;
+}
+
+static void drop_shards(struct job *job)
+{
+    for (uint32_t i = 0; i < job->shard_count; i++) {
+        cairn_link_close(&job->shards[i]);
+        cairn_shard_map_release(&job->shards[i].map);
+        free(job->shards[i].address);
+    }
+    free(job->shards);
+    job->shards = NULL;
+    job->shard_count = 0;
+    cairn_layout_close(job->layout);
+    job->layout = NULL;
+}
+
+/* Takes `layout` in any case. */
+static cairn_status use_layout(struct job *job, struct cairn_layout *layout)
+{
+    drop_shards(job);
+    job->layout = layout;
+    job->shards = calloc(layout->shard_count, sizeof *job->shards);
+    if (job->shards == NULL) return CAIRN_ERR_NO_MEMORY;
+    cairn_status status = CAIRN_OK;
+    for (uint32_t i = 0; status == CAIRN_OK && i < layout->shard_count; i++) {
+        status = cairn_shard_map_init(&job->shards[i].map, layout, i, job->spec.chunk_leaves);
+        if (status != CAIRN_OK) break;
+        job->shards[i].job = job;
+        job->shards[i].index = i;
+        job->shard_count = i + 1;
+    }
+    return status;
+}
+
+/* The first layout is taken. Another one later means that the job was restored onto other shards: what
+ * this member knows is void, and it has to open the job anew. */
+static cairn_status take_layout(struct job *job, struct cairn_sentence *why)
+{
+    struct cairn_layout *layout;
+    cairn_status status = decode_layout(job, &layout);
+    if (status != CAIRN_OK) return status;
+    if (job->layout == NULL) return use_layout(job, layout);
+    const bool same = memcmp(job->layout->hash, layout->hash, sizeof layout->hash) == 0;
+    cairn_layout_close(layout);
+    if (same) return CAIRN_OK;
+    cairn_sentence_set(why, "job %s was restored onto other shards; close it and open it again",
+                       job->name);
+    return CAIRN_ERR_FENCED;
+}
+
+/* A reader learns the spec here. It stays what it was at a later attach: another one is another job. */
+static cairn_status take_spec(struct job *job, struct cairn_sentence *why)
+{
+    struct cairn_job_spec_data spec;
+    cairn_status status = cairn_spec_unpack(job->paged_spec.bytes, job->paged_spec.have_bytes,
+                                            cairn_optimizer_names(), &spec, why);
+    if (status != CAIRN_OK) return status;
+    if (job->role == CAIRN_READER && !job->attached_once) {
+        cairn_spec_release(&job->spec);
+        job->spec = spec;
+        return CAIRN_OK;
+    }
+    const size_t differences = cairn_spec_diff(&job->spec, &spec, 0, NULL, NULL);
+    if (differences != 0 || spec.tensor_count != job->spec.tensor_count) {
+        cairn_sentence_set(why, "job %s is another one now (%zu differences); open it again",
+                           job->name, differences);
+        status = CAIRN_ERR_MISMATCH;
+    }
+    cairn_spec_release(&spec);
+    return status;
+}
+
+static void attached(struct job *job)
+{
+    struct session *s = job->session;
+    const Cairn__Attached *a = job->attaching;
+    struct cairn_sentence why;
+    cairn_sentence_set(&why, "the coordinator sent a layout that is not one of this job");
+    cairn_status status = take_spec(job, &why);
+    if (status == CAIRN_OK) status = take_layout(job, &why);
+    if (status == CAIRN_OK) status = set_addresses(job, a->shards, a->n_shards);
+    if (status != CAIRN_OK) {
+        cairn_job_fail(job, status, why.text);
+        return;
+    }
+    job->id = a->job;
+    job->epoch = a->epoch;
+    job->state = JOB_ATTACHED;
+    pthread_mutex_lock(&s->lock);
+    job->attached_once = true;
+    job->initialized = a->initialized;
+    job->newest = (struct cairn_version) { a->generation, a->step };
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    drop_pages(job);
+    cairn_session_kick(s);
+}
+
+void cairn_attach_on_attached(struct job *job, Cairn__Attached *message)
+{
+    drop_pages(job);
+    job->attaching = message;
+    cairn_status status = cairn_paged_init(&job->paged_spec, message->spec_bytes);
+    if (status == CAIRN_OK) status = cairn_paged_init(&job->paged_layout, message->layout_bytes);
+    if (message->n_shards > CAIRN_CLIENT_SHARDS_MAX) status = CAIRN_ERR_PROTOCOL;
+    if (status != CAIRN_OK)
+        cairn_job_fail(job, status, "the coordinator announced too large a job");
+}
+
+void cairn_attach_on_page(struct job *job, const Cairn__Page *page)
+{
+    if (job->attaching == NULL) return;
+    struct cairn_paged *paged = page->what == CAIRN_PAGE_SPEC ? &job->paged_spec
+                                                              : &job->paged_layout;
+    cairn_status status = cairn_paged_add(paged, page);
+    if (status != CAIRN_OK)
+        cairn_job_fail(job, status, "the coordinator sent the pages of the job out of order");
+    else if (cairn_paged_whole(&job->paged_spec) && cairn_paged_whole(&job->paged_layout))
+        attached(job);
+}
+
+void cairn_attach_on_shards(struct job *job, const Cairn__ShardsChanged *message)
+{
+    cairn_status status = set_addresses(job, message->shards, message->n_shards);
+    if (status != CAIRN_OK)
+        cairn_job_fail(job, status, "the coordinator named a shard out of range");
+}
+
+/* ---- the end ---- */
+
+static bool loans_are_back(const struct job *job)
+{
+    for (uint32_t i = 0; i < job->shard_count; i++)
+        if (job->shards[i].on_loan > 0) return false;
+    return true;
+}
+
+static void unlink_job(struct job *job)
+{
+    struct session *s = job->session;
+    pthread_mutex_lock(&s->lock);
+    struct job **link = &s->jobs;
+    while (*link != job) link = &(*link)->next;
+    *link = job->next;
+    job->closed = true;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void cairn_attach_release(struct job *job)
+{
+    if (job->state == JOB_ATTACHED) {
+        Cairn__JobLeave leave = CAIRN__JOB_LEAVE__INIT;
+        leave.job = job->id;
+        cairn_control_send(job->session, CAIRN_MSG_JOB_LEAVE, 0, &leave.base);
+    }
+    cairn_attach_lost(job);
+    cairn_round_drop(job, CAIRN_ERR_CANCELED);
+    cairn_transfer_fail_all(job, CAIRN_ERR_CANCELED);
+    for (uint32_t i = 0; i < job->shard_count; i++) cairn_link_close(&job->shards[i]);
+    if (!loans_are_back(job)) return; // the fabric gives them back soon; the tick comes again
+    drop_shards(job);
+    unlink_job(job);
+    cairn_job_unref(job);
+}

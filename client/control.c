@@ -1,0 +1,385 @@
+/* The control connection: connect, hello, leases, requests and their replies. Loop thread, but for
+ * cairn_control_ask. */
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/session.h"
+
+#define CONNECT_TRY_MS     2000
+#define RETRY_MIN_MS       50
+#define RETRY_MAX_MS       1000
+#define AWAITED_TIMEOUT_MS 500
+
+/* ---- connection ---- */
+
+static void note_away(struct session *s, cairn_status status, const char *why)
+{
+    pthread_mutex_lock(&s->lock);
+    if (s->welcome || s->away_since_ms == 0) s->away_since_ms = cairn_client_now_ms();
+    s->welcome = false;
+    s->connect_status = status;
+    cairn_sentence_set(&s->connect_why, "%s", why);
+    for (struct ask *ask = s->asks; ask != NULL; ask = ask->next) ask->request = 0;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void retry_later(struct session *s)
+{
+    s->retry_at_ms = cairn_client_now_ms() + s->retry_delay_ms;
+    s->retry_delay_ms = s->retry_delay_ms * 2 < RETRY_MAX_MS ? s->retry_delay_ms * 2 : RETRY_MAX_MS;
+}
+
+static void on_close(struct cairn_stream *stream, cairn_status status, const char *why,
+                     void *context)
+{
+    struct session *s = context;
+    (void)stream;
+    s->stream = NULL;
+    s->ready = s->hello_sent = false;
+    note_away(s, status == CAIRN_OK ? CAIRN_ERR_CLOSED : status, why);
+    for (struct job *job = s->jobs; job != NULL; job = job->next) cairn_attach_lost(job);
+    retry_later(s);
+}
+
+void cairn_control_send(struct session *s, uint16_t type, uint32_t request,
+                        const ProtobufCMessage *message)
+{
+    struct cairn_sentence why;
+    if (s->stream == NULL) return;
+    s->spoke_ms = cairn_client_now_ms();
+    cairn_status status = cairn_stream_send(s->stream, type, request, message, &why);
+    if (status == CAIRN_ERR_INVALID) cairn_stream_close(s->stream, status, "%s", why.text);
+}
+
+static void on_open(struct cairn_stream *stream, void *context)
+{
+    struct session *s = context;
+    (void)stream;
+    Cairn__Hello hello = CAIRN__HELLO__INIT;
+    hello.protocol = CAIRN_CONTROL_PROTOCOL;
+    hello.role = CAIRN_ROLE_WIRE_WORKER; // what a job's member may do is said by JobOpen
+    hello.name = s->name;
+    hello.incarnation = s->incarnation;
+    hello.version = (char *)(uintptr_t)CAIRN_VERSION;
+    size_t bytes;
+    hello.fabric_address.data = (uint8_t *)(uintptr_t)cairn_fabric_address(s->fabric, &bytes);
+    hello.fabric_address.len = bytes;
+    s->heard_ms = cairn_client_now_ms();
+    s->hello_sent = true;
+    cairn_control_send(s, CAIRN_MSG_HELLO, ++s->next_request, &hello.base);
+}
+
+static void on_frame(struct cairn_stream *stream, const struct cairn_frame *frame, void *context);
+
+static void connect_now(struct session *s)
+{
+    static const struct cairn_stream_events events = { on_open, on_frame, on_close };
+    const struct cairn_stream_options options = {
+        .limits = { CAIRN_MSG_WELCOME, CAIRN_MSG_MAX, CAIRN_FRAME_BYTES_MAX },
+    };
+    struct cairn_sentence why;
+    cairn_status status = cairn_stream_connect(&s->loop, &s->endpoint, CONNECT_TRY_MS, &options,
+                                               &events, s, &s->stream, &why);
+    if (status == CAIRN_OK) return;
+    s->stream = NULL;
+    note_away(s, status, why.text);
+    retry_later(s);
+}
+
+static void keep_alive(struct session *s, uint64_t now_ms)
+{
+    Cairn__Heartbeat heartbeat = CAIRN__HEARTBEAT__INIT;
+    if (s->ready && now_ms - s->spoke_ms >= s->heartbeat_ms)
+        cairn_control_send(s, CAIRN_MSG_HEARTBEAT, 0, &heartbeat.base);
+    const uint64_t lease_ms = s->lease_ms != 0 ? s->lease_ms : 5000;
+    if (s->hello_sent && now_ms - s->heard_ms > lease_ms)
+        cairn_stream_close(s->stream, CAIRN_ERR_CLOSED, "the coordinator was silent for %u ms",
+                           (unsigned)lease_ms);
+}
+
+void cairn_control_tick(struct session *s)
+{
+    const uint64_t now_ms = cairn_client_now_ms();
+    if (s->retry_delay_ms == 0) s->retry_delay_ms = RETRY_MIN_MS;
+    if (s->stream == NULL && now_ms >= s->retry_at_ms && !s->stopping) connect_now(s);
+    if (s->stream != NULL) keep_alive(s, now_ms);
+    for (struct job *job = s->jobs; job != NULL; job = job->next)
+        for (uint32_t i = 0; i < job->shard_count; i++) cairn_link_tick(&job->shards[i], now_ms);
+}
+
+/* ---- frames ---- */
+
+static struct job *job_of_id(struct session *s, uint64_t id)
+{
+    for (struct job *job = s->jobs; job != NULL; job = job->next)
+        if (job->state == JOB_ATTACHED && job->id == id) return job;
+    return NULL;
+}
+
+static struct job *job_attaching(struct session *s, uint32_t request)
+{
+    for (struct job *job = s->jobs; job != NULL; job = job->next)
+        if (job->state == JOB_ATTACHING && job->attach_request == request) return job;
+    return NULL;
+}
+
+/* What a reply or notice changes here, before the thread that asked hears of it. */
+static void take_effect(struct session *s, uint16_t type, const ProtobufCMessage *message)
+{
+    if (type == CAIRN_MSG_ROUND_OPENED) {
+        const Cairn__RoundOpened *opened = (const Cairn__RoundOpened *)message;
+        struct job *job = job_of_id(s, opened->job);
+        if (job != NULL) cairn_round_on_opened(job, opened);
+    } else if (type == CAIRN_MSG_ROUND_RESULT) {
+        const Cairn__RoundResult *result = (const Cairn__RoundResult *)message;
+        struct job *job = job_of_id(s, result->job);
+        if (job != NULL) cairn_round_on_result(job, result);
+    } else if (type == CAIRN_MSG_SHARDS_CHANGED) {
+        const Cairn__ShardsChanged *changed = (const Cairn__ShardsChanged *)message;
+        struct job *job = job_of_id(s, changed->job);
+        if (job != NULL) cairn_attach_on_shards(job, changed);
+    }
+}
+
+/* Gives a reply (taken) to the thread that asked for it. */
+static void answer(struct session *s, uint32_t request, uint16_t type, ProtobufCMessage *message)
+{
+    pthread_mutex_lock(&s->lock);
+    for (struct ask *ask = s->asks; ask != NULL; ask = ask->next) {
+        if (ask->request != request || ask->done) continue;
+        ask->done = true;
+        if (type == CAIRN_MSG_ERROR) {
+            const Cairn__Error *error = (const Cairn__Error *)message;
+            ask->status = cairn_status_known(error->status) && error->status != CAIRN_OK
+                              ? (cairn_status)error->status
+                              : CAIRN_ERR_PROTOCOL;
+            cairn_sentence_set(&ask->why, "%s", error->text);
+        } else {
+            ask->reply_type = type;
+            ask->reply = message;
+            message = NULL;
+        }
+        pthread_cond_broadcast(&s->changed);
+        break;
+    }
+    pthread_mutex_unlock(&s->lock);
+    cairn_message_free(message);
+}
+
+static void on_welcome(struct session *s, const Cairn__Welcome *welcome)
+{
+    s->ready = true;
+    s->retry_delay_ms = RETRY_MIN_MS;
+    s->heartbeat_ms = welcome->heartbeat_ms >= 10 ? welcome->heartbeat_ms : 10;
+    s->lease_ms = welcome->lease_ms >= 100 ? welcome->lease_ms : 100;
+    pthread_mutex_lock(&s->lock);
+    s->welcome = true;
+    s->away_since_ms = 0;
+    s->connect_status = CAIRN_OK;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    cairn_control_run(s);
+}
+
+/* An Error that answers no ask: of an attach, or of the whole connection. */
+static bool on_error(struct session *s, uint32_t request, const Cairn__Error *error)
+{
+    const cairn_status status = cairn_status_known(error->status) ? (cairn_status)error->status
+                                                                  : CAIRN_ERR_PROTOCOL;
+    struct job *attaching = request != 0 ? job_attaching(s, request) : NULL;
+    if (attaching != NULL) {
+        cairn_attach_on_error(attaching, status, error->text);
+        return true;
+    }
+    if (request != 0 && s->ready) return false;
+    note_away(s, status, error->text);
+    for (struct job *job = s->jobs; job != NULL; job = job->next)
+        if (status == CAIRN_ERR_FENCED || status == CAIRN_ERR_JOB_LOST)
+            cairn_job_fail(job, status, error->text);
+    return true;
+}
+
+static void on_frame(struct cairn_stream *stream, const struct cairn_frame *frame, void *context)
+{
+    struct session *s = context;
+    s->heard_ms = cairn_client_now_ms();
+    const ProtobufCMessageDescriptor *type = cairn_message_type(frame->type);
+    ProtobufCMessage *message =
+        type != NULL ? cairn_message_unpack(type, frame->payload, frame->payload_bytes) : NULL;
+    if (message == NULL) {
+        cairn_stream_close(stream, CAIRN_ERR_PROTOCOL, "the coordinator sent a bad %s",
+                           cairn_message_name(frame->type));
+        return;
+    }
+    struct job *attaching = job_attaching(s, frame->request);
+    if (frame->type == CAIRN_MSG_WELCOME) {
+        on_welcome(s, (const Cairn__Welcome *)message);
+    } else if (frame->type == CAIRN_MSG_ATTACHED && attaching != NULL) {
+        cairn_attach_on_attached(attaching, (Cairn__Attached *)message);
+        return;
+    } else if (frame->type == CAIRN_MSG_PAGE && attaching != NULL) {
+        cairn_attach_on_page(attaching, (const Cairn__Page *)message);
+    } else if (frame->type == CAIRN_MSG_ERROR &&
+               on_error(s, frame->request, (const Cairn__Error *)message)) {
+        // said
+    } else if (frame->type != CAIRN_MSG_HEARTBEAT) {
+        take_effect(s, frame->type, message);
+        if (frame->request != 0) {
+            answer(s, frame->request, frame->type, message);
+            return;
+        }
+    }
+    cairn_message_free(message);
+}
+
+/* ---- asks ---- */
+
+/* The next ask that can be sent now; one whose job has failed is answered here. */
+static struct ask *next_ask(struct session *s)
+{
+    for (struct ask *ask = s->asks; ask != NULL; ask = ask->next) {
+        if (ask->done || ask->request != 0) continue;
+        if (ask->job != NULL && ask->job->failed != CAIRN_OK) {
+            ask->done = true;
+            ask->status = ask->job->failed;
+            ask->why = ask->job->failed_why;
+            pthread_cond_broadcast(&s->changed);
+        } else if (s->ready && (ask->job == NULL || ask->job->state == JOB_ATTACHED)) {
+            return ask;
+        }
+    }
+    return NULL;
+}
+
+/* The job's number is known only now: every message of a job has it as its first field. */
+static void send_ask(struct session *s, struct ask *ask)
+{
+    union {
+        Cairn__RoundBegin begin;
+        Cairn__RoundCommit commit;
+        Cairn__InitDone init;
+        Cairn__VersionWait version;
+        Cairn__WhoIsAwaited awaited;
+    } copy;
+    const ProtobufCMessage *message = ask->message;
+    const uint64_t id = ask->job != NULL ? ask->job->id : 0;
+#define WITH_JOB(constant, member, type)      \
+    case CAIRN_MSG_##constant:                \
+        copy.member = *(const type *)message; \
+        copy.member.job = id;                 \
+        message = &copy.member.base;          \
+        break
+    switch (ask->type) {
+        WITH_JOB(ROUND_BEGIN, begin, Cairn__RoundBegin);
+        WITH_JOB(ROUND_COMMIT, commit, Cairn__RoundCommit);
+        WITH_JOB(INIT_DONE, init, Cairn__InitDone);
+        WITH_JOB(VERSION_WAIT, version, Cairn__VersionWait);
+        WITH_JOB(WHO_IS_AWAITED, awaited, Cairn__WhoIsAwaited);
+    default: break;
+    }
+#undef WITH_JOB
+    ask->request = ++s->next_request;
+    cairn_control_send(s, ask->type, ask->request, message);
+}
+
+static void close_jobs(struct session *s)
+{
+    for (struct job *job = s->jobs, *next; job != NULL; job = next) {
+        next = job->next;
+        if (job->closing) cairn_attach_release(job);
+    }
+}
+
+static void run_commands(struct session *s)
+{
+    for (;;) {
+        pthread_mutex_lock(&s->lock);
+        struct command *command = s->first_command;
+        pthread_mutex_unlock(&s->lock);
+        if (command == NULL || !command->run(command)) return;
+        pthread_mutex_lock(&s->lock);
+        s->first_command = command->next;
+        if (s->first_command == NULL) s->last_command = NULL;
+        pthread_mutex_unlock(&s->lock);
+        cairn_job_unref(command->job);
+        free(command);
+    }
+}
+
+void cairn_control_run(struct session *s)
+{
+    run_commands(s);
+    for (struct job *job = s->jobs; job != NULL; job = job->next)
+        if (s->ready && job->state == JOB_DETACHED && !job->closing && job->failed == CAIRN_OK)
+            cairn_attach_begin(job);
+    pthread_mutex_lock(&s->lock);
+    for (struct ask *ask; (ask = next_ask(s)) != NULL;) send_ask(s, ask);
+    pthread_mutex_unlock(&s->lock);
+    close_jobs(s);
+}
+
+static void remove_ask(struct session *s, struct ask *ask)
+{
+    struct ask **link = &s->asks;
+    while (*link != ask) link = &(*link)->next;
+    *link = ask->next;
+}
+
+/* Sleeps until the ask is answered. The ask is the caller's again, whatever happened. */
+static void wait_for(struct session *s, struct ask *ask, uint64_t deadline_ms)
+{
+    pthread_mutex_lock(&s->lock);
+    ask->next = s->asks;
+    s->asks = ask;
+    pthread_mutex_unlock(&s->lock);
+    cairn_session_kick(s);
+    pthread_mutex_lock(&s->lock);
+    while (!ask->done && cairn_session_sleep(s, deadline_ms)) {}
+    remove_ask(s, ask);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* Whom a call waits for that has just timed out. */
+cairn_status cairn_control_fail_awaited(struct session *s, struct job *job, uint16_t type)
+{
+    Cairn__WhoIsAwaited message = CAIRN__WHO_IS_AWAITED__INIT;
+    struct ask ask = { .job = job, .type = CAIRN_MSG_WHO_IS_AWAITED, .message = &message.base };
+    pthread_mutex_lock(&s->lock);
+    const uint64_t away_ms = s->welcome ? 0 : cairn_client_now_ms() - s->away_since_ms;
+    const bool attached = job == NULL || job->attached_once;
+    pthread_mutex_unlock(&s->lock);
+    if (away_ms > 0)
+        return cairn_client_fail(
+            CAIRN_ERR_TIMEOUT, "%s timed out: the coordinator at %s has been away for %llu ms",
+            cairn_message_name(type), s->endpoint_text, (unsigned long long)away_ms);
+    if (!attached) ask.job = NULL;
+    wait_for(s, &ask, cairn_client_now_ms() + AWAITED_TIMEOUT_MS);
+    const Cairn__Awaited *awaited = ask.reply != NULL && ask.reply_type == CAIRN_MSG_AWAITED
+                                        ? (Cairn__Awaited *)ask.reply
+                                        : NULL;
+    cairn_client_fail(CAIRN_ERR_TIMEOUT, "%s timed out: %s", cairn_message_name(type),
+                      awaited != NULL && awaited->text[0] != 0
+                          ? awaited->text
+                          : "the coordinator does not say for whom it waits");
+    cairn_message_free(ask.reply);
+    return CAIRN_ERR_TIMEOUT;
+}
+
+cairn_status cairn_control_ask(struct session *s, struct job *job, uint16_t type,
+                               const ProtobufCMessage *message, uint16_t reply_type,
+                               uint64_t deadline_ms, ProtobufCMessage **reply_out)
+{
+    struct ask ask = { .job = job, .type = type, .message = message };
+    wait_for(s, &ask, deadline_ms);
+    if (!ask.done) return cairn_control_fail_awaited(s, job, type);
+    if (ask.status != CAIRN_OK) return cairn_client_fail(ask.status, "%s", ask.why.text);
+    if (ask.reply_type != reply_type) {
+        cairn_message_free(ask.reply);
+        return cairn_client_fail(CAIRN_ERR_PROTOCOL, "the coordinator answered %s with %s",
+                                 cairn_message_name(type), cairn_message_name(ask.reply_type));
+    }
+    *reply_out = ask.reply;
+    return CAIRN_OK;
+}

@@ -1,0 +1,278 @@
+/* Opening and closing a job: what the caller says becomes a spec, and the loop thread attaches. */
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/handle.h"
+#include "client/session.h"
+#include "proto/wire/optimizer.h"
+
+#define CLOSE_MS 1000
+
+void cairn_job_ref(struct job *job)
+{
+    pthread_mutex_lock(&job->session->lock);
+    job->refs++;
+    pthread_mutex_unlock(&job->session->lock);
+}
+
+static void free_job(struct job *job)
+{
+    struct session *s = job->session;
+    for (uint32_t i = 0; i < job->part_count; i++) free(job->parts[i]);
+    free(job->parts);
+    free(job->push_memory);
+    free(job->actions.list);
+    free(job->spec_bytes);
+    free(job->name);
+    cairn_spec_release(&job->spec);
+    free(job);
+    cairn_session_unref(s);
+}
+
+void cairn_job_unref(struct job *job)
+{
+    if (job == NULL) return;
+    struct session *s = job->session;
+    pthread_mutex_lock(&s->lock);
+    const uint32_t left = --job->refs;
+    pthread_mutex_unlock(&s->lock);
+    if (left == 0) free_job(job);
+}
+
+static void on_handle_free(void *object)
+{
+    cairn_job_unref(object);
+}
+
+/* ---- the spec ---- */
+
+static cairn_status add_tensor(struct cairn_job_spec_data *spec, const struct cairn_tensor *t)
+{
+    if (t->struct_size != sizeof *t)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "a tensor's struct_size is %zu, this library's is %zu",
+                                 t->struct_size, sizeof *t);
+    if (t->name == NULL) return cairn_client_fail(CAIRN_ERR_INVALID, "a tensor has no name");
+    if (t->rank > CAIRN_RANK_MAX)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "tensor %s has %u dimensions; at most %d are allowed", t->name,
+                                 t->rank, CAIRN_RANK_MAX);
+    const cairn_kind kind = t->kind != 0 ? t->kind : CAIRN_TRAINED;
+    struct cairn_tensor_spec tensor = {
+        .name = (char *)(uintptr_t)t->name, // copied by cairn_spec_add_tensor
+        .unit = (char *)(uintptr_t)t->unit,
+        .group = (char *)(uintptr_t)(t->group != NULL        ? t->group
+                                     : kind == CAIRN_TRAINED ? "default"
+                                                             : ""),
+        .kind = kind,
+        .wire = t->wire != 0 ? t->wire : CAIRN_F32,
+        .reduce = CAIRN_F32,
+        .master = CAIRN_F32,
+        .shape = { .rank = t->rank },
+    };
+    memcpy(tensor.shape.dim, t->shape, t->rank * sizeof t->shape[0]);
+    cairn_status status = cairn_spec_add_tensor(spec, &tensor);
+    return status == CAIRN_OK
+               ? status
+               : cairn_client_fail(status, "tensor %.64s: %s", t->name, cairn_status_text(status));
+}
+
+static cairn_status add_group(struct cairn_job_spec_data *spec, const struct cairn_group *g)
+{
+    if (g->struct_size != sizeof *g)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "a group's struct_size is %zu, this library's is %zu",
+                                 g->struct_size, sizeof *g);
+    const struct cairn_group_spec group = {
+        .name = (char *)(uintptr_t)(g->name != NULL ? g->name : "default"),
+        .optimizer = (char *)(uintptr_t)g->optimizer,
+        .lr = g->lr,
+        .beta1 = g->beta1,
+        .beta2 = g->beta2,
+        .eps = g->eps,
+        .weight_decay = g->weight_decay,
+        .momentum = g->momentum,
+        .nesterov = g->nesterov,
+    };
+    cairn_status status = cairn_spec_add_group(spec, &group);
+    return status == CAIRN_OK
+               ? status
+               : cairn_client_fail(status, "group %.64s: its optimizer or name is not valid",
+                                   group.name);
+}
+
+static cairn_status fill_spec(struct job *job, const struct cairn_job_spec *from)
+{
+    struct cairn_job_spec_data *spec = &job->spec;
+    if (from->struct_size != sizeof *from)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "spec.struct_size is %zu, this library's is %zu",
+                                 from->struct_size, sizeof *from);
+    cairn_status status = cairn_spec_set_name(spec, job->name);
+    if (status != CAIRN_OK) return cairn_client_fail(status, "the job's name is not valid");
+    for (size_t i = 0; status == CAIRN_OK && i < from->tensor_count; i++)
+        status = add_tensor(spec, &from->tensors[i]);
+    for (size_t i = 0; status == CAIRN_OK && i < from->group_count; i++)
+        status = add_group(spec, &from->groups[i]);
+    if (status != CAIRN_OK) return status;
+    spec->clip_norm = from->clip_norm;
+    if (from->loss_scale != 0) spec->loss_scale = from->loss_scale;
+    if (from->on_nonfinite != 0) spec->on_nonfinite = from->on_nonfinite;
+    if (from->workers_min != 0) spec->workers_min = from->workers_min;
+    if (from->chunk_leaves != 0) spec->chunk_leaves = from->chunk_leaves;
+    if (from->window != 0) spec->window = from->window;
+    job->rank = from->rank;
+    struct cairn_sentence why;
+    cairn_spec_canonicalize(spec);
+    status = cairn_spec_check(spec, cairn_optimizer_names(), &why);
+    if (status != CAIRN_OK) return cairn_client_fail(status, "%s", why.text);
+    status = cairn_spec_pack(spec, &job->spec_bytes, &job->spec_byte_count);
+    return status == CAIRN_OK ? status
+                              : cairn_client_fail(status, "out of memory for the job's spec");
+}
+
+/* ---- open ---- */
+
+static struct job *new_job(struct session *s, const char *name, cairn_role role)
+{
+    struct job *job = calloc(1, sizeof *job);
+    if (job == NULL) return NULL;
+    job->session = s;
+    job->role = role;
+    job->refs = 1;
+    cairn_spec_init(&job->spec);
+    randombytes_buf(&job->member, sizeof job->member);
+    randombytes_buf(&job->token, sizeof job->token);
+    if (job->member == 0) job->member = 1;
+    pthread_mutex_lock(&s->lock);
+    s->refs++;
+    pthread_mutex_unlock(&s->lock);
+    job->name = strdup(name);
+    if (job->name == NULL) {
+        free_job(job);
+        return NULL;
+    }
+    return job;
+}
+
+/* Loop thread: the list is its own. The command's reference becomes the list's. */
+static bool list_run(struct command *command)
+{
+    struct job *job = command->job;
+    struct session *s = job->session;
+    command->job = NULL;
+    pthread_mutex_lock(&s->lock);
+    job->next = s->jobs;
+    s->jobs = job;
+    pthread_mutex_unlock(&s->lock);
+    return true;
+}
+
+/* Hands the job to the loop thread, which attaches it. */
+static cairn_status begin_attach(struct job *job)
+{
+    struct command *command = calloc(1, sizeof *command);
+    if (command == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    command->run = list_run;
+    command->job = job;
+    cairn_job_ref(job);
+    cairn_session_command(job->session, command);
+    return CAIRN_OK;
+}
+
+static cairn_status await_attach(struct job *job, uint64_t deadline_ms)
+{
+    struct session *s = job->session;
+    pthread_mutex_lock(&s->lock);
+    while (!job->attached_once && job->failed == CAIRN_OK && cairn_session_sleep(s, deadline_ms)) {}
+    const bool attached = job->attached_once;
+    const cairn_status failed = job->failed;
+    const struct cairn_sentence why = job->failed_why;
+    pthread_mutex_unlock(&s->lock);
+    if (failed != CAIRN_OK) return cairn_client_fail(failed, "%s", why.text);
+    if (attached) return CAIRN_OK;
+    return cairn_control_fail_awaited(s, job, CAIRN_MSG_JOB_OPEN);
+}
+
+/* Ends what the loop thread has of the job; bounded, since a stopped fabric keeps loans. */
+static void leave(struct job *job)
+{
+    struct session *s = job->session;
+    const uint64_t deadline_ms = cairn_client_now_ms() + CLOSE_MS;
+    job->closing = true;
+    cairn_session_kick(s);
+    pthread_mutex_lock(&s->lock);
+    while (!job->closed && cairn_session_sleep(s, deadline_ms)) {}
+    pthread_mutex_unlock(&s->lock);
+}
+
+static cairn_status open_inside(struct job *job, const struct cairn_job_spec *spec, int timeout_ms)
+{
+    const uint64_t deadline_ms = cairn_client_now_ms() + (uint64_t)timeout_ms;
+    cairn_status status = spec != NULL ? fill_spec(job, spec) : CAIRN_OK;
+    if (status == CAIRN_OK) status = begin_attach(job);
+    if (status != CAIRN_OK) return status;
+    status = await_attach(job, deadline_ms);
+    if (status == CAIRN_OK) {
+        cairn_job_ref(job); // before the handle can be closed by anyone
+        job->handle = cairn_handle_open(CAIRN_HANDLE_JOB, job, on_handle_free);
+        if (job->handle == NULL) {
+            cairn_job_unref(job);
+            status = cairn_client_fail(CAIRN_ERR_NO_MEMORY, "too many handles are open");
+        }
+    }
+    if (status != CAIRN_OK) leave(job);
+    return status;
+}
+
+cairn_status cairn_job_open(cairn *session, const char *name, const struct cairn_job_spec *spec,
+                            cairn_role role, int timeout_ms, cairn_job **out)
+{
+    if (out == NULL || name == NULL || timeout_ms < 0 || !cairn_job_name_ok(name))
+        return cairn_client_fail(
+            CAIRN_ERR_INVALID,
+            "out and name must be given, timeout_ms be 0 or more, and the name be of "
+            "[A-Za-z0-9._-], at most 255 bytes, not beginning with '.' or '-'");
+    if (role != CAIRN_WORKER && role != CAIRN_READER)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "role is %d; CAIRN_WORKER (1) and CAIRN_READER (2) are allowed",
+                                 (int)role);
+    if ((role == CAIRN_READER) != (spec == NULL))
+        return cairn_client_fail(CAIRN_ERR_INVALID, "a worker gives a spec, a reader gives none");
+    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, session);
+    if (s == NULL) return cairn_client_fail(CAIRN_ERR_HANDLE, "not an open session");
+    struct job *job = new_job(s, name, role);
+    cairn_status status = job != NULL ? open_inside(job, spec, timeout_ms)
+                                      : cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    if (status == CAIRN_OK) *out = job->handle;
+    cairn_job_unref(job);
+    cairn_handle_put(session);
+    return status;
+}
+
+void cairn_job_close(cairn_job *handle)
+{
+    struct job *job = cairn_handle_get(CAIRN_HANDLE_JOB, handle);
+    if (job == NULL) return;
+    if (cairn_handle_close(CAIRN_HANDLE_JOB, handle)) leave(job);
+    cairn_handle_put(handle);
+}
+
+cairn_status cairn_job_stats(cairn_job *handle, struct cairn_stats *out)
+{
+    struct job *job = cairn_handle_get(CAIRN_HANDLE_JOB, handle);
+    if (job == NULL) return cairn_client_fail(CAIRN_ERR_HANDLE, "not an open job");
+    cairn_status status = CAIRN_OK;
+    if (out == NULL || out->struct_size != sizeof *out) {
+        status = cairn_client_fail(CAIRN_ERR_INVALID, "out must be given, its struct_size %zu",
+                                   sizeof *out);
+    } else {
+        pthread_mutex_lock(&job->session->lock);
+        *out = job->stats;
+        pthread_mutex_unlock(&job->session->lock);
+        out->struct_size = sizeof *out;
+    }
+    cairn_handle_put(handle);
+    return status;
+}

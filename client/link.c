@@ -1,0 +1,146 @@
+/* Endpoints to the shards of a job: connect, say hello, and begin again when one is lost. Loop thread.
+ *
+ * A lost connection is told to the machines above only when the fabric has given back every buffer that
+ * was under way on it: until then something of it could still arrive. */
+#include "client/session.h"
+
+#include <assert.h>
+#include <string.h>
+
+#define RETRY_MIN_MS 20
+#define RETRY_MAX_MS 1000
+
+static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
+{
+    struct shard_link *link = arg;
+    (void)why;
+    cairn_fabric_peer_close(peer);
+    link->peer = NULL;
+    link->lost = true;
+}
+
+void cairn_link_close(struct shard_link *link)
+{
+    if (link->peer != NULL) cairn_fabric_peer_close(link->peer);
+    link->peer = NULL;
+    link->lost = true;
+}
+
+void cairn_link_restart(struct shard_link *link)
+{
+    cairn_link_close(link);
+    link->retry_at_ms = 0;
+    link->retry_delay_ms = RETRY_MIN_MS;
+}
+
+static void say_hello(struct shard_link *link)
+{
+    struct cairn_chunk_header hello = { .kind = CAIRN_CHUNK_HELLO };
+    cairn_status status = cairn_link_send(link, &hello, NULL, 0, NULL, NULL);
+    if (status != CAIRN_OK) cairn_link_close(link);
+}
+
+static void connect_link(struct shard_link *link, uint64_t now_ms)
+{
+    link->retry_delay_ms = link->retry_delay_ms == 0 ? RETRY_MIN_MS : link->retry_delay_ms * 2;
+    if (link->retry_delay_ms > RETRY_MAX_MS) link->retry_delay_ms = RETRY_MAX_MS;
+    link->retry_at_ms = now_ms + link->retry_delay_ms;
+    if (link->address_bytes == 0) return; // the shard is away
+    cairn_status status = cairn_fabric_connect(link->job->session->fabric, link->address,
+                                               link->address_bytes, on_down, link, &link->peer);
+    if (status != CAIRN_OK) {
+        link->peer = NULL;
+        return;
+    }
+    say_hello(link);
+    cairn_transfer_pump(link);
+}
+
+void cairn_link_tick(struct shard_link *link, uint64_t now_ms)
+{
+    if (link->peer != NULL) return;
+    if (link->lost && link->on_loan > 0) return;
+    if (link->lost) {
+        link->lost = false;
+        link->grant = (struct cairn_chunk_header) { 0 };
+        cairn_round_lost(link);
+        cairn_transfer_lost(link);
+    }
+    if (now_ms >= link->retry_at_ms && link->job->layout != NULL && !link->job->closing)
+        connect_link(link, now_ms);
+}
+
+cairn_status cairn_link_send(struct shard_link *link, struct cairn_chunk_header *header,
+                             const void *payload, size_t payload_bytes,
+                             cairn_fabric_done_fn *on_sent, void *arg)
+{
+    uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
+    if (link->peer == NULL) return CAIRN_ERR_CLOSED;
+    header->job = link->job->id;
+    header->member = link->job->member;
+    header->token = link->job->token;
+    header->payload_bytes = payload_bytes;
+    header->checksum = cairn_chunk_checksum(payload, payload_bytes);
+    cairn_chunk_encode(header, bytes);
+    return cairn_fabric_send(link->peer, bytes, sizeof bytes, payload, payload_bytes, on_sent, arg);
+}
+
+/* ---- what comes in ---- */
+
+/* The job that a header is for; the token says that it is from one of its shards. */
+static struct job *job_of_header(struct session *s, const struct cairn_chunk_header *h)
+{
+    for (struct job *job = s->jobs; job != NULL; job = job->next)
+        if (job->member == h->member && job->token == h->token && job->layout != NULL) return job;
+    return NULL;
+}
+
+/* Which shard sends: all that a shard sends has its index in the place of the tile. */
+static struct shard_link *link_of_header(struct job *job, const struct cairn_chunk_header *h)
+{
+    if (h->tile >= job->shard_count) return NULL;
+    return &job->shards[h->tile];
+}
+
+static void take(struct shard_link *link, const struct cairn_chunk_header *h,
+                 struct cairn_fabric_message *message)
+{
+    switch (h->kind) {
+    case CAIRN_CHUNK_GRANT:
+        link->grant = *h;
+        link->retry_delay_ms = RETRY_MIN_MS;
+        cairn_round_on_grant(link);
+        break;
+    case CAIRN_CHUNK_MICRO_ACK: cairn_round_on_answer(link, h); break;
+    case CAIRN_CHUNK_ACK:
+    case CAIRN_CHUNK_NAK: {
+        // Pushes go by the push machine's own numbers.
+        if ((h->request & CAIRN_PART_COOKIE) != 0)
+            cairn_transfer_on_answer(link, h);
+        else
+            cairn_round_on_answer(link, h);
+        break;
+    }
+    case CAIRN_CHUNK_DATA: cairn_transfer_on_data(link, h, message); return;
+    default: break;
+    }
+    if (message != NULL) cairn_fabric_drop(message);
+}
+
+void cairn_link_on_message(void *session, const void *header, size_t header_bytes,
+                           size_t payload_bytes, struct cairn_fabric_message *message)
+{
+    struct session *s = session;
+    struct cairn_chunk_header h;
+    struct job *job = NULL;
+    struct shard_link *link = NULL;
+    if (cairn_chunk_decode(header, header_bytes, payload_bytes, &h) == CAIRN_OK)
+        job = job_of_header(s, &h);
+    if (job != NULL) link = link_of_header(job, &h);
+    if (link != NULL && !link->lost) {
+        take(link, &h, message);
+        cairn_session_kick(s); // a stalled command may go on
+    } else if (message != NULL) {
+        cairn_fabric_drop(message);
+    }
+}

@@ -1,0 +1,106 @@
+/* Operations: what put, push and fetch have under way. */
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "client/handle.h"
+#include "client/session.h"
+
+static void on_handle_free(void *object)
+{
+    cairn_op_unref(object);
+}
+
+static uint64_t *open_count(struct op *op)
+{
+    if (op->kind == CAIRN_CHUNK_PUT) return &op->job->puts_open;
+    return op->kind == CAIRN_CHUNK_PUSH ? &op->job->pushes_open : NULL;
+}
+
+struct op *cairn_op_new(struct job *job, uint8_t kind, bool with_handle)
+{
+    struct op *op = calloc(1, sizeof *op);
+    if (op == NULL) return NULL;
+    op->session = job->session;
+    op->job = job;
+    op->kind = kind;
+    op->open_parts = 1; // until it is cut whole
+    op->refs = with_handle ? 2 : 1;
+    if (with_handle) {
+        op->handle = cairn_handle_open(CAIRN_HANDLE_OP, op, on_handle_free);
+        if (op->handle == NULL) {
+            free(op);
+            return NULL;
+        }
+    }
+    cairn_job_ref(job);
+    pthread_mutex_lock(&job->session->lock);
+    if (open_count(op) != NULL) (*open_count(op))++;
+    pthread_mutex_unlock(&job->session->lock);
+    return op;
+}
+
+void cairn_op_unref(struct op *op)
+{
+    pthread_mutex_lock(&op->session->lock);
+    const uint32_t left = --op->refs;
+    pthread_mutex_unlock(&op->session->lock);
+    if (left > 0) return;
+    cairn_job_unref(op->job);
+    free(op);
+}
+
+void cairn_op_part_begin(struct op *op)
+{
+    op->open_parts++;
+}
+
+static void complete(struct op *op)
+{
+    struct session *s = op->session;
+    pthread_mutex_lock(&s->lock);
+    op->done = true;
+    if (open_count(op) != NULL) (*open_count(op))--;
+    if (op->kind == CAIRN_CHUNK_PUT && op->status != CAIRN_OK && op->job->puts_status == CAIRN_OK) {
+        op->job->puts_status = op->status;
+        op->job->puts_why = op->why;
+    }
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    const uint64_t one = 1;
+    const ssize_t written = write(s->event_fd, &one, sizeof one);
+    (void)written; // a full counter is readable already
+    cairn_op_unref(op);
+}
+
+void cairn_op_part_end(struct op *op, cairn_status status, const char *why)
+{
+    if (status != CAIRN_OK && op->status == CAIRN_OK) {
+        op->status = status;
+        cairn_sentence_set(&op->why, "%s", why != NULL ? why : cairn_status_text(status));
+    }
+    if (--op->open_parts == 0) complete(op);
+}
+
+cairn_status cairn_wait(cairn_op *handle, int timeout_ms)
+{
+    if (timeout_ms < 0)
+        return cairn_client_fail(CAIRN_ERR_INVALID, "timeout_ms is %d; give 0 or more", timeout_ms);
+    struct op *op = cairn_handle_get(CAIRN_HANDLE_OP, handle);
+    if (op == NULL) return cairn_client_fail(CAIRN_ERR_HANDLE, "not an open operation");
+    struct session *s = op->session;
+    const uint64_t deadline_ms = cairn_client_now_ms() + (uint64_t)timeout_ms;
+    cairn_status status = CAIRN_ERR_TIMEOUT;
+    pthread_mutex_lock(&s->lock);
+    while (!op->done && cairn_session_sleep(s, deadline_ms)) {}
+    if (op->done) status = op->status;
+    struct cairn_sentence why = op->why;
+    pthread_mutex_unlock(&s->lock);
+    if (status == CAIRN_ERR_TIMEOUT)
+        cairn_client_fail(status, "after %d ms the operation still waits for shards of job %s",
+                          timeout_ms, op->job->name);
+    else if (status != CAIRN_OK)
+        cairn_client_fail(status, "%s", why.text);
+    cairn_handle_put(handle);
+    if (status != CAIRN_ERR_TIMEOUT) cairn_handle_close(CAIRN_HANDLE_OP, handle);
+    return status;
+}

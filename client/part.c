@@ -1,0 +1,183 @@
+/* Parts: the chunks of a put, push or fetch, and what of them is on loan. Loop thread. */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "client/session.h"
+
+static struct part *add_part(struct job *job)
+{
+    if (job->part_count == job->part_capacity) {
+        const uint32_t capacity = job->part_capacity == 0 ? 64 : job->part_capacity * 2;
+        struct part **parts = realloc(job->parts, capacity * sizeof(struct part *));
+        if (parts == NULL) return NULL;
+        job->parts = parts;
+        job->part_capacity = capacity;
+    }
+    struct part *part = calloc(1, sizeof *part);
+    if (part == NULL) return NULL;
+    part->job = job;
+    part->index = job->part_count;
+    job->parts[job->part_count++] = part;
+    return part;
+}
+
+static struct part *take_part(struct job *job)
+{
+    struct part *part = job->first_free_part;
+    if (part == NULL) return add_part(job);
+    job->first_free_part = part->next;
+    return part;
+}
+
+struct part *cairn_part_new(struct job *job, const struct command *command, uint32_t shard,
+                            uint64_t chunk)
+{
+    struct part *part = take_part(job);
+    if (part == NULL) return NULL;
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->shards[shard].map, chunk);
+    const size_t elem_bytes = cairn_dtype_bytes(command->dtype);
+    *part = (struct part) {
+        .job = job,
+        .op = command->op,
+        .index = part->index,
+        .serial = (part->serial + 1) & 0x7fffffffu,
+        .kind = command->op->kind,
+        .plane = command->plane,
+        .dtype = command->dtype,
+        .shard = shard,
+        .place = place,
+        .bytes = command->ptr + place.first_elem * elem_bytes,
+        .byte_count = place.elem_count * elem_bytes,
+        .version = command->version,
+    };
+    cairn_op_part_begin(part->op);
+    return part;
+}
+
+static void give_back(struct part *part)
+{
+    part->op = NULL;
+    part->next = part->job->first_free_part;
+    part->job->first_free_part = part;
+}
+
+void cairn_part_undo(struct part *part)
+{
+    struct op *op = part->op;
+    give_back(part);
+    cairn_op_part_end(op, CAIRN_OK, NULL);
+}
+
+uint64_t cairn_part_cookie(const struct part *part)
+{
+    return CAIRN_PART_COOKIE | (uint64_t)part->serial << 32 | part->index;
+}
+
+struct part *cairn_part_of_cookie(const struct job *job, uint64_t cookie)
+{
+    const uint32_t index = (uint32_t)cookie;
+    if (index >= job->part_count) return NULL;
+    struct part *part = job->parts[index];
+    return part->op != NULL && cairn_part_cookie(part) == cookie ? part : NULL;
+}
+
+static void finish(struct part *part)
+{
+    if (!part->answered || part->queued || part->on_loan > 0) return;
+    struct op *op = part->op;
+    const cairn_status status = part->status;
+    give_back(part);
+    cairn_op_part_end(op, status, NULL);
+}
+
+void cairn_part_end(struct part *part, cairn_status status)
+{
+    if (!part->answered) part->status = status;
+    part->answered = true;
+    finish(part);
+}
+
+void cairn_part_loan(struct part *part)
+{
+    part->on_loan++;
+    part->job->shards[part->shard].on_loan++;
+}
+
+void cairn_part_loan_back(struct part *part)
+{
+    part->on_loan--;
+    part->job->shards[part->shard].on_loan--;
+    finish(part);
+}
+
+static void on_sent(void *arg, cairn_status status)
+{
+    (void)status; // what became of it is said by the shard's answer, or by the link's loss
+    cairn_part_loan_back(arg);
+}
+
+static void count_bytes(struct part *part, size_t bytes)
+{
+    struct session *s = part->job->session;
+    pthread_mutex_lock(&s->lock);
+    if (part->kind == CAIRN_CHUNK_PUSH) part->job->stats.pushed_bytes += bytes;
+    if (part->kind == CAIRN_CHUNK_PUT) part->job->stats.put_bytes += bytes;
+    if (part->kind == CAIRN_CHUNK_FETCH) part->job->stats.fetched_bytes += bytes;
+    pthread_mutex_unlock(&s->lock);
+}
+
+cairn_status cairn_part_send(struct part *part, struct cairn_chunk_header *header)
+{
+    const bool has_payload = part->kind != CAIRN_CHUNK_FETCH;
+    header->kind = part->kind;
+    header->dtype = part->dtype;
+    header->plane = part->plane;
+    header->table_hash = CAIRN_TABLE_HASH_WHOLE;
+    header->tensor = part->place.tensor;
+    header->first_leaf = part->place.first_leaf;
+    header->leaf_count = (uint32_t)part->place.leaf_count;
+    header->generation = part->version.generation;
+    header->step = part->version.step;
+    cairn_status status = cairn_link_send(
+        &part->job->shards[part->shard], header, has_payload ? part->bytes : NULL,
+        has_payload ? part->byte_count : 0, has_payload ? on_sent : NULL, part);
+    if (status != CAIRN_OK) return status;
+    if (has_payload) cairn_part_loan(part);
+    count_bytes(part, part->byte_count);
+    return CAIRN_OK;
+}
+
+/* ---- cutting ---- */
+
+bool cairn_command_chunk(struct command *command, uint32_t *shard_out, uint64_t *chunk_out)
+{
+    const struct job *job = command->job;
+    const struct cairn_geometry *g = &job->layout->geometry[command->tensor];
+    size_t extent_count;
+    const struct cairn_extent *extents = cairn_layout_tensor_extents(job->layout, command->tensor,
+                                                                     &extent_count);
+    while (command->next_extent < extent_count) {
+        const struct cairn_extent *extent = &extents[command->next_extent];
+        const struct cairn_local_extent *local = cairn_shard_map_find(
+            &job->shards[extent->shard].map, command->tensor,
+            cairn_quantum_first_leaf(g, extent->first_quantum));
+        assert(local != NULL); // map and extents are of one layout
+        if (command->next_chunk < local->chunk_count) {
+            *shard_out = extent->shard;
+            *chunk_out = local->first_chunk + command->next_chunk;
+            return true;
+        }
+        command->next_extent++;
+        command->next_chunk = 0;
+    }
+    return false;
+}
+
+bool cairn_command_refused(struct command *command)
+{
+    const struct job *job = command->job;
+    if (job->failed == CAIRN_OK && !job->closing) return false;
+    cairn_op_part_end(command->op, job->failed != CAIRN_OK ? job->failed : CAIRN_ERR_CANCELED,
+                      job->failed != CAIRN_OK ? job->failed_why.text : "the job is closed");
+    return true;
+}

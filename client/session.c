@@ -1,0 +1,317 @@
+/* A session: its thread, its loop, its end. */
+#include "client/session.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <signal.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "client/handle.h"
+
+#define TICK_MS         50
+#define CONNECT_MS      10000
+#define DEFAULT_ADDRESS "127.0.0.1:7077"
+
+uint64_t cairn_client_now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+void cairn_session_kick(struct session *s)
+{
+    uv_async_send(&s->kick);
+}
+
+bool cairn_session_sleep(struct session *s, uint64_t deadline_ms)
+{
+    const struct timespec until = { .tv_sec = (time_t)(deadline_ms / 1000),
+                                    .tv_nsec = (long)(deadline_ms % 1000) * 1000000 };
+    return pthread_cond_timedwait(&s->changed, &s->lock, &until) != ETIMEDOUT;
+}
+
+void cairn_session_command(struct session *s, struct command *command)
+{
+    command->next = NULL;
+    pthread_mutex_lock(&s->lock);
+    if (s->last_command != NULL)
+        s->last_command->next = command;
+    else
+        s->first_command = command;
+    s->last_command = command;
+    pthread_mutex_unlock(&s->lock);
+    cairn_session_kick(s);
+}
+
+void cairn_session_unref(struct session *s)
+{
+    pthread_mutex_lock(&s->lock);
+    const uint32_t left = --s->refs;
+    pthread_mutex_unlock(&s->lock);
+    if (left > 0) return;
+    pthread_mutex_destroy(&s->lock);
+    pthread_cond_destroy(&s->changed);
+    close(s->event_fd);
+    free(s->name);
+    free(s);
+}
+
+static void on_handle_free(void *object)
+{
+    cairn_session_unref(object);
+}
+
+/* ---- the thread ---- */
+
+static void on_walk_close(uv_handle_t *handle, void *arg)
+{
+    (void)arg;
+    if (!uv_is_closing(handle)) uv_close(handle, NULL);
+}
+
+static void stop_loop(struct session *s)
+{
+    if (s->stream != NULL) cairn_stream_finish(s->stream, CAIRN_OK, "the session is closed");
+    cairn_fabric_poll_close(&s->poll, NULL, NULL);
+    cairn_fabric_close(s->fabric);
+    s->fabric = NULL;
+    uv_close((uv_handle_t *)&s->kick, NULL);
+    uv_close((uv_handle_t *)&s->tick, NULL);
+}
+
+static void on_kick(uv_async_t *kick)
+{
+    struct session *s = kick->data;
+    cairn_control_run(s);
+    pthread_mutex_lock(&s->lock);
+    const bool stop = s->stopping && s->jobs == NULL && s->first_command == NULL;
+    pthread_mutex_unlock(&s->lock);
+    if (stop && !uv_is_closing((uv_handle_t *)kick)) stop_loop(s);
+}
+
+static void on_tick(uv_timer_t *tick)
+{
+    struct session *s = tick->data;
+    cairn_control_tick(s);
+    on_kick(&s->kick);
+}
+
+static void *session_thread(void *arg)
+{
+    struct session *s = arg;
+    cairn_control_tick(s);
+    uv_run(&s->loop, UV_RUN_DEFAULT);
+    if (uv_loop_close(&s->loop) != 0) { // a stream that would not end: cut what is left
+        uv_walk(&s->loop, on_walk_close, NULL);
+        uv_run(&s->loop, UV_RUN_DEFAULT);
+        uv_loop_close(&s->loop);
+    }
+    return NULL;
+}
+
+/* ---- open ---- */
+
+static const char *first_of(const char *given, const char *variable, const char *otherwise)
+{
+    if (given != NULL) return given;
+    const char *value = getenv(variable);
+    return value != NULL && value[0] != 0 ? value : otherwise;
+}
+
+static char *own_name(const struct cairn_opts *opts)
+{
+    char text[320], host[200] = "?";
+    if (opts->name != NULL) return strndup(opts->name, CAIRN_NAME_MAX);
+    gethostname(host, sizeof host - 1);
+    snprintf(text, sizeof text, "pid %ld on %s", (long)getpid(), host);
+    return strdup(text);
+}
+
+static cairn_status open_fabric(struct session *s, const struct cairn_opts *opts)
+{
+    struct cairn_sentence why = { "" };
+    const struct cairn_fabric_options options = {
+        .on_message = cairn_link_on_message,
+        .on_message_arg = s,
+        .max_payload = CAIRN_CHUNK_PAYLOAD_MAX,
+        .net_devices = first_of(opts->fabric_device, "CAIRN_FABRIC_DEVICE", NULL),
+    };
+    cairn_status status = cairn_fabric_open(first_of(opts->fabric, "CAIRN_FABRIC", "ucx"), &options,
+                                            &s->fabric, &why);
+    return status == CAIRN_OK
+               ? status
+               : cairn_client_fail(status, "the data path cannot be opened: %s", why.text);
+}
+
+static cairn_status init_loop(struct session *s)
+{
+    int error = uv_loop_init(&s->loop);
+    if (error != 0)
+        return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "no event loop: %s", uv_strerror(error));
+    error = uv_async_init(&s->loop, &s->kick, on_kick);
+    if (error == 0) error = uv_timer_init(&s->loop, &s->tick);
+    if (error == 0) error = uv_timer_start(&s->tick, on_tick, TICK_MS, TICK_MS);
+    s->kick.data = s->tick.data = s;
+    if (error == 0 && cairn_fabric_poll_init(&s->poll, &s->loop, s->fabric, 0) == CAIRN_OK)
+        return CAIRN_OK;
+    uv_walk(&s->loop, on_walk_close, NULL);
+    uv_run(&s->loop, UV_RUN_DEFAULT);
+    uv_loop_close(&s->loop);
+    return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "no event loop: out of descriptors or memory");
+}
+
+static cairn_status init_shared(struct session *s, const struct cairn_opts *opts)
+{
+    s->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (s->event_fd < 0)
+        return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "no descriptor: %s", strerror(errno));
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    pthread_mutex_init(&s->lock, NULL);
+    s->refs = 1;
+    s->away_since_ms = cairn_client_now_ms();
+    s->name = own_name(opts);
+    randombytes_buf(&s->incarnation, sizeof s->incarnation);
+    return s->name != NULL ? CAIRN_OK : cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+}
+
+/* The library's thread takes no signal of its host's. */
+static cairn_status start_thread(struct session *s)
+{
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    const int error = pthread_create(&s->thread, NULL, session_thread, s);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return error == 0 ? CAIRN_OK
+                      : cairn_client_fail(CAIRN_ERR_NO_MEMORY, "no thread: %s", strerror(error));
+}
+
+static cairn_status await_welcome(struct session *s, int timeout_ms)
+{
+    const uint64_t deadline_ms = cairn_client_now_ms() + (uint64_t)timeout_ms;
+    pthread_mutex_lock(&s->lock);
+    while (!s->welcome && s->connect_status != CAIRN_ERR_VERSION &&
+           cairn_session_sleep(s, deadline_ms)) {}
+    const bool welcome = s->welcome;
+    const cairn_status last = s->connect_status;
+    const struct cairn_sentence why = s->connect_why;
+    pthread_mutex_unlock(&s->lock);
+    if (welcome) return CAIRN_OK;
+    if (last == CAIRN_ERR_VERSION) return cairn_client_fail(last, "%s", why.text);
+    return cairn_client_fail(
+        CAIRN_ERR_UNREACHABLE,
+        "no coordinator answered at %s within %d ms (%s); is cairn-coordinator running "
+        "there? The address comes from cairn_opts.endpoint or CAIRN_ENDPOINT",
+        s->endpoint_text, timeout_ms, why.text[0] != 0 ? why.text : "no answer");
+}
+
+static void stop_thread(struct session *s)
+{
+    s->stopping = true;
+    cairn_session_kick(s);
+    pthread_join(s->thread, NULL);
+}
+
+static cairn_status open_inside(struct session *s, const struct cairn_opts *opts)
+{
+    cairn_status status = open_fabric(s, opts);
+    if (status != CAIRN_OK) return status;
+    status = init_loop(s);
+    if (status == CAIRN_OK) {
+        status = start_thread(s);
+        if (status == CAIRN_OK) return CAIRN_OK;
+        cairn_fabric_poll_close(&s->poll, NULL, NULL);
+        uv_walk(&s->loop, on_walk_close, NULL);
+        uv_run(&s->loop, UV_RUN_DEFAULT);
+        uv_loop_close(&s->loop);
+    }
+    cairn_fabric_close(s->fabric);
+    return status;
+}
+
+cairn_status cairn_open(const struct cairn_opts *opts, cairn **out)
+{
+    static const struct cairn_opts defaults = { .struct_size = sizeof defaults };
+    if (opts == NULL) opts = &defaults;
+    if (out == NULL) return cairn_client_fail(CAIRN_ERR_INVALID, "out is NULL");
+    if (opts->struct_size != sizeof *opts)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "opts.struct_size is %zu, this library's is %zu",
+                                 opts->struct_size, sizeof *opts);
+    if (opts->connect_timeout_ms < 0)
+        return cairn_client_fail(CAIRN_ERR_INVALID, "opts.connect_timeout_ms is negative");
+    if (sodium_init() < 0) return cairn_client_fail(CAIRN_ERR_INTERNAL, "libsodium does not start");
+    struct session *s = calloc(1, sizeof *s);
+    if (s == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    struct cairn_sentence why;
+    const char *endpoint = first_of(opts->endpoint, "CAIRN_ENDPOINT", DEFAULT_ADDRESS);
+    cairn_status status = cairn_address_parse(endpoint, &s->endpoint, &why);
+    if (status != CAIRN_OK) {
+        free(s);
+        return cairn_client_fail(status, "%s", why.text);
+    }
+    cairn_address_print(&s->endpoint, s->endpoint_text);
+    status = init_shared(s, opts);
+    if (status != CAIRN_OK) {
+        free(s);
+        return status;
+    }
+    status = open_inside(s, opts);
+    if (status == CAIRN_OK) {
+        status = await_welcome(s, opts->connect_timeout_ms > 0 ? opts->connect_timeout_ms
+                                                               : CONNECT_MS);
+        if (status == CAIRN_OK) {
+            s->handle = cairn_handle_open(CAIRN_HANDLE_SESSION, s, on_handle_free);
+            if (s->handle == NULL)
+                status = cairn_client_fail(CAIRN_ERR_NO_MEMORY, "too many handles");
+        }
+        if (status != CAIRN_OK) stop_thread(s);
+    }
+    if (status != CAIRN_OK) {
+        cairn_session_unref(s);
+        return status;
+    }
+    *out = s->handle;
+    return CAIRN_OK;
+}
+
+/* ---- close ---- */
+
+static cairn_job *any_job(struct session *s)
+{
+    pthread_mutex_lock(&s->lock);
+    cairn_job *handle = NULL;
+    for (struct job *job = s->jobs; job != NULL && handle == NULL; job = job->next)
+        if (!job->closing) handle = job->handle;
+    pthread_mutex_unlock(&s->lock);
+    return handle;
+}
+
+void cairn_close(cairn *handle)
+{
+    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, handle);
+    if (s == NULL || !cairn_handle_close(CAIRN_HANDLE_SESSION, handle)) return;
+    for (cairn_job *job; (job = any_job(s)) != NULL;) cairn_job_close(job);
+    stop_thread(s);
+    cairn_handle_put(handle);
+}
+
+int cairn_event_fd(const cairn *handle)
+{
+    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, handle);
+    if (s == NULL) return -1;
+    const int fd = s->event_fd;
+    cairn_handle_put(handle);
+    return fd;
+}

@@ -1,0 +1,323 @@
+/* The client's inside: read this first.
+ *
+ * A session has one thread of its own that runs a libuv loop: the control connection to the coordinator, the
+ * fabric, timers. The caller's threads never touch those. They meet at one lock:
+ *
+ *   asks      control requests of the caller's threads. A thread adds one and sleeps; the loop thread sends
+ *             it when the connection stands and its job is attached, sends it again after a reconnect, and
+ *             wakes the thread with the reply. A thread whose deadline passes takes its ask back.
+ *   commands  put, push, micro-batch end, commit, fetch: done by the loop thread in the order given.
+ *   ops       what put, push and fetch have under way; a thread waits for `done`.
+ *
+ * So everything marked "loop thread" needs no lock, and everything marked "lock" is short. A lost
+ * coordinator or shard changes nothing above: the loop thread reconnects, attaches again under the
+ * same member number, and repeats what was unanswered. */
+#ifndef CAIRN_CLIENT_SESSION_H
+#define CAIRN_CLIENT_SESSION_H
+
+#include <cairn.h>
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <uv.h>
+
+#include "client/push.h"
+#include "proto/fabric/fabric.h"
+#include "proto/loop/address.h"
+#include "proto/loop/fabric_poll.h"
+#include "proto/loop/stream.h"
+#include "proto/wire/chunk.h"
+#include "proto/wire/layout.h"
+#include "proto/wire/messages.h"
+
+#define CAIRN_CLIENT_SHARDS_MAX 4096
+
+struct session;
+struct job;
+
+/* A control request of a caller's thread, in its stack. All under the lock. */
+struct ask {
+    struct ask *next;
+    struct job *job;                 /* NULL: of the session */
+    uint16_t type;                   /* enum cairn_message */
+    const ProtobufCMessage *message; /* borrowed from the thread */
+    uint32_t request;                /* 0: not sent on this connection */
+    bool done;
+    cairn_status status;
+    struct cairn_sentence why;
+    uint16_t reply_type;
+    ProtobufCMessage *reply; /* the thread frees it with cairn_message_free */
+};
+
+/* Something under way. Freed with its last reference: one of the handle (if the caller wanted one), one of
+ * the loop thread while `open_parts` is not 0. */
+struct op {
+    struct session *session; /* borrowed: outlives it */
+    struct job *job;         /* borrowed, likewise */
+    void *handle;            /* NULL: nobody waits for this one */
+    uint8_t kind;            /* CAIRN_CHUNK_PUSH, _PUT, _FETCH */
+    uint32_t open_parts;     /* loop thread: chunks that are not done; counted up while it is cut */
+    /* lock */
+    bool done;
+    cairn_status status;
+    struct cairn_sentence why;
+    uint32_t refs;
+};
+
+/* What a caller's thread wants the loop thread to do. */
+struct command {
+    struct command *next;
+    /* Loop thread. False: it cannot go on now and is run again later, from where it stood. */
+    bool (*run)(struct command *command);
+    struct job *job;
+    struct op *op; /* put, push, fetch: this command's reference */
+    uint32_t tensor, micro;
+    uint8_t plane, dtype;
+    uint8_t *ptr; /* on loan */
+    uint64_t round, weight;
+    struct cairn_version version;
+    size_t next_extent; /* loop thread: where it stands */
+    uint64_t next_chunk;
+};
+
+/* One chunk of an op on its way. Loop thread. Owned by its job, used again and again; it is over when it
+ * is answered, stands in no queue, and the fabric has given back what it had on loan. */
+struct part {
+    struct job *job;
+    struct op *op;     /* NULL: free */
+    struct part *next; /* in the queue of a shard, or in the free list */
+    uint32_t index;    /* its place in the job's table, with `serial` the cookie that travels */
+    uint32_t serial;   /* grows with every use: an answer to a former one is dropped */
+    uint8_t kind;      /* CAIRN_CHUNK_PUSH, _PUT, _FETCH */
+    uint8_t plane, dtype;
+    bool queued, sent, answered;
+    cairn_status status;
+    uint32_t on_loan; /* sends and receives that the fabric has not completed */
+    uint32_t shard;
+    struct cairn_chunk_place place;
+    uint8_t *bytes; /* [byte_count] in the caller's buffer */
+    size_t byte_count;
+    uint64_t checksum; /* of what a fetch is receiving */
+    struct cairn_version version;
+};
+
+struct shard_link {
+    struct job *job;
+    uint32_t index;
+    char name[64];
+    uint8_t *address; /* owned */
+    size_t address_bytes;
+    struct cairn_fabric_peer *peer; /* NULL: connecting later */
+    uint64_t retry_at_ms;
+    uint32_t retry_delay_ms;
+    struct cairn_shard_map map;
+    struct cairn_chunk_header grant;           /* the last one; kind 0: none on this connection */
+    struct part *first_waiting, *last_waiting; /* puts and fetches to send */
+    uint32_t in_flight;                        /* puts and fetches unanswered */
+    uint32_t on_loan; /* sends and receives that the fabric has not completed */
+    bool lost;        /* the connection is gone; what was under way is not yet told */
+};
+
+enum job_state { JOB_DETACHED, JOB_ATTACHING, JOB_ATTACHED };
+
+struct job {
+    struct session *session; /* borrowed */
+    struct job *next;        /* loop thread: the session's list */
+    /* constant from open on */
+    struct cairn_job_spec_data
+        spec;            /* canonical; of a reader: set by the first attach, then constant */
+    uint8_t *spec_bytes; /* packed; NULL for a reader */
+    size_t spec_byte_count;
+    char *name;
+    cairn_role role;
+    uint32_t rank;
+    uint64_t member, token;
+    void *handle;
+    atomic_bool closing;
+
+    /* lock */
+    bool attached_once, closed;
+    bool initialized;
+    cairn_status failed; /* not OK: fenced, mismatch, lost: every call says so */
+    struct cairn_sentence failed_why;
+    struct cairn_version newest; /* that this client heard of */
+    uint64_t void_round;         /* the highest round known to be abandoned */
+    uint64_t puts_open;          /* puts that are not done */
+    uint64_t pushes_open;        /* pushes that are not done: their buffers are on loan */
+    cairn_status puts_status;    /* the first failure of a put */
+    struct cairn_sentence puts_why;
+    struct cairn_stats stats;
+    uint64_t
+        filling_round; /* of the caller's pushes, and its micro-batch, to refuse nonsense early */
+    uint32_t filling_micro;
+    bool filling_any, committed;
+    uint32_t refs; /* the handle, the session's list, ops */
+
+    /* loop thread */
+    enum job_state state;
+    uint32_t attach_request;
+    uint64_t id, epoch;
+    struct cairn_paged paged_spec, paged_layout;
+    Cairn__Attached *attaching; /* owned: the reply whose pages are coming */
+    struct cairn_layout *layout;
+    struct shard_link *shards; /* [shard_count] */
+    uint32_t shard_count;
+    struct part **parts; /* [part_count] of part_capacity */
+    uint32_t part_count, part_capacity;
+    struct part *first_free_part;
+
+    void *push_memory;       /* of the machine; big enough for this layout */
+    struct cairn_push *push; /* NULL: no round */
+    uint64_t push_round, push_epoch;
+    uint8_t **pushed;     /* [micro_count][tensor_count] 1: pushed in that micro-batch */
+    uint32_t micro_count; /* begun in this round */
+    struct cairn_push_actions actions;
+};
+
+struct session {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* CLOCK_MONOTONIC */
+    uv_loop_t loop;
+    uv_async_t kick;
+    uv_timer_t tick;
+    struct cairn_address endpoint;
+    char endpoint_text[CAIRN_ADDRESS_TEXT_BYTES];
+    char *name;
+    uint64_t incarnation;
+    int event_fd;
+    void *handle;
+    atomic_bool stopping;
+
+    /* lock */
+    struct ask *asks;
+    struct command *first_command, *last_command;
+    struct job *jobs; /* changed by the loop thread only */
+    bool welcome;
+    uint32_t refs;               /* the handle, jobs */
+    cairn_status connect_status; /* of the last attempt */
+    struct cairn_sentence connect_why;
+    uint64_t away_since_ms;
+
+    /* loop thread */
+    struct cairn_fabric *fabric;
+    struct cairn_fabric_poll poll;
+    struct cairn_stream *stream; /* NULL: not connected */
+    bool hello_sent, ready;      /* Welcome came */
+    uint32_t next_request;
+    uint64_t retry_at_ms;
+    uint32_t retry_delay_ms, heartbeat_ms, lease_ms;
+    uint64_t heard_ms, spoke_ms;
+};
+
+/* ---- error.c: this thread's last sentence ---- */
+/* Returns `status`, so that a function ends with `return cairn_client_fail(...)`. */
+cairn_status cairn_client_fail(cairn_status status, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* ---- session.c ---- */
+uint64_t cairn_client_now_ms(void);
+/* Wakes the loop thread to look at asks and commands. Any thread. */
+void cairn_session_kick(struct session *s);
+/* Sleeps on `changed` until the deadline; false when it has passed. Under the lock. */
+bool cairn_session_sleep(struct session *s, uint64_t deadline_ms);
+/* Appends a command that the loop thread frees. Any thread. */
+void cairn_session_command(struct session *s, struct command *command);
+
+/* ---- control.c, loop thread unless it says otherwise ---- */
+void cairn_control_tick(struct session *s); /* connect, heartbeat, lease */
+void cairn_control_run(struct session *s);  /* send what waits */
+/* Sends without an ask; a failure shows as the stream's end. */
+void cairn_control_send(struct session *s, uint16_t type, uint32_t request,
+                        const ProtobufCMessage *message);
+/* Caller's thread: sends the request, waits for its reply of `reply_type` (*reply_out, freed by the
+ * caller) or its failure. Sets this thread's sentence. */
+cairn_status cairn_control_ask(struct session *s, struct job *job, uint16_t type,
+                               const ProtobufCMessage *message, uint16_t reply_type,
+                               uint64_t deadline_ms, ProtobufCMessage **reply_out) CAIRN_MUST_CHECK;
+
+/* Caller's thread: sets this thread's sentence to whom a call waits for that has just timed out. */
+cairn_status cairn_control_fail_awaited(struct session *s, struct job *job, uint16_t type);
+
+/* ---- attach.c, loop thread ---- */
+void cairn_attach_begin(struct job *job);
+void cairn_attach_on_attached(struct job *job, Cairn__Attached *attached); /* takes it */
+void cairn_attach_on_page(struct job *job, const Cairn__Page *page);
+void cairn_attach_on_error(struct job *job, cairn_status status, const char *text);
+void cairn_attach_on_shards(struct job *job, const Cairn__ShardsChanged *message);
+void cairn_attach_lost(struct job *job); /* the control connection is gone */
+void cairn_attach_release(struct job *job);
+/* Fails the job for good: every call says so. */
+void cairn_job_fail(struct job *job, cairn_status status, const char *text);
+
+/* ---- link.c: endpoints to shards, loop thread ---- */
+void cairn_link_tick(struct shard_link *link, uint64_t now_ms);
+void cairn_link_close(struct shard_link *link);
+/* Gives the connection up and begins anew; everything unanswered is asked again. */
+void cairn_link_restart(struct shard_link *link);
+/* CAIRN_OK: taken by the fabric. on_sent may be NULL without payload. */
+cairn_status cairn_link_send(struct shard_link *link, struct cairn_chunk_header *header,
+                             const void *payload, size_t payload_bytes,
+                             cairn_fabric_done_fn *on_sent, void *arg) CAIRN_MUST_CHECK;
+void cairn_link_on_message(void *session, const void *header, size_t header_bytes,
+                           size_t payload_bytes, struct cairn_fabric_message *message);
+
+/* ---- part.c: loop thread ---- */
+/* A part of the op for chunk `chunk` of the shard; `whole` is the tensor's first byte in the caller's
+ * memory. NULL: out of memory. */
+struct part *cairn_part_new(struct job *job, const struct command *command, uint32_t shard,
+                            uint64_t chunk);
+/* It was never sent: as if it had not been made. */
+void cairn_part_undo(struct part *part);
+/* Not 0. CAIRN_PART_COOKIE is set in it. */
+#define CAIRN_PART_COOKIE ((uint64_t)1 << 63)
+uint64_t cairn_part_cookie(const struct part *part);
+/* NULL: a former use, or not one of ours. */
+struct part *cairn_part_of_cookie(const struct job *job, uint64_t cookie);
+/* It is answered; the first status stays. */
+void cairn_part_end(struct part *part, cairn_status status);
+/* Sends its chunk with `header`, of which it fills in what a part knows. */
+cairn_status cairn_part_send(struct part *part, struct cairn_chunk_header *header) CAIRN_MUST_CHECK;
+void cairn_part_loan(struct part *part);
+void cairn_part_loan_back(struct part *part);
+/* Where a put, push or fetch stands: the shard and chunk that are next. False: it is cut whole. */
+bool cairn_command_chunk(struct command *command, uint32_t *shard_out, uint64_t *chunk_out);
+/* True, and the op is ended, if the job is closing or has failed. */
+bool cairn_command_refused(struct command *command);
+
+/* ---- transfer.c: puts and fetches; loop thread ---- */
+bool cairn_transfer_run(struct command *command);
+void cairn_transfer_pump(struct shard_link *link);
+void cairn_transfer_on_answer(struct shard_link *link, const struct cairn_chunk_header *header);
+void cairn_transfer_on_data(struct shard_link *link, const struct cairn_chunk_header *header,
+                            struct cairn_fabric_message *message);
+void cairn_transfer_lost(struct shard_link *link);
+/* Ends every put and fetch of the job with `status`. */
+void cairn_transfer_fail_all(struct job *job, cairn_status status);
+
+/* ---- round.c: pushes, loop thread ---- */
+bool cairn_round_push_run(struct command *command);
+bool cairn_round_micro_end_run(struct command *command);
+bool cairn_round_commit_run(struct command *command);
+void cairn_round_on_opened(struct job *job, const Cairn__RoundOpened *opened);
+void cairn_round_on_grant(struct shard_link *link);
+void cairn_round_on_answer(struct shard_link *link, const struct cairn_chunk_header *header);
+void cairn_round_lost(struct shard_link *link);
+/* The coordinator's word about a round. */
+void cairn_round_on_result(struct job *job, const Cairn__RoundResult *result);
+/* Every part of the machine ends; it is dropped. */
+void cairn_round_drop(struct job *job, cairn_status status);
+
+/* ---- op.c ---- */
+/* A new op with the loop's reference, and one of the handle if `with_handle`. NULL: out of memory. */
+struct op *cairn_op_new(struct job *job, uint8_t kind, bool with_handle);
+void cairn_op_unref(struct op *op);
+/* Loop thread: counts a part more, a part less; the last one completes the op. */
+void cairn_op_part_begin(struct op *op);
+void cairn_op_part_end(struct op *op, cairn_status status, const char *why);
+
+void cairn_job_ref(struct job *job);   /* not under the lock */
+void cairn_job_unref(struct job *job); /* frees it with the last one; not under the lock */
+void cairn_session_unref(struct session *s);
+
+#endif
