@@ -62,7 +62,10 @@ static ucs_status_t apply(ucp_config_t *config, const struct cairn_fabric_option
         status = ucp_config_modify(config, "NET_DEVICES", or_default(options->net_devices, "lo"));
     if (status == UCS_OK)
         status = ucp_config_modify(config, "PORT_RANGE", or_default(options->port_range, "0"));
-    // Strangers at the port are logged as errors, one line each: a flood is theirs to make.
+    // The cache of registered memory listens to every munmap of the process. TCP registers nothing.
+    if (status == UCS_OK && options->transports == NULL)
+        status = ucp_config_modify(config, "RCACHE_ENABLE", "n");
+    // A peer that is gone is an "error" to UCX, with wrong advice, on stdout. We say it in our words.
     if (status == UCS_OK && getenv("UCX_LOG_LEVEL") == NULL)
         status = ucp_config_modify(config, "LOG_LEVEL", "fatal");
     return status;

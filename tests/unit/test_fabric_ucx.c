@@ -2,6 +2,7 @@
  * environment, and at rest. The checks of UCX's manners that the fabric stands on. */
 #include <arpa/inet.h>
 #include <check.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -371,12 +372,14 @@ START_TEST(crash_signals_belong_to_the_host_process)
     node_open(&here, "ucx", NULL);
     ck_assert_int_eq(sigaction(SIGBUS, NULL, &action), 0);
     ck_assert_ptr_eq(action.sa_handler, on_host_signal);
-#ifndef __SANITIZE_ADDRESS__ // which has handlers of its own
-    ck_assert_int_eq(sigaction(SIGSEGV, NULL, &action), 0);
-    ck_assert_ptr_eq(action.sa_handler, SIG_DFL);
-    ck_assert_int_eq(sigaction(SIGFPE, NULL, &action), 0);
-    ck_assert_ptr_eq(action.sa_handler, SIG_DFL);
-#endif
+    static const int crash_signals[] = { SIGILL, SIGSEGV, SIGFPE };
+    for (size_t i = 0; i < 3; i++) { // the default, or a sanitizer's: not UCX's
+        Dl_info where = { 0 };
+        ck_assert_int_eq(sigaction(crash_signals[i], NULL, &action), 0);
+        if (action.sa_handler == SIG_DFL) continue;
+        ck_assert(dladdr(*(void **)&action.sa_handler, &where) != 0);
+        ck_assert_ptr_null(strstr(where.dli_fname, "libucs"));
+    }
     node_close(&here);
 }
 END_TEST
