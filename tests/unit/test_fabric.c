@@ -1,5 +1,6 @@
 /* What every fabric promises, over "mem" and over "ucx" on loopback; then what only "mem" does. */
 #include <check.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -517,6 +518,36 @@ START_TEST(a_sender_that_touches_a_buffer_on_loan_is_found_out)
 }
 END_TEST
 
+static void *drive_b(void *unused)
+{
+    (void)unused;
+    pump(&b, NULL, &b.received, 400);
+    pump(&b, NULL, &b.sent, 400);
+    return NULL;
+}
+
+START_TEST(nodes_may_live_on_threads_of_their_own)
+{
+    pthread_t thread;
+    open_pair(MEM, (struct cairn_fabric_options) { 0 });
+    a.manner = b.manner = NODE_RECEIVES;
+    fill(bytes, 100000, 1);
+    for (unsigned i = 0; i < 200; i++) { // each owner's own calls: before the thread, or on it
+        node_send(&a, to_b, 1, bytes, 100);
+        node_send(&a, to_b, 1, bytes, 100000);
+        node_send(&b, to_a, 1, bytes, 100);
+        node_send(&b, to_a, 1, bytes, 100000);
+    }
+    ck_assert_int_eq(pthread_create(&thread, NULL, drive_b, NULL), 0);
+    pump(&a, NULL, &a.received, 400);
+    pump(&a, NULL, &a.sent, 400);
+    pthread_join(thread, NULL);
+    for (unsigned i = 0; i < 400; i++)
+        ck_assert(is_filled(b.arrivals[i].buffer, b.arrivals[i].payload_bytes, 1));
+    close_pair();
+}
+END_TEST
+
 START_TEST(an_unknown_kind_is_refused_with_the_known_ones)
 {
     struct cairn_fabric *fabric;
@@ -557,6 +588,7 @@ int main(void)
     tcase_add_test(mem, messages_overtake_and_repeat_but_none_is_lost_without_a_cut);
     tcase_add_test(mem, a_cut_tells_both_ends_and_fails_what_was_held_or_under_way);
     tcase_add_test(mem, a_sender_that_touches_a_buffer_on_loan_is_found_out);
+    tcase_add_test(mem, nodes_may_live_on_threads_of_their_own);
     tcase_add_test(mem, an_unknown_kind_is_refused_with_the_known_ones);
 
     Suite *suite = suite_create("fabric");
