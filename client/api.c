@@ -75,7 +75,7 @@ static cairn_status refuse_dtype(const char *tensor, const struct cairn_mem *mem
 {
     return cairn_client_fail(CAIRN_ERR_INVALID,
                              "tensor %s: mem.dtype is %d (%s); %s is allowed here", tensor,
-                             (int)mem->dtype, cairn_dtype_name(mem->dtype), allowed);
+                             (int)mem->dtype, cairn_dtype_name((int)mem->dtype), allowed);
 }
 
 /* Fails like the job has, if it has. */
@@ -383,7 +383,7 @@ static cairn_status take_result(const Cairn__RoundResult *result, struct cairn_r
                                                                    : CAIRN_ERR_PROTOCOL;
     if (status != CAIRN_OK)
         return cairn_client_fail(status, "%s",
-                                 result->text[0] != 0 ? result->text : cairn_status_text(status));
+                                 result->text[0] != 0 ? result->text : cairn_status_text((int)status));
     out->step = result->step;
     out->version = (struct cairn_version) { result->generation, result->step };
     out->grad_norm = result->grad_norm;
@@ -447,7 +447,7 @@ static cairn_status fetch_inside(struct job *job, struct cairn_version version, 
         return cairn_client_fail(CAIRN_ERR_NOT_FOUND, "tensor %s has no plane %s", tensor, plane);
     const cairn_dtype dtype = number == CAIRN_PLANE_WIRE ? job->spec.tensors[index].wire
                                                          : CAIRN_F32;
-    if (mem->dtype != dtype) return refuse_dtype(tensor, mem, cairn_dtype_name(dtype));
+    if (mem->dtype != dtype) return refuse_dtype(tensor, mem, cairn_dtype_name((int)dtype));
     const struct command pattern = { .tensor = (uint32_t)index,
                                      .plane = (uint8_t)number,
                                      .dtype = (uint8_t)dtype,

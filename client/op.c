@@ -76,7 +76,7 @@ void cairn_op_part_end(struct op *op, cairn_status status, const char *why)
 {
     if (status != CAIRN_OK && op->status == CAIRN_OK) {
         op->status = status;
-        cairn_sentence_set(&op->why, "%s", why != NULL ? why : cairn_status_text(status));
+        cairn_sentence_set(&op->why, "%s", why != NULL ? why : cairn_status_text((int)status));
     }
     if (--op->open_parts == 0) complete(op);
 }

@@ -1,0 +1,140 @@
+/* cairn job list | show | digest */
+#include "client/ctl/ctl.h"
+
+#define DIGEST_TIMEOUT_MS 600000
+
+static json_t *group_json(const Cairn__GroupSpec *g)
+{
+    return json_pack("{s:s, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:b}", "name", g->name, "optimizer",
+                     g->optimizer, "lr", g->lr, "beta1", g->beta1, "beta2", g->beta2, "eps", g->eps,
+                     "weight_decay", g->weight_decay, "momentum", g->momentum, "nesterov",
+                     (int)g->nesterov);
+}
+
+static json_t *job_json(const Cairn__JobStatus *j)
+{
+    json_t *groups = json_array();
+    for (size_t i = 0; i < j->n_groups; i++)
+        json_array_append_new(groups, group_json(j->groups[i]));
+    json_t *object = json_pack(
+        "{s:s, s:s, s:I, s:I, s:I, s:I, s:s, s:i, s:i, s:i, s:I, s:I, s:o}", "name", j->name,
+        "state", j->state, "generation", (json_int_t)j->generation, "step", (json_int_t)j->step,
+        "epoch", (json_int_t)j->epoch, "round", (json_int_t)j->round, "awaited", j->awaited,
+        "workers", (int)j->workers, "workers_min", (int)j->workers_min, "shards", (int)j->shards,
+        "tensors", (json_int_t)j->tensors, "elems", (json_int_t)j->elems, "groups", groups);
+    json_t *more = json_pack(
+        "{s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:s, s:f}", "state_bytes",
+        (json_int_t)j->state_bytes, "pushed_bytes", (json_int_t)j->pushed_bytes, "fetched_bytes",
+        (json_int_t)j->fetched_bytes, "steps_applied", (json_int_t)j->steps_applied,
+        "rounds_skipped", (json_int_t)j->rounds_skipped, "rounds_abandoned",
+        (json_int_t)j->rounds_abandoned, "loss_scale", j->loss_scale, "last_grad_norm",
+        j->last_grad_norm, "layout_hash", j->layout_hash, "heaviest_over_mean",
+        j->heaviest_over_mean);
+    json_object_update_missing(object, more);
+    json_decref(more);
+    return object;
+}
+
+int cairn_ctl_job_list(struct ctl *ctl)
+{
+    static const char *const headers[] = { "JOB",     "STATE",  "GENERATION",  "STEP",
+                                           "WORKERS", "SHARDS", "STATE BYTES", "WAITS FOR" };
+    const Cairn__JobListGet get = CAIRN__JOB_LIST_GET__INIT;
+    ProtobufCMessage *reply;
+    cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_JOB_LIST_GET, &get.base, CAIRN_MSG_JOB_LIST,
+                                         &reply);
+    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    const Cairn__JobList *list = (const Cairn__JobList *)reply;
+    if (ctl->json) {
+        json_t *jobs = json_array();
+        for (size_t i = 0; i < list->n_jobs; i++)
+            json_array_append_new(jobs, job_json(list->jobs[i]));
+        cairn_ctl_print_json(json_pack("{s:o}", "jobs", jobs));
+    } else {
+        struct ctl_table *table = cairn_ctl_table_open(headers, 8);
+        for (size_t i = 0; i < list->n_jobs; i++) {
+            const Cairn__JobStatus *j = list->jobs[i];
+            cairn_ctl_table_cell(table, "%s", j->name);
+            cairn_ctl_table_cell(table, "%s", j->state);
+            cairn_ctl_table_cell(table, "%llu", (unsigned long long)j->generation);
+            cairn_ctl_table_cell(table, "%llu", (unsigned long long)j->step);
+            cairn_ctl_table_cell(table, "%u of %u", j->workers, j->workers_min);
+            cairn_ctl_table_cell(table, "%u", j->shards);
+            cairn_ctl_table_cell(table, "%s", cairn_ctl_bytes(j->state_bytes));
+            cairn_ctl_table_cell(table, "%s", j->awaited);
+        }
+        cairn_ctl_table_close(table, ctl);
+    }
+    cairn_message_free(reply);
+    return 0;
+}
+
+static void print_job(const Cairn__JobStatus *j)
+{
+    cairn_ctl_line("job", "%s", j->name);
+    cairn_ctl_line("state", "%s", j->state);
+    cairn_ctl_line("version", "generation %llu, step %llu", (unsigned long long)j->generation,
+                   (unsigned long long)j->step);
+    cairn_ctl_line("epoch, round", "%llu, %llu", (unsigned long long)j->epoch,
+                   (unsigned long long)j->round);
+    if (j->awaited[0] != 0) cairn_ctl_line("waits for", "%s", j->awaited);
+    cairn_ctl_line("workers", "%u attached, at least %u", j->workers, j->workers_min);
+    cairn_ctl_line("shards", "%u, heaviest/mean %.3f, layout %s", j->shards, j->heaviest_over_mean,
+                   j->layout_hash);
+    cairn_ctl_line("tensors", "%llu, %llu elements, %s of state", (unsigned long long)j->tensors,
+                   (unsigned long long)j->elems, cairn_ctl_bytes(j->state_bytes));
+    for (size_t i = 0; i < j->n_groups; i++) {
+        const Cairn__GroupSpec *g = j->groups[i];
+        cairn_ctl_line("group", "%s: %s lr %g betas %g %g eps %g weight_decay %g momentum %g%s",
+                       g->name, g->optimizer, g->lr, g->beta1, g->beta2, g->eps, g->weight_decay,
+                       g->momentum, g->nesterov ? " nesterov" : "");
+    }
+    cairn_ctl_line("loss scale", "%g", j->loss_scale);
+    cairn_ctl_line("gradient norm", "%g", j->last_grad_norm);
+    cairn_ctl_line("pushed, fetched", "%s, %s", cairn_ctl_bytes(j->pushed_bytes),
+                   cairn_ctl_bytes(j->fetched_bytes));
+    cairn_ctl_line("rounds",
+                   "%llu applied, %llu skipped, %llu abandoned since the coordinator started",
+                   (unsigned long long)j->steps_applied, (unsigned long long)j->rounds_skipped,
+                   (unsigned long long)j->rounds_abandoned);
+}
+
+int cairn_ctl_job_show(struct ctl *ctl)
+{
+    Cairn__JobShow show = CAIRN__JOB_SHOW__INIT;
+    show.name = ctl->argv[0];
+    ProtobufCMessage *reply;
+    cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_JOB_SHOW, &show.base, CAIRN_MSG_JOB_STATUS,
+                                         &reply);
+    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (ctl->json)
+        cairn_ctl_print_json(job_json((const Cairn__JobStatus *)reply));
+    else
+        print_job((const Cairn__JobStatus *)reply);
+    cairn_message_free(reply);
+    return 0;
+}
+
+int cairn_ctl_job_digest(struct ctl *ctl)
+{
+    Cairn__JobDigestGet get = CAIRN__JOB_DIGEST_GET__INIT;
+    get.name = ctl->argv[0];
+    if (ctl->timeout_ms == 0) ctl->timeout_ms = DIGEST_TIMEOUT_MS;
+    ProtobufCMessage *reply;
+    cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_JOB_DIGEST_GET, &get.base,
+                                         CAIRN_MSG_JOB_DIGEST, &reply);
+    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    const Cairn__JobDigest *digest = (const Cairn__JobDigest *)reply;
+    const char *root = cairn_ctl_hex(digest->root);
+    if (ctl->json)
+        cairn_ctl_print_json(json_pack("{s:s, s:I, s:I, s:s}", "job", get.name, "generation",
+                                       (json_int_t)digest->generation, "step",
+                                       (json_int_t)digest->step, "content_root", root));
+    else if (ctl->quiet)
+        printf("%s\n", root);
+    else
+        printf("%s  %s generation %llu step %llu\n", root, get.name,
+               (unsigned long long)digest->generation, (unsigned long long)digest->step);
+    cairn_message_free(reply);
+    return 0;
+}

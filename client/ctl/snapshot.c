@@ -1,0 +1,128 @@
+/* cairn snapshot create | list | show | restore */
+#include <time.h>
+
+#include "client/ctl/ctl.h"
+
+#define SNAPSHOT_TIMEOUT_MS 600000
+
+static const char *created(const Cairn__SnapshotStatus *s)
+{
+    static char text[32];
+    const time_t seconds = (time_t)(s->created_unix_ms / 1000);
+    struct tm utc;
+    if (s->created_unix_ms == 0 || gmtime_r(&seconds, &utc) == NULL) return "";
+    strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
+    return text;
+}
+
+static json_t *snapshot_json(const Cairn__SnapshotStatus *s)
+{
+    return json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:i, s:i, s:s, s:s}", "id", s->id, "job",
+                     s->job, "state", s->state, "path", s->path, "generation",
+                     (json_int_t)s->generation, "step", (json_int_t)s->step, "bytes",
+                     (json_int_t)s->bytes, "files", (int)s->files, "shards", (int)s->shards,
+                     "content_root", cairn_ctl_hex(s->content_root), "created", created(s));
+}
+
+static void print_snapshot(const Cairn__SnapshotStatus *s)
+{
+    cairn_ctl_line("snapshot", "%s", s->id);
+    cairn_ctl_line("job", "%s", s->job);
+    cairn_ctl_line("state", "%s", s->state);
+    cairn_ctl_line("version", "generation %llu, step %llu", (unsigned long long)s->generation,
+                   (unsigned long long)s->step);
+    if (s->files > 0)
+        cairn_ctl_line("size", "%s in %u files of %u shards", cairn_ctl_bytes(s->bytes), s->files,
+                       s->shards);
+    if (s->content_root.len > 0)
+        cairn_ctl_line("content root", "%s", cairn_ctl_hex(s->content_root));
+    if (s->created_unix_ms > 0) cairn_ctl_line("created", "%s", created(s));
+    if (s->path[0] != 0) cairn_ctl_line("path", "%s", s->path);
+}
+
+/* Sends the request and prints the one snapshot that comes back. */
+static int call_and_print(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message)
+{
+    ProtobufCMessage *reply;
+    if (ctl->timeout_ms == 0) ctl->timeout_ms = SNAPSHOT_TIMEOUT_MS;
+    cairn_status called = cairn_ctl_call(ctl, type, message, CAIRN_MSG_SNAPSHOT_STATUS, &reply);
+    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    const Cairn__SnapshotStatus *snapshot = (const Cairn__SnapshotStatus *)reply;
+    if (ctl->json)
+        cairn_ctl_print_json(snapshot_json(snapshot));
+    else if (ctl->quiet)
+        printf("%s\n", snapshot->id);
+    else
+        print_snapshot(snapshot);
+    cairn_message_free(reply);
+    return 0;
+}
+
+int cairn_ctl_snapshot_create(struct ctl *ctl)
+{
+    Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
+    create.job = ctl->argv[0];
+    create.wait = ctl->wait;
+    return call_and_print(ctl, CAIRN_MSG_SNAPSHOT_CREATE, &create.base);
+}
+
+int cairn_ctl_snapshot_show(struct ctl *ctl)
+{
+    Cairn__SnapshotShow show = CAIRN__SNAPSHOT_SHOW__INIT;
+    show.job = ctl->argv[0];
+    show.id = ctl->argv[1];
+    return call_and_print(ctl, CAIRN_MSG_SNAPSHOT_SHOW, &show.base);
+}
+
+int cairn_ctl_snapshot_restore(struct ctl *ctl)
+{
+    Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
+    const bool by_id = ctl->argc == 2 && ctl->path == NULL && ctl->job == NULL;
+    const bool by_path = ctl->argc == 0 && ctl->path != NULL;
+    if (!by_id && !by_path)
+        return cairn_ctl_fail(CAIRN_ERR_INVALID,
+                              "usage: cairn snapshot restore JOB ID, or "
+                              "cairn snapshot restore --path FOLDER [--job NAME]");
+    if (by_id) {
+        restore.job = ctl->argv[0];
+        restore.id = ctl->argv[1];
+    } else {
+        restore.path = (char *)(uintptr_t)ctl->path;
+        if (ctl->job != NULL) restore.job = (char *)(uintptr_t)ctl->job;
+    }
+    return call_and_print(ctl, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base);
+}
+
+int cairn_ctl_snapshot_list(struct ctl *ctl)
+{
+    static const char *const headers[] = { "JOB",  "ID",     "GENERATION", "STEP",
+                                           "SIZE", "SHARDS", "CREATED" };
+    Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
+    if (ctl->argc == 1) get.job = ctl->argv[0];
+    ProtobufCMessage *reply;
+    cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base,
+                                         CAIRN_MSG_SNAPSHOT_LIST, &reply);
+    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    const Cairn__SnapshotList *list = (const Cairn__SnapshotList *)reply;
+    if (ctl->json) {
+        json_t *snapshots = json_array();
+        for (size_t i = 0; i < list->n_snapshots; i++)
+            json_array_append_new(snapshots, snapshot_json(list->snapshots[i]));
+        cairn_ctl_print_json(json_pack("{s:o}", "snapshots", snapshots));
+    } else {
+        struct ctl_table *table = cairn_ctl_table_open(headers, 7);
+        for (size_t i = 0; i < list->n_snapshots; i++) {
+            const Cairn__SnapshotStatus *s = list->snapshots[i];
+            cairn_ctl_table_cell(table, "%s", s->job);
+            cairn_ctl_table_cell(table, "%s", s->id);
+            cairn_ctl_table_cell(table, "%llu", (unsigned long long)s->generation);
+            cairn_ctl_table_cell(table, "%llu", (unsigned long long)s->step);
+            cairn_ctl_table_cell(table, "%s", cairn_ctl_bytes(s->bytes));
+            cairn_ctl_table_cell(table, "%u", s->shards);
+            cairn_ctl_table_cell(table, "%s", created(s));
+        }
+        cairn_ctl_table_close(table, ctl);
+    }
+    cairn_message_free(reply);
+    return 0;
+}
