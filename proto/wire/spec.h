@@ -25,6 +25,7 @@
 #define CAIRN_SPEC_CHUNK_LEAVES_MAX 256 /* 4 MiB of f32 = CAIRN_CHUNK_PAYLOAD_MAX */
 #define CAIRN_SPEC_SPREAD_MAX       65536
 #define CAIRN_SPEC_WINDOW_MAX       1024
+#define CAIRN_SPEC_HYPER_MAX        1e18 /* hyper-parameters, as in optimizer.h; betas: below 1 */
 
 /* What a round with a non-finite gradient does: SKIP changes nothing and goes on, FAIL reports
  * CAIRN_ERR_NONFINITE to every worker. */

@@ -98,17 +98,23 @@ static cairn_status check_job(const struct cairn_job_spec_data *spec, struct cai
     return CAIRN_OK;
 }
 
-/* 0 <= value < max, which may be infinite, or a sentence. */
-static bool hyper_in(const struct cairn_group_spec *g, const char *field, double value, double max,
+/* 0 <= value <= CAIRN_SPEC_HYPER_MAX, or a sentence. */
+static bool hyper_in(const struct cairn_group_spec *g, const char *field, double value,
                      struct cairn_sentence *why)
 {
-    if (isfinite(value) && value >= 0 && value < max) return true;
-    if (isinf(max))
-        cairn_sentence_set(why, "group \"%s\": %s is %g; allowed: 0 or more, finite", g->name,
-                           field, value);
-    else
-        cairn_sentence_set(why, "group \"%s\": %s is %g; allowed: 0 to below %g", g->name, field,
-                           value, max);
+    if (value >= 0 && value <= CAIRN_SPEC_HYPER_MAX) return true; // no NaN passes
+    cairn_sentence_set(why, "group \"%s\": %s is %g; allowed: 0 to %g", g->name, field, value,
+                       CAIRN_SPEC_HYPER_MAX);
+    return false;
+}
+
+/* 0 <= value < 1, or a sentence. */
+static bool beta_in(const struct cairn_group_spec *g, const char *field, double value,
+                    struct cairn_sentence *why)
+{
+    if (value >= 0 && value < 1) return true;
+    cairn_sentence_set(why, "group \"%s\": %s is %.17g; allowed: 0 to below 1", g->name, field,
+                       value);
     return false;
 }
 
@@ -146,10 +152,10 @@ static cairn_status check_group(const struct cairn_group_spec *g, const char *co
                           "group \"%s\": there is no optimizer \"%s\"; known: %s", g->name,
                           quotable(g->optimizer), known);
     }
-    if (!hyper_in(g, "lr", g->lr, INFINITY, why) || !hyper_in(g, "beta1", g->beta1, 1, why) ||
-        !hyper_in(g, "beta2", g->beta2, 1, why) || !hyper_in(g, "eps", g->eps, INFINITY, why) ||
-        !hyper_in(g, "weight_decay", g->weight_decay, INFINITY, why) ||
-        !hyper_in(g, "momentum", g->momentum, INFINITY, why)) {
+    if (!hyper_in(g, "lr", g->lr, why) || !beta_in(g, "beta1", g->beta1, why) ||
+        !beta_in(g, "beta2", g->beta2, why) || !hyper_in(g, "eps", g->eps, why) ||
+        !hyper_in(g, "weight_decay", g->weight_decay, why) ||
+        !hyper_in(g, "momentum", g->momentum, why)) {
         return CAIRN_ERR_INVALID;
     }
     if (g->nesterov && g->momentum <= 0) {

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/wire/optimizer.h"
 #include "proto/wire/spec.h"
 
 static const char *const optimizers[] = { "adamw", "adam", "sgd", NULL };
@@ -113,6 +114,10 @@ static void beta_one(struct cairn_job_spec_data *s)
 {
     s->groups[0].beta2 = 1;
 }
+static void lr_infinite(struct cairn_job_spec_data *s)
+{
+    s->groups[0].lr = INFINITY;
+}
 static void lr_negative(struct cairn_job_spec_data *s)
 {
     s->groups[0].lr = -1;
@@ -211,6 +216,7 @@ static const struct spoil spoils[] = {
     { "optimizer", unknown_optimizer, CAIRN_ERR_UNSUPPORTED, "known: adamw, adam, sgd" },
     { "beta 1", beta_one, CAIRN_ERR_INVALID, "beta2 is 1" },
     { "lr", lr_negative, CAIRN_ERR_INVALID, "lr is -1" },
+    { "lr inf", lr_infinite, CAIRN_ERR_INVALID, "lr is inf; allowed: 0 to 1e+18" },
     { "nesterov", nesterov_alone, CAIRN_ERR_INVALID, "momentum" },
     { "unused group", unused_group, CAIRN_ERR_INVALID, "\"embeddings\" has no trained tensor" },
     { "two groups", twin_group, CAIRN_ERR_INVALID, "two groups have the name \"all\"" },
@@ -240,6 +246,32 @@ START_TEST(a_bad_spec_is_refused_with_field_value_and_what_is_allowed)
     spoil->change(&spec);
     ck_assert_msg(cairn_spec_check(&spec, optimizers, &why) == spoil->status, "%s", spoil->what);
     ck_assert_msg(strstr(why.text, spoil->word) != NULL, "%s: \"%s\"", spoil->what, why.text);
+    cairn_spec_release(&spec);
+}
+END_TEST
+
+START_TEST(what_the_check_passes_every_optimizer_takes)
+{
+    const double extremes[] = { 0, 5e-324, 1e-8, CAIRN_SPEC_HYPER_MAX };
+    const double betas[] = { 0, 5e-324, 0.9, 0x1.fffffffffffffp-1 };
+    struct cairn_job_spec_data spec = good_spec();
+    struct cairn_group_spec *g = &spec.groups[0];
+    for (const char *const *name = cairn_optimizer_names(); *name != NULL; name++) {
+        replace(&g->optimizer, *name);
+        for (unsigned i = 0; i < 1u << 13; i++) {
+            g->lr = extremes[i & 3];
+            g->beta1 = betas[i >> 2 & 3];
+            g->beta2 = betas[i >> 4 & 3];
+            g->eps = extremes[i >> 6 & 3];
+            g->weight_decay = extremes[i >> 8 & 3];
+            g->momentum = extremes[i >> 10 & 3];
+            g->nesterov = i >> 12 != 0;
+            if (g->nesterov && g->momentum == 0) continue;
+            struct cairn_group_hyper hyper;
+            ck_assert_int_eq(cairn_spec_check(&spec, cairn_optimizer_names(), NULL), CAIRN_OK);
+            ck_assert_int_eq(cairn_group_hyper_of_spec(g, &hyper, NULL), CAIRN_OK);
+        }
+    }
     cairn_spec_release(&spec);
 }
 END_TEST
@@ -349,6 +381,7 @@ int main(void)
     tcase_add_test(tcase, a_good_spec_passes);
     tcase_add_loop_test(tcase, a_bad_spec_is_refused_with_field_value_and_what_is_allowed, 0,
                         sizeof spoils / sizeof spoils[0]);
+    tcase_add_test(tcase, what_the_check_passes_every_optimizer_takes);
     tcase_add_test(tcase, a_name_of_255_bytes_passes_and_of_256_is_refused);
     tcase_add_test(tcase, an_index_means_the_same_whatever_order_a_worker_lists);
     tcase_add_test(tcase, a_copy_is_equal_and_owns_its_memory);

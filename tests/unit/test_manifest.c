@@ -1,0 +1,299 @@
+/* manifest.json: what is written comes back; what is not exactly that is refused. And the names. */
+#include <check.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/wire/manifest.h"
+#include "proto/wire/optimizer.h"
+#include "proto/wire/snapshot_file.h"
+
+#define FILE_1 "model/shard-00001-model-00001-of-00001.safetensors"
+#define FILE_2 "optim/shard-00001-model-00001-of-00001.safetensors"
+
+static char *borrowed(const char *text)
+{
+    return (char *)(uintptr_t)text; // the spec copies it
+}
+
+static void add_tensor(struct cairn_job_spec_data *spec, const char *name, cairn_kind kind,
+                       struct cairn_shape shape)
+{
+    const struct cairn_tensor_spec t = { .name = borrowed(name),
+                                         .unit = borrowed("block.0"),
+                                         .group = borrowed(kind == CAIRN_TRAINED ? "all" : ""),
+                                         .kind = kind,
+                                         .wire = CAIRN_BF16,
+                                         .reduce = CAIRN_F32,
+                                         .master = CAIRN_F32,
+                                         .shape = shape };
+    ck_assert_int_eq(cairn_spec_add_tensor(spec, &t), CAIRN_OK);
+}
+
+static struct cairn_manifest good_manifest(void)
+{
+    struct cairn_manifest m;
+    cairn_manifest_init(&m);
+    ck_assert_int_eq(cairn_spec_set_name(&m.spec, "mnist"), CAIRN_OK);
+    struct cairn_group_spec g = cairn_group_default();
+    g.name = borrowed("all");
+    g.optimizer = borrowed("adamw");
+    g.lr = 0.1; // has no short binary form: must come back exactly
+    ck_assert_int_eq(cairn_spec_add_group(&m.spec, &g), CAIRN_OK);
+    add_tensor(&m.spec, "w\xc3\xa9\"\\", CAIRN_TRAINED, (struct cairn_shape) { 2, { 3, 5 } });
+    add_tensor(&m.spec, "scalar", CAIRN_FROZEN, (struct cairn_shape) { 0, { 0 } });
+    m.cluster = strdup("lab");
+    m.generation = 2;
+    m.step = INT64_MAX;
+    m.epoch = 7;
+    m.shard_count = 3;
+    m.loss_scale = 65536.0 / 3;
+    m.created_unix_s = 1795230245;
+    const uint8_t payload[] = { 0, 255, 16 }, hash[16] = { 1, 2, 0xfe };
+    ck_assert_int_eq(cairn_manifest_set_payload(&m, payload, 3), CAIRN_OK);
+    memset(m.content_root, 0xab, 32);
+    ck_assert_int_eq(cairn_manifest_add_file(&m, FILE_2, 1 << 20, hash), CAIRN_OK);
+    ck_assert_int_eq(cairn_manifest_add_file(&m, FILE_1, 12345, hash), CAIRN_OK);
+    return m;
+}
+
+static char *good_text(void)
+{
+    struct cairn_manifest m = good_manifest();
+    struct cairn_sentence why = { "" };
+    char *text = NULL;
+    size_t bytes = 0;
+    cairn_status status = cairn_manifest_encode(&m, &text, &bytes, &why);
+    ck_assert_msg(status == CAIRN_OK, "%s", why.text);
+    ck_assert_uint_eq(strlen(text), bytes);
+    cairn_manifest_release(&m);
+    return text;
+}
+
+START_TEST(a_manifest_comes_back_exactly)
+{
+    struct cairn_manifest a = good_manifest(), b;
+    char *text = good_text();
+    struct cairn_sentence why = { "" };
+    cairn_status status = cairn_manifest_decode(text, strlen(text), &b, &why);
+    ck_assert_msg(status == CAIRN_OK, "%s", why.text);
+    cairn_spec_canonicalize(&a.spec);
+    ck_assert_uint_eq(cairn_spec_diff(&a.spec, &b.spec, 0, NULL, NULL), 0);
+    ck_assert_str_eq(b.cluster, "lab");
+    ck_assert_uint_eq(b.generation, a.generation);
+    ck_assert_uint_eq(b.step, a.step);
+    ck_assert_uint_eq(b.epoch, a.epoch);
+    ck_assert_uint_eq(b.shard_count, a.shard_count);
+    ck_assert_uint_eq(b.created_unix_s, a.created_unix_s);
+    ck_assert_mem_eq(&b.loss_scale, &a.loss_scale, sizeof a.loss_scale);
+    ck_assert_uint_eq(b.payload_bytes, 3);
+    ck_assert_mem_eq(b.payload, a.payload, 3);
+    ck_assert_mem_eq(b.content_root, a.content_root, 32);
+    ck_assert_uint_eq(b.file_count, 2);
+    ck_assert_str_eq(b.files[0].path, FILE_1);
+    ck_assert_uint_eq(b.files[0].bytes, 12345);
+    ck_assert_mem_eq(b.files[1].xxh3_128, a.files[0].xxh3_128, 16);
+    free(text);
+    cairn_manifest_release(&a);
+    cairn_manifest_release(&b);
+}
+END_TEST
+
+/* A good manifest with `from` replaced by `to`, and a word of the sentence. */
+struct damage {
+    const char *from, *to;
+    const char *word;
+    cairn_status status;
+};
+
+static const struct damage damages[] = {
+    { "\"cairn snapshot\"", "\"zip\"", "format", CAIRN_ERR_CORRUPT },
+    { "\"version\": 1", "\"version\": 2", "reads 1", CAIRN_ERR_VERSION },
+    { "\"epoch\": 7", "\"epoch\": -7", "out of range", CAIRN_ERR_CORRUPT },
+    { "\"epoch\": 7", "\"epoch\": \"7\"", "the top", CAIRN_ERR_CORRUPT },
+    { "\"epoch\": 7", "\"epoch\": 7, \"epoch\": 7", "not JSON", CAIRN_ERR_CORRUPT },
+    { "\"epoch\": 7", "\"epoch\": 7, \"era\": 7", "era", CAIRN_ERR_CORRUPT },
+    { "\"epoch\": 7,", "", "epoch", CAIRN_ERR_CORRUPT },
+    { "\"shards\": 3", "\"shards\": 4294967296", "out of range", CAIRN_ERR_CORRUPT },
+    { "\"step\": 9223372036854775807", "\"step\": 9223372036854775808", "not JSON",
+      CAIRN_ERR_CORRUPT },
+    { "2026-11", "2026-13", "created", CAIRN_ERR_CORRUPT },
+    { "\"payload\": \"00ff10\"", "\"payload\": \"00ff1\"", "payload", CAIRN_ERR_CORRUPT },
+    { "\"payload\": \"00ff10\"", "\"payload\": \"00fg10\"", "payload", CAIRN_ERR_CORRUPT },
+    { "\"abab", "\"ab", "content_root", CAIRN_ERR_CORRUPT },
+    { "\"mnist\"", "\"../mnist\"", "job name", CAIRN_ERR_CORRUPT },
+    { "\"stage\": 0", "\"stage\": 9", "stage is 9", CAIRN_ERR_CORRUPT },
+    { "\"adamw\"", "\"muon\"", "no optimizer", CAIRN_ERR_CORRUPT },
+    { "\"skip\"", "\"hope\"", "on_nonfinite", CAIRN_ERR_CORRUPT },
+    { "\"frozen\"", "\"thawed\"", "kind", CAIRN_ERR_CORRUPT },
+    { "\"bf16\"", "\"bf17\"", "wire dtype", CAIRN_ERR_CORRUPT },
+    { "    3,\n", "    -3,\n", "shape", CAIRN_ERR_CORRUPT },
+    { "    3,\n", "    3.5,\n", "shape", CAIRN_ERR_CORRUPT },
+    { "    3,\n", "    281474976710656,\n", "2^48", CAIRN_ERR_CORRUPT },
+    { "\"name\": \"scalar\"", "\"name\": \"z\"", "not sorted", CAIRN_ERR_CORRUPT },
+    { "model/shard", "/etc/shard", "path", CAIRN_ERR_CORRUPT },
+    { "model/shard", "model/../shard", "path", CAIRN_ERR_CORRUPT },
+    { FILE_1, FILE_2, "not sorted by path", CAIRN_ERR_CORRUPT },
+    { "\"bytes\": 12345", "\"bytes\": -1", "below 0", CAIRN_ERR_CORRUPT },
+    { "\"xxh3_128\": \"0102fe", "\"xxh3_128\": \"01", "32 hex digits", CAIRN_ERR_CORRUPT },
+};
+
+START_TEST(a_manifest_that_is_not_exactly_ours_is_refused)
+{
+    const struct damage *damage = &damages[_i];
+    char *text = good_text(), *at = strstr(text, damage->from), *bad = NULL;
+    ck_assert_msg(at != NULL, "%s is not in\n%s", damage->from, text);
+    ck_assert_int_gt(
+        asprintf(&bad, "%.*s%s%s", (int)(at - text), text, damage->to, at + strlen(damage->from)),
+        0);
+    struct cairn_manifest m;
+    struct cairn_sentence why = { "" };
+    cairn_status status = cairn_manifest_decode(bad, strlen(bad), &m, &why);
+    ck_assert_msg(status == damage->status, "%s: %d %s", damage->to, status, why.text);
+    ck_assert_msg(strstr(why.text, damage->word) != NULL, "%s: \"%s\"", damage->to, why.text);
+    free(text);
+    free(bad);
+}
+END_TEST
+
+START_TEST(a_manifest_cut_anywhere_is_refused)
+{
+    char *text = good_text();
+    const size_t last = strlen(text) - 2; // behind the last brace there is a newline
+    for (size_t length = 0; length < last; length++) {
+        struct cairn_manifest m;
+        char *cut = malloc(length + 1); // exact, for the sanitizer
+        memcpy(cut, text, length);
+        ck_assert_int_eq(cairn_manifest_decode(cut, length, &m, NULL), CAIRN_ERR_CORRUPT);
+        free(cut);
+    }
+    free(text);
+}
+END_TEST
+
+START_TEST(what_a_reader_would_refuse_is_not_written)
+{
+    struct cairn_manifest m = good_manifest();
+    const uint8_t hash[16] = { 0 };
+    char *text = NULL;
+    size_t bytes = 0;
+    ck_assert_int_eq(cairn_manifest_add_file(&m, "model/../x", 1, hash), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_manifest_add_file(&m, FILE_1, UINT64_MAX, hash), CAIRN_ERR_INVALID);
+    m.loss_scale = NAN;
+    ck_assert_int_eq(cairn_manifest_encode(&m, &text, &bytes, NULL), CAIRN_ERR_INVALID);
+    m.loss_scale = 1;
+    m.epoch = UINT64_MAX;
+    ck_assert_int_eq(cairn_manifest_encode(&m, &text, &bytes, NULL), CAIRN_ERR_INVALID);
+    m.epoch = 1;
+    ck_assert_int_eq(cairn_manifest_add_file(&m, FILE_1, 1, hash), CAIRN_OK);
+    ck_assert_int_eq(cairn_manifest_encode(&m, &text, &bytes, NULL), CAIRN_ERR_INVALID);
+    ck_assert_ptr_null(text);
+    cairn_manifest_release(&m);
+}
+END_TEST
+
+START_TEST(only_paths_of_our_own_form_pass)
+{
+    ck_assert(cairn_snapshot_path_ok(FILE_1));
+    ck_assert(cairn_snapshot_path_ok("optim/shard-10000-model-00002-of-00015.safetensors"));
+    ck_assert(cairn_snapshot_path_ok("model/shard-123456-model-00002-of-00015.safetensors"));
+    static const char *const bad[] = {
+        "",
+        "model/",
+        "/model/shard-00001-model-00001-of-00001.safetensors",
+        "./model/shard-00001-model-00001-of-00001.safetensors",
+        "mode/shard-00001-model-00001-of-00001.safetensors",
+        "model/shard-1-model-00001-of-00001.safetensors",
+        "model/shard-00000-model-00001-of-00001.safetensors",
+        "model/shard-00001-model-00000-of-00001.safetensors",
+        "model/shard-00001-model-00002-of-00001.safetensors",
+        "model/shard-000001-model-00001-of-00001.safetensors",
+        "model/shard-+0001-model-00001-of-00001.safetensors",
+        "model/shard- 0001-model-00001-of-00001.safetensors",
+        "model/shard-00001-model-00001-of-00001.safetensors.tmp",
+        "model/shard-00001-model-00001-of-00001.safetensors/../../x",
+        "model/shard-9999999999-model-00001-of-00001.safetensors",
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        ck_assert_msg(!cairn_snapshot_path_ok(bad[i]), "%s", bad[i]);
+    }
+}
+END_TEST
+
+START_TEST(an_id_says_step_generation_and_attempt)
+{
+    char id[CAIRN_SNAPSHOT_ID_BYTES];
+    uint64_t generation = 0, step = 0;
+    cairn_snapshot_id_make(1, 12000, 1, id);
+    ck_assert_str_eq(id, "step-000000012000-g1");
+    ck_assert(cairn_snapshot_id_parse(id, &generation, &step));
+    ck_assert_uint_eq(generation, 1);
+    ck_assert_uint_eq(step, 12000);
+    cairn_snapshot_id_make(3, 1234567890123, 10, id);
+    ck_assert_str_eq(id, "step-1234567890123-g3-10");
+    ck_assert(cairn_snapshot_id_parse(id, &generation, &step));
+    static const char *const bad[] = { "",
+                                       "latest",
+                                       "step-12000-g1",
+                                       "step-000000012000-g1-1",
+                                       "step-000000012000-g1x",
+                                       "step-000000012000-g01",
+                                       "step-000000012000-g1-02",
+                                       "step-99999999999999999999-g1",
+                                       "step--00000012000-g1" };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        ck_assert_msg(!cairn_snapshot_id_parse(bad[i], &generation, &step), "%s", bad[i]);
+    }
+}
+END_TEST
+
+START_TEST(a_key_leads_back_to_its_tensor_and_plane)
+{
+    struct cairn_manifest m = good_manifest();
+    add_tensor(&m.spec, "w.exp_avg", CAIRN_TRAINED, (struct cairn_shape) { 1, { 4 } });
+    add_tensor(&m.spec, "empty", CAIRN_TRAINED, (struct cairn_shape) { 2, { 0, 4 } });
+    cairn_spec_canonicalize(&m.spec);
+    const struct cairn_job_spec_data *spec = &m.spec;
+    uint32_t tensor = 0, plane = 0;
+    for (uint32_t t = 0; t < spec->tensor_count; t++) {
+        for (uint32_t p = CAIRN_PLANE_PARAM; p < CAIRN_PLANE_COUNT; p++) {
+            char key[CAIRN_SNAPSHOT_KEY_BYTES];
+            const bool stored = (cairn_snapshot_planes(spec, t) & 1u << p) != 0;
+            cairn_snapshot_key(spec->tensors[t].name, p, key);
+            ck_assert(cairn_snapshot_key_find(spec, p != CAIRN_PLANE_PARAM, key, &tensor, &plane) ==
+                      stored);
+            if (stored) ck_assert_uint_eq(tensor, t);
+            if (stored) ck_assert_uint_eq(plane, p);
+        }
+    }
+    ck_assert_uint_eq(cairn_snapshot_planes(spec, cairn_spec_find_tensor(spec, "empty")), 0);
+    ck_assert_uint_eq(cairn_snapshot_planes(spec, cairn_spec_find_tensor(spec, "scalar")),
+                      1u << CAIRN_PLANE_PARAM);
+    ck_assert(!cairn_snapshot_key_find(spec, true, "state.", &tensor, &plane));
+    ck_assert(!cairn_snapshot_key_find(spec, true, "state.scalar.exp_avg", &tensor, &plane));
+    ck_assert(!cairn_snapshot_key_find(spec, true, "w.exp_avg", &tensor, &plane));
+    cairn_manifest_release(&m);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tcase = tcase_create("manifest");
+    tcase_set_timeout(tcase, 30);
+    tcase_add_test(tcase, a_manifest_comes_back_exactly);
+    tcase_add_loop_test(tcase, a_manifest_that_is_not_exactly_ours_is_refused, 0,
+                        sizeof damages / sizeof damages[0]);
+    tcase_add_test(tcase, a_manifest_cut_anywhere_is_refused);
+    tcase_add_test(tcase, what_a_reader_would_refuse_is_not_written);
+    tcase_add_test(tcase, only_paths_of_our_own_form_pass);
+    tcase_add_test(tcase, an_id_says_step_generation_and_attempt);
+    tcase_add_test(tcase, a_key_leads_back_to_its_tensor_and_plane);
+    Suite *suite = suite_create("manifest");
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
