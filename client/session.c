@@ -185,14 +185,9 @@ static cairn_status init_shared(struct session *s, const struct cairn_opts *opts
     return s->name != NULL ? CAIRN_OK : cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
 }
 
-/* The library's thread takes no signal of its host's. */
 static cairn_status start_thread(struct session *s)
 {
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
     const int error = pthread_create(&s->thread, NULL, session_thread, s);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
     return error == 0 ? CAIRN_OK
                       : cairn_client_fail(CAIRN_ERR_NO_MEMORY, "no thread: %s", strerror(error));
 }
@@ -240,6 +235,17 @@ static cairn_status open_inside(struct session *s, const struct cairn_opts *opts
     return status;
 }
 
+/* The library's threads, UCX's own included, take no signal of their host's. */
+static cairn_status open_unsignaled(struct session *s, const struct cairn_opts *opts)
+{
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    cairn_status status = open_inside(s, opts);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return status;
+}
+
 cairn_status cairn_open(const struct cairn_opts *opts, cairn **out)
 {
     static const struct cairn_opts defaults = { .struct_size = sizeof defaults };
@@ -267,7 +273,7 @@ cairn_status cairn_open(const struct cairn_opts *opts, cairn **out)
         free(s);
         return status;
     }
-    status = open_inside(s, opts);
+    status = open_unsignaled(s, opts);
     if (status == CAIRN_OK) {
         status = await_welcome(s, opts->connect_timeout_ms > 0 ? opts->connect_timeout_ms
                                                                : CONNECT_MS);

@@ -16,13 +16,20 @@ struct envelope {
 static_assert(sizeof(struct envelope) == 32, "wire format");
 static const char envelope_magic[8] = "CAIRNFA1";
 
+/* The kind as 8 bytes, padded with NUL; names of backends are shorter. */
+static void write_kind(const struct cairn_fabric *fabric, char kind_out[8])
+{
+    memset(kind_out, 0, 8);
+    memcpy(kind_out, fabric->backend->kind, strnlen(fabric->backend->kind, 8));
+}
+
 cairn_status fabric_set_address(struct cairn_fabric *fabric, const void *raw, size_t bytes)
 {
     struct envelope envelope = { .bytes = bytes,
                                  .checksum = XXH3_64bits_withSeed(raw, bytes, bytes) };
     if (bytes > sizeof fabric->address - sizeof envelope) return CAIRN_ERR_UNSUPPORTED;
     memcpy(envelope.magic, envelope_magic, sizeof envelope.magic);
-    strncpy(envelope.kind, fabric->backend->kind, sizeof envelope.kind);
+    write_kind(fabric, envelope.kind);
     memcpy(fabric->address, &envelope, sizeof envelope);
     memcpy(fabric->address + sizeof envelope, raw, bytes);
     fabric->address_bytes = sizeof envelope + bytes;
@@ -34,7 +41,7 @@ const void *fabric_open_address(const struct cairn_fabric *fabric, const void *a
 {
     struct envelope envelope;
     char kind[sizeof envelope.kind];
-    strncpy(kind, fabric->backend->kind, sizeof kind); // pads with NUL
+    write_kind(fabric, kind);
     if (bytes <= sizeof envelope || bytes > CAIRN_FABRIC_ADDRESS_MAX) return NULL;
     memcpy(&envelope, address, sizeof envelope);
     const uint8_t *raw = (const uint8_t *)address + sizeof envelope;
