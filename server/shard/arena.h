@@ -1,0 +1,42 @@
+/* A large array of a shard: reserved as a whole, backed by pages as they are touched, given back as a
+ * whole. State lies in memfds (so that a supervisor can hold it for a restarted daemon); landing
+ * slots and staging are anonymous. What an arena takes is counted by the shard's budget at its full
+ * size, touched or not. Any thread; the one that opened it closes it. */
+#ifndef CAIRN_SHARD_ARENA_H
+#define CAIRN_SHARD_ARENA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/wire/sentence.h"
+
+struct cairn_arena {
+    uint8_t *base; /* owned; page-aligned, zero at first; NULL if bytes is 0 */
+    size_t bytes;
+    int fd; /* owned; -1: anonymous */
+};
+
+/* An arena of nothing: may be closed. */
+#define CAIRN_ARENA_NONE ((struct cairn_arena) { .fd = -1 })
+
+/* `label` names the memfd in /proc. CAIRN_ERR_NO_MEMORY says how much it wanted. */
+CAIRN_MUST_CHECK cairn_status cairn_arena_open_state(const char *label, uint64_t bytes,
+                                                     struct cairn_arena *arena_out,
+                                                     struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status cairn_arena_open_scratch(const char *label, uint64_t bytes,
+                                                       struct cairn_arena *arena_out,
+                                                       struct cairn_sentence *why);
+/* Unmaps and closes; the arena becomes CAIRN_ARENA_NONE. Safe to call again. */
+void cairn_arena_close(struct cairn_arena *arena);
+
+/* What a shard may use for state, landing, staging and replies; loop thread only. */
+struct cairn_budget {
+    uint64_t limit_bytes, used_bytes;
+};
+/* CAIRN_ERR_NO_MEMORY, with the numbers, if `bytes` more are over the limit; then nothing is taken. */
+CAIRN_MUST_CHECK cairn_status cairn_budget_take(struct cairn_budget *budget, uint64_t bytes,
+                                                const char *what, struct cairn_sentence *why);
+void cairn_budget_give(struct cairn_budget *budget, uint64_t bytes);
+
+#endif

@@ -1,0 +1,402 @@
+/* A job on this shard: judged, sized, reserved as a whole, and freed as a whole. */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/shard/shard.h"
+
+#define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
+
+struct cairn_shard_job *cairn_job_find(struct cairn_shard *shard, uint64_t number)
+{
+    struct cairn_shard_job *job = shard->jobs;
+    while (job != NULL && (job->number != number || job->state == CAIRN_JOB_LEAVING))
+        job = job->next;
+    return job;
+}
+
+/* ---- what it is: spec, layout, parts ---- */
+
+static cairn_status decode_layout(struct cairn_shard_job *job, const struct cairn_paged *bytes,
+                                  struct cairn_sentence *why)
+{
+    const size_t count = job->spec.tensor_count;
+    struct cairn_layout_tensor *tensors = calloc(count + 1, sizeof *tensors);
+    if (tensors == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a layout");
+    for (size_t t = 0; t < count; t++) {
+        const struct cairn_tensor_spec *spec = &job->spec.tensors[t];
+        tensors[t] = (struct cairn_layout_tensor) {
+            .name = spec->name, .unit = spec->unit, .shape = spec->shape, .elem_bytes = 1
+        };
+    }
+    cairn_status status = cairn_layout_decode(bytes->bytes, bytes->have_bytes, tensors,
+                                              (uint32_t)count, &job->layout);
+    free(tensors);
+    if (status != CAIRN_OK) {
+        return cairn_fail(why, status, "the layout of %zu bytes does not fit the job's tensors: %s",
+                          bytes->have_bytes, cairn_status_text(status));
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status decode_parts(struct cairn_shard_job *job, const struct cairn_create *create,
+                                 struct cairn_sentence *why)
+{
+    const uint32_t index = create->message->shard_index;
+    cairn_status status = cairn_spec_unpack(create->spec.bytes, create->spec.have_bytes,
+                                            cairn_optimizer_names(), &job->spec, why);
+    if (status != CAIRN_OK) return status;
+    status = decode_layout(job, &create->layout, why);
+    if (status != CAIRN_OK) return status;
+    if (index >= job->layout->shard_count) {
+        return cairn_fail(why, CAIRN_ERR_INVALID, "shard index %u of a layout of %u shards", index,
+                          job->layout->shard_count);
+    }
+    status = cairn_shard_map_init(&job->map, job->layout, index, job->spec.chunk_leaves);
+    if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for the map of a job");
+    if (job->map.chunk_count >= UINT32_MAX) {
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "%llu chunks on one shard: raise chunk_leaves or add shards",
+                          (unsigned long long)job->map.chunk_count);
+    }
+    return CAIRN_OK;
+}
+
+/* What the sizes come from, summed over the parts. */
+struct totals {
+    uint64_t trained_elems, exp_avg_elems, exp_avg_sq_elems; /* elements that have such a plane */
+    uint64_t wire_bytes, grad_chunks;
+    uint64_t chunk_elems_max;
+};
+
+static cairn_status judge_part(const struct cairn_shard_job *job,
+                               const struct cairn_tensor_spec *tensor, struct cairn_part *part,
+                               struct cairn_sentence *why)
+{
+    *part = (struct cairn_part) { .trained = tensor->kind == CAIRN_TRAINED, .wire = tensor->wire };
+    if (!cairn_wire_dtype_ok(tensor->wire)) {
+        return cairn_fail(why, CAIRN_ERR_UNSUPPORTED, "tensor %s: wire dtype %s", tensor->name,
+                          cairn_dtype_name(tensor->wire));
+    }
+    if (!part->trained) return CAIRN_OK;
+    const size_t group = cairn_spec_find_group(&job->spec, tensor->group);
+    assert(group < job->spec.group_count); // cairn_spec_check
+    struct cairn_group_hyper hyper;
+    const char *field = "?";
+    cairn_status status = cairn_group_hyper_of_spec(&job->spec.groups[group], &hyper, &field);
+    if (status != CAIRN_OK) {
+        return cairn_fail(why, status, "group %s: %s is out of its range", tensor->group, field);
+    }
+    part->group = (uint32_t)group;
+    part->planes = cairn_optimizer_planes(&hyper);
+    return CAIRN_OK;
+}
+
+static uint64_t elems_of_plane(const struct cairn_part *part, enum cairn_plane plane,
+                               uint64_t elem_count)
+{
+    return (part->planes & 1u << plane) != 0 ? elem_count : 0;
+}
+
+static cairn_status make_parts(struct cairn_shard_job *job, struct totals *totals,
+                               struct cairn_sentence *why)
+{
+    job->parts = calloc(job->map.extent_count + 1, sizeof *job->parts);
+    if (job->parts == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job");
+    for (size_t i = 0; i < job->map.extent_count; i++) {
+        const struct cairn_local_extent *extent = &job->map.extents[i];
+        struct cairn_part *part = &job->parts[i];
+        cairn_status status = judge_part(job, &job->spec.tensors[extent->tensor], part, why);
+        if (status != CAIRN_OK) return status;
+        part->wire_byte = totals->wire_bytes;
+        totals->wire_bytes += ALIGN_UP(extent->elem_count * cairn_dtype_bytes((int)part->wire),
+                                       (uint64_t)64);
+        totals->exp_avg_elems += elems_of_plane(part, CAIRN_PLANE_EXP_AVG, extent->elem_count);
+        totals->exp_avg_sq_elems += elems_of_plane(part, CAIRN_PLANE_EXP_AVG_SQ,
+                                                   extent->elem_count);
+        uint64_t chunk_elems = (uint64_t)job->map.chunk_leaves * CAIRN_LEAF_ELEMS;
+        if (chunk_elems > extent->elem_count) chunk_elems = extent->elem_count;
+        if (chunk_elems > totals->chunk_elems_max) totals->chunk_elems_max = chunk_elems;
+        if (!part->trained) continue;
+        part->grad_chunk = totals->grad_chunks;
+        totals->grad_chunks += extent->chunk_count;
+        totals->trained_elems += extent->elem_count;
+    }
+    job->grad_chunk_count = (uint32_t)totals->grad_chunks;
+    job->plane_elems[CAIRN_PLANE_PARAM] = job->map.elem_count;
+    job->plane_elems[CAIRN_PLANE_EXP_AVG] = totals->exp_avg_elems;
+    job->plane_elems[CAIRN_PLANE_EXP_AVG_SQ] = totals->exp_avg_sq_elems;
+    return CAIRN_OK;
+}
+
+/* The tables that make a chunk's place a matter of one look. */
+static cairn_status make_tables(struct cairn_shard_job *job, struct cairn_sentence *why)
+{
+    job->chunk_part = calloc((size_t)job->map.chunk_count + 1, sizeof *job->chunk_part);
+    job->grad_chunks = calloc((size_t)job->grad_chunk_count + 1, sizeof *job->grad_chunks);
+    job->have = calloc((size_t)job->map.chunk_count + 1, 1);
+    if (job->chunk_part == NULL || job->grad_chunks == NULL || job->have == NULL) {
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the chunks of a job");
+    }
+    for (uint32_t i = 0; i < job->map.extent_count; i++) {
+        const struct cairn_local_extent *extent = &job->map.extents[i];
+        for (uint64_t c = 0; c < extent->chunk_count; c++) {
+            job->chunk_part[extent->first_chunk + c] = i;
+            if (!job->parts[i].trained) continue;
+            job->grad_chunks[job->parts[i].grad_chunk + c] = (uint32_t)(extent->first_chunk + c);
+        }
+    }
+    return CAIRN_OK;
+}
+
+/* ---- reserving ---- */
+
+static cairn_status take_budget(struct cairn_shard_job *job, const struct totals *totals,
+                                size_t step_bytes, size_t actions_max, struct cairn_sentence *why)
+{
+    const uint64_t elem_bytes = sizeof(float);
+    const uint64_t state = elem_bytes * (job->map.elem_count + totals->trained_elems +
+                                         totals->exp_avg_elems + totals->exp_avg_sq_elems) +
+                           2 * totals->wire_bytes;
+    const uint64_t landing = (uint64_t)(job->slot_count + job->put_max) * job->slot_bytes;
+    const uint64_t rest = step_bytes + job->slot_count * (sizeof *job->slots + sizeof *job->folds) +
+                          actions_max * sizeof *job->actions.list + job->map.chunk_count * 32 +
+                          job->map.extent_count * 128;
+    char what[CAIRN_NAME_MAX + 160];
+    snprintf(what, sizeof what,
+             "job %s (%llu elements here: state %llu bytes, landing %u x %zu bytes)",
+             job->spec.name, (unsigned long long)job->map.elem_count, (unsigned long long)state,
+             job->slot_count, job->slot_bytes);
+    cairn_status status = cairn_budget_take(&job->shard->budget, state + landing + rest, what, why);
+    if (status == CAIRN_OK) job->budget_bytes = state + landing + rest;
+    return status;
+}
+
+static cairn_status open_arenas(struct cairn_shard_job *job, const struct totals *totals,
+                                struct cairn_sentence *why)
+{
+    const uint64_t plane_bytes = job->map.elem_count * sizeof(float);
+    const struct {
+        const char *label;
+        struct cairn_arena *arena;
+        uint64_t bytes;
+    } wanted[] = {
+        { "cairn-param", &job->param, plane_bytes },
+        { "cairn-exp_avg", &job->exp_avg, totals->exp_avg_elems > 0 ? plane_bytes : 0 },
+        { "cairn-exp_avg_sq", &job->exp_avg_sq, totals->exp_avg_sq_elems > 0 ? plane_bytes : 0 },
+        { "cairn-acc", &job->acc, totals->trained_elems > 0 ? plane_bytes : 0 },
+        { "cairn-wire-0", &job->published[0].wire, totals->wire_bytes },
+        { "cairn-wire-1", &job->published[1].wire, totals->wire_bytes },
+    };
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; status == CAIRN_OK && i < sizeof wanted / sizeof *wanted; i++) {
+        status = cairn_arena_open_state(wanted[i].label, wanted[i].bytes, wanted[i].arena, why);
+    }
+    if (status != CAIRN_OK) return status;
+    status = cairn_arena_open_scratch("puts", (uint64_t)job->put_max * job->slot_bytes,
+                                      &job->putting, why);
+    if (status != CAIRN_OK) return status;
+    return cairn_arena_open_scratch("landing", (uint64_t)job->slot_count * job->slot_bytes,
+                                    &job->landing, why);
+}
+
+/* The small arrays of a round. */
+static cairn_status make_round(struct cairn_shard_job *job, struct cairn_sentence *why)
+{
+    const uint32_t fold_count = job->slot_count < job->grad_chunk_count ? job->slot_count
+                                                                        : job->grad_chunk_count;
+    const size_t chunk_count = (size_t)job->map.chunk_count + 1;
+    job->slots = calloc(job->slot_count, sizeof *job->slots);
+    job->folds = calloc(fold_count + 1, sizeof *job->folds);
+    job->zero = calloc((size_t)job->grad_chunk_count + 1, sizeof *job->zero);
+    job->sums = calloc(cairn_pool_thread_count(job->shard->compute), sizeof *job->sums);
+    job->scalars = calloc(job->spec.group_count + 1, sizeof *job->scalars);
+    job->published[0].checksums = calloc(chunk_count, sizeof(uint64_t));
+    job->published[1].checksums = calloc(chunk_count, sizeof(uint64_t));
+    if (job->slots == NULL || job->folds == NULL || job->zero == NULL || job->sums == NULL ||
+        job->scalars == NULL || job->published[0].checksums == NULL ||
+        job->published[1].checksums == NULL) {
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the rounds of a job");
+    }
+    for (uint32_t i = 0; i < job->slot_count; i++) job->slots[i].job = job;
+    for (uint32_t i = 0; i < fold_count; i++) {
+        job->folds[i].job = job;
+        job->folds[i].next_free = job->folds_free;
+        job->folds_free = &job->folds[i];
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status make_step(struct cairn_shard_job *job, const struct cairn_step_config *config,
+                              const Cairn__JobCreate *message, struct cairn_sentence *why)
+{
+    const size_t actions_max = cairn_step_actions_max(config);
+    void *memory = malloc(cairn_step_bytes(config));
+    job->actions.list = calloc(actions_max, sizeof *job->actions.list);
+    job->actions.capacity = actions_max;
+    if (memory == NULL || job->actions.list == NULL) {
+        free(memory);
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the round machine of a job");
+    }
+    const Cairn__Decision *last = message->last;
+    struct cairn_decision decision = { .kind = CAIRN_DECISION_NONE };
+    if (last != NULL) {
+        decision.payload = last->payload.data;
+        decision.payload_bytes = last->payload.len;
+    }
+    job->step = cairn_step_init(memory, config,
+                                (struct cairn_version) { message->generation, message->step },
+                                last != NULL ? &decision : NULL);
+    return CAIRN_OK;
+}
+
+static cairn_status reserve(struct cairn_shard_job *job, const struct totals *totals,
+                            const Cairn__JobCreate *message, struct cairn_sentence *why)
+{
+    const struct cairn_step_config config = {
+        .chunk_count = job->grad_chunk_count,
+        .window = job->spec.window,
+        .member_max = message->member_max,
+        .payload_bytes_max = CAIRN_PAYLOAD_BYTES(job->spec.group_count),
+    };
+    const size_t step_bytes = cairn_step_bytes(&config);
+    if (step_bytes == 0 || message->member_max > CAIRN_SPEC_WORKERS_MAX) {
+        return cairn_fail(why, CAIRN_ERR_INVALID, "%u members with a window of %u chunks",
+                          message->member_max, job->spec.window);
+    }
+    if (message->last != NULL && message->last->payload.len > config.payload_bytes_max) {
+        return cairn_fail(why, CAIRN_ERR_INVALID, "a last decision of %zu bytes, at most %zu",
+                          message->last->payload.len, config.payload_bytes_max);
+    }
+    job->slot_count = config.member_max * config.window;
+    job->put_max = job->slot_count < CAIRN_SHARD_PUTS_MAX ? job->slot_count : CAIRN_SHARD_PUTS_MAX;
+    job->slot_bytes = (size_t)ALIGN_UP(totals->chunk_elems_max * sizeof(float), (uint64_t)4096);
+    job->reply_bytes = (size_t)totals->chunk_elems_max * sizeof(float);
+    cairn_status status = take_budget(job, totals, step_bytes, cairn_step_actions_max(&config),
+                                      why);
+    if (status == CAIRN_OK) status = open_arenas(job, totals, why);
+    if (status == CAIRN_OK) status = make_round(job, why);
+    if (status == CAIRN_OK) status = make_step(job, &config, message, why);
+    return status;
+}
+
+cairn_status cairn_job_open(struct cairn_shard *shard, const struct cairn_create *create,
+                            struct cairn_shard_job **job_out, struct cairn_sentence *why)
+{
+    size_t count = 0;
+    for (struct cairn_shard_job *other = shard->jobs; other != NULL; other = other->next) count++;
+    if (count >= CAIRN_SHARD_JOBS_MAX) {
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "shard %s holds %zu jobs, the most it can",
+                          shard->name, count);
+    }
+    struct cairn_shard_job *job = calloc(1, sizeof *job);
+    if (job == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job");
+    job->shard = shard;
+    job->number = create->message->job;
+    job->generation = create->message->generation;
+    job->state = CAIRN_JOB_INITIALIZING;
+    job->param = job->exp_avg = job->exp_avg_sq = job->acc = CAIRN_ARENA_NONE;
+    job->landing = job->putting = CAIRN_ARENA_NONE;
+    job->published[0].wire = job->published[1].wire = CAIRN_ARENA_NONE;
+    cairn_spec_init(&job->spec);
+    job->next = shard->jobs;
+    shard->jobs = job;
+
+    struct totals totals = { 0 };
+    cairn_status status = decode_parts(job, create, why);
+    if (status == CAIRN_OK) status = make_parts(job, &totals, why);
+    if (status == CAIRN_OK) status = make_tables(job, why);
+    if (status == CAIRN_OK) status = reserve(job, &totals, create->message, why);
+    if (status != CAIRN_OK) {
+        cairn_job_free(job);
+        return status;
+    }
+    *job_out = job;
+    return CAIRN_OK;
+}
+
+/* ---- the end ---- */
+
+void cairn_job_free(struct cairn_shard_job *job)
+{
+    struct cairn_shard_job **link = &job->shard->jobs;
+    while (*link != job) link = &(*link)->next;
+    *link = job->next;
+
+    cairn_pin_release(job);
+    cairn_restore_release(job);
+    cairn_fetch_release(job);
+    cairn_members_release(job);
+    struct cairn_arena *arenas[] = {
+        &job->param,   &job->exp_avg, &job->exp_avg_sq,        &job->acc,
+        &job->landing, &job->putting, &job->published[0].wire, &job->published[1].wire,
+    };
+    for (size_t i = 0; i < sizeof arenas / sizeof *arenas; i++) cairn_arena_close(arenas[i]);
+    free(job->published[0].checksums);
+    free(job->published[1].checksums);
+    free(job->step);
+    free(job->actions.list);
+    free(job->slots);
+    free(job->folds);
+    free(job->zero);
+    free(job->sums);
+    free(job->scalars);
+    free(job->have);
+    free(job->grad_chunks);
+    free(job->chunk_part);
+    free(job->parts);
+    cairn_shard_map_release(&job->map);
+    cairn_layout_close(job->layout);
+    cairn_spec_release(&job->spec);
+    cairn_budget_give(&job->shard->budget, job->budget_bytes);
+    free(job);
+}
+
+void cairn_job_busy(struct cairn_shard_job *job)
+{
+    job->busy++;
+}
+
+void cairn_job_idle(struct cairn_shard_job *job)
+{
+    assert(job->busy > 0);
+    if (--job->busy > 0 || job->state != CAIRN_JOB_LEAVING) return;
+    struct cairn_shard *shard = job->shard;
+    if (shard->closing) return; // cairn_shard_close frees it
+    cairn_log_info("dropped job %s, generation %llu: %llu bytes are free again", job->spec.name,
+                   (unsigned long long)job->generation, (unsigned long long)job->budget_bytes);
+    struct cairn_request dropping = job->dropping;
+    cairn_job_free(job);
+    if (dropping.session != 0) cairn_session_answer(shard, &dropping, CAIRN_OK, NULL);
+    cairn_shard_on_job_freed(shard);
+}
+
+void cairn_job_leave(struct cairn_shard_job *job)
+{
+    assert(job->state != CAIRN_JOB_LEAVING);
+    struct cairn_sentence why;
+    cairn_sentence_set(&why, "job %s was dropped before it was ready", job->spec.name);
+    if (job->creating.session != 0) {
+        cairn_session_answer(job->shard, &job->creating, CAIRN_ERR_CANCELED, &why);
+    }
+    cairn_job_busy(job); // not freed before we are through
+    job->state = CAIRN_JOB_LEAVING;
+    cairn_pin_cancel(job);
+    cairn_restore_cancel(job);
+    cairn_members_release(job);
+    cairn_fetch_release(job);
+    cairn_job_idle(job);
+}
+
+void cairn_job_fault(struct cairn_shard_job *job, const char *why)
+{
+    if (job->state == CAIRN_JOB_FAULTED || job->state == CAIRN_JOB_LEAVING) return;
+    job->state = CAIRN_JOB_FAULTED;
+    cairn_log_error("job %s is stopped here, at version %llu.%llu: %s; restore a snapshot",
+                    job->spec.name, (unsigned long long)job->generation,
+                    (unsigned long long)cairn_step_version(job->step).step, why);
+    // Hello of the next session no longer names the job: the coordinator sees that it is lost here.
+    cairn_session_refuse(job->shard, CAIRN_ERR_PROTOCOL, "job %s on shard %s: %s", job->spec.name,
+                         job->shard->name, why);
+}

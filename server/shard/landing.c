@@ -1,0 +1,366 @@
+/* What comes from the fabric: judged, then told to the core, or to those who put and fetch.
+ *
+ * A header is nobody's until its job, member and token agree; such strangers are dropped and counted. What a
+ * member sends and is not right is answered by a NAK. Nothing is received before it is judged, so a
+ * wrong message changes nothing. */
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/shard/shard.h"
+
+static void drop(struct cairn_fabric_message *message)
+{
+    if (message != NULL) cairn_fabric_drop(message);
+}
+
+/* ---- contributions ---- */
+
+cairn_status cairn_landing_judge_push(const struct cairn_shard_job *job,
+                                      const struct cairn_chunk_header *header, uint32_t *chunk_out,
+                                      struct cairn_sentence *why)
+{
+    if (header->tensor >= job->spec.tensor_count) {
+        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u of %zu", header->tensor,
+                          job->spec.tensor_count);
+    }
+    const struct cairn_tensor_spec *tensor = &job->spec.tensors[header->tensor];
+    if (tensor->kind != CAIRN_TRAINED) {
+        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %s is frozen: it takes no gradient",
+                          tensor->name);
+    }
+    if (header->tile != 0 || header->table_hash != CAIRN_TABLE_HASH_WHOLE) {
+        return cairn_fail(why, CAIRN_ERR_MISMATCH,
+                          "tensor %s has no tiles, not tile %u of table %llx", tensor->name,
+                          header->tile, (unsigned long long)header->table_hash);
+    }
+    if (header->dtype != CAIRN_F32 && header->dtype != CAIRN_BF16) {
+        return cairn_fail(why, CAIRN_ERR_MALFORMED,
+                          "tensor %s: a contribution in %s, not f32 or bf16", tensor->name,
+                          cairn_dtype_name(header->dtype));
+    }
+    uint64_t chunk;
+    cairn_status status = cairn_shard_map_chunk_number(
+        &job->map, header->tensor, header->first_leaf, header->leaf_count, &chunk);
+    if (status != CAIRN_OK) {
+        return cairn_fail(why, CAIRN_ERR_MALFORMED,
+                          "tensor %s: leaves %llu + %u are not a chunk of shard %s", tensor->name,
+                          (unsigned long long)header->first_leaf, header->leaf_count,
+                          job->shard->name);
+    }
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->map, chunk);
+    const uint64_t bytes = place.elem_count * cairn_dtype_bytes(header->dtype);
+    if (header->payload_bytes != bytes) {
+        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %s: a payload of %llu bytes, not %llu",
+                          tensor->name, (unsigned long long)header->payload_bytes,
+                          (unsigned long long)bytes);
+    }
+    const uint32_t part = job->chunk_part[chunk];
+    *chunk_out = (uint32_t)(job->parts[part].grad_chunk +
+                            (chunk - job->map.extents[part].first_chunk));
+    return CAIRN_OK;
+}
+
+static void refuse(struct cairn_member *member, const struct cairn_chunk_header *header,
+                   cairn_status status, const char *why)
+{
+    member->job->shard->stats.chunks_refused++;
+    cairn_log_limited(&member->refusals, CAIRN_LOG_WARN, "refused %s of job %s from %s: %s",
+                      cairn_chunk_kind_name(header->kind), member->job->spec.name, member->name,
+                      why);
+    cairn_member_refuse(member, header, status);
+}
+
+static void on_push(struct cairn_member *member, const struct cairn_chunk_header *header,
+                    struct cairn_fabric_message *message)
+{
+    struct cairn_shard_job *job = member->job;
+    struct cairn_sentence why;
+    uint32_t chunk;
+    cairn_status status = cairn_landing_judge_push(job, header, &chunk, &why);
+    if (status != CAIRN_OK) {
+        refuse(member, header, status, why.text);
+        drop(message);
+        return;
+    }
+    job->waiting = message;
+    job->waiting_header = *header;
+    cairn_job_step(job, &(struct cairn_step_event) {
+                            .kind = CAIRN_STEP_CHUNK,
+                            .member = header->member,
+                            .epoch = header->epoch,
+                            .round = header->round,
+                            .micro = header->micro,
+                            .chunk = chunk,
+                            .request = header->request,
+                        });
+    cairn_landing_discard(job); // if a fault came before the core's word
+}
+
+void cairn_landing_discard(struct cairn_shard_job *job)
+{
+    drop(job->waiting);
+    job->waiting = NULL;
+}
+
+static void slot_landed(struct cairn_slot *slot, cairn_status status)
+{
+    struct cairn_shard_job *job = slot->job;
+    if (status != CAIRN_OK && status != CAIRN_ERR_CHECKSUM) {
+        // The worker is not answered, so its connection must be lost if it is not.
+        struct cairn_member *member = cairn_member_find(job, slot->member);
+        if (member != NULL && member->peer != NULL && status != CAIRN_ERR_CLOSED) {
+            member->cut = job->members_cut = true;
+        }
+        status = CAIRN_ERR_CLOSED;
+    }
+    slot->status = status;
+    slot->next_landed = job->landed;
+    job->landed = slot;
+}
+
+static void on_landed(void *arg, cairn_status status)
+{
+    struct cairn_slot *slot = arg;
+    struct cairn_shard_job *job = slot->job;
+    const uint8_t *payload = job->landing.base + (size_t)(slot - job->slots) * job->slot_bytes;
+    if (status == CAIRN_OK) {
+        job->shard->stats.pushed_bytes += slot->payload_bytes;
+        if (cairn_chunk_checksum(payload, slot->payload_bytes) != slot->checksum)
+            status = CAIRN_ERR_CHECKSUM;
+    }
+    slot_landed(slot, status);
+    cairn_job_settle(job);
+    cairn_job_idle(job);
+}
+
+void cairn_landing_receive(struct cairn_shard_job *job, uint32_t number, uint32_t chunk)
+{
+    struct cairn_slot *slot = &job->slots[number];
+    struct cairn_fabric_message *message = job->waiting;
+    const struct cairn_chunk_header *header = &job->waiting_header;
+    assert(message != NULL && number < job->slot_count);
+    assert(header->payload_bytes <= job->slot_bytes);
+    job->waiting = NULL;
+    slot->chunk = chunk;
+    slot->member = header->member;
+    slot->dtype = (cairn_dtype)header->dtype;
+    slot->payload_bytes = (size_t)header->payload_bytes;
+    slot->checksum = header->checksum;
+    cairn_status status = cairn_fabric_receive(message,
+                                               job->landing.base + (size_t)number * job->slot_bytes,
+                                               job->slot_bytes, on_landed, slot);
+    if (status == CAIRN_OK) {
+        cairn_job_busy(job);
+        return;
+    }
+    cairn_fabric_drop(message);
+    slot_landed(slot, status); // told to the core when its actions are done
+}
+
+/* ---- ends of micro-batches ---- */
+
+/* A micro-batch's end whose list of untouched tensors is being received. */
+struct note {
+    struct cairn_shard_job *job; /* borrowed */
+    struct cairn_chunk_header header;
+    size_t count;
+    uint32_t tensors[]; /* [count] */
+};
+
+/* Chunks of a tensor on this shard. */
+static uint64_t chunks_of(const struct cairn_shard_map *map, uint32_t tensor)
+{
+    size_t low = 0, high = map->extent_count; // the first extent of the tensor
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (map->extents[middle].tensor < tensor)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    uint64_t count = 0;
+    for (; low < map->extent_count && map->extents[low].tensor == tensor; low++)
+        count += map->extents[low].chunk_count;
+    return count;
+}
+
+/* How many chunks the listed tensors have here; false if the list is not ascending, or names a tensor
+ * that takes no gradient. */
+static bool count_absent(const struct cairn_shard_job *job, const uint32_t *tensors, size_t count,
+                         uint32_t *absent_out)
+{
+    uint64_t absent = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (tensors[i] >= job->spec.tensor_count) return false;
+        if (i > 0 && tensors[i] <= tensors[i - 1]) return false;
+        if (job->spec.tensors[tensors[i]].kind != CAIRN_TRAINED) return false;
+        absent += chunks_of(&job->map, tensors[i]);
+    }
+    *absent_out = (uint32_t)absent; // at most grad_chunk_count
+    return true;
+}
+
+static void tell_micro_end(struct cairn_shard_job *job, const struct cairn_chunk_header *header,
+                           uint32_t absent)
+{
+    cairn_job_step(job, &(struct cairn_step_event) {
+                            .kind = CAIRN_STEP_MICRO_END,
+                            .member = header->member,
+                            .epoch = header->epoch,
+                            .round = header->round,
+                            .micro = header->micro,
+                            .sent = (uint32_t)header->value,
+                            .absent = absent,
+                        });
+}
+
+static void on_note(void *arg, cairn_status status)
+{
+    struct note *note = arg;
+    struct cairn_shard_job *job = note->job;
+    const struct cairn_chunk_header *header = &note->header;
+    struct cairn_member *member = cairn_member_find(job, header->member);
+    if (member != NULL && member->notes > 0) member->notes--;
+    if (status == CAIRN_OK && member != NULL && job->state == CAIRN_JOB_SERVING) {
+        uint32_t absent;
+        if (cairn_chunk_checksum(note->tensors, (size_t)header->payload_bytes) != header->checksum)
+            refuse(member, header, CAIRN_ERR_CHECKSUM, "its checksum does not match");
+        else if (!count_absent(job, note->tensors, note->count, &absent))
+            refuse(member, header, CAIRN_ERR_MALFORMED, "its list of untouched tensors is wrong");
+        else
+            tell_micro_end(job, header, absent);
+    }
+    free(note);
+    cairn_job_settle(job);
+    cairn_job_idle(job);
+}
+
+static void receive_note(struct cairn_member *member, const struct cairn_chunk_header *header,
+                         struct cairn_fabric_message *message)
+{
+    const size_t bytes = (size_t)header->payload_bytes;
+    struct note *note = NULL;
+    if (member->notes < CAIRN_SHARD_NOTES_MAX) note = malloc(sizeof *note + bytes);
+    if (note == NULL) {
+        refuse(member, header, CAIRN_ERR_BUSY, "too many ends at a time");
+        drop(message);
+        return;
+    }
+    note->job = member->job;
+    note->header = *header;
+    note->count = bytes / sizeof *note->tensors;
+    cairn_status status = cairn_fabric_receive(message, note->tensors, bytes, on_note, note);
+    if (status != CAIRN_OK) {
+        refuse(member, header, CAIRN_ERR_BUSY, cairn_status_text(status));
+        drop(message);
+        free(note);
+        return;
+    }
+    member->notes++;
+    cairn_job_busy(member->job);
+}
+
+static void on_micro_end(struct cairn_member *member, const struct cairn_chunk_header *header,
+                         struct cairn_fabric_message *message)
+{
+    const uint64_t bytes_max = member->job->spec.tensor_count * sizeof(uint32_t);
+    if (header->value > UINT32_MAX || header->payload_bytes > bytes_max ||
+        header->payload_bytes % sizeof(uint32_t) != 0) {
+        refuse(member, header, CAIRN_ERR_MALFORMED, "its count or its list is too long");
+        drop(message);
+    } else if (message != NULL) {
+        receive_note(member, header, message);
+    } else {
+        tell_micro_end(member->job, header, 0);
+    }
+}
+
+static void on_commit(struct cairn_member *member, const struct cairn_chunk_header *header)
+{
+    cairn_job_step(member->job, &(struct cairn_step_event) {
+                                    .kind = CAIRN_STEP_COMMIT,
+                                    .member = header->member,
+                                    .epoch = header->epoch,
+                                    .round = header->round,
+                                    .micro = header->micro,
+                                    .weight = header->value,
+                                });
+}
+
+/* ---- all messages ---- */
+
+static void on_round_message(struct cairn_member *member, const struct cairn_chunk_header *header,
+                             struct cairn_fabric_message *message)
+{
+    if (member->role != CAIRN_ROLE_WIRE_WORKER) {
+        refuse(member, header, CAIRN_ERR_REFUSED, "a reader only fetches");
+    } else if (header->kind == CAIRN_CHUNK_PUT) {
+        cairn_put_on_message(member, header, message);
+        return;
+    } else if (member->job->state != CAIRN_JOB_SERVING) {
+        refuse(member, header, CAIRN_ERR_NOT_READY, "the job is not ready");
+    } else if (header->kind == CAIRN_CHUNK_PUSH) {
+        on_push(member, header, message);
+        return;
+    } else if (header->kind == CAIRN_CHUNK_MICRO_END) {
+        on_micro_end(member, header, message);
+        return;
+    } else {
+        on_commit(member, header);
+    }
+    drop(message);
+}
+
+static void on_member_message(struct cairn_member *member, const struct cairn_chunk_header *header,
+                              struct cairn_fabric_message *message)
+{
+    if (header->kind == CAIRN_CHUNK_HELLO) {
+        cairn_member_hello(member);
+        drop(message);
+        return;
+    }
+    cairn_member_heard(member);
+    switch (header->kind) {
+    case CAIRN_CHUNK_PUSH:
+    case CAIRN_CHUNK_PUT:
+    case CAIRN_CHUNK_MICRO_END:
+    case CAIRN_CHUNK_COMMIT: on_round_message(member, header, message); return;
+    case CAIRN_CHUNK_FETCH: cairn_fetch_on_message(member, header); break;
+    default: refuse(member, header, CAIRN_ERR_PROTOCOL, "it is not for a shard");
+    }
+    drop(message);
+}
+
+/* Whose message it is; NULL if nobody's. */
+static struct cairn_member *find_sender(struct cairn_shard *shard,
+                                        const struct cairn_chunk_header *header)
+{
+    struct cairn_shard_job *job = cairn_job_find(shard, header->job);
+    if (job == NULL || job->state == CAIRN_JOB_FAULTED) return NULL;
+    struct cairn_member *member = cairn_member_find(job, header->member);
+    return member != NULL && member->token == header->token ? member : NULL;
+}
+
+void cairn_landing_on_message(void *arg, const void *header_bytes, size_t header_size,
+                              size_t payload_bytes, struct cairn_fabric_message *message)
+{
+    struct cairn_shard *shard = arg;
+    struct cairn_chunk_header header;
+    cairn_status status = cairn_chunk_decode(header_bytes, header_size, payload_bytes, &header);
+    struct cairn_member *member = NULL;
+    if (status == CAIRN_OK) member = find_sender(shard, &header);
+    if (member == NULL) {
+        shard->stats.chunks_refused++;
+        cairn_log_limited(&shard->strangers, CAIRN_LOG_WARN,
+                          "dropped a message of %zu + %zu bytes: %s", header_size, payload_bytes,
+                          status == CAIRN_OK ? "no member has that job, session and token"
+                                             : cairn_status_text(status));
+        drop(message);
+        return;
+    }
+    struct cairn_shard_job *job = member->job;
+    cairn_job_busy(job);
+    on_member_message(member, &header, message);
+    cairn_job_idle(job);
+}

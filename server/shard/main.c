@@ -1,0 +1,146 @@
+/* cairn-shard: the daemon. */
+#include <string.h>
+#include <sys/sysinfo.h>
+#include <unistd.h>
+
+#include "server/base/daemon.h"
+#include "server/shard/shard.h"
+
+struct values {
+    char *name, *coordinator;
+    int64_t memory_bytes, compute_threads;
+    char *fabric_kind, *fabric_device, *fabric_port_range;
+    bool insecure_network;
+};
+
+static const struct cairn_option options[] = {
+    { "shard", "name", CAIRN_OPTION_STRING, offsetof(struct values, name), NULL, 0, 0,
+      "What the cluster calls this shard: unique, and the same after a restart." },
+    { "shard", "coordinator", CAIRN_OPTION_ADDRESS, offsetof(struct values, coordinator), NULL, 0,
+      0, "The coordinator's control address, host:port." },
+    { "memory", "limit", CAIRN_OPTION_BYTES, offsetof(struct values, memory_bytes), "0", 0,
+      INT64_MAX,
+      "Memory for state, landing, staging and replies. 0: four fifths of the machine's." },
+    { "compute", "threads", CAIRN_OPTION_INT, offsetof(struct values, compute_threads), "0", 0,
+      CAIRN_POOL_THREADS_MAX, "Threads for arithmetic. 0: one for each core, at most 8." },
+    { "fabric", "kind", CAIRN_OPTION_STRING, offsetof(struct values, fabric_kind), "ucx", 0, 0,
+      "How bulk data travels: ucx." },
+    { "fabric", "device", CAIRN_OPTION_STRING, offsetof(struct values, fabric_device), "lo", 0, 0,
+      "Network device of the bulk data, such as lo, eth1 or mlx5_0:1." },
+    { "fabric", "port_range", CAIRN_OPTION_STRING, offsetof(struct values, fabric_port_range), "",
+      0, 0, "Ports of the bulk data, first-last. Empty: any free one." },
+    { "network", "insecure_network", CAIRN_OPTION_BOOL, offsetof(struct values, insecure_network),
+      "no", 0, 0,
+      "Allow a device other than lo. Peers are not authenticated yet: whoever reaches the port can "
+      "write to this process." },
+};
+
+struct program {
+    struct values values;
+    struct cairn_daemon daemon;
+    struct cairn_shard *shard;
+};
+
+static void on_closed(void *context)
+{
+    struct program *program = context;
+    cairn_daemon_stop(&program->daemon, 0);
+}
+
+static void on_stop(struct cairn_daemon *daemon, void *context)
+{
+    struct program *program = context;
+    if (program->shard == NULL) {
+        cairn_daemon_stop(daemon, 0);
+        return;
+    }
+    cairn_shard_close(program->shard, on_closed, program);
+    program->shard = NULL;
+}
+
+static void on_ready(struct cairn_shard *shard, void *context)
+{
+    (void)shard;
+    struct program *program = context;
+    struct cairn_sentence why;
+    cairn_status status = cairn_daemon_ready(&program->daemon, program->values.name, &why);
+    if (status == CAIRN_OK) return;
+    cairn_daemon_fail(&program->daemon, status, &why);
+}
+
+static cairn_status judge_network(const struct values *values, struct cairn_sentence *why)
+{
+    if (strcmp(values->fabric_device, "lo") == 0) return CAIRN_OK;
+    if (!values->insecure_network) {
+        return cairn_fail(
+            why, CAIRN_ERR_REFUSED,
+            "fabric.device = %s is not loopback, and peers are not authenticated yet: "
+            "use lo, or set network.insecure_network = yes on a network that you trust",
+            values->fabric_device);
+    }
+    cairn_log_warn("insecure network: whoever reaches device %s can write to this process",
+                   values->fabric_device);
+    return CAIRN_OK;
+}
+
+static uint32_t default_threads(void)
+{
+    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    return cores < 1 ? 1 : cores > 8 ? 8 : (uint32_t)cores;
+}
+
+static uint64_t default_memory(void)
+{
+    struct sysinfo info;
+    if (sysinfo(&info) != 0) return (uint64_t)1 << 30;
+    return (uint64_t)info.totalram * info.mem_unit / 5 * 4;
+}
+
+static cairn_status open_shard(struct program *program, struct cairn_sentence *why)
+{
+    const struct values *values = &program->values;
+    cairn_status status = judge_network(values, why);
+    if (status != CAIRN_OK) return status;
+    if (strcmp(values->fabric_kind, "ucx") != 0) {
+        return cairn_fail(why, CAIRN_ERR_CONFIG, "fabric.kind = %s: this version has ucx",
+                          values->fabric_kind);
+    }
+    const struct cairn_shard_options shard_options = {
+        .name = values->name,
+        .coordinator = values->coordinator,
+        .memory_bytes = values->memory_bytes > 0 ? (uint64_t)values->memory_bytes
+                                                 : default_memory(),
+        .compute_threads = values->compute_threads > 0 ? (uint32_t)values->compute_threads
+                                                       : default_threads(),
+        .fabric_kind = values->fabric_kind,
+        .fabric_device = values->fabric_device,
+        .fabric_port_range = values->fabric_port_range[0] != '\0' ? values->fabric_port_range
+                                                                  : NULL,
+        .on_ready = on_ready,
+        .context = program,
+    };
+    return cairn_shard_open(&program->daemon.loop, &shard_options, &program->shard, why);
+}
+
+int main(int argc, char **argv)
+{
+    static struct program program;
+    const struct cairn_daemon_spec spec = {
+        .name = "cairn-shard",
+        .purpose = "Holds a part of every job's state, and updates it.",
+        .options = options,
+        .option_count = sizeof options / sizeof *options,
+        .values = &program.values,
+        .on_stop = on_stop,
+        .context = &program,
+    };
+    int exit_code;
+    if (!cairn_daemon_begin(&program.daemon, &spec, argc, argv, &exit_code)) return exit_code;
+    struct cairn_sentence why;
+    cairn_status status = open_shard(&program, &why);
+    if (status != CAIRN_OK) {
+        program.shard = NULL;
+        cairn_daemon_fail(&program.daemon, status, &why);
+    }
+    return cairn_daemon_run(&program.daemon);
+}

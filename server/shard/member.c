@@ -1,0 +1,238 @@
+/* The members of a job: who they are, and the connections to them.
+ *
+ * A connection is made when a member joins. When it goes down it is made again at once if the member
+ * was heard on it, and otherwise with the member's next message: so a dead worker costs one try, and
+ * one that is back is connected by its own HELLO. */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/shard/shard.h"
+
+/* ---- the table: open addressing, a power of two, at most half full ---- */
+
+static size_t home_of(const struct cairn_shard_job *job, uint64_t number)
+{
+    return (size_t)((number * 0x9e3779b97f4a7c15ull) >> 32) & (job->member_capacity - 1);
+}
+
+/* Where the member of that number stands, or would stand. */
+static size_t place_of(const struct cairn_shard_job *job, uint64_t number)
+{
+    size_t i = home_of(job, number);
+    while (job->members[i] != NULL && job->members[i]->number != number)
+        i = (i + 1) & (job->member_capacity - 1);
+    return i;
+}
+
+struct cairn_member *cairn_member_find(const struct cairn_shard_job *job, uint64_t number)
+{
+    return job->member_capacity == 0 ? NULL : job->members[place_of(job, number)];
+}
+
+static cairn_status grow(struct cairn_shard_job *job)
+{
+    if (job->member_count * 2 < job->member_capacity) return CAIRN_OK;
+    const size_t old_capacity = job->member_capacity;
+    const size_t capacity = old_capacity == 0 ? 16 : old_capacity * 2;
+    struct cairn_member **old = job->members;
+    struct cairn_member **members = calloc(capacity, sizeof *members);
+    if (members == NULL) return CAIRN_ERR_NO_MEMORY;
+    job->members = members;
+    job->member_capacity = capacity;
+    for (size_t i = 0; i < old_capacity; i++) {
+        if (old[i] != NULL) job->members[place_of(job, old[i]->number)] = old[i];
+    }
+    free(old);
+    return CAIRN_OK;
+}
+
+/* Takes the member out; those behind it in its run may have to move up. */
+static void take_out(struct cairn_shard_job *job, const struct cairn_member *member)
+{
+    size_t i = place_of(job, member->number);
+    assert(job->members[i] == member);
+    job->members[i] = NULL;
+    job->member_count--;
+    for (;;) {
+        i = (i + 1) & (job->member_capacity - 1);
+        struct cairn_member *moved = job->members[i];
+        if (moved == NULL) return;
+        job->members[i] = NULL;
+        job->members[place_of(job, moved->number)] = moved;
+    }
+}
+
+/* ---- connections ---- */
+
+static void tell_core(struct cairn_member *member, enum cairn_step_event_kind kind)
+{
+    if (member->role != CAIRN_ROLE_WIRE_WORKER) return;
+    cairn_job_step(member->job,
+                   &(struct cairn_step_event) { .kind = kind, .member = member->number });
+}
+
+static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why);
+
+static void connect_member(struct cairn_member *member)
+{
+    assert(member->peer == NULL);
+    member->heard = false;
+    cairn_status status = cairn_fabric_connect(member->job->shard->fabric, member->address,
+                                               member->address_bytes, on_down, member,
+                                               &member->peer);
+    if (status != CAIRN_OK) {
+        member->peer = NULL;
+        cairn_log_limited(&member->refusals, CAIRN_LOG_WARN, "cannot reach %s of job %s: %s",
+                          member->name, member->job->spec.name, cairn_status_text(status));
+    }
+}
+
+void cairn_member_down(struct cairn_member *member)
+{
+    if (member->peer == NULL) return;
+    cairn_fabric_peer_close(member->peer);
+    member->peer = NULL;
+    member->cut = false;
+    tell_core(member, CAIRN_STEP_PEER_DOWN);
+}
+
+static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
+{
+    struct cairn_member *member = arg;
+    assert(peer == member->peer);
+    (void)peer;
+    cairn_log_info("%s of job %s is gone: %s", member->name, member->job->spec.name,
+                   cairn_status_text(why));
+    const bool again = member->heard;
+    cairn_member_down(member);
+    if (!again) return;
+    connect_member(member);
+    if (member->peer != NULL) tell_core(member, CAIRN_STEP_PEER_UP);
+}
+
+void cairn_member_heard(struct cairn_member *member)
+{
+    if (member->peer != NULL) {
+        member->heard = true;
+        return;
+    }
+    connect_member(member);
+    member->heard = member->peer != NULL;
+    if (member->peer != NULL) tell_core(member, CAIRN_STEP_PEER_UP);
+}
+
+void cairn_member_hello(struct cairn_member *member)
+{
+    const bool connected = member->peer != NULL;
+    cairn_member_heard(member);
+    if (connected) tell_core(member, CAIRN_STEP_PEER_UP);
+}
+
+/* ---- join and leave ---- */
+
+static void member_free(struct cairn_member *member)
+{
+    cairn_fabric_peer_close(member->peer);
+    free(member);
+}
+
+static cairn_status judge_join(const struct cairn_shard_job *job, const Cairn__MemberJoin *message,
+                               struct cairn_sentence *why)
+{
+    if (message->role != CAIRN_ROLE_WIRE_WORKER && message->role != CAIRN_ROLE_WIRE_READER) {
+        return cairn_fail(why, CAIRN_ERR_INVALID, "role %u is not worker or reader", message->role);
+    }
+    if (message->fabric_address.len > CAIRN_FABRIC_ADDRESS_MAX) {
+        return cairn_fail(why, CAIRN_ERR_INVALID, "a fabric address of %zu bytes, at most %d",
+                          message->fabric_address.len, CAIRN_FABRIC_ADDRESS_MAX);
+    }
+    if (job->member_count >= CAIRN_SHARD_MEMBERS_MAX) {
+        return cairn_fail(why, CAIRN_ERR_BUSY, "job %s has %zu members, the most a shard takes",
+                          job->spec.name, job->member_count);
+    }
+    return CAIRN_OK;
+}
+
+cairn_status cairn_member_join(struct cairn_shard_job *job, const Cairn__MemberJoin *message,
+                               struct cairn_sentence *why)
+{
+    cairn_status status = judge_join(job, message, why);
+    if (status != CAIRN_OK) return status;
+    const size_t bytes = message->fabric_address.len;
+    struct cairn_member *member = calloc(1, sizeof *member + bytes);
+    if (member == NULL || grow(job) != CAIRN_OK) {
+        free(member);
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a member");
+    }
+    cairn_member_leave(job, message->member); // the one of that number, if any, is replaced
+    member->job = job;
+    member->number = message->member;
+    member->token = message->token;
+    member->rank = message->rank;
+    member->role = message->role;
+    snprintf(member->name, sizeof member->name, "%s", message->name);
+    member->address_bytes = bytes;
+    if (bytes > 0) memcpy(member->address, message->fabric_address.data, bytes);
+    job->members[place_of(job, member->number)] = member;
+    job->member_count++;
+    connect_member(member);
+    if (member->peer != NULL) tell_core(member, CAIRN_STEP_PEER_UP);
+    cairn_log_info("%s %s (rank %u) joined job %s", cairn_role_name(member->role), member->name,
+                   member->rank, job->spec.name);
+    return CAIRN_OK;
+}
+
+void cairn_member_leave(struct cairn_shard_job *job, uint64_t number)
+{
+    struct cairn_member *member = cairn_member_find(job, number);
+    if (member == NULL) return;
+    cairn_log_info("%s left job %s", member->name, job->spec.name);
+    cairn_member_down(member);
+    take_out(job, member);
+    member_free(member);
+}
+
+void cairn_members_release(struct cairn_shard_job *job)
+{
+    for (size_t i = 0; i < job->member_capacity; i++) {
+        if (job->members[i] == NULL) continue;
+        // A closed fabric has freed the peers.
+        if (job->shard->closing) job->members[i]->peer = NULL;
+        member_free(job->members[i]);
+    }
+    free(job->members);
+    job->members = NULL;
+    job->member_count = job->member_capacity = 0;
+}
+
+/* ---- sending ---- */
+
+void cairn_member_send(struct cairn_member *member, struct cairn_chunk_header *header)
+{
+    if (member->peer == NULL || member->cut) return;
+    header->job = member->job->number;
+    header->member = member->number;
+    header->token = member->token;
+    uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
+    cairn_chunk_encode(header, bytes);
+    cairn_status status = cairn_fabric_send(member->peer, bytes, sizeof bytes, NULL, 0, NULL, NULL);
+    if (status == CAIRN_OK || status == CAIRN_ERR_CLOSED) return;
+    // An answer that is left out would be waited for: the connection is the unit of loss.
+    cairn_log_limited(&member->refusals, CAIRN_LOG_WARN, "cutting %s of job %s: %s", member->name,
+                      member->job->spec.name, cairn_status_text(status));
+    member->cut = true;
+    member->job->members_cut = true;
+}
+
+void cairn_member_refuse(struct cairn_member *member, const struct cairn_chunk_header *header,
+                         cairn_status status)
+{
+    struct cairn_chunk_header nak = *header;
+    nak.kind = CAIRN_CHUNK_NAK;
+    nak.value = (uint64_t)status;
+    nak.payload_bytes = 0;
+    nak.checksum = 0;
+    cairn_member_send(member, &nak);
+}

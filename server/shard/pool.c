@@ -1,0 +1,197 @@
+#include "server/shard/pool.h"
+
+#include <assert.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/gpu.h"
+
+struct task_list {
+    struct cairn_task *first, *last;
+};
+
+struct pool_thread {
+    pthread_t id;
+    struct cairn_pool *pool; /* borrowed */
+    uint32_t number;
+};
+
+struct cairn_pool {
+    /* owned */
+    struct pool_thread threads[CAIRN_POOL_THREADS_MAX]; /* [thread_count] */
+    uint32_t thread_count;
+    uv_async_t wake; /* there are ended tasks */
+    char name[16];
+
+    pthread_mutex_t lock; /* guards all below */
+    pthread_cond_t work;
+    struct task_list waiting; /* has items that no thread took yet */
+    struct task_list ended;
+    bool closing;
+
+    /* loop thread only */
+    void (*on_closed)(void *context);
+    void *context;
+};
+
+static void list_push(struct task_list *list, struct cairn_task *task)
+{
+    task->next = NULL;
+    if (list->last == NULL)
+        list->first = task;
+    else
+        list->last->next = task;
+    list->last = task;
+}
+
+static struct cairn_task *list_pop(struct task_list *list)
+{
+    struct cairn_task *task = list->first;
+    if (task == NULL) return NULL;
+    list->first = task->next;
+    if (list->first == NULL) list->last = NULL;
+    task->next = NULL;
+    return task;
+}
+
+/* Takes the next item of the first task; lock held. */
+static struct cairn_task *take_item(struct cairn_pool *pool, uint32_t *item_out)
+{
+    struct cairn_task *task = pool->waiting.first;
+    if (task == NULL) return NULL;
+    *item_out = task->items_taken++;
+    if (task->items_taken == task->item_count) list_pop(&pool->waiting);
+    return task;
+}
+
+static void end_item(struct cairn_pool *pool, struct cairn_task *task)
+{
+    if (++task->items_ended < task->item_count) return;
+    list_push(&pool->ended, task);
+    uv_async_send(&pool->wake);
+}
+
+static void *thread_main(void *argument)
+{
+    struct pool_thread *thread = argument;
+    struct cairn_pool *pool = thread->pool;
+    pthread_setname_np(pthread_self(), pool->name);
+    assert(cairn_float_env_ok());
+
+    pthread_mutex_lock(&pool->lock);
+    while (!pool->closing) {
+        uint32_t item;
+        struct cairn_task *task = take_item(pool, &item);
+        if (task == NULL) {
+            pthread_cond_wait(&pool->work, &pool->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&pool->lock);
+        task->run(task, item, thread->number);
+        pthread_mutex_lock(&pool->lock);
+        end_item(pool, task);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return NULL;
+}
+
+static void on_wake(uv_async_t *wake)
+{
+    struct cairn_pool *pool = wake->data;
+    for (;;) {
+        pthread_mutex_lock(&pool->lock);
+        struct cairn_task *task = pool->closing ? NULL : list_pop(&pool->ended);
+        pthread_mutex_unlock(&pool->lock);
+        if (task == NULL) return;
+        task->done(task);
+    }
+}
+
+/* Signals are the loop thread's business. */
+static int start_thread(struct pool_thread *thread)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = pthread_create(&thread->id, NULL, thread_main, thread);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return failed;
+}
+
+cairn_status cairn_pool_open(uv_loop_t *loop, const char *name, uint32_t thread_count,
+                             struct cairn_pool **pool_out, struct cairn_sentence *why)
+{
+    assert(thread_count >= 1 && thread_count <= CAIRN_POOL_THREADS_MAX);
+    struct cairn_pool *pool = calloc(1, sizeof *pool);
+    if (pool == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for threads");
+    strncpy(pool->name, name, sizeof pool->name - 1);
+    if (uv_async_init(loop, &pool->wake, on_wake) != 0) {
+        free(pool);
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "libuv has no memory for a handle");
+    }
+    pool->wake.data = pool;
+    pthread_mutex_init(&pool->lock, NULL);
+    pthread_cond_init(&pool->work, NULL);
+    while (pool->thread_count < thread_count) {
+        struct pool_thread *thread = &pool->threads[pool->thread_count];
+        *thread = (struct pool_thread) { .pool = pool, .number = pool->thread_count };
+        int failed = start_thread(thread);
+        if (failed != 0) {
+            cairn_pool_close(pool, NULL, NULL);
+            return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "cannot start thread %u of %u: %s",
+                              pool->thread_count + 1, thread_count, strerror(failed));
+        }
+        pool->thread_count++;
+    }
+    *pool_out = pool;
+    return CAIRN_OK;
+}
+
+static void on_async_closed(uv_handle_t *handle)
+{
+    struct cairn_pool *pool = handle->data;
+    void (*on_closed)(void *context) = pool->on_closed;
+    void *context = pool->context;
+    pthread_cond_destroy(&pool->work);
+    pthread_mutex_destroy(&pool->lock);
+    free(pool);
+    if (on_closed != NULL) on_closed(context);
+}
+
+void cairn_pool_close(struct cairn_pool *pool, void (*on_closed)(void *context), void *context)
+{
+    pthread_mutex_lock(&pool->lock);
+    pool->closing = true;
+    pthread_cond_broadcast(&pool->work);
+    pthread_mutex_unlock(&pool->lock);
+    for (uint32_t i = 0; i < pool->thread_count; i++) pthread_join(pool->threads[i].id, NULL);
+    pool->on_closed = on_closed;
+    pool->context = context;
+    uv_close((uv_handle_t *)&pool->wake, on_async_closed);
+}
+
+void cairn_pool_submit(struct cairn_pool *pool, struct cairn_task *task)
+{
+    task->items_taken = 0;
+    task->items_ended = 0;
+    pthread_mutex_lock(&pool->lock);
+    if (task->item_count == 0) {
+        list_push(&pool->ended, task);
+        uv_async_send(&pool->wake);
+    } else {
+        list_push(&pool->waiting, task);
+        if (task->item_count == 1)
+            pthread_cond_signal(&pool->work);
+        else
+            pthread_cond_broadcast(&pool->work);
+    }
+    pthread_mutex_unlock(&pool->lock);
+}
+
+uint32_t cairn_pool_thread_count(const struct cairn_pool *pool)
+{
+    return pool->thread_count;
+}

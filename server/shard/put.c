@@ -1,0 +1,156 @@
+/* The initial state, put chunk by chunk by one declared worker while the job is INITIALIZING. */
+#include <assert.h>
+#include <string.h>
+
+#include "server/shard/shard.h"
+
+static void refuse(struct cairn_member *member, const struct cairn_chunk_header *header,
+                   cairn_status status, const struct cairn_sentence *why)
+{
+    member->job->shard->stats.chunks_refused++;
+    cairn_log_limited(&member->refusals, CAIRN_LOG_WARN, "refused PUT of job %s from %s: %s",
+                      member->job->spec.name, member->name, why->text);
+    cairn_member_refuse(member, header, status);
+}
+
+/* Judged without side effects. */
+static cairn_status judge_put(const struct cairn_shard_job *job,
+                              const struct cairn_chunk_header *header, uint64_t *chunk_out,
+                              struct cairn_chunk_place *place_out, struct cairn_sentence *why)
+{
+    if (job->state == CAIRN_JOB_LOADING) {
+        return cairn_fail(why, CAIRN_ERR_NOT_READY, "its state is being read from a snapshot");
+    }
+    if (job->state != CAIRN_JOB_INITIALIZING) {
+        return cairn_fail(why, CAIRN_ERR_STALE, "its initial state is complete");
+    }
+    if (header->plane != CAIRN_PLANE_PARAM || header->dtype != CAIRN_F32) {
+        return cairn_fail(why, CAIRN_ERR_MALFORMED, "plane %u in %s: only param in f32 is put",
+                          header->plane, cairn_dtype_name(header->dtype));
+    }
+    cairn_status status = cairn_shard_map_chunk_number(
+        &job->map, header->tensor, header->first_leaf, header->leaf_count, chunk_out);
+    if (status != CAIRN_OK) {
+        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u, leaves %llu + %u: not a chunk here",
+                          header->tensor, (unsigned long long)header->first_leaf,
+                          header->leaf_count);
+    }
+    *place_out = cairn_shard_map_chunk(&job->map, *chunk_out);
+    if (header->payload_bytes != place_out->elem_count * sizeof(float)) {
+        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u: a payload of %llu bytes, not %llu",
+                          header->tensor, (unsigned long long)header->payload_bytes,
+                          (unsigned long long)(place_out->elem_count * sizeof(float)));
+    }
+    return CAIRN_OK;
+}
+
+static uint8_t *buffer_of(const struct cairn_shard_job *job, const struct cairn_put *put)
+{
+    return job->putting.base + (size_t)(put - job->puts) * job->slot_bytes;
+}
+
+/* The buffers are needed no more once the job serves and nothing lands in them. */
+static void close_buffers(struct cairn_shard_job *job)
+{
+    if (job->state == CAIRN_JOB_INITIALIZING) return;
+    for (uint32_t i = 0; i < job->put_max; i++) {
+        if (job->puts[i].job != NULL) return;
+    }
+    cairn_arena_close(&job->putting);
+}
+
+/* The payload is whole: into the state, unless it is not wanted any more. */
+static void take(struct cairn_put *put, struct cairn_member *member)
+{
+    struct cairn_shard_job *job = put->job;
+    struct cairn_sentence why;
+    const size_t bytes = (size_t)put->header.payload_bytes;
+    if (job->state != CAIRN_JOB_INITIALIZING) {
+        cairn_sentence_set(&why, "its initial state is complete");
+        if (member != NULL) refuse(member, &put->header, CAIRN_ERR_STALE, &why);
+        return;
+    }
+    if (cairn_chunk_checksum(buffer_of(job, put), bytes) != put->header.checksum) {
+        cairn_sentence_set(&why, "its checksum does not match");
+        if (member != NULL) refuse(member, &put->header, CAIRN_ERR_CHECKSUM, &why);
+        return;
+    }
+    memcpy((float *)job->param.base + put->place.local_elem, buffer_of(job, put), bytes);
+    job->have[put->chunk] = 1;
+    job->shard->stats.pushed_bytes += bytes;
+    if (member == NULL) return;
+    struct cairn_chunk_header ack = put->header;
+    ack.kind = CAIRN_CHUNK_ACK;
+    ack.payload_bytes = ack.checksum = 0;
+    cairn_member_send(member, &ack);
+}
+
+static void on_received(void *arg, cairn_status status)
+{
+    struct cairn_put *put = arg;
+    struct cairn_shard_job *job = put->job;
+    struct cairn_member *member = cairn_member_find(job, put->header.member);
+    if (status == CAIRN_OK) take(put, member);
+    put->job = NULL;
+    close_buffers(job);
+    cairn_job_settle(job);
+    cairn_job_idle(job);
+}
+
+static struct cairn_put *find_free(struct cairn_shard_job *job)
+{
+    for (uint32_t i = 0; i < job->put_max; i++) {
+        if (job->puts[i].job == NULL) return &job->puts[i];
+    }
+    return NULL;
+}
+
+void cairn_put_on_message(struct cairn_member *member, const struct cairn_chunk_header *header,
+                          struct cairn_fabric_message *message)
+{
+    struct cairn_shard_job *job = member->job;
+    struct cairn_sentence why;
+    uint64_t chunk;
+    struct cairn_chunk_place place;
+    struct cairn_put *put = find_free(job);
+    cairn_status status = judge_put(job, header, &chunk, &place, &why);
+    if (status == CAIRN_OK && put == NULL)
+        status = cairn_fail(&why, CAIRN_ERR_BUSY, "%u puts are being received", job->put_max);
+    if (status == CAIRN_OK) {
+        status = cairn_fabric_receive(message, buffer_of(job, put), job->slot_bytes, on_received,
+                                      put);
+        if (status != CAIRN_OK)
+            status = cairn_fail(&why, CAIRN_ERR_BUSY, "no memory to receive it");
+    }
+    if (status != CAIRN_OK) {
+        refuse(member, header, status, &why);
+        if (message != NULL) cairn_fabric_drop(message);
+        return;
+    }
+    *put = (struct cairn_put) { .job = job, .header = *header, .place = place, .chunk = chunk };
+    cairn_job_busy(job);
+}
+
+cairn_status cairn_put_whole(const struct cairn_shard_job *job, struct cairn_sentence *why)
+{
+    size_t missing = 0;
+    uint32_t last = UINT32_MAX;
+    struct cairn_sentence names = { "" };
+    for (uint64_t c = 0; c < job->map.chunk_count; c++) {
+        const uint32_t tensor = job->map.extents[job->chunk_part[c]].tensor;
+        if (job->have[c] != 0 || tensor == last) continue;
+        last = tensor;
+        if (++missing <= 5)
+            cairn_sentence_add(&names, "%s%s", missing > 1 ? ", " : "",
+                               job->spec.tensors[tensor].name);
+    }
+    if (missing == 0) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_NOT_READY,
+                      "shard %s has no whole initial state of %zu tensors: %s%s; put them first",
+                      job->shard->name, missing, names.text, missing > 5 ? ", ..." : "");
+}
+
+void cairn_put_end(struct cairn_shard_job *job)
+{
+    close_buffers(job);
+}

@@ -1,0 +1,131 @@
+/* Loading: this shard's part of a snapshot, read on the files thread into the state. */
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/wire/snapshot_io.h"
+#include "server/shard/shard.h"
+
+struct cairn_restore {
+    struct cairn_task task;
+    struct cairn_shard_job *job; /* borrowed */
+    char *path;                  /* owned */
+    atomic_bool canceled;
+    cairn_status status; /* the result */
+    struct cairn_sentence why;
+};
+
+static cairn_status read_plane(struct cairn_restore *restore, struct cairn_snapshot *snapshot,
+                               uint32_t tensor, enum cairn_plane plane,
+                               const struct cairn_local_extent *extent, float *to)
+{
+    cairn_status status = CAIRN_OK;
+    for (uint64_t at = 0; status == CAIRN_OK && at < extent->elem_count;
+         at += CAIRN_SNAPSHOT_PIECE_ELEMS) {
+        uint64_t elems = extent->elem_count - at;
+        if (elems > CAIRN_SNAPSHOT_PIECE_ELEMS) elems = CAIRN_SNAPSHOT_PIECE_ELEMS;
+        if (atomic_load(&restore->canceled))
+            return cairn_fail(&restore->why, CAIRN_ERR_CANCELED, "the job was dropped");
+        status = cairn_snapshot_read(snapshot, tensor, plane, extent->first_elem + at, elems,
+                                     to + at, &restore->why);
+    }
+    return status;
+}
+
+static bool same_shape(const struct cairn_shape *a, const struct cairn_shape *b)
+{
+    return a->rank == b->rank && memcmp(a->dim, b->dim, a->rank * sizeof *a->dim) == 0;
+}
+
+/* All planes of one extent. The snapshot may list its tensors otherwise: they are found by name. */
+static cairn_status read_extent(struct cairn_restore *restore, struct cairn_snapshot *snapshot,
+                                size_t number)
+{
+    const struct cairn_shard_job *job = restore->job;
+    const struct cairn_local_extent *extent = &job->map.extents[number];
+    const struct cairn_tensor_spec *wanted = &job->spec.tensors[extent->tensor];
+    const size_t tensor = cairn_spec_find_tensor(&snapshot->manifest.spec, wanted->name);
+    if (tensor == SIZE_MAX ||
+        !same_shape(&wanted->shape, &snapshot->manifest.spec.tensors[tensor].shape)) {
+        return cairn_fail(&restore->why, CAIRN_ERR_MISMATCH,
+                          "snapshot %s has no tensor %s of the job's shape", restore->path,
+                          wanted->name);
+    }
+    const struct {
+        enum cairn_plane plane;
+        const struct cairn_arena *arena;
+    } planes[] = { { CAIRN_PLANE_PARAM, &job->param },
+                   { CAIRN_PLANE_EXP_AVG, &job->exp_avg },
+                   { CAIRN_PLANE_EXP_AVG_SQ, &job->exp_avg_sq } };
+    const uint32_t kept = 1u << CAIRN_PLANE_PARAM | job->parts[number].planes;
+    cairn_status status = CAIRN_OK;
+    for (size_t p = 0; status == CAIRN_OK && p < sizeof planes / sizeof *planes; p++) {
+        if ((kept & 1u << planes[p].plane) == 0) continue;
+        status = read_plane(restore, snapshot, (uint32_t)tensor, planes[p].plane, extent,
+                            (float *)planes[p].arena->base + extent->local_elem);
+    }
+    return status;
+}
+
+static void run_restore(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    (void)item;
+    (void)thread;
+    struct cairn_restore *restore = (struct cairn_restore *)task;
+    struct cairn_snapshot snapshot;
+    restore->status = cairn_snapshot_open(restore->path, &snapshot, &restore->why);
+    if (restore->status != CAIRN_OK) return;
+    for (size_t i = 0; restore->status == CAIRN_OK && i < restore->job->map.extent_count; i++)
+        restore->status = read_extent(restore, &snapshot, i);
+    cairn_snapshot_close(&snapshot);
+}
+
+static void restore_done(struct cairn_task *task)
+{
+    struct cairn_restore *restore = (struct cairn_restore *)task;
+    struct cairn_shard_job *job = restore->job;
+    if (job->state == CAIRN_JOB_LOADING && restore->status == CAIRN_OK) {
+        cairn_log_info("job %s: loaded %s", job->spec.name, restore->path);
+        cairn_round_seal(job);
+    } else if (job->state == CAIRN_JOB_LOADING) {
+        cairn_log_error("job %s: cannot load %s: %s", job->spec.name, restore->path,
+                        restore->why.text);
+        cairn_session_answer(job->shard, &job->creating, restore->status, &restore->why);
+        cairn_job_leave(job);
+    }
+    cairn_job_idle(job);
+}
+
+cairn_status cairn_restore_begin(struct cairn_shard_job *job, const char *path,
+                                 struct cairn_sentence *why)
+{
+    struct cairn_restore *restore = calloc(1, sizeof *restore);
+    char *copy = strdup(path);
+    if (restore == NULL || copy == NULL) {
+        free(restore);
+        free(copy);
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to load a snapshot");
+    }
+    restore->job = job;
+    restore->path = copy;
+    restore->task =
+        (struct cairn_task) { .run = run_restore, .done = restore_done, .item_count = 1 };
+    job->restore = restore;
+    job->state = CAIRN_JOB_LOADING;
+    cairn_job_busy(job);
+    cairn_pool_submit(job->shard->files, &restore->task);
+    return CAIRN_OK;
+}
+
+void cairn_restore_cancel(struct cairn_shard_job *job)
+{
+    if (job->restore != NULL) atomic_store(&job->restore->canceled, true);
+}
+
+void cairn_restore_release(struct cairn_shard_job *job)
+{
+    if (job->restore == NULL) return;
+    free(job->restore->path);
+    free(job->restore);
+    job->restore = NULL;
+}

@@ -1,0 +1,275 @@
+/* The arithmetic of a round, on the compute pool: folds, the sums, the update, the first publish.
+ *
+ * A FOLD works on one chunk's sum; the passes (REDUCE, UPDATE, the seal) take a chunk an item. The round
+ * machine never asks for two things of one chunk at a time, nor for a pass while anything runs. */
+#include <assert.h>
+#include <string.h>
+
+#include "server/shard/shard.h"
+
+static float *plane_at(const struct cairn_arena *arena, uint64_t local_elem)
+{
+    return arena->base == NULL ? NULL : (float *)arena->base + local_elem;
+}
+
+static struct cairn_shard_job *job_of_pass(struct cairn_task *task)
+{
+    return (struct cairn_shard_job *)((char *)task - offsetof(struct cairn_shard_job, pass));
+}
+
+static void submit_pass(struct cairn_shard_job *job, uint32_t item_count,
+                        void (*run)(struct cairn_task *task, uint32_t item, uint32_t thread),
+                        void (*done)(struct cairn_task *task))
+{
+    job->pass = (struct cairn_task) { .run = run, .done = done, .item_count = item_count };
+    cairn_job_busy(job);
+    cairn_pool_submit(job->shard->compute, &job->pass);
+}
+
+/* ---- fold ---- */
+
+static void run_fold(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    (void)item;
+    (void)thread;
+    const struct cairn_fold *fold = (const struct cairn_fold *)task;
+    const struct cairn_shard_job *job = fold->job;
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->map,
+                                                                 job->grad_chunks[fold->chunk]);
+    job->shard->backend->fold(plane_at(&job->acc, place.local_elem), fold->sources,
+                              fold->source_count, fold->first, (size_t)place.elem_count);
+}
+
+static void fold_done(struct cairn_task *task)
+{
+    struct cairn_fold *fold = (struct cairn_fold *)task;
+    struct cairn_shard_job *job = fold->job;
+    fold->next_free = job->folds_free;
+    job->folds_free = fold;
+    cairn_job_step(job,
+                   &(struct cairn_step_event) { .kind = CAIRN_STEP_FOLDED, .chunk = fold->chunk });
+    cairn_job_idle(job);
+}
+
+void cairn_round_fold(struct cairn_shard_job *job, const struct cairn_step_action *action)
+{
+    struct cairn_fold *fold = job->folds_free;
+    assert(fold != NULL); // one fold a chunk, and each has a slot
+    job->folds_free = fold->next_free;
+    fold->task = (struct cairn_task) { .run = run_fold, .done = fold_done, .item_count = 1 };
+    fold->chunk = action->chunk;
+    fold->first = action->first;
+    fold->source_count = action->count;
+    for (uint32_t i = 0; i < action->count; i++) {
+        const uint32_t slot = action->slots[i];
+        fold->sources[i] = (struct cairn_source) {
+            .data = job->landing.base + (size_t)slot * job->slot_bytes,
+            .dtype = job->slots[slot].dtype,
+        };
+    }
+    if (action->first) job->zero[action->chunk] = false;
+    cairn_job_busy(job);
+    cairn_pool_submit(job->shard->compute, &fold->task);
+}
+
+/* ---- reduce ---- */
+
+void cairn_round_zero(struct cairn_shard_job *job, uint32_t chunk)
+{
+    job->zero[chunk] = true; // REDUCE, which follows, writes the zeros
+}
+
+static void run_reduce(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    const struct cairn_shard_job *job = job_of_pass(task);
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->map, job->grad_chunks[item]);
+    float *acc = plane_at(&job->acc, place.local_elem);
+    if (job->zero[item]) {
+        memset(acc, 0, (size_t)place.elem_count * sizeof *acc); // and adds nothing
+        return;
+    }
+    job->shard->backend->sum_leaves(acc, &job->layout->geometry[place.tensor], place.first_leaf,
+                                    place.leaf_count, &job->sums[thread]);
+}
+
+static void reduce_done(struct cairn_task *task)
+{
+    struct cairn_shard_job *job = job_of_pass(task);
+    struct cairn_step_sums sums = { 0 };
+    for (uint32_t i = 0; i < cairn_pool_thread_count(job->shard->compute); i++) {
+        cairn_status status = cairn_exact_add(&sums.sum_squares, &job->sums[i].sum_squares);
+        assert(status == CAIRN_OK); // 2^74 leaves would fit
+        (void)status;
+        sums.nonfinite += job->sums[i].nonfinite;
+    }
+    cairn_job_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_SUMMED, .sums = &sums });
+    cairn_job_idle(job);
+}
+
+void cairn_round_reduce(struct cairn_shard_job *job)
+{
+    const size_t threads = cairn_pool_thread_count(job->shard->compute);
+    memset(job->sums, 0, threads * sizeof *job->sums);
+    submit_pass(job, job->grad_chunk_count, run_reduce, reduce_done);
+}
+
+/* ---- update ---- */
+
+/* The scalars of the groups, out of the decision; NULL, or why it cannot be applied. */
+static const char *read_scalars(struct cairn_shard_job *job, const struct cairn_decision *decision)
+{
+    struct cairn_payload head;
+    cairn_status status = cairn_payload_decode(decision->payload, decision->payload_bytes, &head);
+    if (status != CAIRN_OK) return "the payload of an APPLY is malformed";
+    if (head.group_count != job->spec.group_count)
+        return "the payload of an APPLY has another number of groups";
+    for (uint32_t g = 0; g < head.group_count; g++) {
+        const struct cairn_group_spec *group = &job->spec.groups[g];
+        struct cairn_group_scalars *scalars = &job->scalars[g];
+        status = cairn_payload_group(decision->payload, decision->payload_bytes, g, scalars);
+        if (status != CAIRN_OK) return "the scalars of an APPLY are malformed";
+        if (scalars->optimizer != cairn_optimizer_by_name(group->optimizer)->id)
+            return "the scalars of an APPLY are of another optimizer";
+        const bool momentum = (scalars->flags & CAIRN_SCALAR_MOMENTUM) != 0;
+        if (scalars->optimizer == CAIRN_OPTIMIZER_SGD && momentum != (group->momentum != 0))
+            return "the scalars of an APPLY disagree with the spec about momentum";
+    }
+    return NULL;
+}
+
+/* Where a chunk's wire copy stands in a published version. */
+static void *wire_of(const struct cairn_shard_job *job, const struct cairn_published *published,
+                     uint64_t chunk, const struct cairn_chunk_place *place)
+{
+    const uint32_t part = job->chunk_part[chunk];
+    const uint64_t elems = place->local_elem - job->map.extents[part].local_elem;
+    return published->wire.base + job->parts[part].wire_byte +
+           elems * cairn_dtype_bytes((int)job->parts[part].wire);
+}
+
+static void write_checksum(const struct cairn_shard_job *job, struct cairn_published *published,
+                           uint64_t chunk, const struct cairn_chunk_place *place)
+{
+    const size_t bytes = (size_t)place->elem_count *
+                         cairn_dtype_bytes((int)job->parts[job->chunk_part[chunk]].wire);
+    published->checksums[chunk] = cairn_chunk_checksum(wire_of(job, published, chunk, place),
+                                                       bytes);
+}
+
+static float *kept_plane(const struct cairn_part *part, enum cairn_plane plane,
+                         const struct cairn_arena *arena, uint64_t local_elem)
+{
+    return (part->planes & 1u << plane) != 0 ? plane_at(arena, local_elem) : NULL;
+}
+
+static void run_update(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    (void)thread;
+    struct cairn_shard_job *job = job_of_pass(task);
+    struct cairn_published *next = &job->published[1 - job->newest];
+    const uint32_t chunk = job->grad_chunks[item];
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->map, chunk);
+    const struct cairn_part *part = &job->parts[job->chunk_part[chunk]];
+    const struct cairn_group_scalars *scalars = &job->scalars[part->group];
+    const struct cairn_update update = {
+        .grad = plane_at(&job->acc, place.local_elem),
+        .param = plane_at(&job->param, place.local_elem),
+        .exp_avg = kept_plane(part, CAIRN_PLANE_EXP_AVG, &job->exp_avg, place.local_elem),
+        .exp_avg_sq = kept_plane(part, CAIRN_PLANE_EXP_AVG_SQ, &job->exp_avg_sq, place.local_elem),
+        .wire = wire_of(job, next, chunk, &place),
+        .wire_dtype = part->wire,
+        .elems = (size_t)place.elem_count,
+    };
+    job->shard->backend->update[scalars->optimizer](&update, scalars);
+    write_checksum(job, next, chunk, &place);
+}
+
+static void update_done(struct cairn_task *task)
+{
+    struct cairn_shard_job *job = job_of_pass(task);
+    job->newest = 1 - job->newest;
+    job->published[job->newest].version = job->version_next;
+    job->published[job->newest].readable = true;
+    job->updating = false;
+    cairn_log_debug("job %s: published %llu.%llu", job->spec.name,
+                    (unsigned long long)job->version_next.generation,
+                    (unsigned long long)job->version_next.step);
+    cairn_job_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_UPDATED });
+    cairn_pin_updated(job);
+    cairn_fetch_deferred(job);
+    cairn_job_idle(job);
+}
+
+static void begin_update(struct cairn_shard_job *job)
+{
+    job->update_waits = false;
+    // The version before the one that is read now is gone from here on.
+    job->published[1 - job->newest].readable = false;
+    submit_pass(job, job->grad_chunk_count, run_update, update_done);
+}
+
+void cairn_round_update(struct cairn_shard_job *job, const struct cairn_decision *decision)
+{
+    const char *why = read_scalars(job, decision);
+    if (why != NULL) {
+        cairn_job_fault(job, why);
+        return;
+    }
+    job->version_next = decision->version_after;
+    job->updating = true;
+    job->update_waits = job->copies > 0;
+    if (!job->update_waits) begin_update(job);
+}
+
+void cairn_round_copies_ended(struct cairn_shard_job *job)
+{
+    if (job->update_waits && job->copies == 0) begin_update(job);
+}
+
+/* ---- the first publish ---- */
+
+static void publish_chunk(struct cairn_shard_job *job, struct cairn_published *published,
+                          uint32_t chunk, const struct cairn_chunk_place *place)
+{
+    job->shard->backend->convert(
+        wire_of(job, published, chunk, place), job->parts[job->chunk_part[chunk]].wire,
+        plane_at(&job->param, place->local_elem), CAIRN_F32, (size_t)place->elem_count);
+    write_checksum(job, published, chunk, place);
+}
+
+static void run_seal(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    (void)thread;
+    struct cairn_shard_job *job = job_of_pass(task);
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->map, item);
+    publish_chunk(job, &job->published[0], item, &place);
+    // Updates pass frozen tensors by, so both copies have them from the start.
+    if (!job->parts[job->chunk_part[item]].trained)
+        publish_chunk(job, &job->published[1], item, &place);
+}
+
+static void seal_done(struct cairn_task *task)
+{
+    struct cairn_shard_job *job = job_of_pass(task);
+    if (job->state == CAIRN_JOB_SEALING) {
+        const struct cairn_version version = cairn_step_version(job->step);
+        job->newest = 0;
+        job->published[0].version = version;
+        job->published[0].readable = true;
+        job->state = CAIRN_JOB_SERVING;
+        cairn_put_end(job);
+        cairn_log_info("job %s: ready at version %llu.%llu", job->spec.name,
+                       (unsigned long long)version.generation, (unsigned long long)version.step);
+        cairn_job_step(job,
+                       &(struct cairn_step_event) { .kind = CAIRN_STEP_READY, .version = version });
+        cairn_session_answer(job->shard, &job->creating, CAIRN_OK, NULL);
+    }
+    cairn_job_idle(job);
+}
+
+void cairn_round_seal(struct cairn_shard_job *job)
+{
+    assert(job->state == CAIRN_JOB_INITIALIZING || job->state == CAIRN_JOB_LOADING);
+    job->state = CAIRN_JOB_SEALING;
+    submit_pass(job, (uint32_t)job->map.chunk_count, run_seal, seal_done);
+}

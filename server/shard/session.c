@@ -1,0 +1,272 @@
+/* The connection to the coordinator: connect, Hello, Welcome, heartbeats, and again after a loss.
+ * Losing it changes nothing in the jobs: they wait, and the coordinator fences when it is back. */
+#include <assert.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "server/shard/shard.h"
+
+#define CONNECT_TIMEOUT_MS 5000
+#define WELCOME_TIMEOUT_MS 5000
+#define BACKOFF_FIRST_MS   100
+#define BACKOFF_MAX_MS     2000
+#define HEARTBEAT_MIN_MS   10
+#define LEASE_MAX_MS       3600000
+
+static const struct cairn_frame_limits limits_before = { .type_min = CAIRN_MSG_WELCOME,
+                                                         .type_max = CAIRN_MSG_ERROR,
+                                                         .frame_bytes = CAIRN_FRAME_HELLO_BYTES };
+static const struct cairn_frame_limits limits_after = { .type_min = CAIRN_MSG_WELCOME,
+                                                        .type_max = CAIRN_MSG_MAX,
+                                                        .frame_bytes = CAIRN_FRAME_BYTES_MAX };
+
+static void on_timer(uv_timer_t *timer);
+
+void cairn_session_send(struct cairn_shard *shard, uint16_t type, uint32_t request,
+                        const ProtobufCMessage *message)
+{
+    struct cairn_session *session = &shard->session;
+    if (session->stream == NULL || (!session->welcome && type != CAIRN_MSG_HELLO)) return;
+    struct cairn_sentence why;
+    cairn_status status = cairn_stream_send(session->stream, type, request, message, &why);
+    if (status == CAIRN_OK || status == CAIRN_ERR_CLOSED) return;
+    cairn_log_error("cannot send %s to the coordinator: %s", cairn_message_name(type), why.text);
+    // A message that is left out would break the order that the coordinator relies on.
+    cairn_stream_close(session->stream, status, "%s", why.text);
+}
+
+void cairn_session_refuse(struct cairn_shard *shard, cairn_status status, const char *format, ...)
+{
+    struct cairn_session *session = &shard->session;
+    if (session->stream == NULL) return;
+    char text[CAIRN_SENTENCE_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    cairn_log_error("closing the connection to the coordinator: %s", text);
+
+    Cairn__Error error = CAIRN__ERROR__INIT;
+    error.status = status;
+    error.text = text;
+    cairn_session_send(shard, CAIRN_MSG_ERROR, 0, &error.base);
+    cairn_stream_finish(session->stream, status, "%s", text);
+}
+
+struct cairn_request cairn_session_request(const struct cairn_shard *shard, uint32_t number)
+{
+    return (struct cairn_request) { .session = shard->session.serial, .number = number };
+}
+
+void cairn_session_answer(struct cairn_shard *shard, struct cairn_request *request,
+                          cairn_status status, const struct cairn_sentence *why)
+{
+    struct cairn_request answered = *request;
+    *request = (struct cairn_request) { 0 };
+    if (answered.session != shard->session.serial) return; // nobody waits, or on a lost session
+    if (status == CAIRN_OK) {
+        Cairn__Done done = CAIRN__DONE__INIT;
+        cairn_session_send(shard, CAIRN_MSG_DONE, answered.number, &done.base);
+        return;
+    }
+    Cairn__Error error = CAIRN__ERROR__INIT;
+    error.status = status;
+    error.text = (char *)(why != NULL ? why->text : cairn_status_text(status));
+    cairn_session_send(shard, CAIRN_MSG_ERROR, answered.number, &error.base);
+}
+
+static void send_hello(struct cairn_shard *shard)
+{
+    Cairn__HeldJob held[CAIRN_SHARD_JOBS_MAX];
+    Cairn__HeldJob *held_list[CAIRN_SHARD_JOBS_MAX];
+    size_t held_count = 0;
+    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
+        if (job->state == CAIRN_JOB_LEAVING || job->state == CAIRN_JOB_FAULTED) continue;
+        cairn__held_job__init(&held[held_count]);
+        held[held_count].job = job->number;
+        held[held_count].generation = job->generation;
+        memcpy(&held[held_count].layout_hash, job->layout->hash, sizeof held->layout_hash);
+        held_list[held_count] = &held[held_count];
+        held_count++;
+    }
+    Cairn__Hello hello = CAIRN__HELLO__INIT;
+    hello.protocol = CAIRN_CONTROL_PROTOCOL;
+    hello.role = CAIRN_ROLE_WIRE_SHARD;
+    hello.name = shard->name;
+    hello.incarnation = shard->incarnation;
+    hello.fabric_address.data = (uint8_t *)cairn_fabric_address(shard->fabric,
+                                                                &hello.fabric_address.len);
+    hello.version = (char *)CAIRN_VERSION;
+    hello.memory_bytes = shard->budget.limit_bytes;
+    hello.n_held = held_count;
+    hello.held = held_list;
+    cairn_session_send(shard, CAIRN_MSG_HELLO, 0, &hello.base);
+}
+
+static void send_heartbeat(struct cairn_shard *shard)
+{
+    Cairn__Heartbeat heartbeat = CAIRN__HEARTBEAT__INIT;
+    shard->stats.state_bytes = 0;
+    shard->stats.landing_bytes = 0;
+    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
+        shard->stats.state_bytes += job->budget_bytes;
+        shard->stats.landing_bytes += job->landing.bytes;
+    }
+    heartbeat.stats = &shard->stats;
+    cairn_session_send(shard, CAIRN_MSG_HEARTBEAT, 0, &heartbeat.base);
+}
+
+static void on_open(struct cairn_stream *stream, void *context)
+{
+    (void)stream;
+    struct cairn_shard *shard = context;
+    shard->session.heard_ms = uv_now(shard->loop);
+    send_hello(shard);
+    uv_timer_start(&shard->session.timer, on_timer, WELCOME_TIMEOUT_MS, 0);
+}
+
+/* Welcome: the session stands. */
+static void on_welcome(struct cairn_shard *shard, const Cairn__Welcome *welcome)
+{
+    struct cairn_session *session = &shard->session;
+    if (welcome->heartbeat_ms < HEARTBEAT_MIN_MS || welcome->lease_ms > LEASE_MAX_MS ||
+        welcome->lease_ms < welcome->heartbeat_ms) {
+        cairn_session_refuse(shard, CAIRN_ERR_PROTOCOL,
+                             "Welcome with a heartbeat of %u ms and a lease of %u ms: at least %d, "
+                             "and no lease shorter than a heartbeat or over %d",
+                             welcome->heartbeat_ms, welcome->lease_ms, HEARTBEAT_MIN_MS,
+                             LEASE_MAX_MS);
+        return;
+    }
+    session->welcome = true;
+    session->heartbeat_ms = welcome->heartbeat_ms;
+    session->lease_ms = welcome->lease_ms;
+    session->backoff_ms = BACKOFF_FIRST_MS;
+    session->coordinator_incarnation = welcome->coordinator_incarnation;
+    cairn_stream_limit(session->stream, limits_after);
+    uv_timer_start(&session->timer, on_timer, session->heartbeat_ms, session->heartbeat_ms);
+    cairn_log_info("joined cluster %s: coordinator %s, incarnation %llu", welcome->cluster,
+                   cairn_stream_peer(session->stream),
+                   (unsigned long long)welcome->coordinator_incarnation);
+    if (session->served_before) return;
+    session->served_before = true;
+    if (shard->on_ready != NULL) shard->on_ready(shard, shard->context);
+}
+
+static void on_first_frame(struct cairn_shard *shard, const struct cairn_frame *frame)
+{
+    ProtobufCMessage *message = cairn_message_unpack(cairn_message_type(frame->type),
+                                                     frame->payload, frame->payload_bytes);
+    if (message == NULL) {
+        cairn_session_refuse(shard, CAIRN_ERR_MALFORMED, "malformed %s",
+                             cairn_message_name(frame->type));
+        return;
+    }
+    if (frame->type == CAIRN_MSG_WELCOME) {
+        on_welcome(shard, (const Cairn__Welcome *)message);
+    } else {
+        const Cairn__Error *error = (const Cairn__Error *)message;
+        cairn_stream_close(shard->session.stream, CAIRN_ERR_REFUSED, "refused: %s", error->text);
+    }
+    cairn_message_free(message);
+}
+
+static void on_frame(struct cairn_stream *stream, const struct cairn_frame *frame, void *context)
+{
+    (void)stream;
+    struct cairn_shard *shard = context;
+    shard->session.heard_ms = uv_now(shard->loop);
+    if (shard->session.welcome)
+        cairn_shard_on_frame(shard, frame);
+    else
+        on_first_frame(shard, frame);
+}
+
+static void on_close(struct cairn_stream *stream, cairn_status status, const char *why,
+                     void *context)
+{
+    (void)stream;
+    struct cairn_shard *shard = context;
+    struct cairn_session *session = &shard->session;
+    session->stream = NULL;
+    if (shard->closing) {
+        cairn_shard_stream_closed(shard);
+        return;
+    }
+    cairn_log_limited(&session->down, session->welcome ? CAIRN_LOG_WARN : CAIRN_LOG_INFO,
+                      "no coordinator: %s (%s); trying again in %u ms", why,
+                      cairn_status_name(status), session->backoff_ms);
+    session->welcome = false;
+    session->serial++; // what was asked on the lost session is answered to nobody
+    cairn_shard_drop_creates(shard);
+    uv_timer_start(&session->timer, on_timer, session->backoff_ms, 0);
+    session->backoff_ms = session->backoff_ms * 2 < BACKOFF_MAX_MS ? session->backoff_ms * 2
+                                                                   : BACKOFF_MAX_MS;
+}
+
+static const struct cairn_stream_events stream_events = {
+    .on_open = on_open,
+    .on_frame = on_frame,
+    .on_close = on_close,
+};
+
+static void connect_now(struct cairn_shard *shard)
+{
+    struct cairn_session *session = &shard->session;
+    const struct cairn_stream_options options = { .limits = limits_before };
+    struct cairn_sentence why;
+    cairn_status status = cairn_stream_connect(shard->loop, &session->address, CONNECT_TIMEOUT_MS,
+                                               &options, &stream_events, shard, &session->stream,
+                                               &why);
+    if (status == CAIRN_OK) return;
+    cairn_log_limited(&session->down, CAIRN_LOG_WARN, "cannot connect to the coordinator: %s",
+                      why.text);
+    uv_timer_start(&session->timer, on_timer, BACKOFF_MAX_MS, 0);
+}
+
+/* Without a connection: time to try. Without Welcome: it took too long. Else: a heartbeat. */
+static void on_timer(uv_timer_t *timer)
+{
+    struct cairn_shard *shard = timer->data;
+    struct cairn_session *session = &shard->session;
+    if (session->stream == NULL) {
+        connect_now(shard);
+        return;
+    }
+    if (!session->welcome) {
+        cairn_stream_close(session->stream, CAIRN_ERR_TIMEOUT, "no Welcome within %d ms",
+                           WELCOME_TIMEOUT_MS);
+        return;
+    }
+    uint64_t silent_ms = uv_now(shard->loop) - session->heard_ms;
+    if (silent_ms > session->lease_ms) {
+        cairn_stream_close(session->stream, CAIRN_ERR_TIMEOUT,
+                           "nothing heard for %llu ms, the lease is %u ms",
+                           (unsigned long long)silent_ms, session->lease_ms);
+        return;
+    }
+    send_heartbeat(shard);
+}
+
+cairn_status cairn_session_open(struct cairn_shard *shard, const char *coordinator,
+                                struct cairn_sentence *why)
+{
+    struct cairn_session *session = &shard->session;
+    cairn_status status = cairn_address_parse(coordinator, &session->address, why);
+    if (status != CAIRN_OK) return CAIRN_ERR_CONFIG;
+    session->serial = 1;
+    session->backoff_ms = BACKOFF_FIRST_MS;
+    uv_timer_init(shard->loop, &session->timer);
+    session->timer.data = shard;
+    uv_timer_start(&session->timer, on_timer, 0, 0);
+    return CAIRN_OK;
+}
+
+void cairn_session_close(struct cairn_shard *shard, uv_close_cb on_timer_closed)
+{
+    struct cairn_session *session = &shard->session;
+    assert(shard->closing);
+    if (session->stream != NULL) cairn_stream_close(session->stream, CAIRN_OK, "shard stops");
+    uv_close((uv_handle_t *)&session->timer, on_timer_closed);
+}

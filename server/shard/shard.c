@@ -1,0 +1,135 @@
+/* Opening and closing a shard. */
+#include "server/shard/shard.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+/* Every step of closing ends here; the last one frees the shard. */
+static void handle_closed(struct cairn_shard *shard)
+{
+    assert(shard->handles_open > 0);
+    if (--shard->handles_open > 0) return;
+    void (*on_closed)(void *context) = shard->on_closed;
+    void *context = shard->closed_context;
+    free(shard->name);
+    free(shard);
+    if (on_closed != NULL) on_closed(context);
+}
+
+static void on_timer_closed(uv_handle_t *handle)
+{
+    handle_closed(handle->data);
+}
+
+static void on_part_closed(void *context)
+{
+    handle_closed(context);
+}
+
+static void free_jobs(struct cairn_shard *shard)
+{
+    while (shard->jobs != NULL) cairn_job_free(shard->jobs);
+}
+
+void cairn_shard_close(struct cairn_shard *shard, void (*on_closed)(void *context), void *context)
+{
+    assert(!shard->closing);
+    shard->closing = true;
+    shard->on_closed = on_closed;
+    shard->closed_context = context;
+    shard->handles_open = 1;
+    cairn_shard_drop_creates(shard);
+    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
+        cairn_pin_cancel(job);
+        cairn_restore_cancel(job);
+    }
+    if (shard->session.timer.data != NULL) {
+        // The stream frees itself in its on_close, which still reads the shard: wait for both.
+        shard->handles_open += 1 + (shard->session.stream != NULL);
+        cairn_session_close(shard, on_timer_closed);
+    }
+    if (shard->poll.fabric != NULL) {
+        shard->handles_open++;
+        cairn_fabric_poll_close(&shard->poll, on_part_closed, shard);
+    }
+    cairn_fabric_close(shard->fabric); // every loan ends here
+    if (shard->files != NULL) {
+        shard->handles_open++;
+        cairn_pool_close(shard->files, on_part_closed, shard);
+    }
+    if (shard->compute != NULL) {
+        shard->handles_open++;
+        cairn_pool_close(shard->compute, on_part_closed, shard);
+    }
+    free_jobs(shard);
+    handle_closed(shard);
+}
+
+void cairn_shard_stream_closed(struct cairn_shard *shard)
+{
+    handle_closed(shard);
+}
+
+static cairn_status open_fabric(struct cairn_shard *shard,
+                                const struct cairn_shard_options *options,
+                                struct cairn_sentence *why)
+{
+    const struct cairn_fabric_options fabric_options = {
+        .on_message = cairn_landing_on_message,
+        .on_message_arg = shard,
+        .max_payload = CAIRN_CHUNK_PAYLOAD_MAX,
+        .net_devices = options->fabric_device,
+        .port_range = options->fabric_port_range,
+        .hub = options->hub,
+    };
+    cairn_status status = cairn_fabric_open(options->fabric_kind, &fabric_options, &shard->fabric,
+                                            why);
+    if (status != CAIRN_OK) return status;
+    status = cairn_fabric_poll_init(&shard->poll, shard->loop, shard->fabric, 0);
+    if (status != CAIRN_OK) {
+        shard->poll.fabric = NULL;
+        return cairn_fail(why, status, "cannot watch the fabric: %s", cairn_status_text(status));
+    }
+    cairn_log_info("fabric: %s", cairn_fabric_describe(shard->fabric));
+    return CAIRN_OK;
+}
+
+static cairn_status open_parts(struct cairn_shard *shard, const struct cairn_shard_options *options,
+                               struct cairn_sentence *why)
+{
+    cairn_status status = cairn_pool_open(shard->loop, "cairn-compute", options->compute_threads,
+                                          &shard->compute, why);
+    if (status == CAIRN_OK)
+        status = cairn_pool_open(shard->loop, "cairn-files", 1, &shard->files, why);
+    if (status == CAIRN_OK) status = open_fabric(shard, options, why);
+    if (status == CAIRN_OK) status = cairn_session_open(shard, options->coordinator, why);
+    return status;
+}
+
+cairn_status cairn_shard_open(uv_loop_t *loop, const struct cairn_shard_options *options,
+                              struct cairn_shard **shard_out, struct cairn_sentence *why)
+{
+    struct cairn_shard *shard = calloc(1, sizeof *shard);
+    if (shard == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a shard");
+    shard->loop = loop;
+    shard->backend = cairn_backend_host();
+    shard->budget.limit_bytes = options->memory_bytes;
+    shard->on_ready = options->on_ready;
+    shard->context = options->context;
+    cairn__shard_stats__init(&shard->stats);
+    shard->name = strdup(options->name);
+    ssize_t got = getrandom(&shard->incarnation, sizeof shard->incarnation, 0);
+    cairn_status status = CAIRN_OK;
+    if (shard->name == NULL || got != (ssize_t)sizeof shard->incarnation) {
+        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory or no random numbers");
+    }
+    if (status == CAIRN_OK) status = open_parts(shard, options, why);
+    if (status != CAIRN_OK) {
+        cairn_shard_close(shard, NULL, NULL);
+        return status;
+    }
+    *shard_out = shard;
+    return CAIRN_OK;
+}

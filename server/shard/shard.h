@@ -1,0 +1,395 @@
+/* A shard: one daemon's part of every job's state, and the struct to read first.
+ *
+ *   coordinator ── session.c ── handlers.c ─┐           ┌─ act.c ─► grant, ack, refuse (member.c)
+ *                                            ├─ step.h ──┼─ act.c ─► fold, reduce, update (round.c)
+ *   workers ────── landing.c ────────────────┘  (core)   └─ act.c ─► reduced, published (session.c)
+ *                  put.c: initial state    publish.c: fetch    pin.c: snapshots    restore.c: load
+ *
+ * One loop thread runs the control session, the fabric and the cores, and makes every decision. Two
+ * pools (pool.h) work for it: `compute` does arithmetic on the state, `files` (one thread) reads and
+ * writes snapshots. What they touch is theirs until the task's `done` has run on the loop.
+ *
+ * Memory: the arenas of a job are reserved when it is created, or it is refused. Between landing and
+ * publishing nothing is allocated. Replies and staging are allocated under bounds and counted.
+ *
+ * A job's life: LOADING (a snapshot) or INITIALIZING (puts) → SEALING → SERVING → LEAVING. A job that is
+ * dropped is LEAVING until nothing in flight refers to it (`busy` is 0); then it is freed. FAULTED: its
+ * coordinator broke the protocol; it does nothing any more. */
+#ifndef CAIRN_SHARD_SHARD_H
+#define CAIRN_SHARD_SHARD_H
+
+#include <uv.h>
+
+#include "gpu/gpu.h"
+#include "proto/fabric/fabric.h"
+#include "proto/fabric/mem.h"
+#include "proto/loop/fabric_poll.h"
+#include "proto/loop/stream.h"
+#include "proto/wire/chunk.h"
+#include "proto/wire/layout.h"
+#include "proto/wire/messages.h"
+#include "server/base/log.h"
+#include "server/core/step.h"
+#include "server/shard/arena.h"
+#include "server/shard/pool.h"
+
+enum {
+    CAIRN_SHARD_JOBS_MAX = 64,
+    CAIRN_SHARD_CREATES_MAX = 8,    /* jobs whose pages are arriving */
+    CAIRN_SHARD_MEMBERS_MAX = 4096, /* of a job: workers and readers */
+    CAIRN_SHARD_REPLIES_MAX = 16,   /* fetches of a member that wait or are being sent */
+    CAIRN_SHARD_NOTES_MAX = 4, /* micro-batch ends of a member whose payload is being received */
+    CAIRN_SHARD_PUTS_MAX = 16, /* puts of a job being received */
+    CAIRN_SHARD_PINS_MAX = 4   /* snapshots and digests of a job at a time */
+};
+
+struct cairn_shard;
+struct cairn_shard_job;
+
+/* ---- open and close ---- */
+
+/* Strings are copied; the hub is borrowed until the shard is closed. */
+struct cairn_shard_options {
+    const char *name;
+    const char *coordinator; /* "host:port" */
+    uint64_t memory_bytes;   /* for state, landing, staging and replies of all jobs */
+    uint32_t compute_threads;
+    const char *fabric_kind;                       /* "ucx" or "mem" */
+    const char *fabric_device, *fabric_port_range; /* NULL: the fabric's defaults; ucx only */
+    struct cairn_fabric_mem_hub *hub;              /* mem only */
+    /* The first Welcome came: the shard serves. May be NULL. */
+    void (*on_ready)(struct cairn_shard *shard, void *context);
+    void *context;
+};
+
+/* Opens the fabric and begins to connect; goes on trying for ever. CAIRN_ERR_CONFIG: a bad address.
+ * CAIRN_ERR_UNREACHABLE: no such device or port. CAIRN_ERR_NO_MEMORY. Several shards may live in one
+ * process and on one loop. */
+CAIRN_MUST_CHECK cairn_status cairn_shard_open(uv_loop_t *loop,
+                                               const struct cairn_shard_options *options,
+                                               struct cairn_shard **shard_out,
+                                               struct cairn_sentence *why);
+/* Ends everything at once (waits for items that run on the threads), forgets all state, frees the
+ * shard; on_closed (may be NULL) follows from the loop. */
+void cairn_shard_close(struct cairn_shard *shard, void (*on_closed)(void *context), void *context);
+
+/* ---- the structs ---- */
+
+/* An extent of the job on this shard, as the kernels see it; numbered as map.extents. */
+struct cairn_part {
+    bool trained;
+    cairn_dtype wire;
+    uint32_t group;      /* of a trained tensor, in the spec's groups */
+    uint32_t planes;     /* bits 1u << CAIRN_PLANE_...: what is kept beside param and wire */
+    uint64_t wire_byte;  /* where its first element stands in a published copy */
+    uint64_t grad_chunk; /* of a trained tensor: the core's number of its first chunk */
+};
+
+/* One of the two published copies. */
+struct cairn_published {
+    struct cairn_arena wire; /* the parts one after another, each in its wire dtype, 64-aligned */
+    uint64_t *checksums;     /* owned: [map.chunk_count] of each chunk's wire copy */
+    struct cairn_version version;
+    bool readable; /* false before it is first written, and while it is being written */
+};
+
+/* A contribution's place in the landing arena; the core names it by its index. */
+struct cairn_slot {
+    struct cairn_shard_job *job; /* borrowed */
+    uint64_t member;             /* whose it is */
+    uint32_t chunk;              /* the core's number */
+    cairn_dtype dtype;
+    size_t payload_bytes;
+    uint64_t checksum;
+    cairn_status status;            /* of the receive that ended */
+    struct cairn_slot *next_landed; /* in job->landed */
+};
+
+/* A fold under way. */
+struct cairn_fold {
+    struct cairn_task task;
+    struct cairn_shard_job *job; /* borrowed */
+    struct cairn_source sources[CAIRN_STEP_FOLD_MAX];
+    uint32_t source_count, chunk;
+    bool first;
+    struct cairn_fold *next_free;
+};
+
+/* An initial chunk that is being received. */
+struct cairn_put {
+    struct cairn_shard_job *job; /* borrowed; NULL: free */
+    struct cairn_chunk_header header;
+    struct cairn_chunk_place place;
+    uint64_t chunk; /* in the map */
+};
+
+/* A member of a job: a worker or a reader. */
+struct cairn_member {
+    struct cairn_shard_job *job; /* borrowed */
+    uint64_t number, token;
+    uint32_t rank, role;
+    char name[64];
+    struct cairn_fabric_peer *peer; /* owned; NULL: not connected */
+    bool heard;       /* since it was connected: worth connecting again when it goes down */
+    bool cut;         /* a send failed: to be closed when the actions at hand are done */
+    uint32_t replies; /* fetches that wait or are being sent */
+    uint32_t notes;   /* micro-batch ends being received */
+    struct cairn_log_limit refusals;
+    size_t address_bytes;
+    uint8_t address[]; /* owned: [address_bytes], for the fabric */
+};
+
+/* A fetch: it waits (deferred), or its data is being sent. */
+struct cairn_reply {
+    struct cairn_shard_job *job; /* borrowed */
+    struct cairn_chunk_header header;
+    struct cairn_reply *next; /* in job->deferred or job->replies_free */
+    uint8_t bytes[];          /* owned: [job->reply_bytes] */
+};
+
+/* A request of the coordinator that is answered later, on the session it came by. */
+struct cairn_request {
+    uint64_t session; /* session.serial; 0: none waits */
+    uint32_t number;
+};
+
+enum cairn_job_state {
+    CAIRN_JOB_LOADING,
+    CAIRN_JOB_INITIALIZING,
+    CAIRN_JOB_SEALING, /* the first published copy is being made */
+    CAIRN_JOB_SERVING,
+    CAIRN_JOB_FAULTED,
+    CAIRN_JOB_LEAVING
+};
+
+struct cairn_shard_job {
+    struct cairn_shard *shard; /* borrowed */
+    struct cairn_shard_job *next;
+    enum cairn_job_state state;
+    uint64_t number, generation;
+    uint64_t budget_bytes; /* taken of shard->budget for all that is reserved here */
+
+    /* what it is; constant; owned */
+    struct cairn_job_spec_data spec;
+    struct cairn_layout *layout;
+    struct cairn_shard_map map;
+    struct cairn_part *parts; /* [map.extent_count] */
+    uint32_t *chunk_part;     /* [map.chunk_count] the extent of a chunk */
+    uint32_t *grad_chunks;    /* [grad_chunk_count] the core's number of a chunk -> the map's */
+    uint32_t grad_chunk_count;
+    uint64_t plane_elems[CAIRN_PLANE_COUNT]; /* how many elements here have the plane */
+
+    /* state, [map.elem_count] each, indexed by local element; a plane no group needs is empty */
+    struct cairn_arena param, exp_avg, exp_avg_sq; /* fp32; 0 where frozen or not kept */
+    struct cairn_arena acc;                        /* fp32 sums of the round at hand */
+    struct cairn_published published[2];
+    uint32_t newest; /* which of the two */
+
+    /* the round */
+    struct cairn_step *step; /* owned, as is its list of actions */
+    struct cairn_step_actions actions;
+    struct cairn_arena landing; /* [slot_count][slot_bytes] */
+    struct cairn_slot *slots;   /* owned: [slot_count] */
+    uint32_t slot_count;
+    size_t slot_bytes;
+    struct cairn_slot *landed; /* receives that ended and were not told to the core yet */
+    struct cairn_fold *folds;  /* owned: as many as can be under way */
+    struct cairn_fold *folds_free;
+    bool *zero;              /* owned: [grad_chunk_count], nobody contributed: sum is +0 */
+    struct cairn_sums *sums; /* owned: [compute threads] of the REDUCE at hand */
+    struct cairn_group_scalars *scalars;  /* owned: [spec.group_count] of the UPDATE at hand */
+    struct cairn_version version_next;    /* of the UPDATE at hand */
+    struct cairn_task pass;               /* REDUCE, UPDATE or the first publish: one at a time */
+    bool updating;                        /* the UPDATE was decided and is not published yet */
+    bool update_waits;                    /* for the copies of pins */
+    bool stepping, settling;              /* the core's actions are being done: do not call it */
+    struct cairn_fabric_message *waiting; /* of the CHUNK that the core is being told; or NULL */
+    struct cairn_chunk_header waiting_header;
+
+    /* members, puts, fetches, pins */
+    struct cairn_member **members; /* owned: [member_capacity], by number, open addressing */
+    size_t member_count, member_capacity;
+    bool members_cut; /* some have `cut` set */
+    uint8_t *have;    /* owned: [map.chunk_count] while INITIALIZING, 1 = put */
+    struct cairn_put puts[CAIRN_SHARD_PUTS_MAX];
+    struct cairn_arena putting; /* [put_max][slot_bytes] until it serves */
+    uint32_t put_max;
+    size_t reply_bytes;
+    struct cairn_reply *replies_free;
+    struct cairn_reply *deferred;
+    struct cairn_pin *pins; /* owned; see pin.c */
+    struct cairn_restore *restore;
+    uint32_t copies; /* of pins, under way on the compute pool */
+
+    uint32_t busy;                 /* receives, sends and tasks that refer to this job */
+    struct cairn_request creating; /* or sealing */
+    struct cairn_request dropping;
+};
+
+/* A JobCreate whose pages are arriving, or that waits for an older generation to be freed. */
+struct cairn_create {
+    uint32_t request;
+    Cairn__JobCreate *message; /* owned */
+    struct cairn_paged spec, layout;
+    struct cairn_create *next;
+};
+
+/* The connection to the coordinator; it comes and goes, and the state stays. */
+struct cairn_session {
+    struct cairn_address address;
+    struct cairn_stream *stream; /* borrowed of itself; NULL: none */
+    uint64_t serial;             /* counts connections, from 1 */
+    bool welcome;
+    bool served_before; /* on_ready was called */
+    uv_timer_t timer;   /* next try, or next heartbeat */
+    uint32_t heartbeat_ms, lease_ms;
+    uint32_t backoff_ms;
+    uint64_t heard_ms; /* uv_now of the last frame */
+    uint64_t coordinator_incarnation;
+    struct cairn_log_limit down;
+};
+
+struct cairn_shard {
+    /* owned */
+    char *name;
+    uint64_t incarnation;
+    struct cairn_session session;
+    struct cairn_fabric *fabric;
+    struct cairn_fabric_poll poll;
+    struct cairn_pool *compute, *files;
+    struct cairn_shard_job *jobs; /* at most CAIRN_SHARD_JOBS_MAX, LEAVING ones included */
+    struct cairn_create *creates;
+    struct cairn_budget budget;
+
+    const struct cairn_backend *backend; /* static */
+    uv_loop_t *loop;                     /* borrowed */
+    void (*on_ready)(struct cairn_shard *shard, void *context);
+    void *context;
+
+    Cairn__ShardStats stats;
+    struct cairn_log_limit strangers; /* messages that belong to nobody */
+
+    bool closing;
+    int handles_open; /* of libuv, while closing */
+    void (*on_closed)(void *context);
+    void *closed_context;
+};
+
+/* Closing: the stream of the session is gone. */
+void cairn_shard_stream_closed(struct cairn_shard *shard);
+
+/* ---- session.c: to the coordinator. Sends are dropped while there is no session. ---- */
+CAIRN_MUST_CHECK cairn_status cairn_session_open(struct cairn_shard *shard, const char *coordinator,
+                                                 struct cairn_sentence *why);
+void cairn_session_close(struct cairn_shard *shard, uv_close_cb on_timer_closed);
+void cairn_session_send(struct cairn_shard *shard, uint16_t type, uint32_t request,
+                        const ProtobufCMessage *message);
+/* Ends the connection with a reason told to the coordinator; a new one is tried. */
+void cairn_session_refuse(struct cairn_shard *shard, cairn_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* Answers a request if its session is still there, and forgets it. CAIRN_OK is Done. */
+void cairn_session_answer(struct cairn_shard *shard, struct cairn_request *request,
+                          cairn_status status, const struct cairn_sentence *why);
+struct cairn_request cairn_session_request(const struct cairn_shard *shard, uint32_t number);
+
+/* ---- handlers.c: what the coordinator says ---- */
+void cairn_shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *frame);
+/* A job was freed: a create of its number may go on. */
+void cairn_shard_on_job_freed(struct cairn_shard *shard);
+void cairn_shard_drop_creates(struct cairn_shard *shard);
+
+/* ---- job.c ---- */
+/* NULL if there is none of that number that is not LEAVING. */
+struct cairn_shard_job *cairn_job_find(struct cairn_shard *shard, uint64_t number);
+/* Judges the create and reserves everything. CAIRN_ERR_MALFORMED, _INVALID, _UNSUPPORTED: the spec or
+ * the layout; CAIRN_ERR_NO_MEMORY: it does not fit, with the numbers. Not OK: nothing is held. */
+CAIRN_MUST_CHECK cairn_status cairn_job_open(struct cairn_shard *shard,
+                                             const struct cairn_create *create,
+                                             struct cairn_shard_job **job_out,
+                                             struct cairn_sentence *why);
+/* Makes it LEAVING: members are cut, and it is freed when nothing refers to it, perhaps at once. */
+void cairn_job_leave(struct cairn_shard_job *job);
+/* It does nothing any more: a wrong parameter must not be published. */
+void cairn_job_fault(struct cairn_shard_job *job, const char *why);
+/* Something in flight began or ended. `idle` may free the job. */
+void cairn_job_busy(struct cairn_shard_job *job);
+void cairn_job_idle(struct cairn_shard_job *job);
+/* Frees it whatever is in flight: the fabric and the pools are closed. */
+void cairn_job_free(struct cairn_shard_job *job);
+
+/* ---- act.c: the core and what it asks for ---- */
+/* Tells the core and does its actions, and what follows from them. Not while job->stepping. */
+void cairn_job_step(struct cairn_shard_job *job, const struct cairn_step_event *event);
+/* Tells the core of receives that ended, and closes peers that were cut. */
+void cairn_job_settle(struct cairn_shard_job *job);
+
+/* ---- round.c: fold, reduce, update, first publish ---- */
+void cairn_round_fold(struct cairn_shard_job *job, const struct cairn_step_action *action);
+void cairn_round_zero(struct cairn_shard_job *job, uint32_t chunk);
+void cairn_round_reduce(struct cairn_shard_job *job);
+void cairn_round_update(struct cairn_shard_job *job, const struct cairn_decision *decision);
+/* A copy of a pin ended: an update that waits may begin. */
+void cairn_round_copies_ended(struct cairn_shard_job *job);
+/* SEALING: publishes param as `generation, step of the core`, then SERVING. */
+void cairn_round_seal(struct cairn_shard_job *job);
+
+/* ---- member.c ---- */
+struct cairn_member *cairn_member_find(const struct cairn_shard_job *job, uint64_t number);
+/* Adds or replaces a member and begins to connect. */
+CAIRN_MUST_CHECK cairn_status cairn_member_join(struct cairn_shard_job *job,
+                                                const Cairn__MemberJoin *message,
+                                                struct cairn_sentence *why);
+void cairn_member_leave(struct cairn_shard_job *job, uint64_t number);
+void cairn_members_release(struct cairn_shard_job *job);
+/* A message of the member came: connects it if it is not. */
+void cairn_member_heard(struct cairn_member *member);
+/* Closes its peer and tells the core. */
+void cairn_member_down(struct cairn_member *member);
+/* HELLO: the same, and the core is told even if it is connected: it may have lost a GRANT. */
+void cairn_member_hello(struct cairn_member *member);
+/* Sends a header; job, member and token are filled in. Dropped if it is not connected. */
+void cairn_member_send(struct cairn_member *member, struct cairn_chunk_header *header);
+/* NAK that echoes a request. */
+void cairn_member_refuse(struct cairn_member *member, const struct cairn_chunk_header *header,
+                         cairn_status status);
+
+/* ---- landing.c: what comes from the fabric ---- */
+void cairn_landing_on_message(void *shard, const void *header, size_t header_bytes,
+                              size_t payload_bytes, struct cairn_fabric_message *message);
+/* Where a PUSH belongs, judged without side effects. CAIRN_OK: *chunk_out is the core's number. Else
+ * `why` says which field is wrong. */
+CAIRN_MUST_CHECK cairn_status cairn_landing_judge_push(const struct cairn_shard_job *job,
+                                                       const struct cairn_chunk_header *header,
+                                                       uint32_t *chunk_out,
+                                                       struct cairn_sentence *why);
+/* RECEIVE and DISCARD of the core: what waits goes into a slot, or is dropped. */
+void cairn_landing_receive(struct cairn_shard_job *job, uint32_t slot, uint32_t chunk);
+void cairn_landing_discard(struct cairn_shard_job *job);
+
+/* ---- put.c, publish.c ---- */
+void cairn_put_on_message(struct cairn_member *member, const struct cairn_chunk_header *header,
+                          struct cairn_fabric_message *message);
+/* CAIRN_OK: every chunk was put. CAIRN_ERR_NOT_READY: `why` names what is missing. */
+CAIRN_MUST_CHECK cairn_status cairn_put_whole(const struct cairn_shard_job *job,
+                                              struct cairn_sentence *why);
+/* It serves: gives the buffers of puts back. */
+void cairn_put_end(struct cairn_shard_job *job);
+void cairn_fetch_on_message(struct cairn_member *member, const struct cairn_chunk_header *header);
+/* UPDATED: answers what was deferred. */
+void cairn_fetch_deferred(struct cairn_shard_job *job);
+void cairn_fetch_release(struct cairn_shard_job *job);
+
+/* ---- pin.c, restore.c ---- */
+void cairn_pin_begin(struct cairn_shard_job *job, const Cairn__Pin *message);
+/* UPDATED: begins the copies that waited. */
+void cairn_pin_updated(struct cairn_shard_job *job);
+/* The job leaves: what runs on the files thread ends soon. */
+void cairn_pin_cancel(struct cairn_shard_job *job);
+void cairn_pin_release(struct cairn_shard_job *job);
+/* LOADING: reads the state, then seals, or answers with an error and leaves. */
+CAIRN_MUST_CHECK cairn_status cairn_restore_begin(struct cairn_shard_job *job, const char *path,
+                                                  struct cairn_sentence *why);
+void cairn_restore_cancel(struct cairn_shard_job *job);
+void cairn_restore_release(struct cairn_shard_job *job);
+
+#endif
