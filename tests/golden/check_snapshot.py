@@ -4,7 +4,7 @@ checkpoint written down once more, and, where they are installed, by the package
 
   check_snapshot.py FOLDER             exit 0: good; 1: a rule is broken (said on stderr)
 
-Every element of the tests' snapshots has a known value (see test_snapshot_file.c, value_of), which
+Every element of the tests' snapshots has a known value (see cairn_sample_value in tests/support), which
 is checked too when FOLDER/values is there. Prints a line "skip: ..." for each package that is not
 installed. Needs nothing but Python's own library."""
 import json, os, re, struct, sys

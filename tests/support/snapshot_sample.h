@@ -1,0 +1,28 @@
+/* Snapshots for tests: a small job, elements of known value, shards that write what they own. */
+#ifndef CAIRN_SUPPORT_SNAPSHOT_SAMPLE_H
+#define CAIRN_SUPPORT_SNAPSHOT_SAMPLE_H
+
+#include "proto/wire/snapshot_io.h"
+
+/* A job "job" without tensors, with one group "all". The caller's to release. */
+struct cairn_job_spec_data cairn_sample_spec(const char *optimizer);
+/* A tensor of group "all", in f32. */
+void cairn_sample_tensor(struct cairn_job_spec_data *spec, const char *name, cairn_kind kind,
+                         struct cairn_shape shape);
+
+/* The bits of an element of a plane; the same in tests/golden/check_snapshot.py. */
+uint32_t cairn_sample_value(uint32_t tensor, uint32_t plane, uint64_t elem);
+/* A cairn_snapshot_source_fn that gives these; context is not used. */
+cairn_status cairn_sample_source(void *context, const struct cairn_safetensors_entry *entry,
+                                 uint64_t first_elem, uint64_t elem_count, const void **bytes_out,
+                                 struct cairn_sentence *why);
+
+struct cairn_sample_ranges {
+    struct cairn_snapshot_range at[400];
+    size_t count;
+};
+/* Writes the files of a shard that owns these, and lists them in the manifest. */
+void cairn_sample_write(const char *folder, const struct cairn_job_spec_data *spec, uint32_t shard,
+                        const struct cairn_sample_ranges *owned, struct cairn_manifest *manifest);
+
+#endif

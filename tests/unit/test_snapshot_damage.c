@@ -1,0 +1,293 @@
+/* Snapshots on storage: damaged, incomplete, on a full disk, canceled, written twice. */
+#include <check.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/support/scratch.h"
+#include "tests/support/snapshot_sample.h"
+
+static char scratch[CAIRN_SCRATCH_BYTES];
+
+static void make_scratch(void)
+{
+    cairn_scratch_make(scratch);
+}
+
+static void remove_scratch(void)
+{
+    cairn_scratch_remove(scratch);
+}
+
+/* ---- damage ---- */
+
+#define VICTIM "model/shard-00002-model-00001-of-00001.safetensors"
+
+static void remove_file(const char *path)
+{
+    ck_assert_int_eq(unlink(path), 0);
+}
+
+static void cut_file(const char *path)
+{
+    struct stat info;
+    ck_assert_int_eq(stat(path, &info), 0);
+    ck_assert_int_eq(truncate(path, info.st_size - 1), 0);
+}
+
+static void empty_file(const char *path)
+{
+    ck_assert_int_eq(truncate(path, 0), 0);
+}
+
+static void link_file(const char *path)
+{
+    char elsewhere[400];
+    snprintf(elsewhere, sizeof elsewhere, "%s.moved", path);
+    ck_assert_int_eq(rename(path, elsewhere), 0);
+    ck_assert_int_eq(symlink(elsewhere, path), 0);
+}
+
+static void flip(const char *path, long at, int whence)
+{
+    FILE *file = fopen(path, "r+b");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_int_eq(fseek(file, at, whence), 0);
+    const int byte = fgetc(file);
+    ck_assert_int_eq(fseek(file, at, whence), 0);
+    ck_assert_int_eq(fputc(byte ^ 1, file), byte ^ 1);
+    fclose(file);
+}
+
+static void flip_length(const char *path)
+{
+    flip(path, 3, SEEK_SET);
+}
+
+static void flip_header(const char *path)
+{
+    flip(path, 8, SEEK_SET);
+}
+
+static void flip_data(const char *path)
+{
+    flip(path, -1, SEEK_END);
+}
+
+static const struct {
+    void (*spoil)(const char *path);
+    const char *word;
+    cairn_status status, verify_status;
+} spoils[] = {
+    { remove_file, "is missing", CAIRN_ERR_CORRUPT, CAIRN_OK },
+    { cut_file, "cut off", CAIRN_ERR_CORRUPT, CAIRN_OK },
+    { empty_file, "has 0 bytes", CAIRN_ERR_CORRUPT, CAIRN_OK },
+    { link_file, "open of", CAIRN_ERR_IO, CAIRN_OK },
+    { flip_length, "the header", CAIRN_ERR_MALFORMED, CAIRN_OK },
+    { flip_header, "does not begin with {", CAIRN_ERR_MALFORMED, CAIRN_OK },
+    { flip_data, "checksum", CAIRN_OK, CAIRN_ERR_CHECKSUM },
+};
+
+START_TEST(a_damaged_file_is_named)
+{
+    struct cairn_job_spec_data spec = cairn_sample_spec("adamw");
+    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 1, { 60000 } });
+    cairn_sample_tensor(&spec, "x", CAIRN_TRAINED, (struct cairn_shape) { 1, { 60000 } });
+    struct cairn_manifest manifest;
+    cairn_manifest_init(&manifest);
+    ck_assert_int_eq(cairn_spec_copy(&spec, &manifest.spec), CAIRN_OK);
+    char id[CAIRN_SNAPSHOT_ID_BYTES], *folder = NULL, path[300];
+    ck_assert_int_eq(cairn_snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
+    for (uint32_t s = 0; s < 2; s++) {
+        const struct cairn_sample_ranges owned = { .at = { { s, 0, 60000 } }, .count = 1 };
+        cairn_sample_write(folder, &spec, s, &owned, &manifest);
+    }
+    ck_assert_int_eq(cairn_manifest_commit(folder, &manifest, NULL), CAIRN_OK);
+    snprintf(path, sizeof path, "%s/" VICTIM, folder);
+    spoils[_i].spoil(path);
+    struct cairn_snapshot snapshot;
+    struct cairn_sentence why = { "" };
+    cairn_status status = cairn_snapshot_open(folder, &snapshot, &why);
+    ck_assert_msg(status == spoils[_i].status, "%d: %s", status, why.text);
+    if (status == CAIRN_OK) {
+        ck_assert_int_eq(cairn_snapshot_verify(&snapshot, &why), spoils[_i].verify_status);
+        cairn_snapshot_close(&snapshot);
+    }
+    ck_assert_msg(strstr(why.text, VICTIM) != NULL, "%s", why.text);
+    ck_assert_msg(strstr(why.text, spoils[_i].word) != NULL, "%s", why.text);
+    cairn_manifest_release(&manifest);
+    cairn_spec_release(&spec);
+    free(folder);
+}
+END_TEST
+
+/* A snapshot of two shards that own what the test says, out of a tensor of 30000. */
+static cairn_status open_two(struct cairn_snapshot_range a, struct cairn_snapshot_range b,
+                             struct cairn_sentence *why)
+{
+    struct cairn_job_spec_data spec = cairn_sample_spec("sgd");
+    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 1, { 30000 } });
+    struct cairn_manifest manifest;
+    cairn_manifest_init(&manifest);
+    ck_assert_int_eq(cairn_spec_copy(&spec, &manifest.spec), CAIRN_OK);
+    char id[CAIRN_SNAPSHOT_ID_BYTES], *folder = NULL;
+    ck_assert_int_eq(cairn_snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
+    const struct cairn_sample_ranges owned_a = { .at = { a }, .count = 1 },
+                                     owned_b = { .at = { b }, .count = 1 };
+    cairn_sample_write(folder, &spec, 0, &owned_a, &manifest);
+    cairn_sample_write(folder, &spec, 1, &owned_b, &manifest);
+    ck_assert_int_eq(cairn_manifest_commit(folder, &manifest, NULL), CAIRN_OK);
+    struct cairn_snapshot snapshot;
+    cairn_status status = cairn_snapshot_open(folder, &snapshot, why);
+    if (status == CAIRN_OK) cairn_snapshot_close(&snapshot);
+    cairn_manifest_release(&manifest);
+    cairn_spec_release(&spec);
+    free(folder);
+    return status;
+}
+
+START_TEST(elements_that_are_missing_or_twice_are_named)
+{
+    struct cairn_sentence why = { "" };
+    typedef struct cairn_snapshot_range range;
+    ck_assert_int_eq(open_two((range) { 0, 0, 10000 }, (range) { 0, 10000, 20000 }, &why),
+                     CAIRN_OK);
+    ck_assert_int_eq(open_two((range) { 0, 0, 10000 }, (range) { 0, 10001, 19999 }, &why),
+                     CAIRN_ERR_CORRUPT);
+    ck_assert_ptr_nonnull(
+        strstr(why.text, "\"w\", plane param: elements 10000 to 10000 are in no"));
+    ck_assert_int_eq(open_two((range) { 0, 0, 10000 }, (range) { 0, 10000, 19999 }, &why),
+                     CAIRN_ERR_CORRUPT);
+    ck_assert_ptr_nonnull(strstr(why.text, "elements 29999 to 29999 are in no"));
+    ck_assert_int_eq(open_two((range) { 0, 0, 10001 }, (range) { 0, 10000, 20000 }, &why),
+                     CAIRN_ERR_CORRUPT);
+    ck_assert_ptr_nonnull(strstr(why.text, "elements from 10000 are in two files"));
+}
+END_TEST
+
+/* ---- failures of writing ---- */
+
+static int count_files(const char *folder, const char *part)
+{
+    char command[400], line[32] = "";
+    snprintf(command, sizeof command, "ls -A %s/%s | wc -l", folder, part);
+    FILE *pipe = popen(command, "r");
+    ck_assert_ptr_nonnull(fgets(line, sizeof line, pipe));
+    pclose(pipe);
+    return atoi(line);
+}
+
+START_TEST(a_full_disk_fails_the_file_and_leaves_nothing)
+{
+    struct cairn_job_spec_data spec = cairn_sample_spec("sgd");
+    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 1, { 60000 } });
+    char id[CAIRN_SNAPSHOT_ID_BYTES], *folder = NULL;
+    ck_assert_int_eq(cairn_snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
+    const struct cairn_snapshot_range all = { 0, 0, 60000 };
+    struct cairn_snapshot_plan plan;
+    ck_assert_int_eq(cairn_snapshot_plan_make(&spec, 0, &all, 1, &plan), CAIRN_OK);
+    signal(SIGXFSZ, SIG_IGN);
+    const struct rlimit limit = { 100000, 100000 };
+    ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0); // of this child of Check only
+    struct cairn_sentence why = { "" };
+    uint8_t hash[16];
+    ck_assert_int_eq(
+        cairn_snapshot_write_file(folder, plan.files, cairn_sample_source, NULL, hash, &why),
+        CAIRN_ERR_NO_SPACE);
+    ck_assert_msg(strstr(why.text, "write of shard-00001") != NULL, "%s", why.text);
+    ck_assert_int_eq(count_files(folder, "model"), 0);
+    cairn_snapshot_plan_release(&plan);
+    cairn_spec_release(&spec);
+    free(folder);
+}
+END_TEST
+
+static cairn_status give_nothing(void *context, const struct cairn_safetensors_entry *entry,
+                                 uint64_t first_elem, uint64_t elem_count, const void **bytes_out,
+                                 struct cairn_sentence *why)
+{
+    (void)context;
+    (void)bytes_out;
+    return cairn_fail(why, CAIRN_ERR_CANCELED, "canceled at %s, %llu + %llu", entry->key,
+                      (unsigned long long)first_elem, (unsigned long long)elem_count);
+}
+
+START_TEST(a_canceled_file_leaves_nothing_and_a_second_writer_is_refused)
+{
+    struct cairn_job_spec_data spec = cairn_sample_spec("sgd");
+    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 1, { 10 } });
+    char id[CAIRN_SNAPSHOT_ID_BYTES], *folder = NULL;
+    ck_assert_int_eq(cairn_snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
+    const struct cairn_snapshot_range all = { 0, 0, 10 };
+    struct cairn_snapshot_plan plan;
+    ck_assert_int_eq(cairn_snapshot_plan_make(&spec, 0, &all, 1, &plan), CAIRN_OK);
+    struct cairn_sentence why = { "" };
+    uint8_t hash[16];
+    ck_assert_int_eq(cairn_snapshot_write_file(folder, plan.files, give_nothing, NULL, hash, &why),
+                     CAIRN_ERR_CANCELED);
+    ck_assert_str_eq(why.text, "canceled at w, 0 + 10");
+    ck_assert_int_eq(count_files(folder, "model"), 0);
+    ck_assert_int_eq(
+        cairn_snapshot_write_file(folder, plan.files, cairn_sample_source, NULL, hash, &why),
+        CAIRN_OK);
+    ck_assert_int_eq(
+        cairn_snapshot_write_file(folder, plan.files, cairn_sample_source, NULL, hash, &why),
+        CAIRN_ERR_EXISTS);
+    ck_assert_int_eq(count_files(folder, "model"), 1);
+    cairn_snapshot_plan_release(&plan);
+    cairn_spec_release(&spec);
+    free(folder);
+}
+END_TEST
+
+START_TEST(a_manifest_is_not_committed_over_a_missing_file_or_twice)
+{
+    struct cairn_job_spec_data spec = cairn_sample_spec("sgd");
+    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 1, { 10 } });
+    char id[CAIRN_SNAPSHOT_ID_BYTES], *folder = NULL, path[300];
+    ck_assert_int_eq(cairn_snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
+    struct cairn_manifest manifest;
+    cairn_manifest_init(&manifest);
+    ck_assert_int_eq(cairn_spec_copy(&spec, &manifest.spec), CAIRN_OK);
+    const struct cairn_sample_ranges owned = { .at = { { 0, 0, 10 } }, .count = 1 };
+    cairn_sample_write(folder, &spec, 0, &owned, &manifest);
+    struct cairn_sentence why = { "" };
+    manifest.files[0].bytes++;
+    ck_assert_int_eq(cairn_manifest_commit(folder, &manifest, &why), CAIRN_ERR_CORRUPT);
+    manifest.files[0].bytes--;
+    ck_assert_int_eq(cairn_manifest_commit(folder, &manifest, &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_manifest_commit(folder, &manifest, &why), CAIRN_ERR_EXISTS);
+    snprintf(path, sizeof path, "%s/" CAIRN_MANIFEST_NAME, folder);
+    ck_assert_int_eq(unlink(path), 0);
+    snprintf(path, sizeof path, "%s/%s", folder, manifest.files[0].path);
+    ck_assert_int_eq(unlink(path), 0);
+    ck_assert_int_eq(cairn_manifest_commit(folder, &manifest, &why), CAIRN_ERR_CORRUPT);
+    ck_assert_msg(strstr(why.text, "is not there") != NULL, "%s", why.text);
+    cairn_manifest_release(&manifest);
+    cairn_spec_release(&spec);
+    free(folder);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tcase = tcase_create("snapshot_damage");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_checked_fixture(tcase, make_scratch, remove_scratch);
+    tcase_add_loop_test(tcase, a_damaged_file_is_named, 0, sizeof spoils / sizeof spoils[0]);
+    tcase_add_test(tcase, elements_that_are_missing_or_twice_are_named);
+    tcase_add_test(tcase, a_full_disk_fails_the_file_and_leaves_nothing);
+    tcase_add_test(tcase, a_canceled_file_leaves_nothing_and_a_second_writer_is_refused);
+    tcase_add_test(tcase, a_manifest_is_not_committed_over_a_missing_file_or_twice);
+    Suite *suite = suite_create("snapshot_damage");
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
