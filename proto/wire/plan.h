@@ -15,12 +15,13 @@
  *   3. units that may use every shard are cut over all of them, beginning at a rotating shard, and
  *      level what 1 and 2 left. Each cut aims at the running goal, so rounding never adds up.
  *
- * A re-plan keeps what it can: shards above their share shed the tails of their extents in pieces of
- * 256 KiB or more, carrying the rounding from shard to shard, what gone shards held is free, and the
- * free pieces are placed as above on the shards below their share. So what moves never exceeds the
- * bound, Σ max(0, share - old); with shards short by the same, each ends within one quantum of what
- * was there to give. It does not promise the limit on spread (it counts only what moves); `compact`
- * ignores the previous table and gives exactly the fresh one. */
+ * A re-plan keeps what it can: shards above their share shed the tails of their extents, in pieces of
+ * 256 KiB where they can, carrying the rounding from shard to shard; what gone shards held is free;
+ * and the free pieces are placed as above on the shards below their share. So what moves never
+ * exceeds the bound, Σ max(0, share - old), and nothing at all moves while every shard is within one
+ * quantum (the job's heaviest) of its share. Balance is that of the fresh table or better, or one
+ * quantum off, give or take another quantum. It does not promise the limit on spread, which it
+ * applies only to what moves; `compact` ignores the previous table and gives exactly the fresh one. */
 #ifndef CAIRN_WIRE_PLAN_H
 #define CAIRN_WIRE_PLAN_H
 
