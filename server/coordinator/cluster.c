@@ -1,0 +1,166 @@
+/* The coordinator as a whole: opened, ticking, closed. */
+#include <inttypes.h>
+#include <limits.h>
+#include <sodium.h>
+#include <stdlib.h>
+
+#include "server/base/durable.h"
+#include "server/base/log.h"
+#include "server/coordinator/cluster.h"
+
+const char *cairn_cluster_address(const struct cairn_cluster *cluster)
+{
+    return cairn_listener_address(cluster->listener);
+}
+
+uint64_t cairn_cluster_store_writes(const struct cairn_cluster *cluster)
+{
+    return cairn_store_writes(cluster->store);
+}
+
+/* ---- time ---- */
+
+static uint64_t tick_ms(const struct cairn_cluster *cluster)
+{
+    const uint64_t half = (uint64_t)cluster->options->heartbeat_ms / 2;
+    return half < 10 ? 10 : half;
+}
+
+static void on_tick(uv_timer_t *timer)
+{
+    struct cairn_cluster *cluster = timer->data;
+    const uint64_t now_ms = uv_now(cluster->loop);
+    // A tick that comes late says that we were stopped: nobody else's lease ran in that time.
+    const uint64_t passed_ms = now_ms - cluster->last_tick_ms;
+    const uint64_t away_ms = passed_ms > 4 * tick_ms(cluster) ? passed_ms : 0;
+    cluster->last_tick_ms = now_ms;
+    cairn_cluster_sessions_tick(cluster, now_ms, away_ms);
+    for (struct cairn_cluster_job *job = cluster->jobs; job != NULL; job = job->next) {
+        cairn_cluster_job_tick(job, now_ms);
+    }
+}
+
+/* ---- closing ---- */
+
+static void free_cluster(struct cairn_cluster *cluster)
+{
+    while (cluster->jobs != NULL) {
+        struct cairn_cluster_job *job = cluster->jobs;
+        cluster->jobs = job->next;
+        cairn_cluster_cut_close(job);
+        cairn_cluster_job_free(job);
+    }
+    while (cluster->seats != NULL) {
+        struct cairn_cluster_seat *seat = cluster->seats;
+        cluster->seats = seat->next;
+        free(seat->fabric_address);
+        free(seat->name);
+        free(seat);
+    }
+    cairn_store_close(cluster->store);
+    if (cluster->lock_fd >= 0) cairn_durable_unlock(cluster->lock_fd);
+    free(cluster->snapshots_path);
+    free(cluster);
+}
+
+void cairn_cluster_close_step(struct cairn_cluster *cluster)
+{
+    if (cluster->handles_open > 0 || cluster->works != NULL) return;
+    void (*on_closed)(void *) = cluster->on_closed;
+    void *context = cluster->on_closed_context;
+    free_cluster(cluster);
+    if (on_closed != NULL) on_closed(context);
+}
+
+static void on_timer_closed(uv_handle_t *handle)
+{
+    struct cairn_cluster *cluster = handle->data;
+    cluster->handles_open--;
+    cairn_cluster_close_step(cluster);
+}
+
+static void on_listener_closed(void *context)
+{
+    struct cairn_cluster *cluster = context;
+    cluster->handles_open--;
+    cairn_cluster_close_step(cluster);
+}
+
+void cairn_cluster_close(struct cairn_cluster *cluster, void (*on_closed)(void *context),
+                         void *context)
+{
+    if (cluster->closing) return;
+    cluster->closing = true;
+    cluster->on_closed = on_closed;
+    cluster->on_closed_context = context;
+    uv_close((uv_handle_t *)&cluster->tick, on_timer_closed);
+    cairn_listener_close(cluster->listener, on_listener_closed);
+}
+
+/* ---- opening ---- */
+
+static cairn_status open_folders(struct cairn_cluster *cluster, struct cairn_sentence *why)
+{
+    const struct cairn_cluster_options *options = cluster->options;
+    cairn_status status = cairn_durable_lock(options->store_path, &cluster->lock_fd, why);
+    if (status != CAIRN_OK) {
+        cluster->lock_fd = -1;
+        return status;
+    }
+    status = cairn_durable_folder(options->snapshots_path, why);
+    if (status != CAIRN_OK) return status;
+    cluster->snapshots_path = realpath(options->snapshots_path, NULL);
+    if (cluster->snapshots_path == NULL) {
+        return cairn_fail(why, CAIRN_ERR_IO, "snapshots.path %s cannot be reached",
+                          options->snapshots_path);
+    }
+    return cairn_store_open(options->store_path, &cluster->store, why);
+}
+
+static cairn_status judge_options(const struct cairn_cluster_options *options,
+                                  struct cairn_sentence *why)
+{
+    if (options->lease_timeout_ms < 2 * options->heartbeat_ms) {
+        return cairn_fail(why, CAIRN_ERR_CONFIG,
+                          "lease.timeout (%" PRId64
+                          " ms) must be at least twice lease.heartbeat (%" PRId64 " ms)",
+                          options->lease_timeout_ms, options->heartbeat_ms);
+    }
+    return CAIRN_OK;
+}
+
+cairn_status cairn_cluster_open(const struct cairn_cluster_options *options, uv_loop_t *loop,
+                                struct cairn_cluster **cluster_out, struct cairn_sentence *why)
+{
+    static const struct cairn_listener_events events = { .on_frame = cairn_cluster_session_on_frame,
+                                                         .on_gone = cairn_cluster_session_on_gone };
+    cairn_status status = judge_options(options, why);
+    if (status != CAIRN_OK) return status;
+    struct cairn_cluster *cluster = calloc(1, sizeof *cluster);
+    if (cluster == NULL || sodium_init() < 0) {
+        free(cluster);
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    }
+    cluster->options = options;
+    cluster->loop = loop;
+    cluster->lock_fd = -1;
+    cluster->started_ms = cluster->last_tick_ms = uv_now(loop);
+    status = open_folders(cluster, why);
+    if (status == CAIRN_OK) status = cairn_cluster_jobs_load(cluster, why);
+    if (status == CAIRN_OK) {
+        status = cairn_listener_open(loop, &options->network, CAIRN_MSG_HELLO, CAIRN_MSG_MAX,
+                                     &events, cluster, &cluster->listener, why);
+    }
+    if (status != CAIRN_OK) {
+        free_cluster(cluster);
+        return status;
+    }
+    uv_timer_init(loop, &cluster->tick);
+    cluster->tick.data = cluster;
+    uv_timer_start(&cluster->tick, on_tick, tick_ms(cluster), tick_ms(cluster));
+    cluster->handles_open = 2;
+    cairn_log_info("cluster %s, incarnation %" PRIu64 ", waits for %" PRId64 " shards",
+                   options->name, cairn_store_incarnation(cluster->store), options->shards);
+    *cluster_out = cluster;
+    return CAIRN_OK;
+}

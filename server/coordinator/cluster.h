@@ -1,0 +1,417 @@
+/* The coordinator: the struct to read first.
+ *
+ *   cluster ── seats      the shards by name, there or away
+ *     │  └──── sessions   the connections that said Hello; each has the members it opened
+ *     └─────── jobs       each with its core (server/core/round.h), its shards, its members,
+ *                         at most one cut (a snapshot or a digest) and at most one restore
+ *
+ * Who decides what: a job's rounds and epochs are decided by its core alone; round_world.c tells it
+ * what happens and does what it says. Jobs, layouts and generations are decided in jobs.c and
+ * restore.c and are durable (store.h) before anyone hears of them. Whether a peer is alive is decided
+ * in sessions.c: the end of its connection, or a lease that ran out.
+ *
+ * Requests to shards that are awaited go through calls.c: a gather is one question to several shards
+ * and one answer. A shard that goes away fails its calls with CAIRN_ERR_CLOSED.
+ *
+ * Memory: every list hangs on a connection or on a job and is bounded by an option or a constant
+ * below. Everything runs on the loop's thread, but what work.c sends to
+ * libuv's threads. Nothing blocks the loop longer than a commit of the store. */
+#ifndef CAIRN_COORDINATOR_CLUSTER_H
+#define CAIRN_COORDINATOR_CLUSTER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <uv.h>
+
+#include "proto/wire/layout.h"
+#include "proto/wire/messages.h"
+#include "proto/wire/spec.h"
+#include "server/base/listener.h"
+#include "server/coordinator/store.h"
+#include "server/core/round.h"
+
+/* From the configuration; strings are borrowed for the cluster's life. */
+struct cairn_cluster_options {
+    char *name;
+    int64_t shards; /* a job is spread over so many */
+    char *store_path;
+    char *snapshots_path;
+    struct cairn_listener_options network;
+    int64_t heartbeat_ms, lease_timeout_ms, step_deadline_ms;
+    int64_t workers_max; /* of a job */
+    char *log_level;
+};
+/* The table of it, for server/base/config.h. */
+const struct cairn_option *cairn_cluster_option_table(size_t *option_count_out);
+
+struct cairn_cluster;
+/* Locks and opens the data folder, loads the jobs, listens. The loop must run then. */
+cairn_status cairn_cluster_open(const struct cairn_cluster_options *options, uv_loop_t *loop,
+                                struct cairn_cluster **cluster_out,
+                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Closes connections, waits for work of other threads, frees itself, then calls on_closed (may be
+ * NULL). Nothing is told to anyone: it is the same as being killed, only tidier. */
+void cairn_cluster_close(struct cairn_cluster *cluster, void (*on_closed)(void *context),
+                         void *context);
+/* "127.0.0.1:40123" */
+const char *cairn_cluster_address(const struct cairn_cluster *cluster);
+/* For tests: rows written to the store since it was opened. */
+uint64_t cairn_cluster_store_writes(const struct cairn_cluster *cluster);
+
+/* ---- what follows is for the files of this folder ---- */
+
+#define CAIRN_SEATS_MAX           4096 /* shards that are known by name */
+#define CAIRN_JOBS_MAX            1024
+#define CAIRN_SESSION_MEMBERS_MAX 64 /* jobs that one connection has open */
+#define CAIRN_SESSION_WAITS_MAX   16 /* answers of cuts and restores it waits for */
+#define CAIRN_SESSION_PAGED_MAX   4  /* specs that are on their way on one connection */
+#define CAIRN_MISMATCH_LINES_MAX  10
+
+/* A shard, known by its name. */
+struct cairn_cluster_seat {
+    struct cairn_cluster_seat *next;       /* of the cluster's list, by name */
+    char *name;                            /* owned */
+    struct cairn_cluster_session *session; /* NULL = away */
+    uint64_t incarnation;
+    uint64_t since_ms;       /* of the loop's clock: when it came or went */
+    uint8_t *fabric_address; /* owned, [fabric_address_bytes]; the last one it had */
+    size_t fabric_address_bytes;
+    Cairn__ShardStats stats; /* of its last Heartbeat */
+};
+
+/* A connection that said a good Hello. */
+struct cairn_cluster_session {
+    struct cairn_cluster_session *next;
+    struct cairn_cluster *cluster;
+    struct cairn_peer *peer; /* borrowed from the listener */
+    uint32_t role;           /* enum cairn_role_wire */
+    char *name;              /* owned */
+    uint64_t incarnation;
+    uint8_t *fabric_address; /* owned */
+    size_t fabric_address_bytes;
+    uint64_t last_frame_ms, since_ms;
+    struct cairn_cluster_member *members; /* list by next_of_session */
+    struct cairn_cluster_seat *seat;      /* of a shard, while it holds it */
+    uint32_t member_count, wait_count;
+    bool closing; /* was asked to go: its frames are dropped */
+};
+
+enum cairn_cluster_member_phase {
+    CAIRN_MEMBER_PAGES,    /* its spec is on its way */
+    CAIRN_MEMBER_WAITING,  /* for the job to be made or restored */
+    CAIRN_MEMBER_JOINING,  /* the shards are told of it */
+    CAIRN_MEMBER_ATTACHED, /* a worker: known to the core */
+    CAIRN_MEMBER_EXPELLED, /* job NULL; its requests get `expelled`, until it opens anew or goes */
+};
+
+/* A worker or reader and a job. Owned by its session. A request that waits is its request id; 0 =
+ * none: one slot each, so that a peer cannot pile them up. */
+struct cairn_cluster_member {
+    struct cairn_cluster_member *next_of_session, *next_of_job;
+    struct cairn_cluster_session *session;
+    struct cairn_cluster_job *job; /* while JOINING or ATTACHED */
+    enum cairn_cluster_member_phase phase;
+    uint64_t id, token, job_id;
+    uint32_t role, rank;
+    char *job_name;                  /* owned */
+    struct cairn_paged pages;        /* owned; in PAGES */
+    struct cairn_job_spec_data spec; /* owned; until ATTACHED; a reader's has no name */
+    uint8_t *known_to;               /* owned, [shard_count]: enum member_known in members.c */
+    uint32_t open_request, init_request, begin_request, commit_request, version_request;
+    uint64_t commit_round;
+    struct cairn_version version_wanted;
+    cairn_status expelled;
+    struct cairn_sentence expelled_why;
+};
+
+enum cairn_cluster_job_state {
+    CAIRN_CLUSTER_JOB_CREATING,     /* shards make room; not in the store, no core */
+    CAIRN_CLUSTER_JOB_INITIALIZING, /* the source puts */
+    CAIRN_CLUSTER_JOB_RUNNING,
+    CAIRN_CLUSTER_JOB_LOST, /* until a restore; `lost` says why */
+};
+
+struct cairn_cluster_job_shard {
+    struct cairn_cluster_seat *seat;
+    bool up;               /* as the core knows it */
+    uint64_t incarnation;  /* of the shard when JobCreate was sent */
+    uint64_t address_told; /* hash of the fabric address that members know; 0 = none yet */
+};
+
+struct cairn_cluster_job {
+    struct cairn_cluster_job *next; /* of the cluster's list, by name */
+    struct cairn_cluster *cluster;
+    uint64_t id;
+    enum cairn_cluster_job_state state;
+    struct cairn_sentence lost;
+    uint64_t generation, generation_reserved, epoch, round_reserved, base_step;
+    bool initialized;
+
+    /* owned */
+    struct cairn_job_spec_data spec;
+    uint8_t *spec_bytes, *layout_bytes;
+    size_t spec_bytes_len, layout_bytes_len;
+    struct cairn_layout *layout;
+    double heaviest_over_mean;
+    struct cairn_cluster_job_shard *shards; /* [layout->shard_count], by index in the layout */
+    struct cairn_group_hyper *groups;
+    void *core_memory;
+    struct cairn_round_actions actions;
+
+    struct cairn_round *core; /* in core_memory; NULL in CREATING; dead in LOST */
+    bool in_event;            /* the core is not entered twice */
+    bool persist_new;         /* the core has just asked for it */
+    bool persist_waits;       /* epoch and round_reserved are to be stored: next, or by the tick */
+    struct cairn_version version_told;  /* readers were told that it is there */
+    struct cairn_sentence epoch_reason; /* why the last epoch changed, for logs and workers */
+    struct cairn_cluster_member *members;
+    uint32_t member_count;
+    bool seal_wanted, seal_running; /* the source said InitDone */
+    bool restoring;                 /* CREATING from a snapshot */
+    struct cairn_cluster_cut *cut;
+};
+
+/* Somebody who waits for a cut or a restore; forgotten when the session goes. */
+struct cairn_cluster_waiter {
+    struct cairn_cluster_waiter *next;
+    struct cairn_cluster_session *session;
+    uint32_t request;
+};
+
+/* Work for one of libuv's threads; the first member of what it works on. */
+struct cairn_cluster_work {
+    uv_work_t req;
+    struct cairn_cluster_work *next; /* of the cluster's list */
+    struct cairn_cluster *cluster;
+    struct cairn_cluster_session *session; /* who is answered; NULL: nobody, or it went */
+    uint32_t request;
+    void (*run)(struct cairn_cluster_work *work);  /* on another thread */
+    void (*done)(struct cairn_cluster_work *work); /* on the loop; frees it */
+};
+
+struct cairn_cluster {
+    /* borrowed */
+    const struct cairn_cluster_options *options;
+    uv_loop_t *loop;
+    /* owned */
+    struct cairn_listener *listener;
+    struct cairn_store *store;
+    int lock_fd;
+    struct cairn_cluster_seat *seats;
+    struct cairn_cluster_session *sessions;
+    struct cairn_cluster_job *jobs;
+    struct cairn_cluster_restore *restores; /* restore.c's, running ones */
+    char *snapshots_path;                   /* absolute */
+    struct cairn_cluster_gather *gathers;   /* open questions to shards */
+    uv_timer_t tick;
+    uint64_t last_tick_ms, started_ms;
+    uint32_t next_request;
+    struct cairn_cluster_work *works; /* on their way */
+    bool advancing, advance_again;    /* cairn_cluster_openings_advance runs: not entered twice */
+    bool closing;
+    int handles_open;
+    void (*on_closed)(void *context);
+    void *on_closed_context;
+};
+
+/* cluster.c: a part of it is closed; frees it after the last. */
+void cairn_cluster_close_step(struct cairn_cluster *cluster);
+
+/* sessions.c: connections, Hello, leases, seats. */
+void cairn_cluster_session_on_frame(struct cairn_peer *peer, const struct cairn_frame *frame,
+                                    void *context);
+void cairn_cluster_session_on_gone(struct cairn_peer *peer, cairn_status status, const char *why,
+                                   void *context);
+void cairn_cluster_sessions_tick(struct cairn_cluster *cluster, uint64_t now_ms, uint64_t away_ms);
+/* Send what they say; one that cannot be sent to is being closed and goes by itself. */
+void cairn_cluster_session_send(struct cairn_cluster_session *session, uint16_t type,
+                                uint32_t request, const ProtobufCMessage *message);
+void cairn_cluster_session_error(struct cairn_cluster_session *session, uint32_t request,
+                                 cairn_status status, const char *text);
+void cairn_cluster_session_done(struct cairn_cluster_session *session, uint32_t request);
+/* Sends bytes as Pages. */
+void cairn_cluster_session_pages(struct cairn_cluster_session *session, uint32_t request,
+                                 enum cairn_page_what what, const uint8_t *bytes, size_t bytes_len);
+uint32_t cairn_cluster_seats_up(const struct cairn_cluster *cluster);
+/* Not 0. */
+uint64_t cairn_cluster_seat_address_hash(const struct cairn_cluster_seat *seat);
+/* Makes it if need be; NULL: no memory, or CAIRN_SEATS_MAX. */
+struct cairn_cluster_seat *cairn_cluster_seat_get(struct cairn_cluster *cluster, const char *name);
+
+/* calls.c: questions to shards. */
+struct cairn_cluster_gather;
+/* `status` CAIRN_OK: all said Done. Else the first failure, and whose. */
+typedef void (*cairn_cluster_gather_fn)(void *context, cairn_status status, const char *why);
+/* An empty question; ask shards with it, then cairn_cluster_gather_start. NULL: no memory. */
+struct cairn_cluster_gather *cairn_cluster_gather_open(struct cairn_cluster *cluster,
+                                                       cairn_cluster_gather_fn on_done,
+                                                       void *context);
+/* The request id to send to that seat with; 0: no memory or it is away, and the gather fails. */
+uint32_t cairn_cluster_gather_ask(struct cairn_cluster_gather *gather,
+                                  struct cairn_cluster_seat *seat);
+/* All were asked: on_done comes when all have answered; at once if nobody is left to answer. */
+void cairn_cluster_gather_start(struct cairn_cluster_gather *gather);
+void cairn_cluster_calls_reply(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
+                               uint32_t request, cairn_status status, const char *text);
+void cairn_cluster_calls_seat_gone(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat);
+
+/* members.c: workers and readers of jobs. */
+struct cairn_cluster_member *cairn_cluster_member_find(struct cairn_cluster_session *session,
+                                                       uint64_t job_id);
+struct cairn_cluster_member *cairn_cluster_job_member(struct cairn_cluster_job *job, uint64_t id);
+/* Takes what JobOpen says; answers or waits. */
+void cairn_cluster_member_open(struct cairn_cluster_session *session, uint32_t request,
+                               const Cairn__JobOpen *message);
+void cairn_cluster_member_page(struct cairn_cluster_session *session, uint32_t request,
+                               const Cairn__Page *page);
+/* Those that wait for jobs look again: a shard came, a job was made, restored or dropped. */
+void cairn_cluster_openings_advance(struct cairn_cluster *cluster);
+/* Gone, or gone from the job: the core and the shards hear of it; frees it. */
+void cairn_cluster_member_leave(struct cairn_cluster_member *member, const char *reason);
+/* It may not go on: its requests fail with this, also later ones, and the shards drop it. The core
+ * knows. It stays with its session. */
+void cairn_cluster_member_expel(struct cairn_cluster_member *member, cairn_status status,
+                                const char *text);
+/* Every request that waits fails; true if there was one. */
+bool cairn_cluster_member_fail_requests(struct cairn_cluster_member *member, cairn_status status,
+                                        const char *text);
+/* Frees it and tells nobody. */
+void cairn_cluster_member_free(struct cairn_cluster_member *member);
+/* A shard of the job is back: tell it of all members. */
+void cairn_cluster_members_tell_shard(struct cairn_cluster_job *job, uint32_t shard);
+void cairn_cluster_members_forget_shard(struct cairn_cluster_job *job, uint32_t shard);
+void cairn_cluster_members_shards_changed(struct cairn_cluster_job *job);
+/* Answers VersionWait where the version is there. */
+void cairn_cluster_members_answer_versions(struct cairn_cluster_job *job);
+void cairn_cluster_members_answer_init(struct cairn_cluster_job *job);
+/* The job could not be made: those that wait for it hear why. */
+void cairn_cluster_job_openers_fail(struct cairn_cluster *cluster, const char *name,
+                                    cairn_status status, const char *text);
+
+/* jobs.c: what jobs there are. */
+struct cairn_cluster_job *cairn_cluster_job_find(struct cairn_cluster *cluster, const char *name);
+struct cairn_cluster_job *cairn_cluster_job_by_id(struct cairn_cluster *cluster, uint64_t id);
+cairn_status cairn_cluster_jobs_load(struct cairn_cluster *cluster, struct cairn_sentence *why);
+/* Begins to make a job of the spec over the shards that are up; its openers wait. */
+cairn_status cairn_cluster_job_create(struct cairn_cluster *cluster,
+                                      const struct cairn_job_spec_data *spec,
+                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
+void cairn_cluster_job_lose(struct cairn_cluster_job *job, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+/* Forgets it here, on disk and on its shards. Its members must be gone. */
+void cairn_cluster_job_drop(struct cairn_cluster_job *job);
+void cairn_cluster_job_free(struct cairn_cluster_job *job);
+/* The shard is there and says what it holds (held), or it is gone. */
+void cairn_cluster_jobs_seat_up(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
+                                const Cairn__Hello *hello);
+void cairn_cluster_jobs_seat_down(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat);
+/* It is back: with another address than the members were told? Notes the present one. */
+bool cairn_cluster_job_shard_moved(struct cairn_cluster_job_shard *shard);
+void cairn_cluster_job_try_seal(struct cairn_cluster_job *job);
+const char *cairn_cluster_job_state_name(const struct cairn_cluster_job *job);
+struct cairn_version cairn_cluster_job_version(const struct cairn_cluster_job *job);
+/* Where the shards are, as messages; the addresses are borrowed from the seats. */
+struct cairn_cluster_shard_infos {
+    Cairn__ShardInfo *infos; /* owned, [shard_count] */
+    Cairn__ShardInfo **list; /* owned, [shard_count] */
+};
+bool cairn_cluster_shard_infos_init(struct cairn_cluster_shard_infos *infos,
+                                    const struct cairn_cluster_job *job);
+void cairn_cluster_shard_infos_release(struct cairn_cluster_shard_infos *infos);
+
+/* For the planner and the layout's decoder, [tensor_count], the caller's; NULL: no memory. */
+struct cairn_layout_tensor *cairn_cluster_layout_tensors_of(const struct cairn_job_spec_data *spec);
+
+/* A job's body before it is known: spec, layout, shards. Shared by creation and restore. */
+struct cairn_cluster_job *cairn_cluster_job_plan(struct cairn_cluster *cluster,
+                                                 const struct cairn_job_spec_data *spec,
+                                                 struct cairn_sentence *why);
+/* JobCreate and its pages to all shards of the body. NULL: no memory. */
+struct cairn_cluster_job_load {
+    const char *snapshot_path;
+    struct cairn_version version;
+    const struct cairn_decision *last; /* may be NULL */
+};
+struct cairn_cluster_gather *
+cairn_cluster_job_send_create(struct cairn_cluster_job *job,
+                              const struct cairn_cluster_job_load *load,
+                              cairn_cluster_gather_fn on_done, void *context);
+/* Makes it durable as it is. */
+cairn_status cairn_cluster_job_store(struct cairn_cluster_job *job,
+                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
+void cairn_cluster_job_link(struct cairn_cluster_job *job);
+void cairn_cluster_job_unlink(struct cairn_cluster_job *job);
+void cairn_cluster_job_send_drop(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
+                                 uint64_t job_id);
+
+/* round_world.c: the core's hands and ears. */
+cairn_status cairn_cluster_job_core_open(struct cairn_cluster_job *job,
+                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
+void cairn_cluster_job_core_close(struct cairn_cluster_job *job);
+void cairn_cluster_job_event(struct cairn_cluster_job *job, const struct cairn_round_event *event);
+void cairn_cluster_job_tick(struct cairn_cluster_job *job, uint64_t now_ms);
+void cairn_cluster_job_send_all(struct cairn_cluster_job *job, uint16_t type,
+                                const ProtobufCMessage *message);
+void cairn_cluster_job_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out);
+void cairn_cluster_decision_to_message(const struct cairn_decision *decision, Cairn__Decision *out);
+/* Borrows the payload. CAIRN_ERR_MALFORMED. */
+cairn_status cairn_cluster_decision_of_message(const Cairn__Decision *message,
+                                               struct cairn_decision *out) CAIRN_MUST_CHECK;
+
+/* snapshot_set.c: cuts. */
+/* Begins one; `path_wanted` false: a digest. The waiter (session may be NULL) is answered later. */
+cairn_status cairn_cluster_cut_begin(struct cairn_cluster_job *job, bool is_snapshot,
+                                     struct cairn_cluster_session *session, uint32_t request,
+                                     bool wait, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+void cairn_cluster_cut_on_pin(struct cairn_cluster_job *job, uint64_t number,
+                              struct cairn_version version);
+void cairn_cluster_cut_on_part(struct cairn_cluster_job *job, uint32_t shard,
+                               const Cairn__SnapshotPart *part);
+void cairn_cluster_cut_shard_gone(struct cairn_cluster_job *job, uint32_t shard);
+/* The job is lost, replaced or freed. */
+void cairn_cluster_cut_abort(struct cairn_cluster_job *job, const char *reason);
+/* A session went: nobody waits with it any more. */
+void cairn_cluster_cut_forget(struct cairn_cluster_job *job,
+                              const struct cairn_cluster_session *session);
+/* With the cluster. */
+void cairn_cluster_cut_close(struct cairn_cluster_job *job);
+
+/* work.c: other threads, and those who wait for them. */
+/* False if the session waits for too much, or there is no thread: nothing was begun. */
+bool cairn_cluster_work_start(struct cairn_cluster_work *work, struct cairn_cluster *cluster,
+                              struct cairn_cluster_session *session, uint32_t request);
+void cairn_cluster_works_forget(struct cairn_cluster *cluster,
+                                const struct cairn_cluster_session *session);
+/* False: the session waits for too much. */
+bool cairn_cluster_waiters_add(struct cairn_cluster_waiter **list,
+                               struct cairn_cluster_session *session, uint32_t request);
+void cairn_cluster_waiters_forget(struct cairn_cluster_waiter **list,
+                                  const struct cairn_cluster_session *session);
+/* To all, who then wait no more. */
+void cairn_cluster_waiters_answer(struct cairn_cluster_waiter **list, uint16_t type,
+                                  const ProtobufCMessage *message);
+void cairn_cluster_waiters_fail(struct cairn_cluster_waiter **list, cairn_status status,
+                                const char *text);
+
+/* snapshot_list.c */
+void cairn_cluster_snapshots_list(struct cairn_cluster_session *session, uint32_t request,
+                                  const char *job);
+void cairn_cluster_snapshots_show(struct cairn_cluster_session *session, uint32_t request,
+                                  const char *job, const char *id);
+
+/* restore.c */
+void cairn_cluster_restore_begin(struct cairn_cluster_session *session, uint32_t request,
+                                 const Cairn__SnapshotRestore *message);
+void cairn_cluster_restores_forget(struct cairn_cluster *cluster,
+                                   const struct cairn_cluster_session *session);
+
+/* handlers_*.c: judged frames of each role. Returns false if the role may not say that. */
+bool cairn_cluster_handle_worker(struct cairn_cluster_session *session,
+                                 const struct cairn_frame *frame, const ProtobufCMessage *message);
+bool cairn_cluster_handle_shard(struct cairn_cluster_session *session,
+                                const struct cairn_frame *frame, const ProtobufCMessage *message);
+bool cairn_cluster_handle_admin(struct cairn_cluster_session *session,
+                                const struct cairn_frame *frame, const ProtobufCMessage *message);
+
+#endif

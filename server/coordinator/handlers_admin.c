@@ -1,0 +1,287 @@
+/* What the command line asks: the cluster, the jobs, snapshots. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "server/coordinator/cluster.h"
+
+/* ---- the cluster ---- */
+
+static void fill_shard(Cairn__MemberStatus *out, const struct cairn_cluster_seat *seat,
+                       uint64_t now_ms)
+{
+    cairn__member_status__init(out);
+    out->name = seat->name;
+    out->role = CAIRN_ROLE_WIRE_SHARD;
+    out->state = (char *)(uintptr_t)(seat->session != NULL ? "up" : "away");
+    if (seat->session != NULL) {
+        out->address = (char *)(uintptr_t)cairn_peer_name(seat->session->peer);
+        out->path = (char *)(uintptr_t)(seat->fabric_address_bytes > 0 ? "fabric" : "");
+    }
+    out->since_ms = now_ms - seat->since_ms;
+    out->state_bytes = seat->stats.state_bytes;
+}
+
+static void fill_session(Cairn__MemberStatus *out, const struct cairn_cluster_session *session,
+                         uint64_t now_ms)
+{
+    cairn__member_status__init(out);
+    out->name = session->name;
+    out->role = session->role;
+    out->state = (char *)(uintptr_t) "up";
+    out->address = (char *)(uintptr_t)cairn_peer_name(session->peer);
+    out->path = (char *)(uintptr_t)(session->fabric_address_bytes > 0 ? "fabric" : "");
+    out->since_ms = now_ms - session->since_ms;
+}
+
+/* Shards first, then workers and readers; at most MEMBERS_MAX, so that a frame holds them. */
+#define MEMBERS_MAX 4096
+static size_t fill_members(const struct cairn_cluster *cluster, Cairn__MemberStatus *out)
+{
+    const uint64_t now_ms = uv_now(cluster->loop);
+    size_t n = 0;
+    for (const struct cairn_cluster_seat *s = cluster->seats; s != NULL && n < MEMBERS_MAX;
+         s = s->next) {
+        fill_shard(&out[n++], s, now_ms);
+    }
+    for (const struct cairn_cluster_session *s = cluster->sessions; s != NULL && n < MEMBERS_MAX;
+         s = s->next) {
+        if (s->role == CAIRN_ROLE_WIRE_WORKER || s->role == CAIRN_ROLE_WIRE_READER) {
+            fill_session(&out[n++], s, now_ms);
+        }
+    }
+    return n;
+}
+
+static void on_cluster_status(struct cairn_cluster_session *session, uint32_t request)
+{
+    const struct cairn_cluster *cluster = session->cluster;
+    Cairn__MemberStatus *members = calloc(MEMBERS_MAX, sizeof *members);
+    Cairn__MemberStatus **list = calloc(MEMBERS_MAX, sizeof *list);
+    if (members == NULL || list == NULL) {
+        free(members);
+        free(list);
+        cairn_cluster_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
+        return;
+    }
+    Cairn__ClusterStatus status = CAIRN__CLUSTER_STATUS__INIT;
+    status.cluster = cluster->options->name;
+    status.coordinator_incarnation = cairn_store_incarnation(cluster->store);
+    status.version = (char *)(uintptr_t)CAIRN_VERSION;
+    status.uptime_ms = uv_now(cluster->loop) - cluster->started_ms;
+    status.shards_expected = (uint32_t)cluster->options->shards;
+    status.members = list;
+    status.n_members = fill_members(cluster, members);
+    for (size_t i = 0; i < status.n_members; i++) list[i] = &members[i];
+    for (const struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next)
+        status.job_count++;
+    cairn_cluster_session_send(session, CAIRN_MSG_CLUSTER_STATUS, request, &status.base);
+    free(members);
+    free(list);
+}
+
+/* ---- jobs ---- */
+
+/* A status message with what it borrows. */
+struct job_view {
+    Cairn__JobStatus status;
+    struct cairn_sentence awaited;
+    char layout_hash[2 * CAIRN_LAYOUT_HASH_BYTES + 1];
+    Cairn__GroupSpec *groups; /* owned */
+    Cairn__GroupSpec **list;  /* owned */
+};
+
+static void fill_rounds(Cairn__JobStatus *s, const struct cairn_cluster_job *job)
+{
+    s->loss_scale = job->spec.loss_scale;
+    if (job->core == NULL) return;
+    struct cairn_payload head;
+    const struct cairn_round_counts counts = cairn_round_counts_of(job->core);
+    const struct cairn_decision *last = cairn_round_last(job->core);
+    s->epoch = cairn_round_epoch(job->core);
+    s->round = cairn_round_open_round(job->core);
+    s->workers = cairn_round_worker_count(job->core);
+    s->steps_applied = counts.applied;
+    s->rounds_skipped = counts.skipped;
+    s->rounds_abandoned = counts.abandoned;
+    s->loss_scale = cairn_round_loss_scale(job->core);
+    if (last->payload_bytes > 0 &&
+        cairn_payload_decode(last->payload, last->payload_bytes, &head) == CAIRN_OK) {
+        s->last_grad_norm = head.grad_norm;
+    }
+}
+
+/* What a shard says is of all its jobs together. */
+static void fill_shards(Cairn__JobStatus *s, const struct cairn_cluster_job *job)
+{
+    s->shards = job->layout->shard_count;
+    for (uint32_t i = 0; i < s->shards; i++) {
+        const Cairn__ShardStats *stats = &job->shards[i].seat->stats;
+        s->state_bytes += stats->state_bytes;
+        s->pushed_bytes += stats->pushed_bytes;
+        s->fetched_bytes += stats->fetched_bytes;
+    }
+}
+
+static bool view_init(struct job_view *view, const struct cairn_cluster_job *job)
+{
+    const struct cairn_job_spec_data *spec = &job->spec;
+    Cairn__JobStatus *s = &view->status;
+    cairn__job_status__init(s);
+    view->groups = calloc(spec->group_count + 1, sizeof *view->groups);
+    view->list = calloc(spec->group_count + 1, sizeof *view->list);
+    if (view->groups == NULL || view->list == NULL) return false;
+    const struct cairn_version version = cairn_cluster_job_version(job);
+    cairn_cluster_job_waiting(job, &view->awaited);
+    for (int i = 0; i < CAIRN_LAYOUT_HASH_BYTES; i++) {
+        snprintf(&view->layout_hash[2 * i], 3, "%02x", job->layout->hash[i]);
+    }
+    for (size_t i = 0; i < spec->group_count; i++) {
+        cairn_group_to_message(&spec->groups[i], &view->groups[i]);
+        view->list[i] = &view->groups[i];
+    }
+    for (size_t i = 0; i < spec->tensor_count; i++) s->elems += job->layout->geometry[i].elems;
+    s->name = spec->name;
+    s->state = (char *)(uintptr_t)cairn_cluster_job_state_name(job);
+    s->generation = version.generation;
+    s->step = version.step;
+    s->awaited = view->awaited.text;
+    s->workers_min = spec->workers_min;
+    s->tensors = spec->tensor_count;
+    s->groups = view->list;
+    s->n_groups = spec->group_count;
+    s->layout_hash = view->layout_hash;
+    s->heaviest_over_mean = job->heaviest_over_mean;
+    fill_rounds(s, job);
+    fill_shards(s, job);
+    return true;
+}
+
+static void view_release(struct job_view *view)
+{
+    free(view->groups);
+    free(view->list);
+}
+
+static void on_job_list(struct cairn_cluster_session *session, uint32_t request)
+{
+    size_t count = 0;
+    for (struct cairn_cluster_job *j = session->cluster->jobs; j != NULL; j = j->next) count++;
+    struct job_view *views = calloc(count + 1, sizeof *views);
+    Cairn__JobStatus **list = calloc(count + 1, sizeof *list);
+    bool whole = views != NULL && list != NULL;
+    size_t n = 0;
+    for (struct cairn_cluster_job *j = session->cluster->jobs; whole && j != NULL;
+         j = j->next, n++) {
+        whole = view_init(&views[n], j);
+        if (whole) list[n] = &views[n].status;
+    }
+    if (whole) {
+        Cairn__JobList jobs = CAIRN__JOB_LIST__INIT;
+        jobs.jobs = list;
+        jobs.n_jobs = count;
+        cairn_cluster_session_send(session, CAIRN_MSG_JOB_LIST, request, &jobs.base);
+    } else {
+        cairn_cluster_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
+    }
+    for (size_t i = 0; views != NULL && i < count; i++) view_release(&views[i]);
+    free(views);
+    free(list);
+}
+
+/* NULL: answered that there is none. */
+static struct cairn_cluster_job *job_or_error(struct cairn_cluster_session *session,
+                                              uint32_t request, const char *name)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_find(session->cluster, name);
+    struct cairn_sentence why;
+    if (job != NULL) return job;
+    cairn_sentence_set(&why, "there is no job \"%s\"; `cairn job list` shows those there are",
+                       name);
+    cairn_cluster_session_error(session, request, CAIRN_ERR_NOT_FOUND, why.text);
+    return NULL;
+}
+
+static void on_job_show(struct cairn_cluster_session *session, uint32_t request, const char *name)
+{
+    struct cairn_cluster_job *job = job_or_error(session, request, name);
+    struct job_view view = { .groups = NULL };
+    if (job == NULL) return;
+    if (view_init(&view, job)) {
+        cairn_cluster_session_send(session, CAIRN_MSG_JOB_STATUS, request, &view.status.base);
+    } else {
+        cairn_cluster_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
+    }
+    view_release(&view);
+}
+
+static void begin_cut(struct cairn_cluster_session *session, uint32_t request, const char *name,
+                      bool is_snapshot, bool wait)
+{
+    struct cairn_cluster_job *job = job_or_error(session, request, name);
+    struct cairn_sentence why;
+    if (job == NULL) return;
+    const cairn_status status = cairn_cluster_cut_begin(job, is_snapshot, session, request, wait,
+                                                        &why);
+    if (status != CAIRN_OK) cairn_cluster_session_error(session, request, status, why.text);
+}
+
+static void on_who_is_awaited(struct cairn_cluster_session *session, uint32_t request,
+                              uint64_t job_id)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(session->cluster, job_id);
+    struct cairn_sentence text = { "" };
+    if (job != NULL) cairn_cluster_job_waiting(job, &text);
+    Cairn__Awaited awaited = CAIRN__AWAITED__INIT;
+    awaited.text = text.text;
+    cairn_cluster_session_send(session, CAIRN_MSG_AWAITED, request, &awaited.base);
+}
+
+/* These read nothing but names of their message. */
+static bool handle_snapshot(struct cairn_cluster_session *session, const struct cairn_frame *frame,
+                            const ProtobufCMessage *message)
+{
+    const uint32_t request = frame->request;
+    switch (frame->type) {
+    case CAIRN_MSG_SNAPSHOT_CREATE: {
+        const Cairn__SnapshotCreate *create = (const Cairn__SnapshotCreate *)message;
+        begin_cut(session, request, create->job, true, create->wait);
+        return true;
+    }
+    case CAIRN_MSG_SNAPSHOT_LIST_GET:
+        cairn_cluster_snapshots_list(session, request,
+                                     ((const Cairn__SnapshotListGet *)message)->job);
+        return true;
+    case CAIRN_MSG_SNAPSHOT_SHOW: {
+        const Cairn__SnapshotShow *show = (const Cairn__SnapshotShow *)message;
+        cairn_cluster_snapshots_show(session, request, show->job, show->id);
+        return true;
+    }
+    case CAIRN_MSG_SNAPSHOT_RESTORE:
+        cairn_cluster_restore_begin(session, request, (const Cairn__SnapshotRestore *)message);
+        return true;
+    default: return false;
+    }
+}
+
+bool cairn_cluster_handle_admin(struct cairn_cluster_session *session,
+                                const struct cairn_frame *frame, const ProtobufCMessage *message)
+{
+    const uint32_t request = frame->request;
+    if (frame->type == CAIRN_MSG_HEARTBEAT) return true;
+    if (request == 0) return false;
+    switch (frame->type) {
+    case CAIRN_MSG_CLUSTER_STATUS_GET: on_cluster_status(session, request); return true;
+    case CAIRN_MSG_JOB_LIST_GET: on_job_list(session, request); return true;
+    case CAIRN_MSG_JOB_SHOW:
+        on_job_show(session, request, ((const Cairn__JobShow *)message)->name);
+        return true;
+    case CAIRN_MSG_JOB_DIGEST_GET:
+        begin_cut(session, request, ((const Cairn__JobDigestGet *)message)->name, false, true);
+        return true;
+    case CAIRN_MSG_WHO_IS_AWAITED:
+        on_who_is_awaited(session, request, ((const Cairn__WhoIsAwaited *)message)->job);
+        return true;
+    default: return handle_snapshot(session, frame, message);
+    }
+}

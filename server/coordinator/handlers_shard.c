@@ -1,0 +1,136 @@
+/* What shards say: replies to questions, and reports to the cores of their jobs. */
+#include "proto/wire/exact.h"
+#include "server/base/log.h"
+#include "server/coordinator/cluster.h"
+
+/* The job and the shard's place in it. NULL: it speaks of a job that is gone or not its own, which is
+ * no fault: the job may have been dropped while it spoke. */
+static struct cairn_cluster_job *place_of(struct cairn_cluster_session *session, uint64_t job_id,
+                                          uint32_t *shard_out)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(session->cluster, job_id);
+    if (job == NULL || session->seat == NULL) return NULL;
+    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+        if (job->shards[i].seat != session->seat || !job->shards[i].up) continue;
+        *shard_out = i;
+        return job;
+    }
+    return NULL;
+}
+
+static bool read_u64(const Cairn__ReducedValue *value, uint64_t *out)
+{
+    if (value->value.len != 8) return false;
+    *out = 0;
+    for (int i = 7; i >= 0; i--) *out = *out << 8 | value->value.data[i];
+    return true;
+}
+
+/* Each of the three keys once, with its operation. */
+static bool read_sums(const Cairn__Reduced *message, struct cairn_step_sums *out)
+{
+    unsigned seen = 0;
+    for (size_t i = 0; i < message->n_values; i++) {
+        const Cairn__ReducedValue *v = message->values[i];
+        if (v->key < 1 || v->key > 3 || v->op != v->key || (seen & 1u << v->key)) return false;
+        seen |= 1u << v->key;
+        if (v->key == 1) {
+            if (v->value.len != CAIRN_EXACT_BYTES) return false;
+            cairn_exact_decode(v->value.data, &out->sum_squares);
+        } else if (!read_u64(v, v->key == 2 ? &out->nonfinite : &out->weight)) {
+            return false;
+        }
+    }
+    return seen == (1u << 1 | 1u << 2 | 1u << 3);
+}
+
+static bool on_reduced(struct cairn_cluster_session *session, const Cairn__Reduced *message)
+{
+    struct cairn_step_sums sums;
+    uint32_t shard;
+    if (!read_sums(message, &sums)) return false;
+    struct cairn_cluster_job *job = place_of(session, message->job, &shard);
+    if (job == NULL) return true;
+    const struct cairn_round_event event = { .kind = CAIRN_ROUND_REDUCED,
+                                             .shard = shard,
+                                             .epoch = message->epoch,
+                                             .round = message->round,
+                                             .sums = &sums };
+    cairn_cluster_job_event(job, &event);
+    return true;
+}
+
+static void on_published(struct cairn_cluster_session *session, const Cairn__Published *message)
+{
+    uint32_t shard;
+    struct cairn_cluster_job *job = place_of(session, message->job, &shard);
+    if (job == NULL) return;
+    const struct cairn_round_event event = { .kind = CAIRN_ROUND_PUBLISHED,
+                                             .shard = shard,
+                                             .epoch = message->epoch,
+                                             .round = message->round,
+                                             .version = { message->generation, message->step } };
+    cairn_cluster_job_event(job, &event);
+}
+
+static bool on_answer(struct cairn_cluster_session *session, const Cairn__Answer *message)
+{
+    struct cairn_decision last = { .kind = CAIRN_DECISION_NONE };
+    uint32_t shard;
+    if (message->phase > CAIRN_STEP_DRAINING) return false;
+    if (message->last != NULL &&
+        cairn_cluster_decision_of_message(message->last, &last) != CAIRN_OK) {
+        return false;
+    }
+    struct cairn_cluster_job *job = place_of(session, message->job, &shard);
+    if (job == NULL) return true;
+    const struct cairn_round_event event = { .kind = CAIRN_ROUND_ANSWER,
+                                             .shard = shard,
+                                             .epoch = message->epoch,
+                                             .phase = (enum cairn_step_phase)message->phase,
+                                             .round = message->open_round,
+                                             .version = { message->generation, message->step },
+                                             .decision = &last };
+    cairn_cluster_job_event(job, &event);
+    return true;
+}
+
+static void on_snapshot_part(struct cairn_cluster_session *session,
+                             const Cairn__SnapshotPart *message)
+{
+    uint32_t shard;
+    struct cairn_cluster_job *job = place_of(session, message->job, &shard);
+    if (job != NULL) cairn_cluster_cut_on_part(job, shard, message);
+}
+
+static void on_heartbeat(struct cairn_cluster_session *session, const Cairn__Heartbeat *message)
+{
+    if (session->seat == NULL || message->stats == NULL) return;
+    session->seat->stats = *message->stats; // numbers only
+}
+
+bool cairn_cluster_handle_shard(struct cairn_cluster_session *session,
+                                const struct cairn_frame *frame, const ProtobufCMessage *message)
+{
+    const Cairn__Error *error = (const Cairn__Error *)message;
+    switch (frame->type) {
+    case CAIRN_MSG_HEARTBEAT: on_heartbeat(session, (const Cairn__Heartbeat *)message); return true;
+    case CAIRN_MSG_DONE:
+        cairn_cluster_calls_reply(session->cluster, session->seat, frame->request, CAIRN_OK, "");
+        return true;
+    case CAIRN_MSG_ERROR:
+        cairn_cluster_calls_reply(session->cluster, session->seat, frame->request,
+                                  cairn_status_known(error->status) && error->status != CAIRN_OK
+                                      ? (cairn_status)error->status
+                                      : CAIRN_ERR_INTERNAL,
+                                  error->text);
+        return true;
+    case CAIRN_MSG_REDUCED: return on_reduced(session, (const Cairn__Reduced *)message);
+    case CAIRN_MSG_ANSWER: return on_answer(session, (const Cairn__Answer *)message);
+    case CAIRN_MSG_PUBLISHED: on_published(session, (const Cairn__Published *)message); return true;
+    case CAIRN_MSG_SNAPSHOT_PART:
+        on_snapshot_part(session, (const Cairn__SnapshotPart *)message);
+        return true;
+    default: return false;
+    }
+}

@@ -1,0 +1,180 @@
+/* What workers and readers say. */
+#include <inttypes.h>
+
+#include "server/coordinator/cluster.h"
+
+/* The member that a request is of; without one it is answered here. */
+static struct cairn_cluster_member *attached(struct cairn_cluster_session *session,
+                                             uint32_t request, uint64_t job_id)
+{
+    struct cairn_cluster_member *member = cairn_cluster_member_find(session, job_id);
+    if (member != NULL && member->phase == CAIRN_MEMBER_EXPELLED) {
+        cairn_cluster_session_error(session, request, member->expelled, member->expelled_why.text);
+        return NULL;
+    }
+    if (member == NULL || member->phase != CAIRN_MEMBER_ATTACHED) {
+        cairn_cluster_session_error(session, request, CAIRN_ERR_NOT_READY,
+                                    "the job is not open on this connection: open it first");
+        return NULL;
+    }
+    if (member->job->state == CAIRN_CLUSTER_JOB_LOST) {
+        cairn_cluster_session_error(session, request, CAIRN_ERR_JOB_LOST, member->job->lost.text);
+        return NULL;
+    }
+    return member;
+}
+
+static struct cairn_cluster_member *attached_worker(struct cairn_cluster_session *session,
+                                                    uint32_t request, uint64_t job_id)
+{
+    struct cairn_cluster_member *member = attached(session, request, job_id);
+    if (member == NULL || member->role == CAIRN_ROLE_WIRE_WORKER) return member;
+    cairn_cluster_session_error(session, request, CAIRN_ERR_REFUSED,
+                                "a reader contributes to no round");
+    return NULL;
+}
+
+static void on_init_done(struct cairn_cluster_session *session, uint32_t request,
+                         const Cairn__InitDone *message)
+{
+    struct cairn_cluster_member *member = attached_worker(session, request, message->job);
+    if (member == NULL) return;
+    if (member->job->initialized) {
+        cairn_cluster_session_done(session, request);
+        return;
+    }
+    member->init_request = request;
+    if (!message->source) return;
+    member->job->seal_wanted = true;
+    cairn_cluster_job_try_seal(member->job);
+}
+
+static void on_round_begin(struct cairn_cluster_session *session, uint32_t request,
+                           const Cairn__RoundBegin *message)
+{
+    struct cairn_cluster_member *member = attached_worker(session, request, message->job);
+    if (member == NULL) return;
+    member->begin_request = request;
+    const struct cairn_round_event begin = { .kind = CAIRN_ROUND_WORKER_BEGIN,
+                                             .member = member->id };
+    cairn_cluster_job_event(member->job, &begin);
+}
+
+static void on_round_commit(struct cairn_cluster_session *session, uint32_t request,
+                            const Cairn__RoundCommit *message)
+{
+    struct cairn_cluster_member *member = attached_worker(session, request, message->job);
+    if (member == NULL) return;
+    member->commit_request = request;
+    member->commit_round = message->round;
+    const struct cairn_round_event commit = { .kind = CAIRN_ROUND_WORKER_COMMIT,
+                                              .member = member->id,
+                                              .round = message->round };
+    cairn_cluster_job_event(member->job, &commit);
+}
+
+static void on_version_wait(struct cairn_cluster_session *session, uint32_t request,
+                            const Cairn__VersionWait *message)
+{
+    struct cairn_cluster_member *member = attached(session, request, message->job);
+    if (member == NULL) return;
+    member->version_request = request;
+    member->version_wanted = (struct cairn_version) { message->generation, message->step };
+    cairn_cluster_members_answer_versions(member->job);
+}
+
+static void on_job_leave(struct cairn_cluster_session *session, const Cairn__JobLeave *message)
+{
+    struct cairn_cluster_member *member = cairn_cluster_member_find(session, message->job);
+    if (member != NULL) cairn_cluster_member_leave(member, "it closed the job");
+}
+
+/* Before the job is there, or all its shards know the member, the request to open waits. */
+static void describe_opening(const struct cairn_cluster_session *session,
+                             struct cairn_sentence *out)
+{
+    const struct cairn_cluster *cluster = session->cluster;
+    const uint32_t up = cairn_cluster_seats_up(cluster);
+    if (up < (uint64_t)cluster->options->shards) {
+        const uint64_t more = (uint64_t)cluster->options->shards - up;
+        cairn_sentence_set(out,
+                           "waiting for %" PRIu64 " more shard%s (%" PRIu32 " of %" PRId64 " up)",
+                           more, more == 1 ? "" : "s", up, cluster->options->shards);
+        return;
+    }
+    cairn_sentence_set(out, "waiting for the shards to make room for the job");
+}
+
+static void on_who_is_awaited(struct cairn_cluster_session *session, uint32_t request,
+                              const Cairn__WhoIsAwaited *message)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(session->cluster, message->job);
+    struct cairn_sentence text;
+    for (struct cairn_cluster_member *m = session->members; m != NULL && job == NULL;
+         m = m->next_of_session) {
+        if (m->job == NULL && m->phase == CAIRN_MEMBER_WAITING) {
+            job = cairn_cluster_job_find(session->cluster, m->job_name);
+        }
+    }
+    if (job != NULL) {
+        cairn_cluster_job_waiting(job, &text);
+    } else {
+        describe_opening(session, &text);
+    }
+    Cairn__Awaited awaited = CAIRN__AWAITED__INIT;
+    awaited.text = text.text;
+    cairn_cluster_session_send(session, CAIRN_MSG_AWAITED, request, &awaited.base);
+}
+
+/* From a worker: at once, or when it is committed. */
+static void on_snapshot_create(struct cairn_cluster_session *session, uint32_t request,
+                               const Cairn__SnapshotCreate *message)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_find(session->cluster, message->job);
+    struct cairn_sentence why;
+    cairn_status status = CAIRN_ERR_NOT_FOUND;
+    cairn_sentence_set(&why, "there is no job %s", message->job);
+    if (job != NULL)
+        status = cairn_cluster_cut_begin(job, true, session, request, message->wait, &why);
+    if (status != CAIRN_OK) cairn_cluster_session_error(session, request, status, why.text);
+}
+
+bool cairn_cluster_handle_worker(struct cairn_cluster_session *session,
+                                 const struct cairn_frame *frame, const ProtobufCMessage *message)
+{
+    const uint32_t request = frame->request;
+    switch (frame->type) {
+    case CAIRN_MSG_HEARTBEAT: return true;
+    case CAIRN_MSG_PAGE:
+        cairn_cluster_member_page(session, request, (const Cairn__Page *)message);
+        return true;
+    case CAIRN_MSG_JOB_LEAVE: on_job_leave(session, (const Cairn__JobLeave *)message); return true;
+    default: break;
+    }
+    if (request == 0) return false; // the rest are requests
+    switch (frame->type) {
+    case CAIRN_MSG_JOB_OPEN:
+        cairn_cluster_member_open(session, request, (const Cairn__JobOpen *)message);
+        break;
+    case CAIRN_MSG_INIT_DONE:
+        on_init_done(session, request, (const Cairn__InitDone *)message);
+        break;
+    case CAIRN_MSG_ROUND_BEGIN:
+        on_round_begin(session, request, (const Cairn__RoundBegin *)message);
+        break;
+    case CAIRN_MSG_ROUND_COMMIT:
+        on_round_commit(session, request, (const Cairn__RoundCommit *)message);
+        break;
+    case CAIRN_MSG_VERSION_WAIT:
+        on_version_wait(session, request, (const Cairn__VersionWait *)message);
+        break;
+    case CAIRN_MSG_WHO_IS_AWAITED:
+        on_who_is_awaited(session, request, (const Cairn__WhoIsAwaited *)message);
+        break;
+    case CAIRN_MSG_SNAPSHOT_CREATE:
+        on_snapshot_create(session, request, (const Cairn__SnapshotCreate *)message);
+        break;
+    default: return false;
+    }
+    return true;
+}

@@ -1,0 +1,431 @@
+/* What jobs there are: made, found again after a start, initialized, lost, dropped. */
+#include <inttypes.h>
+#include <sodium.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/wire/plan.h"
+#include "proto/wire/snapshot_file.h"
+#include "server/base/log.h"
+#include "server/coordinator/cluster.h"
+
+struct cairn_cluster_job *cairn_cluster_job_find(struct cairn_cluster *cluster, const char *name)
+{
+    struct cairn_cluster_job *job = cluster->jobs;
+    while (job != NULL && strcmp(job->spec.name, name) != 0) job = job->next;
+    return job;
+}
+
+struct cairn_cluster_job *cairn_cluster_job_by_id(struct cairn_cluster *cluster, uint64_t id)
+{
+    struct cairn_cluster_job *job = cluster->jobs;
+    while (job != NULL && job->id != id) job = job->next;
+    return job;
+}
+
+void cairn_cluster_job_link(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_job **at = &job->cluster->jobs;
+    while (*at != NULL && strcmp((*at)->spec.name, job->spec.name) < 0) at = &(*at)->next;
+    job->next = *at;
+    *at = job;
+}
+
+void cairn_cluster_job_unlink(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_job **at = &job->cluster->jobs;
+    while (*at != NULL && *at != job) at = &(*at)->next;
+    if (*at == job) *at = job->next;
+}
+
+const char *cairn_cluster_job_state_name(const struct cairn_cluster_job *job)
+{
+    switch (job->state) {
+    case CAIRN_CLUSTER_JOB_CREATING: return job->restoring ? "restoring" : "creating";
+    case CAIRN_CLUSTER_JOB_INITIALIZING: return "initializing";
+    case CAIRN_CLUSTER_JOB_RUNNING: return "running";
+    case CAIRN_CLUSTER_JOB_LOST: return "lost";
+    }
+    return "?";
+}
+
+struct cairn_version cairn_cluster_job_version(const struct cairn_cluster_job *job)
+{
+    const struct cairn_version base = { job->generation, job->base_step };
+    if (job->core == NULL) return base;
+    const struct cairn_version now = cairn_round_version(job->core);
+    return now.generation < base.generation ? base : now;
+}
+
+bool cairn_cluster_shard_infos_init(struct cairn_cluster_shard_infos *infos,
+                                    const struct cairn_cluster_job *job)
+{
+    const uint32_t count = job->layout->shard_count;
+    infos->infos = calloc(count, sizeof *infos->infos);
+    infos->list = calloc(count, sizeof *infos->list);
+    if (infos->infos == NULL || infos->list == NULL) {
+        cairn_cluster_shard_infos_release(infos);
+        return false;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        const struct cairn_cluster_seat *seat = job->shards[i].seat;
+        Cairn__ShardInfo *info = &infos->infos[i];
+        cairn__shard_info__init(info);
+        info->index = i;
+        info->name = seat->name;
+        if (seat->session != NULL) {
+            info->fabric_address.data = seat->fabric_address;
+            info->fabric_address.len = seat->fabric_address_bytes;
+        }
+        infos->list[i] = info;
+    }
+    return true;
+}
+
+void cairn_cluster_shard_infos_release(struct cairn_cluster_shard_infos *infos)
+{
+    free(infos->infos);
+    free(infos->list);
+}
+
+void cairn_cluster_job_free(struct cairn_cluster_job *job)
+{
+    while (job->members != NULL) cairn_cluster_member_free(job->members);
+    cairn_cluster_job_core_close(job);
+    cairn_spec_release(&job->spec);
+    cairn_layout_close(job->layout);
+    free(job->spec_bytes);
+    free(job->layout_bytes);
+    free(job->shards);
+    free(job);
+}
+
+void cairn_cluster_job_send_drop(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
+                                 uint64_t job_id)
+{
+    Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
+    drop.job = job_id;
+    if (++cluster->next_request == 0) cluster->next_request = 1;
+    // Its Done is nobody's: a job that could not be dropped is dropped at the next Hello.
+    cairn_cluster_session_send(seat->session, CAIRN_MSG_JOB_DROP, cluster->next_request,
+                               &drop.base);
+}
+
+static void drop_on_shards(struct cairn_cluster_job *job)
+{
+    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+        cairn_cluster_job_send_drop(job->cluster, job->shards[i].seat, job->id);
+    }
+}
+
+void cairn_cluster_job_drop(struct cairn_cluster_job *job)
+{
+    struct cairn_sentence why;
+    if (job->state != CAIRN_CLUSTER_JOB_CREATING) {
+        const cairn_status status = cairn_store_drop_job(job->cluster->store, job->id, &why);
+        if (status != CAIRN_OK) cairn_log_error("job %s: %s", job->spec.name, why.text);
+    }
+    drop_on_shards(job);
+    cairn_cluster_job_unlink(job);
+    cairn_cluster_job_free(job);
+}
+
+void cairn_cluster_job_lose(struct cairn_cluster_job *job, const char *format, ...)
+{
+    va_list args;
+    char what[CAIRN_SENTENCE_BYTES / 2];
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    cairn_sentence_set(&job->lost,
+                       "lost: %s; restore a snapshot with `cairn snapshot restore --job %s ...`",
+                       what, job->spec.name);
+    job->state = CAIRN_CLUSTER_JOB_LOST;
+    cairn_log_error("job %s is %s", job->spec.name, job->lost.text);
+    cairn_cluster_cut_abort(job, job->lost.text);
+    for (struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
+        cairn_cluster_member_fail_requests(m, CAIRN_ERR_JOB_LOST, job->lost.text);
+    }
+}
+
+/* ---- making one ---- */
+
+/* What an element costs its shard: master, sum, two published versions, the optimizer's planes. */
+static uint32_t elem_weight(const struct cairn_job_spec_data *spec, size_t tensor)
+{
+    const struct cairn_tensor_spec *t = &spec->tensors[tensor];
+    uint32_t bytes = (uint32_t)(4 + 2 * cairn_dtype_bytes(t->wire));
+    if (t->kind != CAIRN_TRAINED) return bytes;
+    bytes += 4;
+    const uint32_t planes = cairn_snapshot_planes(spec, tensor);
+    for (int p = CAIRN_PLANE_EXP_AVG; p < CAIRN_PLANE_COUNT; p++) {
+        if (planes & (1u << p)) bytes += 4;
+    }
+    return bytes;
+}
+
+struct cairn_layout_tensor *cairn_cluster_layout_tensors_of(const struct cairn_job_spec_data *spec)
+{
+    struct cairn_layout_tensor *tensors = calloc(spec->tensor_count + 1, sizeof *tensors);
+    if (tensors == NULL) return NULL;
+    for (size_t i = 0; i < spec->tensor_count; i++) {
+        tensors[i].name = spec->tensors[i].name;
+        tensors[i].unit = spec->tensors[i].unit;
+        tensors[i].shape = spec->tensors[i].shape;
+        tensors[i].elem_bytes = elem_weight(spec, i);
+    }
+    return tensors;
+}
+
+static cairn_status plan_layout(struct cairn_cluster_job *job, uint32_t shard_count)
+{
+    struct cairn_layout_tensor *tensors = cairn_cluster_layout_tensors_of(&job->spec);
+    if (tensors == NULL) return CAIRN_ERR_NO_MEMORY;
+    const struct cairn_plan_request request = { .tensors = tensors,
+                                                .tensor_count = (uint32_t)job->spec.tensor_count,
+                                                .shard_count = shard_count,
+                                                .spread = job->spec.spread };
+    struct cairn_plan_report report;
+    const cairn_status status = cairn_plan_make(&request, &job->layout, &report);
+    free(tensors);
+    if (status != CAIRN_OK) return status;
+    job->heaviest_over_mean = report.heaviest_over_mean;
+    job->layout_bytes_len = cairn_layout_encoded_bytes(job->layout);
+    job->layout_bytes = malloc(job->layout_bytes_len);
+    if (job->layout_bytes == NULL) return CAIRN_ERR_NO_MEMORY;
+    cairn_layout_encode(job->layout, job->layout_bytes);
+    return CAIRN_OK;
+}
+
+/* The first of the shards that are up, by name. */
+static cairn_status choose_shards(struct cairn_cluster_job *job, uint32_t shard_count)
+{
+    job->shards = calloc(shard_count, sizeof *job->shards);
+    if (job->shards == NULL) return CAIRN_ERR_NO_MEMORY;
+    uint32_t count = 0;
+    for (struct cairn_cluster_seat *s = job->cluster->seats; s != NULL && count < shard_count;
+         s = s->next) {
+        if (s->session != NULL) job->shards[count++].seat = s;
+    }
+    return count == shard_count ? CAIRN_OK : CAIRN_ERR_NOT_READY;
+}
+
+struct cairn_cluster_job *cairn_cluster_job_plan(struct cairn_cluster *cluster,
+                                                 const struct cairn_job_spec_data *spec,
+                                                 struct cairn_sentence *why)
+{
+    const uint32_t shard_count = (uint32_t)cluster->options->shards;
+    struct cairn_cluster_job *job = calloc(1, sizeof *job);
+    cairn_status status = CAIRN_ERR_NO_MEMORY;
+    if (job != NULL) {
+        job->cluster = cluster;
+        job->state = CAIRN_CLUSTER_JOB_CREATING;
+        job->generation = 1;
+        cairn_spec_init(&job->spec);
+        randombytes_buf(&job->id, sizeof job->id);
+        job->id |= 1; // never 0
+        status = cairn_spec_copy(spec, &job->spec);
+    }
+    if (status == CAIRN_OK) {
+        status = cairn_spec_pack(&job->spec, &job->spec_bytes, &job->spec_bytes_len);
+    }
+    if (status == CAIRN_OK) status = choose_shards(job, shard_count);
+    if (status == CAIRN_OK) status = plan_layout(job, shard_count);
+    if (status == CAIRN_OK) return job;
+    if (status == CAIRN_ERR_NOT_READY) {
+        cairn_sentence_set(why, "%" PRIu32 " shards are needed, %" PRIu32 " are up", shard_count,
+                           cairn_cluster_seats_up(cluster));
+    } else {
+        cairn_sentence_set(why, "planning job %s: %s", spec->name, cairn_status_text(status));
+    }
+    if (job != NULL) cairn_cluster_job_free(job);
+    return NULL;
+}
+
+struct cairn_cluster_gather *
+cairn_cluster_job_send_create(struct cairn_cluster_job *job,
+                              const struct cairn_cluster_job_load *load,
+                              cairn_cluster_gather_fn on_done, void *context)
+{
+    struct cairn_cluster_gather *gather = cairn_cluster_gather_open(job->cluster, on_done, context);
+    if (gather == NULL) return NULL;
+    Cairn__Decision last = CAIRN__DECISION__INIT;
+    Cairn__JobCreate create = CAIRN__JOB_CREATE__INIT;
+    create.job = job->id;
+    create.generation = load->version.generation;
+    create.step = load->version.step;
+    create.epoch = job->epoch;
+    create.spec_bytes = job->spec_bytes_len;
+    create.layout_bytes = job->layout_bytes_len;
+    create.member_max = (uint32_t)job->cluster->options->workers_max;
+    create.snapshot_path = (char *)(uintptr_t)(load->snapshot_path != NULL ? load->snapshot_path
+                                                                           : "");
+    if (load->last != NULL) {
+        cairn_cluster_decision_to_message(load->last, &last);
+        create.last = &last;
+    }
+    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+        struct cairn_cluster_seat *seat = job->shards[i].seat;
+        const uint32_t request = cairn_cluster_gather_ask(gather, seat);
+        if (request == 0) continue;
+        create.shard_index = i;
+        job->shards[i].incarnation = seat->incarnation;
+        cairn_cluster_session_send(seat->session, CAIRN_MSG_JOB_CREATE, request, &create.base);
+        cairn_cluster_session_pages(seat->session, request, CAIRN_PAGE_SPEC, job->spec_bytes,
+                                    job->spec_bytes_len);
+        cairn_cluster_session_pages(seat->session, request, CAIRN_PAGE_LAYOUT, job->layout_bytes,
+                                    job->layout_bytes_len);
+    }
+    return gather;
+}
+
+cairn_status cairn_cluster_job_store(struct cairn_cluster_job *job, struct cairn_sentence *why)
+{
+    const uint32_t count = job->layout->shard_count;
+    const char **names = calloc(count, sizeof *names);
+    if (names == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    for (uint32_t i = 0; i < count; i++) names[i] = job->shards[i].seat->name;
+    const struct cairn_stored_job row = { .name = job->spec.name,
+                                          .spec = job->spec_bytes,
+                                          .spec_bytes = job->spec_bytes_len,
+                                          .layout = job->layout_bytes,
+                                          .layout_bytes = job->layout_bytes_len,
+                                          .shards = names,
+                                          .shard_count = count,
+                                          .id = job->id,
+                                          .generation = job->generation,
+                                          .generation_reserved = job->generation_reserved,
+                                          .epoch = job->epoch,
+                                          .round_reserved = job->round_reserved,
+                                          .base_step = job->base_step,
+                                          .initialized = job->initialized };
+    const cairn_status status = cairn_store_put_job(job->cluster->store, &row, why);
+    free(names);
+    return status;
+}
+
+/* A creation's context is the job's number: the job may have been dropped meanwhile. */
+struct creation {
+    struct cairn_cluster *cluster;
+    uint64_t job;
+};
+
+static void on_created(void *context, cairn_status status, const char *text)
+{
+    const struct creation creation = *(struct creation *)context;
+    free(context);
+    struct cairn_cluster *cluster = creation.cluster;
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(cluster, creation.job);
+    struct cairn_sentence why;
+    if (cluster->closing || job == NULL) return;
+    cairn_sentence_set(&why, "job %s was not created: %s", job->spec.name, text);
+    if (status == CAIRN_OK) status = cairn_cluster_job_store(job, &why);
+    if (status == CAIRN_OK) {
+        job->state = CAIRN_CLUSTER_JOB_INITIALIZING;
+        status = cairn_cluster_job_core_open(job, &why);
+    }
+    if (status == CAIRN_OK) {
+        cairn_log_info("job %s created: %zu tensors over %" PRIu32 " shards, heaviest/mean %.3f",
+                       job->spec.name, job->spec.tensor_count, job->layout->shard_count,
+                       job->heaviest_over_mean);
+    } else {
+        char *name = strdup(job->spec.name);
+        cairn_log_warn("%s", why.text);
+        cairn_cluster_job_drop(job);
+        // A shard that went away: the openers wait for the next one.
+        if (name != NULL && status != CAIRN_ERR_CLOSED) {
+            cairn_cluster_job_openers_fail(cluster, name, status, why.text);
+        }
+        free(name);
+    }
+    cairn_cluster_openings_advance(cluster);
+}
+
+cairn_status cairn_cluster_job_create(struct cairn_cluster *cluster,
+                                      const struct cairn_job_spec_data *spec,
+                                      struct cairn_sentence *why)
+{
+    size_t count = 0;
+    for (const struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next) count++;
+    if (count >= CAIRN_JOBS_MAX) {
+        return cairn_fail(why, CAIRN_ERR_BUSY, "there are %zu jobs already", count);
+    }
+    struct cairn_cluster_job *job = cairn_cluster_job_plan(cluster, spec, why);
+    if (job == NULL) return CAIRN_ERR_NO_MEMORY;
+    struct creation *creation = calloc(1, sizeof *creation);
+    const struct cairn_cluster_job_load load = { .version = { job->generation, 0 } };
+    struct cairn_cluster_gather *gather =
+        creation == NULL ? NULL : cairn_cluster_job_send_create(job, &load, on_created, creation);
+    if (gather == NULL) {
+        free(creation);
+        cairn_cluster_job_free(job);
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+    }
+    *creation = (struct creation) { cluster, job->id };
+    cairn_cluster_job_link(job);
+    cairn_cluster_gather_start(gather);
+    return CAIRN_OK;
+}
+
+/* ---- initial state ---- */
+
+static void on_sealed(void *context, cairn_status status, const char *text)
+{
+    const struct creation creation = *(struct creation *)context;
+    free(context);
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(creation.cluster, creation.job);
+    struct cairn_sentence why;
+    if (creation.cluster->closing || job == NULL || !job->seal_running) return;
+    job->seal_running = false;
+    if (status == CAIRN_ERR_CLOSED) return; // sealed again when the shard is back
+    job->seal_wanted = false;
+    cairn_sentence_set(&why, "%s", text);
+    if (status == CAIRN_OK)
+        status = cairn_store_set_initialized(job->cluster->store, job->id, &why);
+    if (status != CAIRN_OK) {
+        cairn_log_warn("job %s is not initialized: %s", job->spec.name, why.text);
+        for (struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
+            if (m->init_request == 0) continue;
+            cairn_cluster_session_error(m->session, m->init_request, status, why.text);
+            m->init_request = 0;
+        }
+        return;
+    }
+    job->initialized = true;
+    job->state = CAIRN_CLUSTER_JOB_RUNNING;
+    cairn_log_info("job %s is initialized", job->spec.name);
+    const struct cairn_round_event ready = { .kind = CAIRN_ROUND_READY,
+                                             .version = { job->generation, job->base_step } };
+    cairn_cluster_job_event(job, &ready);
+    cairn_cluster_members_answer_init(job);
+    cairn_cluster_members_answer_versions(job);
+}
+
+void cairn_cluster_job_try_seal(struct cairn_cluster_job *job)
+{
+    if (!job->seal_wanted || job->seal_running || job->state != CAIRN_CLUSTER_JOB_INITIALIZING)
+        return;
+    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+        if (!job->shards[i].up) return;
+    }
+    struct creation *creation = calloc(1, sizeof *creation);
+    struct cairn_cluster_gather *gather =
+        creation == NULL ? NULL : cairn_cluster_gather_open(job->cluster, on_sealed, creation);
+    if (gather == NULL) {
+        free(creation);
+        return;
+    }
+    *creation = (struct creation) { job->cluster, job->id };
+    job->seal_running = true;
+    Cairn__JobSeal seal = CAIRN__JOB_SEAL__INIT;
+    seal.job = job->id;
+    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+        const uint32_t request = cairn_cluster_gather_ask(gather, job->shards[i].seat);
+        if (request == 0) continue;
+        cairn_cluster_session_send(job->shards[i].seat->session, CAIRN_MSG_JOB_SEAL, request,
+                                   &seal.base);
+    }
+    cairn_cluster_gather_start(gather);
+}

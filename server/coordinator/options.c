@@ -1,0 +1,31 @@
+/* The coordinator's configuration, as a table. */
+#include "server/coordinator/cluster.h"
+
+#define AT(member) offsetof(struct cairn_cluster_options, member)
+
+static const struct cairn_option table[] = {
+    { "cluster", "name", CAIRN_OPTION_STRING, AT(name), "cairn", 0, 0, "Name, for people." },
+    { "cluster", "shards", CAIRN_OPTION_INT, AT(shards), "1", 1, 4096,
+      "Shards that a job is spread over. A job is made when so many are up." },
+    { "store", "path", CAIRN_OPTION_PATH, AT(store_path), "coordinator", 0, 0,
+      "Data folder: jobs, layouts, epochs. One coordinator at a time." },
+    { "snapshots", "path", CAIRN_OPTION_PATH, AT(snapshots_path), "snapshots", 0, 0,
+      "Folder of snapshots; the shards write there too, so in a cluster it is shared." },
+    CAIRN_LISTENER_CONFIG(struct cairn_cluster_options, network, "127.0.0.1:7077"),
+    { "lease", "heartbeat", CAIRN_OPTION_DURATION, AT(heartbeat_ms), "1s", 10, 60000,
+      "How often members are told that the coordinator lives, and say so themselves." },
+    { "lease", "timeout", CAIRN_OPTION_DURATION, AT(lease_timeout_ms), "5s", 100, 600000,
+      "A member not heard of for so long is lost. At least twice the heartbeat." },
+    { "round", "step_deadline", CAIRN_OPTION_DURATION, AT(step_deadline_ms), "10min", 0, 86400000,
+      "A worker that has not committed so long after a round opened is dropped. 0: never." },
+    { "round", "workers_max", CAIRN_OPTION_INT, AT(workers_max), "64", 1, 65536,
+      "Workers of a job at a time. Shards reserve memory for so many." },
+    { "log", "level", CAIRN_OPTION_STRING, AT(log_level), "info", 0, 0,
+      "error, warn, info or debug." },
+};
+
+const struct cairn_option *cairn_cluster_option_table(size_t *option_count_out)
+{
+    *option_count_out = sizeof table / sizeof *table;
+    return table;
+}

@@ -1,0 +1,284 @@
+/* A snapshot becomes a job: checked on another thread, then made on the shards in a new generation.
+ *
+ *   check    manifest, files, cover, checksums; nothing is touched, a failure changes nothing
+ *   replace  the job's members are expelled, its body is planned anew over the shards there are, and
+ *            JobCreate names the folder; from here on a failure leaves the job lost, and says so
+ *   done     durable, the core READY at the snapshot's version with the payload of its last decision */
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/wire/snapshot_io.h"
+#include "server/base/log.h"
+#include "server/coordinator/cut.h"
+
+struct cairn_cluster_restore {
+    struct cairn_cluster_work work;
+    struct cairn_cluster *cluster;
+    struct cairn_cluster_waiter *waiter;
+    uint64_t job_id; /* once it is linked */
+    cairn_status status;
+    struct cairn_sentence why;
+    struct cairn_cluster_restore *next;
+    /* owned */
+    char *folder;
+    char *job_name; /* under which name; NULL = the snapshot's */
+    struct cairn_manifest manifest;
+};
+
+static void free_restore(struct cairn_cluster_restore *restore)
+{
+    struct cairn_cluster_restore **at = &restore->cluster->restores;
+    while (*at != NULL && *at != restore) at = &(*at)->next;
+    if (*at == restore) *at = restore->next;
+    while (restore->waiter != NULL) {
+        cairn_cluster_waiters_forget(&restore->waiter, restore->waiter->session);
+    }
+    cairn_manifest_release(&restore->manifest);
+    free(restore->folder);
+    free(restore->job_name);
+    free(restore);
+}
+
+static void end_restore(struct cairn_cluster_restore *restore, cairn_status status,
+                        const char *text)
+{
+    if (status != CAIRN_OK) {
+        cairn_log_warn("restore of %s failed: %s", restore->folder, text);
+        cairn_cluster_waiters_fail(&restore->waiter, status, text);
+    } else {
+        Cairn__SnapshotStatus message;
+        const char *slash = strrchr(restore->folder, '/');
+        cairn_cluster_manifest_to_status(&restore->manifest,
+                                         slash == NULL ? restore->folder : slash + 1,
+                                         restore->folder, &message);
+        message.job = restore->manifest.spec.name;
+        cairn_log_info("job %s restored from %s at step %" PRIu64, message.job, restore->folder,
+                       message.step);
+        cairn_cluster_waiters_answer(&restore->waiter, CAIRN_MSG_SNAPSHOT_STATUS, &message.base);
+    }
+    struct cairn_cluster *cluster = restore->cluster;
+    free_restore(restore);
+    cairn_cluster_openings_advance(cluster);
+}
+
+/* ---- check, on another thread ---- */
+
+static void check(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    struct cairn_snapshot snapshot;
+    restore->status = cairn_snapshot_open(restore->folder, &snapshot, &restore->why);
+    if (restore->status != CAIRN_OK) return;
+    restore->status = cairn_snapshot_verify(&snapshot, &restore->why);
+    if (restore->status == CAIRN_OK) {
+        restore->manifest = snapshot.manifest; // moves
+        cairn_manifest_init(&snapshot.manifest);
+    }
+    cairn_snapshot_close(&snapshot);
+}
+
+/* ---- replace, on the loop ---- */
+
+static void on_loaded(void *context, cairn_status status, const char *text)
+{
+    struct cairn_cluster_restore *restore = context;
+    struct cairn_cluster *cluster = restore->cluster;
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(cluster, restore->job_id);
+    struct cairn_sentence why;
+    if (cluster->closing || job == NULL) {
+        free_restore(restore);
+        return;
+    }
+    cairn_sentence_set(&why, "%s", text);
+    if (status == CAIRN_OK) {
+        job->initialized = true;
+        status = cairn_cluster_job_store(job, &why);
+    }
+    if (status == CAIRN_OK) {
+        job->state = CAIRN_CLUSTER_JOB_RUNNING;
+        status = cairn_cluster_job_core_open(job, &why);
+    }
+    job->restoring = false;
+    if (status != CAIRN_OK && job->generation_reserved != 0) {
+        cairn_cluster_job_lose(job, "restoring %s failed (%s)", restore->folder, why.text);
+    } else if (status != CAIRN_OK) { // there was none before
+        cairn_cluster_job_drop(job);
+    }
+    end_restore(restore, status, why.text);
+}
+
+/* What stays of the job that was: its number, its epochs and rounds, and no generation twice. */
+static cairn_status inherit(struct cairn_cluster_job *body, struct cairn_cluster_job *old,
+                            const struct cairn_manifest *m, struct cairn_sentence *why)
+{
+    uint64_t newest = m->generation;
+    if (old != NULL) {
+        if (old->generation > newest) newest = old->generation;
+        if (old->generation_reserved > newest) newest = old->generation_reserved;
+        body->id = old->id;
+        body->epoch = old->epoch;
+        body->round_reserved = old->round_reserved;
+        body->generation_reserved = newest + 1;
+    }
+    body->generation = newest + 1;
+    body->base_step = m->step;
+    body->restoring = true;
+    if (old == NULL) return CAIRN_OK;
+    const cairn_status status = cairn_store_reserve_generation(old->cluster->store, old->id,
+                                                               body->generation, why);
+    return status == CAIRN_ERR_NOT_FOUND ? CAIRN_OK : status; // lost before it was ever stored
+}
+
+static bool in_layout(const struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat)
+{
+    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+        if (job->shards[i].seat == seat) return true;
+    }
+    return false;
+}
+
+static void remove_old(struct cairn_cluster_job *old, const struct cairn_cluster_job *body,
+                       const char *folder)
+{
+    struct cairn_sentence text;
+    cairn_sentence_set(&text, "job %s was restored from %s: open it again", old->spec.name, folder);
+    while (old->members != NULL)
+        cairn_cluster_member_expel(old->members, CAIRN_ERR_FENCED, text.text);
+    for (uint32_t i = 0; i < old->layout->shard_count; i++) {
+        struct cairn_cluster_seat *seat = old->shards[i].seat;
+        if (!in_layout(body, seat)) cairn_cluster_job_send_drop(old->cluster, seat, old->id);
+    }
+    cairn_cluster_job_unlink(old);
+    cairn_cluster_job_free(old);
+}
+
+static cairn_status replace(struct cairn_cluster_restore *restore, struct cairn_sentence *why)
+{
+    struct cairn_cluster *cluster = restore->cluster;
+    struct cairn_manifest *m = &restore->manifest;
+    if (restore->job_name != NULL && cairn_spec_set_name(&m->spec, restore->job_name) != CAIRN_OK) {
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    }
+    struct cairn_cluster_job *old = cairn_cluster_job_find(cluster, m->spec.name);
+    if (old != NULL && (old->cut != NULL || old->state == CAIRN_CLUSTER_JOB_CREATING)) {
+        return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being saved, made or restored",
+                          m->spec.name);
+    }
+    if (m->spec.workers_min > cluster->options->workers_max) {
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "the job wants %" PRIu32 " workers, raise round.workers_max",
+                          m->spec.workers_min);
+    }
+    struct cairn_cluster_job *body = cairn_cluster_job_plan(cluster, &m->spec, why);
+    if (body == NULL) return CAIRN_ERR_NOT_READY;
+    cairn_status status = inherit(body, old, m, why);
+    if (status != CAIRN_OK) {
+        cairn_cluster_job_free(body);
+        return status;
+    }
+    const struct cairn_decision last = { .kind = CAIRN_DECISION_NONE,
+                                         .version_after = { body->generation, m->step },
+                                         .payload = m->payload,
+                                         .payload_bytes = m->payload_bytes };
+    const struct cairn_cluster_job_load load = { .snapshot_path = restore->folder,
+                                                 .version = { body->generation, m->step },
+                                                 .last = &last };
+    if (old != NULL) remove_old(old, body, restore->folder);
+    cairn_cluster_job_link(body);
+    restore->job_id = body->id;
+    struct cairn_cluster_gather *gather = cairn_cluster_job_send_create(body, &load, on_loaded,
+                                                                        restore);
+    if (gather == NULL) {
+        cairn_cluster_job_lose(body, "no memory to restore it");
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    }
+    cairn_cluster_gather_start(gather);
+    return CAIRN_OK;
+}
+
+static void on_checked(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    struct cairn_sentence why = restore->why;
+    if (work->cluster->closing) {
+        free_restore(restore);
+        return;
+    }
+    cairn_status status = restore->status;
+    if (status == CAIRN_OK) status = replace(restore, &why);
+    if (status != CAIRN_OK) end_restore(restore, status, why.text);
+}
+
+/* ---- the request ---- */
+
+static cairn_status judge(struct cairn_cluster_restore *restore,
+                          const Cairn__SnapshotRestore *message, struct cairn_sentence *why)
+{
+    uint64_t generation, step;
+    char resolved[PATH_MAX];
+    const bool by_id = message->id[0] != '\0';
+    if (by_id == (message->path[0] != '\0')) {
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "give a snapshot's id or its folder, one of them");
+    }
+    if (message->job[0] != '\0' && !cairn_job_name_ok(message->job)) {
+        return cairn_fail(why, CAIRN_ERR_INVALID, "\"%s\" is not a name of a job", message->job);
+    }
+    if (by_id &&
+        (message->job[0] == '\0' || !cairn_snapshot_id_parse(message->id, &generation, &step))) {
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "a snapshot's id goes with its job's name and looks like "
+                          "step-000000012000-g1, not \"%s\"",
+                          message->id);
+    }
+    const int n = by_id ? snprintf(resolved, sizeof resolved, "%s/%s/%s",
+                                   restore->cluster->snapshots_path, message->job, message->id)
+                        : snprintf(resolved, sizeof resolved, "%s", message->path);
+    if (n < 0 || (size_t)n >= sizeof resolved) {
+        return cairn_fail(why, CAIRN_ERR_INVALID, "the path is too long");
+    }
+    restore->folder = realpath(resolved, NULL);
+    if (restore->folder == NULL) {
+        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "there is no snapshot %s", resolved);
+    }
+    if (message->job[0] == '\0') return CAIRN_OK;
+    restore->job_name = strdup(message->job);
+    return restore->job_name != NULL ? CAIRN_OK : cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+}
+
+void cairn_cluster_restore_begin(struct cairn_cluster_session *session, uint32_t request,
+                                 const Cairn__SnapshotRestore *message)
+{
+    struct cairn_sentence why;
+    struct cairn_cluster_restore *restore = calloc(1, sizeof *restore);
+    if (restore == NULL) {
+        cairn_cluster_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
+        return;
+    }
+    restore->cluster = session->cluster;
+    cairn_manifest_init(&restore->manifest);
+    restore->work.run = check;
+    restore->work.done = on_checked;
+    restore->next = session->cluster->restores;
+    session->cluster->restores = restore;
+    cairn_status status = judge(restore, message, &why);
+    if (status == CAIRN_OK &&
+        (!cairn_cluster_waiters_add(&restore->waiter, session, request) ||
+         !cairn_cluster_work_start(&restore->work, session->cluster, NULL, 0))) {
+        status = cairn_fail(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+    }
+    if (status == CAIRN_OK) return;
+    cairn_cluster_session_error(session, request, status, why.text);
+    free_restore(restore);
+}
+
+void cairn_cluster_restores_forget(struct cairn_cluster *cluster,
+                                   const struct cairn_cluster_session *session)
+{
+    for (struct cairn_cluster_restore *r = cluster->restores; r != NULL; r = r->next) {
+        cairn_cluster_waiters_forget(&r->waiter, session);
+    }
+}

@@ -1,0 +1,438 @@
+/* The world of a job's core: tells it what happens, does what it says, in its order. */
+#include <assert.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/wire/optimizer.h"
+#include "server/base/log.h"
+#include "server/coordinator/cluster.h"
+
+void cairn_cluster_decision_to_message(const struct cairn_decision *decision, Cairn__Decision *out)
+{
+    cairn__decision__init(out);
+    if (decision == NULL) return;
+    out->kind = decision->kind;
+    out->round = decision->round;
+    out->generation = decision->version_after.generation;
+    out->step = decision->version_after.step;
+    out->payload.data = (uint8_t *)(uintptr_t)decision->payload;
+    out->payload.len = decision->payload_bytes;
+}
+
+cairn_status cairn_cluster_decision_of_message(const Cairn__Decision *message,
+                                               struct cairn_decision *out)
+{
+    struct cairn_payload head;
+    if (message->kind > CAIRN_DECISION_ABANDON) return CAIRN_ERR_MALFORMED;
+    if (message->payload.len > 0 &&
+        cairn_payload_decode(message->payload.data, message->payload.len, &head) != CAIRN_OK) {
+        return CAIRN_ERR_MALFORMED;
+    }
+    *out = (struct cairn_decision) { .kind = (enum cairn_decision_kind)message->kind,
+                                     .round = message->round,
+                                     .version_after = { message->generation, message->step },
+                                     .payload = message->payload.data,
+                                     .payload_bytes = message->payload.len };
+    return CAIRN_OK;
+}
+
+/* ---- a core ---- */
+
+static cairn_status fill_groups(struct cairn_cluster_job *job, struct cairn_sentence *why)
+{
+    const struct cairn_job_spec_data *spec = &job->spec;
+    job->groups = calloc(spec->group_count + 1, sizeof *job->groups);
+    if (job->groups == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    for (size_t i = 0; i < spec->group_count; i++) {
+        const char *field = "";
+        const cairn_status status = cairn_group_hyper_of_spec(&spec->groups[i], &job->groups[i],
+                                                              &field);
+        if (status != CAIRN_OK) {
+            return cairn_fail(why, status, "group %s: %s is not valid", spec->groups[i].name,
+                              field);
+        }
+    }
+    return CAIRN_OK;
+}
+
+static struct cairn_round_config core_config(const struct cairn_cluster_job *job)
+{
+    const struct cairn_cluster_options *options = job->cluster->options;
+    return (struct cairn_round_config) {
+        .shard_count = job->layout->shard_count,
+        .member_max = (uint32_t)options->workers_max,
+        .workers_min = job->spec.workers_min,
+        .step_deadline_ms = (uint64_t)options->step_deadline_ms,
+        .groups = job->groups,
+        .group_count = (uint32_t)job->spec.group_count,
+        .clip_norm = job->spec.clip_norm,
+        .loss_scale = job->spec.loss_scale,
+        .fail_nonfinite = job->spec.on_nonfinite == CAIRN_NONFINITE_FAIL,
+        .epoch = job->epoch,
+        .round_reserved = job->round_reserved,
+    };
+}
+
+/* Shards that took their part and are still the same process. */
+static void announce_shards(struct cairn_cluster_job *job)
+{
+    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+        struct cairn_cluster_job_shard *s = &job->shards[i];
+        if (s->incarnation == 0 || s->seat->session == NULL) continue;
+        if (s->seat->incarnation != s->incarnation) continue;
+        s->up = true;
+        (void)cairn_cluster_job_shard_moved(s);
+        const struct cairn_round_event up = { .kind = CAIRN_ROUND_SHARD_UP, .shard = i };
+        cairn_cluster_job_event(job, &up);
+    }
+}
+
+cairn_status cairn_cluster_job_core_open(struct cairn_cluster_job *job, struct cairn_sentence *why)
+{
+    cairn_status status = fill_groups(job, why);
+    if (status != CAIRN_OK) return status;
+    const struct cairn_round_config config = core_config(job);
+    const size_t bytes = cairn_round_bytes(&config);
+    if (bytes == 0) {
+        return cairn_fail(
+            why, CAIRN_ERR_INVALID,
+            "job %s: workers_min %" PRIu32 " does not go with round.workers_max %" PRId64,
+            job->spec.name, job->spec.workers_min, job->cluster->options->workers_max);
+    }
+    job->actions.capacity = cairn_round_actions_max(&config);
+    job->actions.list = calloc(job->actions.capacity, sizeof *job->actions.list);
+    job->core_memory = malloc(bytes);
+    if (job->actions.list == NULL || job->core_memory == NULL) {
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the rounds of job %s",
+                          job->spec.name);
+    }
+    job->core = cairn_round_init(job->core_memory, &config);
+    if (job->initialized) {
+        const struct cairn_round_event ready = { .kind = CAIRN_ROUND_READY,
+                                                 .version = { job->generation, job->base_step } };
+        cairn_cluster_job_event(job, &ready);
+    }
+    announce_shards(job);
+    return CAIRN_OK;
+}
+
+void cairn_cluster_job_core_close(struct cairn_cluster_job *job)
+{
+    job->core = NULL;
+    free(job->core_memory);
+    free(job->actions.list);
+    free(job->groups);
+    job->core_memory = NULL;
+    job->actions.list = NULL;
+    job->groups = NULL;
+}
+
+/* ---- to the shards ---- */
+
+void cairn_cluster_job_send_all(struct cairn_cluster_job *job, uint16_t type,
+                                const ProtobufCMessage *message)
+{
+    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+        if (job->shards[i].up)
+            cairn_cluster_session_send(job->shards[i].seat->session, type, 0, message);
+    }
+}
+
+static void send_fence(struct cairn_cluster_job *job, const struct cairn_round_action *action)
+{
+    Cairn__Fence fence = CAIRN__FENCE__INIT;
+    fence.job = job->id;
+    fence.epoch = action->epoch;
+    cairn_log_info("job %s: epoch %" PRIu64 ", because %s", job->spec.name, action->epoch,
+                   job->epoch_reason.text[0] != '\0' ? job->epoch_reason.text
+                                                     : "the members changed");
+    cairn_cluster_job_send_all(job, CAIRN_MSG_FENCE, &fence.base);
+}
+
+static void send_resolve(struct cairn_cluster_job *job, const struct cairn_round_action *action)
+{
+    Cairn__Decision decision;
+    Cairn__Resolve resolve = CAIRN__RESOLVE__INIT;
+    cairn_cluster_decision_to_message(action->decision, &decision);
+    resolve.job = job->id;
+    resolve.epoch = action->epoch;
+    resolve.decision = &decision;
+    cairn_cluster_job_send_all(job, CAIRN_MSG_RESOLVE, &resolve.base);
+}
+
+static void send_open(struct cairn_cluster_job *job, const struct cairn_round_action *action)
+{
+    Cairn__RoundOpen open = CAIRN__ROUND_OPEN__INIT;
+    open.job = job->id;
+    open.epoch = action->epoch;
+    open.round = action->round;
+    open.generation = action->version.generation;
+    open.step = action->version.step;
+    open.members = (uint64_t *)(uintptr_t)action->members;
+    open.n_members = action->member_count;
+    cairn_log_debug("job %s: round %" PRIu64 " of step %" PRIu64 " open for %" PRIu32 " workers",
+                    job->spec.name, action->round, action->version.step, action->member_count);
+    cairn_cluster_job_send_all(job, CAIRN_MSG_ROUND_OPEN, &open.base);
+}
+
+static void send_decide(struct cairn_cluster_job *job, const struct cairn_round_action *action)
+{
+    Cairn__Decision decision;
+    Cairn__Decide decide = CAIRN__DECIDE__INIT;
+    cairn_cluster_decision_to_message(action->decision, &decision);
+    decide.job = job->id;
+    decide.epoch = action->epoch;
+    decide.decision = &decision;
+    cairn_log_debug("job %s: round %" PRIu64 " decided: %s", job->spec.name, decision.round,
+                    decision.kind == CAIRN_DECISION_APPLY ? "apply" : "skip");
+    cairn_cluster_job_send_all(job, CAIRN_MSG_DECIDE, &decide.base);
+}
+
+/* ---- to the workers ---- */
+
+static void send_opened(struct cairn_cluster_job *job, const struct cairn_round_action *action)
+{
+    struct cairn_cluster_member *member = cairn_cluster_job_member(job, action->member);
+    if (member == NULL || member->begin_request == 0) return; // it asks again after a reconnect
+    Cairn__RoundOpened opened = CAIRN__ROUND_OPENED__INIT;
+    opened.job = job->id;
+    opened.epoch = action->epoch;
+    opened.round = action->round;
+    opened.generation = action->version.generation;
+    opened.step = action->version.step;
+    opened.rank = action->rank;
+    opened.world = action->world;
+    opened.loss_scale = action->loss_scale;
+    cairn_cluster_session_send(member->session, CAIRN_MSG_ROUND_OPENED, member->begin_request,
+                               &opened.base);
+    member->begin_request = 0;
+}
+
+static void fill_result(const struct cairn_cluster_job *job,
+                        const struct cairn_round_action *action, Cairn__RoundResult *result,
+                        struct cairn_sentence *text)
+{
+    struct cairn_payload head = { .clip_scale = 1 };
+    const struct cairn_decision *decision = action->decision;
+    text->text[0] = '\0';
+    result->job = job->id;
+    result->round = action->round;
+    result->status = action->status;
+    result->generation = action->version.generation;
+    result->step = action->version.step;
+    result->text = text->text;
+    if (action->status == CAIRN_ERR_EPOCH_CHANGED) {
+        cairn_sentence_set(text, "round %" PRIu64 " is void: %s; recompute the step", action->round,
+                           job->epoch_reason.text[0] != '\0' ? job->epoch_reason.text
+                                                             : "the members changed");
+        return;
+    }
+    if (decision == NULL || decision->payload_bytes == 0) return;
+    if (cairn_payload_decode(decision->payload, decision->payload_bytes, &head) != CAIRN_OK) return;
+    result->applied = decision->kind == CAIRN_DECISION_APPLY;
+    result->finite = head.finite;
+    result->grad_norm = head.grad_norm;
+    result->clip_scale = head.clip_scale;
+    result->lr = head.lr;
+    if (action->status == CAIRN_ERR_NONFINITE) {
+        cairn_sentence_set(text,
+                           "a gradient of round %" PRIu64
+                           " is not finite and the job's policy is to fail; nothing was applied",
+                           action->round);
+    }
+}
+
+static void send_result(struct cairn_cluster_job *job, const struct cairn_round_action *action)
+{
+    struct cairn_cluster_member *member = cairn_cluster_job_member(job, action->member);
+    if (member == NULL) return;
+    uint32_t request = 0;
+    if (member->commit_request != 0 && member->commit_round == action->round) {
+        request = member->commit_request;
+        member->commit_request = 0;
+    } else if (action->status != CAIRN_ERR_EPOCH_CHANGED) {
+        return; // nobody asked: it asks again
+    }
+    Cairn__RoundResult result = CAIRN__ROUND_RESULT__INIT;
+    struct cairn_sentence text;
+    fill_result(job, action, &result, &text);
+    cairn_cluster_session_send(member->session, CAIRN_MSG_ROUND_RESULT, request, &result.base);
+}
+
+static const char *name_of_rank(const struct cairn_cluster_job *job,
+                                const struct cairn_cluster_member *other)
+{
+    for (const struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
+        const bool worker = m->role == CAIRN_ROLE_WIRE_WORKER;
+        if (m != other && worker && m->rank == other->rank && m->phase == CAIRN_MEMBER_ATTACHED) {
+            return m->session->name;
+        }
+    }
+    return "another worker";
+}
+
+static void fence_worker(struct cairn_cluster_job *job, const struct cairn_round_action *action)
+{
+    struct cairn_cluster_member *member = cairn_cluster_job_member(job, action->member);
+    struct cairn_sentence text;
+    if (member == NULL) return;
+    cairn_status status = CAIRN_ERR_FENCED;
+    if (action->status == CAIRN_ERR_TIMEOUT) {
+        cairn_sentence_set(&text,
+                           "no commit of round %" PRIu64 " within round.step_deadline (%" PRId64
+                           " ms); open the job again",
+                           action->round, job->cluster->options->step_deadline_ms);
+        cairn_sentence_set(&job->epoch_reason, "worker %s (rank %" PRIu32 ") passed its deadline",
+                           member->session->name, member->rank);
+    } else if (action->status == CAIRN_ERR_BUSY) {
+        status = CAIRN_ERR_BUSY;
+        cairn_sentence_set(&text, "job %s has round.workers_max workers (%" PRId64 ")",
+                           job->spec.name, job->cluster->options->workers_max);
+    } else {
+        const char *newer = name_of_rank(job, member);
+        cairn_sentence_set(&text, "%s attached as rank %" PRIu32 " of job %s and takes its place",
+                           newer, member->rank, job->spec.name);
+        cairn_sentence_set(&job->epoch_reason, "%s took the place of %s (rank %" PRIu32 ")", newer,
+                           member->session->name, member->rank);
+    }
+    cairn_cluster_member_expel(member, status, text.text);
+}
+
+/* ---- one event ---- */
+
+static void act(struct cairn_cluster_job *job, const struct cairn_round_action *action)
+{
+    switch (action->kind) {
+    case CAIRN_ROUND_PERSIST:
+        job->epoch = action->epoch;
+        job->round_reserved = action->round_reserved;
+        job->persist_waits = job->persist_new = true;
+        break;
+    case CAIRN_ROUND_FENCE: send_fence(job, action); break;
+    case CAIRN_ROUND_RESOLVE: send_resolve(job, action); break;
+    case CAIRN_ROUND_OPEN_SEND: send_open(job, action); break;
+    case CAIRN_ROUND_DECIDE: send_decide(job, action); break;
+    case CAIRN_ROUND_PIN_SEND:
+        cairn_cluster_cut_on_pin(job, action->snapshot, action->version);
+        break;
+    case CAIRN_ROUND_WORKER_OPENED: send_opened(job, action); break;
+    case CAIRN_ROUND_WORKER_RESULT: send_result(job, action); break;
+    case CAIRN_ROUND_WORKER_FENCE: fence_worker(job, action); break;
+    case CAIRN_ROUND_FAIL:
+        cairn_cluster_job_lose(job, "%s: %s", job->shards[action->shard].seat->name, action->why);
+        break;
+    }
+}
+
+static bool persist(struct cairn_cluster_job *job)
+{
+    struct cairn_sentence why;
+    job->persist_new = false;
+    const cairn_status status = cairn_store_set_epoch(job->cluster->store, job->id, job->epoch,
+                                                      job->round_reserved, &why);
+    if (status == CAIRN_OK) {
+        job->persist_waits = false;
+        return true;
+    }
+    cairn_log_error("job %s waits: epoch %" PRIu64 " cannot be stored: %s", job->spec.name,
+                    job->epoch, why.text);
+    return false;
+}
+
+void cairn_cluster_job_event(struct cairn_cluster_job *job, const struct cairn_round_event *event)
+{
+    if (job->core == NULL || job->state == CAIRN_CLUSTER_JOB_LOST) return;
+    assert(!job->in_event);
+    job->in_event = true;
+    struct cairn_round_event next = *event;
+    for (;;) {
+        job->actions.count = 0;
+        cairn_round_on_event(job->core, &next, &job->actions);
+        for (size_t i = 0; i < job->actions.count && job->state != CAIRN_CLUSTER_JOB_LOST; i++) {
+            act(job, &job->actions.list[i]);
+        }
+        if (!job->persist_new || job->state == CAIRN_CLUSTER_JOB_LOST || !persist(job)) break;
+        next = (struct cairn_round_event) { .kind = CAIRN_ROUND_PERSISTED, .epoch = job->epoch };
+    }
+    job->in_event = false;
+    const struct cairn_version now = cairn_cluster_job_version(job);
+    if (now.generation != job->version_told.generation || now.step != job->version_told.step) {
+        job->version_told = now;
+        cairn_cluster_members_answer_versions(job);
+    }
+}
+
+void cairn_cluster_job_tick(struct cairn_cluster_job *job, uint64_t now_ms)
+{
+    const struct cairn_round_event tick = { .kind = CAIRN_ROUND_TICK, .now_ms = now_ms };
+    cairn_cluster_job_event(job, &tick);
+    if (!job->persist_waits || job->core == NULL || job->state == CAIRN_CLUSTER_JOB_LOST) return;
+    if (!persist(job)) return; // a full disk: again with the next tick
+    const struct cairn_round_event done = { .kind = CAIRN_ROUND_PERSISTED, .epoch = job->epoch };
+    cairn_cluster_job_event(job, &done);
+}
+
+/* The core says "shard 2" and "worker of rank 1"; people know names. */
+static void add_name(const struct cairn_cluster_job *job, bool is_shard, unsigned long number,
+                     struct cairn_sentence *out)
+{
+    const char *name = NULL;
+    if (is_shard && number < job->layout->shard_count) name = job->shards[number].seat->name;
+    for (const struct cairn_cluster_member *m = job->members; m != NULL && !is_shard;
+         m = m->next_of_job) {
+        if (m->role == CAIRN_ROLE_WIRE_WORKER && m->rank == number) name = m->session->name;
+    }
+    if (name == NULL) {
+        cairn_sentence_add(out, "%s %lu", is_shard ? "shard" : "worker of rank", number);
+    } else if (is_shard) {
+        cairn_sentence_add(out, "shard %s", name);
+    } else {
+        cairn_sentence_add(out, "worker %s of rank %lu", name, number);
+    }
+}
+
+static void put_names(const struct cairn_cluster_job *job, const char *text,
+                      struct cairn_sentence *out)
+{
+    static const char shard[] = "shard ", worker[] = "worker of rank ";
+    out->text[0] = '\0';
+    while (*text != '\0') {
+        const bool is_shard = strncmp(text, shard, sizeof shard - 1) == 0;
+        const bool is_worker = strncmp(text, worker, sizeof worker - 1) == 0;
+        const char *number = text + (is_shard ? sizeof shard : sizeof worker) - 1;
+        if ((is_shard || is_worker) && *number >= '0' && *number <= '9') {
+            char *end;
+            add_name(job, is_shard, strtoul(number, &end, 10), out);
+            text = end;
+        } else {
+            cairn_sentence_add(out, "%c", *text++);
+        }
+    }
+}
+
+void cairn_cluster_job_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+{
+    struct cairn_sentence core = { "" };
+    out->text[0] = '\0';
+    if (job->state == CAIRN_CLUSTER_JOB_LOST) {
+        cairn_sentence_set(out, "%s", job->lost.text);
+        return;
+    }
+    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+        if (job->shards[i].seat->session != NULL) continue;
+        cairn_sentence_set(out, "shard %s (it is away)", job->shards[i].seat->name);
+        return;
+    }
+    if (job->state == CAIRN_CLUSTER_JOB_CREATING) {
+        cairn_sentence_set(out, "the shards to %s",
+                           job->restoring ? "load the snapshot" : "make room");
+    } else if (!job->initialized) {
+        cairn_sentence_set(out, "the initial state, from the worker of rank 0");
+    } else if (job->persist_waits) {
+        cairn_sentence_set(out, "the coordinator's disk");
+    } else {
+        cairn_round_waiting(job->core, &core);
+        put_names(job, core.text, out);
+    }
+}

@@ -1,0 +1,383 @@
+/* Connections: who speaks, whether it lives, and which shard is which. */
+#include <inttypes.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/fabric/fabric.h"
+#include "server/base/log.h"
+#include "server/base/notify.h"
+#include "server/coordinator/cluster.h"
+
+void cairn_cluster_session_send(struct cairn_cluster_session *session, uint16_t type,
+                                uint32_t request, const ProtobufCMessage *message)
+{
+    if (session == NULL || session->closing) return;
+    // On failure the connection is being closed by the listener, with a reason: on_gone follows.
+    if (cairn_peer_send(session->peer, type, request, message) != CAIRN_OK) session->closing = true;
+}
+
+void cairn_cluster_session_error(struct cairn_cluster_session *session, uint32_t request,
+                                 cairn_status status, const char *text)
+{
+    Cairn__Error error = CAIRN__ERROR__INIT;
+    error.status = status;
+    error.text = (char *)(uintptr_t)text;
+    cairn_cluster_session_send(session, CAIRN_MSG_ERROR, request, &error.base);
+}
+
+void cairn_cluster_session_done(struct cairn_cluster_session *session, uint32_t request)
+{
+    const Cairn__Done done = CAIRN__DONE__INIT;
+    cairn_cluster_session_send(session, CAIRN_MSG_DONE, request, &done.base);
+}
+
+struct page_target {
+    struct cairn_cluster_session *session;
+    uint32_t request;
+};
+static cairn_status send_page(void *context, const Cairn__Page *page)
+{
+    struct page_target *target = context;
+    cairn_cluster_session_send(target->session, CAIRN_MSG_PAGE, target->request, &page->base);
+    return target->session->closing ? CAIRN_ERR_CLOSED : CAIRN_OK;
+}
+void cairn_cluster_session_pages(struct cairn_cluster_session *session, uint32_t request,
+                                 enum cairn_page_what what, const uint8_t *bytes, size_t bytes_len)
+{
+    struct page_target target = { session, request };
+    if (session->closing) return;
+    const cairn_status status = cairn_paged_send(what, bytes, bytes_len, send_page, &target);
+    if (status != CAIRN_OK) session->closing = true;
+}
+
+/* ---- seats ---- */
+
+uint32_t cairn_cluster_seats_up(const struct cairn_cluster *cluster)
+{
+    uint32_t count = 0;
+    for (const struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next) {
+        count += s->session != NULL;
+    }
+    return count;
+}
+
+uint64_t cairn_cluster_seat_address_hash(const struct cairn_cluster_seat *seat)
+{
+    uint64_t hash[2];
+    crypto_generichash((unsigned char *)hash, sizeof hash, seat->fabric_address,
+                       seat->fabric_address_bytes, NULL, 0);
+    return hash[0] | 1;
+}
+
+struct cairn_cluster_seat *cairn_cluster_seat_get(struct cairn_cluster *cluster, const char *name)
+{
+    size_t count = 0;
+    struct cairn_cluster_seat **at = &cluster->seats;
+    for (; *at != NULL && strcmp((*at)->name, name) < 0; at = &(*at)->next) count++;
+    if (*at != NULL && strcmp((*at)->name, name) == 0) return *at;
+    for (const struct cairn_cluster_seat *s = *at; s != NULL; s = s->next) count++;
+    if (count >= CAIRN_SEATS_MAX) return NULL;
+    struct cairn_cluster_seat *seat = calloc(1, sizeof *seat);
+    if (seat == NULL || (seat->name = strdup(name)) == NULL) {
+        free(seat);
+        return NULL;
+    }
+    cairn__shard_stats__init(&seat->stats);
+    seat->since_ms = uv_now(cluster->loop);
+    seat->next = *at;
+    *at = seat;
+    return seat;
+}
+
+static bool job_uses(const struct cairn_cluster *cluster, const struct cairn_cluster_seat *seat)
+{
+    for (const struct cairn_cluster_job *job = cluster->jobs; job != NULL; job = job->next) {
+        for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+            if (job->shards[i].seat == seat) return true;
+        }
+    }
+    return cluster->restores != NULL; // a body that is not linked yet may hold it
+}
+
+/* One that went and that nobody needs is forgotten, so that passing strangers leave nothing. */
+static void drop_unused_seat(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
+{
+    if (seat->session != NULL || job_uses(cluster, seat)) return;
+    struct cairn_cluster_seat **at = &cluster->seats;
+    while (*at != seat) at = &(*at)->next;
+    *at = seat->next;
+    free(seat->fabric_address);
+    free(seat->name);
+    free(seat);
+}
+
+static void tell_supervisor(const struct cairn_cluster *cluster)
+{
+    char text[96];
+    snprintf(text, sizeof text, "%" PRIu32 " of %" PRId64 " shards up",
+             cairn_cluster_seats_up(cluster), cluster->options->shards);
+    cairn_notify_status(text);
+}
+
+static void leave_seat(struct cairn_cluster_session *session, const char *why)
+{
+    struct cairn_cluster_seat *seat = session->seat;
+    if (seat == NULL) return;
+    session->seat = NULL;
+    seat->session = NULL;
+    seat->since_ms = uv_now(session->cluster->loop);
+    cairn__shard_stats__init(&seat->stats);
+    cairn_log_info("shard %s is away (%s)", seat->name, why);
+    cairn_cluster_calls_seat_gone(session->cluster, seat);
+    cairn_cluster_jobs_seat_down(session->cluster, seat);
+    drop_unused_seat(session->cluster, seat);
+    tell_supervisor(session->cluster);
+}
+
+/* ---- Hello ---- */
+
+static bool name_ok(const char *name)
+{
+    const size_t length = strlen(name);
+    if (length == 0 || length > CAIRN_NAME_MAX) return false;
+    for (size_t i = 0; i < length; i++) {
+        if ((unsigned char)name[i] < 0x20 || name[i] == 0x7f) return false;
+    }
+    return true;
+}
+
+static cairn_status judge_hello(const struct cairn_cluster *cluster, const Cairn__Hello *hello,
+                                struct cairn_sentence *why)
+{
+    if (hello->protocol != CAIRN_CONTROL_PROTOCOL) {
+        return cairn_fail(why, CAIRN_ERR_VERSION,
+                          "this coordinator (%s) speaks control protocol %d, not %" PRIu32
+                          "; run the same version on both sides",
+                          CAIRN_VERSION, CAIRN_CONTROL_PROTOCOL, hello->protocol);
+    }
+    if (hello->role < CAIRN_ROLE_WIRE_WORKER || hello->role > CAIRN_ROLE_WIRE_ADMIN) {
+        return cairn_fail(why, CAIRN_ERR_PROTOCOL, "there is no role %" PRIu32, hello->role);
+    }
+    if (!name_ok(hello->name)) {
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "a name is 1 to %d bytes without control characters", CAIRN_NAME_MAX);
+    }
+    if (hello->fabric_address.len > CAIRN_FABRIC_ADDRESS_MAX) {
+        return cairn_fail(why, CAIRN_ERR_PROTOCOL, "the fabric address is too long");
+    }
+    if (hello->role == CAIRN_ROLE_WIRE_SHARD && !cairn_job_name_ok(hello->name)) {
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "a shard's name may have letters, digits, '.', '_' and '-' only");
+    }
+    (void)cluster;
+    return CAIRN_OK;
+}
+
+static void free_session(struct cairn_cluster_session *session)
+{
+    free(session->fabric_address);
+    free(session->name);
+    free(session);
+}
+
+static struct cairn_cluster_session *
+make_session(struct cairn_cluster *cluster, struct cairn_peer *peer, const Cairn__Hello *hello)
+{
+    struct cairn_cluster_session *session = calloc(1, sizeof *session);
+    if (session == NULL) return NULL;
+    session->cluster = cluster;
+    session->peer = peer;
+    session->role = hello->role;
+    session->incarnation = hello->incarnation;
+    session->name = strdup(hello->name);
+    session->fabric_address_bytes = hello->fabric_address.len;
+    session->fabric_address = malloc(hello->fabric_address.len + 1);
+    session->since_ms = session->last_frame_ms = uv_now(cluster->loop);
+    if (session->name == NULL || session->fabric_address == NULL) {
+        free_session(session);
+        return NULL;
+    }
+    if (hello->fabric_address.len > 0) {
+        memcpy(session->fabric_address, hello->fabric_address.data, hello->fabric_address.len);
+    }
+    return session;
+}
+
+/* A shard takes its seat; whoever sat there is an older process or a connection that died unseen. */
+static bool take_seat(struct cairn_cluster_session *session, const Cairn__Hello *hello)
+{
+    struct cairn_cluster *cluster = session->cluster;
+    struct cairn_cluster_seat *seat = cairn_cluster_seat_get(cluster, session->name);
+    uint8_t *address = malloc(session->fabric_address_bytes + 1);
+    if (seat == NULL || address == NULL) {
+        free(address);
+        return false;
+    }
+    if (seat->session != NULL) {
+        struct cairn_cluster_session *older = seat->session;
+        cairn_cluster_session_error(older, 0, CAIRN_ERR_FENCED,
+                                    "another shard of this name connected; names must be unique");
+        older->closing = true;
+        cairn_peer_finish(older->peer, CAIRN_ERR_FENCED, "shard %s connected again", seat->name);
+        seat->session = NULL; // the seat stays, whatever leave_seat would think of it
+        older->seat = NULL;
+        cairn_cluster_calls_seat_gone(cluster, seat);
+        cairn_cluster_jobs_seat_down(cluster, seat);
+    }
+    memcpy(address, session->fabric_address, session->fabric_address_bytes);
+    free(seat->fabric_address);
+    seat->fabric_address = address;
+    seat->fabric_address_bytes = session->fabric_address_bytes;
+    seat->incarnation = session->incarnation;
+    seat->since_ms = session->since_ms;
+    seat->session = session;
+    session->seat = seat;
+    cairn_log_info("shard %s is up at %s (%" PRIu32 " of %" PRId64 ")", seat->name,
+                   cairn_peer_name(session->peer), cairn_cluster_seats_up(cluster),
+                   cluster->options->shards);
+    tell_supervisor(cluster);
+    cairn_cluster_jobs_seat_up(cluster, seat, hello);
+    return true;
+}
+
+static void welcome(struct cairn_cluster_session *session, uint32_t request)
+{
+    const struct cairn_cluster *cluster = session->cluster;
+    Cairn__Welcome message = CAIRN__WELCOME__INIT;
+    message.cluster = cluster->options->name;
+    message.coordinator_incarnation = cairn_store_incarnation(cluster->store);
+    message.heartbeat_ms = (uint32_t)cluster->options->heartbeat_ms;
+    message.lease_ms = (uint32_t)cluster->options->lease_timeout_ms;
+    cairn_cluster_session_send(session, CAIRN_MSG_WELCOME, request, &message.base);
+}
+
+static void on_hello(struct cairn_cluster *cluster, struct cairn_peer *peer,
+                     const struct cairn_frame *frame)
+{
+    struct cairn_sentence why;
+    Cairn__Hello *hello = (Cairn__Hello *)cairn_message_unpack(
+        &cairn__hello__descriptor, frame->payload, frame->payload_bytes);
+    if (hello == NULL) {
+        cairn_peer_close(peer, CAIRN_ERR_PROTOCOL, "malformed Hello");
+        return;
+    }
+    const cairn_status status = judge_hello(cluster, hello, &why);
+    struct cairn_cluster_session *session = NULL;
+    if (status == CAIRN_OK) session = make_session(cluster, peer, hello);
+    if (session == NULL) {
+        Cairn__Error error = CAIRN__ERROR__INIT;
+        error.status = (int32_t)(status == CAIRN_OK ? CAIRN_ERR_NO_MEMORY : status);
+        error.text = status == CAIRN_OK ? (char *)(uintptr_t) "no memory" : why.text;
+        if (cairn_peer_send(peer, CAIRN_MSG_ERROR, frame->request, &error.base) == CAIRN_OK) {
+            cairn_peer_finish(peer, (cairn_status)error.status, "%s", error.text);
+        }
+        cairn_message_free(&hello->base);
+        return;
+    }
+    cairn_peer_admit(peer);
+    cairn_peer_set_context(peer, session);
+    session->next = cluster->sessions;
+    cluster->sessions = session;
+    welcome(session, frame->request);
+    cairn_log_debug("%s %s connected from %s", cairn_role_name(session->role), session->name,
+                    cairn_peer_name(peer));
+    if (session->role == CAIRN_ROLE_WIRE_SHARD && !take_seat(session, hello)) {
+        session->closing = true;
+        cairn_peer_finish(peer, CAIRN_ERR_NO_MEMORY, "no place for another shard");
+    }
+    cairn_message_free(&hello->base);
+    cairn_cluster_openings_advance(cluster);
+}
+
+/* ---- frames ---- */
+
+static void handle(struct cairn_cluster_session *session, const struct cairn_frame *frame,
+                   const ProtobufCMessage *message)
+{
+    bool known = false;
+    switch (session->role) {
+    case CAIRN_ROLE_WIRE_WORKER:
+    case CAIRN_ROLE_WIRE_READER:
+        known = cairn_cluster_handle_worker(session, frame, message);
+        break;
+    case CAIRN_ROLE_WIRE_SHARD: known = cairn_cluster_handle_shard(session, frame, message); break;
+    case CAIRN_ROLE_WIRE_ADMIN: known = cairn_cluster_handle_admin(session, frame, message); break;
+    default: break;
+    }
+    if (known || session->closing) return;
+    session->closing = true;
+    cairn_peer_close(session->peer, CAIRN_ERR_PROTOCOL, "%s may not send %s",
+                     cairn_role_name(session->role), cairn_message_name(frame->type));
+}
+
+void cairn_cluster_session_on_frame(struct cairn_peer *peer, const struct cairn_frame *frame,
+                                    void *context)
+{
+    struct cairn_cluster *cluster = context;
+    struct cairn_cluster_session *session = cairn_peer_context(peer);
+    if (cluster->closing) return;
+    if (session == NULL) {
+        on_hello(cluster, peer, frame);
+        return;
+    }
+    if (session->closing) return;
+    session->last_frame_ms = uv_now(cluster->loop);
+    const ProtobufCMessageDescriptor *type = cairn_message_type(frame->type);
+    ProtobufCMessage *message =
+        type == NULL ? NULL : cairn_message_unpack(type, frame->payload, frame->payload_bytes);
+    if (message == NULL) {
+        session->closing = true;
+        cairn_peer_close(peer, CAIRN_ERR_MALFORMED, "malformed %s from %s",
+                         cairn_message_name(frame->type), session->name);
+        return;
+    }
+    handle(session, frame, message);
+    cairn_message_free(message);
+}
+
+static void forget_waits(struct cairn_cluster_session *session)
+{
+    for (struct cairn_cluster_job *job = session->cluster->jobs; job != NULL; job = job->next) {
+        cairn_cluster_cut_forget(job, session);
+    }
+    cairn_cluster_restores_forget(session->cluster, session);
+    cairn_cluster_works_forget(session->cluster, session);
+}
+
+void cairn_cluster_session_on_gone(struct cairn_peer *peer, cairn_status status, const char *why,
+                                   void *context)
+{
+    struct cairn_cluster *cluster = context;
+    struct cairn_cluster_session *session = cairn_peer_context(peer);
+    (void)status;
+    if (session == NULL) return;
+    struct cairn_cluster_session **at = &cluster->sessions;
+    while (*at != session) at = &(*at)->next;
+    *at = session->next;
+    session->closing = true;
+    forget_waits(session);
+    while (session->members != NULL) cairn_cluster_member_leave(session->members, why);
+    leave_seat(session, why);
+    free_session(session);
+    if (!cluster->closing) cairn_cluster_openings_advance(cluster);
+}
+
+void cairn_cluster_sessions_tick(struct cairn_cluster *cluster, uint64_t now_ms, uint64_t away_ms)
+{
+    const Cairn__Heartbeat beat = CAIRN__HEARTBEAT__INIT;
+    for (struct cairn_cluster_session *s = cluster->sessions; s != NULL; s = s->next) {
+        if (s->closing) continue;
+        cairn_cluster_session_send(s, CAIRN_MSG_HEARTBEAT, 0, &beat.base);
+        // We were stopped ourselves: what they sent meanwhile waits in the sockets.
+        s->last_frame_ms += away_ms;
+        if (s->last_frame_ms > now_ms) s->last_frame_ms = now_ms;
+        // An admin holds nothing; its program waits without speaking.
+        if (s->role == CAIRN_ROLE_WIRE_ADMIN) continue;
+        if (now_ms - s->last_frame_ms < (uint64_t)cluster->options->lease_timeout_ms) continue;
+        s->closing = true;
+        cairn_peer_close(s->peer, CAIRN_ERR_TIMEOUT, "nothing heard for %" PRIu64 " ms",
+                         now_ms - s->last_frame_ms);
+    }
+}

@@ -1,0 +1,186 @@
+/* The snapshots in the store folder, read on another thread. Only committed ones have a manifest. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/wire/snapshot_io.h"
+#include "server/coordinator/cut.h"
+
+#define SNAPSHOTS_MAX 1000 /* in one answer: the newest */
+
+struct found {
+    char *id, *folder; /* owned */
+    struct cairn_manifest manifest;
+};
+
+struct listing {
+    struct cairn_cluster_work work;
+    cairn_status status;
+    struct cairn_sentence why;
+    const char *root; /* the cluster's */
+    /* owned */
+    char *job;           /* NULL = of all */
+    char *id;            /* one alone; NULL = list */
+    struct found *found; /* [count] */
+    size_t count;
+};
+
+static void release_found(struct found *found)
+{
+    free(found->id);
+    free(found->folder);
+    cairn_manifest_release(&found->manifest);
+}
+
+static void free_listing(struct listing *listing)
+{
+    for (size_t i = 0; i < listing->count; i++) release_found(&listing->found[i]);
+    free(listing->found);
+    free(listing->job);
+    free(listing->id);
+    free(listing);
+}
+
+/* A manifest that cannot be read is not listed: show and restore say what is wrong with it. */
+static void on_snapshot(void *context, const char *job, const char *id, const char *folder)
+{
+    struct listing *listing = context;
+    (void)job;
+    if (listing->id != NULL && strcmp(listing->id, id) != 0) return;
+    struct found *f = &listing->found[listing->count];
+    struct cairn_sentence why;
+    cairn_manifest_init(&f->manifest);
+    const cairn_status status = cairn_manifest_load(folder, &f->manifest, &why);
+    if (status != CAIRN_OK) {
+        if (listing->id != NULL) {
+            listing->status = status;
+            listing->why = why;
+        }
+        return;
+    }
+    f->id = strdup(id);
+    f->folder = strdup(folder);
+    if (f->id == NULL || f->folder == NULL) {
+        release_found(f);
+        listing->status = cairn_fail(&listing->why, CAIRN_ERR_NO_MEMORY, "no memory");
+        return;
+    }
+    if (++listing->count < SNAPSHOTS_MAX) return;
+    release_found(&listing->found[0]);
+    memmove(listing->found, listing->found + 1, --listing->count * sizeof *listing->found);
+}
+
+static void read_store(struct cairn_cluster_work *work)
+{
+    struct listing *listing = (struct listing *)work;
+    listing->found = calloc(SNAPSHOTS_MAX + 1, sizeof *listing->found);
+    if (listing->found == NULL) {
+        listing->status = cairn_fail(&listing->why, CAIRN_ERR_NO_MEMORY, "no memory");
+        return;
+    }
+    struct cairn_sentence why;
+    const cairn_status status = cairn_snapshot_list(listing->root, listing->job, on_snapshot,
+                                                    listing, &why);
+    if (status == CAIRN_OK || listing->status != CAIRN_OK) return;
+    listing->status = status;
+    listing->why = why;
+}
+
+static void send_list(struct listing *listing)
+{
+    Cairn__SnapshotStatus *statuses = calloc(listing->count + 1, sizeof *statuses);
+    Cairn__SnapshotStatus **list = calloc(listing->count + 1, sizeof *list);
+    if (statuses != NULL && list != NULL) {
+        for (size_t i = 0; i < listing->count; i++) {
+            const struct found *f = &listing->found[i];
+            cairn_cluster_manifest_to_status(&f->manifest, f->id, f->folder, &statuses[i]);
+            list[i] = &statuses[i];
+        }
+        Cairn__SnapshotList message = CAIRN__SNAPSHOT_LIST__INIT;
+        message.snapshots = list;
+        message.n_snapshots = listing->count;
+        cairn_cluster_session_send(listing->work.session, CAIRN_MSG_SNAPSHOT_LIST,
+                                   listing->work.request, &message.base);
+    } else {
+        cairn_cluster_session_error(listing->work.session, listing->work.request,
+                                    CAIRN_ERR_NO_MEMORY, "no memory");
+    }
+    free(statuses);
+    free(list);
+}
+
+static void send_one(struct listing *listing)
+{
+    Cairn__SnapshotStatus status;
+    struct cairn_sentence why;
+    if (listing->count == 0) {
+        cairn_sentence_set(&why,
+                           "there is no committed snapshot %s of job %s; `cairn snapshot list`",
+                           listing->id, listing->job);
+        cairn_cluster_session_error(listing->work.session, listing->work.request,
+                                    CAIRN_ERR_NOT_FOUND, why.text);
+        return;
+    }
+    cairn_cluster_manifest_to_status(&listing->found->manifest, listing->found->id,
+                                     listing->found->folder, &status);
+    cairn_cluster_session_send(listing->work.session, CAIRN_MSG_SNAPSHOT_STATUS,
+                               listing->work.request, &status.base);
+}
+
+static void on_read(struct cairn_cluster_work *work)
+{
+    struct listing *listing = (struct listing *)work;
+    if (work->session != NULL) {
+        if (listing->status != CAIRN_OK) {
+            cairn_cluster_session_error(work->session, work->request, listing->status,
+                                        listing->why.text);
+        } else if (listing->id != NULL) {
+            send_one(listing);
+        } else {
+            send_list(listing);
+        }
+    }
+    free_listing(listing);
+}
+
+static void begin(struct cairn_cluster_session *session, uint32_t request, const char *job,
+                  const char *id)
+{
+    struct listing *listing = calloc(1, sizeof *listing);
+    bool whole = listing != NULL;
+    if (whole && job != NULL) whole = (listing->job = strdup(job)) != NULL;
+    if (whole && id != NULL) whole = (listing->id = strdup(id)) != NULL;
+    if (whole) {
+        listing->root = session->cluster->snapshots_path;
+        listing->work.run = read_store;
+        listing->work.done = on_read;
+        whole = cairn_cluster_work_start(&listing->work, session->cluster, session, request);
+    }
+    if (whole) return;
+    if (listing != NULL) free_listing(listing);
+    cairn_cluster_session_error(session, request, CAIRN_ERR_BUSY,
+                                "too many requests wait on this connection");
+}
+
+void cairn_cluster_snapshots_list(struct cairn_cluster_session *session, uint32_t request,
+                                  const char *job)
+{
+    if (*job != '\0' && !cairn_job_name_ok(job)) {
+        cairn_cluster_session_error(session, request, CAIRN_ERR_INVALID,
+                                    "that is not a name of a job");
+        return;
+    }
+    begin(session, request, *job == '\0' ? NULL : job, NULL);
+}
+
+void cairn_cluster_snapshots_show(struct cairn_cluster_session *session, uint32_t request,
+                                  const char *job, const char *id)
+{
+    uint64_t generation, step;
+    if (!cairn_job_name_ok(job) || !cairn_snapshot_id_parse(id, &generation, &step)) {
+        cairn_cluster_session_error(
+            session, request, CAIRN_ERR_INVALID,
+            "give a job's name and a snapshot's id, as `cairn snapshot list` does");
+        return;
+    }
+    begin(session, request, job, id);
+}

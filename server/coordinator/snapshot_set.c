@@ -1,0 +1,343 @@
+/* Cuts on the loop: begun, pinned by the core, gathered from the shards, answered. See cut.h. */
+#include <inttypes.h>
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "proto/wire/snapshot_io.h"
+#include "server/base/log.h"
+#include "server/coordinator/cut.h"
+
+static void free_cut(struct cairn_cluster_cut *cut)
+{
+    if (cut->job != NULL && cut->job->cut == cut) cut->job->cut = NULL;
+    cairn_manifest_release(&cut->manifest);
+    free(cut->folder);
+    free(cut->parts);
+    free(cut->nodes);
+    free(cut);
+}
+
+static void fail_cut(struct cairn_cluster_cut *cut, cairn_status status, const char *name,
+                     const char *text)
+{
+    if (cut->status != CAIRN_OK) return;
+    cut->status = status == CAIRN_OK ? CAIRN_ERR_INTERNAL : status;
+    cairn_sentence_set(&cut->why, "%s%s%s", name, *name == '\0' ? "" : ": ", text);
+}
+
+/* ---- the end ---- */
+
+static void answer(struct cairn_cluster_cut *cut)
+{
+    struct cairn_manifest *m = &cut->manifest;
+    if (!cut->is_snapshot) {
+        Cairn__JobDigest digest = CAIRN__JOB_DIGEST__INIT;
+        digest.generation = cut->version.generation;
+        digest.step = cut->version.step;
+        digest.root.data = m->content_root;
+        digest.root.len = sizeof m->content_root;
+        cairn_cluster_waiters_answer(&cut->at_end, CAIRN_MSG_JOB_DIGEST, &digest.base);
+        return;
+    }
+    Cairn__SnapshotStatus status;
+    cairn_cluster_manifest_to_status(m, cut->id, cut->folder, &status);
+    cairn_log_info("snapshot %s of job %s committed: %" PRIu32 " files, %" PRIu64 " bytes, %" PRIu64
+                   " ms",
+                   cut->id, cut->job->spec.name, status.files, status.bytes,
+                   uv_now(cut->work.cluster->loop) - cut->begun_ms);
+    cairn_cluster_waiters_answer(&cut->at_end, CAIRN_MSG_SNAPSHOT_STATUS, &status.base);
+}
+
+static void finish(struct cairn_cluster_cut *cut)
+{
+    if (cut->status == CAIRN_OK) {
+        answer(cut);
+    } else {
+        cairn_log_warn("%s of job %s failed: %s", cut->is_snapshot ? "snapshot" : "digest",
+                       cut->job->spec.name, cut->why.text);
+        cairn_cluster_waiters_fail(&cut->at_begin, cut->status, cut->why.text);
+        cairn_cluster_waiters_fail(&cut->at_end, cut->status, cut->why.text);
+    }
+    free_cut(cut);
+}
+
+static void on_worked(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_cut *cut = (struct cairn_cluster_cut *)work;
+    if (work->cluster->closing) {
+        free_cut(cut);
+        return;
+    }
+    finish(cut);
+}
+
+/* All parts are in or will never come: to the other thread. */
+static void finish_if_whole(struct cairn_cluster_cut *cut)
+{
+    const uint32_t count = cut->job->layout->shard_count;
+    if (cut->stage != CAIRN_CUT_PINNED) return;
+    for (uint32_t i = 0; i < count; i++) {
+        if (cut->parts[i] == CAIRN_PART_AWAITED) return;
+    }
+    cut->stage = CAIRN_CUT_WORKING;
+    cut->work.run = cairn_cluster_cut_work;
+    cut->work.done = on_worked;
+    if (cairn_cluster_work_start(&cut->work, cut->job->cluster, NULL, 0)) return;
+    fail_cut(cut, CAIRN_ERR_NO_MEMORY, "", "no thread for the snapshot");
+    finish(cut);
+}
+
+/* ---- parts ---- */
+
+static cairn_status take_nodes(struct cairn_cluster_cut *cut, const Cairn__SnapshotPart *part,
+                               struct cairn_sentence *why)
+{
+    if (part->n_digests > CAIRN_CUT_NODES_MAX - cut->node_count) {
+        return cairn_fail(why, CAIRN_ERR_PROTOCOL, "too many digests");
+    }
+    const size_t need = cut->node_count + part->n_digests;
+    if (need > cut->node_capacity) {
+        struct cairn_cluster_cut_node *more = realloc(cut->nodes, need * sizeof *more);
+        if (more == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for digests");
+        cut->nodes = more;
+        cut->node_capacity = need;
+    }
+    for (size_t i = 0; i < part->n_digests; i++) {
+        const Cairn__DigestNode *d = part->digests[i];
+        if (d->tensor >= cut->job->spec.tensor_count || d->plane >= CAIRN_PLANE_COUNT ||
+            d->hash.len != CAIRN_HASH_BYTES) {
+            return cairn_fail(why, CAIRN_ERR_PROTOCOL, "a digest of no tensor of this job");
+        }
+        struct cairn_cluster_cut_node *node = &cut->nodes[cut->node_count++];
+        *node = (struct cairn_cluster_cut_node) { d->tensor,
+                                                  d->plane,
+                                                  { d->level, d->index, { { 0 } } } };
+        memcpy(node->node.hash.byte, d->hash.data, CAIRN_HASH_BYTES);
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status take_files(struct cairn_cluster_cut *cut, const Cairn__SnapshotPart *part,
+                               struct cairn_sentence *why)
+{
+    for (size_t i = 0; i < part->n_files; i++) {
+        const Cairn__SnapshotFile *f = part->files[i];
+        if (!cut->is_snapshot || f->xxh3_128.len != 16) {
+            return cairn_fail(why, CAIRN_ERR_PROTOCOL, "a file that was not asked for");
+        }
+        const cairn_status status = cairn_manifest_add_file(&cut->manifest, f->path, f->bytes,
+                                                            f->xxh3_128.data);
+        if (status != CAIRN_OK)
+            return cairn_fail(why, status, "file %s: not a name of ours", f->path);
+        cut->bytes += f->bytes;
+    }
+    return CAIRN_OK;
+}
+
+/* Shards keep the same last decision, so their payloads are the same bytes. */
+static cairn_status take_payload(struct cairn_cluster_cut *cut, const Cairn__SnapshotPart *part,
+                                 bool is_first, struct cairn_sentence *why)
+{
+    struct cairn_manifest *m = &cut->manifest;
+    if (is_first) {
+        const cairn_status status = cairn_manifest_set_payload(m, part->payload.data,
+                                                               part->payload.len);
+        return status == CAIRN_OK ? status : cairn_fail(why, status, "the payload is too long");
+    }
+    if (part->payload.len == m->payload_bytes &&
+        (part->payload.len == 0 || memcmp(part->payload.data, m->payload, m->payload_bytes) == 0)) {
+        return CAIRN_OK;
+    }
+    return cairn_fail(why, CAIRN_ERR_PROTOCOL, "its last decision is another one than the others'");
+}
+
+static cairn_status take_part(struct cairn_cluster_cut *cut, const Cairn__SnapshotPart *part,
+                              bool is_first, struct cairn_sentence *why)
+{
+    if (part->status != CAIRN_OK) {
+        const int known = cairn_status_known(part->status);
+        return cairn_fail(why, known ? (cairn_status)part->status : CAIRN_ERR_INTERNAL, "%s",
+                          part->text);
+    }
+    if (part->generation != cut->version.generation || part->step != cut->version.step) {
+        return cairn_fail(why, CAIRN_ERR_PROTOCOL,
+                          "it is of step %" PRIu64 " (generation %" PRIu64
+                          "), the set of step %" PRIu64 " (%" PRIu64 ")",
+                          part->step, part->generation, cut->version.step, cut->version.generation);
+    }
+    cairn_status status = take_payload(cut, part, is_first, why);
+    if (status == CAIRN_OK) status = take_files(cut, part, why);
+    if (status == CAIRN_OK) status = take_nodes(cut, part, why);
+    return status;
+}
+
+void cairn_cluster_cut_on_part(struct cairn_cluster_job *job, uint32_t shard,
+                               const Cairn__SnapshotPart *part)
+{
+    struct cairn_cluster_cut *cut = job->cut;
+    struct cairn_sentence why;
+    if (cut == NULL || cut->number != part->snapshot || cut->stage != CAIRN_CUT_PINNED) return;
+    if (cut->parts[shard] != CAIRN_PART_AWAITED) return;
+    bool is_first = true;
+    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+        if (cut->parts[i] == CAIRN_PART_IN) is_first = false;
+    }
+    const cairn_status status = take_part(cut, part, is_first, &why);
+    cut->parts[shard] = status == CAIRN_OK ? CAIRN_PART_IN : CAIRN_PART_NONE;
+    if (status != CAIRN_OK) fail_cut(cut, status, job->shards[shard].seat->name, why.text);
+    finish_if_whole(cut);
+}
+
+void cairn_cluster_cut_shard_gone(struct cairn_cluster_job *job, uint32_t shard)
+{
+    struct cairn_cluster_cut *cut = job->cut;
+    if (cut == NULL || cut->stage != CAIRN_CUT_PINNED) return;
+    if (cut->parts[shard] != CAIRN_PART_AWAITED) return;
+    cut->parts[shard] = CAIRN_PART_NONE;
+    fail_cut(cut, CAIRN_ERR_CLOSED, job->shards[shard].seat->name, "it went away while writing");
+    finish_if_whole(cut);
+}
+
+void cairn_cluster_cut_abort(struct cairn_cluster_job *job, const char *reason)
+{
+    struct cairn_cluster_cut *cut = job->cut;
+    if (cut == NULL || cut->stage == CAIRN_CUT_WORKING) return;
+    fail_cut(cut, CAIRN_ERR_CANCELED, "", reason);
+    if (cut->stage == CAIRN_CUT_PINNING) {
+        finish(cut);
+        return;
+    }
+    for (uint32_t i = 0; i < job->layout->shard_count; i++) cut->parts[i] = CAIRN_PART_NONE;
+    finish_if_whole(cut);
+}
+
+/* ---- the beginning ---- */
+
+cairn_status cairn_cluster_cut_begin(struct cairn_cluster_job *job, bool is_snapshot,
+                                     struct cairn_cluster_session *session, uint32_t request,
+                                     bool wait, struct cairn_sentence *why)
+{
+    if (job->state == CAIRN_CLUSTER_JOB_LOST)
+        return cairn_fail(why, CAIRN_ERR_JOB_LOST, "%s", job->lost.text);
+    if (job->state != CAIRN_CLUSTER_JOB_RUNNING) {
+        return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s is %s: there is nothing to save yet",
+                          job->spec.name, cairn_cluster_job_state_name(job));
+    }
+    if (job->cut != NULL || cairn_round_pin_pending(job->core)) {
+        return cairn_fail(
+            why, CAIRN_ERR_BUSY,
+            "a snapshot or digest of job %s is being taken; try again when it is done",
+            job->spec.name);
+    }
+    struct cairn_cluster_cut *cut = calloc(1, sizeof *cut);
+    if (cut == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    cairn_manifest_init(&cut->manifest);
+    cut->job = job;
+    cut->work.cluster = job->cluster;
+    cut->is_snapshot = is_snapshot;
+    cut->begun_ms = uv_now(job->cluster->loop);
+    randombytes_buf(&cut->number, sizeof cut->number);
+    cut->parts = calloc(job->layout->shard_count, 1);
+    if (cut->parts == NULL ||
+        !cairn_cluster_waiters_add(wait ? &cut->at_end : &cut->at_begin, session, request)) {
+        free_cut(cut);
+        return cairn_fail(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+    }
+    job->cut = cut;
+    const struct cairn_round_event pin = { .kind = CAIRN_ROUND_PIN, .snapshot = cut->number };
+    cairn_cluster_job_event(job, &pin);
+    return CAIRN_OK;
+}
+
+static void answer_begun(struct cairn_cluster_cut *cut)
+{
+    Cairn__SnapshotStatus status = CAIRN__SNAPSHOT_STATUS__INIT;
+    status.id = cut->id;
+    status.job = cut->job->spec.name;
+    status.state = (char *)(uintptr_t) "writing";
+    status.path = cut->folder;
+    status.generation = cut->version.generation;
+    status.step = cut->version.step;
+    status.shards = cut->job->layout->shard_count;
+    status.created_unix_ms = cut->manifest.created_unix_s * 1000;
+    cairn_cluster_waiters_answer(&cut->at_begin, CAIRN_MSG_SNAPSHOT_STATUS, &status.base);
+}
+
+static cairn_status fill_manifest(struct cairn_cluster_cut *cut)
+{
+    const struct cairn_cluster_job *job = cut->job;
+    struct cairn_manifest *m = &cut->manifest;
+    m->cluster = strdup(job->cluster->options->name);
+    m->generation = cut->version.generation;
+    m->step = cut->version.step;
+    m->epoch = cairn_round_epoch(job->core);
+    m->created_unix_s = (uint64_t)time(NULL);
+    m->shard_count = job->layout->shard_count;
+    return m->cluster == NULL ? CAIRN_ERR_NO_MEMORY : CAIRN_OK;
+}
+
+static void send_pins(struct cairn_cluster_cut *cut)
+{
+    Cairn__Pin pin = CAIRN__PIN__INIT;
+    pin.job = cut->job->id;
+    pin.snapshot = cut->number;
+    if (cut->folder != NULL) pin.path = cut->folder;
+    for (uint32_t i = 0; i < cut->job->layout->shard_count; i++) {
+        const struct cairn_cluster_job_shard *s = &cut->job->shards[i];
+        if (!s->up) {
+            fail_cut(cut, CAIRN_ERR_CLOSED, s->seat->name, "it is away");
+            continue;
+        }
+        cut->parts[i] = CAIRN_PART_AWAITED;
+        cairn_cluster_session_send(s->seat->session, CAIRN_MSG_PIN, 0, &pin.base);
+    }
+}
+
+void cairn_cluster_cut_on_pin(struct cairn_cluster_job *job, uint64_t number,
+                              struct cairn_version version)
+{
+    struct cairn_cluster_cut *cut = job->cut;
+    if (cut == NULL || cut->number != number || cut->stage != CAIRN_CUT_PINNING) return;
+    cut->stage = CAIRN_CUT_PINNED;
+    cut->version = version;
+    cairn_status status = fill_manifest(cut);
+    if (status == CAIRN_OK && cut->is_snapshot) {
+        // The folder's name has the step, and the shards need the folder: a few fsyncs, here.
+        status = cairn_snapshot_folder_make(job->cluster->snapshots_path, job->spec.name,
+                                            version.generation, version.step, cut->id, &cut->folder,
+                                            &cut->why);
+    }
+    if (status != CAIRN_OK) {
+        cut->status = status;
+    } else {
+        if (cut->is_snapshot) {
+            cairn_log_info("snapshot %s of job %s begins", cut->id, job->spec.name);
+        }
+        answer_begun(cut);
+        send_pins(cut);
+    }
+    finish_if_whole(cut);
+}
+
+void cairn_cluster_cut_forget(struct cairn_cluster_job *job,
+                              const struct cairn_cluster_session *session)
+{
+    if (job->cut == NULL) return;
+    cairn_cluster_waiters_forget(&job->cut->at_begin, session);
+    cairn_cluster_waiters_forget(&job->cut->at_end, session);
+}
+
+/* With the cluster: nobody is told, a folder without a manifest is no snapshot. */
+void cairn_cluster_cut_close(struct cairn_cluster_job *job)
+{
+    if (job->cut == NULL) return;
+    while (job->cut->at_begin != NULL) {
+        cairn_cluster_waiters_forget(&job->cut->at_begin, job->cut->at_begin->session);
+    }
+    while (job->cut->at_end != NULL) {
+        cairn_cluster_waiters_forget(&job->cut->at_end, job->cut->at_end->session);
+    }
+    free_cut(job->cut);
+}

@@ -1,0 +1,74 @@
+/* What the coordinator keeps on disk, and the only door to SQLite.
+ *
+ * Durable are: the incarnation of the coordinator, the jobs with their spec, layout, shards and
+ * generation, and per job an epoch and a reserved block of round numbers. Nothing is written per
+ * round: the shards' answers are the rest of the memory (server/core/round.h). A job is written once
+ * every shard of it holds its part, so a job in the store is one that did exist.
+ *
+ * One file, FOLDER/coordinator.db, WAL, synchronous=FULL: a call that returned CAIRN_OK survives the
+ * loss of power. Every call is one transaction; one that fails changed nothing. Loop thread only;
+ * each call blocks for one commit. Errors: CAIRN_ERR_IO, CAIRN_ERR_NO_SPACE, CAIRN_ERR_CORRUPT. */
+#ifndef CAIRN_COORDINATOR_STORE_H
+#define CAIRN_COORDINATOR_STORE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/wire/sentence.h"
+
+struct cairn_store;
+
+struct cairn_stored_job {
+    /* borrowed, in both directions, for the length of a call */
+    const char *name;
+    const uint8_t *spec; /* [spec_bytes], as cairn_spec_pack made it */
+    size_t spec_bytes;
+    const uint8_t *layout; /* [layout_bytes], proto/wire/layout.h */
+    size_t layout_bytes;
+    const char *const *shards; /* [shard_count], names by index in the layout */
+    uint32_t shard_count;
+
+    uint64_t id;
+    uint64_t generation;
+    uint64_t generation_reserved; /* a restore has begun to use numbers up to this one */
+    uint64_t epoch;
+    uint64_t round_reserved; /* round numbers up to this one may have been used */
+    uint64_t base_step;      /* the step at which the generation began */
+    bool initialized;
+};
+
+/* Opens or makes FOLDER/coordinator.db and counts the incarnation up. The folder exists and is
+ * locked (server/base/durable.h). CAIRN_ERR_CORRUPT: damaged, or not a database of Cairn;
+ * CAIRN_ERR_VERSION: written by a newer one. */
+cairn_status cairn_store_open(const char *folder, struct cairn_store **store_out,
+                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
+void cairn_store_close(struct cairn_store *store); /* NULL is fine */
+
+/* From 1, one more with every open. */
+uint64_t cairn_store_incarnation(const struct cairn_store *store);
+/* Rows written since open: for the test that rounds write none. */
+uint64_t cairn_store_writes(const struct cairn_store *store);
+
+/* Adds the job, or replaces the one of that id. CAIRN_ERR_EXISTS: another one has the name. */
+cairn_status cairn_store_put_job(struct cairn_store *store, const struct cairn_stored_job *job,
+                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status cairn_store_drop_job(struct cairn_store *store, uint64_t id,
+                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* CAIRN_ERR_NOT_FOUND: no such job. */
+cairn_status cairn_store_set_epoch(struct cairn_store *store, uint64_t id, uint64_t epoch,
+                                   uint64_t round_reserved,
+                                   struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status cairn_store_set_initialized(struct cairn_store *store, uint64_t id,
+                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status cairn_store_reserve_generation(struct cairn_store *store, uint64_t id,
+                                            uint64_t generation,
+                                            struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+/* Gives every job to `take`, by name; stops at the first that it refuses and returns that status. */
+typedef cairn_status (*cairn_stored_job_fn)(void *context, const struct cairn_stored_job *job,
+                                            struct cairn_sentence *why);
+cairn_status cairn_store_each_job(struct cairn_store *store, cairn_stored_job_fn take,
+                                  void *context, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+#endif
