@@ -131,6 +131,51 @@ START_TEST(what_any_shards_write_any_shards_read)
 }
 END_TEST
 
+/* Quantum q of every tensor goes to shard q % 3. */
+static struct cairn_layout *layout_by_turns(const struct cairn_job_spec_data *spec)
+{
+    struct cairn_layout_tensor tensors[16];
+    struct cairn_extent *extents = calloc(1000, sizeof *extents);
+    struct cairn_layout *layout = NULL;
+    size_t count = 0;
+    for (uint32_t t = 0; t < spec->tensor_count; t++) {
+        const struct cairn_tensor_spec *tensor = &spec->tensors[t];
+        tensors[t] = (struct cairn_layout_tensor) { tensor->name, tensor->unit, tensor->shape, 4 };
+        const uint64_t quanta = cairn_geometry_of(&tensor->shape).quantum_count;
+        for (uint64_t q = 0; q < quanta; q++) {
+            ck_assert_uint_lt(count, 1000);
+            extents[count++] = (struct cairn_extent) { t, (uint32_t)(q % 3), q, 1 };
+        }
+    }
+    ck_assert_int_eq(
+        cairn_layout_make(tensors, (uint32_t)spec->tensor_count, 3, 1, extents, count, &layout),
+        CAIRN_OK);
+    return layout;
+}
+
+START_TEST(the_files_of_all_shards_of_a_layout_hold_everything_once)
+{
+    uint64_t seed = 4, bytes = 0, elems = 0;
+    struct cairn_job_spec_data spec = random_spec(&seed);
+    struct cairn_layout *layout = layout_by_turns(&spec);
+    for (uint32_t shard = 0; shard < 3; shard++) {
+        struct cairn_snapshot_plan plan;
+        ck_assert_int_eq(cairn_snapshot_plan_of_layout(&spec, layout, shard, &plan), CAIRN_OK);
+        for (size_t i = 0; i < plan.file_count; i++) {
+            bytes += plan.files[i].file_bytes - plan.files[i].header_bytes;
+        }
+        cairn_snapshot_plan_release(&plan);
+    }
+    for (size_t t = 0; t < spec.tensor_count; t++) {
+        const uint64_t planes = spec.tensors[t].kind == CAIRN_TRAINED ? 3 : 1;
+        elems += planes * cairn_geometry_of(&spec.tensors[t].shape).elems;
+    }
+    ck_assert_uint_eq(bytes, 4 * elems); // no padding, nothing twice
+    cairn_layout_close(layout);
+    cairn_spec_release(&spec);
+}
+END_TEST
+
 START_TEST(what_is_not_stored_cannot_be_read)
 {
     uint64_t seed = 5;
@@ -287,6 +332,7 @@ int main(void)
     tcase_set_timeout(tcase, 60);
     tcase_add_checked_fixture(tcase, make_scratch, remove_scratch);
     tcase_add_loop_test(tcase, what_any_shards_write_any_shards_read, 0, 25);
+    tcase_add_test(tcase, the_files_of_all_shards_of_a_layout_hold_everything_once);
     tcase_add_test(tcase, what_is_not_stored_cannot_be_read);
     tcase_add_test(tcase, the_bytes_of_a_file_are_nailed_down);
     tcase_add_test(tcase, a_full_header_closes_its_file);
