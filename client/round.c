@@ -37,14 +37,14 @@ static void on_note_sent(void *arg, cairn_status status)
     free(note);
 }
 
-/* Tensors of this shard that were not pushed in the micro-batch, ascending. */
+/* Trained tensors of this shard that were not pushed in the micro-batch, ascending. */
 static size_t list_absent(const struct job *job, const struct shard_link *link, uint32_t micro,
                           uint32_t *out)
 {
     size_t count = 0;
     for (size_t i = 0; i < link->map.extent_count; i++) {
         const uint32_t tensor = link->map.extents[i].tensor;
-        if (job->pushed[micro][tensor]) continue;
+        if (job->pushed[micro][tensor] || job->spec.tensors[tensor].kind != CAIRN_TRAINED) continue;
         if (count == 0 || out[count - 1] != tensor) out[count++] = tensor;
     }
     return count;

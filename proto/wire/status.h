@@ -10,42 +10,42 @@
 #ifndef CAIRN_WIRE_STATUS_H
 #define CAIRN_WIRE_STATUS_H
 
-#define CAIRN_STATUS_TABLE(X)                                                                      \
-    X(OK, 0, 0, "success")                                                                         \
-    /* nothing is broken: call again, or differently */                                            \
-    X(ERR_INVALID, 1, 2, "an argument is not valid")                                               \
-    X(ERR_HANDLE, 2, 2, "the handle is closed or is not one of this library")                      \
-    X(ERR_UNSUPPORTED, 3, 2, "not supported by this version")                                      \
-    X(ERR_TIMEOUT, 4, 124, "the deadline passed; nothing was changed")                             \
-    X(ERR_BUSY, 5, 11, "busy; try again later")                                                    \
-    X(ERR_NOT_FOUND, 6, 4, "no such job, tensor, plane or snapshot")                               \
-    X(ERR_EXISTS, 7, 11, "it exists already")                                                      \
-    X(ERR_NO_MEMORY, 8, 1, "out of memory, or over the configured memory limit")                   \
-    X(ERR_NO_SPACE, 9, 1, "no space left on the storage")                                          \
-    X(ERR_IO, 10, 1, "reading or writing failed")                                                  \
-    X(ERR_CONFIG, 11, 2, "the configuration is not valid")                                         \
-    /* this message or operation is void */                                                        \
-    X(ERR_PROTOCOL, 20, 13, "the peer broke the protocol")                                         \
-    X(ERR_VERSION, 21, 13, "the peer speaks another version of the protocol")                      \
-    X(ERR_MALFORMED, 22, 5, "the message or file is malformed")                                    \
-    X(ERR_STALE, 23, 1, "of a finished round or an older epoch; dropped")                          \
-    X(ERR_DUPLICATE, 24, 1, "had already; dropped")                                                \
-    X(ERR_CHECKSUM, 25, 5, "a checksum does not match")                                            \
-    X(ERR_CORRUPT, 26, 5, "stored data is damaged or incomplete")                                  \
-    X(ERR_VERSION_GONE, 27, 4, "that version is no longer kept")                                   \
-    X(ERR_CANCELED, 28, 130, "canceled")                                                           \
-    /* the round is void: begin a new one and recompute */                                         \
-    X(ERR_EPOCH_CHANGED, 40, 1, "the membership changed; nothing was applied: recompute")          \
-    X(ERR_NONFINITE, 41, 1, "a gradient is not finite and the job's policy is to fail")            \
-    /* this member, or its view of the job, is void */                                             \
-    X(ERR_MISMATCH, 60, 1, "the job on the servers is another one than this spec")                 \
-    X(ERR_FENCED, 61, 1, "a newer member took this one's place")                                   \
-    X(ERR_REFUSED, 62, 12, "not allowed")                                                          \
-    X(ERR_NOT_READY, 63, 11, "the job is not ready")                                               \
-    X(ERR_JOB_LOST, 64, 1, "a shard lost its part of the job; restore a snapshot")                 \
-    /* the peer is gone */                                                                         \
-    X(ERR_UNREACHABLE, 80, 10, "the peer cannot be reached")                                       \
-    X(ERR_CLOSED, 81, 10, "the connection or session is closed")                                   \
+#define CAIRN_STATUS_TABLE(X)                                                             \
+    X(OK, 0, 0, "success")                                                                \
+    /* nothing is broken: call again, or differently */                                   \
+    X(ERR_INVALID, 1, 2, "an argument is not valid")                                      \
+    X(ERR_HANDLE, 2, 2, "the handle is closed or is not one of this library")             \
+    X(ERR_UNSUPPORTED, 3, 2, "not supported by this version")                             \
+    X(ERR_TIMEOUT, 4, 124, "the deadline passed; nothing was changed")                    \
+    X(ERR_BUSY, 5, 11, "busy; try again later")                                           \
+    X(ERR_NOT_FOUND, 6, 4, "no such job, tensor, plane or snapshot")                      \
+    X(ERR_EXISTS, 7, 11, "it exists already")                                             \
+    X(ERR_NO_MEMORY, 8, 1, "out of memory, or over the configured memory limit")          \
+    X(ERR_NO_SPACE, 9, 1, "no space left on the storage")                                 \
+    X(ERR_IO, 10, 1, "reading or writing failed")                                         \
+    X(ERR_CONFIG, 11, 2, "the configuration is not valid")                                \
+    /* this message or operation is void */                                               \
+    X(ERR_PROTOCOL, 20, 13, "the peer broke the protocol")                                \
+    X(ERR_VERSION, 21, 13, "the peer speaks another version of the protocol")             \
+    X(ERR_MALFORMED, 22, 5, "the message or file is malformed")                           \
+    X(ERR_STALE, 23, 1, "of a finished round or an older epoch; dropped")                 \
+    X(ERR_DUPLICATE, 24, 1, "had already; dropped")                                       \
+    X(ERR_CHECKSUM, 25, 5, "a checksum does not match")                                   \
+    X(ERR_CORRUPT, 26, 5, "stored data is damaged or incomplete")                         \
+    X(ERR_VERSION_GONE, 27, 4, "that version is no longer kept")                          \
+    X(ERR_CANCELED, 28, 130, "canceled")                                                  \
+    /* the round is void: begin a new one and recompute */                                \
+    X(ERR_EPOCH_CHANGED, 40, 1, "the membership changed; nothing was applied: recompute") \
+    X(ERR_NONFINITE, 41, 1, "a gradient is not finite and the job's policy is to fail")   \
+    /* this member, or its view of the job, is void */                                    \
+    X(ERR_MISMATCH, 60, 1, "the job on the servers is another one than this spec")        \
+    X(ERR_FENCED, 61, 1, "a newer member took this one's place")                          \
+    X(ERR_REFUSED, 62, 12, "not allowed")                                                 \
+    X(ERR_NOT_READY, 63, 11, "the job is not ready")                                      \
+    X(ERR_JOB_LOST, 64, 1, "a shard lost its part of the job; restore a snapshot")        \
+    /* the peer is gone */                                                                \
+    X(ERR_UNREACHABLE, 80, 10, "the peer cannot be reached")                              \
+    X(ERR_CLOSED, 81, 10, "the connection or session is closed")                          \
     X(ERR_INTERNAL, 99, 1, "a fault in Cairn; please report it")
 
 #ifndef CAIRN_STATUS_DEFINED /* cairn.h, which stands alone, has the same numbers (tested) */

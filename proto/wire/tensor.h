@@ -19,15 +19,20 @@
 
 #include "proto/wire/status.h"
 
-#define CAIRN_RANK_MAX      8
-#define CAIRN_NAME_MAX      255                  /* bytes of a name, without the terminating NUL */
-#define CAIRN_ROW_ELEMS_MAX ((uint64_t)1 << 20)
-#define CAIRN_LEAF_ELEMS    ((uint64_t)4096)
+#define CAIRN_RANK_MAX         8
+#define CAIRN_NAME_MAX         255 /* bytes of a name, without the terminating NUL */
+#define CAIRN_ROW_ELEMS_MAX    ((uint64_t)1 << 20)
+#define CAIRN_LEAF_ELEMS       ((uint64_t)4096)
 #define CAIRN_TENSOR_ELEMS_MAX ((uint64_t)1 << 48)
 
 #ifndef CAIRN_TENSOR_TYPES_DEFINED /* cairn.h, which stands alone, has the same numbers (tested) */
 #define CAIRN_TENSOR_TYPES_DEFINED
-typedef enum cairn_dtype { CAIRN_F32 = 1, CAIRN_BF16 = 2, CAIRN_F16 = 3, CAIRN_F64 = 4 } cairn_dtype;
+typedef enum cairn_dtype {
+    CAIRN_F32 = 1,
+    CAIRN_BF16 = 2,
+    CAIRN_F16 = 3,
+    CAIRN_F64 = 4
+} cairn_dtype;
 typedef enum cairn_kind {
     CAIRN_TRAINED = 1,
     CAIRN_FROZEN = 2,

@@ -215,6 +215,7 @@ void cairn_member_send(struct cairn_member *member, struct cairn_chunk_header *h
     header->job = member->job->number;
     header->member = member->number;
     header->token = member->token;
+    header->tile = member->job->map.shard; // who speaks, see proto/wire/chunk.h
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
     cairn_chunk_encode(header, bytes);
     cairn_status status = cairn_fabric_send(member->peer, bytes, sizeof bytes, NULL, 0, NULL, NULL);

@@ -135,6 +135,7 @@ static void send_data(struct cairn_member *member, struct cairn_reply *reply,
     memcpy(reply->bytes, source->bytes, source->byte_count);
     struct cairn_chunk_header *header = &reply->header;
     header->kind = CAIRN_CHUNK_DATA;
+    header->tile = job->map.shard;
     header->dtype = (uint8_t)source->dtype;
     header->payload_bytes = source->byte_count;
     header->checksum = source->checksum_known
