@@ -1,0 +1,159 @@
+/* The chunk header: its bytes, and what its judge refuses. */
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/wire/chunk.h"
+#include "proto/wire/tensor.h"
+
+static struct cairn_chunk_header a_push(void)
+{
+    return (struct cairn_chunk_header) {
+        .kind = CAIRN_CHUNK_PUSH,
+        .dtype = CAIRN_F32,
+        .job = 7,
+        .epoch = 3,
+        .round = 41,
+        .member = 0x1122334455667788,
+        .token = 99,
+        .table_hash = CAIRN_TABLE_HASH_WHOLE,
+        .tensor = 5,
+        .first_leaf = 16,
+        .leaf_count = 2,
+        .micro = 1,
+        .request = 12,
+        .payload_bytes = 2 * 4096 * 4,
+        .checksum = 1,
+    };
+}
+
+static cairn_status judge(struct cairn_chunk_header header, size_t payload_bytes)
+{
+    uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
+    struct cairn_chunk_header out;
+    cairn_chunk_encode(&header, bytes);
+    return cairn_chunk_decode(bytes, sizeof bytes, payload_bytes, &out);
+}
+
+START_TEST(a_header_comes_back_as_it_was_written)
+{
+    const struct cairn_chunk_header header = a_push();
+    uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
+    struct cairn_chunk_header back;
+    cairn_chunk_encode(&header, bytes);
+    ck_assert_int_eq(cairn_chunk_decode(bytes, sizeof bytes, header.payload_bytes, &back),
+                     CAIRN_OK);
+    ck_assert_uint_eq(back.magic, CAIRN_CHUNK_MAGIC);
+    ck_assert_uint_eq(back.member, header.member);
+    ck_assert_uint_eq(back.first_leaf, header.first_leaf);
+    ck_assert_uint_eq(back.leaf_count, header.leaf_count);
+    ck_assert_uint_eq(back.checksum, header.checksum);
+}
+END_TEST
+
+START_TEST(the_bytes_are_nailed_down)
+{
+    struct cairn_chunk_header header = a_push();
+    uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
+    cairn_chunk_encode(&header, bytes);
+    ck_assert_uint_eq(bytes[0], 'C');
+    ck_assert_uint_eq(bytes[3], 'C');
+    ck_assert_uint_eq(bytes[4], CAIRN_CHUNK_PUSH);
+    ck_assert_uint_eq(bytes[5], CAIRN_CHUNK_PROTOCOL);
+    ck_assert_uint_eq(bytes[8], 7);     // job
+    ck_assert_uint_eq(bytes[24], 41);   // round
+    ck_assert_uint_eq(bytes[32], 0x88); // member
+    ck_assert_uint_eq(bytes[60], 5);    // tensor
+    ck_assert_uint_eq(bytes[64], 16);   // first leaf
+    ck_assert_uint_eq(bytes[72], 2);    // leaf count
+}
+END_TEST
+
+static const struct refusal {
+    const char *what;
+    struct cairn_chunk_header change; /* fields that are not 0 replace those of a good push */
+    size_t payload_bytes;             /* 0: what the header says */
+    cairn_status status;
+} refusals[] = {
+    { "kind 12 is not one", { .kind = CAIRN_CHUNK_KIND_COUNT }, 0, CAIRN_ERR_MALFORMED },
+    { "kind 255 is not one", { .kind = 255 }, 0, CAIRN_ERR_MALFORMED },
+    { "dtype 9 is not one", { .dtype = 9 }, 0, CAIRN_ERR_MALFORMED },
+    { "the payload is not the one announced", { .kind = 0 }, 4096, CAIRN_ERR_MALFORMED },
+    { "a payload larger than its leaves", { .leaf_count = 1 }, 0, CAIRN_ERR_MALFORMED },
+    { "a payload smaller than one element a leaf", { .leaf_count = 9000 }, 0, CAIRN_ERR_MALFORMED },
+    { "leaves beyond any tensor", { .first_leaf = UINT64_MAX }, 0, CAIRN_ERR_MALFORMED },
+    { "a fetch of no plane",
+      { .kind = CAIRN_CHUNK_FETCH, .payload_bytes = 0 },
+      0,
+      CAIRN_ERR_MALFORMED },
+    { "a payload over the limit",
+      { .leaf_count = 1 << 20, .payload_bytes = CAIRN_CHUNK_PAYLOAD_MAX + 4 },
+      0,
+      CAIRN_ERR_MALFORMED },
+    { "a list of tensors that is cut",
+      { .kind = CAIRN_CHUNK_MICRO_END, .payload_bytes = 6 },
+      0,
+      CAIRN_ERR_MALFORMED },
+};
+
+START_TEST(a_bad_header_is_refused)
+{
+    const struct refusal *row = &refusals[_i];
+    struct cairn_chunk_header h = a_push();
+    if (row->change.kind != 0) h.kind = row->change.kind;
+    if (row->change.dtype != 0) h.dtype = row->change.dtype;
+    if (row->change.leaf_count != 0) h.leaf_count = row->change.leaf_count;
+    if (row->change.first_leaf != 0) h.first_leaf = row->change.first_leaf;
+    if (row->change.payload_bytes != 0) h.payload_bytes = row->change.payload_bytes;
+    const size_t payload_bytes = row->payload_bytes != 0 ? row->payload_bytes : h.payload_bytes;
+    ck_assert_msg(judge(h, payload_bytes) == row->status, "%s", row->what);
+}
+END_TEST
+
+START_TEST(another_protocol_and_another_magic_are_told_apart)
+{
+    struct cairn_chunk_header header = a_push(), out;
+    uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
+    cairn_chunk_encode(&header, bytes);
+    bytes[5]++;
+    ck_assert_int_eq(cairn_chunk_decode(bytes, sizeof bytes, header.payload_bytes, &out),
+                     CAIRN_ERR_VERSION);
+    bytes[0] ^= 1;
+    ck_assert_int_eq(cairn_chunk_decode(bytes, sizeof bytes, header.payload_bytes, &out),
+                     CAIRN_ERR_MALFORMED);
+    ck_assert_int_eq(cairn_chunk_decode(bytes, 127, header.payload_bytes, &out),
+                     CAIRN_ERR_MALFORMED);
+}
+END_TEST
+
+START_TEST(random_headers_never_pass_with_a_size_that_is_not_theirs)
+{
+    unsigned seed = 12345;
+    for (int i = 0; i < 200000; i++) {
+        uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
+        struct cairn_chunk_header out, good = a_push();
+        cairn_chunk_encode(&good, bytes);
+        for (int k = 0; k < 6; k++) bytes[4 + rand_r(&seed) % 124] = (uint8_t)rand_r(&seed);
+        if (cairn_chunk_decode(bytes, sizeof bytes, good.payload_bytes, &out) != CAIRN_OK) continue;
+        ck_assert_uint_eq(out.payload_bytes, good.payload_bytes);
+        ck_assert_uint_lt(out.kind, CAIRN_CHUNK_KIND_COUNT);
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("chunk");
+    TCase *tcase = tcase_create("chunk");
+    tcase_add_test(tcase, a_header_comes_back_as_it_was_written);
+    tcase_add_test(tcase, the_bytes_are_nailed_down);
+    tcase_add_loop_test(tcase, a_bad_header_is_refused, 0, sizeof refusals / sizeof refusals[0]);
+    tcase_add_test(tcase, another_protocol_and_another_magic_are_told_apart);
+    tcase_add_test(tcase, random_headers_never_pass_with_a_size_that_is_not_theirs);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}

@@ -1,0 +1,179 @@
+/* Control messages: the table, pages, and a spec on its way. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/wire/messages.h"
+#include "proto/wire/optimizer.h"
+#include "proto/wire/status.h"
+
+static struct cairn_job_spec_data a_spec(size_t tensor_count)
+{
+    struct cairn_job_spec_data spec;
+    struct cairn_group_spec group = cairn_group_default();
+    cairn_spec_init(&spec);
+    group.name = (char *)(uintptr_t) "g";
+    group.optimizer = (char *)(uintptr_t) "adamw";
+    ck_assert_int_eq(cairn_spec_set_name(&spec, "job"), CAIRN_OK);
+    ck_assert_int_eq(cairn_spec_add_group(&spec, &group), CAIRN_OK);
+    for (size_t i = 0; i < tensor_count; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "t%06zu", i);
+        const struct cairn_tensor_spec tensor = { .name = name,
+                                                  .group = group.name,
+                                                  .kind = CAIRN_TRAINED,
+                                                  .wire = CAIRN_F32,
+                                                  .reduce = CAIRN_F32,
+                                                  .master = CAIRN_F32,
+                                                  .shape = { 2, { 3, i + 1 } } };
+        ck_assert_int_eq(cairn_spec_add_tensor(&spec, &tensor), CAIRN_OK);
+    }
+    cairn_spec_canonicalize(&spec);
+    return spec;
+}
+
+START_TEST(every_number_of_the_table_has_its_own_type)
+{
+    size_t count = 0;
+    for (uint16_t a = 0; a <= CAIRN_MSG_MAX + 10; a++) {
+        if (cairn_message_type(a) == NULL) continue;
+        count++;
+        for (uint16_t b = 0; b < a; b++)
+            ck_assert_ptr_ne(cairn_message_type(a), cairn_message_type(b));
+    }
+    ck_assert_uint_gt(count, 40);
+    ck_assert_str_eq(cairn_message_name(CAIRN_MSG_ROUND_OPENED), "RoundOpened");
+    ck_assert_ptr_null(cairn_message_type(CAIRN_MSG_MAX + 1));
+}
+END_TEST
+
+START_TEST(a_spec_comes_back_as_it_was_sent)
+{
+    struct cairn_job_spec_data spec = a_spec(1000), back;
+    uint8_t *bytes, *again;
+    size_t len, again_len;
+    struct cairn_sentence why;
+    ck_assert_int_eq(cairn_spec_pack(&spec, &bytes, &len), CAIRN_OK);
+    ck_assert_int_eq(cairn_spec_unpack(bytes, len, cairn_optimizer_names(), &back, &why), CAIRN_OK);
+    ck_assert_uint_eq(cairn_spec_diff(&spec, &back, 0, NULL, NULL), 0);
+    ck_assert_int_eq(cairn_spec_pack(&back, &again, &again_len), CAIRN_OK);
+    ck_assert_uint_eq(len, again_len);
+    ck_assert_mem_eq(bytes, again, len);
+    free(bytes);
+    free(again);
+    cairn_spec_release(&spec);
+    cairn_spec_release(&back);
+}
+END_TEST
+
+START_TEST(a_message_of_few_bytes_cannot_take_much_memory)
+{
+    // A million empty tensors: 2 bytes each on the wire, over 100 bytes each in memory.
+    const size_t len = 2000000;
+    uint8_t *bytes = malloc(len);
+    for (size_t i = 0; i < len; i += 2) {
+        bytes[i] = 2 << 3 | 2; // field 2 of JobSpec, length-delimited,
+        bytes[i + 1] = 0;      // no bytes
+    }
+    struct cairn_job_spec_data spec;
+    struct cairn_sentence why;
+    ck_assert_int_eq(cairn_spec_unpack(bytes, len, cairn_optimizer_names(), &spec, &why),
+                     CAIRN_ERR_MALFORMED);
+    free(bytes);
+}
+END_TEST
+
+START_TEST(garbage_is_not_a_spec)
+{
+    unsigned seed = 7;
+    struct cairn_job_spec_data spec = a_spec(3), back;
+    uint8_t *bytes;
+    size_t len;
+    ck_assert_int_eq(cairn_spec_pack(&spec, &bytes, &len), CAIRN_OK);
+    for (int i = 0; i < 20000; i++) {
+        uint8_t *bad = malloc(len);
+        struct cairn_sentence why = { "" };
+        memcpy(bad, bytes, len);
+        for (int k = 0; k < 3; k++) bad[(size_t)rand_r(&seed) % len] = (uint8_t)rand_r(&seed);
+        cairn_status status = cairn_spec_unpack(bad, len, cairn_optimizer_names(), &back, &why);
+        if (status == CAIRN_OK)
+            cairn_spec_release(&back);
+        else
+            ck_assert_int_ne(why.text[0], 0);
+        free(bad);
+    }
+    free(bytes);
+    cairn_spec_release(&spec);
+}
+END_TEST
+
+static cairn_status take_page(void *context, const Cairn__Page *page)
+{
+    return cairn_paged_add(context, page);
+}
+
+START_TEST(pages_come_together_in_order)
+{
+    const size_t len = 3 * CAIRN_PAGE_BYTES + 17;
+    uint8_t *bytes = malloc(len);
+    for (size_t i = 0; i < len; i++) bytes[i] = (uint8_t)(i * 7);
+    struct cairn_paged paged;
+    ck_assert_int_eq(cairn_paged_init(&paged, len), CAIRN_OK);
+    ck_assert_int_eq(cairn_paged_send(CAIRN_PAGE_SPEC, bytes, len, take_page, &paged), CAIRN_OK);
+    ck_assert(cairn_paged_whole(&paged));
+    ck_assert_mem_eq(paged.bytes, bytes, len);
+    cairn_paged_release(&paged);
+    free(bytes);
+}
+END_TEST
+
+START_TEST(memory_for_pages_grows_with_what_came_and_not_with_what_was_announced)
+{
+    struct cairn_paged paged;
+    uint8_t byte = 1;
+    Cairn__Page page = CAIRN__PAGE__INIT;
+    ck_assert_int_eq(cairn_paged_init(&paged, CAIRN_PAGED_BYTES_MAX + 1), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_paged_init(&paged, CAIRN_PAGED_BYTES_MAX), CAIRN_OK);
+    page.total_bytes = CAIRN_PAGED_BYTES_MAX;
+    page.bytes = (ProtobufCBinaryData) { 1, &byte };
+    ck_assert_int_eq(cairn_paged_add(&paged, &page), CAIRN_OK);
+    ck_assert_uint_le(paged.capacity_bytes, 16);
+    ck_assert_int_eq(cairn_paged_add(&paged, &page), CAIRN_ERR_PROTOCOL); // offset 0 again
+    page.offset = 2;
+    ck_assert_int_eq(cairn_paged_add(&paged, &page), CAIRN_ERR_PROTOCOL); // a gap
+    page.offset = 1;
+    page.total_bytes = 5;
+    ck_assert_int_eq(cairn_paged_add(&paged, &page), CAIRN_ERR_PROTOCOL); // another total
+    cairn_paged_release(&paged);
+}
+END_TEST
+
+START_TEST(every_status_has_a_name_a_sentence_and_its_own_number)
+{
+    ck_assert_str_eq(cairn_status_name(CAIRN_ERR_EPOCH_CHANGED), "CAIRN_ERR_EPOCH_CHANGED");
+    ck_assert_int_eq(cairn_status_exit(CAIRN_ERR_UNREACHABLE), 10);
+    ck_assert_int_eq(cairn_status_exit(CAIRN_ERR_TIMEOUT), 124);
+    ck_assert_int_eq(cairn_status_known(77), 0);
+    ck_assert_str_eq(cairn_status_name(77), "CAIRN_ERR_?");
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("messages");
+    TCase *tcase = tcase_create("messages");
+    tcase_add_test(tcase, every_number_of_the_table_has_its_own_type);
+    tcase_add_test(tcase, a_spec_comes_back_as_it_was_sent);
+    tcase_add_test(tcase, a_message_of_few_bytes_cannot_take_much_memory);
+    tcase_add_test(tcase, garbage_is_not_a_spec);
+    tcase_add_test(tcase, pages_come_together_in_order);
+    tcase_add_test(tcase, memory_for_pages_grows_with_what_came_and_not_with_what_was_announced);
+    tcase_add_test(tcase, every_status_has_a_name_a_sentence_and_its_own_number);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
