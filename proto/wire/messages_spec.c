@@ -57,13 +57,13 @@ static void pack_tensor(struct packing *p, const struct cairn_tensor_spec *tenso
 static void pack_group(struct packing *p, const struct cairn_group_spec *group, size_t i)
 {
     Cairn__GroupSpec *out = &p->groups[i];
-    cairn__group_spec__init(out);
     cairn_group_to_message(group, out);
     p->message.groups[i] = out;
 }
 
 void cairn_group_to_message(const struct cairn_group_spec *group, Cairn__GroupSpec *out)
 {
+    cairn__group_spec__init(out);
     out->name = group->name;
     out->optimizer = group->optimizer;
     out->lr = group->lr;

@@ -108,6 +108,8 @@ cairn_status cairn_cluster_job_core_open(struct cairn_cluster_job *job, struct c
                           job->spec.name);
     }
     job->core = cairn_round_init(job->core_memory, &config);
+    // The core's clock starts here: a deadline set before its first tick would have passed at once.
+    cairn_cluster_job_tick(job, uv_now(job->cluster->loop));
     if (job->initialized) {
         const struct cairn_round_event ready = { .kind = CAIRN_ROUND_READY,
                                                  .version = { job->generation, job->base_step } };
