@@ -126,6 +126,12 @@ static cairn_status judge_options(const struct cairn_cluster_options *options,
                           " ms) must be at least twice lease.heartbeat (%" PRId64 " ms)",
                           options->lease_timeout_ms, options->heartbeat_ms);
     }
+    enum cairn_log_level level;
+    const char *text = options->log_level;
+    if (text != NULL && *text != '\0' && !cairn_log_level_parse(text, &level)) {
+        return cairn_fail(why, CAIRN_ERR_CONFIG,
+                          "log.level is \"%s\": give error, warn, info or debug", text);
+    }
     return CAIRN_OK;
 }
 

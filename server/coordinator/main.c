@@ -34,7 +34,7 @@ int main(int argc, char **argv)
     spec.options = cairn_cluster_option_table(&spec.option_count);
     if (!cairn_daemon_begin(&daemon, &spec, argc, argv, &exit_code)) return exit_code;
     enum cairn_log_level level;
-    if (cairn_log_level_parse(options.log_level, &level)) cairn_log_init(options.name, level);
+    if (cairn_log_level_parse(options.log_level, &level)) cairn_log_init(spec.name, level);
     const cairn_status status = start(&daemon, &why);
     if (status != CAIRN_OK) {
         cairn_daemon_fail(&daemon, status, &why);

@@ -20,8 +20,8 @@ static const struct cairn_option table[] = {
       "A worker that has not committed so long after a round opened is dropped. 0: never." },
     { "round", "workers_max", CAIRN_OPTION_INT, AT(workers_max), "64", 1, 65536,
       "Workers of a job at a time. Shards reserve memory for so many." },
-    { "log", "level", CAIRN_OPTION_STRING, AT(log_level), "info", 0, 0,
-      "error, warn, info or debug." },
+    { "log", "level", CAIRN_OPTION_STRING, AT(log_level), "", 0, 0,
+      "error, warn, info or debug. Empty: as --log-level says." },
 };
 
 const struct cairn_option *cairn_cluster_option_table(size_t *option_count_out)

@@ -1,0 +1,242 @@
+/* What the coordinator keeps on disk: it comes back, whole, and a foreign file is refused. */
+#include <check.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "server/coordinator/store.h"
+#include "tests/support/scratch.h"
+
+static char folder[CAIRN_SCRATCH_BYTES];
+
+static void set_up(void)
+{
+    cairn_scratch_make(folder);
+}
+static void tear_down(void)
+{
+    cairn_scratch_remove(folder);
+}
+
+static struct cairn_store *open_store(void)
+{
+    struct cairn_store *store;
+    struct cairn_sentence why = { "" };
+    ck_assert_msg(cairn_store_open(folder, &store, &why) == CAIRN_OK, "%s", why.text);
+    return store;
+}
+
+static const char *const shard_names[] = { "s0", "s1", "s2" };
+static struct cairn_stored_job sample(void)
+{
+    return (struct cairn_stored_job) { .name = "mnist",
+                                       .spec = (const uint8_t *)"spec",
+                                       .spec_bytes = 4,
+                                       .layout = (const uint8_t *)"layout",
+                                       .layout_bytes = 6,
+                                       .shards = shard_names,
+                                       .shard_count = 3,
+                                       .id = 0xfedcba9876543210u,
+                                       .generation = 2,
+                                       .generation_reserved = 2,
+                                       .epoch = 7,
+                                       .round_reserved = 4096,
+                                       .base_step = 12,
+                                       .initialized = false };
+}
+
+struct seen {
+    size_t count;
+    struct cairn_stored_job last;
+    char name[32], spec[32], shard[32];
+};
+static cairn_status see(void *context, const struct cairn_stored_job *job,
+                        struct cairn_sentence *why)
+{
+    struct seen *seen = context;
+    (void)why;
+    seen->count++;
+    seen->last = *job;
+    snprintf(seen->name, sizeof seen->name, "%s", job->name);
+    snprintf(seen->spec, sizeof seen->spec, "%.*s", (int)job->spec_bytes, (const char *)job->spec);
+    if (job->shard_count > 0) {
+        snprintf(seen->shard, sizeof seen->shard, "%s", job->shards[job->shard_count - 1]);
+    }
+    return CAIRN_OK;
+}
+static struct seen read_all(struct cairn_store *store)
+{
+    struct seen seen = { 0 };
+    ck_assert_int_eq(cairn_store_each_job(store, see, &seen, NULL), CAIRN_OK);
+    return seen;
+}
+
+START_TEST(the_incarnation_grows_by_one_with_every_open)
+{
+    for (uint64_t i = 1; i <= 3; i++) {
+        struct cairn_store *store = open_store();
+        ck_assert_uint_eq(cairn_store_incarnation(store), i);
+        ck_assert_uint_eq(cairn_store_writes(store), 0);
+        cairn_store_close(store);
+    }
+}
+END_TEST
+
+START_TEST(a_job_comes_back_as_it_was)
+{
+    struct cairn_store *store = open_store();
+    const struct cairn_stored_job job = sample();
+    ck_assert_int_eq(cairn_store_put_job(store, &job, NULL), CAIRN_OK);
+    ck_assert_int_eq(cairn_store_set_epoch(store, job.id, 9, 8192, NULL), CAIRN_OK);
+    ck_assert_int_eq(cairn_store_set_initialized(store, job.id, NULL), CAIRN_OK);
+    ck_assert_int_eq(cairn_store_reserve_generation(store, job.id, 5, NULL), CAIRN_OK);
+    cairn_store_close(store);
+    store = open_store();
+    const struct seen seen = read_all(store);
+    ck_assert_uint_eq(seen.count, 1);
+    ck_assert_str_eq(seen.name, "mnist");
+    ck_assert_str_eq(seen.spec, "spec");
+    ck_assert_str_eq(seen.shard, "s2");
+    ck_assert_uint_eq(seen.last.id, job.id);
+    ck_assert_uint_eq(seen.last.generation, 2);
+    ck_assert_uint_eq(seen.last.generation_reserved, 5);
+    ck_assert_uint_eq(seen.last.epoch, 9);
+    ck_assert_uint_eq(seen.last.round_reserved, 8192);
+    ck_assert_uint_eq(seen.last.base_step, 12);
+    ck_assert(seen.last.initialized);
+    cairn_store_close(store);
+}
+END_TEST
+
+START_TEST(a_job_put_again_replaces_itself_and_its_shards)
+{
+    struct cairn_store *store = open_store();
+    struct cairn_stored_job job = sample();
+    ck_assert_int_eq(cairn_store_put_job(store, &job, NULL), CAIRN_OK);
+    job.shard_count = 1;
+    job.generation = 3;
+    ck_assert_int_eq(cairn_store_put_job(store, &job, NULL), CAIRN_OK);
+    const struct seen seen = read_all(store);
+    ck_assert_uint_eq(seen.count, 1);
+    ck_assert_uint_eq(seen.last.shard_count, 1);
+    ck_assert_uint_eq(seen.last.generation, 3);
+    cairn_store_close(store);
+}
+END_TEST
+
+START_TEST(a_second_job_of_a_name_is_refused_and_changes_nothing)
+{
+    struct cairn_store *store = open_store();
+    struct cairn_stored_job job = sample();
+    struct cairn_sentence why = { "" };
+    ck_assert_int_eq(cairn_store_put_job(store, &job, NULL), CAIRN_OK);
+    job.id = 1;
+    ck_assert_int_eq(cairn_store_put_job(store, &job, &why), CAIRN_ERR_EXISTS);
+    ck_assert_ptr_nonnull(strstr(why.text, "mnist"));
+    ck_assert_uint_eq(read_all(store).last.id, sample().id);
+    cairn_store_close(store);
+}
+END_TEST
+
+START_TEST(a_dropped_job_is_gone_with_its_shards)
+{
+    struct cairn_store *store = open_store();
+    struct cairn_stored_job job = sample();
+    ck_assert_int_eq(cairn_store_put_job(store, &job, NULL), CAIRN_OK);
+    ck_assert_int_eq(cairn_store_drop_job(store, job.id, NULL), CAIRN_OK);
+    ck_assert_int_eq(cairn_store_drop_job(store, job.id, NULL), CAIRN_ERR_NOT_FOUND);
+    ck_assert_uint_eq(read_all(store).count, 0);
+    job.shard_count = 2;
+    ck_assert_int_eq(cairn_store_put_job(store, &job, NULL), CAIRN_OK);
+    ck_assert_uint_eq(read_all(store).last.shard_count, 2);
+    cairn_store_close(store);
+}
+END_TEST
+
+static void write_file(const char *name, const void *bytes, size_t size, off_t at)
+{
+    char path[CAIRN_SCRATCH_BYTES + 32];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    const int fd = open(path, O_RDWR | O_CREAT, 0600);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(pwrite(fd, bytes, size, at), (ssize_t)size);
+    close(fd);
+}
+
+START_TEST(a_file_that_is_no_database_is_refused)
+{
+    struct cairn_store *store;
+    struct cairn_sentence why = { "" };
+    char text[4096];
+    memset(text, 'x', sizeof text);
+    write_file("coordinator.db", text, sizeof text, 0);
+    ck_assert_int_eq(cairn_store_open(folder, &store, &why), CAIRN_ERR_CORRUPT);
+    ck_assert_ptr_nonnull(strstr(why.text, "coordinator.db"));
+}
+END_TEST
+
+START_TEST(a_database_of_another_program_is_refused)
+{
+    struct cairn_store *store = open_store();
+    struct cairn_sentence why = { "" };
+    const uint8_t id[4] = { 0, 0, 0, 1 }; // SQLite's header has the application id at 68
+    const struct cairn_stored_job job = sample();
+    ck_assert_int_eq(cairn_store_put_job(store, &job, NULL), CAIRN_OK);
+    cairn_store_close(store);
+    write_file("coordinator.db", id, sizeof id, 68);
+    ck_assert_int_eq(cairn_store_open(folder, &store, &why), CAIRN_ERR_CORRUPT);
+    ck_assert_ptr_nonnull(strstr(why.text, "not the database of a cairn-coordinator"));
+}
+END_TEST
+
+START_TEST(a_database_of_a_newer_version_is_refused)
+{
+    struct cairn_store *store = open_store();
+    struct cairn_sentence why = { "" };
+    const uint8_t version[4] = { 0, 0, 0, 99 }; // and the user version at 60
+    cairn_store_close(store);
+    write_file("coordinator.db", version, sizeof version, 60);
+    ck_assert_int_eq(cairn_store_open(folder, &store, &why), CAIRN_ERR_VERSION);
+    ck_assert_ptr_nonnull(strstr(why.text, "schema version 99"));
+}
+END_TEST
+
+START_TEST(a_damaged_database_is_refused)
+{
+    struct cairn_store *store = open_store();
+    struct cairn_sentence why = { "" };
+    uint8_t noise[4096];
+    const struct cairn_stored_job job = sample();
+    ck_assert_int_eq(cairn_store_put_job(store, &job, NULL), CAIRN_OK);
+    cairn_store_close(store);
+    memset(noise, 0xa5, sizeof noise);
+    for (off_t page = 1; page < 4; page++)
+        write_file("coordinator.db", noise, sizeof noise, page * 4096);
+    ck_assert_int_eq(cairn_store_open(folder, &store, &why), CAIRN_ERR_CORRUPT);
+    ck_assert_ptr_nonnull(strstr(why.text, "restore"));
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("store");
+    TCase *tc = tcase_create("store");
+    tcase_add_checked_fixture(tc, set_up, tear_down);
+    tcase_add_test(tc, the_incarnation_grows_by_one_with_every_open);
+    tcase_add_test(tc, a_job_comes_back_as_it_was);
+    tcase_add_test(tc, a_job_put_again_replaces_itself_and_its_shards);
+    tcase_add_test(tc, a_second_job_of_a_name_is_refused_and_changes_nothing);
+    tcase_add_test(tc, a_dropped_job_is_gone_with_its_shards);
+    tcase_add_test(tc, a_file_that_is_no_database_is_refused);
+    tcase_add_test(tc, a_database_of_another_program_is_refused);
+    tcase_add_test(tc, a_database_of_a_newer_version_is_refused);
+    tcase_add_test(tc, a_damaged_database_is_refused);
+    suite_add_tcase(suite, tc);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
