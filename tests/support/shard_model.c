@@ -1,0 +1,375 @@
+#include "tests/support/shard_model.h"
+
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MICROS = 2, MEMBERS = 2 };
+
+static const cairn_dtype wire_of[TENSORS] = {
+    [T_BIAS] = CAIRN_F32, [T_EMB] = CAIRN_F32, [T_FROZEN] = CAIRN_F32, [T_WEIGHT] = CAIRN_BF16
+};
+static const uint32_t group_of[TENSORS] = { [T_BIAS] = 0, [T_EMB] = 1, [T_WEIGHT] = 0 };
+
+bool model_keeps(uint32_t tensor, int plane)
+{
+    if (plane == CAIRN_PLANE_EXP_AVG) return tensor != T_FROZEN;
+    if (plane == CAIRN_PLANE_EXP_AVG_SQ) return tensor == T_BIAS || tensor == T_WEIGHT;
+    return true;
+}
+
+float *model_plane(const struct model *model, int plane)
+{
+    return plane == CAIRN_PLANE_PARAM     ? model->param
+           : plane == CAIRN_PLANE_EXP_AVG ? model->exp_avg
+                                          : model->exp_avg_sq;
+}
+
+const void *model_bytes(const struct model *model, int plane, const struct cairn_chunk_place *place,
+                        size_t *bytes_out)
+{
+    const size_t elem_bytes = plane == CAIRN_PLANE_WIRE
+                                  ? cairn_dtype_bytes((int)wire_of[place->tensor])
+                                  : 4;
+    *bytes_out = place->elem_count * elem_bytes;
+    if (plane != CAIRN_PLANE_WIRE) return model_plane(model, plane) + place->local_elem;
+    const struct cairn_local_extent *extent = cairn_shard_map_find(
+        &model->scene->map, place->tensor, place->first_leaf);
+    return model->wire + extent->local_elem * 4 +
+           (place->local_elem - extent->local_elem) * elem_bytes;
+}
+
+void model_open(struct model *model, const struct scene *scene)
+{
+    const uint64_t elems = scene->map.elem_count;
+    *model = (struct model) { .scene = scene };
+    model->param = calloc(elems, sizeof(float));
+    model->exp_avg = calloc(elems, sizeof(float));
+    model->exp_avg_sq = calloc(elems, sizeof(float));
+    model->wire = calloc(elems, 4);
+    for (size_t i = 0; i < scene->map.extent_count; i++) {
+        const struct cairn_local_extent *extent = &scene->map.extents[i];
+        float *param = model->param + extent->local_elem;
+        for (uint64_t e = 0; e < extent->elem_count; e++)
+            param[e] = scene_initial(extent->tensor, extent->first_elem + e);
+        cairn_backend_host()->convert(model->wire + extent->local_elem * 4, wire_of[extent->tensor],
+                                      param, CAIRN_F32, extent->elem_count);
+    }
+}
+
+void model_close(struct model *model)
+{
+    free(model->param);
+    free(model->exp_avg);
+    free(model->exp_avg_sq);
+    free(model->wire);
+    memset(model, 0, sizeof *model);
+}
+
+static void *copied(const void *from, size_t bytes)
+{
+    void *to = malloc(bytes);
+    memcpy(to, from, bytes);
+    return to;
+}
+
+void model_copy(struct model *copy, const struct model *model)
+{
+    const size_t bytes = model->scene->map.elem_count * 4;
+    if (copy->param != NULL && copy->scene == model->scene) model_close(copy);
+    *copy = *model;
+    copy->param = copied(model->param, bytes);
+    copy->exp_avg = copied(model->exp_avg, bytes);
+    copy->exp_avg_sq = copied(model->exp_avg_sq, bytes);
+    copy->wire = copied(model->wire, bytes);
+}
+
+/* ---- gradients ---- */
+
+static float gradient(uint64_t round, uint64_t member, uint32_t micro, uint32_t tensor,
+                      uint64_t elem)
+{
+    const uint64_t seed = round * 7919 + member * 104729 + micro * 1299709 + tensor * 15485863;
+    return (float)((elem * 2654435761u + seed) % 4001u) / 500.0f - 4.0f;
+}
+
+static bool touches(uint64_t member, uint32_t micro, uint32_t tensor)
+{
+    return tensor != T_FROZEN && !(member == 2 && micro == 1 && tensor == T_EMB);
+}
+
+static bool sends_bf16(uint64_t member, uint32_t tensor)
+{
+    return member == 2 && tensor == T_WEIGHT;
+}
+
+/* What a member sends of a run of elements: f32, or bf16 made from it. */
+static void *make_payload(uint64_t round, uint64_t member, uint32_t micro, uint32_t tensor,
+                          uint64_t first_elem, uint64_t elems)
+{
+    float *values = malloc(elems * sizeof *values);
+    for (uint64_t i = 0; i < elems; i++)
+        values[i] = gradient(round, member, micro, tensor, first_elem + i);
+    if (!sends_bf16(member, tensor)) return values;
+    void *narrow = malloc(elems * 2);
+    cairn_backend_host()->convert(narrow, CAIRN_BF16, values, CAIRN_F32, elems);
+    free(values);
+    return narrow;
+}
+
+/* ---- the two workers ---- */
+
+static void wait_for_sends(struct scene *scene)
+{
+    while (scene->sends_over < scene->sent) uv_run(&scene->loop, UV_RUN_ONCE);
+}
+
+/* Not waited for: *payload_out is to be freed when all sends are over. */
+static void send_chunk(struct scene *scene, uint64_t member, uint32_t micro, uint64_t chunk,
+                       void **payload_out)
+{
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene->map, chunk);
+    const bool bf16 = sends_bf16(member, place.tensor);
+    struct cairn_chunk_header push = scene_chunk_header(scene, CAIRN_CHUNK_PUSH, member, chunk);
+    push.micro = micro;
+    push.dtype = bf16 ? CAIRN_BF16 : CAIRN_F32;
+    *payload_out = make_payload(scene->round, member, micro, place.tensor, place.first_elem,
+                                place.elem_count);
+    scene_send(scene, &push, *payload_out, place.elem_count * (bf16 ? 2 : 4));
+}
+
+void model_push_chunk(struct scene *scene, uint64_t member, uint32_t micro, uint64_t chunk)
+{
+    void *payload;
+    send_chunk(scene, member, micro, chunk, &payload);
+    wait_for_sends(scene);
+    free(payload);
+}
+
+static void end_micro(struct scene *scene, uint64_t member, uint32_t micro, uint32_t sent)
+{
+    static const uint32_t untouched[] = { T_EMB };
+    struct cairn_chunk_header end = scene_header(scene, CAIRN_CHUNK_MICRO_END, member);
+    end.micro = micro;
+    end.value = sent;
+    const bool all = touches(member, micro, T_EMB);
+    scene_send(scene, &end, all ? NULL : untouched, all ? 0 : sizeof untouched);
+}
+
+/* One micro-batch of both: the second member's chunk comes before the first one's, which it waits for;
+ * chunk 0 of the first comes twice. */
+static void push_micro(struct scene *scene, uint32_t micro)
+{
+    uint32_t sent[MEMBERS + 1] = { 0 };
+    for (uint64_t c = 0; c < scene->map.chunk_count; c++) {
+        const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene->map, c);
+        void *payloads[MEMBERS + 1] = { NULL };
+        unsigned acks = 0;
+        for (uint64_t member = MEMBERS; member >= 1; member--) {
+            if (!touches(member, micro, place.tensor)) continue;
+            send_chunk(scene, member, micro, c, &payloads[member]);
+            sent[member]++;
+            acks++;
+        }
+        for (unsigned i = 0; i < acks; i++) scene_note(scene, CAIRN_CHUNK_ACK);
+        wait_for_sends(scene);
+        for (int i = 0; i <= MEMBERS; i++) free(payloads[i]);
+        if (c == 0) {
+            model_push_chunk(scene, 1, micro, c); // again: acknowledged, and not added
+            scene_note(scene, CAIRN_CHUNK_ACK);
+        }
+    }
+    for (uint64_t member = 1; member <= MEMBERS; member++)
+        end_micro(scene, member, micro, sent[member]);
+    for (int i = 0; i < MEMBERS; i++)
+        ck_assert_uint_eq(scene_note(scene, CAIRN_CHUNK_MICRO_ACK)->header.micro, micro);
+    wait_for_sends(scene);
+}
+
+void model_push_round(struct scene *scene, uint64_t round, uint64_t step)
+{
+    scene_round_open(scene, round, step, MEMBERS);
+    for (int i = 0; i < MEMBERS; i++) {
+        const struct scene_note *grant = scene_note(scene, CAIRN_CHUNK_GRANT);
+        ck_assert_uint_eq(grant->header.round, round);
+        ck_assert_uint_eq(grant->header.value, SCENE_WINDOW);
+    }
+    for (uint32_t micro = 0; micro < MICROS; micro++) push_micro(scene, micro);
+    for (uint64_t member = 1; member <= MEMBERS; member++) {
+        struct cairn_chunk_header commit = scene_header(scene, CAIRN_CHUNK_COMMIT, member);
+        commit.micro = MICROS - 1;
+        commit.value = member == 1 ? 3 : 5;
+        scene_send(scene, &commit, NULL, 0);
+    }
+}
+
+/* ---- the reference ---- */
+
+/* The sum of one extent, in (micro, member) order; malloc'd. */
+static float *fold_extent(uint64_t round, const struct cairn_local_extent *extent)
+{
+    float *acc = malloc(extent->elem_count * sizeof *acc);
+    bool first = true;
+    for (uint32_t micro = 0; micro < MICROS; micro++) {
+        for (uint64_t member = 1; member <= MEMBERS; member++) {
+            if (!touches(member, micro, extent->tensor)) continue;
+            void *payload = make_payload(round, member, micro, extent->tensor, extent->first_elem,
+                                         extent->elem_count);
+            const struct cairn_source source = { payload, sends_bf16(member, extent->tensor)
+                                                              ? CAIRN_BF16
+                                                              : CAIRN_F32 };
+            cairn_backend_host()->fold(acc, &source, 1, first, extent->elem_count);
+            first = false;
+            free(payload);
+        }
+    }
+    return acc;
+}
+
+static void sum_all(const struct scene *scene, uint64_t round, struct cairn_sums *sums)
+{
+    memset(sums, 0, sizeof *sums);
+    for (size_t i = 0; i < scene->map.extent_count; i++) {
+        const struct cairn_local_extent *extent = &scene->map.extents[i];
+        if (extent->tensor == T_FROZEN) continue;
+        float *acc = fold_extent(round, extent);
+        cairn_backend_host()->sum_leaves(acc, &scene->layout->geometry[extent->tensor],
+                                         extent->first_leaf, extent->leaf_count, sums);
+        free(acc);
+    }
+}
+
+static void update_all(struct model *model, uint64_t round,
+                       const struct cairn_group_scalars scalars[2])
+{
+    const struct cairn_shard_map *map = &model->scene->map;
+    for (size_t i = 0; i < map->extent_count; i++) {
+        const struct cairn_local_extent *extent = &map->extents[i];
+        if (extent->tensor == T_FROZEN) continue;
+        float *acc = fold_extent(round, extent);
+        const bool adam = extent->tensor != T_EMB;
+        const struct cairn_update update = {
+            .grad = acc,
+            .param = model->param + extent->local_elem,
+            .exp_avg = model->exp_avg + extent->local_elem,
+            .exp_avg_sq = adam ? model->exp_avg_sq + extent->local_elem : NULL,
+            .wire = model->wire + extent->local_elem * 4,
+            .wire_dtype = wire_of[extent->tensor],
+            .elems = extent->elem_count,
+        };
+        const struct cairn_group_scalars *s = &scalars[group_of[extent->tensor]];
+        cairn_backend_host()->update[s->optimizer](&update, s);
+        free(acc);
+    }
+}
+
+static void make_scalars(const struct scene *scene, const struct cairn_sums *sums, uint64_t step,
+                         struct cairn_group_scalars scalars[2])
+{
+    struct cairn_update_norm norm;
+    ck_assert_int_eq(cairn_update_norm_of(&sums->sum_squares, 8, 1.0, 1.0, &norm), CAIRN_OK);
+    for (int g = 0; g < 2; g++) {
+        struct cairn_group_hyper hyper;
+        ck_assert_int_eq(cairn_group_hyper_of_spec(&scene->spec.groups[g], &hyper, NULL), CAIRN_OK);
+        ck_assert_int_eq(cairn_group_scalars_of(&hyper, step, norm.grad_scale, &scalars[g]),
+                         CAIRN_OK);
+    }
+}
+
+static void say_apply(struct scene *scene, uint64_t round, uint64_t step, uint16_t type,
+                      const struct cairn_group_scalars scalars[2])
+{
+    const struct cairn_payload head = {
+        .clip_scale = 1, .lr = 1e-3, .loss_scale = 1, .finite = true, .group_count = 2
+    };
+    uint8_t payload[CAIRN_PAYLOAD_BYTES(2)];
+    cairn_payload_encode(&head, scalars, payload);
+    Cairn__Decision apply = CAIRN__DECISION__INIT;
+    apply.kind = CAIRN_DECISION_APPLY;
+    apply.round = round;
+    apply.generation = 1;
+    apply.step = step + 1;
+    apply.payload = (ProtobufCBinaryData) { sizeof payload, payload };
+    Cairn__Decide decide = CAIRN__DECIDE__INIT;
+    Cairn__Resolve resolve = CAIRN__RESOLVE__INIT;
+    decide.job = resolve.job = SCENE_JOB;
+    decide.epoch = resolve.epoch = scene->epoch;
+    decide.decision = resolve.decision = &apply;
+    scene_say(scene, type, 0, type == CAIRN_MSG_DECIDE ? &decide.base : &resolve.base);
+}
+
+void model_apply(struct model *model, struct scene *scene, uint64_t round, uint64_t step,
+                 uint16_t type)
+{
+    struct cairn_sums sums;
+    struct cairn_group_scalars scalars[2];
+    sum_all(scene, round, &sums);
+    make_scalars(scene, &sums, step + 1, scalars);
+    update_all(model, round, scalars);
+    say_apply(scene, round, step, type, scalars);
+    const Cairn__Published *published =
+        (const Cairn__Published *)scene_hear(scene, CAIRN_MSG_PUBLISHED).message;
+    ck_assert_uint_eq(published->round, round);
+    ck_assert_uint_eq(published->step, step + 1);
+}
+
+void model_round(struct model *model, struct scene *scene, uint64_t round, uint64_t step)
+{
+    model_push_round(scene, round, step);
+    const Cairn__Reduced *reduced =
+        (const Cairn__Reduced *)scene_hear(scene, CAIRN_MSG_REDUCED).message;
+    struct cairn_sums sums;
+    uint8_t squares[CAIRN_EXACT_BYTES];
+    sum_all(scene, round, &sums);
+    cairn_exact_encode(&sums.sum_squares, squares);
+    ck_assert_uint_eq(reduced->round, round);
+    ck_assert_uint_eq(reduced->n_values, 3);
+    ck_assert_uint_eq(reduced->values[0]->value.len, sizeof squares);
+    ck_assert_mem_eq(reduced->values[0]->value.data, squares, sizeof squares);
+    ck_assert_uint_eq(reduced->values[1]->value.data[0], 0);
+    ck_assert_uint_eq(reduced->values[2]->value.data[0], 8);
+    model_apply(model, scene, round, step, CAIRN_MSG_DECIDE);
+}
+
+/* ---- snapshots ---- */
+
+static cairn_status give_zeros(void *context, const struct cairn_safetensors_entry *entry,
+                               uint64_t first_elem, uint64_t elem_count, const void **bytes_out,
+                               struct cairn_sentence *why)
+{
+    static const float zeros[50000];
+    (void)context;
+    (void)entry;
+    (void)first_elem;
+    (void)why;
+    ck_assert_uint_le(elem_count, 50000);
+    *bytes_out = zeros;
+    return CAIRN_OK;
+}
+
+void model_write_rest(const struct scene *scene, const char *folder,
+                      struct cairn_manifest *manifest)
+{
+    struct cairn_shard_map map;
+    struct cairn_snapshot_range ranges[TENSORS];
+    struct cairn_snapshot_plan plan;
+    struct cairn_sentence why;
+    ck_assert_int_eq(cairn_shard_map_init(&map, scene->layout, 1, SCENE_CHUNK_LEAVES), CAIRN_OK);
+    for (size_t i = 0; i < map.extent_count; i++)
+        ranges[i] = (struct cairn_snapshot_range) { map.extents[i].tensor,
+                                                    map.extents[i].first_elem,
+                                                    map.extents[i].elem_count };
+    ck_assert_int_eq(cairn_snapshot_plan_make(&scene->spec, 1, ranges, map.extent_count, &plan),
+                     CAIRN_OK);
+    for (size_t i = 0; i < plan.file_count; i++) {
+        uint8_t hash[16];
+        ck_assert_msg(cairn_snapshot_write_file(folder, &plan.files[i], give_zeros, NULL, hash,
+                                                &why) == CAIRN_OK,
+                      "%s", why.text);
+        ck_assert_int_eq(
+            cairn_manifest_add_file(manifest, plan.files[i].path, plan.files[i].file_bytes, hash),
+            CAIRN_OK);
+    }
+    cairn_snapshot_plan_release(&plan);
+    cairn_shard_map_release(&map);
+}

@@ -1,0 +1,475 @@
+#include "tests/support/shard_scene.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- running ---- */
+
+static void on_deadline(uv_timer_t *timer)
+{
+    (void)timer;
+    ck_abort_msg("nothing came within %d ms", SCENE_DEADLINE_MS);
+}
+
+static void turn(struct scene *scene)
+{
+    uv_run(&scene->loop, UV_RUN_ONCE);
+}
+
+static void watch(struct scene *scene)
+{
+    uv_timer_start(&scene->deadline, on_deadline, SCENE_DEADLINE_MS, 0);
+}
+
+/* ---- the coordinator ---- */
+
+static void keep_frame(struct scene *scene, const struct cairn_frame *frame)
+{
+    scene->frames = realloc(scene->frames, (scene->frame_count + 1) * sizeof *scene->frames);
+    ck_assert_ptr_nonnull(scene->frames);
+    ProtobufCMessage *message = cairn_message_unpack(cairn_message_type(frame->type),
+                                                     frame->payload, frame->payload_bytes);
+    ck_assert_ptr_nonnull(message);
+    scene->frames[scene->frame_count++] =
+        (struct scene_frame) { .type = frame->type, .request = frame->request, .message = message };
+}
+
+static void on_frame(struct cairn_peer *peer, const struct cairn_frame *frame, void *context)
+{
+    struct scene *scene = context;
+    keep_frame(scene, frame);
+    if (frame->type != CAIRN_MSG_HELLO) return;
+    cairn_peer_admit(peer);
+    scene->session = peer;
+    scene->hellos++;
+    Cairn__Welcome welcome = CAIRN__WELCOME__INIT;
+    welcome.cluster = (char *)"scene";
+    welcome.coordinator_incarnation = 1;
+    welcome.heartbeat_ms = 20;
+    welcome.lease_ms = 60000;
+    scene_say(scene, CAIRN_MSG_WELCOME, 0, &welcome.base);
+}
+
+static void on_gone(struct cairn_peer *peer, cairn_status status, const char *why, void *context)
+{
+    struct scene *scene = context;
+    (void)status;
+    (void)why;
+    if (scene->session == peer) scene->session = NULL;
+}
+
+void scene_say(struct scene *scene, uint16_t type, uint32_t request,
+               const ProtobufCMessage *message)
+{
+    ck_assert_ptr_nonnull(scene->session);
+    ck_assert_int_eq(cairn_peer_send(scene->session, type, request, message), CAIRN_OK);
+}
+
+struct scene_frame scene_hear(struct scene *scene, uint16_t type)
+{
+    watch(scene);
+    for (;;) {
+        for (size_t i = 0; i < scene->frame_count; i++) {
+            struct scene_frame *frame = &scene->frames[i];
+            if (frame->taken || frame->type != type) continue;
+            frame->taken = true;
+            uv_timer_stop(&scene->deadline);
+            return *frame;
+        }
+        turn(scene);
+    }
+}
+
+static cairn_status send_page(void *context, const Cairn__Page *page)
+{
+    struct scene *scene = context;
+    const uint32_t *request = uv_loop_get_data(&scene->loop);
+    scene_say(scene, CAIRN_MSG_PAGE, *request, &page->base);
+    return CAIRN_OK;
+}
+
+void scene_create(struct scene *scene, uint32_t request, uint64_t generation, uint64_t step,
+                  const char *snapshot_path)
+{
+    uint8_t *spec;
+    size_t spec_bytes;
+    ck_assert_int_eq(cairn_spec_pack(&scene->spec, &spec, &spec_bytes), CAIRN_OK);
+    const size_t layout_bytes = cairn_layout_encoded_bytes(scene->layout);
+    uint8_t *layout = malloc(layout_bytes);
+    cairn_layout_encode(scene->layout, layout);
+
+    Cairn__JobCreate create = CAIRN__JOB_CREATE__INIT;
+    create.job = SCENE_JOB;
+    create.generation = generation;
+    create.step = step;
+    create.spec_bytes = spec_bytes;
+    create.layout_bytes = layout_bytes;
+    create.member_max = SCENE_MEMBERS;
+    create.snapshot_path = (char *)snapshot_path;
+    scene_say(scene, CAIRN_MSG_JOB_CREATE, request, &create.base);
+    uv_loop_set_data(&scene->loop, &request);
+    ck_assert_int_eq(cairn_paged_send(CAIRN_PAGE_SPEC, spec, spec_bytes, send_page, scene),
+                     CAIRN_OK);
+    ck_assert_int_eq(cairn_paged_send(CAIRN_PAGE_LAYOUT, layout, layout_bytes, send_page, scene),
+                     CAIRN_OK);
+    free(spec);
+    free(layout);
+}
+
+void scene_join(struct scene *scene, uint64_t member, uint32_t role)
+{
+    Cairn__MemberJoin join = CAIRN__MEMBER_JOIN__INIT;
+    char name[16];
+    snprintf(name, sizeof name, "w%llu", (unsigned long long)member);
+    join.job = SCENE_JOB;
+    join.member = member;
+    join.token = 1000 + member;
+    join.rank = (uint32_t)member;
+    join.role = role;
+    join.name = name;
+    join.fabric_address.data = (uint8_t *)cairn_fabric_address(scene->fabric,
+                                                               &join.fabric_address.len);
+    scene_say(scene, CAIRN_MSG_MEMBER_JOIN, 5, &join.base);
+    scene_hear(scene, CAIRN_MSG_DONE);
+}
+
+void scene_seal(struct scene *scene)
+{
+    Cairn__JobSeal seal = CAIRN__JOB_SEAL__INIT;
+    seal.job = SCENE_JOB;
+    scene_say(scene, CAIRN_MSG_JOB_SEAL, 6, &seal.base);
+    ck_assert_uint_eq(scene_hear(scene, CAIRN_MSG_DONE).request, 6);
+}
+
+void scene_fence(struct scene *scene, uint64_t epoch)
+{
+    Cairn__Fence fence = CAIRN__FENCE__INIT;
+    fence.job = SCENE_JOB;
+    fence.epoch = epoch;
+    scene_say(scene, CAIRN_MSG_FENCE, 0, &fence.base);
+    scene->epoch = epoch;
+}
+
+void scene_resolve_none(struct scene *scene)
+{
+    Cairn__Resolve resolve = CAIRN__RESOLVE__INIT;
+    Cairn__Decision none = CAIRN__DECISION__INIT;
+    resolve.job = SCENE_JOB;
+    resolve.epoch = scene->epoch;
+    resolve.decision = &none;
+    scene_say(scene, CAIRN_MSG_RESOLVE, 0, &resolve.base);
+}
+
+void scene_round_open(struct scene *scene, uint64_t round, uint64_t step, uint32_t member_count)
+{
+    uint64_t members[SCENE_MEMBERS] = { 1, 2, 3 };
+    Cairn__RoundOpen open = CAIRN__ROUND_OPEN__INIT;
+    open.job = SCENE_JOB;
+    open.epoch = scene->epoch;
+    open.round = scene->round = round;
+    open.generation = 1;
+    open.step = step;
+    open.n_members = member_count;
+    open.members = members;
+    scene_say(scene, CAIRN_MSG_ROUND_OPEN, 0, &open.base);
+}
+
+/* ---- the worker ---- */
+
+static void on_received(void *arg, cairn_status status)
+{
+    bool *whole = arg;
+    ck_assert_int_eq(status, CAIRN_OK);
+    *whole = true;
+}
+
+static void on_message(void *arg, const void *header, size_t header_bytes, size_t payload_bytes,
+                       struct cairn_fabric_message *message)
+{
+    struct scene *scene = arg;
+    // Never moved: a receive may still point into it.
+    ck_assert_uint_lt(scene->note_count, 4096);
+    struct scene_note *note = &scene->notes[scene->note_count++];
+    *note = (struct scene_note) { .whole = message == NULL };
+    ck_assert_int_eq(cairn_chunk_decode(header, header_bytes, payload_bytes, &note->header),
+                     CAIRN_OK);
+    if (message == NULL || scene->deaf) return;
+    note->payload = malloc(payload_bytes);
+    ck_assert_int_eq(
+        cairn_fabric_receive(message, note->payload, payload_bytes, on_received, &note->whole),
+        CAIRN_OK);
+}
+
+static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why);
+
+static void connect_shard(struct scene *scene)
+{
+    size_t bytes;
+    const void *address = cairn_fabric_address(scene->shard->fabric, &bytes);
+    ck_assert_int_eq(
+        cairn_fabric_connect(scene->fabric, address, bytes, on_down, scene, &scene->peer),
+        CAIRN_OK);
+}
+
+/* The shard let a member go: the worker is back at once. */
+static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
+{
+    struct scene *scene = arg;
+    (void)why;
+    cairn_fabric_peer_close(peer);
+    scene->peer = NULL;
+    if (!scene->closing) connect_shard(scene);
+}
+
+static void on_sent(void *arg, cairn_status status)
+{
+    struct scene *scene = arg;
+    (void)status;
+    scene->sends_over++;
+}
+
+struct cairn_chunk_header scene_header(const struct scene *scene, uint8_t kind, uint64_t member)
+{
+    return (struct cairn_chunk_header) { .kind = kind,
+                                         .job = SCENE_JOB,
+                                         .member = member,
+                                         .token = 1000 + member,
+                                         .epoch = scene->epoch,
+                                         .round = scene->round };
+}
+
+struct cairn_chunk_header scene_chunk_header(const struct scene *scene, uint8_t kind,
+                                             uint64_t member, uint64_t chunk)
+{
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene->map, chunk);
+    struct cairn_chunk_header header = scene_header(scene, kind, member);
+    header.tensor = place.tensor;
+    header.first_leaf = place.first_leaf;
+    header.leaf_count = (uint32_t)place.leaf_count;
+    header.table_hash = CAIRN_TABLE_HASH_WHOLE;
+    header.request = chunk + 1;
+    header.dtype = CAIRN_F32;
+    header.plane = kind == CAIRN_CHUNK_PUSH ? 0 : CAIRN_PLANE_PARAM;
+    return header;
+}
+
+void scene_send(struct scene *scene, struct cairn_chunk_header *header, const void *payload,
+                size_t payload_bytes)
+{
+    uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
+    header->payload_bytes = payload_bytes;
+    if (header->checksum == 0 && payload_bytes > 0)
+        header->checksum = cairn_chunk_checksum(payload, payload_bytes);
+    cairn_chunk_encode(header, bytes);
+    scene->sent++;
+    ck_assert_int_eq(
+        cairn_fabric_send(scene->peer, bytes, sizeof bytes, payload, payload_bytes, on_sent, scene),
+        CAIRN_OK);
+}
+
+const struct scene_note *scene_note(struct scene *scene, uint8_t kind)
+{
+    watch(scene);
+    for (;;) {
+        for (size_t i = 0; i < scene->note_count; i++) {
+            struct scene_note *note = &scene->notes[i];
+            if (note->taken || !note->whole || note->header.kind != kind) continue;
+            note->taken = true;
+            uv_timer_stop(&scene->deadline);
+            return note;
+        }
+        turn(scene);
+    }
+}
+
+size_t scene_waiting(const struct scene *scene, uint8_t kind)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < scene->note_count; i++)
+        count += !scene->notes[i].taken && scene->notes[i].header.kind == kind;
+    return count;
+}
+
+void scene_settle(struct scene *scene)
+{
+    watch(scene);
+    while (scene->sends_over < scene->sent) turn(scene);
+    uv_timer_stop(&scene->deadline);
+    // Heartbeats come every 20 ms: two of them, and everything before them was said.
+    for (int i = 0; i < 2; i++) {
+        for (size_t k = 0; k < scene->frame_count; k++)
+            if (scene->frames[k].type == CAIRN_MSG_HEARTBEAT) scene->frames[k].taken = true;
+        scene_hear(scene, CAIRN_MSG_HEARTBEAT);
+    }
+}
+
+float scene_initial(uint32_t tensor, uint64_t elem)
+{
+    return (float)((elem * 2654435761u + tensor * 97u) % 2001u) / 1000.0f - 1.0f;
+}
+
+void scene_put_all(struct scene *scene, uint64_t member)
+{
+    for (uint64_t c = 0; c < scene->map.chunk_count; c++) {
+        const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene->map, c);
+        float *values = malloc(place.elem_count * sizeof *values);
+        for (uint64_t i = 0; i < place.elem_count; i++)
+            values[i] = scene_initial(place.tensor, place.first_elem + i);
+        struct cairn_chunk_header put = scene_chunk_header(scene, CAIRN_CHUNK_PUT, member, c);
+        scene_send(scene, &put, values, place.elem_count * sizeof *values);
+        ck_assert_uint_eq(scene_note(scene, CAIRN_CHUNK_ACK)->header.request, put.request);
+        watch(scene);
+        while (scene->sends_over < scene->sent) turn(scene);
+        uv_timer_stop(&scene->deadline);
+        free(values);
+    }
+}
+
+/* ---- the job ---- */
+
+static void add_tensor(struct cairn_job_spec_data *spec, const char *name, const char *group,
+                       cairn_kind kind, cairn_dtype wire, uint32_t rank, uint64_t rows,
+                       uint64_t columns)
+{
+    const struct cairn_tensor_spec tensor = {
+        .name = (char *)name,
+        .group = (char *)group,
+        .kind = kind,
+        .wire = wire,
+        .reduce = CAIRN_F32,
+        .master = CAIRN_F32,
+        .shape = { .rank = rank, .dim = { rows, columns } },
+    };
+    ck_assert_int_eq(cairn_spec_add_tensor(spec, &tensor), CAIRN_OK);
+}
+
+static void make_spec(struct cairn_job_spec_data *spec)
+{
+    cairn_spec_init(spec);
+    ck_assert_int_eq(cairn_spec_set_name(spec, "play"), CAIRN_OK);
+    struct cairn_group_spec group = cairn_group_default();
+    group.name = (char *)"a";
+    group.optimizer = (char *)"adamw";
+    group.weight_decay = 0.01;
+    ck_assert_int_eq(cairn_spec_add_group(spec, &group), CAIRN_OK);
+    group = cairn_group_default();
+    group.name = (char *)"s";
+    group.optimizer = (char *)"sgd";
+    group.momentum = 0.9;
+    ck_assert_int_eq(cairn_spec_add_group(spec, &group), CAIRN_OK);
+    add_tensor(spec, "bias", "a", CAIRN_TRAINED, CAIRN_F32, 1, 10, 0);
+    add_tensor(spec, "emb", "s", CAIRN_TRAINED, CAIRN_F32, 2, 40, 300);
+    add_tensor(spec, "frozen", "", CAIRN_FROZEN, CAIRN_F32, 2, 20, 500);
+    add_tensor(spec, "weight", "a", CAIRN_TRAINED, CAIRN_BF16, 2, 50, 1000);
+    spec->chunk_leaves = SCENE_CHUNK_LEAVES;
+    spec->window = SCENE_WINDOW;
+    cairn_spec_canonicalize(spec);
+    struct cairn_sentence why;
+    ck_assert_msg(cairn_spec_check(spec, cairn_optimizer_names(), &why) == CAIRN_OK, "%s",
+                  why.text);
+}
+
+static void make_layout(struct scene *scene)
+{
+    struct cairn_layout_tensor tensors[TENSORS];
+    struct cairn_extent *extents = calloc(TENSORS + 1, sizeof *extents);
+    for (uint32_t t = 0; t < TENSORS; t++) {
+        const struct cairn_tensor_spec *spec = &scene->spec.tensors[t];
+        const struct cairn_geometry geometry = cairn_geometry_of(&spec->shape);
+        tensors[t] = (struct cairn_layout_tensor) {
+            .name = spec->name, .unit = spec->unit, .shape = spec->shape, .elem_bytes = 1
+        };
+        extents[t] = (struct cairn_extent) { .tensor = t, .quantum_count = geometry.quantum_count };
+    }
+    extents[TENSORS] = extents[T_WEIGHT]; // its last quanta stand on shard 1
+    extents[T_WEIGHT].quantum_count -= 3;
+    extents[TENSORS].first_quantum = extents[T_WEIGHT].quantum_count;
+    extents[TENSORS].quantum_count = 3;
+    extents[TENSORS].shard = 1;
+    ck_assert_int_eq(
+        cairn_layout_make(tensors, TENSORS, SCENE_SHARDS, 1, extents, TENSORS + 1, &scene->layout),
+        CAIRN_OK);
+    ck_assert_int_eq(cairn_shard_map_init(&scene->map, scene->layout, 0, SCENE_CHUNK_LEAVES),
+                     CAIRN_OK);
+}
+
+/* ---- open and close ---- */
+
+static void open_worker(struct scene *scene, const char *kind)
+{
+    struct cairn_sentence why;
+    const struct cairn_fabric_options options = {
+        .on_message = on_message,
+        .on_message_arg = scene,
+        .max_payload = CAIRN_CHUNK_PAYLOAD_MAX,
+        .hub = scene->hub,
+    };
+    ck_assert_msg(cairn_fabric_open(kind, &options, &scene->fabric, &why) == CAIRN_OK, "%s",
+                  why.text);
+    ck_assert_int_eq(cairn_fabric_poll_init(&scene->poll, &scene->loop, scene->fabric, 0),
+                     CAIRN_OK);
+    connect_shard(scene);
+}
+
+void scene_open(struct scene *scene, const char *kind, uint32_t threads, uint64_t limit_bytes)
+{
+    struct cairn_sentence why;
+    memset(scene, 0, sizeof *scene);
+    cairn_log_init("test", CAIRN_LOG_ERROR);
+    uv_loop_init(&scene->loop);
+    uv_timer_init(&scene->loop, &scene->deadline);
+    scene->notes = calloc(4096, sizeof *scene->notes);
+    if (strcmp(kind, "mem") == 0) {
+        const struct cairn_fabric_mem_options mem = { .seed = 7, .delay_max_ticks = 4 };
+        ck_assert_int_eq(cairn_fabric_mem_hub_open(&mem, &scene->hub), CAIRN_OK);
+    }
+    const struct cairn_listener_options listen = {
+        .listen = (char *)"127.0.0.1:0",
+        .connections_max = 8,
+        .half_open_max = 4,
+        .hello_timeout_ms = 5000,
+        .send_queue_bytes = 8 << 20,
+    };
+    const struct cairn_listener_events events = { on_frame, on_gone };
+    ck_assert_msg(cairn_listener_open(&scene->loop, &listen, CAIRN_MSG_HELLO, CAIRN_MSG_MAX,
+                                      &events, scene, &scene->listener, &why) == CAIRN_OK,
+                  "%s", why.text);
+    snprintf(scene->coordinator, sizeof scene->coordinator, "%s",
+             cairn_listener_address(scene->listener));
+    const struct cairn_shard_options options = {
+        .name = "s0",
+        .coordinator = scene->coordinator,
+        .memory_bytes = limit_bytes != 0 ? limit_bytes : (uint64_t)1 << 30,
+        .compute_threads = threads,
+        .fabric_kind = kind,
+        .hub = scene->hub,
+    };
+    ck_assert_msg(cairn_shard_open(&scene->loop, &options, &scene->shard, &why) == CAIRN_OK, "%s",
+                  why.text);
+    make_spec(&scene->spec);
+    make_layout(scene);
+    open_worker(scene, kind);
+    scene_hear(scene, CAIRN_MSG_HELLO);
+}
+
+void scene_close(struct scene *scene)
+{
+    scene->closing = true;
+    if (scene->shard != NULL) cairn_shard_close(scene->shard, NULL, NULL);
+    cairn_listener_close(scene->listener, NULL);
+    cairn_fabric_poll_close(&scene->poll, NULL, NULL);
+    cairn_fabric_close(scene->fabric);
+    uv_close((uv_handle_t *)&scene->deadline, NULL);
+    uv_run(&scene->loop, UV_RUN_DEFAULT);
+    ck_assert_int_eq(uv_loop_close(&scene->loop), 0);
+    if (scene->hub != NULL) cairn_fabric_mem_hub_close(scene->hub);
+    for (size_t i = 0; i < scene->frame_count; i++) cairn_message_free(scene->frames[i].message);
+    for (size_t i = 0; i < scene->note_count; i++) free(scene->notes[i].payload);
+    free(scene->frames);
+    free(scene->notes);
+    cairn_shard_map_release(&scene->map);
+    cairn_layout_close(scene->layout);
+    cairn_spec_release(&scene->spec);
+}

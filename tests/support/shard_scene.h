@@ -1,0 +1,104 @@
+/* A shard on a stage: the room of the shard daemon in this process, with a coordinator and a worker
+ * that say what the test tells them, on one loop. Everything that they hear is kept, in order. */
+#ifndef CAIRN_SUPPORT_SHARD_SCENE_H
+#define CAIRN_SUPPORT_SHARD_SCENE_H
+
+#include "server/base/listener.h"
+#include "server/shard/shard.h"
+
+enum { SCENE_DEADLINE_MS = 10000, SCENE_JOB = 77, SCENE_SHARDS = 2 };
+
+/* A control message that the coordinator heard. */
+struct scene_frame {
+    uint16_t type;
+    uint32_t request;
+    ProtobufCMessage *message; /* owned by the scene */
+    bool taken;
+};
+
+/* A fabric message that the worker heard. */
+struct scene_note {
+    struct cairn_chunk_header header;
+    uint8_t *payload; /* owned by the scene; [header.payload_bytes], once received */
+    bool whole, taken;
+};
+
+struct scene {
+    uv_loop_t loop;
+    uv_timer_t deadline;
+    struct cairn_fabric_mem_hub *hub;
+    struct cairn_shard *shard;
+    bool closing;
+
+    struct cairn_listener *listener;
+    struct cairn_peer *session; /* the shard's, once it said Hello; NULL: none */
+    char coordinator[64];
+    unsigned hellos;
+
+    struct cairn_fabric *fabric; /* the worker's */
+    struct cairn_fabric_poll poll;
+    struct cairn_fabric_peer *peer; /* to the shard */
+    unsigned sent, sends_over;
+    bool deaf; /* the worker takes no payload: its DATA stays held */
+
+    struct scene_frame *frames;
+    size_t frame_count;
+    struct scene_note *notes;
+    size_t note_count;
+
+    struct cairn_job_spec_data spec;
+    struct cairn_layout *layout;
+    struct cairn_shard_map map; /* of shard 0, the one on the stage */
+    uint64_t epoch, round;      /* put into headers by scene_header */
+};
+
+/* Opens the shard (named "s0", `threads` compute threads) and waits for its Hello. kind: "mem" or
+ * "ucx". `limit_bytes` 0: plenty. */
+void scene_open(struct scene *scene, const char *kind, uint32_t threads, uint64_t limit_bytes);
+/* Closes everything; the loop must be empty after it. */
+void scene_close(struct scene *scene);
+
+/* The job of the tests: tensors bias f32 [10] and weight bf16 [50,1000] (adamw), emb f32 [40,300] (sgd
+ * with momentum), frozen f32 [20,500]. Shard 0 owns all but the last quanta of weight. */
+enum { T_BIAS, T_EMB, T_FROZEN, T_WEIGHT, TENSORS };
+enum { SCENE_CHUNK_LEAVES = 4, SCENE_WINDOW = 2, SCENE_MEMBERS = 3 };
+
+/* ---- the coordinator ---- */
+void scene_say(struct scene *scene, uint16_t type, uint32_t request,
+               const ProtobufCMessage *message);
+/* Runs until a message of that type is heard that was not taken yet, and takes it. */
+struct scene_frame scene_hear(struct scene *scene, uint16_t type);
+/* JobCreate with the pages of spec and layout; the answer is not awaited. */
+void scene_create(struct scene *scene, uint32_t request, uint64_t generation, uint64_t step,
+                  const char *snapshot_path);
+/* Joins a member with token 1000 + member and hears Done. */
+void scene_join(struct scene *scene, uint64_t member, uint32_t role);
+/* Seals and hears Done. */
+void scene_seal(struct scene *scene);
+void scene_fence(struct scene *scene, uint64_t epoch);
+/* Resolve with the outcome "none". */
+void scene_resolve_none(struct scene *scene);
+/* Opens round `round` at step `step` for the members 1 to member_count. */
+void scene_round_open(struct scene *scene, uint64_t round, uint64_t step, uint32_t member_count);
+
+/* ---- the worker, who speaks for all members ---- */
+/* A header of member, with its token, and the scene's epoch and round. */
+struct cairn_chunk_header scene_header(const struct scene *scene, uint8_t kind, uint64_t member);
+/* The same for a chunk of shard 0's map. */
+struct cairn_chunk_header scene_chunk_header(const struct scene *scene, uint8_t kind,
+                                             uint64_t member, uint64_t chunk);
+/* Sends; payload_bytes and checksum of the header are filled in unless checksum is set. The payload
+ * must live until the next scene_settle. */
+void scene_send(struct scene *scene, struct cairn_chunk_header *header, const void *payload,
+                size_t payload_bytes);
+/* Runs until a message of that kind, with its payload, is heard that was not taken yet; takes it. */
+const struct scene_note *scene_note(struct scene *scene, uint8_t kind);
+/* Runs until every send is over and nothing has happened for some turns of the loop. */
+void scene_settle(struct scene *scene);
+/* Messages of a kind heard and not taken. */
+size_t scene_waiting(const struct scene *scene, uint8_t kind);
+/* Puts every chunk of the shard, waits for the ACKs, with scene_initial as values. */
+void scene_put_all(struct scene *scene, uint64_t member);
+float scene_initial(uint32_t tensor, uint64_t elem);
+
+#endif

@@ -1,0 +1,429 @@
+/* The shard's daemon on a stage: rounds with the bits of the kernels, fetches, snapshots, and its
+ * dealings with the coordinator. What bad messages get: test_shard_refusals.c. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/scratch.h"
+#include "tests/support/shard_model.h"
+#include "tests/support/shard_scene.h"
+
+static struct scene scene;
+static struct model model;
+
+static void serve(const char *kind, uint32_t threads)
+{
+    scene_open(&scene, kind, threads, 0);
+    scene_create(&scene, 3, 1, 0, "");
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 3);
+    scene_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
+    scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
+    scene_put_all(&scene, 1);
+    scene_seal(&scene);
+    scene_fence(&scene, 1);
+    scene_hear(&scene, CAIRN_MSG_ANSWER);
+    scene_resolve_none(&scene);
+    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
+    model_open(&model, &scene);
+}
+
+static void leave(void)
+{
+    model_close(&model);
+    scene_close(&scene);
+}
+
+/* Fetches every chunk of a plane and compares it with the model. */
+static void check_plane(enum cairn_plane plane, uint64_t generation, uint64_t step,
+                        const struct model *expected)
+{
+    for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
+        const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, c);
+        if (!model_keeps(place.tensor, plane)) continue;
+        struct cairn_chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, c);
+        fetch.plane = (uint8_t)plane;
+        fetch.generation = generation;
+        fetch.step = step;
+        scene_send(&scene, &fetch, NULL, 0);
+        const struct scene_note *data = scene_note(&scene, CAIRN_CHUNK_DATA);
+        ck_assert_uint_eq(data->header.request, c + 1);
+        ck_assert_uint_eq(data->header.checksum,
+                          cairn_chunk_checksum(data->payload, data->header.payload_bytes));
+        size_t bytes;
+        const void *wanted = model_bytes(expected, plane, &place, &bytes);
+        ck_assert_uint_eq(data->header.payload_bytes, bytes);
+        ck_assert_mem_eq(data->payload, wanted, bytes);
+    }
+}
+
+/* ---- rounds ---- */
+
+static void run_steps(const char *kind, uint32_t threads)
+{
+    serve(kind, threads);
+    check_plane(CAIRN_PLANE_WIRE, 1, 0, &model);
+    struct model before;
+    model_copy(&before, &model);
+    for (uint64_t step = 0; step < 2; step++) {
+        model_copy(&before, &model);
+        model_round(&model, &scene, step + 1, step);
+        check_plane(CAIRN_PLANE_WIRE, 1, step + 1, &model);
+        check_plane(CAIRN_PLANE_WIRE, 1, step, &before);
+        check_plane(CAIRN_PLANE_PARAM, 1, step + 1, &model);
+        check_plane(CAIRN_PLANE_EXP_AVG, 1, step + 1, &model);
+        check_plane(CAIRN_PLANE_EXP_AVG_SQ, 1, step + 1, &model);
+    }
+    model_close(&before);
+    leave();
+}
+
+START_TEST(a_step_has_the_bits_of_the_kernels)
+{
+    run_steps("mem", (uint32_t)_i);
+}
+END_TEST
+
+START_TEST(a_step_over_ucx_has_the_same_bits)
+{
+    run_steps("ucx", 2);
+}
+END_TEST
+
+START_TEST(a_skipped_round_changes_nothing)
+{
+    serve("mem", 1);
+    model_push_round(&scene, 1, 0);
+    Cairn__Decide decide = CAIRN__DECIDE__INIT;
+    Cairn__Decision skip = CAIRN__DECISION__INIT;
+    skip.kind = CAIRN_DECISION_SKIP;
+    skip.round = 1;
+    skip.generation = 1;
+    decide.job = SCENE_JOB;
+    decide.epoch = scene.epoch;
+    decide.decision = &skip;
+    scene_hear(&scene, CAIRN_MSG_REDUCED);
+    scene_say(&scene, CAIRN_MSG_DECIDE, 0, &decide.base);
+    const Cairn__Published *published =
+        (const Cairn__Published *)scene_hear(&scene, CAIRN_MSG_PUBLISHED).message;
+    ck_assert_uint_eq(published->step, 0);
+    ck_assert_uint_eq(published->round, 1);
+    check_plane(CAIRN_PLANE_WIRE, 1, 0, &model);
+    check_plane(CAIRN_PLANE_EXP_AVG, 1, 0, &model);
+    leave();
+}
+END_TEST
+
+START_TEST(a_fenced_round_is_run_again_with_the_same_result)
+{
+    serve("mem", 2);
+    // Half of a round, then a new epoch: member 1 pushed a chunk, and nothing of it may stay.
+    scene_round_open(&scene, 1, 0, 2);
+    for (int i = 0; i < 2; i++) scene_note(&scene, CAIRN_CHUNK_GRANT);
+    model_push_chunk(&scene, 1, 0, 0);
+    scene_note(&scene, CAIRN_CHUNK_ACK);
+    scene_fence(&scene, 2);
+    const Cairn__Answer *answer =
+        (const Cairn__Answer *)scene_hear(&scene, CAIRN_MSG_ANSWER).message;
+    ck_assert_uint_eq(answer->epoch, 2);
+    ck_assert_uint_eq(answer->open_round, 0);
+    scene_resolve_none(&scene);
+    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
+    model_round(&model, &scene, 2, 0);
+    check_plane(CAIRN_PLANE_WIRE, 1, 1, &model);
+    leave();
+}
+END_TEST
+
+/* ---- fetches ---- */
+
+static cairn_status fetch_refusal(uint64_t generation, uint64_t step, enum cairn_plane plane)
+{
+    struct cairn_chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, 0);
+    fetch.plane = (uint8_t)plane;
+    fetch.generation = generation;
+    fetch.step = step;
+    scene_send(&scene, &fetch, NULL, 0);
+    return (cairn_status)scene_note(&scene, CAIRN_CHUNK_NAK)->header.value;
+}
+
+START_TEST(a_version_is_gone_when_it_is_overwritten_and_never_another_is_given)
+{
+    serve("mem", 1);
+    model_round(&model, &scene, 1, 0);
+    model_round(&model, &scene, 2, 1);
+    ck_assert_int_eq(fetch_refusal(1, 0, CAIRN_PLANE_WIRE), CAIRN_ERR_VERSION_GONE);
+    ck_assert_int_eq(fetch_refusal(1, 3, CAIRN_PLANE_WIRE), CAIRN_ERR_VERSION_GONE);
+    ck_assert_int_eq(fetch_refusal(2, 2, CAIRN_PLANE_WIRE), CAIRN_ERR_VERSION_GONE);
+    ck_assert_int_eq(fetch_refusal(1, 1, CAIRN_PLANE_PARAM), CAIRN_ERR_VERSION_GONE);
+    leave();
+}
+END_TEST
+
+START_TEST(a_peer_that_stops_reading_pins_no_more_than_its_replies)
+{
+    serve("mem", 1);
+    scene.deaf = true;
+    for (int i = 0; i < CAIRN_SHARD_REPLIES_MAX; i++) {
+        struct cairn_chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, 1);
+        fetch.plane = CAIRN_PLANE_WIRE;
+        fetch.generation = 1;
+        scene_send(&scene, &fetch, NULL, 0);
+    }
+    ck_assert_int_eq(fetch_refusal(1, 0, CAIRN_PLANE_WIRE), CAIRN_ERR_BUSY);
+    // The job can be dropped all the same, and nothing of it is left.
+    Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
+    drop.job = SCENE_JOB;
+    scene_say(&scene, CAIRN_MSG_JOB_DROP, 9, &drop.base);
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 9);
+    ck_assert_uint_eq(scene.shard->budget.used_bytes, 0);
+    ck_assert_ptr_null(scene.shard->jobs);
+    leave();
+}
+END_TEST
+
+/* ---- snapshots ---- */
+
+static const Cairn__SnapshotPart *pin(const char *path)
+{
+    Cairn__Pin message = CAIRN__PIN__INIT;
+    message.job = SCENE_JOB;
+    message.snapshot = 4;
+    message.path = (char *)path;
+    scene_say(&scene, CAIRN_MSG_PIN, 0, &message.base);
+    return (const Cairn__SnapshotPart *)scene_hear(&scene, CAIRN_MSG_SNAPSHOT_PART).message;
+}
+
+/* The digests of a part against trees built from the model. */
+static void check_digests(const Cairn__SnapshotPart *part)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < scene.map.extent_count; i++) {
+        const struct cairn_local_extent *extent = &scene.map.extents[i];
+        for (int plane = CAIRN_PLANE_PARAM; plane < CAIRN_PLANE_COUNT; plane++) {
+            if (plane == CAIRN_PLANE_WIRE || !model_keeps(extent->tensor, plane)) continue;
+            struct cairn_tree tree;
+            cairn_tree_init(&tree, extent->first_leaf);
+            cairn_backend_host()->hash_leaves(model_plane(&model, plane) + extent->local_elem,
+                                              CAIRN_F32, &scene.layout->geometry[extent->tensor],
+                                              extent->leaf_count, &tree);
+            for (uint32_t n = 0; n < tree.node_count; n++, at++) {
+                ck_assert_uint_lt(at, part->n_digests);
+                ck_assert_uint_eq(part->digests[at]->tensor, extent->tensor);
+                ck_assert_int_eq((int)part->digests[at]->plane, plane);
+                ck_assert_uint_eq(part->digests[at]->level, tree.node[n].level);
+                ck_assert_uint_eq(part->digests[at]->index, tree.node[n].index);
+                ck_assert_mem_eq(part->digests[at]->hash.data, tree.node[n].hash.byte, 32);
+            }
+        }
+    }
+    ck_assert_uint_eq(at, part->n_digests);
+}
+
+START_TEST(a_digest_is_of_the_pinned_version)
+{
+    serve("mem", 2);
+    model_round(&model, &scene, 1, 0);
+    const Cairn__SnapshotPart *part = pin("");
+    ck_assert_int_eq(part->status, CAIRN_OK);
+    ck_assert_uint_eq(part->step, 1);
+    ck_assert_uint_eq(part->n_files, 0);
+    ck_assert_uint_gt(part->payload.len, 0);
+    check_digests(part);
+    leave();
+}
+END_TEST
+
+/* The whole model as a snapshot: shard 1's part is written by the test. */
+static void commit_snapshot(const char *folder, const Cairn__SnapshotPart *part)
+{
+    struct cairn_manifest manifest;
+    cairn_manifest_init(&manifest);
+    ck_assert_int_eq(cairn_spec_copy(&scene.spec, &manifest.spec), CAIRN_OK);
+    manifest.generation = manifest.step = 1;
+    manifest.shard_count = SCENE_SHARDS;
+    manifest.loss_scale = 1;
+    for (size_t i = 0; i < part->n_files; i++) {
+        ck_assert_int_eq(cairn_manifest_add_file(&manifest, part->files[i]->path,
+                                                 part->files[i]->bytes,
+                                                 part->files[i]->xxh3_128.data),
+                         CAIRN_OK);
+    }
+    model_write_rest(&scene, folder, &manifest);
+    struct cairn_sentence why;
+    ck_assert_msg(cairn_manifest_commit(folder, &manifest, &why) == CAIRN_OK, "%s", why.text);
+    cairn_manifest_release(&manifest);
+}
+
+START_TEST(a_snapshot_is_restored_into_a_new_generation_bit_for_bit)
+{
+    char root[CAIRN_SCRATCH_BYTES], id[CAIRN_SNAPSHOT_ID_BYTES], *folder;
+    struct cairn_sentence why;
+    cairn_scratch_make(root);
+    ck_assert_int_eq(cairn_snapshot_folder_make(root, "play", 1, 1, id, &folder, &why), CAIRN_OK);
+    serve("mem", 2);
+    model_round(&model, &scene, 1, 0);
+    const Cairn__SnapshotPart *part = pin(folder);
+    ck_assert_msg(part->status == CAIRN_OK, "%s", part->text);
+    ck_assert_uint_gt(part->n_files, 0);
+    check_digests(part);
+    commit_snapshot(folder, part);
+
+    struct model saved;
+    memset(&saved, 0, sizeof saved);
+    model_copy(&saved, &model);
+    model_round(&model, &scene, 2, 1); // goes on, and is forgotten
+    scene_create(&scene, 8, 2, 1, folder);
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 8);
+    scene_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
+    check_plane(CAIRN_PLANE_WIRE, 2, 1, &saved);
+    check_plane(CAIRN_PLANE_PARAM, 2, 1, &saved);
+    check_plane(CAIRN_PLANE_EXP_AVG, 2, 1, &saved);
+    check_plane(CAIRN_PLANE_EXP_AVG_SQ, 2, 1, &saved);
+    model_close(&saved);
+    leave();
+    free(folder);
+    cairn_scratch_remove(root);
+}
+END_TEST
+
+START_TEST(a_snapshot_that_cannot_be_written_fails_alone)
+{
+    serve("mem", 1);
+    const Cairn__SnapshotPart *part = pin("/nonexistent/folder");
+    ck_assert_int_ne(part->status, CAIRN_OK);
+    ck_assert_ptr_nonnull(strstr(part->text, "nonexistent"));
+    model_round(&model, &scene, 1, 0);
+    check_plane(CAIRN_PLANE_WIRE, 1, 1, &model);
+    leave();
+}
+END_TEST
+
+START_TEST(a_snapshot_that_is_missing_fails_the_create_and_holds_nothing)
+{
+    scene_open(&scene, "mem", 1, 0);
+    scene_create(&scene, 3, 2, 1, "/nonexistent/snapshot");
+    const struct scene_frame answer = scene_hear(&scene, CAIRN_MSG_ERROR);
+    ck_assert_uint_eq(answer.request, 3);
+    ck_assert_int_eq(((const Cairn__Error *)answer.message)->status, CAIRN_ERR_NOT_FOUND);
+    scene_settle(&scene);
+    ck_assert_ptr_null(scene.shard->jobs);
+    ck_assert_uint_eq(scene.shard->budget.used_bytes, 0);
+    scene_close(&scene);
+}
+END_TEST
+
+/* ---- the coordinator ---- */
+
+START_TEST(a_lost_coordinator_finds_the_job_and_the_round_again)
+{
+    serve("mem", 1);
+    model_push_round(&scene, 1, 0);
+    scene_hear(&scene, CAIRN_MSG_REDUCED);
+    cairn_peer_close(scene.session, CAIRN_OK, "gone");
+    const Cairn__Hello *hello = (const Cairn__Hello *)scene_hear(&scene, CAIRN_MSG_HELLO).message;
+    ck_assert_uint_eq(hello->n_held, 1);
+    ck_assert_uint_eq(hello->held[0]->job, SCENE_JOB);
+    ck_assert_uint_eq(hello->held[0]->generation, 1);
+    scene_fence(&scene, 2);
+    const Cairn__Answer *answer =
+        (const Cairn__Answer *)scene_hear(&scene, CAIRN_MSG_ANSWER).message;
+    ck_assert_uint_eq(answer->phase, CAIRN_STEP_REDUCED);
+    ck_assert_uint_eq(answer->open_round, 1);
+    model_apply(&model, &scene, 1, 0, CAIRN_MSG_RESOLVE);
+    check_plane(CAIRN_PLANE_WIRE, 1, 1, &model);
+    leave();
+}
+END_TEST
+
+START_TEST(a_job_that_does_not_fit_is_refused_with_the_numbers)
+{
+    scene_open(&scene, "mem", 1, 200000);
+    scene_create(&scene, 3, 1, 0, "");
+    const struct scene_frame answer = scene_hear(&scene, CAIRN_MSG_ERROR);
+    const Cairn__Error *error = (const Cairn__Error *)answer.message;
+    ck_assert_int_eq(error->status, CAIRN_ERR_NO_MEMORY);
+    ck_assert_ptr_nonnull(strstr(error->text, "200000"));
+    ck_assert_ptr_nonnull(strstr(error->text, "memory.limit"));
+    ck_assert_ptr_null(scene.shard->jobs);
+    scene_close(&scene);
+}
+END_TEST
+
+START_TEST(a_seal_names_what_is_missing)
+{
+    scene_open(&scene, "mem", 1, 0);
+    scene_create(&scene, 3, 1, 0, "");
+    scene_hear(&scene, CAIRN_MSG_DONE);
+    Cairn__JobSeal seal = CAIRN__JOB_SEAL__INIT;
+    seal.job = SCENE_JOB;
+    scene_say(&scene, CAIRN_MSG_JOB_SEAL, 6, &seal.base);
+    const struct scene_frame answer = scene_hear(&scene, CAIRN_MSG_ERROR);
+    const Cairn__Error *error = (const Cairn__Error *)answer.message;
+    ck_assert_uint_eq(answer.request, 6);
+    ck_assert_int_eq(error->status, CAIRN_ERR_NOT_READY);
+    ck_assert_ptr_nonnull(strstr(error->text, "bias, emb, frozen, weight"));
+    scene_close(&scene);
+}
+END_TEST
+
+START_TEST(an_older_generation_does_not_replace_a_job)
+{
+    serve("mem", 1);
+    scene_create(&scene, 8, 0, 0, "");
+    const struct scene_frame answer = scene_hear(&scene, CAIRN_MSG_ERROR);
+    ck_assert_uint_eq(answer.request, 8);
+    ck_assert_int_eq(((const Cairn__Error *)answer.message)->status, CAIRN_ERR_EXISTS);
+    scene_create(&scene, 9, 1, 0, ""); // asked again: it is held
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 9);
+    check_plane(CAIRN_PLANE_WIRE, 1, 0, &model);
+    leave();
+}
+END_TEST
+
+START_TEST(a_decision_without_a_round_stops_the_job_before_a_parameter_changes)
+{
+    serve("mem", 1);
+    Cairn__Decide decide = CAIRN__DECIDE__INIT;
+    Cairn__Decision apply = CAIRN__DECISION__INIT;
+    apply.kind = CAIRN_DECISION_APPLY;
+    apply.round = 1;
+    decide.job = SCENE_JOB;
+    decide.epoch = scene.epoch;
+    decide.decision = &apply;
+    scene_say(&scene, CAIRN_MSG_DECIDE, 0, &decide.base);
+    const Cairn__Error *error = (const Cairn__Error *)scene_hear(&scene, CAIRN_MSG_ERROR).message;
+    ck_assert_ptr_nonnull(strstr(error->text, "play"));
+    const Cairn__Hello *hello = (const Cairn__Hello *)scene_hear(&scene, CAIRN_MSG_HELLO).message;
+    ck_assert_uint_eq(hello->n_held, 0); // the coordinator sees that it is lost here
+    leave();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("shard_daemon");
+    TCase *tcase = tcase_create("shard_daemon");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_loop_test(tcase, a_step_has_the_bits_of_the_kernels, 1, 4);
+    tcase_add_test(tcase, a_step_over_ucx_has_the_same_bits);
+    tcase_add_test(tcase, a_skipped_round_changes_nothing);
+    tcase_add_test(tcase, a_fenced_round_is_run_again_with_the_same_result);
+    tcase_add_test(tcase, a_version_is_gone_when_it_is_overwritten_and_never_another_is_given);
+    tcase_add_test(tcase, a_peer_that_stops_reading_pins_no_more_than_its_replies);
+    tcase_add_test(tcase, a_digest_is_of_the_pinned_version);
+    tcase_add_test(tcase, a_snapshot_is_restored_into_a_new_generation_bit_for_bit);
+    tcase_add_test(tcase, a_snapshot_that_cannot_be_written_fails_alone);
+    tcase_add_test(tcase, a_snapshot_that_is_missing_fails_the_create_and_holds_nothing);
+    tcase_add_test(tcase, a_lost_coordinator_finds_the_job_and_the_round_again);
+    tcase_add_test(tcase, a_job_that_does_not_fit_is_refused_with_the_numbers);
+    tcase_add_test(tcase, a_seal_names_what_is_missing);
+    tcase_add_test(tcase, an_older_generation_does_not_replace_a_job);
+    tcase_add_test(tcase, a_decision_without_a_round_stops_the_job_before_a_parameter_changes);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
