@@ -6,6 +6,7 @@
 #ifndef CAIRN_MUTANT /* bugs seeded for the simulator: server/core/mutant.h */
 #define CAIRN_MUTANT 0
 #endif
+#define MUTANT(n) (CAIRN_MUTANT == (n))
 
 #define NONE UINT32_MAX
 
@@ -175,7 +176,7 @@ static void pump(struct cairn_push *push, uint32_t shard_index, struct cairn_pus
     for (uint32_t i = shard->head; i != NONE; i = push->entries[i].next) {
         const struct entry *e = &push->entries[i];
         if (!e->sent) {
-            const bool full = shard->unanswered >= shard->window && CAIRN_MUTANT != 7;
+            const bool full = shard->unanswered >= shard->window && !MUTANT(7);
             if (e->kind == CHUNK && (end_unanswered || full)) return;
             if (e->kind == MICRO_END && end_unanswered) return;
             send_entry(push, shard_index, i, actions);
@@ -346,7 +347,7 @@ void cairn_push_on_lost(struct cairn_push *push, uint32_t shard_index,
         release(push, shard_index, true, CAIRN_ERR_EPOCH_CHANGED, actions);
         return;
     }
-    if (CAIRN_MUTANT == 12) return;
+    if (MUTANT(12)) return;
     shard->unanswered = 0;
     for (uint32_t i = shard->head; i != NONE; i = push->entries[i].next)
         push->entries[i].sent = false;

@@ -24,7 +24,9 @@
  * 13  the round opens for a shard while it still drains the void one
  * 14  workers hear "committed" when the first shard has published
  * 15  the loss scale is forgotten by a new coordinator
- * 16  the end of a micro-batch counts as its last chunk: what is late is absent */
-#define CAIRN_MUTANT_COUNT 16
+ * 16  the end of a micro-batch counts as its last chunk: what is late is absent
+ * 17  a duplicate of a chunk that is being received is refused when the round is void
+ * 18  a worker that came back gets its GRANT while a receive of its past is under way */
+#define CAIRN_MUTANT_COUNT 18
 
 #endif

@@ -159,6 +159,8 @@ static void send_result(const struct cairn_round *core, uint64_t member, uint64_
     action->status = status;
     action->version = core->version;
     if (status != CAIRN_ERR_EPOCH_CHANGED) action->decision = &core->last;
+    if (status == CAIRN_ERR_EPOCH_CHANGED && round < core->last.round)
+        action->why = "the round is over; how it ended is no longer known";
 }
 
 static cairn_status result_of(const struct cairn_round *core, uint64_t round)

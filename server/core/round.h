@@ -110,7 +110,8 @@ enum cairn_round_action_kind {
     CAIRN_ROUND_WORKER_OPENED, /* epoch, round, version, rank = the dense one, world, loss_scale */
     CAIRN_ROUND_WORKER_RESULT, /* round, status, version = now. OK or CAIRN_ERR_NONFINITE: how it ended is in
                                 * `decision`. CAIRN_ERR_EPOCH_CHANGED: void, recompute; comes unasked, too,
-                                * to each contributor of a round that is abandoned */
+                                * to each contributor of a round that is abandoned. With `why` not NULL the
+                                * round is too old: it was void, or ended while the worker was no member */
     CAIRN_ROUND_WORKER_FENCE, /* status: it is no member (any more).
                                 *   FENCED   a newer member has its rank
                                 *   TIMEOUT  it passed step_deadline in `round`

@@ -348,7 +348,7 @@ static void on_peer(struct cairn_step *step, const struct cairn_step_event *even
     struct member *member = cairn_step_find(step, event->member);
     if (member == NULL || step->round == 0) return;
     member->lost = event->kind == CAIRN_STEP_PEER_DOWN;
-    member->regrant = !member->lost && member->receiving > 0;
+    member->regrant = !member->lost && member->receiving > 0 && !MUTANT(18);
     if (member->lost || member->regrant || step->fenced) return;
     cairn_step_grant(step, member, actions);
 }

@@ -70,10 +70,25 @@ static struct judgement judge_new_chunk(const struct cairn_step *step,
     return (struct judgement) { FATE_RECEIVE, CAIRN_OK };
 }
 
+/* Is this very contribution in a slot? Then it is answered when that ends, and not before: to refuse it
+ * meanwhile, because the round is void now, would give the worker a buffer back that is being read. */
+static bool in_slot(const struct cairn_step *step, const struct cairn_step_event *event,
+                    const struct member *member)
+{
+    if (member == NULL || event->chunk >= step->config.chunk_count) return false;
+    if (event->epoch != step->round_epoch || event->round != step->round_seen) return false;
+    if (event->micro != member->micro) return false;
+    const uint16_t at = *step_at(step, (uint32_t)(member - step->members), event->chunk);
+    return at != AT_NONE && at != AT_FOLDED;
+}
+
 static struct judgement judge_chunk(const struct cairn_step *step,
                                     const struct cairn_step_event *event,
                                     const struct member *member)
 {
+    if (in_slot(step, event, member) && !MUTANT(1) &&
+        !(MUTANT(17) && step->phase == CAIRN_STEP_DRAINING))
+        return (struct judgement) { FATE_WAITING, CAIRN_OK };
     const cairn_status sender = judge_sender(step, event, member);
     if (sender != CAIRN_OK) return refuse(sender);
     if (event->chunk >= step->config.chunk_count) return refuse(CAIRN_ERR_MALFORMED);
@@ -84,8 +99,7 @@ static struct judgement judge_chunk(const struct cairn_step *step,
     if (member->committed && event->micro > member->last_micro) return refuse(CAIRN_ERR_PROTOCOL);
     const uint32_t index = (uint32_t)(member - step->members);
     const uint16_t at = *step_at(step, index, event->chunk);
-    if (at == AT_NONE || MUTANT(1)) return judge_new_chunk(step, event, member);
-    return at == AT_FOLDED ? folded : (struct judgement) { FATE_WAITING, CAIRN_OK };
+    return at == AT_FOLDED && !MUTANT(1) ? folded : judge_new_chunk(step, event, member);
 }
 
 static void receive(struct cairn_step *step, const struct cairn_step_event *event,

@@ -1,0 +1,415 @@
+/* cairn-sim: a whole cluster in one process, on one seed. The real cores (server/core), the real push
+ * machine (client/push) and the real arithmetic (gpu/host, proto/wire) run; clock, network, disk and
+ * processes are simulated, with faults. An oracle that knows only the contributions recomputes every round.
+ *
+ *   sim_main.c         seeds, the summary, what was seen how often
+ *   sim_world.c        a scenario from a seed; the loop; failures and the trace
+ *   sim_net.c          the heap of events, connections, delay, reordering, duplication, loss
+ *   sim_coordinator.c  the coordinator's daemon, as thin as can be
+ *   sim_shard.c        the shard's daemon
+ *   sim_worker.c       the worker's process: the library and a trainer
+ *   sim_oracle.c       what is true whatever happens
+ *   sim_faults.c       what happens
+ *
+ * Everything is a function of the seed: no address, no time of day, no uninitialised byte may reach a
+ * decision (each seed is run twice and must give the same trace). Times are in microseconds. */
+#ifndef CAIRN_SIM_H
+#define CAIRN_SIM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "client/push.h"
+#include "gpu/gpu.h"
+#include "server/core/round.h"
+#include "server/core/step.h"
+
+#define SHARDS_MAX  5
+#define RANKS_MAX   4
+#define PROCS_MAX   8 /* worker processes at a time: one a rank, and zombies */
+#define CHUNKS_MAX  32
+#define ELEMS_MAX   128 /* of a chunk */
+#define MICROS_MAX  3
+#define WINDOW_MAX  4
+#define GROUPS      2
+#define FAULTS      9
+#define LEDGER_MAX  256
+#define PAYLOAD_MAX 256
+#define NOBODY      UINT32_MAX
+
+#define MS(x)    ((uint64_t)(x)*1000)
+#define LEASE    MS(60)
+#define DEADLINE 250       /* step_deadline, ms */
+#define HEALTHY  3         /* steps that must commit after the faults */
+#define LIMIT    MS(10000) /* within so long (P12) */
+
+/* ---- random numbers: one stream each for the schedule, the faults and the workload ---- */
+struct rng {
+    uint64_t state;
+};
+uint64_t rng_next(struct rng *rng);
+uint64_t rng_below(struct rng *rng, uint64_t bound); /* [0, bound) */
+double rng_unit(struct rng *rng);                    /* [0, 1) */
+bool rng_chance(struct rng *rng, double probability);
+uint64_t rng_exponential(struct rng *rng, double mean);
+uint64_t mix(uint64_t a, uint64_t b); /* a hash of both */
+
+/* ---- what was seen: each must happen somewhere in the seeds that the test runs ---- */
+#define SIM_SEEN(X)                                                                    \
+    X(applied, "rounds applied")                                                       \
+    X(skipped, "rounds skipped, not finite")                                           \
+    X(skipped_unweighted, "rounds skipped, no weight")                                 \
+    X(abandoned, "rounds abandoned")                                                   \
+    X(epochs, "epoch changes")                                                         \
+    X(epochs_idle, "epoch changes with nothing open")                                  \
+    X(carried_apply, "epoch changes that carried an APPLY to a prepared shard")        \
+    X(carried_skip, "epoch changes that carried a SKIP to a prepared shard")           \
+    X(carried_updating, "epoch changes while a shard was updating")                    \
+    X(prepared_void, "prepared shards whose round was void")                           \
+    X(drained, "rounds that drained receives, folds or sums")                          \
+    X(open_pending, "rounds opened for a shard that still drained")                    \
+    X(duplicate_folded, "duplicate chunks, folded before: acknowledged again")         \
+    X(duplicate_waiting, "duplicate chunks of one in a slot: dropped")                 \
+    X(refused_stale, "chunks, ends and commits refused: stale")                        \
+    X(refused_fenced, "chunks, ends and commits refused: not a contributor")           \
+    X(refused_checksum, "chunks refused: checksum")                                    \
+    X(end_overtook, "ends of micro-batches that overtook a chunk")                     \
+    X(commit_overtook, "commits that overtook the last end")                           \
+    X(resent, "chunks sent again after a lost connection")                             \
+    X(acked_late, "chunks acknowledged when the worker had them queued again")         \
+    X(regrant_delayed, "grants delayed by a receive of the past")                      \
+    X(landed_lost, "receives that failed with their connection")                       \
+    X(fold_many, "folds of several contributions in one pass")                         \
+    X(absent, "contributions that were absent")                                        \
+    X(zero, "chunks that nobody contributed")                                          \
+    X(window_one, "runs with one slot a worker")                                       \
+    X(workers_dead, "workers killed")                                                  \
+    X(workers_twin, "workers whose rank a newer one took")                             \
+    X(workers_deadline, "workers dropped at the step deadline")                        \
+    X(fabric_lost, "fabric connections lost")                                          \
+    X(control_lost, "control connections lost")                                        \
+    X(restart_waiting, "coordinators killed while waiting")                            \
+    X(restart_fencing, "coordinators killed while fencing")                            \
+    X(restart_resolving, "coordinators killed while resolving")                        \
+    X(restart_steady, "coordinators killed while steady")                              \
+    X(restart_open, "coordinators killed with a round open")                           \
+    X(restart_decided, "coordinators killed after the decision")                       \
+    X(restart_midway, "coordinators killed between sending to one shard and the next") \
+    X(persist_lost, "coordinators killed before an epoch was durable")                 \
+    X(result_late, "results told by another incarnation than the one that decided")    \
+    X(result_unknown, "workers that came back too late to hear how a round ended")     \
+    X(result_void, "workers told to recompute")                                        \
+    X(pinned, "consistent cuts")                                                       \
+    X(pin_deferred, "consistent cuts put off by a decision")                           \
+    X(scale_lowered, "loss scales lowered")                                            \
+    X(clipped, "steps clipped")
+
+enum seen {
+#define X(name, text) SEEN_##name,
+    SIM_SEEN(X)
+#undef X
+        SEEN_COUNT
+};
+
+/* ---- messages and events ---- */
+enum message_kind {
+    /* coordinator to shards, and their answers */
+    M_FENCE,
+    M_RESOLVE,
+    M_OPEN,
+    M_DECIDE,
+    M_PIN,
+    M_SHARD_HELLO,
+    M_ANSWER,
+    M_REDUCED,
+    M_PUBLISHED,
+    /* workers and coordinator */
+    M_ATTACH,
+    M_BEGIN,
+    M_COMMIT,
+    M_OPENED,
+    M_RESULT,
+    M_FENCED,
+    /* workers and shards */
+    M_HELLO,
+    M_CHUNK,
+    M_MICRO_END,
+    M_SHARD_COMMIT,
+    M_GRANT,
+    M_ACK,
+    M_REFUSE,
+    M_MICRO_ACK,
+};
+
+struct message {
+    enum message_kind kind;
+    cairn_status status;
+    uint64_t epoch, round, member, request, weight, snapshot;
+    uint32_t micro, chunk, sent, absent, window, rank, world;
+    enum cairn_step_phase phase;
+    struct cairn_version version;
+    double loss_scale;
+    struct cairn_step_sums sums;
+    struct cairn_decision decision; /* its payload points nowhere: it is below */
+    uint8_t payload[PAYLOAD_MAX];
+    uint64_t members[PROCS_MAX];
+    uint32_t member_count;
+    bool unknown; /* RESULT: too old */
+};
+
+enum event_kind {
+    /* deliveries: a = to, b = from, conn = the connection it was sent on */
+    E_COORDINATOR_FROM_SHARD,
+    E_COORDINATOR_FROM_WORKER,
+    E_SHARD_FROM_COORDINATOR,
+    E_WORKER_FROM_COORDINATOR,
+    E_SHARD_FROM_WORKER,
+    E_WORKER_FROM_SHARD,
+    /* work that ends: a = shard, b = slot or chunk */
+    E_LANDED,
+    E_FOLDED,
+    E_SUMMED,
+    E_UPDATED,
+    E_PERSISTED,
+    E_TICK,
+    E_COMPUTED,          /* a = process; conn = its life */
+    E_LEASE,             /* conn = member */
+    E_SHARD_DOWN,        /* the coordinator notices: a = shard, conn */
+    E_PEER_DOWN,         /* a shard notices: a = shard, b = process, conn */
+    E_CONTROL_RECONNECT, /* a shard, or b a process */
+    E_FABRIC_RECONNECT,  /* a = shard, b = process, conn = its life */
+    E_COORDINATOR_START,
+    E_PROCESS_START,
+    E_FAULT,
+    E_HEAL
+};
+
+struct event {
+    uint64_t time, order; /* order: of scheduling; breaks ties */
+    enum event_kind kind;
+    uint32_t a, b;
+    uint64_t conn;
+    struct message *message; /* NULL, or owned by the pool */
+};
+
+/* A connection: what was sent on another `id` than the present one is lost. */
+struct link {
+    uint64_t id;
+    bool up;
+    uint64_t drains_until; /* what the coordinator sent before the loss arrives until then */
+    uint64_t arrives[2];   /* of the last message each way: control is in order */
+};
+
+/* ---- actors ---- */
+struct coordinator {
+    bool alive;
+    struct cairn_round *core;
+    uint64_t incarnation;
+    uint64_t durable_epoch, durable_reserved;
+    bool persisting;
+    uint64_t persist_epoch, persist_reserved;
+    uint64_t decided_round; /* by this incarnation, the last */
+    uint64_t pins;
+};
+
+struct peer { /* of a shard: what it knows of a worker process */
+    uint64_t member, conn;
+    bool up;
+};
+
+struct sim_shard {
+    struct cairn_step *core;
+    struct link control; /* to the coordinator */
+    bool known_up;       /* by the coordinator */
+    struct peer peers[PROCS_MAX];
+    uint32_t first_chunk, chunk_count; /* of the model */
+    float slots[PROCS_MAX * WINDOW_MAX][ELEMS_MAX];
+    struct {
+        uint64_t member, conn;
+        uint32_t micro, chunk;
+    } landing[PROCS_MAX * WINDOW_MAX];
+    struct cairn_step_action folds[CHUNKS_MAX]; /* under way, by chunk */
+    float acc[CHUNKS_MAX][ELEMS_MAX];
+    float param[CHUNKS_MAX][ELEMS_MAX], m[CHUNKS_MAX][ELEMS_MAX], v[CHUNKS_MAX][ELEMS_MAX];
+    uint32_t executed; /* ledger entries */
+    struct cairn_decision updating;
+    uint8_t updating_payload[PAYLOAD_MAX];
+    bool drain_counted;
+};
+
+enum sent { NOT_SENT = 0, SENT, SENT_BEFORE /* on a connection that is lost */ };
+enum trainer { T_IDLE, T_COMPUTING, T_PUSHING, T_WAITING };
+
+struct process {
+    bool alive, stalled;
+    uint64_t life; /* member number: process index + 16 * count */
+    uint32_t rank;
+    bool zombie; /* another process has its rank */
+    struct link control;
+    struct link fabric[SHARDS_MAX];
+    struct {
+        uint64_t round;
+        uint32_t window;
+    } grant[SHARDS_MAX];
+    enum trainer state;
+    uint64_t epoch, round;
+    bool computed;
+    struct cairn_push *push;
+    bool pushing; /* the machine was made and is not known to be idle */
+    uint64_t push_round;
+    uint32_t next_micro, next_chunk; /* to push */
+    bool committed;                  /* to the machine */
+    bool on_loan[MICROS_MAX][CHUNKS_MAX];
+    uint8_t sent[MICROS_MAX][CHUNKS_MAX]; /* enum sent */
+    float buffer[MICROS_MAX][CHUNKS_MAX][ELEMS_MAX];
+};
+
+/* ---- the truth ---- */
+struct ledger_entry {
+    uint64_t round;
+    bool apply;
+    uint64_t step_after;
+    uint8_t payload[PAYLOAD_MAX];
+    size_t payload_bytes;
+};
+
+struct opened {
+    uint64_t round;
+    uint32_t count;
+    uint64_t members[PROCS_MAX];
+    bool voided; /* a worker was told so */
+};
+
+struct oracle {
+    struct ledger_entry ledger[LEDGER_MAX];
+    uint32_t ledger_count;
+    struct opened opened[LEDGER_MAX];
+    uint32_t opened_count;
+    uint64_t step;
+    double loss_scale;
+    uint32_t applied;
+    uint64_t last_epoch;
+    float acc[CHUNKS_MAX][ELEMS_MAX];
+    float param[CHUNKS_MAX][ELEMS_MAX], m[CHUNKS_MAX][ELEMS_MAX], v[CHUNKS_MAX][ELEMS_MAX];
+};
+
+struct scenario { /* drawn from the seed */
+    uint32_t shards, ranks, workers_min, window, chunks, queue_max;
+    uint32_t elems[CHUNKS_MAX];
+    struct cairn_group_hyper groups[GROUPS];
+    double clip_norm, loss_scale;
+    bool fail_nonfinite;
+    /* the workload */
+    double absent, poison, weightless;
+    uint32_t micros_max;
+    /* the network and the machines: means, in us */
+    double control_delay, fabric_delay, receive_delay, work_delay, compute_delay, disk_delay;
+    double duplicate, corrupt;
+    /* faults */
+    double fault_gap, kill_midway, break_midway;
+    uint32_t weight[FAULTS]; /* of each kind of fault */
+    uint64_t faults_end;
+};
+
+struct sim {
+    uint64_t seed, now, order, events_seen;
+    bool verbose, healed, failed, done;
+    char failure[512];
+    struct rng schedule, fault;
+    uint64_t trace; /* a hash of everything that happened */
+    struct scenario scenario;
+    uint64_t seen[SEEN_COUNT];
+    uint64_t healthy_from; /* steps applied when the faults stopped */
+
+    struct event *heap;
+    size_t heap_count, heap_capacity;
+    struct message *pool; /* free messages are linked through `free_list` */
+    struct message **free_list;
+    size_t free_count, pool_count;
+
+    struct coordinator coordinator;
+    struct sim_shard shards[SHARDS_MAX];
+    struct process procs[PROCS_MAX];
+    uint64_t lives;
+    struct oracle oracle;
+
+    /* memory and scratch of the cores, made once and used for all seeds */
+    void *round_memory, *step_memory[SHARDS_MAX], *push_memory[PROCS_MAX];
+    struct cairn_round_action *round_list;
+    struct cairn_step_action *step_list;
+    struct cairn_push_action *push_list;
+};
+
+/* sim_world.c */
+struct sim *sim_open(void);
+void sim_close(struct sim *sim);
+void sim_run(struct sim *sim, uint64_t seed, bool verbose);
+void sim_fail(struct sim *sim, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void sim_trace(struct sim *sim, const char *what, uint64_t a, uint64_t b, uint64_t c);
+struct cairn_round_config sim_round_config(const struct sim *sim);
+struct cairn_step_config sim_step_config(const struct sim *sim, uint32_t shard);
+struct cairn_push_config sim_push_config(const struct sim *sim);
+
+/* sim_net.c */
+struct event *sim_at(struct sim *sim, uint64_t delay, enum event_kind kind, uint32_t a, uint32_t b,
+                     uint64_t conn);
+bool sim_pop(struct sim *sim, struct event *out);
+void sim_net_reset(struct sim *sim);
+void sim_message_free(struct sim *sim, struct message *message);
+/* In order, reliable until the connection is lost. way: 0 to the coordinator, 1 from it. */
+void sim_send_control(struct sim *sim, struct link *link, int way, enum event_kind kind,
+                      uint32_t to, uint32_t from, const struct message *message);
+/* Any order, perhaps twice. */
+void sim_send_fabric(struct sim *sim, const struct link *link, enum event_kind kind, uint32_t to,
+                     uint32_t from, const struct message *message);
+struct process *sim_process(struct sim *sim, uint64_t member); /* NULL: no more */
+
+/* sim_coordinator.c */
+void coordinator_start(struct sim *sim);
+void coordinator_kill(struct sim *sim);
+void coordinator_event(struct sim *sim, const struct event *event);
+void coordinator_pin(struct sim *sim);
+void shard_link_break(struct sim *sim, uint32_t shard);
+void link_cut(struct sim *sim, struct link *link);
+
+/* sim_shard.c */
+void shard_start(struct sim *sim, uint32_t shard);
+void shard_event(struct sim *sim, const struct event *event);
+void shard_garbage(struct sim *sim, uint32_t shard);
+void shard_connect(struct sim *sim, uint32_t shard);
+
+/* sim_worker.c */
+void process_start(struct sim *sim, uint32_t rank);
+void process_kill(struct sim *sim, uint32_t proc);
+void process_event(struct sim *sim, const struct event *event);
+void process_connect(struct sim *sim, uint32_t proc);
+void process_link_break(struct sim *sim, uint32_t proc);
+void fabric_break(struct sim *sim, uint32_t shard, uint32_t proc);
+
+/* sim_oracle.c */
+void oracle_start(struct sim *sim);
+/* The contribution: the same for whoever asks. */
+uint32_t truth_micros(const struct sim *sim, uint64_t round, uint64_t member);
+uint64_t truth_weight(const struct sim *sim, uint64_t round, uint64_t member);
+bool truth_present(const struct sim *sim, uint64_t round, uint64_t member, uint32_t micro,
+                   uint32_t chunk);
+void truth_gradient(const struct sim *sim, uint64_t round, uint64_t member, uint32_t micro,
+                    uint32_t chunk, float *out);
+void oracle_opened(struct sim *sim, const struct cairn_round_action *open);
+/* A shard begins to do as the decision says. */
+void oracle_executes(struct sim *sim, uint32_t shard, const struct cairn_decision *decision);
+/* A shard has done so: every bit of its state. */
+void oracle_compare(struct sim *sim, uint32_t shard);
+void oracle_result(struct sim *sim, const struct message *result);
+void oracle_told_worker(struct sim *sim, const struct cairn_round_action *opened);
+/* A shard has the pin: the version must be the one of the cut. */
+void oracle_pinned(struct sim *sim, uint32_t shard, const struct message *pin);
+struct cairn_geometry chunk_geometry(const struct sim *sim, uint32_t chunk);
+
+/* sim_faults.c */
+void faults_start(struct sim *sim);
+void faults_event(struct sim *sim);
+void faults_heal(struct sim *sim);
+
+#endif

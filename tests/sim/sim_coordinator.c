@@ -1,0 +1,299 @@
+/* The coordinator's daemon: it carries messages between the core and the network, makes durable what the
+ * core says, and forgets everything else when it is killed. */
+#include <string.h>
+
+#include "tests/sim/sim.h"
+
+static void do_event(struct sim *sim, struct cairn_round_event *event);
+
+/* ---- connections ---- */
+
+/* A shard's control connection is lost; the coordinator notices later, if it has not come back by then. */
+void shard_link_break(struct sim *sim, uint32_t shard)
+{
+    struct link *link = &sim->shards[shard].control;
+    if (!link->up) return;
+    link_cut(sim, link);
+    const uint64_t notice = rng_exponential(&sim->schedule, 2000);
+    sim_at(sim, notice, E_SHARD_DOWN, shard, 0, link->id);
+    sim_at(sim, rng_exponential(&sim->schedule, 3000), E_CONTROL_RECONNECT, shard, NOBODY, 0);
+}
+
+void coordinator_kill(struct sim *sim)
+{
+    struct coordinator *c = &sim->coordinator;
+    if (!c->alive) return;
+    static const enum seen seen[] = {
+        [CAIRN_ROUND_WAITING] = SEEN_restart_waiting,
+        [CAIRN_ROUND_FENCING] = SEEN_restart_fencing,
+        [CAIRN_ROUND_RESOLVING] = SEEN_restart_resolving,
+        [CAIRN_ROUND_STEADY] = SEEN_restart_steady,
+        [CAIRN_ROUND_OPEN] = SEEN_restart_open,
+        [CAIRN_ROUND_DECIDED] = SEEN_restart_decided,
+    };
+    const enum cairn_round_stage stage = cairn_round_stage_of(c->core);
+    if (stage != CAIRN_ROUND_FAILED) sim->seen[seen[stage]]++;
+    sim_trace(sim, "coordinator killed", c->incarnation, stage, 0);
+    c->alive = false;
+    if (c->persisting) {
+        // The write was under way: it is on the disk, or it is not.
+        if (rng_chance(&sim->fault, 0.5)) {
+            c->durable_epoch = c->persist_epoch;
+            c->durable_reserved = c->persist_reserved;
+        } else {
+            sim->seen[SEEN_persist_lost]++;
+        }
+        c->persisting = false;
+    }
+    for (uint32_t s = 0; s < sim->scenario.shards; s++) {
+        if (sim->shards[s].control.up) link_cut(sim, &sim->shards[s].control);
+        sim->shards[s].known_up = false;
+        sim_at(sim, rng_exponential(&sim->schedule, 3000), E_CONTROL_RECONNECT, s, NOBODY, 0);
+    }
+    for (uint32_t p = 0; p < PROCS_MAX; p++)
+        if (sim->procs[p].alive) process_link_break(sim, p);
+    sim_at(sim, rng_exponential(&sim->schedule, 5000), E_COORDINATOR_START, 0, 0, 0);
+}
+
+void coordinator_start(struct sim *sim)
+{
+    struct coordinator *c = &sim->coordinator;
+    if (c->alive) return;
+    struct cairn_round_config config = sim_round_config(sim);
+    config.epoch = c->durable_epoch;
+    config.round_reserved = c->durable_reserved;
+    c->core = cairn_round_init(sim->round_memory, &config);
+    c->alive = true;
+    c->incarnation++;
+    c->decided_round = 0;
+    sim_trace(sim, "coordinator starts", c->incarnation, c->durable_epoch, c->durable_reserved);
+    // The job was initialized before the simulation began; step 0 of generation 1.
+    struct cairn_round_event ready = { .kind = CAIRN_ROUND_READY, .version = { 1, 0 } };
+    do_event(sim, &ready);
+    sim_at(sim, MS(20), E_TICK, 0, 0, c->incarnation);
+}
+
+/* ---- what the core says ---- */
+
+static void to_shard(struct sim *sim, uint32_t shard, enum message_kind kind,
+                     const struct cairn_round_action *action)
+{
+    struct message message = { .kind = kind,
+                               .epoch = action->epoch,
+                               .round = action->round,
+                               .version = action->version,
+                               .snapshot = action->snapshot };
+    if (action->decision != NULL) message.decision = *action->decision;
+    message.member_count = action->member_count;
+    for (uint32_t i = 0; i < action->member_count; i++) message.members[i] = action->members[i];
+    sim_send_control(sim, &sim->shards[shard].control, 1, E_SHARD_FROM_COORDINATOR, shard, 0,
+                     &message);
+}
+
+/* To every shard; it may be killed, or lose a connection, between one and the next. */
+static void to_shards(struct sim *sim, enum message_kind kind,
+                      const struct cairn_round_action *action)
+{
+    const struct scenario *sc = &sim->scenario;
+    const uint32_t first = (uint32_t)rng_below(&sim->schedule, sc->shards);
+    for (uint32_t i = 0; i < sc->shards; i++) {
+        const uint32_t shard = (first + i) % sc->shards;
+        if (!sim->healed && rng_chance(&sim->fault, sc->kill_midway)) {
+            sim->seen[SEEN_restart_midway]++;
+            coordinator_kill(sim);
+            return;
+        }
+        if (!sim->healed && rng_chance(&sim->fault, sc->break_midway)) {
+            sim->seen[SEEN_control_lost]++;
+            shard_link_break(sim, shard);
+        }
+        to_shard(sim, shard, kind, action);
+    }
+}
+
+static void to_worker(struct sim *sim, enum message_kind kind,
+                      const struct cairn_round_action *action)
+{
+    struct process *proc = sim_process(sim, action->member);
+    if (proc == NULL) return;
+    struct message message = { .kind = kind,
+                               .status = action->status,
+                               .epoch = action->epoch,
+                               .round = action->round,
+                               .member = action->member,
+                               .version = action->version,
+                               .rank = action->rank,
+                               .world = action->world,
+                               .loss_scale = action->loss_scale,
+                               .unknown = action->why != NULL };
+    if (action->decision != NULL) message.decision = *action->decision;
+    const uint32_t index = (uint32_t)(proc - sim->procs);
+    sim_send_control(sim, &proc->control, 1, E_WORKER_FROM_COORDINATOR, index, 0, &message);
+}
+
+static void persist(struct sim *sim, const struct cairn_round_action *action)
+{
+    struct coordinator *c = &sim->coordinator;
+    c->persisting = true;
+    c->persist_epoch = action->epoch;
+    c->persist_reserved = action->round_reserved;
+    const uint64_t delay = rng_exponential(&sim->schedule, sim->scenario.disk_delay);
+    sim_at(sim, delay, E_PERSISTED, 0, 0, c->incarnation);
+}
+
+static void see_result(struct sim *sim, const struct cairn_round_action *action)
+{
+    if (action->status == CAIRN_ERR_EPOCH_CHANGED)
+        sim->seen[SEEN_result_void]++;
+    else if (sim->coordinator.decided_round != action->round)
+        sim->seen[SEEN_result_late]++;
+}
+
+static void do_action(struct sim *sim, const struct cairn_round_action *action)
+{
+    sim_trace(sim, "coordinator", action->kind, action->epoch, action->round);
+    switch (action->kind) {
+    case CAIRN_ROUND_PERSIST: persist(sim, action); return;
+    case CAIRN_ROUND_FENCE:
+        if (action->epoch <= sim->oracle.last_epoch)
+            sim_fail(sim, "epoch %llu was used before", (unsigned long long)action->epoch);
+        sim->oracle.last_epoch = action->epoch;
+        sim->seen[SEEN_epochs]++;
+        if (cairn_round_open_round(sim->coordinator.core) == 0) sim->seen[SEEN_epochs_idle]++;
+        to_shards(sim, M_FENCE, action);
+        return;
+    case CAIRN_ROUND_RESOLVE: to_shards(sim, M_RESOLVE, action); return;
+    case CAIRN_ROUND_OPEN_SEND:
+        oracle_opened(sim, action);
+        to_shards(sim, M_OPEN, action);
+        return;
+    case CAIRN_ROUND_DECIDE:
+        sim->coordinator.decided_round = action->decision->round;
+        to_shards(sim, M_DECIDE, action);
+        return;
+    case CAIRN_ROUND_PIN_SEND: to_shards(sim, M_PIN, action); return;
+    case CAIRN_ROUND_WORKER_OPENED:
+        oracle_told_worker(sim, action);
+        to_worker(sim, M_OPENED, action);
+        return;
+    case CAIRN_ROUND_WORKER_RESULT:
+        see_result(sim, action);
+        to_worker(sim, M_RESULT, action);
+        return;
+    case CAIRN_ROUND_WORKER_FENCE:
+        if (action->status == CAIRN_ERR_TIMEOUT) sim->seen[SEEN_workers_deadline]++;
+        if (action->status == CAIRN_ERR_FENCED) sim->seen[SEEN_workers_twin]++;
+        to_worker(sim, M_FENCED, action);
+        return;
+    case CAIRN_ROUND_FAIL:
+        sim_fail(sim, "the coordinator gave the job up: shard %u: %s", (unsigned)action->shard,
+                 action->why);
+        return;
+    }
+}
+
+static void do_event(struct sim *sim, struct cairn_round_event *event)
+{
+    struct coordinator *c = &sim->coordinator;
+    struct cairn_round_config config = sim_round_config(sim);
+    struct cairn_round_actions actions = { sim->round_list, 0, cairn_round_actions_max(&config) };
+    cairn_round_on_event(c->core, event, &actions);
+    const uint64_t incarnation = c->incarnation;
+    for (size_t i = 0; i < actions.count; i++) {
+        if (!c->alive || c->incarnation != incarnation)
+            return; // killed midway: the rest is not done
+        do_action(sim, &actions.list[i]);
+    }
+}
+
+/* ---- what comes in ---- */
+
+void coordinator_pin(struct sim *sim)
+{
+    struct coordinator *c = &sim->coordinator;
+    if (!c->alive || cairn_round_pin_pending(c->core)) return;
+    struct cairn_round_event event = { .kind = CAIRN_ROUND_PIN,
+                                       .snapshot = c->incarnation << 32 | ++c->pins };
+    do_event(sim, &event);
+    if (c->alive && cairn_round_pin_pending(c->core)) sim->seen[SEEN_pin_deferred]++;
+}
+
+static void from_shard(struct sim *sim, uint32_t shard, const struct message *message)
+{
+    struct cairn_round_event event = { .shard = shard,
+                                       .epoch = message->epoch,
+                                       .round = message->round,
+                                       .phase = message->phase,
+                                       .version = message->version,
+                                       .decision = &message->decision,
+                                       .sums = &message->sums };
+    switch (message->kind) {
+    case M_SHARD_HELLO:
+        event.kind = CAIRN_ROUND_SHARD_UP;
+        sim->shards[shard].known_up = true;
+        break;
+    case M_ANSWER: event.kind = CAIRN_ROUND_ANSWER; break;
+    case M_REDUCED: event.kind = CAIRN_ROUND_REDUCED; break;
+    case M_PUBLISHED: event.kind = CAIRN_ROUND_PUBLISHED; break;
+    default: sim_fail(sim, "the coordinator got message %d", (int)message->kind); return;
+    }
+    do_event(sim, &event);
+}
+
+static void from_worker(struct sim *sim, const struct message *message)
+{
+    struct cairn_round_event event = { .member = message->member,
+                                       .rank = message->rank,
+                                       .round = message->round };
+    switch (message->kind) {
+    case M_ATTACH: event.kind = CAIRN_ROUND_WORKER_JOIN; break;
+    case M_BEGIN: event.kind = CAIRN_ROUND_WORKER_BEGIN; break;
+    case M_COMMIT: event.kind = CAIRN_ROUND_WORKER_COMMIT; break;
+    default: sim_fail(sim, "the coordinator got message %d", (int)message->kind); return;
+    }
+    do_event(sim, &event);
+}
+
+static void lease_ended(struct sim *sim, uint64_t member)
+{
+    const struct process *proc = sim_process(sim, member);
+    if (proc != NULL && proc->control.up) return;
+    struct cairn_round_event event = { .kind = CAIRN_ROUND_WORKER_DOWN, .member = member };
+    do_event(sim, &event);
+}
+
+void coordinator_event(struct sim *sim, const struct event *event)
+{
+    struct coordinator *c = &sim->coordinator;
+    if (event->kind == E_COORDINATOR_START) coordinator_start(sim);
+    if (!c->alive) return;
+    struct cairn_round_event out = { .kind = CAIRN_ROUND_TICK };
+    switch (event->kind) {
+    case E_COORDINATOR_FROM_SHARD: from_shard(sim, event->b, event->message); return;
+    case E_COORDINATOR_FROM_WORKER: from_worker(sim, event->message); return;
+    case E_LEASE: lease_ended(sim, event->conn); return;
+    case E_PERSISTED:
+        if (event->conn != c->incarnation) return;
+        c->persisting = false;
+        c->durable_epoch = c->persist_epoch;
+        c->durable_reserved = c->persist_reserved;
+        out.kind = CAIRN_ROUND_PERSISTED;
+        out.epoch = c->persist_epoch;
+        break;
+    case E_TICK:
+        if (event->conn != c->incarnation) return;
+        out.now_ms = sim->now / 1000;
+        sim_at(sim, MS(20), E_TICK, 0, 0, c->incarnation);
+        break;
+    case E_SHARD_DOWN:
+        // Another connection has come meanwhile, or the loss was heard of already.
+        if (sim->shards[event->a].control.id != event->conn || !sim->shards[event->a].known_up)
+            return;
+        sim->shards[event->a].known_up = false;
+        out.kind = CAIRN_ROUND_SHARD_DOWN;
+        out.shard = event->a;
+        break;
+    default: return;
+    }
+    do_event(sim, &out);
+}

@@ -1,0 +1,101 @@
+/* What happens to the cluster. Each seed draws which faults it has and how often (a swarm): a fault that is
+ * everywhere hides the others. */
+#include <string.h>
+
+#include "tests/sim/sim.h"
+
+enum fault {
+    KILL_COORDINATOR,
+    BREAK_SHARD,
+    BREAK_WORKER,
+    BREAK_FABRIC,
+    KILL_WORKER,
+    TWIN,
+    STALL,
+    PIN,
+    GARBAGE
+};
+
+void faults_start(struct sim *sim)
+{
+    sim_at(sim, rng_exponential(&sim->fault, sim->scenario.fault_gap), E_FAULT, 0, 0, 0);
+    sim_at(sim, sim->scenario.faults_end, E_HEAL, 0, 0, 0);
+}
+
+/* A process that is alive; NOBODY if there is none. */
+static uint32_t any_process(struct sim *sim)
+{
+    const uint32_t first = (uint32_t)rng_below(&sim->fault, PROCS_MAX);
+    for (uint32_t i = 0; i < PROCS_MAX; i++)
+        if (sim->procs[(first + i) % PROCS_MAX].alive) return (first + i) % PROCS_MAX;
+    return NOBODY;
+}
+
+static uint32_t count_processes(const struct sim *sim)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < PROCS_MAX; i++) count += sim->procs[i].alive;
+    return count;
+}
+
+/* Somebody starts a second process with the same rank; the first one knows nothing of it. */
+static void twin(struct sim *sim, uint32_t proc)
+{
+    if (sim->procs[proc].zombie || count_processes(sim) == PROCS_MAX) return;
+    sim->procs[proc].zombie = true;
+    process_start(sim, sim->procs[proc].rank);
+}
+
+static uint32_t draw_fault(struct sim *sim)
+{
+    const uint32_t *weight = sim->scenario.weight;
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < FAULTS; i++) total += weight[i];
+    uint64_t at = rng_below(&sim->fault, total);
+    uint32_t kind = 0;
+    while (kind < FAULTS - 1 && at >= weight[kind]) at -= weight[kind++];
+    return kind;
+}
+
+static void do_fault(struct sim *sim, uint32_t kind)
+{
+    const uint32_t shard = (uint32_t)rng_below(&sim->fault, sim->scenario.shards);
+    const uint32_t proc = any_process(sim);
+    sim_trace(sim, "fault", kind, shard, proc);
+    if (kind == KILL_COORDINATOR) coordinator_kill(sim);
+    if (kind == BREAK_SHARD) {
+        sim->seen[SEEN_control_lost]++;
+        shard_link_break(sim, shard);
+    }
+    if (kind == PIN) coordinator_pin(sim);
+    if (kind == GARBAGE) shard_garbage(sim, shard);
+    if (proc == NOBODY) return;
+    if (kind == BREAK_WORKER) process_link_break(sim, proc);
+    if (kind == BREAK_FABRIC) {
+        sim->seen[SEEN_fabric_lost]++;
+        fabric_break(sim, shard, proc);
+    }
+    if (kind == KILL_WORKER) {
+        sim->seen[SEEN_workers_dead]++;
+        process_kill(sim, proc);
+    }
+    if (kind == TWIN) twin(sim, proc);
+    if (kind == STALL) sim->procs[proc].stalled = true;
+}
+
+void faults_event(struct sim *sim)
+{
+    if (sim->healed) return;
+    sim_at(sim, rng_exponential(&sim->fault, sim->scenario.fault_gap), E_FAULT, 0, 0, 0);
+    do_fault(sim, draw_fault(sim));
+}
+
+void faults_heal(struct sim *sim)
+{
+    sim_trace(sim, "the faults stop", 0, 0, 0);
+    sim->healed = true;
+    // A trainer that hangs for good outside of a round is nobody's to notice but its operator's.
+    for (uint32_t i = 0; i < PROCS_MAX; i++)
+        if (sim->procs[i].alive && sim->procs[i].stalled) process_kill(sim, i);
+    sim->healthy_from = sim->oracle.applied;
+}

@@ -1,0 +1,347 @@
+/* What is true whatever happens: who contributed what, and what the state is after each round, computed by one
+ * loop that knows nothing of messages, slots or shards. */
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+#include "tests/sim/sim.h"
+
+/* ---- contributions: functions of (seed, round, member, micro-batch, chunk) ---- */
+
+static uint64_t draw(const struct sim *sim, uint64_t what, uint64_t round, uint64_t x)
+{
+    return mix(mix(mix(sim->seed, what), round), x);
+}
+
+static bool chance(uint64_t hash, double probability)
+{
+    return (double)(hash >> 11) * 0x1p-53 < probability;
+}
+
+uint32_t truth_micros(const struct sim *sim, uint64_t round, uint64_t member)
+{
+    return 1 + (uint32_t)(draw(sim, 1, round, member) % sim->scenario.micros_max);
+}
+
+uint64_t truth_weight(const struct sim *sim, uint64_t round, uint64_t member)
+{
+    if (chance(draw(sim, 2, round, 0), sim->scenario.weightless)) return 0;
+    return 1 + draw(sim, 3, round, member) % 1000;
+}
+
+bool truth_present(const struct sim *sim, uint64_t round, uint64_t member, uint32_t micro,
+                   uint32_t chunk)
+{
+    // Some chunks are absent by themselves, some with every worker: then their sum is +0.
+    if (chance(draw(sim, 4, round, chunk), sim->scenario.absent / 2)) return false;
+    const uint64_t hash = draw(sim, 5, round, mix(member, (uint64_t)micro << 32 | chunk));
+    return !chance(hash, sim->scenario.absent);
+}
+
+void truth_gradient(const struct sim *sim, uint64_t round, uint64_t member, uint32_t micro,
+                    uint32_t chunk, float *out)
+{
+    struct rng rng = { draw(sim, 6, round, mix(member, (uint64_t)micro << 32 | chunk)) };
+    const uint32_t elems = sim->scenario.elems[chunk];
+    for (uint32_t i = 0; i < elems; i++) {
+        // Magnitudes over 2^20: sums in another order have other bits.
+        const uint64_t bits = rng_next(&rng);
+        const float unit = (float)(int32_t)(bits >> 32) * 0x1p-31f;
+        out[i] = unit * cairn_f32_of_bits((uint32_t)(117 + bits % 20) << 23);
+    }
+    const uint64_t poison = draw(sim, 7, round, 0);
+    if (chance(poison, sim->scenario.poison) && chance(rng_next(&rng), 0.1))
+        out[rng_below(&rng, elems)] = poison % 2 == 0 ? (float)NAN : (float)INFINITY;
+}
+
+struct cairn_geometry chunk_geometry(const struct sim *sim, uint32_t chunk)
+{
+    const struct cairn_shape shape = { .rank = 1, .dim = { sim->scenario.elems[chunk] } };
+    return cairn_geometry_of(&shape);
+}
+
+/* ---- the reference ---- */
+
+void oracle_start(struct sim *sim)
+{
+    struct oracle *o = &sim->oracle;
+    memset(o, 0, sizeof *o);
+    o->loss_scale = sim->scenario.loss_scale;
+    for (uint32_t c = 0; c < sim->scenario.chunks; c++)
+        truth_gradient(sim, 0, 0, 0, c, o->param[c]); // any numbers
+    for (uint32_t s = 0; s < sim->scenario.shards; s++) {
+        struct sim_shard *shard = &sim->shards[s];
+        for (uint32_t c = 0; c < shard->chunk_count; c++)
+            memcpy(shard->param[c], o->param[shard->first_chunk + c], sizeof shard->param[c]);
+    }
+}
+
+static struct opened *find_opened(struct oracle *o, uint64_t round)
+{
+    for (uint32_t i = 0; i < o->opened_count; i++)
+        if (o->opened[i].round == round) return &o->opened[i];
+    return NULL;
+}
+
+static const struct ledger_entry *find_entry(const struct oracle *o, uint64_t round,
+                                             uint32_t *index)
+{
+    for (uint32_t i = 0; i < o->ledger_count; i++) {
+        if (o->ledger[i].round != round) continue;
+        *index = i;
+        return &o->ledger[i];
+    }
+    return NULL;
+}
+
+/* ((c0 + c1) + c2) + ... in (micro-batch, rank) order. */
+static void fold_chunk(struct sim *sim, const struct opened *round, uint32_t chunk)
+{
+    struct oracle *o = &sim->oracle;
+    const uint32_t elems = sim->scenario.elems[chunk];
+    bool first = true;
+    float g[ELEMS_MAX];
+    memset(o->acc[chunk], 0, sizeof o->acc[chunk]);
+    for (uint32_t micro = 0; micro < MICROS_MAX; micro++)
+        for (uint32_t i = 0; i < round->count; i++) {
+            const uint64_t member = round->members[i];
+            if (micro >= truth_micros(sim, round->round, member)) continue;
+            if (!truth_present(sim, round->round, member, micro, chunk)) {
+                sim->seen[SEEN_absent]++;
+                continue;
+            }
+            truth_gradient(sim, round->round, member, micro, chunk, g);
+            for (uint32_t e = 0; e < elems; e++)
+                o->acc[chunk][e] = first ? g[e] : o->acc[chunk][e] + g[e];
+            first = false;
+        }
+}
+
+static void sum_all(struct sim *sim, const struct opened *round, struct cairn_sums *sums,
+                    uint64_t *weight)
+{
+    memset(sums, 0, sizeof *sums);
+    for (uint32_t c = 0; c < sim->scenario.chunks; c++) {
+        fold_chunk(sim, round, c);
+        const struct cairn_geometry g = chunk_geometry(sim, c);
+        cairn_backend_host()->sum_leaves(sim->oracle.acc[c], &g, 0, g.leaf_count, sums);
+    }
+    *weight = 0;
+    for (uint32_t i = 0; i < round->count; i++)
+        *weight += truth_weight(sim, round->round, round->members[i]);
+}
+
+static void update_all(struct sim *sim, const struct cairn_group_scalars *scalars)
+{
+    struct oracle *o = &sim->oracle;
+    for (uint32_t c = 0; c < sim->scenario.chunks; c++) {
+        const struct cairn_group_scalars *s = &scalars[c % GROUPS];
+        const struct cairn_update run = { .grad = o->acc[c],
+                                          .param = o->param[c],
+                                          .exp_avg = o->m[c],
+                                          .exp_avg_sq = o->v[c],
+                                          .elems = sim->scenario.elems[c] };
+        cairn_backend_host()->update[s->optimizer](&run, s);
+    }
+}
+
+static void lower_loss_scale(struct sim *sim)
+{
+    struct oracle *o = &sim->oracle;
+    if (o->loss_scale <= 1) return;
+    o->loss_scale = o->loss_scale / 2;
+    sim->seen[SEEN_scale_lowered]++;
+}
+
+/* What the coordinator has to decide, and the state after it. */
+static void next_state(struct sim *sim, const struct opened *round, struct ledger_entry *entry)
+{
+    struct oracle *o = &sim->oracle;
+    struct cairn_sums sums;
+    uint64_t weight;
+    sum_all(sim, round, &sums, &weight);
+    struct cairn_update_norm norm = { .grad_norm = (double)NAN, .clip_scale = 1 };
+    const bool apply = sums.nonfinite == 0 && weight > 0;
+    struct cairn_payload head = { .clip_scale = 1,
+                                  .grad_norm = (double)NAN,
+                                  .lr = sim->scenario.groups[0].lr,
+                                  .fail = !apply && sim->scenario.fail_nonfinite,
+                                  .finite = apply,
+                                  .group_count = apply ? GROUPS : 0 };
+    struct cairn_group_scalars scalars[GROUPS];
+    if (apply) {
+        cairn_status status = cairn_update_norm_of(&sums.sum_squares, weight, o->loss_scale,
+                                                   sim->scenario.clip_norm, &norm);
+        assert(status == CAIRN_OK);
+        for (uint32_t g = 0; g < GROUPS; g++) {
+            status = cairn_group_scalars_of(&sim->scenario.groups[g], o->step + 1, norm.grad_scale,
+                                            &scalars[g]);
+            assert(status == CAIRN_OK);
+        }
+        head.grad_norm = norm.grad_norm;
+        head.clip_scale = norm.clip_scale;
+        o->step++;
+        o->applied++;
+        update_all(sim, scalars);
+        sim->seen[SEEN_applied]++;
+        if (norm.clip_scale < 1) sim->seen[SEEN_clipped]++;
+    } else {
+        sim->seen[weight == 0 ? SEEN_skipped_unweighted : SEEN_skipped]++;
+        lower_loss_scale(sim);
+    }
+    head.loss_scale = o->loss_scale;
+    uint32_t good = 0;
+    for (uint32_t i = o->ledger_count; apply && i-- > 0 && o->ledger[i].apply;) good++;
+    head.good_rounds = apply ? good + 1 : 0;
+    entry->apply = apply;
+    entry->step_after = o->step;
+    entry->payload_bytes = CAIRN_PAYLOAD_BYTES(head.group_count);
+    cairn_payload_encode(&head, scalars, entry->payload);
+}
+
+/* ---- what has to hold ---- */
+
+static bool all_executed(const struct sim *sim)
+{
+    for (uint32_t s = 0; s < sim->scenario.shards; s++)
+        if (sim->shards[s].executed != sim->oracle.ledger_count) return false;
+    return true;
+}
+
+void oracle_opened(struct sim *sim, const struct cairn_round_action *open)
+{
+    struct oracle *o = &sim->oracle;
+    if (o->opened_count == LEDGER_MAX) {
+        sim_fail(sim, "more than %d rounds", LEDGER_MAX);
+        return;
+    }
+    if (o->opened_count > 0 && open->round <= o->opened[o->opened_count - 1].round)
+        sim_fail(sim, "round number %llu was used before", (unsigned long long)open->round);
+    if (!all_executed(sim) || open->version.step != o->step)
+        sim_fail(sim, "round %llu opens at step %llu, but not every shard has published step %llu",
+                 (unsigned long long)open->round, (unsigned long long)open->version.step,
+                 (unsigned long long)o->step);
+    struct opened *opened = &o->opened[o->opened_count++];
+    memset(opened, 0, sizeof *opened);
+    opened->round = open->round;
+    opened->count = open->member_count;
+    for (uint32_t i = 0; i < open->member_count; i++) opened->members[i] = open->members[i];
+}
+
+void oracle_told_worker(struct sim *sim, const struct cairn_round_action *opened)
+{
+    if (!all_executed(sim) || opened->version.step != sim->oracle.step)
+        sim_fail(sim, "a worker is told to compute with a step that is not published everywhere");
+    if (cairn_f64_bits(opened->loss_scale) != cairn_f64_bits(sim->oracle.loss_scale))
+        sim_fail(sim, "a worker is told the loss scale %g; it is %g", opened->loss_scale,
+                 sim->oracle.loss_scale);
+}
+
+/* The first shard to do as decided shows what was decided: it has to be what the contributions say. */
+static void enter(struct sim *sim, const struct cairn_decision *decision)
+{
+    struct oracle *o = &sim->oracle;
+    struct opened *round = find_opened(o, decision->round);
+    if (round == NULL || round->voided) {
+        sim_fail(sim, "round %llu %s", (unsigned long long)decision->round,
+                 round == NULL ? "was never opened"
+                               : "takes effect; a worker heard that it is void");
+        return;
+    }
+    if (o->ledger_count > 0 && round->round <= o->ledger[o->ledger_count - 1].round)
+        sim_fail(sim, "round %llu takes effect after a later one",
+                 (unsigned long long)round->round);
+    if (!all_executed(sim))
+        sim_fail(sim, "round %llu takes effect before the last one did on every shard",
+                 (unsigned long long)round->round);
+    struct ledger_entry *entry = &o->ledger[o->ledger_count];
+    memset(entry, 0, sizeof *entry);
+    entry->round = round->round;
+    next_state(sim, round, entry);
+    o->ledger_count++;
+}
+
+void oracle_executes(struct sim *sim, uint32_t shard, const struct cairn_decision *decision)
+{
+    struct oracle *o = &sim->oracle;
+    const uint32_t at = sim->shards[shard].executed;
+    if (at == o->ledger_count) enter(sim, decision);
+    if (sim->failed) return;
+    const struct ledger_entry *entry = &o->ledger[at];
+    const bool apply = decision->kind == CAIRN_DECISION_APPLY;
+    if (entry->round != decision->round || entry->apply != apply ||
+        entry->step_after != decision->version_after.step)
+        sim_fail(sim,
+                 "shard %u does %s of round %llu to step %llu; true is %s of round %llu to %llu",
+                 shard, apply ? "APPLY" : "SKIP", (unsigned long long)decision->round,
+                 (unsigned long long)decision->version_after.step, entry->apply ? "APPLY" : "SKIP",
+                 (unsigned long long)entry->round, (unsigned long long)entry->step_after);
+    else if (entry->payload_bytes != decision->payload_bytes ||
+             memcmp(entry->payload, decision->payload, entry->payload_bytes) != 0)
+        sim_fail(sim, "the scalars of round %llu are not what its contributions give",
+                 (unsigned long long)decision->round);
+}
+
+void oracle_compare(struct sim *sim, uint32_t shard)
+{
+    struct sim_shard *s = &sim->shards[shard];
+    const struct oracle *o = &sim->oracle;
+    s->executed++;
+    if (s->executed != o->ledger_count && !sim->failed)
+        sim_fail(sim, "shard %u is %u rounds behind", shard, o->ledger_count - s->executed);
+    for (uint32_t c = 0; c < s->chunk_count; c++) {
+        const uint32_t chunk = s->first_chunk + c;
+        const size_t bytes = sim->scenario.elems[chunk] * sizeof(float);
+        const bool same = memcmp(s->param[c], o->param[chunk], bytes) == 0 &&
+                          memcmp(s->m[c], o->m[chunk], bytes) == 0 &&
+                          memcmp(s->v[c], o->v[chunk], bytes) == 0;
+        if (!same)
+            sim_fail(sim, "chunk %u on shard %u has other bits than the reference at step %llu",
+                     chunk, shard, (unsigned long long)o->step);
+    }
+}
+
+void oracle_result(struct sim *sim, const struct message *result)
+{
+    uint32_t index = 0;
+    const struct ledger_entry *entry = find_entry(&sim->oracle, result->round, &index);
+    if (result->unknown) {
+        sim->seen[SEEN_result_unknown]++;
+        if (entry != NULL && index + 1 == sim->oracle.ledger_count)
+            sim_fail(sim, "the result of the last round is not known");
+        return;
+    }
+    if (result->status == CAIRN_ERR_EPOCH_CHANGED) {
+        if (entry != NULL)
+            sim_fail(sim, "a worker heard that round %llu is void; it took effect",
+                     (unsigned long long)result->round);
+        struct opened *opened = find_opened(&sim->oracle, result->round);
+        if (opened != NULL) opened->voided = true;
+        return;
+    }
+    if (entry == NULL) {
+        sim_fail(sim, "a worker heard that round %llu ended; it took no effect",
+                 (unsigned long long)result->round);
+        return;
+    }
+    for (uint32_t s = 0; s < sim->scenario.shards; s++)
+        if (sim->shards[s].executed <= index)
+            sim_fail(sim,
+                     "a worker heard the result of round %llu before shard %u had published it",
+                     (unsigned long long)result->round, s);
+    const bool fail = !entry->apply && sim->scenario.fail_nonfinite;
+    if (result->status != (fail ? CAIRN_ERR_NONFINITE : CAIRN_OK) ||
+        result->decision.payload_bytes != entry->payload_bytes ||
+        memcmp(result->payload, entry->payload, entry->payload_bytes) != 0)
+        sim_fail(sim, "a worker heard another result of round %llu than the true one",
+                 (unsigned long long)result->round);
+}
+
+void oracle_pinned(struct sim *sim, uint32_t shard, const struct message *pin)
+{
+    const uint64_t step = cairn_step_version(sim->shards[shard].core).step;
+    sim->seen[SEEN_pinned]++;
+    if (step != pin->version.step)
+        sim_fail(sim, "shard %u was pinned at step %llu in a cut of step %llu", shard,
+                 (unsigned long long)step, (unsigned long long)pin->version.step);
+}

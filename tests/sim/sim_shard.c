@@ -1,0 +1,401 @@
+/* The shard's daemon: slots, sums and state in memory; receives, folds, sums and updates that take time. */
+#include <string.h>
+
+#include "tests/sim/sim.h"
+
+static void do_event(struct sim *sim, uint32_t shard, const struct cairn_step_event *event,
+                     const struct message *message);
+
+void shard_start(struct sim *sim, uint32_t shard)
+{
+    struct sim_shard *s = &sim->shards[shard];
+    const struct cairn_step_config config = sim_step_config(sim, shard);
+    s->core = cairn_step_init(sim->step_memory[shard], &config, (struct cairn_version) { 1, 0 },
+                              NULL);
+    sim_at(sim, rng_exponential(&sim->schedule, 500), E_CONTROL_RECONNECT, shard, NOBODY, 0);
+}
+
+void shard_connect(struct sim *sim, uint32_t shard)
+{
+    struct link *link = &sim->shards[shard].control;
+    if (link->up) return;
+    if (!sim->coordinator.alive) {
+        sim_at(sim, rng_exponential(&sim->schedule, 2000), E_CONTROL_RECONNECT, shard, NOBODY, 0);
+        return;
+    }
+    link->id++;
+    link->up = true;
+    link->arrives[0] = link->arrives[1] = sim->now;
+    const struct message hello = { .kind = M_SHARD_HELLO };
+    sim_send_control(sim, link, 0, E_COORDINATOR_FROM_SHARD, 0, shard, &hello);
+}
+
+/* ---- arithmetic ---- */
+
+static void fold(struct sim *sim, struct sim_shard *s, uint32_t chunk)
+{
+    const struct cairn_step_action *action = &s->folds[chunk];
+    struct cairn_source sources[CAIRN_STEP_FOLD_MAX];
+    for (uint32_t i = 0; i < action->count; i++)
+        sources[i] = (struct cairn_source) { s->slots[action->slots[i]], CAIRN_F32 };
+    cairn_backend_host()->fold(s->acc[chunk], sources, action->count, action->first,
+                               sim->scenario.elems[s->first_chunk + chunk]);
+}
+
+static void sum(struct sim *sim, struct sim_shard *s, struct cairn_step_sums *out)
+{
+    struct cairn_sums sums;
+    memset(&sums, 0, sizeof sums);
+    for (uint32_t c = 0; c < s->chunk_count; c++) {
+        const struct cairn_geometry g = chunk_geometry(sim, s->first_chunk + c);
+        cairn_backend_host()->sum_leaves(s->acc[c], &g, 0, g.leaf_count, &sums);
+    }
+    memset(out, 0, sizeof *out);
+    out->sum_squares = sums.sum_squares;
+    out->nonfinite = sums.nonfinite;
+}
+
+static void update(struct sim *sim, struct sim_shard *s)
+{
+    for (uint32_t c = 0; c < s->chunk_count; c++) {
+        struct cairn_group_scalars scalars;
+        const uint32_t chunk = s->first_chunk + c;
+        const cairn_status status = cairn_payload_group(
+            s->updating.payload, s->updating.payload_bytes, chunk % GROUPS, &scalars);
+        if (status != CAIRN_OK)
+            sim_fail(sim, "the scalars of group %u are malformed", chunk % GROUPS);
+        const struct cairn_update run = { .grad = s->acc[c],
+                                          .param = s->param[c],
+                                          .exp_avg = s->m[c],
+                                          .exp_avg_sq = s->v[c],
+                                          .elems = sim->scenario.elems[chunk] };
+        cairn_backend_host()->update[scalars.optimizer](&run, &scalars);
+    }
+}
+
+/* ---- what the core says ---- */
+
+static void to_worker(struct sim *sim, uint32_t shard, enum message_kind kind,
+                      const struct cairn_step_action *action)
+{
+    struct process *proc = sim_process(sim, action->member);
+    if (proc == NULL) return;
+    const uint32_t index = (uint32_t)(proc - sim->procs);
+    const struct peer *peer = &sim->shards[shard].peers[index];
+    const struct link *link = &proc->fabric[shard];
+    if (!peer->up || peer->member != action->member || peer->conn != link->id) return;
+    const struct message message = { .kind = kind,
+                                     .status = action->status,
+                                     .epoch = action->epoch,
+                                     .round = action->round,
+                                     .member = action->member,
+                                     .micro = action->micro,
+                                     .chunk = action->chunk,
+                                     .window = action->window,
+                                     .request = action->request };
+    sim_send_fabric(sim, link, E_WORKER_FROM_SHARD, index, shard, &message);
+}
+
+static void to_coordinator(struct sim *sim, uint32_t shard, enum message_kind kind,
+                           const struct cairn_step_action *action)
+{
+    struct message message = { .kind = kind,
+                               .epoch = action->epoch,
+                               .round = action->round,
+                               .phase = action->phase,
+                               .version = action->version,
+                               .sums = action->sums };
+    if (action->decision != NULL) message.decision = *action->decision;
+    sim_send_control(sim, &sim->shards[shard].control, 0, E_COORDINATOR_FROM_SHARD, 0, shard,
+                     &message);
+}
+
+static void receive(struct sim *sim, uint32_t shard, const struct cairn_step_action *action,
+                    const struct message *message)
+{
+    struct sim_shard *s = &sim->shards[shard];
+    if (action->slot >= sim->scenario.window * PROCS_MAX)
+        sim_fail(sim, "shard %u receives into slot %u, which there is not", shard, action->slot);
+    s->landing[action->slot].member = action->member;
+    s->landing[action->slot].conn = s->peers[action->member % 16].conn;
+    s->landing[action->slot].micro = message->micro;
+    s->landing[action->slot].chunk = s->first_chunk + message->chunk;
+    const uint64_t delay = rng_exponential(&sim->schedule, sim->scenario.receive_delay);
+    sim_at(sim, delay, E_LANDED, shard, action->slot, 0);
+}
+
+static void begin_update(struct sim *sim, uint32_t shard, const struct cairn_decision *decision)
+{
+    struct sim_shard *s = &sim->shards[shard];
+    oracle_executes(sim, shard, decision);
+    s->updating = *decision;
+    memcpy(s->updating_payload, decision->payload, decision->payload_bytes);
+    s->updating.payload = s->updating_payload;
+    sim_at(sim, rng_exponential(&sim->schedule, sim->scenario.work_delay), E_UPDATED, shard, 0, 0);
+}
+
+/* A skip has no work; the oracle hears of it when the shard says that it is done. */
+static void see_skip(struct sim *sim, uint32_t shard)
+{
+    const struct cairn_decision *last = cairn_step_last(sim->shards[shard].core);
+    const struct oracle *o = &sim->oracle;
+    const uint32_t executed = sim->shards[shard].executed;
+    const bool known = executed > 0 && o->ledger[executed - 1].round == last->round;
+    if (last->kind != CAIRN_DECISION_SKIP || known) return;
+    oracle_executes(sim, shard, last);
+    oracle_compare(sim, shard);
+}
+
+static void do_action(struct sim *sim, uint32_t shard, const struct cairn_step_action *action,
+                      const struct message *message)
+{
+    struct sim_shard *s = &sim->shards[shard];
+    const uint64_t work = rng_exponential(&sim->schedule, sim->scenario.work_delay);
+    sim_trace(sim, "shard", (uint64_t)shard << 32 | action->kind, action->round,
+              (uint64_t)action->chunk << 32 | action->micro);
+    switch (action->kind) {
+    case CAIRN_STEP_GRANT: to_worker(sim, shard, M_GRANT, action); return;
+    case CAIRN_STEP_ACK: to_worker(sim, shard, M_ACK, action); return;
+    case CAIRN_STEP_MICRO_ACK: to_worker(sim, shard, M_MICRO_ACK, action); return;
+    case CAIRN_STEP_REFUSE:
+        if (action->status == CAIRN_ERR_STALE) sim->seen[SEEN_refused_stale]++;
+        if (action->status == CAIRN_ERR_FENCED) sim->seen[SEEN_refused_fenced]++;
+        if (action->status == CAIRN_ERR_CHECKSUM) sim->seen[SEEN_refused_checksum]++;
+        to_worker(sim, shard, M_REFUSE, action);
+        return;
+    case CAIRN_STEP_RECEIVE: receive(sim, shard, action, message); return;
+    case CAIRN_STEP_DISCARD: return;
+    case CAIRN_STEP_FOLD:
+        if (action->count > 1) sim->seen[SEEN_fold_many]++;
+        s->folds[action->chunk] = *action;
+        sim_at(sim, work, E_FOLDED, shard, action->chunk, 0);
+        return;
+    case CAIRN_STEP_ZERO:
+        sim->seen[SEEN_zero]++;
+        memset(s->acc[action->chunk], 0, sizeof s->acc[action->chunk]);
+        return;
+    case CAIRN_STEP_REDUCE: sim_at(sim, work, E_SUMMED, shard, 0, 0); return;
+    case CAIRN_STEP_UPDATE: begin_update(sim, shard, action->decision); return;
+    case CAIRN_STEP_REDUCED_REPORT: to_coordinator(sim, shard, M_REDUCED, action); return;
+    case CAIRN_STEP_PUBLISHED_REPORT:
+        see_skip(sim, shard);
+        to_coordinator(sim, shard, M_PUBLISHED, action);
+        return;
+    case CAIRN_STEP_ANSWER: to_coordinator(sim, shard, M_ANSWER, action); return;
+    case CAIRN_STEP_FAULT: sim_fail(sim, "shard %u stops: %s", shard, action->why); return;
+    }
+}
+
+/* ---- what was rare ---- */
+
+static void see_chunk(struct sim *sim, const struct cairn_step_actions *actions)
+{
+    if (actions->count == 0 || actions->list[0].kind != CAIRN_STEP_DISCARD) return;
+    if (actions->count == 1) sim->seen[SEEN_duplicate_waiting]++;
+    if (actions->count > 1 && actions->list[1].kind == CAIRN_STEP_ACK)
+        sim->seen[SEEN_duplicate_folded]++;
+}
+
+static void see_before(struct sim *sim, const struct sim_shard *s,
+                       const struct cairn_step_event *event)
+{
+    const enum cairn_step_phase phase = cairn_step_phase_of(s->core);
+    if (event->kind == CAIRN_STEP_FENCE && phase == CAIRN_STEP_UPDATING)
+        sim->seen[SEEN_carried_updating]++;
+    if (event->kind == CAIRN_STEP_OPEN && phase == CAIRN_STEP_DRAINING)
+        sim->seen[SEEN_open_pending]++;
+    if (event->kind != CAIRN_STEP_MICRO_END && event->kind != CAIRN_STEP_COMMIT) return;
+    if (event->round != cairn_step_round(s->core)) return;
+    struct cairn_step_waiting waiting[PROCS_MAX];
+    const size_t count = cairn_step_waiting(s->core, waiting, PROCS_MAX);
+    for (size_t i = 0; i < count && i < PROCS_MAX; i++) {
+        if (waiting[i].member != event->member) continue;
+        const bool here = waiting[i].micro == event->micro;
+        if (event->kind == CAIRN_STEP_MICRO_END && here && waiting[i].arrived < event->sent)
+            sim->seen[SEEN_end_overtook]++;
+        if (event->kind == CAIRN_STEP_COMMIT && here && !waiting[i].ended)
+            sim->seen[SEEN_commit_overtook]++;
+    }
+}
+
+static void see_after(struct sim *sim, const struct sim_shard *s,
+                      const struct cairn_step_event *event, enum cairn_step_phase before,
+                      const struct cairn_step_actions *actions)
+{
+    const enum cairn_step_phase phase = cairn_step_phase_of(s->core);
+    if (event->kind == CAIRN_STEP_CHUNK) see_chunk(sim, actions);
+    if (event->kind == CAIRN_STEP_FENCE && phase == CAIRN_STEP_DRAINING &&
+        before != CAIRN_STEP_DRAINING)
+        sim->seen[SEEN_drained]++;
+    if (event->kind == CAIRN_STEP_RESOLVE && before == CAIRN_STEP_REDUCED) {
+        const bool kept = cairn_step_round(s->core) != 0;
+        if (phase == CAIRN_STEP_UPDATING)
+            sim->seen[SEEN_carried_apply]++;
+        else
+            sim->seen[kept ? SEEN_carried_skip : SEEN_prepared_void]++;
+    }
+    if (event->kind == CAIRN_STEP_PEER_UP && actions->count == 0 &&
+        phase == CAIRN_STEP_COLLECTING && cairn_step_slots_used(s->core) > 0)
+        sim->seen[SEEN_regrant_delayed]++;
+}
+
+static void do_event(struct sim *sim, uint32_t shard, const struct cairn_step_event *event,
+                     const struct message *message)
+{
+    struct sim_shard *s = &sim->shards[shard];
+    const struct cairn_step_config config = sim_step_config(sim, shard);
+    struct cairn_step_actions actions = { sim->step_list, 0, cairn_step_actions_max(&config) };
+    const enum cairn_step_phase before = cairn_step_phase_of(s->core);
+    see_before(sim, s, event);
+    cairn_step_on_event(s->core, event, &actions);
+    see_after(sim, s, event, before, &actions);
+    for (size_t i = 0; i < actions.count; i++) do_action(sim, shard, &actions.list[i], message);
+}
+
+/* ---- what comes in ---- */
+
+static void from_coordinator(struct sim *sim, uint32_t shard, const struct message *message)
+{
+    struct cairn_step_event event = { .epoch = message->epoch,
+                                      .round = message->round,
+                                      .version = message->version,
+                                      .decision = &message->decision,
+                                      .members = message->members,
+                                      .member_count = message->member_count };
+    switch (message->kind) {
+    case M_FENCE: event.kind = CAIRN_STEP_FENCE; break;
+    case M_RESOLVE: event.kind = CAIRN_STEP_RESOLVE; break;
+    case M_OPEN: event.kind = CAIRN_STEP_OPEN; break;
+    case M_DECIDE: event.kind = CAIRN_STEP_DECIDE; break;
+    case M_PIN: oracle_pinned(sim, shard, message); return;
+    default: sim_fail(sim, "a shard got message %d", (int)message->kind); return;
+    }
+    do_event(sim, shard, &event, message);
+}
+
+static void hello(struct sim *sim, uint32_t shard, uint32_t proc, uint64_t member, uint64_t conn)
+{
+    struct peer *peer = &sim->shards[shard].peers[proc];
+    if (peer->up && peer->conn == conn && peer->member == member) return; // a duplicate
+    struct cairn_step_event event = { .kind = CAIRN_STEP_PEER_DOWN, .member = peer->member };
+    if (peer->up) do_event(sim, shard, &event, NULL);
+    *peer = (struct peer) { member, conn, true };
+    event.kind = CAIRN_STEP_PEER_UP;
+    event.member = member;
+    do_event(sim, shard, &event, NULL);
+}
+
+static void from_worker(struct sim *sim, uint32_t shard, const struct event *in)
+{
+    const struct message *message = in->message;
+    if (message->kind == M_HELLO) {
+        hello(sim, shard, in->b, message->member, in->conn);
+        return;
+    }
+    const struct peer *peer = &sim->shards[shard].peers[in->b];
+    if (!peer->up || peer->conn != in->conn) {
+        // It overtook the connection's HELLO: a fabric delivers nothing before that.
+        sim_fail(sim, "shard %u got a message of a peer that it does not know", shard);
+        return;
+    }
+    struct cairn_step_event event = { .epoch = message->epoch,
+                                      .round = message->round,
+                                      .member = message->member,
+                                      .micro = message->micro,
+                                      .chunk = message->chunk,
+                                      .sent = message->sent,
+                                      .absent = message->absent,
+                                      .weight = message->weight,
+                                      .request = message->request,
+                                      .tag = in->order };
+    switch (message->kind) {
+    case M_CHUNK: event.kind = CAIRN_STEP_CHUNK; break;
+    case M_MICRO_END: event.kind = CAIRN_STEP_MICRO_END; break;
+    case M_SHARD_COMMIT: event.kind = CAIRN_STEP_COMMIT; break;
+    default: sim_fail(sim, "a shard got message %d", (int)message->kind); return;
+    }
+    do_event(sim, shard, &event, message);
+}
+
+/* Somebody who is no contributor, or was never a member, says anything at all: it may change nothing. */
+void shard_garbage(struct sim *sim, uint32_t shard)
+{
+    static const enum cairn_step_event_kind kinds[] = { CAIRN_STEP_CHUNK, CAIRN_STEP_MICRO_END,
+                                                        CAIRN_STEP_COMMIT };
+    struct rng *rng = &sim->fault;
+    const struct cairn_step *core = sim->shards[shard].core;
+    const struct cairn_step_event event = {
+        .kind = kinds[rng_below(rng, 3)],
+        .epoch = cairn_step_epoch(core) + rng_below(rng, 3) - 1,
+        .round = cairn_step_round(core) + (rng_chance(rng, 0.3) ? rng_below(rng, 3) - 1 : 0),
+        .member = rng_below(rng, 1000) * 16 + 15, // no process has such a number
+        .micro = (uint32_t)rng_below(rng, 3),
+        .chunk = (uint32_t)rng_below(rng, CHUNKS_MAX),
+        .sent = (uint32_t)rng_below(rng, CHUNKS_MAX),
+        .weight = rng_next(rng),
+    };
+    const enum cairn_step_phase phase = cairn_step_phase_of(core);
+    const uint32_t used = cairn_step_slots_used(core);
+    do_event(sim, shard, &event, NULL);
+    if (cairn_step_phase_of(core) != phase || cairn_step_slots_used(core) != used)
+        sim_fail(sim, "shard %u did something for a stranger", shard);
+}
+
+/* The one-sided read ends: of the worker's buffer as it is now. */
+static void landed(struct sim *sim, uint32_t shard, uint32_t slot)
+{
+    struct sim_shard *s = &sim->shards[shard];
+    const uint64_t member = s->landing[slot].member;
+    const uint32_t micro = s->landing[slot].micro, chunk = s->landing[slot].chunk;
+    struct cairn_step_event event = { .kind = CAIRN_STEP_LANDED, .slot = slot };
+    const struct process *proc = sim_process(sim, member);
+    const struct link *link = proc != NULL ? &proc->fabric[shard] : NULL;
+    if (link == NULL || !link->up || link->id != s->landing[slot].conn) {
+        event.status = CAIRN_ERR_CLOSED;
+        sim->seen[SEEN_landed_lost]++;
+    } else {
+        if (!proc->on_loan[micro][chunk])
+            sim_fail(sim, "shard %u read chunk %u of micro-batch %u of a worker that has it back",
+                     shard, chunk, micro);
+        memcpy(s->slots[slot], proc->buffer[micro][chunk], sizeof s->slots[slot]);
+        if (!sim->healed && rng_chance(&sim->fault, sim->scenario.corrupt)) {
+            event.status = CAIRN_ERR_CHECKSUM;
+            memset(s->slots[slot], 0x7f, sizeof s->slots[slot]);
+        }
+    }
+    do_event(sim, shard, &event, NULL);
+}
+
+void shard_event(struct sim *sim, const struct event *in)
+{
+    struct sim_shard *s = &sim->shards[in->a];
+    struct cairn_step_event event = { .chunk = in->b };
+    struct cairn_step_sums sums;
+    switch (in->kind) {
+    case E_SHARD_FROM_COORDINATOR: from_coordinator(sim, in->a, in->message); return;
+    case E_SHARD_FROM_WORKER: from_worker(sim, in->a, in); return;
+    case E_LANDED: landed(sim, in->a, in->b); return;
+    case E_FOLDED:
+        fold(sim, s, in->b);
+        event.kind = CAIRN_STEP_FOLDED;
+        break;
+    case E_SUMMED:
+        sum(sim, s, &sums);
+        event.kind = CAIRN_STEP_SUMMED;
+        event.sums = &sums;
+        break;
+    case E_UPDATED:
+        update(sim, s);
+        oracle_compare(sim, in->a);
+        event.kind = CAIRN_STEP_UPDATED;
+        break;
+    case E_PEER_DOWN:
+        if (!s->peers[in->b].up || s->peers[in->b].conn != in->conn) return;
+        s->peers[in->b].up = false;
+        event.kind = CAIRN_STEP_PEER_DOWN;
+        event.member = s->peers[in->b].member;
+        break;
+    default: return;
+    }
+    do_event(sim, in->a, &event, NULL);
+}

@@ -1,0 +1,401 @@
+/* A worker's process: a trainer, and what the client library does around the push machine. It has no
+ * state that matters: a new one may take its rank at any time. */
+#include <string.h>
+
+#include "tests/sim/sim.h"
+
+static void proceed(struct sim *sim, uint32_t index);
+
+static struct cairn_push_actions push_actions(struct sim *sim)
+{
+    const struct cairn_push_config config = sim_push_config(sim);
+    return (struct cairn_push_actions) { sim->push_list, 0, cairn_push_actions_max(&config) };
+}
+
+/* ---- life and connections ---- */
+
+void process_start(struct sim *sim, uint32_t rank)
+{
+    for (uint32_t i = 0; i < PROCS_MAX; i++) {
+        struct process *proc = &sim->procs[i];
+        if (proc->alive) continue;
+        // Nothing of the last life of this place can be mistaken for this one's.
+        const uint64_t control_id = proc->control.id;
+        uint64_t fabric_id[SHARDS_MAX];
+        for (uint32_t s = 0; s < SHARDS_MAX; s++) fabric_id[s] = proc->fabric[s].id;
+        memset(proc, 0, sizeof *proc);
+        proc->control.id = control_id;
+        for (uint32_t s = 0; s < SHARDS_MAX; s++) proc->fabric[s].id = fabric_id[s];
+        proc->alive = true;
+        proc->life = ++sim->lives * 16 + i;
+        proc->rank = rank;
+        sim_trace(sim, "process starts", i, rank, proc->life);
+        sim_at(sim, rng_exponential(&sim->schedule, 500), E_CONTROL_RECONNECT, NOBODY, i,
+               proc->life);
+        for (uint32_t s = 0; s < sim->scenario.shards; s++)
+            sim_at(sim, rng_exponential(&sim->schedule, 500), E_FABRIC_RECONNECT, s, i, proc->life);
+        return;
+    }
+    sim_at(sim, MS(10), E_PROCESS_START, rank, 0, 0); // the zombies have taken every place
+}
+
+void process_kill(struct sim *sim, uint32_t index)
+{
+    struct process *proc = &sim->procs[index];
+    sim_trace(sim, "process dies", index, proc->rank, proc->life);
+    process_link_break(sim, index);
+    for (uint32_t s = 0; s < sim->scenario.shards; s++) fabric_break(sim, s, index);
+    proc->alive = false;
+    if (!proc->zombie)
+        sim_at(sim, rng_exponential(&sim->schedule, 20000), E_PROCESS_START, proc->rank, 0, 0);
+}
+
+void process_link_break(struct sim *sim, uint32_t index)
+{
+    struct process *proc = &sim->procs[index];
+    if (!proc->control.up) return;
+    link_cut(sim, &proc->control);
+    sim_at(sim, LEASE, E_LEASE, 0, 0, proc->life);
+    sim_at(sim, rng_exponential(&sim->schedule, 4000), E_CONTROL_RECONNECT, NOBODY, index,
+           proc->life);
+}
+
+static void to_coordinator(struct sim *sim, uint32_t index, enum message_kind kind, uint64_t round)
+{
+    struct process *proc = &sim->procs[index];
+    const struct message message = {
+        .kind = kind, .member = proc->life, .rank = proc->rank, .round = round
+    };
+    sim_send_control(sim, &proc->control, 0, E_COORDINATOR_FROM_WORKER, 0, index, &message);
+}
+
+void process_connect(struct sim *sim, uint32_t index)
+{
+    struct process *proc = &sim->procs[index];
+    if (proc->control.up) return;
+    if (!sim->coordinator.alive) {
+        sim_at(sim, rng_exponential(&sim->schedule, 2000), E_CONTROL_RECONNECT, NOBODY, index,
+               proc->life);
+        return;
+    }
+    proc->control.id++;
+    proc->control.up = true;
+    proc->control.arrives[0] = proc->control.arrives[1] = sim->now;
+    to_coordinator(sim, index, M_ATTACH, 0);
+    // Whatever was asked may have been lost. Of a round that is open here: how does it end? (A round that
+    // a coordinator told us of, and died before it told the shards, gets no GRANT, ever.)
+    if (proc->state == T_IDLE)
+        to_coordinator(sim, index, M_BEGIN, 0);
+    else
+        to_coordinator(sim, index, M_COMMIT, proc->round);
+}
+
+void fabric_break(struct sim *sim, uint32_t shard, uint32_t index)
+{
+    struct process *proc = &sim->procs[index];
+    struct link *link = &proc->fabric[shard];
+    if (!link->up) return;
+    link->up = false;
+    proc->grant[shard].round = 0;
+    for (uint32_t m = 0; m < MICROS_MAX; m++)
+        for (uint32_t c = 0; c < sim->shards[shard].chunk_count; c++) {
+            uint8_t *sent = &proc->sent[m][sim->shards[shard].first_chunk + c];
+            if (*sent == SENT) *sent = SENT_BEFORE;
+        }
+    sim_at(sim, rng_exponential(&sim->schedule, 2000), E_PEER_DOWN, shard, index, link->id);
+    sim_at(sim, rng_exponential(&sim->schedule, 1500), E_FABRIC_RECONNECT, shard, index,
+           proc->life);
+}
+
+static void fabric_connect(struct sim *sim, uint32_t shard, uint32_t index)
+{
+    struct process *proc = &sim->procs[index];
+    struct link *link = &proc->fabric[shard];
+    if (link->up) return;
+    link->id++;
+    link->up = true;
+    const struct message hello = { .kind = M_HELLO, .member = proc->life };
+    sim_send_fabric(sim, link, E_SHARD_FROM_WORKER, shard, index, &hello);
+}
+
+/* ---- what the push machine says ---- */
+
+static void send_push(struct sim *sim, uint32_t index, const struct cairn_push_action *action)
+{
+    struct process *proc = &sim->procs[index];
+    const struct sim_shard *s = &sim->shards[action->shard];
+    struct message message = { .member = proc->life,
+                               .epoch = proc->epoch,
+                               .round = proc->push_round,
+                               .micro = action->micro };
+    if (action->kind == CAIRN_PUSH_SEND_CHUNK) {
+        message.kind = M_CHUNK;
+        message.chunk = action->chunk;
+        message.request = action->request;
+        uint8_t *sent = &proc->sent[action->micro][s->first_chunk + action->chunk];
+        if (*sent == SENT_BEFORE) sim->seen[SEEN_resent]++;
+        *sent = SENT;
+    } else if (action->kind == CAIRN_PUSH_SEND_MICRO_END) {
+        message.kind = M_MICRO_END;
+        message.sent = action->sent;
+        message.absent = s->chunk_count - action->sent;
+    } else {
+        message.kind = M_SHARD_COMMIT;
+        message.weight = action->weight;
+    }
+    sim_send_fabric(sim, &proc->fabric[action->shard], E_SHARD_FROM_WORKER, action->shard, index,
+                    &message);
+}
+
+/* The buffer is the trainer's again, which writes something else into it at once. */
+static void released(struct sim *sim, struct process *proc, uint64_t cookie)
+{
+    const uint32_t micro = (uint32_t)(cookie >> 32), chunk = (uint32_t)cookie;
+    if (!proc->on_loan[micro][chunk])
+        sim_fail(sim, "chunk %u of micro-batch %u was released twice", chunk, micro);
+    proc->on_loan[micro][chunk] = false;
+    memset(proc->buffer[micro][chunk], 0x5a, sizeof proc->buffer[micro][chunk]);
+}
+
+static void do_push_actions(struct sim *sim, uint32_t index,
+                            const struct cairn_push_actions *actions)
+{
+    struct process *proc = &sim->procs[index];
+    for (size_t i = 0; i < actions->count; i++) {
+        const struct cairn_push_action *action = &actions->list[i];
+        switch (action->kind) {
+        case CAIRN_PUSH_RELEASED: released(sim, proc, action->cookie); break;
+        case CAIRN_PUSH_VOID:
+            if (action->status != CAIRN_ERR_STALE && action->status != CAIRN_ERR_FENCED)
+                sim_fail(sim, "shard %u refused an honest worker: %s", action->shard,
+                         cairn_status_name((int)action->status));
+            if (proc->state != T_IDLE && proc->push_round == proc->round)
+                to_coordinator(sim, index, M_COMMIT, proc->round);
+            break;
+        default: send_push(sim, index, action); break;
+        }
+    }
+}
+
+/* ---- the trainer ---- */
+
+static void begin(struct sim *sim, uint32_t index)
+{
+    sim->procs[index].state = T_IDLE;
+    to_coordinator(sim, index, M_BEGIN, 0);
+}
+
+/* A buffer with the gradient goes on loan. */
+static cairn_status push_one(struct sim *sim, struct process *proc, uint32_t shard, uint32_t chunk,
+                             struct cairn_push_actions *actions)
+{
+    const uint32_t micro = proc->next_micro;
+    const uint32_t local = chunk - sim->shards[shard].first_chunk;
+    const uint64_t cookie = (uint64_t)micro << 32 | chunk;
+    const cairn_status status = cairn_push_chunk(proc->push, shard, micro, local, cookie, actions);
+    if (status != CAIRN_OK) return status;
+    proc->on_loan[micro][chunk] = true;
+    truth_gradient(sim, proc->round, proc->life, micro, chunk, proc->buffer[micro][chunk]);
+    return CAIRN_OK;
+}
+
+static uint32_t shard_of(const struct sim *sim, uint32_t chunk)
+{
+    uint32_t s = 0;
+    while (chunk >= sim->shards[s].first_chunk + sim->shards[s].chunk_count) s++;
+    return s;
+}
+
+/* One call of the library; false if there is nothing to do, or it has to wait. */
+static bool push_next(struct sim *sim, uint32_t index)
+{
+    struct process *proc = &sim->procs[index];
+    struct cairn_push_actions actions = push_actions(sim);
+    const uint32_t micros = truth_micros(sim, proc->round, proc->life);
+    cairn_status status = CAIRN_OK;
+    if (proc->next_micro == micros) {
+        const uint64_t weight = truth_weight(sim, proc->round, proc->life);
+        status = cairn_push_commit(proc->push, weight, &actions);
+        proc->committed = status == CAIRN_OK;
+    } else if (proc->next_chunk == sim->scenario.chunks) {
+        status = cairn_push_micro_end(proc->push, proc->next_micro, &actions);
+        if (status == CAIRN_OK) {
+            proc->next_micro++;
+            proc->next_chunk = 0;
+        }
+    } else {
+        const uint32_t chunk = proc->next_chunk;
+        if (truth_present(sim, proc->round, proc->life, proc->next_micro, chunk))
+            status = push_one(sim, proc, shard_of(sim, chunk), chunk, &actions);
+        if (status == CAIRN_OK) proc->next_chunk++;
+    }
+    do_push_actions(sim, index, &actions);
+    return status == CAIRN_OK;
+}
+
+/* The gradient is ready and the last round's machine holds no buffer any more. */
+static void start_pushing(struct sim *sim, uint32_t index)
+{
+    struct process *proc = &sim->procs[index];
+    const struct cairn_push_config config = sim_push_config(sim);
+    proc->push = cairn_push_init(sim->push_memory[index], &config);
+    proc->pushing = true;
+    proc->push_round = proc->round;
+    proc->next_micro = proc->next_chunk = 0;
+    proc->committed = false;
+    proc->state = T_PUSHING;
+    memset(proc->sent, 0, sizeof proc->sent);
+    for (uint32_t s = 0; s < sim->scenario.shards; s++) {
+        if (proc->grant[s].round != proc->round) continue;
+        struct cairn_push_actions actions = push_actions(sim);
+        cairn_push_on_grant(proc->push, s, proc->grant[s].window, &actions);
+        do_push_actions(sim, index, &actions);
+    }
+}
+
+/* Does whatever can be done now. */
+static void proceed(struct sim *sim, uint32_t index)
+{
+    struct process *proc = &sim->procs[index];
+    if (!proc->alive || proc->stalled) return;
+    if (proc->pushing && cairn_push_voided(proc->push) && cairn_push_idle(proc->push))
+        proc->pushing = false;
+    if (proc->state == T_COMPUTING && proc->computed && !proc->pushing) start_pushing(sim, index);
+    if (proc->state != T_PUSHING || proc->push_round != proc->round) return;
+    while (!proc->committed && push_next(sim, index)) {}
+    if (proc->committed && proc->state == T_PUSHING) {
+        proc->state = T_WAITING;
+        to_coordinator(sim, index, M_COMMIT, proc->round);
+    }
+}
+
+/* ---- what comes in ---- */
+
+static void on_opened(struct sim *sim, uint32_t index, const struct message *message)
+{
+    struct process *proc = &sim->procs[index];
+    if (proc->state != T_IDLE) return; // asked twice, answered twice
+    if (message->round <= proc->round)
+        sim_fail(sim, "a worker was told of round %llu after round %llu",
+                 (unsigned long long)message->round, (unsigned long long)proc->round);
+    proc->epoch = message->epoch;
+    proc->round = message->round;
+    proc->state = T_COMPUTING;
+    proc->computed = false;
+    const uint64_t delay = rng_exponential(&sim->schedule, sim->scenario.compute_delay);
+    sim_at(sim, delay, E_COMPUTED, index, (uint32_t)proc->round, proc->life);
+}
+
+static void on_result(struct sim *sim, uint32_t index, const struct message *message)
+{
+    struct process *proc = &sim->procs[index];
+    oracle_result(sim, message);
+    if (proc->state == T_IDLE || message->round != proc->round) return;
+    const bool ended = message->status != CAIRN_ERR_EPOCH_CHANGED;
+    if (ended && proc->state != T_WAITING)
+        sim_fail(sim, "round %llu ended before this contributor committed",
+                 (unsigned long long)message->round);
+    if (proc->pushing && proc->push_round == message->round) {
+        struct cairn_push_actions actions = push_actions(sim);
+        if (ended)
+            cairn_push_on_result(proc->push, &actions);
+        else
+            cairn_push_on_void(proc->push, &actions);
+        do_push_actions(sim, index, &actions);
+    }
+    begin(sim, index);
+    proceed(sim, index);
+}
+
+static void from_coordinator(struct sim *sim, uint32_t index, const struct message *message)
+{
+    struct process *proc = &sim->procs[index];
+    if (proc->stalled && message->kind != M_FENCED) return;
+    if (message->kind == M_OPENED) on_opened(sim, index, message);
+    if (message->kind == M_RESULT) on_result(sim, index, message);
+    if (message->kind == M_FENCED)
+        process_kill(sim, index); // the library tells the trainer, which exits
+}
+
+static void on_grant(struct sim *sim, uint32_t shard, uint32_t index, const struct message *message)
+{
+    struct process *proc = &sim->procs[index];
+    if (message->round < proc->grant[shard].round) return; // overtaken by a newer one
+    proc->grant[shard].round = message->round;
+    proc->grant[shard].window = message->window;
+    if (!proc->pushing || proc->push_round != message->round) return;
+    struct cairn_push_actions actions = push_actions(sim);
+    cairn_push_on_grant(proc->push, shard, message->window, &actions);
+    do_push_actions(sim, index, &actions);
+}
+
+static void see_ack(struct sim *sim, const struct process *proc, uint32_t shard,
+                    const struct message *message)
+{
+    const uint32_t chunk = sim->shards[shard].first_chunk + message->chunk;
+    if (proc->on_loan[message->micro][chunk] && proc->sent[message->micro][chunk] == SENT_BEFORE)
+        sim->seen[SEEN_acked_late]++;
+}
+
+static void from_shard(struct sim *sim, uint32_t shard, uint32_t index,
+                       const struct message *message)
+{
+    struct process *proc = &sim->procs[index];
+    if (message->kind == M_GRANT) {
+        on_grant(sim, shard, index, message);
+        return;
+    }
+    if (!proc->pushing || message->round != proc->push_round) return;
+    struct cairn_push_actions actions = push_actions(sim);
+    switch (message->kind) {
+    case M_ACK:
+        see_ack(sim, proc, shard, message);
+        cairn_push_on_ack(proc->push, shard, message->request, &actions);
+        break;
+    case M_MICRO_ACK: cairn_push_on_micro_ack(proc->push, shard, message->micro, &actions); break;
+    case M_REFUSE:
+        if (message->status == CAIRN_ERR_BUSY)
+            sim_fail(sim, "shard %u had no slot for an honest worker", shard);
+        cairn_push_on_refuse(proc->push, shard, message->request, message->status, &actions);
+        break;
+    default: sim_fail(sim, "a worker got message %d", (int)message->kind); return;
+    }
+    do_push_actions(sim, index, &actions);
+}
+
+static void lost(struct sim *sim, uint32_t shard, uint32_t index)
+{
+    struct process *proc = &sim->procs[index];
+    if (!proc->pushing) return;
+    struct cairn_push_actions actions = push_actions(sim);
+    cairn_push_on_lost(proc->push, shard, &actions);
+    do_push_actions(sim, index, &actions);
+}
+
+void process_event(struct sim *sim, const struct event *event)
+{
+    if (event->kind == E_FABRIC_RECONNECT || event->kind == E_CONTROL_RECONNECT) {
+        struct process *proc = &sim->procs[event->b];
+        if (!proc->alive || proc->life != event->conn) return;
+        if (event->kind == E_CONTROL_RECONNECT) {
+            process_connect(sim, event->b);
+            return;
+        }
+        if (proc->fabric[event->a].up) return;
+        lost(sim, event->a, event->b); // it notices, and connects again
+        fabric_connect(sim, event->a, event->b);
+        proceed(sim, event->b);
+        return;
+    }
+    struct process *proc = &sim->procs[event->a];
+    switch (event->kind) {
+    case E_COMPUTED:
+        if (!proc->alive || proc->life != event->conn || (uint32_t)proc->round != event->b) return;
+        proc->computed = true;
+        break;
+    case E_WORKER_FROM_COORDINATOR: from_coordinator(sim, event->a, event->message); break;
+    case E_WORKER_FROM_SHARD: from_shard(sim, event->b, event->a, event->message); break;
+    default: return;
+    }
+    proceed(sim, event->a);
+}

@@ -1,0 +1,320 @@
+/* A scenario from a seed, and the loop that runs it. */
+#include <assert.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/wire/optimizer.h"
+#include "tests/sim/sim.h"
+
+#define EVENTS_MAX 2000000 /* of a run; a usual one has a few thousand */
+
+/* ---- configurations ---- */
+
+struct cairn_round_config sim_round_config(const struct sim *sim)
+{
+    return (struct cairn_round_config) {
+        .shard_count = sim->scenario.shards,
+        .member_max = PROCS_MAX,
+        .workers_min = sim->scenario.workers_min,
+        .step_deadline_ms = DEADLINE,
+        .groups = sim->scenario.groups,
+        .group_count = GROUPS,
+        .clip_norm = sim->scenario.clip_norm,
+        .loss_scale = sim->scenario.loss_scale,
+        .fail_nonfinite = sim->scenario.fail_nonfinite,
+    };
+}
+
+struct cairn_step_config sim_step_config(const struct sim *sim, uint32_t shard)
+{
+    return (struct cairn_step_config) { .chunk_count = sim->shards[shard].chunk_count,
+                                        .window = sim->scenario.window,
+                                        .member_max = PROCS_MAX,
+                                        .payload_bytes_max = PAYLOAD_MAX };
+}
+
+struct cairn_push_config sim_push_config(const struct sim *sim)
+{
+    return (struct cairn_push_config) { .shard_count = sim->scenario.shards,
+                                        .queue_max = sim->scenario.queue_max };
+}
+
+/* ---- the scenario ---- */
+
+static double between(struct rng *rng, double least, double most)
+{
+    return least + (most - least) * rng_unit(rng);
+}
+
+/* 0 in some seeds, up to `most` in the others. */
+static double sometimes(struct rng *rng, double how_often, double most)
+{
+    const double x = rng_unit(rng) * most;
+    return rng_chance(rng, how_often) ? x : 0;
+}
+
+static void draw_model(struct scenario *sc, struct rng *rng)
+{
+    static const uint32_t optimizers[] = { CAIRN_OPTIMIZER_ADAMW, CAIRN_OPTIMIZER_ADAM,
+                                           CAIRN_OPTIMIZER_SGD };
+    sc->chunks = 1 + (uint32_t)rng_below(rng, rng_chance(rng, 0.05) ? CHUNKS_MAX : 10);
+    const uint32_t most = rng_chance(rng, 0.05) ? ELEMS_MAX : 16;
+    for (uint32_t c = 0; c < sc->chunks; c++) sc->elems[c] = 1 + (uint32_t)rng_below(rng, most);
+    for (uint32_t g = 0; g < GROUPS; g++) {
+        sc->groups[g] = cairn_group_hyper_default(optimizers[rng_below(rng, 3)]);
+        sc->groups[g].lr = between(rng, 1e-4, 1e-1);
+        if (sc->groups[g].optimizer == CAIRN_OPTIMIZER_SGD) sc->groups[g].momentum = 0.9;
+    }
+    sc->clip_norm = rng_chance(rng, 0.5) ? between(rng, 0.01, 2) : 0;
+    sc->loss_scale = rng_chance(rng, 0.3) ? 1024 : 1;
+    sc->fail_nonfinite = rng_chance(rng, 0.3);
+    sc->micros_max = 1 + (uint32_t)rng_below(rng, MICROS_MAX);
+    sc->absent = sometimes(rng, 0.6, 0.6);
+    sc->poison = sometimes(rng, 0.4, 0.6);
+    sc->weightless = sometimes(rng, 0.1, 0.3);
+}
+
+static void draw_machines(struct scenario *sc, struct rng *rng)
+{
+    sc->control_delay = between(rng, 20, 400);
+    sc->fabric_delay = between(rng, 20, 600);
+    sc->receive_delay = between(rng, 20, rng_chance(rng, 0.2) ? 4000 : 500);
+    sc->work_delay = between(rng, 20, rng_chance(rng, 0.2) ? 4000 : 300);
+    sc->compute_delay = between(rng, 100, 2000);
+    sc->disk_delay = between(rng, 50, 3000);
+    sc->duplicate = sometimes(rng, 0.5, 0.3);
+    sc->corrupt = sometimes(rng, 0.3, 0.05);
+}
+
+static void draw_faults(struct scenario *sc, struct rng *rng)
+{
+    for (uint32_t i = 0; i < FAULTS; i++)
+        sc->weight[i] = rng_chance(rng, 0.5) ? 1 + (uint32_t)rng_below(rng, 5) : 0;
+    sc->weight[6] = rng_chance(rng, 0.1) ? 1 : 0; // a stall costs a whole deadline
+    sc->weight[7] += 1;
+    sc->fault_gap = between(rng, 500, rng_chance(rng, 0.5) ? 4000 : 20000);
+    sc->kill_midway = sometimes(rng, 0.3, 0.05);
+    sc->break_midway = sometimes(rng, 0.3, 0.05);
+    sc->faults_end = MS(50) + rng_below(rng, MS(400));
+}
+
+static void draw_scenario(struct sim *sim)
+{
+    struct rng rng = { mix(sim->seed, 100) };
+    struct scenario *sc = &sim->scenario;
+    memset(sc, 0, sizeof *sc);
+    sc->shards = 1 + (uint32_t)rng_below(&rng, SHARDS_MAX);
+    sc->ranks = 1 + (uint32_t)rng_below(&rng, RANKS_MAX);
+    sc->workers_min = 1 + (uint32_t)rng_below(&rng, sc->ranks);
+    sc->window = rng_chance(&rng, 0.4) ? 1 : 1 + (uint32_t)rng_below(&rng, WINDOW_MAX);
+    sc->queue_max = 2 * sc->shards + (uint32_t)rng_below(&rng, 30);
+    if (sc->window == 1) sim->seen[SEEN_window_one]++;
+    draw_model(sc, &rng);
+    draw_machines(sc, &rng);
+    draw_faults(sc, &rng);
+    // Cuts where they fall: a shard may own nothing.
+    uint32_t cut[SHARDS_MAX + 1] = { 0 };
+    for (uint32_t s = 1; s < sc->shards; s++) {
+        const uint32_t left = sc->chunks - cut[s - 1];
+        const uint32_t fair = left / (sc->shards - s + 1);
+        const bool odd = rng_chance(&rng, 0.2);
+        cut[s] = cut[s - 1] + (odd ? (uint32_t)rng_below(&rng, left + 1) : fair);
+    }
+    cut[sc->shards] = sc->chunks;
+    for (uint32_t s = 0; s < sc->shards; s++) {
+        sim->shards[s].first_chunk = cut[s];
+        sim->shards[s].chunk_count = cut[s + 1] - cut[s];
+    }
+}
+
+/* ---- the simulation ---- */
+
+static void *reserve(size_t bytes)
+{
+    void *memory = calloc(1, bytes);
+    if (memory == NULL) {
+        fprintf(stderr, "cairn-sim: out of memory\n");
+        exit(1);
+    }
+    return memory;
+}
+
+struct sim *sim_open(void)
+{
+    struct sim *sim = reserve(sizeof *sim);
+    sim->scenario.shards = SHARDS_MAX;
+    sim->scenario.window = WINDOW_MAX;
+    sim->scenario.workers_min = 1;
+    sim->scenario.queue_max = 1024;
+    sim->shards[0].chunk_count = CHUNKS_MAX;
+    const struct cairn_round_config round = sim_round_config(sim);
+    const struct cairn_step_config step = sim_step_config(sim, 0);
+    const struct cairn_push_config push = sim_push_config(sim);
+    sim->round_memory = reserve(cairn_round_bytes(&round));
+    sim->round_list = reserve(cairn_round_actions_max(&round) * sizeof *sim->round_list);
+    for (uint32_t s = 0; s < SHARDS_MAX; s++)
+        sim->step_memory[s] = reserve(cairn_step_bytes(&step));
+    sim->step_list = reserve(cairn_step_actions_max(&step) * sizeof *sim->step_list);
+    for (uint32_t p = 0; p < PROCS_MAX; p++) sim->push_memory[p] = reserve(cairn_push_bytes(&push));
+    sim->push_list = reserve(cairn_push_actions_max(&push) * sizeof *sim->push_list);
+    return sim;
+}
+
+void sim_close(struct sim *sim)
+{
+    sim_net_reset(sim);
+    for (size_t i = 0; i < sim->free_count; i++) free(sim->free_list[i]);
+    free(sim->free_list);
+    free(sim->heap);
+    free(sim->round_memory);
+    free(sim->round_list);
+    free(sim->step_list);
+    free(sim->push_list);
+    for (uint32_t s = 0; s < SHARDS_MAX; s++) free(sim->step_memory[s]);
+    for (uint32_t p = 0; p < PROCS_MAX; p++) free(sim->push_memory[p]);
+    free(sim);
+}
+
+void sim_fail(struct sim *sim, const char *format, ...)
+{
+    if (sim->failed) return; // the first one is the one to look at
+    sim->failed = true;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(sim->failure, sizeof sim->failure, format, args);
+    va_end(args);
+}
+
+void sim_trace(struct sim *sim, const char *what, uint64_t a, uint64_t b, uint64_t c)
+{
+    sim->trace = mix(mix(sim->trace, a), mix(b, c ^ sim->now));
+    if (!sim->verbose) return;
+    printf("%9" PRIu64 " %-18s %" PRIx64 " %" PRIx64 " %" PRIx64 "\n", sim->now, what, a, b, c);
+}
+
+static void start(struct sim *sim, uint64_t seed, bool verbose)
+{
+    sim_net_reset(sim);
+    sim->seed = seed;
+    sim->now = sim->events_seen = 0;
+    sim->verbose = verbose;
+    sim->healed = sim->failed = sim->done = false;
+    sim->failure[0] = '\0';
+    sim->trace = mix(seed, 1);
+    sim->lives = 0;
+    sim->schedule.state = mix(seed, 2);
+    sim->fault.state = mix(seed, 3);
+    memset(&sim->coordinator, 0, sizeof sim->coordinator);
+    memset(sim->shards, 0, sizeof sim->shards);
+    memset(sim->procs, 0, sizeof sim->procs);
+    draw_scenario(sim);
+    oracle_start(sim);
+    for (uint32_t s = 0; s < sim->scenario.shards; s++) shard_start(sim, s);
+    coordinator_start(sim);
+    for (uint32_t r = 0; r < sim->scenario.ranks; r++)
+        sim_at(sim, rng_exponential(&sim->schedule, 1000), E_PROCESS_START, r, 0, 0);
+    faults_start(sim);
+}
+
+/* Is the connection that it was sent on still there? */
+static bool arrives(const struct sim *sim, const struct event *event)
+{
+    const struct link *link = NULL;
+    bool drains = false;
+    switch (event->kind) {
+    case E_COORDINATOR_FROM_SHARD: link = &sim->shards[event->b].control; break;
+    case E_COORDINATOR_FROM_WORKER: link = &sim->procs[event->b].control; break;
+    case E_SHARD_FROM_COORDINATOR:
+        link = &sim->shards[event->a].control;
+        drains = true;
+        break;
+    case E_WORKER_FROM_COORDINATOR:
+        link = &sim->procs[event->a].control;
+        drains = sim->procs[event->a].life == event->message->member;
+        break;
+    case E_SHARD_FROM_WORKER: link = &sim->procs[event->b].fabric[event->a]; break;
+    case E_WORKER_FROM_SHARD: link = &sim->procs[event->a].fabric[event->b]; break;
+    default: return true;
+    }
+    const bool to_worker = event->kind == E_WORKER_FROM_COORDINATOR;
+    if (to_worker && !sim->procs[event->a].alive) return false;
+    if (link->id != event->conn) return false;
+    return link->up || (drains && event->time <= link->drains_until);
+}
+
+static void start_process(struct sim *sim, uint32_t rank)
+{
+    for (uint32_t i = 0; i < PROCS_MAX; i++)
+        if (sim->procs[i].alive && !sim->procs[i].zombie && sim->procs[i].rank == rank) return;
+    process_start(sim, rank);
+}
+
+static void dispatch(struct sim *sim, const struct event *event)
+{
+    switch (event->kind) {
+    case E_FAULT: faults_event(sim); return;
+    case E_HEAL: faults_heal(sim); return;
+    case E_PROCESS_START: start_process(sim, event->a); return;
+    case E_CONTROL_RECONNECT:
+        if (event->a != NOBODY) {
+            shard_connect(sim, event->a);
+            return;
+        }
+        process_event(sim, event);
+        return;
+    case E_FABRIC_RECONNECT:
+    case E_COMPUTED:
+    case E_WORKER_FROM_COORDINATOR:
+    case E_WORKER_FROM_SHARD: process_event(sim, event); return;
+    case E_SHARD_FROM_COORDINATOR:
+    case E_SHARD_FROM_WORKER:
+    case E_LANDED:
+    case E_FOLDED:
+    case E_SUMMED:
+    case E_UPDATED:
+    case E_PEER_DOWN: shard_event(sim, event); return;
+    default: coordinator_event(sim, event); return;
+    }
+}
+
+static void say_stuck(struct sim *sim)
+{
+    struct cairn_sentence waiting;
+    cairn_sentence_set(&waiting, "%s", "a coordinator");
+    if (sim->coordinator.alive) cairn_round_waiting(sim->coordinator.core, &waiting);
+    sim_fail(sim, "no %d steps within %d s after the faults stopped: waits for %s (stage %s)",
+             HEALTHY, (int)(LIMIT / MS(1000)), waiting.text,
+             cairn_round_stage_name(cairn_round_stage_of(sim->coordinator.core)));
+}
+
+/* Every shard has done all that was decided, and enough steps were made since the faults stopped. */
+static bool finished(const struct sim *sim)
+{
+    if (!sim->healed || sim->oracle.applied < sim->healthy_from + HEALTHY) return false;
+    for (uint32_t s = 0; s < sim->scenario.shards; s++)
+        if (sim->shards[s].executed != sim->oracle.ledger_count) return false;
+    return true;
+}
+
+void sim_run(struct sim *sim, uint64_t seed, bool verbose)
+{
+    start(sim, seed, verbose);
+    struct event event;
+    while (!sim->failed && !finished(sim) && sim_pop(sim, &event)) {
+        sim->now = event.time;
+        if (event.message != NULL || event.kind != E_TICK)
+            sim_trace(sim, event.message != NULL ? "message" : "event",
+                      (uint64_t)event.kind << 32 | (event.message ? event.message->kind : 0),
+                      (uint64_t)event.a << 32 | event.b, event.conn);
+        if (event.message == NULL || arrives(sim, &event)) dispatch(sim, &event);
+        if (event.message != NULL) sim_message_free(sim, event.message);
+        if (++sim->events_seen > EVENTS_MAX)
+            sim_fail(sim, "%d events: it runs in circles", EVENTS_MAX);
+        if (sim->now > sim->scenario.faults_end + LIMIT) say_stuck(sim);
+    }
+    sim->trace = mix(sim->trace, sim->oracle.step);
+    sim->seen[SEEN_abandoned] += sim->oracle.opened_count - sim->oracle.ledger_count;
+}
