@@ -1,0 +1,170 @@
+/* The shard's threads and its memory: pool.h and arena.h. */
+#include <check.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "server/shard/arena.h"
+#include "server/shard/pool.h"
+
+enum { TASKS = 20, ITEMS = 1000 };
+
+struct counted {
+    struct cairn_task task;
+    atomic_uint ran[ITEMS];
+    unsigned done;
+};
+
+static uv_loop_t loop;
+static struct cairn_pool *pool;
+static struct counted counted[TASKS];
+static unsigned done_count;
+static unsigned order[TASKS];
+
+static void run_counted(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    struct counted *c = (struct counted *)task;
+    ck_assert_uint_lt(thread, 4);
+    atomic_fetch_add(&c->ran[item], 1);
+}
+
+static void on_done(struct cairn_task *task)
+{
+    struct counted *c = (struct counted *)task;
+    c->done++;
+    order[done_count++] = (unsigned)(c - counted);
+}
+
+static void setup(void)
+{
+    struct cairn_sentence why;
+    uv_loop_init(&loop);
+    ck_assert_int_eq(cairn_pool_open(&loop, "test", 4, &pool, &why), CAIRN_OK);
+}
+
+static void teardown(void)
+{
+    if (pool != NULL) cairn_pool_close(pool, NULL, NULL);
+    uv_run(&loop, UV_RUN_DEFAULT);
+    ck_assert_int_eq(uv_loop_close(&loop), 0);
+}
+
+START_TEST(every_item_of_every_task_runs_once)
+{
+    for (unsigned i = 0; i < TASKS; i++) {
+        counted[i].task =
+            (struct cairn_task) { .run = run_counted, .done = on_done, .item_count = i * 50 };
+        cairn_pool_submit(pool, &counted[i].task);
+    }
+    while (done_count < TASKS) uv_run(&loop, UV_RUN_ONCE);
+    for (unsigned i = 0; i < TASKS; i++) {
+        ck_assert_uint_eq(counted[i].done, 1);
+        for (unsigned item = 0; item < ITEMS; item++)
+            ck_assert_uint_eq(atomic_load(&counted[i].ran[item]), item < i * 50);
+    }
+}
+END_TEST
+
+START_TEST(a_task_without_items_is_done)
+{
+    counted[0].task = (struct cairn_task) { .run = run_counted, .done = on_done };
+    cairn_pool_submit(pool, &counted[0].task);
+    ck_assert_uint_eq(done_count, 0); // on the loop, never inside submit
+    while (done_count < 1) uv_run(&loop, UV_RUN_ONCE);
+}
+END_TEST
+
+START_TEST(after_close_no_done_is_called)
+{
+    for (unsigned i = 0; i < TASKS; i++) {
+        counted[i].task =
+            (struct cairn_task) { .run = run_counted, .done = on_done, .item_count = ITEMS };
+        cairn_pool_submit(pool, &counted[i].task);
+    }
+    cairn_pool_close(pool, NULL, NULL);
+    pool = NULL;
+    uv_run(&loop, UV_RUN_DEFAULT);
+    ck_assert_uint_eq(done_count, 0);
+}
+END_TEST
+
+static void look_at_signals(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    (void)item;
+    (void)thread;
+    sigset_t blocked;
+    pthread_sigmask(SIG_SETMASK, NULL, &blocked);
+    atomic_store(&((struct counted *)task)->ran[0],
+                 sigismember(&blocked, SIGTERM) && sigismember(&blocked, SIGINT));
+}
+
+START_TEST(signals_stay_with_the_loop)
+{
+    counted[0].task =
+        (struct cairn_task) { .run = look_at_signals, .done = on_done, .item_count = 1 };
+    cairn_pool_submit(pool, &counted[0].task);
+    while (done_count < 1) uv_run(&loop, UV_RUN_ONCE);
+    ck_assert_uint_eq(atomic_load(&counted[0].ran[0]), 1);
+}
+END_TEST
+
+START_TEST(an_arena_is_zero_and_backed_as_it_is_touched)
+{
+    struct cairn_arena arena;
+    struct cairn_sentence why;
+    struct stat info;
+    ck_assert_int_eq(cairn_arena_open_state("test", 1 << 30, &arena, &why), CAIRN_OK);
+    ck_assert_uint_eq(arena.base[12345678], 0);
+    arena.base[(1 << 30) - 1] = 1;
+    ck_assert_int_eq(fstat(arena.fd, &info), 0);
+    ck_assert_int_eq(info.st_size, 1 << 30);
+    ck_assert_int_lt(info.st_blocks * 512, 1 << 20);
+    const int fd = arena.fd;
+    cairn_arena_close(&arena);
+    cairn_arena_close(&arena);
+    ck_assert_int_eq(fcntl(fd, F_GETFD), -1);
+
+    ck_assert_int_eq(cairn_arena_open_scratch("test", 0, &arena, &why), CAIRN_OK);
+    ck_assert_ptr_null(arena.base);
+    cairn_arena_close(&arena);
+}
+END_TEST
+
+START_TEST(a_budget_says_what_is_missing_and_takes_nothing)
+{
+    struct cairn_budget budget = { .limit_bytes = 1000 };
+    struct cairn_sentence why;
+    ck_assert_int_eq(cairn_budget_take(&budget, 600, "job a", &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_budget_take(&budget, 401, "job b", &why), CAIRN_ERR_NO_MEMORY);
+    ck_assert_ptr_nonnull(
+        strstr(why.text, "job b needs 401 bytes, and 400 of memory.limit = 1000"));
+    ck_assert_int_eq(cairn_budget_take(&budget, UINT64_MAX, "job c", &why), CAIRN_ERR_NO_MEMORY);
+    ck_assert_uint_eq(budget.used_bytes, 600);
+    cairn_budget_give(&budget, 600);
+    ck_assert_int_eq(cairn_budget_take(&budget, 1000, "job b", &why), CAIRN_OK);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("shard_pool");
+    TCase *threads = tcase_create("threads");
+    tcase_add_checked_fixture(threads, setup, teardown);
+    tcase_add_test(threads, every_item_of_every_task_runs_once);
+    tcase_add_test(threads, a_task_without_items_is_done);
+    tcase_add_test(threads, after_close_no_done_is_called);
+    tcase_add_test(threads, signals_stay_with_the_loop);
+    suite_add_tcase(suite, threads);
+    TCase *memory = tcase_create("memory");
+    tcase_add_test(memory, an_arena_is_zero_and_backed_as_it_is_touched);
+    tcase_add_test(memory, a_budget_says_what_is_missing_and_takes_nothing);
+    suite_add_tcase(suite, memory);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}

@@ -1,0 +1,358 @@
+/* What bad messages get from a shard: a refusal or nothing, and no change. */
+#include <check.h>
+#include <string.h>
+
+#include "tests/support/shard_model.h"
+#include "tests/support/shard_scene.h"
+
+static struct scene scene;
+static struct model model;
+static float payload[SCENE_CHUNK_LEAVES * 4096];
+
+/* A job in round 5 of epoch 3: members 1 and 2 contribute, 3 is a reader. */
+static void setup(void)
+{
+    scene_open(&scene, "mem", 1, 0);
+    scene_create(&scene, 3, 1, 0, "");
+    scene_hear(&scene, CAIRN_MSG_DONE);
+    scene_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
+    scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
+    scene_join(&scene, 3, CAIRN_ROLE_WIRE_READER);
+    scene_put_all(&scene, 1);
+    scene_seal(&scene);
+    scene_fence(&scene, 3);
+    scene_hear(&scene, CAIRN_MSG_ANSWER);
+    scene_resolve_none(&scene);
+    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
+    model_open(&model, &scene);
+}
+
+/* After all the mischief the round goes on to the right end. */
+static void teardown(void)
+{
+    scene_settle(&scene);
+    for (size_t i = 0; i < scene.note_count; i++) scene.notes[i].taken = true;
+    scene_fence(&scene, 4);
+    scene_hear(&scene, CAIRN_MSG_ANSWER);
+    scene_resolve_none(&scene);
+    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
+    model_round(&model, &scene, 6, 0);
+    ck_assert_mem_eq(scene.shard->jobs->param.base, model.param, model.scene->map.elem_count * 4);
+    model_close(&model);
+    scene_close(&scene);
+}
+
+static void open_round(void)
+{
+    scene_round_open(&scene, 5, 0, 2);
+    for (int i = 0; i < 2; i++) scene_note(&scene, CAIRN_CHUNK_GRANT);
+}
+
+static uint64_t chunk_of(uint32_t tensor)
+{
+    uint64_t chunk = 0;
+    while (cairn_shard_map_chunk(&scene.map, chunk).tensor != tensor) chunk++;
+    return chunk;
+}
+
+static size_t bytes_of(uint64_t chunk)
+{
+    return cairn_shard_map_chunk(&scene.map, chunk).elem_count * sizeof(float);
+}
+
+static cairn_status refusal_of(struct cairn_chunk_header *header, size_t payload_bytes)
+{
+    scene_send(&scene, header, payload, payload_bytes);
+    const struct scene_note *nak = scene_note(&scene, CAIRN_CHUNK_NAK);
+    ck_assert_uint_eq(nak->header.member, header->member);
+    ck_assert_uint_eq(nak->header.request, header->request);
+    return (cairn_status)nak->header.value;
+}
+
+/* ---- pushes: one wrong field each ---- */
+
+struct push_case {
+    const char *what;
+    void (*spoil)(struct cairn_chunk_header *header);
+    cairn_status status;
+    size_t payload_bytes; /* 0: as the chunk has them in f32 */
+};
+
+static void older_round(struct cairn_chunk_header *h)
+{
+    h->round--;
+}
+static void later_round(struct cairn_chunk_header *h)
+{
+    h->round++;
+}
+static void older_epoch(struct cairn_chunk_header *h)
+{
+    h->epoch--;
+}
+static void later_micro(struct cairn_chunk_header *h)
+{
+    h->micro = 1;
+}
+static void unknown_tensor(struct cairn_chunk_header *h)
+{
+    h->tensor = TENSORS;
+}
+static void past_the_tensor(struct cairn_chunk_header *h)
+{
+    h->first_leaf += 1000;
+}
+static void off_the_grid(struct cairn_chunk_header *h)
+{
+    h->first_leaf += 1;
+}
+static void half_a_chunk(struct cairn_chunk_header *h)
+{
+    h->leaf_count = 2;
+}
+static void of_the_other_shard(struct cairn_chunk_header *h)
+{
+    h->first_leaf = 16;
+}
+static void with_a_tile(struct cairn_chunk_header *h)
+{
+    h->tile = 1;
+}
+static void with_another_table(struct cairn_chunk_header *h)
+{
+    h->table_hash++;
+}
+static void in_f16(struct cairn_chunk_header *h)
+{
+    h->dtype = CAIRN_F16;
+}
+static void as_bf16(struct cairn_chunk_header *h)
+{
+    h->dtype = CAIRN_BF16;
+}
+static void with_a_wrong_checksum(struct cairn_chunk_header *h)
+{
+    h->checksum = 12345;
+}
+
+static const struct push_case push_cases[] = {
+    { "of an older round", older_round, CAIRN_ERR_STALE, 0 },
+    { "of a round to come", later_round, CAIRN_ERR_PROTOCOL, 0 },
+    { "of an older epoch", older_epoch, CAIRN_ERR_STALE, 0 },
+    { "of a micro-batch to come", later_micro, CAIRN_ERR_PROTOCOL, 0 },
+    { "of no tensor", unknown_tensor, CAIRN_ERR_MALFORMED, 0 },
+    { "past its tensor", past_the_tensor, CAIRN_ERR_MALFORMED, 0 },
+    { "off the grid", off_the_grid, CAIRN_ERR_MALFORMED, 0 },
+    { "half of a chunk", half_a_chunk, CAIRN_ERR_MALFORMED, 5000 * 4 },
+    { "of another shard", of_the_other_shard, CAIRN_ERR_MALFORMED, 0 },
+    { "of a tile", with_a_tile, CAIRN_ERR_MISMATCH, 0 },
+    { "of another tile table", with_another_table, CAIRN_ERR_MISMATCH, 0 },
+    { "in f16", in_f16, CAIRN_ERR_MALFORMED, 10000 * 2 },
+    { "an element too long", as_bf16, CAIRN_ERR_MALFORMED, 10001 * 2 },
+    { "damaged", with_a_wrong_checksum, CAIRN_ERR_CHECKSUM, 0 },
+};
+enum { PUSH_CASES = sizeof push_cases / sizeof *push_cases };
+
+START_TEST(a_wrong_chunk_is_refused_and_changes_nothing)
+{
+    const struct push_case *wrong = &push_cases[_i];
+    open_round();
+    const uint64_t chunk = chunk_of(T_WEIGHT);
+    struct cairn_chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
+    wrong->spoil(&push);
+    const size_t bytes = wrong->payload_bytes != 0 ? wrong->payload_bytes : bytes_of(chunk);
+    const cairn_status status = refusal_of(&push, bytes);
+    ck_assert_msg(status == wrong->status, "a chunk %s: %s", wrong->what,
+                  cairn_status_name(status));
+    ck_assert_uint_gt(scene.shard->stats.chunks_refused, 0);
+    ck_assert_uint_eq(cairn_step_slots_used(scene.shard->jobs->step), 0);
+}
+END_TEST
+
+START_TEST(a_frozen_tensor_takes_no_gradient)
+{
+    open_round();
+    const uint64_t chunk = chunk_of(T_FROZEN);
+    struct cairn_chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
+    ck_assert_int_eq(refusal_of(&push, bytes_of(chunk)), CAIRN_ERR_MALFORMED);
+}
+END_TEST
+
+START_TEST(a_reader_only_fetches)
+{
+    open_round();
+    const uint64_t chunk = chunk_of(T_BIAS);
+    struct cairn_chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 3, chunk);
+    ck_assert_int_eq(refusal_of(&push, bytes_of(chunk)), CAIRN_ERR_REFUSED);
+    struct cairn_chunk_header put = scene_chunk_header(&scene, CAIRN_CHUNK_PUT, 3, chunk);
+    ck_assert_int_eq(refusal_of(&put, bytes_of(chunk)), CAIRN_ERR_REFUSED);
+    struct cairn_chunk_header commit = scene_header(&scene, CAIRN_CHUNK_COMMIT, 3);
+    ck_assert_int_eq(refusal_of(&commit, 0), CAIRN_ERR_REFUSED);
+    struct cairn_chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 3, chunk);
+    fetch.plane = CAIRN_PLANE_WIRE;
+    fetch.generation = 1;
+    scene_send(&scene, &fetch, NULL, 0);
+    ck_assert_uint_eq(scene_note(&scene, CAIRN_CHUNK_DATA)->header.payload_bytes, 40);
+}
+END_TEST
+
+START_TEST(a_member_who_is_not_in_the_round_is_fenced)
+{
+    scene_join(&scene, 9, CAIRN_ROLE_WIRE_WORKER);
+    open_round();
+    const uint64_t chunk = chunk_of(T_BIAS);
+    struct cairn_chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 9, chunk);
+    ck_assert_int_eq(refusal_of(&push, bytes_of(chunk)), CAIRN_ERR_FENCED);
+}
+END_TEST
+
+START_TEST(more_chunks_than_the_window_are_told_to_wait)
+{
+    open_round();
+    // Member 2's wait for member 1's, so its slots fill.
+    const uint64_t first = chunk_of(T_WEIGHT);
+    for (uint64_t c = first; c < first + SCENE_WINDOW; c++) {
+        struct cairn_chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 2, c);
+        scene_send(&scene, &push, payload, bytes_of(c));
+    }
+    scene_settle(&scene);
+    struct cairn_chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 2,
+                                                        first + SCENE_WINDOW);
+    ck_assert_int_eq(refusal_of(&push, bytes_of(first + SCENE_WINDOW)), CAIRN_ERR_BUSY);
+    ck_assert_uint_eq(cairn_step_slots_used(scene.shard->jobs->step), SCENE_WINDOW);
+}
+END_TEST
+
+/* ---- strangers ---- */
+
+static void check_ignored(struct cairn_chunk_header *header, size_t payload_bytes)
+{
+    const uint64_t before = scene.shard->stats.chunks_refused;
+    scene_send(&scene, header, payload, payload_bytes);
+    scene_settle(&scene);
+    ck_assert_uint_eq(scene.shard->stats.chunks_refused, before + 1);
+    ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_NAK), 0);
+    ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_ACK), 0);
+}
+
+START_TEST(a_stranger_is_not_even_answered)
+{
+    open_round();
+    const uint64_t chunk = chunk_of(T_BIAS);
+    struct cairn_chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
+    push.token++;
+    check_ignored(&push, bytes_of(chunk));
+    push.token--;
+    push.job++;
+    check_ignored(&push, bytes_of(chunk));
+    push.job--;
+    push.member = 4711;
+    check_ignored(&push, bytes_of(chunk));
+    // A payload larger than its leaves can be is no header of ours.
+    push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
+    check_ignored(&push, 5000 * sizeof(float));
+}
+END_TEST
+
+START_TEST(a_member_who_left_is_a_stranger)
+{
+    Cairn__MemberLeave gone = CAIRN__MEMBER_LEAVE__INIT;
+    gone.job = SCENE_JOB;
+    gone.member = 3;
+    scene_say(&scene, CAIRN_MSG_MEMBER_LEAVE, 0, &gone.base);
+    scene_settle(&scene);
+    struct cairn_chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 3, 0);
+    check_ignored(&fetch, 0);
+}
+END_TEST
+
+/* ---- ends, commits, puts, fetches ---- */
+
+START_TEST(an_end_that_does_not_add_up_is_refused)
+{
+    static const uint32_t lists[][2] = {
+        { T_EMB, T_BIAS }, { T_EMB, T_EMB }, { T_FROZEN, T_WEIGHT }, { T_BIAS, TENSORS }
+    };
+    open_round();
+    struct cairn_chunk_header end = scene_header(&scene, CAIRN_CHUNK_MICRO_END, 1);
+    end.value = 3; // and the others neither sent nor untouched
+    ck_assert_int_eq(refusal_of(&end, 0), CAIRN_ERR_PROTOCOL);
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        end = scene_header(&scene, CAIRN_CHUNK_MICRO_END, 1);
+        memcpy(payload, lists[i], sizeof lists[i]);
+        ck_assert_int_eq(refusal_of(&end, sizeof lists[i]), CAIRN_ERR_MALFORMED);
+    }
+    end = scene_header(&scene, CAIRN_CHUNK_MICRO_END, 1);
+    end.checksum = 1;
+    ck_assert_int_eq(refusal_of(&end, 4), CAIRN_ERR_CHECKSUM);
+    end = scene_header(&scene, CAIRN_CHUNK_MICRO_END, 1);
+    end.value = (uint64_t)1 << 40;
+    ck_assert_int_eq(refusal_of(&end, 0), CAIRN_ERR_MALFORMED);
+}
+END_TEST
+
+START_TEST(a_put_after_the_seal_changes_nothing)
+{
+    struct cairn_chunk_header put = scene_chunk_header(&scene, CAIRN_CHUNK_PUT, 1, 0);
+    ck_assert_int_eq(refusal_of(&put, bytes_of(0)), CAIRN_ERR_STALE);
+}
+END_TEST
+
+START_TEST(a_fetch_of_what_is_not_there_is_refused)
+{
+    struct cairn_chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1,
+                                                         chunk_of(T_FROZEN));
+    fetch.plane = CAIRN_PLANE_EXP_AVG;
+    fetch.generation = 1;
+    ck_assert_int_eq(refusal_of(&fetch, 0), CAIRN_ERR_NOT_FOUND);
+    fetch.plane = CAIRN_PLANE_WIRE;
+    fetch.leaf_count = 1;
+    ck_assert_int_eq(refusal_of(&fetch, 0), CAIRN_ERR_MALFORMED);
+    fetch.tensor = 1u << 30;
+    ck_assert_int_eq(refusal_of(&fetch, 0), CAIRN_ERR_MALFORMED);
+}
+END_TEST
+
+START_TEST(a_message_for_a_worker_is_refused)
+{
+    struct cairn_chunk_header grant = scene_header(&scene, CAIRN_CHUNK_GRANT, 1);
+    ck_assert_int_eq(refusal_of(&grant, 0), CAIRN_ERR_PROTOCOL);
+}
+END_TEST
+
+START_TEST(a_hello_is_answered_with_the_grant)
+{
+    open_round();
+    struct cairn_chunk_header hello = scene_header(&scene, CAIRN_CHUNK_HELLO, 2);
+    scene_send(&scene, &hello, NULL, 0);
+    const struct scene_note *grant = scene_note(&scene, CAIRN_CHUNK_GRANT);
+    ck_assert_uint_eq(grant->header.member, 2);
+    ck_assert_uint_eq(grant->header.round, 5);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("shard_refusals");
+    TCase *tcase = tcase_create("shard_refusals");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_loop_test(tcase, a_wrong_chunk_is_refused_and_changes_nothing, 0, PUSH_CASES);
+    tcase_add_test(tcase, a_frozen_tensor_takes_no_gradient);
+    tcase_add_test(tcase, a_reader_only_fetches);
+    tcase_add_test(tcase, a_member_who_is_not_in_the_round_is_fenced);
+    tcase_add_test(tcase, more_chunks_than_the_window_are_told_to_wait);
+    tcase_add_test(tcase, a_stranger_is_not_even_answered);
+    tcase_add_test(tcase, a_member_who_left_is_a_stranger);
+    tcase_add_test(tcase, an_end_that_does_not_add_up_is_refused);
+    tcase_add_test(tcase, a_put_after_the_seal_changes_nothing);
+    tcase_add_test(tcase, a_fetch_of_what_is_not_there_is_refused);
+    tcase_add_test(tcase, a_message_for_a_worker_is_refused);
+    tcase_add_test(tcase, a_hello_is_answered_with_the_grant);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
