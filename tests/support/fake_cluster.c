@@ -1,0 +1,385 @@
+#include "tests/support/fake_cluster.h"
+
+#include <arpa/inet.h>
+#include <check.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "proto/wire/optimizer.h"
+#include "tests/support/fake_shard.h"
+
+/* ---- the coordinator ---- */
+
+void fake_coordinator_start(struct fake_cluster *fake)
+{
+    struct cairn_sentence why = { "" };
+    fake->options.network.listen = fake->listen;
+    const cairn_status status = cairn_cluster_open(&fake->options, &fake->loop, &fake->cluster,
+                                                   &why);
+    ck_assert_msg(status == CAIRN_OK, "%s", why.text);
+    snprintf(fake->listen, sizeof fake->listen, "%s", cairn_cluster_address(fake->cluster));
+}
+
+static void on_closed(void *context)
+{
+    ((struct fake_cluster *)context)->cluster = NULL;
+}
+
+void fake_coordinator_stop(struct fake_cluster *fake)
+{
+    cairn_cluster_close(fake->cluster, on_closed, fake);
+    while (fake->cluster != NULL) uv_run(&fake->loop, UV_RUN_ONCE);
+}
+
+void fake_open(struct fake_cluster *fake, uint32_t shards)
+{
+    memset(fake, 0, sizeof *fake);
+    cairn_log_init("test", CAIRN_LOG_ERROR);
+    cairn_scratch_make(fake->folder);
+    snprintf(fake->store, sizeof fake->store, "%s/store", fake->folder);
+    snprintf(fake->snapshots, sizeof fake->snapshots, "%s/snapshots", fake->folder);
+    snprintf(fake->listen, sizeof fake->listen, "127.0.0.1:0");
+    uv_loop_init(&fake->loop);
+    fake->options = (struct cairn_cluster_options) {
+        .name = (char *)(uintptr_t) "test",
+        .shards = shards,
+        .store_path = fake->store,
+        .snapshots_path = fake->snapshots,
+        .network = { .connections_max = 64,
+                     .half_open_max = 16,
+                     .hello_timeout_ms = 5000,
+                     .send_queue_bytes = 8 << 20 },
+        .heartbeat_ms = 1000,
+        .lease_timeout_ms = 60000,
+        .step_deadline_ms = 0,
+        .workers_max = 8,
+    };
+    for (uint32_t i = 0; i < FAKE_SHARDS_MAX; i++) {
+        snprintf(fake->shards[i].name, sizeof fake->shards[i].name, "s%" PRIu32, i);
+        fake->shards[i].peer.fd = -1;
+        fake->shards[i].incarnation = 100 + i;
+    }
+    fake_coordinator_start(fake);
+}
+
+void fake_close(struct fake_cluster *fake)
+{
+    for (uint32_t i = 0; i < FAKE_SHARDS_MAX; i++) {
+        fake_peer_close(&fake->shards[i].peer);
+        fake_shard_clear(&fake->shards[i]);
+    }
+    if (fake->cluster != NULL) fake_coordinator_stop(fake);
+    ck_assert_int_eq(uv_run(&fake->loop, UV_RUN_DEFAULT), 0);
+    ck_assert_int_eq(uv_loop_close(&fake->loop), 0);
+    cairn_scratch_remove(fake->folder);
+}
+
+/* ---- a connection ---- */
+
+static int dial(struct fake_cluster *fake)
+{
+    const char *colon = strrchr(fake->listen, ':');
+    struct sockaddr_in to = { .sin_family = AF_INET,
+                              .sin_port = htons((uint16_t)atoi(colon + 1)),
+                              .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
+    return fd;
+}
+
+void fake_peer_close(struct fake_peer *peer)
+{
+    if (peer->fd < 0) return;
+    close(peer->fd);
+    peer->fd = -1;
+    cairn_frame_decoder_release(&peer->decoder);
+}
+
+void fake_send(struct fake_peer *peer, uint16_t type, uint32_t request,
+               const ProtobufCMessage *message)
+{
+    uint8_t *frame;
+    size_t bytes;
+    if (peer->fd < 0) return;
+    ck_assert_int_eq(
+        cairn_frame_pack(type, request, message, CAIRN_FRAME_BYTES_MAX, &frame, &bytes, NULL),
+        CAIRN_OK);
+    if (send(peer->fd, frame, bytes, MSG_NOSIGNAL) != (ssize_t)bytes) peer->ended = true;
+    free(frame);
+}
+
+uint32_t fake_request(struct fake_peer *peer, uint16_t type, const ProtobufCMessage *message)
+{
+    fake_send(peer, type, ++peer->last_request, message);
+    return peer->last_request;
+}
+
+/* What has arrived goes into the decoder; never blocks. */
+void fake_peer_read(struct fake_peer *peer)
+{
+    uint8_t *room;
+    size_t room_bytes;
+    while (peer->fd >= 0 && !peer->ended) {
+        if (cairn_frame_decoder_reserve(&peer->decoder, &room, &room_bytes) != CAIRN_FRAME_NONE) {
+            return;
+        }
+        const ssize_t n = recv(peer->fd, room, room_bytes, MSG_DONTWAIT);
+        cairn_frame_decoder_added(&peer->decoder, n > 0 ? (size_t)n : 0);
+        if (n > 0) continue;
+        if (n == 0 || (errno != EAGAIN && errno != EINTR)) peer->ended = true;
+        return;
+    }
+}
+
+bool fake_peer_next(struct fake_peer *peer, struct cairn_frame *frame_out)
+{
+    if (peer->fd < 0) return false;
+    return cairn_frame_decoder_next(&peer->decoder, frame_out, NULL) == CAIRN_FRAME_READY;
+}
+
+void fake_pump(struct fake_cluster *fake)
+{
+    if (fake->cluster != NULL) uv_run(&fake->loop, UV_RUN_NOWAIT);
+    bool busy = false;
+    for (uint32_t i = 0; i < FAKE_SHARDS_MAX; i++) busy |= fake_shard_serve(&fake->shards[i]);
+    if (busy) return;
+    struct pollfd pause = { .fd = -1 };
+    poll(&pause, 1, 0);
+}
+
+struct fake_peer fake_dial(struct fake_cluster *fake)
+{
+    static const struct cairn_frame_limits limits = { 1, CAIRN_MSG_MAX, CAIRN_FRAME_BYTES_MAX };
+    struct fake_peer peer = { .fd = dial(fake) };
+    cairn_frame_decoder_init(&peer.decoder, limits);
+    return peer;
+}
+
+static void say_hello(struct fake_cluster *fake, struct fake_peer *peer, Cairn__Hello *hello)
+{
+    *peer = fake_dial(fake);
+    hello->protocol = CAIRN_CONTROL_PROTOCOL;
+    hello->version = (char *)(uintptr_t) "test";
+    fake_request(peer, CAIRN_MSG_HELLO, &hello->base);
+}
+
+struct fake_peer fake_connect(struct fake_cluster *fake, uint32_t role, const char *name)
+{
+    struct fake_peer peer;
+    Cairn__Hello hello = CAIRN__HELLO__INIT;
+    hello.role = role;
+    hello.name = (char *)(uintptr_t)name;
+    hello.incarnation = 1;
+    say_hello(fake, &peer, &hello);
+    cairn_message_free(fake_expect(fake, &peer, CAIRN_MSG_WELCOME, 1));
+    return peer;
+}
+
+/* ---- shards ---- */
+
+void fake_shard_up(struct fake_cluster *fake, uint32_t i)
+{
+    struct fake_shard *shard = &fake->shards[i];
+    Cairn__Hello hello = CAIRN__HELLO__INIT;
+    Cairn__HeldJob held = CAIRN__HELD_JOB__INIT;
+    Cairn__HeldJob *list[1] = { &held };
+    uint8_t address[2] = { 'a', (uint8_t)shard->incarnation };
+    hello.role = CAIRN_ROLE_WIRE_SHARD;
+    hello.name = shard->name;
+    hello.incarnation = shard->incarnation;
+    hello.fabric_address = (ProtobufCBinaryData) { sizeof address, address };
+    if (shard->has_job) {
+        held.job = shard->job;
+        held.generation = shard->generation;
+        memcpy(&held.layout_hash, shard->layout->hash, 8);
+        hello.held = list;
+        hello.n_held = 1;
+    }
+    fake_peer_close(&shard->peer);
+    const uint32_t welcomed = shard->seen[CAIRN_MSG_WELCOME];
+    say_hello(fake, &shard->peer, &hello);
+    fake_until(fake, shard->seen[CAIRN_MSG_WELCOME] > welcomed);
+}
+
+void fake_shards_up(struct fake_cluster *fake, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) fake_shard_up(fake, i);
+}
+
+void fake_shard_away(struct fake_cluster *fake, uint32_t i)
+{
+    const uint32_t up = cairn_cluster_seats_up(fake->cluster);
+    if (fake->shards[i].peer.fd < 0) return;
+    fake_peer_close(&fake->shards[i].peer);
+    fake_until(fake, cairn_cluster_seats_up(fake->cluster) < up);
+}
+
+void fake_shard_forget(struct fake_cluster *fake, uint32_t i)
+{
+    fake_shard_away(fake, i);
+    fake_shard_clear(&fake->shards[i]);
+    fake->shards[i].incarnation += 10;
+}
+
+/* ---- expectations ---- */
+
+static bool skipped(uint16_t type)
+{
+    return type == CAIRN_MSG_HEARTBEAT || type == CAIRN_MSG_PAGE;
+}
+
+ProtobufCMessage *fake_expect(struct fake_cluster *fake, struct fake_peer *peer, uint16_t type,
+                              uint32_t request)
+{
+    struct cairn_frame frame;
+    const uint64_t end_ms = uv_hrtime() / 1000000 + 10000;
+    for (;;) {
+        fake_pump(fake);
+        fake_peer_read(peer);
+        while (fake_peer_next(peer, &frame)) {
+            if (skipped(frame.type)) continue;
+            ProtobufCMessage *message = cairn_message_unpack(cairn_message_type(frame.type),
+                                                             frame.payload, frame.payload_bytes);
+            ck_assert_ptr_nonnull(message);
+            const char *text = frame.type == CAIRN_MSG_ERROR ? ((Cairn__Error *)message)->text : "";
+            ck_assert_msg(frame.type == type && frame.request == request,
+                          "wanted %s %u, got %s %u %s", cairn_message_name(type), request,
+                          cairn_message_name(frame.type), frame.request, text);
+            return message;
+        }
+        ck_assert_msg(!peer->ended, "closed while waiting for %s", cairn_message_name(type));
+        ck_assert_msg(uv_hrtime() / 1000000 < end_ms, "no %s came", cairn_message_name(type));
+    }
+}
+
+void fake_expect_error(struct fake_cluster *fake, struct fake_peer *peer, uint32_t request,
+                       cairn_status status, const char *word)
+{
+    Cairn__Error *error = (Cairn__Error *)fake_expect(fake, peer, CAIRN_MSG_ERROR, request);
+    ck_assert_msg(error->status == (int32_t)status && strstr(error->text, word) != NULL,
+                  "wanted %s with \"%s\", got %s: %s", cairn_status_name(status), word,
+                  cairn_status_name(error->status), error->text);
+    cairn_message_free(&error->base);
+}
+
+void fake_expect_silence(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job)
+{
+    Cairn__WhoIsAwaited who = CAIRN__WHO_IS_AWAITED__INIT;
+    who.job = job;
+    const uint32_t request = fake_request(peer, CAIRN_MSG_WHO_IS_AWAITED, &who.base);
+    cairn_message_free(fake_expect(fake, peer, CAIRN_MSG_AWAITED, request));
+}
+
+/* ---- a worker's way ---- */
+
+struct cairn_job_spec_data fake_spec(uint32_t workers_min)
+{
+    struct cairn_job_spec_data spec;
+    struct cairn_group_spec group = cairn_group_default();
+    struct cairn_tensor_spec t = { .group = (char *)(uintptr_t) "all",
+                                   .kind = CAIRN_TRAINED,
+                                   .wire = CAIRN_F32,
+                                   .reduce = CAIRN_F32,
+                                   .master = CAIRN_F32,
+                                   .shape = { .rank = 2, .dim = { 128, 1024 } } };
+    cairn_spec_init(&spec);
+    ck_assert_int_eq(cairn_spec_set_name(&spec, "toy"), CAIRN_OK);
+    group.name = (char *)(uintptr_t) "all";
+    group.optimizer = (char *)(uintptr_t) "adamw";
+    ck_assert_int_eq(cairn_spec_add_group(&spec, &group), CAIRN_OK);
+    t.name = (char *)(uintptr_t) "fc.weight";
+    ck_assert_int_eq(cairn_spec_add_tensor(&spec, &t), CAIRN_OK);
+    t.name = (char *)(uintptr_t) "fc.bias";
+    t.shape = (struct cairn_shape) { .rank = 1, .dim = { 10 } };
+    ck_assert_int_eq(cairn_spec_add_tensor(&spec, &t), CAIRN_OK);
+    spec.workers_min = workers_min;
+    cairn_spec_canonicalize(&spec);
+    return spec;
+}
+
+struct page_target {
+    struct fake_peer *peer;
+    uint32_t request;
+};
+static cairn_status send_page(void *context, const Cairn__Page *page)
+{
+    const struct page_target *target = context;
+    fake_send(target->peer, CAIRN_MSG_PAGE, target->request, &page->base);
+    return CAIRN_OK;
+}
+
+uint32_t fake_job_open(struct fake_peer *peer, const struct cairn_job_spec_data *spec,
+                       uint64_t session, uint32_t rank)
+{
+    uint8_t *bytes;
+    size_t bytes_len;
+    Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
+    ck_assert_int_eq(cairn_spec_pack(spec, &bytes, &bytes_len), CAIRN_OK);
+    open.name = spec->name;
+    open.role = CAIRN_ROLE_WIRE_WORKER;
+    open.rank = rank;
+    open.session = session;
+    open.token = session * 7;
+    open.spec_bytes = bytes_len;
+    struct page_target target = { peer, fake_request(peer, CAIRN_MSG_JOB_OPEN, &open.base) };
+    ck_assert_int_eq(cairn_paged_send(CAIRN_PAGE_SPEC, bytes, bytes_len, send_page, &target),
+                     CAIRN_OK);
+    free(bytes);
+    return target.request;
+}
+
+uint64_t fake_attach(struct fake_cluster *fake, struct fake_peer *peer, uint64_t session,
+                     uint32_t rank, uint32_t workers_min)
+{
+    struct cairn_job_spec_data spec = fake_spec(workers_min);
+    const uint32_t request = fake_job_open(peer, &spec, session, rank);
+    Cairn__Attached *attached = (Cairn__Attached *)fake_expect(fake, peer, CAIRN_MSG_ATTACHED,
+                                                               request);
+    const uint64_t job = attached->job;
+    cairn_message_free(&attached->base);
+    cairn_spec_release(&spec);
+    return job;
+}
+
+void fake_init(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job)
+{
+    Cairn__InitDone done = CAIRN__INIT_DONE__INIT;
+    done.job = job;
+    done.source = true;
+    const uint32_t request = fake_request(peer, CAIRN_MSG_INIT_DONE, &done.base);
+    cairn_message_free(fake_expect(fake, peer, CAIRN_MSG_DONE, request));
+}
+
+uint64_t fake_begin(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job)
+{
+    Cairn__RoundBegin begin = CAIRN__ROUND_BEGIN__INIT;
+    begin.job = job;
+    const uint32_t request = fake_request(peer, CAIRN_MSG_ROUND_BEGIN, &begin.base);
+    Cairn__RoundOpened *opened = (Cairn__RoundOpened *)fake_expect(fake, peer,
+                                                                   CAIRN_MSG_ROUND_OPENED, request);
+    const uint64_t round = opened->round;
+    cairn_message_free(&opened->base);
+    return round;
+}
+
+uint64_t fake_commit(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job,
+                     uint64_t round)
+{
+    Cairn__RoundCommit commit = CAIRN__ROUND_COMMIT__INIT;
+    commit.job = job;
+    commit.round = round;
+    const uint32_t request = fake_request(peer, CAIRN_MSG_ROUND_COMMIT, &commit.base);
+    Cairn__RoundResult *result = (Cairn__RoundResult *)fake_expect(fake, peer,
+                                                                   CAIRN_MSG_ROUND_RESULT, request);
+    ck_assert_msg(result->status == CAIRN_OK && result->applied, "%s", result->text);
+    const uint64_t step = result->step;
+    cairn_message_free(&result->base);
+    return step;
+}

@@ -1,0 +1,123 @@
+/* A coordinator in this process, with shards and workers that are only framed connections.
+ *
+ * Everything runs on the test's thread: fake_pump turns the coordinator's loop once and lets every
+ * fake shard answer what it was asked, by its script; fake_expect pumps until a message comes or ten
+ * seconds are over. A fake shard holds no numbers: all its planes are zeros, so its files and digests
+ * are real ones of an all-zero model. */
+#ifndef CAIRN_SUPPORT_FAKE_CLUSTER_H
+#define CAIRN_SUPPORT_FAKE_CLUSTER_H
+
+#include "proto/wire/frame.h"
+#include "proto/wire/layout.h"
+#include "proto/wire/messages.h"
+#include "server/base/log.h"
+#include "server/coordinator/cluster.h"
+#include "tests/support/scratch.h"
+
+#define FAKE_SHARDS_MAX 5
+
+struct fake_peer {
+    int fd;     /* -1 = closed */
+    bool ended; /* the coordinator closed it */
+    struct cairn_frame_decoder decoder;
+    uint32_t last_request;
+};
+
+struct fake_shard {
+    struct fake_peer peer;
+    char name[16];
+    uint64_t incarnation;
+    /* the script */
+    const char *refuse_create; /* answer JobCreate with NO_MEMORY and this */
+    const char *fail_part;     /* answer Pin with NO_SPACE and this */
+    const char *fail_seal;
+    bool holds_reduced; /* do not report Reduced by itself when a round opens */
+    bool holds_part;    /* do not answer Pin */
+    /* what it has */
+    struct cairn_paged spec_pages, layout_pages;
+    uint32_t create_request;
+    bool has_job;
+    uint64_t job, generation, epoch, round; /* round: open; 0 = none */
+    uint32_t index;
+    struct cairn_version version;
+    struct cairn_job_spec_data spec;
+    struct cairn_layout *layout;
+    struct cairn_decision last;
+    uint8_t payload[1024];
+    bool reduced;
+    uint32_t member_count;            /* of the open round */
+    uint32_t seen[CAIRN_MSG_MAX + 1]; /* how many of each message came */
+    char snapshot_path[256];          /* of the last JobCreate */
+};
+
+struct fake_cluster {
+    uv_loop_t loop;
+    struct cairn_cluster_options options;
+    struct cairn_cluster *cluster; /* NULL while it is closed */
+    char folder[CAIRN_SCRATCH_BYTES];
+    char store[96], snapshots[96], listen[32];
+    struct fake_shard shards[FAKE_SHARDS_MAX];
+};
+
+void fake_open(struct fake_cluster *fake, uint32_t shards);
+void fake_close(struct fake_cluster *fake);
+/* The coordinator alone: as if it was killed, and started again on the same port and folder. */
+void fake_coordinator_stop(struct fake_cluster *fake);
+void fake_coordinator_start(struct fake_cluster *fake);
+void fake_pump(struct fake_cluster *fake);
+/* Pumps until it holds, or fails the test. */
+#define fake_until(fake, condition)                                           \
+    do {                                                                      \
+        const uint64_t fake_until_ms = uv_hrtime() / 1000000 + 10000;         \
+        while (!(condition)) {                                                \
+            ck_assert_msg(uv_hrtime() / 1000000 < fake_until_ms, #condition); \
+            fake_pump(fake);                                                  \
+        }                                                                     \
+    } while (0)
+
+/* Shard `i`, named "s<i>": connects (again) and says Hello; keeps what it holds. */
+void fake_shard_up(struct fake_cluster *fake, uint32_t i);
+void fake_shards_up(struct fake_cluster *fake, uint32_t count);
+/* Its connection ends, and the coordinator has seen it. */
+void fake_shard_away(struct fake_cluster *fake, uint32_t i);
+/* It lost everything, as a new process. */
+void fake_shard_forget(struct fake_cluster *fake, uint32_t i);
+void fake_shard_report_reduced(struct fake_shard *shard);
+
+/* ---- workers, readers, admins ---- */
+struct fake_peer fake_connect(struct fake_cluster *fake, uint32_t role, const char *name);
+/* Without a Hello. */
+struct fake_peer fake_dial(struct fake_cluster *fake);
+void fake_peer_close(struct fake_peer *peer);
+/* What has arrived, into the decoder; never blocks. */
+void fake_peer_read(struct fake_peer *peer);
+bool fake_peer_next(struct fake_peer *peer, struct cairn_frame *frame_out);
+/* Sends a request and returns its id. */
+uint32_t fake_request(struct fake_peer *peer, uint16_t type, const ProtobufCMessage *message);
+void fake_send(struct fake_peer *peer, uint16_t type, uint32_t request,
+               const ProtobufCMessage *message);
+/* The next message but Heartbeat and Page, of this type and request id; freed by the caller. */
+ProtobufCMessage *fake_expect(struct fake_cluster *fake, struct fake_peer *peer, uint16_t type,
+                              uint32_t request);
+/* An Error of this status whose text has the word. */
+void fake_expect_error(struct fake_cluster *fake, struct fake_peer *peer, uint32_t request,
+                       cairn_status status, const char *word);
+/* Nothing is on its way to the peer: a question is answered first. */
+void fake_expect_silence(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job);
+
+/* The job "toy": two trained tensors, AdamW. */
+struct cairn_job_spec_data fake_spec(uint32_t workers_min);
+uint32_t fake_job_open(struct fake_peer *peer, const struct cairn_job_spec_data *spec,
+                       uint64_t session, uint32_t rank);
+/* Opens and waits for Attached; returns the job's number. */
+uint64_t fake_attach(struct fake_cluster *fake, struct fake_peer *peer, uint64_t session,
+                     uint32_t rank, uint32_t workers_min);
+/* InitDone of the source, to the end. */
+void fake_init(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job);
+/* RoundBegin to RoundOpened; returns the round. */
+uint64_t fake_begin(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job);
+/* RoundCommit to a RoundResult that is applied; returns the step after it. */
+uint64_t fake_commit(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job,
+                     uint64_t round);
+
+#endif

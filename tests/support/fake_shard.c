@@ -1,0 +1,344 @@
+#include "tests/support/fake_shard.h"
+
+#include <check.h>
+#include <stdlib.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "proto/wire/digest_tree.h"
+#include "proto/wire/optimizer.h"
+#include "proto/wire/snapshot_io.h"
+
+void fake_shard_clear(struct fake_shard *shard)
+{
+    if (shard->has_job) cairn_spec_release(&shard->spec);
+    cairn_layout_close(shard->layout);
+    cairn_paged_release(&shard->spec_pages);
+    cairn_paged_release(&shard->layout_pages);
+    shard->layout = NULL;
+    shard->has_job = shard->reduced = false;
+    shard->round = shard->create_request = 0;
+    shard->last = (struct cairn_decision) { .kind = CAIRN_DECISION_NONE };
+}
+
+static void done(struct fake_shard *shard, uint32_t request)
+{
+    const Cairn__Done message = CAIRN__DONE__INIT;
+    fake_send(&shard->peer, CAIRN_MSG_DONE, request, &message.base);
+}
+
+static void refuse(struct fake_shard *shard, uint32_t request, cairn_status status,
+                   const char *text)
+{
+    Cairn__Error error = CAIRN__ERROR__INIT;
+    error.status = (int32_t)status;
+    error.text = (char *)(uintptr_t)text;
+    fake_send(&shard->peer, CAIRN_MSG_ERROR, request, &error.base);
+}
+
+static void keep(struct fake_shard *shard, const Cairn__Decision *decision)
+{
+    ck_assert_uint_le(decision->payload.len, sizeof shard->payload);
+    if (decision->payload.len > 0) {
+        memcpy(shard->payload, decision->payload.data, decision->payload.len);
+    }
+    shard->last = (struct cairn_decision) { (enum cairn_decision_kind)decision->kind,
+                                            decision->round,
+                                            { decision->generation, decision->step },
+                                            shard->payload,
+                                            decision->payload.len };
+}
+
+/* ---- a job ---- */
+
+static void on_create(struct fake_shard *shard, uint32_t request, const Cairn__JobCreate *create)
+{
+    fake_shard_clear(shard);
+    shard->create_request = request;
+    shard->job = create->job;
+    shard->generation = create->generation;
+    shard->version = (struct cairn_version) { create->generation, create->step };
+    shard->index = create->shard_index;
+    shard->epoch = create->epoch;
+    snprintf(shard->snapshot_path, sizeof shard->snapshot_path, "%s", create->snapshot_path);
+    shard->last.version_after = shard->version;
+    if (create->last != NULL) keep(shard, create->last);
+    ck_assert_int_eq(cairn_paged_init(&shard->spec_pages, create->spec_bytes), CAIRN_OK);
+    ck_assert_int_eq(cairn_paged_init(&shard->layout_pages, create->layout_bytes), CAIRN_OK);
+}
+
+static void build(struct fake_shard *shard)
+{
+    ck_assert_int_eq(cairn_spec_unpack(shard->spec_pages.bytes, shard->spec_pages.have_bytes,
+                                       cairn_optimizer_names(), &shard->spec, NULL),
+                     CAIRN_OK);
+    shard->has_job = true;
+    struct cairn_layout_tensor *tensors = calloc(shard->spec.tensor_count, sizeof *tensors);
+    for (size_t i = 0; i < shard->spec.tensor_count; i++) {
+        tensors[i].name = shard->spec.tensors[i].name;
+        tensors[i].unit = shard->spec.tensors[i].unit;
+        tensors[i].shape = shard->spec.tensors[i].shape;
+        tensors[i].elem_bytes = 4;
+    }
+    ck_assert_int_eq(cairn_layout_decode(shard->layout_pages.bytes, shard->layout_pages.have_bytes,
+                                         tensors, (uint32_t)shard->spec.tensor_count,
+                                         &shard->layout),
+                     CAIRN_OK);
+    free(tensors);
+}
+
+static void on_page(struct fake_shard *shard, uint32_t request, const Cairn__Page *page)
+{
+    struct cairn_paged *paged = page->what == CAIRN_PAGE_SPEC ? &shard->spec_pages
+                                                              : &shard->layout_pages;
+    ck_assert_uint_eq(request, shard->create_request);
+    ck_assert_int_eq(cairn_paged_add(paged, page), CAIRN_OK);
+    if (!cairn_paged_whole(&shard->spec_pages) || !cairn_paged_whole(&shard->layout_pages)) return;
+    if (shard->refuse_create != NULL) {
+        refuse(shard, request, CAIRN_ERR_NO_MEMORY, shard->refuse_create);
+        return;
+    }
+    build(shard);
+    done(shard, request);
+}
+
+/* ---- rounds ---- */
+
+void fake_shard_report_reduced(struct fake_shard *shard)
+{
+    uint8_t squares[CAIRN_EXACT_BYTES], zero[8] = { 0 }, weight[8] = { 0 };
+    struct cairn_exact sum = { { 0 } };
+    ck_assert_int_eq(cairn_exact_add_double(&sum, 4.0), CAIRN_OK);
+    cairn_exact_encode(&sum, squares);
+    weight[0] = (uint8_t)shard->member_count;
+    Cairn__ReducedValue values[3], *list[3];
+    for (uint32_t i = 0; i < 3; i++) {
+        cairn__reduced_value__init(&values[i]);
+        values[i].key = values[i].op = i + 1;
+        list[i] = &values[i];
+    }
+    values[0].value = (ProtobufCBinaryData) { sizeof squares, squares };
+    values[1].value = (ProtobufCBinaryData) { sizeof zero, zero };
+    values[2].value = (ProtobufCBinaryData) { sizeof weight, weight };
+    Cairn__Reduced reduced = CAIRN__REDUCED__INIT;
+    reduced.job = shard->job;
+    reduced.epoch = shard->epoch;
+    reduced.round = shard->round;
+    reduced.values = list;
+    reduced.n_values = 3;
+    shard->reduced = true;
+    fake_send(&shard->peer, CAIRN_MSG_REDUCED, 0, &reduced.base);
+}
+
+static void publish(struct fake_shard *shard, uint64_t round)
+{
+    Cairn__Published published = CAIRN__PUBLISHED__INIT;
+    published.job = shard->job;
+    published.epoch = shard->epoch;
+    published.round = round;
+    published.generation = shard->version.generation;
+    published.step = shard->version.step;
+    fake_send(&shard->peer, CAIRN_MSG_PUBLISHED, 0, &published.base);
+}
+
+static void obey(struct fake_shard *shard, const Cairn__Decision *decision)
+{
+    if (decision->round != 0 && decision->round != shard->last.round) {
+        keep(shard, decision);
+        shard->version = shard->last.version_after;
+    }
+    shard->round = 0;
+    shard->reduced = false;
+    publish(shard, decision->round);
+}
+
+static void on_fence(struct fake_shard *shard, const Cairn__Fence *fence)
+{
+    Cairn__Answer answer = CAIRN__ANSWER__INIT;
+    Cairn__Decision last;
+    shard->epoch = fence->epoch;
+    cairn_cluster_decision_to_message(&shard->last, &last);
+    answer.job = shard->job;
+    answer.epoch = shard->epoch;
+    answer.phase = shard->reduced ? CAIRN_STEP_REDUCED : CAIRN_STEP_IDLE;
+    answer.open_round = shard->reduced ? shard->round : 0;
+    answer.generation = shard->version.generation;
+    answer.step = shard->version.step;
+    answer.last = &last;
+    if (!shard->reduced) shard->round = 0;
+    fake_send(&shard->peer, CAIRN_MSG_ANSWER, 0, &answer.base);
+}
+
+static void on_open(struct fake_shard *shard, const Cairn__RoundOpen *open)
+{
+    ck_assert_uint_eq(open->epoch, shard->epoch);
+    shard->round = open->round;
+    shard->member_count = (uint32_t)open->n_members;
+    if (!shard->holds_reduced) fake_shard_report_reduced(shard);
+}
+
+/* ---- snapshots ---- */
+
+static cairn_status zeros(void *context, const struct cairn_safetensors_entry *entry,
+                          uint64_t first_elem, uint64_t elem_count, const void **bytes_out,
+                          struct cairn_sentence *why)
+{
+    static const float nothing[1 << 20];
+    (void)context;
+    (void)entry;
+    (void)first_elem;
+    (void)why;
+    ck_assert_uint_le(elem_count, sizeof nothing / sizeof *nothing);
+    *bytes_out = nothing;
+    return CAIRN_OK;
+}
+
+struct part {
+    Cairn__SnapshotPart message;
+    Cairn__DigestNode *digests[4096];
+    Cairn__SnapshotFile *files[16];
+};
+
+static void add_digests(struct part *part, const struct cairn_local_extent *e, uint32_t plane)
+{
+    static const uint8_t nothing[CAIRN_LEAF_ELEMS * 4];
+    struct cairn_tree tree;
+    cairn_tree_init(&tree, e->first_leaf);
+    uint64_t left = e->elem_count;
+    for (uint64_t i = 0; i < e->leaf_count; i++) {
+        struct cairn_hash leaf;
+        const uint64_t elems = left < CAIRN_LEAF_ELEMS ? left : CAIRN_LEAF_ELEMS;
+        cairn_leaf_hash(nothing, elems * 4, &leaf);
+        cairn_tree_push_leaf(&tree, &leaf);
+        left -= elems;
+    }
+    for (uint32_t i = 0; i < tree.node_count; i++) {
+        Cairn__DigestNode *node = calloc(1, sizeof *node + CAIRN_HASH_BYTES);
+        cairn__digest_node__init(node);
+        node->tensor = e->tensor;
+        node->plane = plane;
+        node->level = tree.node[i].level;
+        node->index = tree.node[i].index;
+        node->hash.data = memcpy(node + 1, tree.node[i].hash.byte, CAIRN_HASH_BYTES);
+        node->hash.len = CAIRN_HASH_BYTES;
+        part->digests[part->message.n_digests++] = node;
+    }
+}
+
+static void write_files(struct fake_shard *shard, struct part *part, const char *folder,
+                        const struct cairn_shard_map *map)
+{
+    struct cairn_snapshot_range *ranges = calloc(map->extent_count + 1, sizeof *ranges);
+    struct cairn_snapshot_plan plan;
+    struct cairn_sentence why = { "" };
+    for (size_t i = 0; i < map->extent_count; i++) {
+        ranges[i] = (struct cairn_snapshot_range) { map->extents[i].tensor,
+                                                    map->extents[i].first_elem,
+                                                    map->extents[i].elem_count };
+    }
+    ck_assert_int_eq(
+        cairn_snapshot_plan_make(&shard->spec, shard->index, ranges, map->extent_count, &plan),
+        CAIRN_OK);
+    for (size_t i = 0; i < plan.file_count; i++) {
+        Cairn__SnapshotFile *file = calloc(1, sizeof *file + 16);
+        cairn__snapshot_file__init(file);
+        file->xxh3_128 = (ProtobufCBinaryData) { 16, (uint8_t *)(file + 1) };
+        ck_assert_msg(cairn_snapshot_write_file(folder, &plan.files[i], zeros, NULL,
+                                                file->xxh3_128.data, &why) == CAIRN_OK,
+                      "%s", why.text);
+        file->path = strdup(plan.files[i].path);
+        file->bytes = plan.files[i].file_bytes;
+        part->files[part->message.n_files++] = file;
+    }
+    cairn_snapshot_plan_release(&plan);
+    free(ranges);
+}
+
+static void fill_part(struct fake_shard *shard, struct part *part, const char *folder)
+{
+    struct cairn_shard_map map;
+    ck_assert_int_eq(cairn_shard_map_init(&map, shard->layout, shard->index, 64), CAIRN_OK);
+    for (size_t i = 0; i < map.extent_count; i++) {
+        const uint32_t planes = cairn_snapshot_planes(&shard->spec, map.extents[i].tensor);
+        for (uint32_t p = 1; p < CAIRN_PLANE_COUNT; p++) {
+            if (planes & (1u << p)) add_digests(part, &map.extents[i], p);
+        }
+    }
+    if (*folder != '\0') write_files(shard, part, folder, &map);
+    cairn_shard_map_release(&map);
+}
+
+void fake_shard_answer_pin(struct fake_shard *shard, const Cairn__Pin *pin)
+{
+    struct part *part = calloc(1, sizeof *part);
+    Cairn__SnapshotPart *m = &part->message;
+    cairn__snapshot_part__init(m);
+    m->job = shard->job;
+    m->snapshot = pin->snapshot;
+    m->generation = shard->version.generation;
+    m->step = shard->version.step;
+    m->digests = part->digests;
+    m->files = part->files;
+    m->payload = (ProtobufCBinaryData) { shard->last.payload_bytes, shard->payload };
+    if (shard->fail_part != NULL) {
+        m->status = CAIRN_ERR_NO_SPACE;
+        m->text = (char *)(uintptr_t)shard->fail_part;
+    } else {
+        fill_part(shard, part, pin->path);
+    }
+    fake_send(&shard->peer, CAIRN_MSG_SNAPSHOT_PART, 0, &m->base);
+    for (size_t i = 0; i < m->n_digests; i++) free(part->digests[i]);
+    for (size_t i = 0; i < m->n_files; i++) {
+        free(part->files[i]->path);
+        free(part->files[i]);
+    }
+    free(part);
+}
+
+/* ---- what comes ---- */
+
+static void handle(struct fake_shard *shard, uint16_t type, uint32_t request,
+                   const ProtobufCMessage *message)
+{
+    switch (type) {
+    case CAIRN_MSG_JOB_CREATE: on_create(shard, request, (const Cairn__JobCreate *)message); break;
+    case CAIRN_MSG_PAGE: on_page(shard, request, (const Cairn__Page *)message); break;
+    case CAIRN_MSG_JOB_SEAL:
+        if (shard->fail_seal != NULL) {
+            refuse(shard, request, CAIRN_ERR_NOT_READY, shard->fail_seal);
+        } else {
+            done(shard, request);
+        }
+        break;
+    case CAIRN_MSG_JOB_DROP:
+        fake_shard_clear(shard);
+        done(shard, request);
+        break;
+    case CAIRN_MSG_MEMBER_JOIN: done(shard, request); break;
+    case CAIRN_MSG_FENCE: on_fence(shard, (const Cairn__Fence *)message); break;
+    case CAIRN_MSG_RESOLVE: obey(shard, ((const Cairn__Resolve *)message)->decision); break;
+    case CAIRN_MSG_ROUND_OPEN: on_open(shard, (const Cairn__RoundOpen *)message); break;
+    case CAIRN_MSG_DECIDE: obey(shard, ((const Cairn__Decide *)message)->decision); break;
+    case CAIRN_MSG_PIN:
+        if (!shard->holds_part) fake_shard_answer_pin(shard, (const Cairn__Pin *)message);
+        break;
+    default: break;
+    }
+}
+
+bool fake_shard_serve(struct fake_shard *shard)
+{
+    struct cairn_frame frame;
+    bool any = false;
+    fake_peer_read(&shard->peer);
+    while (fake_peer_next(&shard->peer, &frame)) {
+        ProtobufCMessage *message = cairn_message_unpack(cairn_message_type(frame.type),
+                                                         frame.payload, frame.payload_bytes);
+        ck_assert_ptr_nonnull(message);
+        shard->seen[frame.type]++;
+        handle(shard, frame.type, frame.request, message);
+        cairn_message_free(message);
+        any = true;
+    }
+    return any;
+}

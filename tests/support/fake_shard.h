@@ -1,0 +1,14 @@
+/* The scripted shard of fake_cluster.h. */
+#ifndef CAIRN_SUPPORT_FAKE_SHARD_H
+#define CAIRN_SUPPORT_FAKE_SHARD_H
+
+#include "tests/support/fake_cluster.h"
+
+/* Answers what has arrived; true if anything did. */
+bool fake_shard_serve(struct fake_shard *shard);
+/* Forgets its job and frees what it has. */
+void fake_shard_clear(struct fake_shard *shard);
+/* Writes the files of a pin and reports. */
+void fake_shard_answer_pin(struct fake_shard *shard, const Cairn__Pin *pin);
+
+#endif

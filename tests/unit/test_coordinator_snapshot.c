@@ -1,0 +1,389 @@
+/* Snapshots, digests and restores of the coordinator, with shards that write real files of zeros. */
+#include <check.h>
+#include <dirent.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/support/fake_cluster.h"
+
+static struct fake_cluster fake;
+static struct fake_peer w, admin;
+static uint64_t job;
+
+static void train(void)
+{
+    const uint64_t round = fake_begin(&fake, &w, job);
+    fake_commit(&fake, &w, job, round);
+}
+
+/* Two shards, a job at step 1. */
+static void set_up(void)
+{
+    fake_open(&fake, 2);
+    fake_shards_up(&fake, 2);
+    w = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w0");
+    admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
+    job = fake_attach(&fake, &w, 10, 0, 1);
+    fake_init(&fake, &w, job);
+    train();
+}
+static void tear_down(void)
+{
+    fake_peer_close(&w);
+    fake_peer_close(&admin);
+    fake_close(&fake);
+}
+
+static uint32_t ask_snapshot(struct fake_peer *peer, bool wait)
+{
+    Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
+    create.job = (char *)(uintptr_t) "toy";
+    create.wait = wait;
+    return fake_request(peer, CAIRN_MSG_SNAPSHOT_CREATE, &create.base);
+}
+
+static Cairn__SnapshotStatus *take_snapshot(void)
+{
+    const uint32_t request = ask_snapshot(&admin, true);
+    return (Cairn__SnapshotStatus *)fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
+}
+
+static void digest(uint8_t root_out[32], uint64_t *step_out)
+{
+    Cairn__JobDigestGet get = CAIRN__JOB_DIGEST_GET__INIT;
+    get.name = (char *)(uintptr_t) "toy";
+    const uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_DIGEST_GET, &get.base);
+    Cairn__JobDigest *d = (Cairn__JobDigest *)fake_expect(&fake, &admin, CAIRN_MSG_JOB_DIGEST,
+                                                          request);
+    ck_assert_uint_eq(d->root.len, 32);
+    memcpy(root_out, d->root.data, 32);
+    *step_out = d->step;
+    cairn_message_free(&d->base);
+}
+
+static size_t listed(void)
+{
+    Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
+    get.job = (char *)(uintptr_t) "toy";
+    const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base);
+    Cairn__SnapshotList *list = (Cairn__SnapshotList *)fake_expect(
+        &fake, &admin, CAIRN_MSG_SNAPSHOT_LIST, request);
+    const size_t count = list->n_snapshots;
+    cairn_message_free(&list->base);
+    return count;
+}
+
+static uint32_t ask_restore(const char *name, const char *id, const char *path)
+{
+    Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
+    restore.job = (char *)(uintptr_t)name;
+    restore.id = (char *)(uintptr_t)id;
+    restore.path = (char *)(uintptr_t)path;
+    return fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base);
+}
+
+static size_t folders_of_job(void)
+{
+    char path[128];
+    size_t count = 0;
+    snprintf(path, sizeof path, "%s/toy", fake.snapshots);
+    DIR *dir = opendir(path);
+    if (dir == NULL) return 0;
+    for (struct dirent *e; (e = readdir(dir)) != NULL;) count += e->d_name[0] != '.';
+    closedir(dir);
+    return count;
+}
+
+/* ---- taking ---- */
+
+START_TEST(a_snapshot_is_committed_listed_and_shown)
+{
+    Cairn__SnapshotStatus *s = take_snapshot();
+    ck_assert_str_eq(s->state, "committed");
+    ck_assert_str_eq(s->job, "toy");
+    ck_assert_uint_eq(s->step, 1);
+    ck_assert_uint_eq(s->shards, 2);
+    ck_assert_uint_ge(s->files, 2);
+    ck_assert_uint_ge(s->bytes, 3 * 4 * (131072 + 10));
+    ck_assert_uint_eq(listed(), 1);
+    uint8_t root[32];
+    uint64_t step;
+    digest(root, &step);
+    ck_assert_mem_eq(root, s->content_root.data, 32);
+    Cairn__SnapshotShow show = CAIRN__SNAPSHOT_SHOW__INIT;
+    show.job = (char *)(uintptr_t) "toy";
+    show.id = s->id;
+    const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_SHOW, &show.base);
+    Cairn__SnapshotStatus *again = (Cairn__SnapshotStatus *)fake_expect(
+        &fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
+    ck_assert_str_eq(again->path, s->path);
+    ck_assert_uint_eq(again->bytes, s->bytes);
+    cairn_message_free(&again->base);
+    cairn_message_free(&s->base);
+    train();
+}
+END_TEST
+
+START_TEST(a_worker_may_ask_and_go_on_before_it_is_committed)
+{
+    fake.shards[0].holds_part = true;
+    const uint32_t request = ask_snapshot(&w, false);
+    Cairn__SnapshotStatus *s = (Cairn__SnapshotStatus *)fake_expect(
+        &fake, &w, CAIRN_MSG_SNAPSHOT_STATUS, request);
+    ck_assert_str_eq(s->state, "writing");
+    cairn_message_free(&s->base);
+    train();
+    ck_assert_uint_eq(listed(), 0);
+    const uint32_t second = ask_snapshot(&admin, true);
+    fake_expect_error(&fake, &admin, second, CAIRN_ERR_BUSY, "is being taken");
+}
+END_TEST
+
+START_TEST(a_failed_part_fails_the_set_and_leaves_nothing)
+{
+    fake.shards[1].fail_part = "model/shard-00002: no space left";
+    uint32_t request = ask_snapshot(&admin, true);
+    fake_expect_error(&fake, &admin, request, CAIRN_ERR_NO_SPACE,
+                      "s1: model/shard-00002: no space");
+    ck_assert_uint_eq(listed(), 0);
+    ck_assert_uint_eq(folders_of_job(), 0);
+    train();
+    fake.shards[1].fail_part = NULL;
+    cairn_message_free(&take_snapshot()->base);
+    ck_assert_uint_eq(listed(), 1);
+}
+END_TEST
+
+START_TEST(a_shard_that_goes_away_while_writing_fails_the_set)
+{
+    fake.shards[0].holds_part = true;
+    const uint32_t request = ask_snapshot(&admin, true);
+    fake_until(&fake, fake.shards[0].seen[CAIRN_MSG_PIN] == 1);
+    fake_shard_away(&fake, 0);
+    fake_expect_error(&fake, &admin, request, CAIRN_ERR_CLOSED, "s0: it went away while writing");
+    ck_assert_uint_eq(folders_of_job(), 0);
+    fake_shard_up(&fake, 0);
+    train();
+}
+END_TEST
+
+START_TEST(a_snapshot_of_no_job_is_refused)
+{
+    Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
+    create.job = (char *)(uintptr_t) "nothing";
+    const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_CREATE, &create.base);
+    fake_expect_error(&fake, &admin, request, CAIRN_ERR_NOT_FOUND, "nothing");
+}
+END_TEST
+
+START_TEST(a_coordinator_killed_while_a_set_is_written_lists_nothing)
+{
+    fake.shards[0].holds_part = true;
+    ask_snapshot(&admin, true);
+    fake_until(&fake, fake.shards[0].seen[CAIRN_MSG_PIN] == 1);
+    fake_coordinator_stop(&fake);
+    fake_coordinator_start(&fake);
+    fake_peer_close(&admin);
+    admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
+    ck_assert_uint_eq(listed(), 0);
+}
+END_TEST
+
+/* ---- restoring ---- */
+
+/* The worker is told; it opens again and goes on behind the snapshot's step. */
+static void go_on_from(uint64_t step, uint64_t generation)
+{
+    fake_expect_error(&fake, &w, 0, CAIRN_ERR_FENCED, "open it again");
+    struct cairn_job_spec_data spec = fake_spec(1);
+    const uint32_t request = fake_job_open(&w, &spec, 10, 0);
+    Cairn__Attached *attached = (Cairn__Attached *)fake_expect(&fake, &w, CAIRN_MSG_ATTACHED,
+                                                               request);
+    ck_assert_uint_eq(attached->step, step);
+    ck_assert_uint_eq(attached->generation, generation);
+    ck_assert(attached->initialized);
+    job = attached->job;
+    cairn_message_free(&attached->base);
+    cairn_spec_release(&spec);
+    const uint64_t round = fake_begin(&fake, &w, job);
+    ck_assert_uint_eq(fake_commit(&fake, &w, job, round), step + 1);
+}
+
+START_TEST(a_restore_goes_back_to_the_snapshot_in_a_new_generation)
+{
+    Cairn__SnapshotStatus *s = take_snapshot();
+    train();
+    train();
+    const uint32_t request = ask_restore("toy", s->id, "");
+    Cairn__SnapshotStatus *done = (Cairn__SnapshotStatus *)fake_expect(
+        &fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
+    ck_assert_uint_eq(done->step, 1);
+    cairn_message_free(&done->base);
+    ck_assert_str_eq(fake.shards[0].snapshot_path, s->path);
+    ck_assert_uint_gt(fake.shards[0].last.payload_bytes, 0); // the schedule and the loss scale
+    uint8_t root[32];
+    uint64_t step;
+    digest(root, &step);
+    ck_assert_mem_eq(root, s->content_root.data, 32);
+    go_on_from(1, 2);
+    cairn_message_free(&s->base);
+}
+END_TEST
+
+START_TEST(a_restored_job_survives_the_coordinator)
+{
+    Cairn__SnapshotStatus *s = take_snapshot();
+    uint32_t request = ask_restore("toy", s->id, "");
+    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request));
+    go_on_from(1, 2);
+    fake_coordinator_stop(&fake);
+    fake_coordinator_start(&fake);
+    fake_shards_up(&fake, 2);
+    fake_peer_close(&w);
+    w = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w0");
+    job = fake_attach(&fake, &w, 10, 0, 1);
+    fake_init(&fake, &w, job);
+    const uint64_t round = fake_begin(&fake, &w, job);
+    ck_assert_uint_eq(fake_commit(&fake, &w, job, round), 3);
+    cairn_message_free(&s->base);
+}
+END_TEST
+
+START_TEST(a_snapshot_is_restored_to_another_number_of_shards)
+{
+    Cairn__SnapshotStatus *s = take_snapshot();
+    uint8_t root[32];
+    uint64_t step;
+    for (uint32_t i = 0; i < 2; i++) fake_shard_forget(&fake, i);
+    fake_coordinator_stop(&fake);
+    fake.options.shards = 5;
+    snprintf(fake.store, sizeof fake.store, "%s/store-of-five", fake.folder); // a new cluster
+    fake_coordinator_start(&fake);
+    fake_peer_close(&admin);
+    admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
+    uint32_t request = ask_restore("", "", s->path);
+    fake_expect_error(&fake, &admin, request, CAIRN_ERR_NOT_READY, "5 shards are needed, 0 are up");
+    fake_shards_up(&fake, 5);
+    request = ask_restore("", "", s->path);
+    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request));
+    digest(root, &step);
+    ck_assert_uint_eq(step, 1);
+    ck_assert_mem_eq(root, s->content_root.data, 32);
+    cairn_message_free(&s->base);
+}
+END_TEST
+
+START_TEST(a_lost_job_is_brought_back_by_a_restore)
+{
+    Cairn__SnapshotStatus *s = take_snapshot();
+    train();
+    fake_shard_forget(&fake, 1);
+    fake_shard_up(&fake, 1);
+    Cairn__JobShow show = CAIRN__JOB_SHOW__INIT;
+    show.name = (char *)(uintptr_t) "toy";
+    uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_SHOW, &show.base);
+    Cairn__JobStatus *status = (Cairn__JobStatus *)fake_expect(&fake, &admin, CAIRN_MSG_JOB_STATUS,
+                                                               request);
+    ck_assert_str_eq(status->state, "lost");
+    ck_assert_ptr_nonnull(strstr(status->awaited, "cairn snapshot restore"));
+    cairn_message_free(&status->base);
+    request = ask_restore("toy", s->id, "");
+    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request));
+    go_on_from(1, 2);
+    cairn_message_free(&s->base);
+}
+END_TEST
+
+START_TEST(a_damaged_snapshot_is_refused_and_training_goes_on)
+{
+    Cairn__SnapshotStatus *s = take_snapshot();
+    char file[512];
+    snprintf(file, sizeof file, "%s/model/shard-00001-model-00001-of-00001.safetensors", s->path);
+    ck_assert_int_eq(truncate(file, 100), 0);
+    uint32_t request = ask_restore("toy", s->id, "");
+    fake_expect_error(&fake, &admin, request, CAIRN_ERR_CORRUPT, "shard-00001");
+    ck_assert_int_eq(unlink(file), 0);
+    request = ask_restore("toy", s->id, "");
+    fake_expect_error(&fake, &admin, request, CAIRN_ERR_CORRUPT, "shard-00001");
+    train();
+    request = ask_restore("toy", "step-000000000077-g1", "");
+    fake_expect_error(&fake, &admin, request, CAIRN_ERR_NOT_FOUND, "step-000000000077-g1");
+    request = ask_restore("toy", "../../etc", "");
+    fake_expect_error(&fake, &admin, request, CAIRN_ERR_INVALID, "../../etc");
+    cairn_message_free(&s->base);
+}
+END_TEST
+
+START_TEST(a_restore_that_fails_on_a_shard_leaves_the_job_lost_and_says_so)
+{
+    Cairn__SnapshotStatus *s = take_snapshot();
+    fake.shards[0].refuse_create = "the file cannot be read";
+    uint32_t request = ask_restore("toy", s->id, "");
+    fake_expect_error(&fake, &admin, request, CAIRN_ERR_NO_MEMORY, "the file cannot be read");
+    fake.shards[0].refuse_create = NULL;
+    request = ask_restore("toy", s->id, "");
+    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request));
+    ck_assert_uint_eq(fake.shards[0].generation, 3); // 2 was used up
+    cairn_message_free(&s->base);
+}
+END_TEST
+
+/* ---- what admins see ---- */
+
+START_TEST(status_tells_of_shards_workers_and_jobs)
+{
+    const Cairn__ClusterStatusGet get = CAIRN__CLUSTER_STATUS_GET__INIT;
+    uint32_t request = fake_request(&admin, CAIRN_MSG_CLUSTER_STATUS_GET, &get.base);
+    Cairn__ClusterStatus *status = (Cairn__ClusterStatus *)fake_expect(
+        &fake, &admin, CAIRN_MSG_CLUSTER_STATUS, request);
+    ck_assert_str_eq(status->cluster, "test");
+    ck_assert_uint_eq(status->coordinator_incarnation, 1);
+    ck_assert_uint_eq(status->n_members, 3);
+    ck_assert_str_eq(status->members[0]->name, "s0");
+    ck_assert_str_eq(status->members[0]->state, "up");
+    ck_assert_uint_eq(status->job_count, 1);
+    cairn_message_free(&status->base);
+    const Cairn__JobListGet list_get = CAIRN__JOB_LIST_GET__INIT;
+    request = fake_request(&admin, CAIRN_MSG_JOB_LIST_GET, &list_get.base);
+    Cairn__JobList *list = (Cairn__JobList *)fake_expect(&fake, &admin, CAIRN_MSG_JOB_LIST,
+                                                         request);
+    ck_assert_uint_eq(list->n_jobs, 1);
+    ck_assert_str_eq(list->jobs[0]->state, "running");
+    ck_assert_uint_eq(list->jobs[0]->step, 1);
+    ck_assert_uint_eq(list->jobs[0]->steps_applied, 1);
+    ck_assert_uint_eq(list->jobs[0]->workers, 1);
+    ck_assert_uint_eq(list->jobs[0]->elems, 131072 + 10);
+    ck_assert_double_eq(list->jobs[0]->last_grad_norm, 2.0 * 1.4142135623730951);
+    cairn_message_free(&list->base);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("coordinator_snapshot");
+    TCase *tc = tcase_create("snapshot");
+    tcase_set_timeout(tc, 30);
+    tcase_add_checked_fixture(tc, set_up, tear_down);
+    tcase_add_test(tc, a_snapshot_is_committed_listed_and_shown);
+    tcase_add_test(tc, a_worker_may_ask_and_go_on_before_it_is_committed);
+    tcase_add_test(tc, a_failed_part_fails_the_set_and_leaves_nothing);
+    tcase_add_test(tc, a_shard_that_goes_away_while_writing_fails_the_set);
+    tcase_add_test(tc, a_snapshot_of_no_job_is_refused);
+    tcase_add_test(tc, a_coordinator_killed_while_a_set_is_written_lists_nothing);
+    tcase_add_test(tc, a_restore_goes_back_to_the_snapshot_in_a_new_generation);
+    tcase_add_test(tc, a_restored_job_survives_the_coordinator);
+    tcase_add_test(tc, a_snapshot_is_restored_to_another_number_of_shards);
+    tcase_add_test(tc, a_lost_job_is_brought_back_by_a_restore);
+    tcase_add_test(tc, a_damaged_snapshot_is_refused_and_training_goes_on);
+    tcase_add_test(tc, a_restore_that_fails_on_a_shard_leaves_the_job_lost_and_says_so);
+    tcase_add_test(tc, status_tells_of_shards_workers_and_jobs);
+    suite_add_tcase(suite, tc);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
