@@ -50,7 +50,7 @@ static void refuse(struct cairn_shard_job *job, const struct cairn_step_action *
             &member->refusals, CAIRN_LOG_WARN,
             "refused chunk %u of job %s from %s: %s; it is of epoch %llu, round %llu, "
             "shard %s is at epoch %llu, round %llu",
-            action->chunk, job->spec.name, member->name, cairn_status_text(action->status),
+            action->chunk, job->spec.name, member->name, cairn_status_text((int)action->status),
             (unsigned long long)action->epoch, (unsigned long long)action->round, job->shard->name,
             (unsigned long long)cairn_step_epoch(job->step),
             (unsigned long long)cairn_step_round(job->step));

@@ -35,7 +35,7 @@ static cairn_status decode_layout(struct cairn_shard_job *job, const struct cair
     free(tensors);
     if (status != CAIRN_OK) {
         return cairn_fail(why, status, "the layout of %zu bytes does not fit the job's tensors: %s",
-                          bytes->have_bytes, cairn_status_text(status));
+                          bytes->have_bytes, cairn_status_text((int)status));
     }
     return CAIRN_OK;
 }
@@ -75,9 +75,9 @@ static cairn_status judge_part(const struct cairn_shard_job *job,
                                struct cairn_sentence *why)
 {
     *part = (struct cairn_part) { .trained = tensor->kind == CAIRN_TRAINED, .wire = tensor->wire };
-    if (!cairn_wire_dtype_ok(tensor->wire)) {
+    if (!cairn_wire_dtype_ok((int)tensor->wire)) {
         return cairn_fail(why, CAIRN_ERR_UNSUPPORTED, "tensor %s: wire dtype %s", tensor->name,
-                          cairn_dtype_name(tensor->wire));
+                          cairn_dtype_name((int)tensor->wire));
     }
     if (!part->trained) return CAIRN_OK;
     const size_t group = cairn_spec_find_group(&job->spec, tensor->group);

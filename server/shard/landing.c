@@ -252,7 +252,7 @@ static void receive_note(struct cairn_member *member, const struct cairn_chunk_h
     note->count = bytes / sizeof *note->tensors;
     cairn_status status = cairn_fabric_receive(message, note->tensors, bytes, on_note, note);
     if (status != CAIRN_OK) {
-        refuse(member, header, CAIRN_ERR_BUSY, cairn_status_text(status));
+        refuse(member, header, CAIRN_ERR_BUSY, cairn_status_text((int)status));
         drop(message);
         free(note);
         return;
@@ -355,7 +355,7 @@ void cairn_landing_on_message(void *arg, const void *header_bytes, size_t header
         cairn_log_limited(&shard->strangers, CAIRN_LOG_WARN,
                           "dropped a message of %zu + %zu bytes: %s", header_size, payload_bytes,
                           status == CAIRN_OK ? "no member has that job, session and token"
-                                             : cairn_status_text(status));
+                                             : cairn_status_text((int)status));
         drop(message);
         return;
     }

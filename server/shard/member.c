@@ -85,7 +85,7 @@ static void connect_member(struct cairn_member *member)
     if (status != CAIRN_OK) {
         member->peer = NULL;
         cairn_log_limited(&member->refusals, CAIRN_LOG_WARN, "cannot reach %s of job %s: %s",
-                          member->name, member->job->spec.name, cairn_status_text(status));
+                          member->name, member->job->spec.name, cairn_status_text((int)status));
     }
 }
 
@@ -104,7 +104,7 @@ static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
     assert(peer == member->peer);
     (void)peer;
     cairn_log_info("%s of job %s is gone: %s", member->name, member->job->spec.name,
-                   cairn_status_text(why));
+                   cairn_status_text((int)why));
     const bool again = member->heard;
     cairn_member_down(member);
     if (!again) return;
@@ -222,7 +222,7 @@ void cairn_member_send(struct cairn_member *member, struct cairn_chunk_header *h
     if (status == CAIRN_OK || status == CAIRN_ERR_CLOSED) return;
     // An answer that is left out would be waited for: the connection is the unit of loss.
     cairn_log_limited(&member->refusals, CAIRN_LOG_WARN, "cutting %s of job %s: %s", member->name,
-                      member->job->spec.name, cairn_status_text(status));
+                      member->job->spec.name, cairn_status_text((int)status));
     member->cut = true;
     member->job->members_cut = true;
 }

@@ -176,7 +176,7 @@ static void report(struct cairn_pin *pin)
     }
     cairn_log_error("snapshot of job %s at step %llu failed here: %s", job->spec.name,
                     (unsigned long long)pin->version.step, pin->why.text);
-    part.status = pin->status;
+    part.status = (int32_t)pin->status;
     part.text = pin->why.text;
     send_part(job->shard, &part);
 }
@@ -410,7 +410,7 @@ static void refuse(struct cairn_shard_job *job, const Cairn__Pin *message, cairn
     Cairn__SnapshotPart part = CAIRN__SNAPSHOT_PART__INIT;
     part.job = job->number;
     part.snapshot = message->snapshot;
-    part.status = status;
+    part.status = (int32_t)status;
     part.text = (char *)text;
     cairn_session_send(job->shard, CAIRN_MSG_SNAPSHOT_PART, 0, &part.base);
 }

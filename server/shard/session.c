@@ -48,7 +48,7 @@ void cairn_session_refuse(struct cairn_shard *shard, cairn_status status, const 
     cairn_log_error("closing the connection to the coordinator: %s", text);
 
     Cairn__Error error = CAIRN__ERROR__INIT;
-    error.status = status;
+    error.status = (int32_t)status;
     error.text = text;
     cairn_session_send(shard, CAIRN_MSG_ERROR, 0, &error.base);
     cairn_stream_finish(session->stream, status, "%s", text);
@@ -71,8 +71,8 @@ void cairn_session_answer(struct cairn_shard *shard, struct cairn_request *reque
         return;
     }
     Cairn__Error error = CAIRN__ERROR__INIT;
-    error.status = status;
-    error.text = (char *)(why != NULL ? why->text : cairn_status_text(status));
+    error.status = (int32_t)status;
+    error.text = (char *)(why != NULL ? why->text : cairn_status_text((int)status));
     cairn_session_send(shard, CAIRN_MSG_ERROR, answered.number, &error.base);
 }
 
@@ -196,7 +196,7 @@ static void on_close(struct cairn_stream *stream, cairn_status status, const cha
     }
     cairn_log_limited(&session->down, session->welcome ? CAIRN_LOG_WARN : CAIRN_LOG_INFO,
                       "no coordinator: %s (%s); trying again in %u ms", why,
-                      cairn_status_name(status), session->backoff_ms);
+                      cairn_status_name((int)status), session->backoff_ms);
     session->welcome = false;
     session->serial++; // what was asked on the lost session is answered to nobody
     cairn_shard_drop_creates(shard);

@@ -90,7 +90,8 @@ static cairn_status open_fabric(struct cairn_shard *shard,
     status = cairn_fabric_poll_init(&shard->poll, shard->loop, shard->fabric, 0);
     if (status != CAIRN_OK) {
         shard->poll.fabric = NULL;
-        return cairn_fail(why, status, "cannot watch the fabric: %s", cairn_status_text(status));
+        return cairn_fail(why, status, "cannot watch the fabric: %s",
+                          cairn_status_text((int)status));
     }
     cairn_log_info("fabric: %s", cairn_fabric_describe(shard->fabric));
     return CAIRN_OK;
