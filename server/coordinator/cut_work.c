@@ -101,7 +101,8 @@ static cairn_status content_root(struct cairn_cluster_cut *cut, struct cairn_pla
     struct cairn_hash root;
     const cairn_status status = cairn_content_root(planes, plane_count, &content, &root);
     if (status != CAIRN_OK) {
-        return cairn_fail(&cut->why, status, "the content root: %s", cairn_status_text(status));
+        return cairn_fail(&cut->why, status, "the content root: %s",
+                          cairn_status_text((int)status));
     }
     memcpy(m->content_root, root.byte, sizeof m->content_root);
     return CAIRN_OK;

@@ -156,7 +156,7 @@ void cairn_cluster_job_lose(struct cairn_cluster_job *job, const char *format, .
 static uint32_t elem_weight(const struct cairn_job_spec_data *spec, size_t tensor)
 {
     const struct cairn_tensor_spec *t = &spec->tensors[tensor];
-    uint32_t bytes = (uint32_t)(4 + 2 * cairn_dtype_bytes(t->wire));
+    uint32_t bytes = (uint32_t)(4 + 2 * cairn_dtype_bytes((int)t->wire));
     if (t->kind != CAIRN_TRAINED) return bytes;
     bytes += 4;
     const uint32_t planes = cairn_snapshot_planes(spec, tensor);
@@ -238,7 +238,7 @@ struct cairn_cluster_job *cairn_cluster_job_plan(struct cairn_cluster *cluster,
         cairn_sentence_set(why, "%" PRIu32 " shards are needed, %" PRIu32 " are up", shard_count,
                            cairn_cluster_seats_up(cluster));
     } else {
-        cairn_sentence_set(why, "planning job %s: %s", spec->name, cairn_status_text(status));
+        cairn_sentence_set(why, "planning job %s: %s", spec->name, cairn_status_text((int)status));
     }
     if (job != NULL) cairn_cluster_job_free(job);
     return NULL;

@@ -32,7 +32,7 @@ static cairn_status fill_job(struct cairn_cluster_job *job, const struct cairn_s
     free(tensors);
     if (status != CAIRN_OK) {
         return cairn_fail(why, status, "the stored layout of job %s: %s", row->name,
-                          cairn_status_text(status));
+                          cairn_status_text((int)status));
     }
     if (job->layout->shard_count != row->shard_count) {
         return cairn_fail(why, CAIRN_ERR_CORRUPT,

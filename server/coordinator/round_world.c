@@ -220,7 +220,7 @@ static void fill_result(const struct cairn_cluster_job *job,
     text->text[0] = '\0';
     result->job = job->id;
     result->round = action->round;
-    result->status = action->status;
+    result->status = (int32_t)action->status;
     result->generation = action->version.generation;
     result->step = action->version.step;
     result->text = text->text;

@@ -22,7 +22,7 @@ void cairn_cluster_session_error(struct cairn_cluster_session *session, uint32_t
                                  cairn_status status, const char *text)
 {
     Cairn__Error error = CAIRN__ERROR__INIT;
-    error.status = status;
+    error.status = (int32_t)status;
     error.text = (char *)(uintptr_t)text;
     cairn_cluster_session_send(session, CAIRN_MSG_ERROR, request, &error.base);
 }

@@ -89,7 +89,7 @@ void cairn_cluster_waiters_fail(struct cairn_cluster_waiter **list, cairn_status
                                 const char *text)
 {
     Cairn__Error error = CAIRN__ERROR__INIT;
-    error.status = status;
+    error.status = (int32_t)status;
     error.text = (char *)(uintptr_t)text;
     cairn_cluster_waiters_answer(list, CAIRN_MSG_ERROR, &error.base);
 }
