@@ -41,6 +41,8 @@ static void on_done(struct cairn_task *task)
 static void setup(void)
 {
     struct cairn_sentence why;
+    memset(counted, 0, sizeof counted);
+    done_count = 0;
     uv_loop_init(&loop);
     ck_assert_int_eq(cairn_pool_open(&loop, "test", 4, &pool, &why), CAIRN_OK);
 }
