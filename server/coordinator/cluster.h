@@ -102,7 +102,6 @@ enum cairn_cluster_member_phase {
     CAIRN_MEMBER_WAITING,  /* for the job to be made or restored */
     CAIRN_MEMBER_JOINING,  /* the shards are told of it */
     CAIRN_MEMBER_ATTACHED, /* a worker: known to the core */
-    CAIRN_MEMBER_EXPELLED, /* job NULL; its requests get `expelled`, until it opens anew or goes */
 };
 
 /* A worker or reader and a job. Owned by its session. A request that waits is its request id; 0 =
@@ -121,8 +120,6 @@ struct cairn_cluster_member {
     uint32_t open_request, init_request, begin_request, commit_request, version_request;
     uint64_t commit_round;
     struct cairn_version version_wanted;
-    cairn_status expelled;
-    struct cairn_sentence expelled_why;
 };
 
 enum cairn_cluster_job_state {
@@ -269,12 +266,12 @@ void cairn_cluster_member_page(struct cairn_cluster_session *session, uint32_t r
 void cairn_cluster_openings_advance(struct cairn_cluster *cluster);
 /* Gone, or gone from the job: the core and the shards hear of it; frees it. */
 void cairn_cluster_member_leave(struct cairn_cluster_member *member, const char *reason);
-/* It may not go on: its requests fail with this, also later ones, and the shards drop it. The core
- * knows. It stays with its session. */
+/* It may not go on: its requests fail with this and the shards drop it. One that was attached gets
+ * an Error of its own, and its connection is closed. Frees it. The core knows already. */
 void cairn_cluster_member_expel(struct cairn_cluster_member *member, cairn_status status,
                                 const char *text);
-/* Every request that waits fails; true if there was one. */
-bool cairn_cluster_member_fail_requests(struct cairn_cluster_member *member, cairn_status status,
+/* Every request that waits fails. */
+void cairn_cluster_member_fail_requests(struct cairn_cluster_member *member, cairn_status status,
                                         const char *text);
 /* Frees it and tells nobody. */
 void cairn_cluster_member_free(struct cairn_cluster_member *member);

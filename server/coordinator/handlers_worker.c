@@ -8,17 +8,9 @@ static struct cairn_cluster_member *attached(struct cairn_cluster_session *sessi
                                              uint32_t request, uint64_t job_id)
 {
     struct cairn_cluster_member *member = cairn_cluster_member_find(session, job_id);
-    if (member != NULL && member->phase == CAIRN_MEMBER_EXPELLED) {
-        cairn_cluster_session_error(session, request, member->expelled, member->expelled_why.text);
-        return NULL;
-    }
     if (member == NULL || member->phase != CAIRN_MEMBER_ATTACHED) {
         cairn_cluster_session_error(session, request, CAIRN_ERR_NOT_READY,
                                     "the job is not open on this connection: open it first");
-        return NULL;
-    }
-    if (member->job->state == CAIRN_CLUSTER_JOB_LOST) {
-        cairn_cluster_session_error(session, request, CAIRN_ERR_JOB_LOST, member->job->lost.text);
         return NULL;
     }
     return member;

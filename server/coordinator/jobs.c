@@ -145,8 +145,8 @@ void cairn_cluster_job_lose(struct cairn_cluster_job *job, const char *format, .
     job->state = CAIRN_CLUSTER_JOB_LOST;
     cairn_log_error("job %s is %s", job->spec.name, job->lost.text);
     cairn_cluster_cut_abort(job, job->lost.text);
-    for (struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
-        cairn_cluster_member_fail_requests(m, CAIRN_ERR_JOB_LOST, job->lost.text);
+    while (job->members != NULL) {
+        cairn_cluster_member_expel(job->members, CAIRN_ERR_JOB_LOST, job->lost.text);
     }
 }
 

@@ -54,20 +54,17 @@ void cairn_cluster_member_free(struct cairn_cluster_member *member)
 
 /* ---- leaving ---- */
 
-bool cairn_cluster_member_fail_requests(struct cairn_cluster_member *member, cairn_status status,
+void cairn_cluster_member_fail_requests(struct cairn_cluster_member *member, cairn_status status,
                                         const char *text)
 {
     uint32_t *const requests[] = { &member->open_request, &member->init_request,
                                    &member->begin_request, &member->commit_request,
                                    &member->version_request };
-    bool any = false;
     for (size_t i = 0; i < sizeof requests / sizeof *requests; i++) {
         if (*requests[i] == 0) continue;
         cairn_cluster_session_error(member->session, *requests[i], status, text);
         *requests[i] = 0;
-        any = true;
     }
-    return any;
 }
 
 /* The shards that were told of it. */
@@ -109,16 +106,18 @@ void cairn_cluster_member_leave(struct cairn_cluster_member *member, const char 
 void cairn_cluster_member_expel(struct cairn_cluster_member *member, cairn_status status,
                                 const char *text)
 {
-    cairn_log_info("%s %s expelled from job %s: %s", cairn_role_name(member->role),
-                   member->session->name, member->job_name, text);
+    struct cairn_cluster_session *session = member->session;
+    const bool opening = member->open_request != 0;
+    cairn_log_info("%s %s expelled from job %s: %s", cairn_role_name(member->role), session->name,
+                   member->job_name, text);
     if (member->job != NULL) tell_shards_gone(member->job, member);
-    leave_job_list(member);
-    member->phase = CAIRN_MEMBER_EXPELLED;
-    member->expelled = status;
-    cairn_sentence_set(&member->expelled_why, "%s", text);
-    if (!cairn_cluster_member_fail_requests(member, status, text)) {
-        cairn_cluster_session_error(member->session, 0, status, text);
-    }
+    cairn_cluster_member_fail_requests(member, status, text);
+    cairn_cluster_member_free(member);
+    if (opening || session->closing) return;
+    // It may be waiting for shards alone: told without being asked, and a new connection begins anew.
+    cairn_cluster_session_error(session, 0, status, text);
+    session->closing = true;
+    cairn_peer_finish(session->peer, status, "%s", text);
 }
 
 /* ---- joining ---- */

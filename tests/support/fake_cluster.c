@@ -269,6 +269,18 @@ void fake_expect_error(struct fake_cluster *fake, struct fake_peer *peer, uint32
     cairn_message_free(&error->base);
 }
 
+void fake_expect_end(struct fake_cluster *fake, struct fake_peer *peer)
+{
+    struct cairn_frame frame;
+    const uint64_t end_ms = uv_hrtime() / 1000000 + 10000;
+    while (!peer->ended) {
+        ck_assert_msg(uv_hrtime() / 1000000 < end_ms, "the connection stays open");
+        fake_pump(fake);
+        fake_peer_read(peer);
+        while (fake_peer_next(peer, &frame)) {}
+    }
+}
+
 void fake_expect_silence(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job)
 {
     Cairn__WhoIsAwaited who = CAIRN__WHO_IS_AWAITED__INIT;

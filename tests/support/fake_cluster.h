@@ -102,6 +102,8 @@ ProtobufCMessage *fake_expect(struct fake_cluster *fake, struct fake_peer *peer,
 /* An Error of this status whose text has the word. */
 void fake_expect_error(struct fake_cluster *fake, struct fake_peer *peer, uint32_t request,
                        cairn_status status, const char *word);
+/* The coordinator closes the connection; what it says before is not looked at. */
+void fake_expect_end(struct fake_cluster *fake, struct fake_peer *peer);
 /* Nothing is on its way to the peer: a question is answered first. */
 void fake_expect_silence(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job);
 

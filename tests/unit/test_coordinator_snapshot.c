@@ -194,10 +194,11 @@ END_TEST
 
 /* ---- restoring ---- */
 
-/* The worker is told; it opens again and goes on behind the snapshot's step. */
-static void go_on_from(uint64_t step, uint64_t generation)
+/* On a new connection. */
+static void open_again(uint64_t step, uint64_t generation)
 {
-    fake_expect_error(&fake, &w, 0, CAIRN_ERR_FENCED, "open it again");
+    fake_peer_close(&w);
+    w = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w0");
     struct cairn_job_spec_data spec = fake_spec(1);
     const uint32_t request = fake_job_open(&w, &spec, 10, 0);
     Cairn__Attached *attached = (Cairn__Attached *)fake_expect(&fake, &w, CAIRN_MSG_ATTACHED,
@@ -210,6 +211,13 @@ static void go_on_from(uint64_t step, uint64_t generation)
     cairn_spec_release(&spec);
     const uint64_t round = fake_begin(&fake, &w, job);
     ck_assert_uint_eq(fake_commit(&fake, &w, job, round), step + 1);
+}
+
+/* The worker is told; it opens again and goes on behind the snapshot's step. */
+static void go_on_from(uint64_t step, uint64_t generation)
+{
+    fake_expect_error(&fake, &w, 0, CAIRN_ERR_FENCED, "open it again");
+    open_again(step, generation);
 }
 
 START_TEST(a_restore_goes_back_to_the_snapshot_in_a_new_generation)
@@ -292,7 +300,7 @@ START_TEST(a_lost_job_is_brought_back_by_a_restore)
     cairn_message_free(&status->base);
     request = ask_restore("toy", s->id, "");
     cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request));
-    go_on_from(1, 2);
+    open_again(1, 2);
     cairn_message_free(&s->base);
 }
 END_TEST
