@@ -73,9 +73,9 @@ static cairn_status add_tensor(struct cairn_job_spec_data *spec, const struct ca
     };
     memcpy(tensor.shape.dim, t->shape, t->rank * sizeof t->shape[0]);
     cairn_status status = cairn_spec_add_tensor(spec, &tensor);
-    return status == CAIRN_OK
-               ? status
-               : cairn_client_fail(status, "tensor %.64s: %s", t->name, cairn_status_text((int)status));
+    return status == CAIRN_OK ? status
+                              : cairn_client_fail(status, "tensor %.64s: %s", t->name,
+                                                  cairn_status_text((int)status));
 }
 
 static cairn_status add_group(struct cairn_job_spec_data *spec, const struct cairn_group *g)

@@ -313,22 +313,31 @@ void cairn_push_on_result(struct cairn_push *push, struct cairn_push_actions *ac
     for (uint32_t s = 0; s < push->shard_count; s++) release(push, s, true, CAIRN_OK, actions);
 }
 
+/* In a void round, too: this refusal may be a late answer to a sending before the last one, which the shard is
+ * reading now. Only ACK and the other refusals say that it will not read the buffer any more. */
+static void send_again(struct cairn_push *push, uint32_t shard, uint32_t index,
+                       struct cairn_push_actions *actions)
+{
+    struct entry *e = &push->entries[index];
+    if (!e->sent) return;
+    e->sent = false;
+    push->shards[shard].unanswered--;
+    if (push->voided)
+        send_entry(push, shard, index, actions);
+    else
+        pump(push, shard, actions);
+}
+
 void cairn_push_on_refuse(struct cairn_push *push, uint32_t shard, uint64_t request,
                           cairn_status status, struct cairn_push_actions *actions)
 {
     if (shard >= push->shard_count) return;
     const uint32_t index = find_chunk(push, shard, request);
-    if (index != NONE && push->voided) {
-        finish(push, shard, index, CAIRN_ERR_EPOCH_CHANGED, actions);
-        return;
-    }
     if (status == CAIRN_ERR_BUSY || status == CAIRN_ERR_CHECKSUM) {
-        if (index == NONE || !push->entries[index].sent) return;
-        push->entries[index].sent = false;
-        push->shards[shard].unanswered--;
-        pump(push, shard, actions);
+        if (index != NONE) send_again(push, shard, index, actions);
         return;
     }
+    if (index != NONE && push->voided) finish(push, shard, index, CAIRN_ERR_EPOCH_CHANGED, actions);
     if (push->voided) return;
     if (index == NONE && request != 0) return; // of a sending that was answered since
     struct cairn_push_action *action = act(actions, CAIRN_PUSH_VOID, shard);

@@ -1,0 +1,30 @@
+/* What the calls of a job have in common: look the handle up, judge the arguments, hand the work to
+ * the loop thread. Caller's threads; failures set this thread's sentence. */
+#ifndef CAIRN_CLIENT_API_H
+#define CAIRN_CLIENT_API_H
+
+#include "client/session.h"
+
+/* The job of a handle, to be given back by cairn_handle_put; NULL: it is not open. */
+struct job *cairn_api_job(const cairn_job *handle);
+/* Of a timeout in milliseconds from now. */
+uint64_t cairn_api_deadline(int timeout_ms);
+/* Fails like the job has, if it has. */
+cairn_status cairn_api_check(struct job *job) CAIRN_MUST_CHECK;
+/* Sleeps until *open (puts_open, pushes_open) is 0; `what` names them. */
+cairn_status cairn_api_await_none(struct job *job, const uint64_t *open, const char *what,
+                                  uint64_t deadline_ms) CAIRN_MUST_CHECK;
+/* Finds the tensor and judges box and memory, but for the dtype. */
+cairn_status cairn_api_judge_data(const struct job *job, const char *name,
+                                  const struct cairn_box *box, const struct cairn_mem *mem,
+                                  size_t *tensor_out) CAIRN_MUST_CHECK;
+/* Returns CAIRN_ERR_INVALID. */
+cairn_status cairn_api_refuse_dtype(const char *tensor, const struct cairn_mem *mem,
+                                    const char *allowed);
+/* A command with a reference to the job; NULL: out of memory. */
+struct command *cairn_api_command(struct job *job, bool (*run)(struct command *));
+/* Begins a put, push or fetch. `pattern` says what; job, op and run are filled in. */
+cairn_status cairn_api_begin(struct job *job, uint8_t kind, bool (*run)(struct command *),
+                             const struct command *pattern, cairn_op **op_out) CAIRN_MUST_CHECK;
+
+#endif

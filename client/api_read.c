@@ -1,0 +1,96 @@
+/* The calls that read: fetch, the newest version, snapshots. */
+#include <string.h>
+
+#include "client/api.h"
+#include "client/handle.h"
+
+static cairn_status fetch_inside(struct job *job, struct cairn_version version, const char *tensor,
+                                 const char *plane, const struct cairn_box *box,
+                                 const struct cairn_mem *mem, cairn_op **op_out)
+{
+    size_t index;
+    cairn_status status = cairn_api_judge_data(job, tensor, box, mem, &index);
+    if (status != CAIRN_OK) return status;
+    const int number = cairn_plane_number(plane != NULL ? plane : "wire");
+    if (number == 0)
+        return cairn_client_fail(CAIRN_ERR_NOT_FOUND, "tensor %s has no plane %s", tensor, plane);
+    const cairn_dtype dtype = number == CAIRN_PLANE_WIRE ? job->spec.tensors[index].wire
+                                                         : CAIRN_F32;
+    if (mem->dtype != dtype)
+        return cairn_api_refuse_dtype(tensor, mem, cairn_dtype_name((int)dtype));
+    const struct command pattern = { .tensor = (uint32_t)index,
+                                     .plane = (uint8_t)number,
+                                     .dtype = (uint8_t)dtype,
+                                     .ptr = mem->ptr,
+                                     .version = version };
+    return cairn_api_begin(job, CAIRN_CHUNK_FETCH, cairn_transfer_run, &pattern, op_out);
+}
+
+cairn_status cairn_fetch(cairn_job *handle, struct cairn_version version, const char *tensor,
+                         const char *plane, const struct cairn_box *box,
+                         const struct cairn_mem *mem, cairn_op **op_out)
+{
+    if (op_out == NULL)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "op_out is NULL: nothing else says when a fetch is done");
+    struct job *job = cairn_api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = cairn_api_check(job);
+    if (status == CAIRN_OK) status = fetch_inside(job, version, tensor, plane, box, mem, op_out);
+    cairn_handle_put(handle);
+    return status;
+}
+
+cairn_status cairn_version_wait(cairn_job *handle, struct cairn_version at_least, int timeout_ms,
+                                struct cairn_version *out)
+{
+    struct job *job = cairn_api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = cairn_api_check(job);
+    if (status == CAIRN_OK && (out == NULL || timeout_ms < 0))
+        status = cairn_client_fail(CAIRN_ERR_INVALID, "out must be given, timeout_ms be 0 or more");
+    if (status == CAIRN_OK) {
+        Cairn__VersionWait message = CAIRN__VERSION_WAIT__INIT;
+        message.generation = at_least.generation;
+        message.step = at_least.step;
+        ProtobufCMessage *reply;
+        status = cairn_control_ask(job->session, job, CAIRN_MSG_VERSION_WAIT, &message.base,
+                                   CAIRN_MSG_VERSION_READY, cairn_api_deadline(timeout_ms), &reply);
+        if (status == CAIRN_OK) {
+            const Cairn__VersionReady *ready = (const Cairn__VersionReady *)reply;
+            *out = (struct cairn_version) { ready->generation, ready->step };
+            cairn_message_free(reply);
+        }
+    }
+    cairn_handle_put(handle);
+    return status;
+}
+
+cairn_status cairn_snapshot(cairn_job *handle, uint32_t flags, int timeout_ms, char id_out[64])
+{
+    struct job *job = cairn_api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = cairn_api_check(job);
+    if (status == CAIRN_OK &&
+        (id_out == NULL || timeout_ms < 0 || (flags & ~CAIRN_SNAPSHOT_WAIT) != 0))
+        status = cairn_client_fail(CAIRN_ERR_INVALID,
+                                   "id_out must be given, timeout_ms be 0 or more, flags 0 "
+                                   "or CAIRN_SNAPSHOT_WAIT");
+    if (status == CAIRN_OK) {
+        Cairn__SnapshotCreate message = CAIRN__SNAPSHOT_CREATE__INIT;
+        message.job = job->name;
+        message.wait = (flags & CAIRN_SNAPSHOT_WAIT) != 0;
+        ProtobufCMessage *reply;
+        status = cairn_control_ask(job->session, job, CAIRN_MSG_SNAPSHOT_CREATE, &message.base,
+                                   CAIRN_MSG_SNAPSHOT_STATUS, cairn_api_deadline(timeout_ms),
+                                   &reply);
+        if (status == CAIRN_OK) {
+            const Cairn__SnapshotStatus *snapshot = (const Cairn__SnapshotStatus *)reply;
+            strncpy(id_out, snapshot->id, 63);
+            id_out[63] = 0;
+            cairn_message_free(reply);
+        }
+    }
+    cairn_handle_put(handle);
+    return status;
+}

@@ -1,0 +1,228 @@
+/* The calls of a round: begin, push, micro-batch end, commit. */
+#include <stdlib.h>
+
+#include "client/api.h"
+#include "client/handle.h"
+
+/* True if the round can be used: nothing voided it between its reply and now. */
+static bool take_round(struct job *job, const Cairn__RoundOpened *opened, struct cairn_round *out)
+{
+    pthread_mutex_lock(&job->session->lock);
+    const bool good = opened->round > job->void_round;
+    if (good && opened->round != job->filling_round) {
+        job->filling_round = opened->round;
+        job->filling_micro = 0;
+        job->filling_any = job->committed = false;
+    }
+    pthread_mutex_unlock(&job->session->lock);
+    if (!good) return false;
+    out->round = opened->round;
+    out->step = opened->step;
+    out->epoch = opened->epoch;
+    out->version = (struct cairn_version) { opened->generation, opened->step };
+    out->rank = opened->rank;
+    out->world = opened->world;
+    out->loss_scale = opened->loss_scale;
+    return true;
+}
+
+static cairn_status round_begin_inside(struct job *job, uint64_t deadline_ms,
+                                       struct cairn_round *out)
+{
+    // A void round's buffers come back before the caller fills them again.
+    cairn_status status = cairn_api_await_none(job, &job->pushes_open, "pushes", deadline_ms);
+    for (bool taken = false; status == CAIRN_OK && !taken;) {
+        Cairn__RoundBegin message = CAIRN__ROUND_BEGIN__INIT;
+        ProtobufCMessage *reply;
+        status = cairn_control_ask(job->session, job, CAIRN_MSG_ROUND_BEGIN, &message.base,
+                                   CAIRN_MSG_ROUND_OPENED, deadline_ms, &reply);
+        if (status != CAIRN_OK) break;
+        taken = take_round(job, (const Cairn__RoundOpened *)reply, out);
+        cairn_message_free(reply);
+    }
+    return status;
+}
+
+cairn_status cairn_round_begin(cairn_job *handle, int timeout_ms, struct cairn_round *out)
+{
+    struct job *job = cairn_api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = cairn_api_check(job);
+    if (status == CAIRN_OK && (out == NULL || out->struct_size != sizeof *out || timeout_ms < 0))
+        status = cairn_client_fail(
+            CAIRN_ERR_INVALID, "out must be given, its struct_size be %zu, timeout_ms 0 or more",
+            sizeof *out);
+    if (status == CAIRN_OK && job->role != CAIRN_WORKER)
+        status = cairn_client_fail(CAIRN_ERR_REFUSED, "a reader takes no part in rounds");
+    if (status == CAIRN_OK) status = round_begin_inside(job, cairn_api_deadline(timeout_ms), out);
+    cairn_handle_put(handle);
+    return status;
+}
+
+/* Is `micro` of `round` the micro-batch that is being filled? Under no lock. */
+static cairn_status judge_fill(struct job *job, const struct cairn_round *round, uint32_t micro,
+                               bool ends)
+{
+    if (round == NULL || round->struct_size != sizeof *round)
+        return cairn_client_fail(CAIRN_ERR_INVALID, "round must be given, its struct_size be %zu",
+                                 sizeof *round);
+    cairn_status status = CAIRN_OK;
+    pthread_mutex_lock(&job->session->lock);
+    if (round->round <= job->void_round)
+        status = cairn_client_fail(
+            CAIRN_ERR_EPOCH_CHANGED,
+            "round %llu of step %llu was abandoned; begin the next one and compute again",
+            (unsigned long long)round->round, (unsigned long long)round->step);
+    else if (round->round != job->filling_round || job->committed)
+        status = cairn_client_fail(CAIRN_ERR_STALE, "round %llu is not this worker's open round",
+                                   (unsigned long long)round->round);
+    else if (micro != job->filling_micro)
+        status = cairn_client_fail(CAIRN_ERR_INVALID,
+                                   "micro-batch %u comes after micro-batch %u was ended", micro,
+                                   job->filling_micro);
+    else if (ends)
+        job->filling_micro++, job->filling_any = false;
+    else
+        job->filling_any = true;
+    pthread_mutex_unlock(&job->session->lock);
+    return status;
+}
+
+static cairn_status push_inside(struct job *job, const struct cairn_round *round, uint32_t micro,
+                                const char *tensor, const struct cairn_box *box,
+                                const struct cairn_mem *mem, cairn_op **op_out)
+{
+    size_t index;
+    cairn_status status = cairn_api_judge_data(job, tensor, box, mem, &index);
+    if (status != CAIRN_OK) return status;
+    if (job->spec.tensors[index].kind != CAIRN_TRAINED)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "tensor %s is not trained; it takes no gradient", tensor);
+    if (mem->dtype != CAIRN_F32 && mem->dtype != CAIRN_BF16)
+        return cairn_api_refuse_dtype(tensor, mem, "CAIRN_F32 or CAIRN_BF16");
+    status = judge_fill(job, round, micro, false);
+    if (status != CAIRN_OK) return status;
+    const struct command pattern = { .tensor = (uint32_t)index,
+                                     .micro = micro,
+                                     .dtype = (uint8_t)mem->dtype,
+                                     .ptr = mem->ptr,
+                                     .round = round->round };
+    return cairn_api_begin(job, CAIRN_CHUNK_PUSH, cairn_round_push_run, &pattern, op_out);
+}
+
+cairn_status cairn_push(cairn_job *handle, const struct cairn_round *round, uint32_t micro,
+                        const char *tensor, const struct cairn_box *box,
+                        const struct cairn_mem *mem, cairn_op **op_out)
+{
+    struct job *job = cairn_api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = cairn_api_check(job);
+    if (status == CAIRN_OK) status = push_inside(job, round, micro, tensor, box, mem, op_out);
+    cairn_handle_put(handle);
+    return status;
+}
+
+static cairn_status send_word(struct job *job, bool (*run)(struct command *),
+                              const struct cairn_round *round, uint32_t micro, uint64_t weight)
+{
+    struct command *command = cairn_api_command(job, run);
+    if (command == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    command->round = round->round;
+    command->micro = micro;
+    command->weight = weight;
+    cairn_session_command(job->session, command);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_micro_end(cairn_job *handle, const struct cairn_round *round, uint32_t micro)
+{
+    struct job *job = cairn_api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = cairn_api_check(job);
+    if (status == CAIRN_OK) status = judge_fill(job, round, micro, true);
+    if (status == CAIRN_OK) status = send_word(job, cairn_round_micro_end_run, round, micro, 0);
+    cairn_handle_put(handle);
+    return status;
+}
+
+/* Ends the micro-batch being filled, if any, and commits; nothing if that was done before. */
+static cairn_status commit_once(struct job *job, const struct cairn_round *round, uint64_t weight)
+{
+    pthread_mutex_lock(&job->session->lock);
+    const bool is_void = round->round <= job->void_round;
+    const bool is_done = job->committed && round->round == job->filling_round;
+    const uint32_t micro = job->filling_micro;
+    const bool fill = job->filling_any || micro == 0;
+    pthread_mutex_unlock(&job->session->lock);
+    if (is_void || is_done) return CAIRN_OK; // the coordinator says how it ended
+    cairn_status status = CAIRN_OK;
+    if (fill) {
+        status = judge_fill(job, round, micro, true);
+        if (status == CAIRN_OK) status = send_word(job, cairn_round_micro_end_run, round, micro, 0);
+    }
+    if (status != CAIRN_OK) return status;
+    const uint32_t micros = micro + (fill ? 1 : 0);
+    status = send_word(job, cairn_round_commit_run, round, micros - 1,
+                       weight != 0 ? weight : micros);
+    if (status != CAIRN_OK) return status;
+    pthread_mutex_lock(&job->session->lock);
+    job->committed = true;
+    pthread_mutex_unlock(&job->session->lock);
+    return CAIRN_OK;
+}
+
+static cairn_status take_result(const Cairn__RoundResult *result, struct cairn_result *out)
+{
+    const cairn_status status = cairn_status_known(result->status) ? (cairn_status)result->status
+                                                                   : CAIRN_ERR_PROTOCOL;
+    if (status != CAIRN_OK)
+        return cairn_client_fail(
+            status, "%s", result->text[0] != 0 ? result->text : cairn_status_text((int)status));
+    out->step = result->step;
+    out->version = (struct cairn_version) { result->generation, result->step };
+    out->grad_norm = result->grad_norm;
+    out->clip_scale = result->clip_scale;
+    out->lr = result->lr;
+    out->applied = result->applied;
+    out->finite = result->finite;
+    return CAIRN_OK;
+}
+
+static cairn_status commit_inside(struct job *job, const struct cairn_round *round, uint64_t weight,
+                                  uint64_t deadline_ms, struct cairn_result *out)
+{
+    cairn_status status = commit_once(job, round, weight);
+    if (status != CAIRN_OK) return status;
+    Cairn__RoundCommit message = CAIRN__ROUND_COMMIT__INIT;
+    message.round = round->round;
+    ProtobufCMessage *reply;
+    status = cairn_control_ask(job->session, job, CAIRN_MSG_ROUND_COMMIT, &message.base,
+                               CAIRN_MSG_ROUND_RESULT, deadline_ms, &reply);
+    if (status != CAIRN_OK) return status;
+    status = cairn_api_await_none(job, &job->pushes_open, "pushes", deadline_ms);
+    if (status == CAIRN_OK) status = take_result((const Cairn__RoundResult *)reply, out);
+    cairn_message_free(reply);
+    return status;
+}
+
+cairn_status cairn_commit(cairn_job *handle, const struct cairn_round *round, uint64_t weight,
+                          const void *client_state, size_t state_bytes, int timeout_ms,
+                          struct cairn_result *out)
+{
+    struct job *job = cairn_api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = cairn_api_check(job);
+    if (status == CAIRN_OK && (client_state != NULL || state_bytes != 0))
+        status = cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
+                                   "client_state is not supported yet; give NULL and 0");
+    if (status == CAIRN_OK && (out == NULL || out->struct_size != sizeof *out || timeout_ms < 0 ||
+                               round == NULL || round->struct_size != sizeof *round))
+        status = cairn_client_fail(CAIRN_ERR_INVALID,
+                                   "round and out must be given with their struct_size "
+                                   "(%zu, %zu), timeout_ms be 0 or more",
+                                   sizeof *round, sizeof *out);
+    if (status == CAIRN_OK)
+        status = commit_inside(job, round, weight, cairn_api_deadline(timeout_ms), out);
+    cairn_handle_put(handle);
+    return status;
+}
