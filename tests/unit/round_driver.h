@@ -1,0 +1,209 @@
+/* Drives the coordinator's round machine by hand, for test_round*.c: two shards, up to four workers, one group
+ * of AdamW, step_deadline 1000 ms, loss scale 1, unless a test says otherwise. Actions pile up until `clear`. */
+#ifndef CAIRN_TESTS_ROUND_DRIVER_H
+#define CAIRN_TESTS_ROUND_DRIVER_H
+
+#include <check.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/wire/optimizer.h"
+#include "server/core/round.h"
+
+#define SHARDS 2
+#define A      101
+#define B      102
+#define C      103
+
+static struct cairn_round_config config;
+static struct cairn_group_hyper group;
+static struct cairn_round *core;
+static struct cairn_round_action list[256];
+static struct cairn_round_actions out;
+
+static inline void clear(void)
+{
+    out.count = 0;
+}
+
+/* A new incarnation. */
+static inline void make(uint64_t epoch, uint64_t reserved)
+{
+    config.epoch = epoch;
+    config.round_reserved = reserved;
+    free(core);
+    void *memory = malloc(cairn_round_bytes(&config));
+    ck_assert_ptr_nonnull(memory);
+    core = cairn_round_init(memory, &config);
+    out = (struct cairn_round_actions) { list, 0, sizeof list / sizeof *list };
+}
+
+static inline void setup(void)
+{
+    group = cairn_group_hyper_default(CAIRN_OPTIMIZER_ADAMW);
+    config = (struct cairn_round_config) { .shard_count = SHARDS,
+                                           .member_max = 4,
+                                           .workers_min = 1,
+                                           .step_deadline_ms = 1000,
+                                           .groups = &group,
+                                           .group_count = 1,
+                                           .loss_scale = 1 };
+    core = NULL;
+    make(0, 0);
+}
+
+static inline void teardown(void)
+{
+    free(core);
+}
+
+static inline void give(const struct cairn_round_event *event)
+{
+    cairn_round_on_event(core, event, &out);
+}
+
+#define GIVE(...) give(&(const struct cairn_round_event) { __VA_ARGS__ })
+
+static inline void join(uint64_t member, uint32_t rank)
+{
+    GIVE(.kind = CAIRN_ROUND_WORKER_JOIN, .member = member, .rank = rank);
+}
+
+static inline void down(uint64_t member)
+{
+    GIVE(.kind = CAIRN_ROUND_WORKER_DOWN, .member = member);
+}
+
+static inline void want(uint64_t member)
+{
+    GIVE(.kind = CAIRN_ROUND_WORKER_BEGIN, .member = member);
+}
+
+static inline void ask(uint64_t member, uint64_t round)
+{
+    GIVE(.kind = CAIRN_ROUND_WORKER_COMMIT, .member = member, .round = round);
+}
+
+static inline void persisted(void)
+{
+    GIVE(.kind = CAIRN_ROUND_PERSISTED, .epoch = cairn_round_epoch(core));
+}
+
+static inline void shard_up(uint32_t shard)
+{
+    GIVE(.kind = CAIRN_ROUND_SHARD_UP, .shard = shard);
+}
+
+static inline void shard_down(uint32_t shard)
+{
+    GIVE(.kind = CAIRN_ROUND_SHARD_DOWN, .shard = shard);
+}
+
+/* What shards know, to answer with. */
+static inline struct cairn_decision known(enum cairn_decision_kind kind, uint64_t round,
+                                          uint64_t step)
+{
+    return (struct cairn_decision) { .kind = kind, .round = round, .version_after = { 1, step } };
+}
+
+/* The shard's answer; `prepared` 0: it is idle. */
+static inline void answer(uint32_t shard, const struct cairn_decision *last, uint64_t prepared,
+                          uint64_t step)
+{
+    GIVE(.kind = CAIRN_ROUND_ANSWER, .shard = shard, .epoch = cairn_round_epoch(core),
+         .phase = prepared != 0 ? CAIRN_STEP_REDUCED : CAIRN_STEP_IDLE, .round = prepared,
+         .version = { 1, step }, .decision = last);
+}
+
+static inline void published(uint32_t shard, uint64_t round, uint64_t step)
+{
+    GIVE(.kind = CAIRN_ROUND_PUBLISHED, .shard = shard, .epoch = cairn_round_epoch(core),
+         .round = round, .version = { 1, step });
+}
+
+static inline void reduced(uint32_t shard, double sum_squares, uint64_t nonfinite, uint64_t weight)
+{
+    struct cairn_step_sums sums = { .nonfinite = nonfinite, .weight = weight };
+    ck_assert_int_eq(cairn_exact_add_double(&sums.sum_squares, sum_squares), CAIRN_OK);
+    GIVE(.kind = CAIRN_ROUND_REDUCED, .shard = shard, .epoch = cairn_round_epoch(core),
+         .round = cairn_round_open_round(core), .sums = &sums);
+}
+
+/* From PERSIST to STEADY, with all shards knowing `last` and idle at `step`. */
+static inline void resolve_all(const struct cairn_decision *last, uint64_t step)
+{
+    persisted();
+    for (uint32_t s = 0; s < SHARDS; s++) answer(s, last, 0, step);
+    for (uint32_t s = 0; s < SHARDS; s++) published(s, last->round, step);
+}
+
+/* All shards up, the job ready at (1, 0), STEADY. */
+static inline void start(void)
+{
+    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
+    for (uint32_t s = 0; s < SHARDS; s++) shard_up(s);
+    resolve_all(&none, 0);
+    ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_STEADY);
+    clear();
+}
+
+/* start, and a round open with these members (ids A, B, C in ranks 0, 1, 2). */
+static inline uint64_t start_round(uint32_t workers)
+{
+    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    start();
+    for (uint32_t i = 0; i < workers; i++) join(A + i, i);
+    want(A);
+    resolve_all(&none, 0);
+    ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_OPEN);
+    clear();
+    return cairn_round_open_round(core);
+}
+
+/* The `index`-th action of a kind; NULL if there are not so many. */
+static inline const struct cairn_round_action *find(enum cairn_round_action_kind kind, size_t index)
+{
+    for (size_t i = 0; i < out.count; i++)
+        if (list[i].kind == kind && index-- == 0) return &list[i];
+    return NULL;
+}
+
+static inline const struct cairn_round_action *expect(enum cairn_round_action_kind kind)
+{
+    const struct cairn_round_action *action = find(kind, 0);
+    ck_assert_ptr_nonnull(action);
+    return action;
+}
+
+static inline const struct cairn_round_action *expect_result(uint64_t member, cairn_status status)
+{
+    for (size_t i = 0; find(CAIRN_ROUND_WORKER_RESULT, i) != NULL; i++) {
+        const struct cairn_round_action *action = find(CAIRN_ROUND_WORKER_RESULT, i);
+        if (action->member == member && action->status == status) return action;
+    }
+    ck_abort_msg("no such result");
+    return NULL;
+}
+
+static inline struct cairn_payload payload_of(const struct cairn_decision *decision)
+{
+    struct cairn_payload head;
+    ck_assert_int_eq(cairn_payload_decode(decision->payload, decision->payload_bytes, &head),
+                     CAIRN_OK);
+    return head;
+}
+
+static inline int run(const char *name, TCase *tcase)
+{
+    Suite *suite = suite_create(name);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
+
+#endif

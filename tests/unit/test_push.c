@@ -1,0 +1,324 @@
+/* The push machine: what goes out, in which order, and when a buffer is the caller's again. */
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/push.h"
+
+#define SHARDS 2
+#define QUEUE  12
+
+static struct cairn_push *push;
+static struct cairn_push_action list[64];
+static struct cairn_push_actions out;
+
+static void setup(void)
+{
+    const struct cairn_push_config config = { .shard_count = SHARDS, .queue_max = QUEUE };
+    void *memory = malloc(cairn_push_bytes(&config));
+    ck_assert_ptr_nonnull(memory);
+    push = cairn_push_init(memory, &config);
+    out = (struct cairn_push_actions) { list, 0, cairn_push_actions_max(&config) };
+    ck_assert_uint_le(out.capacity, sizeof list / sizeof *list);
+}
+
+static void teardown(void)
+{
+    free(push);
+}
+
+static void push_chunks(uint32_t shard, uint32_t micro, uint32_t count)
+{
+    for (uint32_t c = 0; c < count; c++)
+        ck_assert_int_eq(cairn_push_chunk(push, shard, micro, c, 100 * micro + c, &out), CAIRN_OK);
+}
+
+static void expect(size_t index, enum cairn_push_action_kind kind, uint32_t chunk_or_sent)
+{
+    ck_assert_uint_lt(index, out.count);
+    ck_assert_int_eq(list[index].kind, kind);
+    ck_assert_uint_eq(list[index].chunk, chunk_or_sent);
+}
+
+START_TEST(nothing_is_sent_before_the_grant_and_then_no_more_than_the_window)
+{
+    push_chunks(0, 0, 4);
+    ck_assert_uint_eq(out.count, 0);
+    cairn_push_on_grant(push, 0, 2, &out);
+    ck_assert_uint_eq(out.count, 2);
+    expect(0, CAIRN_PUSH_SEND_CHUNK, 0);
+    expect(1, CAIRN_PUSH_SEND_CHUNK, 1);
+    cairn_push_on_grant(push, 0, 2, &out); // a duplicate sends nothing again
+    ck_assert_uint_eq(out.count, 2);
+    bool granted = false;
+    ck_assert_uint_eq(cairn_push_pending(push, 0, &granted), 4);
+    ck_assert(granted);
+    cairn_push_pending(push, 1, &granted);
+    ck_assert(!granted);
+}
+END_TEST
+
+START_TEST(an_ack_releases_the_buffer_once_and_lets_the_next_chunk_go)
+{
+    push_chunks(0, 0, 3);
+    cairn_push_on_grant(push, 0, 1, &out);
+    const uint64_t request = list[0].request;
+    out.count = 0;
+    cairn_push_on_ack(push, 0, request, &out);
+    cairn_push_on_ack(push, 0, request, &out);
+    ck_assert_uint_eq(out.count, 2);
+    expect(0, CAIRN_PUSH_RELEASED, 0);
+    ck_assert_int_eq(list[0].status, CAIRN_OK);
+    expect(1, CAIRN_PUSH_SEND_CHUNK, 1);
+}
+END_TEST
+
+START_TEST(ends_and_commits_follow_the_chunks_and_the_next_micro_batch_waits_for_its_ack)
+{
+    push_chunks(0, 0, 1);
+    ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
+    push_chunks(0, 1, 1);
+    ck_assert_int_eq(cairn_push_micro_end(push, 1, &out), CAIRN_OK);
+    ck_assert_int_eq(cairn_push_commit(push, 7, &out), CAIRN_OK);
+    cairn_push_on_grant(push, 0, 4, &out);
+    ck_assert_uint_eq(out.count, 2);
+    expect(0, CAIRN_PUSH_SEND_CHUNK, 0);
+    expect(1, CAIRN_PUSH_SEND_MICRO_END, 1);
+    const uint64_t first = list[0].request;
+    out.count = 0;
+    cairn_push_on_micro_ack(push, 0, 0, &out); // before the chunk's own ack: they may overtake
+    ck_assert_uint_eq(out.count, 3);
+    expect(0, CAIRN_PUSH_SEND_CHUNK, 0);
+    expect(1, CAIRN_PUSH_SEND_MICRO_END, 1);
+    ck_assert_int_eq(list[2].kind, CAIRN_PUSH_SEND_COMMIT);
+    ck_assert_uint_eq(list[2].micro, 1);
+    ck_assert_uint_eq(list[2].weight, 7);
+    out.count = 0;
+    cairn_push_on_ack(push, 0, first, &out);
+    ck_assert_uint_eq(out.count, 1);
+}
+END_TEST
+
+START_TEST(a_shard_without_chunks_still_gets_the_end_and_the_commit)
+{
+    ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
+    ck_assert_int_eq(cairn_push_commit(push, 1, &out), CAIRN_OK);
+    cairn_push_on_grant(push, 1, 1, &out);
+    ck_assert_uint_eq(out.count, 2);
+    expect(0, CAIRN_PUSH_SEND_MICRO_END, 0);
+    ck_assert_int_eq(list[1].kind, CAIRN_PUSH_SEND_COMMIT);
+}
+END_TEST
+
+START_TEST(a_lost_connection_sends_everything_unanswered_again_oldest_first)
+{
+    push_chunks(0, 0, 4);
+    ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
+    cairn_push_on_grant(push, 0, 3, &out);
+    const uint64_t second = list[1].request;
+    out.count = 0;
+    cairn_push_on_ack(push, 0, second, &out); // 1 is done, 3 is sent
+    cairn_push_on_lost(push, 0, &out);
+    out.count = 0;
+    cairn_push_on_grant(push, 0, 3, &out);
+    ck_assert_uint_eq(out.count, 4);
+    expect(0, CAIRN_PUSH_SEND_CHUNK, 0);
+    expect(1, CAIRN_PUSH_SEND_CHUNK, 2);
+    expect(2, CAIRN_PUSH_SEND_CHUNK, 3);
+    expect(3, CAIRN_PUSH_SEND_MICRO_END, 4);
+}
+END_TEST
+
+START_TEST(an_ack_of_an_earlier_sending_is_good_for_a_chunk_that_is_queued_again)
+{
+    push_chunks(0, 0, 2);
+    cairn_push_on_grant(push, 0, 2, &out);
+    const uint64_t first = list[0].request;
+    cairn_push_on_lost(push, 0, &out);
+    out.count = 0;
+    cairn_push_on_ack(push, 0, first, &out);
+    expect(0, CAIRN_PUSH_RELEASED, 0);
+    out.count = 0;
+    cairn_push_on_grant(push, 0, 2, &out);
+    ck_assert_uint_eq(out.count, 1);
+    expect(0, CAIRN_PUSH_SEND_CHUNK, 1);
+}
+END_TEST
+
+START_TEST(busy_and_checksum_send_the_chunk_again)
+{
+    push_chunks(0, 0, 2);
+    cairn_push_on_grant(push, 0, 1, &out);
+    const uint64_t request = list[0].request;
+    const cairn_status again[] = { CAIRN_ERR_BUSY, CAIRN_ERR_CHECKSUM };
+    for (int i = 0; i < 2; i++) {
+        out.count = 0;
+        cairn_push_on_refuse(push, 0, request, again[i], &out);
+        ck_assert_uint_eq(out.count, 1);
+        expect(0, CAIRN_PUSH_SEND_CHUNK, 0);
+    }
+    ck_assert(!cairn_push_voided(push));
+    // In a void round, too: it may be a late answer to the sending before, and the shard reads this one.
+    cairn_push_on_void(push, &out);
+    out.count = 0;
+    cairn_push_on_refuse(push, 0, request, CAIRN_ERR_CHECKSUM, &out);
+    ck_assert_uint_eq(out.count, 1);
+    expect(0, CAIRN_PUSH_SEND_CHUNK, 0);
+    ck_assert(!cairn_push_idle(push));
+}
+END_TEST
+
+START_TEST(a_refusal_makes_the_round_void_and_what_was_sent_stays_on_loan_until_answered)
+{
+    push_chunks(0, 0, 4);
+    push_chunks(1, 0, 1);
+    cairn_push_on_grant(push, 0, 2, &out);
+    const uint64_t first = list[0].request, second = list[1].request;
+    out.count = 0;
+    cairn_push_on_refuse(push, 0, first, CAIRN_ERR_STALE, &out);
+    ck_assert_uint_eq(out.count, 5); // VOID, and all released but the second
+    ck_assert_int_eq(list[0].kind, CAIRN_PUSH_VOID);
+    ck_assert_int_eq(list[0].status, CAIRN_ERR_STALE);
+    expect(1, CAIRN_PUSH_RELEASED, 0);
+    ck_assert_int_eq(list[1].status, CAIRN_ERR_EPOCH_CHANGED);
+    ck_assert(cairn_push_voided(push));
+    ck_assert(!cairn_push_idle(push));
+    ck_assert_int_eq(cairn_push_chunk(push, 0, 0, 9, 9, &out), CAIRN_ERR_EPOCH_CHANGED);
+    out.count = 0;
+    cairn_push_on_refuse(push, 0, second, CAIRN_ERR_STALE, &out);
+    ck_assert_uint_eq(out.count, 1); // no second VOID
+    expect(0, CAIRN_PUSH_RELEASED, 1);
+    ck_assert(cairn_push_idle(push));
+}
+END_TEST
+
+START_TEST(the_coordinators_void_waits_for_answers_or_the_loss_of_the_connection)
+{
+    push_chunks(0, 0, 1);
+    push_chunks(1, 0, 1);
+    cairn_push_on_grant(push, 0, 1, &out);
+    cairn_push_on_grant(push, 1, 1, &out);
+    const uint64_t request = list[0].request;
+    out.count = 0;
+    cairn_push_on_void(push, &out);
+    ck_assert_uint_eq(out.count, 0);
+    cairn_push_on_ack(push, 0, request, &out);
+    cairn_push_on_lost(push, 1, &out);
+    ck_assert_uint_eq(out.count, 2);
+    ck_assert(cairn_push_idle(push));
+}
+END_TEST
+
+START_TEST(the_result_of_a_committed_round_releases_everything)
+{
+    push_chunks(0, 0, 2);
+    ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
+    ck_assert_int_eq(cairn_push_commit(push, 1, &out), CAIRN_OK);
+    cairn_push_on_grant(push, 0, 2, &out);
+    out.count = 0;
+    cairn_push_on_result(push, &out);
+    ck_assert_uint_eq(out.count, 2);
+    ck_assert_int_eq(list[0].status, CAIRN_OK);
+    ck_assert(cairn_push_idle(push));
+}
+END_TEST
+
+START_TEST(a_full_queue_is_busy_and_changes_nothing)
+{
+    push_chunks(0, 0, QUEUE);
+    ck_assert_int_eq(cairn_push_chunk(push, 1, 0, 0, 0, &out), CAIRN_ERR_BUSY);
+    ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_ERR_BUSY);
+    ck_assert_uint_eq(out.count, 0);
+    cairn_push_on_grant(push, 0, 2, &out);
+    const uint64_t requests[] = { list[0].request, list[1].request };
+    for (int i = 0; i < 2; i++) cairn_push_on_ack(push, 0, requests[i], &out);
+    ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
+}
+END_TEST
+
+START_TEST(calls_out_of_order_are_invalid_and_change_nothing)
+{
+    ck_assert_int_eq(cairn_push_commit(push, 1, &out), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_push_chunk(push, 0, 1, 0, 0, &out), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_push_chunk(push, SHARDS, 0, 0, 0, &out), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_push_micro_end(push, 1, &out), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
+    ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_ERR_INVALID);
+    push_chunks(0, 1, 1);
+    ck_assert_int_eq(cairn_push_commit(push, 1, &out), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_push_micro_end(push, 1, &out), CAIRN_OK);
+    ck_assert_int_eq(cairn_push_commit(push, 1, &out), CAIRN_OK);
+    ck_assert_int_eq(cairn_push_chunk(push, 0, 2, 0, 0, &out), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_push_commit(push, 1, &out), CAIRN_ERR_INVALID);
+}
+END_TEST
+
+START_TEST(answers_that_nobody_waits_for_change_nothing)
+{
+    push_chunks(0, 0, 1);
+    cairn_push_on_grant(push, 0, 1, &out);
+    const uint64_t request = list[0].request;
+    out.count = 0;
+    const uint64_t wrong[] = { 0, 1, request + 1, request ^ 1ull << 40, UINT64_MAX };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        cairn_push_on_ack(push, 0, wrong[i], &out);
+        cairn_push_on_refuse(push, 0, wrong[i], CAIRN_ERR_BUSY, &out);
+    }
+    cairn_push_on_ack(push, 1, request, &out); // another shard's
+    cairn_push_on_ack(push, 99, request, &out);
+    cairn_push_on_micro_ack(push, 0, 0, &out);
+    cairn_push_on_grant(push, 99, 1, &out);
+    cairn_push_on_grant(push, 0, 0, &out);
+    ck_assert_uint_eq(out.count, 0);
+    ck_assert(!cairn_push_idle(push));
+}
+END_TEST
+
+START_TEST(a_refused_end_or_commit_makes_the_round_void)
+{
+    ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
+    cairn_push_on_grant(push, 0, 1, &out);
+    out.count = 0;
+    cairn_push_on_refuse(push, 0, 0, CAIRN_ERR_FENCED, &out);
+    ck_assert_uint_eq(out.count, 1);
+    ck_assert_int_eq(list[0].kind, CAIRN_PUSH_VOID);
+}
+END_TEST
+
+START_TEST(a_configuration_that_cannot_work_has_no_size)
+{
+    const struct cairn_push_config bad[] = { { 0, 10 }, { 3, 5 }, { 1, UINT32_MAX } };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        ck_assert_uint_eq(cairn_push_bytes(&bad[i]), 0);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tcase = tcase_create("push");
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, nothing_is_sent_before_the_grant_and_then_no_more_than_the_window);
+    tcase_add_test(tcase, an_ack_releases_the_buffer_once_and_lets_the_next_chunk_go);
+    tcase_add_test(tcase,
+                   ends_and_commits_follow_the_chunks_and_the_next_micro_batch_waits_for_its_ack);
+    tcase_add_test(tcase, a_shard_without_chunks_still_gets_the_end_and_the_commit);
+    tcase_add_test(tcase, a_lost_connection_sends_everything_unanswered_again_oldest_first);
+    tcase_add_test(tcase, an_ack_of_an_earlier_sending_is_good_for_a_chunk_that_is_queued_again);
+    tcase_add_test(tcase, busy_and_checksum_send_the_chunk_again);
+    tcase_add_test(tcase,
+                   a_refusal_makes_the_round_void_and_what_was_sent_stays_on_loan_until_answered);
+    tcase_add_test(tcase, the_coordinators_void_waits_for_answers_or_the_loss_of_the_connection);
+    tcase_add_test(tcase, the_result_of_a_committed_round_releases_everything);
+    tcase_add_test(tcase, a_full_queue_is_busy_and_changes_nothing);
+    tcase_add_test(tcase, calls_out_of_order_are_invalid_and_change_nothing);
+    tcase_add_test(tcase, answers_that_nobody_waits_for_change_nothing);
+    tcase_add_test(tcase, a_refused_end_or_commit_makes_the_round_void);
+    tcase_add_test(tcase, a_configuration_that_cannot_work_has_no_size);
+    Suite *suite = suite_create("push");
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}

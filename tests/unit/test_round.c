@@ -1,0 +1,348 @@
+/* The coordinator's round machine: members, rounds, decisions, results. Changes of epoch are
+ * test_round_epoch.c's; every mixture of faults is cairn-sim's. */
+#include "tests/unit/round_driver.h"
+
+START_TEST(a_round_opens_when_enough_workers_are_attached_and_one_asks)
+{
+    config.workers_min = 2;
+    make(0, 0);
+    start();
+    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    join(B, 7);
+    want(B);
+    ck_assert_uint_eq(out.count, 0);
+    join(A, 3); // members changed: the epoch changes first
+    expect(CAIRN_ROUND_PERSIST);
+    resolve_all(&none, 0);
+    const struct cairn_round_action *open = expect(CAIRN_ROUND_OPEN_SEND);
+    ck_assert_uint_eq(open->member_count, 2);
+    ck_assert_uint_eq(open->members[0], A); // by rank
+    ck_assert_uint_eq(open->members[1], B);
+    const struct cairn_round_action *opened = expect(CAIRN_ROUND_WORKER_OPENED);
+    ck_assert_uint_eq(opened->member, B);
+    ck_assert_uint_eq(opened->rank, 1); // dense
+    ck_assert_uint_eq(opened->world, 2);
+    ck_assert_ptr_null(find(CAIRN_ROUND_WORKER_OPENED, 1)); // A has not asked yet
+    clear();
+    want(A);
+    ck_assert_uint_eq(expect(CAIRN_ROUND_WORKER_OPENED)->member, A);
+}
+END_TEST
+
+START_TEST(no_round_opens_before_the_job_is_ready)
+{
+    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    for (uint32_t s = 0; s < SHARDS; s++) shard_up(s);
+    resolve_all(&none, 0);
+    join(A, 0);
+    want(A);
+    ck_assert_ptr_null(find(CAIRN_ROUND_OPEN_SEND, 0));
+    struct cairn_sentence waiting;
+    cairn_round_waiting(core, &waiting);
+    ck_assert_str_eq(waiting.text, "the initial state of the job");
+    GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
+    resolve_all(&none, 0);
+    resolve_all(&none, 0); // A joined
+    expect(CAIRN_ROUND_OPEN_SEND);
+}
+END_TEST
+
+START_TEST(a_join_does_not_disturb_the_open_round)
+{
+    const uint64_t round = start_round(1);
+    join(B, 1);
+    want(B);
+    ck_assert_uint_eq(out.count, 0);
+    reduced(0, 1, 0, 1);
+    reduced(1, 1, 0, 1);
+    expect(CAIRN_ROUND_DECIDE);
+    published(0, round, 1);
+    published(1, round, 1);
+    expect(CAIRN_ROUND_PERSIST); // before the next round, which B asked for
+}
+END_TEST
+
+START_TEST(all_shards_reduced_give_one_decision_and_all_published_the_results)
+{
+    const uint64_t round = start_round(2);
+    ask(A, round);
+    reduced(0, 9, 0, 5);
+    reduced(0, 9, 0, 5); // a duplicate
+    ck_assert_uint_eq(out.count, 0);
+    reduced(1, 16, 0, 5);
+    const struct cairn_decision *decision = expect(CAIRN_ROUND_DECIDE)->decision;
+    ck_assert_int_eq(decision->kind, CAIRN_DECISION_APPLY);
+    ck_assert_uint_eq(decision->version_after.step, 1);
+    const struct cairn_payload head = payload_of(decision);
+    ck_assert(head.finite && head.grad_norm == 1 && head.clip_scale == 1); // sqrt(25) / 5
+    struct cairn_group_scalars scalars;
+    ck_assert_int_eq(cairn_payload_group(decision->payload, decision->payload_bytes, 0, &scalars),
+                     CAIRN_OK);
+    ck_assert_uint_eq(scalars.grad_scale, cairn_f32_bits(0.2f));
+    published(0, round, 1);
+    ck_assert_ptr_null(find(CAIRN_ROUND_WORKER_RESULT, 0));
+    published(1, round, 1);
+    const struct cairn_round_action *result = expect_result(A, CAIRN_OK);
+    ck_assert_uint_eq(result->version.step, 1);
+    ck_assert_ptr_null(find(CAIRN_ROUND_WORKER_RESULT, 1)); // B asks later
+    ask(B, round);
+    expect_result(B, CAIRN_OK);
+    ck_assert_uint_eq(cairn_round_counts_of(core).applied, 1);
+}
+END_TEST
+
+START_TEST(a_round_that_is_not_finite_is_skipped_and_lowers_the_loss_scale)
+{
+    config.loss_scale = 8;
+    config.fail_nonfinite = _i == 1;
+    make(0, 0);
+    const uint64_t round = start_round(1);
+    ask(A, round);
+    reduced(0, 1, 3, 1);
+    reduced(1, 1, 0, 1);
+    const struct cairn_decision *decision = expect(CAIRN_ROUND_DECIDE)->decision;
+    ck_assert_int_eq(decision->kind, CAIRN_DECISION_SKIP);
+    ck_assert_uint_eq(decision->version_after.step, 0);
+    ck_assert(!payload_of(decision).finite);
+    ck_assert(payload_of(decision).loss_scale == 4);
+    published(0, round, 0);
+    published(1, round, 0);
+    expect_result(A, config.fail_nonfinite ? CAIRN_ERR_NONFINITE : CAIRN_OK);
+    ck_assert(cairn_round_loss_scale(core) == 4);
+    clear();
+    want(A);
+    ck_assert(expect(CAIRN_ROUND_WORKER_OPENED)->loss_scale == 4);
+    ck_assert_uint_eq(list[0].round, round + 1); // the number is used up
+}
+END_TEST
+
+START_TEST(a_round_without_weight_is_skipped)
+{
+    start_round(1);
+    reduced(0, 1, 0, 0);
+    reduced(1, 1, 0, 0);
+    ck_assert_int_eq(expect(CAIRN_ROUND_DECIDE)->decision->kind, CAIRN_DECISION_SKIP);
+}
+END_TEST
+
+/* One round of worker A, from BEGIN to its end. */
+static void one_round(uint64_t nonfinite, uint64_t step_after)
+{
+    clear();
+    want(A);
+    const uint64_t round = cairn_round_open_round(core);
+    for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 1, nonfinite, 1);
+    for (uint32_t s = 0; s < SHARDS; s++) published(s, round, step_after);
+    ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_STEADY);
+}
+
+START_TEST(a_lowered_loss_scale_grows_back_to_where_it_was_and_no_further)
+{
+    config.loss_scale = 2;
+    make(0, 0);
+    const uint64_t round = start_round(1);
+    for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 1, 1, 1);
+    for (uint32_t s = 0; s < SHARDS; s++) published(s, round, 0);
+    ck_assert(cairn_round_loss_scale(core) == 1);
+    one_round(1, 0);
+    ck_assert(cairn_round_loss_scale(core) == 1);
+    for (uint64_t i = 1; i <= 2000; i++) one_round(0, i);
+    ck_assert(cairn_round_loss_scale(core) == 2);
+    for (uint64_t i = 2001; i <= 4050; i++) one_round(0, i);
+    ck_assert(cairn_round_loss_scale(core) == 2);
+}
+END_TEST
+
+START_TEST(round_numbers_that_are_used_up_change_the_epoch)
+{
+    const uint64_t round = start_round(1);
+    for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 1, 0, 1);
+    for (uint32_t s = 0; s < SHARDS; s++) published(s, round, 1);
+    uint64_t step = 1;
+    while (cairn_round_stage_of(core) == CAIRN_ROUND_STEADY && step < 10000) {
+        clear();
+        want(A);
+        if (cairn_round_stage_of(core) != CAIRN_ROUND_OPEN) break;
+        const uint64_t next = cairn_round_open_round(core);
+        for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 1, 0, 1);
+        step++;
+        for (uint32_t s = 0; s < SHARDS; s++) published(s, next, step);
+    }
+    const struct cairn_round_action *persist = expect(CAIRN_ROUND_PERSIST);
+    ck_assert_uint_eq(step, CAIRN_ROUND_BLOCK);
+    ck_assert_uint_eq(persist->round_reserved, 1 + 2 * CAIRN_ROUND_BLOCK);
+}
+END_TEST
+
+START_TEST(the_same_rank_fences_the_older_worker)
+{
+    const uint64_t round = start_round(2);
+    ask(A, round);
+    join(C, 1); // B's rank
+    const struct cairn_round_action *fence = expect(CAIRN_ROUND_WORKER_FENCE);
+    ck_assert_uint_eq(fence->member, B);
+    ck_assert_int_eq(fence->status, CAIRN_ERR_FENCED);
+    expect(CAIRN_ROUND_PERSIST); // B contributed to the open round
+    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    resolve_all(&none, 0);
+    expect_result(A, CAIRN_ERR_EPOCH_CHANGED);
+    ck_assert_uint_eq(cairn_round_worker_count(core), 2);
+}
+END_TEST
+
+START_TEST(more_workers_than_are_configured_are_turned_away)
+{
+    start();
+    for (uint32_t i = 0; i < 4; i++) join(A + i, i);
+    ck_assert_ptr_null(find(CAIRN_ROUND_WORKER_FENCE, 0));
+    join(A + 4, 4);
+    ck_assert_int_eq(expect(CAIRN_ROUND_WORKER_FENCE)->status, CAIRN_ERR_BUSY);
+    join(A, 0); // known: nothing changes
+    ck_assert_ptr_null(find(CAIRN_ROUND_WORKER_FENCE, 1));
+    ck_assert_uint_eq(cairn_round_worker_count(core), 4);
+}
+END_TEST
+
+START_TEST(a_worker_that_passes_the_step_deadline_is_dropped)
+{
+    GIVE(.kind = CAIRN_ROUND_TICK, .now_ms = 50);
+    const uint64_t round = start_round(2);
+    ask(A, round);
+    struct cairn_sentence waiting;
+    cairn_round_waiting(core, &waiting);
+    ck_assert_str_eq(waiting.text, "worker of rank 1 (has not committed round 1)");
+    GIVE(.kind = CAIRN_ROUND_TICK, .now_ms = 1049);
+    ck_assert_uint_eq(out.count, 0);
+    GIVE(.kind = CAIRN_ROUND_TICK, .now_ms = 1050);
+    const struct cairn_round_action *fence = expect(CAIRN_ROUND_WORKER_FENCE);
+    ck_assert_uint_eq(fence->member, B);
+    ck_assert_int_eq(fence->status, CAIRN_ERR_TIMEOUT);
+    expect(CAIRN_ROUND_PERSIST);
+    ck_assert_uint_eq(cairn_round_worker_count(core), 1);
+}
+END_TEST
+
+START_TEST(a_pin_comes_between_the_same_two_decisions_on_every_shard)
+{
+    const uint64_t round = start_round(1);
+    GIVE(.kind = CAIRN_ROUND_PIN, .snapshot = 1); // a round is open, nothing is decided
+    ck_assert_uint_eq(expect(CAIRN_ROUND_PIN_SEND)->version.step, 0);
+    clear();
+    reduced(0, 1, 0, 1);
+    reduced(1, 1, 0, 1);
+    GIVE(.kind = CAIRN_ROUND_PIN, .snapshot = 2);
+    ck_assert_ptr_null(find(CAIRN_ROUND_PIN_SEND, 0));
+    ck_assert(cairn_round_pin_pending(core));
+    published(0, round, 1);
+    published(1, round, 1);
+    ck_assert_uint_eq(expect(CAIRN_ROUND_PIN_SEND)->version.step, 1);
+    ck_assert_uint_eq(expect(CAIRN_ROUND_PIN_SEND)->snapshot, 2);
+    clear();
+    shard_down(0);
+    GIVE(.kind = CAIRN_ROUND_PIN, .snapshot = 3);
+    ck_assert_uint_eq(out.count, 0);
+}
+END_TEST
+
+START_TEST(shards_that_disagree_fail_the_job)
+{
+    start_round(1);
+    reduced(0, 1, 0, 1);
+    reduced(1, 1, 0, 2); // another sum of weights
+    ck_assert_uint_eq(expect(CAIRN_ROUND_FAIL)->shard, 1);
+    ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_FAILED);
+    clear();
+    want(A);
+    shard_up(0);
+    ck_assert_uint_eq(out.count, 0);
+}
+END_TEST
+
+START_TEST(a_shard_that_published_another_version_fails_the_job)
+{
+    const uint64_t round = start_round(1);
+    reduced(0, 1, 0, 1);
+    reduced(1, 1, 0, 1);
+    published(0, round, 2);
+    ck_assert_uint_eq(expect(CAIRN_ROUND_FAIL)->shard, 0);
+}
+END_TEST
+
+START_TEST(what_is_not_of_this_round_changes_nothing)
+{
+    const uint64_t round = start_round(1);
+    const struct cairn_step_sums sums = { .weight = 1 };
+    const uint64_t epoch = cairn_round_epoch(core);
+    GIVE(.kind = CAIRN_ROUND_REDUCED, .epoch = epoch - 1, .round = round, .sums = &sums);
+    GIVE(.kind = CAIRN_ROUND_REDUCED, .epoch = epoch, .round = round - 1, .sums = &sums);
+    GIVE(.kind = CAIRN_ROUND_PUBLISHED, .epoch = epoch, .round = round, .version = { 1, 1 });
+    GIVE(.kind = CAIRN_ROUND_PERSISTED, .epoch = epoch);
+    want(999);
+    ask(999, round);
+    down(999);
+    ck_assert_uint_eq(out.count, 0);
+    ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_OPEN);
+}
+END_TEST
+
+START_TEST(a_payload_of_another_length_or_with_unknown_flags_is_malformed)
+{
+    uint8_t bytes[CAIRN_PAYLOAD_BYTES(1)];
+    const struct cairn_payload head = {
+        .grad_norm = 1.5, .loss_scale = 2, .good_rounds = 7, .finite = true, .group_count = 1
+    };
+    struct cairn_group_scalars scalars;
+    ck_assert_int_eq(cairn_group_scalars_of(&group, 1, cairn_f32_bits(1), &scalars), CAIRN_OK);
+    cairn_payload_encode(&head, &scalars, bytes);
+    struct cairn_payload back;
+    ck_assert_int_eq(cairn_payload_decode(bytes, sizeof bytes, &back), CAIRN_OK);
+    ck_assert(back.grad_norm == 1.5 && back.loss_scale == 2 && back.good_rounds == 7 &&
+              back.finite && !back.fail);
+    ck_assert_int_eq(cairn_payload_decode(bytes, sizeof bytes - 1, &back), CAIRN_ERR_MALFORMED);
+    ck_assert_int_eq(cairn_payload_decode(bytes, 3, &back), CAIRN_ERR_MALFORMED);
+    bytes[44] |= 4;
+    ck_assert_int_eq(cairn_payload_decode(bytes, sizeof bytes, &back), CAIRN_ERR_MALFORMED);
+    bytes[44] ^= 4;
+    bytes[0] ^= 1;
+    ck_assert_int_eq(cairn_payload_decode(bytes, sizeof bytes, &back), CAIRN_ERR_MALFORMED);
+}
+END_TEST
+
+START_TEST(a_configuration_that_cannot_work_has_no_size)
+{
+    struct cairn_round_config bad = config;
+    bad.shard_count = 0;
+    ck_assert_uint_eq(cairn_round_bytes(&bad), 0);
+    bad = config;
+    bad.workers_min = bad.member_max + 1;
+    ck_assert_uint_eq(cairn_round_bytes(&bad), 0);
+    bad = config;
+    bad.member_max = UINT32_MAX;
+    ck_assert_uint_eq(cairn_round_bytes(&bad), 0);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tcase = tcase_create("round");
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, a_round_opens_when_enough_workers_are_attached_and_one_asks);
+    tcase_add_test(tcase, no_round_opens_before_the_job_is_ready);
+    tcase_add_test(tcase, a_join_does_not_disturb_the_open_round);
+    tcase_add_test(tcase, all_shards_reduced_give_one_decision_and_all_published_the_results);
+    tcase_add_loop_test(tcase, a_round_that_is_not_finite_is_skipped_and_lowers_the_loss_scale, 0,
+                        2);
+    tcase_add_test(tcase, a_round_without_weight_is_skipped);
+    tcase_add_test(tcase, a_lowered_loss_scale_grows_back_to_where_it_was_and_no_further);
+    tcase_add_test(tcase, round_numbers_that_are_used_up_change_the_epoch);
+    tcase_add_test(tcase, the_same_rank_fences_the_older_worker);
+    tcase_add_test(tcase, more_workers_than_are_configured_are_turned_away);
+    tcase_add_test(tcase, a_worker_that_passes_the_step_deadline_is_dropped);
+    tcase_add_test(tcase, a_pin_comes_between_the_same_two_decisions_on_every_shard);
+    tcase_add_test(tcase, shards_that_disagree_fail_the_job);
+    tcase_add_test(tcase, a_shard_that_published_another_version_fails_the_job);
+    tcase_add_test(tcase, what_is_not_of_this_round_changes_nothing);
+    tcase_add_test(tcase, a_payload_of_another_length_or_with_unknown_flags_is_malformed);
+    tcase_add_test(tcase, a_configuration_that_cannot_work_has_no_size);
+    return run("round", tcase);
+}

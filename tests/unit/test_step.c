@@ -1,0 +1,360 @@
+/* The shard's round machine while it collects, event by event. What it does under every kind of fault is
+ * cairn-sim's; how a round ends is test_step_outcome.c's. */
+#include "tests/unit/step_driver.h"
+
+START_TEST(every_contributor_of_a_new_round_is_granted)
+{
+    begin();
+    ck_assert_uint_eq(out.count, 2);
+    ck_assert_uint_eq(expect(0, CAIRN_STEP_GRANT)->member, A);
+    ck_assert_uint_eq(list[0].round, 100);
+    ck_assert_uint_eq(list[0].window, WINDOW);
+    ck_assert_uint_eq(expect(1, CAIRN_STEP_GRANT)->member, B);
+}
+END_TEST
+
+START_TEST(a_contribution_is_received_folded_and_acknowledged)
+{
+    begin();
+    chunk(A, 0, 2);
+    ck_assert_uint_eq(out.count, 1);
+    const uint32_t slot = expect(0, CAIRN_STEP_RECEIVE)->slot;
+    ck_assert_uint_eq(cairn_step_slots_used(step), 1);
+    landed(slot, CAIRN_OK);
+    ck_assert(expect(0, CAIRN_STEP_FOLD)->first);
+    ck_assert_uint_eq(list[0].count, 1);
+    ck_assert_uint_eq(list[0].slots[0], slot);
+    folded(2);
+    ck_assert_uint_eq(expect(0, CAIRN_STEP_ACK)->request, 1002);
+    ck_assert_uint_eq(list[0].member, A);
+    ck_assert_uint_eq(cairn_step_slots_used(step), 0);
+}
+END_TEST
+
+START_TEST(contributions_fold_in_the_order_of_ranks_whatever_lands_first)
+{
+    begin();
+    chunk(B, 0, 0);
+    const uint32_t b = list[0].slot;
+    chunk(A, 0, 0);
+    const uint32_t a = list[0].slot;
+    landed(b, CAIRN_OK);
+    ck_assert_uint_eq(out.count, 0);
+    landed(a, CAIRN_OK);
+    ck_assert_uint_eq(expect(0, CAIRN_STEP_FOLD)->count, 2);
+    ck_assert_uint_eq(list[0].slots[0], a);
+    ck_assert_uint_eq(list[0].slots[1], b);
+}
+END_TEST
+
+START_TEST(an_absent_contribution_is_not_waited_for_once_the_end_says_so)
+{
+    begin();
+    chunk(B, 0, 0);
+    landed(list[0].slot, CAIRN_OK);
+    ck_assert_uint_eq(out.count, 0);
+    micro_end(A, 0, 1); // one was sent, and has not come: it may be this one
+    ck_assert_uint_eq(out.count, 0);
+    chunk(A, 0, 3); // it was another one
+    expect(0, CAIRN_STEP_RECEIVE);
+    ck_assert_uint_eq(expect(1, CAIRN_STEP_FOLD)->chunk, 0);
+}
+END_TEST
+
+START_TEST(a_micro_batch_is_acknowledged_when_every_chunk_is_past_it)
+{
+    begin();
+    for (uint32_t c = 0; c < CHUNKS - 1; c++) contribute(A, 0, c);
+    micro_end(A, 0, CHUNKS - 1);
+    ck_assert_uint_eq(out.count, 1);
+    ck_assert_uint_eq(expect(0, CAIRN_STEP_MICRO_ACK)->micro, 0);
+    chunk(A, 1, 0); // the next one may begin
+    expect(0, CAIRN_STEP_RECEIVE);
+    landed(list[0].slot, CAIRN_OK);
+    ck_assert_uint_eq(out.count, 0); // but waits for B's first
+    micro_end(B, 0, 0);
+    ck_assert_uint_eq(expect(0, CAIRN_STEP_FOLD)->chunk, 0);
+    ck_assert_int_eq(list[1].kind, CAIRN_STEP_MICRO_ACK);
+}
+END_TEST
+
+START_TEST(a_rank_with_fewer_micro_batches_is_absent_in_the_later_ones)
+{
+    begin();
+    micro_end(A, 0, 0);
+    commit(A, 0, 1);
+    micro_end(B, 0, 0);
+    contribute(B, 1, 0);
+    micro_end(B, 1, 1);
+    commit(B, 1, 1);
+    ck_assert_int_eq(cairn_step_phase_of(step), CAIRN_STEP_REDUCING);
+}
+END_TEST
+
+START_TEST(duplicates_are_acknowledged_when_folded_and_dropped_before)
+{
+    begin();
+    chunk(A, 0, 0);
+    const uint32_t slot = list[0].slot;
+    chunk(A, 0, 0);
+    ck_assert_uint_eq(out.count, 1);
+    expect(0, CAIRN_STEP_DISCARD);
+    landed(slot, CAIRN_OK);
+    folded(0);
+    chunk(A, 0, 0);
+    ck_assert_uint_eq(out.count, 2);
+    expect(0, CAIRN_STEP_DISCARD);
+    ck_assert_uint_eq(expect(1, CAIRN_STEP_ACK)->request, 1000);
+    micro_end(A, 0, 1);
+    chunk(A, 0, 0); // of a micro-batch that is over
+    expect(1, CAIRN_STEP_ACK);
+    micro_end(A, 0, 1);
+    expect(0, CAIRN_STEP_MICRO_ACK);
+}
+END_TEST
+
+static const struct refusal {
+    const char *what;
+    struct cairn_step_event event;
+    cairn_status status;
+} refusals[] = {
+    { "an older epoch", { .epoch = 4, .round = 100, .member = A }, CAIRN_ERR_STALE },
+    { "an older round", { .epoch = 5, .round = 99, .member = A }, CAIRN_ERR_STALE },
+    { "a future round", { .epoch = 5, .round = 101, .member = A }, CAIRN_ERR_PROTOCOL },
+    { "a future epoch", { .epoch = 6, .round = 100, .member = A }, CAIRN_ERR_PROTOCOL },
+    { "a stranger", { .epoch = 5, .round = 100, .member = 33 }, CAIRN_ERR_FENCED },
+    { "no such chunk",
+      { .epoch = 5, .round = 100, .member = A, .chunk = CHUNKS },
+      CAIRN_ERR_MALFORMED },
+    { "a far chunk",
+      { .epoch = 5, .round = 100, .member = A, .chunk = UINT32_MAX },
+      CAIRN_ERR_MALFORMED },
+    { "a future micro-batch",
+      { .epoch = 5, .round = 100, .member = A, .micro = 1 },
+      CAIRN_ERR_PROTOCOL },
+};
+
+START_TEST(a_chunk_that_does_not_belong_changes_nothing)
+{
+    begin();
+    struct cairn_step_event event = refusals[_i].event;
+    event.kind = CAIRN_STEP_CHUNK;
+    event.tag = 7;
+    give(&event);
+    expect_refused(refusals[_i].status);
+    ck_assert_uint_eq(cairn_step_slots_used(step), 0);
+    if (event.chunk > 0) return; // the same for what has no chunk
+    event.kind = CAIRN_STEP_MICRO_END;
+    event.sent = CHUNKS;
+    give(&event);
+    ck_assert_uint_eq(out.count, 1);
+    ck_assert_int_eq(expect(0, CAIRN_STEP_REFUSE)->status, refusals[_i].status);
+    ck_assert_uint_eq(list[0].chunk, CAIRN_STEP_NO_CHUNK);
+}
+END_TEST
+
+START_TEST(a_chunk_beyond_the_window_finds_no_slot)
+{
+    begin();
+    for (uint32_t c = 0; c < WINDOW; c++) chunk(A, 0, c);
+    chunk(A, 0, WINDOW);
+    expect_refused(CAIRN_ERR_BUSY);
+    chunk(B, 0, 0); // another member's slots are its own
+    expect(0, CAIRN_STEP_RECEIVE);
+}
+END_TEST
+
+START_TEST(more_chunks_than_the_end_said_break_the_protocol)
+{
+    begin();
+    micro_end(B, 0, 1);
+    chunk(B, 0, 0);
+    chunk(B, 0, 1);
+    expect_refused(CAIRN_ERR_PROTOCOL);
+    micro_end(A, 0, 0);
+    ck_assert_int_eq(list[0].kind, CAIRN_STEP_MICRO_ACK);
+    micro_end(B, 0, 2); // and so does another end
+    ck_assert_int_eq(expect(0, CAIRN_STEP_REFUSE)->status, CAIRN_ERR_PROTOCOL);
+}
+END_TEST
+
+START_TEST(a_chunk_declared_absent_cannot_come_when_another_was_lost)
+{
+    begin();
+    micro_end(A, 0, 1);
+    chunk(A, 0, 0);
+    const uint32_t slot = list[0].slot; // now 1, 2, 3 are absent
+    landed(slot, CAIRN_ERR_CLOSED);
+    chunk(A, 0, 1);
+    expect_refused(CAIRN_ERR_PROTOCOL);
+    chunk(A, 0, 0);
+    expect(0, CAIRN_STEP_RECEIVE);
+}
+END_TEST
+
+START_TEST(counts_that_do_not_add_up_are_refused)
+{
+    begin();
+    const uint32_t pairs[][2] = { { 0, 3 }, { 4, 1 }, { UINT32_MAX, 5 }, { 2, UINT32_MAX } };
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        GIVE(.kind = CAIRN_STEP_MICRO_END, .epoch = 5, .round = 100, .member = A,
+             .sent = pairs[i][0], .absent = pairs[i][1]);
+        ck_assert_int_eq(expect(0, CAIRN_STEP_REFUSE)->status, CAIRN_ERR_PROTOCOL);
+    }
+    chunk(A, 0, 0);
+    chunk(A, 0, 1);
+    micro_end(A, 0, 1); // two have arrived
+    ck_assert_int_eq(expect(0, CAIRN_STEP_REFUSE)->status, CAIRN_ERR_PROTOCOL);
+}
+END_TEST
+
+START_TEST(a_commit_that_contradicts_what_came_is_refused)
+{
+    begin();
+    commit(A, 0, UINT64_MAX);
+    ck_assert_uint_eq(out.count, 0);
+    commit(A, 0, UINT64_MAX); // a duplicate
+    ck_assert_uint_eq(out.count, 0);
+    commit(A, 1, UINT64_MAX);
+    ck_assert_int_eq(expect(0, CAIRN_STEP_REFUSE)->status, CAIRN_ERR_PROTOCOL);
+    commit(B, 0, 1); // the weights overflow
+    ck_assert_int_eq(expect(0, CAIRN_STEP_REFUSE)->status, CAIRN_ERR_PROTOCOL);
+    micro_end(A, 0, 0);
+    micro_end(B, 0, 0);
+    chunk(B, 1, 0);
+    commit(B, 0, 0); // but micro-batch 1 has begun
+    ck_assert_int_eq(expect(0, CAIRN_STEP_REFUSE)->status, CAIRN_ERR_PROTOCOL);
+    chunk(A, 1, 0); // beyond the committed last one
+    expect_refused(CAIRN_ERR_PROTOCOL);
+}
+END_TEST
+
+START_TEST(a_damaged_chunk_is_refused_and_may_come_again)
+{
+    begin();
+    chunk(A, 0, 0);
+    landed(list[0].slot, CAIRN_ERR_CHECKSUM);
+    ck_assert_int_eq(expect(0, CAIRN_STEP_REFUSE)->status, CAIRN_ERR_CHECKSUM);
+    ck_assert_uint_eq(list[0].request, 1000);
+    ck_assert_uint_eq(cairn_step_slots_used(step), 0);
+    contribute(A, 0, 0);
+}
+END_TEST
+
+START_TEST(a_worker_that_came_back_is_granted_when_nothing_of_its_past_is_in_flight)
+{
+    begin();
+    chunk(A, 0, 0);
+    const uint32_t slot = list[0].slot;
+    GIVE(.kind = CAIRN_STEP_PEER_DOWN, .member = A);
+    struct cairn_step_waiting waiting[2];
+    ck_assert_uint_eq(cairn_step_waiting(step, waiting, 2), 2);
+    ck_assert(!waiting[0].connected);
+    ck_assert(waiting[1].connected);
+    GIVE(.kind = CAIRN_STEP_PEER_UP, .member = A);
+    ck_assert_uint_eq(out.count, 0);
+    landed(slot, CAIRN_ERR_CLOSED);
+    ck_assert_uint_eq(out.count, 1);
+    ck_assert_uint_eq(expect(0, CAIRN_STEP_GRANT)->member, A);
+    contribute(A, 0, 0);
+    GIVE(.kind = CAIRN_STEP_PEER_UP, .member = 33); // a stranger
+    ck_assert_uint_eq(out.count, 0);
+}
+END_TEST
+
+START_TEST(a_chunk_that_nobody_contributed_is_zeroed_before_the_sums)
+{
+    begin();
+    contribute(A, 0, 1);
+    micro_end(A, 0, 1);
+    micro_end(B, 0, 0);
+    commit(A, 0, 1);
+    commit(B, 0, 1);
+    ck_assert_uint_eq(out.count, 4);
+    const uint32_t zeroed[] = { 0, 2, 3 };
+    for (size_t i = 0; i < 3; i++) ck_assert_uint_eq(expect(i, CAIRN_STEP_ZERO)->chunk, zeroed[i]);
+    expect(3, CAIRN_STEP_REDUCE);
+}
+END_TEST
+
+START_TEST(a_shard_without_chunks_takes_part)
+{
+    make(0, 1, 2);
+    fence(5);
+    resolve(5, CAIRN_DECISION_NONE, 0, 10);
+    open_at(5, 100, 10);
+    for (uint64_t member = A; member <= B; member += B - A) {
+        GIVE(.kind = CAIRN_STEP_MICRO_END, .epoch = 5, .round = 100, .member = member);
+        expect(0, CAIRN_STEP_MICRO_ACK);
+        commit(member, 0, 1);
+    }
+    expect(0, CAIRN_STEP_REDUCE);
+}
+END_TEST
+
+START_TEST(more_contributions_than_one_fold_takes_are_folded_in_two)
+{
+    make(1, 1, 20);
+    uint64_t members[20];
+    for (uint32_t i = 0; i < 20; i++) members[i] = i + 1;
+    fence(5);
+    resolve(5, CAIRN_DECISION_NONE, 0, 10);
+    GIVE(.kind = CAIRN_STEP_OPEN, .epoch = 5, .round = 100, .version = { 1, 10 },
+         .members = members, .member_count = 20);
+    for (uint32_t i = 20; i-- > 0;) {
+        chunk(members[i], 0, 0);
+        landed(list[0].slot, CAIRN_OK);
+    }
+    ck_assert_uint_eq(expect(0, CAIRN_STEP_FOLD)->count, CAIRN_STEP_FOLD_MAX);
+    ck_assert(list[0].first);
+    folded(0);
+    ck_assert_uint_eq(out.count, CAIRN_STEP_FOLD_MAX + 1);
+    const struct cairn_step_action *second = expect(CAIRN_STEP_FOLD_MAX, CAIRN_STEP_FOLD);
+    ck_assert_uint_eq(second->count, 20 - CAIRN_STEP_FOLD_MAX);
+    ck_assert(!second->first);
+}
+END_TEST
+
+START_TEST(a_configuration_that_cannot_work_has_no_size)
+{
+    const struct cairn_step_config bad[] = {
+        { 1, 0, 1, 0 },          { 1, 1025, 1, 0 },       { 1, 1, 0, 0 },
+        { 1, 1024, 1 << 22, 0 }, { UINT32_MAX, 1, 1, 0 }, { 1, 1, 1, SIZE_MAX },
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        ck_assert_uint_eq(cairn_step_bytes(&bad[i]), 0);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tcase = tcase_create("step");
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, every_contributor_of_a_new_round_is_granted);
+    tcase_add_test(tcase, a_contribution_is_received_folded_and_acknowledged);
+    tcase_add_test(tcase, contributions_fold_in_the_order_of_ranks_whatever_lands_first);
+    tcase_add_test(tcase, an_absent_contribution_is_not_waited_for_once_the_end_says_so);
+    tcase_add_test(tcase, a_micro_batch_is_acknowledged_when_every_chunk_is_past_it);
+    tcase_add_test(tcase, a_rank_with_fewer_micro_batches_is_absent_in_the_later_ones);
+    tcase_add_test(tcase, duplicates_are_acknowledged_when_folded_and_dropped_before);
+    tcase_add_loop_test(tcase, a_chunk_that_does_not_belong_changes_nothing, 0,
+                        sizeof refusals / sizeof *refusals);
+    tcase_add_test(tcase, a_chunk_beyond_the_window_finds_no_slot);
+    tcase_add_test(tcase, more_chunks_than_the_end_said_break_the_protocol);
+    tcase_add_test(tcase, a_chunk_declared_absent_cannot_come_when_another_was_lost);
+    tcase_add_test(tcase, counts_that_do_not_add_up_are_refused);
+    tcase_add_test(tcase, a_commit_that_contradicts_what_came_is_refused);
+    tcase_add_test(tcase, a_damaged_chunk_is_refused_and_may_come_again);
+    tcase_add_test(tcase, a_worker_that_came_back_is_granted_when_nothing_of_its_past_is_in_flight);
+    tcase_add_test(tcase, a_chunk_that_nobody_contributed_is_zeroed_before_the_sums);
+    tcase_add_test(tcase, a_shard_without_chunks_takes_part);
+    tcase_add_test(tcase, more_contributions_than_one_fold_takes_are_folded_in_two);
+    tcase_add_test(tcase, a_configuration_that_cannot_work_has_no_size);
+    Suite *suite = suite_create("step");
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
