@@ -257,13 +257,6 @@ void cairn_cluster_calls_seat_gone(struct cairn_cluster *cluster, struct cairn_c
 struct cairn_cluster_member *cairn_cluster_member_find(struct cairn_cluster_session *session,
                                                        uint64_t job_id);
 struct cairn_cluster_member *cairn_cluster_job_member(struct cairn_cluster_job *job, uint64_t id);
-/* Takes what JobOpen says; answers or waits. */
-void cairn_cluster_member_open(struct cairn_cluster_session *session, uint32_t request,
-                               const Cairn__JobOpen *message);
-void cairn_cluster_member_page(struct cairn_cluster_session *session, uint32_t request,
-                               const Cairn__Page *page);
-/* Those that wait for jobs look again: a shard came, a job was made, restored or dropped. */
-void cairn_cluster_openings_advance(struct cairn_cluster *cluster);
 /* Gone, or gone from the job: the core and the shards hear of it; frees it. */
 void cairn_cluster_member_leave(struct cairn_cluster_member *member, const char *reason);
 /* It may not go on: its requests fail with this and the shards drop it. One that was attached gets
@@ -275,6 +268,8 @@ void cairn_cluster_member_fail_requests(struct cairn_cluster_member *member, cai
                                         const char *text);
 /* Frees it and tells nobody. */
 void cairn_cluster_member_free(struct cairn_cluster_member *member);
+/* MemberJoin to all shards of its job; Attached follows when all know it. */
+void cairn_cluster_member_tell_shards(struct cairn_cluster_member *member);
 /* A shard of the job is back: tell it of all members. */
 void cairn_cluster_members_tell_shard(struct cairn_cluster_job *job, uint32_t shard);
 void cairn_cluster_members_forget_shard(struct cairn_cluster_job *job, uint32_t shard);
@@ -282,6 +277,15 @@ void cairn_cluster_members_shards_changed(struct cairn_cluster_job *job);
 /* Answers VersionWait where the version is there. */
 void cairn_cluster_members_answer_versions(struct cairn_cluster_job *job);
 void cairn_cluster_members_answer_init(struct cairn_cluster_job *job);
+
+/* openings.c: those on their way into a job. */
+/* Takes what JobOpen says; answers or waits. */
+void cairn_cluster_member_open(struct cairn_cluster_session *session, uint32_t request,
+                               const Cairn__JobOpen *message);
+void cairn_cluster_member_page(struct cairn_cluster_session *session, uint32_t request,
+                               const Cairn__Page *page);
+/* Those that wait for jobs look again: a shard came, a job was made, restored or dropped. */
+void cairn_cluster_openings_advance(struct cairn_cluster *cluster);
 /* The job could not be made: those that wait for it hear why. */
 void cairn_cluster_job_openers_fail(struct cairn_cluster *cluster, const char *name,
                                     cairn_status status, const char *text);

@@ -1,9 +1,7 @@
-/* Workers and readers: how they open a job, join it at its shards, and leave it. */
+/* Workers and readers of jobs: how they join at the shards, what they hear, how they leave. */
 #include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "proto/wire/optimizer.h"
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
 
@@ -164,6 +162,8 @@ static void attach_if_known(struct cairn_cluster_member *member)
     member->phase = CAIRN_MEMBER_ATTACHED;
     const uint64_t id = member->id;
     if (member->role == CAIRN_ROLE_WIRE_WORKER) {
+        cairn_sentence_set(&job->epoch_reason, "worker %s (rank %" PRIu32 ") joined",
+                           member->session->name, member->rank);
         const struct cairn_round_event event = { .kind = CAIRN_ROUND_WORKER_JOIN,
                                                  .member = id,
                                                  .rank = member->rank };
@@ -236,6 +236,11 @@ static void tell_shard(struct cairn_cluster_member *member, uint32_t shard)
     cairn_cluster_gather_start(gather);
 }
 
+void cairn_cluster_member_tell_shards(struct cairn_cluster_member *member)
+{
+    for (uint32_t i = 0; i < member->job->layout->shard_count; i++) tell_shard(member, i);
+}
+
 void cairn_cluster_members_tell_shard(struct cairn_cluster_job *job, uint32_t shard)
 {
     for (struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
@@ -248,277 +253,6 @@ void cairn_cluster_members_forget_shard(struct cairn_cluster_job *job, uint32_t 
     for (struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
         m->known_to[shard] = UNKNOWN;
     }
-}
-
-/* ---- opening ---- */
-
-struct lines {
-    struct cairn_sentence *why;
-    size_t count;
-};
-static void add_line(void *context, const char *line)
-{
-    struct lines *lines = context;
-    cairn_sentence_add(lines->why, "%s%s", lines->count++ == 0 ? "" : "\n", line);
-}
-
-static cairn_status judge_join(const struct cairn_cluster_member *member,
-                               struct cairn_cluster_job *job, struct cairn_sentence *why)
-{
-    const struct cairn_cluster_member *same = cairn_cluster_job_member(job, member->id);
-    if (job->state == CAIRN_CLUSTER_JOB_LOST)
-        return cairn_fail(why, CAIRN_ERR_JOB_LOST, "%s", job->lost.text);
-    if (same != NULL && same->token != member->token) {
-        return cairn_fail(why, CAIRN_ERR_REFUSED, "that session number belongs to another member");
-    }
-    if (same == NULL && job->member_count >= 2 * (uint64_t)job->cluster->options->workers_max) {
-        return cairn_fail(why, CAIRN_ERR_BUSY,
-                          "job %s has %" PRIu32 " members; raise round.workers_max", job->spec.name,
-                          job->member_count);
-    }
-    if (member->role != CAIRN_ROLE_WIRE_WORKER) return CAIRN_OK;
-    cairn_sentence_set(why, "job %s is another one than this spec:\n", job->spec.name);
-    struct lines lines = { why, 0 };
-    if (cairn_spec_diff(&member->spec, &job->spec, CAIRN_MISMATCH_LINES_MAX, add_line, &lines) >
-        0) {
-        return CAIRN_ERR_MISMATCH;
-    }
-    return CAIRN_OK;
-}
-
-static void refuse(struct cairn_cluster_member *member, cairn_status status, const char *text)
-{
-    cairn_log_info("refused to open job %s for %s %s: %s", member->job_name,
-                   cairn_role_name(member->role), member->session->name, text);
-    cairn_cluster_session_error(member->session, member->open_request, status, text);
-    cairn_cluster_member_free(member);
-}
-
-/* What waits on the same connection goes on waiting; on another one the peer asks again. */
-static void take_over(struct cairn_cluster_member *member, struct cairn_cluster_member *same)
-{
-    if (same->session == member->session) {
-        member->init_request = same->init_request;
-        member->begin_request = same->begin_request;
-        member->commit_request = same->commit_request;
-        member->commit_round = same->commit_round;
-        member->version_request = same->version_request;
-        member->version_wanted = same->version_wanted;
-    }
-    cairn_cluster_member_free(same);
-}
-
-static void join(struct cairn_cluster_member *member, struct cairn_cluster_job *job)
-{
-    struct cairn_sentence why;
-    cairn_status status = judge_join(member, job, &why);
-    if (status == CAIRN_OK) {
-        member->known_to = calloc(job->layout->shard_count, 1);
-        if (member->known_to == NULL) {
-            status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
-        }
-    }
-    if (status != CAIRN_OK) {
-        refuse(member, status, why.text);
-        return;
-    }
-    // The same session after a reconnect: the new connection takes its place, nobody else hears.
-    struct cairn_cluster_member *same = cairn_cluster_job_member(job, member->id);
-    if (same != NULL) take_over(member, same);
-    cairn_spec_release(&member->spec);
-    member->job = job;
-    member->job_id = job->id;
-    member->phase = CAIRN_MEMBER_JOINING;
-    member->next_of_job = job->members;
-    job->members = member;
-    job->member_count++;
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) tell_shard(member, i);
-}
-
-/* True if the member moved on (or is gone). */
-static bool advance(struct cairn_cluster_member *member)
-{
-    struct cairn_cluster *cluster = member->session->cluster;
-    struct cairn_cluster_job *job = cairn_cluster_job_find(cluster, member->job_name);
-    struct cairn_sentence why;
-    if (job != NULL) {
-        if (job->state == CAIRN_CLUSTER_JOB_CREATING) return false;
-        join(member, job);
-        return true;
-    }
-    if (member->role != CAIRN_ROLE_WIRE_WORKER) {
-        cairn_sentence_set(&why, "there is no job %s", member->job_name);
-        refuse(member, CAIRN_ERR_NOT_FOUND, why.text);
-        return true;
-    }
-    if (cairn_cluster_seats_up(cluster) < (uint64_t)cluster->options->shards) return false;
-    const cairn_status status = cairn_cluster_job_create(cluster, &member->spec, &why);
-    if (status != CAIRN_OK) refuse(member, status, why.text);
-    return status != CAIRN_OK;
-}
-
-static bool advance_any(struct cairn_cluster *cluster)
-{
-    for (struct cairn_cluster_session *s = cluster->sessions; s != NULL; s = s->next) {
-        if (s->closing) continue;
-        for (struct cairn_cluster_member *m = s->members; m != NULL; m = m->next_of_session) {
-            if (m->phase == CAIRN_MEMBER_WAITING && advance(m)) return true;
-        }
-    }
-    return false;
-}
-
-void cairn_cluster_openings_advance(struct cairn_cluster *cluster)
-{
-    cluster->advance_again = true;
-    if (cluster->advancing || cluster->closing) return;
-    cluster->advancing = true;
-    while (cluster->advance_again) {
-        cluster->advance_again = false;
-        while (advance_any(cluster)) {}
-    }
-    cluster->advancing = false;
-}
-
-void cairn_cluster_job_openers_fail(struct cairn_cluster *cluster, const char *name,
-                                    cairn_status status, const char *text)
-{
-    for (struct cairn_cluster_session *s = cluster->sessions; s != NULL; s = s->next) {
-        struct cairn_cluster_member *m = s->members;
-        while (m != NULL) {
-            struct cairn_cluster_member *next = m->next_of_session;
-            if (m->phase == CAIRN_MEMBER_WAITING && strcmp(m->job_name, name) == 0) {
-                refuse(m, status, text);
-            }
-            m = next;
-        }
-    }
-}
-
-static cairn_status judge_open(const struct cairn_cluster_session *session,
-                               const Cairn__JobOpen *open, struct cairn_sentence *why)
-{
-    const bool worker = open->role == CAIRN_ROLE_WIRE_WORKER;
-    uint32_t arriving = 0;
-    for (const struct cairn_cluster_member *m = session->members; m != NULL;
-         m = m->next_of_session) {
-        arriving += m->phase == CAIRN_MEMBER_PAGES;
-    }
-    if (session->member_count >= CAIRN_SESSION_MEMBERS_MAX || arriving >= CAIRN_SESSION_PAGED_MAX) {
-        return cairn_fail(why, CAIRN_ERR_BUSY, "too many jobs are open on this connection");
-    }
-    if (!cairn_job_name_ok(open->name)) {
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "a job's name has letters, digits, '.', '_' and '-' only, and does not "
-                          "begin with '.' or '-'");
-    }
-    if (!worker && open->role != CAIRN_ROLE_WIRE_READER) {
-        return cairn_fail(why, CAIRN_ERR_INVALID, "a job is opened by a worker or a reader");
-    }
-    if (worker && session->role != CAIRN_ROLE_WIRE_WORKER) {
-        return cairn_fail(why, CAIRN_ERR_REFUSED, "a reader cannot become a worker");
-    }
-    if (open->session == 0) return cairn_fail(why, CAIRN_ERR_INVALID, "a session number is not 0");
-    if (worker != (open->spec_bytes > 0)) {
-        return cairn_fail(why, CAIRN_ERR_INVALID, "a worker sends its spec, a reader does not");
-    }
-    return CAIRN_OK;
-}
-
-/* A member of that identity on this connection that is not in a job: its newer request stands. */
-static void drop_stale(struct cairn_cluster_session *session, const Cairn__JobOpen *open)
-{
-    struct cairn_cluster_member *m = session->members;
-    while (m != NULL) {
-        struct cairn_cluster_member *next = m->next_of_session;
-        if (m->id == open->session && m->job == NULL && strcmp(m->job_name, open->name) == 0) {
-            cairn_cluster_member_free(m);
-        }
-        m = next;
-    }
-}
-
-void cairn_cluster_member_open(struct cairn_cluster_session *session, uint32_t request,
-                               const Cairn__JobOpen *open)
-{
-    struct cairn_sentence why;
-    drop_stale(session, open);
-    cairn_status status = judge_open(session, open, &why);
-    struct cairn_cluster_member *member = status == CAIRN_OK ? calloc(1, sizeof *member) : NULL;
-    if (member != NULL && (member->job_name = strdup(open->name)) == NULL) {
-        free(member);
-        member = NULL;
-    }
-    if (member == NULL) {
-        if (status == CAIRN_OK) status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "no memory");
-        cairn_cluster_session_error(session, request, status, why.text);
-        return;
-    }
-    member->session = session;
-    member->id = open->session;
-    member->token = open->token;
-    member->role = open->role;
-    member->rank = open->rank;
-    member->open_request = request;
-    cairn_spec_init(&member->spec);
-    member->next_of_session = session->members;
-    session->members = member;
-    session->member_count++;
-    member->phase = open->spec_bytes > 0 ? CAIRN_MEMBER_PAGES : CAIRN_MEMBER_WAITING;
-    status = cairn_paged_init(&member->pages, open->spec_bytes);
-    if (status != CAIRN_OK) {
-        refuse(member, status, "the spec is larger than a coordinator takes (64 MiB)");
-        return;
-    }
-    if (member->phase == CAIRN_MEMBER_WAITING) cairn_cluster_openings_advance(session->cluster);
-}
-
-static cairn_status take_spec(struct cairn_cluster_member *member, struct cairn_sentence *why)
-{
-    const int64_t workers_max = member->session->cluster->options->workers_max;
-    struct cairn_job_spec_data spec;
-    const cairn_status status = cairn_spec_unpack(member->pages.bytes, member->pages.have_bytes,
-                                                  cairn_optimizer_names(), &spec, why);
-    if (status != CAIRN_OK) return status;
-    cairn_paged_release(&member->pages);
-    member->spec = spec;
-    if (strcmp(spec.name, member->job_name) != 0) {
-        return cairn_fail(why, CAIRN_ERR_INVALID, "the spec is of job %s, the request of job %s",
-                          spec.name, member->job_name);
-    }
-    if (spec.workers_min > workers_max) {
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "workers_min is %" PRIu32 ", this cluster allows %" PRId64
-                          " workers; raise round.workers_max",
-                          spec.workers_min, workers_max);
-    }
-    return CAIRN_OK;
-}
-
-void cairn_cluster_member_page(struct cairn_cluster_session *session, uint32_t request,
-                               const Cairn__Page *page)
-{
-    struct cairn_cluster_member *member = session->members;
-    while (member != NULL &&
-           (member->phase != CAIRN_MEMBER_PAGES || member->open_request != request)) {
-        member = member->next_of_session;
-    }
-    if (member == NULL) return; // of a request that was refused: the rest of its pages
-    struct cairn_sentence why;
-    cairn_status status = page->what == CAIRN_PAGE_SPEC ? cairn_paged_add(&member->pages, page)
-                                                        : CAIRN_ERR_PROTOCOL;
-    if (status != CAIRN_OK) {
-        refuse(member, status, "the pages of the spec do not follow each other");
-        return;
-    }
-    if (!cairn_paged_whole(&member->pages)) return;
-    status = take_spec(member, &why);
-    if (status != CAIRN_OK) {
-        refuse(member, status, why.text);
-        return;
-    }
-    member->phase = CAIRN_MEMBER_WAITING;
-    cairn_cluster_openings_advance(session->cluster);
 }
 
 /* ---- what a job says to its members ---- */

@@ -147,8 +147,7 @@ static void send_fence(struct cairn_cluster_job *job, const struct cairn_round_a
     fence.job = job->id;
     fence.epoch = action->epoch;
     cairn_log_info("job %s: epoch %" PRIu64 ", because %s", job->spec.name, action->epoch,
-                   job->epoch_reason.text[0] != '\0' ? job->epoch_reason.text
-                                                     : "the members changed");
+                   job->epoch_reason.text[0] != '\0' ? job->epoch_reason.text : "the job begins");
     cairn_cluster_job_send_all(job, CAIRN_MSG_FENCE, &fence.base);
 }
 

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/support/fake_cluster.h"
 
@@ -314,6 +315,38 @@ START_TEST(a_shard_that_lost_its_part_loses_the_job)
 }
 END_TEST
 
+START_TEST(members_hear_where_a_shard_is_now)
+{
+    uint64_t job;
+    struct fake_peer w = running_job(&job);
+    fake_shard_away(&fake, 1);
+    fake.shards[1].incarnation++; // a new process that was handed the state; its address is new
+    fake_shard_up(&fake, 1);
+    Cairn__ShardsChanged *changed = (Cairn__ShardsChanged *)fake_expect(
+        &fake, &w, CAIRN_MSG_SHARDS_CHANGED, 0);
+    ck_assert_uint_eq(changed->n_shards, 2);
+    ck_assert_str_eq(changed->shards[1]->name, "s1");
+    ck_assert_uint_eq(changed->shards[1]->fabric_address.data[1], fake.shards[1].incarnation);
+    cairn_message_free(&changed->base);
+    ck_assert_uint_eq(one_round(&w, job), 1);
+    fake_peer_close(&w);
+}
+END_TEST
+
+START_TEST(a_second_shard_of_a_name_takes_the_seat)
+{
+    uint64_t job;
+    struct fake_peer w = running_job(&job);
+    struct fake_peer older = fake.shards[1].peer;
+    fake.shards[1].peer.fd = -1; // the connection stays, as of a process that hangs
+    fake_shard_up(&fake, 1);
+    fake_expect_end(&fake, &older);
+    fake_peer_close(&older);
+    ck_assert_uint_eq(one_round(&w, job), 1);
+    fake_peer_close(&w);
+}
+END_TEST
+
 START_TEST(a_shard_that_restarts_before_the_seal_costs_nothing_but_the_puts)
 {
     fake_shards_up(&fake, 2);
@@ -444,6 +477,78 @@ START_TEST(a_role_that_says_what_it_may_not_is_cut_off)
 }
 END_TEST
 
+/* ---- bad input ---- */
+
+START_TEST(a_session_number_of_another_is_refused)
+{
+    uint64_t job;
+    struct fake_peer w = running_job(&job);
+    struct fake_peer thief = worker("thief");
+    Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
+    open.name = (char *)(uintptr_t) "toy";
+    open.role = CAIRN_ROLE_WIRE_READER;
+    open.session = 10;
+    open.token = 4711;
+    const uint32_t request = fake_request(&thief, CAIRN_MSG_JOB_OPEN, &open.base);
+    fake_expect_error(&fake, &thief, request, CAIRN_ERR_REFUSED, "belongs to another member");
+    ck_assert_uint_eq(one_round(&w, job), 1);
+    fake_peer_close(&thief);
+    fake_peer_close(&w);
+}
+END_TEST
+
+START_TEST(pages_that_do_not_follow_each_other_are_refused)
+{
+    struct fake_peer w = worker("w0");
+    uint8_t bytes[8] = { 0 };
+    Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
+    open.name = (char *)(uintptr_t) "toy";
+    open.role = CAIRN_ROLE_WIRE_WORKER;
+    open.session = 10;
+    open.spec_bytes = 100;
+    const uint32_t request = fake_request(&w, CAIRN_MSG_JOB_OPEN, &open.base);
+    Cairn__Page page = CAIRN__PAGE__INIT;
+    page.what = CAIRN_PAGE_SPEC;
+    page.offset = 50;
+    page.total_bytes = 100;
+    page.bytes = (ProtobufCBinaryData) { sizeof bytes, bytes };
+    fake_send(&w, CAIRN_MSG_PAGE, request, &page.base);
+    fake_expect_error(&fake, &w, request, CAIRN_ERR_PROTOCOL, "do not follow");
+    open.spec_bytes = UINT64_MAX;
+    const uint32_t huge = fake_request(&w, CAIRN_MSG_JOB_OPEN, &open.base);
+    fake_expect_error(&fake, &w, huge, CAIRN_ERR_INVALID, "64 MiB");
+    fake_peer_close(&w);
+}
+END_TEST
+
+START_TEST(a_request_for_a_job_that_is_not_open_is_refused)
+{
+    uint64_t job;
+    struct fake_peer w = running_job(&job);
+    struct fake_peer other = worker("w1");
+    fake_expect_error(&fake, &other, ask_begin(&other, job), CAIRN_ERR_NOT_READY, "open it first");
+    fake_expect_error(&fake, &other, ask_commit(&other, job, 1), CAIRN_ERR_NOT_READY, "open it");
+    fake_peer_close(&other);
+    fake_peer_close(&w);
+}
+END_TEST
+
+START_TEST(a_malformed_message_ends_the_connection_and_nothing_else)
+{
+    uint64_t job;
+    struct fake_peer w = running_job(&job);
+    struct fake_peer bad = worker("bad");
+    uint8_t frame[CAIRN_FRAME_HEADER_BYTES + 4];
+    memset(frame, 0xff, sizeof frame);
+    cairn_frame_header_write(frame, CAIRN_MSG_JOB_OPEN, 9, 4);
+    ck_assert_int_eq(write(bad.fd, frame, sizeof frame), sizeof frame);
+    fake_expect_end(&fake, &bad);
+    fake_peer_close(&bad);
+    ck_assert_uint_eq(one_round(&w, job), 1);
+    fake_peer_close(&w);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("coordinator");
@@ -464,6 +569,12 @@ int main(void)
     tcase_add_test(tc, a_silent_worker_loses_its_lease);
     tcase_add_test(tc, training_goes_on_when_a_shard_comes_back);
     tcase_add_test(tc, a_shard_that_lost_its_part_loses_the_job);
+    tcase_add_test(tc, members_hear_where_a_shard_is_now);
+    tcase_add_test(tc, a_second_shard_of_a_name_takes_the_seat);
+    tcase_add_test(tc, a_session_number_of_another_is_refused);
+    tcase_add_test(tc, pages_that_do_not_follow_each_other_are_refused);
+    tcase_add_test(tc, a_request_for_a_job_that_is_not_open_is_refused);
+    tcase_add_test(tc, a_malformed_message_ends_the_connection_and_nothing_else);
     tcase_add_test(tc, a_shard_that_restarts_before_the_seal_costs_nothing_but_the_puts);
     tcase_add_test(tc, a_new_incarnation_goes_on_in_the_middle_of_a_round);
     tcase_add_test(tc, a_decision_that_one_shard_has_is_given_to_all_by_a_new_incarnation);
