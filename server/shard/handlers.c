@@ -266,8 +266,9 @@ static void on_decision(struct cairn_shard_job *job, enum cairn_step_event_kind 
 
 static void on_round_open(struct cairn_shard_job *job, const Cairn__RoundOpen *message)
 {
-    if (message->n_members > UINT32_MAX) {
-        cairn_job_fault(job, "a round has too many members");
+    if (job->state != CAIRN_JOB_SERVING || message->n_members > UINT32_MAX) {
+        cairn_job_fault(job,
+                        "a round was opened before the initial state is complete, or too large");
         return;
     }
     cairn_job_step(job, &(struct cairn_step_event) {

@@ -11,6 +11,7 @@ struct values {
     int64_t memory_bytes, compute_threads;
     char *fabric_kind, *fabric_device, *fabric_port_range;
     bool insecure_network;
+    char *log_level;
 };
 
 static const struct cairn_option options[] = {
@@ -33,6 +34,8 @@ static const struct cairn_option options[] = {
       "no", 0, 0,
       "Allow a device other than lo. Peers are not authenticated yet: whoever reaches the port can "
       "write to this process." },
+    { "log", "level", CAIRN_OPTION_STRING, offsetof(struct values, log_level), "", 0, 0,
+      "error, warn, info or debug. Empty: as --log-level says." },
 };
 
 struct program {
@@ -96,10 +99,23 @@ static uint64_t default_memory(void)
     return (uint64_t)info.totalram * info.mem_unit / 5 * 4;
 }
 
+static cairn_status set_log_level(const struct values *values, struct cairn_sentence *why)
+{
+    enum cairn_log_level level;
+    if (values->log_level[0] == '\0') return CAIRN_OK;
+    if (!cairn_log_level_parse(values->log_level, &level)) {
+        return cairn_fail(why, CAIRN_ERR_CONFIG, "log.level = %s: error, warn, info or debug",
+                          values->log_level);
+    }
+    cairn_log_init(values->name, level);
+    return CAIRN_OK;
+}
+
 static cairn_status open_shard(struct program *program, struct cairn_sentence *why)
 {
     const struct values *values = &program->values;
-    cairn_status status = judge_network(values, why);
+    cairn_status status = set_log_level(values, why);
+    if (status == CAIRN_OK) status = judge_network(values, why);
     if (status != CAIRN_OK) return status;
     if (strcmp(values->fabric_kind, "ucx") != 0) {
         return cairn_fail(why, CAIRN_ERR_CONFIG, "fabric.kind = %s: this version has ucx",

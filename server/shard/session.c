@@ -194,7 +194,8 @@ static void on_close(struct cairn_stream *stream, cairn_status status, const cha
         cairn_shard_stream_closed(shard);
         return;
     }
-    cairn_log_limited(&session->down, session->welcome ? CAIRN_LOG_WARN : CAIRN_LOG_INFO,
+    const bool news = session->welcome || status == CAIRN_ERR_REFUSED;
+    cairn_log_limited(&session->down, news ? CAIRN_LOG_WARN : CAIRN_LOG_INFO,
                       "no coordinator: %s (%s); trying again in %u ms", why,
                       cairn_status_name((int)status), session->backoff_ms);
     session->welcome = false;

@@ -40,7 +40,7 @@ static void check_plane(enum cairn_plane plane, uint64_t generation, uint64_t st
 {
     for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
         const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, c);
-        if (!model_keeps(place.tensor, plane)) continue;
+        if (!model_keeps(place.tensor, (int)plane)) continue;
         struct cairn_chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, c);
         fetch.plane = (uint8_t)plane;
         fetch.generation = generation;
@@ -51,7 +51,7 @@ static void check_plane(enum cairn_plane plane, uint64_t generation, uint64_t st
         ck_assert_uint_eq(data->header.checksum,
                           cairn_chunk_checksum(data->payload, data->header.payload_bytes));
         size_t bytes;
-        const void *wanted = model_bytes(expected, plane, &place, &bytes);
+        const void *wanted = model_bytes(expected, (int)plane, &place, &bytes);
         ck_assert_uint_eq(data->header.payload_bytes, bytes);
         ck_assert_mem_eq(data->payload, wanted, bytes);
     }
@@ -400,6 +400,21 @@ START_TEST(a_decision_without_a_round_stops_the_job_before_a_parameter_changes)
 }
 END_TEST
 
+START_TEST(a_round_before_the_seal_stops_the_job)
+{
+    scene_open(&scene, "mem", 1, 0);
+    scene_create(&scene, 3, 1, 0, "");
+    scene_hear(&scene, CAIRN_MSG_DONE);
+    scene_fence(&scene, 1);
+    scene_resolve_none(&scene);
+    scene_round_open(&scene, 1, 0, 1);
+    ck_assert_int_eq(((const Cairn__Error *)scene_hear(&scene, CAIRN_MSG_ERROR).message)->status,
+                     CAIRN_ERR_PROTOCOL);
+    scene_hear(&scene, CAIRN_MSG_HELLO);
+    scene_close(&scene);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("shard_daemon");
@@ -420,6 +435,7 @@ int main(void)
     tcase_add_test(tcase, a_seal_names_what_is_missing);
     tcase_add_test(tcase, an_older_generation_does_not_replace_a_job);
     tcase_add_test(tcase, a_decision_without_a_round_stops_the_job_before_a_parameter_changes);
+    tcase_add_test(tcase, a_round_before_the_seal_stops_the_job);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_ENV);
