@@ -140,8 +140,9 @@ void cairn_cluster_job_lose(struct cairn_cluster_job *job, const char *format, .
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
     cairn_sentence_set(&job->lost,
-                       "lost: %s; restore a snapshot with `cairn snapshot restore --job %s ...`",
-                       what, job->spec.name);
+                       "lost: %s; restore a snapshot with `cairn snapshot restore %s ID` (`cairn "
+                       "snapshot list %s` shows which there are)",
+                       what, job->spec.name, job->spec.name);
     job->state = CAIRN_CLUSTER_JOB_LOST;
     cairn_log_error("job %s is %s", job->spec.name, job->lost.text);
     cairn_cluster_cut_abort(job, job->lost.text);
