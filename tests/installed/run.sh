@@ -1,0 +1,53 @@
+#!/bin/bash
+# What is installed is what is promised: one header that C++ takes, a library that exports the functions of
+# the header and nothing else, a pkg-config file that a program can be built with, man pages without warnings.
+# usage: run.sh BUILD_FOLDER SOURCE_FOLDER
+set -euo pipefail
+build=$1 source=$2
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+fail() { echo "FAILED: $*"; exit 1; }
+
+DESTDIR=$tmp cmake --install "$build" >"$tmp/install.log" || { cat "$tmp/install.log"; fail "cmake --install"; }
+header=$(find "$tmp" -name cairn.h)
+library=$(find "$tmp" -name libcairn.so)
+pc=$(find "$tmp" -name cairn.pc)
+
+grep -oE 'cairn_[a-z_]+\(' "$header" | tr -d '(' | sort -u >"$tmp/declared"
+nm -D --defined-only "$library" | awk '$2 == "T" { print $3 }' | sed 's/@.*//' | sort -u >"$tmp/exported"
+grep -E 'CAIRN_EXPORT' -A1 "$header" | grep -oE 'cairn_[a-z_]+\(' | tr -d '(' | sort -u >"$tmp/promised"
+diff "$tmp/promised" "$tmp/exported" || fail "the library does not export what the header declares (< header, > library)"
+nm -D --defined-only "$library" | awk '$2 != "A" && $2 != "T"' | grep . && fail "data is exported"
+echo "exports: $(wc -l <"$tmp/exported") functions"
+
+[ "$(find "$tmp" -name '*.h' | wc -l)" = 1 ] || fail "more than one header is installed"
+"${CXX:-g++}" -x c++ -std=c++11 -Wall -Wextra -Werror -fsyntax-only "$header" || fail "the header is not C++"
+"${CC:-gcc}" -x c -std=c11 -Wall -Wextra -Wpedantic -Werror -fsyntax-only "$header" || fail "the header is not C11"
+
+cat >"$tmp/consumer.c" <<'END'
+#include <cairn.h>
+#include <stdio.h>
+int main(void)
+{
+    cairn *session;
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = "127.0.0.1:1", .connect_timeout_ms = 50 };
+    const cairn_status status = cairn_open(&opts, &session);
+    printf("%d %s\n", (int)status, cairn_error());
+    return status == CAIRN_ERR_UNREACHABLE ? 0 : 1;
+}
+END
+flags=$(PKG_CONFIG_SYSROOT_DIR=$tmp PKG_CONFIG_PATH=$(dirname "$pc") pkg-config --cflags --libs cairn)
+# shellcheck disable=SC2086 # words on purpose
+"${CC:-gcc}" "$tmp/consumer.c" -o "$tmp/consumer" $flags || fail "a program cannot be built with cairn.pc"
+LD_LIBRARY_PATH=$(dirname "$library") "$tmp/consumer" || fail "the program does not run"
+
+if command -v scdoc >/dev/null && command -v man >/dev/null; then
+    for page in "$source"/deploy/man/*.scd; do
+        scdoc <"$page" >"$tmp/page" || fail "$page"
+        warnings=$(LC_ALL=C.UTF-8 man --warnings -l "$tmp/page" 2>&1 >/dev/null)
+        [ -z "$warnings" ] || fail "$page: $warnings"
+    done
+    echo "man pages: $(find "$source/deploy/man" -name '*.scd' | wc -l) without warnings"
+else
+    echo "skip: scdoc or man is not here, the man pages were not read"
+fi
