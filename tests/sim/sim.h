@@ -38,11 +38,10 @@
 #define PAYLOAD_MAX 256
 #define NOBODY      UINT32_MAX
 
-#define MS(x)    ((uint64_t)(x)*1000)
-#define LEASE    MS(60)
-#define DEADLINE 250       /* step_deadline, ms */
-#define HEALTHY  3         /* steps that must commit after the faults */
-#define LIMIT    MS(10000) /* within so long (P12) */
+#define MS(x)   ((uint64_t)(x)*1000)
+#define LEASE   MS(60)
+#define HEALTHY 3         /* steps that must commit after the faults */
+#define LIMIT   MS(10000) /* within so long (P12) */
 
 /* ---- random numbers: one stream each for the schedule, the faults and the workload ---- */
 struct rng {
@@ -309,7 +308,7 @@ struct scenario { /* drawn from the seed */
     /* faults */
     double fault_gap, kill_midway, break_midway;
     uint32_t weight[FAULTS]; /* of each kind of fault */
-    uint64_t faults_end;
+    uint64_t faults_end, deadline_ms;
 };
 
 struct sim {

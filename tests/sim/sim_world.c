@@ -19,7 +19,7 @@ struct cairn_round_config sim_round_config(const struct sim *sim)
         .shard_count = sim->scenario.shards,
         .member_max = PROCS_MAX,
         .workers_min = sim->scenario.workers_min,
-        .step_deadline_ms = DEADLINE,
+        .step_deadline_ms = sim->scenario.deadline_ms,
         .groups = sim->scenario.groups,
         .group_count = GROUPS,
         .clip_norm = sim->scenario.clip_norm,
@@ -85,6 +85,10 @@ static void draw_machines(struct scenario *sc, struct rng *rng)
     sc->work_delay = between(rng, 20, rng_chance(rng, 0.2) ? 4000 : 300);
     sc->compute_delay = between(rng, 100, 2000);
     sc->disk_delay = between(rng, 50, 3000);
+    if (sc->chunks > 10) sc->receive_delay = sc->work_delay = 100; // or a round takes seconds
+    // Long enough for a round that takes one chunk after the other.
+    const double chunk = 2 * sc->fabric_delay + sc->receive_delay + sc->ranks * sc->work_delay;
+    sc->deadline_ms = 100 + (uint64_t)(sc->chunks * sc->micros_max * chunk * 4 / 1000);
     sc->duplicate = sometimes(rng, 0.5, 0.3);
     sc->corrupt = sometimes(rng, 0.3, 0.05);
 }
