@@ -1,0 +1,286 @@
+#include "tests/support/cluster.h"
+
+#include <check.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { ARGS_MAX = 64, PATH_BYTES = 256, READY_POLL_MS = 5 };
+
+static int64_t now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+/* ---- children ---- */
+
+/* In the child; what may be called between fork and exec only. */
+static void become(const char *const *argv, int out_fd, int err_fd, pid_t parent)
+{
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(126); // it died before we asked
+    dup2(out_fd, STDOUT_FILENO);
+    dup2(err_fd, STDERR_FILENO);
+    union { // execv takes them as they are and writes nothing
+        const char *const *in;
+        char *const *out;
+    } args = { .in = argv };
+    execv(argv[0], args.out);
+    _exit(127);
+}
+
+static pid_t start_child(const char *const *argv, int out_fd, int err_fd)
+{
+    const pid_t parent = getpid(), pid = fork();
+    ck_assert_msg(pid >= 0, "fork: %s", strerror(errno));
+    if (pid == 0) become(argv, out_fd, err_fd, parent);
+    return pid;
+}
+
+pid_t cluster_spawn(const char *const *argv, const char *log_path)
+{
+    const int fd = open(log_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    ck_assert_msg(fd >= 0, "%s: %s", log_path, strerror(errno));
+    const pid_t pid = start_child(argv, fd, fd);
+    close(fd);
+    return pid;
+}
+
+int cluster_wait(pid_t pid, int timeout_ms)
+{
+    const int fd = (int)syscall(SYS_pidfd_open, pid, 0);
+    ck_assert_msg(fd >= 0, "pidfd_open(%d): %s", (int)pid, strerror(errno));
+    struct pollfd ended = { .fd = fd, .events = POLLIN };
+    const int64_t deadline_ms = now_ms() + timeout_ms;
+    int ready;
+    do {
+        const int64_t left_ms = deadline_ms - now_ms();
+        ready = poll(&ended, 1, left_ms > 0 ? (int)left_ms : 0);
+    } while (ready < 0 && errno == EINTR);
+    close(fd);
+    if (ready <= 0) return -1;
+    int status;
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+void cluster_kill(pid_t pid)
+{
+    ck_assert_int_gt(pid, 0);
+    kill(pid, SIGKILL);
+    ck_assert_int_eq(cluster_wait(pid, CLUSTER_WAIT_MS), 128 + SIGKILL);
+}
+
+/* ---- the daemons ---- */
+
+static void path_in(const struct cluster *cluster, char out[PATH_BYTES], const char *name,
+                    const char *suffix)
+{
+    snprintf(out, PATH_BYTES, "%s/%s%s", cluster->folder, name, suffix);
+}
+
+/* Until the child has written its ready file, which is put into place whole. */
+static void await_ready(const char *path, pid_t pid, char *line_out, size_t line_bytes)
+{
+    for (const int64_t deadline_ms = now_ms() + CLUSTER_WAIT_MS;;) {
+        FILE *file = fopen(path, "re");
+        if (file != NULL) {
+            ck_assert_ptr_nonnull(fgets(line_out, (int)line_bytes, file));
+            line_out[strcspn(line_out, "\n")] = 0;
+            fclose(file);
+            return;
+        }
+        const int status = cluster_wait(pid, READY_POLL_MS);
+        ck_assert_msg(status == -1, "%s: the daemon ended with %d; see its log", path, status);
+        ck_assert_msg(now_ms() < deadline_ms, "%s: not there in time; see the log", path);
+    }
+}
+
+struct arguments {
+    const char *argv[ARGS_MAX];
+    int argc;
+};
+
+static void add(struct arguments *args, const char *flag, const char *value)
+{
+    ck_assert_int_lt(args->argc + 2, ARGS_MAX);
+    args->argv[args->argc++] = flag;
+    if (value != NULL) args->argv[args->argc++] = value;
+}
+
+static void add_settings(struct arguments *args, const char *const *settings)
+{
+    for (; settings != NULL && *settings != NULL; settings++) add(args, "--set", *settings);
+}
+
+/* The last --set of a key wins, so the test's own come last. */
+static pid_t start_daemon(const struct cluster *cluster, struct arguments *args, const char *name,
+                          const char *const *settings, char *ready_out, size_t ready_bytes)
+{
+    char ready[PATH_BYTES], log[PATH_BYTES];
+    path_in(cluster, ready, name, ".ready");
+    path_in(cluster, log, name, ".log");
+    unlink(ready); // of the one that was killed
+    add(args, "--ready-file", ready);
+    add(args, "--log-level",
+        cluster->options.log_level != NULL ? cluster->options.log_level : "info");
+    add_settings(args, settings);
+    const pid_t pid = cluster_spawn(args->argv, log);
+    await_ready(ready, pid, ready_out, ready_bytes);
+    return pid;
+}
+
+static void start_coordinator(struct cluster *cluster)
+{
+    char listen[PATH_BYTES], shards[PATH_BYTES], store[PATH_BYTES], snapshots[PATH_BYTES];
+    snprintf(listen, sizeof listen, "network.listen=%s", cluster->address);
+    snprintf(shards, sizeof shards, "cluster.shards=%d", cluster->shard_count);
+    snprintf(store, sizeof store, "store.path=%s/coordinator", cluster->folder);
+    snprintf(snapshots, sizeof snapshots, "snapshots.path=%s", cluster->snapshots_path);
+    struct arguments args = { .argv = { CAIRN_BIN_DIR "/cairn-coordinator" }, .argc = 1 };
+    add(&args, "--set", listen);
+    add(&args, "--set", shards);
+    add(&args, "--set", store);
+    add(&args, "--set", snapshots);
+    cluster->coordinator = start_daemon(cluster, &args, "coordinator",
+                                        cluster->options.coordinator_set, cluster->address,
+                                        sizeof cluster->address);
+}
+
+static void start_shard(struct cluster *cluster, int shard)
+{
+    char name[32], set_name[PATH_BYTES], coordinator[PATH_BYTES], ready[64];
+    snprintf(name, sizeof name, "shard-%d", shard);
+    snprintf(set_name, sizeof set_name, "shard.name=%s", name);
+    snprintf(coordinator, sizeof coordinator, "shard.coordinator=%s", cluster->address);
+    struct arguments args = { .argv = { CAIRN_BIN_DIR "/cairn-shard" }, .argc = 1 };
+    add(&args, "--set", set_name);
+    add(&args, "--set", coordinator);
+    add(&args, "--set", "compute.threads=1");
+    add(&args, "--set", "memory.limit=256MiB");
+    cluster->shards[shard] = start_daemon(cluster, &args, name, cluster->options.shard_set, ready,
+                                          sizeof ready);
+}
+
+void cluster_start(struct cluster *cluster, int shard_count, const struct cluster_options *options)
+{
+    ck_assert_int_ge(shard_count, 1);
+    ck_assert_int_le(shard_count, CLUSTER_SHARDS_MAX);
+    memset(cluster, 0, sizeof *cluster);
+    if (options != NULL) cluster->options = *options;
+    cluster->shard_count = shard_count;
+    cairn_scratch_make(cluster->folder);
+    if (cluster->options.snapshots_path != NULL)
+        snprintf(cluster->snapshots_path, sizeof cluster->snapshots_path, "%s",
+                 cluster->options.snapshots_path);
+    else
+        snprintf(cluster->snapshots_path, sizeof cluster->snapshots_path, "%s/snapshots",
+                 cluster->folder);
+    snprintf(cluster->address, sizeof cluster->address, "127.0.0.1:0");
+    start_coordinator(cluster);
+    for (int i = 0; i < shard_count; i++) start_shard(cluster, i);
+}
+
+static void stop_daemon(pid_t *pid, const char *what)
+{
+    if (*pid == 0) return;
+    const int status = cluster_wait(*pid, CLUSTER_WAIT_MS);
+    if (status == -1) cluster_kill(*pid);
+    *pid = 0;
+    ck_assert_msg(status == 0, "%s ended with %d after SIGTERM (-1: not at all)", what, status);
+}
+
+void cluster_stop(struct cluster *cluster)
+{
+    for (int i = 0; i < cluster->shard_count; i++)
+        if (cluster->shards[i] != 0) kill(cluster->shards[i], SIGTERM);
+    if (cluster->coordinator != 0) kill(cluster->coordinator, SIGTERM);
+    for (int i = 0; i < cluster->shard_count; i++) stop_daemon(&cluster->shards[i], "a shard");
+    stop_daemon(&cluster->coordinator, "the coordinator");
+    cairn_scratch_remove(cluster->folder);
+}
+
+void cluster_kill_coordinator(struct cluster *cluster)
+{
+    cluster_kill(cluster->coordinator);
+    cluster->coordinator = 0;
+}
+
+void cluster_kill_shard(struct cluster *cluster, int shard)
+{
+    cluster_kill(cluster->shards[shard]);
+    cluster->shards[shard] = 0;
+}
+
+void cluster_restart_coordinator(struct cluster *cluster)
+{
+    ck_assert_int_eq(cluster->coordinator, 0);
+    start_coordinator(cluster);
+}
+
+void cluster_restart_shard(struct cluster *cluster, int shard)
+{
+    ck_assert_int_eq(cluster->shards[shard], 0);
+    start_shard(cluster, shard);
+}
+
+size_t cluster_resident_bytes(pid_t pid)
+{
+    char path[64], line[256];
+    unsigned long kib = 0;
+    snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    FILE *file = fopen(path, "re");
+    ck_assert_msg(file != NULL, "%s: %s", path, strerror(errno));
+    while (fgets(line, sizeof line, file) != NULL && sscanf(line, "VmRSS: %lu kB", &kib) != 1) {}
+    fclose(file);
+    ck_assert_uint_gt(kib, 0);
+    return kib * 1024;
+}
+
+/* ---- the command line ---- */
+
+/* What it printed into an unlinked file. */
+static void read_back(int fd, char *text, size_t text_bytes)
+{
+    const ssize_t got = pread(fd, text, text_bytes - 1, 0);
+    ck_assert_int_ge(got, 0);
+    text[got] = 0;
+    close(fd);
+}
+
+static int unlinked_file(void)
+{
+    const int fd = open("/tmp", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    ck_assert_msg(fd >= 0, "an unlinked file in /tmp: %s", strerror(errno));
+    return fd;
+}
+
+void cluster_cli(const struct cluster *cluster, struct cluster_said *said, ...)
+{
+    struct arguments args = { .argv = { CAIRN_BIN_DIR "/cairn" }, .argc = 1 };
+    add(&args, "--endpoint", cluster->address);
+    va_list list;
+    va_start(list, said);
+    for (const char *arg; (arg = va_arg(list, const char *)) != NULL;) add(&args, arg, NULL);
+    va_end(list);
+    const int out_fd = unlinked_file(), err_fd = unlinked_file();
+    const pid_t pid = start_child(args.argv, out_fd, err_fd);
+    said->status = cluster_wait(pid, CLUSTER_WAIT_MS);
+    if (said->status == -1) cluster_kill(pid);
+    read_back(out_fd, said->out, sizeof said->out);
+    read_back(err_fd, said->err, sizeof said->err);
+    ck_assert_msg(said->status != -1, "cairn %s %s gave no answer in time", args.argv[3],
+                  args.argc > 4 ? args.argv[4] : "");
+}

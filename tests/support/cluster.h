@@ -1,0 +1,79 @@
+/* A cluster of real daemons for one test: a coordinator and shards as child processes on loopback, on
+ * ports of their own choice, with their data in a folder of their own.
+ *
+ *   struct cluster cluster;
+ *   cluster_start(&cluster, 3, NULL);
+ *   ... cairn_open with .endpoint = cluster.address ...
+ *   cluster_cli(&cluster, &said, "job", "digest", "-q", "tiny", NULL);
+ *   cluster_stop(&cluster);
+ *
+ * Nothing outlives the test: each child is killed when the thread that started it ends, so call these
+ * functions from the test's own thread. Every wait is bounded. What fails, fails the test (Check), and
+ * then the folder stays, because the daemons' logs are in it; cluster_stop removes it. */
+#ifndef CAIRN_SUPPORT_CLUSTER_H
+#define CAIRN_SUPPORT_CLUSTER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+#include "tests/support/scratch.h"
+
+#define CLUSTER_SHARDS_MAX 8
+#define CLUSTER_WAIT_MS    30000 /* for any one thing */
+
+/* Zero is the default of each. Lists are of "section.key=value", ended by NULL, borrowed until
+ * cluster_stop. */
+struct cluster_options {
+    const char *const *coordinator_set;
+    const char *const *shard_set; /* of each shard; default: 1 compute thread, 256 MiB */
+    const char *snapshots_path;   /* default: "snapshots" in the folder */
+    const char *log_level;        /* default: "info" */
+};
+
+struct cluster {
+    char folder[CAIRN_SCRATCH_BYTES]; /* logs: coordinator.log, shard-0.log, ... */
+    char snapshots_path[CAIRN_SCRATCH_BYTES + 32];
+    char address[64]; /* of the coordinator: "127.0.0.1:40123"; the same after a restart */
+    struct cluster_options options;
+    int shard_count;
+    pid_t coordinator; /* 0: not running */
+    pid_t shards[CLUSTER_SHARDS_MAX];
+};
+
+/* Returns when every daemon has said that it serves. options may be NULL. */
+void cluster_start(struct cluster *cluster, int shard_count, const struct cluster_options *options);
+/* SIGTERM to all that run; each must end with status 0 within the wait. Removes the folder. */
+void cluster_stop(struct cluster *cluster);
+
+/* SIGKILL, and reaped. */
+void cluster_kill_coordinator(struct cluster *cluster);
+void cluster_kill_shard(struct cluster *cluster, int shard);
+/* Starts it again under its old name and, the coordinator, at its old address with its old data. */
+void cluster_restart_coordinator(struct cluster *cluster);
+void cluster_restart_shard(struct cluster *cluster, int shard);
+
+/* Bytes of memory that the process has resident (VmRSS). */
+size_t cluster_resident_bytes(pid_t pid);
+
+/* ---- children ---- */
+
+/* What a program said. Text beyond the buffers is dropped. */
+struct cluster_said {
+    int status;          /* of its exit; 128 + N: killed by signal N */
+    char out[64 * 1024]; /* ended by NUL */
+    char err[8 * 1024];
+};
+
+/* Runs `cairn --endpoint ADDRESS ARGUMENTS...`, ended by NULL, to its end. */
+void cluster_cli(const struct cluster *cluster, struct cluster_said *said, ...)
+    __attribute__((sentinel));
+
+/* Starts a program with its output appended to the file log_path. */
+pid_t cluster_spawn(const char *const *argv, const char *log_path);
+/* Its exit as in cluster_said.status; -1: it still runs after timeout_ms. */
+int cluster_wait(pid_t pid, int timeout_ms);
+/* SIGKILL, and reaped. */
+void cluster_kill(pid_t pid);
+
+#endif
