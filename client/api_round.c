@@ -107,7 +107,7 @@ static cairn_status push_inside(struct job *job, const struct cairn_round *round
                                      .dtype = (uint8_t)mem->dtype,
                                      .ptr = mem->ptr,
                                      .round = round->round };
-    return cairn_api_begin(job, CAIRN_CHUNK_PUSH, cairn_round_push_run, &pattern, op_out);
+    return cairn_api_begin(job, CAIRN_CHUNK_PUSH, cairn_client_round_push_run, &pattern, op_out);
 }
 
 cairn_status cairn_push(cairn_job *handle, const struct cairn_round *round, uint32_t micro,
@@ -140,7 +140,8 @@ cairn_status cairn_micro_end(cairn_job *handle, const struct cairn_round *round,
     if (job == NULL) return CAIRN_ERR_HANDLE;
     cairn_status status = cairn_api_check(job);
     if (status == CAIRN_OK) status = judge_fill(job, round, micro, true);
-    if (status == CAIRN_OK) status = send_word(job, cairn_round_micro_end_run, round, micro, 0);
+    if (status == CAIRN_OK)
+        status = send_word(job, cairn_client_round_micro_end_run, round, micro, 0);
     cairn_handle_put(handle);
     return status;
 }
@@ -158,11 +159,12 @@ static cairn_status commit_once(struct job *job, const struct cairn_round *round
     cairn_status status = CAIRN_OK;
     if (fill) {
         status = judge_fill(job, round, micro, true);
-        if (status == CAIRN_OK) status = send_word(job, cairn_round_micro_end_run, round, micro, 0);
+        if (status == CAIRN_OK)
+            status = send_word(job, cairn_client_round_micro_end_run, round, micro, 0);
     }
     if (status != CAIRN_OK) return status;
     const uint32_t micros = micro + (fill ? 1 : 0);
-    status = send_word(job, cairn_round_commit_run, round, micros - 1,
+    status = send_word(job, cairn_client_round_commit_run, round, micros - 1,
                        weight != 0 ? weight : micros);
     if (status != CAIRN_OK) return status;
     pthread_mutex_lock(&job->session->lock);

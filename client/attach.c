@@ -57,7 +57,7 @@ void cairn_job_fail(struct job *job, cairn_status status, const char *text)
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
     cairn_attach_lost(job);
-    cairn_round_drop(job, status);
+    cairn_client_round_drop(job, status);
     cairn_transfer_fail_all(job, status);
     cairn_session_kick(s);
 }
@@ -271,7 +271,7 @@ void cairn_attach_release(struct job *job)
         cairn_control_send(job->session, CAIRN_MSG_JOB_LEAVE, 0, &leave.base);
     }
     cairn_attach_lost(job);
-    cairn_round_drop(job, CAIRN_ERR_CANCELED);
+    cairn_client_round_drop(job, CAIRN_ERR_CANCELED);
     cairn_transfer_fail_all(job, CAIRN_ERR_CANCELED);
     for (uint32_t i = 0; i < job->shard_count; i++) cairn_link_close(&job->shards[i]);
     if (!loans_are_back(job)) return; // the fabric gives them back soon; the tick comes again

@@ -131,11 +131,11 @@ static void take_effect(struct session *s, uint16_t type, const ProtobufCMessage
     if (type == CAIRN_MSG_ROUND_OPENED) {
         const Cairn__RoundOpened *opened = (const Cairn__RoundOpened *)message;
         struct job *job = job_of_id(s, opened->job);
-        if (job != NULL) cairn_round_on_opened(job, opened);
+        if (job != NULL) cairn_client_round_on_opened(job, opened);
     } else if (type == CAIRN_MSG_ROUND_RESULT) {
         const Cairn__RoundResult *result = (const Cairn__RoundResult *)message;
         struct job *job = job_of_id(s, result->job);
-        if (job != NULL) cairn_round_on_result(job, result);
+        if (job != NULL) cairn_client_round_on_result(job, result);
     } else if (type == CAIRN_MSG_SHARDS_CHANGED) {
         const Cairn__ShardsChanged *changed = (const Cairn__ShardsChanged *)message;
         struct job *job = job_of_id(s, changed->job);

@@ -63,7 +63,7 @@ void cairn_link_tick(struct shard_link *link, uint64_t now_ms)
     if (link->lost) {
         link->lost = false;
         link->grant = (struct cairn_chunk_header) { 0 };
-        cairn_round_lost(link);
+        cairn_client_round_lost(link);
         cairn_transfer_lost(link);
     }
     if (now_ms >= link->retry_at_ms && link->job->layout != NULL && !link->job->closing)
@@ -109,16 +109,16 @@ static void take(struct shard_link *link, const struct cairn_chunk_header *h,
     case CAIRN_CHUNK_GRANT:
         link->grant = *h;
         link->retry_delay_ms = RETRY_MIN_MS;
-        cairn_round_on_grant(link);
+        cairn_client_round_on_grant(link);
         break;
-    case CAIRN_CHUNK_MICRO_ACK: cairn_round_on_answer(link, h); break;
+    case CAIRN_CHUNK_MICRO_ACK: cairn_client_round_on_answer(link, h); break;
     case CAIRN_CHUNK_ACK:
     case CAIRN_CHUNK_NAK: {
         // Pushes go by the push machine's own numbers.
         if ((h->request & CAIRN_PART_COOKIE) != 0)
             cairn_transfer_on_answer(link, h);
         else
-            cairn_round_on_answer(link, h);
+            cairn_client_round_on_answer(link, h);
         break;
     }
     case CAIRN_CHUNK_DATA: cairn_transfer_on_data(link, h, message); return;

@@ -121,7 +121,7 @@ static void forget_micros(struct job *job)
     job->micro_count = 0;
 }
 
-void cairn_round_drop(struct job *job, cairn_status status)
+void cairn_client_round_drop(struct job *job, cairn_status status)
 {
     if (job->push == NULL) return;
     job->push = NULL;
@@ -152,10 +152,10 @@ static cairn_status make_machine(struct job *job)
     return CAIRN_OK;
 }
 
-void cairn_round_on_opened(struct job *job, const Cairn__RoundOpened *opened)
+void cairn_client_round_on_opened(struct job *job, const Cairn__RoundOpened *opened)
 {
     if (job->push != NULL && job->push_round == opened->round) return;
-    cairn_round_drop(job, CAIRN_ERR_EPOCH_CHANGED);
+    cairn_client_round_drop(job, CAIRN_ERR_EPOCH_CHANGED);
     cairn_status status = make_machine(job);
     if (status != CAIRN_OK) {
         cairn_job_fail(job, status, "out of memory for a round of this job");
@@ -163,10 +163,10 @@ void cairn_round_on_opened(struct job *job, const Cairn__RoundOpened *opened)
     }
     job->push_round = opened->round;
     job->push_epoch = opened->epoch;
-    for (uint32_t i = 0; i < job->shard_count; i++) cairn_round_on_grant(&job->shards[i]);
+    for (uint32_t i = 0; i < job->shard_count; i++) cairn_client_round_on_grant(&job->shards[i]);
 }
 
-void cairn_round_on_grant(struct shard_link *link)
+void cairn_client_round_on_grant(struct shard_link *link)
 {
     struct job *job = link->job;
     const struct cairn_chunk_header *grant = &link->grant;
@@ -176,7 +176,7 @@ void cairn_round_on_grant(struct shard_link *link)
     act(job);
 }
 
-void cairn_round_lost(struct shard_link *link)
+void cairn_client_round_lost(struct shard_link *link)
 {
     struct job *job = link->job;
     if (job->push == NULL) return;
@@ -184,7 +184,7 @@ void cairn_round_lost(struct shard_link *link)
     act(job);
 }
 
-void cairn_round_on_answer(struct shard_link *link, const struct cairn_chunk_header *h)
+void cairn_client_round_on_answer(struct shard_link *link, const struct cairn_chunk_header *h)
 {
     struct job *job = link->job;
     if (job->push == NULL || h->round != job->push_round) return;
@@ -200,7 +200,7 @@ void cairn_round_on_answer(struct shard_link *link, const struct cairn_chunk_hea
     act(job);
 }
 
-void cairn_round_on_result(struct job *job, const Cairn__RoundResult *result)
+void cairn_client_round_on_result(struct job *job, const Cairn__RoundResult *result)
 {
     struct session *s = job->session;
     const bool is_void = result->status == CAIRN_ERR_EPOCH_CHANGED;
@@ -214,7 +214,7 @@ void cairn_round_on_result(struct job *job, const Cairn__RoundResult *result)
         cairn_push_on_result(job->push, &job->actions);
         act(job);
     }
-    cairn_round_drop(job, is_void ? CAIRN_ERR_EPOCH_CHANGED : CAIRN_OK);
+    cairn_client_round_drop(job, is_void ? CAIRN_ERR_EPOCH_CHANGED : CAIRN_OK);
 }
 
 /* ---- commands ---- */
@@ -244,7 +244,7 @@ static bool end_push(struct command *command, cairn_status status, const char *w
     return true;
 }
 
-bool cairn_round_push_run(struct command *command)
+bool cairn_client_round_push_run(struct command *command)
 {
     struct job *job = command->job;
     uint32_t shard;
@@ -267,7 +267,7 @@ bool cairn_round_push_run(struct command *command)
     return end_push(command, CAIRN_OK, NULL);
 }
 
-bool cairn_round_micro_end_run(struct command *command)
+bool cairn_client_round_micro_end_run(struct command *command)
 {
     struct job *job = command->job;
     if (round_is_over(command)) return true;
@@ -280,7 +280,7 @@ bool cairn_round_micro_end_run(struct command *command)
     return status != CAIRN_ERR_BUSY;
 }
 
-bool cairn_round_commit_run(struct command *command)
+bool cairn_client_round_commit_run(struct command *command)
 {
     struct job *job = command->job;
     if (round_is_over(command)) return true;

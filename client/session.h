@@ -296,17 +296,17 @@ void cairn_transfer_lost(struct shard_link *link);
 void cairn_transfer_fail_all(struct job *job, cairn_status status);
 
 /* ---- round.c: pushes, loop thread ---- */
-bool cairn_round_push_run(struct command *command);
-bool cairn_round_micro_end_run(struct command *command);
-bool cairn_round_commit_run(struct command *command);
-void cairn_round_on_opened(struct job *job, const Cairn__RoundOpened *opened);
-void cairn_round_on_grant(struct shard_link *link);
-void cairn_round_on_answer(struct shard_link *link, const struct cairn_chunk_header *header);
-void cairn_round_lost(struct shard_link *link);
+bool cairn_client_round_push_run(struct command *command);
+bool cairn_client_round_micro_end_run(struct command *command);
+bool cairn_client_round_commit_run(struct command *command);
+void cairn_client_round_on_opened(struct job *job, const Cairn__RoundOpened *opened);
+void cairn_client_round_on_grant(struct shard_link *link);
+void cairn_client_round_on_answer(struct shard_link *link, const struct cairn_chunk_header *header);
+void cairn_client_round_lost(struct shard_link *link);
 /* The coordinator's word about a round. */
-void cairn_round_on_result(struct job *job, const Cairn__RoundResult *result);
+void cairn_client_round_on_result(struct job *job, const Cairn__RoundResult *result);
 /* Every part of the machine ends; it is dropped. */
-void cairn_round_drop(struct job *job, cairn_status status);
+void cairn_client_round_drop(struct job *job, cairn_status status);
 
 /* ---- op.c ---- */
 /* A new op with the loop's reference, and one of the handle if `with_handle`. NULL: out of memory. */

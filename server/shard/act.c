@@ -135,7 +135,7 @@ static void act(struct cairn_shard_job *job, const struct cairn_step_action *act
     case CAIRN_STEP_REDUCED_REPORT: report_reduced(job, action); break;
     case CAIRN_STEP_PUBLISHED_REPORT: report_published(job, action); break;
     case CAIRN_STEP_ANSWER: send_answer(job, action); break;
-    case CAIRN_STEP_FAULT: cairn_job_fault(job, action->why); break;
+    case CAIRN_STEP_FAULT: cairn_shard_job_fault(job, action->why); break;
     }
 }
 
@@ -186,7 +186,7 @@ static void close_cut(struct cairn_shard_job *job)
     }
 }
 
-void cairn_job_settle(struct cairn_shard_job *job)
+void cairn_shard_job_settle(struct cairn_shard_job *job)
 {
     if (job->settling) return;
     job->settling = true;
@@ -197,8 +197,8 @@ void cairn_job_settle(struct cairn_shard_job *job)
     job->settling = false;
 }
 
-void cairn_job_step(struct cairn_shard_job *job, const struct cairn_step_event *event)
+void cairn_shard_job_step(struct cairn_shard_job *job, const struct cairn_step_event *event)
 {
     step_once(job, event);
-    cairn_job_settle(job);
+    cairn_shard_job_settle(job);
 }

@@ -67,7 +67,7 @@ static void create_open(struct cairn_shard *shard, struct cairn_create *create)
 {
     struct cairn_shard_job *job;
     struct cairn_sentence why;
-    cairn_status status = cairn_job_open(shard, create, &job, &why);
+    cairn_status status = cairn_shard_job_open(shard, create, &job, &why);
     if (status != CAIRN_OK) {
         cairn_log_error("cannot hold job %016llx: %s", (unsigned long long)create->message->job,
                         why.text);
@@ -85,7 +85,7 @@ static void create_open(struct cairn_shard *shard, struct cairn_create *create)
     status = cairn_restore_begin(job, create->message->snapshot_path, &why);
     if (status != CAIRN_OK) {
         create_end(shard, create, status, &why);
-        cairn_job_leave(job);
+        cairn_shard_job_leave(job);
         return;
     }
     job->creating = cairn_session_request(shard, create->request); // Done follows when it is read
@@ -106,7 +106,7 @@ static void create_advance(struct cairn_shard *shard, struct cairn_create *creat
         cairn_log_info("job %s: generation %llu replaces %llu", held->spec.name,
                        (unsigned long long)message->generation,
                        (unsigned long long)held->generation);
-        cairn_job_leave(held); // the create goes on when it is freed: now, or later
+        cairn_shard_job_leave(held); // the create goes on when it is freed: now, or later
         return;
     }
     if (message->generation == held->generation && held->state != CAIRN_JOB_FAULTED &&
@@ -211,7 +211,7 @@ static void on_job_drop(struct cairn_shard *shard, uint32_t request, const Cairn
         return;
     }
     job->dropping = answered; // answered when its memory is back
-    if (job->state != CAIRN_JOB_LEAVING) cairn_job_leave(job);
+    if (job->state != CAIRN_JOB_LEAVING) cairn_shard_job_leave(job);
 }
 
 static void on_job_seal(struct cairn_shard *shard, uint32_t request, struct cairn_shard_job *job)
@@ -252,33 +252,33 @@ static void on_decision(struct cairn_shard_job *job, enum cairn_step_event_kind 
 {
     struct cairn_decision decision;
     if (!read_decision(message, CAIRN_PAYLOAD_BYTES(job->spec.group_count), &decision)) {
-        cairn_job_fault(job, "a decision is of an unknown kind or too long");
+        cairn_shard_job_fault(job, "a decision is of an unknown kind or too long");
         return;
     }
-    cairn_job_step(job, &(struct cairn_step_event) {
-                            .kind = kind,
-                            .epoch = epoch,
-                            .round = decision.round,
-                            .version = decision.version_after,
-                            .decision = &decision,
-                        });
+    cairn_shard_job_step(job, &(struct cairn_step_event) {
+                                  .kind = kind,
+                                  .epoch = epoch,
+                                  .round = decision.round,
+                                  .version = decision.version_after,
+                                  .decision = &decision,
+                              });
 }
 
 static void on_round_open(struct cairn_shard_job *job, const Cairn__RoundOpen *message)
 {
     if (job->state != CAIRN_JOB_SERVING || message->n_members > UINT32_MAX) {
-        cairn_job_fault(job,
-                        "a round was opened before the initial state is complete, or too large");
+        cairn_shard_job_fault(
+            job, "a round was opened before the initial state is complete, or too large");
         return;
     }
-    cairn_job_step(job, &(struct cairn_step_event) {
-                            .kind = CAIRN_STEP_OPEN,
-                            .epoch = message->epoch,
-                            .round = message->round,
-                            .version = { message->generation, message->step },
-                            .members = message->members,
-                            .member_count = (uint32_t)message->n_members,
-                        });
+    cairn_shard_job_step(job, &(struct cairn_step_event) {
+                                  .kind = CAIRN_STEP_OPEN,
+                                  .epoch = message->epoch,
+                                  .round = message->round,
+                                  .version = { message->generation, message->step },
+                                  .members = message->members,
+                                  .member_count = (uint32_t)message->n_members,
+                              });
 }
 
 static void on_member_join(struct cairn_shard *shard, uint32_t request, struct cairn_shard_job *job,
@@ -332,10 +332,10 @@ static void on_job_message(struct cairn_shard *shard, uint16_t type, uint32_t re
         on_decision(job, CAIRN_STEP_RESOLVE, resolve->epoch, resolve->decision);
         break;
     case CAIRN_MSG_FENCE:
-        cairn_job_step(job, &(struct cairn_step_event) {
-                                .kind = CAIRN_STEP_FENCE,
-                                .epoch = ((const Cairn__Fence *)message)->epoch,
-                            });
+        cairn_shard_job_step(job, &(struct cairn_step_event) {
+                                      .kind = CAIRN_STEP_FENCE,
+                                      .epoch = ((const Cairn__Fence *)message)->epoch,
+                                  });
         break;
     case CAIRN_MSG_PIN: cairn_pin_begin(job, (const Cairn__Pin *)message); break;
     default: break; // the caller sends no other
@@ -346,7 +346,7 @@ static void on_message_of_job(struct cairn_shard *shard, uint16_t type, uint32_t
                               const ProtobufCMessage *message)
 {
     const uint64_t number = job_number(type, message);
-    struct cairn_shard_job *job = cairn_job_find(shard, number);
+    struct cairn_shard_job *job = cairn_shard_job_find(shard, number);
     if (job != NULL && job->state != CAIRN_JOB_FAULTED) {
         on_job_message(shard, type, request, job, message);
         return;

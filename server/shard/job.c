@@ -8,7 +8,7 @@
 
 #define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
 
-struct cairn_shard_job *cairn_job_find(struct cairn_shard *shard, uint64_t number)
+struct cairn_shard_job *cairn_shard_job_find(struct cairn_shard *shard, uint64_t number)
 {
     struct cairn_shard_job *job = shard->jobs;
     while (job != NULL && (job->number != number || job->state == CAIRN_JOB_LEAVING))
@@ -281,8 +281,8 @@ static cairn_status reserve(struct cairn_shard_job *job, const struct totals *to
     return status;
 }
 
-cairn_status cairn_job_open(struct cairn_shard *shard, const struct cairn_create *create,
-                            struct cairn_shard_job **job_out, struct cairn_sentence *why)
+cairn_status cairn_shard_job_open(struct cairn_shard *shard, const struct cairn_create *create,
+                                  struct cairn_shard_job **job_out, struct cairn_sentence *why)
 {
     size_t count = 0;
     for (struct cairn_shard_job *other = shard->jobs; other != NULL; other = other->next) count++;
@@ -309,7 +309,7 @@ cairn_status cairn_job_open(struct cairn_shard *shard, const struct cairn_create
     if (status == CAIRN_OK) status = make_tables(job, why);
     if (status == CAIRN_OK) status = reserve(job, &totals, create->message, why);
     if (status != CAIRN_OK) {
-        cairn_job_free(job);
+        cairn_shard_job_free(job);
         return status;
     }
     *job_out = job;
@@ -318,7 +318,7 @@ cairn_status cairn_job_open(struct cairn_shard *shard, const struct cairn_create
 
 /* ---- the end ---- */
 
-void cairn_job_free(struct cairn_shard_job *job)
+void cairn_shard_job_free(struct cairn_shard_job *job)
 {
     struct cairn_shard_job **link = &job->shard->jobs;
     while (*link != job) link = &(*link)->next;
@@ -353,12 +353,12 @@ void cairn_job_free(struct cairn_shard_job *job)
     free(job);
 }
 
-void cairn_job_busy(struct cairn_shard_job *job)
+void cairn_shard_job_busy(struct cairn_shard_job *job)
 {
     job->busy++;
 }
 
-void cairn_job_idle(struct cairn_shard_job *job)
+void cairn_shard_job_idle(struct cairn_shard_job *job)
 {
     assert(job->busy > 0);
     if (--job->busy > 0 || job->state != CAIRN_JOB_LEAVING) return;
@@ -367,12 +367,12 @@ void cairn_job_idle(struct cairn_shard_job *job)
     cairn_log_info("dropped job %s, generation %llu: %llu bytes are free again", job->spec.name,
                    (unsigned long long)job->generation, (unsigned long long)job->budget_bytes);
     struct cairn_request dropping = job->dropping;
-    cairn_job_free(job);
+    cairn_shard_job_free(job);
     if (dropping.session != 0) cairn_session_answer(shard, &dropping, CAIRN_OK, NULL);
     cairn_shard_on_job_freed(shard);
 }
 
-void cairn_job_leave(struct cairn_shard_job *job)
+void cairn_shard_job_leave(struct cairn_shard_job *job)
 {
     assert(job->state != CAIRN_JOB_LEAVING);
     struct cairn_sentence why;
@@ -380,16 +380,16 @@ void cairn_job_leave(struct cairn_shard_job *job)
     if (job->creating.session != 0) {
         cairn_session_answer(job->shard, &job->creating, CAIRN_ERR_CANCELED, &why);
     }
-    cairn_job_busy(job); // not freed before we are through
+    cairn_shard_job_busy(job); // not freed before we are through
     job->state = CAIRN_JOB_LEAVING;
     cairn_pin_cancel(job);
     cairn_restore_cancel(job);
     cairn_members_release(job);
     cairn_fetch_release(job);
-    cairn_job_idle(job);
+    cairn_shard_job_idle(job);
 }
 
-void cairn_job_fault(struct cairn_shard_job *job, const char *why)
+void cairn_shard_job_fault(struct cairn_shard_job *job, const char *why)
 {
     if (job->state == CAIRN_JOB_FAULTED || job->state == CAIRN_JOB_LEAVING) return;
     job->state = CAIRN_JOB_FAULTED;

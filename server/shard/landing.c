@@ -85,15 +85,15 @@ static void on_push(struct cairn_member *member, const struct cairn_chunk_header
     }
     job->waiting = message;
     job->waiting_header = *header;
-    cairn_job_step(job, &(struct cairn_step_event) {
-                            .kind = CAIRN_STEP_CHUNK,
-                            .member = header->member,
-                            .epoch = header->epoch,
-                            .round = header->round,
-                            .micro = header->micro,
-                            .chunk = chunk,
-                            .request = header->request,
-                        });
+    cairn_shard_job_step(job, &(struct cairn_step_event) {
+                                  .kind = CAIRN_STEP_CHUNK,
+                                  .member = header->member,
+                                  .epoch = header->epoch,
+                                  .round = header->round,
+                                  .micro = header->micro,
+                                  .chunk = chunk,
+                                  .request = header->request,
+                              });
     cairn_landing_discard(job); // if a fault came before the core's word
 }
 
@@ -130,8 +130,8 @@ static void on_landed(void *arg, cairn_status status)
             status = CAIRN_ERR_CHECKSUM;
     }
     slot_landed(slot, status);
-    cairn_job_settle(job);
-    cairn_job_idle(job);
+    cairn_shard_job_settle(job);
+    cairn_shard_job_idle(job);
 }
 
 void cairn_landing_receive(struct cairn_shard_job *job, uint32_t number, uint32_t chunk)
@@ -151,7 +151,7 @@ void cairn_landing_receive(struct cairn_shard_job *job, uint32_t number, uint32_
                                                job->landing.base + (size_t)number * job->slot_bytes,
                                                job->slot_bytes, on_landed, slot);
     if (status == CAIRN_OK) {
-        cairn_job_busy(job);
+        cairn_shard_job_busy(job);
         return;
     }
     cairn_fabric_drop(message);
@@ -204,15 +204,15 @@ static bool count_absent(const struct cairn_shard_job *job, const uint32_t *tens
 static void tell_micro_end(struct cairn_shard_job *job, const struct cairn_chunk_header *header,
                            uint32_t absent)
 {
-    cairn_job_step(job, &(struct cairn_step_event) {
-                            .kind = CAIRN_STEP_MICRO_END,
-                            .member = header->member,
-                            .epoch = header->epoch,
-                            .round = header->round,
-                            .micro = header->micro,
-                            .sent = (uint32_t)header->value,
-                            .absent = absent,
-                        });
+    cairn_shard_job_step(job, &(struct cairn_step_event) {
+                                  .kind = CAIRN_STEP_MICRO_END,
+                                  .member = header->member,
+                                  .epoch = header->epoch,
+                                  .round = header->round,
+                                  .micro = header->micro,
+                                  .sent = (uint32_t)header->value,
+                                  .absent = absent,
+                              });
 }
 
 static void on_note(void *arg, cairn_status status)
@@ -232,8 +232,8 @@ static void on_note(void *arg, cairn_status status)
             tell_micro_end(job, header, absent);
     }
     free(note);
-    cairn_job_settle(job);
-    cairn_job_idle(job);
+    cairn_shard_job_settle(job);
+    cairn_shard_job_idle(job);
 }
 
 static void receive_note(struct cairn_member *member, const struct cairn_chunk_header *header,
@@ -258,7 +258,7 @@ static void receive_note(struct cairn_member *member, const struct cairn_chunk_h
         return;
     }
     member->notes++;
-    cairn_job_busy(member->job);
+    cairn_shard_job_busy(member->job);
 }
 
 static void on_micro_end(struct cairn_member *member, const struct cairn_chunk_header *header,
@@ -278,14 +278,14 @@ static void on_micro_end(struct cairn_member *member, const struct cairn_chunk_h
 
 static void on_commit(struct cairn_member *member, const struct cairn_chunk_header *header)
 {
-    cairn_job_step(member->job, &(struct cairn_step_event) {
-                                    .kind = CAIRN_STEP_COMMIT,
-                                    .member = header->member,
-                                    .epoch = header->epoch,
-                                    .round = header->round,
-                                    .micro = header->micro,
-                                    .weight = header->value,
-                                });
+    cairn_shard_job_step(member->job, &(struct cairn_step_event) {
+                                          .kind = CAIRN_STEP_COMMIT,
+                                          .member = header->member,
+                                          .epoch = header->epoch,
+                                          .round = header->round,
+                                          .micro = header->micro,
+                                          .weight = header->value,
+                                      });
 }
 
 /* ---- all messages ---- */
@@ -336,7 +336,7 @@ static void on_member_message(struct cairn_member *member, const struct cairn_ch
 static struct cairn_member *find_sender(struct cairn_shard *shard,
                                         const struct cairn_chunk_header *header)
 {
-    struct cairn_shard_job *job = cairn_job_find(shard, header->job);
+    struct cairn_shard_job *job = cairn_shard_job_find(shard, header->job);
     if (job == NULL || job->state == CAIRN_JOB_FAULTED) return NULL;
     struct cairn_member *member = cairn_member_find(job, header->member);
     return member != NULL && member->token == header->token ? member : NULL;
@@ -360,7 +360,7 @@ void cairn_landing_on_message(void *arg, const void *header_bytes, size_t header
         return;
     }
     struct cairn_shard_job *job = member->job;
-    cairn_job_busy(job);
+    cairn_shard_job_busy(job);
     on_member_message(member, &header, message);
-    cairn_job_idle(job);
+    cairn_shard_job_idle(job);
 }

@@ -69,8 +69,8 @@ static void take_out(struct cairn_shard_job *job, const struct cairn_member *mem
 static void tell_core(struct cairn_member *member, enum cairn_step_event_kind kind)
 {
     if (member->role != CAIRN_ROLE_WIRE_WORKER) return;
-    cairn_job_step(member->job,
-                   &(struct cairn_step_event) { .kind = kind, .member = member->number });
+    cairn_shard_job_step(member->job,
+                         &(struct cairn_step_event) { .kind = kind, .member = member->number });
 }
 
 static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why);

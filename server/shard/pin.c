@@ -319,7 +319,7 @@ static void files_done(struct cairn_task *task)
     struct cairn_shard_job *job = pin->job;
     report(pin);
     pin_free(pin);
-    cairn_job_idle(job);
+    cairn_shard_job_idle(job);
 }
 
 /* ---- the copy ---- */
@@ -388,7 +388,7 @@ static void begin_copy(struct cairn_pin *pin)
         return;
     }
     job->copies++;
-    cairn_job_busy(job);
+    cairn_shard_job_busy(job);
     pin->task = (struct cairn_task) { .run = run_copy,
                                       .done = copy_done,
                                       .item_count = (uint32_t)job->map.chunk_count };

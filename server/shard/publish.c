@@ -124,7 +124,7 @@ static void on_sent(void *arg, cairn_status status)
     struct cairn_shard_job *job = reply->job;
     if (status == CAIRN_OK) job->shard->stats.fetched_bytes += reply->header.payload_bytes;
     reply_end(reply);
-    cairn_job_idle(job);
+    cairn_shard_job_idle(job);
 }
 
 static void send_data(struct cairn_member *member, struct cairn_reply *reply,
@@ -149,7 +149,7 @@ static void send_data(struct cairn_member *member, struct cairn_reply *reply,
                                    source->byte_count, on_sent, reply);
     }
     if (status == CAIRN_OK) {
-        cairn_job_busy(job);
+        cairn_shard_job_busy(job);
         return;
     }
     header->dtype = 0;
@@ -186,7 +186,7 @@ void cairn_fetch_on_message(struct cairn_member *member, const struct cairn_chun
     reply->header = *header;
     member->replies++;
     answer(member, reply);
-    cairn_job_settle(job);
+    cairn_shard_job_settle(job);
 }
 
 void cairn_fetch_deferred(struct cairn_shard_job *job)
@@ -202,7 +202,7 @@ void cairn_fetch_deferred(struct cairn_shard_job *job)
         else
             answer(member, reply);
     }
-    cairn_job_settle(job);
+    cairn_shard_job_settle(job);
 }
 
 /* Those that are being sent come back to the free list, and are freed by a later call. */

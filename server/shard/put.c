@@ -93,8 +93,8 @@ static void on_received(void *arg, cairn_status status)
     if (status == CAIRN_OK) take(put, member);
     put->job = NULL;
     close_buffers(job);
-    cairn_job_settle(job);
-    cairn_job_idle(job);
+    cairn_shard_job_settle(job);
+    cairn_shard_job_idle(job);
 }
 
 static struct cairn_put *find_free(struct cairn_shard_job *job)
@@ -128,7 +128,7 @@ void cairn_put_on_message(struct cairn_member *member, const struct cairn_chunk_
         return;
     }
     *put = (struct cairn_put) { .job = job, .header = *header, .place = place, .chunk = chunk };
-    cairn_job_busy(job);
+    cairn_shard_job_busy(job);
 }
 
 cairn_status cairn_put_whole(const struct cairn_shard_job *job, struct cairn_sentence *why)

@@ -91,9 +91,9 @@ static void restore_done(struct cairn_task *task)
         cairn_log_error("job %s: cannot load %s: %s", job->spec.name, restore->path,
                         restore->why.text);
         cairn_session_answer(job->shard, &job->creating, restore->status, &restore->why);
-        cairn_job_leave(job);
+        cairn_shard_job_leave(job);
     }
-    cairn_job_idle(job);
+    cairn_shard_job_idle(job);
 }
 
 cairn_status cairn_restore_begin(struct cairn_shard_job *job, const char *path,
@@ -112,7 +112,7 @@ cairn_status cairn_restore_begin(struct cairn_shard_job *job, const char *path,
         (struct cairn_task) { .run = run_restore, .done = restore_done, .item_count = 1 };
     job->restore = restore;
     job->state = CAIRN_JOB_LOADING;
-    cairn_job_busy(job);
+    cairn_shard_job_busy(job);
     cairn_pool_submit(job->shard->files, &restore->task);
     return CAIRN_OK;
 }

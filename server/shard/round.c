@@ -22,7 +22,7 @@ static void submit_pass(struct cairn_shard_job *job, uint32_t item_count,
                         void (*done)(struct cairn_task *task))
 {
     job->pass = (struct cairn_task) { .run = run, .done = done, .item_count = item_count };
-    cairn_job_busy(job);
+    cairn_shard_job_busy(job);
     cairn_pool_submit(job->shard->compute, &job->pass);
 }
 
@@ -46,9 +46,9 @@ static void fold_done(struct cairn_task *task)
     struct cairn_shard_job *job = fold->job;
     fold->next_free = job->folds_free;
     job->folds_free = fold;
-    cairn_job_step(job,
-                   &(struct cairn_step_event) { .kind = CAIRN_STEP_FOLDED, .chunk = fold->chunk });
-    cairn_job_idle(job);
+    cairn_shard_job_step(
+        job, &(struct cairn_step_event) { .kind = CAIRN_STEP_FOLDED, .chunk = fold->chunk });
+    cairn_shard_job_idle(job);
 }
 
 void cairn_round_fold(struct cairn_shard_job *job, const struct cairn_step_action *action)
@@ -68,7 +68,7 @@ void cairn_round_fold(struct cairn_shard_job *job, const struct cairn_step_actio
         };
     }
     if (action->first) job->zero[action->chunk] = false;
-    cairn_job_busy(job);
+    cairn_shard_job_busy(job);
     cairn_pool_submit(job->shard->compute, &fold->task);
 }
 
@@ -102,8 +102,9 @@ static void reduce_done(struct cairn_task *task)
         (void)status;
         sums.nonfinite += job->sums[i].nonfinite;
     }
-    cairn_job_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_SUMMED, .sums = &sums });
-    cairn_job_idle(job);
+    cairn_shard_job_step(job,
+                         &(struct cairn_step_event) { .kind = CAIRN_STEP_SUMMED, .sums = &sums });
+    cairn_shard_job_idle(job);
 }
 
 void cairn_round_reduce(struct cairn_shard_job *job)
@@ -194,10 +195,10 @@ static void update_done(struct cairn_task *task)
     cairn_log_debug("job %s: published %llu.%llu", job->spec.name,
                     (unsigned long long)job->version_next.generation,
                     (unsigned long long)job->version_next.step);
-    cairn_job_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_UPDATED });
+    cairn_shard_job_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_UPDATED });
     cairn_pin_updated(job);
     cairn_fetch_deferred(job);
-    cairn_job_idle(job);
+    cairn_shard_job_idle(job);
 }
 
 static void begin_update(struct cairn_shard_job *job)
@@ -212,7 +213,7 @@ void cairn_round_update(struct cairn_shard_job *job, const struct cairn_decision
 {
     const char *why = read_scalars(job, decision);
     if (why != NULL) {
-        cairn_job_fault(job, why);
+        cairn_shard_job_fault(job, why);
         return;
     }
     job->version_next = decision->version_after;
@@ -260,11 +261,11 @@ static void seal_done(struct cairn_task *task)
         cairn_put_end(job);
         cairn_log_info("job %s: ready at version %llu.%llu", job->spec.name,
                        (unsigned long long)version.generation, (unsigned long long)version.step);
-        cairn_job_step(job,
-                       &(struct cairn_step_event) { .kind = CAIRN_STEP_READY, .version = version });
+        cairn_shard_job_step(
+            job, &(struct cairn_step_event) { .kind = CAIRN_STEP_READY, .version = version });
         cairn_session_answer(job->shard, &job->creating, CAIRN_OK, NULL);
     }
-    cairn_job_idle(job);
+    cairn_shard_job_idle(job);
 }
 
 void cairn_round_seal(struct cairn_shard_job *job)

@@ -30,7 +30,7 @@ static void on_part_closed(void *context)
 
 static void free_jobs(struct cairn_shard *shard)
 {
-    while (shard->jobs != NULL) cairn_job_free(shard->jobs);
+    while (shard->jobs != NULL) cairn_shard_job_free(shard->jobs);
 }
 
 void cairn_shard_close(struct cairn_shard *shard, void (*on_closed)(void *context), void *context)

@@ -300,28 +300,28 @@ void cairn_shard_drop_creates(struct cairn_shard *shard);
 
 /* ---- job.c ---- */
 /* NULL if there is none of that number that is not LEAVING. */
-struct cairn_shard_job *cairn_job_find(struct cairn_shard *shard, uint64_t number);
+struct cairn_shard_job *cairn_shard_job_find(struct cairn_shard *shard, uint64_t number);
 /* Judges the create and reserves everything. CAIRN_ERR_MALFORMED, _INVALID, _UNSUPPORTED: the spec or
  * the layout; CAIRN_ERR_NO_MEMORY: it does not fit, with the numbers. Not OK: nothing is held. */
-CAIRN_MUST_CHECK cairn_status cairn_job_open(struct cairn_shard *shard,
-                                             const struct cairn_create *create,
-                                             struct cairn_shard_job **job_out,
-                                             struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status cairn_shard_job_open(struct cairn_shard *shard,
+                                                   const struct cairn_create *create,
+                                                   struct cairn_shard_job **job_out,
+                                                   struct cairn_sentence *why);
 /* Makes it LEAVING: members are cut, and it is freed when nothing refers to it, perhaps at once. */
-void cairn_job_leave(struct cairn_shard_job *job);
+void cairn_shard_job_leave(struct cairn_shard_job *job);
 /* It does nothing any more: a wrong parameter must not be published. */
-void cairn_job_fault(struct cairn_shard_job *job, const char *why);
+void cairn_shard_job_fault(struct cairn_shard_job *job, const char *why);
 /* Something in flight began or ended. `idle` may free the job. */
-void cairn_job_busy(struct cairn_shard_job *job);
-void cairn_job_idle(struct cairn_shard_job *job);
+void cairn_shard_job_busy(struct cairn_shard_job *job);
+void cairn_shard_job_idle(struct cairn_shard_job *job);
 /* Frees it whatever is in flight: the fabric and the pools are closed. */
-void cairn_job_free(struct cairn_shard_job *job);
+void cairn_shard_job_free(struct cairn_shard_job *job);
 
 /* ---- act.c: the core and what it asks for ---- */
 /* Tells the core and does its actions, and what follows from them. Not while job->stepping. */
-void cairn_job_step(struct cairn_shard_job *job, const struct cairn_step_event *event);
+void cairn_shard_job_step(struct cairn_shard_job *job, const struct cairn_step_event *event);
 /* Tells the core of receives that ended, and closes peers that were cut. */
-void cairn_job_settle(struct cairn_shard_job *job);
+void cairn_shard_job_settle(struct cairn_shard_job *job);
 
 /* ---- round.c: fold, reduce, update, first publish ---- */
 void cairn_round_fold(struct cairn_shard_job *job, const struct cairn_step_action *action);
