@@ -256,7 +256,7 @@ struct process {
     bool computed;
     struct cairn_push *push;
     bool pushing; /* the machine was made and is not known to be idle */
-    uint64_t push_round;
+    uint64_t push_epoch, push_round;
     uint32_t next_micro, next_chunk; /* to push */
     bool committed;                  /* to the machine */
     bool on_loan[MICROS_MAX][CHUNKS_MAX];

@@ -153,6 +153,8 @@ void link_cut(struct sim *sim, struct link *link)
 
 struct process *sim_process(struct sim *sim, uint64_t member)
 {
-    struct process *proc = &sim->procs[member % 16];
-    return member % 16 < PROCS_MAX && proc->alive && proc->life == member ? proc : NULL;
+    const uint64_t index = member % 16;
+    if (index >= PROCS_MAX) return NULL;
+    struct process *proc = &sim->procs[index];
+    return proc->alive && proc->life == member ? proc : NULL;
 }

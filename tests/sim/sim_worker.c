@@ -125,7 +125,7 @@ static void send_push(struct sim *sim, uint32_t index, const struct cairn_push_a
     struct process *proc = &sim->procs[index];
     const struct sim_shard *s = &sim->shards[action->shard];
     struct message message = { .member = proc->life,
-                               .epoch = proc->epoch,
+                               .epoch = proc->push_epoch,
                                .round = proc->push_round,
                                .micro = action->micro };
     if (action->kind == CAIRN_PUSH_SEND_CHUNK) {
@@ -240,6 +240,7 @@ static void start_pushing(struct sim *sim, uint32_t index)
     const struct cairn_push_config config = sim_push_config(sim);
     proc->push = cairn_push_init(sim->push_memory[index], &config);
     proc->pushing = true;
+    proc->push_epoch = proc->epoch;
     proc->push_round = proc->round;
     proc->next_micro = proc->next_chunk = 0;
     proc->committed = false;
