@@ -10,6 +10,7 @@
  *   sim_worker.c       the worker's process: the library and a trainer
  *   sim_oracle.c       what is true whatever happens
  *   sim_faults.c       what happens
+ *   sim_names.c        names for --verbose
  *
  * Everything is a function of the seed: no address, no time of day, no uninitialised byte may reach a
  * decision (each seed is run twice and must give the same trace). Times are in microseconds. */
@@ -34,7 +35,7 @@
 #define WINDOW_MAX  4
 #define GROUPS      2
 #define FAULTS      9
-#define LEDGER_MAX  256
+#define LEDGER_MAX  1024
 #define PAYLOAD_MAX 256
 #define NOBODY      UINT32_MAX
 
@@ -349,6 +350,12 @@ void sim_trace(struct sim *sim, const char *what, uint64_t a, uint64_t b, uint64
 struct cairn_round_config sim_round_config(const struct sim *sim);
 struct cairn_step_config sim_step_config(const struct sim *sim, uint32_t shard);
 struct cairn_push_config sim_push_config(const struct sim *sim);
+
+/* sim_names.c */
+const char *message_name(enum message_kind kind);
+const char *event_name(enum event_kind kind);
+const char *step_action_name(enum cairn_step_action_kind kind);
+const char *round_action_name(enum cairn_round_action_kind kind);
 
 /* sim_net.c */
 struct event *sim_at(struct sim *sim, uint64_t delay, enum event_kind kind, uint32_t a, uint32_t b,

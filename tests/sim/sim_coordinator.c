@@ -151,7 +151,7 @@ static void see_result(struct sim *sim, const struct cairn_round_action *action)
 
 static void do_action(struct sim *sim, const struct cairn_round_action *action)
 {
-    sim_trace(sim, "coordinator", action->kind, action->epoch, action->round);
+    sim_trace(sim, round_action_name(action->kind), action->member, action->epoch, action->round);
     switch (action->kind) {
     case CAIRN_ROUND_PERSIST: persist(sim, action); return;
     case CAIRN_ROUND_FENCE:

@@ -151,7 +151,7 @@ static void do_action(struct sim *sim, uint32_t shard, const struct cairn_step_a
 {
     struct sim_shard *s = &sim->shards[shard];
     const uint64_t work = rng_exponential(&sim->schedule, sim->scenario.work_delay);
-    sim_trace(sim, "shard", (uint64_t)shard << 32 | action->kind, action->round,
+    sim_trace(sim, step_action_name(action->kind), shard, action->round,
               (uint64_t)action->chunk << 32 | action->micro);
     switch (action->kind) {
     case CAIRN_STEP_GRANT: to_worker(sim, shard, M_GRANT, action); return;

@@ -196,7 +196,7 @@ void sim_trace(struct sim *sim, const char *what, uint64_t a, uint64_t b, uint64
 {
     sim->trace = mix(mix(sim->trace, a), mix(b, c ^ sim->now));
     if (!sim->verbose) return;
-    printf("%9" PRIu64 " %-18s %" PRIx64 " %" PRIx64 " %" PRIx64 "\n", sim->now, what, a, b, c);
+    printf("%9" PRIu64 " %-22s %" PRIx64 " %" PRIx64 " %" PRIx64 "\n", sim->now, what, a, b, c);
 }
 
 static void start(struct sim *sim, uint64_t seed, bool verbose)
@@ -303,16 +303,23 @@ static bool finished(const struct sim *sim)
     return true;
 }
 
+static void trace_event(struct sim *sim, const struct event *event)
+{
+    if (event->kind == E_TICK) return;
+    sim_trace(sim, event_name(event->kind), event->a, event->b, event->conn);
+    const struct message *m = event->message;
+    if (m != NULL)
+        sim_trace(sim, message_name(m->kind), m->member, m->round,
+                  (uint64_t)m->chunk << 32 | m->micro);
+}
+
 void sim_run(struct sim *sim, uint64_t seed, bool verbose)
 {
     start(sim, seed, verbose);
     struct event event;
     while (!sim->failed && !finished(sim) && sim_pop(sim, &event)) {
         sim->now = event.time;
-        if (event.message != NULL || event.kind != E_TICK)
-            sim_trace(sim, event.message != NULL ? "message" : "event",
-                      (uint64_t)event.kind << 32 | (event.message ? event.message->kind : 0),
-                      (uint64_t)event.a << 32 | event.b, event.conn);
+        trace_event(sim, &event);
         if (event.message == NULL || arrives(sim, &event)) dispatch(sim, &event);
         if (event.message != NULL) sim_message_free(sim, event.message);
         if (++sim->events_seen > EVENTS_MAX)

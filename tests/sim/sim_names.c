@@ -1,0 +1,82 @@
+/* Names for --verbose. */
+#include "tests/sim/sim.h"
+
+#define NAME(table, kind) ((unsigned)(kind) < sizeof table / sizeof *table ? table[kind] : "?")
+
+const char *message_name(enum message_kind kind)
+{
+    static const char *const names[] = {
+        "FENCE",        "RESOLVE", "OPEN",      "DECIDE", "PIN",       "SHARD_HELLO",
+        "ANSWER",       "REDUCED", "PUBLISHED", "ATTACH", "BEGIN",     "COMMIT",
+        "OPENED",       "RESULT",  "FENCED",    "HELLO",  "CHUNK",     "MICRO_END",
+        "SHARD_COMMIT", "GRANT",   "ACK",       "REFUSE", "MICRO_ACK",
+    };
+    return NAME(names, kind);
+}
+
+const char *event_name(enum event_kind kind)
+{
+    static const char *const names[] = {
+        "shard -> coordinator",
+        "worker -> coordinator",
+        "coordinator -> shard",
+        "coordinator -> worker",
+        "worker -> shard",
+        "shard -> worker",
+        "landed",
+        "folded",
+        "summed",
+        "updated",
+        "persisted",
+        "tick",
+        "computed",
+        "lease ends",
+        "shard is missed",
+        "peer is missed",
+        "reconnects",
+        "fabric reconnects",
+        "coordinator start",
+        "process start",
+        "fault",
+        "heal",
+    };
+    return NAME(names, kind);
+}
+
+const char *step_action_name(enum cairn_step_action_kind kind)
+{
+    static const char *const names[] = {
+        [CAIRN_STEP_GRANT] = "shard: GRANT",
+        [CAIRN_STEP_ACK] = "shard: ACK",
+        [CAIRN_STEP_REFUSE] = "shard: REFUSE",
+        [CAIRN_STEP_MICRO_ACK] = "shard: MICRO_ACK",
+        [CAIRN_STEP_RECEIVE] = "shard: RECEIVE",
+        [CAIRN_STEP_DISCARD] = "shard: DISCARD",
+        [CAIRN_STEP_FOLD] = "shard: FOLD",
+        [CAIRN_STEP_ZERO] = "shard: ZERO",
+        [CAIRN_STEP_REDUCE] = "shard: REDUCE",
+        [CAIRN_STEP_UPDATE] = "shard: UPDATE",
+        [CAIRN_STEP_REDUCED_REPORT] = "shard: REDUCED",
+        [CAIRN_STEP_PUBLISHED_REPORT] = "shard: PUBLISHED",
+        [CAIRN_STEP_ANSWER] = "shard: ANSWER",
+        [CAIRN_STEP_FAULT] = "shard: FAULT",
+    };
+    return NAME(names, kind);
+}
+
+const char *round_action_name(enum cairn_round_action_kind kind)
+{
+    static const char *const names[] = {
+        [CAIRN_ROUND_PERSIST] = "coordinator: PERSIST",
+        [CAIRN_ROUND_FENCE] = "coordinator: FENCE",
+        [CAIRN_ROUND_RESOLVE] = "coordinator: RESOLVE",
+        [CAIRN_ROUND_OPEN_SEND] = "coordinator: OPEN",
+        [CAIRN_ROUND_DECIDE] = "coordinator: DECIDE",
+        [CAIRN_ROUND_PIN_SEND] = "coordinator: PIN",
+        [CAIRN_ROUND_WORKER_OPENED] = "coordinator: OPENED",
+        [CAIRN_ROUND_WORKER_RESULT] = "coordinator: RESULT",
+        [CAIRN_ROUND_WORKER_FENCE] = "coordinator: FENCED",
+        [CAIRN_ROUND_FAIL] = "coordinator: FAIL",
+    };
+    return NAME(names, kind);
+}
