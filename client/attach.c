@@ -186,6 +186,18 @@ static cairn_status take_spec(struct job *job, struct cairn_sentence *why)
     return status;
 }
 
+/* Attached again in the middle of a round: it is decided or void by now, and no shard may be left to say
+ * so (one that never granted it answers nothing). Only the coordinator knows. */
+static void ask_how_the_round_ended(struct job *job)
+{
+    Cairn__RoundCommit ask = CAIRN__ROUND_COMMIT__INIT;
+    if (job->push == NULL) return;
+    ask.job = job->id;
+    ask.round = job->push_round;
+    cairn_control_send(job->session, CAIRN_MSG_ROUND_COMMIT, ++job->session->next_request,
+                       &ask.base);
+}
+
 static void attached(struct job *job)
 {
     struct session *s = job->session;
@@ -209,6 +221,7 @@ static void attached(struct job *job)
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
     drop_pages(job);
+    ask_how_the_round_ended(job);
     cairn_session_kick(s);
 }
 
