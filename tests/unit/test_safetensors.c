@@ -37,7 +37,7 @@ START_TEST(the_bytes_of_a_header_are_nailed_down)
         "\"c\":{\"dtype\":\"BF16\",\"shape\":[1,3],\"data_offsets\":[28,34]}}";
     ck_assert_uint_eq(bytes % 8, 0);
     ck_assert_uint_eq(data_bytes, 34);
-    ck_assert_uint_eq(header[0] | header[1] << 8, bytes - 8);
+    ck_assert_uint_eq((size_t)header[0] | (size_t)header[1] << 8, bytes - 8);
     ck_assert_mem_eq(header + 2, "\0\0\0\0\0\0", 6);
     ck_assert_mem_eq(header + 8, json, sizeof json - 1);
     for (size_t i = 8 + sizeof json - 1; i < bytes; i++) ck_assert_int_eq(header[i], ' ');
