@@ -142,9 +142,10 @@ static cairn_status open_fabric(struct session *s, const struct cairn_opts *opts
         .on_message_arg = s,
         .max_payload = CAIRN_CHUNK_PAYLOAD_MAX,
         .net_devices = first_of(opts->fabric_device, "CAIRN_FABRIC_DEVICE", NULL),
+        .hub = s->hub,
     };
-    cairn_status status = cairn_fabric_open(first_of(opts->fabric, "CAIRN_FABRIC", "ucx"), &options,
-                                            &s->fabric, &why);
+    const char *kind = s->hub != NULL ? "mem" : first_of(opts->fabric, "CAIRN_FABRIC", "ucx");
+    cairn_status status = cairn_fabric_open(kind, &options, &s->fabric, &why);
     return status == CAIRN_OK
                ? status
                : cairn_client_fail(status, "the data path cannot be opened: %s", why.text);
@@ -248,6 +249,12 @@ static cairn_status open_unsignaled(struct session *s, const struct cairn_opts *
 
 cairn_status cairn_open(const struct cairn_opts *opts, cairn **out)
 {
+    return cairn_client_open(opts, NULL, out);
+}
+
+cairn_status cairn_client_open(const struct cairn_opts *opts, struct cairn_fabric_mem_hub *hub,
+                               cairn **out)
+{
     static const struct cairn_opts defaults = { .struct_size = sizeof defaults };
     if (opts == NULL) opts = &defaults;
     if (out == NULL) return cairn_client_fail(CAIRN_ERR_INVALID, "out is NULL");
@@ -260,6 +267,7 @@ cairn_status cairn_open(const struct cairn_opts *opts, cairn **out)
     if (sodium_init() < 0) return cairn_client_fail(CAIRN_ERR_INTERNAL, "libsodium does not start");
     struct session *s = calloc(1, sizeof *s);
     if (s == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    s->hub = hub;
     struct cairn_sentence why;
     const char *endpoint = first_of(opts->endpoint, "CAIRN_ENDPOINT", DEFAULT_ADDRESS);
     cairn_status status = cairn_address_parse(endpoint, &s->endpoint, &why);

@@ -185,6 +185,7 @@ struct session {
     char endpoint_text[CAIRN_ADDRESS_TEXT_BYTES];
     char *name;
     uint64_t incarnation;
+    struct cairn_fabric_mem_hub *hub; /* borrowed; NULL but in tests: the data path is that one */
     int event_fd;
     void *handle;
     atomic_bool stopping;
@@ -216,6 +217,9 @@ cairn_status cairn_client_fail(cairn_status status, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 
 /* ---- session.c ---- */
+/* cairn_open; with a hub (tests) the data path is the mem fabric. Not exported. */
+cairn_status cairn_client_open(const struct cairn_opts *opts, struct cairn_fabric_mem_hub *hub,
+                               cairn **out) CAIRN_MUST_CHECK;
 uint64_t cairn_client_now_ms(void);
 /* Wakes the loop thread to look at asks and commands. Any thread. */
 void cairn_session_kick(struct session *s);
