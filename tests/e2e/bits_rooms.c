@@ -1,0 +1,102 @@
+#include "tests/e2e/bits_rooms.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <string.h>
+
+static void on_stop(uv_async_t *stop)
+{
+    struct bits_rooms *rooms = stop->data;
+    for (uint32_t i = 0; i < rooms->shard_count; i++)
+        cairn_shard_close(rooms->shards[i], NULL, NULL);
+    cairn_cluster_close(rooms->cluster, NULL, NULL);
+    uv_close((uv_handle_t *)stop, NULL);
+}
+
+static void on_ready(struct cairn_shard *shard, void *context)
+{
+    (void)shard;
+    struct bits_rooms *rooms = context;
+    if (++rooms->shards_ready == rooms->shard_count) sem_post(&rooms->ready);
+}
+
+static void open_shard(struct bits_rooms *rooms, uint32_t shard)
+{
+    char name[32];
+    struct cairn_sentence why;
+    snprintf(name, sizeof name, "shard-%u", shard);
+    const struct cairn_shard_options options = { .name = name,
+                                                 .coordinator = rooms->address,
+                                                 .memory_bytes = 256 << 20,
+                                                 .compute_threads = rooms->compute_threads,
+                                                 .fabric_kind = "mem",
+                                                 .hub = rooms->hub,
+                                                 .on_ready = on_ready,
+                                                 .context = rooms };
+    ck_assert_int_eq(cairn_shard_open(&rooms->loop, &options, &rooms->shards[shard], &why),
+                     CAIRN_OK);
+}
+
+static void *rooms_thread(void *arg)
+{
+    struct bits_rooms *rooms = arg;
+    uv_run(&rooms->loop, UV_RUN_DEFAULT);
+    return NULL;
+}
+
+static struct cairn_cluster_options options_of(struct bits_rooms *rooms)
+{
+    return (struct cairn_cluster_options) {
+        .name = (char *)(uintptr_t) "bits",
+        .shards = rooms->shard_count,
+        .store_path = rooms->store,
+        .snapshots_path = rooms->snapshots,
+        .network = { .listen = (char *)(uintptr_t) "127.0.0.1:0",
+                     .connections_max = 64,
+                     .half_open_max = 16,
+                     .hello_timeout_ms = 5000,
+                     .send_queue_bytes = 8 << 20 },
+        .heartbeat_ms = 1000,
+        .lease_timeout_ms = 10000,
+        .workers_max = 8,
+    };
+}
+
+void bits_rooms_open(struct bits_rooms *rooms, uint32_t shard_count,
+                     const struct cairn_fabric_mem_options *fabric)
+{
+    struct cairn_sentence why;
+    memset(rooms, 0, sizeof *rooms);
+    rooms->shard_count = shard_count;
+    rooms->compute_threads = 1;
+    cairn_log_init("bits", CAIRN_LOG_ERROR);
+    cairn_scratch_make(rooms->folder);
+    snprintf(rooms->store, sizeof rooms->store, "%s/store", rooms->folder);
+    snprintf(rooms->snapshots, sizeof rooms->snapshots, "%s/snapshots", rooms->folder);
+    rooms->options = options_of(rooms);
+    sem_init(&rooms->ready, 0, 0);
+    ck_assert_int_eq(cairn_fabric_mem_hub_open(fabric, &rooms->hub), CAIRN_OK);
+    ck_assert_int_eq(uv_loop_init(&rooms->loop), 0);
+    ck_assert_int_eq(uv_async_init(&rooms->loop, &rooms->stop, on_stop), 0);
+    rooms->stop.data = rooms;
+    ck_assert_msg(cairn_cluster_open(&rooms->options, &rooms->loop, &rooms->cluster, &why) ==
+                      CAIRN_OK,
+                  "%s", why.text);
+    snprintf(rooms->address, sizeof rooms->address, "%s", cairn_cluster_address(rooms->cluster));
+    for (uint32_t i = 0; i < shard_count; i++) open_shard(rooms, i);
+    ck_assert_int_eq(pthread_create(&rooms->thread, NULL, rooms_thread, rooms), 0);
+    struct timespec deadline;
+    clock_gettime(CLOCK_REALTIME, &deadline);
+    deadline.tv_sec += 30;
+    ck_assert_msg(sem_timedwait(&rooms->ready, &deadline) == 0, "the shards do not join");
+}
+
+void bits_rooms_close(struct bits_rooms *rooms)
+{
+    uv_async_send(&rooms->stop);
+    pthread_join(rooms->thread, NULL);
+    ck_assert_int_eq(uv_loop_close(&rooms->loop), 0);
+    cairn_fabric_mem_hub_close(rooms->hub);
+    sem_destroy(&rooms->ready);
+    cairn_scratch_remove(rooms->folder);
+}

@@ -1,0 +1,39 @@
+/* A cluster inside the test's process, on one thread: the rooms of the coordinator and of the shards on
+ * one loop, and between them and the workers a mem fabric that delays, reorders and repeats messages. */
+#ifndef CAIRN_E2E_BITS_ROOMS_H
+#define CAIRN_E2E_BITS_ROOMS_H
+
+#include <pthread.h>
+#include <semaphore.h>
+#include <uv.h>
+
+#include "proto/fabric/mem.h"
+#include "server/coordinator/cluster.h"
+#include "server/shard/shard.h"
+#include "tests/support/scratch.h"
+
+enum { BITS_ROOMS_SHARDS_MAX = 8 };
+
+struct bits_rooms {
+    char folder[CAIRN_SCRATCH_BYTES], store[CAIRN_SCRATCH_BYTES + 16],
+        snapshots[CAIRN_SCRATCH_BYTES + 16];
+    char address[64]; /* of the coordinator */
+    struct cairn_fabric_mem_hub *hub;
+    uint32_t shard_count, compute_threads;
+    /* private */
+    pthread_t thread;
+    sem_t ready;
+    uv_loop_t loop;
+    uv_async_t stop;
+    struct cairn_cluster_options options;
+    struct cairn_cluster *cluster;
+    struct cairn_shard *shards[BITS_ROOMS_SHARDS_MAX];
+    uint32_t shards_ready;
+};
+
+void bits_rooms_open(struct bits_rooms *rooms, uint32_t shard_count,
+                     const struct cairn_fabric_mem_options *fabric);
+/* The workers must have closed their sessions. */
+void bits_rooms_close(struct bits_rooms *rooms);
+
+#endif
