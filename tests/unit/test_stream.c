@@ -206,8 +206,22 @@ START_TEST(a_unix_socket_works_the_same)
 }
 END_TEST
 
+/* Without a hosts file the name goes to a name server, which may be out of reach: a chroot, say. */
+static bool localhost_is_here(void)
+{
+    char line[256];
+    bool found = false;
+    FILE *hosts = fopen("/etc/hosts", "re");
+    while (hosts != NULL && !found && fgets(line, sizeof line, hosts) != NULL)
+        found = strstr(line, "localhost") != NULL;
+    if (hosts != NULL) fclose(hosts);
+    if (!found) printf("skip: /etc/hosts has no localhost, no name was resolved\n");
+    return found;
+}
+
 START_TEST(a_name_is_resolved)
 {
+    if (!localhost_is_here()) return;
     snprintf(address.host, sizeof address.host, "localhost");
     connect_near(&plain);
     run_until(near.open_count == 1 && far.stream != NULL);
