@@ -313,8 +313,8 @@ void cairn_push_on_result(struct cairn_push *push, struct cairn_push_actions *ac
     for (uint32_t s = 0; s < push->shard_count; s++) release(push, s, true, CAIRN_OK, actions);
 }
 
-/* In a void round, too: this refusal may be a late answer to a sending before the last one, which the shard is
- * reading now. Only ACK and the other refusals say that it will not read the buffer any more. */
+/* In a void round, too: this refusal may be a late answer to a sending before the last one, which the shard
+ * is reading now. Only ACK and the other refusals say that it will not read the buffer any more. */
 static void send_again(struct cairn_push *push, uint32_t shard, uint32_t index,
                        struct cairn_push_actions *actions)
 {

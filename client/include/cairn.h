@@ -9,9 +9,9 @@
  * only on CAIRN_OK. Structs that may grow begin with struct_size: set it to sizeof the struct, and
  * everything not set to 0 (= the default). A buffer given to put, push or fetch is on loan until its
  * operation completes (cairn_wait); operations given as NULL are completed by cairn_commit (pushes) or
- * cairn_init_done (puts). Timeouts are milliseconds, finite and not negative; CAIRN_ERR_TIMEOUT changes nothing, and cairn_error()
- * then names who is awaited. The library never aborts, prints, forks, or touches signals; it owns one
- * thread and one descriptor to poll. Not for use after fork() without exec().
+ * cairn_init_done (puts). Timeouts are milliseconds, finite and not negative; CAIRN_ERR_TIMEOUT changes
+ * nothing, and cairn_error() then names who is awaited. The library never aborts, prints, forks, or
+ * touches signals; it owns one thread and one descriptor to poll. Not for use after fork() without exec().
  *
  * Not in this version: tiles, amend, alloc/register, prefetch, map, streams, GPU memory (see README). */
 #ifndef CAIRN_H

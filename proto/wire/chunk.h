@@ -22,9 +22,9 @@
  * Messages to one peer may overtake each other; nothing here relies on their order. `token` is a secret
  * of the member's session (from the coordinator, over the control channel): a header with another
  * token is dropped. `epoch` and `round` fence: anything of an older one changes nothing. In what a worker
- * sends, `tile` is 0 and `table_hash` the hash of the empty tile table until a job declares tiles: "whole tensors,
- * everyone"; in what a shard sends, `tile` is the shard's index in the layout. A PUSH, PUT, FETCH or DATA is always exactly one chunk of the layout's chunk grid
- * (proto/wire/layout.h). */
+ * sends, `tile` is 0 and `table_hash` the hash of the empty tile table until a job declares tiles: "whole
+ * tensors, everyone"; in what a shard sends, `tile` is the shard's index in the layout. A PUSH, PUT, FETCH
+ * or DATA is always exactly one chunk of the layout's chunk grid (proto/wire/layout.h). */
 #ifndef CAIRN_WIRE_CHUNK_H
 #define CAIRN_WIRE_CHUNK_H
 

@@ -16,7 +16,8 @@ pc=$(find "$tmp" -name cairn.pc)
 grep -oE 'cairn_[a-z_]+\(' "$header" | tr -d '(' | sort -u >"$tmp/declared"
 nm -D --defined-only "$library" | awk '$2 == "T" { print $3 }' | sed 's/@.*//' | sort -u >"$tmp/exported"
 grep -E 'CAIRN_EXPORT' -A1 "$header" | grep -oE 'cairn_[a-z_]+\(' | tr -d '(' | sort -u >"$tmp/promised"
-diff "$tmp/promised" "$tmp/exported" || fail "the library does not export what the header declares (< header, > library)"
+diff "$tmp/promised" "$tmp/exported" ||
+    fail "the library does not export what the header declares (< header, > library)"
 nm -D --defined-only "$library" | awk '$2 != "A" && $2 != "T"' | grep . && fail "data is exported"
 echo "exports: $(wc -l <"$tmp/exported") functions"
 

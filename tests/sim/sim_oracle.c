@@ -1,5 +1,5 @@
-/* What is true whatever happens: who contributed what, and what the state is after each round, computed by one
- * loop that knows nothing of messages, slots or shards. */
+/* What is true whatever happens: who contributed what, and what the state is after each round, computed by
+ * one loop that knows nothing of messages, slots or shards. */
 #include <assert.h>
 #include <math.h>
 #include <string.h>

@@ -1,5 +1,6 @@
-/* Drives the coordinator's round machine by hand, for test_round*.c: two shards, up to four workers, one group
- * of AdamW, step_deadline 1000 ms, loss scale 1, unless a test says otherwise. Actions pile up until `clear`. */
+/* Drives the coordinator's round machine by hand, for test_round*.c: two shards, up to four workers, one
+ * group of AdamW, step_deadline 1000 ms, loss scale 1, unless a test says otherwise. Actions pile up until
+ * `clear`. */
 #ifndef CAIRN_TESTS_ROUND_DRIVER_H
 #define CAIRN_TESTS_ROUND_DRIVER_H
 

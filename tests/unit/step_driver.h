@@ -1,5 +1,6 @@
 /* Drives a shard's round machine by hand, for test_step*.c. Two members of ranks 0 and 1 (A and B), four
- * chunks, two slots each, unless a test says otherwise; `begin` opens round 100 of epoch 5 at version (1, 10). */
+ * chunks, two slots each, unless a test says otherwise; `begin` opens round 100 of epoch 5 at version
+ * (1, 10). */
 #ifndef CAIRN_TESTS_STEP_DRIVER_H
 #define CAIRN_TESTS_STEP_DRIVER_H
 

@@ -1,0 +1,12 @@
+#!/bin/bash
+# The sample configurations are what the daemons print, and the daemons take them as they stand.
+# usage: samples.sh SOURCE_FOLDER BIN_FOLDER
+set -euo pipefail
+for daemon in cairn-coordinator cairn-shard; do
+    sample=$1/deploy/$daemon.conf.sample
+    "$2/$daemon" --print-config | diff "$sample" - ||
+        { echo "FAILED: build/bin/$daemon --print-config >deploy/$daemon.conf.sample"; exit 1; }
+    given=()
+    [ $daemon = cairn-coordinator ] || given=(--set shard.name=s --set shard.coordinator=127.0.0.1:1)
+    "$2/$daemon" --config "$sample" "${given[@]}" --check-config >/dev/null
+done

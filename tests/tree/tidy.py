@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""Holds the tree against its own rules: who may include what, sizes, words, file manners.
+
+usage: tidy.py [ROOT]    prints FILE:LINE: what is wrong, and exits with 1 if anything is
+"""
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+SELF = "tests/tree/tidy.py"
+FILE_LINES, FILE_LINES_NOTE, FUNCTION_LINES, FILE_BYTES = 600, 400, 70, 1 << 20
+COLUMNS, COLUMNS_OF_SCRIPTS = 110, 120
+MADE_BY_A_SCRIPT = {"tests/golden/optim_golden.h"}
+
+# One door per library: a header, and the beginnings of the paths that may include it. tests/ may.
+DOORS = {
+    r"uc[pst]/.*": ["proto/fabric/ucx"],
+    r"sqlite3\.h": ["server/coordinator/store"],
+    r"uv\.h": ["proto/loop/", "server/base/", "server/shard/", "server/coordinator/", "client/"],
+    r"sodium\.h": ["proto/wire/", "client/", "server/coordinator/"],
+    r"jansson\.h": ["proto/wire/manifest", "proto/wire/safetensors", "client/ctl/"],
+    r"ini\.h": ["server/base/"],
+    r"xxhash\.h": ["proto/wire/", "proto/fabric/address"],
+    r"zlib\.h": ["client/examples/"],
+    r"protobuf-c/.*": ["proto/wire/"],
+    r"check\.h": [],
+}
+# Dependencies run one way: a room, and the rooms it may include besides itself. The longest name wins.
+ROOMS = {
+    "proto/wire/": [],
+    "proto/fabric/": ["proto/wire/"],
+    "proto/loop/": ["proto/wire/", "proto/fabric/"],
+    "gpu/": ["proto/wire/"],
+    "server/core/": ["proto/wire/"],
+    "server/base/": ["proto/"],
+    "server/shard/": ["server/core/", "server/base/", "gpu/", "proto/"],
+    "server/coordinator/": ["server/core/", "server/base/", "gpu/", "proto/"],
+    "client/": ["proto/"],
+    "client/ctl/": ["proto/"],
+    "client/examples/": [],
+}
+BANNED_CALLS = re.compile(r"\b(strcpy|strcat|sprintf|vsprintf|gets|strtok|localtime|gmtime)\s*\(")
+BANNED_NAMES = re.compile(r"\w*(Manager|Helper|Util)\w*|\w*_(manager|helper|utils?)\b|\b(manager|helper|utils?)_\w+")
+BANNED_WORDS = re.compile(r"\b(TODO|FIXME|XXX)\b")
+FOREIGN_PATHS = re.compile(r"/work\b|\.library\b|shared/design")
+INCLUDE = re.compile(r'\s*#\s*include\s+(["<])([^">]+)[">]')
+
+complaints = []
+notes = []
+
+
+def complain(path, line, text):
+    complaints.append(f"{path}:{line}: {text}")
+
+
+def tree_files(root):
+    """Tracked files, and new ones that are not ignored; without git, every file."""
+    git = ["git", "-c", "safe.directory=*", "-C", root, "ls-files", "-z", "-co", "--exclude-standard"]
+    try:
+        listed = subprocess.run(git, check=True, capture_output=True, text=True).stdout.split("\0")
+    except (OSError, subprocess.CalledProcessError):
+        listed = [str(p.relative_to(root)) for p in Path(root).rglob("*") if ".git" not in p.parts]
+        listed = [path for path in listed if not path.startswith("build")]
+    return sorted(p for p in set(listed) if p and os.path.isfile(os.path.join(root, p)))
+
+
+def without_comments(text):
+    """The same lines, with the text of comments and strings blanked."""
+    blank = lambda m: re.sub(r"[^\n]", " ", m.group(0))
+    return re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', blank, text, flags=re.S)
+
+
+def check_door(path, line, header):
+    for door, owners in DOORS.items():
+        if re.fullmatch(door, header) and not any(path.startswith(owner) for owner in owners):
+            complain(path, line, f"<{header}> is included only by {', '.join(owners) or 'tests/'}")
+
+
+def check_room(path, line, header):
+    home = max((room for room in ROOMS if path.startswith(room)), key=len, default=None)
+    target = max((room for room in ROOMS if header.startswith(room)), key=len, default=None)
+    if home is None or target is None or home == target:
+        return
+    if not any(header.startswith(allowed) for allowed in ROOMS[home]):
+        complain(path, line, f"{home} does not include {target}")
+
+
+def check_includes(path, lines):
+    for number, line in enumerate(lines, 1):
+        match = INCLUDE.match(line)
+        if match and not path.startswith("tests/"):
+            check_door(path, number, match.group(2))
+            check_room(path, number, match.group(2))
+
+
+def check_sizes(path, lines):
+    if path in MADE_BY_A_SCRIPT:
+        return
+    if len(lines) > FILE_LINES and not path.startswith("tests/"):
+        complain(path, len(lines), f"{len(lines)} lines, at most {FILE_LINES}: split it")
+    elif len(lines) > FILE_LINES_NOTE:
+        notes.append(f"{path}: {len(lines)} lines")
+    begin = None
+    for number, line in enumerate(lines, 1):
+        if line == "{":
+            begin = number
+        elif line == "}" and begin is not None:
+            if number - begin > FUNCTION_LINES:
+                complain(path, begin, f"a function of {number - begin} lines, at most {FUNCTION_LINES}")
+            begin = None
+
+
+def check_code(path, text):
+    for number, line in enumerate(without_comments(text).split("\n"), 1):
+        for pattern, why in ((BANNED_CALLS, "banned call"), (BANNED_NAMES, "a name that says nothing")):
+            match = pattern.search(line)
+            if match:
+                complain(path, number, f"{why}: {match.group(0)}")
+
+
+def check_manners(path, text, lines):
+    columns = COLUMNS if path.endswith((".c", ".h", ".proto")) else COLUMNS_OF_SCRIPTS
+    code = not path.endswith((".md", ".txt", ".sample")) or path.endswith("CMakeLists.txt")
+    if text and not text.endswith("\n"):
+        complain(path, len(lines), "the last line has no end")
+    for number, line in enumerate(lines, 1):
+        if "\t" in line and not path.endswith(".scd"):  # scdoc indents by tabs
+            complain(path, number, "a tab")
+        if code and len(line) > columns and path not in MADE_BY_A_SCRIPT:
+            complain(path, number, f"{len(line)} columns, at most {columns}")
+        if path == SELF:
+            continue
+        for pattern in (BANNED_WORDS, FOREIGN_PATHS):
+            match = pattern.search(line)
+            if match:
+                complain(path, number, f"banned: {match.group(0)}")
+
+
+def check_file(root, path):
+    full = os.path.join(root, path)
+    if os.path.getsize(full) > FILE_BYTES:
+        complain(path, 0, f"{os.path.getsize(full)} bytes, at most {FILE_BYTES}")
+        return
+    try:
+        text = Path(full).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return  # a binary file, small
+    lines = text.split("\n")[:-1] if text.endswith("\n") else text.split("\n")
+    if text.startswith("#!") != os.access(full, os.X_OK):
+        complain(path, 1, "a script is executable and begins with #!, nothing else does")
+    check_manners(path, text, lines)
+    if path.endswith((".c", ".h")):
+        check_includes(path, lines)
+        check_sizes(path, lines)
+        check_code(path, text)
+
+
+def main():
+    root = sys.argv[1] if len(sys.argv) > 1 else str(Path(__file__).resolve().parents[2])
+    files = tree_files(root)
+    for path in files:
+        check_file(root, path)
+    for note in notes:
+        print("above %d lines: %s" % (FILE_LINES_NOTE, note))
+    for complaint in complaints:
+        print(complaint)
+    print(f"{len(files)} files, {len(complaints)} complaints")
+    return 1 if complaints or not files else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
