@@ -1,53 +1,21 @@
 /* The same bits whatever the cluster: 50 steps through real daemons and through rooms in memory, and
  * the content root is the reference's and the golden one. `test_bits --print-root` prints the
  * reference's, to compare builds. */
-#include <check.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "tests/e2e/bits_reference.h"
+#include "proto/wire/plan.h"
+#include "tests/e2e/bits_check.h"
 #include "tests/e2e/bits_rooms.h"
-#include "tests/e2e/bits_worker.h"
-#include "tests/support/cluster.h"
-
-static void check_root(const char *address)
-{
-    static struct cluster_said said;
-    struct cluster at = { .folder = "" };
-    snprintf(at.address, sizeof at.address, "%s", address);
-    cluster_cli(&at, &said, "job", "digest", "-q", BITS_JOB, NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
-    said.out[strcspn(said.out, "\n")] = 0;
-    ck_assert_str_eq(said.out, BITS_GOLDEN_ROOT);
-}
-
-/* Undisturbed: no round is void, and the one with the NaN is skipped once. */
-static void check_quiet(const struct bits_run *run)
-{
-    for (int i = 0; i < BITS_WORKERS; i++) {
-        ck_assert_uint_eq(run->worker[i].void_rounds, 0);
-        ck_assert_uint_eq(run->worker[i].skipped, 1);
-    }
-}
-
-static void train(struct bits_worker pattern, const char *endpoint)
-{
-    struct bits_run run;
-    pattern.endpoint = endpoint;
-    pattern.until_step = BITS_STEPS;
-    bits_run_start(&run, &pattern, BITS_WORKERS);
-    bits_run_join(&run);
-    check_quiet(&run);
-}
 
 static void train_on_daemons(int shards, const struct cluster_options *options,
                              struct bits_worker pattern)
 {
     struct cluster cluster;
     cluster_start(&cluster, shards, options);
-    train(pattern, cluster.address);
-    check_root(cluster.address);
+    pattern.until_step = BITS_STEPS;
+    bits_train_quietly(pattern, cluster.address, 1);
+    bits_check_root(cluster.address, BITS_GOLDEN_ROOT);
     cluster_stop(&cluster);
 }
 
@@ -62,6 +30,32 @@ START_TEST(one_process_without_daemons_comes_to_the_golden_root)
     ck_assert_uint_lt(ref.clipped, BITS_STEPS);
     bits_reference_close(&ref);
     ck_assert_str_eq(root, BITS_GOLDEN_ROOT);
+}
+END_TEST
+
+START_TEST(each_of_8_shards_owns_a_part_of_it)
+{
+    struct bits_reference ref;
+    struct cairn_layout_tensor tensors[BITS_TENSORS];
+    struct cairn_layout *layout;
+    bits_reference_open(&ref);
+    for (int t = 0; t < BITS_TENSORS; t++) { // what an element weighs: as the coordinator has it
+        const struct bits_tensor *tensor = &bits_tensors[t];
+        size_t bytes = 4 + 2 * cairn_dtype_bytes((int)tensor->wire);
+        if (tensor->group != NULL) bytes += 4;
+        for (int p = CAIRN_PLANE_EXP_AVG; p < CAIRN_PLANE_COUNT; p++)
+            if (ref.tensor[t].plane[p] != NULL) bytes += 4;
+        tensors[t] = (struct cairn_layout_tensor) { tensor->name, tensor->name, tensor->shape,
+                                                    (uint32_t)bytes };
+    }
+    const struct cairn_plan_request request = { .tensors = tensors,
+                                                .tensor_count = BITS_TENSORS,
+                                                .shard_count = 8 };
+    ck_assert_int_eq(cairn_plan_make(&request, &layout, NULL), CAIRN_OK);
+    for (int i = 0; i < 8; i++)
+        ck_assert_uint_gt(layout->shard_extents[i + 1], layout->shard_extents[i]);
+    cairn_layout_close(layout);
+    bits_reference_close(&ref);
 }
 END_TEST
 
@@ -103,8 +97,11 @@ START_TEST(a_fabric_in_memory_that_reorders_and_repeats_gives_the_same_bits)
 {
     struct bits_rooms rooms;
     bits_rooms_open(&rooms, 3, &fabrics[_i]);
-    train((struct bits_worker) { .hub = rooms.hub, .shuffle = (uint64_t)_i }, rooms.address);
-    check_root(rooms.address);
+    const struct bits_worker pattern = { .hub = rooms.hub,
+                                         .until_step = BITS_STEPS,
+                                         .shuffle = (uint64_t)_i };
+    bits_train_quietly(pattern, rooms.address, 1);
+    bits_check_root(rooms.address, BITS_GOLDEN_ROOT);
     bits_rooms_close(&rooms);
 }
 END_TEST
@@ -125,24 +122,15 @@ static int print_root(void)
 int main(int argc, char **argv)
 {
     if (argc == 2 && strcmp(argv[1], "--print-root") == 0) return print_root();
-    Suite *suite = suite_create("bits");
     TCase *plain = tcase_create("reference"), *daemons = tcase_create("daemons"),
           *memory = tcase_create("memory");
-    tcase_set_timeout(daemons, 60);
-    tcase_set_timeout(memory, 60);
     tcase_add_test(plain, one_process_without_daemons_comes_to_the_golden_root);
+    tcase_add_test(plain, each_of_8_shards_owns_a_part_of_it);
     tcase_add_loop_test(daemons, any_number_of_shards_gives_the_same_bits, 0, 5);
     tcase_add_test(daemons, two_compute_threads_give_the_same_bits);
     tcase_add_test(daemons, a_window_of_one_chunk_gives_the_same_bits);
     tcase_add_test(daemons, pushes_in_any_order_and_late_give_the_same_bits);
     tcase_add_loop_test(memory, a_fabric_in_memory_that_reorders_and_repeats_gives_the_same_bits, 0,
                         3);
-    suite_add_tcase(suite, plain);
-    suite_add_tcase(suite, daemons);
-    suite_add_tcase(suite, memory);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return bits_run_suite("bits", (TCase *const[]) { plain, daemons, memory, NULL });
 }
