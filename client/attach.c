@@ -276,8 +276,26 @@ static void unlink_job(struct job *job)
     pthread_mutex_unlock(&s->lock);
 }
 
+/* Every thread that still waits for something of the job hears it. */
+static void close_calls(struct job *job)
+{
+    pthread_mutex_lock(&job->session->lock);
+    if (job->failed == CAIRN_OK) {
+        job->failed = CAIRN_ERR_CANCELED;
+        cairn_sentence_set(&job->failed_why, "job %s was closed", job->name);
+    }
+    pthread_cond_broadcast(&job->session->changed);
+    pthread_mutex_unlock(&job->session->lock);
+    cairn_session_kick(job->session); // asks are answered by it
+}
+
 void cairn_attach_release(struct job *job)
 {
+    if (job->failed == CAIRN_OK) close_calls(job);
+    // A member that is given up while it attaches has no number to leave by. The end of the connection tells
+    // the coordinator, which would else await a worker that nobody drives, and fence the next of its rank.
+    if (job->state == JOB_ATTACHING && job->session->stream != NULL)
+        cairn_stream_close(job->session->stream, CAIRN_OK, "job %s was given up", job->name);
     if (job->state == JOB_ATTACHED) {
         Cairn__JobLeave leave = CAIRN__JOB_LEAVE__INIT;
         leave.job = job->id;

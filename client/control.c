@@ -39,6 +39,8 @@ static void on_close(struct cairn_stream *stream, cairn_status status, const cha
     s->stream = NULL;
     s->ready = s->hello_sent = false;
     note_away(s, status == CAIRN_OK ? CAIRN_ERR_CLOSED : status, why);
+    if (s->ended && !uv_is_closing((uv_handle_t *)&s->tick))
+        uv_close((uv_handle_t *)&s->tick, NULL);
     for (struct job *job = s->jobs; job != NULL; job = job->next) cairn_attach_lost(job);
     retry_later(s);
 }
@@ -56,7 +58,10 @@ void cairn_control_send(struct session *s, uint16_t type, uint32_t request,
 static void on_open(struct cairn_stream *stream, void *context)
 {
     struct session *s = context;
-    (void)stream;
+    if (s->stopping) {
+        cairn_stream_close(stream, CAIRN_OK, "the session is closed");
+        return;
+    }
     Cairn__Hello hello = CAIRN__HELLO__INIT;
     hello.protocol = CAIRN_CONTROL_PROTOCOL;
     hello.role = CAIRN_ROLE_WIRE_WORKER; // what a job's member may do is said by JobOpen
@@ -240,13 +245,14 @@ static void on_frame(struct cairn_stream *stream, const struct cairn_frame *fram
 static struct ask *next_ask(struct session *s)
 {
     for (struct ask *ask = s->asks; ask != NULL; ask = ask->next) {
-        if (ask->done || ask->request != 0) continue;
-        if (ask->job != NULL && ask->job->failed != CAIRN_OK) {
+        if (ask->done) continue;
+        if (ask->job != NULL && ask->job->failed != CAIRN_OK) { // sent or not
             ask->done = true;
             ask->status = ask->job->failed;
             ask->why = ask->job->failed_why;
             pthread_cond_broadcast(&s->changed);
-        } else if (s->ready && (ask->job == NULL || ask->job->state == JOB_ATTACHED)) {
+        } else if (ask->request == 0 && s->ready &&
+                   (ask->job == NULL || ask->job->state == JOB_ATTACHED)) {
             return ask;
         }
     }
@@ -288,23 +294,45 @@ static void close_jobs(struct session *s)
 {
     for (struct job *job = s->jobs, *next; job != NULL; job = next) {
         next = job->next;
+        if (s->stopping) job->closing = true;
         if (job->closing) cairn_attach_release(job);
     }
 }
 
+static struct command *next_command(struct session *s, struct command *before)
+{
+    pthread_mutex_lock(&s->lock);
+    struct command *command = before != NULL ? before->next : s->first_command;
+    pthread_mutex_unlock(&s->lock);
+    return command;
+}
+
+static void free_command(struct session *s, struct command *before, struct command *command)
+{
+    pthread_mutex_lock(&s->lock);
+    if (before != NULL)
+        before->next = command->next;
+    else
+        s->first_command = command->next;
+    if (s->last_command == command) s->last_command = before;
+    pthread_mutex_unlock(&s->lock);
+    cairn_job_unref(command->job);
+    free(command);
+}
+
+/* In the order given, job by job: where one waits for its shards, others go on. */
 static void run_commands(struct session *s)
 {
-    for (;;) {
-        pthread_mutex_lock(&s->lock);
-        struct command *command = s->first_command;
-        pthread_mutex_unlock(&s->lock);
-        if (command == NULL || !command->run(command)) return;
-        pthread_mutex_lock(&s->lock);
-        s->first_command = command->next;
-        if (s->first_command == NULL) s->last_command = NULL;
-        pthread_mutex_unlock(&s->lock);
-        cairn_job_unref(command->job);
-        free(command);
+    struct command *before = NULL;
+    for (struct job *job = s->jobs; job != NULL; job = job->next) job->stalled = false;
+    for (struct command *command; (command = next_command(s, before)) != NULL;) {
+        struct job *job = command->job;
+        if (!job->stalled && command->run(command)) {
+            free_command(s, before, command);
+        } else {
+            job->stalled = true;
+            before = command;
+        }
     }
 }
 
@@ -336,7 +364,12 @@ static void wait_for(struct session *s, struct ask *ask, uint64_t deadline_ms)
     pthread_mutex_unlock(&s->lock);
     cairn_session_kick(s);
     pthread_mutex_lock(&s->lock);
-    while (!ask->done && cairn_session_sleep(s, deadline_ms)) {}
+    while (!ask->done && !s->ended && cairn_session_sleep(s, deadline_ms)) {}
+    if (!ask->done && s->ended) {
+        ask->done = true;
+        ask->status = CAIRN_ERR_CLOSED;
+        cairn_sentence_set(&ask->why, "the session was closed");
+    }
     remove_ask(s, ask);
     pthread_mutex_unlock(&s->lock);
 }

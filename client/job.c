@@ -185,12 +185,15 @@ static cairn_status await_attach(struct job *job, uint64_t deadline_ms)
 {
     struct session *s = job->session;
     pthread_mutex_lock(&s->lock);
-    while (!job->attached_once && job->failed == CAIRN_OK && cairn_session_sleep(s, deadline_ms)) {}
+    while (!job->attached_once && job->failed == CAIRN_OK && !s->ended &&
+           cairn_session_sleep(s, deadline_ms)) {}
+    const bool ended = s->ended;
     const bool attached = job->attached_once;
     const cairn_status failed = job->failed;
     const struct cairn_sentence why = job->failed_why;
     pthread_mutex_unlock(&s->lock);
     if (failed != CAIRN_OK) return cairn_client_fail(failed, "%s", why.text);
+    if (ended) return cairn_client_fail(CAIRN_ERR_CLOSED, "the session was closed");
     if (attached) return CAIRN_OK;
     return cairn_control_fail_awaited(s, job, CAIRN_MSG_JOB_OPEN);
 }
@@ -203,7 +206,7 @@ static void leave(struct job *job)
     job->closing = true;
     cairn_session_kick(s);
     pthread_mutex_lock(&s->lock);
-    while (!job->closed && cairn_session_sleep(s, deadline_ms)) {}
+    while (!job->closed && !s->ended && cairn_session_sleep(s, deadline_ms)) {}
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -216,8 +219,11 @@ static cairn_status open_inside(struct job *job, const struct cairn_job_spec *sp
     status = await_attach(job, deadline_ms);
     if (status == CAIRN_OK) {
         cairn_job_ref(job); // before the handle can be closed by anyone
-        job->handle = cairn_handle_open(CAIRN_HANDLE_JOB, job, on_handle_free);
-        if (job->handle == NULL) {
+        void *handle = cairn_handle_open(CAIRN_HANDLE_JOB, job, on_handle_free);
+        pthread_mutex_lock(&job->session->lock); // cairn_close looks for it
+        job->handle = handle;
+        pthread_mutex_unlock(&job->session->lock);
+        if (handle == NULL) {
             cairn_job_unref(job);
             status = cairn_client_fail(CAIRN_ERR_NO_MEMORY, "too many handles are open");
         }

@@ -15,6 +15,8 @@
 #include "client/handle.h"
 
 #define TICK_MS         50
+#define STOP_MS         300 /* what is under way may end by itself for so long */
+#define GOODBYE_MS      300
 #define CONNECT_MS      10000
 #define DEFAULT_ADDRESS "127.0.0.1:7077"
 
@@ -27,7 +29,10 @@ uint64_t cairn_client_now_ms(void)
 
 void cairn_session_kick(struct session *s)
 {
-    uv_async_send(&s->kick);
+    pthread_mutex_lock(
+        &s->lock); // after the end the loop is gone, and libuv aborts on a dead handle
+    if (!s->ended) uv_async_send(&s->kick);
+    pthread_mutex_unlock(&s->lock);
 }
 
 bool cairn_session_sleep(struct session *s, uint64_t deadline_ms)
@@ -41,12 +46,19 @@ void cairn_session_command(struct session *s, struct command *command)
 {
     command->next = NULL;
     pthread_mutex_lock(&s->lock);
-    if (s->last_command != NULL)
+    const bool ended = s->ended;
+    if (!ended && s->last_command != NULL)
         s->last_command->next = command;
-    else
+    else if (!ended)
         s->first_command = command;
-    s->last_command = command;
+    if (!ended) s->last_command = command;
     pthread_mutex_unlock(&s->lock);
+    if (ended) {
+        if (command->op != NULL)
+            cairn_op_part_end(command->op, CAIRN_ERR_CLOSED, "the session is closed");
+        cairn_job_unref(command->job);
+        free(command);
+    }
     cairn_session_kick(s);
 }
 
@@ -76,24 +88,48 @@ static void on_walk_close(uv_handle_t *handle, void *arg)
     if (!uv_is_closing(handle)) uv_close(handle, NULL);
 }
 
-static void stop_loop(struct session *s)
+/* Every loan comes back by it, those of a shard that is stopped, too. */
+static void close_fabric(struct session *s)
 {
-    if (s->stream != NULL) cairn_stream_finish(s->stream, CAIRN_OK, "the session is closed");
+    if (s->fabric == NULL) return;
     cairn_fabric_poll_close(&s->poll, NULL, NULL);
     cairn_fabric_close(s->fabric);
     s->fabric = NULL;
+}
+
+/* The coordinator does not read to the end of what we said. */
+static void on_goodbye_late(uv_timer_t *tick)
+{
+    struct session *s = tick->data;
+    if (s->stream != NULL) cairn_stream_close(s->stream, CAIRN_OK, "the session is closed");
+    uv_close((uv_handle_t *)tick, NULL);
+}
+
+static void stop_loop(struct session *s)
+{
+    close_fabric(s);
     uv_close((uv_handle_t *)&s->kick, NULL);
-    uv_close((uv_handle_t *)&s->tick, NULL);
+    uv_timer_start(&s->tick, on_goodbye_late, GOODBYE_MS, 0);
+    if (s->stream != NULL)
+        cairn_stream_finish(s->stream, CAIRN_OK, "the session is closed");
+    else
+        uv_close((uv_handle_t *)&s->tick, NULL);
 }
 
 static void on_kick(uv_async_t *kick)
 {
     struct session *s = kick->data;
+    if (s->ended) return; // set by this thread
     cairn_control_run(s);
+    if (s->stopping && s->jobs != NULL && cairn_client_now_ms() >= s->stop_by_ms) {
+        close_fabric(s);
+        cairn_control_run(s); // the jobs have their loans back, and go
+    }
     pthread_mutex_lock(&s->lock);
-    const bool stop = s->stopping && s->jobs == NULL && s->first_command == NULL;
+    s->ended = s->stopping && s->jobs == NULL && s->first_command == NULL;
+    if (s->ended) pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
-    if (stop && !uv_is_closing((uv_handle_t *)kick)) stop_loop(s);
+    if (s->ended) stop_loop(s);
 }
 
 static void on_tick(uv_timer_t *tick)
@@ -214,6 +250,7 @@ static cairn_status await_welcome(struct session *s, int timeout_ms)
 
 static void stop_thread(struct session *s)
 {
+    s->stop_by_ms = cairn_client_now_ms() + STOP_MS;
     s->stopping = true;
     cairn_session_kick(s);
     pthread_join(s->thread, NULL);
@@ -302,12 +339,17 @@ cairn_status cairn_client_open(const struct cairn_opts *opts, struct cairn_fabri
 
 /* ---- close ---- */
 
-static cairn_job *any_job(struct session *s)
+/* The handle of a job that is open; it is told to close. One that is being opened has no handle yet and
+ * fails by `stopping`. */
+static cairn_job *next_job(struct session *s)
 {
     pthread_mutex_lock(&s->lock);
     cairn_job *handle = NULL;
     for (struct job *job = s->jobs; job != NULL && handle == NULL; job = job->next)
-        if (!job->closing) handle = job->handle;
+        if (!job->closing && job->handle != NULL) {
+            job->closing = true;
+            handle = job->handle;
+        }
     pthread_mutex_unlock(&s->lock);
     return handle;
 }
@@ -315,9 +357,13 @@ static cairn_job *any_job(struct session *s)
 void cairn_close(cairn *handle)
 {
     struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, handle);
-    if (s == NULL || !cairn_handle_close(CAIRN_HANDLE_SESSION, handle)) return;
-    for (cairn_job *job; (job = any_job(s)) != NULL;) cairn_job_close(job);
-    stop_thread(s);
+    if (s == NULL) return;
+    if (cairn_handle_close(CAIRN_HANDLE_SESSION, handle)) {
+        // Not one after the other: each may wait for a shard.
+        for (cairn_job *job; (job = next_job(s)) != NULL;)
+            (void)cairn_handle_close(CAIRN_HANDLE_JOB, job);
+        stop_thread(s);
+    }
     cairn_handle_put(handle);
 }
 

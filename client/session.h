@@ -155,6 +155,7 @@ struct job {
 
     /* loop thread */
     enum job_state state;
+    bool stalled; /* its first command could not go on: those behind it wait, other jobs' do not */
     uint32_t attach_request;
     uint64_t id, epoch;
     struct cairn_paged paged_spec, paged_layout;
@@ -188,9 +189,11 @@ struct session {
     struct cairn_fabric_mem_hub *hub; /* borrowed; NULL but in tests: the data path is that one */
     int event_fd;
     void *handle;
+    uint64_t stop_by_ms; /* set before `stopping`: then the fabric is closed, whoever holds loans */
     atomic_bool stopping;
 
     /* lock */
+    bool ended; /* the loop takes nothing more: asks and commands fail, nobody kicks it */
     struct ask *asks;
     struct command *first_command, *last_command;
     struct job *jobs; /* changed by the loop thread only */
@@ -225,7 +228,7 @@ uint64_t cairn_client_now_ms(void);
 void cairn_session_kick(struct session *s);
 /* Sleeps on `changed` until the deadline; false when it has passed. Under the lock. */
 bool cairn_session_sleep(struct session *s, uint64_t deadline_ms);
-/* Appends a command that the loop thread frees. Any thread. */
+/* Appends a command that the loop thread frees; ended at once if the session is. Any thread. */
 void cairn_session_command(struct session *s, struct command *command);
 
 /* ---- control.c, loop thread unless it says otherwise ---- */

@@ -1,0 +1,192 @@
+/* How a session and a job end while something is under way: real daemons, some of them stopped. */
+#include <cairn.h>
+#include <check.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "tests/support/cluster.h"
+
+enum { ELEMS = 2 << 20 };
+
+static uint64_t now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+static cairn *open_session(const struct cluster *cluster)
+{
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
+    cairn *session;
+    ck_assert_msg(cairn_open(&opts, &session) == CAIRN_OK, "%s", cairn_error());
+    return session;
+}
+
+static cairn_status open_job(cairn *session, uint32_t workers_min, int timeout_ms, cairn_job **out)
+{
+    static const struct cairn_tensor tensor = {
+        .struct_size = sizeof tensor, .name = "w", .rank = 1, .shape = { ELEMS }
+    };
+    const struct cairn_group group = CAIRN_GROUP_INIT;
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = &tensor,
+                                         .tensor_count = 1,
+                                         .groups = &group,
+                                         .group_count = 1,
+                                         .workers_min = workers_min,
+                                         .chunk_leaves = 16,
+                                         .window = 4 };
+    return cairn_job_open(session, "tiny", &spec, CAIRN_WORKER, timeout_ms, out);
+}
+
+static void initialize(cairn_job *job, float *values)
+{
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
+    ck_assert_msg(cairn_put(job, "w", "param", NULL, &mem, NULL) == CAIRN_OK, "%s", cairn_error());
+    ck_assert_msg(cairn_init_done(job, NULL, CLUSTER_WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+}
+
+/* The shard has what was sent to it unread, and a fetch may be half received. */
+START_TEST(closing_a_session_does_not_wait_for_a_stopped_shard)
+{
+    struct cluster cluster;
+    cluster_start(&cluster, 2, NULL);
+    float *values = calloc(ELEMS, sizeof *values), *copy = calloc(ELEMS, sizeof *copy);
+    cairn *session = open_session(&cluster);
+    cairn_job *job;
+    cairn_op *fetch;
+    struct cairn_round round = { .struct_size = sizeof round };
+    ck_assert_int_eq(open_job(session, 1, CLUSTER_WAIT_MS, &job), CAIRN_OK);
+    initialize(job, values);
+    ck_assert_int_eq(cairn_round_begin(job, CLUSTER_WAIT_MS, &round), CAIRN_OK);
+    const struct cairn_mem to = { .struct_size = sizeof to, .ptr = copy, .dtype = CAIRN_F32 };
+    const struct cairn_mem from = { .struct_size = sizeof from, .ptr = values, .dtype = CAIRN_F32 };
+    ck_assert_int_eq(cairn_fetch(job, round.version, "w", NULL, NULL, &to, &fetch), CAIRN_OK);
+    kill(cluster.shards[1], SIGSTOP);
+    ck_assert_int_eq(cairn_push(job, &round, 0, "w", NULL, &from, NULL), CAIRN_OK);
+    const uint64_t begin_ms = now_ms();
+    cairn_close(session);
+    const uint64_t took_ms = now_ms() - begin_ms;
+    free(values);
+    free(copy);
+    kill(cluster.shards[1], SIGCONT);
+    ck_assert_msg(took_ms < 2000, "it took %llu ms", (unsigned long long)took_ms);
+    const cairn_status fetched = cairn_wait(fetch, 0); // all had arrived, or not
+    ck_assert_msg(fetched == CAIRN_OK || fetched == CAIRN_ERR_CANCELED, "%d", (int)fetched);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+struct waiter {
+    pthread_t thread;
+    cairn_job *job;
+    cairn_status status;
+};
+
+static void *wait_for_a_round(void *arg)
+{
+    struct waiter *waiter = arg;
+    struct cairn_round round = { .struct_size = sizeof round };
+    waiter->status = cairn_round_begin(waiter->job, CLUSTER_WAIT_MS, &round);
+    return NULL;
+}
+
+static void close_beside_a_waiter(bool whole_session)
+{
+    struct cluster cluster;
+    cluster_start(&cluster, 1, NULL);
+    float *values = calloc(ELEMS, sizeof *values);
+    cairn *session = open_session(&cluster);
+    struct waiter waiter = { .status = CAIRN_OK };
+    ck_assert_int_eq(open_job(session, 2, CLUSTER_WAIT_MS, &waiter.job), CAIRN_OK);
+    initialize(waiter.job, values);
+    struct cairn_version version;
+    ck_assert_int_eq(pthread_create(&waiter.thread, NULL, wait_for_a_round, &waiter), 0);
+    // Behind it, so that mostly the coordinator has its question by then.
+    ck_assert_int_eq(
+        cairn_version_wait(waiter.job, (struct cairn_version) { 0, 0 }, CLUSTER_WAIT_MS, &version),
+        CAIRN_OK);
+    const uint64_t begin_ms = now_ms();
+    if (whole_session)
+        cairn_close(session);
+    else
+        cairn_job_close(waiter.job);
+    pthread_join(waiter.thread, NULL);
+    ck_assert_msg(now_ms() - begin_ms < 3000, "the waiting thread was left to its deadline");
+    ck_assert_msg(waiter.status == CAIRN_ERR_CANCELED || waiter.status == CAIRN_ERR_HANDLE ||
+                      waiter.status == CAIRN_ERR_CLOSED,
+                  "it heard %d", (int)waiter.status);
+    if (!whole_session) cairn_close(session);
+    free(values);
+    cluster_stop(&cluster);
+}
+
+START_TEST(a_waiting_thread_hears_that_its_job_is_closed)
+{
+    close_beside_a_waiter(false);
+}
+END_TEST
+
+START_TEST(a_waiting_thread_hears_that_its_session_is_closed)
+{
+    close_beside_a_waiter(true);
+}
+END_TEST
+
+/* The coordinator must not take the first request's member for a worker. */
+START_TEST(a_job_given_up_while_it_was_opened_can_be_opened_again)
+{
+    struct cluster cluster;
+    cluster_start(&cluster, 2, NULL);
+    float *values = calloc(ELEMS, sizeof *values);
+    cairn *session = open_session(&cluster);
+    cairn_job *job;
+    kill(cluster.shards[0], SIGSTOP); // nobody can attach
+    ck_assert_int_eq(open_job(session, 1, 100, &job), CAIRN_ERR_TIMEOUT);
+    kill(cluster.shards[0], SIGCONT);
+    ck_assert_msg(open_job(session, 1, CLUSTER_WAIT_MS, &job) == CAIRN_OK, "%s", cairn_error());
+    initialize(job, values);
+    struct cairn_round round = { .struct_size = sizeof round };
+    ck_assert_msg(cairn_round_begin(job, CLUSTER_WAIT_MS, &round) == CAIRN_OK, "%s", cairn_error());
+    ck_assert_uint_eq(round.world, 1);
+    cairn_close(session);
+    free(values);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+START_TEST(sessions_open_and_close_again_and_again)
+{
+    struct cluster cluster;
+    cluster_start(&cluster, 1, NULL);
+    for (int i = 0; i < 10; i++) {
+        cairn_job *job;
+        cairn *session = open_session(&cluster);
+        ck_assert_msg(open_job(session, 1, CLUSTER_WAIT_MS, &job) == CAIRN_OK, "%s", cairn_error());
+        if (i % 2 == 0) cairn_job_close(job);
+        cairn_close(session);
+    }
+    cluster_stop(&cluster);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("client_close");
+    TCase *tc = tcase_create("close");
+    tcase_set_timeout(tc, 90);
+    tcase_add_test(tc, closing_a_session_does_not_wait_for_a_stopped_shard);
+    tcase_add_test(tc, a_waiting_thread_hears_that_its_job_is_closed);
+    tcase_add_test(tc, a_waiting_thread_hears_that_its_session_is_closed);
+    tcase_add_test(tc, a_job_given_up_while_it_was_opened_can_be_opened_again);
+    tcase_add_test(tc, sessions_open_and_close_again_and_again);
+    suite_add_tcase(suite, tc);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
