@@ -1,5 +1,6 @@
 /* The calls of a round: begin, push, micro-batch end, commit. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "client/api.h"
 #include "client/handle.h"
@@ -13,6 +14,7 @@ static bool take_round(struct job *job, const Cairn__RoundOpened *opened, struct
         job->filling_round = opened->round;
         job->filling_micro = 0;
         job->filling_any = job->committed = false;
+        memset(job->filled, 0, job->spec.tensor_count);
     }
     pthread_mutex_unlock(&job->session->lock);
     if (!good) return false;
@@ -59,9 +61,12 @@ cairn_status cairn_round_begin(cairn_job *handle, int timeout_ms, struct cairn_r
     return status;
 }
 
-/* Is `micro` of `round` the micro-batch that is being filled? Under no lock. */
+#define NO_TENSOR SIZE_MAX
+
+/* Is `micro` of `round` the micro-batch that is being filled, and the tensor not yet in it? Notes the tensor,
+ * or, NO_TENSOR, the end of the micro-batch. Under no lock. */
 static cairn_status judge_fill(struct job *job, const struct cairn_round *round, uint32_t micro,
-                               bool ends)
+                               size_t tensor)
 {
     if (round == NULL || round->struct_size != sizeof *round)
         return cairn_client_fail(CAIRN_ERR_INVALID, "round must be given, its struct_size be %zu",
@@ -80,10 +85,16 @@ static cairn_status judge_fill(struct job *job, const struct cairn_round *round,
         status = cairn_client_fail(CAIRN_ERR_INVALID,
                                    "micro-batch %u comes after micro-batch %u was ended", micro,
                                    job->filling_micro);
-    else if (ends)
+    else if (tensor == NO_TENSOR) {
         job->filling_micro++, job->filling_any = false;
+        memset(job->filled, 0, job->spec.tensor_count);
+    } else if (job->filled[tensor] != 0)
+        status = cairn_client_fail(CAIRN_ERR_EXISTS,
+                                   "tensor %s was pushed in micro-batch %u already; add gradients "
+                                   "before pushing, or end the micro-batch",
+                                   job->spec.tensors[tensor].name, micro);
     else
-        job->filling_any = true;
+        job->filled[tensor] = job->filling_any = true;
     pthread_mutex_unlock(&job->session->lock);
     return status;
 }
@@ -100,14 +111,20 @@ static cairn_status push_inside(struct job *job, const struct cairn_round *round
                                  "tensor %s is not trained; it takes no gradient", tensor);
     if (mem->dtype != CAIRN_F32 && mem->dtype != CAIRN_BF16)
         return cairn_api_refuse_dtype(tensor, mem, "CAIRN_F32 or CAIRN_BF16");
-    status = judge_fill(job, round, micro, false);
+    status = judge_fill(job, round, micro, index);
     if (status != CAIRN_OK) return status;
     const struct command pattern = { .tensor = (uint32_t)index,
                                      .micro = micro,
                                      .dtype = (uint8_t)mem->dtype,
                                      .ptr = mem->ptr,
                                      .round = round->round };
-    return cairn_api_begin(job, CAIRN_CHUNK_PUSH, cairn_client_round_push_run, &pattern, op_out);
+    status = cairn_api_begin(job, CAIRN_CHUNK_PUSH, cairn_client_round_push_run, &pattern, op_out);
+    if (status != CAIRN_OK) { // it may be tried again
+        pthread_mutex_lock(&job->session->lock);
+        job->filled[index] = 0;
+        pthread_mutex_unlock(&job->session->lock);
+    }
+    return status;
 }
 
 cairn_status cairn_push(cairn_job *handle, const struct cairn_round *round, uint32_t micro,
@@ -139,7 +156,7 @@ cairn_status cairn_micro_end(cairn_job *handle, const struct cairn_round *round,
     struct job *job = cairn_api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
     cairn_status status = cairn_api_check(job);
-    if (status == CAIRN_OK) status = judge_fill(job, round, micro, true);
+    if (status == CAIRN_OK) status = judge_fill(job, round, micro, NO_TENSOR);
     if (status == CAIRN_OK)
         status = send_word(job, cairn_client_round_micro_end_run, round, micro, 0);
     cairn_handle_put(handle);
@@ -158,7 +175,7 @@ static cairn_status commit_once(struct job *job, const struct cairn_round *round
     if (is_void || is_done) return CAIRN_OK; // the coordinator says how it ended
     cairn_status status = CAIRN_OK;
     if (fill) {
-        status = judge_fill(job, round, micro, true);
+        status = judge_fill(job, round, micro, NO_TENSOR);
         if (status == CAIRN_OK)
             status = send_word(job, cairn_client_round_micro_end_run, round, micro, 0);
     }

@@ -7,6 +7,8 @@
 #include "client/session.h"
 #include "proto/wire/optimizer.h"
 
+#define RETRY_MS 200 /* after the coordinator said not now: the spec may be large */
+
 static cairn_status send_page(void *context, const Cairn__Page *page)
 {
     struct job *job = context;
@@ -66,7 +68,8 @@ void cairn_attach_on_error(struct job *job, cairn_status status, const char *tex
 {
     cairn_attach_lost(job);
     if (status == CAIRN_ERR_BUSY || status == CAIRN_ERR_NOT_READY)
-        return; // asked again at the next tick
+        job->attach_at_ms = cairn_client_now_ms() + RETRY_MS;
+    if (status == CAIRN_ERR_BUSY || status == CAIRN_ERR_NOT_READY) return;
     cairn_job_fail(job, status, text);
 }
 
@@ -198,6 +201,14 @@ static void ask_how_the_round_ended(struct job *job)
                        &ask.base);
 }
 
+/* A coordinator that lives on took the member for lost and had the shards cut their endpoints to it; both
+ * ends begin anew. A new coordinator did not: endpoints stay, because UCX takes a keepalive round (over
+ * 15 s measured) to notice that one end alone was made anew. */
+static void restart_links(struct job *job)
+{
+    for (uint32_t i = 0; i < job->shard_count; i++) cairn_link_restart(&job->shards[i]);
+}
+
 static void attached(struct job *job)
 {
     struct session *s = job->session;
@@ -214,6 +225,7 @@ static void attached(struct job *job)
     job->id = a->job;
     job->epoch = a->epoch;
     job->state = JOB_ATTACHED;
+    if (job->attached_once && s->was_given_up) restart_links(job);
     pthread_mutex_lock(&s->lock);
     job->attached_once = true;
     job->initialized = a->initialized;

@@ -176,6 +176,8 @@ static void answer(struct session *s, uint32_t request, uint16_t type, ProtobufC
 static void on_welcome(struct session *s, const Cairn__Welcome *welcome)
 {
     s->ready = true;
+    s->was_given_up = welcome->coordinator_incarnation == s->coordinator_incarnation;
+    s->coordinator_incarnation = welcome->coordinator_incarnation;
     s->retry_delay_ms = RETRY_MIN_MS;
     s->heartbeat_ms = welcome->heartbeat_ms >= 10 ? welcome->heartbeat_ms : 10;
     s->lease_ms = welcome->lease_ms >= 100 ? welcome->lease_ms : 100;
@@ -338,9 +340,11 @@ static void run_commands(struct session *s)
 
 void cairn_control_run(struct session *s)
 {
+    const uint64_t now_ms = cairn_client_now_ms();
     run_commands(s);
     for (struct job *job = s->jobs; job != NULL; job = job->next)
-        if (s->ready && job->state == JOB_DETACHED && !job->closing && job->failed == CAIRN_OK)
+        if (s->ready && job->state == JOB_DETACHED && !job->closing && job->failed == CAIRN_OK &&
+            now_ms >= job->attach_at_ms)
             cairn_attach_begin(job);
     pthread_mutex_lock(&s->lock);
     for (struct ask *ask; (ask = next_ask(s)) != NULL;) send_ask(s, ask);

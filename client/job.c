@@ -24,6 +24,7 @@ static void free_job(struct job *job)
     free(job->push_memory);
     free(job->actions.list);
     free(job->spec_bytes);
+    free(job->filled);
     free(job->name);
     cairn_spec_release(&job->spec);
     free(job);
@@ -217,6 +218,8 @@ static cairn_status open_inside(struct job *job, const struct cairn_job_spec *sp
     if (status == CAIRN_OK) status = begin_attach(job);
     if (status != CAIRN_OK) return status;
     status = await_attach(job, deadline_ms);
+    if (status == CAIRN_OK && (job->filled = calloc(job->spec.tensor_count + 1, 1)) == NULL)
+        status = cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     if (status == CAIRN_OK) {
         cairn_job_ref(job); // before the handle can be closed by anyone
         void *handle = cairn_handle_open(CAIRN_HANDLE_JOB, job, on_handle_free);
@@ -230,6 +233,17 @@ static cairn_status open_inside(struct job *job, const struct cairn_job_spec *sp
     }
     if (status != CAIRN_OK) leave(job);
     return status;
+}
+
+/* A control connection speaks for one member of a job. */
+static bool is_open(struct session *s, const char *name)
+{
+    bool found = false;
+    pthread_mutex_lock(&s->lock);
+    for (const struct job *job = s->jobs; job != NULL && !found; job = job->next)
+        found = !job->closing && strcmp(job->name, name) == 0;
+    pthread_mutex_unlock(&s->lock);
+    return found;
 }
 
 cairn_status cairn_job_open(cairn *session, const char *name, const struct cairn_job_spec *spec,
@@ -248,6 +262,13 @@ cairn_status cairn_job_open(cairn *session, const char *name, const struct cairn
         return cairn_client_fail(CAIRN_ERR_INVALID, "a worker gives a spec, a reader gives none");
     struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, session);
     if (s == NULL) return cairn_client_fail(CAIRN_ERR_HANDLE, "not an open session");
+    if (is_open(s, name)) {
+        cairn_handle_put(session);
+        return cairn_client_fail(CAIRN_ERR_EXISTS,
+                                 "job %s is open in this session; a second worker or reader of it "
+                                 "needs a session of its own",
+                                 name);
+    }
     struct job *job = new_job(s, name, role);
     cairn_status status = job != NULL ? open_inside(job, spec, timeout_ms)
                                       : cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");

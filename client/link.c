@@ -58,10 +58,14 @@ static void connect_link(struct shard_link *link, uint64_t now_ms)
 
 void cairn_link_tick(struct shard_link *link, uint64_t now_ms)
 {
-    if (link->peer != NULL) return;
+    if (link->peer != NULL) {
+        link->busy = false;
+        cairn_transfer_pump(link);
+        return;
+    }
     if (link->lost && link->on_loan > 0) return;
     if (link->lost) {
-        link->lost = false;
+        link->lost = link->busy = false;
         link->grant = (struct cairn_chunk_header) { 0 };
         cairn_client_round_lost(link);
         cairn_transfer_lost(link);

@@ -229,7 +229,8 @@ static bool round_is_over(const struct command *command)
 static uint8_t *pushed_in(struct job *job, uint32_t micro)
 {
     if (micro < job->micro_count) return job->pushed[micro];
-    assert(micro == job->micro_count); // the caller's thread refused anything else
+    if (micro != job->micro_count)
+        return NULL; // a round told twice: nothing of ours aborts its host
     uint8_t **lists = realloc(job->pushed, (micro + 1) * sizeof *lists);
     if (lists == NULL) return NULL;
     job->pushed = lists;
@@ -256,7 +257,10 @@ bool cairn_client_round_push_run(struct command *command)
     pushed[command->tensor] = 1;
     for (; cairn_command_chunk(command, &shard, &chunk); command->next_chunk++) {
         struct part *part = cairn_part_new(job, command, shard, chunk);
-        if (part == NULL) return end_push(command, CAIRN_ERR_NO_MEMORY, NULL);
+        if (part == NULL) { // half a tensor is neither pushed nor absent: the round could not end
+            cairn_job_fail(job, CAIRN_ERR_NO_MEMORY, "out of memory in the middle of a push");
+            return end_push(command, CAIRN_ERR_NO_MEMORY, NULL);
+        }
         cairn_status status = cairn_push_chunk(job->push, shard, command->micro, (uint32_t)chunk,
                                                cairn_part_cookie(part), &job->actions);
         if (status != CAIRN_OK) cairn_part_undo(part);

@@ -98,6 +98,7 @@ struct part {
     uint8_t *bytes; /* [byte_count] in the caller's buffer */
     size_t byte_count;
     uint64_t checksum; /* of what a fetch is receiving */
+    uint32_t damaged;  /* times that its bytes did not arrive as they were sent */
     struct cairn_version version;
 };
 
@@ -114,6 +115,7 @@ struct shard_link {
     struct cairn_chunk_header grant;           /* the last one; kind 0: none on this connection */
     struct part *first_waiting, *last_waiting; /* puts and fetches to send */
     uint32_t in_flight;                        /* puts and fetches unanswered */
+    bool busy;        /* it refused one for now: no more before an answer or the next tick */
     uint32_t on_loan; /* sends and receives that the fabric has not completed */
     bool lost;        /* the connection is gone; what was under way is not yet told */
 };
@@ -151,12 +153,14 @@ struct job {
         filling_round; /* of the caller's pushes, and its micro-batch, to refuse nonsense early */
     uint32_t filling_micro;
     bool filling_any, committed;
-    uint32_t refs; /* the handle, the session's list, ops */
+    uint8_t *filled; /* [tensor_count] 1: pushed in the micro-batch being filled */
+    uint32_t refs;   /* the handle, the session's list, ops */
 
     /* loop thread */
     enum job_state state;
     bool stalled; /* its first command could not go on: those behind it wait, other jobs' do not */
     uint32_t attach_request;
+    uint64_t attach_at_ms; /* not before */
     uint64_t id, epoch;
     struct cairn_paged paged_spec, paged_layout;
     Cairn__Attached *attaching; /* owned: the reply whose pages are coming */
@@ -212,6 +216,8 @@ struct session {
     uint64_t retry_at_ms;
     uint32_t retry_delay_ms, heartbeat_ms, lease_ms;
     uint64_t heard_ms, spoke_ms;
+    uint64_t coordinator_incarnation;
+    bool was_given_up; /* the coordinator that lost the connection is the one that is back */
 };
 
 /* ---- error.c: this thread's last sentence ---- */

@@ -4,7 +4,8 @@
 
 #include "client/session.h"
 
-#define IN_FLIGHT_MAX 8 /* chunks unanswered by one shard; it holds at most twice as many for us */
+#define DAMAGED_MAX   16 /* then the way there is broken, and it is said */
+#define IN_FLIGHT_MAX 8  /* chunks unanswered by one shard; it holds at most twice as many for us */
 
 static void enqueue(struct shard_link *link, struct part *part)
 {
@@ -29,7 +30,8 @@ static struct part *dequeue(struct shard_link *link)
 
 void cairn_transfer_pump(struct shard_link *link)
 {
-    while (link->peer != NULL && link->in_flight < IN_FLIGHT_MAX && link->first_waiting != NULL) {
+    while (link->peer != NULL && !link->busy && link->in_flight < IN_FLIGHT_MAX &&
+           link->first_waiting != NULL) {
         struct part *part = dequeue(link);
         struct cairn_chunk_header header = { .request = cairn_part_cookie(part) };
         cairn_status status = cairn_part_send(part, &header);
@@ -38,8 +40,7 @@ void cairn_transfer_pump(struct shard_link *link)
             link->in_flight++;
             continue;
         }
-        enqueue(link,
-                part); // BUSY: the next answer or tick tries again; CLOSED: the next connection
+        enqueue(link, part); // BUSY: the next answer or tick; CLOSED: the next connection
         return;
     }
 }
@@ -71,12 +72,15 @@ static struct part *part_answered(struct shard_link *link, const struct cairn_ch
     if (part == NULL || !part->sent || part->shard != link->index) return NULL;
     part->sent = false;
     link->in_flight--;
+    link->busy = false;
     return part;
 }
 
-static bool worth_repeating(uint64_t status)
+static bool worth_repeating(struct part *part, uint64_t status)
 {
-    return status == CAIRN_ERR_BUSY || status == CAIRN_ERR_CHECKSUM;
+    if (part->answered) return false;
+    if (status == CAIRN_ERR_CHECKSUM) return ++part->damaged < DAMAGED_MAX;
+    return status == CAIRN_ERR_BUSY;
 }
 
 void cairn_transfer_on_answer(struct shard_link *link, const struct cairn_chunk_header *h)
@@ -85,9 +89,10 @@ void cairn_transfer_on_answer(struct shard_link *link, const struct cairn_chunk_
     if (part == NULL) return;
     if (h->kind == CAIRN_CHUNK_ACK)
         cairn_part_end(part, part->kind == CAIRN_CHUNK_PUT ? CAIRN_OK : CAIRN_ERR_PROTOCOL);
-    else if (worth_repeating(h->value) && !part->answered)
+    else if (worth_repeating(part, h->value)) {
+        link->busy = h->value == CAIRN_ERR_BUSY;
         enqueue(link, part);
-    else
+    } else
         cairn_part_end(part, h->value <= CAIRN_ERR_INTERNAL && cairn_status_known((int)h->value) &&
                                      h->value != CAIRN_OK
                                  ? (cairn_status)h->value
@@ -103,7 +108,12 @@ static void on_received(void *arg, cairn_status status)
     struct shard_link *link = &part->job->shards[part->shard];
     const bool whole = status == CAIRN_OK &&
                        cairn_chunk_checksum(part->bytes, part->byte_count) == part->checksum;
-    if (!part->answered && !whole && !link->lost) enqueue(link, part); // once more
+    if (!part->answered && !whole && !link->lost) {
+        if (worth_repeating(part, CAIRN_ERR_CHECKSUM))
+            enqueue(link, part);
+        else
+            cairn_part_end(part, CAIRN_ERR_CHECKSUM);
+    }
     if (!part->answered && whole) cairn_part_end(part, CAIRN_OK);
     if (!part->answered && !whole && link->lost) part->sent = true; // the link's loss asks again
     cairn_part_loan_back(part);
@@ -157,6 +167,7 @@ void cairn_transfer_fail_all(struct job *job, cairn_status status)
     for (uint32_t i = 0; i < job->shard_count; i++) {
         job->shards[i].first_waiting = job->shards[i].last_waiting = NULL;
         job->shards[i].in_flight = 0;
+        job->shards[i].busy = false;
     }
     for (uint32_t i = 0; i < job->part_count; i++) {
         struct part *part = job->parts[i];

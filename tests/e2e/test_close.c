@@ -1,4 +1,5 @@
-/* How a session and a job end while something is under way: real daemons, some of them stopped. */
+/* How a session and a job end while something is under way, and what they refuse: real daemons, some of
+ * them stopped. */
 #include <cairn.h>
 #include <check.h>
 #include <pthread.h>
@@ -173,6 +174,42 @@ START_TEST(sessions_open_and_close_again_and_again)
 }
 END_TEST
 
+START_TEST(what_is_done_twice_is_refused)
+{
+    struct cluster cluster;
+    cluster_start(&cluster, 1, NULL);
+    float *values = calloc(ELEMS, sizeof *values);
+    cairn *session = open_session(&cluster);
+    cairn_job *job, *again;
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_result result = { .struct_size = sizeof result };
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
+    ck_assert_int_eq(open_job(session, 1, CLUSTER_WAIT_MS, &job), CAIRN_OK);
+    ck_assert_int_eq(open_job(session, 1, CLUSTER_WAIT_MS, &again), CAIRN_ERR_EXISTS);
+    initialize(job, values);
+    for (uint32_t step = 1; step <= 2; step++) {
+        ck_assert_int_eq(cairn_round_begin(job, CLUSTER_WAIT_MS, &round), CAIRN_OK);
+        for (uint32_t micro = 0; micro < 3; micro++) {
+            ck_assert_int_eq(cairn_push(job, &round, micro, "w", NULL, &mem, NULL), CAIRN_OK);
+            ck_assert_int_eq(cairn_push(job, &round, micro, "w", NULL, &mem, NULL),
+                             CAIRN_ERR_EXISTS);
+            ck_assert_int_eq(cairn_micro_end(job, &round, micro), CAIRN_OK);
+        }
+        ck_assert_msg(cairn_commit(job, &round, 0, NULL, 0, CLUSTER_WAIT_MS, &result) == CAIRN_OK,
+                      "%s", cairn_error());
+        ck_assert_uint_eq(result.step, step);
+    }
+    // A round without a push ends, too; committed again it is known.
+    ck_assert_int_eq(cairn_round_begin(job, CLUSTER_WAIT_MS, &round), CAIRN_OK);
+    ck_assert_int_eq(cairn_commit(job, &round, 0, NULL, 0, CLUSTER_WAIT_MS, &result), CAIRN_OK);
+    ck_assert_int_eq(cairn_commit(job, &round, 0, NULL, 0, CLUSTER_WAIT_MS, &result), CAIRN_OK);
+    ck_assert_uint_eq(result.step, 3);
+    cairn_close(session);
+    free(values);
+    cluster_stop(&cluster);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("client_close");
@@ -182,6 +219,7 @@ int main(void)
     tcase_add_test(tc, a_waiting_thread_hears_that_its_job_is_closed);
     tcase_add_test(tc, a_waiting_thread_hears_that_its_session_is_closed);
     tcase_add_test(tc, a_job_given_up_while_it_was_opened_can_be_opened_again);
+    tcase_add_test(tc, what_is_done_twice_is_refused);
     tcase_add_test(tc, sessions_open_and_close_again_and_again);
     suite_add_tcase(suite, tc);
     SRunner *runner = srunner_create(suite);
