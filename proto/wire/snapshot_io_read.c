@@ -57,6 +57,17 @@ static cairn_status read_fully(int fd, void *out, size_t count, uint64_t offset,
 
 /* ---- the manifest ---- */
 
+/* Whose manifest it is, before what the pure judge said. */
+static cairn_status in_manifest(struct cairn_sentence *why, const char *folder, cairn_status status)
+{
+    if (status != CAIRN_OK && status != CAIRN_ERR_NO_MEMORY && why != NULL) {
+        const struct cairn_sentence said = *why;
+        cairn_sentence_set(why, "%s/manifest.json is damaged or not ours: %s; use another snapshot",
+                           folder, said.text);
+    }
+    return status;
+}
+
 static cairn_status load_manifest(int folder_fd, const char *folder, struct cairn_manifest *out,
                                   struct cairn_sentence *why)
 {
@@ -81,7 +92,10 @@ static cairn_status load_manifest(int folder_fd, const char *folder, struct cair
     if (status == CAIRN_OK) {
         status = read_fully(fd, text, (size_t)info.st_size, 0, CAIRN_MANIFEST_NAME, why);
     }
-    if (status == CAIRN_OK) status = cairn_manifest_decode(text, (size_t)info.st_size, out, why);
+    if (status == CAIRN_OK) {
+        status = cairn_manifest_decode(text, (size_t)info.st_size, out, why);
+        status = in_manifest(why, folder, status);
+    }
     free(text);
     close(fd);
     return status;
