@@ -128,6 +128,8 @@ static int judge_command(struct cairn_daemon *daemon, const struct command *comm
     }
     if (cairn_config_finish(&daemon->config, &why) != CAIRN_OK)
         return complain(&daemon->spec, why.text);
+    if (daemon->spec.judge != NULL && daemon->spec.judge(daemon->spec.values, &why) != CAIRN_OK)
+        return complain(&daemon->spec, why.text);
     if (command->check) {
         printf("%s: the configuration is good\n", daemon->spec.name);
         return 0;

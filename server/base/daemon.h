@@ -26,6 +26,8 @@ struct cairn_daemon_spec {
     const struct cairn_option *options; /* [option_count] */
     size_t option_count;
     void *values; /* filled in; zeroed by the caller */
+    /* Judges what single values cannot tell; CAIRN_ERR_CONFIG is a bad configuration. May be NULL. */
+    cairn_status (*judge)(const void *values, struct cairn_sentence *why);
     void (*on_stop)(struct cairn_daemon *daemon, void *context);
     /* Asked before each watchdog ping: false holds it back (a thread is stuck). May be NULL. */
     bool (*is_alive)(void *context);

@@ -117,8 +117,8 @@ static cairn_status open_folders(struct cairn_cluster *cluster, struct cairn_sen
     return cairn_store_open(options->store_path, &cluster->store, why);
 }
 
-static cairn_status judge_options(const struct cairn_cluster_options *options,
-                                  struct cairn_sentence *why)
+cairn_status cairn_cluster_options_judge(const struct cairn_cluster_options *options,
+                                         struct cairn_sentence *why)
 {
     if (options->lease_timeout_ms < 2 * options->heartbeat_ms) {
         return cairn_fail(why, CAIRN_ERR_CONFIG,
@@ -140,7 +140,7 @@ cairn_status cairn_cluster_open(const struct cairn_cluster_options *options, uv_
 {
     static const struct cairn_listener_events events = { .on_frame = cairn_cluster_session_on_frame,
                                                          .on_gone = cairn_cluster_session_on_gone };
-    cairn_status status = judge_options(options, why);
+    cairn_status status = cairn_cluster_options_judge(options, why);
     if (status != CAIRN_OK) return status;
     struct cairn_cluster *cluster = calloc(1, sizeof *cluster);
     if (cluster == NULL || sodium_init() < 0) {

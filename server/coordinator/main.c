@@ -21,12 +21,18 @@ static cairn_status start(struct cairn_daemon *daemon, struct cairn_sentence *wh
     return cairn_daemon_ready(daemon, cairn_cluster_address(cluster), why);
 }
 
+static cairn_status judge(const void *values, struct cairn_sentence *why)
+{
+    return cairn_cluster_options_judge(values, why);
+}
+
 int main(int argc, char **argv)
 {
     struct cairn_daemon_spec spec = { .name = "cairn-coordinator",
                                       .purpose = "Keeps the members, epochs, rounds, layouts and "
                                                  "snapshots of a cluster of cairn-shard.",
                                       .values = &options,
+                                      .judge = judge,
                                       .on_stop = on_stop };
     struct cairn_daemon daemon;
     struct cairn_sentence why;

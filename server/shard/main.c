@@ -99,28 +99,29 @@ static uint64_t default_memory(void)
     return (uint64_t)info.totalram * info.mem_unit / 5 * 4;
 }
 
-static cairn_status set_log_level(const struct values *values, struct cairn_sentence *why)
+/* What the table of options cannot judge. */
+static cairn_status judge(const void *of_daemon, struct cairn_sentence *why)
 {
+    const struct values *values = of_daemon;
     enum cairn_log_level level;
-    if (values->log_level[0] == '\0') return CAIRN_OK;
-    if (!cairn_log_level_parse(values->log_level, &level)) {
+    if (values->log_level[0] != '\0' && !cairn_log_level_parse(values->log_level, &level)) {
         return cairn_fail(why, CAIRN_ERR_CONFIG, "log.level = %s: error, warn, info or debug",
                           values->log_level);
     }
-    cairn_log_init(values->name, level);
+    if (strcmp(values->fabric_kind, "ucx") != 0) {
+        return cairn_fail(why, CAIRN_ERR_CONFIG, "fabric.kind = %s: this version has ucx",
+                          values->fabric_kind);
+    }
     return CAIRN_OK;
 }
 
 static cairn_status open_shard(struct program *program, struct cairn_sentence *why)
 {
     const struct values *values = &program->values;
-    cairn_status status = set_log_level(values, why);
-    if (status == CAIRN_OK) status = judge_network(values, why);
+    enum cairn_log_level level;
+    if (cairn_log_level_parse(values->log_level, &level)) cairn_log_init(values->name, level);
+    cairn_status status = judge_network(values, why);
     if (status != CAIRN_OK) return status;
-    if (strcmp(values->fabric_kind, "ucx") != 0) {
-        return cairn_fail(why, CAIRN_ERR_CONFIG, "fabric.kind = %s: this version has ucx",
-                          values->fabric_kind);
-    }
     const struct cairn_shard_options shard_options = {
         .name = values->name,
         .coordinator = values->coordinator,
@@ -147,6 +148,7 @@ int main(int argc, char **argv)
         .options = options,
         .option_count = sizeof options / sizeof *options,
         .values = &program.values,
+        .judge = judge,
         .on_stop = on_stop,
         .context = &program,
     };
