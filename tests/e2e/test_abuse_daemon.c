@@ -1,0 +1,309 @@
+/* What the daemons say to a wrong configuration, folder or address, and the command line to a wrong call. */
+#include <check.h>
+#include <jansson.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "proto/wire/status.h"
+#include "tests/e2e/abuse_job.h"
+
+#define COORDINATOR CAIRN_BIN_DIR "/cairn-coordinator"
+#define SHARD       CAIRN_BIN_DIR "/cairn-shard"
+
+static char folder[CAIRN_SCRATCH_BYTES];
+static char output[16 * 1024];
+
+static void setup(void)
+{
+    cairn_scratch_make(folder);
+}
+
+static void teardown(void)
+{
+    cairn_scratch_remove(folder);
+}
+
+/* Runs a program to its end; what it says is in `output`. */
+static int run(const char *const *argv)
+{
+    char log[128];
+    snprintf(log, sizeof log, "%s/log", folder);
+    remove(log);
+    const pid_t pid = cluster_spawn(argv, log);
+    const int status = cluster_wait(pid, ABUSE_WAIT_MS);
+    if (status == -1) cluster_kill(pid);
+    FILE *file = fopen(log, "re");
+    ck_assert_ptr_nonnull(file);
+    output[fread(output, 1, sizeof output - 1, file)] = 0;
+    fclose(file);
+    ck_assert_msg(status != -1, "%s still runs: %s", argv[0], output);
+    return status;
+}
+
+/* ---- configurations ---- */
+
+struct config_case {
+    const char *program, *text;
+    const char *says[4]; /* file:line, the value, what is allowed */
+};
+
+static const struct config_case config_cases[] = {
+    { COORDINATOR, "[cluster]\nshrads = 3\n", { "c.ini:2", "shrads", "shards" } },
+    { COORDINATOR, "[clutser]\nshards = 3\n", { "c.ini:", "clutser", "cluster" } },
+    { COORDINATOR, "[cluster]\nshards = three\n", { "c.ini:2", "three", "1" } },
+    { COORDINATOR, "[cluster]\nshards = 0\n", { "c.ini:2", "0", "4096" } },
+    { COORDINATOR, "[cluster]\nshards = 2\nshards = 3\n", { "c.ini:3", "shards", "2" } },
+    { COORDINATOR, "[lease]\ntimeout = 5\n", { "c.ini:2", "\"5\"", "ms" } },
+    { COORDINATOR, "[lease]\ntimeout = 5 parsecs\n", { "c.ini:2", "parsecs", "ms" } },
+    { COORDINATOR, "[lease]\ntimeout = 99999h\n", { "c.ini:2", "99999h", "10min" } },
+    { COORDINATOR, "[network]\nlisten = here\n", { "c.ini:2", "here", "host:port" } },
+    { COORDINATOR, "[network]\nlisten = 127.0.0.1:99999\n", { "c.ini:2", "99999", "host:port" } },
+    { COORDINATOR, "[network]\ninsecure_network = maybe\n", { "c.ini:2", "maybe", "yes" } },
+    { COORDINATOR, "[store]\npath =\n", { "c.ini:2", "path", "path" } },
+    { COORDINATOR, "cluster.shards\n", { "c.ini:1", "", "" } },
+    { SHARD,
+      "[shard]\nname = s\ncoordinator = 127.0.0.1:1\n[memory]\nlimit = 5 GB\n",
+      { "c.ini:5", "5 GB", "GiB" } },
+    { SHARD,
+      "[shard]\nname = s\ncoordinator = 127.0.0.1:1\n[compute]\nthreads = -1\n",
+      { "c.ini:5", "-1", "0" } },
+    { SHARD, "[shard]\nname = s\ncoordinator = nowhere\n", { "c.ini:3", "nowhere", "host:port" } },
+    { SHARD, "[shard]\ncoordinator = 127.0.0.1:1\n", { "name", "[shard]", "must be set" } },
+};
+enum { CONFIG_CASES = sizeof config_cases / sizeof *config_cases };
+
+START_TEST(a_wrong_configuration_is_refused_with_file_line_value_and_what_is_allowed)
+{
+    const struct config_case *wrong = &config_cases[_i];
+    char path[128];
+    cairn_scratch_file(folder, "c.ini", wrong->text, path, sizeof path);
+    const char *const argv[] = { wrong->program, "--config", path, "--check-config", NULL };
+    ck_assert_int_eq(run(argv), 2);
+    for (int i = 0; i < 4 && wrong->says[i] != NULL; i++) abuse_says(output, wrong->says[i]);
+}
+END_TEST
+
+START_TEST(a_good_configuration_is_good)
+{
+    char path[128];
+    cairn_scratch_file(folder, "c.ini", "[cluster]\nshards = 3\n[lease]\ntimeout = 7s\n", path,
+                       sizeof path);
+    const char *const argv[] = { COORDINATOR, "--config", path, "--check-config", NULL };
+    ck_assert_int_eq(run(argv), 0);
+}
+END_TEST
+
+START_TEST(values_that_contradict_each_other_are_refused_before_the_start)
+{
+    const char *const lease[] = { COORDINATOR, "--check-config",   "--set", "lease.heartbeat=5s",
+                                  "--set",     "lease.timeout=6s", NULL };
+    ck_assert_int_eq(run(lease), 2);
+    abuse_says(output, "lease.timeout");
+    abuse_says(output, "twice");
+    const char *const fabric[] = { SHARD,   "--check-config",
+                                   "--set", "shard.name=s",
+                                   "--set", "shard.coordinator=127.0.0.1:1",
+                                   "--set", "fabric.kind=pigeon",
+                                   NULL };
+    ck_assert_int_eq(run(fabric), 2);
+    abuse_says(output, "pigeon");
+    abuse_says(output, "ucx");
+}
+END_TEST
+
+/* ---- folders and addresses ---- */
+
+static int run_coordinator(const char *store, const char *snapshots, const char *listen)
+{
+    char set_store[160], set_snapshots[160], set_listen[160];
+    snprintf(set_store, sizeof set_store, "store.path=%s", store);
+    snprintf(set_snapshots, sizeof set_snapshots, "snapshots.path=%s", snapshots);
+    snprintf(set_listen, sizeof set_listen, "network.listen=%s", listen);
+    const char *const argv[] = { COORDINATOR,   "--set", set_store,  "--set",
+                                 set_snapshots, "--set", set_listen, NULL };
+    return run(argv);
+}
+
+START_TEST(a_folder_that_cannot_be_written_is_named)
+{
+    char file[128], inside[160], good[160];
+    cairn_scratch_file(folder, "file", "not a folder", file, sizeof file);
+    snprintf(inside, sizeof inside, "%s/under", file);
+    snprintf(good, sizeof good, "%s/good", folder);
+    const char *const bad[][2] = { { file, file }, { inside, file }, { "/proc/cairn", "/proc" } };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        ck_assert_int_ne(run_coordinator(bad[i][0], good, "127.0.0.1:0"), 0);
+        abuse_says(output, "cannot start");
+        abuse_says(output, bad[i][1]);
+        ck_assert_int_ne(run_coordinator(good, bad[i][0], "127.0.0.1:0"), 0);
+        abuse_says(output, "cannot start");
+        abuse_says(output, bad[i][1]);
+    }
+}
+END_TEST
+
+START_TEST(a_folder_of_another_coordinator_is_left_alone)
+{
+    struct cluster cluster;
+    char store[160], snapshots[160];
+    cluster_start(&cluster, 1, NULL);
+    snprintf(store, sizeof store, "%s/coordinator", cluster.folder);
+    snprintf(snapshots, sizeof snapshots, "%s/s", folder);
+    ck_assert_int_eq(run_coordinator(store, snapshots, "127.0.0.1:0"),
+                     cairn_status_exit(CAIRN_ERR_BUSY));
+    abuse_says(output, store);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+START_TEST(an_open_address_is_refused_unless_it_is_asked_for_and_then_warned_of)
+{
+    char store[160], snapshots[160], set_store[200], set_snapshots[200], log[160], ready[160];
+    snprintf(store, sizeof store, "%s/store", folder);
+    snprintf(snapshots, sizeof snapshots, "%s/snapshots", folder);
+    ck_assert_int_eq(run_coordinator(store, snapshots, "0.0.0.0:0"),
+                     cairn_status_exit(CAIRN_ERR_REFUSED));
+    abuse_says(output, "0.0.0.0");
+    abuse_says(output, "insecure_network = yes");
+    const char *const shard[] = { SHARD,
+                                  "--set",
+                                  "shard.name=s",
+                                  "--set",
+                                  "shard.coordinator=127.0.0.1:1",
+                                  "--set",
+                                  "fabric.device=eth0",
+                                  NULL };
+    ck_assert_int_eq(run(shard), cairn_status_exit(CAIRN_ERR_REFUSED));
+    abuse_says(output, "eth0");
+    abuse_says(output, "insecure_network = yes");
+
+    snprintf(set_store, sizeof set_store, "store.path=%s", store);
+    snprintf(set_snapshots, sizeof set_snapshots, "snapshots.path=%s", snapshots);
+    snprintf(log, sizeof log, "%s/open.log", folder);
+    snprintf(ready, sizeof ready, "%s/ready", folder);
+    const char *const argv[] = { COORDINATOR,
+                                 "--set",
+                                 set_store,
+                                 "--set",
+                                 set_snapshots,
+                                 "--set",
+                                 "network.listen=0.0.0.0:0",
+                                 "--set",
+                                 "network.insecure_network=yes",
+                                 "--ready-file",
+                                 ready,
+                                 NULL };
+    const pid_t pid = cluster_spawn(argv, log);
+    FILE *file = NULL;
+    const uint64_t deadline_ms = abuse_now_ms() + ABUSE_WAIT_MS;
+    while ((file = fopen(ready, "re")) == NULL && abuse_now_ms() < deadline_ms)
+        ck_assert_int_eq(cluster_wait(pid, 5), -1);
+    ck_assert_ptr_nonnull(file);
+    fclose(file);
+    kill(pid, SIGTERM);
+    ck_assert_int_eq(cluster_wait(pid, ABUSE_WAIT_MS), 0);
+    file = fopen(log, "re");
+    output[fread(output, 1, sizeof output - 1, file)] = 0;
+    fclose(file);
+    abuse_says(output, "level=warn");
+    abuse_says(output, "insecure");
+}
+END_TEST
+
+/* ---- the command line ---- */
+
+static const char *const subcommands[] = { "cluster status", "job list",         "job show",
+                                           "job digest",     "snapshot create",  "snapshot list",
+                                           "snapshot show",  "snapshot restore", "--timeout",
+                                           "--endpoint",     "-o table|json",    "exit status" };
+
+START_TEST(the_command_line_exits_as_documented)
+{
+    static struct cluster_said said;
+    struct cluster cluster;
+    cluster_start(&cluster, 1, NULL);
+    cluster_cli(&cluster, &said, "--help", NULL);
+    ck_assert_int_eq(said.status, 0);
+    for (size_t i = 0; i < sizeof subcommands / sizeof *subcommands; i++)
+        abuse_says(said.out, subcommands[i]);
+    cluster_cli(&cluster, &said, "job", "juggle", NULL);
+    ck_assert_int_eq(said.status, 2);
+    abuse_says(said.err, "juggle");
+    cluster_cli(&cluster, &said, "job", "list", "-o", "yaml", NULL);
+    ck_assert_int_eq(said.status, 2);
+    abuse_says(said.err, "json");
+    cluster_cli(&cluster, &said, "job", "show", "nosuch", NULL);
+    ck_assert_int_eq(said.status, 4);
+    abuse_says(said.err, "nosuch");
+    cluster_cli(&cluster, &said, "snapshot", "restore", "--path", "/nosuch/folder", NULL);
+    ck_assert_int_eq(said.status, 4);
+    abuse_says(said.err, "/nosuch/folder");
+    kill(cluster.coordinator, SIGSTOP);
+    cluster_cli(&cluster, &said, "--timeout", "0.3", "job", "list", NULL);
+    kill(cluster.coordinator, SIGCONT);
+    ck_assert_int_eq(said.status, 124);
+    abuse_says(said.err, cluster.address);
+    cluster_kill_coordinator(&cluster);
+    cluster_cli(&cluster, &said, "job", "list", NULL);
+    ck_assert_int_eq(said.status, 10);
+    abuse_says(said.err, cluster.address);
+    cluster_restart_coordinator(&cluster);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+static void check_json(const struct cluster *cluster, const char *noun, const char *verb,
+                       const char *name, const char *key)
+{
+    static struct cluster_said said;
+    cluster_cli(cluster, &said, "-o", "json", noun, verb, name, NULL);
+    ck_assert_msg(said.status == 0, "%s %s: %s", noun, verb, said.err);
+    json_t *json = json_loads(said.out, 0, NULL);
+    ck_assert_msg(json != NULL, "%s %s is no JSON: %s", noun, verb, said.out);
+    ck_assert(json_is_integer(json_object_get(json, "schema_version")));
+    ck_assert_msg(json_object_get(json, key) != NULL, "%s %s has no %s", noun, verb, key);
+    json_decref(json);
+}
+
+START_TEST(what_it_prints_as_json_is_json_with_its_schema_version)
+{
+    struct cluster cluster;
+    cluster_start(&cluster, 2, NULL);
+    cairn *session = abuse_session(&cluster, "trainer");
+    const struct cairn_job_spec spec = abuse_spec(0);
+    abuse_train(abuse_open(session, &spec), 1);
+    check_json(&cluster, "cluster", "status", NULL, "members");
+    check_json(&cluster, "job", "list", NULL, "jobs");
+    check_json(&cluster, "job", "show", "tiny", "step");
+    check_json(&cluster, "job", "digest", "tiny", "content_root");
+    check_json(&cluster, "snapshot", "create", "tiny", "id");
+    check_json(&cluster, "snapshot", "list", "tiny", "snapshots");
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("abuse_daemon");
+    TCase *tcase = tcase_create("abuse_daemon");
+    tcase_set_timeout(tcase, 40);
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_loop_test(tcase,
+                        a_wrong_configuration_is_refused_with_file_line_value_and_what_is_allowed,
+                        0, CONFIG_CASES);
+    tcase_add_test(tcase, a_good_configuration_is_good);
+    tcase_add_test(tcase, values_that_contradict_each_other_are_refused_before_the_start);
+    tcase_add_test(tcase, a_folder_that_cannot_be_written_is_named);
+    tcase_add_test(tcase, a_folder_of_another_coordinator_is_left_alone);
+    tcase_add_test(tcase, an_open_address_is_refused_unless_it_is_asked_for_and_then_warned_of);
+    tcase_add_test(tcase, the_command_line_exits_as_documented);
+    tcase_add_test(tcase, what_it_prints_as_json_is_json_with_its_schema_version);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}

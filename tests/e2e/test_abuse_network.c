@@ -1,0 +1,302 @@
+/* Strangers at the ports while a job trains, and what a cluster costs that has nothing to do. */
+#include <arpa/inet.h>
+#include <check.h>
+#include <dirent.h>
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "proto/wire/frame.h"
+#include "tests/e2e/abuse_job.h"
+
+enum { CONNECTIONS = 1000, SLACK_BYTES = 4 << 20 };
+
+static const char *const strict[] = { "network.hello_timeout=500ms", NULL };
+static const struct cluster_options options = { .coordinator_set = strict, .log_level = "error" };
+static struct cluster cluster;
+static cairn *session;
+static cairn_job *job;
+
+static void setup(void)
+{
+    const struct cairn_job_spec spec = abuse_spec(0);
+    cluster_start(&cluster, 2, &options);
+    session = abuse_session(&cluster, "trainer");
+    job = abuse_open(session, &spec);
+    abuse_train(job, 5);
+}
+
+static void teardown(void)
+{
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+
+/* ---- a trainer in the background ---- */
+
+static atomic_bool stop_training;
+static atomic_uint rounds;
+static atomic_int training_status;
+
+static void *train(void *arg)
+{
+    (void)arg;
+    struct cairn_result result;
+    while (!stop_training) {
+        const cairn_status status = abuse_round(job, 0.25f, ABUSE_WAIT_MS, &result);
+        if (status != CAIRN_OK) training_status = (int)status;
+        if (status == CAIRN_OK) rounds++;
+    }
+    return NULL;
+}
+
+static pthread_t begin_training(void)
+{
+    pthread_t thread;
+    ck_assert_int_eq(pthread_create(&thread, NULL, train, NULL), 0);
+    return thread;
+}
+
+/* It never failed, and did at least three rounds more. */
+static void end_training(pthread_t thread)
+{
+    const unsigned before = rounds;
+    const uint64_t deadline_ms = abuse_now_ms() + ABUSE_WAIT_MS;
+    while (rounds < before + 3 && abuse_now_ms() < deadline_ms) poll(NULL, 0, 5);
+    stop_training = true;
+    pthread_join(thread, NULL);
+    ck_assert_uint_ge(rounds, before + 3);
+    ck_assert_int_eq(training_status, CAIRN_OK);
+}
+
+/* ---- strangers ---- */
+
+static int dial(uint16_t port)
+{
+    const struct sockaddr_in to = { .sin_family = AF_INET,
+                                    .sin_port = htons(port),
+                                    .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_msg(connect(fd, (const struct sockaddr *)&to, sizeof to) == 0, "connect: %s",
+                  strerror(errno));
+    return fd;
+}
+
+static uint16_t coordinator_port(void)
+{
+    return (uint16_t)atoi(strrchr(cluster.address, ':') + 1);
+}
+
+/* Until the other side ends the connection. */
+static void expect_end(int fd)
+{
+    char bytes[4096];
+    const uint64_t deadline_ms = abuse_now_ms() + 10000;
+    for (;;) {
+        struct pollfd readable = { .fd = fd, .events = POLLIN };
+        ck_assert_uint_lt(abuse_now_ms(), deadline_ms);
+        if (poll(&readable, 1, 100) > 0 && recv(fd, bytes, sizeof bytes, 0) <= 0) break;
+    }
+    close(fd);
+}
+
+static void send_garbage(int fd, uint64_t *seed)
+{
+    uint64_t bytes[256];
+    for (size_t i = 0; i < 256; i++) bytes[i] = cairn_scratch_random(seed);
+    (void)!send(fd, bytes, sizeof bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+static void await_descriptors(pid_t pid, int count)
+{
+    const uint64_t deadline_ms = abuse_now_ms() + 10000;
+    while (abuse_descriptors(pid) > count && abuse_now_ms() < deadline_ms) poll(NULL, 0, 10);
+    ck_assert_int_le(abuse_descriptors(pid), count);
+}
+
+START_TEST(a_frame_of_four_gib_costs_the_connection_and_nothing_else)
+{
+    const size_t before = cluster_resident_bytes(cluster.coordinator);
+    const pthread_t thread = begin_training();
+    for (int i = 0; i < 20; i++) {
+        uint8_t header[CAIRN_FRAME_HEADER_BYTES];
+        cairn_frame_header_write(header, 1, 1, UINT32_MAX);
+        const int fd = dial(coordinator_port());
+        ck_assert_int_eq(send(fd, header, sizeof header, MSG_NOSIGNAL), sizeof header);
+        expect_end(fd);
+    }
+    end_training(thread);
+    ck_assert_uint_le(cluster_resident_bytes(cluster.coordinator), before + SLACK_BYTES);
+}
+END_TEST
+
+/* Half of them speak garbage, a quarter a good beginning, a quarter nothing at all; all stay open. */
+static void annoy(uint16_t port, int *fds, int count)
+{
+    uint64_t seed = 11;
+    uint8_t header[CAIRN_FRAME_HEADER_BYTES];
+    cairn_frame_header_write(header, 1, 1, 1000);
+    for (int i = 0; i < count; i++) {
+        fds[i] = dial(port);
+        if (i % 4 < 2) send_garbage(fds[i], &seed);
+        if (i % 4 == 2) (void)!send(fds[i], header, sizeof header, MSG_NOSIGNAL);
+    }
+}
+
+START_TEST(a_thousand_garbage_connections_leave_the_coordinator_as_it_was)
+{
+    static int fds[CONNECTIONS];
+    const size_t before = cluster_resident_bytes(cluster.coordinator);
+    const int descriptors = abuse_descriptors(cluster.coordinator);
+    const pthread_t thread = begin_training();
+    annoy(coordinator_port(), fds, CONNECTIONS);
+    for (int i = 0; i < CONNECTIONS; i++) expect_end(fds[i]);
+    end_training(thread);
+    await_descriptors(cluster.coordinator, descriptors);
+    const size_t after = cluster_resident_bytes(cluster.coordinator);
+    printf("coordinator: resident %zu KiB before, %zu KiB after %d connections of garbage\n",
+           before / 1024, after / 1024, CONNECTIONS);
+    ck_assert_uint_le(after, before + SLACK_BYTES);
+}
+END_TEST
+
+/* ---- UCX's own port ---- */
+
+static bool owns_socket(pid_t pid, unsigned long inode)
+{
+    char folder[64], path[512], link[64], wanted[64];
+    bool found = false;
+    snprintf(folder, sizeof folder, "/proc/%d/fd", (int)pid);
+    snprintf(wanted, sizeof wanted, "socket:[%lu]", inode);
+    DIR *fds = opendir(folder);
+    ck_assert_ptr_nonnull(fds);
+    for (struct dirent *e; (e = readdir(fds)) != NULL;) {
+        snprintf(path, sizeof path, "%s/%s", folder, e->d_name);
+        const ssize_t n = readlink(path, link, sizeof link - 1);
+        link[n > 0 ? n : 0] = 0;
+        found = found || strcmp(link, wanted) == 0;
+    }
+    closedir(fds);
+    return found;
+}
+
+/* The TCP ports (IPv4) that a process listens on. */
+static int listening_ports(pid_t pid, uint16_t *ports, int max)
+{
+    char line[512];
+    int count = 0;
+    FILE *file = fopen("/proc/net/tcp", "re");
+    ck_assert_ptr_nonnull(file);
+    while (fgets(line, sizeof line, file) != NULL) {
+        unsigned port, state;
+        unsigned long inode;
+        if (sscanf(line, " %*d: %*x:%x %*x:%*x %x %*s %*s %*s %*d %*d %lu", &port, &state,
+                   &inode) != 3 ||
+            state != 0x0a || count == max || !owns_socket(pid, inode))
+            continue;
+        ports[count++] = (uint16_t)port;
+    }
+    fclose(file);
+    return count;
+}
+
+START_TEST(garbage_at_the_port_of_ucx_does_not_stop_a_shard)
+{
+    enum { COUNT = 200 };
+    static int fds[COUNT];
+    uint16_t ports[4];
+    const pid_t pid = cluster.shards[0];
+    const size_t before = cluster_resident_bytes(pid);
+    const int descriptors = abuse_descriptors(pid);
+    int peak = descriptors;
+    const int port_count = listening_ports(pid, ports, 4);
+    const pthread_t thread = begin_training();
+    for (int p = 0; p < port_count; p++) {
+        annoy(ports[p], fds, COUNT);
+        poll(NULL, 0, 200); // it may take them all
+        peak = abuse_descriptors(pid);
+        for (int i = 0; i < COUNT; i++) close(fds[i]);
+    }
+    end_training(thread);
+    printf("shard: %d port(s) of UCX, %d connections of garbage each: resident %zu KiB before, %zu "
+           "KiB after; descriptors %d before, %d while they stood, %d after\n",
+           port_count, COUNT, before / 1024, cluster_resident_bytes(pid) / 1024, descriptors, peak,
+           abuse_descriptors(pid));
+    abuse_train(job, 2);
+}
+END_TEST
+
+/* ---- nothing to do ---- */
+
+/* Nanoseconds that all threads of a process have run. */
+static uint64_t run_ns(pid_t pid)
+{
+    char folder[64], path[512];
+    uint64_t sum = 0;
+    snprintf(folder, sizeof folder, "/proc/%d/task", (int)pid);
+    DIR *tasks = opendir(folder);
+    ck_assert_ptr_nonnull(tasks);
+    for (struct dirent *e; (e = readdir(tasks)) != NULL;) {
+        unsigned long long ns = 0;
+        snprintf(path, sizeof path, "%s/%s/schedstat", folder, e->d_name);
+        FILE *file = e->d_name[0] != '.' ? fopen(path, "re") : NULL;
+        if (file == NULL) continue;
+        if (fscanf(file, "%llu", &ns) == 1) sum += ns;
+        fclose(file);
+    }
+    closedir(tasks);
+    return sum;
+}
+
+START_TEST(an_idle_cluster_costs_less_than_one_percent_of_a_core)
+{
+    enum { WATCH_MS = 2000 };
+    const pid_t pids[] = { cluster.coordinator, cluster.shards[0], cluster.shards[1] };
+    uint64_t before[3];
+    for (int i = 0; i < 3; i++) before[i] = run_ns(pids[i]);
+    poll(NULL, 0, WATCH_MS);
+    for (int i = 0; i < 3; i++) {
+        const uint64_t us = (run_ns(pids[i]) - before[i]) / 1000;
+        printf("idle daemon %d: %.3f %% of a core\n", i, (double)us / WATCH_MS / 10);
+        ck_assert_uint_lt(us, WATCH_MS * 10); // 1 %
+    }
+}
+END_TEST
+
+START_TEST(an_empty_step_writes_nothing_to_disk)
+{
+    const pid_t pids[] = { cluster.coordinator, cluster.shards[0], cluster.shards[1] };
+    uint64_t before[3];
+    abuse_empty_round(job);
+    for (int i = 0; i < 3; i++) before[i] = abuse_proc_number(pids[i], "io", "write_bytes");
+    for (int i = 0; i < 20; i++) abuse_empty_round(job);
+    for (int i = 0; i < 3; i++)
+        ck_assert_uint_eq(abuse_proc_number(pids[i], "io", "write_bytes"), before[i]);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("abuse_network");
+    TCase *tcase = tcase_create("abuse_network");
+    tcase_set_timeout(tcase, 40);
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, a_frame_of_four_gib_costs_the_connection_and_nothing_else);
+    tcase_add_test(tcase, a_thousand_garbage_connections_leave_the_coordinator_as_it_was);
+    tcase_add_test(tcase, garbage_at_the_port_of_ucx_does_not_stop_a_shard);
+    tcase_add_test(tcase, an_idle_cluster_costs_less_than_one_percent_of_a_core);
+    tcase_add_test(tcase, an_empty_step_writes_nothing_to_disk);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
