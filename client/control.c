@@ -148,6 +148,12 @@ static void take_effect(struct session *s, uint16_t type, const ProtobufCMessage
     }
 }
 
+/* Never empty: it is what the caller reads. */
+static const char *sentence_of(const Cairn__Error *error, cairn_status status)
+{
+    return error->text[0] != 0 ? error->text : cairn_status_text((int)status);
+}
+
 /* Gives a reply (taken) to the thread that asked for it. */
 static void answer(struct session *s, uint32_t request, uint16_t type, ProtobufCMessage *message)
 {
@@ -160,7 +166,7 @@ static void answer(struct session *s, uint32_t request, uint16_t type, ProtobufC
             ask->status = cairn_status_known(error->status) && error->status != CAIRN_OK
                               ? (cairn_status)error->status
                               : CAIRN_ERR_PROTOCOL;
-            cairn_sentence_set(&ask->why, "%s", error->text);
+            cairn_sentence_set(&ask->why, "%s", sentence_of(error, ask->status));
         } else {
             ask->reply_type = type;
             ask->reply = message;
@@ -197,14 +203,14 @@ static bool on_error(struct session *s, uint32_t request, const Cairn__Error *er
                                                                   : CAIRN_ERR_PROTOCOL;
     struct job *attaching = request != 0 ? job_attaching(s, request) : NULL;
     if (attaching != NULL) {
-        cairn_attach_on_error(attaching, status, error->text);
+        cairn_attach_on_error(attaching, status, sentence_of(error, status));
         return true;
     }
     if (request != 0 && s->ready) return false;
-    note_away(s, status, error->text);
+    note_away(s, status, sentence_of(error, status));
     for (struct job *job = s->jobs; job != NULL; job = job->next)
         if (status == CAIRN_ERR_FENCED || status == CAIRN_ERR_JOB_LOST)
-            cairn_job_fail(job, status, error->text);
+            cairn_job_fail(job, status, sentence_of(error, status));
     return true;
 }
 
