@@ -85,9 +85,17 @@ static void finish(struct part *part)
 {
     if (!part->answered || part->queued || part->on_loan > 0) return;
     struct op *op = part->op;
+    const struct job *job = part->job;
     const cairn_status status = part->status;
+    struct cairn_sentence why = { "" };
+    if (status != CAIRN_OK && job->failed == status)
+        why = job->failed_why;
+    else if (status != CAIRN_OK)
+        cairn_sentence_set(&why, "tensor %s at shard %s: %s",
+                           job->spec.tensors[part->place.tensor].name,
+                           job->shards[part->shard].name, cairn_status_text((int)status));
     give_back(part);
-    cairn_op_part_end(op, status, NULL);
+    cairn_op_part_end(op, status, why.text);
 }
 
 void cairn_part_end(struct part *part, cairn_status status)

@@ -183,7 +183,8 @@ struct cairn_stats {
  * CAIRN_ERR_INVALID. A session outlives the coordinator: it reconnects by itself, and calls wait
  * for that until their own deadline. */
 CAIRN_EXPORT cairn_status cairn_open(const struct cairn_opts *opts, cairn **out) CAIRN_CHECKED;
-/* Closes jobs that are open, fails what is under way, returns loans; at most a second. */
+/* Closes jobs that are open, fails what is under way and every call that waits, returns loans; takes about a
+ * second at most, a stopped shard or coordinator or not. */
 CAIRN_EXPORT void cairn_close(cairn *session);
 /* This thread's last error: what, why, what to do. Valid until the thread's next call. Never NULL. */
 CAIRN_EXPORT const char *cairn_error(void);
@@ -192,7 +193,8 @@ CAIRN_EXPORT int cairn_event_fd(const cairn *session);
 
 /* Creates the job or attaches to it. WORKER: `spec` must equal the job's, or CAIRN_ERR_MISMATCH with the
  * differences in cairn_error(). READER: spec NULL; CAIRN_ERR_NOT_FOUND if there is no such job. Waits
- * for the shards that the coordinator expects. */
+ * for the shards that the coordinator expects. CAIRN_ERR_EXISTS: it is open in this session, which speaks
+ * for one member of a job. */
 CAIRN_EXPORT cairn_status cairn_job_open(cairn *session, const char *name,
                                          const struct cairn_job_spec *spec, cairn_role role,
                                          int timeout_ms, cairn_job **out) CAIRN_CHECKED;
@@ -215,7 +217,7 @@ CAIRN_EXPORT cairn_status cairn_init_done(cairn_job *job, const uint8_t *digest,
 CAIRN_EXPORT cairn_status cairn_round_begin(cairn_job *job, int timeout_ms,
                                             struct cairn_round *out) CAIRN_CHECKED;
 /* The whole gradient of a tensor for this round and micro-batch: multiplied by the loss scale, summed
- * (not averaged) over what its weight counts. Once a tensor and micro-batch; micro-batches in order.
+ * (not averaged) over what its weight counts. Once a tensor and micro-batch (else CAIRN_ERR_EXISTS); micro-batches in order.
  * CAIRN_ERR_EPOCH_CHANGED: the round is void. */
 CAIRN_EXPORT cairn_status cairn_push(cairn_job *job, const struct cairn_round *round,
                                      uint32_t micro, const char *tensor,
