@@ -341,6 +341,9 @@ struct cairn_cluster_gather *
 cairn_cluster_job_send_create(struct cairn_cluster_job *job,
                               const struct cairn_cluster_job_load *load,
                               cairn_cluster_gather_fn on_done, void *context);
+/* All have made their part: is each still the process that did? CAIRN_ERR_CLOSED: not that one. */
+cairn_status cairn_cluster_job_judge_shards(const struct cairn_cluster_job *job,
+                                            struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Makes it durable as it is. */
 cairn_status cairn_cluster_job_store(struct cairn_cluster_job *job,
                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;

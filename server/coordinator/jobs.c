@@ -282,6 +282,18 @@ cairn_cluster_job_send_create(struct cairn_cluster_job *job,
     return gather;
 }
 
+cairn_status cairn_cluster_job_judge_shards(const struct cairn_cluster_job *job,
+                                            struct cairn_sentence *why)
+{
+    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+        const struct cairn_cluster_job_shard *s = &job->shards[i];
+        if (s->seat->incarnation == s->incarnation) continue;
+        return cairn_fail(why, CAIRN_ERR_CLOSED, "%s: it restarted without its part",
+                          s->seat->name);
+    }
+    return CAIRN_OK;
+}
+
 cairn_status cairn_cluster_job_store(struct cairn_cluster_job *job, struct cairn_sentence *why)
 {
     const uint32_t count = job->layout->shard_count;
@@ -322,6 +334,7 @@ static void on_created(void *context, cairn_status status, const char *text)
     struct cairn_sentence why;
     if (cluster->closing || job == NULL) return;
     cairn_sentence_set(&why, "job %s was not created: %s", job->spec.name, text);
+    if (status == CAIRN_OK) status = cairn_cluster_job_judge_shards(job, &why);
     if (status == CAIRN_OK) status = cairn_cluster_job_store(job, &why);
     if (status == CAIRN_OK) {
         job->state = CAIRN_CLUSTER_JOB_INITIALIZING;
@@ -380,7 +393,10 @@ static void on_sealed(void *context, cairn_status status, const char *text)
     struct cairn_sentence why;
     if (creation.cluster->closing || job == NULL || !job->seal_running) return;
     job->seal_running = false;
-    if (status == CAIRN_ERR_CLOSED) return; // sealed again when the shard is back
+    if (status == CAIRN_ERR_CLOSED) {
+        cairn_cluster_job_try_seal(job); // the shard is back already, or asks when it is
+        return;
+    }
     job->seal_wanted = false;
     cairn_sentence_set(&why, "%s", text);
     if (status == CAIRN_OK)
@@ -409,7 +425,7 @@ void cairn_cluster_job_try_seal(struct cairn_cluster_job *job)
     if (!job->seal_wanted || job->seal_running || job->state != CAIRN_CLUSTER_JOB_INITIALIZING)
         return;
     for (uint32_t i = 0; i < job->layout->shard_count; i++) {
-        if (!job->shards[i].up) return;
+        if (!job->shards[i].up || job->shards[i].seat->session == NULL) return;
     }
     struct creation *creation = calloc(1, sizeof *creation);
     struct cairn_cluster_gather *gather =

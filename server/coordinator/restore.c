@@ -93,6 +93,7 @@ static void on_loaded(void *context, cairn_status status, const char *text)
         return;
     }
     cairn_sentence_set(&why, "%s", text);
+    if (status == CAIRN_OK) status = cairn_cluster_job_judge_shards(job, &why);
     if (status == CAIRN_OK) {
         job->initialized = true;
         status = cairn_cluster_job_store(job, &why);

@@ -33,9 +33,11 @@ struct fake_shard {
     const char *fail_seal;
     bool holds_reduced; /* do not report Reduced by itself when a round opens */
     bool holds_part;    /* do not answer Pin */
+    bool holds_seal;    /* do not answer JobSeal */
+    bool holds_create;  /* do not answer JobCreate */
     /* what it has */
     struct cairn_paged spec_pages, layout_pages;
-    uint32_t create_request;
+    uint32_t create_request, held_request;
     bool has_job;
     uint64_t job, generation, epoch, round; /* round: open; 0 = none */
     uint32_t index;
@@ -83,6 +85,8 @@ void fake_shard_away(struct fake_cluster *fake, uint32_t i);
 /* It lost everything, as a new process. */
 void fake_shard_forget(struct fake_cluster *fake, uint32_t i);
 void fake_shard_report_reduced(struct fake_shard *shard);
+/* Says Done to what it held. */
+void fake_shard_release(struct fake_shard *shard);
 
 /* ---- workers, readers, admins ---- */
 struct fake_peer fake_connect(struct fake_cluster *fake, uint32_t role, const char *name);

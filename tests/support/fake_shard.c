@@ -99,7 +99,14 @@ static void on_page(struct fake_shard *shard, uint32_t request, const Cairn__Pag
         return;
     }
     build(shard);
-    done(shard, request);
+    shard->held_request = request;
+    if (!shard->holds_create) done(shard, request);
+}
+
+void fake_shard_release(struct fake_shard *shard)
+{
+    shard->holds_create = shard->holds_seal = false;
+    done(shard, shard->held_request);
 }
 
 /* ---- rounds ---- */
@@ -304,7 +311,10 @@ static void handle(struct fake_shard *shard, uint16_t type, uint32_t request,
     case CAIRN_MSG_JOB_CREATE: on_create(shard, request, (const Cairn__JobCreate *)message); break;
     case CAIRN_MSG_PAGE: on_page(shard, request, (const Cairn__Page *)message); break;
     case CAIRN_MSG_JOB_SEAL:
-        if (shard->fail_seal != NULL) {
+        shard->held_request = request;
+        if (shard->holds_seal) {
+            break;
+        } else if (shard->fail_seal != NULL) {
             refuse(shard, request, CAIRN_ERR_NOT_READY, shard->fail_seal);
         } else {
             done(shard, request);

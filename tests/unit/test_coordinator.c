@@ -365,6 +365,50 @@ START_TEST(a_shard_that_restarts_before_the_seal_costs_nothing_but_the_puts)
 }
 END_TEST
 
+/* The other shard has not answered yet when it is here again: nobody else would ask it anew. */
+START_TEST(a_shard_that_blinks_during_the_seal_is_sealed_again)
+{
+    fake_shards_up(&fake, 2);
+    struct fake_peer w = worker("w0");
+    const uint64_t job = fake_attach(&fake, &w, 10, 0, 1);
+    fake.shards[0].holds_seal = fake.shards[1].holds_seal = true;
+    Cairn__InitDone done = CAIRN__INIT_DONE__INIT;
+    done.job = job;
+    done.source = true;
+    const uint32_t request = fake_request(&w, CAIRN_MSG_INIT_DONE, &done.base);
+    fake_until(&fake, fake.shards[0].seen[CAIRN_MSG_JOB_SEAL] == 1 &&
+                          fake.shards[1].seen[CAIRN_MSG_JOB_SEAL] == 1);
+    fake.shards[1].holds_seal = false;
+    fake_shard_away(&fake, 1);
+    fake_shard_up(&fake, 1);
+    fake_shard_release(&fake.shards[0]);
+    cairn_message_free(fake_expect(&fake, &w, CAIRN_MSG_DONE, request));
+    ck_assert_uint_eq(one_round(&w, job), 1);
+    fake_peer_close(&w);
+}
+END_TEST
+
+/* It said Done and died while another shard still made room: its part is gone. */
+START_TEST(a_shard_that_restarts_while_a_job_is_made_has_it_made_again)
+{
+    fake_shards_up(&fake, 2);
+    fake.shards[0].holds_create = true;
+    struct fake_peer w = worker("w0");
+    struct cairn_job_spec_data spec = fake_spec(1);
+    const uint32_t request = fake_job_open(&w, &spec, 10, 0);
+    fake_until(&fake, fake.shards[0].has_job && fake.shards[1].has_job);
+    expect_awaited(&w, 0, "make room");
+    fake_shard_forget(&fake, 1);
+    fake_shard_up(&fake, 1);
+    fake_shard_release(&fake.shards[0]);
+    cairn_message_free(fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request));
+    fake_init(&fake, &w, fake.shards[1].job);
+    ck_assert_uint_eq(one_round(&w, fake.shards[1].job), 1);
+    cairn_spec_release(&spec);
+    fake_peer_close(&w);
+}
+END_TEST
+
 /* ---- the coordinator itself ---- */
 
 START_TEST(a_new_incarnation_goes_on_in_the_middle_of_a_round)
@@ -576,6 +620,8 @@ int main(void)
     tcase_add_test(tc, a_request_for_a_job_that_is_not_open_is_refused);
     tcase_add_test(tc, a_malformed_message_ends_the_connection_and_nothing_else);
     tcase_add_test(tc, a_shard_that_restarts_before_the_seal_costs_nothing_but_the_puts);
+    tcase_add_test(tc, a_shard_that_blinks_during_the_seal_is_sealed_again);
+    tcase_add_test(tc, a_shard_that_restarts_while_a_job_is_made_has_it_made_again);
     tcase_add_test(tc, a_new_incarnation_goes_on_in_the_middle_of_a_round);
     tcase_add_test(tc, a_decision_that_one_shard_has_is_given_to_all_by_a_new_incarnation);
     tcase_add_test(tc, fifty_rounds_write_nothing_to_the_store);
