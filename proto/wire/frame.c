@@ -133,13 +133,13 @@ enum cairn_frame_state cairn_frame_decoder_next(struct cairn_frame_decoder *deco
                                                 struct cairn_frame *frame_out,
                                                 struct cairn_sentence *why)
 {
-    const uint8_t *header = decoder->bytes + decoder->start;
     const size_t arrived = decoder->end - decoder->start;
     if (decoder->malformed) {
         cairn_sentence_set(why, "the stream was malformed before");
         return CAIRN_FRAME_MALFORMED;
     }
-    if (arrived == 0) return CAIRN_FRAME_NONE;
+    if (arrived == 0) return CAIRN_FRAME_NONE; // there may be no buffer at all
+    const uint8_t *header = decoder->bytes + decoder->start;
     if (judge_magic(header, arrived, why) != CAIRN_OK) goto malformed;
     if (arrived < CAIRN_FRAME_HEADER_BYTES) return CAIRN_FRAME_NONE;
     if (judge_header(header, &decoder->limits, why) != CAIRN_OK) goto malformed;
