@@ -193,6 +193,6 @@ int main(void)
     srunner_run_all(runner, CK_ENV);
     const int failed = srunner_ntests_failed(runner);
     srunner_free(runner);
-    if (!has_disk) printf("skipped: a full disk, since this user may not mount a tmpfs\n");
+    if (!has_disk) printf("skip: a full disk, since this user may not mount a tmpfs\n");
     return failed != 0 ? 1 : has_disk ? 0 : 77;
 }
