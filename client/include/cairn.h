@@ -217,8 +217,8 @@ CAIRN_EXPORT cairn_status cairn_init_done(cairn_job *job, const uint8_t *digest,
 CAIRN_EXPORT cairn_status cairn_round_begin(cairn_job *job, int timeout_ms,
                                             struct cairn_round *out) CAIRN_CHECKED;
 /* The whole gradient of a tensor for this round and micro-batch: multiplied by the loss scale, summed
- * (not averaged) over what its weight counts. Once a tensor and micro-batch (else CAIRN_ERR_EXISTS); micro-batches in order.
- * CAIRN_ERR_EPOCH_CHANGED: the round is void. */
+ * (not averaged) over what its weight counts. Once a tensor and micro-batch (else CAIRN_ERR_EXISTS);
+ * micro-batches in order. CAIRN_ERR_EPOCH_CHANGED: the round is void. */
 CAIRN_EXPORT cairn_status cairn_push(cairn_job *job, const struct cairn_round *round,
                                      uint32_t micro, const char *tensor,
                                      const struct cairn_box *box, const struct cairn_mem *mem,

@@ -203,6 +203,7 @@ bool cairn_daemon_begin(struct cairn_daemon *daemon, const struct cairn_daemon_s
     }
     cairn_log_init(command.log_name, command.log_level);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); // a file over its limit fails a snapshot, not the daemon
     raise_descriptor_limit();
     start_handles(daemon);
     return true;

@@ -10,7 +10,7 @@
  *
  * SIGTERM and SIGINT call on_stop once, on the loop: close what you opened, then
  * cairn_daemon_stop. A second signal ends the process at once (crash-only: that is safe). SIGHUP is
- * noted in the log; SIGPIPE is ignored. Loop thread only. */
+ * noted in the log; SIGPIPE and SIGXFSZ are ignored. Loop thread only. */
 #ifndef CAIRN_BASE_DAEMON_H
 #define CAIRN_BASE_DAEMON_H
 
