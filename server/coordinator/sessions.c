@@ -10,12 +10,27 @@
 #include "server/base/notify.h"
 #include "server/coordinator/cluster.h"
 
+/* What is left out would break the order that the peer relies on: on_gone follows. */
+static void give_up(struct cairn_cluster_session *session, cairn_status status, const char *what)
+{
+    session->closing = true;
+    cairn_peer_close(session->peer, status, "cannot send %s to %s: %s", what, session->name,
+                     cairn_status_text((int)status));
+}
+
 void cairn_cluster_session_send(struct cairn_cluster_session *session, uint16_t type,
                                 uint32_t request, const ProtobufCMessage *message)
 {
     if (session == NULL || session->closing) return;
-    // On failure the connection is being closed by the listener, with a reason: on_gone follows.
-    if (cairn_peer_send(session->peer, type, request, message) != CAIRN_OK) session->closing = true;
+    const cairn_status status = cairn_peer_send(session->peer, type, request, message);
+    if (status == CAIRN_OK) return;
+    if (status == CAIRN_ERR_INVALID && request != 0 && type != CAIRN_MSG_ERROR) {
+        cairn_cluster_session_error(session, request, CAIRN_ERR_UNSUPPORTED,
+                                    "the answer is larger than a frame may be (1 MiB): ask for "
+                                    "less, one job or one snapshot");
+        return;
+    }
+    give_up(session, status, cairn_message_name(type));
 }
 
 void cairn_cluster_session_error(struct cairn_cluster_session *session, uint32_t request,
@@ -49,7 +64,7 @@ void cairn_cluster_session_pages(struct cairn_cluster_session *session, uint32_t
     struct page_target target = { session, request };
     if (session->closing) return;
     const cairn_status status = cairn_paged_send(what, bytes, bytes_len, send_page, &target);
-    if (status != CAIRN_OK) session->closing = true;
+    if (status != CAIRN_OK && !session->closing) give_up(session, status, "pages");
 }
 
 /* ---- seats ---- */

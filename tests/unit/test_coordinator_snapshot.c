@@ -369,6 +369,45 @@ START_TEST(status_tells_of_shards_workers_and_jobs)
 }
 END_TEST
 
+/* A job of 1,024 groups with the longest names: a third of a frame in a list. */
+static void open_wide_job(const char *name, uint64_t session)
+{
+    struct cairn_job_spec_data spec = fake_spec(1);
+    struct cairn_group_spec group = cairn_group_default();
+    struct cairn_tensor_spec tensor = spec.tensors[0];
+    char text[CAIRN_NAME_MAX + 1];
+    group.name = tensor.name = tensor.group = text;
+    group.optimizer = (char *)(uintptr_t) "adamw";
+    tensor.shape = (struct cairn_shape) { .rank = 1, .dim = { 1 } };
+    for (int i = 1; i < CAIRN_SPEC_GROUPS_MAX; i++) {
+        snprintf(text, sizeof text, "%0*d", CAIRN_NAME_MAX, i);
+        ck_assert_int_eq(cairn_spec_add_group(&spec, &group), CAIRN_OK);
+        ck_assert_int_eq(cairn_spec_add_tensor(&spec, &tensor), CAIRN_OK);
+    }
+    ck_assert_int_eq(cairn_spec_set_name(&spec, name), CAIRN_OK);
+    cairn_spec_canonicalize(&spec);
+    const uint32_t request = fake_job_open(&w, &spec, session, 0);
+    cairn_message_free(fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request));
+    cairn_spec_release(&spec);
+}
+
+START_TEST(an_answer_larger_than_a_frame_is_an_error_and_no_silence)
+{
+    const char *const names[] = { "wide-0", "wide-1", "wide-2", "wide-3" };
+    for (size_t i = 0; i < 4; i++) open_wide_job(names[i], 20 + i);
+    const Cairn__JobListGet list_get = CAIRN__JOB_LIST_GET__INIT;
+    uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_LIST_GET, &list_get.base);
+    fake_expect_error(&fake, &admin, request, CAIRN_ERR_UNSUPPORTED, "larger than a frame");
+    Cairn__JobShow show = CAIRN__JOB_SHOW__INIT;
+    show.name = (char *)(uintptr_t) "wide-3";
+    request = fake_request(&admin, CAIRN_MSG_JOB_SHOW, &show.base);
+    Cairn__JobStatus *status = (Cairn__JobStatus *)fake_expect(&fake, &admin, CAIRN_MSG_JOB_STATUS,
+                                                               request);
+    ck_assert_str_eq(status->state, "initializing");
+    cairn_message_free(&status->base);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("coordinator_snapshot");
@@ -388,6 +427,7 @@ int main(void)
     tcase_add_test(tc, a_damaged_snapshot_is_refused_and_training_goes_on);
     tcase_add_test(tc, a_restore_that_fails_on_a_shard_leaves_the_job_lost_and_says_so);
     tcase_add_test(tc, status_tells_of_shards_workers_and_jobs);
+    tcase_add_test(tc, an_answer_larger_than_a_frame_is_an_error_and_no_silence);
     suite_add_tcase(suite, tc);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_NORMAL);
