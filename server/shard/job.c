@@ -275,6 +275,7 @@ static cairn_status reserve(struct cairn_shard_job *job, const struct totals *to
     job->reply_bytes = (size_t)totals->chunk_elems_max * sizeof(float);
     cairn_status status = take_budget(job, totals, step_bytes, cairn_step_actions_max(&config),
                                       why);
+    if (status == CAIRN_OK) status = make_tables(job, why); // as large as a worker's shapes say
     if (status == CAIRN_OK) status = open_arenas(job, totals, why);
     if (status == CAIRN_OK) status = make_round(job, why);
     if (status == CAIRN_OK) status = make_step(job, &config, message, why);
@@ -306,7 +307,6 @@ cairn_status cairn_shard_job_open(struct cairn_shard *shard, const struct cairn_
     struct totals totals = { 0 };
     cairn_status status = decode_parts(job, create, why);
     if (status == CAIRN_OK) status = make_parts(job, &totals, why);
-    if (status == CAIRN_OK) status = make_tables(job, why);
     if (status == CAIRN_OK) status = reserve(job, &totals, create->message, why);
     if (status != CAIRN_OK) {
         cairn_shard_job_free(job);
