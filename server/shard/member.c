@@ -158,13 +158,16 @@ static cairn_status judge_join(const struct cairn_shard_job *job, const Cairn__M
 /* A new coordinator tells again of members that never left. They keep their endpoints: closing one and
  * making another to the same living worker takes UCX a keepalive round (measured: 16 s without a
  * message between 1.13.1 and itself over tcp). */
-static bool is_here(const struct cairn_shard_job *job, const Cairn__MemberJoin *message)
+static bool is_here(struct cairn_shard_job *job, const Cairn__MemberJoin *message)
 {
-    const struct cairn_member *member = cairn_member_find(job, message->member);
-    return member != NULL && member->peer != NULL && member->token == message->token &&
-           member->rank == message->rank && member->role == message->role &&
-           member->address_bytes == message->fabric_address.len &&
-           memcmp(member->address, message->fabric_address.data, member->address_bytes) == 0;
+    struct cairn_member *member = cairn_member_find(job, message->member);
+    const bool same = member != NULL && member->peer != NULL && member->token == message->token &&
+                      member->rank == message->rank && member->role == message->role &&
+                      member->address_bytes == message->fabric_address.len &&
+                      memcmp(member->address, message->fabric_address.data,
+                             member->address_bytes) == 0;
+    if (same) member->told = job->shard->session.serial;
+    return same;
 }
 
 cairn_status cairn_member_join(struct cairn_shard_job *job, const Cairn__MemberJoin *message,
@@ -183,6 +186,7 @@ cairn_status cairn_member_join(struct cairn_shard_job *job, const Cairn__MemberJ
     member->job = job;
     member->number = message->member;
     member->token = message->token;
+    member->told = job->shard->session.serial;
     member->rank = message->rank;
     member->role = message->role;
     snprintf(member->name, sizeof member->name, "%s", message->name);
@@ -205,6 +209,20 @@ void cairn_member_leave(struct cairn_shard_job *job, uint64_t number)
     cairn_member_down(member);
     take_out(job, member);
     member_free(member);
+}
+
+void cairn_members_forget_untold(struct cairn_shard_job *job)
+{
+    size_t i = 0;
+    while (i < job->member_capacity) {
+        const struct cairn_member *member = job->members[i];
+        if (member == NULL || member->told == job->shard->session.serial) {
+            i++;
+            continue;
+        }
+        cairn_member_leave(job, member->number);
+        i = 0; // those behind it moved up
+    }
 }
 
 void cairn_members_release(struct cairn_shard_job *job)

@@ -117,6 +117,17 @@ static void send_heartbeat(struct cairn_shard *shard)
     cairn_session_send(shard, CAIRN_MSG_HEARTBEAT, 0, &heartbeat.base);
 }
 
+/* A coordinator tells at once of the members that it has, and a new one of each as it attaches again:
+ * one that it has not told of within two leases left unseen. */
+static void call_roll(struct cairn_shard *shard)
+{
+    struct cairn_session *session = &shard->session;
+    if (session->roll_due_ms == 0 || uv_now(shard->loop) < session->roll_due_ms) return;
+    session->roll_due_ms = 0;
+    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
+        cairn_members_forget_untold(job);
+}
+
 static void on_open(struct cairn_stream *stream, void *context)
 {
     (void)stream;
@@ -143,6 +154,7 @@ static void on_welcome(struct cairn_shard *shard, const Cairn__Welcome *welcome)
     session->heartbeat_ms = welcome->heartbeat_ms;
     session->lease_ms = welcome->lease_ms;
     session->backoff_ms = BACKOFF_FIRST_MS;
+    session->roll_due_ms = uv_now(shard->loop) + 2ull * session->lease_ms;
     session->coordinator_incarnation = welcome->coordinator_incarnation;
     cairn_stream_limit(session->stream, limits_after);
     uv_timer_start(&session->timer, on_timer, session->heartbeat_ms, session->heartbeat_ms);
@@ -248,6 +260,7 @@ static void on_timer(uv_timer_t *timer)
         return;
     }
     send_heartbeat(shard);
+    call_roll(shard);
 }
 
 cairn_status cairn_session_open(struct cairn_shard *shard, const char *coordinator,

@@ -127,6 +127,7 @@ struct cairn_put {
 struct cairn_member {
     struct cairn_shard_job *job; /* borrowed */
     uint64_t number, token;
+    uint64_t told; /* session.serial when the coordinator last told of it */
     uint32_t rank, role;
     char name[64];
     struct cairn_fabric_peer *peer; /* owned; NULL: not connected */
@@ -244,7 +245,8 @@ struct cairn_session {
     uv_timer_t timer;   /* next try, or next heartbeat */
     uint32_t heartbeat_ms, lease_ms;
     uint32_t backoff_ms;
-    uint64_t heard_ms; /* uv_now of the last frame */
+    uint64_t heard_ms;    /* uv_now of the last frame */
+    uint64_t roll_due_ms; /* when members not told of in this session are forgotten; 0: done */
     uint64_t coordinator_incarnation;
     struct cairn_log_limit down;
 };
@@ -340,6 +342,8 @@ CAIRN_MUST_CHECK cairn_status cairn_member_join(struct cairn_shard_job *job,
                                                 const Cairn__MemberJoin *message,
                                                 struct cairn_sentence *why);
 void cairn_member_leave(struct cairn_shard_job *job, uint64_t number);
+/* Those that the coordinator has not told of in this session left while it was away: removed. */
+void cairn_members_forget_untold(struct cairn_shard_job *job);
 void cairn_members_release(struct cairn_shard_job *job);
 /* A message of the member came: connects it if it is not. */
 void cairn_member_heard(struct cairn_member *member);

@@ -48,7 +48,7 @@ static void on_frame(struct cairn_peer *peer, const struct cairn_frame *frame, v
     welcome.cluster = (char *)"scene";
     welcome.coordinator_incarnation = 1;
     welcome.heartbeat_ms = 20;
-    welcome.lease_ms = 60000;
+    welcome.lease_ms = scene->lease_ms == 0 ? 60000 : scene->lease_ms;
     scene_say(scene, CAIRN_MSG_WELCOME, 0, &welcome.base);
 }
 

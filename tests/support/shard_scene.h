@@ -34,6 +34,7 @@ struct scene {
     struct cairn_peer *session; /* the shard's, once it said Hello; NULL: none */
     char coordinator[64];
     unsigned hellos;
+    uint32_t lease_ms; /* of the next Welcome; 0: a minute */
 
     struct cairn_fabric *fabric; /* the worker's */
     struct cairn_fabric_poll poll;

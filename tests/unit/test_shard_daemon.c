@@ -336,6 +336,26 @@ START_TEST(a_lost_coordinator_finds_the_job_and_the_round_again)
 }
 END_TEST
 
+/* Its MemberLeave was said to nobody: the coordinator does not tell of it any more. */
+START_TEST(who_left_while_the_coordinator_was_away_is_forgotten)
+{
+    serve("mem", 1);
+    scene.lease_ms = 200;
+    cairn_peer_close(scene.session, CAIRN_OK, "gone");
+    scene_hear(&scene, CAIRN_MSG_HELLO);
+    scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
+    const struct cairn_shard_job *job = scene.shard->jobs;
+    const Cairn__Heartbeat beat = CAIRN__HEARTBEAT__INIT;
+    ck_assert_ptr_nonnull(cairn_member_find(job, 1));
+    while (cairn_member_find(job, 1) != NULL) {
+        scene_say(&scene, CAIRN_MSG_HEARTBEAT, 0, &beat.base);
+        uv_run(&scene.loop, UV_RUN_ONCE);
+    }
+    ck_assert_ptr_nonnull(cairn_member_find(job, 2));
+    leave();
+}
+END_TEST
+
 START_TEST(a_job_that_does_not_fit_is_refused_with_the_numbers)
 {
     scene_open(&scene, "mem", 1, 200000);
@@ -431,6 +451,7 @@ int main(void)
     tcase_add_test(tcase, a_snapshot_that_cannot_be_written_fails_alone);
     tcase_add_test(tcase, a_snapshot_that_is_missing_fails_the_create_and_holds_nothing);
     tcase_add_test(tcase, a_lost_coordinator_finds_the_job_and_the_round_again);
+    tcase_add_test(tcase, who_left_while_the_coordinator_was_away_is_forgotten);
     tcase_add_test(tcase, a_job_that_does_not_fit_is_refused_with_the_numbers);
     tcase_add_test(tcase, a_seal_names_what_is_missing);
     tcase_add_test(tcase, an_older_generation_does_not_replace_a_job);
