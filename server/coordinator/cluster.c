@@ -26,17 +26,23 @@ static uint64_t tick_ms(const struct cairn_cluster *cluster)
     return half < 10 ? 10 : half;
 }
 
+uint64_t cairn_cluster_now_ms(const struct cairn_cluster *cluster)
+{
+    return uv_now(cluster->loop) - cluster->stopped_ms;
+}
+
 static void on_tick(uv_timer_t *timer)
 {
     struct cairn_cluster *cluster = timer->data;
     const uint64_t now_ms = uv_now(cluster->loop);
-    // A tick that comes late says that we were stopped: nobody else's lease ran in that time.
+    // A tick that comes late says that we were stopped: nobody's lease or deadline ran in that time.
     const uint64_t passed_ms = now_ms - cluster->last_tick_ms;
     const uint64_t away_ms = passed_ms > 4 * tick_ms(cluster) ? passed_ms : 0;
     cluster->last_tick_ms = now_ms;
+    cluster->stopped_ms += away_ms;
     cairn_cluster_sessions_tick(cluster, now_ms, away_ms);
     for (struct cairn_cluster_job *job = cluster->jobs; job != NULL; job = job->next) {
-        cairn_cluster_job_tick(job, now_ms);
+        cairn_cluster_job_tick(job, cairn_cluster_now_ms(cluster));
     }
 }
 

@@ -28,6 +28,7 @@
 #include "proto/wire/messages.h"
 #include "proto/wire/spec.h"
 #include "server/base/listener.h"
+#include "server/base/log.h"
 #include "server/coordinator/store.h"
 #include "server/core/round.h"
 
@@ -163,6 +164,7 @@ struct cairn_cluster_job {
     bool in_event;            /* the core is not entered twice */
     bool persist_new;         /* the core has just asked for it */
     bool persist_waits;       /* epoch and round_reserved are to be stored: next, or by the tick */
+    struct cairn_log_limit persist_failures;
     struct cairn_version version_told;  /* readers were told that it is there */
     struct cairn_sentence epoch_reason; /* why the last epoch changed, for logs and workers */
     struct cairn_cluster_member *members;
@@ -206,6 +208,7 @@ struct cairn_cluster {
     struct cairn_cluster_gather *gathers;   /* open questions to shards */
     uv_timer_t tick;
     uint64_t last_tick_ms, started_ms;
+    uint64_t stopped_ms; /* how long this process was stopped, in all */
     uint32_t next_request;
     struct cairn_cluster_work *works; /* on their way */
     bool advancing, advance_again;    /* cairn_cluster_openings_advance runs: not entered twice */
@@ -215,7 +218,9 @@ struct cairn_cluster {
     void *on_closed_context;
 };
 
-/* cluster.c: a part of it is closed; frees it after the last. */
+/* cluster.c: the clock of deadlines, which stands while this process is stopped. */
+uint64_t cairn_cluster_now_ms(const struct cairn_cluster *cluster);
+/* A part of it is closed; frees it after the last. */
 void cairn_cluster_close_step(struct cairn_cluster *cluster);
 
 /* sessions.c: connections, Hello, leases, seats. */

@@ -109,7 +109,7 @@ cairn_status cairn_cluster_job_core_open(struct cairn_cluster_job *job, struct c
     }
     job->core = cairn_round_init(job->core_memory, &config);
     // The core's clock starts here: a deadline set before its first tick would have passed at once.
-    cairn_cluster_job_tick(job, uv_now(job->cluster->loop));
+    cairn_cluster_job_tick(job, cairn_cluster_now_ms(job->cluster));
     if (job->initialized) {
         const struct cairn_round_event ready = { .kind = CAIRN_ROUND_READY,
                                                  .version = { job->generation, job->base_step } };
@@ -336,8 +336,9 @@ static bool persist(struct cairn_cluster_job *job)
         job->persist_waits = false;
         return true;
     }
-    cairn_log_error("job %s waits: epoch %" PRIu64 " cannot be stored: %s", job->spec.name,
-                    job->epoch, why.text);
+    cairn_log_limited(&job->persist_failures, CAIRN_LOG_ERROR,
+                      "job %s waits: epoch %" PRIu64 " cannot be stored: %s", job->spec.name,
+                      job->epoch, why.text); // with every tick while the disk is full
     return false;
 }
 

@@ -272,6 +272,21 @@ START_TEST(a_silent_worker_loses_its_lease)
 }
 END_TEST
 
+START_TEST(a_stopped_coordinator_lets_no_deadline_pass)
+{
+    fake_coordinator_stop(&fake);
+    fake.options.heartbeat_ms = 20;
+    fake.options.step_deadline_ms = 300;
+    fake_coordinator_start(&fake);
+    uint64_t job;
+    struct fake_peer w = running_job(&job);
+    const uint64_t round = fake_begin(&fake, &w, job);
+    usleep(600000); // SIGSTOP: its loop does not turn
+    ck_assert_uint_eq(fake_commit(&fake, &w, job, round), 1);
+    fake_peer_close(&w);
+}
+END_TEST
+
 /* ---- shards ---- */
 
 START_TEST(training_goes_on_when_a_shard_comes_back)
@@ -611,6 +626,7 @@ int main(void)
     tcase_add_test(tc, a_second_worker_of_a_rank_fences_the_older);
     tcase_add_test(tc, the_same_session_may_open_again);
     tcase_add_test(tc, a_silent_worker_loses_its_lease);
+    tcase_add_test(tc, a_stopped_coordinator_lets_no_deadline_pass);
     tcase_add_test(tc, training_goes_on_when_a_shard_comes_back);
     tcase_add_test(tc, a_shard_that_lost_its_part_loses_the_job);
     tcase_add_test(tc, members_hear_where_a_shard_is_now);
