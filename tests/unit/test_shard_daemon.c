@@ -135,6 +135,52 @@ START_TEST(a_fenced_round_is_run_again_with_the_same_result)
 }
 END_TEST
 
+/* Over UCX the second half of a long message waits for its sender: closing the endpoint ends it. */
+START_TEST(a_worker_that_sleeps_in_the_middle_of_a_chunk_holds_up_no_round_after_it)
+{
+    serve("ucx", 1);
+    struct cairn_shard_job *job = scene.shard->jobs;
+    scene_round_open(&scene, 1, 0, 2);
+    for (int i = 0; i < 2; i++) scene_note(&scene, CAIRN_CHUNK_GRANT);
+    uint64_t chunk = 0;
+    while (cairn_shard_map_chunk(&scene.map, chunk).tensor != T_EMB) chunk++;
+    const size_t bytes = cairn_shard_map_chunk(&scene.map, chunk).elem_count * sizeof(float);
+    float *gradient = calloc(1, bytes);
+    struct cairn_chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
+    push.dtype = CAIRN_F32;
+    ck_assert_uint_gt(bytes, 32768);
+    scene_send(&scene, &push, gradient, bytes);
+    const uv_prepare_cb awake = scene.poll.prepare.prepare_cb;
+    uv_prepare_stop(&scene.poll.prepare); // SIGSTOP
+    uv_idle_stop(&scene.poll.idle);
+    while (job->busy == 0) uv_run(&scene.loop, UV_RUN_ONCE);
+
+    Cairn__MemberLeave gone = CAIRN__MEMBER_LEAVE__INIT;
+    gone.job = SCENE_JOB;
+    gone.member = 1;
+    scene_say(&scene, CAIRN_MSG_MEMBER_LEAVE, 0, &gone.base);
+    scene_fence(&scene, 2);
+    scene_hear(&scene, CAIRN_MSG_ANSWER);
+    scene_resolve_none(&scene);
+    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
+    uint64_t other = 2;
+    Cairn__RoundOpen open = CAIRN__ROUND_OPEN__INIT;
+    open.job = SCENE_JOB;
+    open.epoch = 2;
+    open.round = 2;
+    open.generation = 1;
+    open.members = &other;
+    open.n_members = 1;
+    scene_say(&scene, CAIRN_MSG_ROUND_OPEN, 0, &open.base);
+    while (cairn_step_round(job->step) != 2) uv_run(&scene.loop, UV_RUN_ONCE);
+    ck_assert_uint_eq(job->busy, 0);
+    uv_prepare_start(&scene.poll.prepare, awake);
+    scene_settle(&scene);
+    free(gradient);
+    leave();
+}
+END_TEST
+
 /* ---- fetches ---- */
 
 static cairn_status fetch_refusal(uint64_t generation, uint64_t step, enum cairn_plane plane)
@@ -444,6 +490,7 @@ int main(void)
     tcase_add_test(tcase, a_step_over_ucx_has_the_same_bits);
     tcase_add_test(tcase, a_skipped_round_changes_nothing);
     tcase_add_test(tcase, a_fenced_round_is_run_again_with_the_same_result);
+    tcase_add_test(tcase, a_worker_that_sleeps_in_the_middle_of_a_chunk_holds_up_no_round_after_it);
     tcase_add_test(tcase, a_version_is_gone_when_it_is_overwritten_and_never_another_is_given);
     tcase_add_test(tcase, a_peer_that_stops_reading_pins_no_more_than_its_replies);
     tcase_add_test(tcase, a_digest_is_of_the_pinned_version);
