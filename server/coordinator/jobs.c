@@ -213,6 +213,20 @@ static cairn_status choose_shards(struct cairn_cluster_job *job, uint32_t shard_
     return count == shard_count ? CAIRN_OK : CAIRN_ERR_NOT_READY;
 }
 
+/* Spec and layout are sent as one burst, to each shard and to each that attaches: where the queue is
+ * too short for it, every one of these connections would be closed, again and again. */
+static bool fits_send_queue(const struct cairn_cluster_job *job, struct cairn_sentence *why)
+{
+    const size_t limit = (size_t)job->cluster->options->network.send_queue_bytes;
+    const size_t bytes = job->spec_bytes_len + job->layout_bytes_len;
+    if (bytes + bytes / 16 <= limit) return true; // and the frames around the pages
+    cairn_sentence_set(why,
+                       "job %s: its list of tensors and its layout take %zu bytes, more than "
+                       "send_queue in [network] lets wait (%zu): raise it at the coordinator",
+                       job->spec.name, bytes, limit);
+    return false;
+}
+
 struct cairn_cluster_job *cairn_cluster_job_plan(struct cairn_cluster *cluster,
                                                  const struct cairn_job_spec_data *spec,
                                                  struct cairn_sentence *why)
@@ -234,8 +248,10 @@ struct cairn_cluster_job *cairn_cluster_job_plan(struct cairn_cluster *cluster,
     }
     if (status == CAIRN_OK) status = choose_shards(job, shard_count);
     if (status == CAIRN_OK) status = plan_layout(job, shard_count);
-    if (status == CAIRN_OK) return job;
-    if (status == CAIRN_ERR_NOT_READY) {
+    if (status == CAIRN_OK && fits_send_queue(job, why)) return job;
+    if (status == CAIRN_OK) {
+        // `why` says it
+    } else if (status == CAIRN_ERR_NOT_READY) {
         cairn_sentence_set(why, "%" PRIu32 " shards are needed, %" PRIu32 " are up", shard_count,
                            cairn_cluster_seats_up(cluster));
     } else {

@@ -370,7 +370,7 @@ START_TEST(status_tells_of_shards_workers_and_jobs)
 END_TEST
 
 /* A job of 1,024 groups with the longest names: a third of a frame in a list. */
-static void open_wide_job(const char *name, uint64_t session)
+static uint32_t ask_wide_job(const char *name, uint64_t session)
 {
     struct cairn_job_spec_data spec = fake_spec(1);
     struct cairn_group_spec group = cairn_group_default();
@@ -387,14 +387,33 @@ static void open_wide_job(const char *name, uint64_t session)
     ck_assert_int_eq(cairn_spec_set_name(&spec, name), CAIRN_OK);
     cairn_spec_canonicalize(&spec);
     const uint32_t request = fake_job_open(&w, &spec, session, 0);
-    cairn_message_free(fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request));
     cairn_spec_release(&spec);
+    return request;
 }
+
+/* Sent all the same, it cost every shard its connection, and with it every job its round. */
+START_TEST(a_job_too_large_for_the_send_queue_is_refused_and_training_goes_on)
+{
+    fake_coordinator_stop(&fake);
+    fake.options.network.send_queue_bytes = 512 << 10;
+    fake_coordinator_start(&fake);
+    fake_shards_up(&fake, 2);
+    fake_peer_close(&w);
+    w = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w0");
+    job = fake_attach(&fake, &w, 11, 0, 1);
+    const uint32_t request = ask_wide_job("wide", 20);
+    fake_expect_error(&fake, &w, request, CAIRN_ERR_NO_MEMORY, "raise it at the coordinator");
+    train();
+}
+END_TEST
 
 START_TEST(an_answer_larger_than_a_frame_is_an_error_and_no_silence)
 {
     const char *const names[] = { "wide-0", "wide-1", "wide-2", "wide-3" };
-    for (size_t i = 0; i < 4; i++) open_wide_job(names[i], 20 + i);
+    for (size_t i = 0; i < 4; i++) {
+        const uint32_t opening = ask_wide_job(names[i], 20 + i);
+        cairn_message_free(fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, opening));
+    }
     const Cairn__JobListGet list_get = CAIRN__JOB_LIST_GET__INIT;
     uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_LIST_GET, &list_get.base);
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_UNSUPPORTED, "larger than a frame");
@@ -427,6 +446,7 @@ int main(void)
     tcase_add_test(tc, a_damaged_snapshot_is_refused_and_training_goes_on);
     tcase_add_test(tc, a_restore_that_fails_on_a_shard_leaves_the_job_lost_and_says_so);
     tcase_add_test(tc, status_tells_of_shards_workers_and_jobs);
+    tcase_add_test(tc, a_job_too_large_for_the_send_queue_is_refused_and_training_goes_on);
     tcase_add_test(tc, an_answer_larger_than_a_frame_is_an_error_and_no_silence);
     suite_add_tcase(suite, tc);
     SRunner *runner = srunner_create(suite);
