@@ -395,6 +395,15 @@ static void make_layout(struct scene *scene)
                      CAIRN_OK);
 }
 
+void scene_reshape_frozen(struct scene *scene, uint64_t rows, uint64_t columns)
+{
+    scene->spec.tensors[T_FROZEN].shape = (struct cairn_shape) { .rank = 2,
+                                                                 .dim = { rows, columns } };
+    cairn_shard_map_release(&scene->map);
+    cairn_layout_close(scene->layout);
+    make_layout(scene);
+}
+
 /* ---- open and close ---- */
 
 static void open_worker(struct scene *scene, const char *kind)

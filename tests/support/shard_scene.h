@@ -64,6 +64,9 @@ void scene_close(struct scene *scene);
 enum { T_BIAS, T_EMB, T_FROZEN, T_WEIGHT, TENSORS };
 enum { SCENE_CHUNK_LEAVES = 4, SCENE_WINDOW = 2, SCENE_MEMBERS = 3 };
 
+/* Another shape for the frozen tensor, before scene_create. */
+void scene_reshape_frozen(struct scene *scene, uint64_t rows, uint64_t columns);
+
 /* ---- the coordinator ---- */
 void scene_say(struct scene *scene, uint16_t type, uint32_t request,
                const ProtobufCMessage *message);

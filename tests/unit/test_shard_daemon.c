@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "tests/support/scratch.h"
 #include "tests/support/shard_model.h"
@@ -416,6 +417,27 @@ START_TEST(a_job_that_does_not_fit_is_refused_with_the_numbers)
 }
 END_TEST
 
+static long peak_kib(void)
+{
+    struct rusage usage;
+    ck_assert_int_eq(getrusage(RUSAGE_SELF, &usage), 0);
+    return usage.ru_maxrss;
+}
+
+/* 2^39 elements: the table of their chunks alone would be 128 MiB. */
+START_TEST(a_job_of_any_shape_costs_nothing_before_it_is_judged)
+{
+    scene_open(&scene, "mem", 1, 200000);
+    scene_reshape_frozen(&scene, (uint64_t)1 << 23, 1 << 16);
+    const long before = peak_kib();
+    scene_create(&scene, 3, 1, 0, "");
+    const struct scene_frame answer = scene_hear(&scene, CAIRN_MSG_ERROR);
+    ck_assert_int_eq(((const Cairn__Error *)answer.message)->status, CAIRN_ERR_NO_MEMORY);
+    ck_assert_int_lt(peak_kib() - before, 32 * 1024);
+    scene_close(&scene);
+}
+END_TEST
+
 START_TEST(a_seal_names_what_is_missing)
 {
     scene_open(&scene, "mem", 1, 0);
@@ -500,6 +522,7 @@ int main(void)
     tcase_add_test(tcase, a_lost_coordinator_finds_the_job_and_the_round_again);
     tcase_add_test(tcase, who_left_while_the_coordinator_was_away_is_forgotten);
     tcase_add_test(tcase, a_job_that_does_not_fit_is_refused_with_the_numbers);
+    tcase_add_test(tcase, a_job_of_any_shape_costs_nothing_before_it_is_judged);
     tcase_add_test(tcase, a_seal_names_what_is_missing);
     tcase_add_test(tcase, an_older_generation_does_not_replace_a_job);
     tcase_add_test(tcase, a_decision_without_a_round_stops_the_job_before_a_parameter_changes);
