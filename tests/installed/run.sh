@@ -42,6 +42,16 @@ flags=$(PKG_CONFIG_SYSROOT_DIR=$tmp PKG_CONFIG_PATH=$(dirname "$pc") pkg-config 
 "${CC:-gcc}" "$tmp/consumer.c" -o "$tmp/consumer" $flags || fail "a program cannot be built with cairn.pc"
 LD_LIBRARY_PATH=$(dirname "$library") "$tmp/consumer" || fail "the program does not run"
 
+# The program that the README shows, as it stands there; what it leaves to the reader is added.
+# shellcheck disable=SC2016 # not expansions
+sed -n '/^```c$/,/^```$/p' "$source/README.md" | grep -v '^```' >"$tmp/readme.c"
+cat >>"$tmp/readme.c" <<'END'
+void compute_gradients(const float *w, float *g, const struct cairn_round *round) { g[round->rank] = w[0]; }
+END
+# shellcheck disable=SC2086
+"${CC:-gcc}" -std=c11 -Wall -Wextra -Werror "$tmp/readme.c" -o "$tmp/readme" $flags ||
+    fail "the README's program cannot be built"
+
 if command -v scdoc >/dev/null && command -v man >/dev/null; then
     for page in "$source"/deploy/man/*.scd; do
         scdoc <"$page" >"$tmp/page" || fail "$page"
