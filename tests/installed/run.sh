@@ -44,7 +44,7 @@ LD_LIBRARY_PATH=$(dirname "$library") "$tmp/consumer" || fail "the program does 
 
 # The program that the README shows, as it stands there; what it leaves to the reader is added.
 # shellcheck disable=SC2016 # not expansions
-sed -n '/^```c$/,/^```$/p' "$source/README.md" | grep -v '^```' >"$tmp/readme.c"
+awk '/^```/ { inside = ($0 == "```c"); next } inside' "$source/README.md" >"$tmp/readme.c"
 cat >>"$tmp/readme.c" <<'END'
 void compute_gradients(const float *w, float *g, const struct cairn_round *round) { g[round->rank] = w[0]; }
 END
