@@ -43,7 +43,6 @@ flags=$(PKG_CONFIG_SYSROOT_DIR=$tmp PKG_CONFIG_PATH=$(dirname "$pc") pkg-config 
 LD_LIBRARY_PATH=$(dirname "$library") "$tmp/consumer" || fail "the program does not run"
 
 # The program that the README shows, as it stands there; what it leaves to the reader is added.
-# shellcheck disable=SC2016 # not expansions
 awk '/^```/ { inside = ($0 == "```c"); next } inside' "$source/README.md" >"$tmp/readme.c"
 cat >>"$tmp/readme.c" <<'END'
 void compute_gradients(const float *w, float *g, const struct cairn_round *round) { g[round->rank] = w[0]; }
