@@ -1,5 +1,7 @@
 #include "proto/wire/frame.h"
 
+#include "proto/wire/messages.h"
+
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -189,29 +191,12 @@ cairn_status cairn_frame_pack(uint16_t type, uint32_t request, const ProtobufCMe
     return CAIRN_OK;
 }
 
-// An allocator that stops at a budget. Its memory is malloc's, so that protobuf-c's default frees it.
-static void *alloc_within_budget(void *data, size_t bytes)
-{
-    size_t *budget = data;
-    if (bytes > *budget) return NULL;
-    *budget -= bytes;
-    return malloc(bytes);
-}
-
-static void free_plainly(void *data, void *bytes)
-{
-    (void)data;
-    free(bytes);
-}
-
 cairn_status cairn_frame_unpack(const ProtobufCMessageDescriptor *descriptor,
                                 const struct cairn_frame *frame, ProtobufCMessage **message_out,
                                 struct cairn_sentence *why)
 {
-    size_t budget = 64 * frame->payload_bytes + (64u << 10);
-    ProtobufCAllocator allocator = { alloc_within_budget, free_plainly, &budget };
-    ProtobufCMessage *message = protobuf_c_message_unpack(descriptor, &allocator,
-                                                          frame->payload_bytes, frame->payload);
+    ProtobufCMessage *message = cairn_message_unpack(descriptor, frame->payload,
+                                                     frame->payload_bytes);
     if (message == NULL)
         return cairn_fail(why, CAIRN_ERR_MALFORMED,
                           "%zu bytes of payload are not a message %s of this version",

@@ -100,8 +100,8 @@ CAIRN_MUST_CHECK cairn_status cairn_frame_pack(uint16_t type, uint32_t request,
                                                size_t *frame_bytes_out, struct cairn_sentence *why);
 
 /* Unpacks a payload by its descriptor; free with protobuf_c_message_free_unpacked(message, NULL).
- * What it may allocate is bounded by the payload's size (64 times + 64 KiB), since a hostile payload
- * of tiny submessages unpacks to much more. CAIRN_ERR_MALFORMED: not such a message, or over it. */
+ * What it may allocate is bounded as in cairn_message_unpack (proto/wire/messages.h).
+ * CAIRN_ERR_MALFORMED: not such a message, or over it. */
 CAIRN_MUST_CHECK cairn_status cairn_frame_unpack(const ProtobufCMessageDescriptor *descriptor,
                                                  const struct cairn_frame *frame,
                                                  ProtobufCMessage **message_out,
