@@ -12,13 +12,13 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "client/env.h"
 #include "client/handle.h"
 
-#define TICK_MS         50
-#define STOP_MS         300 /* what is under way may end by itself for so long */
-#define GOODBYE_MS      300
-#define CONNECT_MS      10000
-#define DEFAULT_ADDRESS "127.0.0.1:7077"
+#define TICK_MS    50
+#define STOP_MS    300 /* what is under way may end by itself for so long */
+#define GOODBYE_MS 300
+#define CONNECT_MS 10000
 
 uint64_t cairn_client_now_ms(void)
 {
@@ -154,11 +154,18 @@ static void *session_thread(void *arg)
 
 /* ---- open ---- */
 
-static const char *first_of(const char *given, const char *variable, const char *otherwise)
+/* Endpoint, fabric and device: of the options, of the environment, the defaults. */
+static cairn_status read_environment(const struct cairn_opts *opts, struct cairn_env_report *report)
 {
-    if (given != NULL) return given;
-    const char *value = getenv(variable);
-    return value != NULL && value[0] != 0 ? value : otherwise;
+    const struct cairn_env_input input = {
+        .get = cairn_env_get,
+        .given = { [CAIRN_ENV_ENDPOINT] = { opts->endpoint, "cairn_opts.endpoint" },
+                   [CAIRN_ENV_FABRIC] = { opts->fabric, "cairn_opts.fabric" },
+                   [CAIRN_ENV_DEVICE] = { opts->fabric_device, "cairn_opts.fabric_device" } },
+    };
+    struct cairn_sentence why = { "" };
+    const cairn_status status = cairn_env_find_cluster(&input, report, &why);
+    return status == CAIRN_OK ? CAIRN_OK : cairn_client_fail(status, "%s", why.text);
 }
 
 static char *own_name(const struct cairn_opts *opts)
@@ -170,17 +177,18 @@ static char *own_name(const struct cairn_opts *opts)
     return strdup(text);
 }
 
-static cairn_status open_fabric(struct session *s, const struct cairn_opts *opts)
+static cairn_status open_fabric(struct session *s, const struct cairn_env_report *env)
 {
     struct cairn_sentence why = { "" };
+    const char *device = env->values[CAIRN_ENV_DEVICE].text;
     const struct cairn_fabric_options options = {
         .on_message = cairn_link_on_message,
         .on_message_arg = s,
         .max_payload = CAIRN_CHUNK_PAYLOAD_MAX,
-        .net_devices = first_of(opts->fabric_device, "CAIRN_FABRIC_DEVICE", NULL),
+        .net_devices = device[0] != 0 ? device : NULL,
         .hub = s->hub,
     };
-    const char *kind = s->hub != NULL ? "mem" : first_of(opts->fabric, "CAIRN_FABRIC", "ucx");
+    const char *kind = s->hub != NULL ? "mem" : env->values[CAIRN_ENV_FABRIC].text;
     cairn_status status = cairn_fabric_open(kind, &options, &s->fabric, &why);
     return status == CAIRN_OK
                ? status
@@ -256,9 +264,9 @@ static void stop_thread(struct session *s)
     pthread_join(s->thread, NULL);
 }
 
-static cairn_status open_inside(struct session *s, const struct cairn_opts *opts)
+static cairn_status open_inside(struct session *s, const struct cairn_env_report *env)
 {
-    cairn_status status = open_fabric(s, opts);
+    cairn_status status = open_fabric(s, env);
     if (status != CAIRN_OK) return status;
     status = init_loop(s);
     if (status == CAIRN_OK) {
@@ -274,12 +282,12 @@ static cairn_status open_inside(struct session *s, const struct cairn_opts *opts
 }
 
 /* The library's threads, UCX's own included, take no signal of their host's. */
-static cairn_status open_unsignaled(struct session *s, const struct cairn_opts *opts)
+static cairn_status open_unsignaled(struct session *s, const struct cairn_env_report *env)
 {
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    cairn_status status = open_inside(s, opts);
+    cairn_status status = open_inside(s, env);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     return status;
 }
@@ -305,20 +313,21 @@ cairn_status cairn_client_open(const struct cairn_opts *opts, struct cairn_fabri
     struct session *s = calloc(1, sizeof *s);
     if (s == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     s->hub = hub;
-    struct cairn_sentence why;
-    const char *endpoint = first_of(opts->endpoint, "CAIRN_ENDPOINT", DEFAULT_ADDRESS);
-    cairn_status status = cairn_address_parse(endpoint, &s->endpoint, &why);
+    struct cairn_env_report env;
+    cairn_status status = read_environment(opts, &env);
     if (status != CAIRN_OK) {
         free(s);
-        return cairn_client_fail(status, "%s", why.text);
+        return status;
     }
+    status = cairn_address_parse(env.values[CAIRN_ENV_ENDPOINT].text, &s->endpoint, NULL);
+    assert(status == CAIRN_OK); // judged above
     cairn_address_print(&s->endpoint, s->endpoint_text);
     status = init_shared(s, opts);
     if (status != CAIRN_OK) {
         free(s);
         return status;
     }
-    status = open_unsignaled(s, opts);
+    status = open_unsignaled(s, &env);
     if (status == CAIRN_OK) {
         status = await_welcome(s, opts->connect_timeout_ms > 0 ? opts->connect_timeout_ms
                                                                : CONNECT_MS);

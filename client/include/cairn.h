@@ -112,6 +112,20 @@ struct cairn_opts {
     const char *fabric_device; /* network device of the data path; CAIRN_FABRIC_DEVICE; "lo" */
 };
 
+/* What the launcher says of this process. Rank is not identity: a restarted process has its
+ * predecessor's rank, and after a change of membership the same work has another. Choose devices and
+ * files by it, address the batch by cairn_round's rank and world, and key no state on it. */
+struct cairn_env {
+    size_t struct_size;
+    uint32_t rank, world; /* of one launcher; alone: 0, 1 */
+    uint32_t local_rank;  /* among the processes of its node */
+    uint32_t node_rank;
+    uint64_t restarts;  /* how often the launcher has started it again, as far as it says */
+    char launcher[16];  /* of rank and world: "cairn", "torchrun", "slurm", "openmpi", "single" */
+    char run_id[128];   /* "" where there is none */
+    char endpoint[128]; /* what cairn_open takes where its options have none */
+};
+
 struct cairn_tensor {
     size_t struct_size;
     const char *name;  /* UTF-8, at most 255 bytes, unique in the job */
@@ -179,6 +193,10 @@ struct cairn_stats {
     uint64_t pushed_bytes, fetched_bytes, put_bytes; /* payload, resent ones included */
 };
 
+/* Reads CAIRN_ENDPOINT and, the first that is set, CAIRN_RANK CAIRN_WORLD CAIRN_LOCAL_RANK CAIRN_RUN_ID, the
+ * variables of torchrun, of Slurm, of Open MPI. CAIRN_ERR_INVALID names a variable that cannot be read,
+ * its value and what is allowed, or the one of rank and world that is missing. `cairn env` prints it. */
+CAIRN_EXPORT cairn_status cairn_env_read(struct cairn_env *out) CAIRN_CHECKED;
 /* Connects to the coordinator. CAIRN_ERR_UNREACHABLE after connect_timeout_ms, CAIRN_ERR_VERSION,
  * CAIRN_ERR_INVALID. A session outlives the coordinator: it reconnects by itself, and calls wait
  * for that until their own deadline. */
