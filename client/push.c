@@ -30,6 +30,8 @@ struct shard {
     uint32_t unanswered; /* chunks */
     uint32_t filled;     /* chunks queued in the micro-batch that is being filled */
     uint32_t chunks;     /* in the queue, sent or not */
+    uint64_t endpoint;   /* that what is `sent` will be answered on, or a later one */
+    uint64_t newest;     /* endpoint heard of: if higher, answers may be lost */
 };
 
 struct cairn_push {
@@ -257,12 +259,44 @@ static uint32_t find_chunk(const struct cairn_push *push, uint32_t shard, uint64
     return e->serial == serial && e->kind == CHUNK && e->shard == shard ? index : NONE;
 }
 
-void cairn_push_on_grant(struct cairn_push *push, uint32_t shard, uint32_t window,
+static void unsend(struct cairn_push *push, struct shard *shard)
+{
+    shard->unanswered = 0;
+    for (uint32_t i = shard->head; i != NONE; i = push->entries[i].next)
+        push->entries[i].sent = false;
+}
+
+/* Of a void round only an answer, or the loss of our own connection, says that nobody reads the buffer. */
+static void ask_again_void(struct cairn_push *push, uint32_t shard_index,
+                           struct cairn_push_actions *actions)
+{
+    struct shard *shard = &push->shards[shard_index];
+    if (shard->newest <= shard->endpoint || MUTANT(20)) return;
+    shard->endpoint = shard->newest;
+    unsend(push, shard);
+    for (uint32_t i = shard->head; i != NONE; i = push->entries[i].next)
+        send_entry(push, shard_index, i, actions);
+}
+
+void cairn_push_on_hello(struct cairn_push *push, uint32_t shard, uint64_t endpoint,
                          struct cairn_push_actions *actions)
 {
-    if (shard >= push->shard_count || window == 0) return;
-    push->shards[shard].window = window;
-    pump(push, shard, actions);
+    if (shard >= push->shard_count) return;
+    if (endpoint > push->shards[shard].newest) push->shards[shard].newest = endpoint;
+    if (push->voided) ask_again_void(push, shard, actions);
+}
+
+void cairn_push_on_grant(struct cairn_push *push, uint32_t shard_index, uint64_t endpoint,
+                         uint32_t window, struct cairn_push_actions *actions)
+{
+    if (shard_index >= push->shard_count || window == 0) return;
+    struct shard *shard = &push->shards[shard_index];
+    cairn_push_on_hello(push, shard_index, endpoint, actions);
+    if (push->voided || endpoint < shard->endpoint) return;
+    if (endpoint > shard->endpoint && !MUTANT(19)) unsend(push, shard);
+    shard->endpoint = endpoint;
+    shard->window = window;
+    pump(push, shard_index, actions);
 }
 
 void cairn_push_on_ack(struct cairn_push *push, uint32_t shard, uint64_t request,
@@ -303,8 +337,10 @@ static void release(struct cairn_push *push, uint32_t shard_index, bool sent_too
 void cairn_push_on_void(struct cairn_push *push, struct cairn_push_actions *actions)
 {
     push->voided = true;
-    for (uint32_t s = 0; s < push->shard_count; s++)
+    for (uint32_t s = 0; s < push->shard_count; s++) {
         release(push, s, false, CAIRN_ERR_EPOCH_CHANGED, actions);
+        ask_again_void(push, s, actions);
+    }
 }
 
 void cairn_push_on_result(struct cairn_push *push, struct cairn_push_actions *actions)
@@ -352,14 +388,12 @@ void cairn_push_on_lost(struct cairn_push *push, uint32_t shard_index,
     if (shard_index >= push->shard_count) return;
     struct shard *shard = &push->shards[shard_index];
     shard->window = 0;
+    shard->endpoint = shard->newest = 0; // all of it is asked again, by whichever GRANT comes
     if (push->voided) {
         release(push, shard_index, true, CAIRN_ERR_EPOCH_CHANGED, actions);
         return;
     }
-    if (MUTANT(12)) return;
-    shard->unanswered = 0;
-    for (uint32_t i = shard->head; i != NONE; i = push->entries[i].next)
-        push->entries[i].sent = false;
+    if (!MUTANT(12)) unsend(push, shard);
 }
 
 /* ---- questions ---- */
@@ -374,6 +408,13 @@ bool cairn_push_idle(const struct cairn_push *push)
     for (uint32_t s = 0; s < push->shard_count; s++)
         if (push->shards[s].chunks > 0) return false;
     return true;
+}
+
+bool cairn_push_waits(const struct cairn_push *push, uint32_t shard)
+{
+    assert(shard < push->shard_count);
+    const uint32_t head = push->shards[shard].head;
+    return head != NONE && push->entries[head].kind != COMMIT;
 }
 
 uint32_t cairn_push_pending(const struct cairn_push *push, uint32_t shard, bool *granted_out)

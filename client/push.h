@@ -8,6 +8,9 @@
  *    without waiting: the shard puts them in order.
  *  - Nothing is sent to a shard before its GRANT for this round. A lost connection makes everything
  *    unanswered unsent again; the next GRANT sends it again, oldest first.
+ *  - A shard's endpoint to us can be lost alone, and answers with it. Each has a number (HELLO and GRANT of
+ *    proto/wire/chunk.h); a GRANT with a higher one than before sends everything unanswered again, oldest
+ *    first. In a void round no GRANT comes: there a HELLO with a higher one does so.
  *  - A buffer is released by the shard's ACK; after the round is void, by any answer or by the loss of the
  *    connection; when the round is committed, at once. RELEASED says that no shard will read it; whoever
  *    handed it to the fabric waits for the fabric's own completion, too.
@@ -80,8 +83,12 @@ cairn_status cairn_push_commit(struct cairn_push *push, uint64_t weight,
 
 /* ---- shards. `request` and `micro` come from the network: unknown ones change nothing ---- */
 
-/* GRANT of this round; window at least 1. A second one only sets the window. */
-void cairn_push_on_grant(struct cairn_push *push, uint32_t shard, uint32_t window,
+/* GRANT of this round, from the shard's endpoint of that number; window at least 1. A second one of the
+ * same endpoint only sets the window; one of an earlier endpoint was overtaken and changes nothing. */
+void cairn_push_on_grant(struct cairn_push *push, uint32_t shard, uint64_t endpoint,
+                         uint32_t window, struct cairn_push_actions *actions);
+/* HELLO: the shard has this endpoint now; what it answered on earlier ones may be lost. */
+void cairn_push_on_hello(struct cairn_push *push, uint32_t shard, uint64_t endpoint,
                          struct cairn_push_actions *actions);
 void cairn_push_on_ack(struct cairn_push *push, uint32_t shard, uint64_t request,
                        struct cairn_push_actions *actions);
@@ -106,6 +113,8 @@ void cairn_push_on_result(struct cairn_push *push, struct cairn_push_actions *ac
 bool cairn_push_voided(const struct cairn_push *push);
 /* No buffer is on loan: the machine may be dropped once the round has ended. */
 bool cairn_push_idle(const struct cairn_push *push);
+/* The shard owes something: a GRANT, or the answer to a chunk or to an end. (A commit has none.) */
+bool cairn_push_waits(const struct cairn_push *push, uint32_t shard);
 /* Chunks queued or unanswered for a shard, and whether it has granted: for error texts. */
 uint32_t cairn_push_pending(const struct cairn_push *push, uint32_t shard, bool *granted_out);
 

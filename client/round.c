@@ -172,7 +172,7 @@ void cairn_client_round_on_grant(struct shard_link *link)
     const struct cairn_chunk_header *grant = &link->grant;
     if (job->push == NULL || grant->kind == 0 || grant->round != job->push_round) return;
     const uint32_t window = grant->value >= 1 && grant->value <= 1024 ? (uint32_t)grant->value : 1;
-    cairn_push_on_grant(job->push, link->index, window, &job->actions);
+    cairn_push_on_grant(job->push, link->index, grant->request, window, &job->actions);
     act(job);
 }
 

@@ -26,7 +26,9 @@
  * 15  the loss scale is forgotten by a new coordinator
  * 16  the end of a micro-batch counts as its last chunk: what is late is absent
  * 17  a duplicate of a chunk that is being received is refused when the round is void
- * 18  a worker that came back gets its GRANT while a receive of its past is under way */
-#define CAIRN_MUTANT_COUNT 18
+ * 18  a worker that came back gets its GRANT while a receive of its past is under way
+ * 19  a GRANT of a new endpoint only sets the window: what the lost one answered is waited for
+ * 20  in a void round nothing is asked again when the shard's endpoint was lost */
+#define CAIRN_MUTANT_COUNT 20
 
 #endif

@@ -74,7 +74,7 @@ enum cairn_step_event_kind {
     CAIRN_STEP_MICRO_END, /* member, epoch, round, micro, sent, absent: chunks; their sum is chunk_count */
     CAIRN_STEP_COMMIT,  /* member, epoch, round, micro = the last one, weight */
     CAIRN_STEP_PEER_UP, /* member: (re)connected; → GRANT, when nothing of its past is in flight */
-    CAIRN_STEP_PEER_DOWN, /* member: its RECEIVEs in flight end by LANDED not OK */
+    CAIRN_STEP_PEER_DOWN, /* member: its RECEIVEs in flight may end by LANDED not OK */
     /* the end of what an action began */
     CAIRN_STEP_LANDED, /* slot, status: OK, CAIRN_ERR_CHECKSUM (answered), or else (connection lost) */
     CAIRN_STEP_FOLDED,  /* chunk */
@@ -102,9 +102,10 @@ struct cairn_step_event {
 
 enum cairn_step_action_kind {
     /* to the worker `member` (dropped by the world when it is not connected) */
-    CAIRN_STEP_GRANT, /* epoch, round, window: push in this round. After it, resend all unanswered */
-    CAIRN_STEP_ACK,   /* epoch, round, micro, chunk, request: folded; buffer and credit are back */
-    CAIRN_STEP_REFUSE,    /* the same, and status; request and chunk mean nothing for NO_CHUNK:
+    CAIRN_STEP_GRANT, /* epoch, round, window: push in this round. The world adds the number of the endpoint
+                       * that it goes by: at a higher one than before, the worker resends all unanswered */
+    CAIRN_STEP_ACK,    /* epoch, round, micro, chunk, request: folded; buffer and credit are back */
+    CAIRN_STEP_REFUSE, /* the same, and status; request and chunk mean nothing for NO_CHUNK:
                            *   STALE      of a void, finished or older round
                            *   FENCED     not a contributor of this round
                            *   CHECKSUM   send it again

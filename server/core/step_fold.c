@@ -188,7 +188,9 @@ void cairn_step_on_landed(struct cairn_step *step, const struct cairn_step_event
     const bool answerable = event->status == CAIRN_OK || event->status == CAIRN_ERR_CHECKSUM;
 
     if (step->phase == CAIRN_STEP_DRAINING) {
-        if (answerable) answer_slot(step, index, CAIRN_STEP_REFUSE, CAIRN_ERR_STALE, actions);
+        // Answered even if its connection is lost: the worker may be back, and a duplicate that it sent since
+        // was dropped because this one was under way. Whatever it sends from now on is not read either.
+        answer_slot(step, index, CAIRN_STEP_REFUSE, CAIRN_ERR_STALE, actions);
         forget(step, index);
         cairn_step_drained(step, actions);
         return;

@@ -34,7 +34,7 @@
 #define MICROS_MAX  3
 #define WINDOW_MAX  4
 #define GROUPS      2
-#define FAULTS      9
+#define FAULTS      10
 #define LEDGER_MAX  1024
 #define PAYLOAD_MAX 256
 #define NOBODY      UINT32_MAX
@@ -89,6 +89,9 @@ uint64_t mix(uint64_t a, uint64_t b); /* a hash of both */
     X(workers_deadline, "workers dropped at the step deadline")                        \
     X(fabric_lost, "fabric connections lost")                                          \
     X(control_lost, "control connections lost")                                        \
+    X(endpoint_lost, "endpoints of shards to workers lost alone")                      \
+    X(endpoint_answers, "answers lost with such an endpoint")                          \
+    X(endpoint_void, "chunks of void rounds asked about again")                        \
     X(restart_waiting, "coordinators killed while waiting")                            \
     X(restart_fencing, "coordinators killed while fencing")                            \
     X(restart_resolving, "coordinators killed while resolving")                        \
@@ -146,6 +149,7 @@ struct message {
     enum message_kind kind;
     cairn_status status;
     uint64_t epoch, round, member, request, weight, snapshot;
+    uint64_t endpoint; /* HELLO and GRANT of a shard: the number of what it goes by */
     uint32_t micro, chunk, sent, absent, window, rank, world;
     enum cairn_step_phase phase;
     struct cairn_version version;
@@ -177,6 +181,7 @@ enum event_kind {
     E_LEASE,             /* conn = member */
     E_SHARD_DOWN,        /* the coordinator notices: a = shard, conn */
     E_PEER_DOWN,         /* a shard notices: a = shard, b = process, conn */
+    E_ENDPOINT_DOWN,     /* it notices that its own way there is lost; conn = the endpoint */
     E_CONTROL_RECONNECT, /* a shard, or b a process */
     E_FABRIC_RECONNECT,  /* a = shard, b = process, conn = its life */
     E_COORDINATOR_START,
@@ -216,6 +221,8 @@ struct coordinator {
 struct peer { /* of a shard: what it knows of a worker process */
     uint64_t member, conn;
     bool up;
+    uint64_t endpoint; /* of the shard to the worker: the number */
+    bool dead;         /* that endpoint is; nobody noticed yet */
 };
 
 struct sim_shard {
@@ -223,10 +230,11 @@ struct sim_shard {
     struct link control; /* to the coordinator */
     bool known_up;       /* by the coordinator */
     struct peer peers[PROCS_MAX];
+    uint64_t endpoints;                /* made so far */
     uint32_t first_chunk, chunk_count; /* of the model */
     float slots[PROCS_MAX * WINDOW_MAX][ELEMS_MAX];
     struct {
-        uint64_t member, conn;
+        uint64_t member, conn, endpoint;
         uint32_t micro, chunk;
     } landing[PROCS_MAX * WINDOW_MAX];
     struct cairn_step_action folds[CHUNKS_MAX]; /* under way, by chunk */
@@ -249,7 +257,7 @@ struct process {
     struct link control;
     struct link fabric[SHARDS_MAX];
     struct {
-        uint64_t round;
+        uint64_t round, endpoint;
         uint32_t window;
     } grant[SHARDS_MAX];
     enum trainer state;
@@ -384,6 +392,8 @@ void shard_start(struct sim *sim, uint32_t shard);
 void shard_event(struct sim *sim, const struct event *event);
 void shard_garbage(struct sim *sim, uint32_t shard);
 void shard_connect(struct sim *sim, uint32_t shard);
+/* What the shard sends to that process is lost, until it notices; the other way stands. */
+void shard_endpoint_break(struct sim *sim, uint32_t shard, uint32_t proc);
 
 /* sim_worker.c */
 void process_start(struct sim *sim, uint32_t rank);

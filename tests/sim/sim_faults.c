@@ -13,7 +13,8 @@ enum fault {
     TWIN,
     STALL,
     PIN,
-    GARBAGE
+    GARBAGE,
+    BREAK_ENDPOINT
 };
 
 void faults_start(struct sim *sim)
@@ -75,6 +76,7 @@ static void do_fault(struct sim *sim, uint32_t kind)
         sim->seen[SEEN_fabric_lost]++;
         fabric_break(sim, shard, proc);
     }
+    if (kind == BREAK_ENDPOINT) shard_endpoint_break(sim, shard, proc);
     if (kind == KILL_WORKER) {
         sim->seen[SEEN_workers_dead]++;
         process_kill(sim, proc);

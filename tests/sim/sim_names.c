@@ -33,6 +33,7 @@ const char *event_name(enum event_kind kind)
         "lease ends",
         "shard is missed",
         "peer is missed",
+        "endpoint is missed",
         "reconnects",
         "fabric reconnects",
         "coordinator start",

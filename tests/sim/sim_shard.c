@@ -75,6 +75,38 @@ static void update(struct sim *sim, struct sim_shard *s)
 
 /* ---- what the core says ---- */
 
+/* Is the connection that the worker made the one that the shard knows? */
+static bool stands(const struct sim *sim, uint32_t shard, uint32_t proc)
+{
+    const struct peer *peer = &sim->shards[shard].peers[proc];
+    return peer->up && peer->conn == sim->procs[proc].fabric[shard].id &&
+           sim->procs[proc].fabric[shard].up;
+}
+
+/* A new endpoint to a worker that is connected: the shard says so by it. */
+static void greet(struct sim *sim, uint32_t shard, uint32_t proc)
+{
+    struct peer *peer = &sim->shards[shard].peers[proc];
+    peer->endpoint = ++sim->shards[shard].endpoints;
+    peer->dead = false;
+    const struct message hello = { .kind = M_HELLO,
+                                   .member = peer->member,
+                                   .endpoint = peer->endpoint };
+    if (stands(sim, shard, proc))
+        sim_send_fabric(sim, &sim->procs[proc].fabric[shard], E_WORKER_FROM_SHARD, proc, shard,
+                        &hello);
+}
+
+void shard_endpoint_break(struct sim *sim, uint32_t shard, uint32_t proc)
+{
+    struct peer *peer = &sim->shards[shard].peers[proc];
+    if (!stands(sim, shard, proc) || peer->dead) return;
+    peer->dead = true;
+    sim->seen[SEEN_endpoint_lost]++;
+    sim_at(sim, rng_exponential(&sim->schedule, 2000), E_ENDPOINT_DOWN, shard, proc,
+           peer->endpoint);
+}
+
 static void to_worker(struct sim *sim, uint32_t shard, enum message_kind kind,
                       const struct cairn_step_action *action)
 {
@@ -84,6 +116,10 @@ static void to_worker(struct sim *sim, uint32_t shard, enum message_kind kind,
     const struct peer *peer = &sim->shards[shard].peers[index];
     const struct link *link = &proc->fabric[shard];
     if (!peer->up || peer->member != action->member || peer->conn != link->id) return;
+    if (peer->dead) {
+        sim->seen[SEEN_endpoint_answers]++;
+        return;
+    }
     const struct message message = { .kind = kind,
                                      .status = action->status,
                                      .epoch = action->epoch,
@@ -92,6 +128,7 @@ static void to_worker(struct sim *sim, uint32_t shard, enum message_kind kind,
                                      .micro = action->micro,
                                      .chunk = action->chunk,
                                      .window = action->window,
+                                     .endpoint = peer->endpoint,
                                      .request = action->request };
     sim_send_fabric(sim, link, E_WORKER_FROM_SHARD, index, shard, &message);
 }
@@ -118,6 +155,7 @@ static void receive(struct sim *sim, uint32_t shard, const struct cairn_step_act
         sim_fail(sim, "shard %u receives into slot %u, which there is not", shard, action->slot);
     s->landing[action->slot].member = action->member;
     s->landing[action->slot].conn = s->peers[action->member % 16].conn;
+    s->landing[action->slot].endpoint = s->peers[action->member % 16].endpoint;
     s->landing[action->slot].micro = message->micro;
     s->landing[action->slot].chunk = s->first_chunk + message->chunk;
     const uint64_t delay = rng_exponential(&sim->schedule, sim->scenario.receive_delay);
@@ -279,7 +317,8 @@ static void hello(struct sim *sim, uint32_t shard, uint32_t proc, uint64_t membe
     if (peer->up && peer->conn == conn && peer->member == member) return; // a duplicate
     struct cairn_step_event event = { .kind = CAIRN_STEP_PEER_DOWN, .member = peer->member };
     if (peer->up) do_event(sim, shard, &event, NULL);
-    *peer = (struct peer) { member, conn, true };
+    *peer = (struct peer) { .member = member, .conn = conn, .up = true };
+    greet(sim, shard, proc);
     event.kind = CAIRN_STEP_PEER_UP;
     event.member = member;
     do_event(sim, shard, &event, NULL);
@@ -341,6 +380,19 @@ void shard_garbage(struct sim *sim, uint32_t shard)
         sim_fail(sim, "shard %u did something for a stranger", shard);
 }
 
+/* A receive that began on an endpoint that is lost ends so or so: it is not said which way it reads. */
+static bool lands(struct sim *sim, uint32_t shard, uint32_t slot)
+{
+    const struct sim_shard *s = &sim->shards[shard];
+    const uint64_t member = s->landing[slot].member;
+    const struct process *proc = sim_process(sim, member);
+    const struct link *link = proc != NULL ? &proc->fabric[shard] : NULL;
+    const struct peer *peer = &s->peers[member % 16];
+    if (link == NULL || !link->up || link->id != s->landing[slot].conn) return false;
+    const bool lost = peer->dead || peer->endpoint != s->landing[slot].endpoint;
+    return !lost || rng_chance(&sim->schedule, 0.5);
+}
+
 /* The one-sided read ends: of the worker's buffer as it is now. */
 static void landed(struct sim *sim, uint32_t shard, uint32_t slot)
 {
@@ -349,8 +401,7 @@ static void landed(struct sim *sim, uint32_t shard, uint32_t slot)
     const uint32_t micro = s->landing[slot].micro, chunk = s->landing[slot].chunk;
     struct cairn_step_event event = { .kind = CAIRN_STEP_LANDED, .slot = slot };
     const struct process *proc = sim_process(sim, member);
-    const struct link *link = proc != NULL ? &proc->fabric[shard] : NULL;
-    if (link == NULL || !link->up || link->id != s->landing[slot].conn) {
+    if (!lands(sim, shard, slot)) {
         event.status = CAIRN_ERR_CLOSED;
         sim->seen[SEEN_landed_lost]++;
     } else {
@@ -366,6 +417,18 @@ static void landed(struct sim *sim, uint32_t shard, uint32_t slot)
     do_event(sim, shard, &event, NULL);
 }
 
+/* The shard's own way to a worker is lost: it makes another at once. */
+static void endpoint_down(struct sim *sim, uint32_t shard, uint32_t proc, uint64_t endpoint)
+{
+    struct peer *peer = &sim->shards[shard].peers[proc];
+    if (!peer->up || peer->endpoint != endpoint) return;
+    struct cairn_step_event event = { .kind = CAIRN_STEP_PEER_DOWN, .member = peer->member };
+    do_event(sim, shard, &event, NULL);
+    greet(sim, shard, proc);
+    event.kind = CAIRN_STEP_PEER_UP;
+    do_event(sim, shard, &event, NULL);
+}
+
 void shard_event(struct sim *sim, const struct event *in)
 {
     struct sim_shard *s = &sim->shards[in->a];
@@ -375,6 +438,7 @@ void shard_event(struct sim *sim, const struct event *in)
     case E_SHARD_FROM_COORDINATOR: from_coordinator(sim, in->a, in->message); return;
     case E_SHARD_FROM_WORKER: from_worker(sim, in->a, in); return;
     case E_LANDED: landed(sim, in->a, in->b); return;
+    case E_ENDPOINT_DOWN: endpoint_down(sim, in->a, in->b, in->conn); return;
     case E_FOLDED:
         fold(sim, s, in->b);
         event.kind = CAIRN_STEP_FOLDED;

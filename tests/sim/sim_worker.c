@@ -96,7 +96,7 @@ void fabric_break(struct sim *sim, uint32_t shard, uint32_t index)
     struct link *link = &proc->fabric[shard];
     if (!link->up) return;
     link->up = false;
-    proc->grant[shard].round = 0;
+    proc->grant[shard].round = proc->grant[shard].endpoint = 0;
     for (uint32_t m = 0; m < MICROS_MAX; m++)
         for (uint32_t c = 0; c < sim->shards[shard].chunk_count; c++) {
             uint8_t *sent = &proc->sent[m][sim->shards[shard].first_chunk + c];
@@ -249,7 +249,8 @@ static void start_pushing(struct sim *sim, uint32_t index)
     for (uint32_t s = 0; s < sim->scenario.shards; s++) {
         if (proc->grant[s].round != proc->round) continue;
         struct cairn_push_actions actions = push_actions(sim);
-        cairn_push_on_grant(proc->push, s, proc->grant[s].window, &actions);
+        cairn_push_on_grant(proc->push, s, proc->grant[s].endpoint, proc->grant[s].window,
+                            &actions);
         do_push_actions(sim, index, &actions);
     }
 }
@@ -322,11 +323,24 @@ static void on_grant(struct sim *sim, uint32_t shard, uint32_t index, const stru
 {
     struct process *proc = &sim->procs[index];
     if (message->round < proc->grant[shard].round) return; // overtaken by a newer one
+    if (message->endpoint < proc->grant[shard].endpoint) return;
     proc->grant[shard].round = message->round;
+    proc->grant[shard].endpoint = message->endpoint;
     proc->grant[shard].window = message->window;
     if (!proc->pushing || proc->push_round != message->round) return;
     struct cairn_push_actions actions = push_actions(sim);
-    cairn_push_on_grant(proc->push, shard, message->window, &actions);
+    cairn_push_on_grant(proc->push, shard, message->endpoint, message->window, &actions);
+    do_push_actions(sim, index, &actions);
+}
+
+/* The shard has a new way to us. */
+static void on_hello(struct sim *sim, uint32_t shard, uint32_t index, const struct message *message)
+{
+    struct process *proc = &sim->procs[index];
+    if (!proc->pushing) return;
+    struct cairn_push_actions actions = push_actions(sim);
+    cairn_push_on_hello(proc->push, shard, message->endpoint, &actions);
+    sim->seen[SEEN_endpoint_void] += actions.count;
     do_push_actions(sim, index, &actions);
 }
 
@@ -344,6 +358,10 @@ static void from_shard(struct sim *sim, uint32_t shard, uint32_t index,
     struct process *proc = &sim->procs[index];
     if (message->kind == M_GRANT) {
         on_grant(sim, shard, index, message);
+        return;
+    }
+    if (message->kind == M_HELLO) {
+        on_hello(sim, shard, index, message);
         return;
     }
     if (!proc->pushing || message->round != proc->push_round) return;

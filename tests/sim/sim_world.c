@@ -279,7 +279,8 @@ static void dispatch(struct sim *sim, const struct event *event)
     case E_FOLDED:
     case E_SUMMED:
     case E_UPDATED:
-    case E_PEER_DOWN: shard_event(sim, event); return;
+    case E_PEER_DOWN:
+    case E_ENDPOINT_DOWN: shard_event(sim, event); return;
     default: coordinator_event(sim, event); return;
     }
 }

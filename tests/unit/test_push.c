@@ -44,11 +44,11 @@ START_TEST(nothing_is_sent_before_the_grant_and_then_no_more_than_the_window)
 {
     push_chunks(0, 0, 4);
     ck_assert_uint_eq(out.count, 0);
-    cairn_push_on_grant(push, 0, 2, &out);
+    cairn_push_on_grant(push, 0, 1, 2, &out);
     ck_assert_uint_eq(out.count, 2);
     expect(0, CAIRN_PUSH_SEND_CHUNK, 0);
     expect(1, CAIRN_PUSH_SEND_CHUNK, 1);
-    cairn_push_on_grant(push, 0, 2, &out); // a duplicate sends nothing again
+    cairn_push_on_grant(push, 0, 1, 2, &out); // a duplicate sends nothing again
     ck_assert_uint_eq(out.count, 2);
     bool granted = false;
     ck_assert_uint_eq(cairn_push_pending(push, 0, &granted), 4);
@@ -61,7 +61,7 @@ END_TEST
 START_TEST(an_ack_releases_the_buffer_once_and_lets_the_next_chunk_go)
 {
     push_chunks(0, 0, 3);
-    cairn_push_on_grant(push, 0, 1, &out);
+    cairn_push_on_grant(push, 0, 1, 1, &out);
     const uint64_t request = list[0].request;
     out.count = 0;
     cairn_push_on_ack(push, 0, request, &out);
@@ -80,7 +80,7 @@ START_TEST(ends_and_commits_follow_the_chunks_and_the_next_micro_batch_waits_for
     push_chunks(0, 1, 1);
     ck_assert_int_eq(cairn_push_micro_end(push, 1, &out), CAIRN_OK);
     ck_assert_int_eq(cairn_push_commit(push, 7, &out), CAIRN_OK);
-    cairn_push_on_grant(push, 0, 4, &out);
+    cairn_push_on_grant(push, 0, 1, 4, &out);
     ck_assert_uint_eq(out.count, 2);
     expect(0, CAIRN_PUSH_SEND_CHUNK, 0);
     expect(1, CAIRN_PUSH_SEND_MICRO_END, 1);
@@ -103,7 +103,7 @@ START_TEST(a_shard_without_chunks_still_gets_the_end_and_the_commit)
 {
     ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
     ck_assert_int_eq(cairn_push_commit(push, 1, &out), CAIRN_OK);
-    cairn_push_on_grant(push, 1, 1, &out);
+    cairn_push_on_grant(push, 1, 1, 1, &out);
     ck_assert_uint_eq(out.count, 2);
     expect(0, CAIRN_PUSH_SEND_MICRO_END, 0);
     ck_assert_int_eq(list[1].kind, CAIRN_PUSH_SEND_COMMIT);
@@ -114,13 +114,13 @@ START_TEST(a_lost_connection_sends_everything_unanswered_again_oldest_first)
 {
     push_chunks(0, 0, 4);
     ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
-    cairn_push_on_grant(push, 0, 3, &out);
+    cairn_push_on_grant(push, 0, 1, 3, &out);
     const uint64_t second = list[1].request;
     out.count = 0;
     cairn_push_on_ack(push, 0, second, &out); // 1 is done, 3 is sent
     cairn_push_on_lost(push, 0, &out);
     out.count = 0;
-    cairn_push_on_grant(push, 0, 3, &out);
+    cairn_push_on_grant(push, 0, 1, 3, &out);
     ck_assert_uint_eq(out.count, 4);
     expect(0, CAIRN_PUSH_SEND_CHUNK, 0);
     expect(1, CAIRN_PUSH_SEND_CHUNK, 2);
@@ -132,23 +132,112 @@ END_TEST
 START_TEST(an_ack_of_an_earlier_sending_is_good_for_a_chunk_that_is_queued_again)
 {
     push_chunks(0, 0, 2);
-    cairn_push_on_grant(push, 0, 2, &out);
+    cairn_push_on_grant(push, 0, 1, 2, &out);
     const uint64_t first = list[0].request;
     cairn_push_on_lost(push, 0, &out);
     out.count = 0;
     cairn_push_on_ack(push, 0, first, &out);
     expect(0, CAIRN_PUSH_RELEASED, 0);
     out.count = 0;
-    cairn_push_on_grant(push, 0, 2, &out);
+    cairn_push_on_grant(push, 0, 1, 2, &out);
     ck_assert_uint_eq(out.count, 1);
     expect(0, CAIRN_PUSH_SEND_CHUNK, 1);
+}
+END_TEST
+
+START_TEST(a_grant_of_a_new_endpoint_sends_everything_unanswered_again_oldest_first)
+{
+    push_chunks(0, 0, 4);
+    ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
+    ck_assert_int_eq(cairn_push_commit(push, 7, &out), CAIRN_OK);
+    cairn_push_on_grant(push, 0, 4, 3, &out);
+    const uint64_t first = list[0].request, second = list[1].request;
+    cairn_push_on_ack(push, 0, second,
+                      &out); // 0, 2 and 3 are unanswered, and so are end and commit
+    out.count = 0;
+    cairn_push_on_grant(push, 0, 4, 3, &out); // the same endpoint: nothing was lost
+    cairn_push_on_grant(push, 0, 3, 1, &out); // an earlier one: overtaken, its window too
+    cairn_push_on_hello(push, 0, 5, &out);    // its GRANT comes when the past is over
+    ck_assert_uint_eq(out.count, 0);
+    cairn_push_on_grant(push, 0, 5, 3, &out);
+    ck_assert_uint_eq(out.count, 5);
+    expect(0, CAIRN_PUSH_SEND_CHUNK, 0);
+    ck_assert_uint_eq(list[0].request, first); // an answer to either sending is good
+    expect(1, CAIRN_PUSH_SEND_CHUNK, 2);
+    expect(2, CAIRN_PUSH_SEND_CHUNK, 3);
+    expect(3, CAIRN_PUSH_SEND_MICRO_END, 4);
+    ck_assert_int_eq(list[4].kind, CAIRN_PUSH_SEND_COMMIT);
+    out.count = 0;
+    cairn_push_on_ack(push, 0, first, &out);
+    cairn_push_on_ack(push, 0, first, &out); // both were answered
+    ck_assert_uint_eq(out.count, 1);
+}
+END_TEST
+
+START_TEST(after_the_loss_of_the_connection_any_endpoint_is_new)
+{
+    push_chunks(0, 0, 1);
+    cairn_push_on_grant(push, 0, 7, 1, &out);
+    cairn_push_on_lost(push, 0, &out);
+    out.count = 0;
+    cairn_push_on_grant(push, 0, 6, 1, &out); // late, on its way when the connection was lost
+    ck_assert_uint_eq(out.count, 1);
+    cairn_push_on_grant(push, 0, 8, 1, &out); // the answer to the new connection
+    ck_assert_uint_eq(out.count, 2);
+    expect(1, CAIRN_PUSH_SEND_CHUNK, 0);
+}
+END_TEST
+
+START_TEST(in_a_void_round_a_new_endpoint_is_asked_again_who_reads_the_buffers)
+{
+    push_chunks(0, 0, 3);
+    push_chunks(1, 0, 1);
+    cairn_push_on_grant(push, 0, 1, 2, &out);
+    cairn_push_on_grant(push, 1, 1, 1, &out);
+    const uint64_t requests[] = { list[0].request, list[1].request };
+    cairn_push_on_hello(push, 1, 2, &out); // before the round is void, and the GRANT never comes
+    out.count = 0;
+    cairn_push_on_void(push, &out);
+    ck_assert_uint_eq(out.count, 2);
+    expect(0, CAIRN_PUSH_RELEASED, 2); // was not sent
+    expect(1, CAIRN_PUSH_SEND_CHUNK, 0);
+    ck_assert_uint_eq(list[1].shard, 1);
+    out.count = 0;
+    cairn_push_on_hello(push, 0, 1, &out);
+    ck_assert_uint_eq(out.count, 0);
+    cairn_push_on_hello(push, 0, 2, &out);
+    cairn_push_on_hello(push, 0, 2, &out);
+    ck_assert_uint_eq(out.count, 2);
+    expect(0, CAIRN_PUSH_SEND_CHUNK, 0);
+    expect(1, CAIRN_PUSH_SEND_CHUNK, 1);
+    out.count = 0;
+    for (int i = 0; i < 2; i++) cairn_push_on_refuse(push, 0, requests[i], CAIRN_ERR_STALE, &out);
+    ck_assert_uint_eq(out.count, 2);
+    expect(1, CAIRN_PUSH_RELEASED, 1);
+    ck_assert(!cairn_push_idle(push));
+}
+END_TEST
+
+START_TEST(a_shard_owes_something_until_the_last_end_is_answered)
+{
+    ck_assert(!cairn_push_waits(push, 0));
+    push_chunks(0, 0, 1);
+    ck_assert(cairn_push_waits(push, 0)); // the GRANT
+    ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
+    ck_assert_int_eq(cairn_push_commit(push, 1, &out), CAIRN_OK);
+    cairn_push_on_grant(push, 0, 1, 1, &out);
+    const uint64_t request = list[0].request;
+    cairn_push_on_ack(push, 0, request, &out);
+    ck_assert(cairn_push_waits(push, 0));
+    cairn_push_on_micro_ack(push, 0, 0, &out);
+    ck_assert(!cairn_push_waits(push, 0));
 }
 END_TEST
 
 START_TEST(busy_and_checksum_send_the_chunk_again)
 {
     push_chunks(0, 0, 2);
-    cairn_push_on_grant(push, 0, 1, &out);
+    cairn_push_on_grant(push, 0, 1, 1, &out);
     const uint64_t request = list[0].request;
     const cairn_status again[] = { CAIRN_ERR_BUSY, CAIRN_ERR_CHECKSUM };
     for (int i = 0; i < 2; i++) {
@@ -172,7 +261,7 @@ START_TEST(a_refusal_makes_the_round_void_and_what_was_sent_stays_on_loan_until_
 {
     push_chunks(0, 0, 4);
     push_chunks(1, 0, 1);
-    cairn_push_on_grant(push, 0, 2, &out);
+    cairn_push_on_grant(push, 0, 1, 2, &out);
     const uint64_t first = list[0].request, second = list[1].request;
     out.count = 0;
     cairn_push_on_refuse(push, 0, first, CAIRN_ERR_STALE, &out);
@@ -196,8 +285,8 @@ START_TEST(the_coordinators_void_waits_for_answers_or_the_loss_of_the_connection
 {
     push_chunks(0, 0, 1);
     push_chunks(1, 0, 1);
-    cairn_push_on_grant(push, 0, 1, &out);
-    cairn_push_on_grant(push, 1, 1, &out);
+    cairn_push_on_grant(push, 0, 1, 1, &out);
+    cairn_push_on_grant(push, 1, 1, 1, &out);
     const uint64_t request = list[0].request;
     out.count = 0;
     cairn_push_on_void(push, &out);
@@ -214,7 +303,7 @@ START_TEST(the_result_of_a_committed_round_releases_everything)
     push_chunks(0, 0, 2);
     ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
     ck_assert_int_eq(cairn_push_commit(push, 1, &out), CAIRN_OK);
-    cairn_push_on_grant(push, 0, 2, &out);
+    cairn_push_on_grant(push, 0, 1, 2, &out);
     out.count = 0;
     cairn_push_on_result(push, &out);
     ck_assert_uint_eq(out.count, 2);
@@ -229,7 +318,7 @@ START_TEST(a_full_queue_is_busy_and_changes_nothing)
     ck_assert_int_eq(cairn_push_chunk(push, 1, 0, 0, 0, &out), CAIRN_ERR_BUSY);
     ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_ERR_BUSY);
     ck_assert_uint_eq(out.count, 0);
-    cairn_push_on_grant(push, 0, 2, &out);
+    cairn_push_on_grant(push, 0, 1, 2, &out);
     const uint64_t requests[] = { list[0].request, list[1].request };
     for (int i = 0; i < 2; i++) cairn_push_on_ack(push, 0, requests[i], &out);
     ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
@@ -256,7 +345,7 @@ END_TEST
 START_TEST(answers_that_nobody_waits_for_change_nothing)
 {
     push_chunks(0, 0, 1);
-    cairn_push_on_grant(push, 0, 1, &out);
+    cairn_push_on_grant(push, 0, 1, 1, &out);
     const uint64_t request = list[0].request;
     out.count = 0;
     const uint64_t wrong[] = { 0, 1, request + 1, request ^ 1ull << 40, UINT64_MAX };
@@ -267,8 +356,8 @@ START_TEST(answers_that_nobody_waits_for_change_nothing)
     cairn_push_on_ack(push, 1, request, &out); // another shard's
     cairn_push_on_ack(push, 99, request, &out);
     cairn_push_on_micro_ack(push, 0, 0, &out);
-    cairn_push_on_grant(push, 99, 1, &out);
-    cairn_push_on_grant(push, 0, 0, &out);
+    cairn_push_on_grant(push, 99, 1, 1, &out);
+    cairn_push_on_grant(push, 0, 1, 0, &out);
     ck_assert_uint_eq(out.count, 0);
     ck_assert(!cairn_push_idle(push));
 }
@@ -277,7 +366,7 @@ END_TEST
 START_TEST(a_refused_end_or_commit_makes_the_round_void)
 {
     ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
-    cairn_push_on_grant(push, 0, 1, &out);
+    cairn_push_on_grant(push, 0, 1, 1, &out);
     out.count = 0;
     cairn_push_on_refuse(push, 0, 0, CAIRN_ERR_FENCED, &out);
     ck_assert_uint_eq(out.count, 1);
@@ -304,6 +393,10 @@ int main(void)
     tcase_add_test(tcase, a_shard_without_chunks_still_gets_the_end_and_the_commit);
     tcase_add_test(tcase, a_lost_connection_sends_everything_unanswered_again_oldest_first);
     tcase_add_test(tcase, an_ack_of_an_earlier_sending_is_good_for_a_chunk_that_is_queued_again);
+    tcase_add_test(tcase, a_grant_of_a_new_endpoint_sends_everything_unanswered_again_oldest_first);
+    tcase_add_test(tcase, after_the_loss_of_the_connection_any_endpoint_is_new);
+    tcase_add_test(tcase, in_a_void_round_a_new_endpoint_is_asked_again_who_reads_the_buffers);
+    tcase_add_test(tcase, a_shard_owes_something_until_the_last_end_is_answered);
     tcase_add_test(tcase, busy_and_checksum_send_the_chunk_again);
     tcase_add_test(tcase,
                    a_refusal_makes_the_round_void_and_what_was_sent_stays_on_loan_until_answered);

@@ -99,6 +99,24 @@ START_TEST(a_void_round_drains_before_the_next_one_begins)
 }
 END_TEST
 
+START_TEST(a_receive_that_fails_while_draining_is_answered_for_its_duplicates_sake)
+{
+    begin();
+    chunk(A, 0, 0);
+    const uint32_t receiving = list[0].slot;
+    fence(6);
+    GIVE(.kind = CAIRN_STEP_PEER_DOWN, .member = A);
+    GIVE(.kind = CAIRN_STEP_PEER_UP, .member = A);
+    chunk(A, 0, 0); // sent again: dropped, because the first one is under way
+    ck_assert_uint_eq(out.count, 1);
+    expect(0, CAIRN_STEP_DISCARD);
+    landed(receiving, CAIRN_ERR_CLOSED);
+    ck_assert_uint_eq(out.count, 1);
+    ck_assert_int_eq(expect(0, CAIRN_STEP_REFUSE)->status, CAIRN_ERR_STALE);
+    ck_assert_uint_eq(list[0].request, 1000);
+}
+END_TEST
+
 START_TEST(sums_of_a_void_round_are_forgotten)
 {
     begin();
@@ -202,6 +220,7 @@ int main(void)
     tcase_add_test(tcase, a_prepared_shard_survives_a_fence_and_applies_what_others_applied);
     tcase_add_test(tcase, a_prepared_round_that_nobody_decided_is_void);
     tcase_add_test(tcase, a_void_round_drains_before_the_next_one_begins);
+    tcase_add_test(tcase, a_receive_that_fails_while_draining_is_answered_for_its_duplicates_sake);
     tcase_add_test(tcase, sums_of_a_void_round_are_forgotten);
     tcase_add_test(tcase, a_coordinator_of_an_older_epoch_is_ignored);
     tcase_add_test(
