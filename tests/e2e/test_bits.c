@@ -6,7 +6,7 @@
 
 #include "proto/wire/plan.h"
 #include "tests/e2e/bits_check.h"
-#include "tests/e2e/bits_rooms.h"
+#include "tests/support/rooms.h"
 
 static void train_on_daemons(int shards, const struct cluster_options *options,
                              struct bits_worker pattern)
@@ -95,14 +95,14 @@ static const struct cairn_fabric_mem_options fabrics[] = {
 
 START_TEST(a_fabric_in_memory_that_reorders_and_repeats_gives_the_same_bits)
 {
-    struct bits_rooms rooms;
-    bits_rooms_open(&rooms, 3, &fabrics[_i]);
+    struct rooms rooms;
+    rooms_open(&rooms, 3, &fabrics[_i]);
     const struct bits_worker pattern = { .hub = rooms.hub,
                                          .until_step = BITS_STEPS,
                                          .shuffle = (uint64_t)_i };
     bits_train_quietly(pattern, rooms.address, 1);
     bits_check_root(rooms.address, BITS_GOLDEN_ROOT);
-    bits_rooms_close(&rooms);
+    rooms_close(&rooms);
 }
 END_TEST
 

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "tests/e2e/bits_check.h"
-#include "tests/e2e/bits_rooms.h"
+#include "tests/support/rooms.h"
 
 /* ---- workers as processes ---- */
 
@@ -79,16 +79,16 @@ START_TEST(connections_that_break_change_no_bit)
     const struct cairn_fabric_mem_options fabric = {
         .seed = (uint64_t)_i + 10, .delay_max_ticks = 4, .duplicate_permille = 20, .cut_permille = 1
     };
-    struct bits_rooms rooms;
+    struct rooms rooms;
     struct bits_run run;
-    bits_rooms_open(&rooms, 3, &fabric);
+    rooms_open(&rooms, 3, &fabric);
     const struct bits_worker pattern = { .endpoint = rooms.address,
                                          .hub = rooms.hub,
                                          .until_step = BITS_STEPS };
     bits_run_start(&run, &pattern, BITS_WORKERS);
     bits_run_join(&run);
     bits_check_root(rooms.address, BITS_GOLDEN_ROOT);
-    bits_rooms_close(&rooms);
+    rooms_close(&rooms);
 }
 END_TEST
 

@@ -1,7 +1,7 @@
 /* A cluster inside the test's process, on one thread: the rooms of the coordinator and of the shards on
  * one loop, and between them and the workers a mem fabric that delays, reorders and repeats messages. */
-#ifndef CAIRN_E2E_BITS_ROOMS_H
-#define CAIRN_E2E_BITS_ROOMS_H
+#ifndef CAIRN_SUPPORT_ROOMS_H
+#define CAIRN_SUPPORT_ROOMS_H
 
 #include <pthread.h>
 #include <semaphore.h>
@@ -12,9 +12,9 @@
 #include "server/shard/shard.h"
 #include "tests/support/scratch.h"
 
-enum { BITS_ROOMS_SHARDS_MAX = 8 };
+enum { ROOMS_SHARDS_MAX = 8 };
 
-struct bits_rooms {
+struct rooms {
     char folder[CAIRN_SCRATCH_BYTES], store[CAIRN_SCRATCH_BYTES + 16],
         snapshots[CAIRN_SCRATCH_BYTES + 16];
     char address[64]; /* of the coordinator */
@@ -27,13 +27,13 @@ struct bits_rooms {
     uv_async_t stop;
     struct cairn_cluster_options options;
     struct cairn_cluster *cluster;
-    struct cairn_shard *shards[BITS_ROOMS_SHARDS_MAX];
+    struct cairn_shard *shards[ROOMS_SHARDS_MAX];
     uint32_t shards_ready;
 };
 
-void bits_rooms_open(struct bits_rooms *rooms, uint32_t shard_count,
-                     const struct cairn_fabric_mem_options *fabric);
+void rooms_open(struct rooms *rooms, uint32_t shard_count,
+                const struct cairn_fabric_mem_options *fabric);
 /* The workers must have closed their sessions. */
-void bits_rooms_close(struct bits_rooms *rooms);
+void rooms_close(struct rooms *rooms);
 
 #endif

@@ -1,4 +1,4 @@
-#include "tests/e2e/bits_rooms.h"
+#include "tests/support/rooms.h"
 
 #include <check.h>
 #include <stdio.h>
@@ -6,7 +6,7 @@
 
 static void on_stop(uv_async_t *stop)
 {
-    struct bits_rooms *rooms = stop->data;
+    struct rooms *rooms = stop->data;
     for (uint32_t i = 0; i < rooms->shard_count; i++)
         cairn_shard_close(rooms->shards[i], NULL, NULL);
     cairn_cluster_close(rooms->cluster, NULL, NULL);
@@ -16,11 +16,11 @@ static void on_stop(uv_async_t *stop)
 static void on_ready(struct cairn_shard *shard, void *context)
 {
     (void)shard;
-    struct bits_rooms *rooms = context;
+    struct rooms *rooms = context;
     if (++rooms->shards_ready == rooms->shard_count) sem_post(&rooms->ready);
 }
 
-static void open_shard(struct bits_rooms *rooms, uint32_t shard)
+static void open_shard(struct rooms *rooms, uint32_t shard)
 {
     char name[32];
     struct cairn_sentence why;
@@ -39,15 +39,15 @@ static void open_shard(struct bits_rooms *rooms, uint32_t shard)
 
 static void *rooms_thread(void *arg)
 {
-    struct bits_rooms *rooms = arg;
+    struct rooms *rooms = arg;
     uv_run(&rooms->loop, UV_RUN_DEFAULT);
     return NULL;
 }
 
-static struct cairn_cluster_options options_of(struct bits_rooms *rooms)
+static struct cairn_cluster_options options_of(struct rooms *rooms)
 {
     return (struct cairn_cluster_options) {
-        .name = (char *)(uintptr_t) "bits",
+        .name = (char *)(uintptr_t) "rooms",
         .shards = rooms->shard_count,
         .store_path = rooms->store,
         .snapshots_path = rooms->snapshots,
@@ -62,14 +62,14 @@ static struct cairn_cluster_options options_of(struct bits_rooms *rooms)
     };
 }
 
-void bits_rooms_open(struct bits_rooms *rooms, uint32_t shard_count,
-                     const struct cairn_fabric_mem_options *fabric)
+void rooms_open(struct rooms *rooms, uint32_t shard_count,
+                const struct cairn_fabric_mem_options *fabric)
 {
     struct cairn_sentence why;
     memset(rooms, 0, sizeof *rooms);
     rooms->shard_count = shard_count;
     rooms->compute_threads = 1;
-    cairn_log_init("bits", CAIRN_LOG_ERROR);
+    cairn_log_init("rooms", CAIRN_LOG_ERROR);
     cairn_scratch_make(rooms->folder);
     snprintf(rooms->store, sizeof rooms->store, "%s/store", rooms->folder);
     snprintf(rooms->snapshots, sizeof rooms->snapshots, "%s/snapshots", rooms->folder);
@@ -91,7 +91,7 @@ void bits_rooms_open(struct bits_rooms *rooms, uint32_t shard_count,
     ck_assert_msg(sem_timedwait(&rooms->ready, &deadline) == 0, "the shards do not join");
 }
 
-void bits_rooms_close(struct bits_rooms *rooms)
+void rooms_close(struct rooms *rooms)
 {
     uv_async_send(&rooms->stop);
     pthread_join(rooms->thread, NULL);
