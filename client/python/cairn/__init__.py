@@ -1,0 +1,27 @@
+"""Cairn from Python: the optimizer's state and the parameters live in servers, the trainer owns nothing.
+
+    import cairn
+    c = cairn.connect()                                    # torchrun, Slurm, Open MPI or CAIRN_* environment
+    m = c.attach(model, optim=cairn.AdamW(lr=3e-4), clip_norm=1.0)
+    for batch in data:
+        loss = model(batch); loss.backward()               # gradients are pushed as autograd makes them
+        info = m.step()                                    # raises EpochChanged: somebody came or went, recompute
+
+torch is imported by attach and reader only. The layer below, without torch, is Session, Job and RoundHandle:
+cairn.h with exceptions.
+"""
+
+from .env import Env, env
+from .errors import *  # noqa: F401,F403
+from .errors import CairnError
+from .optim import SGD, Adam, AdamW, from_torch
+from .session import Job, Operation, Result, Round, RoundHandle, Session, Stats
+from .spec import Group, JobSpec, Tensor, Version
+
+__version__ = "0.1.0"
+
+
+def connect(endpoint=None, name=None, connect_timeout=10.0) -> Session:
+    """A session with the cluster at `endpoint` ("host:port"; None: CAIRN_ENDPOINT, then 127.0.0.1:7077). Rank and
+    world of the process are those of the environment, see env()."""
+    return Session(endpoint=endpoint, name=name, connect_timeout=connect_timeout)

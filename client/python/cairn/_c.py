@@ -1,0 +1,171 @@
+"""cairn.h, as ctypes sees it: structs, functions, and the search for the library.
+
+The layout of every struct and every number here is compared with the header by tests/test_header.py,
+which compiles a C program. Nothing is loaded before `lib()` is called.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import os
+from ctypes import (POINTER, c_bool, c_char, c_char_p, c_double, c_int, c_size_t, c_uint8, c_uint32, c_uint64,
+                    c_void_p)
+from pathlib import Path
+from typing import List, Optional, Tuple
+
+RANK_MAX = 8
+
+F32, BF16, F16, F64 = 1, 2, 3, 4
+TRAINED, FROZEN, BUFFER, BLOB = 1, 2, 3, 4
+NONFINITE_SKIP, NONFINITE_FAIL = 1, 2
+WORKER, READER = 1, 2
+SNAPSHOT_WAIT = 1
+
+DTYPE_BYTES = {F32: 4, BF16: 2, F16: 2, F64: 8}
+
+
+class Sized(ctypes.Structure):
+    """A struct that begins with struct_size, which is set when it is made."""
+
+    def __init__(self, *args, **fields):
+        super().__init__(*args, **fields)
+        self.struct_size = ctypes.sizeof(type(self))
+
+
+class Box(ctypes.Structure):
+    _fields_ = [("rank", c_uint32), ("start", c_uint64 * RANK_MAX), ("extent", c_uint64 * RANK_MAX)]
+
+
+class Version(ctypes.Structure):
+    _fields_ = [("generation", c_uint64), ("step", c_uint64)]
+
+
+class Opts(Sized):
+    _fields_ = [("struct_size", c_size_t), ("endpoint", c_char_p), ("name", c_char_p),
+                ("connect_timeout_ms", c_int), ("fabric", c_char_p), ("fabric_device", c_char_p)]
+
+
+class Tensor(Sized):
+    _fields_ = [("struct_size", c_size_t), ("name", c_char_p), ("unit", c_char_p), ("group", c_char_p),
+                ("wire", c_int), ("rank", c_uint32), ("shape", c_uint64 * RANK_MAX), ("kind", c_int)]
+
+
+class Group(Sized):
+    _fields_ = [("struct_size", c_size_t), ("name", c_char_p), ("optimizer", c_char_p), ("lr", c_double),
+                ("beta1", c_double), ("beta2", c_double), ("eps", c_double), ("weight_decay", c_double),
+                ("momentum", c_double), ("nesterov", c_bool)]
+
+
+class JobSpec(Sized):
+    _fields_ = [("struct_size", c_size_t), ("tensors", POINTER(Tensor)), ("tensor_count", c_size_t),
+                ("groups", POINTER(Group)), ("group_count", c_size_t), ("rank", c_uint32),
+                ("workers_min", c_uint32), ("clip_norm", c_double), ("loss_scale", c_double),
+                ("on_nonfinite", c_int), ("chunk_leaves", c_uint32), ("window", c_uint32)]
+
+
+class Mem(Sized):
+    _fields_ = [("struct_size", c_size_t), ("ptr", c_void_p), ("dtype", c_int)]
+
+
+class Round(Sized):
+    _fields_ = [("struct_size", c_size_t), ("round", c_uint64), ("step", c_uint64), ("epoch", c_uint64),
+                ("version", Version), ("rank", c_uint32), ("world", c_uint32), ("loss_scale", c_double)]
+
+
+class Result(Sized):
+    _fields_ = [("struct_size", c_size_t), ("step", c_uint64), ("version", Version), ("grad_norm", c_double),
+                ("clip_scale", c_double), ("lr", c_double), ("applied", c_bool), ("finite", c_bool)]
+
+
+class Stats(Sized):
+    _fields_ = [("struct_size", c_size_t), ("pushed_bytes", c_uint64), ("fetched_bytes", c_uint64),
+                ("put_bytes", c_uint64)]
+
+
+class Env(Sized):
+    _fields_ = [("struct_size", c_size_t), ("rank", c_uint32), ("world", c_uint32), ("local_rank", c_uint32),
+                ("node_rank", c_uint32), ("restarts", c_uint64), ("launcher", c_char * 16), ("run_id", c_char * 128),
+                ("endpoint", c_char * 128)]
+
+
+# The struct of the header, for the test that compares them.
+STRUCTS = {"cairn_box": Box, "cairn_version": Version, "cairn_opts": Opts, "cairn_tensor": Tensor,
+           "cairn_group": Group, "cairn_job_spec": JobSpec, "cairn_mem": Mem, "cairn_round": Round,
+           "cairn_result": Result, "cairn_stats": Stats, "cairn_env": Env}
+
+_handle = c_void_p
+FUNCTIONS = {
+    "cairn_open": (c_int, [POINTER(Opts), POINTER(_handle)]),
+    "cairn_close": (None, [_handle]),
+    "cairn_error": (c_char_p, []),
+    "cairn_event_fd": (c_int, [_handle]),
+    "cairn_job_open": (c_int, [_handle, c_char_p, POINTER(JobSpec), c_int, c_int, POINTER(_handle)]),
+    "cairn_job_close": (None, [_handle]),
+    "cairn_put": (c_int, [_handle, c_char_p, c_char_p, POINTER(Box), POINTER(Mem), POINTER(_handle)]),
+    "cairn_init_done": (c_int, [_handle, POINTER(c_uint8), c_int]),
+    "cairn_round_begin": (c_int, [_handle, c_int, POINTER(Round)]),
+    "cairn_push": (c_int, [_handle, POINTER(Round), c_uint32, c_char_p, POINTER(Box), POINTER(Mem),
+                           POINTER(_handle)]),
+    "cairn_micro_end": (c_int, [_handle, POINTER(Round), c_uint32]),
+    "cairn_commit": (c_int, [_handle, POINTER(Round), c_uint64, c_void_p, c_size_t, c_int, POINTER(Result)]),
+    "cairn_fetch": (c_int, [_handle, Version, c_char_p, c_char_p, POINTER(Box), POINTER(Mem), POINTER(_handle)]),
+    "cairn_version_wait": (c_int, [_handle, Version, c_int, POINTER(Version)]),
+    "cairn_wait": (c_int, [_handle, c_int]),
+    "cairn_snapshot": (c_int, [_handle, c_uint32, c_int, POINTER(c_char * 64)]),
+    "cairn_job_stats": (c_int, [_handle, POINTER(Stats)]),
+    "cairn_env_read": (c_int, [POINTER(Env)]),
+}
+
+
+def candidates() -> List[Tuple[str, str]]:
+    """(path, why it is looked at), in the order of the search."""
+    named = os.environ.get("CAIRN_LIBRARY")
+    if named:
+        return [(named, "CAIRN_LIBRARY")]
+    package = Path(__file__).resolve().parent
+    found = [(str(package / "libcairn.so.0"), "beside the package")]
+    for folder in package.parents:  # a checkout: client/python/cairn, with build/ at its root
+        if (folder / "client" / "include" / "cairn.h").is_file():
+            found.append((str(folder / "build" / "lib" / "libcairn.so.0"), "the build of this checkout"))
+            break
+    installed = ctypes.util.find_library("cairn")
+    found.append((installed or "libcairn.so.0", "the dynamic linker"))
+    return found
+
+
+def _load() -> ctypes.CDLL:
+    tried = []
+    for path, why in candidates():
+        if os.sep in path and not os.path.exists(path):
+            tried.append(f"{path} ({why}): no such file")
+            continue
+        try:
+            return ctypes.CDLL(path)
+        except OSError as error:
+            tried.append(f"{path} ({why}): {error}")
+    raise ImportError("libcairn.so was not found; tried " + "; ".join(tried) + ". Build Cairn (cmake --build build), "
+                      "install it (cmake --install build && ldconfig), or set CAIRN_LIBRARY to the file")
+
+
+def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    for name, (result, arguments) in FUNCTIONS.items():
+        try:
+            function = getattr(library, name)
+        except AttributeError:
+            raise ImportError(f"{library._name} has no {name}: it is of an older Cairn than this package; "
+                              "install both of one version") from None
+        function.restype = result
+        function.argtypes = arguments
+    return library
+
+
+_lib: Optional[ctypes.CDLL] = None
+
+
+def lib() -> ctypes.CDLL:
+    """The library, loaded at the first call. ImportError says where it was looked for."""
+    global _lib
+    if _lib is None:
+        _lib = _declare(_load())
+    return _lib

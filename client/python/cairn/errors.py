@@ -1,0 +1,181 @@
+"""One exception class a status of cairn.h. The text is cairn_error(): what, why, what to do."""
+
+from __future__ import annotations
+
+from typing import Dict, Type
+
+__all__ = ["CairnError", "Invalid", "BadHandle", "Unsupported", "Timeout", "Busy", "NotFound", "Exists",
+           "NoMemory", "NoSpace", "InputOutput", "BadConfig", "Protocol", "WrongVersion", "Malformed",
+           "Stale", "Duplicate", "Checksum", "Corrupt", "VersionGone", "Canceled", "EpochChanged",
+           "NonFinite", "Mismatch", "Fenced", "Refused", "NotReady", "JobLost", "Unreachable", "Closed",
+           "Internal"]
+
+
+class CairnError(Exception):
+    """Whatever Cairn refuses or cannot do. `status` is the number in cairn.h."""
+
+    status = 0
+
+
+class Invalid(CairnError, ValueError):
+    """An argument is not valid."""
+    status = 1
+
+
+class BadHandle(CairnError, ValueError):
+    """The session, job or operation is closed."""
+    status = 2
+
+
+class Unsupported(CairnError, NotImplementedError):
+    """Not supported by this version; nothing else is done in its place."""
+    status = 3
+
+
+class Timeout(CairnError, TimeoutError):
+    """The deadline passed and nothing was changed; the text names who is awaited. Call again to go on waiting."""
+    status = 4
+
+
+class Busy(CairnError):
+    """Busy; try again later."""
+    status = 5
+
+
+class NotFound(CairnError, LookupError):
+    """No such job, tensor, plane or snapshot."""
+    status = 6
+
+
+class Exists(CairnError):
+    """It exists already."""
+    status = 7
+
+
+class NoMemory(CairnError, MemoryError):
+    """Out of memory, or over the configured limit."""
+    status = 8
+
+
+class NoSpace(CairnError):
+    """No space left on the storage."""
+    status = 9
+
+
+class InputOutput(CairnError):
+    """Reading or writing failed."""
+    status = 10
+
+
+class BadConfig(CairnError):
+    """The configuration is not valid."""
+    status = 11
+
+
+class Protocol(CairnError):
+    """The peer broke the protocol."""
+    status = 20
+
+
+class WrongVersion(CairnError):
+    """The peer speaks another version of the protocol."""
+    status = 21
+
+
+class Malformed(CairnError):
+    """The message or file is malformed."""
+    status = 22
+
+
+class Stale(CairnError):
+    """Of a finished round or an older epoch."""
+    status = 23
+
+
+class Duplicate(CairnError):
+    """Had already."""
+    status = 24
+
+
+class Checksum(CairnError):
+    """A checksum does not match."""
+    status = 25
+
+
+class Corrupt(CairnError):
+    """Stored data is damaged or incomplete."""
+    status = 26
+
+
+class VersionGone(CairnError):
+    """That version is no longer kept; ask for a newer one."""
+    status = 27
+
+
+class Canceled(CairnError):
+    """Canceled, because the job or session is closing."""
+    status = 28
+
+
+class EpochChanged(CairnError):
+    """Somebody came or went; nothing was applied. Begin the step again and compute it anew."""
+    status = 40
+
+
+class NonFinite(CairnError, ArithmeticError):
+    """A gradient is not finite and the job's policy is to fail."""
+    status = 41
+
+
+class Mismatch(CairnError):
+    """The job on the servers is another one than this; the text lists the differences."""
+    status = 60
+
+
+class Fenced(CairnError):
+    """A newer member has this one's place (its rank): end this process, or open the job with another rank."""
+    status = 61
+
+
+class Refused(CairnError, PermissionError):
+    """Not allowed."""
+    status = 62
+
+
+class NotReady(CairnError):
+    """The job has no initial state yet."""
+    status = 63
+
+
+class JobLost(CairnError):
+    """A shard lost its part of the job: restore a snapshot (`cairn snapshot restore`), then start again."""
+    status = 64
+
+
+class Unreachable(CairnError, ConnectionError):
+    """The coordinator or a shard cannot be reached."""
+    status = 80
+
+
+class Closed(CairnError, ConnectionError):
+    """The connection or session is closed."""
+    status = 81
+
+
+class Internal(CairnError):
+    """A fault in Cairn; please report it."""
+    status = 99
+
+
+def _leaves(of: Type[CairnError]) -> Dict[int, Type[CairnError]]:
+    return {kind.status: kind for kind in of.__subclasses__()}
+
+
+BY_STATUS: Dict[int, Type[CairnError]] = _leaves(CairnError)
+
+
+def error(status: int, text: str) -> CairnError:
+    """The exception for a status; one that this package does not know is a CairnError with its number."""
+    made = BY_STATUS.get(status, CairnError)(text or f"status {status}")
+    made.status = status
+    return made

@@ -1,0 +1,63 @@
+"""Where a buffer's bytes are: torch tensors, numpy arrays, anything with the buffer protocol.
+
+Nothing here imports torch or numpy. What is returned keeps the object alive, so that it can be on loan.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from .errors import Invalid
+
+_SIMPLE, _WRITABLE = 0, 1
+
+
+class _PyBuffer(ctypes.Structure):  # Py_buffer, stable since Python 3.3
+    _fields_ = [("buf", ctypes.c_void_p), ("obj", ctypes.c_void_p), ("len", ctypes.c_ssize_t),
+                ("itemsize", ctypes.c_ssize_t), ("readonly", ctypes.c_int), ("ndim", ctypes.c_int),
+                ("format", ctypes.c_char_p), ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p),
+                ("suboffsets", ctypes.c_void_p), ("internal", ctypes.c_void_p)]
+
+
+_get = ctypes.pythonapi.PyObject_GetBuffer
+_get.argtypes = [ctypes.py_object, ctypes.POINTER(_PyBuffer), ctypes.c_int]
+_get.restype = ctypes.c_int  # -1: with an exception set, which ctypes raises
+_release = ctypes.pythonapi.PyBuffer_Release
+_release.argtypes = [ctypes.POINTER(_PyBuffer)]
+_release.restype = None
+
+
+class Memory:
+    """`address` of `nbytes` dense bytes of `owner`, valid as long as this object lives."""
+
+    def __init__(self, owner: Any, writable: bool):
+        self._view = None
+        self.owner = owner
+        if hasattr(owner, "data_ptr"):
+            self._of_tensor(owner)
+        else:
+            self._of_buffer(owner, writable)
+
+    def _of_tensor(self, tensor: Any) -> None:
+        if tensor.device.type != "cpu":
+            raise Invalid(f"a tensor on {tensor.device} cannot be lent in this version; give its .cpu()")
+        if not tensor.is_contiguous():
+            raise Invalid("the tensor is not contiguous; give its .contiguous()")
+        self.address = tensor.data_ptr()
+        self.nbytes = tensor.numel() * tensor.element_size()
+
+    def _of_buffer(self, owner: Any, writable: bool) -> None:
+        view = _PyBuffer()
+        try:
+            _get(owner, ctypes.byref(view), _WRITABLE if writable else _SIMPLE)
+        except (BufferError, TypeError, ValueError) as error:
+            raise Invalid(f"{type(owner).__name__} is not usable here: {error}") from None
+        self._view = view
+        self.address = view.buf or 0
+        self.nbytes = view.len
+
+    def __del__(self) -> None:
+        if self._view is not None:
+            _release(ctypes.byref(self._view))
+            self._view = None

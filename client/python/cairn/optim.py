@@ -1,0 +1,178 @@
+"""The optimizers that the servers run, and how a torch optimizer becomes one of them.
+
+    cairn.AdamW(lr=3e-4, weight_decay=0.1, groups={"*.bias": dict(weight_decay=0.0), "*norm*": dict(weight_decay=0.0)})
+
+Defaults are torch's. `groups`: patterns (of fnmatch, over tensor names) with what differs there; the first that
+matches counts. A pattern that is left without a tensor is an error. What the servers do not run is refused by
+name, never replaced by something near.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Dict, Iterable, List, Mapping, Protocol, Sequence, Tuple
+
+from .errors import Invalid, Unsupported
+from .spec import Group
+
+Grouping = Tuple[List[Group], Dict[str, str]]  # the groups, and the group's name by tensor
+
+
+class Optimizer(Protocol):
+    """Anything that sorts tensors into groups."""
+
+    def group(self, tensors: Sequence[str]) -> Grouping: ...
+
+
+class _Described:
+    """What AdamW, Adam and SGD have in common: a dataclass whose fields but `groups` are hyper-parameters."""
+
+    groups: Mapping[str, Mapping[str, Any]]
+
+    def _hyper(self) -> Dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "groups"}  # type: ignore
+
+    def _made(self, name: str, hyper: Mapping[str, Any]) -> Group:
+        given = dict(hyper)
+        if "betas" in given:
+            given["beta1"], given["beta2"] = given.pop("betas")
+        return Group(name=name, optimizer=type(self).__name__.lower(), **{k: _plain(k, v) for k, v in given.items()})
+
+    def _group_of(self, pattern: str) -> Group:
+        here, allowed = self.groups[pattern], self._hyper()
+        unknown = sorted(set(here) - set(allowed))
+        if unknown:
+            raise Invalid(f"group {pattern!r}: {type(self).__name__} has no {', '.join(unknown)}; it has "
+                          f"{', '.join(allowed)}")
+        return self._made(pattern, {**allowed, **here})
+
+    def group(self, tensors: Sequence[str]) -> Grouping:
+        group_of: Dict[str, str] = {}
+        for name in tensors:
+            group_of[name] = next((p for p in self.groups if fnmatchcase(name, p)), "default")
+        used = set(group_of.values())
+        for pattern in self.groups:
+            if pattern not in used:
+                raise Invalid(_why_empty(pattern, tensors))
+        made = [self._made("default", self._hyper())] if "default" in used else []
+        return made + [self._group_of(pattern) for pattern in self.groups], group_of
+
+
+def _plain(name: str, value: Any) -> Any:
+    return value if isinstance(value, bool) else float(value)
+
+
+def _why_empty(pattern: str, tensors: Iterable[str]) -> str:
+    covered = [name for name in tensors if fnmatchcase(name, pattern)]
+    if covered:
+        return (f"the pattern {pattern!r} is left without a tensor: earlier patterns take all {len(covered)} that it "
+                "matches; put it before them")
+    return f"the pattern {pattern!r} matches no trained tensor; there are {_some(list(tensors))}"
+
+
+def _some(names: List[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+@dataclass(frozen=True)
+class AdamW(_Described):
+    """Decoupled weight decay, as torch.optim.AdamW."""
+
+    lr: float = 1e-3
+    betas: Tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 1e-2
+    groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Adam(_Described):
+    """Weight decay added to the gradient, as torch.optim.Adam."""
+
+    lr: float = 1e-3
+    betas: Tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SGD(_Described):
+    """With momentum and Nesterov's, as torch.optim.SGD without dampening."""
+
+    lr: float = 1e-3
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+# ---- torch.optim ----
+
+_TAKEN = {  # of a param group: what becomes a hyper-parameter
+    "AdamW": ("lr", "betas", "eps", "weight_decay"),
+    "Adam": ("lr", "betas", "eps", "weight_decay"),
+    "SGD": ("lr", "momentum", "weight_decay", "nesterov"),
+}
+_SAME = {"params", "foreach", "fused", "capturable", "initial_lr", "name"}  # changes no result
+_MUST_BE_OFF = ("amsgrad", "maximize", "differentiable", "dampening", "decoupled_weight_decay")
+
+
+class FromTorch:
+    """A torch optimizer's groups, taken over as they are. Made by from_torch."""
+
+    def __init__(self, kind: str, groups: List[Tuple[Group, List[int]]]):
+        self.kind, self._groups = kind, groups
+
+    def group(self, tensors: Sequence[str]) -> Grouping:
+        raise Invalid("a torch optimizer knows parameters, not names; give it to attach with its model")
+
+    def group_parameters(self, parameters: Mapping[str, Any]) -> Grouping:
+        """By name -> Parameter of the trained tensors."""
+        group_at = {number: group.name for group, members in self._groups for number in members}
+        missing = [name for name, p in parameters.items() if id(p) not in group_at]
+        if missing:
+            raise Invalid(f"the optimizer does not have {_some(missing)}; add them to it, or freeze them "
+                          "(requires_grad_(False))")
+        group_of = {name: group_at[id(p)] for name, p in parameters.items()}
+        used = set(group_of.values())
+        foreign = [group.name for group, _ in self._groups if group.name not in used]
+        if foreign:
+            raise Invalid(f"{', '.join(foreign)} of the optimizer has no trained parameter of this model")
+        return [group for group, _ in self._groups], group_of
+
+
+def _judge_options(kind: str, options: Mapping[str, Any]) -> None:
+    for name in _MUST_BE_OFF:
+        if options.get(name) and not (name == "decoupled_weight_decay" and kind == "AdamW"):
+            raise Unsupported(f"torch.optim.{kind} with {name}={options[name]}: the servers do not run that; "
+                              f"they run it with {name} off")
+    unknown = sorted(set(options) - set(_TAKEN[kind]) - _SAME - set(_MUST_BE_OFF))
+    if unknown:
+        raise Unsupported(f"torch.optim.{kind} has {', '.join(unknown)}, which this package does not know")
+
+
+def from_torch(optimizer: Any) -> FromTorch:
+    """torch.optim.AdamW, Adam or SGD (exactly these, not subclasses) with their param_groups. Whatever else there is
+    is refused with a sentence: another optimizer would train another model."""
+    kind = type(optimizer).__name__
+    if not type(optimizer).__module__.startswith("torch.optim") or kind not in _TAKEN:
+        raise Unsupported(f"{type(optimizer).__module__}.{kind} is not run by the servers, and nothing is put in its "
+                          "place. They run torch.optim.AdamW, Adam and SGD: use one of them, or keep this one in the "
+                          "trainer without Cairn")
+    if optimizer.state:
+        raise Unsupported(f"the {kind} has made steps already; its moments cannot be taken over in this version. "
+                          "Attach before the first step")
+    groups = []
+    for i, options in enumerate(optimizer.param_groups):
+        _judge_options(kind, options)
+        made = {name: options[name] for name in _TAKEN[kind]}
+        described = _BY_NAME[kind](**made)
+        name = "default" if i == 0 else f"group{i}"
+        groups.append((described._made(name, made), [id(p) for p in options["params"] if p.requires_grad]))
+    return FromTorch(kind, [(group, members) for group, members in groups if members])
+
+
+_BY_NAME = {"AdamW": AdamW, "Adam": Adam, "SGD": SGD}

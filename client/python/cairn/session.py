@@ -1,0 +1,320 @@
+"""Sessions, jobs and operations: cairn.h with exceptions, context managers and buffers that stay alive on loan.
+
+Times are seconds and finite. Every wait can be interrupted by Ctrl-C. Objects may be used from several
+threads; a process that was forked from one with an open session must not use it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set
+
+from . import _c
+from .errors import BadHandle, Exists, Invalid, Timeout, error
+from .memory import Memory
+from .spec import DTYPES, JobSpec, Version, box_of, number, text, to_c
+
+TIMEOUT_S = 60.0
+_SLICE_S = 0.5  # a signal is seen after so long
+
+
+class Round(NamedTuple):
+    """One attempt at a step. Address the batch by (step, rank, world); multiply the loss by loss_scale."""
+
+    round: int
+    step: int
+    epoch: int
+    version: Version
+    rank: int
+    world: int
+    loss_scale: float
+
+
+class Result(NamedTuple):
+    """How a round ended. `step` and `version`: after it. `applied` is False if it was skipped."""
+
+    step: int
+    version: Version
+    grad_norm: float
+    clip_scale: float
+    lr: float
+    applied: bool
+    finite: bool
+    loss_scale: float
+
+
+class Stats(NamedTuple):
+    """Payload bytes since the job was opened, resent ones included."""
+
+    pushed_bytes: int
+    fetched_bytes: int
+    put_bytes: int
+
+
+def milliseconds(seconds: float) -> int:
+    if not 0 <= seconds < 2**31 / 1000:
+        raise Invalid(f"a timeout of {seconds} s; it must be finite and not negative")
+    return int(seconds * 1000)
+
+
+def check(status: int) -> None:
+    """Raises what a status means; cairn_error() is of this thread, so this follows the call at once."""
+    if status != 0:
+        raise error(status, _c.lib().cairn_error().decode(errors="replace"))
+
+
+def sliced(call: Callable[[int], int], timeout: float) -> None:
+    """Calls with at most half a second at a time: TIMEOUT changes nothing, and Ctrl-C is heard between."""
+    left_ms = milliseconds(timeout)
+    deadline = time.monotonic() + timeout
+    while True:
+        status = call(min(left_ms, int(_SLICE_S * 1000)))
+        left_ms = max(0, int((deadline - time.monotonic()) * 1000))
+        if status != Timeout.status or left_ms == 0:
+            return check(status)
+
+
+def _version_of(version: _c.Version) -> Version:
+    return Version(version.generation, version.step)
+
+
+class Operation:
+    """Something under way; its buffer is on loan until `wait` returns or raises anything but Timeout."""
+
+    def __init__(self, job: "Job", handle: ctypes.c_void_p, memory: Memory):
+        self._job, self._handle, self._memory = job, handle, memory
+        job._open[handle.value] = self  # not forgotten while the buffer is on loan
+
+    def wait(self, timeout: float = TIMEOUT_S) -> None:
+        """Its result. A second wait returns at once."""
+        if self._handle is None:
+            return
+        try:
+            sliced(lambda ms: _c.lib().cairn_wait(self._handle, ms), timeout)
+        except Timeout:
+            raise
+        except BaseException as failure:
+            if not isinstance(failure, KeyboardInterrupt):
+                self._end()
+            raise
+        self._end()
+
+    def _end(self) -> None:
+        self._job._open.pop(self._handle.value, None)
+        self._handle = self._memory = None
+
+
+class Job:
+    """A job of a session. Made by Session.open_worker and Session.open_reader."""
+
+    def __init__(self, session: "Session", handle: ctypes.c_void_p, name: str, spec: Optional[JobSpec]):
+        self.name, self.spec = name, spec
+        self._session, self._handle = session, handle
+        self._tensors = {t.name: t for t in spec.tensors} if spec is not None else {}
+        self._open: Dict[int, Operation] = {}  # by handle
+        self._loans: List[Memory] = []  # of puts and pushes without an operation of their own
+        session._jobs.add(self)
+
+    def __enter__(self) -> "Job":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leaves the job; a round that is not committed is abandoned for the others. Twice is once."""
+        handle, self._handle = self._handle, None
+        if handle is not None and self._session._is_mine():
+            _c.lib().cairn_job_close(handle)
+
+    @property
+    def closed(self) -> bool:
+        return self._handle is None
+
+    def _living(self) -> ctypes.c_void_p:
+        if self._handle is None or not self._session._is_mine():
+            raise BadHandle(f"job {self.name} is closed here; open it again")
+        return self._handle
+
+    def _lend(self, tensor: str, buffer: Any, dtype: str, shape: Optional[Sequence[int]], writable: bool):
+        """The memory, the struct for it, and the box: the whole of what the caller takes the tensor for."""
+        kind = number(DTYPES, "dtype", dtype)
+        if shape is None and tensor in self._tensors:
+            shape = self._tensors[tensor].shape
+        if shape is None:
+            shape = getattr(buffer, "shape", None)
+        if shape is None:
+            raise Invalid(f"tensor {tensor}: say its shape, so that no memory is overrun")
+        memory = Memory(buffer, writable)
+        elems = 1
+        for extent in shape:
+            elems *= extent
+        if memory.nbytes != elems * _c.DTYPE_BYTES[kind]:
+            raise Invalid(f"tensor {tensor}: the buffer has {memory.nbytes} bytes; {list(shape)} of {dtype} has "
+                          f"{elems * _c.DTYPE_BYTES[kind]}")
+        return memory, _c.Mem(ptr=memory.address, dtype=kind), box_of(shape)
+
+    # ---- initial state ----
+
+    def put(self, tensor: str, buffer: Any, plane: str = "param", dtype: str = "f32") -> bool:
+        """Initial state, by rank 0; on loan until init_done. False: the job has its state already."""
+        memory, mem, box = self._lend(tensor, buffer, dtype, None, writable=False)
+        self._loans.append(memory)
+        try:
+            check(_c.lib().cairn_put(self._living(), text(tensor), text(plane), ctypes.byref(box),
+                                     ctypes.byref(mem), None))
+        except BaseException as failure:
+            self._loans.remove(memory)
+            if isinstance(failure, Exists):
+                return False
+            raise
+        return True
+
+    def init_done(self, timeout: float = TIMEOUT_S) -> None:
+        """Before the first round, by every worker. NotReady names tensors that were not put."""
+        sliced(lambda ms: _c.lib().cairn_init_done(self._living(), None, ms), timeout)
+        self._loans.clear()
+
+    # ---- a round ----
+
+    def round_begin(self, timeout: float = TIMEOUT_S) -> "RoundHandle":
+        """Waits for the next round. Timeout names who is awaited; Fenced, JobLost."""
+        out = _c.Round()
+        sliced(lambda ms: _c.lib().cairn_round_begin(self._living(), ms, ctypes.byref(out)), timeout)
+        self._loans.clear()  # a void round's buffers are back
+        return RoundHandle(self, out)
+
+    # ---- reading ----
+
+    def fetch(self, version: Version, tensor: str, into: Any, plane: Optional[str] = None, dtype: str = "f32",
+              shape: Optional[Sequence[int]] = None) -> Operation:
+        """Begins to read a tensor into a writable buffer. `plane`: "wire" (None means it), "param", "exp_avg",
+        "exp_avg_sq". VersionGone if it is no longer kept."""
+        memory, mem, box = self._lend(tensor, into, dtype, shape, writable=True)
+        handle = ctypes.c_void_p()
+        check(_c.lib().cairn_fetch(self._living(), _c.Version(*version), text(tensor), text(plane),
+                                   ctypes.byref(box), ctypes.byref(mem), ctypes.byref(handle)))
+        return Operation(self, handle, memory)
+
+    def version_wait(self, at_least: Version = Version(0, 0), timeout: float = TIMEOUT_S) -> Version:
+        """A version at least as new; (0, 0) gives the newest at once."""
+        out = _c.Version()
+        sliced(lambda ms: _c.lib().cairn_version_wait(self._living(), _c.Version(*at_least), ms,
+                                                      ctypes.byref(out)), timeout)
+        return _version_of(out)
+
+    # ---- the rest ----
+
+    def snapshot(self, wait: bool = True, timeout: float = 600.0) -> str:
+        """Its id. With wait: when it is committed, else when it is begun. Training goes on meanwhile."""
+        out = (ctypes.c_char * 64)()
+        check(_c.lib().cairn_snapshot(self._living(), _c.SNAPSHOT_WAIT if wait else 0, milliseconds(timeout),
+                                      ctypes.byref(out)))
+        return out.value.decode()
+
+    def stats(self) -> Stats:
+        out = _c.Stats()
+        check(_c.lib().cairn_job_stats(self._living(), ctypes.byref(out)))
+        return Stats(out.pushed_bytes, out.fetched_bytes, out.put_bytes)
+
+
+class RoundHandle:
+    """An open round: `info` says what to compute; push, micro_end and commit are its calls."""
+
+    def __init__(self, job: Job, round_: _c.Round):
+        self._job, self._round = job, round_
+        self.info = Round(round_.round, round_.step, round_.epoch, _version_of(round_.version), round_.rank,
+                          round_.world, round_.loss_scale)
+
+    def push(self, tensor: str, gradient: Any, micro: int = 0, dtype: str = "f32") -> None:
+        """The gradient, times the loss scale, summed over what its weight counts; on loan until commit or the next
+        round_begin. EpochChanged: the round is void."""
+        memory, mem, box = self._job._lend(tensor, gradient, dtype, None, writable=False)
+        self._job._loans.append(memory)
+        try:
+            check(_c.lib().cairn_push(self._job._living(), ctypes.byref(self._round), micro, text(tensor),
+                                      ctypes.byref(box), ctypes.byref(mem), None))
+        except BaseException:
+            self._job._loans.remove(memory)
+            raise
+
+    def micro_end(self, micro: int) -> None:
+        """Ends a micro-batch: tensors that were not pushed are absent from it, and count as 0."""
+        check(_c.lib().cairn_micro_end(self._job._living(), ctypes.byref(self._round), micro))
+
+    def commit(self, weight: int = 0, timeout: float = TIMEOUT_S) -> Result:
+        """Commits with an integer weight (0 = one a micro-batch) and waits for the round's end. EpochChanged: nothing
+        was applied. Timeout: nothing is known; call again to go on waiting."""
+        out = _c.Result()
+        sliced(lambda ms: _c.lib().cairn_commit(self._job._living(), ctypes.byref(self._round), weight, None, 0,
+                                                ms, ctypes.byref(out)), timeout)
+        self._job._loans.clear()
+        return Result(out.step, _version_of(out.version), out.grad_norm, out.clip_scale, out.lr, out.applied,
+                      out.finite, self._round.loss_scale)
+
+
+class Session:
+    """A session with a cluster. `endpoint`: "host:port" of the coordinator; None: CAIRN_ENDPOINT, then
+    127.0.0.1:7077. Unreachable after `connect_timeout` seconds. It outlives the coordinator."""
+
+    def __init__(self, endpoint: Optional[str] = None, name: Optional[str] = None, connect_timeout: float = 10.0,
+                 fabric: Optional[str] = None, fabric_device: Optional[str] = None):
+        self._pid = os.getpid()
+        self._jobs: Set[Job] = set()  # closed ones too: their loans end with the session
+        handle = ctypes.c_void_p()
+        opts = _c.Opts(endpoint=text(endpoint), name=text(name), connect_timeout_ms=milliseconds(connect_timeout),
+                       fabric=text(fabric), fabric_device=text(fabric_device))
+        check(_c.lib().cairn_open(ctypes.byref(opts), ctypes.byref(handle)))
+        self._handle: Optional[ctypes.c_void_p] = handle
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def _is_mine(self) -> bool:
+        return self._pid == os.getpid()
+
+    def _living(self) -> ctypes.c_void_p:
+        if self._handle is None:
+            raise BadHandle("the session is closed; connect again")
+        if not self._is_mine():
+            raise BadHandle("the session was opened before this process was forked; connect anew here")
+        return self._handle
+
+    def close(self) -> None:
+        """Closes its jobs too and ends what is under way; about a second at most. Twice is once."""
+        handle, self._handle = self._handle, None
+        if handle is None or not self._is_mine():
+            return
+        jobs = list(self._jobs)
+        for job in jobs:
+            job._handle = None
+        _c.lib().cairn_close(handle)
+        for job in jobs:  # all loans are returned
+            job._open.clear()
+            job._loans.clear()
+
+    @property
+    def event_fd(self) -> int:
+        """Readable when an operation completed; read 8 bytes to clear it. Borrowed."""
+        return _c.lib().cairn_event_fd(self._living())
+
+    def open_worker(self, name: str, spec: JobSpec, timeout: float = TIMEOUT_S) -> Job:
+        """Creates the job or attaches to it; Mismatch lists how `spec` differs from the job's."""
+        made, alive = to_c(spec)
+        handle = ctypes.c_void_p()
+        check(_c.lib().cairn_job_open(self._living(), text(name), ctypes.byref(made), _c.WORKER,
+                                      milliseconds(timeout), ctypes.byref(handle)))
+        del alive
+        return Job(self, handle, name, spec)
+
+    def open_reader(self, name: str, timeout: float = TIMEOUT_S) -> Job:
+        """Reads a job that exists; NotFound if there is none."""
+        handle = ctypes.c_void_p()
+        check(_c.lib().cairn_job_open(self._living(), text(name), None, _c.READER, milliseconds(timeout),
+                                      ctypes.byref(handle)))
+        return Job(self, handle, name, None)

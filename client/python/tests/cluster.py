@@ -1,0 +1,75 @@
+"""A real cluster for a test: a coordinator and shards on loopback, on ports of their own, gone afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+BIN = Path(os.environ.get("CAIRN_BIN", Path(__file__).resolve().parents[3] / "build" / "bin"))
+DEADLINE_S = 20
+
+
+class Cluster:
+    def __init__(self, shards: int = 1):
+        self._folder = Path(tempfile.mkdtemp(prefix="cairn-python-"))
+        self._daemons = []
+        try:
+            self._start(shards)
+        except BaseException:
+            self.stop()
+            raise
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.stop()
+
+    def _start(self, shards: int) -> None:
+        (self._folder / "snapshots").mkdir()
+        self.endpoint = self._daemon("coordinator", "network.listen=127.0.0.1:0", f"cluster.shards={shards}",
+                                     f"store.path={self._folder}/coordinator",
+                                     f"snapshots.path={self._folder}/snapshots")
+        for i in range(1, shards + 1):
+            self._daemon(f"shard-{i}", f"shard.name=shard-{i}", f"shard.coordinator={self.endpoint}",
+                         "memory.limit=256MiB", "compute.threads=1", program="cairn-shard")
+
+    def _daemon(self, name: str, *settings: str, program: str = "cairn-coordinator") -> str:
+        ready, log = self._folder / f"{name}.ready", open(self._folder / f"{name}.log", "wb")
+        arguments = [part for setting in settings for part in ("--set", setting)]
+        daemon = subprocess.Popen([BIN / program, "--ready-file", ready, *arguments], stdout=log, stderr=log)
+        log.close()
+        self._daemons.append(daemon)
+        deadline = time.monotonic() + DEADLINE_S
+        while not (ready.exists() and ready.stat().st_size > 0):
+            if daemon.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{name} did not start: " + (self._folder / f"{name}.log").read_text()[-2000:])
+            time.sleep(0.01)
+        return ready.read_text().strip()
+
+    def ctl(self, *arguments: str) -> dict:
+        """What the command line prints with -o json."""
+        done = subprocess.run([BIN / "cairn", "--endpoint", self.endpoint, *arguments, "-o", "json"], timeout=30,
+                              capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"cairn {' '.join(arguments)}: {done.stderr}")
+        return json.loads(done.stdout)
+
+    def digest(self, job: str) -> str:
+        return self.ctl("job", "digest", job)["content_root"]
+
+    def stop(self) -> None:
+        for daemon in reversed(self._daemons):
+            daemon.terminate()
+        for daemon in self._daemons:
+            try:
+                daemon.wait(10)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,173 @@
+"""The layer without torch, against a real cluster: plain buffers, no numpy."""
+
+import array
+import math
+import os
+import struct
+import subprocess
+import sys
+import unittest
+from unittest import mock
+
+import cairn
+from cairn import _c
+from cluster import Cluster
+from runner import main
+
+SPEC = cairn.JobSpec(tensors=[cairn.Tensor("w", (2, 3)), cairn.Tensor("b", ()),
+                              cairn.Tensor("ice", (2,), kind="frozen")],
+                     groups=[cairn.Group(optimizer="sgd", lr=0.5)])
+
+
+def floats(*values: float) -> array.array:
+    return array.array("f", values)
+
+
+def opened(session: cairn.Session, name: str = "job", spec: cairn.JobSpec = SPEC) -> cairn.Job:
+    job = session.open_worker(name, spec, timeout=20)
+    if spec.rank == 0 and job.put("w", floats(0, 1, 2, 3, 4, 5)):
+        job.put("b", floats(7))
+        job.put("ice", struct.pack("2f", 8, 9))  # bytes will do
+    job.init_done(20)
+    return job
+
+
+def fetched(job: cairn.Job, tensor: str, version: cairn.Version, elems: int, **options) -> list:
+    into = array.array("f", bytes(4 * elems))
+    job.fetch(version, tensor, into, **options).wait(20)
+    return list(into)
+
+
+class AJob(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.cluster = Cluster(shards=2)
+        cls.addClassCleanup(cls.cluster.stop)
+
+    def session(self) -> cairn.Session:
+        session = cairn.Session(self.cluster.endpoint)
+        self.addCleanup(session.close)
+        return session
+
+    def test_a_round_applies_what_was_pushed(self):
+        job = opened(self.session(), "applies")
+        round_ = job.round_begin(20)
+        self.assertEqual((round_.info.step, round_.info.rank, round_.info.world), (0, 0, 1))
+        round_.push("w", floats(2, 2, 2, 2, 2, 2))
+        result = round_.commit(timeout=20)  # b was not pushed: its gradient is 0
+        self.assertTrue(result.applied and result.finite)
+        self.assertAlmostEqual(result.grad_norm, math.sqrt(24), places=5)
+        self.assertEqual(fetched(job, "w", result.version, 6), [-1, 0, 1, 2, 3, 4])
+        self.assertEqual(fetched(job, "b", result.version, 1), [7])
+        self.assertEqual(fetched(job, "ice", result.version, 2), [8, 9])
+        self.assertGreaterEqual(job.stats().pushed_bytes, 24)
+
+    def test_a_second_worker_finds_the_state_and_a_reader_reads_it(self):
+        first = opened(self.session(), "found")
+        result = first.round_begin(20).commit(timeout=20)
+        first.close()
+        second = opened(self.session(), "found")
+        self.assertEqual(second.version_wait().step, 1)
+        reader = self.session().open_reader("found", timeout=20)
+        self.assertEqual(fetched(reader, "w", result.version, 6, shape=(2, 3)), [0, 1, 2, 3, 4, 5])
+
+    def test_misuse_is_an_exception_that_says_what_to_do(self):
+        session = self.session()
+        job = opened(session, "misuse")
+        version = job.version_wait()
+        cases = [
+            (cairn.Invalid, "has 24", lambda: job.fetch(version, "w", floats(1))),
+            (cairn.Invalid, "say its shape", lambda: job.fetch(version, "ghost", bytearray(4))),
+            (cairn.NotFound, "no tensor ghost", lambda: job.fetch(version, "ghost", bytearray(4), shape=())),
+            (cairn.Invalid, "usable", lambda: job.fetch(version, "b", b"abcd")),
+            (cairn.Invalid, "f32, bf16", lambda: job.fetch(version, "b", floats(1), dtype="int8")),
+            (cairn.VersionGone, "kept", lambda: fetched(job, "b", cairn.Version(version.generation, 99), 1)),
+            (cairn.Mismatch, "momentum", lambda: self.session().open_worker("misuse", cairn.JobSpec(
+                SPEC.tensors, [cairn.Group(optimizer="sgd", lr=0.5, momentum=0.9)]), timeout=20)),
+            (cairn.NotFound, "nowhere", lambda: session.open_reader("nowhere", timeout=20)),
+            (cairn.Invalid, "finite", lambda: job.version_wait(timeout=math.inf)),
+            (cairn.Timeout, "", lambda: job.version_wait(cairn.Version(version.generation, 99), timeout=0.05)),
+        ]
+        for kind, words, call in cases:
+            with self.subTest(kind=kind.__name__, words=words):
+                with self.assertRaisesRegex(kind, words) as caught:
+                    call()
+                self.assertEqual(caught.exception.status, kind.status)
+        round_ = job.round_begin(20)
+        round_.push("b", floats(1))
+        with self.assertRaisesRegex(cairn.Exists, "pushed in micro-batch 0 already"):
+            round_.push("b", floats(1))
+        with self.assertRaisesRegex(cairn.Invalid, "not trained"):
+            round_.push("ice", floats(1, 1))
+
+    def test_what_is_closed_says_so(self):
+        session = self.session()
+        job = opened(session, "closed")
+        session.close()
+        session.close()
+        job.close()
+        with self.assertRaises(cairn.BadHandle):
+            job.version_wait()
+        with self.assertRaises(cairn.BadHandle):
+            session.open_reader("closed")
+
+    def test_a_newer_member_fences_the_older(self):
+        older = opened(self.session(), "fence")
+        opened(self.session(), "fence")
+        with self.assertRaises(cairn.Fenced):
+            for _ in range(2):
+                older.round_begin(20)
+
+    def test_a_round_that_somebody_leaves_is_computed_again(self):
+        first = opened(self.session(), "left")
+        second = opened(self.session(), "left", cairn.JobSpec(SPEC.tensors, SPEC.groups, rank=1))
+        round_ = first.round_begin(20)
+        if round_.info.world == 1:  # the second one came after it was opened
+            round_.commit(timeout=20)
+            round_ = first.round_begin(20)
+        self.assertEqual((round_.info.rank, round_.info.world), (0, 2))
+        round_.push("b", floats(1))
+        with self.assertRaisesRegex(cairn.Timeout, "1"):  # names the worker who is awaited
+            round_.commit(timeout=0.2)
+        second.close()
+        with self.assertRaisesRegex(cairn.EpochChanged, "round"):
+            round_.commit(timeout=20)
+        again = first.round_begin(20)
+        self.assertEqual((again.info.step, again.info.rank, again.info.world), (round_.info.step, 0, 1))
+        again.push("b", floats(1))
+        result = again.commit(timeout=20)
+        self.assertEqual(fetched(first, "b", result.version, 1), [6.5])
+
+    def test_a_snapshot_is_there_when_it_was_waited_for(self):
+        job = opened(self.session(), "kept")
+        name = job.snapshot(wait=True, timeout=30)
+        self.assertEqual(self.cluster.ctl("snapshot", "show", "kept", name)["step"], 0)
+
+
+class TheLibrary(unittest.TestCase):
+    def test_one_that_cannot_be_found_is_named_with_a_remedy(self):
+        with mock.patch.dict(os.environ, {"CAIRN_LIBRARY": "/nowhere/libcairn.so"}):
+            with self.assertRaisesRegex(ImportError, "/nowhere/libcairn.so .*CAIRN_LIBRARY.*no such file.*Build Cairn"):
+                _c._load()
+
+    def test_torch_is_not_imported(self):
+        program = "import cairn, sys; assert 'torch' not in sys.modules"
+        done = subprocess.run([sys.executable, "-c", program], timeout=60)
+        self.assertEqual(done.returncode, 0)
+
+    def test_nobody_at_the_endpoint_is_said_in_time(self):
+        with self.assertRaisesRegex(cairn.Unreachable, "127.0.0.1:1"):
+            cairn.connect("127.0.0.1:1", connect_timeout=0.1)
+
+    def test_the_environment_is_understood(self):
+        clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+        torchrun = {**clean, "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+        for variables, wanted in ((clean, "single 0 1"), (torchrun, "torchrun 3 4")):
+            program = "import cairn; e = cairn.env(); print(e.launcher, e.rank, e.world)"
+            out = subprocess.run([sys.executable, "-c", program], env=variables, timeout=60, capture_output=True,
+                                 text=True)
+            self.assertEqual(out.stdout.strip(), wanted, out.stderr)
+
+
+if __name__ == "__main__":
+    main()
