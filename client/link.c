@@ -1,5 +1,8 @@
 /* Endpoints to the shards of a job: connect, say hello, and begin again when one is lost. Loop thread.
  *
+ * The shard's endpoint to us may be lost alone (proto/wire/chunk.h, "Ways"): its HELLO says so. In case it
+ * does not know either, or has cut us off, silence is broken by a HELLO of ours.
+ *
  * A lost connection is told to the machines above only when the fabric has given back every buffer that
  * was under way on it: until then something of it could still arrive. */
 #include "client/session.h"
@@ -9,6 +12,7 @@
 
 #define RETRY_MIN_MS 20
 #define RETRY_MAX_MS 1000
+#define QUIET_MAX_MS 1000 /* that we wait without a word from a shard */
 
 static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
 {
@@ -33,11 +37,10 @@ void cairn_link_restart(struct shard_link *link)
     link->retry_delay_ms = RETRY_MIN_MS;
 }
 
-static void say_hello(struct shard_link *link)
+static cairn_status say_hello(struct shard_link *link)
 {
-    struct cairn_chunk_header hello = { .kind = CAIRN_CHUNK_HELLO };
-    cairn_status status = cairn_link_send(link, &hello, NULL, 0, NULL, NULL);
-    if (status != CAIRN_OK) cairn_link_close(link);
+    struct cairn_chunk_header hello = { .kind = CAIRN_CHUNK_HELLO, .request = link->connection };
+    return cairn_link_send(link, &hello, NULL, 0, NULL, NULL);
 }
 
 static void connect_link(struct shard_link *link, uint64_t now_ms)
@@ -52,8 +55,24 @@ static void connect_link(struct shard_link *link, uint64_t now_ms)
         link->peer = NULL;
         return;
     }
-    say_hello(link);
-    cairn_transfer_pump(link);
+    link->connection++;
+    link->quiet_since_ms = now_ms;
+    if (say_hello(link) != CAIRN_OK) cairn_link_close(link);
+}
+
+static bool waits(const struct shard_link *link)
+{
+    return link->in_flight > 0 || link->first_waiting != NULL || cairn_client_round_waits(link);
+}
+
+static void break_silence(struct shard_link *link, uint64_t now_ms)
+{
+    if (link->heard || !waits(link)) link->quiet_since_ms = now_ms;
+    link->heard = false;
+    if (now_ms - link->quiet_since_ms < QUIET_MAX_MS) return;
+    link->quiet_since_ms = now_ms;
+    cairn_status status = say_hello(link);
+    (void)status; // BUSY: there is another time; CLOSED: on_down follows
 }
 
 void cairn_link_tick(struct shard_link *link, uint64_t now_ms)
@@ -61,11 +80,13 @@ void cairn_link_tick(struct shard_link *link, uint64_t now_ms)
     if (link->peer != NULL) {
         link->busy = false;
         cairn_transfer_pump(link);
+        break_silence(link, now_ms);
         return;
     }
     if (link->lost && link->on_loan > 0) return;
     if (link->lost) {
         link->lost = link->busy = false;
+        link->endpoint = 0;
         link->grant = (struct cairn_chunk_header) { 0 };
         cairn_client_round_lost(link);
         cairn_transfer_lost(link);
@@ -106,15 +127,35 @@ static struct shard_link *link_of_header(struct job *job, const struct cairn_chu
     return &job->shards[h->tile];
 }
 
+static void take_hello(struct shard_link *link, uint64_t way)
+{
+    const uint32_t endpoint = CAIRN_CHUNK_WAY_ENDPOINT(way);
+    link->retry_delay_ms = RETRY_MIN_MS;
+    if (endpoint > link->endpoint) {
+        link->endpoint = endpoint;
+        link->busy = false;
+        cairn_transfer_lost(link);
+        cairn_transfer_pump(link);
+    }
+    cairn_client_round_on_hello(link, way);
+}
+
+/* Rounds grow, and so do the numbers of ways: one that was overtaken changes nothing. */
+static void take_grant(struct shard_link *link, const struct cairn_chunk_header *h)
+{
+    if (h->round < link->grant.round ||
+        (h->round == link->grant.round && h->request < link->grant.request))
+        return;
+    link->grant = *h;
+    cairn_client_round_on_grant(link);
+}
+
 static void take(struct shard_link *link, const struct cairn_chunk_header *h,
                  struct cairn_fabric_message *message)
 {
     switch (h->kind) {
-    case CAIRN_CHUNK_GRANT:
-        link->grant = *h;
-        link->retry_delay_ms = RETRY_MIN_MS;
-        cairn_client_round_on_grant(link);
-        break;
+    case CAIRN_CHUNK_HELLO: take_hello(link, h->request); break;
+    case CAIRN_CHUNK_GRANT: take_grant(link, h); break;
     case CAIRN_CHUNK_MICRO_ACK: cairn_client_round_on_answer(link, h); break;
     case CAIRN_CHUNK_ACK:
     case CAIRN_CHUNK_NAK: {
@@ -142,6 +183,7 @@ void cairn_link_on_message(void *session, const void *header, size_t header_byte
         job = job_of_header(s, &h);
     if (job != NULL) link = link_of_header(job, &h);
     if (link != NULL && !link->lost) {
+        link->heard = true;
         take(link, &h, message);
         cairn_session_kick(s); // a stalled command may go on
     } else if (message != NULL) {

@@ -176,6 +176,20 @@ void cairn_client_round_on_grant(struct shard_link *link)
     act(job);
 }
 
+void cairn_client_round_on_hello(struct shard_link *link, uint64_t way)
+{
+    struct job *job = link->job;
+    if (job->push == NULL) return;
+    cairn_push_on_hello(job->push, link->index, way, &job->actions);
+    act(job);
+}
+
+bool cairn_client_round_waits(const struct shard_link *link)
+{
+    const struct job *job = link->job;
+    return job->push != NULL && cairn_push_waits(job->push, link->index);
+}
+
 void cairn_client_round_lost(struct shard_link *link)
 {
     struct job *job = link->job;

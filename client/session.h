@@ -115,9 +115,13 @@ struct shard_link {
     struct cairn_chunk_header grant;           /* the last one; kind 0: none on this connection */
     struct part *first_waiting, *last_waiting; /* puts and fetches to send */
     uint32_t in_flight;                        /* puts and fetches unanswered */
-    bool busy;        /* it refused one for now: no more before an answer or the next tick */
-    uint32_t on_loan; /* sends and receives that the fabric has not completed */
-    bool lost;        /* the connection is gone; what was under way is not yet told */
+    bool busy;           /* it refused one for now: no more before an answer or the next tick */
+    uint32_t on_loan;    /* sends and receives that the fabric has not completed */
+    bool lost;           /* the connection is gone; what was under way is not yet told */
+    uint32_t connection; /* the number of `peer`, or of the last one */
+    uint32_t endpoint;   /* the shard's to us, the newest heard of; 0: none on this connection */
+    bool heard;          /* anything from it since the last tick */
+    uint64_t quiet_since_ms; /* or since we had nothing to wait for */
 };
 
 enum job_state { JOB_DETACHED, JOB_ATTACHING, JOB_ATTACHED };
@@ -304,6 +308,7 @@ void cairn_transfer_pump(struct shard_link *link);
 void cairn_transfer_on_answer(struct shard_link *link, const struct cairn_chunk_header *header);
 void cairn_transfer_on_data(struct shard_link *link, const struct cairn_chunk_header *header,
                             struct cairn_fabric_message *message);
+/* What is unanswered stays so: it waits to be sent again. */
 void cairn_transfer_lost(struct shard_link *link);
 /* Ends every put and fetch of the job with `status`. */
 void cairn_transfer_fail_all(struct job *job, cairn_status status);
@@ -314,6 +319,9 @@ bool cairn_client_round_micro_end_run(struct command *command);
 bool cairn_client_round_commit_run(struct command *command);
 void cairn_client_round_on_opened(struct job *job, const Cairn__RoundOpened *opened);
 void cairn_client_round_on_grant(struct shard_link *link);
+void cairn_client_round_on_hello(struct shard_link *link, uint64_t way);
+/* The shard owes the open round's machine something. */
+bool cairn_client_round_waits(const struct shard_link *link);
 void cairn_client_round_on_answer(struct shard_link *link, const struct cairn_chunk_header *header);
 void cairn_client_round_lost(struct shard_link *link);
 /* The coordinator's word about a round. */

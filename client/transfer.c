@@ -30,8 +30,9 @@ static struct part *dequeue(struct shard_link *link)
 
 void cairn_transfer_pump(struct shard_link *link)
 {
-    while (link->peer != NULL && !link->busy && link->in_flight < IN_FLIGHT_MAX &&
-           link->first_waiting != NULL) {
+    // Before the shard's HELLO it is not known by which of its endpoints it will answer.
+    while (link->peer != NULL && link->endpoint != 0 && !link->busy &&
+           link->in_flight < IN_FLIGHT_MAX && link->first_waiting != NULL) {
         struct part *part = dequeue(link);
         struct cairn_chunk_header header = { .request = cairn_part_cookie(part) };
         cairn_status status = cairn_part_send(part, &header);

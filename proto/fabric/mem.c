@@ -61,6 +61,14 @@ void cairn_fabric_mem_cut(struct cairn_fabric_peer *peer)
     pthread_mutex_unlock(&hub->lock);
 }
 
+void cairn_fabric_mem_cut_one(struct cairn_fabric_peer *peer)
+{
+    struct cairn_fabric_mem_hub *hub = node_of(peer->fabric)->hub;
+    pthread_mutex_lock(&hub->lock);
+    if (((struct mem_peer *)peer)->is_linked) lose_peer((struct mem_peer *)peer);
+    pthread_mutex_unlock(&hub->lock);
+}
+
 static cairn_status mem_connect(struct cairn_fabric_peer *common, const void *address, size_t bytes)
 {
     struct mem_peer *peer = (struct mem_peer *)common;
@@ -137,7 +145,9 @@ static cairn_status mem_send(struct cairn_fabric_peer *common, struct fabric_op 
     struct mem_peer *peer = (struct mem_peer *)common;
     struct mem_node *node = node_of(common->fabric);
     pthread_mutex_lock(&node->hub->lock);
-    if (peer->is_linked && mem_chance(node->hub, node->hub->options.cut_permille)) cut_link(peer);
+    const struct cairn_fabric_mem_options *options = &node->hub->options;
+    if (peer->is_linked && mem_chance(node->hub, options->cut_permille)) cut_link(peer);
+    if (peer->is_linked && mem_chance(node->hub, options->cut_one_permille)) lose_peer(peer);
     bool is_linked = peer->is_linked;
     if (is_linked) launch(node, peer, op, payload);
     pthread_mutex_unlock(&node->hub->lock);

@@ -23,8 +23,9 @@ struct cairn_fabric_mem_options {
     uint64_t seed;
     uint32_t delay_max_ticks;    /* delay is uniform in [1, this]. 0 and 1: in order, next tick */
     uint32_t duplicate_permille; /* chance that a message arrives twice */
-    uint32_t cut_permille; /* chance that a send instead breaks its connection, on both ends */
-    size_t eager_bytes;    /* copied by send up to here. 0: nothing is, all payloads on loan */
+    uint32_t cut_permille;     /* chance that a send instead breaks its connection, on both ends */
+    uint32_t cut_one_permille; /* on the sender's end alone */
+    size_t eager_bytes;        /* copied by send up to here. 0: nothing is, all payloads on loan */
 };
 
 CAIRN_MUST_CHECK cairn_status cairn_fabric_mem_hub_open(
@@ -46,5 +47,7 @@ uint64_t cairn_fabric_mem_hub_ticks(struct cairn_fabric_mem_hub *hub);
  * on both ends, messages under way are lost, sends in flight and held messages fail. The nodes live
  * on and may connect again. */
 void cairn_fabric_mem_cut(struct cairn_fabric_peer *peer);
+/* Breaks one direction: on_down of this peer, what it sent is lost. What comes the other way arrives. */
+void cairn_fabric_mem_cut_one(struct cairn_fabric_peer *peer);
 
 #endif

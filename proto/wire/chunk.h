@@ -4,8 +4,11 @@
  * One header serves every kind, so that there is one judge. A field that a kind does not use is 0.
  *
  *   kind       from    to      meaning, and the fields it uses beside magic, kind, job, member, token
- *   HELLO      worker  shard   "here I am (again)"; the shard answers with GRANT if a round is open
- *   GRANT      shard   worker  push in this round: epoch, round, value = window (chunks in flight)
+ *   HELLO      worker  shard   "here I am (again)": request = the number of the worker's connection. The
+ *                              shard answers with its HELLO, and with GRANT if a round is open
+ *   HELLO      shard   worker  request = the number of the way it comes by: see below
+ *   GRANT      shard   worker  push in this round: epoch, round, value = window (chunks in flight), request =
+ *                              the number of the way it comes by
  *   PUSH       worker  shard   a contribution: epoch, round, micro, tensor, first_leaf, leaf_count, tile,
  *                              table_hash, dtype, checksum, request = the worker's cookie
  *   ACK        shard   worker  of PUSH or PUT, echoing request: folded (or had before); the buffer is the
@@ -24,7 +27,16 @@
  * token is dropped. `epoch` and `round` fence: anything of an older one changes nothing. In what a worker
  * sends, `tile` is 0 and `table_hash` the hash of the empty tile table until a job declares tiles: "whole
  * tensors, everyone"; in what a shard sends, `tile` is the shard's index in the layout. A PUSH, PUT, FETCH
- * or DATA is always exactly one chunk of the layout's chunk grid (proto/wire/layout.h). */
+ * or DATA is always exactly one chunk of the layout's chunk grid (proto/wire/layout.h).
+ *
+ * Ways. The worker's endpoint to a shard and the shard's to that worker are two, and each may be lost alone,
+ * with what was sent on it. The worker notices its own loss, connects again, and asks again for all that is
+ * unanswered. Of the shard's loss it is told: the shard says HELLO on every endpoint that it makes, and as
+ * the answer to every HELLO. The number (CAIRN_CHUNK_WAY) is higher for every endpoint that the shard makes
+ * to this worker, and for every connection of the worker that it hears of. A HELLO of a higher endpoint:
+ * unanswered PUTs and FETCHes are asked again. A GRANT with a higher number: all that was pushed and is
+ * unanswered is sent again; the shard sends it when nothing of the past is being received. A worker that
+ * waits for an answer and hears nothing for a while says HELLO again, with the same number. */
 #ifndef CAIRN_WIRE_CHUNK_H
 #define CAIRN_WIRE_CHUNK_H
 
@@ -79,6 +91,11 @@ struct cairn_chunk_header {
     uint64_t payload_bytes;
     uint64_t checksum; /* XXH3-64 of the payload; 0 without one */
 };
+
+/* The number of a way: of the shard's endpoint (from 1 in a shard's process), and of the worker's connection
+ * that the shard heard of last (0: of none). */
+#define CAIRN_CHUNK_WAY(endpoint, connection) ((uint64_t)(endpoint) << 32 | (uint32_t)(connection))
+#define CAIRN_CHUNK_WAY_ENDPOINT(way)         ((uint32_t)((way) >> 32))
 
 /* Writes the 128 bytes of `header`; magic and protocol are filled in. */
 void cairn_chunk_encode(const struct cairn_chunk_header *header,

@@ -38,6 +38,7 @@ static void send_to(struct cairn_shard_job *job, const struct cairn_step_action 
     if (member == NULL) return;
     struct cairn_chunk_header header = header_of(job, action, kind);
     header.value = value;
+    if (kind == CAIRN_CHUNK_GRANT) header.request = cairn_member_way(member);
     cairn_member_send(member, &header);
 }
 

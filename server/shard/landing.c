@@ -316,7 +316,7 @@ static void on_member_message(struct cairn_member *member, const struct cairn_ch
                               struct cairn_fabric_message *message)
 {
     if (header->kind == CAIRN_CHUNK_HELLO) {
-        cairn_member_hello(member);
+        cairn_member_hello(member, header->request);
         drop(message);
         return;
     }

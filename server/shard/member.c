@@ -1,8 +1,9 @@
 /* The members of a job: who they are, and the connections to them.
  *
- * A connection is made when a member joins. When it goes down it is made again at once if the member
- * was heard on it, and otherwise with the member's next message: so a dead worker costs one try, and
- * one that is back is connected by its own HELLO. */
+ * A connection is made when a member joins, and the member is greeted by it: so it learns when what was
+ * sent on the one before may be lost (proto/wire/chunk.h). When it goes down it is made again at once if
+ * the member was heard on it, and otherwise with the member's next message: so a dead worker costs one
+ * try, and one that is back is connected by its own HELLO. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -75,10 +76,23 @@ static void tell_core(struct cairn_member *member, enum cairn_step_event_kind ki
 
 static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why);
 
+uint64_t cairn_member_way(const struct cairn_member *member)
+{
+    return CAIRN_CHUNK_WAY(member->endpoint, member->connection);
+}
+
+static void greet(struct cairn_member *member)
+{
+    struct cairn_chunk_header hello = { .kind = CAIRN_CHUNK_HELLO,
+                                        .request = cairn_member_way(member) };
+    cairn_member_send(member, &hello);
+}
+
 static void connect_member(struct cairn_member *member)
 {
     assert(member->peer == NULL);
     member->heard = false;
+    member->endpoint = ++member->job->shard->endpoints_made;
     cairn_status status = cairn_fabric_connect(member->job->shard->fabric, member->address,
                                                member->address_bytes, on_down, member,
                                                &member->peer);
@@ -86,7 +100,9 @@ static void connect_member(struct cairn_member *member)
         member->peer = NULL;
         cairn_log_limited(&member->refusals, CAIRN_LOG_WARN, "cannot reach %s of job %s: %s",
                           member->name, member->job->spec.name, cairn_status_text((int)status));
+        return;
     }
+    greet(member);
 }
 
 void cairn_member_down(struct cairn_member *member)
@@ -123,11 +139,14 @@ void cairn_member_heard(struct cairn_member *member)
     if (member->peer != NULL) tell_core(member, CAIRN_STEP_PEER_UP);
 }
 
-void cairn_member_hello(struct cairn_member *member)
+void cairn_member_hello(struct cairn_member *member, uint64_t connection)
 {
     const bool connected = member->peer != NULL;
+    if (connection > member->connection) member->connection = (uint32_t)connection;
     cairn_member_heard(member);
-    if (connected) tell_core(member, CAIRN_STEP_PEER_UP);
+    if (!connected) return; // it was greeted and told of by the connection that was made
+    greet(member);
+    tell_core(member, CAIRN_STEP_PEER_UP);
 }
 
 /* ---- join and leave ---- */

@@ -131,10 +131,12 @@ struct cairn_member {
     uint32_t rank, role;
     char name[64];
     struct cairn_fabric_peer *peer; /* owned; NULL: not connected */
-    bool heard;       /* since it was connected: worth connecting again when it goes down */
-    bool cut;         /* a send failed: to be closed when the actions at hand are done */
-    uint32_t replies; /* fetches that wait or are being sent */
-    uint32_t notes;   /* micro-batch ends being received */
+    bool heard;          /* since it was connected: worth connecting again when it goes down */
+    bool cut;            /* a send failed: to be closed when the actions at hand are done */
+    uint32_t endpoint;   /* the number of `peer`, or of the last one */
+    uint32_t connection; /* of the member: the highest number that a HELLO of it had */
+    uint32_t replies;    /* fetches that wait or are being sent */
+    uint32_t notes;      /* micro-batch ends being received */
     struct cairn_log_limit refusals;
     size_t address_bytes;
     uint8_t address[]; /* owned: [address_bytes], for the fabric */
@@ -269,6 +271,7 @@ struct cairn_shard {
     void *context;
 
     Cairn__ShardStats stats;
+    uint32_t endpoints_made;          /* to members: the number of the last one */
     struct cairn_log_limit strangers; /* messages that belong to nobody */
 
     bool closing;
@@ -349,8 +352,11 @@ void cairn_members_release(struct cairn_shard_job *job);
 void cairn_member_heard(struct cairn_member *member);
 /* Closes its peer and tells the core. */
 void cairn_member_down(struct cairn_member *member);
-/* HELLO: the same, and the core is told even if it is connected: it may have lost a GRANT. */
-void cairn_member_hello(struct cairn_member *member);
+/* HELLO of the member's connection of that number: the same, it is greeted, and the core is told even if
+ * it is connected: it may have lost a GRANT. */
+void cairn_member_hello(struct cairn_member *member, uint64_t connection);
+/* What HELLO and GRANT to it say: proto/wire/chunk.h. */
+uint64_t cairn_member_way(const struct cairn_member *member);
 /* Sends a header; job, member and token are filled in. Dropped if it is not connected. */
 void cairn_member_send(struct cairn_member *member, struct cairn_chunk_header *header);
 /* NAK that echoes a request. */

@@ -76,9 +76,11 @@ END_TEST
 
 START_TEST(connections_that_break_change_no_bit)
 {
-    const struct cairn_fabric_mem_options fabric = {
-        .seed = (uint64_t)_i + 10, .delay_max_ticks = 4, .duplicate_permille = 20, .cut_permille = 1
-    };
+    const struct cairn_fabric_mem_options fabric = { .seed = (uint64_t)_i + 10,
+                                                     .delay_max_ticks = 4,
+                                                     .duplicate_permille = 20,
+                                                     .cut_permille = 1,
+                                                     .cut_one_permille = 2 };
     struct rooms rooms;
     struct bits_run run;
     rooms_open(&rooms, 3, &fabric);
