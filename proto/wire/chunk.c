@@ -1,9 +1,11 @@
 #include "proto/wire/chunk.h"
 
 #include <assert.h>
+#include <stdbool.h>
 #include <string.h>
 #include <xxhash.h>
 
+#include "proto/wire/box.h"
 #include "proto/wire/tensor.h"
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
@@ -59,13 +61,17 @@ static cairn_status judge_payload(const struct cairn_chunk_header *h, size_t pay
     if (payload_bytes > CAIRN_CHUNK_PAYLOAD_MAX) return CAIRN_ERR_MALFORMED;
     if (h->kind == CAIRN_CHUNK_MICRO_END)
         return payload_bytes % sizeof(uint32_t) == 0 ? CAIRN_OK : CAIRN_ERR_MALFORMED;
+    if (h->kind == CAIRN_CHUNK_FETCH && h->tile == CAIRN_TILE_BOX)
+        return payload_bytes > 0 && payload_bytes <= CAIRN_BOX_BYTES_MAX ? CAIRN_OK
+                                                                         : CAIRN_ERR_MALFORMED;
     if (!carries_payload(h->kind)) return payload_bytes == 0 ? CAIRN_OK : CAIRN_ERR_MALFORMED;
     const size_t elem_bytes = cairn_dtype_bytes(h->dtype);
     if (elem_bytes == 0 || payload_bytes == 0) return CAIRN_ERR_MALFORMED;
     if (payload_bytes % elem_bytes != 0) return CAIRN_ERR_MALFORMED;
-    // A leaf is at most CAIRN_LEAF_ELEMS elements and never empty.
+    // A leaf is at most CAIRN_LEAF_ELEMS elements and never empty; of a tile it may have any number.
     const uint64_t elems = payload_bytes / elem_bytes;
-    if (elems < h->leaf_count) return CAIRN_ERR_MALFORMED;
+    const bool whole = h->kind != CAIRN_CHUNK_DATA && h->tile == CAIRN_TILE_WHOLE;
+    if (whole && elems < h->leaf_count) return CAIRN_ERR_MALFORMED;
     if (elems > h->leaf_count * CAIRN_LEAF_ELEMS) return CAIRN_ERR_MALFORMED;
     return CAIRN_OK;
 }
@@ -74,6 +80,9 @@ static cairn_status judge_range(const struct cairn_chunk_header *h)
 {
     if (h->leaf_count == 0) return CAIRN_ERR_MALFORMED;
     if (h->first_leaf > CAIRN_TENSOR_ELEMS_MAX) return CAIRN_ERR_MALFORMED;
+    // What a shard sends has its index there instead.
+    const uint32_t tile_max = h->kind == CAIRN_CHUNK_FETCH ? CAIRN_TILE_BOX : CAIRN_TILE_OWN;
+    if (h->kind != CAIRN_CHUNK_DATA && h->tile > tile_max) return CAIRN_ERR_MALFORMED;
     if (h->kind != CAIRN_CHUNK_PUSH && cairn_plane_name(h->plane) == NULL)
         return CAIRN_ERR_MALFORMED;
     return CAIRN_OK;

@@ -18,16 +18,14 @@
  *                              not touched, u32 indices in ascending order
  *   MICRO_ACK  shard   worker  epoch, round, micro: every chunk is past this micro-batch of this member
  *   COMMIT     worker  shard   epoch, round, micro = last micro-batch, value = weight
- *   PUT        worker  shard   initial state: plane, tensor, first_leaf, leaf_count, dtype, checksum, request
- *   FETCH      worker  shard   plane, tensor, first_leaf, leaf_count, version, request
+ *   PUT        worker  shard   initial state: as PUSH but epoch, round and micro; and plane
+ *   FETCH      worker  shard   plane, tensor, first_leaf, leaf_count, tile, table_hash, version, request
  *   DATA       shard   worker  the answer: as FETCH, with dtype, checksum and the payload
  *
  * Messages to one peer may overtake each other; nothing here relies on their order. `token` is a secret
  * of the member's session (from the coordinator, over the control channel): a header with another
- * token is dropped. `epoch` and `round` fence: anything of an older one changes nothing. In what a worker
- * sends, `tile` is 0 and `table_hash` the hash of the empty tile table until a job declares tiles: "whole
- * tensors, everyone"; in what a shard sends, `tile` is the shard's index in the layout. A PUSH, PUT, FETCH
- * or DATA is always exactly one chunk of the layout's chunk grid (proto/wire/layout.h).
+ * token is dropped. `epoch` and `round` fence: anything of an older one changes nothing. A PUSH, PUT, FETCH
+ * or DATA is always of exactly one chunk of the layout's chunk grid (proto/wire/layout.h).
  *
  * Ways. The worker's endpoint to a shard and the shard's to that worker are two, and each may be lost alone,
  * with what was sent on it. The worker notices its own loss, connects again, and asks again for all that is
@@ -36,7 +34,17 @@
  * to this worker, and for every connection of the worker that it hears of. A HELLO of a higher endpoint:
  * unanswered PUTs and FETCHes are asked again. A GRANT with a higher number: all that was pushed and is
  * unanswered is sent again; the shard sends it when nothing of the past is being received. A worker that
- * waits for an answer and hears nothing for a while says HELLO again, with the same number. */
+ * waits for an answer and hears nothing for a while says HELLO again, with the same number.
+ *
+ * Tiles. In what a worker sends, `table_hash` is the cairn_tiles_hash of the list that it declared
+ * (proto/wire/tiles.h; without one, of the empty list): a header with another hash than the shard knows is
+ * refused with CAIRN_ERR_MISMATCH. `tile` says which part of the chunk is meant:
+ *   CAIRN_TILE_WHOLE  all of it
+ *   CAIRN_TILE_OWN    what it has in common with the worker's own box of the tensor
+ *   CAIRN_TILE_BOX    FETCH only: with the box that is the payload of FETCH (cairn_box_encode)
+ * The payload of PUSH, PUT and DATA is then that part only, ascending, which is one contiguous piece of the
+ * box's memory; what has no element is not sent and not asked for. In what a shard sends, `tile` is the
+ * shard's index in the layout. */
 #ifndef CAIRN_WIRE_CHUNK_H
 #define CAIRN_WIRE_CHUNK_H
 
@@ -49,7 +57,9 @@
 #define CAIRN_CHUNK_MAGIC        0x434e5243u /* "CRNC" */
 #define CAIRN_CHUNK_PROTOCOL     1
 #define CAIRN_CHUNK_PAYLOAD_MAX  ((size_t)4 << 20)
-#define CAIRN_TABLE_HASH_WHOLE   0x656c6f6877ull /* the tile table "whole tensors, everyone" */
+#define CAIRN_TABLE_HASH_WHOLE   0x656c6f6877ull /* of the empty list of tiles: "whole tensors" */
+
+enum cairn_chunk_tile { CAIRN_TILE_WHOLE = 0, CAIRN_TILE_OWN = 1, CAIRN_TILE_BOX = 2 };
 
 enum cairn_chunk_kind {
     CAIRN_CHUNK_HELLO = 1,
@@ -79,7 +89,7 @@ struct cairn_chunk_header {
     uint64_t member; /* the worker's session, whichever way the message goes */
     uint64_t token;
     uint64_t table_hash;
-    uint32_t tile;   /* from a worker: the tile; from a shard: the shard's index */
+    uint32_t tile;   /* from a worker: enum cairn_chunk_tile; from a shard: the shard's index */
     uint32_t tensor; /* index in the job's tensor list */
     uint64_t first_leaf;
     uint32_t leaf_count;

@@ -33,6 +33,8 @@
     X(20, SHARDS_CHANGED, ShardsChanged, shards_changed)            \
     X(21, WHO_IS_AWAITED, WhoIsAwaited, who_is_awaited)             \
     X(22, AWAITED, Awaited, awaited)                                \
+    X(23, TILES_DECLARE, TilesDeclare, tiles_declare)               \
+    X(24, TILES_SET, TilesSet, tiles_set)                           \
     X(30, JOB_CREATE, JobCreate, job_create)                        \
     X(31, JOB_SEAL, JobSeal, job_seal)                              \
     X(32, JOB_DROP, JobDrop, job_drop)                              \
@@ -47,6 +49,7 @@
     X(41, RESOLVE, Resolve, resolve)                                \
     X(42, PIN, Pin, pin)                                            \
     X(43, SNAPSHOT_PART, SnapshotPart, snapshot_part)               \
+    X(45, MEMBER_TILES, MemberTiles, member_tiles)                  \
     X(60, CLUSTER_STATUS_GET, ClusterStatusGet, cluster_status_get) \
     X(61, CLUSTER_STATUS, ClusterStatus, cluster_status)            \
     X(62, JOB_LIST_GET, JobListGet, job_list_get)                   \
@@ -92,7 +95,7 @@ ProtobufCMessage *cairn_message_unpack(const ProtobufCMessageDescriptor *type, c
 void cairn_message_free(ProtobufCMessage *message); /* NULL is fine */
 
 /* What a Page is part of. */
-enum cairn_page_what { CAIRN_PAGE_SPEC = 1, CAIRN_PAGE_LAYOUT = 2 };
+enum cairn_page_what { CAIRN_PAGE_SPEC = 1, CAIRN_PAGE_LAYOUT = 2, CAIRN_PAGE_TILES = 3 };
 #define CAIRN_PAGE_BYTES      ((size_t)256 << 10) /* a full page */
 #define CAIRN_PAGED_BYTES_MAX ((uint64_t)64 << 20)
 

@@ -110,6 +110,47 @@ START_TEST(a_bad_header_is_refused)
 }
 END_TEST
 
+START_TEST(a_tile_may_have_fewer_elements_than_leaves_and_is_one_that_is_known)
+{
+    struct cairn_chunk_header push = a_push();
+    push.payload_bytes = 4;
+    ck_assert_int_eq(judge(push, 4), CAIRN_ERR_MALFORMED);
+    push.tile = CAIRN_TILE_OWN;
+    ck_assert_int_eq(judge(push, 4), CAIRN_OK);
+    push.payload_bytes = 0;
+    ck_assert_int_eq(judge(push, 0), CAIRN_ERR_MALFORMED);
+    push.payload_bytes = 4;
+    push.tile = CAIRN_TILE_BOX;
+    ck_assert_int_eq(judge(push, 4), CAIRN_ERR_MALFORMED);
+    struct cairn_chunk_header data = push; // from a shard: the number of the shard
+    data.kind = CAIRN_CHUNK_DATA;
+    data.plane = CAIRN_PLANE_WIRE;
+    data.tile = 4711;
+    ck_assert_int_eq(judge(data, 4), CAIRN_OK);
+}
+END_TEST
+
+START_TEST(a_fetch_carries_a_box_if_it_asks_for_one_and_else_nothing)
+{
+    struct cairn_chunk_header fetch = a_push();
+    fetch.kind = CAIRN_CHUNK_FETCH;
+    fetch.plane = CAIRN_PLANE_WIRE;
+    fetch.payload_bytes = 0;
+    ck_assert_int_eq(judge(fetch, 0), CAIRN_OK);
+    fetch.tile = CAIRN_TILE_OWN;
+    ck_assert_int_eq(judge(fetch, 0), CAIRN_OK);
+    fetch.tile = CAIRN_TILE_BOX;
+    ck_assert_int_eq(judge(fetch, 0), CAIRN_ERR_MALFORMED);
+    fetch.payload_bytes = 36;
+    ck_assert_int_eq(judge(fetch, 36), CAIRN_OK);
+    fetch.payload_bytes = 133;
+    ck_assert_int_eq(judge(fetch, 133), CAIRN_ERR_MALFORMED);
+    fetch.payload_bytes = 36;
+    fetch.tile = CAIRN_TILE_BOX + 1;
+    ck_assert_int_eq(judge(fetch, 36), CAIRN_ERR_MALFORMED);
+}
+END_TEST
+
 START_TEST(another_protocol_and_another_magic_are_told_apart)
 {
     struct cairn_chunk_header header = a_push(), out;
@@ -148,6 +189,8 @@ int main(void)
     tcase_add_test(tcase, a_header_comes_back_as_it_was_written);
     tcase_add_test(tcase, the_bytes_are_nailed_down);
     tcase_add_loop_test(tcase, a_bad_header_is_refused, 0, sizeof refusals / sizeof refusals[0]);
+    tcase_add_test(tcase, a_tile_may_have_fewer_elements_than_leaves_and_is_one_that_is_known);
+    tcase_add_test(tcase, a_fetch_carries_a_box_if_it_asks_for_one_and_else_nothing);
     tcase_add_test(tcase, another_protocol_and_another_magic_are_told_apart);
     tcase_add_test(tcase, random_headers_never_pass_with_a_size_that_is_not_theirs);
     suite_add_tcase(suite, tcase);

@@ -1,0 +1,412 @@
+/* Lists of tiles, and whether those of all ranks make up the tensors: against a count of every element. */
+#include "proto/wire/tiles.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/wire/chunk.h"
+
+#define RANKS_MAX 16
+
+static uint64_t random_state;
+
+/* splitmix64 */
+static uint64_t random_next(void)
+{
+    uint64_t z = (random_state += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+static uint64_t random_below(uint64_t limit)
+{
+    return random_next() % limit;
+}
+
+/* A spec of the tensors "t0", "t1", ... */
+static struct cairn_job_spec_data spec_of(const struct cairn_shape *shapes, size_t count)
+{
+    struct cairn_job_spec_data spec;
+    cairn_spec_init(&spec);
+    for (size_t i = 0; i < count; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "t%zu", i);
+        const struct cairn_tensor_spec tensor = { .name = name, .shape = shapes[i] };
+        ck_assert_int_eq(cairn_spec_add_tensor(&spec, &tensor), CAIRN_OK);
+    }
+    return spec;
+}
+
+struct world {
+    struct cairn_tiles tiles[RANKS_MAX];
+    const struct cairn_tiles *of_rank[RANKS_MAX];
+    uint32_t count;
+};
+
+static void hold(struct world *w, uint32_t rank, uint32_t tensor, struct cairn_box box)
+{
+    ck_assert_int_eq(cairn_tiles_set(&w->tiles[rank], tensor, &box), CAIRN_OK);
+}
+
+static cairn_status cover(struct world *w, const struct cairn_job_spec_data *spec,
+                          struct cairn_sentence *why)
+{
+    for (uint32_t r = 0; r < w->count; r++) w->of_rank[r] = &w->tiles[r];
+    return cairn_tiles_cover(spec, w->of_rank, w->count, why);
+}
+
+static void world_release(struct world *w)
+{
+    for (uint32_t r = 0; r < RANKS_MAX; r++) cairn_tiles_release(&w->tiles[r]);
+}
+
+/* ---- the oracle ---- */
+
+static bool has(const struct cairn_box *box, const struct cairn_shape *shape, uint64_t elem)
+{
+    for (uint32_t d = shape->rank; d-- > 0; elem /= shape->dim[d]) {
+        const uint64_t at = elem % shape->dim[d];
+        if (at < box->start[d] || at >= box->start[d] + box->extent[d]) return false;
+    }
+    return true;
+}
+
+static bool oracle_covers(const struct world *w, const struct cairn_shape *shape)
+{
+    uint64_t elems = 1;
+    for (uint32_t d = 0; d < shape->rank; d++) elems *= shape->dim[d];
+    for (uint64_t e = 0; e < elems; e++) {
+        const struct cairn_box *owner = NULL;
+        for (uint32_t r = 0; r < w->count; r++) {
+            const struct cairn_box *box = cairn_tiles_find(&w->tiles[r], 0);
+            if (!has(box, shape, e)) continue;
+            if (owner != NULL && !cairn_box_equal(owner, box)) return false;
+            owner = box;
+        }
+        if (owner == NULL) return false;
+    }
+    return true;
+}
+
+/* Cuts `count` boxes at random places until there are enough: a partition. */
+static uint32_t random_partition(const struct cairn_shape *shape, struct cairn_box *boxes,
+                                 uint32_t limit)
+{
+    uint32_t count = 1;
+    boxes[0] = cairn_box_of_shape(shape);
+    for (uint32_t tries = 0; tries < 2 * limit && count < limit && shape->rank > 0; tries++) {
+        struct cairn_box *box = &boxes[random_below(count)];
+        const uint32_t d = (uint32_t)random_below(shape->rank);
+        if (box->extent[d] < 2) continue;
+        const uint64_t cut = 1 + random_below(box->extent[d] - 1);
+        boxes[count] = *box;
+        boxes[count].start[d] += cut;
+        boxes[count++].extent[d] -= cut;
+        box->extent[d] = cut;
+    }
+    return count;
+}
+
+/* Moves an edge of one box, mostly breaking the cover. */
+static void damage(struct cairn_box *box, const struct cairn_shape *shape)
+{
+    if (shape->rank == 0) return;
+    const uint32_t d = (uint32_t)random_below(shape->rank);
+    if (random_below(2) == 0 && box->start[d] > 0) {
+        box->start[d]--;
+        box->extent[d] += random_below(2);
+    } else if (random_below(2) == 0 && box->start[d] + box->extent[d] < shape->dim[d]) {
+        box->extent[d]++;
+    } else if (box->extent[d] > 0) {
+        box->extent[d]--;
+    }
+}
+
+static void one_random_world(uint64_t seed)
+{
+    random_state = seed;
+    struct cairn_shape shape = { .rank = (uint32_t)random_below(CAIRN_RANK_MAX + 1) };
+    for (uint32_t d = 0; d < shape.rank; d++)
+        shape.dim[d] = random_below(60) == 0 ? 0 : 1 + random_below(shape.rank > 4 ? 3 : 6);
+    struct cairn_job_spec_data spec = spec_of(&shape, 1);
+
+    struct cairn_box boxes[RANKS_MAX];
+    const uint32_t parts = random_partition(&shape, boxes, 1 + (uint32_t)random_below(10));
+    if (random_below(2) == 0) damage(&boxes[random_below(parts)], &shape);
+    struct world w = { .count = parts + (uint32_t)random_below(RANKS_MAX - parts) };
+    for (uint32_t r = 0; r < w.count; r++)
+        hold(&w, r, 0, boxes[r < parts ? r : random_below(parts)]);
+
+    struct cairn_sentence why = { "" };
+    const cairn_status expected = oracle_covers(&w, &shape) ? CAIRN_OK : CAIRN_ERR_MISMATCH;
+    const cairn_status status = cover(&w, &spec, &why);
+    ck_assert_msg(status == expected, "seed %llu: %s, %s", (unsigned long long)seed,
+                  cairn_status_name((int)status), why.text);
+    ck_assert_int_eq(why.text[0] != '\0', expected != CAIRN_OK);
+    world_release(&w);
+    cairn_spec_release(&spec);
+}
+
+START_TEST(the_cover_check_agrees_with_a_count_of_every_element)
+{
+    for (uint64_t seed = 1; seed <= 4000; seed++) one_random_world(seed);
+}
+END_TEST
+
+/* ---- sentences ---- */
+
+START_TEST(an_overlap_is_named_with_tensor_ranks_and_boxes)
+{
+    const struct cairn_shape shapes[] = { { 1, { 4 } }, { 2, { 8, 6 } } };
+    struct cairn_job_spec_data spec = spec_of(shapes, 2);
+    struct world w = { .count = 3 };
+    hold(&w, 0, 1, (struct cairn_box) { 2, { 0, 0 }, { 8, 3 } });
+    hold(&w, 1, 1, (struct cairn_box) { 2, { 0, 0 }, { 8, 3 } });
+    hold(&w, 2, 1, (struct cairn_box) { 2, { 0, 2 }, { 8, 4 } });
+    struct cairn_sentence why = { "" };
+    ck_assert_int_eq(cover(&w, &spec, &why), CAIRN_ERR_MISMATCH);
+    ck_assert_ptr_nonnull(strstr(why.text, "tensor t1: rank 0 holds [0:8, 0:3] and rank 2 holds "
+                                           "[0:8, 2:6], which overlap"));
+    world_release(&w);
+    cairn_spec_release(&spec);
+}
+END_TEST
+
+START_TEST(a_hole_is_named_with_tensor_and_box)
+{
+    const struct cairn_shape shape = { 2, { 8, 6 } };
+    struct cairn_job_spec_data spec = spec_of(&shape, 1);
+    struct world w = { .count = 3 };
+    hold(&w, 0, 0, (struct cairn_box) { 2, { 0, 0 }, { 8, 2 } });
+    hold(&w, 1, 0, (struct cairn_box) { 2, { 0, 2 }, { 5, 4 } });
+    hold(&w, 2, 0, (struct cairn_box) { 2, { 5, 2 }, { 3, 3 } });
+    struct cairn_sentence why = { "" };
+    ck_assert_int_eq(cover(&w, &spec, &why), CAIRN_ERR_MISMATCH);
+    ck_assert_ptr_nonnull(strstr(why.text, "tensor t0: no rank holds [5:8, 5:6]"));
+    world_release(&w);
+    cairn_spec_release(&spec);
+}
+END_TEST
+
+START_TEST(a_tensor_that_no_rank_holds_is_named)
+{
+    const struct cairn_shape shapes[] = { { 1, { 4 } }, { 0, { 0 } } };
+    struct cairn_job_spec_data spec = spec_of(shapes, 2);
+    struct world w = { .count = 2 };
+    for (uint32_t r = 0; r < 2; r++) hold(&w, r, 0, (struct cairn_box) { 1, { 0 }, { 0 } });
+    struct cairn_sentence why = { "" };
+    ck_assert_int_eq(cover(&w, &spec, &why), CAIRN_ERR_MISMATCH);
+    ck_assert_ptr_nonnull(strstr(why.text, "tensor t0: no rank holds [0:4]"));
+    world_release(&w);
+    cairn_spec_release(&spec);
+}
+END_TEST
+
+START_TEST(a_whole_tensor_and_a_part_of_it_overlap)
+{
+    const struct cairn_shape shape = { 1, { 10 } };
+    struct cairn_job_spec_data spec = spec_of(&shape, 1);
+    struct world w = { .count = 2 };
+    hold(&w, 1, 0, (struct cairn_box) { 1, { 0 }, { 5 } });
+    ck_assert_int_eq(cover(&w, &spec, NULL), CAIRN_ERR_MISMATCH);
+    hold(&w, 1, 0, (struct cairn_box) { 1, { 0 }, { 10 } });
+    ck_assert_int_eq(cover(&w, &spec, NULL), CAIRN_OK);
+    world_release(&w);
+    cairn_spec_release(&spec);
+}
+END_TEST
+
+START_TEST(a_pinwheel_that_no_straight_cut_separates_is_a_cover)
+{
+    const struct cairn_shape shape = { 2, { 3, 3 } };
+    struct cairn_job_spec_data spec = spec_of(&shape, 1);
+    struct world w = { .count = 5 };
+    hold(&w, 0, 0, (struct cairn_box) { 2, { 0, 0 }, { 1, 2 } });
+    hold(&w, 1, 0, (struct cairn_box) { 2, { 0, 2 }, { 2, 1 } });
+    hold(&w, 2, 0, (struct cairn_box) { 2, { 2, 1 }, { 1, 2 } });
+    hold(&w, 3, 0, (struct cairn_box) { 2, { 1, 0 }, { 2, 1 } });
+    hold(&w, 4, 0, (struct cairn_box) { 2, { 1, 1 }, { 1, 1 } });
+    ck_assert_int_eq(cover(&w, &spec, NULL), CAIRN_OK);
+    hold(&w, 4, 0, (struct cairn_box) { 2, { 1, 1 }, { 0, 0 } });
+    struct cairn_sentence why = { "" };
+    ck_assert_int_eq(cover(&w, &spec, &why), CAIRN_ERR_MISMATCH);
+    ck_assert_ptr_nonnull(strstr(why.text, "no rank holds [1:2, 1:2]"));
+    world_release(&w);
+    cairn_spec_release(&spec);
+}
+END_TEST
+
+/* A grid of 64 x 64 different boxes and 4 replicas each; quadratic it would take minutes. */
+START_TEST(many_ranks_are_checked_at_once)
+{
+    enum { SIDE = 64, WORLD = 4 * SIDE * SIDE, TENSORS = 8 };
+    struct cairn_shape shapes[TENSORS];
+    for (size_t t = 0; t < TENSORS; t++)
+        shapes[t] = (struct cairn_shape) { 2, { SIDE * 3, SIDE * 5 } };
+    struct cairn_job_spec_data spec = spec_of(shapes, TENSORS);
+    struct cairn_tiles *tiles = calloc(WORLD, sizeof *tiles);
+    const struct cairn_tiles **of_rank = calloc(WORLD, sizeof *of_rank);
+    for (uint32_t r = 0; r < WORLD; r++) {
+        const uint64_t i = r / 4 % SIDE, j = r / 4 / SIDE;
+        const struct cairn_box box = { 2, { i * 3, j * 5 }, { 3, 5 } };
+        of_rank[r] = &tiles[r];
+        for (uint32_t t = 0; t < TENSORS; t++)
+            ck_assert_int_eq(cairn_tiles_set(&tiles[r], t, &box), CAIRN_OK);
+    }
+    ck_assert_int_eq(cairn_tiles_cover(&spec, of_rank, WORLD, NULL), CAIRN_OK);
+    ck_assert_int_eq(cairn_tiles_cover(&spec, of_rank, WORLD - 4, NULL), CAIRN_ERR_MISMATCH);
+    for (uint32_t r = 0; r < WORLD; r++) cairn_tiles_release(&tiles[r]);
+    free(tiles);
+    free(of_rank);
+    cairn_spec_release(&spec);
+}
+END_TEST
+
+/* ---- lists ---- */
+
+START_TEST(a_list_is_sorted_has_one_box_a_tensor_and_finds_it)
+{
+    struct cairn_tiles tiles = { 0 };
+    random_state = 5;
+    bool set[200] = { false };
+    for (int i = 0; i < 300; i++) {
+        const uint32_t tensor = (uint32_t)random_below(200);
+        const struct cairn_box box = { 1, { tensor }, { 1 } };
+        ck_assert_int_eq(cairn_tiles_set(&tiles, tensor, &box), CAIRN_OK);
+        set[tensor] = true;
+    }
+    size_t count = 0;
+    for (uint32_t t = 0; t < 200; t++) {
+        const struct cairn_box *box = cairn_tiles_find(&tiles, t);
+        ck_assert_int_eq(box != NULL, set[t]);
+        if (box != NULL) ck_assert_uint_eq(box->start[0], t);
+        count += set[t];
+    }
+    ck_assert_uint_eq(tiles.count, count);
+    cairn_tiles_release(&tiles);
+}
+END_TEST
+
+START_TEST(a_list_survives_its_bytes_and_its_hash_names_it)
+{
+    const struct cairn_shape shapes[] = { { 2, { 8, 6 } }, { 1, { 9 } }, { 0, { 0 } } };
+    struct cairn_job_spec_data spec = spec_of(shapes, 3);
+    struct cairn_tiles tiles = { 0 }, back = { 0 };
+    ck_assert_uint_eq(cairn_tiles_hash(&tiles), CAIRN_TABLE_HASH_WHOLE);
+    ck_assert_int_eq(cairn_tiles_set(&tiles, 0, &(struct cairn_box) { 2, { 0, 3 }, { 8, 3 } }), 0);
+    ck_assert_int_eq(cairn_tiles_set(&tiles, 2, &(struct cairn_box) { .rank = 0 }), 0);
+    const uint64_t hash = cairn_tiles_hash(&tiles);
+    uint8_t *bytes = NULL;
+    size_t bytes_len = 0;
+    ck_assert_int_eq(cairn_tiles_pack(&tiles, &bytes, &bytes_len), CAIRN_OK);
+    ck_assert_int_eq(cairn_tiles_unpack(bytes, bytes_len, &spec, &back, NULL), CAIRN_OK);
+    ck_assert(cairn_tiles_equal(&tiles, &back));
+    ck_assert_uint_eq(cairn_tiles_hash(&back), hash);
+    ck_assert_int_eq(cairn_tiles_set(&back, 0, &(struct cairn_box) { 2, { 0, 2 }, { 8, 3 } }), 0);
+    ck_assert(!cairn_tiles_equal(&tiles, &back));
+    ck_assert_uint_ne(cairn_tiles_hash(&back), hash);
+    free(bytes);
+    cairn_tiles_release(&tiles);
+    cairn_tiles_release(&back);
+    cairn_spec_release(&spec);
+}
+END_TEST
+
+/* Packs without judging. */
+static cairn_status unpack_of(const struct cairn_tile_box *boxes, size_t count,
+                              const struct cairn_job_spec_data *spec, struct cairn_sentence *why)
+{
+    struct cairn_tile_box list[4];
+    memcpy(list, boxes, count * sizeof *list);
+    const struct cairn_tiles tiles = { list, count };
+    uint8_t *bytes = NULL;
+    size_t bytes_len = 0;
+    ck_assert_int_eq(cairn_tiles_pack(&tiles, &bytes, &bytes_len), CAIRN_OK);
+    struct cairn_tiles back = { 0 };
+    cairn_status status = cairn_tiles_unpack(bytes, bytes_len, spec, &back, why);
+    if (status != CAIRN_OK) ck_assert_ptr_null(back.list);
+    cairn_tiles_release(&back);
+    free(bytes);
+    return status;
+}
+
+START_TEST(a_strangers_list_is_judged)
+{
+    const struct cairn_shape shapes[] = { { 2, { 8, 6 } }, { 1, { 9 } } };
+    struct cairn_job_spec_data spec = spec_of(shapes, 2);
+    static const struct {
+        const char *name;
+        size_t count;
+        struct cairn_tile_box boxes[3];
+        cairn_status status;
+    } rows[] = {
+        { "none", 0, { { 0 } }, CAIRN_OK },
+        { "two", 2, { { 0, { 2, { 0 }, { 8, 6 } } }, { 1, { 1, { 9 }, { 0 } } } }, CAIRN_OK },
+        { "no such tensor", 1, { { 2, { 1, { 0 }, { 1 } } } }, CAIRN_ERR_INVALID },
+        { "no such tensor by far", 1, { { UINT32_MAX, { 1, { 0 }, { 1 } } } }, CAIRN_ERR_INVALID },
+        { "twice",
+          2,
+          { { 1, { 1, { 0 }, { 1 } } }, { 1, { 1, { 0 }, { 1 } } } },
+          CAIRN_ERR_INVALID },
+        { "down",
+          2,
+          { { 1, { 1, { 0 }, { 1 } } }, { 0, { 2, { 0 }, { 1 } } } },
+          CAIRN_ERR_INVALID },
+        { "too many", 3, { { 0 } }, CAIRN_ERR_INVALID },
+        { "beyond", 1, { { 1, { 1, { 5 }, { 5 } } } }, CAIRN_ERR_INVALID },
+        { "other rank", 1, { { 1, { 2, { 5 }, { 4, 1 } } } }, CAIRN_ERR_INVALID },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct cairn_sentence why = { "" };
+        const cairn_status status = unpack_of(rows[i].boxes, rows[i].count, &spec, &why);
+        ck_assert_msg(status == rows[i].status, "%s: %s", rows[i].name, why.text);
+        ck_assert_int_eq(why.text[0] != '\0', status != CAIRN_OK);
+    }
+    cairn_spec_release(&spec);
+}
+END_TEST
+
+START_TEST(any_bytes_at_all_are_refused_or_judged)
+{
+    const struct cairn_shape shapes[] = { { 2, { 8, 6 } }, { 1, { 9 } } };
+    struct cairn_job_spec_data spec = spec_of(shapes, 2);
+    random_state = 11;
+    for (int i = 0; i < 20000; i++) {
+        uint8_t bytes[40];
+        const size_t len = (size_t)random_below(sizeof bytes);
+        for (size_t b = 0; b < len; b++) bytes[b] = (uint8_t)random_below(i % 2 ? 256 : 20);
+        struct cairn_tiles back = { 0 };
+        if (cairn_tiles_unpack(bytes, len, &spec, &back, NULL) == CAIRN_OK)
+            ck_assert_uint_le(back.count, 2);
+        cairn_tiles_release(&back);
+    }
+    cairn_spec_release(&spec);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("tiles");
+    TCase *tests = tcase_create("tiles");
+    tcase_set_timeout(tests, 60);
+    tcase_add_test(tests, the_cover_check_agrees_with_a_count_of_every_element);
+    tcase_add_test(tests, an_overlap_is_named_with_tensor_ranks_and_boxes);
+    tcase_add_test(tests, a_hole_is_named_with_tensor_and_box);
+    tcase_add_test(tests, a_tensor_that_no_rank_holds_is_named);
+    tcase_add_test(tests, a_whole_tensor_and_a_part_of_it_overlap);
+    tcase_add_test(tests, a_pinwheel_that_no_straight_cut_separates_is_a_cover);
+    tcase_add_test(tests, many_ranks_are_checked_at_once);
+    tcase_add_test(tests, a_list_is_sorted_has_one_box_a_tensor_and_finds_it);
+    tcase_add_test(tests, a_list_survives_its_bytes_and_its_hash_names_it);
+    tcase_add_test(tests, a_strangers_list_is_judged);
+    tcase_add_test(tests, any_bytes_at_all_are_refused_or_judged);
+    suite_add_tcase(suite, tests);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
