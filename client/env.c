@@ -172,8 +172,8 @@ static cairn_status take(enum cairn_env_key key, const char *text, const char *s
     return status;
 }
 
-static cairn_status find(const struct cairn_env_input *input, enum cairn_env_key key,
-                         struct cairn_env_report *report, struct cairn_sentence *why)
+cairn_status cairn_env_find(const struct cairn_env_input *input, enum cairn_env_key key,
+                            struct cairn_env_report *report, struct cairn_sentence *why)
 {
     const struct cairn_env_given *given = &input->given[key];
     if (given->text != NULL) return take(key, given->text, given->source, report, why);
@@ -187,9 +187,9 @@ static cairn_status find(const struct cairn_env_input *input, enum cairn_env_key
 cairn_status cairn_env_find_cluster(const struct cairn_env_input *input,
                                     struct cairn_env_report *report, struct cairn_sentence *why)
 {
-    cairn_status status = find(input, CAIRN_ENV_ENDPOINT, report, why);
-    if (status == CAIRN_OK) status = find(input, CAIRN_ENV_FABRIC, report, why);
-    if (status == CAIRN_OK) status = find(input, CAIRN_ENV_DEVICE, report, why);
+    cairn_status status = cairn_env_find(input, CAIRN_ENV_ENDPOINT, report, why);
+    if (status == CAIRN_OK) status = cairn_env_find(input, CAIRN_ENV_FABRIC, report, why);
+    if (status == CAIRN_OK) status = cairn_env_find(input, CAIRN_ENV_DEVICE, report, why);
     return status;
 }
 
@@ -249,6 +249,6 @@ cairn_status cairn_env_find_process(const struct cairn_env_input *input,
 {
     cairn_status status = find_rank(input, report, why);
     for (enum cairn_env_key key = CAIRN_ENV_LOCAL_RANK; key < CAIRN_ENV_KEYS; key++)
-        if (status == CAIRN_OK) status = find(input, key, report, why);
+        if (status == CAIRN_OK) status = cairn_env_find(input, key, report, why);
     return status;
 }

@@ -67,6 +67,11 @@ const char *cairn_env_get(void *context, const char *variable);
 /* "rank". Never NULL. */
 const char *cairn_env_key_name(enum cairn_env_key key);
 
+/* Fills in one value: what was given, the first launcher's, or the default. Not of rank and world. */
+CAIRN_MUST_CHECK cairn_status cairn_env_find(const struct cairn_env_input *input,
+                                             enum cairn_env_key key,
+                                             struct cairn_env_report *report,
+                                             struct cairn_sentence *why);
 /* Fills in what is of the cluster: endpoint, fabric, device. CAIRN_ERR_INVALID names source, value and
  * what is allowed; the report is then of no use. */
 CAIRN_MUST_CHECK cairn_status cairn_env_find_cluster(const struct cairn_env_input *input,

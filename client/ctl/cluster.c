@@ -33,12 +33,13 @@ int cairn_ctl_cluster_status(struct ctl *ctl)
         print_json(status);
     } else {
         if (!ctl->quiet)
-            printf("cluster %s: coordinator %s, start %llu, up %llu s; %u shards expected, %u "
-                   "jobs\n\n",
+            printf("cluster %s: coordinator %s, start %llu, up %llu s; %u shard%s expected, %u "
+                   "job%s\n\n",
                    status->cluster, status->version,
                    (unsigned long long)status->coordinator_incarnation,
                    (unsigned long long)status->uptime_ms / 1000, status->shards_expected,
-                   status->job_count);
+                   status->shards_expected == 1 ? "" : "s", status->job_count,
+                   status->job_count == 1 ? "" : "s");
         struct ctl_table *table = cairn_ctl_table_open(headers, 7);
         for (size_t i = 0; i < status->n_members; i++) {
             const Cairn__MemberStatus *m = status->members[i];

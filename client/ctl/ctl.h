@@ -1,16 +1,32 @@
-/* The admin CLI: what its subcommands share. One command, one connection, one thread, blocking. */
+/* The CLI: what its subcommands share. One command, one connection, one thread, blocking. */
 #ifndef CAIRN_CTL_CTL_H
 #define CAIRN_CTL_CTL_H
 
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "proto/wire/messages.h"
 #include "proto/wire/sentence.h"
 
 /* Of the JSON that `-o json` prints; grows when a field changes its meaning or goes. */
 #define CAIRN_CTL_SCHEMA_VERSION 1
+#define CTL_SHARDS_MAX           64 /* of cairn local */
+
+/* Kinds of options: a subcommand takes some, and refuses the others. */
+enum {
+    CTL_TAKES_ENDPOINT = 1u << 0,
+    CTL_TAKES_TIMEOUT = 1u << 1,
+    CTL_TAKES_OUTPUT = 1u << 2,
+    CTL_TAKES_NO_HEADERS = 1u << 3,
+    CTL_TAKES_QUIET = 1u << 4,
+    CTL_TAKES_WAIT = 1u << 5,
+    CTL_TAKES_RESTORE = 1u << 6, /* --job, --path */
+    CTL_TAKES_LOCAL = 1u << 7,   /* --shards, --endpoint-file, --keep */
+    CTL_ASKS = CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT,
+    CTL_LISTS = CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET
+};
 
 struct ctl {
     /* the command line */
@@ -18,8 +34,15 @@ struct ctl {
     int timeout_ms;
     bool json, no_headers, quiet, wait;
     const char *job, *path; /* --job, --path; NULL: not given */
-    int argc;               /* what follows the verb */
+    int shards;             /* --shards; 0: not given */
+    const char *endpoint_file, *keep;
+    int argc; /* what follows the verb */
     char **argv;
+    /* the line as far as it is read */
+    bool help;
+    unsigned given;      /* CTL_TAKES_* */
+    char words[64];      /* "job list": for what is said of the line */
+    const char *last[8]; /* the option given last, by kind */
     /* the connection */
     int fd;
     uint64_t deadline_ms;
@@ -32,6 +55,18 @@ cairn_status cairn_ctl_call(struct ctl *ctl, uint16_t type, const ProtobufCMessa
 
 /* Says what went wrong on stderr, with the stable code, and returns the exit status. */
 int cairn_ctl_fail(cairn_status status, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* ---- options.c ---- */
+/* Reads options up to the next word of the line, or with `all` everywhere in it; ctl->argv then begins
+ * with what is no option. -1: go on; else the exit status. */
+int cairn_ctl_options_read(struct ctl *ctl, bool all);
+/* Refuses what was given and the subcommand does not take; as above. */
+int cairn_ctl_options_judge(const struct ctl *ctl, unsigned takes);
+/* Prints what is taken, a line each. */
+void cairn_ctl_options_print(FILE *out, unsigned takes);
+/* "; see cairn job list --help" */
+int cairn_ctl_usage_fail(const struct ctl *ctl, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
 
 /* ---- output.c ---- */
 /* A table: rows of cells, columns as wide as their widest cell. Cells are copied. */
@@ -59,5 +94,7 @@ int cairn_ctl_snapshot_create(struct ctl *ctl);
 int cairn_ctl_snapshot_list(struct ctl *ctl);
 int cairn_ctl_snapshot_show(struct ctl *ctl);
 int cairn_ctl_snapshot_restore(struct ctl *ctl);
+int cairn_ctl_env(struct ctl *ctl);
+int cairn_ctl_local(struct ctl *ctl);
 
 #endif

@@ -50,6 +50,8 @@ int cairn_ctl_job_list(struct ctl *ctl)
         for (size_t i = 0; i < list->n_jobs; i++)
             json_array_append_new(jobs, job_json(list->jobs[i]));
         cairn_ctl_print_json(json_pack("{s:o}", "jobs", jobs));
+    } else if (ctl->quiet) {
+        for (size_t i = 0; i < list->n_jobs; i++) printf("%s\n", list->jobs[i]->name);
     } else {
         struct ctl_table *table = cairn_ctl_table_open(headers, 8);
         for (size_t i = 0; i < list->n_jobs; i++) {

@@ -1,154 +1,153 @@
-/* cairn: the admin CLI. A table of subcommands, and the command line. */
-#include <errno.h>
-#include <getopt.h>
+/* cairn: the command line of a cluster. A table of subcommands, and how a line becomes one of them. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "client/ctl/ctl.h"
+#include "client/env.h"
 
 struct subcommand {
-    const char *noun, *verb, *arguments, *help;
+    const char *noun, *verb; /* verb "": the noun alone */
+    const char *arguments, *help;
     int min_args, max_args;
+    unsigned takes; /* CTL_TAKES_* */
     int (*run)(struct ctl *ctl);
 };
 
+enum { ANY_ARGS = 1 << 20 };
+
 static const struct subcommand subcommands[] = {
-    { "cluster", "status", "", "the coordinator, its shards and workers", 0, 0,
+    { "local", "", "[--shards N] [--] [COMMAND...]",
+      "a cluster on this machine, for as long as the command runs (without one: until Ctrl-C)", 0,
+      ANY_ARGS, CTL_TAKES_LOCAL | CTL_TAKES_QUIET, cairn_ctl_local },
+    { "env", "", "", "what the environment says of this process, and which variable says it", 0, 0,
+      CTL_TAKES_ENDPOINT | CTL_TAKES_OUTPUT | CTL_TAKES_NO_HEADERS, cairn_ctl_env },
+    { "cluster", "status", "", "the coordinator, its shards and workers", 0, 0, CTL_LISTS,
       cairn_ctl_cluster_status },
-    { "job", "list", "", "jobs, their versions and for whom they wait", 0, 0, cairn_ctl_job_list },
-    { "job", "show", "JOB", "one job in full", 1, 1, cairn_ctl_job_show },
+    { "job", "list", "", "jobs, their versions and for whom they wait", 0, 0, CTL_LISTS,
+      cairn_ctl_job_list },
+    { "job", "show", "JOB", "one job in full", 1, 1, CTL_ASKS, cairn_ctl_job_show },
     { "job", "digest", "JOB",
       "the content root of the newest version: equal across layouts and restores (reads the whole "
       "state)",
-      1, 1, cairn_ctl_job_digest },
+      1, 1, CTL_ASKS | CTL_TAKES_QUIET, cairn_ctl_job_digest },
     { "snapshot", "create", "JOB [--wait]", "take a snapshot while training goes on", 1, 1,
-      cairn_ctl_snapshot_create },
-    { "snapshot", "list", "[JOB]", "committed snapshots", 0, 1, cairn_ctl_snapshot_list },
-    { "snapshot", "show", "JOB ID", "one snapshot", 2, 2, cairn_ctl_snapshot_show },
+      CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_WAIT, cairn_ctl_snapshot_create },
+    { "snapshot", "list", "[JOB]", "committed snapshots", 0, 1, CTL_LISTS,
+      cairn_ctl_snapshot_list },
+    { "snapshot", "show", "JOB ID", "one snapshot", 2, 2, CTL_ASKS | CTL_TAKES_QUIET,
+      cairn_ctl_snapshot_show },
     { "snapshot", "restore", "JOB ID | --path FOLDER [--job NAME]",
       "load a snapshot into a new generation, over the shards there are", 0, 2,
-      cairn_ctl_snapshot_restore },
+      CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_RESTORE, cairn_ctl_snapshot_restore },
 };
 #define SUBCOMMAND_COUNT (sizeof subcommands / sizeof subcommands[0])
 
-static void usage(FILE *out)
+static bool matches(const struct subcommand *s, const char *noun, const char *verb)
 {
-    fprintf(out, "usage: cairn [OPTIONS] NOUN VERB [ARGUMENTS]\n\n");
-    for (size_t i = 0; i < SUBCOMMAND_COUNT; i++)
-        fprintf(out, "  %s %s %s\n        %s\n", subcommands[i].noun, subcommands[i].verb,
-                subcommands[i].arguments, subcommands[i].help);
-    fprintf(
-        out,
-        "\noptions:\n"
-        "  --endpoint HOST:PORT  the coordinator (else CAIRN_ENDPOINT, else 127.0.0.1:7077)\n"
-        "  --timeout SECONDS     how long to wait for an answer (30; snapshots and digests 600)\n"
-        "  -o table|json         how to print (table)\n"
-        "  --no-headers          a table without its first line\n"
-        "  -q, --quiet           print only what was asked for: an id, a root\n"
-        "  --wait                snapshot create: return when it is committed\n"
-        "  --help, --version\n"
-        "\nexit status: 0 done, 1 failed, 2 usage, 4 not found, 5 damaged data, 10 unreachable,\n"
-        "  11 busy, 12 not allowed, 13 another protocol, 124 timeout, 130 interrupted\n");
+    return (noun == NULL || strcmp(s->noun, noun) == 0) &&
+           (verb == NULL || strcmp(s->verb, verb) == 0);
 }
 
-enum {
-    OPT_ENDPOINT = 256,
-    OPT_TIMEOUT,
-    OPT_NO_HEADERS,
-    OPT_WAIT,
-    OPT_JOB,
-    OPT_PATH,
-    OPT_HELP,
-    OPT_VERSION
-};
-
-static bool parse_timeout(struct ctl *ctl, const char *text)
+/* Of all, of a noun's, or of one. */
+static void usage(FILE *out, const char *noun, const char *verb)
 {
-    char *end;
-    errno = 0;
-    const double seconds = strtod(text, &end);
-    if (errno != 0 || end == text || *end != 0 || !(seconds > 0) || seconds > 1e6) return false;
-    ctl->timeout_ms = (int)(seconds * 1000);
-    return true;
-}
-
-static bool parse_output(struct ctl *ctl, const char *text)
-{
-    ctl->json = strcmp(text, "json") == 0;
-    return ctl->json || strcmp(text, "table") == 0;
-}
-
-/* -1: go on; else the exit status. */
-static int parse(int argc, char **argv, struct ctl *ctl)
-{
-    static const struct option known[] = {
-        { "endpoint", 1, 0, OPT_ENDPOINT },
-        { "timeout", 1, 0, OPT_TIMEOUT },
-        { "no-headers", 0, 0, OPT_NO_HEADERS },
-        { "quiet", 0, 0, 'q' },
-        { "wait", 0, 0, OPT_WAIT },
-        { "job", 1, 0, OPT_JOB },
-        { "path", 1, 0, OPT_PATH },
-        { "help", 0, 0, OPT_HELP },
-        { "version", 0, 0, OPT_VERSION },
-        { "output", 1, 0, 'o' },
-        { 0, 0, 0, 0 },
-    };
-    for (int c; (c = getopt_long(argc, argv, "o:q", known, NULL)) != -1;) {
-        switch (c) {
-        case OPT_ENDPOINT: ctl->endpoint = optarg; break;
-        case OPT_TIMEOUT:
-            if (!parse_timeout(ctl, optarg))
-                return cairn_ctl_fail(CAIRN_ERR_INVALID, "--timeout %s: give seconds, more than 0",
-                                      optarg);
-            break;
-        case 'o':
-            if (!parse_output(ctl, optarg))
-                return cairn_ctl_fail(CAIRN_ERR_INVALID, "-o %s: table and json are allowed",
-                                      optarg);
-            break;
-        case OPT_NO_HEADERS: ctl->no_headers = true; break;
-        case 'q': ctl->quiet = true; break;
-        case OPT_WAIT: ctl->wait = true; break;
-        case OPT_JOB: ctl->job = optarg; break;
-        case OPT_PATH: ctl->path = optarg; break;
-        case OPT_HELP: usage(stdout); return 0;
-        case OPT_VERSION: printf("cairn %s\n", CAIRN_VERSION); return 0;
-        default: usage(stderr); return 2;
-        }
+    unsigned takes = 0;
+    fprintf(out, noun == NULL ? "usage: cairn [OPTIONS] NOUN VERB [ARGUMENTS]\n\n" : "usage:\n");
+    for (size_t i = 0; i < SUBCOMMAND_COUNT; i++) {
+        const struct subcommand *s = &subcommands[i];
+        if (!matches(s, noun, verb)) continue;
+        fprintf(out, "  cairn %s%s%s%s%s\n        %s\n", s->noun, s->verb[0] != 0 ? " " : "",
+                s->verb, s->arguments[0] != 0 ? " " : "", s->arguments, s->help);
+        takes |= s->takes;
     }
-    return -1;
+    cairn_ctl_options_print(out, takes);
+    fprintf(out, "\nexit status: 0 done, 1 failed, 2 usage, 4 not found, 5 damaged data, 10 "
+                 "unreachable,\n  11 busy, 12 not allowed, 13 another protocol, 124 timeout, 130 "
+                 "interrupted; local: the command's\n");
 }
 
 static const struct subcommand *find(const char *noun, const char *verb)
 {
     for (size_t i = 0; i < SUBCOMMAND_COUNT; i++)
-        if (strcmp(subcommands[i].noun, noun) == 0 && strcmp(subcommands[i].verb, verb) == 0)
-            return &subcommands[i];
+        if (matches(&subcommands[i], noun, verb)) return &subcommands[i];
     return NULL;
+}
+
+/* A word of the line, after the options before it. -1: go on, *word_out is NULL at the line's end. */
+static int next_word(struct ctl *ctl, const char **word_out)
+{
+    const int done = cairn_ctl_options_read(ctl, false);
+    if (done >= 0) return done;
+    *word_out = ctl->argc > 0 ? ctl->argv[0] : NULL;
+    if (*word_out == NULL) return -1;
+    const size_t length = strlen(ctl->words);
+    snprintf(ctl->words + length, sizeof ctl->words - length, "%s%.24s", length > 0 ? " " : "",
+             *word_out);
+    return -1;
+}
+
+static int no_subcommand(struct ctl *ctl, const char *noun, const char *verb)
+{
+    if (ctl->help && (noun == NULL || find(noun, NULL) != NULL)) {
+        usage(stdout, noun, NULL);
+        return 0;
+    }
+    if (noun == NULL) {
+        usage(stderr, NULL, NULL);
+        return 2;
+    }
+    const bool is_noun = find(noun, NULL) != NULL;
+    if (!is_noun || verb != NULL)
+        return cairn_ctl_fail(
+            CAIRN_ERR_INVALID, "there is no subcommand \"%s%s%s\"; see cairn %s%s--help", noun,
+            verb != NULL && is_noun ? " " : "", verb != NULL && is_noun ? verb : "",
+            is_noun ? noun : "", is_noun ? " " : "");
+    return cairn_ctl_usage_fail(ctl, "cairn %s needs a verb", noun);
+}
+
+/* From the line to a subcommand and its arguments. -1: go on. */
+static int parse(struct ctl *ctl, const struct subcommand **subcommand_out)
+{
+    const char *noun = NULL, *verb = NULL;
+    int done = next_word(ctl, &noun);
+    if (done >= 0) return done;
+    const struct subcommand *s = noun != NULL ? find(noun, "") : NULL;
+    if (s == NULL && noun != NULL && find(noun, NULL) != NULL) {
+        done = next_word(ctl, &verb);
+        if (done >= 0) return done;
+        s = verb != NULL ? find(noun, verb) : NULL;
+    }
+    if (s == NULL) return no_subcommand(ctl, noun, verb);
+    done = cairn_ctl_options_read(ctl, s->max_args != ANY_ARGS); // a command has options of its own
+    if (done >= 0) return done;
+    if (ctl->help) {
+        usage(stdout, s->noun, s->verb);
+        return 0;
+    }
+    done = cairn_ctl_options_judge(ctl, s->takes);
+    if (done >= 0) return done;
+    if (ctl->argc < s->min_args || ctl->argc > s->max_args)
+        return cairn_ctl_usage_fail(ctl, "usage: cairn %s%s%s", ctl->words,
+                                    s->arguments[0] != 0 ? " " : "", s->arguments);
+    *subcommand_out = s;
+    return -1;
 }
 
 int main(int argc, char **argv)
 {
-    struct ctl ctl = { .fd = -1 };
-    const char *endpoint = getenv("CAIRN_ENDPOINT");
-    ctl.endpoint = endpoint != NULL && endpoint[0] != 0 ? endpoint : "127.0.0.1:7077";
-    const int done = parse(argc, argv, &ctl);
+    struct ctl ctl = { .fd = -1, .argc = argc, .argv = argv };
+    const struct subcommand *subcommand = NULL;
+    const int done = parse(&ctl, &subcommand);
     if (done >= 0) return done;
-    if (argc - optind < 2) {
-        usage(stderr);
-        return 2;
+    struct cairn_env_report env;
+    if ((subcommand->takes & CTL_ASKS) == CTL_ASKS) {
+        const struct cairn_env_input input = {
+            .get = cairn_env_get, .given[CAIRN_ENV_ENDPOINT] = { ctl.endpoint, "--endpoint" }
+        };
+        struct cairn_sentence why;
+        const cairn_status status = cairn_env_find(&input, CAIRN_ENV_ENDPOINT, &env, &why);
+        if (status != CAIRN_OK) return cairn_ctl_fail(status, "%s", why.text);
+        ctl.endpoint = env.values[CAIRN_ENV_ENDPOINT].text;
     }
-    const struct subcommand *subcommand = find(argv[optind], argv[optind + 1]);
-    if (subcommand == NULL)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID,
-                              "there is no subcommand \"%s %s\"; see cairn --help", argv[optind],
-                              argv[optind + 1]);
-    ctl.argc = argc - optind - 2;
-    ctl.argv = argv + optind + 2;
-    if (ctl.argc < subcommand->min_args || ctl.argc > subcommand->max_args)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID, "usage: cairn %s %s %s", subcommand->noun,
-                              subcommand->verb, subcommand->arguments);
     return subcommand->run(&ctl);
 }

@@ -109,6 +109,8 @@ int cairn_ctl_snapshot_list(struct ctl *ctl)
         for (size_t i = 0; i < list->n_snapshots; i++)
             json_array_append_new(snapshots, snapshot_json(list->snapshots[i]));
         cairn_ctl_print_json(json_pack("{s:o}", "snapshots", snapshots));
+    } else if (ctl->quiet) {
+        for (size_t i = 0; i < list->n_snapshots; i++) printf("%s\n", list->snapshots[i]->id);
     } else {
         struct ctl_table *table = cairn_ctl_table_open(headers, 7);
         for (size_t i = 0; i < list->n_snapshots; i++) {

@@ -171,8 +171,9 @@ cairn_status cairn_cluster_open(const struct cairn_cluster_options *options, uv_
     cluster->tick.data = cluster;
     uv_timer_start(&cluster->tick, on_tick, tick_ms(cluster), tick_ms(cluster));
     cluster->handles_open = 2;
-    cairn_log_info("cluster %s, incarnation %" PRIu64 ", waits for %" PRId64 " shards",
-                   options->name, cairn_store_incarnation(cluster->store), options->shards);
+    cairn_log_info("cluster %s, incarnation %" PRIu64 ", waits for %" PRId64 " shard%s",
+                   options->name, cairn_store_incarnation(cluster->store), options->shards,
+                   options->shards == 1 ? "" : "s");
     *cluster_out = cluster;
     return CAIRN_OK;
 }

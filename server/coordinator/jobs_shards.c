@@ -71,8 +71,9 @@ static cairn_status load_job(void *context, const struct cairn_stored_job *row,
     }
     cairn_cluster_job_link(job);
     cairn_log_info("job %s: generation %" PRIu64 ", epoch %" PRIu64 ", waiting for %" PRIu32
-                   " shards",
-                   job->spec.name, job->generation, job->epoch, row->shard_count);
+                   " shard%s",
+                   job->spec.name, job->generation, job->epoch, row->shard_count,
+                   row->shard_count == 1 ? "" : "s");
     return CAIRN_OK;
 }
 

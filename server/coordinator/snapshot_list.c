@@ -85,8 +85,23 @@ static void read_store(struct cairn_cluster_work *work)
     listing->why = why;
 }
 
+/* A job that was never here and has left no snapshots: a mistyped name, most likely. */
+static bool is_unknown(const struct listing *listing)
+{
+    return listing->job != NULL && listing->count == 0 &&
+           cairn_cluster_job_find(listing->work.cluster, listing->job) == NULL;
+}
+
 static void send_list(struct listing *listing)
 {
+    struct cairn_sentence why;
+    if (is_unknown(listing)) {
+        cairn_sentence_set(&why, "there is no job %s and no snapshot of one; `cairn job list`",
+                           listing->job);
+        cairn_cluster_session_error(listing->work.session, listing->work.request,
+                                    CAIRN_ERR_NOT_FOUND, why.text);
+        return;
+    }
     Cairn__SnapshotStatus *statuses = calloc(listing->count + 1, sizeof *statuses);
     Cairn__SnapshotStatus **list = calloc(listing->count + 1, sizeof *list);
     if (statuses != NULL && list != NULL) {
@@ -165,8 +180,9 @@ void cairn_cluster_snapshots_list(struct cairn_cluster_session *session, uint32_
                                   const char *job)
 {
     if (*job != '\0' && !cairn_job_name_ok(job)) {
-        cairn_cluster_session_error(session, request, CAIRN_ERR_INVALID,
-                                    "that is not a name of a job");
+        struct cairn_sentence why;
+        cairn_sentence_set(&why, "\"%.100s\" is not a name of a job; `cairn job list`", job);
+        cairn_cluster_session_error(session, request, CAIRN_ERR_INVALID, why.text);
         return;
     }
     begin(session, request, *job == '\0' ? NULL : job, NULL);
@@ -176,10 +192,12 @@ void cairn_cluster_snapshots_show(struct cairn_cluster_session *session, uint32_
                                   const char *job, const char *id)
 {
     uint64_t generation, step;
-    if (!cairn_job_name_ok(job) || !cairn_snapshot_id_parse(id, &generation, &step)) {
-        cairn_cluster_session_error(
-            session, request, CAIRN_ERR_INVALID,
-            "give a job's name and a snapshot's id, as `cairn snapshot list` does");
+    const bool job_ok = cairn_job_name_ok(job);
+    if (!job_ok || !cairn_snapshot_id_parse(id, &generation, &step)) {
+        struct cairn_sentence why;
+        cairn_sentence_set(&why, "\"%.100s\" is not %s; `cairn snapshot list` prints jobs and ids",
+                           job_ok ? id : job, job_ok ? "an id of a snapshot" : "a name of a job");
+        cairn_cluster_session_error(session, request, CAIRN_ERR_INVALID, why.text);
         return;
     }
     begin(session, request, job, id);

@@ -233,6 +233,16 @@ START_TEST(the_command_line_exits_as_documented)
     cluster_cli(&cluster, &said, "job", "list", "-o", "yaml", NULL);
     ck_assert_int_eq(said.status, 2);
     abuse_says(said.err, "json");
+    cluster_cli(&cluster, &said, "snapshot", "list", "nosuch", NULL);
+    ck_assert_int_eq(said.status, 4);
+    abuse_says(said.err, "nosuch");
+    cluster_cli(&cluster, &said, "snapshot", "list", NULL);
+    ck_assert_int_eq(said.status, 0);
+    cluster_cli(&cluster, &said, "snapshot", "show", "tiny", "badid", NULL);
+    ck_assert_int_eq(said.status, 2);
+    abuse_says(said.err, "\"badid\"");
+    cluster_cli(&cluster, &said, "cluster", "status", NULL);
+    abuse_says(said.out, "1 shard expected, 0 jobs");
     cluster_cli(&cluster, &said, "job", "show", "nosuch", NULL);
     ck_assert_int_eq(said.status, 4);
     abuse_says(said.err, "nosuch");
@@ -250,6 +260,54 @@ START_TEST(the_command_line_exits_as_documented)
     abuse_says(said.err, cluster.address);
     cluster_restart_coordinator(&cluster);
     cluster_stop(&cluster);
+}
+END_TEST
+
+/* One sentence, which names what is wrong and the page to read; never the whole usage. */
+static const struct {
+    const char *line[4], *says[2];
+} usage_cases[] = {
+    { { "job", "list", "--frobnicate" },
+      { "no option --frobnicate", "see cairn job list --help" } },
+    { { "job", "list", "-x" }, { "no option -x", "see cairn job list --help" } },
+    { { "--frobnicate" }, { "no option --frobnicate", "see cairn --help" } },
+    { { "job", "list", "--timeout" }, { "--timeout needs a value", "see cairn job list --help" } },
+    { { "job", "list", "--quiet=3" }, { "--quiet=3", "takes no value" } },
+    { { "job", "list", "--wait" },
+      { "job list does not take --wait", "see cairn job list --help" } },
+    { { "--wait", "job", "list" },
+      { "job list does not take --wait", "see cairn job list --help" } },
+    { { "job", "list", "--timeout", "-1" }, { "--timeout -1", "more than 0" } },
+    { { "job", "show" }, { "usage: cairn job show JOB", "see cairn job show --help" } },
+    { { "job", "list", "extra" }, { "usage: cairn job list", "--help" } },
+    { { "job" }, { "needs a verb", "see cairn job --help" } },
+    { { "jbo", "list" }, { "no subcommand \"jbo\"", "see cairn --help" } },
+    { { "job", "juggle", "x" }, { "no subcommand \"job juggle\"", "see cairn job --help" } },
+    { { "local", "--shards", "0" }, { "--shards 0", "1 to 64" } },
+};
+enum { USAGE_CASES = sizeof usage_cases / sizeof *usage_cases };
+
+START_TEST(a_wrong_line_is_one_sentence_that_says_where_to_look)
+{
+    const char *argv[6] = { CAIRN_BIN_DIR "/cairn" };
+    for (int i = 0; i < 4; i++) argv[1 + i] = usage_cases[_i].line[i];
+    ck_assert_int_eq(run(argv), 2);
+    ck_assert_msg(strchr(output, '\n') == output + strlen(output) - 1, "not a line: %s", output);
+    for (int i = 0; i < 2; i++) abuse_says(output, usage_cases[_i].says[i]);
+}
+END_TEST
+
+START_TEST(help_is_of_what_it_is_asked_for)
+{
+    const char *const one[] = { CAIRN_BIN_DIR "/cairn", "snapshot", "create", "--help", NULL };
+    ck_assert_int_eq(run(one), 0);
+    abuse_says(output, "cairn snapshot create JOB");
+    abuse_says(output, "--wait");
+    ck_assert_ptr_null(strstr(output, "--path"));
+    const char *const noun[] = { CAIRN_BIN_DIR "/cairn", "job", "--help", NULL };
+    ck_assert_int_eq(run(noun), 0);
+    abuse_says(output, "cairn job digest JOB");
+    ck_assert_ptr_null(strstr(output, "cairn snapshot"));
 }
 END_TEST
 
@@ -299,6 +357,9 @@ int main(void)
     tcase_add_test(tcase, a_folder_of_another_coordinator_is_left_alone);
     tcase_add_test(tcase, an_open_address_is_refused_unless_it_is_asked_for_and_then_warned_of);
     tcase_add_test(tcase, the_command_line_exits_as_documented);
+    tcase_add_loop_test(tcase, a_wrong_line_is_one_sentence_that_says_where_to_look, 0,
+                        USAGE_CASES);
+    tcase_add_test(tcase, help_is_of_what_it_is_asked_for);
     tcase_add_test(tcase, what_it_prints_as_json_is_json_with_its_schema_version);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);
