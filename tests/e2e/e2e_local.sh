@@ -1,0 +1,143 @@
+#!/bin/bash
+# cairn local: the command has a cluster and its own exit status, signals reach it, a daemon that dies is said,
+# and however it ends, no process and no folder of it is left.
+# usage: e2e_local.sh FOLDER_OF_THE_PROGRAMS
+set -euo pipefail
+bin=$1
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+mkdir "$tmp/run"
+fail() { echo "FAILED: $*"; cat "$tmp"/log 2>/dev/null; exit 1; }
+
+# Background programs of a shell without job control begin with SIGINT ignored; env takes that back.
+cairn_local() { TMPDIR=$tmp/run MARK=$tmp/run exec env --default-signal=INT "$bin/cairn" local "$@"; }
+
+# Programs that have the folder on their command line or in their environment; not this grep itself.
+left() { grep -lsE "$tmp/[r]un" /proc/[0-9]*/cmdline /proc/[0-9]*/environ || true; }
+
+# is_over WHAT EXPECTED_STATUS STATUS
+is_over() {
+    local deadline=$((SECONDS + 10))
+    [ "$3" -eq "$2" ] || fail "$1: exit status $3, not $2"
+    while [ -n "$(left)" ]; do
+        [ "$SECONDS" -lt "$deadline" ] || fail "$1: these are left: $(left)"
+        sleep 0.05
+    done
+    [ -z "$(ls -A "$tmp/run")" ] || fail "$1: left in TMPDIR: $(ls "$tmp/run")"
+}
+
+# until_there FILE: it has something in it.
+until_there() {
+    local deadline=$((SECONDS + 20))
+    until [ -s "$1" ]; do
+        kill -0 "$local" 2>/dev/null || fail "it ended before $1 was there"
+        [ "$SECONDS" -lt "$deadline" ] || fail "$1 is not there"
+        sleep 0.02
+    done
+}
+
+says() { grep -qF -- "$1" "$tmp/log" || fail "it did not say: $1"; }
+
+# run STATUS ARGUMENTS...: to its end.
+run() {
+    local status=0 expected=$1
+    shift
+    (cairn_local "$@") >"$tmp/log" 2>&1 || status=$?
+    is_over "cairn local $*" "$expected" "$status"
+}
+
+# begin ARGUMENTS...: in the background; sets `local`.
+begin() {
+    rm -f "$tmp/up" "$tmp/pid"
+    (cairn_local "$@") >"$tmp/log" 2>&1 &
+    local=$!
+}
+# end STATUS WHAT
+end() {
+    local status=0
+    wait "$local" || status=$?
+    is_over "$2" "$1" "$status"
+}
+# shard_pid: of shard-1, by its configuration in the folder that is there.
+shard_pid() { pgrep -P "$local" -f 'cairn-shard --config shard-1.conf'; }
+
+# shellcheck disable=SC2016 # for the command's shell
+{
+    run 7 --shards 2 -- sh -c '"$0" cluster status --no-headers && exit 7' "$bin/cairn"
+    [ "$(grep -cE '^shard-[12] +shard +up ' "$tmp/log")" -eq 2 ] || fail "two shards were not up"
+    says "a coordinator and 2 shards are up"
+    run 0 -q sh -c 'test "$CAIRN_FABRIC_DEVICE" = lo && test $# = 2' sh --shards -x
+    [ ! -s "$tmp/log" ] || fail "not quiet"
+    run 137 -- sh -c 'kill -KILL $$'
+    run 127 -- "$tmp/nosuch"
+    says "$tmp/nosuch"
+    run 127 nosuchcommand
+    run 2 --shards none
+    run 1 --keep "$tmp/nosuch/folder" true
+    says "$tmp/nosuch/folder"
+    mkdir "$tmp/alone" && cp "$bin/cairn" "$tmp/alone" # without the daemons
+    (bin=$tmp/alone PATH=/usr/bin:/bin run 4 true)
+    says "there is no cairn-coordinator beside this program and none in PATH"
+}
+
+# A signal is for the command: what it makes of it is the exit status.
+# shellcheck disable=SC2016
+begin sh -c 'trap "exit 9" TERM; echo up >"$0"; while :; do sleep 0.1; done' "$tmp/up"
+until_there "$tmp/up"
+kill -TERM "$local"
+end 9 "SIGTERM, which the command takes"
+# shellcheck disable=SC2016
+begin sh -c 'echo up >"$0"; exec sleep 60' "$tmp/up"
+until_there "$tmp/up"
+kill -INT "$local"
+end 130 "SIGINT, which the command dies of"
+
+# A daemon that dies is said, with the end of its log; the command goes on.
+# shellcheck disable=SC2016
+begin sh -c 'echo up >"$0"; until test -e "$1"; do sleep 0.05; done; exit 3' "$tmp/up" "$tmp/go"
+until_there "$tmp/up"
+kill -KILL "$(shard_pid)"
+deadline=$((SECONDS + 10))
+until grep -q 'shard-1 was killed by signal 9' "$tmp/log"; do
+    [ "$SECONDS" -lt "$deadline" ] || fail "the death of shard-1 was not said"
+    sleep 0.02
+done
+touch "$tmp/go"
+end 3 "a shard was killed"
+grep -qE '^ +ts=.* msg=ready' "$tmp/log" || fail "the end of its log was not shown"
+
+# Without a command it is there until a signal, and says where.
+begin --endpoint-file "$tmp/up"
+until_there "$tmp/up"
+"$bin/cairn" --endpoint "$(cat "$tmp/up")" cluster status >/dev/null || fail "no cluster at the endpoint of the file"
+kill -INT "$local"
+end 0 "SIGINT without a command"
+[ ! -e "$tmp/up" ] || fail "the endpoint file stays"
+begin --endpoint-file "$tmp/up"
+until_there "$tmp/up"
+kill -KILL "$(shard_pid)"
+end 1 "a shard was killed, and there is no command"
+
+# In the middle of its start, too.
+for wait in 0 0.01 0.02 0.04 0.08; do
+    begin --shards 3 sleep 60
+    sleep "$wait" # any moment will do
+    kill -TERM "$local"
+    end 143 "SIGTERM after $wait s"
+done
+
+# SIGKILL, which nobody sees: the children die with it, the folder stays.
+# shellcheck disable=SC2016
+begin sh -c 'echo up >"$0"; exec sleep 60' "$tmp/up"
+until_there "$tmp/up"
+kill -KILL "$local"
+wait "$local" 2>/dev/null || true
+rm -rf "$tmp/run"/cairn-local.*
+is_over "SIGKILL" 0 0
+
+# A folder that is kept is used again.
+run 0 --keep "$tmp/kept" -- true
+[ -s "$tmp/kept/shard-1.log" ] || fail "the folder was not kept"
+[ "$(stat -c %a "$tmp/kept")" = 700 ] || fail "the folder is open to others"
+run 0 --keep "$tmp/kept" -- true
+echo "exit statuses, signals, deaths: nothing is left"
