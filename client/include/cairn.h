@@ -13,7 +13,7 @@
  * nothing, and cairn_error() then names who is awaited. The library never aborts, prints, forks, or
  * touches signals; it owns one thread and one descriptor to poll. Not for use after fork() without exec().
  *
- * Not in this version: tiles, amend, alloc/register, prefetch, map, streams, GPU memory (see README). */
+ * Not in this version: amend, alloc/register, prefetch, map, streams, GPU memory (see README). */
 #ifndef CAIRN_H
 #define CAIRN_H
 
@@ -164,7 +164,14 @@ struct cairn_job_spec {
     uint32_t window;              /* chunks in flight to each shard; 0 = 8 */
 };
 
-/* Host memory of the whole tensor (or box): dense, row-major. */
+/* What a worker holds of a tensor. An extent of 0: nothing. */
+struct cairn_tile {
+    size_t struct_size;
+    const char *tensor;
+    struct cairn_box box;
+};
+
+/* Host memory of the whole tensor (or box): dense, row-major in the box. */
 struct cairn_mem {
     size_t struct_size;
     void *ptr;         /* put and push only read it */
@@ -216,17 +223,46 @@ CAIRN_EXPORT int cairn_event_fd(const cairn *session);
 CAIRN_EXPORT cairn_status cairn_job_open(cairn *session, const char *name,
                                          const struct cairn_job_spec *spec, cairn_role role,
                                          int timeout_ms, cairn_job **out) CAIRN_CHECKED;
+/* What the job is, as the servers have it. Strings are the library's until cairn_job_close. */
+struct cairn_job_info {
+    size_t struct_size;
+    const char *name;
+    size_t tensor_count, group_count;
+    uint32_t rank, workers_min;
+    double clip_norm, loss_scale; /* loss_scale: at the start of the job */
+    cairn_nonfinite on_nonfinite;
+    struct cairn_version newest; /* that this session heard of */
+    bool initialized;
+};
+CAIRN_EXPORT cairn_status cairn_job_describe(cairn_job *job,
+                                             struct cairn_job_info *out) CAIRN_CHECKED;
+/* The index-th tensor, by name in bytewise order. CAIRN_ERR_NOT_FOUND behind the last one. Set
+ * out->struct_size first. */
+CAIRN_EXPORT cairn_status cairn_job_tensor(cairn_job *job, size_t index,
+                                           struct cairn_tensor *out) CAIRN_CHECKED;
 /* Leaves the job. A round that this worker has not committed is abandoned for the others. */
 CAIRN_EXPORT void cairn_job_close(cairn_job *job);
 
-/* Initial state, by the worker of the job's declared source: the worker of rank 0. `plane` is
- * "param". CAIRN_ERR_EXISTS if the job is initialized already (nothing to put). */
+/* Tensor parallelism: which boxes this worker holds, of ranks 0 to world - 1; a tensor that is not listed
+ * it holds whole. Two ranks hold the same box (replicas) or boxes without a common element, and all
+ * ranks together every tensor; CAIRN_ERR_MISMATCH names the tensor, the ranks, the overlap or the hole.
+ * Collective: every worker calls it, after opening the job, and again (all of them, with other boxes if
+ * need be) between rounds; it returns when all have. CAIRN_ERR_TIMEOUT names who is awaited. A worker that
+ * takes the place of one that died declares, too. Without it every worker holds whole tensors. */
+CAIRN_EXPORT cairn_status cairn_tiles(cairn_job *job, const struct cairn_tile *tiles,
+                                      size_t tile_count, uint32_t world,
+                                      int timeout_ms) CAIRN_CHECKED;
+
+/* Initial state: `plane` is "param", `box` what this worker holds (NULL means it). Without tiles the
+ * worker of rank 0 puts everything. With tiles every worker puts what it holds (replicas the same
+ * values), or rank 0 every tensor whole, giving a box that says so. CAIRN_ERR_EXISTS if the job is
+ * initialized already (nothing to put). */
 CAIRN_EXPORT cairn_status cairn_put(cairn_job *job, const char *tensor, const char *plane,
                                     const struct cairn_box *box, const struct cairn_mem *mem,
                                     cairn_op **op_out) CAIRN_CHECKED;
-/* Every worker calls it before its first round. Rank 0: waits for its puts, then has the job sealed; at
- * once if it is initialized already. Others: wait for that. `digest` must be NULL in this version.
- * CAIRN_ERR_NOT_READY names tensors that were not put. */
+/* Every worker calls it before its first round: waits for its puts, then until the job is sealed, which is
+ * when rank 0 (with tiles: every worker) has come so far; at once if it is initialized already.
+ * `digest` must be NULL in this version. CAIRN_ERR_NOT_READY names tensors that were not put. */
 CAIRN_EXPORT cairn_status cairn_init_done(cairn_job *job, const uint8_t *digest,
                                           int timeout_ms) CAIRN_CHECKED;
 
@@ -234,8 +270,8 @@ CAIRN_EXPORT cairn_status cairn_init_done(cairn_job *job, const uint8_t *digest,
  * workers_min, a shard that is away); CAIRN_ERR_FENCED, CAIRN_ERR_JOB_LOST. */
 CAIRN_EXPORT cairn_status cairn_round_begin(cairn_job *job, int timeout_ms,
                                             struct cairn_round *out) CAIRN_CHECKED;
-/* The whole gradient of a tensor for this round and micro-batch: multiplied by the loss scale, summed
- * (not averaged) over what its weight counts. Once a tensor and micro-batch (else CAIRN_ERR_EXISTS);
+/* The gradient of what this worker holds of a tensor (`box` NULL, or just that), for this round and
+ * micro-batch: multiplied by the loss scale, summed (not averaged) over what its weight counts. Once a tensor and micro-batch (else CAIRN_ERR_EXISTS);
  * micro-batches in order. CAIRN_ERR_EPOCH_CHANGED: the round is void. */
 CAIRN_EXPORT cairn_status cairn_push(cairn_job *job, const struct cairn_round *round,
                                      uint32_t micro, const char *tensor,
@@ -246,17 +282,20 @@ CAIRN_EXPORT cairn_status cairn_micro_end(cairn_job *job, const struct cairn_rou
                                           uint32_t micro) CAIRN_CHECKED;
 /* Commits this worker's part with an integer weight (0 = one a micro-batch), ending the last
  * micro-batch if that is not done, and waits for the round's end. The sum of all contributions is divided
- * by the sum of all weights (and the loss scale). CAIRN_OK: the update is applied and published
+ * by the sum of all weights (and the loss scale): where several workers compute parts of one batch, as
+ * in tensor parallelism, one of them counts it and the others give CAIRN_WEIGHT_NONE. CAIRN_OK: the update is applied and published
  * (or skipped: out->applied), and every push's buffer is the caller's again.
  * CAIRN_ERR_EPOCH_CHANGED: nothing was applied; call round_begin again and recompute.
  * CAIRN_ERR_TIMEOUT: nothing is known yet; call commit again with the same round to go on waiting.
  * client_state must be NULL in this version (CAIRN_ERR_UNSUPPORTED). */
+#define CAIRN_WEIGHT_NONE UINT64_MAX
 CAIRN_EXPORT cairn_status cairn_commit(cairn_job *job, const struct cairn_round *round,
                                        uint64_t weight, const void *client_state,
                                        size_t state_bytes, int timeout_ms,
                                        struct cairn_result *out) CAIRN_CHECKED;
 
-/* Reads a tensor at a version. `plane`: "wire" (the published copy, NULL means it), "param", "exp_avg",
+/* Reads a tensor or any box of it, whoever holds what, at a version. `box` NULL is the whole tensor, of a
+ * worker with tiles, too; mem is dense in the box. `plane`: "wire" (the published copy, NULL means it), "param", "exp_avg",
  * "exp_avg_sq" (these only at the newest version). CAIRN_ERR_VERSION_GONE if it is no longer kept. */
 CAIRN_EXPORT cairn_status cairn_fetch(cairn_job *job, struct cairn_version version,
                                       const char *tensor, const char *plane,

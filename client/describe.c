@@ -1,0 +1,75 @@
+/* What a job is, told to whoever opened it: readers bring no spec, and trainers compare. */
+#include <string.h>
+
+#include "client/api.h"
+#include "client/handle.h"
+#include "client/struct.h"
+
+static void fill_info(struct job *job, struct cairn_job_info *info)
+{
+    pthread_mutex_lock(&job->session->lock);
+    *info = (struct cairn_job_info) {
+        .struct_size = sizeof *info,
+        .name = job->name,
+        .tensor_count = job->spec.tensor_count,
+        .group_count = job->spec.group_count,
+        .rank = job->rank,
+        .workers_min = job->spec.workers_min,
+        .clip_norm = job->spec.clip_norm,
+        .loss_scale = job->spec.loss_scale,
+        .on_nonfinite = job->spec.on_nonfinite,
+        .newest = job->newest,
+        .initialized = job->initialized,
+    };
+    pthread_mutex_unlock(&job->session->lock);
+}
+
+cairn_status cairn_job_describe(cairn_job *handle, struct cairn_job_info *out)
+{
+    struct job *job = cairn_api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = CAIRN_OK;
+    struct cairn_job_info info;
+    if (!cairn_struct_fits(out, sizeof info)) {
+        status = cairn_client_fail(CAIRN_ERR_INVALID,
+                                   "out must be given, its struct_size at least %zu", sizeof info);
+    } else {
+        fill_info(job, &info);
+        cairn_struct_give(out, &info, sizeof info);
+    }
+    cairn_handle_put(handle);
+    return status;
+}
+
+static void fill_tensor(const struct cairn_tensor_spec *t, struct cairn_tensor *out)
+{
+    *out = (struct cairn_tensor) {
+        .struct_size = sizeof *out,
+        .name = t->name,
+        .unit = t->unit,
+        .group = t->group,
+        .wire = t->wire,
+        .rank = t->shape.rank,
+        .kind = t->kind,
+    };
+    memcpy(out->shape, t->shape.dim, t->shape.rank * sizeof t->shape.dim[0]);
+}
+
+cairn_status cairn_job_tensor(cairn_job *handle, size_t index, struct cairn_tensor *out)
+{
+    struct job *job = cairn_api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = CAIRN_OK;
+    struct cairn_tensor tensor;
+    if (!cairn_struct_fits(out, offsetof(struct cairn_tensor, kind) + sizeof out->kind)) {
+        status = cairn_client_fail(CAIRN_ERR_INVALID, "out must be given with its struct_size");
+    } else if (index >= job->spec.tensor_count) {
+        status = cairn_client_fail(CAIRN_ERR_NOT_FOUND, "job %s has %zu tensors, there is no %zu",
+                                   job->name, job->spec.tensor_count, index);
+    } else {
+        fill_tensor(&job->spec.tensors[index], &tensor);
+        cairn_struct_give(out, &tensor, sizeof tensor);
+    }
+    cairn_handle_put(handle);
+    return status;
+}
