@@ -8,6 +8,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "proto/wire/capability.h"
 #include "proto/wire/snapshot_file.h"
 
 void cairn_manifest_init(struct cairn_manifest *m)
@@ -81,19 +82,46 @@ static json_t *hex_json(const uint8_t *bytes, size_t count)
     return text;
 }
 
-static json_t *group_json(const struct cairn_group_spec *g)
+/* Adds a key that may be left out; `value` becomes the object's. NULL if there is no memory. */
+static json_t *with(json_t *object, const char *key, json_t *value)
 {
-    return json_pack("{s:s, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:b}", "name", g->name, "optimizer",
-                     g->optimizer, "lr", g->lr, "beta1", g->beta1, "beta2", g->beta2, "eps", g->eps,
-                     "weight_decay", g->weight_decay, "momentum", g->momentum, "nesterov",
-                     (int)g->nesterov);
+    if (json_object_set_new(object, key, value) == 0) return object;
+    json_decref(object);
+    return NULL;
 }
 
-static json_t *shape_json(const struct cairn_shape *shape)
+static json_t *schedule_json(const struct cairn_schedule *s)
+{
+    json_t *points = json_array();
+    for (size_t i = 0; i < s->point_count && points != NULL; i++) {
+        json_t *point = json_pack("[I, f]", (json_int_t)s->points[i].step, s->points[i].factor);
+        if (json_array_append_new(points, point) == 0) continue;
+        json_decref(points);
+        points = NULL;
+    }
+    return json_pack("{s:s, s:I, s:I, s:I, s:f, s:o}", "kind", cairn_schedule_name((int)s->kind),
+                     "warmup_steps", (json_int_t)s->warmup_steps, "total_steps",
+                     (json_int_t)s->total_steps, "decay_steps", (json_int_t)s->decay_steps,
+                     "lr_min", s->lr_min, "points", points);
+}
+
+static json_t *group_json(const struct cairn_group_spec *g)
+{
+    json_t *group = json_pack("{s:s, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:b}", "name", g->name,
+                              "optimizer", g->optimizer, "lr", g->lr, "beta1", g->beta1, "beta2",
+                              g->beta2, "eps", g->eps, "weight_decay", g->weight_decay, "momentum",
+                              g->momentum, "nesterov", (int)g->nesterov);
+    if (g->frozen) group = with(group, "frozen", json_true());
+    if (g->schedule.kind != CAIRN_SCHEDULE_CONSTANT || g->schedule.warmup_steps != 0)
+        group = with(group, "schedule", schedule_json(&g->schedule));
+    return group;
+}
+
+static json_t *numbers_json(const uint64_t *numbers, uint32_t count)
 {
     json_t *list = json_array();
-    for (uint32_t d = 0; d < shape->rank; d++) {
-        if (json_array_append_new(list, json_integer((json_int_t)shape->dim[d])) == 0) continue;
+    for (uint32_t d = 0; d < count; d++) {
+        if (json_array_append_new(list, json_integer((json_int_t)numbers[d])) == 0) continue;
         json_decref(list);
         return NULL;
     }
@@ -102,11 +130,29 @@ static json_t *shape_json(const struct cairn_shape *shape)
 
 static json_t *tensor_json(const struct cairn_tensor_spec *t)
 {
-    return json_pack(
+    const struct cairn_box *box = t->alias_box;
+    json_t *tensor = json_pack(
         "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:o, s:b}", "name", t->name, "unit", t->unit, "group",
-        t->group, "kind", t->kind == CAIRN_TRAINED ? "trained" : "frozen", "wire",
+        t->group, "kind", cairn_capability_name(CAIRN_CAPABILITY_KIND, (int)t->kind), "wire",
         cairn_dtype_name((int)t->wire), "reduce", cairn_dtype_name((int)t->reduce), "master",
-        cairn_dtype_name((int)t->master), "shape", shape_json(&t->shape), "whole", (int)t->whole);
+        cairn_dtype_name((int)t->master), "shape", numbers_json(t->shape.dim, t->shape.rank),
+        "whole", (int)t->whole);
+    if (t->alias_of != NULL) tensor = with(tensor, "alias_of", json_string(t->alias_of));
+    if (box != NULL)
+        tensor = with(tensor, "alias_box",
+                      json_pack("[o, o]", numbers_json(box->start, box->rank),
+                                numbers_json(box->extent, box->rank)));
+    if (t->init.kind != CAIRN_INIT_NONE)
+        tensor = with(tensor, "init",
+                      json_pack("{s:s, s:f, s:f, s:I}", "kind",
+                                cairn_capability_name(CAIRN_CAPABILITY_INIT, (int)t->init.kind),
+                                "a", t->init.a, "b", t->init.b, "seed", (json_int_t)t->init.seed));
+    return tensor;
+}
+
+static json_t *former_json(const uint8_t (*hash)[32])
+{
+    return hex_json(*hash, sizeof *hash);
 }
 
 static json_t *file_json(const struct cairn_manifest_file *f)
@@ -128,13 +174,26 @@ static json_t *spec_json(const struct cairn_job_spec_data *s)
 {
     LIST_OF(groups, s->groups, s->group_count, group_json)
     LIST_OF(tensors, s->tensors, s->tensor_count, tensor_json)
-    return json_pack("{s:s, s:f, s:f, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "name",
-                     s->name, "clip_norm", s->clip_norm, "loss_scale", s->loss_scale,
-                     "on_nonfinite", s->on_nonfinite == CAIRN_NONFINITE_SKIP ? "skip" : "fail",
-                     "stage", (json_int_t)s->stage, "workers_min", (json_int_t)s->workers_min,
-                     "chunk_leaves", (json_int_t)s->chunk_leaves, "spread", (json_int_t)s->spread,
-                     "window", (json_int_t)s->window, "revision", (json_int_t)s->revision, "groups",
-                     groups, "tensors", tensors);
+    LIST_OF(former, s->former, s->former_count, former_json)
+    json_t *spec = json_pack(
+        "{s:s, s:f, s:f, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "name", s->name,
+        "clip_norm", s->clip_norm, "loss_scale", s->loss_scale, "on_nonfinite",
+        s->on_nonfinite == CAIRN_NONFINITE_SKIP ? "skip" : "fail", "stage", (json_int_t)s->stage,
+        "workers_min", (json_int_t)s->workers_min, "chunk_leaves", (json_int_t)s->chunk_leaves,
+        "spread", (json_int_t)s->spread, "window", (json_int_t)s->window, "revision",
+        (json_int_t)s->revision, "groups", groups, "tensors", tensors);
+    json_t *more = json_pack(
+        "{s:I, s:s, s:I, s:f, s:f, s:o}", "micro_batches", (json_int_t)s->micro_batches,
+        "loss_scale_policy",
+        cairn_capability_name(CAIRN_CAPABILITY_LOSS_SCALE, (int)s->loss_scale_policy),
+        "loss_scale_growth_steps", (json_int_t)s->loss_scale_growth_steps, "loss_scale_min",
+        s->loss_scale_min, "loss_scale_max", s->loss_scale_max, "former", former);
+    if (spec != NULL && (more == NULL || json_object_update(spec, more) != 0)) {
+        json_decref(spec);
+        spec = NULL;
+    }
+    json_decref(more);
+    return spec;
 }
 
 static json_t *root_json(const struct cairn_manifest *m)

@@ -2,7 +2,7 @@
  * to storage and loaded by snapshot_io.h.
  *
  * {
- *   "format": "cairn snapshot", "version": 1,
+ *   "format": "cairn snapshot", "version": 2,
  *   "cluster": text, "created": "2026-11-21T03:04:05Z",
  *   "generation": n, "step": n, "epoch": n, "shards": n,
  *   "loss_scale": x,                  in force at the step
@@ -11,19 +11,26 @@
  *   "spec": {
  *     "name", "clip_norm", "loss_scale", "on_nonfinite": "skip" | "fail", "stage", "workers_min",
  *     "chunk_leaves", "spread", "window", "revision",
+ *     "micro_batches"?, "loss_scale_policy"?: "fixed" | "dynamic", "loss_scale_growth_steps"?,
+ *     "loss_scale_min"?, "loss_scale_max"?, "former"?: [64 hex digits, ...],
  *     "groups": [{"name", "optimizer", "lr", "beta1", "beta2", "eps", "weight_decay", "momentum",
- *                 "nesterov"}, ...],
- *     "tensors": [{"name", "unit", "group", "kind": "trained" | "frozen", "wire": "f32" | "bf16",
- *                  "reduce": "f32", "master": "f32", "shape": [n, ...], "whole"}, ...]
+ *                 "nesterov", "frozen"?, "schedule"?: {"kind": "constant" | "linear" | "cosine" |
+ *                 "wsd" | "table", "warmup_steps", "total_steps", "decay_steps", "lr_min",
+ *                 "points": [[step, factor], ...]}}, ...],
+ *     "tensors": [{"name", "unit", "group", "kind": "trained" | "frozen" | "buffer",
+ *                  "wire": "f32" | "bf16", "reduce": "f32", "master": "f32", "shape": [n, ...],
+ *                  "whole", "alias_of"?, "alias_box"?: [[start, ...], [extent, ...]],
+ *                  "init"?: {"kind", "a", "b", "seed"}}, ...]
  *   },
  *   "files": [{"path", "bytes", "xxh3_128": 32 hex digits, as `xxhsum -H2` prints}, ...]
  * }
  *
  * The spec is complete, so that the job can be made again from it; groups, tensors and files are
- * sorted bytewise. Numbers are exact: doubles have 17 digits. A reader takes nothing else: an
- * unknown, missing or repeated key, a number out of range, a path that is not one of
- * snapshot_file.h and a spec that cairn_spec_check refuses are errors. A change of this table is a
- * new version. */
+ * sorted bytewise. Numbers are exact: doubles have 17 digits. Keys with a question mark may be missing: then
+ * there is no such thing, or it is at its default. A reader takes nothing else: an unknown, missing or
+ * repeated key, a number out of range, a path that is not one of snapshot_file.h and a spec that
+ * cairn_spec_check refuses are errors. A change of this table is a new version; version 1, without the keys
+ * with a question mark, is read as well. */
 #ifndef CAIRN_WIRE_MANIFEST_H
 #define CAIRN_WIRE_MANIFEST_H
 
@@ -35,7 +42,8 @@
 #include "proto/wire/status.h"
 
 #define CAIRN_MANIFEST_NAME        "manifest.json"
-#define CAIRN_MANIFEST_VERSION     1
+#define CAIRN_MANIFEST_VERSION     2
+#define CAIRN_MANIFEST_VERSION_MIN 1 /* that is read */
 #define CAIRN_MANIFEST_BYTES_MAX   ((size_t)512 << 20)
 #define CAIRN_MANIFEST_FILES_MAX   1000000
 #define CAIRN_MANIFEST_PAYLOAD_MAX ((size_t)1 << 20)

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "proto/wire/capability.h"
 #include "proto/wire/manifest.h"
 #include "proto/wire/optimizer.h"
 #include "proto/wire/snapshot_file.h"
@@ -37,20 +38,48 @@ static int dtype_of(const char *name)
     return 0; // cairn_spec_check says the sentence
 }
 
-static cairn_status read_shape(json_t *list, const char *tensor, struct cairn_shape *shape,
-                               struct cairn_sentence *why)
+static cairn_status read_numbers(json_t *list, const char *tensor, uint32_t *rank,
+                                 uint64_t numbers[CAIRN_RANK_MAX], struct cairn_sentence *why)
 {
     if (!json_is_array(list) || json_array_size(list) > CAIRN_RANK_MAX) {
-        return corrupt(why, tensor, "its shape is not a list of at most 8 numbers");
+        return corrupt(why, tensor, "its shape or box is not a list of at most 8 numbers");
     }
-    shape->rank = (uint32_t)json_array_size(list);
-    for (uint32_t d = 0; d < shape->rank; d++) {
+    *rank = (uint32_t)json_array_size(list);
+    for (uint32_t d = 0; d < *rank; d++) {
         const json_t *dim = json_array_get(list, d);
         if (!json_is_integer(dim) || json_integer_value(dim) < 0) {
-            return corrupt(why, tensor, "its shape has something else than numbers from 0");
+            return corrupt(why, tensor, "its shape or box has something else than numbers from 0");
         }
-        shape->dim[d] = (uint64_t)json_integer_value(dim);
+        numbers[d] = (uint64_t)json_integer_value(dim);
     }
+    return CAIRN_OK;
+}
+
+static cairn_status read_box(json_t *list, const char *tensor, struct cairn_box *box,
+                             struct cairn_sentence *why)
+{
+    uint32_t rank = 0;
+    cairn_status status = read_numbers(json_array_get(list, 0), tensor, &box->rank, box->start,
+                                       why);
+    if (status == CAIRN_OK)
+        status = read_numbers(json_array_get(list, 1), tensor, &rank, box->extent, why);
+    if (status == CAIRN_OK && (rank != box->rank || json_array_size(list) != 2))
+        status = corrupt(why, tensor, "its alias_box is not a box");
+    return status;
+}
+
+static cairn_status read_init(json_t *json, const char *tensor, struct cairn_init *init,
+                              struct cairn_sentence *why)
+{
+    const char *kind;
+    json_int_t seed;
+    json_error_t error;
+    if (json_unpack_ex(json, &error, JSON_STRICT, "{s:s, s:F, s:F, s:I}", "kind", &kind, "a",
+                       &init->a, "b", &init->b, "seed", &seed) != 0) {
+        return corrupt(why, tensor, error.text);
+    }
+    init->kind = (cairn_init_kind)cairn_capability_value(CAIRN_CAPABILITY_INIT, kind);
+    init->seed = (uint64_t)seed;
     return CAIRN_OK;
 }
 
@@ -58,31 +87,71 @@ static cairn_status read_tensor(json_t *json, struct cairn_job_spec_data *spec,
                                 struct cairn_sentence *why)
 {
     const char *name, *unit, *group, *kind, *wire, *reduce, *master;
-    json_t *shape;
+    const char *alias_of = NULL;
+    json_t *shape, *alias_box = NULL, *init = NULL;
+    struct cairn_box box;
     int whole;
     json_error_t error;
-    if (json_unpack_ex(json, &error, JSON_STRICT, "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:o, s:b}",
-                       "name", &name, "unit", &unit, "group", &group, "kind", &kind, "wire", &wire,
-                       "reduce", &reduce, "master", &master, "shape", &shape, "whole",
-                       &whole) != 0) {
+    if (json_unpack_ex(json, &error, JSON_STRICT,
+                       "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:o, s:b, s?s, s?o, s?o}", "name",
+                       &name, "unit", &unit, "group", &group, "kind", &kind, "wire", &wire,
+                       "reduce", &reduce, "master", &master, "shape", &shape, "whole", &whole,
+                       "alias_of", &alias_of, "alias_box", &alias_box, "init", &init) != 0) {
         return corrupt(why, "a tensor", error.text);
     }
     struct cairn_tensor_spec t = {
         .name = (char *)(uintptr_t)name, // add copies them
         .unit = (char *)(uintptr_t)unit,
         .group = (char *)(uintptr_t)group,
-        .kind = strcmp(kind, "trained") == 0  ? CAIRN_TRAINED
-                : strcmp(kind, "frozen") == 0 ? CAIRN_FROZEN
-                                              : (cairn_kind)0,
+        .alias_of = (char *)(uintptr_t)alias_of,
+        .alias_box = alias_box != NULL ? &box : NULL,
+        .kind = (cairn_kind)cairn_capability_value(CAIRN_CAPABILITY_KIND, kind),
         .wire = (cairn_dtype)dtype_of(wire),
         .reduce = (cairn_dtype)dtype_of(reduce),
         .master = (cairn_dtype)dtype_of(master),
         .whole = whole != 0,
     };
-    cairn_status status = read_shape(shape, name, &t.shape, why);
+    cairn_status status = read_numbers(shape, name, &t.shape.rank, t.shape.dim, why);
+    if (status == CAIRN_OK && alias_box != NULL) status = read_box(alias_box, name, &box, why);
+    if (status == CAIRN_OK && init != NULL) status = read_init(init, name, &t.init, why);
     if (status == CAIRN_OK) status = cairn_spec_add_tensor(spec, &t);
     return status == CAIRN_ERR_INVALID ? corrupt(why, "a tensor", "too many, or a name too long")
                                        : status;
+}
+
+/* The points come into `points`, [CAIRN_SCHEDULE_POINTS_MAX]. */
+static cairn_status read_schedule(json_t *json, struct cairn_schedule *s,
+                                  struct cairn_schedule_point *points, struct cairn_sentence *why)
+{
+    const char *kind;
+    json_int_t warmup, total, decay;
+    json_t *list;
+    json_error_t error;
+    if (json_unpack_ex(json, &error, JSON_STRICT, "{s:s, s:I, s:I, s:I, s:F, s:o}", "kind", &kind,
+                       "warmup_steps", &warmup, "total_steps", &total, "decay_steps", &decay,
+                       "lr_min", &s->lr_min, "points", &list) != 0) {
+        return corrupt(why, "a schedule", error.text);
+    }
+    if (warmup < 0 || total < 0 || decay < 0 || !json_is_array(list) ||
+        json_array_size(list) > CAIRN_SCHEDULE_POINTS_MAX) {
+        return corrupt(why, "a schedule", "a number is out of range");
+    }
+    s->kind = (cairn_schedule_kind)cairn_schedule_number(kind);
+    s->warmup_steps = (uint64_t)warmup;
+    s->total_steps = (uint64_t)total;
+    s->decay_steps = (uint64_t)decay;
+    s->points = points;
+    s->point_count = json_array_size(list);
+    for (size_t i = 0; i < s->point_count; i++) {
+        json_int_t step;
+        if (json_unpack_ex(json_array_get(list, i), &error, JSON_STRICT, "[I, F]", &step,
+                           &points[i].factor) != 0 ||
+            step < 0) {
+            return corrupt(why, "a schedule", "a point is not [step, factor]");
+        }
+        points[i].step = (uint64_t)step;
+    }
+    return CAIRN_OK;
 }
 
 static cairn_status read_group(json_t *json, struct cairn_job_spec_data *spec,
@@ -90,18 +159,25 @@ static cairn_status read_group(json_t *json, struct cairn_job_spec_data *spec,
 {
     const char *name, *optimizer;
     struct cairn_group_spec g = cairn_group_default();
-    int nesterov;
+    int nesterov, frozen = 0;
+    json_t *schedule = NULL;
+    struct cairn_schedule_point points[CAIRN_SCHEDULE_POINTS_MAX];
     json_error_t error;
-    if (json_unpack_ex(json, &error, JSON_STRICT, "{s:s, s:s, s:F, s:F, s:F, s:F, s:F, s:F, s:b}",
-                       "name", &name, "optimizer", &optimizer, "lr", &g.lr, "beta1", &g.beta1,
-                       "beta2", &g.beta2, "eps", &g.eps, "weight_decay", &g.weight_decay,
-                       "momentum", &g.momentum, "nesterov", &nesterov) != 0) {
+    if (json_unpack_ex(json, &error, JSON_STRICT,
+                       "{s:s, s:s, s:F, s:F, s:F, s:F, s:F, s:F, s:b, s?b, s?o}", "name", &name,
+                       "optimizer", &optimizer, "lr", &g.lr, "beta1", &g.beta1, "beta2", &g.beta2,
+                       "eps", &g.eps, "weight_decay", &g.weight_decay, "momentum", &g.momentum,
+                       "nesterov", &nesterov, "frozen", &frozen, "schedule", &schedule) != 0) {
         return corrupt(why, "a group", error.text);
     }
+    cairn_status status = schedule != NULL ? read_schedule(schedule, &g.schedule, points, why)
+                                           : CAIRN_OK;
+    if (status != CAIRN_OK) return status;
+    g.frozen = frozen != 0;
     g.name = (char *)(uintptr_t)name; // add copies them
     g.optimizer = (char *)(uintptr_t)optimizer;
     g.nesterov = nesterov != 0;
-    cairn_status status = cairn_spec_add_group(spec, &g);
+    status = cairn_spec_add_group(spec, &g);
     return status == CAIRN_ERR_INVALID ? corrupt(why, "a group", "too many, or a name too long")
                                        : status;
 }
@@ -134,23 +210,44 @@ static cairn_status judge_spec(const struct cairn_job_spec_data *spec, struct ca
     return status == CAIRN_OK ? CAIRN_OK : corrupt(why, "spec", reason.text);
 }
 
+static cairn_status read_former(json_t *list, struct cairn_job_spec_data *spec,
+                                struct cairn_sentence *why)
+{
+    if (!json_is_array(list) || json_array_size(list) > CAIRN_SPEC_FORMER_MAX)
+        return corrupt(why, "former", "not a list of at most 64");
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; i < json_array_size(list) && status == CAIRN_OK; i++) {
+        const char *hex = json_string_value(json_array_get(list, i));
+        uint8_t hash[32];
+        if (hex == NULL || !hex_bytes(hex, hash, sizeof hash))
+            return corrupt(why, "former", "not 64 hex digits");
+        status = cairn_spec_add_former(spec, hash);
+    }
+    return status;
+}
+
 static cairn_status read_spec(json_t *json, struct cairn_job_spec_data *spec,
                               struct cairn_sentence *why)
 {
-    const char *name, *on_nonfinite;
-    json_int_t stage, workers_min, chunk_leaves, spread, window, revision;
-    json_t *groups, *tensors;
+    const char *name, *on_nonfinite, *policy = NULL;
+    json_int_t stage, workers_min, chunk_leaves, spread, window, revision, micro = 1, growth = 0;
+    json_t *groups, *tensors, *former = NULL;
     json_error_t error;
     if (json_unpack_ex(json, &error, JSON_STRICT,
-                       "{s:s, s:F, s:F, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "name",
-                       &name, "clip_norm", &spec->clip_norm, "loss_scale", &spec->loss_scale,
-                       "on_nonfinite", &on_nonfinite, "stage", &stage, "workers_min", &workers_min,
-                       "chunk_leaves", &chunk_leaves, "spread", &spread, "window", &window,
-                       "revision", &revision, "groups", &groups, "tensors", &tensors) != 0) {
+                       "{s:s, s:F, s:F, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o,"
+                       " s?I, s?s, s?I, s?F, s?F, s?o}",
+                       "name", &name, "clip_norm", &spec->clip_norm, "loss_scale",
+                       &spec->loss_scale, "on_nonfinite", &on_nonfinite, "stage", &stage,
+                       "workers_min", &workers_min, "chunk_leaves", &chunk_leaves, "spread",
+                       &spread, "window", &window, "revision", &revision, "groups", &groups,
+                       "tensors", &tensors, "micro_batches", &micro, "loss_scale_policy", &policy,
+                       "loss_scale_growth_steps", &growth, "loss_scale_min", &spec->loss_scale_min,
+                       "loss_scale_max", &spec->loss_scale_max, "former", &former) != 0) {
         return corrupt(why, "spec", error.text);
     }
     if (!fits_u32(stage) || !fits_u32(workers_min) || !fits_u32(chunk_leaves) ||
-        !fits_u32(spread) || !fits_u32(window) || revision < 0) {
+        !fits_u32(spread) || !fits_u32(window) || !fits_u32(micro) || !fits_u32(growth) ||
+        revision < 0) {
         return corrupt(why, "spec", "a number is out of range");
     }
     spec->stage = (uint32_t)stage;
@@ -159,10 +256,15 @@ static cairn_status read_spec(json_t *json, struct cairn_job_spec_data *spec,
     spec->spread = (uint32_t)spread;
     spec->window = (uint32_t)window;
     spec->revision = (uint64_t)revision;
-    spec->on_nonfinite = strcmp(on_nonfinite, "skip") == 0   ? CAIRN_NONFINITE_SKIP
-                         : strcmp(on_nonfinite, "fail") == 0 ? CAIRN_NONFINITE_FAIL
-                                                             : (cairn_nonfinite)0;
+    spec->micro_batches = (uint32_t)micro;
+    spec->loss_scale_growth_steps = (uint32_t)growth;
+    spec->on_nonfinite = (cairn_nonfinite)cairn_capability_value(CAIRN_CAPABILITY_NONFINITE,
+                                                                 on_nonfinite);
+    if (policy != NULL)
+        spec->loss_scale_policy = (cairn_loss_scale)cairn_capability_value(
+            CAIRN_CAPABILITY_LOSS_SCALE, policy);
     cairn_status status = cairn_spec_set_name(spec, name);
+    if (status == CAIRN_OK && former != NULL) status = read_former(former, spec, why);
     if (status == CAIRN_OK) status = read_lists(groups, tensors, spec, why);
     if (status != CAIRN_OK) return status;
     cairn_spec_canonicalize(spec); // the groups; the tensors are known to be sorted
@@ -224,11 +326,11 @@ static cairn_status read_version(const json_t *root, struct cairn_sentence *why)
     if (format == NULL || strcmp(format, "cairn snapshot") != 0) {
         return corrupt(why, "format", "not \"cairn snapshot\"");
     }
-    if (version == CAIRN_MANIFEST_VERSION) return CAIRN_OK;
+    if (version >= CAIRN_MANIFEST_VERSION_MIN && version <= CAIRN_MANIFEST_VERSION) return CAIRN_OK;
     return cairn_fail(why, CAIRN_ERR_VERSION,
                       "manifest: its version is %" JSON_INTEGER_FORMAT ", this Cairn "
-                      "reads %d; use the Cairn that wrote it",
-                      version, CAIRN_MANIFEST_VERSION);
+                      "reads %d to %d; use the Cairn that wrote it",
+                      version, CAIRN_MANIFEST_VERSION_MIN, CAIRN_MANIFEST_VERSION);
 }
 
 static cairn_status read_root(json_t *root, struct cairn_manifest *m, struct cairn_sentence *why)

@@ -124,6 +124,10 @@ cairn_status cairn_spec_pack(const struct cairn_job_spec_data *spec, uint8_t **b
                              size_t *bytes_len_out) CAIRN_MUST_CHECK;
 /* Fills a message that borrows the group's strings. */
 void cairn_group_to_message(const struct cairn_group_spec *group, Cairn__GroupSpec *out);
+/* The reverse, of a stranger's message: fills a group that borrows from it, not judged but for the number of
+ * points (CAIRN_ERR_INVALID). */
+cairn_status cairn_group_of_message(const Cairn__GroupSpec *in,
+                                    struct cairn_group_spec *out) CAIRN_MUST_CHECK;
 /* The reverse, of a stranger's bytes: bounded, canonicalized and judged by cairn_spec_check against the
  * optimizers of this build. On success the caller releases spec_out. */
 cairn_status cairn_spec_unpack(const uint8_t *bytes, size_t bytes_len,

@@ -9,7 +9,10 @@ struct packing {
     Cairn__JobSpec message;
     Cairn__TensorSpec *tensors;
     Cairn__GroupSpec *groups;
-    uint64_t *shapes; /* [tensor_count][CAIRN_RANK_MAX] */
+    uint64_t *shapes;            /* [tensor_count][CAIRN_RANK_MAX] */
+    uint64_t *boxes;             /* [aliases of a box][2 * CAIRN_RANK_MAX] */
+    ProtobufCBinaryData *former; /* [former_count] */
+    size_t box_count;
 };
 
 static void packing_release(struct packing *p)
@@ -17,23 +20,41 @@ static void packing_release(struct packing *p)
     free(p->tensors);
     free(p->groups);
     free(p->shapes);
+    free(p->boxes);
+    free(p->former);
     free(p->message.tensors);
     free(p->message.groups);
 }
 
 static cairn_status packing_alloc(struct packing *p, const struct cairn_job_spec_data *spec)
 {
+    size_t boxes = 0;
+    for (size_t i = 0; i < spec->tensor_count; i++) boxes += spec->tensors[i].alias_box != NULL;
     // calloc of 0 may give NULL: ask for one more.
+    p->boxes = calloc(boxes + 1, 2 * CAIRN_RANK_MAX * sizeof *p->boxes);
+    p->former = calloc(spec->former_count + 1, sizeof *p->former);
     p->tensors = calloc(spec->tensor_count + 1, sizeof *p->tensors);
     p->groups = calloc(spec->group_count + 1, sizeof *p->groups);
     p->shapes = calloc(spec->tensor_count + 1, CAIRN_RANK_MAX * sizeof *p->shapes);
     p->message.tensors = calloc(spec->tensor_count + 1, sizeof *p->message.tensors);
     p->message.groups = calloc(spec->group_count + 1, sizeof *p->message.groups);
-    if (p->tensors != NULL && p->groups != NULL && p->shapes != NULL &&
-        p->message.tensors != NULL && p->message.groups != NULL)
+    if (p->boxes != NULL && p->former != NULL && p->tensors != NULL && p->groups != NULL &&
+        p->shapes != NULL && p->message.tensors != NULL && p->message.groups != NULL)
         return CAIRN_OK;
     packing_release(p);
     return CAIRN_ERR_NO_MEMORY;
+}
+
+static void pack_alias(struct packing *p, const struct cairn_tensor_spec *tensor,
+                       Cairn__TensorSpec *out)
+{
+    const struct cairn_box *box = tensor->alias_box;
+    if (tensor->alias_of != NULL) out->alias_of = tensor->alias_of;
+    if (box == NULL) return;
+    out->alias_box = p->boxes + p->box_count++ * 2 * CAIRN_RANK_MAX;
+    out->n_alias_box = 2 * (size_t)box->rank;
+    memcpy(out->alias_box, box->start, box->rank * sizeof box->start[0]);
+    memcpy(out->alias_box + box->rank, box->extent, box->rank * sizeof box->extent[0]);
 }
 
 static void pack_tensor(struct packing *p, const struct cairn_tensor_spec *tensor, size_t i)
@@ -51,6 +72,11 @@ static void pack_tensor(struct packing *p, const struct cairn_tensor_spec *tenso
     out->n_shape = tensor->shape.rank;
     out->shape = p->shapes + i * CAIRN_RANK_MAX;
     memcpy(out->shape, tensor->shape.dim, sizeof tensor->shape.dim);
+    out->init = tensor->init.kind;
+    out->init_a = tensor->init.a;
+    out->init_b = tensor->init.b;
+    out->init_seed = tensor->init.seed;
+    pack_alias(p, tensor, out);
     p->message.tensors[i] = out;
 }
 
@@ -73,6 +99,42 @@ void cairn_group_to_message(const struct cairn_group_spec *group, Cairn__GroupSp
     out->weight_decay = group->weight_decay;
     out->momentum = group->momentum;
     out->nesterov = group->nesterov;
+    out->frozen = group->frozen;
+    out->schedule = group->schedule.kind;
+    out->warmup_steps = group->schedule.warmup_steps;
+    out->total_steps = group->schedule.total_steps;
+    out->decay_steps = group->schedule.decay_steps;
+    out->lr_min = group->schedule.lr_min;
+    // A point is two words of 64 bits, step and factor, and so are two fixed64.
+    _Static_assert(sizeof *group->schedule.points == 2 * sizeof *out->points, "no padding");
+    out->points = (uint64_t *)(uintptr_t)group->schedule.points;
+    out->n_points = 2 * group->schedule.point_count;
+}
+
+cairn_status cairn_group_of_message(const Cairn__GroupSpec *in, struct cairn_group_spec *out)
+{
+    if (in->n_points % 2 != 0 || in->n_points / 2 > CAIRN_SCHEDULE_POINTS_MAX)
+        return CAIRN_ERR_INVALID;
+    *out = (struct cairn_group_spec) {
+        .name = in->name,
+        .optimizer = in->optimizer,
+        .lr = in->lr,
+        .beta1 = in->beta1,
+        .beta2 = in->beta2,
+        .eps = in->eps,
+        .weight_decay = in->weight_decay,
+        .momentum = in->momentum,
+        .nesterov = in->nesterov,
+        .frozen = in->frozen,
+        .schedule = { .kind = (cairn_schedule_kind)in->schedule,
+                      .warmup_steps = in->warmup_steps,
+                      .total_steps = in->total_steps,
+                      .decay_steps = in->decay_steps,
+                      .lr_min = in->lr_min,
+                      .points = (const struct cairn_schedule_point *)(const void *)in->points,
+                      .point_count = in->n_points / 2 },
+    };
+    return CAIRN_OK;
 }
 
 static void pack_job(struct packing *p, const struct cairn_job_spec_data *spec)
@@ -90,6 +152,15 @@ static void pack_job(struct packing *p, const struct cairn_job_spec_data *spec)
     out->spread = spec->spread;
     out->window = spec->window;
     out->revision = spec->revision;
+    out->loss_scale_policy = spec->loss_scale_policy;
+    out->loss_scale_growth_steps = spec->loss_scale_growth_steps;
+    out->loss_scale_min = spec->loss_scale_min;
+    out->loss_scale_max = spec->loss_scale_max;
+    out->micro_batches = spec->micro_batches;
+    for (size_t i = 0; i < spec->former_count; i++)
+        p->former[i] = (ProtobufCBinaryData) { sizeof spec->former[i], spec->former[i] };
+    out->former = p->former;
+    out->n_former = spec->former_count;
 }
 
 cairn_status cairn_spec_pack(const struct cairn_job_spec_data *spec, uint8_t **bytes_out,
@@ -114,6 +185,21 @@ cairn_status cairn_spec_pack(const struct cairn_job_spec_data *spec, uint8_t **b
     return CAIRN_OK;
 }
 
+/* The box of an alias into *box; NULL: all of it. */
+static cairn_status unpack_box(const Cairn__TensorSpec *in, struct cairn_box *box,
+                               struct cairn_box **box_out)
+{
+    const size_t rank = in->n_alias_box / 2;
+    if (in->n_alias_box % 2 != 0 || rank > CAIRN_RANK_MAX) return CAIRN_ERR_INVALID;
+    *box_out = NULL;
+    if (rank == 0) return CAIRN_OK;
+    *box = (struct cairn_box) { .rank = (uint32_t)rank };
+    memcpy(box->start, in->alias_box, rank * sizeof box->start[0]);
+    memcpy(box->extent, in->alias_box + rank, rank * sizeof box->extent[0]);
+    *box_out = box;
+    return CAIRN_OK;
+}
+
 static cairn_status unpack_tensor(const Cairn__TensorSpec *in, struct cairn_job_spec_data *spec,
                                   struct cairn_sentence *why)
 {
@@ -122,6 +208,7 @@ static cairn_status unpack_tensor(const Cairn__TensorSpec *in, struct cairn_job_
                            in->n_shape, CAIRN_RANK_MAX);
         return CAIRN_ERR_INVALID;
     }
+    struct cairn_box box;
     struct cairn_tensor_spec tensor = {
         .name = in->name,
         .unit = in->unit,
@@ -132,25 +219,22 @@ static cairn_status unpack_tensor(const Cairn__TensorSpec *in, struct cairn_job_
         .master = (cairn_dtype)in->master,
         .shape = { .rank = (uint32_t)in->n_shape },
         .whole = in->whole,
+        .alias_of = in->alias_of[0] != '\0' ? in->alias_of : NULL,
+        .init = { (cairn_init_kind)in->init, in->init_a, in->init_b, in->init_seed },
     };
+    if (unpack_box(in, &box, &tensor.alias_box) != CAIRN_OK) {
+        cairn_sentence_set(why, "tensor %.80s: alias_box is no box", in->name);
+        return CAIRN_ERR_INVALID;
+    }
     if (in->n_shape > 0) memcpy(tensor.shape.dim, in->shape, in->n_shape * sizeof in->shape[0]);
     return cairn_spec_add_tensor(spec, &tensor);
 }
 
 static cairn_status unpack_group(const Cairn__GroupSpec *in, struct cairn_job_spec_data *spec)
 {
-    const struct cairn_group_spec group = {
-        .name = in->name,
-        .optimizer = in->optimizer,
-        .lr = in->lr,
-        .beta1 = in->beta1,
-        .beta2 = in->beta2,
-        .eps = in->eps,
-        .weight_decay = in->weight_decay,
-        .momentum = in->momentum,
-        .nesterov = in->nesterov,
-    };
-    return cairn_spec_add_group(spec, &group);
+    struct cairn_group_spec group;
+    const cairn_status status = cairn_group_of_message(in, &group);
+    return status == CAIRN_OK ? cairn_spec_add_group(spec, &group) : status;
 }
 
 static cairn_status unpack_job(const Cairn__JobSpec *in, struct cairn_job_spec_data *spec,
@@ -170,6 +254,16 @@ static cairn_status unpack_job(const Cairn__JobSpec *in, struct cairn_job_spec_d
     spec->spread = in->spread;
     spec->window = in->window;
     spec->revision = in->revision;
+    spec->loss_scale_policy = (cairn_loss_scale)in->loss_scale_policy;
+    spec->loss_scale_growth_steps = in->loss_scale_growth_steps;
+    spec->loss_scale_min = in->loss_scale_min;
+    spec->loss_scale_max = in->loss_scale_max;
+    spec->micro_batches = in->micro_batches;
+    if (in->n_former > CAIRN_SPEC_FORMER_MAX) return CAIRN_ERR_INVALID;
+    for (size_t i = 0; status == CAIRN_OK && i < in->n_former; i++) {
+        if (in->former[i].len != 32) return CAIRN_ERR_INVALID;
+        status = cairn_spec_add_former(spec, in->former[i].data);
+    }
     return status;
 }
 

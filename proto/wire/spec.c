@@ -9,6 +9,8 @@ void cairn_spec_init(struct cairn_job_spec_data *spec)
     *spec = (struct cairn_job_spec_data) {
         .loss_scale = 1.0,
         .on_nonfinite = CAIRN_NONFINITE_SKIP,
+        .stage = 2,
+        .micro_batches = 1,
         .workers_min = 1,
         .chunk_leaves = 64,
         .spread = 64,
@@ -21,12 +23,15 @@ static void release_tensor(struct cairn_tensor_spec *t)
     free(t->name);
     free(t->unit);
     free(t->group);
+    free(t->alias_of);
+    free(t->alias_box);
 }
 
 static void release_group(struct cairn_group_spec *g)
 {
     free(g->name);
     free(g->optimizer);
+    free((void *)(uintptr_t)g->schedule.points); // owned here, read-only to everyone else
 }
 
 void cairn_spec_release(struct cairn_job_spec_data *spec)
@@ -35,6 +40,7 @@ void cairn_spec_release(struct cairn_job_spec_data *spec)
     for (size_t i = 0; i < spec->group_count; i++) release_group(&spec->groups[i]);
     free(spec->tensors);
     free(spec->groups);
+    free(spec->former);
     free(spec->name);
     cairn_spec_init(spec);
 }
@@ -68,6 +74,14 @@ static cairn_status make_room(void **array, size_t count, size_t *capacity, size
     return CAIRN_OK;
 }
 
+/* NULL of NULL, or of no memory. */
+static void *copy_bytes(const void *from, size_t bytes)
+{
+    void *copy = from != NULL && bytes > 0 ? malloc(bytes) : NULL;
+    if (copy != NULL) memcpy(copy, from, bytes);
+    return copy;
+}
+
 static bool short_enough(const char *text)
 {
     return text != NULL && strnlen(text, CAIRN_NAME_MAX + 1) <= CAIRN_NAME_MAX;
@@ -78,7 +92,8 @@ cairn_status cairn_spec_add_tensor(struct cairn_job_spec_data *spec,
 {
     const char *unit = tensor->unit != NULL ? tensor->unit : tensor->name;
     const char *group = tensor->group != NULL ? tensor->group : "";
-    if (!short_enough(tensor->name) || !short_enough(unit) || !short_enough(group)) {
+    if (!short_enough(tensor->name) || !short_enough(unit) || !short_enough(group) ||
+        (tensor->alias_of != NULL && !short_enough(tensor->alias_of))) {
         return CAIRN_ERR_INVALID;
     }
     void *array = spec->tensors;
@@ -90,7 +105,11 @@ cairn_status cairn_spec_add_tensor(struct cairn_job_spec_data *spec,
     copy.name = strdup(tensor->name);
     copy.unit = strdup(unit);
     copy.group = strdup(group);
-    if (copy.name == NULL || copy.unit == NULL || copy.group == NULL) {
+    copy.alias_of = tensor->alias_of != NULL ? strdup(tensor->alias_of) : NULL;
+    copy.alias_box = copy_bytes(tensor->alias_box, sizeof *tensor->alias_box);
+    if (copy.name == NULL || copy.unit == NULL || copy.group == NULL ||
+        (copy.alias_of == NULL) != (tensor->alias_of == NULL) ||
+        (copy.alias_box == NULL) != (tensor->alias_box == NULL)) {
         release_tensor(&copy);
         return CAIRN_ERR_NO_MEMORY;
     }
@@ -101,7 +120,9 @@ cairn_status cairn_spec_add_tensor(struct cairn_job_spec_data *spec,
 cairn_status cairn_spec_add_group(struct cairn_job_spec_data *spec,
                                   const struct cairn_group_spec *group)
 {
+    const size_t points = group->schedule.point_count;
     if (!short_enough(group->name) || !short_enough(group->optimizer)) return CAIRN_ERR_INVALID;
+    if (points > CAIRN_SCHEDULE_POINTS_MAX) return CAIRN_ERR_INVALID;
     void *array = spec->groups;
     cairn_status status = make_room(&array, spec->group_count, &spec->group_capacity,
                                     CAIRN_SPEC_GROUPS_MAX, sizeof *group);
@@ -110,12 +131,37 @@ cairn_status cairn_spec_add_group(struct cairn_job_spec_data *spec,
     struct cairn_group_spec copy = *group;
     copy.name = strdup(group->name);
     copy.optimizer = strdup(group->optimizer);
-    if (copy.name == NULL || copy.optimizer == NULL) {
+    copy.schedule.points = copy_bytes(group->schedule.points,
+                                      points * sizeof *copy.schedule.points);
+    if (copy.name == NULL || copy.optimizer == NULL ||
+        (copy.schedule.points == NULL) != (points == 0)) {
         release_group(&copy);
         return CAIRN_ERR_NO_MEMORY;
     }
     spec->groups[spec->group_count++] = copy;
     return CAIRN_OK;
+}
+
+cairn_status cairn_spec_add_former(struct cairn_job_spec_data *spec, const uint8_t hash[32])
+{
+    if (cairn_spec_was(spec, hash)) return CAIRN_OK;
+    if (spec->former == NULL) spec->former = calloc(CAIRN_SPEC_FORMER_MAX, sizeof *spec->former);
+    if (spec->former == NULL) return CAIRN_ERR_NO_MEMORY;
+    if (spec->former_count == CAIRN_SPEC_FORMER_MAX) {
+        spec->former_count--;
+        memmove(&spec->former[1], &spec->former[2],
+                (spec->former_count - 1) * sizeof *spec->former);
+    }
+    memcpy(spec->former[spec->former_count++], hash, sizeof *spec->former);
+    return CAIRN_OK;
+}
+
+bool cairn_spec_was(const struct cairn_job_spec_data *spec, const uint8_t hash[32])
+{
+    for (size_t i = 0; i < spec->former_count; i++) {
+        if (memcmp(spec->former[i], hash, sizeof *spec->former) == 0) return true;
+    }
+    return false;
 }
 
 static cairn_status copy_contents(const struct cairn_job_spec_data *spec,
@@ -129,6 +175,9 @@ static cairn_status copy_contents(const struct cairn_job_spec_data *spec,
     for (size_t i = 0; i < spec->group_count && status == CAIRN_OK; i++) {
         status = cairn_spec_add_group(copy, &spec->groups[i]);
     }
+    for (size_t i = 0; i < spec->former_count && status == CAIRN_OK; i++) {
+        status = cairn_spec_add_former(copy, spec->former[i]);
+    }
     return status;
 }
 
@@ -139,6 +188,8 @@ cairn_status cairn_spec_copy(const struct cairn_job_spec_data *spec,
     copy.name = NULL;
     copy.tensors = NULL;
     copy.groups = NULL;
+    copy.former = NULL;
+    copy.former_count = 0;
     copy.tensor_count = copy.tensor_capacity = 0;
     copy.group_count = copy.group_capacity = 0;
     cairn_status status = copy_contents(spec, &copy);
@@ -162,8 +213,23 @@ static int group_order(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
+#define GROWTH_STEPS 2000 // as torch.cuda.amp.GradScaler
+
+static void fill_defaults(struct cairn_job_spec_data *spec)
+{
+    const double start = spec->loss_scale;
+    if (spec->micro_batches == 0) spec->micro_batches = 1;
+    if (spec->loss_scale_policy == CAIRN_LOSS_SCALE_DEFAULT)
+        spec->loss_scale_policy = start > 1 ? CAIRN_LOSS_SCALE_DYNAMIC : CAIRN_LOSS_SCALE_FIXED;
+    if (spec->loss_scale_policy != CAIRN_LOSS_SCALE_DYNAMIC) return;
+    if (spec->loss_scale_growth_steps == 0) spec->loss_scale_growth_steps = GROWTH_STEPS;
+    if (spec->loss_scale_min == 0) spec->loss_scale_min = start < 1 ? start : 1;
+    if (spec->loss_scale_max == 0) spec->loss_scale_max = start;
+}
+
 void cairn_spec_canonicalize(struct cairn_job_spec_data *spec)
 {
+    fill_defaults(spec);
     if (spec->tensor_count > 1) {
         qsort(spec->tensors, spec->tensor_count, sizeof *spec->tensors, tensor_order);
     }
@@ -193,4 +259,10 @@ size_t cairn_spec_find_group(const struct cairn_job_spec_data *spec, const char 
         if (strcmp(spec->groups[i].name, name) == 0) return i;
     }
     return SIZE_MAX;
+}
+
+size_t cairn_spec_target(const struct cairn_job_spec_data *spec, size_t tensor)
+{
+    const char *target = spec->tensors[tensor].alias_of;
+    return target != NULL ? cairn_spec_find_tensor(spec, target) : tensor;
 }

@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "proto/wire/schedule.h"
 #include "proto/wire/sentence.h"
 #include "proto/wire/status.h"
 #include "proto/wire/tensor.h"
@@ -26,6 +27,8 @@
 #define CAIRN_SPEC_SPREAD_MAX       65536
 #define CAIRN_SPEC_WINDOW_MAX       1024
 #define CAIRN_SPEC_HYPER_MAX        1e18 /* hyper-parameters, as in optimizer.h; betas: below 1 */
+#define CAIRN_SPEC_MICRO_MAX        65536
+#define CAIRN_SPEC_FORMER_MAX       64 /* hashes of what a spec was before its amendments */
 
 /* What a round with a non-finite gradient does: SKIP changes nothing and goes on, FAIL reports
  * CAIRN_ERR_NONFINITE to every worker. */
@@ -34,16 +37,50 @@
 typedef enum cairn_nonfinite { CAIRN_NONFINITE_SKIP = 1, CAIRN_NONFINITE_FAIL = 2 } cairn_nonfinite;
 #endif
 
+/* FIXED never changes. DYNAMIC is halved when a round is skipped and doubled after growth_steps applied
+ * ones in a row, within its bounds. */
+#ifndef CAIRN_LOSS_SCALE_DEFINED
+#define CAIRN_LOSS_SCALE_DEFINED
+typedef enum cairn_loss_scale {
+    CAIRN_LOSS_SCALE_DEFAULT = 0, /* DYNAMIC if the scale is above 1, else FIXED */
+    CAIRN_LOSS_SCALE_FIXED = 1,
+    CAIRN_LOSS_SCALE_DYNAMIC = 2
+} cairn_loss_scale;
+#endif
+
+/* What a tensor's parameters begin as, made on the shards (gpu/init.h says how). */
+#ifndef CAIRN_INIT_DEFINED
+#define CAIRN_INIT_DEFINED
+typedef enum cairn_init_kind {
+    CAIRN_INIT_NONE = 0, /* it is put */
+    CAIRN_INIT_ZEROS = 1,
+    CAIRN_INIT_ONES = 2,
+    CAIRN_INIT_CONSTANT = 3, /* a */
+    CAIRN_INIT_UNIFORM = 4,  /* a <= x < b */
+    CAIRN_INIT_NORMAL = 5    /* mean a, standard deviation b */
+} cairn_init_kind;
+struct cairn_init {
+    cairn_init_kind kind;
+    double a, b;
+    uint64_t seed; /* UNIFORM, NORMAL; below 2^63 */
+};
+#endif
+
 struct cairn_tensor_spec {
     /* owned by the spec it stands in */
     char *name;
     char *unit;  /* tensors of a unit are fetched together */
     char *group; /* of a trained tensor: the name of a group; "" in other kinds */
+    char *
+        alias_of; /* NULL: none. Else another name of that tensor, which is no alias itself, or of a box
+                     * of it: no state of its own, so kind is FROZEN and shape [0]; wire is the target's */
+    struct cairn_box *alias_box; /* of the target; NULL = all of it */
 
     cairn_kind kind;
     cairn_dtype wire, reduce, master;
     struct cairn_shape shape;
     bool whole; /* placement: false = cut by rows, true = all of it on one shard */
+    struct cairn_init init;
 };
 
 /* Hyper-parameters shared by the trained tensors that name the group. Those that the optimizer does
@@ -54,6 +91,8 @@ struct cairn_group_spec {
     char *optimizer; /* owned; "adamw", "adam", "sgd" */
     double lr, beta1, beta2, eps, weight_decay, momentum;
     bool nesterov;
+    bool frozen; /* by an amendment: its tensors keep what they are, and take no gradient */
+    struct cairn_schedule schedule; /* of lr; the points are owned by the spec */
 };
 
 struct cairn_job_spec_data {
@@ -61,21 +100,34 @@ struct cairn_job_spec_data {
     char *name; /* also the name of a folder: [A-Za-z0-9._-], not starting with '.' or '-' */
     struct cairn_tensor_spec *tensors; /* [tensor_count] */
     struct cairn_group_spec *groups;   /* [group_count] */
+    uint8_t (*former)
+        [32]; /* [former_count] hashes of this spec before its amendments, the first is that of
+                            * the job's creation. Not part of hash and diff */
 
     size_t tensor_count, tensor_capacity;
     size_t group_count, group_capacity;
+    size_t former_count;
     double clip_norm;  /* of the global gradient norm; 0 = no clipping */
     double loss_scale; /* at the start of the job; 1 = none */
+    /* 0 until canonicalized, or what the policy does not use */
+    cairn_loss_scale loss_scale_policy;
+    uint32_t loss_scale_growth_steps; /* DYNAMIC; 2000 */
+    double loss_scale_min,
+        loss_scale_max; /* DYNAMIC; 1 or loss_scale if that is below; loss_scale */
     cairn_nonfinite on_nonfinite;
-    uint32_t stage;        /* 0 to 3, see api.md: what a client accumulates, pushes and releases */
-    uint32_t workers_min;  /* a round opens with at least so many */
-    uint32_t chunk_leaves; /* leaves in a full chunk; 64 = 1 MiB of f32 */
-    uint32_t spread;       /* a unit stands on at most so many shards */
-    uint32_t window;       /* chunks in flight, per worker and shard */
-    uint64_t revision;     /* counted by the coordinator; not part of hash and diff */
+    /* 0: one shard holds all of the state; a client adds up micro-batches and pushes once. 1: the state is cut
+     * over the shards; pushes once, too. 2: every micro-batch is pushed. 3: a client gives fetched units back
+     * after use as well */
+    uint32_t stage;
+    uint32_t micro_batches; /* of a round, each worker: 1 to CAIRN_SPEC_MICRO_MAX */
+    uint32_t workers_min;   /* a round opens with at least so many */
+    uint32_t chunk_leaves;  /* leaves in a full chunk; 64 = 1 MiB of f32 */
+    uint32_t spread;        /* a unit stands on at most so many shards */
+    uint32_t window;        /* chunks in flight, per worker and shard */
+    uint64_t revision;      /* counted by the coordinator; not part of hash and diff */
 };
 
-/* A spec without tensors and groups, all else at its default; name NULL. Allocates nothing. */
+/* A spec without tensors and groups, all else at its default (stage 2); name NULL. Allocates nothing. */
 void cairn_spec_init(struct cairn_job_spec_data *spec);
 /* Frees what the spec owns and makes it as after init. */
 void cairn_spec_release(struct cairn_job_spec_data *spec);
@@ -85,18 +137,25 @@ cairn_status cairn_spec_copy(const struct cairn_job_spec_data *spec,
 /* Copies the string in. CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_spec_set_name(struct cairn_job_spec_data *spec,
                                  const char *name) CAIRN_MUST_CHECK;
-/* Appends a copy of *tensor, strings included; a NULL unit becomes the tensor's name, a NULL group
- * "". Not judged here. CAIRN_ERR_INVALID over the count limit or with a string NULL or longer than
+/* Appends a copy of *tensor, strings and box included; a NULL unit becomes the tensor's name, a NULL
+ * group "". Not judged here. CAIRN_ERR_INVALID over the count limit or with a string NULL or longer than
  * CAIRN_NAME_MAX, CAIRN_ERR_NO_MEMORY; then the spec is as before. */
 cairn_status cairn_spec_add_tensor(struct cairn_job_spec_data *spec,
                                    const struct cairn_tensor_spec *tensor) CAIRN_MUST_CHECK;
-/* The same for a group. */
+/* The same for a group; its schedule's points are copied, CAIRN_ERR_INVALID if there are too many. */
 cairn_status cairn_spec_add_group(struct cairn_job_spec_data *spec,
                                   const struct cairn_group_spec *group) CAIRN_MUST_CHECK;
-/* lr 1e-3, beta 0.9 and 0.999, eps 1e-8, weight_decay and momentum 0; name and optimizer NULL. */
+/* lr 1e-3, beta 0.9 and 0.999, eps 1e-8, weight_decay and momentum 0, constant; name and optimizer NULL. */
 struct cairn_group_spec cairn_group_default(void);
+/* Notes what the spec was: the oldest but the first is forgotten over CAIRN_SPEC_FORMER_MAX.
+ * CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_spec_add_former(struct cairn_job_spec_data *spec,
+                                   const uint8_t hash[32]) CAIRN_MUST_CHECK;
+/* True if the hash is one that the spec had before an amendment. */
+bool cairn_spec_was(const struct cairn_job_spec_data *spec, const uint8_t hash[32]);
 
-/* Sorts tensors and groups bytewise by name: afterwards an index means the same to everyone. */
+/* Sorts tensors and groups bytewise by name: afterwards an index means the same to everyone. Puts the
+ * defaults of the loss scale's policy and of micro_batches where 0 stands for them. */
 void cairn_spec_canonicalize(struct cairn_job_spec_data *spec);
 /* Index of the tensor or group of that name in a canonical spec; SIZE_MAX if there is none. */
 size_t cairn_spec_find_tensor(const struct cairn_job_spec_data *spec, const char *name);
@@ -104,11 +163,13 @@ size_t cairn_spec_find_group(const struct cairn_job_spec_data *spec, const char 
 
 /* Judges everything this page promises of a spec, in any order of tensors: names (UTF-8, no control
  * characters, unique), groups (known, used by a trained tensor), optimizers (one of `optimizers`, a
- * NULL-terminated list), ranges, shapes, counts, and what this version supports (wire f32 or bf16,
- * reduce and master f32, kinds trained and frozen). CAIRN_ERR_INVALID or CAIRN_ERR_UNSUPPORTED;
- * `why` (may be NULL) names field, value and what is allowed. CAIRN_ERR_NO_MEMORY. */
+ * NULL-terminated list), schedules, aliases, ranges, shapes, counts, and what this version supports
+ * (proto/wire/capability.h). CAIRN_ERR_INVALID or CAIRN_ERR_UNSUPPORTED; `why` (may be NULL) names field,
+ * value and what is allowed. CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_spec_check(const struct cairn_job_spec_data *spec, const char *const *optimizers,
                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* The tensor that `tensor` is another name of, itself if it is none, of a judged canonical spec. */
+size_t cairn_spec_target(const struct cairn_job_spec_data *spec, size_t tensor);
 /* True if `name` may be a job's name (and so a folder's). */
 bool cairn_job_name_ok(const char *name);
 

@@ -1,6 +1,9 @@
 /* Judging a job spec: every rule of spec.h, one sentence each, no side effects. */
+#include "proto/wire/capability.h"
 #include "proto/wire/spec.h"
+#include "proto/wire/spec_names.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,6 +68,39 @@ static bool count_in(const char *what, uint64_t value, uint64_t min, uint64_t ma
     return false;
 }
 
+/* What a policy does not use is 0; a scale that may never change is a fixed one. */
+static cairn_status check_loss_scale(const struct cairn_job_spec_data *spec,
+                                     struct cairn_sentence *why)
+{
+    const double start = spec->loss_scale, min = spec->loss_scale_min, max = spec->loss_scale_max;
+    if (spec->loss_scale_policy != CAIRN_LOSS_SCALE_DYNAMIC) {
+        if (spec->loss_scale_policy != CAIRN_LOSS_SCALE_DEFAULT) {
+            const cairn_status status = cairn_capability_check(
+                CAIRN_CAPABILITY_LOSS_SCALE, (int)spec->loss_scale_policy, "", why);
+            if (status != CAIRN_OK) return status;
+        }
+        if (min == 0 && max == 0 && spec->loss_scale_growth_steps == 0) return CAIRN_OK;
+        if (spec->loss_scale_policy == CAIRN_LOSS_SCALE_DEFAULT && start > 1) return CAIRN_OK;
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "loss_scale_policy is fixed: loss_scale_min %g, loss_scale_max %g and "
+                          "loss_scale_growth_steps %u have no effect; allowed: 0 (not set), or "
+                          "loss_scale_policy 2 (dynamic)",
+                          min, max, spec->loss_scale_growth_steps);
+    }
+    if (!(min >= 0 && min <= start) || !isfinite(max) || (max != 0 && max < start)) {
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "loss_scale_min is %g, loss_scale_max %g; allowed: 0 (not set), or "
+                          "0 < loss_scale_min <= loss_scale (%g) <= loss_scale_max",
+                          min, max, start);
+    }
+    const double low = min != 0 ? min : start < 1 ? start : 1, high = max != 0 ? max : start;
+    if (low < high) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_INVALID,
+                      "loss_scale_policy is dynamic, but from loss_scale_min %g to loss_scale_max "
+                      "%g there is no room; allowed: loss_scale above 1 (65536, say), or bounds",
+                      low, high);
+}
+
 static cairn_status check_job(const struct cairn_job_spec_data *spec, struct cairn_sentence *why)
 {
     if (!cairn_job_name_ok(spec->name)) {
@@ -75,7 +111,7 @@ static cairn_status check_job(const struct cairn_job_spec_data *spec, struct cai
     }
     if (!count_in("the number of tensors", spec->tensor_count, 1, CAIRN_SPEC_TENSORS_MAX, why) ||
         !count_in("the number of groups", spec->group_count, 0, CAIRN_SPEC_GROUPS_MAX, why) ||
-        !count_in("stage", spec->stage, 0, 3, why) ||
+        !count_in("micro_batches", spec->micro_batches, 1, CAIRN_SPEC_MICRO_MAX, why) ||
         !count_in("workers_min", spec->workers_min, 1, CAIRN_SPEC_WORKERS_MAX, why) ||
         !count_in("chunk_leaves", spec->chunk_leaves, 1, CAIRN_SPEC_CHUNK_LEAVES_MAX, why) ||
         !count_in("spread", spec->spread, 1, CAIRN_SPEC_SPREAD_MAX, why) ||
@@ -91,11 +127,12 @@ static cairn_status check_job(const struct cairn_job_spec_data *spec, struct cai
         return cairn_fail(why, CAIRN_ERR_INVALID, "loss_scale is %g; allowed: more than 0, finite",
                           spec->loss_scale);
     }
-    if (spec->on_nonfinite != CAIRN_NONFINITE_SKIP && spec->on_nonfinite != CAIRN_NONFINITE_FAIL) {
-        return cairn_fail(why, CAIRN_ERR_INVALID, "on_nonfinite is %d; allowed: 1 (skip), 2 (fail)",
-                          (int)spec->on_nonfinite);
-    }
-    return CAIRN_OK;
+    cairn_status status = cairn_capability_check(
+        CAIRN_CAPABILITY_STAGE, spec->stage <= INT32_MAX ? (int)spec->stage : INT32_MAX, "", why);
+    if (status == CAIRN_OK)
+        status = cairn_capability_check(CAIRN_CAPABILITY_NONFINITE, (int)spec->on_nonfinite, "",
+                                        why);
+    return status == CAIRN_OK ? check_loss_scale(spec, why) : status;
 }
 
 /* 0 <= value <= CAIRN_SPEC_HYPER_MAX, or a sentence. */
@@ -162,45 +199,49 @@ static cairn_status check_group(const struct cairn_group_spec *g, const char *co
         return cairn_fail(why, CAIRN_ERR_INVALID, "group \"%s\": nesterov needs a momentum above 0",
                           g->name);
     }
-    return CAIRN_OK;
+    return cairn_schedule_check(&g->schedule, g->lr, g->name, why);
 }
 
-static cairn_status check_kind_and_types(const struct cairn_tensor_spec *t,
-                                         struct cairn_sentence *why)
+static cairn_status check_choices(const struct cairn_tensor_spec *t, struct cairn_sentence *why)
 {
-    if (t->kind < CAIRN_TRAINED || t->kind > CAIRN_BLOB) {
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "tensor \"%s\": kind is %d; allowed: 1 (trained), 2 (frozen)", t->name,
-                          (int)t->kind);
-    }
-    if (t->kind != CAIRN_TRAINED && t->kind != CAIRN_FROZEN) {
-        return cairn_fail(
-            why, CAIRN_ERR_UNSUPPORTED,
-            "tensor \"%s\": buffers and blobs are not supported yet; allowed kinds: 1 (trained), "
-            "2 (frozen)",
-            t->name);
-    }
     const struct {
-        const char *field;
+        enum cairn_capability_field field;
         int value;
-    } types[] = { { "wire", (int)t->wire },
-                  { "reduce", (int)t->reduce },
-                  { "master", (int)t->master } };
-    for (size_t i = 0; i < 3; i++) {
-        if (cairn_dtype_bytes(types[i].value) == 0) {
-            return cairn_fail(
-                why, CAIRN_ERR_INVALID,
-                "tensor \"%s\": %s dtype is %d, which is not a dtype; allowed: 1 (f32)%s", t->name,
-                types[i].field, types[i].value, i == 0 ? ", 2 (bf16)" : "");
-        }
-        if (types[i].value != CAIRN_F32 && !(i == 0 && types[i].value == CAIRN_BF16)) {
-            return cairn_fail(why, CAIRN_ERR_UNSUPPORTED,
-                              "tensor \"%s\": %s dtype %s is not supported; allowed: f32%s",
-                              t->name, types[i].field, cairn_dtype_name(types[i].value),
-                              i == 0 ? ", bf16" : "");
-        }
+    } choices[] = {
+        { CAIRN_CAPABILITY_KIND, (int)t->kind },     { CAIRN_CAPABILITY_WIRE, (int)t->wire },
+        { CAIRN_CAPABILITY_REDUCE, (int)t->reduce }, { CAIRN_CAPABILITY_MASTER, (int)t->master },
+        { CAIRN_CAPABILITY_PLACE, (int)t->whole },   { CAIRN_CAPABILITY_INIT, (int)t->init.kind },
+    };
+    char subject[CAIRN_NAME_MAX + 16];
+    snprintf(subject, sizeof subject, "tensor \"%s\": ", t->name);
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; i < sizeof choices / sizeof choices[0] && status == CAIRN_OK; i++) {
+        status = cairn_capability_check(choices[i].field, choices[i].value, subject, why);
     }
-    return CAIRN_OK;
+    return status;
+}
+
+/* The numbers of an initializer; they become fp32 on the shards. */
+static cairn_status check_init(const struct cairn_tensor_spec *t, struct cairn_sentence *why)
+{
+    const struct cairn_init *init = &t->init;
+    const bool random = init->kind == CAIRN_INIT_UNIFORM || init->kind == CAIRN_INIT_NORMAL;
+    const bool uses_a = random || init->kind == CAIRN_INIT_CONSTANT;
+    const char *rule = NULL;
+    if (!(fabs(init->a) <= (double)FLT_MAX) || !(fabs(init->b) <= (double)FLT_MAX) ||
+        init->seed > INT64_MAX)
+        rule = "a and b finite in fp32, seed below 2^63";
+    else if ((!uses_a && init->a != 0) || (!random && (init->b != 0 || init->seed != 0)))
+        rule = "what the initializer does not use is 0";
+    else if (init->kind == CAIRN_INIT_UNIFORM && !(init->a < init->b))
+        rule = "a below b";
+    else if (init->kind == CAIRN_INIT_NORMAL && !(init->b > 0))
+        rule = "b, the standard deviation, above 0";
+    if (rule == NULL) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_INVALID,
+                      "tensor \"%s\": init is %s with a %g, b %g, seed %llu; allowed: %s", t->name,
+                      cairn_capability_name(CAIRN_CAPABILITY_INIT, (int)init->kind), init->a,
+                      init->b, (unsigned long long)init->seed, rule);
 }
 
 /* Adds the tensor's elements to *elems. */
@@ -300,7 +341,8 @@ static cairn_status check_tensors(const struct cairn_job_spec_data *spec, struct
     for (size_t i = 0; i < spec->tensor_count; i++) {
         const struct cairn_tensor_spec *t = &spec->tensors[i];
         cairn_status status = check_tensor_names(spec, i, why);
-        if (status == CAIRN_OK) status = check_kind_and_types(t, why);
+        if (status == CAIRN_OK) status = check_choices(t, why);
+        if (status == CAIRN_OK) status = check_init(t, why);
         if (status == CAIRN_OK) status = check_shape(t, &elems, why);
         if (status == CAIRN_OK) status = check_membership(t, table, why);
         if (status != CAIRN_OK) return status;
@@ -316,31 +358,6 @@ static cairn_status check_tensors(const struct cairn_job_spec_data *spec, struct
     return CAIRN_OK;
 }
 
-static int name_order(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-/* Names are known to be there and short. */
-static cairn_status check_tensors_unique(const struct cairn_job_spec_data *spec,
-                                         struct cairn_sentence *why)
-{
-    const size_t count = spec->tensor_count;
-    const char **names = calloc(count, sizeof *names);
-    if (names == NULL) return CAIRN_ERR_NO_MEMORY;
-    for (size_t i = 0; i < count; i++) names[i] = spec->tensors[i].name;
-    qsort(names, count, sizeof *names, name_order);
-    cairn_status status = CAIRN_OK;
-    for (size_t i = 1; i < count && status == CAIRN_OK; i++) {
-        if (strcmp(names[i - 1], names[i]) != 0) continue;
-        status = cairn_fail(why, CAIRN_ERR_INVALID,
-                            "two tensors have the name \"%s\"; names are unique in a job",
-                            names[i]);
-    }
-    free(names);
-    return status;
-}
-
 cairn_status cairn_spec_check(const struct cairn_job_spec_data *spec, const char *const *optimizers,
                               struct cairn_sentence *why)
 {
@@ -351,6 +368,6 @@ cairn_status cairn_spec_check(const struct cairn_job_spec_data *spec, const char
     }
     if (status == CAIRN_OK) status = list_groups(spec, &table, why);
     if (status == CAIRN_OK) status = check_tensors(spec, &table, why);
-    if (status == CAIRN_OK) status = check_tensors_unique(spec, why);
+    if (status == CAIRN_OK) status = cairn_spec_check_names(spec, why);
     return status;
 }

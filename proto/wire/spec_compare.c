@@ -1,4 +1,5 @@
 /* Comparing job specs: the hash (are they the same?) and the list of differences (in what not?). */
+#include "proto/wire/capability.h"
 #include "proto/wire/spec.h"
 
 #include <inttypes.h>
@@ -29,6 +30,17 @@ static void hash_text(crypto_generichash_state *state, const char *text)
     crypto_generichash_update(state, (const uint8_t *)text, strlen(text));
 }
 
+static void hash_alias(crypto_generichash_state *state, const struct cairn_tensor_spec *t)
+{
+    const struct cairn_box *box = t->alias_box;
+    hash_text(state, t->alias_of);
+    hash_number(state, box != NULL ? box->rank : UINT64_MAX); // all of it: no box
+    for (uint32_t d = 0; box != NULL && d < box->rank; d++) {
+        hash_number(state, box->start[d]);
+        hash_number(state, box->extent[d]);
+    }
+}
+
 static void hash_tensor(crypto_generichash_state *state, const struct cairn_tensor_spec *t)
 {
     hash_text(state, t->name);
@@ -41,6 +53,26 @@ static void hash_tensor(crypto_generichash_state *state, const struct cairn_tens
     hash_number(state, t->whole);
     hash_number(state, t->shape.rank);
     for (uint32_t d = 0; d < t->shape.rank; d++) hash_number(state, t->shape.dim[d]);
+    hash_number(state, (uint64_t)t->init.kind);
+    hash_double(state, t->init.a);
+    hash_double(state, t->init.b);
+    hash_number(state, t->init.seed);
+    hash_number(state, t->alias_of != NULL);
+    if (t->alias_of != NULL) hash_alias(state, t);
+}
+
+static void hash_schedule(crypto_generichash_state *state, const struct cairn_schedule *s)
+{
+    hash_number(state, (uint64_t)s->kind);
+    hash_number(state, s->warmup_steps);
+    hash_number(state, s->total_steps);
+    hash_number(state, s->decay_steps);
+    hash_double(state, s->lr_min);
+    hash_number(state, s->point_count);
+    for (size_t i = 0; i < s->point_count; i++) {
+        hash_number(state, s->points[i].step);
+        hash_double(state, s->points[i].factor);
+    }
 }
 
 static void hash_group(crypto_generichash_state *state, const struct cairn_group_spec *g)
@@ -50,18 +82,25 @@ static void hash_group(crypto_generichash_state *state, const struct cairn_group
     const double hyper[] = { g->lr, g->beta1, g->beta2, g->eps, g->weight_decay, g->momentum };
     for (size_t i = 0; i < sizeof hyper / sizeof hyper[0]; i++) hash_double(state, hyper[i]);
     hash_number(state, g->nesterov);
+    hash_number(state, g->frozen);
+    hash_schedule(state, &g->schedule);
 }
 
 static void hash_canonical(const struct cairn_job_spec_data *spec, uint8_t hash_out[32])
 {
     crypto_generichash_state state;
     crypto_generichash_init(&state, NULL, 0, 32);
-    hash_text(&state, "cairn job spec 1");
+    hash_text(&state, "cairn job spec 2");
     hash_text(&state, spec->name);
     hash_double(&state, spec->clip_norm);
     hash_double(&state, spec->loss_scale);
     hash_number(&state, (uint64_t)spec->on_nonfinite);
+    hash_number(&state, (uint64_t)spec->loss_scale_policy);
+    hash_number(&state, spec->loss_scale_growth_steps);
+    hash_double(&state, spec->loss_scale_min);
+    hash_double(&state, spec->loss_scale_max);
     hash_number(&state, spec->stage);
+    hash_number(&state, spec->micro_batches);
     hash_number(&state, spec->workers_min);
     hash_number(&state, spec->chunk_leaves);
     hash_number(&state, spec->spread);
@@ -95,7 +134,7 @@ struct diff {
 __attribute__((format(printf, 2, 3))) static void differ(struct diff *diff, const char *fmt, ...)
 {
     if (diff->found++ >= diff->lines_max) return;
-    char line[1400]; // two names, two groups and some words
+    char line[2000]; // two names, two aliases and some words
     va_list args;
     va_start(args, fmt);
     vsnprintf(line, sizeof line, fmt, args);
@@ -120,12 +159,6 @@ static bool same_shape(const struct cairn_shape *a, const struct cairn_shape *b)
     return a->rank == b->rank && memcmp(a->dim, b->dim, a->rank * sizeof a->dim[0]) == 0;
 }
 
-static const char *kind_name(cairn_kind kind)
-{
-    static const char *const names[] = { "?", "trained", "frozen", "buffer", "blob" };
-    return kind >= CAIRN_TRAINED && kind <= CAIRN_BLOB ? names[kind] : "?";
-}
-
 static void differ_text(struct diff *diff, const char *tensor, const char *field, const char *here,
                         const char *there)
 {
@@ -139,15 +172,39 @@ static void differ_dtype(struct diff *diff, const char *tensor, const char *fiel
     differ_text(diff, tensor, field, cairn_dtype_name((int)here), cairn_dtype_name((int)there));
 }
 
+/* "no alias"; "alias of wte [0,8)x[0,4)", without the box for all of it. */
+static const char *alias_text(const struct cairn_tensor_spec *t, char text[static 700])
+{
+    const struct cairn_box *box = t->alias_box;
+    if (t->alias_of == NULL) return "no alias";
+    size_t used = (size_t)snprintf(text, 700, "alias of %s", t->alias_of);
+    for (uint32_t d = 0; box != NULL && d < box->rank && used < 700; d++) {
+        used += (size_t)snprintf(text + used, 700 - used, "%s[%" PRIu64 ",%" PRIu64 ")",
+                                 d > 0 ? "x" : " ", box->start[d], box->start[d] + box->extent[d]);
+    }
+    return text;
+}
+
+/* "put"; "uniform(-0.1, 0.1, seed 7)". */
+static const char *init_text(const struct cairn_init *init, char text[static 180])
+{
+    const char *name = cairn_capability_name(CAIRN_CAPABILITY_INIT, (int)init->kind);
+    if (init->kind == CAIRN_INIT_NONE) return "put";
+    snprintf(text, 180, "%s(%.17g, %.17g, seed %" PRIu64 ")", name, init->a, init->b, init->seed);
+    return text;
+}
+
 static void diff_tensor(struct diff *diff, const struct cairn_tensor_spec *here,
                         const struct cairn_tensor_spec *there)
 {
-    char a[180], b[180];
+    char a[180], b[180], alias_a[700], alias_b[700];
     if (!same_shape(&here->shape, &there->shape)) {
         differ_text(diff, here->name, "shape", shape_text(&here->shape, a),
                     shape_text(&there->shape, b));
     }
-    differ_text(diff, here->name, "kind", kind_name(here->kind), kind_name(there->kind));
+    differ_text(diff, here->name, "kind",
+                cairn_capability_name(CAIRN_CAPABILITY_KIND, (int)here->kind),
+                cairn_capability_name(CAIRN_CAPABILITY_KIND, (int)there->kind));
     differ_dtype(diff, here->name, "wire dtype", here->wire, there->wire);
     differ_dtype(diff, here->name, "reduce dtype", here->reduce, there->reduce);
     differ_dtype(diff, here->name, "master dtype", here->master, there->master);
@@ -155,6 +212,9 @@ static void diff_tensor(struct diff *diff, const struct cairn_tensor_spec *here,
     differ_text(diff, here->name, "unit", here->unit, there->unit);
     differ_text(diff, here->name, "placement", here->whole ? "whole" : "rows",
                 there->whole ? "whole" : "rows");
+    differ_text(diff, here->name, "alias", alias_text(here, alias_a), alias_text(there, alias_b));
+    differ_text(diff, here->name, "initial state", init_text(&here->init, a),
+                init_text(&there->init, b));
 }
 
 static void differ_number(struct diff *diff, const char *noun, const char *name, const char *field,
@@ -162,6 +222,40 @@ static void differ_number(struct diff *diff, const char *noun, const char *name,
 {
     if (memcmp(&here, &there, sizeof here) == 0) return;
     differ(diff, "%s %s: %s %.17g here, %.17g on the servers", noun, name, field, here, there);
+}
+
+/* The first point that is not the same, since a table may have a thousand. */
+static void diff_points(struct diff *diff, const char *group, const struct cairn_schedule *here,
+                        const struct cairn_schedule *there)
+{
+    differ_number(diff, "group", group, "point_count", (double)here->point_count,
+                  (double)there->point_count);
+    for (size_t i = 0; i < here->point_count && i < there->point_count; i++) {
+        const struct cairn_schedule_point *a = &here->points[i], *b = &there->points[i];
+        if (a->step == b->step && memcmp(&a->factor, &b->factor, sizeof a->factor) == 0) continue;
+        differ(diff,
+               "group %s: point %zu is (%" PRIu64 ", %.17g) here, (%" PRIu64
+               ", %.17g) on the servers",
+               group, i, a->step, a->factor, b->step, b->factor);
+        return;
+    }
+}
+
+static void diff_schedule(struct diff *diff, const char *group, const struct cairn_schedule *here,
+                          const struct cairn_schedule *there)
+{
+    if (here->kind != there->kind) {
+        differ(diff, "group %s: schedule %s here, %s on the servers", group,
+               cairn_schedule_name((int)here->kind), cairn_schedule_name((int)there->kind));
+    }
+    differ_number(diff, "group", group, "warmup_steps", (double)here->warmup_steps,
+                  (double)there->warmup_steps);
+    differ_number(diff, "group", group, "total_steps", (double)here->total_steps,
+                  (double)there->total_steps);
+    differ_number(diff, "group", group, "decay_steps", (double)here->decay_steps,
+                  (double)there->decay_steps);
+    differ_number(diff, "group", group, "lr_min", here->lr_min, there->lr_min);
+    diff_points(diff, group, here, there);
 }
 
 static void diff_group(struct diff *diff, const struct cairn_group_spec *here,
@@ -179,6 +273,8 @@ static void diff_group(struct diff *diff, const struct cairn_group_spec *here,
                   there->weight_decay);
     differ_number(diff, "group", here->name, "momentum", here->momentum, there->momentum);
     differ_number(diff, "group", here->name, "nesterov", here->nesterov, there->nesterov);
+    differ_number(diff, "group", here->name, "frozen", here->frozen, there->frozen);
+    diff_schedule(diff, here->name, &here->schedule, &there->schedule);
 }
 
 static void diff_job(struct diff *diff, const struct cairn_job_spec_data *here,
@@ -192,7 +288,14 @@ static void diff_job(struct diff *diff, const struct cairn_job_spec_data *here,
     differ_number(diff, "job", job, "loss_scale", here->loss_scale, there->loss_scale);
     differ_number(diff, "job", job, "on_nonfinite (1 skip, 2 fail)", here->on_nonfinite,
                   there->on_nonfinite);
+    differ_number(diff, "job", job, "loss_scale_policy (1 fixed, 2 dynamic)",
+                  here->loss_scale_policy, there->loss_scale_policy);
+    differ_number(diff, "job", job, "loss_scale_growth_steps", here->loss_scale_growth_steps,
+                  there->loss_scale_growth_steps);
+    differ_number(diff, "job", job, "loss_scale_min", here->loss_scale_min, there->loss_scale_min);
+    differ_number(diff, "job", job, "loss_scale_max", here->loss_scale_max, there->loss_scale_max);
     differ_number(diff, "job", job, "stage", here->stage, there->stage);
+    differ_number(diff, "job", job, "micro_batches", here->micro_batches, there->micro_batches);
     differ_number(diff, "job", job, "workers_min", here->workers_min, there->workers_min);
     differ_number(diff, "job", job, "chunk_leaves", here->chunk_leaves, there->chunk_leaves);
     differ_number(diff, "job", job, "spread", here->spread, there->spread);

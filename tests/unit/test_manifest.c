@@ -31,6 +31,46 @@ static void add_tensor(struct cairn_job_spec_data *spec, const char *name, cairn
     ck_assert_int_eq(cairn_spec_add_tensor(spec, &t), CAIRN_OK);
 }
 
+/* Of each thing that may be left out, one. */
+static void add_rest(struct cairn_job_spec_data *spec)
+{
+    const struct cairn_schedule_point points[] = { { 0, 0.1 }, { 7, 2.0 / 3 } };
+    struct cairn_group_spec g = cairn_group_default();
+    struct cairn_box box = { 2, { 1, 0 }, { 2, 5 } };
+    uint8_t former[32];
+    g.name = borrowed("table");
+    g.optimizer = borrowed("sgd");
+    g.frozen = true;
+    g.schedule = (struct cairn_schedule) { CAIRN_SCHEDULE_TABLE, 1, 0, 0, 0, points, 2 };
+    ck_assert_int_eq(cairn_spec_add_group(spec, &g), CAIRN_OK);
+    struct cairn_tensor_spec t = { .name = borrowed("scalar2"),
+                                   .group = borrowed("table"),
+                                   .kind = CAIRN_TRAINED,
+                                   .wire = CAIRN_F32,
+                                   .reduce = CAIRN_F32,
+                                   .master = CAIRN_F32,
+                                   .shape = { 2, { 4, 5 } },
+                                   .init = { CAIRN_INIT_NORMAL, 0.1, 0.02, INT64_MAX } };
+    ck_assert_int_eq(cairn_spec_add_tensor(spec, &t), CAIRN_OK);
+    t = (struct cairn_tensor_spec) { .name = borrowed("part"),
+                                     .alias_of = borrowed("scalar2"),
+                                     .alias_box = &box,
+                                     .kind = CAIRN_FROZEN,
+                                     .wire = CAIRN_F32,
+                                     .reduce = CAIRN_F32,
+                                     .master = CAIRN_F32,
+                                     .shape = { 1, { 0 } } };
+    ck_assert_int_eq(cairn_spec_add_tensor(spec, &t), CAIRN_OK);
+    spec->loss_scale = 65536;
+    spec->loss_scale_policy = CAIRN_LOSS_SCALE_DYNAMIC;
+    spec->loss_scale_growth_steps = 17;
+    spec->loss_scale_min = 1.0 / 3;
+    spec->loss_scale_max = 1e9;
+    spec->micro_batches = 5;
+    memset(former, 0xcd, sizeof former);
+    ck_assert_int_eq(cairn_spec_add_former(spec, former), CAIRN_OK);
+}
+
 static struct cairn_manifest good_manifest(void)
 {
     struct cairn_manifest m;
@@ -40,7 +80,9 @@ static struct cairn_manifest good_manifest(void)
     g.name = borrowed("all");
     g.optimizer = borrowed("adamw");
     g.lr = 0.1; // has no short binary form: must come back exactly
+    g.schedule = (struct cairn_schedule) { CAIRN_SCHEDULE_COSINE, 3, 40, 0, 0.1 / 3, NULL, 0 };
     ck_assert_int_eq(cairn_spec_add_group(&m.spec, &g), CAIRN_OK);
+    add_rest(&m.spec);
     add_tensor(&m.spec, "w\xc3\xa9\"\\", CAIRN_TRAINED, (struct cairn_shape) { 2, { 3, 5 } });
     add_tensor(&m.spec, "scalar", CAIRN_FROZEN, (struct cairn_shape) { 0, { 0 } });
     m.cluster = strdup("lab");
@@ -80,6 +122,12 @@ START_TEST(a_manifest_comes_back_exactly)
     ck_assert_msg(status == CAIRN_OK, "%s", why.text);
     cairn_spec_canonicalize(&a.spec);
     ck_assert_uint_eq(cairn_spec_diff(&a.spec, &b.spec, 0, NULL, NULL), 0);
+    uint8_t hash_a[32], hash_b[32];
+    ck_assert_int_eq(cairn_spec_hash(&a.spec, hash_a), CAIRN_OK);
+    ck_assert_int_eq(cairn_spec_hash(&b.spec, hash_b), CAIRN_OK);
+    ck_assert_mem_eq(hash_a, hash_b, 32);
+    ck_assert_uint_eq(b.spec.former_count, 1);
+    ck_assert(cairn_spec_was(&b.spec, a.spec.former[0]));
     ck_assert_str_eq(b.cluster, "lab");
     ck_assert_uint_eq(b.generation, a.generation);
     ck_assert_uint_eq(b.step, a.step);
@@ -109,7 +157,8 @@ struct damage {
 
 static const struct damage damages[] = {
     { "\"cairn snapshot\"", "\"zip\"", "format", CAIRN_ERR_CORRUPT },
-    { "\"version\": 1", "\"version\": 2", "reads 1", CAIRN_ERR_VERSION },
+    { "\"version\": 2", "\"version\": 3", "reads 1 to 2", CAIRN_ERR_VERSION },
+    { "\"version\": 2", "\"version\": 0", "reads 1 to 2", CAIRN_ERR_VERSION },
     { "\"epoch\": 7", "\"epoch\": -7", "out of range", CAIRN_ERR_CORRUPT },
     { "\"epoch\": 7", "\"epoch\": \"7\"", "the top", CAIRN_ERR_CORRUPT },
     { "\"epoch\": 7", "\"epoch\": 7, \"epoch\": 7", "not JSON", CAIRN_ERR_CORRUPT },
@@ -123,11 +172,17 @@ static const struct damage damages[] = {
     { "\"payload\": \"00ff10\"", "\"payload\": \"00fg10\"", "payload", CAIRN_ERR_CORRUPT },
     { "\"abab", "\"ab", "content_root", CAIRN_ERR_CORRUPT },
     { "\"mnist\"", "\"../mnist\"", "job name", CAIRN_ERR_CORRUPT },
-    { "\"stage\": 0", "\"stage\": 9", "stage is 9", CAIRN_ERR_CORRUPT },
+    { "\"stage\": 2", "\"stage\": 9", "stage is 9", CAIRN_ERR_CORRUPT },
     { "\"adamw\"", "\"muon\"", "no optimizer", CAIRN_ERR_CORRUPT },
     { "\"skip\"", "\"hope\"", "on_nonfinite", CAIRN_ERR_CORRUPT },
-    { "\"frozen\"", "\"thawed\"", "kind", CAIRN_ERR_CORRUPT },
-    { "\"bf16\"", "\"bf17\"", "wire dtype", CAIRN_ERR_CORRUPT },
+    { "\"kind\": \"frozen\"", "\"kind\": \"thawed\"", "kind is -1", CAIRN_ERR_CORRUPT },
+    { "\"bf16\"", "\"bf17\"", "wire is 0", CAIRN_ERR_CORRUPT },
+    { "\"cosine\"", "\"sine\"", "schedule is -1", CAIRN_ERR_CORRUPT },
+    { "\"warmup_steps\": 3", "\"warmup_steps\": 4000", "total_steps", CAIRN_ERR_CORRUPT },
+    { "\"normal\"", "\"gamma\"", "init is -1", CAIRN_ERR_CORRUPT },
+    { "\"alias_of\": \"scalar2\"", "\"alias_of\": \"x\"", "no tensor", CAIRN_ERR_CORRUPT },
+    { "\"dynamic\"", "\"fixed\"", "no effect", CAIRN_ERR_CORRUPT },
+    { "\"former\": [\n   \"cd", "\"former\": [\n   \"g", "hex", CAIRN_ERR_CORRUPT },
     { "    3,\n", "    -3,\n", "shape", CAIRN_ERR_CORRUPT },
     { "    3,\n", "    3.5,\n", "shape", CAIRN_ERR_CORRUPT },
     { "    3,\n", "    281474976710656,\n", "2^48", CAIRN_ERR_CORRUPT },

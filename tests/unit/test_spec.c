@@ -170,9 +170,13 @@ static void kind_9(struct cairn_job_spec_data *s)
 {
     s->tensors[0].kind = (cairn_kind)9;
 }
-static void a_buffer(struct cairn_job_spec_data *s)
+static void a_blob(struct cairn_job_spec_data *s)
 {
-    s->tensors[0].kind = CAIRN_BUFFER;
+    s->tensors[0].kind = CAIRN_BLOB;
+}
+static void place_whole(struct cairn_job_spec_data *s)
+{
+    s->tensors[0].whole = true;
 }
 static void wire_f64(struct cairn_job_spec_data *s)
 {
@@ -203,7 +207,7 @@ static void too_much_together(struct cairn_job_spec_data *s)
 }
 
 static const struct spoil spoils[] = {
-    { "stage 4", stage_4, CAIRN_ERR_INVALID, "stage is 4; allowed: 0 to 3" },
+    { "stage 4", stage_4, CAIRN_ERR_INVALID, "stage is 4; allowed: 0 (state on one shard" },
     { "no workers", no_workers, CAIRN_ERR_INVALID, "workers_min is 0" },
     { "window", wide_window, CAIRN_ERR_INVALID, "window is 4294967295" },
     { "chunk", huge_chunk, CAIRN_ERR_INVALID, "chunk_leaves is 1025" },
@@ -229,10 +233,11 @@ static const struct spoil spoils[] = {
     { "surrogate", surrogate, CAIRN_ERR_INVALID, "its unit" },
     { "reserved", reserved, CAIRN_ERR_INVALID, "reserved" },
     { "kind 9", kind_9, CAIRN_ERR_INVALID, "kind is 9" },
-    { "a buffer", a_buffer, CAIRN_ERR_UNSUPPORTED, "not supported yet" },
-    { "wire f64", wire_f64, CAIRN_ERR_UNSUPPORTED, "wire dtype f64 is not supported" },
-    { "reduce bf16", reduce_bf16, CAIRN_ERR_UNSUPPORTED, "reduce dtype bf16" },
-    { "master 77", master_77, CAIRN_ERR_INVALID, "master dtype is 77" },
+    { "a blob", a_blob, CAIRN_ERR_UNSUPPORTED, "kind blob (4) is not supported" },
+    { "place", place_whole, CAIRN_ERR_UNSUPPORTED, "place whole (1) is not supported" },
+    { "wire f64", wire_f64, CAIRN_ERR_UNSUPPORTED, "wire f64 (4) is not supported" },
+    { "reduce bf16", reduce_bf16, CAIRN_ERR_UNSUPPORTED, "reduce bf16 (2) is not supported" },
+    { "master 77", master_77, CAIRN_ERR_INVALID, "master is 77; allowed: 1 (f32)" },
     { "rank 9", rank_9, CAIRN_ERR_INVALID, "rank 9" },
     { "overflow", overflowing, CAIRN_ERR_INVALID, "limits" },
     { "sum of elements", too_much_together, CAIRN_ERR_INVALID, "more than 2^48" },
@@ -359,7 +364,7 @@ START_TEST(differences_are_listed_in_words_and_the_rest_is_counted)
     struct lines lines = { .count = 0 };
     ck_assert_uint_eq(cairn_spec_diff(&here, &there, 16, keep_line, &lines), 6);
     ck_assert_uint_eq(lines.count, 6);
-    ck_assert_str_eq(lines.text[0], "job mnist: stage 1 here, 0 on the servers");
+    ck_assert_str_eq(lines.text[0], "job mnist: stage 1 here, 2 on the servers");
     ck_assert_str_eq(lines.text[1], "group all: lr 0.5 here, 0.001 on the servers");
     ck_assert_str_eq(lines.text[2],
                      "tensor fc1.weight: shape [512,784] here, [256,784] on the servers");

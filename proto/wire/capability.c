@@ -1,0 +1,117 @@
+#include "proto/wire/capability.h"
+
+#include <string.h>
+
+#include "proto/wire/spec.h"
+
+static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
+    "kind",         "wire",  "reduce",   "master", "place",
+    "init",         "alias", "schedule", "stage",  "loss_scale_policy",
+    "on_nonfinite",
+};
+
+/* Rows by field; the names of the fields stand once, above. */
+#define TABLE(X)                                                  \
+    X(KIND, CAIRN_TRAINED, "trained", true)                       \
+    X(KIND, CAIRN_FROZEN, "frozen", true)                         \
+    X(KIND, CAIRN_BUFFER, "buffer", true)                         \
+    X(KIND, CAIRN_BLOB, "blob", false)                            \
+    X(WIRE, CAIRN_F32, "f32", true)                               \
+    X(WIRE, CAIRN_BF16, "bf16", true)                             \
+    X(WIRE, CAIRN_F16, "f16", false)                              \
+    X(WIRE, CAIRN_F64, "f64", false)                              \
+    X(REDUCE, CAIRN_F32, "f32", true)                             \
+    X(REDUCE, CAIRN_BF16, "bf16", false)                          \
+    X(REDUCE, CAIRN_F16, "f16", false)                            \
+    X(REDUCE, CAIRN_F64, "f64", false)                            \
+    X(MASTER, CAIRN_F32, "f32", true)                             \
+    X(MASTER, CAIRN_BF16, "bf16", false)                          \
+    X(MASTER, CAIRN_F16, "f16", false)                            \
+    X(MASTER, CAIRN_F64, "f64", false)                            \
+    X(PLACE, 0, "rows", true)                                     \
+    X(PLACE, 1, "whole", false)                                   \
+    X(INIT, CAIRN_INIT_NONE, "none", true)                        \
+    X(INIT, CAIRN_INIT_ZEROS, "zeros", true)                      \
+    X(INIT, CAIRN_INIT_ONES, "ones", true)                        \
+    X(INIT, CAIRN_INIT_CONSTANT, "constant", true)                \
+    X(INIT, CAIRN_INIT_UNIFORM, "uniform", true)                  \
+    X(INIT, CAIRN_INIT_NORMAL, "normal", true)                    \
+    X(ALIAS, 0, "none", true)                                     \
+    X(ALIAS, 1, "whole", true)                                    \
+    X(ALIAS, 2, "box, fetched", true)                             \
+    X(ALIAS, 3, "box, put or pushed", false)                      \
+    X(SCHEDULE, CAIRN_SCHEDULE_CONSTANT, "constant", true)        \
+    X(SCHEDULE, CAIRN_SCHEDULE_LINEAR, "linear", true)            \
+    X(SCHEDULE, CAIRN_SCHEDULE_COSINE, "cosine", true)            \
+    X(SCHEDULE, CAIRN_SCHEDULE_WSD, "wsd", true)                  \
+    X(SCHEDULE, CAIRN_SCHEDULE_TABLE, "table", true)              \
+    X(STAGE, 0, "state on one shard, pushed once a round", true)  \
+    X(STAGE, 1, "state on all shards, pushed once a round", true) \
+    X(STAGE, 2, "every micro-batch pushed", true)                 \
+    X(STAGE, 3, "as 2, fetched units given back after use", true) \
+    X(LOSS_SCALE, CAIRN_LOSS_SCALE_FIXED, "fixed", true)          \
+    X(LOSS_SCALE, CAIRN_LOSS_SCALE_DYNAMIC, "dynamic", true)      \
+    X(NONFINITE, CAIRN_NONFINITE_SKIP, "skip", true)              \
+    X(NONFINITE, CAIRN_NONFINITE_FAIL, "fail", true)
+
+static const struct cairn_capability table[] = {
+#define X(field, value, name, supported) { CAIRN_CAPABILITY_##field, (value), (name), (supported) },
+    TABLE(X)
+#undef X
+};
+#define ROWS (sizeof table / sizeof table[0])
+
+const struct cairn_capability *cairn_capability_table(size_t *count_out)
+{
+    *count_out = ROWS;
+    return table;
+}
+
+const char *cairn_capability_field_name(enum cairn_capability_field field)
+{
+    return (unsigned)field < CAIRN_CAPABILITY_FIELD_COUNT ? field_names[field] : "?";
+}
+
+const char *cairn_capability_name(enum cairn_capability_field field, int value)
+{
+    for (size_t i = 0; i < ROWS; i++) {
+        if (table[i].field == field && table[i].value == value) return table[i].value_name;
+    }
+    return "?";
+}
+
+int cairn_capability_value(enum cairn_capability_field field, const char *name)
+{
+    for (size_t i = 0; i < ROWS; i++) {
+        if (table[i].field == field && strcmp(table[i].value_name, name) == 0)
+            return table[i].value;
+    }
+    return -1;
+}
+
+/* "0 (rows), 1 (whole)" of those supported, behind the sentence. */
+static void add_supported(enum cairn_capability_field field, struct cairn_sentence *why)
+{
+    const char *comma = "; allowed: ";
+    for (size_t i = 0; i < ROWS; i++) {
+        if (table[i].field != field || !table[i].supported) continue;
+        cairn_sentence_add(why, "%s%d (%s)", comma, table[i].value, table[i].value_name);
+        comma = ", ";
+    }
+}
+
+cairn_status cairn_capability_check(enum cairn_capability_field field, int value,
+                                    const char *subject, struct cairn_sentence *why)
+{
+    for (size_t i = 0; i < ROWS; i++) {
+        if (table[i].field != field || table[i].value != value) continue;
+        if (table[i].supported) return CAIRN_OK;
+        cairn_sentence_set(why, "%s%s %s (%d) is not supported by this version", subject,
+                           field_names[field], table[i].value_name, value);
+        add_supported(field, why);
+        return CAIRN_ERR_UNSUPPORTED;
+    }
+    cairn_sentence_set(why, "%s%s is %d", subject, field_names[field], value);
+    add_supported(field, why);
+    return CAIRN_ERR_INVALID;
+}

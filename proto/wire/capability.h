@@ -1,0 +1,52 @@
+/* What this version supports: every choice that a job's spec offers, a row each. The judge of specs reads
+ * it, `cairn capabilities` and the manual print it, and a test walks it: a row that is supported has an
+ * effect that can be seen, a row that is not is refused at attach, and nothing is ever ignored.
+ *
+ * Pure; static memory. */
+#ifndef CAIRN_WIRE_CAPABILITY_H
+#define CAIRN_WIRE_CAPABILITY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "proto/wire/sentence.h"
+#include "proto/wire/status.h"
+
+enum cairn_capability_field {
+    CAIRN_CAPABILITY_KIND, /* of a tensor; cairn_kind */
+    CAIRN_CAPABILITY_WIRE, /* cairn_dtype of what is fetched */
+    CAIRN_CAPABILITY_REDUCE,
+    CAIRN_CAPABILITY_MASTER,
+    CAIRN_CAPABILITY_PLACE,      /* 0 rows, 1 whole */
+    CAIRN_CAPABILITY_INIT,       /* cairn_init_kind */
+    CAIRN_CAPABILITY_ALIAS,      /* 0 none, 1 whole, 2 box: fetched; 3 box: pushed */
+    CAIRN_CAPABILITY_SCHEDULE,   /* of a group; cairn_schedule_kind */
+    CAIRN_CAPABILITY_STAGE,      /* of the job */
+    CAIRN_CAPABILITY_LOSS_SCALE, /* cairn_loss_scale */
+    CAIRN_CAPABILITY_NONFINITE,  /* cairn_nonfinite */
+    CAIRN_CAPABILITY_FIELD_COUNT
+};
+
+struct cairn_capability {
+    enum cairn_capability_field field;
+    int value;
+    const char *value_name;
+    bool supported;
+};
+
+/* All rows, by field. */
+const struct cairn_capability *cairn_capability_table(size_t *count_out);
+/* As in cairn.h: "on_nonfinite". */
+const char *cairn_capability_field_name(enum cairn_capability_field field);
+/* The name of a value: "bf16"; "?" if it is none of the field's. */
+const char *cairn_capability_name(enum cairn_capability_field field, int value);
+/* The value of a name; -1 if there is none. */
+int cairn_capability_value(enum cairn_capability_field field, const char *name);
+/* CAIRN_ERR_INVALID: no value of the field; CAIRN_ERR_UNSUPPORTED: one, but not in this version. `why` (may
+ * be NULL) begins with `subject` ("tensor \"x\": "), and names the field, the value and all that are
+ * supported. */
+cairn_status cairn_capability_check(enum cairn_capability_field field, int value,
+                                    const char *subject,
+                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+#endif
