@@ -69,6 +69,18 @@ void cairn_fabric_mem_cut_one(struct cairn_fabric_peer *peer)
     pthread_mutex_unlock(&hub->lock);
 }
 
+void cairn_fabric_mem_cut_to(struct cairn_fabric *fabric)
+{
+    const struct mem_node *node = node_of(fabric);
+    struct mem_peer *next;
+    pthread_mutex_lock(&node->hub->lock);
+    for (struct mem_peer *peer = LIST_FIRST(&node->hub->peers); peer != NULL; peer = next) {
+        next = LIST_NEXT(peer, link);
+        if (peer->to == node->id) lose_peer(peer);
+    }
+    pthread_mutex_unlock(&node->hub->lock);
+}
+
 static cairn_status mem_connect(struct cairn_fabric_peer *common, const void *address, size_t bytes)
 {
     struct mem_peer *peer = (struct mem_peer *)common;

@@ -49,5 +49,7 @@ uint64_t cairn_fabric_mem_hub_ticks(struct cairn_fabric_mem_hub *hub);
 void cairn_fabric_mem_cut(struct cairn_fabric_peer *peer);
 /* Breaks one direction: on_down of this peer, what it sent is lost. What comes the other way arrives. */
 void cairn_fabric_mem_cut_one(struct cairn_fabric_peer *peer);
+/* The same for every peer, of whichever node, that leads to this node. Any thread. */
+void cairn_fabric_mem_cut_to(struct cairn_fabric *fabric);
 
 #endif

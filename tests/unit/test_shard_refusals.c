@@ -2,6 +2,7 @@
 #include <check.h>
 #include <string.h>
 
+#include "proto/fabric/mem.h"
 #include "tests/support/shard_model.h"
 #include "tests/support/shard_scene.h"
 
@@ -320,14 +321,48 @@ START_TEST(a_message_for_a_worker_is_refused)
 }
 END_TEST
 
-START_TEST(a_hello_is_answered_with_the_grant)
+/* The shard's next HELLO, and the GRANT with it, to member 2 in round 5; returns their number. */
+static uint64_t hear_way(void)
 {
-    open_round();
-    struct cairn_chunk_header hello = scene_header(&scene, CAIRN_CHUNK_HELLO, 2);
-    scene_send(&scene, &hello, NULL, 0);
+    const struct scene_note *hello = scene_note(&scene, CAIRN_CHUNK_HELLO);
     const struct scene_note *grant = scene_note(&scene, CAIRN_CHUNK_GRANT);
+    ck_assert_uint_eq(hello->header.member, 2);
     ck_assert_uint_eq(grant->header.member, 2);
     ck_assert_uint_eq(grant->header.round, 5);
+    ck_assert_uint_eq(grant->header.request, hello->header.request);
+    return hello->header.request;
+}
+
+static uint64_t say_hello(uint64_t connection)
+{
+    struct cairn_chunk_header hello = scene_header(&scene, CAIRN_CHUNK_HELLO, 2);
+    hello.request = connection;
+    scene_send(&scene, &hello, NULL, 0);
+    return hear_way();
+}
+
+START_TEST(a_hello_is_answered_with_a_hello_and_the_grant)
+{
+    open_round();
+    while (scene_waiting(&scene, CAIRN_CHUNK_HELLO) > 0) scene_note(&scene, CAIRN_CHUNK_HELLO);
+    const uint64_t first = say_hello(1);
+    ck_assert_uint_eq((uint32_t)first, 1);
+    ck_assert_uint_ge(CAIRN_CHUNK_WAY_ENDPOINT(first), 1);
+    ck_assert_uint_eq(say_hello(1), first); // asked again: nothing is new
+    ck_assert_uint_eq(say_hello(2), first + 1);
+    ck_assert_uint_eq(say_hello(1), first + 1); // it was overtaken
+}
+END_TEST
+
+START_TEST(a_shard_that_lost_its_endpoint_alone_says_so_by_the_next_one)
+{
+    open_round();
+    while (scene_waiting(&scene, CAIRN_CHUNK_HELLO) > 0) scene_note(&scene, CAIRN_CHUNK_HELLO);
+    const uint64_t before = say_hello(1);
+    cairn_fabric_mem_cut_one(cairn_member_find(scene.shard->jobs, 2)->peer);
+    const uint64_t after = hear_way();
+    ck_assert_uint_gt(CAIRN_CHUNK_WAY_ENDPOINT(after), CAIRN_CHUNK_WAY_ENDPOINT(before));
+    ck_assert_uint_eq((uint32_t)after, 1);
 }
 END_TEST
 
@@ -348,7 +383,8 @@ int main(void)
     tcase_add_test(tcase, a_put_after_the_seal_changes_nothing);
     tcase_add_test(tcase, a_fetch_of_what_is_not_there_is_refused);
     tcase_add_test(tcase, a_message_for_a_worker_is_refused);
-    tcase_add_test(tcase, a_hello_is_answered_with_the_grant);
+    tcase_add_test(tcase, a_hello_is_answered_with_a_hello_and_the_grant);
+    tcase_add_test(tcase, a_shard_that_lost_its_endpoint_alone_says_so_by_the_next_one);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_ENV);
