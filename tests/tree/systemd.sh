@@ -1,0 +1,33 @@
+#!/bin/bash
+# The units: systemd finds nothing wrong with them, calls them hardened, and the daemons take their lines.
+# usage: systemd.sh SOURCE_FOLDER BUILD_FOLDER    77: there is no systemd-analyze
+set -euo pipefail
+command -v systemd-analyze >/dev/null || { echo "skip: systemd-analyze is not installed"; exit 77; }
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+fail() { echo "FAILED: $*"; exit 1; }
+
+# It wants to see the programs and the user: here they are this build's and a user of every system.
+for unit in cairn-coordinator.service cairn-shard@.service; do
+    grep -q '@CMAKE' "$2/systemd/$unit" && fail "$unit: a variable was left"
+    sed -E "s|^ExecStart=[^ ]*/|ExecStart=$2/bin/|; s|^User=.*|User=daemon|" "$2/systemd/$unit" >"$tmp/$unit"
+done
+ln -s cairn-shard@.service "$tmp/cairn-shard@0.service"
+for unit in cairn-coordinator.service cairn-shard@0.service; do
+    # It exits with 0 after a key that it does not know, but not without a word.
+    said=$(SYSTEMD_LOG_LEVEL=warning systemd-analyze verify --man=no "$tmp/$unit" 2>&1) || fail "$unit: $said"
+    said=$(grep -F cairn <<<"$said" || true) # of other units on this machine it may say anything
+    [ -z "$said" ] || fail "$unit: $said"
+    systemd-analyze security --no-pager --offline=true --threshold=20 "$tmp/$unit" >"$tmp/security" ||
+        fail "$unit is exposed more than 2.0: $(tail -n 1 "$tmp/security")"
+    tail -n 1 "$tmp/security"
+done
+
+# The words of ExecStart, with the samples for configurations.
+for daemon in cairn-coordinator:coordinator cairn-shard:shard; do
+    unit=$(echo "$tmp/${daemon%:*}"*.service | cut -d ' ' -f 1)
+    read -ra line < <(sed -nE "s|^ExecStart=||; T; s|/etc/cairn/${daemon#*:}.conf|$1/deploy/${daemon%:*}.conf.sample|; \
+        s|%l|node|g; s|%i|0|g; s|%t|/run|g; p" "$unit")
+    [ "${daemon%:*}" = cairn-coordinator ] || line+=(--set shard.coordinator=127.0.0.1:1)
+    "${line[@]}" --check-config >/dev/null || fail "${line[*]}"
+done
