@@ -33,23 +33,8 @@ cairn_status cairn_api_await_none(struct job *job, const uint64_t *open, const c
                              (unsigned long long)left, what, job->name);
 }
 
-static uint64_t tensor_elems(const struct cairn_tensor_spec *tensor)
-{
-    return cairn_geometry_of(&tensor->shape).elems;
-}
-
-static bool box_is_whole(const struct cairn_box *box, const struct cairn_tensor_spec *tensor)
-{
-    if (box == NULL) return true;
-    if (box->rank != tensor->shape.rank) return false;
-    for (uint32_t d = 0; d < box->rank; d++)
-        if (box->start[d] != 0 || box->extent[d] != tensor->shape.dim[d]) return false;
-    return true;
-}
-
 cairn_status cairn_api_judge_data(const struct job *job, const char *name,
-                                  const struct cairn_box *box, const struct cairn_mem *mem,
-                                  size_t *tensor_out)
+                                  const struct cairn_mem *mem, size_t *tensor_out)
 {
     if (name == NULL || mem == NULL)
         return cairn_client_fail(CAIRN_ERR_INVALID, "tensor and mem must be given");
@@ -59,14 +44,63 @@ cairn_status cairn_api_judge_data(const struct job *job, const char *name,
     const size_t tensor = cairn_spec_find_tensor(&job->spec, name);
     if (tensor == SIZE_MAX)
         return cairn_client_fail(CAIRN_ERR_NOT_FOUND, "job %s has no tensor %s", job->name, name);
-    if (!box_is_whole(box, &job->spec.tensors[tensor]))
-        return cairn_client_fail(
-            CAIRN_ERR_UNSUPPORTED,
-            "tensor %s: a box that is not the whole tensor is not supported yet; give NULL", name);
-    if (mem->ptr == NULL && tensor_elems(&job->spec.tensors[tensor]) > 0)
-        return cairn_client_fail(CAIRN_ERR_INVALID, "tensor %s: mem.ptr is NULL", name);
     *tensor_out = tensor;
     return CAIRN_OK;
+}
+
+static cairn_status judge_pointer(const struct job *job, size_t tensor, const struct piece *piece,
+                                  const struct cairn_mem *mem)
+{
+    if (mem->ptr != NULL || cairn_box_elems(&piece->box) == 0) return CAIRN_OK;
+    return cairn_client_fail(CAIRN_ERR_INVALID, "tensor %s: mem.ptr is NULL",
+                             job->spec.tensors[tensor].name);
+}
+
+static cairn_status judge_within(const struct cairn_tensor_spec *tensor,
+                                 const struct cairn_box *box)
+{
+    struct cairn_sentence why;
+    const cairn_status status = cairn_box_check(box, &tensor->shape, &why);
+    if (status == CAIRN_OK) return status;
+    return cairn_client_fail(status, "tensor %s: %s", tensor->name, why.text);
+}
+
+cairn_status cairn_api_judge_own(struct job *job, size_t tensor, const struct cairn_box *box,
+                                 const struct cairn_mem *mem, struct piece *piece_out)
+{
+    const struct cairn_tensor_spec *spec = &job->spec.tensors[tensor];
+    const struct piece piece = cairn_client_tiles_own(job, tensor);
+    char given[CAIRN_BOX_TEXT_BYTES], own[CAIRN_BOX_TEXT_BYTES];
+    cairn_status status = box != NULL ? judge_within(spec, box) : CAIRN_OK;
+    if (status != CAIRN_OK) return status;
+    if (!piece.whole && cairn_box_elems(&piece.box) == 0)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "tensor %s: this worker holds nothing of it, as it said in "
+                                 "cairn_tiles",
+                                 spec->name);
+    if (box != NULL && !cairn_box_equal(box, &piece.box))
+        return cairn_client_fail(
+            CAIRN_ERR_INVALID, "tensor %s: the box given is %s, what this worker holds is %s%s",
+            spec->name, cairn_box_text(box, given), cairn_box_text(&piece.box, own),
+            piece.whole ? "; declare what it holds by cairn_tiles" : "");
+    status = judge_pointer(job, tensor, &piece, mem);
+    if (status == CAIRN_OK) *piece_out = piece;
+    return status;
+}
+
+cairn_status cairn_api_judge_box(struct job *job, size_t tensor, const struct cairn_box *box,
+                                 const struct cairn_mem *mem, struct piece *piece_out)
+{
+    const struct cairn_tensor_spec *spec = &job->spec.tensors[tensor];
+    struct piece piece = cairn_client_tiles_own(job, tensor);
+    cairn_status status = box != NULL ? judge_within(spec, box) : CAIRN_OK;
+    if (status != CAIRN_OK) return status;
+    piece.box = box != NULL ? *box : cairn_box_of_shape(&spec->shape);
+    piece.whole = cairn_box_is_whole(&piece.box, &spec->shape);
+    piece.tile = piece.whole ? CAIRN_TILE_WHOLE : CAIRN_TILE_BOX;
+    status = judge_pointer(job, tensor, &piece, mem);
+    if (status == CAIRN_OK) *piece_out = piece;
+    return status;
 }
 
 cairn_status cairn_api_refuse_dtype(const char *tensor, const struct cairn_mem *mem,
@@ -108,12 +142,15 @@ cairn_status cairn_api_begin(struct job *job, uint8_t kind, bool (*run)(struct c
                                  "out of memory, or too many operations are open");
     }
     void *handle = op->handle;
+    if (pattern->piece.tile == CAIRN_TILE_BOX)
+        op->box_bytes = cairn_box_encode(&pattern->piece.box, op->box);
     command->op = op;
     command->tensor = pattern->tensor;
     command->micro = pattern->micro;
     command->plane = pattern->plane;
     command->dtype = pattern->dtype;
     command->ptr = pattern->ptr;
+    command->piece = pattern->piece;
     command->round = pattern->round;
     command->version = pattern->version;
     cairn_session_command(job->session, command);
@@ -123,6 +160,31 @@ cairn_status cairn_api_begin(struct job *job, uint8_t kind, bool (*run)(struct c
 
 /* ---- initial state ---- */
 
+/* May this worker put now? With tiles each rank puts what it holds, without them rank 0 everything. */
+static cairn_status judge_source(struct job *job)
+{
+    pthread_mutex_lock(&job->session->lock);
+    const bool initialized = job->initialized, has_tiles = job->declared != NULL;
+    pthread_mutex_unlock(&job->session->lock);
+    if (initialized)
+        return cairn_client_fail(CAIRN_ERR_EXISTS,
+                                 "job %s has its state already; nothing is to be put", job->name);
+    if (job->rank != 0 && !has_tiles)
+        return cairn_client_fail(CAIRN_ERR_REFUSED,
+                                 "the initial state is put by rank 0; this is rank %u", job->rank);
+    return CAIRN_OK;
+}
+
+/* What is put: what this worker holds; of rank 0 also the whole tensor, if it says so. */
+static cairn_status judge_put_box(struct job *job, size_t tensor, const struct cairn_box *box,
+                                  const struct cairn_mem *mem, struct piece *piece_out)
+{
+    const struct cairn_shape *shape = &job->spec.tensors[tensor].shape;
+    if (job->rank == 0 && box != NULL && cairn_box_is_whole(box, shape))
+        return cairn_api_judge_box(job, tensor, box, mem, piece_out);
+    return cairn_api_judge_own(job, tensor, box, mem, piece_out);
+}
+
 static cairn_status put_inside(struct job *job, const char *tensor, const char *plane,
                                const struct cairn_box *box, const struct cairn_mem *mem,
                                cairn_op **op_out)
@@ -130,24 +192,18 @@ static cairn_status put_inside(struct job *job, const char *tensor, const char *
     size_t index;
     if (job->role != CAIRN_WORKER)
         return cairn_client_fail(CAIRN_ERR_REFUSED, "a reader cannot put");
-    cairn_status status = cairn_api_judge_data(job, tensor, box, mem, &index);
+    cairn_status status = cairn_api_judge_data(job, tensor, mem, &index);
     if (status != CAIRN_OK) return status;
     if (plane == NULL || cairn_plane_number(plane) != CAIRN_PLANE_PARAM)
         return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
                                  "tensor %s: only the plane \"param\" can be put", tensor);
     if (mem->dtype != CAIRN_F32) return cairn_api_refuse_dtype(tensor, mem, "CAIRN_F32");
-    pthread_mutex_lock(&job->session->lock);
-    const bool initialized = job->initialized;
-    pthread_mutex_unlock(&job->session->lock);
-    if (initialized)
-        return cairn_client_fail(CAIRN_ERR_EXISTS,
-                                 "job %s has its state already; nothing is to be put", job->name);
-    if (job->rank != 0)
-        return cairn_client_fail(CAIRN_ERR_REFUSED,
-                                 "the initial state is put by rank 0; this is rank %u", job->rank);
-    const struct command pattern = {
+    struct command pattern = {
         .tensor = (uint32_t)index, .plane = CAIRN_PLANE_PARAM, .dtype = CAIRN_F32, .ptr = mem->ptr
     };
+    status = judge_source(job);
+    if (status == CAIRN_OK) status = judge_put_box(job, index, box, mem, &pattern.piece);
+    if (status != CAIRN_OK) return status;
     return cairn_api_begin(job, CAIRN_CHUNK_PUT, cairn_transfer_run, &pattern, op_out);
 }
 
@@ -167,7 +223,7 @@ static cairn_status init_done_inside(struct job *job, uint64_t deadline_ms)
     cairn_status status = cairn_api_await_none(job, &job->puts_open, "puts", deadline_ms);
     if (status != CAIRN_OK) return status;
     pthread_mutex_lock(&job->session->lock);
-    const bool initialized = job->initialized;
+    const bool initialized = job->initialized, has_tiles = job->declared != NULL;
     const cairn_status put = job->puts_status;
     const struct cairn_sentence why = job->puts_why;
     job->puts_status = CAIRN_OK;
@@ -175,7 +231,7 @@ static cairn_status init_done_inside(struct job *job, uint64_t deadline_ms)
     if (put != CAIRN_OK) return cairn_client_fail(put, "a put failed: %s", why.text);
     if (initialized) return CAIRN_OK;
     Cairn__InitDone message = CAIRN__INIT_DONE__INIT;
-    message.source = job->rank == 0;
+    message.source = job->rank == 0 || has_tiles;
     ProtobufCMessage *reply;
     status = cairn_control_ask(job->session, job, CAIRN_MSG_INIT_DONE, &message.base,
                                CAIRN_MSG_DONE, deadline_ms, &reply);

@@ -14,10 +14,18 @@ cairn_status cairn_api_check(struct job *job) CAIRN_MUST_CHECK;
 /* Sleeps until *open (puts_open, pushes_open) is 0; `what` names them. */
 cairn_status cairn_api_await_none(struct job *job, const uint64_t *open, const char *what,
                                   uint64_t deadline_ms) CAIRN_MUST_CHECK;
-/* Finds the tensor and judges box and memory, but for the dtype. */
+/* Finds the tensor and judges what of the memory does not depend on the box. */
 cairn_status cairn_api_judge_data(const struct job *job, const char *name,
-                                  const struct cairn_box *box, const struct cairn_mem *mem,
-                                  size_t *tensor_out) CAIRN_MUST_CHECK;
+                                  const struct cairn_mem *mem, size_t *tensor_out) CAIRN_MUST_CHECK;
+/* Judges the box of a put or push, and the memory's pointer: NULL is what this worker holds, and nothing
+ * else will do. */
+cairn_status cairn_api_judge_own(struct job *job, size_t tensor, const struct cairn_box *box,
+                                 const struct cairn_mem *mem,
+                                 struct piece *piece_out) CAIRN_MUST_CHECK;
+/* Judges the box of a fetch, and the memory's pointer: any box, NULL is the whole tensor. */
+cairn_status cairn_api_judge_box(struct job *job, size_t tensor, const struct cairn_box *box,
+                                 const struct cairn_mem *mem,
+                                 struct piece *piece_out) CAIRN_MUST_CHECK;
 /* Returns CAIRN_ERR_INVALID. */
 cairn_status cairn_api_refuse_dtype(const char *tensor, const struct cairn_mem *mem,
                                     const char *allowed);

@@ -9,7 +9,7 @@ static cairn_status fetch_inside(struct job *job, struct cairn_version version, 
                                  const struct cairn_mem *mem, cairn_op **op_out)
 {
     size_t index;
-    cairn_status status = cairn_api_judge_data(job, tensor, box, mem, &index);
+    cairn_status status = cairn_api_judge_data(job, tensor, mem, &index);
     if (status != CAIRN_OK) return status;
     const int number = cairn_plane_number(plane != NULL ? plane : "wire");
     if (number == 0)
@@ -18,11 +18,13 @@ static cairn_status fetch_inside(struct job *job, struct cairn_version version, 
                                                          : CAIRN_F32;
     if (mem->dtype != dtype)
         return cairn_api_refuse_dtype(tensor, mem, cairn_dtype_name((int)dtype));
-    const struct command pattern = { .tensor = (uint32_t)index,
-                                     .plane = (uint8_t)number,
-                                     .dtype = (uint8_t)dtype,
-                                     .ptr = mem->ptr,
-                                     .version = version };
+    struct command pattern = { .tensor = (uint32_t)index,
+                               .plane = (uint8_t)number,
+                               .dtype = (uint8_t)dtype,
+                               .ptr = mem->ptr,
+                               .version = version };
+    status = cairn_api_judge_box(job, index, box, mem, &pattern.piece);
+    if (status != CAIRN_OK) return status;
     return cairn_api_begin(job, CAIRN_CHUNK_FETCH, cairn_transfer_run, &pattern, op_out);
 }
 

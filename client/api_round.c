@@ -104,19 +104,22 @@ static cairn_status push_inside(struct job *job, const struct cairn_round *round
                                 const struct cairn_mem *mem, cairn_op **op_out)
 {
     size_t index;
-    cairn_status status = cairn_api_judge_data(job, tensor, box, mem, &index);
+    cairn_status status = cairn_api_judge_data(job, tensor, mem, &index);
     if (status != CAIRN_OK) return status;
     if (job->spec.tensors[index].kind != CAIRN_TRAINED)
         return cairn_client_fail(CAIRN_ERR_INVALID,
                                  "tensor %s is not trained; it takes no gradient", tensor);
     if (mem->dtype != CAIRN_F32 && mem->dtype != CAIRN_BF16)
         return cairn_api_refuse_dtype(tensor, mem, "CAIRN_F32 or CAIRN_BF16");
-    status = judge_fill(job, round, micro, index);
+    struct piece piece;
+    status = cairn_api_judge_own(job, index, box, mem, &piece);
+    if (status == CAIRN_OK) status = judge_fill(job, round, micro, index);
     if (status != CAIRN_OK) return status;
     const struct command pattern = { .tensor = (uint32_t)index,
                                      .micro = micro,
                                      .dtype = (uint8_t)mem->dtype,
                                      .ptr = mem->ptr,
+                                     .piece = piece,
                                      .round = round->round };
     status = cairn_api_begin(job, CAIRN_CHUNK_PUSH, cairn_client_round_push_run, &pattern, op_out);
     if (status != CAIRN_OK) { // it may be tried again
@@ -181,8 +184,9 @@ static cairn_status commit_once(struct job *job, const struct cairn_round *round
     }
     if (status != CAIRN_OK) return status;
     const uint32_t micros = micro + (fill ? 1 : 0);
-    status = send_word(job, cairn_client_round_commit_run, round, micros - 1,
-                       weight != 0 ? weight : micros);
+    if (weight == 0) weight = micros;
+    if (weight == CAIRN_WEIGHT_NONE) weight = 0;
+    status = send_word(job, cairn_client_round_commit_run, round, micros - 1, weight);
     if (status != CAIRN_OK) return status;
     pthread_mutex_lock(&job->session->lock);
     job->committed = true;

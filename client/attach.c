@@ -45,6 +45,7 @@ static void drop_pages(struct job *job)
 void cairn_attach_lost(struct job *job)
 {
     drop_pages(job);
+    job->tiles_request = 0;
     job->state = JOB_DETACHED;
 }
 
@@ -233,6 +234,7 @@ static void attached(struct job *job)
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
     drop_pages(job);
+    cairn_client_tiles_again(job);
     ask_how_the_round_ended(job);
     cairn_session_kick(s);
 }

@@ -131,7 +131,8 @@ static struct job *job_attaching(struct session *s, uint32_t request)
 }
 
 /* What a reply or notice changes here, before the thread that asked hears of it. */
-static void take_effect(struct session *s, uint16_t type, const ProtobufCMessage *message)
+static void take_effect(struct session *s, uint32_t request, uint16_t type,
+                        const ProtobufCMessage *message)
 {
     if (type == CAIRN_MSG_ROUND_OPENED) {
         const Cairn__RoundOpened *opened = (const Cairn__RoundOpened *)message;
@@ -145,6 +146,9 @@ static void take_effect(struct session *s, uint16_t type, const ProtobufCMessage
         const Cairn__ShardsChanged *changed = (const Cairn__ShardsChanged *)message;
         struct job *job = job_of_id(s, changed->job);
         if (job != NULL) cairn_attach_on_shards(job, changed);
+    } else if (type == CAIRN_MSG_TILES_SET) {
+        struct job *job = job_of_id(s, ((const Cairn__TilesSet *)message)->job);
+        if (job != NULL) cairn_client_tiles_on_set(job, request);
     }
 }
 
@@ -206,6 +210,8 @@ static bool on_error(struct session *s, uint32_t request, const Cairn__Error *er
         cairn_attach_on_error(attaching, status, sentence_of(error, status));
         return true;
     }
+    if (request != 0 && cairn_client_tiles_on_error(s, request, status, sentence_of(error, status)))
+        return true;
     if (request != 0 && s->ready) return false;
     note_away(s, status, sentence_of(error, status));
     for (struct job *job = s->jobs; job != NULL; job = job->next)
@@ -238,7 +244,7 @@ static void on_frame(struct cairn_stream *stream, const struct cairn_frame *fram
                on_error(s, frame->request, (const Cairn__Error *)message)) {
         // said
     } else if (frame->type != CAIRN_MSG_HEARTBEAT) {
-        take_effect(s, frame->type, message);
+        take_effect(s, frame->request, frame->type, message);
         if (frame->request != 0) {
             answer(s, frame->request, frame->type, message);
             return;
@@ -276,6 +282,7 @@ static void send_ask(struct session *s, struct ask *ask)
         Cairn__InitDone init;
         Cairn__VersionWait version;
         Cairn__WhoIsAwaited awaited;
+        Cairn__TilesDeclare tiles;
     } copy;
     const ProtobufCMessage *message = ask->message;
     const uint64_t id = ask->job != NULL ? ask->job->id : 0;
@@ -291,11 +298,14 @@ static void send_ask(struct session *s, struct ask *ask)
         WITH_JOB(INIT_DONE, init, Cairn__InitDone);
         WITH_JOB(VERSION_WAIT, version, Cairn__VersionWait);
         WITH_JOB(WHO_IS_AWAITED, awaited, Cairn__WhoIsAwaited);
+        WITH_JOB(TILES_DECLARE, tiles, Cairn__TilesDeclare);
     default: break;
     }
 #undef WITH_JOB
     ask->request = ++s->next_request;
     cairn_control_send(s, ask->type, ask->request, message);
+    if (ask->type == CAIRN_MSG_TILES_DECLARE)
+        cairn_client_tiles_send_pages(s, ask->request, ask->job->declaring);
 }
 
 static void close_jobs(struct session *s)

@@ -24,6 +24,8 @@ static void free_job(struct job *job)
     free(job->push_memory);
     free(job->actions.list);
     free(job->spec_bytes);
+    cairn_client_tiles_free(job->declared);
+    cairn_client_tiles_free(job->declaring);
     free(job->filled);
     free(job->name);
     cairn_spec_release(&job->spec);

@@ -29,6 +29,14 @@ static struct part *take_part(struct job *job)
     return part;
 }
 
+/* How many elements of the piece come before an element of the tensor. */
+static uint64_t before(const struct command *command, uint64_t elem)
+{
+    if (command->piece.whole) return elem;
+    const struct cairn_shape *shape = &command->job->spec.tensors[command->tensor].shape;
+    return cairn_box_before(&command->piece.box, shape, elem);
+}
+
 struct part *cairn_part_new(struct job *job, const struct command *command, uint32_t shard,
                             uint64_t chunk)
 {
@@ -36,6 +44,8 @@ struct part *cairn_part_new(struct job *job, const struct command *command, uint
     if (part == NULL) return NULL;
     const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->shards[shard].map, chunk);
     const size_t elem_bytes = cairn_dtype_bytes(command->dtype);
+    const uint64_t first = before(command, place.first_elem);
+    const uint64_t end = before(command, place.first_elem + place.elem_count);
     *part = (struct part) {
         .job = job,
         .op = command->op,
@@ -44,10 +54,12 @@ struct part *cairn_part_new(struct job *job, const struct command *command, uint
         .kind = command->op->kind,
         .plane = command->plane,
         .dtype = command->dtype,
+        .tile = command->piece.tile,
         .shard = shard,
         .place = place,
-        .bytes = command->ptr + place.first_elem * elem_bytes,
-        .byte_count = place.elem_count * elem_bytes,
+        .table_hash = command->piece.table_hash,
+        .bytes = command->ptr + first * elem_bytes,
+        .byte_count = (end - first) * elem_bytes,
         .version = command->version,
     };
     cairn_op_part_begin(part->op);
@@ -136,19 +148,23 @@ static void count_bytes(struct part *part, size_t bytes)
 
 cairn_status cairn_part_send(struct part *part, struct cairn_chunk_header *header)
 {
-    const bool has_payload = part->kind != CAIRN_CHUNK_FETCH;
+    const bool is_fetch = part->kind == CAIRN_CHUNK_FETCH;
+    const void *payload = is_fetch ? part->op->box : part->bytes;
+    const size_t payload_bytes = is_fetch ? part->op->box_bytes : part->byte_count;
+    const bool has_payload = payload_bytes > 0;
     header->kind = part->kind;
     header->dtype = part->dtype;
     header->plane = part->plane;
-    header->table_hash = CAIRN_TABLE_HASH_WHOLE;
+    header->tile = part->tile;
+    header->table_hash = part->table_hash;
     header->tensor = part->place.tensor;
     header->first_leaf = part->place.first_leaf;
     header->leaf_count = (uint32_t)part->place.leaf_count;
     header->generation = part->version.generation;
     header->step = part->version.step;
-    cairn_status status = cairn_link_send(
-        &part->job->shards[part->shard], header, has_payload ? part->bytes : NULL,
-        has_payload ? part->byte_count : 0, has_payload ? on_sent : NULL, part);
+    cairn_status status = cairn_link_send(&part->job->shards[part->shard], header,
+                                          has_payload ? payload : NULL, payload_bytes,
+                                          has_payload ? on_sent : NULL, part);
     if (status != CAIRN_OK) return status;
     if (has_payload) cairn_part_loan(part);
     count_bytes(part, part->byte_count);
@@ -156,6 +172,15 @@ cairn_status cairn_part_send(struct part *part, struct cairn_chunk_header *heade
 }
 
 /* ---- cutting ---- */
+
+/* The piece has an element of this chunk. */
+static bool touches(const struct command *command, uint32_t shard, uint64_t chunk)
+{
+    if (command->piece.whole) return true;
+    const struct cairn_shard_map *map = &command->job->shards[shard].map;
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(map, chunk);
+    return before(command, place.first_elem) < before(command, place.first_elem + place.elem_count);
+}
 
 bool cairn_command_chunk(struct command *command, uint32_t *shard_out, uint64_t *chunk_out)
 {
@@ -170,7 +195,9 @@ bool cairn_command_chunk(struct command *command, uint32_t *shard_out, uint64_t 
             &job->shards[extent->shard].map, command->tensor,
             cairn_quantum_first_leaf(g, extent->first_quantum));
         assert(local != NULL); // map and extents are of one layout
-        if (command->next_chunk < local->chunk_count) {
+        for (; command->next_chunk < local->chunk_count; command->next_chunk++) {
+            if (!touches(command, extent->shard, local->first_chunk + command->next_chunk))
+                continue;
             *shard_out = extent->shard;
             *chunk_out = local->first_chunk + command->next_chunk;
             return true;

@@ -26,9 +26,11 @@
 #include "proto/loop/address.h"
 #include "proto/loop/fabric_poll.h"
 #include "proto/loop/stream.h"
+#include "proto/wire/box.h"
 #include "proto/wire/chunk.h"
 #include "proto/wire/layout.h"
 #include "proto/wire/messages.h"
+#include "proto/wire/tiles.h"
 
 #define CAIRN_CLIENT_SHARDS_MAX 4096
 
@@ -49,6 +51,23 @@ struct ask {
     ProtobufCMessage *reply; /* the thread frees it with cairn_message_free */
 };
 
+/* What a worker said that it holds: cairn_tiles. Constant once made. */
+struct declared {
+    struct cairn_tiles tiles; /* without whole tensors: those are not listed */
+    uint64_t hash;
+    uint32_t world;
+    size_t byte_count;
+    uint8_t *bytes; /* owned: packed */
+};
+
+/* The part of a tensor that a put, push or fetch is about. */
+struct piece {
+    struct cairn_box box;
+    bool whole;          /* it is the tensor */
+    uint8_t tile;        /* enum cairn_chunk_tile */
+    uint64_t table_hash; /* of the declaration it was made by */
+};
+
 /* Something under way. Freed with its last reference: one of the handle (if the caller wanted one), one of
  * the loop thread while `open_parts` is not 0. */
 struct op {
@@ -57,6 +76,8 @@ struct op {
     void *handle;            /* NULL: nobody waits for this one */
     uint8_t kind;            /* CAIRN_CHUNK_PUSH, _PUT, _FETCH */
     uint32_t open_parts;     /* loop thread: chunks that are not done; counted up while it is cut */
+    size_t box_bytes;        /* of a fetch of a box: what goes with each of its chunks */
+    uint8_t box[CAIRN_BOX_BYTES_MAX];
     /* lock */
     bool done;
     cairn_status status;
@@ -73,7 +94,8 @@ struct command {
     struct op *op; /* put, push, fetch: this command's reference */
     uint32_t tensor, micro;
     uint8_t plane, dtype;
-    uint8_t *ptr; /* on loan */
+    uint8_t *ptr; /* on loan: the piece, dense */
+    struct piece piece;
     uint64_t round, weight;
     struct cairn_version version;
     size_t next_extent; /* loop thread: where it stands */
@@ -89,13 +111,14 @@ struct part {
     uint32_t index;    /* its place in the job's table, with `serial` the cookie that travels */
     uint32_t serial;   /* grows with every use: an answer to a former one is dropped */
     uint8_t kind;      /* CAIRN_CHUNK_PUSH, _PUT, _FETCH */
-    uint8_t plane, dtype;
+    uint8_t plane, dtype, tile;
     bool queued, sent, answered;
     cairn_status status;
     uint32_t on_loan; /* sends and receives that the fabric has not completed */
     uint32_t shard;
     struct cairn_chunk_place place;
-    uint8_t *bytes; /* [byte_count] in the caller's buffer */
+    uint64_t table_hash;
+    uint8_t *bytes; /* [byte_count] in the caller's buffer: what the piece has of the chunk */
     size_t byte_count;
     uint64_t checksum; /* of what a fetch is receiving */
     uint32_t damaged;  /* times that its bytes did not arrive as they were sent */
@@ -157,8 +180,10 @@ struct job {
         filling_round; /* of the caller's pushes, and its micro-batch, to refuse nonsense early */
     uint32_t filling_micro;
     bool filling_any, committed;
-    uint8_t *filled; /* [tensor_count] 1: pushed in the micro-batch being filled */
-    uint32_t refs;   /* the handle, the session's list, ops */
+    struct declared *declared;  /* owned: the tiles that hold; NULL: whole tensors */
+    struct declared *declaring; /* owned: of a call of cairn_tiles that waits for the others */
+    uint8_t *filled;            /* [tensor_count] 1: pushed in the micro-batch being filled */
+    uint32_t refs;              /* the handle, the session's list, ops */
 
     /* loop thread */
     enum job_state state;
@@ -166,6 +191,7 @@ struct job {
     uint32_t attach_request;
     uint64_t attach_at_ms; /* not before */
     uint64_t id, epoch;
+    uint32_t tiles_request; /* of the tiles declared again after an attach; 0: it is answered */
     struct cairn_paged paged_spec, paged_layout;
     Cairn__Attached *attaching; /* owned: the reply whose pages are coming */
     struct cairn_layout *layout;
@@ -267,6 +293,21 @@ void cairn_attach_release(struct job *job);
 /* Fails the job for good: every call says so. */
 void cairn_job_fail(struct job *job, cairn_status status, const char *text);
 
+/* ---- tiles.c ---- */
+/* Any thread: what this worker holds of a tensor. */
+struct piece cairn_client_tiles_own(struct job *job, size_t tensor);
+void cairn_client_tiles_free(struct declared *declared); /* NULL is fine */
+/* Loop thread: the pages of a declaration, behind its message. */
+void cairn_client_tiles_send_pages(struct session *s, uint32_t request,
+                                   const struct declared *declared);
+/* Loop thread, attached again: what was declared is declared once more, before anything else. */
+void cairn_client_tiles_again(struct job *job);
+/* Loop thread: TilesSet, in reply to `request`. */
+void cairn_client_tiles_on_set(struct job *job, uint32_t request);
+/* Loop thread: an Error. False: it is not about tiles declared again. */
+bool cairn_client_tiles_on_error(struct session *s, uint32_t request, cairn_status status,
+                                 const char *text);
+
 /* ---- link.c: endpoints to shards, loop thread ---- */
 void cairn_link_tick(struct shard_link *link, uint64_t now_ms);
 void cairn_link_close(struct shard_link *link);
@@ -280,8 +321,7 @@ void cairn_link_on_message(void *session, const void *header, size_t header_byte
                            size_t payload_bytes, struct cairn_fabric_message *message);
 
 /* ---- part.c: loop thread ---- */
-/* A part of the op for chunk `chunk` of the shard; `whole` is the tensor's first byte in the caller's
- * memory. NULL: out of memory. */
+/* A part of the op for chunk `chunk` of the shard. NULL: out of memory. */
 struct part *cairn_part_new(struct job *job, const struct command *command, uint32_t shard,
                             uint64_t chunk);
 /* It was never sent: as if it had not been made. */
@@ -297,7 +337,8 @@ void cairn_part_end(struct part *part, cairn_status status);
 cairn_status cairn_part_send(struct part *part, struct cairn_chunk_header *header) CAIRN_MUST_CHECK;
 void cairn_part_loan(struct part *part);
 void cairn_part_loan_back(struct part *part);
-/* Where a put, push or fetch stands: the shard and chunk that are next. False: it is cut whole. */
+/* Where a put, push or fetch stands: the shard and chunk that are next, past those of which the piece has
+ * nothing. False: it is cut whole. */
 bool cairn_command_chunk(struct command *command, uint32_t *shard_out, uint64_t *chunk_out);
 /* True, and the op is ended, if the job is closing or has failed. */
 bool cairn_command_refused(struct command *command);

@@ -270,9 +270,10 @@ CAIRN_EXPORT cairn_status cairn_init_done(cairn_job *job, const uint8_t *digest,
  * workers_min, a shard that is away); CAIRN_ERR_FENCED, CAIRN_ERR_JOB_LOST. */
 CAIRN_EXPORT cairn_status cairn_round_begin(cairn_job *job, int timeout_ms,
                                             struct cairn_round *out) CAIRN_CHECKED;
-/* The gradient of what this worker holds of a tensor (`box` NULL, or just that), for this round and
- * micro-batch: multiplied by the loss scale, summed (not averaged) over what its weight counts. Once a tensor and micro-batch (else CAIRN_ERR_EXISTS);
- * micro-batches in order. CAIRN_ERR_EPOCH_CHANGED: the round is void. */
+/* The gradient of what this worker holds of a tensor (`box` NULL, or just that box) for this round and
+ * micro-batch: multiplied by the loss scale, summed (not averaged) over what its weight counts. Once a
+ * tensor and micro-batch (else CAIRN_ERR_EXISTS); micro-batches in order. CAIRN_ERR_EPOCH_CHANGED: the
+ * round is void. */
 CAIRN_EXPORT cairn_status cairn_push(cairn_job *job, const struct cairn_round *round,
                                      uint32_t micro, const char *tensor,
                                      const struct cairn_box *box, const struct cairn_mem *mem,
@@ -283,8 +284,9 @@ CAIRN_EXPORT cairn_status cairn_micro_end(cairn_job *job, const struct cairn_rou
 /* Commits this worker's part with an integer weight (0 = one a micro-batch), ending the last
  * micro-batch if that is not done, and waits for the round's end. The sum of all contributions is divided
  * by the sum of all weights (and the loss scale): where several workers compute parts of one batch, as
- * in tensor parallelism, one of them counts it and the others give CAIRN_WEIGHT_NONE. CAIRN_OK: the update is applied and published
- * (or skipped: out->applied), and every push's buffer is the caller's again.
+ * in tensor parallelism, one of them counts it and the others give CAIRN_WEIGHT_NONE. CAIRN_OK: the
+ * update is applied and published (or skipped: out->applied), and every push's buffer is the caller's
+ * again.
  * CAIRN_ERR_EPOCH_CHANGED: nothing was applied; call round_begin again and recompute.
  * CAIRN_ERR_TIMEOUT: nothing is known yet; call commit again with the same round to go on waiting.
  * client_state must be NULL in this version (CAIRN_ERR_UNSUPPORTED). */
@@ -294,9 +296,10 @@ CAIRN_EXPORT cairn_status cairn_commit(cairn_job *job, const struct cairn_round 
                                        size_t state_bytes, int timeout_ms,
                                        struct cairn_result *out) CAIRN_CHECKED;
 
-/* Reads a tensor or any box of it, whoever holds what, at a version. `box` NULL is the whole tensor, of a
- * worker with tiles, too; mem is dense in the box. `plane`: "wire" (the published copy, NULL means it), "param", "exp_avg",
- * "exp_avg_sq" (these only at the newest version). CAIRN_ERR_VERSION_GONE if it is no longer kept. */
+/* Reads a tensor at a version, or any box of it, whoever holds what. `box` NULL is the whole tensor, of a
+ * worker with tiles, too; mem is dense in the box. `plane`: "wire" (the published copy, NULL means it),
+ * "param", "exp_avg", "exp_avg_sq" (these only at the newest version). CAIRN_ERR_VERSION_GONE if it is no
+ * longer kept. */
 CAIRN_EXPORT cairn_status cairn_fetch(cairn_job *job, struct cairn_version version,
                                       const char *tensor, const char *plane,
                                       const struct cairn_box *box, const struct cairn_mem *mem,
