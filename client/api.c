@@ -5,6 +5,7 @@
 
 #include "client/api.h"
 #include "client/handle.h"
+#include "client/puts.h"
 
 /* ---- what the calls have in common ---- */
 
@@ -130,6 +131,19 @@ struct command *cairn_api_command(struct job *job, bool (*run)(struct command *)
     return command;
 }
 
+cairn_status cairn_api_finished(struct job *job, uint8_t kind, cairn_op **op_out)
+{
+    if (op_out == NULL) return CAIRN_OK; // nobody would ask
+    struct op *op = cairn_op_new(job, kind, true);
+    if (op == NULL)
+        return cairn_client_fail(CAIRN_ERR_NO_MEMORY,
+                                 "out of memory, or too many operations are open");
+    void *handle = op->handle;
+    cairn_op_part_end(op, CAIRN_OK, NULL); // it has no part but its own
+    *op_out = handle;
+    return CAIRN_OK;
+}
+
 cairn_status cairn_api_begin(struct job *job, uint8_t kind, bool (*run)(struct command *),
                              const struct command *pattern, cairn_op **op_out)
 {
@@ -144,6 +158,7 @@ cairn_status cairn_api_begin(struct job *job, uint8_t kind, bool (*run)(struct c
     void *handle = op->handle;
     if (pattern->piece.tile == CAIRN_TILE_BOX)
         op->box_bytes = cairn_box_encode(&pattern->piece.box, op->box);
+    op->tensor = pattern->tensor;
     command->op = op;
     command->tensor = pattern->tensor;
     command->micro = pattern->micro;
@@ -160,19 +175,28 @@ cairn_status cairn_api_begin(struct job *job, uint8_t kind, bool (*run)(struct c
 
 /* ---- initial state ---- */
 
-/* May this worker put now? With tiles each rank puts what it holds, without them rank 0 everything. */
-static cairn_status judge_source(struct job *job)
+/* With tiles each rank puts what it holds, without them rank 0 everything; what other ranks then put is
+ * compared with it. */
+static bool is_source(struct job *job)
 {
     pthread_mutex_lock(&job->session->lock);
-    const bool initialized = job->initialized, has_tiles = job->declared != NULL;
+    const bool has_tiles = job->declared != NULL;
     pthread_mutex_unlock(&job->session->lock);
-    if (initialized)
-        return cairn_client_fail(CAIRN_ERR_EXISTS,
-                                 "job %s has its state already; nothing is to be put", job->name);
-    if (job->rank != 0 && !has_tiles)
-        return cairn_client_fail(CAIRN_ERR_REFUSED,
-                                 "the initial state is put by rank 0; this is rank %u", job->rank);
-    return CAIRN_OK;
+    return job->rank == 0 || has_tiles;
+}
+
+/* A job that has its state takes no more of it; what other ranks have is still compared before the first
+ * update. */
+static cairn_status judge_state(struct job *job)
+{
+    const bool source = is_source(job);
+    pthread_mutex_lock(&job->session->lock);
+    const bool initialized = job->initialized && (source || job->newest.step > 0);
+    pthread_mutex_unlock(&job->session->lock);
+    return initialized
+               ? cairn_client_fail(CAIRN_ERR_EXISTS,
+                                   "job %s has its state already; nothing is to be put", job->name)
+               : CAIRN_OK;
 }
 
 /* What is put: what this worker holds; of rank 0 also the whole tensor, if it says so. */
@@ -183,6 +207,22 @@ static cairn_status judge_put_box(struct job *job, size_t tensor, const struct c
     if (job->rank == 0 && box != NULL && cairn_box_is_whole(box, shape))
         return cairn_api_judge_box(job, tensor, box, mem, piece_out);
     return cairn_api_judge_own(job, tensor, box, mem, piece_out);
+}
+
+/* The source's travels, what others have is only hashed. */
+static cairn_status put_claimed(struct job *job, const struct command *pattern,
+                                const struct cairn_mem *mem, cairn_op **op_out)
+{
+    const bool source = is_source(job);
+    if (pattern->piece.whole) cairn_puts_hash(job, pattern->tensor, mem);
+    const cairn_status status = source ? cairn_api_begin(job, CAIRN_CHUNK_PUT, cairn_transfer_run,
+                                                         pattern, op_out)
+                                       : cairn_api_finished(job, CAIRN_CHUNK_PUT, op_out);
+    if (status == CAIRN_OK) return CAIRN_OK;
+    pthread_mutex_lock(&job->session->lock);
+    cairn_puts_failed(job, pattern->tensor);
+    pthread_mutex_unlock(&job->session->lock);
+    return status;
 }
 
 static cairn_status put_inside(struct job *job, const char *tensor, const char *plane,
@@ -201,10 +241,11 @@ static cairn_status put_inside(struct job *job, const char *tensor, const char *
     struct command pattern = {
         .tensor = (uint32_t)index, .plane = CAIRN_PLANE_PARAM, .dtype = CAIRN_F32, .ptr = mem->ptr
     };
-    status = judge_source(job);
+    status = judge_state(job);
     if (status == CAIRN_OK) status = judge_put_box(job, index, box, mem, &pattern.piece);
+    if (status == CAIRN_OK) status = cairn_puts_claim(job, index);
     if (status != CAIRN_OK) return status;
-    return cairn_api_begin(job, CAIRN_CHUNK_PUT, cairn_transfer_run, &pattern, op_out);
+    return put_claimed(job, &pattern, mem, op_out);
 }
 
 cairn_status cairn_put(cairn_job *handle, const char *tensor, const char *plane,
@@ -218,7 +259,7 @@ cairn_status cairn_put(cairn_job *handle, const char *tensor, const char *plane,
     return status;
 }
 
-static cairn_status init_done_inside(struct job *job, uint64_t deadline_ms)
+static cairn_status init_done_inside(struct job *job, const uint8_t *given, uint64_t deadline_ms)
 {
     cairn_status status = cairn_api_await_none(job, &job->puts_open, "puts", deadline_ms);
     if (status != CAIRN_OK) return status;
@@ -229,17 +270,21 @@ static cairn_status init_done_inside(struct job *job, uint64_t deadline_ms)
     job->puts_status = CAIRN_OK;
     pthread_mutex_unlock(&job->session->lock);
     if (put != CAIRN_OK) return cairn_client_fail(put, "a put failed: %s", why.text);
-    if (initialized) return CAIRN_OK;
+    uint8_t digest[CAIRN_PUTS_DIGEST_BYTES];
+    const size_t hashed = cairn_puts_digest(job, digest);
+    if (initialized && (hashed == 0 || has_tiles) && given == NULL) return CAIRN_OK;
     Cairn__InitDone message = CAIRN__INIT_DONE__INIT;
     message.source = job->rank == 0 || has_tiles;
+    message.digest.data = digest;
+    message.digest.len = hashed > 0 && !has_tiles ? sizeof digest : 0;
+    message.given.data = (uint8_t *)(uintptr_t)given;
+    message.given.len = given != NULL ? sizeof digest : 0;
     ProtobufCMessage *reply;
     status = cairn_control_ask(job->session, job, CAIRN_MSG_INIT_DONE, &message.base,
                                CAIRN_MSG_DONE, deadline_ms, &reply);
-    if (status != CAIRN_OK) return status;
+    cairn_puts_end(job, status);
+    if (status != CAIRN_OK) return cairn_puts_explain(job, status, hashed);
     cairn_message_free(reply);
-    pthread_mutex_lock(&job->session->lock);
-    job->initialized = true;
-    pthread_mutex_unlock(&job->session->lock);
     return CAIRN_OK;
 }
 
@@ -248,15 +293,12 @@ cairn_status cairn_init_done(cairn_job *handle, const uint8_t *digest, int timeo
     struct job *job = cairn_api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
     cairn_status status = cairn_api_check(job);
-    if (status == CAIRN_OK && digest != NULL)
-        status = cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
-                                   "comparing a digest is not supported yet; give NULL");
     if (status == CAIRN_OK && job->role != CAIRN_WORKER)
         status = cairn_client_fail(CAIRN_ERR_REFUSED,
                                    "a reader does not take part in the initial state");
     if (status == CAIRN_OK && timeout_ms < 0)
         status = cairn_client_fail(CAIRN_ERR_INVALID, "timeout_ms is negative");
-    if (status == CAIRN_OK) status = init_done_inside(job, cairn_api_deadline(timeout_ms));
+    if (status == CAIRN_OK) status = init_done_inside(job, digest, cairn_api_deadline(timeout_ms));
     cairn_handle_put(handle);
     return status;
 }

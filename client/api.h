@@ -31,6 +31,8 @@ cairn_status cairn_api_refuse_dtype(const char *tensor, const struct cairn_mem *
                                     const char *allowed);
 /* A command with a reference to the job; NULL: out of memory. */
 struct command *cairn_api_command(struct job *job, bool (*run)(struct command *));
+/* An operation that is over already: nothing of the caller's is on loan. op_out may be NULL. */
+cairn_status cairn_api_finished(struct job *job, uint8_t kind, cairn_op **op_out) CAIRN_MUST_CHECK;
 /* Begins a put, push or fetch. `pattern` says what; job, op and run are filled in. */
 cairn_status cairn_api_begin(struct job *job, uint8_t kind, bool (*run)(struct command *),
                              const struct command *pattern, cairn_op **op_out) CAIRN_MUST_CHECK;

@@ -62,6 +62,10 @@ cairn_status cairn_version_wait(cairn_job *handle, struct cairn_version at_least
             const Cairn__VersionReady *ready = (const Cairn__VersionReady *)reply;
             *out = (struct cairn_version) { ready->generation, ready->step };
             cairn_message_free(reply);
+            pthread_mutex_lock(&job->session->lock);
+            job->initialized = true;
+            job->newest = *out;
+            pthread_mutex_unlock(&job->session->lock);
         }
     }
     cairn_handle_put(handle);

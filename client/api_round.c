@@ -31,6 +31,14 @@ static bool take_round(struct job *job, const Cairn__RoundOpened *opened, struct
 static cairn_status round_begin_inside(struct job *job, uint64_t deadline_ms,
                                        struct cairn_round *out)
 {
+    pthread_mutex_lock(&job->session->lock);
+    const bool initialized = job->initialized;
+    pthread_mutex_unlock(&job->session->lock);
+    if (!initialized)
+        return cairn_client_fail(CAIRN_ERR_NOT_READY,
+                                 "job %s: every worker calls cairn_init_done before its first "
+                                 "round, rank 0 after its cairn_put of each tensor",
+                                 job->name);
     // A void round's buffers come back before the caller fills them again.
     cairn_status status = cairn_api_await_none(job, &job->pushes_open, "pushes", deadline_ms);
     for (bool taken = false; status == CAIRN_OK && !taken;) {
@@ -63,38 +71,64 @@ cairn_status cairn_round_begin(cairn_job *handle, int timeout_ms, struct cairn_r
 
 #define NO_TENSOR SIZE_MAX
 
-/* Is `micro` of `round` the micro-batch that is being filled, and the tensor not yet in it? Notes the tensor,
- * or, NO_TENSOR, the end of the micro-batch. Under no lock. */
+/* Is it the round that this worker has open? Under the lock. */
+static cairn_status judge_round(const struct job *job, const struct cairn_round *round)
+{
+    const unsigned long long number = round->round, step = round->step;
+    if (number == 0)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "no round is begun; call cairn_round_begin, and give what it "
+                                 "filled in");
+    if (number <= job->void_round)
+        return cairn_client_fail(
+            CAIRN_ERR_EPOCH_CHANGED,
+            "round %llu of step %llu was abandoned; begin the next one and compute again", number,
+            step);
+    if (number != job->filling_round)
+        return cairn_client_fail(CAIRN_ERR_STALE,
+                                 "round %llu is not the one that this worker has open; call "
+                                 "cairn_round_begin and give what it filled in",
+                                 number);
+    if (job->committed)
+        return cairn_client_fail(CAIRN_ERR_STALE,
+                                 "round %llu is committed; call cairn_round_begin for the next one",
+                                 number);
+    return CAIRN_OK;
+}
+
+/* Is `micro` the micro-batch that is being filled, and the tensor not yet in it? Notes the tensor, or,
+ * NO_TENSOR, the end of the micro-batch. Under the lock. */
+static cairn_status fill(struct job *job, uint32_t micro, size_t tensor)
+{
+    if (micro != job->filling_micro)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "this is micro-batch %u, micro-batch %u is being filled; end it "
+                                 "with cairn_micro_end",
+                                 micro, job->filling_micro);
+    if (tensor == NO_TENSOR) {
+        job->filling_micro++, job->filling_any = false;
+        memset(job->filled, 0, job->spec.tensor_count);
+        return CAIRN_OK;
+    }
+    if (job->filled[tensor] != 0)
+        return cairn_client_fail(CAIRN_ERR_EXISTS,
+                                 "tensor %s was pushed in micro-batch %u already; add gradients "
+                                 "before pushing, or end the micro-batch",
+                                 job->spec.tensors[tensor].name, micro);
+    job->filled[tensor] = job->filling_any = true;
+    return CAIRN_OK;
+}
+
+/* The same of a round; under no lock. */
 static cairn_status judge_fill(struct job *job, const struct cairn_round *round, uint32_t micro,
                                size_t tensor)
 {
     if (round == NULL || round->struct_size != sizeof *round)
         return cairn_client_fail(CAIRN_ERR_INVALID, "round must be given, its struct_size be %zu",
                                  sizeof *round);
-    cairn_status status = CAIRN_OK;
     pthread_mutex_lock(&job->session->lock);
-    if (round->round <= job->void_round)
-        status = cairn_client_fail(
-            CAIRN_ERR_EPOCH_CHANGED,
-            "round %llu of step %llu was abandoned; begin the next one and compute again",
-            (unsigned long long)round->round, (unsigned long long)round->step);
-    else if (round->round != job->filling_round || job->committed)
-        status = cairn_client_fail(CAIRN_ERR_STALE, "round %llu is not this worker's open round",
-                                   (unsigned long long)round->round);
-    else if (micro != job->filling_micro)
-        status = cairn_client_fail(CAIRN_ERR_INVALID,
-                                   "micro-batch %u comes after micro-batch %u was ended", micro,
-                                   job->filling_micro);
-    else if (tensor == NO_TENSOR) {
-        job->filling_micro++, job->filling_any = false;
-        memset(job->filled, 0, job->spec.tensor_count);
-    } else if (job->filled[tensor] != 0)
-        status = cairn_client_fail(CAIRN_ERR_EXISTS,
-                                   "tensor %s was pushed in micro-batch %u already; add gradients "
-                                   "before pushing, or end the micro-batch",
-                                   job->spec.tensors[tensor].name, micro);
-    else
-        job->filled[tensor] = job->filling_any = true;
+    cairn_status status = judge_round(job, round);
+    if (status == CAIRN_OK) status = fill(job, micro, tensor);
     pthread_mutex_unlock(&job->session->lock);
     return status;
 }
@@ -170,20 +204,21 @@ cairn_status cairn_micro_end(cairn_job *handle, const struct cairn_round *round,
 static cairn_status commit_once(struct job *job, const struct cairn_round *round, uint64_t weight)
 {
     pthread_mutex_lock(&job->session->lock);
-    const bool is_void = round->round <= job->void_round;
+    const bool is_void = round->round != 0 && round->round <= job->void_round;
     const bool is_done = job->committed && round->round == job->filling_round;
     const uint32_t micro = job->filling_micro;
-    const bool fill = job->filling_any || micro == 0;
+    const bool open = job->filling_any || micro == 0;
+    cairn_status status = is_void || is_done ? CAIRN_OK : judge_round(job, round);
     pthread_mutex_unlock(&job->session->lock);
-    if (is_void || is_done) return CAIRN_OK; // the coordinator says how it ended
-    cairn_status status = CAIRN_OK;
-    if (fill) {
+    if (is_void || is_done || status != CAIRN_OK)
+        return status; // the coordinator says how it ended
+    if (open) {
         status = judge_fill(job, round, micro, NO_TENSOR);
         if (status == CAIRN_OK)
             status = send_word(job, cairn_client_round_micro_end_run, round, micro, 0);
     }
     if (status != CAIRN_OK) return status;
-    const uint32_t micros = micro + (fill ? 1 : 0);
+    const uint32_t micros = micro + (open ? 1 : 0);
     if (weight == 0) weight = micros;
     if (weight == CAIRN_WEIGHT_NONE) weight = 0;
     status = send_word(job, cairn_client_round_commit_run, round, micros - 1, weight);

@@ -213,6 +213,11 @@ static bool on_error(struct session *s, uint32_t request, const Cairn__Error *er
     if (request != 0 && cairn_client_tiles_on_error(s, request, status, sentence_of(error, status)))
         return true;
     if (request != 0 && s->ready) return false;
+    if (error->job != 0) { // the others of this session go on
+        struct job *meant = job_of_id(s, error->job);
+        if (meant != NULL) cairn_job_fail(meant, status, sentence_of(error, status));
+        return true;
+    }
     note_away(s, status, sentence_of(error, status));
     for (struct job *job = s->jobs; job != NULL; job = job->next)
         if (status == CAIRN_ERR_FENCED || status == CAIRN_ERR_JOB_LOST)

@@ -27,6 +27,7 @@ static void free_job(struct job *job)
     cairn_client_tiles_free(job->declared);
     cairn_client_tiles_free(job->declaring);
     free(job->filled);
+    free(job->puts);
     free(job->name);
     cairn_spec_release(&job->spec);
     free(job);

@@ -60,6 +60,8 @@ static void complete(struct op *op)
     pthread_mutex_lock(&s->lock);
     op->done = true;
     if (open_count(op) != NULL) (*open_count(op))--;
+    if (op->kind == CAIRN_CHUNK_PUT && op->status != CAIRN_OK)
+        cairn_puts_failed(op->job, op->tensor);
     if (op->kind == CAIRN_CHUNK_PUT && op->status != CAIRN_OK && op->job->puts_status == CAIRN_OK) {
         op->job->puts_status = op->status;
         op->job->puts_why = op->why;

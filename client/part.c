@@ -97,15 +97,9 @@ static void finish(struct part *part)
 {
     if (!part->answered || part->queued || part->on_loan > 0) return;
     struct op *op = part->op;
-    const struct job *job = part->job;
     const cairn_status status = part->status;
     struct cairn_sentence why = { "" };
-    if (status != CAIRN_OK && job->failed == status)
-        why = job->failed_why;
-    else if (status != CAIRN_OK)
-        cairn_sentence_set(&why, "tensor %s at shard %s: %s",
-                           job->spec.tensors[part->place.tensor].name,
-                           job->shards[part->shard].name, cairn_status_text((int)status));
+    if (status != CAIRN_OK) cairn_explain_part(part, status, &why);
     give_back(part);
     cairn_op_part_end(op, status, why.text);
 }

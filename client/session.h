@@ -36,6 +36,7 @@
 
 struct session;
 struct job;
+struct put_note;
 
 /* A control request of a caller's thread, in its stack. All under the lock. */
 struct ask {
@@ -75,8 +76,9 @@ struct op {
     struct job *job;         /* borrowed, likewise */
     void *handle;            /* NULL: nobody waits for this one */
     uint8_t kind;            /* CAIRN_CHUNK_PUSH, _PUT, _FETCH */
-    uint32_t open_parts;     /* loop thread: chunks that are not done; counted up while it is cut */
-    size_t box_bytes;        /* of a fetch of a box: what goes with each of its chunks */
+    uint32_t tensor;
+    uint32_t open_parts; /* loop thread: chunks that are not done; counted up while it is cut */
+    size_t box_bytes;    /* of a fetch of a box: what goes with each of its chunks */
     uint8_t box[CAIRN_BOX_BYTES_MAX];
     /* lock */
     bool done;
@@ -175,6 +177,7 @@ struct job {
     uint64_t pushes_open;        /* pushes that are not done: their buffers are on loan */
     cairn_status puts_status;    /* the first failure of a put */
     struct cairn_sentence puts_why;
+    struct put_note *puts; /* [tensor_count], of puts.c; NULL: nothing was put */
     struct cairn_stats stats;
     uint64_t
         filling_round; /* of the caller's pushes, and its micro-batch, to refuse nonsense early */
@@ -369,6 +372,13 @@ void cairn_client_round_lost(struct shard_link *link);
 void cairn_client_round_on_result(struct job *job, const Cairn__RoundResult *result);
 /* Every part of the machine ends; it is dropped. */
 void cairn_client_round_drop(struct job *job, cairn_status status);
+
+/* ---- puts.c ---- */
+/* It may be put again. Under the lock. */
+void cairn_puts_failed(struct job *job, size_t tensor);
+
+/* ---- explain.c: sentences for what went wrong; loop thread, not under the lock ---- */
+void cairn_explain_part(const struct part *part, cairn_status status, struct cairn_sentence *out);
 
 /* ---- op.c ---- */
 /* A new op with the loop's reference, and one of the handle if `with_handle`. NULL: out of memory. */

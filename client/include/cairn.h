@@ -255,25 +255,32 @@ CAIRN_EXPORT cairn_status cairn_tiles(cairn_job *job, const struct cairn_tile *t
 
 /* Initial state: `plane` is "param", `box` what this worker holds (NULL means it). Without tiles the
  * worker of rank 0 puts everything. With tiles every worker puts what it holds (replicas the same
- * values), or rank 0 every tensor whole, giving a box that says so. CAIRN_ERR_EXISTS if the job is
- * initialized already (nothing to put). */
+ * values), or rank 0 every tensor whole, giving a box that says so. Each tensor once: CAIRN_ERR_EXISTS if
+ * it was put already, or the job is initialized (nothing to put). Without tiles a worker of another rank may
+ * put the same tensors before the first update: nothing of them is sent, cairn_init_done compares them
+ * with those of rank 0. */
 CAIRN_EXPORT cairn_status cairn_put(cairn_job *job, const char *tensor, const char *plane,
                                     const struct cairn_box *box, const struct cairn_mem *mem,
                                     cairn_op **op_out) CAIRN_CHECKED;
 /* Every worker calls it before its first round: waits for its puts, then until the job is sealed, which is
  * when rank 0 (with tiles: every worker) has come so far; at once if it is initialized already.
- * `digest` must be NULL in this version. CAIRN_ERR_NOT_READY names tensors that were not put. */
+ * CAIRN_ERR_NOT_READY names tensors that were not put; put all of them again. CAIRN_ERR_MISMATCH: this rank
+ * put other tensors, or other bits (BLAKE2b of all of them), than rank 0. `digest`: NULL, or 32 bytes of
+ * the caller that must be the same on all ranks that give some. Digests are compared by the coordinator
+ * that took them, and are not kept over its end. */
 CAIRN_EXPORT cairn_status cairn_init_done(cairn_job *job, const uint8_t *digest,
                                           int timeout_ms) CAIRN_CHECKED;
 
 /* Waits for the next round to open. CAIRN_ERR_TIMEOUT names who is awaited (workers below
- * workers_min, a shard that is away); CAIRN_ERR_FENCED, CAIRN_ERR_JOB_LOST. */
+ * workers_min, a shard that is away); CAIRN_ERR_NOT_READY: cairn_init_done was not called;
+ * CAIRN_ERR_FENCED: another worker has this one's rank now; CAIRN_ERR_JOB_LOST. */
 CAIRN_EXPORT cairn_status cairn_round_begin(cairn_job *job, int timeout_ms,
                                             struct cairn_round *out) CAIRN_CHECKED;
-/* The gradient of what this worker holds of a tensor (`box` NULL, or just that box) for this round and
+/* The gradient of what this worker holds of a tensor (`box` NULL, or just that), for this round and
  * micro-batch: multiplied by the loss scale, summed (not averaged) over what its weight counts. Once a
  * tensor and micro-batch (else CAIRN_ERR_EXISTS); micro-batches in order. CAIRN_ERR_EPOCH_CHANGED: the
- * round is void. */
+ * round is void. CAIRN_ERR_INVALID: no round is begun. CAIRN_ERR_STALE: the round is committed, or is
+ * not the open one; call cairn_round_begin. */
 CAIRN_EXPORT cairn_status cairn_push(cairn_job *job, const struct cairn_round *round,
                                      uint32_t micro, const char *tensor,
                                      const struct cairn_box *box, const struct cairn_mem *mem,
@@ -289,6 +296,7 @@ CAIRN_EXPORT cairn_status cairn_micro_end(cairn_job *job, const struct cairn_rou
  * again.
  * CAIRN_ERR_EPOCH_CHANGED: nothing was applied; call round_begin again and recompute.
  * CAIRN_ERR_TIMEOUT: nothing is known yet; call commit again with the same round to go on waiting.
+ * A commit without any push is a contribution of zeros with its weight.
  * client_state must be NULL in this version (CAIRN_ERR_UNSUPPORTED). */
 #define CAIRN_WEIGHT_NONE UINT64_MAX
 CAIRN_EXPORT cairn_status cairn_commit(cairn_job *job, const struct cairn_round *round,
@@ -296,10 +304,14 @@ CAIRN_EXPORT cairn_status cairn_commit(cairn_job *job, const struct cairn_round 
                                        size_t state_bytes, int timeout_ms,
                                        struct cairn_result *out) CAIRN_CHECKED;
 
-/* Reads a tensor at a version, or any box of it, whoever holds what. `box` NULL is the whole tensor, of a
+/* Reads a tensor or any box of it, whoever holds what, at a version. `box` NULL is the whole tensor, of a
  * worker with tiles, too; mem is dense in the box. `plane`: "wire" (the published copy, NULL means it),
- * "param", "exp_avg", "exp_avg_sq" (these only at the newest version). CAIRN_ERR_VERSION_GONE if it is no
- * longer kept. */
+ * "param", "exp_avg", "exp_avg_sq" (these only at the newest version). The operation fails with
+ * CAIRN_ERR_VERSION_GONE if the version is no longer kept, CAIRN_ERR_NOT_READY if it is not published yet.
+ *
+ * The newest version and the one before are kept, so a round's own version stays until the round after it
+ * ends, and training never waits for readers. An evaluator beside a running job takes the newest version
+ * (cairn_version_wait), reads all of it, and begins anew if that was CAIRN_ERR_VERSION_GONE. */
 CAIRN_EXPORT cairn_status cairn_fetch(cairn_job *job, struct cairn_version version,
                                       const char *tensor, const char *plane,
                                       const struct cairn_box *box, const struct cairn_mem *mem,

@@ -108,6 +108,14 @@ enum cairn_cluster_member_phase {
     CAIRN_MEMBER_ATTACHED, /* a worker: known to the core */
 };
 
+#define CAIRN_INIT_DIGEST_BYTES 32
+/* What a rank says of the initial state it has. */
+struct cairn_init_digest {
+    bool known;
+    uint8_t bytes[CAIRN_INIT_DIGEST_BYTES];
+    uint32_t rank;
+};
+
 /* A worker or reader and a job. Owned by its session. A request that waits is its request id; 0 =
  * none: one slot each, so that a peer cannot pile them up. */
 struct cairn_cluster_member {
@@ -124,6 +132,7 @@ struct cairn_cluster_member {
     uint32_t open_request, init_request, begin_request, commit_request, version_request;
     uint64_t commit_round;
     struct cairn_version version_wanted;
+    struct cairn_init_digest init_digest; /* of what it put */
 };
 
 enum cairn_cluster_job_state {
@@ -170,7 +179,9 @@ struct cairn_cluster_job {
     struct cairn_cluster_member *members;
     uint32_t member_count;
     bool seal_wanted, seal_running; /* the source said InitDone */
-    bool restoring;                 /* CREATING from a snapshot */
+    /* While this coordinator lives: what the source put, and what the callers gave. */
+    struct cairn_init_digest init_source, init_given;
+    bool restoring; /* CREATING from a snapshot */
     struct cairn_cluster_cut *cut;
 };
 
@@ -234,6 +245,9 @@ void cairn_cluster_session_send(struct cairn_cluster_session *session, uint16_t 
                                 uint32_t request, const ProtobufCMessage *message);
 void cairn_cluster_session_error(struct cairn_cluster_session *session, uint32_t request,
                                  cairn_status status, const char *text);
+/* Unasked: the session's member of the job has its place no more. */
+void cairn_cluster_session_expelled(struct cairn_cluster_session *session, uint64_t job,
+                                    cairn_status status, const char *text);
 void cairn_cluster_session_done(struct cairn_cluster_session *session, uint32_t request);
 /* Sends bytes as Pages. */
 void cairn_cluster_session_pages(struct cairn_cluster_session *session, uint32_t request,
@@ -284,6 +298,10 @@ void cairn_cluster_members_forget_shard(struct cairn_cluster_job *job, uint32_t 
 void cairn_cluster_members_shards_changed(struct cairn_cluster_job *job);
 /* Answers VersionWait where the version is there. */
 void cairn_cluster_members_answer_versions(struct cairn_cluster_job *job);
+
+/* init.c: the initial state is there, and the same for all who looked. */
+void cairn_cluster_member_init_done(struct cairn_cluster_member *member, uint32_t request,
+                                    const Cairn__InitDone *message);
 void cairn_cluster_members_answer_init(struct cairn_cluster_job *job);
 
 /* openings.c: those on their way into a job. */

@@ -30,15 +30,7 @@ static void on_init_done(struct cairn_cluster_session *session, uint32_t request
                          const Cairn__InitDone *message)
 {
     struct cairn_cluster_member *member = attached_worker(session, request, message->job);
-    if (member == NULL) return;
-    if (member->job->initialized) {
-        cairn_cluster_session_done(session, request);
-        return;
-    }
-    member->init_request = request;
-    if (!message->source) return;
-    member->job->seal_wanted = true;
-    cairn_cluster_job_try_seal(member->job);
+    if (member != NULL) cairn_cluster_member_init_done(member, request, message);
 }
 
 static void on_round_begin(struct cairn_cluster_session *session, uint32_t request,

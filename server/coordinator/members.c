@@ -106,14 +106,16 @@ void cairn_cluster_member_expel(struct cairn_cluster_member *member, cairn_statu
 {
     struct cairn_cluster_session *session = member->session;
     const bool opening = member->open_request != 0;
+    const uint64_t job_id = member->job_id;
     cairn_log_info("%s %s expelled from job %s: %s", cairn_role_name(member->role), session->name,
                    member->job_name, text);
     if (member->job != NULL) tell_shards_gone(member->job, member);
     cairn_cluster_member_fail_requests(member, status, text);
     cairn_cluster_member_free(member);
     if (opening || session->closing) return;
-    // It may be waiting for shards alone: told without being asked, and a new connection begins anew.
-    cairn_cluster_session_error(session, 0, status, text);
+    // It may be waiting for shards alone: told without being asked.
+    cairn_cluster_session_expelled(session, job_id, status, text);
+    if (session->member_count > 0) return; // its other jobs go on
     session->closing = true;
     cairn_peer_finish(session->peer, status, "%s", text);
 }
@@ -287,15 +289,5 @@ void cairn_cluster_members_answer_versions(struct cairn_cluster_job *job)
         cairn_cluster_session_send(m->session, CAIRN_MSG_VERSION_READY, m->version_request,
                                    &ready.base);
         m->version_request = 0;
-    }
-}
-
-void cairn_cluster_members_answer_init(struct cairn_cluster_job *job)
-{
-    if (!job->initialized) return;
-    for (struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
-        if (m->init_request == 0) continue;
-        cairn_cluster_session_done(m->session, m->init_request);
-        m->init_request = 0;
     }
 }

@@ -292,7 +292,9 @@ static void fence_worker(struct cairn_cluster_job *job, const struct cairn_round
                            job->spec.name, job->cluster->options->workers_max);
     } else {
         const char *newer = name_of_rank(job, member);
-        cairn_sentence_set(&text, "%s attached as rank %" PRIu32 " of job %s and takes its place",
+        cairn_sentence_set(&text,
+                           "this worker lost its place: %s attached as rank %" PRIu32 " of job %s, "
+                           "too; end this one, or if both are to work, give each a rank of its own",
                            newer, member->rank, job->spec.name);
         cairn_sentence_set(&job->epoch_reason, "%s took the place of %s (rank %" PRIu32 ")", newer,
                            member->session->name, member->rank);

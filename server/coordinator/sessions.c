@@ -42,6 +42,16 @@ void cairn_cluster_session_error(struct cairn_cluster_session *session, uint32_t
     cairn_cluster_session_send(session, CAIRN_MSG_ERROR, request, &error.base);
 }
 
+void cairn_cluster_session_expelled(struct cairn_cluster_session *session, uint64_t job,
+                                    cairn_status status, const char *text)
+{
+    Cairn__Error error = CAIRN__ERROR__INIT;
+    error.status = (int32_t)status;
+    error.text = (char *)(uintptr_t)text;
+    error.job = job;
+    cairn_cluster_session_send(session, CAIRN_MSG_ERROR, 0, &error.base);
+}
+
 void cairn_cluster_session_done(struct cairn_cluster_session *session, uint32_t request)
 {
     const Cairn__Done done = CAIRN__DONE__INIT;

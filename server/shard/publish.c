@@ -25,6 +25,17 @@ static bool same_version(struct cairn_version a, uint64_t generation, uint64_t s
     return a.generation == generation && a.step == step;
 }
 
+/* Not here: not yet, or no longer. */
+static cairn_status not_kept(const struct cairn_shard_job *job,
+                             const struct cairn_chunk_header *header)
+{
+    const struct cairn_version newest = job->published[job->newest].version;
+    const bool later = header->generation != newest.generation
+                           ? header->generation > newest.generation
+                           : header->step > newest.step;
+    return later ? CAIRN_ERR_NOT_READY : CAIRN_ERR_VERSION_GONE;
+}
+
 static cairn_status judge_wire(const struct cairn_shard_job *job,
                                const struct cairn_chunk_header *header, uint64_t chunk,
                                const struct cairn_chunk_place *place, struct source *source_out)
@@ -45,7 +56,7 @@ static cairn_status judge_wire(const struct cairn_shard_job *job,
         };
         return CAIRN_OK;
     }
-    return CAIRN_ERR_VERSION_GONE;
+    return not_kept(job, header);
 }
 
 static cairn_status judge_state(const struct cairn_shard_job *job,
@@ -59,7 +70,7 @@ static cairn_status judge_state(const struct cairn_shard_job *job,
     if ((kept & 1u << header->plane) == 0) return CAIRN_ERR_NOT_FOUND;
     if (job->updating) return CAIRN_ERR_BUSY;
     if (!same_version(job->published[job->newest].version, header->generation, header->step))
-        return CAIRN_ERR_VERSION_GONE;
+        return not_kept(job, header);
     *source_out = (struct source) {
         .bytes = (const float *)arena->base + place->local_elem,
         .byte_count = (size_t)place->elem_count * sizeof(float),

@@ -1,0 +1,110 @@
+/* What a worker put of the initial state.
+ *
+ * Every put of a whole tensor is hashed as it comes, BLAKE2b-256 over name, dtype, shape and bytes; at
+ * cairn_init_done the hashes in the canonical order of the tensors give one digest of what this rank has.
+ * Rank 0's goes with its state; where another rank put, too, nothing of its tensors travels but that
+ * digest, and the coordinator says so if it is another one. */
+#include "client/puts.h"
+
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DIGEST_BYTES = CAIRN_PUTS_DIGEST_BYTES };
+
+struct put_note {
+    bool put;   /* whole, and it did not fail */
+    bool known; /* the digest */
+    uint8_t digest[DIGEST_BYTES];
+};
+
+static void hash_number(crypto_generichash_state *state, uint64_t value)
+{
+    uint8_t bytes[8];
+    for (int i = 0; i < 8; i++) bytes[i] = (uint8_t)(value >> 8 * i);
+    crypto_generichash_update(state, bytes, sizeof bytes);
+}
+
+static void hash_tensor(const struct cairn_tensor_spec *tensor, const struct cairn_mem *mem,
+                        uint8_t digest_out[DIGEST_BYTES])
+{
+    crypto_generichash_state state;
+    const size_t bytes = (size_t)cairn_geometry_of(&tensor->shape).elems *
+                         cairn_dtype_bytes((int)mem->dtype);
+    crypto_generichash_init(&state, NULL, 0, DIGEST_BYTES);
+    hash_number(&state, strlen(tensor->name));
+    crypto_generichash_update(&state, (const uint8_t *)tensor->name, strlen(tensor->name));
+    hash_number(&state, (uint64_t)mem->dtype);
+    hash_number(&state, tensor->shape.rank);
+    for (uint32_t d = 0; d < tensor->shape.rank; d++) hash_number(&state, tensor->shape.dim[d]);
+    if (bytes > 0) crypto_generichash_update(&state, mem->ptr, bytes);
+    crypto_generichash_final(&state, digest_out, DIGEST_BYTES);
+}
+
+size_t cairn_puts_digest(struct job *job, uint8_t digest_out[DIGEST_BYTES])
+{
+    crypto_generichash_state state;
+    size_t count = 0;
+    crypto_generichash_init(&state, NULL, 0, DIGEST_BYTES);
+    pthread_mutex_lock(&job->session->lock);
+    for (size_t i = 0; job->puts != NULL && i < job->spec.tensor_count; i++) {
+        if (!job->puts[i].known) continue;
+        crypto_generichash_update(&state, job->puts[i].digest, DIGEST_BYTES);
+        count++;
+    }
+    pthread_mutex_unlock(&job->session->lock);
+    crypto_generichash_final(&state, digest_out, DIGEST_BYTES);
+    return count;
+}
+
+void cairn_puts_failed(struct job *job, size_t tensor)
+{
+    if (job->puts != NULL) job->puts[tensor].put = job->puts[tensor].known = false;
+}
+
+cairn_status cairn_puts_claim(struct job *job, size_t tensor)
+{
+    bool had = false;
+    pthread_mutex_lock(&job->session->lock);
+    if (job->puts == NULL) job->puts = calloc(job->spec.tensor_count + 1, sizeof *job->puts);
+    const bool memory = job->puts != NULL;
+    if (memory) {
+        had = job->puts[tensor].put;
+        job->puts[tensor].put = true;
+    }
+    pthread_mutex_unlock(&job->session->lock);
+    if (!memory) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    return had ? cairn_client_fail(CAIRN_ERR_EXISTS, "tensor %s was put already; each is put once",
+                                   job->spec.tensors[tensor].name)
+               : CAIRN_OK;
+}
+
+void cairn_puts_hash(struct job *job, size_t tensor, const struct cairn_mem *mem)
+{
+    uint8_t digest[DIGEST_BYTES];
+    hash_tensor(&job->spec.tensors[tensor], mem, digest);
+    pthread_mutex_lock(&job->session->lock);
+    memcpy(job->puts[tensor].digest, digest, sizeof digest);
+    job->puts[tensor].known = true;
+    pthread_mutex_unlock(&job->session->lock);
+}
+
+void cairn_puts_end(struct job *job, cairn_status status)
+{
+    pthread_mutex_lock(&job->session->lock);
+    if (status == CAIRN_OK) job->initialized = true;
+    for (size_t i = 0;
+         status == CAIRN_ERR_NOT_READY && job->puts != NULL && i < job->spec.tensor_count; i++)
+        cairn_puts_failed(job, i); // a shard was lost with its part: all is put again
+    pthread_mutex_unlock(&job->session->lock);
+}
+
+cairn_status cairn_puts_explain(const struct job *job, cairn_status status, size_t count)
+{
+    struct cairn_sentence why;
+    cairn_sentence_set(&why, "%s", cairn_error());
+    if (status != CAIRN_ERR_MISMATCH || count == 0 || count == job->spec.tensor_count)
+        return status;
+    return cairn_client_fail(status, "%s (this rank put %zu of the job's %zu tensors)", why.text,
+                             count, job->spec.tensor_count);
+}

@@ -1,0 +1,21 @@
+/* What this worker put of the initial state, and the digest of it: once a tensor. Caller's threads; not under
+ * the lock unless it says so. */
+#ifndef CAIRN_CLIENT_PUTS_H
+#define CAIRN_CLIENT_PUTS_H
+
+#include "client/session.h"
+
+#define CAIRN_PUTS_DIGEST_BYTES 32
+
+/* The tensor is this call's to put; CAIRN_ERR_EXISTS: it was put before. */
+cairn_status cairn_puts_claim(struct job *job, size_t tensor) CAIRN_MUST_CHECK;
+/* Hashes the whole of a tensor that was claimed. */
+void cairn_puts_hash(struct job *job, size_t tensor, const struct cairn_mem *mem);
+/* Of all that was hashed: returns how many tensors. */
+size_t cairn_puts_digest(struct job *job, uint8_t digest_out[CAIRN_PUTS_DIGEST_BYTES]);
+/* What the coordinator answered to InitDone. */
+void cairn_puts_end(struct job *job, cairn_status status);
+/* Adds to this thread's sentence that the rank put only `count` tensors, the usual reason for a mismatch. */
+cairn_status cairn_puts_explain(const struct job *job, cairn_status status, size_t count);
+
+#endif
