@@ -115,34 +115,6 @@ double cairn_normal_quantile(double u)
 
 /* ---- elements ---- */
 
-cairn_status cairn_init_check(const struct cairn_init *init, const char *tensor,
-                              struct cairn_sentence *why)
-{
-    const double max = CAIRN_INIT_VALUE_MAX;
-    if (init->kind < CAIRN_INIT_NONE || init->kind > CAIRN_INIT_NORMAL) {
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "tensor \"%s\": init.kind is %d; allowed: 0 (none) to 5 (normal)", tensor,
-                          (int)init->kind);
-    }
-    if (!(init->a >= -max && init->a <= max && init->b >= -max && init->b <= max)) {
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "tensor \"%s\": init.a is %g and init.b %g; allowed: %g to %g", tensor,
-                          init->a, init->b, -max, max);
-    }
-    if (init->kind == CAIRN_INIT_UNIFORM && init->a > init->b) {
-        return cairn_fail(
-            why, CAIRN_ERR_INVALID,
-            "tensor \"%s\": uniform from init.a %g to init.b %g: a must not be above b", tensor,
-            init->a, init->b);
-    }
-    if (init->kind == CAIRN_INIT_NORMAL && init->b < 0) {
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "tensor \"%s\": the standard deviation init.b is %g; allowed: 0 to %g",
-                          tensor, init->b, max);
-    }
-    return CAIRN_OK;
-}
-
 static void fill_random(const struct cairn_init *init, const char *tensor, uint64_t first_elem,
                         uint64_t elem_count, float *out)
 {

@@ -20,32 +20,7 @@
 
 #include <stdint.h>
 
-#include "proto/wire/sentence.h"
-
-/* Numbers on the wire. */
-#ifndef CAIRN_INIT_DEFINED /* cairn.h, which stands alone, has the same */
-#define CAIRN_INIT_DEFINED
-typedef enum cairn_init_kind {
-    CAIRN_INIT_NONE = 0, /* its values come from elsewhere: put, a file */
-    CAIRN_INIT_ZEROS = 1,
-    CAIRN_INIT_ONES = 2,
-    CAIRN_INIT_CONSTANT = 3, /* a */
-    CAIRN_INIT_UNIFORM = 4,  /* from a to b */
-    CAIRN_INIT_NORMAL = 5    /* mean a, standard deviation b */
-} cairn_init_kind;
-struct cairn_init {
-    cairn_init_kind kind;
-    double a, b;
-    uint64_t seed;
-};
-#endif
-
-#define CAIRN_INIT_VALUE_MAX 1e30 /* of |a| and |b|: no value leaves fp32 */
-
-/* Judges what came from a stranger: kind known; a and b within +-CAIRN_INIT_VALUE_MAX; UNIFORM a <= b; NORMAL
- * b >= 0. CAIRN_ERR_INVALID, `why` names the tensor and what is allowed. */
-cairn_status cairn_init_check(const struct cairn_init *init, const char *tensor,
-                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
+#include "proto/wire/spec.h"
 
 /* Writes elements [first_elem, first_elem + elem_count) of the tensor. A judged init, not NONE. */
 void cairn_init_fill(const struct cairn_init *init, const char *tensor, uint64_t first_elem,

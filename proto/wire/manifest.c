@@ -192,6 +192,10 @@ static json_t *spec_json(const struct cairn_job_spec_data *s)
         json_decref(spec);
         spec = NULL;
     }
+    if (spec != NULL && s->init_from != NULL)
+        spec = with(spec, "init_from", json_string(s->init_from));
+    if (spec != NULL && s->init_prefix != NULL)
+        spec = with(spec, "init_prefix", json_string(s->init_prefix));
     json_decref(more);
     return spec;
 }

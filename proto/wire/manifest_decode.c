@@ -229,20 +229,21 @@ static cairn_status read_former(json_t *list, struct cairn_job_spec_data *spec,
 static cairn_status read_spec(json_t *json, struct cairn_job_spec_data *spec,
                               struct cairn_sentence *why)
 {
-    const char *name, *on_nonfinite, *policy = NULL;
+    const char *name, *on_nonfinite, *policy = NULL, *init_from = NULL, *init_prefix = NULL;
     json_int_t stage, workers_min, chunk_leaves, spread, window, revision, micro = 1, growth = 0;
     json_t *groups, *tensors, *former = NULL;
     json_error_t error;
     if (json_unpack_ex(json, &error, JSON_STRICT,
                        "{s:s, s:F, s:F, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o,"
-                       " s?I, s?s, s?I, s?F, s?F, s?o}",
+                       " s?I, s?s, s?I, s?F, s?F, s?o, s?s, s?s}",
                        "name", &name, "clip_norm", &spec->clip_norm, "loss_scale",
                        &spec->loss_scale, "on_nonfinite", &on_nonfinite, "stage", &stage,
                        "workers_min", &workers_min, "chunk_leaves", &chunk_leaves, "spread",
                        &spread, "window", &window, "revision", &revision, "groups", &groups,
                        "tensors", &tensors, "micro_batches", &micro, "loss_scale_policy", &policy,
                        "loss_scale_growth_steps", &growth, "loss_scale_min", &spec->loss_scale_min,
-                       "loss_scale_max", &spec->loss_scale_max, "former", &former) != 0) {
+                       "loss_scale_max", &spec->loss_scale_max, "former", &former, "init_from",
+                       &init_from, "init_prefix", &init_prefix) != 0) {
         return corrupt(why, "spec", error.text);
     }
     if (!fits_u32(stage) || !fits_u32(workers_min) || !fits_u32(chunk_leaves) ||
@@ -265,6 +266,7 @@ static cairn_status read_spec(json_t *json, struct cairn_job_spec_data *spec,
             CAIRN_CAPABILITY_LOSS_SCALE, policy);
     cairn_status status = cairn_spec_set_name(spec, name);
     if (status == CAIRN_OK && former != NULL) status = read_former(former, spec, why);
+    if (status == CAIRN_OK) status = cairn_spec_set_init_from(spec, init_from, init_prefix);
     if (status == CAIRN_OK) status = read_lists(groups, tensors, spec, why);
     if (status != CAIRN_OK) return status;
     cairn_spec_canonicalize(spec); // the groups; the tensors are known to be sorted

@@ -152,6 +152,8 @@ static void pack_job(struct packing *p, const struct cairn_job_spec_data *spec)
     out->spread = spec->spread;
     out->window = spec->window;
     out->revision = spec->revision;
+    if (spec->init_from != NULL) out->init_from = spec->init_from;
+    if (spec->init_prefix != NULL) out->init_prefix = spec->init_prefix;
     out->loss_scale_policy = spec->loss_scale_policy;
     out->loss_scale_growth_steps = spec->loss_scale_growth_steps;
     out->loss_scale_min = spec->loss_scale_min;
@@ -241,6 +243,7 @@ static cairn_status unpack_job(const Cairn__JobSpec *in, struct cairn_job_spec_d
                                struct cairn_sentence *why)
 {
     cairn_status status = cairn_spec_set_name(spec, in->name);
+    if (status == CAIRN_OK) status = cairn_spec_set_init_from(spec, in->init_from, in->init_prefix);
     for (size_t i = 0; status == CAIRN_OK && i < in->n_tensors; i++)
         status = unpack_tensor(in->tensors[i], spec, why);
     for (size_t i = 0; status == CAIRN_OK && i < in->n_groups; i++)

@@ -10,7 +10,7 @@
 
 #include "proto/wire/status.h"
 
-#define CAIRN_SENTENCE_BYTES 512
+#define CAIRN_SENTENCE_BYTES 2048 /* holds a list of twenty tensors */
 
 struct cairn_sentence {
     char text[CAIRN_SENTENCE_BYTES]; /* always ends in NUL; a longer one ends in "..." */

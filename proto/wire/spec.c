@@ -41,6 +41,8 @@ void cairn_spec_release(struct cairn_job_spec_data *spec)
     free(spec->tensors);
     free(spec->groups);
     free(spec->former);
+    free(spec->init_from);
+    free(spec->init_prefix);
     free(spec->name);
     cairn_spec_init(spec);
 }
@@ -169,6 +171,8 @@ static cairn_status copy_contents(const struct cairn_job_spec_data *spec,
 {
     cairn_status status = CAIRN_OK;
     if (spec->name != NULL) status = cairn_spec_set_name(copy, spec->name);
+    if (status == CAIRN_OK)
+        status = cairn_spec_set_init_from(copy, spec->init_from, spec->init_prefix);
     for (size_t i = 0; i < spec->tensor_count && status == CAIRN_OK; i++) {
         status = cairn_spec_add_tensor(copy, &spec->tensors[i]);
     }
@@ -185,7 +189,7 @@ cairn_status cairn_spec_copy(const struct cairn_job_spec_data *spec,
                              struct cairn_job_spec_data *copy_out)
 {
     struct cairn_job_spec_data copy = *spec; // the plain values; what is owned is made anew
-    copy.name = NULL;
+    copy.name = copy.init_from = copy.init_prefix = NULL;
     copy.tensors = NULL;
     copy.groups = NULL;
     copy.former = NULL;

@@ -28,7 +28,8 @@
 #define CAIRN_SPEC_WINDOW_MAX       1024
 #define CAIRN_SPEC_HYPER_MAX        1e18 /* hyper-parameters, as in optimizer.h; betas: below 1 */
 #define CAIRN_SPEC_MICRO_MAX        65536
-#define CAIRN_SPEC_FORMER_MAX       64 /* hashes of what a spec was before its amendments */
+#define CAIRN_SPEC_PATH_MAX         1023 /* bytes of init_from, without the terminating NUL */
+#define CAIRN_SPEC_FORMER_MAX       64   /* hashes of what a spec was before its amendments */
 
 /* What a round with a non-finite gradient does: SKIP changes nothing and goes on, FAIL reports
  * CAIRN_ERR_NONFINITE to every worker. */
@@ -48,7 +49,7 @@ typedef enum cairn_loss_scale {
 } cairn_loss_scale;
 #endif
 
-/* What a tensor's parameters begin as, made on the shards (gpu/init.h says how). */
+/* What a tensor's parameters begin as, made on the shards (proto/wire/initializer.h says how). */
 #ifndef CAIRN_INIT_DEFINED
 #define CAIRN_INIT_DEFINED
 typedef enum cairn_init_kind {
@@ -56,7 +57,7 @@ typedef enum cairn_init_kind {
     CAIRN_INIT_ZEROS = 1,
     CAIRN_INIT_ONES = 2,
     CAIRN_INIT_CONSTANT = 3, /* a */
-    CAIRN_INIT_UNIFORM = 4,  /* a <= x < b */
+    CAIRN_INIT_UNIFORM = 4,  /* from a to b, a below b */
     CAIRN_INIT_NORMAL = 5    /* mean a, standard deviation b */
 } cairn_init_kind;
 struct cairn_init {
@@ -104,6 +105,10 @@ struct cairn_job_spec_data {
         [32]; /* [former_count] hashes of this spec before its amendments, the first is that of
                             * the job's creation. Not part of hash and diff */
 
+    /* owned: weights that the shards begin with (proto/wire/safetensors_folder.h) */
+    char *init_from;   /* an absolute path on their side; NULL: none */
+    char *init_prefix; /* a key PREFIX + NAME is taken for NAME, too; NULL: none */
+
     size_t tensor_count, tensor_capacity;
     size_t group_count, group_capacity;
     size_t former_count;
@@ -137,6 +142,9 @@ cairn_status cairn_spec_copy(const struct cairn_job_spec_data *spec,
 /* Copies the string in. CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_spec_set_name(struct cairn_job_spec_data *spec,
                                  const char *name) CAIRN_MUST_CHECK;
+/* Copies both in; NULL and "" are none. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_spec_set_init_from(struct cairn_job_spec_data *spec, const char *path,
+                                      const char *prefix) CAIRN_MUST_CHECK;
 /* Appends a copy of *tensor, strings and box included; a NULL unit becomes the tensor's name, a NULL
  * group "". Not judged here. CAIRN_ERR_INVALID over the count limit or with a string NULL or longer than
  * CAIRN_NAME_MAX, CAIRN_ERR_NO_MEMORY; then the spec is as before. */
@@ -170,6 +178,10 @@ cairn_status cairn_spec_check(const struct cairn_job_spec_data *spec, const char
                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* The tensor that `tensor` is another name of, itself if it is none, of a judged canonical spec. */
 size_t cairn_spec_target(const struct cairn_job_spec_data *spec, size_t tensor);
+/* True if the shards make the tensor's initial state: nobody puts it. */
+bool cairn_spec_has_origin(const struct cairn_job_spec_data *spec, size_t tensor);
+/* The same of every tensor that has elements: the job initializes itself. */
+bool cairn_spec_initializes_itself(const struct cairn_job_spec_data *spec);
 /* True if `name` may be a job's name (and so a folder's). */
 bool cairn_job_name_ok(const char *name);
 

@@ -11,9 +11,7 @@
 
 #define cairn_sentence_set(why, ...) cairn_sentence_set((why), __VA_ARGS__)
 
-/* Bytes of the well-formed UTF-8 sequence at s that stands for no control character; 0 if there is
- * none. Unicode 15, table 3-7: no overlong forms, no surrogates, nothing over U+10FFFF. */
-static size_t utf8_sequence(const unsigned char *s)
+size_t cairn_utf8_sequence(const unsigned char *s)
 {
     if (s[0] < 0x80) return s[0] >= 0x20 && s[0] != 0x7f ? 1 : 0;
     if (s[0] < 0xc2 || s[0] > 0xf4) return 0;
@@ -36,7 +34,7 @@ static bool text_ok(const char *text)
     if (text == NULL || text[0] == '\0') return false;
     if (strnlen(text, CAIRN_NAME_MAX + 1) > CAIRN_NAME_MAX) return false;
     for (const unsigned char *s = (const unsigned char *)text; *s != '\0';) {
-        size_t length = utf8_sequence(s);
+        size_t length = cairn_utf8_sequence(s);
         if (length == 0) return false;
         s += length;
     }
@@ -363,6 +361,7 @@ cairn_status cairn_spec_check(const struct cairn_job_spec_data *spec, const char
 {
     struct group_table table;
     cairn_status status = check_job(spec, why);
+    if (status == CAIRN_OK) status = cairn_spec_check_origin(spec, why);
     for (size_t i = 0; i < spec->group_count && status == CAIRN_OK; i++) {
         status = check_group(&spec->groups[i], optimizers, why);
     }

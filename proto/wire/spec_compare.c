@@ -105,6 +105,8 @@ static void hash_canonical(const struct cairn_job_spec_data *spec, uint8_t hash_
     hash_number(&state, spec->chunk_leaves);
     hash_number(&state, spec->spread);
     hash_number(&state, spec->window);
+    hash_text(&state, spec->init_from != NULL ? spec->init_from : "");
+    hash_text(&state, spec->init_prefix != NULL ? spec->init_prefix : "");
     hash_number(&state, spec->group_count);
     for (size_t i = 0; i < spec->group_count; i++) hash_group(&state, &spec->groups[i]);
     hash_number(&state, spec->tensor_count);
@@ -277,6 +279,16 @@ static void diff_group(struct diff *diff, const struct cairn_group_spec *here,
     diff_schedule(diff, here->name, &here->schedule, &there->schedule);
 }
 
+/* NULL is none. */
+static void differ_path(struct diff *diff, const char *job, const char *field, const char *here,
+                        const char *there)
+{
+    if (here == NULL) here = "";
+    if (there == NULL) there = "";
+    if (strcmp(here, there) == 0) return;
+    differ(diff, "job %s: %s \"%s\" here, \"%s\" on the servers", job, field, here, there);
+}
+
 static void diff_job(struct diff *diff, const struct cairn_job_spec_data *here,
                      const struct cairn_job_spec_data *there)
 {
@@ -300,6 +312,8 @@ static void diff_job(struct diff *diff, const struct cairn_job_spec_data *here,
     differ_number(diff, "job", job, "chunk_leaves", here->chunk_leaves, there->chunk_leaves);
     differ_number(diff, "job", job, "spread", here->spread, there->spread);
     differ_number(diff, "job", job, "window", here->window, there->window);
+    differ_path(diff, job, "init_from", here->init_from, there->init_from);
+    differ_path(diff, job, "init_prefix", here->init_prefix, there->init_prefix);
 }
 
 /* Which of two sorted lists has the smaller next name: < 0 here, > 0 there, 0 both the same. */

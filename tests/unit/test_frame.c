@@ -250,7 +250,7 @@ END_TEST
 START_TEST(a_sentence_is_cut_and_says_so)
 {
     struct cairn_sentence s;
-    char longer[700];
+    char longer[CAIRN_SENTENCE_BYTES + 200];
     memset(longer, 'a', sizeof longer - 1);
     longer[sizeof longer - 1] = '\0';
     cairn_sentence_set(&s, "%s", longer);

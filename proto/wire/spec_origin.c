@@ -1,0 +1,87 @@
+/* Where a job's initial state comes from, as its spec says. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/wire/spec.h"
+#include "proto/wire/spec_names.h"
+
+static cairn_status copy_text(const char *text, char **copy_out)
+{
+    *copy_out = NULL;
+    if (text == NULL || text[0] == '\0') return CAIRN_OK;
+    *copy_out = strdup(text);
+    return *copy_out != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+}
+
+cairn_status cairn_spec_set_init_from(struct cairn_job_spec_data *spec, const char *path,
+                                      const char *prefix)
+{
+    char *path_copy, *prefix_copy = NULL;
+    cairn_status status = copy_text(path, &path_copy);
+    if (status == CAIRN_OK) status = copy_text(prefix, &prefix_copy);
+    if (status != CAIRN_OK) {
+        free(path_copy);
+        return status;
+    }
+    free(spec->init_from);
+    free(spec->init_prefix);
+    spec->init_from = path_copy;
+    spec->init_prefix = prefix_copy;
+    return CAIRN_OK;
+}
+
+static bool text_ok(const char *text, size_t bytes_max)
+{
+    if (strnlen(text, bytes_max + 1) > bytes_max) return false;
+    for (const unsigned char *s = (const unsigned char *)text; *s != '\0';) {
+        const size_t length = cairn_utf8_sequence(s);
+        if (length == 0) return false;
+        s += length;
+    }
+    return true;
+}
+
+cairn_status cairn_spec_check_origin(const struct cairn_job_spec_data *spec,
+                                     struct cairn_sentence *why)
+{
+    const char *path = spec->init_from, *prefix = spec->init_prefix;
+    if (path != NULL && (path[0] != '/' || !text_ok(path, CAIRN_SPEC_PATH_MAX))) {
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "init_from is not an absolute path of at most %d bytes of UTF-8 without "
+                          "control characters; it is looked up where the shards are",
+                          CAIRN_SPEC_PATH_MAX);
+    }
+    if (prefix != NULL && !text_ok(prefix, CAIRN_NAME_MAX)) {
+        return cairn_fail(
+            why, CAIRN_ERR_INVALID,
+            "init_prefix is longer than %d bytes, not UTF-8 or has control characters",
+            CAIRN_NAME_MAX);
+    }
+    if (prefix != NULL && path == NULL) {
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "init_prefix \"%s\" without init_from has no effect", prefix);
+    }
+    return CAIRN_OK;
+}
+
+bool cairn_spec_has_origin(const struct cairn_job_spec_data *spec, size_t tensor)
+{
+    return spec->init_from != NULL || spec->tensors[tensor].init.kind != CAIRN_INIT_NONE;
+}
+
+/* There is nothing to put. */
+static bool is_empty(const struct cairn_tensor_spec *t)
+{
+    return t->alias_of != NULL || cairn_geometry_of(&t->shape).elems == 0;
+}
+
+bool cairn_spec_initializes_itself(const struct cairn_job_spec_data *spec)
+{
+    bool any = false;
+    for (size_t i = 0; i < spec->tensor_count; i++) {
+        const bool has = cairn_spec_has_origin(spec, i);
+        if (!has && !is_empty(&spec->tensors[i])) return false;
+        any = any || has;
+    }
+    return any;
+}
