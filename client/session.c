@@ -14,6 +14,7 @@
 
 #include "client/env.h"
 #include "client/handle.h"
+#include "client/struct.h"
 
 #define TICK_MS    50
 #define STOP_MS    300 /* what is under way may end by itself for so long */
@@ -300,13 +301,14 @@ cairn_status cairn_open(const struct cairn_opts *opts, cairn **out)
 cairn_status cairn_client_open(const struct cairn_opts *opts, struct cairn_fabric_mem_hub *hub,
                                cairn **out)
 {
-    static const struct cairn_opts defaults = { .struct_size = sizeof defaults };
-    if (opts == NULL) opts = &defaults;
+    struct cairn_opts taken = { .struct_size = sizeof taken };
     if (out == NULL) return cairn_client_fail(CAIRN_ERR_INVALID, "out is NULL");
-    if (opts->struct_size != sizeof *opts)
+    if (opts != NULL && !cairn_struct_take(&taken, sizeof taken, sizeof taken, opts))
         return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "opts.struct_size is %zu, this library's is %zu",
-                                 opts->struct_size, sizeof *opts);
+                                 "opts.struct_size is %zu, this library's is %zu (a larger struct "
+                                 "must be 0 behind it)",
+                                 opts->struct_size, sizeof taken);
+    opts = &taken;
     if (opts->connect_timeout_ms < 0)
         return cairn_client_fail(CAIRN_ERR_INVALID, "opts.connect_timeout_ms is negative");
     if (sodium_init() < 0) return cairn_client_fail(CAIRN_ERR_INTERNAL, "libsodium does not start");
