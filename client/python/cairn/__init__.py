@@ -25,3 +25,14 @@ def connect(endpoint=None, name=None, connect_timeout=10.0) -> Session:
     """A session with the cluster at `endpoint` ("host:port"; None: CAIRN_ENDPOINT, then 127.0.0.1:7077). Rank and
     world of the process are those of the environment, see env()."""
     return Session(endpoint=endpoint, name=name, connect_timeout=connect_timeout)
+
+
+def reader(job, endpoint=None, timeout=60.0):
+    """Reads a job beside its training, in a session of its own: cairn.torch.Reader."""
+    from .torch import Reader
+    session = connect(endpoint)
+    try:
+        return Reader(session, job, timeout)
+    except BaseException:
+        session.close()
+        raise

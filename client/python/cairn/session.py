@@ -303,6 +303,27 @@ class Session:
         """Readable when an operation completed; read 8 bytes to clear it. Borrowed."""
         return _c.lib().cairn_event_fd(self._living())
 
+    def attach(self, model: Any, optim: Any, **options: Any) -> Any:
+        """Makes the servers hold a torch model's parameters and run its optimizer; returns cairn.torch.AttachedModel.
+
+        optim          AdamW, Adam or SGD of this package, or a torch optimizer (which from_torch takes over)
+        name           of the job; None: the model's class in lower case
+        stage          0 to 3, see cairn.torch
+        units          classes and patterns of module names that are units; None: the blocks of the model
+        window         stage 3: units in memory at once, the ones that are prefetched included
+        wire_dtype     of fetched parameters, torch.float32 or torch.bfloat16; None: that of the parameter
+        micro_batches  backward passes of a step, at most
+        clip_norm, loss_scale, on_nonfinite ("skip", "fail")
+                       state of the job
+        rank, workers_min
+                       None: rank and world of the environment, see env()
+        timeout        seconds, of every wait
+
+        Rank 0 brings the initial state, if the job has none. Mismatch lists how this model and optimizer differ from
+        a job that exists; what this version cannot do is refused with Unsupported."""
+        from . import torch as torch_part
+        return torch_part.attach(self, model, optim, **options)
+
     def open_worker(self, name: str, spec: JobSpec, timeout: float = TIMEOUT_S) -> Job:
         """Creates the job or attaches to it; Mismatch lists how `spec` differs from the job's."""
         made, alive = to_c(spec)

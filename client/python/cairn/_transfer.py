@@ -1,0 +1,80 @@
+"""Parameters from the servers into a model's memory, and the initial state the other way."""
+
+from __future__ import annotations
+
+from typing import Iterable, List, Optional, Tuple
+
+import torch
+
+from ._model import WIRE_TORCH, Slot
+from .errors import CairnError, Timeout
+from .session import Job, Operation
+from .spec import Version
+
+_IN_FLIGHT = 256  # tensors that are asked for at once
+
+
+class Landing:
+    """A fetch on its way into a tensor: straight into its memory, or through a dense host tensor of the wire's dtype
+    where it cannot be lent."""
+
+    def __init__(self, job: Job, version: Version, name: str, wire: str, into: torch.Tensor,
+                 plane: Optional[str] = None):
+        self._into, self._failure = into, None  # type: torch.Tensor, Optional[CairnError]
+        dtype = WIRE_TORCH[wire]
+        direct = into.dtype == dtype and into.is_contiguous() and into.device.type == "cpu"
+        self._staged = None if direct else torch.empty(into.shape, dtype=dtype)
+        self._operation: Operation = job.fetch(version, name, into if direct else self._staged, plane=plane, dtype=wire,
+                                               shape=tuple(into.shape))
+
+    @property
+    def staged_bytes(self) -> int:
+        return 0 if self._staged is None else self._staged.numel() * self._staged.element_size()
+
+    def wait(self, timeout: float) -> None:
+        """Until it is there. A failure stays one, however often it is asked for; Timeout is none."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            self._operation.wait(timeout)
+        except Timeout:
+            raise
+        except CairnError as error:
+            self._failure = error
+            raise
+        if self._staged is not None:
+            self._into.copy_(self._staged)
+            self._staged = None
+
+
+def wait_all(landings: Iterable[Landing], timeout: float) -> None:
+    """Each one, since it has memory on loan; then the first failure."""
+    failure: Optional[BaseException] = None
+    for landing in landings:
+        try:
+            landing.wait(timeout)
+        except Exception as error:  # noqa: BLE001 - raised below
+            failure = failure or error
+    if failure is not None:
+        raise failure
+
+
+def load(job: Job, version: Version, targets: List[Tuple[Slot, torch.Tensor]], timeout: float,
+         wire: Optional[str] = None, plane: Optional[str] = None) -> None:
+    """Tensors of one version; `wire` and `plane` if they are not those of the slots."""
+    for first in range(0, len(targets), _IN_FLIGHT):
+        landings: List[Landing] = []
+        with torch.no_grad():
+            try:
+                for slot, into in targets[first:first + _IN_FLIGHT]:
+                    landings.append(Landing(job, version, slot.name, wire or slot.wire, into, plane))
+            finally:
+                wait_all(landings, timeout)
+
+
+def put(job: Job, slots: Iterable[Slot]) -> None:
+    """The initial state, fp32. Nothing if the job has its state already."""
+    for slot in slots:
+        master = slot.parameter.detach().to(device="cpu", dtype=torch.float32).contiguous()
+        if not job.put(slot.name, master):
+            return

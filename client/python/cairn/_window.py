@@ -1,0 +1,288 @@
+"""Stage 3: a unit's parameters are in memory while they are used, and at most a window of units at once.
+
+A parameter that is out has an empty tensor as its data, so that reading it is an error and not a wrong number, and
+its own storage, which autograd's saved tensors share, is resized to nothing. Gathering makes the storage anew and
+fetches into it.
+
+When is a unit used? Forward: from its forward-pre hook to its forward hook. Backward: from the first gradient of an
+output (a hook on that tensor) until a unit that ended before it in the forward pass begins its own. That is enough:
+autograd runs the nodes of a graph from the last made to the first, so that then every node of the later
+unit has run. A parameter is let go even earlier, when its gradient is complete: then no node needs it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
+
+import torch
+from torch import nn
+
+from ._model import Slot, Unit
+from ._transfer import Landing, wait_all
+from .errors import CairnError, Stale, Timeout, VersionGone
+
+
+class Memory(NamedTuple):
+    """Bytes of parameters that were gathered, by count. `peak_bytes` <= `window` * `largest_unit_bytes`, unless more
+    units than that are in use at once (branches); `root_bytes` stay gathered and count apart."""
+
+    gathered_bytes: int
+    peak_bytes: int
+    largest_unit_bytes: int
+    window: int
+    root_bytes: int
+
+
+class _Cell:
+    """A slot's memory: out, coming or in."""
+
+    def __init__(self, slot: Slot):
+        self.slot, self.landing = slot, None  # type: Slot, Optional[Landing]
+        data = slot.parameter.data
+        own = data.is_contiguous() and data.storage_offset() == 0 and _storage_bytes(data) == _bytes(data)
+        self.full = data if own else data.clone(memory_format=torch.contiguous_format)
+        self.bytes = _bytes(self.full)
+        self.staged = 0  # bytes of what it is landing through
+        self.is_in = True
+
+    @property
+    def is_pinned(self) -> bool:
+        return any(unit.module is None for unit in self.slot.units)
+
+    def give_up(self) -> None:
+        self.slot.parameter.data = torch.empty(0, dtype=self.full.dtype, device=self.full.device)
+        _resize_storage(self.full, 0)
+        self.is_in = False
+
+    def begin(self, start: Callable[[Slot, torch.Tensor], Landing]) -> None:
+        _resize_storage(self.full, self.bytes)
+        try:
+            self.landing = start(self.slot, self.full)
+        except BaseException:
+            _resize_storage(self.full, 0)
+            raise
+        self.staged = self.landing.staged_bytes
+
+    def finish(self) -> None:
+        self.landing, self.staged = None, 0
+        self.slot.parameter.data = self.full
+        self.is_in = True
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _storage_bytes(tensor: torch.Tensor) -> int:
+    if hasattr(tensor, "untyped_storage"):
+        return tensor.untyped_storage().nbytes()
+    return tensor.storage().nbytes()
+
+
+def _resize_storage(tensor: torch.Tensor, nbytes: int) -> None:
+    if hasattr(tensor, "untyped_storage"):
+        tensor.untyped_storage().resize_(nbytes)
+    else:  # torch 1.13
+        tensor.storage().resize_(nbytes // tensor.element_size())
+
+
+class _Call:
+    """One forward pass through a unit: when it began and ended, and whether backward is in it."""
+
+    def __init__(self, unit: Unit, began: int):
+        self.unit, self.began, self.ended = unit, began, began
+
+
+class Window:
+    """`start` begins a fetch of the version that the model computes with; `gone` makes the error to raise when that
+    version is not kept any more."""
+
+    def __init__(self, units: List[Unit], size: int, start: Callable[[Slot, torch.Tensor], Landing],
+                 gone: Callable[[Exception], Exception], timeout: Callable[[], float]):
+        self._units, self._size, self._start, self._gone, self._timeout = units, size, start, gone, timeout
+        self._cells: Dict[Slot, _Cell] = {}
+        self._held: List[Unit] = []  # gathered or coming, in the order of it
+        self._in_forward: List[_Call] = []
+        self._in_backward: List[_Call] = []
+        self._clock = 0
+        self._order, self._seen = list(units), []  # type: List[Unit], List[Unit]
+        self._now = self._peak = 0
+        for unit in units:
+            for slot in unit.slots:
+                if slot not in self._cells:
+                    self._cells[slot] = _Cell(slot)
+        for cell in self._cells.values():
+            cell.give_up()
+        self._largest = max((self._unit_bytes(unit) for unit in units), default=0)
+        self.hooks = [hook for unit in units for hook in self._hook(unit)]
+
+    def memory(self, root_bytes: int) -> Memory:
+        return Memory(self._now, self._peak, self._largest, self._size, root_bytes)
+
+    def shape(self, slot: Slot) -> torch.Size:
+        return self._cells[slot].full.shape
+
+    def __contains__(self, slot: Slot) -> bool:
+        return slot in self._cells
+
+    def _unit_bytes(self, unit: Unit) -> int:
+        return sum(self._cells[slot].bytes for slot in unit.slots)
+
+    # ---- gather and release ----
+
+    def _count(self, nbytes: int) -> None:
+        self._now += nbytes
+        self._peak = max(self._peak, self._now)
+
+    def _begin(self, unit: Unit) -> None:
+        """Asks for what of the unit is out."""
+        if unit not in self._held:
+            self._make_room(unit)
+            self._held.append(unit)
+        for slot in unit.slots:
+            cell = self._cells[slot]
+            if not cell.is_in and cell.landing is None:
+                cell.begin(self._start)
+                self._count(cell.bytes + cell.staged)
+
+    def _make_room(self, unit: Unit) -> None:
+        busy = [call.unit for call in self._in_forward + self._in_backward]
+        for idle in [one for one in self._held if one not in busy and one is not unit]:
+            if len(self._held) < self._size:
+                return
+            self.release(idle)
+
+    def gather(self, unit: Unit) -> None:
+        try:
+            self._begin(unit)
+            self._land([cell for cell in map(self._cells.__getitem__, unit.slots) if cell.landing is not None])
+        except (VersionGone, Stale) as error:
+            raise self._gone(error) from error
+
+    def _land(self, coming: List[_Cell]) -> None:
+        with torch.no_grad():
+            wait_all([cell.landing for cell in coming if cell.landing is not None], self._timeout())
+        for cell in coming:
+            self._now -= cell.staged
+            cell.finish()
+
+    def _free(self, cell: _Cell) -> None:
+        if cell.landing is not None:  # its memory is on loan until it has landed, or failed to
+            try:
+                cell.landing.wait(self._timeout())
+            except Timeout:
+                raise
+            except CairnError:
+                pass
+            self._now -= cell.staged
+            cell.finish()
+        if cell.is_in:
+            cell.give_up()
+            self._now -= cell.bytes
+
+    def release(self, unit: Unit) -> None:
+        if unit not in self._held:
+            return
+        self._held.remove(unit)
+        for slot in unit.slots:
+            if not any(other in self._held for other in slot.units):
+                self._free(self._cells[slot])
+
+    def release_all(self) -> None:
+        """No forward or backward pass is under way, whatever an exception has left behind."""
+        self._in_forward = [call for call in self._in_forward if call.unit.module is None]
+        self._in_backward = []
+        for unit in [one for one in self._held if one.module is not None]:
+            self.release(unit)
+
+    def on_accumulated(self, slot: Slot) -> None:
+        """The slot's gradient is complete."""
+        if slot in self._cells and not self._cells[slot].is_pinned:
+            self._free(self._cells[slot])
+
+    def hold(self, slots: List[Slot]) -> Unit:
+        """Gathers some slots beside the window, until let_go."""
+        unit = Unit("gathered", None, [slot for slot in slots if slot in self._cells])
+        for slot in unit.slots:
+            slot.units.append(unit)
+        self._held.append(unit)
+        self._in_forward.append(_Call(unit, self._clock))
+        self.gather(unit)
+        return unit
+
+    def let_go(self, unit: Unit) -> None:
+        self._in_forward = [call for call in self._in_forward if call.unit is not unit]
+        self.release(unit)
+        for slot in unit.slots:
+            slot.units.remove(unit)
+
+    # ---- when ----
+
+    def _prefetch(self, unit: Unit, order: List[Unit]) -> None:
+        """The units after this one in `order`, as far as the window goes."""
+        if unit not in order:
+            return
+        at = order.index(unit)
+        for ahead in order[at + 1:at + self._size]:
+            if len(self._held) >= self._size and ahead not in self._held:
+                return
+            self._begin(ahead)
+
+    def _hook(self, unit: Unit) -> Iterator[Any]:
+        module = unit.module
+        assert isinstance(module, nn.Module)
+        yield module.register_forward_pre_hook(lambda _module, _args: self._before_forward(unit))
+        yield module.register_forward_hook(lambda _module, _args, out: self._after_forward(unit, out))
+
+    def begin_pass(self) -> None:
+        """A forward pass of the whole model begins: the order of the last one is what is prefetched by."""
+        if self._seen:
+            self._order = self._seen + [unit for unit in self._units if unit not in self._seen]
+        self._seen = []
+
+    def _before_forward(self, unit: Unit) -> None:
+        self._clock += 1
+        self._in_forward.append(_Call(unit, self._clock))
+        if unit not in self._seen:
+            self._seen.append(unit)
+        self.gather(unit)
+        if not self._in_backward:
+            self._prefetch(unit, self._order)
+
+    def _after_forward(self, unit: Unit, out: Any) -> None:
+        self._clock += 1
+        call = next((one for one in reversed(self._in_forward) if one.unit is unit), None)
+        if call is None:
+            return
+        self._in_forward.remove(call)
+        call.ended = self._clock
+        if torch.is_grad_enabled():
+            for tensor in _tensors(out):
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda gradient, call=call: self._before_backward(call))
+        if not any(one.unit is unit for one in self._in_forward + self._in_backward):
+            self.release(unit)
+
+    def _before_backward(self, call: _Call) -> None:
+        for later in [one for one in self._in_backward if one.began > call.ended]:
+            self._in_backward.remove(later)
+            if not any(one.unit is later.unit for one in self._in_forward + self._in_backward):
+                self.release(later.unit)
+        if call not in self._in_backward:
+            self._in_backward.append(call)
+        self.gather(call.unit)
+        self._prefetch(call.unit, self._order[::-1])
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _tensors(one)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _tensors(one)
+    elif hasattr(value, "__dataclass_fields__"):
+        for name in value.__dataclass_fields__:
+            yield from _tensors(getattr(value, name))

@@ -1,0 +1,454 @@
+"""PyTorch on Cairn: attach a model, and its gradients go to the servers as autograd makes them.
+
+Works with torch 1.13 and later, on host memory; gradients on a GPU are copied to the host first.
+
+Stages. 0 and 1: gradients of a step's backward passes are added up here, in fp32, and pushed once. 2: each
+backward pass is pushed. 3: as 2, and a unit's parameters are here only while they are used. With one
+backward pass a step all four give the same bits.
+
+A step's gradient is the mean over its backward passes and over the workers: give each micro-batch its own mean loss,
+undivided. Parameters that get no gradient count as 0. Buffers (BatchNorm's statistics) stay local to each worker:
+they are not sent, and in no snapshot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from fnmatch import fnmatchcase
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, Union
+
+import torch
+from torch import nn
+
+from . import _transfer
+from ._model import Slot, UnitChoice, slots_of, tensor_of, units_of
+from ._window import Memory, Window
+from .env import env
+from .errors import CairnError, EpochChanged, Invalid, NotFound, Stale, Timeout, Unsupported, VersionGone
+from .optim import FromTorch, Optimizer, from_torch
+from .session import TIMEOUT_S, Job, Result, Round, RoundHandle, Session
+from .spec import Group, JobSpec, Version
+
+__all__ = ["AttachedModel", "Reader", "attach", "Memory"]
+
+_PUSHED = {torch.float32: "f32", torch.bfloat16: "bf16"}
+_TRIES = 20  # a version that is gone, because others go on, is asked for again as a newer one
+
+
+def attach(session: Session, model: nn.Module, optim: Any, **options: Any) -> "AttachedModel":
+    """See Session.attach."""
+    return AttachedModel(session, model, optim, **options)
+
+
+def _groups(optim: Any, slots: List[Slot]) -> Tuple[List[Group], Dict[str, str]]:
+    trained = {slot.name: slot.parameter for slot in slots if slot.trained}
+    if not trained:
+        raise Invalid("no parameter of the model requires a gradient; there is nothing to train")
+    if isinstance(optim, torch.optim.Optimizer) or not hasattr(optim, "group"):
+        optim = from_torch(optim)
+    if isinstance(optim, FromTorch):
+        return optim.group_parameters(trained)
+    return optim.group(list(trained))
+
+
+def _on_gradient(parameter: nn.Parameter, call: Callable[[], None]) -> Any:
+    """Calls when the parameter's .grad has all of a backward pass. What is returned must stay alive."""
+    if hasattr(parameter, "register_post_accumulate_grad_hook"):  # torch 2.1 and later
+        return parameter.register_post_accumulate_grad_hook(lambda _parameter: call())
+    node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+    return node, node.register_hook(lambda *_: call())
+
+
+class AttachedModel:
+    """A model whose parameters and optimizer are the servers'. Made by Session.attach.
+
+    A step: forward (which begins the round and brings the round's parameters), backward, step(). EpochChanged may
+    come out of any of the three: somebody came or went, nothing was applied; do the step again. Address the
+    batch by `begin()`'s step, rank and world where that is to give the same batch again.
+    """
+
+    def __init__(self, session: Session, model: nn.Module, optim: Union[Optimizer, "torch.optim.Optimizer"], *,
+                 name: Optional[str] = None, stage: int = 2, units: UnitChoice = None, window: int = 2,
+                 wire_dtype: Any = None, micro_batches: int = 1, clip_norm: float = 0.0, loss_scale: float = 1.0,
+                 on_nonfinite: str = "skip", rank: Optional[int] = None, workers_min: Optional[int] = None,
+                 timeout: float = TIMEOUT_S):
+        here = env()
+        self.model, self.name = model, name or type(model).__name__.lower()
+        self.stage, self.clip_norm, self.timeout = _stage(stage), clip_norm, timeout
+        self._micro_batches, self._loss_scale = _at_least_one("micro_batches", micro_batches), loss_scale
+        self._slots = slots_of(model, wire_dtype)
+        modules = units_of(model, self._slots, units)
+        groups, group_of = _groups(optim, self._slots)
+        spec = JobSpec([tensor_of(slot, group_of.get(slot.name)) for slot in self._slots], groups,
+                       rank=here.rank if rank is None else rank,
+                       workers_min=here.world if workers_min is None else workers_min, clip_norm=clip_norm,
+                       loss_scale=loss_scale, on_nonfinite=on_nonfinite)
+        self._round: Optional[RoundHandle] = None
+        self._failure: Optional[CairnError] = None  # of a hook, raised by what the trainer calls next
+        self._window: Optional[Window] = None
+        self._local = False
+        self._version = Version(0, 0)
+        self._forget_gradients()
+        self._job = session.open_worker(self.name, spec, timeout)
+        # Before any parameter is let go: autograd notes its shape now.
+        self._hooks = [_on_gradient(slot.parameter, lambda slot=slot: self._took_gradient(slot))
+                       for slot in self._slots if slot.trained]
+        self._hooks.append(model.register_forward_pre_hook(lambda *_: self._before_forward()))
+        try:
+            self._bring_initial_state(spec.rank)
+            if self.stage == 3:
+                self._window = Window(modules, _at_least_one("window", window), self._start, self._others_went_on,
+                                      lambda: self.timeout)
+            self.resume()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "AttachedModel":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leaves the job. The model keeps what it has; in stage 3 that is the root unit only."""
+        self._job.close()
+        for hook in self._hooks + (self._window.hooks if self._window is not None else []):
+            (hook[1] if isinstance(hook, tuple) else hook).remove()
+        self._hooks, self._window = [], None
+
+    def _bring_initial_state(self, rank: int) -> None:
+        if rank == 0:
+            _transfer.put(self._job, self._slots)
+        self._job.init_done(self.timeout)
+
+    # ---- the parameters ----
+
+    @property
+    def job(self) -> Job:
+        return self._job
+
+    @property
+    def version(self) -> Version:
+        """Of the parameters that the model has."""
+        return self._version
+
+    def _resident(self) -> List[Slot]:
+        return [slot for slot in self._slots if self._window is None or slot not in self._window]
+
+    def _start(self, slot: Slot, into: torch.Tensor) -> _transfer.Landing:
+        return _transfer.Landing(self._job, self._version, slot.name, slot.wire, into)
+
+    def _others_went_on(self, why: Exception) -> EpochChanged:
+        return EpochChanged(f"the others went on without this worker, the step is to be done again: {why}")
+
+    def _load(self, version: Version) -> None:
+        self._version = Version(0, 0)  # of none, should this fail
+        if self._window is not None:
+            self._window.release_all()
+        _transfer.load(self._job, version, [(slot, slot.parameter.data) for slot in self._resident()], self.timeout)
+        self._version = version
+
+    def resume(self) -> int:
+        """Takes the servers' newest parameters, forgets gradients, and returns the step that comes next."""
+        self._round = self._failure = None
+        self._forget_gradients()
+        self._load_newest(Version(0, 0))
+        return self._version.step
+
+    def _load_newest(self, at_least: Version) -> None:
+        for _ in range(_TRIES):
+            try:
+                return self._load(self._job.version_wait(at_least, self.timeout))
+            except VersionGone as gone:
+                last = gone
+        raise last
+
+    @contextlib.contextmanager
+    def gathered(self, *patterns: str) -> Iterator[None]:
+        """Stage 3: parameters that are read outside their module are here inside the block; keep it around backward
+        too. A pattern that matches nothing is an error."""
+        for pattern in patterns:
+            if not any(fnmatchcase(slot.name, pattern) for slot in self._slots):
+                raise Invalid(f"gathered: {pattern!r} matches no parameter")
+        if self._window is None:
+            yield
+            return
+        window = self._window
+        unit = window.hold([slot for slot in self._slots if any(fnmatchcase(slot.name, one) for one in patterns)])
+        try:
+            yield
+        finally:
+            window.let_go(unit)
+
+    def memory(self) -> Memory:
+        """Bytes of gathered parameters, stage 3; in the other stages all of them stay here."""
+        root = sum(slot.parameter.numel() * slot.parameter.element_size() for slot in self._resident())
+        return Memory(0, 0, 0, 0, root) if self._window is None else self._window.memory(root)
+
+    # ---- a round ----
+
+    def begin(self) -> Round:
+        """The round that is open, or the next one; the first forward pass of a step calls it by itself. Its step, rank
+        and world say which batch is this worker's."""
+        self._raise_failure()
+        if self._round is None:
+            self._forget_gradients()
+            opened = self._job.round_begin(self.timeout)
+            if opened.info.version != self._version:
+                try:
+                    self._load(opened.info.version)
+                except (VersionGone, Stale) as gone:
+                    raise self._others_went_on(gone) from gone
+            self._round = opened
+        return self._round.info
+
+    def _before_forward(self) -> None:
+        if not (torch.is_grad_enabled() and self.model.training):
+            if self._window is not None and self._round is None:  # nothing keeps the version while others go on
+                newest = self._job.version_wait(timeout=self.timeout)
+                if newest != self._version:
+                    self._load_newest(newest)
+            return
+        if self._pushed_in_pass and not self._local:
+            self.micro_end()
+        self.begin()
+        if self._window is not None:
+            self._window.release_all()
+            self._window.begin_pass()
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss times the round's loss scale: m.scale(loss).backward()."""
+        self._scaled = True
+        scale = self.begin().loss_scale
+        return loss if scale == 1.0 else loss * scale
+
+    def _forget_gradients(self) -> None:
+        self._passes = 0  # backward passes that are over
+        self._pushed_in_pass: Dict[Slot, bool] = {}
+        self._sums: Dict[Slot, torch.Tensor] = {}
+        self._scaled = False
+        for slot in self._slots:
+            slot.parameter.grad = None
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is None:
+            return
+        self._round = None
+        raise failure
+
+    # ---- gradients ----
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside add up in .grad, as torch does it, and go with the next pass outside (or step()) as
+        one: the sum counts once, as with DistributedDataParallel."""
+        before, self._local = self._local, True
+        try:
+            yield
+        finally:
+            self._local = before
+
+    def _took_gradient(self, slot: Slot) -> None:
+        if not self._local:
+            self._take(slot)
+        if self._window is not None:
+            self._window.on_accumulated(slot)
+
+    def _take(self, slot: Slot) -> None:
+        gradient, slot.parameter.grad = slot.parameter.grad, None
+        if gradient is None or self._failure is not None:
+            return
+        self._judge(slot, gradient)
+        try:
+            self.begin()
+            self._pushed_in_pass[slot] = True
+            self._give(slot, gradient)
+        except Stale as stale:
+            self._failure = self._others_went_on(stale)
+        except CairnError as failure:
+            self._failure = failure
+
+    def _judge(self, slot: Slot, gradient: torch.Tensor) -> None:
+        if slot in self._pushed_in_pass:
+            raise Invalid(f"a second gradient of {slot.name} since the last forward pass of the model: call "
+                          "m.micro_end() between two backward passes, or with m.no_sync() add them up here first")
+        if self._passes >= self._micro_batches:
+            raise Invalid(f"this is backward pass {self._passes + 1} of the step, and micro_batches is "
+                          f"{self._micro_batches}: give attach(…, micro_batches={self._passes + 1}), call m.step() "
+                          "before, or with m.no_sync() add gradients up here")
+        if gradient.layout != torch.strided:
+            raise Unsupported(f"the gradient of {slot.name} is sparse; build the module with sparse=False")
+
+    def _give(self, slot: Slot, gradient: torch.Tensor) -> None:
+        if self.stage >= 2 or self._micro_batches == 1:
+            return self._push(slot, gradient, self._passes)
+        if slot in self._sums:
+            self._sums[slot].add_(gradient)
+        else:
+            self._sums[slot] = gradient.to(device="cpu", dtype=torch.float32)
+        if self._passes == self._micro_batches - 1:
+            self._push(slot, self._sums.pop(slot), 0)
+
+    def _push(self, slot: Slot, gradient: torch.Tensor, micro: int) -> None:
+        assert self._round is not None
+        host = gradient.detach().cpu()
+        dtype = _PUSHED.get(host.dtype)
+        if dtype is None:  # float16 is widened
+            host, dtype = host.to(torch.float32), "f32"
+        self._round.push(slot.name, host.contiguous(), micro=micro, dtype=dtype)
+
+    def micro_end(self) -> None:
+        """Ends a backward pass of several in a step. The next forward pass of the model does it by itself."""
+        self._raise_failure()
+        for slot in self._slots:
+            if slot.trained and slot.parameter.grad is not None:  # of no_sync, or set by the trainer
+                self._take(slot)
+        self._raise_failure()
+        if not self._pushed_in_pass:
+            return
+        if self.stage >= 2 and self._round is not None:
+            self._call_round(lambda round_: round_.micro_end(self._passes))
+        self._passes += 1
+        self._pushed_in_pass = {}
+
+    def _call_round(self, call: Callable[[RoundHandle], Any]) -> Any:
+        """What is no Timeout ends the round for this worker."""
+        assert self._round is not None
+        try:
+            return call(self._round)
+        except Timeout:
+            raise
+        except Stale as stale:
+            self._round = None
+            raise self._others_went_on(stale) from stale
+        except CairnError:
+            self._round = None
+            raise
+
+    def step(self, clip_norm: Optional[float] = None, weight: Optional[int] = None,
+             timeout: Optional[float] = None) -> Result:
+        """Commits this worker's part and waits until the servers have applied the round; then the model has the new
+        parameters. `weight`: of this worker's part against the others', 1 a backward pass if None; give numbers of
+        tokens only with losses that are sums over tokens. `clip_norm` is the job's, given to attach: another is
+        refused. Timeout: call it again to go on waiting. EpochChanged: nothing was applied, do the step again."""
+        if clip_norm is not None and clip_norm != self.clip_norm:
+            raise Invalid(f"clip_norm {clip_norm} here, {self.clip_norm} in the job: it is state of the servers; give "
+                          "it to attach")
+        self._raise_failure()
+        self.micro_end()
+        scale = self.begin().loss_scale
+        if scale != 1.0 and self._passes > 0 and not self._scaled:
+            raise Invalid(f"the job has a loss scale of {scale}, and the loss was not multiplied by it: "
+                          "m.scale(loss).backward()")
+        self._push_sums()
+        chosen = max(self._passes, 1) if weight is None else weight
+        result: Result = self._call_round(
+            lambda round_: round_.commit(chosen, self.timeout if timeout is None else timeout))
+        self._round = None
+        self._forget_gradients()
+        if result.applied:
+            self._load_after(result.version)
+        elif self._window is not None:
+            self._window.release_all()
+        return result
+
+    def _push_sums(self) -> None:
+        """Stages 0 and 1: what was added up in fewer backward passes than were announced, or not in the last."""
+        for slot, gradient in self._sums.items():
+            self._call_round(lambda _round: self._push(slot, gradient, 0))
+        self._sums = {}
+
+    def _load_after(self, version: Version) -> None:
+        try:
+            self._load(version)
+        except VersionGone:
+            self._load_newest(version)
+
+    # ---- snapshots and state ----
+
+    def snapshot(self, wait: bool = True, timeout: float = 600.0) -> str:
+        """The servers write a snapshot of the newest version while training goes on. Its id; with wait: when it is
+        committed. One worker's call is enough."""
+        return self._job.snapshot(wait, timeout)
+
+    def state_dict(self, plane: str = "param") -> Dict[str, torch.Tensor]:
+        """The newest state, read from the servers: fp32 masters ("param"), or a plane of the optimizer ("exp_avg",
+        "exp_avg_sq"), which only trained tensors have. Tied names show one tensor; the model's buffers are its own."""
+        slots = [slot for slot in self._slots if slot.trained or plane == "param"]
+        into = {slot: torch.empty(slot.parameter.shape if self._window is None or slot not in self._window
+                                  else self._window.shape(slot), dtype=torch.float32) for slot in slots}
+        for _ in range(_TRIES):
+            try:
+                newest = self._job.version_wait(timeout=self.timeout)
+                _transfer.load(self._job, newest, list(into.items()), self.timeout, wire="f32", plane=plane)
+                break
+            except VersionGone as gone:
+                last = gone
+        else:
+            raise last
+        named = {name: into[slot] for slot in slots for name in [slot.name] + slot.aliases}
+        if plane == "param":
+            persistent = self.model.state_dict()
+            named.update((name, buffer) for name, buffer in self.model.named_buffers() if name in persistent)
+        return named
+
+
+def _stage(stage: int) -> int:
+    if stage not in (0, 1, 2, 3):
+        raise Unsupported(f"stage {stage}; 0, 1, 2 and 3 are there")
+    return stage
+
+
+def _at_least_one(what: str, value: int) -> int:
+    if value < 1:
+        raise Invalid(f"{what} is {value}; it must be at least 1")
+    return value
+
+
+# ---- evaluation ----
+
+class Reader:
+    """Reads a job's versions beside its training, for evaluation and generation. Made by cairn.reader."""
+
+    def __init__(self, session: Session, name: str, timeout: float = TIMEOUT_S):
+        self.name, self.timeout = name, timeout
+        self._session, self._job = session, session.open_reader(name, timeout)
+
+    def __enter__(self) -> "Reader":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes its session, too."""
+        self._job.close()
+        self._session.close()
+
+    @property
+    def job(self) -> Job:
+        return self._job
+
+    def wait(self, newer_than: Optional[Version] = None, timeout: Optional[float] = None) -> Version:
+        """The newest version; with newer_than: once there is a newer one."""
+        least = Version(0, 0) if newer_than is None else Version(newer_than.generation, newer_than.step + 1)
+        return self._job.version_wait(least, self.timeout if timeout is None else timeout)
+
+    def load_into(self, model: nn.Module, version: Optional[Version] = None, wire_dtype: Any = None) -> Version:
+        """Brings a version (None: the newest) into a model with the names and shapes of the trained one; other names or
+        shapes are refused. `wire_dtype`: what attach was given. VersionGone if the version asked for is not kept
+        any more. Buffers are left as they are."""
+        targets = [(slot, slot.parameter.data) for slot in slots_of(model, wire_dtype)]
+        for _ in range(_TRIES):
+            asked = version if version is not None else self.wait()
+            try:
+                _transfer.load(self._job, asked, targets, self.timeout)
+                return asked
+            except VersionGone:
+                if version is not None:
+                    raise
+            except NotFound as missing:
+                raise NotFound(f"{missing}: the model has a parameter that the job does not have") from missing
+        raise VersionGone(f"job {self.name} goes on faster than it can be read here; {_TRIES} versions were gone")
