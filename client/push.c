@@ -293,7 +293,7 @@ void cairn_push_on_grant(struct cairn_push *push, uint32_t shard_index, uint64_t
     struct shard *shard = &push->shards[shard_index];
     cairn_push_on_hello(push, shard_index, endpoint, actions);
     if (push->voided || endpoint < shard->endpoint) return;
-    if (endpoint > shard->endpoint && !MUTANT(19)) unsend(push, shard);
+    if (endpoint > shard->endpoint && !MUTANT(12) && !MUTANT(19)) unsend(push, shard);
     shard->endpoint = endpoint;
     shard->window = window;
     pump(push, shard_index, actions);

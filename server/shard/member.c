@@ -1,9 +1,10 @@
 /* The members of a job: who they are, and the connections to them.
  *
- * A connection is made when a member joins, and the member is greeted by it: so it learns when what was
- * sent on the one before may be lost (proto/wire/chunk.h). When it goes down it is made again at once if
- * the member was heard on it, and otherwise with the member's next message: so a dead worker costs one
- * try, and one that is back is connected by its own HELLO. */
+ * A connection is made when a member joins. When it goes down it is made again at once if the member was
+ * heard on it, and otherwise with the member's next message: so a dead worker costs one try, and one that
+ * is back is connected by its own HELLO. By what is made again the member is greeted: so it learns that what
+ * was sent on the one before may be lost (proto/wire/chunk.h). By the first one nothing is sent before the
+ * member's own HELLO: two that begin to speak at once are what UCX is bad at. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -100,9 +101,16 @@ static void connect_member(struct cairn_member *member)
         member->peer = NULL;
         cairn_log_limited(&member->refusals, CAIRN_LOG_WARN, "cannot reach %s of job %s: %s",
                           member->name, member->job->spec.name, cairn_status_text((int)status));
-        return;
     }
+}
+
+/* A new endpoint to a member that was heard: what was sent on the one before may be lost. */
+static void connect_again(struct cairn_member *member)
+{
+    connect_member(member);
+    if (member->peer == NULL) return;
     greet(member);
+    tell_core(member, CAIRN_STEP_PEER_UP);
 }
 
 void cairn_member_down(struct cairn_member *member)
@@ -123,9 +131,7 @@ static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
                    cairn_status_text((int)why));
     const bool again = member->heard;
     cairn_member_down(member);
-    if (!again) return;
-    connect_member(member);
-    if (member->peer != NULL) tell_core(member, CAIRN_STEP_PEER_UP);
+    if (again) connect_again(member);
 }
 
 void cairn_member_heard(struct cairn_member *member)
@@ -134,9 +140,8 @@ void cairn_member_heard(struct cairn_member *member)
         member->heard = true;
         return;
     }
-    connect_member(member);
+    connect_again(member);
     member->heard = member->peer != NULL;
-    if (member->peer != NULL) tell_core(member, CAIRN_STEP_PEER_UP);
 }
 
 void cairn_member_hello(struct cairn_member *member, uint64_t connection)
