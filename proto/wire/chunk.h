@@ -29,12 +29,13 @@
  *
  * Ways. The worker's endpoint to a shard and the shard's to that worker are two, and each may be lost alone,
  * with what was sent on it. The worker notices its own loss, connects again, and asks again for all that is
- * unanswered. Of the shard's loss it is told: the shard says HELLO on every endpoint that it makes, and as
- * the answer to every HELLO. The number (CAIRN_CHUNK_WAY) is higher for every endpoint that the shard makes
- * to this worker, and for every connection of the worker that it hears of. A HELLO of a higher endpoint:
- * unanswered PUTs and FETCHes are asked again. A GRANT with a higher number: all that was pushed and is
- * unanswered is sent again; the shard sends it when nothing of the past is being received. A worker that
- * waits for an answer and hears nothing for a while says HELLO again, with the same number.
+ * unanswered. Of the shard's loss it is told: the shard says HELLO on every endpoint that it makes in place
+ * of a lost one, and as the answer to every HELLO. The number (CAIRN_CHUNK_WAY) is higher for every
+ * endpoint that the shard makes to this worker, and for every connection of the worker that it hears of. A
+ * HELLO of a higher endpoint: unanswered PUTs and FETCHes are asked again. A GRANT with a higher number: all
+ * that was pushed and is unanswered is sent again; the shard sends it when nothing of the past is being
+ * received. A worker that waits for an answer and hears nothing for a while says HELLO again, with the same
+ * number.
  *
  * Tiles. In what a worker sends, `table_hash` is the cairn_tiles_hash of the list that it declared
  * (proto/wire/tiles.h; without one, of the empty list): a header with another hash than the shard knows is
