@@ -15,8 +15,8 @@ from .env import Env, env
 from .errors import *  # noqa: F401,F403
 from .errors import CairnError
 from .optim import SGD, Adam, AdamW, from_torch
-from .session import Job, Operation, Result, Round, RoundHandle, Session, Stats
-from .spec import Group, JobSpec, Tensor, Version
+from .session import Job, JobInfo, Operation, Result, Round, RoundHandle, Session, Stats
+from .spec import Box, Group, JobSpec, Tensor, Tile, Version
 
 __version__ = "0.1.0"
 

@@ -21,6 +21,7 @@ TRAINED, FROZEN, BUFFER, BLOB = 1, 2, 3, 4
 NONFINITE_SKIP, NONFINITE_FAIL = 1, 2
 WORKER, READER = 1, 2
 SNAPSHOT_WAIT = 1
+WEIGHT_NONE = 2**64 - 1
 
 DTYPE_BYTES = {F32: 4, BF16: 2, F16: 2, F64: 8}
 
@@ -83,6 +84,16 @@ class Stats(Sized):
                 ("put_bytes", c_uint64)]
 
 
+class Tile(Sized):
+    _fields_ = [("struct_size", c_size_t), ("tensor", c_char_p), ("box", Box)]
+
+
+class JobInfo(Sized):
+    _fields_ = [("struct_size", c_size_t), ("name", c_char_p), ("tensor_count", c_size_t), ("group_count", c_size_t),
+                ("rank", c_uint32), ("workers_min", c_uint32), ("clip_norm", c_double), ("loss_scale", c_double),
+                ("on_nonfinite", c_int), ("newest", Version), ("initialized", c_bool)]
+
+
 class Env(Sized):
     _fields_ = [("struct_size", c_size_t), ("rank", c_uint32), ("world", c_uint32), ("local_rank", c_uint32),
                 ("node_rank", c_uint32), ("restarts", c_uint64), ("launcher", c_char * 16), ("run_id", c_char * 128),
@@ -92,7 +103,8 @@ class Env(Sized):
 # The struct of the header, for the test that compares them.
 STRUCTS = {"cairn_box": Box, "cairn_version": Version, "cairn_opts": Opts, "cairn_tensor": Tensor,
            "cairn_group": Group, "cairn_job_spec": JobSpec, "cairn_mem": Mem, "cairn_round": Round,
-           "cairn_result": Result, "cairn_stats": Stats, "cairn_env": Env}
+           "cairn_result": Result, "cairn_stats": Stats, "cairn_env": Env, "cairn_tile": Tile,
+           "cairn_job_info": JobInfo}
 
 _handle = c_void_p
 FUNCTIONS = {
@@ -114,6 +126,9 @@ FUNCTIONS = {
     "cairn_wait": (c_int, [_handle, c_int]),
     "cairn_snapshot": (c_int, [_handle, c_uint32, c_int, POINTER(c_char * 64)]),
     "cairn_job_stats": (c_int, [_handle, POINTER(Stats)]),
+    "cairn_job_describe": (c_int, [_handle, POINTER(JobInfo)]),
+    "cairn_job_tensor": (c_int, [_handle, c_size_t, POINTER(Tensor)]),
+    "cairn_tiles": (c_int, [_handle, POINTER(Tile), c_size_t, c_uint32, c_int]),
     "cairn_env_read": (c_int, [POINTER(Env)]),
 }
 

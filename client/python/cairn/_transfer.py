@@ -24,8 +24,7 @@ class Landing:
         dtype = WIRE_TORCH[wire]
         direct = into.dtype == dtype and into.is_contiguous() and into.device.type == "cpu"
         self._staged = None if direct else torch.empty(into.shape, dtype=dtype)
-        self._operation: Operation = job.fetch(version, name, into if direct else self._staged, plane=plane, dtype=wire,
-                                               shape=tuple(into.shape))
+        self._operation: Operation = job.fetch(version, name, into if direct else self._staged, plane=plane, dtype=wire)
 
     @property
     def staged_bytes(self) -> int:

@@ -7,14 +7,16 @@ threads; a process that was forked from one with an open session must not use it
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set
 
 from . import _c
-from .errors import BadHandle, Exists, Invalid, Timeout, error
+from .errors import BadHandle, Exists, Invalid, NotFound, Timeout, error
 from .memory import Memory
-from .spec import DTYPES, JobSpec, Version, box_of, number, text, to_c
+from .spec import (DTYPES, NONFINITE, Box, JobSpec, Tensor, Tile, Version, box_to_c, number, tensor_from_c, text, to_c,
+                   word)
 
 TIMEOUT_S = 60.0
 _SLICE_S = 0.5  # a signal is seen after so long
@@ -51,6 +53,19 @@ class Stats(NamedTuple):
     pushed_bytes: int
     fetched_bytes: int
     put_bytes: int
+
+
+class JobInfo(NamedTuple):
+    """The job as the servers have it."""
+
+    name: str
+    rank: int
+    workers_min: int
+    clip_norm: float
+    loss_scale: float
+    on_nonfinite: str
+    newest: Version
+    initialized: bool
 
 
 def milliseconds(seconds: float) -> int:
@@ -112,10 +127,10 @@ class Job:
     def __init__(self, session: "Session", handle: ctypes.c_void_p, name: str, spec: Optional[JobSpec]):
         self.name, self.spec = name, spec
         self._session, self._handle = session, handle
-        self._tensors = {t.name: t for t in spec.tensors} if spec is not None else {}
         self._open: Dict[int, Operation] = {}  # by handle
         self._loans: List[Memory] = []  # of puts and pushes without an operation of their own
         session._jobs.add(self)
+        self._tensors = {t.name: t for t in (spec.tensors if spec is not None else self.tensors())}
 
     def __enter__(self) -> "Job":
         return self
@@ -138,32 +153,53 @@ class Job:
             raise BadHandle(f"job {self.name} is closed here; open it again")
         return self._handle
 
-    def _lend(self, tensor: str, buffer: Any, dtype: str, shape: Optional[Sequence[int]], writable: bool):
-        """The memory, the struct for it, and the box: the whole of what the caller takes the tensor for."""
+    def _lend(self, tensor: str, buffer: Any, dtype: str, box: Optional[Box], writable: bool):
+        """The memory, the struct for it, and the box: without one, the whole of the tensor."""
         kind = number(DTYPES, "dtype", dtype)
-        if shape is None and tensor in self._tensors:
-            shape = self._tensors[tensor].shape
-        if shape is None:
-            shape = getattr(buffer, "shape", None)
-        if shape is None:
-            raise Invalid(f"tensor {tensor}: say its shape, so that no memory is overrun")
-        memory = Memory(buffer, writable)
-        elems = 1
-        for extent in shape:
-            elems *= extent
+        if box is None:
+            if tensor not in self._tensors:
+                raise NotFound(f"job {self.name} has no tensor {tensor}")
+            box = Box.whole(self._tensors[tensor].shape)
+        memory, elems = Memory(buffer, writable), math.prod(box.extent)
         if memory.nbytes != elems * _c.DTYPE_BYTES[kind]:
-            raise Invalid(f"tensor {tensor}: the buffer has {memory.nbytes} bytes; {list(shape)} of {dtype} has "
+            raise Invalid(f"tensor {tensor}: the buffer has {memory.nbytes} bytes; {list(box.extent)} of {dtype} has "
                           f"{elems * _c.DTYPE_BYTES[kind]}")
-        return memory, _c.Mem(ptr=memory.address, dtype=kind), box_of(shape)
+        return memory, _c.Mem(ptr=memory.address, dtype=kind), box_to_c(box)
+
+    # ---- what it is ----
+
+    def describe(self) -> JobInfo:
+        out = _c.JobInfo()
+        check(_c.lib().cairn_job_describe(self._living(), ctypes.byref(out)))
+        return JobInfo(out.name.decode(), out.rank, out.workers_min, out.clip_norm, out.loss_scale,
+                       word(NONFINITE, out.on_nonfinite), _version_of(out.newest), out.initialized)
+
+    def tensors(self) -> List[Tensor]:
+        """By name."""
+        made, out = [], _c.Tensor()
+        while True:
+            status = _c.lib().cairn_job_tensor(self._living(), len(made), ctypes.byref(out))
+            if status == NotFound.status:
+                return made
+            check(status)
+            made.append(tensor_from_c(out))
+
+    def tiles(self, tiles: Sequence[Tile], world: int, timeout: float = TIMEOUT_S) -> None:
+        """What this worker holds, of ranks 0 to world - 1; a tensor that is not listed it holds whole. Every worker
+        calls it after opening the job. Mismatch names the tensor, the ranks, the overlap or the hole."""
+        made = (_c.Tile * len(tiles))(*[_c.Tile(tensor=text(tile.tensor), box=box_to_c(tile.box)) for tile in tiles])
+        check(_c.lib().cairn_tiles(self._living(), made, len(tiles), world, milliseconds(timeout)))
 
     # ---- initial state ----
 
-    def put(self, tensor: str, buffer: Any, plane: str = "param", dtype: str = "f32") -> bool:
-        """Initial state, by rank 0; on loan until init_done. False: the job has its state already."""
-        memory, mem, box = self._lend(tensor, buffer, dtype, None, writable=False)
+    def put(self, tensor: str, buffer: Any, plane: str = "param", dtype: str = "f32",
+            box: Optional[Box] = None) -> bool:
+        """Initial state, by rank 0, or with tiles by every worker what it holds; on loan until init_done. False: the
+        job has its state already."""
+        memory, mem, there = self._lend(tensor, buffer, dtype, box, writable=False)
         self._loans.append(memory)
         try:
-            check(_c.lib().cairn_put(self._living(), text(tensor), text(plane), ctypes.byref(box),
+            check(_c.lib().cairn_put(self._living(), text(tensor), text(plane), ctypes.byref(there),
                                      ctypes.byref(mem), None))
         except BaseException as failure:
             self._loans.remove(memory)
@@ -189,13 +225,13 @@ class Job:
     # ---- reading ----
 
     def fetch(self, version: Version, tensor: str, into: Any, plane: Optional[str] = None, dtype: str = "f32",
-              shape: Optional[Sequence[int]] = None) -> Operation:
-        """Begins to read a tensor into a writable buffer. `plane`: "wire" (None means it), "param", "exp_avg",
-        "exp_avg_sq". VersionGone if it is no longer kept."""
-        memory, mem, box = self._lend(tensor, into, dtype, shape, writable=True)
+              box: Optional[Box] = None) -> Operation:
+        """Begins to read a tensor, or a box of it, into a writable buffer, dense in the box. `plane`: "wire" (None means
+        it), "param", "exp_avg", "exp_avg_sq". VersionGone if it is no longer kept."""
+        memory, mem, there = self._lend(tensor, into, dtype, box, writable=True)
         handle = ctypes.c_void_p()
         check(_c.lib().cairn_fetch(self._living(), _c.Version(*version), text(tensor), text(plane),
-                                   ctypes.byref(box), ctypes.byref(mem), ctypes.byref(handle)))
+                                   ctypes.byref(there), ctypes.byref(mem), ctypes.byref(handle)))
         return Operation(self, handle, memory)
 
     def version_wait(self, at_least: Version = Version(0, 0), timeout: float = TIMEOUT_S) -> Version:
@@ -228,14 +264,15 @@ class RoundHandle:
         self.info = Round(round_.round, round_.step, round_.epoch, _version_of(round_.version), round_.rank,
                           round_.world, round_.loss_scale)
 
-    def push(self, tensor: str, gradient: Any, micro: int = 0, dtype: str = "f32") -> None:
+    def push(self, tensor: str, gradient: Any, micro: int = 0, dtype: str = "f32",
+             box: Optional[Box] = None) -> None:
         """The gradient, times the loss scale, summed over what its weight counts; on loan until commit or the next
         round_begin. EpochChanged: the round is void."""
-        memory, mem, box = self._job._lend(tensor, gradient, dtype, None, writable=False)
+        memory, mem, there = self._job._lend(tensor, gradient, dtype, box, writable=False)
         self._job._loans.append(memory)
         try:
             check(_c.lib().cairn_push(self._job._living(), ctypes.byref(self._round), micro, text(tensor),
-                                      ctypes.byref(box), ctypes.byref(mem), None))
+                                      ctypes.byref(there), ctypes.byref(mem), None))
         except BaseException:
             self._job._loans.remove(memory)
             raise
@@ -244,9 +281,11 @@ class RoundHandle:
         """Ends a micro-batch: tensors that were not pushed are absent from it, and count as 0."""
         check(_c.lib().cairn_micro_end(self._job._living(), ctypes.byref(self._round), micro))
 
-    def commit(self, weight: int = 0, timeout: float = TIMEOUT_S) -> Result:
-        """Commits with an integer weight (0 = one a micro-batch) and waits for the round's end. EpochChanged: nothing
-        was applied. Timeout: nothing is known; call again to go on waiting."""
+    def commit(self, weight: Optional[int] = 0, timeout: float = TIMEOUT_S) -> Result:
+        """Commits with an integer weight and waits for the round's end. 0: one a micro-batch; None: nothing, as all but
+        one of the workers that compute parts of one batch. EpochChanged: nothing was applied. Timeout: nothing
+        is known; call again to go on waiting."""
+        weight = _c.WEIGHT_NONE if weight is None else weight
         out = _c.Result()
         sliced(lambda ms: _c.lib().cairn_commit(self._job._living(), ctypes.byref(self._round), weight, None, 0,
                                                 ms, ctypes.byref(out)), timeout)

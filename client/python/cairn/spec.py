@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, field
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _c
 from .errors import Invalid
@@ -19,6 +19,24 @@ class Version(NamedTuple):
 
     generation: int
     step: int
+
+
+class Box(NamedTuple):
+    """A part of a tensor, in elements of each dimension."""
+
+    start: Tuple[int, ...]
+    extent: Tuple[int, ...]
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> "Box":
+        return cls((0,) * len(shape), tuple(shape))
+
+
+class Tile(NamedTuple):
+    """What a worker holds of a tensor."""
+
+    tensor: str
+    box: Box
 
 
 @dataclass(frozen=True)
@@ -72,26 +90,36 @@ class JobSpec:
     window: int = 0
 
 
-def number(table: dict, what: str, word: str) -> int:
+def number(table: Dict[str, int], what: str, name: str) -> int:
     """The number of cairn.h for a word, or Invalid with the words that are allowed."""
-    if word not in table:
-        raise Invalid(f"{what} is {word!r}; allowed are {', '.join(table)}")
-    return table[word]
+    if name not in table:
+        raise Invalid(f"{what} is {name!r}; allowed are {', '.join(table)}")
+    return table[name]
 
 
 def text(string: Optional[str]) -> Optional[bytes]:
     return None if string is None else string.encode()
 
 
-def box_of(shape: Sequence[int]) -> _c.Box:
-    """The whole of a tensor of that shape. The library compares it with the job's, so that a tensor of another
-    shape is refused and its memory never overrun."""
-    if len(shape) > _c.RANK_MAX:
-        raise Invalid(f"{len(shape)} dimensions; at most {_c.RANK_MAX} are allowed")
-    box = _c.Box(rank=len(shape))
-    for d, extent in enumerate(shape):
-        box.extent[d] = extent
-    return box
+def box_to_c(box: Box) -> _c.Box:
+    if len(box.start) != len(box.extent) or len(box.start) > _c.RANK_MAX:
+        raise Invalid(f"a box of {len(box.start)} starts and {len(box.extent)} extents; as many as dimensions are "
+                      f"needed, and at most {_c.RANK_MAX}")
+    made = _c.Box(rank=len(box.start))
+    for d, (start, extent) in enumerate(zip(box.start, box.extent)):
+        made.start[d], made.extent[d] = start, extent
+    return made
+
+
+def word(table: Dict[str, int], value: int) -> str:
+    """The other way round: what a number of cairn.h is called here."""
+    return next((name for name, number_ in table.items() if number_ == value), str(value))
+
+
+def tensor_from_c(tensor: _c.Tensor) -> Tensor:
+    group = tensor.group.decode() if tensor.group else None
+    return Tensor(tensor.name.decode(), tuple(tensor.shape[:tensor.rank]), tensor.unit.decode(), group or None,
+                  word(DTYPES, tensor.wire), word(KINDS, tensor.kind))
 
 
 def _tensor(tensor: Tensor) -> _c.Tensor:

@@ -24,7 +24,7 @@ from . import _transfer
 from ._model import Slot, UnitChoice, slots_of, tensor_of, units_of
 from ._window import Memory, Window
 from .env import env
-from .errors import CairnError, EpochChanged, Invalid, NotFound, Stale, Timeout, Unsupported, VersionGone
+from .errors import CairnError, EpochChanged, Invalid, Mismatch, Stale, Timeout, Unsupported, VersionGone
 from .optim import FromTorch, Optimizer, from_torch
 from .session import TIMEOUT_S, Job, Result, Round, RoundHandle, Session
 from .spec import Group, JobSpec, Version
@@ -436,11 +436,25 @@ class Reader:
         least = Version(0, 0) if newer_than is None else Version(newer_than.generation, newer_than.step + 1)
         return self._job.version_wait(least, self.timeout if timeout is None else timeout)
 
-    def load_into(self, model: nn.Module, version: Optional[Version] = None, wire_dtype: Any = None) -> Version:
-        """Brings a version (None: the newest) into a model with the names and shapes of the trained one; other names or
-        shapes are refused. `wire_dtype`: what attach was given. VersionGone if the version asked for is not kept
-        any more. Buffers are left as they are."""
-        targets = [(slot, slot.parameter.data) for slot in slots_of(model, wire_dtype)]
+    def _match(self, slots: List[Slot]) -> None:
+        """The slots have the names and shapes of the job, and take its dtypes on the wire."""
+        there = {tensor.name: tensor for tensor in self._job.tensors()}
+        odd = [f"{slot.name}: {list(slot.parameter.shape)} here, {list(there[slot.name].shape)} in the job"
+               for slot in slots if slot.name in there and tuple(slot.parameter.shape) != there[slot.name].shape]
+        odd += [f"{slot.name}: not in the job" for slot in slots if slot.name not in there]
+        odd += [f"{name}: not in the model" for name in there.keys() - {slot.name for slot in slots}]
+        if odd:
+            raise Mismatch(f"the model is not that of job {self.name}: " + "; ".join(sorted(odd)[:10])
+                           + (f"; and {len(odd) - 10} more" if len(odd) > 10 else ""))
+        for slot in slots:
+            slot.wire = there[slot.name].wire
+
+    def load_into(self, model: nn.Module, version: Optional[Version] = None) -> Version:
+        """Brings a version (None: the newest) into a model with the names and shapes of the trained one; Mismatch lists
+        differences. VersionGone if the version asked for is not kept any more. Buffers are left as they are."""
+        slots = slots_of(model)
+        self._match(slots)
+        targets = [(slot, slot.parameter.data) for slot in slots]
         for _ in range(_TRIES):
             asked = version if version is not None else self.wait()
             try:
@@ -449,6 +463,4 @@ class Reader:
             except VersionGone:
                 if version is not None:
                     raise
-            except NotFound as missing:
-                raise NotFound(f"{missing}: the model has a parameter that the job does not have") from missing
         raise VersionGone(f"job {self.name} goes on faster than it can be read here; {_TRIES} versions were gone")

@@ -18,6 +18,8 @@ SPEC = cairn.JobSpec(tensors=[cairn.Tensor("w", (2, 3)), cairn.Tensor("b", ()),
                               cairn.Tensor("ice", (2,), kind="frozen")],
                      groups=[cairn.Group(optimizer="sgd", lr=0.5)])
 
+EMPTY = cairn.Box((), ())
+
 
 def floats(*values: float) -> array.array:
     return array.array("f", values)
@@ -69,7 +71,16 @@ class AJob(unittest.TestCase):
         second = opened(self.session(), "found")
         self.assertEqual(second.version_wait().step, 1)
         reader = self.session().open_reader("found", timeout=20)
-        self.assertEqual(fetched(reader, "w", result.version, 6, shape=(2, 3)), [0, 1, 2, 3, 4, 5])
+        self.assertEqual(fetched(reader, "w", result.version, 6), [0, 1, 2, 3, 4, 5])
+
+    def test_a_job_tells_what_it_is(self):
+        opened(self.session(), "told")
+        reader = self.session().open_reader("told", timeout=20)
+        self.assertEqual([(t.name, t.shape, t.kind, t.wire) for t in reader.tensors()],
+                         [("b", (), "trained", "f32"), ("ice", (2,), "frozen", "f32"), ("w", (2, 3), "trained", "f32")])
+        info = reader.describe()
+        self.assertEqual((info.name, info.workers_min, info.clip_norm, info.on_nonfinite, info.initialized),
+                         ("told", 1, 0.0, "skip", True))
 
     def test_misuse_is_an_exception_that_says_what_to_do(self):
         session = self.session()
@@ -77,11 +88,11 @@ class AJob(unittest.TestCase):
         version = job.version_wait()
         cases = [
             (cairn.Invalid, "has 24", lambda: job.fetch(version, "w", floats(1))),
-            (cairn.Invalid, "say its shape", lambda: job.fetch(version, "ghost", bytearray(4))),
-            (cairn.NotFound, "no tensor ghost", lambda: job.fetch(version, "ghost", bytearray(4), shape=())),
+            (cairn.NotFound, "no tensor ghost", lambda: job.fetch(version, "ghost", bytearray(4))),
+            (cairn.NotFound, "no tensor ghost", lambda: job.fetch(version, "ghost", bytearray(4), box=EMPTY)),
             (cairn.Invalid, "usable", lambda: job.fetch(version, "b", b"abcd")),
             (cairn.Invalid, "f32, bf16", lambda: job.fetch(version, "b", floats(1), dtype="int8")),
-            (cairn.VersionGone, "kept", lambda: fetched(job, "b", cairn.Version(version.generation, 99), 1)),
+            (cairn.NotReady, "not published", lambda: fetched(job, "b", cairn.Version(version.generation, 99), 1)),
             (cairn.Mismatch, "momentum", lambda: self.session().open_worker("misuse", cairn.JobSpec(
                 SPEC.tensors, [cairn.Group(optimizer="sgd", lr=0.5, momentum=0.9)]), timeout=20)),
             (cairn.NotFound, "nowhere", lambda: session.open_reader("nowhere", timeout=20)),
