@@ -78,11 +78,13 @@ static void create_open(struct cairn_shard *shard, struct cairn_create *create)
                    job->spec.name, (unsigned long long)job->generation,
                    (unsigned long long)job->map.elem_count, job->map.extent_count,
                    (unsigned long long)job->budget_bytes);
-    if (create->message->snapshot_path[0] == '\0') {
+    const bool restores = create->message->snapshot_path[0] != '\0';
+    if (!restores && !cairn_origin_wanted(job)) {
         create_end(shard, create, CAIRN_OK, NULL);
         return;
     }
-    status = cairn_restore_begin(job, create->message->snapshot_path, &why);
+    status = restores ? cairn_restore_begin(job, create->message->snapshot_path, &why)
+                      : cairn_origin_begin(job, &why);
     if (status != CAIRN_OK) {
         create_end(shard, create, status, &why);
         cairn_shard_job_leave(job);
@@ -219,6 +221,8 @@ static void on_job_seal(struct cairn_shard *shard, uint32_t request, struct cair
     struct cairn_request answered = cairn_session_request(shard, request);
     struct cairn_sentence why;
     cairn_status status = CAIRN_OK;
+    if (job->origin != NULL)
+        status = cairn_fail(&why, CAIRN_ERR_NOT_READY, "its initial state is being made");
     if (job->state == CAIRN_JOB_INITIALIZING) status = cairn_put_whole(job, &why);
     if (status != CAIRN_OK || job->state == CAIRN_JOB_SERVING) {
         cairn_session_answer(shard, &answered, status, &why);

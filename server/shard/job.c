@@ -326,6 +326,7 @@ void cairn_shard_job_free(struct cairn_shard_job *job)
 
     cairn_pin_release(job);
     cairn_restore_release(job);
+    cairn_origin_release(job);
     cairn_fetch_release(job);
     cairn_members_release(job);
     struct cairn_arena *arenas[] = {
@@ -384,6 +385,7 @@ void cairn_shard_job_leave(struct cairn_shard_job *job)
     job->state = CAIRN_JOB_LEAVING;
     cairn_pin_cancel(job);
     cairn_restore_cancel(job);
+    cairn_origin_cancel(job);
     cairn_members_release(job);
     cairn_fetch_release(job);
     cairn_shard_job_idle(job);

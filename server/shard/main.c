@@ -7,7 +7,7 @@
 #include "server/shard/shard.h"
 
 struct values {
-    char *name, *coordinator;
+    char *name, *coordinator, *import_folders;
     int64_t memory_bytes, compute_threads;
     char *fabric_kind, *fabric_device, *fabric_port_range;
     bool insecure_network;
@@ -22,6 +22,9 @@ static const struct cairn_option options[] = {
     { "memory", "limit", CAIRN_OPTION_BYTES, offsetof(struct values, memory_bytes), "0", 0,
       INT64_MAX,
       "Memory for state, landing, staging and replies. 0: four fifths of the machine's." },
+    { "import", "folders", CAIRN_OPTION_STRING, offsetof(struct values, import_folders), "", 0, 0,
+      "Absolute folders, ':' between them, that a job's weights may be read from (init_from). "
+      "Empty: none." },
     { "compute", "threads", CAIRN_OPTION_INT, offsetof(struct values, compute_threads), "0", 0,
       CAIRN_POOL_THREADS_MAX, "Threads for arithmetic. 0: one for each core, at most 8." },
     { "fabric", "kind", CAIRN_OPTION_STRING, offsetof(struct values, fabric_kind), "ucx", 0, 0,
@@ -99,6 +102,20 @@ static uint64_t default_memory(void)
     return (uint64_t)info.totalram * info.mem_unit / 5 * 4;
 }
 
+static cairn_status judge_folders(const char *folders, struct cairn_sentence *why)
+{
+    for (const char *at = folders; *at != '\0';) {
+        const size_t length = strcspn(at, ":");
+        if (*at != '/') {
+            return cairn_fail(why, CAIRN_ERR_CONFIG,
+                              "import.folders = %s: \"%.*s\" is not an absolute path", folders,
+                              (int)length, at);
+        }
+        at += length + (at[length] == ':');
+    }
+    return CAIRN_OK;
+}
+
 /* What the table of options cannot judge. */
 static cairn_status judge(const void *of_daemon, struct cairn_sentence *why)
 {
@@ -112,7 +129,7 @@ static cairn_status judge(const void *of_daemon, struct cairn_sentence *why)
         return cairn_fail(why, CAIRN_ERR_CONFIG, "fabric.kind = %s: this version has ucx",
                           values->fabric_kind);
     }
-    return CAIRN_OK;
+    return judge_folders(values->import_folders, why);
 }
 
 static cairn_status open_shard(struct program *program, struct cairn_sentence *why)
@@ -125,6 +142,7 @@ static cairn_status open_shard(struct program *program, struct cairn_sentence *w
     const struct cairn_shard_options shard_options = {
         .name = values->name,
         .coordinator = values->coordinator,
+        .import_folders = values->import_folders,
         .memory_bytes = values->memory_bytes > 0 ? (uint64_t)values->memory_bytes
                                                  : default_memory(),
         .compute_threads = values->compute_threads > 0 ? (uint32_t)values->compute_threads

@@ -19,7 +19,7 @@ static cairn_status judge_put(const struct cairn_shard_job *job,
                               struct cairn_chunk_place *place_out, struct cairn_sentence *why)
 {
     if (job->state == CAIRN_JOB_LOADING) {
-        return cairn_fail(why, CAIRN_ERR_NOT_READY, "its state is being read from a snapshot");
+        return cairn_fail(why, CAIRN_ERR_NOT_READY, "its state is being read or made");
     }
     if (job->state != CAIRN_JOB_INITIALIZING) {
         return cairn_fail(why, CAIRN_ERR_STALE, "its initial state is complete");
@@ -34,6 +34,11 @@ static cairn_status judge_put(const struct cairn_shard_job *job,
         return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u, leaves %llu + %u: not a chunk here",
                           header->tensor, (unsigned long long)header->first_leaf,
                           header->leaf_count);
+    }
+    if (cairn_spec_has_origin(&job->spec, header->tensor)) {
+        return cairn_fail(why, CAIRN_ERR_EXISTS,
+                          "tensor %s has its initial state from the job's spec",
+                          job->spec.tensors[header->tensor].name);
     }
     *place_out = cairn_shard_map_chunk(&job->map, *chunk_out);
     if (header->payload_bytes != place_out->elem_count * sizeof(float)) {

@@ -14,6 +14,7 @@ static void handle_closed(struct cairn_shard *shard)
     void (*on_closed)(void *context) = shard->on_closed;
     void *context = shard->closed_context;
     free(shard->name);
+    free(shard->import_folders);
     free(shard);
     if (on_closed != NULL) on_closed(context);
 }
@@ -44,6 +45,7 @@ void cairn_shard_close(struct cairn_shard *shard, void (*on_closed)(void *contex
     for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
         cairn_pin_cancel(job);
         cairn_restore_cancel(job);
+        cairn_origin_cancel(job);
     }
     if (shard->session.timer.data != NULL) {
         // The stream frees itself in its on_close, which still reads the shard: wait for both.
@@ -121,9 +123,11 @@ cairn_status cairn_shard_open(uv_loop_t *loop, const struct cairn_shard_options 
     shard->context = options->context;
     cairn__shard_stats__init(&shard->stats);
     shard->name = strdup(options->name);
+    shard->import_folders = strdup(options->import_folders != NULL ? options->import_folders : "");
     ssize_t got = getrandom(&shard->incarnation, sizeof shard->incarnation, 0);
     cairn_status status = CAIRN_OK;
-    if (shard->name == NULL || got != (ssize_t)sizeof shard->incarnation) {
+    if (shard->name == NULL || shard->import_folders == NULL ||
+        got != (ssize_t)sizeof shard->incarnation) {
         status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory or no random numbers");
     }
     if (status == CAIRN_OK) status = open_parts(shard, options, why);

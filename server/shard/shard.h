@@ -3,7 +3,7 @@
  *   coordinator ── session.c ── handlers.c ─┐           ┌─ act.c ─► grant, ack, refuse (member.c)
  *                                            ├─ step.h ──┼─ act.c ─► fold, reduce, update (round.c)
  *   workers ────── landing.c ────────────────┘  (core)   └─ act.c ─► reduced, published (session.c)
- *                  put.c: initial state    publish.c: fetch    pin.c: snapshots    restore.c: load
+ *                  put.c, origin.c: initial state    publish.c: fetch    pin.c, restore.c: snapshots
  *
  * One loop thread runs the control session, the fabric and the cores, and makes every decision. Two
  * pools (pool.h) work for it: `compute` does arithmetic on the state, `files` (one thread) reads and
@@ -12,9 +12,9 @@
  * Memory: the arenas of a job are reserved when it is created, or it is refused. Between landing and
  * publishing nothing is allocated. Replies and staging are allocated under bounds and counted.
  *
- * A job's life: LOADING (a snapshot) or INITIALIZING (puts) → SEALING → SERVING → LEAVING. A job that is
- * dropped is LEAVING until nothing in flight refers to it (`busy` is 0); then it is freed. FAULTED: its
- * coordinator broke the protocol; it does nothing any more. */
+ * A job's life: LOADING (a snapshot → SEALING; what origin.c makes → INITIALIZING) or INITIALIZING (puts)
+ * → SEALING → SERVING → LEAVING. A job that is dropped is LEAVING until nothing in flight refers to it
+ * (`busy` is 0); then it is freed. FAULTED: its coordinator broke the protocol; it does nothing any more. */
 #ifndef CAIRN_SHARD_SHARD_H
 #define CAIRN_SHARD_SHARD_H
 
@@ -51,8 +51,9 @@ struct cairn_shard_job;
 /* Strings are copied; the hub is borrowed until the shard is closed. */
 struct cairn_shard_options {
     const char *name;
-    const char *coordinator; /* "host:port" */
-    uint64_t memory_bytes;   /* for state, landing, staging and replies of all jobs */
+    const char *coordinator;    /* "host:port" */
+    const char *import_folders; /* that weights may be read from, ':' between them; NULL: none */
+    uint64_t memory_bytes;      /* for state, landing, staging and replies of all jobs */
     uint32_t compute_threads;
     const char *fabric_kind;                       /* "ucx" or "mem" */
     const char *fabric_device, *fabric_port_range; /* NULL: the fabric's defaults; ucx only */
@@ -222,7 +223,8 @@ struct cairn_shard_job {
     struct cairn_reply *deferred;
     struct cairn_pin *pins; /* owned; see pin.c */
     struct cairn_restore *restore;
-    uint32_t copies; /* of pins, under way on the compute pool */
+    struct cairn_origin *origin; /* owned; while it is at work */
+    uint32_t copies;             /* of pins, under way on the compute pool */
 
     uint32_t busy;                 /* receives, sends and tasks that refer to this job */
     struct cairn_request creating; /* or sealing */
@@ -255,7 +257,7 @@ struct cairn_session {
 
 struct cairn_shard {
     /* owned */
-    char *name;
+    char *name, *import_folders;
     uint64_t incarnation;
     struct cairn_session session;
     struct cairn_fabric *fabric;
@@ -388,6 +390,15 @@ void cairn_fetch_on_message(struct cairn_member *member, const struct cairn_chun
 /* UPDATED: answers what was deferred. */
 void cairn_fetch_deferred(struct cairn_shard_job *job);
 void cairn_fetch_release(struct cairn_shard_job *job);
+
+/* ---- origin.c: initial state that the shards make themselves ---- */
+/* The job names weights, or a tensor here has an initializer. */
+bool cairn_origin_wanted(const struct cairn_shard_job *job);
+/* LOADING: makes what there is to make, then INITIALIZING and Done; or an error, and leaves. */
+CAIRN_MUST_CHECK cairn_status cairn_origin_begin(struct cairn_shard_job *job,
+                                                 struct cairn_sentence *why);
+void cairn_origin_cancel(struct cairn_shard_job *job);
+void cairn_origin_release(struct cairn_shard_job *job);
 
 /* ---- pin.c, restore.c ---- */
 void cairn_pin_begin(struct cairn_shard_job *job, const Cairn__Pin *message);

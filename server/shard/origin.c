@@ -1,0 +1,167 @@
+/* Where initial state comes from when nobody puts it: first the weights that the job names (init_from),
+ * read on the files thread, each shard its own ranges; then the initializers of tensors that these do not
+ * have, on the compute pool, a chunk an item. What neither gives is put, as put.c says. */
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "proto/wire/initializer.h"
+#include "proto/wire/safetensors_folder.h"
+#include "server/shard/shard.h"
+
+#define PIECE_ELEMS ((uint64_t)1 << 20)
+
+struct cairn_origin {
+    struct cairn_task task;
+    struct cairn_shard_job *job; /* borrowed */
+    atomic_bool canceled;
+    cairn_status status; /* of the files */
+    struct cairn_sentence why, extra;
+};
+
+bool cairn_origin_wanted(const struct cairn_shard_job *job)
+{
+    if (job->spec.init_from != NULL) return true;
+    for (size_t i = 0; i < job->map.extent_count; i++) {
+        const uint32_t tensor = job->map.extents[i].tensor;
+        if (job->spec.tensors[tensor].init.kind != CAIRN_INIT_NONE) return true;
+    }
+    return false;
+}
+
+/* ---- weights, on the files thread ---- */
+
+static cairn_status read_extent(struct cairn_origin *origin, struct cairn_weights *weights,
+                                const struct cairn_weight *weight,
+                                const struct cairn_local_extent *extent)
+{
+    const struct cairn_shard_job *job = origin->job;
+    float *to = (float *)job->param.base + extent->local_elem;
+    for (uint64_t at = 0; at < extent->elem_count; at += PIECE_ELEMS) {
+        uint64_t elems = extent->elem_count - at;
+        if (elems > PIECE_ELEMS) elems = PIECE_ELEMS;
+        if (atomic_load(&origin->canceled))
+            return cairn_fail(&origin->why, CAIRN_ERR_CANCELED, "the job was dropped");
+        cairn_status status = cairn_weights_read(weights, weight, extent->first_elem + at, elems,
+                                                 to + at, &origin->why);
+        if (status != CAIRN_OK) return status;
+    }
+    for (uint64_t c = 0; c < extent->chunk_count; c++) job->have[extent->first_chunk + c] = 1;
+    return CAIRN_OK;
+}
+
+static cairn_status read_weights(struct cairn_origin *origin, struct cairn_weights *weights)
+{
+    const struct cairn_shard_job *job = origin->job;
+    const struct cairn_weight **from = calloc(job->spec.tensor_count + 1, sizeof *from);
+    if (from == NULL) return cairn_fail(&origin->why, CAIRN_ERR_NO_MEMORY, "no memory");
+    cairn_status status = cairn_weights_match(weights, &job->spec, job->spec.init_prefix, from,
+                                              &origin->extra, &origin->why);
+    for (size_t i = 0; status == CAIRN_OK && i < job->map.extent_count; i++) {
+        const struct cairn_local_extent *extent = &job->map.extents[i];
+        if (from[extent->tensor] != NULL)
+            status = read_extent(origin, weights, from[extent->tensor], extent);
+    }
+    free(from);
+    return status;
+}
+
+static void run_files(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    (void)item;
+    (void)thread;
+    struct cairn_origin *origin = (struct cairn_origin *)task;
+    const struct cairn_shard_job *job = origin->job;
+    struct cairn_weights weights;
+    origin->status = cairn_weights_open(job->shard->import_folders, job->spec.init_from, &weights,
+                                        &origin->why);
+    if (origin->status != CAIRN_OK) return;
+    origin->status = read_weights(origin, &weights);
+    cairn_weights_close(&weights);
+}
+
+/* ---- initializers, on the compute pool ---- */
+
+static void run_fill(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    (void)thread;
+    struct cairn_origin *origin = (struct cairn_origin *)task;
+    const struct cairn_shard_job *job = origin->job;
+    if (job->have[item] != 0 || atomic_load(&origin->canceled)) return;
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->map, item);
+    const struct cairn_tensor_spec *tensor = &job->spec.tensors[place.tensor];
+    if (tensor->init.kind == CAIRN_INIT_NONE) return;
+    cairn_init_fill(&tensor->init, tensor->name, place.first_elem, place.elem_count,
+                    (float *)job->param.base + place.local_elem);
+    job->have[item] = 1;
+}
+
+static void fill_done(struct cairn_task *task)
+{
+    struct cairn_shard_job *job = ((struct cairn_origin *)task)->job;
+    cairn_origin_release(job);
+    if (job->state == CAIRN_JOB_LOADING) {
+        job->state = CAIRN_JOB_INITIALIZING;
+        cairn_session_answer(job->shard, &job->creating, CAIRN_OK, NULL);
+    }
+    cairn_shard_job_idle(job);
+}
+
+static void begin_fill(struct cairn_origin *origin)
+{
+    origin->task = (struct cairn_task) { .run = run_fill,
+                                         .done = fill_done,
+                                         .item_count = (uint32_t)origin->job->map.chunk_count };
+    cairn_pool_submit(origin->job->shard->compute, &origin->task);
+}
+
+static void files_done(struct cairn_task *task)
+{
+    struct cairn_origin *origin = (struct cairn_origin *)task;
+    struct cairn_shard_job *job = origin->job;
+    if (origin->status == CAIRN_OK) {
+        if (job->map.shard == 0 && origin->extra.text[0] != '\0') { // the same on every shard
+            cairn_log_info("job %s: %s has %s", job->spec.name, job->spec.init_from,
+                           origin->extra.text);
+        }
+        cairn_log_info("job %s: loaded %s", job->spec.name, job->spec.init_from);
+        begin_fill(origin);
+        return;
+    }
+    if (job->state == CAIRN_JOB_LOADING) {
+        cairn_log_error("job %s: %s", job->spec.name, origin->why.text);
+        cairn_session_answer(job->shard, &job->creating, origin->status, &origin->why);
+        cairn_shard_job_leave(job);
+    }
+    cairn_shard_job_idle(job);
+}
+
+/* ---- begin and end ---- */
+
+cairn_status cairn_origin_begin(struct cairn_shard_job *job, struct cairn_sentence *why)
+{
+    struct cairn_origin *origin = calloc(1, sizeof *origin);
+    if (origin == NULL)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to make initial state");
+    origin->job = job;
+    job->origin = origin;
+    job->state = CAIRN_JOB_LOADING;
+    cairn_shard_job_busy(job);
+    if (job->spec.init_from == NULL) {
+        begin_fill(origin);
+        return CAIRN_OK;
+    }
+    origin->task = (struct cairn_task) { .run = run_files, .done = files_done, .item_count = 1 };
+    cairn_pool_submit(job->shard->files, &origin->task);
+    return CAIRN_OK;
+}
+
+void cairn_origin_cancel(struct cairn_shard_job *job)
+{
+    if (job->origin != NULL) atomic_store(&job->origin->canceled, true);
+}
+
+void cairn_origin_release(struct cairn_shard_job *job)
+{
+    free(job->origin);
+    job->origin = NULL;
+}

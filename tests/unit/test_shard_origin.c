@@ -1,0 +1,217 @@
+/* A shard that makes initial state itself: from initializers, from weights, and from both with puts. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/wire/initializer.h"
+#include "tests/support/scratch.h"
+#include "tests/support/shard_scene.h"
+#include "tests/support/weights_sample.h"
+
+static struct scene scene;
+static char folder[CAIRN_SCRATCH_BYTES], path[256];
+
+static void make_folder(void)
+{
+    cairn_scratch_make(folder);
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    scene_open(&scene, "mem", 2, 0);
+    free(scene.shard->import_folders);
+    scene.shard->import_folders = strdup(folder);
+}
+
+static void remove_folder(void)
+{
+    scene_close(&scene);
+    cairn_scratch_remove(folder);
+}
+
+static void set_init(uint32_t tensor, cairn_init_kind kind)
+{
+    const bool random = kind == CAIRN_INIT_UNIFORM || kind == CAIRN_INIT_NORMAL;
+    scene.spec.tensors[tensor].init = (struct cairn_init) {
+        .kind = kind, .a = random ? -1 : 0, .b = random ? 1 : 0, .seed = random ? 17 : 0
+    };
+}
+
+static void create(void)
+{
+    scene_create(&scene, 3, 1, 0, "");
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 3);
+    scene_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
+}
+
+/* The create is refused, and nothing is held of it: the same number may come again. */
+static void check_refused(cairn_status status, const char *word)
+{
+    scene_create(&scene, 3, 1, 0, "");
+    const Cairn__Error *error = (const Cairn__Error *)scene_hear(&scene, CAIRN_MSG_ERROR).message;
+    ck_assert_msg(error->status == (int)status, "%s", error->text);
+    ck_assert_msg(strstr(error->text, word) != NULL, "\"%s\" is not in: %s", word, error->text);
+    scene_settle(&scene);
+    ck_assert_ptr_null(scene.shard->jobs);
+    ck_assert_uint_eq(scene.shard->budget.used_bytes, 0);
+}
+
+/* What an element should be: value(tensor, elem). */
+static void check_param(float (*value)(uint32_t tensor, uint64_t elem))
+{
+    const struct cairn_shard_job *job = scene.shard->jobs;
+    for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
+        const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, c);
+        const float *got = (const float *)job->param.base + place.local_elem;
+        for (uint64_t i = 0; i < place.elem_count; i++)
+            ck_assert(got[i] == value(place.tensor, place.first_elem + i));
+    }
+}
+
+static float initialized(uint32_t tensor, uint64_t elem)
+{
+    float value;
+    cairn_init_fill(&scene.spec.tensors[tensor].init, scene.spec.tensors[tensor].name, elem, 1,
+                    &value);
+    return value;
+}
+
+static float counted(uint32_t tensor, uint64_t elem)
+{
+    return (float)(tensor * 100000 + elem);
+}
+
+static float initialized_bias(uint32_t tensor, uint64_t elem)
+{
+    return tensor == T_BIAS ? initialized(tensor, elem) : counted(tensor, elem);
+}
+
+static float initialized_but_frozen(uint32_t tensor, uint64_t elem)
+{
+    return tensor == T_FROZEN ? scene_initial(tensor, elem) : initialized(tensor, elem);
+}
+
+/* All tensors but `without`, each element counted. The names in the file have a prefix. */
+static void write_weights(const char *prefix, uint32_t without)
+{
+    struct sample_weight weights[TENSORS];
+    char keys[TENSORS][64];
+    size_t count = 0;
+    for (uint32_t t = 0; t < TENSORS; t++) {
+        const struct cairn_tensor_spec *tensor = &scene.spec.tensors[t];
+        const uint64_t elems = cairn_geometry_of(&tensor->shape).elems;
+        if (t == without) continue;
+        float *values = malloc((size_t)elems * sizeof *values);
+        for (uint64_t i = 0; i < elems; i++) values[i] = counted(t, i);
+        snprintf(keys[t], sizeof keys[t], "%s%s", prefix, tensor->name);
+        weights[count] = (struct sample_weight) { .key = keys[t],
+                                                  .dtype = "F32",
+                                                  .rank = tensor->shape.rank,
+                                                  .bytes = values,
+                                                  .byte_count = (size_t)elems * sizeof *values };
+        memcpy(weights[count++].shape, tensor->shape.dim, sizeof weights->shape);
+    }
+    sample_weights_write(path, weights, count);
+    for (size_t i = 0; i < count; i++) free((void *)(uintptr_t)weights[i].bytes);
+}
+
+START_TEST(a_job_of_initializers_needs_no_put)
+{
+    set_init(T_BIAS, CAIRN_INIT_ONES);
+    set_init(T_EMB, CAIRN_INIT_NORMAL);
+    set_init(T_FROZEN, CAIRN_INIT_UNIFORM);
+    set_init(T_WEIGHT, CAIRN_INIT_NORMAL);
+    create();
+    check_param(initialized);
+    scene_seal(&scene);
+    check_param(initialized);
+}
+END_TEST
+
+START_TEST(what_has_no_initializer_is_put_and_what_has_one_is_not)
+{
+    set_init(T_BIAS, CAIRN_INIT_ZEROS);
+    set_init(T_EMB, CAIRN_INIT_NORMAL);
+    set_init(T_WEIGHT, CAIRN_INIT_NORMAL);
+    create();
+    const Cairn__JobSeal seal = { .base = PROTOBUF_C_MESSAGE_INIT(&cairn__job_seal__descriptor),
+                                  .job = SCENE_JOB };
+    scene_say(&scene, CAIRN_MSG_JOB_SEAL, 8, &seal.base);
+    const Cairn__Error *error = (const Cairn__Error *)scene_hear(&scene, CAIRN_MSG_ERROR).message;
+    ck_assert_int_eq(error->status, CAIRN_ERR_NOT_READY);
+    ck_assert_ptr_nonnull(strstr(error->text, scene.spec.tensors[T_FROZEN].name));
+    for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
+        static float values[SCENE_CHUNK_LEAVES * CAIRN_LEAF_ELEMS];
+        const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, c);
+        struct cairn_chunk_header put = scene_chunk_header(&scene, CAIRN_CHUNK_PUT, 1, c);
+        for (uint64_t i = 0; i < place.elem_count; i++)
+            values[i] = scene_initial(place.tensor, place.first_elem + i);
+        put.plane = CAIRN_PLANE_PARAM;
+        put.dtype = CAIRN_F32;
+        scene_send(&scene, &put, values, (size_t)place.elem_count * sizeof *values);
+        if (place.tensor == T_FROZEN)
+            scene_note(&scene, CAIRN_CHUNK_ACK);
+        else
+            ck_assert_uint_eq(scene_note(&scene, CAIRN_CHUNK_NAK)->header.value, CAIRN_ERR_EXISTS);
+    }
+    scene_seal(&scene);
+    check_param(initialized_but_frozen);
+}
+END_TEST
+
+START_TEST(weights_come_first_and_initializers_fill_what_they_lack)
+{
+    set_init(T_BIAS, CAIRN_INIT_UNIFORM);
+    set_init(T_EMB, CAIRN_INIT_NORMAL); // the file has it: not used
+    write_weights("model.", T_BIAS);
+    ck_assert_int_eq(cairn_spec_set_init_from(&scene.spec, folder, "model."), CAIRN_OK);
+    create();
+    check_param(initialized_bias);
+    scene_seal(&scene);
+}
+END_TEST
+
+START_TEST(weights_that_do_not_fit_leave_nothing_behind)
+{
+    write_weights("", T_WEIGHT);
+    ck_assert_int_eq(cairn_spec_set_init_from(&scene.spec, path, NULL), CAIRN_OK);
+    check_refused(CAIRN_ERR_MISMATCH, "weight is missing");
+    ck_assert_int_eq(cairn_spec_set_init_from(&scene.spec, "/etc/passwd", NULL), CAIRN_OK);
+    check_refused(CAIRN_ERR_REFUSED, "import.folders");
+    write_weights("", TENSORS);
+    ck_assert_int_eq(cairn_spec_set_init_from(&scene.spec, path, NULL), CAIRN_OK);
+    create();
+    check_param(counted);
+}
+END_TEST
+
+START_TEST(a_job_that_is_dropped_while_its_state_is_made_is_forgotten)
+{
+    const Cairn__JobDrop drop = { .base = PROTOBUF_C_MESSAGE_INIT(&cairn__job_drop__descriptor),
+                                  .job = SCENE_JOB };
+    write_weights("", TENSORS);
+    ck_assert_int_eq(cairn_spec_set_init_from(&scene.spec, path, NULL), CAIRN_OK);
+    scene_create(&scene, 3, 1, 0, "");
+    scene_say(&scene, CAIRN_MSG_JOB_DROP, 4, &drop.base);
+    while (scene_hear(&scene, CAIRN_MSG_DONE).request != 4) {}
+    scene_settle(&scene);
+    ck_assert_ptr_null(scene.shard->jobs);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("shard_origin");
+    TCase *tcase = tcase_create("shard_origin");
+    tcase_set_timeout(tcase, 30);
+    tcase_add_checked_fixture(tcase, make_folder, remove_folder);
+    tcase_add_test(tcase, a_job_of_initializers_needs_no_put);
+    tcase_add_test(tcase, what_has_no_initializer_is_put_and_what_has_one_is_not);
+    tcase_add_test(tcase, weights_come_first_and_initializers_fill_what_they_lack);
+    tcase_add_test(tcase, weights_that_do_not_fit_leave_nothing_behind);
+    tcase_add_test(tcase, a_job_that_is_dropped_while_its_state_is_made_is_forgotten);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
