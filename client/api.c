@@ -238,6 +238,10 @@ static cairn_status put_inside(struct job *job, const char *tensor, const char *
         return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
                                  "tensor %s: only the plane \"param\" can be put", tensor);
     if (mem->dtype != CAIRN_F32) return cairn_api_refuse_dtype(tensor, mem, "CAIRN_F32");
+    if (cairn_spec_has_origin(&job->spec, index))
+        return cairn_client_fail(
+            CAIRN_ERR_EXISTS, "tensor %s has its initial state from %s; nothing is to be put",
+            tensor, job->spec.init_from != NULL ? job->spec.init_from : "its initializer");
     struct command pattern = {
         .tensor = (uint32_t)index, .plane = CAIRN_PLANE_PARAM, .dtype = CAIRN_F32, .ptr = mem->ptr
     };

@@ -335,6 +335,13 @@ cairn_status cairn_cluster_job_store(struct cairn_cluster_job *job, struct cairn
     return status;
 }
 
+/* A job that nobody puts is sealed as soon as its shards are there. */
+static void begin_itself(struct cairn_cluster_job *job)
+{
+    job->seal_wanted = cairn_spec_initializes_itself(&job->spec);
+    cairn_cluster_job_try_seal(job);
+}
+
 /* A creation's context is the job's number: the job may have been dropped meanwhile. */
 struct creation {
     struct cairn_cluster *cluster;
@@ -357,6 +364,7 @@ static void on_created(void *context, cairn_status status, const char *text)
         status = cairn_cluster_job_core_open(job, &why);
     }
     if (status == CAIRN_OK) {
+        begin_itself(job);
         cairn_log_info("job %s created: %zu tensors over %" PRIu32 " shards, heaviest/mean %.3f",
                        job->spec.name, job->spec.tensor_count, job->layout->shard_count,
                        job->heaviest_over_mean);

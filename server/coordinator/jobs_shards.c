@@ -69,6 +69,7 @@ static cairn_status load_job(void *context, const struct cairn_stored_job *row,
         cairn_cluster_job_free(job);
         return status;
     }
+    job->seal_wanted = !job->initialized && cairn_spec_initializes_itself(&job->spec);
     cairn_cluster_job_link(job);
     cairn_log_info("job %s: generation %" PRIu64 ", epoch %" PRIu64 ", waiting for %" PRIu32
                    " shard%s",
