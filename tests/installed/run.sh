@@ -19,6 +19,9 @@ grep -E 'CAIRN_EXPORT' -A1 "$header" | grep -oE 'cairn_[a-z_]+\(' | tr -d '(' | 
 diff "$tmp/promised" "$tmp/exported" ||
     fail "the library does not export what the header declares (< header, > library)"
 nm -D --defined-only "$library" | awk '$2 != "A" && $2 != "T"' | grep . && fail "data is exported"
+while read -r name; do
+    grep -qF "*$name*" "$source/deploy/man/libcairn.3.scd" || fail "deploy/man/libcairn.3.scd has no *$name*"
+done <"$tmp/promised"
 echo "exports: $(wc -l <"$tmp/exported") functions"
 
 [ "$(find "$tmp" -name '*.h' | wc -l)" = 1 ] || fail "more than one header is installed"

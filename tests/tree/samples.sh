@@ -1,5 +1,6 @@
 #!/bin/bash
-# The sample configurations are what the daemons print, and the daemons take them as they stand.
+# The sample configurations are what the daemons print, the daemons take them as they stand, and the man page
+# has each key.
 # usage: samples.sh SOURCE_FOLDER BIN_FOLDER
 set -euo pipefail
 for daemon in cairn-coordinator cairn-shard; do
@@ -9,4 +10,14 @@ for daemon in cairn-coordinator cairn-shard; do
     given=()
     [ $daemon = cairn-coordinator ] || given=(--set shard.name=s --set shard.coordinator=127.0.0.1:1)
     "$2/$daemon" --config "$sample" "${given[@]}" --check-config >/dev/null
+    section=
+    while read -r line; do
+        case $line in
+        "["*"]") section=${line:1:-1} ;;
+        "#"[a-z]*" ="*)
+            key=$section.${line:1}
+            grep -qF "*${key%% =*}*" "$1/deploy/man/$daemon.8.scd" ||
+                { echo "FAILED: deploy/man/$daemon.8.scd has no *${key%% =*}*"; exit 1; } ;;
+        esac
+    done <"$sample"
 done

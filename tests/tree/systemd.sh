@@ -26,8 +26,8 @@ done
 # The words of ExecStart, with the samples for configurations.
 for daemon in cairn-coordinator:coordinator cairn-shard:shard; do
     unit=$(echo "$tmp/${daemon%:*}"*.service | cut -d ' ' -f 1)
-    read -ra line < <(sed -nE "s|^ExecStart=||; T; s|/etc/cairn/${daemon#*:}.conf|$1/deploy/${daemon%:*}.conf.sample|; \
-        s|%l|node|g; s|%i|0|g; s|%t|/run|g; p" "$unit")
+    read -ra line < <(sed -zE 's|\\\n *||g' "$unit" | sed -nE "s|^ExecStart=||; T; s|%l|node|; s|%i|0|g; s|%t|/run|; \
+        s|/etc/cairn/${daemon#*:}.conf|$1/deploy/${daemon%:*}.conf.sample|; p")
     [ "${daemon%:*}" = cairn-coordinator ] || line+=(--set shard.coordinator=127.0.0.1:1)
     "${line[@]}" --check-config >/dev/null || fail "${line[*]}"
 done
