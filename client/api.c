@@ -5,6 +5,7 @@
 
 #include "client/api.h"
 #include "client/handle.h"
+#include "client/memory.h"
 #include "client/puts.h"
 
 /* ---- what the calls have in common ---- */
@@ -147,9 +148,15 @@ cairn_status cairn_api_finished(struct job *job, uint8_t kind, cairn_op **op_out
 cairn_status cairn_api_begin(struct job *job, uint8_t kind, bool (*run)(struct command *),
                              const struct command *pattern, cairn_op **op_out)
 {
+    const void *lent;
+    const size_t bytes = (size_t)cairn_box_elems(&pattern->piece.box) *
+                         cairn_dtype_bytes(pattern->dtype);
+    cairn_status status = cairn_memory_lend(job->session, pattern->ptr, bytes, &lent);
+    if (status != CAIRN_OK) return status;
     struct command *command = cairn_api_command(job, run);
     struct op *op = command != NULL ? cairn_op_new(job, kind, op_out != NULL) : NULL;
     if (op == NULL) {
+        cairn_memory_return(job->session, lent);
         if (command != NULL) cairn_job_unref(job);
         free(command);
         return cairn_client_fail(CAIRN_ERR_NO_MEMORY,
@@ -159,6 +166,7 @@ cairn_status cairn_api_begin(struct job *job, uint8_t kind, bool (*run)(struct c
     if (pattern->piece.tile == CAIRN_TILE_BOX)
         op->box_bytes = cairn_box_encode(&pattern->piece.box, op->box);
     op->tensor = pattern->tensor;
+    op->lent = lent;
     command->op = op;
     command->tensor = pattern->tensor;
     command->micro = pattern->micro;

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/accumulate.h"
 #include "client/api.h"
 #include "client/handle.h"
 
@@ -15,6 +16,7 @@ static bool take_round(struct job *job, const Cairn__RoundOpened *opened, struct
         job->filling_micro = 0;
         job->filling_any = job->committed = false;
         memset(job->filled, 0, job->spec.tensor_count);
+        cairn_accumulate_new_round(job);
     }
     pthread_mutex_unlock(&job->session->lock);
     if (!good) return false;
@@ -105,6 +107,11 @@ static cairn_status fill(struct job *job, uint32_t micro, size_t tensor)
                                  "this is micro-batch %u, micro-batch %u is being filled; end it "
                                  "with cairn_micro_end",
                                  micro, job->filling_micro);
+    if (job->spec.stage < 2 && micro >= job->spec.micro_batches)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "micro-batch %u: job %s is of stage %u and declares micro_batches "
+                                 "= %u, counted from 0; declare more in its spec, or take stage 2",
+                                 micro, job->name, job->spec.stage, job->spec.micro_batches);
     if (tensor == NO_TENSOR) {
         job->filling_micro++, job->filling_any = false;
         memset(job->filled, 0, job->spec.tensor_count);
@@ -116,6 +123,7 @@ static cairn_status fill(struct job *job, uint32_t micro, size_t tensor)
                                  "before pushing, or end the micro-batch",
                                  job->spec.tensors[tensor].name, micro);
     job->filled[tensor] = job->filling_any = true;
+    job->adding += cairn_accumulate_wanted(job);
     return CAIRN_OK;
 }
 
@@ -127,6 +135,8 @@ static cairn_status judge_fill(struct job *job, const struct cairn_round *round,
         return cairn_client_fail(CAIRN_ERR_INVALID, "round must be given, its struct_size be %zu",
                                  sizeof *round);
     pthread_mutex_lock(&job->session->lock);
+    while (tensor == NO_TENSOR && job->adding > 0) // they wait for nothing
+        pthread_cond_wait(&job->session->changed, &job->session->lock);
     cairn_status status = judge_round(job, round);
     if (status == CAIRN_OK) status = fill(job, micro, tensor);
     pthread_mutex_unlock(&job->session->lock);
@@ -149,6 +159,10 @@ static cairn_status push_inside(struct job *job, const struct cairn_round *round
     status = cairn_api_judge_own(job, index, box, mem, &piece);
     if (status == CAIRN_OK) status = judge_fill(job, round, micro, index);
     if (status != CAIRN_OK) return status;
+    if (cairn_accumulate_wanted(job)) {
+        status = cairn_accumulate_add(job, round, micro, index, &piece, mem);
+        return status == CAIRN_OK ? cairn_api_finished(job, CAIRN_CHUNK_PUSH, op_out) : status;
+    }
     const struct command pattern = { .tensor = (uint32_t)index,
                                      .micro = micro,
                                      .dtype = (uint8_t)mem->dtype,
@@ -188,14 +202,38 @@ static cairn_status send_word(struct job *job, bool (*run)(struct command *),
     return CAIRN_OK;
 }
 
+/* Stages 0 and 1: what was added up goes out, and its end; once a round. */
+static cairn_status send_sums(struct job *job, const struct cairn_round *round)
+{
+    pthread_mutex_lock(&job->session->lock);
+    const bool mine = !job->sums_ended;
+    job->sums_ended = true;
+    pthread_mutex_unlock(&job->session->lock);
+    if (!mine) return CAIRN_OK;
+    cairn_status status = cairn_accumulate_send(job, round);
+    if (status == CAIRN_OK) status = send_word(job, cairn_client_round_micro_end_run, round, 0, 0);
+    if (status == CAIRN_OK) return CAIRN_OK;
+    pthread_mutex_lock(&job->session->lock);
+    job->sums_ended = false; // it may be tried again
+    pthread_mutex_unlock(&job->session->lock);
+    return status;
+}
+
+/* What follows the end of a micro-batch that was noted. */
+static cairn_status send_micro_end(struct job *job, const struct cairn_round *round, uint32_t micro)
+{
+    if (!cairn_accumulate_wanted(job))
+        return send_word(job, cairn_client_round_micro_end_run, round, micro, 0);
+    return micro + 1 == job->spec.micro_batches ? send_sums(job, round) : CAIRN_OK;
+}
+
 cairn_status cairn_micro_end(cairn_job *handle, const struct cairn_round *round, uint32_t micro)
 {
     struct job *job = cairn_api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
     cairn_status status = cairn_api_check(job);
     if (status == CAIRN_OK) status = judge_fill(job, round, micro, NO_TENSOR);
-    if (status == CAIRN_OK)
-        status = send_word(job, cairn_client_round_micro_end_run, round, micro, 0);
+    if (status == CAIRN_OK) status = send_micro_end(job, round, micro);
     cairn_handle_put(handle);
     return status;
 }
@@ -214,14 +252,15 @@ static cairn_status commit_once(struct job *job, const struct cairn_round *round
         return status; // the coordinator says how it ended
     if (open) {
         status = judge_fill(job, round, micro, NO_TENSOR);
-        if (status == CAIRN_OK)
-            status = send_word(job, cairn_client_round_micro_end_run, round, micro, 0);
+        if (status == CAIRN_OK) status = send_micro_end(job, round, micro);
     }
+    const bool summed = cairn_accumulate_wanted(job);
+    if (status == CAIRN_OK && summed) status = send_sums(job, round);
     if (status != CAIRN_OK) return status;
     const uint32_t micros = micro + (open ? 1 : 0);
     if (weight == 0) weight = micros;
     if (weight == CAIRN_WEIGHT_NONE) weight = 0;
-    status = send_word(job, cairn_client_round_commit_run, round, micros - 1, weight);
+    status = send_word(job, cairn_client_round_commit_run, round, summed ? 0 : micros - 1, weight);
     if (status != CAIRN_OK) return status;
     pthread_mutex_lock(&job->session->lock);
     job->committed = true;

@@ -3,8 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/accumulate.h"
 #include "client/handle.h"
 #include "client/session.h"
+#include "client/struct.h"
 #include "proto/wire/optimizer.h"
 
 #define CLOSE_MS 1000
@@ -28,6 +30,7 @@ static void free_job(struct job *job)
     cairn_client_tiles_free(job->declaring);
     free(job->filled);
     free(job->puts);
+    cairn_accumulate_release(job);
     free(job->name);
     cairn_spec_release(&job->spec);
     free(job);
@@ -294,14 +297,15 @@ cairn_status cairn_job_stats(cairn_job *handle, struct cairn_stats *out)
     struct job *job = cairn_handle_get(CAIRN_HANDLE_JOB, handle);
     if (job == NULL) return cairn_client_fail(CAIRN_ERR_HANDLE, "not an open job");
     cairn_status status = CAIRN_OK;
-    if (out == NULL || out->struct_size != sizeof *out) {
-        status = cairn_client_fail(CAIRN_ERR_INVALID, "out must be given, its struct_size %zu",
+    struct cairn_stats stats;
+    if (!cairn_struct_fits(out, offsetof(struct cairn_stats, accumulated_bytes))) {
+        status = cairn_client_fail(CAIRN_ERR_INVALID, "out must be given, its struct_size be %zu",
                                    sizeof *out);
     } else {
         pthread_mutex_lock(&job->session->lock);
-        *out = job->stats;
+        stats = job->stats;
         pthread_mutex_unlock(&job->session->lock);
-        out->struct_size = sizeof *out;
+        cairn_struct_give(out, &stats, sizeof stats);
     }
     cairn_handle_put(handle);
     return status;

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "client/handle.h"
+#include "client/memory.h"
 #include "client/session.h"
 
 static void on_handle_free(void *object)
@@ -57,6 +58,7 @@ void cairn_op_part_begin(struct op *op)
 static void complete(struct op *op)
 {
     struct session *s = op->session;
+    cairn_memory_return(s, op->lent);
     pthread_mutex_lock(&s->lock);
     op->done = true;
     if (open_count(op) != NULL) (*open_count(op))--;
@@ -105,4 +107,15 @@ cairn_status cairn_wait(cairn_op *handle, int timeout_ms)
     cairn_handle_put(handle);
     if (status != CAIRN_ERR_TIMEOUT) cairn_handle_close(CAIRN_HANDLE_OP, handle);
     return status;
+}
+
+cairn_status cairn_stream_wait(cairn_op *handle, void *stream)
+{
+    (void)stream;
+    if (cairn_handle_get(CAIRN_HANDLE_OP, handle) == NULL)
+        return cairn_client_fail(CAIRN_ERR_HANDLE, "not an open operation");
+    cairn_handle_put(handle);
+    return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
+                             "this build of the library has no CUDA: no stream can wait for an "
+                             "operation; cairn_wait does");
 }

@@ -14,6 +14,7 @@
 
 #include "client/env.h"
 #include "client/handle.h"
+#include "client/memory.h"
 #include "client/struct.h"
 
 #define TICK_MS    50
@@ -69,6 +70,7 @@ void cairn_session_unref(struct session *s)
     const uint32_t left = --s->refs;
     pthread_mutex_unlock(&s->lock);
     if (left > 0) return;
+    cairn_memory_release(s);
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->changed);
     close(s->event_fd);
@@ -374,6 +376,7 @@ void cairn_close(cairn *handle)
         for (cairn_job *job; (job = next_job(s)) != NULL;)
             (void)cairn_handle_close(CAIRN_HANDLE_JOB, job);
         stop_thread(s);
+        cairn_memory_close(s);
     }
     cairn_handle_put(handle);
 }

@@ -37,6 +37,8 @@
 struct session;
 struct job;
 struct put_note;
+struct sum;
+struct region;
 
 /* A control request of a caller's thread, in its stack. All under the lock. */
 struct ask {
@@ -77,6 +79,7 @@ struct op {
     void *handle;            /* NULL: nobody waits for this one */
     uint8_t kind;            /* CAIRN_CHUNK_PUSH, _PUT, _FETCH */
     uint32_t tensor;
+    const void *lent;    /* memory of cairn_alloc; NULL: another's */
     uint32_t open_parts; /* loop thread: chunks that are not done; counted up while it is cut */
     size_t box_bytes;    /* of a fetch of a box: what goes with each of its chunks */
     uint8_t box[CAIRN_BOX_BYTES_MAX];
@@ -177,6 +180,9 @@ struct job {
     uint64_t pushes_open;        /* pushes that are not done: their buffers are on loan */
     cairn_status puts_status;    /* the first failure of a put */
     struct cairn_sentence puts_why;
+    struct sum *sums;      /* [tensor_count], of accumulate.c; NULL: nothing was added up */
+    uint32_t adding;       /* pushes that are being added up */
+    bool sums_ended;       /* the sums of this round are sent */
     struct put_note *puts; /* [tensor_count], of puts.c; NULL: nothing was put */
     struct cairn_stats stats;
     uint64_t
@@ -239,6 +245,9 @@ struct session {
     cairn_status connect_status; /* of the last attempt */
     struct cairn_sentence connect_why;
     uint64_t away_since_ms;
+    struct region *regions; /* [region_count] of region_capacity, by address; of memory.c */
+    size_t region_count, region_capacity;
+    bool memory_closed;
 
     /* loop thread */
     struct cairn_fabric *fabric;

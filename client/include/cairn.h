@@ -198,6 +198,7 @@ struct cairn_result {
 struct cairn_stats {
     size_t struct_size;
     uint64_t pushed_bytes, fetched_bytes, put_bytes; /* payload, resent ones included */
+    uint64_t accumulated_bytes; /* memory of gradients that are added up, stages 0 and 1 */
 };
 
 /* Reads CAIRN_ENDPOINT and, the first that is set, CAIRN_RANK CAIRN_WORLD CAIRN_LOCAL_RANK CAIRN_RUN_ID, the
@@ -213,6 +214,21 @@ CAIRN_EXPORT cairn_status cairn_open(const struct cairn_opts *opts, cairn **out)
 CAIRN_EXPORT void cairn_close(cairn *session);
 /* This thread's last error: what, why, what to do. Valid until the thread's next call. Never NULL. */
 CAIRN_EXPORT const char *cairn_error(void);
+
+/* Memory of the library, whole pages of zeros, until cairn_free or the end of cairn_close: shared memory,
+ * which shards of this host may map. Whoever gives it to put, push or fetch lends it like any other; a
+ * piece that reaches beyond its end is CAIRN_ERR_INVALID. device: -1 = host; CAIRN_ERR_UNSUPPORTED without
+ * CUDA, CAIRN_ERR_NO_MEMORY. */
+CAIRN_EXPORT cairn_status cairn_alloc(cairn *session, size_t bytes, int device,
+                                      void **out) CAIRN_CHECKED;
+/* CAIRN_ERR_BUSY: an operation has it on loan, and it stays. CAIRN_ERR_INVALID: not what cairn_alloc gave. */
+CAIRN_EXPORT cairn_status cairn_free(cairn *session, void *ptr) CAIRN_CHECKED;
+/* Tells of the caller's memory that it will be pushed from and fetched to again and again.
+ * CAIRN_ERR_UNSUPPORTED, always in this version: it is staged, and right as it is. */
+CAIRN_EXPORT cairn_status cairn_register(cairn *session, void *ptr, size_t bytes,
+                                         int device) CAIRN_CHECKED;
+CAIRN_EXPORT cairn_status cairn_unregister(cairn *session, void *ptr) CAIRN_CHECKED;
+
 /* Borrowed; readable when an operation completed (read 8 bytes to clear it). -1: wrong handle. */
 CAIRN_EXPORT int cairn_event_fd(const cairn *session);
 
@@ -280,7 +296,8 @@ CAIRN_EXPORT cairn_status cairn_round_begin(cairn_job *job, int timeout_ms,
  * micro-batch: multiplied by the loss scale, summed (not averaged) over what its weight counts. Once a
  * tensor and micro-batch (else CAIRN_ERR_EXISTS); micro-batches in order. CAIRN_ERR_EPOCH_CHANGED: the
  * round is void. CAIRN_ERR_INVALID: no round is begun. CAIRN_ERR_STALE: the round is committed, or is
- * not the open one; call cairn_round_begin. */
+ * not the open one; call cairn_round_begin. Stages 0 and 1 with several micro-batches copy: the operation is
+ * over at once; a micro-batch beyond the job's micro_batches is CAIRN_ERR_INVALID. */
 CAIRN_EXPORT cairn_status cairn_push(cairn_job *job, const struct cairn_round *round,
                                      uint32_t micro, const char *tensor,
                                      const struct cairn_box *box, const struct cairn_mem *mem,
@@ -323,6 +340,9 @@ CAIRN_EXPORT cairn_status cairn_version_wait(cairn_job *job, struct cairn_versio
 
 /* Waits for an operation, gives its result, and frees it unless that is CAIRN_ERR_TIMEOUT. */
 CAIRN_EXPORT cairn_status cairn_wait(cairn_op *op, int timeout_ms) CAIRN_CHECKED;
+/* Has a cudaStream_t wait for the operation, which stays to be waited for. CAIRN_ERR_UNSUPPORTED without
+ * CUDA. */
+CAIRN_EXPORT cairn_status cairn_stream_wait(cairn_op *op, void *stream) CAIRN_CHECKED;
 
 #define CAIRN_SNAPSHOT_WAIT 1u /* return when it is committed, else when it is begun */
 CAIRN_EXPORT cairn_status cairn_snapshot(cairn_job *job, uint32_t flags, int timeout_ms,

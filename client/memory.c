@@ -1,0 +1,243 @@
+/* Memory of the library for the caller: shared memory, so that shards of this host can map it. A region is
+ * on loan while an operation reads or writes it, and is not freed meanwhile. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "client/handle.h"
+#include "client/memory.h"
+
+struct region {
+    uint8_t *base;
+    size_t bytes;
+    int fd; /* sealed: its size never changes */
+    uint32_t loans;
+};
+
+/* The region that has the address; its place, or where one would go, in *at. Under the lock. */
+static struct region *find(struct session *s, const uint8_t *address, size_t *at)
+{
+    size_t low = 0, high = s->region_count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (s->regions[middle].base <= address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    *at = low;
+    if (low == 0) return NULL;
+    struct region *region = &s->regions[low - 1];
+    if ((size_t)(address - region->base) >= region->bytes) return NULL;
+    *at = low - 1;
+    return region;
+}
+
+static void unmap(struct region region)
+{
+    munmap(region.base, region.bytes);
+    close(region.fd);
+}
+
+static struct region take_out(struct session *s, size_t at)
+{
+    const struct region region = s->regions[at];
+    s->region_count--;
+    memmove(&s->regions[at], &s->regions[at + 1], (s->region_count - at) * sizeof *s->regions);
+    return region;
+}
+
+cairn_status cairn_memory_lend(struct session *s, const void *ptr, size_t bytes,
+                               const void **lent_out)
+{
+    size_t at;
+    cairn_status status = CAIRN_OK;
+    *lent_out = NULL;
+    pthread_mutex_lock(&s->lock);
+    struct region *region = bytes > 0 ? find(s, ptr, &at) : NULL;
+    const size_t left = region != NULL
+                            ? region->bytes - (size_t)((const uint8_t *)ptr - region->base)
+                            : bytes;
+    if (region != NULL && left < bytes)
+        status = cairn_client_fail(
+            CAIRN_ERR_INVALID,
+            "mem.ptr has %zu bytes to the end of its cairn_alloc memory, %zu "
+            "are needed",
+            left, bytes);
+    else if (region != NULL) {
+        region->loans++;
+        *lent_out = region->base;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return status;
+}
+
+void cairn_memory_return(struct session *s, const void *lent)
+{
+    size_t at;
+    struct region last = { .base = NULL };
+    if (lent == NULL) return;
+    pthread_mutex_lock(&s->lock);
+    struct region *region = find(s, lent, &at);
+    if (region != NULL && --region->loans == 0 && s->memory_closed) last = take_out(s, at);
+    pthread_mutex_unlock(&s->lock);
+    if (last.base != NULL) unmap(last);
+}
+
+void cairn_memory_close(struct session *s)
+{
+    for (bool more = true; more;) {
+        struct region region = { .base = NULL };
+        pthread_mutex_lock(&s->lock);
+        s->memory_closed = true;
+        for (size_t i = 0; i < s->region_count && region.base == NULL; i++)
+            if (s->regions[i].loans == 0) region = take_out(s, i);
+        pthread_mutex_unlock(&s->lock);
+        more = region.base != NULL;
+        if (more) unmap(region);
+    }
+}
+
+void cairn_memory_release(struct session *s)
+{
+    cairn_memory_close(s);
+    free(s->regions);
+}
+
+/* ---- the calls ---- */
+
+static cairn_status judge_device(int device)
+{
+    return device < 0 ? CAIRN_OK
+                      : cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
+                                          "device %d: this build of the library has no CUDA; -1 is "
+                                          "host memory",
+                                          device);
+}
+
+/* More than the machine has is refused now: it is not reserved, and would end the process later. */
+static cairn_status judge_bytes(size_t bytes)
+{
+    const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    if (bytes == 0) return cairn_client_fail(CAIRN_ERR_INVALID, "bytes is 0");
+    if (pages <= 0 || page <= 0 || bytes / (size_t)page < (size_t)pages) return CAIRN_OK;
+    return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "%zu bytes are more than this machine has (%zu)",
+                             bytes, (size_t)pages * (size_t)page);
+}
+
+static cairn_status map(size_t bytes, struct region *out)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), whole = (bytes + page - 1) / page * page;
+    const int fd = memfd_create("cairn", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    void *base = MAP_FAILED;
+    if (fd >= 0 && ftruncate(fd, (off_t)whole) == 0 &&
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
+        base = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED) {
+        const int error = errno;
+        if (fd >= 0) close(fd);
+        return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "%zu bytes of shared memory: %s", bytes,
+                                 strerror(error));
+    }
+    *out = (struct region) { .base = base, .bytes = whole, .fd = fd };
+    return CAIRN_OK;
+}
+
+static cairn_status add(struct session *s, struct region region)
+{
+    size_t at;
+    cairn_status status = CAIRN_OK;
+    pthread_mutex_lock(&s->lock);
+    if (s->region_count == s->region_capacity) {
+        const size_t capacity = s->region_capacity == 0 ? 16 : s->region_capacity * 2;
+        struct region *more = realloc(s->regions, capacity * sizeof *more);
+        if (more != NULL) {
+            s->regions = more;
+            s->region_capacity = capacity;
+        }
+    }
+    if (s->memory_closed)
+        status = cairn_client_fail(CAIRN_ERR_HANDLE, "the session is closed");
+    else if (s->region_count == s->region_capacity)
+        status = cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    else {
+        find(s, region.base, &at);
+        memmove(&s->regions[at + 1], &s->regions[at], (s->region_count - at) * sizeof *s->regions);
+        s->regions[at] = region;
+        s->region_count++;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return status;
+}
+
+cairn_status cairn_alloc(cairn *handle, size_t bytes, int device, void **out)
+{
+    if (out == NULL) return cairn_client_fail(CAIRN_ERR_INVALID, "out is NULL");
+    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, handle);
+    if (s == NULL) return cairn_client_fail(CAIRN_ERR_HANDLE, "not an open session");
+    struct region region;
+    cairn_status status = judge_device(device);
+    if (status == CAIRN_OK) status = judge_bytes(bytes);
+    if (status == CAIRN_OK) status = map(bytes, &region);
+    if (status == CAIRN_OK && (status = add(s, region)) != CAIRN_OK) unmap(region);
+    if (status == CAIRN_OK) *out = region.base;
+    cairn_handle_put(handle);
+    return status;
+}
+
+static cairn_status free_inside(struct session *s, const void *ptr)
+{
+    size_t at;
+    struct region freed = { .base = NULL };
+    pthread_mutex_lock(&s->lock);
+    const struct region *region = find(s, ptr, &at);
+    const bool ours = region != NULL && region->base == ptr;
+    const uint32_t loans = ours ? region->loans : 0;
+    if (ours && loans == 0) freed = take_out(s, at);
+    pthread_mutex_unlock(&s->lock);
+    if (!ours)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "%p is not memory of cairn_alloc, or was freed already", ptr);
+    if (loans > 0)
+        return cairn_client_fail(CAIRN_ERR_BUSY,
+                                 "%u operations have this memory on loan; wait for them first "
+                                 "(cairn_wait, cairn_commit)",
+                                 (unsigned)loans);
+    unmap(freed);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_free(cairn *handle, void *ptr)
+{
+    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, handle);
+    if (s == NULL) return cairn_client_fail(CAIRN_ERR_HANDLE, "not an open session");
+    const cairn_status status = free_inside(s, ptr);
+    cairn_handle_put(handle);
+    return status;
+}
+
+cairn_status cairn_register(cairn *handle, void *ptr, size_t bytes, int device)
+{
+    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, handle);
+    if (s == NULL) return cairn_client_fail(CAIRN_ERR_HANDLE, "not an open session");
+    cairn_status status = judge_device(device);
+    if (status == CAIRN_OK && (ptr == NULL || bytes == 0))
+        status = cairn_client_fail(CAIRN_ERR_INVALID, "ptr is NULL or bytes is 0");
+    if (status == CAIRN_OK)
+        status = cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
+                                   "memory of the caller is staged, not registered, in this build: "
+                                   "put, push and fetch of it are right as they are");
+    cairn_handle_put(handle);
+    return status;
+}
+
+cairn_status cairn_unregister(cairn *handle, void *ptr)
+{
+    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, handle);
+    if (s == NULL) return cairn_client_fail(CAIRN_ERR_HANDLE, "not an open session");
+    cairn_handle_put(handle);
+    return cairn_client_fail(CAIRN_ERR_INVALID, "%p is not registered", ptr);
+}

@@ -1,0 +1,17 @@
+/* Memory that cairn_alloc gave: who has it on loan, and its end. Any thread; not under the lock. */
+#ifndef CAIRN_CLIENT_MEMORY_H
+#define CAIRN_CLIENT_MEMORY_H
+
+#include "client/session.h"
+
+/* If the `bytes` at ptr are in a region, it is on loan until cairn_memory_return(*lent_out); if they are not,
+ * *lent_out is NULL. CAIRN_ERR_INVALID: they reach beyond the region's end. */
+cairn_status cairn_memory_lend(struct session *s, const void *ptr, size_t bytes,
+                               const void **lent_out) CAIRN_MUST_CHECK;
+void cairn_memory_return(struct session *s, const void *lent); /* NULL is fine */
+/* The session is closed: regions go, those on loan with their last loan. */
+void cairn_memory_close(struct session *s);
+/* With the session. */
+void cairn_memory_release(struct session *s);
+
+#endif

@@ -1,0 +1,192 @@
+/* Memory of cairn_alloc: what it is, who may free it when, and that nothing of it outlives its session. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/handle.h"
+#include "client/memory.h"
+#include "tests/support/toy.h"
+
+static struct rooms rooms;
+static cairn *session;
+
+static void open_rooms(void)
+{
+    const struct cairn_fabric_mem_options fabric = { .seed = 6 };
+    rooms_open(&rooms, 2, &fabric);
+    session = toy_session(&rooms, "trainer");
+}
+
+static void close_rooms(void)
+{
+    cairn_close(session);
+    rooms_close(&rooms);
+}
+
+/* Regions of ours that this process has mapped. */
+static int mapped(void)
+{
+    char line[512];
+    int count = 0;
+    FILE *maps = fopen("/proc/self/maps", "re");
+    ck_assert_ptr_nonnull(maps);
+    while (fgets(line, sizeof line, maps) != NULL) count += strstr(line, "/memfd:cairn") != NULL;
+    fclose(maps);
+    return count;
+}
+
+START_TEST(it_is_whole_pages_of_zeros)
+{
+    void *ptr = NULL, *other = NULL;
+    toy_good(cairn_alloc(session, 5000, -1, &ptr));
+    toy_good(cairn_alloc(session, 1, -1, &other));
+    ck_assert_uint_eq((uintptr_t)ptr % (uintptr_t)sysconf(_SC_PAGESIZE), 0);
+    for (int i = 0; i < 8192; i++) ck_assert_uint_eq(((uint8_t *)ptr)[i], 0);
+    memset(ptr, 1, 8192);
+    toy_good(cairn_free(session, other));
+    toy_good(cairn_free(session, ptr));
+    ck_assert_int_eq(mapped(), 0);
+}
+END_TEST
+
+START_TEST(what_cannot_be_had_is_refused)
+{
+    void *ptr = NULL;
+    toy_fails(cairn_alloc(session, 0, -1, &ptr), CAIRN_ERR_INVALID, "0");
+    toy_fails(cairn_alloc(session, 64, -1, NULL), CAIRN_ERR_INVALID, "out");
+    toy_fails(cairn_alloc(session, 64, 0, &ptr), CAIRN_ERR_UNSUPPORTED, "CUDA");
+    toy_fails(cairn_alloc(session, SIZE_MAX, -1, &ptr), CAIRN_ERR_NO_MEMORY, "this machine");
+    toy_fails(cairn_alloc(session, SIZE_MAX / 4096, -1, &ptr), CAIRN_ERR_NO_MEMORY, "machine");
+    ck_assert_ptr_null(ptr);
+    ck_assert_int_eq(mapped(), 0);
+}
+END_TEST
+
+START_TEST(a_pointer_that_it_did_not_give_is_not_freed)
+{
+    int mine = 0;
+    void *ptr = NULL;
+    toy_good(cairn_alloc(session, 64, -1, &ptr));
+    toy_fails(cairn_free(session, &mine), CAIRN_ERR_INVALID, "not memory of cairn_alloc");
+    toy_fails(cairn_free(session, NULL), CAIRN_ERR_INVALID, "not memory of cairn_alloc");
+    toy_fails(cairn_free(session, (uint8_t *)ptr + 8), CAIRN_ERR_INVALID, "not memory");
+    toy_good(cairn_free(session, ptr));
+    toy_fails(cairn_free(session, ptr), CAIRN_ERR_INVALID, "freed already");
+}
+END_TEST
+
+START_TEST(memory_on_loan_is_not_freed)
+{
+    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, session);
+    void *ptr = NULL;
+    const void *lent = NULL;
+    toy_good(cairn_alloc(session, 64, -1, &ptr));
+    toy_good(cairn_memory_lend(s, (uint8_t *)ptr + 16, 32, &lent));
+    toy_fails(cairn_free(session, ptr), CAIRN_ERR_BUSY, "1 operations");
+    cairn_memory_return(s, lent);
+    toy_good(cairn_free(session, ptr));
+    cairn_handle_put(session);
+}
+END_TEST
+
+START_TEST(a_loan_outlives_the_session_and_the_memory_goes_with_it)
+{
+    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, session);
+    void *ptr = NULL, *other = NULL;
+    const void *lent = NULL;
+    toy_good(cairn_alloc(session, 64, -1, &ptr));
+    toy_good(cairn_alloc(session, 64, -1, &other));
+    toy_good(cairn_memory_lend(s, ptr, 64, &lent));
+    cairn_close(session);
+    ck_assert_int_eq(mapped(), 1);
+    memset(ptr, 1, 64);
+    cairn_memory_return(s, lent);
+    ck_assert_int_eq(mapped(), 0);
+    cairn_handle_put(session);
+}
+END_TEST
+
+START_TEST(a_tensor_that_does_not_fit_into_it_is_refused)
+{
+    const struct cairn_job_spec spec = toy_spec(0, 1);
+    cairn_job *job = toy_ready(session, "toy", &spec);
+    const struct cairn_version version = toy_step(job, 1).version;
+    void *ptr = NULL;
+    cairn_op *op = NULL;
+    toy_good(cairn_alloc(session, 4800, -1, &ptr)); // two pages: a.weight fits just once
+    struct cairn_mem mem = toy_mem(ptr, CAIRN_F32);
+    toy_good(cairn_fetch(job, version, "a.weight", NULL, NULL, &mem, &op));
+    toy_good(cairn_wait(op, TOY_WAIT_MS));
+    mem.ptr = (uint8_t *)ptr + 4096;
+    toy_fails(cairn_fetch(job, version, "a.weight", NULL, NULL, &mem, &op), CAIRN_ERR_INVALID,
+              "4096 bytes to the end");
+    toy_good(cairn_free(session, ptr));
+}
+END_TEST
+
+START_TEST(a_round_from_it_is_like_one_from_the_heap)
+{
+    const struct cairn_job_spec spec = toy_spec(0, 1);
+    cairn_job *job = toy_ready(session, "toy", &spec);
+    void *ptr = NULL;
+    float fetched[TOY_ELEMS];
+    toy_good(cairn_alloc(session, 4800, -1, &ptr));
+    for (int i = 0; i < 1200; i++) ((float *)ptr)[i] = 1;
+    const struct cairn_mem mem = toy_mem(ptr, CAIRN_F32);
+    const struct cairn_round round = toy_begin(job);
+    toy_good(cairn_push(job, &round, 0, "a.weight", NULL, &mem, NULL));
+    const struct cairn_result result = toy_commit(job, &round);
+    toy_good(cairn_free(session, ptr)); // at once: the commit gave the loan back
+    toy_fetch(job, result.version, 0, NULL, CAIRN_F32, fetched);
+    for (int i = 0; i < 1200; i++) // AdamW's first step is of length lr
+        ck_assert_float_eq_tol(fetched[i], toy_initial(0, (uint64_t)i) - 1e-3f, 1e-5f);
+}
+END_TEST
+
+START_TEST(closing_the_session_frees_all_of_it)
+{
+    void *ptr[40];
+    for (int i = 0; i < 40; i++)
+        toy_good(cairn_alloc(session, 4096 * ((size_t)i % 3 + 1), -1, &ptr[i]));
+    for (int i = 0; i < 40; i += 3) toy_good(cairn_free(session, ptr[i]));
+    cairn_close(session);
+    ck_assert_int_eq(mapped(), 0);
+    toy_fails(cairn_alloc(session, 64, -1, ptr), CAIRN_ERR_HANDLE, "session");
+    toy_fails(cairn_free(session, ptr[1]), CAIRN_ERR_HANDLE, "session");
+}
+END_TEST
+
+START_TEST(memory_of_the_caller_is_staged_and_said_to_be)
+{
+    int mine[16];
+    toy_fails(cairn_register(session, mine, sizeof mine, -1), CAIRN_ERR_UNSUPPORTED, "staged");
+    toy_fails(cairn_register(session, NULL, 16, -1), CAIRN_ERR_INVALID, "NULL");
+    toy_fails(cairn_register(session, mine, 16, 0), CAIRN_ERR_UNSUPPORTED, "CUDA");
+    toy_fails(cairn_unregister(session, mine), CAIRN_ERR_INVALID, "not registered");
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("client_memory");
+    TCase *tcase = tcase_create("client_memory");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_checked_fixture(tcase, open_rooms, close_rooms);
+    tcase_add_test(tcase, it_is_whole_pages_of_zeros);
+    tcase_add_test(tcase, what_cannot_be_had_is_refused);
+    tcase_add_test(tcase, a_pointer_that_it_did_not_give_is_not_freed);
+    tcase_add_test(tcase, memory_on_loan_is_not_freed);
+    tcase_add_test(tcase, a_loan_outlives_the_session_and_the_memory_goes_with_it);
+    tcase_add_test(tcase, a_tensor_that_does_not_fit_into_it_is_refused);
+    tcase_add_test(tcase, a_round_from_it_is_like_one_from_the_heap);
+    tcase_add_test(tcase, closing_the_session_frees_all_of_it);
+    tcase_add_test(tcase, memory_of_the_caller_is_staged_and_said_to_be);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
