@@ -226,8 +226,8 @@ class Job:
 
     def fetch(self, version: Version, tensor: str, into: Any, plane: Optional[str] = None, dtype: str = "f32",
               box: Optional[Box] = None) -> Operation:
-        """Begins to read a tensor, or a box of it, into a writable buffer, dense in the box. `plane`: "wire" (None means
-        it), "param", "exp_avg", "exp_avg_sq". VersionGone if it is no longer kept."""
+        """Begins to read a tensor, or a box of it, into a writable buffer, dense in the box. `plane`: "wire" (None
+        means it), "param", "exp_avg", "exp_avg_sq". VersionGone if it is no longer kept."""
         memory, mem, there = self._lend(tensor, into, dtype, box, writable=True)
         handle = ctypes.c_void_p()
         check(_c.lib().cairn_fetch(self._living(), _c.Version(*version), text(tensor), text(plane),

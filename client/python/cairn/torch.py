@@ -89,6 +89,8 @@ class AttachedModel:
         self._local = False
         self._version = Version(0, 0)
         self._forget_gradients()
+        self._session, self._spec = session, spec
+        self._touched = 0  # the last round to which this worker gave something
         self._job = session.open_worker(self.name, spec, timeout)
         # Before any parameter is let go: autograd notes its shape now.
         self._hooks = [_on_gradient(slot.parameter, lambda slot=slot: self._took_gradient(slot))
@@ -150,9 +152,9 @@ class AttachedModel:
         self._version = version
 
     def resume(self) -> int:
-        """Takes the servers' newest parameters, forgets gradients, and returns the step that comes next."""
-        self._round = self._failure = None
-        self._forget_gradients()
+        """Takes the servers' newest parameters, forgets gradients, and returns the step that comes next. What was
+        pushed in an open round is withdrawn: the others do that step again."""
+        self._drop_round()
         self._load_newest(Version(0, 0))
         return self._version.step
 
@@ -193,8 +195,10 @@ class AttachedModel:
         and world say which batch is this worker's."""
         self._raise_failure()
         if self._round is None:
-            self._forget_gradients()
             opened = self._job.round_begin(self.timeout)
+            if opened.info.round == self._touched:  # it was dropped half done, and pushes cannot be taken back
+                self._reopen()
+                opened = self._job.round_begin(self.timeout)
             if opened.info.version != self._version:
                 try:
                     self._load(opened.info.version)
@@ -202,6 +206,16 @@ class AttachedModel:
                     raise self._others_went_on(gone) from gone
             self._round = opened
         return self._round.info
+
+    def _reopen(self) -> None:
+        """As a process that ends and is started again."""
+        self._job.close()
+        self._job = self._session.open_worker(self.name, self._spec, self.timeout)
+        self._job.init_done(self.timeout)
+
+    def _drop_round(self) -> None:
+        self._round = self._failure = None
+        self._forget_gradients()
 
     def _before_forward(self) -> None:
         if not (torch.is_grad_enabled() and self.model.training):
@@ -232,11 +246,10 @@ class AttachedModel:
             slot.parameter.grad = None
 
     def _raise_failure(self) -> None:
-        failure, self._failure = self._failure, None
-        if failure is None:
-            return
-        self._round = None
-        raise failure
+        failure = self._failure
+        if failure is not None:
+            self._drop_round()
+            raise failure
 
     # ---- gradients ----
 
@@ -297,6 +310,7 @@ class AttachedModel:
         dtype = _PUSHED.get(host.dtype)
         if dtype is None:  # float16 is widened
             host, dtype = host.to(torch.float32), "f32"
+        self._touched = self._round.info.round
         self._round.push(slot.name, host.contiguous(), micro=micro, dtype=dtype)
 
     def micro_end(self) -> None:
@@ -316,15 +330,16 @@ class AttachedModel:
     def _call_round(self, call: Callable[[RoundHandle], Any]) -> Any:
         """What is no Timeout ends the round for this worker."""
         assert self._round is not None
+        self._touched = self._round.info.round
         try:
             return call(self._round)
         except Timeout:
             raise
         except Stale as stale:
-            self._round = None
+            self._drop_round()
             raise self._others_went_on(stale) from stale
         except CairnError:
-            self._round = None
+            self._drop_round()
             raise
 
     def step(self, clip_norm: Optional[float] = None, weight: Optional[int] = None,

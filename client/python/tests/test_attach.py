@@ -1,0 +1,299 @@
+"""One process, one worker: what attach takes, what it refuses, and what a step does with it."""
+
+import copy
+import unittest
+import warnings
+
+from cluster import Cluster
+from runner import main, skip
+
+try:
+    import torch
+except ImportError:
+    skip("torch is not installed for this Python (Debian: python3-torch)")
+
+from torch import nn
+from torch.nn import functional
+
+import cairn
+import gpt
+
+torch.set_num_threads(1)
+warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+
+
+class Case(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.cluster = Cluster(shards=2)
+        cls.addClassCleanup(cls.cluster.stop)
+        cls.session = cairn.connect(cls.cluster.endpoint)
+        cls.addClassCleanup(cls.session.close)
+
+    def attach(self, model, optim=None, **options):
+        m = self.session.attach(model, optim or cairn.SGD(lr=0.5), rank=0, workers_min=1, timeout=20,
+                                **{"name": self.id().rsplit(".", 1)[1], **options})
+        self.addCleanup(m.close)
+        return m
+
+
+def line(weight: float = 2.0, bias: float = 1.0) -> nn.Linear:
+    model = nn.Linear(1, 1)
+    with torch.no_grad():
+        model.weight.fill_(weight), model.bias.fill_(bias)
+    return model
+
+
+def loss(model, *inputs: float) -> torch.Tensor:
+    return model(torch.tensor([[x] for x in inputs])).mean()
+
+
+class AStep(Case):
+    def test_it_is_that_of_the_optimizer(self):
+        model = line()
+        m = self.attach(model, clip_norm=100.0)
+        loss(model, 3.0).backward()
+        self.assertIsNone(model.weight.grad)  # it is the servers' now
+        result = m.step(clip_norm=100.0)
+        self.assertEqual((result.step, result.applied, result.lr, result.loss_scale), (1, True, 0.5, 1.0))
+        self.assertAlmostEqual(result.grad_norm, 10 ** 0.5, places=5)
+        self.assertEqual((model.weight.item(), model.bias.item()), (0.5, 0.5))
+        self.assertEqual(m.version.step, 1)
+
+    def test_a_parameter_without_a_gradient_counts_as_zero(self):
+        model = nn.ModuleDict({"used": line(), "unused": line(7.0)})
+        model.forward = lambda x: model["used"](x)
+        m = self.attach(model)
+        loss(model, 1.0).backward()
+        m.step()
+        self.assertEqual((model["used"].weight.item(), model["unused"].weight.item()), (1.5, 7.0))
+
+    def test_frozen_parameters_stay_and_are_stored(self):
+        model = line()
+        model.weight.requires_grad_(False)
+        m = self.attach(model)
+        loss(model, 1.0).backward()
+        m.step()
+        self.assertEqual({name: t.item() for name, t in m.state_dict().items()}, {"weight": 2.0, "bias": 0.5})
+        self.assertEqual([t.kind for t in m.job.tensors()], ["trained", "frozen"])
+
+    def test_several_backward_passes_are_averaged_in_every_stage(self):
+        for stage in (0, 1, 2, 3):
+            for micros in (2, 4):  # announced; two are made
+                with self.subTest(stage=stage, micros=micros):
+                    model = nn.Sequential(line())
+                    m = self.attach(model, stage=stage, micro_batches=micros, name=f"passes{stage}{micros}")
+                    loss(model, 1.0).backward()
+                    loss(model, 3.0).backward()
+                    m.step()
+                    self.assertEqual(m.state_dict()["0.weight"].item(), 2 - 0.5 * (1 + 3) / 2)
+
+    def test_no_sync_adds_up_here_and_counts_once(self):
+        for stage in (1, 2, 3):
+            with self.subTest(stage=stage):
+                model = nn.Sequential(line(), line())
+                m = self.attach(model, stage=stage, name=f"no_sync{stage}")
+                with m.no_sync():
+                    loss(model[0] if stage < 3 else model, 1.0).backward()
+                loss(model, 3.0).backward()
+                m.step()
+                inner = 1.0 if stage < 3 else 2.0 * 1.0
+                self.assertEqual(m.state_dict()["0.weight"].item(), 2 - 0.5 * (inner + 2.0 * 3.0))
+
+    def test_what_was_never_synchronized_goes_with_the_step(self):
+        model = line()
+        m = self.attach(model)
+        with m.no_sync():
+            loss(model, 1.0).backward()
+            loss(model, 2.0).backward()
+        m.step()
+        self.assertEqual(model.weight.item(), 2 - 0.5 * 3)
+
+    def test_a_loss_scale_is_divided_out_and_not_forgotten(self):
+        model = line()
+        m = self.attach(model, loss_scale=1024.0)
+        loss(model, 3.0).backward()
+        with self.assertRaisesRegex(cairn.Invalid, r"m.scale\(loss\).backward\(\)"):
+            m.step()
+        m.resume()
+        m.scale(loss(model, 3.0)).backward()
+        self.assertEqual((m.step().loss_scale, model.weight.item()), (1024.0, 0.5))
+
+    def test_a_gradient_that_is_not_finite_is_skipped(self):
+        model = line()
+        m = self.attach(model)
+        loss(model, float("inf")).backward()
+        result = m.step()
+        self.assertEqual((result.applied, result.finite, result.step), (False, False, 0))
+        loss(model, 3.0).backward()
+        self.assertTrue(m.step().applied)
+        self.assertEqual(model.weight.item(), 0.5)
+
+    def test_evaluation_begins_no_round(self):
+        for stage in (2, 3):
+            model = nn.Sequential(line())
+            m = self.attach(model, stage=stage, name=f"evaluation{stage}")
+            with torch.no_grad():
+                self.assertEqual(loss(model, 3.0).item(), 7.0)
+            model.eval()
+            self.assertEqual(loss(model, 3.0).item(), 7.0)
+            self.assertEqual(m.version.step, 0)
+            self.assertIsNone(m._round)
+
+    def test_a_second_process_goes_on_where_the_first_one_was(self):
+        m = self.attach(line())
+        loss(m.model, 3.0).backward()
+        m.step()
+        m.close()
+        model = line(weight=-1.0)
+        again = self.attach(model)
+        self.assertEqual((again.version.step, model.weight.item()), (1, 0.5))
+
+    def test_buffers_stay_here_and_are_in_the_state_dict(self):
+        model = nn.Sequential(line(), nn.BatchNorm1d(1))
+        m = self.attach(model)
+        loss(model, 1.0, 2.0).backward()
+        m.step()
+        state = m.state_dict()
+        self.assertEqual(state.keys(), model.state_dict().keys())
+        self.assertEqual(state["1.num_batches_tracked"].item(), 1)
+
+
+class Precision(Case):
+    def test_a_bf16_model_has_fp32_masters(self):
+        for stage in (1, 2, 3):
+            with self.subTest(stage=stage):
+                model = nn.Sequential(line(1.0)).bfloat16()
+                m = self.attach(model, cairn.SGD(lr=2.0 ** -10), stage=stage, name=f"bf16{stage}")
+                for _ in range(4):
+                    model(torch.ones(1, 1, dtype=torch.bfloat16)).sum().backward()
+                    m.step()
+                self.assertEqual(m.state_dict()["0.weight"].item(), 1 - 4 * 2.0 ** -10)  # lost in bf16 steps
+                with m.gathered("0.*"):
+                    self.assertEqual(model[0].weight.dtype, torch.bfloat16)
+                    self.assertEqual(model[0].weight.item(), torch.tensor(1 - 4 * 2.0 ** -10).bfloat16().item())
+
+    def test_the_wire_may_be_bf16_for_an_fp32_model(self):
+        for stage in (2, 3):
+            model = nn.Sequential(line(1.0))
+            m = self.attach(model, cairn.SGD(lr=2.0 ** -10), stage=stage, wire_dtype=torch.bfloat16,
+                            name=f"wire{stage}")
+            loss(model, 1.0).backward()
+            m.step()
+            with m.gathered("*"):
+                self.assertEqual(model[0].weight.item(), torch.tensor(1 - 2.0 ** -10).bfloat16().item())
+            self.assertEqual(m.state_dict()["0.weight"].item(), 1 - 2.0 ** -10)
+
+    def test_a_f16_model_is_trained_with_a_loss_scale(self):
+        model = line(1.0).half()
+        m = self.attach(model, cairn.SGD(lr=0.25), loss_scale=8.0)
+        gradient = torch.tensor([[1.0]], dtype=torch.float16)
+        scale = m.begin().loss_scale
+        m.scale(torch.zeros(()))
+        model.weight.backward(gradient * scale)
+        m.step()
+        self.assertEqual(model.weight.item(), 0.75)
+
+
+class Refusals(Case):
+    def refused(self, kind, words, call):
+        with self.assertRaisesRegex(kind, words):
+            call()
+
+    def test_what_attach_cannot_do_is_said(self):
+        class Muon(torch.optim.Optimizer):
+            def __init__(self, parameters):
+                super().__init__(parameters, dict(lr=0.02))
+
+        def adam(**options):
+            return lambda: self.attach(model, torch.optim.Adam(model.parameters(), **options))
+
+        model = line()
+        stepped = torch.optim.AdamW(model.parameters())
+        model(torch.ones(1, 1)).sum().backward()
+        stepped.step()
+        some = torch.optim.SGD([model.weight], lr=0.1)
+        for kind, words, call in [
+            (cairn.Unsupported, "Muon is not run by the servers, and nothing is put in its place",
+             lambda: self.attach(model, Muon(model.parameters()))),
+            (cairn.Unsupported, "Adagrad is not run",
+             lambda: self.attach(model, torch.optim.Adagrad(model.parameters()))),
+            (cairn.Unsupported, "amsgrad=True", adam(amsgrad=True)),
+            (cairn.Unsupported, "maximize=True", adam(maximize=True)),
+            (cairn.Unsupported, "dampening", lambda: self.attach(model, torch.optim.SGD(
+                model.parameters(), lr=0.1, momentum=0.9, dampening=0.1))),
+            (cairn.Unsupported, "made steps already", lambda: self.attach(model, stepped)),
+            (cairn.Invalid, "does not have bias", lambda: self.attach(model, some)),
+            (cairn.Unsupported, "stage 4", lambda: self.attach(model, stage=4)),
+            (cairn.Invalid, "micro_batches is 0", lambda: self.attach(model, micro_batches=0)),
+            (cairn.Unsupported, "float64", lambda: self.attach(line().double())),
+            (cairn.Invalid, "meta device", lambda: self.attach(nn.Linear(1, 1, device="meta"))),
+            (cairn.Invalid, "no parameters", lambda: self.attach(nn.ReLU())),
+            (cairn.Invalid, "nothing to train", lambda: self.attach(line().requires_grad_(False))),
+            (cairn.Invalid, "'tail.*' matches no module", lambda: self.attach(nn.Sequential(line()), units=["tail.*"])),
+            (cairn.Invalid, "'LSTM' matches no module", lambda: self.attach(nn.Sequential(line()), units=[nn.LSTM])),
+            (cairn.Invalid, "matches no trained tensor", lambda: self.attach(model, cairn.SGD(groups={"norm.*": {}}))),
+        ]:
+            with self.subTest(words=words):
+                self.refused(kind, words, call)
+
+    def test_a_job_that_differs_is_listed(self):
+        self.attach(line(), clip_norm=1.0).close()
+        self.refused(cairn.Mismatch, "clip", lambda: self.attach(line(), clip_norm=2.0))
+        self.refused(cairn.Mismatch, "weight", lambda: self.attach(nn.Linear(2, 1), clip_norm=1.0))
+
+    def test_a_step_is_not_misused(self):
+        model = line()
+        m = self.attach(model, clip_norm=1.0)
+        self.refused(cairn.Invalid, "clip_norm 2.0 here, 1.0 in the job", lambda: m.step(clip_norm=2.0))
+        once = loss(model, 1.0)
+        once.backward(retain_graph=True)
+        self.refused(cairn.Invalid, r"m.micro_end\(\)", once.backward)
+        m.resume()
+        loss(model, 1.0).backward()
+        self.refused(cairn.Invalid, "micro_batches=2", lambda: loss(model, 1.0).backward())
+        m.resume()
+        loss(model, 3.0).backward()
+        m.step()
+        self.refused(cairn.Invalid, "matches no parameter", lambda: m.gathered("tail").__enter__())
+
+    def test_a_sparse_gradient_is_refused(self):
+        model = nn.Embedding(3, 2, sparse=True)
+        self.attach(model)
+        self.refused(cairn.Unsupported, "sparse=False", lambda: model(torch.tensor([1])).sum().backward())
+
+    def test_a_closed_session_is_said(self):
+        with cairn.connect(self.cluster.endpoint) as session:
+            m = session.attach(line(), cairn.SGD(), name="closing", rank=0, workers_min=1)
+        self.refused(cairn.BadHandle, "closed", lambda: loss(m.model, 1.0))
+
+
+class TorchOptimizers(Case):
+    def test_a_torch_optimizer_is_taken_over_with_its_groups(self):
+        for kind, options in ((torch.optim.AdamW, dict(lr=0.01, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.3)),
+                              (torch.optim.Adam, dict(lr=0.02, weight_decay=0.1)),
+                              (torch.optim.SGD, dict(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01))):
+            with self.subTest(kind=kind.__name__):
+                model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+                groups = [{"params": [p for n, p in model.named_parameters() if "weight" in n]},
+                          {"params": [p for n, p in model.named_parameters() if "bias" in n], "weight_decay": 0.0}]
+                theirs = copy.deepcopy(model)
+                ours = kind(groups, **options)
+                copies = [{**g, "params": [dict(theirs.named_parameters())[n] for n, p in model.named_parameters()
+                                           if any(p is q for q in g["params"])]} for g in groups]
+                reference = kind(copies, **options)
+                m = self.attach(model, ours, name=kind.__name__)
+                for step in range(20):
+                    x = torch.randn(4, 5, generator=torch.Generator().manual_seed(step))
+                    for one in (model, theirs):
+                        functional.mse_loss(one(x), x[:, :3]).backward()
+                    m.step()
+                    reference.step()
+                    reference.zero_grad(set_to_none=True)
+                lr = options["lr"]
+                for mine, other in zip(model.parameters(), theirs.parameters()):
+                    self.assertTrue(((mine - other).abs() <= 1e-6 * (other.abs() + lr * 20)).all())
+
+
+if __name__ == "__main__":
+    main()
