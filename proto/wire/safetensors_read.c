@@ -57,7 +57,7 @@ static void match_tensor(struct matching *m, const struct cairn_tensor_spec *ten
     if (tensor->alias_of != NULL) return; // has no state of its own
     *from_out = look_up(m, tensor->name);
     if (*from_out == NULL) {
-        if (tensor->init.kind == CAIRN_INIT_NONE)
+        if (tensor->init.kind == CAIRN_INIT_NONE && cairn_geometry_of(&tensor->shape).elems > 0)
             complain(m, "%s is missing there, and has no initializer", tensor->name);
         return;
     }
