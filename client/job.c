@@ -6,8 +6,8 @@
 #include "client/accumulate.h"
 #include "client/handle.h"
 #include "client/session.h"
+#include "client/spec.h"
 #include "client/struct.h"
-#include "proto/wire/optimizer.h"
 
 #define CLOSE_MS 1000
 
@@ -54,87 +54,14 @@ static void on_handle_free(void *object)
 
 /* ---- the spec ---- */
 
-static cairn_status add_tensor(struct cairn_job_spec_data *spec, const struct cairn_tensor *t)
-{
-    if (t->struct_size != sizeof *t)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "a tensor's struct_size is %zu, this library's is %zu",
-                                 t->struct_size, sizeof *t);
-    if (t->name == NULL) return cairn_client_fail(CAIRN_ERR_INVALID, "a tensor has no name");
-    if (t->rank > CAIRN_RANK_MAX)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "tensor %s has %u dimensions; at most %d are allowed", t->name,
-                                 t->rank, CAIRN_RANK_MAX);
-    const cairn_kind kind = t->kind != 0 ? t->kind : CAIRN_TRAINED;
-    struct cairn_tensor_spec tensor = {
-        .name = (char *)(uintptr_t)t->name, // copied by cairn_spec_add_tensor
-        .unit = (char *)(uintptr_t)t->unit,
-        .group = (char *)(uintptr_t)(t->group != NULL        ? t->group
-                                     : kind == CAIRN_TRAINED ? "default"
-                                                             : ""),
-        .kind = kind,
-        .wire = t->wire != 0 ? t->wire : CAIRN_F32,
-        .reduce = CAIRN_F32,
-        .master = CAIRN_F32,
-        .shape = { .rank = t->rank },
-    };
-    memcpy(tensor.shape.dim, t->shape, t->rank * sizeof t->shape[0]);
-    cairn_status status = cairn_spec_add_tensor(spec, &tensor);
-    return status == CAIRN_OK ? status
-                              : cairn_client_fail(status, "tensor %.64s: %s", t->name,
-                                                  cairn_status_text((int)status));
-}
-
-static cairn_status add_group(struct cairn_job_spec_data *spec, const struct cairn_group *g)
-{
-    if (g->struct_size != sizeof *g)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "a group's struct_size is %zu, this library's is %zu",
-                                 g->struct_size, sizeof *g);
-    const struct cairn_group_spec group = {
-        .name = (char *)(uintptr_t)(g->name != NULL ? g->name : "default"),
-        .optimizer = (char *)(uintptr_t)g->optimizer,
-        .lr = g->lr,
-        .beta1 = g->beta1,
-        .beta2 = g->beta2,
-        .eps = g->eps,
-        .weight_decay = g->weight_decay,
-        .momentum = g->momentum,
-        .nesterov = g->nesterov,
-    };
-    cairn_status status = cairn_spec_add_group(spec, &group);
-    return status == CAIRN_OK
-               ? status
-               : cairn_client_fail(status, "group %.64s: its optimizer or name is not valid",
-                                   group.name);
-}
-
 static cairn_status fill_spec(struct job *job, const struct cairn_job_spec *from)
 {
-    struct cairn_job_spec_data *spec = &job->spec;
-    if (from->struct_size != sizeof *from)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "spec.struct_size is %zu, this library's is %zu",
-                                 from->struct_size, sizeof *from);
-    cairn_status status = cairn_spec_set_name(spec, job->name);
+    cairn_status status = cairn_spec_set_name(&job->spec, job->name);
     if (status != CAIRN_OK) return cairn_client_fail(status, "the job's name is not valid");
-    for (size_t i = 0; status == CAIRN_OK && i < from->tensor_count; i++)
-        status = add_tensor(spec, &from->tensors[i]);
-    for (size_t i = 0; status == CAIRN_OK && i < from->group_count; i++)
-        status = add_group(spec, &from->groups[i]);
+    status = cairn_client_spec_fill(from, &job->spec);
     if (status != CAIRN_OK) return status;
-    spec->clip_norm = from->clip_norm;
-    if (from->loss_scale != 0) spec->loss_scale = from->loss_scale;
-    if (from->on_nonfinite != 0) spec->on_nonfinite = from->on_nonfinite;
-    if (from->workers_min != 0) spec->workers_min = from->workers_min;
-    if (from->chunk_leaves != 0) spec->chunk_leaves = from->chunk_leaves;
-    if (from->window != 0) spec->window = from->window;
     job->rank = from->rank;
-    struct cairn_sentence why;
-    cairn_spec_canonicalize(spec);
-    status = cairn_spec_check(spec, cairn_optimizer_names(), &why);
-    if (status != CAIRN_OK) return cairn_client_fail(status, "%s", why.text);
-    status = cairn_spec_pack(spec, &job->spec_bytes, &job->spec_byte_count);
+    status = cairn_spec_pack(&job->spec, &job->spec_bytes, &job->spec_byte_count);
     return status == CAIRN_OK ? status
                               : cairn_client_fail(status, "out of memory for the job's spec");
 }

@@ -96,6 +96,65 @@ struct cairn_version {
 typedef enum cairn_nonfinite { CAIRN_NONFINITE_SKIP = 1, CAIRN_NONFINITE_FAIL = 2 } cairn_nonfinite;
 #endif
 
+#ifndef CAIRN_LOSS_SCALE_DEFINED
+#define CAIRN_LOSS_SCALE_DEFINED
+/* FIXED never changes. DYNAMIC is halved when a round is skipped and doubled after
+ * loss_scale_growth_steps applied ones in a row, within its bounds. */
+typedef enum cairn_loss_scale {
+    CAIRN_LOSS_SCALE_DEFAULT = 0, /* DYNAMIC if loss_scale is above 1, else FIXED */
+    CAIRN_LOSS_SCALE_FIXED = 1,
+    CAIRN_LOSS_SCALE_DYNAMIC = 2
+} cairn_loss_scale;
+#endif
+
+#ifndef CAIRN_INIT_DEFINED
+#define CAIRN_INIT_DEFINED
+/* What a tensor's parameters begin as, made on the shards: the same values for any number of them. */
+typedef enum cairn_init_kind {
+    CAIRN_INIT_NONE = 0, /* it is put */
+    CAIRN_INIT_ZEROS = 1,
+    CAIRN_INIT_ONES = 2,
+    CAIRN_INIT_CONSTANT = 3, /* a */
+    CAIRN_INIT_UNIFORM = 4,  /* from a to b */
+    CAIRN_INIT_NORMAL = 5    /* mean a, standard deviation b */
+} cairn_init_kind;
+struct cairn_init {
+    cairn_init_kind kind;
+    double a, b;
+    uint64_t seed; /* UNIFORM, NORMAL; below 2^63 */
+};
+#endif
+
+/* How the learning rate goes: that of the round of step k (struct cairn_round.step, from 0), with b = lr,
+ * m = lr_min, W = warmup_steps, T = total_steps, D = decay_steps. Before W, for every kind: (value at W) *
+ * k / W. From T on: m.
+ *   CONSTANT  b
+ *   LINEAR    m + (b - m) * (T - k) / (T - W)
+ *   COSINE    m + (b - m) * (1 + cos(pi * (k - W) / (T - W))) / 2
+ *   WSD       b while k < T - D, then m + (b - m) * (T - k) / D       warm-up, stable, decay
+ *   TABLE     b * factor, linear between points by step; flat before the first, behind the last
+ * These are torch's LambdaLR and Hugging Face's get_*_schedule_with_warmup with k = last_epoch. The
+ * coordinator works them out: the state of a schedule is the step alone, so a restored job goes on with it. */
+#ifndef CAIRN_SCHEDULE_DEFINED
+#define CAIRN_SCHEDULE_DEFINED
+typedef enum cairn_schedule_kind {
+    CAIRN_SCHEDULE_CONSTANT = 0,
+    CAIRN_SCHEDULE_LINEAR = 1,
+    CAIRN_SCHEDULE_COSINE = 2,
+    CAIRN_SCHEDULE_WSD = 3,
+    CAIRN_SCHEDULE_TABLE = 4
+} cairn_schedule_kind;
+struct cairn_schedule_point {
+    uint64_t step;
+    double factor; /* of the group's lr */
+};
+#endif
+
+typedef enum cairn_placement {
+    CAIRN_ROWS = 0, /* cut by rows over the shards */
+    CAIRN_WHOLE = 1 /* all of it on one shard */
+} cairn_placement;
+
 typedef struct cairn cairn;         /* a session with a cluster */
 typedef struct cairn_job cairn_job; /* a job of a session */
 typedef struct cairn_op cairn_op;   /* something under way */
@@ -134,7 +193,16 @@ struct cairn_tensor {
     cairn_dtype wire;  /* of what is fetched: CAIRN_F32 (0 means it), CAIRN_BF16 */
     uint32_t rank;     /* 0 = a scalar */
     uint64_t shape[8];
-    cairn_kind kind; /* CAIRN_TRAINED (0 means it), CAIRN_FROZEN */
+    cairn_kind kind; /* CAIRN_TRAINED (0 means it), CAIRN_FROZEN, CAIRN_BUFFER: put, fetched and
+                      * snapshotted, never optimized */
+    /* Another name of that tensor, or of a box of it: shape is the target's, or the box's extents; no
+     * state, group or init of its own. Of the whole: everything goes to the target. Of a box: it is
+     * fetched; put and push need the target. */
+    const char *alias_of;
+    const struct cairn_box *alias_box; /* NULL = all of it */
+    cairn_dtype reduce, master;        /* CAIRN_F32 (0 means it) */
+    cairn_placement place;             /* CAIRN_ROWS */
+    struct cairn_init init;
 };
 
 struct cairn_group {
@@ -143,11 +211,29 @@ struct cairn_group {
     const char *optimizer;                                /* "adamw", "adam", "sgd" */
     double lr, beta1, beta2, eps, weight_decay, momentum; /* start from CAIRN_GROUP_INIT */
     bool nesterov;
+    /* Trained tensors that name no group belong to the first group in the list whose pattern matches their
+     * name (fnmatch: "*.bias"), without one to "default". A pattern that no tensor takes is
+     * CAIRN_ERR_INVALID. NULL = only tensors that name the group. */
+    const char *pattern;
+    uint64_t warmup_steps, total_steps, decay_steps; /* see cairn_schedule_kind */
+    double lr_min;
+    const struct cairn_schedule_point *points; /* [point_count], at most 1024, steps ascending */
+    size_t point_count;
+    cairn_schedule_kind schedule;
 };
-#define CAIRN_GROUP_INIT                                                                   \
-    {                                                                                      \
-        sizeof(struct cairn_group), NULL, "adamw", 1e-3, 0.9, 0.999, 1e-8, 0.0, 0.0, false \
+#define CAIRN_GROUP_INIT                                                                          \
+    {                                                                                             \
+        sizeof(struct cairn_group), NULL, "adamw", 1e-3, 0.9, 0.999, 1e-8, 0.0, 0.0, false, NULL, \
+            0, 0, 0, 0.0, NULL, 0, CAIRN_SCHEDULE_CONSTANT                                        \
     }
+
+/* What a worker keeps, adds up and pushes (api of stage n: CAIRN_STAGE(n), so that 0 is the default).
+ *   0  one shard holds all of the state; micro-batches are added up in fp32 and pushed once a round
+ *   1  the state is cut over the shards; pushed once, too
+ *   2  every micro-batch is pushed
+ *   3  as 2, and fetched units are given back after use
+ * With one micro-batch all give the same bits, else 0 and 1 do, and 2 and 3. */
+#define CAIRN_STAGE(n) ((n) + 1)
 
 struct cairn_job_spec {
     size_t struct_size;
@@ -162,6 +248,12 @@ struct cairn_job_spec {
     cairn_nonfinite on_nonfinite; /* 0 = CAIRN_NONFINITE_SKIP */
     uint32_t chunk_leaves;        /* of 4096 elements, in a message; 0 = 64 */
     uint32_t window;              /* chunks in flight to each shard; 0 = 8 */
+    double loss_scale_min,
+        loss_scale_max; /* DYNAMIC: its bounds; 0 = 1 (or loss_scale) and loss_scale */
+    cairn_loss_scale loss_scale_policy;
+    uint32_t loss_scale_growth_steps; /* DYNAMIC; 0 = 2000 */
+    uint32_t stage;                   /* CAIRN_STAGE(0) to CAIRN_STAGE(3); 0 = CAIRN_STAGE(2) */
+    uint32_t micro_batches;           /* of each worker in a round; 0 = 1 */
 };
 
 /* What a worker holds of a tensor. An extent of 0: nothing. */
@@ -184,6 +276,8 @@ struct cairn_round {
     struct cairn_version version; /* compute with this one */
     uint32_t rank, world; /* dense, of this round's contributors: address the batch by them */
     double loss_scale;    /* multiply the loss by it before backward */
+    uint64_t revision;    /* of the spec: one more with every amendment */
+    uint32_t micro_batches;
 };
 
 struct cairn_result {

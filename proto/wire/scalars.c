@@ -113,7 +113,7 @@ cairn_status cairn_group_scalars_decode(const void *bytes, size_t size,
     memcpy(&scalars, words, sizeof scalars);
 
     const uint32_t known_flags = CAIRN_SCALAR_MOMENTUM | CAIRN_SCALAR_NESTEROV |
-                                 CAIRN_SCALAR_FIRST_STEP;
+                                 CAIRN_SCALAR_FIRST_STEP | CAIRN_SCALAR_FROZEN;
     if (cairn_optimizer_by_id(scalars.optimizer) == NULL) return CAIRN_ERR_MALFORMED;
     if ((scalars.flags & ~known_flags) != 0 || scalars.reserved != 0) return CAIRN_ERR_MALFORMED;
     if (!all_finite(&scalars)) return CAIRN_ERR_MALFORMED;

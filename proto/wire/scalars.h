@@ -52,7 +52,9 @@ struct cairn_group_scalars {
 enum cairn_scalar_flag {
     CAIRN_SCALAR_MOMENTUM = 1, /* SGD keeps a buffer */
     CAIRN_SCALAR_NESTEROV = 2,
-    CAIRN_SCALAR_FIRST_STEP = 4 /* SGD: the buffer becomes the gradient, as torch does */
+    CAIRN_SCALAR_FIRST_STEP = 4, /* SGD: the buffer becomes the gradient, as torch does */
+    CAIRN_SCALAR_FROZEN =
+        8 /* no update: every plane stays, the version is published all the same */
 };
 
 /* What all groups of an update share, and what workers are told of it. */

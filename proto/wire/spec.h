@@ -190,6 +190,11 @@ bool cairn_job_name_ok(const char *name);
 cairn_status cairn_spec_hash(const struct cairn_job_spec_data *spec,
                              uint8_t hash_out[32]) CAIRN_MUST_CHECK;
 
+/* The part of a content root (proto/wire/digest_tree.h) that says how the learning rates go: over the names,
+ * schedules and `frozen` of sorted groups. False if all are constant and none is frozen: nothing to say. */
+bool cairn_spec_schedules_hash(const struct cairn_group_spec *groups, size_t group_count,
+                               uint8_t hash_out[32]);
+
 /* Lists how `here` (a worker's spec) differs from `there` (the servers'), a line each, without a
  * newline: "tensor fc1.weight: shape [512,784] here, [256,784] on the servers". At most `lines_max`
  * are given to `sink`, one more says how many there are beyond. Returns the number of differences,

@@ -149,6 +149,13 @@ struct cairn_cluster_job_shard {
     uint64_t address_told; /* hash of the fabric address that members know; 0 = none yet */
 };
 
+/* What the core borrows of a spec; see terms.c. */
+struct cairn_cluster_terms {
+    struct cairn_cluster_terms *older; /* the core may still go by them */
+    struct cairn_job_spec_data own;    /* owned: the groups, for their points */
+    struct cairn_round_terms core;     /* its arrays are owned */
+};
+
 struct cairn_cluster_job {
     struct cairn_cluster_job *next; /* of the cluster's list, by name */
     struct cairn_cluster *cluster;
@@ -165,7 +172,7 @@ struct cairn_cluster_job {
     struct cairn_layout *layout;
     double heaviest_over_mean;
     struct cairn_cluster_job_shard *shards; /* [layout->shard_count], by index in the layout */
-    struct cairn_group_hyper *groups;
+    struct cairn_cluster_terms *terms;      /* of the spec, the newest first; NULL: no core */
     void *core_memory;
     struct cairn_round_actions actions;
 
@@ -374,6 +381,15 @@ void cairn_cluster_job_link(struct cairn_cluster_job *job);
 void cairn_cluster_job_unlink(struct cairn_cluster_job *job);
 void cairn_cluster_job_send_drop(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
                                  uint64_t job_id);
+
+/* terms.c */
+/* Of a judged spec. */
+cairn_status cairn_cluster_terms_make(const struct cairn_job_spec_data *spec,
+                                      struct cairn_cluster_terms **terms_out,
+                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
+void cairn_cluster_terms_free(struct cairn_cluster_terms *terms); /* and the older; NULL is fine */
+/* The job takes them, and its core goes by them from the next round on. */
+void cairn_cluster_terms_replace(struct cairn_cluster_job *job, struct cairn_cluster_terms *terms);
 
 /* round_world.c: the core's hands and ears. */
 cairn_status cairn_cluster_job_core_open(struct cairn_cluster_job *job,

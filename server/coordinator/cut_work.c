@@ -83,7 +83,8 @@ static cairn_status content_root(struct cairn_cluster_cut *cut, struct cairn_pla
     const struct cairn_cluster_job *job = cut->job;
     struct cairn_manifest *m = &cut->manifest;
     for (size_t i = 0; i < job->spec.group_count; i++) {
-        groups[i] = (struct cairn_group_digest) { job->spec.groups[i].name, job->groups[i] };
+        groups[i] = (struct cairn_group_digest) { job->spec.groups[i].name,
+                                                  job->terms->core.groups[i] };
     }
     struct cairn_payload head;
     m->loss_scale = job->spec.loss_scale;
@@ -97,6 +98,11 @@ static cairn_status content_root(struct cairn_cluster_cut *cut, struct cairn_pla
                                      .groups = groups,
                                      .group_count = job->spec.group_count,
                                      .loss_scale = m->loss_scale };
+    uint8_t schedules[32];
+    if (cairn_spec_schedules_hash(job->spec.groups, job->spec.group_count, schedules)) {
+        content.schedule = schedules;
+        content.schedule_bytes = sizeof schedules;
+    }
     cairn_bytes_hash("", 0, &content.client_state);
     struct cairn_hash root;
     const cairn_status status = cairn_content_root(planes, plane_count, &content, &root);

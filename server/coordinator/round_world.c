@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/wire/optimizer.h"
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
 
@@ -39,36 +38,23 @@ cairn_status cairn_cluster_decision_of_message(const Cairn__Decision *message,
 
 /* ---- a core ---- */
 
-static cairn_status fill_groups(struct cairn_cluster_job *job, struct cairn_sentence *why)
-{
-    const struct cairn_job_spec_data *spec = &job->spec;
-    job->groups = calloc(spec->group_count + 1, sizeof *job->groups);
-    if (job->groups == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
-    for (size_t i = 0; i < spec->group_count; i++) {
-        const char *field = "";
-        const cairn_status status = cairn_group_hyper_of_spec(&spec->groups[i], &job->groups[i],
-                                                              &field);
-        if (status != CAIRN_OK) {
-            return cairn_fail(why, status, "group %s: %s is not valid", spec->groups[i].name,
-                              field);
-        }
-    }
-    return CAIRN_OK;
-}
-
 static struct cairn_round_config core_config(const struct cairn_cluster_job *job)
 {
     const struct cairn_cluster_options *options = job->cluster->options;
+    const struct cairn_job_spec_data *spec = &job->spec;
     return (struct cairn_round_config) {
         .shard_count = job->layout->shard_count,
         .member_max = (uint32_t)options->workers_max,
         .workers_min = job->spec.workers_min,
         .step_deadline_ms = (uint64_t)options->step_deadline_ms,
-        .groups = job->groups,
-        .group_count = (uint32_t)job->spec.group_count,
-        .clip_norm = job->spec.clip_norm,
-        .loss_scale = job->spec.loss_scale,
-        .fail_nonfinite = job->spec.on_nonfinite == CAIRN_NONFINITE_FAIL,
+        .terms = job->terms->core,
+        .group_count = (uint32_t)spec->group_count,
+        .scaling = { .start = spec->loss_scale,
+                     .dynamic = spec->loss_scale_policy == CAIRN_LOSS_SCALE_DYNAMIC,
+                     .min = spec->loss_scale_min,
+                     .max = spec->loss_scale_max,
+                     .growth_rounds = spec->loss_scale_growth_steps },
+        .fail_nonfinite = spec->on_nonfinite == CAIRN_NONFINITE_FAIL,
         .epoch = job->epoch,
         .round_reserved = job->round_reserved,
     };
@@ -90,7 +76,7 @@ static void announce_shards(struct cairn_cluster_job *job)
 
 cairn_status cairn_cluster_job_core_open(struct cairn_cluster_job *job, struct cairn_sentence *why)
 {
-    cairn_status status = fill_groups(job, why);
+    cairn_status status = cairn_cluster_terms_make(&job->spec, &job->terms, why);
     if (status != CAIRN_OK) return status;
     const struct cairn_round_config config = core_config(job);
     const size_t bytes = cairn_round_bytes(&config);
@@ -124,10 +110,10 @@ void cairn_cluster_job_core_close(struct cairn_cluster_job *job)
     job->core = NULL;
     free(job->core_memory);
     free(job->actions.list);
-    free(job->groups);
+    cairn_cluster_terms_free(job->terms);
     job->core_memory = NULL;
     job->actions.list = NULL;
-    job->groups = NULL;
+    job->terms = NULL;
 }
 
 /* ---- to the shards ---- */
@@ -195,6 +181,7 @@ static void send_decide(struct cairn_cluster_job *job, const struct cairn_round_
 static void send_opened(struct cairn_cluster_job *job, const struct cairn_round_action *action)
 {
     struct cairn_cluster_member *member = cairn_cluster_job_member(job, action->member);
+    uint32_t frozen[CAIRN_SPEC_GROUPS_MAX];
     if (member == NULL || member->begin_request == 0) return; // it asks again after a reconnect
     Cairn__RoundOpened opened = CAIRN__ROUND_OPENED__INIT;
     opened.job = job->id;
@@ -205,6 +192,13 @@ static void send_opened(struct cairn_cluster_job *job, const struct cairn_round_
     opened.rank = action->rank;
     opened.world = action->world;
     opened.loss_scale = action->loss_scale;
+    opened.micro_batches = job->spec.micro_batches;
+    opened.revision = cairn_round_terms_of(job->core)->revision;
+    opened.frozen = frozen;
+    for (uint32_t g = 0; g < job->spec.group_count; g++) {
+        const bool *flags = cairn_round_terms_of(job->core)->frozen;
+        if (flags[g]) frozen[opened.n_frozen++] = g;
+    }
     cairn_cluster_session_send(member->session, CAIRN_MSG_ROUND_OPENED, member->begin_request,
                                &opened.base);
     member->begin_request = 0;

@@ -36,6 +36,7 @@ struct cairn_round *cairn_round_init(void *memory, const struct cairn_round_conf
     struct cairn_round *core = memory;
     memset(core, 0, cairn_round_bytes(config));
     core->config = *config;
+    core->terms_newest = config->terms;
     core->shards = (struct shard *)(core + 1);
     core->workers = (struct worker *)(core->shards + config->shard_count);
     core->contributors = (uint64_t *)(core->workers + config->member_max);
@@ -45,7 +46,7 @@ struct cairn_round *cairn_round_init(void *memory, const struct cairn_round_conf
     core->last.payload = core->payload;
     core->epoch = config->epoch;
     core->round_next = config->round_reserved > 0 && !MUTANT(6) ? config->round_reserved : 1;
-    core->loss_scale = config->loss_scale;
+    core->loss_scale = config->scaling.start;
     core->need_epoch = true;
     return core;
 }
@@ -239,6 +240,7 @@ static bool round_wanted(const struct cairn_round *core)
 static void open_round(struct cairn_round *core, struct cairn_round_actions *actions)
 {
     core->stage = CAIRN_ROUND_OPEN;
+    core->config.terms = core->terms_newest;
     core->open_round = core->round_next++;
     core->world = core->worker_count;
     core->reduced_count = 0;
@@ -378,6 +380,7 @@ static void take_event(struct cairn_round *core, const struct cairn_round_event 
         core->pin_pending = true;
         core->pin_snapshot = event->snapshot;
         return;
+    case CAIRN_ROUND_AMEND: core->terms_newest = *event->terms; return;
     case CAIRN_ROUND_SHARD_UP:
     case CAIRN_ROUND_SHARD_DOWN:
     case CAIRN_ROUND_SHARD_EMPTY: on_shard(core, event, actions); return;

@@ -28,6 +28,7 @@
 #include <stdint.h>
 
 #include "proto/wire/scalars.h"
+#include "proto/wire/schedule.h"
 #include "proto/wire/sentence.h"
 #include "server/core/decision.h"
 #include "server/core/step.h"
@@ -44,6 +45,25 @@ enum cairn_round_stage {
     CAIRN_ROUND_FAILED = 6 /* a shard lost its state, or shards disagree: restore a snapshot */
 };
 
+/* Of the update: what an amendment may change. Borrowed, in the spec's order: from when the core is told of
+ * them until it says that others are in force (cairn_round_terms_of). */
+struct cairn_round_terms {
+    const struct cairn_group_hyper *groups; /* [group_count] */
+    const struct cairn_schedule *schedules; /* [group_count], of their lr; NULL: all are constant */
+    const bool *frozen;                     /* [group_count], take no gradient; NULL: none */
+    double clip_norm;                       /* 0 = no clipping */
+    uint64_t revision;                      /* of the spec they are of */
+};
+
+/* The loss scale's way; what there is of it at a time stands in every payload. */
+struct cairn_round_scaling {
+    double start; /* at the job's beginning; 1 = none */
+    bool
+        dynamic; /* halved by a skip, not below min; doubled by growth_rounds applied in a row, not above max */
+    double min, max;
+    uint32_t growth_rounds;
+};
+
 struct cairn_round_config {
     uint32_t shard_count; /* at least 1 */
     uint32_t member_max;  /* attached workers at a time, at least 1 */
@@ -51,11 +71,9 @@ struct cairn_round_config {
     uint64_t
         step_deadline_ms; /* a contributor that has not committed so long after the round opened
                                 * is dropped; 0 = never */
-    /* of the update; the groups are borrowed for the core's life, in the spec's order */
-    const struct cairn_group_hyper *groups;
+    struct cairn_round_terms terms;
     uint32_t group_count;
-    double clip_norm;    /* 0 = no clipping */
-    double loss_scale;   /* at the job's start, and the most it grows to; 1 = none */
+    struct cairn_round_scaling scaling;
     bool fail_nonfinite; /* the policy: tell the workers (and skip) */
     /* what the disk says: both 0 in a fresh job */
     uint64_t epoch;          /* the last one made durable */
@@ -69,6 +87,7 @@ enum cairn_round_event_kind {
     CAIRN_ROUND_READY, /* version: every trained plane has its source and every shard was told. Rounds
                             * may open. Also first thing in a new incarnation of an initialized job */
     CAIRN_ROUND_PIN,   /* snapshot; none may be pending (cairn_round_pin_pending) */
+    CAIRN_ROUND_AMEND, /* terms: in force from the next round that opens */
     /* shards */
     CAIRN_ROUND_SHARD_UP,    /* shard: its control channel is up, with its state of the job */
     CAIRN_ROUND_SHARD_DOWN,  /* shard */
@@ -96,6 +115,7 @@ struct cairn_round_event {
     /* borrowed for the call */
     const struct cairn_decision *decision;
     const struct cairn_step_sums *sums;
+    const struct cairn_round_terms *terms; /* what they point to: see there */
 };
 
 enum cairn_round_action_kind {
@@ -107,7 +127,8 @@ enum cairn_round_action_kind {
     CAIRN_ROUND_DECIDE,    /* epoch, decision */
     CAIRN_ROUND_PIN_SEND,  /* snapshot, version: what all shards have now */
     /* to the worker `member` */
-    CAIRN_ROUND_WORKER_OPENED, /* epoch, round, version, rank = the dense one, world, loss_scale */
+    CAIRN_ROUND_WORKER_OPENED, /* epoch, round, version, rank = the dense one, world, loss_scale; it goes by
+                                * the terms in force */
     CAIRN_ROUND_WORKER_RESULT, /* round, status, version = now. OK or CAIRN_ERR_NONFINITE: how it ended is in
                                 * `decision`. CAIRN_ERR_EPOCH_CHANGED: void, recompute; comes unasked, too,
                                 * to each contributor of a round that is abandoned. With `why` not NULL the
@@ -166,6 +187,11 @@ uint64_t cairn_round_open_round(const struct cairn_round *core); /* not resolved
 struct cairn_version cairn_round_version(const struct cairn_round *core);
 double cairn_round_loss_scale(const struct cairn_round *core);
 const struct cairn_decision *cairn_round_last(const struct cairn_round *core);
+/* The terms of the open round, of the last one if none is open; no others are read any more but those of
+ * the newest AMEND. */
+const struct cairn_round_terms *cairn_round_terms_of(const struct cairn_round *core);
+/* The learning rate of a group in the next round, by the newest terms. */
+double cairn_round_lr(const struct cairn_round *core, uint32_t group);
 bool cairn_round_ready(const struct cairn_round *core);
 bool cairn_round_pin_pending(const struct cairn_round *core);
 uint32_t cairn_round_worker_count(const struct cairn_round *core);

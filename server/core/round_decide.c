@@ -8,8 +8,6 @@
 
 #include "server/core/mutant.h"
 
-#define GOOD_ROUNDS_TO_GROW 2000 /* applied in a row, then a lowered loss scale is doubled */
-
 static cairn_status add_sums(struct cairn_step_sums *sums, const struct cairn_step_sums *more)
 {
     if (more->nonfinite > UINT64_MAX - sums->nonfinite) return CAIRN_ERR_INVALID;
@@ -44,25 +42,35 @@ void cairn_round_on_reduced(struct cairn_round *core, const struct cairn_round_e
     core->reduced_count++;
 }
 
-/* A skip halves the loss scale (not below 1, nor the job's own); long success doubles it again. */
+/* A skip halves a dynamic loss scale, long success doubles it, as torch.cuda.amp.GradScaler does. */
 static void adapt_loss_scale(struct cairn_round *core, bool applied)
 {
-    const double start = core->config.loss_scale;
-    const double least = start < 1 ? start : 1;
+    const struct cairn_round_scaling *s = &core->config.scaling;
+    if (!s->dynamic) return;
     core->good_rounds = applied ? core->good_rounds + 1 : 0;
-    if (!applied && core->loss_scale > least)
-        core->loss_scale = core->loss_scale / 2 > least ? core->loss_scale / 2 : least;
-    if (core->good_rounds < GOOD_ROUNDS_TO_GROW) return;
+    if (!applied) core->loss_scale = core->loss_scale / 2 > s->min ? core->loss_scale / 2 : s->min;
+    if (core->good_rounds < s->growth_rounds) return;
     core->good_rounds = 0;
-    core->loss_scale = core->loss_scale * 2 < start ? core->loss_scale * 2 : start;
+    core->loss_scale = core->loss_scale * 2 < s->max ? core->loss_scale * 2 : s->max;
+}
+
+double cairn_round_group_lr(const struct cairn_round_terms *terms, uint32_t group, uint64_t step)
+{
+    const double lr = terms->groups[group].lr;
+    return terms->schedules != NULL ? cairn_schedule_lr(&terms->schedules[group], lr, step) : lr;
 }
 
 static void compute_scalars(struct cairn_round *core, uint32_t grad_scale)
 {
+    const struct cairn_round_terms *terms = &core->config.terms;
     for (uint32_t g = 0; g < core->config.group_count; g++) {
-        const cairn_status status = cairn_group_scalars_of(
-            &core->config.groups[g], core->version.step + 1, grad_scale, &core->scalars[g]);
+        struct cairn_group_hyper hyper = terms->groups[g];
+        hyper.lr = cairn_round_group_lr(terms, g, core->version.step);
+        const cairn_status status = cairn_group_scalars_of(&hyper, core->version.step + 1,
+                                                           grad_scale, &core->scalars[g]);
         assert(status == CAIRN_OK); // the groups come from a spec that was judged
+        if (terms->frozen != NULL && terms->frozen[g])
+            core->scalars[g].flags |= CAIRN_SCALAR_FROZEN;
     }
 }
 
@@ -72,7 +80,7 @@ static bool judge_sums(struct cairn_round *core, struct cairn_payload *head)
     struct cairn_update_norm norm;
     if (core->sums.nonfinite > 0) return false;
     if (cairn_update_norm_of(&core->sums.sum_squares, core->sums.weight, core->loss_scale,
-                             core->config.clip_norm, &norm) != CAIRN_OK)
+                             core->config.terms.clip_norm, &norm) != CAIRN_OK)
         return false;
     head->grad_norm = norm.grad_norm;
     head->clip_scale = norm.clip_scale;
@@ -87,7 +95,8 @@ void cairn_round_decide(struct cairn_round *core, struct cairn_round_actions *ac
 {
     struct cairn_payload head = { .grad_norm = (double)NAN, .clip_scale = 1 };
     head.fail = core->config.fail_nonfinite;
-    if (core->config.group_count > 0) head.lr = core->config.groups[0].lr;
+    if (core->config.group_count > 0)
+        head.lr = cairn_round_group_lr(&core->config.terms, 0, core->version.step);
     const bool apply = judge_sums(core, &head);
     adapt_loss_scale(core, apply);
     head.loss_scale = core->loss_scale;

@@ -90,7 +90,7 @@ static const char *judge_answer(const struct cairn_round *core, const struct sha
 /* The job's state that is nowhere but in the last payload. */
 static cairn_status take_job_state(struct cairn_round *core)
 {
-    core->loss_scale = core->config.loss_scale;
+    core->loss_scale = core->config.scaling.start;
     core->good_rounds = 0;
     if (core->last.payload_bytes == 0 || MUTANT(15)) return CAIRN_OK;
     struct cairn_payload head;

@@ -42,6 +42,16 @@ const struct cairn_decision *cairn_round_last(const struct cairn_round *core)
     return &core->last;
 }
 
+const struct cairn_round_terms *cairn_round_terms_of(const struct cairn_round *core)
+{
+    return &core->config.terms;
+}
+
+double cairn_round_lr(const struct cairn_round *core, uint32_t group)
+{
+    return cairn_round_group_lr(&core->terms_newest, group, core->version.step);
+}
+
 bool cairn_round_ready(const struct cairn_round *core)
 {
     return core->ready;

@@ -26,7 +26,8 @@ struct shard {
 };
 
 struct cairn_round {
-    struct cairn_round_config config;
+    struct cairn_round_config config;      /* its terms are the ones in force */
+    struct cairn_round_terms terms_newest; /* of the next round */
     enum cairn_round_stage stage;
     uint64_t epoch;
     uint64_t round_next, round_end; /* numbers this incarnation may use */
@@ -70,6 +71,8 @@ void cairn_round_finish(struct cairn_round *core, struct cairn_round_actions *ac
 /* round_decide.c */
 void cairn_round_on_reduced(struct cairn_round *core, const struct cairn_round_event *event,
                             struct cairn_round_actions *actions);
+/* The learning rate of the round of that step. */
+double cairn_round_group_lr(const struct cairn_round_terms *terms, uint32_t group, uint64_t step);
 /* Every shard is REDUCED: decides. */
 void cairn_round_decide(struct cairn_round *core, struct cairn_round_actions *actions);
 

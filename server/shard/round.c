@@ -163,6 +163,16 @@ static float *kept_plane(const struct cairn_part *part, enum cairn_plane plane,
     return (part->planes & 1u << plane) != 0 ? plane_at(arena, local_elem) : NULL;
 }
 
+/* A chunk whose parameters no update changes. */
+static void publish_chunk(struct cairn_shard_job *job, struct cairn_published *published,
+                          uint32_t chunk, const struct cairn_chunk_place *place)
+{
+    job->shard->backend->convert(
+        wire_of(job, published, chunk, place), job->parts[job->chunk_part[chunk]].wire,
+        plane_at(&job->param, place->local_elem), CAIRN_F32, (size_t)place->elem_count);
+    write_checksum(job, published, chunk, place);
+}
+
 static void run_update(struct cairn_task *task, uint32_t item, uint32_t thread)
 {
     (void)thread;
@@ -172,6 +182,10 @@ static void run_update(struct cairn_task *task, uint32_t item, uint32_t thread)
     const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->map, chunk);
     const struct cairn_part *part = &job->parts[job->chunk_part[chunk]];
     const struct cairn_group_scalars *scalars = &job->scalars[part->group];
+    if ((scalars->flags & CAIRN_SCALAR_FROZEN) != 0) {
+        publish_chunk(job, next, chunk, &place);
+        return;
+    }
     const struct cairn_update update = {
         .grad = plane_at(&job->acc, place.local_elem),
         .param = plane_at(&job->param, place.local_elem),
@@ -228,15 +242,6 @@ void cairn_round_copies_ended(struct cairn_shard_job *job)
 }
 
 /* ---- the first publish ---- */
-
-static void publish_chunk(struct cairn_shard_job *job, struct cairn_published *published,
-                          uint32_t chunk, const struct cairn_chunk_place *place)
-{
-    job->shard->backend->convert(
-        wire_of(job, published, chunk, place), job->parts[job->chunk_part[chunk]].wire,
-        plane_at(&job->param, place->local_elem), CAIRN_F32, (size_t)place->elem_count);
-    write_checksum(job, published, chunk, place);
-}
 
 static void run_seal(struct cairn_task *task, uint32_t item, uint32_t thread)
 {

@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "gpu/gpu.h"
 
@@ -18,10 +19,42 @@ const struct bits_tensor bits_tensors[BITS_TENSORS] = {
     { "wide", "decay", CAIRN_BF16, { 2, { 3, 20011 } } }, // a row is a quantum of 5 leaves
 };
 
+static const struct cairn_schedule_point table[] = { { 3, 1 }, { 5, 0.3 }, { 40, 0 } };
+
 const struct cairn_group bits_groups[BITS_GROUPS] = {
-    { sizeof(struct cairn_group), "adam", "adam", 2e-3, 0.8, 0.99, 1e-7, 0.02, 0, false },
-    { sizeof(struct cairn_group), "decay", "adamw", 1e-3, 0.9, 0.95, 1e-8, 0.1, 0, false },
-    { sizeof(struct cairn_group), "momentum", "sgd", 0.05, 0.9, 0.999, 1e-8, 1e-3, 0.9, true },
+    { .struct_size = sizeof(struct cairn_group),
+      .name = "adam",
+      .optimizer = "adam",
+      .lr = 2e-3,
+      .beta1 = 0.8,
+      .beta2 = 0.99,
+      .eps = 1e-7,
+      .weight_decay = 0.02,
+      .warmup_steps = 2,
+      .total_steps = 30,
+      .lr_min = 1e-4,
+      .schedule = CAIRN_SCHEDULE_COSINE },
+    { .struct_size = sizeof(struct cairn_group),
+      .name = "decay",
+      .optimizer = "adamw",
+      .lr = 1e-3,
+      .beta1 = 0.9,
+      .beta2 = 0.95,
+      .eps = 1e-8,
+      .weight_decay = 0.1 },
+    { .struct_size = sizeof(struct cairn_group),
+      .name = "momentum",
+      .optimizer = "sgd",
+      .lr = 0.05,
+      .beta1 = 0.9,
+      .beta2 = 0.999,
+      .eps = 1e-8,
+      .weight_decay = 1e-3,
+      .momentum = 0.9,
+      .nesterov = true,
+      .points = table,
+      .point_count = 3,
+      .schedule = CAIRN_SCHEDULE_TABLE },
 };
 
 uint64_t bits_elems(int tensor)
@@ -39,7 +72,10 @@ struct cairn_job_spec bits_spec(struct cairn_tensor tensors[BITS_TENSORS], uint3
                                              .group = t->group,
                                              .wire = t->wire,
                                              .rank = t->shape.rank,
-                                             .kind = t->group ? CAIRN_TRAINED : CAIRN_FROZEN };
+                                             .kind = t->group ? CAIRN_TRAINED
+                                                     : strcmp(t->name, "fixed.low")
+                                                         ? CAIRN_FROZEN
+                                                         : CAIRN_BUFFER };
         for (uint32_t d = 0; d < t->shape.rank; d++) tensors[i].shape[d] = t->shape.dim[d];
     }
     return (struct cairn_job_spec) { .struct_size = sizeof(struct cairn_job_spec),

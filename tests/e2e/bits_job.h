@@ -13,7 +13,7 @@
 
 /* If this changes, the result of training changes: a new format of section 4 of the design, never a
  * side effect. */
-#define BITS_GOLDEN_ROOT "3edd39a59318710b2d521c4d2b21366d93d76e48f58a9d718518409f1c22e15a"
+#define BITS_GOLDEN_ROOT "1fc6261c04bdeae6efdbc8c0176b690c709b01947a1cbd4f9859ad6a1f9a4e49"
 
 #define BITS_JOB        "bits"
 #define BITS_CLIP_NORM  0.75

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/spec.h"
 #include "gpu/gpu.h"
 
 /* Not Check's: --print-root runs outside of it. */
@@ -111,8 +112,10 @@ static void sum_tensor(struct bits_reference *ref, int t, bool with_nan, struct 
 
 static void update_tensor(struct bits_reference *ref, int t, uint32_t grad_scale)
 {
-    const struct cairn_group_hyper hyper = hyper_of(group_of(t));
+    const struct cairn_group_spec group = cairn_client_group_of(&bits_groups[group_of(t)]);
+    struct cairn_group_hyper hyper = hyper_of(group_of(t));
     struct cairn_group_scalars scalars;
+    hyper.lr = cairn_schedule_lr(&group.schedule, hyper.lr, ref->step);
     must(cairn_group_scalars_of(&hyper, ref->step + 1, grad_scale, &scalars) == CAIRN_OK,
          "group_scalars_of");
     const struct cairn_update update = {
@@ -187,11 +190,18 @@ void bits_reference_root(const struct bits_reference *ref, char hex_out[65])
         for (int p = 1; p < CAIRN_PLANE_COUNT; p++)
             if (ref->tensor[t].plane[p] != NULL && bits_elems(t) > 0)
                 digest_plane(ref, t, p, &planes[count++]);
-    for (int g = 0; g < BITS_GROUPS; g++)
+    struct cairn_group_spec schedules[BITS_GROUPS];
+    uint8_t hash[32];
+    for (int g = 0; g < BITS_GROUPS; g++) {
         groups[g] = (struct cairn_group_digest) { bits_groups[g].name, hyper_of(g) };
+        schedules[g] = cairn_client_group_of(&bits_groups[g]);
+    }
+    must(cairn_spec_schedules_hash(schedules, BITS_GROUPS, hash), "schedules_hash");
     struct cairn_content content = { .step = ref->step,
                                      .groups = groups,
                                      .group_count = BITS_GROUPS,
+                                     .schedule = hash,
+                                     .schedule_bytes = sizeof hash,
                                      .loss_scale = ref->loss_scale };
     cairn_bytes_hash("", 0, &content.client_state);
     struct cairn_hash root;

@@ -10,7 +10,7 @@ for file in "$@"; do
     for name in $used; do
         case $name in
         memcpy | memset | memcmp | memmove | __assert_fail | _GLOBAL_OFFSET_TABLE_) continue ;;
-        cairn_exact_add | cairn_update_norm_of | cairn_group_scalars_*) continue ;;
+        cairn_exact_add | cairn_update_norm_of | cairn_group_scalars_* | cairn_schedule_lr) continue ;;
         cairn_sentence_set | cairn_sentence_add) continue ;;
         esac
         if ! printf '%s\n' "$defined" | grep -qxF "$name"; then

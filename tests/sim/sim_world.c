@@ -20,10 +20,13 @@ struct cairn_round_config sim_round_config(const struct sim *sim)
         .member_max = PROCS_MAX,
         .workers_min = sim->scenario.workers_min,
         .step_deadline_ms = sim->scenario.deadline_ms,
-        .groups = sim->scenario.groups,
+        .terms = { .groups = sim->scenario.groups, .clip_norm = sim->scenario.clip_norm },
         .group_count = GROUPS,
-        .clip_norm = sim->scenario.clip_norm,
-        .loss_scale = sim->scenario.loss_scale,
+        .scaling = { .start = sim->scenario.loss_scale,
+                     .dynamic = true,
+                     .min = 1,
+                     .max = sim->scenario.loss_scale,
+                     .growth_rounds = 2000 },
         .fail_nonfinite = sim->scenario.fail_nonfinite,
     };
 }

@@ -28,6 +28,14 @@ static inline void clear(void)
     out.count = 0;
 }
 
+/* A loss scale that goes from `start` down to 1 and back. */
+static inline void scale_from(double start)
+{
+    config.scaling = (struct cairn_round_scaling) {
+        .start = start, .dynamic = true, .min = 1, .max = start, .growth_rounds = 2000
+    };
+}
+
 /* A new incarnation. */
 static inline void make(uint64_t epoch, uint64_t reserved)
 {
@@ -47,9 +55,9 @@ static inline void setup(void)
                                            .member_max = 4,
                                            .workers_min = 1,
                                            .step_deadline_ms = 1000,
-                                           .groups = &group,
+                                           .terms = { .groups = &group },
                                            .group_count = 1,
-                                           .loss_scale = 1 };
+                                           .scaling = { .start = 1 } };
     core = NULL;
     make(0, 0);
 }

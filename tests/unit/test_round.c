@@ -93,7 +93,7 @@ END_TEST
 
 START_TEST(a_round_that_is_not_finite_is_skipped_and_lowers_the_loss_scale)
 {
-    config.loss_scale = 8;
+    scale_from(8);
     config.fail_nonfinite = _i == 1;
     make(0, 0);
     const uint64_t round = start_round(1);
@@ -138,7 +138,7 @@ static void one_round(uint64_t nonfinite, uint64_t step_after)
 
 START_TEST(a_lowered_loss_scale_grows_back_to_where_it_was_and_no_further)
 {
-    config.loss_scale = 2;
+    scale_from(2);
     make(0, 0);
     const uint64_t round = start_round(1);
     for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 1, 1, 1);
@@ -150,6 +150,136 @@ START_TEST(a_lowered_loss_scale_grows_back_to_where_it_was_and_no_further)
     ck_assert(cairn_round_loss_scale(core) == 2);
     for (uint64_t i = 2001; i <= 4050; i++) one_round(0, i);
     ck_assert(cairn_round_loss_scale(core) == 2);
+}
+END_TEST
+
+START_TEST(a_fixed_loss_scale_stays)
+{
+    config.scaling = (struct cairn_round_scaling) { .start = 8 };
+    make(0, 0);
+    const uint64_t round = start_round(1);
+    for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 1, 1, 1);
+    ck_assert_int_eq(expect(CAIRN_ROUND_DECIDE)->decision->kind, CAIRN_DECISION_SKIP);
+    for (uint32_t s = 0; s < SHARDS; s++) published(s, round, 0);
+    ck_assert(cairn_round_loss_scale(core) == 8);
+    one_round(0, 1);
+    ck_assert(cairn_round_loss_scale(core) == 8);
+}
+END_TEST
+
+START_TEST(a_dynamic_loss_scale_keeps_its_bounds_and_grows_when_it_is_told_to)
+{
+    scale_from(4);
+    config.scaling.min = 1.5;
+    config.scaling.max = 20;
+    config.scaling.growth_rounds = 3;
+    make(0, 0);
+    const uint64_t round = start_round(1);
+    for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 1, 1, 1);
+    for (uint32_t s = 0; s < SHARDS; s++) published(s, round, 0);
+    ck_assert(cairn_round_loss_scale(core) == 2);
+    one_round(1, 0);
+    ck_assert(cairn_round_loss_scale(core) == 1.5);
+    for (uint64_t i = 1; i <= 2; i++) one_round(0, i);
+    ck_assert(cairn_round_loss_scale(core) == 1.5);
+    one_round(0, 3);
+    ck_assert(cairn_round_loss_scale(core) == 3);
+    for (uint64_t i = 4; i <= 12; i++) one_round(0, i);
+    ck_assert(cairn_round_loss_scale(core) == 20);
+    for (uint64_t i = 13; i <= 15; i++) one_round(0, i);
+    ck_assert(cairn_round_loss_scale(core) == 20);
+}
+END_TEST
+
+START_TEST(each_round_has_the_rate_of_its_step_and_a_skipped_one_keeps_it)
+{
+    const struct cairn_schedule linear = { CAIRN_SCHEDULE_LINEAR, 2, 6, 0, 0, NULL, 0 };
+    const double rates[] = { 0, 0.5, 1, 0.75, 0.5, 0.25, 0, 0 };
+    group.lr = 1;
+    config.terms.schedules = &linear;
+    make(0, 0);
+    const uint64_t round = start_round(1);
+    for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 1, 1, 1);
+    ck_assert(payload_of(expect(CAIRN_ROUND_DECIDE)->decision).lr == rates[0]);
+    for (uint32_t s = 0; s < SHARDS; s++) published(s, round, 0);
+    for (uint64_t step = 0; step < 8; step++) {
+        struct cairn_group_scalars ours, hand;
+        struct cairn_group_hyper at_step = group;
+        ck_assert(cairn_round_lr(core, 0) == rates[step]);
+        one_round(0, step + 1);
+        const struct cairn_decision *last = cairn_round_last(core);
+        ck_assert(payload_of(last).lr == rates[step]);
+        at_step.lr = rates[step];
+        ck_assert_int_eq(cairn_payload_group(last->payload, last->payload_bytes, 0, &ours),
+                         CAIRN_OK);
+        ck_assert_int_eq(cairn_group_scalars_of(&at_step, step + 1, ours.grad_scale, &hand),
+                         CAIRN_OK);
+        ck_assert_mem_eq(&ours, &hand, sizeof ours);
+    }
+}
+END_TEST
+
+START_TEST(a_new_incarnation_in_mid_schedule_decides_with_the_same_bits)
+{
+    const struct cairn_schedule cosine = { CAIRN_SCHEDULE_COSINE, 3, 50, 0, 1e-5, NULL, 0 };
+    uint8_t through[20][CAIRN_PAYLOAD_BYTES(1)];
+    config.terms.schedules = &cosine;
+    make(0, 0);
+    start_round(1);
+    for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 1, 0, 1);
+    for (uint32_t s = 0; s < SHARDS; s++) published(s, cairn_round_open_round(core), 1);
+    for (uint64_t step = 1; step < 20; step++) {
+        one_round(0, step + 1);
+        memcpy(through[step], cairn_round_last(core)->payload, CAIRN_PAYLOAD_BYTES(1));
+    }
+    for (uint64_t from = 1; from < 19;
+         from++) { // restored at each step, by the decision that made it
+        make(9, 5000);
+        struct cairn_decision last = known(CAIRN_DECISION_NONE, 0, from);
+        last.payload = through[from];
+        last.payload_bytes = CAIRN_PAYLOAD_BYTES(1);
+        GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, from });
+        for (uint32_t s = 0; s < SHARDS; s++) shard_up(s);
+        resolve_all(&last, from);
+        clear();
+        join(A, 0);
+        want(A);
+        resolve_all(&last, from);
+        for (uint64_t step = from; step < 20; step++) {
+            one_round(0, step + 1);
+            ck_assert_mem_eq(cairn_round_last(core)->payload, through[step],
+                             CAIRN_PAYLOAD_BYTES(1));
+        }
+    }
+}
+END_TEST
+
+START_TEST(an_amendment_waits_for_the_next_round)
+{
+    struct cairn_group_hyper other = group;
+    const bool frozen = true;
+    const struct cairn_round_terms terms = {
+        .groups = &other, .frozen = &frozen, .clip_norm = 0.5, .revision = 7
+    };
+    struct cairn_group_scalars scalars;
+    other.lr = 0.25;
+    const uint64_t round = start_round(1);
+    GIVE(.kind = CAIRN_ROUND_AMEND, .terms = &terms);
+    ck_assert(cairn_round_terms_of(core)->groups == &group);
+    for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 100, 0, 1);
+    const struct cairn_decision *decision = expect(CAIRN_ROUND_DECIDE)->decision;
+    ck_assert(payload_of(decision).lr == group.lr);
+    ck_assert(payload_of(decision).clip_scale == 1);
+    for (uint32_t s = 0; s < SHARDS; s++) published(s, round, 1);
+    ck_assert(cairn_round_lr(core, 0) == 0.25);
+    one_round(0, 2);
+    ck_assert_uint_eq(cairn_round_terms_of(core)->revision, 7);
+    decision = cairn_round_last(core);
+    ck_assert(payload_of(decision).lr == 0.25);
+    ck_assert(payload_of(decision).clip_scale < 1);
+    ck_assert_int_eq(cairn_payload_group(decision->payload, decision->payload_bytes, 0, &scalars),
+                     CAIRN_OK);
+    ck_assert_uint_eq(scalars.flags, CAIRN_SCALAR_FROZEN);
 }
 END_TEST
 
@@ -334,6 +464,11 @@ int main(void)
                         2);
     tcase_add_test(tcase, a_round_without_weight_is_skipped);
     tcase_add_test(tcase, a_lowered_loss_scale_grows_back_to_where_it_was_and_no_further);
+    tcase_add_test(tcase, a_fixed_loss_scale_stays);
+    tcase_add_test(tcase, a_dynamic_loss_scale_keeps_its_bounds_and_grows_when_it_is_told_to);
+    tcase_add_test(tcase, each_round_has_the_rate_of_its_step_and_a_skipped_one_keeps_it);
+    tcase_add_test(tcase, a_new_incarnation_in_mid_schedule_decides_with_the_same_bits);
+    tcase_add_test(tcase, an_amendment_waits_for_the_next_round);
     tcase_add_test(tcase, round_numbers_that_are_used_up_change_the_epoch);
     tcase_add_test(tcase, the_same_rank_fences_the_older_worker);
     tcase_add_test(tcase, more_workers_than_are_configured_are_turned_away);

@@ -219,7 +219,7 @@ END_TEST
 
 START_TEST(a_restored_job_goes_on_with_the_loss_scale_of_its_snapshot)
 {
-    config.loss_scale = 1024;
+    scale_from(1024);
     make(9, 5000);
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 40 });
     shard_up(0);

@@ -257,7 +257,7 @@ START_TEST(malformed_scalars_are_refused)
                      CAIRN_ERR_MALFORMED);
     ck_assert_int_eq(cairn_group_scalars_decode(NULL, 0, &out), CAIRN_ERR_MALFORMED);
     const uint32_t spoiled[][2] = {
-        { 0, 0 }, { 0, 99 }, { 1, 8 }, { 2, 0x7f800000 }, { 9, 0xffc00000 }, { 11, 1 }
+        { 0, 0 }, { 0, 99 }, { 1, 16 }, { 2, 0x7f800000 }, { 9, 0xffc00000 }, { 11, 1 }
     }; // word, value
     for (size_t i = 0; i < sizeof spoiled / sizeof spoiled[0]; i++) {
         uint32_t words[CAIRN_GROUP_SCALARS_BYTES / 4];

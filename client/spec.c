@@ -1,0 +1,267 @@
+#include "client/spec.h"
+
+#include <fnmatch.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/session.h"
+#include "client/struct.h"
+#include "proto/wire/optimizer.h"
+
+/* The structs of the first release end with these. */
+#define END_OF(type, field) (offsetof(struct type, field) + sizeof((struct type *)NULL)->field)
+#define TENSOR_LEAST        END_OF(cairn_tensor, kind)
+#define GROUP_LEAST         END_OF(cairn_group, nesterov)
+#define SPEC_LEAST          END_OF(cairn_job_spec, window)
+
+static char *borrowed(const char *text)
+{
+    return (char *)(uintptr_t)text; // whoever adds it copies it
+}
+
+static cairn_status take(void *to, size_t bytes, size_t least_bytes, const void *from,
+                         const char *what)
+{
+    if (cairn_struct_take(to, bytes, least_bytes, from)) return CAIRN_OK;
+    return cairn_client_fail(
+        CAIRN_ERR_INVALID,
+        "%s: its struct_size is not set, or a field that this library does not "
+        "know is (its own struct has %zu bytes)",
+        what, bytes);
+}
+
+/* ---- groups ---- */
+
+cairn_status cairn_client_group_take(const struct cairn_group *first, size_t i,
+                                     struct cairn_group *out)
+{
+    return take(out, sizeof *out, GROUP_LEAST, cairn_struct_at(first, i), "a group");
+}
+
+struct cairn_group_spec cairn_client_group_of(const struct cairn_group *g)
+{
+    return (struct cairn_group_spec) {
+        .name = borrowed(g->name != NULL ? g->name : "default"),
+        .optimizer = borrowed(g->optimizer),
+        .lr = g->lr,
+        .beta1 = g->beta1,
+        .beta2 = g->beta2,
+        .eps = g->eps,
+        .weight_decay = g->weight_decay,
+        .momentum = g->momentum,
+        .nesterov = g->nesterov,
+        .schedule = { .kind = g->schedule,
+                      .warmup_steps = g->warmup_steps,
+                      .total_steps = g->total_steps,
+                      .decay_steps = g->decay_steps,
+                      .lr_min = g->lr_min,
+                      .points = g->points,
+                      .point_count = g->points != NULL ? g->point_count : 0 },
+    };
+}
+
+/* The caller's groups, as large as ours, and which of their patterns took a tensor. */
+struct groups {
+    struct cairn_group *list; /* owned, [count] */
+    bool *taken;              /* owned, [count] */
+    size_t count;
+};
+
+static cairn_status take_groups(struct groups *groups, const struct cairn_job_spec *from)
+{
+    if (from->group_count > CAIRN_SPEC_GROUPS_MAX)
+        return cairn_client_fail(CAIRN_ERR_INVALID, "group_count is %zu; allowed: 0 to %d",
+                                 from->group_count, CAIRN_SPEC_GROUPS_MAX);
+    groups->list = calloc(from->group_count + 1, sizeof *groups->list);
+    groups->taken = calloc(from->group_count + 1, sizeof *groups->taken);
+    if (groups->list == NULL || groups->taken == NULL)
+        return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the job's spec");
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; status == CAIRN_OK && i < from->group_count; i++, groups->count++)
+        status = cairn_client_group_take(from->groups, i, &groups->list[i]);
+    return status;
+}
+
+static cairn_status add_groups(struct cairn_job_spec_data *spec, const struct groups *groups)
+{
+    for (size_t i = 0; i < groups->count; i++) {
+        const struct cairn_group_spec group = cairn_client_group_of(&groups->list[i]);
+        const cairn_status status = cairn_spec_add_group(spec, &group);
+        if (status != CAIRN_OK)
+            return cairn_client_fail(status,
+                                     "group %.64s: its name, its optimizer or the number of its "
+                                     "points (at most %d) is not valid",
+                                     group.name, CAIRN_SCHEDULE_POINTS_MAX);
+    }
+    return CAIRN_OK;
+}
+
+/* Of a trained tensor that names none. */
+static const char *group_by_pattern(struct groups *groups, const char *tensor)
+{
+    for (size_t i = 0; i < groups->count; i++) {
+        const struct cairn_group *g = &groups->list[i];
+        if (g->pattern == NULL || fnmatch(g->pattern, tensor, 0) != 0) continue;
+        groups->taken[i] = true;
+        return g->name != NULL ? g->name : "default";
+    }
+    return "default";
+}
+
+static cairn_status judge_patterns(const struct groups *groups)
+{
+    for (size_t i = 0; i < groups->count; i++) {
+        const struct cairn_group *g = &groups->list[i];
+        if (g->pattern == NULL || groups->taken[i]) continue;
+        return cairn_client_fail(
+            CAIRN_ERR_INVALID,
+            "group %.64s: the pattern \"%.128s\" matches no trained tensor that "
+            "names no group and that no earlier pattern took; correct or "
+            "remove it",
+            g->name != NULL ? g->name : "default", g->pattern);
+    }
+    return CAIRN_OK;
+}
+
+/* ---- tensors ---- */
+
+/* An alias keeps what the caller said of it until its target is known: settle_alias. */
+static cairn_status add_tensor(struct cairn_job_spec_data *spec, struct groups *groups,
+                               const struct cairn_tensor *t)
+{
+    if (t->name == NULL) return cairn_client_fail(CAIRN_ERR_INVALID, "a tensor has no name");
+    if (t->rank > CAIRN_RANK_MAX || (t->alias_box != NULL && t->alias_box->rank > CAIRN_RANK_MAX))
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "tensor %.64s has %u dimensions; at most %d are allowed", t->name,
+                                 t->rank, CAIRN_RANK_MAX);
+    const bool is_alias = t->alias_of != NULL;
+    const cairn_kind kind = t->kind != 0 || is_alias ? t->kind : CAIRN_TRAINED;
+    const char *group = t->group;
+    if (group == NULL && kind == CAIRN_TRAINED && !is_alias)
+        group = group_by_pattern(groups, t->name);
+    struct cairn_tensor_spec tensor = {
+        .name = borrowed(t->name),
+        .unit = borrowed(t->unit),
+        .group = borrowed(group),
+        .kind = kind,
+        .wire = t->wire != 0 || is_alias ? t->wire : CAIRN_F32,
+        .reduce = t->reduce != 0 ? t->reduce : CAIRN_F32,
+        .master = t->master != 0 ? t->master : CAIRN_F32,
+        .shape = { .rank = t->rank },
+        .whole = t->place == CAIRN_WHOLE,
+        .alias_of = borrowed(t->alias_of),
+        .alias_box = (struct cairn_box *)(uintptr_t)t->alias_box,
+        .init = t->init,
+    };
+    if (t->place != CAIRN_ROWS && t->place != CAIRN_WHOLE)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "tensor %.64s: place is %d; allowed: 0 (CAIRN_ROWS)", t->name,
+                                 (int)t->place);
+    memcpy(tensor.shape.dim, t->shape, t->rank * sizeof t->shape[0]);
+    cairn_status status = cairn_spec_add_tensor(spec, &tensor);
+    return status == CAIRN_OK ? status
+                              : cairn_client_fail(status, "tensor %.64s: %s", t->name,
+                                                  cairn_status_text((int)status));
+}
+
+static cairn_status add_tensors(struct cairn_job_spec_data *spec, struct groups *groups,
+                                const struct cairn_job_spec *from)
+{
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; status == CAIRN_OK && i < from->tensor_count; i++) {
+        struct cairn_tensor t;
+        status = take(&t, sizeof t, TENSOR_LEAST, cairn_struct_at(from->tensors, i), "a tensor");
+        if (status == CAIRN_OK) status = add_tensor(spec, groups, &t);
+    }
+    return status;
+}
+
+/* What the caller said of the alias goes with its target; from here on it has no kind and shape of its
+ * own. A target that is not there or an alias itself is left to cairn_spec_check. */
+static cairn_status settle_alias(const struct cairn_job_spec_data *spec,
+                                 struct cairn_tensor_spec *alias)
+{
+    const size_t index = cairn_spec_find_tensor(spec, alias->alias_of);
+    const struct cairn_tensor_spec *target = index != SIZE_MAX ? &spec->tensors[index] : NULL;
+    if (target != NULL && target->alias_of == NULL) {
+        const struct cairn_box *box = alias->alias_box;
+        const uint32_t rank = box != NULL ? box->rank : target->shape.rank;
+        const uint64_t *dims = box != NULL ? box->extent : target->shape.dim;
+        if (alias->shape.rank != rank || memcmp(alias->shape.dim, dims, rank * sizeof dims[0]) != 0)
+            return cairn_client_fail(CAIRN_ERR_INVALID,
+                                     "tensor %.64s: its shape is not that of %s %.64s", alias->name,
+                                     box != NULL ? "its box of" : "its target", target->name);
+        if (alias->kind != 0 && alias->kind != target->kind)
+            return cairn_client_fail(CAIRN_ERR_INVALID,
+                                     "tensor %.64s: kind is %d; its target %.64s has %d, allowed: "
+                                     "that or 0",
+                                     alias->name, (int)alias->kind, target->name,
+                                     (int)target->kind);
+        if (alias->group[0] != '\0')
+            return cairn_client_fail(CAIRN_ERR_INVALID,
+                                     "tensor %.64s: it is an alias, so its group is that of %.64s; "
+                                     "allowed: NULL",
+                                     alias->name, target->name);
+        if (alias->wire == 0) alias->wire = target->wire;
+    }
+    if (alias->wire == 0) alias->wire = CAIRN_F32;
+    alias->kind = CAIRN_FROZEN;
+    alias->shape = (struct cairn_shape) { .rank = 1 };
+    return CAIRN_OK;
+}
+
+/* Every target still has its own shape when its aliases are settled: an alias of an alias is refused. */
+static cairn_status settle_aliases(struct cairn_job_spec_data *spec)
+{
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; status == CAIRN_OK && i < spec->tensor_count; i++) {
+        if (spec->tensors[i].alias_of != NULL) status = settle_alias(spec, &spec->tensors[i]);
+    }
+    return status;
+}
+
+/* ---- the job ---- */
+
+static void fill_job(struct cairn_job_spec_data *spec, const struct cairn_job_spec *from)
+{
+    spec->clip_norm = from->clip_norm;
+    if (from->loss_scale != 0) spec->loss_scale = from->loss_scale;
+    if (from->on_nonfinite != 0) spec->on_nonfinite = from->on_nonfinite;
+    if (from->workers_min != 0) spec->workers_min = from->workers_min;
+    if (from->chunk_leaves != 0) spec->chunk_leaves = from->chunk_leaves;
+    if (from->window != 0) spec->window = from->window;
+    spec->loss_scale_policy = from->loss_scale_policy;
+    spec->loss_scale_growth_steps = from->loss_scale_growth_steps;
+    spec->loss_scale_min = from->loss_scale_min;
+    spec->loss_scale_max = from->loss_scale_max;
+    if (from->stage != 0) spec->stage = from->stage - CAIRN_STAGE(0);
+    if (from->micro_batches != 0) spec->micro_batches = from->micro_batches;
+}
+
+static cairn_status fill(struct cairn_job_spec_data *spec, struct groups *groups,
+                         const struct cairn_job_spec *from)
+{
+    cairn_status status = take_groups(groups, from);
+    if (status == CAIRN_OK) status = add_tensors(spec, groups, from);
+    if (status == CAIRN_OK) status = judge_patterns(groups);
+    if (status == CAIRN_OK) status = add_groups(spec, groups);
+    if (status != CAIRN_OK) return status;
+    fill_job(spec, from);
+    cairn_spec_canonicalize(spec);
+    return settle_aliases(spec);
+}
+
+cairn_status cairn_client_spec_fill(const struct cairn_job_spec *from,
+                                    struct cairn_job_spec_data *spec)
+{
+    struct cairn_job_spec own;
+    struct groups groups = { NULL, NULL, 0 };
+    cairn_status status = take(&own, sizeof own, SPEC_LEAST, from, "the job's spec");
+    if (status == CAIRN_OK) status = fill(spec, &groups, &own);
+    free(groups.list);
+    free(groups.taken);
+    if (status != CAIRN_OK) return status;
+    struct cairn_sentence why = { "" };
+    status = cairn_spec_check(spec, cairn_optimizer_names(), &why);
+    return status == CAIRN_OK ? status : cairn_client_fail(status, "%s", why.text);
+}

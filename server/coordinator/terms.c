@@ -1,0 +1,94 @@
+/* Terms: what an update goes by, made of the groups of a spec for the core to borrow. An amendment makes
+ * new ones; the older stay until the core has let them go, which is when the next round opens. */
+#include <stdlib.h>
+
+#include "proto/wire/optimizer.h"
+#include "server/coordinator/cluster.h"
+
+struct arrays {
+    struct cairn_group_hyper *groups;
+    struct cairn_schedule *schedules;
+    bool *frozen;
+};
+
+static cairn_status fill(struct cairn_cluster_terms *terms, const struct cairn_job_spec_data *spec,
+                         const struct arrays *arrays, struct cairn_sentence *why)
+{
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; i < spec->group_count && status == CAIRN_OK; i++) {
+        const char *field = "";
+        status = cairn_group_hyper_of_spec(&spec->groups[i], &arrays->groups[i], &field);
+        if (status != CAIRN_OK)
+            return cairn_fail(why, status, "group %s: %s is not valid", spec->groups[i].name,
+                              field);
+        status = cairn_spec_add_group(&terms->own, &spec->groups[i]);
+        if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for the groups");
+    }
+    for (size_t i = 0; i < spec->group_count && status == CAIRN_OK; i++) {
+        arrays->schedules[i] = terms->own.groups[i].schedule;
+        arrays->frozen[i] = terms->own.groups[i].frozen;
+    }
+    return status;
+}
+
+cairn_status cairn_cluster_terms_make(const struct cairn_job_spec_data *spec,
+                                      struct cairn_cluster_terms **terms_out,
+                                      struct cairn_sentence *why)
+{
+    const size_t count = spec->group_count + 1; // calloc of 0 may give NULL
+    struct cairn_cluster_terms *terms = calloc(1, sizeof *terms);
+    if (terms == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the groups");
+    cairn_spec_init(&terms->own);
+    const struct arrays arrays = { calloc(count, sizeof *arrays.groups),
+                                   calloc(count, sizeof *arrays.schedules),
+                                   calloc(count, sizeof *arrays.frozen) };
+    terms->core = (struct cairn_round_terms) { .groups = arrays.groups,
+                                               .schedules = arrays.schedules,
+                                               .frozen = arrays.frozen,
+                                               .clip_norm = spec->clip_norm,
+                                               .revision = spec->revision };
+    cairn_status status = CAIRN_ERR_NO_MEMORY;
+    if (arrays.groups != NULL && arrays.schedules != NULL && arrays.frozen != NULL)
+        status = fill(terms, spec, &arrays, why);
+    else
+        cairn_sentence_set(why, "no memory for the groups");
+    if (status != CAIRN_OK) {
+        cairn_cluster_terms_free(terms);
+        return status;
+    }
+    *terms_out = terms;
+    return CAIRN_OK;
+}
+
+void cairn_cluster_terms_free(struct cairn_cluster_terms *terms)
+{
+    while (terms != NULL) {
+        struct cairn_cluster_terms *older = terms->older;
+        free((void *)(uintptr_t)terms->core.groups);
+        free((void *)(uintptr_t)terms->core.schedules);
+        free((void *)(uintptr_t)terms->core.frozen);
+        cairn_spec_release(&terms->own);
+        free(terms);
+        terms = older;
+    }
+}
+
+void cairn_cluster_terms_replace(struct cairn_cluster_job *job, struct cairn_cluster_terms *terms)
+{
+    // At most two are read: those in force and the newest. What stands between is of no round.
+    struct cairn_cluster_terms **at = &job->terms;
+    while (*at != NULL && (*at)->core.groups != cairn_round_terms_of(job->core)->groups) {
+        struct cairn_cluster_terms *gone = *at;
+        *at = gone->older;
+        gone->older = NULL;
+        cairn_cluster_terms_free(gone);
+    }
+    if (job->terms != NULL) {
+        cairn_cluster_terms_free(job->terms->older);
+        job->terms->older = NULL;
+    }
+    terms->older = job->terms;
+    job->terms = terms;
+    const struct cairn_round_event amend = { .kind = CAIRN_ROUND_AMEND, .terms = &terms->core };
+    cairn_cluster_job_event(job, &amend);
+}
