@@ -51,6 +51,7 @@ begin() {
     rm -f "$tmp/up" "$tmp/pid"
     (cairn_local "$@") >"$tmp/log" 2>&1 &
     local=$!
+    while kill -0 "$local" 2>/dev/null && [ "$(cat "/proc/$local/comm" 2>/dev/null)" != cairn ]; do :; done
 }
 # end STATUS WHAT
 end() {
@@ -91,6 +92,32 @@ begin sh -c 'echo up >"$0"; exec sleep 60' "$tmp/up"
 until_there "$tmp/up"
 kill -INT "$local"
 end 130 "SIGINT, which the command dies of"
+
+# Ctrl-C of a terminal reaches the command once, not a second time through cairn local; and no daemon.
+cat >"$tmp/terminal.py" <<'END'
+import os, pty, sys
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execv(sys.argv[1], sys.argv[1:])
+said = b""
+while b"ready" not in said:
+    said += os.read(terminal, 4096)
+os.write(terminal, b"\x03")
+try:
+    while text := os.read(terminal, 4096):
+        said += text
+except OSError:
+    pass  # the terminal is gone with its last program
+sys.stdout.buffer.write(said)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+END
+# shellcheck disable=SC2016
+script='trap "echo caught" INT; echo ready; sleep 0.3; sleep 0.3; sleep 0.3; "$0" cluster status && exit 6'
+status=0
+TMPDIR=$tmp/run MARK=$tmp/run timeout 20 python3 "$tmp/terminal.py" "$bin/cairn" local -q -- \
+    bash -c "$script" "$bin/cairn" >"$tmp/log" || status=$?
+is_over "Ctrl-C" 6 "$status"
+[ "$(grep -c caught "$tmp/log")" -eq 1 ] || fail "the command heard Ctrl-C $(grep -c caught "$tmp/log") times"
 
 # A daemon that dies is said, with the end of its log; the command goes on.
 # shellcheck disable=SC2016

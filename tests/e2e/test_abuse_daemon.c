@@ -3,6 +3,7 @@
 #include <jansson.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "proto/wire/status.h"
@@ -101,6 +102,10 @@ START_TEST(values_that_contradict_each_other_are_refused_before_the_start)
     ck_assert_int_eq(run(lease), 2);
     abuse_says(output, "lease.timeout");
     abuse_says(output, "twice");
+    const char *const level[] = { COORDINATOR, "--check-config", "--set", "log.level=loud", NULL };
+    ck_assert_int_eq(run(level), 2);
+    abuse_says(output, "loud");
+    abuse_says(output, "warn");
     const char *const fabric[] = { SHARD,   "--check-config",
                                    "--set", "shard.name=s",
                                    "--set", "shard.coordinator=127.0.0.1:1",
@@ -311,6 +316,36 @@ START_TEST(help_is_of_what_it_is_asked_for)
 }
 END_TEST
 
+START_TEST(env_says_what_it_found_and_refuses_nonsense)
+{
+    const char *const table[] = { CAIRN_BIN_DIR "/cairn", "env", NULL };
+    const char *const json[] = { CAIRN_BIN_DIR "/cairn", "env", "-o", "json", NULL };
+    setenv("RANK", "3", 1);
+    setenv("WORLD_SIZE", "4", 1);
+    setenv("CAIRN_ENDPOINT", "10.1.2.3:7077", 1);
+    ck_assert_int_eq(run(table), 0);
+    abuse_says(output, "torchrun");
+    abuse_says(output, "WORLD_SIZE");
+    abuse_says(output, "10.1.2.3:7077  CAIRN_ENDPOINT");
+    ck_assert_int_eq(run(json), 0);
+    json_t *object = json_loads(output, 0, NULL);
+    json_t *rank = json_object_get(object, "rank");
+    ck_assert_int_eq(json_integer_value(json_object_get(rank, "value")), 3);
+    ck_assert_str_eq(json_string_value(json_object_get(rank, "from")), "RANK");
+    json_decref(object);
+    unsetenv("WORLD_SIZE");
+    ck_assert_int_eq(run(table), 2);
+    abuse_says(output, "RANK is set and WORLD_SIZE is not");
+    setenv("WORLD_SIZE", "many", 1);
+    ck_assert_int_eq(run(table), 2);
+    abuse_says(output, "WORLD_SIZE = \"many\"");
+    const char *const list[] = { CAIRN_BIN_DIR "/cairn", "job", "list", NULL };
+    setenv("CAIRN_ENDPOINT", "nowhere", 1);
+    ck_assert_int_eq(run(list), 2);
+    abuse_says(output, "CAIRN_ENDPOINT: \"nowhere\"");
+}
+END_TEST
+
 static void check_json(const struct cluster *cluster, const char *noun, const char *verb,
                        const char *name, const char *key)
 {
@@ -360,6 +395,7 @@ int main(void)
     tcase_add_loop_test(tcase, a_wrong_line_is_one_sentence_that_says_where_to_look, 0,
                         USAGE_CASES);
     tcase_add_test(tcase, help_is_of_what_it_is_asked_for);
+    tcase_add_test(tcase, env_says_what_it_found_and_refuses_nonsense);
     tcase_add_test(tcase, what_it_prints_as_json_is_json_with_its_schema_version);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);
