@@ -149,6 +149,27 @@ class AStep(Case):
         again = self.attach(model)
         self.assertEqual((again.version.step, model.weight.item()), (1, 0.5))
 
+    def test_a_step_that_somebody_left_is_done_again(self):
+        for stage in (1, 2, 3):
+            with self.subTest(stage=stage):
+                models = [nn.Sequential(line()), nn.Sequential(line())]
+                m = self.attach(models[0], stage=stage, name=f"left{stage}")
+                with cairn.connect(self.cluster.endpoint) as session:
+                    other = session.attach(models[1], cairn.SGD(lr=0.5), stage=stage, rank=1, workers_min=1,
+                                           timeout=20, name=f"left{stage}")
+                    if m.begin().world == 1:  # it was opened before the other one came
+                        m.step()
+                    loss(models[0], 2.0).backward()
+                    self.assertEqual(m.begin().world, 2)
+                    other.begin()
+                with self.assertRaisesRegex(cairn.EpochChanged, "round"):
+                    m.step()
+                self.assertEqual(m.begin().world, 1)
+                before = m.state_dict()["0.weight"].item()
+                loss(models[0], 3.0).backward()
+                m.step()
+                self.assertEqual(m.state_dict()["0.weight"].item(), before - 0.5 * 3)
+
     def test_buffers_stay_here_and_are_in_the_state_dict(self):
         model = nn.Sequential(line(), nn.BatchNorm1d(1))
         m = self.attach(model)
