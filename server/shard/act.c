@@ -26,7 +26,6 @@ static struct cairn_chunk_header header_of(const struct cairn_shard_job *job,
         header.tensor = place.tensor;
         header.first_leaf = place.first_leaf;
         header.leaf_count = (uint32_t)place.leaf_count;
-        header.table_hash = CAIRN_TABLE_HASH_WHOLE;
     }
     return header;
 }
@@ -115,6 +114,7 @@ static void send_answer(struct cairn_shard_job *job, const struct cairn_step_act
     answer.generation = action->version.generation;
     answer.step = action->version.step;
     answer.last = &last;
+    answer.tiles_world = job->tiles_world;
     cairn_session_send(job->shard, CAIRN_MSG_ANSWER, 0, &answer.base);
 }
 

@@ -21,6 +21,7 @@ void cairn_shard_drop_creates(struct cairn_shard *shard)
         shard->creates = create->next;
         create_free(create);
     }
+    cairn_tiles_drop(shard);
 }
 
 /* Takes the create off the list without an answer. */
@@ -187,7 +188,10 @@ static void on_page(struct cairn_shard *shard, uint32_t request, const Cairn__Pa
 {
     struct cairn_create *create = shard->creates;
     while (create != NULL && create->request != request) create = create->next;
-    if (create == NULL) return; // of a create that was refused
+    if (create == NULL) { // of a create that was refused, or of tiles
+        cairn_tiles_on_page(shard, request, page);
+        return;
+    }
     struct cairn_paged *paged = page->what == CAIRN_PAGE_SPEC ? &create->spec : &create->layout;
     cairn_status status = CAIRN_ERR_PROTOCOL;
     if (page->what == CAIRN_PAGE_SPEC || page->what == CAIRN_PAGE_LAYOUT) {
@@ -383,6 +387,9 @@ void cairn_shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *f
     case CAIRN_MSG_JOB_CREATE:
         on_job_create(shard, frame->request, (Cairn__JobCreate *)message);
         return; // owns the message
+    case CAIRN_MSG_MEMBER_TILES:
+        cairn_tiles_on_message(shard, frame->request, (Cairn__MemberTiles *)message);
+        return; // the same
     case CAIRN_MSG_PAGE: on_page(shard, frame->request, (const Cairn__Page *)message); break;
     case CAIRN_MSG_JOB_DROP:
         on_job_drop(shard, frame->request, (const Cairn__JobDrop *)message);

@@ -329,6 +329,7 @@ void cairn_shard_job_free(struct cairn_shard_job *job)
     cairn_origin_release(job);
     cairn_fetch_release(job);
     cairn_members_release(job);
+    cairn_tiles_free(job);
     struct cairn_arena *arenas[] = {
         &job->param,   &job->exp_avg, &job->exp_avg_sq,        &job->acc,
         &job->landing, &job->putting, &job->published[0].wire, &job->published[1].wire,

@@ -16,10 +16,11 @@ static void drop(struct cairn_fabric_message *message)
 
 /* ---- contributions ---- */
 
-cairn_status cairn_landing_judge_push(const struct cairn_shard_job *job,
+cairn_status cairn_landing_judge_push(const struct cairn_member *member,
                                       const struct cairn_chunk_header *header, uint32_t *chunk_out,
-                                      struct cairn_sentence *why)
+                                      struct cairn_piece *piece_out, struct cairn_sentence *why)
 {
+    const struct cairn_shard_job *job = member->job;
     if (header->tensor >= job->spec.tensor_count) {
         return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u of %zu", header->tensor,
                           job->spec.tensor_count);
@@ -28,11 +29,6 @@ cairn_status cairn_landing_judge_push(const struct cairn_shard_job *job,
     if (tensor->kind != CAIRN_TRAINED) {
         return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %s is frozen: it takes no gradient",
                           tensor->name);
-    }
-    if (header->tile != 0 || header->table_hash != CAIRN_TABLE_HASH_WHOLE) {
-        return cairn_fail(why, CAIRN_ERR_MISMATCH,
-                          "tensor %s has no tiles, not tile %u of table %llx", tensor->name,
-                          header->tile, (unsigned long long)header->table_hash);
     }
     if (header->dtype != CAIRN_F32 && header->dtype != CAIRN_BF16) {
         return cairn_fail(why, CAIRN_ERR_MALFORMED,
@@ -49,7 +45,9 @@ cairn_status cairn_landing_judge_push(const struct cairn_shard_job *job,
                           job->shard->name);
     }
     const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->map, chunk);
-    const uint64_t bytes = place.elem_count * cairn_dtype_bytes(header->dtype);
+    status = cairn_tiles_piece(member, header, chunk, &place, piece_out, why);
+    if (status != CAIRN_OK) return status;
+    const uint64_t bytes = piece_out->count * cairn_dtype_bytes(header->dtype);
     if (header->payload_bytes != bytes) {
         return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %s: a payload of %llu bytes, not %llu",
                           tensor->name, (unsigned long long)header->payload_bytes,
@@ -76,8 +74,9 @@ static void on_push(struct cairn_member *member, const struct cairn_chunk_header
 {
     struct cairn_shard_job *job = member->job;
     struct cairn_sentence why;
+    struct cairn_piece piece;
     uint32_t chunk;
-    cairn_status status = cairn_landing_judge_push(job, header, &chunk, &why);
+    cairn_status status = cairn_landing_judge_push(member, header, &chunk, &piece, &why);
     if (status != CAIRN_OK) {
         refuse(member, header, status, why.text);
         drop(message);
@@ -85,6 +84,7 @@ static void on_push(struct cairn_member *member, const struct cairn_chunk_header
     }
     job->waiting = message;
     job->waiting_header = *header;
+    job->waiting_piece = piece;
     cairn_shard_job_step(job, &(struct cairn_step_event) {
                                   .kind = CAIRN_STEP_CHUNK,
                                   .member = header->member,
@@ -143,6 +143,7 @@ void cairn_landing_receive(struct cairn_shard_job *job, uint32_t number, uint32_
     assert(header->payload_bytes <= job->slot_bytes);
     job->waiting = NULL;
     slot->chunk = chunk;
+    slot->piece = job->waiting_piece;
     slot->member = header->member;
     slot->dtype = (cairn_dtype)header->dtype;
     slot->payload_bytes = (size_t)header->payload_bytes;
@@ -168,34 +169,18 @@ struct note {
     uint32_t tensors[]; /* [count] */
 };
 
-/* Chunks of a tensor on this shard. */
-static uint64_t chunks_of(const struct cairn_shard_map *map, uint32_t tensor)
-{
-    size_t low = 0, high = map->extent_count; // the first extent of the tensor
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        if (map->extents[middle].tensor < tensor)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    uint64_t count = 0;
-    for (; low < map->extent_count && map->extents[low].tensor == tensor; low++)
-        count += map->extents[low].chunk_count;
-    return count;
-}
-
-/* How many chunks the listed tensors have here; false if the list is not ascending, or names a tensor
- * that takes no gradient. */
-static bool count_absent(const struct cairn_shard_job *job, const uint32_t *tensors, size_t count,
+/* How many chunks here the member sends nothing of: those of the listed tensors, and those that it holds
+ * nothing of. False if the list is not ascending, or names a tensor that takes no gradient. */
+static bool count_absent(const struct cairn_member *member, const uint32_t *tensors, size_t count,
                          uint32_t *absent_out)
 {
-    uint64_t absent = 0;
+    const struct cairn_shard_job *job = member->job;
+    uint64_t absent = member->untouched;
     for (size_t i = 0; i < count; i++) {
         if (tensors[i] >= job->spec.tensor_count) return false;
         if (i > 0 && tensors[i] <= tensors[i - 1]) return false;
         if (job->spec.tensors[tensors[i]].kind != CAIRN_TRAINED) return false;
-        absent += chunks_of(&job->map, tensors[i]);
+        absent += cairn_tiles_touched(member, tensors[i]);
     }
     *absent_out = (uint32_t)absent; // at most grad_chunk_count
     return true;
@@ -226,7 +211,7 @@ static void on_note(void *arg, cairn_status status)
         uint32_t absent;
         if (cairn_chunk_checksum(note->tensors, (size_t)header->payload_bytes) != header->checksum)
             refuse(member, header, CAIRN_ERR_CHECKSUM, "its checksum does not match");
-        else if (!count_absent(job, note->tensors, note->count, &absent))
+        else if (!count_absent(member, note->tensors, note->count, &absent))
             refuse(member, header, CAIRN_ERR_MALFORMED, "its list of untouched tensors is wrong");
         else
             tell_micro_end(job, header, absent);
@@ -272,7 +257,7 @@ static void on_micro_end(struct cairn_member *member, const struct cairn_chunk_h
     } else if (message != NULL) {
         receive_note(member, header, message);
     } else {
-        tell_micro_end(member->job, header, 0);
+        tell_micro_end(member->job, header, (uint32_t)member->untouched);
     }
 }
 
@@ -326,7 +311,7 @@ static void on_member_message(struct cairn_member *member, const struct cairn_ch
     case CAIRN_CHUNK_PUT:
     case CAIRN_CHUNK_MICRO_END:
     case CAIRN_CHUNK_COMMIT: on_round_message(member, header, message); return;
-    case CAIRN_CHUNK_FETCH: cairn_fetch_on_message(member, header); break;
+    case CAIRN_CHUNK_FETCH: cairn_fetch_on_message(member, header, message); return;
     default: refuse(member, header, CAIRN_ERR_PROTOCOL, "it is not for a shard");
     }
     drop(message);

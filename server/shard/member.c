@@ -158,6 +158,7 @@ void cairn_member_hello(struct cairn_member *member, uint64_t connection)
 
 static void member_free(struct cairn_member *member)
 {
+    cairn_tiles_forget(member);
     cairn_fabric_peer_close(member->peer);
     free(member);
 }
@@ -206,8 +207,11 @@ cairn_status cairn_member_join(struct cairn_shard_job *job, const Cairn__MemberJ
         free(member);
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a member");
     }
-    cairn_member_leave(job, message->member); // the one of that number, if any, is replaced
     member->job = job;
+    member->tiles_hash = CAIRN_TABLE_HASH_WHOLE;
+    struct cairn_member *before = cairn_member_find(job, message->member);
+    if (before != NULL) cairn_tiles_move(before, member);
+    cairn_member_leave(job, message->member); // it is replaced
     member->number = message->member;
     member->token = message->token;
     member->told = job->shard->session.serial;

@@ -1,4 +1,4 @@
-/* Fetches: a chunk of a plane at an exact version.
+/* Fetches: a chunk of a plane at an exact version, or what it has in common with a box.
  *
  * The wire plane is read at the newest version or the one before, which an update overwrites; the
  * other planes at the newest only, and while they are being updated a fetch of them waits. Data is
@@ -13,7 +13,7 @@
 
 /* What a fetch reads. */
 struct source {
-    const void *bytes;
+    const uint8_t *bytes; /* the chunk */
     size_t byte_count;
     cairn_dtype dtype;
     uint64_t checksum; /* if checksum_known */
@@ -72,7 +72,7 @@ static cairn_status judge_state(const struct cairn_shard_job *job,
     if (!same_version(job->published[job->newest].version, header->generation, header->step))
         return not_kept(job, header);
     *source_out = (struct source) {
-        .bytes = (const float *)arena->base + place->local_elem,
+        .bytes = (const uint8_t *)((const float *)arena->base + place->local_elem),
         .byte_count = (size_t)place->elem_count * sizeof(float),
         .dtype = CAIRN_F32,
     };
@@ -96,6 +96,64 @@ static cairn_status judge_fetch(const struct cairn_shard_job *job,
     case CAIRN_PLANE_EXP_AVG_SQ: return judge_state(job, header, chunk, &place, source_out);
     default: return CAIRN_ERR_NOT_FOUND;
     }
+}
+
+/* ---- boxes ---- */
+
+/* Sets what of the chunk is meant; without effect for all of it. */
+static cairn_status set_box(struct cairn_reply *reply, const struct cairn_box *box,
+                            const struct cairn_chunk_place *place)
+{
+    const struct cairn_shape *shape = &reply->job->spec.tensors[place->tensor].shape;
+    if (cairn_box_check(box, shape, NULL) != CAIRN_OK) return CAIRN_ERR_MALFORMED;
+    const uint64_t count = cairn_box_before(box, shape, place->first_elem + place->elem_count) -
+                           cairn_box_before(box, shape, place->first_elem);
+    if (count == 0) return CAIRN_ERR_MALFORMED;
+    reply->boxed = count < place->elem_count;
+    reply->box = *box;
+    return CAIRN_OK;
+}
+
+/* What of the chunk the fetch asks for; the box of one that carries it is in box_bytes. */
+static cairn_status find_box(const struct cairn_member *member, struct cairn_reply *reply)
+{
+    const struct cairn_shard_job *job = reply->job;
+    const struct cairn_chunk_header *header = &reply->header;
+    uint64_t chunk;
+    cairn_status status = cairn_shard_map_chunk_number(
+        &job->map, header->tensor, header->first_leaf, header->leaf_count, &chunk);
+    if (status != CAIRN_OK) return CAIRN_ERR_MALFORMED;
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->map, chunk);
+    if (header->tile == CAIRN_TILE_BOX) {
+        struct cairn_box box;
+        status = cairn_box_decode(reply->box_bytes, (size_t)header->payload_bytes, &box);
+        return status == CAIRN_OK ? set_box(reply, &box, &place) : status;
+    }
+    struct cairn_piece piece;
+    status = cairn_tiles_piece(member, header, chunk, &place, &piece, NULL);
+    if (status != CAIRN_OK || piece.held == NULL) return status;
+    return set_box(reply, &piece.held->box, &place);
+}
+
+/* Packs the elements of the box out of the chunk; returns how many bytes they are. */
+static size_t pack(struct cairn_reply *reply, const struct source *source)
+{
+    const struct cairn_chunk_header *header = &reply->header;
+    const struct cairn_shard_job *job = reply->job;
+    const size_t elem_bytes = cairn_dtype_bytes((int)source->dtype);
+    const struct cairn_geometry *geometry = &job->layout->geometry[header->tensor];
+    const uint64_t first = cairn_leaf_first_elem(geometry, header->first_leaf);
+    struct cairn_box_runs runs;
+    cairn_box_runs_begin(&runs, &reply->box, &job->spec.tensors[header->tensor].shape, first,
+                         source->byte_count / elem_bytes);
+    size_t packed = 0;
+    uint64_t elem, box_elem, count;
+    while (cairn_box_runs_next(&runs, &elem, &box_elem, &count)) {
+        memcpy(reply->bytes + packed, source->bytes + (size_t)(elem - first) * elem_bytes,
+               (size_t)count * elem_bytes);
+        packed += (size_t)count * elem_bytes;
+    }
+    return packed;
 }
 
 /* ---- replies ---- */
@@ -143,21 +201,25 @@ static void send_data(struct cairn_member *member, struct cairn_reply *reply,
 {
     struct cairn_shard_job *job = reply->job;
     assert(source->byte_count <= job->reply_bytes);
-    memcpy(reply->bytes, source->bytes, source->byte_count);
+    size_t byte_count = source->byte_count;
+    if (reply->boxed)
+        byte_count = pack(reply, source);
+    else
+        memcpy(reply->bytes, source->bytes, byte_count);
     struct cairn_chunk_header *header = &reply->header;
     header->kind = CAIRN_CHUNK_DATA;
     header->tile = job->map.shard;
     header->dtype = (uint8_t)source->dtype;
-    header->payload_bytes = source->byte_count;
-    header->checksum = source->checksum_known
+    header->payload_bytes = byte_count;
+    header->checksum = source->checksum_known && !reply->boxed
                            ? source->checksum
-                           : cairn_chunk_checksum(reply->bytes, source->byte_count);
+                           : cairn_chunk_checksum(reply->bytes, byte_count);
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
     cairn_chunk_encode(header, bytes);
     cairn_status status = CAIRN_ERR_CLOSED;
     if (member->peer != NULL) {
-        status = cairn_fabric_send(member->peer, bytes, sizeof bytes, reply->bytes,
-                                   source->byte_count, on_sent, reply);
+        status = cairn_fabric_send(member->peer, bytes, sizeof bytes, reply->bytes, byte_count,
+                                   on_sent, reply);
     }
     if (status == CAIRN_OK) {
         cairn_shard_job_busy(job);
@@ -185,18 +247,68 @@ static void answer(struct cairn_member *member, struct cairn_reply *reply)
     }
 }
 
-void cairn_fetch_on_message(struct cairn_member *member, const struct cairn_chunk_header *header)
+/* All of the request is here. */
+static void begin(struct cairn_member *member, struct cairn_reply *reply)
+{
+    const cairn_status status = find_box(member, reply);
+    if (status == CAIRN_OK) {
+        answer(member, reply);
+        return;
+    }
+    cairn_member_refuse(member, &reply->header, status);
+    reply_end(reply);
+}
+
+static void on_box(void *arg, cairn_status status)
+{
+    struct cairn_reply *reply = arg;
+    struct cairn_shard_job *job = reply->job;
+    const struct cairn_chunk_header *header = &reply->header;
+    struct cairn_member *member = cairn_member_find(job, header->member);
+    const size_t bytes = (size_t)header->payload_bytes;
+    if (status != CAIRN_OK || member == NULL) {
+        reply_end(reply);
+    } else if (cairn_chunk_checksum(reply->box_bytes, bytes) != header->checksum) {
+        cairn_member_refuse(member, header, CAIRN_ERR_CHECKSUM);
+        reply_end(reply);
+    } else {
+        begin(member, reply);
+    }
+    cairn_shard_job_settle(job);
+    cairn_shard_job_idle(job);
+}
+
+static void receive_box(struct cairn_member *member, struct cairn_reply *reply,
+                        struct cairn_fabric_message *message)
+{
+    if (cairn_fabric_receive(message, reply->box_bytes, sizeof reply->box_bytes, on_box, reply) ==
+        CAIRN_OK) {
+        cairn_shard_job_busy(reply->job);
+        return;
+    }
+    cairn_fabric_drop(message);
+    cairn_member_refuse(member, &reply->header, CAIRN_ERR_BUSY);
+    reply_end(reply);
+}
+
+void cairn_fetch_on_message(struct cairn_member *member, const struct cairn_chunk_header *header,
+                            struct cairn_fabric_message *message)
 {
     struct cairn_shard_job *job = member->job;
     struct cairn_reply *reply = NULL;
     if (member->replies < CAIRN_SHARD_REPLIES_MAX) reply = reply_open(job);
     if (reply == NULL) {
+        if (message != NULL) cairn_fabric_drop(message);
         cairn_member_refuse(member, header, CAIRN_ERR_BUSY);
         return;
     }
     reply->header = *header;
+    reply->boxed = false;
     member->replies++;
-    answer(member, reply);
+    if (message != NULL)
+        receive_box(member, reply, message);
+    else
+        begin(member, reply);
     cairn_shard_job_settle(job);
 }
 

@@ -13,11 +13,12 @@ static void refuse(struct cairn_member *member, const struct cairn_chunk_header 
     cairn_member_refuse(member, header, status);
 }
 
-/* Judged without side effects. */
-static cairn_status judge_put(const struct cairn_shard_job *job,
-                              const struct cairn_chunk_header *header, uint64_t *chunk_out,
-                              struct cairn_chunk_place *place_out, struct cairn_sentence *why)
+/* Judged without side effects. On success chunk, place and piece of *out are set. */
+static cairn_status judge_put(const struct cairn_member *member,
+                              const struct cairn_chunk_header *header, struct cairn_put *out,
+                              struct cairn_sentence *why)
 {
+    const struct cairn_shard_job *job = member->job;
     if (job->state == CAIRN_JOB_LOADING) {
         return cairn_fail(why, CAIRN_ERR_NOT_READY, "its state is being read or made");
     }
@@ -29,7 +30,7 @@ static cairn_status judge_put(const struct cairn_shard_job *job,
                           header->plane, cairn_dtype_name(header->dtype));
     }
     cairn_status status = cairn_shard_map_chunk_number(
-        &job->map, header->tensor, header->first_leaf, header->leaf_count, chunk_out);
+        &job->map, header->tensor, header->first_leaf, header->leaf_count, &out->chunk);
     if (status != CAIRN_OK) {
         return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u, leaves %llu + %u: not a chunk here",
                           header->tensor, (unsigned long long)header->first_leaf,
@@ -40,11 +41,13 @@ static cairn_status judge_put(const struct cairn_shard_job *job,
                           "tensor %s has its initial state from the job's spec",
                           job->spec.tensors[header->tensor].name);
     }
-    *place_out = cairn_shard_map_chunk(&job->map, *chunk_out);
-    if (header->payload_bytes != place_out->elem_count * sizeof(float)) {
+    out->place = cairn_shard_map_chunk(&job->map, out->chunk);
+    status = cairn_tiles_piece(member, header, out->chunk, &out->place, &out->piece, why);
+    if (status != CAIRN_OK) return status;
+    if (header->payload_bytes != out->piece.count * sizeof(float)) {
         return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u: a payload of %llu bytes, not %llu",
                           header->tensor, (unsigned long long)header->payload_bytes,
-                          (unsigned long long)(place_out->elem_count * sizeof(float)));
+                          (unsigned long long)(out->piece.count * sizeof(float)));
     }
     return CAIRN_OK;
 }
@@ -80,8 +83,13 @@ static void take(struct cairn_put *put, struct cairn_member *member)
         if (member != NULL) refuse(member, &put->header, CAIRN_ERR_CHECKSUM, &why);
         return;
     }
-    memcpy((float *)job->param.base + put->place.local_elem, buffer_of(job, put), bytes);
-    job->have[put->chunk] = 1;
+    if (put->piece.count == put->place.elem_count) {
+        memcpy((float *)job->param.base + put->place.local_elem, buffer_of(job, put), bytes);
+        job->have[put->chunk] = 1;
+    } else {
+        cairn_tiles_put(job, put->chunk, &put->piece, &put->place,
+                        (const float *)buffer_of(job, put));
+    }
     job->shard->stats.pushed_bytes += bytes;
     if (member == NULL) return;
     struct cairn_chunk_header ack = put->header;
@@ -115,10 +123,9 @@ void cairn_put_on_message(struct cairn_member *member, const struct cairn_chunk_
 {
     struct cairn_shard_job *job = member->job;
     struct cairn_sentence why;
-    uint64_t chunk;
-    struct cairn_chunk_place place;
+    struct cairn_put judged = { .job = job, .header = *header };
     struct cairn_put *put = find_free(job);
-    cairn_status status = judge_put(job, header, &chunk, &place, &why);
+    cairn_status status = judge_put(member, header, &judged, &why);
     if (status == CAIRN_OK && put == NULL)
         status = cairn_fail(&why, CAIRN_ERR_BUSY, "%u puts are being received", job->put_max);
     if (status == CAIRN_OK) {
@@ -132,7 +139,7 @@ void cairn_put_on_message(struct cairn_member *member, const struct cairn_chunk_
         if (message != NULL) cairn_fabric_drop(message);
         return;
     }
-    *put = (struct cairn_put) { .job = job, .header = *header, .place = place, .chunk = chunk };
+    *put = judged;
     cairn_shard_job_busy(job);
 }
 
@@ -143,7 +150,7 @@ cairn_status cairn_put_whole(const struct cairn_shard_job *job, struct cairn_sen
     struct cairn_sentence names = { "" };
     for (uint64_t c = 0; c < job->map.chunk_count; c++) {
         const uint32_t tensor = job->map.extents[job->chunk_part[c]].tensor;
-        if (job->have[c] != 0 || tensor == last) continue;
+        if (tensor == last || job->have[c] != 0 || cairn_tiles_put_whole(job, c)) continue;
         last = tensor;
         if (++missing <= 5)
             cairn_sentence_add(&names, "%s%s", missing > 1 ? ", " : "",

@@ -34,10 +34,14 @@ static void run_fold(struct cairn_task *task, uint32_t item, uint32_t thread)
     (void)thread;
     const struct cairn_fold *fold = (const struct cairn_fold *)task;
     const struct cairn_shard_job *job = fold->job;
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->map,
-                                                                 job->grad_chunks[fold->chunk]);
-    job->shard->backend->fold(plane_at(&job->acc, place.local_elem), fold->sources,
-                              fold->source_count, fold->first, (size_t)place.elem_count);
+    const uint32_t chunk = job->grad_chunks[fold->chunk];
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->map, chunk);
+    float *acc = plane_at(&job->acc, place.local_elem);
+    if (fold->tiled)
+        cairn_tiles_fold(fold, chunk, &place, acc);
+    else
+        job->shard->backend->fold(acc, fold->sources, fold->source_count, fold->first,
+                                  (size_t)place.elem_count);
 }
 
 static void fold_done(struct cairn_task *task)
@@ -66,8 +70,13 @@ void cairn_round_fold(struct cairn_shard_job *job, const struct cairn_step_actio
             .data = job->landing.base + (size_t)slot * job->slot_bytes,
             .dtype = job->slots[slot].dtype,
         };
+        fold->pieces[i] = job->slots[slot].piece;
     }
-    if (action->first) job->zero[action->chunk] = false;
+    fold->tiled = fold->pieces[0].held != NULL;
+    if (action->first) {
+        job->zero[action->chunk] = false;
+        cairn_tiles_begin_chunk(job, job->grad_chunks[action->chunk]);
+    }
     cairn_shard_job_busy(job);
     cairn_pool_submit(job->shard->compute, &fold->task);
 }

@@ -4,6 +4,7 @@
  *                                            ├─ step.h ──┼─ act.c ─► fold, reduce, update (round.c)
  *   workers ────── landing.c ────────────────┘  (core)   └─ act.c ─► reduced, published (session.c)
  *                  put.c, origin.c: initial state    publish.c: fetch    pin.c, restore.c: snapshots
+ *                  tiles.c: what workers hold of the tensors
  *
  * One loop thread runs the control session, the fabric and the cores, and makes every decision. Two
  * pools (pool.h) work for it: `compute` does arithmetic on the state, `files` (one thread) reads and
@@ -28,6 +29,7 @@
 #include "proto/wire/chunk.h"
 #include "proto/wire/layout.h"
 #include "proto/wire/messages.h"
+#include "proto/wire/tiles.h"
 #include "server/base/log.h"
 #include "server/core/step.h"
 #include "server/shard/arena.h"
@@ -36,6 +38,7 @@
 enum {
     CAIRN_SHARD_JOBS_MAX = 64,
     CAIRN_SHARD_CREATES_MAX = 8,    /* jobs whose pages are arriving */
+    CAIRN_SHARD_TILINGS_MAX = 8,    /* lists of tiles whose pages are arriving */
     CAIRN_SHARD_MEMBERS_MAX = 4096, /* of a job: workers and readers */
     CAIRN_SHARD_REPLIES_MAX = 16,   /* fetches of a member that wait or are being sent */
     CAIRN_SHARD_NOTES_MAX = 4, /* micro-batch ends of a member whose payload is being received */
@@ -80,10 +83,42 @@ void cairn_shard_close(struct cairn_shard *shard, void (*on_closed)(void *contex
 struct cairn_part {
     bool trained;
     cairn_dtype wire;
-    uint32_t group;      /* of a trained tensor, in the spec's groups */
-    uint32_t planes;     /* bits 1u << CAIRN_PLANE_...: what is kept beside param and wire */
-    uint64_t wire_byte;  /* where its first element stands in a published copy */
-    uint64_t grad_chunk; /* of a trained tensor: the core's number of its first chunk */
+    uint32_t group;            /* of a trained tensor, in the spec's groups */
+    struct cairn_tiled *tiled; /* of its tensor; NULL: every member holds all of it */
+    uint32_t planes;           /* bits 1u << CAIRN_PLANE_...: what is kept beside param and wire */
+    uint64_t wire_byte;        /* where its first element stands in a published copy */
+    uint64_t grad_chunk;       /* of a trained tensor: the core's number of its first chunk */
+};
+
+/* A box of a tensor that members hold. Kept while someone holds it, and longer: see tiles.c. */
+struct cairn_held {
+    struct cairn_held *next; /* of the tensor's */
+    struct cairn_box box;
+    uint32_t holders;                  /* members */
+    uint64_t first_chunk, chunk_count; /* of the map: it has no element in others */
+    uint64_t touched;                  /* chunks that it has an element of */
+    uint8_t mark
+        []; /* [chunk_count] INITIALIZING: its part was put. Then: it was folded in this round */
+};
+
+/* A tensor of which some member holds a part only. */
+struct cairn_tiled {
+    struct cairn_tiled *next; /* of the job's */
+    uint32_t tensor;
+    struct cairn_held *held; /* the first is the whole tensor, whoever holds it */
+};
+
+/* What a member declared to hold of a tensor here. */
+struct cairn_member_tile {
+    uint32_t tensor;
+    struct cairn_held *held; /* borrowed; NULL: a box that is all of it */
+};
+
+/* What a chunk has in common with a box. */
+struct cairn_piece {
+    struct cairn_held
+        *held;             /* borrowed; NULL: all of it, and no member holds a part of the tensor */
+    uint64_t first, count; /* elements of the box; of the chunk if held is NULL */
 };
 
 /* One of the two published copies. */
@@ -99,6 +134,7 @@ struct cairn_slot {
     struct cairn_shard_job *job; /* borrowed */
     uint64_t member;             /* whose it is */
     uint32_t chunk;              /* the core's number */
+    struct cairn_piece piece;    /* of the chunk: what the payload is */
     cairn_dtype dtype;
     size_t payload_bytes;
     uint64_t checksum;
@@ -111,8 +147,9 @@ struct cairn_fold {
     struct cairn_task task;
     struct cairn_shard_job *job; /* borrowed */
     struct cairn_source sources[CAIRN_STEP_FOLD_MAX];
+    struct cairn_piece pieces[CAIRN_STEP_FOLD_MAX]; /* of the sources */
     uint32_t source_count, chunk;
-    bool first;
+    bool first, tiled; /* tiled: the sources may be parts of the chunk */
     struct cairn_fold *next_free;
 };
 
@@ -121,6 +158,7 @@ struct cairn_put {
     struct cairn_shard_job *job; /* borrowed; NULL: free */
     struct cairn_chunk_header header;
     struct cairn_chunk_place place;
+    struct cairn_piece piece;
     uint64_t chunk; /* in the map */
 };
 
@@ -138,6 +176,10 @@ struct cairn_member {
     uint32_t connection; /* of the member: the highest number that a HELLO of it had */
     uint32_t replies;    /* fetches that wait or are being sent */
     uint32_t notes;      /* micro-batch ends being received */
+    uint64_t tiles_hash; /* of the list that it declared: CAIRN_TABLE_HASH_WHOLE without one */
+    struct cairn_member_tile *tiles; /* owned: [tile_count], by tensor; those of tensors here */
+    size_t tile_count;
+    uint64_t untouched; /* chunks of trained tensors here that it holds nothing of */
     struct cairn_log_limit refusals;
     size_t address_bytes;
     uint8_t address[]; /* owned: [address_bytes], for the fabric */
@@ -147,8 +189,11 @@ struct cairn_member {
 struct cairn_reply {
     struct cairn_shard_job *job; /* borrowed */
     struct cairn_chunk_header header;
-    struct cairn_reply *next; /* in job->deferred or job->replies_free */
-    uint8_t bytes[];          /* owned: [job->reply_bytes] */
+    struct cairn_box box; /* what of the chunk; if `boxed` */
+    bool boxed;
+    uint8_t box_bytes[CAIRN_BOX_BYTES_MAX]; /* being received */
+    struct cairn_reply *next;               /* in job->deferred or job->replies_free */
+    uint8_t bytes[];                        /* owned: [job->reply_bytes] */
 };
 
 /* A request of the coordinator that is answered later, on the session it came by. */
@@ -209,6 +254,9 @@ struct cairn_shard_job {
     bool stepping, settling;              /* the core's actions are being done: do not call it */
     struct cairn_fabric_message *waiting; /* of the CHUNK that the core is being told; or NULL */
     struct cairn_chunk_header waiting_header;
+    struct cairn_piece waiting_piece;
+    struct cairn_tiled *tiled; /* owned: tensors of which members hold parts */
+    uint32_t tiles_world;      /* of the last MemberTiles; told to a new coordinator */
 
     /* members, puts, fetches, pins */
     struct cairn_member **members; /* owned: [member_capacity], by number, open addressing */
@@ -239,6 +287,14 @@ struct cairn_create {
     struct cairn_create *next;
 };
 
+/* A MemberTiles whose pages are arriving. */
+struct cairn_tiling {
+    uint32_t request;
+    Cairn__MemberTiles *message; /* owned */
+    struct cairn_paged bytes;
+    struct cairn_tiling *next;
+};
+
 /* The connection to the coordinator; it comes and goes, and the state stays. */
 struct cairn_session {
     struct cairn_address address;
@@ -265,6 +321,7 @@ struct cairn_shard {
     struct cairn_pool *compute, *files;
     struct cairn_shard_job *jobs; /* at most CAIRN_SHARD_JOBS_MAX, LEAVING ones included */
     struct cairn_create *creates;
+    struct cairn_tiling *tilings;
     struct cairn_budget budget;
 
     const struct cairn_backend *backend; /* static */
@@ -365,14 +422,54 @@ void cairn_member_send(struct cairn_member *member, struct cairn_chunk_header *h
 void cairn_member_refuse(struct cairn_member *member, const struct cairn_chunk_header *header,
                          cairn_status status);
 
+/* ---- tiles_told.c, tiles.c: what workers hold of the tensors ---- */
+/* Owns the message. */
+void cairn_tiles_on_message(struct cairn_shard *shard, uint32_t request,
+                            Cairn__MemberTiles *message);
+/* A page of tiles; nothing happens if none of that request are awaited. */
+void cairn_tiles_on_page(struct cairn_shard *shard, uint32_t request, const Cairn__Page *page);
+/* The session ended: no more pages come. */
+void cairn_tiles_drop(struct cairn_shard *shard);
+/* Replaces what the member holds by a judged list. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_BUSY: as before. */
+CAIRN_MUST_CHECK cairn_status cairn_tiles_set_member(struct cairn_member *member,
+                                                     const struct cairn_tiles *tiles,
+                                                     struct cairn_sentence *why);
+/* It goes: it holds nothing any more. */
+void cairn_tiles_forget(struct cairn_member *member);
+/* `to` is the same member as `from`, told anew: it holds what it held. */
+void cairn_tiles_move(struct cairn_member *from, struct cairn_member *to);
+/* With the job. */
+void cairn_tiles_free(struct cairn_shard_job *job);
+/* What of a chunk the header of a PUSH, PUT or FETCH (not of a box) means, without side effects.
+ * CAIRN_ERR_MISMATCH: not what the member declared; `why` (may be NULL) says so. */
+CAIRN_MUST_CHECK cairn_status cairn_tiles_piece(const struct cairn_member *member,
+                                                const struct cairn_chunk_header *header,
+                                                uint64_t chunk,
+                                                const struct cairn_chunk_place *place,
+                                                struct cairn_piece *piece_out,
+                                                struct cairn_sentence *why);
+/* A chunk's first contribution of the round is folded next: no box has been. */
+void cairn_tiles_begin_chunk(struct cairn_shard_job *job, uint64_t chunk);
+/* On a pool thread: folds the sources, each its piece of the chunk, in their order. */
+void cairn_tiles_fold(const struct cairn_fold *fold, uint64_t chunk,
+                      const struct cairn_chunk_place *place, float *acc);
+/* A piece was put. */
+void cairn_tiles_put(struct cairn_shard_job *job, uint64_t chunk, const struct cairn_piece *piece,
+                     const struct cairn_chunk_place *place, const float *values);
+/* The boxes that were put make up the chunk. */
+bool cairn_tiles_put_whole(const struct cairn_shard_job *job, uint64_t chunk);
+/* Chunks of a trained tensor here that the member sends, if it touches the tensor. */
+uint64_t cairn_tiles_touched(const struct cairn_member *member, uint32_t tensor);
+
 /* ---- landing.c: what comes from the fabric ---- */
 void cairn_landing_on_message(void *shard, const void *header, size_t header_bytes,
                               size_t payload_bytes, struct cairn_fabric_message *message);
 /* Where a PUSH belongs, judged without side effects. CAIRN_OK: *chunk_out is the core's number. Else
  * `why` says which field is wrong. */
-CAIRN_MUST_CHECK cairn_status cairn_landing_judge_push(const struct cairn_shard_job *job,
+CAIRN_MUST_CHECK cairn_status cairn_landing_judge_push(const struct cairn_member *member,
                                                        const struct cairn_chunk_header *header,
                                                        uint32_t *chunk_out,
+                                                       struct cairn_piece *piece_out,
                                                        struct cairn_sentence *why);
 /* RECEIVE and DISCARD of the core: what waits goes into a slot, or is dropped. */
 void cairn_landing_receive(struct cairn_shard_job *job, uint32_t slot, uint32_t chunk);
@@ -386,7 +483,9 @@ CAIRN_MUST_CHECK cairn_status cairn_put_whole(const struct cairn_shard_job *job,
                                               struct cairn_sentence *why);
 /* It serves: gives the buffers of puts back. */
 void cairn_put_end(struct cairn_shard_job *job);
-void cairn_fetch_on_message(struct cairn_member *member, const struct cairn_chunk_header *header);
+/* Takes or drops the message. */
+void cairn_fetch_on_message(struct cairn_member *member, const struct cairn_chunk_header *header,
+                            struct cairn_fabric_message *message);
 /* UPDATED: answers what was deferred. */
 void cairn_fetch_deferred(struct cairn_shard_job *job);
 void cairn_fetch_release(struct cairn_shard_job *job);

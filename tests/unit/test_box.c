@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SEEDS 300
+#define SEEDS 150
 
 static uint64_t random_state;
 
@@ -229,6 +229,7 @@ int main(void)
 {
     Suite *suite = suite_create("box");
     TCase *tests = tcase_create("box");
+    tcase_set_timeout(tests, 60);
     tcase_add_test(tests, counts_and_runs_equal_those_of_a_walk_over_all_elements);
     tcase_add_test(tests, two_boxes_overlap_if_an_element_is_in_both);
     tcase_add_test(tests, a_box_that_is_not_within_its_tensor_is_refused);

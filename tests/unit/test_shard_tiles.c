@@ -1,0 +1,698 @@
+/* Workers that hold boxes of tensors, at a shard: put, pushed, folded, fetched; every sum against a strict
+ * left fold, element by element. */
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/shard_scene.h"
+
+enum { WORKERS = 3, MICROS = 2, CHUNK_ELEMS = SCENE_CHUNK_LEAVES * 4096 };
+
+static struct scene scene;
+static struct cairn_tiles tiles[WORKERS + 1]; /* of member 1 to 3 */
+static uint8_t payload[CHUNK_ELEMS * 4];
+
+static struct cairn_shard_job *job(void)
+{
+    return scene.shard->jobs;
+}
+
+static const struct cairn_shape *shape_of(uint32_t tensor)
+{
+    return &scene.spec.tensors[tensor].shape;
+}
+
+/* ---- tiles ---- */
+
+static void hold(uint64_t member, uint32_t tensor, struct cairn_box box)
+{
+    ck_assert_int_eq(cairn_tiles_set(&tiles[member], tensor, &box), CAIRN_OK);
+}
+
+/* weight in two columns, the second one with two replicas; emb in rows, one of them of no chunk's border;
+ * bias at member 2 alone. */
+static void hold_pieces(void)
+{
+    hold(1, T_WEIGHT, (struct cairn_box) { 2, { 0, 0 }, { 50, 437 } });
+    hold(2, T_WEIGHT, (struct cairn_box) { 2, { 0, 437 }, { 50, 563 } });
+    hold(3, T_WEIGHT, (struct cairn_box) { 2, { 0, 437 }, { 50, 563 } });
+    hold(1, T_EMB, (struct cairn_box) { 2, { 0, 0 }, { 13, 300 } });
+    hold(2, T_EMB, (struct cairn_box) { 2, { 13, 0 }, { 26, 300 } });
+    hold(3, T_EMB, (struct cairn_box) { 2, { 39, 0 }, { 1, 300 } });
+    hold(1, T_BIAS, (struct cairn_box) { 1, { 0 }, { 0 } });
+    hold(3, T_BIAS, (struct cairn_box) { 1, { 10 }, { 0 } });
+    hold(1, T_FROZEN, (struct cairn_box) { 2, { 0, 0 }, { 20, 250 } });
+    hold(2, T_FROZEN, (struct cairn_box) { 2, { 0, 250 }, { 20, 250 } });
+    hold(3, T_FROZEN, (struct cairn_box) { 2, { 0, 250 }, { 20, 250 } });
+}
+
+static cairn_status send_page(void *context, const Cairn__Page *page)
+{
+    scene_say(&scene, CAIRN_MSG_PAGE, *(const uint32_t *)context, &page->base);
+    return CAIRN_OK;
+}
+
+static void say_tiles(uint64_t member, uint64_t hash, const uint8_t *bytes, size_t size)
+{
+    uint32_t request = 40 + (uint32_t)member;
+    Cairn__MemberTiles message = CAIRN__MEMBER_TILES__INIT;
+    message.job = SCENE_JOB;
+    message.member = member;
+    message.tiles_hash = hash;
+    message.tiles_bytes = size;
+    message.world = WORKERS;
+    scene_say(&scene, CAIRN_MSG_MEMBER_TILES, request, &message.base);
+    ck_assert_int_eq(cairn_paged_send(CAIRN_PAGE_TILES, bytes, size, send_page, &request),
+                     CAIRN_OK);
+}
+
+static void tell_tiles(uint64_t member)
+{
+    uint8_t *bytes;
+    size_t size;
+    ck_assert_int_eq(cairn_tiles_pack(&tiles[member], &bytes, &size), CAIRN_OK);
+    say_tiles(member, cairn_tiles_hash(&tiles[member]), bytes, size);
+    free(bytes);
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 40 + member);
+}
+
+static cairn_status refused_tiles(uint64_t member, uint64_t hash, const uint8_t *bytes, size_t size)
+{
+    say_tiles(member, hash, bytes, size);
+    struct scene_frame frame = scene_hear(&scene, CAIRN_MSG_ERROR);
+    ck_assert_uint_eq(frame.request, 40 + member);
+    return (cairn_status)((const Cairn__Error *)frame.message)->status;
+}
+
+/* ---- pieces ---- */
+
+static const struct cairn_box *box_of(uint64_t member, uint32_t tensor, struct cairn_box *whole)
+{
+    const struct cairn_box *box = cairn_tiles_find(&tiles[member], tensor);
+    *whole = cairn_box_of_shape(shape_of(tensor));
+    return box != NULL ? box : whole;
+}
+
+static bool has(uint64_t member, uint32_t tensor, uint64_t elem)
+{
+    struct cairn_box whole;
+    const struct cairn_box *box = box_of(member, tensor, &whole);
+    return cairn_box_before(box, shape_of(tensor), elem + 1) >
+           cairn_box_before(box, shape_of(tensor), elem);
+}
+
+/* Writes value(elem) of the elements that the box has in the chunk, in their order; how many. */
+static size_t make_piece(const struct cairn_box *box, const struct cairn_chunk_place *place,
+                         float (*value)(uint32_t tensor, uint64_t elem), float *out)
+{
+    struct cairn_box_runs runs;
+    cairn_box_runs_begin(&runs, box, shape_of(place->tensor), place->first_elem, place->elem_count);
+    size_t count = 0;
+    uint64_t elem, box_elem, run;
+    while (cairn_box_runs_next(&runs, &elem, &box_elem, &run))
+        for (uint64_t i = 0; i < run; i++) out[count++] = value(place->tensor, elem + i);
+    return count;
+}
+
+static struct cairn_chunk_header tile_header(uint8_t kind, uint64_t member, uint64_t chunk)
+{
+    struct cairn_chunk_header header = scene_chunk_header(&scene, kind, member, chunk);
+    header.table_hash = cairn_tiles_hash(&tiles[member]);
+    if (cairn_tiles_find(&tiles[member], header.tensor) != NULL) header.tile = CAIRN_TILE_OWN;
+    return header;
+}
+
+static void wait_for_sends(void)
+{
+    while (scene.sends_over < scene.sent) uv_run(&scene.loop, UV_RUN_ONCE);
+}
+
+/* Puts what member has of every chunk of a tensor; waits for the ACKs. */
+static void put_tensor(uint64_t member, uint32_t tensor)
+{
+    for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
+        const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, c);
+        struct cairn_box whole;
+        if (place.tensor != tensor) continue;
+        const size_t count = make_piece(box_of(member, tensor, &whole), &place, scene_initial,
+                                        (float *)payload);
+        if (count == 0) continue;
+        struct cairn_chunk_header put = tile_header(CAIRN_CHUNK_PUT, member, c);
+        scene_send(&scene, &put, payload, count * sizeof(float));
+        ck_assert_uint_eq(scene_note(&scene, CAIRN_CHUNK_ACK)->header.request, put.request);
+        wait_for_sends();
+    }
+}
+
+/* ---- the stage ---- */
+
+static void join_all(void)
+{
+    memset(tiles, 0, sizeof tiles);
+    scene_open(&scene, "mem", 2, 0);
+    scene_create(&scene, 3, 1, 0, "");
+    scene_hear(&scene, CAIRN_MSG_DONE);
+    for (uint64_t m = 1; m <= WORKERS; m++) scene_join(&scene, m, CAIRN_ROLE_WIRE_WORKER);
+}
+
+static void begin_epoch(uint64_t epoch)
+{
+    scene_fence(&scene, epoch);
+    scene_hear(&scene, CAIRN_MSG_ANSWER);
+    scene_resolve_none(&scene);
+    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
+}
+
+/* A job that serves, with the pieces told. */
+static void setup(void)
+{
+    join_all();
+    hold_pieces();
+    for (uint64_t m = 1; m <= WORKERS; m++) tell_tiles(m);
+    for (uint64_t m = 1; m <= 2; m++)
+        for (uint32_t t = 0; t < TENSORS; t++) put_tensor(m, t);
+    put_tensor(3, T_EMB);
+    scene_seal(&scene);
+    begin_epoch(3);
+}
+
+static void teardown(void)
+{
+    scene_close(&scene);
+    for (uint64_t m = 1; m <= WORKERS; m++) cairn_tiles_release(&tiles[m]);
+}
+
+/* ---- a round ---- */
+
+static uint64_t now_member;
+static uint32_t now_micro;
+
+/* Of many bits, so that the order of additions shows; every seventh is -0. Member 2 sends weight in bf16. */
+static float gradient(uint32_t tensor, uint64_t elem)
+{
+    const uint64_t x = (elem * 2654435761u + now_member * 104729 + now_micro * 1299709 +
+                        tensor * 15485863 + scene.round * 7919) %
+                       1000003u;
+    if (x % 7 == 0 || (elem % 5 == 0 && tensor == T_WEIGHT)) return -0.0f;
+    if (now_member == 2 && tensor == T_WEIGHT) return ((float)(x % 255) - 127.0f) / 8.0f;
+    return ((float)x - 500000.0f) / 3.0e4f;
+}
+
+static bool touches(uint64_t member, uint32_t micro, uint32_t tensor)
+{
+    if (tensor == T_FROZEN) return false;
+    return !(member == 2 && micro == 1 && tensor == T_EMB);
+}
+
+/* The bytes of a member's piece in the dtype that it sends; 0: none. */
+static size_t make_push(uint64_t member, uint32_t micro, uint64_t chunk,
+                        struct cairn_chunk_header *header, void **bytes_out)
+{
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, chunk);
+    struct cairn_box whole;
+    now_member = member;
+    now_micro = micro;
+    float *values = malloc(CHUNK_ELEMS * sizeof *values);
+    const size_t count = make_piece(box_of(member, place.tensor, &whole), &place, gradient, values);
+    *header = tile_header(CAIRN_CHUNK_PUSH, member, chunk);
+    header->micro = micro;
+    *bytes_out = values;
+    if (member != 2 || place.tensor != T_WEIGHT) return count * sizeof *values;
+    header->dtype = CAIRN_BF16;
+    *bytes_out = malloc(CHUNK_ELEMS * 2);
+    cairn_backend_host()->convert(*bytes_out, CAIRN_BF16, values, CAIRN_F32, count);
+    free(values);
+    return count * 2;
+}
+
+static void end_micro(uint64_t member, uint32_t micro, uint32_t sent)
+{
+    static const uint32_t untouched[] = { T_EMB };
+    struct cairn_chunk_header end = scene_header(&scene, CAIRN_CHUNK_MICRO_END, member);
+    end.micro = micro;
+    end.value = sent;
+    const bool all = touches(member, micro, T_EMB);
+    scene_send(&scene, &end, all ? NULL : untouched, all ? 0 : sizeof untouched);
+}
+
+/* A micro-batch of a member on its way. */
+struct pusher {
+    uint64_t next; /* chunk, downwards: not the order in which the shard has them */
+    uint32_t sent, unanswered;
+    bool ended;
+    void *bytes[64]; /* owned: the payloads */
+};
+
+/* Sends as much as the window allows; behind the last chunk the end. */
+static void push_more(struct pusher *p, uint64_t member, uint32_t micro)
+{
+    while (p->next > 0 && p->unanswered < SCENE_WINDOW) {
+        const uint64_t chunk = --p->next;
+        struct cairn_chunk_header push;
+        if (!touches(member, micro, cairn_shard_map_chunk(&scene.map, chunk).tensor)) continue;
+        const size_t size = make_push(member, micro, chunk, &push, &p->bytes[p->sent]);
+        if (size == 0) {
+            free(p->bytes[p->sent]);
+            continue;
+        }
+        scene_send(&scene, &push, p->bytes[p->sent++], size);
+        p->unanswered++;
+    }
+    if (p->next > 0 || p->ended) return;
+    p->ended = true;
+    end_micro(member, micro, p->sent);
+}
+
+/* All members at once, the last one first: its chunks wait for the others'. */
+static void push_micro(uint32_t micro)
+{
+    struct pusher pushers[WORKERS + 1] = { 0 };
+    for (uint64_t m = WORKERS; m >= 1; m--) {
+        pushers[m].next = scene.map.chunk_count;
+        push_more(&pushers[m], m, micro);
+    }
+    for (bool more = true; more;) {
+        struct pusher *p = &pushers[scene_note(&scene, CAIRN_CHUNK_ACK)->header.member];
+        p->unanswered--;
+        push_more(p, (uint64_t)(p - pushers), micro);
+        more = false;
+        for (uint64_t m = 1; m <= WORKERS; m++) more |= pushers[m].unanswered > 0;
+    }
+    for (int i = 0; i < WORKERS; i++) scene_note(&scene, CAIRN_CHUNK_MICRO_ACK);
+    wait_for_sends();
+    for (uint64_t m = 1; m <= WORKERS; m++)
+        for (uint32_t i = 0; i < pushers[m].sent; i++) free(pushers[m].bytes[i]);
+}
+
+/* A whole round of all members, up to the sums. */
+static void push_round(uint64_t round, uint64_t step)
+{
+    ck_assert_uint_le(scene.map.chunk_count, 64);
+    scene_round_open(&scene, round, step, WORKERS);
+    for (int i = 0; i < WORKERS; i++) scene_note(&scene, CAIRN_CHUNK_GRANT);
+    for (uint32_t micro = 0; micro < MICROS; micro++) push_micro(micro);
+    for (uint64_t m = 1; m <= WORKERS; m++) {
+        struct cairn_chunk_header commit = scene_header(&scene, CAIRN_CHUNK_COMMIT, m);
+        commit.micro = MICROS - 1;
+        commit.value = 1;
+        scene_send(&scene, &commit, NULL, 0);
+    }
+    scene_hear(&scene, CAIRN_MSG_REDUCED);
+}
+
+static float expected_sum(uint32_t tensor, uint64_t elem)
+{
+    bool first = true;
+    float sum = 0.0f;
+    for (now_micro = 0; now_micro < MICROS; now_micro++)
+        for (now_member = 1; now_member <= WORKERS; now_member++) {
+            if (!touches(now_member, now_micro, tensor) || !has(now_member, tensor, elem)) continue;
+            const float value = gradient(tensor, elem);
+            sum = first ? value : sum + value;
+            first = false;
+        }
+    return sum;
+}
+
+static void check_sums(void)
+{
+    const float *acc = (const float *)job()->acc.base;
+    for (size_t i = 0; i < scene.map.extent_count; i++) {
+        const struct cairn_local_extent *extent = &scene.map.extents[i];
+        if (extent->tensor == T_FROZEN) continue;
+        for (uint64_t e = 0; e < extent->elem_count; e++) {
+            const float expected = expected_sum(extent->tensor, extent->first_elem + e);
+            ck_assert_msg(memcmp(&acc[extent->local_elem + e], &expected, 4) == 0,
+                          "tensor %u, element %llu: %a, not %a", extent->tensor,
+                          (unsigned long long)(extent->first_elem + e),
+                          (double)acc[extent->local_elem + e], (double)expected);
+        }
+    }
+}
+
+START_TEST(pieces_are_folded_in_rank_order_where_they_lie)
+{
+    push_round(5, 0);
+    check_sums();
+}
+END_TEST
+
+START_TEST(what_nobody_contributes_is_plus_zero_whatever_was_there_before)
+{
+    push_round(5, 0);
+    begin_epoch(4); // void: the sums of round 5 lie around
+    for (uint64_t m = 1; m <= WORKERS; m++) {
+        hold(m, T_WEIGHT, (struct cairn_box) { 2, { m, 10 * m }, { 1, 9 } });
+        hold(m, T_EMB, (struct cairn_box) { 2, { 0, 7 }, { 39, 2 } });
+        tell_tiles(m);
+    }
+    push_round(6, 0);
+    check_sums();
+}
+END_TEST
+
+START_TEST(a_job_goes_back_to_whole_tensors_and_gives_the_memory_back)
+{
+    push_round(5, 0);
+    begin_epoch(4);
+    ck_assert_ptr_nonnull(job()->tiled);
+    const uint64_t with = job()->budget_bytes;
+    for (uint64_t m = 1; m <= WORKERS; m++) {
+        cairn_tiles_release(&tiles[m]);
+        tell_tiles(m);
+    }
+    ck_assert_ptr_null(job()->tiled);
+    ck_assert_uint_lt(job()->budget_bytes, with);
+    push_round(6, 0);
+    check_sums();
+}
+END_TEST
+
+START_TEST(a_round_of_pieces_after_a_round_of_wholes_and_with_a_member_told_anew)
+{
+    struct cairn_tiles kept[WORKERS + 1];
+    memcpy(kept, tiles, sizeof kept);
+    memset(tiles, 0, sizeof tiles);
+    for (uint64_t m = 1; m <= WORKERS; m++) tell_tiles(m);
+    push_round(5, 0);
+    check_sums();
+    begin_epoch(4);
+    memcpy(tiles, kept, sizeof kept);
+    for (uint64_t m = 1; m <= WORKERS; m++) tell_tiles(m);
+    scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER); // as by a new coordinator: it keeps its tiles
+    push_round(6, 0);
+    check_sums();
+}
+END_TEST
+
+START_TEST(a_new_coordinator_learns_that_there_are_tiles)
+{
+    scene_fence(&scene, 4);
+    const struct scene_frame frame = scene_hear(&scene, CAIRN_MSG_ANSWER);
+    ck_assert_uint_eq(((const Cairn__Answer *)frame.message)->tiles_world, WORKERS);
+}
+END_TEST
+
+/* ---- refusals ---- */
+
+static uint64_t chunk_of(uint32_t tensor)
+{
+    uint64_t chunk = 0;
+    while (cairn_shard_map_chunk(&scene.map, chunk).tensor != tensor) chunk++;
+    return chunk;
+}
+
+static cairn_status refusal_of(struct cairn_chunk_header *header, size_t size)
+{
+    scene_send(&scene, header, payload, size);
+    const struct scene_note *nak = scene_note(&scene, CAIRN_CHUNK_NAK);
+    ck_assert_uint_eq(nak->header.request, header->request);
+    wait_for_sends();
+    return (cairn_status)nak->header.value;
+}
+
+START_TEST(a_piece_that_is_not_the_declared_one_is_refused)
+{
+    scene_round_open(&scene, 5, 0, WORKERS);
+    for (int i = 0; i < WORKERS; i++) scene_note(&scene, CAIRN_CHUNK_GRANT);
+    const uint64_t c = chunk_of(T_WEIGHT);
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, c);
+    struct cairn_box whole;
+    const size_t size =
+        make_piece(box_of(1, T_WEIGHT, &whole), &place, gradient, (float *)payload) * sizeof(float);
+    struct cairn_chunk_header push = tile_header(CAIRN_CHUNK_PUSH, 1, c);
+    ck_assert_int_eq(refusal_of(&push, size - 4), CAIRN_ERR_MALFORMED);
+    push = tile_header(CAIRN_CHUNK_PUSH, 1, c);
+    ck_assert_int_eq(refusal_of(&push, size + 4), CAIRN_ERR_MALFORMED);
+    push = tile_header(CAIRN_CHUNK_PUSH, 1, c);
+    push.dtype = CAIRN_BF16;
+    ck_assert_int_eq(refusal_of(&push, size), CAIRN_ERR_MALFORMED);
+    push = tile_header(CAIRN_CHUNK_PUSH, 1, c);
+    push.table_hash++;
+    ck_assert_int_eq(refusal_of(&push, size), CAIRN_ERR_MISMATCH);
+    push = tile_header(CAIRN_CHUNK_PUSH, 1, c); // a whole chunk of a worker that holds a part
+    push.tile = CAIRN_TILE_WHOLE;
+    ck_assert_int_eq(refusal_of(&push, place.elem_count * 4), CAIRN_ERR_MISMATCH);
+    push = tile_header(CAIRN_CHUNK_PUSH, 2, chunk_of(T_BIAS)); // it holds all, and declared nothing
+    push.tile = CAIRN_TILE_OWN;
+    ck_assert_int_eq(refusal_of(&push, 40), CAIRN_ERR_MISMATCH);
+    push = tile_header(CAIRN_CHUNK_PUSH, 1, chunk_of(T_BIAS)); // it holds nothing
+    ck_assert_int_eq(refusal_of(&push, 40), CAIRN_ERR_MALFORMED);
+    ck_assert_uint_eq(cairn_step_slots_used(job()->step), 0);
+    struct cairn_chunk_header end = scene_header(&scene, CAIRN_CHUNK_MICRO_END, 1);
+    end.value = scene.map.chunk_count; // more than it holds
+    ck_assert_int_eq(refusal_of(&end, 0), CAIRN_ERR_PROTOCOL);
+}
+END_TEST
+
+START_TEST(tiles_do_not_change_while_a_round_collects)
+{
+    scene_round_open(&scene, 5, 0, WORKERS);
+    scene_note(&scene, CAIRN_CHUNK_GRANT);
+    tell_tiles(1); // the same again
+    hold(1, T_WEIGHT, (struct cairn_box) { 2, { 0, 0 }, { 50, 400 } });
+    uint8_t *bytes;
+    size_t size;
+    ck_assert_int_eq(cairn_tiles_pack(&tiles[1], &bytes, &size), CAIRN_OK);
+    const uint64_t before = job()->budget_bytes;
+    ck_assert_int_eq(refused_tiles(1, cairn_tiles_hash(&tiles[1]), bytes, size), CAIRN_ERR_BUSY);
+    ck_assert_uint_eq(job()->budget_bytes, before);
+    free(bytes);
+}
+END_TEST
+
+/* A list as it stands, without being judged. */
+static cairn_status refused_list(uint64_t member, struct cairn_tile_box *list, size_t count)
+{
+    const struct cairn_tiles wrong = { list, count };
+    uint8_t *bytes;
+    size_t size;
+    ck_assert_int_eq(cairn_tiles_pack(&wrong, &bytes, &size), CAIRN_OK);
+    const cairn_status status = refused_tiles(member, cairn_tiles_hash(&wrong), bytes, size);
+    free(bytes);
+    return status;
+}
+
+START_TEST(a_wrong_list_of_tiles_is_refused_and_changes_nothing)
+{
+    const uint64_t before = job()->budget_bytes, hash = cairn_tiles_hash(&tiles[1]);
+    struct cairn_tile_box beyond = { T_WEIGHT, { 2, { 49, 0 }, { 2, 1000 } } };
+    struct cairn_tile_box huge = { T_WEIGHT, { 2, { 1, 1 }, { UINT64_MAX, UINT64_MAX } } };
+    struct cairn_tile_box nowhere = { TENSORS, { 1, { 0 }, { 1 } } };
+    ck_assert_int_eq(refused_list(1, &beyond, 1), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(refused_list(1, &huge, 1), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(refused_list(1, &nowhere, 1), CAIRN_ERR_INVALID);
+    struct cairn_tile_box good = { T_BIAS, { 1, { 0 }, { 5 } } };
+    ck_assert_int_eq(refused_list(99, &good, 1), CAIRN_ERR_NOT_FOUND);
+    memset(payload, 0xff, 64);
+    ck_assert_int_eq(refused_tiles(1, hash, payload, 64), CAIRN_ERR_MALFORMED);
+    uint8_t *bytes;
+    size_t size;
+    ck_assert_int_eq(cairn_tiles_pack(&tiles[2], &bytes, &size), CAIRN_OK);
+    ck_assert_int_eq(refused_tiles(1, hash, bytes, size), CAIRN_ERR_MALFORMED); // another's hash
+    free(bytes);
+    Cairn__MemberTiles message = CAIRN__MEMBER_TILES__INIT;
+    message.job = SCENE_JOB;
+    message.member = 1;
+    message.tiles_bytes = UINT64_MAX;
+    scene_say(&scene, CAIRN_MSG_MEMBER_TILES, 9, &message.base);
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_ERROR).request, 9);
+    ck_assert_uint_eq(job()->budget_bytes, before);
+    push_round(5, 0);
+    check_sums();
+}
+END_TEST
+
+START_TEST(no_more_lists_arrive_at_a_time_than_are_allowed)
+{
+    Cairn__MemberTiles message = CAIRN__MEMBER_TILES__INIT;
+    message.job = SCENE_JOB;
+    message.member = 1;
+    message.tiles_bytes = 1000;
+    for (uint32_t i = 0; i <= CAIRN_SHARD_TILINGS_MAX; i++)
+        scene_say(&scene, CAIRN_MSG_MEMBER_TILES, 100 + i, &message.base);
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_ERROR).request, 100 + CAIRN_SHARD_TILINGS_MAX);
+    Cairn__Page page = CAIRN__PAGE__INIT; // of another length than announced
+    page.what = CAIRN_PAGE_TILES;
+    page.total_bytes = 999;
+    page.bytes = (ProtobufCBinaryData) { 10, payload };
+    scene_say(&scene, CAIRN_MSG_PAGE, 100, &page.base);
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_ERROR).request, 100);
+}
+END_TEST
+
+/* ---- puts ---- */
+
+START_TEST(a_chunk_is_put_when_all_its_boxes_are_put)
+{
+    join_all();
+    hold_pieces();
+    for (uint64_t m = 1; m <= WORKERS; m++) tell_tiles(m);
+    for (uint32_t t = 0; t < TENSORS; t++) put_tensor(1, t);
+    put_tensor(2, T_BIAS);
+    put_tensor(2, T_FROZEN);
+    put_tensor(2, T_EMB);
+    Cairn__JobSeal seal = CAIRN__JOB_SEAL__INIT;
+    seal.job = SCENE_JOB;
+    scene_say(&scene, CAIRN_MSG_JOB_SEAL, 6, &seal.base);
+    const struct scene_frame frame = scene_hear(&scene, CAIRN_MSG_ERROR);
+    const char *text = ((const Cairn__Error *)frame.message)->text;
+    ck_assert_ptr_nonnull(strstr(text, "2 tensors: emb, weight"));
+    put_tensor(3, T_EMB);
+    put_tensor(3, T_WEIGHT);
+    scene_seal(&scene);
+    const float *param = (const float *)job()->param.base;
+    for (size_t i = 0; i < scene.map.extent_count; i++) {
+        const struct cairn_local_extent *extent = &scene.map.extents[i];
+        for (uint64_t e = 0; e < extent->elem_count; e++)
+            ck_assert_float_eq(param[extent->local_elem + e],
+                               scene_initial(extent->tensor, extent->first_elem + e));
+    }
+    teardown();
+}
+END_TEST
+
+START_TEST(one_worker_may_put_whole_tensors_of_a_tiled_job)
+{
+    join_all();
+    hold_pieces();
+    for (uint64_t m = 1; m <= WORKERS; m++) tell_tiles(m);
+    scene_put_all(&scene, 1);
+    scene_seal(&scene);
+    teardown();
+}
+END_TEST
+
+/* ---- fetches ---- */
+
+/* Compares DATA with what the box has of the chunk in the state. */
+static void check_data(const struct cairn_chunk_header *asked, const struct cairn_box *box,
+                       uint64_t chunk)
+{
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, chunk);
+    const struct scene_note *data = scene_note(&scene, CAIRN_CHUNK_DATA);
+    const size_t count = make_piece(box, &place, scene_initial, (float *)payload);
+    const size_t elem_bytes = cairn_dtype_bytes(data->header.dtype);
+    uint8_t *expected = malloc(CHUNK_ELEMS * 4);
+    cairn_backend_host()->convert(expected, (cairn_dtype)data->header.dtype, (float *)payload,
+                                  CAIRN_F32, count);
+    ck_assert_uint_eq(data->header.request, asked->request);
+    ck_assert_uint_eq(data->header.plane, asked->plane);
+    ck_assert_uint_eq(data->header.payload_bytes, count * elem_bytes);
+    ck_assert_uint_eq(data->header.checksum,
+                      cairn_chunk_checksum(data->payload, count * elem_bytes));
+    ck_assert_mem_eq(data->payload, expected, count * elem_bytes);
+    free(expected);
+    wait_for_sends();
+}
+
+START_TEST(a_worker_fetches_its_own_piece_of_a_chunk)
+{
+    for (uint64_t c = 0; c < scene.map.chunk_count; c++)
+        for (uint64_t member = 1; member <= WORKERS; member++)
+            for (uint8_t plane = CAIRN_PLANE_PARAM; plane <= CAIRN_PLANE_WIRE; plane++) {
+                struct cairn_chunk_header fetch = tile_header(CAIRN_CHUNK_FETCH, member, c);
+                const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, c);
+                struct cairn_box whole;
+                const struct cairn_box *box = box_of(member, fetch.tensor, &whole);
+                const size_t count = make_piece(box, &place, scene_initial, (float *)payload);
+                fetch.plane = plane;
+                fetch.generation = 1;
+                if (count == 0) {
+                    ck_assert_int_eq(refusal_of(&fetch, 0), CAIRN_ERR_MALFORMED);
+                    continue;
+                }
+                scene_send(&scene, &fetch, NULL, 0);
+                check_data(&fetch, box, c);
+            }
+}
+END_TEST
+
+static void send_box_fetch(struct cairn_chunk_header *fetch, uint64_t member, uint64_t chunk,
+                           const struct cairn_box *box, uint8_t bytes[CAIRN_BOX_BYTES_MAX])
+{
+    *fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, member, chunk);
+    fetch->tile = CAIRN_TILE_BOX;
+    fetch->plane = CAIRN_PLANE_WIRE;
+    fetch->generation = 1;
+    scene_send(&scene, fetch, bytes, cairn_box_encode(box, bytes));
+}
+
+START_TEST(a_reader_fetches_any_box_of_a_chunk)
+{
+    static const struct cairn_box boxes[] = {
+        { 2, { 0, 0 }, { 50, 1000 } },
+        { 2, { 3, 999 }, { 20, 1 } },
+        { 2, { 2, 500 }, { 1, 3 } },
+        { 2, { 0, 400 }, { 30, 200 } },
+    };
+    scene_join(&scene, 9, CAIRN_ROLE_WIRE_READER);
+    for (size_t i = 0; i < sizeof boxes / sizeof *boxes; i++) {
+        struct cairn_chunk_header fetch;
+        uint8_t bytes[CAIRN_BOX_BYTES_MAX];
+        send_box_fetch(&fetch, 9, chunk_of(T_WEIGHT), &boxes[i], bytes);
+        check_data(&fetch, &boxes[i], chunk_of(T_WEIGHT));
+    }
+}
+END_TEST
+
+START_TEST(a_box_that_is_not_one_of_the_chunk_is_refused)
+{
+    static const struct cairn_box boxes[] = {
+        { 2, { 0, 0 }, { 51, 1000 } },                /* beyond the tensor */
+        { 1, { 0 }, { 50 } },                         /* of another rank */
+        { 2, { 49, 0 }, { 1, 1000 } },                /* of another chunk */
+        { 2, { 0, 0 }, { 0, 1000 } },                 /* of nothing */
+        { 2, { UINT64_MAX, 1 }, { UINT64_MAX, 999 } } /* of no tensor at all */
+    };
+    uint8_t bytes[CAIRN_BOX_BYTES_MAX];
+    for (size_t i = 0; i < sizeof boxes / sizeof *boxes; i++) {
+        struct cairn_chunk_header fetch;
+        send_box_fetch(&fetch, 1, chunk_of(T_WEIGHT), &boxes[i], bytes);
+        const struct scene_note *nak = scene_note(&scene, CAIRN_CHUNK_NAK);
+        ck_assert_uint_eq(nak->header.value, CAIRN_ERR_MALFORMED);
+        wait_for_sends();
+    }
+    struct cairn_chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, 0);
+    fetch.tile = CAIRN_TILE_BOX;
+    fetch.plane = CAIRN_PLANE_WIRE;
+    fetch.generation = 1;
+    memset(payload, 0xee, 36);
+    ck_assert_int_eq(refusal_of(&fetch, 36), CAIRN_ERR_MALFORMED);
+    fetch.checksum = 1;
+    ck_assert_int_eq(refusal_of(&fetch, 36), CAIRN_ERR_CHECKSUM);
+    const struct cairn_member *member = cairn_member_find(job(), 1);
+    ck_assert_uint_eq(member->replies, 0);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("shard_tiles");
+    TCase *serving = tcase_create("serving");
+    tcase_set_timeout(serving, 60);
+    tcase_add_checked_fixture(serving, setup, teardown);
+    tcase_add_test(serving, pieces_are_folded_in_rank_order_where_they_lie);
+    tcase_add_test(serving, what_nobody_contributes_is_plus_zero_whatever_was_there_before);
+    tcase_add_test(serving, a_job_goes_back_to_whole_tensors_and_gives_the_memory_back);
+    tcase_add_test(serving, a_round_of_pieces_after_a_round_of_wholes_and_with_a_member_told_anew);
+    tcase_add_test(serving, a_new_coordinator_learns_that_there_are_tiles);
+    tcase_add_test(serving, a_piece_that_is_not_the_declared_one_is_refused);
+    tcase_add_test(serving, tiles_do_not_change_while_a_round_collects);
+    tcase_add_test(serving, a_wrong_list_of_tiles_is_refused_and_changes_nothing);
+    tcase_add_test(serving, no_more_lists_arrive_at_a_time_than_are_allowed);
+    tcase_add_test(serving, a_worker_fetches_its_own_piece_of_a_chunk);
+    tcase_add_test(serving, a_reader_fetches_any_box_of_a_chunk);
+    tcase_add_test(serving, a_box_that_is_not_one_of_the_chunk_is_refused);
+    suite_add_tcase(suite, serving);
+    TCase *putting = tcase_create("putting");
+    tcase_set_timeout(putting, 60);
+    tcase_add_test(putting, a_chunk_is_put_when_all_its_boxes_are_put);
+    tcase_add_test(putting, one_worker_may_put_whole_tensors_of_a_tiled_job);
+    suite_add_tcase(suite, putting);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
