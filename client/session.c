@@ -384,7 +384,10 @@ void cairn_close(cairn *handle)
 int cairn_event_fd(const cairn *handle)
 {
     struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, handle);
-    if (s == NULL) return -1;
+    if (s == NULL) {
+        cairn_client_fail(CAIRN_ERR_HANDLE, "not an open session");
+        return -1;
+    }
     const int fd = s->event_fd;
     cairn_handle_put(handle);
     return fd;
