@@ -247,6 +247,8 @@ static cairn_status fill(struct cairn_job_spec_data *spec, struct groups *groups
     if (status == CAIRN_OK) status = add_groups(spec, groups);
     if (status != CAIRN_OK) return status;
     fill_job(spec, from);
+    if (cairn_spec_set_init_from(spec, from->init_from, from->init_prefix) != CAIRN_OK)
+        return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the job's spec");
     cairn_spec_canonicalize(spec);
     return settle_aliases(spec);
 }

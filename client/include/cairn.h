@@ -254,6 +254,12 @@ struct cairn_job_spec {
     uint32_t loss_scale_growth_steps; /* DYNAMIC; 0 = 2000 */
     uint32_t stage;                   /* CAIRN_STAGE(0) to CAIRN_STAGE(3); 0 = CAIRN_STAGE(2) */
     uint32_t micro_batches;           /* of each worker in a round; 0 = 1 */
+    /* Weights that the shards begin with, each reading its own part: a .safetensors file or a folder of
+     * Hugging Face, an absolute path where the shards are, in a folder that their import.folders allows.
+     * F32, BF16, F16 and F64. Every tensor must be there, by its name or by init_prefix + its name, or have
+     * an initializer; CAIRN_ERR_MISMATCH names those that are not. NULL = none. */
+    const char *init_from;
+    const char *init_prefix; /* "model."; NULL = none */
 };
 
 /* What a worker holds of a tensor. An extent of 0: nothing. */
@@ -366,9 +372,10 @@ CAIRN_EXPORT cairn_status cairn_tiles(cairn_job *job, const struct cairn_tile *t
 /* Initial state: `plane` is "param", `box` what this worker holds (NULL means it). Without tiles the
  * worker of rank 0 puts everything. With tiles every worker puts what it holds (replicas the same
  * values), or rank 0 every tensor whole, giving a box that says so. Each tensor once: CAIRN_ERR_EXISTS if
- * it was put already, or the job is initialized (nothing to put). Without tiles a worker of another rank may
- * put the same tensors before the first update: nothing of them is sent, cairn_init_done compares them
- * with those of rank 0. */
+ * it was put already, if the shards make it (init, init_from), or if the job is initialized: nothing to
+ * put. A job whose tensors are all made by the shards initializes itself. Without tiles a worker of another
+ * rank may put the same tensors before the first update: nothing of them is sent, cairn_init_done compares
+ * them with those of rank 0. */
 CAIRN_EXPORT cairn_status cairn_put(cairn_job *job, const char *tensor, const char *plane,
                                     const struct cairn_box *box, const struct cairn_mem *mem,
                                     cairn_op **op_out) CAIRN_CHECKED;

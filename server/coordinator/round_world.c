@@ -424,9 +424,13 @@ void cairn_cluster_job_waiting(const struct cairn_cluster_job *job, struct cairn
     }
     if (job->state == CAIRN_CLUSTER_JOB_CREATING) {
         cairn_sentence_set(out, "the shards to %s",
-                           job->restoring ? "load the snapshot" : "make room");
+                           job->restoring                ? "load the snapshot"
+                           : job->spec.init_from != NULL ? "read its weights"
+                                                         : "make room");
     } else if (!job->initialized) {
-        cairn_sentence_set(out, "the initial state, from the worker of rank 0");
+        cairn_sentence_set(out, cairn_spec_initializes_itself(&job->spec)
+                                    ? "the shards to publish the initial state"
+                                    : "the initial state, from the worker of rank 0");
     } else if (job->persist_waits) {
         cairn_sentence_set(out, "the coordinator's disk");
     } else {
