@@ -36,7 +36,8 @@ cairn_status cairn_api_await_none(struct job *job, const uint64_t *open, const c
 }
 
 cairn_status cairn_api_judge_data(const struct job *job, const char *name,
-                                  const struct cairn_mem *mem, size_t *tensor_out)
+                                  const struct cairn_mem *mem, size_t *tensor_out,
+                                  const struct cairn_box **part_out)
 {
     if (name == NULL || mem == NULL)
         return cairn_client_fail(CAIRN_ERR_INVALID, "tensor and mem must be given");
@@ -46,7 +47,32 @@ cairn_status cairn_api_judge_data(const struct job *job, const char *name,
     const size_t tensor = cairn_spec_find_tensor(&job->spec, name);
     if (tensor == SIZE_MAX)
         return cairn_client_fail(CAIRN_ERR_NOT_FOUND, "job %s has no tensor %s", job->name, name);
-    *tensor_out = tensor;
+    const struct cairn_box *part = job->spec.tensors[tensor].alias_box;
+    if (part != NULL && part_out == NULL)
+        return cairn_client_fail(
+            CAIRN_ERR_UNSUPPORTED,
+            "tensor %s is an alias of a box of %s, which is fetched only; put or "
+            "push %s itself",
+            name, job->spec.tensors[tensor].alias_of, job->spec.tensors[tensor].alias_of);
+    if (part_out != NULL) *part_out = part;
+    *tensor_out = cairn_spec_target(&job->spec, tensor);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_api_judge_part(const char *name, const struct cairn_box *part,
+                                  const struct cairn_box *box, struct cairn_box *box_out)
+{
+    struct cairn_shape shape = { .rank = part->rank };
+    struct cairn_sentence why;
+    struct cairn_box whole = *part;
+    memcpy(shape.dim, part->extent, sizeof shape.dim);
+    cairn_status status = box != NULL ? cairn_box_check(box, &shape, &why) : CAIRN_OK;
+    if (status != CAIRN_OK) return cairn_client_fail(status, "tensor %s: %s", name, why.text);
+    for (uint32_t d = 0; box != NULL && d < box->rank; d++) {
+        whole.start[d] += box->start[d];
+        whole.extent[d] = box->extent[d];
+    }
+    *box_out = whole;
     return CAIRN_OK;
 }
 
@@ -240,7 +266,7 @@ static cairn_status put_inside(struct job *job, const char *tensor, const char *
     size_t index;
     if (job->role != CAIRN_WORKER)
         return cairn_client_fail(CAIRN_ERR_REFUSED, "a reader cannot put");
-    cairn_status status = cairn_api_judge_data(job, tensor, mem, &index);
+    cairn_status status = cairn_api_judge_data(job, tensor, mem, &index, NULL);
     if (status != CAIRN_OK) return status;
     if (plane == NULL || cairn_plane_number(plane) != CAIRN_PLANE_PARAM)
         return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,

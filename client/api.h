@@ -14,9 +14,15 @@ cairn_status cairn_api_check(struct job *job) CAIRN_MUST_CHECK;
 /* Sleeps until *open (puts_open, pushes_open) is 0; `what` names them. */
 cairn_status cairn_api_await_none(struct job *job, const uint64_t *open, const char *what,
                                   uint64_t deadline_ms) CAIRN_MUST_CHECK;
-/* Finds the tensor and judges what of the memory does not depend on the box. */
+/* Finds the tensor and judges what of the memory does not depend on the box. An alias gives its target;
+ * one of a box gives that box in *part_out (NULL = all of it), and where part_out is NULL it is refused. */
 cairn_status cairn_api_judge_data(const struct job *job, const char *name,
-                                  const struct cairn_mem *mem, size_t *tensor_out) CAIRN_MUST_CHECK;
+                                  const struct cairn_mem *mem, size_t *tensor_out,
+                                  const struct cairn_box **part_out) CAIRN_MUST_CHECK;
+/* A box of an alias (NULL = all of it) as a box of its target. */
+cairn_status cairn_api_judge_part(const char *name, const struct cairn_box *part,
+                                  const struct cairn_box *box,
+                                  struct cairn_box *box_out) CAIRN_MUST_CHECK;
 /* Judges the box of a put or push, and the memory's pointer: NULL is what this worker holds, and nothing
  * else will do. */
 cairn_status cairn_api_judge_own(struct job *job, size_t tensor, const struct cairn_box *box,

@@ -16,6 +16,9 @@ static bool take_round(struct job *job, const Cairn__RoundOpened *opened, struct
         job->filling_micro = 0;
         job->filling_any = job->committed = false;
         memset(job->filled, 0, job->spec.tensor_count);
+        memset(job->frozen, 0, job->spec.group_count * sizeof *job->frozen);
+        for (size_t i = 0; i < opened->n_frozen; i++)
+            if (opened->frozen[i] < job->spec.group_count) job->frozen[opened->frozen[i]] = true;
         cairn_accumulate_new_round(job);
     }
     pthread_mutex_unlock(&job->session->lock);
@@ -27,6 +30,8 @@ static bool take_round(struct job *job, const Cairn__RoundOpened *opened, struct
     out->rank = opened->rank;
     out->world = opened->world;
     out->loss_scale = opened->loss_scale;
+    out->revision = opened->revision;
+    out->micro_batches = opened->micro_batches;
     return true;
 }
 
@@ -143,12 +148,27 @@ static cairn_status judge_fill(struct job *job, const struct cairn_round *round,
     return status;
 }
 
+/* By an amendment, whole groups; the round says which. */
+static cairn_status judge_frozen(struct job *job, size_t tensor)
+{
+    const struct cairn_tensor_spec *t = &job->spec.tensors[tensor];
+    pthread_mutex_lock(&job->session->lock);
+    const bool frozen = job->frozen[cairn_spec_find_group(&job->spec, t->group)];
+    pthread_mutex_unlock(&job->session->lock);
+    if (!frozen) return CAIRN_OK;
+    return cairn_client_fail(
+        CAIRN_ERR_REFUSED,
+        "tensor %s: its group %s is frozen in this round and takes no gradient; "
+        "skip it, or have it unfrozen by cairn_job_amend",
+        t->name, t->group);
+}
+
 static cairn_status push_inside(struct job *job, const struct cairn_round *round, uint32_t micro,
                                 const char *tensor, const struct cairn_box *box,
                                 const struct cairn_mem *mem, cairn_op **op_out)
 {
     size_t index;
-    cairn_status status = cairn_api_judge_data(job, tensor, mem, &index);
+    cairn_status status = cairn_api_judge_data(job, tensor, mem, &index, NULL);
     if (status != CAIRN_OK) return status;
     if (job->spec.tensors[index].kind != CAIRN_TRAINED)
         return cairn_client_fail(CAIRN_ERR_INVALID,
@@ -157,6 +177,7 @@ static cairn_status push_inside(struct job *job, const struct cairn_round *round
         return cairn_api_refuse_dtype(tensor, mem, "CAIRN_F32 or CAIRN_BF16");
     struct piece piece;
     status = cairn_api_judge_own(job, index, box, mem, &piece);
+    if (status == CAIRN_OK) status = judge_frozen(job, index);
     if (status == CAIRN_OK) status = judge_fill(job, round, micro, index);
     if (status != CAIRN_OK) return status;
     if (cairn_accumulate_wanted(job)) {

@@ -20,6 +20,8 @@ static void fill_info(struct job *job, struct cairn_job_info *info)
         .on_nonfinite = job->spec.on_nonfinite,
         .newest = job->newest,
         .initialized = job->initialized,
+        .stage = CAIRN_STAGE(job->spec.stage),
+        .micro_batches = job->spec.micro_batches,
     };
     pthread_mutex_unlock(&job->session->lock);
 }
@@ -30,9 +32,10 @@ cairn_status cairn_job_describe(cairn_job *handle, struct cairn_job_info *out)
     if (job == NULL) return CAIRN_ERR_HANDLE;
     cairn_status status = CAIRN_OK;
     struct cairn_job_info info;
-    if (!cairn_struct_fits(out, sizeof info)) {
+    const size_t least = offsetof(struct cairn_job_info, initialized) + sizeof info.initialized;
+    if (!cairn_struct_fits(out, least)) {
         status = cairn_client_fail(CAIRN_ERR_INVALID,
-                                   "out must be given, its struct_size at least %zu", sizeof info);
+                                   "out must be given, its struct_size at least %zu", least);
     } else {
         fill_info(job, &info);
         cairn_struct_give(out, &info, sizeof info);
@@ -41,18 +44,30 @@ cairn_status cairn_job_describe(cairn_job *handle, struct cairn_job_info *out)
     return status;
 }
 
-static void fill_tensor(const struct cairn_tensor_spec *t, struct cairn_tensor *out)
+/* An alias is described as its target, or as the box of it. */
+static void fill_tensor(const struct cairn_job_spec_data *spec, size_t index,
+                        struct cairn_tensor *out)
 {
+    const struct cairn_tensor_spec *t = &spec->tensors[index];
+    const struct cairn_tensor_spec *target = &spec->tensors[cairn_spec_target(spec, index)];
+    const struct cairn_box *box = t->alias_box;
     *out = (struct cairn_tensor) {
         .struct_size = sizeof *out,
         .name = t->name,
         .unit = t->unit,
         .group = t->group,
         .wire = t->wire,
-        .rank = t->shape.rank,
-        .kind = t->kind,
+        .rank = target->shape.rank,
+        .kind = target->kind,
+        .alias_of = t->alias_of,
+        .alias_box = box,
+        .reduce = t->reduce,
+        .master = t->master,
+        .place = t->whole ? CAIRN_WHOLE : CAIRN_ROWS,
+        .init = t->init,
     };
-    memcpy(out->shape, t->shape.dim, t->shape.rank * sizeof t->shape.dim[0]);
+    const uint64_t *dims = box != NULL ? box->extent : target->shape.dim;
+    memcpy(out->shape, dims, target->shape.rank * sizeof dims[0]);
 }
 
 cairn_status cairn_job_tensor(cairn_job *handle, size_t index, struct cairn_tensor *out)
@@ -67,7 +82,7 @@ cairn_status cairn_job_tensor(cairn_job *handle, size_t index, struct cairn_tens
         status = cairn_client_fail(CAIRN_ERR_NOT_FOUND, "job %s has %zu tensors, there is no %zu",
                                    job->name, job->spec.tensor_count, index);
     } else {
-        fill_tensor(&job->spec.tensors[index], &tensor);
+        fill_tensor(&job->spec, index, &tensor);
         cairn_struct_give(out, &tensor, sizeof tensor);
     }
     cairn_handle_put(handle);

@@ -29,6 +29,7 @@ static void free_job(struct job *job)
     cairn_client_tiles_free(job->declared);
     cairn_client_tiles_free(job->declaring);
     free(job->filled);
+    free(job->frozen);
     free(job->puts);
     cairn_accumulate_release(job);
     free(job->name);
@@ -151,7 +152,10 @@ static cairn_status open_inside(struct job *job, const struct cairn_job_spec *sp
     if (status == CAIRN_OK) status = begin_attach(job);
     if (status != CAIRN_OK) return status;
     status = await_attach(job, deadline_ms);
-    if (status == CAIRN_OK && (job->filled = calloc(job->spec.tensor_count + 1, 1)) == NULL)
+    job->filled = status == CAIRN_OK ? calloc(job->spec.tensor_count + 1, 1) : NULL;
+    job->frozen = status == CAIRN_OK ? calloc(job->spec.group_count + 1, sizeof *job->frozen)
+                                     : NULL;
+    if (status == CAIRN_OK && (job->filled == NULL || job->frozen == NULL))
         status = cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     if (status == CAIRN_OK) {
         cairn_job_ref(job); // before the handle can be closed by anyone

@@ -191,8 +191,9 @@ struct job {
     bool filling_any, committed;
     struct declared *declared;  /* owned: the tiles that hold; NULL: whole tensors */
     struct declared *declaring; /* owned: of a call of cairn_tiles that waits for the others */
-    uint8_t *filled;            /* [tensor_count] 1: pushed in the micro-batch being filled */
-    uint32_t refs;              /* the handle, the session's list, ops */
+    bool *frozen;    /* [group_count] of a worker: takes no gradient in the round it has */
+    uint8_t *filled; /* [tensor_count] 1: pushed in the micro-batch being filled */
+    uint32_t refs;   /* the handle, the session's list, ops */
 
     /* loop thread */
     enum job_state state;

@@ -114,10 +114,16 @@ static cairn_status add_tile(const struct job *job, const void *from, struct cai
     if (!cairn_struct_take(&tile, sizeof tile, sizeof tile, from) || tile.tensor == NULL)
         return cairn_client_fail(
             CAIRN_ERR_INVALID, "a tile must have its struct_size (%zu) and a tensor", sizeof tile);
-    const size_t index = cairn_spec_find_tensor(&job->spec, tile.tensor);
+    size_t index = cairn_spec_find_tensor(&job->spec, tile.tensor);
     if (index == SIZE_MAX)
         return cairn_client_fail(CAIRN_ERR_NOT_FOUND, "job %s has no tensor %s", job->name,
                                  tile.tensor);
+    if (job->spec.tensors[index].alias_box != NULL)
+        return cairn_client_fail(
+            CAIRN_ERR_UNSUPPORTED,
+            "tensor %s is an alias of a box of %s; declare what is held of that", tile.tensor,
+            job->spec.tensors[index].alias_of);
+    index = cairn_spec_target(&job->spec, index);
     const struct cairn_shape *shape = &job->spec.tensors[index].shape;
     cairn_status status = cairn_box_check(&tile.box, shape, &why);
     if (status != CAIRN_OK)

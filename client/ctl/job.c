@@ -1,14 +1,48 @@
 /* cairn job list | show | digest */
+#include <string.h>
+
 #include "client/ctl/ctl.h"
+#include "proto/wire/capability.h"
+#include "proto/wire/schedule.h"
 
 #define DIGEST_TIMEOUT_MS 600000
 
+static json_t *schedule_json(const Cairn__GroupSpec *g)
+{
+    json_t *points = json_array();
+    for (size_t i = 0; i + 1 < g->n_points; i += 2) {
+        double factor; // two words a point: the step, the bits of the factor
+        memcpy(&factor, &g->points[i + 1], sizeof factor);
+        json_array_append_new(points, json_pack("[I, f]", (json_int_t)g->points[i], factor));
+    }
+    return json_pack(
+        "{s:s, s:I, s:I, s:I, s:f, s:o}", "kind", cairn_schedule_name((int)g->schedule),
+        "warmup_steps", (json_int_t)g->warmup_steps, "total_steps", (json_int_t)g->total_steps,
+        "decay_steps", (json_int_t)g->decay_steps, "lr_min", g->lr_min, "points", points);
+}
+
 static json_t *group_json(const Cairn__GroupSpec *g)
 {
-    return json_pack("{s:s, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:b}", "name", g->name, "optimizer",
-                     g->optimizer, "lr", g->lr, "beta1", g->beta1, "beta2", g->beta2, "eps", g->eps,
-                     "weight_decay", g->weight_decay, "momentum", g->momentum, "nesterov",
-                     (int)g->nesterov);
+    json_t *group = json_pack("{s:s, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:b, s:b, s:f}", "name",
+                              g->name, "optimizer", g->optimizer, "lr", g->lr, "beta1", g->beta1,
+                              "beta2", g->beta2, "eps", g->eps, "weight_decay", g->weight_decay,
+                              "momentum", g->momentum, "nesterov", (int)g->nesterov, "frozen",
+                              (int)g->frozen, "lr_now", g->lr_now);
+    json_object_set_new(group, "schedule", schedule_json(g));
+    return group;
+}
+
+/* What the spec says of the job as a whole. */
+static json_t *spec_json(const Cairn__JobSpec *s)
+{
+    return json_pack("{s:I, s:i, s:i, s:f, s:s, s:s, s:i, s:f, s:f}", "revision",
+                     (json_int_t)s->revision, "stage", (int)s->stage, "micro_batches",
+                     (int)s->micro_batches, "clip_norm", s->clip_norm, "on_nonfinite",
+                     cairn_capability_name(CAIRN_CAPABILITY_NONFINITE, (int)s->on_nonfinite),
+                     "loss_scale_policy",
+                     cairn_capability_name(CAIRN_CAPABILITY_LOSS_SCALE, (int)s->loss_scale_policy),
+                     "loss_scale_growth_steps", (int)s->loss_scale_growth_steps, "loss_scale_min",
+                     s->loss_scale_min, "loss_scale_max", s->loss_scale_max);
 }
 
 static json_t *job_json(const Cairn__JobStatus *j)
@@ -32,6 +66,7 @@ static json_t *job_json(const Cairn__JobStatus *j)
         j->heaviest_over_mean);
     json_object_update_missing(object, more);
     json_decref(more);
+    if (j->spec != NULL) json_object_set_new(object, "spec", spec_json(j->spec));
     return object;
 }
 
@@ -71,6 +106,53 @@ int cairn_ctl_job_list(struct ctl *ctl)
     return 0;
 }
 
+static void print_group(const Cairn__GroupSpec *g)
+{
+    cairn_ctl_line("group", "%s: %s lr %g betas %g %g eps %g weight_decay %g momentum %g%s%s",
+                   g->name, g->optimizer, g->lr, g->beta1, g->beta2, g->eps, g->weight_decay,
+                   g->momentum, g->nesterov ? " nesterov" : "", g->frozen ? ", frozen" : "");
+    if (g->schedule == CAIRN_SCHEDULE_CONSTANT && g->warmup_steps == 0) return;
+    char text[200];
+    int used = snprintf(text, sizeof text, "%s", cairn_schedule_name((int)g->schedule));
+    const struct {
+        const char *name;
+        uint64_t steps;
+    } parts[] = { { "warm-up", g->warmup_steps },
+                  { "total", g->total_steps },
+                  { "decay", g->decay_steps } };
+    for (size_t i = 0; i < 3; i++) {
+        if (parts[i].steps == 0) continue;
+        used += snprintf(text + used, sizeof text - (size_t)used, " %s %llu", parts[i].name,
+                         (unsigned long long)parts[i].steps);
+    }
+    if (g->n_points > 0)
+        used += snprintf(text + used, sizeof text - (size_t)used, " %zu points", g->n_points / 2);
+    if (g->lr_min > 0) snprintf(text + used, sizeof text - (size_t)used, " to %g", g->lr_min);
+    cairn_ctl_line("", "  %s; lr of the next round %g", text, g->lr_now);
+}
+
+static void print_spec(const Cairn__JobSpec *s)
+{
+    cairn_ctl_line("stage", "%u: %s; %u micro-batch%s a round", s->stage,
+                   cairn_capability_name(CAIRN_CAPABILITY_STAGE, (int)s->stage), s->micro_batches,
+                   s->micro_batches == 1 ? "" : "es");
+    if (s->clip_norm > 0) cairn_ctl_line("clip norm", "%g", s->clip_norm);
+    cairn_ctl_line("not finite", "%s",
+                   cairn_capability_name(CAIRN_CAPABILITY_NONFINITE, (int)s->on_nonfinite));
+    if (s->revision > 0) cairn_ctl_line("amended", "%llu times", (unsigned long long)s->revision);
+}
+
+static void print_loss_scale(const Cairn__JobStatus *j)
+{
+    const Cairn__JobSpec *s = j->spec;
+    if (s == NULL || s->loss_scale_policy != CAIRN_LOSS_SCALE_DYNAMIC)
+        cairn_ctl_line("loss scale", "%g, fixed", j->loss_scale);
+    else
+        cairn_ctl_line("loss scale", "%g, dynamic from %g to %g, doubled after %u rounds",
+                       j->loss_scale, s->loss_scale_min, s->loss_scale_max,
+                       s->loss_scale_growth_steps);
+}
+
 static void print_job(const Cairn__JobStatus *j)
 {
     cairn_ctl_line("job", "%s", j->name);
@@ -85,13 +167,9 @@ static void print_job(const Cairn__JobStatus *j)
                    j->layout_hash);
     cairn_ctl_line("tensors", "%llu, %llu elements, %s of state", (unsigned long long)j->tensors,
                    (unsigned long long)j->elems, cairn_ctl_bytes(j->state_bytes));
-    for (size_t i = 0; i < j->n_groups; i++) {
-        const Cairn__GroupSpec *g = j->groups[i];
-        cairn_ctl_line("group", "%s: %s lr %g betas %g %g eps %g weight_decay %g momentum %g%s",
-                       g->name, g->optimizer, g->lr, g->beta1, g->beta2, g->eps, g->weight_decay,
-                       g->momentum, g->nesterov ? " nesterov" : "");
-    }
-    cairn_ctl_line("loss scale", "%g", j->loss_scale);
+    if (j->spec != NULL) print_spec(j->spec);
+    for (size_t i = 0; i < j->n_groups; i++) print_group(j->groups[i]);
+    print_loss_scale(j);
     cairn_ctl_line("gradient norm", "%g", j->last_grad_norm);
     cairn_ctl_line("pushed, fetched", "%s, %s", cairn_ctl_bytes(j->pushed_bytes),
                    cairn_ctl_bytes(j->fetched_bytes));

@@ -349,6 +349,8 @@ struct cairn_job_info {
     cairn_nonfinite on_nonfinite;
     struct cairn_version newest; /* that this session heard of */
     bool initialized;
+    uint32_t stage; /* CAIRN_STAGE(n) */
+    uint32_t micro_batches;
 };
 CAIRN_EXPORT cairn_status cairn_job_describe(cairn_job *job,
                                              struct cairn_job_info *out) CAIRN_CHECKED;

@@ -122,7 +122,9 @@ cairn_status cairn_paged_send(enum cairn_page_what what, const uint8_t *bytes, s
 /* A spec as bytes of a JobSpec, malloc'ed; the caller frees them. CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_spec_pack(const struct cairn_job_spec_data *spec, uint8_t **bytes_out,
                              size_t *bytes_len_out) CAIRN_MUST_CHECK;
-/* Fills a message that borrows the group's strings. */
+/* Fills a message with all but tensors, groups and former hashes, that borrows the spec's strings. */
+void cairn_spec_to_message(const struct cairn_job_spec_data *spec, Cairn__JobSpec *out);
+/* Fills a message that borrows the group's strings and points. */
 void cairn_group_to_message(const struct cairn_group_spec *group, Cairn__GroupSpec *out);
 /* The reverse, of a stranger's message: fills a group that borrows from it, not judged but for the number of
  * points (CAIRN_ERR_INVALID). */

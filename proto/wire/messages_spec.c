@@ -137,12 +137,10 @@ cairn_status cairn_group_of_message(const Cairn__GroupSpec *in, struct cairn_gro
     return CAIRN_OK;
 }
 
-static void pack_job(struct packing *p, const struct cairn_job_spec_data *spec)
+void cairn_spec_to_message(const struct cairn_job_spec_data *spec, Cairn__JobSpec *out)
 {
-    Cairn__JobSpec *out = &p->message;
+    cairn__job_spec__init(out);
     out->name = spec->name;
-    out->n_tensors = spec->tensor_count;
-    out->n_groups = spec->group_count;
     out->clip_norm = spec->clip_norm;
     out->loss_scale = spec->loss_scale;
     out->on_nonfinite = spec->on_nonfinite;
@@ -159,6 +157,18 @@ static void pack_job(struct packing *p, const struct cairn_job_spec_data *spec)
     out->loss_scale_min = spec->loss_scale_min;
     out->loss_scale_max = spec->loss_scale_max;
     out->micro_batches = spec->micro_batches;
+}
+
+static void pack_job(struct packing *p, const struct cairn_job_spec_data *spec)
+{
+    Cairn__JobSpec *out = &p->message;
+    Cairn__TensorSpec **tensors = out->tensors;
+    Cairn__GroupSpec **groups = out->groups;
+    cairn_spec_to_message(spec, out);
+    out->tensors = tensors;
+    out->groups = groups;
+    out->n_tensors = spec->tensor_count;
+    out->n_groups = spec->group_count;
     for (size_t i = 0; i < spec->former_count; i++)
         p->former[i] = (ProtobufCBinaryData) { sizeof spec->former[i], spec->former[i] };
     out->former = p->former;

@@ -82,6 +82,7 @@ struct cairn_cluster_seat {
     uint8_t *fabric_address; /* owned, [fabric_address_bytes]; the last one it had */
     size_t fabric_address_bytes;
     Cairn__ShardStats stats; /* of its last Heartbeat */
+    uint64_t planned_bytes;  /* of cairn_cluster_job_choose_shards, while it chooses */
 };
 
 /* A connection that said a good Hello. */
@@ -345,6 +346,10 @@ bool cairn_cluster_job_shard_moved(struct cairn_cluster_job_shard *shard);
 void cairn_cluster_job_try_seal(struct cairn_cluster_job *job);
 const char *cairn_cluster_job_state_name(const struct cairn_cluster_job *job);
 struct cairn_version cairn_cluster_job_version(const struct cairn_cluster_job *job);
+/* Seats that are up for a job that is being planned: the least loaded ones, by name where they are equal.
+ * CAIRN_ERR_NOT_READY: there are not so many. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_cluster_job_choose_shards(struct cairn_cluster_job *job,
+                                             uint32_t shard_count) CAIRN_MUST_CHECK;
 /* Where the shards are, as messages; the addresses are borrowed from the seats. */
 struct cairn_cluster_shard_infos {
     Cairn__ShardInfo *infos; /* owned, [shard_count] */
@@ -354,6 +359,8 @@ bool cairn_cluster_shard_infos_init(struct cairn_cluster_shard_infos *infos,
                                     const struct cairn_cluster_job *job);
 void cairn_cluster_shard_infos_release(struct cairn_cluster_shard_infos *infos);
 
+/* What an element costs its shard: master, sum, two published versions, the optimizer's planes. */
+uint32_t cairn_cluster_elem_weight(const struct cairn_job_spec_data *spec, size_t tensor);
 /* For the planner and the layout's decoder, [tensor_count], the caller's; NULL: no memory. */
 struct cairn_layout_tensor *cairn_cluster_layout_tensors_of(const struct cairn_job_spec_data *spec);
 

@@ -85,6 +85,7 @@ static void on_cluster_status(struct cairn_cluster_session *session, uint32_t re
 /* A status message with what it borrows. */
 struct job_view {
     Cairn__JobStatus status;
+    Cairn__JobSpec spec;
     struct cairn_sentence awaited;
     char layout_hash[2 * CAIRN_LAYOUT_HASH_BYTES + 1];
     Cairn__GroupSpec *groups; /* owned */
@@ -138,6 +139,8 @@ static bool view_init(struct job_view *view, const struct cairn_cluster_job *job
     }
     for (size_t i = 0; i < spec->group_count; i++) {
         cairn_group_to_message(&spec->groups[i], &view->groups[i]);
+        view->groups[i].lr_now = job->core != NULL ? cairn_round_lr(job->core, (uint32_t)i)
+                                                   : spec->groups[i].lr;
         view->list[i] = &view->groups[i];
     }
     for (size_t i = 0; i < spec->tensor_count; i++) s->elems += job->layout->geometry[i].elems;
@@ -152,6 +155,8 @@ static bool view_init(struct job_view *view, const struct cairn_cluster_job *job
     s->n_groups = spec->group_count;
     s->layout_hash = view->layout_hash;
     s->heaviest_over_mean = job->heaviest_over_mean;
+    cairn_spec_to_message(spec, &view->spec);
+    s->spec = &view->spec;
     fill_rounds(s, job);
     fill_shards(s, job);
     return true;

@@ -153,8 +153,7 @@ void cairn_cluster_job_lose(struct cairn_cluster_job *job, const char *format, .
 
 /* ---- making one ---- */
 
-/* What an element costs its shard: master, sum, two published versions, the optimizer's planes. */
-static uint32_t elem_weight(const struct cairn_job_spec_data *spec, size_t tensor)
+uint32_t cairn_cluster_elem_weight(const struct cairn_job_spec_data *spec, size_t tensor)
 {
     const struct cairn_tensor_spec *t = &spec->tensors[tensor];
     uint32_t bytes = (uint32_t)(4 + 2 * cairn_dtype_bytes((int)t->wire));
@@ -175,7 +174,7 @@ struct cairn_layout_tensor *cairn_cluster_layout_tensors_of(const struct cairn_j
         tensors[i].name = spec->tensors[i].name;
         tensors[i].unit = spec->tensors[i].unit;
         tensors[i].shape = spec->tensors[i].shape;
-        tensors[i].elem_bytes = elem_weight(spec, i);
+        tensors[i].elem_bytes = cairn_cluster_elem_weight(spec, i);
     }
     return tensors;
 }
@@ -200,19 +199,6 @@ static cairn_status plan_layout(struct cairn_cluster_job *job, uint32_t shard_co
     return CAIRN_OK;
 }
 
-/* The first of the shards that are up, by name. */
-static cairn_status choose_shards(struct cairn_cluster_job *job, uint32_t shard_count)
-{
-    job->shards = calloc(shard_count, sizeof *job->shards);
-    if (job->shards == NULL) return CAIRN_ERR_NO_MEMORY;
-    uint32_t count = 0;
-    for (struct cairn_cluster_seat *s = job->cluster->seats; s != NULL && count < shard_count;
-         s = s->next) {
-        if (s->session != NULL) job->shards[count++].seat = s;
-    }
-    return count == shard_count ? CAIRN_OK : CAIRN_ERR_NOT_READY;
-}
-
 /* Spec and layout are sent as one burst, to each shard and to each that attaches: where the queue is
  * too short for it, every one of these connections would be closed, again and again. */
 static bool fits_send_queue(const struct cairn_cluster_job *job, struct cairn_sentence *why)
@@ -231,7 +217,8 @@ struct cairn_cluster_job *cairn_cluster_job_plan(struct cairn_cluster *cluster,
                                                  const struct cairn_job_spec_data *spec,
                                                  struct cairn_sentence *why)
 {
-    const uint32_t shard_count = (uint32_t)cluster->options->shards;
+    // Stage 0: one shard holds all of the state.
+    const uint32_t shard_count = spec->stage == 0 ? 1 : (uint32_t)cluster->options->shards;
     struct cairn_cluster_job *job = calloc(1, sizeof *job);
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     if (job != NULL) {
@@ -246,7 +233,7 @@ struct cairn_cluster_job *cairn_cluster_job_plan(struct cairn_cluster *cluster,
     if (status == CAIRN_OK) {
         status = cairn_spec_pack(&job->spec, &job->spec_bytes, &job->spec_bytes_len);
     }
-    if (status == CAIRN_OK) status = choose_shards(job, shard_count);
+    if (status == CAIRN_OK) status = cairn_cluster_job_choose_shards(job, shard_count);
     if (status == CAIRN_OK) status = plan_layout(job, shard_count);
     if (status == CAIRN_OK && fits_send_queue(job, why)) return job;
     if (status == CAIRN_OK) {

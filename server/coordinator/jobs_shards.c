@@ -46,6 +46,42 @@ static cairn_status fill_job(struct cairn_cluster_job *job, const struct cairn_s
     return CAIRN_OK;
 }
 
+/* ---- choosing ---- */
+
+/* Bytes of state that other jobs have planned onto each seat, whether they are there yet or not. */
+static void weigh_seats(const struct cairn_cluster_job *body)
+{
+    for (struct cairn_cluster_seat *s = body->cluster->seats; s != NULL; s = s->next)
+        s->planned_bytes = 0;
+    for (const struct cairn_cluster_job *j = body->cluster->jobs; j != NULL; j = j->next) {
+        if (strcmp(j->spec.name, body->spec.name) == 0) continue; // it is replaced by a restore
+        for (size_t e = 0; e < j->layout->extent_count; e++) {
+            const struct cairn_extent *extent = &j->layout->extents[e];
+            j->shards[extent->shard].seat->planned_bytes +=
+                extent->quantum_count * j->layout->geometry[extent->tensor].quantum_elems *
+                cairn_cluster_elem_weight(&j->spec, extent->tensor);
+        }
+    }
+}
+
+cairn_status cairn_cluster_job_choose_shards(struct cairn_cluster_job *job, uint32_t shard_count)
+{
+    struct cairn_cluster_seat *seats[CAIRN_SEATS_MAX];
+    uint32_t count = 0;
+    job->shards = calloc(shard_count, sizeof *job->shards);
+    if (job->shards == NULL) return CAIRN_ERR_NO_MEMORY;
+    weigh_seats(job);
+    for (struct cairn_cluster_seat *s = job->cluster->seats; s != NULL; s = s->next) {
+        if (s->session == NULL || count == CAIRN_SEATS_MAX) continue;
+        uint32_t place = count++;
+        for (; place > 0 && seats[place - 1]->planned_bytes > s->planned_bytes; place--)
+            seats[place] = seats[place - 1];
+        seats[place] = s;
+    }
+    for (uint32_t i = 0; i < shard_count && i < count; i++) job->shards[i].seat = seats[i];
+    return count >= shard_count ? CAIRN_OK : CAIRN_ERR_NOT_READY;
+}
+
 static cairn_status load_job(void *context, const struct cairn_stored_job *row,
                              struct cairn_sentence *why)
 {
