@@ -7,7 +7,12 @@
 
 #include "tests/support/rooms.h"
 
-enum { TOY_TENSORS = 5, TOY_ELEMS = 1200, TOY_WAIT_MS = 20000 };
+enum {
+    TOY_TENSORS = 5,
+    TOY_ELEMS = 1200,
+    TOY_VALUES = 1200 + 20 + 1023 + 1 + 77,
+    TOY_WAIT_MS = 20000
+};
 
 /* In three units: "a" of two tensors, "b" of one whose wire is bf16, each of the others alone; the last
  * one is frozen. */
