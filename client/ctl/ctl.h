@@ -23,7 +23,7 @@ enum {
     CTL_TAKES_QUIET = 1u << 4,
     CTL_TAKES_WAIT = 1u << 5,
     CTL_TAKES_RESTORE = 1u << 6, /* --job, --path */
-    CTL_TAKES_LOCAL = 1u << 7,   /* --shards, --endpoint-file, --keep */
+    CTL_TAKES_LOCAL = 1u << 7,   /* --shards, --endpoint-file, --keep, --import */
     CTL_ASKS = CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT,
     CTL_LISTS = CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET
 };
@@ -35,7 +35,7 @@ struct ctl {
     bool json, no_headers, quiet, wait;
     const char *job, *path; /* --job, --path; NULL: not given */
     int shards;             /* --shards; 0: not given */
-    const char *endpoint_file, *keep;
+    const char *endpoint_file, *keep, *import;
     int argc; /* what follows the verb */
     char **argv;
     /* the line as far as it is read */

@@ -48,7 +48,8 @@ static int prepare(struct local *local)
     if (!cairn_local_program_find("cairn-coordinator", local->programs[LOCAL_COORDINATOR], &why) ||
         !cairn_local_program_find("cairn-shard", local->programs[LOCAL_SHARD], &why))
         return fail(&why);
-    if (!cairn_local_folder_make(local, &why)) return cairn_ctl_fail(CAIRN_ERR_IO, "%s", why.text);
+    if (!cairn_local_import_find(local, &why) || !cairn_local_folder_make(local, &why))
+        return cairn_ctl_fail(CAIRN_ERR_IO, "%s", why.text);
     return -1;
 }
 

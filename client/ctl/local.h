@@ -28,6 +28,7 @@ struct local {
     char programs[LOCAL_PROGRAMS][PATH_MAX];
     char folder[PATH_MAX]; /* "": there is none */
     bool is_temporary;     /* removed in the end */
+    char import[PATH_MAX]; /* import.folders of the shards; "": none */
     bool is_announced;     /* the endpoint file is ours */
     char endpoint[288];
     struct local_daemon daemons[1 + CTL_SHARDS_MAX]; /* [daemon_count], the coordinator first */
@@ -42,7 +43,9 @@ bool cairn_local_program_find(const char *name, char path_out[PATH_MAX],
 bool cairn_local_command_is_there(const char *command);
 /* Makes the folder, mode 0700, or takes the one that is to be kept. */
 bool cairn_local_folder_make(struct local *local, struct cairn_sentence *why);
-/* Removes it with everything in it, if it is temporary. */
+/* Where weights may be read from: --import, else the working folder if a configuration can hold its name. */
+bool cairn_local_import_find(struct local *local, struct cairn_sentence *why);
+/* Removes the folder with everything in it, if it is temporary. */
 void cairn_local_folder_remove(struct local *local);
 /* Writes FOLDER/NAME.conf; for a shard, the endpoint is known by now. */
 bool cairn_local_config_write(const struct local *local, const char *name,

@@ -85,6 +85,22 @@ bool cairn_local_folder_make(struct local *local, struct cairn_sentence *why)
     return local->ctl->keep != NULL ? take_kept(local, why) : make_temporary(local, why);
 }
 
+bool cairn_local_import_find(struct local *local, struct cairn_sentence *why)
+{
+    const char *given = local->ctl->import;
+    if (realpath(given != NULL ? given : ".", local->import) == NULL) {
+        local->import[0] = 0;
+        cairn_sentence_set(why, "--import %s: %s", given, strerror(errno));
+        return given == NULL;
+    }
+    // ':' stands between two folders there, ';' may begin a comment.
+    if (local->import[strcspn(local->import, ":;\r\n")] == 0) return true;
+    cairn_sentence_set(why, "--import %s: a folder without : and ; in its name is allowed",
+                       local->import);
+    local->import[0] = 0;
+    return given == NULL;
+}
+
 static int remove_one(const char *path, const struct stat *st, int type, struct FTW *walk)
 {
     (void)st;
@@ -135,7 +151,7 @@ static long threads(int shards)
 bool cairn_local_config_write(const struct local *local, const char *name,
                               struct cairn_sentence *why)
 {
-    char path[PATH_MAX + 32], text[1024];
+    char path[PATH_MAX + 32], text[PATH_MAX + 1024];
     const int shards = local->daemon_count - 1;
     snprintf(path, sizeof path, "%s/%s.conf", local->folder, name);
     if (local->endpoint[0] == 0)
@@ -147,8 +163,8 @@ bool cairn_local_config_write(const struct local *local, const char *name,
     else
         snprintf(text, sizeof text,
                  "# Made by cairn local.\n[shard]\nname = %s\ncoordinator = %s\n[memory]\n"
-                 "limit = %lluMiB\n[compute]\nthreads = %ld\n",
-                 name, local->endpoint, memory_mib(shards), threads(shards));
+                 "limit = %lluMiB\n[compute]\nthreads = %ld\n[import]\nfolders = %s\n",
+                 name, local->endpoint, memory_mib(shards), threads(shards), local->import);
     return cairn_local_file_write(path, text, why);
 }
 

@@ -17,6 +17,7 @@ enum {
     OPT_SHARDS,
     OPT_ENDPOINT_FILE,
     OPT_KEEP,
+    OPT_IMPORT,
     OPT_HELP,
     OPT_VERSION
 };
@@ -55,6 +56,10 @@ static const struct {
       CTL_TAKES_LOCAL,
       "--keep FOLDER",
       "use this folder and leave it there (else a temporary one)" },
+    { { "import", 1, 0, OPT_IMPORT },
+      CTL_TAKES_LOCAL,
+      "--import FOLDER",
+      "weights may be read from it (else from the working folder)" },
     { { "help", 0, 0, OPT_HELP }, 0, "--help, --version", "this; which version it is" },
     { { "version", 0, 0, OPT_VERSION }, 0, NULL, NULL },
 };
@@ -127,6 +132,7 @@ static int take(struct ctl *ctl, int option)
     case OPT_SHARDS: return parse_shards(ctl, optarg);
     case OPT_ENDPOINT_FILE: ctl->endpoint_file = optarg; return -1;
     case OPT_KEEP: ctl->keep = optarg; return -1;
+    case OPT_IMPORT: ctl->import = optarg; return -1;
     case OPT_HELP: ctl->help = true; return -1;
     default: printf("cairn %s\n", CAIRN_VERSION); return 0;
     }

@@ -74,6 +74,9 @@ shard_pid() { pgrep -P "$local" -f 'cairn-shard --config shard-1.conf'; }
     says "$tmp/nosuch"
     run 127 nosuchcommand
     run 2 --shards none
+    run 1 --import "$tmp/nosuch" true
+    says "--import $tmp/nosuch"
+    run 0 --import "$tmp" sh -c 'grep -qx "folders = $0" "$TMPDIR"/cairn-local.*/shard-1.conf' "$tmp"
     run 1 --keep "$tmp/nosuch/folder" true
     says "$tmp/nosuch/folder"
     mkdir "$tmp/alone" && cp "$bin/cairn" "$tmp/alone" # without the daemons
