@@ -1,6 +1,7 @@
 #!/bin/bash
-# What is installed is what is promised: one header that C++ takes, a library that exports the functions of
-# the header and nothing else, a pkg-config file that a program can be built with, man pages without warnings.
+# What is installed is what is promised: one header that C++ takes and whose layout is that of libcairn.abi, a
+# library that exports the functions of the header and nothing else, a pkg-config file that a program can be
+# built with, man pages without warnings.
 # usage: run.sh BUILD_FOLDER SOURCE_FOLDER
 set -euo pipefail
 build=$1 source=$2
@@ -24,8 +25,31 @@ while read -r name; do
 done <"$tmp/promised"
 echo "exports: $(wc -l <"$tmp/exported") functions"
 
+"$source/tests/installed/abi.py" "$header" || fail "programs that exist depend on another cairn.h"
+if command -v abidw >/dev/null; then
+    abidw --out-file "$tmp/libcairn.abixml" "$library" || fail "abidw cannot read the library"
+    abidiff "$tmp/libcairn.abixml" "$library" >/dev/null || fail "the library is not itself, says abidiff"
+else
+    echo "skip: abidw (abigail-tools) is not here, the library was not read by it"
+fi
+
 [ "$(find "$tmp" -name '*.h' | wc -l)" = 1 ] || fail "more than one header is installed"
-"${CXX:-g++}" -x c++ -std=c++11 -Wall -Wextra -Werror -fsyntax-only "$header" || fail "the header is not C++"
+cat >"$tmp/consumer.cpp" <<'END'
+#include <cairn.h>
+int main()
+{
+    cairn_group group = CAIRN_GROUP_INIT;
+    cairn_stats stats = {};
+    stats.struct_size = sizeof stats;
+    return group.lr > 0 && cairn_job_stats(nullptr, &stats) == CAIRN_ERR_HANDLE ? 0 : 1;
+}
+END
+for standard in c++11 c++17; do
+    "${CXX:-g++}" "-std=$standard" -Wall -Wextra -Wpedantic -Werror \
+        -I "$(dirname "$header")" "$tmp/consumer.cpp" -o "$tmp/consumer-$standard" \
+        -L "$(dirname "$library")" -lcairn || fail "the header is not $standard"
+    LD_LIBRARY_PATH=$(dirname "$library") "$tmp/consumer-$standard" || fail "a $standard program does not run"
+done
 "${CC:-gcc}" -x c -std=c11 -Wall -Wextra -Wpedantic -Werror -fsyntax-only "$header" || fail "the header is not C11"
 
 cat >"$tmp/consumer.c" <<'END'
