@@ -19,6 +19,10 @@ RANK_MAX = 8
 F32, BF16, F16, F64 = 1, 2, 3, 4
 TRAINED, FROZEN, BUFFER, BLOB = 1, 2, 3, 4
 NONFINITE_SKIP, NONFINITE_FAIL = 1, 2
+LOSS_SCALE_DEFAULT, LOSS_SCALE_FIXED, LOSS_SCALE_DYNAMIC = 0, 1, 2
+INIT_NONE, INIT_ZEROS, INIT_ONES, INIT_CONSTANT, INIT_UNIFORM, INIT_NORMAL = 0, 1, 2, 3, 4, 5
+SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE, SCHEDULE_WSD, SCHEDULE_TABLE = 0, 1, 2, 3, 4
+ROWS, WHOLE = 0, 1
 WORKER, READER = 1, 2
 SNAPSHOT_WAIT = 1
 WEIGHT_NONE = 2**64 - 1
@@ -47,22 +51,37 @@ class Opts(Sized):
                 ("connect_timeout_ms", c_int), ("fabric", c_char_p), ("fabric_device", c_char_p)]
 
 
+class Init(ctypes.Structure):
+    _fields_ = [("kind", c_int), ("a", c_double), ("b", c_double), ("seed", c_uint64)]
+
+
 class Tensor(Sized):
     _fields_ = [("struct_size", c_size_t), ("name", c_char_p), ("unit", c_char_p), ("group", c_char_p),
-                ("wire", c_int), ("rank", c_uint32), ("shape", c_uint64 * RANK_MAX), ("kind", c_int)]
+                ("wire", c_int), ("rank", c_uint32), ("shape", c_uint64 * RANK_MAX), ("kind", c_int),
+                ("alias_of", c_char_p), ("alias_box", POINTER(Box)), ("reduce", c_int), ("master", c_int),
+                ("place", c_int), ("init", Init)]
+
+
+class SchedulePoint(ctypes.Structure):
+    _fields_ = [("step", c_uint64), ("factor", c_double)]
 
 
 class Group(Sized):
     _fields_ = [("struct_size", c_size_t), ("name", c_char_p), ("optimizer", c_char_p), ("lr", c_double),
                 ("beta1", c_double), ("beta2", c_double), ("eps", c_double), ("weight_decay", c_double),
-                ("momentum", c_double), ("nesterov", c_bool)]
+                ("momentum", c_double), ("nesterov", c_bool), ("pattern", c_char_p), ("warmup_steps", c_uint64),
+                ("total_steps", c_uint64), ("decay_steps", c_uint64), ("lr_min", c_double),
+                ("points", POINTER(SchedulePoint)), ("point_count", c_size_t), ("schedule", c_int)]
 
 
 class JobSpec(Sized):
     _fields_ = [("struct_size", c_size_t), ("tensors", POINTER(Tensor)), ("tensor_count", c_size_t),
                 ("groups", POINTER(Group)), ("group_count", c_size_t), ("rank", c_uint32),
                 ("workers_min", c_uint32), ("clip_norm", c_double), ("loss_scale", c_double),
-                ("on_nonfinite", c_int), ("chunk_leaves", c_uint32), ("window", c_uint32)]
+                ("on_nonfinite", c_int), ("chunk_leaves", c_uint32), ("window", c_uint32),
+                ("loss_scale_min", c_double), ("loss_scale_max", c_double), ("loss_scale_policy", c_int),
+                ("loss_scale_growth_steps", c_uint32), ("stage", c_uint32), ("micro_batches", c_uint32),
+                ("init_from", c_char_p), ("init_prefix", c_char_p)]
 
 
 class Mem(Sized):
@@ -71,7 +90,8 @@ class Mem(Sized):
 
 class Round(Sized):
     _fields_ = [("struct_size", c_size_t), ("round", c_uint64), ("step", c_uint64), ("epoch", c_uint64),
-                ("version", Version), ("rank", c_uint32), ("world", c_uint32), ("loss_scale", c_double)]
+                ("version", Version), ("rank", c_uint32), ("world", c_uint32), ("loss_scale", c_double),
+                ("revision", c_uint64), ("micro_batches", c_uint32)]
 
 
 class Result(Sized):
@@ -81,7 +101,7 @@ class Result(Sized):
 
 class Stats(Sized):
     _fields_ = [("struct_size", c_size_t), ("pushed_bytes", c_uint64), ("fetched_bytes", c_uint64),
-                ("put_bytes", c_uint64)]
+                ("put_bytes", c_uint64), ("accumulated_bytes", c_uint64)]
 
 
 class Tile(Sized):
@@ -91,7 +111,8 @@ class Tile(Sized):
 class JobInfo(Sized):
     _fields_ = [("struct_size", c_size_t), ("name", c_char_p), ("tensor_count", c_size_t), ("group_count", c_size_t),
                 ("rank", c_uint32), ("workers_min", c_uint32), ("clip_norm", c_double), ("loss_scale", c_double),
-                ("on_nonfinite", c_int), ("newest", Version), ("initialized", c_bool)]
+                ("on_nonfinite", c_int), ("newest", Version), ("initialized", c_bool), ("stage", c_uint32),
+                ("micro_batches", c_uint32)]
 
 
 class Env(Sized):
@@ -104,7 +125,7 @@ class Env(Sized):
 STRUCTS = {"cairn_box": Box, "cairn_version": Version, "cairn_opts": Opts, "cairn_tensor": Tensor,
            "cairn_group": Group, "cairn_job_spec": JobSpec, "cairn_mem": Mem, "cairn_round": Round,
            "cairn_result": Result, "cairn_stats": Stats, "cairn_env": Env, "cairn_tile": Tile,
-           "cairn_job_info": JobInfo}
+           "cairn_job_info": JobInfo, "cairn_init": Init, "cairn_schedule_point": SchedulePoint}
 
 _handle = c_void_p
 FUNCTIONS = {
@@ -129,6 +150,11 @@ FUNCTIONS = {
     "cairn_job_describe": (c_int, [_handle, POINTER(JobInfo)]),
     "cairn_job_tensor": (c_int, [_handle, c_size_t, POINTER(Tensor)]),
     "cairn_tiles": (c_int, [_handle, POINTER(Tile), c_size_t, c_uint32, c_int]),
+    "cairn_alloc": (c_int, [_handle, c_size_t, c_int, POINTER(c_void_p)]),
+    "cairn_free": (c_int, [_handle, c_void_p]),
+    "cairn_register": (c_int, [_handle, c_void_p, c_size_t, c_int]),
+    "cairn_unregister": (c_int, [_handle, c_void_p]),
+    "cairn_stream_wait": (c_int, [_handle, c_void_p]),
     "cairn_env_read": (c_int, [POINTER(Env)]),
 }
 

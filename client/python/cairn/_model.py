@@ -1,8 +1,8 @@
 """Which tensors a torch model is made of, and which modules are units.
 
-A parameter is stored once, under its first name, however many modules share it. A unit is what is fetched
-together, and in stage 3 what is gathered and released together: by default the elements of the outermost
-ModuleLists and Sequentials (the blocks), and children of the model without such lists as a whole.
+A parameter is stored once, under its first name, however many modules share it; its other names are aliases. A unit
+is what is fetched together, and in stage 3 what is gathered and released together: by default the elements of the
+outermost ModuleLists and Sequentials (the blocks), and children of the model without such lists as a whole.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ WIRE_TORCH = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(eq=False)
 class Slot:
-    """One tensor of the job and the Parameter that shows it."""
+    """One tensor of the job and the Parameter (or buffer) that shows it."""
 
     name: str
-    parameter: nn.Parameter
+    parameter: torch.Tensor
     wire: str
+    kind: str
     aliases: List[str] = field(default_factory=list)  # its other names: tied
     units: List["Unit"] = field(default_factory=list)  # empty: of the root
 
     @property
     def trained(self) -> bool:
-        return self.parameter.requires_grad
+        return self.kind == "trained"
 
 
 @dataclass(eq=False)
@@ -77,16 +78,27 @@ def slots_of(model: nn.Module, wire_dtype: Any = None) -> List[Slot]:
             if id(parameter) in slots:
                 slots[id(parameter)].aliases.append(name)
             else:
-                slots[id(parameter)] = Slot(name, parameter, _wire(name, parameter, wire_dtype))
+                slots[id(parameter)] = Slot(name, parameter, _wire(name, parameter, wire_dtype),
+                                            "trained" if parameter.requires_grad else "frozen")
     if not slots:
         raise Invalid("the model has no parameters")
     return list(slots.values())
 
 
-def tensor_of(slot: Slot, group: Optional[str]) -> Tensor:
-    return Tensor(slot.name, tuple(slot.parameter.shape), unit=slot.units[0].name if slot.units else ROOT,
-                  group=group if slot.trained else None, wire=slot.wire,
-                  kind="trained" if slot.trained else "frozen")
+def buffers_of(model: nn.Module) -> List[Slot]:
+    """Those that a state dict has and that are floating point of a kind that the servers keep; others are this
+    worker's own."""
+    persistent = model.state_dict(keep_vars=True)
+    return [Slot(name, buffer, _WIRES[buffer.dtype][0], "buffer") for name, buffer in model.named_buffers()
+            if name in persistent and buffer.dtype in _WIRES and not buffer.is_meta]
+
+
+def tensors_of(slot: Slot, group: Optional[str]) -> List[Tensor]:
+    """The tensor, then its other names."""
+    shape, unit = tuple(slot.parameter.shape), slot.units[0].name if slot.units else ROOT
+    first = Tensor(slot.name, shape, unit, group if slot.trained else None, slot.wire, slot.kind)
+    return [first] + [Tensor(alias, shape, unit, wire=slot.wire, kind=slot.kind, alias_of=slot.name)
+                      for alias in slot.aliases]
 
 
 # ---- units ----

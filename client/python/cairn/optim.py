@@ -2,9 +2,9 @@
 
     cairn.AdamW(lr=3e-4, weight_decay=0.1, groups={"*.bias": dict(weight_decay=0.0), "*norm*": dict(weight_decay=0.0)})
 
-Defaults are torch's. `groups`: patterns (of fnmatch, over tensor names) with what differs there; the first that
-matches counts. A pattern that is left without a tensor is an error. What the servers do not run is refused by
-name, never replaced by something near.
+Defaults are torch's. `schedule`: constant(), linear(), cosine(), wsd() or table(), kept by the servers. `groups`:
+patterns (of fnmatch, over tensor names) with what differs there; the first that matches counts. A pattern that is
+left without a tensor is an error. What the servers do not run is refused by name, never replaced by something near.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from fnmatch import fnmatchcase
 from typing import Any, Dict, Iterable, List, Mapping, Protocol, Sequence, Tuple
 
 from .errors import Invalid, Unsupported
-from .spec import Group
+from . import _c
+from .spec import Group, Schedule
 
 Grouping = Tuple[List[Group], Dict[str, str]]  # the groups, and the group's name by tensor
 
@@ -61,7 +62,7 @@ class _Described:
 
 
 def _plain(name: str, value: Any) -> Any:
-    return value if isinstance(value, bool) else float(value)
+    return value if isinstance(value, (bool, Schedule)) else float(value)
 
 
 def _why_empty(pattern: str, tensors: Iterable[str]) -> str:
@@ -76,6 +77,33 @@ def _some(names: List[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
+# ---- schedules: the learning rate of the round of step k, from 0 on; at lr_min from total_steps on ----
+
+def constant(warmup_steps: int = 0) -> Schedule:
+    """lr, after a linear warm-up."""
+    return Schedule(_c.SCHEDULE_CONSTANT, warmup_steps)
+
+
+def linear(total_steps: int, warmup_steps: int = 0, lr_min: float = 0.0) -> Schedule:
+    """From lr to lr_min, as Hugging Face's get_linear_schedule_with_warmup."""
+    return Schedule(_c.SCHEDULE_LINEAR, warmup_steps, total_steps, lr_min=lr_min)
+
+
+def cosine(total_steps: int, warmup_steps: int = 0, lr_min: float = 0.0) -> Schedule:
+    """Half a cosine from lr to lr_min."""
+    return Schedule(_c.SCHEDULE_COSINE, warmup_steps, total_steps, lr_min=lr_min)
+
+
+def wsd(total_steps: int, decay_steps: int, warmup_steps: int = 0, lr_min: float = 0.0) -> Schedule:
+    """Warm-up, stable, then linear decay over the last decay_steps."""
+    return Schedule(_c.SCHEDULE_WSD, warmup_steps, total_steps, decay_steps, lr_min)
+
+
+def table(points: Sequence[Tuple[int, float]], warmup_steps: int = 0) -> Schedule:
+    """lr times a factor, linear between the points (step, factor), flat outside."""
+    return Schedule(_c.SCHEDULE_TABLE, warmup_steps, points=tuple((int(k), float(f)) for k, f in points))
+
+
 @dataclass(frozen=True)
 class AdamW(_Described):
     """Decoupled weight decay, as torch.optim.AdamW."""
@@ -84,6 +112,7 @@ class AdamW(_Described):
     betas: Tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 1e-2
+    schedule: Schedule = Schedule()
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -95,6 +124,7 @@ class Adam(_Described):
     betas: Tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
+    schedule: Schedule = Schedule()
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -106,6 +136,7 @@ class SGD(_Described):
     momentum: float = 0.0
     weight_decay: float = 0.0
     nesterov: bool = False
+    schedule: Schedule = Schedule()
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 

@@ -32,6 +32,8 @@ class Round(NamedTuple):
     rank: int
     world: int
     loss_scale: float
+    revision: int
+    micro_batches: int
 
 
 class Result(NamedTuple):
@@ -48,11 +50,12 @@ class Result(NamedTuple):
 
 
 class Stats(NamedTuple):
-    """Payload bytes since the job was opened, resent ones included."""
+    """Payload bytes since the job was opened, resent ones included; and the memory of gradients that are added up."""
 
     pushed_bytes: int
     fetched_bytes: int
     put_bytes: int
+    accumulated_bytes: int
 
 
 class JobInfo(NamedTuple):
@@ -66,6 +69,8 @@ class JobInfo(NamedTuple):
     on_nonfinite: str
     newest: Version
     initialized: bool
+    stage: int
+    micro_batches: int
 
 
 def milliseconds(seconds: float) -> int:
@@ -172,7 +177,8 @@ class Job:
         out = _c.JobInfo()
         check(_c.lib().cairn_job_describe(self._living(), ctypes.byref(out)))
         return JobInfo(out.name.decode(), out.rank, out.workers_min, out.clip_norm, out.loss_scale,
-                       word(NONFINITE, out.on_nonfinite), _version_of(out.newest), out.initialized)
+                       word(NONFINITE, out.on_nonfinite), _version_of(out.newest), out.initialized,
+                       out.stage - 1, out.micro_batches)
 
     def tensors(self) -> List[Tensor]:
         """By name."""
@@ -253,7 +259,7 @@ class Job:
     def stats(self) -> Stats:
         out = _c.Stats()
         check(_c.lib().cairn_job_stats(self._living(), ctypes.byref(out)))
-        return Stats(out.pushed_bytes, out.fetched_bytes, out.put_bytes)
+        return Stats(out.pushed_bytes, out.fetched_bytes, out.put_bytes, out.accumulated_bytes)
 
 
 class RoundHandle:
@@ -262,7 +268,7 @@ class RoundHandle:
     def __init__(self, job: Job, round_: _c.Round):
         self._job, self._round = job, round_
         self.info = Round(round_.round, round_.step, round_.epoch, _version_of(round_.version), round_.rank,
-                          round_.world, round_.loss_scale)
+                          round_.world, round_.loss_scale, round_.revision, round_.micro_batches)
 
     def push(self, tensor: str, gradient: Any, micro: int = 0, dtype: str = "f32",
              box: Optional[Box] = None) -> None:
@@ -352,8 +358,8 @@ class Session:
         window         stage 3: units in memory at once, the ones that are prefetched included
         wire_dtype     of fetched parameters, torch.float32 or torch.bfloat16; None: that of the parameter
         micro_batches  backward passes of a step, at most
-        clip_norm, loss_scale, on_nonfinite ("skip", "fail")
-                       state of the job
+        clip_norm, loss_scale, loss_scale_policy, on_nonfinite, init_from, init_prefix
+                       state of the job, see JobSpec; with init_from the shards read the initial state themselves
         rank, workers_min
                        None: rank and world of the environment, see env()
         timeout        seconds, of every wait

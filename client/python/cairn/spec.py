@@ -10,7 +10,11 @@ from . import _c
 from .errors import Invalid
 
 DTYPES = {"f32": _c.F32, "bf16": _c.BF16, "f16": _c.F16, "f64": _c.F64}
-KINDS = {"trained": _c.TRAINED, "frozen": _c.FROZEN}
+KINDS = {"trained": _c.TRAINED, "frozen": _c.FROZEN, "buffer": _c.BUFFER}
+PLACES = {"rows": _c.ROWS, "whole": _c.WHOLE}
+INITS = {"zeros": _c.INIT_ZEROS, "ones": _c.INIT_ONES, "constant": _c.INIT_CONSTANT, "uniform": _c.INIT_UNIFORM,
+         "normal": _c.INIT_NORMAL}
+LOSS_SCALES = {"default": _c.LOSS_SCALE_DEFAULT, "fixed": _c.LOSS_SCALE_FIXED, "dynamic": _c.LOSS_SCALE_DYNAMIC}
 NONFINITE = {"skip": _c.NONFINITE_SKIP, "fail": _c.NONFINITE_FAIL}
 
 
@@ -39,10 +43,22 @@ class Tile(NamedTuple):
     box: Box
 
 
+class Init(NamedTuple):
+    """What a tensor begins as, made by the shards: "zeros", "ones", "constant" (a), "uniform" (from a to b), "normal"
+    (mean a, standard deviation b)."""
+
+    kind: str
+    a: float = 0.0
+    b: float = 0.0
+    seed: int = 0
+
+
 @dataclass(frozen=True)
 class Tensor:
     """`unit`: tensors of one unit are fetched together. `group`: whose hyper-parameters; None = "default".
-    `wire`: dtype of what is fetched, "f32" or "bf16". `kind`: "trained" or "frozen"."""
+    `wire`: dtype of what is fetched, "f32" or "bf16". `kind`: "trained", "frozen" or "buffer". `alias_of`: this is
+    another name of that tensor (tied), or of a box of it (a part of a fused tensor). `place`: "rows", cut over the
+    shards, or "whole", on one of them."""
 
     name: str
     shape: Tuple[int, ...]
@@ -50,13 +66,22 @@ class Tensor:
     group: Optional[str] = None
     wire: str = "f32"
     kind: str = "trained"
+    alias_of: Optional[str] = None
+    alias_box: Optional[Box] = None
+    place: str = "rows"
+    init: Optional[Init] = None
 
-    @property
-    def elems(self) -> int:
-        count = 1
-        for extent in self.shape:
-            count *= extent
-        return count
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a learning rate goes; made by constant, linear, cosine, wsd and table of this package."""
+
+    kind: int = _c.SCHEDULE_CONSTANT
+    warmup_steps: int = 0
+    total_steps: int = 0
+    decay_steps: int = 0
+    lr_min: float = 0.0
+    points: Tuple[Tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,12 +97,15 @@ class Group:
     weight_decay: float = 0.0
     momentum: float = 0.0
     nesterov: bool = False
+    schedule: Schedule = Schedule()
 
 
 @dataclass(frozen=True)
 class JobSpec:
     """`rank`: this worker's, unique in the job. `workers_min`: a round opens with at least so many.
-    `clip_norm`: of the global gradient norm, 0 = none. `on_nonfinite`: "skip" or "fail"."""
+    `clip_norm`: of the global gradient norm, 0 = none. `on_nonfinite`: "skip" or "fail". `loss_scale_policy`:
+    "fixed", "dynamic", or "default": dynamic if loss_scale is above 1. `micro_batches`: of each worker in a round.
+    `init_from`: a safetensors file or Hugging Face folder, where the shards are, that they begin with."""
 
     tensors: Sequence[Tensor]
     groups: Sequence[Group] = field(default_factory=lambda: (Group(),))
@@ -85,7 +113,12 @@ class JobSpec:
     workers_min: int = 1
     clip_norm: float = 0.0
     loss_scale: float = 1.0
+    loss_scale_policy: str = "default"
     on_nonfinite: str = "skip"
+    stage: int = 2
+    micro_batches: int = 1
+    init_from: Optional[str] = None
+    init_prefix: Optional[str] = None
     chunk_leaves: int = 0
     window: int = 0
 
@@ -116,36 +149,64 @@ def word(table: Dict[str, int], value: int) -> str:
     return next((name for name, number_ in table.items() if number_ == value), str(value))
 
 
+def box_from_c(box: _c.Box) -> Box:
+    return Box(tuple(box.start[:box.rank]), tuple(box.extent[:box.rank]))
+
+
 def tensor_from_c(tensor: _c.Tensor) -> Tensor:
-    group = tensor.group.decode() if tensor.group else None
-    return Tensor(tensor.name.decode(), tuple(tensor.shape[:tensor.rank]), tensor.unit.decode(), group or None,
-                  word(DTYPES, tensor.wire), word(KINDS, tensor.kind))
+    def string(value: Optional[bytes]) -> Optional[str]:
+        return value.decode() if value else None
+
+    init = Init(word(INITS, tensor.init.kind), tensor.init.a, tensor.init.b, tensor.init.seed)
+    return Tensor(tensor.name.decode(), tuple(tensor.shape[:tensor.rank]), string(tensor.unit), string(tensor.group),
+                  word(DTYPES, tensor.wire), word(KINDS, tensor.kind), string(tensor.alias_of),
+                  box_from_c(tensor.alias_box.contents) if tensor.alias_box else None, word(PLACES, tensor.place),
+                  init if tensor.init.kind != _c.INIT_NONE else None)
 
 
-def _tensor(tensor: Tensor) -> _c.Tensor:
+def _tensor(tensor: Tensor, alive: List[Any]) -> _c.Tensor:
     made = _c.Tensor(name=text(tensor.name), unit=text(tensor.unit), group=text(tensor.group),
-                     wire=number(DTYPES, f"wire of {tensor.name}", tensor.wire), rank=len(tensor.shape),
-                     kind=number(KINDS, f"kind of {tensor.name}", tensor.kind))
+                     alias_of=text(tensor.alias_of), wire=number(DTYPES, f"wire of {tensor.name}", tensor.wire),
+                     rank=len(tensor.shape), kind=number(KINDS, f"kind of {tensor.name}", tensor.kind),
+                     place=number(PLACES, f"place of {tensor.name}", tensor.place))
     if len(tensor.shape) > _c.RANK_MAX:
         raise Invalid(f"tensor {tensor.name} has {len(tensor.shape)} dimensions; at most {_c.RANK_MAX} are allowed")
     for d, extent in enumerate(tensor.shape):
         made.shape[d] = extent
+    if tensor.alias_box is not None:
+        box = box_to_c(tensor.alias_box)
+        alive.append(box)
+        made.alias_box = ctypes.pointer(box)
+    if tensor.init is not None:
+        made.init = _c.Init(kind=number(INITS, f"init of {tensor.name}", tensor.init.kind), a=tensor.init.a,
+                            b=tensor.init.b, seed=tensor.init.seed)
     return made
 
 
-def _group(group: Group) -> _c.Group:
+def _group(group: Group, alive: List[Any]) -> _c.Group:
+    schedule = group.schedule
+    points = (_c.SchedulePoint * len(schedule.points))(*[_c.SchedulePoint(*point) for point in schedule.points])
+    alive.append(points)
     return _c.Group(name=text(group.name), optimizer=text(group.optimizer), lr=group.lr, beta1=group.beta1,
                     beta2=group.beta2, eps=group.eps, weight_decay=group.weight_decay, momentum=group.momentum,
-                    nesterov=group.nesterov)
+                    nesterov=group.nesterov, schedule=schedule.kind, warmup_steps=schedule.warmup_steps,
+                    total_steps=schedule.total_steps, decay_steps=schedule.decay_steps, lr_min=schedule.lr_min,
+                    points=ctypes.cast(points, ctypes.POINTER(_c.SchedulePoint)) if schedule.points else None,
+                    point_count=len(schedule.points))
 
 
 def to_c(spec: JobSpec) -> Tuple[_c.JobSpec, List[Any]]:
     """The C struct and what it points to, which must live as long as it is used."""
-    tensors = (_c.Tensor * len(spec.tensors))(*[_tensor(t) for t in spec.tensors])
-    groups = (_c.Group * len(spec.groups))(*[_group(g) for g in spec.groups])
+    alive: List[Any] = []
+    tensors = (_c.Tensor * len(spec.tensors))(*[_tensor(t, alive) for t in spec.tensors])
+    groups = (_c.Group * len(spec.groups))(*[_group(g, alive) for g in spec.groups])
+    alive += [tensors, groups]
     made = _c.JobSpec(tensors=ctypes.cast(tensors, ctypes.POINTER(_c.Tensor)), tensor_count=len(spec.tensors),
                       groups=ctypes.cast(groups, ctypes.POINTER(_c.Group)), group_count=len(spec.groups),
                       rank=spec.rank, workers_min=spec.workers_min, clip_norm=spec.clip_norm,
                       loss_scale=spec.loss_scale, on_nonfinite=number(NONFINITE, "on_nonfinite", spec.on_nonfinite),
+                      loss_scale_policy=number(LOSS_SCALES, "loss_scale_policy", spec.loss_scale_policy),
+                      stage=spec.stage + 1, micro_batches=spec.micro_batches,  # CAIRN_STAGE(n)
+                      init_from=text(spec.init_from), init_prefix=text(spec.init_prefix),
                       chunk_leaves=spec.chunk_leaves, window=spec.window)
-    return made, [tensors, groups]
+    return made, alive

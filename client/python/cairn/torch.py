@@ -2,13 +2,16 @@
 
 Works with torch 1.13 and later, on host memory; gradients on a GPU are copied to the host first.
 
-Stages. 0 and 1: gradients of a step's backward passes are added up here, in fp32, and pushed once. 2: each
-backward pass is pushed. 3: as 2, and a unit's parameters are here only while they are used. With one
-backward pass a step all four give the same bits.
+Stages. 0 and 1: gradients of a step's backward passes are added up here, in fp32, and pushed once; in 0 one shard holds
+all of the state. 2: each backward pass is pushed. 3: as 2, and a unit's parameters are here only while they are
+used. With one backward pass a step all four give the same bits, else 0 and 1 do, and 2 and 3.
 
 A step's gradient is the mean over its backward passes and over the workers: give each micro-batch its own mean loss,
-undivided. Parameters that get no gradient count as 0. Buffers (BatchNorm's statistics) stay local to each worker:
-they are not sent, and in no snapshot.
+undivided. Parameters that get no gradient count as 0.
+
+Buffers begin as those of rank 0, which the servers keep and a snapshot has; afterwards each worker has its own
+(BatchNorm's statistics are of its batches, as with DistributedDataParallel without broadcasts). Integer
+buffers are never sent.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import torch
 from torch import nn
 
 from . import _transfer
-from ._model import Slot, UnitChoice, slots_of, tensor_of, units_of
+from ._model import Slot, UnitChoice, buffers_of, slots_of, tensors_of, units_of
 from ._window import Memory, Window
 from .env import env
 from .errors import CairnError, EpochChanged, Invalid, Mismatch, Stale, Timeout, Unsupported, VersionGone
@@ -69,35 +72,35 @@ class AttachedModel:
 
     def __init__(self, session: Session, model: nn.Module, optim: Union[Optimizer, "torch.optim.Optimizer"], *,
                  name: Optional[str] = None, stage: int = 2, units: UnitChoice = None, window: int = 2,
-                 wire_dtype: Any = None, micro_batches: int = 1, clip_norm: float = 0.0, loss_scale: float = 1.0,
-                 on_nonfinite: str = "skip", rank: Optional[int] = None, workers_min: Optional[int] = None,
-                 timeout: float = TIMEOUT_S):
+                 wire_dtype: Any = None, timeout: float = TIMEOUT_S, rank: Optional[int] = None,
+                 workers_min: Optional[int] = None, **state: Any):
         here = env()
         self.model, self.name = model, name or type(model).__name__.lower()
-        self.stage, self.clip_norm, self.timeout = _stage(stage), clip_norm, timeout
-        self._micro_batches, self._loss_scale = _at_least_one("micro_batches", micro_batches), loss_scale
-        self._slots = slots_of(model, wire_dtype)
+        self.stage, self.timeout = _stage(stage), timeout
+        self._slots, self._buffers = slots_of(model, wire_dtype), buffers_of(model)
         modules = units_of(model, self._slots, units)
         groups, group_of = _groups(optim, self._slots)
-        spec = JobSpec([tensor_of(slot, group_of.get(slot.name)) for slot in self._slots], groups,
-                       rank=here.rank if rank is None else rank,
-                       workers_min=here.world if workers_min is None else workers_min, clip_norm=clip_norm,
-                       loss_scale=loss_scale, on_nonfinite=on_nonfinite)
+        tensors = [tensor for slot in self._slots + self._buffers
+                   for tensor in tensors_of(slot, group_of.get(slot.name))]
+        self._spec = JobSpec(tensors, groups, here.rank if rank is None else rank,
+                             here.world if workers_min is None else workers_min, stage=stage, **state)
+        self.clip_norm = self._spec.clip_norm
+        self._micro_batches = _at_least_one("micro_batches", self._spec.micro_batches)
         self._round: Optional[RoundHandle] = None
         self._failure: Optional[CairnError] = None  # of a hook, raised by what the trainer calls next
         self._window: Optional[Window] = None
         self._local = False
+        self._touched = 0  # the last round to which this worker gave something
         self._version = Version(0, 0)
         self._forget_gradients()
-        self._session, self._spec = session, spec
-        self._touched = 0  # the last round to which this worker gave something
-        self._job = session.open_worker(self.name, spec, timeout)
+        self._session = session
+        self._job = session.open_worker(self.name, self._spec, timeout)
         # Before any parameter is let go: autograd notes its shape now.
         self._hooks = [_on_gradient(slot.parameter, lambda slot=slot: self._took_gradient(slot))
                        for slot in self._slots if slot.trained]
         self._hooks.append(model.register_forward_pre_hook(lambda *_: self._before_forward()))
         try:
-            self._bring_initial_state(spec.rank)
+            self._bring_initial_state()
             if self.stage == 3:
                 self._window = Window(modules, _at_least_one("window", window), self._start, self._others_went_on,
                                       lambda: self.timeout)
@@ -119,10 +122,12 @@ class AttachedModel:
             (hook[1] if isinstance(hook, tuple) else hook).remove()
         self._hooks, self._window = [], None
 
-    def _bring_initial_state(self, rank: int) -> None:
-        if rank == 0:
-            _transfer.put(self._job, self._slots)
+    def _bring_initial_state(self) -> None:
+        if self._spec.rank == 0 and self._spec.init_from is None:
+            _transfer.put(self._job, self._slots + self._buffers)
         self._job.init_done(self.timeout)
+        version = self._job.version_wait(timeout=self.timeout)
+        _transfer.load(self._job, version, [(slot, slot.parameter) for slot in self._buffers], self.timeout)
 
     # ---- the parameters ----
 
@@ -240,7 +245,6 @@ class AttachedModel:
     def _forget_gradients(self) -> None:
         self._passes = 0  # backward passes that are over
         self._pushed_in_pass: Dict[Slot, bool] = {}
-        self._sums: Dict[Slot, torch.Tensor] = {}
         self._scaled = False
         for slot in self._slots:
             slot.parameter.grad = None
@@ -277,7 +281,7 @@ class AttachedModel:
         try:
             self.begin()
             self._pushed_in_pass[slot] = True
-            self._give(slot, gradient)
+            self._push(slot, gradient)
         except Stale as stale:
             self._failure = self._others_went_on(stale)
         except CairnError as failure:
@@ -294,24 +298,14 @@ class AttachedModel:
         if gradient.layout != torch.strided:
             raise Unsupported(f"the gradient of {slot.name} is sparse; build the module with sparse=False")
 
-    def _give(self, slot: Slot, gradient: torch.Tensor) -> None:
-        if self.stage >= 2 or self._micro_batches == 1:
-            return self._push(slot, gradient, self._passes)
-        if slot in self._sums:
-            self._sums[slot].add_(gradient)
-        else:
-            self._sums[slot] = gradient.to(device="cpu", dtype=torch.float32)
-        if self._passes == self._micro_batches - 1:
-            self._push(slot, self._sums.pop(slot), 0)
-
-    def _push(self, slot: Slot, gradient: torch.Tensor, micro: int) -> None:
+    def _push(self, slot: Slot, gradient: torch.Tensor) -> None:
         assert self._round is not None
         host = gradient.detach().cpu()
         dtype = _PUSHED.get(host.dtype)
         if dtype is None:  # float16 is widened
             host, dtype = host.to(torch.float32), "f32"
         self._touched = self._round.info.round
-        self._round.push(slot.name, host.contiguous(), micro=micro, dtype=dtype)
+        self._round.push(slot.name, host.contiguous(), micro=self._passes, dtype=dtype)
 
     def micro_end(self) -> None:
         """Ends a backward pass of several in a step. The next forward pass of the model does it by itself."""
@@ -322,8 +316,7 @@ class AttachedModel:
         self._raise_failure()
         if not self._pushed_in_pass:
             return
-        if self.stage >= 2 and self._round is not None:
-            self._call_round(lambda round_: round_.micro_end(self._passes))
+        self._call_round(lambda round_: round_.micro_end(self._passes))
         self._passes += 1
         self._pushed_in_pass = {}
 
@@ -357,7 +350,6 @@ class AttachedModel:
         if scale != 1.0 and self._passes > 0 and not self._scaled:
             raise Invalid(f"the job has a loss scale of {scale}, and the loss was not multiplied by it: "
                           "m.scale(loss).backward()")
-        self._push_sums()
         chosen = max(self._passes, 1) if weight is None else weight
         result: Result = self._call_round(
             lambda round_: round_.commit(chosen, self.timeout if timeout is None else timeout))
@@ -368,12 +360,6 @@ class AttachedModel:
         elif self._window is not None:
             self._window.release_all()
         return result
-
-    def _push_sums(self) -> None:
-        """Stages 0 and 1: what was added up in fewer backward passes than were announced, or not in the last."""
-        for slot, gradient in self._sums.items():
-            self._call_round(lambda _round: self._push(slot, gradient, 0))
-        self._sums = {}
 
     def _load_after(self, version: Version) -> None:
         try:
@@ -390,10 +376,9 @@ class AttachedModel:
 
     def state_dict(self, plane: str = "param") -> Dict[str, torch.Tensor]:
         """The newest state, read from the servers: fp32 masters ("param"), or a plane of the optimizer ("exp_avg",
-        "exp_avg_sq"), which only trained tensors have. Tied names show one tensor; the model's buffers are its own."""
+        "exp_avg_sq"), which only trained tensors have. Tied names show one tensor; the buffers are the model's own."""
         slots = [slot for slot in self._slots if slot.trained or plane == "param"]
-        into = {slot: torch.empty(slot.parameter.shape if self._window is None or slot not in self._window
-                                  else self._window.shape(slot), dtype=torch.float32) for slot in slots}
+        into = {slot: torch.empty(self._shape(slot), dtype=torch.float32) for slot in slots}
         for _ in range(_TRIES):
             try:
                 newest = self._job.version_wait(timeout=self.timeout)
@@ -408,6 +393,10 @@ class AttachedModel:
             persistent = self.model.state_dict()
             named.update((name, buffer) for name, buffer in self.model.named_buffers() if name in persistent)
         return named
+
+    def _shape(self, slot: Slot) -> torch.Size:
+        inside = self._window is not None and slot in self._window
+        return self._window.shape(slot) if inside else slot.parameter.shape  # type: ignore[union-attr]
 
 
 def _stage(stage: int) -> int:
@@ -453,7 +442,8 @@ class Reader:
 
     def _match(self, slots: List[Slot]) -> None:
         """The slots have the names and shapes of the job, and take its dtypes on the wire."""
-        there = {tensor.name: tensor for tensor in self._job.tensors()}
+        there = {tensor.name: tensor for tensor in self._job.tensors()
+                 if tensor.alias_of is None and tensor.kind != "buffer"}
         odd = [f"{slot.name}: {list(slot.parameter.shape)} here, {list(there[slot.name].shape)} in the job"
                for slot in slots if slot.name in there and tuple(slot.parameter.shape) != there[slot.name].shape]
         odd += [f"{slot.name}: not in the job" for slot in slots if slot.name not in there]

@@ -170,14 +170,49 @@ class AStep(Case):
                 m.step()
                 self.assertEqual(m.state_dict()["0.weight"].item(), before - 0.5 * 3)
 
-    def test_buffers_stay_here_and_are_in_the_state_dict(self):
-        model = nn.Sequential(line(), nn.BatchNorm1d(1))
-        m = self.attach(model)
-        loss(model, 1.0, 2.0).backward()
+    def test_buffers_begin_as_those_of_rank_0_and_are_this_workers_then(self):
+        def made(mean: float) -> nn.Module:
+            model = nn.Sequential(line(), nn.BatchNorm1d(1))
+            model[1].running_mean.fill_(mean)
+            return model
+
+        m = self.attach(made(5.0))
+        loss(m.model, 1.0, 2.0).backward()
         m.step()
         state = m.state_dict()
-        self.assertEqual(state.keys(), model.state_dict().keys())
+        self.assertEqual(state.keys(), m.model.state_dict().keys())
         self.assertEqual(state["1.num_batches_tracked"].item(), 1)
+        self.assertNotEqual(state["1.running_mean"].item(), 5.0)
+        with cairn.connect(self.cluster.endpoint) as session:
+            other = made(-1.0)
+            session.attach(other, cairn.SGD(lr=0.5), rank=1, workers_min=1, name=m.name)
+            self.assertEqual(other[1].running_mean.item(), 5.0)
+
+    def test_the_learning_rate_goes_as_scheduled(self):
+        wanted = {cairn.constant(warmup_steps=2): [0.0, 0.25, 0.5, 0.5, 0.5],
+                  cairn.linear(4): [0.5, 0.375, 0.25, 0.125, 0.0],
+                  cairn.cosine(4, lr_min=0.1): [0.5, 0.44142135623730955, 0.3, 0.15857864376269046, 0.1],
+                  cairn.wsd(4, decay_steps=2): [0.5, 0.5, 0.5, 0.25, 0.0],
+                  cairn.table([(1, 1.0), (3, 0.0)]): [0.5, 0.5, 0.25, 0.0, 0.0]}
+        for i, (schedule, rates) in enumerate(wanted.items()):
+            with self.subTest(schedule=schedule):
+                m = self.attach(line(), cairn.SGD(lr=0.5, schedule=schedule), name=f"schedule{i}")
+                got = []
+                for _ in rates:
+                    loss(m.model, 1.0).backward()
+                    got.append(m.step().lr)
+                for one, other in zip(got, rates):
+                    self.assertAlmostEqual(one, other, places=12)
+
+    def test_a_job_says_what_it_was_given(self):
+        m = self.attach(line(), stage=1, micro_batches=3, clip_norm=2.0, on_nonfinite="fail", loss_scale=4.0,
+                        loss_scale_policy="fixed")
+        info = m.job.describe()
+        self.assertEqual((info.stage, info.micro_batches, info.clip_norm, info.on_nonfinite, info.loss_scale),
+                         (1, 3, 2.0, "fail", 4.0))
+        m.scale(loss(m.model, float("nan"))).backward()
+        with self.assertRaises(cairn.NonFinite):
+            m.step()
 
 
 class Precision(Case):

@@ -13,11 +13,8 @@ from runner import main
 
 ROOT = Path(os.environ.get("CAIRN_SOURCE", Path(__file__).resolve().parents[3]))
 HEADER = ROOT / "client" / "include" / "cairn.h"
-CONSTANTS = {"CAIRN_F32": _c.F32, "CAIRN_BF16": _c.BF16, "CAIRN_F16": _c.F16, "CAIRN_F64": _c.F64,
-             "CAIRN_TRAINED": _c.TRAINED, "CAIRN_FROZEN": _c.FROZEN, "CAIRN_BUFFER": _c.BUFFER,
-             "CAIRN_BLOB": _c.BLOB, "CAIRN_NONFINITE_SKIP": _c.NONFINITE_SKIP,
-             "CAIRN_NONFINITE_FAIL": _c.NONFINITE_FAIL, "CAIRN_WORKER": _c.WORKER, "CAIRN_READER": _c.READER,
-             "CAIRN_SNAPSHOT_WAIT": _c.SNAPSHOT_WAIT}
+CONSTANTS = {f"CAIRN_{name}": value for name, value in vars(_c).items() if re.fullmatch("[A-Z][A-Z0-9_]*", name)
+             and isinstance(value, int) and name not in ("RANK_MAX",)}
 
 
 def c_program() -> str:

@@ -1,5 +1,5 @@
-"""Two processes train through a cluster what torch.optim.AdamW trains in one: the same parameters, in every stage, whatever
-the number of shards, whoever is killed."""
+"""Two processes train through a cluster what torch.optim.AdamW trains in one: the same parameters, in every stage,
+whatever the number of shards, whoever is killed."""
 
 import json
 import os
@@ -113,8 +113,8 @@ class Processes(Case):
         self.assertEqual(len({cluster.digest(job["name"]) for job in jobs}), 1, "one backward pass: the same bits")
         memory = first["stage3"]["memory"]
         self.assertLessEqual(memory["peak_bytes"], memory["window"] * memory["largest_unit_bytes"])
-        print(f"note: stage 3: peak {memory['peak_bytes']} bytes of gathered parameters, {memory['window']} units of at "
-              f"most {memory['largest_unit_bytes']}")
+        print(f"note: stage 3: peak {memory['peak_bytes']} bytes of gathered parameters, {memory['window']} units of "
+              f"at most {memory['largest_unit_bytes']}")
 
     def test_a_killed_rank_is_missed_and_goes_on_where_the_servers_are(self):
         cluster, steps = self.cluster(2), 30
