@@ -83,14 +83,15 @@ void cairn_client_tiles_on_set(struct job *job, uint32_t request)
     }
     pthread_mutex_lock(&job->session->lock);
     struct declared *former = job->declared;
-    if (job->declaring != NULL) {
-        job->declared = job->declaring;
+    struct declared *declared = job->declaring;
+    if (declared != NULL) { // else the call gave up meanwhile
+        job->declared = declared->world > 0 ? declared : NULL;
         job->declaring = NULL;
-    } else {
-        former = NULL; // the call gave up meanwhile
     }
     pthread_mutex_unlock(&job->session->lock);
+    if (declared == NULL) return;
     cairn_client_tiles_free(former);
+    if (declared->world == 0) cairn_client_tiles_free(declared);
 }
 
 bool cairn_client_tiles_on_error(struct session *s, uint32_t request, cairn_status status,
@@ -165,7 +166,11 @@ static cairn_status judge(const struct job *job, const struct cairn_tile *tiles,
         return cairn_client_fail(CAIRN_ERR_REFUSED, "a reader holds no tiles");
     if ((tiles == NULL && tile_count > 0) || timeout_ms < 0)
         return cairn_client_fail(CAIRN_ERR_INVALID, "tiles must be given, timeout_ms be 0 or more");
-    if (world <= job->rank)
+    if (world == 0 && tile_count > 0)
+        return cairn_client_fail(
+            CAIRN_ERR_INVALID, "world is 0, which says that there are no tiles, and %zu are given",
+            tile_count);
+    if (world > 0 && world <= job->rank)
         return cairn_client_fail(CAIRN_ERR_INVALID,
                                  "world is %u; it counts the ranks 0 to world - 1, and this is "
                                  "rank %u",

@@ -365,8 +365,9 @@ CAIRN_EXPORT void cairn_job_close(cairn_job *job);
  * it holds whole. Two ranks hold the same box (replicas) or boxes without a common element, and all
  * ranks together every tensor; CAIRN_ERR_MISMATCH names the tensor, the ranks, the overlap or the hole.
  * Collective: every worker calls it, after opening the job, and again (all of them, with other boxes if
- * need be) between rounds; it returns when all have. CAIRN_ERR_TIMEOUT names who is awaited. A worker that
- * takes the place of one that died declares, too. Without it every worker holds whole tensors. */
+ * need be) between rounds, in one it is CAIRN_ERR_BUSY; it returns when all have. CAIRN_ERR_TIMEOUT names
+ * who is awaited. Rounds are then of exactly these ranks; a worker that takes the place of one that died
+ * declares, too. Without it, and after it with world 0, every worker holds whole tensors. */
 CAIRN_EXPORT cairn_status cairn_tiles(cairn_job *job, const struct cairn_tile *tiles,
                                       size_t tile_count, uint32_t world,
                                       int timeout_ms) CAIRN_CHECKED;
