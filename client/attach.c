@@ -168,6 +168,15 @@ static cairn_status take_layout(struct job *job, struct cairn_sentence *why)
     return CAIRN_ERR_FENCED;
 }
 
+/* The spec that this member came with is the job's, or was before an amendment. */
+static bool same_job(const struct job *job, const struct cairn_job_spec_data *theirs)
+{
+    uint8_t hash[32];
+    if (cairn_spec_diff(&job->spec, theirs, 0, NULL, NULL) == 0) return true;
+    return theirs->former_count > 0 && cairn_spec_hash(&job->spec, hash) == CAIRN_OK &&
+           cairn_spec_was(theirs, hash);
+}
+
 /* A reader learns the spec here. It stays what it was at a later attach: another one is another job. */
 static cairn_status take_spec(struct job *job, struct cairn_sentence *why)
 {
@@ -181,7 +190,7 @@ static cairn_status take_spec(struct job *job, struct cairn_sentence *why)
         return CAIRN_OK;
     }
     const size_t differences = cairn_spec_diff(&job->spec, &spec, 0, NULL, NULL);
-    if (differences != 0 || spec.tensor_count != job->spec.tensor_count) {
+    if (!same_job(job, &spec) || spec.tensor_count != job->spec.tensor_count) {
         cairn_sentence_set(why, "job %s is another one now (%zu differences); open it again",
                            job->name, differences);
         status = CAIRN_ERR_MISMATCH;

@@ -288,6 +288,7 @@ static void send_ask(struct session *s, struct ask *ask)
         Cairn__VersionWait version;
         Cairn__WhoIsAwaited awaited;
         Cairn__TilesDeclare tiles;
+        Cairn__JobAmend amend;
     } copy;
     const ProtobufCMessage *message = ask->message;
     const uint64_t id = ask->job != NULL ? ask->job->id : 0;
@@ -304,6 +305,7 @@ static void send_ask(struct session *s, struct ask *ask)
         WITH_JOB(VERSION_WAIT, version, Cairn__VersionWait);
         WITH_JOB(WHO_IS_AWAITED, awaited, Cairn__WhoIsAwaited);
         WITH_JOB(TILES_DECLARE, tiles, Cairn__TilesDeclare);
+        WITH_JOB(JOB_AMEND, amend, Cairn__JobAmend);
     default: break;
     }
 #undef WITH_JOB

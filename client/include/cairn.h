@@ -13,7 +13,7 @@
  * nothing, and cairn_error() then names who is awaited. The library never aborts, prints, forks, or
  * touches signals; it owns one thread and one descriptor to poll. Not for use after fork() without exec().
  *
- * Not in this version: amend, alloc/register, prefetch, map, streams, GPU memory (see README). */
+ * Not in this version: alloc/register, prefetch, map, streams, GPU memory (see README). */
 #ifndef CAIRN_H
 #define CAIRN_H
 
@@ -371,6 +371,32 @@ CAIRN_EXPORT void cairn_job_close(cairn_job *job);
 CAIRN_EXPORT cairn_status cairn_tiles(cairn_job *job, const struct cairn_tile *tiles,
                                       size_t tile_count, uint32_t world,
                                       int timeout_ms) CAIRN_CHECKED;
+
+/* What changes about a job while it trains, by any of its workers, for all of them. */
+struct cairn_amend {
+    size_t struct_size;
+    uint64_t
+        revision; /* that the job has (struct cairn_round), else CAIRN_ERR_STALE; 0 = whatever it is */
+    /* Replace hyper-parameters and schedule of the groups of these names; the optimizer must be the
+     * same, and keep the same state: SGD cannot get or lose its momentum */
+    const struct cairn_group *groups;
+    size_t group_count;
+    /* Groups whose tensors stay what they are from now on: no gradient (cairn_push gives
+     * CAIRN_ERR_REFUSED), no decay, no part in the norm. Their state is kept */
+    const char *const *freeze;
+    size_t freeze_count;
+    const char *const *unfreeze;
+    size_t unfreeze_count;
+    double clip_norm; /* if set_clip_norm; 0 = no clipping */
+    bool set_clip_norm;
+};
+/* Amends the job at a step boundary: CAIRN_OK means that it is durable and that the next round that opens
+ * goes by it; a round that is open ends by the terms it began with. Workers attach with the spec as it
+ * was or as it is. Schedules go by the step of the job, not by steps since the amendment. Refused as a whole
+ * or done as a whole: CAIRN_ERR_INVALID, CAIRN_ERR_NOT_FOUND (no such group), CAIRN_ERR_UNSUPPORTED (an
+ * optimizer, a tensor), CAIRN_ERR_STALE. Waits while a snapshot is being taken. */
+CAIRN_EXPORT cairn_status cairn_job_amend(cairn_job *job, const struct cairn_amend *amend,
+                                          int timeout_ms) CAIRN_CHECKED;
 
 /* Initial state: `plane` is "param", `box` what this worker holds (NULL means it). Without tiles the
  * worker of rank 0 puts everything. With tiles every worker puts what it holds (replicas the same

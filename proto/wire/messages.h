@@ -35,6 +35,8 @@
     X(22, AWAITED, Awaited, awaited)                                \
     X(23, TILES_DECLARE, TilesDeclare, tiles_declare)               \
     X(24, TILES_SET, TilesSet, tiles_set)                           \
+    X(25, JOB_AMEND, JobAmend, job_amend)                           \
+    X(26, JOB_AMENDED, JobAmended, job_amended)                     \
     X(30, JOB_CREATE, JobCreate, job_create)                        \
     X(31, JOB_SEAL, JobSeal, job_seal)                              \
     X(32, JOB_DROP, JobDrop, job_drop)                              \

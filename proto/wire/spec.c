@@ -144,6 +144,24 @@ cairn_status cairn_spec_add_group(struct cairn_job_spec_data *spec,
     return CAIRN_OK;
 }
 
+cairn_status cairn_spec_set_group(struct cairn_job_spec_data *spec, size_t group,
+                                  const struct cairn_group_spec *from)
+{
+    struct cairn_group_spec *g = &spec->groups[group];
+    const size_t points = from->schedule.point_count;
+    if (points > CAIRN_SCHEDULE_POINTS_MAX) return CAIRN_ERR_INVALID;
+    struct cairn_group_spec next = *from;
+    next.schedule.points = copy_bytes(from->schedule.points,
+                                      points * sizeof *from->schedule.points);
+    if ((next.schedule.points == NULL) != (points == 0)) return CAIRN_ERR_NO_MEMORY;
+    free((void *)(uintptr_t)g->schedule.points);
+    next.name = g->name;
+    next.optimizer = g->optimizer;
+    next.frozen = g->frozen;
+    *g = next;
+    return CAIRN_OK;
+}
+
 cairn_status cairn_spec_add_former(struct cairn_job_spec_data *spec, const uint8_t hash[32])
 {
     if (cairn_spec_was(spec, hash)) return CAIRN_OK;

@@ -92,7 +92,9 @@ struct cairn_group_spec {
     char *optimizer; /* owned; "adamw", "adam", "sgd" */
     double lr, beta1, beta2, eps, weight_decay, momentum;
     bool nesterov;
-    bool frozen; /* by an amendment: its tensors keep what they are, and take no gradient */
+    bool
+        frozen; /* by an amendment: its tensors keep what they are, and take no gradient. A worker cannot
+                  * say it, so it is not part of hash and diff */
     struct cairn_schedule schedule; /* of lr; the points are owned by the spec */
 };
 
@@ -130,6 +132,7 @@ struct cairn_job_spec_data {
     uint32_t spread;        /* a unit stands on at most so many shards */
     uint32_t window;        /* chunks in flight, per worker and shard */
     uint64_t revision;      /* counted by the coordinator; not part of hash and diff */
+    uint64_t amend_key;     /* of the last amendment; 0: none. Likewise, and not in a manifest */
 };
 
 /* A spec without tensors and groups, all else at its default (stage 2); name NULL. Allocates nothing. */
@@ -153,6 +156,10 @@ cairn_status cairn_spec_add_tensor(struct cairn_job_spec_data *spec,
 /* The same for a group; its schedule's points are copied, CAIRN_ERR_INVALID if there are too many. */
 cairn_status cairn_spec_add_group(struct cairn_job_spec_data *spec,
                                   const struct cairn_group_spec *group) CAIRN_MUST_CHECK;
+/* Replaces all of the group but its name, its optimizer and `frozen` by copies of what `from` has. As
+ * cairn_spec_add_group; not judged. */
+cairn_status cairn_spec_set_group(struct cairn_job_spec_data *spec, size_t group,
+                                  const struct cairn_group_spec *from) CAIRN_MUST_CHECK;
 /* lr 1e-3, beta 0.9 and 0.999, eps 1e-8, weight_decay and momentum 0, constant; name and optimizer NULL. */
 struct cairn_group_spec cairn_group_default(void);
 /* Notes what the spec was: the oldest but the first is forgotten over CAIRN_SPEC_FORMER_MAX.
@@ -198,7 +205,7 @@ bool cairn_spec_schedules_hash(const struct cairn_group_spec *groups, size_t gro
 /* Lists how `here` (a worker's spec) differs from `there` (the servers'), a line each, without a
  * newline: "tensor fc1.weight: shape [512,784] here, [256,784] on the servers". At most `lines_max`
  * are given to `sink`, one more says how many there are beyond. Returns the number of differences,
- * 0 = the same. Both canonical; allocates nothing. */
+ * 0 = the same. Both canonical; allocates nothing. `sink` may be NULL with lines_max 0. */
 typedef void (*cairn_line_fn)(void *context, const char *line);
 size_t cairn_spec_diff(const struct cairn_job_spec_data *here,
                        const struct cairn_job_spec_data *there, size_t lines_max,

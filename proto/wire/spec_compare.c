@@ -82,7 +82,6 @@ static void hash_group(crypto_generichash_state *state, const struct cairn_group
     const double hyper[] = { g->lr, g->beta1, g->beta2, g->eps, g->weight_decay, g->momentum };
     for (size_t i = 0; i < sizeof hyper / sizeof hyper[0]; i++) hash_double(state, hyper[i]);
     hash_number(state, g->nesterov);
-    hash_number(state, g->frozen);
     hash_schedule(state, &g->schedule);
 }
 
@@ -294,7 +293,6 @@ static void diff_group(struct diff *diff, const struct cairn_group_spec *here,
                   there->weight_decay);
     differ_number(diff, "group", here->name, "momentum", here->momentum, there->momentum);
     differ_number(diff, "group", here->name, "nesterov", here->nesterov, there->nesterov);
-    differ_number(diff, "group", here->name, "frozen", here->frozen, there->frozen);
     diff_schedule(diff, here->name, &here->schedule, &there->schedule);
 }
 
@@ -381,7 +379,7 @@ size_t cairn_spec_diff(const struct cairn_job_spec_data *here,
     diff_job(&diff, here, there);
     diff_groups(&diff, here, there);
     diff_tensors(&diff, here, there);
-    if (diff.found > lines_max) {
+    if (diff.found > lines_max && sink != NULL) {
         char line[64];
         snprintf(line, sizeof line, "and %zu more differences", diff.found - lines_max);
         sink(context, line);

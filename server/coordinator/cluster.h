@@ -398,6 +398,11 @@ void cairn_cluster_terms_free(struct cairn_cluster_terms *terms); /* and the old
 /* The job takes them, and its core goes by them from the next round on. */
 void cairn_cluster_terms_replace(struct cairn_cluster_job *job, struct cairn_cluster_terms *terms);
 
+/* amend.c */
+/* Judges and takes an amendment; the member is answered. */
+void cairn_cluster_job_amend(struct cairn_cluster_member *member, uint32_t request,
+                             const Cairn__JobAmend *amend);
+
 /* round_world.c: the core's hands and ears. */
 cairn_status cairn_cluster_job_core_open(struct cairn_cluster_job *job,
                                          struct cairn_sentence *why) CAIRN_MUST_CHECK;

@@ -155,6 +155,12 @@ bool cairn_cluster_handle_worker(struct cairn_cluster_session *session,
     case CAIRN_MSG_WHO_IS_AWAITED:
         on_who_is_awaited(session, request, (const Cairn__WhoIsAwaited *)message);
         break;
+    case CAIRN_MSG_JOB_AMEND: {
+        const Cairn__JobAmend *amend = (const Cairn__JobAmend *)message;
+        struct cairn_cluster_member *member = attached_worker(session, request, amend->job);
+        if (member != NULL) cairn_cluster_job_amend(member, request, amend);
+        break;
+    }
     case CAIRN_MSG_SNAPSHOT_CREATE:
         on_snapshot_create(session, request, (const Cairn__SnapshotCreate *)message);
         break;

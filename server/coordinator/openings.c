@@ -33,6 +33,12 @@ static cairn_status judge_join(const struct cairn_cluster_member *member,
                           job->member_count);
     }
     if (member->role != CAIRN_ROLE_WIRE_WORKER) return CAIRN_OK;
+    // A worker that says what the job was before an amendment is a worker of the job.
+    uint8_t hash[32];
+    if (job->spec.former_count > 0 && cairn_spec_hash(&member->spec, hash) == CAIRN_OK &&
+        cairn_spec_was(&job->spec, hash)) {
+        return CAIRN_OK;
+    }
     cairn_sentence_set(why, "job %s is another one than this spec:\n", job->spec.name);
     struct lines lines = { why, 0 };
     if (cairn_spec_diff(&member->spec, &job->spec, CAIRN_MISMATCH_LINES_MAX, add_line, &lines) >

@@ -357,6 +357,7 @@ START_TEST(differences_are_listed_in_words_and_the_rest_is_counted)
     cairn_spec_canonicalize(&here);
     cairn_spec_canonicalize(&there);
     there.tensors[1].shape.dim[0] = 256;
+    ck_assert_uint_eq(cairn_spec_diff(&here, &there, 0, NULL, NULL), 1); // only counted
     there.tensors[1].wire = CAIRN_F32;
     replace(&there.tensors[2].name, "fc3.weight");
     here.groups[0].lr = 0.5;

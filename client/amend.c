@@ -1,0 +1,129 @@
+/* cairn_job_amend: the caller's words become one request. */
+#include <sodium.h>
+#include <stdlib.h>
+
+#include "client/api.h"
+#include "client/handle.h"
+#include "client/spec.h"
+#include "client/struct.h"
+
+#define BUSY_MS 50 /* a snapshot is being taken: until it is asked again */
+
+/* The request and what it owns. */
+struct words {
+    Cairn__JobAmend message;
+    struct cairn_group *groups; /* [group_count], as large as ours */
+    Cairn__GroupSpec *packed;   /* [group_count] */
+    Cairn__GroupSpec **list;    /* [group_count] */
+};
+
+static void release(struct words *words)
+{
+    free(words->groups);
+    free(words->packed);
+    free(words->list);
+}
+
+static cairn_status add_groups(struct words *words, const struct cairn_amend *amend)
+{
+    const size_t count = amend->group_count;
+    words->groups = calloc(count + 1, sizeof *words->groups);
+    words->packed = calloc(count + 1, sizeof *words->packed);
+    words->list = calloc(count + 1, sizeof(Cairn__GroupSpec *));
+    if (words->groups == NULL || words->packed == NULL || words->list == NULL)
+        return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the amendment");
+    for (size_t i = 0; i < count; i++) {
+        const cairn_status status = cairn_client_group_take(amend->groups, i, &words->groups[i]);
+        if (status != CAIRN_OK) return status;
+        const struct cairn_group_spec group = cairn_client_group_of(&words->groups[i]);
+        if (words->groups[i].pattern != NULL || group.optimizer == NULL)
+            return cairn_client_fail(
+                CAIRN_ERR_INVALID,
+                "group %.64s of an amendment: pattern must be NULL (which tensors "
+                "it has does not change) and optimizer must be given",
+                group.name);
+        cairn_group_to_message(&group, &words->packed[i]);
+        words->list[i] = &words->packed[i];
+    }
+    words->message.groups = words->list;
+    words->message.n_groups = count;
+    return CAIRN_OK;
+}
+
+static cairn_status judge_names(const char *const *names, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (names == NULL || names[i] == NULL)
+            return cairn_client_fail(CAIRN_ERR_INVALID, "a group to freeze or unfreeze is NULL");
+    return CAIRN_OK;
+}
+
+static cairn_status judge(const struct cairn_amend *amend)
+{
+    const size_t max = CAIRN_SPEC_GROUPS_MAX;
+    if (amend->group_count > max || amend->freeze_count > max || amend->unfreeze_count > max)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "an amendment has %zu groups, %zu to freeze, %zu to unfreeze; "
+                                 "allowed: 0 to %zu",
+                                 amend->group_count, amend->freeze_count, amend->unfreeze_count,
+                                 max);
+    cairn_status status = judge_names(amend->freeze, amend->freeze_count);
+    if (status == CAIRN_OK) status = judge_names(amend->unfreeze, amend->unfreeze_count);
+    return status;
+}
+
+static cairn_status fill(struct words *words, const struct cairn_amend *amend)
+{
+    Cairn__JobAmend *m = &words->message;
+    randombytes_buf(&m->key, sizeof m->key);
+    m->key |= 1; // not 0
+    m->revision = amend->revision;
+    m->set_clip_norm = amend->set_clip_norm;
+    m->clip_norm = amend->clip_norm;
+    m->freeze = (char **)(uintptr_t)amend->freeze; // protobuf-c lacks the const
+    m->n_freeze = amend->freeze_count;
+    m->unfreeze = (char **)(uintptr_t)amend->unfreeze;
+    m->n_unfreeze = amend->unfreeze_count;
+    return add_groups(words, amend);
+}
+
+/* Asks until it is not refused as busy, or the time is up. */
+static cairn_status ask(struct job *job, const Cairn__JobAmend *message, uint64_t deadline_ms)
+{
+    struct session *s = job->session;
+    for (;;) {
+        ProtobufCMessage *reply;
+        const cairn_status status = cairn_control_ask(s, job, CAIRN_MSG_JOB_AMEND, &message->base,
+                                                      CAIRN_MSG_JOB_AMENDED, deadline_ms, &reply);
+        if (status == CAIRN_OK) cairn_message_free(reply);
+        const uint64_t again_ms = cairn_client_now_ms() + BUSY_MS;
+        if (status != CAIRN_ERR_BUSY || again_ms >= deadline_ms) return status;
+        pthread_mutex_lock(&s->lock);
+        while (!s->ended && cairn_session_sleep(s, again_ms)) {}
+        pthread_mutex_unlock(&s->lock);
+    }
+}
+
+cairn_status cairn_job_amend(cairn_job *handle, const struct cairn_amend *amend, int timeout_ms)
+{
+    struct job *job = cairn_api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    struct words words = { .message = CAIRN__JOB_AMEND__INIT };
+    struct cairn_amend own;
+    cairn_status status = cairn_api_check(job);
+    if (status == CAIRN_OK &&
+        (timeout_ms < 0 || !cairn_struct_take(&own, sizeof own, sizeof own, amend)))
+        status = cairn_client_fail(
+            CAIRN_ERR_INVALID,
+            "amend must be given with its struct_size (%zu), timeout_ms be 0 "
+            "or more",
+            sizeof own);
+    if (status == CAIRN_OK && job->role != CAIRN_WORKER)
+        status = cairn_client_fail(CAIRN_ERR_REFUSED, "a reader does not amend a job");
+    if (status == CAIRN_OK) status = judge(&own);
+    if (status == CAIRN_OK) status = fill(&words, &own);
+    if (status == CAIRN_OK) status = ask(job, &words.message, cairn_api_deadline(timeout_ms));
+    release(&words);
+    cairn_handle_put(handle);
+    return status;
+}
