@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Dict, List, Optional, Sequence, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import nn
 
 from .errors import Invalid, Unsupported
-from .spec import Tensor
+from .spec import Box, Part, Tensor
 
 ROOT = "root"  # the unit of parameters that no unit has: gathered as long as a step lasts
 UnitChoice = Optional[Sequence[Union[str, type]]]
@@ -35,6 +35,8 @@ class Slot:
     kind: str
     aliases: List[str] = field(default_factory=list)  # its other names: tied
     units: List["Unit"] = field(default_factory=list)  # empty: of the root
+    whole: Optional[Tuple[int, ...]] = None  # the tensor's shape, if the parameter is a part of it: of `box`
+    box: Optional[Box] = None
 
     @property
     def trained(self) -> bool:
@@ -85,6 +87,17 @@ def slots_of(model: nn.Module, wire_dtype: Any = None) -> List[Slot]:
     return list(slots.values())
 
 
+def set_parts(slots: Sequence[Slot], parts: Mapping[str, Part]) -> None:
+    """Parameters that are parts of tensors, by name."""
+    by_name = {slot.name: slot for slot in slots}
+    for name, part in parts.items():
+        if name not in by_name:
+            raise Invalid(f"parts: {name!r} is not the (first) name of a parameter; there are "
+                          + ", ".join(list(by_name)[:5]) + ", …")
+        slot = by_name[name]
+        slot.whole, slot.box = tuple(part.shape), Box(tuple(part.start), tuple(slot.parameter.shape))
+
+
 def buffers_of(model: nn.Module) -> List[Slot]:
     """Those that a state dict has and that are floating point of a kind that the servers keep; others are this
     worker's own."""
@@ -95,7 +108,8 @@ def buffers_of(model: nn.Module) -> List[Slot]:
 
 def tensors_of(slot: Slot, group: Optional[str]) -> List[Tensor]:
     """The tensor, then its other names."""
-    shape, unit = tuple(slot.parameter.shape), slot.units[0].name if slot.units else ROOT
+    shape = tuple(slot.parameter.shape) if slot.whole is None else slot.whole
+    unit = slot.units[0].name if slot.units else ROOT
     first = Tensor(slot.name, shape, unit, group if slot.trained else None, slot.wire, slot.kind)
     return [first] + [Tensor(alias, shape, unit, wire=slot.wire, kind=slot.kind, alias_of=slot.name)
                       for alias in slot.aliases]

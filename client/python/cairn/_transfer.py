@@ -9,7 +9,7 @@ import torch
 from ._model import WIRE_TORCH, Slot
 from .errors import CairnError, Timeout
 from .session import Job, Operation
-from .spec import Version
+from .spec import Box, Version
 
 _IN_FLIGHT = 256  # tensors that are asked for at once
 
@@ -19,12 +19,13 @@ class Landing:
     where it cannot be lent."""
 
     def __init__(self, job: Job, version: Version, name: str, wire: str, into: torch.Tensor,
-                 plane: Optional[str] = None):
+                 plane: Optional[str] = None, box: Optional[Box] = None):
         self._into, self._failure = into, None  # type: torch.Tensor, Optional[CairnError]
         dtype = WIRE_TORCH[wire]
         direct = into.dtype == dtype and into.is_contiguous() and into.device.type == "cpu"
         self._staged = None if direct else torch.empty(into.shape, dtype=dtype)
-        self._operation: Operation = job.fetch(version, name, into if direct else self._staged, plane=plane, dtype=wire)
+        self._operation: Operation = job.fetch(version, name, into if direct else self._staged, plane=plane, dtype=wire,
+                                               box=box)
 
     @property
     def staged_bytes(self) -> int:
@@ -59,21 +60,23 @@ def wait_all(landings: Iterable[Landing], timeout: float) -> None:
 
 
 def load(job: Job, version: Version, targets: List[Tuple[Slot, torch.Tensor]], timeout: float,
-         wire: Optional[str] = None, plane: Optional[str] = None) -> None:
-    """Tensors of one version; `wire` and `plane` if they are not those of the slots."""
+         wire: Optional[str] = None, plane: Optional[str] = None, whole: bool = False) -> None:
+    """Tensors of one version; `wire` and `plane` if they are not those of the slots. `whole`: not the parts that this
+    worker holds."""
     for first in range(0, len(targets), _IN_FLIGHT):
         landings: List[Landing] = []
         with torch.no_grad():
             try:
                 for slot, into in targets[first:first + _IN_FLIGHT]:
-                    landings.append(Landing(job, version, slot.name, wire or slot.wire, into, plane))
+                    landings.append(Landing(job, version, slot.name, wire or slot.wire, into, plane,
+                                            None if whole else slot.box))
             finally:
                 wait_all(landings, timeout)
 
 
 def put(job: Job, slots: Iterable[Slot]) -> None:
-    """The initial state, fp32. Nothing if the job has its state already."""
+    """The initial state, fp32, as far as this worker holds it. Nothing if the job has its state already."""
     for slot in slots:
         master = slot.parameter.detach().to(device="cpu", dtype=torch.float32).contiguous()
-        if not job.put(slot.name, master):
+        if not job.put(slot.name, master, box=slot.box):
             return

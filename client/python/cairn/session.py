@@ -6,6 +6,7 @@ threads; a process that was forked from one with an open session must not use it
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import math
 import os
@@ -313,6 +314,7 @@ class Session:
                        fabric=text(fabric), fabric_device=text(fabric_device))
         check(_c.lib().cairn_open(ctypes.byref(opts), ctypes.byref(handle)))
         self._handle: Optional[ctypes.c_void_p] = handle
+        atexit.register(self.close)  # leaves in words, rather than by a lost connection
 
     def __enter__(self) -> "Session":
         return self
@@ -335,6 +337,7 @@ class Session:
         handle, self._handle = self._handle, None
         if handle is None or not self._is_mine():
             return
+        atexit.unregister(self.close)
         jobs = list(self._jobs)
         for job in jobs:
             job._handle = None
@@ -363,6 +366,10 @@ class Session:
         rank, workers_min
                        None: rank and world of the environment, see env()
         timeout        seconds, of every wait
+        parts          {parameter name: Part}: parameters that are parts of tensors (tensor parallelism); every worker
+                       says which ones it has, the others it has whole
+        counts         False for all but one of the workers that compute one batch together: the batch counts once,
+                       and of parameters that all have whole, the gradient of the one that counts is taken
 
         Rank 0 brings the initial state, if the job has none. Mismatch lists how this model and optimizer differ from
         a job that exists; what this version cannot do is refused with Unsupported."""

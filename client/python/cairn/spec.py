@@ -43,6 +43,13 @@ class Tile(NamedTuple):
     box: Box
 
 
+class Part(NamedTuple):
+    """Where a worker's parameter lies: in a tensor of `shape`, from `start` on, in elements of each dimension."""
+
+    shape: Tuple[int, ...]
+    start: Tuple[int, ...]
+
+
 class Init(NamedTuple):
     """What a tensor begins as, made by the shards: "zeros", "ones", "constant" (a), "uniform" (from a to b), "normal"
     (mean a, standard deviation b)."""

@@ -9,6 +9,9 @@ used. With one backward pass a step all four give the same bits, else 0 and 1 do
 A step's gradient is the mean over its backward passes and over the workers: give each micro-batch its own mean loss,
 undivided. Parameters that get no gradient count as 0.
 
+Tensor parallelism is the model's: it cuts its layers and sends activations between the workers of a team, and says
+by `parts` where its parameters lie. Gradients and parameters go through the servers, each worker's own part.
+
 Buffers begin as those of rank 0, which the servers keep and a snapshot has; afterwards each worker has its own
 (BatchNorm's statistics are of its batches, as with DistributedDataParallel without broadcasts). Integer
 buffers are never sent.
@@ -18,19 +21,19 @@ from __future__ import annotations
 
 import contextlib
 from fnmatch import fnmatchcase
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import nn
 
 from . import _transfer
-from ._model import Slot, UnitChoice, buffers_of, slots_of, tensors_of, units_of
+from ._model import Slot, UnitChoice, buffers_of, set_parts, slots_of, tensors_of, units_of
 from ._window import Memory, Window
 from .env import env
 from .errors import CairnError, EpochChanged, Invalid, Mismatch, Stale, Timeout, Unsupported, VersionGone
 from .optim import FromTorch, Optimizer, from_torch
 from .session import TIMEOUT_S, Job, Result, Round, RoundHandle, Session
-from .spec import Group, JobSpec, Version
+from .spec import Group, JobSpec, Part, Tile, Version
 
 __all__ = ["AttachedModel", "Reader", "attach", "Memory"]
 
@@ -73,11 +76,13 @@ class AttachedModel:
     def __init__(self, session: Session, model: nn.Module, optim: Union[Optimizer, "torch.optim.Optimizer"], *,
                  name: Optional[str] = None, stage: int = 2, units: UnitChoice = None, window: int = 2,
                  wire_dtype: Any = None, timeout: float = TIMEOUT_S, rank: Optional[int] = None,
-                 workers_min: Optional[int] = None, **state: Any):
+                 workers_min: Optional[int] = None, parts: Mapping[str, Part] = {}, counts: bool = True, **state: Any):
         here = env()
         self.model, self.name = model, name or type(model).__name__.lower()
         self.stage, self.timeout = _stage(stage), timeout
         self._slots, self._buffers = slots_of(model, wire_dtype), buffers_of(model)
+        set_parts(self._slots, parts)
+        self._counts = counts
         modules = units_of(model, self._slots, units)
         groups, group_of = _groups(optim, self._slots)
         tensors = [tensor for slot in self._slots + self._buffers
@@ -89,6 +94,7 @@ class AttachedModel:
         self._round: Optional[RoundHandle] = None
         self._failure: Optional[CairnError] = None  # of a hook, raised by what the trainer calls next
         self._window: Optional[Window] = None
+        self._rank = self._spec.rank  # dense, of the last round
         self._local = False
         self._touched = 0  # the last round to which this worker gave something
         self._version = Version(0, 0)
@@ -122,8 +128,16 @@ class AttachedModel:
             (hook[1] if isinstance(hook, tuple) else hook).remove()
         self._hooks, self._window = [], None
 
+    def _declare_tiles(self) -> bool:
+        """Whether tensors are held in parts: every worker is to say so, and brings its own."""
+        tiles = [Tile(slot.name, slot.box) for slot in self._slots if slot.box is not None]
+        if tiles:
+            self._job.tiles(tiles, self._spec.workers_min, self.timeout)
+        return bool(tiles)
+
     def _bring_initial_state(self) -> None:
-        if self._spec.rank == 0 and self._spec.init_from is None:
+        has_parts = self._declare_tiles()
+        if (self._spec.rank == 0 or has_parts) and self._spec.init_from is None:
             _transfer.put(self._job, self._slots + self._buffers)
         self._job.init_done(self.timeout)
         version = self._job.version_wait(timeout=self.timeout)
@@ -144,7 +158,7 @@ class AttachedModel:
         return [slot for slot in self._slots if self._window is None or slot not in self._window]
 
     def _start(self, slot: Slot, into: torch.Tensor) -> _transfer.Landing:
-        return _transfer.Landing(self._job, self._version, slot.name, slot.wire, into)
+        return _transfer.Landing(self._job, self._version, slot.name, slot.wire, into, box=slot.box)
 
     def _others_went_on(self, why: Exception) -> EpochChanged:
         return EpochChanged(f"the others went on without this worker, the step is to be done again: {why}")
@@ -209,13 +223,14 @@ class AttachedModel:
                     self._load(opened.info.version)
                 except (VersionGone, Stale) as gone:
                     raise self._others_went_on(gone) from gone
-            self._round = opened
+            self._round, self._rank = opened, opened.info.rank
         return self._round.info
 
     def _reopen(self) -> None:
         """As a process that ends and is started again."""
         self._job.close()
         self._job = self._session.open_worker(self.name, self._spec, self.timeout)
+        self._declare_tiles()
         self._job.init_done(self.timeout)
 
     def _drop_round(self) -> None:
@@ -300,12 +315,14 @@ class AttachedModel:
 
     def _push(self, slot: Slot, gradient: torch.Tensor) -> None:
         assert self._round is not None
+        if slot.box is None and not self._counts:
+            return  # the one that counts has the same gradient
         host = gradient.detach().cpu()
         dtype = _PUSHED.get(host.dtype)
         if dtype is None:  # float16 is widened
             host, dtype = host.to(torch.float32), "f32"
         self._touched = self._round.info.round
-        self._round.push(slot.name, host.contiguous(), micro=self._passes, dtype=dtype)
+        self._round.push(slot.name, host.contiguous(), micro=self._passes, dtype=dtype, box=slot.box)
 
     def micro_end(self) -> None:
         """Ends a backward pass of several in a step. The next forward pass of the model does it by itself."""
@@ -338,9 +355,10 @@ class AttachedModel:
     def step(self, clip_norm: Optional[float] = None, weight: Optional[int] = None,
              timeout: Optional[float] = None) -> Result:
         """Commits this worker's part and waits until the servers have applied the round; then the model has the new
-        parameters. `weight`: of this worker's part against the others', 1 a backward pass if None; give numbers of
-        tokens only with losses that are sums over tokens. `clip_norm` is the job's, given to attach: another is
-        refused. Timeout: call it again to go on waiting. EpochChanged: nothing was applied, do the step again."""
+        parameters. `weight`: of this worker's part against the others', 1 a backward pass if None (none if it does not
+        count); give numbers of tokens only with losses that are sums over tokens. `clip_norm` is the job's, given to
+        attach: another is refused. Timeout: call it again to go on waiting. EpochChanged: nothing was applied, do
+        the step again."""
         if clip_norm is not None and clip_norm != self.clip_norm:
             raise Invalid(f"clip_norm {clip_norm} here, {self.clip_norm} in the job: it is state of the servers; give "
                           "it to attach")
@@ -350,7 +368,7 @@ class AttachedModel:
         if scale != 1.0 and self._passes > 0 and not self._scaled:
             raise Invalid(f"the job has a loss scale of {scale}, and the loss was not multiplied by it: "
                           "m.scale(loss).backward()")
-        chosen = max(self._passes, 1) if weight is None else weight
+        chosen = (max(self._passes, 1) if weight is None else weight) if self._counts else None
         result: Result = self._call_round(
             lambda round_: round_.commit(chosen, self.timeout if timeout is None else timeout))
         self._round = None
@@ -369,10 +387,11 @@ class AttachedModel:
 
     # ---- snapshots and state ----
 
-    def snapshot(self, wait: bool = True, timeout: float = 600.0) -> str:
-        """The servers write a snapshot of the newest version while training goes on. Its id; with wait: when it is
-        committed. One worker's call is enough."""
-        return self._job.snapshot(wait, timeout)
+    def snapshot(self, wait: bool = True, timeout: float = 600.0) -> Optional[str]:
+        """The servers write a snapshot of the newest version while training goes on; with wait: returns when it is
+        committed. Every worker may call it: the first of the last round has it made and gets its id, others None.
+        (m.job.snapshot() is for one who decides alone.)"""
+        return self._job.snapshot(wait, timeout) if self._rank == 0 else None
 
     def state_dict(self, plane: str = "param") -> Dict[str, torch.Tensor]:
         """The newest state, read from the servers: fp32 masters ("param"), or a plane of the optimizer ("exp_avg",
@@ -382,7 +401,7 @@ class AttachedModel:
         for _ in range(_TRIES):
             try:
                 newest = self._job.version_wait(timeout=self.timeout)
-                _transfer.load(self._job, newest, list(into.items()), self.timeout, wire="f32", plane=plane)
+                _transfer.load(self._job, newest, list(into.items()), self.timeout, wire="f32", plane=plane, whole=True)
                 break
             except VersionGone as gone:
                 last = gone
@@ -394,7 +413,9 @@ class AttachedModel:
             named.update((name, buffer) for name, buffer in self.model.named_buffers() if name in persistent)
         return named
 
-    def _shape(self, slot: Slot) -> torch.Size:
+    def _shape(self, slot: Slot) -> Sequence[int]:
+        if slot.whole is not None:
+            return slot.whole
         inside = self._window is not None and slot in self._window
         return self._window.shape(slot) if inside else slot.parameter.shape  # type: ignore[union-attr]
 
