@@ -3,30 +3,36 @@
 #include <cairn.h>
 #include <check.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "client/handle.h"
 #include "client/session.h"
 #include "tests/support/rooms.h"
 
-enum { ELEMS = 200000, SHARDS = 2, TURNS = 40, CUTS = 20, WAIT_MS = 20000 };
+enum { ELEMS = 100000, SHARDS = 2, TURNS = 30, CUTS = 20, WAIT_MS = 20000 };
 
 static struct rooms rooms;
 static cairn *session;
 static cairn_job *job;
 static struct cairn_fabric *fabric; /* the worker's */
 static float *values, *copy;
+static char names[TURNS][8];
 
 static void setup(void)
 {
     const struct cairn_fabric_mem_options options = { .seed = 5, .delay_max_ticks = 4 };
-    static const struct cairn_tensor tensor = {
-        .struct_size = sizeof tensor, .name = "w", .rank = 1, .shape = { ELEMS }
-    };
+    static struct cairn_tensor tensors[TURNS]; // a tensor is put once: one for each turn
+    for (int i = 0; i < TURNS; i++) {
+        snprintf(names[i], sizeof names[i], "w%02d", i);
+        tensors[i] = (struct cairn_tensor) {
+            .struct_size = sizeof *tensors, .name = names[i], .rank = 1, .shape = { ELEMS }
+        };
+    }
     const struct cairn_group group = CAIRN_GROUP_INIT;
     const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = &tensor,
-                                         .tensor_count = 1,
+                                         .tensors = tensors,
+                                         .tensor_count = TURNS,
                                          .groups = &group,
                                          .group_count = 1,
                                          .workers_min = 1,
@@ -66,17 +72,17 @@ static void await(cairn_op *op)
     ck_assert_msg(status == CAIRN_OK, "%s", cairn_error());
 }
 
-static void put(void)
+static void put(int i)
 {
     const struct cairn_mem from = { sizeof from, values, CAIRN_F32 };
     cairn_op *op;
-    ck_assert_int_eq(cairn_put(job, "w", "param", NULL, &from, &op), CAIRN_OK);
+    ck_assert_int_eq(cairn_put(job, names[i], "param", NULL, &from, &op), CAIRN_OK);
     await(op);
 }
 
 START_TEST(puts_and_fetches_are_asked_again)
 {
-    for (int i = 0; i < TURNS; i++) put();
+    for (int i = 0; i < TURNS; i++) put(i);
     ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
     struct cairn_version version;
     ck_assert_int_eq(cairn_version_wait(job, (struct cairn_version) { 0, 0 }, WAIT_MS, &version),
@@ -85,7 +91,7 @@ START_TEST(puts_and_fetches_are_asked_again)
     for (int i = 0; i < TURNS; i++) {
         cairn_op *op;
         memset(copy, 0xff, ELEMS * sizeof *copy);
-        ck_assert_int_eq(cairn_fetch(job, version, "w", NULL, NULL, &to, &op), CAIRN_OK);
+        ck_assert_int_eq(cairn_fetch(job, version, names[i], NULL, NULL, &to, &op), CAIRN_OK);
         await(op);
         ck_assert_mem_eq(copy, values, ELEMS * sizeof *copy);
     }
@@ -94,7 +100,7 @@ END_TEST
 
 START_TEST(pushes_are_sent_again)
 {
-    put();
+    for (int i = 0; i < TURNS; i++) put(i);
     ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
     for (int i = 0; i < TURNS; i++) {
         const struct cairn_mem from = { sizeof from, values, CAIRN_F32 };
@@ -102,7 +108,7 @@ START_TEST(pushes_are_sent_again)
         struct cairn_result result = { .struct_size = sizeof result };
         cairn_op *op;
         ck_assert_msg(cairn_round_begin(job, WAIT_MS, &round) == CAIRN_OK, "%s", cairn_error());
-        ck_assert_int_eq(cairn_push(job, &round, 0, "w", NULL, &from, &op), CAIRN_OK);
+        ck_assert_int_eq(cairn_push(job, &round, 0, names[i], NULL, &from, &op), CAIRN_OK);
         await(op);
         ck_assert_int_eq(cairn_micro_end(job, &round, 0), CAIRN_OK);
         cairn_fabric_mem_cut_to(fabric);
