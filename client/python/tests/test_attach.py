@@ -170,6 +170,15 @@ class AStep(Case):
                 m.step()
                 self.assertEqual(m.state_dict()["0.weight"].item(), before - 0.5 * 3)
 
+    def test_a_snapshot_is_made_by_the_first_worker(self):
+        m = self.attach(line())
+        loss(m.model, 3.0).backward()
+        m.step()
+        shown = self.cluster.ctl("snapshot", "show", m.name, m.snapshot())
+        self.assertEqual((shown["step"], shown["content_root"]), (1, self.cluster.digest(m.name)))
+        m._rank = 1
+        self.assertIsNone(m.snapshot())
+
     def test_buffers_begin_as_those_of_rank_0_and_are_this_workers_then(self):
         def made(mean: float) -> nn.Module:
             model = nn.Sequential(line(), nn.BatchNorm1d(1))
