@@ -84,6 +84,13 @@ class JobSpec(Sized):
                 ("init_from", c_char_p), ("init_prefix", c_char_p)]
 
 
+class Amend(Sized):
+    _fields_ = [("struct_size", c_size_t), ("revision", c_uint64), ("groups", POINTER(Group)),
+                ("group_count", c_size_t), ("freeze", POINTER(c_char_p)), ("freeze_count", c_size_t),
+                ("unfreeze", POINTER(c_char_p)), ("unfreeze_count", c_size_t), ("clip_norm", c_double),
+                ("set_clip_norm", c_bool)]
+
+
 class Mem(Sized):
     _fields_ = [("struct_size", c_size_t), ("ptr", c_void_p), ("dtype", c_int)]
 
@@ -125,7 +132,8 @@ class Env(Sized):
 STRUCTS = {"cairn_box": Box, "cairn_version": Version, "cairn_opts": Opts, "cairn_tensor": Tensor,
            "cairn_group": Group, "cairn_job_spec": JobSpec, "cairn_mem": Mem, "cairn_round": Round,
            "cairn_result": Result, "cairn_stats": Stats, "cairn_env": Env, "cairn_tile": Tile,
-           "cairn_job_info": JobInfo, "cairn_init": Init, "cairn_schedule_point": SchedulePoint}
+           "cairn_job_info": JobInfo, "cairn_init": Init, "cairn_schedule_point": SchedulePoint,
+           "cairn_amend": Amend}
 
 _handle = c_void_p
 FUNCTIONS = {
@@ -150,6 +158,7 @@ FUNCTIONS = {
     "cairn_job_describe": (c_int, [_handle, POINTER(JobInfo)]),
     "cairn_job_tensor": (c_int, [_handle, c_size_t, POINTER(Tensor)]),
     "cairn_tiles": (c_int, [_handle, POINTER(Tile), c_size_t, c_uint32, c_int]),
+    "cairn_job_amend": (c_int, [_handle, POINTER(Amend), c_int]),
     "cairn_alloc": (c_int, [_handle, c_size_t, c_int, POINTER(c_void_p)]),
     "cairn_free": (c_int, [_handle, c_void_p]),
     "cairn_register": (c_int, [_handle, c_void_p, c_size_t, c_int]),

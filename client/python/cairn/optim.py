@@ -65,6 +65,18 @@ def _plain(name: str, value: Any) -> Any:
     return value if isinstance(value, (bool, Schedule)) else float(value)
 
 
+def changed_group(group: Group, change: Mapping[str, Any]) -> Group:
+    """The group with other hyper-parameters; `betas` is understood."""
+    given = dict(change)
+    if "betas" in given:
+        given["beta1"], given["beta2"] = given.pop("betas")
+    allowed = [f.name for f in dataclasses.fields(Group) if f.name not in ("name", "optimizer")]
+    unknown = sorted(set(given) - set(allowed))
+    if unknown:
+        raise Invalid(f"group {group.name!r} has no {', '.join(unknown)}; it has {', '.join(allowed)}")
+    return dataclasses.replace(group, **{name: _plain(name, value) for name, value in given.items()})
+
+
 def _why_empty(pattern: str, tensors: Iterable[str]) -> str:
     covered = [name for name in tensors if fnmatchcase(name, pattern)]
     if covered:

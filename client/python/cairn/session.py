@@ -16,8 +16,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Se
 from . import _c
 from .errors import BadHandle, Exists, Invalid, NotFound, Timeout, error
 from .memory import Memory
-from .spec import (DTYPES, NONFINITE, Box, JobSpec, Tensor, Tile, Version, box_to_c, number, tensor_from_c, text, to_c,
-                   word)
+from .spec import (DTYPES, NONFINITE, Box, Group, JobSpec, Tensor, Tile, Version, amend_to_c, box_to_c, number,
+                   tensor_from_c, text, to_c, word)
 
 TIMEOUT_S = 60.0
 _SLICE_S = 0.5  # a signal is seen after so long
@@ -190,6 +190,15 @@ class Job:
                 return made
             check(status)
             made.append(tensor_from_c(out))
+
+    def amend(self, groups: Sequence[Group] = (), freeze: Sequence[str] = (), unfreeze: Sequence[str] = (),
+              clip_norm: Optional[float] = None, revision: int = 0, timeout: float = TIMEOUT_S) -> None:
+        """Changes the job at the next step boundary, for all its workers, as a whole or not at all: hyper-parameters and
+        schedules of groups of these names, groups that are frozen or not any more, the clip norm (0: none).
+        `revision`: what a Round said, else Stale; 0: whatever it is."""
+        made, alive = amend_to_c(groups, freeze, unfreeze, clip_norm, revision)
+        check(_c.lib().cairn_job_amend(self._living(), ctypes.byref(made), milliseconds(timeout)))
+        del alive
 
     def tiles(self, tiles: Sequence[Tile], world: int, timeout: float = TIMEOUT_S) -> None:
         """What this worker holds, of ranks 0 to world - 1; a tensor that is not listed it holds whole. Every worker

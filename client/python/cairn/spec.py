@@ -217,3 +217,17 @@ def to_c(spec: JobSpec) -> Tuple[_c.JobSpec, List[Any]]:
                       init_from=text(spec.init_from), init_prefix=text(spec.init_prefix),
                       chunk_leaves=spec.chunk_leaves, window=spec.window)
     return made, alive
+
+
+def amend_to_c(groups: Sequence[Group], freeze: Sequence[str], unfreeze: Sequence[str], clip_norm: Optional[float],
+               revision: int) -> Tuple[_c.Amend, List[Any]]:
+    """The same for an amendment."""
+    alive: List[Any] = []
+    made_groups = (_c.Group * len(groups))(*[_group(group, alive) for group in groups])
+    names = [(ctypes.c_char_p * len(some))(*[name.encode() for name in some]) for some in (freeze, unfreeze)]
+    alive += [made_groups, names]
+    strings = [ctypes.cast(one, ctypes.POINTER(ctypes.c_char_p)) for one in names]
+    made = _c.Amend(revision=revision, groups=ctypes.cast(made_groups, ctypes.POINTER(_c.Group)),
+                    group_count=len(groups), freeze=strings[0], freeze_count=len(freeze), unfreeze=strings[1],
+                    unfreeze_count=len(unfreeze), clip_norm=clip_norm or 0.0, set_clip_norm=clip_norm is not None)
+    return made, alive

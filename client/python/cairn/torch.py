@@ -20,8 +20,9 @@ buffers are never sent.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from fnmatch import fnmatchcase
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import torch
 from torch import nn
@@ -30,8 +31,9 @@ from . import _transfer
 from ._model import Slot, UnitChoice, buffers_of, set_parts, slots_of, tensors_of, units_of
 from ._window import Memory, Window
 from .env import env
-from .errors import CairnError, EpochChanged, Invalid, Mismatch, Stale, Timeout, Unsupported, VersionGone
-from .optim import FromTorch, Optimizer, from_torch
+from .errors import (CairnError, EpochChanged, Invalid, Mismatch, NotFound, Refused, Stale, Timeout, Unsupported,
+                     VersionGone)
+from .optim import FromTorch, Optimizer, changed_group, from_torch
 from .session import TIMEOUT_S, Job, Result, Round, RoundHandle, Session
 from .spec import Group, JobSpec, Part, Tile, Version
 
@@ -95,6 +97,8 @@ class AttachedModel:
         self._failure: Optional[CairnError] = None  # of a hook, raised by what the trainer calls next
         self._window: Optional[Window] = None
         self._rank = self._spec.rank  # dense, of the last round
+        self._revision = 0  # of the job, in the last round
+        self._refused: Set[Slot] = set()  # of groups that are frozen in that revision
         self._local = False
         self._touched = 0  # the last round to which this worker gave something
         self._version = Version(0, 0)
@@ -224,6 +228,8 @@ class AttachedModel:
                 except (VersionGone, Stale) as gone:
                     raise self._others_went_on(gone) from gone
             self._round, self._rank = opened, opened.info.rank
+            if opened.info.revision != self._revision:  # somebody has amended the job
+                self._revision, self._refused = opened.info.revision, set()
         return self._round.info
 
     def _reopen(self) -> None:
@@ -296,7 +302,10 @@ class AttachedModel:
         try:
             self.begin()
             self._pushed_in_pass[slot] = True
-            self._push(slot, gradient)
+            if slot not in self._refused:
+                self._push(slot, gradient)
+        except Refused:  # its group was frozen by an amendment
+            self._refused.add(slot)
         except Stale as stale:
             self._failure = self._others_went_on(stale)
         except CairnError as failure:
@@ -386,6 +395,20 @@ class AttachedModel:
             self._load_newest(version)
 
     # ---- snapshots and state ----
+
+    def amend(self, groups: Optional[Mapping[str, Mapping[str, Any]]] = None, freeze: Sequence[str] = (),
+              unfreeze: Sequence[str] = (), clip_norm: Optional[float] = None) -> None:
+        """Changes the job for all its workers from the next round on: {"default": dict(lr=1e-4)}, names of groups that
+        are frozen or not any more, the clip norm. One worker's call is enough."""
+        known = {group.name: group for group in self._spec.groups}
+        unknown = sorted(set(groups or {}) - set(known))
+        if unknown:
+            raise NotFound(f"no group {', '.join(unknown)}; there are {', '.join(known)}")
+        changed = [changed_group(known[name], change) for name, change in (groups or {}).items()]
+        self._job.amend(changed, freeze, unfreeze, clip_norm, timeout=self.timeout)
+        self.clip_norm = self.clip_norm if clip_norm is None else clip_norm
+        now = {**known, **{group.name: group for group in changed}}
+        self._spec = dataclasses.replace(self._spec, groups=tuple(now.values()))
 
     def snapshot(self, wait: bool = True, timeout: float = 600.0) -> Optional[str]:
         """The servers write a snapshot of the newest version while training goes on; with wait: returns when it is

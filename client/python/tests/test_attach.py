@@ -170,6 +170,25 @@ class AStep(Case):
                 m.step()
                 self.assertEqual(m.state_dict()["0.weight"].item(), before - 0.5 * 3)
 
+    def test_a_job_is_amended_from_the_next_step_on(self):
+        model = line()
+        m = self.attach(model, cairn.SGD(lr=0.5, groups={"bias": dict(lr=0.25)}))
+        loss(model, 3.0).backward()
+        m.amend({"default": dict(lr=0.125)}, freeze=["bias"], clip_norm=100.0)  # this round goes by the old terms
+        m.step()
+        self.assertEqual((model.weight.item(), model.bias.item()), (0.5, 0.75))
+        loss(model, 4.0).backward()
+        m.step(clip_norm=100.0)
+        self.assertEqual((model.weight.item(), model.bias.item()), (0.0, 0.75))
+        m.amend(unfreeze=["bias"], clip_norm=0.0)
+        loss(model, 0.0).backward()
+        m.step()
+        self.assertEqual((model.weight.item(), model.bias.item()), (0.0, 0.5))
+        with self.assertRaisesRegex(cairn.NotFound, "no group tail; there are bias, default|default, bias"):
+            m.amend({"tail": dict(lr=1.0)})
+        with self.assertRaisesRegex(cairn.Invalid, "no slope; it has lr"):
+            m.amend({"bias": dict(slope=1.0)})
+
     def test_a_snapshot_is_made_by_the_first_worker(self):
         m = self.attach(line())
         loss(m.model, 3.0).backward()
