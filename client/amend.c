@@ -7,7 +7,8 @@
 #include "client/spec.h"
 #include "client/struct.h"
 
-#define BUSY_MS 50 /* a snapshot is being taken: until it is asked again */
+#define AMEND_BYTES_MAX (512 << 10) // of a frame
+#define BUSY_MS         50          /* a snapshot is being taken: until it is asked again */
 
 /* The request and what it owns. */
 struct words {
@@ -84,7 +85,12 @@ static cairn_status fill(struct words *words, const struct cairn_amend *amend)
     m->n_freeze = amend->freeze_count;
     m->unfreeze = (char **)(uintptr_t)amend->unfreeze;
     m->n_unfreeze = amend->unfreeze_count;
-    return add_groups(words, amend);
+    const cairn_status status = add_groups(words, amend);
+    if (status != CAIRN_OK || cairn__job_amend__get_packed_size(m) <= AMEND_BYTES_MAX)
+        return status;
+    return cairn_client_fail(CAIRN_ERR_INVALID,
+                             "the amendment is over %d bytes: amend fewer groups at a time",
+                             AMEND_BYTES_MAX);
 }
 
 /* Asks until it is not refused as busy, or the time is up. */

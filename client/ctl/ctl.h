@@ -95,6 +95,7 @@ int cairn_ctl_snapshot_list(struct ctl *ctl);
 int cairn_ctl_snapshot_show(struct ctl *ctl);
 int cairn_ctl_snapshot_restore(struct ctl *ctl);
 int cairn_ctl_env(struct ctl *ctl);
+int cairn_ctl_capabilities(struct ctl *ctl);
 int cairn_ctl_local(struct ctl *ctl);
 
 #endif

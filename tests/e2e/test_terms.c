@@ -296,6 +296,35 @@ START_TEST(an_alias_is_its_target_by_another_name)
 }
 END_TEST
 
+START_TEST(a_buffer_is_put_fetched_and_saved_and_never_trained)
+{
+    struct cluster cluster;
+    struct cluster_said said;
+    struct job j;
+    float counts[COUNTS];
+    char id[64];
+    cluster_start(&cluster, 2, NULL);
+    describe(&j);
+    j.groups[1].weight_decay = 0.5;
+    open_job(&j, &cluster, "tiny");
+    for (int k = 0; k < 2; k++) train(&j);
+    const struct cairn_round round = begin(&j);
+    ck_assert_int_eq(push(&j, &round, "counts"), CAIRN_ERR_INVALID);
+    commit(&j, &round);
+    fetch(&j, "counts", NULL, counts);
+    ck_assert(counts[0] == 0 && counts[1] == 1);
+    ck_assert_int_eq(cairn_snapshot(j.job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id), CAIRN_OK);
+    leave(&j);
+    cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    open_job(&j, &cluster, "tiny");
+    fetch(&j, "counts", NULL, counts);
+    ck_assert(counts[0] == 0 && counts[1] == 1);
+    leave(&j);
+    cluster_stop(&cluster);
+}
+END_TEST
+
 /* One change to a good spec, and a word of the sentence. */
 struct spoil {
     void (*change)(struct job *j);
@@ -602,6 +631,7 @@ int main(void)
     tcase_add_test(tcase, every_stage_gives_the_same_bits_with_one_micro_batch);
     tcase_add_test(tcase, jobs_of_stage_0_go_to_the_shard_that_has_least);
     tcase_add_test(tcase, an_alias_is_its_target_by_another_name);
+    tcase_add_test(tcase, a_buffer_is_put_fetched_and_saved_and_never_trained);
     tcase_add_test(tcase, what_cannot_be_is_refused_at_attach_with_field_value_and_what_is_allowed);
     tcase_add_test(tcase, an_amendment_holds_from_the_next_round_on_through_restarts_and_a_restore);
     tcase_add_test(tcase, a_frozen_group_stays_as_it_is_while_others_train);

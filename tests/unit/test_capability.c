@@ -1,0 +1,355 @@
+/* What a spec offers: every field of it travels and is compared, every choice that is supported has a test
+ * that shows its effect, every other one is refused. Nothing is accepted and ignored. */
+#include <check.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/wire/capability.h"
+#include "proto/wire/manifest.h"
+#include "proto/wire/messages.h"
+#include "proto/wire/optimizer.h"
+#include "proto/wire/snapshot_file.h"
+
+#define COUNT(array) (sizeof(array) / sizeof(array)[0])
+
+static char *borrowed(const char *text)
+{
+    return (char *)(uintptr_t)text; // the spec copies it
+}
+
+static void add_tensor(struct cairn_job_spec_data *spec, const char *name, const char *group)
+{
+    const struct cairn_tensor_spec t = { .name = borrowed(name),
+                                         .unit = borrowed("block"),
+                                         .group = borrowed(group),
+                                         .kind = group[0] != '\0' ? CAIRN_TRAINED : CAIRN_FROZEN,
+                                         .wire = CAIRN_F32,
+                                         .reduce = CAIRN_F32,
+                                         .master = CAIRN_F32,
+                                         .shape = { 2, { 6, 4 } } };
+    ck_assert_int_eq(cairn_spec_add_tensor(spec, &t), CAIRN_OK);
+}
+
+static struct cairn_job_spec_data a_spec(void)
+{
+    static const struct cairn_schedule_point points[] = { { 1, 1 }, { 9, 0.5 } };
+    struct cairn_job_spec_data spec;
+    struct cairn_group_spec g = cairn_group_default();
+    struct cairn_box box = { 2, { 1, 0 }, { 2, 4 } };
+    cairn_spec_init(&spec);
+    ck_assert_int_eq(cairn_spec_set_name(&spec, "job"), CAIRN_OK);
+    g.name = borrowed("a");
+    g.optimizer = borrowed("sgd");
+    g.momentum = 0.5;
+    g.schedule = (struct cairn_schedule) { CAIRN_SCHEDULE_WSD, 2, 20, 3, 1e-4, NULL, 0 };
+    ck_assert_int_eq(cairn_spec_add_group(&spec, &g), CAIRN_OK);
+    g.name = borrowed("b");
+    g.schedule = (struct cairn_schedule) { CAIRN_SCHEDULE_TABLE, 0, 0, 0, 0, points, 2 };
+    ck_assert_int_eq(cairn_spec_add_group(&spec, &g), CAIRN_OK);
+    add_tensor(&spec, "fixed", "");
+    add_tensor(&spec, "one", "a");
+    add_tensor(&spec, "two", "b");
+    struct cairn_tensor_spec alias = { .name = borrowed("other"),
+                                       .alias_of = borrowed("one"),
+                                       .alias_box = &box,
+                                       .kind = CAIRN_FROZEN,
+                                       .wire = CAIRN_F32,
+                                       .reduce = CAIRN_F32,
+                                       .master = CAIRN_F32,
+                                       .shape = { 1, { 0 } } };
+    ck_assert_int_eq(cairn_spec_add_tensor(&spec, &alias), CAIRN_OK);
+    spec.loss_scale = 64;
+    cairn_spec_canonicalize(&spec); // fixed, one, other, two
+    return spec;
+}
+
+/* ---- fields ---- */
+
+#define CHANGE(name, statement)                       \
+    static void name(struct cairn_job_spec_data *s)   \
+    {                                                 \
+        struct cairn_group_spec *g = &s->groups[0];   \
+        struct cairn_tensor_spec *t = &s->tensors[0]; \
+        (void)g;                                      \
+        (void)t;                                      \
+        statement;                                    \
+    }
+CHANGE(lr, g->lr *= 2)
+CHANGE(beta1, g->beta1 = 0.5)
+CHANGE(beta2, g->beta2 = 0.5)
+CHANGE(eps, g->eps = 1)
+CHANGE(weight_decay, g->weight_decay = 1)
+CHANGE(momentum, g->momentum = 0.25)
+CHANGE(nesterov, g->nesterov = true)
+CHANGE(optimizer, free(g->optimizer); g->optimizer = strdup("adamw"))
+CHANGE(schedule, g->schedule.kind = CAIRN_SCHEDULE_COSINE; g->schedule.decay_steps = 0)
+CHANGE(warmup_steps, g->schedule.warmup_steps = 1)
+CHANGE(total_steps, g->schedule.total_steps = 21)
+CHANGE(decay_steps, g->schedule.decay_steps = 4)
+CHANGE(lr_min, g->schedule.lr_min = 0)
+static void point(struct cairn_job_spec_data *s)
+{
+    ((struct cairn_schedule_point *)(uintptr_t)s->groups[1].schedule.points)[1].factor = 0.75;
+}
+CHANGE(point_count, s->groups[1].schedule.point_count = 1)
+CHANGE(kind, t->kind = CAIRN_BUFFER)
+CHANGE(wire, t->wire = CAIRN_BF16)
+CHANGE(shape, t->shape.dim[1] = 5)
+CHANGE(unit, t->unit[0] = 'B')
+CHANGE(group, s->tensors[1].group[0] = 'b'; s->tensors[3].group[0] = 'a')
+CHANGE(init_kind, t->init.kind = CAIRN_INIT_ONES)
+CHANGE(init_numbers, t->init = ((struct cairn_init) { CAIRN_INIT_UNIFORM, -1, 1, 7 }))
+CHANGE(alias_of, s->tensors[2].alias_of[0] = 't'; s->tensors[2].alias_of[1] = 'w';
+       s->tensors[2].alias_of[2] = 'o')
+CHANGE(alias_box, s->tensors[2].alias_box->start[0] = 2)
+CHANGE(alias_whole, free(s->tensors[2].alias_box); s->tensors[2].alias_box = NULL)
+CHANGE(clip_norm, s->clip_norm = 1)
+CHANGE(loss_scale, s->loss_scale = 32)
+CHANGE(policy, s->loss_scale_policy = CAIRN_LOSS_SCALE_FIXED; s->loss_scale_growth_steps = 0;
+       s->loss_scale_min = s->loss_scale_max = 0)
+CHANGE(growth, s->loss_scale_growth_steps = 5)
+CHANGE(scale_min, s->loss_scale_min = 2)
+CHANGE(scale_max, s->loss_scale_max = 128)
+CHANGE(on_nonfinite, s->on_nonfinite = CAIRN_NONFINITE_FAIL)
+CHANGE(stage, s->stage = 1)
+CHANGE(micro_batches, s->micro_batches = 4)
+CHANGE(workers_min, s->workers_min = 3)
+CHANGE(chunk_leaves, s->chunk_leaves = 3)
+CHANGE(spread, s->spread = 3)
+CHANGE(window, s->window = 3)
+
+#define FIELD(name) \
+    {               \
+#name, name \
+    }
+static const struct {
+    const char *name;
+    void (*change)(struct cairn_job_spec_data *s);
+} fields[] = {
+    FIELD(lr),           FIELD(beta1),         FIELD(beta2),       FIELD(eps),
+    FIELD(weight_decay), FIELD(momentum),      FIELD(nesterov),    FIELD(optimizer),
+    FIELD(schedule),     FIELD(warmup_steps),  FIELD(total_steps), FIELD(decay_steps),
+    FIELD(lr_min),       FIELD(point),         FIELD(point_count), FIELD(kind),
+    FIELD(wire),         FIELD(shape),         FIELD(unit),        FIELD(group),
+    FIELD(init_kind),    FIELD(init_numbers),  FIELD(alias_of),    FIELD(alias_box),
+    FIELD(alias_whole),  FIELD(clip_norm),     FIELD(loss_scale),  FIELD(policy),
+    FIELD(growth),       FIELD(scale_min),     FIELD(scale_max),   FIELD(on_nonfinite),
+    FIELD(stage),        FIELD(micro_batches), FIELD(workers_min), FIELD(chunk_leaves),
+    FIELD(spread),       FIELD(window),
+};
+
+static void hash_of(const struct cairn_job_spec_data *spec, uint8_t hash[32])
+{
+    ck_assert_int_eq(cairn_spec_hash(spec, hash), CAIRN_OK);
+}
+
+/* What comes out of the wire and of a manifest has this hash. */
+static void expect_travels(const struct cairn_job_spec_data *spec, const uint8_t hash[32],
+                           const char *what)
+{
+    struct cairn_job_spec_data back;
+    struct cairn_sentence why = { "" };
+    struct cairn_manifest m, read;
+    uint8_t *bytes, again[32];
+    char *text;
+    size_t len;
+    ck_assert_int_eq(cairn_spec_pack(spec, &bytes, &len), CAIRN_OK);
+    ck_assert_msg(cairn_spec_unpack(bytes, len, cairn_optimizer_names(), &back, &why) == CAIRN_OK,
+                  "%s: %s", what, why.text);
+    hash_of(&back, again);
+    ck_assert_msg(memcmp(again, hash, 32) == 0, "%s is lost on the wire", what);
+    cairn_manifest_init(&m);
+    cairn_spec_release(&m.spec);
+    m.spec = back;
+    ck_assert_msg(cairn_manifest_encode(&m, &text, &len, &why) == CAIRN_OK, "%s", why.text);
+    ck_assert_msg(cairn_manifest_decode(text, len, &read, &why) == CAIRN_OK, "%s: %s", what,
+                  why.text);
+    hash_of(&read.spec, again);
+    ck_assert_msg(memcmp(again, hash, 32) == 0, "%s is lost in a manifest", what);
+    free(bytes);
+    free(text);
+    cairn_manifest_release(&m);
+    cairn_manifest_release(&read);
+}
+
+START_TEST(every_field_of_a_spec_is_compared_and_travels)
+{
+    struct cairn_job_spec_data plain = a_spec(), changed = a_spec();
+    struct cairn_sentence why = { "" };
+    uint8_t before[32], after[32];
+    hash_of(&plain, before);
+    fields[_i].change(&changed);
+    ck_assert_msg(cairn_spec_check(&changed, cairn_optimizer_names(), &why) == CAIRN_OK, "%s",
+                  why.text);
+    hash_of(&changed, after);
+    ck_assert_msg(memcmp(before, after, 32) != 0, "%s is not in the hash", fields[_i].name);
+    ck_assert_msg(cairn_spec_diff(&plain, &changed, 0, NULL, NULL) > 0, "%s is not compared",
+                  fields[_i].name);
+    expect_travels(&changed, after, fields[_i].name);
+    cairn_spec_release(&plain);
+    cairn_spec_release(&changed);
+}
+END_TEST
+
+/* ---- choices ---- */
+
+/* Where the effect of each row that is supported is shown. */
+static const struct {
+    enum cairn_capability_field field;
+    int value;
+    const char *file, *test;
+} effects[] = {
+#define BITS  "tests/e2e/test_bits.c", "any_number_of_shards_gives_the_same_bits"
+#define TERMS "tests/e2e/test_terms.c"
+#define ROUND "tests/unit/test_round.c"
+#define INIT                                                                                   \
+    "tests/e2e/test_origins.c", "a_seed_gives_what_a_trainer_would_have_put_on_any_number_of_" \
+                                "shards"
+#define RATES "tests/unit/test_schedule.c", "every_round_has_the_rate_that_torch_gives_it"
+    { CAIRN_CAPABILITY_KIND, CAIRN_TRAINED, BITS },
+    { CAIRN_CAPABILITY_KIND, CAIRN_FROZEN, BITS },
+    { CAIRN_CAPABILITY_KIND, CAIRN_BUFFER, TERMS,
+      "a_buffer_is_put_fetched_and_saved_and_never_trained" },
+    { CAIRN_CAPABILITY_WIRE, CAIRN_F32, BITS },
+    { CAIRN_CAPABILITY_WIRE, CAIRN_BF16, BITS },
+    { CAIRN_CAPABILITY_REDUCE, CAIRN_F32, BITS },
+    { CAIRN_CAPABILITY_MASTER, CAIRN_F32, BITS },
+    { CAIRN_CAPABILITY_PLACE, 0, BITS },
+    { CAIRN_CAPABILITY_INIT, CAIRN_INIT_NONE, BITS },
+    { CAIRN_CAPABILITY_INIT, CAIRN_INIT_ZEROS, INIT },
+    { CAIRN_CAPABILITY_INIT, CAIRN_INIT_ONES, INIT },
+    { CAIRN_CAPABILITY_INIT, CAIRN_INIT_CONSTANT, INIT },
+    { CAIRN_CAPABILITY_INIT, CAIRN_INIT_UNIFORM, INIT },
+    { CAIRN_CAPABILITY_INIT, CAIRN_INIT_NORMAL, INIT },
+    { CAIRN_CAPABILITY_ALIAS, 0, BITS },
+    { CAIRN_CAPABILITY_ALIAS, 1, TERMS, "an_alias_is_its_target_by_another_name" },
+    { CAIRN_CAPABILITY_ALIAS, 2, TERMS, "an_alias_is_its_target_by_another_name" },
+    { CAIRN_CAPABILITY_SCHEDULE, CAIRN_SCHEDULE_CONSTANT, RATES },
+    { CAIRN_CAPABILITY_SCHEDULE, CAIRN_SCHEDULE_LINEAR, RATES },
+    { CAIRN_CAPABILITY_SCHEDULE, CAIRN_SCHEDULE_COSINE, RATES },
+    { CAIRN_CAPABILITY_SCHEDULE, CAIRN_SCHEDULE_WSD, RATES },
+    { CAIRN_CAPABILITY_SCHEDULE, CAIRN_SCHEDULE_TABLE, RATES },
+    { CAIRN_CAPABILITY_STAGE, 0, TERMS, "jobs_of_stage_0_go_to_the_shard_that_has_least" },
+    { CAIRN_CAPABILITY_STAGE, 1, "tests/unit/test_client_stages.c",
+      "what_is_added_up_is_pushed_once_and_is_the_sum_in_order" },
+    { CAIRN_CAPABILITY_STAGE, 2, "tests/unit/test_client_stages.c",
+      "with_several_stages_0_and_1_agree_and_2_and_3_do" },
+    { CAIRN_CAPABILITY_STAGE, 3, "client/python/tests/test_window.py",
+      "test_the_peak_is_the_window_times_the_largest_unit" },
+    { CAIRN_CAPABILITY_LOSS_SCALE, CAIRN_LOSS_SCALE_FIXED, ROUND, "a_fixed_loss_scale_stays" },
+    { CAIRN_CAPABILITY_LOSS_SCALE, CAIRN_LOSS_SCALE_DYNAMIC, ROUND,
+      "a_dynamic_loss_scale_keeps_its_bounds_and_grows_when_it_is_told_to" },
+    { CAIRN_CAPABILITY_NONFINITE, CAIRN_NONFINITE_SKIP, ROUND,
+      "a_round_that_is_not_finite_is_skipped_and_lowers_the_loss_scale" },
+    { CAIRN_CAPABILITY_NONFINITE, CAIRN_NONFINITE_FAIL, ROUND,
+      "a_round_that_is_not_finite_is_skipped_and_lowers_the_loss_scale" },
+};
+
+static bool file_has(const char *path, const char *word)
+{
+    char full[512], line[512];
+    bool found = false;
+    snprintf(full, sizeof full, "%s/%s", CAIRN_SOURCE_DIR, path);
+    FILE *file = fopen(full, "r");
+    while (file != NULL && !found && fgets(line, sizeof line, file) != NULL)
+        found = strstr(line, word) != NULL;
+    if (file != NULL) fclose(file);
+    return found;
+}
+
+START_TEST(every_choice_that_is_supported_has_a_test_of_its_effect_and_no_other_passes)
+{
+    size_t count;
+    const struct cairn_capability *rows = cairn_capability_table(&count);
+    for (size_t r = 0; r < count; r++) {
+        const char *name = cairn_capability_field_name(rows[r].field);
+        struct cairn_sentence why = { "" };
+        bool found = false;
+        const cairn_status status = cairn_capability_check(rows[r].field, rows[r].value,
+                                                           "job: ", &why);
+        ck_assert_int_eq(status, rows[r].supported ? CAIRN_OK : CAIRN_ERR_UNSUPPORTED);
+        for (size_t i = 0; i < COUNT(effects) && !found; i++) {
+            if (effects[i].field != rows[r].field || effects[i].value != rows[r].value) continue;
+            found = file_has(effects[i].file, effects[i].test);
+        }
+        ck_assert_msg(found == rows[r].supported, "%s %s", name, rows[r].value_name);
+        if (rows[r].supported) continue;
+        ck_assert_ptr_nonnull(strstr(why.text, name));
+        ck_assert_ptr_nonnull(strstr(why.text, rows[r].value_name));
+        ck_assert_ptr_nonnull(strstr(why.text, "; allowed: "));
+    }
+}
+END_TEST
+
+START_TEST(a_value_and_its_name_belong_together)
+{
+    size_t count;
+    const struct cairn_capability *rows = cairn_capability_table(&count);
+    for (size_t r = 0; r < count; r++) {
+        ck_assert_str_eq(cairn_capability_name(rows[r].field, rows[r].value), rows[r].value_name);
+        ck_assert_int_eq(cairn_capability_value(rows[r].field, rows[r].value_name), rows[r].value);
+        if (rows[r].field <= CAIRN_CAPABILITY_MASTER && rows[r].field >= CAIRN_CAPABILITY_WIRE)
+            ck_assert_str_eq(rows[r].value_name, cairn_dtype_name(rows[r].value));
+        if (rows[r].field == CAIRN_CAPABILITY_SCHEDULE)
+            ck_assert_str_eq(rows[r].value_name, cairn_schedule_name(rows[r].value));
+    }
+    ck_assert_str_eq(cairn_capability_name(CAIRN_CAPABILITY_WIRE, 99), "?");
+    ck_assert_int_eq(cairn_capability_value(CAIRN_CAPABILITY_WIRE, "f8"), -1);
+    ck_assert_int_eq(cairn_capability_check(CAIRN_CAPABILITY_STAGE, -1, "", NULL),
+                     CAIRN_ERR_INVALID);
+}
+END_TEST
+
+START_TEST(what_has_no_elements_and_what_is_an_alias_has_no_state)
+{
+    struct cairn_job_spec_data spec = a_spec();
+    ck_assert_uint_eq(cairn_snapshot_planes(&spec, 2), 0); // "other"
+    ck_assert_uint_eq(cairn_spec_target(&spec, 2), 1);
+    ck_assert_uint_eq(cairn_spec_target(&spec, 3), 3);
+    ck_assert_uint_ne(cairn_snapshot_planes(&spec, 1), 0);
+    spec.tensors[1].shape.dim[0] = 0;
+    ck_assert_uint_eq(cairn_snapshot_planes(&spec, 1), 0);
+    cairn_spec_release(&spec);
+}
+END_TEST
+
+START_TEST(a_spec_remembers_its_first_form_and_the_last_ones)
+{
+    struct cairn_job_spec_data spec = a_spec(), copy;
+    uint8_t hash[32] = { 0 };
+    for (int i = 0; i < 200; i++) {
+        hash[0] = (uint8_t)i;
+        ck_assert_int_eq(cairn_spec_add_former(&spec, hash), CAIRN_OK);
+        ck_assert_int_eq(cairn_spec_add_former(&spec, hash), CAIRN_OK); // once
+    }
+    ck_assert_uint_eq(spec.former_count, CAIRN_SPEC_FORMER_MAX);
+    ck_assert_int_eq(cairn_spec_copy(&spec, &copy), CAIRN_OK);
+    for (int i = 0; i < 200; i++) {
+        hash[0] = (uint8_t)i;
+        ck_assert_int_eq(cairn_spec_was(&copy, hash), i == 0 || i > 200 - CAIRN_SPEC_FORMER_MAX);
+    }
+    cairn_spec_release(&spec);
+    cairn_spec_release(&copy);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("capability");
+    TCase *tcase = tcase_create("capability");
+    tcase_add_loop_test(tcase, every_field_of_a_spec_is_compared_and_travels, 0,
+                        (int)COUNT(fields));
+    tcase_add_test(tcase,
+                   every_choice_that_is_supported_has_a_test_of_its_effect_and_no_other_passes);
+    tcase_add_test(tcase, a_value_and_its_name_belong_together);
+    tcase_add_test(tcase, what_has_no_elements_and_what_is_an_alias_has_no_state);
+    tcase_add_test(tcase, a_spec_remembers_its_first_form_and_the_last_ones);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
