@@ -134,7 +134,7 @@ struct cairn_init {
  *   WSD       b while k < T - D, then m + (b - m) * (T - k) / D       warm-up, stable, decay
  *   TABLE     b * factor, linear between points by step; flat before the first, behind the last
  * These are torch's LambdaLR and Hugging Face's get_*_schedule_with_warmup with k = last_epoch. The
- * coordinator works them out: the state of a schedule is the step alone, so a restored job goes on with it. */
+ * coordinator works them out: the state of a schedule is the step alone, so a restored job goes on. */
 #ifndef CAIRN_SCHEDULE_DEFINED
 #define CAIRN_SCHEDULE_DEFINED
 typedef enum cairn_schedule_kind {

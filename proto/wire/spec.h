@@ -122,9 +122,9 @@ struct cairn_job_spec_data {
     double loss_scale_min,
         loss_scale_max; /* DYNAMIC; 1 or loss_scale if that is below; loss_scale */
     cairn_nonfinite on_nonfinite;
-    /* 0: one shard holds all of the state; a client adds up micro-batches and pushes once. 1: the state is cut
-     * over the shards; pushes once, too. 2: every micro-batch is pushed. 3: a client gives fetched units back
-     * after use as well */
+    /* 0: one shard holds all of the state; a client adds up micro-batches and pushes once. 1: the state is
+     * cut over the shards; pushes once, too. 2: every micro-batch is pushed. 3: a client gives fetched units
+     * back after use as well */
     uint32_t stage;
     uint32_t micro_batches; /* of a round, each worker: 1 to CAIRN_SPEC_MICRO_MAX */
     uint32_t workers_min;   /* a round opens with at least so many */

@@ -58,8 +58,8 @@ struct cairn_round_terms {
 /* The loss scale's way; what there is of it at a time stands in every payload. */
 struct cairn_round_scaling {
     double start; /* at the job's beginning; 1 = none */
-    bool
-        dynamic; /* halved by a skip, not below min; doubled by growth_rounds applied in a row, not above max */
+    /* halved by a skip down to min; doubled by growth_rounds applied in a row, up to max */
+    bool dynamic;
     double min, max;
     uint32_t growth_rounds;
 };
