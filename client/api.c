@@ -193,6 +193,8 @@ cairn_status cairn_api_begin(struct job *job, uint8_t kind, bool (*run)(struct c
         op->box_bytes = cairn_box_encode(&pattern->piece.box, op->box);
     op->tensor = pattern->tensor;
     op->lent = lent;
+    op->on_done = pattern->on_done;
+    op->context = pattern->context;
     command->op = op;
     command->tensor = pattern->tensor;
     command->micro = pattern->micro;

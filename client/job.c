@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "client/accumulate.h"
+#include "client/cache.h"
 #include "client/handle.h"
 #include "client/session.h"
 #include "client/spec.h"
@@ -32,6 +33,7 @@ static void free_job(struct job *job)
     free(job->frozen);
     free(job->puts);
     cairn_accumulate_release(job);
+    cairn_cache_release(job);
     free(job->name);
     cairn_spec_release(&job->spec);
     free(job);

@@ -55,6 +55,13 @@ void cairn_op_part_begin(struct op *op)
     op->open_parts++;
 }
 
+static void tell(const struct session *s)
+{
+    const uint64_t one = 1;
+    const ssize_t written = write(s->event_fd, &one, sizeof one);
+    (void)written; // a full counter is readable already
+}
+
 static void complete(struct op *op)
 {
     struct session *s = op->session;
@@ -70,9 +77,10 @@ static void complete(struct op *op)
     }
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
-    const uint64_t one = 1;
-    const ssize_t written = write(s->event_fd, &one, sizeof one);
-    (void)written; // a full counter is readable already
+    if (op->on_done != NULL)
+        op->on_done(op->context, op->status, op->why.text);
+    else
+        tell(s);
     cairn_op_unref(op);
 }
 

@@ -17,10 +17,11 @@
 #include "client/memory.h"
 #include "client/struct.h"
 
-#define TICK_MS    50
-#define STOP_MS    300 /* what is under way may end by itself for so long */
-#define GOODBYE_MS 300
-#define CONNECT_MS 10000
+#define TICK_MS        50
+#define PREFETCH_UNITS 2
+#define STOP_MS        300 /* what is under way may end by itself for so long */
+#define GOODBYE_MS     300
+#define CONNECT_MS     10000
 
 uint64_t cairn_client_now_ms(void)
 {
@@ -305,7 +306,8 @@ cairn_status cairn_client_open(const struct cairn_opts *opts, struct cairn_fabri
 {
     struct cairn_opts taken = { .struct_size = sizeof taken };
     if (out == NULL) return cairn_client_fail(CAIRN_ERR_INVALID, "out is NULL");
-    if (opts != NULL && !cairn_struct_take(&taken, sizeof taken, sizeof taken, opts))
+    if (opts != NULL &&
+        !cairn_struct_take(&taken, sizeof taken, offsetof(struct cairn_opts, prefetch_units), opts))
         return cairn_client_fail(CAIRN_ERR_INVALID,
                                  "opts.struct_size is %zu, this library's is %zu (a larger struct "
                                  "must be 0 behind it)",
@@ -317,6 +319,7 @@ cairn_status cairn_client_open(const struct cairn_opts *opts, struct cairn_fabri
     struct session *s = calloc(1, sizeof *s);
     if (s == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     s->hub = hub;
+    s->prefetch_units = opts->prefetch_units != 0 ? opts->prefetch_units : PREFETCH_UNITS;
     struct cairn_env_report env;
     cairn_status status = read_environment(opts, &env);
     if (status != CAIRN_OK) {

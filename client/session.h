@@ -38,6 +38,7 @@ struct session;
 struct job;
 struct put_note;
 struct sum;
+struct cache;
 struct region;
 
 /* A control request of a caller's thread, in its stack. All under the lock. */
@@ -79,7 +80,11 @@ struct op {
     void *handle;            /* NULL: nobody waits for this one */
     uint8_t kind;            /* CAIRN_CHUNK_PUSH, _PUT, _FETCH */
     uint32_t tensor;
-    const void *lent;    /* memory of cairn_alloc; NULL: another's */
+    const void *lent; /* memory of cairn_alloc; NULL: another's */
+    /* Hears of the end, if it is one of the library's own; not under the lock. */
+    void (*on_done)(void *context, cairn_status status, const char *why);
+    void *context;
+    struct op *next_awaiting; /* lock: of cache.c */
     uint32_t open_parts; /* loop thread: chunks that are not done; counted up while it is cut */
     size_t box_bytes;    /* of a fetch of a box: what goes with each of its chunks */
     uint8_t box[CAIRN_BOX_BYTES_MAX];
@@ -103,6 +108,8 @@ struct command {
     struct piece piece;
     uint64_t round, weight;
     struct cairn_version version;
+    void (*on_done)(void *context, cairn_status status, const char *why); /* of its op */
+    void *context;
     size_t next_extent; /* loop thread: where it stands */
     uint64_t next_chunk;
 };
@@ -183,6 +190,7 @@ struct job {
     struct sum *sums;      /* [tensor_count], of accumulate.c; NULL: nothing was added up */
     uint32_t adding;       /* pushes that are being added up */
     bool sums_ended;       /* the sums of this round are sent */
+    struct cache *cache;   /* of cache.c; NULL: no unit was asked for */
     struct put_note *puts; /* [tensor_count], of puts.c; NULL: nothing was put */
     struct cairn_stats stats;
     uint64_t
@@ -249,6 +257,7 @@ struct session {
     struct region *regions; /* [region_count] of region_capacity, by address; of memory.c */
     size_t region_count, region_capacity;
     bool memory_closed;
+    uint32_t prefetch_units; /* constant */
 
     /* loop thread */
     struct cairn_fabric *fabric;

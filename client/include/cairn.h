@@ -169,6 +169,7 @@ struct cairn_opts {
     int connect_timeout_ms;    /* 0 = 10,000: how long cairn_open tries */
     const char *fabric;        /* "ucx"; CAIRN_FABRIC */
     const char *fabric_device; /* network device of the data path; CAIRN_FABRIC_DEVICE; "lo" */
+    uint32_t prefetch_units;   /* 0 = 2: the window of cairn_prefetch, of each job */
 };
 
 /* What the launcher says of this process. Rank is not identity: a restarted process has its
@@ -299,6 +300,22 @@ struct cairn_stats {
     size_t struct_size;
     uint64_t pushed_bytes, fetched_bytes, put_bytes; /* payload, resent ones included */
     uint64_t accumulated_bytes; /* memory of gradients that are added up, stages 0 and 1 */
+    /* Memory of gathered units, prefetched or mapped, now and at most: without a map over the window at
+     * most window times the largest unit. */
+    uint64_t mapped_bytes, mapped_bytes_peak;
+    uint64_t maps, maps_prefetched, maps_over_window;
+    uint64_t prefetches_dropped; /* for lack of room in the window, or of memory */
+};
+
+/* A tensor of a unit that cairn_map gathered: dense, row-major, aligned to 64 bytes, read only. */
+struct cairn_view {
+    size_t struct_size;
+    const char *tensor; /* the library's, as ptr: until cairn_unmap or cairn_job_close */
+    const void *ptr;
+    cairn_dtype dtype; /* the tensor's wire dtype */
+    uint32_t rank;
+    uint64_t shape[8]; /* of what this worker holds of it (cairn_tiles), or of the tensor */
+    uint64_t loan;     /* for cairn_unmap */
 };
 
 /* Reads CAIRN_ENDPOINT and, the first that is set, CAIRN_RANK CAIRN_WORLD CAIRN_LOCAL_RANK CAIRN_RUN_ID, the
@@ -467,6 +484,26 @@ CAIRN_EXPORT cairn_status cairn_fetch(cairn_job *job, struct cairn_version versi
 CAIRN_EXPORT cairn_status cairn_version_wait(cairn_job *job, struct cairn_version at_least,
                                              int timeout_ms,
                                              struct cairn_version *out) CAIRN_CHECKED;
+
+/* Units are what a trainer of stage 3 has in memory a few at a time: fetch one, compute, give it back.
+ *
+ * cairn_prefetch: these will be mapped soon. A hint: begins to gather those that fit into the window
+ * (cairn_opts.prefetch_units), where the oldest ones that are not mapped make room. What of an older
+ * version is not mapped is given up. A unit is named as its tensors say; CAIRN_ERR_NOT_FOUND. */
+CAIRN_EXPORT cairn_status cairn_prefetch(cairn_job *job, struct cairn_version version,
+                                         const char *const *units, size_t unit_count) CAIRN_CHECKED;
+/* Lends all tensors of a unit, gathered in the library's memory: `views` are filled at once, what they point
+ * to is there when the operation is complete. A unit mapped twice at a version is one memory. *view_count:
+ * in, the room there is; out, the unit's tensors, in bytewise order of their names; CAIRN_ERR_INVALID
+ * tells how many if there is no room. Set views[0].struct_size. Never refused for the window, but
+ * counted. The operation fails as one of cairn_fetch would; then nothing is on loan. */
+CAIRN_EXPORT cairn_status cairn_map(cairn_job *job, struct cairn_version version, const char *unit,
+                                    struct cairn_view *views, size_t *view_count,
+                                    cairn_op **op_out) CAIRN_CHECKED;
+/* Gives one cairn_map back, by any of its views. The memory goes when nobody has it on loan, unless it was
+ * prefetched again since. CAIRN_ERR_INVALID: it is not on loan. stream: NULL. */
+CAIRN_EXPORT cairn_status cairn_unmap(cairn_job *job, const struct cairn_view *view,
+                                      void *stream) CAIRN_CHECKED;
 
 /* Waits for an operation, gives its result, and frees it unless that is CAIRN_ERR_TIMEOUT. */
 CAIRN_EXPORT cairn_status cairn_wait(cairn_op *op, int timeout_ms) CAIRN_CHECKED;

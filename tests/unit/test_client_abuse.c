@@ -262,6 +262,38 @@ NOTHING(cairn_snapshot)
     return cairn_snapshot(a->job, 0, SHORT_MS, NULL);
 }
 
+GIVEN(cairn_prefetch)
+{
+    const char *const units[] = { "a", "b", "scale" };
+    return cairn_prefetch(a->job, (struct cairn_version) { 1, 0 }, units, 3);
+}
+NOTHING(cairn_prefetch)
+{
+    return cairn_prefetch(a->job, (struct cairn_version) { 1, 0 }, NULL, 1);
+}
+GIVEN(cairn_map)
+{
+    struct cairn_view views[2] = { { .struct_size = sizeof *views } };
+    size_t count = 2;
+    cairn_op *op;
+    cairn_status status = cairn_map(a->job, (struct cairn_version) { 1, 0 }, "a", views, &count,
+                                    &op);
+    return status == CAIRN_OK ? cairn_wait(op, TOY_WAIT_MS) : status; // unmapped by the close
+}
+NOTHING(cairn_map)
+{
+    return cairn_map(a->job, (struct cairn_version) { 1, 0 }, NULL, NULL, NULL, NULL);
+}
+GIVEN(cairn_unmap)
+{
+    const struct cairn_view view = { .struct_size = sizeof view, .loan = 1 };
+    return cairn_unmap(a->job, &view, NULL);
+}
+NOTHING(cairn_unmap)
+{
+    return cairn_unmap(a->job, NULL, NULL);
+}
+
 /* ---- of an operation ---- */
 
 GIVEN(cairn_wait)
@@ -318,6 +350,9 @@ static const struct call {
     CALL(cairn_fetch, OF_JOB),
     CALL(cairn_version_wait, OF_JOB),
     CALL(cairn_snapshot, OF_JOB),
+    CALL(cairn_prefetch, OF_JOB),
+    CALL(cairn_map, OF_JOB),
+    CALL(cairn_unmap, OF_JOB),
     CALL(cairn_wait, OF_OP),
     CALL(cairn_stream_wait, OF_OP),
 #undef CALL
