@@ -128,8 +128,8 @@ static bool is_idle(const struct block *block)
     return block->pending == 0 && block->loans == NULL;
 }
 
-/* Puts out the oldest that nobody has on loan, but for those of the prefetch `call`, until there is room for one
- * more. */
+/* Puts out the oldest that nobody has on loan, but for those of the prefetch `call`, until there is room
+ * for one more. */
 static bool make_room(struct job *job, uint64_t call)
 {
     struct cache *cache = job->cache;

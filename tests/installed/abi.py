@@ -63,7 +63,7 @@ def functions(text):
     for declaration in without_bodies.split(";"):
         declaration = declaration.strip()
         if re.search(r"\bcairn_\w+\(", declaration) and not declaration.startswith("typedef"):
-            yield f"{declaration};"
+            yield declaration.replace(", ", ",\n    ") + ";"
 
 
 def layout(header):
@@ -73,7 +73,7 @@ def layout(header):
         Path(source).write_text(program(os.path.realpath(header), text))
         subprocess.run([CC, source, "-o", binary], check=True)
         printed = subprocess.run([binary], check=True, capture_output=True, text=True).stdout
-    return printed.splitlines() + sorted(functions(text))
+    return (printed + "\n".join(sorted(functions(text)))).splitlines()
 
 
 def main():
