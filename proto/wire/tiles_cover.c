@@ -229,6 +229,7 @@ cairn_status cairn_tiles_cover(const struct cairn_job_spec_data *spec,
         status = CAIRN_OK;
         for (size_t t = 0; status == CAIRN_OK && t < spec->tensor_count; t++) {
             c.tensor = &spec->tensors[t];
+            if (c.tensor->alias_of != NULL) continue; // it stands under its target's name
             status = cover_tensor(&c, gather(&c, (uint32_t)t, holders, count));
         }
     }

@@ -27,6 +27,7 @@
 #include "proto/wire/layout.h"
 #include "proto/wire/messages.h"
 #include "proto/wire/spec.h"
+#include "proto/wire/tiles.h"
 #include "server/base/listener.h"
 #include "server/base/log.h"
 #include "server/coordinator/store.h"
@@ -130,6 +131,12 @@ struct cairn_cluster_member {
     struct cairn_paged pages;        /* owned; in PAGES */
     struct cairn_job_spec_data spec; /* owned; until ATTACHED; a reader's has no name */
     uint8_t *known_to;               /* owned, [shard_count]: enum member_known in members.c */
+    uint8_t *tiles_known_to;         /* [shard_count], behind known_to: the same of its tiles */
+    uint32_t tiles_serial;           /* counts what is told of its tiles */
+    uint32_t tiles_request;          /* TilesDeclare: its pages arrive, or it waits for TilesSet */
+    uint32_t tiles_world;            /* of that TilesDeclare */
+    struct cairn_paged tiles_pages;  /* owned; while tiles_arriving */
+    bool tiles_arriving, tiles_declared;
     uint32_t open_request, init_request, begin_request, commit_request, version_request;
     uint64_t commit_round;
     struct cairn_version version_wanted;
@@ -148,6 +155,20 @@ struct cairn_cluster_job_shard {
     bool up;               /* as the core knows it */
     uint64_t incarnation;  /* of the shard when JobCreate was sent */
     uint64_t address_told; /* hash of the fabric address that members know; 0 = none yet */
+    bool tiling;           /* a MemberTiles is on its way to it */
+};
+
+/* Who holds which boxes of the tensors: tiles.c. */
+struct cairn_cluster_tiles {
+    uint32_t world;                           /* the ranks 0, ..., world - 1 declare; 0: no tiles */
+    struct cairn_cluster_tile_list **of_rank; /* owned: [world]; NULL: not declared */
+    struct cairn_cluster_tile_list *lists;    /* owned: the different ones */
+    bool known;     /* this incarnation was told, by a worker or a shard */
+    bool telling;   /* shards may know of tiles: every worker's are told, also that it has none */
+    bool covered;   /* the lists of all ranks make up the tensors */
+    bool changed;   /* members came or went in an event of the core */
+    bool gate_shut; /* as the core knows it */
+    uint32_t gate_world;
 };
 
 /* What the core borrows of a spec; see terms.c. */
@@ -189,7 +210,9 @@ struct cairn_cluster_job {
     bool seal_wanted, seal_running; /* the source said InitDone */
     /* While this coordinator lives: what the source put, and what the callers gave. */
     struct cairn_init_digest init_source, init_given;
-    bool restoring; /* CREATING from a snapshot */
+    bool init_sourced; /* a source said InitDone; with tiles the others put theirs, too */
+    bool restoring;    /* CREATING from a snapshot */
+    struct cairn_cluster_tiles tiles;
     struct cairn_cluster_cut *cut;
 };
 
@@ -311,6 +334,34 @@ void cairn_cluster_members_answer_versions(struct cairn_cluster_job *job);
 void cairn_cluster_member_init_done(struct cairn_cluster_member *member, uint32_t request,
                                     const Cairn__InitDone *message);
 void cairn_cluster_members_answer_init(struct cairn_cluster_job *job);
+
+/* tiles.c, tiles_declare.c: parts of tensors that workers hold. */
+void cairn_cluster_tiles_declare(struct cairn_cluster_member *member, uint32_t request,
+                                 const Cairn__TilesDeclare *message);
+void cairn_cluster_tiles_page(struct cairn_cluster_session *session, uint32_t request,
+                              const Cairn__Page *page);
+/* The worker asks for a round. One that declared no tiles, when nobody is left who did, ends them. */
+void cairn_cluster_tiles_begins(struct cairn_cluster_member *member);
+/* A shard says that it knows tiles of so many ranks; 0: of none. */
+void cairn_cluster_tiles_heard(struct cairn_cluster_job *job, uint32_t world);
+/* Something changed: tells shards, judges the cover, answers, sets the core's gate. During an event of the
+ * core: after it. */
+void cairn_cluster_tiles_advance(struct cairn_cluster_job *job);
+/* Takes the tiles that the member declares for member->tiles_world ranks into the table; advance follows.
+ * CAIRN_ERR_BUSY: it contributes to an open round. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_cluster_tiles_set(struct cairn_cluster_member *member, struct cairn_tiles *tiles,
+                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Nothing is declared any more; who waits, but `by`, hears why. advance follows. */
+void cairn_cluster_tiles_clear(struct cairn_cluster_job *job,
+                               const struct cairn_cluster_member *by);
+/* Its TilesDeclare fails. */
+void cairn_cluster_tiles_fail(struct cairn_cluster_member *member, cairn_status status,
+                              const char *text);
+/* False: a round may open, for all that tiles are concerned. Else `out` says who is missing. */
+bool cairn_cluster_tiles_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out);
+/* All declared ranks have said InitDone. */
+bool cairn_cluster_tiles_all_put(const struct cairn_cluster_job *job);
+void cairn_cluster_tiles_release(struct cairn_cluster_job *job);
 
 /* openings.c: those on their way into a job. */
 /* Takes what JobOpen says; answers or waits. */

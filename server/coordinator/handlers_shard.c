@@ -84,6 +84,7 @@ static bool on_answer(struct cairn_cluster_session *session, const Cairn__Answer
     }
     struct cairn_cluster_job *job = place_of(session, message->job, &shard);
     if (job == NULL) return true;
+    cairn_cluster_tiles_heard(job, message->tiles_world);
     const struct cairn_round_event event = { .kind = CAIRN_ROUND_ANSWER,
                                              .shard = shard,
                                              .epoch = message->epoch,

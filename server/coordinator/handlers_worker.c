@@ -39,6 +39,7 @@ static void on_round_begin(struct cairn_cluster_session *session, uint32_t reque
     struct cairn_cluster_member *member = attached_worker(session, request, message->job);
     if (member == NULL) return;
     member->begin_request = request;
+    cairn_cluster_tiles_begins(member);
     const struct cairn_round_event begin = { .kind = CAIRN_ROUND_WORKER_BEGIN,
                                              .member = member->id };
     cairn_cluster_job_event(member->job, &begin);
@@ -71,6 +72,22 @@ static void on_job_leave(struct cairn_cluster_session *session, const Cairn__Job
 {
     struct cairn_cluster_member *member = cairn_cluster_member_find(session, message->job);
     if (member != NULL) cairn_cluster_member_leave(member, "it closed the job");
+}
+
+static void on_tiles_declare(struct cairn_cluster_session *session, uint32_t request,
+                             const Cairn__TilesDeclare *message)
+{
+    struct cairn_cluster_member *member = attached_worker(session, request, message->job);
+    if (member != NULL) cairn_cluster_tiles_declare(member, request, message);
+}
+
+static void on_page(struct cairn_cluster_session *session, uint32_t request,
+                    const Cairn__Page *page)
+{
+    if (page->what == CAIRN_PAGE_TILES)
+        cairn_cluster_tiles_page(session, request, page);
+    else
+        cairn_cluster_member_page(session, request, page);
 }
 
 /* Before the job is there, or all its shards know the member, the request to open waits. */
@@ -129,9 +146,7 @@ bool cairn_cluster_handle_worker(struct cairn_cluster_session *session,
     const uint32_t request = frame->request;
     switch (frame->type) {
     case CAIRN_MSG_HEARTBEAT: return true;
-    case CAIRN_MSG_PAGE:
-        cairn_cluster_member_page(session, request, (const Cairn__Page *)message);
-        return true;
+    case CAIRN_MSG_PAGE: on_page(session, request, (const Cairn__Page *)message); return true;
     case CAIRN_MSG_JOB_LEAVE: on_job_leave(session, (const Cairn__JobLeave *)message); return true;
     default: break;
     }
@@ -151,6 +166,9 @@ bool cairn_cluster_handle_worker(struct cairn_cluster_session *session,
         break;
     case CAIRN_MSG_VERSION_WAIT:
         on_version_wait(session, request, (const Cairn__VersionWait *)message);
+        break;
+    case CAIRN_MSG_TILES_DECLARE:
+        on_tiles_declare(session, request, (const Cairn__TilesDeclare *)message);
         break;
     case CAIRN_MSG_WHO_IS_AWAITED:
         on_who_is_awaited(session, request, (const Cairn__WhoIsAwaited *)message);

@@ -77,14 +77,16 @@ void cairn_cluster_member_init_done(struct cairn_cluster_member *member, uint32_
         return;
     }
     if (!job->init_given.known) job->init_given = given;
-    take_digest(&member->init_digest, &message->digest, member->rank);
+    const bool tiled = job->tiles.world > 0; // then ranks hold different parts, and put them
+    if (!tiled) take_digest(&member->init_digest, &message->digest, member->rank);
     if (message->source && !job->init_source.known) job->init_source = member->init_digest;
     member->init_request = request;
     if (job->initialized) {
         answer(member);
         return;
     }
-    if (!message->source) return;
+    if (message->source) job->init_sourced = true;
+    if (tiled ? !job->init_sourced || !cairn_cluster_tiles_all_put(job) : !message->source) return;
     job->init_source = member->init_digest;
     job->seal_wanted = true;
     cairn_cluster_job_try_seal(job);

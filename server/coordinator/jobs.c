@@ -94,6 +94,7 @@ void cairn_cluster_job_free(struct cairn_cluster_job *job)
 {
     while (job->members != NULL) cairn_cluster_member_free(job->members);
     cairn_cluster_job_core_close(job);
+    cairn_cluster_tiles_release(job);
     cairn_spec_release(&job->spec);
     cairn_layout_close(job->layout);
     free(job->spec_bytes);

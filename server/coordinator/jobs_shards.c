@@ -161,6 +161,7 @@ static void shard_up(struct cairn_cluster_job *job, uint32_t shard, const Cairn_
     }
     s->up = true;
     cairn_cluster_members_tell_shard(job, shard);
+    cairn_cluster_tiles_advance(job); // behind the members, on the same connection
     const struct cairn_round_event up = { .kind = CAIRN_ROUND_SHARD_UP, .shard = shard };
     cairn_cluster_job_event(job, &up);
     if (cairn_cluster_job_shard_moved(s)) cairn_cluster_members_shards_changed(job);
@@ -199,6 +200,7 @@ static void shard_down(struct cairn_cluster_job *job, uint32_t shard)
 {
     struct cairn_cluster_job_shard *s = &job->shards[shard];
     cairn_cluster_members_forget_shard(job, shard);
+    cairn_cluster_tiles_advance(job);
     if (!s->up) return;
     s->up = false;
     cairn_sentence_set(&job->epoch_reason, "shard %s was away", s->seat->name);

@@ -33,6 +33,7 @@ static void leave_job_list(struct cairn_cluster_member *member)
     while (*at != member) at = &(*at)->next_of_job;
     *at = member->next_of_job;
     job->member_count--;
+    job->tiles.changed = true;
     member->job = NULL;
 }
 
@@ -44,6 +45,7 @@ void cairn_cluster_member_free(struct cairn_cluster_member *member)
     *at = member->next_of_session;
     member->session->member_count--;
     cairn_paged_release(&member->pages);
+    cairn_paged_release(&member->tiles_pages);
     cairn_spec_release(&member->spec);
     free(member->known_to);
     free(member->job_name);
@@ -55,14 +57,15 @@ void cairn_cluster_member_free(struct cairn_cluster_member *member)
 void cairn_cluster_member_fail_requests(struct cairn_cluster_member *member, cairn_status status,
                                         const char *text)
 {
-    uint32_t *const requests[] = { &member->open_request, &member->init_request,
-                                   &member->begin_request, &member->commit_request,
-                                   &member->version_request };
+    uint32_t *const requests[] = { &member->open_request,    &member->init_request,
+                                   &member->begin_request,   &member->commit_request,
+                                   &member->version_request, &member->tiles_request };
     for (size_t i = 0; i < sizeof requests / sizeof *requests; i++) {
         if (*requests[i] == 0) continue;
         cairn_cluster_session_error(member->session, *requests[i], status, text);
         *requests[i] = 0;
     }
+    member->tiles_arriving = false;
 }
 
 /* The shards that were told of it. */
@@ -99,6 +102,7 @@ void cairn_cluster_member_leave(struct cairn_cluster_member *member, const char 
     }
     cairn_cluster_member_free(member);
     if (contributes && job->core != NULL) cairn_cluster_job_event(job, &event);
+    cairn_cluster_tiles_advance(job);
 }
 
 void cairn_cluster_member_expel(struct cairn_cluster_member *member, cairn_status status,
@@ -169,6 +173,7 @@ static void attach_if_known(struct cairn_cluster_member *member)
         const struct cairn_round_event event = { .kind = CAIRN_ROUND_WORKER_JOIN,
                                                  .member = id,
                                                  .rank = member->rank };
+        cairn_cluster_tiles_advance(job); // no round of it before it has declared its tiles
         cairn_cluster_job_event(job, &event);
     }
     member = cairn_cluster_job_member(job, id); // the core may have expelled it
@@ -253,7 +258,7 @@ void cairn_cluster_members_tell_shard(struct cairn_cluster_job *job, uint32_t sh
 void cairn_cluster_members_forget_shard(struct cairn_cluster_job *job, uint32_t shard)
 {
     for (struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
-        m->known_to[shard] = UNKNOWN;
+        m->known_to[shard] = m->tiles_known_to[shard] = UNKNOWN;
     }
 }
 

@@ -66,7 +66,10 @@ static void take_over(struct cairn_cluster_member *member, struct cairn_cluster_
         member->commit_round = same->commit_round;
         member->version_request = same->version_request;
         member->version_wanted = same->version_wanted;
+        if (!same->tiles_arriving) member->tiles_request = same->tiles_request;
+        member->tiles_world = same->tiles_world;
     }
+    member->tiles_declared = same->tiles_declared;
     cairn_cluster_member_free(same);
 }
 
@@ -75,7 +78,7 @@ static void join(struct cairn_cluster_member *member, struct cairn_cluster_job *
     struct cairn_sentence why;
     cairn_status status = judge_join(member, job, &why);
     if (status == CAIRN_OK) {
-        member->known_to = calloc(job->layout->shard_count, 1);
+        member->known_to = calloc(job->layout->shard_count, 2);
         if (member->known_to == NULL) {
             status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
         }
@@ -88,6 +91,7 @@ static void join(struct cairn_cluster_member *member, struct cairn_cluster_job *
     struct cairn_cluster_member *same = cairn_cluster_job_member(job, member->id);
     if (same != NULL) take_over(member, same);
     cairn_spec_release(&member->spec);
+    member->tiles_known_to = member->known_to + job->layout->shard_count;
     member->job = job;
     member->job_id = job->id;
     member->phase = CAIRN_MEMBER_JOINING;

@@ -354,6 +354,7 @@ void cairn_cluster_job_event(struct cairn_cluster_job *job, const struct cairn_r
         next = (struct cairn_round_event) { .kind = CAIRN_ROUND_PERSISTED, .epoch = job->epoch };
     }
     job->in_event = false;
+    if (job->tiles.changed) cairn_cluster_tiles_advance(job);
     const struct cairn_version now = cairn_cluster_job_version(job);
     if (now.generation != job->version_told.generation || now.step != job->version_told.step) {
         job->version_told = now;
@@ -427,6 +428,8 @@ void cairn_cluster_job_waiting(const struct cairn_cluster_job *job, struct cairn
                            job->restoring                ? "load the snapshot"
                            : job->spec.init_from != NULL ? "read its weights"
                                                          : "make room");
+    } else if (cairn_cluster_tiles_waiting(job, out)) {
+        // it says whom
     } else if (!job->initialized) {
         cairn_sentence_set(out, cairn_spec_initializes_itself(&job->spec)
                                     ? "the shards to publish the initial state"

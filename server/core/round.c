@@ -229,8 +229,18 @@ void cairn_round_finish(struct cairn_round *core, struct cairn_round_actions *ac
     }
 }
 
+/* By rank, none twice: so the ranks are 0, ..., world - 1 if there are as many and the last is that. */
+static bool gate_lets(const struct cairn_round *core)
+{
+    if (core->gate_shut) return false;
+    if (core->gate_world == 0) return true;
+    return core->worker_count == core->gate_world &&
+           core->workers[core->worker_count - 1].rank == core->gate_world - 1;
+}
+
 static bool round_wanted(const struct cairn_round *core)
 {
+    if (!gate_lets(core)) return false;
     if (!core->ready || core->worker_count < core->config.workers_min) return false;
     for (uint32_t i = 0; i < core->worker_count; i++)
         if (core->workers[i].wants) return true;
@@ -381,6 +391,10 @@ static void take_event(struct cairn_round *core, const struct cairn_round_event 
         core->pin_snapshot = event->snapshot;
         return;
     case CAIRN_ROUND_AMEND: core->terms_newest = *event->terms; return;
+    case CAIRN_ROUND_GATE:
+        core->gate_world = event->world;
+        core->gate_shut = event->shut;
+        return;
     case CAIRN_ROUND_SHARD_UP:
     case CAIRN_ROUND_SHARD_DOWN:
     case CAIRN_ROUND_SHARD_EMPTY: on_shard(core, event, actions); return;

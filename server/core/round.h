@@ -16,7 +16,8 @@
  *    RESOLVE, and any other open round is void. So nothing is written to disk per round, and nothing that an
  *    incarnation remembers but the epoch and the reserved round numbers is needed by the next.
  *  - A decision stands once it is made. A worker lost after it changes the epoch before the next round.
- *  - A round's contributors are the workers attached when it opens, by rank. Joins never disturb it.
+ *  - A round's contributors are the workers attached when it opens, by rank. Joins never disturb it. Where
+ *    workers hold parts of tensors a gate stands before it: a round needs exactly certain ranks.
  *  - Workers hear "committed" only when all shards have published.
  *
  * Workers are named by their session's number, which is never reused; a reconnect keeps it. */
@@ -87,6 +88,8 @@ enum cairn_round_event_kind {
     CAIRN_ROUND_READY, /* version: every trained plane has its source and every shard was told. Rounds
                             * may open. Also first thing in a new incarnation of an initialized job */
     CAIRN_ROUND_PIN,   /* snapshot; none may be pending (cairn_round_pin_pending) */
+    CAIRN_ROUND_GATE, /* world, shut: from now a round opens only of exactly the ranks 0, ..., world - 1
+                        * (world 0: of any workers), and not while it is shut. Before: 0, not shut */
     CAIRN_ROUND_AMEND, /* terms: in force from the next round that opens */
     /* shards */
     CAIRN_ROUND_SHARD_UP,    /* shard: its control channel is up, with its state of the job */
@@ -112,6 +115,8 @@ struct cairn_round_event {
     struct cairn_version version;
     uint64_t now_ms;
     uint64_t snapshot;
+    uint32_t world;
+    bool shut;
     /* borrowed for the call */
     const struct cairn_decision *decision;
     const struct cairn_step_sums *sums;
@@ -195,6 +200,8 @@ double cairn_round_lr(const struct cairn_round *core, uint32_t group);
 bool cairn_round_ready(const struct cairn_round *core);
 bool cairn_round_pin_pending(const struct cairn_round *core);
 uint32_t cairn_round_worker_count(const struct cairn_round *core);
+/* The open round, decided or not, counts on the worker. */
+bool cairn_round_contributes(const struct cairn_round *core, uint64_t member);
 /* Since this incarnation began. */
 struct cairn_round_counts {
     uint64_t applied, skipped, abandoned, epochs;

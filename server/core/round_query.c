@@ -67,6 +67,13 @@ uint32_t cairn_round_worker_count(const struct cairn_round *core)
     return core->worker_count;
 }
 
+bool cairn_round_contributes(const struct cairn_round *core, uint64_t member)
+{
+    for (uint32_t i = 0; i < core->worker_count; i++)
+        if (core->workers[i].id == member) return core->workers[i].contributor;
+    return false;
+}
+
 struct cairn_round_counts cairn_round_counts_of(const struct cairn_round *core)
 {
     return core->counts;

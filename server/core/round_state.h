@@ -36,6 +36,8 @@ struct cairn_round {
     bool need_epoch;      /* a change is due as soon as all shards are up */
     bool members_changed; /* since the epoch was chosen: a change is due before the next round */
     bool ready;
+    uint32_t gate_world; /* a round needs exactly the ranks below; 0 = any */
+    bool gate_shut;      /* no round opens */
     struct cairn_version version;
     double loss_scale;
     uint32_t good_rounds;

@@ -31,13 +31,16 @@ struct fake_shard {
     const char *refuse_create; /* answer JobCreate with NO_MEMORY and this */
     const char *fail_part;     /* answer Pin with NO_SPACE and this */
     const char *fail_seal;
-    bool holds_reduced; /* do not report Reduced by itself when a round opens */
-    bool holds_part;    /* do not answer Pin */
-    bool holds_seal;    /* do not answer JobSeal */
-    bool holds_create;  /* do not answer JobCreate */
+    bool holds_reduced;       /* do not report Reduced by itself when a round opens */
+    bool holds_part;          /* do not answer Pin */
+    bool holds_seal;          /* do not answer JobSeal */
+    bool holds_create;        /* do not answer JobCreate */
+    const char *refuse_tiles; /* answer MemberTiles with NO_MEMORY and this */
     /* what it has */
     struct cairn_paged spec_pages, layout_pages;
-    uint32_t create_request, held_request;
+    struct cairn_paged tiles_pages;
+    uint32_t create_request, held_request, tiles_request;
+    uint32_t tiles_world; /* of the last MemberTiles */
     bool has_job;
     uint64_t job, generation, epoch, round; /* round: open; 0 = none */
     uint32_t index;

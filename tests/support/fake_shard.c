@@ -15,7 +15,9 @@ void fake_shard_clear(struct fake_shard *shard)
     cairn_layout_close(shard->layout);
     cairn_paged_release(&shard->spec_pages);
     cairn_paged_release(&shard->layout_pages);
+    cairn_paged_release(&shard->tiles_pages);
     shard->layout = NULL;
+    shard->tiles_world = 0;
     shard->has_job = shard->reduced = false;
     shard->round = shard->create_request = 0;
     shard->last = (struct cairn_decision) { .kind = CAIRN_DECISION_NONE };
@@ -87,8 +89,32 @@ static void build(struct fake_shard *shard)
     free(tensors);
 }
 
+static void end_tiles(struct fake_shard *shard)
+{
+    if (!cairn_paged_whole(&shard->tiles_pages)) return;
+    if (shard->refuse_tiles != NULL)
+        refuse(shard, shard->tiles_request, CAIRN_ERR_NO_MEMORY, shard->refuse_tiles);
+    else
+        done(shard, shard->tiles_request);
+}
+
+static void on_tiles(struct fake_shard *shard, uint32_t request, const Cairn__MemberTiles *message)
+{
+    cairn_paged_release(&shard->tiles_pages);
+    ck_assert_int_eq(cairn_paged_init(&shard->tiles_pages, message->tiles_bytes), CAIRN_OK);
+    shard->tiles_request = request;
+    shard->tiles_world = message->world;
+    end_tiles(shard);
+}
+
 static void on_page(struct fake_shard *shard, uint32_t request, const Cairn__Page *page)
 {
+    if (page->what == CAIRN_PAGE_TILES) {
+        ck_assert_uint_eq(request, shard->tiles_request);
+        ck_assert_int_eq(cairn_paged_add(&shard->tiles_pages, page), CAIRN_OK);
+        end_tiles(shard);
+        return;
+    }
     struct cairn_paged *paged = page->what == CAIRN_PAGE_SPEC ? &shard->spec_pages
                                                               : &shard->layout_pages;
     ck_assert_uint_eq(request, shard->create_request);
@@ -172,6 +198,7 @@ static void on_fence(struct fake_shard *shard, const Cairn__Fence *fence)
     answer.generation = shard->version.generation;
     answer.step = shard->version.step;
     answer.last = &last;
+    answer.tiles_world = shard->tiles_world;
     if (!shard->reduced) shard->round = 0;
     fake_send(&shard->peer, CAIRN_MSG_ANSWER, 0, &answer.base);
 }
@@ -325,6 +352,9 @@ static void handle(struct fake_shard *shard, uint16_t type, uint32_t request,
         done(shard, request);
         break;
     case CAIRN_MSG_MEMBER_JOIN: done(shard, request); break;
+    case CAIRN_MSG_MEMBER_TILES:
+        on_tiles(shard, request, (const Cairn__MemberTiles *)message);
+        break;
     case CAIRN_MSG_FENCE: on_fence(shard, (const Cairn__Fence *)message); break;
     case CAIRN_MSG_RESOLVE: obey(shard, ((const Cairn__Resolve *)message)->decision); break;
     case CAIRN_MSG_ROUND_OPEN: on_open(shard, (const Cairn__RoundOpen *)message); break;

@@ -452,6 +452,46 @@ START_TEST(a_configuration_that_cannot_work_has_no_size)
 }
 END_TEST
 
+START_TEST(a_round_opens_of_exactly_the_ranks_that_the_gate_lets_through)
+{
+    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    start();
+    GIVE(.kind = CAIRN_ROUND_GATE, .world = 2);
+    join(A, 0);
+    want(A);
+    join(C, 2); // two of them, but not those two
+    want(C);
+    ck_assert_uint_eq(out.count, 0);
+    join(B, 1); // and now one too many
+    ck_assert_uint_eq(out.count, 0);
+    down(C);
+    resolve_all(&none, 0);
+    ck_assert_uint_eq(expect(CAIRN_ROUND_OPEN_SEND)->member_count, 2);
+    ck_assert(cairn_round_contributes(core, A));
+    ck_assert(!cairn_round_contributes(core, C));
+}
+END_TEST
+
+START_TEST(no_round_opens_while_the_gate_is_shut_and_the_open_one_goes_on)
+{
+    const uint64_t round = start_round(2);
+    GIVE(.kind = CAIRN_ROUND_GATE, .world = 2, .shut = true);
+    want(B);
+    ck_assert_uint_eq(expect(CAIRN_ROUND_WORKER_OPENED)->round, round);
+    reduced(0, 1, 0, 1);
+    reduced(1, 1, 0, 1);
+    published(0, round, 1);
+    published(1, round, 1);
+    ck_assert(!cairn_round_contributes(core, A));
+    clear();
+    want(A);
+    want(B);
+    ck_assert_uint_eq(out.count, 0);
+    GIVE(.kind = CAIRN_ROUND_GATE, .world = 2);
+    ck_assert_uint_eq(expect(CAIRN_ROUND_OPEN_SEND)->member_count, 2);
+}
+END_TEST
+
 int main(void)
 {
     TCase *tcase = tcase_create("round");
@@ -479,5 +519,7 @@ int main(void)
     tcase_add_test(tcase, what_is_not_of_this_round_changes_nothing);
     tcase_add_test(tcase, a_payload_of_another_length_or_with_unknown_flags_is_malformed);
     tcase_add_test(tcase, a_configuration_that_cannot_work_has_no_size);
+    tcase_add_test(tcase, a_round_opens_of_exactly_the_ranks_that_the_gate_lets_through);
+    tcase_add_test(tcase, no_round_opens_while_the_gate_is_shut_and_the_open_one_goes_on);
     return run("round", tcase);
 }

@@ -1,0 +1,365 @@
+/* The tiles of a job's ranks: which rank holds which boxes, whether together they make up the tensors, and
+ * which shards know. See proto/wire/tiles.h and TilesDeclare in control.proto.
+ *
+ * Tiles belong to ranks and outlive sessions; they are kept in memory only. Every worker declares its own
+ * after each attach, also what is known already. Rounds stand behind the core's gate: it is shut until every
+ * attached worker has declared, the cover is exact, and all shards know every worker's list; and it lets
+ * exactly the declared ranks through. A new incarnation hears from the shards (Answer.tiles_world), before
+ * any round can open, that there were tiles, and waits for all declarations.
+ *
+ * Ranks with equal lists share one. Shards are told one list at a time each, so no queue grows. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/wire/chunk.h"
+#include "server/base/log.h"
+#include "server/coordinator/cluster.h"
+
+enum { UNKNOWN, TOLD, KNOWN }; /* of a member's tiles, at a shard */
+
+/* A list that some ranks have declared. */
+struct cairn_cluster_tile_list {
+    struct cairn_cluster_tile_list *next;
+    uint32_t refs; /* ranks */
+    uint64_t hash;
+    struct cairn_tiles tiles; /* owned */
+    uint8_t *bytes;           /* owned: the same, packed */
+    size_t bytes_len;
+};
+
+/* ---- lists ---- */
+
+static void list_free(struct cairn_cluster_tile_list *list)
+{
+    cairn_tiles_release(&list->tiles);
+    free(list->bytes);
+    free(list);
+}
+
+static void list_put(struct cairn_cluster_tiles *t, struct cairn_cluster_tile_list *list)
+{
+    if (list == NULL || --list->refs > 0) return;
+    struct cairn_cluster_tile_list **at = &t->lists;
+    while (*at != list) at = &(*at)->next;
+    *at = list->next;
+    list_free(list);
+}
+
+/* The list of these tiles, which it takes. NULL: no memory, and nothing is taken. */
+static struct cairn_cluster_tile_list *list_get(struct cairn_cluster_tiles *t,
+                                                struct cairn_tiles *tiles)
+{
+    const uint64_t hash = cairn_tiles_hash(tiles);
+    for (struct cairn_cluster_tile_list *l = t->lists; l != NULL; l = l->next) {
+        if (l->hash != hash || !cairn_tiles_equal(&l->tiles, tiles)) continue;
+        cairn_tiles_release(tiles);
+        l->refs++;
+        return l;
+    }
+    struct cairn_cluster_tile_list *list = calloc(1, sizeof *list);
+    if (list == NULL) return NULL;
+    if (cairn_tiles_pack(tiles, &list->bytes, &list->bytes_len) != CAIRN_OK) {
+        free(list);
+        return NULL;
+    }
+    list->refs = 1;
+    list->hash = hash;
+    list->tiles = *tiles;
+    list->next = t->lists;
+    t->lists = list;
+    *tiles = (struct cairn_tiles) { 0 };
+    return list;
+}
+
+/* ---- the table ---- */
+
+static bool is_worker(const struct cairn_cluster_member *m)
+{
+    return m->phase == CAIRN_MEMBER_ATTACHED && m->role == CAIRN_ROLE_WIRE_WORKER;
+}
+
+/* It has declared all, and waits for the answer. */
+static bool waits(const struct cairn_cluster_member *m)
+{
+    return m->tiles_request != 0 && !m->tiles_arriving;
+}
+
+void cairn_cluster_tiles_fail(struct cairn_cluster_member *m, cairn_status status, const char *text)
+{
+    cairn_cluster_session_error(m->session, m->tiles_request, status, text);
+    m->tiles_request = 0;
+}
+
+static void forget_told(struct cairn_cluster_member *m)
+{
+    memset(m->tiles_known_to, UNKNOWN, m->job->layout->shard_count);
+    m->tiles_serial++; // an answer on its way is of the list before
+}
+
+static void free_table(struct cairn_cluster_tiles *t)
+{
+    while (t->lists != NULL) {
+        struct cairn_cluster_tile_list *list = t->lists;
+        t->lists = list->next;
+        list_free(list);
+    }
+    free(t->of_rank);
+    t->of_rank = NULL;
+    t->world = 0;
+    t->covered = false;
+}
+
+void cairn_cluster_tiles_release(struct cairn_cluster_job *job)
+{
+    free_table(&job->tiles);
+}
+
+void cairn_cluster_tiles_clear(struct cairn_cluster_job *job, const struct cairn_cluster_member *by)
+{
+    struct cairn_sentence why;
+    cairn_sentence_set(&why,
+                       "rank %" PRIu32 " declared tiles of %" PRIu32 " ranks, where %" PRIu32
+                       " were said before; declare again, all ranks with the same number",
+                       by->rank, by->tiles_world, job->tiles.world);
+    if (job->tiles.world != 0)
+        cairn_log_info("job %s: tiles forgotten: %s", job->spec.name, why.text);
+    for (struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
+        if (m != by && waits(m)) cairn_cluster_tiles_fail(m, CAIRN_ERR_MISMATCH, why.text);
+        m->tiles_declared = false;
+        forget_told(m);
+    }
+    free_table(&job->tiles);
+}
+
+static bool table_open(struct cairn_cluster_tiles *t, uint32_t world)
+{
+    t->of_rank = calloc(world, sizeof *t->of_rank);
+    if (t->of_rank == NULL) return false;
+    t->world = world;
+    return true;
+}
+
+void cairn_cluster_tiles_heard(struct cairn_cluster_job *job, uint32_t world)
+{
+    struct cairn_cluster_tiles *t = &job->tiles;
+    if (world == 0 || t->known || world > CAIRN_SPEC_WORKERS_MAX) return;
+    cairn_log_info("job %s: its shards know tiles of %" PRIu32
+                   " ranks; waiting for their declarations",
+                   job->spec.name, world);
+    if (!table_open(t, world)) return; // the next Answer
+    t->known = t->telling = true;
+    cairn_cluster_tiles_advance(job);
+}
+
+cairn_status cairn_cluster_tiles_set(struct cairn_cluster_member *member, struct cairn_tiles *tiles,
+                                     struct cairn_sentence *why)
+{
+    struct cairn_cluster_job *job = member->job;
+    struct cairn_cluster_tiles *t = &job->tiles;
+    const uint32_t world = member->tiles_world;
+    struct cairn_cluster_tile_list *before = NULL;
+    if (world == t->world && world > 0) before = t->of_rank[member->rank];
+    const bool same = world == t->world &&
+                      (world == 0 || (before != NULL && cairn_tiles_equal(&before->tiles, tiles)));
+    if (!same && job->core != NULL && cairn_round_contributes(job->core, member->id))
+        return cairn_fail(why, CAIRN_ERR_BUSY,
+                          "rank %" PRIu32
+                          " contributes to an open round: tiles change between rounds",
+                          member->rank);
+    if (world != t->world) {
+        cairn_cluster_tiles_clear(job, member);
+        if (world > 0 && !table_open(t, world))
+            return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+    }
+    t->known = t->telling = true;
+    if (world > 0 && !same) {
+        struct cairn_cluster_tile_list *list = list_get(t, tiles);
+        if (list == NULL)
+            return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+        list_put(t, before);
+        t->of_rank[member->rank] = list;
+        t->covered = false;
+        forget_told(member);
+    }
+    member->tiles_declared = world > 0;
+    return CAIRN_OK;
+}
+
+/* ---- telling the shards ---- */
+
+/* What the shards are to know of a worker; NULL: nothing yet. */
+static const struct cairn_cluster_tile_list *list_of(const struct cairn_cluster_member *m)
+{
+    static const struct cairn_cluster_tile_list whole = { .hash = CAIRN_TABLE_HASH_WHOLE };
+    const struct cairn_cluster_tiles *t = &m->job->tiles;
+    if (!is_worker(m) || !t->telling) return NULL;
+    if (t->world == 0) return &whole;
+    return t->covered && m->tiles_declared ? t->of_rank[m->rank] : NULL;
+}
+
+/* A MemberTiles on its way. */
+struct telling {
+    struct cairn_cluster *cluster;
+    uint64_t job, member;
+    uint32_t shard, serial;
+};
+
+/* A shard that cannot hold them: the declaration fails, or the worker must go. */
+static void refused(struct cairn_cluster_member *member, cairn_status status, const char *why)
+{
+    struct cairn_cluster_job *job = member->job;
+    cairn_log_warn("job %s: tiles of rank %" PRIu32 ": %s", job->spec.name, member->rank, why);
+    if (waits(member)) {
+        member->tiles_declared = false;
+        cairn_cluster_tiles_fail(member, status, why);
+        return;
+    }
+    const struct cairn_round_event down = { .kind = CAIRN_ROUND_WORKER_DOWN, .member = member->id };
+    cairn_cluster_member_expel(member, status, why);
+    cairn_cluster_job_event(job, &down);
+}
+
+static void on_told(void *context, cairn_status status, const char *why)
+{
+    const struct telling telling = *(struct telling *)context;
+    free(context);
+    if (telling.cluster->closing) return;
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(telling.cluster, telling.job);
+    if (job == NULL || telling.shard >= job->layout->shard_count) return;
+    job->shards[telling.shard].tiling = false;
+    struct cairn_cluster_member *member = cairn_cluster_job_member(job, telling.member);
+    if (member != NULL && member->tiles_serial == telling.serial &&
+        member->tiles_known_to[telling.shard] == TOLD) {
+        member->tiles_known_to[telling.shard] = status == CAIRN_OK ? KNOWN : UNKNOWN;
+        if (status != CAIRN_OK && status != CAIRN_ERR_CLOSED) refused(member, status, why);
+    }
+    cairn_cluster_tiles_advance(job);
+}
+
+static void tell(struct cairn_cluster_member *member, uint32_t shard,
+                 const struct cairn_cluster_tile_list *list)
+{
+    struct cairn_cluster_job *job = member->job;
+    struct cairn_cluster_seat *seat = job->shards[shard].seat;
+    struct telling *telling = calloc(1, sizeof *telling);
+    struct cairn_cluster_gather *gather =
+        telling == NULL ? NULL : cairn_cluster_gather_open(job->cluster, on_told, telling);
+    if (gather == NULL) {
+        free(telling);
+        return; // with the next advance
+    }
+    *telling = (struct telling) { job->cluster, job->id, member->id, shard, member->tiles_serial };
+    member->tiles_known_to[shard] = TOLD;
+    job->shards[shard].tiling = true;
+    Cairn__MemberTiles message = CAIRN__MEMBER_TILES__INIT;
+    message.job = job->id;
+    message.member = member->id;
+    message.tiles_hash = list->hash;
+    message.tiles_bytes = list->bytes_len;
+    message.world = job->tiles.world;
+    const uint32_t request = cairn_cluster_gather_ask(gather, seat);
+    cairn_cluster_session_send(seat->session, CAIRN_MSG_MEMBER_TILES, request, &message.base);
+    cairn_cluster_session_pages(seat->session, request, CAIRN_PAGE_TILES, list->bytes,
+                                list->bytes_len);
+    cairn_cluster_gather_start(gather);
+}
+
+/* Tells a shard of the next worker whose tiles it does not know. */
+static void tell_next(struct cairn_cluster_job *job, uint32_t shard)
+{
+    const struct cairn_cluster_seat *seat = job->shards[shard].seat;
+    if (job->shards[shard].tiling || seat->session == NULL || seat->session->closing) return;
+    for (struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
+        const struct cairn_cluster_tile_list *list = list_of(m);
+        if (list == NULL || m->tiles_known_to[shard] != UNKNOWN) continue;
+        tell(m, shard, list);
+        return;
+    }
+}
+
+static bool all_know(const struct cairn_cluster_member *m)
+{
+    for (uint32_t i = 0; i < m->job->layout->shard_count; i++)
+        if (m->tiles_known_to[i] != KNOWN) return false;
+    return true;
+}
+
+/* ---- what follows ---- */
+
+/* All ranks have declared: do they make up the tensors? */
+static void judge_cover(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_tiles *t = &job->tiles;
+    if (t->covered || t->world == 0) return;
+    for (uint32_t r = 0; r < t->world; r++)
+        if (t->of_rank[r] == NULL) return;
+    struct cairn_sentence why = { "the coordinator is out of memory" };
+    cairn_status status = CAIRN_ERR_NO_MEMORY;
+    const struct cairn_tiles **of_rank = calloc(t->world, sizeof *of_rank);
+    for (uint32_t r = 0; of_rank != NULL && r < t->world; r++) of_rank[r] = &t->of_rank[r]->tiles;
+    if (of_rank != NULL) status = cairn_tiles_cover(&job->spec, of_rank, t->world, &why);
+    free(of_rank);
+    t->covered = status == CAIRN_OK;
+    if (t->covered) {
+        cairn_log_info("job %s: tiles of %" PRIu32 " ranks", job->spec.name, t->world);
+        return;
+    }
+    cairn_log_warn("job %s: %s", job->spec.name, why.text);
+    for (struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
+        if (!waits(m)) continue;
+        if (m->tiles_declared) {
+            list_put(t, t->of_rank[m->rank]);
+            t->of_rank[m->rank] = NULL;
+            m->tiles_declared = false;
+        }
+        cairn_cluster_tiles_fail(m, status, why.text);
+    }
+}
+
+static void set_gate(struct cairn_cluster_job *job, bool shut)
+{
+    struct cairn_cluster_tiles *t = &job->tiles;
+    if (t->gate_world == t->world && t->gate_shut == shut) return;
+    t->gate_world = t->world;
+    t->gate_shut = shut;
+    const struct cairn_round_event gate = { .kind = CAIRN_ROUND_GATE,
+                                            .world = t->world,
+                                            .shut = shut };
+    cairn_cluster_job_event(job, &gate);
+}
+
+static void answer(struct cairn_cluster_job *job)
+{
+    Cairn__TilesSet set = CAIRN__TILES_SET__INIT;
+    set.job = job->id;
+    for (struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
+        if (!waits(m)) continue;
+        cairn_cluster_session_send(m->session, CAIRN_MSG_TILES_SET, m->tiles_request, &set.base);
+        m->tiles_request = 0;
+    }
+}
+
+void cairn_cluster_tiles_advance(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_tiles *t = &job->tiles;
+    if (job->cluster->closing || job->core == NULL || job->state == CAIRN_CLUSTER_JOB_LOST) return;
+    if (job->in_event) {
+        t->changed = true; // when the event is over
+        return;
+    }
+    t->changed = false;
+    judge_cover(job);
+    if (t->telling)
+        for (uint32_t i = 0; i < job->layout->shard_count; i++) tell_next(job, i);
+    bool known = t->world == 0 || t->covered, all_declared = true;
+    for (const struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
+        if (!is_worker(m) || !t->telling) continue;
+        if (list_of(m) == NULL)
+            all_declared = false;
+        else if (!all_know(m))
+            known = false;
+    }
+    set_gate(job, !known || !all_declared);
+    if (known) answer(job);
+}
