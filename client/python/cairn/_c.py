@@ -48,7 +48,8 @@ class Version(ctypes.Structure):
 
 class Opts(Sized):
     _fields_ = [("struct_size", c_size_t), ("endpoint", c_char_p), ("name", c_char_p),
-                ("connect_timeout_ms", c_int), ("fabric", c_char_p), ("fabric_device", c_char_p)]
+                ("connect_timeout_ms", c_int), ("fabric", c_char_p), ("fabric_device", c_char_p),
+                ("prefetch_units", c_uint32)]
 
 
 class Init(ctypes.Structure):
@@ -108,7 +109,14 @@ class Result(Sized):
 
 class Stats(Sized):
     _fields_ = [("struct_size", c_size_t), ("pushed_bytes", c_uint64), ("fetched_bytes", c_uint64),
-                ("put_bytes", c_uint64), ("accumulated_bytes", c_uint64)]
+                ("put_bytes", c_uint64), ("accumulated_bytes", c_uint64), ("mapped_bytes", c_uint64),
+                ("mapped_bytes_peak", c_uint64), ("maps", c_uint64), ("maps_prefetched", c_uint64),
+                ("maps_over_window", c_uint64), ("prefetches_dropped", c_uint64)]
+
+
+class View(Sized):
+    _fields_ = [("struct_size", c_size_t), ("tensor", c_char_p), ("ptr", c_void_p), ("dtype", c_int),
+                ("rank", c_uint32), ("shape", c_uint64 * RANK_MAX), ("loan", c_uint64)]
 
 
 class Tile(Sized):
@@ -133,7 +141,7 @@ STRUCTS = {"cairn_box": Box, "cairn_version": Version, "cairn_opts": Opts, "cair
            "cairn_group": Group, "cairn_job_spec": JobSpec, "cairn_mem": Mem, "cairn_round": Round,
            "cairn_result": Result, "cairn_stats": Stats, "cairn_env": Env, "cairn_tile": Tile,
            "cairn_job_info": JobInfo, "cairn_init": Init, "cairn_schedule_point": SchedulePoint,
-           "cairn_amend": Amend}
+           "cairn_amend": Amend, "cairn_view": View}
 
 _handle = c_void_p
 FUNCTIONS = {
@@ -159,6 +167,9 @@ FUNCTIONS = {
     "cairn_job_tensor": (c_int, [_handle, c_size_t, POINTER(Tensor)]),
     "cairn_tiles": (c_int, [_handle, POINTER(Tile), c_size_t, c_uint32, c_int]),
     "cairn_job_amend": (c_int, [_handle, POINTER(Amend), c_int]),
+    "cairn_prefetch": (c_int, [_handle, Version, POINTER(c_char_p), c_size_t]),
+    "cairn_map": (c_int, [_handle, Version, c_char_p, POINTER(View), POINTER(c_size_t), POINTER(_handle)]),
+    "cairn_unmap": (c_int, [_handle, POINTER(View), c_void_p]),
     "cairn_alloc": (c_int, [_handle, c_size_t, c_int, POINTER(c_void_p)]),
     "cairn_free": (c_int, [_handle, c_void_p]),
     "cairn_register": (c_int, [_handle, c_void_p, c_size_t, c_int]),

@@ -6,7 +6,7 @@ Nothing here imports torch or numpy. What is returned keeps the object alive, so
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, Optional
 
 from .errors import Invalid
 
@@ -32,7 +32,7 @@ class Memory:
     """`address` of `nbytes` dense bytes of `owner`, valid as long as this object lives."""
 
     def __init__(self, owner: Any, writable: bool):
-        self._view = None
+        self._view: Optional[_PyBuffer] = None
         self.owner = owner
         if hasattr(owner, "data_ptr"):
             self._of_tensor(owner)

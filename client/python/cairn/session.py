@@ -57,6 +57,12 @@ class Stats(NamedTuple):
     fetched_bytes: int
     put_bytes: int
     accumulated_bytes: int
+    mapped_bytes: int
+    mapped_bytes_peak: int
+    maps: int
+    maps_prefetched: int
+    maps_over_window: int
+    prefetches_dropped: int
 
 
 class JobInfo(NamedTuple):
@@ -104,9 +110,11 @@ def _version_of(version: _c.Version) -> Version:
 class Operation:
     """Something under way; its buffer is on loan until `wait` returns or raises anything but Timeout."""
 
-    def __init__(self, job: "Job", handle: ctypes.c_void_p, memory: Memory):
-        self._job, self._handle, self._memory = job, handle, memory
-        job._open[handle.value] = self  # not forgotten while the buffer is on loan
+    def __init__(self, job: "Job", handle: ctypes.c_void_p, memory: Optional[Memory]):
+        self._job = job
+        self._handle: Optional[ctypes.c_void_p] = handle
+        self._memory: Optional[Memory] = memory
+        job._open[handle.value or 0] = self  # not forgotten while the buffer is on loan
 
     def wait(self, timeout: float = TIMEOUT_S) -> None:
         """Its result. A second wait returns at once."""
@@ -123,8 +131,47 @@ class Operation:
         self._end()
 
     def _end(self) -> None:
-        self._job._open.pop(self._handle.value, None)
+        if self._handle is not None:
+            self._job._open.pop(self._handle.value or 0, None)
         self._handle = self._memory = None
+
+
+class Mapped:
+    """Tensors of a unit in the library's memory, lent until close (or the end of a with block), read only: `views` by
+    name, dense, of the wire's dtype, there once `wait` has returned. `shapes` by name. Slices and casts of a view must
+    not be used after close."""
+
+    def __init__(self, job: "Job", views: Sequence[_c.View], operation: Operation):
+        self._job, self._first, self._operation = job, views[0], operation
+        self.shapes = {view.tensor.decode(): tuple(view.shape[:view.rank]) for view in views}
+        self.views = {view.tensor.decode(): self._memory(view) for view in views}
+
+    @staticmethod
+    def _memory(view: _c.View) -> memoryview:
+        nbytes = math.prod(view.shape[:view.rank]) * _c.DTYPE_BYTES[view.dtype]
+        return memoryview((ctypes.c_char * nbytes).from_address(view.ptr or 0)).cast("B").toreadonly()
+
+    def wait(self, timeout: float = TIMEOUT_S) -> "Mapped":
+        self._operation.wait(timeout)
+        return self
+
+    def __enter__(self) -> "Mapped":
+        return self.wait()
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives it back. Invalid if something made of a view still uses it. Twice is once."""
+        if not self.views:
+            return
+        try:
+            for view in self.views.values():
+                view.release()
+        except BufferError as error:
+            raise Invalid(f"a view of the unit is still in use, give that up first: {error}") from None
+        self.views = {}
+        check(_c.lib().cairn_unmap(self._job._living(), ctypes.byref(self._first), None))
 
 
 class Job:
@@ -132,7 +179,8 @@ class Job:
 
     def __init__(self, session: "Session", handle: ctypes.c_void_p, name: str, spec: Optional[JobSpec]):
         self.name, self.spec = name, spec
-        self._session, self._handle = session, handle
+        self._session = session
+        self._handle: Optional[ctypes.c_void_p] = handle
         self._open: Dict[int, Operation] = {}  # by handle
         self._loans: List[Memory] = []  # of puts and pushes without an operation of their own
         session._jobs.add(self)
@@ -183,7 +231,8 @@ class Job:
 
     def tensors(self) -> List[Tensor]:
         """By name."""
-        made, out = [], _c.Tensor()
+        made: List[Tensor] = []
+        out = _c.Tensor()
         while True:
             status = _c.lib().cairn_job_tensor(self._living(), len(made), ctypes.byref(out))
             if status == NotFound.status:
@@ -193,8 +242,8 @@ class Job:
 
     def amend(self, groups: Sequence[Group] = (), freeze: Sequence[str] = (), unfreeze: Sequence[str] = (),
               clip_norm: Optional[float] = None, revision: int = 0, timeout: float = TIMEOUT_S) -> None:
-        """Changes the job at the next step boundary, for all its workers, as a whole or not at all: hyper-parameters and
-        schedules of groups of these names, groups that are frozen or not any more, the clip norm (0: none).
+        """Changes the job at the next step boundary, for all its workers, as a whole or not at all: hyper-parameters
+        and schedules of groups of these names, groups that are frozen or not any more, the clip norm (0: none).
         `revision`: what a Round said, else Stale; 0: whatever it is."""
         made, alive = amend_to_c(groups, freeze, unfreeze, clip_norm, revision)
         check(_c.lib().cairn_job_amend(self._living(), ctypes.byref(made), milliseconds(timeout)))
@@ -250,6 +299,21 @@ class Job:
                                    ctypes.byref(there), ctypes.byref(mem), ctypes.byref(handle)))
         return Operation(self, handle, memory)
 
+    def prefetch(self, version: Version, units: Sequence[str]) -> None:
+        """A hint that these will be mapped soon; begins to gather those that fit into the session's prefetch_units."""
+        names = (ctypes.c_char_p * len(units))(*[unit.encode() for unit in units])
+        check(_c.lib().cairn_prefetch(self._living(), _c.Version(*version), names, len(units)))
+
+    def map(self, version: Version, unit: str) -> Mapped:
+        """Begins to gather the tensors of a unit in the library's memory, and lends it: with job.map(…) as mapped."""
+        room = ctypes.c_size_t(max(1, len(self._tensors)))
+        views = (_c.View * room.value)()
+        views[0].struct_size = ctypes.sizeof(_c.View)
+        handle = ctypes.c_void_p()
+        check(_c.lib().cairn_map(self._living(), _c.Version(*version), text(unit), views, ctypes.byref(room),
+                                 ctypes.byref(handle)))
+        return Mapped(self, views[:room.value], Operation(self, handle, None))
+
     def version_wait(self, at_least: Version = Version(0, 0), timeout: float = TIMEOUT_S) -> Version:
         """A version at least as new; (0, 0) gives the newest at once."""
         out = _c.Version()
@@ -269,7 +333,7 @@ class Job:
     def stats(self) -> Stats:
         out = _c.Stats()
         check(_c.lib().cairn_job_stats(self._living(), ctypes.byref(out)))
-        return Stats(out.pushed_bytes, out.fetched_bytes, out.put_bytes, out.accumulated_bytes)
+        return Stats(*[getattr(out, name) for name in Stats._fields])
 
 
 class RoundHandle:
@@ -315,12 +379,12 @@ class Session:
     127.0.0.1:7077. Unreachable after `connect_timeout` seconds. It outlives the coordinator."""
 
     def __init__(self, endpoint: Optional[str] = None, name: Optional[str] = None, connect_timeout: float = 10.0,
-                 fabric: Optional[str] = None, fabric_device: Optional[str] = None):
+                 fabric: Optional[str] = None, fabric_device: Optional[str] = None, prefetch_units: int = 0):
         self._pid = os.getpid()
         self._jobs: Set[Job] = set()  # closed ones too: their loans end with the session
         handle = ctypes.c_void_p()
         opts = _c.Opts(endpoint=text(endpoint), name=text(name), connect_timeout_ms=milliseconds(connect_timeout),
-                       fabric=text(fabric), fabric_device=text(fabric_device))
+                       fabric=text(fabric), fabric_device=text(fabric_device), prefetch_units=prefetch_units)
         check(_c.lib().cairn_open(ctypes.byref(opts), ctypes.byref(handle)))
         self._handle: Optional[ctypes.c_void_p] = handle
         atexit.register(self.close)  # leaves in words, rather than by a lost connection

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from fnmatch import fnmatchcase
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
@@ -59,7 +60,7 @@ def _groups(optim: Any, slots: List[Slot]) -> Tuple[List[Group], Dict[str, str]]
     return optim.group(list(trained))
 
 
-def _on_gradient(parameter: nn.Parameter, call: Callable[[], None]) -> Any:
+def _on_gradient(parameter: torch.Tensor, call: Callable[[], None]) -> Any:
     """Calls when the parameter's .grad has all of a backward pass. What is returned must stay alive."""
     if hasattr(parameter, "register_post_accumulate_grad_hook"):  # torch 2.1 and later
         return parameter.register_post_accumulate_grad_hook(lambda _parameter: call())
@@ -106,7 +107,7 @@ class AttachedModel:
         self._session = session
         self._job = session.open_worker(self.name, self._spec, timeout)
         # Before any parameter is let go: autograd notes its shape now.
-        self._hooks = [_on_gradient(slot.parameter, lambda slot=slot: self._took_gradient(slot))
+        self._hooks = [_on_gradient(slot.parameter, functools.partial(self._took_gradient, slot))
                        for slot in self._slots if slot.trained]
         self._hooks.append(model.register_forward_pre_hook(lambda *_: self._before_forward()))
         try:

@@ -3,6 +3,7 @@
 import array
 import math
 import os
+import pickle
 import struct
 import subprocess
 import sys
@@ -81,6 +82,26 @@ class AJob(unittest.TestCase):
         info = reader.describe()
         self.assertEqual((info.name, info.workers_min, info.clip_norm, info.on_nonfinite, info.initialized),
                          ("told", 1, 0.0, "skip", True))
+
+    def test_a_unit_is_mapped_and_given_back(self):
+        spec = cairn.JobSpec([cairn.Tensor("w", (2, 3), unit="both"), cairn.Tensor("b", (), unit="both"),
+                              cairn.Tensor("ice", (2,), kind="frozen")], SPEC.groups)
+        job = opened(self.session(), "mapped", spec)
+        version = job.version_wait()
+        job.prefetch(version, ["both"])
+        with job.map(version, "both") as mapped:
+            self.assertEqual(mapped.shapes, {"b": (), "w": (2, 3)})
+            self.assertEqual(list(mapped.views["w"].cast("f")), [0, 1, 2, 3, 4, 5])
+            with self.assertRaises(TypeError):
+                mapped.views["b"][0] = 1
+            user = pickle.PickleBuffer(mapped.views["b"])
+            with self.assertRaisesRegex(cairn.Invalid, "still in use"):
+                mapped.close()
+            user.release()
+        stats = job.stats()
+        self.assertEqual((stats.maps, stats.maps_over_window, stats.mapped_bytes), (1, 0, 0))
+        with self.assertRaises(cairn.NotFound):
+            job.map(version, "neither")
 
     def test_misuse_is_an_exception_that_says_what_to_do(self):
         session = self.session()

@@ -1,0 +1,218 @@
+"""Every Python example, as a user runs it, over the daemons of `cairn local`."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+from cluster import BIN
+from runner import main, skip
+
+try:
+    import torch
+except ImportError:
+    skip("torch is not installed for this Python (Debian: python3-torch)")
+
+SOURCE = Path(__file__).resolve().parents[3]
+EXAMPLES = SOURCE / "client" / "examples"
+SIZES = ["--width", "32", "--layers", "2", "--heads", "4", "--context", "32"]
+TEXT = ["--text", str(SOURCE / "README.md")]
+DEADLINE_S = 40
+NUMBER = r"(-?\d+\.?\d*(?:e[-+]\d+)?)"
+
+
+class Run:
+    """An example's process, and what it has said so far."""
+
+    def __init__(self, case: "Case", *command: str, **environment: str):
+        self.file = tempfile.NamedTemporaryFile(dir=case.folder, suffix=".out", delete=False)
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", *command], stdin=subprocess.PIPE, stdout=self.file, stderr=self.file,
+            cwd=case.folder, env={**os.environ, "CAIRN_ENDPOINT": case.endpoint, "OMP_NUM_THREADS": "1", **environment})
+        case.addCleanup(self._end)
+
+    def _end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.file.close()
+
+    def said(self) -> str:
+        return Path(self.file.name).read_text(errors="replace")
+
+    def lines(self, pattern: str) -> list:
+        return re.findall(pattern, self.said())
+
+    def until(self, pattern: str, deadline_s: float = DEADLINE_S) -> None:
+        deadline = time.monotonic() + deadline_s
+        while not self.lines(pattern):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"{pattern!r} was not said, status {self.process.poll()}: {self.said()[-3000:]}")
+            time.sleep(0.01)
+
+    def done(self) -> "Run":
+        try:
+            self.process.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"not done after {DEADLINE_S} s: {self.said()[-3000:]}") from None
+        if self.process.returncode != 0:
+            raise AssertionError(f"status {self.process.returncode}: {self.said()[-3000:]}")
+        return self
+
+    def losses(self) -> list:
+        return [float(loss) for loss in self.lines(rf"step \d+ loss {NUMBER}")]
+
+    def evaluation(self) -> float:
+        return float(self.lines(rf"done step \d+ evaluation loss {NUMBER}")[-1])
+
+
+def free_port() -> str:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return str(one.getsockname()[1])
+
+
+class Case(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory(prefix="cairn-examples-")
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = Path(folder.name).resolve()
+        where = cls.folder / "endpoint"
+        local = subprocess.Popen([BIN / "cairn", "local", "--shards", "2", "--endpoint-file", where],
+                                 cwd=cls.folder, stderr=subprocess.PIPE)
+        cls.addClassCleanup(cls.stop, local)
+        deadline = time.monotonic() + DEADLINE_S
+        while not where.exists():
+            if local.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"cairn local did not start: {local.stderr.read()[-2000:]}")
+            time.sleep(0.01)
+        cls.endpoint = where.read_text().strip()
+
+    @staticmethod
+    def stop(local):
+        local.terminate()
+        local.communicate(timeout=30)
+
+    def ranks(self, world: int, example: str, *options: str) -> list:
+        """One process a rank, with what a launcher sets."""
+        port = free_port()
+        return [Run(self, str(EXAMPLES / example), *options, RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank),
+                    MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for rank in range(world)]
+
+    def gpt(self, world: int, job: str, *options: str) -> Run:
+        """Rank 0, which speaks for all."""
+        runs = self.ranks(world, "gpt.py", "--job", job, "--batch", "8", "--every", "1", *SIZES, *options)
+        return [run.done() for run in runs][0]
+
+
+class Gpt(Case):
+    def test_stage_1_and_stage_3_have_the_same_losses_which_fall(self):
+        text = [] if shutil.which("bible") else TEXT
+        print("note: the text is", "README.md: no program `bible`" if text else "the King James Bible")
+        by_stage = {stage: self.gpt(2, f"stage{stage}", "--steps", "40", "--stage", stage, *text) for stage in "13"}
+        first, third = [run.losses() for run in by_stage.values()]
+        self.assertEqual(len(first), 40)
+        self.assertEqual(first, third)
+        self.assertEqual(by_stage["1"].evaluation(), by_stage["3"].evaluation())
+        self.assertLess(by_stage["1"].evaluation(), first[0] - 1.5)
+        print(f"note: losses of stages 1 and 3: {first[0]} to {first[-1]}, evaluation {by_stage['1'].evaluation()}")
+
+    def test_tensor_parallelism_trains_the_same_model(self):
+        alone = self.gpt(1, "alone", "--steps", "30", *TEXT)
+        team = self.gpt(2, "team", "--steps", "30", "--tp", "2", "--stage", "3", *TEXT)
+        worst = max(abs(a - b) for a, b in zip(alone.losses(), team.losses()))
+        print(f"note: 30 steps of one worker and of a team of two: losses differ by at most {worst:.4f}, evaluation "
+              f"{alone.evaluation()} and {team.evaluation()}")
+        self.assertEqual(len(team.losses()), 30)
+        self.assertLessEqual(worst, 2e-3)
+        self.assertLessEqual(abs(alone.evaluation() - team.evaluation()), 2e-3)
+
+    def test_torchrun_starts_it(self):
+        # Debian's torch 1.13 has no torchrun in Python 3.11 without redirects.
+        run = Run(self, "-m", "torch.distributed.run", "-r", "3", "-t", "3", "--nproc_per_node", "2", "--master_port",
+                  free_port(), "--log_dir", str(self.folder), str(EXAMPLES / "gpt.py"), *SIZES, *TEXT, "--steps", "3",
+                  "--job", "torchrun").done()
+        self.assertTrue(run.lines("done step 3 evaluation loss"), run.said())
+
+    def test_without_a_text_it_says_what_to_install(self):
+        run = Run(self, str(EXAMPLES / "gpt.py"), PATH="/nowhere")
+        self.assertEqual(run.process.wait(DEADLINE_S), 2)
+        self.assertIn("apt install bible-kjv bible-kjv-text, or give --text FILE", run.said())
+
+
+class Finetune(Case):
+    def test_it_begins_with_a_file_and_leaves_what_is_frozen(self):
+        trained = self.gpt(1, "before", "--steps", "20", "--save", "gpt.safetensors", *TEXT)
+        began = set()
+        for job, how in (("read", []), ("put", ["--put"])):
+            runs = self.ranks(2, "finetune.py", "--weights", "gpt.safetensors", "--job", job, "--batch", "8", "--steps",
+                              "8", "--lr", "2e-3", *SIZES, *TEXT, *how)
+            first = [run.done() for run in runs][0]
+            self.assertIn("unchanged: token.weight place.weight\n", first.said())
+            self.assertIn("trained: 19 tensors", first.said())
+            began.add(first.lines(rf"rank 0 begins with evaluation loss {NUMBER}")[0])
+            self.assertLess(first.evaluation(), trained.evaluation())
+        self.assertEqual(began, {f"{trained.evaluation():.4f}"}, "both ways begin where the training ended")
+
+
+class Evaluate(Case):
+    def test_it_reads_exact_versions_beside_the_training(self):
+        reader = Run(self, str(EXAMPLES / "evaluate.py"), "--job", "beside", "--every", "10", "--until", "40", *SIZES, *TEXT)
+        trained = self.gpt(1, "beside", "--steps", "40", *TEXT)
+        seen = [(int(step), float(loss)) for step, loss in reader.done().lines(
+            rf"step (\d+) of generation 1 evaluation loss {NUMBER}")]
+        print(f"note: evaluated beside the training: {seen}")
+        self.assertEqual(seen[-1], (40, trained.evaluation()))
+        self.assertGreaterEqual(len(seen), 2)
+        self.assertEqual([step for step, _ in seen], sorted({step for step, _ in seen}))
+        self.assertGreater(seen[0][1], seen[-1][1])
+
+
+class Elastic(Case):
+    def worker(self, rank: int, is_held: bool = False) -> Run:
+        """A held one imports what it needs and begins when a line comes."""
+        script = str(EXAMPLES / "elastic.py")
+        hold = ["-c", f"import runpy, sys, torch; sys.stdin.readline(); sys.argv[0] = {script!r}; "
+                f"sys.path[0] = {str(EXAMPLES)!r}; runpy.run_path({script!r}, run_name='__main__')"]
+        return Run(self, *(hold if is_held else [script]), "--steps", "200", "--batch", "12", "--width", "32", *TEXT,
+                   CAIRN_RANK=str(rank), CAIRN_WORLD="2")
+
+    def stands(self, run: Run) -> None:
+        """Until nothing more was said for half a second."""
+        said, since = "", time.monotonic()
+        while time.monotonic() - since < 0.5:
+            if run.said() != said:
+                said, since = run.said(), time.monotonic()
+            time.sleep(0.02)
+
+    def test_a_worker_is_killed_and_a_new_one_joins(self):
+        first, second, third = self.worker(0), self.worker(1), self.worker(1, is_held=True)
+        second.until(r"step 2\d worker 1 of 2 rows 6")
+        second.process.send_signal(signal.SIGSTOP)
+        self.stands(first)  # in a round that wants both
+        second.process.send_signal(signal.SIGKILL)
+        first.until(r"worker 0 of 1 rows 12")
+        third.process.stdin.write(b"\n")
+        third.process.stdin.flush()
+        first.done(), third.done()
+        again, joined = first.lines(r"step (\d+) is computed again"), third.lines(r"attached at step (\d+)")
+        print(f"note: computed again by worker 0: steps {', '.join(again)}; the new one attached at step {joined[0]}")
+        self.assertTrue(again)
+        self.assertTrue(third.lines(r"worker 1 of 2 rows 6"), third.said())
+        steps = [int(step) for step in first.lines(r"step (\d+) worker 0")]
+        self.assertEqual(steps, list(range(steps[0], 201)), "each step is applied once")
+        self.assertEqual(first.evaluation(), third.evaluation())
+        self.assertLess(first.evaluation(), 3.3)
+
+
+if __name__ == "__main__":
+    main()
