@@ -22,7 +22,8 @@ enum cairn_decision_kind {
     CAIRN_DECISION_APPLY = 1, /* update with these scalars */
     CAIRN_DECISION_SKIP = 2,  /* the round is used up and nothing changes but the job's state */
     CAIRN_DECISION_ABANDON =
-        3 /* never kept, never sent to a shard: what a worker hears of a void round */
+        3, /* never kept, never sent to a shard: what a worker hears of a void round */
+    CAIRN_DECISION_WRITE = 4 /* what the round's one worker put takes effect: generation + 1 */
 };
 
 struct cairn_decision {

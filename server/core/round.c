@@ -129,7 +129,7 @@ static void on_worker_join(struct cairn_round *core, const struct cairn_round_ev
 static void send_opened(const struct cairn_round *core, struct worker *worker,
                         struct cairn_round_actions *actions)
 {
-    worker->wants = false;
+    *(core->writing ? &worker->writes : &worker->wants) = false;
     struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_WORKER_OPENED);
     action->member = worker->id;
     action->epoch = core->epoch;
@@ -138,6 +138,7 @@ static void send_opened(const struct cairn_round *core, struct worker *worker,
     action->rank = worker->dense;
     action->world = core->world;
     action->loss_scale = core->loss_scale;
+    action->write = core->writing;
 }
 
 static void on_worker_begin(struct cairn_round *core, uint64_t member,
@@ -147,8 +148,28 @@ static void on_worker_begin(struct cairn_round *core, uint64_t member,
     if (worker == NULL) return;
     worker->wants = true;
     // A contributor that has not committed has not heard of the round, or lost the answer.
-    if (core->stage == CAIRN_ROUND_OPEN && worker->contributor && !worker->committed)
-        send_opened(core, worker, actions);
+    const bool open = core->stage == CAIRN_ROUND_OPEN && !core->writing;
+    if (open && worker->contributor && !worker->committed) send_opened(core, worker, actions);
+}
+
+static void on_worker_write(struct cairn_round *core, uint64_t member,
+                            struct cairn_round_actions *actions)
+{
+    struct worker *worker = find_worker(core, member);
+    if (worker == NULL) return;
+    worker->writes = true;
+    const bool open = core->stage == CAIRN_ROUND_OPEN && core->writing;
+    if (open && worker->contributor && !worker->committed) send_opened(core, worker, actions);
+}
+
+static void on_worker_unwrite(struct cairn_round *core, const struct cairn_round_event *event)
+{
+    struct worker *worker = find_worker(core, event->member);
+    const bool open = core->stage == CAIRN_ROUND_OPEN && core->writing;
+    const bool named = event->round == 0 || event->round == core->open_round;
+    if (worker == NULL) return;
+    worker->writes = false;
+    if (open && named && worker->contributor) core->need_epoch = true;
 }
 
 static void send_result(const struct cairn_round *core, uint64_t member, uint64_t round,
@@ -218,6 +239,7 @@ void cairn_round_finish(struct cairn_round *core, struct cairn_round_actions *ac
     count_end(core, ended);
     core->stage = CAIRN_ROUND_STEADY;
     core->open_round = 0;
+    core->writing = false;
     core->deadline_ms = 0;
     core->version = core->last.version_after;
     for (uint32_t i = 0; i < core->worker_count; i++) {
@@ -238,8 +260,17 @@ static bool gate_lets(const struct cairn_round *core)
            core->workers[core->worker_count - 1].rank == core->gate_world - 1;
 }
 
+/* The first by rank who wants to write; NULL: nobody. */
+static struct worker *find_writer(const struct cairn_round *core)
+{
+    for (uint32_t i = 0; core->ready && i < core->worker_count; i++)
+        if (core->workers[i].writes) return &core->workers[i];
+    return NULL;
+}
+
 static bool round_wanted(const struct cairn_round *core)
 {
+    if (!core->gate_shut && find_writer(core) != NULL) return true;
     if (!gate_lets(core)) return false;
     if (!core->ready || core->worker_count < core->config.workers_min) return false;
     for (uint32_t i = 0; i < core->worker_count; i++)
@@ -247,31 +278,44 @@ static bool round_wanted(const struct cairn_round *core)
     return false;
 }
 
+/* A write goes before the next step; its one contributor is the writer. */
+static void choose_contributors(struct cairn_round *core)
+{
+    struct worker *writer = find_writer(core);
+    core->writing = writer != NULL;
+    core->world = 0;
+    for (uint32_t i = 0; i < core->worker_count; i++) {
+        struct worker *worker = &core->workers[i];
+        if (writer != NULL && worker != writer) continue;
+        worker->contributor = true;
+        worker->dense = core->world;
+        core->contributors[core->world++] = worker->id;
+    }
+}
+
 static void open_round(struct cairn_round *core, struct cairn_round_actions *actions)
 {
     core->stage = CAIRN_ROUND_OPEN;
     core->config.terms = core->terms_newest;
     core->open_round = core->round_next++;
-    core->world = core->worker_count;
+    choose_contributors(core);
     core->reduced_count = 0;
     memset(&core->sums, 0, sizeof core->sums);
     for (uint32_t s = 0; s < core->config.shard_count; s++) core->shards[s].reduced = false;
     if (core->config.step_deadline_ms > 0)
         core->deadline_ms = core->now_ms + core->config.step_deadline_ms;
-    for (uint32_t i = 0; i < core->worker_count; i++) {
-        struct worker *worker = &core->workers[i];
-        worker->dense = i;
-        worker->contributor = true;
-        core->contributors[i] = worker->id;
-    }
     struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_OPEN_SEND);
+    action->write = core->writing;
     action->epoch = core->epoch;
     action->round = core->open_round;
     action->version = core->version;
     action->members = core->contributors;
     action->member_count = core->world;
-    for (uint32_t i = 0; i < core->worker_count; i++)
-        if (core->workers[i].wants) send_opened(core, &core->workers[i], actions);
+    for (uint32_t i = 0; i < core->worker_count; i++) {
+        struct worker *worker = &core->workers[i];
+        const bool asked = core->writing ? worker->writes : worker->wants;
+        if (worker->contributor && asked) send_opened(core, worker, actions);
+    }
 }
 
 static void on_published(struct cairn_round *core, const struct cairn_round_event *event,
@@ -409,6 +453,8 @@ static void take_event(struct cairn_round *core, const struct cairn_round_event 
     }
     case CAIRN_ROUND_WORKER_BEGIN: on_worker_begin(core, event->member, actions); return;
     case CAIRN_ROUND_WORKER_COMMIT: on_worker_commit(core, event, actions); return;
+    case CAIRN_ROUND_WORKER_WRITE: on_worker_write(core, event->member, actions); return;
+    case CAIRN_ROUND_WORKER_UNWRITE: on_worker_unwrite(core, event); return;
     }
     assert(false && "an event of a kind that there is not");
 }

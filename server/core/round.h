@@ -20,6 +20,10 @@
  *    workers hold parts of tensors a gate stands before it: a round needs exactly certain ranks.
  *  - Workers hear "committed" only when all shards have published.
  *
+ *  - A write is a round of one contributor, who puts planes instead of gradients: opened and decided (WRITE:
+ *    the next generation of the same step), void and resolved as any other. While it is open nobody else
+ *    has a round; a writer that is lost, or does not commit in time, has changed nothing.
+ *
  * Workers are named by their session's number, which is never reused; a reconnect keeps it. */
 #ifndef CAIRN_CORE_ROUND_H
 #define CAIRN_CORE_ROUND_H
@@ -103,6 +107,9 @@ enum cairn_round_event_kind {
     CAIRN_ROUND_WORKER_DOWN, /* member: left, or its lease ran out (not: one connection was lost) */
     CAIRN_ROUND_WORKER_BEGIN,  /* member: wants a round → WORKER_OPENED, later */
     CAIRN_ROUND_WORKER_COMMIT, /* member, round: how does it end? → WORKER_RESULT, later */
+    CAIRN_ROUND_WORKER_WRITE,  /* member: wants to write → WORKER_OPENED, `write` set, later */
+    CAIRN_ROUND_WORKER_UNWRITE, /* member, round: it does not want to, any more; its open write of that
+                                 * round, or (0) of any, is void */
 };
 
 struct cairn_round_event {
@@ -151,6 +158,7 @@ struct cairn_round_action {
     uint64_t round_reserved;
     uint64_t member;
     uint32_t rank, world;
+    bool write; /* OPEN_SEND, WORKER_OPENED */
     uint32_t shard;
     double loss_scale;
     cairn_status status;

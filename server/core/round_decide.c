@@ -91,8 +91,41 @@ static bool judge_sums(struct cairn_round *core, struct cairn_payload *head)
     return true;
 }
 
+/* The decision stands in `last`: all shards hear it. */
+static void send_decision(struct cairn_round *core, struct cairn_round_actions *actions)
+{
+    core->stage = CAIRN_ROUND_DECIDED;
+    core->deadline_ms = 0;
+    for (uint32_t s = 0; s < core->config.shard_count; s++) core->shards[s].published = false;
+    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_DECIDE);
+    action->epoch = core->epoch;
+    action->decision = &core->last;
+}
+
+/* What was put takes effect; of the job's state nothing changes but the generation. */
+static void decide_write(struct cairn_round *core, struct cairn_round_actions *actions)
+{
+    const struct cairn_payload head = { .clip_scale = 1,
+                                        .loss_scale = core->loss_scale,
+                                        .good_rounds = core->good_rounds,
+                                        .finite = true };
+    cairn_payload_encode(&head, core->scalars, core->payload);
+    core->last = (struct cairn_decision) {
+        .kind = CAIRN_DECISION_WRITE,
+        .round = core->open_round,
+        .version_after = { core->version.generation + 1, core->version.step },
+        .payload = core->payload,
+        .payload_bytes = CAIRN_PAYLOAD_BYTES(0),
+    };
+    send_decision(core, actions);
+}
+
 void cairn_round_decide(struct cairn_round *core, struct cairn_round_actions *actions)
 {
+    if (core->writing) {
+        decide_write(core, actions);
+        return;
+    }
     struct cairn_payload head = { .grad_norm = (double)NAN, .clip_scale = 1 };
     head.fail = core->config.fail_nonfinite;
     if (core->config.group_count > 0)
@@ -111,10 +144,5 @@ void cairn_round_decide(struct cairn_round *core, struct cairn_round_actions *ac
         .payload_bytes = CAIRN_PAYLOAD_BYTES(head.group_count),
     };
     if (apply || MUTANT(10)) core->last.version_after.step++;
-    core->stage = CAIRN_ROUND_DECIDED;
-    core->deadline_ms = 0;
-    for (uint32_t s = 0; s < core->config.shard_count; s++) core->shards[s].published = false;
-    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_DECIDE);
-    action->epoch = core->epoch;
-    action->decision = &core->last;
+    send_decision(core, actions);
 }

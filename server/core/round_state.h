@@ -11,6 +11,7 @@ struct worker {
     bool contributor;       /* of the open round */
     bool committed;         /* the open round */
     bool wants;             /* asked for a round, not answered */
+    bool writes;            /* asked to write, not answered */
     uint64_t waiting_round; /* asked how this round ends, not answered; 0 = nothing */
 };
 
@@ -32,6 +33,7 @@ struct cairn_round {
     uint64_t epoch;
     uint64_t round_next, round_end; /* numbers this incarnation may use */
     uint64_t open_round;            /* opened, and not resolved; 0 = none */
+    bool writing;                   /* OPEN: it is a write of its one contributor */
     bool persisting;
     bool need_epoch;      /* a change is due as soon as all shards are up */
     bool members_changed; /* since the epoch was chosen: a change is due before the next round */

@@ -223,6 +223,7 @@ static const char *judge_decision(const struct cairn_step *step,
         return "a decision's payload is longer than is configured";
     struct cairn_version after = step->version;
     if (decision->kind == CAIRN_DECISION_APPLY) after.step++;
+    if (decision->kind == CAIRN_DECISION_WRITE) after.generation++;
     if (!same_version(decision->version_after, after) && !MUTANT(10))
         return "a decision's version does not follow this shard's";
     return NULL;
@@ -238,7 +239,7 @@ static void settle(struct cairn_step *step, const struct cairn_decision *decisio
         return;
     }
     remember(step, decision);
-    if (decision->kind == CAIRN_DECISION_APPLY) {
+    if (decision->kind != CAIRN_DECISION_SKIP) {
         step->phase = CAIRN_STEP_UPDATING;
         cairn_step_act(actions, CAIRN_STEP_UPDATE)->decision = &step->last;
         return;
@@ -251,7 +252,8 @@ static void settle(struct cairn_step *step, const struct cairn_decision *decisio
 static bool decides_ours(const struct cairn_step *step, const struct cairn_decision *decision)
 {
     return step->phase == CAIRN_STEP_REDUCED && decision->round == step->round &&
-           (decision->kind == CAIRN_DECISION_APPLY || decision->kind == CAIRN_DECISION_SKIP);
+           (decision->kind == CAIRN_DECISION_APPLY || decision->kind == CAIRN_DECISION_SKIP ||
+            decision->kind == CAIRN_DECISION_WRITE);
 }
 
 static void on_decide(struct cairn_step *step, const struct cairn_step_event *event,

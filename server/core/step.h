@@ -68,7 +68,7 @@ enum cairn_step_event_kind {
     CAIRN_STEP_FENCE,   /* epoch → ANSWER */
     CAIRN_STEP_RESOLVE, /* epoch, decision: the last outcome anyone knows */
     CAIRN_STEP_OPEN,    /* epoch, round, version, members sorted by rank → GRANT to each */
-    CAIRN_STEP_DECIDE,  /* epoch, decision of this round: APPLY or SKIP */
+    CAIRN_STEP_DECIDE,  /* epoch, decision of this round: APPLY, SKIP or WRITE */
     /* from workers, over the fabric; the connection has proved who `member` is */
     CAIRN_STEP_CHUNK, /* member, epoch, round, micro, chunk, request, tag: its header is here */
     CAIRN_STEP_MICRO_END, /* member, epoch, round, micro, sent, absent: chunks; their sum is chunk_count */
@@ -119,7 +119,7 @@ enum cairn_step_action_kind {
     CAIRN_STEP_FOLD,    /* chunk, slots[count] in this order, first: copy slots[0] → FOLDED */
     CAIRN_STEP_ZERO,    /* chunk: nobody contributed; its sum is +0. Done before the next REDUCE */
     CAIRN_STEP_REDUCE,  /* every chunk's sum is final: add up → SUMMED */
-    CAIRN_STEP_UPDATE,  /* decision, all scalars in the payload → UPDATED */
+    CAIRN_STEP_UPDATE,  /* decision: APPLY, all scalars in the payload; or WRITE → UPDATED */
     /* to the coordinator */
     CAIRN_STEP_REDUCED_REPORT,   /* epoch, round, sums */
     CAIRN_STEP_PUBLISHED_REPORT, /* epoch, round, version */

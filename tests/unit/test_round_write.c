@@ -1,0 +1,176 @@
+/* Writes at a step boundary, in the coordinator's round machine: one contributor, one new generation. */
+#include "tests/unit/round_driver.h"
+
+static void want_to_write(uint64_t member)
+{
+    GIVE(.kind = CAIRN_ROUND_WORKER_WRITE, .member = member);
+}
+
+static void published_at(uint32_t shard, uint64_t round, uint64_t generation, uint64_t step)
+{
+    GIVE(.kind = CAIRN_ROUND_PUBLISHED, .shard = shard, .epoch = cairn_round_epoch(core),
+         .round = round, .version = { generation, step });
+}
+
+/* Two workers, B of them with a write open. */
+static uint64_t start_write(void)
+{
+    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    start();
+    join(A, 0);
+    join(B, 1);
+    want_to_write(B);
+    resolve_all(&none, 0);
+    ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_OPEN);
+    return cairn_round_open_round(core);
+}
+
+START_TEST(a_write_is_of_the_writer_alone_and_the_others_wait)
+{
+    const uint64_t round = start_write();
+    const struct cairn_round_action *open = expect(CAIRN_ROUND_OPEN_SEND);
+    ck_assert(open->write);
+    ck_assert_uint_eq(open->member_count, 1);
+    ck_assert_uint_eq(open->members[0], B);
+    const struct cairn_round_action *opened = expect(CAIRN_ROUND_WORKER_OPENED);
+    ck_assert(opened->write && opened->member == B && opened->world == 1 && opened->rank == 0);
+    clear();
+    want(A);
+    want(B); // not this way
+    ck_assert_uint_eq(out.count, 0);
+    want_to_write(B); // lost the answer
+    ck_assert_uint_eq(expect(CAIRN_ROUND_WORKER_OPENED)->round, round);
+}
+END_TEST
+
+START_TEST(a_write_ends_with_the_next_generation_of_the_same_step)
+{
+    scale_from(64);
+    make(0, 0);
+    const uint64_t round = start_write();
+    want(A);
+    ask(B, round);
+    reduced(0, 3, 1, 1); // whatever the sums are
+    reduced(1, 3, 0, 1);
+    const struct cairn_decision *decision = expect(CAIRN_ROUND_DECIDE)->decision;
+    ck_assert_int_eq(decision->kind, CAIRN_DECISION_WRITE);
+    ck_assert_uint_eq(decision->version_after.generation, 2);
+    ck_assert_uint_eq(decision->version_after.step, 0);
+    ck_assert(payload_of(decision).loss_scale == 64);
+    published_at(0, round, 2, 0);
+    ck_assert_ptr_null(find(CAIRN_ROUND_WORKER_RESULT, 0));
+    published_at(1, round, 2, 0);
+    ck_assert_uint_eq(expect_result(B, CAIRN_OK)->version.generation, 2);
+    // A waited for a round: it opens now, of both, at the new version.
+    ck_assert_uint_eq(find(CAIRN_ROUND_OPEN_SEND, 1)->version.generation, 2);
+    ck_assert_uint_eq(find(CAIRN_ROUND_OPEN_SEND, 1)->member_count, 2);
+    ck_assert(!find(CAIRN_ROUND_OPEN_SEND, 1)->write);
+    ck_assert_uint_eq(cairn_round_counts_of(core).applied, 0);
+}
+END_TEST
+
+START_TEST(a_write_waits_for_the_open_round_and_goes_before_the_next)
+{
+    const uint64_t round = start_round(2);
+    want_to_write(B);
+    ck_assert_uint_eq(out.count, 0);
+    reduced(0, 1, 0, 1);
+    reduced(1, 1, 0, 1);
+    want(A);
+    published(0, round, 1);
+    published(1, round, 1);
+    ck_assert(expect(CAIRN_ROUND_OPEN_SEND)->write);
+    ck_assert_uint_eq(expect(CAIRN_ROUND_OPEN_SEND)->version.step, 1);
+}
+END_TEST
+
+static void check_void(uint64_t round)
+{
+    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    expect(CAIRN_ROUND_PERSIST);
+    clear();
+    resolve_all(&none, 0);
+    ck_assert_ptr_null(find(CAIRN_ROUND_DECIDE, 0));
+    ck_assert_uint_eq(cairn_round_version(core).generation, 1);
+    ck_assert_uint_ne(cairn_round_open_round(core), round);
+}
+
+START_TEST(a_writer_that_is_lost_has_written_nothing)
+{
+    const uint64_t round = start_write();
+    clear();
+    reduced(0, 0, 0, 1);
+    down(B);
+    check_void(round);
+    want(A);
+    ck_assert(!expect(CAIRN_ROUND_OPEN_SEND)->write);
+}
+END_TEST
+
+START_TEST(a_write_that_is_given_up_or_late_is_void)
+{
+    uint64_t round = start_write();
+    clear();
+    GIVE(.kind = CAIRN_ROUND_WORKER_UNWRITE, .member = A, .round = round); // not A's
+    GIVE(.kind = CAIRN_ROUND_WORKER_UNWRITE, .member = B, .round = round + 1);
+    ck_assert_uint_eq(out.count, 0);
+    GIVE(.kind = CAIRN_ROUND_WORKER_UNWRITE, .member = B, .round = round);
+    check_void(round);
+    expect_result(B, CAIRN_ERR_EPOCH_CHANGED);
+    make(0, 0);
+    round = start_write();
+    clear();
+    GIVE(.kind = CAIRN_ROUND_TICK, .now_ms = 1001);
+    ck_assert_int_eq(expect(CAIRN_ROUND_WORKER_FENCE)->status, CAIRN_ERR_TIMEOUT);
+    check_void(round);
+}
+END_TEST
+
+START_TEST(a_wish_that_is_withdrawn_opens_nothing)
+{
+    const uint64_t round = start_round(1);
+    want_to_write(A);
+    GIVE(.kind = CAIRN_ROUND_WORKER_UNWRITE, .member = A);
+    ck_assert_uint_eq(out.count, 0);
+    reduced(0, 1, 0, 1);
+    reduced(1, 1, 0, 1);
+    published(0, round, 1);
+    published(1, round, 1);
+    ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_STEADY);
+}
+END_TEST
+
+START_TEST(a_new_incarnation_gives_all_the_write_that_one_shard_has)
+{
+    make(9, 5000);
+    GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
+    shard_up(0);
+    shard_up(1);
+    persisted();
+    const struct cairn_decision before = known(CAIRN_DECISION_APPLY, 76, 40);
+    struct cairn_decision write = known(CAIRN_DECISION_WRITE, 77, 40);
+    write.version_after.generation = 2;
+    answer(0, &before, 77, 40);
+    GIVE(.kind = CAIRN_ROUND_ANSWER, .shard = 1, .epoch = cairn_round_epoch(core),
+         .phase = CAIRN_STEP_IDLE, .version = { 2, 40 }, .decision = &write);
+    ck_assert_int_eq(expect(CAIRN_ROUND_RESOLVE)->decision->kind, CAIRN_DECISION_WRITE);
+    published_at(0, 77, 2, 40);
+    published_at(1, 77, 2, 40);
+    ck_assert_uint_eq(cairn_round_version(core).generation, 2);
+    ck_assert_uint_eq(cairn_round_version(core).step, 40);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tcase = tcase_create("round_write");
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, a_write_is_of_the_writer_alone_and_the_others_wait);
+    tcase_add_test(tcase, a_write_ends_with_the_next_generation_of_the_same_step);
+    tcase_add_test(tcase, a_write_waits_for_the_open_round_and_goes_before_the_next);
+    tcase_add_test(tcase, a_writer_that_is_lost_has_written_nothing);
+    tcase_add_test(tcase, a_write_that_is_given_up_or_late_is_void);
+    tcase_add_test(tcase, a_wish_that_is_withdrawn_opens_nothing);
+    tcase_add_test(tcase, a_new_incarnation_gives_all_the_write_that_one_shard_has);
+    return run("round_write", tcase);
+}
