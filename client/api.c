@@ -268,6 +268,8 @@ static cairn_status put_inside(struct job *job, const char *tensor, const char *
     size_t index;
     if (job->role != CAIRN_WORKER)
         return cairn_client_fail(CAIRN_ERR_REFUSED, "a reader cannot put");
+    const uint64_t write = cairn_api_write_round(job);
+    if (write != 0) return cairn_api_write_put(job, write, tensor, plane, box, mem, op_out);
     cairn_status status = cairn_api_judge_data(job, tensor, mem, &index, NULL);
     if (status != CAIRN_OK) return status;
     if (plane == NULL || cairn_plane_number(plane) != CAIRN_PLANE_PARAM)

@@ -35,8 +35,8 @@ static bool take_round(struct job *job, const Cairn__RoundOpened *opened, struct
     return true;
 }
 
-static cairn_status round_begin_inside(struct job *job, uint64_t deadline_ms,
-                                       struct cairn_round *out)
+cairn_status cairn_api_round_begin(struct job *job, uint16_t type, uint64_t deadline_ms,
+                                   struct cairn_round *out)
 {
     pthread_mutex_lock(&job->session->lock);
     const bool initialized = job->initialized;
@@ -49,9 +49,11 @@ static cairn_status round_begin_inside(struct job *job, uint64_t deadline_ms,
     // A void round's buffers come back before the caller fills them again.
     cairn_status status = cairn_api_await_none(job, &job->pushes_open, "pushes", deadline_ms);
     for (bool taken = false; status == CAIRN_OK && !taken;) {
-        Cairn__RoundBegin message = CAIRN__ROUND_BEGIN__INIT;
+        Cairn__RoundBegin begin = CAIRN__ROUND_BEGIN__INIT;
+        Cairn__WriteBegin write = CAIRN__WRITE_BEGIN__INIT;
         ProtobufCMessage *reply;
-        status = cairn_control_ask(job->session, job, CAIRN_MSG_ROUND_BEGIN, &message.base,
+        status = cairn_control_ask(job->session, job, type,
+                                   type == CAIRN_MSG_WRITE_BEGIN ? &write.base : &begin.base,
                                    CAIRN_MSG_ROUND_OPENED, deadline_ms, &reply);
         if (status != CAIRN_OK) break;
         taken = take_round(job, (const Cairn__RoundOpened *)reply, out);
@@ -71,7 +73,12 @@ cairn_status cairn_round_begin(cairn_job *handle, int timeout_ms, struct cairn_r
             sizeof *out);
     if (status == CAIRN_OK && job->role != CAIRN_WORKER)
         status = cairn_client_fail(CAIRN_ERR_REFUSED, "a reader takes no part in rounds");
-    if (status == CAIRN_OK) status = round_begin_inside(job, cairn_api_deadline(timeout_ms), out);
+    if (status == CAIRN_OK && cairn_api_write_round(job) != 0)
+        status = cairn_client_fail(CAIRN_ERR_REFUSED,
+                                   "a write is open: no round opens before cairn_write_end");
+    if (status == CAIRN_OK)
+        status = cairn_api_round_begin(job, CAIRN_MSG_ROUND_BEGIN, cairn_api_deadline(timeout_ms),
+                                       out);
     cairn_handle_put(handle);
     return status;
 }
@@ -306,8 +313,8 @@ static cairn_status take_result(const Cairn__RoundResult *result, struct cairn_r
     return CAIRN_OK;
 }
 
-static cairn_status commit_inside(struct job *job, const struct cairn_round *round, uint64_t weight,
-                                  uint64_t deadline_ms, struct cairn_result *out)
+cairn_status cairn_api_commit(struct job *job, const struct cairn_round *round, uint64_t weight,
+                              uint64_t deadline_ms, struct cairn_result *out)
 {
     cairn_status status = commit_once(job, round, weight);
     if (status != CAIRN_OK) return status;
@@ -340,7 +347,7 @@ cairn_status cairn_commit(cairn_job *handle, const struct cairn_round *round, ui
                                    "(%zu, %zu), timeout_ms be 0 or more",
                                    sizeof *round, sizeof *out);
     if (status == CAIRN_OK)
-        status = commit_inside(job, round, weight, cairn_api_deadline(timeout_ms), out);
+        status = cairn_api_commit(job, round, weight, cairn_api_deadline(timeout_ms), out);
     cairn_handle_put(handle);
     return status;
 }

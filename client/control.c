@@ -284,6 +284,8 @@ static void send_ask(struct session *s, struct ask *ask)
     union {
         Cairn__RoundBegin begin;
         Cairn__RoundCommit commit;
+        Cairn__WriteBegin write;
+        Cairn__WriteCancel cancel;
         Cairn__InitDone init;
         Cairn__VersionWait version;
         Cairn__WhoIsAwaited awaited;
@@ -301,6 +303,8 @@ static void send_ask(struct session *s, struct ask *ask)
     switch (ask->type) {
         WITH_JOB(ROUND_BEGIN, begin, Cairn__RoundBegin);
         WITH_JOB(ROUND_COMMIT, commit, Cairn__RoundCommit);
+        WITH_JOB(WRITE_BEGIN, write, Cairn__WriteBegin);
+        WITH_JOB(WRITE_CANCEL, cancel, Cairn__WriteCancel);
         WITH_JOB(INIT_DONE, init, Cairn__InitDone);
         WITH_JOB(VERSION_WAIT, version, Cairn__VersionWait);
         WITH_JOB(WHO_IS_AWAITED, awaited, Cairn__WhoIsAwaited);

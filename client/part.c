@@ -61,6 +61,7 @@ struct part *cairn_part_new(struct job *job, const struct command *command, uint
         .bytes = command->ptr + first * elem_bytes,
         .byte_count = (end - first) * elem_bytes,
         .version = command->version,
+        .round = command->round,
     };
     cairn_op_part_begin(part->op);
     return part;
@@ -154,6 +155,7 @@ cairn_status cairn_part_send(struct part *part, struct cairn_chunk_header *heade
     header->tensor = part->place.tensor;
     header->first_leaf = part->place.first_leaf;
     header->leaf_count = (uint32_t)part->place.leaf_count;
+    if (part->kind == CAIRN_CHUNK_PUT) header->round = part->round; // of a write, else 0
     header->generation = part->version.generation;
     header->step = part->version.step;
     cairn_status status = cairn_link_send(&part->job->shards[part->shard], header,

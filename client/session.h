@@ -135,6 +135,7 @@ struct part {
     uint64_t checksum; /* of what a fetch is receiving */
     uint32_t damaged;  /* times that its bytes did not arrive as they were sent */
     struct cairn_version version;
+    uint64_t round; /* of a put in a write; else 0 */
 };
 
 struct shard_link {
@@ -197,6 +198,7 @@ struct job {
         filling_round; /* of the caller's pushes, and its micro-batch, to refuse nonsense early */
     uint32_t filling_micro;
     bool filling_any, committed;
+    struct cairn_round write;   /* that is open; round 0: none */
     struct declared *declared;  /* owned: the tiles that hold; NULL: whole tensors */
     struct declared *declaring; /* owned: of a call of cairn_tiles that waits for the others */
     bool *frozen;    /* [group_count] of a worker: takes no gradient in the round it has */

@@ -37,6 +37,8 @@
     X(24, TILES_SET, TilesSet, tiles_set)                           \
     X(25, JOB_AMEND, JobAmend, job_amend)                           \
     X(26, JOB_AMENDED, JobAmended, job_amended)                     \
+    X(28, WRITE_BEGIN, WriteBegin, write_begin)                     \
+    X(29, WRITE_CANCEL, WriteCancel, write_cancel)                  \
     X(30, JOB_CREATE, JobCreate, job_create)                        \
     X(31, JOB_SEAL, JobSeal, job_seal)                              \
     X(32, JOB_DROP, JobDrop, job_drop)                              \

@@ -137,7 +137,8 @@ struct cairn_cluster_member {
     uint32_t tiles_world;            /* of that TilesDeclare */
     struct cairn_paged tiles_pages;  /* owned; while tiles_arriving */
     bool tiles_arriving, tiles_declared;
-    uint32_t open_request, init_request, begin_request, commit_request, version_request;
+    uint32_t open_request, init_request, begin_request, commit_request, version_request,
+        write_request;
     uint64_t commit_round;
     struct cairn_version version_wanted;
     struct cairn_init_digest init_digest; /* of what it put */
@@ -362,6 +363,10 @@ bool cairn_cluster_tiles_waiting(const struct cairn_cluster_job *job, struct cai
 /* All declared ranks have said InitDone. */
 bool cairn_cluster_tiles_all_put(const struct cairn_cluster_job *job);
 void cairn_cluster_tiles_release(struct cairn_cluster_job *job);
+
+/* writes.c: writes at a step boundary. Answered by RoundOpened, later. */
+void cairn_cluster_member_write(struct cairn_cluster_member *member, uint32_t request);
+void cairn_cluster_member_unwrite(struct cairn_cluster_member *member, uint64_t round);
 
 /* openings.c: those on their way into a job. */
 /* Takes what JobOpen says; answers or waits. */

@@ -58,6 +58,22 @@ static void on_round_commit(struct cairn_cluster_session *session, uint32_t requ
     cairn_cluster_job_event(member->job, &commit);
 }
 
+static void on_write_begin(struct cairn_cluster_session *session, uint32_t request,
+                           const Cairn__WriteBegin *message)
+{
+    struct cairn_cluster_member *member = attached_worker(session, request, message->job);
+    if (member != NULL) cairn_cluster_member_write(member, request);
+}
+
+static void on_write_cancel(struct cairn_cluster_session *session, uint32_t request,
+                            const Cairn__WriteCancel *message)
+{
+    struct cairn_cluster_member *member = attached_worker(session, request, message->job);
+    if (member == NULL) return;
+    cairn_cluster_member_unwrite(member, message->round);
+    cairn_cluster_session_done(session, request);
+}
+
 static void on_version_wait(struct cairn_cluster_session *session, uint32_t request,
                             const Cairn__VersionWait *message)
 {
@@ -163,6 +179,12 @@ bool cairn_cluster_handle_worker(struct cairn_cluster_session *session,
         break;
     case CAIRN_MSG_ROUND_COMMIT:
         on_round_commit(session, request, (const Cairn__RoundCommit *)message);
+        break;
+    case CAIRN_MSG_WRITE_BEGIN:
+        on_write_begin(session, request, (const Cairn__WriteBegin *)message);
+        break;
+    case CAIRN_MSG_WRITE_CANCEL:
+        on_write_cancel(session, request, (const Cairn__WriteCancel *)message);
         break;
     case CAIRN_MSG_VERSION_WAIT:
         on_version_wait(session, request, (const Cairn__VersionWait *)message);

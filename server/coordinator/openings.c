@@ -62,6 +62,7 @@ static void take_over(struct cairn_cluster_member *member, struct cairn_cluster_
     if (same->session == member->session) {
         member->init_request = same->init_request;
         member->begin_request = same->begin_request;
+        member->write_request = same->write_request;
         member->commit_request = same->commit_request;
         member->commit_round = same->commit_round;
         member->version_request = same->version_request;

@@ -117,7 +117,8 @@ static cairn_status inherit(struct cairn_cluster_job *body, struct cairn_cluster
 {
     uint64_t newest = m->generation;
     if (old != NULL) {
-        if (old->generation > newest) newest = old->generation;
+        if (cairn_cluster_job_version(old).generation > newest)
+            newest = cairn_cluster_job_version(old).generation;
         if (old->generation_reserved > newest) newest = old->generation_reserved;
         body->id = old->id;
         body->epoch = old->epoch;

@@ -23,7 +23,7 @@ cairn_status cairn_cluster_decision_of_message(const Cairn__Decision *message,
                                                struct cairn_decision *out)
 {
     struct cairn_payload head;
-    if (message->kind > CAIRN_DECISION_ABANDON) return CAIRN_ERR_MALFORMED;
+    if (message->kind > CAIRN_DECISION_WRITE) return CAIRN_ERR_MALFORMED;
     if (message->payload.len > 0 &&
         cairn_payload_decode(message->payload.data, message->payload.len, &head) != CAIRN_OK) {
         return CAIRN_ERR_MALFORMED;
@@ -158,6 +158,7 @@ static void send_open(struct cairn_cluster_job *job, const struct cairn_round_ac
     open.step = action->version.step;
     open.members = (uint64_t *)(uintptr_t)action->members;
     open.n_members = action->member_count;
+    open.write = action->write;
     cairn_log_debug("job %s: round %" PRIu64 " of step %" PRIu64 " open for %" PRIu32 " workers",
                     job->spec.name, action->round, action->version.step, action->member_count);
     cairn_cluster_job_send_all(job, CAIRN_MSG_ROUND_OPEN, &open.base);
@@ -172,7 +173,9 @@ static void send_decide(struct cairn_cluster_job *job, const struct cairn_round_
     decide.epoch = action->epoch;
     decide.decision = &decision;
     cairn_log_debug("job %s: round %" PRIu64 " decided: %s", job->spec.name, decision.round,
-                    decision.kind == CAIRN_DECISION_APPLY ? "apply" : "skip");
+                    decision.kind == CAIRN_DECISION_APPLY   ? "apply"
+                    : decision.kind == CAIRN_DECISION_WRITE ? "write"
+                                                            : "skip");
     cairn_cluster_job_send_all(job, CAIRN_MSG_DECIDE, &decide.base);
 }
 
@@ -182,7 +185,9 @@ static void send_opened(struct cairn_cluster_job *job, const struct cairn_round_
 {
     struct cairn_cluster_member *member = cairn_cluster_job_member(job, action->member);
     uint32_t frozen[CAIRN_SPEC_GROUPS_MAX];
-    if (member == NULL || member->begin_request == 0) return; // it asks again after a reconnect
+    if (member == NULL) return;
+    uint32_t *request = action->write ? &member->write_request : &member->begin_request;
+    if (*request == 0) return; // it asks again after a reconnect
     Cairn__RoundOpened opened = CAIRN__ROUND_OPENED__INIT;
     opened.job = job->id;
     opened.epoch = action->epoch;
@@ -199,9 +204,8 @@ static void send_opened(struct cairn_cluster_job *job, const struct cairn_round_
         const bool *flags = cairn_round_terms_of(job->core)->frozen;
         if (flags[g]) frozen[opened.n_frozen++] = g;
     }
-    cairn_cluster_session_send(member->session, CAIRN_MSG_ROUND_OPENED, member->begin_request,
-                               &opened.base);
-    member->begin_request = 0;
+    cairn_cluster_session_send(member->session, CAIRN_MSG_ROUND_OPENED, *request, &opened.base);
+    *request = 0;
 }
 
 static void fill_result(const struct cairn_cluster_job *job,
@@ -225,7 +229,7 @@ static void fill_result(const struct cairn_cluster_job *job,
     }
     if (decision == NULL || decision->payload_bytes == 0) return;
     if (cairn_payload_decode(decision->payload, decision->payload_bytes, &head) != CAIRN_OK) return;
-    result->applied = decision->kind == CAIRN_DECISION_APPLY;
+    result->applied = decision->kind != CAIRN_DECISION_SKIP;
     result->finite = head.finite;
     result->grad_norm = head.grad_norm;
     result->clip_scale = head.clip_scale;

@@ -244,7 +244,7 @@ static bool read_decision(const Cairn__Decision *message, size_t payload_max,
 {
     *out = (struct cairn_decision) { .kind = CAIRN_DECISION_NONE };
     if (message == NULL) return true;
-    if (message->kind > CAIRN_DECISION_ABANDON || message->payload.len > payload_max) return false;
+    if (message->kind > CAIRN_DECISION_WRITE || message->payload.len > payload_max) return false;
     *out = (struct cairn_decision) {
         .kind = (enum cairn_decision_kind)message->kind,
         .round = message->round,
@@ -270,6 +270,7 @@ static void on_decision(struct cairn_shard_job *job, enum cairn_step_event_kind 
                                   .version = decision.version_after,
                                   .decision = &decision,
                               });
+    cairn_write_resolved(job, decision.round);
 }
 
 static void on_round_open(struct cairn_shard_job *job, const Cairn__RoundOpen *message)
@@ -279,6 +280,9 @@ static void on_round_open(struct cairn_shard_job *job, const Cairn__RoundOpen *m
             job, "a round was opened before the initial state is complete, or too large");
         return;
     }
+    cairn_write_close(job);
+    if (message->write && message->n_members == 1)
+        cairn_write_open(job, message->round, message->members[0]);
     cairn_shard_job_step(job, &(struct cairn_step_event) {
                                   .kind = CAIRN_STEP_OPEN,
                                   .epoch = message->epoch,

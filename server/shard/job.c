@@ -327,6 +327,7 @@ void cairn_shard_job_free(struct cairn_shard_job *job)
     cairn_pin_release(job);
     cairn_restore_release(job);
     cairn_origin_release(job);
+    cairn_write_close(job);
     cairn_fetch_release(job);
     cairn_members_release(job);
     cairn_tiles_free(job);

@@ -22,6 +22,7 @@ static cairn_status judge_put(const struct cairn_member *member,
     if (job->state == CAIRN_JOB_LOADING) {
         return cairn_fail(why, CAIRN_ERR_NOT_READY, "its state is being read or made");
     }
+    if (job->state == CAIRN_JOB_SERVING) return cairn_write_judge(member, header, out, why);
     if (job->state != CAIRN_JOB_INITIALIZING) {
         return cairn_fail(why, CAIRN_ERR_STALE, "its initial state is complete");
     }
@@ -60,11 +61,34 @@ static uint8_t *buffer_of(const struct cairn_shard_job *job, const struct cairn_
 /* The buffers are needed no more once the job serves and nothing lands in them. */
 static void close_buffers(struct cairn_shard_job *job)
 {
-    if (job->state == CAIRN_JOB_INITIALIZING) return;
+    if (job->state == CAIRN_JOB_INITIALIZING || job->write != NULL) return;
     for (uint32_t i = 0; i < job->put_max; i++) {
         if (job->puts[i].job != NULL) return;
     }
     cairn_arena_close(&job->putting);
+}
+
+cairn_status cairn_put_open_buffers(struct cairn_shard_job *job, struct cairn_sentence *why)
+{
+    if (job->putting.base != NULL) return CAIRN_OK; // counted since the job was made
+    return cairn_arena_open_scratch("puts", (uint64_t)job->put_max * job->slot_bytes, &job->putting,
+                                    why);
+}
+
+/* Into the state, or beside it. */
+static cairn_status keep(struct cairn_put *put, struct cairn_sentence *why)
+{
+    struct cairn_shard_job *job = put->job;
+    const uint8_t *bytes = buffer_of(job, put);
+    if (job->state == CAIRN_JOB_SERVING) return cairn_write_take(job, put, bytes, why);
+    if (put->piece.count == put->place.elem_count) {
+        memcpy((float *)job->param.base + put->place.local_elem, bytes,
+               (size_t)put->header.payload_bytes);
+        job->have[put->chunk] = 1;
+    } else {
+        cairn_tiles_put(job, put->chunk, &put->piece, &put->place, (const float *)bytes);
+    }
+    return CAIRN_OK;
 }
 
 /* The payload is whole: into the state, unless it is not wanted any more. */
@@ -73,8 +97,8 @@ static void take(struct cairn_put *put, struct cairn_member *member)
     struct cairn_shard_job *job = put->job;
     struct cairn_sentence why;
     const size_t bytes = (size_t)put->header.payload_bytes;
-    if (job->state != CAIRN_JOB_INITIALIZING) {
-        cairn_sentence_set(&why, "its initial state is complete");
+    if (job->state != CAIRN_JOB_INITIALIZING && !cairn_write_is(job, &put->header)) {
+        cairn_sentence_set(&why, "its initial state is complete, or the write is over");
         if (member != NULL) refuse(member, &put->header, CAIRN_ERR_STALE, &why);
         return;
     }
@@ -83,12 +107,10 @@ static void take(struct cairn_put *put, struct cairn_member *member)
         if (member != NULL) refuse(member, &put->header, CAIRN_ERR_CHECKSUM, &why);
         return;
     }
-    if (put->piece.count == put->place.elem_count) {
-        memcpy((float *)job->param.base + put->place.local_elem, buffer_of(job, put), bytes);
-        job->have[put->chunk] = 1;
-    } else {
-        cairn_tiles_put(job, put->chunk, &put->piece, &put->place,
-                        (const float *)buffer_of(job, put));
+    const cairn_status status = keep(put, &why);
+    if (status != CAIRN_OK) {
+        if (member != NULL) refuse(member, &put->header, status, &why);
+        return;
     }
     job->shard->stats.pushed_bytes += bytes;
     if (member == NULL) return;

@@ -182,11 +182,33 @@ static void publish_chunk(struct cairn_shard_job *job, struct cairn_published *p
     write_checksum(job, published, chunk, place);
 }
 
+/* Updates pass frozen tensors by; after a write the older copy has to take them over once. */
+static void refresh_frozen(struct cairn_shard_job *job, struct cairn_published *next,
+                           uint32_t chunk)
+{
+    if (job->parts[job->chunk_part[chunk]].trained) return;
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->map, chunk);
+    publish_chunk(job, next, chunk, &place);
+}
+
+static void run_write(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    (void)thread;
+    struct cairn_shard_job *job = job_of_pass(task);
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->map, item);
+    cairn_write_apply(job, item, &place);
+    publish_chunk(job, &job->published[1 - job->newest], item, &place);
+}
+
 static void run_update(struct cairn_task *task, uint32_t item, uint32_t thread)
 {
     (void)thread;
     struct cairn_shard_job *job = job_of_pass(task);
     struct cairn_published *next = &job->published[1 - job->newest];
+    if (item >= job->grad_chunk_count) {
+        refresh_frozen(job, next, item - job->grad_chunk_count);
+        return;
+    }
     const uint32_t chunk = job->grad_chunks[item];
     const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->map, chunk);
     const struct cairn_part *part = &job->parts[job->chunk_part[chunk]];
@@ -214,7 +236,13 @@ static void update_done(struct cairn_task *task)
     job->newest = 1 - job->newest;
     job->published[job->newest].version = job->version_next;
     job->published[job->newest].readable = true;
+    job->published[job->newest].stale = false;
     job->updating = false;
+    if (job->update_writes) {
+        job->published[1 - job->newest].stale = true;
+        job->update_writes = false;
+        cairn_write_close(job);
+    }
     cairn_log_debug("job %s: published %llu.%llu", job->spec.name,
                     (unsigned long long)job->version_next.generation,
                     (unsigned long long)job->version_next.step);
@@ -228,13 +256,19 @@ static void begin_update(struct cairn_shard_job *job)
 {
     job->update_waits = false;
     // The version before the one that is read now is gone from here on.
-    job->published[1 - job->newest].readable = false;
-    submit_pass(job, job->grad_chunk_count, run_update, update_done);
+    struct cairn_published *next = &job->published[1 - job->newest];
+    const uint32_t all = (uint32_t)job->map.chunk_count;
+    next->readable = false;
+    if (job->update_writes)
+        submit_pass(job, all, run_write, update_done);
+    else
+        submit_pass(job, job->grad_chunk_count + (next->stale ? all : 0), run_update, update_done);
 }
 
 void cairn_round_update(struct cairn_shard_job *job, const struct cairn_decision *decision)
 {
-    const char *why = read_scalars(job, decision);
+    job->update_writes = decision->kind == CAIRN_DECISION_WRITE;
+    const char *why = job->update_writes ? NULL : read_scalars(job, decision);
     if (why != NULL) {
         cairn_shard_job_fault(job, why);
         return;

@@ -127,6 +127,7 @@ struct cairn_published {
     uint64_t *checksums;     /* owned: [map.chunk_count] of each chunk's wire copy */
     struct cairn_version version;
     bool readable; /* false before it is first written, and while it is being written */
+    bool stale;    /* its frozen tensors are those before a write */
 };
 
 /* A contribution's place in the landing arena; the core names it by its index. */
@@ -251,6 +252,8 @@ struct cairn_shard_job {
     struct cairn_task pass;               /* REDUCE, UPDATE or the first publish: one at a time */
     bool updating;                        /* the UPDATE was decided and is not published yet */
     bool update_waits;                    /* for the copies of pins */
+    bool update_writes;                   /* the UPDATE is a write's */
+    struct cairn_write *write;            /* owned; NULL: none is open */
     bool stepping, settling;              /* the core's actions are being done: do not call it */
     struct cairn_fabric_message *waiting; /* of the CHUNK that the core is being told; or NULL */
     struct cairn_chunk_header waiting_header;
@@ -483,6 +486,9 @@ CAIRN_MUST_CHECK cairn_status cairn_put_whole(const struct cairn_shard_job *job,
                                               struct cairn_sentence *why);
 /* It serves: gives the buffers of puts back. */
 void cairn_put_end(struct cairn_shard_job *job);
+/* A write is open: they are needed again. CAIRN_ERR_NO_MEMORY. */
+CAIRN_MUST_CHECK cairn_status cairn_put_open_buffers(struct cairn_shard_job *job,
+                                                     struct cairn_sentence *why);
 /* Takes or drops the message. */
 void cairn_fetch_on_message(struct cairn_member *member, const struct cairn_chunk_header *header,
                             struct cairn_fabric_message *message);
@@ -498,6 +504,26 @@ CAIRN_MUST_CHECK cairn_status cairn_origin_begin(struct cairn_shard_job *job,
                                                  struct cairn_sentence *why);
 void cairn_origin_cancel(struct cairn_shard_job *job);
 void cairn_origin_release(struct cairn_shard_job *job);
+
+/* ---- write.c: writes at a step boundary ---- */
+/* The round is a write of that member; what another write left is forgotten. */
+void cairn_write_open(struct cairn_shard_job *job, uint64_t round, uint64_t member);
+void cairn_write_close(struct cairn_shard_job *job);
+/* A PUT of a job that serves, judged without side effects; chunk, place and piece of *out are set. */
+CAIRN_MUST_CHECK cairn_status cairn_write_judge(const struct cairn_member *member,
+                                                const struct cairn_chunk_header *header,
+                                                struct cairn_put *out, struct cairn_sentence *why);
+/* It is of the write that is open. */
+bool cairn_write_is(const struct cairn_shard_job *job, const struct cairn_chunk_header *header);
+/* Keeps a chunk beside the state. CAIRN_ERR_NO_MEMORY. */
+CAIRN_MUST_CHECK cairn_status cairn_write_take(struct cairn_shard_job *job,
+                                               const struct cairn_put *put, const uint8_t *bytes,
+                                               struct cairn_sentence *why);
+/* Compute thread: what was kept of the chunk goes into the state. */
+void cairn_write_apply(const struct cairn_shard_job *job, uint64_t chunk,
+                       const struct cairn_chunk_place *place);
+/* The outcome of that round was told: a write of another one is void. */
+void cairn_write_resolved(struct cairn_shard_job *job, uint64_t round);
 
 /* ---- pin.c, restore.c ---- */
 void cairn_pin_begin(struct cairn_shard_job *job, const Cairn__Pin *message);

@@ -230,6 +230,23 @@ NOTHING(cairn_commit)
 {
     return cairn_commit(a->job, NULL, 0, NULL, 0, SHORT_MS, NULL);
 }
+GIVEN(cairn_write_begin)
+{
+    return cairn_write_begin(a->job, SHORT_MS);
+}
+NOTHING(cairn_write_begin)
+{
+    return cairn_write_begin(a->job, -1);
+}
+GIVEN(cairn_write_end)
+{
+    struct cairn_version version;
+    return cairn_write_end(a->job, SHORT_MS, &version);
+}
+NOTHING(cairn_write_end)
+{
+    return cairn_write_end(a->job, SHORT_MS, NULL);
+}
 GIVEN(cairn_fetch)
 {
     const struct cairn_mem mem = toy_mem(a->own, CAIRN_F32);
@@ -347,6 +364,8 @@ static const struct call {
     CALL(cairn_push, OF_JOB),
     CALL(cairn_micro_end, OF_JOB),
     CALL(cairn_commit, OF_JOB),
+    CALL(cairn_write_begin, OF_JOB),
+    CALL(cairn_write_end, OF_JOB),
     CALL(cairn_fetch, OF_JOB),
     CALL(cairn_version_wait, OF_JOB),
     CALL(cairn_snapshot, OF_JOB),

@@ -1,0 +1,167 @@
+/* Writing planes at a step boundary: a round of this worker alone, with puts instead of gradients. */
+#include <stdlib.h>
+
+#include "client/api.h"
+#include "client/handle.h"
+
+#define CANCEL_MS 1000
+
+static struct cairn_round open_write(struct job *job)
+{
+    pthread_mutex_lock(&job->session->lock);
+    const struct cairn_round round = job->write;
+    pthread_mutex_unlock(&job->session->lock);
+    return round;
+}
+
+static void set_write(struct job *job, struct cairn_round round)
+{
+    pthread_mutex_lock(&job->session->lock);
+    job->write = round;
+    pthread_mutex_unlock(&job->session->lock);
+}
+
+uint64_t cairn_api_write_round(struct job *job)
+{
+    return open_write(job).round;
+}
+
+/* The write is void, or the wish for one (round 0) is withdrawn; keeps this thread's sentence. */
+static void cancel(struct job *job, uint64_t round)
+{
+    struct cairn_sentence said;
+    Cairn__WriteCancel message = CAIRN__WRITE_CANCEL__INIT;
+    ProtobufCMessage *reply;
+    cairn_sentence_set(&said, "%s", cairn_error());
+    message.round = round;
+    // Unanswered, it is void all the same: nobody commits it.
+    if (cairn_control_ask(job->session, job, CAIRN_MSG_WRITE_CANCEL, &message.base, CAIRN_MSG_DONE,
+                          cairn_api_deadline(CANCEL_MS), &reply) == CAIRN_OK)
+        cairn_message_free(reply);
+    cairn_client_fail(CAIRN_OK, "%s", said.text);
+}
+
+/* ---- begin ---- */
+
+static cairn_status judge_begin(struct job *job)
+{
+    if (job->role != CAIRN_WORKER)
+        return cairn_client_fail(CAIRN_ERR_REFUSED, "a reader cannot write");
+    pthread_mutex_lock(&job->session->lock);
+    const bool writing = job->write.round != 0;
+    const bool open = job->filling_round > job->void_round && !job->committed;
+    pthread_mutex_unlock(&job->session->lock);
+    if (writing)
+        return cairn_client_fail(CAIRN_ERR_EXISTS, "a write is open: end it with cairn_write_end");
+    if (open)
+        return cairn_client_fail(CAIRN_ERR_REFUSED,
+                                 "this worker has a round open: commit it, then write");
+    return CAIRN_OK;
+}
+
+static cairn_status begin_inside(struct job *job, uint64_t deadline_ms)
+{
+    struct cairn_round round = { .struct_size = sizeof round };
+    cairn_status status = judge_begin(job);
+    if (status != CAIRN_OK) return status;
+    status = cairn_api_round_begin(job, CAIRN_MSG_WRITE_BEGIN, deadline_ms, &round);
+    if (status == CAIRN_ERR_TIMEOUT) cancel(job, 0);
+    if (status != CAIRN_OK) return status;
+    pthread_mutex_lock(&job->session->lock);
+    job->write = round;
+    job->puts_status = CAIRN_OK;
+    pthread_mutex_unlock(&job->session->lock);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_write_begin(cairn_job *handle, int timeout_ms)
+{
+    struct job *job = cairn_api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = cairn_api_check(job);
+    if (status == CAIRN_OK && timeout_ms < 0)
+        status = cairn_client_fail(CAIRN_ERR_INVALID, "timeout_ms is negative");
+    if (status == CAIRN_OK) status = begin_inside(job, cairn_api_deadline(timeout_ms));
+    cairn_handle_put(handle);
+    return status;
+}
+
+/* ---- put ---- */
+
+cairn_status cairn_api_write_put(struct job *job, uint64_t round, const char *tensor,
+                                 const char *plane, const struct cairn_box *box,
+                                 const struct cairn_mem *mem, cairn_op **op_out)
+{
+    size_t index;
+    cairn_status status = cairn_api_judge_data(job, tensor, mem, &index, NULL);
+    if (status != CAIRN_OK) return status;
+    const int number = plane != NULL ? cairn_plane_number(plane) : 0;
+    if (number != CAIRN_PLANE_PARAM && number != CAIRN_PLANE_EXP_AVG &&
+        number != CAIRN_PLANE_EXP_AVG_SQ)
+        return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
+                                 "tensor %s: \"param\", \"exp_avg\" and \"exp_avg_sq\" are written",
+                                 tensor);
+    if (mem->dtype != CAIRN_F32) return cairn_api_refuse_dtype(tensor, mem, "CAIRN_F32");
+    struct command pattern = { .tensor = (uint32_t)index,
+                               .plane = (uint8_t)number,
+                               .dtype = CAIRN_F32,
+                               .ptr = mem->ptr,
+                               .round = round };
+    status = cairn_api_judge_box(job, index, box, mem, &pattern.piece);
+    if (status != CAIRN_OK) return status;
+    if (!pattern.piece.whole)
+        return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
+                                 "tensor %s: a tensor is written whole; give NULL for the box",
+                                 tensor);
+    return cairn_api_begin(job, CAIRN_CHUNK_PUT, cairn_transfer_run, &pattern, op_out);
+}
+
+/* ---- end ---- */
+
+/* The first put that failed since the write began. */
+static cairn_status judge_puts(struct job *job)
+{
+    pthread_mutex_lock(&job->session->lock);
+    const cairn_status status = job->puts_status;
+    const struct cairn_sentence why = job->puts_why;
+    pthread_mutex_unlock(&job->session->lock);
+    if (status == CAIRN_OK) return CAIRN_OK;
+    return cairn_client_fail(status, "nothing was written, because a put failed: %s", why.text);
+}
+
+static cairn_status end_inside(struct job *job, uint64_t deadline_ms, struct cairn_version *out)
+{
+    const struct cairn_round round = open_write(job);
+    struct cairn_result result = { .struct_size = sizeof result };
+    if (round.round == 0)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "no write is open: begin one with cairn_write_begin");
+    cairn_status status = cairn_api_await_none(job, &job->puts_open, "puts", deadline_ms);
+    if (status != CAIRN_OK) return status;
+    status = judge_puts(job);
+    if (status != CAIRN_OK) {
+        set_write(job, (struct cairn_round) { .round = 0 });
+        cancel(job, round.round);
+        return status;
+    }
+    status = cairn_api_commit(job, &round, 1, deadline_ms, &result);
+    if (status == CAIRN_ERR_TIMEOUT) return status; // called again, it goes on
+    set_write(job, (struct cairn_round) { .round = 0 });
+    if (status == CAIRN_OK) *out = result.version;
+    if (status != CAIRN_ERR_EPOCH_CHANGED) return status;
+    struct cairn_sentence why;
+    cairn_sentence_set(&why, "%s", cairn_error());
+    return cairn_client_fail(status, "nothing was written, begin again: %s", why.text);
+}
+
+cairn_status cairn_write_end(cairn_job *handle, int timeout_ms, struct cairn_version *out)
+{
+    struct job *job = cairn_api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = cairn_api_check(job);
+    if (status == CAIRN_OK && (out == NULL || timeout_ms < 0))
+        status = cairn_client_fail(CAIRN_ERR_INVALID, "out must be given, timeout_ms be 0 or more");
+    if (status == CAIRN_OK) status = end_inside(job, cairn_api_deadline(timeout_ms), out);
+    cairn_handle_put(handle);
+    return status;
+}

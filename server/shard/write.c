@@ -1,0 +1,141 @@
+/* Writes at a step boundary: in a round of its own a worker puts whole chunks of planes. They are kept beside
+ * the state, each in memory of its own, and take effect together by the decision WRITE; a write that ends
+ * otherwise is forgotten. What readers have is never touched: the new values go with the next version. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/shard/shard.h"
+
+enum { PLANES = 3 };
+
+struct cairn_write {
+    uint64_t round, member;
+    uint64_t budget_bytes;
+    float **staged[PLANES]; /* owned: [map.chunk_count] each; NULL: as it was */
+};
+
+static int plane_index(uint8_t plane)
+{
+    return plane == CAIRN_PLANE_PARAM        ? 0
+           : plane == CAIRN_PLANE_EXP_AVG    ? 1
+           : plane == CAIRN_PLANE_EXP_AVG_SQ ? 2
+                                             : -1;
+}
+
+void cairn_write_close(struct cairn_shard_job *job)
+{
+    struct cairn_write *write = job->write;
+    if (write == NULL) return;
+    job->write = NULL;
+    for (int p = 0; p < PLANES; p++) {
+        for (uint64_t c = 0; write->staged[p] != NULL && c < job->map.chunk_count; c++)
+            free(write->staged[p][c]);
+        free(write->staged[p]);
+    }
+    cairn_budget_give(&job->shard->budget, write->budget_bytes);
+    free(write);
+    cairn_put_end(job);
+}
+
+void cairn_write_open(struct cairn_shard_job *job, uint64_t round, uint64_t member)
+{
+    struct cairn_sentence why;
+    const size_t count = (size_t)job->map.chunk_count + 1;
+    const uint64_t bytes = sizeof(struct cairn_write) + PLANES * count * sizeof(float *);
+    cairn_write_close(job);
+    cairn_status status = cairn_put_open_buffers(job, &why);
+    if (status == CAIRN_OK) status = cairn_budget_take(&job->shard->budget, bytes, "a write", &why);
+    if (status != CAIRN_OK) {
+        cairn_log_warn("job %s: no write here: %s", job->spec.name, why.text);
+        return; // its puts are refused, and so it is given up
+    }
+    struct cairn_write *write = calloc(1, sizeof *write);
+    if (write == NULL) {
+        cairn_budget_give(&job->shard->budget, bytes);
+        return;
+    }
+    *write = (struct cairn_write) { .round = round, .member = member, .budget_bytes = bytes };
+    for (int p = 0; p < PLANES; p++) write->staged[p] = calloc(count, sizeof(float *));
+    job->write = write;
+    if (write->staged[0] == NULL || write->staged[1] == NULL || write->staged[2] == NULL)
+        cairn_write_close(job);
+}
+
+cairn_status cairn_write_judge(const struct cairn_member *member,
+                               const struct cairn_chunk_header *header, struct cairn_put *out,
+                               struct cairn_sentence *why)
+{
+    const struct cairn_shard_job *job = member->job;
+    const bool open = cairn_write_is(job, header) &&
+                      cairn_step_phase_of(job->step) == CAIRN_STEP_COLLECTING;
+    if (!open) return cairn_fail(why, CAIRN_ERR_STALE, "no write of this round is open");
+    if (plane_index(header->plane) < 0 || header->dtype != CAIRN_F32) {
+        return cairn_fail(why, CAIRN_ERR_MALFORMED,
+                          "plane %u in %s: param and moments are written, in f32", header->plane,
+                          cairn_dtype_name(header->dtype));
+    }
+    cairn_status status = cairn_shard_map_chunk_number(
+        &job->map, header->tensor, header->first_leaf, header->leaf_count, &out->chunk);
+    if (status != CAIRN_OK) {
+        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u, leaves %llu + %u: not a chunk here",
+                          header->tensor, (unsigned long long)header->first_leaf,
+                          header->leaf_count);
+    }
+    const uint32_t kept = 1u << CAIRN_PLANE_PARAM | job->parts[job->chunk_part[out->chunk]].planes;
+    if ((kept & 1u << header->plane) == 0) {
+        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "tensor %s keeps no %s",
+                          job->spec.tensors[header->tensor].name, cairn_plane_name(header->plane));
+    }
+    out->place = cairn_shard_map_chunk(&job->map, out->chunk);
+    out->piece = (struct cairn_piece) { .count = out->place.elem_count };
+    if (header->payload_bytes != out->place.elem_count * sizeof(float)) {
+        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u: a payload of %llu bytes, not %llu",
+                          header->tensor, (unsigned long long)header->payload_bytes,
+                          (unsigned long long)(out->place.elem_count * sizeof(float)));
+    }
+    return CAIRN_OK;
+}
+
+bool cairn_write_is(const struct cairn_shard_job *job, const struct cairn_chunk_header *header)
+{
+    return job->write != NULL && job->write->round == header->round &&
+           job->write->member == header->member;
+}
+
+cairn_status cairn_write_take(struct cairn_shard_job *job, const struct cairn_put *put,
+                              const uint8_t *bytes, struct cairn_sentence *why)
+{
+    struct cairn_write *write = job->write;
+    float **staged = &write->staged[plane_index(put->header.plane)][put->chunk];
+    const size_t byte_count = (size_t)put->place.elem_count * sizeof(float);
+    if (*staged == NULL) {
+        cairn_status status = cairn_budget_take(&job->shard->budget, byte_count, "a write", why);
+        if (status != CAIRN_OK) return status;
+        *staged = malloc(byte_count + 1);
+        if (*staged == NULL) {
+            cairn_budget_give(&job->shard->budget, byte_count);
+            return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a write");
+        }
+        write->budget_bytes += byte_count;
+    }
+    memcpy(*staged, bytes, byte_count);
+    return CAIRN_OK;
+}
+
+void cairn_write_apply(const struct cairn_shard_job *job, uint64_t chunk,
+                       const struct cairn_chunk_place *place)
+{
+    const struct cairn_arena *const arenas[PLANES] = { &job->param, &job->exp_avg,
+                                                       &job->exp_avg_sq };
+    for (int p = 0; job->write != NULL && p < PLANES; p++) {
+        const float *staged = job->write->staged[p][chunk];
+        if (staged != NULL)
+            memcpy((float *)arenas[p]->base + place->local_elem, staged,
+                   (size_t)place->elem_count * sizeof *staged);
+    }
+}
+
+void cairn_write_resolved(struct cairn_shard_job *job, uint64_t round)
+{
+    if (job->write != NULL && !job->updating && round != job->write->round) cairn_write_close(job);
+}

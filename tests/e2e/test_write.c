@@ -1,0 +1,262 @@
+/* Writes at a step boundary over real daemons: one new version on all shards, or nothing. */
+#include <check.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cairn.h>
+
+#include "proto/wire/tensor.h"
+#include "tests/support/cluster.h"
+
+enum { TENSORS = 3, WAIT_MS = 20000, ELEMS_MAX = 129 * 257 };
+
+static const struct tensor {
+    const char *name;
+    cairn_kind kind;
+    cairn_dtype wire;
+    uint64_t rows, columns;
+} model[TENSORS] = { { "bias", CAIRN_TRAINED, CAIRN_F32, 1, 5000 },
+                     { "fixed", CAIRN_FROZEN, CAIRN_F32, 97, 61 },
+                     { "weight", CAIRN_TRAINED, CAIRN_F32, 129, 257 } };
+
+static struct cluster_said said;
+
+static size_t elems_of(int t)
+{
+    return (size_t)(model[t].rows * model[t].columns);
+}
+
+static cairn_job *open_job(const struct cluster *cluster, uint32_t rank, uint32_t workers,
+                           cairn **session_out)
+{
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
+    const struct cairn_group adamw = CAIRN_GROUP_INIT;
+    struct cairn_tensor tensors[TENSORS];
+    cairn_job *job;
+    for (int t = 0; t < TENSORS; t++) {
+        tensors[t] = (struct cairn_tensor) { .struct_size = sizeof tensors[t],
+                                             .name = model[t].name,
+                                             .kind = model[t].kind,
+                                             .wire = model[t].wire,
+                                             .rank = 2,
+                                             .shape = { model[t].rows, model[t].columns },
+                                             .init = { CAIRN_INIT_CONSTANT, t + 1, 0, 0 } };
+    }
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = tensors,
+                                         .tensor_count = TENSORS,
+                                         .groups = &adamw,
+                                         .group_count = 1,
+                                         .rank = rank,
+                                         .workers_min = workers };
+    ck_assert_msg(cairn_open(&opts, session_out) == CAIRN_OK, "%s", cairn_error());
+    ck_assert_msg(cairn_job_open(*session_out, "w", &spec, CAIRN_WORKER, WAIT_MS, &job) == CAIRN_OK,
+                  "%s", cairn_error());
+    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    return job;
+}
+
+static cairn_status put(cairn_job *job, int t, const char *plane, float value)
+{
+    static float values[ELEMS_MAX];
+    const struct cairn_mem mem = { sizeof mem, values, CAIRN_F32 };
+    cairn_op *op;
+    for (size_t i = 0; i < elems_of(t); i++) values[i] = value + (float)(i % 7);
+    cairn_status status = cairn_put(job, model[t].name, plane, NULL, &mem, &op);
+    return status == CAIRN_OK ? cairn_wait(op, WAIT_MS) : status;
+}
+
+/* Every element of the plane is value + i % 7 * step at that version. */
+static void check_values(cairn_job *job, struct cairn_version version, int t, const char *plane,
+                         float value, float step)
+{
+    static float values[ELEMS_MAX];
+    const struct cairn_mem mem = { sizeof mem, values, CAIRN_F32 };
+    cairn_op *op;
+    ck_assert_msg(cairn_fetch(job, version, model[t].name, plane, NULL, &mem, &op) == CAIRN_OK,
+                  "%s", cairn_error());
+    ck_assert_msg(cairn_wait(op, WAIT_MS) == CAIRN_OK, "%s: %s", plane, cairn_error());
+    for (size_t i = 0; i < elems_of(t); i++)
+        ck_assert_msg(values[i] == value + (float)(i % 7) * step, "%s %s [%zu] is %g",
+                      model[t].name, plane, i, (double)values[i]);
+}
+
+/* One update with gradients of zero: with fresh moments and no decay nothing moves. */
+static struct cairn_version train_a_step(cairn_job *job)
+{
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_result result = { .struct_size = sizeof result };
+    ck_assert_msg(cairn_round_begin(job, WAIT_MS, &round) == CAIRN_OK, "%s", cairn_error());
+    ck_assert_msg(cairn_commit(job, &round, 1, NULL, 0, WAIT_MS, &result) == CAIRN_OK, "%s",
+                  cairn_error());
+    ck_assert(result.applied);
+    return result.version;
+}
+
+START_TEST(a_write_is_one_new_version_and_the_old_one_stays_readable)
+{
+    struct cluster cluster;
+    struct cairn_version version = { 0, 0 };
+    cairn *session;
+    cluster_start(&cluster, 3, NULL);
+    cairn_job *job = open_job(&cluster, 0, 1, &session);
+    ck_assert_uint_eq(train_a_step(job).step, 1);
+    ck_assert_msg(cairn_write_begin(job, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    ck_assert_int_eq(put(job, 0, "param", 50), CAIRN_OK);
+    ck_assert_int_eq(put(job, 1, "param", 70), CAIRN_OK);
+    ck_assert_int_eq(put(job, 2, "exp_avg_sq", 4), CAIRN_OK);
+    check_values(job, (struct cairn_version) { 1, 1 }, 0, "param", 1, 0); // not before the end
+    ck_assert_msg(cairn_write_end(job, WAIT_MS, &version) == CAIRN_OK, "%s", cairn_error());
+    ck_assert_uint_eq(version.generation, 2);
+    ck_assert_uint_eq(version.step, 1);
+    check_values(job, version, 0, "wire", 50, 1);
+    check_values(job, version, 1, "wire", 70, 1);
+    check_values(job, version, 2, "wire", 3, 0);
+    check_values(job, version, 2, "exp_avg_sq", 4, 1);
+    check_values(job, (struct cairn_version) { 1, 1 }, 0, "wire", 1, 0);
+    check_values(job, (struct cairn_version) { 1, 1 }, 1, "wire", 2, 0);
+    for (int i = 0; i < 3; i++) { // both published copies have the frozen tensor's new values
+        version = train_a_step(job);
+        check_values(job, version, 1, "wire", 70, 1);
+        check_values(job, version, 0, "wire", 50, 1);
+    }
+    ck_assert_uint_eq(version.generation, 2);
+    ck_assert_uint_eq(version.step, 4);
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+START_TEST(a_wrong_write_changes_nothing)
+{
+    struct cluster cluster;
+    struct cairn_version version = { 0, 0 };
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_result result = { .struct_size = sizeof result };
+    cairn *session;
+    cluster_start(&cluster, 2, NULL);
+    cairn_job *job = open_job(&cluster, 0, 1, &session);
+    ck_assert_int_eq(cairn_write_end(job, 0, &version), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_round_begin(job, WAIT_MS, &round), CAIRN_OK);
+    ck_assert_int_eq(cairn_write_begin(job, WAIT_MS), CAIRN_ERR_REFUSED);
+    ck_assert_int_eq(cairn_commit(job, &round, 1, NULL, 0, WAIT_MS, &result), CAIRN_OK);
+    ck_assert_int_eq(cairn_write_begin(job, WAIT_MS), CAIRN_OK);
+    ck_assert_int_eq(cairn_write_begin(job, WAIT_MS), CAIRN_ERR_EXISTS);
+    ck_assert_int_eq(cairn_round_begin(job, WAIT_MS, &round), CAIRN_ERR_REFUSED);
+    ck_assert_int_eq(put(job, 0, "wire", 50), CAIRN_ERR_UNSUPPORTED);
+    ck_assert_int_eq(put(job, 0, "param", 50), CAIRN_OK);
+    ck_assert_int_eq(put(job, 1, "exp_avg", 50), CAIRN_ERR_NOT_FOUND); // a frozen tensor has none
+    ck_assert_int_eq(cairn_write_end(job, WAIT_MS, &version), CAIRN_ERR_NOT_FOUND);
+    ck_assert_ptr_nonnull(strstr(cairn_error(), "nothing was written"));
+    version = train_a_step(job);
+    ck_assert_uint_eq(version.generation, 1);
+    check_values(job, version, 0, "param", 1, 0);
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+static void *train_once(void *job)
+{
+    train_a_step(job);
+    return NULL;
+}
+
+START_TEST(a_writer_that_dies_has_written_nothing_and_training_goes_on)
+{
+    struct cluster cluster;
+    cairn *writer, *trainer;
+    pthread_t thread;
+    cluster_start(&cluster, 2, NULL);
+    cairn_job *writes = open_job(&cluster, 1, 1, &writer);
+    cairn_job *trains = open_job(&cluster, 0, 1, &trainer);
+    ck_assert_int_eq(cairn_write_begin(writes, WAIT_MS), CAIRN_OK);
+    ck_assert_int_eq(put(writes, 0, "param", 50), CAIRN_OK);
+    ck_assert_int_eq(cairn_write_begin(trains, 100), CAIRN_ERR_TIMEOUT);
+    pthread_create(&thread, NULL, train_once, trains); // waits for the write
+    cairn_close(writer);
+    pthread_join(thread, NULL);
+    const struct cairn_version version = train_a_step(trains);
+    ck_assert_uint_eq(version.generation, 1);
+    ck_assert_uint_eq(version.step, 2);
+    check_values(trains, version, 0, "param", 1, 0);
+    cairn_close(trainer);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+START_TEST(a_coordinator_that_dies_in_a_write_voids_it_and_one_after_it_finds_it)
+{
+    struct cluster cluster;
+    struct cairn_version version = { 0, 0 };
+    cairn *session;
+    cluster_start(&cluster, 2, NULL);
+    cairn_job *job = open_job(&cluster, 0, 1, &session);
+    ck_assert_int_eq(cairn_write_begin(job, WAIT_MS), CAIRN_OK);
+    ck_assert_int_eq(put(job, 0, "param", 50), CAIRN_OK);
+    cluster_kill_coordinator(&cluster);
+    cluster_restart_coordinator(&cluster);
+    ck_assert_int_eq(cairn_write_end(job, WAIT_MS, &version), CAIRN_ERR_EPOCH_CHANGED);
+    ck_assert_int_eq(cairn_write_begin(job, WAIT_MS), CAIRN_OK);
+    ck_assert_int_eq(put(job, 2, "param", 60), CAIRN_OK);
+    ck_assert_msg(cairn_write_end(job, WAIT_MS, &version) == CAIRN_OK, "%s", cairn_error());
+    ck_assert_uint_eq(version.generation, 2);
+    cluster_kill_coordinator(&cluster);
+    cluster_restart_coordinator(&cluster);
+    version = train_a_step(job);
+    ck_assert_uint_eq(version.generation, 2);
+    ck_assert_uint_eq(version.step, 1);
+    check_values(job, version, 0, "param", 1, 0);
+    check_values(job, version, 2, "param", 60, 1);
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+START_TEST(a_snapshot_of_a_write_is_restored_into_a_newer_generation)
+{
+    struct cluster cluster;
+    struct cairn_version version = { 0, 0 };
+    char id[64];
+    cairn *session;
+    cluster_start(&cluster, 2, NULL);
+    cairn_job *job = open_job(&cluster, 0, 1, &session);
+    ck_assert_int_eq(cairn_write_begin(job, WAIT_MS), CAIRN_OK);
+    ck_assert_int_eq(put(job, 1, "param", 50), CAIRN_OK);
+    ck_assert_int_eq(cairn_write_end(job, WAIT_MS, &version), CAIRN_OK);
+    ck_assert_int_eq(cairn_snapshot(job, CAIRN_SNAPSHOT_WAIT, WAIT_MS, id), CAIRN_OK);
+    ck_assert_int_eq(cairn_write_begin(job, WAIT_MS), CAIRN_OK);
+    ck_assert_int_eq(put(job, 1, "param", 90), CAIRN_OK);
+    ck_assert_int_eq(cairn_write_end(job, WAIT_MS, &version), CAIRN_OK);
+    ck_assert_uint_eq(version.generation, 3);
+    cairn_close(session);
+    cluster_cli(&cluster, &said, "snapshot", "restore", "w", id, NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    job = open_job(&cluster, 0, 1, &session);
+    version = train_a_step(job);
+    ck_assert_uint_gt(version.generation, 3); // no version is ever given twice
+    check_values(job, version, 1, "param", 50, 1);
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("write");
+    TCase *tcase = tcase_create("write");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_test(tcase, a_write_is_one_new_version_and_the_old_one_stays_readable);
+    tcase_add_test(tcase, a_wrong_write_changes_nothing);
+    tcase_add_test(tcase, a_writer_that_dies_has_written_nothing_and_training_goes_on);
+    tcase_add_test(tcase, a_coordinator_that_dies_in_a_write_voids_it_and_one_after_it_finds_it);
+    tcase_add_test(tcase, a_snapshot_of_a_write_is_restored_into_a_newer_generation);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
