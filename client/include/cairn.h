@@ -411,7 +411,7 @@ struct cairn_amend {
  * goes by it; a round that is open ends by the terms it began with. Workers attach with the spec as it
  * was or as it is. Schedules go by the step of the job, not by steps since the amendment. Refused as a whole
  * or done as a whole: CAIRN_ERR_INVALID, CAIRN_ERR_NOT_FOUND (no such group), CAIRN_ERR_UNSUPPORTED (an
- * optimizer, a tensor), CAIRN_ERR_STALE. Waits while a snapshot is being taken. */
+ * optimizer, a tensor), CAIRN_ERR_STALE. */
 CAIRN_EXPORT cairn_status cairn_job_amend(cairn_job *job, const struct cairn_amend *amend,
                                           int timeout_ms) CAIRN_CHECKED;
 
@@ -438,10 +438,10 @@ CAIRN_EXPORT cairn_status cairn_init_done(cairn_job *job, const uint8_t *digest,
  * end, no round opens (others wait in round_begin). Between them cairn_put gives whole tensors, of any
  * kind, in CAIRN_F32: "param", "exp_avg" or "exp_avg_sq"; what is not put stays as it is. end makes all
  * of it one new version, (generation + 1, the same step), on all shards alike; fetches see the one or the
- * other. A writer that dies, fails a put, or takes longer than the cluster's step_deadline has written nothing.
- * Any worker may, when it has no round open. begin: CAIRN_ERR_EXISTS, a write is open; CAIRN_ERR_TIMEOUT, its
- * wish is withdrawn. end: CAIRN_ERR_EPOCH_CHANGED, nothing was written, begin again; CAIRN_ERR_TIMEOUT, call
- * it again. */
+ * other. A writer that dies, fails a put, or takes longer than the cluster's step_deadline has written
+ * nothing. Any worker may, when it has no round open. begin: CAIRN_ERR_EXISTS, a write is open;
+ * CAIRN_ERR_TIMEOUT, its wish is withdrawn. end: CAIRN_ERR_EPOCH_CHANGED, nothing was written, begin again;
+ * CAIRN_ERR_TIMEOUT, call it again. */
 CAIRN_EXPORT cairn_status cairn_write_begin(cairn_job *job, int timeout_ms) CAIRN_CHECKED;
 CAIRN_EXPORT cairn_status cairn_write_end(cairn_job *job, int timeout_ms,
                                           struct cairn_version *out) CAIRN_CHECKED;

@@ -79,8 +79,8 @@ void cairn_weights_close(struct cairn_weights *weights);
 /* Which weight each tensor of a canonical spec is read from: the one of its name, else that of
  * `prefix` + its name. from_out, [tensor_count]: NULL where there is none and the tensor has an
  * initializer. CAIRN_ERR_MISMATCH names every tensor that is missing, has another shape, or is of a dtype
- * that is not F32, BF16, F16 or F64 (the first CAIRN_WEIGHTS_NAMES_MAX). What the files have beyond that is no
- * error: `extra` says how many and which, "" if none. */
+ * that is not F32, BF16, F16 or F64 (the first CAIRN_WEIGHTS_NAMES_MAX). What the files have beyond that
+ * is no error: `extra` says how many and which, "" if none. */
 cairn_status cairn_weights_match(const struct cairn_weights *weights,
                                  const struct cairn_job_spec_data *spec, const char *prefix,
                                  const struct cairn_weight **from_out, struct cairn_sentence *extra,
