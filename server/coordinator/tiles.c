@@ -152,6 +152,16 @@ void cairn_cluster_tiles_heard(struct cairn_cluster_job *job, uint32_t world)
     cairn_cluster_tiles_advance(job);
 }
 
+/* Another list where those of all ranks hold. Either all ranks begin anew, or it is of a newcomer among
+ * ranks that stay as they are, and has to fit to theirs. */
+static bool begins_anew(const struct cairn_cluster_member *member)
+{
+    if (!member->job->tiles.covered || member->tiles_declared) return member->job->tiles.covered;
+    for (const struct cairn_cluster_member *m = member->job->members; m != NULL; m = m->next_of_job)
+        if (m != member && m->tiles_declared) return false;
+    return true;
+}
+
 cairn_status cairn_cluster_tiles_set(struct cairn_cluster_member *member, struct cairn_tiles *tiles,
                                      struct cairn_sentence *why)
 {
@@ -167,8 +177,9 @@ cairn_status cairn_cluster_tiles_set(struct cairn_cluster_member *member, struct
                           "rank %" PRIu32
                           " contributes to an open round: tiles change between rounds",
                           member->rank);
-    if (world != t->world) {
+    if (world != t->world || (!same && begins_anew(member))) {
         cairn_cluster_tiles_clear(job, member);
+        before = NULL;
         if (world > 0 && !table_open(t, world))
             return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
     }

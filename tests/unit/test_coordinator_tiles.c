@@ -316,8 +316,28 @@ START_TEST(tiles_change_between_rounds_only)
     fake.shards[0].holds_reduced = fake.shards[1].holds_reduced = false;
     ck_assert_uint_eq(fake_commit(&fake, &w0, job, round), 1);
     const uint32_t first = declare_columns(&w0, job, 2, 0, 400);
-    // Not exact until the other one has changed, too.
-    fake_expect_error(&fake, &w0, first, CAIRN_ERR_MISMATCH, "no rank holds [0:128, 400:512]");
+    expect_awaited(&w0, job, "rank 1 (has not declared its tiles)"); // all begin anew
+    const uint32_t second = declare_columns(&w1, job, 2, 400, 624);
+    expect_set(&w0, first);
+    expect_set(&w1, second);
+    ck_assert_uint_eq(one_round(&w0, &w1, job), 2);
+    fake_peer_close(&w0);
+    fake_peer_close(&w1);
+}
+END_TEST
+
+START_TEST(a_newcomer_has_to_fit_to_the_ranks_that_stay)
+{
+    struct fake_peer w0, w1;
+    const uint64_t job = running_halves(&w0, &w1);
+    fake_peer_close(&w1);
+    fake_until(&fake, fake.shards[0].seen[CAIRN_MSG_MEMBER_LEAVE] == 1);
+    w1 = worker("w1-again");
+    fake_attach(&fake, &w1, 12, 1, 1);
+    fake_expect_error(&fake, &w1, declare_columns(&w1, job, 2, 500, 524), CAIRN_ERR_MISMATCH,
+                      "overlap");
+    expect_set(&w1, declare_half(&w1, job, 1));
+    ck_assert_uint_eq(one_round(&w0, &w1, job), 1);
     fake_peer_close(&w0);
     fake_peer_close(&w1);
 }
@@ -333,7 +353,7 @@ START_TEST(another_number_of_ranks_clears_what_was_declared)
     expect_awaited(&w0, job,
                    "worker w1 of rank 1 (has not declared its tiles), worker w2 of rank 2");
     uint32_t second = declare_columns(&w1, job, 3, 300, 300);
-    fake_expect_silence(&fake, &w1, job); // it is there before the third
+    fake_expect_silence(&fake, &w1, job);                // it is there before the third
     uint32_t third = declare_columns(&w2, job, 4, 0, 1); // w2 thinks of four: the others hear it
     fake_expect_error(&fake, &w0, first, CAIRN_ERR_MISMATCH, "rank 2 declared tiles of 4 ranks");
     fake_expect_error(&fake, &w1, second, CAIRN_ERR_MISMATCH, "declare again");
@@ -489,6 +509,7 @@ int main(void)
     tcase_add_test(tcase, a_restarted_rank_goes_on_when_it_has_declared_the_same);
     tcase_add_test(tcase, a_worker_that_is_not_one_of_the_ranks_is_waited_out);
     tcase_add_test(tcase, tiles_change_between_rounds_only);
+    tcase_add_test(tcase, a_newcomer_has_to_fit_to_the_ranks_that_stay);
     tcase_add_test(tcase, another_number_of_ranks_clears_what_was_declared);
     tcase_add_test(tcase, a_job_goes_on_with_whole_tensors_when_nobody_with_tiles_is_left);
     tcase_add_test(tcase, no_ranks_at_all_ends_the_tiles);
