@@ -1,0 +1,66 @@
+"""Evaluates a job of gpt.py while it trains: reads every K-th version, or the newest where that is gone already.
+
+    python3 client/examples/evaluate.py --job gpt --every 50 --until 500
+
+It is no worker: training neither waits for it nor notices when it ends. It needs CAIRN_ENDPOINT and the flags of the
+model that gpt.py was given.
+"""
+
+import argparse
+import time
+
+import torch
+
+import cairn
+from gpt import GPT, Text, evaluate
+
+
+def wait_for_job(name, timeout):
+    """A reader of the job, once it is there and has its first parameters."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            reader = cairn.reader(name, timeout=timeout)
+            return reader, reader.wait()
+        except (cairn.NotFound, cairn.NotReady):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def flags():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--text", help="the file that gpt.py was given")
+    add("--job", default="gpt")
+    add("--every", type=int, default=50, help="steps between two evaluations")
+    add("--until", type=int, default=500, help="the last step")
+    add("--timeout", type=float, default=60.0, help="seconds to wait for the job, and for the next version")
+    add("--width", type=int, default=128)
+    add("--layers", type=int, default=4)
+    add("--heads", type=int, default=4)
+    add("--context", type=int, default=128)
+    return parser.parse_args()
+
+
+def main():
+    args = flags()
+    torch.set_num_threads(1)
+    text, model = Text(args.text, args.context), GPT(args.width, args.layers, args.heads, args.context)
+    reader, version = wait_for_job(args.job, args.timeout)
+    with reader:
+        while True:
+            try:
+                version = reader.load_into(model, version)
+            except cairn.VersionGone:  # training was faster than this; it keeps the last two versions
+                version = reader.load_into(model)  # the newest, whichever that is now
+            print(f"step {version.step} of generation {version.generation} evaluation loss "
+                  f"{evaluate(model, text):.4f}", flush=True)
+            if version.step >= args.until:
+                return
+            next_step = min(version.step + args.every, args.until)
+            version = reader.wait(newer_than=cairn.Version(version.generation, next_step - 1))
+
+
+if __name__ == "__main__":
+    main()
