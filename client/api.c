@@ -249,11 +249,13 @@ static cairn_status judge_put_box(struct job *job, size_t tensor, const struct c
 static cairn_status put_claimed(struct job *job, const struct command *pattern,
                                 const struct cairn_mem *mem, cairn_op **op_out)
 {
-    const bool source = is_source(job);
-    if (pattern->piece.whole) cairn_puts_hash(job, pattern->tensor, mem);
-    const cairn_status status = source ? cairn_api_begin(job, CAIRN_CHUNK_PUT, cairn_transfer_run,
-                                                         pattern, op_out)
-                                       : cairn_api_finished(job, CAIRN_CHUNK_PUT, op_out);
+    const bool compared = pattern->piece.whole &&
+                          pattern->piece.table_hash == CAIRN_TABLE_HASH_WHOLE;
+    cairn_status status = compared ? cairn_puts_hash(job, pattern->tensor, mem) : CAIRN_OK;
+    if (status == CAIRN_OK)
+        status = is_source(job)
+                     ? cairn_api_begin(job, CAIRN_CHUNK_PUT, cairn_transfer_run, pattern, op_out)
+                     : cairn_api_finished(job, CAIRN_CHUNK_PUT, op_out);
     if (status == CAIRN_OK) return CAIRN_OK;
     pthread_mutex_lock(&job->session->lock);
     cairn_puts_failed(job, pattern->tensor);

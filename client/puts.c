@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/memory.h"
+
 enum { DIGEST_BYTES = CAIRN_PUTS_DIGEST_BYTES };
 
 struct put_note {
@@ -26,11 +28,9 @@ static void hash_number(crypto_generichash_state *state, uint64_t value)
 }
 
 static void hash_tensor(const struct cairn_tensor_spec *tensor, const struct cairn_mem *mem,
-                        uint8_t digest_out[DIGEST_BYTES])
+                        size_t bytes, uint8_t digest_out[DIGEST_BYTES])
 {
     crypto_generichash_state state;
-    const size_t bytes = (size_t)cairn_geometry_of(&tensor->shape).elems *
-                         cairn_dtype_bytes((int)mem->dtype);
     crypto_generichash_init(&state, NULL, 0, DIGEST_BYTES);
     hash_number(&state, strlen(tensor->name));
     crypto_generichash_update(&state, (const uint8_t *)tensor->name, strlen(tensor->name));
@@ -79,14 +79,22 @@ cairn_status cairn_puts_claim(struct job *job, size_t tensor)
                : CAIRN_OK;
 }
 
-void cairn_puts_hash(struct job *job, size_t tensor, const struct cairn_mem *mem)
+cairn_status cairn_puts_hash(struct job *job, size_t tensor, const struct cairn_mem *mem)
 {
+    const struct cairn_tensor_spec *spec = &job->spec.tensors[tensor];
+    const size_t bytes = (size_t)cairn_geometry_of(&spec->shape).elems *
+                         cairn_dtype_bytes((int)mem->dtype);
     uint8_t digest[DIGEST_BYTES];
-    hash_tensor(&job->spec.tensors[tensor], mem, digest);
+    const void *lent;
+    const cairn_status status = cairn_memory_lend(job->session, mem->ptr, bytes, &lent);
+    if (status != CAIRN_OK) return status;
+    hash_tensor(spec, mem, bytes, digest);
+    cairn_memory_return(job->session, lent);
     pthread_mutex_lock(&job->session->lock);
     memcpy(job->puts[tensor].digest, digest, sizeof digest);
     job->puts[tensor].known = true;
     pthread_mutex_unlock(&job->session->lock);
+    return CAIRN_OK;
 }
 
 void cairn_puts_end(struct job *job, cairn_status status)

@@ -9,8 +9,10 @@
 
 /* The tensor is this call's to put; CAIRN_ERR_EXISTS: it was put before. */
 cairn_status cairn_puts_claim(struct job *job, size_t tensor) CAIRN_MUST_CHECK;
-/* Hashes the whole of a tensor that was claimed. */
-void cairn_puts_hash(struct job *job, size_t tensor, const struct cairn_mem *mem);
+/* Hashes the whole of a tensor that was claimed. CAIRN_ERR_INVALID: it reaches beyond memory of
+ * cairn_alloc. */
+cairn_status cairn_puts_hash(struct job *job, size_t tensor,
+                             const struct cairn_mem *mem) CAIRN_MUST_CHECK;
 /* Of all that was hashed: returns how many tensors. */
 size_t cairn_puts_digest(struct job *job, uint8_t digest_out[CAIRN_PUTS_DIGEST_BYTES]);
 /* What the coordinator answered to InitDone. */

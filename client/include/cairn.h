@@ -13,7 +13,7 @@
  * nothing, and cairn_error() then names who is awaited. The library never aborts, prints, forks, or
  * touches signals; it owns one thread and one descriptor to poll. Not for use after fork() without exec().
  *
- * Not in this version: alloc/register, prefetch, map, streams, GPU memory (see README). */
+ * Not in this version: streams and GPU memory; memory of the caller is staged (cairn_register). */
 #ifndef CAIRN_H
 #define CAIRN_H
 

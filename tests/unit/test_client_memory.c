@@ -126,6 +126,20 @@ START_TEST(a_tensor_that_does_not_fit_into_it_is_refused)
 }
 END_TEST
 
+START_TEST(a_put_that_reaches_beyond_it_is_refused_before_it_is_read)
+{
+    const struct cairn_job_spec spec = toy_spec(0, 1);
+    cairn_job *job = toy_open(session, "toy", &spec);
+    void *ptr = NULL;
+    toy_good(cairn_alloc(session, 4096, -1, &ptr));
+    const struct cairn_mem mem = toy_mem(ptr, CAIRN_F32);
+    toy_fails(cairn_put(job, "a.weight", "param", NULL, &mem, NULL), CAIRN_ERR_INVALID,
+              "4096 bytes to the end");
+    toy_put(job); // and may be put yet
+    toy_good(cairn_init_done(job, NULL, TOY_WAIT_MS));
+}
+END_TEST
+
 START_TEST(a_round_from_it_is_like_one_from_the_heap)
 {
     const struct cairn_job_spec spec = toy_spec(0, 1);
@@ -180,6 +194,7 @@ int main(void)
     tcase_add_test(tcase, memory_on_loan_is_not_freed);
     tcase_add_test(tcase, a_loan_outlives_the_session_and_the_memory_goes_with_it);
     tcase_add_test(tcase, a_tensor_that_does_not_fit_into_it_is_refused);
+    tcase_add_test(tcase, a_put_that_reaches_beyond_it_is_refused_before_it_is_read);
     tcase_add_test(tcase, a_round_from_it_is_like_one_from_the_heap);
     tcase_add_test(tcase, closing_the_session_frees_all_of_it);
     tcase_add_test(tcase, memory_of_the_caller_is_staged_and_said_to_be);
