@@ -170,6 +170,8 @@ FUNCTIONS = {
     "cairn_prefetch": (c_int, [_handle, Version, POINTER(c_char_p), c_size_t]),
     "cairn_map": (c_int, [_handle, Version, c_char_p, POINTER(View), POINTER(c_size_t), POINTER(_handle)]),
     "cairn_unmap": (c_int, [_handle, POINTER(View), c_void_p]),
+    "cairn_write_begin": (c_int, [_handle, c_int]),
+    "cairn_write_end": (c_int, [_handle, c_int, POINTER(Version)]),
     "cairn_alloc": (c_int, [_handle, c_size_t, c_int, POINTER(c_void_p)]),
     "cairn_free": (c_int, [_handle, c_void_p]),
     "cairn_register": (c_int, [_handle, c_void_p, c_size_t, c_int]),

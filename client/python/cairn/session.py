@@ -14,7 +14,7 @@ import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set
 
 from . import _c
-from .errors import BadHandle, Exists, Invalid, NotFound, Timeout, error
+from .errors import BadHandle, CairnError, Exists, Invalid, NotFound, Timeout, error
 from .memory import Memory
 from .spec import (DTYPES, NONFINITE, Box, Group, JobSpec, Tensor, Tile, Version, amend_to_c, box_to_c, number,
                    tensor_from_c, text, to_c, word)
@@ -182,6 +182,7 @@ class Job:
         self._session = session
         self._handle: Optional[ctypes.c_void_p] = handle
         self._open: Dict[int, Operation] = {}  # by handle
+        self._is_writing = False
         self._loans: List[Memory] = []  # of puts and pushes without an operation of their own
         session._jobs.add(self)
         self._tensors = {t.name: t for t in (spec.tensors if spec is not None else self.tensors())}
@@ -260,7 +261,7 @@ class Job:
     def put(self, tensor: str, buffer: Any, plane: str = "param", dtype: str = "f32",
             box: Optional[Box] = None) -> bool:
         """Initial state, by rank 0, or with tiles by every worker what it holds; on loan until init_done. False: the
-        job has its state already."""
+        job has its state already. Between write_begin and write_end: what is written."""
         memory, mem, there = self._lend(tensor, buffer, dtype, box, writable=False)
         self._loans.append(memory)
         try:
@@ -268,7 +269,7 @@ class Job:
                                      ctypes.byref(mem), None))
         except BaseException as failure:
             self._loans.remove(memory)
-            if isinstance(failure, Exists):
+            if isinstance(failure, Exists) and not self._is_writing:
                 return False
             raise
         return True
@@ -277,6 +278,27 @@ class Job:
         """Before the first round, by every worker. NotReady names tensors that were not put."""
         sliced(lambda ms: _c.lib().cairn_init_done(self._living(), None, ms), timeout)
         self._loans.clear()
+
+    def write_begin(self, timeout: float = TIMEOUT_S) -> None:
+        """Until write_end no round opens, and put gives whole tensors of the planes "param", "exp_avg" or "exp_avg_sq".
+        Exists: somebody else writes."""
+        sliced(lambda ms: _c.lib().cairn_write_begin(self._living(), ms), timeout)
+        self._is_writing = True
+
+    def write_end(self, timeout: float = TIMEOUT_S) -> Version:
+        """Makes it one new version, of the next generation, on all shards alike. EpochChanged: nothing was written,
+        begin again. Timeout: call it again."""
+        out = _c.Version()
+        try:
+            sliced(lambda ms: _c.lib().cairn_write_end(self._living(), ms, ctypes.byref(out)), timeout)
+        except Timeout:
+            raise
+        except CairnError:
+            self._is_writing = False
+            raise
+        self._is_writing = False
+        self._loans.clear()
+        return _version_of(out)
 
     # ---- a round ----
 

@@ -397,6 +397,25 @@ class AttachedModel:
 
     # ---- snapshots and state ----
 
+    def write(self, values: Mapping[str, torch.Tensor], plane: str = "param") -> Version:
+        """Writes whole tensors outside the optimizer, between two steps, as one new version: {"head.bias": tensor},
+        buffers too; `plane` "exp_avg" or "exp_avg_sq" for moments. By one worker; the others have it with the next round.
+        EpochChanged: nothing was written."""
+        slots = {slot.name: slot for slot in self._slots + self._buffers}
+        for name, value in values.items():
+            if name not in slots or tuple(value.shape) != tuple(self._shape(slots[name])):
+                raise Invalid(f"{name} of {list(value.shape)} is no (first) name of a tensor of that shape")
+        if self._round is not None:
+            raise Invalid("a step is open: write before its first forward pass, or after step()")
+        self._job.write_begin(self.timeout)
+        for name, value in values.items():
+            self._job.put(name, value.detach().to(device="cpu", dtype=torch.float32).contiguous(), plane=plane)
+        version = self._job.write_end(self.timeout)
+        self._load_after(version)
+        buffers = [(slot, slot.parameter) for slot in self._buffers if slot.name in values]
+        _transfer.load(self._job, self._version, buffers, self.timeout)
+        return version
+
     def amend(self, groups: Optional[Mapping[str, Mapping[str, Any]]] = None, freeze: Sequence[str] = (),
               unfreeze: Sequence[str] = (), clip_norm: Optional[float] = None) -> None:
         """Changes the job for all its workers from the next round on: {"default": dict(lr=1e-4)}, names of groups that

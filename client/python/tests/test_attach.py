@@ -189,6 +189,26 @@ class AStep(Case):
         with self.assertRaisesRegex(cairn.Invalid, "no slope; it has lr"):
             m.amend({"bias": dict(slope=1.0)})
 
+    def test_weights_and_moments_are_written_between_steps(self):
+        for stage in (2, 3):
+            with self.subTest(stage=stage):
+                model = nn.Sequential(line())
+                m = self.attach(model, cairn.SGD(lr=0.5, momentum=0.5), stage=stage, name=f"written{stage}")
+                loss(model, 3.0).backward()
+                with self.assertRaisesRegex(cairn.Invalid, "a step is open"):
+                    m.write({"0.bias": torch.zeros(1)})
+                m.step()
+                version = m.write({"0.bias": torch.tensor([7.0])})
+                self.assertEqual((version, m.version.step), (m.version, 1))
+                m.write({"0.weight": torch.zeros(1, 1)}, plane="exp_avg")
+                self.assertEqual(m.state_dict()["0.bias"].item(), 7.0)
+                before = m.state_dict()["0.weight"].item()
+                loss(model, 2.0).backward()
+                m.step()
+                self.assertEqual(m.state_dict()["0.weight"].item(), before - 0.5 * 2.0)
+                with self.assertRaisesRegex(cairn.Invalid, "no .first. name of a tensor of that shape"):
+                    m.write({"0.bias": torch.zeros(2)})
+
     def test_a_snapshot_is_made_by_the_first_worker(self):
         m = self.attach(line())
         loss(m.model, 3.0).backward()
