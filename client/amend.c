@@ -8,7 +8,6 @@
 #include "client/struct.h"
 
 #define AMEND_BYTES_MAX (512 << 10) // of a frame
-#define BUSY_MS         50          /* a snapshot is being taken: until it is asked again */
 
 /* The request and what it owns. */
 struct words {
@@ -93,21 +92,14 @@ static cairn_status fill(struct words *words, const struct cairn_amend *amend)
                              AMEND_BYTES_MAX);
 }
 
-/* Asks until it is not refused as busy, or the time is up. */
 static cairn_status ask(struct job *job, const Cairn__JobAmend *message, uint64_t deadline_ms)
 {
-    struct session *s = job->session;
-    for (;;) {
-        ProtobufCMessage *reply;
-        const cairn_status status = cairn_control_ask(s, job, CAIRN_MSG_JOB_AMEND, &message->base,
-                                                      CAIRN_MSG_JOB_AMENDED, deadline_ms, &reply);
-        if (status == CAIRN_OK) cairn_message_free(reply);
-        const uint64_t again_ms = cairn_client_now_ms() + BUSY_MS;
-        if (status != CAIRN_ERR_BUSY || again_ms >= deadline_ms) return status;
-        pthread_mutex_lock(&s->lock);
-        while (!s->ended && cairn_session_sleep(s, again_ms)) {}
-        pthread_mutex_unlock(&s->lock);
-    }
+    ProtobufCMessage *reply;
+    const cairn_status status = cairn_control_ask(job->session, job, CAIRN_MSG_JOB_AMEND,
+                                                  &message->base, CAIRN_MSG_JOB_AMENDED,
+                                                  deadline_ms, &reply);
+    if (status == CAIRN_OK) cairn_message_free(reply);
+    return status;
 }
 
 cairn_status cairn_job_amend(cairn_job *handle, const struct cairn_amend *amend, int timeout_ms)

@@ -21,10 +21,6 @@ static cairn_status judge_state(const struct cairn_cluster_job *job, const Cairn
                           ": look at the job and decide again",
                           job->spec.name, job->spec.revision, amend->revision);
     }
-    if (job->cut != NULL) {
-        return cairn_fail(why, CAIRN_ERR_BUSY, "a snapshot or digest of job %s is being taken",
-                          job->spec.name);
-    }
     if (amend->key == 0 || (amend->n_groups == 0 && !amend->set_clip_norm && amend->n_freeze == 0 &&
                             amend->n_unfreeze == 0)) {
         return cairn_fail(why, CAIRN_ERR_INVALID, "the amendment of job %s changes nothing",

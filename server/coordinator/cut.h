@@ -46,7 +46,7 @@ struct cairn_cluster_cut {
 };
 
 /* The content root of what the parts said, into the manifest, and for a snapshot the manifest onto
- * storage; on failure the folder is removed. Any thread: touches the cut alone, reads the job's spec. */
+ * storage; on failure the folder is removed. Any thread: touches the cut alone, and its copy of the spec. */
 void cairn_cluster_cut_work(struct cairn_cluster_work *work);
 /* Removes a folder with everything in it. Blocks. */
 void cairn_cluster_folder_remove(const char *path);

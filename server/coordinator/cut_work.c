@@ -37,7 +37,7 @@ static cairn_status plane_root(const struct cairn_cluster_cut *cut, uint32_t ten
                                size_t *at, struct cairn_tree_node *room,
                                struct cairn_plane_digest *out)
 {
-    const struct cairn_tensor_spec *t = &cut->job->spec.tensors[tensor];
+    const struct cairn_tensor_spec *t = &cut->manifest.spec.tensors[tensor];
     const struct cairn_geometry g = cairn_geometry_of(&t->shape);
     size_t count = 0;
     while (*at < cut->node_count && cut->nodes[*at].tensor == tensor &&
@@ -56,7 +56,7 @@ static cairn_status plane_root(const struct cairn_cluster_cut *cut, uint32_t ten
 static cairn_status all_planes(struct cairn_cluster_cut *cut, struct cairn_plane_digest *planes,
                                struct cairn_tree_node *room, size_t *count_out)
 {
-    const struct cairn_job_spec_data *spec = &cut->job->spec;
+    const struct cairn_job_spec_data *spec = &cut->manifest.spec;
     size_t at = 0, count = 0;
     for (uint32_t i = 0; i < spec->tensor_count; i++) {
         const uint32_t stored = cairn_snapshot_planes(spec, i);
@@ -80,14 +80,17 @@ static cairn_status all_planes(struct cairn_cluster_cut *cut, struct cairn_plane
 static cairn_status content_root(struct cairn_cluster_cut *cut, struct cairn_plane_digest *planes,
                                  size_t plane_count, struct cairn_group_digest *groups)
 {
-    const struct cairn_cluster_job *job = cut->job;
     struct cairn_manifest *m = &cut->manifest;
-    for (size_t i = 0; i < job->spec.group_count; i++) {
-        groups[i] = (struct cairn_group_digest) { job->spec.groups[i].name,
-                                                  job->terms->core.groups[i] };
+    const struct cairn_job_spec_data *spec = &m->spec;
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; i < spec->group_count && status == CAIRN_OK; i++) {
+        groups[i].name = spec->groups[i].name;
+        status = cairn_group_hyper_of_spec(&spec->groups[i], &groups[i].hyper, NULL);
     }
+    if (status != CAIRN_OK)
+        return cairn_fail(&cut->why, status, "a group of the spec is not valid");
     struct cairn_payload head;
-    m->loss_scale = job->spec.loss_scale;
+    m->loss_scale = spec->loss_scale;
     if (m->payload_bytes > 0) {
         if (cairn_payload_decode(m->payload, m->payload_bytes, &head) != CAIRN_OK) {
             return cairn_fail(&cut->why, CAIRN_ERR_PROTOCOL, "a shard sent a payload that is none");
@@ -96,16 +99,16 @@ static cairn_status content_root(struct cairn_cluster_cut *cut, struct cairn_pla
     }
     struct cairn_content content = { .step = cut->version.step,
                                      .groups = groups,
-                                     .group_count = job->spec.group_count,
+                                     .group_count = spec->group_count,
                                      .loss_scale = m->loss_scale };
     uint8_t schedules[32];
-    if (cairn_spec_schedules_hash(job->spec.groups, job->spec.group_count, schedules)) {
+    if (cairn_spec_schedules_hash(spec->groups, spec->group_count, schedules)) {
         content.schedule = schedules;
         content.schedule_bytes = sizeof schedules;
     }
     cairn_bytes_hash("", 0, &content.client_state);
     struct cairn_hash root;
-    const cairn_status status = cairn_content_root(planes, plane_count, &content, &root);
+    status = cairn_content_root(planes, plane_count, &content, &root);
     if (status != CAIRN_OK) {
         return cairn_fail(&cut->why, status, "the content root: %s",
                           cairn_status_text((int)status));
@@ -116,7 +119,7 @@ static cairn_status content_root(struct cairn_cluster_cut *cut, struct cairn_pla
 
 static cairn_status make_root(struct cairn_cluster_cut *cut)
 {
-    const struct cairn_job_spec_data *spec = &cut->job->spec;
+    const struct cairn_job_spec_data *spec = &cut->manifest.spec;
     struct cairn_plane_digest *planes = calloc(spec->tensor_count * CAIRN_PLANE_COUNT + 1,
                                                sizeof *planes);
     struct cairn_group_digest *groups = calloc(spec->group_count + 1, sizeof *groups);
@@ -143,14 +146,8 @@ void cairn_cluster_cut_work(struct cairn_cluster_work *work)
     struct cairn_cluster_cut *cut = (struct cairn_cluster_cut *)work;
     struct cairn_manifest *m = &cut->manifest;
     if (cut->status == CAIRN_OK) cut->status = make_root(cut);
-    if (cut->status == CAIRN_OK && cut->is_snapshot) {
-        cut->status = cairn_spec_copy(&cut->job->spec, &m->spec);
-        if (cut->status == CAIRN_OK) {
-            cut->status = cairn_manifest_commit(cut->folder, m, &cut->why);
-        } else {
-            cairn_sentence_set(&cut->why, "no memory for the manifest");
-        }
-    }
+    if (cut->status == CAIRN_OK && cut->is_snapshot)
+        cut->status = cairn_manifest_commit(cut->folder, m, &cut->why);
     if (cut->status != CAIRN_OK && cut->folder != NULL) cairn_cluster_folder_remove(cut->folder);
 }
 

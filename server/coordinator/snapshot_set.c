@@ -275,7 +275,10 @@ static cairn_status fill_manifest(struct cairn_cluster_cut *cut)
     m->epoch = cairn_round_epoch(job->core);
     m->created_unix_s = (uint64_t)time(NULL);
     m->shard_count = job->layout->shard_count;
-    return m->cluster == NULL ? CAIRN_ERR_NO_MEMORY : CAIRN_OK;
+    // As it is at the pinned step: an amendment may come while the shards write.
+    const cairn_status status = cairn_spec_copy(&job->spec, &m->spec);
+    if (m->cluster != NULL && status == CAIRN_OK) return CAIRN_OK;
+    return cairn_fail(&cut->why, CAIRN_ERR_NO_MEMORY, "no memory for the manifest");
 }
 
 static void send_pins(struct cairn_cluster_cut *cut)
