@@ -53,12 +53,12 @@ static struct cairn_cluster_options options_of(struct rooms *rooms)
         .snapshots_path = rooms->snapshots,
         .network = { .listen = (char *)(uintptr_t) "127.0.0.1:0",
                      .connections_max = 64,
-                     .half_open_max = 16,
+                     .half_open_max = 32,
                      .hello_timeout_ms = 5000,
                      .send_queue_bytes = 8 << 20 },
         .heartbeat_ms = 1000,
         .lease_timeout_ms = 10000,
-        .workers_max = 8,
+        .workers_max = 32,
     };
 }
 

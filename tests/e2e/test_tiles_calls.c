@@ -1,0 +1,293 @@
+/* What the calls say about tiles and boxes: declarations that do not fit, boxes that are not this
+ * worker's, and readers that want any box of an exact version. */
+#include <stdio.h>
+#include <string.h>
+
+#include "client/session.h"
+#include "tests/e2e/tiles_check.h"
+#include "tests/support/rooms.h"
+
+enum { WAIT_MS = 20000 };
+
+/* ---- a job of two tensors ---- */
+
+static const struct cairn_tensor two[] = {
+    { .struct_size = sizeof two[0], .name = "bias", .rank = 1, .shape = { 10 } },
+    { .struct_size = sizeof two[0], .name = "weight", .rank = 2, .shape = { 8, 6 } },
+};
+
+struct member {
+    cairn *session;
+    cairn_job *job;
+};
+
+static struct member open_member(const struct rooms *rooms, uint32_t rank, uint32_t workers_min)
+{
+    static const struct cairn_group group = CAIRN_GROUP_INIT;
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = two,
+                                         .tensor_count = 2,
+                                         .groups = &group,
+                                         .group_count = 1,
+                                         .rank = rank,
+                                         .workers_min = workers_min };
+    struct member m = { .session = tiles_session(rooms->address, rooms->hub) };
+    ck_assert_msg(cairn_job_open(m.session, "two", &spec, CAIRN_WORKER, WAIT_MS, &m.job) ==
+                      CAIRN_OK,
+                  "%s", cairn_error());
+    return m;
+}
+
+static struct cairn_tile tile(const char *tensor, uint32_t rank, uint64_t s0, uint64_t e0,
+                              uint64_t s1, uint64_t e1)
+{
+    return (
+        struct cairn_tile) { .struct_size = sizeof(struct cairn_tile),
+                             .tensor = tensor,
+                             .box = { .rank = rank, .start = { s0, s1 }, .extent = { e0, e1 } } };
+}
+
+/* ---- declarations ---- */
+
+/* One rank's call, in a thread of its own. */
+struct call {
+    struct member member;
+    struct cairn_tile tiles[2];
+    size_t count;
+    uint32_t world;
+    int timeout_ms;
+    cairn_status status;
+    char said[1024];
+    pthread_t thread;
+};
+
+static void *call_thread(void *arg)
+{
+    struct call *call = arg;
+    call->status = cairn_tiles(call->member.job, call->tiles, call->count, call->world,
+                               call->timeout_ms);
+    snprintf(call->said, sizeof call->said, "%s", cairn_error());
+    return NULL;
+}
+
+static void call_both(struct call calls[2])
+{
+    for (int i = 0; i < 2; i++)
+        ck_assert_int_eq(pthread_create(&calls[i].thread, NULL, call_thread, &calls[i]), 0);
+    for (int i = 0; i < 2; i++) pthread_join(calls[i].thread, NULL);
+}
+
+static const struct misfit {
+    const char *what;
+    uint64_t start[2], extent[2]; /* rows of "weight", by rank */
+    const char *words[3];
+} misfits[] = {
+    { "an overlap", { 0, 4 }, { 5, 4 }, { "weight", "0", "1" } },
+    { "a hole", { 0, 5 }, { 4, 3 }, { "weight", "4", "no rank" } },
+    { "a tensor that nobody holds", { 0, 0 }, { 0, 0 }, { "weight", "no rank", "" } },
+    { "one box within another", { 0, 2 }, { 8, 2 }, { "weight", "0", "1" } },
+};
+
+START_TEST(tiles_that_do_not_make_up_the_tensor_are_a_mismatch_and_can_be_mended)
+{
+    struct rooms rooms;
+    rooms_open(&rooms, 2, &(struct cairn_fabric_mem_options) { .seed = 1 });
+    struct call calls[2];
+    for (uint32_t r = 0; r < 2; r++)
+        calls[r] = (struct call) {
+            .member = open_member(&rooms, r, 2), .count = 1, .world = 2, .timeout_ms = WAIT_MS
+        };
+    for (size_t i = 0; i < sizeof misfits / sizeof misfits[0]; i++) {
+        const struct misfit *m = &misfits[i];
+        for (uint32_t r = 0; r < 2; r++)
+            calls[r].tiles[0] = tile("weight", 2, m->start[r], m->extent[r], 0, 6);
+        call_both(calls);
+        bool named = false;
+        for (uint32_t r = 0; r < 2; r++) {
+            ck_assert_msg(calls[r].status == CAIRN_ERR_MISMATCH, "%s: %d %s", m->what,
+                          (int)calls[r].status, calls[r].said);
+            bool all = true;
+            for (int w = 0; w < 3; w++) all = all && strstr(calls[r].said, m->words[w]) != NULL;
+            named = named || all;
+        }
+        ck_assert_msg(named, "%s: %s", m->what, calls[0].said);
+    }
+    for (int again = 0; again < 2; again++) { // and another one, of columns
+        for (uint32_t r = 0; r < 2; r++)
+            calls[r].tiles[0] = again == 0 ? tile("weight", 2, 3 * r, 3 + 2 * r, 0, 6)
+                                           : tile("weight", 2, 0, 8, 3 * r, 3);
+        call_both(calls);
+        for (uint32_t r = 0; r < 2; r++)
+            ck_assert_msg(calls[r].status == CAIRN_OK, "%s", calls[r].said);
+    }
+    for (uint32_t r = 0; r < 2; r++) cairn_close(calls[r].member.session);
+    rooms_close(&rooms);
+}
+END_TEST
+
+START_TEST(a_rank_that_declares_alone_hears_for_whom_it_waits)
+{
+    struct rooms rooms;
+    rooms_open(&rooms, 1, &(struct cairn_fabric_mem_options) { .seed = 1 });
+    const struct member m = open_member(&rooms, 0, 1);
+    const struct cairn_tile half = tile("weight", 2, 0, 4, 0, 6);
+    ck_assert_int_eq(cairn_tiles(m.job, &half, 1, 3, 200), CAIRN_ERR_TIMEOUT);
+    ck_assert_msg(strstr(cairn_error(), "rank 1") != NULL &&
+                      strstr(cairn_error(), "rank 2") != NULL,
+                  "%s", cairn_error());
+    cairn_close(m.session);
+    rooms_close(&rooms);
+}
+END_TEST
+
+START_TEST(a_wrong_list_is_refused_before_anyone_hears_of_it)
+{
+    struct rooms rooms;
+    rooms_open(&rooms, 1, &(struct cairn_fabric_mem_options) { .seed = 1 });
+    const struct member m = open_member(&rooms, 1, 2);
+    struct cairn_tile list[] = { tile("weight", 2, 0, 4, 0, 6), tile("weight", 2, 4, 4, 0, 6) };
+    ck_assert_int_eq(cairn_tiles(m.job, list, 2, 2, 200), CAIRN_ERR_EXISTS);
+    list[0] = tile("weight", 2, 0, 9, 0, 6);
+    ck_assert_int_eq(cairn_tiles(m.job, list, 1, 2, 200), CAIRN_ERR_INVALID);
+    ck_assert_msg(strstr(cairn_error(), "weight") != NULL, "%s", cairn_error());
+    list[0] = tile("weight", 1, 0, 8, 0, 0);
+    ck_assert_int_eq(cairn_tiles(m.job, list, 1, 2, 200), CAIRN_ERR_INVALID);
+    list[0] = tile("wight", 2, 0, 8, 0, 6);
+    ck_assert_int_eq(cairn_tiles(m.job, list, 1, 2, 200), CAIRN_ERR_NOT_FOUND);
+    list[0] = tile("weight", 2, 0, 8, 0, 6);
+    list[0].struct_size = 8;
+    ck_assert_int_eq(cairn_tiles(m.job, list, 1, 2, 200), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_tiles(m.job, NULL, 1, 2, 200), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_tiles(m.job, NULL, 0, 1, 200), CAIRN_ERR_INVALID); // this is rank 1
+    list[0] = tile("weight", 2, 0, 8, 0, 3);
+    ck_assert_int_eq(cairn_tiles(m.job, list, 1, 0, 200), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_tiles(m.job, NULL, 0, 2, -1), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_tiles(NULL, NULL, 0, 2, 0), CAIRN_ERR_HANDLE);
+    cairn_close(m.session);
+    rooms_close(&rooms);
+}
+END_TEST
+
+/* ---- what is not this worker's ---- */
+
+static void check_invalid(cairn_status status, const char *first, const char *second)
+{
+    ck_assert_int_eq(status, CAIRN_ERR_INVALID);
+    ck_assert_msg(strstr(cairn_error(), first) != NULL && strstr(cairn_error(), second) != NULL,
+                  "%s", cairn_error());
+}
+
+START_TEST(what_a_worker_does_not_hold_it_can_neither_put_nor_push)
+{
+    struct rooms rooms;
+    float values[48] = { 0 };
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
+    rooms_open(&rooms, 1, &(struct cairn_fabric_mem_options) { .seed = 1 });
+    struct call calls[2];
+    for (uint32_t r = 0; r < 2; r++)
+        calls[r] = (struct call) { .member = open_member(&rooms, r, 2),
+                                   .tiles = { tile("weight", 2, 0, 8, 3 * r, 3),
+                                              tile("bias", 1, 0, 10 * r, 0, 0) },
+                                   .count = 2,
+                                   .world = 2,
+                                   .timeout_ms = WAIT_MS };
+    call_both(calls);
+    for (int r = 0; r < 2; r++) ck_assert_msg(calls[r].status == CAIRN_OK, "%s", calls[r].said);
+    cairn_job *job = calls[0].member.job;
+    const struct cairn_box other = calls[1].tiles[0].box;
+    check_invalid(cairn_put(job, "bias", "param", NULL, &mem, NULL), "bias", "nothing");
+    check_invalid(cairn_put(job, "weight", "param", &other, &mem, NULL), "[0:8, 3:6]",
+                  "[0:8, 0:3]");
+    struct cairn_box outside = other;
+    outside.extent[1] = 4;
+    check_invalid(cairn_put(job, "weight", "param", &outside, &mem, NULL), "weight", "");
+    const struct cairn_round round = { .struct_size = sizeof round, .round = 1 };
+    check_invalid(cairn_push(job, &round, 0, "bias", NULL, &mem, NULL), "bias", "nothing");
+    check_invalid(cairn_push(job, &round, 0, "weight", &other, &mem, NULL), "weight", "[0:8, 0:3]");
+    for (uint32_t r = 0; r < 2; r++) cairn_close(calls[r].member.session);
+    rooms_close(&rooms);
+}
+END_TEST
+
+/* ---- slices of a job without tiles ---- */
+
+static void read_box(cairn_job *job, struct cairn_version version, const struct cairn_box *box,
+                     float *out)
+{
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = out, .dtype = CAIRN_F32 };
+    cairn_op *op;
+    ck_assert_msg(cairn_fetch(job, version, "weight", NULL, box, &mem, &op) == CAIRN_OK, "%s",
+                  cairn_error());
+    ck_assert_msg(cairn_wait(op, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+}
+
+static struct cairn_version train_once(cairn_job *job, const float *gradient)
+{
+    const struct cairn_mem mem = { .struct_size = sizeof mem,
+                                   .ptr = (float *)(uintptr_t)gradient,
+                                   .dtype = CAIRN_F32 };
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_result result = { .struct_size = sizeof result };
+    ck_assert_msg(cairn_round_begin(job, WAIT_MS, &round) == CAIRN_OK, "%s", cairn_error());
+    ck_assert_int_eq(cairn_push(job, &round, 0, "weight", NULL, &mem, NULL), CAIRN_OK);
+    ck_assert_int_eq(cairn_commit(job, &round, 0, NULL, 0, WAIT_MS, &result), CAIRN_OK);
+    ck_assert(result.applied);
+    return result.version;
+}
+
+static void init_alone(cairn_job *job, float weight[48], float bias[10])
+{
+    const struct cairn_mem mem[] = {
+        { .struct_size = sizeof mem[0], .ptr = weight, .dtype = CAIRN_F32 },
+        { .struct_size = sizeof mem[0], .ptr = bias, .dtype = CAIRN_F32 },
+    };
+    ck_assert_int_eq(cairn_put(job, "weight", "param", NULL, &mem[0], NULL), CAIRN_OK);
+    ck_assert_int_eq(cairn_put(job, "bias", "param", NULL, &mem[1], NULL), CAIRN_OK);
+    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+}
+
+START_TEST(a_reader_gets_any_slice_of_an_exact_version_while_training_goes_on)
+{
+    struct rooms rooms;
+    float weight[48], bias[10] = { 0 }, got[48], all[48];
+    const struct cairn_box box = { .rank = 2, .start = { 2, 1 }, .extent = { 5, 3 } };
+    rooms_open(&rooms, 3, &(struct cairn_fabric_mem_options) { .seed = 1 });
+    for (int i = 0; i < 48; i++) weight[i] = (float)i;
+    const struct member m = open_member(&rooms, 0, 1);
+    init_alone(m.job, weight, bias);
+    cairn *session = tiles_session(rooms.address, rooms.hub);
+    cairn_job *reader;
+    struct cairn_version first;
+    ck_assert_int_eq(cairn_job_open(session, "two", NULL, CAIRN_READER, WAIT_MS, &reader),
+                     CAIRN_OK);
+    ck_assert_int_eq(cairn_tiles(reader, NULL, 0, 1, WAIT_MS), CAIRN_ERR_REFUSED);
+    ck_assert_int_eq(cairn_version_wait(reader, (struct cairn_version) { 0, 0 }, WAIT_MS, &first),
+                     CAIRN_OK);
+    const struct cairn_version second = train_once(m.job, weight);
+    read_box(reader, first, &box, got); // beside the newer one
+    for (uint64_t k = 0; k < 15; k++) ck_assert(got[k] == weight[(2 + k / 3) * 6 + 1 + k % 3]);
+    read_box(reader, second, NULL, all);
+    read_box(reader, second, &box, got);
+    for (uint64_t k = 0; k < 15; k++) ck_assert(got[k] == all[(2 + k / 3) * 6 + 1 + k % 3]);
+    ck_assert(all[47] != weight[47]);
+    train_once(m.job, weight);
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = got, .dtype = CAIRN_F32 };
+    cairn_op *op;
+    ck_assert_int_eq(cairn_fetch(reader, first, "weight", NULL, &box, &mem, &op), CAIRN_OK);
+    ck_assert_int_eq(cairn_wait(op, WAIT_MS), CAIRN_ERR_VERSION_GONE);
+    cairn_close(session);
+    cairn_close(m.session);
+    rooms_close(&rooms);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *calls = tcase_create("calls");
+    tcase_add_test(calls, tiles_that_do_not_make_up_the_tensor_are_a_mismatch_and_can_be_mended);
+    tcase_add_test(calls, a_rank_that_declares_alone_hears_for_whom_it_waits);
+    tcase_add_test(calls, a_wrong_list_is_refused_before_anyone_hears_of_it);
+    tcase_add_test(calls, what_a_worker_does_not_hold_it_can_neither_put_nor_push);
+    tcase_add_test(calls, a_reader_gets_any_slice_of_an_exact_version_while_training_goes_on);
+    return tiles_run_suite("tiles_calls", (TCase *const[]) { calls, NULL });
+}

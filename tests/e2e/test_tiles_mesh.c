@@ -1,0 +1,104 @@
+/* Tensor-parallel tiles: whatever the mesh and the shards, parameters and moments are element by element,
+ * bit for bit those of one process that has whole tensors. */
+#include <string.h>
+
+#include "tests/e2e/tiles_check.h"
+#include "tests/support/cluster.h"
+#include "tests/support/rooms.h"
+
+enum { STEPS = 3 };
+
+static const struct cairn_fabric_mem_options fabrics[] = {
+    { .seed = 1 },
+    { .seed = 2, .delay_max_ticks = 8, .duplicate_permille = 50 },
+    { .seed = 3, .delay_max_ticks = 4, .duplicate_permille = 100, .eager_bytes = 4096 },
+};
+
+/* Trains in rooms of so many shards; the root, if it is asked for. */
+static void train_in_rooms(struct tiles_mesh mesh, uint32_t shards, bool rank_0_puts,
+                           char root_out[65])
+{
+    struct rooms rooms;
+    rooms_open(&rooms, shards, &fabrics[(mesh.tp + mesh.dp) % 3]);
+    const struct tiles_worker pattern = { .endpoint = rooms.address,
+                                          .hub = rooms.hub,
+                                          .mesh = mesh,
+                                          .until_step = STEPS,
+                                          .rank_0_puts = rank_0_puts };
+    tiles_train(&pattern);
+    tiles_check_state(rooms.address, rooms.hub, mesh, STEPS);
+    if (root_out != NULL) tiles_root(rooms.address, root_out);
+    rooms_close(&rooms);
+}
+
+START_TEST(tp_and_dp_of_1_to_4_give_the_bits_of_whole_tensors)
+{
+    const struct tiles_mesh mesh = { .tp = 1 + (uint32_t)_i % 4, .dp = 1 + (uint32_t)_i / 4 };
+    train_in_rooms(mesh, 1 + (uint32_t)(_i + _i / 5) % 5, _i % 2 == 1, NULL);
+}
+END_TEST
+
+START_TEST(the_content_root_is_the_same_for_1_to_5_shards)
+{
+    const struct tiles_mesh mesh = { .tp = 3, .dp = 2 };
+    char first[65], root[65];
+    train_in_rooms(mesh, 1, false, first);
+    for (uint32_t shards = 2; shards <= 5; shards++) {
+        train_in_rooms(mesh, shards, shards == 3, root);
+        ck_assert_str_eq(root, first);
+    }
+}
+END_TEST
+
+START_TEST(micro_batches_that_ranks_add_up_give_the_bits_of_that)
+{
+    train_in_rooms((struct tiles_mesh) { .tp = 2, .dp = 2, .adds_up = true }, 3, false, NULL);
+}
+END_TEST
+
+START_TEST(ranks_that_declare_another_mesh_go_on_from_there)
+{
+    const struct tiles_mesh before = { .tp = 4, .dp = 1 }, after = { .tp = 2, .dp = 2 };
+    struct rooms rooms;
+    struct tiles_reference ref;
+    rooms_open(&rooms, 2, &fabrics[0]);
+    struct tiles_worker pattern = {
+        .endpoint = rooms.address, .hub = rooms.hub, .mesh = before, .until_step = 2
+    };
+    tiles_train(&pattern);
+    pattern.mesh = after;
+    pattern.until_step = 4;
+    tiles_train(&pattern);
+    tiles_reference_open(&ref, before);
+    tiles_reference_run(&ref, 2);
+    ref.mesh = after;
+    tiles_reference_run(&ref, 4);
+    tiles_check_against(rooms.address, rooms.hub, &ref);
+    tiles_reference_close(&ref);
+    rooms_close(&rooms);
+}
+END_TEST
+
+START_TEST(real_daemons_give_the_same_bits)
+{
+    const struct tiles_mesh mesh = { .tp = 2, .dp = 2 };
+    struct cluster cluster;
+    cluster_start(&cluster, 2, NULL);
+    tiles_train(
+        &(struct tiles_worker) { .endpoint = cluster.address, .mesh = mesh, .until_step = STEPS });
+    tiles_check_state(cluster.address, NULL, mesh, STEPS);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *meshes = tcase_create("meshes"), *shards = tcase_create("shards"),
+          *daemons = tcase_create("daemons");
+    tcase_add_loop_test(meshes, tp_and_dp_of_1_to_4_give_the_bits_of_whole_tensors, 0, 16);
+    tcase_add_test(meshes, micro_batches_that_ranks_add_up_give_the_bits_of_that);
+    tcase_add_test(meshes, ranks_that_declare_another_mesh_go_on_from_there);
+    tcase_add_test(shards, the_content_root_is_the_same_for_1_to_5_shards);
+    tcase_add_test(daemons, real_daemons_give_the_same_bits);
+    return tiles_run_suite("tiles_mesh", (TCase *const[]) { meshes, shards, daemons, NULL });
+}

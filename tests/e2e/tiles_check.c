@@ -1,0 +1,142 @@
+#include "tests/e2e/tiles_check.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/cluster.h"
+
+void tiles_train(const struct tiles_worker *pattern)
+{
+    struct tiles_run run;
+    tiles_run_start(&run, pattern);
+    tiles_run_join(&run);
+}
+
+/* What is read: a box of a plane of a tensor. */
+struct reading {
+    cairn_job *job;
+    struct cairn_version version;
+    int tensor, plane;
+    const uint8_t *expected; /* [elements of the tensor] */
+};
+
+static size_t bytes_of(const struct reading *r)
+{
+    return r->plane == CAIRN_PLANE_WIRE ? cairn_dtype_bytes((int)tiles_tensors[r->tensor].wire) : 4;
+}
+
+/* box NULL: the whole tensor. */
+static void *fetch(const struct reading *r, const struct cairn_box *box, uint64_t elems)
+{
+    const char *name = tiles_tensors[r->tensor].name;
+    void *got = malloc(elems * bytes_of(r) + 1);
+    const struct cairn_mem mem = { .struct_size = sizeof mem,
+                                   .ptr = got,
+                                   .dtype = r->plane == CAIRN_PLANE_WIRE
+                                                ? tiles_tensors[r->tensor].wire
+                                                : CAIRN_F32 };
+    cairn_op *op;
+    ck_assert_msg(cairn_fetch(r->job, r->version, name, cairn_plane_name(r->plane), box, &mem,
+                              &op) == CAIRN_OK,
+                  "%s", cairn_error());
+    ck_assert_msg(cairn_wait(op, TILES_WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    return got;
+}
+
+static void check_whole(const struct reading *r)
+{
+    const uint64_t elems = tiles_elems(r->tensor);
+    void *got = fetch(r, NULL, elems);
+    ck_assert_msg(memcmp(got, r->expected, elems * bytes_of(r)) == 0, "%s of %s has other bits",
+                  cairn_plane_name(r->plane), tiles_tensors[r->tensor].name);
+    free(got);
+}
+
+static void check_box(const struct reading *r, const struct cairn_box *box)
+{
+    const uint64_t elems = tiles_box_elems(box);
+    const size_t bytes = bytes_of(r);
+    uint8_t *got = fetch(r, box, elems);
+    for (uint64_t k = 0; k < elems; k++)
+        ck_assert_msg(memcmp(got + k * bytes, r->expected + tiles_index(r->tensor, box, k) * bytes,
+                             bytes) == 0,
+                      "%s of %s has other bits in a box", cairn_plane_name(r->plane),
+                      tiles_tensors[r->tensor].name);
+    free(got);
+}
+
+/* Dimension d in d + 2 parts that are not equal. */
+static void check_grid(const struct reading *r)
+{
+    const struct cairn_shape *shape = &tiles_tensors[r->tensor].shape;
+    uint64_t boxes = 1;
+    for (uint32_t d = 0; d < shape->rank; d++) boxes *= d + 2;
+    for (uint64_t i = 0; i < boxes; i++) {
+        struct cairn_box box = { .rank = shape->rank };
+        uint64_t rest = i;
+        for (uint32_t d = 0; d < shape->rank; rest /= d + 2, d++) {
+            const uint64_t at = rest % (d + 2), dim = shape->dim[d];
+            box.start[d] = dim * at * at / ((d + 2) * (d + 2));
+            box.extent[d] = dim * (at + 1) * (at + 1) / ((d + 2) * (d + 2)) - box.start[d];
+        }
+        check_box(r, &box);
+    }
+}
+
+void tiles_check_against(const char *endpoint, struct cairn_fabric_mem_hub *hub,
+                         const struct tiles_reference *ref)
+{
+    struct reading r;
+    cairn *session = tiles_session(endpoint, hub);
+    ck_assert_msg(cairn_job_open(session, TILES_JOB, NULL, CAIRN_READER, TILES_WAIT_MS, &r.job) ==
+                      CAIRN_OK,
+                  "%s", cairn_error());
+    ck_assert_int_eq(
+        cairn_version_wait(r.job, (struct cairn_version) { 0, 0 }, TILES_WAIT_MS, &r.version),
+        CAIRN_OK);
+    ck_assert_uint_eq(r.version.step, ref->step);
+    for (r.tensor = 0; r.tensor < TILES_TENSORS; r.tensor++)
+        for (r.plane = CAIRN_PLANE_PARAM; r.plane < CAIRN_PLANE_COUNT; r.plane++) {
+            r.expected = tiles_reference_plane(ref, r.tensor, r.plane);
+            if (r.expected == NULL) continue;
+            check_whole(&r);
+            if (r.plane <= CAIRN_PLANE_EXP_AVG) check_grid(&r);
+        }
+    cairn_close(session);
+}
+
+void tiles_check_state(const char *endpoint, struct cairn_fabric_mem_hub *hub,
+                       struct tiles_mesh mesh, uint64_t steps)
+{
+    struct tiles_reference ref;
+    tiles_reference_open(&ref, mesh);
+    tiles_reference_run(&ref, steps);
+    tiles_check_against(endpoint, hub, &ref);
+    tiles_reference_close(&ref);
+}
+
+void tiles_root(const char *endpoint, char hex_out[65])
+{
+    static struct cluster_said said;
+    struct cluster at = { .folder = "" };
+    snprintf(at.address, sizeof at.address, "%s", endpoint);
+    cluster_cli(&at, &said, "job", "digest", "-q", TILES_JOB, NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    snprintf(hex_out, 65, "%.64s", said.out);
+    ck_assert_uint_eq(strlen(hex_out), 64);
+}
+
+int tiles_run_suite(const char *name, TCase *const *cases)
+{
+    Suite *suite = suite_create(name);
+    for (; *cases != NULL; cases++) {
+        tcase_set_timeout(*cases, 60);
+        suite_add_tcase(suite, *cases);
+    }
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
