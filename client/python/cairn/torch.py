@@ -398,9 +398,9 @@ class AttachedModel:
     # ---- snapshots and state ----
 
     def write(self, values: Mapping[str, torch.Tensor], plane: str = "param") -> Version:
-        """Writes whole tensors outside the optimizer, between two steps, as one new version: {"head.bias": tensor},
-        buffers too; `plane` "exp_avg" or "exp_avg_sq" for moments. By one worker; the others have it with the next round.
-        EpochChanged: nothing was written."""
+        """Writes whole tensors outside the optimizer, between two steps, as one new version: {"head.bias": tensor}.
+        Buffers too; `plane` "exp_avg" or "exp_avg_sq" for moments. By one worker: the others have it with the next
+        round. EpochChanged: nothing was written."""
         slots = {slot.name: slot for slot in self._slots + self._buffers}
         for name, value in values.items():
             if name not in slots or tuple(value.shape) != tuple(self._shape(slots[name])):
