@@ -148,9 +148,24 @@ static void send_resolve(struct cairn_cluster_job *job, const struct cairn_round
     cairn_cluster_job_send_all(job, CAIRN_MSG_RESOLVE, &resolve.base);
 }
 
+/* The groups that are frozen in the round that is open. Returns how many. */
+static size_t list_frozen(const struct cairn_cluster_job *job,
+                          uint32_t frozen[CAIRN_SPEC_GROUPS_MAX])
+{
+    const bool *flags = cairn_round_terms_of(job->core)->frozen;
+    size_t count = 0;
+    for (uint32_t g = 0; g < job->spec.group_count; g++) {
+        if (flags[g]) frozen[count++] = g;
+    }
+    return count;
+}
+
 static void send_open(struct cairn_cluster_job *job, const struct cairn_round_action *action)
 {
+    uint32_t frozen[CAIRN_SPEC_GROUPS_MAX];
     Cairn__RoundOpen open = CAIRN__ROUND_OPEN__INIT;
+    open.frozen = frozen;
+    open.n_frozen = list_frozen(job, frozen);
     open.job = job->id;
     open.epoch = action->epoch;
     open.round = action->round;
@@ -200,10 +215,7 @@ static void send_opened(struct cairn_cluster_job *job, const struct cairn_round_
     opened.micro_batches = job->spec.micro_batches;
     opened.revision = cairn_round_terms_of(job->core)->revision;
     opened.frozen = frozen;
-    for (uint32_t g = 0; g < job->spec.group_count; g++) {
-        const bool *flags = cairn_round_terms_of(job->core)->frozen;
-        if (flags[g]) frozen[opened.n_frozen++] = g;
-    }
+    opened.n_frozen = list_frozen(job, frozen);
     cairn_cluster_session_send(member->session, CAIRN_MSG_ROUND_OPENED, *request, &opened.base);
     *request = 0;
 }

@@ -283,6 +283,11 @@ static void on_round_open(struct cairn_shard_job *job, const Cairn__RoundOpen *m
     cairn_write_close(job);
     if (message->write && message->n_members == 1)
         cairn_write_open(job, message->round, message->members[0]);
+    memset(job->frozen, 0, job->spec.group_count * sizeof *job->frozen);
+    job->frozen_round = message->round;
+    for (size_t i = 0; i < message->n_frozen; i++) {
+        if (message->frozen[i] < job->spec.group_count) job->frozen[message->frozen[i]] = true;
+    }
     cairn_shard_job_step(job, &(struct cairn_step_event) {
                                   .kind = CAIRN_STEP_OPEN,
                                   .epoch = message->epoch,

@@ -212,10 +212,11 @@ static cairn_status make_round(struct cairn_shard_job *job, struct cairn_sentenc
     job->zero = calloc((size_t)job->grad_chunk_count + 1, sizeof *job->zero);
     job->sums = calloc(cairn_pool_thread_count(job->shard->compute), sizeof *job->sums);
     job->scalars = calloc(job->spec.group_count + 1, sizeof *job->scalars);
+    job->frozen = calloc(job->spec.group_count + 1, sizeof *job->frozen);
     job->published[0].checksums = calloc(chunk_count, sizeof(uint64_t));
     job->published[1].checksums = calloc(chunk_count, sizeof(uint64_t));
     if (job->slots == NULL || job->folds == NULL || job->zero == NULL || job->sums == NULL ||
-        job->scalars == NULL || job->published[0].checksums == NULL ||
+        job->scalars == NULL || job->frozen == NULL || job->published[0].checksums == NULL ||
         job->published[1].checksums == NULL) {
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the rounds of a job");
     }
@@ -345,6 +346,7 @@ void cairn_shard_job_free(struct cairn_shard_job *job)
     free(job->zero);
     free(job->sums);
     free(job->scalars);
+    free(job->frozen);
     free(job->have);
     free(job->grad_chunks);
     free(job->chunk_part);

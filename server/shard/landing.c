@@ -54,6 +54,11 @@ cairn_status cairn_landing_judge_push(const struct cairn_member *member,
                           (unsigned long long)bytes);
     }
     const uint32_t part = job->chunk_part[chunk];
+    if (header->round == job->frozen_round && job->frozen[job->parts[part].group]) {
+        return cairn_fail(why, CAIRN_ERR_REFUSED,
+                          "tensor %s: its group %s is frozen in round %llu and takes no gradient",
+                          tensor->name, tensor->group, (unsigned long long)header->round);
+    }
     *chunk_out = (uint32_t)(job->parts[part].grad_chunk +
                             (chunk - job->map.extents[part].first_chunk));
     return CAIRN_OK;

@@ -248,6 +248,8 @@ struct cairn_shard_job {
     bool *zero;              /* owned: [grad_chunk_count], nobody contributed: sum is +0 */
     struct cairn_sums *sums; /* owned: [compute threads] of the REDUCE at hand */
     struct cairn_group_scalars *scalars;  /* owned: [spec.group_count] of the UPDATE at hand */
+    bool *frozen;                         /* owned: [spec.group_count] take no gradient in .. */
+    uint64_t frozen_round;                /* .. the round that was opened last */
     struct cairn_version version_next;    /* of the UPDATE at hand */
     struct cairn_task pass;               /* REDUCE, UPDATE or the first publish: one at a time */
     bool updating;                        /* the UPDATE was decided and is not published yet */

@@ -173,6 +173,8 @@ void scene_round_open(struct scene *scene, uint64_t round, uint64_t step, uint32
     open.step = step;
     open.n_members = member_count;
     open.members = members;
+    open.n_frozen = scene->freezes ? 1 : 0;
+    open.frozen = &scene->frozen_group;
     scene_say(scene, CAIRN_MSG_ROUND_OPEN, 0, &open.base);
 }
 

@@ -51,6 +51,8 @@ struct scene {
     struct cairn_layout *layout;
     struct cairn_shard_map map; /* of shard 0, the one on the stage */
     uint64_t epoch, round;      /* put into headers by scene_header */
+    bool freezes;               /* the next rounds: frozen_group takes no gradient */
+    uint32_t frozen_group;
 };
 
 /* Opens the shard (named "s0", `threads` compute threads) and waits for its Hello. kind: "mem" or
