@@ -75,8 +75,8 @@ def load(job: Job, version: Version, targets: List[Tuple[Slot, torch.Tensor]], t
 
 
 def put(job: Job, slots: Iterable[Slot]) -> None:
-    """The initial state, fp32, as far as this worker holds it. Nothing if the job has its state already."""
+    """The initial state, fp32, as far as this worker holds it. What is there already is left as it is."""
+    if job.describe().initialized:
+        return
     for slot in slots:
-        master = slot.parameter.detach().to(device="cpu", dtype=torch.float32).contiguous()
-        if not job.put(slot.name, master, box=slot.box):
-            return
+        job.put(slot.name, slot.parameter.detach().to(device="cpu", dtype=torch.float32).contiguous(), box=slot.box)

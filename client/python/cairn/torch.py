@@ -400,17 +400,22 @@ class AttachedModel:
     def write(self, values: Mapping[str, torch.Tensor], plane: str = "param") -> Version:
         """Writes whole tensors outside the optimizer, between two steps, as one new version: {"head.bias": tensor}.
         Buffers too; `plane` "exp_avg" or "exp_avg_sq" for moments. By one worker: the others have it with the next
-        round. EpochChanged: nothing was written."""
+        round."""
         slots = {slot.name: slot for slot in self._slots + self._buffers}
         for name, value in values.items():
             if name not in slots or tuple(value.shape) != tuple(self._shape(slots[name])):
                 raise Invalid(f"{name} of {list(value.shape)} is no (first) name of a tensor of that shape")
         if self._round is not None:
             raise Invalid("a step is open: write before its first forward pass, or after step()")
-        self._job.write_begin(self.timeout)
-        for name, value in values.items():
-            self._job.put(name, value.detach().to(device="cpu", dtype=torch.float32).contiguous(), plane=plane)
-        version = self._job.write_end(self.timeout)
+        masters = {name: value.detach().to(device="cpu", dtype=torch.float32).contiguous()
+                   for name, value in values.items()}
+        for left in reversed(range(_TRIES)):
+            try:
+                version = self._write_once(masters, plane)
+                break
+            except (EpochChanged, Stale):  # somebody came or went, nothing was written
+                if left == 0:
+                    raise
         self._load_after(version)
         buffers = [(slot, slot.parameter) for slot in self._buffers if slot.name in values]
         _transfer.load(self._job, self._version, buffers, self.timeout)
@@ -429,6 +434,12 @@ class AttachedModel:
         self.clip_norm = self.clip_norm if clip_norm is None else clip_norm
         now = {**known, **{group.name: group for group in changed}}
         self._spec = dataclasses.replace(self._spec, groups=tuple(now.values()))
+
+    def _write_once(self, masters: Mapping[str, torch.Tensor], plane: str) -> Version:
+        self._job.write_begin(self.timeout)
+        for name, master in masters.items():
+            self._job.put(name, master, plane=plane)
+        return self._job.write_end(self.timeout)
 
     def snapshot(self, wait: bool = True, timeout: float = 600.0) -> Optional[str]:
         """The servers write a snapshot of the newest version while training goes on; with wait: returns when it is

@@ -287,6 +287,10 @@ class Precision(Case):
             with m.gathered("*"):
                 self.assertEqual(model[0].weight.item(), torch.tensor(1 - 2.0 ** -10).bfloat16().item())
             self.assertEqual(m.state_dict()["0.weight"].item(), 1 - 2.0 ** -10)
+            for read in (nn.Sequential(line()), nn.Sequential(line()).bfloat16()):
+                with cairn.reader(m.name, self.cluster.endpoint) as reader:
+                    self.assertEqual(reader.load_into(read), m.version)
+                self.assertEqual(read[0].weight.item(), torch.tensor(1 - 2.0 ** -10).bfloat16().item())
 
     def test_a_f16_model_is_trained_with_a_loss_scale(self):
         model = line(1.0).half()
@@ -360,6 +364,12 @@ class Refusals(Case):
         loss(model, 3.0).backward()
         m.step()
         self.refused(cairn.Invalid, "matches no parameter", lambda: m.gathered("tail").__enter__())
+
+    def test_who_is_awaited_is_named_in_time(self):
+        m = self.session.attach(line(), cairn.SGD(), name="awaited", rank=0, workers_min=2, timeout=0.3)
+        self.addCleanup(m.close)
+        self.refused(cairn.Timeout, "1 of 2 attached", m.begin)
+        self.refused(TimeoutError, "", lambda: loss(m.model, 1.0))
 
     def test_a_sparse_gradient_is_refused(self):
         model = nn.Embedding(3, 2, sparse=True)
