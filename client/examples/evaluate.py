@@ -1,6 +1,6 @@
 """Evaluates a job of gpt.py while it trains: reads every K-th version, or the newest where that is gone already.
 
-    python3 client/examples/evaluate.py --job gpt --every 50 --until 500
+    python3 client/examples/evaluate.py --job gpt --every 50 --until 300
 
 It is no worker: training neither waits for it nor notices when it ends. It needs CAIRN_ENDPOINT and the flags of the
 model that gpt.py was given.
@@ -34,12 +34,12 @@ def flags():
     add("--text", help="the file that gpt.py was given")
     add("--job", default="gpt")
     add("--every", type=int, default=50, help="steps between two evaluations")
-    add("--until", type=int, default=500, help="the last step")
+    add("--until", type=int, default=300, help="the last step")
     add("--timeout", type=float, default=60.0, help="seconds to wait for the job, and for the next version")
     add("--width", type=int, default=128)
-    add("--layers", type=int, default=4)
+    add("--layers", type=int, default=3)
     add("--heads", type=int, default=4)
-    add("--context", type=int, default=128)
+    add("--context", type=int, default=64)
     return parser.parse_args()
 
 

@@ -43,9 +43,9 @@ def flags():
     add("--batch", type=int, default=16, help="rows of a step, over all workers")
     add("--stage", type=int, default=2, choices=range(4))
     add("--width", type=int, default=128)
-    add("--layers", type=int, default=4)
+    add("--layers", type=int, default=3)
     add("--heads", type=int, default=4)
-    add("--context", type=int, default=128)
+    add("--context", type=int, default=64)
     add("--lr", type=float, default=5e-4)
     return parser.parse_args()
 
