@@ -105,6 +105,9 @@ uint64_t mix(uint64_t a, uint64_t b); /* a hash of both */
     X(result_void, "workers told to recompute")                                        \
     X(pinned, "consistent cuts")                                                       \
     X(pin_deferred, "consistent cuts put off by a decision")                           \
+    X(written, "writes between two steps")                                             \
+    X(write_void, "writes that were void")                                             \
+    X(carried_write, "epoch changes that carried a WRITE to a prepared shard")         \
     X(scale_lowered, "loss scales lowered")                                            \
     X(clipped, "steps clipped")
 
@@ -130,6 +133,7 @@ enum message_kind {
     /* workers and coordinator */
     M_ATTACH,
     M_BEGIN,
+    M_WRITE,
     M_COMMIT,
     M_OPENED,
     M_RESULT,
@@ -160,6 +164,7 @@ struct message {
     uint64_t members[PROCS_MAX];
     uint32_t member_count;
     bool unknown; /* RESULT: too old */
+    bool write;   /* OPENED */
 };
 
 enum event_kind {
@@ -262,6 +267,8 @@ struct process {
     } grant[SHARDS_MAX];
     enum trainer state;
     uint64_t epoch, round;
+    bool wishes; /* to write, in the next round */
+    bool writes; /* the round is a write */
     bool computed;
     struct cairn_push *push;
     bool pushing; /* the machine was made and is not known to be idle */
@@ -276,8 +283,8 @@ struct process {
 /* ---- the truth ---- */
 struct ledger_entry {
     uint64_t round;
-    bool apply;
-    uint64_t step_after;
+    enum cairn_decision_kind kind;
+    struct cairn_version after;
     uint8_t payload[PAYLOAD_MAX];
     size_t payload_bytes;
 };
@@ -286,6 +293,7 @@ struct opened {
     uint64_t round;
     uint32_t count;
     uint64_t members[PROCS_MAX];
+    bool write;
     bool voided; /* a worker was told so */
 };
 
@@ -294,7 +302,7 @@ struct oracle {
     uint32_t ledger_count;
     struct opened opened[LEDGER_MAX];
     uint32_t opened_count;
-    uint64_t step;
+    uint64_t step, generation;
     double loss_scale;
     uint32_t applied;
     uint64_t last_epoch;
@@ -311,6 +319,7 @@ struct scenario { /* drawn from the seed */
     /* the workload */
     double absent, poison, weightless;
     uint32_t micros_max;
+    double write; /* a worker's wish */
     /* the network and the machines: means, in us */
     double control_delay, fabric_delay, receive_delay, work_delay, compute_delay, disk_delay;
     double duplicate, corrupt;
@@ -412,6 +421,8 @@ bool truth_present(const struct sim *sim, uint64_t round, uint64_t member, uint3
                    uint32_t chunk);
 void truth_gradient(const struct sim *sim, uint64_t round, uint64_t member, uint32_t micro,
                     uint32_t chunk, float *out);
+/* What a write leaves in a chunk: false, nothing was put. */
+bool truth_write(const struct sim *sim, uint64_t round, uint32_t chunk, float *param, float *m);
 void oracle_opened(struct sim *sim, const struct cairn_round_action *open);
 /* A shard begins to do as the decision says. */
 void oracle_executes(struct sim *sim, uint32_t shard, const struct cairn_decision *decision);

@@ -125,6 +125,7 @@ static void to_worker(struct sim *sim, enum message_kind kind,
                                .rank = action->rank,
                                .world = action->world,
                                .loss_scale = action->loss_scale,
+                               .write = action->write,
                                .unknown = action->why != NULL };
     if (action->decision != NULL) message.decision = *action->decision;
     const uint32_t index = (uint32_t)(proc - sim->procs);
@@ -248,6 +249,7 @@ static void from_worker(struct sim *sim, const struct message *message)
     switch (message->kind) {
     case M_ATTACH: event.kind = CAIRN_ROUND_WORKER_JOIN; break;
     case M_BEGIN: event.kind = CAIRN_ROUND_WORKER_BEGIN; break;
+    case M_WRITE: event.kind = CAIRN_ROUND_WORKER_WRITE; break;
     case M_COMMIT: event.kind = CAIRN_ROUND_WORKER_COMMIT; break;
     default: sim_fail(sim, "the coordinator got message %d", (int)message->kind); return;
     }

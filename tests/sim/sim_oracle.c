@@ -54,6 +54,17 @@ void truth_gradient(const struct sim *sim, uint64_t round, uint64_t member, uint
         out[rng_below(&rng, elems)] = poison % 2 == 0 ? (float)NAN : (float)INFINITY;
 }
 
+bool truth_write(const struct sim *sim, uint64_t round, uint32_t chunk, float *param, float *m)
+{
+    struct rng rng = { draw(sim, 8, round, chunk) };
+    if (rng_chance(&rng, 0.3)) return false;
+    for (uint32_t i = 0; i < sim->scenario.elems[chunk]; i++) {
+        param[i] = (float)rng_unit(&rng);
+        m[i] = (float)rng_unit(&rng) - 0.5f;
+    }
+    return true;
+}
+
 struct cairn_geometry chunk_geometry(const struct sim *sim, uint32_t chunk)
 {
     const struct cairn_shape shape = { .rank = 1, .dim = { sim->scenario.elems[chunk] } };
@@ -67,6 +78,7 @@ void oracle_start(struct sim *sim)
     struct oracle *o = &sim->oracle;
     memset(o, 0, sizeof *o);
     o->loss_scale = sim->scenario.loss_scale;
+    o->generation = 1;
     for (uint32_t c = 0; c < sim->scenario.chunks; c++)
         truth_gradient(sim, 0, 0, 0, c, o->param[c]); // any numbers
     for (uint32_t s = 0; s < sim->scenario.shards; s++) {
@@ -153,6 +165,30 @@ static void lower_loss_scale(struct sim *sim)
     sim->seen[SEEN_scale_lowered]++;
 }
 
+/* Applied since the last skip; a write is neither. */
+static uint32_t good_rounds(const struct oracle *o)
+{
+    uint32_t good = 0;
+    for (uint32_t i = o->ledger_count; i-- > 0 && o->ledger[i].kind != CAIRN_DECISION_SKIP;)
+        good += o->ledger[i].kind == CAIRN_DECISION_APPLY;
+    return good;
+}
+
+static void write_state(struct sim *sim, const struct opened *round, struct ledger_entry *entry)
+{
+    struct oracle *o = &sim->oracle;
+    const struct cairn_payload head = {
+        .clip_scale = 1, .loss_scale = o->loss_scale, .good_rounds = good_rounds(o), .finite = true
+    };
+    for (uint32_t c = 0; c < sim->scenario.chunks; c++)
+        (void)truth_write(sim, round->round, c, o->param[c], o->m[c]);
+    o->generation++;
+    sim->seen[SEEN_written]++;
+    entry->kind = CAIRN_DECISION_WRITE;
+    entry->payload_bytes = CAIRN_PAYLOAD_BYTES(0);
+    cairn_payload_encode(&head, NULL, entry->payload);
+}
+
 /* What the coordinator has to decide, and the state after it. */
 static void next_state(struct sim *sim, const struct opened *round, struct ledger_entry *entry)
 {
@@ -190,11 +226,8 @@ static void next_state(struct sim *sim, const struct opened *round, struct ledge
         lower_loss_scale(sim);
     }
     head.loss_scale = o->loss_scale;
-    uint32_t good = 0;
-    for (uint32_t i = o->ledger_count; apply && i-- > 0 && o->ledger[i].apply;) good++;
-    head.good_rounds = apply ? good + 1 : 0;
-    entry->apply = apply;
-    entry->step_after = o->step;
+    head.good_rounds = apply ? good_rounds(o) + 1 : 0;
+    entry->kind = apply ? CAIRN_DECISION_APPLY : CAIRN_DECISION_SKIP;
     entry->payload_bytes = CAIRN_PAYLOAD_BYTES(head.group_count);
     cairn_payload_encode(&head, scalars, entry->payload);
 }
@@ -225,11 +258,18 @@ void oracle_opened(struct sim *sim, const struct cairn_round_action *open)
     memset(opened, 0, sizeof *opened);
     opened->round = open->round;
     opened->count = open->member_count;
+    opened->write = open->write;
+    if (open->write && open->member_count != 1)
+        sim_fail(sim, "a write of %u workers was opened", (unsigned)open->member_count);
     for (uint32_t i = 0; i < open->member_count; i++) opened->members[i] = open->members[i];
 }
 
 void oracle_told_worker(struct sim *sim, const struct cairn_round_action *opened)
 {
+    const struct opened *round = find_opened(&sim->oracle, opened->round);
+    if (round == NULL || round->write != opened->write ||
+        opened->version.generation != sim->oracle.generation)
+        sim_fail(sim, "a worker is told of a round that was not opened so");
     if (!all_executed(sim) || opened->version.step != sim->oracle.step)
         sim_fail(sim, "a worker is told to compute with a step that is not published everywhere");
     if (cairn_f64_bits(opened->loss_scale) != cairn_f64_bits(sim->oracle.loss_scale))
@@ -257,7 +297,11 @@ static void enter(struct sim *sim, const struct cairn_decision *decision)
     struct ledger_entry *entry = &o->ledger[o->ledger_count];
     memset(entry, 0, sizeof *entry);
     entry->round = round->round;
-    next_state(sim, round, entry);
+    if (round->write)
+        write_state(sim, round, entry);
+    else
+        next_state(sim, round, entry);
+    entry->after = (struct cairn_version) { o->generation, o->step };
     o->ledger_count++;
 }
 
@@ -268,14 +312,14 @@ void oracle_executes(struct sim *sim, uint32_t shard, const struct cairn_decisio
     if (at == o->ledger_count) enter(sim, decision);
     if (sim->failed) return;
     const struct ledger_entry *entry = &o->ledger[at];
-    const bool apply = decision->kind == CAIRN_DECISION_APPLY;
-    if (entry->round != decision->round || entry->apply != apply ||
-        entry->step_after != decision->version_after.step)
+    if (entry->round != decision->round || entry->kind != decision->kind ||
+        entry->after.generation != decision->version_after.generation ||
+        entry->after.step != decision->version_after.step)
         sim_fail(sim,
-                 "shard %u does %s of round %llu to step %llu; true is %s of round %llu to %llu",
-                 shard, apply ? "APPLY" : "SKIP", (unsigned long long)decision->round,
-                 (unsigned long long)decision->version_after.step, entry->apply ? "APPLY" : "SKIP",
-                 (unsigned long long)entry->round, (unsigned long long)entry->step_after);
+                 "shard %u does %d of round %llu to step %llu; true is %d of round %llu to %llu",
+                 shard, (int)decision->kind, (unsigned long long)decision->round,
+                 (unsigned long long)decision->version_after.step, (int)entry->kind,
+                 (unsigned long long)entry->round, (unsigned long long)entry->after.step);
     else if (entry->payload_bytes != decision->payload_bytes ||
              memcmp(entry->payload, decision->payload, entry->payload_bytes) != 0)
         sim_fail(sim, "the scalars of round %llu are not what its contributions give",
@@ -316,6 +360,7 @@ void oracle_result(struct sim *sim, const struct message *result)
             sim_fail(sim, "a worker heard that round %llu is void; it took effect",
                      (unsigned long long)result->round);
         struct opened *opened = find_opened(&sim->oracle, result->round);
+        if (opened != NULL && opened->write && !opened->voided) sim->seen[SEEN_write_void]++;
         if (opened != NULL) opened->voided = true;
         return;
     }
@@ -329,7 +374,7 @@ void oracle_result(struct sim *sim, const struct message *result)
             sim_fail(sim,
                      "a worker heard the result of round %llu before shard %u had published it",
                      (unsigned long long)result->round, s);
-    const bool fail = !entry->apply && sim->scenario.fail_nonfinite;
+    const bool fail = entry->kind == CAIRN_DECISION_SKIP && sim->scenario.fail_nonfinite;
     if (result->status != (fail ? CAIRN_ERR_NONFINITE : CAIRN_OK) ||
         result->decision.payload_bytes != entry->payload_bytes ||
         memcmp(result->payload, entry->payload, entry->payload_bytes) != 0)
@@ -339,9 +384,9 @@ void oracle_result(struct sim *sim, const struct message *result)
 
 void oracle_pinned(struct sim *sim, uint32_t shard, const struct message *pin)
 {
-    const uint64_t step = cairn_step_version(sim->shards[shard].core).step;
+    const struct cairn_version here = cairn_step_version(sim->shards[shard].core);
     sim->seen[SEEN_pinned]++;
-    if (step != pin->version.step)
+    if (here.step != pin->version.step || here.generation != pin->version.generation)
         sim_fail(sim, "shard %u was pinned at step %llu in a cut of step %llu", shard,
-                 (unsigned long long)step, (unsigned long long)pin->version.step);
+                 (unsigned long long)here.step, (unsigned long long)pin->version.step);
 }

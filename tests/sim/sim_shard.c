@@ -57,6 +57,11 @@ static void sum(struct sim *sim, struct sim_shard *s, struct cairn_step_sums *ou
 
 static void update(struct sim *sim, struct sim_shard *s)
 {
+    if (s->updating.kind == CAIRN_DECISION_WRITE) {
+        for (uint32_t c = 0; c < s->chunk_count; c++)
+            (void)truth_write(sim, s->updating.round, s->first_chunk + c, s->param[c], s->m[c]);
+        return;
+    }
     for (uint32_t c = 0; c < s->chunk_count; c++) {
         struct cairn_group_scalars scalars;
         const uint32_t chunk = s->first_chunk + c;
@@ -268,7 +273,9 @@ static void see_after(struct sim *sim, const struct sim_shard *s,
     if (event->kind == CAIRN_STEP_RESOLVE && before == CAIRN_STEP_REDUCED) {
         const bool kept = cairn_step_round(s->core) != 0;
         if (phase == CAIRN_STEP_UPDATING)
-            sim->seen[SEEN_carried_apply]++;
+            sim->seen[cairn_step_last(s->core)->kind == CAIRN_DECISION_WRITE
+                          ? SEEN_carried_write
+                          : SEEN_carried_apply]++;
         else
             sim->seen[kept ? SEEN_carried_skip : SEEN_prepared_void]++;
     }

@@ -69,6 +69,11 @@ static void to_coordinator(struct sim *sim, uint32_t index, enum message_kind ki
     sim_send_control(sim, &proc->control, 0, E_COORDINATOR_FROM_WORKER, 0, index, &message);
 }
 
+static void ask(struct sim *sim, uint32_t index)
+{
+    to_coordinator(sim, index, sim->procs[index].wishes ? M_WRITE : M_BEGIN, 0);
+}
+
 void process_connect(struct sim *sim, uint32_t index)
 {
     struct process *proc = &sim->procs[index];
@@ -85,7 +90,7 @@ void process_connect(struct sim *sim, uint32_t index)
     // Whatever was asked may have been lost. Of a round that is open here: how does it end? (A round that
     // a coordinator told us of, and died before it told the shards, gets no GRANT, ever.)
     if (proc->state == T_IDLE)
-        to_coordinator(sim, index, M_BEGIN, 0);
+        ask(sim, index);
     else
         to_coordinator(sim, index, M_COMMIT, proc->round);
 }
@@ -181,8 +186,10 @@ static void do_push_actions(struct sim *sim, uint32_t index,
 
 static void begin(struct sim *sim, uint32_t index)
 {
-    sim->procs[index].state = T_IDLE;
-    to_coordinator(sim, index, M_BEGIN, 0);
+    struct process *proc = &sim->procs[index];
+    proc->state = T_IDLE;
+    proc->wishes = !sim->healed && rng_chance(&sim->fault, sim->scenario.write);
+    ask(sim, index);
 }
 
 /* A buffer with the gradient goes on loan. */
@@ -211,10 +218,10 @@ static bool push_next(struct sim *sim, uint32_t index)
 {
     struct process *proc = &sim->procs[index];
     struct cairn_push_actions actions = push_actions(sim);
-    const uint32_t micros = truth_micros(sim, proc->round, proc->life);
+    const uint32_t micros = proc->writes ? 1 : truth_micros(sim, proc->round, proc->life);
     cairn_status status = CAIRN_OK;
     if (proc->next_micro == micros) {
-        const uint64_t weight = truth_weight(sim, proc->round, proc->life);
+        const uint64_t weight = proc->writes ? 1 : truth_weight(sim, proc->round, proc->life);
         status = cairn_push_commit(proc->push, weight, &actions);
         proc->committed = status == CAIRN_OK;
     } else if (proc->next_chunk == sim->scenario.chunks) {
@@ -225,7 +232,8 @@ static bool push_next(struct sim *sim, uint32_t index)
         }
     } else {
         const uint32_t chunk = proc->next_chunk;
-        if (truth_present(sim, proc->round, proc->life, proc->next_micro, chunk))
+        const bool present = truth_present(sim, proc->round, proc->life, proc->next_micro, chunk);
+        if (present && !proc->writes)
             status = push_one(sim, proc, shard_of(sim, chunk), chunk, &actions);
         if (status == CAIRN_OK) proc->next_chunk++;
     }
@@ -282,6 +290,7 @@ static void on_opened(struct sim *sim, uint32_t index, const struct message *mes
                  (unsigned long long)message->round, (unsigned long long)proc->round);
     proc->epoch = message->epoch;
     proc->round = message->round;
+    proc->writes = message->write;
     proc->state = T_COMPUTING;
     proc->computed = false;
     const uint64_t delay = rng_exponential(&sim->schedule, sim->scenario.compute_delay);

@@ -122,6 +122,8 @@ static void draw_scenario(struct sim *sim)
     draw_model(sc, &rng);
     draw_machines(sc, &rng);
     draw_faults(sc, &rng);
+    struct rng writes = { mix(sim->seed, 101) };
+    sc->write = sometimes(&writes, 0.3, 0.4);
     // Cuts where they fall: a shard may own nothing.
     uint32_t cut[SHARDS_MAX + 1] = { 0 };
     for (uint32_t s = 1; s < sc->shards; s++) {
