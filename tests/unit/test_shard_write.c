@@ -1,0 +1,195 @@
+/* A write at a shard: what is put stands beside the state until the coordinator's word, and nobody but the
+ * writer puts anything. */
+#include <check.h>
+#include <string.h>
+
+#include "tests/support/shard_scene.h"
+
+enum { ROUND = 7 };
+static struct scene scene;
+static uint64_t used_before;
+
+static void serve(void)
+{
+    scene_open(&scene, "mem", 2, 0);
+    scene_create(&scene, 3, 1, 0, "");
+    scene_hear(&scene, CAIRN_MSG_DONE);
+    scene_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
+    scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
+    scene_put_all(&scene, 1);
+    scene_seal(&scene);
+    scene_fence(&scene, 1);
+    scene_hear(&scene, CAIRN_MSG_ANSWER);
+    scene_resolve_none(&scene);
+    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
+    used_before = scene.shard->budget.used_bytes;
+}
+
+static void leave(void)
+{
+    scene_close(&scene);
+}
+
+/* Member 1 writes. */
+static void open_write(void)
+{
+    uint64_t writer = 1;
+    Cairn__RoundOpen open = CAIRN__ROUND_OPEN__INIT;
+    open.job = SCENE_JOB;
+    open.epoch = scene.epoch;
+    open.round = scene.round = ROUND;
+    open.generation = 1;
+    open.n_members = 1;
+    open.members = &writer;
+    open.write = true;
+    scene_say(&scene, CAIRN_MSG_ROUND_OPEN, 0, &open.base);
+    scene_note(&scene, CAIRN_CHUNK_GRANT);
+}
+
+static uint64_t chunk_of(uint32_t tensor)
+{
+    uint64_t chunk = 0;
+    while (cairn_shard_map_chunk(&scene.map, chunk).tensor != tensor) chunk++;
+    return chunk;
+}
+
+/* CAIRN_OK: acknowledged; else why not. Every element is 9. */
+static cairn_status put(uint64_t member, uint64_t round, uint64_t chunk, uint8_t plane)
+{
+    static float values[SCENE_CHUNK_LEAVES * CAIRN_LEAF_ELEMS];
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, chunk);
+    struct cairn_chunk_header header = scene_chunk_header(&scene, CAIRN_CHUNK_PUT, member, chunk);
+    const size_t naks = scene_waiting(&scene, CAIRN_CHUNK_NAK);
+    for (uint64_t i = 0; i < place.elem_count; i++) values[i] = 9;
+    header.plane = plane;
+    header.dtype = CAIRN_F32;
+    header.round = round;
+    ck_assert_uint_eq(naks, 0);
+    scene_send(&scene, &header, values, (size_t)place.elem_count * sizeof *values);
+    scene_settle(&scene);
+    if (scene_waiting(&scene, CAIRN_CHUNK_NAK) > 0)
+        return (cairn_status)scene_note(&scene, CAIRN_CHUNK_NAK)->header.value;
+    scene_note(&scene, CAIRN_CHUNK_ACK);
+    return CAIRN_OK;
+}
+
+static void commit(void)
+{
+    static const uint32_t absent[] = { T_BIAS, T_EMB, T_WEIGHT };
+    struct cairn_chunk_header end = scene_header(&scene, CAIRN_CHUNK_MICRO_END, 1);
+    scene_send(&scene, &end, absent, sizeof absent);
+    struct cairn_chunk_header last = scene_header(&scene, CAIRN_CHUNK_COMMIT, 1);
+    last.value = 1;
+    scene_send(&scene, &last, NULL, 0);
+    scene_hear(&scene, CAIRN_MSG_REDUCED);
+}
+
+static void check_param(uint64_t written)
+{
+    const struct cairn_shard_job *job = scene.shard->jobs;
+    for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
+        const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, c);
+        const float *got = (const float *)job->param.base + place.local_elem;
+        for (uint64_t i = 0; i < place.elem_count; i++)
+            ck_assert(got[i] ==
+                      (c == written ? 9 : scene_initial(place.tensor, place.first_elem + i)));
+    }
+}
+
+/* Nothing of a write is held any more. */
+static void check_forgotten(void)
+{
+    scene_settle(&scene);
+    ck_assert_ptr_null(scene.shard->jobs->write);
+    ck_assert_ptr_null(scene.shard->jobs->putting.base);
+    ck_assert_uint_eq(scene.shard->budget.used_bytes, used_before);
+}
+
+START_TEST(what_is_put_takes_effect_by_the_coordinators_word)
+{
+    const uint64_t chunk = chunk_of(T_WEIGHT);
+    open_write();
+    ck_assert_int_eq(put(1, ROUND, chunk, CAIRN_PLANE_PARAM), CAIRN_OK);
+    ck_assert_int_eq(put(1, ROUND, chunk, CAIRN_PLANE_PARAM), CAIRN_OK); // the answer was lost
+    commit();
+    check_param(UINT64_MAX);
+    Cairn__Decision write = CAIRN__DECISION__INIT;
+    Cairn__Decide decide = CAIRN__DECIDE__INIT;
+    write.kind = CAIRN_DECISION_WRITE;
+    write.round = ROUND;
+    write.generation = 2;
+    decide.job = SCENE_JOB;
+    decide.epoch = scene.epoch;
+    decide.decision = &write;
+    scene_say(&scene, CAIRN_MSG_DECIDE, 0, &decide.base);
+    const Cairn__Published *published =
+        (const Cairn__Published *)scene_hear(&scene, CAIRN_MSG_PUBLISHED).message;
+    ck_assert_uint_eq(published->generation, 2);
+    ck_assert_uint_eq(published->step, 0);
+    check_param(chunk);
+    check_forgotten();
+}
+END_TEST
+
+START_TEST(a_void_write_is_forgotten)
+{
+    open_write();
+    ck_assert_int_eq(put(1, ROUND, chunk_of(T_EMB), CAIRN_PLANE_PARAM), CAIRN_OK);
+    ck_assert_uint_gt(scene.shard->budget.used_bytes, used_before);
+    commit();
+    scene_fence(&scene, 2);
+    scene_hear(&scene, CAIRN_MSG_ANSWER);
+    scene_resolve_none(&scene);
+    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
+    check_param(UINT64_MAX);
+    check_forgotten();
+    ck_assert_int_eq(put(1, ROUND, 0, CAIRN_PLANE_PARAM), CAIRN_ERR_STALE);
+}
+END_TEST
+
+START_TEST(nobody_but_the_writer_puts_and_only_while_it_writes)
+{
+    ck_assert_int_eq(put(1, 0, 0, CAIRN_PLANE_PARAM), CAIRN_ERR_STALE);
+    open_write();
+    ck_assert_int_eq(put(2, ROUND, 0, CAIRN_PLANE_PARAM), CAIRN_ERR_STALE);
+    ck_assert_int_eq(put(1, ROUND - 1, 0, CAIRN_PLANE_PARAM), CAIRN_ERR_STALE);
+    ck_assert_int_eq(put(1, ROUND, 0, CAIRN_PLANE_WIRE), CAIRN_ERR_MALFORMED);
+    ck_assert_int_eq(put(1, ROUND, chunk_of(T_FROZEN), CAIRN_PLANE_EXP_AVG), CAIRN_ERR_NOT_FOUND);
+    ck_assert_int_eq(put(1, ROUND, chunk_of(T_FROZEN), CAIRN_PLANE_PARAM), CAIRN_OK);
+    commit();
+    ck_assert_int_eq(put(1, ROUND, 0, CAIRN_PLANE_PARAM), CAIRN_ERR_STALE);
+    check_param(UINT64_MAX);
+}
+END_TEST
+
+START_TEST(a_write_that_does_not_fit_is_refused_and_the_state_stands)
+{
+    open_write();
+    scene.shard->budget.limit_bytes = scene.shard->budget.used_bytes;
+    ck_assert_int_eq(put(1, ROUND, 0, CAIRN_PLANE_PARAM), CAIRN_ERR_NO_MEMORY);
+    scene_fence(&scene, 2);
+    scene_hear(&scene, CAIRN_MSG_ANSWER);
+    scene_resolve_none(&scene);
+    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
+    check_param(UINT64_MAX);
+    check_forgotten();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("shard_write");
+    TCase *tcase = tcase_create("shard_write");
+    tcase_set_timeout(tcase, 30);
+    tcase_add_checked_fixture(tcase, serve, leave);
+    tcase_add_test(tcase, what_is_put_takes_effect_by_the_coordinators_word);
+    tcase_add_test(tcase, a_void_write_is_forgotten);
+    tcase_add_test(tcase, nobody_but_the_writer_puts_and_only_while_it_writes);
+    tcase_add_test(tcase, a_write_that_does_not_fit_is_refused_and_the_state_stands);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
