@@ -178,6 +178,15 @@ NOTHING(cairn_tiles)
 {
     return cairn_tiles(a->job, NULL, 1, 1, SHORT_MS);
 }
+GIVEN(cairn_job_amend)
+{
+    const struct cairn_amend amend = { .struct_size = sizeof amend, .set_clip_norm = true };
+    return cairn_job_amend(a->job, &amend, SHORT_MS);
+}
+NOTHING(cairn_job_amend)
+{
+    return cairn_job_amend(a->job, NULL, -1);
+}
 GIVEN(cairn_put)
 {
     const struct cairn_mem mem = toy_mem(gradient, CAIRN_F32);
@@ -358,6 +367,7 @@ static const struct call {
     CALL(cairn_job_describe, OF_JOB),
     CALL(cairn_job_tensor, OF_JOB),
     CALL(cairn_tiles, OF_JOB),
+    CALL(cairn_job_amend, OF_JOB),
     CALL(cairn_put, OF_JOB),
     CALL(cairn_init_done, OF_JOB),
     CALL(cairn_round_begin, OF_JOB),
