@@ -101,11 +101,13 @@ static int start(struct local *local)
 static int announce(struct local *local)
 {
     struct cairn_sentence why;
-    char line[sizeof local->endpoint + 1];
+    char line[sizeof local->endpoint + 1], library[PATH_MAX];
     const char *file = local->ctl->endpoint_file;
     setenv("CAIRN_ENDPOINT", local->endpoint, 1);
     setenv("CAIRN_FABRIC", "ucx", 1);
     setenv("CAIRN_FABRIC_DEVICE", "lo", 1); // where the shards are
+    if (cairn_local_library_find(library))
+        setenv("CAIRN_LIBRARY", library, 0); // of the Python package
     snprintf(line, sizeof line, "%s\n", local->endpoint);
     if (file == NULL) return -1;
     local->is_announced = cairn_local_file_write(file, line, &why);

@@ -51,6 +51,16 @@ bool cairn_local_program_find(const char *name, char path_out[PATH_MAX], struct 
     return false;
 }
 
+bool cairn_local_library_find(char path_out[PATH_MAX])
+{
+    char found[PATH_MAX] = "";
+    const ssize_t length = readlink("/proc/self/exe", found, sizeof found - 64);
+    char *slash = length > 0 ? strrchr(found, '/') : NULL;
+    if (slash == NULL) return false;
+    snprintf(slash + 1, 64, "../lib/libcairn.so.0");
+    return realpath(found, path_out) != NULL;
+}
+
 /* ---- the folder ---- */
 
 static bool make_temporary(struct local *local, struct cairn_sentence *why)
