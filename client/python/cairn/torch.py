@@ -1,6 +1,7 @@
 """PyTorch on Cairn: attach a model, and its gradients go to the servers as autograd makes them.
 
-Works with torch 1.13 and later, on host memory; gradients on a GPU are copied to the host first.
+Works with torch 1.13 and later, on host memory. Parameters and gradients elsewhere go through the host; no GPU has been
+tried.
 
 Stages. 0 and 1: gradients of a step's backward passes are added up here, in fp32, and pushed once; in 0 one shard holds
 all of the state. 2: each backward pass is pushed. 3: as 2, and a unit's parameters are here only while they are
