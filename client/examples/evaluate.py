@@ -15,14 +15,13 @@ import cairn
 from gpt import GPT, Text, evaluate
 
 
-def wait_for_job(name, timeout):
-    """A reader of the job, once it is there and has its first parameters."""
+def open_reader(job, timeout):
+    """Once a trainer has created the job."""
     deadline = time.monotonic() + timeout
     while True:
         try:
-            reader = cairn.reader(name, timeout=timeout)
-            return reader, reader.wait()
-        except (cairn.NotFound, cairn.NotReady):
+            return cairn.reader(job, timeout=timeout)
+        except cairn.NotFound:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
@@ -47,8 +46,8 @@ def main():
     args = flags()
     torch.set_num_threads(1)
     text, model = Text(args.text, args.context), GPT(args.width, args.layers, args.heads, args.context)
-    reader, version = wait_for_job(args.job, args.timeout)
-    with reader:
+    with open_reader(args.job, args.timeout) as reader:
+        version = reader.wait()  # until it has its initial parameters; then the newest
         while True:
             try:
                 version = reader.load_into(model, version)

@@ -171,7 +171,7 @@ def flags():
     add("--heads", type=int, default=4)
     add("--context", type=int, default=64)
     add("--lr", type=float, default=2e-3)
-    add("--every", type=int, default=20, help="steps between two lines")
+    add("--every", type=int, default=20, help="steps between two lines; their loss is of rank 0's rows")
     add("--save", help="a safetensors file for the parameters in the end; finetune.py begins with one")
     return parser.parse_args()
 
