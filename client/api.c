@@ -216,7 +216,7 @@ cairn_status cairn_api_begin(struct job *job, uint8_t kind, bool (*run)(struct c
 static bool is_source(struct job *job)
 {
     pthread_mutex_lock(&job->session->lock);
-    const bool has_tiles = job->declared != NULL;
+    const bool has_tiles = cairn_client_tiles_hold(job);
     pthread_mutex_unlock(&job->session->lock);
     return job->rank == 0 || has_tiles;
 }
@@ -308,7 +308,7 @@ static cairn_status init_done_inside(struct job *job, const uint8_t *given, uint
     cairn_status status = cairn_api_await_none(job, &job->puts_open, "puts", deadline_ms);
     if (status != CAIRN_OK) return status;
     pthread_mutex_lock(&job->session->lock);
-    const bool initialized = job->initialized, has_tiles = job->declared != NULL;
+    const bool initialized = job->initialized, has_tiles = cairn_client_tiles_hold(job);
     const cairn_status put = job->puts_status;
     const struct cairn_sentence why = job->puts_why;
     job->puts_status = CAIRN_OK;

@@ -28,7 +28,6 @@ static void free_job(struct job *job)
     free(job->actions.list);
     free(job->spec_bytes);
     cairn_client_tiles_free(job->declared);
-    cairn_client_tiles_free(job->declaring);
     free(job->filled);
     free(job->frozen);
     free(job->puts);

@@ -198,12 +198,14 @@ struct job {
         filling_round; /* of the caller's pushes, and its micro-batch, to refuse nonsense early */
     uint32_t filling_micro;
     bool filling_any, committed;
-    struct cairn_round write;   /* that is open; round 0: none */
-    struct declared *declared;  /* owned: the tiles that hold; NULL: whole tensors */
-    struct declared *declaring; /* owned: of a call of cairn_tiles that waits for the others */
-    bool *frozen;    /* [group_count] of a worker: takes no gradient in the round it has */
-    uint8_t *filled; /* [tensor_count] 1: pushed in the micro-batch being filled */
-    uint32_t refs;   /* the handle, the session's list, ops */
+    struct cairn_round write;  /* that is open; round 0: none */
+    struct declared *declared; /* owned: what holds; NULL, or of world 0: whole tensors */
+    struct declared
+        *declaring;       /* of the call of cairn_tiles that waits for the others; NULL: none */
+    bool declaring_holds; /* it is `declared` by now */
+    bool *frozen;         /* [group_count] of a worker: takes no gradient in the round it has */
+    uint8_t *filled;      /* [tensor_count] 1: pushed in the micro-batch being filled */
+    uint32_t refs;        /* the handle, the session's list, ops */
 
     /* loop thread */
     enum job_state state;
@@ -318,6 +320,8 @@ void cairn_attach_release(struct job *job);
 void cairn_job_fail(struct job *job, cairn_status status, const char *text);
 
 /* ---- tiles.c ---- */
+/* Under the lock: the job has tiles. */
+bool cairn_client_tiles_hold(const struct job *job);
 /* Any thread: what this worker holds of a tensor. */
 struct piece cairn_client_tiles_own(struct job *job, size_t tensor);
 void cairn_client_tiles_free(struct declared *declared); /* NULL is fine */

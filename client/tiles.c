@@ -16,6 +16,11 @@ void cairn_client_tiles_free(struct declared *declared)
     free(declared);
 }
 
+bool cairn_client_tiles_hold(const struct job *job)
+{
+    return job->declared != NULL && job->declared->world > 0;
+}
+
 struct piece cairn_client_tiles_own(struct job *job, size_t tensor)
 {
     const struct cairn_shape *shape = &job->spec.tensors[tensor].shape;
@@ -67,12 +72,21 @@ static Cairn__TilesDeclare message_of(const struct declared *declared)
 void cairn_client_tiles_again(struct job *job)
 {
     const struct declared *declared = job->declared; // changed by this thread only
-    if (declared == NULL) return;
+    if (declared == NULL || declared->world == 0) return;
     Cairn__TilesDeclare message = message_of(declared);
     message.job = job->id;
     job->tiles_request = ++job->session->next_request;
     cairn_control_send(job->session, CAIRN_MSG_TILES_DECLARE, job->tiles_request, &message.base);
     cairn_client_tiles_send_pages(job->session, job->tiles_request, declared);
+}
+
+/* Is it the reply to the call that waits now? Under the lock. */
+static bool is_awaited(const struct job *job, uint32_t request)
+{
+    const struct ask *ask = job->session->asks;
+    while (ask != NULL && (ask->job != job || ask->type != CAIRN_MSG_TILES_DECLARE))
+        ask = ask->next;
+    return ask != NULL && ask->request == request;
 }
 
 void cairn_client_tiles_on_set(struct job *job, uint32_t request)
@@ -81,17 +95,15 @@ void cairn_client_tiles_on_set(struct job *job, uint32_t request)
         job->tiles_request = 0;
         return;
     }
+    struct declared *former = NULL;
     pthread_mutex_lock(&job->session->lock);
-    struct declared *former = job->declared;
-    struct declared *declared = job->declaring;
-    if (declared != NULL) { // else the call gave up meanwhile
-        job->declared = declared->world > 0 ? declared : NULL;
-        job->declaring = NULL;
+    if (is_awaited(job, request)) {
+        former = job->declared;
+        job->declared = job->declaring;
+        job->declaring_holds = true;
     }
     pthread_mutex_unlock(&job->session->lock);
-    if (declared == NULL) return;
     cairn_client_tiles_free(former);
-    if (declared->world == 0) cairn_client_tiles_free(declared);
 }
 
 bool cairn_client_tiles_on_error(struct session *s, uint32_t request, cairn_status status,
@@ -178,16 +190,31 @@ static cairn_status judge(const struct job *job, const struct cairn_tile *tiles,
     return CAIRN_OK;
 }
 
-/* One declaration at a time waits. Takes it in any case. */
+/* One declaration at a time waits; it is the call's until withdraw. Takes it in any case. */
 static cairn_status offer(struct job *job, struct declared *declared)
 {
     pthread_mutex_lock(&job->session->lock);
     const bool busy = job->declaring != NULL;
-    if (!busy) job->declaring = declared;
+    if (!busy) {
+        job->declaring = declared;
+        job->declaring_holds = false;
+    }
     pthread_mutex_unlock(&job->session->lock);
     if (!busy) return CAIRN_OK;
     cairn_client_tiles_free(declared);
     return cairn_client_fail(CAIRN_ERR_BUSY, "another thread declares tiles of job %s", job->name);
+}
+
+/* True: it holds. */
+static bool withdraw(struct job *job)
+{
+    pthread_mutex_lock(&job->session->lock);
+    const bool holds = job->declaring_holds;
+    struct declared *unset = holds ? NULL : job->declaring;
+    job->declaring = NULL;
+    pthread_mutex_unlock(&job->session->lock);
+    cairn_client_tiles_free(unset);
+    return holds;
 }
 
 static cairn_status declare(struct job *job, struct declared *declared, uint64_t deadline_ms)
@@ -199,12 +226,7 @@ static cairn_status declare(struct job *job, struct declared *declared, uint64_t
     status = cairn_control_ask(job->session, job, CAIRN_MSG_TILES_DECLARE, &message.base,
                                CAIRN_MSG_TILES_SET, deadline_ms, &reply);
     if (status == CAIRN_OK) cairn_message_free(reply);
-    pthread_mutex_lock(&job->session->lock);
-    struct declared *unset = job->declaring; // NULL: it holds now
-    job->declaring = NULL;
-    pthread_mutex_unlock(&job->session->lock);
-    cairn_client_tiles_free(unset);
-    return status;
+    return withdraw(job) ? CAIRN_OK : status; // it may hold just when the time was up
 }
 
 cairn_status cairn_tiles(cairn_job *handle, const struct cairn_tile *tiles, size_t tile_count,

@@ -168,6 +168,42 @@ START_TEST(a_wrong_list_is_refused_before_anyone_hears_of_it)
 }
 END_TEST
 
+enum { DECLARERS = 4, DECLARATIONS = 60 };
+
+/* Of a job of one rank, which holds everything: each call is taken, or another thread's is under way. */
+static void *declare_thread(void *arg)
+{
+    cairn_job *job = arg;
+    size_t taken = 0;
+    for (int i = 0; i < DECLARATIONS; i++) {
+        const cairn_status status = cairn_tiles(job, NULL, 0, (uint32_t)i % 2, WAIT_MS);
+        if (status == CAIRN_OK) taken++;
+        if (status != CAIRN_OK && status != CAIRN_ERR_BUSY) return NULL;
+    }
+    return (void *)(uintptr_t)(taken + 1);
+}
+
+START_TEST(threads_that_declare_at_once_do_no_harm)
+{
+    struct rooms rooms;
+    pthread_t threads[DECLARERS];
+    size_t taken = 0;
+    rooms_open(&rooms, 1, &(struct cairn_fabric_mem_options) { .seed = 1 });
+    const struct member m = open_member(&rooms, 0, 1);
+    for (int i = 0; i < DECLARERS; i++)
+        ck_assert_int_eq(pthread_create(&threads[i], NULL, declare_thread, m.job), 0);
+    for (int i = 0; i < DECLARERS; i++) {
+        void *result;
+        pthread_join(threads[i], &result);
+        ck_assert_ptr_nonnull(result);
+        taken += (size_t)(uintptr_t)result - 1;
+    }
+    ck_assert_uint_gt(taken, 0);
+    cairn_close(m.session);
+    rooms_close(&rooms);
+}
+END_TEST
+
 /* ---- what is not this worker's ---- */
 
 static void check_invalid(cairn_status status, const char *first, const char *second)
@@ -287,6 +323,7 @@ int main(void)
     tcase_add_test(calls, tiles_that_do_not_make_up_the_tensor_are_a_mismatch_and_can_be_mended);
     tcase_add_test(calls, a_rank_that_declares_alone_hears_for_whom_it_waits);
     tcase_add_test(calls, a_wrong_list_is_refused_before_anyone_hears_of_it);
+    tcase_add_test(calls, threads_that_declare_at_once_do_no_harm);
     tcase_add_test(calls, what_a_worker_does_not_hold_it_can_neither_put_nor_push);
     tcase_add_test(calls, a_reader_gets_any_slice_of_an_exact_version_while_training_goes_on);
     return tiles_run_suite("tiles_calls", (TCase *const[]) { calls, NULL });

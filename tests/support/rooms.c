@@ -1,6 +1,7 @@
 #include "tests/support/rooms.h"
 
 #include <check.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -40,6 +41,10 @@ static void open_shard(struct rooms *rooms, uint32_t shard)
 static void *rooms_thread(void *arg)
 {
     struct rooms *rooms = arg;
+    sigset_t pipes; // as the daemons do, but for this thread alone: the library must not need it
+    sigemptyset(&pipes);
+    sigaddset(&pipes, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipes, NULL);
     uv_run(&rooms->loop, UV_RUN_DEFAULT);
     return NULL;
 }
