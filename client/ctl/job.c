@@ -139,7 +139,9 @@ static void print_spec(const Cairn__JobSpec *s)
     if (s->clip_norm > 0) cairn_ctl_line("clip norm", "%g", s->clip_norm);
     cairn_ctl_line("not finite", "%s",
                    cairn_capability_name(CAIRN_CAPABILITY_NONFINITE, (int)s->on_nonfinite));
-    if (s->revision > 0) cairn_ctl_line("amended", "%llu times", (unsigned long long)s->revision);
+    if (s->revision > 0)
+        cairn_ctl_line("amended", "%llu time%s", (unsigned long long)s->revision,
+                       s->revision == 1 ? "" : "s");
 }
 
 static void print_loss_scale(const Cairn__JobStatus *j)

@@ -192,8 +192,9 @@ bool cairn_spec_initializes_itself(const struct cairn_job_spec_data *spec);
 /* True if `name` may be a job's name (and so a folder's). */
 bool cairn_job_name_ok(const char *name);
 
-/* BLAKE2b-256 over everything but revision, the same for any order of tensors and groups. Of a
- * judged spec. CAIRN_ERR_NO_MEMORY. */
+/* BLAKE2b-256 over what a worker says of a job, but its name (a snapshot may be restored under another):
+ * not over revision, former, amend_key and what is frozen. The same for any order of tensors and groups.
+ * Of a judged spec. CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_spec_hash(const struct cairn_job_spec_data *spec,
                              uint8_t hash_out[32]) CAIRN_MUST_CHECK;
 

@@ -90,7 +90,6 @@ static void hash_canonical(const struct cairn_job_spec_data *spec, uint8_t hash_
     crypto_generichash_state state;
     crypto_generichash_init(&state, NULL, 0, 32);
     hash_text(&state, "cairn job spec 2");
-    hash_text(&state, spec->name);
     hash_double(&state, spec->clip_norm);
     hash_double(&state, spec->loss_scale);
     hash_number(&state, (uint64_t)spec->on_nonfinite);

@@ -499,7 +499,7 @@ START_TEST(an_amendment_holds_from_the_next_round_on_through_restarts_and_a_rest
     struct cluster cluster;
     struct cluster_said said;
     struct job j;
-    char id[64], before[64];
+    char id[64], before[64], path[CAIRN_SCRATCH_BYTES + 128];
     cluster_start(&cluster, 2, NULL);
     describe(&j);
     open_job(&j, &cluster, "tiny");
@@ -514,15 +514,19 @@ START_TEST(an_amendment_holds_from_the_next_round_on_through_restarts_and_a_rest
     ck_assert_int_eq(amend_group(&j, 5, 0.5), CAIRN_ERR_STALE);
     ck_assert_int_eq(cairn_snapshot(j.job, 0, CLUSTER_WAIT_MS, before), CAIRN_OK); // of 0.125
     ck_assert_msg(amend_group(&j, 1, 0.5) == CAIRN_OK, "%s", cairn_error());
+    said.status = 1;
+    for (int i = 0; i < 2000 && said.status != 0; i++) // until it is committed
+        cluster_cli(&cluster, &said, "snapshot", "show", "tiny", before, NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
     cluster_kill_coordinator(&cluster);
     cluster_restart_coordinator(&cluster);
     ck_assert(train(&j) == 0.5); // it attached again, with the spec of before both
     expect_said(&cluster, "tiny", "amended           2 times\n");
-    cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", before, "--job", "twin", NULL);
-    if (said.status == 0) { // the restart may have come before it was committed
-        expect_said(&cluster, "twin", "body: sgd lr 0.125");
-        expect_said(&cluster, "twin", "amended           1 time\n");
-    }
+    snprintf(path, sizeof path, "%s/tiny/%s", cluster.snapshots_path, before);
+    cluster_cli(&cluster, &said, "snapshot", "restore", "--path", path, "--job", "twin", NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    expect_said(&cluster, "twin", "body: sgd lr 0.125");
+    expect_said(&cluster, "twin", "amended           1 time\n");
     ck_assert_msg(cairn_snapshot(j.job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id) == CAIRN_OK, "%s",
                   cairn_error());
     leave(&j);
@@ -535,6 +539,10 @@ START_TEST(an_amendment_holds_from_the_next_round_on_through_restarts_and_a_rest
         ck_assert(train(&j) == 0.5);
         leave(&j);
     }
+    j.groups[0].lr = 1; // under another name, of before the second amendment
+    open_job(&j, &cluster, "twin");
+    ck_assert(train(&j) == 0.125);
+    leave(&j);
     j.groups[0].lr = 0.75; // that it never was
     ck_assert_int_eq(try_open(&j, &cluster, "tiny"), CAIRN_ERR_MISMATCH);
     ck_assert_ptr_nonnull(strstr(cairn_error(), "lr 0.75 here, 0.5 on the servers"));
