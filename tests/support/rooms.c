@@ -2,6 +2,7 @@
 
 #include <check.h>
 #include <signal.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -75,6 +76,7 @@ void rooms_open(struct rooms *rooms, uint32_t shard_count,
     rooms->shard_count = shard_count;
     rooms->compute_threads = 1;
     cairn_log_init("rooms", CAIRN_LOG_ERROR);
+    signal(SIGPIPE, SIG_IGN); // as the daemons do
     cairn_scratch_make(rooms->folder);
     snprintf(rooms->store, sizeof rooms->store, "%s/store", rooms->folder);
     snprintf(rooms->snapshots, sizeof rooms->snapshots, "%s/snapshots", rooms->folder);
