@@ -27,6 +27,9 @@ static void release(struct words *words)
 static cairn_status add_groups(struct words *words, const struct cairn_amend *amend)
 {
     const size_t count = amend->group_count;
+    if (amend->groups == NULL && count > 0)
+        return cairn_client_fail(CAIRN_ERR_INVALID, "groups is NULL, but group_count is %zu",
+                                 count);
     words->groups = calloc(count + 1, sizeof *words->groups);
     words->packed = calloc(count + 1, sizeof *words->packed);
     words->list = calloc(count + 1, sizeof(Cairn__GroupSpec *));

@@ -111,11 +111,14 @@ void cairn_memory_release(struct session *s)
 
 static cairn_status judge_device(int device)
 {
-    return device < 0 ? CAIRN_OK
-                      : cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
-                                          "device %d: this build of the library has no CUDA; -1 is "
-                                          "host memory",
-                                          device);
+    if (device < -1)
+        return cairn_client_fail(CAIRN_ERR_INVALID, "device is %d; allowed: -1 (host) or more",
+                                 device);
+    return device == -1 ? CAIRN_OK
+                        : cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
+                                            "device %d: this build of the library has no CUDA; -1 "
+                                            "is host memory",
+                                            device);
 }
 
 /* More than the machine has is refused now: it is not reserved, and would end the process later. */

@@ -82,11 +82,28 @@ static cairn_status take_groups(struct groups *groups, const struct cairn_job_sp
     return status;
 }
 
+/* What an optimizer would ignore is refused (S2.14). */
+static cairn_status judge_unused(const struct cairn_group_spec *group)
+{
+    const char *field = "";
+    const cairn_status status = cairn_group_spec_unused(group, &field);
+    if (status == CAIRN_OK || strcmp(field, "optimizer") == 0)
+        return CAIRN_OK; // judged with the rest
+    return cairn_client_fail(status,
+                             "group %.64s: %s has no effect with optimizer %s; allowed: 0, or what "
+                             "CAIRN_GROUP_INIT says",
+                             group->name, field, group->optimizer);
+}
+
 static cairn_status add_groups(struct cairn_job_spec_data *spec, const struct groups *groups)
 {
     for (size_t i = 0; i < groups->count; i++) {
         const struct cairn_group_spec group = cairn_client_group_of(&groups->list[i]);
-        const cairn_status status = cairn_spec_add_group(spec, &group);
+        cairn_status status = cairn_spec_add_group(spec, &group);
+        if (status == CAIRN_OK) {
+            status = judge_unused(&group);
+            if (status != CAIRN_OK) return status;
+        }
         if (status != CAIRN_OK)
             return cairn_client_fail(status,
                                      "group %.64s: its name, its optimizer or the number of its "
@@ -259,6 +276,10 @@ cairn_status cairn_client_spec_fill(const struct cairn_job_spec *from,
     struct cairn_job_spec own;
     struct groups groups = { NULL, NULL, 0 };
     cairn_status status = take(&own, sizeof own, SPEC_LEAST, from, "the job's spec");
+    if (status == CAIRN_OK && ((own.tensors == NULL && own.tensor_count > 0) ||
+                               (own.groups == NULL && own.group_count > 0)))
+        status = cairn_client_fail(CAIRN_ERR_INVALID,
+                                   "tensors or groups are NULL, but their count is not 0");
     if (status == CAIRN_OK) status = fill(spec, &groups, &own);
     free(groups.list);
     free(groups.taken);

@@ -187,6 +187,29 @@ cairn_status cairn_group_hyper_of_spec(const struct cairn_group_spec *group,
     return status;
 }
 
+cairn_status cairn_group_spec_unused(const struct cairn_group_spec *group, const char **field_out)
+{
+    const struct cairn_optimizer *o = cairn_optimizer_by_name(group->optimizer);
+    const struct cairn_group_spec model = cairn_group_default();
+    const struct {
+        const char *name;
+        double value, value_default;
+    } fields[] = { { "beta1", group->beta1, model.beta1 },
+                   { "beta2", group->beta2, model.beta2 },
+                   { "eps", group->eps, model.eps },
+                   { "momentum", group->momentum, model.momentum },
+                   { "nesterov", group->nesterov ? 1 : 0, 0 } };
+    if (o == NULL) return refuse("optimizer", field_out);
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        const double value = fields[i].value;
+        bool used = value == 0 || value == fields[i].value_default;
+        for (size_t k = 0; k < o->hyper_count && !used; k++)
+            used = strcmp(o->hypers[k].name, fields[i].name) == 0;
+        if (!used) return refuse(fields[i].name, field_out);
+    }
+    return CAIRN_OK;
+}
+
 uint32_t cairn_optimizer_planes(const struct cairn_group_hyper *hyper)
 {
     const struct cairn_optimizer *o = cairn_optimizer_by_id(hyper->optimizer);

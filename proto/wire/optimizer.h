@@ -56,6 +56,10 @@ const char *const *cairn_optimizer_names(void);
 cairn_status cairn_group_hyper_of_spec(const struct cairn_group_spec *group,
                                        struct cairn_group_hyper *out,
                                        const char **field_out) CAIRN_MUST_CHECK;
+/* CAIRN_ERR_INVALID: the group sets a field that its optimizer does not use to something else than 0 or
+ * the default (cairn_group_default), so it would be ignored; *field_out names it. */
+cairn_status cairn_group_spec_unused(const struct cairn_group_spec *group,
+                                     const char **field_out) CAIRN_MUST_CHECK;
 /* Defaults of an optimizer: id is one of the table (asserted). */
 struct cairn_group_hyper cairn_group_hyper_default(uint32_t optimizer);
 /* CAIRN_ERR_INVALID: the optimizer is unknown, or a value is out of its range or NaN, or one that the

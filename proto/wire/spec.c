@@ -249,8 +249,34 @@ static void fill_defaults(struct cairn_job_spec_data *spec)
     if (spec->loss_scale_max == 0) spec->loss_scale_max = start;
 }
 
+/* -0 becomes +0, as on its way through proto3, which leaves zeros out. */
+static void unsign_zeros(double *list[], size_t count)
+{
+    for (size_t i = 0; i < count; i++) *list[i] += 0.0;
+}
+
+static void unsign_group(struct cairn_group_spec *g)
+{
+    double *fields[] = { &g->lr,           &g->beta1,    &g->beta2,          &g->eps,
+                         &g->weight_decay, &g->momentum, &g->schedule.lr_min };
+    unsign_zeros(fields, sizeof fields / sizeof fields[0]);
+}
+
+static void unsign_spec(struct cairn_job_spec_data *spec)
+{
+    double *fields[] = { &spec->clip_norm, &spec->loss_scale, &spec->loss_scale_min,
+                         &spec->loss_scale_max };
+    unsign_zeros(fields, sizeof fields / sizeof fields[0]);
+    for (size_t i = 0; i < spec->group_count; i++) unsign_group(&spec->groups[i]);
+    for (size_t i = 0; i < spec->tensor_count; i++) {
+        double *init[] = { &spec->tensors[i].init.a, &spec->tensors[i].init.b };
+        unsign_zeros(init, 2);
+    }
+}
+
 void cairn_spec_canonicalize(struct cairn_job_spec_data *spec)
 {
+    unsign_spec(spec);
     fill_defaults(spec);
     if (spec->tensor_count > 1) {
         qsort(spec->tensors, spec->tensor_count, sizeof *spec->tensors, tensor_order);

@@ -26,10 +26,12 @@
 #define CAIRN_SPEC_CHUNK_LEAVES_MAX 256 /* 4 MiB of f32 = CAIRN_CHUNK_PAYLOAD_MAX */
 #define CAIRN_SPEC_SPREAD_MAX       65536
 #define CAIRN_SPEC_WINDOW_MAX       1024
-#define CAIRN_SPEC_HYPER_MAX        1e18 /* hyper-parameters, as in optimizer.h; betas: below 1 */
-#define CAIRN_SPEC_MICRO_MAX        65536
-#define CAIRN_SPEC_PATH_MAX         1023 /* bytes of init_from, without the terminating NUL */
-#define CAIRN_SPEC_FORMER_MAX       64   /* hashes of what a spec was before its amendments */
+#define CAIRN_SPEC_SCALE_MAX \
+    0x1p64 /* of a loss scale; the least is its inverse: beyond, fp32 would not hold a gradient */
+#define CAIRN_SPEC_HYPER_MAX  1e18 /* hyper-parameters, as in optimizer.h; betas: below 1 */
+#define CAIRN_SPEC_MICRO_MAX  65536
+#define CAIRN_SPEC_PATH_MAX   1023 /* bytes of init_from, without the terminating NUL */
+#define CAIRN_SPEC_FORMER_MAX 64   /* hashes of what a spec was before its amendments */
 
 /* What a round with a non-finite gradient does: SKIP changes nothing and goes on, FAIL reports
  * CAIRN_ERR_NONFINITE to every worker. */

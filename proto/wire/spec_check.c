@@ -85,11 +85,12 @@ static cairn_status check_loss_scale(const struct cairn_job_spec_data *spec,
                           "loss_scale_policy 2 (dynamic)",
                           min, max, spec->loss_scale_growth_steps);
     }
-    if (!(min >= 0 && min <= start) || !isfinite(max) || (max != 0 && max < start)) {
+    if (!(min == 0 || (min >= 1 / CAIRN_SPEC_SCALE_MAX && min <= start)) ||
+        !(max == 0 || (max >= start && max <= CAIRN_SPEC_SCALE_MAX))) {
         return cairn_fail(why, CAIRN_ERR_INVALID,
                           "loss_scale_min is %g, loss_scale_max %g; allowed: 0 (not set), or "
-                          "0 < loss_scale_min <= loss_scale (%g) <= loss_scale_max",
-                          min, max, start);
+                          "%g <= loss_scale_min <= loss_scale (%g) <= loss_scale_max <= %g",
+                          min, max, 1 / CAIRN_SPEC_SCALE_MAX, start, CAIRN_SPEC_SCALE_MAX);
     }
     const double low = min != 0 ? min : start < 1 ? start : 1, high = max != 0 ? max : start;
     if (low < high) return CAIRN_OK;
@@ -121,9 +122,10 @@ static cairn_status check_job(const struct cairn_job_spec_data *spec, struct cai
                           "clip_norm is %g; allowed: 0 (no clipping) or more, finite",
                           spec->clip_norm);
     }
-    if (!isfinite(spec->loss_scale) || spec->loss_scale <= 0) {
-        return cairn_fail(why, CAIRN_ERR_INVALID, "loss_scale is %g; allowed: more than 0, finite",
-                          spec->loss_scale);
+    if (!(spec->loss_scale >= 1 / CAIRN_SPEC_SCALE_MAX) ||
+        !(spec->loss_scale <= CAIRN_SPEC_SCALE_MAX)) {
+        return cairn_fail(why, CAIRN_ERR_INVALID, "loss_scale is %g; allowed: %g to %g",
+                          spec->loss_scale, 1 / CAIRN_SPEC_SCALE_MAX, CAIRN_SPEC_SCALE_MAX);
     }
     cairn_status status = cairn_capability_check(
         CAIRN_CAPABILITY_STAGE, spec->stage <= INT32_MAX ? (int)spec->stage : INT32_MAX, "", why);

@@ -131,7 +131,12 @@ void cairn_round_decide(struct cairn_round *core, struct cairn_round_actions *ac
     if (core->config.group_count > 0)
         head.lr = cairn_round_group_lr(&core->config.terms, 0, core->version.step);
     const bool apply = judge_sums(core, &head);
-    adapt_loss_scale(core, apply);
+    if (core->sums.weight > 0 || core->sums.nonfinite > 0) {
+        adapt_loss_scale(core, apply);
+    } else {
+        head.finite = true;
+        head.fail = false; // nobody counted anything: no fault of the gradients
+    }
     head.loss_scale = core->loss_scale;
     head.good_rounds = core->good_rounds;
     cairn_payload_encode(&head, core->scalars, core->payload);

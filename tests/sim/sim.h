@@ -282,6 +282,7 @@ struct process {
 
 /* ---- the truth ---- */
 struct ledger_entry {
+    bool uncounted; /* a skip because the weights add up to 0 */
     uint64_t round;
     enum cairn_decision_kind kind;
     struct cairn_version after;

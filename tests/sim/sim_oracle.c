@@ -165,12 +165,14 @@ static void lower_loss_scale(struct sim *sim)
     sim->seen[SEEN_scale_lowered]++;
 }
 
-/* Applied since the last skip; a write is neither. */
+/* Applied since the last skip; a write is neither, nor a round in which nobody counted anything. */
 static uint32_t good_rounds(const struct oracle *o)
 {
     uint32_t good = 0;
-    for (uint32_t i = o->ledger_count; i-- > 0 && o->ledger[i].kind != CAIRN_DECISION_SKIP;)
+    for (uint32_t i = o->ledger_count; i-- > 0;) {
+        if (o->ledger[i].kind == CAIRN_DECISION_SKIP && !o->ledger[i].uncounted) break;
         good += o->ledger[i].kind == CAIRN_DECISION_APPLY;
+    }
     return good;
 }
 
@@ -198,11 +200,12 @@ static void next_state(struct sim *sim, const struct opened *round, struct ledge
     sum_all(sim, round, &sums, &weight);
     struct cairn_update_norm norm = { .grad_norm = (double)NAN, .clip_scale = 1 };
     const bool apply = sums.nonfinite == 0 && weight > 0;
+    entry->uncounted = sums.nonfinite == 0 && weight == 0;
     struct cairn_payload head = { .clip_scale = 1,
                                   .grad_norm = (double)NAN,
                                   .lr = sim->scenario.groups[0].lr,
-                                  .fail = !apply && sim->scenario.fail_nonfinite,
-                                  .finite = apply,
+                                  .fail = sums.nonfinite > 0 && sim->scenario.fail_nonfinite,
+                                  .finite = sums.nonfinite == 0,
                                   .group_count = apply ? GROUPS : 0 };
     struct cairn_group_scalars scalars[GROUPS];
     if (apply) {
@@ -223,10 +226,10 @@ static void next_state(struct sim *sim, const struct opened *round, struct ledge
         if (norm.clip_scale < 1) sim->seen[SEEN_clipped]++;
     } else {
         sim->seen[weight == 0 ? SEEN_skipped_unweighted : SEEN_skipped]++;
-        lower_loss_scale(sim);
+        if (!entry->uncounted) lower_loss_scale(sim);
     }
     head.loss_scale = o->loss_scale;
-    head.good_rounds = apply ? good_rounds(o) + 1 : 0;
+    head.good_rounds = apply ? good_rounds(o) + 1 : entry->uncounted ? good_rounds(o) : 0;
     entry->kind = apply ? CAIRN_DECISION_APPLY : CAIRN_DECISION_SKIP;
     entry->payload_bytes = CAIRN_PAYLOAD_BYTES(head.group_count);
     cairn_payload_encode(&head, scalars, entry->payload);
@@ -374,7 +377,8 @@ void oracle_result(struct sim *sim, const struct message *result)
             sim_fail(sim,
                      "a worker heard the result of round %llu before shard %u had published it",
                      (unsigned long long)result->round, s);
-    const bool fail = entry->kind == CAIRN_DECISION_SKIP && sim->scenario.fail_nonfinite;
+    const bool fail = entry->kind == CAIRN_DECISION_SKIP && !entry->uncounted &&
+                      sim->scenario.fail_nonfinite;
     if (result->status != (fail ? CAIRN_ERR_NONFINITE : CAIRN_OK) ||
         result->decision.payload_bytes != entry->payload_bytes ||
         memcmp(result->payload, entry->payload, entry->payload_bytes) != 0)

@@ -1,0 +1,102 @@
+/* What a caller declares that no job could mean. */
+#include <cairn.h>
+#include <check.h>
+#include <math.h>
+
+#include "client/session.h"
+#include "client/spec.h"
+
+static struct cairn_tensor tensor;
+static struct cairn_group group;
+static struct cairn_job_spec spec;
+static struct cairn_job_spec_data data;
+
+static void setup(void)
+{
+    const struct cairn_group model = CAIRN_GROUP_INIT;
+    tensor = (struct cairn_tensor) { sizeof tensor, .name = "w", .rank = 1, .shape = { 4 } };
+    group = model;
+    spec = (struct cairn_job_spec) { .struct_size = sizeof spec,
+                                     .tensors = &tensor,
+                                     .tensor_count = 1,
+                                     .groups = &group,
+                                     .group_count = 1 };
+    cairn_spec_init(&data);
+    ck_assert_int_eq(cairn_spec_set_name(&data, "job"), CAIRN_OK);
+}
+
+static void teardown(void)
+{
+    cairn_spec_release(&data);
+}
+
+static void check_refused(const char *word)
+{
+    ck_assert_int_eq(cairn_client_spec_fill(&spec, &data), CAIRN_ERR_INVALID);
+    ck_assert_msg(strstr(cairn_error(), word) != NULL, "\"%s\" does not name %s", cairn_error(),
+                  word);
+}
+
+START_TEST(a_count_without_an_array_is_refused)
+{
+    spec.tensors = NULL;
+    check_refused("NULL");
+    spec.tensors = &tensor;
+    spec.groups = NULL;
+    check_refused("NULL");
+}
+END_TEST
+
+START_TEST(a_field_that_the_optimizer_ignores_is_refused)
+{
+    group.momentum = 0.5;
+    check_refused("momentum");
+}
+END_TEST
+
+START_TEST(betas_of_sgd_are_refused_but_for_the_defaults)
+{
+    group.optimizer = "sgd";
+    ck_assert_int_eq(cairn_client_spec_fill(&spec, &data), CAIRN_OK);
+    teardown();
+    setup();
+    group.optimizer = "sgd";
+    group.beta2 = 0.5;
+    check_refused("beta2");
+}
+END_TEST
+
+START_TEST(a_loss_scale_that_fp32_cannot_bear_is_refused)
+{
+    spec.loss_scale = 1e-300;
+    check_refused("loss_scale");
+}
+END_TEST
+
+START_TEST(a_zero_has_no_sign)
+{
+    spec.clip_norm = -0.0;
+    group.weight_decay = -0.0;
+    ck_assert_int_eq(cairn_client_spec_fill(&spec, &data), CAIRN_OK);
+    ck_assert(!signbit(data.clip_norm));
+    ck_assert(!signbit(data.groups[0].weight_decay));
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("client_spec");
+    TCase *tc = tcase_create("spec");
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_add_test(tc, a_count_without_an_array_is_refused);
+    tcase_add_test(tc, a_field_that_the_optimizer_ignores_is_refused);
+    tcase_add_test(tc, betas_of_sgd_are_refused_but_for_the_defaults);
+    tcase_add_test(tc, a_loss_scale_that_fp32_cannot_bear_is_refused);
+    tcase_add_test(tc, a_zero_has_no_sign);
+    suite_add_tcase(suite, tc);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
