@@ -68,8 +68,8 @@ static struct cairn_cluster_options options_of(struct rooms *rooms)
     };
 }
 
-void rooms_open(struct rooms *rooms, uint32_t shard_count,
-                const struct cairn_fabric_mem_options *fabric)
+static void open_inside(struct rooms *rooms, uint32_t shard_count,
+                        const struct cairn_fabric_mem_options *fabric)
 {
     struct cairn_sentence why;
     memset(rooms, 0, sizeof *rooms);
@@ -96,6 +96,18 @@ void rooms_open(struct rooms *rooms, uint32_t shard_count,
     clock_gettime(CLOCK_REALTIME, &deadline);
     deadline.tv_sec += 30;
     ck_assert_msg(sem_timedwait(&rooms->ready, &deadline) == 0, "the shards do not join");
+}
+
+/* The daemons ignore SIGPIPE; here only their threads do, so that one of the library's would be seen. */
+void rooms_open(struct rooms *rooms, uint32_t shard_count,
+                const struct cairn_fabric_mem_options *fabric)
+{
+    sigset_t pipe, old;
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe, &old);
+    open_inside(rooms, shard_count, fabric);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
 }
 
 void rooms_close(struct rooms *rooms)
