@@ -28,7 +28,7 @@ class Team:
     """Two threads that compute one batch: what they add up, they add in the order of the parts."""
 
     def __init__(self, size: int):
-        self.size, self._barrier, self._shown = size, threading.Barrier(size, timeout=30), [None] * size
+        self.size, self._barrier, self._shown = size, threading.Barrier(size, timeout=60), [None] * size
 
     def sum(self, part: int, tensor: torch.Tensor) -> torch.Tensor:
         self._shown[part] = tensor
@@ -182,7 +182,7 @@ class Parts(unittest.TestCase):
             try:
                 with cairn.connect(self.cluster.endpoint) as session:
                     m = session.attach(models[rank], cairn.AdamW(lr=LR, weight_decay=0.1), name=name, rank=rank,
-                                       workers_min=2 * teams, stage=stage, timeout=30, counts=rank % 2 == 0,
+                                       workers_min=2 * teams, stage=stage, timeout=60, counts=rank % 2 == 0,
                                        parts=models[rank].where(rank % 2))
                     for step in range(steps):
                         loss_of(models[rank], batch(step, rank // 2)).backward()
@@ -196,7 +196,7 @@ class Parts(unittest.TestCase):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(120)
         self.assertEqual(failures, [])
         self.assertEqual(len(states), 2 * teams)
         return states[0]

@@ -16,7 +16,7 @@ SOURCE = Path(os.environ.get("CAIRN_SOURCE", Path(__file__).resolve().parents[3]
 
 
 def run(*command, **options) -> subprocess.CompletedProcess:
-    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=90, **options)
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, **options)
 
 
 def has_torch() -> bool:

@@ -72,7 +72,7 @@ class Rank:
 
     def status(self) -> int:
         try:
-            self.said, _ = self.process.communicate(timeout=60)
+            self.said, _ = self.process.communicate(timeout=120)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.said, _ = self.process.communicate()
@@ -138,7 +138,7 @@ class Threads(Case):
                 with cairn.connect(cluster.endpoint) as session:
                     model = models[number]
                     m = session.attach(model, cairn.AdamW(lr=LR, weight_decay=0.1), name=name, rank=number,
-                                       workers_min=WORLD, micro_batches=micros, timeout=20, **options)
+                                       workers_min=WORLD, micro_batches=micros, timeout=60, **options)
                     for step in range(steps):
                         for micro in range(micros):
                             gpt.loss_of(model, gpt.batch(step, m.begin().rank, micro)).backward()
@@ -154,7 +154,7 @@ class Threads(Case):
         if beside is not None:
             beside()
         for thread in threads:
-            thread.join(60)
+            thread.join(120)
         self.assertEqual(failures, [])
         self.assertFalse(any(thread.is_alive() for thread in threads))
         return states[0]

@@ -18,7 +18,7 @@ def train(session: cairn.Session, rank: int, world: int, job: dict) -> dict:
     model = gpt.gpt(seed=1 if rank == 0 else 99)  # only rank 0's initial state counts
     micros, redone = job.get("micro_batches", 1), 0
     m = session.attach(model, cairn.AdamW(lr=1e-3, weight_decay=0.1), name=job["name"], rank=rank, workers_min=world,
-                       micro_batches=micros, timeout=30, **job.get("attach", {}))
+                       micro_batches=micros, timeout=60, **job.get("attach", {}))
     began = m.version.step
     print(job["name"], "attached at", began, flush=True)
     while m.version.step < job["steps"]:
