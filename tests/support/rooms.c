@@ -42,10 +42,6 @@ static void open_shard(struct rooms *rooms, uint32_t shard)
 static void *rooms_thread(void *arg)
 {
     struct rooms *rooms = arg;
-    sigset_t pipes; // as the daemons do, but for this thread alone: the library must not need it
-    sigemptyset(&pipes);
-    sigaddset(&pipes, SIGPIPE);
-    pthread_sigmask(SIG_BLOCK, &pipes, NULL);
     uv_run(&rooms->loop, UV_RUN_DEFAULT);
     return NULL;
 }
@@ -76,7 +72,6 @@ static void open_inside(struct rooms *rooms, uint32_t shard_count,
     rooms->shard_count = shard_count;
     rooms->compute_threads = 1;
     cairn_log_init("rooms", CAIRN_LOG_ERROR);
-    signal(SIGPIPE, SIG_IGN); // as the daemons do
     cairn_scratch_make(rooms->folder);
     snprintf(rooms->store, sizeof rooms->store, "%s/store", rooms->folder);
     snprintf(rooms->snapshots, sizeof rooms->snapshots, "%s/snapshots", rooms->folder);
