@@ -288,6 +288,55 @@ START_TEST(an_alias_is_mapped_as_what_it_stands_for)
 }
 END_TEST
 
+/* A rank of two that hold b.weight by rows: 16 and 15 of them. */
+struct holder {
+    pthread_t thread;
+    cairn_job *job;
+    struct cairn_tile tile;
+    cairn_status status;
+};
+
+static void *declare(void *arg)
+{
+    struct holder *holder = arg;
+    holder->status = cairn_tiles(holder->job, &holder->tile, 1, 2, TOY_WAIT_MS);
+    return NULL;
+}
+
+START_TEST(a_worker_with_tiles_maps_what_it_holds)
+{
+    const struct cairn_job_spec spec = toy_spec(1, 1);
+    cairn *second = toy_session(&rooms, "second");
+    struct holder holders[2] = { { .job = job }, { .job = toy_open(second, "toy", &spec) } };
+    uint16_t whole[TOY_ELEMS];
+    const struct cairn_view before = map("b");
+    for (uint64_t rank = 0; rank < 2; rank++) {
+        holders[rank].tile = (struct cairn_tile) {
+            .struct_size = sizeof(struct cairn_tile),
+            .tensor = "b.weight",
+            .box = { .rank = 2, .start = { 16 * rank, 0 }, .extent = { 16 - rank, 33 } }
+        };
+        ck_assert_int_eq(pthread_create(&holders[rank].thread, NULL, declare, &holders[rank]), 0);
+    }
+    for (int rank = 0; rank < 2; rank++) pthread_join(holders[rank].thread, NULL);
+    toy_fetch(job, newest, 2, NULL, CAIRN_BF16, whole);
+    for (uint64_t rank = 0; rank < 2; rank++) {
+        ck_assert_int_eq((int)holders[rank].status, (int)CAIRN_OK);
+        job = holders[rank].job;
+        const struct cairn_view view = map("b");
+        ck_assert_uint_eq(view.shape[0], 16 - rank);
+        ck_assert_uint_eq(view.shape[1], 33);
+        ck_assert_int_eq(memcmp(view.ptr, whole + 16 * 33 * rank, (16 - rank) * 33 * 2), 0);
+        unmap(view);
+    }
+    job = holders[0].job;
+    check_bits(&before, 2); // what was mapped before stays as it was
+    unmap(before);
+    ck_assert_uint_eq(stats().mapped_bytes, 0);
+    cairn_close(second);
+}
+END_TEST
+
 START_TEST(a_job_may_be_closed_with_everything_on_loan)
 {
     struct cairn_view views[2];
@@ -345,6 +394,7 @@ int main(void)
     tcase_add_test(tcase, a_new_version_puts_out_what_is_left_of_the_one_before);
     tcase_add_test(tcase, wrong_views_and_names_are_refused);
     tcase_add_test(tcase, an_alias_is_mapped_as_what_it_stands_for);
+    tcase_add_test(tcase, a_worker_with_tiles_maps_what_it_holds);
     tcase_add_test(tcase, a_job_may_be_closed_with_everything_on_loan);
     tcase_add_test(tcase, threads_share_what_is_mapped);
     suite_add_tcase(suite, tcase);
