@@ -309,11 +309,13 @@ static cairn_status init_done_inside(struct job *job, const uint8_t *given, uint
     if (status != CAIRN_OK) return status;
     pthread_mutex_lock(&job->session->lock);
     const bool initialized = job->initialized, has_tiles = cairn_client_tiles_hold(job);
+    // Until that tensor is put again: without it the job would be sealed with other values.
+    if (!cairn_puts_any_failed(job)) job->puts_status = CAIRN_OK;
     const cairn_status put = job->puts_status;
     const struct cairn_sentence why = job->puts_why;
-    job->puts_status = CAIRN_OK;
     pthread_mutex_unlock(&job->session->lock);
-    if (put != CAIRN_OK) return cairn_client_fail(put, "a put failed: %s", why.text);
+    if (put != CAIRN_OK)
+        return cairn_client_fail(put, "a put failed: %s; put that tensor again", why.text);
     uint8_t digest[CAIRN_PUTS_DIGEST_BYTES];
     const size_t hashed = cairn_puts_digest(job, digest);
     if (initialized && (hashed == 0 || has_tiles) && given == NULL) return CAIRN_OK;

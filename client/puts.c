@@ -15,8 +15,9 @@
 enum { DIGEST_BYTES = CAIRN_PUTS_DIGEST_BYTES };
 
 struct put_note {
-    bool put;   /* whole, and it did not fail */
-    bool known; /* the digest */
+    bool put;    /* whole, and it did not fail */
+    bool failed; /* and was not put again since: nothing may be sealed without it */
+    bool known;  /* the digest */
     uint8_t digest[DIGEST_BYTES];
 };
 
@@ -57,9 +58,23 @@ size_t cairn_puts_digest(struct job *job, uint8_t digest_out[DIGEST_BYTES])
     return count;
 }
 
+static void forget(struct put_note *note)
+{
+    note->put = note->known = false;
+}
+
 void cairn_puts_failed(struct job *job, size_t tensor)
 {
-    if (job->puts != NULL) job->puts[tensor].put = job->puts[tensor].known = false;
+    if (job->puts == NULL) return;
+    forget(&job->puts[tensor]);
+    job->puts[tensor].failed = !job->initialized;
+}
+
+bool cairn_puts_any_failed(const struct job *job)
+{
+    for (size_t i = 0; job->puts != NULL && i < job->spec.tensor_count; i++)
+        if (job->puts[i].failed) return true;
+    return false;
 }
 
 cairn_status cairn_puts_claim(struct job *job, size_t tensor)
@@ -71,6 +86,7 @@ cairn_status cairn_puts_claim(struct job *job, size_t tensor)
     if (memory) {
         had = job->puts[tensor].put;
         job->puts[tensor].put = true;
+        job->puts[tensor].failed = false;
     }
     pthread_mutex_unlock(&job->session->lock);
     if (!memory) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
@@ -103,7 +119,7 @@ void cairn_puts_end(struct job *job, cairn_status status)
     if (status == CAIRN_OK) job->initialized = true;
     for (size_t i = 0;
          status == CAIRN_ERR_NOT_READY && job->puts != NULL && i < job->spec.tensor_count; i++)
-        cairn_puts_failed(job, i); // a shard was lost with its part: all is put again
+        forget(&job->puts[i]); // a shard may have been lost with its part: all may be put again
     pthread_mutex_unlock(&job->session->lock);
 }
 

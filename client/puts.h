@@ -15,6 +15,8 @@ cairn_status cairn_puts_hash(struct job *job, size_t tensor,
                              const struct cairn_mem *mem) CAIRN_MUST_CHECK;
 /* Of all that was hashed: returns how many tensors. */
 size_t cairn_puts_digest(struct job *job, uint8_t digest_out[CAIRN_PUTS_DIGEST_BYTES]);
+/* Under the lock: a put failed, and its tensor was not put again since. */
+bool cairn_puts_any_failed(const struct job *job);
 /* What the coordinator answered to InitDone. */
 void cairn_puts_end(struct job *job, cairn_status status);
 /* Adds to this thread's sentence that the rank put only `count` tensors, the usual reason for a mismatch. */

@@ -427,7 +427,9 @@ CAIRN_EXPORT cairn_status cairn_put(cairn_job *job, const char *tensor, const ch
                                     cairn_op **op_out) CAIRN_CHECKED;
 /* Every worker calls it before its first round: waits for its puts, then until the job is sealed, which is
  * when rank 0 (with tiles: every worker) has come so far; at once if it is initialized already.
- * CAIRN_ERR_NOT_READY names tensors that were not put; put all of them again. CAIRN_ERR_MISMATCH: this rank
+ * CAIRN_ERR_NOT_READY names tensors that were not put: put them. What was put before stays, and may be put
+ * again with the same values only (CAIRN_ERR_EXISTS: other ones). A put that failed makes it fail, too,
+ * until that tensor is put again. CAIRN_ERR_MISMATCH: this rank
  * put other tensors, or other bits (BLAKE2b of all of them), than rank 0. `digest`: NULL, or 32 bytes of
  * the caller that must be the same on all ranks that give some. Digests are compared by the coordinator
  * that took them, and are not kept over its end. */

@@ -407,6 +407,11 @@ uint64_t cairn_step_epoch(const struct cairn_step *step)
     return step->epoch;
 }
 
+uint64_t cairn_step_round_seen(const struct cairn_step *step)
+{
+    return step->round_seen;
+}
+
 uint64_t cairn_step_round(const struct cairn_step *step)
 {
     return step->round;

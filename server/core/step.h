@@ -175,6 +175,7 @@ enum cairn_step_phase cairn_step_phase_of(const struct cairn_step *step);
 const char *cairn_step_phase_name(enum cairn_step_phase phase);
 uint64_t cairn_step_epoch(const struct cairn_step *step);
 uint64_t cairn_step_round(const struct cairn_step *step); /* of the phase; 0 = none yet, or void */
+uint64_t cairn_step_round_seen(const struct cairn_step *step); /* the highest that was opened here */
 struct cairn_version cairn_step_version(const struct cairn_step *step); /* the published one */
 const struct cairn_decision *cairn_step_last(const struct cairn_step *step);
 uint32_t cairn_step_slots_used(const struct cairn_step *step);

@@ -68,6 +68,9 @@ cairn_status cairn_write_judge(const struct cairn_member *member,
     const struct cairn_shard_job *job = member->job;
     const bool open = cairn_write_is(job, header) &&
                       cairn_step_phase_of(job->step) == CAIRN_STEP_COLLECTING;
+    // The writer may hear of its write before this shard does: it asks again.
+    if (!open && header->round > cairn_step_round_seen(job->step))
+        return cairn_fail(why, CAIRN_ERR_BUSY, "a write of that round has not begun here");
     if (!open) return cairn_fail(why, CAIRN_ERR_STALE, "no write of this round is open");
     if (plane_index(header->plane) < 0 || header->dtype != CAIRN_F32) {
         return cairn_fail(why, CAIRN_ERR_MALFORMED,

@@ -310,7 +310,7 @@ END_TEST
 START_TEST(a_put_after_the_seal_changes_nothing)
 {
     struct cairn_chunk_header put = scene_chunk_header(&scene, CAIRN_CHUNK_PUT, 1, 0);
-    ck_assert_int_eq(refusal_of(&put, bytes_of(0)), CAIRN_ERR_STALE);
+    ck_assert_int_eq(refusal_of(&put, bytes_of(0)), CAIRN_ERR_EXISTS);
 }
 END_TEST
 

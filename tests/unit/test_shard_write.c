@@ -149,7 +149,7 @@ END_TEST
 
 START_TEST(nobody_but_the_writer_puts_and_only_while_it_writes)
 {
-    ck_assert_int_eq(put(1, ROUND, 0, CAIRN_PLANE_PARAM), CAIRN_ERR_STALE); // none is open
+    ck_assert_int_eq(put(1, ROUND, 0, CAIRN_PLANE_PARAM), CAIRN_ERR_BUSY); // not open here yet
     open_write();
     ck_assert_int_eq(put(2, ROUND, 0, CAIRN_PLANE_PARAM), CAIRN_ERR_STALE);
     ck_assert_int_eq(put(1, ROUND - 1, 0, CAIRN_PLANE_PARAM), CAIRN_ERR_STALE);

@@ -1,0 +1,123 @@
+/* The initial state that was put in part: what stays, and what may be put again. A whole cluster in this
+ * process. */
+#include <cairn.h>
+#include <check.h>
+#include <string.h>
+
+#include "client/session.h"
+#include "tests/support/rooms.h"
+
+enum { ELEMS = 30, SHARDS = 2, WAIT_MS = 20000 };
+
+static struct rooms rooms;
+static cairn *session;
+static cairn_job *job;
+static float first[ELEMS], other[ELEMS], copy[ELEMS];
+
+static void setup(void)
+{
+    const struct cairn_fabric_mem_options options = { .seed = 7 };
+    static const struct cairn_tensor tensors[] = {
+        { .struct_size = sizeof *tensors, .name = "a", .rank = 1, .shape = { ELEMS } },
+        { .struct_size = sizeof *tensors, .name = "b", .rank = 1, .shape = { ELEMS } },
+    };
+    const struct cairn_group group = CAIRN_GROUP_INIT;
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = tensors,
+                                         .tensor_count = 2,
+                                         .groups = &group,
+                                         .group_count = 1 };
+    rooms_open(&rooms, SHARDS, &options);
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = rooms.address };
+    ck_assert_msg(cairn_client_open(&opts, rooms.hub, &session) == CAIRN_OK, "%s", cairn_error());
+    ck_assert_msg(cairn_job_open(session, "w", &spec, CAIRN_WORKER, WAIT_MS, &job) == CAIRN_OK,
+                  "%s", cairn_error());
+    for (int i = 0; i < ELEMS; i++) {
+        first[i] = (float)i;
+        other[i] = (float)(100 + i);
+    }
+}
+
+static void teardown(void)
+{
+    cairn_close(session);
+    rooms_close(&rooms);
+}
+
+static cairn_status put(const char *tensor, float *values)
+{
+    const struct cairn_mem from = { .struct_size = sizeof from, .ptr = values, .dtype = CAIRN_F32 };
+    cairn_op *op;
+    const cairn_status status = cairn_put(job, tensor, "param", NULL, &from, &op);
+    return status == CAIRN_OK ? cairn_wait(op, WAIT_MS) : status;
+}
+
+static void check_values(const char *tensor, const float *values)
+{
+    const struct cairn_mem to = { .struct_size = sizeof to, .ptr = copy, .dtype = CAIRN_F32 };
+    struct cairn_version version;
+    cairn_op *op;
+    ck_assert_int_eq(cairn_version_wait(job, (struct cairn_version) { 0, 0 }, WAIT_MS, &version),
+                     CAIRN_OK);
+    ck_assert_int_eq(cairn_fetch(job, version, tensor, "param", NULL, &to, &op), CAIRN_OK);
+    ck_assert_int_eq(cairn_wait(op, WAIT_MS), CAIRN_OK);
+    ck_assert_mem_eq(copy, values, sizeof copy);
+}
+
+/* a's shard has its whole part and is sealed, b's has nothing. */
+static void put_half(void)
+{
+    ck_assert_int_eq(put("a", first), CAIRN_OK);
+    ck_assert_int_eq(cairn_init_done(job, NULL, WAIT_MS), CAIRN_ERR_NOT_READY);
+    ck_assert_msg(strstr(cairn_error(), "b") != NULL, "%s", cairn_error());
+}
+
+START_TEST(what_was_missing_is_put_and_the_rest_stays)
+{
+    put_half();
+    ck_assert_int_eq(put("b", other), CAIRN_OK);
+    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    check_values("a", first);
+    check_values("b", other);
+}
+END_TEST
+
+START_TEST(the_same_values_may_be_put_again)
+{
+    put_half();
+    ck_assert_msg(put("a", first) == CAIRN_OK, "%s", cairn_error());
+    ck_assert_int_eq(put("b", first), CAIRN_OK);
+    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    check_values("a", first);
+}
+END_TEST
+
+START_TEST(nothing_is_sealed_with_other_values_than_were_put_last)
+{
+    put_half();
+    ck_assert_int_eq(put("a", other), CAIRN_ERR_EXISTS);
+    ck_assert_int_eq(put("b", other), CAIRN_OK);
+    for (int i = 0; i < 2; i++)
+        ck_assert_int_eq(cairn_init_done(job, NULL, WAIT_MS), CAIRN_ERR_EXISTS);
+    ck_assert_int_eq(put("a", first), CAIRN_OK);
+    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    check_values("a", first);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("puts");
+    TCase *tc = tcase_create("puts");
+    tcase_set_timeout(tc, 60);
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_add_test(tc, what_was_missing_is_put_and_the_rest_stays);
+    tcase_add_test(tc, the_same_values_may_be_put_again);
+    tcase_add_test(tc, nothing_is_sealed_with_other_values_than_were_put_last);
+    suite_add_tcase(suite, tc);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
