@@ -474,8 +474,8 @@ CAIRN_EXPORT cairn_status cairn_micro_end(cairn_job *job, const struct cairn_rou
  * again.
  * CAIRN_ERR_EPOCH_CHANGED: nothing was applied; call round_begin again and recompute.
  * CAIRN_ERR_TIMEOUT: nothing is known yet; call commit again with the same round to go on waiting.
- * A commit without any push is a contribution of zeros with its weight. Where all weights add up to 0, there is
- * no mean: nothing is applied (out->applied false, out->finite true), and the loss scale stays.
+ * A commit without any push is a contribution of zeros with its weight. Where all weights add up to 0,
+ * there is no mean: nothing is applied (out->applied false, out->finite true), and the loss scale stays.
  * client_state must be NULL in this version (CAIRN_ERR_UNSUPPORTED). */
 #define CAIRN_WEIGHT_NONE UINT64_MAX
 CAIRN_EXPORT cairn_status cairn_commit(cairn_job *job, const struct cairn_round *round,
