@@ -39,7 +39,7 @@ struct local {
 /* Finds a program beside this one, then in PATH; `why` says where it was looked for. */
 bool cairn_local_program_find(const char *name, char path_out[PATH_MAX],
                               struct cairn_sentence *why);
-/* The libcairn that was built with this program, in ../lib. False: it is elsewhere, where the linker looks. */
+/* The libcairn that was built with this program, in ../lib. False: it is where the linker looks. */
 bool cairn_local_library_find(char path_out[PATH_MAX]);
 /* True if execvp would find the command. */
 bool cairn_local_command_is_there(const char *command);

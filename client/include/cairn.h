@@ -416,12 +416,12 @@ CAIRN_EXPORT cairn_status cairn_job_amend(cairn_job *job, const struct cairn_ame
                                           int timeout_ms) CAIRN_CHECKED;
 
 /* Initial state: `plane` is "param", `box` what this worker holds (NULL means it). Without tiles the
- * worker of rank 0 puts everything. With tiles every worker puts what it holds (replicas the same
- * values), or rank 0 every tensor whole, giving a box that says so. Each tensor once: CAIRN_ERR_EXISTS if
- * it was put already, if the shards make it (init, init_from), or if the job is initialized: nothing to
- * put. A job whose tensors are all made by the shards initializes itself. Without tiles a worker of another
- * rank may put the same tensors before the first update: nothing of them is sent, cairn_init_done compares
- * them with those of rank 0. */
+ * worker of rank 0 puts everything. With tiles every worker puts what it holds (replicas the same values:
+ * they are not compared), or rank 0 every tensor whole, giving a box that says so. Each tensor once:
+ * CAIRN_ERR_EXISTS if it was put already, if the shards make it (init, init_from), or if the job is
+ * initialized: nothing to put. A job whose tensors are all made by the shards initializes itself. Without
+ * tiles a worker of another rank may put the same tensors before the first update: nothing of them is
+ * sent, cairn_init_done compares them with those of rank 0. */
 CAIRN_EXPORT cairn_status cairn_put(cairn_job *job, const char *tensor, const char *plane,
                                     const struct cairn_box *box, const struct cairn_mem *mem,
                                     cairn_op **op_out) CAIRN_CHECKED;
