@@ -27,7 +27,7 @@ static bool reserve(size_t *at, size_t count, size_t size, size_t *offset_out)
 }
 
 struct plan {
-    size_t members, pending_members, cursors, slots, at, payload, end;
+    size_t members, pending_members, cursors, slots, at, holds, payload, end;
 };
 
 static bool plan_memory(const struct cairn_step_config *config, struct plan *plan)
@@ -41,6 +41,7 @@ static bool plan_memory(const struct cairn_step_config *config, struct plan *pla
                       reserve(&at, chunks, sizeof(struct cursor), &plan->cursors) &&
                       reserve(&at, members * config->window, sizeof(struct slot), &plan->slots) &&
                       reserve(&at, members * chunks, sizeof(uint16_t), &plan->at) &&
+                      reserve(&at, members, CAIRN_STEP_HOLDS_BYTES(chunks), &plan->holds) &&
                       reserve(&at, config->payload_bytes_max, 1, &plan->payload);
     plan->end = at;
     return fits;
@@ -82,6 +83,7 @@ struct cairn_step *cairn_step_init(void *memory, const struct cairn_step_config 
     step->cursors = (struct cursor *)(base + plan.cursors);
     step->slots = (struct slot *)(base + plan.slots);
     step->at = (uint16_t *)(base + plan.at);
+    step->holds = base + plan.holds;
     step->payload = base + plan.payload;
     step->version = version;
     if (last != NULL) remember(step, last);
@@ -121,6 +123,23 @@ void cairn_step_grant(struct cairn_step *step, struct member *member,
 
 /* ---- a round begins, and is void ---- */
 
+/* Nothing asks what members of a void round held, so the one that is pending has its own here already. */
+static void keep_holds(struct cairn_step *step, const struct cairn_step_event *event)
+{
+    step->all_hold = event->holds == NULL;
+    if (step->all_hold) return;
+    memcpy(step->holds, event->holds,
+           event->member_count * CAIRN_STEP_HOLDS_BYTES(step->config.chunk_count));
+}
+
+static uint32_t count_unheld(const struct cairn_step *step, uint32_t member)
+{
+    if (step->all_hold) return 0;
+    uint32_t unheld = 0;
+    for (uint32_t c = 0; c < step->config.chunk_count; c++) unheld += !step_holds(step, member, c);
+    return unheld;
+}
+
 static void begin_round(struct cairn_step *step, uint64_t round, const uint64_t *members,
                         uint32_t member_count, struct cairn_step_actions *actions)
 {
@@ -129,7 +148,7 @@ static void begin_round(struct cairn_step *step, uint64_t round, const uint64_t 
     step->round = step->round_seen = round;
     step->round_epoch = step->epoch;
     step->member_count = member_count;
-    step->done_count = step->committed_count = step->last_micro = 0;
+    step->done_count = step->committed_count = step->last_micro = step->front = 0;
     step->weight = 0;
     memset(&step->sums, 0, sizeof step->sums);
     memset(step->members, 0, member_count * sizeof *step->members);
@@ -138,6 +157,7 @@ static void begin_round(struct cairn_step *step, uint64_t round, const uint64_t 
         step->cursors[c] = (struct cursor) { .fold_head = NO_SLOT };
     for (uint32_t i = 0; i < member_count; i++) {
         step->members[i].id = members[i];
+        step->members[i].unheld = step->members[i].passed = count_unheld(step, i);
         cairn_step_grant(step, &step->members[i], actions);
     }
 }
@@ -185,6 +205,7 @@ static void on_open(struct cairn_step *step, const struct cairn_step_event *even
         fault(actions, why);
         return;
     }
+    keep_holds(step, event);
     if (step->phase == CAIRN_STEP_IDLE) {
         begin_round(step, event->round, event->members, event->member_count, actions);
         return;

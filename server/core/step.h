@@ -14,7 +14,8 @@
  *    decided. A prepared one waits for RESOLVE, which carries the last outcome anyone knows: that
  *    round's, and the shard does as everyone did; or an earlier one's, and the round is void.
  *  - The sum of a chunk is a strict left fold in (micro-batch, rank) order. Each chunk has a cursor;
- *    what has landed is folded when the cursor reaches it, several in one FOLD.
+ *    what has landed is folded when the cursor reaches it, several in one FOLD. It stops only for members
+ *    that hold the chunk (OPEN says which do), until they contribute or say that they have nothing.
  *  - A member is in one micro-batch at a time: it starts m+1 only after MICRO_ACK of m, which is given
  *    when every chunk's cursor is past (m, rank). So one table [member][chunk] detects duplicates.
  *  - Every CHUNK gets exactly one of RECEIVE and DISCARD with its tag; every contribution is answered to
@@ -36,6 +37,8 @@
 
 #define CAIRN_STEP_FOLD_MAX 16         /* contributions in one FOLD */
 #define CAIRN_STEP_NO_CHUNK UINT32_MAX /* in REFUSE: of a MICRO_END or COMMIT */
+/* A member's row of a table of holds. */
+#define CAIRN_STEP_HOLDS_BYTES(chunk_count) (((size_t)(chunk_count) + 7) / 8)
 
 enum cairn_step_phase { /* numbers go over the wire (control.proto, Answer.phase) */
                         CAIRN_STEP_IDLE = 0,
@@ -67,11 +70,12 @@ enum cairn_step_event_kind {
     CAIRN_STEP_READY,   /* version: the initial state is complete; only before the first OPEN */
     CAIRN_STEP_FENCE,   /* epoch → ANSWER */
     CAIRN_STEP_RESOLVE, /* epoch, decision: the last outcome anyone knows */
-    CAIRN_STEP_OPEN,    /* epoch, round, version, members sorted by rank → GRANT to each */
+    CAIRN_STEP_OPEN,    /* epoch, round, version, members sorted by rank, holds → GRANT to each */
     CAIRN_STEP_DECIDE,  /* epoch, decision of this round: APPLY, SKIP or WRITE */
     /* from workers, over the fabric; the connection has proved who `member` is */
     CAIRN_STEP_CHUNK, /* member, epoch, round, micro, chunk, request, tag: its header is here */
-    CAIRN_STEP_MICRO_END, /* member, epoch, round, micro, sent, absent: chunks; their sum is chunk_count */
+    CAIRN_STEP_MICRO_END, /* member, epoch, round, micro, sent, absent: chunks; their sum is chunk_count.
+                           * Those that the member does not hold are absent, and counted so */
     CAIRN_STEP_COMMIT,  /* member, epoch, round, micro = the last one, weight */
     CAIRN_STEP_PEER_UP, /* member: (re)connected; → GRANT, when nothing of its past is in flight */
     CAIRN_STEP_PEER_DOWN, /* member: its RECEIVEs in flight may end by LANDED not OK */
@@ -96,6 +100,9 @@ struct cairn_step_event {
     /* borrowed for the call */
     const uint64_t *members; /* [member_count] sorted by rank, none twice */
     uint32_t member_count;
+    /* [member_count][CAIRN_STEP_HOLDS_BYTES(chunk_count)] bit c % 8 of byte c / 8: the member may
+     * contribute to chunk c in this round. NULL: each to all. */
+    const uint8_t *holds;
     const struct cairn_decision *decision;
     const struct cairn_step_sums *sums;
 };
@@ -110,7 +117,7 @@ enum cairn_step_action_kind {
                            *   FENCED     not a contributor of this round
                            *   CHECKSUM   send it again
                            *   BUSY       no slot is free: send it again after the next ACK
-                           *   MALFORMED  no such chunk
+                           *   MALFORMED  no such chunk, or not one that the member holds
                            *   PROTOCOL   a future round or micro-batch, a count that does not add up, ... */
     CAIRN_STEP_MICRO_ACK, /* epoch, round, micro: the next micro-batch may start */
     /* work of the world; slots belong to it until the event that ends it */
@@ -175,7 +182,8 @@ enum cairn_step_phase cairn_step_phase_of(const struct cairn_step *step);
 const char *cairn_step_phase_name(enum cairn_step_phase phase);
 uint64_t cairn_step_epoch(const struct cairn_step *step);
 uint64_t cairn_step_round(const struct cairn_step *step); /* of the phase; 0 = none yet, or void */
-uint64_t cairn_step_round_seen(const struct cairn_step *step); /* the highest that was opened here */
+uint64_t
+cairn_step_round_seen(const struct cairn_step *step); /* the highest that was opened here */
 struct cairn_version cairn_step_version(const struct cairn_step *step); /* the published one */
 const struct cairn_decision *cairn_step_last(const struct cairn_step *step);
 uint32_t cairn_step_slots_used(const struct cairn_step *step);

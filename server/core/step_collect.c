@@ -92,12 +92,13 @@ static struct judgement judge_chunk(const struct cairn_step *step,
     const cairn_status sender = judge_sender(step, event, member);
     if (sender != CAIRN_OK) return refuse(sender);
     if (event->chunk >= step->config.chunk_count) return refuse(CAIRN_ERR_MALFORMED);
+    const uint32_t index = (uint32_t)(member - step->members);
+    if (!step_holds(step, index, event->chunk)) return refuse(CAIRN_ERR_MALFORMED);
     const struct judgement folded = { FATE_FOLDED, CAIRN_OK };
     if (step->phase != CAIRN_STEP_COLLECTING) return folded; // everything is
     if (event->micro < member->micro) return folded;
     if (event->micro > member->micro) return refuse(CAIRN_ERR_PROTOCOL);
     if (member->committed && event->micro > member->last_micro) return refuse(CAIRN_ERR_PROTOCOL);
-    const uint32_t index = (uint32_t)(member - step->members);
     const uint16_t at = *step_at(step, index, event->chunk);
     return at == AT_FOLDED && !MUTANT(1) ? folded : judge_new_chunk(step, event, member);
 }
@@ -169,6 +170,7 @@ static struct judgement judge_micro_end(const struct cairn_step *step,
     if (member->committed && event->micro > member->last_micro) return refuse(CAIRN_ERR_PROTOCOL);
     if ((uint64_t)event->sent + event->absent != step->config.chunk_count)
         return refuse(CAIRN_ERR_PROTOCOL);
+    if (event->absent < member->unheld) return refuse(CAIRN_ERR_PROTOCOL);
     if (member->ended && member->sent != event->sent) return refuse(CAIRN_ERR_PROTOCOL);
     if (member->arrived > event->sent) return refuse(CAIRN_ERR_PROTOCOL);
     return (struct judgement) { member->ended ? FATE_WAITING : FATE_RECEIVE, CAIRN_OK };

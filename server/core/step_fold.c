@@ -1,8 +1,9 @@
 /* The strict left fold: when a landed contribution may be added to its chunk's sum.
  *
  * A chunk's cursor stands at the first (micro-batch, member) that is neither folded nor known to be absent.
- * Absence is known from counts alone: a member's micro-batch has ended, and as many chunks as it sent have
- * arrived. So nothing here depends on the order of arrival but the moment. */
+ * Absence is known from what OPEN said that the member holds; and else from counts alone: a member's
+ * micro-batch has ended, and as many chunks as it sent have arrived. So nothing here depends on the order of
+ * arrival but the moment. */
 #include "server/core/step_state.h"
 
 #include <assert.h>
@@ -10,7 +11,12 @@
 
 #include "server/core/mutant.h"
 
-enum verdict { WAIT, SKIP, TAKE };
+enum verdict {
+    WAIT,
+    PASS, /* it never has anything here: it does not hold the chunk, or has no such micro-batch */
+    SKIP, /* it might have, and has not */
+    TAKE
+};
 
 static bool all_arrived(const struct member *member)
 {
@@ -21,7 +27,9 @@ static enum verdict judge_cursor(const struct cairn_step *step, uint32_t chunk)
 {
     const struct cursor *cursor = &step->cursors[chunk];
     const struct member *member = &step->members[cursor->member];
-    if (member->committed && cursor->micro > member->last_micro) return SKIP;
+    if (cursor->micro > step->front) return WAIT; // for anyone: else it might pass for ever
+    if (!step_holds(step, cursor->member, chunk)) return PASS;
+    if (member->committed && cursor->micro > member->last_micro) return PASS;
     if (member->micro < cursor->micro) return WAIT;
     assert(member->micro == cursor->micro);
     const uint16_t at = *step_at(step, cursor->member, chunk);
@@ -87,11 +95,10 @@ static void advance_chunk(struct cairn_step *step, uint32_t chunk,
         const enum verdict verdict = judge_cursor(step, chunk);
         if (verdict == WAIT) break;
         struct member *member = &step->members[cursor->member];
-        const uint32_t micro = cursor->micro;
         const uint16_t at = *step_at(step, cursor->member, chunk);
         if (verdict == TAKE) take(step, &fold, step_slot(step, cursor->member, at));
         step_cursor(step, cursor);
-        if (verdict == SKIP && micro == member->micro && !member->done) {
+        if (verdict == SKIP) {
             member->passed++;
             cairn_step_complete_micro(step, member, actions);
         }
@@ -129,7 +136,9 @@ void cairn_step_complete_micro(struct cairn_step *step, struct member *member,
     if (step->config.chunk_count > 0)
         memset(step_at(step, index, 0), 0, step->config.chunk_count * sizeof(uint16_t));
     member->micro++;
-    member->arrived = member->passed = member->sent = 0;
+    if (member->micro > step->front) step->front = member->micro;
+    member->arrived = member->sent = 0;
+    member->passed = MUTANT(21) ? 0 : member->unheld;
     member->ended = false;
     if (member->committed && member->micro > member->last_micro) {
         member->done = true;

@@ -26,7 +26,8 @@ struct member {
     uint64_t weight;
     uint32_t micro;      /* the one that is coming in */
     uint32_t arrived;    /* chunks of it in a slot or folded */
-    uint32_t passed;     /* chunks whose cursor is past it: folded, or known to be absent */
+    uint32_t unheld;     /* chunks that it holds nothing of, in every micro-batch */
+    uint32_t passed;     /* chunks whose cursor is past it: folded, known to be absent, or unheld */
     uint32_t sent;       /* how many there will be, once `ended` */
     uint32_t last_micro; /* once `committed` */
     uint32_t receiving;  /* slots */
@@ -35,7 +36,8 @@ struct member {
     bool regrant; /* it is back: GRANT when nothing is RECEIVING */
 };
 
-struct cursor { /* of a chunk: everything before (micro, member) is folded, folding or absent */
+/* Of a chunk: everything before (micro, member) is folded, folding, absent or unheld. */
+struct cursor {
     uint32_t micro, member;
     uint32_t fold_head; /* the slots of the FOLD under way; NO_SLOT = none */
     bool contributed;
@@ -57,10 +59,12 @@ struct cairn_step {
     uint32_t done_count;      /* members that are done */
     uint32_t committed_count; /* members */
     uint32_t last_micro;      /* the greatest of the committed */
+    uint32_t front;           /* the greatest micro-batch that a member is in */
     uint64_t weight;
     uint32_t receiving, folding; /* slots, chunks */
     uint32_t slots_used;
     bool summing;
+    bool all_hold; /* every member holds every chunk: `holds` means nothing */
 
     struct {            /* an OPEN that came while DRAINING */
         uint64_t round; /* 0 = none */
@@ -73,6 +77,7 @@ struct cairn_step {
     struct cursor *cursors;    /* [chunk_count] */
     struct slot *slots;        /* [member_max][window] */
     uint16_t *at;              /* [member_max][chunk_count] */
+    uint8_t *holds;            /* [member_max] rows, as in OPEN: of the round, or the pending one */
     uint8_t *payload;          /* [payload_bytes_max] */
 };
 
@@ -111,6 +116,12 @@ bool cairn_step_cursor_past(const struct cairn_step *step, uint32_t chunk, uint3
 static inline uint16_t *step_at(const struct cairn_step *step, uint32_t member, uint32_t chunk)
 {
     return &step->at[(size_t)member * step->config.chunk_count + chunk];
+}
+
+static inline bool step_holds(const struct cairn_step *step, uint32_t member, uint32_t chunk)
+{
+    const size_t row = member * CAIRN_STEP_HOLDS_BYTES(step->config.chunk_count);
+    return step->all_hold || (step->holds[row + chunk / 8] >> chunk % 8 & 1) != 0;
 }
 
 /* The slot that at[member][chunk] = `at` (not NONE, not FOLDED) names. */

@@ -288,14 +288,16 @@ static void on_round_open(struct cairn_shard_job *job, const Cairn__RoundOpen *m
     for (size_t i = 0; i < message->n_frozen; i++) {
         if (message->frozen[i] < job->spec.group_count) job->frozen[message->frozen[i]] = true;
     }
-    cairn_shard_job_step(job, &(struct cairn_step_event) {
-                                  .kind = CAIRN_STEP_OPEN,
-                                  .epoch = message->epoch,
-                                  .round = message->round,
-                                  .version = { message->generation, message->step },
-                                  .members = message->members,
-                                  .member_count = (uint32_t)message->n_members,
-                              });
+    cairn_shard_job_step(
+        job, &(struct cairn_step_event) {
+                 .kind = CAIRN_STEP_OPEN,
+                 .epoch = message->epoch,
+                 .round = message->round,
+                 .version = { message->generation, message->step },
+                 .members = message->members,
+                 .member_count = (uint32_t)message->n_members,
+                 .holds = cairn_tiles_holds(job, message->members, (uint32_t)message->n_members),
+             });
 }
 
 static void on_member_join(struct cairn_shard *shard, uint32_t request, struct cairn_shard_job *job,

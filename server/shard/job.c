@@ -152,6 +152,13 @@ static cairn_status make_tables(struct cairn_shard_job *job, struct cairn_senten
 
 /* ---- reserving ---- */
 
+/* Of a row for each member that may be in a round. */
+static size_t holds_bytes(const struct cairn_shard_job *job)
+{
+    const size_t members = job->slot_count / job->spec.window;
+    return members * CAIRN_STEP_HOLDS_BYTES(job->grad_chunk_count);
+}
+
 static cairn_status take_budget(struct cairn_shard_job *job, const struct totals *totals,
                                 size_t step_bytes, size_t actions_max, struct cairn_sentence *why)
 {
@@ -162,7 +169,7 @@ static cairn_status take_budget(struct cairn_shard_job *job, const struct totals
     const uint64_t landing = (uint64_t)(job->slot_count + job->put_max) * job->slot_bytes;
     const uint64_t rest = step_bytes + job->slot_count * (sizeof *job->slots + sizeof *job->folds) +
                           actions_max * sizeof *job->actions.list + job->map.chunk_count * 32 +
-                          job->map.extent_count * 128;
+                          job->map.extent_count * 128 + holds_bytes(job);
     char what[CAIRN_NAME_MAX + 160];
     snprintf(what, sizeof what,
              "job %s (%llu elements here: state %llu bytes, landing %u x %zu bytes)",
@@ -213,11 +220,12 @@ static cairn_status make_round(struct cairn_shard_job *job, struct cairn_sentenc
     job->sums = calloc(cairn_pool_thread_count(job->shard->compute), sizeof *job->sums);
     job->scalars = calloc(job->spec.group_count + 1, sizeof *job->scalars);
     job->frozen = calloc(job->spec.group_count + 1, sizeof *job->frozen);
+    job->holds = malloc(holds_bytes(job) + 1);
     job->published[0].checksums = calloc(chunk_count, sizeof(uint64_t));
     job->published[1].checksums = calloc(chunk_count, sizeof(uint64_t));
     if (job->slots == NULL || job->folds == NULL || job->zero == NULL || job->sums == NULL ||
-        job->scalars == NULL || job->frozen == NULL || job->published[0].checksums == NULL ||
-        job->published[1].checksums == NULL) {
+        job->scalars == NULL || job->frozen == NULL || job->holds == NULL ||
+        job->published[0].checksums == NULL || job->published[1].checksums == NULL) {
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the rounds of a job");
     }
     for (uint32_t i = 0; i < job->slot_count; i++) job->slots[i].job = job;
@@ -347,6 +355,7 @@ void cairn_shard_job_free(struct cairn_shard_job *job)
     free(job->sums);
     free(job->scalars);
     free(job->frozen);
+    free(job->holds);
     free(job->have);
     free(job->grad_chunks);
     free(job->chunk_part);

@@ -261,7 +261,8 @@ struct cairn_shard_job {
     struct cairn_chunk_header waiting_header;
     struct cairn_piece waiting_piece;
     struct cairn_tiled *tiled; /* owned: tensors of which members hold parts */
-    uint32_t tiles_world;      /* of the last MemberTiles; told to a new coordinator */
+    uint8_t *holds; /* owned: the table of the core's OPEN, for as many members as are allowed */
+    uint32_t tiles_world; /* of the last MemberTiles; told to a new coordinator */
 
     /* members, puts, fetches, pins */
     struct cairn_member **members; /* owned: [member_capacity], by number, open addressing */
@@ -445,6 +446,11 @@ void cairn_tiles_forget(struct cairn_member *member);
 void cairn_tiles_move(struct cairn_member *from, struct cairn_member *to);
 /* With the job. */
 void cairn_tiles_free(struct cairn_shard_job *job);
+/* Which of the core's chunks each of the `count` members holds an element of: struct cairn_step_event's
+ * holds; one that is not known here holds all. Borrowed of the job until the next call. NULL: nobody holds a
+ * part, or there are more members than a round of this job may have. */
+const uint8_t *cairn_tiles_holds(struct cairn_shard_job *job, const uint64_t *members,
+                                 uint32_t count);
 /* What of a chunk the header of a PUSH, PUT or FETCH (not of a box) means, without side effects.
  * CAIRN_ERR_MISMATCH: not what the member declared; `why` (may be NULL) says so. */
 CAIRN_MUST_CHECK cairn_status cairn_tiles_piece(const struct cairn_member *member,

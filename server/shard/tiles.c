@@ -271,6 +271,57 @@ static uint64_t count_untouched(const struct cairn_member *member)
     return untouched;
 }
 
+/* Takes the chunks [first, end) of the map, of one trained tensor, out of a row of holds. */
+static void clear_chunks(const struct cairn_shard_job *job, uint64_t first, uint64_t end,
+                         uint8_t *row)
+{
+    for (uint64_t c = first; c < end; c++) {
+        const uint32_t part = job->chunk_part[c];
+        const uint64_t number = job->parts[part].grad_chunk +
+                                (c - job->map.extents[part].first_chunk);
+        row[number / 8] &= (uint8_t) ~(1u << number % 8);
+    }
+}
+
+/* Takes the chunks of a tensor that the box has no element in out of a row of holds. */
+static void clear_beside(const struct cairn_shard_job *job, uint32_t tensor,
+                         const struct cairn_held *held, uint8_t *row)
+{
+    uint64_t first, before;
+    const uint64_t count = chunks_of(job, tensor, &first);
+    const uint64_t end = held->first_chunk + held->chunk_count;
+    clear_chunks(job, first, held->first_chunk, row);
+    clear_chunks(job, end, first + count, row);
+    if (held->touched == held->chunk_count) return;
+    for (uint64_t c = held->first_chunk; c < end; c++) { // a box of short runs, far apart
+        const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->map, c);
+        if (common_elems(job, &held->box, &place, &before) == 0) clear_chunks(job, c, c + 1, row);
+    }
+}
+
+static void fill_row(const struct cairn_shard_job *job, const struct cairn_member *member,
+                     uint8_t *row)
+{
+    const size_t count = job->grad_chunk_count;
+    memset(row, 0xff, CAIRN_STEP_HOLDS_BYTES(count));
+    if (count % 8 != 0) row[count / 8] = (uint8_t)((1u << count % 8) - 1);
+    for (size_t i = 0; member != NULL && i < member->tile_count; i++) {
+        const struct cairn_member_tile *tile = &member->tiles[i];
+        if (tile->held == NULL || job->spec.tensors[tile->tensor].kind != CAIRN_TRAINED) continue;
+        clear_beside(job, tile->tensor, tile->held, row);
+    }
+}
+
+const uint8_t *cairn_tiles_holds(struct cairn_shard_job *job, const uint64_t *members,
+                                 uint32_t count)
+{
+    if (job->tiled == NULL || count > job->slot_count / job->spec.window) return NULL;
+    const size_t row = CAIRN_STEP_HOLDS_BYTES(job->grad_chunk_count);
+    for (uint32_t i = 0; i < count; i++)
+        fill_row(job, cairn_member_find(job, members[i]), job->holds + i * row);
+    return job->holds;
+}
+
 /* Fills [count] entries of the tensors here; on failure it holds nothing. */
 static cairn_status hold_tiles(struct cairn_shard_job *job, const struct cairn_tiles *tiles,
                                struct cairn_member_tile *list, struct cairn_sentence *why)

@@ -81,6 +81,7 @@ uint64_t mix(uint64_t a, uint64_t b); /* a hash of both */
     X(regrant_delayed, "grants delayed by a receive of the past")                      \
     X(landed_lost, "receives that failed with their connection")                       \
     X(fold_many, "folds of several contributions in one pass")                         \
+    X(unheld, "contributions folded before a lower rank, which has none, ended")       \
     X(absent, "contributions that were absent")                                        \
     X(zero, "chunks that nobody contributed")                                          \
     X(window_one, "runs with one slot a worker")                                       \
@@ -318,7 +319,7 @@ struct scenario { /* drawn from the seed */
     double clip_norm, loss_scale;
     bool fail_nonfinite;
     /* the workload */
-    double absent, poison, weightless;
+    double absent, unheld, poison, weightless;
     uint32_t micros_max;
     double write; /* a worker's wish */
     /* the network and the machines: means, in us */
@@ -415,6 +416,8 @@ void fabric_break(struct sim *sim, uint32_t shard, uint32_t proc);
 
 /* sim_oracle.c */
 void oracle_start(struct sim *sim);
+/* Does the member hold the chunk? Like a worker's tiles: constant for its life. */
+bool truth_holds(const struct sim *sim, uint64_t member, uint32_t chunk);
 /* The contribution: the same for whoever asks. */
 uint32_t truth_micros(const struct sim *sim, uint64_t round, uint64_t member);
 uint64_t truth_weight(const struct sim *sim, uint64_t round, uint64_t member);

@@ -29,9 +29,15 @@ uint64_t truth_weight(const struct sim *sim, uint64_t round, uint64_t member)
     return 1 + draw(sim, 3, round, member) % 1000;
 }
 
+bool truth_holds(const struct sim *sim, uint64_t member, uint32_t chunk)
+{
+    return !chance(draw(sim, 9, member, chunk), sim->scenario.unheld);
+}
+
 bool truth_present(const struct sim *sim, uint64_t round, uint64_t member, uint32_t micro,
                    uint32_t chunk)
 {
+    if (!truth_holds(sim, member, chunk)) return false;
     // Some chunks are absent by themselves, some with every worker: then their sum is +0.
     if (chance(draw(sim, 4, round, chunk), sim->scenario.absent / 2)) return false;
     const uint64_t hash = draw(sim, 5, round, mix(member, (uint64_t)micro << 32 | chunk));

@@ -261,12 +261,27 @@ static void see_before(struct sim *sim, const struct sim_shard *s,
     }
 }
 
+/* A fold of what a member of a lower rank might still have to be waited for, if it held the chunk. */
+static void see_fold(struct sim *sim, const struct sim_shard *s,
+                     const struct cairn_step_action *fold)
+{
+    const uint32_t slot = fold->slots[0], chunk = s->landing[slot].chunk;
+    struct cairn_step_waiting waiting[PROCS_MAX];
+    const size_t count = cairn_step_waiting(s->core, waiting, PROCS_MAX);
+    for (size_t i = 0; i < count && waiting[i].member != s->landing[slot].member; i++) {
+        if (waiting[i].ended || waiting[i].micro > s->landing[slot].micro) continue;
+        if (!truth_holds(sim, waiting[i].member, chunk)) sim->seen[SEEN_unheld]++;
+    }
+}
+
 static void see_after(struct sim *sim, const struct sim_shard *s,
                       const struct cairn_step_event *event, enum cairn_step_phase before,
                       const struct cairn_step_actions *actions)
 {
     const enum cairn_step_phase phase = cairn_step_phase_of(s->core);
     if (event->kind == CAIRN_STEP_CHUNK) see_chunk(sim, actions);
+    for (size_t i = 0; i < actions->count; i++)
+        if (actions->list[i].kind == CAIRN_STEP_FOLD) see_fold(sim, s, &actions->list[i]);
     if (event->kind == CAIRN_STEP_FENCE && phase == CAIRN_STEP_DRAINING &&
         before != CAIRN_STEP_DRAINING)
         sim->seen[SEEN_drained]++;
@@ -299,8 +314,24 @@ static void do_event(struct sim *sim, uint32_t shard, const struct cairn_step_ev
 
 /* ---- what comes in ---- */
 
+/* The table of an OPEN; NULL where all workers hold everything. */
+static const uint8_t *fill_holds(const struct sim *sim, uint32_t shard, const struct message *open,
+                                 uint8_t out[PROCS_MAX * CHUNKS_MAX / 8])
+{
+    if (sim->scenario.unheld <= 0) return NULL;
+    const struct sim_shard *s = &sim->shards[shard];
+    const size_t row = CAIRN_STEP_HOLDS_BYTES(s->chunk_count);
+    memset(out, 0, PROCS_MAX * CHUNKS_MAX / 8);
+    for (uint32_t i = 0; i < open->member_count; i++)
+        for (uint32_t c = 0; c < s->chunk_count; c++)
+            if (truth_holds(sim, open->members[i], s->first_chunk + c))
+                out[i * row + c / 8] |= (uint8_t)(1u << c % 8);
+    return out;
+}
+
 static void from_coordinator(struct sim *sim, uint32_t shard, const struct message *message)
 {
+    uint8_t holds[PROCS_MAX * CHUNKS_MAX / 8];
     struct cairn_step_event event = { .epoch = message->epoch,
                                       .round = message->round,
                                       .version = message->version,
@@ -310,7 +341,10 @@ static void from_coordinator(struct sim *sim, uint32_t shard, const struct messa
     switch (message->kind) {
     case M_FENCE: event.kind = CAIRN_STEP_FENCE; break;
     case M_RESOLVE: event.kind = CAIRN_STEP_RESOLVE; break;
-    case M_OPEN: event.kind = CAIRN_STEP_OPEN; break;
+    case M_OPEN:
+        event.kind = CAIRN_STEP_OPEN;
+        event.holds = fill_holds(sim, shard, message, holds);
+        break;
     case M_DECIDE: event.kind = CAIRN_STEP_DECIDE; break;
     case M_PIN: oracle_pinned(sim, shard, message); return;
     default: sim_fail(sim, "a shard got message %d", (int)message->kind); return;

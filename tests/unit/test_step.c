@@ -292,6 +292,105 @@ START_TEST(a_shard_without_chunks_takes_part)
 }
 END_TEST
 
+/* ---- members that hold some of the chunks ---- */
+
+/* Rank 0 holds chunks 0 and 1, rank 1 the others; nobody holds a fifth one. */
+static void begin_halves(uint32_t chunk_count)
+{
+    static const uint64_t members[] = { A, B };
+    static const uint8_t holds[] = { 0x3, 0xc };
+    make(chunk_count, WINDOW, 4);
+    fence(5);
+    resolve(5, CAIRN_DECISION_NONE, 0, 10);
+    GIVE(.kind = CAIRN_STEP_OPEN, .epoch = 5, .round = 100, .version = { 1, 10 },
+         .members = members, .member_count = 2, .holds = holds);
+}
+
+START_TEST(a_lower_rank_that_does_not_hold_the_chunk_is_not_waited_for)
+{
+    begin_halves(CHUNKS);
+    for (uint32_t micro = 0; micro < 3; micro++) {
+        contribute(B, micro, 3);
+        ck_assert_uint_eq(expect(0, CAIRN_STEP_ACK)->request, 1003);
+        contribute(B, micro, 2);
+        micro_end(B, micro, 2);
+        ck_assert_uint_eq(out.count, 1);
+        ck_assert_uint_eq(expect(0, CAIRN_STEP_MICRO_ACK)->micro, micro);
+    }
+    commit(B, 2, 1);
+    contribute(A, 0, 1); // and only now does the other one say anything
+    micro_end(A, 0, 1);
+    expect(0, CAIRN_STEP_MICRO_ACK);
+    commit(A, 0, 1);
+    ck_assert_uint_eq(expect(0, CAIRN_STEP_ZERO)->chunk, 0);
+    expect(1, CAIRN_STEP_REDUCE);
+}
+END_TEST
+
+START_TEST(an_absent_contribution_of_a_chunk_that_is_held_is_waited_for)
+{
+    begin_halves(CHUNKS);
+    contribute(B, 0, 3);
+    ck_assert_uint_eq(out.count, 1);
+    micro_end(B, 0, 2);
+    ck_assert_uint_eq(out.count, 0); // the other half of its micro-batch is under way
+    contribute(B, 0, 2);
+    expect(1, CAIRN_STEP_MICRO_ACK);
+    micro_end(B, 1, 0); // everything is absent, and nobody is before it
+    ck_assert_uint_eq(expect(0, CAIRN_STEP_MICRO_ACK)->micro, 1);
+}
+END_TEST
+
+START_TEST(a_chunk_that_its_member_does_not_hold_is_refused)
+{
+    begin_halves(CHUNKS);
+    chunk(A, 0, 2);
+    expect_refused(CAIRN_ERR_MALFORMED);
+    contribute(B, 0, 2);
+    micro_end(B, 0, 3); // it holds two
+    ck_assert_int_eq(expect(0, CAIRN_STEP_REFUSE)->status, CAIRN_ERR_PROTOCOL);
+    contribute(B, 0, 3);
+    micro_end(B, 0, 2);
+    expect(0, CAIRN_STEP_MICRO_ACK);
+}
+END_TEST
+
+START_TEST(a_chunk_that_nobody_holds_is_waited_for_by_nobody)
+{
+    begin_halves(CHUNKS + 1);
+    for (uint64_t member = A; member <= B; member += B - A) {
+        GIVE(.kind = CAIRN_STEP_MICRO_END, .epoch = 5, .round = 100, .member = member,
+             .absent = CHUNKS + 1);
+        expect(0, CAIRN_STEP_MICRO_ACK);
+        commit(member, 0, 1);
+    }
+    for (uint32_t c = 0; c <= CHUNKS; c++) expect(c, CAIRN_STEP_ZERO);
+    expect(CHUNKS + 1, CAIRN_STEP_REDUCE);
+}
+END_TEST
+
+START_TEST(what_members_hold_is_of_one_round)
+{
+    begin_halves(CHUNKS);
+    chunk(B, 0, 2);
+    const uint32_t slot = list[0].slot;
+    fence(6);
+    resolve(6, CAIRN_DECISION_NONE, 0, 10);
+    static const uint64_t members[] = { A, B };
+    static const uint8_t holds[] = { 0xc, 0x3 };
+    GIVE(.kind = CAIRN_STEP_OPEN, .epoch = 6, .round = 101, .version = { 1, 10 },
+         .members = members, .member_count = 2, .holds = holds); // pending: it drains
+    ck_assert_uint_eq(out.count, 0);
+    landed(slot, CAIRN_OK);
+    expect(1, CAIRN_STEP_GRANT);
+    GIVE(.kind = CAIRN_STEP_CHUNK, .epoch = 6, .round = 101, .member = B, .chunk = 2, .tag = 7);
+    expect_refused(CAIRN_ERR_MALFORMED);
+    GIVE(.kind = CAIRN_STEP_CHUNK, .epoch = 6, .round = 101, .member = B, .chunk = 1, .tag = 7);
+    landed(expect(0, CAIRN_STEP_RECEIVE)->slot, CAIRN_OK);
+    expect(0, CAIRN_STEP_FOLD);
+}
+END_TEST
+
 START_TEST(more_contributions_than_one_fold_takes_are_folded_in_two)
 {
     make(1, 1, 20);
@@ -348,6 +447,11 @@ int main(void)
     tcase_add_test(tcase, a_worker_that_came_back_is_granted_when_nothing_of_its_past_is_in_flight);
     tcase_add_test(tcase, a_chunk_that_nobody_contributed_is_zeroed_before_the_sums);
     tcase_add_test(tcase, a_shard_without_chunks_takes_part);
+    tcase_add_test(tcase, a_lower_rank_that_does_not_hold_the_chunk_is_not_waited_for);
+    tcase_add_test(tcase, an_absent_contribution_of_a_chunk_that_is_held_is_waited_for);
+    tcase_add_test(tcase, a_chunk_that_its_member_does_not_hold_is_refused);
+    tcase_add_test(tcase, a_chunk_that_nobody_holds_is_waited_for_by_nobody);
+    tcase_add_test(tcase, what_members_hold_is_of_one_round);
     tcase_add_test(tcase, more_contributions_than_one_fold_takes_are_folded_in_two);
     tcase_add_test(tcase, a_configuration_that_cannot_work_has_no_size);
     Suite *suite = suite_create("step");
