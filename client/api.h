@@ -32,6 +32,9 @@ cairn_status cairn_api_judge_own(struct job *job, size_t tensor, const struct ca
 cairn_status cairn_api_judge_box(struct job *job, size_t tensor, const struct cairn_box *box,
                                  const struct cairn_mem *mem,
                                  struct piece *piece_out) CAIRN_MUST_CHECK;
+/* plane.c: CAIRN_ERR_NOT_FOUND says why the tensor has no such plane (enum cairn_plane). */
+cairn_status cairn_api_judge_plane(const struct job *job, size_t tensor,
+                                   int plane) CAIRN_MUST_CHECK;
 /* Returns CAIRN_ERR_INVALID. */
 cairn_status cairn_api_refuse_dtype(const char *tensor, const struct cairn_mem *mem,
                                     const char *allowed);

@@ -19,6 +19,8 @@ static cairn_status fetch_inside(struct job *job, struct cairn_version version, 
     const int number = cairn_plane_number(plane != NULL ? plane : "wire");
     if (number == 0)
         return cairn_client_fail(CAIRN_ERR_NOT_FOUND, "tensor %s has no plane %s", tensor, plane);
+    status = cairn_api_judge_plane(job, index, number);
+    if (status != CAIRN_OK) return status;
     const cairn_dtype dtype = number == CAIRN_PLANE_WIRE ? job->spec.tensors[index].wire
                                                          : CAIRN_F32;
     if (mem->dtype != dtype)

@@ -32,6 +32,7 @@ static bool take_round(struct job *job, const Cairn__RoundOpened *opened, struct
     out->loss_scale = opened->loss_scale;
     out->revision = opened->revision;
     out->micro_batches = opened->micro_batches;
+    out->job = job->number;
     return true;
 }
 
@@ -85,14 +86,26 @@ cairn_status cairn_round_begin(cairn_job *handle, int timeout_ms, struct cairn_r
 
 #define NO_TENSOR SIZE_MAX
 
+/* Did this job begin it? Rounds of two jobs may have the same number. */
+static cairn_status judge_begun(const struct job *job, const struct cairn_round *round)
+{
+    if (round->round == 0)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "no round is begun; call cairn_round_begin, and give what it "
+                                 "filled in");
+    if (round->job == job->number) return CAIRN_OK;
+    return cairn_client_fail(CAIRN_ERR_STALE,
+                             "round %llu was not begun on this handle of job %s; give what "
+                             "cairn_round_begin filled in for it",
+                             (unsigned long long)round->round, job->name);
+}
+
 /* Is it the round that this worker has open? Under the lock. */
 static cairn_status judge_round(const struct job *job, const struct cairn_round *round)
 {
     const unsigned long long number = round->round, step = round->step;
-    if (number == 0)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "no round is begun; call cairn_round_begin, and give what it "
-                                 "filled in");
+    const cairn_status status = judge_begun(job, round);
+    if (status != CAIRN_OK) return status;
     if (number <= job->void_round)
         return cairn_client_fail(
             CAIRN_ERR_EPOCH_CHANGED,
@@ -316,7 +329,8 @@ static cairn_status take_result(const Cairn__RoundResult *result, struct cairn_r
 cairn_status cairn_api_commit(struct job *job, const struct cairn_round *round, uint64_t weight,
                               uint64_t deadline_ms, struct cairn_result *out)
 {
-    cairn_status status = commit_once(job, round, weight);
+    cairn_status status = judge_begun(job, round);
+    if (status == CAIRN_OK) status = commit_once(job, round, weight);
     if (status != CAIRN_OK) return status;
     Cairn__RoundCommit message = CAIRN__ROUND_COMMIT__INIT;
     message.round = round->round;

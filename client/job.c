@@ -70,12 +70,21 @@ static cairn_status fill_spec(struct job *job, const struct cairn_job_spec *from
 
 /* ---- open ---- */
 
+/* Not 0, which a round has that no job began. */
+static uint32_t next_number(void)
+{
+    static atomic_uint_least32_t last;
+    const uint32_t number = atomic_fetch_add(&last, 1) + 1;
+    return number != 0 ? number : atomic_fetch_add(&last, 1) + 1;
+}
+
 static struct job *new_job(struct session *s, const char *name, cairn_role role)
 {
     struct job *job = calloc(1, sizeof *job);
     if (job == NULL) return NULL;
     job->session = s;
     job->role = role;
+    job->number = next_number();
     job->refs = 1;
     cairn_spec_init(&job->spec);
     randombytes_buf(&job->member, sizeof job->member);

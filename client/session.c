@@ -172,10 +172,20 @@ static cairn_status read_environment(const struct cairn_opts *opts, struct cairn
     return status == CAIRN_OK ? CAIRN_OK : cairn_client_fail(status, "%s", why.text);
 }
 
+/* As the coordinator judges it: it would close the connection. */
+static bool name_ok(const char *name)
+{
+    if (name == NULL) return true;
+    const size_t length = strlen(name);
+    for (size_t i = 0; i < length; i++)
+        if ((unsigned char)name[i] < 0x20 || name[i] == 0x7f) return false;
+    return length > 0 && length <= CAIRN_NAME_MAX;
+}
+
 static char *own_name(const struct cairn_opts *opts)
 {
     char text[320], host[200] = "?";
-    if (opts->name != NULL) return strndup(opts->name, CAIRN_NAME_MAX);
+    if (opts->name != NULL) return strdup(opts->name);
     gethostname(host, sizeof host - 1);
     snprintf(text, sizeof text, "pid %ld on %s", (long)getpid(), host);
     return strdup(text);
@@ -315,6 +325,10 @@ cairn_status cairn_client_open(const struct cairn_opts *opts, struct cairn_fabri
     opts = &taken;
     if (opts->connect_timeout_ms < 0)
         return cairn_client_fail(CAIRN_ERR_INVALID, "opts.connect_timeout_ms is negative");
+    if (!name_ok(opts->name))
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "opts.name must have 1 to %d bytes without control characters",
+                                 CAIRN_NAME_MAX);
     if (sodium_init() < 0) return cairn_client_fail(CAIRN_ERR_INTERNAL, "libsodium does not start");
     struct session *s = calloc(1, sizeof *s);
     if (s == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");

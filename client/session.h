@@ -174,6 +174,7 @@ struct job {
     cairn_role role;
     uint32_t rank;
     uint64_t member, token;
+    uint32_t number; /* of this process; in the rounds that it begins */
     void *handle;
     atomic_bool closing;
 

@@ -154,6 +154,11 @@ static cairn_status add_tensor(struct cairn_job_spec_data *spec, struct groups *
     const bool is_alias = t->alias_of != NULL;
     const cairn_kind kind = t->kind != 0 || is_alias ? t->kind : CAIRN_TRAINED;
     const char *group = t->group;
+    if (group != NULL && group[0] != '\0' && kind != CAIRN_TRAINED && !is_alias)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "tensor %.64s is not trained, so it is of no group; its group is "
+                                 "\"%.64s\", allowed: NULL",
+                                 t->name, group);
     if (group == NULL && kind == CAIRN_TRAINED && !is_alias)
         group = group_by_pattern(groups, t->name);
     struct cairn_tensor_spec tensor = {

@@ -41,6 +41,16 @@ static void cancel(struct job *job, uint64_t round)
     cairn_client_fail(CAIRN_OK, "%s", said.text);
 }
 
+/* Nobody commits it: it is void here before the coordinator says so, and the next one may begin. */
+static void give_up(struct job *job, uint64_t round)
+{
+    pthread_mutex_lock(&job->session->lock);
+    job->write = (struct cairn_round) { .round = 0 };
+    if (round > job->void_round) job->void_round = round;
+    pthread_mutex_unlock(&job->session->lock);
+    cancel(job, round);
+}
+
 /* ---- begin ---- */
 
 static cairn_status judge_begin(struct job *job)
@@ -101,6 +111,8 @@ cairn_status cairn_api_write_put(struct job *job, uint64_t round, const char *te
         return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
                                  "tensor %s: \"param\", \"exp_avg\" and \"exp_avg_sq\" are written",
                                  tensor);
+    status = cairn_api_judge_plane(job, index, number);
+    if (status != CAIRN_OK) return status;
     if (mem->dtype != CAIRN_F32) return cairn_api_refuse_dtype(tensor, mem, "CAIRN_F32");
     struct command pattern = { .tensor = (uint32_t)index,
                                .plane = (uint8_t)number,
@@ -140,8 +152,7 @@ static cairn_status end_inside(struct job *job, uint64_t deadline_ms, struct cai
     if (status != CAIRN_OK) return status;
     status = judge_puts(job);
     if (status != CAIRN_OK) {
-        set_write(job, (struct cairn_round) { .round = 0 });
-        cancel(job, round.round);
+        give_up(job, round.round);
         return status;
     }
     status = cairn_api_commit(job, &round, 1, deadline_ms, &result);

@@ -190,7 +190,7 @@ struct cairn_tensor {
     size_t struct_size;
     const char *name;  /* UTF-8, at most 255 bytes, unique in the job */
     const char *unit;  /* fetched together; NULL = the tensor alone */
-    const char *group; /* hyper-parameters; NULL = "default" */
+    const char *group; /* hyper-parameters; NULL = "default"; only of what is trained */
     cairn_dtype wire;  /* of what is fetched: CAIRN_F32 (0 means it), CAIRN_BF16 */
     uint32_t rank;     /* 0 = a scalar */
     uint64_t shape[8];
@@ -232,7 +232,8 @@ struct cairn_group {
  *   0  one shard holds all of the state; micro-batches are added up in fp32 and pushed once a round
  *   1  the state is cut over the shards; pushed once, too
  *   2  every micro-batch is pushed
- *   3  as 2, and fetched units are given back after use
+ *   3  as 2 for the servers and this library, and cairn_map works at every stage; it says that the trainer
+ *      keeps a few units only, as the Python package does
  * With one micro-batch all give the same bits, else 0 and 1 do, and 2 and 3. */
 #define CAIRN_STAGE(n) ((n) + 1)
 
@@ -285,6 +286,7 @@ struct cairn_round {
     double loss_scale;    /* multiply the loss by it before backward */
     uint64_t revision;    /* of the spec: one more with every amendment */
     uint32_t micro_batches;
+    uint32_t job; /* which open job of this process it is of: no other takes it */
 };
 
 struct cairn_result {

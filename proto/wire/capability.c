@@ -48,7 +48,7 @@ static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
     X(STAGE, 0, "state on one shard, pushed once a round", true)  \
     X(STAGE, 1, "state on all shards, pushed once a round", true) \
     X(STAGE, 2, "every micro-batch pushed", true)                 \
-    X(STAGE, 3, "as 2, fetched units given back after use", true) \
+    X(STAGE, 3, "as 2; the Python package keeps few units", true) \
     X(LOSS_SCALE, CAIRN_LOSS_SCALE_FIXED, "fixed", true)          \
     X(LOSS_SCALE, CAIRN_LOSS_SCALE_DYNAMIC, "dynamic", true)      \
     X(NONFINITE, CAIRN_NONFINITE_SKIP, "skip", true)              \

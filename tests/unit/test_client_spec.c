@@ -83,6 +83,25 @@ START_TEST(a_zero_has_no_sign)
 }
 END_TEST
 
+START_TEST(a_group_of_what_is_not_trained_is_refused)
+{
+    struct cairn_tensor two[] = { tensor, tensor };
+    two[1].name = "mean";
+    two[1].kind = CAIRN_BUFFER;
+    two[1].group = "default";
+    spec.tensors = two;
+    spec.tensor_count = 2;
+    check_refused("mean");
+    teardown();
+    setup();
+    two[1].group = "nobody";
+    two[1].kind = CAIRN_FROZEN;
+    spec.tensors = two;
+    spec.tensor_count = 2;
+    check_refused("nobody");
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("client_spec");
@@ -93,6 +112,7 @@ int main(void)
     tcase_add_test(tc, betas_of_sgd_are_refused_but_for_the_defaults);
     tcase_add_test(tc, a_loss_scale_that_fp32_cannot_bear_is_refused);
     tcase_add_test(tc, a_zero_has_no_sign);
+    tcase_add_test(tc, a_group_of_what_is_not_trained_is_refused);
     suite_add_tcase(suite, tc);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_ENV);

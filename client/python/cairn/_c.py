@@ -99,7 +99,7 @@ class Mem(Sized):
 class Round(Sized):
     _fields_ = [("struct_size", c_size_t), ("round", c_uint64), ("step", c_uint64), ("epoch", c_uint64),
                 ("version", Version), ("rank", c_uint32), ("world", c_uint32), ("loss_scale", c_double),
-                ("revision", c_uint64), ("micro_batches", c_uint32)]
+                ("revision", c_uint64), ("micro_batches", c_uint32), ("job", c_uint32)]
 
 
 class Result(Sized):

@@ -1,0 +1,163 @@
+/* What a caller mixes up is told at the call, and changes nothing. A whole cluster in this process. */
+#include <cairn.h>
+#include <check.h>
+#include <string.h>
+
+#include "client/handle.h"
+#include "client/session.h"
+#include "tests/support/rooms.h"
+
+enum { ELEMS = 30, SHARDS = 2, WAIT_MS = 20000 };
+
+static struct rooms rooms;
+static cairn *session;
+static cairn_job *actor, *critic;
+static float values[ELEMS], copy[ELEMS];
+
+static cairn_job *open_job(const char *name)
+{
+    static const struct cairn_init zeros = { .kind = CAIRN_INIT_ZEROS };
+    static const struct cairn_tensor tensors[] = {
+        { .struct_size = sizeof *tensors,
+          .name = "w",
+          .rank = 1,
+          .shape = { ELEMS },
+          .init = zeros },
+        { .struct_size = sizeof *tensors,
+          .name = "mean",
+          .rank = 1,
+          .shape = { ELEMS },
+          .kind = CAIRN_BUFFER,
+          .init = zeros },
+    };
+    struct cairn_group group = CAIRN_GROUP_INIT;
+    group.optimizer = "sgd";
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = tensors,
+                                         .tensor_count = 2,
+                                         .groups = &group,
+                                         .group_count = 1 };
+    cairn_job *job;
+    ck_assert_msg(cairn_job_open(session, name, &spec, CAIRN_WORKER, WAIT_MS, &job) == CAIRN_OK,
+                  "%s", cairn_error());
+    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    return job;
+}
+
+static void setup(void)
+{
+    const struct cairn_fabric_mem_options options = { .seed = 9 };
+    rooms_open(&rooms, SHARDS, &options);
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = rooms.address };
+    ck_assert_msg(cairn_client_open(&opts, rooms.hub, &session) == CAIRN_OK, "%s", cairn_error());
+    actor = open_job("actor");
+    critic = open_job("critic");
+    for (int i = 0; i < ELEMS; i++) values[i] = (float)i;
+}
+
+static void teardown(void)
+{
+    cairn_close(session);
+    rooms_close(&rooms);
+}
+
+static void check_refused(cairn_status status, cairn_status wanted, const char *word)
+{
+    ck_assert_msg(status == wanted, "%d, not %d: %s", (int)status, (int)wanted, cairn_error());
+    ck_assert_msg(strstr(cairn_error(), word) != NULL, "\"%s\" does not say %s", cairn_error(),
+                  word);
+}
+
+START_TEST(a_round_of_another_job_is_refused)
+{
+    struct cairn_round ours = { .struct_size = sizeof ours }, theirs = ours;
+    struct cairn_result result = { .struct_size = sizeof result };
+    const struct cairn_mem from = { sizeof from, values, CAIRN_F32 };
+    ck_assert_int_eq(cairn_round_begin(actor, WAIT_MS, &ours), CAIRN_OK);
+    ck_assert_int_eq(cairn_round_begin(critic, WAIT_MS, &theirs), CAIRN_OK);
+    ck_assert_uint_eq(ours.round, theirs.round); // nothing else tells them apart
+    check_refused(cairn_push(actor, &theirs, 0, "w", NULL, &from, NULL), CAIRN_ERR_STALE,
+                  "actor");
+    check_refused(cairn_micro_end(actor, &theirs, 0), CAIRN_ERR_STALE, "actor");
+    check_refused(cairn_commit(critic, &ours, 1, NULL, 0, WAIT_MS, &result), CAIRN_ERR_STALE,
+                  "critic");
+    ck_assert_int_eq(cairn_push(actor, &ours, 0, "w", NULL, &from, NULL), CAIRN_OK);
+    ck_assert_int_eq(cairn_commit(actor, &ours, 1, NULL, 0, WAIT_MS, &result), CAIRN_OK);
+    ck_assert_int_eq(cairn_commit(critic, &theirs, 1, NULL, 0, WAIT_MS, &result), CAIRN_OK);
+}
+END_TEST
+
+START_TEST(a_plane_that_a_tensor_has_not_is_refused_at_the_call)
+{
+    const struct cairn_mem mem = { sizeof mem, copy, CAIRN_F32 };
+    struct cairn_version version = { 0, 0 };
+    cairn_op *op;
+    ck_assert_int_eq(cairn_version_wait(actor, version, WAIT_MS, &version), CAIRN_OK);
+    check_refused(cairn_fetch(actor, version, "mean", "exp_avg", NULL, &mem, &op),
+                  CAIRN_ERR_NOT_FOUND, "mean is a buffer");
+    check_refused(cairn_fetch(actor, version, "w", "exp_avg", NULL, &mem, &op), CAIRN_ERR_NOT_FOUND,
+                  "optimizer sgd of its group default");
+    ck_assert_int_eq(cairn_write_begin(actor, WAIT_MS), CAIRN_OK);
+    check_refused(cairn_put(actor, "mean", "exp_avg_sq", NULL, &mem, &op), CAIRN_ERR_NOT_FOUND,
+                  "exp_avg_sq");
+    ck_assert_int_eq(cairn_put(actor, "mean", "param", NULL, &mem, NULL), CAIRN_OK);
+    ck_assert_msg(cairn_write_end(actor, WAIT_MS, &version) == CAIRN_OK, "%s", cairn_error());
+}
+END_TEST
+
+/* As if a shard had refused a put of the write. */
+static void fail_a_put(cairn_job *handle)
+{
+    struct job *job = cairn_handle_get(CAIRN_HANDLE_JOB, handle);
+    pthread_mutex_lock(&job->session->lock);
+    job->puts_status = CAIRN_ERR_NO_MEMORY;
+    cairn_sentence_set(&job->puts_why, "the shard is full");
+    pthread_mutex_unlock(&job->session->lock);
+    cairn_handle_put(handle);
+}
+
+START_TEST(a_write_may_follow_one_that_failed_at_once)
+{
+    const struct cairn_mem from = { sizeof from, values, CAIRN_F32 };
+    struct cairn_version version;
+    for (int i = 0; i < 5; i++) {
+        ck_assert_msg(cairn_write_begin(actor, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+        ck_assert_int_eq(cairn_put(actor, "w", "param", NULL, &from, NULL), CAIRN_OK);
+        fail_a_put(actor);
+        check_refused(cairn_write_end(actor, WAIT_MS, &version), CAIRN_ERR_NO_MEMORY,
+                      "nothing was written");
+    }
+    ck_assert_msg(cairn_write_begin(actor, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    ck_assert_msg(cairn_write_end(actor, WAIT_MS, &version) == CAIRN_OK, "%s", cairn_error());
+    struct cairn_round round = { .struct_size = sizeof round };
+    ck_assert_msg(cairn_round_begin(actor, WAIT_MS, &round) == CAIRN_OK, "%s", cairn_error());
+}
+END_TEST
+
+START_TEST(a_name_with_control_characters_is_refused_at_once)
+{
+    const struct cairn_opts opts = { .struct_size = sizeof opts,
+                                     .endpoint = rooms.address,
+                                     .name = "two\nlines" };
+    cairn *another;
+    check_refused(cairn_open(&opts, &another), CAIRN_ERR_INVALID, "opts.name");
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("client_refused");
+    TCase *tc = tcase_create("refused");
+    tcase_set_timeout(tc, 60);
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_add_test(tc, a_round_of_another_job_is_refused);
+    tcase_add_test(tc, a_plane_that_a_tensor_has_not_is_refused_at_the_call);
+    tcase_add_test(tc, a_write_may_follow_one_that_failed_at_once);
+    tcase_add_test(tc, a_name_with_control_characters_is_refused_at_once);
+    suite_add_tcase(suite, tc);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
