@@ -45,6 +45,26 @@ static json_t *spec_json(const Cairn__JobSpec *s)
                      s->loss_scale_min, "loss_scale_max", s->loss_scale_max);
 }
 
+/* All its shards have said what they hold and carried. */
+static bool is_told(const Cairn__JobStatus *j)
+{
+    return j->shards_told >= j->shards;
+}
+
+/* In the buffer, which it returns. */
+static const char *told_bytes(const Cairn__JobStatus *j, uint64_t bytes, char text[64])
+{
+    snprintf(text, 64, "%s", is_told(j) ? cairn_ctl_bytes(bytes) : "unknown");
+    return text;
+}
+
+/* What is not known is null. */
+static void set_known(json_t *object, const char *key, bool known, json_t *value)
+{
+    if (!known) json_decref(value);
+    json_object_set_new(object, key, known ? value : json_null());
+}
+
 static json_t *job_json(const Cairn__JobStatus *j)
 {
     json_t *groups = json_array();
@@ -56,16 +76,18 @@ static json_t *job_json(const Cairn__JobStatus *j)
         "epoch", (json_int_t)j->epoch, "round", (json_int_t)j->round, "awaited", j->awaited,
         "workers", (int)j->workers, "workers_min", (int)j->workers_min, "shards", (int)j->shards,
         "tensors", (json_int_t)j->tensors, "elems", (json_int_t)j->elems, "groups", groups);
-    json_t *more = json_pack(
-        "{s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:s, s:f}", "state_bytes",
-        (json_int_t)j->state_bytes, "pushed_bytes", (json_int_t)j->pushed_bytes, "fetched_bytes",
-        (json_int_t)j->fetched_bytes, "steps_applied", (json_int_t)j->steps_applied,
-        "rounds_skipped", (json_int_t)j->rounds_skipped, "rounds_abandoned",
-        (json_int_t)j->rounds_abandoned, "loss_scale", j->loss_scale, "last_grad_norm",
-        j->last_grad_norm, "layout_hash", j->layout_hash, "heaviest_over_mean",
-        j->heaviest_over_mean);
+    json_t *more = json_pack("{s:I, s:I, s:I, s:f, s:f, s:s}", "steps_applied",
+                             (json_int_t)j->steps_applied, "rounds_skipped",
+                             (json_int_t)j->rounds_skipped, "rounds_abandoned",
+                             (json_int_t)j->rounds_abandoned, "loss_scale", j->loss_scale,
+                             "last_grad_norm", j->last_grad_norm, "layout_hash", j->layout_hash);
     json_object_update_missing(object, more);
     json_decref(more);
+    set_known(object, "state_bytes", is_told(j), json_integer((json_int_t)j->state_bytes));
+    set_known(object, "pushed_bytes", is_told(j), json_integer((json_int_t)j->pushed_bytes));
+    set_known(object, "fetched_bytes", is_told(j), json_integer((json_int_t)j->fetched_bytes));
+    set_known(object, "heaviest_over_mean", j->heaviest_over_mean > 0,
+              json_real(j->heaviest_over_mean));
     if (j->spec != NULL) json_object_set_new(object, "spec", spec_json(j->spec));
     return object;
 }
@@ -97,7 +119,8 @@ int cairn_ctl_job_list(struct ctl *ctl)
             cairn_ctl_table_cell(table, "%llu", (unsigned long long)j->step);
             cairn_ctl_table_cell(table, "%u of %u", j->workers, j->workers_min);
             cairn_ctl_table_cell(table, "%u", j->shards);
-            cairn_ctl_table_cell(table, "%s", cairn_ctl_bytes(j->state_bytes));
+            char state[64];
+            cairn_ctl_table_cell(table, "%s", told_bytes(j, j->state_bytes, state));
             cairn_ctl_table_cell(table, "%s", j->awaited);
         }
         cairn_ctl_table_close(table, ctl);
@@ -157,6 +180,7 @@ static void print_loss_scale(const Cairn__JobStatus *j)
 
 static void print_job(const Cairn__JobStatus *j)
 {
+    char text[64], other[64];
     cairn_ctl_line("job", "%s", j->name);
     cairn_ctl_line("state", "%s", j->state);
     cairn_ctl_line("version", "generation %llu, step %llu", (unsigned long long)j->generation,
@@ -165,16 +189,19 @@ static void print_job(const Cairn__JobStatus *j)
                    (unsigned long long)j->round);
     if (j->awaited[0] != 0) cairn_ctl_line("waits for", "%s", j->awaited);
     cairn_ctl_line("workers", "%u attached, at least %u", j->workers, j->workers_min);
-    cairn_ctl_line("shards", "%u, heaviest/mean %.3f, layout %s", j->shards, j->heaviest_over_mean,
-                   j->layout_hash);
-    cairn_ctl_line("tensors", "%llu, %llu elements, %s of state", (unsigned long long)j->tensors,
-                   (unsigned long long)j->elems, cairn_ctl_bytes(j->state_bytes));
+    if (j->heaviest_over_mean > 0)
+        cairn_ctl_line("shards", "%u, heaviest/mean %.3f, layout %s", j->shards,
+                       j->heaviest_over_mean, j->layout_hash);
+    else
+        cairn_ctl_line("shards", "%u, layout %s", j->shards, j->layout_hash);
+    cairn_ctl_line("tensors", "%llu, %llu elements, state: %s", (unsigned long long)j->tensors,
+                   (unsigned long long)j->elems, told_bytes(j, j->state_bytes, text));
     if (j->spec != NULL) print_spec(j->spec);
     for (size_t i = 0; i < j->n_groups; i++) print_group(j->groups[i]);
     print_loss_scale(j);
     cairn_ctl_line("gradient norm", "%g", j->last_grad_norm);
-    cairn_ctl_line("pushed, fetched", "%s, %s", cairn_ctl_bytes(j->pushed_bytes),
-                   cairn_ctl_bytes(j->fetched_bytes));
+    cairn_ctl_line("pushed, fetched", "%s, %s", told_bytes(j, j->pushed_bytes, text),
+                   told_bytes(j, j->fetched_bytes, other));
     cairn_ctl_line("rounds",
                    "%llu applied, %llu skipped, %llu abandoned since the coordinator started",
                    (unsigned long long)j->steps_applied, (unsigned long long)j->rounds_skipped,

@@ -82,8 +82,9 @@ struct cairn_cluster_seat {
     uint64_t since_ms;       /* of the loop's clock: when it came or went */
     uint8_t *fabric_address; /* owned, [fabric_address_bytes]; the last one it had */
     size_t fabric_address_bytes;
-    Cairn__ShardStats stats; /* of its last Heartbeat */
-    uint64_t planned_bytes;  /* of cairn_cluster_job_choose_shards, while it chooses */
+    Cairn__ShardStats stats; /* of its last Heartbeat, if has_stats */
+    bool has_stats;
+    uint64_t planned_bytes; /* of cairn_cluster_job_choose_shards, while it chooses */
 };
 
 /* A connection that said a good Hello. */

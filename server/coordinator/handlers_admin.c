@@ -118,6 +118,7 @@ static void fill_shards(Cairn__JobStatus *s, const struct cairn_cluster_job *job
     s->shards = job->layout->shard_count;
     for (uint32_t i = 0; i < s->shards; i++) {
         const Cairn__ShardStats *stats = &job->shards[i].seat->stats;
+        s->shards_told += job->shards[i].seat->has_stats;
         s->state_bytes += stats->state_bytes;
         s->pushed_bytes += stats->pushed_bytes;
         s->fetched_bytes += stats->fetched_bytes;

@@ -108,6 +108,7 @@ static void on_heartbeat(struct cairn_cluster_session *session, const Cairn__Hea
 {
     if (session->seat == NULL || message->stats == NULL) return;
     session->seat->stats = *message->stats; // numbers only
+    session->seat->has_stats = true;
 }
 
 bool cairn_cluster_handle_shard(struct cairn_cluster_session *session,

@@ -154,6 +154,7 @@ static void leave_seat(struct cairn_cluster_session *session, const char *why)
     seat->session = NULL;
     seat->since_ms = uv_now(session->cluster->loop);
     cairn__shard_stats__init(&seat->stats);
+    seat->has_stats = false;
     cairn_log_info("shard %s is away (%s)", seat->name, why);
     cairn_cluster_calls_seat_gone(session->cluster, seat);
     cairn_cluster_jobs_seat_down(session->cluster, seat);

@@ -215,36 +215,67 @@ void cairn_cluster_cut_abort(struct cairn_cluster_job *job, const char *reason)
 
 /* ---- the beginning ---- */
 
+/* A digest whose asker is gone before anything was pinned: whoever comes next has its place. */
+static bool is_abandoned(const struct cairn_cluster_cut *cut)
+{
+    return cut->stage == CAIRN_CUT_PINNING && !cut->is_snapshot && cut->at_begin == NULL &&
+           cut->at_end == NULL;
+}
+
+/* One a job at a time: for whom the one that is there waits. */
+static cairn_status refuse_another(const struct cairn_cluster_job *job, struct cairn_sentence *why)
+{
+    const struct cairn_cluster_cut *cut = job->cut;
+    struct cairn_sentence awaited = { "" };
+    if (cut == NULL || cut->stage == CAIRN_CUT_PINNING) cairn_cluster_job_waiting(job, &awaited);
+    for (uint32_t i = 0; cut != NULL && i < job->layout->shard_count; i++) {
+        if (cut->parts[i] != CAIRN_PART_AWAITED) continue;
+        cairn_sentence_add(&awaited, "%sshard %s", awaited.text[0] != '\0' ? ", " : "",
+                           job->shards[i].seat->name);
+    }
+    return cairn_fail(why, CAIRN_ERR_BUSY,
+                      "a snapshot or digest of job %s is being taken%s%.300s; try again when it is "
+                      "done",
+                      job->spec.name, awaited.text[0] != '\0' ? " and waits for " : "",
+                      awaited.text);
+}
+
+static struct cairn_cluster_cut *new_cut(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_cut *cut = calloc(1, sizeof *cut);
+    if (cut == NULL) return NULL;
+    cairn_manifest_init(&cut->manifest);
+    cut->job = job;
+    cut->work.cluster = job->cluster;
+    randombytes_buf(&cut->number, sizeof cut->number);
+    cut->parts = calloc(job->layout->shard_count, 1);
+    if (cut->parts != NULL) return cut;
+    free_cut(cut);
+    return NULL;
+}
+
 cairn_status cairn_cluster_cut_begin(struct cairn_cluster_job *job, bool is_snapshot,
                                      struct cairn_cluster_session *session, uint32_t request,
                                      bool wait, struct cairn_sentence *why)
 {
+    const bool inherits = job->cut != NULL && is_abandoned(job->cut);
     if (job->state == CAIRN_CLUSTER_JOB_LOST)
         return cairn_fail(why, CAIRN_ERR_JOB_LOST, "%s", job->lost.text);
     if (job->state != CAIRN_CLUSTER_JOB_RUNNING) {
         return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s is %s: there is nothing to save yet",
                           job->spec.name, cairn_cluster_job_state_name(job));
     }
-    if (job->cut != NULL || cairn_round_pin_pending(job->core)) {
-        return cairn_fail(
-            why, CAIRN_ERR_BUSY,
-            "a snapshot or digest of job %s is being taken; try again when it is done",
-            job->spec.name);
-    }
-    struct cairn_cluster_cut *cut = calloc(1, sizeof *cut);
+    if (!inherits && (job->cut != NULL || cairn_round_pin_pending(job->core)))
+        return refuse_another(job, why);
+    struct cairn_cluster_cut *cut = inherits ? job->cut : new_cut(job);
     if (cut == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
-    cairn_manifest_init(&cut->manifest);
-    cut->job = job;
-    cut->work.cluster = job->cluster;
-    cut->is_snapshot = is_snapshot;
-    cut->begun_ms = uv_now(job->cluster->loop);
-    randombytes_buf(&cut->number, sizeof cut->number);
-    cut->parts = calloc(job->layout->shard_count, 1);
-    if (cut->parts == NULL ||
-        !cairn_cluster_waiters_add(wait ? &cut->at_end : &cut->at_begin, session, request)) {
-        free_cut(cut);
+    if (!cairn_cluster_waiters_add(wait ? &cut->at_end : &cut->at_begin, session, request)) {
+        if (!inherits) free_cut(cut);
         return cairn_fail(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     }
+    cut->is_snapshot = is_snapshot;
+    cut->begun_ms = uv_now(job->cluster->loop);
+    if (inherits) return CAIRN_OK; // the core knows of it
     job->cut = cut;
     const struct cairn_round_event pin = { .kind = CAIRN_ROUND_PIN, .snapshot = cut->number };
     cairn_cluster_job_event(job, &pin);

@@ -105,8 +105,12 @@ static void list_workers(const struct cairn_round *core, struct cairn_sentence *
     for (uint32_t i = 0; i < core->worker_count; i++) {
         const struct worker *worker = &core->workers[i];
         if (!worker->contributor || worker->committed) continue;
-        cairn_sentence_add(out, "%sworker of rank %u (has not committed round %llu)", comma,
-                           (unsigned)worker->rank, (unsigned long long)core->open_round);
+        if (core->writing)
+            cairn_sentence_add(out, "%sworker of rank %u (has not ended its write)", comma,
+                               (unsigned)worker->rank);
+        else
+            cairn_sentence_add(out, "%sworker of rank %u (has not committed round %llu)", comma,
+                               (unsigned)worker->rank, (unsigned long long)core->open_round);
         comma = ", ";
     }
     if (*comma != '\0') return;

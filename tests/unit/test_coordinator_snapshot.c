@@ -170,6 +170,61 @@ START_TEST(a_shard_that_goes_away_while_writing_fails_the_set)
 }
 END_TEST
 
+static uint32_t ask_digest(struct fake_peer *peer)
+{
+    Cairn__JobDigestGet get = CAIRN__JOB_DIGEST_GET__INIT;
+    get.name = (char *)(uintptr_t) "toy";
+    return fake_request(peer, CAIRN_MSG_JOB_DIGEST_GET, &get.base);
+}
+
+START_TEST(a_second_cut_is_told_which_shard_is_awaited)
+{
+    fake.shards[1].holds_part = true;
+    const uint32_t first = ask_digest(&admin);
+    fake_until(&fake, fake.shards[1].seen[CAIRN_MSG_PIN] == 1);
+    fake_expect_error(&fake, &admin, ask_snapshot(&admin, true), CAIRN_ERR_BUSY,
+                      "waits for shard s1;");
+    fake_shard_away(&fake, 1);
+    fake_expect_error(&fake, &admin, first, CAIRN_ERR_CLOSED, "s1");
+    fake_shard_up(&fake, 1);
+    train();
+}
+END_TEST
+
+START_TEST(a_digest_whose_asker_is_gone_gives_way_to_a_snapshot)
+{
+    struct fake_peer asker = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "asker");
+    fake_shard_away(&fake, 1);
+    ask_digest(&asker); // waits for s1
+    const uint32_t refused = ask_snapshot(&asker, true);
+    fake_expect_error(&fake, &asker, refused, CAIRN_ERR_BUSY, "shard s1 (it is away)");
+    fake_peer_close(&asker);
+    uint32_t request = 0;
+    for (bool taken = false; !taken;) { // when the coordinator has seen the end
+        Cairn__WhoIsAwaited who = CAIRN__WHO_IS_AWAITED__INIT;
+        request = ask_snapshot(&admin, true);
+        const uint32_t last = fake_request(&admin, CAIRN_MSG_WHO_IS_AWAITED, &who.base);
+        struct cairn_frame frame;
+        bool answered = false;
+        taken = true;
+        while (!answered) {
+            fake_pump(&fake);
+            fake_peer_read(&admin);
+            while (fake_peer_next(&admin, &frame)) {
+                if (frame.request == request) taken = false; // an Error: BUSY
+                if (frame.request == last) answered = true;
+            }
+        }
+    }
+    fake_shard_up(&fake, 1);
+    Cairn__SnapshotStatus *status = (Cairn__SnapshotStatus *)fake_expect(
+        &fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
+    ck_assert_str_eq(status->state, "committed");
+    cairn_message_free(&status->base);
+    ck_assert_uint_eq(listed(), 1);
+}
+END_TEST
+
 START_TEST(a_snapshot_of_no_job_is_refused)
 {
     Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
@@ -364,6 +419,7 @@ START_TEST(status_tells_of_shards_workers_and_jobs)
     ck_assert_uint_eq(list->jobs[0]->steps_applied, 1);
     ck_assert_uint_eq(list->jobs[0]->workers, 1);
     ck_assert_uint_eq(list->jobs[0]->elems, 131072 + 10);
+    ck_assert_uint_eq(list->jobs[0]->shards_told, 0); // these shards say nothing of themselves
     ck_assert_double_eq(list->jobs[0]->last_grad_norm, 2.0 * 1.4142135623730951);
     cairn_message_free(&list->base);
 }
@@ -438,6 +494,8 @@ int main(void)
     tcase_add_test(tc, a_failed_part_fails_the_set_and_leaves_nothing);
     tcase_add_test(tc, a_shard_that_goes_away_while_writing_fails_the_set);
     tcase_add_test(tc, a_snapshot_of_no_job_is_refused);
+    tcase_add_test(tc, a_second_cut_is_told_which_shard_is_awaited);
+    tcase_add_test(tc, a_digest_whose_asker_is_gone_gives_way_to_a_snapshot);
     tcase_add_test(tc, a_coordinator_killed_while_a_set_is_written_lists_nothing);
     tcase_add_test(tc, a_restore_goes_back_to_the_snapshot_in_a_new_generation);
     tcase_add_test(tc, a_restored_job_survives_the_coordinator);

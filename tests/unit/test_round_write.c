@@ -38,6 +38,9 @@ START_TEST(a_write_is_of_the_writer_alone_and_the_others_wait)
     want(A);
     want(B); // not this way
     ck_assert_uint_eq(out.count, 0);
+    struct cairn_sentence waiting;
+    cairn_round_waiting(core, &waiting);
+    ck_assert_str_eq(waiting.text, "worker of rank 1 (has not ended its write)");
     want_to_write(B); // lost the answer
     ck_assert_uint_eq(expect(CAIRN_ROUND_WORKER_OPENED)->round, round);
 }
