@@ -105,6 +105,14 @@ static cairn_status ask(struct job *job, const Cairn__JobAmend *message, uint64_
     return status;
 }
 
+/* For cairn_job_describe, before the round that goes by it. */
+static void note_clip_norm(struct job *job, double clip_norm)
+{
+    pthread_mutex_lock(&job->session->lock);
+    job->clip_norm = clip_norm;
+    pthread_mutex_unlock(&job->session->lock);
+}
+
 cairn_status cairn_job_amend(cairn_job *handle, const struct cairn_amend *amend, int timeout_ms)
 {
     struct job *job = cairn_api_job(handle);
@@ -124,6 +132,7 @@ cairn_status cairn_job_amend(cairn_job *handle, const struct cairn_amend *amend,
     if (status == CAIRN_OK) status = judge(&own);
     if (status == CAIRN_OK) status = fill(&words, &own);
     if (status == CAIRN_OK) status = ask(job, &words.message, cairn_api_deadline(timeout_ms));
+    if (status == CAIRN_OK && own.set_clip_norm) note_clip_norm(job, own.clip_norm);
     release(&words);
     cairn_handle_put(handle);
     return status;

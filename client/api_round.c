@@ -11,6 +11,7 @@ static bool take_round(struct job *job, const Cairn__RoundOpened *opened, struct
 {
     pthread_mutex_lock(&job->session->lock);
     const bool good = opened->round > job->void_round;
+    job->clip_norm = opened->clip_norm;
     if (good && opened->round != job->filling_round) {
         job->filling_round = opened->round;
         job->filling_micro = 0;

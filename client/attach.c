@@ -7,7 +7,9 @@
 #include "client/session.h"
 #include "proto/wire/optimizer.h"
 
-#define RETRY_MS 200 /* after the coordinator said not now: the spec may be large */
+/* After the coordinator said not now: the spec may be large. */
+#define RETRY_MIN_MS 100
+#define RETRY_MAX_MS 1000
 
 static cairn_status send_page(void *context, const Cairn__Page *page)
 {
@@ -68,10 +70,15 @@ void cairn_job_fail(struct job *job, cairn_status status, const char *text)
 void cairn_attach_on_error(struct job *job, cairn_status status, const char *text)
 {
     cairn_attach_lost(job);
-    if (status == CAIRN_ERR_BUSY || status == CAIRN_ERR_NOT_READY)
-        job->attach_at_ms = cairn_client_now_ms() + RETRY_MS;
-    if (status == CAIRN_ERR_BUSY || status == CAIRN_ERR_NOT_READY) return;
-    cairn_job_fail(job, status, text);
+    if (status != CAIRN_ERR_BUSY && status != CAIRN_ERR_NOT_READY) {
+        cairn_job_fail(job, status, text);
+        return;
+    }
+    const uint32_t twice_ms = 2 * job->attach_delay_ms;
+    job->attach_delay_ms = twice_ms < RETRY_MIN_MS   ? RETRY_MIN_MS
+                           : twice_ms > RETRY_MAX_MS ? RETRY_MAX_MS
+                                                     : twice_ms;
+    job->attach_at_ms = cairn_client_now_ms() + job->attach_delay_ms;
 }
 
 /* ---- what Attached brings ---- */
@@ -177,6 +184,13 @@ static bool same_job(const struct job *job, const struct cairn_job_spec_data *th
            cairn_spec_was(theirs, hash);
 }
 
+static void note_clip_norm(struct job *job, double clip_norm)
+{
+    pthread_mutex_lock(&job->session->lock);
+    job->clip_norm = clip_norm;
+    pthread_mutex_unlock(&job->session->lock);
+}
+
 /* A reader learns the spec here. It stays what it was at a later attach: another one is another job. */
 static cairn_status take_spec(struct job *job, struct cairn_sentence *why)
 {
@@ -187,6 +201,7 @@ static cairn_status take_spec(struct job *job, struct cairn_sentence *why)
     if (job->role == CAIRN_READER && !job->attached_once) {
         cairn_spec_release(&job->spec);
         job->spec = spec;
+        note_clip_norm(job, spec.clip_norm);
         return CAIRN_OK;
     }
     const size_t differences = cairn_spec_diff(&job->spec, &spec, 0, NULL, NULL);
@@ -195,6 +210,7 @@ static cairn_status take_spec(struct job *job, struct cairn_sentence *why)
                            job->name, differences);
         status = CAIRN_ERR_MISMATCH;
     }
+    if (status == CAIRN_OK) note_clip_norm(job, spec.clip_norm);
     cairn_spec_release(&spec);
     return status;
 }
@@ -235,6 +251,7 @@ static void attached(struct job *job)
     job->id = a->job;
     job->epoch = a->epoch;
     job->state = JOB_ATTACHED;
+    job->attach_delay_ms = 0;
     if (job->attached_once && s->was_given_up) restart_links(job);
     pthread_mutex_lock(&s->lock);
     job->attached_once = true;

@@ -9,6 +9,7 @@
 #define CONNECT_TRY_MS     2000
 #define RETRY_MIN_MS       50
 #define RETRY_MAX_MS       1000
+#define STEADY_MS          2000 /* a connection that stood so long was no failure */
 #define AWAITED_TIMEOUT_MS 500
 
 /* ---- connection ---- */
@@ -35,6 +36,7 @@ static void on_close(struct cairn_stream *stream, cairn_status status, const cha
                      void *context)
 {
     struct session *s = context;
+    const bool was_ready = s->ready;
     (void)stream;
     s->stream = NULL;
     s->ready = s->hello_sent = false;
@@ -42,6 +44,8 @@ static void on_close(struct cairn_stream *stream, cairn_status status, const cha
     if (s->ended && !uv_is_closing((uv_handle_t *)&s->tick))
         uv_close((uv_handle_t *)&s->tick, NULL);
     for (struct job *job = s->jobs; job != NULL; job = job->next) cairn_attach_lost(job);
+    if (was_ready && cairn_client_now_ms() - s->welcome_ms >= STEADY_MS)
+        s->retry_delay_ms = RETRY_MIN_MS;
     retry_later(s);
 }
 
@@ -188,7 +192,7 @@ static void on_welcome(struct session *s, const Cairn__Welcome *welcome)
     s->ready = true;
     s->was_given_up = welcome->coordinator_incarnation == s->coordinator_incarnation;
     s->coordinator_incarnation = welcome->coordinator_incarnation;
-    s->retry_delay_ms = RETRY_MIN_MS;
+    s->welcome_ms = cairn_client_now_ms();
     s->heartbeat_ms = welcome->heartbeat_ms >= 10 ? welcome->heartbeat_ms : 10;
     s->lease_ms = welcome->lease_ms >= 100 ? welcome->lease_ms : 100;
     pthread_mutex_lock(&s->lock);

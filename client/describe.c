@@ -15,7 +15,7 @@ static void fill_info(struct job *job, struct cairn_job_info *info)
         .group_count = job->spec.group_count,
         .rank = job->rank,
         .workers_min = job->spec.workers_min,
-        .clip_norm = job->spec.clip_norm,
+        .clip_norm = job->clip_norm,
         .loss_scale = job->spec.loss_scale,
         .on_nonfinite = job->spec.on_nonfinite,
         .newest = job->newest,

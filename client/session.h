@@ -184,6 +184,7 @@ struct job {
     cairn_status failed; /* not OK: fenced, mismatch, lost: every call says so */
     struct cairn_sentence failed_why;
     struct cairn_version newest; /* that this client heard of */
+    double clip_norm;            /* likewise: amendments change it */
     uint64_t void_round;         /* the highest round known to be abandoned */
     uint64_t puts_open;          /* puts that are not done */
     uint64_t pushes_open;        /* pushes that are not done: their buffers are on loan */
@@ -213,6 +214,7 @@ struct job {
     bool stalled; /* its first command could not go on: those behind it wait, other jobs' do not */
     uint32_t attach_request;
     uint64_t attach_at_ms; /* not before */
+    uint32_t attach_delay_ms;
     uint64_t id, epoch;
     uint32_t tiles_request; /* of the tiles declared again after an attach; 0: it is answered */
     struct cairn_paged paged_spec, paged_layout;
@@ -271,8 +273,9 @@ struct session {
     bool hello_sent, ready;      /* Welcome came */
     uint32_t next_request;
     uint64_t retry_at_ms;
-    uint32_t retry_delay_ms, heartbeat_ms, lease_ms;
-    uint64_t heard_ms, spoke_ms;
+    uint32_t retry_delay_ms; /* grows while connections end as soon as they stand */
+    uint32_t heartbeat_ms, lease_ms;
+    uint64_t heard_ms, spoke_ms, welcome_ms;
     uint64_t coordinator_incarnation;
     bool was_given_up; /* the coordinator that lost the connection is the one that is back */
 };

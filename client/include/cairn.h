@@ -364,7 +364,8 @@ struct cairn_job_info {
     const char *name;
     size_t tensor_count, group_count;
     uint32_t rank, workers_min;
-    double clip_norm, loss_scale; /* loss_scale: at the start of the job */
+    /* clip_norm: of the last round, amendment or attach of this session; loss_scale: at the job's start */
+    double clip_norm, loss_scale;
     cairn_nonfinite on_nonfinite;
     struct cairn_version newest; /* that this session heard of */
     bool initialized;

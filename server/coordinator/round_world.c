@@ -214,6 +214,7 @@ static void send_opened(struct cairn_cluster_job *job, const struct cairn_round_
     opened.loss_scale = action->loss_scale;
     opened.micro_batches = job->spec.micro_batches;
     opened.revision = cairn_round_terms_of(job->core)->revision;
+    opened.clip_norm = cairn_round_terms_of(job->core)->clip_norm;
     opened.frozen = frozen;
     opened.n_frozen = list_frozen(job, frozen);
     cairn_cluster_session_send(member->session, CAIRN_MSG_ROUND_OPENED, *request, &opened.base);

@@ -16,19 +16,18 @@ static float values[ELEMS], copy[ELEMS];
 
 static cairn_job *open_job(const char *name)
 {
-    static const struct cairn_init zeros = { .kind = CAIRN_INIT_ZEROS };
     static const struct cairn_tensor tensors[] = {
         { .struct_size = sizeof *tensors,
           .name = "w",
           .rank = 1,
           .shape = { ELEMS },
-          .init = zeros },
+          .init = { .kind = CAIRN_INIT_ZEROS } },
         { .struct_size = sizeof *tensors,
           .name = "mean",
           .rank = 1,
           .shape = { ELEMS },
           .kind = CAIRN_BUFFER,
-          .init = zeros },
+          .init = { .kind = CAIRN_INIT_ZEROS } },
     };
     struct cairn_group group = CAIRN_GROUP_INIT;
     group.optimizer = "sgd";
@@ -76,8 +75,7 @@ START_TEST(a_round_of_another_job_is_refused)
     ck_assert_int_eq(cairn_round_begin(actor, WAIT_MS, &ours), CAIRN_OK);
     ck_assert_int_eq(cairn_round_begin(critic, WAIT_MS, &theirs), CAIRN_OK);
     ck_assert_uint_eq(ours.round, theirs.round); // nothing else tells them apart
-    check_refused(cairn_push(actor, &theirs, 0, "w", NULL, &from, NULL), CAIRN_ERR_STALE,
-                  "actor");
+    check_refused(cairn_push(actor, &theirs, 0, "w", NULL, &from, NULL), CAIRN_ERR_STALE, "actor");
     check_refused(cairn_micro_end(actor, &theirs, 0), CAIRN_ERR_STALE, "actor");
     check_refused(cairn_commit(critic, &ours, 1, NULL, 0, WAIT_MS, &result), CAIRN_ERR_STALE,
                   "critic");
@@ -134,6 +132,27 @@ START_TEST(a_write_may_follow_one_that_failed_at_once)
 }
 END_TEST
 
+START_TEST(a_job_is_described_with_the_clip_norm_that_it_has)
+{
+    const struct cairn_amend amend = { .struct_size = sizeof amend,
+                                       .clip_norm = 0.5,
+                                       .set_clip_norm = true };
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_job_info info = { .struct_size = sizeof info };
+    struct job *job = cairn_handle_get(CAIRN_HANDLE_JOB, actor);
+    ck_assert_int_eq(cairn_job_amend(actor, &amend, WAIT_MS), CAIRN_OK);
+    ck_assert_int_eq(cairn_job_describe(actor, &info), CAIRN_OK);
+    ck_assert(info.clip_norm == 0.5);
+    pthread_mutex_lock(&job->session->lock);
+    job->clip_norm = 0; // as if another worker had amended it
+    pthread_mutex_unlock(&job->session->lock);
+    cairn_handle_put(actor);
+    ck_assert_int_eq(cairn_round_begin(actor, WAIT_MS, &round), CAIRN_OK);
+    ck_assert_int_eq(cairn_job_describe(actor, &info), CAIRN_OK);
+    ck_assert(info.clip_norm == 0.5);
+}
+END_TEST
+
 START_TEST(a_name_with_control_characters_is_refused_at_once)
 {
     const struct cairn_opts opts = { .struct_size = sizeof opts,
@@ -153,6 +172,7 @@ int main(void)
     tcase_add_test(tc, a_round_of_another_job_is_refused);
     tcase_add_test(tc, a_plane_that_a_tensor_has_not_is_refused_at_the_call);
     tcase_add_test(tc, a_write_may_follow_one_that_failed_at_once);
+    tcase_add_test(tc, a_job_is_described_with_the_clip_norm_that_it_has);
     tcase_add_test(tc, a_name_with_control_characters_is_refused_at_once);
     suite_add_tcase(suite, tc);
     SRunner *runner = srunner_create(suite);
