@@ -1,11 +1,12 @@
 """A small GPT on real text, trained through Cairn: data parallel, in four stages, with tensor parallelism 1 or 2.
 
-    cairn local --shards 2 -- torchrun --nproc_per_node 2 client/examples/gpt.py --stage 3
-    cairn local --shards 2 -- torchrun --nproc_per_node 2 client/examples/gpt.py --tp 2
+    cairn local --shards 2 -- $launch --nproc_per_node 2 client/examples/gpt.py --stage 3
+    cairn local --shards 2 -- $launch --nproc_per_node 2 client/examples/gpt.py --tp 2
 
-The text is the King James Bible of Debian's packages bible-kjv and bible-kjv-text, or --text FILE. Without
-torchrun, start WORLD_SIZE processes with RANK set; --tp 2 also wants MASTER_ADDR and MASTER_PORT. Debian's
-torch 1.13 has it as `python3 -m torch.distributed.run -r 1 -t 1`.
+The text is the King James Bible of Debian's packages bible-kjv and bible-kjv-text, or --text FILE. $launch is
+torchrun --standalone, or with Debian's torch 1.13
+    python3 -m torch.distributed.run --rdzv_backend c10d --rdzv_endpoint localhost:0 -r 1 -t 1
+Without it start WORLD_SIZE processes with RANK set; --tp 2 also wants MASTER_ADDR and MASTER_PORT.
 """
 
 import argparse

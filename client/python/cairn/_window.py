@@ -1,8 +1,7 @@
 """Stage 3: a unit's parameters are in memory while they are used, and at most a window of units at once.
 
-A parameter that is out has an empty tensor as its data, so that reading it is an error and not a wrong number, and
-its own storage, which autograd's saved tensors share, is resized to nothing. Gathering makes the storage anew and
-fetches into it.
+A parameter that is out is of a class that raises when its values are used (_absent.py), and its own storage, which
+autograd's saved tensors share, is resized to nothing. Gathering makes the storage anew and fetches into it.
 
 When is a unit used? Forward: from its forward-pre hook to its forward hook. Backward: from the first gradient of an
 output (a hook on that tensor) until a unit that ended before it in the forward pass begins its own. That is enough:
@@ -17,6 +16,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
 import torch
 from torch import nn
 
+from . import _absent
 from ._model import Slot, Unit
 from ._transfer import Landing, wait_all
 from .errors import CairnError, Stale, Timeout, VersionGone
@@ -50,7 +50,7 @@ class _Cell:
         return any(unit.module is None for unit in self.slot.units)
 
     def give_up(self) -> None:
-        self.slot.parameter.data = torch.empty(0, dtype=self.full.dtype, device=self.full.device)
+        _absent.leave(self.slot.parameter, self.slot.name)
         _resize_storage(self.full, 0)
         self.is_in = False
 
@@ -65,7 +65,7 @@ class _Cell:
 
     def finish(self) -> None:
         self.landing, self.staged = None, 0
-        self.slot.parameter.data = self.full
+        _absent.come(self.slot.parameter, self.full)
         self.is_in = True
 
 

@@ -81,8 +81,8 @@ class JobInfo(NamedTuple):
 
 
 def milliseconds(seconds: float) -> int:
-    if not 0 <= seconds < 2**31 / 1000:
-        raise Invalid(f"a timeout of {seconds} s; it must be finite and not negative")
+    if isinstance(seconds, str) or not 0 <= seconds < 2**31 / 1000:
+        raise Invalid(f"a timeout of {seconds!r} s; it must be finite and not negative")
     return int(seconds * 1000)
 
 
@@ -453,7 +453,7 @@ class Session:
         name           of the job; None: the model's class in lower case
         stage          0 to 3, see cairn.torch
         units          classes and patterns of module names that are units; None: the blocks of the model
-        window         stage 3: units in memory at once, the ones that are prefetched included
+        window         stage 3 only: units in memory at once, the ones that are prefetched included; None: 2
         wire_dtype     of fetched parameters, torch.float32 or torch.bfloat16; None: that of the parameter
         micro_batches  backward passes of a step, at most
         clip_norm, loss_scale, loss_scale_policy, on_nonfinite, init_from, init_prefix

@@ -137,6 +137,20 @@ def number(table: Dict[str, int], what: str, name: str) -> int:
     return table[name]
 
 
+def at_least(least: int, what: str, value: Any, most: int = 2 ** 31 - 1) -> int:
+    """C would wrap what is out of range."""
+    if type(value) is not int or not least <= value <= most:
+        raise Invalid(f"{what} is {value!r}; it must be a whole number of at least {least}"
+                      + (f" and at most {most}" if type(value) is int and value > most else ""))
+    return value
+
+
+def _real(what: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise Invalid(f"{what} is {value!r}; it must be a number")
+    return value
+
+
 def text(string: Optional[str]) -> Optional[bytes]:
     return None if string is None else string.encode()
 
@@ -204,18 +218,25 @@ def _group(group: Group, alive: List[Any]) -> _c.Group:
 
 def to_c(spec: JobSpec) -> Tuple[_c.JobSpec, List[Any]]:
     """The C struct and what it points to, which must live as long as it is used."""
+    if _real("loss_scale", spec.loss_scale) == 0:  # of C: not given
+        raise Invalid("loss_scale is 0, and 1 is none; give a number above 0")
+    if spec.init_prefix is not None and spec.init_from is None:
+        raise Invalid(f"init_prefix {spec.init_prefix!r} without init_from has no effect; give both or none")
     alive: List[Any] = []
     tensors = (_c.Tensor * len(spec.tensors))(*[_tensor(t, alive) for t in spec.tensors])
     groups = (_c.Group * len(spec.groups))(*[_group(g, alive) for g in spec.groups])
     alive += [tensors, groups]
     made = _c.JobSpec(tensors=ctypes.cast(tensors, ctypes.POINTER(_c.Tensor)), tensor_count=len(spec.tensors),
                       groups=ctypes.cast(groups, ctypes.POINTER(_c.Group)), group_count=len(spec.groups),
-                      rank=spec.rank, workers_min=spec.workers_min, clip_norm=spec.clip_norm,
-                      loss_scale=spec.loss_scale, on_nonfinite=number(NONFINITE, "on_nonfinite", spec.on_nonfinite),
+                      rank=at_least(0, "rank", spec.rank), workers_min=at_least(0, "workers_min", spec.workers_min),
+                      clip_norm=_real("clip_norm", spec.clip_norm), loss_scale=spec.loss_scale,
+                      on_nonfinite=number(NONFINITE, "on_nonfinite", spec.on_nonfinite),
                       loss_scale_policy=number(LOSS_SCALES, "loss_scale_policy", spec.loss_scale_policy),
-                      stage=spec.stage + 1, micro_batches=spec.micro_batches,  # CAIRN_STAGE(n)
+                      stage=spec.stage + 1,  # CAIRN_STAGE(n)
+                      micro_batches=at_least(0, "micro_batches", spec.micro_batches),
                       init_from=text(spec.init_from), init_prefix=text(spec.init_prefix),
-                      chunk_leaves=spec.chunk_leaves, window=spec.window)
+                      chunk_leaves=at_least(0, "chunk_leaves", spec.chunk_leaves),
+                      window=at_least(0, "window", spec.window))
     return made, alive
 
 

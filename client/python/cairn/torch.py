@@ -30,14 +30,14 @@ import torch
 from torch import nn
 
 from . import _transfer
-from ._model import Slot, UnitChoice, buffers_of, set_parts, slots_of, tensors_of, units_of
+from ._model import Slot, Unit, UnitChoice, buffers_of, set_parts, slots_of, tensors_of, units_of
 from ._window import Memory, Window
 from .env import env
 from .errors import (CairnError, EpochChanged, Invalid, Mismatch, NotFound, Refused, Stale, Timeout, Unsupported,
                      VersionGone)
 from .optim import FromTorch, Optimizer, changed_group, from_torch
 from .session import TIMEOUT_S, Job, Result, Round, RoundHandle, Session
-from .spec import Group, JobSpec, Part, Tile, Version
+from .spec import Group, JobSpec, Part, Tile, Version, at_least
 
 __all__ = ["AttachedModel", "Reader", "attach", "Memory"]
 
@@ -78,23 +78,25 @@ class AttachedModel:
     """
 
     def __init__(self, session: Session, model: nn.Module, optim: Union[Optimizer, "torch.optim.Optimizer"], *,
-                 name: Optional[str] = None, stage: int = 2, units: UnitChoice = None, window: int = 2,
+                 name: Optional[str] = None, stage: int = 2, units: UnitChoice = None, window: Optional[int] = None,
                  wire_dtype: Any = None, timeout: float = TIMEOUT_S, rank: Optional[int] = None,
                  workers_min: Optional[int] = None, parts: Mapping[str, Part] = {}, counts: bool = True, **state: Any):
         here = env()
-        self.model, self.name = model, name or type(model).__name__.lower()
+        _judge_options(model, name, units, parts, counts)
+        self.model, self.name = model, type(model).__name__.lower() if name is None else name
         self.stage, self.timeout = _stage(stage), timeout
         self._slots, self._buffers = slots_of(model, wire_dtype), buffers_of(model)
         set_parts(self._slots, parts)
         self._counts = counts
         modules = units_of(model, self._slots, units)
+        window = _window_size(window, self.stage, modules)
         groups, group_of = _groups(optim, self._slots)
         tensors = [tensor for slot in self._slots + self._buffers
                    for tensor in tensors_of(slot, group_of.get(slot.name))]
         self._spec = JobSpec(tensors, groups, here.rank if rank is None else rank,
                              here.world if workers_min is None else workers_min, stage=stage, **state)
         self.clip_norm = self._spec.clip_norm
-        self._micro_batches = _at_least_one("micro_batches", self._spec.micro_batches)
+        self._micro_batches = at_least(1, "micro_batches", self._spec.micro_batches)
         self._round: Optional[RoundHandle] = None
         self._failure: Optional[CairnError] = None  # of a hook, raised by what the trainer calls next
         self._window: Optional[Window] = None
@@ -114,8 +116,7 @@ class AttachedModel:
         try:
             self._bring_initial_state()
             if self.stage == 3:
-                self._window = Window(modules, _at_least_one("window", window), self._start, self._others_went_on,
-                                      lambda: self.timeout)
+                self._window = Window(modules, window, self._start, self._others_went_on, lambda: self.timeout)
             self.resume()
         except BaseException:
             self.close()
@@ -191,18 +192,33 @@ class AttachedModel:
                 last = gone
         raise last
 
+    def _chosen(self, what: Union[str, nn.Module, torch.Tensor]) -> List[Slot]:
+        if isinstance(what, str):
+            found = [slot for slot in self._slots
+                     if any(fnmatchcase(name, what) for name in [slot.name] + slot.aliases)]
+        elif isinstance(what, (nn.Module, torch.Tensor)):
+            inside = {id(one) for one in (what.parameters() if isinstance(what, nn.Module) else [what])}
+            found = [slot for slot in self._slots if id(slot.parameter) in inside]
+            what = type(what).__name__
+        else:
+            raise Invalid(f"gathered: {what!r} is no name, pattern, module or parameter")
+        if not found:
+            raise Invalid(f"gathered: {what!r} matches no parameter of the model")
+        return found
+
     @contextlib.contextmanager
-    def gathered(self, *patterns: str) -> Iterator[None]:
+    def gathered(self, *what: Union[str, nn.Module, torch.Tensor]) -> Iterator[None]:
         """Stage 3: parameters that are read outside their module are here inside the block; keep it around backward
-        too. A pattern that matches nothing is an error."""
-        for pattern in patterns:
-            if not any(fnmatchcase(slot.name, pattern) for slot in self._slots):
-                raise Invalid(f"gathered: {pattern!r} matches no parameter")
+        too, and copy what is to be kept longer. Names, patterns, modules or parameters; one that is not of the
+        model is an error."""
+        chosen = {slot for one in what for slot in self._chosen(one)}
+        if not chosen:
+            raise Invalid("gathered: say which parameters, by names, patterns or modules")
         if self._window is None:
             yield
             return
         window = self._window
-        unit = window.hold([slot for slot in self._slots if any(fnmatchcase(slot.name, one) for one in patterns)])
+        unit = window.hold([slot for slot in self._slots if slot in chosen])
         try:
             yield
         finally:
@@ -464,7 +480,7 @@ class AttachedModel:
             raise last
         named = {name: into[slot] for slot in slots for name in [slot.name] + slot.aliases}
         if plane == "param":
-            persistent = self.model.state_dict()
+            persistent = self.model.state_dict(keep_vars=True)
             named.update((name, buffer) for name, buffer in self.model.named_buffers() if name in persistent)
         return named
 
@@ -475,16 +491,36 @@ class AttachedModel:
         return self._window.shape(slot) if inside else slot.parameter.shape  # type: ignore[union-attr]
 
 
+# ---- what attach takes ----
+
+def _judge_options(model: Any, name: Any, units: Any, parts: Any, counts: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise Invalid(f"attach takes a torch.nn.Module, not {model!r}")
+    if name is not None and (not isinstance(name, str) or not name):
+        raise Invalid(f"name is {name!r}; it must be a word, or None for that of the model's class")
+    if isinstance(units, (str, type)):
+        raise Invalid(f"units is {units!r}; give a list of classes and patterns: units=[…]")
+    if not isinstance(parts, Mapping) or not all(isinstance(part, Part) for part in parts.values()):
+        raise Invalid("parts must be {parameter name: cairn.Part}")
+    if not isinstance(counts, bool):
+        raise Invalid(f"counts is {counts!r}; it is True or False")
+
+
 def _stage(stage: int) -> int:
-    if stage not in (0, 1, 2, 3):
-        raise Unsupported(f"stage {stage}; 0, 1, 2 and 3 are there")
+    if type(stage) is not int or stage not in (0, 1, 2, 3):
+        raise Unsupported(f"stage {stage!r}; 0, 1, 2 and 3 are there")
     return stage
 
 
-def _at_least_one(what: str, value: int) -> int:
-    if value < 1:
-        raise Invalid(f"{what} is {value}; it must be at least 1")
-    return value
+def _window_size(window: Optional[int], stage: int, units: List[Unit]) -> int:
+    if window is None:
+        return 2
+    at_least(1, "window", window)
+    if stage != 3:
+        raise Invalid(f"window is of stage 3, in stage {stage} all parameters stay here: leave it out, or give stage=3")
+    if not units:
+        raise Invalid("window: the model has no units, all of it would stay here; give units=[…], modules of it")
+    return window
 
 
 # ---- evaluation ----

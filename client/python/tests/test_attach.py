@@ -345,6 +345,36 @@ class Refusals(Case):
             with self.subTest(words=words):
                 self.refused(kind, words, call)
 
+    def test_every_option_has_an_effect_or_is_refused(self):
+        for stage in (0, 1, 2, 3):
+            for window in (-1, 0, 1.5, "2", True, 2 ** 40):
+                with self.subTest(stage=stage, window=window):
+                    self.refused(cairn.Invalid, "window is .*; it must be a whole number of at least 1",
+                                 lambda: self.attach(nn.Sequential(line()), stage=stage, window=window))
+        for stage in (0, 1, 2):
+            self.refused(cairn.Invalid, f"window is of stage 3, in stage {stage}",
+                         lambda: self.attach(nn.Sequential(line()), stage=stage, window=2))
+        self.refused(cairn.Invalid, "no units", lambda: self.attach(line(), stage=3, window=2))
+        for words, options in [
+            ("stage '3'", dict(stage="3")), ("stage 2.0", dict(stage=2.0)), ("stage True", dict(stage=True)),
+            ("stage -1", dict(stage=-1)), ("name is ''", dict(name="")), ("name is 3", dict(name=3)),
+            ("give a list", dict(units="layers.*")), ("give a list", dict(units=nn.Linear)),
+            ("float16 for weight|wire_dtype", dict(wire_dtype=torch.float16)), ("wire_dtype 8", dict(wire_dtype=8)),
+            ("micro_batches is -1", dict(micro_batches=-1)), ("micro_batches is 1.5", dict(micro_batches=1.5)),
+            ("micro_batches is 4294967297", dict(micro_batches=2 ** 32 + 1)), ("clip_norm is '1'", dict(clip_norm="1")),
+            ("clip_norm", dict(clip_norm=-1.0)), ("loss_scale is None", dict(loss_scale=None)),
+            ("loss_scale", dict(loss_scale=0.0)), ("loss_scale_policy is 'no'", dict(loss_scale_policy="no")),
+            ("on_nonfinite is 'no'", dict(on_nonfinite="no")), ("init_prefix", dict(init_prefix="model.")),
+            ("rank is -1", dict(rank=-1)), ("workers_min is -1", dict(workers_min=-1)),
+            ("timeout of -1", dict(timeout=-1)), ("timeout of '9'", dict(timeout="9")), ("parts must", dict(parts=[3])),
+            ("parts must", dict(parts={"weight": (4, 4)})), ("counts is 0", dict(counts=0)),
+        ]:
+            with self.subTest(options=options):
+                self.refused((cairn.Invalid, cairn.Unsupported), words, lambda: self.session.attach(
+                    line(), cairn.SGD(), **{**dict(name="refused", rank=0, workers_min=1, timeout=20), **options}))
+        self.refused(cairn.Invalid, "takes a torch.nn.Module", lambda: self.attach(3))
+        self.refused(cairn.NotFound, "refused", lambda: self.session.open_reader("refused"))
+
     def test_a_job_that_differs_is_listed(self):
         self.attach(line(), clip_norm=1.0).close()
         self.refused(cairn.Mismatch, "clip", lambda: self.attach(line(), clip_norm=2.0))

@@ -62,7 +62,8 @@ class TheReadme(unittest.TestCase):
         alone = run(*local, python, "train.py", cwd=self.folder, env=self.environment)
         self.assertEqual(alone.returncode, 0, alone.stdout)
         self.assertRegex(alone.stdout, r"step 50 loss .*\n(.*\n)*step 200 loss 0\.\d+ norm")
-        torchrun = [python, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--redirects", "1", "--tee", "1"]
+        torchrun = [python, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-r", "1", "-t", "1",
+                    "--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
         two = run(*local, *torchrun, "train.py", cwd=self.folder, env=self.environment)
         self.assertEqual(two.returncode, 0, two.stdout)
         self.assertEqual(len(re.findall(r"^\[.*\]:step 200 ", two.stdout, re.M)), 2, two.stdout)

@@ -1,5 +1,7 @@
 """Stage 3 by accounting and against autograd: units are here while they are used, and not longer."""
 
+import copy
+import io
 import unittest
 import warnings
 
@@ -88,17 +90,57 @@ class Gathering(unittest.TestCase):
                 self.assertEqual(memory.gathered_bytes, 0)
                 print(f"note: stage 3, 6 units of {UNIT} bytes, window {window}: peak {memory.peak_bytes} bytes")
 
-    def test_what_is_let_go_has_no_memory_and_is_not_read_by_mistake(self):
+    def test_what_is_let_go_has_no_memory_and_cannot_be_used(self):
         model = made()
         m = self.attach(model)
         weight = model.layers[2].weight
-        self.assertEqual(weight.numel(), 0)
-        with self.assertRaises(RuntimeError):
-            nn.functional.linear(torch.ones(1, 16), weight)
+        self.assertEqual((weight.shape, weight.numel(), weight.dtype), ((16, 16), 256, torch.float32))
+        self.assertIn("layers.2.weight of [16, 16], which is not here", repr(model.layers[2].weight))
+        for use in (weight.sum, weight.item, weight.detach, weight.tolist, lambda: weight.data, lambda: weight[0],
+                    lambda: weight + 1, lambda: weight.T, lambda: nn.init.zeros_(weight), lambda: torch.stack([weight]),
+                    lambda: nn.functional.linear(torch.ones(1, 16), weight), lambda: copy.deepcopy(weight),
+                    lambda: setattr(weight, "data", torch.zeros(16, 16))):
+            with self.assertRaisesRegex(cairn.Invalid, r"layers.2.weight is not here: .* m.gathered\("):
+                use()
+        with torch._C.DisableTorchFunction():  # as code does that asks no class: not a plausible number
+            self.assertTrue(weight.sum().isnan())
         with m.gathered("layers.2.*"):
-            self.assertEqual(weight.shape, (16, 16))
+            self.assertEqual((type(weight), weight.shape), (nn.Parameter, (16, 16)))
             torch.testing.assert_close(weight, made().layers[2].weight)
-        self.assertEqual((weight.numel(), m.memory().gathered_bytes), (0, 0))
+        with self.assertRaises(cairn.Invalid):
+            weight.sum()
+        self.assertEqual(m.memory().gathered_bytes, 0)
+
+    def test_the_models_own_state_dict_is_refused_while_units_are_out(self):
+        model = made()
+        m = self.attach(model)
+        for save in (model.state_dict, lambda: torch.save(model.state_dict(), io.BytesIO()),
+                     lambda: copy.deepcopy(model), lambda: torch.save(model.state_dict(keep_vars=True), io.BytesIO())):
+            with self.assertRaisesRegex(cairn.Invalid, r"layers.0.weight is not here: .* m.state_dict\(\)"):
+                save()
+        with self.assertRaisesRegex(RuntimeError, "layers.0.weight is not here"):
+            model.load_state_dict(m.state_dict())
+        with m.gathered(model):
+            self.assertEqual({name: t.shape for name, t in model.state_dict().items()},
+                             {name: t.shape for name, t in m.state_dict().items()})
+        model.zero_grad(), model.train(), torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # use no values
+        model(torch.ones(1, 16)).sum().backward()
+        self.assertTrue(m.step().applied)
+        m.close()
+        with self.assertRaisesRegex(cairn.Invalid, "layers.0.weight is not here"):
+            self.attach(model)
+
+    def test_modules_and_parameters_are_gathered_too(self):
+        model = made()
+        m = self.attach(model)
+        with m.gathered(model.layers[1], model.layers[3].bias, "scale"):
+            torch.testing.assert_close(model.layers[1].weight, made().layers[1].weight)
+            self.assertEqual(m.memory().gathered_bytes, UNIT + 16 * 4)
+        for what in ((nn.Linear(1, 1),), (nn.ReLU(),), (torch.ones(1),), (3,), (None,), ()):
+            with self.subTest(what=what), self.assertRaisesRegex(cairn.Invalid, "gathered: "):
+                with m.gathered(*what):
+                    pass
+        self.assertEqual(m.memory().gathered_bytes, 0)
 
     def test_a_parameter_read_outside_its_module(self):
         def walk(self, x):
