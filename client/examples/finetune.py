@@ -3,7 +3,9 @@
     cairn local --shards 2 -- $launch --nproc_per_node 2 client/examples/gpt.py --save gpt.safetensors
     cairn local --shards 2 -- $launch --nproc_per_node 2 client/examples/finetune.py --weights gpt.safetensors
 
-$launch is that of gpt.py. Each shard reads its own part of the file, so no worker needs memory for it; the file must be in a folder that the
+$launch is that of gpt.py.
+
+Each shard reads its own part of the file, so no worker needs memory for it; the file must be in a folder that the
 shards' import.folders allows (with `cairn local`, the working folder). With --put rank 0 reads it instead. Give
 the sizes of the model that gpt.py was given.
 """
