@@ -16,7 +16,6 @@ static const struct {
 } settings[] = {
     { "TX_SEG_SIZE", "64k" },        // the default 8k halves the bandwidth
     { "RX_SEG_SIZE", "64k" },        //
-    { "CONN_NB", "y" },              // never wait in connect(), and see README.md, "Peers that die"
     { "RNDV_THRESH", "32k" },        // larger payloads wait at their sender, not in our pools
     { "RNDV_SCHEME", "auto" },       //
     { "PROTO_ENABLE", "n" },         // 1.13: a fifth of the speed when on
