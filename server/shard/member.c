@@ -1,8 +1,9 @@
 /* The members of a job: who they are, and the connections to them.
  *
- * A connection is made when a member joins. When it goes down it is made again at once if the member was
- * heard on it, and otherwise with the member's next message: so a dead worker costs one try, and one that
- * is back is connected by its own HELLO. By what is made again the member is greeted: so it learns that what
+ * A connection is made when a member joins. When it goes down it is made again with the member's next
+ * message, and, if the member was heard on it, after a moment: so a dead worker costs one try, and one that is
+ * back is connected by its own HELLO. Not at once: UCX 1.13 aborts when the other end is just dying
+ * (tcp_ep.c:478), and when both ends of a broken connection begin anew together (tcp_cm.c:519). By what is made again the member is greeted: so it learns that what
  * was sent on the one before may be lost (proto/wire/chunk.h). By the first one nothing is sent before the
  * member's own HELLO: two that begin to speak at once are what UCX is bad at. */
 #include <assert.h>
@@ -11,6 +12,9 @@
 #include <string.h>
 
 #include "server/shard/shard.h"
+
+#define AGAIN_MS \
+    40 /* in which a killed process is gone whole, and one that lives has spoken first */
 
 /* ---- the table: open addressing, a power of two, at most half full ---- */
 
@@ -92,7 +96,7 @@ static void greet(struct cairn_member *member)
 static void connect_member(struct cairn_member *member)
 {
     assert(member->peer == NULL);
-    member->heard = false;
+    member->heard = member->again = false;
     member->endpoint = ++member->job->shard->endpoints_made;
     cairn_status status = cairn_fabric_connect(member->job->shard->fabric, member->address,
                                                member->address_bytes, on_down, member,
@@ -131,7 +135,24 @@ static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
                    cairn_status_text((int)why));
     const bool again = member->heard;
     cairn_member_down(member);
-    if (again) connect_again(member);
+    if (!again) return;
+    member->again = true;
+    uv_timer_t *timer = &member->job->shard->again;
+    if (!uv_is_active((uv_handle_t *)timer))
+        uv_timer_start(timer, cairn_members_connect_again, AGAIN_MS, 0);
+}
+
+void cairn_members_connect_again(uv_timer_t *timer)
+{
+    const struct cairn_shard *shard = timer->data;
+    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
+        for (size_t i = 0; i < job->member_capacity; i++) {
+            struct cairn_member *member = job->members[i];
+            if (member == NULL || !member->again) continue;
+            member->again = false;
+            if (member->peer == NULL) connect_again(member);
+        }
+    }
 }
 
 void cairn_member_heard(struct cairn_member *member)

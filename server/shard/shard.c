@@ -52,6 +52,10 @@ void cairn_shard_close(struct cairn_shard *shard, void (*on_closed)(void *contex
         shard->handles_open += 1 + (shard->session.stream != NULL);
         cairn_session_close(shard, on_timer_closed);
     }
+    if (shard->again.data != NULL) {
+        shard->handles_open++;
+        uv_close((uv_handle_t *)&shard->again, on_timer_closed);
+    }
     if (shard->poll.fabric != NULL) {
         shard->handles_open++;
         cairn_fabric_poll_close(&shard->poll, on_part_closed, shard);
@@ -117,6 +121,8 @@ cairn_status cairn_shard_open(uv_loop_t *loop, const struct cairn_shard_options 
     struct cairn_shard *shard = calloc(1, sizeof *shard);
     if (shard == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a shard");
     shard->loop = loop;
+    uv_timer_init(loop, &shard->again);
+    shard->again.data = shard;
     shard->backend = cairn_backend_host();
     shard->budget.limit_bytes = options->memory_bytes;
     shard->on_ready = options->on_ready;

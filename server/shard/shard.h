@@ -172,6 +172,7 @@ struct cairn_member {
     char name[64];
     struct cairn_fabric_peer *peer; /* owned; NULL: not connected */
     bool heard;          /* since it was connected: worth connecting again when it goes down */
+    bool again;          /* it went down after it was heard: one try more, by shard->again */
     bool cut;            /* a send failed: to be closed when the actions at hand are done */
     uint32_t endpoint;   /* the number of `peer`, or of the last one */
     uint32_t connection; /* of the member: the highest number that a HELLO of it had */
@@ -337,6 +338,7 @@ struct cairn_shard {
 
     Cairn__ShardStats stats;
     uint32_t endpoints_made;          /* to members: the number of the last one */
+    uv_timer_t again;                 /* the next try to connect members with `again` */
     struct cairn_log_limit strangers; /* messages that belong to nobody */
 
     bool closing;
@@ -413,6 +415,8 @@ void cairn_member_leave(struct cairn_shard_job *job, uint64_t number);
 /* Those that the coordinator has not told of in this session left while it was away: removed. */
 void cairn_members_forget_untold(struct cairn_shard_job *job);
 void cairn_members_release(struct cairn_shard_job *job);
+/* Of shard->again: connects those that went down and have not spoken since. */
+void cairn_members_connect_again(uv_timer_t *timer);
 /* A message of the member came: connects it if it is not. */
 void cairn_member_heard(struct cairn_member *member);
 /* Closes its peer and tells the core. */
