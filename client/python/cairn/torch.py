@@ -23,6 +23,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import warnings
+import weakref
 from fnmatch import fnmatchcase
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
@@ -69,6 +71,26 @@ def _on_gradient(parameter: torch.Tensor, call: Callable[[], None]) -> Any:
     return node, node.register_hook(lambda *_: call())
 
 
+_attached: "weakref.WeakKeyDictionary[nn.Module, Session]" = weakref.WeakKeyDictionary()
+
+
+def _claim(model: nn.Module, session: Session) -> None:
+    if _attached.get(model) is session:
+        raise Invalid(f"this {type(model).__name__} is attached already: two jobs cannot drive the same parameters; "
+                      "close() the other one first")
+    _attached[model] = session
+
+
+def _warn_of_statistics(model: nn.Module) -> None:
+    running = [name or type(module).__name__ for name, module in model.named_modules()
+               if getattr(module, "running_mean", None) is not None]
+    if running and model.training:
+        warnings.warn("running statistics are changed by the forward pass of each worker and stay with it: "
+                      + ", ".join(running[:5]) + (", …" if len(running) > 5 else "")
+                      + "; bring those of one worker to the servers by m.write() before a snapshot or an evaluation",
+                      stacklevel=4)
+
+
 class AttachedModel:
     """A model whose parameters and optimizer are the servers'. Made by Session.attach.
 
@@ -83,6 +105,7 @@ class AttachedModel:
                  workers_min: Optional[int] = None, parts: Mapping[str, Part] = {}, counts: bool = True, **state: Any):
         here = env()
         _judge_options(model, name, units, parts, counts)
+        _warn_of_statistics(model)
         self.model, self.name = model, type(model).__name__.lower() if name is None else name
         self.stage, self.timeout = _stage(stage), timeout
         self._slots, self._buffers = slots_of(model, wire_dtype), buffers_of(model)
@@ -108,7 +131,12 @@ class AttachedModel:
         self._version = Version(0, 0)
         self._forget_gradients()
         self._session = session
-        self._job = session.open_worker(self.name, self._spec, timeout)
+        _claim(model, session)
+        try:
+            self._job = session.open_worker(self.name, self._spec, timeout)
+        except BaseException:
+            _attached.pop(model, None)
+            raise
         # Before any parameter is let go: autograd notes its shape now.
         self._hooks = [_on_gradient(slot.parameter, functools.partial(self._took_gradient, slot))
                        for slot in self._slots if slot.trained]
@@ -131,6 +159,7 @@ class AttachedModel:
     def close(self) -> None:
         """Leaves the job. The model keeps what it has; in stage 3 that is the root unit only."""
         self._job.close()
+        _attached.pop(self.model, None)
         for hook in self._hooks + (self._window.hooks if self._window is not None else []):
             (hook[1] if isinstance(hook, tuple) else hook).remove()
         self._hooks, self._window = [], None

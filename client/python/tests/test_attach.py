@@ -48,6 +48,21 @@ def loss(model, *inputs: float) -> torch.Tensor:
     return model(torch.tensor([[x] for x in inputs])).mean()
 
 
+class AnAttachment(Case):
+    def test_a_model_is_attached_once(self):
+        model = line()
+        m = self.attach(model)
+        with self.assertRaisesRegex(cairn.Invalid, "attached already"):
+            self.attach(model, name="another")
+        m.close()
+        self.attach(model, name="another")
+
+    def test_running_statistics_are_warned_of(self):
+        model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        with self.assertWarnsRegex(UserWarning, r"running statistics.*: 1;"):
+            self.attach(model)
+
+
 class AStep(Case):
     def test_it_is_that_of_the_optimizer(self):
         model = line()
