@@ -14,8 +14,8 @@
 
 #include "server/shard/shard.h"
 
-#define AGAIN_MS \
-    40 /* in which a killed process is gone whole, and one that lives has spoken first */
+/* In which a killed process is gone whole, and one that lives has spoken first. */
+#define AGAIN_MS 40
 
 /* ---- the table: open addressing, a power of two, at most half full ---- */
 
