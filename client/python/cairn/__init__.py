@@ -28,8 +28,8 @@ def connect(endpoint=None, name=None, connect_timeout=10.0) -> Session:
 
 
 def reader(job, endpoint=None, timeout=60.0):
-    """Reads a job beside its training, in a session of its own: cairn.torch.Reader."""
-    from .torch import Reader
+    """Reads a job beside its training, in a session of its own: cairn.evaluation.Reader."""
+    from .evaluation import Reader
     session = connect(endpoint)
     try:
         return Reader(session, job, timeout)

@@ -1,0 +1,74 @@
+"""A torch model filled from a job's versions, by a process that does not train: evaluation, generation. The trainer's
+side is cairn.torch."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional
+
+from torch import nn
+
+from . import _transfer
+from ._model import Slot, slots_of
+from .errors import Mismatch, VersionGone
+from .session import TIMEOUT_S, Job, Session
+from .spec import Version
+
+_TRIES = 20  # a version that is gone, because training goes on, is asked for again as a newer one
+
+
+class Reader:
+    """Reads a job's versions beside its training, for evaluation and generation. Made by cairn.reader."""
+
+    def __init__(self, session: Session, name: str, timeout: float = TIMEOUT_S):
+        self.name, self.timeout = name, timeout
+        self._session, self._job = session, session.open_reader(name, timeout)
+
+    def __enter__(self) -> "Reader":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes its session, too."""
+        self._job.close()
+        self._session.close()
+
+    @property
+    def job(self) -> Job:
+        return self._job
+
+    def wait(self, newer_than: Optional[Version] = None, timeout: Optional[float] = None) -> Version:
+        """The newest version; with newer_than: once there is a newer one."""
+        least = Version(0, 0) if newer_than is None else Version(newer_than.generation, newer_than.step + 1)
+        return self._job.version_wait(least, self.timeout if timeout is None else timeout)
+
+    def _match(self, slots: List[Slot]) -> None:
+        """The slots have the names and shapes of the job, and take its dtypes on the wire."""
+        there = {tensor.name: tensor for tensor in self._job.tensors()
+                 if tensor.alias_of is None and tensor.kind != "buffer"}
+        odd = [f"{slot.name}: {list(slot.parameter.shape)} here, {list(there[slot.name].shape)} in the job"
+               for slot in slots if slot.name in there and tuple(slot.parameter.shape) != there[slot.name].shape]
+        odd += [f"{slot.name}: not in the job" for slot in slots if slot.name not in there]
+        odd += [f"{name}: not in the model" for name in there.keys() - {slot.name for slot in slots}]
+        if odd:
+            raise Mismatch(f"the model is not that of job {self.name}: " + "; ".join(sorted(odd)[:10])
+                           + (f"; and {len(odd) - 10} more" if len(odd) > 10 else ""))
+        for slot in slots:
+            slot.wire = there[slot.name].wire
+
+    def load_into(self, model: nn.Module, version: Optional[Version] = None) -> Version:
+        """Brings a version (None: the newest) into a model with the names and shapes of the trained one; Mismatch lists
+        differences. VersionGone if the version asked for is not kept any more. Buffers are left as they are."""
+        slots = slots_of(model)
+        self._match(slots)
+        targets = [(slot, slot.parameter.data) for slot in slots]
+        for _ in range(_TRIES):
+            asked = version if version is not None else self.wait()
+            try:
+                _transfer.load(self._job, asked, targets, self.timeout)
+                return asked
+            except VersionGone:
+                if version is not None:
+                    raise
+        raise VersionGone(f"job {self.name} goes on faster than it can be read here; {_TRIES} versions were gone")
