@@ -13,6 +13,30 @@ static void refuse(struct cairn_member *member, const struct cairn_chunk_header 
     cairn_member_refuse(member, header, status);
 }
 
+cairn_status cairn_put_judge_chunk(const struct cairn_shard_job *job,
+                                   const struct cairn_chunk_header *header, struct cairn_put *out,
+                                   struct cairn_sentence *why)
+{
+    if (cairn_shard_map_chunk_number(&job->map, header->tensor, header->first_leaf,
+                                     header->leaf_count, &out->chunk) != CAIRN_OK) {
+        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u, leaves %llu + %u: not a chunk here",
+                          header->tensor, (unsigned long long)header->first_leaf,
+                          header->leaf_count);
+    }
+    out->place = cairn_shard_map_chunk(&job->map, out->chunk);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_put_judge_payload(const struct cairn_chunk_header *header,
+                                     const struct cairn_put *put, struct cairn_sentence *why)
+{
+    const uint64_t bytes = put->piece.count * sizeof(float);
+    if (header->payload_bytes == bytes) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u: a payload of %llu bytes, not %llu",
+                      header->tensor, (unsigned long long)header->payload_bytes,
+                      (unsigned long long)bytes);
+}
+
 /* Judged without side effects. On success chunk, place and piece of *out are set. */
 static cairn_status judge_put(const struct cairn_member *member,
                               const struct cairn_chunk_header *header, struct cairn_put *out,
@@ -34,27 +58,15 @@ static cairn_status judge_put(const struct cairn_member *member,
         return cairn_fail(why, CAIRN_ERR_MALFORMED, "plane %u in %s: only param in f32 is put",
                           header->plane, cairn_dtype_name(header->dtype));
     }
-    cairn_status status = cairn_shard_map_chunk_number(
-        &job->map, header->tensor, header->first_leaf, header->leaf_count, &out->chunk);
-    if (status != CAIRN_OK) {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u, leaves %llu + %u: not a chunk here",
-                          header->tensor, (unsigned long long)header->first_leaf,
-                          header->leaf_count);
-    }
+    cairn_status status = cairn_put_judge_chunk(job, header, out, why);
+    if (status != CAIRN_OK) return status;
     if (cairn_spec_has_origin(&job->spec, header->tensor)) {
         return cairn_fail(why, CAIRN_ERR_EXISTS,
                           "tensor %s has its initial state from the job's spec",
                           job->spec.tensors[header->tensor].name);
     }
-    out->place = cairn_shard_map_chunk(&job->map, out->chunk);
     status = cairn_tiles_piece(member, header, out->chunk, &out->place, &out->piece, why);
-    if (status != CAIRN_OK) return status;
-    if (header->payload_bytes != out->piece.count * sizeof(float)) {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u: a payload of %llu bytes, not %llu",
-                          header->tensor, (unsigned long long)header->payload_bytes,
-                          (unsigned long long)(out->piece.count * sizeof(float)));
-    }
-    return CAIRN_OK;
+    return status == CAIRN_OK ? cairn_put_judge_payload(header, out, why) : status;
 }
 
 static uint8_t *buffer_of(const struct cairn_shard_job *job, const struct cairn_put *put)

@@ -521,6 +521,15 @@ void cairn_origin_release(struct cairn_shard_job *job);
 /* The round is a write of that member; what another write left is forgotten. */
 void cairn_write_open(struct cairn_shard_job *job, uint64_t round, uint64_t member);
 void cairn_write_close(struct cairn_shard_job *job);
+/* The chunk that a PUT names: chunk and place of *out are set. CAIRN_ERR_MALFORMED: it is not one of here. */
+CAIRN_MUST_CHECK cairn_status cairn_put_judge_chunk(const struct cairn_shard_job *job,
+                                                    const struct cairn_chunk_header *header,
+                                                    struct cairn_put *out,
+                                                    struct cairn_sentence *why);
+/* CAIRN_ERR_MALFORMED: the payload is not as long as put->piece in f32. */
+CAIRN_MUST_CHECK cairn_status cairn_put_judge_payload(const struct cairn_chunk_header *header,
+                                                      const struct cairn_put *put,
+                                                      struct cairn_sentence *why);
 /* A PUT of a job that serves, judged without side effects; chunk, place and piece of *out are set. */
 CAIRN_MUST_CHECK cairn_status cairn_write_judge(const struct cairn_member *member,
                                                 const struct cairn_chunk_header *header,

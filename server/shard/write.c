@@ -77,26 +77,15 @@ cairn_status cairn_write_judge(const struct cairn_member *member,
                           "plane %u in %s: param and moments are written, in f32", header->plane,
                           cairn_dtype_name(header->dtype));
     }
-    cairn_status status = cairn_shard_map_chunk_number(
-        &job->map, header->tensor, header->first_leaf, header->leaf_count, &out->chunk);
-    if (status != CAIRN_OK) {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u, leaves %llu + %u: not a chunk here",
-                          header->tensor, (unsigned long long)header->first_leaf,
-                          header->leaf_count);
-    }
+    cairn_status status = cairn_put_judge_chunk(job, header, out, why);
+    if (status != CAIRN_OK) return status;
     const uint32_t kept = 1u << CAIRN_PLANE_PARAM | job->parts[job->chunk_part[out->chunk]].planes;
     if ((kept & 1u << header->plane) == 0) {
         return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "tensor %s keeps no %s",
                           job->spec.tensors[header->tensor].name, cairn_plane_name(header->plane));
     }
-    out->place = cairn_shard_map_chunk(&job->map, out->chunk);
     out->piece = (struct cairn_piece) { .count = out->place.elem_count };
-    if (header->payload_bytes != out->place.elem_count * sizeof(float)) {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u: a payload of %llu bytes, not %llu",
-                          header->tensor, (unsigned long long)header->payload_bytes,
-                          (unsigned long long)(out->place.elem_count * sizeof(float)));
-    }
-    return CAIRN_OK;
+    return cairn_put_judge_payload(header, out, why);
 }
 
 bool cairn_write_is(const struct cairn_shard_job *job, const struct cairn_chunk_header *header)
