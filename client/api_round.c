@@ -1,4 +1,4 @@
-/* The calls of a round: begin, push, micro-batch end, commit. */
+/* The calls of a round: begin, push, micro-batch end, commit, abandon. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -363,6 +363,61 @@ cairn_status cairn_commit(cairn_job *handle, const struct cairn_round *round, ui
                                    sizeof *round, sizeof *out);
     if (status == CAIRN_OK)
         status = cairn_api_commit(job, round, weight, cairn_api_deadline(timeout_ms), out);
+    cairn_handle_put(handle);
+    return status;
+}
+
+/* CAIRN_OK with *over_out: it is void already. */
+static cairn_status judge_abandon(struct job *job, const struct cairn_round *round, bool *over_out)
+{
+    pthread_mutex_lock(&job->session->lock);
+    cairn_status status = judge_round(job, round);
+    pthread_mutex_unlock(&job->session->lock);
+    *over_out = status == CAIRN_ERR_EPOCH_CHANGED;
+    return *over_out ? CAIRN_OK : status;
+}
+
+/* Void, as it is wanted; anything else is how it ended. */
+static cairn_status take_void(const Cairn__RoundResult *result)
+{
+    if (result->status == CAIRN_ERR_EPOCH_CHANGED) return CAIRN_OK;
+    return cairn_client_fail(CAIRN_ERR_STALE,
+                             "round %llu is not abandoned: it was committed meanwhile, and ended",
+                             (unsigned long long)result->round);
+}
+
+static cairn_status abandon_inside(struct job *job, const struct cairn_round *round,
+                                   uint64_t deadline_ms)
+{
+    bool is_void;
+    cairn_status status = judge_abandon(job, round, &is_void);
+    if (status == CAIRN_OK && !is_void) {
+        Cairn__RoundCommit message = CAIRN__ROUND_COMMIT__INIT;
+        message.round = round->round;
+        message.abandon = true;
+        ProtobufCMessage *reply;
+        status = cairn_control_ask(job->session, job, CAIRN_MSG_ROUND_COMMIT, &message.base,
+                                   CAIRN_MSG_ROUND_RESULT, deadline_ms, &reply);
+        if (status != CAIRN_OK) return status;
+        status = take_void((const Cairn__RoundResult *)reply);
+        cairn_message_free(reply);
+    }
+    if (status != CAIRN_OK) return status;
+    return cairn_api_await_none(job, &job->pushes_open, "pushes", deadline_ms);
+}
+
+cairn_status cairn_round_abandon(cairn_job *handle, const struct cairn_round *round, int timeout_ms)
+{
+    struct job *job = cairn_api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = cairn_api_check(job);
+    if (status == CAIRN_OK &&
+        (round == NULL || round->struct_size != sizeof *round || timeout_ms < 0))
+        status = cairn_client_fail(CAIRN_ERR_INVALID,
+                                   "round must be given, its struct_size be %zu, timeout_ms be 0 "
+                                   "or more",
+                                   sizeof *round);
+    if (status == CAIRN_OK) status = abandon_inside(job, round, cairn_api_deadline(timeout_ms));
     cairn_handle_put(handle);
     return status;
 }

@@ -486,6 +486,14 @@ CAIRN_EXPORT cairn_status cairn_commit(cairn_job *job, const struct cairn_round 
                                        size_t state_bytes, int timeout_ms,
                                        struct cairn_result *out) CAIRN_CHECKED;
 
+/* Gives up a round that this worker has not committed, and stays in the job. What was pushed cannot be
+ * taken back, so the round is void for all (the others get CAIRN_ERR_EPOCH_CHANGED, too, and do the step
+ * again). CAIRN_OK: it is, every push's buffer is the caller's again, and cairn_round_begin gives another
+ * round of the same step. CAIRN_ERR_STALE: this worker has committed it, or it is not the open one.
+ * CAIRN_ERR_TIMEOUT: nothing is known yet; call it again. */
+CAIRN_EXPORT cairn_status cairn_round_abandon(cairn_job *job, const struct cairn_round *round,
+                                              int timeout_ms) CAIRN_CHECKED;
+
 /* Reads a tensor or any box of it, whoever holds what, at a version. `box` NULL is the whole tensor, of a
  * worker with tiles, too; mem is dense in the box. `plane`: "wire" (the published copy, NULL means it),
  * "param", "exp_avg", "exp_avg_sq" (these only at the newest version). The operation fails with

@@ -52,10 +52,17 @@ static void on_round_commit(struct cairn_cluster_session *session, uint32_t requ
     if (member == NULL) return;
     member->commit_request = request;
     member->commit_round = message->round;
-    const struct cairn_round_event commit = { .kind = CAIRN_ROUND_WORKER_COMMIT,
-                                              .member = member->id,
-                                              .round = message->round };
-    cairn_cluster_job_event(member->job, &commit);
+    struct cairn_cluster_job *job = member->job;
+    if (message->abandon && job->core != NULL &&
+        message->round == cairn_round_open_round(job->core)) {
+        cairn_sentence_set(&job->epoch_reason, "worker %s (rank %" PRIu32 ") gave the round up",
+                           session->name, member->rank);
+    }
+    const struct cairn_round_event event = { .kind = message->abandon ? CAIRN_ROUND_WORKER_ABANDON
+                                                                      : CAIRN_ROUND_WORKER_COMMIT,
+                                             .member = member->id,
+                                             .round = message->round };
+    cairn_cluster_job_event(job, &event);
 }
 
 static void on_write_begin(struct cairn_cluster_session *session, uint32_t request,

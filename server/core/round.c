@@ -215,6 +215,18 @@ static void on_worker_commit(struct cairn_round *core, const struct cairn_round_
     answer_waiting(core, worker, actions);
 }
 
+/* What it pushed cannot be taken back. That it has not committed the shards know: the outcome is theirs. */
+static void on_worker_abandon(struct cairn_round *core, const struct cairn_round_event *event,
+                              struct cairn_round_actions *actions)
+{
+    struct worker *worker = find_worker(core, event->member);
+    if (worker == NULL) return;
+    worker->waiting_round = event->round;
+    const bool open = core->stage == CAIRN_ROUND_OPEN && event->round == core->open_round;
+    if (open && worker->contributor) core->need_epoch = true;
+    answer_waiting(core, worker, actions);
+}
+
 /* ---- rounds ---- */
 
 bool cairn_round_shards_up(const struct cairn_round *core)
@@ -453,6 +465,7 @@ static void take_event(struct cairn_round *core, const struct cairn_round_event 
     }
     case CAIRN_ROUND_WORKER_BEGIN: on_worker_begin(core, event->member, actions); return;
     case CAIRN_ROUND_WORKER_COMMIT: on_worker_commit(core, event, actions); return;
+    case CAIRN_ROUND_WORKER_ABANDON: on_worker_abandon(core, event, actions); return;
     case CAIRN_ROUND_WORKER_WRITE: on_worker_write(core, event->member, actions); return;
     case CAIRN_ROUND_WORKER_UNWRITE: on_worker_unwrite(core, event); return;
     }

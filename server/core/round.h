@@ -10,7 +10,8 @@
  *                                                                        all REDUCED
  *
  *  - One path serves every change of epoch: a new incarnation, a shard that was away, a contributor
- *    lost before the decision, members that changed since the last round, used-up round numbers.
+ *    lost before the decision or giving its round up, members that changed since the last round, used-up
+ *    round numbers.
  *    Epoch+1 and a block of round numbers are made durable first, then all shards are fenced, then
  *    they answer with the last decision they know. The newest of those is the outcome: all get it by
  *    RESOLVE, and any other open round is void. So nothing is written to disk per round, and nothing that an
@@ -107,7 +108,9 @@ enum cairn_round_event_kind {
     CAIRN_ROUND_WORKER_DOWN, /* member: left, or its lease ran out (not: one connection was lost) */
     CAIRN_ROUND_WORKER_BEGIN,  /* member: wants a round → WORKER_OPENED, later */
     CAIRN_ROUND_WORKER_COMMIT, /* member, round: how does it end? → WORKER_RESULT, later */
-    CAIRN_ROUND_WORKER_WRITE,  /* member: wants to write → WORKER_OPENED, `write` set, later */
+    CAIRN_ROUND_WORKER_ABANDON, /* member, round: it gave up, uncommitted, and stays: void, if that is open
+                                 * → WORKER_RESULT, later */
+    CAIRN_ROUND_WORKER_WRITE, /* member: wants to write → WORKER_OPENED, `write` set, later */
     CAIRN_ROUND_WORKER_UNWRITE, /* member, round: it does not want to, any more; its open write of that
                                  * round, or (0) of any, is void */
 };

@@ -88,6 +88,7 @@ uint64_t mix(uint64_t a, uint64_t b); /* a hash of both */
     X(workers_dead, "workers killed")                                                  \
     X(workers_twin, "workers whose rank a newer one took")                             \
     X(workers_deadline, "workers dropped at the step deadline")                        \
+    X(given_up, "rounds given up by a worker that stayed")                             \
     X(fabric_lost, "fabric connections lost")                                          \
     X(control_lost, "control connections lost")                                        \
     X(endpoint_lost, "endpoints of shards to workers lost alone")                      \
@@ -136,6 +137,7 @@ enum message_kind {
     M_BEGIN,
     M_WRITE,
     M_COMMIT,
+    M_ABANDON,
     M_OPENED,
     M_RESULT,
     M_FENCED,
@@ -253,7 +255,7 @@ struct sim_shard {
 };
 
 enum sent { NOT_SENT = 0, SENT, SENT_BEFORE /* on a connection that is lost */ };
-enum trainer { T_IDLE, T_COMPUTING, T_PUSHING, T_WAITING };
+enum trainer { T_IDLE, T_COMPUTING, T_PUSHING, T_WAITING, T_GIVING_UP };
 
 struct process {
     bool alive, stalled;
@@ -276,6 +278,7 @@ struct process {
     uint64_t push_epoch, push_round;
     uint32_t next_micro, next_chunk; /* to push */
     bool committed;                  /* to the machine */
+    uint32_t calls_left;             /* of the library, until it gives the round up */
     bool on_loan[MICROS_MAX][CHUNKS_MAX];
     uint8_t sent[MICROS_MAX][CHUNKS_MAX]; /* enum sent */
     float buffer[MICROS_MAX][CHUNKS_MAX][ELEMS_MAX];
@@ -321,7 +324,8 @@ struct scenario { /* drawn from the seed */
     /* the workload */
     double absent, unheld, poison, weightless;
     uint32_t micros_max;
-    double write; /* a worker's wish */
+    double write;   /* a worker's wish */
+    double give_up; /* a round, half pushed */
     /* the network and the machines: means, in us */
     double control_delay, fabric_delay, receive_delay, work_delay, compute_delay, disk_delay;
     double duplicate, corrupt;
@@ -425,6 +429,8 @@ bool truth_present(const struct sim *sim, uint64_t round, uint64_t member, uint3
                    uint32_t chunk);
 void truth_gradient(const struct sim *sim, uint64_t round, uint64_t member, uint32_t micro,
                     uint32_t chunk, float *out);
+/* After how many calls of the library a worker gives the round up; UINT32_MAX: it does not. */
+uint32_t truth_gives_up(const struct sim *sim, uint64_t round, uint64_t member);
 /* What a write leaves in a chunk: false, nothing was put. */
 bool truth_write(const struct sim *sim, uint64_t round, uint32_t chunk, float *param, float *m);
 void oracle_opened(struct sim *sim, const struct cairn_round_action *open);

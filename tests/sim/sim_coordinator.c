@@ -251,6 +251,7 @@ static void from_worker(struct sim *sim, const struct message *message)
     case M_BEGIN: event.kind = CAIRN_ROUND_WORKER_BEGIN; break;
     case M_WRITE: event.kind = CAIRN_ROUND_WORKER_WRITE; break;
     case M_COMMIT: event.kind = CAIRN_ROUND_WORKER_COMMIT; break;
+    case M_ABANDON: event.kind = CAIRN_ROUND_WORKER_ABANDON; break;
     default: sim_fail(sim, "the coordinator got message %d", (int)message->kind); return;
     }
     do_event(sim, &event);

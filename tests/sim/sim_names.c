@@ -6,10 +6,10 @@
 const char *message_name(enum message_kind kind)
 {
     static const char *const names[] = {
-        "FENCE",     "RESOLVE",      "OPEN",      "DECIDE", "PIN",    "SHARD_HELLO",
-        "ANSWER",    "REDUCED",      "PUBLISHED", "ATTACH", "BEGIN",  "WRITE",
-        "COMMIT",    "OPENED",       "RESULT",    "FENCED", "HELLO",  "CHUNK",
-        "MICRO_END", "SHARD_COMMIT", "GRANT",     "ACK",    "REFUSE", "MICRO_ACK",
+        "FENCE",   "RESOLVE",   "OPEN",   "DECIDE",    "PIN",   "SHARD_HELLO", "ANSWER",
+        "REDUCED", "PUBLISHED", "ATTACH", "BEGIN",     "WRITE", "COMMIT",      "ABANDON",
+        "OPENED",  "RESULT",    "FENCED", "HELLO",     "CHUNK", "MICRO_END",   "SHARD_COMMIT",
+        "GRANT",   "ACK",       "REFUSE", "MICRO_ACK",
     };
     return NAME(names, kind);
 }

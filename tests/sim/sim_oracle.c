@@ -29,6 +29,12 @@ uint64_t truth_weight(const struct sim *sim, uint64_t round, uint64_t member)
     return 1 + draw(sim, 3, round, member) % 1000;
 }
 
+uint32_t truth_gives_up(const struct sim *sim, uint64_t round, uint64_t member)
+{
+    if (!chance(draw(sim, 10, round, member), sim->scenario.give_up)) return UINT32_MAX;
+    return (uint32_t)(draw(sim, 11, round, member) % (2 * sim->scenario.chunks + 1));
+}
+
 bool truth_holds(const struct sim *sim, uint64_t member, uint32_t chunk)
 {
     return !chance(draw(sim, 9, member, chunk), sim->scenario.unheld);

@@ -74,6 +74,13 @@ static void ask(struct sim *sim, uint32_t index)
     to_coordinator(sim, index, sim->procs[index].wishes ? M_WRITE : M_BEGIN, 0);
 }
 
+/* How does the round end? */
+static void ask_end(struct sim *sim, uint32_t index)
+{
+    const struct process *proc = &sim->procs[index];
+    to_coordinator(sim, index, proc->state == T_GIVING_UP ? M_ABANDON : M_COMMIT, proc->round);
+}
+
 void process_connect(struct sim *sim, uint32_t index)
 {
     struct process *proc = &sim->procs[index];
@@ -92,7 +99,7 @@ void process_connect(struct sim *sim, uint32_t index)
     if (proc->state == T_IDLE)
         ask(sim, index);
     else
-        to_coordinator(sim, index, M_COMMIT, proc->round);
+        ask_end(sim, index);
 }
 
 void fabric_break(struct sim *sim, uint32_t shard, uint32_t index)
@@ -174,8 +181,7 @@ static void do_push_actions(struct sim *sim, uint32_t index,
             if (action->status != CAIRN_ERR_STALE && action->status != CAIRN_ERR_FENCED)
                 sim_fail(sim, "shard %u refused an honest worker: %s", action->shard,
                          cairn_status_name((int)action->status));
-            if (proc->state != T_IDLE && proc->push_round == proc->round)
-                to_coordinator(sim, index, M_COMMIT, proc->round);
+            if (proc->state != T_IDLE && proc->push_round == proc->round) ask_end(sim, index);
             break;
         default: send_push(sim, index, action); break;
         }
@@ -272,11 +278,11 @@ static void proceed(struct sim *sim, uint32_t index)
         proc->pushing = false;
     if (proc->state == T_COMPUTING && proc->computed && !proc->pushing) start_pushing(sim, index);
     if (proc->state != T_PUSHING || proc->push_round != proc->round) return;
-    while (!proc->committed && push_next(sim, index)) {}
-    if (proc->committed && proc->state == T_PUSHING) {
-        proc->state = T_WAITING;
-        to_coordinator(sim, index, M_COMMIT, proc->round);
-    }
+    while (!proc->committed && proc->calls_left > 0 && push_next(sim, index)) proc->calls_left--;
+    if (proc->state != T_PUSHING || (!proc->committed && proc->calls_left > 0)) return;
+    if (!proc->committed) sim->seen[SEEN_given_up]++;
+    proc->state = proc->committed ? T_WAITING : T_GIVING_UP;
+    ask_end(sim, index);
 }
 
 /* ---- what comes in ---- */
@@ -293,6 +299,7 @@ static void on_opened(struct sim *sim, uint32_t index, const struct message *mes
     proc->writes = message->write;
     proc->state = T_COMPUTING;
     proc->computed = false;
+    proc->calls_left = sim->healed ? UINT32_MAX : truth_gives_up(sim, proc->round, proc->life);
     const uint64_t delay = rng_exponential(&sim->schedule, sim->scenario.compute_delay);
     sim_at(sim, delay, E_COMPUTED, index, (uint32_t)proc->round, proc->life);
 }

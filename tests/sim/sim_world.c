@@ -126,6 +126,8 @@ static void draw_scenario(struct sim *sim)
     sc->write = sometimes(&writes, 0.3, 0.4);
     struct rng tiles = { mix(sim->seed, 102) };
     sc->unheld = sometimes(&tiles, 0.5, 0.9);
+    struct rng whims = { mix(sim->seed, 103) };
+    sc->give_up = sometimes(&whims, 0.3, 0.1);
     // Cuts where they fall: a shard may own nothing.
     uint32_t cut[SHARDS_MAX + 1] = { 0 };
     for (uint32_t s = 1; s < sc->shards; s++) {

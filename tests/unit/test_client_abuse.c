@@ -239,6 +239,14 @@ NOTHING(cairn_commit)
 {
     return cairn_commit(a->job, NULL, 0, NULL, 0, SHORT_MS, NULL);
 }
+GIVEN(cairn_round_abandon)
+{
+    return cairn_round_abandon(a->job, &a->round, SHORT_MS);
+}
+NOTHING(cairn_round_abandon)
+{
+    return cairn_round_abandon(a->job, NULL, SHORT_MS);
+}
 GIVEN(cairn_write_begin)
 {
     return cairn_write_begin(a->job, SHORT_MS);
@@ -374,6 +382,7 @@ static const struct call {
     CALL(cairn_push, OF_JOB),
     CALL(cairn_micro_end, OF_JOB),
     CALL(cairn_commit, OF_JOB),
+    CALL(cairn_round_abandon, OF_JOB),
     CALL(cairn_write_begin, OF_JOB),
     CALL(cairn_write_end, OF_JOB),
     CALL(cairn_fetch, OF_JOB),

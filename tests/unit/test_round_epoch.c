@@ -61,6 +61,51 @@ START_TEST(a_worker_lost_before_the_decision_makes_the_round_void_for_the_others
 }
 END_TEST
 
+static void give_up(uint64_t member, uint64_t round)
+{
+    GIVE(.kind = CAIRN_ROUND_WORKER_ABANDON, .member = member, .round = round);
+}
+
+START_TEST(a_round_given_up_is_void_and_the_worker_stays)
+{
+    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    const uint64_t round = start_round(2);
+    give_up(C, round); // nobody of ours
+    ck_assert_uint_eq(out.count, 0);
+    ask(B, round);
+    give_up(A, round);
+    expect(CAIRN_ROUND_PERSIST);
+    ck_assert_ptr_null(find(CAIRN_ROUND_WORKER_RESULT, 0)); // not before the shards agree
+    resolve_all(&none, 0);
+    expect_result(A, CAIRN_ERR_EPOCH_CHANGED);
+    expect_result(B, CAIRN_ERR_EPOCH_CHANGED);
+    ck_assert_uint_eq(cairn_round_worker_count(core), 2);
+    clear();
+    give_up(A, round); // again, after a reconnect: over
+    expect_result(A, CAIRN_ERR_EPOCH_CHANGED);
+    clear();
+    want(A);
+    ck_assert_uint_eq(expect(CAIRN_ROUND_OPEN_SEND)->member_count, 2);
+    give_up(A, round); // that is not the one which is open
+    ck_assert_ptr_null(find(CAIRN_ROUND_PERSIST, 0));
+}
+END_TEST
+
+START_TEST(a_round_that_is_decided_is_not_given_up)
+{
+    const uint64_t round = start_round(1);
+    reduced(0, 1, 0, 1);
+    reduced(1, 1, 0, 1);
+    clear();
+    give_up(A, round);
+    ck_assert_uint_eq(out.count, 0);
+    published(0, round, 1);
+    published(1, round, 1);
+    expect_result(A, CAIRN_OK);
+    ck_assert_uint_eq(cairn_round_version(core).step, 1);
+}
+END_TEST
+
 START_TEST(a_worker_lost_after_the_decision_changes_the_epoch_before_the_next_round)
 {
     const uint64_t round = start_round(2);
@@ -282,6 +327,8 @@ int main(void)
     tcase_add_test(tcase, an_epoch_is_used_only_when_it_is_durable_and_every_shard_is_up);
     tcase_add_test(tcase, a_shard_lost_while_the_epoch_becomes_durable_needs_another_epoch);
     tcase_add_test(tcase, a_worker_lost_before_the_decision_makes_the_round_void_for_the_others);
+    tcase_add_test(tcase, a_round_given_up_is_void_and_the_worker_stays);
+    tcase_add_test(tcase, a_round_that_is_decided_is_not_given_up);
     tcase_add_test(tcase, a_worker_lost_after_the_decision_changes_the_epoch_before_the_next_round);
     tcase_add_test(tcase, a_new_incarnation_gives_all_the_apply_that_one_shard_has);
     tcase_add_test(tcase, a_prepared_round_without_a_decision_is_void);

@@ -158,6 +158,7 @@ FUNCTIONS = {
                            POINTER(_handle)]),
     "cairn_micro_end": (c_int, [_handle, POINTER(Round), c_uint32]),
     "cairn_commit": (c_int, [_handle, POINTER(Round), c_uint64, c_void_p, c_size_t, c_int, POINTER(Result)]),
+    "cairn_round_abandon": (c_int, [_handle, POINTER(Round), c_int]),
     "cairn_fetch": (c_int, [_handle, Version, c_char_p, c_char_p, POINTER(Box), POINTER(Mem), POINTER(_handle)]),
     "cairn_version_wait": (c_int, [_handle, Version, c_int, POINTER(Version)]),
     "cairn_wait": (c_int, [_handle, c_int]),

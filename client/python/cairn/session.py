@@ -396,6 +396,13 @@ class RoundHandle:
                       out.finite, self._round.loss_scale)
 
 
+    def abandon(self, timeout: float = TIMEOUT_S) -> None:
+        """Gives the round up, uncommitted: it is void for all, and the step is done again. This worker stays in the
+        job. Stale: it is committed, or over."""
+        sliced(lambda ms: _c.lib().cairn_round_abandon(self._job._living(), ctypes.byref(self._round), ms), timeout)
+        self._job._loans.clear()
+
+
 class Session:
     """A session with a cluster. `endpoint`: "host:port" of the coordinator; None: CAIRN_ENDPOINT, then
     127.0.0.1:7077. Unreachable after `connect_timeout` seconds. It outlives the coordinator."""

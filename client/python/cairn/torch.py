@@ -130,7 +130,6 @@ class AttachedModel:
         self._touched = 0  # the last round to which this worker gave something
         self._version = Version(0, 0)
         self._forget_gradients()
-        self._session = session
         _claim(model, session)
         try:
             self._job = session.open_worker(self.name, self._spec, timeout)
@@ -209,6 +208,8 @@ class AttachedModel:
     def resume(self) -> int:
         """Takes the servers' newest parameters, forgets gradients, and returns the step that comes next. What was
         pushed in an open round is withdrawn: the others do that step again."""
+        if self._round is not None and self._round.info.round == self._touched:
+            self._give_up(self._round)
         self._drop_round()
         self._load_newest(Version(0, 0))
         return self._version.step
@@ -267,7 +268,7 @@ class AttachedModel:
         if self._round is None:
             opened = self._job.round_begin(self.timeout)
             if opened.info.round == self._touched:  # it was dropped half done, and pushes cannot be taken back
-                self._reopen()
+                self._give_up(opened)
                 opened = self._job.round_begin(self.timeout)
             if opened.info.version != self._version:
                 try:
@@ -279,12 +280,13 @@ class AttachedModel:
                 self._revision, self._refused = opened.info.revision, set()
         return self._round.info
 
-    def _reopen(self) -> None:
-        """As a process that ends and is started again."""
-        self._job.close()
-        self._job = self._session.open_worker(self.name, self._spec, self.timeout)
-        self._declare_tiles()
-        self._job.init_done(self.timeout)
+    def _give_up(self, round_: RoundHandle) -> None:
+        """For all: the others do that step again, too."""
+        try:
+            round_.abandon(self.timeout)
+        except Stale:  # a commit that was interrupted stands: it ends as it ends
+            with contextlib.suppress(EpochChanged, Stale):
+                round_.commit(timeout=self.timeout)
 
     def _drop_round(self) -> None:
         self._round = self._failure = None

@@ -124,6 +124,17 @@ class AStep(Case):
         m.step()
         self.assertEqual(model.weight.item(), 2 - 0.5 * 3)
 
+    def test_a_step_given_up_half_done_is_done_again_by_the_same_member(self):
+        model = line()
+        m = self.attach(model)
+        job, first = m.job, m.begin().round
+        loss(model, 7.0).backward()  # pushed
+        self.assertEqual(m.resume(), 0)
+        self.assertGreater(m.begin().round, first)
+        loss(model, 3.0).backward()
+        self.assertEqual((m.step().step, model.weight.item()), (1, 0.5))
+        self.assertIs(m.job, job)
+
     def test_a_loss_scale_is_divided_out_and_not_forgotten(self):
         model = line()
         m = self.attach(model, loss_scale=1024.0)

@@ -1,0 +1,104 @@
+/* A round that a worker gives up, staying in the job: void for all, and the step is done again. */
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/toy.h"
+
+static struct rooms rooms;
+static cairn *sessions[2];
+static cairn_job *jobs[2];
+
+static void open_rooms(void)
+{
+    const struct cairn_fabric_mem_options fabric = { .seed = 3, .delay_max_ticks = 2 };
+    rooms_open(&rooms, 2, &fabric);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        const struct cairn_job_spec spec = toy_spec(rank, 2);
+        sessions[rank] = toy_session(&rooms, rank == 0 ? "zero" : "one");
+        jobs[rank] = toy_ready(sessions[rank], "given-up", &spec);
+    }
+}
+
+static void close_rooms(void)
+{
+    for (int i = 0; i < 2; i++) cairn_close(sessions[i]);
+    rooms_close(&rooms);
+}
+
+static struct cairn_result commit_both(const struct cairn_round rounds[2])
+{
+    struct cairn_result first = { .struct_size = sizeof first };
+    toy_fails(cairn_commit(jobs[0], &rounds[0], 0, NULL, 0, 1, &first), CAIRN_ERR_TIMEOUT, "one");
+    toy_commit(jobs[1], &rounds[1]);
+    toy_good(cairn_commit(jobs[0], &rounds[0], 0, NULL, 0, TOY_WAIT_MS, &first));
+    return first;
+}
+
+START_TEST(a_round_given_up_is_void_for_all_and_its_step_is_done_again)
+{
+    struct cairn_round rounds[2] = { toy_begin(jobs[0]), toy_begin(jobs[1]) }, again[2];
+    struct cairn_result result = { .struct_size = sizeof result };
+    const struct cairn_mem mem = toy_mem(calloc(TOY_ELEMS, 4), CAIRN_F32);
+    for (int i = 0; i < 2; i++)
+        toy_good(cairn_push(jobs[i], &rounds[i], 0, "a.weight", NULL, &mem, NULL));
+    toy_good(cairn_round_abandon(jobs[0], &rounds[0], TOY_WAIT_MS));
+    toy_good(cairn_round_abandon(jobs[0], &rounds[0], 0)); // it is over, as was wanted
+    toy_fails(cairn_commit(jobs[1], &rounds[1], 0, NULL, 0, TOY_WAIT_MS, &result),
+              CAIRN_ERR_EPOCH_CHANGED, "worker zero (rank 0) gave the round up");
+    free(mem.ptr); // nothing reads it any more: a sanitizer would know
+    toy_fails(cairn_push(jobs[0], &rounds[0], 0, "scale", NULL, &mem, NULL),
+              CAIRN_ERR_EPOCH_CHANGED, "was abandoned");
+    for (int i = 0; i < 2; i++) {
+        again[i] = toy_begin(jobs[i]);
+        ck_assert_uint_eq(again[i].step, rounds[i].step);
+        ck_assert_uint_gt(again[i].round, rounds[i].round);
+        ck_assert_uint_eq(again[i].world, 2);
+        toy_push(jobs[i], &again[i], 0, 7);
+    }
+    result = commit_both(again);
+    ck_assert(result.applied);
+    ck_assert_uint_eq(result.step, rounds[0].step + 1);
+}
+END_TEST
+
+START_TEST(what_is_committed_is_not_given_up)
+{
+    struct cairn_round rounds[2] = { toy_begin(jobs[0]), toy_begin(jobs[1]) };
+    struct cairn_result result = { .struct_size = sizeof result };
+    for (int i = 0; i < 2; i++) toy_push(jobs[i], &rounds[i], 0, 7);
+    toy_fails(cairn_commit(jobs[0], &rounds[0], 0, NULL, 0, 1, &result), CAIRN_ERR_TIMEOUT, "one");
+    toy_fails(cairn_round_abandon(jobs[0], &rounds[0], TOY_WAIT_MS), CAIRN_ERR_STALE, "committed");
+    ck_assert(toy_commit(jobs[1], &rounds[1]).applied); // it went on
+    toy_fails(cairn_round_abandon(jobs[1], &rounds[1], TOY_WAIT_MS), CAIRN_ERR_STALE, "committed");
+}
+END_TEST
+
+START_TEST(a_round_that_is_none_is_not_given_up)
+{
+    const struct cairn_round nothing = { .struct_size = sizeof nothing };
+    struct cairn_round round = toy_begin(jobs[0]);
+    toy_fails(cairn_round_abandon(jobs[0], &nothing, 0), CAIRN_ERR_INVALID, "cairn_round_begin");
+    toy_fails(cairn_round_abandon(jobs[1], &round, 0), CAIRN_ERR_STALE, "not begun on this handle");
+    toy_fails(cairn_round_abandon(jobs[0], &round, -1), CAIRN_ERR_INVALID, "timeout_ms");
+    round.round += 1000;
+    toy_fails(cairn_round_abandon(jobs[0], &round, 0), CAIRN_ERR_STALE, "not the one");
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tcase = tcase_create("client_abandon");
+    tcase_add_checked_fixture(tcase, open_rooms, close_rooms);
+    tcase_set_timeout(tcase, 60);
+    tcase_add_test(tcase, a_round_given_up_is_void_for_all_and_its_step_is_done_again);
+    tcase_add_test(tcase, what_is_committed_is_not_given_up);
+    tcase_add_test(tcase, a_round_that_is_none_is_not_given_up);
+    Suite *suite = suite_create("client_abandon");
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
