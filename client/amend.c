@@ -7,7 +7,8 @@
 #include "client/spec.h"
 #include "client/struct.h"
 
-#define AMEND_BYTES_MAX (512 << 10) // of a frame
+#define AMEND_BYTES_MAX (512 << 10)                                  // of a frame
+#define LEAST           offsetof(struct cairn_amend, freeze_tensors) // of the first release
 
 /* The request and what it owns. */
 struct words {
@@ -57,21 +58,34 @@ static cairn_status judge_names(const char *const *names, size_t count)
 {
     for (size_t i = 0; i < count; i++)
         if (names == NULL || names[i] == NULL)
-            return cairn_client_fail(CAIRN_ERR_INVALID, "a group to freeze or unfreeze is NULL");
+            return cairn_client_fail(CAIRN_ERR_INVALID, "a name to freeze or unfreeze is NULL");
     return CAIRN_OK;
 }
 
 static cairn_status judge(const struct cairn_amend *amend)
 {
-    const size_t max = CAIRN_SPEC_GROUPS_MAX;
+    const size_t max = CAIRN_SPEC_GROUPS_MAX, most = CAIRN_SPEC_TENSORS_MAX;
     if (amend->group_count > max || amend->freeze_count > max || amend->unfreeze_count > max)
         return cairn_client_fail(CAIRN_ERR_INVALID,
                                  "an amendment has %zu groups, %zu to freeze, %zu to unfreeze; "
                                  "allowed: 0 to %zu",
                                  amend->group_count, amend->freeze_count, amend->unfreeze_count,
                                  max);
-    cairn_status status = judge_names(amend->freeze, amend->freeze_count);
-    if (status == CAIRN_OK) status = judge_names(amend->unfreeze, amend->unfreeze_count);
+    if (amend->freeze_tensor_count > most || amend->unfreeze_tensor_count > most)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "an amendment freezes %zu tensors, unfreezes %zu; allowed: 0 to "
+                                 "%zu",
+                                 amend->freeze_tensor_count, amend->unfreeze_tensor_count, most);
+    const struct {
+        const char *const *names;
+        size_t count;
+    } lists[] = { { amend->freeze, amend->freeze_count },
+                  { amend->unfreeze, amend->unfreeze_count },
+                  { amend->freeze_tensors, amend->freeze_tensor_count },
+                  { amend->unfreeze_tensors, amend->unfreeze_tensor_count } };
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0] && status == CAIRN_OK; i++)
+        status = judge_names(lists[i].names, lists[i].count);
     return status;
 }
 
@@ -87,12 +101,15 @@ static cairn_status fill(struct words *words, const struct cairn_amend *amend)
     m->n_freeze = amend->freeze_count;
     m->unfreeze = (char **)(uintptr_t)amend->unfreeze;
     m->n_unfreeze = amend->unfreeze_count;
+    m->freeze_tensors = (char **)(uintptr_t)amend->freeze_tensors;
+    m->n_freeze_tensors = amend->freeze_tensor_count;
+    m->unfreeze_tensors = (char **)(uintptr_t)amend->unfreeze_tensors;
+    m->n_unfreeze_tensors = amend->unfreeze_tensor_count;
     const cairn_status status = add_groups(words, amend);
     if (status != CAIRN_OK || cairn__job_amend__get_packed_size(m) <= AMEND_BYTES_MAX)
         return status;
-    return cairn_client_fail(CAIRN_ERR_INVALID,
-                             "the amendment is over %d bytes: amend fewer groups at a time",
-                             AMEND_BYTES_MAX);
+    return cairn_client_fail(
+        CAIRN_ERR_INVALID, "the amendment is over %d bytes: amend less at a time", AMEND_BYTES_MAX);
 }
 
 static cairn_status ask(struct job *job, const Cairn__JobAmend *message, uint64_t deadline_ms)
@@ -121,7 +138,7 @@ cairn_status cairn_job_amend(cairn_job *handle, const struct cairn_amend *amend,
     struct cairn_amend own;
     cairn_status status = cairn_api_check(job);
     if (status == CAIRN_OK &&
-        (timeout_ms < 0 || !cairn_struct_take(&own, sizeof own, sizeof own, amend)))
+        (timeout_ms < 0 || !cairn_struct_take(&own, sizeof own, LEAST, amend)))
         status = cairn_client_fail(
             CAIRN_ERR_INVALID,
             "amend must be given with its struct_size (%zu), timeout_ms be 0 "

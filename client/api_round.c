@@ -6,6 +6,18 @@
 #include "client/api.h"
 #include "client/handle.h"
 
+static void note_frozen(struct job *job, const Cairn__RoundOpened *opened)
+{
+    const struct cairn_job_spec_data *spec = &job->spec;
+    memset(job->frozen, 0, spec->group_count * sizeof *job->frozen);
+    memset(job->frozen_tensors, 0, spec->tensor_count * sizeof *job->frozen_tensors);
+    for (size_t i = 0; i < opened->n_frozen; i++)
+        if (opened->frozen[i] < spec->group_count) job->frozen[opened->frozen[i]] = true;
+    for (size_t i = 0; i < opened->n_frozen_tensors; i++)
+        if (opened->frozen_tensors[i] < spec->tensor_count)
+            job->frozen_tensors[opened->frozen_tensors[i]] = true;
+}
+
 /* True if the round can be used: nothing voided it between its reply and now. */
 static bool take_round(struct job *job, const Cairn__RoundOpened *opened, struct cairn_round *out)
 {
@@ -17,9 +29,7 @@ static bool take_round(struct job *job, const Cairn__RoundOpened *opened, struct
         job->filling_micro = 0;
         job->filling_any = job->committed = false;
         memset(job->filled, 0, job->spec.tensor_count);
-        memset(job->frozen, 0, job->spec.group_count * sizeof *job->frozen);
-        for (size_t i = 0; i < opened->n_frozen; i++)
-            if (opened->frozen[i] < job->spec.group_count) job->frozen[opened->frozen[i]] = true;
+        note_frozen(job, opened);
         cairn_accumulate_new_round(job);
     }
     pthread_mutex_unlock(&job->session->lock);
@@ -169,14 +179,20 @@ static cairn_status judge_fill(struct job *job, const struct cairn_round *round,
     return status;
 }
 
-/* By an amendment, whole groups; the round says which. */
+/* By an amendment, it or its whole group; the round says which. */
 static cairn_status judge_frozen(struct job *job, size_t tensor)
 {
     const struct cairn_tensor_spec *t = &job->spec.tensors[tensor];
     pthread_mutex_lock(&job->session->lock);
-    const bool frozen = job->frozen[cairn_spec_find_group(&job->spec, t->group)];
+    const bool frozen = job->frozen_tensors[tensor];
+    const bool group_frozen = job->frozen[cairn_spec_find_group(&job->spec, t->group)];
     pthread_mutex_unlock(&job->session->lock);
-    if (!frozen) return CAIRN_OK;
+    if (frozen)
+        return cairn_client_fail(CAIRN_ERR_REFUSED,
+                                 "tensor %s is frozen in this round and takes no gradient; skip "
+                                 "it, or have it unfrozen by cairn_job_amend",
+                                 t->name);
+    if (!group_frozen) return CAIRN_OK;
     return cairn_client_fail(
         CAIRN_ERR_REFUSED,
         "tensor %s: its group %s is frozen in this round and takes no gradient; "

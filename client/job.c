@@ -30,6 +30,7 @@ static void free_job(struct job *job)
     cairn_client_tiles_free(job->declared);
     free(job->filled);
     free(job->frozen);
+    free(job->frozen_tensors);
     free(job->puts);
     cairn_accumulate_release(job);
     cairn_cache_release(job);
@@ -165,7 +166,11 @@ static cairn_status open_inside(struct job *job, const struct cairn_job_spec *sp
     job->filled = status == CAIRN_OK ? calloc(job->spec.tensor_count + 1, 1) : NULL;
     job->frozen = status == CAIRN_OK ? calloc(job->spec.group_count + 1, sizeof *job->frozen)
                                      : NULL;
-    if (status == CAIRN_OK && (job->filled == NULL || job->frozen == NULL))
+    job->frozen_tensors = status == CAIRN_OK
+                              ? calloc(job->spec.tensor_count + 1, sizeof *job->frozen_tensors)
+                              : NULL;
+    if (status == CAIRN_OK &&
+        (job->filled == NULL || job->frozen == NULL || job->frozen_tensors == NULL))
         status = cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     if (status == CAIRN_OK) {
         cairn_job_ref(job); // before the handle can be closed by anyone

@@ -206,6 +206,7 @@ struct job {
         *declaring;       /* of the call of cairn_tiles that waits for the others; NULL: none */
     bool declaring_holds; /* it is `declared` by now */
     bool *frozen;         /* [group_count] of a worker: takes no gradient in the round it has */
+    bool *frozen_tensors; /* [tensor_count] the same of tensors */
     uint8_t *filled;      /* [tensor_count] 1: pushed in the micro-batch being filled */
     uint32_t refs;        /* the handle, the session's list, ops */
 

@@ -178,6 +178,15 @@ static void print_loss_scale(const Cairn__JobStatus *j)
                        s->loss_scale_growth_steps);
 }
 
+static void print_frozen(const Cairn__JobStatus *j)
+{
+    for (size_t i = 0; i < j->n_frozen_tensors; i++)
+        cairn_ctl_line(i == 0 ? "frozen tensors" : "", "%s", j->frozen_tensors[i]);
+    if (j->frozen_tensor_count > j->n_frozen_tensors)
+        cairn_ctl_line("", "and %llu more",
+                       (unsigned long long)(j->frozen_tensor_count - j->n_frozen_tensors));
+}
+
 static void print_job(const Cairn__JobStatus *j)
 {
     char text[64], other[64];
@@ -198,6 +207,7 @@ static void print_job(const Cairn__JobStatus *j)
                    (unsigned long long)j->elems, told_bytes(j, j->state_bytes, text));
     if (j->spec != NULL) print_spec(j->spec);
     for (size_t i = 0; i < j->n_groups; i++) print_group(j->groups[i]);
+    print_frozen(j);
     print_loss_scale(j);
     cairn_ctl_line("gradient norm", "%g", j->last_grad_norm);
     cairn_ctl_line("pushed, fetched", "%s, %s", told_bytes(j, j->pushed_bytes, text),

@@ -409,12 +409,17 @@ struct cairn_amend {
     size_t unfreeze_count;
     double clip_norm; /* if set_clip_norm; 0 = no clipping */
     bool set_clip_norm;
+    /* The same as freeze and unfreeze, of single trained tensors; a group's is not touched by it */
+    const char *const *freeze_tensors;
+    size_t freeze_tensor_count;
+    const char *const *unfreeze_tensors;
+    size_t unfreeze_tensor_count;
 };
 /* Amends the job at a step boundary: CAIRN_OK means that it is durable and that the next round that opens
  * goes by it; a round that is open ends by the terms it began with. Workers attach with the spec as it
  * was or as it is. Schedules go by the step of the job, not by steps since the amendment. Refused as a whole
- * or done as a whole: CAIRN_ERR_INVALID, CAIRN_ERR_NOT_FOUND (no such group), CAIRN_ERR_UNSUPPORTED (an
- * optimizer, a tensor), CAIRN_ERR_STALE. */
+ * or done as a whole: CAIRN_ERR_INVALID, CAIRN_ERR_NOT_FOUND (no such group or tensor),
+ * CAIRN_ERR_UNSUPPORTED (another optimizer), CAIRN_ERR_STALE. */
 CAIRN_EXPORT cairn_status cairn_job_amend(cairn_job *job, const struct cairn_amend *amend,
                                           int timeout_ms) CAIRN_CHECKED;
 

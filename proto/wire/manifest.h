@@ -20,7 +20,7 @@
  *                 "points": [[step, factor], ...]}}, ...],
  *     "tensors": [{"name", "unit", "group", "kind": "trained" | "frozen" | "buffer",
  *                  "wire": "f32" | "bf16", "reduce": "f32", "master": "f32", "shape": [n, ...],
- *                  "whole", "alias_of"?, "alias_box"?: [[start, ...], [extent, ...]],
+ *                  "whole", "frozen"?, "alias_of"?, "alias_box"?: [[start, ...], [extent, ...]],
  *                  "init"?: {"kind", "a", "b", "seed"}}, ...]
  *   },
  *   "files": [{"path", "bytes", "xxh3_128": 32 hex digits, as `xxhsum -H2` prints}, ...]

@@ -90,13 +90,14 @@ static cairn_status read_tensor(json_t *json, struct cairn_job_spec_data *spec,
     const char *alias_of = NULL;
     json_t *shape, *alias_box = NULL, *init = NULL;
     struct cairn_box box;
-    int whole;
+    int whole, frozen = 0;
     json_error_t error;
     if (json_unpack_ex(json, &error, JSON_STRICT,
-                       "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:o, s:b, s?s, s?o, s?o}", "name",
+                       "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:o, s:b, s?b, s?s, s?o, s?o}", "name",
                        &name, "unit", &unit, "group", &group, "kind", &kind, "wire", &wire,
                        "reduce", &reduce, "master", &master, "shape", &shape, "whole", &whole,
-                       "alias_of", &alias_of, "alias_box", &alias_box, "init", &init) != 0) {
+                       "frozen", &frozen, "alias_of", &alias_of, "alias_box", &alias_box, "init",
+                       &init) != 0) {
         return corrupt(why, "a tensor", error.text);
     }
     struct cairn_tensor_spec t = {
@@ -110,6 +111,7 @@ static cairn_status read_tensor(json_t *json, struct cairn_job_spec_data *spec,
         .reduce = (cairn_dtype)dtype_of(reduce),
         .master = (cairn_dtype)dtype_of(master),
         .whole = whole != 0,
+        .frozen = frozen != 0,
     };
     cairn_status status = read_numbers(shape, name, &t.shape.rank, t.shape.dim, why);
     if (status == CAIRN_OK && alias_box != NULL) status = read_box(alias_box, name, &box, why);

@@ -69,6 +69,7 @@ static void pack_tensor(struct packing *p, const struct cairn_tensor_spec *tenso
     out->reduce = tensor->reduce;
     out->master = tensor->master;
     out->whole = tensor->whole;
+    out->frozen = tensor->frozen;
     out->n_shape = tensor->shape.rank;
     out->shape = p->shapes + i * CAIRN_RANK_MAX;
     memcpy(out->shape, tensor->shape.dim, sizeof tensor->shape.dim);
@@ -232,6 +233,7 @@ static cairn_status unpack_tensor(const Cairn__TensorSpec *in, struct cairn_job_
         .master = (cairn_dtype)in->master,
         .shape = { .rank = (uint32_t)in->n_shape },
         .whole = in->whole,
+        .frozen = in->frozen,
         .alias_of = in->alias_of[0] != '\0' ? in->alias_of : NULL,
         .init = { (cairn_init_kind)in->init, in->init_a, in->init_b, in->init_seed },
     };

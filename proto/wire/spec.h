@@ -82,7 +82,8 @@ struct cairn_tensor_spec {
     cairn_kind kind;
     cairn_dtype wire, reduce, master;
     struct cairn_shape shape;
-    bool whole; /* placement: false = cut by rows, true = all of it on one shard */
+    bool whole;  /* placement: false = cut by rows, true = all of it on one shard */
+    bool frozen; /* of a trained one, by an amendment: as struct cairn_group_spec's */
     struct cairn_init init;
 };
 
@@ -201,9 +202,9 @@ cairn_status cairn_spec_hash(const struct cairn_job_spec_data *spec,
                              uint8_t hash_out[32]) CAIRN_MUST_CHECK;
 
 /* The part of a content root (proto/wire/digest_tree.h) that says how the learning rates go: over the names,
- * schedules and `frozen` of sorted groups. False if all are constant and none is frozen: nothing to say. */
-bool cairn_spec_schedules_hash(const struct cairn_group_spec *groups, size_t group_count,
-                               uint8_t hash_out[32]);
+ * schedules and `frozen` of sorted groups, and the names of frozen tensors. False if all are constant and
+ * none is frozen: nothing to say. */
+bool cairn_spec_schedules_hash(const struct cairn_job_spec_data *spec, uint8_t hash_out[32]);
 
 /* Lists how `here` (a worker's spec) differs from `there` (the servers'), a line each, without a
  * newline: "tensor fc1.weight: shape [512,784] here, [256,784] on the servers". At most `lines_max`

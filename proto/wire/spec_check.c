@@ -298,6 +298,9 @@ static cairn_status list_groups(const struct cairn_job_spec_data *spec, struct g
 static cairn_status check_membership(const struct cairn_tensor_spec *t, struct group_table *table,
                                      struct cairn_sentence *why)
 {
+    if (t->kind != CAIRN_TRAINED && t->frozen)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "tensor \"%s\": it is not trained, so it cannot be frozen", t->name);
     if (t->kind != CAIRN_TRAINED) return CAIRN_OK;
     const struct cairn_group_spec key = { .name = t->group }, *key_at = &key;
     const struct cairn_group_spec **found = NULL;

@@ -123,20 +123,24 @@ cairn_status cairn_spec_hash(const struct cairn_job_spec_data *spec, uint8_t has
     return CAIRN_OK;
 }
 
-bool cairn_spec_schedules_hash(const struct cairn_group_spec *groups, size_t group_count,
-                               uint8_t hash_out[32])
+bool cairn_spec_schedules_hash(const struct cairn_job_spec_data *spec, uint8_t hash_out[32])
 {
     crypto_generichash_state state;
     bool any = false;
     crypto_generichash_init(&state, NULL, 0, 32);
     hash_text(&state, "cairn schedules 1");
-    for (size_t i = 0; i < group_count; i++) {
-        const struct cairn_group_spec *g = &groups[i];
+    for (size_t i = 0; i < spec->group_count; i++) {
+        const struct cairn_group_spec *g = &spec->groups[i];
         any |= g->frozen || g->schedule.kind != CAIRN_SCHEDULE_CONSTANT ||
                g->schedule.warmup_steps != 0;
         hash_text(&state, g->name);
         hash_number(&state, g->frozen);
         hash_schedule(&state, &g->schedule);
+    }
+    for (size_t i = 0; i < spec->tensor_count; i++) {
+        if (!spec->tensors[i].frozen) continue;
+        any = true;
+        hash_text(&state, spec->tensors[i].name);
     }
     crypto_generichash_final(&state, hash_out, 32);
     return any;

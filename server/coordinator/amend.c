@@ -1,6 +1,6 @@
-/* Amending a job: other hyper-parameters, schedules, clip norm, frozen groups. The amended spec is judged
- * as a new one is, made durable, and the core goes by it from the next round that opens; the round that is
- * open ends by the terms it began with. Tensors, optimizers and planes stay what they are.
+/* Amending a job: other hyper-parameters, schedules, clip norm, frozen groups and tensors. The amended spec is
+ * judged as a new one is, made durable, and the core goes by it from the next round that opens; the round that
+ * is open ends by the terms it began with. Tensors, optimizers and planes stay what they are.
  *
  * A worker may attach with the spec as it was before any of the last amendments (its own script does not
  * change), so the spec keeps the hashes of what it was. */
@@ -21,8 +21,10 @@ static cairn_status judge_state(const struct cairn_cluster_job *job, const Cairn
                           ": look at the job and decide again",
                           job->spec.name, job->spec.revision, amend->revision);
     }
-    if (amend->key == 0 || (amend->n_groups == 0 && !amend->set_clip_norm && amend->n_freeze == 0 &&
-                            amend->n_unfreeze == 0)) {
+    const bool terms = amend->n_groups > 0 || amend->set_clip_norm || amend->n_freeze > 0 ||
+                       amend->n_unfreeze > 0;
+    const bool tensors = amend->n_freeze_tensors > 0 || amend->n_unfreeze_tensors > 0;
+    if (amend->key == 0 || (!terms && !tensors)) {
         return cairn_fail(why, CAIRN_ERR_INVALID, "the amendment of job %s changes nothing",
                           job->spec.name);
     }
@@ -56,8 +58,9 @@ static cairn_status find_group(const struct cairn_job_spec_data *spec, const cha
         return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "job %s has no group \"%.128s\"", spec->name,
                           name);
     }
-    return cairn_fail(why, CAIRN_ERR_UNSUPPORTED,
-                      "\"%.128s\" is a tensor of group \"%.128s\": only whole groups are frozen",
+    return cairn_fail(why, CAIRN_ERR_NOT_FOUND,
+                      "\"%.128s\" is no group, but a tensor of group \"%.128s\": name it in "
+                      "freeze_tensors or unfreeze_tensors",
                       name, spec->tensors[tensor].group);
 }
 
@@ -92,6 +95,53 @@ static cairn_status set_frozen(struct cairn_job_spec_data *spec, char *const *na
     return CAIRN_OK;
 }
 
+static cairn_status find_tensor(const struct cairn_job_spec_data *spec, const char *name,
+                                size_t *tensor_out, struct cairn_sentence *why)
+{
+    *tensor_out = cairn_spec_find_tensor(spec, name);
+    if (*tensor_out != SIZE_MAX) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "job %s has no tensor \"%.128s\"", spec->name,
+                      name);
+}
+
+static cairn_status freeze_tensors(struct cairn_job_spec_data *spec, const Cairn__JobAmend *amend,
+                                   struct cairn_sentence *why)
+{
+    for (size_t i = 0; i < amend->n_freeze_tensors; i++) {
+        size_t tensor;
+        const cairn_status status = find_tensor(spec, amend->freeze_tensors[i], &tensor, why);
+        if (status != CAIRN_OK) return status;
+        struct cairn_tensor_spec *t = &spec->tensors[tensor];
+        if (t->alias_of != NULL)
+            return cairn_fail(why, CAIRN_ERR_INVALID,
+                              "tensor %s is an alias of %s: freeze that, or nothing", t->name,
+                              t->alias_of);
+        if (t->kind != CAIRN_TRAINED)
+            return cairn_fail(why, CAIRN_ERR_INVALID,
+                              "tensor %s is not trained: there is nothing to freeze", t->name);
+        t->frozen = true;
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status unfreeze_tensors(struct cairn_job_spec_data *spec, const Cairn__JobAmend *amend,
+                                     struct cairn_sentence *why)
+{
+    for (size_t i = 0; i < amend->n_unfreeze_tensors; i++) {
+        size_t tensor;
+        const cairn_status status = find_tensor(spec, amend->unfreeze_tensors[i], &tensor, why);
+        if (status != CAIRN_OK) return status;
+        struct cairn_tensor_spec *t = &spec->tensors[tensor];
+        if (t->kind != CAIRN_TRAINED)
+            return cairn_fail(why, CAIRN_ERR_UNSUPPORTED,
+                              "tensor %s was not frozen by an amendment: it keeps no state to "
+                              "train it with",
+                              t->name);
+        t->frozen = false;
+    }
+    return CAIRN_OK;
+}
+
 /* `next` is a copy of the job's spec. */
 static cairn_status change(struct cairn_job_spec_data *next, const Cairn__JobAmend *amend,
                            struct cairn_sentence *why)
@@ -105,6 +155,8 @@ static cairn_status change(struct cairn_job_spec_data *next, const Cairn__JobAme
     if (status == CAIRN_OK) status = set_frozen(next, amend->freeze, amend->n_freeze, true, why);
     if (status == CAIRN_OK)
         status = set_frozen(next, amend->unfreeze, amend->n_unfreeze, false, why);
+    if (status == CAIRN_OK) status = freeze_tensors(next, amend, why);
+    if (status == CAIRN_OK) status = unfreeze_tensors(next, amend, why);
     if (status != CAIRN_OK) return status;
     if (amend->set_clip_norm) next->clip_norm = amend->clip_norm;
     next->revision++;

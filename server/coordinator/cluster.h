@@ -178,6 +178,8 @@ struct cairn_cluster_terms {
     struct cairn_cluster_terms *older; /* the core may still go by them */
     struct cairn_job_spec_data own;    /* owned: the groups, for their points */
     struct cairn_round_terms core;     /* its arrays are owned */
+    uint32_t *frozen_tensors;          /* owned: [frozen_tensor_count], by index */
+    size_t frozen_tensor_count;
 };
 
 struct cairn_cluster_job {
@@ -452,6 +454,8 @@ cairn_status cairn_cluster_terms_make(const struct cairn_job_spec_data *spec,
                                       struct cairn_cluster_terms **terms_out,
                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
 void cairn_cluster_terms_free(struct cairn_cluster_terms *terms); /* and the older; NULL is fine */
+/* Those of the round that is open, of the last one if none is. */
+const struct cairn_cluster_terms *cairn_cluster_terms_in_force(const struct cairn_cluster_job *job);
 /* The job takes them, and its core goes by them from the next round on. */
 void cairn_cluster_terms_replace(struct cairn_cluster_job *job, struct cairn_cluster_terms *terms);
 

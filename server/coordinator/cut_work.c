@@ -102,7 +102,7 @@ static cairn_status content_root(struct cairn_cluster_cut *cut, struct cairn_pla
                                      .group_count = spec->group_count,
                                      .loss_scale = m->loss_scale };
     uint8_t schedules[32];
-    if (cairn_spec_schedules_hash(spec->groups, spec->group_count, schedules)) {
+    if (cairn_spec_schedules_hash(spec, schedules)) {
         content.schedule = schedules;
         content.schedule_bytes = sizeof schedules;
     }

@@ -82,6 +82,8 @@ static void on_cluster_status(struct cairn_cluster_session *session, uint32_t re
 
 /* ---- jobs ---- */
 
+#define FROZEN_SHOWN 16
+
 /* A status message with what it borrows. */
 struct job_view {
     Cairn__JobStatus status;
@@ -90,6 +92,7 @@ struct job_view {
     char layout_hash[2 * CAIRN_LAYOUT_HASH_BYTES + 1];
     Cairn__GroupSpec *groups; /* owned */
     Cairn__GroupSpec **list;  /* owned */
+    char *frozen[FROZEN_SHOWN];
 };
 
 static void fill_rounds(Cairn__JobStatus *s, const struct cairn_cluster_job *job)
@@ -122,6 +125,18 @@ static void fill_shards(Cairn__JobStatus *s, const struct cairn_cluster_job *job
         s->state_bytes += stats->state_bytes;
         s->pushed_bytes += stats->pushed_bytes;
         s->fetched_bytes += stats->fetched_bytes;
+    }
+}
+
+static void list_frozen(struct job_view *view, const struct cairn_job_spec_data *spec)
+{
+    Cairn__JobStatus *s = &view->status;
+    s->frozen_tensors = view->frozen;
+    for (size_t i = 0; i < spec->tensor_count; i++) {
+        if (!spec->tensors[i].frozen) continue;
+        s->frozen_tensor_count++;
+        if (s->n_frozen_tensors < FROZEN_SHOWN)
+            view->frozen[s->n_frozen_tensors++] = spec->tensors[i].name;
     }
 }
 
@@ -158,6 +173,7 @@ static bool view_init(struct job_view *view, const struct cairn_cluster_job *job
     s->heaviest_over_mean = job->heaviest_over_mean;
     cairn_spec_to_message(spec, &view->spec);
     s->spec = &view->spec;
+    list_frozen(view, spec);
     fill_rounds(s, job);
     fill_shards(s, job);
     return true;

@@ -166,6 +166,8 @@ static void send_open(struct cairn_cluster_job *job, const struct cairn_round_ac
     Cairn__RoundOpen open = CAIRN__ROUND_OPEN__INIT;
     open.frozen = frozen;
     open.n_frozen = list_frozen(job, frozen);
+    open.frozen_tensors = cairn_cluster_terms_in_force(job)->frozen_tensors;
+    open.n_frozen_tensors = cairn_cluster_terms_in_force(job)->frozen_tensor_count;
     open.job = job->id;
     open.epoch = action->epoch;
     open.round = action->round;
@@ -217,6 +219,8 @@ static void send_opened(struct cairn_cluster_job *job, const struct cairn_round_
     opened.clip_norm = cairn_round_terms_of(job->core)->clip_norm;
     opened.frozen = frozen;
     opened.n_frozen = list_frozen(job, frozen);
+    opened.frozen_tensors = cairn_cluster_terms_in_force(job)->frozen_tensors;
+    opened.n_frozen_tensors = cairn_cluster_terms_in_force(job)->frozen_tensor_count;
     cairn_cluster_session_send(member->session, CAIRN_MSG_ROUND_OPENED, *request, &opened.base);
     *request = 0;
 }

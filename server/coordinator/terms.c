@@ -31,6 +31,20 @@ static cairn_status fill(struct cairn_cluster_terms *terms, const struct cairn_j
     return status;
 }
 
+static cairn_status list_frozen_tensors(struct cairn_cluster_terms *terms,
+                                        const struct cairn_job_spec_data *spec)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < spec->tensor_count; i++) count += spec->tensors[i].frozen;
+    terms->frozen_tensors = calloc(count + 1, sizeof *terms->frozen_tensors);
+    if (terms->frozen_tensors == NULL) return CAIRN_ERR_NO_MEMORY;
+    for (size_t i = 0; i < spec->tensor_count; i++) {
+        if (spec->tensors[i].frozen)
+            terms->frozen_tensors[terms->frozen_tensor_count++] = (uint32_t)i;
+    }
+    return CAIRN_OK;
+}
+
 cairn_status cairn_cluster_terms_make(const struct cairn_job_spec_data *spec,
                                       struct cairn_cluster_terms **terms_out,
                                       struct cairn_sentence *why)
@@ -48,7 +62,8 @@ cairn_status cairn_cluster_terms_make(const struct cairn_job_spec_data *spec,
                                                .clip_norm = spec->clip_norm,
                                                .revision = spec->revision };
     cairn_status status = CAIRN_ERR_NO_MEMORY;
-    if (arrays.groups != NULL && arrays.schedules != NULL && arrays.frozen != NULL)
+    if (arrays.groups != NULL && arrays.schedules != NULL && arrays.frozen != NULL &&
+        list_frozen_tensors(terms, spec) == CAIRN_OK)
         status = fill(terms, spec, &arrays, why);
     else
         cairn_sentence_set(why, "no memory for the groups");
@@ -67,10 +82,18 @@ void cairn_cluster_terms_free(struct cairn_cluster_terms *terms)
         free((void *)(uintptr_t)terms->core.groups);
         free((void *)(uintptr_t)terms->core.schedules);
         free((void *)(uintptr_t)terms->core.frozen);
+        free(terms->frozen_tensors);
         cairn_spec_release(&terms->own);
         free(terms);
         terms = older;
     }
+}
+
+const struct cairn_cluster_terms *cairn_cluster_terms_in_force(const struct cairn_cluster_job *job)
+{
+    const struct cairn_cluster_terms *terms = job->terms;
+    while (terms->core.groups != cairn_round_terms_of(job->core)->groups) terms = terms->older;
+    return terms;
 }
 
 void cairn_cluster_terms_replace(struct cairn_cluster_job *job, struct cairn_cluster_terms *terms)

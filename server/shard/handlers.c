@@ -273,6 +273,21 @@ static void on_decision(struct cairn_shard_job *job, enum cairn_step_event_kind 
     cairn_write_resolved(job, decision.round);
 }
 
+static void note_frozen(struct cairn_shard_job *job, const Cairn__RoundOpen *message)
+{
+    const struct cairn_job_spec_data *spec = &job->spec;
+    memset(job->frozen, 0, spec->group_count * sizeof *job->frozen);
+    memset(job->frozen_tensors, 0, spec->tensor_count * sizeof *job->frozen_tensors);
+    job->frozen_round = message->round;
+    for (size_t i = 0; i < message->n_frozen; i++) {
+        if (message->frozen[i] < spec->group_count) job->frozen[message->frozen[i]] = true;
+    }
+    for (size_t i = 0; i < message->n_frozen_tensors; i++) {
+        const uint32_t tensor = message->frozen_tensors[i];
+        if (tensor < spec->tensor_count) job->frozen_tensors[tensor] = true;
+    }
+}
+
 static void on_round_open(struct cairn_shard_job *job, const Cairn__RoundOpen *message)
 {
     if (job->state != CAIRN_JOB_SERVING || message->n_members > UINT32_MAX) {
@@ -283,11 +298,7 @@ static void on_round_open(struct cairn_shard_job *job, const Cairn__RoundOpen *m
     cairn_write_close(job);
     if (message->write && message->n_members == 1)
         cairn_write_open(job, message->round, message->members[0]);
-    memset(job->frozen, 0, job->spec.group_count * sizeof *job->frozen);
-    job->frozen_round = message->round;
-    for (size_t i = 0; i < message->n_frozen; i++) {
-        if (message->frozen[i] < job->spec.group_count) job->frozen[message->frozen[i]] = true;
-    }
+    note_frozen(job, message);
     cairn_shard_job_step(
         job, &(struct cairn_step_event) {
                  .kind = CAIRN_STEP_OPEN,

@@ -220,12 +220,14 @@ static cairn_status make_round(struct cairn_shard_job *job, struct cairn_sentenc
     job->sums = calloc(cairn_pool_thread_count(job->shard->compute), sizeof *job->sums);
     job->scalars = calloc(job->spec.group_count + 1, sizeof *job->scalars);
     job->frozen = calloc(job->spec.group_count + 1, sizeof *job->frozen);
+    job->frozen_tensors = calloc(job->spec.tensor_count + 1, sizeof *job->frozen_tensors);
     job->holds = malloc(holds_bytes(job) + 1);
     job->published[0].checksums = calloc(chunk_count, sizeof(uint64_t));
     job->published[1].checksums = calloc(chunk_count, sizeof(uint64_t));
     if (job->slots == NULL || job->folds == NULL || job->zero == NULL || job->sums == NULL ||
-        job->scalars == NULL || job->frozen == NULL || job->holds == NULL ||
-        job->published[0].checksums == NULL || job->published[1].checksums == NULL) {
+        job->scalars == NULL || job->frozen == NULL || job->frozen_tensors == NULL ||
+        job->holds == NULL || job->published[0].checksums == NULL ||
+        job->published[1].checksums == NULL) {
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the rounds of a job");
     }
     for (uint32_t i = 0; i < job->slot_count; i++) job->slots[i].job = job;
@@ -355,6 +357,7 @@ void cairn_shard_job_free(struct cairn_shard_job *job)
     free(job->sums);
     free(job->scalars);
     free(job->frozen);
+    free(job->frozen_tensors);
     free(job->holds);
     free(job->have);
     free(job->grad_chunks);

@@ -59,6 +59,11 @@ cairn_status cairn_landing_judge_push(const struct cairn_member *member,
                           "tensor %s: its group %s is frozen in round %llu and takes no gradient",
                           tensor->name, tensor->group, (unsigned long long)header->round);
     }
+    if (header->round == job->frozen_round && job->frozen_tensors[header->tensor]) {
+        return cairn_fail(why, CAIRN_ERR_REFUSED,
+                          "tensor %s is frozen in round %llu and takes no gradient", tensor->name,
+                          (unsigned long long)header->round);
+    }
     *chunk_out = (uint32_t)(job->parts[part].grad_chunk +
                             (chunk - job->map.extents[part].first_chunk));
     return CAIRN_OK;

@@ -213,7 +213,8 @@ static void run_update(struct cairn_task *task, uint32_t item, uint32_t thread)
     const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->map, chunk);
     const struct cairn_part *part = &job->parts[job->chunk_part[chunk]];
     const struct cairn_group_scalars *scalars = &job->scalars[part->group];
-    if ((scalars->flags & CAIRN_SCALAR_FROZEN) != 0) {
+    // A prepared shard has seen the opening of the round that is decided: frozen_tensors are that round's.
+    if ((scalars->flags & CAIRN_SCALAR_FROZEN) != 0 || job->frozen_tensors[place.tensor]) {
         publish_chunk(job, next, chunk, &place);
         return;
     }

@@ -248,16 +248,17 @@ struct cairn_shard_job {
     struct cairn_fold *folds_free;
     bool *zero;              /* owned: [grad_chunk_count], nobody contributed: sum is +0 */
     struct cairn_sums *sums; /* owned: [compute threads] of the REDUCE at hand */
-    struct cairn_group_scalars *scalars;  /* owned: [spec.group_count] of the UPDATE at hand */
-    bool *frozen;                         /* owned: [spec.group_count] take no gradient in .. */
-    uint64_t frozen_round;                /* .. the round that was opened last */
-    struct cairn_version version_next;    /* of the UPDATE at hand */
-    struct cairn_task pass;               /* REDUCE, UPDATE or the first publish: one at a time */
-    bool updating;                        /* the UPDATE was decided and is not published yet */
-    bool update_waits;                    /* for the copies of pins */
-    bool update_writes;                   /* the UPDATE is a write's */
-    struct cairn_write *write;            /* owned; NULL: none is open */
-    bool stepping, settling;              /* the core's actions are being done: do not call it */
+    struct cairn_group_scalars *scalars; /* owned: [spec.group_count] of the UPDATE at hand */
+    bool *frozen;                        /* owned: [spec.group_count] take no gradient in .. */
+    bool *frozen_tensors;                /* owned: [spec.tensor_count] the same of tensors, in .. */
+    uint64_t frozen_round;               /* .. the round that was opened last */
+    struct cairn_version version_next;   /* of the UPDATE at hand */
+    struct cairn_task pass;              /* REDUCE, UPDATE or the first publish: one at a time */
+    bool updating;                       /* the UPDATE was decided and is not published yet */
+    bool update_waits;                   /* for the copies of pins */
+    bool update_writes;                  /* the UPDATE is a write's */
+    struct cairn_write *write;           /* owned; NULL: none is open */
+    bool stepping, settling;             /* the core's actions are being done: do not call it */
     struct cairn_fabric_message *waiting; /* of the CHUNK that the core is being told; or NULL */
     struct cairn_chunk_header waiting_header;
     struct cairn_piece waiting_piece;

@@ -196,7 +196,8 @@ void bits_reference_root(const struct bits_reference *ref, char hex_out[65])
         groups[g] = (struct cairn_group_digest) { bits_groups[g].name, hyper_of(g) };
         schedules[g] = cairn_client_group_of(&bits_groups[g]);
     }
-    must(cairn_spec_schedules_hash(schedules, BITS_GROUPS, hash), "schedules_hash");
+    const struct cairn_job_spec_data spec = { .groups = schedules, .group_count = BITS_GROUPS };
+    must(cairn_spec_schedules_hash(&spec, hash), "schedules_hash");
     struct cairn_content content = { .step = ref->step,
                                      .groups = groups,
                                      .group_count = BITS_GROUPS,

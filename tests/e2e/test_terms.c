@@ -585,6 +585,67 @@ START_TEST(a_frozen_group_stays_as_it_is_while_others_train)
 }
 END_TEST
 
+static cairn_status amend_tensor(struct job *j, const char *freeze, const char *unfreeze)
+{
+    const struct cairn_amend amend = { .struct_size = sizeof amend,
+                                       .freeze_tensors = &freeze,
+                                       .freeze_tensor_count = freeze != NULL,
+                                       .unfreeze_tensors = &unfreeze,
+                                       .unfreeze_tensor_count = unfreeze != NULL };
+    return cairn_job_amend(j->job, &amend, CLUSTER_WAIT_MS);
+}
+
+START_TEST(a_frozen_tensor_stays_as_it_is_through_restarts_and_a_restore)
+{
+    struct cluster cluster;
+    struct cluster_said said;
+    struct job j;
+    char id[64];
+    float before[WEIGHTS], after[WEIGHTS];
+    cluster_start(&cluster, 2, NULL);
+    describe(&j);
+    j.groups[0].weight_decay = 0.5; // must not move what is frozen
+    open_job(&j, &cluster, "tiny");
+    train(&j);
+    fetch(&j, "body.weight", NULL, before);
+    const struct cairn_round open = begin(&j);
+    ck_assert_msg(amend_tensor(&j, "body.weight", NULL) == CAIRN_OK, "%s", cairn_error());
+    ck_assert_int_eq(push(&j, &open, "head.bias"), CAIRN_OK); // the open round ends as it began
+    commit(&j, &open);
+    expect_said(&cluster, "tiny", "frozen tensors    body.weight\n");
+    fetch(&j, "body.weight", NULL, before);
+    for (int k = 0; k < 3; k++) { // both published copies
+        const struct cairn_round round = begin(&j);
+        ck_assert_int_eq(push(&j, &round, "body.weight"), CAIRN_ERR_REFUSED);
+        ck_assert_ptr_nonnull(strstr(cairn_error(), "tensor body.weight is frozen"));
+        ck_assert_int_eq(push(&j, &round, "head.bias"), CAIRN_OK);
+        commit(&j, &round);
+        fetch(&j, "body.weight", NULL, after);
+        ck_assert_mem_eq(before, after, sizeof before);
+    }
+    cluster_kill_coordinator(&cluster);
+    cluster_restart_coordinator(&cluster);
+    const struct cairn_round after_restart = begin(&j);
+    ck_assert_int_eq(push(&j, &after_restart, "body.weight"), CAIRN_ERR_REFUSED);
+    commit(&j, &after_restart);
+    ck_assert_msg(cairn_snapshot(j.job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id) == CAIRN_OK, "%s",
+                  cairn_error());
+    leave(&j);
+    cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    open_job(&j, &cluster, "tiny"); // with the spec as it was
+    const struct cairn_round restored = begin(&j);
+    ck_assert_int_eq(push(&j, &restored, "body.weight"), CAIRN_ERR_REFUSED);
+    commit(&j, &restored);
+    ck_assert_msg(amend_tensor(&j, NULL, "body.weight") == CAIRN_OK, "%s", cairn_error());
+    train(&j);
+    fetch(&j, "body.weight", NULL, after);
+    ck_assert(after[0] != before[0]);
+    leave(&j);
+    cluster_stop(&cluster);
+}
+END_TEST
+
 START_TEST(an_amendment_that_cannot_be_changes_nothing)
 {
     struct cluster cluster;
@@ -610,8 +671,11 @@ START_TEST(an_amendment_that_cannot_be_changes_nothing)
     group.name = "neck";
     ck_assert_int_eq(cairn_job_amend(j.job, &amend, CLUSTER_WAIT_MS), CAIRN_ERR_NOT_FOUND);
     ck_assert_int_eq(amend_frozen(&j, "neck", NULL), CAIRN_ERR_NOT_FOUND);
-    ck_assert_int_eq(amend_frozen(&j, "head.bias", NULL), CAIRN_ERR_UNSUPPORTED);
-    ck_assert_ptr_nonnull(strstr(cairn_error(), "only whole groups are frozen"));
+    ck_assert_int_eq(amend_frozen(&j, "head.bias", NULL), CAIRN_ERR_NOT_FOUND);
+    ck_assert_ptr_nonnull(strstr(cairn_error(), "name it in freeze_tensors"));
+    ck_assert_int_eq(amend_tensor(&j, "neck", NULL), CAIRN_ERR_NOT_FOUND);
+    ck_assert_int_eq(amend_tensor(&j, "tied", NULL), CAIRN_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(cairn_error(), "is an alias of body.weight"));
     ck_assert_int_eq(amend_frozen(&j, NULL, NULL), CAIRN_ERR_INVALID);
     amend = (struct cairn_amend) { .struct_size = sizeof amend,
                                    .clip_norm = -1,
@@ -649,6 +713,7 @@ int main(void)
     tcase_add_test(tcase, what_cannot_be_is_refused_at_attach_with_field_value_and_what_is_allowed);
     tcase_add_test(tcase, an_amendment_holds_from_the_next_round_on_through_restarts_and_a_restore);
     tcase_add_test(tcase, a_frozen_group_stays_as_it_is_while_others_train);
+    tcase_add_test(tcase, a_frozen_tensor_stays_as_it_is_through_restarts_and_a_restore);
     tcase_add_test(tcase, an_amendment_that_cannot_be_changes_nothing);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);

@@ -175,6 +175,8 @@ void scene_round_open(struct scene *scene, uint64_t round, uint64_t step, uint32
     open.members = members;
     open.n_frozen = scene->freezes ? 1 : 0;
     open.frozen = &scene->frozen_group;
+    open.n_frozen_tensors = scene->freezes_tensor ? 1 : 0;
+    open.frozen_tensors = &scene->frozen_tensor;
     scene_say(scene, CAIRN_MSG_ROUND_OPEN, 0, &open.base);
 }
 

@@ -53,6 +53,8 @@ struct scene {
     uint64_t epoch, round;      /* put into headers by scene_header */
     bool freezes;               /* the next rounds: frozen_group takes no gradient */
     uint32_t frozen_group;
+    bool freezes_tensor; /* the same of frozen_tensor */
+    uint32_t frozen_tensor;
 };
 
 /* Opens the shard (named "s0", `threads` compute threads) and waits for its Hello. kind: "mem" or

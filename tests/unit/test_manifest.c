@@ -50,6 +50,7 @@ static void add_rest(struct cairn_job_spec_data *spec)
                                    .reduce = CAIRN_F32,
                                    .master = CAIRN_F32,
                                    .shape = { 2, { 4, 5 } },
+                                   .frozen = true,
                                    .init = { CAIRN_INIT_NORMAL, 0.1, 0.02, INT64_MAX } };
     ck_assert_int_eq(cairn_spec_add_tensor(spec, &t), CAIRN_OK);
     t = (struct cairn_tensor_spec) { .name = borrowed("part"),

@@ -194,6 +194,20 @@ START_TEST(a_group_that_is_frozen_in_the_round_takes_no_gradient)
 }
 END_TEST
 
+START_TEST(a_tensor_that_is_frozen_in_the_round_takes_no_gradient)
+{
+    scene.frozen_tensor = T_WEIGHT;
+    scene.freezes_tensor = true;
+    open_round();
+    scene.freezes_tensor = false; // round 6 takes it again
+    const uint64_t chunk = chunk_of(T_WEIGHT);
+    struct cairn_chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
+    ck_assert_int_eq(refusal_of(&push, bytes_of(chunk)), CAIRN_ERR_REFUSED);
+    push.round--;
+    ck_assert_int_eq(refusal_of(&push, bytes_of(chunk)), CAIRN_ERR_STALE);
+}
+END_TEST
+
 START_TEST(a_reader_only_fetches)
 {
     open_round();
@@ -390,6 +404,7 @@ int main(void)
     tcase_add_loop_test(tcase, a_wrong_chunk_is_refused_and_changes_nothing, 0, PUSH_CASES);
     tcase_add_test(tcase, a_frozen_tensor_takes_no_gradient);
     tcase_add_test(tcase, a_group_that_is_frozen_in_the_round_takes_no_gradient);
+    tcase_add_test(tcase, a_tensor_that_is_frozen_in_the_round_takes_no_gradient);
     tcase_add_test(tcase, a_reader_only_fetches);
     tcase_add_test(tcase, a_member_who_is_not_in_the_round_is_fenced);
     tcase_add_test(tcase, more_chunks_than_the_window_are_told_to_wait);

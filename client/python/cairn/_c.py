@@ -89,7 +89,8 @@ class Amend(Sized):
     _fields_ = [("struct_size", c_size_t), ("revision", c_uint64), ("groups", POINTER(Group)),
                 ("group_count", c_size_t), ("freeze", POINTER(c_char_p)), ("freeze_count", c_size_t),
                 ("unfreeze", POINTER(c_char_p)), ("unfreeze_count", c_size_t), ("clip_norm", c_double),
-                ("set_clip_norm", c_bool)]
+                ("set_clip_norm", c_bool), ("freeze_tensors", POINTER(c_char_p)), ("freeze_tensor_count", c_size_t),
+                ("unfreeze_tensors", POINTER(c_char_p)), ("unfreeze_tensor_count", c_size_t)]
 
 
 class Mem(Sized):

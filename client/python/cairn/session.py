@@ -242,11 +242,14 @@ class Job:
             made.append(tensor_from_c(out))
 
     def amend(self, groups: Sequence[Group] = (), freeze: Sequence[str] = (), unfreeze: Sequence[str] = (),
-              clip_norm: Optional[float] = None, revision: int = 0, timeout: float = TIMEOUT_S) -> None:
+              clip_norm: Optional[float] = None, revision: int = 0, timeout: float = TIMEOUT_S,
+              freeze_tensors: Sequence[str] = (), unfreeze_tensors: Sequence[str] = ()) -> None:
         """Changes the job at the next step boundary, for all its workers, as a whole or not at all: hyper-parameters
-        and schedules of groups of these names, groups that are frozen or not any more, the clip norm (0: none).
-        `revision`: what a Round said, else Stale; 0: whatever it is."""
-        made, alive = amend_to_c(groups, freeze, unfreeze, clip_norm, revision)
+        and schedules of groups of these names, groups or single tensors that are frozen or not any more, the clip
+        norm (0: none). `revision`: what a Round said, else Stale; 0: whatever it is."""
+        names = {"freeze": freeze, "unfreeze": unfreeze, "freeze_tensors": freeze_tensors,
+                 "unfreeze_tensors": unfreeze_tensors}
+        made, alive = amend_to_c(groups, names, clip_norm, revision)
         check(_c.lib().cairn_job_amend(self._living(), ctypes.byref(made), milliseconds(timeout)))
         del alive
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from . import _c
 from .errors import Invalid
@@ -240,15 +240,17 @@ def to_c(spec: JobSpec) -> Tuple[_c.JobSpec, List[Any]]:
     return made, alive
 
 
-def amend_to_c(groups: Sequence[Group], freeze: Sequence[str], unfreeze: Sequence[str], clip_norm: Optional[float],
+def amend_to_c(groups: Sequence[Group], names: Mapping[str, Sequence[str]], clip_norm: Optional[float],
                revision: int) -> Tuple[_c.Amend, List[Any]]:
-    """The same for an amendment."""
+    """The same for an amendment; `names`: its lists of names, by field."""
     alive: List[Any] = []
     made_groups = (_c.Group * len(groups))(*[_group(group, alive) for group in groups])
-    names = [(ctypes.c_char_p * len(some))(*[name.encode() for name in some]) for some in (freeze, unfreeze)]
-    alive += [made_groups, names]
-    strings = [ctypes.cast(one, ctypes.POINTER(ctypes.c_char_p)) for one in names]
+    alive.append(made_groups)
     made = _c.Amend(revision=revision, groups=ctypes.cast(made_groups, ctypes.POINTER(_c.Group)),
-                    group_count=len(groups), freeze=strings[0], freeze_count=len(freeze), unfreeze=strings[1],
-                    unfreeze_count=len(unfreeze), clip_norm=clip_norm or 0.0, set_clip_norm=clip_norm is not None)
+                    group_count=len(groups), clip_norm=clip_norm or 0.0, set_clip_norm=clip_norm is not None)
+    for list_name, some in names.items():
+        strings = (ctypes.c_char_p * len(some))(*[name.encode() for name in some])
+        alive.append(strings)
+        setattr(made, list_name, ctypes.cast(strings, ctypes.POINTER(ctypes.c_char_p)))
+        setattr(made, (list_name[:-1] if list_name.endswith("s") else list_name) + "_count", len(some))
     return made, alive

@@ -125,7 +125,7 @@ class AttachedModel:
         self._window: Optional[Window] = None
         self._rank = self._spec.rank  # dense, of the last round
         self._revision = 0  # of the job, in the last round
-        self._refused: Set[Slot] = set()  # of groups that are frozen in that revision
+        self._refused: Set[Slot] = set()  # frozen in that revision
         self._local = False
         self._touched = 0  # the last round to which this worker gave something
         self._version = Version(0, 0)
@@ -353,7 +353,7 @@ class AttachedModel:
             self._pushed_in_pass[slot] = True
             if slot not in self._refused:
                 self._push(slot, gradient)
-        except Refused:  # its group was frozen by an amendment
+        except Refused:  # it or its group was frozen by an amendment
             self._refused.add(slot)
         except Stale as stale:
             self._failure = self._others_went_on(stale)
@@ -470,15 +470,17 @@ class AttachedModel:
         return version
 
     def amend(self, groups: Optional[Mapping[str, Mapping[str, Any]]] = None, freeze: Sequence[str] = (),
-              unfreeze: Sequence[str] = (), clip_norm: Optional[float] = None) -> None:
-        """Changes the job for all its workers from the next round on: {"default": dict(lr=1e-4)}, names of groups that
-        are frozen or not any more, the clip norm. One worker's call is enough."""
+              unfreeze: Sequence[str] = (), clip_norm: Optional[float] = None, freeze_tensors: Sequence[str] = (),
+              unfreeze_tensors: Sequence[str] = ()) -> None:
+        """Changes the job for all its workers from the next round on: {"default": dict(lr=1e-4)}, names of groups or
+        of parameters that are frozen or not any more, the clip norm. One worker's call is enough."""
         known = {group.name: group for group in self._spec.groups}
         unknown = sorted(set(groups or {}) - set(known))
         if unknown:
             raise NotFound(f"no group {', '.join(unknown)}; there are {', '.join(known)}")
         changed = [changed_group(known[name], change) for name, change in (groups or {}).items()]
-        self._job.amend(changed, freeze, unfreeze, clip_norm, timeout=self.timeout)
+        self._job.amend(changed, freeze, unfreeze, clip_norm, timeout=self.timeout, freeze_tensors=freeze_tensors,
+                        unfreeze_tensors=unfreeze_tensors)
         self.clip_norm = self.clip_norm if clip_norm is None else clip_norm
         now = {**known, **{group.name: group for group in changed}}
         self._spec = dataclasses.replace(self._spec, groups=tuple(now.values()))

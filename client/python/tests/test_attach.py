@@ -210,6 +210,13 @@ class AStep(Case):
         loss(model, 0.0).backward()
         m.step()
         self.assertEqual((model.weight.item(), model.bias.item()), (0.0, 0.5))
+        m.amend(freeze_tensors=["weight"])
+        loss(model, 1.0).backward()
+        m.step()
+        self.assertEqual((model.weight.item(), model.bias.item()), (0.0, 0.25))
+        m.amend(unfreeze_tensors=["weight"])
+        loss(model, 0.0).backward()
+        m.step()
         with self.assertRaisesRegex(cairn.NotFound, "no group tail; there are bias, default|default, bias"):
             m.amend({"tail": dict(lr=1.0)})
         with self.assertRaisesRegex(cairn.Invalid, "no slope; it has lr"):
