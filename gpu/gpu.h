@@ -53,6 +53,7 @@ typedef void (*cairn_update_fn)(const struct cairn_update *update,
 
 struct cairn_backend {
     const char *name; /* "host" */
+    const char *isa;  /* what it was compiled for: "x86-64-v4" */
 
     /* The strict left fold acc = ((acc + s0) + s1) + ... over [elems]. `first`: nothing was folded yet,
      * and s0 is copied instead of added to anything; with no source at all acc is then +0. Sources

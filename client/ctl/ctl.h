@@ -23,9 +23,29 @@ enum {
     CTL_TAKES_QUIET = 1u << 4,
     CTL_TAKES_WAIT = 1u << 5,
     CTL_TAKES_RESTORE = 1u << 6, /* --job, --path */
-    CTL_TAKES_LOCAL = 1u << 7,   /* --shards, --endpoint-file, --keep, --import */
+    CTL_TAKES_LOCAL = 1u << 7,   /* --endpoint-file, --keep, --import */
+    CTL_TAKES_SHARDS = 1u << 8,
+    CTL_TAKES_SECONDS = 1u << 9, /* this and what follows: of cairn bench */
+    CTL_TAKES_PARAMS = 1u << 10,
+    CTL_TAKES_WORKERS = 1u << 11,
+    CTL_TAKES_THREADS = 1u << 12,
+    CTL_TAKES_TENSORS = 1u << 13,
+    CTL_TAKES_WIRE = 1u << 14,
+    CTL_TAKES_WAY = 1u << 15, /* --path */
+    CTL_TAKES_ONLY = 1u << 16,
+    CTL_BENCHES = CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS,
     CTL_ASKS = CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT,
     CTL_LISTS = CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET
+};
+
+/* What a bench is asked to do; 0 and NULL: not given, the bench's default. */
+struct ctl_bench {
+    uint64_t params;
+    uint32_t workers, threads, tensors;
+    double seconds;
+    const char *wire; /* "f32" or "bf16" */
+    const char
+        *only; /* a part of the bench; the bench judges it, and ctl.path: the way of the data */
 };
 
 struct ctl {
@@ -34,15 +54,15 @@ struct ctl {
     int timeout_ms;
     bool json, no_headers, quiet, wait;
     const char *job, *path; /* --job, --path; NULL: not given */
-    int shards;             /* --shards; 0: not given */
+    uint32_t shards;        /* --shards; 0: not given */
     const char *endpoint_file, *keep, *import;
+    struct ctl_bench bench;
     int argc; /* what follows the verb */
     char **argv;
     /* the line as far as it is read */
     bool help;
-    unsigned given;      /* CTL_TAKES_* */
-    char words[64];      /* "job list": for what is said of the line */
-    const char *last[8]; /* the option given last, by kind */
+    uint64_t given; /* bit i: the i-th option of the table */
+    char words[64]; /* "job list": for what is said of the line */
     /* the connection */
     int fd;
     uint64_t deadline_ms;

@@ -150,7 +150,10 @@ int cairn_ctl_local(struct ctl *ctl)
 {
     static struct local local;
     local.ctl = ctl;
-    local.daemon_count = 1 + (ctl->shards > 0 ? ctl->shards : 1);
+    if (ctl->shards > CTL_SHARDS_MAX)
+        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--shards %u: 1 to %d is allowed", ctl->shards,
+                              CTL_SHARDS_MAX);
+    local.daemon_count = 1 + (ctl->shards > 0 ? (int)ctl->shards : 1);
     block_signals(&local);
     int done = prepare(&local);
     if (done < 0) done = start(&local);

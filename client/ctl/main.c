@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "client/ctl/bench/bench.h"
 #include "client/ctl/ctl.h"
 #include "client/env.h"
 
@@ -18,7 +19,7 @@ enum { ANY_ARGS = 1 << 20 };
 static const struct subcommand subcommands[] = {
     { "local", "", "[--shards N] [--] [COMMAND...]",
       "a cluster on this machine, for as long as the command runs (without one: until Ctrl-C)", 0,
-      ANY_ARGS, CTL_TAKES_LOCAL | CTL_TAKES_QUIET, cairn_ctl_local },
+      ANY_ARGS, CTL_TAKES_LOCAL | CTL_TAKES_SHARDS | CTL_TAKES_QUIET, cairn_ctl_local },
     { "env", "", "", "what the environment says of this process, and which variable says it", 0, 0,
       CTL_TAKES_ENDPOINT | CTL_TAKES_OUTPUT | CTL_TAKES_NO_HEADERS, cairn_ctl_env },
     { "capabilities", "", "",
@@ -42,6 +43,14 @@ static const struct subcommand subcommands[] = {
     { "snapshot", "restore", "JOB ID | --path FOLDER [--job NAME]",
       "load a snapshot into a new generation, over the shards there are", 0, 2,
       CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_RESTORE, cairn_ctl_snapshot_restore },
+    { "bench", "update", "",
+      "the shard's arithmetic (fold of 2 workers, norm, AdamW, publish) against the speed of "
+      "memory; "
+      "--only adamw",
+      0, 0, CTL_BENCHES | CTL_TAKES_PARAMS | CTL_TAKES_THREADS | CTL_TAKES_WIRE | CTL_TAKES_ONLY,
+      cairn_bench_update },
+    { "bench", "layout", "", "the planner, as a process of its own, against 1 s and 1 GiB", 0, 0,
+      CTL_BENCHES | CTL_TAKES_PARAMS | CTL_TAKES_SHARDS | CTL_TAKES_TENSORS, cairn_bench_layout },
 };
 #define SUBCOMMAND_COUNT (sizeof subcommands / sizeof subcommands[0])
 

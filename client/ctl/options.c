@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "client/ctl/ctl.h"
+#include "proto/wire/layout.h"
 
 enum {
     OPT_ENDPOINT = 256,
@@ -18,10 +19,18 @@ enum {
     OPT_ENDPOINT_FILE,
     OPT_KEEP,
     OPT_IMPORT,
+    OPT_SECONDS,
+    OPT_PARAMS,
+    OPT_WORKERS,
+    OPT_THREADS,
+    OPT_TENSORS,
+    OPT_WIRE,
+    OPT_ONLY,
     OPT_HELP,
     OPT_VERSION
 };
 
+/* An option that means two things has two lines, and one number. */
 static const struct {
     struct option option;
     unsigned kind; /* CTL_TAKES_*; 0: of every subcommand */
@@ -47,7 +56,7 @@ static const struct {
     { { "wait", 0, 0, OPT_WAIT }, CTL_TAKES_WAIT, "--wait", "return when it is committed" },
     { { "path", 1, 0, OPT_PATH }, CTL_TAKES_RESTORE, "--path FOLDER", "the folder of a snapshot" },
     { { "job", 1, 0, OPT_JOB }, CTL_TAKES_RESTORE, "--job NAME", "its job (else the snapshot's)" },
-    { { "shards", 1, 0, OPT_SHARDS }, CTL_TAKES_LOCAL, "--shards N", "how many shards (1)" },
+    { { "shards", 1, 0, OPT_SHARDS }, CTL_TAKES_SHARDS, "--shards N", "how many shards" },
     { { "endpoint-file", 1, 0, OPT_ENDPOINT_FILE },
       CTL_TAKES_LOCAL,
       "--endpoint-file FILE",
@@ -60,10 +69,31 @@ static const struct {
       CTL_TAKES_LOCAL,
       "--import FOLDER",
       "weights may be read from it (else from the working folder)" },
+    { { "workers", 1, 0, OPT_WORKERS }, CTL_TAKES_WORKERS, "--workers N", "how many workers" },
+    { { "threads", 1, 0, OPT_THREADS },
+      CTL_TAKES_THREADS,
+      "--threads N",
+      "how many compute threads (else one a core)" },
+    { { "params", 1, 0, OPT_PARAMS },
+      CTL_TAKES_PARAMS,
+      "--params N",
+      "parameters of the model; 64M is 64000000, and K, G, T as that" },
+    { { "tensors", 1, 0, OPT_TENSORS }, CTL_TAKES_TENSORS, "--tensors N", "of how many tensors" },
+    { { "wire", 1, 0, OPT_WIRE },
+      CTL_TAKES_WIRE,
+      "--wire f32|bf16",
+      "what gradients and parameters travel as (bf16)" },
+    { { "path", 1, 0, OPT_PATH }, CTL_TAKES_WAY, "--path NAME", "the way of the data" },
+    { { "only", 1, 0, OPT_ONLY }, CTL_TAKES_ONLY, "--only NAME", "one part of it" },
+    { { "seconds", 1, 0, OPT_SECONDS },
+      CTL_TAKES_SECONDS,
+      "--seconds N",
+      "how long to measure (5); a run that has begun is ended" },
     { { "help", 0, 0, OPT_HELP }, 0, "--help, --version", "this; which version it is" },
     { { "version", 0, 0, OPT_VERSION }, 0, NULL, NULL },
 };
 enum { OPTIONS = sizeof table / sizeof *table };
+_Static_assert(OPTIONS <= 64, "a bit each");
 
 int cairn_ctl_usage_fail(const struct ctl *ctl, const char *fmt, ...)
 {
@@ -86,15 +116,24 @@ void cairn_ctl_options_print(FILE *out, unsigned takes)
 
 /* ---- values ---- */
 
-static int parse_timeout(struct ctl *ctl, const char *text)
+static int parse_seconds(const char *name, const char *text, double *out)
 {
     char *end;
     errno = 0;
     const double seconds = strtod(text, &end);
     if (errno != 0 || end == text || *end != 0 || !(seconds > 0) || seconds > 1e6)
         return cairn_ctl_fail(CAIRN_ERR_INVALID,
-                              "--timeout %s: seconds, more than 0 and at most 1000000, are allowed",
-                              text);
+                              "--%s %s: seconds, more than 0 and at most 1000000, are allowed",
+                              name, text);
+    *out = seconds;
+    return -1;
+}
+
+static int parse_timeout(struct ctl *ctl, const char *text)
+{
+    double seconds;
+    const int done = parse_seconds("timeout", text, &seconds);
+    if (done >= 0) return done;
     ctl->timeout_ms = (int)(seconds * 1000);
     if (ctl->timeout_ms == 0) ctl->timeout_ms = 1;
     return -1;
@@ -107,15 +146,39 @@ static int parse_output(struct ctl *ctl, const char *text)
     return cairn_ctl_fail(CAIRN_ERR_INVALID, "-o %s: table and json are allowed", text);
 }
 
-static int parse_shards(struct ctl *ctl, const char *text)
+static int parse_wire(struct ctl *ctl, const char *text)
 {
+    ctl->bench.wire = text;
+    if (strcmp(text, "f32") == 0 || strcmp(text, "bf16") == 0) return -1;
+    return cairn_ctl_fail(CAIRN_ERR_INVALID, "--wire %s: f32 and bf16 are allowed", text);
+}
+
+/* 1 to max, with K, M, G or T for thousands of it. */
+static int parse_count(const char *name, const char *text, uint64_t max, uint64_t *out)
+{
+    static const char suffixes[] = "KMGT";
     char *end;
-    const long shards = strtol(text, &end, 10);
-    if (text[0] < '0' || text[0] > '9' || *end != 0 || shards < 1 || shards > CTL_SHARDS_MAX)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--shards %s: 1 to %d is allowed", text,
-                              CTL_SHARDS_MAX);
-    ctl->shards = (int)shards;
+    errno = 0;
+    uint64_t count = strtoull(text, &end, 10);
+    bool ok = text[0] >= '0' && text[0] <= '9' && errno == 0 && count >= 1 && count <= max;
+    const char *suffix = ok && *end != 0 ? strchr(suffixes, *end) : NULL;
+    for (const char *s = suffixes; suffix != NULL && s <= suffix && ok; s++) {
+        ok = count <= max / 1000;
+        count *= 1000;
+    }
+    if (!ok || end[suffix != NULL] != 0)
+        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--%s %s: 1 to %llu is allowed", name, text,
+                              (unsigned long long)max);
+    *out = count;
     return -1;
+}
+
+static int parse_number(const char *name, const char *text, uint32_t max, uint32_t *out)
+{
+    uint64_t count = 0;
+    const int done = parse_count(name, text, max, &count);
+    *out = (uint32_t)count;
+    return done;
 }
 
 static int take(struct ctl *ctl, int option)
@@ -129,7 +192,15 @@ static int take(struct ctl *ctl, int option)
     case OPT_WAIT: ctl->wait = true; return -1;
     case OPT_JOB: ctl->job = optarg; return -1;
     case OPT_PATH: ctl->path = optarg; return -1;
-    case OPT_SHARDS: return parse_shards(ctl, optarg);
+    case OPT_SHARDS: return parse_number("shards", optarg, CAIRN_SHARDS_MAX, &ctl->shards);
+    case OPT_WORKERS: return parse_number("workers", optarg, 65535, &ctl->bench.workers);
+    case OPT_THREADS: return parse_number("threads", optarg, 1024, &ctl->bench.threads);
+    case OPT_TENSORS:
+        return parse_number("tensors", optarg, CAIRN_LAYOUT_TENSORS_MAX, &ctl->bench.tensors);
+    case OPT_PARAMS: return parse_count("params", optarg, (uint64_t)1 << 56, &ctl->bench.params);
+    case OPT_SECONDS: return parse_seconds("seconds", optarg, &ctl->bench.seconds);
+    case OPT_WIRE: return parse_wire(ctl, optarg);
+    case OPT_ONLY: ctl->bench.only = optarg; return -1;
     case OPT_ENDPOINT_FILE: ctl->endpoint_file = optarg; return -1;
     case OPT_KEEP: ctl->keep = optarg; return -1;
     case OPT_IMPORT: ctl->import = optarg; return -1;
@@ -152,12 +223,8 @@ static int refuse(const struct ctl *ctl, int answer, const char *text)
 
 static void note(struct ctl *ctl, int option)
 {
-    for (size_t i = 0; i < OPTIONS; i++) {
-        if (table[i].option.val != option || table[i].kind == 0) continue;
-        ctl->given |= table[i].kind;
-        for (unsigned bit = 0; bit < sizeof ctl->last / sizeof *ctl->last; bit++)
-            if ((table[i].kind >> bit & 1) != 0) ctl->last[bit] = table[i].option.name;
-    }
+    for (size_t i = 0; i < OPTIONS; i++)
+        if (table[i].option.val == option) ctl->given |= (uint64_t)1 << i;
 }
 
 int cairn_ctl_options_read(struct ctl *ctl, bool all)
@@ -179,12 +246,19 @@ int cairn_ctl_options_read(struct ctl *ctl, bool all)
     return -1;
 }
 
+static bool is_taken(int option, unsigned takes)
+{
+    for (size_t i = 0; i < OPTIONS; i++)
+        if (table[i].option.val == option && (table[i].kind == 0 || (table[i].kind & takes) != 0))
+            return true;
+    return false;
+}
+
 int cairn_ctl_options_judge(const struct ctl *ctl, unsigned takes)
 {
-    const unsigned foreign = ctl->given & ~takes;
-    for (unsigned bit = 0; bit < sizeof ctl->last / sizeof *ctl->last; bit++)
-        if ((foreign >> bit & 1) != 0)
+    for (size_t i = 0; i < OPTIONS; i++)
+        if ((ctl->given >> i & 1) != 0 && !is_taken(table[i].option.val, takes))
             return cairn_ctl_usage_fail(ctl, "cairn %s does not take --%s", ctl->words,
-                                        ctl->last[bit]);
+                                        table[i].option.name);
     return -1;
 }

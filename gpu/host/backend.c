@@ -14,6 +14,7 @@ const struct cairn_backend *cairn_backend_host(void)
 {
     static const struct cairn_backend host = {
         .name = "host",
+        .isa = "by loop",
         .fold = cairn_host_fold,
         .sum_leaves = cairn_host_sum_leaves,
         .update = { [CAIRN_OPTIMIZER_ADAMW] = cairn_host_adamw,

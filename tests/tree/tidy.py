@@ -38,7 +38,8 @@ ROOMS = {
     "server/shard/": ["server/core/", "server/base/", "gpu/", "proto/"],
     "server/coordinator/": ["server/core/", "server/base/", "gpu/", "proto/"],
     "client/": ["proto/"],
-    "client/ctl/": ["proto/", "client/env.h"],
+    "client/ctl/": ["proto/", "client/env.h", "client/ctl/bench/bench.h"],
+    "client/ctl/bench/": ["proto/", "gpu/gpu.h", "client/ctl/ctl.h"],
     "client/examples/": [],
 }
 BANNED_CALLS = re.compile(r"\b(strcpy|strcat|sprintf|vsprintf|gets|strtok|localtime|gmtime)\s*\(")

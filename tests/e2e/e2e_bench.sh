@@ -1,0 +1,46 @@
+#!/bin/bash
+# cairn bench: every bench prints what it promises, on a small model, and refuses what it does not take.
+# usage: e2e_bench.sh FOLDER_OF_THE_PROGRAMS
+set -euo pipefail
+cairn=$1/cairn
+fail() { echo "FAILED: $*"; exit 1; }
+
+# of NAME ARGUMENTS...: its JSON has the fields, and figures that are above 0.
+of() {
+    local name=$1 out
+    shift
+    out=$("$cairn" bench "$@" --seconds 0.01 -o json) || fail "cairn bench $*"
+    python3 - "$name" "$out" <<'PYTHON' || fail "cairn bench $*: $out"
+import json, sys
+name, result = sys.argv[1], json.loads(sys.argv[2])
+assert result["bench"] == name and result["schema_version"] == 1
+for figure in ("value", "reference", "ratio"):
+    low, middle, high = (result[figure + end] for end in ("_min", "", "_max"))
+    assert 0 < low <= middle <= high, figure
+for word in ("unit", "reference_name"):
+    assert isinstance(result[word], str) and result[word], word
+for field in ("params", "parts", "machine"):
+    assert isinstance(result[field], dict), field
+assert result["runs"] >= 5 and result["machine"]["cores"] >= 1
+PYTHON
+}
+
+refuses() {
+    local status=0
+    "$cairn" bench "$@" >/dev/null 2>&1 || status=$?
+    [ "$status" -eq 2 ] || fail "cairn bench $*: exit status $status, not 2"
+}
+
+of update update --params 1M --threads 1
+of update update --params 1M --threads 2 --wire f32
+of update.adamw update --params 1M --only adamw
+of layout layout --params 1G --shards 10 --tensors 100
+"$cairn" bench update --params 300K --seconds 0.01 | grep -q '^ratio' || fail "no ratio in the table"
+
+refuses update --shards 2
+refuses update --only sums
+refuses update --wire f16
+refuses update --params 900T
+refuses layout --threads 2
+refuses layout --tensors 0
+refuses layout --params 12Q
