@@ -86,6 +86,23 @@ static void add(float *restrict sum, const void *restrict gradient, size_t elems
         for (size_t i = 0; i < elems; i++) sum[i] += of_bf16(narrow[i]);
 }
 
+/* The piece from the caller's memory: as it lies, or a few at a time. */
+static void add_piece(struct sum *sum, const struct piece *piece, const struct cairn_mem *mem)
+{
+    enum { AT_ONCE = 4096 };
+    float some[AT_ONCE];
+    if (!piece->strides.given) {
+        add(sum->values, mem->ptr, sum->elems, mem->dtype, !sum->any);
+        return;
+    }
+    for (size_t at = 0, count; at < sum->elems; at += count) {
+        count = sum->elems - at < AT_ONCE ? sum->elems - at : AT_ONCE;
+        cairn_strides_gather(&piece->strides, mem->ptr, cairn_dtype_bytes((int)mem->dtype), at,
+                             count, some);
+        add(sum->values + at, some, count, mem->dtype, !sum->any);
+    }
+}
+
 static struct sum *sum_of(struct job *job, size_t tensor)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -121,12 +138,14 @@ static cairn_status add_inside(struct job *job, const struct cairn_round *round,
         return cairn_client_fail(CAIRN_ERR_NO_MEMORY,
                                  "tensor %s: out of memory to add up micro-batches (stage %u)",
                                  job->spec.tensors[tensor].name, (unsigned)job->spec.stage);
-    cairn_status status = cairn_memory_lend(job->session, mem->ptr,
-                                            elems * cairn_dtype_bytes((int)mem->dtype), &lent);
+    const size_t bytes = cairn_strides_span(&piece->strides, elems,
+                                            cairn_dtype_bytes((int)mem->dtype));
+    cairn_status status = cairn_memory_lend(job->session, mem->ptr, bytes, &lent);
     if (status != CAIRN_OK) return status;
-    add(sum->values, mem->ptr, elems, mem->dtype, !sum->any);
+    add_piece(sum, piece, mem);
     cairn_memory_return(job->session, lent);
     sum->piece = *piece;
+    sum->piece.strides.given = false; // the sum is dense
     sum->any = true;
     // Out of memory for that is no harm yet: it is sent at the end of the micro-batch.
     if (micro == last_micro(job)) (void)send_sum(job, round, tensor);

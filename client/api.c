@@ -7,6 +7,7 @@
 #include "client/handle.h"
 #include "client/memory.h"
 #include "client/puts.h"
+#include "client/struct.h"
 
 /* ---- what the calls have in common ---- */
 
@@ -35,15 +36,33 @@ cairn_status cairn_api_await_none(struct job *job, const uint64_t *open, const c
                              (unsigned long long)left, what, job->name);
 }
 
-cairn_status cairn_api_judge_data(const struct job *job, const char *name,
-                                  const struct cairn_mem *mem, size_t *tensor_out,
-                                  const struct cairn_box **part_out)
+/* Of a caller's that may be older: without strides, on the host. */
+static cairn_status take_mem(const struct cairn_mem *given, struct cairn_mem *out)
 {
-    if (name == NULL || mem == NULL)
-        return cairn_client_fail(CAIRN_ERR_INVALID, "tensor and mem must be given");
-    if (mem->struct_size != sizeof *mem)
+    struct cairn_mem mem;
+    if (!cairn_struct_take(&mem, sizeof mem, offsetof(struct cairn_mem, stride), given))
         return cairn_client_fail(CAIRN_ERR_INVALID, "mem.struct_size is %zu, this library's is %zu",
-                                 mem->struct_size, sizeof *mem);
+                                 given->struct_size, sizeof mem);
+    if (mem.device < -1)
+        return cairn_client_fail(CAIRN_ERR_INVALID, "mem.device is %d; allowed: 0 = host",
+                                 mem.device);
+    if (mem.device > 0 || mem.stream != NULL)
+        return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
+                                 "this build of the library has no CUDA: mem.device is %d, "
+                                 "mem.stream %p; give 0 and NULL, for host memory",
+                                 mem.device, mem.stream);
+    *out = mem;
+    return CAIRN_OK;
+}
+
+cairn_status cairn_api_judge_data(const struct job *job, const char *name,
+                                  const struct cairn_mem *given, struct cairn_mem *mem_out,
+                                  size_t *tensor_out, const struct cairn_box **part_out)
+{
+    if (name == NULL || given == NULL)
+        return cairn_client_fail(CAIRN_ERR_INVALID, "tensor and mem must be given");
+    const cairn_status status = take_mem(given, mem_out);
+    if (status != CAIRN_OK) return status;
     const size_t tensor = cairn_spec_find_tensor(&job->spec, name);
     if (tensor == SIZE_MAX)
         return cairn_client_fail(CAIRN_ERR_NOT_FOUND, "job %s has no tensor %s", job->name, name);
@@ -76,12 +95,18 @@ cairn_status cairn_api_judge_part(const char *name, const struct cairn_box *part
     return CAIRN_OK;
 }
 
-static cairn_status judge_pointer(const struct job *job, size_t tensor, const struct piece *piece,
-                                  const struct cairn_mem *mem)
+/* Where the piece lies. */
+static cairn_status judge_place(const struct job *job, size_t tensor, const struct cairn_mem *mem,
+                                struct piece *piece)
 {
-    if (mem->ptr != NULL || cairn_box_elems(&piece->box) == 0) return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_INVALID, "tensor %s: mem.ptr is NULL",
-                             job->spec.tensors[tensor].name);
+    const char *name = job->spec.tensors[tensor].name;
+    struct cairn_sentence why;
+    if (mem->ptr == NULL && cairn_box_elems(&piece->box) != 0)
+        return cairn_client_fail(CAIRN_ERR_INVALID, "tensor %s: mem.ptr is NULL", name);
+    const cairn_status status = cairn_strides_judge(
+        mem->stride, &piece->box, cairn_dtype_bytes((int)mem->dtype), &piece->strides, &why);
+    if (status == CAIRN_OK) return status;
+    return cairn_client_fail(status, "tensor %s: %s", name, why.text);
 }
 
 static cairn_status judge_within(const struct cairn_tensor_spec *tensor,
@@ -97,7 +122,7 @@ cairn_status cairn_api_judge_own(struct job *job, size_t tensor, const struct ca
                                  const struct cairn_mem *mem, struct piece *piece_out)
 {
     const struct cairn_tensor_spec *spec = &job->spec.tensors[tensor];
-    const struct piece piece = cairn_client_tiles_own(job, tensor);
+    struct piece piece = cairn_client_tiles_own(job, tensor);
     char given[CAIRN_BOX_TEXT_BYTES], own[CAIRN_BOX_TEXT_BYTES];
     cairn_status status = box != NULL ? judge_within(spec, box) : CAIRN_OK;
     if (status != CAIRN_OK) return status;
@@ -111,7 +136,7 @@ cairn_status cairn_api_judge_own(struct job *job, size_t tensor, const struct ca
             CAIRN_ERR_INVALID, "tensor %s: the box given is %s, what this worker holds is %s%s",
             spec->name, cairn_box_text(box, given), cairn_box_text(&piece.box, own),
             piece.whole ? "; declare what it holds by cairn_tiles" : "");
-    status = judge_pointer(job, tensor, &piece, mem);
+    status = judge_place(job, tensor, mem, &piece);
     if (status == CAIRN_OK) *piece_out = piece;
     return status;
 }
@@ -126,7 +151,7 @@ cairn_status cairn_api_judge_box(struct job *job, size_t tensor, const struct ca
     piece.box = box != NULL ? *box : cairn_box_of_shape(&spec->shape);
     piece.whole = cairn_box_is_whole(&piece.box, &spec->shape);
     piece.tile = piece.whole ? CAIRN_TILE_WHOLE : CAIRN_TILE_BOX;
-    status = judge_pointer(job, tensor, &piece, mem);
+    status = judge_place(job, tensor, mem, &piece);
     if (status == CAIRN_OK) *piece_out = piece;
     return status;
 }
@@ -175,8 +200,9 @@ cairn_status cairn_api_begin(struct job *job, uint8_t kind, bool (*run)(struct c
                              const struct command *pattern, cairn_op **op_out)
 {
     const void *lent;
-    const size_t bytes = (size_t)cairn_box_elems(&pattern->piece.box) *
-                         cairn_dtype_bytes(pattern->dtype);
+    const size_t bytes = cairn_strides_span(&pattern->piece.strides,
+                                            cairn_box_elems(&pattern->piece.box),
+                                            cairn_dtype_bytes(pattern->dtype));
     cairn_status status = cairn_memory_lend(job->session, pattern->ptr, bytes, &lent);
     if (status != CAIRN_OK) return status;
     struct command *command = cairn_api_command(job, run);
@@ -193,6 +219,8 @@ cairn_status cairn_api_begin(struct job *job, uint8_t kind, bool (*run)(struct c
         op->box_bytes = cairn_box_encode(&pattern->piece.box, op->box);
     op->tensor = pattern->tensor;
     op->lent = lent;
+    op->ptr = pattern->ptr;
+    op->strides = pattern->piece.strides;
     op->on_done = pattern->on_done;
     op->context = pattern->context;
     command->op = op;
@@ -251,7 +279,8 @@ static cairn_status put_claimed(struct job *job, const struct command *pattern,
 {
     const bool compared = pattern->piece.whole &&
                           pattern->piece.table_hash == CAIRN_TABLE_HASH_WHOLE;
-    cairn_status status = compared ? cairn_puts_hash(job, pattern->tensor, mem) : CAIRN_OK;
+    cairn_status status = compared ? cairn_puts_hash(job, pattern->tensor, &pattern->piece, mem)
+                                   : CAIRN_OK;
     if (status == CAIRN_OK)
         status = is_source(job)
                      ? cairn_api_begin(job, CAIRN_CHUNK_PUT, cairn_transfer_run, pattern, op_out)
@@ -264,32 +293,33 @@ static cairn_status put_claimed(struct job *job, const struct command *pattern,
 }
 
 static cairn_status put_inside(struct job *job, const char *tensor, const char *plane,
-                               const struct cairn_box *box, const struct cairn_mem *mem,
+                               const struct cairn_box *box, const struct cairn_mem *given,
                                cairn_op **op_out)
 {
     size_t index;
+    struct cairn_mem mem;
     if (job->role != CAIRN_WORKER)
         return cairn_client_fail(CAIRN_ERR_REFUSED, "a reader cannot put");
     const uint64_t write = cairn_api_write_round(job);
-    if (write != 0) return cairn_api_write_put(job, write, tensor, plane, box, mem, op_out);
-    cairn_status status = cairn_api_judge_data(job, tensor, mem, &index, NULL);
+    if (write != 0) return cairn_api_write_put(job, write, tensor, plane, box, given, op_out);
+    cairn_status status = cairn_api_judge_data(job, tensor, given, &mem, &index, NULL);
     if (status != CAIRN_OK) return status;
     if (plane == NULL || cairn_plane_number(plane) != CAIRN_PLANE_PARAM)
         return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
                                  "tensor %s: only the plane \"param\" can be put", tensor);
-    if (mem->dtype != CAIRN_F32) return cairn_api_refuse_dtype(tensor, mem, "CAIRN_F32");
+    if (mem.dtype != CAIRN_F32) return cairn_api_refuse_dtype(tensor, &mem, "CAIRN_F32");
     if (cairn_spec_has_origin(&job->spec, index))
         return cairn_client_fail(
             CAIRN_ERR_EXISTS, "tensor %s has its initial state from %s; nothing is to be put",
             tensor, job->spec.init_from != NULL ? job->spec.init_from : "its initializer");
     struct command pattern = {
-        .tensor = (uint32_t)index, .plane = CAIRN_PLANE_PARAM, .dtype = CAIRN_F32, .ptr = mem->ptr
+        .tensor = (uint32_t)index, .plane = CAIRN_PLANE_PARAM, .dtype = CAIRN_F32, .ptr = mem.ptr
     };
     status = judge_state(job);
-    if (status == CAIRN_OK) status = judge_put_box(job, index, box, mem, &pattern.piece);
+    if (status == CAIRN_OK) status = judge_put_box(job, index, box, &mem, &pattern.piece);
     if (status == CAIRN_OK) status = cairn_puts_claim(job, index);
     if (status != CAIRN_OK) return status;
-    return put_claimed(job, &pattern, mem, op_out);
+    return put_claimed(job, &pattern, &mem, op_out);
 }
 
 cairn_status cairn_put(cairn_job *handle, const char *tensor, const char *plane,

@@ -14,10 +14,12 @@ cairn_status cairn_api_check(struct job *job) CAIRN_MUST_CHECK;
 /* Sleeps until *open (puts_open, pushes_open) is 0; `what` names them. */
 cairn_status cairn_api_await_none(struct job *job, const uint64_t *open, const char *what,
                                   uint64_t deadline_ms) CAIRN_MUST_CHECK;
-/* Finds the tensor and judges what of the memory does not depend on the box. An alias gives its target;
- * one of a box gives that box in *part_out (NULL = all of it), and where part_out is NULL it is refused. */
+/* Finds the tensor and judges what of the caller's memory does not depend on the box; *mem_out is that. An
+ * alias gives its target; one of a box gives that box in *part_out (NULL = all of it), and where part_out is
+ * NULL it is refused. */
 cairn_status cairn_api_judge_data(const struct job *job, const char *name,
-                                  const struct cairn_mem *mem, size_t *tensor_out,
+                                  const struct cairn_mem *given, struct cairn_mem *mem_out,
+                                  size_t *tensor_out,
                                   const struct cairn_box **part_out) CAIRN_MUST_CHECK;
 /* A box of an alias (NULL = all of it) as a box of its target. */
 cairn_status cairn_api_judge_part(const char *name, const struct cairn_box *part,

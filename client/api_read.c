@@ -6,12 +6,13 @@
 
 static cairn_status fetch_inside(struct job *job, struct cairn_version version, const char *tensor,
                                  const char *plane, const struct cairn_box *box,
-                                 const struct cairn_mem *mem, cairn_op **op_out)
+                                 const struct cairn_mem *given, cairn_op **op_out)
 {
     size_t index;
+    struct cairn_mem mem;
     const struct cairn_box *part;
     struct cairn_box of_target;
-    cairn_status status = cairn_api_judge_data(job, tensor, mem, &index, &part);
+    cairn_status status = cairn_api_judge_data(job, tensor, given, &mem, &index, &part);
     if (status == CAIRN_OK && part != NULL)
         status = cairn_api_judge_part(tensor, part, box, &of_target);
     if (status != CAIRN_OK) return status;
@@ -23,15 +24,21 @@ static cairn_status fetch_inside(struct job *job, struct cairn_version version, 
     if (status != CAIRN_OK) return status;
     const cairn_dtype dtype = number == CAIRN_PLANE_WIRE ? job->spec.tensors[index].wire
                                                          : CAIRN_F32;
-    if (mem->dtype != dtype)
-        return cairn_api_refuse_dtype(tensor, mem, cairn_dtype_name((int)dtype));
+    if (mem.dtype != dtype)
+        return cairn_api_refuse_dtype(tensor, &mem, cairn_dtype_name((int)dtype));
     struct command pattern = { .tensor = (uint32_t)index,
                                .plane = (uint8_t)number,
                                .dtype = (uint8_t)dtype,
-                               .ptr = mem->ptr,
+                               .ptr = mem.ptr,
                                .version = version };
-    status = cairn_api_judge_box(job, index, box, mem, &pattern.piece);
+    status = cairn_api_judge_box(job, index, box, &mem, &pattern.piece);
     if (status != CAIRN_OK) return status;
+    if (!cairn_strides_apart(&pattern.piece.strides))
+        return cairn_client_fail(
+            CAIRN_ERR_INVALID,
+            "tensor %s: with these mem.stride elements may share memory; nothing "
+            "can be fetched there",
+            tensor);
     return cairn_api_begin(job, CAIRN_CHUNK_FETCH, cairn_transfer_run, &pattern, op_out);
 }
 

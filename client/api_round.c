@@ -202,29 +202,30 @@ static cairn_status judge_frozen(struct job *job, size_t tensor)
 
 static cairn_status push_inside(struct job *job, const struct cairn_round *round, uint32_t micro,
                                 const char *tensor, const struct cairn_box *box,
-                                const struct cairn_mem *mem, cairn_op **op_out)
+                                const struct cairn_mem *given, cairn_op **op_out)
 {
     size_t index;
-    cairn_status status = cairn_api_judge_data(job, tensor, mem, &index, NULL);
+    struct cairn_mem mem;
+    cairn_status status = cairn_api_judge_data(job, tensor, given, &mem, &index, NULL);
     if (status != CAIRN_OK) return status;
     if (job->spec.tensors[index].kind != CAIRN_TRAINED)
         return cairn_client_fail(CAIRN_ERR_INVALID,
                                  "tensor %s is not trained; it takes no gradient", tensor);
-    if (mem->dtype != CAIRN_F32 && mem->dtype != CAIRN_BF16)
-        return cairn_api_refuse_dtype(tensor, mem, "CAIRN_F32 or CAIRN_BF16");
+    if (mem.dtype != CAIRN_F32 && mem.dtype != CAIRN_BF16)
+        return cairn_api_refuse_dtype(tensor, &mem, "CAIRN_F32 or CAIRN_BF16");
     struct piece piece;
-    status = cairn_api_judge_own(job, index, box, mem, &piece);
+    status = cairn_api_judge_own(job, index, box, &mem, &piece);
     if (status == CAIRN_OK) status = judge_frozen(job, index);
     if (status == CAIRN_OK) status = judge_fill(job, round, micro, index);
     if (status != CAIRN_OK) return status;
     if (cairn_accumulate_wanted(job)) {
-        status = cairn_accumulate_add(job, round, micro, index, &piece, mem);
+        status = cairn_accumulate_add(job, round, micro, index, &piece, &mem);
         return status == CAIRN_OK ? cairn_api_finished(job, CAIRN_CHUNK_PUSH, op_out) : status;
     }
     const struct command pattern = { .tensor = (uint32_t)index,
                                      .micro = micro,
-                                     .dtype = (uint8_t)mem->dtype,
-                                     .ptr = mem->ptr,
+                                     .dtype = (uint8_t)mem.dtype,
+                                     .ptr = mem.ptr,
                                      .piece = piece,
                                      .round = round->round };
     status = cairn_api_begin(job, CAIRN_CHUNK_PUSH, cairn_client_round_push_run, &pattern, op_out);

@@ -58,7 +58,8 @@ struct part *cairn_part_new(struct job *job, const struct command *command, uint
         .shard = shard,
         .place = place,
         .table_hash = command->piece.table_hash,
-        .bytes = command->ptr + first * elem_bytes,
+        .bytes = command->piece.strides.given ? NULL : command->ptr + first * elem_bytes,
+        .first = first,
         .byte_count = (end - first) * elem_bytes,
         .version = command->version,
         .round = command->round,
@@ -67,8 +68,62 @@ struct part *cairn_part_new(struct job *job, const struct command *command, uint
     return part;
 }
 
+/* ---- memory with strides ---- */
+
+static void count_packed(struct job *job, size_t more, size_t less)
+{
+    struct cairn_stats *stats = &job->stats;
+    pthread_mutex_lock(&job->session->lock);
+    stats->packed_bytes += more;
+    stats->packed_bytes -= less;
+    if (stats->packed_bytes > stats->packed_bytes_peak)
+        stats->packed_bytes_peak = stats->packed_bytes;
+    pthread_mutex_unlock(&job->session->lock);
+}
+
+cairn_status cairn_part_open(struct part *part)
+{
+    if (part->bytes != NULL || part->byte_count == 0) return CAIRN_OK;
+    part->packed = malloc(part->byte_count);
+    if (part->packed == NULL) return CAIRN_ERR_NO_MEMORY;
+    part->bytes = part->packed;
+    count_packed(part->job, part->byte_count, 0);
+    return CAIRN_OK;
+}
+
+/* What is to be sent; once, however often it is sent. */
+static cairn_status pack(struct part *part)
+{
+    const size_t elem_bytes = cairn_dtype_bytes(part->dtype);
+    const bool packed = part->bytes != NULL;
+    const cairn_status status = cairn_part_open(part);
+    if (status == CAIRN_OK && !packed && part->byte_count > 0)
+        cairn_strides_gather(&part->op->strides, part->op->ptr, elem_bytes, part->first,
+                             part->byte_count / elem_bytes, part->packed);
+    return status;
+}
+
+void cairn_part_arrived(struct part *part)
+{
+    const size_t elem_bytes = cairn_dtype_bytes(part->dtype);
+    if (part->packed != NULL)
+        cairn_strides_scatter(&part->op->strides, part->op->ptr, elem_bytes, part->first,
+                              part->byte_count / elem_bytes, part->packed);
+}
+
+static void unpack(struct part *part)
+{
+    if (part->packed == NULL) return;
+    free(part->packed);
+    part->packed = NULL;
+    count_packed(part->job, 0, part->byte_count);
+}
+
+/* ---- the life of a part ---- */
+
 static void give_back(struct part *part)
 {
+    unpack(part);
     part->op = NULL;
     part->next = part->job->first_free_part;
     part->job->first_free_part = part;
@@ -144,6 +199,8 @@ static void count_bytes(struct part *part, size_t bytes)
 cairn_status cairn_part_send(struct part *part, struct cairn_chunk_header *header)
 {
     const bool is_fetch = part->kind == CAIRN_CHUNK_FETCH;
+    const cairn_status opened = is_fetch ? CAIRN_OK : pack(part);
+    if (opened != CAIRN_OK) return opened;
     const void *payload = is_fetch ? part->op->box : part->bytes;
     const size_t payload_bytes = is_fetch ? part->op->box_bytes : part->byte_count;
     const bool has_payload = payload_bytes > 0;

@@ -28,8 +28,25 @@ static void hash_number(crypto_generichash_state *state, uint64_t value)
     crypto_generichash_update(state, bytes, sizeof bytes);
 }
 
-static void hash_tensor(const struct cairn_tensor_spec *tensor, const struct cairn_mem *mem,
-                        size_t bytes, uint8_t digest_out[DIGEST_BYTES])
+/* The elements in row-major order, however they lie. */
+static void hash_elems(crypto_generichash_state *state, const struct strides *strides,
+                       const struct cairn_mem *mem, uint64_t elems)
+{
+    enum { AT_ONCE = 2048 };
+    const size_t elem_bytes = cairn_dtype_bytes((int)mem->dtype);
+    double some[AT_ONCE];
+    if (!strides->given && elems > 0)
+        crypto_generichash_update(state, mem->ptr, elems * elem_bytes);
+    for (uint64_t at = 0, count; strides->given && at < elems; at += count) {
+        count = elems - at < AT_ONCE ? elems - at : AT_ONCE;
+        cairn_strides_gather(strides, mem->ptr, elem_bytes, at, count, some);
+        crypto_generichash_update(state, (const uint8_t *)some, count * elem_bytes);
+    }
+}
+
+static void hash_tensor(const struct cairn_tensor_spec *tensor, const struct strides *strides,
+                        const struct cairn_mem *mem, uint64_t elems,
+                        uint8_t digest_out[DIGEST_BYTES])
 {
     crypto_generichash_state state;
     crypto_generichash_init(&state, NULL, 0, DIGEST_BYTES);
@@ -38,7 +55,7 @@ static void hash_tensor(const struct cairn_tensor_spec *tensor, const struct cai
     hash_number(&state, (uint64_t)mem->dtype);
     hash_number(&state, tensor->shape.rank);
     for (uint32_t d = 0; d < tensor->shape.rank; d++) hash_number(&state, tensor->shape.dim[d]);
-    if (bytes > 0) crypto_generichash_update(&state, mem->ptr, bytes);
+    hash_elems(&state, strides, mem, elems);
     crypto_generichash_final(&state, digest_out, DIGEST_BYTES);
 }
 
@@ -95,16 +112,18 @@ cairn_status cairn_puts_claim(struct job *job, size_t tensor)
                : CAIRN_OK;
 }
 
-cairn_status cairn_puts_hash(struct job *job, size_t tensor, const struct cairn_mem *mem)
+cairn_status cairn_puts_hash(struct job *job, size_t tensor, const struct piece *piece,
+                             const struct cairn_mem *mem)
 {
     const struct cairn_tensor_spec *spec = &job->spec.tensors[tensor];
-    const size_t bytes = (size_t)cairn_geometry_of(&spec->shape).elems *
-                         cairn_dtype_bytes((int)mem->dtype);
+    const uint64_t elems = cairn_box_elems(&piece->box);
+    const size_t bytes = cairn_strides_span(&piece->strides, elems,
+                                            cairn_dtype_bytes((int)mem->dtype));
     uint8_t digest[DIGEST_BYTES];
     const void *lent;
     const cairn_status status = cairn_memory_lend(job->session, mem->ptr, bytes, &lent);
     if (status != CAIRN_OK) return status;
-    hash_tensor(spec, mem, bytes, digest);
+    hash_tensor(spec, &piece->strides, mem, elems, digest);
     cairn_memory_return(job->session, lent);
     pthread_mutex_lock(&job->session->lock);
     memcpy(job->puts[tensor].digest, digest, sizeof digest);

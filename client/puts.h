@@ -11,7 +11,7 @@
 cairn_status cairn_puts_claim(struct job *job, size_t tensor) CAIRN_MUST_CHECK;
 /* Hashes the whole of a tensor that was claimed. CAIRN_ERR_INVALID: it reaches beyond memory of
  * cairn_alloc. */
-cairn_status cairn_puts_hash(struct job *job, size_t tensor,
+cairn_status cairn_puts_hash(struct job *job, size_t tensor, const struct piece *piece,
                              const struct cairn_mem *mem) CAIRN_MUST_CHECK;
 /* Of all that was hashed: returns how many tensors. */
 size_t cairn_puts_digest(struct job *job, uint8_t digest_out[CAIRN_PUTS_DIGEST_BYTES]);

@@ -22,6 +22,7 @@
 #include <uv.h>
 
 #include "client/push.h"
+#include "client/strides.h"
 #include "proto/fabric/fabric.h"
 #include "proto/loop/address.h"
 #include "proto/loop/fabric_poll.h"
@@ -67,9 +68,10 @@ struct declared {
 /* The part of a tensor that a put, push or fetch is about. */
 struct piece {
     struct cairn_box box;
-    bool whole;          /* it is the tensor */
-    uint8_t tile;        /* enum cairn_chunk_tile */
-    uint64_t table_hash; /* of the declaration it was made by */
+    bool whole;             /* it is the tensor */
+    uint8_t tile;           /* enum cairn_chunk_tile */
+    uint64_t table_hash;    /* of the declaration it was made by */
+    struct strides strides; /* of the memory that it is put from, pushed from or fetched to */
 };
 
 /* Something under way. Freed with its last reference: one of the handle (if the caller wanted one), one of
@@ -81,6 +83,8 @@ struct op {
     uint8_t kind;            /* CAIRN_CHUNK_PUSH, _PUT, _FETCH */
     uint32_t tensor;
     const void *lent; /* memory of cairn_alloc; NULL: another's */
+    uint8_t *ptr;     /* on loan */
+    struct strides strides;
     /* Hears of the end, if it is one of the library's own; not under the lock. */
     void (*on_done)(void *context, cairn_status status, const char *why);
     void *context;
@@ -104,7 +108,7 @@ struct command {
     struct op *op; /* put, push, fetch: this command's reference */
     uint32_t tensor, micro;
     uint8_t plane, dtype;
-    uint8_t *ptr; /* on loan: the piece, dense */
+    uint8_t *ptr; /* on loan: the piece */
     struct piece piece;
     uint64_t round, weight;
     struct cairn_version version;
@@ -130,7 +134,11 @@ struct part {
     uint32_t shard;
     struct cairn_chunk_place place;
     uint64_t table_hash;
-    uint8_t *bytes; /* [byte_count] in the caller's buffer: what the piece has of the chunk */
+    /* [byte_count] what the piece has of the chunk: in the caller's buffer, or `packed`, which is made when
+     * it is sent; NULL until then */
+    uint8_t *bytes;
+    uint8_t *packed; /* owned; of memory with strides */
+    uint64_t first;  /* element of the piece */
     size_t byte_count;
     uint64_t checksum; /* of what a fetch is receiving */
     uint32_t damaged;  /* times that its bytes did not arrive as they were sent */
@@ -368,6 +376,9 @@ struct part *cairn_part_of_cookie(const struct job *job, uint64_t cookie);
 void cairn_part_end(struct part *part, cairn_status status);
 /* Sends its chunk with `header`, of which it fills in what a part knows. */
 cairn_status cairn_part_send(struct part *part, struct cairn_chunk_header *header) CAIRN_MUST_CHECK;
+/* Before and behind what a fetch receives: memory of its own where the caller's has strides. */
+cairn_status cairn_part_open(struct part *part) CAIRN_MUST_CHECK;
+void cairn_part_arrived(struct part *part);
 void cairn_part_loan(struct part *part);
 void cairn_part_loan_back(struct part *part);
 /* Where a put, push or fetch stands: the shard and chunk that are next, past those of which the piece has

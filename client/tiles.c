@@ -32,7 +32,11 @@ struct piece cairn_client_tiles_own(struct job *job, size_t tensor)
     if (job->declared != NULL) {
         const struct cairn_box *box = cairn_tiles_find(&job->declared->tiles, (uint32_t)tensor);
         piece.table_hash = job->declared->hash;
-        if (box != NULL) piece = (struct piece) { *box, false, CAIRN_TILE_OWN, piece.table_hash };
+        if (box != NULL) {
+            piece.box = *box;
+            piece.whole = false;
+            piece.tile = CAIRN_TILE_OWN;
+        }
     }
     pthread_mutex_unlock(&job->session->lock);
     return piece;

@@ -115,7 +115,10 @@ static void on_received(void *arg, cairn_status status)
         else
             cairn_part_end(part, CAIRN_ERR_CHECKSUM);
     }
-    if (!part->answered && whole) cairn_part_end(part, CAIRN_OK);
+    if (!part->answered && whole) {
+        cairn_part_arrived(part);
+        cairn_part_end(part, CAIRN_OK);
+    }
     if (!part->answered && !whole && link->lost) part->sent = true; // the link's loss asks again
     cairn_part_loan_back(part);
     cairn_transfer_pump(link);
@@ -141,8 +144,9 @@ void cairn_transfer_on_data(struct shard_link *link, const struct cairn_chunk_he
     }
     part->checksum = h->checksum;
     cairn_part_loan(part);
-    cairn_status status = cairn_fabric_receive(message, part->bytes, part->byte_count, on_received,
-                                               part);
+    cairn_status status = cairn_part_open(part);
+    if (status == CAIRN_OK)
+        status = cairn_fabric_receive(message, part->bytes, part->byte_count, on_received, part);
     if (status == CAIRN_OK) return;
     cairn_fabric_drop(message);
     cairn_part_end(part, status);

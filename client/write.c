@@ -100,10 +100,11 @@ cairn_status cairn_write_begin(cairn_job *handle, int timeout_ms)
 
 cairn_status cairn_api_write_put(struct job *job, uint64_t round, const char *tensor,
                                  const char *plane, const struct cairn_box *box,
-                                 const struct cairn_mem *mem, cairn_op **op_out)
+                                 const struct cairn_mem *given, cairn_op **op_out)
 {
     size_t index;
-    cairn_status status = cairn_api_judge_data(job, tensor, mem, &index, NULL);
+    struct cairn_mem mem;
+    cairn_status status = cairn_api_judge_data(job, tensor, given, &mem, &index, NULL);
     if (status != CAIRN_OK) return status;
     const int number = plane != NULL ? cairn_plane_number(plane) : 0;
     if (number != CAIRN_PLANE_PARAM && number != CAIRN_PLANE_EXP_AVG &&
@@ -113,13 +114,13 @@ cairn_status cairn_api_write_put(struct job *job, uint64_t round, const char *te
                                  tensor);
     status = cairn_api_judge_plane(job, index, number);
     if (status != CAIRN_OK) return status;
-    if (mem->dtype != CAIRN_F32) return cairn_api_refuse_dtype(tensor, mem, "CAIRN_F32");
+    if (mem.dtype != CAIRN_F32) return cairn_api_refuse_dtype(tensor, &mem, "CAIRN_F32");
     struct command pattern = { .tensor = (uint32_t)index,
                                .plane = (uint8_t)number,
                                .dtype = CAIRN_F32,
-                               .ptr = mem->ptr,
+                               .ptr = mem.ptr,
                                .round = round };
-    status = cairn_api_judge_box(job, index, box, mem, &pattern.piece);
+    status = cairn_api_judge_box(job, index, box, &mem, &pattern.piece);
     if (status != CAIRN_OK) return status;
     if (!pattern.piece.whole)
         return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,

@@ -323,7 +323,9 @@ static cairn_status open_job(cairn *session, const struct options *o, cairn_job 
 
 static struct cairn_mem memory(float *ptr)
 {
-    return (struct cairn_mem) { sizeof(struct cairn_mem), ptr, CAIRN_F32 };
+    return (struct cairn_mem) { .struct_size = sizeof(struct cairn_mem),
+                                .ptr = ptr,
+                                .dtype = CAIRN_F32 };
 }
 
 /* Rank 0 puts the initial parameters, unless the servers have the job already. */

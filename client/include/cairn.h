@@ -271,12 +271,19 @@ struct cairn_tile {
     struct cairn_box box;
 };
 
-/* Host memory of the whole tensor (or box): dense, row-major in the box. */
+/* Memory of the whole tensor (or box). */
 struct cairn_mem {
     size_t struct_size;
-    void *ptr;         /* put and push only read it */
+    void *ptr;         /* the box's first element; put and push only read it */
     cairn_dtype dtype; /* put: CAIRN_F32; push: CAIRN_F32 or CAIRN_BF16; fetch: the plane's */
+    /* Elements from one index of a dimension to the next, as torch's tensor.stride(). All 0: dense, row-major
+     * in the box. Not negative; of a fetch no two elements may share memory (CAIRN_ERR_INVALID). Memory that
+     * is not dense is copied chunk by chunk on its way (cairn_stats.packed_bytes). */
+    int64_t stride[8];
+    int device;   /* 0 (or -1) = host. CAIRN_GPU(n): CAIRN_ERR_UNSUPPORTED without CUDA */
+    void *stream; /* cudaStream_t; NULL, else CAIRN_ERR_UNSUPPORTED */
 };
+#define CAIRN_GPU(n) ((n) + 1) /* so that 0 is the host */
 
 struct cairn_round {
     size_t struct_size;
@@ -307,6 +314,8 @@ struct cairn_stats {
     uint64_t mapped_bytes, mapped_bytes_peak;
     uint64_t maps, maps_prefetched, maps_over_window;
     uint64_t prefetches_dropped; /* for lack of room in the window, or of memory */
+    /* Memory of chunks on their way to or from memory with strides, now and at most. */
+    uint64_t packed_bytes, packed_bytes_peak;
 };
 
 /* A tensor of a unit that cairn_map gathered: dense, row-major, aligned to 64 bytes, read only. */
@@ -500,7 +509,7 @@ CAIRN_EXPORT cairn_status cairn_round_abandon(cairn_job *job, const struct cairn
                                               int timeout_ms) CAIRN_CHECKED;
 
 /* Reads a tensor or any box of it, whoever holds what, at a version. `box` NULL is the whole tensor, of a
- * worker with tiles, too; mem is dense in the box. `plane`: "wire" (the published copy, NULL means it),
+ * worker with tiles, too; mem is of the box. `plane`: "wire" (the published copy, NULL means it),
  * "param", "exp_avg", "exp_avg_sq" (these only at the newest version). The operation fails with
  * CAIRN_ERR_VERSION_GONE if the version is no longer kept, CAIRN_ERR_NOT_READY if it is not published yet.
  *

@@ -43,7 +43,7 @@ struct cairn_job_spec abuse_spec(uint32_t rank)
 static void put_all(cairn_job *job)
 {
     static float zeros[ABUSE_ELEMS];
-    const struct cairn_mem mem = { sizeof mem, zeros, CAIRN_F32 };
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = zeros, .dtype = CAIRN_F32 };
     const char *const names[] = { "w", "b" };
     for (int i = 0; i < 2; i++) {
         const cairn_status status = cairn_put(job, names[i], "param", NULL, &mem, NULL);
@@ -64,7 +64,7 @@ cairn_job *abuse_open(cairn *session, const struct cairn_job_spec *spec)
 
 static cairn_status push_all(cairn_job *job, const struct cairn_round *round)
 {
-    const struct cairn_mem mem = { sizeof mem, gradient, CAIRN_F32 };
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = gradient, .dtype = CAIRN_F32 };
     cairn_status status = cairn_push(job, round, 0, "w", NULL, &mem, NULL);
     return status == CAIRN_OK ? cairn_push(job, round, 0, "b", NULL, &mem, NULL) : status;
 }
@@ -113,7 +113,7 @@ struct cairn_version abuse_version(cairn_job *job)
 float *abuse_parameters(cairn_job *job)
 {
     float *w = calloc(ABUSE_ELEMS, sizeof *w);
-    const struct cairn_mem mem = { sizeof mem, w, CAIRN_F32 };
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = w, .dtype = CAIRN_F32 };
     cairn_op *op = NULL;
     cairn_status status = cairn_fetch(job, abuse_version(job), "w", "param", NULL, &mem, &op);
     if (status == CAIRN_OK) status = cairn_wait(op, ABUSE_WAIT_MS);

@@ -54,7 +54,9 @@ static cairn_status fetch_all(struct trainer *t, struct cairn_version version)
     cairn_status status = CAIRN_OK;
     for (int i = 0; i < BITS_TENSORS && status == CAIRN_OK; i++) {
         const struct bits_tensor *tensor = &bits_tensors[order[i]];
-        const struct cairn_mem mem = { sizeof mem, t->wire[order[i]], tensor->wire };
+        const struct cairn_mem mem = { .struct_size = sizeof mem,
+                                       .ptr = t->wire[order[i]],
+                                       .dtype = tensor->wire };
         status = cairn_fetch(t->job, version, tensor->name, NULL, NULL, &mem, &ops[count]);
         if (status == CAIRN_OK) count++;
     }
@@ -85,8 +87,9 @@ static cairn_status push_micro(struct trainer *t, const struct cairn_round *roun
         delay(t);
         bits_gradient(step, round->rank, micro, n, round->loss_scale, with_nan && n == 0,
                       t->wire[n], t->gradient[micro][n]);
-        const struct cairn_mem mem = { sizeof mem, t->gradient[micro][n],
-                                       bits_push_dtype(round->rank, n) };
+        const struct cairn_mem mem = { .struct_size = sizeof mem,
+                                       .ptr = t->gradient[micro][n],
+                                       .dtype = bits_push_dtype(round->rank, n) };
         const cairn_status status = cairn_push(t->job, round, micro, bits_tensors[n].name, NULL,
                                                &mem, NULL);
         if (status != CAIRN_OK) return status;
@@ -138,7 +141,9 @@ static bool init_job(struct trainer *t)
         cairn_op *op;
         if (values == NULL) return wrong(w, "memory");
         for (uint64_t i = 0; i < elems; i++) values[i] = bits_initial(n, i);
-        const struct cairn_mem mem = { sizeof mem, values, CAIRN_F32 };
+        const struct cairn_mem mem = { .struct_size = sizeof mem,
+                                       .ptr = values,
+                                       .dtype = CAIRN_F32 };
         cairn_status status = cairn_put(t->job, bits_tensors[n].name, "param", NULL, &mem, &op);
         const bool has_state = status == CAIRN_ERR_EXISTS;
         if (status == CAIRN_OK) status = cairn_wait(op, BITS_WAIT_MS);

@@ -29,7 +29,7 @@ static void check_plane(cairn_job *job, int tensor, const char *plane, cairn_dty
     cairn_op *op;
     const size_t bytes = bits_elems(tensor) * cairn_dtype_bytes((int)dtype);
     void *got = malloc(bytes + 1);
-    const struct cairn_mem mem = { sizeof mem, got, dtype };
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = got, .dtype = dtype };
     ck_assert_int_eq(
         cairn_version_wait(job, (struct cairn_version) { 0, 0 }, BITS_WAIT_MS, &newest), CAIRN_OK);
     ck_assert_msg(cairn_fetch(job, newest, bits_tensors[tensor].name, plane, NULL, &mem, &op) ==
@@ -76,7 +76,7 @@ START_TEST(the_initial_state_is_what_rank_0_put_and_others_are_compared_with_it)
     struct cairn_tensor tensors[BITS_TENSORS];
     const struct cairn_job_spec spec = bits_spec(tensors, 1, 8);
     float value = 1;
-    const struct cairn_mem mem = { sizeof mem, &value, CAIRN_F32 };
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = &value, .dtype = CAIRN_F32 };
     char root[65];
     cairn *session;
     cluster_start(&cluster, 2, NULL);

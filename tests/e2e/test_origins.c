@@ -226,7 +226,9 @@ static void check_put(float (*value)(int t, size_t elem), char root[65])
     for (int t = 0; t < TENSORS; t++) {
         const size_t elems = elems_of(t);
         float *values = malloc((elems + 1) * sizeof *values);
-        const struct cairn_mem mem = { sizeof mem, values, CAIRN_F32 };
+        const struct cairn_mem mem = { .struct_size = sizeof mem,
+                                       .ptr = values,
+                                       .dtype = CAIRN_F32 };
         cairn_op *op;
         for (size_t i = 0; i < elems; i++) values[i] = value(t, i);
         ck_assert_msg(cairn_put(job, model[t].name, "param", NULL, &mem, &op) == CAIRN_OK, "%s",
@@ -271,7 +273,7 @@ START_TEST(weights_that_do_not_fit_are_refused_by_name_and_the_cluster_goes_on)
     struct cluster cluster;
     char path[256], root[65] = "";
     float zero = 0;
-    const struct cairn_mem mem = { sizeof mem, &zero, CAIRN_F32 };
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = &zero, .dtype = CAIRN_F32 };
     cairn_job *job;
     struct cairn_job_spec spec = spec_of(0, false);
     write_folder("scale");
@@ -313,7 +315,7 @@ static uint64_t train_a_step(cairn_job *job)
     struct cairn_result result = { .struct_size = sizeof result };
     static float ones[129 * 257 * 2];
     for (size_t i = 0; i < sizeof ones / sizeof *ones; i++) ones[i] = 1;
-    const struct cairn_mem mem = { sizeof mem, ones, CAIRN_F32 };
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = ones, .dtype = CAIRN_F32 };
     ck_assert_msg(cairn_round_begin(job, WAIT_MS, &round) == CAIRN_OK, "%s", cairn_error());
     for (int t = 0; t < TENSORS; t++) {
         if (model[t].kind != CAIRN_TRAINED) continue;

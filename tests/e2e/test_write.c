@@ -61,7 +61,7 @@ static cairn_job *open_job(const struct cluster *cluster, uint32_t rank, uint32_
 static cairn_status put(cairn_job *job, int t, const char *plane, float value)
 {
     static float values[ELEMS_MAX];
-    const struct cairn_mem mem = { sizeof mem, values, CAIRN_F32 };
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
     cairn_op *op;
     for (size_t i = 0; i < elems_of(t); i++) values[i] = value + (float)(i % 7);
     cairn_status status = cairn_put(job, model[t].name, plane, NULL, &mem, &op);
@@ -73,7 +73,7 @@ static void check_values(cairn_job *job, struct cairn_version version, int t, co
                          float value, float step)
 {
     static float values[ELEMS_MAX];
-    const struct cairn_mem mem = { sizeof mem, values, CAIRN_F32 };
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
     cairn_op *op;
     ck_assert_msg(cairn_fetch(job, version, model[t].name, plane, NULL, &mem, &op) == CAIRN_OK,
                   "%s", cairn_error());

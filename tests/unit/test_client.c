@@ -99,7 +99,7 @@ START_TEST(wrong_handles_are_errors_everywhere)
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
     struct cairn_stats stats = { .struct_size = sizeof stats };
-    struct cairn_mem mem = { sizeof mem, &mine, CAIRN_F32 };
+    struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = &mine, .dtype = CAIRN_F32 };
     struct cairn_version version = { 0, 0 };
     char id[64];
     ck_assert_int_eq(cairn_job_open(no_session, "j", NULL, CAIRN_READER, 1, &job),

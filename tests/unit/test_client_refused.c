@@ -71,7 +71,7 @@ START_TEST(a_round_of_another_job_is_refused)
 {
     struct cairn_round ours = { .struct_size = sizeof ours }, theirs = ours;
     struct cairn_result result = { .struct_size = sizeof result };
-    const struct cairn_mem from = { sizeof from, values, CAIRN_F32 };
+    const struct cairn_mem from = { .struct_size = sizeof from, .ptr = values, .dtype = CAIRN_F32 };
     ck_assert_int_eq(cairn_round_begin(actor, WAIT_MS, &ours), CAIRN_OK);
     ck_assert_int_eq(cairn_round_begin(critic, WAIT_MS, &theirs), CAIRN_OK);
     ck_assert_uint_eq(ours.round, theirs.round); // nothing else tells them apart
@@ -87,7 +87,7 @@ END_TEST
 
 START_TEST(a_plane_that_a_tensor_has_not_is_refused_at_the_call)
 {
-    const struct cairn_mem mem = { sizeof mem, copy, CAIRN_F32 };
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = copy, .dtype = CAIRN_F32 };
     struct cairn_version version = { 0, 0 };
     cairn_op *op;
     ck_assert_int_eq(cairn_version_wait(actor, version, WAIT_MS, &version), CAIRN_OK);
@@ -116,7 +116,7 @@ static void fail_a_put(cairn_job *handle)
 
 START_TEST(a_write_may_follow_one_that_failed_at_once)
 {
-    const struct cairn_mem from = { sizeof from, values, CAIRN_F32 };
+    const struct cairn_mem from = { .struct_size = sizeof from, .ptr = values, .dtype = CAIRN_F32 };
     struct cairn_version version;
     for (int i = 0; i < 5; i++) {
         ck_assert_msg(cairn_write_begin(actor, WAIT_MS) == CAIRN_OK, "%s", cairn_error());

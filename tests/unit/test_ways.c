@@ -74,7 +74,7 @@ static void await(cairn_op *op)
 
 static void put(int i)
 {
-    const struct cairn_mem from = { sizeof from, values, CAIRN_F32 };
+    const struct cairn_mem from = { .struct_size = sizeof from, .ptr = values, .dtype = CAIRN_F32 };
     cairn_op *op;
     ck_assert_int_eq(cairn_put(job, names[i], "param", NULL, &from, &op), CAIRN_OK);
     await(op);
@@ -87,7 +87,7 @@ START_TEST(puts_and_fetches_are_asked_again)
     struct cairn_version version;
     ck_assert_int_eq(cairn_version_wait(job, (struct cairn_version) { 0, 0 }, WAIT_MS, &version),
                      CAIRN_OK);
-    const struct cairn_mem to = { sizeof to, copy, CAIRN_F32 };
+    const struct cairn_mem to = { .struct_size = sizeof to, .ptr = copy, .dtype = CAIRN_F32 };
     for (int i = 0; i < TURNS; i++) {
         cairn_op *op;
         memset(copy, 0xff, ELEMS * sizeof *copy);
@@ -103,7 +103,9 @@ START_TEST(pushes_are_sent_again)
     for (int i = 0; i < TURNS; i++) put(i);
     ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
     for (int i = 0; i < TURNS; i++) {
-        const struct cairn_mem from = { sizeof from, values, CAIRN_F32 };
+        const struct cairn_mem from = { .struct_size = sizeof from,
+                                        .ptr = values,
+                                        .dtype = CAIRN_F32 };
         struct cairn_round round = { .struct_size = sizeof round };
         struct cairn_result result = { .struct_size = sizeof result };
         cairn_op *op;

@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import os
-from ctypes import (POINTER, c_bool, c_char, c_char_p, c_double, c_int, c_size_t, c_uint8, c_uint32, c_uint64,
-                    c_void_p)
+from ctypes import (POINTER, c_bool, c_char, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint8, c_uint32,
+                    c_uint64, c_void_p)
 from pathlib import Path
 from typing import List, Optional, Tuple
 
@@ -94,7 +94,8 @@ class Amend(Sized):
 
 
 class Mem(Sized):
-    _fields_ = [("struct_size", c_size_t), ("ptr", c_void_p), ("dtype", c_int)]
+    _fields_ = [("struct_size", c_size_t), ("ptr", c_void_p), ("dtype", c_int), ("stride", c_int64 * RANK_MAX),
+                ("device", c_int), ("stream", c_void_p)]
 
 
 class Round(Sized):
@@ -112,7 +113,8 @@ class Stats(Sized):
     _fields_ = [("struct_size", c_size_t), ("pushed_bytes", c_uint64), ("fetched_bytes", c_uint64),
                 ("put_bytes", c_uint64), ("accumulated_bytes", c_uint64), ("mapped_bytes", c_uint64),
                 ("mapped_bytes_peak", c_uint64), ("maps", c_uint64), ("maps_prefetched", c_uint64),
-                ("maps_over_window", c_uint64), ("prefetches_dropped", c_uint64)]
+                ("maps_over_window", c_uint64), ("prefetches_dropped", c_uint64),
+                ("packed_bytes", c_uint64), ("packed_bytes_peak", c_uint64)]
 
 
 class View(Sized):

@@ -8,6 +8,7 @@ import torch
 
 from ._model import WIRE_TORCH, Slot
 from .errors import CairnError, Timeout
+from .memory import can_lend, is_apart
 from .session import Job, Operation
 from .spec import Box, Version
 
@@ -16,13 +17,13 @@ _IN_FLIGHT = 256  # tensors that are asked for at once
 
 class Landing:
     """A fetch on its way into a tensor: straight into its memory, or through a dense host tensor of the wire's dtype
-    where it cannot be lent."""
+    where that cannot be lent."""
 
     def __init__(self, job: Job, version: Version, name: str, wire: str, into: torch.Tensor,
                  plane: Optional[str] = None, box: Optional[Box] = None):
         self._into, self._failure = into, None  # type: torch.Tensor, Optional[CairnError]
         dtype = WIRE_TORCH[wire]
-        direct = into.dtype == dtype and into.is_contiguous() and into.device.type == "cpu"
+        direct = into.dtype == dtype and can_lend(into) and is_apart(into)
         self._staged = None if direct else torch.empty(into.shape, dtype=dtype)
         self._operation: Operation = job.fetch(version, name, into if direct else self._staged, plane=plane, dtype=wire,
                                                box=box)
@@ -79,4 +80,5 @@ def put(job: Job, slots: Iterable[Slot]) -> None:
     if job.describe().initialized:
         return
     for slot in slots:
-        job.put(slot.name, slot.parameter.detach().to(device="cpu", dtype=torch.float32).contiguous(), box=slot.box)
+        master = slot.parameter.detach().to(device="cpu", dtype=torch.float32)
+        job.put(slot.name, master if can_lend(master) else master.contiguous(), box=slot.box)

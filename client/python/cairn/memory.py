@@ -6,7 +6,7 @@ Nothing here imports torch or numpy. What is returned keeps the object alive, so
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Optional
+from typing import Any, Optional, Tuple
 
 from .errors import Invalid
 
@@ -28,12 +28,31 @@ _release.argtypes = [ctypes.POINTER(_PyBuffer)]
 _release.restype = None
 
 
+def is_apart(tensor: Any) -> bool:
+    """No two elements of the tensor share memory, for sure: it may be written to."""
+    spanned = 1
+    for stride, extent in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape) if n > 1):
+        if stride < spanned:
+            return False
+        spanned += (extent - 1) * stride
+    return True
+
+
+def can_lend(tensor: Any) -> bool:
+    """A dense torch tensor of the host, or one whose strides say how it lies: not all of them 0."""
+    return tensor.device.type == "cpu" and (
+        tensor.is_contiguous() or any(s > 0 for s, n in zip(tensor.stride(), tensor.shape) if n > 1))
+
+
 class Memory:
-    """`address` of `nbytes` dense bytes of `owner`, valid as long as this object lives."""
+    """`address` of the `nbytes` bytes of `owner`, valid as long as this object lives. They are dense, or `strides`
+    says how they lie, elements for each dimension of `shape`."""
 
     def __init__(self, owner: Any, writable: bool):
         self._view: Optional[_PyBuffer] = None
         self.owner = owner
+        self.strides: Optional[Tuple[int, ...]] = None
+        self.shape: Tuple[int, ...] = ()
         if hasattr(owner, "data_ptr"):
             self._of_tensor(owner)
         else:
@@ -42,8 +61,10 @@ class Memory:
     def _of_tensor(self, tensor: Any) -> None:
         if tensor.device.type != "cpu":
             raise Invalid(f"a tensor on {tensor.device} cannot be lent in this version; give its .cpu()")
+        if not can_lend(tensor):
+            raise Invalid("the tensor is one element, expanded; give its .contiguous()")
         if not tensor.is_contiguous():
-            raise Invalid("the tensor is not contiguous; give its .contiguous()")
+            self.strides, self.shape = tuple(tensor.stride()), tuple(tensor.shape)
         self.address = tensor.data_ptr()
         self.nbytes = tensor.numel() * tensor.element_size()
 

@@ -63,6 +63,8 @@ class Stats(NamedTuple):
     maps_prefetched: int
     maps_over_window: int
     prefetches_dropped: int
+    packed_bytes: int
+    packed_bytes_peak: int
 
 
 class JobInfo(NamedTuple):
@@ -219,7 +221,13 @@ class Job:
         if memory.nbytes != elems * _c.DTYPE_BYTES[kind]:
             raise Invalid(f"tensor {tensor}: the buffer has {memory.nbytes} bytes; {list(box.extent)} of {dtype} has "
                           f"{elems * _c.DTYPE_BYTES[kind]}")
-        return memory, _c.Mem(ptr=memory.address, dtype=kind), box_to_c(box)
+        mem = _c.Mem(ptr=memory.address, dtype=kind)
+        if memory.strides is not None:
+            if memory.shape != tuple(box.extent):
+                raise Invalid(f"tensor {tensor}: a tensor that is not contiguous has the shape {list(box.extent)}; "
+                              f"this one has {list(memory.shape)}")
+            mem.stride[:len(memory.strides)] = memory.strides
+        return memory, mem, box_to_c(box)
 
     # ---- what it is ----
 

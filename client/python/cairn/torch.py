@@ -37,6 +37,7 @@ from ._window import Memory, Window
 from .env import env
 from .errors import CairnError, EpochChanged, Invalid, NotFound, Refused, Stale, Timeout, Unsupported, VersionGone
 from .evaluation import Reader
+from .memory import can_lend
 from .optim import FromTorch, Optimizer, changed_group, from_torch
 from .session import TIMEOUT_S, Job, Result, Round, RoundHandle, Session
 from .spec import Group, JobSpec, Part, Tile, Version, at_least
@@ -380,7 +381,8 @@ class AttachedModel:
         if dtype is None:  # float16 is widened
             host, dtype = host.to(torch.float32), "f32"
         self._touched = self._round.info.round
-        self._round.push(slot.name, host.contiguous(), micro=self._passes, dtype=dtype, box=slot.box)
+        lent = host if can_lend(host) else host.contiguous()
+        self._round.push(slot.name, lent, micro=self._passes, dtype=dtype, box=slot.box)
 
     def micro_end(self) -> None:
         """Ends a backward pass of several in a step. The next forward pass of the model does it by itself."""
@@ -455,8 +457,8 @@ class AttachedModel:
                 raise Invalid(f"{name} of {list(value.shape)} is no (first) name of a tensor of that shape")
         if self._round is not None:
             raise Invalid("a step is open: write before its first forward pass, or after step()")
-        masters = {name: value.detach().to(device="cpu", dtype=torch.float32).contiguous()
-                   for name, value in values.items()}
+        hosts = {name: value.detach().to(device="cpu", dtype=torch.float32) for name, value in values.items()}
+        masters = {name: host if can_lend(host) else host.contiguous() for name, host in hosts.items()}
         for left in reversed(range(_TRIES)):
             try:
                 version = self._write_once(masters, plane)

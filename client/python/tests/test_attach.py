@@ -83,6 +83,26 @@ class AStep(Case):
         m.step()
         self.assertEqual((model["used"].weight.item(), model["unused"].weight.item()), (1.5, 7.0))
 
+    def test_parameters_that_are_not_dense_stay_as_they_lie(self):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 6)).to(memory_format=torch.channels_last)
+        model[2].weight = nn.Parameter(torch.randn(16, 6).t())
+        alone = copy.deepcopy(model)
+        strides = [p.stride() for p in model.parameters()]
+        self.assertFalse(model[0].weight.is_contiguous() or model[2].weight.is_contiguous())
+        m = self.attach(model)
+        x = torch.randn(2, 3, 4, 4)
+        model(x).square().mean().backward()
+        m.step()
+        alone(x).square().mean().backward()
+        torch.optim.SGD(alone.parameters(), lr=0.5).step()
+        self.assertEqual([p.stride() for p in model.parameters()], strides)
+        for mine, wanted in zip(model.parameters(), alone.parameters()):
+            self.assertTrue(torch.allclose(mine, wanted, rtol=1e-5, atol=1e-6))
+        stats = m.job.stats()
+        self.assertEqual(stats.packed_bytes, 0)
+        self.assertGreater(stats.packed_bytes_peak, 0)
+
     def test_frozen_parameters_stay_and_are_stored(self):
         model = line()
         model.weight.requires_grad_(False)
@@ -340,6 +360,13 @@ class Refusals(Case):
     def refused(self, kind, words, call):
         with self.assertRaisesRegex(kind, words):
             call()
+
+    def test_memory_that_shares_elements_is_not_written_to(self):
+        m = self.attach(line())
+        with self.assertRaisesRegex(cairn.Invalid, "contiguous"):
+            m.job.fetch(m.version, "weight", torch.ones(1).expand(4), box=cairn.Box((0, 0), (1, 1)))
+        with self.assertRaisesRegex(cairn.Invalid, "one element, expanded"):
+            m.job.fetch(m.version, "weight", torch.ones(1).expand(2, 2))
 
     def test_what_attach_cannot_do_is_said(self):
         class Muon(torch.optim.Optimizer):

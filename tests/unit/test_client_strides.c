@@ -1,0 +1,230 @@
+/* The caller's memory with strides: what is put, pushed and fetched is what dense memory would be. */
+#include <check.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/toy.h"
+
+enum { WEIGHT = 0, ROWS = 60, COLUMNS = 20, SPREAD = 3, FAR = ROWS * COLUMNS * SPREAD };
+
+static struct rooms rooms;
+static cairn *session;
+
+static void open_rooms(void)
+{
+    const struct cairn_fabric_mem_options fabric = { .seed = 5, .delay_max_ticks = 2 };
+    rooms_open(&rooms, 2, &fabric);
+    session = toy_session(&rooms, "strides");
+}
+
+static void close_rooms(void)
+{
+    cairn_close(session);
+    rooms_close(&rooms);
+}
+
+/* a.weight as its transpose lies, with unused elements between. */
+static struct cairn_mem transposed(float *ptr)
+{
+    struct cairn_mem mem = toy_mem(ptr, CAIRN_F32);
+    mem.stride[0] = SPREAD;
+    mem.stride[1] = (int64_t)ROWS * SPREAD;
+    return mem;
+}
+
+static float *place(float *ptr, uint64_t elem)
+{
+    return &ptr[elem / COLUMNS * SPREAD + elem % COLUMNS * ROWS * SPREAD];
+}
+
+static void put_transposed(cairn_job *job)
+{
+    static float far[FAR];
+    float dense[TOY_ELEMS];
+    for (int t = 0; t < TOY_TENSORS; t++) {
+        cairn_op *op = NULL;
+        for (uint64_t i = 0; i < toy_elems(t); i++) dense[i] = toy_initial(t, i);
+        for (uint64_t i = 0; t == WEIGHT && i < toy_elems(t); i++) *place(far, i) = dense[i];
+        const struct cairn_mem mem = t == WEIGHT ? transposed(far) : toy_mem(dense, CAIRN_F32);
+        toy_good(cairn_put(job, toy_tensors[t].name, "param", NULL, &mem, &op));
+        toy_good(cairn_wait(op, TOY_WAIT_MS));
+    }
+    toy_good(cairn_init_done(job, NULL, TOY_WAIT_MS));
+}
+
+/* Pushes a.weight's gradient in every micro-batch, dense or not, and gives what came of it. */
+static void train(const char *name, uint32_t stage, bool dense, float out[TOY_ELEMS])
+{
+    static float far[FAR], near[TOY_ELEMS];
+    struct cairn_job_spec spec = toy_spec(0, 1);
+    spec.stage = CAIRN_STAGE(stage);
+    spec.micro_batches = 2;
+    cairn_job *job = toy_ready(session, name, &spec);
+    const struct cairn_round round = toy_begin(job);
+    for (uint32_t m = 0; m < 2; m++) {
+        cairn_op *op = NULL;
+        for (uint64_t i = 0; i < TOY_ELEMS; i++)
+            near[i] = *place(far, i) = (float)((i * 7919 + m) % 1000) / 300 - 1;
+        const struct cairn_mem mem = dense ? toy_mem(near, CAIRN_F32) : transposed(far);
+        toy_good(cairn_push(job, &round, m, "a.weight", NULL, &mem, &op));
+        toy_good(cairn_wait(op, TOY_WAIT_MS));
+        toy_good(cairn_micro_end(job, &round, m));
+    }
+    toy_fetch(job, toy_commit(job, &round).version, WEIGHT, "param", CAIRN_F32, out);
+    cairn_job_close(job);
+}
+
+START_TEST(what_is_put_from_a_transpose_is_the_tensor)
+{
+    const struct cairn_job_spec spec = toy_spec(0, 1);
+    cairn_job *job = toy_open(session, "toy", &spec);
+    float got[TOY_ELEMS];
+    put_transposed(job);
+    const struct cairn_round round = toy_begin(job);
+    toy_fetch(job, round.version, WEIGHT, NULL, CAIRN_F32, got);
+    for (uint64_t i = 0; i < TOY_ELEMS; i++) ck_assert_float_eq(got[i], toy_initial(WEIGHT, i));
+}
+END_TEST
+
+START_TEST(its_digest_is_that_of_the_dense_tensor)
+{
+    const struct cairn_job_spec first = toy_spec(0, 1), second = toy_spec(1, 1);
+    cairn *other = toy_session(&rooms, "second");
+    cairn_job *job = toy_ready(session, "toy", &first);
+    cairn_job *compared = toy_open(other, "toy", &second);
+    put_transposed(compared); // only hashed: rank 0 has put
+    (void)job;
+    cairn_close(other);
+}
+END_TEST
+
+START_TEST(a_gradient_with_strides_has_the_bits_of_a_dense_one)
+{
+    float dense[TOY_ELEMS], apart[TOY_ELEMS];
+    for (uint32_t stage = 1; stage < 3; stage++) { // added up here, and pushed as it is
+        const char names[2][3] = { { 'd', (char)('0' + stage) }, { 's', (char)('0' + stage) } };
+        train(names[0], stage, true, dense);
+        train(names[1], stage, false, apart);
+        ck_assert_int_eq(memcmp(dense, apart, sizeof dense), 0);
+    }
+}
+END_TEST
+
+START_TEST(a_fetch_writes_what_the_strides_name_and_nothing_else)
+{
+    const struct cairn_job_spec spec = toy_spec(0, 1);
+    cairn_job *job = toy_ready(session, "toy", &spec);
+    static float far[FAR];
+    cairn_op *op = NULL;
+    for (int i = 0; i < FAR; i++) far[i] = -77;
+    const struct cairn_round round = toy_begin(job);
+    const struct cairn_mem mem = transposed(far);
+    const struct cairn_box box = { .rank = 2, .start = { 7, 3 }, .extent = { 50, 9 } };
+    toy_good(cairn_fetch(job, round.version, "a.weight", NULL, &box, &mem, &op));
+    toy_good(cairn_wait(op, TOY_WAIT_MS));
+    int written = 0;
+    for (int i = 0; i < FAR; i++) written += far[i] != -77;
+    ck_assert_int_eq(written, 50 * 9);
+    for (uint64_t r = 0; r < 50; r++)
+        for (uint64_t c = 0; c < 9; c++)
+            ck_assert_float_eq(*place(far, r * COLUMNS + c),
+                               toy_initial(WEIGHT, (r + 7) * COLUMNS + c + 3));
+}
+END_TEST
+
+START_TEST(copies_are_counted_and_given_back)
+{
+    const struct cairn_job_spec spec = toy_spec(0, 1);
+    cairn_job *job = toy_open(session, "toy", &spec);
+    struct cairn_stats stats = { .struct_size = sizeof stats };
+    put_transposed(job);
+    toy_good(cairn_job_stats(job, &stats));
+    ck_assert_uint_eq(stats.packed_bytes, 0);
+    ck_assert_uint_gt(stats.packed_bytes_peak, 0);
+    ck_assert_uint_le(stats.packed_bytes_peak, TOY_ELEMS * sizeof(float));
+}
+END_TEST
+
+START_TEST(memory_that_cannot_be_is_refused)
+{
+    const struct cairn_job_spec spec = toy_spec(0, 1);
+    cairn_job *job = toy_ready(session, "toy", &spec);
+    static float far[FAR];
+    cairn_op *op = NULL;
+    struct cairn_round round = toy_begin(job);
+    struct cairn_mem mem = transposed(far);
+    mem.stride[0] = 0; // every row the same: may be pushed
+    toy_good(cairn_push(job, &round, 0, "a.weight", NULL, &mem, NULL));
+    toy_fails(cairn_fetch(job, round.version, "a.weight", NULL, NULL, &mem, &op), CAIRN_ERR_INVALID,
+              "share memory");
+    mem.stride[0] = -1;
+    toy_fails(cairn_push(job, &round, 0, "a.weight", NULL, &mem, NULL), CAIRN_ERR_INVALID,
+              "stride[0] is -1");
+    mem = toy_mem(far, CAIRN_F32);
+    mem.device = CAIRN_GPU(0);
+    toy_fails(cairn_push(job, &round, 0, "a.bias", NULL, &mem, NULL), CAIRN_ERR_UNSUPPORTED,
+              "CUDA");
+    mem.device = -2;
+    toy_fails(cairn_push(job, &round, 0, "a.bias", NULL, &mem, NULL), CAIRN_ERR_INVALID, "device");
+    mem.device = -1;
+    mem.stream = &round;
+    toy_fails(cairn_push(job, &round, 0, "a.bias", NULL, &mem, NULL), CAIRN_ERR_UNSUPPORTED,
+              "CUDA");
+    mem.stream = NULL;
+    toy_good(cairn_push(job, &round, 0, "a.bias", NULL, &mem, NULL));
+    toy_commit(job, &round);
+}
+END_TEST
+
+START_TEST(memory_of_cairn_alloc_must_hold_all_that_the_strides_reach)
+{
+    const struct cairn_job_spec spec = toy_spec(0, 1);
+    cairn_job *job = toy_ready(session, "toy", &spec);
+    const struct cairn_round round = toy_begin(job);
+    void *ptr = NULL;
+    cairn_op *op = NULL;
+    toy_good(cairn_alloc(session, 12288, -1, &ptr)); // dense it fits
+    const struct cairn_mem mem = transposed(ptr);
+    toy_fails(cairn_fetch(job, round.version, "a.weight", NULL, NULL, &mem, &op), CAIRN_ERR_INVALID,
+              "12288 bytes to the end");
+}
+END_TEST
+
+START_TEST(the_struct_of_the_first_release_is_dense_memory_of_the_host)
+{
+    const struct cairn_job_spec spec = toy_spec(0, 1);
+    cairn_job *job = toy_ready(session, "toy", &spec);
+    const struct cairn_round round = toy_begin(job);
+    float got[COLUMNS];
+    struct cairn_mem mem = toy_mem(got, CAIRN_F32);
+    cairn_op *op = NULL;
+    memset(&mem.stride, 0xff, sizeof mem - offsetof(struct cairn_mem, stride)); // not its own
+    mem.struct_size = offsetof(struct cairn_mem, stride);
+    toy_good(cairn_fetch(job, round.version, "a.bias", NULL, NULL, &mem, &op));
+    toy_good(cairn_wait(op, TOY_WAIT_MS));
+    for (uint64_t i = 0; i < COLUMNS; i++) ck_assert_float_eq(got[i], toy_initial(1, i));
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("client_strides");
+    TCase *tests = tcase_create("client_strides");
+    tcase_set_timeout(tests, 30);
+    tcase_add_checked_fixture(tests, open_rooms, close_rooms);
+    tcase_add_test(tests, what_is_put_from_a_transpose_is_the_tensor);
+    tcase_add_test(tests, its_digest_is_that_of_the_dense_tensor);
+    tcase_add_test(tests, a_gradient_with_strides_has_the_bits_of_a_dense_one);
+    tcase_add_test(tests, a_fetch_writes_what_the_strides_name_and_nothing_else);
+    tcase_add_test(tests, copies_are_counted_and_given_back);
+    tcase_add_test(tests, memory_that_cannot_be_is_refused);
+    tcase_add_test(tests, memory_of_cairn_alloc_must_hold_all_that_the_strides_reach);
+    tcase_add_test(tests, the_struct_of_the_first_release_is_dense_memory_of_the_host);
+    suite_add_tcase(suite, tests);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
