@@ -3,10 +3,10 @@
 #include <assert.h>
 #include <stdbool.h>
 #include <string.h>
-#include <xxhash.h>
 
 #include "proto/wire/box.h"
 #include "proto/wire/tensor.h"
+#include "proto/wire/xxh.h"
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "the wire is little-endian, and so are we");

@@ -6,9 +6,9 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include "proto/wire/snapshot_io.h"
+#include "proto/wire/xxh.h"
 
 #define READ_BYTES ((size_t)1 << 20)
 

@@ -22,7 +22,7 @@ DOORS = {
     r"sodium\.h": ["proto/wire/", "client/", "server/coordinator/"],
     r"jansson\.h": ["proto/wire/manifest", "proto/wire/safetensors", "client/ctl/"],
     r"ini\.h": ["server/base/"],
-    r"xxhash\.h": ["proto/wire/", "proto/fabric/address"],
+    r"xxh\w*\.h": ["proto/wire/", "proto/fabric/address"],
     r"zlib\.h": ["client/examples/"],
     r"protobuf-c/.*": ["proto/wire/"],
     r"check\.h": [],
