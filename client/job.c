@@ -32,6 +32,7 @@ static void free_job(struct job *job)
     free(job->frozen);
     free(job->frozen_tensors);
     free(job->puts);
+    cairn_client_write_release(job);
     cairn_accumulate_release(job);
     cairn_cache_release(job);
     free(job->name);

@@ -1,6 +1,7 @@
 /* Parts: the chunks of a put, push or fetch, and what of them is on loan. Loop thread. */
 #include <assert.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "client/session.h"
 
@@ -46,6 +47,10 @@ struct part *cairn_part_new(struct job *job, const struct command *command, uint
     const size_t elem_bytes = cairn_dtype_bytes(command->dtype);
     const uint64_t first = before(command, place.first_elem);
     const uint64_t end = before(command, place.first_elem + place.elem_count);
+    // What is put of a box goes behind it, unless the box has all of the chunk.
+    const bool puts_box = command->op->kind == CAIRN_CHUNK_PUT &&
+                          command->piece.tile == CAIRN_TILE_BOX;
+    const bool boxed = puts_box && end - first < place.elem_count;
     *part = (struct part) {
         .job = job,
         .op = command->op,
@@ -54,11 +59,12 @@ struct part *cairn_part_new(struct job *job, const struct command *command, uint
         .kind = command->op->kind,
         .plane = command->plane,
         .dtype = command->dtype,
-        .tile = command->piece.tile,
+        .tile = puts_box && !boxed ? CAIRN_TILE_WHOLE : command->piece.tile,
         .shard = shard,
         .place = place,
         .table_hash = command->piece.table_hash,
-        .bytes = command->piece.strides.given ? NULL : command->ptr + first * elem_bytes,
+        .bytes = command->piece.strides.given || boxed ? NULL : command->ptr + first * elem_bytes,
+        .head_bytes = boxed ? command->op->box_bytes : 0,
         .first = first,
         .byte_count = (end - first) * elem_bytes,
         .version = command->version,
@@ -84,23 +90,28 @@ static void count_packed(struct job *job, size_t more, size_t less)
 cairn_status cairn_part_open(struct part *part)
 {
     if (part->bytes != NULL || part->byte_count == 0) return CAIRN_OK;
-    part->packed = malloc(part->byte_count);
+    part->packed = malloc(part->head_bytes + part->byte_count);
     if (part->packed == NULL) return CAIRN_ERR_NO_MEMORY;
-    part->bytes = part->packed;
-    count_packed(part->job, part->byte_count, 0);
+    part->bytes = part->packed + part->head_bytes;
+    count_packed(part->job, part->head_bytes + part->byte_count, 0);
     return CAIRN_OK;
 }
 
 /* What is to be sent; once, however often it is sent. */
 static cairn_status pack(struct part *part)
 {
+    const struct op *op = part->op;
     const size_t elem_bytes = cairn_dtype_bytes(part->dtype);
-    const bool packed = part->bytes != NULL;
+    if (part->bytes != NULL) return CAIRN_OK;
     const cairn_status status = cairn_part_open(part);
-    if (status == CAIRN_OK && !packed && part->byte_count > 0)
-        cairn_strides_gather(&part->op->strides, part->op->ptr, elem_bytes, part->first,
-                             part->byte_count / elem_bytes, part->packed);
-    return status;
+    if (status != CAIRN_OK || part->packed == NULL) return status;
+    memcpy(part->packed, op->box, part->head_bytes);
+    if (op->strides.given)
+        cairn_strides_gather(&op->strides, op->ptr, elem_bytes, part->first,
+                             part->byte_count / elem_bytes, part->bytes);
+    else
+        memcpy(part->bytes, op->ptr + part->first * elem_bytes, part->byte_count);
+    return CAIRN_OK;
 }
 
 void cairn_part_arrived(struct part *part)
@@ -116,7 +127,7 @@ static void unpack(struct part *part)
     if (part->packed == NULL) return;
     free(part->packed);
     part->packed = NULL;
-    count_packed(part->job, 0, part->byte_count);
+    count_packed(part->job, 0, part->head_bytes + part->byte_count);
 }
 
 /* ---- the life of a part ---- */
@@ -201,8 +212,10 @@ cairn_status cairn_part_send(struct part *part, struct cairn_chunk_header *heade
     const bool is_fetch = part->kind == CAIRN_CHUNK_FETCH;
     const cairn_status opened = is_fetch ? CAIRN_OK : pack(part);
     if (opened != CAIRN_OK) return opened;
-    const void *payload = is_fetch ? part->op->box : part->bytes;
-    const size_t payload_bytes = is_fetch ? part->op->box_bytes : part->byte_count;
+    const void *data = part->head_bytes > 0 ? part->packed : part->bytes;
+    const void *payload = is_fetch ? part->op->box : data;
+    const size_t payload_bytes = is_fetch ? part->op->box_bytes
+                                          : part->head_bytes + part->byte_count;
     const bool has_payload = payload_bytes > 0;
     header->kind = part->kind;
     header->dtype = part->dtype;

@@ -38,6 +38,7 @@
 struct session;
 struct job;
 struct put_note;
+struct written;
 struct sum;
 struct cache;
 struct region;
@@ -90,7 +91,7 @@ struct op {
     void *context;
     struct op *next_awaiting; /* lock: of cache.c */
     uint32_t open_parts; /* loop thread: chunks that are not done; counted up while it is cut */
-    size_t box_bytes;    /* of a fetch of a box: what goes with each of its chunks */
+    size_t box_bytes;    /* of a fetch or a put of a box: what goes with each of its chunks */
     uint8_t box[CAIRN_BOX_BYTES_MAX];
     /* lock */
     bool done;
@@ -137,9 +138,10 @@ struct part {
     /* [byte_count] what the piece has of the chunk: in the caller's buffer, or `packed`, which is made when
      * it is sent; NULL until then */
     uint8_t *bytes;
-    uint8_t *packed; /* owned; of memory with strides */
+    uint8_t *packed; /* owned; of memory with strides, or behind a box */
     uint64_t first;  /* element of the piece */
     size_t byte_count;
+    size_t head_bytes; /* before it in `packed`: the box of a put; 0: none */
     uint64_t checksum; /* of what a fetch is receiving */
     uint32_t damaged;  /* times that its bytes did not arrive as they were sent */
     struct cairn_version version;
@@ -209,6 +211,7 @@ struct job {
     uint32_t filling_micro;
     bool filling_any, committed;
     struct cairn_round write;  /* that is open; round 0: none */
+    struct written *written;   /* owned: what was put in it, of write.c */
     struct declared *declared; /* owned: what holds; NULL, or of world 0: whole tensors */
     struct declared
         *declaring;       /* of the call of cairn_tiles that waits for the others; NULL: none */
@@ -417,6 +420,9 @@ void cairn_client_round_drop(struct job *job, cairn_status status);
 /* ---- puts.c ---- */
 /* It may be put again. Under the lock. */
 void cairn_puts_failed(struct job *job, size_t tensor);
+
+/* ---- write.c ---- */
+void cairn_client_write_release(struct job *job); /* with the job, or under the lock */
 
 /* ---- explain.c: sentences for what went wrong; loop thread, not under the lock ---- */
 void cairn_explain_part(const struct part *part, cairn_status status, struct cairn_sentence *out);

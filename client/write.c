@@ -78,6 +78,7 @@ static cairn_status begin_inside(struct job *job, uint64_t deadline_ms)
     if (status == CAIRN_ERR_TIMEOUT) cancel(job, 0);
     if (status != CAIRN_OK) return status;
     pthread_mutex_lock(&job->session->lock);
+    cairn_client_write_release(job);
     job->write = round;
     job->puts_status = CAIRN_OK;
     pthread_mutex_unlock(&job->session->lock);
@@ -97,6 +98,68 @@ cairn_status cairn_write_begin(cairn_job *handle, int timeout_ms)
 }
 
 /* ---- put ---- */
+
+/* A box of a plane that was put in the write that is open. */
+struct written {
+    struct written *next;
+    uint32_t tensor;
+    uint8_t plane;
+    struct cairn_box box;
+};
+
+void cairn_client_write_release(struct job *job)
+{
+    for (struct written *w = job->written, *next; w != NULL; w = next) {
+        next = w->next;
+        free(w);
+    }
+    job->written = NULL;
+}
+
+/* Notes what is put, so that no element is put twice. */
+static cairn_status claim(struct job *job, const struct command *pattern)
+{
+    char mine[CAIRN_BOX_TEXT_BYTES], theirs[CAIRN_BOX_TEXT_BYTES];
+    struct written *fresh = malloc(sizeof *fresh);
+    if (fresh == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    *fresh = (struct written) { NULL, pattern->tensor, pattern->plane, pattern->piece.box };
+    pthread_mutex_lock(&job->session->lock);
+    const struct written *had = job->written;
+    while (had != NULL && (had->tensor != fresh->tensor || had->plane != fresh->plane ||
+                           !cairn_box_overlap(&had->box, &fresh->box)))
+        had = had->next;
+    const bool twice = had != NULL;
+    if (twice) {
+        cairn_box_text(&had->box, theirs);
+    } else {
+        fresh->next = job->written;
+        job->written = fresh;
+    }
+    pthread_mutex_unlock(&job->session->lock);
+    if (!twice) return CAIRN_OK;
+    cairn_box_text(&fresh->box, mine);
+    free(fresh);
+    return cairn_client_fail(
+        CAIRN_ERR_EXISTS,
+        "tensor %s, %s: box %s has elements of %s, which was put in this write "
+        "already; each element is put once",
+        job->spec.tensors[pattern->tensor].name, cairn_plane_name(pattern->plane), mine, theirs);
+}
+
+/* It was not put after all. */
+static void unclaim(struct job *job, const struct command *pattern)
+{
+    pthread_mutex_lock(&job->session->lock);
+    struct written **link = &job->written;
+    while (*link != NULL &&
+           ((*link)->tensor != pattern->tensor || (*link)->plane != pattern->plane ||
+            !cairn_box_equal(&(*link)->box, &pattern->piece.box)))
+        link = &(*link)->next;
+    struct written *gone = *link;
+    if (gone != NULL) *link = gone->next;
+    pthread_mutex_unlock(&job->session->lock);
+    free(gone);
+}
 
 cairn_status cairn_api_write_put(struct job *job, uint64_t round, const char *tensor,
                                  const char *plane, const struct cairn_box *box,
@@ -122,11 +185,11 @@ cairn_status cairn_api_write_put(struct job *job, uint64_t round, const char *te
                                .round = round };
     status = cairn_api_judge_box(job, index, box, &mem, &pattern.piece);
     if (status != CAIRN_OK) return status;
-    if (!pattern.piece.whole)
-        return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
-                                 "tensor %s: a tensor is written whole; give NULL for the box",
-                                 tensor);
-    return cairn_api_begin(job, CAIRN_CHUNK_PUT, cairn_transfer_run, &pattern, op_out);
+    status = claim(job, &pattern);
+    if (status != CAIRN_OK) return status;
+    status = cairn_api_begin(job, CAIRN_CHUNK_PUT, cairn_transfer_run, &pattern, op_out);
+    if (status != CAIRN_OK) unclaim(job, &pattern);
+    return status;
 }
 
 /* ---- end ---- */

@@ -55,6 +55,17 @@ static int carries_payload(unsigned kind)
     return kind == CAIRN_CHUNK_PUSH || kind == CAIRN_CHUNK_PUT || kind == CAIRN_CHUNK_DATA;
 }
 
+/* A box, of which only the receiver knows how long it is, and at least one element. */
+static cairn_status judge_boxed(const struct cairn_chunk_header *h, size_t payload_bytes)
+{
+    const size_t elem_bytes = cairn_dtype_bytes(h->dtype);
+    if (elem_bytes == 0 || payload_bytes < 4 + elem_bytes) return CAIRN_ERR_MALFORMED;
+    if (payload_bytes - 4 - elem_bytes >
+        CAIRN_BOX_BYTES_MAX + h->leaf_count * CAIRN_LEAF_ELEMS * elem_bytes)
+        return CAIRN_ERR_MALFORMED;
+    return CAIRN_OK;
+}
+
 static cairn_status judge_payload(const struct cairn_chunk_header *h, size_t payload_bytes)
 {
     if (h->payload_bytes != payload_bytes) return CAIRN_ERR_MALFORMED;
@@ -64,6 +75,8 @@ static cairn_status judge_payload(const struct cairn_chunk_header *h, size_t pay
     if (h->kind == CAIRN_CHUNK_FETCH && h->tile == CAIRN_TILE_BOX)
         return payload_bytes > 0 && payload_bytes <= CAIRN_BOX_BYTES_MAX ? CAIRN_OK
                                                                          : CAIRN_ERR_MALFORMED;
+    if (h->kind == CAIRN_CHUNK_PUT && h->tile == CAIRN_TILE_BOX)
+        return judge_boxed(h, payload_bytes);
     if (!carries_payload(h->kind)) return payload_bytes == 0 ? CAIRN_OK : CAIRN_ERR_MALFORMED;
     const size_t elem_bytes = cairn_dtype_bytes(h->dtype);
     if (elem_bytes == 0 || payload_bytes == 0) return CAIRN_ERR_MALFORMED;
@@ -81,7 +94,8 @@ static cairn_status judge_range(const struct cairn_chunk_header *h)
     if (h->leaf_count == 0) return CAIRN_ERR_MALFORMED;
     if (h->first_leaf > CAIRN_TENSOR_ELEMS_MAX) return CAIRN_ERR_MALFORMED;
     // What a shard sends has its index there instead.
-    const uint32_t tile_max = h->kind == CAIRN_CHUNK_FETCH ? CAIRN_TILE_BOX : CAIRN_TILE_OWN;
+    const bool may_box = h->kind == CAIRN_CHUNK_FETCH || h->kind == CAIRN_CHUNK_PUT;
+    const uint32_t tile_max = may_box ? CAIRN_TILE_BOX : CAIRN_TILE_OWN;
     if (h->kind != CAIRN_CHUNK_DATA && h->tile > tile_max) return CAIRN_ERR_MALFORMED;
     if (h->kind != CAIRN_CHUNK_PUSH && cairn_plane_name(h->plane) == NULL)
         return CAIRN_ERR_MALFORMED;

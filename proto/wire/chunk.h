@@ -42,7 +42,8 @@
  * refused with CAIRN_ERR_MISMATCH. `tile` says which part of the chunk is meant:
  *   CAIRN_TILE_WHOLE  all of it
  *   CAIRN_TILE_OWN    what it has in common with the worker's own box of the tensor
- *   CAIRN_TILE_BOX    FETCH only: with the box that is the payload of FETCH (cairn_box_encode)
+ *   CAIRN_TILE_BOX    FETCH, and PUT in a write, only: with the box (cairn_box_encode) that is the payload
+ *                     of FETCH, and comes before the elements in that of PUT
  * The payload of PUSH, PUT and DATA is then that part only, ascending, which is one contiguous piece of the
  * box's memory; what has no element is not sent and not asked for. In what a shard sends, `tile` is the
  * shard's index in the layout. */
@@ -57,7 +58,7 @@
 #define CAIRN_CHUNK_HEADER_BYTES 128
 #define CAIRN_CHUNK_MAGIC        0x434e5243u /* "CRNC" */
 #define CAIRN_CHUNK_PROTOCOL     1
-#define CAIRN_CHUNK_PAYLOAD_MAX  ((size_t)4 << 20)
+#define CAIRN_CHUNK_PAYLOAD_MAX  (((size_t)4 << 20) + 4096) /* the largest chunk, and a box */
 #define CAIRN_TABLE_HASH_WHOLE   0x656c6f6877ull /* of the empty list of tiles: "whole tensors" */
 
 enum cairn_chunk_tile { CAIRN_TILE_WHOLE = 0, CAIRN_TILE_OWN = 1, CAIRN_TILE_BOX = 2 };

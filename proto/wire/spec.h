@@ -23,7 +23,7 @@
 #define CAIRN_SPEC_GROUPS_MAX       1024
 #define CAIRN_SPEC_ELEMS_MAX        ((uint64_t)1 << 48) /* of all tensors together */
 #define CAIRN_SPEC_WORKERS_MAX      65536
-#define CAIRN_SPEC_CHUNK_LEAVES_MAX 256 /* 4 MiB of f32 = CAIRN_CHUNK_PAYLOAD_MAX */
+#define CAIRN_SPEC_CHUNK_LEAVES_MAX 256 /* 4 MiB of f32: CAIRN_CHUNK_PAYLOAD_MAX */
 #define CAIRN_SPEC_SPREAD_MAX       65536
 #define CAIRN_SPEC_WINDOW_MAX       1024
 #define CAIRN_SPEC_SCALE_MAX \

@@ -166,7 +166,8 @@ static cairn_status take_budget(struct cairn_shard_job *job, const struct totals
     const uint64_t state = elem_bytes * (job->map.elem_count + totals->trained_elems +
                                          totals->exp_avg_elems + totals->exp_avg_sq_elems) +
                            2 * totals->wire_bytes;
-    const uint64_t landing = (uint64_t)(job->slot_count + job->put_max) * job->slot_bytes;
+    const uint64_t landing = (uint64_t)job->slot_count * job->slot_bytes +
+                             (uint64_t)job->put_max * job->put_bytes;
     const uint64_t rest = step_bytes + job->slot_count * (sizeof *job->slots + sizeof *job->folds) +
                           actions_max * sizeof *job->actions.list + job->map.chunk_count * 32 +
                           job->map.extent_count * 128 + holds_bytes(job);
@@ -201,7 +202,7 @@ static cairn_status open_arenas(struct cairn_shard_job *job, const struct totals
         status = cairn_arena_open_state(wanted[i].label, wanted[i].bytes, wanted[i].arena, why);
     }
     if (status != CAIRN_OK) return status;
-    status = cairn_arena_open_scratch("puts", (uint64_t)job->put_max * job->slot_bytes,
+    status = cairn_arena_open_scratch("puts", (uint64_t)job->put_max * job->put_bytes,
                                       &job->putting, why);
     if (status != CAIRN_OK) return status;
     return cairn_arena_open_scratch("landing", (uint64_t)job->slot_count * job->slot_bytes,
@@ -283,6 +284,7 @@ static cairn_status reserve(struct cairn_shard_job *job, const struct totals *to
     job->slot_count = config.member_max * config.window;
     job->put_max = job->slot_count < CAIRN_SHARD_PUTS_MAX ? job->slot_count : CAIRN_SHARD_PUTS_MAX;
     job->slot_bytes = (size_t)ALIGN_UP(totals->chunk_elems_max * sizeof(float), (uint64_t)4096);
+    job->put_bytes = job->slot_bytes + (size_t)ALIGN_UP(CAIRN_BOX_BYTES_MAX, 4096u);
     job->reply_bytes = (size_t)totals->chunk_elems_max * sizeof(float);
     cairn_status status = take_budget(job, totals, step_bytes, cairn_step_actions_max(&config),
                                       why);

@@ -54,6 +54,8 @@ static cairn_status judge_put(const struct cairn_member *member,
     if (job->state != CAIRN_JOB_INITIALIZING) {
         return cairn_fail(why, CAIRN_ERR_STALE, "its initial state is complete");
     }
+    if (header->tile == CAIRN_TILE_BOX)
+        return cairn_fail(why, CAIRN_ERR_MALFORMED, "a box of an initial state");
     if (header->plane != CAIRN_PLANE_PARAM || header->dtype != CAIRN_F32) {
         return cairn_fail(why, CAIRN_ERR_MALFORMED, "plane %u in %s: only param in f32 is put",
                           header->plane, cairn_dtype_name(header->dtype));
@@ -71,7 +73,7 @@ static cairn_status judge_put(const struct cairn_member *member,
 
 static uint8_t *buffer_of(const struct cairn_shard_job *job, const struct cairn_put *put)
 {
-    return job->putting.base + (size_t)(put - job->puts) * job->slot_bytes;
+    return job->putting.base + (size_t)(put - job->puts) * job->put_bytes;
 }
 
 /* The buffers are needed no more once the job serves and nothing lands in them. */
@@ -87,7 +89,7 @@ static void close_buffers(struct cairn_shard_job *job)
 cairn_status cairn_put_open_buffers(struct cairn_shard_job *job, struct cairn_sentence *why)
 {
     if (job->putting.base != NULL) return CAIRN_OK; // counted since the job was made
-    return cairn_arena_open_scratch("puts", (uint64_t)job->put_max * job->slot_bytes, &job->putting,
+    return cairn_arena_open_scratch("puts", (uint64_t)job->put_max * job->put_bytes, &job->putting,
                                     why);
 }
 
@@ -196,7 +198,7 @@ void cairn_put_on_message(struct cairn_member *member, const struct cairn_chunk_
     if (status == CAIRN_OK && put == NULL)
         status = cairn_fail(&why, CAIRN_ERR_BUSY, "%u puts are being received", job->put_max);
     if (status == CAIRN_OK) {
-        status = cairn_fabric_receive(message, buffer_of(job, put), job->slot_bytes, on_received,
+        status = cairn_fabric_receive(message, buffer_of(job, put), job->put_bytes, on_received,
                                       put);
         if (status != CAIRN_OK)
             status = cairn_fail(&why, CAIRN_ERR_BUSY, "no memory to receive it");

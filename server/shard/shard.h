@@ -243,6 +243,7 @@ struct cairn_shard_job {
     struct cairn_slot *slots;   /* owned: [slot_count] */
     uint32_t slot_count;
     size_t slot_bytes;
+    size_t put_bytes;          /* of a put: as many, and a box */
     struct cairn_slot *landed; /* receives that ended and were not told to the core yet */
     struct cairn_fold *folds;  /* owned: as many as can be under way */
     struct cairn_fold *folds_free;
@@ -272,7 +273,7 @@ struct cairn_shard_job {
     bool members_cut; /* some have `cut` set */
     uint8_t *have;    /* owned: [map.chunk_count] while INITIALIZING, 1 = put */
     struct cairn_put puts[CAIRN_SHARD_PUTS_MAX];
-    struct cairn_arena putting; /* [put_max][slot_bytes] until it serves */
+    struct cairn_arena putting; /* [put_max][put_bytes] until it serves */
     uint32_t put_max;
     size_t reply_bytes;
     struct cairn_reply *replies_free;
@@ -531,13 +532,14 @@ CAIRN_MUST_CHECK cairn_status cairn_put_judge_chunk(const struct cairn_shard_job
 CAIRN_MUST_CHECK cairn_status cairn_put_judge_payload(const struct cairn_chunk_header *header,
                                                       const struct cairn_put *put,
                                                       struct cairn_sentence *why);
-/* A PUT of a job that serves, judged without side effects; chunk, place and piece of *out are set. */
+/* A PUT of a job that serves, judged without side effects; chunk and place of *out are set, and its piece
+ * unless a box in the payload says that. */
 CAIRN_MUST_CHECK cairn_status cairn_write_judge(const struct cairn_member *member,
                                                 const struct cairn_chunk_header *header,
                                                 struct cairn_put *out, struct cairn_sentence *why);
 /* It is of the write that is open. */
 bool cairn_write_is(const struct cairn_shard_job *job, const struct cairn_chunk_header *header);
-/* Keeps a chunk beside the state. CAIRN_ERR_NO_MEMORY. */
+/* Keeps a chunk, or a box of it, beside the state. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_MALFORMED. */
 CAIRN_MUST_CHECK cairn_status cairn_write_take(struct cairn_shard_job *job,
                                                const struct cairn_put *put, const uint8_t *bytes,
                                                struct cairn_sentence *why);

@@ -1,6 +1,7 @@
-/* Writes at a step boundary: in a round of its own a worker puts whole chunks of planes. They are kept beside
- * the state, each in memory of its own, and take effect together by the decision WRITE; a write that ends
- * otherwise is forgotten. What readers have is never touched: the new values go with the next version. */
+/* Writes at a step boundary: in a round of its own a worker puts chunks of planes, or boxes of them. They are
+ * kept beside the state, each chunk in memory of its own which begins as the state is, and take effect
+ * together by the decision WRITE; a write that ends otherwise is forgotten. What readers have is never
+ * touched: the new values go with the next version. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -85,6 +86,7 @@ cairn_status cairn_write_judge(const struct cairn_member *member,
                           job->spec.tensors[header->tensor].name, cairn_plane_name(header->plane));
     }
     out->piece = (struct cairn_piece) { .count = out->place.elem_count };
+    if (header->tile == CAIRN_TILE_BOX) return CAIRN_OK; // the box says how long it is
     return cairn_put_judge_payload(header, out, why);
 }
 
@@ -94,11 +96,20 @@ bool cairn_write_is(const struct cairn_shard_job *job, const struct cairn_chunk_
            job->write->member == header->member;
 }
 
-cairn_status cairn_write_take(struct cairn_shard_job *job, const struct cairn_put *put,
-                              const uint8_t *bytes, struct cairn_sentence *why)
+static const struct cairn_arena *arena_of(const struct cairn_shard_job *job, int plane)
+{
+    const struct cairn_arena *const arenas[PLANES] = { &job->param, &job->exp_avg,
+                                                       &job->exp_avg_sq };
+    return arenas[plane];
+}
+
+/* Where the chunk of a plane is kept, made with what the state has. */
+static cairn_status stage(struct cairn_shard_job *job, const struct cairn_put *put, float **out,
+                          struct cairn_sentence *why)
 {
     struct cairn_write *write = job->write;
-    float **staged = &write->staged[plane_index(put->header.plane)][put->chunk];
+    const int plane = plane_index(put->header.plane);
+    float **staged = &write->staged[plane][put->chunk];
     const size_t byte_count = (size_t)put->place.elem_count * sizeof(float);
     if (*staged == NULL) {
         cairn_status status = cairn_budget_take(&job->shard->budget, byte_count, "a write", why);
@@ -109,20 +120,74 @@ cairn_status cairn_write_take(struct cairn_shard_job *job, const struct cairn_pu
             return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a write");
         }
         write->budget_bytes += byte_count;
+        // No round updates it meanwhile: this one is the write.
+        memcpy(*staged, (const float *)arena_of(job, plane)->base + put->place.local_elem,
+               byte_count);
     }
-    memcpy(*staged, bytes, byte_count);
+    *out = *staged;
     return CAIRN_OK;
+}
+
+/* The box before the elements; *head_out is how many bytes it has. */
+static cairn_status read_box(const struct cairn_shard_job *job, const struct cairn_put *put,
+                             const uint8_t *bytes, struct cairn_box *out, size_t *head_out,
+                             struct cairn_sentence *why)
+{
+    const struct cairn_shape *shape = &job->spec.tensors[put->header.tensor].shape;
+    const size_t head = 4 + 16 * (size_t)shape->rank, payload = (size_t)put->header.payload_bytes;
+    struct cairn_box box;
+    if (payload <= head || cairn_box_decode(bytes, head, &box) != CAIRN_OK)
+        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u: no box before its elements",
+                          put->header.tensor);
+    if (cairn_box_check(&box, shape, why) != CAIRN_OK) return CAIRN_ERR_MALFORMED;
+    const uint64_t first = put->place.first_elem;
+    const uint64_t count = cairn_box_before(&box, shape, first + put->place.elem_count) -
+                           cairn_box_before(&box, shape, first);
+    if (payload - head != count * sizeof(float))
+        return cairn_fail(why, CAIRN_ERR_MALFORMED,
+                          "tensor %u: %zu bytes of elements, its box has %llu there",
+                          put->header.tensor, payload - head, (unsigned long long)count);
+    *out = box;
+    *head_out = head;
+    return CAIRN_OK;
+}
+
+static cairn_status take_box(struct cairn_shard_job *job, const struct cairn_put *put,
+                             const uint8_t *bytes, struct cairn_sentence *why)
+{
+    struct cairn_box box;
+    size_t head = 0;
+    float *staged;
+    cairn_status status = read_box(job, put, bytes, &box, &head, why);
+    if (status == CAIRN_OK) status = stage(job, put, &staged, why);
+    if (status != CAIRN_OK) return status;
+    struct cairn_box_runs runs;
+    uint64_t elem, box_elem, run;
+    const uint8_t *from = bytes + head;
+    cairn_box_runs_begin(&runs, &box, &job->spec.tensors[put->header.tensor].shape,
+                         put->place.first_elem, put->place.elem_count);
+    for (; cairn_box_runs_next(&runs, &elem, &box_elem, &run); from += run * sizeof(float))
+        memcpy(staged + (elem - put->place.first_elem), from, (size_t)run * sizeof(float));
+    return CAIRN_OK;
+}
+
+cairn_status cairn_write_take(struct cairn_shard_job *job, const struct cairn_put *put,
+                              const uint8_t *bytes, struct cairn_sentence *why)
+{
+    float *staged;
+    if (put->header.tile == CAIRN_TILE_BOX) return take_box(job, put, bytes, why);
+    const cairn_status status = stage(job, put, &staged, why);
+    if (status == CAIRN_OK) memcpy(staged, bytes, (size_t)put->place.elem_count * sizeof *staged);
+    return status;
 }
 
 void cairn_write_apply(const struct cairn_shard_job *job, uint64_t chunk,
                        const struct cairn_chunk_place *place)
 {
-    const struct cairn_arena *const arenas[PLANES] = { &job->param, &job->exp_avg,
-                                                       &job->exp_avg_sq };
     for (int p = 0; job->write != NULL && p < PLANES; p++) {
         const float *staged = job->write->staged[p][chunk];
         if (staged != NULL)
-            memcpy((float *)arenas[p]->base + place->local_elem, staged,
+            memcpy((float *)arena_of(job, p)->base + place->local_elem, staged,
                    (size_t)place->elem_count * sizeof *staged);
     }
 }

@@ -157,6 +157,60 @@ START_TEST(a_wrong_write_changes_nothing)
 }
 END_TEST
 
+/* A box of the weight, every element `value`. */
+static cairn_status put_box(cairn_job *job, const char *plane, float value, uint64_t row,
+                            uint64_t column, uint64_t rows, uint64_t columns)
+{
+    static float values[ELEMS_MAX];
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
+    const struct cairn_box box = { 2, { row, column }, { rows, columns } };
+    cairn_op *op;
+    for (size_t i = 0; i < ELEMS_MAX; i++) values[i] = value;
+    const cairn_status status = cairn_put(job, "weight", plane, &box, &mem, &op);
+    return status == CAIRN_OK ? cairn_wait(op, WAIT_MS) : status;
+}
+
+/* The weight is 3, but 7 in columns 200 to 203, and 8 in rows 100 to 128 of the first 150 columns. */
+static void check_boxes(cairn_job *job, struct cairn_version version)
+{
+    static float values[ELEMS_MAX];
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
+    cairn_op *op;
+    ck_assert_int_eq(cairn_fetch(job, version, "weight", "param", NULL, &mem, &op), CAIRN_OK);
+    ck_assert_int_eq(cairn_wait(op, WAIT_MS), CAIRN_OK);
+    for (uint64_t r = 0; r < 129; r++)
+        for (uint64_t c = 0; c < 257; c++)
+            ck_assert_float_eq(values[r * 257 + c], c >= 200 && c < 204   ? 7
+                                                    : r >= 100 && c < 150 ? 8
+                                                                          : 3);
+}
+
+START_TEST(boxes_are_written_and_the_rest_of_the_tensor_stays)
+{
+    struct cluster cluster;
+    struct cairn_version version = { 0, 0 };
+    cairn *session;
+    cluster_start(&cluster, 3, NULL);
+    cairn_job *job = open_job(&cluster, 0, 1, &session);
+    ck_assert_int_eq(cairn_write_begin(job, WAIT_MS), CAIRN_OK);
+    ck_assert_int_eq(put_box(job, "param", 7, 0, 200, 129, 4), CAIRN_OK);
+    ck_assert_int_eq(put_box(job, "param", 8, 100, 0, 29, 150), CAIRN_OK);
+    ck_assert_int_eq(put_box(job, "exp_avg", 2, 100, 0, 29, 150), CAIRN_OK); // another plane
+    ck_assert_int_eq(put_box(job, "param", 9, 128, 149, 1, 10), CAIRN_ERR_EXISTS);
+    ck_assert_ptr_nonnull(strstr(cairn_error(), "[100:129, 0:150]"));
+    ck_assert_int_eq(put(job, 2, "param", 9), CAIRN_ERR_EXISTS);
+    ck_assert_int_eq(put_box(job, "param", 9, 120, 0, 10, 1), CAIRN_ERR_INVALID);
+    ck_assert_msg(cairn_write_end(job, WAIT_MS, &version) == CAIRN_OK, "%s", cairn_error());
+    check_boxes(job, version);
+    ck_assert_int_eq(cairn_write_begin(job, WAIT_MS), CAIRN_OK); // and may be put again
+    ck_assert_int_eq(put_box(job, "param", 7, 0, 200, 129, 4), CAIRN_OK);
+    ck_assert_msg(cairn_write_end(job, WAIT_MS, &version) == CAIRN_OK, "%s", cairn_error());
+    check_boxes(job, version);
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
 static void *train_once(void *job)
 {
     train_a_step(job);
@@ -249,6 +303,7 @@ int main(void)
     tcase_set_timeout(tcase, 60);
     tcase_add_test(tcase, a_write_is_one_new_version_and_the_old_one_stays_readable);
     tcase_add_test(tcase, a_wrong_write_changes_nothing);
+    tcase_add_test(tcase, boxes_are_written_and_the_rest_of_the_tensor_stays);
     tcase_add_test(tcase, a_writer_that_dies_has_written_nothing_and_training_goes_on);
     tcase_add_test(tcase, a_coordinator_that_dies_in_a_write_voids_it_and_one_after_it_finds_it);
     tcase_add_test(tcase, a_snapshot_of_a_write_is_restored_into_a_newer_generation);

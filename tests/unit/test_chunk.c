@@ -151,6 +151,27 @@ START_TEST(a_fetch_carries_a_box_if_it_asks_for_one_and_else_nothing)
 }
 END_TEST
 
+START_TEST(a_put_of_a_box_carries_it_before_at_least_one_element)
+{
+    struct cairn_chunk_header put = a_push();
+    put.kind = CAIRN_CHUNK_PUT;
+    put.plane = CAIRN_PLANE_PARAM;
+    put.dtype = CAIRN_F32;
+    put.tile = CAIRN_TILE_BOX;
+    put.leaf_count = 1;
+    const size_t most = 4096 * 4 + 132;
+    const size_t good[] = { 8, 36 + 4, most }, bad[] = { 0, 4, 7, most + 100 };
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        put.payload_bytes = good[i];
+        ck_assert_int_eq(judge(put, good[i]), CAIRN_OK);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        put.payload_bytes = bad[i];
+        ck_assert_int_eq(judge(put, bad[i]), CAIRN_ERR_MALFORMED);
+    }
+}
+END_TEST
+
 START_TEST(another_protocol_and_another_magic_are_told_apart)
 {
     struct cairn_chunk_header header = a_push(), out;
@@ -191,6 +212,7 @@ int main(void)
     tcase_add_loop_test(tcase, a_bad_header_is_refused, 0, sizeof refusals / sizeof refusals[0]);
     tcase_add_test(tcase, a_tile_may_have_fewer_elements_than_leaves_and_is_one_that_is_known);
     tcase_add_test(tcase, a_fetch_carries_a_box_if_it_asks_for_one_and_else_nothing);
+    tcase_add_test(tcase, a_put_of_a_box_carries_it_before_at_least_one_element);
     tcase_add_test(tcase, another_protocol_and_another_magic_are_told_apart);
     tcase_add_test(tcase, random_headers_never_pass_with_a_size_that_is_not_theirs);
     suite_add_tcase(suite, tcase);

@@ -73,6 +73,36 @@ static cairn_status put(uint64_t member, uint64_t round, uint64_t chunk, uint8_t
     return CAIRN_OK;
 }
 
+/* The rows from `row` on of the chunk, in a box that reaches `more` rows beyond it; the payload is short of
+ * `short_bytes`. Every element is 5. */
+static cairn_status put_rows(uint64_t chunk, uint64_t row, uint64_t more, size_t short_bytes)
+{
+    static uint8_t bytes[CAIRN_BOX_BYTES_MAX + SCENE_CHUNK_LEAVES * CAIRN_LEAF_ELEMS * 4];
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, chunk);
+    const struct cairn_shape *shape = &scene.shard->jobs->spec.tensors[place.tensor].shape;
+    const uint64_t columns = shape->rank == 2 ? shape->dim[1] : 1;
+    struct cairn_box box = cairn_box_of_shape(shape);
+    box.start[0] = place.first_elem / columns + row;
+    box.extent[0] = place.elem_count / columns - row + more;
+    const size_t head = cairn_box_encode(&box, bytes);
+    const size_t count = (size_t)(place.elem_count - row * columns);
+    struct cairn_chunk_header header = scene_chunk_header(&scene, CAIRN_CHUNK_PUT, 1, chunk);
+    for (size_t i = 0; i < count; i++) {
+        const float five = 5;
+        memcpy(bytes + head + i * sizeof five, &five, sizeof five);
+    }
+    header.plane = CAIRN_PLANE_PARAM;
+    header.dtype = CAIRN_F32;
+    header.round = ROUND;
+    header.tile = CAIRN_TILE_BOX;
+    scene_send(&scene, &header, bytes, head + count * sizeof(float) - short_bytes);
+    scene_settle(&scene);
+    if (scene_waiting(&scene, CAIRN_CHUNK_NAK) > 0)
+        return (cairn_status)scene_note(&scene, CAIRN_CHUNK_NAK)->header.value;
+    scene_note(&scene, CAIRN_CHUNK_ACK);
+    return CAIRN_OK;
+}
+
 static void commit(void)
 {
     static const uint32_t absent[] = { T_BIAS, T_EMB, T_WEIGHT };
@@ -131,6 +161,49 @@ START_TEST(what_is_put_takes_effect_by_the_coordinators_word)
 }
 END_TEST
 
+START_TEST(what_a_box_does_not_have_stays_as_it_is)
+{
+    const uint64_t chunk = chunk_of(T_WEIGHT);
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, chunk);
+    const uint64_t columns = scene.shard->jobs->spec.tensors[T_WEIGHT].shape.dim[1];
+    open_write();
+    ck_assert_int_eq(put_rows(chunk, 3, 0, 0), CAIRN_OK);
+    ck_assert_int_eq(put_rows(chunk, 3, 0, 0), CAIRN_OK); // the answer was lost
+    commit();
+    check_param(UINT64_MAX);
+    Cairn__Decision write = CAIRN__DECISION__INIT;
+    Cairn__Decide decide = CAIRN__DECIDE__INIT;
+    write.kind = CAIRN_DECISION_WRITE;
+    write.round = ROUND;
+    write.generation = 2;
+    decide.job = SCENE_JOB;
+    decide.epoch = scene.epoch;
+    decide.decision = &write;
+    scene_say(&scene, CAIRN_MSG_DECIDE, 0, &decide.base);
+    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
+    const float *got = (const float *)scene.shard->jobs->param.base + place.local_elem;
+    for (uint64_t i = 0; i < place.elem_count; i++)
+        ck_assert(got[i] == (i < 3 * columns ? scene_initial(T_WEIGHT, place.first_elem + i) : 5));
+    check_forgotten();
+}
+END_TEST
+
+START_TEST(a_box_that_is_none_or_whose_elements_are_not_there_is_refused)
+{
+    const uint64_t chunk = chunk_of(T_WEIGHT);
+    open_write();
+    ck_assert_int_eq(put_rows(chunk, 3, 100000, 0), CAIRN_ERR_MALFORMED); // beyond the tensor
+    ck_assert_int_eq(put_rows(chunk, 3, 0, 4), CAIRN_ERR_MALFORMED);
+    commit();
+    scene_fence(&scene, 2);
+    scene_hear(&scene, CAIRN_MSG_ANSWER);
+    scene_resolve_none(&scene);
+    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
+    check_param(UINT64_MAX);
+    check_forgotten();
+}
+END_TEST
+
 START_TEST(a_void_write_is_forgotten)
 {
     open_write();
@@ -183,6 +256,8 @@ int main(void)
     tcase_set_timeout(tcase, 30);
     tcase_add_checked_fixture(tcase, serve, leave);
     tcase_add_test(tcase, what_is_put_takes_effect_by_the_coordinators_word);
+    tcase_add_test(tcase, what_a_box_does_not_have_stays_as_it_is);
+    tcase_add_test(tcase, a_box_that_is_none_or_whose_elements_are_not_there_is_refused);
     tcase_add_test(tcase, a_void_write_is_forgotten);
     tcase_add_test(tcase, nobody_but_the_writer_puts_and_only_while_it_writes);
     tcase_add_test(tcase, a_write_that_does_not_fit_is_refused_and_the_state_stands);

@@ -291,8 +291,8 @@ class Job:
         self._loans.clear()
 
     def write_begin(self, timeout: float = TIMEOUT_S) -> None:
-        """Until write_end no round opens, and put gives whole tensors of the planes "param", "exp_avg" or "exp_avg_sq".
-        Exists: somebody else writes."""
+        """Until write_end no round opens, and put gives tensors, or boxes of them, of the planes "param", "exp_avg" or
+        "exp_avg_sq"; what is not put stays, an element that was put already is Exists. Exists: somebody else writes."""
         sliced(lambda ms: _c.lib().cairn_write_begin(self._living(), ms), timeout)
         self._is_writing = True
 
