@@ -48,6 +48,17 @@ struct cairn_fabric_message {
     bool is_gone; /* dropped by cairn_fabric_close; freed at its end */
 };
 
+/* Shared memory that we told of. fabric.c judged it; a backend that maps puts its own struct around it. */
+struct cairn_fabric_region {
+    LIST_ENTRY(cairn_fabric_region) link; /* fabric->regions */
+    struct cairn_fabric *fabric;
+    const uint8_t *base; /* borrowed, with fd */
+    size_t bytes;
+    int fd;
+    size_t note_bytes;
+    uint8_t note[CAIRN_FABRIC_NOTE_MAX];
+};
+
 struct fabric_backend {
     const char *kind;
     size_t fabric_bytes, peer_bytes, message_bytes; /* of the backend's own structs */
@@ -73,6 +84,13 @@ struct fabric_backend {
 
     unsigned (*progress)(struct cairn_fabric *fabric);
     cairn_status (*arm)(struct cairn_fabric *fabric);
+
+    /* What follows may be missing (NULL): no views, regions that are only kept. */
+    const void *(*view)(const struct cairn_fabric_message *message);
+    size_t region_bytes; /* of the backend's own struct; 0: the common one */
+    cairn_status (*region_add)(struct cairn_fabric_region *region);
+    cairn_status (*region_show)(struct cairn_fabric_region *region, struct cairn_fabric_peer *peer);
+    void (*region_drop)(struct cairn_fabric_region *region); /* fabric.c frees it right after */
 };
 
 struct cairn_fabric {
@@ -87,6 +105,7 @@ struct cairn_fabric {
     /* owned */
     LIST_HEAD(, cairn_fabric_peer) peers;
     LIST_HEAD(, cairn_fabric_message) held;
+    LIST_HEAD(, cairn_fabric_region) regions;
     struct fabric_ops flying; /* with the backend */
     struct fabric_ops done;   /* their callbacks have not run yet */
     struct fabric_ops spare;
@@ -114,6 +133,12 @@ void fabric_offer(struct cairn_fabric *fabric, const void *header, size_t header
 
 void fabric_op_done(struct fabric_op *op, cairn_status status);
 void fabric_peer_lost(struct cairn_fabric_peer *peer, cairn_status why);
+
+/* Memory that another process shares by a descriptor, to be read as `bytes` from its start: a memfd of at
+ * least that size, which can neither shrink nor grow. CAIRN_ERR_INVALID: it is not. */
+CAIRN_MUST_CHECK cairn_status fabric_judge_memory(int fd, uint64_t bytes);
+/* At the end: regions that the owner did not drop. */
+void fabric_free_regions(struct cairn_fabric *fabric);
 
 /* Runs what is due of the owner's callbacks; returns how many. Called by progress, and by the mem
  * hub after each event. */

@@ -45,6 +45,7 @@ cairn_status cairn_fabric_open(const char *kind, const struct cairn_fabric_optio
     fabric->event_fd = -1;
     LIST_INIT(&fabric->peers);
     LIST_INIT(&fabric->held);
+    LIST_INIT(&fabric->regions);
     TAILQ_INIT(&fabric->flying);
     TAILQ_INIT(&fabric->done);
     TAILQ_INIT(&fabric->spare);
@@ -278,6 +279,17 @@ size_t cairn_fabric_message_bytes(const struct cairn_fabric_message *message)
     return message->payload_bytes;
 }
 
+const void *cairn_fabric_message_view(const struct cairn_fabric_message *message)
+{
+    const struct fabric_backend *backend = message->fabric->backend;
+    return backend->view != NULL && !message->is_gone ? backend->view(message) : NULL;
+}
+
+const char *cairn_fabric_peer_path(const struct cairn_fabric_peer *peer)
+{
+    return peer->fabric->backend->kind;
+}
+
 /* -- driving ------------------------------------------------------------------------------------ */
 
 /* Only what is queued now: a callback that sends to itself must not keep us here for ever. */
@@ -341,6 +353,7 @@ static void free_objects(struct cairn_fabric *fabric)
         LIST_REMOVE(peer, link);
         free(peer);
     }
+    fabric_free_regions(fabric);
     while (!TAILQ_EMPTY(&fabric->spare)) {
         struct fabric_op *op = TAILQ_FIRST(&fabric->spare);
         TAILQ_REMOVE(&fabric->spare, op, link);

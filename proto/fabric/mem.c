@@ -185,6 +185,17 @@ static void mem_drop(struct cairn_fabric_message *common)
     pthread_mutex_unlock(&hub->lock);
 }
 
+/* The hub's own copy only: a payload on loan goes back to its sender the moment the connection is cut, by
+ * whichever thread, and nobody can read it safely for longer than the lock is held. */
+static const void *mem_view(const struct cairn_fabric_message *common)
+{
+    struct cairn_fabric_mem_hub *hub = node_of(common->fabric)->hub;
+    pthread_mutex_lock(&hub->lock);
+    const void *copy = ((const struct mem_message *)common)->transfer->copy;
+    pthread_mutex_unlock(&hub->lock);
+    return copy;
+}
+
 /* -- delivering --------------------------------------------------------------------------------- */
 
 static void drop_transfer(struct mem_node *node, struct mem_transfer *transfer)
@@ -318,4 +329,5 @@ const struct fabric_backend fabric_mem = {
     .drop = mem_drop,
     .progress = mem_progress,
     .arm = mem_arm,
+    .view = mem_view,
 };

@@ -1,0 +1,149 @@
+/* Views and regions of every fabric: what one that cannot map does with them, and one that can. */
+#include <check.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "proto/fabric/mem.h"
+#include "tests/support/fabric_node.h"
+
+enum { MEM, UCX, KINDS };
+static const char *const kinds[KINDS] = { "mem", "ucx" };
+
+/* Two nodes; a sends to b. */
+static struct node a, b;
+static struct cairn_fabric_peer *to_b;
+static struct cairn_fabric_mem_hub *hub;
+static uint8_t bytes[1 << 20];
+
+static void open_pair(int kind)
+{
+    hub = NULL;
+    if (kind == MEM) {
+        const struct cairn_fabric_mem_options calm = { .seed = 7, .eager_bytes = 8192 };
+        ck_assert_int_eq(cairn_fabric_mem_hub_open(&calm, &hub), CAIRN_OK);
+    }
+    const struct cairn_fabric_options options = { .hub = hub };
+    node_open(&a, kinds[kind], &options);
+    node_open(&b, kinds[kind], &options);
+    to_b = node_connect_to(&a, &b);
+}
+
+static void close_pair(void)
+{
+    node_close(&a);
+    node_close(&b);
+    if (hub != NULL) cairn_fabric_mem_hub_close(hub);
+}
+
+START_TEST(a_view_is_the_payload_or_nothing_and_the_message_is_received_all_the_same)
+{
+    static const size_t sizes[] = { 100, 8192, 200000 };
+    open_pair(_i);
+    for (unsigned i = 0; i < 3; i++) {
+        fill(bytes, sizes[i], i);
+        node_send(&a, to_b, i, bytes, sizes[i]);
+        pump(&a, &b, &b.arrived, i + 1);
+        const uint8_t *view = cairn_fabric_message_view(b.arrivals[i].message);
+        if (view != NULL) ck_assert(is_filled(view, sizes[i], i));
+        if (_i == UCX) ck_assert_ptr_null(view);
+        if (_i == MEM) ck_assert_int_eq(view != NULL, sizes[i] <= 8192); // what the hub copied
+        node_receive(&b, i);
+        pump(&a, &b, &b.received, i + 1);
+        pump(&a, &b, &a.sent, i + 1);
+        ck_assert(is_filled(b.arrivals[i].buffer, sizes[i], i));
+    }
+    close_pair();
+}
+END_TEST
+
+static int make_memory(size_t memory_bytes, int seals, uint8_t **memory_out)
+{
+    int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(ftruncate(fd, (off_t)memory_bytes), 0);
+    ck_assert_int_eq(fcntl(fd, F_ADD_SEALS, seals), 0);
+    *memory_out = mmap(NULL, memory_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    ck_assert_ptr_ne(*memory_out, MAP_FAILED);
+    return fd;
+}
+
+START_TEST(a_payload_of_a_region_travels_on_every_fabric)
+{
+    enum { BYTES = 1 << 20 };
+    struct cairn_fabric_region *region;
+    uint8_t *memory;
+    open_pair(_i);
+    ck_assert_str_eq(cairn_fabric_peer_path(to_b), kinds[_i]);
+    int fd = make_memory(BYTES, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL, &memory);
+    fill(memory, BYTES, 3);
+    ck_assert_int_eq(cairn_fabric_region_add(a.fabric, memory, BYTES, fd, "grad", 4, &region),
+                     CAIRN_OK);
+    ck_assert_int_eq(cairn_fabric_region_show(region, to_b), CAIRN_OK);
+    b.manner = NODE_RECEIVES;
+    node_send(&a, to_b, 3, memory, BYTES);
+    pump(&a, &b, &b.received, 1);
+    pump(&a, &b, &a.sent, 1);
+    ck_assert(is_filled(b.arrivals[0].buffer, BYTES, 3));
+    cairn_fabric_region_drop(region);
+    node_send(&a, to_b, 4, memory, BYTES); // plain memory now
+    pump(&a, &b, &b.received, 2);
+    pump(&a, &b, &a.sent, 2);
+    close_pair();
+    munmap(memory, BYTES);
+    close(fd);
+}
+END_TEST
+
+START_TEST(what_is_no_sealed_memory_of_that_size_or_overlaps_is_no_region)
+{
+    enum { BYTES = 1 << 16, SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL };
+    struct cairn_fabric_region *region, *other;
+    uint8_t *memory, *open_memory;
+    int pipes[2];
+    open_pair(_i);
+    struct cairn_fabric *f = a.fabric;
+    int fd = make_memory(BYTES, SEALS, &memory);
+    int open_fd = make_memory(BYTES, F_SEAL_SHRINK | F_SEAL_GROW, &open_memory);
+    ck_assert_int_eq(pipe(pipes), 0);
+#define ADD(...) cairn_fabric_region_add(f, __VA_ARGS__, &region)
+    ck_assert_int_eq(ADD(open_memory, BYTES, open_fd, NULL, 0), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(ADD(memory, BYTES + 1, fd, NULL, 0), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(ADD(memory, 0, fd, NULL, 0), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(ADD(memory, BYTES, pipes[0], NULL, 0), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(ADD(memory, BYTES, -1, NULL, 0), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(ADD(memory, BYTES, fd, bytes, CAIRN_FABRIC_NOTE_MAX + 1), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(ADD(memory, BYTES, fd, NULL, 0), CAIRN_OK);
+    other = region;
+    ck_assert_int_eq(ADD(memory + BYTES - 1, 1, fd, NULL, 0), CAIRN_ERR_INVALID);
+#undef ADD
+    cairn_fabric_region_drop(other);
+    close_pair();
+    munmap(memory, BYTES);
+    munmap(open_memory, BYTES);
+    close(fd);
+    close(open_fd);
+    close(pipes[0]);
+    close(pipes[1]);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *all = tcase_create("every fabric");
+    tcase_set_timeout(all, 30);
+    tcase_add_loop_test(
+        all, a_view_is_the_payload_or_nothing_and_the_message_is_received_all_the_same, 0, KINDS);
+    tcase_add_loop_test(all, a_payload_of_a_region_travels_on_every_fabric, 0, KINDS);
+    tcase_add_loop_test(all, what_is_no_sealed_memory_of_that_size_or_overlaps_is_no_region, 0,
+                        KINDS);
+    Suite *suite = suite_create("fabric region");
+    suite_add_tcase(suite, all);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
