@@ -1,8 +1,9 @@
 /* The fabric: how bulk data moves between daemons and workers.
  *
  * One table of functions, several ways to carry bytes: "ucx" (active messages over TCP today, the
- * network's own transports later), "mapped" (peers of one host read each other's memory where it lies; descriptors and
- * headers go over Unix sockets), and "mem" (a seeded network inside one process, see mem.h).
+ * network's own transports later), "mapped" (peers of one host read each other's memory where it
+ * lies; descriptors and headers go over Unix sockets), "auto" (the better of these two for each
+ * peer), and "mem" (a seeded network inside one process, see mem.h).
  * Nobody above this header knows which one it has.
  *
  * A message is a small header (<= 256 bytes, the application's own format) and a payload of 0 to
@@ -97,8 +98,8 @@ struct cairn_fabric_options {
     void (*on_mapping_gone)(void *on_message_arg, struct cairn_fabric_mapping *mapping);
 };
 
-/* kind is "ucx", "mapped" (peers of this host only), "auto" (mapped to peers of this host that can be reached so, ucx to
- * all others), or "mem". CAIRN_ERR_INVALID: unknown kind or an option out of range.
+/* kind is "ucx", "mapped" (peers of this host only), "auto" (mapped to peers of this host that can be
+ * reached so, ucx to all others), or "mem". CAIRN_ERR_INVALID: unknown kind or an option out of range.
  * CAIRN_ERR_UNREACHABLE: no such network device or port. CAIRN_ERR_NO_MEMORY.
  * UCX changes its process: it is kept from installing signal handlers, see README.md. */
 CAIRN_MUST_CHECK cairn_status cairn_fabric_open(const char *kind,
@@ -155,10 +156,11 @@ size_t cairn_fabric_message_bytes(const struct cairn_fabric_message *message);
 
 /* ---- memory that peers of this host map ----
  *
- * A payload that lies in a region goes to a peer that maps (cairn_fabric_peer_path) by reference: its receiver
- * reads it where it lies (cairn_fabric_message_view), and on_sent comes when the receiver has received or
- * dropped the message, which is the release of design 2. Any other payload is copied once, or carried. All
- * other rules of this header hold; a fabric without such a way ("ucx", "mem") ignores regions. */
+ * A payload that lies in a region goes to a peer that maps (cairn_fabric_peer_path) by reference: its
+ * receiver reads it where it lies (cairn_fabric_message_view), and on_sent comes when the receiver has
+ * received or dropped the message, which is the release of design 2. Any other payload is copied once,
+ * or carried. All other rules of this header hold; a fabric without such a way ("ucx", "mem") ignores
+ * regions. */
 
 enum { CAIRN_FABRIC_NOTE_MAX = 64 }; /* bytes of a region's note */
 
@@ -170,21 +172,23 @@ CAIRN_MUST_CHECK cairn_status cairn_fabric_region_add(struct cairn_fabric *fabri
                                                       size_t bytes, int fd, const void *note,
                                                       size_t note_bytes,
                                                       struct cairn_fabric_region **region_out);
-/* Shows the region to a peer before anything of it is sent, so that it gets on_mapping. Without effect on a peer that
- * does not map. CAIRN_ERR_CLOSED, CAIRN_ERR_BUSY, CAIRN_ERR_NO_MEMORY as of a send. */
+/* Shows the region to a peer before anything of it is sent, so that it gets on_mapping. Without effect
+ * on a peer that does not map. CAIRN_ERR_CLOSED, CAIRN_ERR_BUSY, CAIRN_ERR_NO_MEMORY as of a send. */
 CAIRN_MUST_CHECK cairn_status cairn_fabric_region_show(struct cairn_fabric_region *region,
                                                        struct cairn_fabric_peer *peer);
-/* Nothing of it is sent any more; peers are told and let go when they have released what they read. What is in
- * flight stays readable for them, also after this. */
+/* Nothing of it is sent any more; peers are told and let go when they have released what they read. What
+ * is in flight stays readable for them, also after this. NULL is allowed. */
 void cairn_fabric_region_drop(struct cairn_fabric_region *region);
 
-/* Where the payload lies, to be read by any thread until the message is received or dropped. NULL: it has to be
- * received. It is the sender's memory: judge what is read only once it is copied; a sender that is wrong may change
- * it, and a page that the sender's host cannot supply is SIGBUS in the thread that reads (server/base/guard.h). */
+/* Where the payload lies, to be read by any thread until the message is received or dropped. NULL: it
+ * has to be received. It is the sender's memory: judge what is read only once it is copied; a sender that
+ * is wrong may change it, and a page that the sender's host cannot supply is SIGBUS in the thread that
+ * reads (server/base/guard.h). */
 const void *cairn_fabric_message_view(const struct cairn_fabric_message *message);
 
-/* A peer showed a region (options.on_mapping), and took it back or is gone (options.on_mapping_gone; once for each). The mapping
- * is readable from on_mapping on, and after on_mapping_gone as long as it is held. Owner's thread only. */
+/* A peer showed a region (options.on_mapping), and took it back or is gone (options.on_mapping_gone; once
+ * for each, in cairn_fabric_close at the latest). The mapping is readable from on_mapping on, and after
+ * on_mapping_gone as long as it is held, also after cairn_fabric_close. Owner's thread only. */
 const void *cairn_fabric_mapping_memory(const struct cairn_fabric_mapping *mapping,
                                         size_t *bytes_out);
 const void *cairn_fabric_mapping_note(const struct cairn_fabric_mapping *mapping,
