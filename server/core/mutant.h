@@ -29,7 +29,8 @@
  * 18  a worker that came back gets its GRANT while a receive of its past is under way
  * 19  a GRANT of a new endpoint only sets the window: what the lost one answered is waited for
  * 20  in a void round nothing is asked again when the shard's endpoint was lost
- * 21  what a member does not hold counts as passed in its first micro-batch only */
-#define CAIRN_MUTANT_COUNT 21
+ * 21  what a member does not hold counts as passed in its first micro-batch only
+ * 22  what landed and waits for company is forgotten */
+#define CAIRN_MUTANT_COUNT 22
 
 #endif

@@ -85,6 +85,7 @@ struct cairn_step *cairn_step_init(void *memory, const struct cairn_step_config 
     step->at = (uint16_t *)(base + plan.at);
     step->holds = base + plan.holds;
     step->payload = base + plan.payload;
+    step->deferred_first = step->deferred_last = NO_SLOT;
     step->version = version;
     if (last != NULL) remember(step, last);
     step->last.kind = CAIRN_DECISION_NONE;
@@ -217,6 +218,7 @@ static void on_open(struct cairn_step *step, const struct cairn_step_event *even
         memset(step->slots, 0,
                (size_t)step->config.member_max * step->config.window * sizeof *step->slots);
         step->slots_used = step->receiving = step->folding = 0;
+        step->deferred_first = step->deferred_last = NO_SLOT;
         step->summing = false;
         cairn_step_drained(step, actions);
     }

@@ -14,8 +14,8 @@
  *    decided. A prepared one waits for RESOLVE, which carries the last outcome anyone knows: that
  *    round's, and the shard does as everyone did; or an earlier one's, and the round is void.
  *  - The sum of a chunk is a strict left fold in (micro-batch, rank) order. Each chunk has a cursor;
- *    what has landed is folded when the cursor reaches it, several in one FOLD. It stops only for members
- *    that hold the chunk (OPEN says which do), until they contribute or say that they have nothing.
+ *    what has landed is folded when the cursor reaches it, several in one FOLD (see config.folds_wanted). It
+ *    stops only for members that hold the chunk (OPEN says which do), until they contribute or say that they have nothing.
  *  - A member is in one micro-batch at a time: it starts m+1 only after MICRO_ACK of m, which is given
  *    when every chunk's cursor is past (m, rank). So one table [member][chunk] detects duplicates.
  *  - Every CHUNK gets exactly one of RECEIVE and DISCARD with its tag; every contribution is answered to
@@ -56,6 +56,10 @@ struct cairn_step_config {
     uint32_t window;      /* slots of each member, 1 to 1024 */
     uint32_t member_max;  /* contributors in a round, at least 1 */
     size_t payload_bytes_max;
+    /* FOLDs under way that keep the world at work: with so many, what has landed waits until all contributions
+     * of its chunk and micro-batch have, and goes through memory once with them, or until fewer are under
+     * way. 0: nothing waits. The bits are the same. */
+    uint32_t folds_wanted;
 };
 
 /* What a shard reports of its sums. */

@@ -23,9 +23,9 @@ static bool all_arrived(const struct member *member)
     return member->ended && (member->arrived == member->sent || MUTANT(16));
 }
 
-static enum verdict judge_cursor(const struct cairn_step *step, uint32_t chunk)
+static enum verdict judge(const struct cairn_step *step, uint32_t chunk,
+                          const struct cursor *cursor)
 {
-    const struct cursor *cursor = &step->cursors[chunk];
     const struct member *member = &step->members[cursor->member];
     if (cursor->micro > step->front) return WAIT; // for anyone: else it might pass for ever
     if (!step_holds(step, cursor->member, chunk)) return PASS;
@@ -49,6 +49,49 @@ static void step_cursor(const struct cairn_step *step, struct cursor *cursor)
     cursor->micro++;
 }
 
+/* ---- waiting for company ---- */
+
+static void defer(struct cairn_step *step, uint32_t index)
+{
+    struct slot *slot = &step->slots[index];
+    slot->deferred = true;
+    slot->newer = NO_SLOT;
+    slot->older = step->deferred_last;
+    if (slot->older != NO_SLOT)
+        step->slots[slot->older].newer = index;
+    else
+        step->deferred_first = index;
+    step->deferred_last = index;
+}
+
+static void undefer(struct cairn_step *step, uint32_t index)
+{
+    struct slot *slot = &step->slots[index];
+    if (!slot->deferred) return;
+    slot->deferred = false;
+    if (slot->older != NO_SLOT)
+        step->slots[slot->older].newer = slot->newer;
+    else
+        step->deferred_first = slot->newer;
+    if (slot->newer != NO_SLOT)
+        step->slots[slot->newer].older = slot->older;
+    else
+        step->deferred_last = slot->older;
+}
+
+/* What a FOLD would take now is all that this micro-batch has for the chunk, or as much as one can take. */
+static bool is_ripe(const struct cairn_step *step, uint32_t chunk)
+{
+    struct cursor at = step->cursors[chunk];
+    if (at.fold_head != NO_SLOT) return false;
+    for (uint32_t taken = 0; at.member < step->member_count; at.member++) {
+        const enum verdict verdict = judge(step, chunk, &at);
+        if (verdict == WAIT) return false;
+        if (verdict == TAKE && ++taken == CAIRN_STEP_FOLD_MAX) return true;
+    }
+    return true;
+}
+
 bool cairn_step_cursor_past(const struct cairn_step *step, uint32_t chunk, uint32_t micro,
                             uint32_t member)
 {
@@ -59,6 +102,7 @@ bool cairn_step_cursor_past(const struct cairn_step *step, uint32_t chunk, uint3
 /* Adds the slot to the fold under construction. */
 static void take(struct cairn_step *step, struct cairn_step_action *fold, uint32_t slot)
 {
+    undefer(step, slot);
     step->slots[slot].state = SLOT_FOLDING;
     step->slots[slot].next = NO_SLOT;
     if (fold->count > 0) step->slots[fold->slots[fold->count - 1]].next = slot;
@@ -92,7 +136,7 @@ static void advance_chunk(struct cairn_step *step, uint32_t chunk,
     if (cursor->fold_head != NO_SLOT) return;
     struct cairn_step_action fold = { .kind = CAIRN_STEP_FOLD };
     while (fold.count < CAIRN_STEP_FOLD_MAX && !at_end(step, cursor)) {
-        const enum verdict verdict = judge_cursor(step, chunk);
+        const enum verdict verdict = judge(step, chunk, cursor);
         if (verdict == WAIT) break;
         struct member *member = &step->members[cursor->member];
         const uint16_t at = *step_at(step, cursor->member, chunk);
@@ -104,6 +148,17 @@ static void advance_chunk(struct cairn_step *step, uint32_t chunk,
         }
     }
     if (fold.count > 0) begin_fold(step, chunk, &fold, actions);
+}
+
+/* The world has less to do than it could: the oldest that wait do not wait any more. */
+static void advance_deferred(struct cairn_step *step, struct cairn_step_actions *actions)
+{
+    while (step->folding < step->config.folds_wanted && step->deferred_first != NO_SLOT &&
+           !MUTANT(22)) {
+        const uint32_t slot = step->deferred_first;
+        undefer(step, slot); // where an earlier one is missing, that one takes it along
+        advance_chunk(step, step->slots[slot].chunk, actions);
+    }
 }
 
 static void begin_reduce(struct cairn_step *step, struct cairn_step_actions *actions)
@@ -179,6 +234,7 @@ static void free_slot(struct cairn_step *step, uint32_t slot)
 static void forget(struct cairn_step *step, uint32_t slot)
 {
     struct member *member = member_of_slot(step, slot);
+    undefer(step, slot);
     *step_at(step, slot / step->config.window, step->slots[slot].chunk) = AT_NONE;
     member->arrived--;
     free_slot(step, slot);
@@ -207,7 +263,11 @@ void cairn_step_on_landed(struct cairn_step *step, const struct cairn_step_event
     assert(step->phase == CAIRN_STEP_COLLECTING);
     if (event->status == CAIRN_OK) {
         slot->state = SLOT_LANDED;
-        advance_chunk(step, slot->chunk, actions);
+        if (step->folding < step->config.folds_wanted || step->config.folds_wanted == 0 ||
+            is_ripe(step, slot->chunk))
+            advance_chunk(step, slot->chunk, actions);
+        else
+            defer(step, index);
     } else {
         if (answerable) answer_slot(step, index, CAIRN_STEP_REFUSE, CAIRN_ERR_CHECKSUM, actions);
         forget(step, index);
@@ -247,6 +307,7 @@ void cairn_step_on_folded(struct cairn_step *step, const struct cairn_step_event
     }
     assert(step->phase == CAIRN_STEP_COLLECTING);
     advance_chunk(step, event->chunk, actions);
+    advance_deferred(step, actions);
     if (step->done_count == step->member_count) begin_reduce(step, actions);
 }
 

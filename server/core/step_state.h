@@ -17,8 +17,10 @@ enum slot_state { SLOT_FREE = 0, SLOT_RECEIVING, SLOT_LANDED, SLOT_FOLDING };
 struct slot {
     uint64_t request;
     uint32_t chunk;
-    uint32_t next; /* FOLDING: the next slot of the same FOLD, or NO_SLOT */
-    uint8_t state; /* enum slot_state */
+    uint32_t next;         /* FOLDING: the next slot of the same FOLD, or NO_SLOT */
+    uint32_t older, newer; /* deferred: neighbours in the list, or NO_SLOT */
+    uint8_t state;         /* enum slot_state */
+    bool deferred;         /* LANDED, and its chunk waits for company */
 };
 
 struct member {
@@ -61,7 +63,8 @@ struct cairn_step {
     uint32_t last_micro;      /* the greatest of the committed */
     uint32_t front;           /* the greatest micro-batch that a member is in */
     uint64_t weight;
-    uint32_t receiving, folding; /* slots, chunks */
+    uint32_t receiving, folding;            /* slots, chunks */
+    uint32_t deferred_first, deferred_last; /* slots, in the order of landing; NO_SLOT: none */
     uint32_t slots_used;
     bool summing;
     bool all_hold; /* every member holds every chunk: `holds` means nothing */

@@ -316,7 +316,7 @@ struct oracle {
 };
 
 struct scenario { /* drawn from the seed */
-    uint32_t shards, ranks, workers_min, window, chunks, queue_max;
+    uint32_t shards, ranks, workers_min, window, chunks, queue_max, folds_wanted;
     uint32_t elems[CHUNKS_MAX];
     struct cairn_group_hyper groups[GROUPS];
     double clip_norm, loss_scale;

@@ -36,7 +36,8 @@ struct cairn_step_config sim_step_config(const struct sim *sim, uint32_t shard)
     return (struct cairn_step_config) { .chunk_count = sim->shards[shard].chunk_count,
                                         .window = sim->scenario.window,
                                         .member_max = PROCS_MAX,
-                                        .payload_bytes_max = PAYLOAD_MAX };
+                                        .payload_bytes_max = PAYLOAD_MAX,
+                                        .folds_wanted = sim->scenario.folds_wanted };
 }
 
 struct cairn_push_config sim_push_config(const struct sim *sim)
@@ -117,6 +118,7 @@ static void draw_scenario(struct sim *sim)
     sc->ranks = 1 + (uint32_t)rng_below(&rng, RANKS_MAX);
     sc->workers_min = 1 + (uint32_t)rng_below(&rng, sc->ranks);
     sc->window = rng_chance(&rng, 0.4) ? 1 : 1 + (uint32_t)rng_below(&rng, WINDOW_MAX);
+    sc->folds_wanted = (uint32_t)rng_below(&rng, 4);
     sc->queue_max = 2 * sc->shards + (uint32_t)rng_below(&rng, 30);
     if (sc->window == 1) sim->seen[SEEN_window_one]++;
     draw_model(sc, &rng);

@@ -19,11 +19,9 @@ static struct cairn_step *step;
 static struct cairn_step_action list[512];
 static struct cairn_step_actions out;
 
-static inline void make(uint32_t chunks, uint32_t window, uint32_t members)
+static inline void make_with(const struct cairn_step_config *given)
 {
-    const struct cairn_step_config config = {
-        .chunk_count = chunks, .window = window, .member_max = members, .payload_bytes_max = 64
-    };
+    const struct cairn_step_config config = *given;
     ck_assert_uint_gt(cairn_step_bytes(&config), 0);
     free(step);
     void *memory = malloc(cairn_step_bytes(&config));
@@ -31,6 +29,12 @@ static inline void make(uint32_t chunks, uint32_t window, uint32_t members)
     step = cairn_step_init(memory, &config, (struct cairn_version) { 1, 10 }, NULL);
     out = (struct cairn_step_actions) { list, 0, cairn_step_actions_max(&config) };
     ck_assert_uint_le(out.capacity, sizeof list / sizeof *list);
+}
+
+static inline void make(uint32_t chunks, uint32_t window, uint32_t members)
+{
+    make_with(&(const struct cairn_step_config) {
+        .chunk_count = chunks, .window = window, .member_max = members, .payload_bytes_max = 64 });
 }
 
 static inline void setup(void)

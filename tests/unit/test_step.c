@@ -414,11 +414,79 @@ START_TEST(more_contributions_than_one_fold_takes_are_folded_in_two)
 }
 END_TEST
 
+static void open_with_folds_wanted(uint32_t wanted)
+{
+    make_with(&(const struct cairn_step_config) { .chunk_count = CHUNKS,
+                                                  .window = CHUNKS,
+                                                  .member_max = 2,
+                                                  .payload_bytes_max = 64,
+                                                  .folds_wanted = wanted });
+    fence(5);
+    resolve(5, CAIRN_DECISION_NONE, 0, 10);
+    GIVE(.kind = CAIRN_STEP_OPEN, .epoch = 5, .round = 100, .version = { 1, 10 },
+         .members = (const uint64_t[]) { 1, 2 }, .member_count = 2);
+}
+
+static uint32_t land(uint64_t member, uint32_t number)
+{
+    chunk(member, 0, number);
+    const uint32_t slot = expect(0, CAIRN_STEP_RECEIVE)->slot;
+    landed(slot, CAIRN_OK);
+    return slot;
+}
+
+START_TEST(what_lands_while_enough_is_folded_waits_for_company)
+{
+    open_with_folds_wanted(1);
+    const uint32_t alone = land(1, 0);
+    ck_assert_uint_eq(expect(0, CAIRN_STEP_FOLD)->slots[0], alone); // there was nothing to do
+    const uint32_t first = land(1, 1);
+    ck_assert_uint_eq(out.count, 0);
+    const uint32_t second = land(2, 1); // its chunk has all there is: no reason to wait
+    ck_assert_uint_eq(expect(0, CAIRN_STEP_FOLD)->count, 2);
+    ck_assert_uint_eq(list[0].slots[0], first);
+    ck_assert_uint_eq(list[0].slots[1], second);
+}
+END_TEST
+
+START_TEST(what_waits_for_company_is_folded_when_there_is_less_to_do)
+{
+    open_with_folds_wanted(1);
+    land(1, 0);
+    const uint32_t older = land(1, 2);
+    land(1, 1);
+    ck_assert_uint_eq(out.count, 0);
+    folded(0); // the oldest goes, the other goes on waiting
+    ck_assert_uint_eq(out.count, 2);
+    ck_assert_int_eq(expect(0, CAIRN_STEP_ACK)->chunk, 0);
+    ck_assert_uint_eq(expect(1, CAIRN_STEP_FOLD)->slots[0], older);
+    land(2, 1);
+    ck_assert_uint_eq(expect(0, CAIRN_STEP_FOLD)->count, 2);
+}
+END_TEST
+
+START_TEST(what_waits_for_company_is_refused_when_its_round_is_void)
+{
+    open_with_folds_wanted(1);
+    land(1, 0);
+    land(1, 1);
+    land(1, 2);
+    fence(6);
+    ck_assert_int_eq(expect(0, CAIRN_STEP_REFUSE)->chunk, 1);
+    ck_assert_int_eq(expect(1, CAIRN_STEP_REFUSE)->chunk, 2);
+    resolve(6, CAIRN_DECISION_NONE, 0, 10);
+    folded(0);
+    GIVE(.kind = CAIRN_STEP_OPEN, .epoch = 6, .round = 101, .version = { 1, 10 },
+         .members = (const uint64_t[]) { 1, 2 }, .member_count = 2);
+    ck_assert_uint_eq(cairn_step_slots_used(step), 0);
+}
+END_TEST
+
 START_TEST(a_configuration_that_cannot_work_has_no_size)
 {
     const struct cairn_step_config bad[] = {
-        { 1, 0, 1, 0 },          { 1, 1025, 1, 0 },       { 1, 1, 0, 0 },
-        { 1, 1024, 1 << 22, 0 }, { UINT32_MAX, 1, 1, 0 }, { 1, 1, 1, SIZE_MAX },
+        { 1, 0, 1, 0, 0 },          { 1, 1025, 1, 0, 0 },       { 1, 1, 0, 0, 0 },
+        { 1, 1024, 1 << 22, 0, 0 }, { UINT32_MAX, 1, 1, 0, 0 }, { 1, 1, 1, SIZE_MAX, 0 },
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         ck_assert_uint_eq(cairn_step_bytes(&bad[i]), 0);
@@ -430,6 +498,9 @@ int main(void)
     TCase *tcase = tcase_create("step");
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, every_contributor_of_a_new_round_is_granted);
+    tcase_add_test(tcase, what_lands_while_enough_is_folded_waits_for_company);
+    tcase_add_test(tcase, what_waits_for_company_is_folded_when_there_is_less_to_do);
+    tcase_add_test(tcase, what_waits_for_company_is_refused_when_its_round_is_void);
     tcase_add_test(tcase, a_contribution_is_received_folded_and_acknowledged);
     tcase_add_test(tcase, contributions_fold_in_the_order_of_ranks_whatever_lands_first);
     tcase_add_test(tcase, an_absent_contribution_is_not_waited_for_once_the_end_says_so);
