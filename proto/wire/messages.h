@@ -54,6 +54,7 @@
     X(42, PIN, Pin, pin)                                            \
     X(43, SNAPSHOT_PART, SnapshotPart, snapshot_part)               \
     X(45, MEMBER_TILES, MemberTiles, member_tiles)                  \
+    X(46, MEMBER_FAULT, MemberFault, member_fault)                  \
     X(60, CLUSTER_STATUS_GET, ClusterStatusGet, cluster_status_get) \
     X(61, CLUSTER_STATUS, ClusterStatus, cluster_status)            \
     X(62, JOB_LIST_GET, JobListGet, job_list_get)                   \

@@ -316,6 +316,8 @@ struct cairn_cluster_member *cairn_cluster_member_find(struct cairn_cluster_sess
 struct cairn_cluster_member *cairn_cluster_job_member(struct cairn_cluster_job *job, uint64_t id);
 /* Gone, or gone from the job: the core and the shards hear of it; frees it. */
 void cairn_cluster_member_leave(struct cairn_cluster_member *member, const char *reason);
+/* A shard cannot read what it pushed: it is expelled, and the open round is done again without it. */
+void cairn_cluster_member_fault(struct cairn_cluster_job *job, uint64_t id, const char *text);
 /* It may not go on: its requests fail with this and the shards drop it. One that was attached gets
  * an Error of its own, and its connection is closed. Frees it. The core knows already. */
 void cairn_cluster_member_expel(struct cairn_cluster_member *member, cairn_status status,

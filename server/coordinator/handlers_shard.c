@@ -96,6 +96,14 @@ static bool on_answer(struct cairn_cluster_session *session, const Cairn__Answer
     return true;
 }
 
+static void on_member_fault(struct cairn_cluster_session *session,
+                            const Cairn__MemberFault *message)
+{
+    uint32_t shard;
+    struct cairn_cluster_job *job = place_of(session, message->job, &shard);
+    if (job != NULL) cairn_cluster_member_fault(job, message->member, message->text);
+}
+
 static void on_snapshot_part(struct cairn_cluster_session *session,
                              const Cairn__SnapshotPart *message)
 {
@@ -130,6 +138,9 @@ bool cairn_cluster_handle_shard(struct cairn_cluster_session *session,
     case CAIRN_MSG_REDUCED: return on_reduced(session, (const Cairn__Reduced *)message);
     case CAIRN_MSG_ANSWER: return on_answer(session, (const Cairn__Answer *)message);
     case CAIRN_MSG_PUBLISHED: on_published(session, (const Cairn__Published *)message); return true;
+    case CAIRN_MSG_MEMBER_FAULT:
+        on_member_fault(session, (const Cairn__MemberFault *)message);
+        return true;
     case CAIRN_MSG_SNAPSHOT_PART:
         on_snapshot_part(session, (const Cairn__SnapshotPart *)message);
         return true;

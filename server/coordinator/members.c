@@ -125,6 +125,27 @@ void cairn_cluster_member_expel(struct cairn_cluster_member *member, cairn_statu
     cairn_peer_finish(session->peer, status, "%s", text);
 }
 
+/* Expels it, and the round goes on without it. */
+static void put_out(struct cairn_cluster_member *member, cairn_status status, const char *text)
+{
+    struct cairn_cluster_job *job = member->job;
+    const struct cairn_round_event event = { .kind = CAIRN_ROUND_WORKER_DOWN,
+                                             .member = member->id };
+    const bool contributes = member->phase == CAIRN_MEMBER_ATTACHED &&
+                             member->role == CAIRN_ROLE_WIRE_WORKER;
+    if (contributes) cairn_sentence_set(&job->epoch_reason, "%s", text);
+    cairn_cluster_member_expel(member, status, text);
+    if (contributes && job->core != NULL) cairn_cluster_job_event(job, &event);
+}
+
+void cairn_cluster_member_fault(struct cairn_cluster_job *job, uint64_t id, const char *text)
+{
+    struct cairn_cluster_member *member = cairn_cluster_job_member(job, id);
+    if (member == NULL) return;
+    put_out(member, CAIRN_ERR_NO_MEMORY, text);
+    cairn_cluster_tiles_advance(job);
+}
+
 /* ---- joining ---- */
 
 static void send_attached(struct cairn_cluster_member *member)
@@ -208,12 +229,7 @@ static void on_joined(void *context, cairn_status status, const char *why)
     }
     member->known_to[joining.shard] = UNKNOWN;
     if (status == CAIRN_ERR_CLOSED) return; // told again when the shard is back
-    const uint64_t id = member->id;
-    const bool contributes = member->phase == CAIRN_MEMBER_ATTACHED &&
-                             member->role == CAIRN_ROLE_WIRE_WORKER;
-    cairn_cluster_member_expel(member, status, why);
-    const struct cairn_round_event event = { .kind = CAIRN_ROUND_WORKER_DOWN, .member = id };
-    if (contributes && job->core != NULL) cairn_cluster_job_event(job, &event);
+    put_out(member, status, why);
 }
 
 static void tell_shard(struct cairn_cluster_member *member, uint32_t shard)

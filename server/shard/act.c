@@ -62,6 +62,7 @@ static void refuse(struct cairn_shard_job *job, const struct cairn_step_action *
 
 static void report_reduced(struct cairn_shard_job *job, const struct cairn_step_action *action)
 {
+    if (action->round == job->spoiled_round) return; // it is abandoned: cairn_member_unreadable
     uint8_t squares[CAIRN_EXACT_BYTES], nonfinite[8], weight[8];
     cairn_exact_encode(&action->sums.sum_squares, squares);
     for (int i = 0; i < 8; i++) {
@@ -125,7 +126,10 @@ static void act(struct cairn_shard_job *job, const struct cairn_step_action *act
     switch (action->kind) {
     case CAIRN_STEP_GRANT: send_to(job, action, CAIRN_CHUNK_GRANT, action->window); break;
     case CAIRN_STEP_ACK: send_to(job, action, CAIRN_CHUNK_ACK, 0); break;
-    case CAIRN_STEP_REFUSE: refuse(job, action); break;
+    case CAIRN_STEP_REFUSE:
+        if (action->slot < job->slot_count) cairn_landing_release(&job->slots[action->slot]);
+        refuse(job, action);
+        break;
     case CAIRN_STEP_MICRO_ACK: send_to(job, action, CAIRN_CHUNK_MICRO_ACK, 0); break;
     case CAIRN_STEP_RECEIVE: cairn_landing_receive(job, action->slot, action->chunk); break;
     case CAIRN_STEP_DISCARD: cairn_landing_discard(job); break;

@@ -271,6 +271,7 @@ static cairn_status reserve(struct cairn_shard_job *job, const struct totals *to
         .window = job->spec.window,
         .member_max = message->member_max,
         .payload_bytes_max = CAIRN_PAYLOAD_BYTES(job->spec.group_count),
+        .folds_wanted = cairn_pool_thread_count(job->shard->compute) + 1, // one is handed over
     };
     const size_t step_bytes = cairn_step_bytes(&config);
     if (step_bytes == 0 || message->member_max > CAIRN_SPEC_WORKERS_MAX) {
@@ -344,6 +345,8 @@ void cairn_shard_job_free(struct cairn_shard_job *job)
     cairn_fetch_release(job);
     cairn_members_release(job);
     cairn_tiles_free(job);
+    for (uint32_t i = 0; job->slots != NULL && i < job->slot_count; i++)
+        cairn_landing_release(&job->slots[i]);
     struct cairn_arena *arenas[] = {
         &job->param,   &job->exp_avg, &job->exp_avg_sq,        &job->acc,
         &job->landing, &job->putting, &job->published[0].wire, &job->published[1].wire,
@@ -406,6 +409,7 @@ void cairn_shard_job_leave(struct cairn_shard_job *job)
     cairn_origin_cancel(job);
     cairn_members_release(job);
     cairn_fetch_release(job);
+    cairn_landing_release_all(job);
     cairn_shard_job_idle(job);
 }
 
@@ -413,6 +417,7 @@ void cairn_shard_job_fault(struct cairn_shard_job *job, const char *why)
 {
     if (job->state == CAIRN_JOB_FAULTED || job->state == CAIRN_JOB_LEAVING) return;
     job->state = CAIRN_JOB_FAULTED;
+    cairn_landing_release_all(job);
     cairn_log_error("job %s is stopped here, at version %llu.%llu: %s; restore a snapshot",
                     job->spec.name, (unsigned long long)job->generation,
                     (unsigned long long)cairn_step_version(job->step).step, why);

@@ -144,12 +144,36 @@ static void on_landed(void *arg, cairn_status status)
     cairn_shard_job_idle(job);
 }
 
+void cairn_landing_release(struct cairn_slot *slot)
+{
+    // The fabric of a shard that is closed has dropped its messages.
+    if (slot->message != NULL && !slot->job->shard->closing) cairn_fabric_drop(slot->message);
+    slot->message = NULL;
+    slot->view = NULL;
+}
+
+void cairn_landing_release_all(struct cairn_shard_job *job)
+{
+    for (uint32_t i = 0; i < job->slot_count; i++)
+        if (job->slots[i].message != NULL && !job->slots[i].folding)
+            cairn_landing_release(&job->slots[i]);
+}
+
+/* The payload is read where it lies: there is nothing to wait for, and no way on which it was damaged. */
+static void land_view(struct cairn_slot *slot, struct cairn_fabric_message *message)
+{
+    slot->message = message;
+    slot->view = cairn_fabric_message_view(message);
+    slot->job->shard->stats.pushed_bytes += slot->payload_bytes;
+    slot_landed(slot, CAIRN_OK); // told to the core when its actions are done
+}
+
 void cairn_landing_receive(struct cairn_shard_job *job, uint32_t number, uint32_t chunk)
 {
     struct cairn_slot *slot = &job->slots[number];
     struct cairn_fabric_message *message = job->waiting;
     const struct cairn_chunk_header *header = &job->waiting_header;
-    assert(message != NULL && number < job->slot_count);
+    assert(message != NULL && number < job->slot_count && slot->message == NULL);
     assert(header->payload_bytes <= job->slot_bytes);
     job->waiting = NULL;
     slot->chunk = chunk;
@@ -158,6 +182,10 @@ void cairn_landing_receive(struct cairn_shard_job *job, uint32_t number, uint32_
     slot->dtype = (cairn_dtype)header->dtype;
     slot->payload_bytes = (size_t)header->payload_bytes;
     slot->checksum = header->checksum;
+    if (cairn_fabric_message_view(message) != NULL) {
+        land_view(slot, message);
+        return;
+    }
     cairn_status status = cairn_fabric_receive(message,
                                                job->landing.base + (size_t)number * job->slot_bytes,
                                                job->slot_bytes, on_landed, slot);

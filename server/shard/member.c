@@ -288,6 +288,25 @@ void cairn_members_release(struct cairn_shard_job *job)
     job->member_count = job->member_capacity = 0;
 }
 
+void cairn_member_unreadable(struct cairn_shard_job *job, uint64_t number)
+{
+    const struct cairn_member *member = cairn_member_find(job, number);
+    struct cairn_sentence why;
+    if (member == NULL) return; // it left meanwhile, and its round is void
+    cairn_sentence_set(
+        &why,
+        "the shared memory of %s (rank %u) cannot be read by shard %s: its host has no "
+        "page for it (out of memory, or at the limit of its control group); give the "
+        "trainer more memory, or touch what cairn_alloc gave before pushing from it",
+        member->name, member->rank, job->shard->name);
+    cairn_log_error("job %s: %s", job->spec.name, why.text);
+    Cairn__MemberFault fault = CAIRN__MEMBER_FAULT__INIT;
+    fault.job = job->number;
+    fault.member = number;
+    fault.text = why.text;
+    cairn_session_send(job->shard, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base);
+}
+
 /* ---- sending ---- */
 
 void cairn_member_send(struct cairn_member *member, struct cairn_chunk_header *header)

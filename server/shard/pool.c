@@ -110,11 +110,12 @@ static void on_wake(uv_async_t *wake)
     }
 }
 
-/* Signals are the loop thread's business. */
+/* Signals are the loop thread's business, but for the one that a thread brings on itself (server/base/guard.h). */
 static int start_thread(struct pool_thread *thread)
 {
     sigset_t all, before;
     sigfillset(&all);
+    sigdelset(&all, SIGBUS);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int failed = pthread_create(&thread->id, NULL, thread_main, thread);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -5,7 +5,7 @@
  * order of submission. The queue is a list through the tasks themselves: it takes no memory, and is
  * bounded by the tasks that their owners have.
  *
- * The threads block all signals and assert cairn_float_env_ok() before their first item. */
+ * The threads block all signals but SIGBUS and assert cairn_float_env_ok() before their first item. */
 #ifndef CAIRN_SHARD_POOL_H
 #define CAIRN_SHARD_POOL_H
 

@@ -5,6 +5,7 @@
 #include <assert.h>
 #include <string.h>
 
+#include "server/base/guard.h"
 #include "server/shard/shard.h"
 
 static float *plane_at(const struct cairn_arena *arena, uint64_t local_elem)
@@ -28,11 +29,9 @@ static void submit_pass(struct cairn_shard_job *job, uint32_t item_count,
 
 /* ---- fold ---- */
 
-static void run_fold(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void fold_sources(void *arg)
 {
-    (void)item;
-    (void)thread;
-    const struct cairn_fold *fold = (const struct cairn_fold *)task;
+    const struct cairn_fold *fold = arg;
     const struct cairn_shard_job *job = fold->job;
     const uint32_t chunk = job->grad_chunks[fold->chunk];
     const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->map, chunk);
@@ -44,10 +43,38 @@ static void run_fold(struct cairn_task *task, uint32_t item, uint32_t thread)
                                   (size_t)place.elem_count);
 }
 
+static void run_fold(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    struct cairn_fold *fold = (struct cairn_fold *)task;
+    (void)item;
+    (void)thread;
+    if (fold->viewed)
+        fold->failed_at = cairn_guard_run(fold_sources, fold);
+    else
+        fold_sources(fold);
+}
+
+/* The sum is wrong for good, as folds go on from it: the round must not be reported. */
+static void spoil(struct cairn_shard_job *job, const struct cairn_fold *fold)
+{
+    job->spoiled_round = cairn_step_round_seen(job->step);
+    for (uint32_t i = 0; i < fold->source_count; i++) {
+        const struct cairn_slot *slot = &job->slots[fold->slots[i]];
+        const uintptr_t from = (uintptr_t)slot->view, at = (uintptr_t)fold->failed_at;
+        if (slot->view != NULL && at - from < slot->payload_bytes)
+            cairn_member_unreadable(job, slot->member);
+    }
+}
+
 static void fold_done(struct cairn_task *task)
 {
     struct cairn_fold *fold = (struct cairn_fold *)task;
     struct cairn_shard_job *job = fold->job;
+    if (fold->failed_at != NULL) spoil(job, fold);
+    for (uint32_t i = 0; i < fold->source_count; i++) {
+        job->slots[fold->slots[i]].folding = false;
+        cairn_landing_release(&job->slots[fold->slots[i]]);
+    }
     fold->next_free = job->folds_free;
     job->folds_free = fold;
     cairn_shard_job_step(
@@ -64,13 +91,20 @@ void cairn_round_fold(struct cairn_shard_job *job, const struct cairn_step_actio
     fold->chunk = action->chunk;
     fold->first = action->first;
     fold->source_count = action->count;
+    fold->viewed = false;
+    fold->failed_at = NULL;
     for (uint32_t i = 0; i < action->count; i++) {
-        const uint32_t slot = action->slots[i];
+        const uint32_t number = action->slots[i];
+        struct cairn_slot *slot = &job->slots[number];
+        const void *landed = job->landing.base + (size_t)number * job->slot_bytes;
         fold->sources[i] = (struct cairn_source) {
-            .data = job->landing.base + (size_t)slot * job->slot_bytes,
-            .dtype = job->slots[slot].dtype,
+            .data = slot->view != NULL ? slot->view : landed,
+            .dtype = slot->dtype,
         };
-        fold->pieces[i] = job->slots[slot].piece;
+        fold->pieces[i] = slot->piece;
+        fold->slots[i] = number;
+        fold->viewed = fold->viewed || slot->view != NULL;
+        slot->folding = true;
     }
     fold->tiled = fold->pieces[0].held != NULL;
     if (action->first) {

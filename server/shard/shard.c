@@ -1,10 +1,14 @@
 /* Opening and closing a shard. */
 #include "server/shard/shard.h"
 
+#include "server/base/guard.h"
+
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+
+#define HELD_MAX (1u << 18) /* messages: a window of each worker, read where it lies */
 
 /* Every step of closing ends here; the last one frees the shard. */
 static void handle_closed(struct cairn_shard *shard)
@@ -60,14 +64,14 @@ void cairn_shard_close(struct cairn_shard *shard, void (*on_closed)(void *contex
         shard->handles_open++;
         cairn_fabric_poll_close(&shard->poll, on_part_closed, shard);
     }
+    if (shard->compute != NULL) { // first: its threads may be reading the memory of workers
+        shard->handles_open++;
+        cairn_pool_close(shard->compute, on_part_closed, shard);
+    }
     cairn_fabric_close(shard->fabric); // every loan ends here
     if (shard->files != NULL) {
         shard->handles_open++;
         cairn_pool_close(shard->files, on_part_closed, shard);
-    }
-    if (shard->compute != NULL) {
-        shard->handles_open++;
-        cairn_pool_close(shard->compute, on_part_closed, shard);
     }
     free_jobs(shard);
     handle_closed(shard);
@@ -86,6 +90,7 @@ static cairn_status open_fabric(struct cairn_shard *shard,
         .on_message = cairn_landing_on_message,
         .on_message_arg = shard,
         .max_payload = CAIRN_CHUNK_PAYLOAD_MAX,
+        .held_max = HELD_MAX,
         .net_devices = options->fabric_device,
         .port_range = options->fabric_port_range,
         .hub = options->hub,
@@ -130,8 +135,8 @@ cairn_status cairn_shard_open(uv_loop_t *loop, const struct cairn_shard_options 
     cairn__shard_stats__init(&shard->stats);
     shard->name = strdup(options->name);
     shard->import_folders = strdup(options->import_folders != NULL ? options->import_folders : "");
+    cairn_status status = cairn_guard_install();
     ssize_t got = getrandom(&shard->incarnation, sizeof shard->incarnation, 0);
-    cairn_status status = CAIRN_OK;
     if (shard->name == NULL || shard->import_folders == NULL ||
         got != (ssize_t)sizeof shard->incarnation) {
         status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory or no random numbers");

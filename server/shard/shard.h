@@ -139,6 +139,10 @@ struct cairn_slot {
     cairn_dtype dtype;
     size_t payload_bytes;
     uint64_t checksum;
+    /* The payload lies in the worker's memory, which is on loan until the message is dropped; or both NULL */
+    struct cairn_fabric_message *message; /* owned */
+    const void *view;
+    bool folding;                   /* a compute thread may be reading it */
     cairn_status status;            /* of the receive that ended */
     struct cairn_slot *next_landed; /* in job->landed */
 };
@@ -149,8 +153,11 @@ struct cairn_fold {
     struct cairn_shard_job *job; /* borrowed */
     struct cairn_source sources[CAIRN_STEP_FOLD_MAX];
     struct cairn_piece pieces[CAIRN_STEP_FOLD_MAX]; /* of the sources */
+    uint32_t slots[CAIRN_STEP_FOLD_MAX];            /* of the sources */
     uint32_t source_count, chunk;
-    bool first, tiled; /* tiled: the sources may be parts of the chunk */
+    bool first, tiled;     /* tiled: the sources may be parts of the chunk */
+    bool viewed;           /* a source is in a worker's memory */
+    const void *failed_at; /* there: it could not be read */
     struct cairn_fold *next_free;
 };
 
@@ -259,6 +266,7 @@ struct cairn_shard_job {
     bool update_waits;                   /* for the copies of pins */
     bool update_writes;                  /* the UPDATE is a write's */
     struct cairn_write *write;           /* owned; NULL: none is open */
+    uint64_t spoiled_round;              /* a sum of it is wrong: it is not reported */
     bool stepping, settling;             /* the core's actions are being done: do not call it */
     struct cairn_fabric_message *waiting; /* of the CHUNK that the core is being told; or NULL */
     struct cairn_chunk_header waiting_header;
@@ -414,6 +422,8 @@ CAIRN_MUST_CHECK cairn_status cairn_member_join(struct cairn_shard_job *job,
                                                 const Cairn__MemberJoin *message,
                                                 struct cairn_sentence *why);
 void cairn_member_leave(struct cairn_shard_job *job, uint64_t number);
+/* Its memory cannot be read: the coordinator is asked to put it out, and a round that it spoiled never ends here. */
+void cairn_member_unreadable(struct cairn_shard_job *job, uint64_t number);
 /* Those that the coordinator has not told of in this session left while it was away: removed. */
 void cairn_members_forget_untold(struct cairn_shard_job *job);
 void cairn_members_release(struct cairn_shard_job *job);
@@ -491,6 +501,10 @@ CAIRN_MUST_CHECK cairn_status cairn_landing_judge_push(const struct cairn_member
 /* RECEIVE and DISCARD of the core: what waits goes into a slot, or is dropped. */
 void cairn_landing_receive(struct cairn_shard_job *job, uint32_t slot, uint32_t chunk);
 void cairn_landing_discard(struct cairn_shard_job *job);
+/* Nobody reads the slot's payload any more: a worker's memory goes back to it. */
+void cairn_landing_release(struct cairn_slot *slot);
+/* The job does nothing any more: all slots that are not being folded. */
+void cairn_landing_release_all(struct cairn_shard_job *job);
 
 /* ---- put.c, publish.c ---- */
 void cairn_put_on_message(struct cairn_member *member, const struct cairn_chunk_header *header,
