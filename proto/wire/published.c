@@ -3,8 +3,8 @@
 #include <assert.h>
 #include <string.h>
 
-/* ThreadSanitizer knows no fences; its builds run on x86 only, where the one below compiles to nothing, and the
- * other is implied by the exchange. */
+/* ThreadSanitizer knows no fences; its builds run on x86 only, where the one below compiles to nothing,
+ * and the other is implied by the exchange. */
 #if defined(__SANITIZE_THREAD__)
 #define TSAN 1
 #elif defined(__has_feature)

@@ -1,16 +1,19 @@
-/* A published copy of a job's part on one shard, as processes of the shard's host map it: read-only, without asking.
+/* A published copy of a job's part on one shard, as processes of the shard's host map it: read-only,
+ * without asking.
  *
  *   page 0               struct cairn_published_head: which version this is, now
  *   behind it            the shard's extents in the order of its map, each in its tensor's wire dtype
  *
- * An extent that is a whole tensor begins at a multiple of 64 bytes. One that is a part of its tensor begins where
- * (its place in the file) and (its first byte's place in the tensor) agree modulo the page: so a reader can map the
- * parts of several shards one behind another, page by page, and has the tensor in one piece; only the pages in
- * which two parts meet have to be copied. cairn_published_place is the one rule, for both ends.
+ * An extent that is a whole tensor begins at a multiple of 64 bytes. One that is a part of its tensor
+ * begins where (its place in the file) and (its first byte's place in the tensor) agree modulo the page:
+ * so a reader can map the parts of several shards one behind another, page by page, and has the tensor in
+ * one piece; only the pages in which two parts meet have to be copied. cairn_published_place is the one
+ * rule, for both ends.
  *
- * A copy is overwritten by a later version while somebody may be reading it. It is a sequence lock (Lameter, "Effective
- * synchronization on Linux/NUMA systems", 2005): what was read is of the version that was asked for if the
- * sequence is even and the same before and after. A reader that keeps pointers into it asks again after use. */
+ * A copy is overwritten by a later version while somebody may be reading it. It is a sequence lock
+ * (Lameter, "Effective synchronization on Linux/NUMA systems", 2005): what was read is of the version
+ * that was asked for if the sequence is even and the same before and after. A reader that keeps pointers
+ * into it asks again after use. */
 #ifndef CAIRN_WIRE_PUBLISHED_H
 #define CAIRN_WIRE_PUBLISHED_H
 

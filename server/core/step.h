@@ -14,8 +14,9 @@
  *    decided. A prepared one waits for RESOLVE, which carries the last outcome anyone knows: that
  *    round's, and the shard does as everyone did; or an earlier one's, and the round is void.
  *  - The sum of a chunk is a strict left fold in (micro-batch, rank) order. Each chunk has a cursor;
- *    what has landed is folded when the cursor reaches it, several in one FOLD (see config.folds_wanted). It
- *    stops only for members that hold the chunk (OPEN says which do), until they contribute or say that they have nothing.
+ *    what has landed is folded when the cursor reaches it, several in one FOLD (see config.folds_wanted).
+ *    It stops only for members that hold the chunk (OPEN says which do), until they contribute or say
+ *    that they have nothing.
  *  - A member is in one micro-batch at a time: it starts m+1 only after MICRO_ACK of m, which is given
  *    when every chunk's cursor is past (m, rank). So one table [member][chunk] detects duplicates.
  *  - Every CHUNK gets exactly one of RECEIVE and DISCARD with its tag; every contribution is answered to
@@ -56,9 +57,9 @@ struct cairn_step_config {
     uint32_t window;      /* slots of each member, 1 to 1024 */
     uint32_t member_max;  /* contributors in a round, at least 1 */
     size_t payload_bytes_max;
-    /* FOLDs under way that keep the world at work: with so many, what has landed waits until all contributions
-     * of its chunk and micro-batch have, and goes through memory once with them, or until fewer are under
-     * way. 0: nothing waits. The bits are the same. */
+    /* FOLDs under way that keep the world at work: with so many, what has landed waits until all
+     * contributions of its chunk and micro-batch have, and goes through memory once with them, or until
+     * fewer are under way. 0: nothing waits. The bits are the same. */
     uint32_t folds_wanted;
 };
 
@@ -122,7 +123,8 @@ enum cairn_step_action_kind {
                            *   CHECKSUM   send it again
                            *   BUSY       no slot is free: send it again after the next ACK
                            *   MALFORMED  no such chunk, or not one that the member holds
-                           *   PROTOCOL   a future round or micro-batch, a count that does not add up, ... */
+                           *   PROTOCOL   a future round or micro-batch, a count that does not add up, ...
+                           *   */
     CAIRN_STEP_MICRO_ACK, /* epoch, round, micro: the next micro-batch may start */
     /* work of the world; slots belong to it until the event that ends it */
     CAIRN_STEP_RECEIVE, /* member, tag, slot, chunk: read the payload into the slot → LANDED */

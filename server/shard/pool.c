@@ -110,7 +110,8 @@ static void on_wake(uv_async_t *wake)
     }
 }
 
-/* Signals are the loop thread's business, but for the one that a thread brings on itself (server/base/guard.h). */
+/* Signals are the loop thread's business, but for the one that a thread brings on itself
+ * (server/base/guard.h). */
 static int start_thread(struct pool_thread *thread)
 {
     sigset_t all, before;

@@ -139,7 +139,8 @@ struct cairn_slot {
     cairn_dtype dtype;
     size_t payload_bytes;
     uint64_t checksum;
-    /* The payload lies in the worker's memory, which is on loan until the message is dropped; or both NULL */
+    /* The payload lies in the worker's memory, which is on loan until the message is dropped; or both
+     * NULL */
     struct cairn_fabric_message *message; /* owned */
     const void *view;
     bool folding;                   /* a compute thread may be reading it */
@@ -422,7 +423,8 @@ CAIRN_MUST_CHECK cairn_status cairn_member_join(struct cairn_shard_job *job,
                                                 const Cairn__MemberJoin *message,
                                                 struct cairn_sentence *why);
 void cairn_member_leave(struct cairn_shard_job *job, uint64_t number);
-/* Its memory cannot be read: the coordinator is asked to put it out, and a round that it spoiled never ends here. */
+/* Its memory cannot be read: the coordinator is asked to put it out, and a round that it spoiled never
+ * ends here. */
 void cairn_member_unreadable(struct cairn_shard_job *job, uint64_t number);
 /* Those that the coordinator has not told of in this session left while it was away: removed. */
 void cairn_members_forget_untold(struct cairn_shard_job *job);
@@ -463,8 +465,8 @@ void cairn_tiles_move(struct cairn_member *from, struct cairn_member *to);
 /* With the job. */
 void cairn_tiles_free(struct cairn_shard_job *job);
 /* Which of the core's chunks each of the `count` members holds an element of: struct cairn_step_event's
- * holds; one that is not known here holds all. Borrowed of the job until the next call. NULL: nobody holds a
- * part, or there are more members than a round of this job may have. */
+ * holds; one that is not known here holds all. Borrowed of the job until the next call. NULL: nobody
+ * holds a part, or there are more members than a round of this job may have. */
 const uint8_t *cairn_tiles_holds(struct cairn_shard_job *job, const uint64_t *members,
                                  uint32_t count);
 /* What of a chunk the header of a PUSH, PUT or FETCH (not of a box) means, without side effects.
@@ -537,7 +539,8 @@ void cairn_origin_release(struct cairn_shard_job *job);
 /* The round is a write of that member; what another write left is forgotten. */
 void cairn_write_open(struct cairn_shard_job *job, uint64_t round, uint64_t member);
 void cairn_write_close(struct cairn_shard_job *job);
-/* The chunk that a PUT names: chunk and place of *out are set. CAIRN_ERR_MALFORMED: it is not one of here. */
+/* The chunk that a PUT names: chunk and place of *out are set. CAIRN_ERR_MALFORMED: it is not one of
+ * here. */
 CAIRN_MUST_CHECK cairn_status cairn_put_judge_chunk(const struct cairn_shard_job *job,
                                                     const struct cairn_chunk_header *header,
                                                     struct cairn_put *out,
