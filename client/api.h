@@ -51,9 +51,10 @@ cairn_status cairn_api_begin(struct job *job, uint8_t kind, bool (*run)(struct c
 /* Waits for a round of its own (CAIRN_MSG_WRITE_BEGIN) or of all (CAIRN_MSG_ROUND_BEGIN). */
 cairn_status cairn_api_round_begin(struct job *job, uint16_t type, uint64_t deadline_ms,
                                    struct cairn_round *out) CAIRN_MUST_CHECK;
-/* Commits it, once, and waits for its end. */
+/* Commits it, once, with a client state that is judged, and waits for its end. */
 cairn_status cairn_api_commit(struct job *job, const struct cairn_round *round, uint64_t weight,
-                              uint64_t deadline_ms, struct cairn_result *out) CAIRN_MUST_CHECK;
+                              const ProtobufCBinaryData *state, uint64_t deadline_ms,
+                              struct cairn_result *out) CAIRN_MUST_CHECK;
 /* write.c: the round of the write that is open; 0 = none. */
 uint64_t cairn_api_write_round(struct job *job);
 cairn_status cairn_api_write_put(struct job *job, uint64_t round, const char *tensor,

@@ -1,4 +1,4 @@
-/* The calls that read: fetch, the newest version, snapshots. */
+/* The calls that read: fetch, the newest version, its client state, snapshots. */
 #include <string.h>
 
 #include "client/api.h"
@@ -80,6 +80,48 @@ cairn_status cairn_version_wait(cairn_job *handle, struct cairn_version at_least
             job->initialized = true;
             job->newest = *out;
             pthread_mutex_unlock(&job->session->lock);
+        }
+    }
+    cairn_handle_put(handle);
+    return status;
+}
+
+static cairn_status give_state(const Cairn__VersionReady *ready, void *buffer, size_t capacity,
+                               size_t *bytes_out, struct cairn_version *version_out)
+{
+    *bytes_out = ready->client_state.len;
+    if (ready->client_state.len > capacity)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "the client state has %zu bytes, there is room for %zu",
+                                 ready->client_state.len, capacity);
+    if (ready->client_state.len > 0)
+        memcpy(buffer, ready->client_state.data, ready->client_state.len);
+    if (version_out != NULL)
+        *version_out = (struct cairn_version) { ready->generation, ready->step };
+    return CAIRN_OK;
+}
+
+cairn_status cairn_client_state(cairn_job *handle, void *buffer, size_t capacity, int timeout_ms,
+                                size_t *bytes_out, struct cairn_version *version_out)
+{
+    struct job *job = cairn_api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = cairn_api_check(job);
+    if (status == CAIRN_OK &&
+        (bytes_out == NULL || timeout_ms < 0 || (buffer == NULL && capacity > 0)))
+        status = cairn_client_fail(CAIRN_ERR_INVALID,
+                                   "bytes_out must be given, timeout_ms be 0 or more, buffer be "
+                                   "NULL only with capacity 0");
+    if (status == CAIRN_OK) {
+        Cairn__VersionWait message = CAIRN__VERSION_WAIT__INIT;
+        message.client_state = true;
+        ProtobufCMessage *reply;
+        status = cairn_control_ask(job->session, job, CAIRN_MSG_VERSION_WAIT, &message.base,
+                                   CAIRN_MSG_VERSION_READY, cairn_api_deadline(timeout_ms), &reply);
+        if (status == CAIRN_OK) {
+            status = give_state((const Cairn__VersionReady *)reply, buffer, capacity, bytes_out,
+                                version_out);
+            cairn_message_free(reply);
         }
     }
     cairn_handle_put(handle);

@@ -345,13 +345,15 @@ static cairn_status take_result(const Cairn__RoundResult *result, struct cairn_r
 }
 
 cairn_status cairn_api_commit(struct job *job, const struct cairn_round *round, uint64_t weight,
-                              uint64_t deadline_ms, struct cairn_result *out)
+                              const ProtobufCBinaryData *state, uint64_t deadline_ms,
+                              struct cairn_result *out)
 {
     cairn_status status = judge_begun(job, round);
     if (status == CAIRN_OK) status = commit_once(job, round, weight);
     if (status != CAIRN_OK) return status;
     Cairn__RoundCommit message = CAIRN__ROUND_COMMIT__INIT;
     message.round = round->round;
+    message.client_state = *state;
     ProtobufCMessage *reply;
     status = cairn_control_ask(job->session, job, CAIRN_MSG_ROUND_COMMIT, &message.base,
                                CAIRN_MSG_ROUND_RESULT, deadline_ms, &reply);
@@ -362,6 +364,30 @@ cairn_status cairn_api_commit(struct job *job, const struct cairn_round *round, 
     return status;
 }
 
+static cairn_status judge_state(const struct job *job, const struct cairn_round *round,
+                                const ProtobufCBinaryData *state)
+{
+    const uint32_t max = job->spec.client_state_max;
+    if (state->data == NULL && state->len == 0) return CAIRN_OK;
+    if (state->data == NULL)
+        return cairn_client_fail(CAIRN_ERR_INVALID, "client_state is NULL, its size %zu",
+                                 state->len);
+    if (max == 0)
+        return cairn_client_fail(CAIRN_ERR_REFUSED,
+                                 "job %s keeps no client state; declare client_state_max in its "
+                                 "spec, or give NULL",
+                                 job->name);
+    if (round->rank != 0)
+        return cairn_client_fail(CAIRN_ERR_REFUSED,
+                                 "client_state is given by rank 0 of the round, this is rank %u; "
+                                 "give NULL",
+                                 round->rank);
+    if (state->len <= max) return CAIRN_OK;
+    return cairn_client_fail(CAIRN_ERR_INVALID,
+                             "client_state of %zu bytes; job %s declares client_state_max = %u",
+                             state->len, job->name, max);
+}
+
 cairn_status cairn_commit(cairn_job *handle, const struct cairn_round *round, uint64_t weight,
                           const void *client_state, size_t state_bytes, int timeout_ms,
                           struct cairn_result *out)
@@ -369,17 +395,16 @@ cairn_status cairn_commit(cairn_job *handle, const struct cairn_round *round, ui
     struct job *job = cairn_api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
     cairn_status status = cairn_api_check(job);
-    if (status == CAIRN_OK && (client_state != NULL || state_bytes != 0))
-        status = cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
-                                   "client_state is not supported yet; give NULL and 0");
+    const ProtobufCBinaryData state = { state_bytes, (uint8_t *)(uintptr_t)client_state };
     if (status == CAIRN_OK && (out == NULL || out->struct_size != sizeof *out || timeout_ms < 0 ||
                                round == NULL || round->struct_size != sizeof *round))
         status = cairn_client_fail(CAIRN_ERR_INVALID,
                                    "round and out must be given with their struct_size "
                                    "(%zu, %zu), timeout_ms be 0 or more",
                                    sizeof *round, sizeof *out);
+    if (status == CAIRN_OK) status = judge_state(job, round, &state);
     if (status == CAIRN_OK)
-        status = cairn_api_commit(job, round, weight, cairn_api_deadline(timeout_ms), out);
+        status = cairn_api_commit(job, round, weight, &state, cairn_api_deadline(timeout_ms), out);
     cairn_handle_put(handle);
     return status;
 }

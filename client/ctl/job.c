@@ -88,6 +88,8 @@ static json_t *job_json(const Cairn__JobStatus *j)
     set_known(object, "fetched_bytes", is_told(j), json_integer((json_int_t)j->fetched_bytes));
     set_known(object, "heaviest_over_mean", j->heaviest_over_mean > 0,
               json_real(j->heaviest_over_mean));
+    json_object_set_new(object, "client_state_bytes",
+                        json_integer((json_int_t)j->client_state_bytes));
     if (j->spec != NULL) json_object_set_new(object, "spec", spec_json(j->spec));
     return object;
 }
@@ -209,6 +211,9 @@ static void print_job(const Cairn__JobStatus *j)
     for (size_t i = 0; i < j->n_groups; i++) print_group(j->groups[i]);
     print_frozen(j);
     print_loss_scale(j);
+    if (j->spec != NULL && j->spec->client_state_max > 0)
+        cairn_ctl_line("client state", "%llu bytes, at most %u",
+                       (unsigned long long)j->client_state_bytes, j->spec->client_state_max);
     cairn_ctl_line("gradient norm", "%g", j->last_grad_norm);
     cairn_ctl_line("pushed, fetched", "%s, %s", told_bytes(j, j->pushed_bytes, text),
                    told_bytes(j, j->fetched_bytes, other));

@@ -262,6 +262,8 @@ struct cairn_job_spec {
      * an initializer; CAIRN_ERR_MISMATCH names those that are not. NULL = none. */
     const char *init_from;
     const char *init_prefix; /* "model."; NULL = none */
+    uint32_t
+        client_state_max; /* bytes that cairn_commit may give of the trainer's own; 0: none, at most 65536 */
 };
 
 /* What a worker holds of a tensor. An extent of 0: nothing. */
@@ -380,6 +382,7 @@ struct cairn_job_info {
     bool initialized;
     uint32_t stage; /* CAIRN_STAGE(n) */
     uint32_t micro_batches;
+    uint32_t client_state_max;
 };
 CAIRN_EXPORT cairn_status cairn_job_describe(cairn_job *job,
                                              struct cairn_job_info *out) CAIRN_CHECKED;
@@ -494,7 +497,14 @@ CAIRN_EXPORT cairn_status cairn_micro_end(cairn_job *job, const struct cairn_rou
  * CAIRN_ERR_TIMEOUT: nothing is known yet; call commit again with the same round to go on waiting.
  * A commit without any push is a contribution of zeros with its weight. Where all weights add up to 0,
  * there is no mean: nothing is applied (out->applied false, out->finite true), and the loss scale stays.
- * client_state must be NULL in this version (CAIRN_ERR_UNSUPPORTED). */
+ *
+ * client_state: bytes of the trainer's own (where the data loader stands, a random state), opaque to Cairn,
+ * that belong to the version which this round makes: in its snapshots and its content root, restored with
+ * it, read by cairn_client_state. The worker with rank 0 in the round gives them; from another one, or where
+ * the job declares no client_state_max, they are CAIRN_ERR_REFUSED, and over it CAIRN_ERR_INVALID. In such a
+ * job NULL means that the version has none; a skipped round and a write keep those of the version before. No
+ * round ends before rank 0 has said so here; the same bytes are to be given when commit is called again.
+ * They go to every shard with every decision: small is good. */
 #define CAIRN_WEIGHT_NONE UINT64_MAX
 CAIRN_EXPORT cairn_status cairn_commit(cairn_job *job, const struct cairn_round *round,
                                        uint64_t weight, const void *client_state,
@@ -551,6 +561,14 @@ CAIRN_EXPORT cairn_status cairn_wait(cairn_op *op, int timeout_ms) CAIRN_CHECKED
 /* Has a cudaStream_t wait for the operation, which stays to be waited for. CAIRN_ERR_UNSUPPORTED without
  * CUDA. */
 CAIRN_EXPORT cairn_status cairn_stream_wait(cairn_op *op, void *stream) CAIRN_CHECKED;
+
+/* The client state of the newest version, 0 bytes if it has none, to workers and readers. From round_begin to
+ * commit a worker's newest version is that of its round. *bytes_out: how many. CAIRN_ERR_INVALID: there are
+ * more than `capacity`; then that is set all the same, and nothing else is. buffer may be NULL with capacity
+ * 0; version_out may be NULL. While a round ends it waits until that is done. */
+CAIRN_EXPORT cairn_status cairn_client_state(cairn_job *job, void *buffer, size_t capacity,
+                                             int timeout_ms, size_t *bytes_out,
+                                             struct cairn_version *version_out) CAIRN_CHECKED;
 
 #define CAIRN_SNAPSHOT_WAIT 1u /* return when it is committed, else when it is begun */
 CAIRN_EXPORT cairn_status cairn_snapshot(cairn_job *job, uint32_t flags, int timeout_ms,

@@ -28,10 +28,11 @@
 #define CAIRN_SPEC_WINDOW_MAX       1024
 #define CAIRN_SPEC_SCALE_MAX \
     0x1p64 /* of a loss scale; the least is its inverse: beyond, fp32 would not hold a gradient */
-#define CAIRN_SPEC_HYPER_MAX  1e18 /* hyper-parameters, as in optimizer.h; betas: below 1 */
-#define CAIRN_SPEC_MICRO_MAX  65536
-#define CAIRN_SPEC_PATH_MAX   1023 /* bytes of init_from, without the terminating NUL */
-#define CAIRN_SPEC_FORMER_MAX 64   /* hashes of what a spec was before its amendments */
+#define CAIRN_SPEC_HYPER_MAX        1e18 /* hyper-parameters, as in optimizer.h; betas: below 1 */
+#define CAIRN_SPEC_MICRO_MAX        65536
+#define CAIRN_SPEC_PATH_MAX         1023 /* bytes of init_from, without the terminating NUL */
+#define CAIRN_SPEC_CLIENT_STATE_MAX 65536
+#define CAIRN_SPEC_FORMER_MAX       64 /* hashes of what a spec was before its amendments */
 
 /* What a round with a non-finite gradient does: SKIP changes nothing and goes on, FAIL reports
  * CAIRN_ERR_NONFINITE to every worker. */
@@ -129,13 +130,14 @@ struct cairn_job_spec_data {
      * cut over the shards; pushes once, too. 2: every micro-batch is pushed. 3: a client gives fetched units
      * back after use as well */
     uint32_t stage;
-    uint32_t micro_batches; /* of a round, each worker: 1 to CAIRN_SPEC_MICRO_MAX */
-    uint32_t workers_min;   /* a round opens with at least so many */
-    uint32_t chunk_leaves;  /* leaves in a full chunk; 64 = 1 MiB of f32 */
-    uint32_t spread;        /* a unit stands on at most so many shards */
-    uint32_t window;        /* chunks in flight, per worker and shard */
-    uint64_t revision;      /* counted by the coordinator; not part of hash and diff */
-    uint64_t amend_key;     /* of the last amendment; 0: none. Likewise, and not in a manifest */
+    uint32_t micro_batches;    /* of a round, each worker: 1 to CAIRN_SPEC_MICRO_MAX */
+    uint32_t workers_min;      /* a round opens with at least so many */
+    uint32_t chunk_leaves;     /* leaves in a full chunk; 64 = 1 MiB of f32 */
+    uint32_t spread;           /* a unit stands on at most so many shards */
+    uint32_t window;           /* chunks in flight, per worker and shard */
+    uint32_t client_state_max; /* bytes that a trainer may give with a step; 0: none */
+    uint64_t revision;         /* counted by the coordinator; not part of hash and diff */
+    uint64_t amend_key;        /* of the last amendment; 0: none. Likewise, and not in a manifest */
 };
 
 /* A spec without tensors and groups, all else at its default (stage 2); name NULL. Allocates nothing. */

@@ -114,7 +114,9 @@ static cairn_status check_job(const struct cairn_job_spec_data *spec, struct cai
         !count_in("workers_min", spec->workers_min, 1, CAIRN_SPEC_WORKERS_MAX, why) ||
         !count_in("chunk_leaves", spec->chunk_leaves, 1, CAIRN_SPEC_CHUNK_LEAVES_MAX, why) ||
         !count_in("spread", spec->spread, 1, CAIRN_SPEC_SPREAD_MAX, why) ||
-        !count_in("window", spec->window, 1, CAIRN_SPEC_WINDOW_MAX, why)) {
+        !count_in("window", spec->window, 1, CAIRN_SPEC_WINDOW_MAX, why) ||
+        !count_in("client_state_max", spec->client_state_max, 0, CAIRN_SPEC_CLIENT_STATE_MAX,
+                  why)) {
         return CAIRN_ERR_INVALID;
     }
     if (!isfinite(spec->clip_norm) || spec->clip_norm < 0) {

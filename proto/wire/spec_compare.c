@@ -109,6 +109,10 @@ static void hash_canonical(const struct cairn_job_spec_data *spec, uint8_t hash_
     for (size_t i = 0; i < spec->group_count; i++) hash_group(&state, &spec->groups[i]);
     hash_number(&state, spec->tensor_count);
     for (size_t i = 0; i < spec->tensor_count; i++) hash_tensor(&state, &spec->tensors[i]);
+    if (spec->client_state_max != 0) { // without it the hash is what it was before there was one
+        hash_text(&state, "client_state_max");
+        hash_number(&state, spec->client_state_max);
+    }
     crypto_generichash_final(&state, hash_out, 32);
 }
 
@@ -332,6 +336,8 @@ static void diff_job(struct diff *diff, const struct cairn_job_spec_data *here,
     differ_number(diff, "job", job, "chunk_leaves", here->chunk_leaves, there->chunk_leaves);
     differ_number(diff, "job", job, "spread", here->spread, there->spread);
     differ_number(diff, "job", job, "window", here->window, there->window);
+    differ_number(diff, "job", job, "client_state_max", here->client_state_max,
+                  there->client_state_max);
     differ_path(diff, job, "init_from", here->init_from, there->init_from);
     differ_path(diff, job, "init_prefix", here->init_prefix, there->init_prefix);
 }

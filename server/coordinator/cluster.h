@@ -139,7 +139,7 @@ struct cairn_cluster_member {
     struct cairn_paged tiles_pages;  /* owned; while tiles_arriving */
     bool tiles_arriving, tiles_declared;
     uint32_t open_request, init_request, begin_request, commit_request, version_request,
-        write_request;
+        write_request, state_request;
     uint64_t commit_round;
     struct cairn_version version_wanted;
     struct cairn_init_digest init_digest; /* of what it put */
@@ -335,6 +335,8 @@ void cairn_cluster_members_forget_shard(struct cairn_cluster_job *job, uint32_t 
 void cairn_cluster_members_shards_changed(struct cairn_cluster_job *job);
 /* Answers VersionWait where the version is there. */
 void cairn_cluster_members_answer_versions(struct cairn_cluster_job *job);
+/* The newest version and its client state to those who asked for it, if it is known now. */
+void cairn_cluster_members_answer_states(struct cairn_cluster_job *job);
 
 /* init.c: the initial state is there, and the same for all who looked. */
 void cairn_cluster_member_init_done(struct cairn_cluster_member *member, uint32_t request,

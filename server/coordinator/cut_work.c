@@ -76,7 +76,7 @@ static cairn_status all_planes(struct cairn_cluster_cut *cut, struct cairn_plane
     return cairn_fail(&cut->why, CAIRN_ERR_PROTOCOL, "a shard sent digests of no plane");
 }
 
-/* Group names and the hyper-parameters the core uses; the loss scale as the payload has it. */
+/* Group names and the hyper-parameters the core uses; loss scale and client state as the payload has them. */
 static cairn_status content_root(struct cairn_cluster_cut *cut, struct cairn_plane_digest *planes,
                                  size_t plane_count, struct cairn_group_digest *groups)
 {
@@ -89,7 +89,7 @@ static cairn_status content_root(struct cairn_cluster_cut *cut, struct cairn_pla
     }
     if (status != CAIRN_OK)
         return cairn_fail(&cut->why, status, "a group of the spec is not valid");
-    struct cairn_payload head;
+    struct cairn_payload head = { .state_bytes = 0 };
     m->loss_scale = spec->loss_scale;
     if (m->payload_bytes > 0) {
         if (cairn_payload_decode(m->payload, m->payload_bytes, &head) != CAIRN_OK) {
@@ -106,7 +106,8 @@ static cairn_status content_root(struct cairn_cluster_cut *cut, struct cairn_pla
         content.schedule = schedules;
         content.schedule_bytes = sizeof schedules;
     }
-    cairn_bytes_hash("", 0, &content.client_state);
+    cairn_bytes_hash(head.state_bytes > 0 ? head.state : (const uint8_t *)"", head.state_bytes,
+                     &content.client_state);
     struct cairn_hash root;
     status = cairn_content_root(planes, plane_count, &content, &root);
     if (status != CAIRN_OK) {

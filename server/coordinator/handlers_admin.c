@@ -112,6 +112,7 @@ static void fill_rounds(Cairn__JobStatus *s, const struct cairn_cluster_job *job
     if (last->payload_bytes > 0 &&
         cairn_payload_decode(last->payload, last->payload_bytes, &head) == CAIRN_OK) {
         s->last_grad_norm = head.grad_norm;
+        s->client_state_bytes = head.state_bytes;
     }
 }
 

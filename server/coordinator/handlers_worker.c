@@ -50,6 +50,11 @@ static void on_round_commit(struct cairn_cluster_session *session, uint32_t requ
 {
     struct cairn_cluster_member *member = attached_worker(session, request, message->job);
     if (member == NULL) return;
+    if (message->client_state.len > member->job->spec.client_state_max) {
+        cairn_cluster_session_error(session, request, CAIRN_ERR_INVALID,
+                                    "the client state is longer than the job's client_state_max");
+        return;
+    }
     member->commit_request = request;
     member->commit_round = message->round;
     struct cairn_cluster_job *job = member->job;
@@ -61,7 +66,9 @@ static void on_round_commit(struct cairn_cluster_session *session, uint32_t requ
     const struct cairn_round_event event = { .kind = message->abandon ? CAIRN_ROUND_WORKER_ABANDON
                                                                       : CAIRN_ROUND_WORKER_COMMIT,
                                              .member = member->id,
-                                             .round = message->round };
+                                             .round = message->round,
+                                             .state = message->client_state.data,
+                                             .state_bytes = message->client_state.len };
     cairn_cluster_job_event(job, &event);
 }
 
@@ -86,6 +93,11 @@ static void on_version_wait(struct cairn_cluster_session *session, uint32_t requ
 {
     struct cairn_cluster_member *member = attached(session, request, message->job);
     if (member == NULL) return;
+    if (message->client_state) {
+        member->state_request = request;
+        cairn_cluster_members_answer_states(member->job);
+        return;
+    }
     member->version_request = request;
     member->version_wanted = (struct cairn_version) { message->generation, message->step };
     cairn_cluster_members_answer_versions(member->job);

@@ -60,7 +60,7 @@ void cairn_cluster_member_fail_requests(struct cairn_cluster_member *member, cai
     uint32_t *const requests[] = { &member->open_request,    &member->init_request,
                                    &member->begin_request,   &member->commit_request,
                                    &member->version_request, &member->tiles_request,
-                                   &member->write_request };
+                                   &member->write_request,   &member->state_request };
     for (size_t i = 0; i < sizeof requests / sizeof *requests; i++) {
         if (*requests[i] == 0) continue;
         cairn_cluster_session_error(member->session, *requests[i], status, text);
@@ -294,6 +294,25 @@ void cairn_cluster_members_shards_changed(struct cairn_cluster_job *job)
         cairn_cluster_session_send(m->session, CAIRN_MSG_SHARDS_CHANGED, 0, &message.base);
     }
     cairn_cluster_shard_infos_release(&infos);
+}
+
+void cairn_cluster_members_answer_states(struct cairn_cluster_job *job)
+{
+    Cairn__VersionReady ready = CAIRN__VERSION_READY__INIT;
+    const uint8_t *state;
+    size_t bytes;
+    if (job->core == NULL || !cairn_round_client_state(job->core, &state, &bytes)) return;
+    const struct cairn_version now = cairn_cluster_job_version(job);
+    ready.job = job->id;
+    ready.generation = now.generation;
+    ready.step = now.step;
+    ready.client_state = (ProtobufCBinaryData) { bytes, (uint8_t *)(uintptr_t)state };
+    for (struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
+        const uint32_t request = m->state_request;
+        m->state_request = 0;
+        if (request == 0) continue;
+        cairn_cluster_session_send(m->session, CAIRN_MSG_VERSION_READY, request, &ready.base);
+    }
 }
 
 void cairn_cluster_members_answer_versions(struct cairn_cluster_job *job)

@@ -66,6 +66,7 @@ static void take_over(struct cairn_cluster_member *member, struct cairn_cluster_
         member->commit_request = same->commit_request;
         member->commit_round = same->commit_round;
         member->version_request = same->version_request;
+        member->state_request = same->state_request;
         member->version_wanted = same->version_wanted;
         if (!same->tiles_arriving) member->tiles_request = same->tiles_request;
         member->tiles_world = same->tiles_world;

@@ -49,6 +49,7 @@ static struct cairn_round_config core_config(const struct cairn_cluster_job *job
         .step_deadline_ms = (uint64_t)options->step_deadline_ms,
         .terms = job->terms->core,
         .group_count = (uint32_t)spec->group_count,
+        .client_state_max = spec->client_state_max,
         .scaling = { .start = spec->loss_scale,
                      .dynamic = spec->loss_scale_policy == CAIRN_LOSS_SCALE_DYNAMIC,
                      .min = spec->loss_scale_min,
@@ -376,6 +377,7 @@ void cairn_cluster_job_event(struct cairn_cluster_job *job, const struct cairn_r
     }
     job->in_event = false;
     if (job->tiles.changed) cairn_cluster_tiles_advance(job);
+    cairn_cluster_members_answer_states(job);
     const struct cairn_version now = cairn_cluster_job_version(job);
     if (now.generation != job->version_told.generation || now.step != job->version_told.step) {
         job->version_told = now;

@@ -2,7 +2,7 @@
  *
  * A decision is made once, by the coordinator, and kept by every shard until the next one: it is how
  * a new coordinator learns what the old one said. So the payload carries everything that a worker may
- * still ask about the round, and the state of the job that no disk has (the loss scale).
+ * still ask about the round, and the state of the job that no disk has (the loss scale, the client state).
  *
  * Pure; no allocation. */
 #ifndef CAIRN_CORE_DECISION_H
@@ -44,15 +44,20 @@ struct cairn_payload {
     bool finite;
     bool fail;            /* not finite, and the job's policy is to tell the workers so */
     uint32_t group_count; /* of scalars; 0 with SKIP and NONE */
+    /* Of the trainer, for the version after the decision: opaque; 0 bytes: it gave none. Decoded: borrowed
+     * from the payload. Encoded: may lie in `out`. */
+    const uint8_t *state; /* [state_bytes] */
+    size_t state_bytes;
 };
 
 #define CAIRN_PAYLOAD_HEAD_BYTES 48
 #define CAIRN_PAYLOAD_BYTES(group_count) \
     (CAIRN_PAYLOAD_HEAD_BYTES + (size_t)(group_count)*CAIRN_GROUP_SCALARS_BYTES)
 
-/* Writes CAIRN_PAYLOAD_BYTES(head->group_count) bytes: the head, then the groups in the spec's order. */
-void cairn_payload_encode(const struct cairn_payload *head,
-                          const struct cairn_group_scalars *groups, uint8_t *out);
+/* Writes CAIRN_PAYLOAD_BYTES(head->group_count) + head->state_bytes bytes, and returns how many: the head,
+ * the groups in the spec's order, the client state. */
+size_t cairn_payload_encode(const struct cairn_payload *head,
+                            const struct cairn_group_scalars *groups, uint8_t *out);
 /* CAIRN_ERR_MALFORMED: a length that does not fit, an unknown flag. */
 cairn_status cairn_payload_decode(const void *bytes, size_t bytes_len,
                                   struct cairn_payload *head_out) CAIRN_MUST_CHECK;

@@ -30,7 +30,9 @@
  * 19  a GRANT of a new endpoint only sets the window: what the lost one answered is waited for
  * 20  in a void round nothing is asked again when the shard's endpoint was lost
  * 21  what a member does not hold counts as passed in its first micro-batch only
- * 22  what landed and waits for company is forgotten */
-#define CAIRN_MUTANT_COUNT 22
+ * 22  what landed and waits for company is forgotten
+ * 23  a skipped round takes the client state that came with it
+ * 24  a round is decided before its rank 0 has given the client state */
+#define CAIRN_MUTANT_COUNT 24
 
 #endif

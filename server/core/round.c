@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <string.h>
 
+#include "proto/wire/spec.h"
 #include "server/core/mutant.h"
 #include "server/core/round_state.h"
 
@@ -12,7 +13,8 @@ static bool config_ok(const struct cairn_round_config *config)
 {
     return config->shard_count >= 1 && config->shard_count <= 1u << 24 && config->member_max >= 1 &&
            config->member_max <= 1u << 24 && config->workers_min >= 1 &&
-           config->workers_min <= config->member_max && config->group_count <= 1u << 20;
+           config->workers_min <= config->member_max && config->group_count <= 1u << 20 &&
+           config->client_state_max <= CAIRN_SPEC_CLIENT_STATE_MAX;
 }
 
 size_t cairn_round_bytes(const struct cairn_round_config *config)
@@ -21,7 +23,7 @@ size_t cairn_round_bytes(const struct cairn_round_config *config)
     return sizeof(struct cairn_round) + config->shard_count * sizeof(struct shard) +
            config->member_max * (sizeof(struct worker) + sizeof(uint64_t)) +
            config->group_count * sizeof(struct cairn_group_scalars) +
-           CAIRN_PAYLOAD_BYTES(config->group_count);
+           CAIRN_PAYLOAD_BYTES(config->group_count) + 2 * (size_t)config->client_state_max;
 }
 
 size_t cairn_round_actions_max(const struct cairn_round_config *config)
@@ -42,7 +44,8 @@ struct cairn_round *cairn_round_init(void *memory, const struct cairn_round_conf
     core->contributors = (uint64_t *)(core->workers + config->member_max);
     core->scalars = (struct cairn_group_scalars *)(core->contributors + config->member_max);
     core->payload = (uint8_t *)(core->scalars + config->group_count);
-    core->payload_bytes_max = CAIRN_PAYLOAD_BYTES(config->group_count);
+    core->payload_bytes_max = CAIRN_PAYLOAD_BYTES(config->group_count) + config->client_state_max;
+    core->state = core->payload + core->payload_bytes_max;
     core->last.payload = core->payload;
     core->epoch = config->epoch;
     core->round_next = config->round_reserved > 0 && !MUTANT(6) ? config->round_reserved : 1;
@@ -205,13 +208,27 @@ static void answer_waiting(const struct cairn_round *core, struct worker *worker
     send_result(core, worker->id, round, result_of(core, round), actions);
 }
 
+/* Once a round: what is asked again after a reconnect says the same. */
+static void take_state(struct cairn_round *core, const struct worker *worker,
+                       const struct cairn_round_event *event)
+{
+    if (worker->committed || worker->dense != 0) return;
+    assert(event->state_bytes <= core->config.client_state_max);
+    core->state_bytes = event->state_bytes;
+    if (event->state_bytes > 0) memcpy(core->state, event->state, event->state_bytes);
+}
+
 static void on_worker_commit(struct cairn_round *core, const struct cairn_round_event *event,
                              struct cairn_round_actions *actions)
 {
     struct worker *worker = find_worker(core, event->member);
     if (worker == NULL) return;
     worker->waiting_round = event->round;
-    if (worker->contributor && event->round == core->open_round) worker->committed = true;
+    if (worker->contributor && core->stage == CAIRN_ROUND_OPEN &&
+        event->round == core->open_round) {
+        take_state(core, worker, event);
+        worker->committed = true;
+    }
     answer_waiting(core, worker, actions);
 }
 
@@ -312,6 +329,7 @@ static void open_round(struct cairn_round *core, struct cairn_round_actions *act
     core->open_round = core->round_next++;
     choose_contributors(core);
     core->reduced_count = 0;
+    core->state_bytes = 0;
     memset(&core->sums, 0, sizeof core->sums);
     for (uint32_t s = 0; s < core->config.shard_count; s++) core->shards[s].reduced = false;
     if (core->config.step_deadline_ms > 0)
@@ -420,7 +438,8 @@ static bool advance(struct cairn_round *core, struct cairn_round_actions *action
         cairn_round_epoch_begin(core, actions);
     else if (stage == CAIRN_ROUND_FENCING && all_answered(core))
         cairn_round_resolve(core, actions);
-    else if (stage == CAIRN_ROUND_OPEN && core->reduced_count == core->config.shard_count)
+    else if (stage == CAIRN_ROUND_OPEN && core->reduced_count == core->config.shard_count &&
+             cairn_round_state_there(core))
         cairn_round_decide(core, actions);
     else if ((stage == CAIRN_ROUND_RESOLVING || stage == CAIRN_ROUND_DECIDED) &&
              all_published(core))

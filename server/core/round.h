@@ -20,6 +20,8 @@
  *  - A round's contributors are the workers attached when it opens, by rank. Joins never disturb it. Where
  *    workers hold parts of tensors a gate stands before it: a round needs exactly certain ranks.
  *  - Workers hear "committed" only when all shards have published.
+ *  - Where the trainer gives states, one belongs to each version: that of the round's rank 0, without whose
+ *    COMMIT nothing is decided; a skip and a write keep it. It travels in the payload, as the loss scale.
  *
  *  - A write is a round of one contributor, who puts planes instead of gradients: opened and decided (WRITE:
  *    the next generation of the same step), void and resolved as any other. While it is open nobody else
@@ -79,6 +81,8 @@ struct cairn_round_config {
                                 * is dropped; 0 = never */
     struct cairn_round_terms terms;
     uint32_t group_count;
+    uint32_t
+        client_state_max; /* bytes, at most CAIRN_SPEC_CLIENT_STATE_MAX; 0: the trainer gives none */
     struct cairn_round_scaling scaling;
     bool fail_nonfinite; /* the policy: tell the workers (and skip) */
     /* what the disk says: both 0 in a fresh job */
@@ -106,8 +110,9 @@ enum cairn_round_event_kind {
     /* workers. Requests may be repeated after a reconnect */
     CAIRN_ROUND_WORKER_JOIN, /* member, rank: attached. Known already: nothing changes */
     CAIRN_ROUND_WORKER_DOWN, /* member: left, or its lease ran out (not: one connection was lost) */
-    CAIRN_ROUND_WORKER_BEGIN,  /* member: wants a round → WORKER_OPENED, later */
-    CAIRN_ROUND_WORKER_COMMIT, /* member, round: how does it end? → WORKER_RESULT, later */
+    CAIRN_ROUND_WORKER_BEGIN, /* member: wants a round → WORKER_OPENED, later */
+    CAIRN_ROUND_WORKER_COMMIT, /* member, round, state: how does it end? → WORKER_RESULT, later. The state
+                                * of the open round's rank 0 counts, the first that it gives */
     CAIRN_ROUND_WORKER_ABANDON, /* member, round: it gave up, uncommitted, and stays: void, if that is open
                                  * → WORKER_RESULT, later */
     CAIRN_ROUND_WORKER_WRITE, /* member: wants to write → WORKER_OPENED, `write` set, later */
@@ -131,6 +136,8 @@ struct cairn_round_event {
     const struct cairn_decision *decision;
     const struct cairn_step_sums *sums;
     const struct cairn_round_terms *terms; /* what they point to: see there */
+    const uint8_t *state;                  /* [state_bytes], at most client_state_max */
+    size_t state_bytes;
 };
 
 enum cairn_round_action_kind {
@@ -203,6 +210,10 @@ uint64_t cairn_round_open_round(const struct cairn_round *core); /* not resolved
 struct cairn_version cairn_round_version(const struct cairn_round *core);
 double cairn_round_loss_scale(const struct cairn_round *core);
 const struct cairn_decision *cairn_round_last(const struct cairn_round *core);
+/* The client state of cairn_round_version; valid until the next event. False: not known now, because an epoch
+ * changes or a decision is being carried out. */
+bool cairn_round_client_state(const struct cairn_round *core, const uint8_t **state_out,
+                              size_t *state_bytes_out);
 /* The terms of the open round, of the last one if none is open; no others are read any more but those of
  * the newest AMEND. */
 const struct cairn_round_terms *cairn_round_terms_of(const struct cairn_round *core);

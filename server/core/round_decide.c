@@ -102,20 +102,43 @@ static void send_decision(struct cairn_round *core, struct cairn_round_actions *
     action->decision = &core->last;
 }
 
+bool cairn_round_state_there(const struct cairn_round *core)
+{
+    if (core->config.client_state_max == 0 || core->writing || MUTANT(24)) return true;
+    for (uint32_t i = 0; i < core->worker_count; i++)
+        if (core->workers[i].contributor && core->workers[i].dense == 0)
+            return core->workers[i].committed;
+    return false;
+}
+
+/* The client state of the version before the decision; it lies in the last payload. */
+static void keep_state(const struct cairn_round *core, struct cairn_payload *head)
+{
+    struct cairn_payload last;
+    head->state_bytes = 0;
+    if (core->last.payload_bytes == 0) return;
+    const cairn_status status = cairn_payload_decode(core->last.payload, core->last.payload_bytes,
+                                                     &last);
+    assert(status == CAIRN_OK); // made here, or taken by take_job_state
+    head->state = last.state;
+    head->state_bytes = last.state_bytes;
+}
+
 /* What was put takes effect; of the job's state nothing changes but the generation. */
 static void decide_write(struct cairn_round *core, struct cairn_round_actions *actions)
 {
-    const struct cairn_payload head = { .clip_scale = 1,
-                                        .loss_scale = core->loss_scale,
-                                        .good_rounds = core->good_rounds,
-                                        .finite = true };
-    cairn_payload_encode(&head, core->scalars, core->payload);
+    struct cairn_payload head = { .clip_scale = 1,
+                                  .loss_scale = core->loss_scale,
+                                  .good_rounds = core->good_rounds,
+                                  .finite = true };
+    keep_state(core, &head);
+    const size_t bytes = cairn_payload_encode(&head, core->scalars, core->payload);
     core->last = (struct cairn_decision) {
         .kind = CAIRN_DECISION_WRITE,
         .round = core->open_round,
         .version_after = { core->version.generation + 1, core->version.step },
         .payload = core->payload,
-        .payload_bytes = CAIRN_PAYLOAD_BYTES(0),
+        .payload_bytes = bytes,
     };
     send_decision(core, actions);
 }
@@ -139,14 +162,17 @@ void cairn_round_decide(struct cairn_round *core, struct cairn_round_actions *ac
     }
     head.loss_scale = core->loss_scale;
     head.good_rounds = core->good_rounds;
-    cairn_payload_encode(&head, core->scalars, core->payload);
+    head.state = core->state;
+    head.state_bytes = core->state_bytes;
+    if (!apply && !MUTANT(23)) keep_state(core, &head);
+    const size_t bytes = cairn_payload_encode(&head, core->scalars, core->payload);
 
     core->last = (struct cairn_decision) {
         .kind = apply ? CAIRN_DECISION_APPLY : CAIRN_DECISION_SKIP,
         .round = core->open_round,
         .version_after = core->version,
         .payload = core->payload,
-        .payload_bytes = CAIRN_PAYLOAD_BYTES(head.group_count),
+        .payload_bytes = bytes,
     };
     if (apply || MUTANT(10)) core->last.version_after.step++;
     send_decision(core, actions);

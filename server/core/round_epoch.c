@@ -87,7 +87,7 @@ static const char *judge_answer(const struct cairn_round *core, const struct sha
     return same ? NULL : "it is at another version than the other shards";
 }
 
-/* The job's state that is nowhere but in the last payload. */
+/* The job's state that is nowhere but in the last payload. (The client state stays there.) */
 static cairn_status take_job_state(struct cairn_round *core)
 {
     core->loss_scale = core->config.scaling.start;
@@ -97,6 +97,7 @@ static cairn_status take_job_state(struct cairn_round *core)
     const cairn_status status = cairn_payload_decode(core->last.payload, core->last.payload_bytes,
                                                      &head);
     if (status != CAIRN_OK) return status;
+    if (head.state_bytes > core->config.client_state_max) return CAIRN_ERR_MALFORMED;
     core->loss_scale = head.loss_scale;
     core->good_rounds = head.good_rounds;
     return CAIRN_OK;

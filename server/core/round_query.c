@@ -42,6 +42,21 @@ const struct cairn_decision *cairn_round_last(const struct cairn_round *core)
     return &core->last;
 }
 
+bool cairn_round_client_state(const struct cairn_round *core, const uint8_t **state_out,
+                              size_t *state_bytes_out)
+{
+    const bool resolved = core->stage == CAIRN_ROUND_STEADY || core->stage == CAIRN_ROUND_OPEN;
+    struct cairn_payload head = { .state_bytes = 0 };
+    if (!resolved || !core->ready) return false;
+    const bool has = core->last.payload_bytes > 0;
+    if (has &&
+        cairn_payload_decode(core->last.payload, core->last.payload_bytes, &head) != CAIRN_OK)
+        return false;
+    *state_out = head.state;
+    *state_bytes_out = head.state_bytes;
+    return true;
+}
+
 const struct cairn_round_terms *cairn_round_terms_of(const struct cairn_round *core)
 {
     return &core->config.terms;
@@ -102,10 +117,15 @@ static void list_shards(const struct cairn_round *core, struct cairn_sentence *o
 static void list_workers(const struct cairn_round *core, struct cairn_sentence *out)
 {
     const char *comma = "";
+    const bool summed = core->reduced_count == core->config.shard_count;
     for (uint32_t i = 0; i < core->worker_count; i++) {
         const struct worker *worker = &core->workers[i];
         if (!worker->contributor || worker->committed) continue;
-        if (core->writing)
+        if (summed && worker->dense != 0) continue; // it has; only what it asks is on its way
+        if (summed)
+            cairn_sentence_add(out, "%sworker of rank %u (its client state of round %llu)", comma,
+                               (unsigned)worker->rank, (unsigned long long)core->open_round);
+        else if (core->writing)
             cairn_sentence_add(out, "%sworker of rank %u (has not ended its write)", comma,
                                (unsigned)worker->rank);
         else

@@ -61,6 +61,8 @@ struct cairn_round {
     struct cairn_group_scalars *scalars; /* [group_count], scratch */
     uint8_t *payload;                    /* [payload_bytes_max], of `last` */
     size_t payload_bytes_max;
+    uint8_t *state; /* [client_state_max], state_bytes of them: what the open round's rank 0 gave */
+    size_t state_bytes;
 };
 
 /* round.c */
@@ -77,6 +79,8 @@ void cairn_round_on_reduced(struct cairn_round *core, const struct cairn_round_e
                             struct cairn_round_actions *actions);
 /* The learning rate of the round of that step. */
 double cairn_round_group_lr(const struct cairn_round_terms *terms, uint32_t group, uint64_t step);
+/* The client state that the open round is to have is there, or none is due. */
+bool cairn_round_state_there(const struct cairn_round *core);
 /* Every shard is REDUCED: decides. */
 void cairn_round_decide(struct cairn_round *core, struct cairn_round_actions *actions);
 

@@ -259,7 +259,7 @@ static void on_decision(struct cairn_shard_job *job, enum cairn_step_event_kind 
                         uint64_t epoch, const Cairn__Decision *message)
 {
     struct cairn_decision decision;
-    if (!read_decision(message, CAIRN_PAYLOAD_BYTES(job->spec.group_count), &decision)) {
+    if (!read_decision(message, cairn_shard_payload_max(job), &decision)) {
         cairn_shard_job_fault(job, "a decision is of an unknown kind or too long");
         return;
     }

@@ -263,6 +263,11 @@ static cairn_status make_step(struct cairn_shard_job *job, const struct cairn_st
     return CAIRN_OK;
 }
 
+size_t cairn_shard_payload_max(const struct cairn_shard_job *job)
+{
+    return CAIRN_PAYLOAD_BYTES(job->spec.group_count) + job->spec.client_state_max;
+}
+
 static cairn_status reserve(struct cairn_shard_job *job, const struct totals *totals,
                             const Cairn__JobCreate *message, struct cairn_sentence *why)
 {
@@ -270,7 +275,7 @@ static cairn_status reserve(struct cairn_shard_job *job, const struct totals *to
         .chunk_count = job->grad_chunk_count,
         .window = job->spec.window,
         .member_max = message->member_max,
-        .payload_bytes_max = CAIRN_PAYLOAD_BYTES(job->spec.group_count),
+        .payload_bytes_max = cairn_shard_payload_max(job),
         .folds_wanted = cairn_pool_thread_count(job->shard->compute) + 1, // one is handed over
     };
     const size_t step_bytes = cairn_step_bytes(&config);

@@ -402,6 +402,8 @@ void cairn_shard_job_free(struct cairn_shard_job *job);
 
 /* ---- act.c: the core and what it asks for ---- */
 /* Tells the core and does its actions, and what follows from them. Not while job->stepping. */
+/* Bytes that a decision of the job may have beside itself. */
+size_t cairn_shard_payload_max(const struct cairn_shard_job *job);
 void cairn_shard_job_step(struct cairn_shard_job *job, const struct cairn_step_event *event);
 /* Tells the core of receives that ended, and closes peers that were cut. */
 void cairn_shard_job_settle(struct cairn_shard_job *job);

@@ -36,6 +36,7 @@
 #define GROUPS      2
 #define FAULTS      10
 #define LEDGER_MAX  1024
+#define STATE_MAX   40 /* of a trainer, bytes */
 #define PAYLOAD_MAX 256
 #define NOBODY      UINT32_MAX
 
@@ -110,6 +111,8 @@ uint64_t mix(uint64_t a, uint64_t b); /* a hash of both */
     X(written, "writes between two steps")                                             \
     X(write_void, "writes that were void")                                             \
     X(carried_write, "epoch changes that carried a WRITE to a prepared shard")         \
+    X(state_awaited, "decisions that waited for a client state")                       \
+    X(state_kept, "client states kept by a skip or a write")                           \
     X(scale_lowered, "loss scales lowered")                                            \
     X(clipped, "steps clipped")
 
@@ -166,6 +169,8 @@ struct message {
     uint8_t payload[PAYLOAD_MAX];
     uint64_t members[PROCS_MAX];
     uint32_t member_count;
+    uint8_t state[STATE_MAX]; /* COMMIT */
+    size_t state_bytes;
     bool unknown; /* RESULT: too old */
     bool write;   /* OPENED */
 };
@@ -309,6 +314,8 @@ struct oracle {
     uint32_t opened_count;
     uint64_t step, generation;
     double loss_scale;
+    uint8_t state[STATE_MAX]; /* of the trainer, at the step */
+    size_t state_bytes;
     uint32_t applied;
     uint64_t last_epoch;
     float acc[CHUNKS_MAX][ELEMS_MAX];
@@ -318,6 +325,7 @@ struct oracle {
 struct scenario { /* drawn from the seed */
     uint32_t shards, ranks, workers_min, window, chunks, queue_max, folds_wanted;
     uint32_t elems[CHUNKS_MAX];
+    uint32_t client_state_max;
     struct cairn_group_hyper groups[GROUPS];
     double clip_norm, loss_scale;
     bool fail_nonfinite;
@@ -429,6 +437,8 @@ bool truth_present(const struct sim *sim, uint64_t round, uint64_t member, uint3
                    uint32_t chunk);
 void truth_gradient(const struct sim *sim, uint64_t round, uint64_t member, uint32_t micro,
                     uint32_t chunk, float *out);
+/* What the worker gives of its own with a commit; returns how many bytes. */
+size_t truth_state(const struct sim *sim, uint64_t round, uint64_t member, uint8_t out[STATE_MAX]);
 /* After how many calls of the library a worker gives the round up; UINT32_MAX: it does not. */
 uint32_t truth_gives_up(const struct sim *sim, uint64_t round, uint64_t member);
 /* What a write leaves in a chunk: false, nothing was put. */

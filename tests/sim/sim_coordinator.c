@@ -241,11 +241,22 @@ static void from_shard(struct sim *sim, uint32_t shard, const struct message *me
     do_event(sim, &event);
 }
 
+/* Nothing but the client state can have been missing. */
+static void see_commit(struct sim *sim, enum cairn_round_stage before)
+{
+    const bool decided = sim->coordinator.alive &&
+                         cairn_round_stage_of(sim->coordinator.core) == CAIRN_ROUND_DECIDED;
+    if (before == CAIRN_ROUND_OPEN && decided) sim->seen[SEEN_state_awaited]++;
+}
+
 static void from_worker(struct sim *sim, const struct message *message)
 {
+    const enum cairn_round_stage before = cairn_round_stage_of(sim->coordinator.core);
     struct cairn_round_event event = { .member = message->member,
                                        .rank = message->rank,
-                                       .round = message->round };
+                                       .round = message->round,
+                                       .state = message->state,
+                                       .state_bytes = message->state_bytes };
     switch (message->kind) {
     case M_ATTACH: event.kind = CAIRN_ROUND_WORKER_JOIN; break;
     case M_BEGIN: event.kind = CAIRN_ROUND_WORKER_BEGIN; break;
@@ -255,6 +266,7 @@ static void from_worker(struct sim *sim, const struct message *message)
     default: sim_fail(sim, "the coordinator got message %d", (int)message->kind); return;
     }
     do_event(sim, &event);
+    if (message->kind == M_COMMIT) see_commit(sim, before);
 }
 
 static void lease_ended(struct sim *sim, uint64_t member)

@@ -29,6 +29,14 @@ uint64_t truth_weight(const struct sim *sim, uint64_t round, uint64_t member)
     return 1 + draw(sim, 3, round, member) % 1000;
 }
 
+size_t truth_state(const struct sim *sim, uint64_t round, uint64_t member, uint8_t out[STATE_MAX])
+{
+    struct rng rng = { draw(sim, 12, round, member) };
+    const size_t bytes = rng_below(&rng, sim->scenario.client_state_max + 1);
+    for (size_t i = 0; i < bytes; i++) out[i] = (uint8_t)rng_next(&rng);
+    return bytes;
+}
+
 uint32_t truth_gives_up(const struct sim *sim, uint64_t round, uint64_t member)
 {
     if (!chance(draw(sim, 10, round, member), sim->scenario.give_up)) return UINT32_MAX;
@@ -188,19 +196,30 @@ static uint32_t good_rounds(const struct oracle *o)
     return good;
 }
 
+/* A write, a skip: the version's client state stays. */
+static void put_client_state(struct sim *sim, const struct opened *round, bool applied,
+                             struct cairn_payload *head)
+{
+    struct oracle *o = &sim->oracle;
+    if (applied) o->state_bytes = truth_state(sim, round->round, round->members[0], o->state);
+    if (!applied && o->state_bytes > 0) sim->seen[SEEN_state_kept]++;
+    head->state = o->state;
+    head->state_bytes = o->state_bytes;
+}
+
 static void write_state(struct sim *sim, const struct opened *round, struct ledger_entry *entry)
 {
     struct oracle *o = &sim->oracle;
-    const struct cairn_payload head = {
+    struct cairn_payload head = {
         .clip_scale = 1, .loss_scale = o->loss_scale, .good_rounds = good_rounds(o), .finite = true
     };
+    put_client_state(sim, round, false, &head);
     for (uint32_t c = 0; c < sim->scenario.chunks; c++)
         (void)truth_write(sim, round->round, c, o->param[c], o->m[c]);
     o->generation++;
     sim->seen[SEEN_written]++;
     entry->kind = CAIRN_DECISION_WRITE;
-    entry->payload_bytes = CAIRN_PAYLOAD_BYTES(0);
-    cairn_payload_encode(&head, NULL, entry->payload);
+    entry->payload_bytes = cairn_payload_encode(&head, NULL, entry->payload);
 }
 
 /* What the coordinator has to decide, and the state after it. */
@@ -243,8 +262,8 @@ static void next_state(struct sim *sim, const struct opened *round, struct ledge
     head.loss_scale = o->loss_scale;
     head.good_rounds = apply ? good_rounds(o) + 1 : entry->uncounted ? good_rounds(o) : 0;
     entry->kind = apply ? CAIRN_DECISION_APPLY : CAIRN_DECISION_SKIP;
-    entry->payload_bytes = CAIRN_PAYLOAD_BYTES(head.group_count);
-    cairn_payload_encode(&head, scalars, entry->payload);
+    put_client_state(sim, round, apply, &head);
+    entry->payload_bytes = cairn_payload_encode(&head, scalars, entry->payload);
 }
 
 /* ---- what has to hold ---- */
@@ -290,6 +309,12 @@ void oracle_told_worker(struct sim *sim, const struct cairn_round_action *opened
     if (cairn_f64_bits(opened->loss_scale) != cairn_f64_bits(sim->oracle.loss_scale))
         sim_fail(sim, "a worker is told the loss scale %g; it is %g", opened->loss_scale,
                  sim->oracle.loss_scale);
+    const uint8_t *state;
+    size_t bytes;
+    if (!cairn_round_client_state(sim->coordinator.core, &state, &bytes) ||
+        bytes != sim->oracle.state_bytes ||
+        (bytes > 0 && memcmp(state, sim->oracle.state, bytes) != 0))
+        sim_fail(sim, "a worker begins with another client state than that of its version");
 }
 
 /* The first shard to do as decided shows what was decided: it has to be what the contributions say. */

@@ -63,9 +63,10 @@ void process_link_break(struct sim *sim, uint32_t index)
 static void to_coordinator(struct sim *sim, uint32_t index, enum message_kind kind, uint64_t round)
 {
     struct process *proc = &sim->procs[index];
-    const struct message message = {
+    struct message message = {
         .kind = kind, .member = proc->life, .rank = proc->rank, .round = round
     };
+    if (kind == M_COMMIT) message.state_bytes = truth_state(sim, round, proc->life, message.state);
     sim_send_control(sim, &proc->control, 0, E_COORDINATOR_FROM_WORKER, 0, index, &message);
 }
 

@@ -22,6 +22,7 @@ struct cairn_round_config sim_round_config(const struct sim *sim)
         .step_deadline_ms = sim->scenario.deadline_ms,
         .terms = { .groups = sim->scenario.groups, .clip_norm = sim->scenario.clip_norm },
         .group_count = GROUPS,
+        .client_state_max = sim->scenario.client_state_max,
         .scaling = { .start = sim->scenario.loss_scale,
                      .dynamic = true,
                      .min = 1,
@@ -130,6 +131,7 @@ static void draw_scenario(struct sim *sim)
     sc->unheld = sometimes(&tiles, 0.5, 0.9);
     struct rng whims = { mix(sim->seed, 103) };
     sc->give_up = sometimes(&whims, 0.3, 0.1);
+    sc->client_state_max = (uint32_t)sometimes(&whims, 0.5, STATE_MAX);
     // Cuts where they fall: a shard may own nothing.
     uint32_t cut[SHARDS_MAX + 1] = { 0 };
     for (uint32_t s = 1; s < sc->shards; s++) {
@@ -164,6 +166,7 @@ struct sim *sim_open(void)
     sim->scenario.window = WINDOW_MAX;
     sim->scenario.workers_min = 1;
     sim->scenario.queue_max = 1024;
+    sim->scenario.client_state_max = STATE_MAX;
     sim->shards[0].chunk_count = CHUNKS_MAX;
     const struct cairn_round_config round = sim_round_config(sim);
     const struct cairn_step_config step = sim_step_config(sim, 0);

@@ -119,6 +119,7 @@ CHANGE(workers_min, s->workers_min = 3)
 CHANGE(chunk_leaves, s->chunk_leaves = 3)
 CHANGE(spread, s->spread = 3)
 CHANGE(window, s->window = 3)
+CHANGE(client_state_max, s->client_state_max = 3)
 
 #define FIELD(name) \
     {               \
@@ -128,16 +129,45 @@ static const struct {
     const char *name;
     void (*change)(struct cairn_job_spec_data *s);
 } fields[] = {
-    FIELD(lr),           FIELD(beta1),         FIELD(beta2),       FIELD(eps),
-    FIELD(weight_decay), FIELD(momentum),      FIELD(nesterov),    FIELD(optimizer),
-    FIELD(schedule),     FIELD(warmup_steps),  FIELD(total_steps), FIELD(decay_steps),
-    FIELD(lr_min),       FIELD(point),         FIELD(point_count), FIELD(kind),
-    FIELD(wire),         FIELD(shape),         FIELD(unit),        FIELD(group),
-    FIELD(init_kind),    FIELD(init_numbers),  FIELD(alias_of),    FIELD(alias_box),
-    FIELD(alias_whole),  FIELD(clip_norm),     FIELD(loss_scale),  FIELD(policy),
-    FIELD(growth),       FIELD(scale_min),     FIELD(scale_max),   FIELD(on_nonfinite),
-    FIELD(stage),        FIELD(micro_batches), FIELD(workers_min), FIELD(chunk_leaves),
-    FIELD(spread),       FIELD(window),
+    FIELD(lr),
+    FIELD(beta1),
+    FIELD(beta2),
+    FIELD(eps),
+    FIELD(weight_decay),
+    FIELD(momentum),
+    FIELD(nesterov),
+    FIELD(optimizer),
+    FIELD(schedule),
+    FIELD(warmup_steps),
+    FIELD(total_steps),
+    FIELD(decay_steps),
+    FIELD(lr_min),
+    FIELD(point),
+    FIELD(point_count),
+    FIELD(kind),
+    FIELD(wire),
+    FIELD(shape),
+    FIELD(unit),
+    FIELD(group),
+    FIELD(init_kind),
+    FIELD(init_numbers),
+    FIELD(alias_of),
+    FIELD(alias_box),
+    FIELD(alias_whole),
+    FIELD(clip_norm),
+    FIELD(loss_scale),
+    FIELD(policy),
+    FIELD(growth),
+    FIELD(scale_min),
+    FIELD(scale_max),
+    FIELD(on_nonfinite),
+    FIELD(stage),
+    FIELD(micro_batches),
+    FIELD(workers_min),
+    FIELD(chunk_leaves),
+    FIELD(spread),
+    FIELD(window),
+    FIELD(client_state_max),
 };
 
 static void hash_of(const struct cairn_job_spec_data *spec, uint8_t hash[32])

@@ -286,6 +286,15 @@ NOTHING(cairn_version_wait)
 {
     return cairn_version_wait(a->job, (struct cairn_version) { 0, 0 }, SHORT_MS, NULL);
 }
+GIVEN(cairn_client_state)
+{
+    size_t bytes;
+    return cairn_client_state(a->job, NULL, 0, SHORT_MS, &bytes, NULL);
+}
+NOTHING(cairn_client_state)
+{
+    return cairn_client_state(a->job, NULL, 1, SHORT_MS, NULL, NULL);
+}
 GIVEN(cairn_snapshot)
 {
     char id[64];
@@ -387,6 +396,7 @@ static const struct call {
     CALL(cairn_write_end, OF_JOB),
     CALL(cairn_fetch, OF_JOB),
     CALL(cairn_version_wait, OF_JOB),
+    CALL(cairn_client_state, OF_JOB),
     CALL(cairn_snapshot, OF_JOB),
     CALL(cairn_prefetch, OF_JOB),
     CALL(cairn_map, OF_JOB),

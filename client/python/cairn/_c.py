@@ -82,7 +82,7 @@ class JobSpec(Sized):
                 ("on_nonfinite", c_int), ("chunk_leaves", c_uint32), ("window", c_uint32),
                 ("loss_scale_min", c_double), ("loss_scale_max", c_double), ("loss_scale_policy", c_int),
                 ("loss_scale_growth_steps", c_uint32), ("stage", c_uint32), ("micro_batches", c_uint32),
-                ("init_from", c_char_p), ("init_prefix", c_char_p)]
+                ("init_from", c_char_p), ("init_prefix", c_char_p), ("client_state_max", c_uint32)]
 
 
 class Amend(Sized):
@@ -130,7 +130,7 @@ class JobInfo(Sized):
     _fields_ = [("struct_size", c_size_t), ("name", c_char_p), ("tensor_count", c_size_t), ("group_count", c_size_t),
                 ("rank", c_uint32), ("workers_min", c_uint32), ("clip_norm", c_double), ("loss_scale", c_double),
                 ("on_nonfinite", c_int), ("newest", Version), ("initialized", c_bool), ("stage", c_uint32),
-                ("micro_batches", c_uint32)]
+                ("micro_batches", c_uint32), ("client_state_max", c_uint32)]
 
 
 class Env(Sized):
@@ -164,6 +164,7 @@ FUNCTIONS = {
     "cairn_round_abandon": (c_int, [_handle, POINTER(Round), c_int]),
     "cairn_fetch": (c_int, [_handle, Version, c_char_p, c_char_p, POINTER(Box), POINTER(Mem), POINTER(_handle)]),
     "cairn_version_wait": (c_int, [_handle, Version, c_int, POINTER(Version)]),
+    "cairn_client_state": (c_int, [_handle, c_void_p, c_size_t, c_int, POINTER(c_size_t), POINTER(Version)]),
     "cairn_wait": (c_int, [_handle, c_int]),
     "cairn_snapshot": (c_int, [_handle, c_uint32, c_int, POINTER(c_char * 64)]),
     "cairn_job_stats": (c_int, [_handle, POINTER(Stats)]),

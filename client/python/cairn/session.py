@@ -50,6 +50,13 @@ class Result(NamedTuple):
     loss_scale: float
 
 
+class ClientState(NamedTuple):
+    """Bytes of the trainer's own, and the version that they belong to."""
+
+    data: bytes
+    version: Version
+
+
 class Stats(NamedTuple):
     """Payload bytes since the job was opened, resent ones included; and the memory of gradients that are added up."""
 
@@ -80,6 +87,7 @@ class JobInfo(NamedTuple):
     initialized: bool
     stage: int
     micro_batches: int
+    client_state_max: int
 
 
 def milliseconds(seconds: float) -> int:
@@ -236,7 +244,7 @@ class Job:
         check(_c.lib().cairn_job_describe(self._living(), ctypes.byref(out)))
         return JobInfo(out.name.decode(), out.rank, out.workers_min, out.clip_norm, out.loss_scale,
                        word(NONFINITE, out.on_nonfinite), _version_of(out.newest), out.initialized,
-                       out.stage - 1, out.micro_batches)
+                       out.stage - 1, out.micro_batches, out.client_state_max)
 
     def tensors(self) -> List[Tensor]:
         """By name."""
@@ -354,6 +362,14 @@ class Job:
                                                       ctypes.byref(out)), timeout)
         return _version_of(out)
 
+    def client_state(self, timeout: float = TIMEOUT_S) -> "ClientState":
+        """What the trainer gave with the commit that made the newest version; b"" if it gave nothing."""
+        room = ctypes.create_string_buffer(max(1, self.describe().client_state_max))
+        count, version = ctypes.c_size_t(), _c.Version()
+        sliced(lambda ms: _c.lib().cairn_client_state(self._living(), room, len(room), ms, ctypes.byref(count),
+                                                      ctypes.byref(version)), timeout)
+        return ClientState(room.raw[:count.value], _version_of(version))
+
     # ---- the rest ----
 
     def snapshot(self, wait: bool = True, timeout: float = 600.0) -> str:
@@ -394,13 +410,16 @@ class RoundHandle:
         """Ends a micro-batch: tensors that were not pushed are absent from it, and count as 0."""
         check(_c.lib().cairn_micro_end(self._job._living(), ctypes.byref(self._round), micro))
 
-    def commit(self, weight: Optional[int] = 0, timeout: float = TIMEOUT_S) -> Result:
+    def commit(self, weight: Optional[int] = 0, timeout: float = TIMEOUT_S,
+               client_state: Optional[bytes] = None) -> Result:
         """Commits with an integer weight and waits for the round's end. 0: one a micro-batch; None: nothing, as all but
         one of the workers that compute parts of one batch. EpochChanged: nothing was applied. Timeout: nothing
-        is known; call again to go on waiting."""
+        is known; call again to go on waiting. `client_state`: bytes of the trainer's own that belong to the version
+        which the round makes, by rank 0 of the round; None: it has none."""
         weight = _c.WEIGHT_NONE if weight is None else weight
         out = _c.Result()
-        sliced(lambda ms: _c.lib().cairn_commit(self._job._living(), ctypes.byref(self._round), weight, None, 0,
+        state, size = (None, 0) if client_state is None else (bytes(client_state), len(client_state))
+        sliced(lambda ms: _c.lib().cairn_commit(self._job._living(), ctypes.byref(self._round), weight, state, size,
                                                 ms, ctypes.byref(out)), timeout)
         self._job._loans.clear()
         return Result(out.step, _version_of(out.version), out.grad_norm, out.clip_scale, out.lr, out.applied,
@@ -474,7 +493,7 @@ class Session:
         window         stage 3 only: units in memory at once, the ones that are prefetched included; None: 2
         wire_dtype     of fetched parameters, torch.float32 or torch.bfloat16; None: that of the parameter
         micro_batches  backward passes of a step, at most
-        clip_norm, loss_scale, loss_scale_policy, on_nonfinite, init_from, init_prefix
+        clip_norm, loss_scale, loss_scale_policy, on_nonfinite, init_from, init_prefix, client_state_max
                        state of the job, see JobSpec; with init_from the shards read the initial state themselves
         rank, workers_min
                        None: rank and world of the environment, see env()

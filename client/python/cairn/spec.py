@@ -112,7 +112,8 @@ class JobSpec:
     """`rank`: this worker's, unique in the job. `workers_min`: a round opens with at least so many.
     `clip_norm`: of the global gradient norm, 0 = none. `on_nonfinite`: "skip" or "fail". `loss_scale_policy`:
     "fixed", "dynamic", or "default": dynamic if loss_scale is above 1. `micro_batches`: of each worker in a round.
-    `init_from`: a safetensors file or Hugging Face folder, where the shards are, that they begin with."""
+    `init_from`: a safetensors file or Hugging Face folder, where the shards are, that they begin with.
+    `client_state_max`: bytes that a commit may give of the trainer's own."""
 
     tensors: Sequence[Tensor]
     groups: Sequence[Group] = field(default_factory=lambda: (Group(),))
@@ -126,6 +127,7 @@ class JobSpec:
     micro_batches: int = 1
     init_from: Optional[str] = None
     init_prefix: Optional[str] = None
+    client_state_max: int = 0
     chunk_leaves: int = 0
     window: int = 0
 
@@ -235,6 +237,7 @@ def to_c(spec: JobSpec) -> Tuple[_c.JobSpec, List[Any]]:
                       stage=spec.stage + 1,  # CAIRN_STAGE(n)
                       micro_batches=at_least(0, "micro_batches", spec.micro_batches),
                       init_from=text(spec.init_from), init_prefix=text(spec.init_prefix),
+                      client_state_max=at_least(0, "client_state_max", spec.client_state_max),
                       chunk_leaves=at_least(0, "chunk_leaves", spec.chunk_leaves),
                       window=at_least(0, "window", spec.window))
     return made, alive

@@ -413,12 +413,14 @@ class AttachedModel:
             raise
 
     def step(self, clip_norm: Optional[float] = None, weight: Optional[int] = None,
-             timeout: Optional[float] = None) -> Result:
+             timeout: Optional[float] = None, client_state: Optional[bytes] = None) -> Result:
         """Commits this worker's part and waits until the servers have applied the round; then the model has the new
         parameters. `weight`: of this worker's part against the others', 1 a backward pass if None (none if it does not
         count); give numbers of tokens only with losses that are sums over tokens. `clip_norm` is the job's, given to
-        attach: another is refused. Timeout: call it again to go on waiting. EpochChanged: nothing was applied, do
-        the step again."""
+        attach: another is refused. `client_state`: bytes of the trainer's own (where its data loader stands, a random
+        state) that belong to the version which the step makes and are restored with it, see client_state(); those
+        of rank 0 of the round are taken, others' are not, and client_state_max of attach is their limit. Timeout:
+        call it again to go on waiting. EpochChanged: nothing was applied, do the step again."""
         if clip_norm is not None and clip_norm != self.clip_norm:
             raise Invalid(f"clip_norm {clip_norm} here, {self.clip_norm} in the job: it is state of the servers; give "
                           "it to attach")
@@ -429,8 +431,11 @@ class AttachedModel:
             raise Invalid(f"the job has a loss scale of {scale}, and the loss was not multiplied by it: "
                           "m.scale(loss).backward()")
         chosen = (max(self._passes, 1) if weight is None else weight) if self._counts else None
+        if client_state is not None and self._spec.client_state_max == 0:
+            raise Invalid("the job keeps no client state: give attach(…, client_state_max=…), bytes at most")
+        given = client_state if self._rank == 0 else None
         result: Result = self._call_round(
-            lambda round_: round_.commit(chosen, self.timeout if timeout is None else timeout))
+            lambda round_: round_.commit(chosen, self.timeout if timeout is None else timeout, given))
         self._round = None
         self._forget_gradients()
         if result.applied:
@@ -446,6 +451,11 @@ class AttachedModel:
             self._load_newest(version)
 
     # ---- snapshots and state ----
+
+    def client_state(self) -> bytes:
+        """What was given to the step() that made the newest version, restored with it; b"" if nothing was. Between
+        begin() and step() that is the version of the round."""
+        return self._job.client_state(self.timeout).data
 
     def write(self, values: Mapping[str, torch.Tensor], plane: str = "param") -> Version:
         """Writes whole tensors outside the optimizer, between two steps, as one new version: {"head.bias": tensor}.

@@ -155,6 +155,20 @@ class AStep(Case):
         self.assertEqual((m.step().step, model.weight.item()), (1, 0.5))
         self.assertIs(m.job, job)
 
+    def test_what_the_trainer_gives_of_its_own_comes_back_with_the_version(self):
+        model = line()
+        m = self.attach(model, client_state_max=100)
+        self.assertEqual(m.client_state(), b"")
+        loss(model, 3.0).backward()
+        m.step(client_state=b"row 1\0")
+        m.close()
+        m = self.attach(line(), client_state_max=100)  # a trainer that comes again
+        self.assertEqual((m.begin().step, m.client_state()), (1, b"row 1\0"))
+        with cairn.connect(self.cluster.endpoint) as other:
+            self.assertEqual(other.open_reader(m.name, 20).client_state(20), (b"row 1\0", m.version))
+        m.step()
+        self.assertEqual(m.client_state(), b"")
+
     def test_a_loss_scale_is_divided_out_and_not_forgotten(self):
         model = line()
         m = self.attach(model, loss_scale=1024.0)
@@ -444,6 +458,7 @@ class Refusals(Case):
         model = line()
         m = self.attach(model, clip_norm=1.0)
         self.refused(cairn.Invalid, "clip_norm 2.0 here, 1.0 in the job", lambda: m.step(clip_norm=2.0))
+        self.refused(cairn.Invalid, "client_state_max", lambda: m.step(client_state=b"1"))
         once = loss(model, 1.0)
         once.backward(retain_graph=True)
         self.refused(cairn.Invalid, r"m.micro_end\(\)", once.backward)

@@ -1,0 +1,228 @@
+/* What a trainer gives of its own with a commit, on real daemons: it belongs to the version, whoever dies,
+ * whoever reads, and wherever it is restored. */
+#include <cairn.h>
+#include <check.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/cluster.h"
+
+enum { ELEMS = 5000, STATE_MAX = 65536 };
+
+struct trainer {
+    cairn *session;
+    cairn_job *job;
+};
+
+#define GOOD(call) ck_assert_msg((call) == CAIRN_OK, "%s: %s", #call, cairn_error())
+#define FAILS(call, status, word)                                                \
+    do {                                                                         \
+        ck_assert_int_eq(call, status);                                          \
+        ck_assert_msg(strstr(cairn_error(), word) != NULL, "%s", cairn_error()); \
+    } while (0)
+
+static cairn *open_session(const struct cluster *cluster)
+{
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
+    cairn *session;
+    GOOD(cairn_open(&opts, &session));
+    return session;
+}
+
+static struct trainer attach(const struct cluster *cluster, const char *name, uint32_t rank,
+                             uint32_t workers_min, uint32_t client_state_max)
+{
+    struct cairn_tensor tensor = { .struct_size = sizeof tensor,
+                                   .name = "w",
+                                   .rank = 1,
+                                   .shape = { ELEMS },
+                                   .init = { .kind = CAIRN_INIT_ONES } };
+    const struct cairn_group group = CAIRN_GROUP_INIT;
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = &tensor,
+                                         .tensor_count = 1,
+                                         .groups = &group,
+                                         .group_count = 1,
+                                         .rank = rank,
+                                         .workers_min = workers_min,
+                                         .client_state_max = client_state_max };
+    struct trainer t = { .session = open_session(cluster) };
+    GOOD(cairn_job_open(t.session, name, &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &t.job));
+    GOOD(cairn_init_done(t.job, NULL, CLUSTER_WAIT_MS));
+    return t;
+}
+
+static struct cairn_round begin(const struct trainer *t)
+{
+    struct cairn_round round = { .struct_size = sizeof round };
+    GOOD(cairn_round_begin(t->job, CLUSTER_WAIT_MS, &round));
+    return round;
+}
+
+static cairn_status commit(const struct trainer *t, const struct cairn_round *round,
+                           const void *state, size_t bytes, int timeout_ms)
+{
+    struct cairn_result result = { .struct_size = sizeof result };
+    return cairn_commit(t->job, round, 1, state, bytes, timeout_ms, &result);
+}
+
+static void push(const struct trainer *t, const struct cairn_round *round, float value)
+{
+    static float gradient[ELEMS];
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = gradient, .dtype = CAIRN_F32 };
+    for (int i = 0; i < ELEMS; i++) gradient[i] = value;
+    GOOD(cairn_push(t->job, round, 0, "w", NULL, &mem, NULL));
+}
+
+static void train(const struct trainer *t, const char *state)
+{
+    const struct cairn_round round = begin(t);
+    push(t, &round, 0.5f);
+    GOOD(commit(t, &round, state, state != NULL ? strlen(state) : 0, CLUSTER_WAIT_MS));
+}
+
+/* The newest version has this state, and is of that step. */
+static void expect_state(cairn_job *job, const char *expected, uint64_t step)
+{
+    static char buffer[STATE_MAX];
+    struct cairn_version version;
+    size_t bytes;
+    GOOD(cairn_client_state(job, buffer, sizeof buffer, CLUSTER_WAIT_MS, &bytes, &version));
+    ck_assert_msg(bytes == strlen(expected) && memcmp(buffer, expected, bytes) == 0, "%.*s, not %s",
+                  (int)bytes, buffer, expected);
+    ck_assert_uint_eq(version.step, step);
+}
+
+static void ask(const struct cluster *cluster, char out[128], const char *a, const char *b,
+                const char *c)
+{
+    struct cluster_said said;
+    cluster_cli(cluster, &said, a, b, "-q", c, strcmp(a, "snapshot") == 0 ? "--wait" : NULL, NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    ck_assert_int_eq(sscanf(said.out, "%127s", out), 1);
+}
+
+START_TEST(it_belongs_to_the_version_whoever_dies_and_whoever_reads)
+{
+    struct cluster cluster;
+    struct cluster_said said;
+    cluster_start(&cluster, 2, NULL);
+    struct trainer t = attach(&cluster, "tiny", 0, 1, STATE_MAX);
+    cairn *session = open_session(&cluster);
+    cairn_job *reader;
+    GOOD(cairn_job_open(session, "tiny", NULL, CAIRN_READER, CLUSTER_WAIT_MS, &reader));
+    expect_state(reader, "", 0);
+    train(&t, "batch 17");
+    expect_state(reader, "batch 17", 1);
+    struct cairn_round round = begin(&t); // one that is skipped keeps it
+    push(&t, &round, NAN);
+    GOOD(commit(&t, &round, "batch 18", 8, CLUSTER_WAIT_MS));
+    expect_state(t.job, "batch 17", 1);
+    round = begin(&t);
+    push(&t, &round, 1);
+    cluster_kill_coordinator(&cluster);
+    cluster_restart_coordinator(&cluster);
+    expect_state(t.job, "batch 17", 1); // it was on no disk
+    const cairn_status status = commit(&t, &round, "void", 4, CLUSTER_WAIT_MS);
+    ck_assert_int_eq(status, CAIRN_ERR_EPOCH_CHANGED);
+    expect_state(reader, "batch 17", 1);
+    static char large[STATE_MAX + 1];
+    memset(large, 'x', STATE_MAX);
+    train(&t, large);
+    expect_state(reader, large, 2);
+    cluster_cli(&cluster, &said, "job", "show", "tiny", NULL);
+    ck_assert_msg(strstr(said.out, "65536 bytes, at most 65536") != NULL, "%s", said.out);
+    cairn_close(t.session); // a trainer that comes again begins with it
+    t = attach(&cluster, "tiny", 0, 1, STATE_MAX);
+    begin(&t);
+    expect_state(t.job, large, 2);
+    cairn_close(t.session);
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+START_TEST(it_is_in_the_content_root_and_in_snapshots_on_any_number_of_shards)
+{
+    struct cluster one, three;
+    struct cluster_said said;
+    char root[128], other[128], id[128], path[CAIRN_SCRATCH_BYTES + 256];
+    cluster_start(&one, 1, NULL);
+    cluster_start(&three, 3, NULL);
+    struct trainer a = attach(&one, "tiny", 0, 1, 100), b = attach(&three, "tiny", 0, 1, 100);
+    train(&a, "alpha");
+    train(&b, "beta");
+    ask(&one, root, "job", "digest", "tiny");
+    ask(&three, other, "job", "digest", "tiny");
+    ck_assert_str_ne(root, other);
+    train(&a, "gamma");
+    train(&b, "gamma");
+    ask(&one, root, "job", "digest", "tiny");
+    ask(&three, other, "job", "digest", "tiny");
+    ck_assert_str_eq(root, other);
+    ask(&one, id, "snapshot", "create", "tiny");
+    cluster_cli(&one, &said, "snapshot", "show", "tiny", id, NULL);
+    const char *at = strstr(said.out, one.snapshots_path);
+    ck_assert_ptr_nonnull(at);
+    snprintf(path, sizeof path, "%.*s", (int)strcspn(at, "\n"), at);
+    cluster_cli(&three, &said, "snapshot", "restore", "--path", path, "--job", "twin", NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    ask(&three, other, "job", "digest", "twin");
+    ck_assert_str_eq(root, other);
+    cairn_close(b.session);
+    b = attach(&three, "twin", 0, 1, 100);
+    expect_state(b.job, "gamma", 2);
+    train(&b, NULL); // gives none: then there is none
+    expect_state(b.job, "", 3);
+    cairn_close(a.session);
+    cairn_close(b.session);
+    cluster_stop(&one);
+    cluster_stop(&three);
+}
+END_TEST
+
+START_TEST(rank_0_gives_it_and_what_cannot_be_is_refused)
+{
+    struct cluster cluster;
+    cluster_start(&cluster, 1, NULL);
+    struct trainer t[2] = { attach(&cluster, "tiny", 0, 2, 4), attach(&cluster, "tiny", 1, 2, 4) };
+    struct cairn_round rounds[2] = { begin(&t[0]), begin(&t[1]) };
+    size_t bytes = 0;
+    char small[2];
+    FAILS(commit(&t[1], &rounds[1], "no", 2, 0), CAIRN_ERR_REFUSED, "this is rank 1");
+    FAILS(commit(&t[0], &rounds[0], "12345", 5, 0), CAIRN_ERR_INVALID, "client_state_max = 4");
+    FAILS(commit(&t[0], &rounds[0], NULL, 5, 0), CAIRN_ERR_INVALID, "client_state is NULL");
+    for (int i = 0; i < 2; i++) push(&t[i], &rounds[i], 1);
+    FAILS(commit(&t[1], &rounds[1], NULL, 0, 1), CAIRN_ERR_TIMEOUT, "rank 0");
+    GOOD(commit(&t[0], &rounds[0], "1234", 4, CLUSTER_WAIT_MS));
+    GOOD(commit(&t[1], &rounds[1], NULL, 0, CLUSTER_WAIT_MS));
+    FAILS(cairn_client_state(t[1].job, small, 2, CLUSTER_WAIT_MS, &bytes, NULL), CAIRN_ERR_INVALID,
+          "4 bytes");
+    ck_assert_uint_eq(bytes, 4);
+    expect_state(t[1].job, "1234", 1);
+    struct trainer none = attach(&cluster, "none", 0, 1, 0);
+    const struct cairn_round round = begin(&none);
+    FAILS(commit(&none, &round, "1", 1, 0), CAIRN_ERR_REFUSED, "declare client_state_max");
+    for (int i = 0; i < 2; i++) cairn_close(t[i].session);
+    cairn_close(none.session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tcase = tcase_create("client_state");
+    tcase_set_timeout(tcase, 90);
+    tcase_add_test(tcase, it_belongs_to_the_version_whoever_dies_and_whoever_reads);
+    tcase_add_test(tcase, it_is_in_the_content_root_and_in_snapshots_on_any_number_of_shards);
+    tcase_add_test(tcase, rank_0_gives_it_and_what_cannot_be_is_refused);
+    Suite *suite = suite_create("client_state");
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}

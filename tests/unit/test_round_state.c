@@ -1,0 +1,208 @@
+/* The trainer's own state in the coordinator's round machine: one a version, in the payload. */
+#include "tests/unit/round_driver.h"
+
+enum { STATE_MAX = 8 };
+
+static void setup_state(void)
+{
+    setup();
+    config.client_state_max = STATE_MAX;
+    make(0, 0);
+}
+
+static void ask_with(uint64_t member, uint64_t round, const char *state)
+{
+    GIVE(.kind = CAIRN_ROUND_WORKER_COMMIT, .member = member, .round = round,
+         .state = (const uint8_t *)state, .state_bytes = strlen(state));
+}
+
+static void check_state_of(const struct cairn_decision *decision, const char *expected)
+{
+    const struct cairn_payload head = payload_of(decision);
+    ck_assert_uint_eq(head.state_bytes, strlen(expected));
+    if (*expected != '\0') ck_assert_mem_eq(head.state, expected, strlen(expected));
+}
+
+static void check_published(const char *expected)
+{
+    const uint8_t *state;
+    size_t bytes;
+    ck_assert(cairn_round_client_state(core, &state, &bytes));
+    ck_assert_uint_eq(bytes, strlen(expected));
+    if (*expected != '\0') ck_assert_mem_eq(state, expected, bytes);
+}
+
+static void all_reduced(uint64_t nonfinite)
+{
+    for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 1, nonfinite, 1);
+}
+
+static void all_published(uint64_t round, uint64_t step)
+{
+    for (uint32_t s = 0; s < SHARDS; s++) published(s, round, step);
+}
+
+/* The next round of the members there are. */
+static uint64_t next_round(void)
+{
+    want(A);
+    ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_OPEN);
+    clear();
+    return cairn_round_open_round(core);
+}
+
+START_TEST(a_round_is_decided_when_its_rank_0_has_given_its_state)
+{
+    struct cairn_sentence waiting;
+    const uint64_t round = start_round(2);
+    ask_with(B, round, "of B"); // not the one that counts
+    all_reduced(0);
+    ck_assert_ptr_null(find(CAIRN_ROUND_DECIDE, 0));
+    cairn_round_waiting(core, &waiting);
+    ck_assert_str_eq(waiting.text, "worker of rank 0 (its client state of round 1)");
+    ask_with(A, round, "first");
+    check_state_of(expect(CAIRN_ROUND_DECIDE)->decision, "first");
+    const uint8_t *state;
+    size_t bytes;
+    ck_assert(!cairn_round_client_state(core, &state, &bytes)); // of neither version, just now
+    all_published(round, 1);
+    check_published("first");
+}
+END_TEST
+
+START_TEST(what_is_asked_again_does_not_change_the_state)
+{
+    const uint64_t round = start_round(1);
+    ask_with(A, round, "first");
+    ask_with(A, round, "other");
+    all_reduced(0);
+    check_state_of(expect(CAIRN_ROUND_DECIDE)->decision, "first");
+    ask_with(A, round, "late");
+    all_published(round, 1);
+    check_published("first");
+    const uint64_t second = next_round();
+    all_reduced(0);
+    ask(A, second); // gives none
+    check_state_of(expect(CAIRN_ROUND_DECIDE)->decision, "");
+    all_published(second, 2);
+    check_published("");
+}
+END_TEST
+
+START_TEST(a_skip_and_a_write_keep_the_state_of_the_version)
+{
+    uint64_t round = start_round(1);
+    ask_with(A, round, "kept");
+    all_reduced(0);
+    all_published(round, 1);
+    round = next_round();
+    ask_with(A, round, "skipped");
+    all_reduced(1); // not finite
+    ck_assert_int_eq(expect(CAIRN_ROUND_DECIDE)->decision->kind, CAIRN_DECISION_SKIP);
+    check_state_of(expect(CAIRN_ROUND_DECIDE)->decision, "kept");
+    all_published(round, 1);
+    check_published("kept");
+    clear();
+    GIVE(.kind = CAIRN_ROUND_WORKER_WRITE, .member = A);
+    all_reduced(0); // a write waits for nobody's state
+    ck_assert_int_eq(expect(CAIRN_ROUND_DECIDE)->decision->kind, CAIRN_DECISION_WRITE);
+    check_state_of(expect(CAIRN_ROUND_DECIDE)->decision, "kept");
+}
+END_TEST
+
+START_TEST(a_state_of_a_void_round_is_forgotten)
+{
+    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    ask_with(A, start_round(2), "void");
+    down(B);
+    resolve_all(&none, 0);
+    check_published("");
+    clear();
+    const uint64_t round = next_round();
+    all_reduced(0);
+    ck_assert_ptr_null(find(CAIRN_ROUND_DECIDE, 0));
+    ask_with(A, round, "real");
+    check_state_of(expect(CAIRN_ROUND_DECIDE)->decision, "real");
+}
+END_TEST
+
+START_TEST(a_new_incarnation_finds_the_state_with_the_shards)
+{
+    uint8_t bytes[CAIRN_PAYLOAD_BYTES(1) + STATE_MAX];
+    const uint64_t round = start_round(1);
+    ask_with(A, round, "carried");
+    all_reduced(0);
+    struct cairn_decision last = *expect(CAIRN_ROUND_DECIDE)->decision;
+    memcpy(bytes, last.payload, last.payload_bytes);
+    last.payload = bytes;
+    make(9, 5000);
+    GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
+    for (uint32_t s = 0; s < SHARDS; s++) shard_up(s);
+    resolve_all(&last, 1);
+    check_published("carried");
+    join(A, 0);
+    want(A);
+    resolve_all(&last, 1);
+    clear();
+    ask_with(A, cairn_round_open_round(core), "skipped");
+    all_reduced(1);
+    check_state_of(expect(CAIRN_ROUND_DECIDE)->decision, "carried");
+}
+END_TEST
+
+START_TEST(a_state_that_is_longer_than_the_job_declares_fails_it)
+{
+    uint8_t bytes[CAIRN_PAYLOAD_HEAD_BYTES + STATE_MAX + 1];
+    const struct cairn_payload head = { .loss_scale = 1,
+                                        .state = bytes,
+                                        .state_bytes = STATE_MAX + 1 };
+    struct cairn_decision last = known(CAIRN_DECISION_SKIP, 77, 41);
+    memset(bytes, 0, sizeof bytes);
+    last.payload = bytes;
+    last.payload_bytes = cairn_payload_encode(&head, NULL, bytes); // fits where groups would be
+    make(9, 5000);
+    GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
+    for (uint32_t s = 0; s < SHARDS; s++) shard_up(s);
+    persisted();
+    for (uint32_t s = 0; s < SHARDS; s++) answer(s, &last, 0, 41);
+    expect(CAIRN_ROUND_FAIL);
+}
+END_TEST
+
+START_TEST(a_payload_carries_the_state_behind_its_groups_also_within_itself)
+{
+    uint8_t bytes[CAIRN_PAYLOAD_BYTES(2) + 5], copy[sizeof bytes];
+    struct cairn_group_scalars scalars[2] = { { .optimizer = group.optimizer },
+                                              { .optimizer = group.optimizer } };
+    struct cairn_payload head = { .state = (const uint8_t *)"12345", .state_bytes = 5 }, back;
+    size_t count = cairn_payload_encode(&head, NULL, bytes);
+    ck_assert_uint_eq(count, CAIRN_PAYLOAD_BYTES(0) + 5);
+    ck_assert_int_eq(cairn_payload_decode(bytes, count, &back), CAIRN_OK);
+    back.group_count = 2; // the same state, behind two groups now
+    count = cairn_payload_encode(&back, scalars, bytes);
+    ck_assert_uint_eq(count, sizeof bytes);
+    ck_assert_int_eq(cairn_payload_decode(bytes, count, &back), CAIRN_OK);
+    ck_assert_uint_eq(back.group_count, 2);
+    ck_assert_mem_eq(back.state, "12345", 5);
+    memcpy(copy, bytes, sizeof bytes);
+    copy[44] ^= 4; // there are bytes, and it says that there are none
+    ck_assert_int_eq(cairn_payload_decode(copy, count, &back), CAIRN_ERR_MALFORMED);
+    ck_assert_int_eq(cairn_payload_decode(bytes, count - 5, &back), CAIRN_ERR_MALFORMED);
+    bytes[4] = 3; // more groups than there is room for
+    ck_assert_int_eq(cairn_payload_decode(bytes, count, &back), CAIRN_ERR_MALFORMED);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tcase = tcase_create("round_state");
+    tcase_add_checked_fixture(tcase, setup_state, teardown);
+    tcase_add_test(tcase, a_round_is_decided_when_its_rank_0_has_given_its_state);
+    tcase_add_test(tcase, what_is_asked_again_does_not_change_the_state);
+    tcase_add_test(tcase, a_skip_and_a_write_keep_the_state_of_the_version);
+    tcase_add_test(tcase, a_state_of_a_void_round_is_forgotten);
+    tcase_add_test(tcase, a_new_incarnation_finds_the_state_with_the_shards);
+    tcase_add_test(tcase, a_state_that_is_longer_than_the_job_declares_fails_it);
+    tcase_add_test(tcase, a_payload_carries_the_state_behind_its_groups_also_within_itself);
+    return run("round_state", tcase);
+}
