@@ -26,6 +26,8 @@ static int fail(const struct cairn_sentence *why)
 
 static void block_signals(struct local *local)
 {
+    if (local->is_blocked) return; // a second cluster: old_signals are those of the start
+    local->is_blocked = true;
     sigemptyset(&local->signals);
     for (size_t i = 0; i < sizeof taken_signals / sizeof *taken_signals; i++)
         sigaddset(&local->signals, taken_signals[i]);
@@ -98,14 +100,19 @@ static int start(struct local *local)
 
 /* ---- meanwhile ---- */
 
+/* To what is run now. */
+static void say_where(const struct local *local)
+{
+    setenv("CAIRN_ENDPOINT", local->endpoint, 1);
+    setenv("CAIRN_FABRIC", "ucx", 1);
+    setenv("CAIRN_FABRIC_DEVICE", "lo", 1); // where the shards are
+}
+
 static int announce(struct local *local)
 {
     struct cairn_sentence why;
     char line[sizeof local->endpoint + 1], library[PATH_MAX];
     const char *file = local->ctl->endpoint_file;
-    setenv("CAIRN_ENDPOINT", local->endpoint, 1);
-    setenv("CAIRN_FABRIC", "ucx", 1);
-    setenv("CAIRN_FABRIC_DEVICE", "lo", 1); // where the shards are
     if (cairn_local_library_find(library))
         setenv("CAIRN_LIBRARY", library, 0); // of the Python package
     snprintf(line, sizeof line, "%s\n", local->endpoint);
@@ -146,24 +153,51 @@ static int await_end(struct local *local)
     }
 }
 
+static int run_command(struct local *local, void *context)
+{
+    const struct ctl *ctl = context;
+    const int done = announce(local);
+    if (done >= 0) return done;
+    print_screen(local);
+    return ctl->argc > 0 ? cairn_local_command_run(local, ctl->argv) : await_end(local);
+}
+
+/* The cluster of another: nothing is started, stopped or made. */
+static int run_there(struct local *local, int (*body)(struct local *local, void *context),
+                     void *context)
+{
+    local->daemon_count = 0;
+    snprintf(local->endpoint, sizeof local->endpoint, "%s", local->ctl->endpoint);
+    setenv("CAIRN_ENDPOINT", local->endpoint, 1);
+    return body(local, context);
+}
+
+int cairn_local_run(struct local *local, int (*body)(struct local *local, void *context),
+                    void *context)
+{
+    const struct ctl *ctl = local->ctl;
+    if (ctl->shards > CTL_SHARDS_MAX)
+        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--shards %u: 1 to %d is allowed", ctl->shards,
+                              CTL_SHARDS_MAX);
+    block_signals(local);
+    if (ctl->endpoint != NULL) return run_there(local, body, context);
+    local->daemon_count = 1 + (ctl->shards > 0 ? (int)ctl->shards : 1);
+    local->endpoint[0] = 0;
+    int done = prepare(local);
+    if (done < 0) done = start(local);
+    if (done < 0) {
+        say_where(local);
+        done = body(local, context);
+    }
+    cairn_local_daemons_stop(local);
+    if (local->is_announced) unlink(ctl->endpoint_file);
+    cairn_local_folder_remove(local);
+    return done;
+}
+
 int cairn_ctl_local(struct ctl *ctl)
 {
     static struct local local;
     local.ctl = ctl;
-    if (ctl->shards > CTL_SHARDS_MAX)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--shards %u: 1 to %d is allowed", ctl->shards,
-                              CTL_SHARDS_MAX);
-    local.daemon_count = 1 + (ctl->shards > 0 ? (int)ctl->shards : 1);
-    block_signals(&local);
-    int done = prepare(&local);
-    if (done < 0) done = start(&local);
-    if (done < 0) done = announce(&local);
-    if (done < 0) {
-        print_screen(&local);
-        done = ctl->argc > 0 ? cairn_local_command_run(&local, ctl->argv) : await_end(&local);
-    }
-    cairn_local_daemons_stop(&local);
-    if (local.is_announced) unlink(ctl->endpoint_file);
-    cairn_local_folder_remove(&local);
-    return done;
+    return cairn_local_run(&local, run_command, ctl);
 }

@@ -25,6 +25,7 @@ struct local {
     const struct ctl *ctl; /* borrowed */
     sigset_t signals;      /* blocked here, taken by local_signal */
     sigset_t old_signals;  /* of the children */
+    bool is_blocked;       /* they are */
     char programs[LOCAL_PROGRAMS][PATH_MAX];
     char folder[PATH_MAX]; /* "": there is none */
     bool is_temporary;     /* removed in the end */
@@ -33,7 +34,16 @@ struct local {
     char endpoint[288];
     struct local_daemon daemons[1 + CTL_SHARDS_MAX]; /* [daemon_count], the coordinator first */
     int daemon_count;
+    bool is_debug;    /* the daemons log each round */
+    uint32_t threads; /* compute threads of a shard; 0: its share of the cores */
 };
+
+/* ---- local.c ---- */
+/* Runs `body` while a cluster of ctl->shards is up, or, with ctl->endpoint, that one; CAIRN_ENDPOINT says
+ * where. The exit status is the body's. Of `local` the
+ * caller sets ctl, is_debug and threads, the rest is 0 or of a cluster before. */
+int cairn_local_run(struct local *local, int (*body)(struct local *local, void *context),
+                    void *context);
 
 /* ---- local_folder.c: names and files ---- */
 /* Finds a program beside this one, then in PATH; `why` says where it was looked for. */
@@ -70,5 +80,8 @@ int cairn_local_daemons_reap(struct local *local);
 void cairn_local_daemons_stop(struct local *local);
 /* The exit status of a command run to its end, 128 + its signal; signals are passed on to it. */
 int cairn_local_command_run(struct local *local, char **argv);
+/* fork, for a body that has processes of its own: the child has the signals that this program was started
+ * with, and dies with it. -1: and said. */
+pid_t cairn_local_fork(struct local *local);
 
 #endif

@@ -152,8 +152,9 @@ static unsigned long long memory_mib(int shards)
     return share > 0 ? share : 1;
 }
 
-static long threads(int shards)
+static long threads(const struct local *local, int shards)
 {
+    if (local->threads > 0) return (long)local->threads;
     const long cores = sysconf(_SC_NPROCESSORS_ONLN) / shards;
     return cores < 1 ? 1 : cores > 8 ? 8 : cores;
 }
@@ -174,7 +175,8 @@ bool cairn_local_config_write(const struct local *local, const char *name,
         snprintf(text, sizeof text,
                  "# Made by cairn local.\n[shard]\nname = %s\ncoordinator = %s\n[memory]\n"
                  "limit = %lluMiB\n[compute]\nthreads = %ld\n[import]\nfolders = %s\n",
-                 name, local->endpoint, memory_mib(shards), threads(shards), local->import);
+                 name, local->endpoint, memory_mib(shards), threads(local, shards), local->import);
+    if (local->is_debug) strncat(text, "[log]\nlevel = debug\n", sizeof text - strlen(text) - 1);
     return cairn_local_file_write(path, text, why);
 }
 

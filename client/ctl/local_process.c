@@ -187,15 +187,21 @@ static void watch(struct local *local, pid_t pid)
         kill(pid, number);
 }
 
-int cairn_local_command_run(struct local *local, char **argv)
+pid_t cairn_local_fork(struct local *local)
 {
     const pid_t parent = getpid();
+    fflush(NULL); // or it would be written twice
     const pid_t pid = fork();
-    if (pid < 0) return cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no process: %s", strerror(errno));
-    if (pid == 0) {
-        prepare_child(local, parent, SIGTERM);
-        become(argv);
-    }
+    if (pid == 0) prepare_child(local, parent, SIGTERM);
+    if (pid < 0) (void)cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no process: %s", strerror(errno));
+    return pid;
+}
+
+int cairn_local_command_run(struct local *local, char **argv)
+{
+    const pid_t pid = cairn_local_fork(local);
+    if (pid < 0) return 1;
+    if (pid == 0) become(argv);
     int status;
     while (waitpid(pid, &status, WNOHANG) != pid) watch(local, pid);
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);

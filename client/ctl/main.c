@@ -51,6 +51,11 @@ static const struct subcommand subcommands[] = {
       cairn_bench_update },
     { "bench", "layout", "", "the planner, as a process of its own, against 1 s and 1 GiB", 0, 0,
       CTL_BENCHES | CTL_TAKES_PARAMS | CTL_TAKES_SHARDS | CTL_TAKES_TENSORS, cairn_bench_layout },
+    { "bench", "latency", "",
+      "an empty step of a tiny model and its parts, in a cluster of its own or in yours, against "
+      "raw TCP",
+      0, 0, CTL_BENCHES | CTL_TAKES_ENDPOINT | CTL_TAKES_SHARDS | CTL_TAKES_WORKERS,
+      cairn_bench_latency },
 };
 #define SUBCOMMAND_COUNT (sizeof subcommands / sizeof subcommands[0])
 

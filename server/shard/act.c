@@ -123,6 +123,7 @@ static void send_answer(struct cairn_shard_job *job, const struct cairn_step_act
 
 static void act(struct cairn_shard_job *job, const struct cairn_step_action *action)
 {
+    cairn_times_note(job, action);
     switch (action->kind) {
     case CAIRN_STEP_GRANT: send_to(job, action, CAIRN_CHUNK_GRANT, action->window); break;
     case CAIRN_STEP_ACK: send_to(job, action, CAIRN_CHUNK_ACK, 0); break;

@@ -268,8 +268,9 @@ struct cairn_shard_job {
     bool update_writes;                  /* the UPDATE is a write's */
     struct cairn_write *write;           /* owned; NULL: none is open */
     uint64_t spoiled_round;              /* a sum of it is wrong: it is not reported */
-    bool stepping, settling;             /* the core's actions are being done: do not call it */
-    struct cairn_fabric_message *waiting; /* of the CHUNK that the core is being told; or NULL */
+    uint64_t times_us[CAIRN_STEP_FAULT + 1]; /* of times.c, by kind of action; 0: not yet */
+    bool stepping, settling;                 /* the core's actions are being done: do not call it */
+    struct cairn_fabric_message *waiting;    /* of the CHUNK that the core is being told; or NULL */
     struct cairn_chunk_header waiting_header;
     struct cairn_piece waiting_piece;
     struct cairn_tiled *tiled; /* owned: tensors of which members hold parts */
@@ -407,6 +408,10 @@ size_t cairn_shard_payload_max(const struct cairn_shard_job *job);
 void cairn_shard_job_step(struct cairn_shard_job *job, const struct cairn_step_event *event);
 /* Tells the core of receives that ended, and closes peers that were cut. */
 void cairn_shard_job_settle(struct cairn_shard_job *job);
+
+/* ---- times.c ---- */
+/* The action is about to be done. */
+void cairn_times_note(struct cairn_shard_job *job, const struct cairn_step_action *action);
 
 /* ---- round.c: fold, reduce, update, first publish ---- */
 void cairn_round_fold(struct cairn_shard_job *job, const struct cairn_step_action *action);

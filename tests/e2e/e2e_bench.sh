@@ -34,9 +34,19 @@ refuses() {
 of update update --params 1M --threads 1
 of update update --params 1M --threads 2 --wire f32
 of update.adamw update --params 1M --only adamw
+of latency latency --workers 1 --shards 1
 of layout layout --params 1G --shards 10 --tensors 100
 "$cairn" bench update --params 300K --seconds 0.01 | grep -q '^ratio' || fail "no ratio in the table"
 
+parts=$("$cairn" bench latency --seconds 0.01 -o json |
+    python3 -c 'import json, sys; print(*json.load(sys.stdin)["parts"])')
+for part in begin grant reduce decide update result push_to_ack p99; do
+    [[ $parts == *$part* ]] || fail "the parts of an empty step are $parts, without $part"
+done
+[ -z "$(pgrep -P $$ cairn)" ] || fail "a process of the bench is left"
+
+refuses latency --threads 2
+refuses latency --workers 1000
 refuses update --shards 2
 refuses update --only sums
 refuses update --wire f16

@@ -39,7 +39,7 @@ ROOMS = {
     "server/coordinator/": ["server/core/", "server/base/", "gpu/", "proto/"],
     "client/": ["proto/"],
     "client/ctl/": ["proto/", "client/env.h", "client/ctl/bench/bench.h"],
-    "client/ctl/bench/": ["proto/", "gpu/gpu.h", "client/ctl/ctl.h"],
+    "client/ctl/bench/": ["proto/", "gpu/gpu.h", "client/ctl/ctl.h", "client/ctl/local.h"],
     "client/examples/": [],
 }
 BANNED_CALLS = re.compile(r"\b(strcpy|strcat|sprintf|vsprintf|gets|strtok|localtime|gmtime)\s*\(")

@@ -61,5 +61,6 @@ json_t *cairn_bench_machine(void);
 /* ---- the benches; each returns the exit status ---- */
 int cairn_bench_update(struct ctl *ctl);
 int cairn_bench_layout(struct ctl *ctl);
+int cairn_bench_latency(struct ctl *ctl);
 
 #endif

@@ -1,0 +1,49 @@
+#include "client/ctl/bench/model.h"
+
+#include <stdlib.h>
+
+bool cairn_bench_is_ok(cairn_status status)
+{
+    if (status != CAIRN_OK)
+        (void)cairn_ctl_fail(status, "a worker of the bench: %s", cairn_error());
+    return status == CAIRN_OK;
+}
+
+static cairn_status open_job(struct cairn_bench_member *member,
+                             const struct cairn_bench_model *model,
+                             const struct cairn_bench_worker *worker)
+{
+    struct cairn_tensor *tensors = calloc(model->tensors, sizeof *tensors);
+    if (tensors == NULL) return CAIRN_ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < model->tensors; i++) {
+        snprintf(member->names[i], sizeof member->names[i], "w%04u", i % CAIRN_BENCH_TENSORS_MAX);
+        tensors[i] = (struct cairn_tensor) { .struct_size = sizeof tensors[i],
+                                             .name = member->names[i],
+                                             .wire = model->wire,
+                                             .rank = 2,
+                                             .shape = { model->rows, CAIRN_BENCH_COLUMNS },
+                                             .init.kind = CAIRN_INIT_ZEROS };
+    }
+    const struct cairn_group group = CAIRN_GROUP_INIT;
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = tensors,
+                                         .tensor_count = model->tensors,
+                                         .groups = &group,
+                                         .group_count = 1,
+                                         .rank = worker->rank,
+                                         .workers_min = worker->world };
+    const cairn_status status = cairn_job_open(member->session, model->job, &spec, CAIRN_WORKER,
+                                               CAIRN_BENCH_CALL_MS, &member->job);
+    free(tensors);
+    return status;
+}
+
+bool cairn_bench_member_open(struct cairn_bench_member *member,
+                             const struct cairn_bench_model *model,
+                             const struct cairn_bench_worker *worker)
+{
+    cairn_status status = cairn_open(NULL, &member->session);
+    if (status == CAIRN_OK) status = open_job(member, model, worker);
+    if (status == CAIRN_OK) status = cairn_init_done(member->job, NULL, CAIRN_BENCH_CALL_MS);
+    return cairn_bench_is_ok(status);
+}

@@ -1,0 +1,38 @@
+/* A model for benches of rounds: equal matrices, updated by AdamW, which begin as zeros; and a worker's place
+ * in its job. In a worker's process; what fails is said. */
+#ifndef CAIRN_CTL_BENCH_MODEL_H
+#define CAIRN_CTL_BENCH_MODEL_H
+
+#include <cairn.h>
+
+#include "client/ctl/bench/crew.h"
+
+#define CAIRN_BENCH_COLUMNS     1024
+#define CAIRN_BENCH_TENSORS_MAX 1024
+#define CAIRN_BENCH_CALL_MS     60000
+
+struct cairn_bench_model {
+    char job[64];
+    uint32_t tensors;
+    uint64_t rows; /* of CAIRN_BENCH_COLUMNS, of each tensor */
+    cairn_dtype wire;
+};
+/* How many elements a tensor has. */
+static inline size_t cairn_bench_model_elems(const struct cairn_bench_model *model)
+{
+    return (size_t)model->rows * CAIRN_BENCH_COLUMNS;
+}
+
+struct cairn_bench_member {
+    cairn *session;
+    cairn_job *job;
+    char names[CAIRN_BENCH_TENSORS_MAX][12]; /* [tensors] */
+};
+/* Opens the job, or goes on with it; false, and said. */
+bool cairn_bench_member_open(struct cairn_bench_member *member,
+                             const struct cairn_bench_model *model,
+                             const struct cairn_bench_worker *worker);
+/* True for CAIRN_OK; else false, and this thread's error is said. */
+bool cairn_bench_is_ok(cairn_status status);
+
+#endif
