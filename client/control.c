@@ -413,6 +413,7 @@ static void wait_for(struct session *s, struct ask *ask, uint64_t deadline_ms)
 cairn_status cairn_control_fail_awaited(struct session *s, struct job *job, uint16_t type)
 {
     Cairn__WhoIsAwaited message = CAIRN__WHO_IS_AWAITED__INIT;
+    message.cut = type == CAIRN_MSG_SNAPSHOT_CREATE;
     struct ask ask = { .job = job, .type = CAIRN_MSG_WHO_IS_AWAITED, .message = &message.base };
     pthread_mutex_lock(&s->lock);
     const uint64_t away_ms = s->welcome ? 0 : cairn_client_now_ms() - s->away_since_ms;

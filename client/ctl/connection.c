@@ -14,6 +14,8 @@
 #include "proto/loop/address.h"
 #include "proto/wire/frame.h"
 
+enum { REQUEST = 2, FIRST_QUESTION = 3, QUESTION_EVERY_MS = 1000 };
+
 int cairn_ctl_fail(cairn_status status, const char *fmt, ...)
 {
     va_list arguments;
@@ -32,14 +34,14 @@ static uint64_t now_ms(void)
     return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
-/* Waits until the socket can be read or written; CAIRN_ERR_TIMEOUT at the deadline. */
-static cairn_status await(const struct ctl *ctl, short events)
+/* Waits until the socket can be read or written; CAIRN_ERR_TIMEOUT at `until_ms`. */
+static cairn_status await(const struct ctl *ctl, short events, uint64_t until_ms)
 {
     for (;;) {
         const uint64_t now = now_ms();
-        if (now >= ctl->deadline_ms) return CAIRN_ERR_TIMEOUT;
+        if (now >= until_ms) return CAIRN_ERR_TIMEOUT;
         struct pollfd one = { .fd = ctl->fd, .events = events };
-        const int ready = poll(&one, 1, (int)(ctl->deadline_ms - now));
+        const int ready = poll(&one, 1, (int)(until_ms - now));
         if (ready > 0) return CAIRN_OK;
         if (ready < 0 && errno != EINTR) return CAIRN_ERR_IO;
     }
@@ -48,7 +50,7 @@ static cairn_status await(const struct ctl *ctl, short events)
 static cairn_status send_all(const struct ctl *ctl, const uint8_t *bytes, size_t count)
 {
     while (count > 0) {
-        cairn_status status = await(ctl, POLLOUT);
+        cairn_status status = await(ctl, POLLOUT, ctl->deadline_ms);
         if (status != CAIRN_OK) return status;
         const ssize_t sent = send(ctl->fd, bytes, count, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (sent < 0 && (errno == EAGAIN || errno == EINTR)) continue;
@@ -88,7 +90,7 @@ static cairn_status connect_to(struct ctl *ctl, struct cairn_sentence *why)
     socklen_t error_bytes = sizeof error;
     if (connect(ctl->fd, (struct sockaddr *)&socket_address, length) != 0) error = errno;
     if (error == EINPROGRESS) {
-        status = await(ctl, POLLOUT);
+        status = await(ctl, POLLOUT, ctl->deadline_ms);
         if (status != CAIRN_OK)
             return cairn_fail(why, CAIRN_ERR_UNREACHABLE, "%s does not answer", ctl->endpoint);
         getsockopt(ctl->fd, SOL_SOCKET, SO_ERROR, &error, &error_bytes);
@@ -101,9 +103,21 @@ static cairn_status connect_to(struct ctl *ctl, struct cairn_sentence *why)
         ctl->endpoint, strerror(error));
 }
 
-/* The next frame, waiting for it. Its payload is valid until the next call. */
+static cairn_status say_late(const struct ctl *ctl, struct cairn_sentence *why)
+{
+    if (ctl->awaited.text[0] != '\0')
+        return cairn_fail(
+            why, CAIRN_ERR_TIMEOUT,
+            "not done within %d ms: it waits for %.400s; try again when that is there",
+            ctl->timeout_ms, ctl->awaited.text);
+    return cairn_fail(why, CAIRN_ERR_TIMEOUT, "no answer from the coordinator at %s within %d ms",
+                      ctl->endpoint, ctl->timeout_ms);
+}
+
+/* The next frame, waiting for it until then. Its payload is valid until the next call. */
 static cairn_status next_frame(const struct ctl *ctl, struct cairn_frame_decoder *decoder,
-                               struct cairn_frame *frame, struct cairn_sentence *why)
+                               uint64_t until_ms, struct cairn_frame *frame,
+                               struct cairn_sentence *why)
 {
     for (;;) {
         uint8_t *room;
@@ -111,10 +125,8 @@ static cairn_status next_frame(const struct ctl *ctl, struct cairn_frame_decoder
         const enum cairn_frame_state state = cairn_frame_decoder_next(decoder, frame, why);
         if (state == CAIRN_FRAME_READY) return CAIRN_OK;
         if (state == CAIRN_FRAME_MALFORMED) return CAIRN_ERR_PROTOCOL;
-        cairn_status status = await(ctl, POLLIN);
-        if (status == CAIRN_ERR_TIMEOUT)
-            return cairn_fail(why, status, "no answer from the coordinator at %s within %d ms",
-                              ctl->endpoint, ctl->timeout_ms);
+        cairn_status status = await(ctl, POLLIN, until_ms);
+        if (status == CAIRN_ERR_TIMEOUT) return say_late(ctl, why);
         if (status != CAIRN_OK) return status;
         if (cairn_frame_decoder_reserve(decoder, &room, &room_bytes) != CAIRN_FRAME_NONE)
             return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "out of memory for the answer");
@@ -126,15 +138,32 @@ static cairn_status next_frame(const struct ctl *ctl, struct cairn_frame_decoder
     }
 }
 
-/* Waits for the frame with this request id; an Error becomes its status and sentence. */
-static cairn_status await_reply(const struct ctl *ctl, struct cairn_frame_decoder *decoder,
-                                uint32_t request, uint16_t type, ProtobufCMessage **reply_out,
-                                struct cairn_sentence *why)
+/* Notes for whom the cut waits, and says so, once: if they are not there, or `is_late`. */
+static void take_awaited(struct ctl *ctl, const struct cairn_frame *frame, bool is_late)
+{
+    Cairn__Awaited *awaited = (Cairn__Awaited *)cairn_message_unpack(
+        cairn_message_type(frame->type), frame->payload, frame->payload_bytes);
+    if (awaited == NULL) return;
+    cairn_sentence_set(&ctl->awaited, "%s", awaited->text);
+    const bool worth = awaited->text[0] != '\0' && (awaited->away || is_late);
+    if (worth && !ctl->awaited_said) {
+        fprintf(stderr, "cairn: %s: waits for %s\n", ctl->words, awaited->text);
+        ctl->awaited_said = true;
+    }
+    cairn_message_free(&awaited->base);
+}
+
+/* Waits until then for the frame with this request id; an Error becomes its status and sentence. */
+static cairn_status await_reply(struct ctl *ctl, struct cairn_frame_decoder *decoder,
+                                uint64_t until_ms, uint32_t request, uint16_t type,
+                                ProtobufCMessage **reply_out, struct cairn_sentence *why)
 {
     for (;;) {
         struct cairn_frame frame;
-        cairn_status status = next_frame(ctl, decoder, &frame, why);
+        cairn_status status = next_frame(ctl, decoder, until_ms, &frame, why);
         if (status != CAIRN_OK) return status;
+        if (frame.type == CAIRN_MSG_AWAITED)
+            take_awaited(ctl, &frame, frame.request > FIRST_QUESTION);
         const bool is_error = frame.type == CAIRN_MSG_ERROR;
         if (frame.request != request && !(is_error && frame.request == 0)) continue;
         if (frame.type != type && !is_error)
@@ -159,6 +188,27 @@ static cairn_status await_reply(const struct ctl *ctl, struct cairn_frame_decode
     }
 }
 
+/* The answer to REQUEST; of a cut: asks meanwhile, at once and again and again, for whom it waits. */
+static cairn_status await_answer(struct ctl *ctl, struct cairn_frame_decoder *decoder,
+                                 uint16_t type, ProtobufCMessage **reply_out,
+                                 struct cairn_sentence *why)
+{
+    if (ctl->cut_of == NULL)
+        return await_reply(ctl, decoder, ctl->deadline_ms, REQUEST, type, reply_out, why);
+    Cairn__WhoIsAwaited question = CAIRN__WHO_IS_AWAITED__INIT;
+    question.name = (char *)(uintptr_t)ctl->cut_of;
+    question.cut = true;
+    for (uint32_t number = FIRST_QUESTION;; number++) {
+        cairn_status status = send_message(ctl, CAIRN_MSG_WHO_IS_AWAITED, number, &question.base);
+        if (status != CAIRN_OK) return status;
+        const uint64_t now = now_ms();
+        const bool is_last = ctl->deadline_ms <= now + QUESTION_EVERY_MS;
+        status = await_reply(ctl, decoder, is_last ? ctl->deadline_ms : now + QUESTION_EVERY_MS,
+                             REQUEST, type, reply_out, why);
+        if (status != CAIRN_ERR_TIMEOUT || is_last) return status;
+    }
+}
+
 static cairn_status converse(struct ctl *ctl, struct cairn_frame_decoder *decoder, uint16_t type,
                              const ProtobufCMessage *message, uint16_t reply_type,
                              ProtobufCMessage **reply_out, struct cairn_sentence *why)
@@ -175,10 +225,11 @@ static cairn_status converse(struct ctl *ctl, struct cairn_frame_decoder *decode
     if (status != CAIRN_OK) return status;
     cairn_sentence_set(why, "sending to the coordinator at %s failed", ctl->endpoint);
     status = send_message(ctl, CAIRN_MSG_HELLO, 1, &hello.base);
-    if (status == CAIRN_OK) status = await_reply(ctl, decoder, 1, CAIRN_MSG_WELCOME, &welcome, why);
+    if (status == CAIRN_OK)
+        status = await_reply(ctl, decoder, ctl->deadline_ms, 1, CAIRN_MSG_WELCOME, &welcome, why);
     cairn_message_free(welcome);
-    if (status == CAIRN_OK) status = send_message(ctl, type, 2, message);
-    if (status == CAIRN_OK) status = await_reply(ctl, decoder, 2, reply_type, reply_out, why);
+    if (status == CAIRN_OK) status = send_message(ctl, type, REQUEST, message);
+    if (status == CAIRN_OK) status = await_answer(ctl, decoder, reply_type, reply_out, why);
     return status;
 }
 

@@ -66,6 +66,10 @@ struct ctl {
     /* the connection */
     int fd;
     uint64_t deadline_ms;
+    /* Of a snapshot or digest: the job whose it is, and for whom it waits, said once. */
+    const char *cut_of;
+    struct cairn_sentence awaited;
+    bool awaited_said;
 };
 
 /* Connects, says Hello, sends one request and gives its reply of `reply_type` (freed by the caller with

@@ -243,6 +243,7 @@ int cairn_ctl_job_digest(struct ctl *ctl)
 {
     Cairn__JobDigestGet get = CAIRN__JOB_DIGEST_GET__INIT;
     get.name = ctl->argv[0];
+    ctl->cut_of = get.name;
     if (ctl->timeout_ms == 0) ctl->timeout_ms = DIGEST_TIMEOUT_MS;
     ProtobufCMessage *reply;
     cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_JOB_DIGEST_GET, &get.base,

@@ -63,6 +63,7 @@ int cairn_ctl_snapshot_create(struct ctl *ctl)
     Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
     create.job = ctl->argv[0];
     create.wait = ctl->wait;
+    ctl->cut_of = create.job;
     return call_and_print(ctl, CAIRN_MSG_SNAPSHOT_CREATE, &create.base);
 }
 

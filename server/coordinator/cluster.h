@@ -487,6 +487,8 @@ cairn_status cairn_cluster_decision_of_message(const Cairn__Decision *message,
 cairn_status cairn_cluster_cut_begin(struct cairn_cluster_job *job, bool is_snapshot,
                                      struct cairn_cluster_session *session, uint32_t request,
                                      bool wait, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* For whom the job's cut waits; empty: for nobody. True: for somebody who is not there. */
+bool cairn_cluster_cut_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out);
 void cairn_cluster_cut_on_pin(struct cairn_cluster_job *job, uint64_t number,
                               struct cairn_version version);
 void cairn_cluster_cut_on_part(struct cairn_cluster_job *job, uint32_t shard,

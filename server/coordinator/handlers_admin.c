@@ -250,12 +250,17 @@ static void begin_cut(struct cairn_cluster_session *session, uint32_t request, c
 }
 
 static void on_who_is_awaited(struct cairn_cluster_session *session, uint32_t request,
-                              uint64_t job_id)
+                              const Cairn__WhoIsAwaited *message)
 {
-    struct cairn_cluster_job *job = cairn_cluster_job_by_id(session->cluster, job_id);
+    struct cairn_cluster_job *job = message->name[0] != '\0'
+                                        ? cairn_cluster_job_find(session->cluster, message->name)
+                                        : cairn_cluster_job_by_id(session->cluster, message->job);
     struct cairn_sentence text = { "" };
-    if (job != NULL) cairn_cluster_job_waiting(job, &text);
     Cairn__Awaited awaited = CAIRN__AWAITED__INIT;
+    if (job != NULL && message->cut)
+        awaited.away = cairn_cluster_cut_waiting(job, &text);
+    else if (job != NULL)
+        cairn_cluster_job_waiting(job, &text);
     awaited.text = text.text;
     cairn_cluster_session_send(session, CAIRN_MSG_AWAITED, request, &awaited.base);
 }
@@ -303,7 +308,7 @@ bool cairn_cluster_handle_admin(struct cairn_cluster_session *session,
         begin_cut(session, request, ((const Cairn__JobDigestGet *)message)->name, false, true);
         return true;
     case CAIRN_MSG_WHO_IS_AWAITED:
-        on_who_is_awaited(session, request, ((const Cairn__WhoIsAwaited *)message)->job);
+        on_who_is_awaited(session, request, (const Cairn__WhoIsAwaited *)message);
         return true;
     default: return handle_snapshot(session, frame, message);
     }

@@ -152,7 +152,9 @@ static void on_who_is_awaited(struct cairn_cluster_session *session, uint32_t re
             job = cairn_cluster_job_find(session->cluster, m->job_name);
         }
     }
-    if (job != NULL) {
+    if (job != NULL && message->cut) {
+        (void)cairn_cluster_cut_waiting(job, &text);
+    } else if (job != NULL) {
         cairn_cluster_job_waiting(job, &text);
     } else {
         describe_opening(session, &text);

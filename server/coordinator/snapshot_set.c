@@ -222,17 +222,26 @@ static bool is_abandoned(const struct cairn_cluster_cut *cut)
            cut->at_end == NULL;
 }
 
+bool cairn_cluster_cut_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+{
+    const struct cairn_cluster_cut *cut = job->cut;
+    bool is_away = false;
+    out->text[0] = '\0';
+    if (cut == NULL || cut->stage == CAIRN_CUT_PINNING) cairn_cluster_job_waiting(job, out);
+    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+        is_away |= job->shards[i].seat->session == NULL;
+        if (cut == NULL || cut->parts[i] != CAIRN_PART_AWAITED) continue;
+        cairn_sentence_add(out, "%sshard %s", out->text[0] != '\0' ? ", " : "",
+                           job->shards[i].seat->name);
+    }
+    return is_away && out->text[0] != '\0';
+}
+
 /* One a job at a time: for whom the one that is there waits. */
 static cairn_status refuse_another(const struct cairn_cluster_job *job, struct cairn_sentence *why)
 {
-    const struct cairn_cluster_cut *cut = job->cut;
-    struct cairn_sentence awaited = { "" };
-    if (cut == NULL || cut->stage == CAIRN_CUT_PINNING) cairn_cluster_job_waiting(job, &awaited);
-    for (uint32_t i = 0; cut != NULL && i < job->layout->shard_count; i++) {
-        if (cut->parts[i] != CAIRN_PART_AWAITED) continue;
-        cairn_sentence_add(&awaited, "%sshard %s", awaited.text[0] != '\0' ? ", " : "",
-                           job->shards[i].seat->name);
-    }
+    struct cairn_sentence awaited;
+    cairn_cluster_cut_waiting(job, &awaited);
     return cairn_fail(why, CAIRN_ERR_BUSY,
                       "a snapshot or digest of job %s is being taken%s%.300s; try again when it is "
                       "done",

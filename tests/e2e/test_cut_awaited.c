@@ -1,0 +1,131 @@
+/* A digest or a snapshot that has to wait says for whom, at once and once, and names it when time is up. */
+#include <cairn.h>
+#include <check.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "tests/support/cluster.h"
+
+enum { TRIES = 300, TRY_NS = 50 * 1000000 };
+
+/* A cluster of two shards with a job that is initialized. */
+static void start(struct cluster *cluster, cairn **session_out, cairn_job **job_out)
+{
+    cluster_start(cluster, 2, NULL);
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
+    const struct cairn_tensor tensor = { .struct_size = sizeof tensor,
+                                         .name = "w",
+                                         .rank = 1,
+                                         .shape = { 20000 },
+                                         .init = { .kind = CAIRN_INIT_ONES } };
+    const struct cairn_group group = CAIRN_GROUP_INIT;
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = &tensor,
+                                         .tensor_count = 1,
+                                         .groups = &group,
+                                         .group_count = 1 };
+    ck_assert_int_eq(cairn_open(&opts, session_out), CAIRN_OK);
+    ck_assert_msg(cairn_job_open(*session_out, "tiny", &spec, CAIRN_WORKER, CLUSTER_WAIT_MS,
+                                 job_out) == CAIRN_OK,
+                  "%s", cairn_error());
+    ck_assert_int_eq(cairn_init_done(*job_out, NULL, CLUSTER_WAIT_MS), CAIRN_OK);
+}
+
+static void check_named(const char *said, const char *command, const char *shard)
+{
+    char line[128];
+    snprintf(line, sizeof line, "cairn: %s: waits for shard %s (it is away)\n", command, shard);
+    const char *first = strstr(said, line);
+    ck_assert_msg(first == said, "%s", said);
+    const char *rest = first + strlen(line);
+    ck_assert_msg(strstr(rest, "cairn: not done within 1500 ms: it waits for shard") == rest &&
+                      strstr(rest, shard) != NULL && strstr(rest, "[CAIRN-E0004]") != NULL,
+                  "%s", said);
+    ck_assert_msg(strchr(rest, '\n')[1] == '\0', "%s", said); // nothing more: it said so once
+}
+
+/* The name that the status of the cluster has for the shard that is away. */
+static void name_of_away(const struct cluster *cluster, char name[64])
+{
+    struct cluster_said said;
+    name[0] = '\0';
+    for (int i = 0; i < TRIES && name[0] == '\0'; i++) { // until the coordinator has noticed
+        nanosleep(&(struct timespec) { 0, TRY_NS }, NULL);
+        cluster_cli(cluster, &said, "job", "show", "tiny", NULL);
+        const char *at = strstr(said.out, "shard ");
+        if (at != NULL && strstr(at, "(it is away)") != NULL) sscanf(at, "shard %63[^ ]", name);
+    }
+    ck_assert_msg(name[0] != '\0', "%s", said.out);
+}
+
+START_TEST(a_cut_that_waits_for_a_shard_says_so_at_once_and_when_its_time_is_up)
+{
+    struct cluster cluster;
+    struct cluster_said said;
+    cairn *session;
+    cairn_job *job;
+    char name[64], id[64], log[CAIRN_SCRATCH_BYTES + 32], text[512] = "";
+    start(&cluster, &session, &job);
+    cluster_cli(&cluster, &said, "job", "digest", "tiny", NULL);
+    ck_assert_msg(said.status == 0 && said.err[0] == '\0', "%s", said.err); // nobody is awaited
+    cluster_cli(&cluster, &said, "snapshot", "create", "--wait", "tiny", NULL);
+    ck_assert_msg(said.status == 0 && said.err[0] == '\0', "%s", said.err);
+    cluster_kill_shard(&cluster, 1);
+    name_of_away(&cluster, name);
+
+    cluster_cli(&cluster, &said, "job", "digest", "-q", "tiny", "--timeout", "1.5", NULL);
+    ck_assert_int_eq(said.status, 124);
+    ck_assert_str_eq(said.out, "");
+    check_named(said.err, "job digest", name);
+
+    // At once: while it has a minute left.
+    const char *const argv[] = { CAIRN_BIN_DIR "/cairn",
+                                 "--endpoint",
+                                 cluster.address,
+                                 "snapshot",
+                                 "create",
+                                 "--wait",
+                                 "tiny",
+                                 "--timeout",
+                                 "60",
+                                 NULL };
+    snprintf(log, sizeof log, "%s/create.log", cluster.folder);
+    const pid_t pid = cluster_spawn(argv, log);
+    for (int i = 0; i < TRIES && strchr(text, '\n') == NULL; i++) {
+        FILE *file = fopen(log, "re");
+        if (file != NULL) {
+            text[fread(text, 1, sizeof text - 1, file)] = '\0';
+            fclose(file);
+        }
+        nanosleep(&(struct timespec) { 0, TRY_NS }, NULL);
+    }
+    ck_assert_msg(strstr(text, "cairn: snapshot create: waits for shard ") == text &&
+                      strstr(text, name) != NULL,
+                  "%s", text);
+    ck_assert_int_eq(cluster_wait(pid, 0), -1);
+    cluster_kill(pid);
+
+    // The snapshot is asked for, whoever waits: another one hears for whom.
+    cluster_cli(&cluster, &said, "job", "digest", "-q", "tiny", "--timeout", "1.5", NULL);
+    ck_assert_msg(said.status == 11 && strstr(said.err, name) != NULL, "%s", said.err);
+    ck_assert_int_eq(cairn_snapshot(job, CAIRN_SNAPSHOT_WAIT, 200, id), CAIRN_ERR_BUSY);
+    ck_assert_msg(strstr(cairn_error(), name) != NULL, "%s", cairn_error());
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tcase = tcase_create("cut_awaited");
+    tcase_set_timeout(tcase, 90);
+    tcase_add_test(tcase, a_cut_that_waits_for_a_shard_says_so_at_once_and_when_its_time_is_up);
+    Suite *suite = suite_create("cut_awaited");
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
