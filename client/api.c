@@ -307,14 +307,16 @@ static cairn_status put_inside(struct job *job, const char *tensor, const char *
     if (plane == NULL || cairn_plane_number(plane) != CAIRN_PLANE_PARAM)
         return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
                                  "tensor %s: only the plane \"param\" can be put", tensor);
-    if (mem.dtype != CAIRN_F32) return cairn_api_refuse_dtype(tensor, &mem, "CAIRN_F32");
+    status = cairn_api_judge_dtype(job, index, CAIRN_PLANE_PARAM, &mem);
+    if (status != CAIRN_OK) return status;
     if (cairn_spec_has_origin(&job->spec, index))
         return cairn_client_fail(
             CAIRN_ERR_EXISTS, "tensor %s has its initial state from %s; nothing is to be put",
             tensor, job->spec.init_from != NULL ? job->spec.init_from : "its initializer");
-    struct command pattern = {
-        .tensor = (uint32_t)index, .plane = CAIRN_PLANE_PARAM, .dtype = CAIRN_F32, .ptr = mem.ptr
-    };
+    struct command pattern = { .tensor = (uint32_t)index,
+                               .plane = CAIRN_PLANE_PARAM,
+                               .dtype = (uint8_t)mem.dtype,
+                               .ptr = mem.ptr };
     status = judge_state(job);
     if (status == CAIRN_OK) status = judge_put_box(job, index, box, &mem, &pattern.piece);
     if (status == CAIRN_OK) status = cairn_puts_claim(job, index);

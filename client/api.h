@@ -40,6 +40,11 @@ cairn_status cairn_api_judge_plane(const struct job *job, size_t tensor,
 /* Returns CAIRN_ERR_INVALID. */
 cairn_status cairn_api_refuse_dtype(const char *tensor, const struct cairn_mem *mem,
                                     const char *allowed);
+/* What a plane (enum cairn_plane) of a tensor is put, written and fetched in; CAIRN_ERR_INVALID: mem is not
+ * in it. */
+cairn_dtype cairn_api_plane_dtype(const struct job *job, size_t tensor, int plane);
+cairn_status cairn_api_judge_dtype(const struct job *job, size_t tensor, int plane,
+                                   const struct cairn_mem *mem) CAIRN_MUST_CHECK;
 /* A command with a reference to the job; NULL: out of memory. */
 struct command *cairn_api_command(struct job *job, bool (*run)(struct command *));
 /* An operation that is over already: nothing of the caller's is on loan. op_out may be NULL. */

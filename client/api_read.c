@@ -21,14 +21,11 @@ static cairn_status fetch_inside(struct job *job, struct cairn_version version, 
     if (number == 0)
         return cairn_client_fail(CAIRN_ERR_NOT_FOUND, "tensor %s has no plane %s", tensor, plane);
     status = cairn_api_judge_plane(job, index, number);
+    if (status == CAIRN_OK) status = cairn_api_judge_dtype(job, index, number, &mem);
     if (status != CAIRN_OK) return status;
-    const cairn_dtype dtype = number == CAIRN_PLANE_WIRE ? job->spec.tensors[index].wire
-                                                         : CAIRN_F32;
-    if (mem.dtype != dtype)
-        return cairn_api_refuse_dtype(tensor, &mem, cairn_dtype_name((int)dtype));
     struct command pattern = { .tensor = (uint32_t)index,
                                .plane = (uint8_t)number,
-                               .dtype = (uint8_t)dtype,
+                               .dtype = (uint8_t)mem.dtype,
                                .ptr = mem.ptr,
                                .version = version };
     status = cairn_api_judge_box(job, index, box, &mem, &pattern.piece);

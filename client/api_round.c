@@ -210,7 +210,11 @@ static cairn_status push_inside(struct job *job, const struct cairn_round *round
     if (status != CAIRN_OK) return status;
     if (job->spec.tensors[index].kind != CAIRN_TRAINED)
         return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "tensor %s is not trained; it takes no gradient", tensor);
+                                 "tensor %s is not trained; it takes no gradient%s", tensor,
+                                 job->spec.tensors[index].kind == CAIRN_BLOB
+                                     ? ": a blob is changed by cairn_write_begin, cairn_put and "
+                                       "cairn_write_end"
+                                     : "");
     if (mem.dtype != CAIRN_F32 && mem.dtype != CAIRN_BF16)
         return cairn_api_refuse_dtype(tensor, &mem, "CAIRN_F32 or CAIRN_BF16");
     struct piece piece;

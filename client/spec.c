@@ -153,6 +153,7 @@ static cairn_status add_tensor(struct cairn_job_spec_data *spec, struct groups *
                                  t->rank, CAIRN_RANK_MAX);
     const bool is_alias = t->alias_of != NULL;
     const cairn_kind kind = t->kind != 0 || is_alias ? t->kind : CAIRN_TRAINED;
+    const cairn_dtype dtype = kind == CAIRN_BLOB ? CAIRN_U8 : CAIRN_F32; // where none is said
     const char *group = t->group;
     if (group != NULL && group[0] != '\0' && kind != CAIRN_TRAINED && !is_alias)
         return cairn_client_fail(CAIRN_ERR_INVALID,
@@ -166,9 +167,9 @@ static cairn_status add_tensor(struct cairn_job_spec_data *spec, struct groups *
         .unit = borrowed(t->unit),
         .group = borrowed(group),
         .kind = kind,
-        .wire = t->wire != 0 || is_alias ? t->wire : CAIRN_F32,
+        .wire = t->wire != 0 || is_alias ? t->wire : dtype,
         .reduce = t->reduce != 0 ? t->reduce : CAIRN_F32,
-        .master = t->master != 0 ? t->master : CAIRN_F32,
+        .master = t->master != 0 ? t->master : dtype,
         .shape = { .rank = t->rank },
         .whole = t->place == CAIRN_WHOLE,
         .alias_of = borrowed(t->alias_of),

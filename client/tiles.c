@@ -149,6 +149,10 @@ static cairn_status add_tile(const struct job *job, const void *from, struct cai
         return cairn_client_fail(CAIRN_ERR_EXISTS, "tensor %s has a tile already; one box a tensor",
                                  tile.tensor);
     if (cairn_box_is_whole(&tile.box, shape)) return CAIRN_OK;
+    if (job->spec.tensors[index].kind == CAIRN_BLOB)
+        return cairn_client_fail(
+            CAIRN_ERR_INVALID,
+            "tensor %s: a blob is held whole by every worker; list no tile of it", tile.tensor);
     status = cairn_tiles_set(tiles, (uint32_t)index, &tile.box);
     return status == CAIRN_OK ? status : cairn_client_fail(status, "out of memory for the tiles");
 }

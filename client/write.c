@@ -177,14 +177,20 @@ cairn_status cairn_api_write_put(struct job *job, uint64_t round, const char *te
                                  tensor);
     status = cairn_api_judge_plane(job, index, number);
     if (status != CAIRN_OK) return status;
-    if (mem.dtype != CAIRN_F32) return cairn_api_refuse_dtype(tensor, &mem, "CAIRN_F32");
+    status = cairn_api_judge_dtype(job, index, number, &mem);
+    if (status != CAIRN_OK) return status;
     struct command pattern = { .tensor = (uint32_t)index,
                                .plane = (uint8_t)number,
-                               .dtype = CAIRN_F32,
+                               .dtype = (uint8_t)mem.dtype,
                                .ptr = mem.ptr,
                                .round = round };
     status = cairn_api_judge_box(job, index, box, &mem, &pattern.piece);
     if (status != CAIRN_OK) return status;
+    if (job->spec.tensors[index].kind == CAIRN_BLOB && !pattern.piece.whole)
+        return cairn_client_fail(
+            CAIRN_ERR_INVALID,
+            "tensor %s: a blob is written whole; give NULL for the box, or [0, %llu)", tensor,
+            (unsigned long long)job->spec.tensors[index].shape.dim[0]);
     status = claim(job, &pattern);
     if (status != CAIRN_OK) return status;
     status = cairn_api_begin(job, CAIRN_CHUNK_PUT, cairn_transfer_run, &pattern, op_out);

@@ -71,8 +71,8 @@ struct cairn_backend {
      * kernel's order of operations is written above it. */
     cairn_update_fn update[CAIRN_OPTIMIZER_COUNT];
 
-    /* Converts between CAIRN_F32 and CAIRN_BF16 (or copies): to bf16 rounds to nearest even, overflow
-     * gives infinity, NaN stays a quiet NaN. */
+    /* Converts between CAIRN_F32 and CAIRN_BF16, or copies what has the same dtype. To bf16 it rounds to
+     * nearest even, overflow gives infinity, NaN stays a quiet NaN. */
     void (*convert)(void *dst, cairn_dtype dst_dtype, const void *src, cairn_dtype src_dtype,
                     size_t elems);
 
@@ -86,7 +86,7 @@ struct cairn_backend {
 /* The reference. Static memory. */
 const struct cairn_backend *cairn_backend_host(void);
 
-/* The dtypes that contributions and the wire copy can have. */
+/* The dtypes that contributions, and the wire copy of all but a blob, can have. */
 bool cairn_wire_dtype_ok(int dtype);
 
 /* True if this thread rounds to nearest and keeps subnormals (x86: MXCSR is 0x1F80 but for its sticky

@@ -72,7 +72,8 @@ typedef enum cairn_dtype {
     CAIRN_F32 = 1,
     CAIRN_BF16 = 2,
     CAIRN_F16 = 3,
-    CAIRN_F64 = 4
+    CAIRN_F64 = 4,
+    CAIRN_U8 = 5 /* bytes: of a CAIRN_BLOB, and of nothing else */
 } cairn_dtype;
 typedef enum cairn_kind {
     CAIRN_TRAINED = 1,
@@ -191,17 +192,20 @@ struct cairn_tensor {
     const char *name;  /* UTF-8, at most 255 bytes, unique in the job */
     const char *unit;  /* fetched together; NULL = the tensor alone */
     const char *group; /* hyper-parameters; NULL = "default"; only of what is trained */
-    cairn_dtype wire;  /* of what is fetched: CAIRN_F32 (0 means it), CAIRN_BF16 */
+    cairn_dtype wire;  /* of what is fetched: CAIRN_F32 (0 means it), CAIRN_BF16; a blob CAIRN_U8 */
     uint32_t rank;     /* 0 = a scalar */
     uint64_t shape[8];
     cairn_kind kind; /* CAIRN_TRAINED (0 means it), CAIRN_FROZEN, CAIRN_BUFFER: put, fetched and
-                      * snapshotted, never optimized */
+                      * snapshotted, never optimized. CAIRN_BLOB: the same of opaque bytes, which are
+                      * never taken for numbers: wire and master CAIRN_U8 (0 means it), rank 1, shape
+                      * [bytes], no init, no alias, held whole by every worker; also put where the
+                      * others come from init_from */
     /* Another name of that tensor, or of a box of it: shape is the target's, or the box's extents; no
      * state, group or init of its own. Of the whole: everything goes to the target. Of a box: it is
      * fetched; put and push need the target. */
     const char *alias_of;
     const struct cairn_box *alias_box; /* NULL = all of it */
-    cairn_dtype reduce, master;        /* CAIRN_F32 (0 means it) */
+    cairn_dtype reduce, master;        /* CAIRN_F32 (0 means it); the master of a blob CAIRN_U8 */
     cairn_placement place;             /* CAIRN_ROWS */
     struct cairn_init init;
 };
@@ -276,8 +280,10 @@ struct cairn_tile {
 /* Memory of the whole tensor (or box). */
 struct cairn_mem {
     size_t struct_size;
-    void *ptr;         /* the box's first element; put and push only read it */
-    cairn_dtype dtype; /* put: CAIRN_F32; push: CAIRN_F32 or CAIRN_BF16; fetch: the plane's */
+    void *ptr; /* the box's first element; put and push only read it */
+    cairn_dtype
+        dtype; /* put: CAIRN_F32; push: CAIRN_F32 or CAIRN_BF16; fetch: the plane's. A blob: CAIRN_U8,
+                        * and a box from 0 to its end has another length refused */
     /* Elements from one index of a dimension to the next, as torch's tensor.stride(). All 0: dense, row-major
      * in the box. Not negative; of a fetch no two elements may share memory (CAIRN_ERR_INVALID). Memory that
      * is not dense is copied chunk by chunk on its way (cairn_stats.packed_bytes). */
@@ -458,13 +464,13 @@ CAIRN_EXPORT cairn_status cairn_init_done(cairn_job *job, const uint8_t *digest,
 
 /* Writes planes at a step boundary, outside the optimizer. begin waits for the open round to end; until
  * end, no round opens (others wait in round_begin). Between them cairn_put gives tensors of any kind, in
- * CAIRN_F32, "param", "exp_avg" or "exp_avg_sq": any boxes of them (NULL: the whole, of a worker with tiles,
- * too) that have no element in common (CAIRN_ERR_EXISTS); what is not put stays as it is. end makes all
- * of it one new version, (generation + 1, the same step), on all shards alike; fetches see the one or the
- * other. A writer that dies, fails a put, or takes longer than the cluster's step_deadline has written
- * nothing. Any worker may, when it has no round open. begin: CAIRN_ERR_EXISTS, a write is open;
- * CAIRN_ERR_TIMEOUT, its wish is withdrawn. end: CAIRN_ERR_EPOCH_CHANGED, nothing was written, begin again;
- * CAIRN_ERR_TIMEOUT, call it again. */
+ * CAIRN_F32, "param", "exp_avg" or "exp_avg_sq": any boxes of them (NULL: the whole, of a worker with
+ * tiles, too) that have no element in common (CAIRN_ERR_EXISTS); blobs in CAIRN_U8, whole. What is not put
+ * stays. end makes all of it one new version, (generation + 1, the same step), on all shards alike; fetches
+ * see the one or the other. A writer that dies, fails a put, or takes longer than the cluster's
+ * step_deadline has written nothing. Any worker may, when it has no round open. begin: CAIRN_ERR_EXISTS, a
+ * write is open; CAIRN_ERR_TIMEOUT, its wish is withdrawn. end: CAIRN_ERR_EPOCH_CHANGED, nothing was
+ * written, begin again; CAIRN_ERR_TIMEOUT, call it again. */
 CAIRN_EXPORT cairn_status cairn_write_begin(cairn_job *job, int timeout_ms) CAIRN_CHECKED;
 CAIRN_EXPORT cairn_status cairn_write_end(cairn_job *job, int timeout_ms,
                                           struct cairn_version *out) CAIRN_CHECKED;

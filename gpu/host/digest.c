@@ -1,4 +1,4 @@
-/* Leaf hashes: the elements as little-endian bytes, every NaN as the one of its dtype. */
+/* Leaf hashes: the elements as little-endian bytes, every NaN as the one of its dtype; bytes as they are. */
 #include <assert.h>
 #include <string.h>
 
@@ -45,6 +45,7 @@ static void canonical(uint8_t *out, const uint8_t *in, cairn_dtype dtype, size_t
     case CAIRN_BF16: canonical_16(out, in, elems, 0x7f80, 0x7fc0); break;
     case CAIRN_F16: canonical_16(out, in, elems, 0x7c00, 0x7e00); break;
     case CAIRN_F64: canonical_64(out, in, elems); break;
+    case CAIRN_U8: memcpy(out, in, elems); break;
     }
 }
 

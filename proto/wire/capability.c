@@ -15,11 +15,12 @@ static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
     X(KIND, CAIRN_TRAINED, "trained", true)                       \
     X(KIND, CAIRN_FROZEN, "frozen", true)                         \
     X(KIND, CAIRN_BUFFER, "buffer", true)                         \
-    X(KIND, CAIRN_BLOB, "blob", false)                            \
+    X(KIND, CAIRN_BLOB, "blob", true)                             \
     X(WIRE, CAIRN_F32, "f32", true)                               \
     X(WIRE, CAIRN_BF16, "bf16", true)                             \
     X(WIRE, CAIRN_F16, "f16", false)                              \
     X(WIRE, CAIRN_F64, "f64", false)                              \
+    X(WIRE, CAIRN_U8, "u8", true)                                 \
     X(REDUCE, CAIRN_F32, "f32", true)                             \
     X(REDUCE, CAIRN_BF16, "bf16", false)                          \
     X(REDUCE, CAIRN_F16, "f16", false)                            \
@@ -28,6 +29,7 @@ static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
     X(MASTER, CAIRN_BF16, "bf16", false)                          \
     X(MASTER, CAIRN_F16, "f16", false)                            \
     X(MASTER, CAIRN_F64, "f64", false)                            \
+    X(MASTER, CAIRN_U8, "u8", true)                               \
     X(PLACE, 0, "rows", true)                                     \
     X(PLACE, 1, "whole", false)                                   \
     X(INIT, CAIRN_INIT_NONE, "none", true)                        \

@@ -14,7 +14,7 @@
 
 enum cairn_capability_field {
     CAIRN_CAPABILITY_KIND, /* of a tensor; cairn_kind */
-    CAIRN_CAPABILITY_WIRE, /* cairn_dtype of what is fetched */
+    CAIRN_CAPABILITY_WIRE, /* cairn_dtype of what is fetched; u8: of blobs only, and theirs */
     CAIRN_CAPABILITY_REDUCE,
     CAIRN_CAPABILITY_MASTER,
     CAIRN_CAPABILITY_PLACE,      /* 0 rows, 1 whole */

@@ -69,7 +69,7 @@ void cairn_plane_root(const char *tensor, enum cairn_plane plane, cairn_dtype dt
                       const struct cairn_shape *shape, uint64_t leaf_count,
                       const struct cairn_hash *tree_root, struct cairn_hash *out);
 
-/* One plane of the content root: of trained and frozen tensors and buffers. `wire` is left out. */
+/* One plane of the content root: of trained and frozen tensors, buffers and blobs. `wire` is left out. */
 struct cairn_plane_digest {
     const char *tensor; /* borrowed */
     enum cairn_plane plane;

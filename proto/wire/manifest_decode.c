@@ -32,7 +32,7 @@ static bool hex_bytes(const char *hex, uint8_t *bytes, size_t count)
 
 static int dtype_of(const char *name)
 {
-    for (int dtype = CAIRN_F32; dtype <= CAIRN_F64; dtype++) {
+    for (int dtype = CAIRN_F32; dtype <= CAIRN_U8; dtype++) {
         if (strcmp(cairn_dtype_name(dtype), name) == 0) return dtype;
     }
     return 0; // cairn_spec_check says the sentence

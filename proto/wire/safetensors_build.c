@@ -72,6 +72,7 @@ static void append_numbers(struct text *t, const uint64_t *numbers, uint32_t cou
 static const char *dtype_name_of(cairn_dtype dtype)
 {
     switch (dtype) {
+    case CAIRN_U8: return "U8";
     case CAIRN_F32: return "F32";
     case CAIRN_BF16: return "BF16";
     case CAIRN_F16: return "F16";

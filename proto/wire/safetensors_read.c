@@ -54,7 +54,8 @@ static void match_tensor(struct matching *m, const struct cairn_tensor_spec *ten
                          const struct cairn_weight **from_out)
 {
     *from_out = NULL;
-    if (tensor->alias_of != NULL) return; // has no state of its own
+    if (tensor->alias_of != NULL) return;   // has no state of its own
+    if (tensor->kind == CAIRN_BLOB) return; // is put, whatever there is of that name
     *from_out = look_up(m, tensor->name);
     if (*from_out == NULL) {
         if (tensor->init.kind == CAIRN_INIT_NONE && cairn_geometry_of(&tensor->shape).elems > 0)
@@ -69,7 +70,7 @@ static void match_tensor(struct matching *m, const struct cairn_tensor_spec *ten
         complain(m, "%s is %s in the job, %s there", tensor->name,
                  shape_text(shape->rank, shape->dim, here),
                  shape_text(e->box.rank, e->box.extent, there));
-    } else if (e->dtype == 0) {
+    } else if (e->dtype == 0 || e->dtype == CAIRN_U8) {
         complain(m, "%s is %s there; F32, BF16, F16 and F64 can be read", tensor->name,
                  e->dtype_name);
     }
@@ -100,7 +101,7 @@ static cairn_status note_extra(const struct cairn_weights *w, const struct cairn
     free(taken);
     cairn_sentence_set(extra, "%s", "");
     if (spare > 0)
-        cairn_sentence_set(extra, "%zu tensors that the job has not:%s", spare, names.text);
+        cairn_sentence_set(extra, "%zu tensors that the job does not take:%s", spare, names.text);
     return CAIRN_OK;
 }
 

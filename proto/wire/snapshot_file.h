@@ -3,14 +3,17 @@
  *   <root>/<job>/step-000000012000-g1/          step 12000 of generation 1; the second try to take
  *     model/shard-00001-model-00001-of-00002.safetensors            it ends in -2, and so on
  *     optim/shard-00001-model-00001-of-00002.safetensors
+ *     blobs/shard-00001-model-00001-of-00002.safetensors            of a job that has blobs
  *     manifest.json                             written last: the snapshot exists when it does
  *
- * Both folders are what PyTorch's distributed checkpoint calls a sharded HuggingFace checkpoint,
- * and are read by it as they are. Shards count from 1, and so do a shard's files in a folder.
+ * The folders are what PyTorch's distributed checkpoint calls a sharded HuggingFace checkpoint,
+ * and are read by it as they are; its consolidation takes numbers only, so bytes have a folder of
+ * their own. Shards count from 1, and so do a shard's files in a folder.
  *
  * Layout of a file: the header of safetensors.h, then the tensors' bytes, little endian, row-major,
  * without holes. Keys: model/ has the fp32 master of a tensor under the tensor's name; optim/ has
- * the planes of the optimizer as state.<name>.exp_avg and state.<name>.exp_avg_sq. Every shard
+ * the planes of the optimizer as state.<name>.exp_avg and state.<name>.exp_avg_sq; blobs/ has the
+ * bytes of a blob, as U8, under its name. Every shard
  * stores what it owns, once: no padding, nothing twice. A file can hold one box of a tensor (the
  * key is the tensor's name), so the i-th box that a shard has of a tensor goes to its i-th file. A
  * file whose header reaches 8 MiB takes no further tensor: the boxes of the next go to new files.
@@ -61,9 +64,28 @@ bool cairn_snapshot_path_ok(const char *path);
 uint32_t cairn_snapshot_planes(const struct cairn_job_spec_data *spec, size_t tensor);
 /* The key of a plane: "fc1.weight", "state.fc1.weight.exp_avg". */
 void cairn_snapshot_key(const char *name, uint32_t plane, char key_out[CAIRN_SNAPSHOT_KEY_BYTES]);
-/* The tensor (index in the canonical spec) and plane of a key found in folder "model" or "optim";
- * false if that plane is not stored. */
-bool cairn_snapshot_key_find(const struct cairn_job_spec_data *spec, bool optim, const char *key,
+
+enum cairn_snapshot_folder {
+    CAIRN_SNAPSHOT_MODEL,
+    CAIRN_SNAPSHOT_OPTIM,
+    CAIRN_SNAPSHOT_BLOBS,
+    CAIRN_SNAPSHOT_FOLDERS /* how many; also: none */
+};
+#define CAIRN_SNAPSHOT_FOLDER_CHARS 5 /* of every folder's name */
+/* "model", "optim", "blobs". */
+const char *cairn_snapshot_folder_name(enum cairn_snapshot_folder folder);
+/* The folder that a path of a file begins with; CAIRN_SNAPSHOT_FOLDERS: none of them. */
+enum cairn_snapshot_folder cairn_snapshot_folder_of(const char *path);
+/* Those of cairn_snapshot_planes that are in the folder. */
+uint32_t cairn_snapshot_folder_planes(const struct cairn_job_spec_data *spec, size_t tensor,
+                                      enum cairn_snapshot_folder folder);
+/* Of the elements of a stored plane: the master's of a param, f32 of what an optimizer keeps. */
+cairn_dtype cairn_snapshot_dtype(const struct cairn_job_spec_data *spec, size_t tensor,
+                                 uint32_t plane);
+/* The tensor (index in the canonical spec) and plane of a key found in a folder; false if that plane is
+ * not stored there. */
+bool cairn_snapshot_key_find(const struct cairn_job_spec_data *spec,
+                             enum cairn_snapshot_folder folder, const char *key,
                              uint32_t *tensor_out, uint32_t *plane_out);
 
 /* Elements [first_elem, first_elem + elem_count) of a tensor, row-major: whole rows. */
@@ -85,7 +107,7 @@ struct cairn_snapshot_file {
 };
 
 struct cairn_snapshot_plan {
-    struct cairn_snapshot_file *files; /* owned; model/ first, then optim/ */
+    struct cairn_snapshot_file *files; /* owned; model/ first, then optim/, then blobs/ */
     size_t file_count, file_capacity;
 };
 

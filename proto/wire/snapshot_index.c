@@ -46,7 +46,7 @@ cairn_status cairn_snapshot_index_add(struct cairn_snapshot_index *index,
                                       struct cairn_sentence *why)
 {
     const char *path = manifest->files[file].path;
-    const bool optim = strncmp(path, "optim/", 6) == 0;
+    const enum cairn_snapshot_folder folder = cairn_snapshot_folder_of(path);
     if (header->entry_count > 0 && !header->has_boxes) {
         return cairn_fail(why, CAIRN_ERR_CORRUPT, "%s has no DCP_SHARDING_INFO", path);
     }
@@ -55,16 +55,18 @@ cairn_status cairn_snapshot_index_add(struct cairn_snapshot_index *index,
     for (size_t i = 0; i < header->entry_count; i++) {
         const struct cairn_safetensors_entry *e = &header->entries[i];
         struct cairn_snapshot_piece piece = { .file = file, .file_byte = data_byte + e->begin };
-        if (!cairn_snapshot_key_find(&manifest->spec, optim, e->key, &piece.tensor, &piece.plane)) {
+        if (!cairn_snapshot_key_find(&manifest->spec, folder, e->key, &piece.tensor,
+                                     &piece.plane)) {
             return cairn_fail(why, CAIRN_ERR_CORRUPT, "%s: \"%s\" is not in the snapshot's spec",
                               path, e->key);
         }
         const struct cairn_shape *shape = &manifest->spec.tensors[piece.tensor].shape;
-        if (e->dtype != CAIRN_F32 ||
+        const cairn_dtype dtype = cairn_snapshot_dtype(&manifest->spec, piece.tensor, piece.plane);
+        if (e->dtype != dtype ||
             !run_of_box(shape, &e->box, &piece.first_elem, &piece.elem_count)) {
             return cairn_fail(why, CAIRN_ERR_CORRUPT,
-                              "%s: \"%s\" is not f32, or not a run of elements inside its tensor",
-                              path, e->key);
+                              "%s: \"%s\" is not %s, or not a run of elements inside its tensor",
+                              path, e->key, cairn_dtype_name((int)dtype));
         }
         index->pieces[index->piece_count++] = piece;
     }

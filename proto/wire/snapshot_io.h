@@ -83,10 +83,11 @@ cairn_status cairn_snapshot_open(const char *folder, struct cairn_snapshot *snap
  * */
 cairn_status cairn_snapshot_verify(struct cairn_snapshot *snapshot,
                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* Reads elements [first_elem, first_elem + elem_count) of a stored plane into out, f32, whichever
- * files they are in. CAIRN_ERR_INVALID: the plane is not stored or has no such elements. */
+/* Reads elements [first_elem, first_elem + elem_count) of a stored plane into out, in
+ * cairn_snapshot_dtype, whichever files they are in. CAIRN_ERR_INVALID: the plane is not stored or has no
+ * such elements. */
 cairn_status cairn_snapshot_read(struct cairn_snapshot *snapshot, uint32_t tensor, uint32_t plane,
-                                 uint64_t first_elem, uint64_t elem_count, float *out,
+                                 uint64_t first_elem, uint64_t elem_count, void *out,
                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;
 void cairn_snapshot_close(struct cairn_snapshot *snapshot);
 

@@ -259,7 +259,7 @@ cairn_status cairn_snapshot_verify(struct cairn_snapshot *s, struct cairn_senten
 }
 
 cairn_status cairn_snapshot_read(struct cairn_snapshot *s, uint32_t tensor, uint32_t plane,
-                                 uint64_t first_elem, uint64_t elem_count, float *out,
+                                 uint64_t first_elem, uint64_t elem_count, void *out,
                                  struct cairn_sentence *why)
 {
     for (uint64_t done = 0; done < elem_count;) {
@@ -272,12 +272,14 @@ cairn_status cairn_snapshot_read(struct cairn_snapshot *s, uint32_t tensor, uint
                               elem, tensor, plane);
         }
         const uint64_t skip = elem - piece->first_elem;
+        const size_t elem_bytes = cairn_dtype_bytes(
+            (int)cairn_snapshot_dtype(&s->manifest.spec, tensor, plane));
         uint64_t count = piece->elem_count - skip;
         if (count > elem_count - done) count = elem_count - done;
         cairn_status status = use_file(s, piece->file, why);
         if (status == CAIRN_OK) {
-            status = read_fully(s->file_fd, out + done, count * sizeof *out,
-                                piece->file_byte + skip * sizeof *out,
+            status = read_fully(s->file_fd, (uint8_t *)out + done * elem_bytes, count * elem_bytes,
+                                piece->file_byte + skip * elem_bytes,
                                 s->manifest.files[piece->file].path, why);
         }
         if (status != CAIRN_OK) return status;

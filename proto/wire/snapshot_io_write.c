@@ -15,6 +15,8 @@
 #include "proto/wire/snapshot_io.h"
 #include "proto/wire/xxh.h"
 
+#define PART (CAIRN_SNAPSHOT_FOLDER_CHARS + 1) // of a path, with its '/'
+
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files are little endian, memory as is");
 
 static cairn_status failed(struct cairn_sentence *why, const char *step, const char *path)
@@ -54,9 +56,9 @@ static cairn_status make_folder(int parent_fd, const char *name, int *fd_out,
 
 static cairn_status make_parts(int id_fd, struct cairn_sentence *why)
 {
-    static const char *const parts[] = { "model", "optim" };
-    for (size_t i = 0; i < 2; i++) {
-        if (mkdirat(id_fd, parts[i], 0755) != 0) return failed(why, "mkdir", parts[i]);
+    for (int i = 0; i < CAIRN_SNAPSHOT_BLOBS; i++) { // that one where there are some
+        const char *part = cairn_snapshot_folder_name((enum cairn_snapshot_folder)i);
+        if (mkdirat(id_fd, part, 0755) != 0) return failed(why, "mkdir", part);
     }
     return sync_folder(id_fd, "the snapshot's folder", why);
 }
@@ -197,17 +199,24 @@ static cairn_status write_contents(struct draft *d, const struct cairn_snapshot_
     return status;
 }
 
-/* Opens the part ("model" or "optim") of the snapshot's folder that `path` lies in. */
-static int open_part(const char *folder, const char *path)
+/* Opens the part of the snapshot's folder that `path` lies in; blobs/ is made by who comes first. */
+static cairn_status open_part(const char *folder, const char *path, int *fd_out,
+                              struct cairn_sentence *why)
 {
-    const char part[6] = { path[0], path[1], path[2], path[3], path[4], '\0' };
+    const enum cairn_snapshot_folder which = cairn_snapshot_folder_of(path);
+    const char *part = cairn_snapshot_folder_name(which);
     const int folder_fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (folder_fd < 0) return -1;
-    const int part_fd = openat(folder_fd, part, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    const int error = errno;
+    if (folder_fd < 0) return failed(why, "open", folder);
+    cairn_status status = CAIRN_OK;
+    if (which == CAIRN_SNAPSHOT_BLOBS) {
+        status = make_folder(folder_fd, part, fd_out, why);
+    } else {
+        const int fd = openat(folder_fd, part, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (fd < 0) status = failed(why, "open", folder);
+        if (fd >= 0) *fd_out = fd;
+    }
     close(folder_fd);
-    errno = error;
-    return part_fd;
+    return status;
 }
 
 cairn_status cairn_snapshot_write_file(const char *folder, const struct cairn_snapshot_file *file,
@@ -215,12 +224,13 @@ cairn_status cairn_snapshot_write_file(const char *folder, const struct cairn_sn
                                        uint8_t xxh3_128_out[16], struct cairn_sentence *why)
 {
     assert(cairn_snapshot_path_ok(file->path));
-    const int part_fd = open_part(folder, file->path);
-    if (part_fd < 0) return failed(why, "open", folder);
+    int part_fd = -1;
+    cairn_status status = open_part(folder, file->path, &part_fd, why);
+    if (status != CAIRN_OK) return status;
     XXH3_state_t *hash = XXH3_createState();
-    cairn_status status = hash != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+    if (hash == NULL) status = CAIRN_ERR_NO_MEMORY;
     struct draft draft = { .fd = -1 };
-    if (status == CAIRN_OK) status = begin_draft(&draft, part_fd, file->path + 6, why);
+    if (status == CAIRN_OK) status = begin_draft(&draft, part_fd, file->path + PART, why);
     if (status == CAIRN_OK) {
         XXH3_128bits_reset(hash);
         draft.hash = hash;

@@ -32,20 +32,41 @@ bool cairn_snapshot_id_parse(const char *id, uint64_t *generation_out, uint64_t 
     return true;
 }
 
+static const char *const folder_names[CAIRN_SNAPSHOT_FOLDERS] = {
+    [CAIRN_SNAPSHOT_MODEL] = "model",
+    [CAIRN_SNAPSHOT_OPTIM] = "optim",
+    [CAIRN_SNAPSHOT_BLOBS] = "blobs",
+};
+
+const char *cairn_snapshot_folder_name(enum cairn_snapshot_folder folder)
+{
+    assert(folder < CAIRN_SNAPSHOT_FOLDERS);
+    return folder_names[folder];
+}
+
+enum cairn_snapshot_folder cairn_snapshot_folder_of(const char *path)
+{
+    int folder = CAIRN_SNAPSHOT_MODEL;
+    while (folder < CAIRN_SNAPSHOT_FOLDERS &&
+           (strncmp(path, folder_names[folder], CAIRN_SNAPSHOT_FOLDER_CHARS) != 0 ||
+            path[CAIRN_SNAPSHOT_FOLDER_CHARS] != '/'))
+        folder++;
+    return (enum cairn_snapshot_folder)folder;
+}
+
 bool cairn_snapshot_path_ok(const char *path)
 {
-    const char *folder = strncmp(path, "model/", 6) == 0   ? "model"
-                         : strncmp(path, "optim/", 6) == 0 ? "optim"
-                                                           : NULL;
+    const enum cairn_snapshot_folder folder = cairn_snapshot_folder_of(path);
     unsigned shard, file, count;
     char again[CAIRN_SNAPSHOT_PATH_BYTES];
-    if (folder == NULL ||
-        sscanf(path + 6, "shard-%9u-model-%9u-of-%9u", &shard, &file, &count) != 3 || shard == 0 ||
-        file == 0 || file > count) {
+    if (folder == CAIRN_SNAPSHOT_FOLDERS ||
+        sscanf(path + CAIRN_SNAPSHOT_FOLDER_CHARS + 1, "shard-%9u-model-%9u-of-%9u", &shard, &file,
+               &count) != 3 ||
+        shard == 0 || file == 0 || file > count) {
         return false;
     }
-    snprintf(again, sizeof again, "%s/shard-%05u-model-%05u-of-%05u.safetensors", folder, shard,
-             file, count);
+    snprintf(again, sizeof again, "%s/shard-%05u-model-%05u-of-%05u.safetensors",
+             cairn_snapshot_folder_name(folder), shard, file, count);
     return strcmp(again, path) == 0;
 }
 
@@ -62,6 +83,22 @@ uint32_t cairn_snapshot_planes(const struct cairn_job_spec_data *spec, size_t te
     assert(status == CAIRN_OK); // what cairn_spec_check passes, the registry takes (tested)
     (void)status;
     return master | cairn_optimizer_planes(&hyper);
+}
+
+uint32_t cairn_snapshot_folder_planes(const struct cairn_job_spec_data *spec, size_t tensor,
+                                      enum cairn_snapshot_folder folder)
+{
+    const uint32_t stored = cairn_snapshot_planes(spec, tensor);
+    const uint32_t master = stored & 1u << CAIRN_PLANE_PARAM;
+    const bool is_blob = spec->tensors[tensor].kind == CAIRN_BLOB;
+    if (folder == CAIRN_SNAPSHOT_OPTIM) return stored & ~master;
+    return is_blob == (folder == CAIRN_SNAPSHOT_BLOBS) ? master : 0;
+}
+
+cairn_dtype cairn_snapshot_dtype(const struct cairn_job_spec_data *spec, size_t tensor,
+                                 uint32_t plane)
+{
+    return plane == CAIRN_PLANE_PARAM ? spec->tensors[tensor].master : CAIRN_F32;
 }
 
 void cairn_snapshot_key(const char *name, uint32_t plane, char key_out[CAIRN_SNAPSHOT_KEY_BYTES])
@@ -89,16 +126,19 @@ static bool strip_state(const char *key, uint32_t plane, char name_out[CAIRN_SNA
     return true;
 }
 
-bool cairn_snapshot_key_find(const struct cairn_job_spec_data *spec, bool optim, const char *key,
+bool cairn_snapshot_key_find(const struct cairn_job_spec_data *spec,
+                             enum cairn_snapshot_folder folder, const char *key,
                              uint32_t *tensor_out, uint32_t *plane_out)
 {
+    const bool optim = folder == CAIRN_SNAPSHOT_OPTIM;
     const uint32_t first = optim ? CAIRN_PLANE_EXP_AVG : CAIRN_PLANE_PARAM;
     const uint32_t end = optim ? CAIRN_PLANE_COUNT : CAIRN_PLANE_PARAM + 1;
     for (uint32_t plane = first; plane < end; plane++) {
         char name[CAIRN_SNAPSHOT_KEY_BYTES];
         if (optim && !strip_state(key, plane, name)) continue;
         const size_t tensor = cairn_spec_find_tensor(spec, optim ? name : key);
-        if (tensor == SIZE_MAX || (cairn_snapshot_planes(spec, tensor) & 1u << plane) == 0)
+        if (tensor == SIZE_MAX ||
+            (cairn_snapshot_folder_planes(spec, tensor, folder) & 1u << plane) == 0)
             continue;
         *tensor_out = (uint32_t)tensor;
         *plane_out = plane;

@@ -11,9 +11,9 @@
 struct folder {
     struct cairn_snapshot_plan *plan;
     const struct cairn_job_spec_data *spec;
-    uint32_t planes; /* that belong in this folder */
-    size_t first;    /* file of the plan that is the folder's first */
-    size_t band;     /* file of the plan, first of those being filled */
+    enum cairn_snapshot_folder which;
+    size_t first; /* file of the plan that is the folder's first */
+    size_t band;  /* file of the plan, first of those being filled */
 };
 
 static cairn_status add_file(struct cairn_snapshot_plan *plan)
@@ -50,13 +50,14 @@ static cairn_status add_entry(struct cairn_snapshot_file *file,
 static cairn_status add_box(struct folder *folder, struct cairn_snapshot_file *file,
                             uint32_t tensor, const struct cairn_box *box, uint64_t first_elem)
 {
-    const uint32_t stored = cairn_snapshot_planes(folder->spec, tensor) & folder->planes;
+    const uint32_t stored = cairn_snapshot_folder_planes(folder->spec, tensor, folder->which);
     for (uint32_t plane = 0; plane < CAIRN_PLANE_COUNT; plane++) {
         if ((stored & 1u << plane) == 0) continue;
         char key[CAIRN_SNAPSHOT_KEY_BYTES];
         cairn_snapshot_key(folder->spec->tensors[tensor].name, plane, key);
         struct cairn_safetensors_entry entry = { .key = strdup(key),
-                                                 .dtype = CAIRN_F32,
+                                                 .dtype = cairn_snapshot_dtype(folder->spec, tensor,
+                                                                               plane),
                                                  .box = *box,
                                                  .tensor = tensor,
                                                  .plane = plane,
@@ -120,7 +121,7 @@ static cairn_status fill_folder(struct folder *folder, const struct cairn_snapsh
         assert(i == 0 || ranges[i - 1].tensor < range->tensor ||
                (ranges[i - 1].tensor == range->tensor &&
                 ranges[i - 1].first_elem + ranges[i - 1].elem_count <= range->first_elem));
-        if ((cairn_snapshot_planes(folder->spec, range->tensor) & folder->planes) == 0) continue;
+        if (cairn_snapshot_folder_planes(folder->spec, range->tensor, folder->which) == 0) continue;
         cairn_status status = add_range(folder, range, &box_count);
         if (status != CAIRN_OK) return status;
         if (i + 1 < range_count && ranges[i + 1].tensor == range->tensor) continue;
@@ -131,13 +132,13 @@ static cairn_status fill_folder(struct folder *folder, const struct cairn_snapsh
 }
 
 /* Now that the folder's files are counted: names, headers, sizes. */
-static cairn_status finish_folder(const struct folder *folder, const char *name, uint32_t shard)
+static cairn_status finish_folder(const struct folder *folder, uint32_t shard)
 {
     const size_t count = folder->plan->file_count - folder->first;
     for (size_t i = 0; i < count; i++) {
         struct cairn_snapshot_file *file = &folder->plan->files[folder->first + i];
         snprintf(file->path, sizeof file->path, "%s/shard-%05u-model-%05zu-of-%05zu.safetensors",
-                 name, shard + 1, i + 1, count);
+                 cairn_snapshot_folder_name(folder->which), shard + 1, i + 1, count);
         uint64_t data_bytes = 0;
         cairn_status status = cairn_safetensors_build(
             file->entries, file->entry_count, &file->header, &file->header_bytes, &data_bytes);
@@ -148,24 +149,24 @@ static cairn_status finish_folder(const struct folder *folder, const char *name,
 }
 
 static cairn_status plan_folder(struct cairn_snapshot_plan *plan,
-                                const struct cairn_job_spec_data *spec, const char *name,
-                                uint32_t planes, uint32_t shard,
+                                const struct cairn_job_spec_data *spec,
+                                enum cairn_snapshot_folder which, uint32_t shard,
                                 const struct cairn_snapshot_range *ranges, size_t range_count)
 {
-    struct folder folder = { plan, spec, planes, plan->file_count, plan->file_count };
+    struct folder folder = { plan, spec, which, plan->file_count, plan->file_count };
     cairn_status status = fill_folder(&folder, ranges, range_count);
-    return status == CAIRN_OK ? finish_folder(&folder, name, shard) : status;
+    return status == CAIRN_OK ? finish_folder(&folder, shard) : status;
 }
 
 cairn_status cairn_snapshot_plan_make(const struct cairn_job_spec_data *spec, uint32_t shard,
                                       const struct cairn_snapshot_range *ranges, size_t range_count,
                                       struct cairn_snapshot_plan *plan_out)
 {
-    const uint32_t master = 1u << CAIRN_PLANE_PARAM;
     struct cairn_snapshot_plan plan = { NULL, 0, 0 };
-    cairn_status status = plan_folder(&plan, spec, "model", master, shard, ranges, range_count);
-    if (status == CAIRN_OK) {
-        status = plan_folder(&plan, spec, "optim", ~master, shard, ranges, range_count);
+    cairn_status status = CAIRN_OK;
+    for (int which = 0; which < CAIRN_SNAPSHOT_FOLDERS && status == CAIRN_OK; which++) {
+        status = plan_folder(&plan, spec, (enum cairn_snapshot_folder)which, shard, ranges,
+                             range_count);
     }
     if (status != CAIRN_OK) {
         cairn_snapshot_plan_release(&plan);

@@ -80,7 +80,9 @@ struct cairn_tensor_spec {
                      * of it: no state of its own, so kind is FROZEN and shape [0]; wire is the target's */
     struct cairn_box *alias_box; /* of the target; NULL = all of it */
 
-    cairn_kind kind;
+    cairn_kind
+        kind; /* BLOB: opaque bytes, put, fetched, written and saved as they are: rank 1, wire and
+                      * master U8, no init, no alias. Nothing else is U8 */
     cairn_dtype wire, reduce, master;
     struct cairn_shape shape;
     bool whole;  /* placement: false = cut by rows, true = all of it on one shard */
@@ -190,7 +192,7 @@ cairn_status cairn_spec_check(const struct cairn_job_spec_data *spec, const char
                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* The tensor that `tensor` is another name of, itself if it is none, of a judged canonical spec. */
 size_t cairn_spec_target(const struct cairn_job_spec_data *spec, size_t tensor);
-/* True if the shards make the tensor's initial state: nobody puts it. */
+/* True if the shards make the tensor's initial state: nobody puts it. Never of a blob. */
 bool cairn_spec_has_origin(const struct cairn_job_spec_data *spec, size_t tensor);
 /* The same of every tensor that has elements: the job initializes itself. */
 bool cairn_spec_initializes_itself(const struct cairn_job_spec_data *spec);

@@ -246,6 +246,29 @@ static cairn_status check_init(const struct cairn_tensor_spec *t, struct cairn_s
                       init->b, (unsigned long long)init->seed, rule);
 }
 
+/* A blob is bytes and nothing else is: no number is ever made of them. */
+static cairn_status check_bytes(const struct cairn_tensor_spec *t, struct cairn_sentence *why)
+{
+    const bool all = t->wire == CAIRN_U8 && t->master == CAIRN_U8;
+    const bool none = t->wire != CAIRN_U8 && t->master != CAIRN_U8;
+    const char *rule = NULL;
+    if (t->alias_of != NULL) return CAIRN_OK; // it has the wire of its target
+    if (t->kind != CAIRN_BLOB && !none)
+        rule = "u8 is of blobs only: kind 4 (blob), or wire and master 1 (f32)";
+    else if (t->kind == CAIRN_BLOB && !all)
+        rule = "a blob is bytes: wire and master 5 (u8)";
+    else if (t->kind == CAIRN_BLOB && t->shape.rank != 1)
+        rule = "a blob is bytes in a row: rank 1, shape [bytes]";
+    else if (t->kind == CAIRN_BLOB && t->init.kind != CAIRN_INIT_NONE)
+        rule = "a blob is put: init 0 (none)";
+    if (rule == NULL) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_INVALID,
+                      "tensor \"%s\": kind is %s, wire %s, master %s, rank %u; allowed: %s",
+                      t->name, cairn_capability_name(CAIRN_CAPABILITY_KIND, (int)t->kind),
+                      cairn_dtype_name((int)t->wire), cairn_dtype_name((int)t->master),
+                      t->shape.rank, rule);
+}
+
 /* Adds the tensor's elements to *elems. */
 static cairn_status check_shape(const struct cairn_tensor_spec *t, uint64_t *elems,
                                 struct cairn_sentence *why)
@@ -348,6 +371,7 @@ static cairn_status check_tensors(const struct cairn_job_spec_data *spec, struct
         cairn_status status = check_tensor_names(spec, i, why);
         if (status == CAIRN_OK) status = check_choices(t, why);
         if (status == CAIRN_OK) status = check_init(t, why);
+        if (status == CAIRN_OK) status = check_bytes(t, why);
         if (status == CAIRN_OK) status = check_shape(t, &elems, why);
         if (status == CAIRN_OK) status = check_membership(t, table, why);
         if (status != CAIRN_OK) return status;

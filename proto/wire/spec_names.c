@@ -33,6 +33,7 @@ static cairn_status check_alias(const struct cairn_tensor_spec *t,
     if (target == NULL) return refuse_alias(t, "no tensor of the job", why);
     if (target->alias_of != NULL)
         return refuse_alias(t, "an alias; name the tensor that that one stands for", why);
+    if (target->kind == CAIRN_BLOB) return refuse_alias(t, "a blob, which has one name", why);
     if (t->kind != CAIRN_FROZEN || t->shape.rank != 1 || t->shape.dim[0] != 0)
         return refuse_alias(t, "a tensor, but it has a kind or a shape of its own", why);
     if (t->wire != target->wire)

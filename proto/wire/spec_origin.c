@@ -66,7 +66,9 @@ cairn_status cairn_spec_check_origin(const struct cairn_job_spec_data *spec,
 
 bool cairn_spec_has_origin(const struct cairn_job_spec_data *spec, size_t tensor)
 {
-    return spec->init_from != NULL || spec->tensors[tensor].init.kind != CAIRN_INIT_NONE;
+    const struct cairn_tensor_spec *t = &spec->tensors[tensor];
+    if (t->kind == CAIRN_BLOB) return false;
+    return spec->init_from != NULL || t->init.kind != CAIRN_INIT_NONE;
 }
 
 /* There is nothing to put. */

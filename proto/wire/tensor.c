@@ -7,10 +7,8 @@ static const struct {
     size_t bytes;
     const char *name;
 } dtypes[] = {
-    [CAIRN_F32] = { 4, "f32" },
-    [CAIRN_BF16] = { 2, "bf16" },
-    [CAIRN_F16] = { 2, "f16" },
-    [CAIRN_F64] = { 8, "f64" },
+    [CAIRN_F32] = { 4, "f32" }, [CAIRN_BF16] = { 2, "bf16" }, [CAIRN_F16] = { 2, "f16" },
+    [CAIRN_F64] = { 8, "f64" }, [CAIRN_U8] = { 1, "u8" },
 };
 
 static const char *const planes[CAIRN_PLANE_COUNT] = {
@@ -22,7 +20,7 @@ static const char *const planes[CAIRN_PLANE_COUNT] = {
 
 static int is_dtype(int dtype)
 {
-    return dtype >= CAIRN_F32 && dtype <= CAIRN_F64;
+    return dtype >= CAIRN_F32 && dtype <= CAIRN_U8;
 }
 
 size_t cairn_dtype_bytes(int dtype)

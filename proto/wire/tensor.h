@@ -31,7 +31,8 @@ typedef enum cairn_dtype {
     CAIRN_F32 = 1,
     CAIRN_BF16 = 2,
     CAIRN_F16 = 3,
-    CAIRN_F64 = 4
+    CAIRN_F64 = 4,
+    CAIRN_U8 = 5 /* bytes: of a CAIRN_BLOB, and of nothing else */
 } cairn_dtype;
 typedef enum cairn_kind {
     CAIRN_TRAINED = 1,
@@ -55,7 +56,7 @@ const char *cairn_dtype_name(int dtype);
 
 /* The planes of a tensor that have a number on the wire. */
 enum cairn_plane {
-    CAIRN_PLANE_PARAM = 1,      /* fp32 master */
+    CAIRN_PLANE_PARAM = 1,      /* the master: fp32; a blob's bytes */
     CAIRN_PLANE_WIRE = 2,       /* the published copy, in the tensor's wire dtype */
     CAIRN_PLANE_EXP_AVG = 3,    /* Adam's m; SGD's momentum buffer */
     CAIRN_PLANE_EXP_AVG_SQ = 4, /* Adam's v */

@@ -147,9 +147,14 @@ static cairn_status unpack_box(const Cairn__TileBox *in, const struct cairn_job_
         out->box.extent[d] = in->extent[d];
     }
     struct cairn_sentence detail = { "" };
-    if (cairn_box_check(&out->box, &tensor->shape, &detail) == CAIRN_OK) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_INVALID, "the tile of tensor %.80s: %s", tensor->name,
-                      detail.text);
+    if (cairn_box_check(&out->box, &tensor->shape, &detail) != CAIRN_OK)
+        return cairn_fail(why, CAIRN_ERR_INVALID, "the tile of tensor %.80s: %s", tensor->name,
+                          detail.text);
+    if (tensor->kind == CAIRN_BLOB && !cairn_box_is_whole(&out->box, &tensor->shape))
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "the tile of tensor %.80s: a blob is held whole by every worker",
+                          tensor->name);
+    return CAIRN_OK;
 }
 
 static cairn_status unpack_boxes(const Cairn__TileList *in, const struct cairn_job_spec_data *spec,

@@ -49,7 +49,9 @@ static cairn_status plane_root(const struct cairn_cluster_cut *cut, uint32_t ten
     if (status != CAIRN_OK) return status;
     out->tensor = t->name;
     out->plane = (enum cairn_plane)plane;
-    cairn_plane_root(t->name, out->plane, CAIRN_F32, &t->shape, g.leaf_count, &root, &out->root);
+    cairn_plane_root(t->name, out->plane,
+                     cairn_snapshot_dtype(&cut->manifest.spec, tensor, (uint32_t)plane), &t->shape,
+                     g.leaf_count, &root, &out->root);
     return CAIRN_OK;
 }
 

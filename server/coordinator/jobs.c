@@ -157,7 +157,8 @@ void cairn_cluster_job_lose(struct cairn_cluster_job *job, const char *format, .
 uint32_t cairn_cluster_elem_weight(const struct cairn_job_spec_data *spec, size_t tensor)
 {
     const struct cairn_tensor_spec *t = &spec->tensors[tensor];
-    uint32_t bytes = (uint32_t)(4 + 2 * cairn_dtype_bytes((int)t->wire));
+    uint32_t bytes = (uint32_t)(cairn_dtype_bytes((int)t->master) +
+                                2 * cairn_dtype_bytes((int)t->wire));
     if (t->kind != CAIRN_TRAINED) return bytes;
     bytes += 4;
     const uint32_t planes = cairn_snapshot_planes(spec, tensor);

@@ -66,7 +66,7 @@ static cairn_status decode_parts(struct cairn_shard_job *job, const struct cairn
 /* What the sizes come from, summed over the parts. */
 struct totals {
     uint64_t trained_elems, exp_avg_elems, exp_avg_sq_elems; /* elements that have such a plane */
-    uint64_t wire_bytes, grad_chunks;
+    uint64_t param_bytes, wire_bytes, grad_chunks;
     uint64_t chunk_elems_max;
 };
 
@@ -74,8 +74,10 @@ static cairn_status judge_part(const struct cairn_shard_job *job,
                                const struct cairn_tensor_spec *tensor, struct cairn_part *part,
                                struct cairn_sentence *why)
 {
-    *part = (struct cairn_part) { .trained = tensor->kind == CAIRN_TRAINED, .wire = tensor->wire };
-    if (!cairn_wire_dtype_ok((int)tensor->wire)) {
+    *part = (struct cairn_part) { .trained = tensor->kind == CAIRN_TRAINED,
+                                  .wire = tensor->wire,
+                                  .master = tensor->master };
+    if (!cairn_wire_dtype_ok((int)tensor->wire) && tensor->wire != tensor->master) {
         return cairn_fail(why, CAIRN_ERR_UNSUPPORTED, "tensor %s: wire dtype %s", tensor->name,
                           cairn_dtype_name((int)tensor->wire));
     }
@@ -110,6 +112,7 @@ static cairn_status make_parts(struct cairn_shard_job *job, struct totals *total
         cairn_status status = judge_part(job, &job->spec.tensors[extent->tensor], part, why);
         if (status != CAIRN_OK) return status;
         part->wire_byte = totals->wire_bytes;
+        totals->param_bytes += extent->elem_count * cairn_dtype_bytes((int)part->master);
         totals->wire_bytes += ALIGN_UP(extent->elem_count * cairn_dtype_bytes((int)part->wire),
                                        (uint64_t)64);
         totals->exp_avg_elems += elems_of_plane(part, CAIRN_PLANE_EXP_AVG, extent->elem_count);
@@ -124,10 +127,18 @@ static cairn_status make_parts(struct cairn_shard_job *job, struct totals *total
         totals->trained_elems += extent->elem_count;
     }
     job->grad_chunk_count = (uint32_t)totals->grad_chunks;
-    job->plane_elems[CAIRN_PLANE_PARAM] = job->map.elem_count;
-    job->plane_elems[CAIRN_PLANE_EXP_AVG] = totals->exp_avg_elems;
-    job->plane_elems[CAIRN_PLANE_EXP_AVG_SQ] = totals->exp_avg_sq_elems;
+    job->plane_bytes[CAIRN_PLANE_PARAM] = totals->param_bytes;
+    job->plane_bytes[CAIRN_PLANE_EXP_AVG] = totals->exp_avg_elems * sizeof(float);
+    job->plane_bytes[CAIRN_PLANE_EXP_AVG_SQ] = totals->exp_avg_sq_elems * sizeof(float);
     return CAIRN_OK;
+}
+
+uint64_t cairn_shard_job_plane_byte(const struct cairn_shard_job *job, uint32_t extent,
+                                    uint64_t local_elem)
+{
+    const uint64_t first = job->map.extents[extent].local_elem;
+    return first * sizeof(float) +
+           (local_elem - first) * cairn_dtype_bytes((int)job->parts[extent].master);
 }
 
 /* The tables that make a chunk's place a matter of one look. */
@@ -162,10 +173,9 @@ static size_t holds_bytes(const struct cairn_shard_job *job)
 static cairn_status take_budget(struct cairn_shard_job *job, const struct totals *totals,
                                 size_t step_bytes, size_t actions_max, struct cairn_sentence *why)
 {
-    const uint64_t elem_bytes = sizeof(float);
-    const uint64_t state = elem_bytes * (job->map.elem_count + totals->trained_elems +
-                                         totals->exp_avg_elems + totals->exp_avg_sq_elems) +
-                           2 * totals->wire_bytes;
+    const uint64_t state = totals->param_bytes + totals->trained_elems * sizeof(float) +
+                           job->plane_bytes[CAIRN_PLANE_EXP_AVG] +
+                           job->plane_bytes[CAIRN_PLANE_EXP_AVG_SQ] + 2 * totals->wire_bytes;
     const uint64_t landing = (uint64_t)job->slot_count * job->slot_bytes +
                              (uint64_t)job->put_max * job->put_bytes;
     const uint64_t rest = step_bytes + job->slot_count * (sizeof *job->slots + sizeof *job->folds) +

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/wire/capability.h"
 #include "server/shard/shard.h"
 
 static void drop(struct cairn_fabric_message *message)
@@ -27,8 +28,9 @@ cairn_status cairn_landing_judge_push(const struct cairn_member *member,
     }
     const struct cairn_tensor_spec *tensor = &job->spec.tensors[header->tensor];
     if (tensor->kind != CAIRN_TRAINED) {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %s is frozen: it takes no gradient",
-                          tensor->name);
+        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %s is %s: it takes no gradient",
+                          tensor->name,
+                          cairn_capability_name(CAIRN_CAPABILITY_KIND, (int)tensor->kind));
     }
     if (header->dtype != CAIRN_F32 && header->dtype != CAIRN_BF16) {
         return cairn_fail(why, CAIRN_ERR_MALFORMED,

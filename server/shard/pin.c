@@ -38,7 +38,7 @@ struct cairn_pin {
     /* owned */
     char *path; /* "": digests only */
     struct cairn_arena
-        staging; /* [planes][map.elem_count] f32; what is not kept is never touched */
+        staging; /* [planes][map.elem_count] words, as the state; what is not kept is never touched */
     uint64_t staging_budget;
     uint8_t *payload; /* of the last decision at that version */
     size_t payload_bytes;
@@ -68,12 +68,19 @@ static const struct cairn_arena *arena_of(const struct cairn_shard_job *job, enu
                                           : &job->exp_avg_sq;
 }
 
-/* Where a local element of a plane stands in staging. */
-static float *staged(const struct cairn_pin *pin, enum cairn_plane plane, uint64_t local_elem)
+/* Where a local element of an extent's plane stands in staging. */
+static uint8_t *staged(const struct cairn_pin *pin, enum cairn_plane plane, size_t extent,
+                       uint64_t local_elem)
 {
     size_t p = 0;
     while (planes_of_state[p] != plane) p++;
-    return (float *)pin->staging.base + p * pin->job->map.elem_count + local_elem;
+    return pin->staging.base + p * pin->job->map.elem_count * sizeof(float) +
+           cairn_shard_job_plane_byte(pin->job, (uint32_t)extent, local_elem);
+}
+
+static cairn_dtype dtype_of(const struct cairn_part *part, enum cairn_plane plane)
+{
+    return plane == CAIRN_PLANE_PARAM ? part->master : CAIRN_F32;
 }
 
 /* ---- the end ---- */
@@ -201,9 +208,9 @@ static cairn_status add_digests(struct cairn_pin *pin, uint32_t tensor, enum cai
 }
 
 /* One plane of one extent, in pieces so that a cancel is heard. */
-static cairn_status hash_extent(struct cairn_pin *pin, const struct cairn_local_extent *extent,
-                                enum cairn_plane plane)
+static cairn_status hash_extent(struct cairn_pin *pin, size_t number, enum cairn_plane plane)
 {
+    const struct cairn_local_extent *extent = &pin->job->map.extents[number];
     const uint64_t leaves_a_piece = 1024;
     const struct cairn_geometry *geometry = &pin->job->layout->geometry[extent->tensor];
     struct cairn_tree tree;
@@ -216,8 +223,8 @@ static cairn_status hash_extent(struct cairn_pin *pin, const struct cairn_local_
         if (leaves > leaves_a_piece) leaves = leaves_a_piece;
         const uint64_t elem = cairn_leaf_first_elem(geometry, tree.next_leaf);
         pin->job->shard->backend->hash_leaves(
-            staged(pin, plane, extent->local_elem + (elem - extent->first_elem)), CAIRN_F32,
-            geometry, leaves, &tree);
+            staged(pin, plane, number, extent->local_elem + (elem - extent->first_elem)),
+            dtype_of(&pin->job->parts[number], plane), geometry, leaves, &tree);
     }
     return add_digests(pin, extent->tensor, plane, &tree);
 }
@@ -229,7 +236,7 @@ static cairn_status hash_all(struct cairn_pin *pin)
     for (size_t i = 0; i < job->map.extent_count; i++) {
         for (size_t p = 0; status == CAIRN_OK && p < STATE_PLANES; p++) {
             if (keeps(&job->parts[i], planes_of_state[p]))
-                status = hash_extent(pin, &job->map.extents[i], planes_of_state[p]);
+                status = hash_extent(pin, i, planes_of_state[p]);
         }
     }
     return status;
@@ -249,7 +256,8 @@ static cairn_status give_bytes(void *context, const struct cairn_safetensors_ent
     assert(extent != NULL && first_elem >= extent->first_elem);
     const uint64_t at = first_elem - extent->first_elem;
     assert(elem_count <= extent->elem_count - at);
-    *bytes_out = staged(pin, (enum cairn_plane)entry->plane, extent->local_elem + at);
+    *bytes_out = staged(pin, (enum cairn_plane)entry->plane,
+                        (size_t)(extent - pin->job->map.extents), extent->local_elem + at);
     return CAIRN_OK;
 }
 
@@ -330,13 +338,15 @@ static void run_copy(struct cairn_task *task, uint32_t item, uint32_t thread)
     const struct cairn_pin *pin = (const struct cairn_pin *)task;
     const struct cairn_shard_job *job = pin->job;
     const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->map, item);
-    const struct cairn_part *part = &job->parts[job->chunk_part[item]];
+    const uint32_t number = job->chunk_part[item];
+    const struct cairn_part *part = &job->parts[number];
     for (size_t p = 0; p < STATE_PLANES; p++) {
         const enum cairn_plane plane = planes_of_state[p];
         if (!keeps(part, plane)) continue;
-        memcpy(staged(pin, plane, place.local_elem),
-               (const float *)arena_of(job, plane)->base + place.local_elem,
-               (size_t)place.elem_count * sizeof(float));
+        memcpy(staged(pin, plane, number, place.local_elem),
+               arena_of(job, plane)->base +
+                   cairn_shard_job_plane_byte(job, number, place.local_elem),
+               (size_t)place.elem_count * cairn_dtype_bytes((int)dtype_of(part, plane)));
     }
 }
 
@@ -354,8 +364,7 @@ static cairn_status take_staging(struct cairn_pin *pin)
 {
     const struct cairn_shard_job *job = pin->job;
     uint64_t bytes = 0;
-    for (size_t p = 0; p < STATE_PLANES; p++)
-        bytes += job->plane_elems[planes_of_state[p]] * sizeof(float);
+    for (size_t p = 0; p < STATE_PLANES; p++) bytes += job->plane_bytes[planes_of_state[p]];
     cairn_status status = cairn_budget_take(&job->shard->budget, bytes, "the staging of a snapshot",
                                             &pin->why);
     if (status != CAIRN_OK) return status;

@@ -66,15 +66,17 @@ static cairn_status judge_state(const struct cairn_shard_job *job,
     const struct cairn_arena *arena = header->plane == CAIRN_PLANE_PARAM     ? &job->param
                                       : header->plane == CAIRN_PLANE_EXP_AVG ? &job->exp_avg
                                                                              : &job->exp_avg_sq;
-    const uint32_t kept = 1u << CAIRN_PLANE_PARAM | job->parts[job->chunk_part[chunk]].planes;
+    const uint32_t part = job->chunk_part[chunk];
+    const uint32_t kept = 1u << CAIRN_PLANE_PARAM | job->parts[part].planes;
+    const cairn_dtype dtype = job->parts[part].master;
     if ((kept & 1u << header->plane) == 0) return CAIRN_ERR_NOT_FOUND;
     if (job->updating) return CAIRN_ERR_BUSY;
     if (!same_version(job->published[job->newest].version, header->generation, header->step))
         return not_kept(job, header);
     *source_out = (struct source) {
-        .bytes = (const uint8_t *)((const float *)arena->base + place->local_elem),
-        .byte_count = (size_t)place->elem_count * sizeof(float),
-        .dtype = CAIRN_F32,
+        .bytes = arena->base + cairn_shard_job_plane_byte(job, part, place->local_elem),
+        .byte_count = (size_t)place->elem_count * cairn_dtype_bytes((int)dtype),
+        .dtype = dtype,
     };
     return CAIRN_OK;
 }

@@ -27,10 +27,15 @@ cairn_status cairn_put_judge_chunk(const struct cairn_shard_job *job,
     return CAIRN_OK;
 }
 
+cairn_dtype cairn_put_dtype(const struct cairn_shard_job *job, const struct cairn_put *put)
+{
+    return job->parts[job->chunk_part[put->chunk]].master;
+}
+
 cairn_status cairn_put_judge_payload(const struct cairn_chunk_header *header,
                                      const struct cairn_put *put, struct cairn_sentence *why)
 {
-    const uint64_t bytes = put->piece.count * sizeof(float);
+    const uint64_t bytes = put->piece.count * cairn_dtype_bytes(header->dtype);
     if (header->payload_bytes == bytes) return CAIRN_OK;
     return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u: a payload of %llu bytes, not %llu",
                       header->tensor, (unsigned long long)header->payload_bytes,
@@ -56,12 +61,15 @@ static cairn_status judge_put(const struct cairn_member *member,
     }
     if (header->tile == CAIRN_TILE_BOX)
         return cairn_fail(why, CAIRN_ERR_MALFORMED, "a box of an initial state");
-    if (header->plane != CAIRN_PLANE_PARAM || header->dtype != CAIRN_F32) {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED, "plane %u in %s: only param in f32 is put",
-                          header->plane, cairn_dtype_name(header->dtype));
-    }
     cairn_status status = cairn_put_judge_chunk(job, header, out, why);
     if (status != CAIRN_OK) return status;
+    const cairn_dtype dtype = cairn_put_dtype(job, out);
+    if (header->plane != CAIRN_PLANE_PARAM || header->dtype != dtype) {
+        return cairn_fail(why, CAIRN_ERR_MALFORMED,
+                          "tensor %s, plane %u in %s: only param in %s is put",
+                          job->spec.tensors[header->tensor].name, header->plane,
+                          cairn_dtype_name(header->dtype), cairn_dtype_name((int)dtype));
+    }
     if (cairn_spec_has_origin(&job->spec, header->tensor)) {
         return cairn_fail(why, CAIRN_ERR_EXISTS,
                           "tensor %s has its initial state from the job's spec",
@@ -101,24 +109,27 @@ static void acknowledge(struct cairn_member *member, const struct cairn_chunk_he
     cairn_member_send(member, &ack);
 }
 
+static uint8_t *param_of(const struct cairn_shard_job *job, const struct cairn_put *put)
+{
+    return job->param.base +
+           cairn_shard_job_plane_byte(job, job->chunk_part[put->chunk], put->place.local_elem);
+}
+
 /* Put again after another shard's part was found missing, when this one's was sealed already: the same values
  * are as good as put; of a whole chunk its checksum tells. */
 static bool is_sealed_alike(const struct cairn_shard_job *job,
                             const struct cairn_chunk_header *header)
 {
-    uint64_t chunk;
+    struct cairn_put put;
     if (job->state != CAIRN_JOB_SERVING || header->round != 0 ||
         cairn_step_version(job->step).step != 0 || header->plane != CAIRN_PLANE_PARAM ||
-        header->dtype != CAIRN_F32 || header->tile != CAIRN_TILE_WHOLE)
+        header->tile != CAIRN_TILE_WHOLE ||
+        cairn_put_judge_chunk(job, header, &put, NULL) != CAIRN_OK ||
+        header->dtype != cairn_put_dtype(job, &put))
         return false;
-    if (cairn_shard_map_chunk_number(&job->map, header->tensor, header->first_leaf,
-                                     header->leaf_count, &chunk) != CAIRN_OK)
-        return false;
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->map, chunk);
-    const size_t bytes = (size_t)place.elem_count * sizeof(float);
+    const size_t bytes = (size_t)put.place.elem_count * cairn_dtype_bytes(header->dtype);
     return header->payload_bytes == bytes &&
-           header->checksum ==
-               cairn_chunk_checksum((const float *)job->param.base + place.local_elem, bytes);
+           header->checksum == cairn_chunk_checksum(param_of(job, &put), bytes);
 }
 
 /* Into the state, or beside it. */
@@ -128,8 +139,7 @@ static cairn_status keep(struct cairn_put *put, struct cairn_sentence *why)
     const uint8_t *bytes = buffer_of(job, put);
     if (job->state == CAIRN_JOB_SERVING) return cairn_write_take(job, put, bytes, why);
     if (put->piece.count == put->place.elem_count) {
-        memcpy((float *)job->param.base + put->place.local_elem, bytes,
-               (size_t)put->header.payload_bytes);
+        memcpy(param_of(job, put), bytes, (size_t)put->header.payload_bytes);
         job->have[put->chunk] = 1;
     } else {
         cairn_tiles_put(job, put->chunk, &put->piece, &put->place, (const float *)bytes);

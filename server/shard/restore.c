@@ -17,8 +17,10 @@ struct cairn_restore {
 
 static cairn_status read_plane(struct cairn_restore *restore, struct cairn_snapshot *snapshot,
                                uint32_t tensor, enum cairn_plane plane,
-                               const struct cairn_local_extent *extent, float *to)
+                               const struct cairn_local_extent *extent, uint8_t *to)
 {
+    const size_t elem_bytes = cairn_dtype_bytes(
+        (int)cairn_snapshot_dtype(&snapshot->manifest.spec, tensor, (uint32_t)plane));
     cairn_status status = CAIRN_OK;
     for (uint64_t at = 0; status == CAIRN_OK && at < extent->elem_count;
          at += CAIRN_SNAPSHOT_PIECE_ELEMS) {
@@ -27,14 +29,15 @@ static cairn_status read_plane(struct cairn_restore *restore, struct cairn_snaps
         if (atomic_load(&restore->canceled))
             return cairn_fail(&restore->why, CAIRN_ERR_CANCELED, "the job was dropped");
         status = cairn_snapshot_read(snapshot, tensor, plane, extent->first_elem + at, elems,
-                                     to + at, &restore->why);
+                                     to + at * elem_bytes, &restore->why);
     }
     return status;
 }
 
-static bool same_shape(const struct cairn_shape *a, const struct cairn_shape *b)
+static bool same_form(const struct cairn_tensor_spec *a, const struct cairn_tensor_spec *b)
 {
-    return a->rank == b->rank && memcmp(a->dim, b->dim, a->rank * sizeof *a->dim) == 0;
+    return a->shape.rank == b->shape.rank && a->master == b->master &&
+           memcmp(a->shape.dim, b->shape.dim, a->shape.rank * sizeof *a->shape.dim) == 0;
 }
 
 /* All planes of one extent. The snapshot may list its tensors otherwise: they are found by name. */
@@ -45,11 +48,10 @@ static cairn_status read_extent(struct cairn_restore *restore, struct cairn_snap
     const struct cairn_local_extent *extent = &job->map.extents[number];
     const struct cairn_tensor_spec *wanted = &job->spec.tensors[extent->tensor];
     const size_t tensor = cairn_spec_find_tensor(&snapshot->manifest.spec, wanted->name);
-    if (tensor == SIZE_MAX ||
-        !same_shape(&wanted->shape, &snapshot->manifest.spec.tensors[tensor].shape)) {
+    if (tensor == SIZE_MAX || !same_form(wanted, &snapshot->manifest.spec.tensors[tensor])) {
         return cairn_fail(&restore->why, CAIRN_ERR_MISMATCH,
-                          "snapshot %s has no tensor %s of the job's shape", restore->path,
-                          wanted->name);
+                          "snapshot %s has no tensor %s of the job's shape and master dtype",
+                          restore->path, wanted->name);
     }
     const struct {
         enum cairn_plane plane;
@@ -62,7 +64,8 @@ static cairn_status read_extent(struct cairn_restore *restore, struct cairn_snap
     for (size_t p = 0; status == CAIRN_OK && p < sizeof planes / sizeof *planes; p++) {
         if ((kept & 1u << planes[p].plane) == 0) continue;
         status = read_plane(restore, snapshot, (uint32_t)tensor, planes[p].plane, extent,
-                            (float *)planes[p].arena->base + extent->local_elem);
+                            planes[p].arena->base + cairn_shard_job_plane_byte(
+                                                        job, (uint32_t)number, extent->local_elem));
     }
     return status;
 }

@@ -210,9 +210,11 @@ static float *kept_plane(const struct cairn_part *part, enum cairn_plane plane,
 static void publish_chunk(struct cairn_shard_job *job, struct cairn_published *published,
                           uint32_t chunk, const struct cairn_chunk_place *place)
 {
-    job->shard->backend->convert(
-        wire_of(job, published, chunk, place), job->parts[job->chunk_part[chunk]].wire,
-        plane_at(&job->param, place->local_elem), CAIRN_F32, (size_t)place->elem_count);
+    const uint32_t part = job->chunk_part[chunk];
+    job->shard->backend->convert(wire_of(job, published, chunk, place), job->parts[part].wire,
+                                 job->param.base +
+                                     cairn_shard_job_plane_byte(job, part, place->local_elem),
+                                 job->parts[part].master, (size_t)place->elem_count);
     write_checksum(job, published, chunk, place);
 }
 

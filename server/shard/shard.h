@@ -82,7 +82,7 @@ void cairn_shard_close(struct cairn_shard *shard, void (*on_closed)(void *contex
 /* An extent of the job on this shard, as the kernels see it; numbered as map.extents. */
 struct cairn_part {
     bool trained;
-    cairn_dtype wire;
+    cairn_dtype wire, master;  /* f32; a blob's is u8, both */
     uint32_t group;            /* of a trained tensor, in the spec's groups */
     struct cairn_tiled *tiled; /* of its tensor; NULL: every member holds all of it */
     uint32_t planes;           /* bits 1u << CAIRN_PLANE_...: what is kept beside param and wire */
@@ -236,9 +236,11 @@ struct cairn_shard_job {
     uint32_t *chunk_part;     /* [map.chunk_count] the extent of a chunk */
     uint32_t *grad_chunks;    /* [grad_chunk_count] the core's number of a chunk -> the map's */
     uint32_t grad_chunk_count;
-    uint64_t plane_elems[CAIRN_PLANE_COUNT]; /* how many elements here have the plane */
+    uint64_t plane_bytes[CAIRN_PLANE_COUNT]; /* of the elements here that have the plane */
 
-    /* state, [map.elem_count] each, indexed by local element; a plane no group needs is empty */
+    /* state, [map.elem_count] words of 4 bytes each, indexed by local element; a plane no group needs is
+     * empty. A blob's bytes stand dense where its extent begins, and the rest of its words is never
+     * touched: cairn_shard_job_plane_byte */
     struct cairn_arena param, exp_avg, exp_avg_sq; /* fp32; 0 where frozen or not kept */
     struct cairn_arena acc;                        /* fp32 sums of the round at hand */
     struct cairn_published published[2];
@@ -393,6 +395,10 @@ CAIRN_MUST_CHECK cairn_status cairn_shard_job_open(struct cairn_shard *shard,
                                                    struct cairn_sentence *why);
 /* Makes it LEAVING: members are cut, and it is freed when nothing refers to it, perhaps at once. */
 void cairn_shard_job_leave(struct cairn_shard_job *job);
+/* Where a local element of an extent stands in a plane's arena, or in staging: what is behind it up to the
+ * extent's end lies dense in the master dtype. */
+uint64_t cairn_shard_job_plane_byte(const struct cairn_shard_job *job, uint32_t extent,
+                                    uint64_t local_elem);
 /* It does nothing any more: a wrong parameter must not be published. */
 void cairn_shard_job_fault(struct cairn_shard_job *job, const char *why);
 /* Something in flight began or ended. `idle` may free the job. */
@@ -552,7 +558,9 @@ CAIRN_MUST_CHECK cairn_status cairn_put_judge_chunk(const struct cairn_shard_job
                                                     const struct cairn_chunk_header *header,
                                                     struct cairn_put *out,
                                                     struct cairn_sentence *why);
-/* CAIRN_ERR_MALFORMED: the payload is not as long as put->piece in f32. */
+/* What a PUT's plane must be in. */
+cairn_dtype cairn_put_dtype(const struct cairn_shard_job *job, const struct cairn_put *put);
+/* CAIRN_ERR_MALFORMED: the payload is not as long as put->piece in the header's dtype. */
 CAIRN_MUST_CHECK cairn_status cairn_put_judge_payload(const struct cairn_chunk_header *header,
                                                       const struct cairn_put *put,
                                                       struct cairn_sentence *why);

@@ -12,7 +12,7 @@ enum { PLANES = 3 };
 struct cairn_write {
     uint64_t round, member;
     uint64_t budget_bytes;
-    float **staged[PLANES]; /* owned: [map.chunk_count] each; NULL: as it was */
+    uint8_t **staged[PLANES]; /* owned: [map.chunk_count] each; NULL: as it was */
 };
 
 static int plane_index(uint8_t plane)
@@ -42,7 +42,7 @@ void cairn_write_open(struct cairn_shard_job *job, uint64_t round, uint64_t memb
 {
     struct cairn_sentence why;
     const size_t count = (size_t)job->map.chunk_count + 1;
-    const uint64_t bytes = sizeof(struct cairn_write) + PLANES * count * sizeof(float *);
+    const uint64_t bytes = sizeof(struct cairn_write) + PLANES * count * sizeof(uint8_t *);
     cairn_write_close(job);
     cairn_status status = cairn_put_open_buffers(job, &why);
     if (status == CAIRN_OK) status = cairn_budget_take(&job->shard->budget, bytes, "a write", &why);
@@ -56,7 +56,7 @@ void cairn_write_open(struct cairn_shard_job *job, uint64_t round, uint64_t memb
         return;
     }
     *write = (struct cairn_write) { .round = round, .member = member, .budget_bytes = bytes };
-    for (int p = 0; p < PLANES; p++) write->staged[p] = calloc(count, sizeof(float *));
+    for (int p = 0; p < PLANES; p++) write->staged[p] = calloc(count, sizeof(uint8_t *));
     job->write = write;
     if (write->staged[0] == NULL || write->staged[1] == NULL || write->staged[2] == NULL)
         cairn_write_close(job);
@@ -73,13 +73,15 @@ cairn_status cairn_write_judge(const struct cairn_member *member,
     if (!open && header->round > cairn_step_round_seen(job->step))
         return cairn_fail(why, CAIRN_ERR_BUSY, "a write of that round has not begun here");
     if (!open) return cairn_fail(why, CAIRN_ERR_STALE, "no write of this round is open");
-    if (plane_index(header->plane) < 0 || header->dtype != CAIRN_F32) {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED,
-                          "plane %u in %s: param and moments are written, in f32", header->plane,
-                          cairn_dtype_name(header->dtype));
-    }
     cairn_status status = cairn_put_judge_chunk(job, header, out, why);
     if (status != CAIRN_OK) return status;
+    const cairn_dtype dtype = cairn_put_dtype(job, out);
+    if (plane_index(header->plane) < 0 || header->dtype != dtype) {
+        return cairn_fail(why, CAIRN_ERR_MALFORMED,
+                          "tensor %s, plane %u in %s: param and moments are written, in %s",
+                          job->spec.tensors[header->tensor].name, header->plane,
+                          cairn_dtype_name(header->dtype), cairn_dtype_name((int)dtype));
+    }
     const uint32_t kept = 1u << CAIRN_PLANE_PARAM | job->parts[job->chunk_part[out->chunk]].planes;
     if ((kept & 1u << header->plane) == 0) {
         return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "tensor %s keeps no %s",
@@ -104,13 +106,14 @@ static const struct cairn_arena *arena_of(const struct cairn_shard_job *job, int
 }
 
 /* Where the chunk of a plane is kept, made with what the state has. */
-static cairn_status stage(struct cairn_shard_job *job, const struct cairn_put *put, float **out,
+static cairn_status stage(struct cairn_shard_job *job, const struct cairn_put *put, uint8_t **out,
                           struct cairn_sentence *why)
 {
     struct cairn_write *write = job->write;
     const int plane = plane_index(put->header.plane);
-    float **staged = &write->staged[plane][put->chunk];
-    const size_t byte_count = (size_t)put->place.elem_count * sizeof(float);
+    const uint32_t part = job->chunk_part[put->chunk];
+    uint8_t **staged = &write->staged[plane][put->chunk];
+    const size_t byte_count = (size_t)put->place.elem_count * cairn_dtype_bytes(put->header.dtype);
     if (*staged == NULL) {
         cairn_status status = cairn_budget_take(&job->shard->budget, byte_count, "a write", why);
         if (status != CAIRN_OK) return status;
@@ -121,7 +124,9 @@ static cairn_status stage(struct cairn_shard_job *job, const struct cairn_put *p
         }
         write->budget_bytes += byte_count;
         // No round updates it meanwhile: this one is the write.
-        memcpy(*staged, (const float *)arena_of(job, plane)->base + put->place.local_elem,
+        memcpy(*staged,
+               arena_of(job, plane)->base +
+                   cairn_shard_job_plane_byte(job, part, put->place.local_elem),
                byte_count);
     }
     *out = *staged;
@@ -143,7 +148,7 @@ static cairn_status read_box(const struct cairn_shard_job *job, const struct cai
     const uint64_t first = put->place.first_elem;
     const uint64_t count = cairn_box_before(&box, shape, first + put->place.elem_count) -
                            cairn_box_before(&box, shape, first);
-    if (payload - head != count * sizeof(float))
+    if (payload - head != count * cairn_dtype_bytes(put->header.dtype))
         return cairn_fail(why, CAIRN_ERR_MALFORMED,
                           "tensor %u: %zu bytes of elements, its box has %llu there",
                           put->header.tensor, payload - head, (unsigned long long)count);
@@ -157,7 +162,8 @@ static cairn_status take_box(struct cairn_shard_job *job, const struct cairn_put
 {
     struct cairn_box box;
     size_t head = 0;
-    float *staged;
+    const size_t elem_bytes = cairn_dtype_bytes(put->header.dtype);
+    uint8_t *staged;
     cairn_status status = read_box(job, put, bytes, &box, &head, why);
     if (status == CAIRN_OK) status = stage(job, put, &staged, why);
     if (status != CAIRN_OK) return status;
@@ -166,29 +172,33 @@ static cairn_status take_box(struct cairn_shard_job *job, const struct cairn_put
     const uint8_t *from = bytes + head;
     cairn_box_runs_begin(&runs, &box, &job->spec.tensors[put->header.tensor].shape,
                          put->place.first_elem, put->place.elem_count);
-    for (; cairn_box_runs_next(&runs, &elem, &box_elem, &run); from += run * sizeof(float))
-        memcpy(staged + (elem - put->place.first_elem), from, (size_t)run * sizeof(float));
+    for (; cairn_box_runs_next(&runs, &elem, &box_elem, &run); from += run * elem_bytes)
+        memcpy(staged + (elem - put->place.first_elem) * elem_bytes, from,
+               (size_t)run * elem_bytes);
     return CAIRN_OK;
 }
 
 cairn_status cairn_write_take(struct cairn_shard_job *job, const struct cairn_put *put,
                               const uint8_t *bytes, struct cairn_sentence *why)
 {
-    float *staged;
+    uint8_t *staged;
     if (put->header.tile == CAIRN_TILE_BOX) return take_box(job, put, bytes, why);
     const cairn_status status = stage(job, put, &staged, why);
-    if (status == CAIRN_OK) memcpy(staged, bytes, (size_t)put->place.elem_count * sizeof *staged);
+    if (status == CAIRN_OK) memcpy(staged, bytes, (size_t)put->header.payload_bytes);
     return status;
 }
 
 void cairn_write_apply(const struct cairn_shard_job *job, uint64_t chunk,
                        const struct cairn_chunk_place *place)
 {
+    const uint32_t part = job->chunk_part[chunk];
     for (int p = 0; job->write != NULL && p < PLANES; p++) {
-        const float *staged = job->write->staged[p][chunk];
+        const uint8_t *staged = job->write->staged[p][chunk];
         if (staged != NULL)
-            memcpy((float *)arena_of(job, p)->base + place->local_elem, staged,
-                   (size_t)place->elem_count * sizeof *staged);
+            memcpy(arena_of(job, p)->base +
+                       cairn_shard_job_plane_byte(job, part, place->local_elem),
+                   staged,
+                   (size_t)place->elem_count * cairn_dtype_bytes((int)job->parts[part].master));
     }
 }
 

@@ -368,6 +368,7 @@ static void master_f64(struct job *j)
 static void a_blob(struct job *j)
 {
     j->tensors[2].kind = CAIRN_BLOB;
+    j->tensors[2].wire = CAIRN_F32;
 }
 static void alias_of_alias(struct job *j)
 {
@@ -440,7 +441,7 @@ static const struct spoil spoils[] = {
     { wire_f16, CAIRN_ERR_UNSUPPORTED, "allowed: 1 (f32), 2 (bf16)" },
     { reduce_bf16, CAIRN_ERR_UNSUPPORTED, "reduce bf16" },
     { master_f64, CAIRN_ERR_UNSUPPORTED, "master f64" },
-    { a_blob, CAIRN_ERR_UNSUPPORTED, "kind blob (4) is not supported" },
+    { a_blob, CAIRN_ERR_INVALID, "a blob is bytes: wire and master 5 (u8)" },
     { alias_of_alias, CAIRN_ERR_INVALID, "names an alias" },
     { alias_of_none, CAIRN_ERR_INVALID, "names no tensor of the job" },
     { alias_outside, CAIRN_ERR_INVALID, "alias_box does not lie inside" },

@@ -9,6 +9,7 @@ is checked too when FOLDER/values is there. Prints a line "skip: ..." for each p
 installed. Needs nothing but Python's own library."""
 import json, os, re, struct, sys
 
+PARTS = "model", "optim", "blobs"
 FILE = re.compile(r"shard-\d{5,}-model-(\d{5,})-of-(\d{5,})\.safetensors$")
 
 
@@ -23,8 +24,14 @@ def product(shape):
     return n
 
 
+def elem_bytes(path):
+    """The folder says what its files hold: bytes, or fp32."""
+    return 1 if os.path.basename(os.path.dirname(path)) == "blobs" else 4
+
+
 def check_header(path):
     """Returns {key: (shape, saved_offsets, position of the bytes)}."""
+    wanted, size_of_one = ("U8", 1) if elem_bytes(path) == 1 else ("F32", 4)
     size = os.path.getsize(path)
     with open(path, "rb") as f:
         (n,) = struct.unpack("<Q", f.read(8))
@@ -45,7 +52,7 @@ def check_header(path):
     for key, entry in header.items():
         offsets = sharding[key]["saved_offsets"]
         begin, stop = entry["data_offsets"]
-        if entry["dtype"] != "F32" or begin != end or stop - begin != 4 * product(entry["shape"]):
+        if entry["dtype"] != wanted or begin != end or stop - begin != size_of_one * product(entry["shape"]):
             fail(f"{path}: {key}: dtype, order or size")
         if len(offsets) != len(entry["shape"]) or stop == begin:
             fail(f"{path}: {key}: saved_offsets, or no elements")
@@ -60,6 +67,8 @@ def check_header(path):
 def read_part(folder, part):
     """Returns {key: [(shape, offsets, path, position)]}; checks the file names."""
     boxes = {}
+    if part == "blobs" and not os.path.exists(os.path.join(folder, part)):
+        return boxes
     for name in sorted(os.listdir(os.path.join(folder, part))):
         match = FILE.match(name)
         if not match or int(match[1]) > int(match[2]):
@@ -90,30 +99,32 @@ def check_tensor(key, shape, pieces, tensor, plane, values):
         numbers = runs(shape, box, offsets)
         with open(path, "rb") as f:
             f.seek(position)
-            bits = struct.unpack(f"<{len(numbers)}I", f.read(4 * len(numbers)))
+            size = elem_bytes(path)
+            bits = struct.unpack(f"<{len(numbers)}{'B' if size == 1 else 'I'}", f.read(size * len(numbers)))
+        mask = 256 ** size - 1
         for number, got in zip(numbers, bits):
             if seen[number]:
                 fail(f"{key}: element {number} twice")
             seen[number] = True
-            if values and got != value_of(tensor, plane, number):
+            if values and got != value_of(tensor, plane, number) & mask:
                 fail(f"{key}: element {number} in {path}")
     if not all(seen):
         fail(f"{key}: elements missing")
 
 
 def check_own_rules(folder, manifest, values):
-    model, optim = read_part(folder, "model"), read_part(folder, "optim")
+    model, optim, blobs = [read_part(folder, part) for part in PARTS]
     for index, tensor in enumerate(manifest["spec"]["tensors"]):
         name, shape = tensor["name"], tensor["shape"]
-        keys = [(model, name, 1)]
+        keys = [(blobs if tensor["kind"] == "blob" else model, name, 1)]
         if tensor["kind"] == "trained":
             keys += [(optim, f"state.{name}.exp_avg", 3), (optim, f"state.{name}.exp_avg_sq", 4)]
         for part, key, plane in keys:
             pieces = part.pop(key, [])
             if product(shape) > 0 or pieces:
                 check_tensor(key, shape, pieces, index, plane, values)
-    if model or optim:
-        fail(f"unknown keys: {list(model) + list(optim)}")
+    if model or optim or blobs:
+        fail(f"unknown keys: {list(model) + list(optim) + list(blobs)}")
 
 
 def check_by_safetensors(folder, manifest):
@@ -131,8 +142,9 @@ def check_by_safetensors(folder, manifest):
                 fail(f"{path}: safetensors sees other keys")
             for key, (shape, _, position) in header.items():
                 tensor = f.get_tensor(key)
-                ours = numpy.fromfile(path, "<f4", product(shape), offset=position).reshape(shape)
-                if tensor.dtype != numpy.float32 or tensor.tobytes() != ours.tobytes():
+                dtype = numpy.dtype("u1" if elem_bytes(path) == 1 else "<f4")
+                ours = numpy.fromfile(path, dtype, product(shape), offset=position).reshape(shape)
+                if tensor.dtype != dtype or tensor.tobytes() != ours.tobytes():
                     fail(f"{path}: safetensors reads {key} differently")
     print("safetensors reads every file")
 
@@ -145,13 +157,14 @@ def check_by_torch(folder, manifest):
     except ImportError as error:
         print(f"skip: no PyTorch with HuggingFaceStorageReader ({error})")
         return
-    for part in "model", "optim":
+    for part in PARTS:
+        dtype, size = (torch.uint8, 1) if part == "blobs" else (torch.float32, 4)
         boxes = read_part(folder, part)
         shapes = {t["name"]: t["shape"] for t in manifest["spec"]["tensors"]}
         whole = {}
         for key in boxes:
-            name = key if part == "model" else key[len("state.") : key.rindex(".")]
-            whole[key] = torch.full(shapes[name], float("nan"))
+            name = key if part != "optim" else key[len("state.") : key.rindex(".")]
+            whole[key] = torch.full(shapes[name], 0 if size == 1 else float("nan"), dtype=dtype)
         if not whole:
             continue
         reader = HuggingFaceStorageReader(path=os.path.join(folder, part))
@@ -161,10 +174,10 @@ def check_by_torch(folder, manifest):
                 here = tuple(slice(o, o + e) for o, e in zip(offsets, box))
                 with open(path, "rb") as f:
                     f.seek(position)
-                    ours = torch.frombuffer(bytearray(f.read(4 * product(box))), dtype=torch.float32)
+                    ours = torch.frombuffer(bytearray(f.read(size * product(box))), dtype=dtype)
                 if not torch.equal(whole[key][here].reshape(-1), ours):
                     fail(f"PyTorch reads {key} differently")
-    print("PyTorch's distributed checkpoint reads model/ and optim/")
+    print("PyTorch's distributed checkpoint reads every folder")
 
 
 def main():

@@ -24,12 +24,13 @@ struct cairn_job_spec_data cairn_sample_spec(const char *optimizer)
 void cairn_sample_tensor(struct cairn_job_spec_data *spec, const char *name, cairn_kind kind,
                          struct cairn_shape shape)
 {
+    const cairn_dtype dtype = kind == CAIRN_BLOB ? CAIRN_U8 : CAIRN_F32;
     const struct cairn_tensor_spec t = { .name = borrowed(name),
                                          .group = borrowed("all"),
                                          .kind = kind,
-                                         .wire = CAIRN_F32,
+                                         .wire = dtype,
                                          .reduce = CAIRN_F32,
-                                         .master = CAIRN_F32,
+                                         .master = dtype,
                                          .shape = shape };
     ck_assert_int_eq(cairn_spec_add_tensor(spec, &t), CAIRN_OK);
 }
@@ -45,12 +46,14 @@ cairn_status cairn_sample_source(void *context, const struct cairn_safetensors_e
                                  uint64_t first_elem, uint64_t elem_count, const void **bytes_out,
                                  struct cairn_sentence *why)
 {
-    static uint32_t piece[CAIRN_SNAPSHOT_PIECE_ELEMS];
+    static uint8_t piece[CAIRN_SNAPSHOT_PIECE_ELEMS * sizeof(uint32_t)];
+    const size_t size = cairn_dtype_bytes((int)entry->dtype);
     (void)context;
     (void)why;
     ck_assert_uint_le(elem_count, CAIRN_SNAPSHOT_PIECE_ELEMS);
     for (uint64_t i = 0; i < elem_count; i++) {
-        piece[i] = cairn_sample_value(entry->tensor, entry->plane, first_elem + i);
+        const uint32_t value = cairn_sample_value(entry->tensor, entry->plane, first_elem + i);
+        memcpy(piece + i * size, &value, size); // little endian: a blob's byte is the lowest
     }
     *bytes_out = piece;
     return CAIRN_OK;

@@ -6,11 +6,11 @@
 
 /* A job "job" without tensors, with one group "all". The caller's to release. */
 struct cairn_job_spec_data cairn_sample_spec(const char *optimizer);
-/* A tensor of group "all", in f32. */
+/* A tensor of group "all", in f32; a blob in u8. */
 void cairn_sample_tensor(struct cairn_job_spec_data *spec, const char *name, cairn_kind kind,
                          struct cairn_shape shape);
 
-/* The bits of an element of a plane; the same in tests/golden/check_snapshot.py. */
+/* The bits of an element of a plane, the lowest 8 of a blob's; the same in tests/golden/check_snapshot.py. */
 uint32_t cairn_sample_value(uint32_t tensor, uint32_t plane, uint64_t elem);
 /* A cairn_snapshot_source_fn that gives these; context is not used. */
 cairn_status cairn_sample_source(void *context, const struct cairn_safetensors_entry *entry,

@@ -95,6 +95,8 @@ static void point(struct cairn_job_spec_data *s)
 }
 CHANGE(point_count, s->groups[1].schedule.point_count = 1)
 CHANGE(kind, t->kind = CAIRN_BUFFER)
+CHANGE(blob, t->kind = CAIRN_BLOB; t->wire = t->master = CAIRN_U8;
+       t->shape = ((struct cairn_shape) { 1, { 9 } }))
 CHANGE(wire, t->wire = CAIRN_BF16)
 CHANGE(shape, t->shape.dim[1] = 5)
 CHANGE(unit, t->unit[0] = 'B')
@@ -168,6 +170,7 @@ static const struct {
     FIELD(spread),
     FIELD(window),
     FIELD(client_state_max),
+    FIELD(blob),
 };
 
 static void hash_of(const struct cairn_job_spec_data *spec, uint8_t hash[32])
@@ -232,6 +235,7 @@ static const struct {
     const char *file, *test;
 } effects[] = {
 #define BITS  "tests/e2e/test_bits.c", "any_number_of_shards_gives_the_same_bits"
+#define BLOBS "tests/e2e/test_blobs.c", "a_blob_comes_back_bit_for_bit_from_any_number_of_shards"
 #define TERMS "tests/e2e/test_terms.c"
 #define ROUND "tests/unit/test_round.c"
 #define INIT                                                                                   \
@@ -242,6 +246,9 @@ static const struct {
     { CAIRN_CAPABILITY_KIND, CAIRN_FROZEN, BITS },
     { CAIRN_CAPABILITY_KIND, CAIRN_BUFFER, TERMS,
       "a_buffer_is_put_fetched_and_saved_and_never_trained" },
+    { CAIRN_CAPABILITY_KIND, CAIRN_BLOB, BLOBS },
+    { CAIRN_CAPABILITY_WIRE, CAIRN_U8, BLOBS },
+    { CAIRN_CAPABILITY_MASTER, CAIRN_U8, BLOBS },
     { CAIRN_CAPABILITY_WIRE, CAIRN_F32, BITS },
     { CAIRN_CAPABILITY_WIRE, CAIRN_BF16, BITS },
     { CAIRN_CAPABILITY_REDUCE, CAIRN_F32, BITS },

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "gpu/gpu.h"
 
@@ -85,6 +86,16 @@ START_TEST(the_same_dtype_is_copied_and_no_elements_touch_nothing)
     host->convert(out, CAIRN_F32, in, CAIRN_F32, 3);
     ck_assert_mem_eq(in, out, sizeof in);
     host->convert(NULL, CAIRN_BF16, NULL, CAIRN_F32, 0);
+    uint8_t bytes[256], copy[256];
+    for (int i = 0; i < 256; i++) bytes[i] = (uint8_t)(255 - i);
+    for (size_t count = 1; count < 10; count++) {
+        memset(copy, 0, sizeof copy);
+        host->convert(copy, CAIRN_U8, bytes, CAIRN_U8, count);
+        ck_assert_mem_eq(copy, bytes, count);
+        ck_assert_uint_eq(copy[count], 0);
+    }
+    host->convert(copy, CAIRN_U8, bytes, CAIRN_U8, 256);
+    ck_assert_mem_eq(copy, bytes, 256);
 }
 END_TEST
 
@@ -92,6 +103,7 @@ START_TEST(only_f32_and_bf16_go_over_the_wire)
 {
     ck_assert(cairn_wire_dtype_ok(CAIRN_F32) && cairn_wire_dtype_ok(CAIRN_BF16));
     ck_assert(!cairn_wire_dtype_ok(CAIRN_F16) && !cairn_wire_dtype_ok(CAIRN_F64));
+    ck_assert(!cairn_wire_dtype_ok(CAIRN_U8)); // of blobs, which are never contributed to
     ck_assert(!cairn_wire_dtype_ok(0) && !cairn_wire_dtype_ok(-1));
 }
 END_TEST

@@ -271,6 +271,52 @@ START_TEST(every_nan_hashes_alike_and_nothing_else_does)
 }
 END_TEST
 
+/* The root of a blob: one leaf of up to 4096 bytes after the other. */
+static struct cairn_hash hash_of_bytes(const uint8_t *bytes, uint64_t count, uint64_t cut)
+{
+    const struct cairn_shape row = { 1, { count } };
+    const struct cairn_geometry geometry = cairn_geometry_of(&row);
+    struct cairn_tree tree;
+    struct cairn_hash root;
+    cairn_tree_init(&tree, 0);
+    cairn_backend_host()->hash_leaves(bytes, CAIRN_U8, &geometry, cut, &tree);
+    cairn_backend_host()->hash_leaves(bytes + cairn_leaf_first_elem(&geometry, cut), CAIRN_U8,
+                                      &geometry, geometry.leaf_count - cut, &tree);
+    ck_assert_int_eq(cairn_tree_root(&tree, geometry.leaf_count, &root), CAIRN_OK);
+    return root;
+}
+
+START_TEST(bytes_are_hashed_as_they_are)
+{
+    const uint32_t nans[] = { 0x7fc00000, 0xffc00000, 0x7f800001, 0xffffffff };
+    struct cairn_hash hash[4], plain;
+    for (size_t i = 0; i < 4; i++) {
+        hash[i] = hash_of_bytes((const uint8_t *)&nans[i], sizeof nans[i], 0);
+        cairn_leaf_hash(&nans[i], sizeof nans[i], &plain);
+        check_hash(&hash[i], &plain);
+        for (size_t k = 0; k < i; k++)
+            ck_assert_mem_ne(hash[i].byte, hash[k].byte, CAIRN_HASH_BYTES);
+    }
+    uint8_t bytes[9001];
+    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (uint8_t)i;
+    for (uint64_t count = 1; count < 10; count++) {
+        const struct cairn_hash got = hash_of_bytes(bytes, count, 0);
+        cairn_leaf_hash(bytes, count, &plain);
+        check_hash(&got, &plain);
+    }
+    for (size_t i = 0; i < 256; i++) {
+        const struct cairn_hash got = hash_of_bytes(&bytes[i], 1, 0);
+        cairn_leaf_hash(&bytes[i], 1, &plain);
+        check_hash(&got, &plain);
+    }
+    const struct cairn_hash whole = hash_of_bytes(bytes, sizeof bytes, 0);
+    for (uint64_t cut = 1; cut < 4; cut++) {
+        const struct cairn_hash got = hash_of_bytes(bytes, sizeof bytes, cut);
+        check_hash(&got, &whole);
+    }
+}
+END_TEST
+
 START_TEST(a_plane_root_depends_on_each_of_its_parts)
 {
     const struct cairn_hash a = leaf_of(1), b = leaf_of(2);
@@ -357,6 +403,7 @@ int main(void)
     tcase_add_test(tcase, plane_and_content_roots_are_those_that_python_makes);
     tcase_add_test(tcase, leaves_hashed_by_several_owners_give_the_same_root);
     tcase_add_test(tcase, every_nan_hashes_alike_and_nothing_else_does);
+    tcase_add_test(tcase, bytes_are_hashed_as_they_are);
     tcase_add_test(tcase, a_plane_root_depends_on_each_of_its_parts);
     tcase_add_test(tcase, the_content_root_depends_on_each_of_its_parts);
     tcase_add_test(tcase, a_plane_or_a_group_given_twice_is_refused);

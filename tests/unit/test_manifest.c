@@ -252,11 +252,14 @@ END_TEST
 START_TEST(only_paths_of_our_own_form_pass)
 {
     ck_assert(cairn_snapshot_path_ok(FILE_1));
+    ck_assert(cairn_snapshot_path_ok("blobs/shard-00001-model-00001-of-00001.safetensors"));
     ck_assert(cairn_snapshot_path_ok("optim/shard-10000-model-00002-of-00015.safetensors"));
     ck_assert(cairn_snapshot_path_ok("model/shard-123456-model-00002-of-00015.safetensors"));
     static const char *const bad[] = {
         "",
         "model/",
+        "blobs",
+        "blobsx/shard-00001-model-00001-of-00001.safetensors",
         "/model/shard-00001-model-00001-of-00001.safetensors",
         "./model/shard-00001-model-00001-of-00001.safetensors",
         "mode/shard-00001-model-00001-of-00001.safetensors",
@@ -317,8 +320,10 @@ START_TEST(a_key_leads_back_to_its_tensor_and_plane)
             char key[CAIRN_SNAPSHOT_KEY_BYTES];
             const bool stored = (cairn_snapshot_planes(spec, t) & 1u << p) != 0;
             cairn_snapshot_key(spec->tensors[t].name, p, key);
-            ck_assert(cairn_snapshot_key_find(spec, p != CAIRN_PLANE_PARAM, key, &tensor, &plane) ==
-                      stored);
+            ck_assert(cairn_snapshot_key_find(spec,
+                                              p != CAIRN_PLANE_PARAM ? CAIRN_SNAPSHOT_OPTIM
+                                                                     : CAIRN_SNAPSHOT_MODEL,
+                                              key, &tensor, &plane) == stored);
             if (stored) ck_assert_uint_eq(tensor, t);
             if (stored) ck_assert_uint_eq(plane, p);
         }
@@ -326,9 +331,10 @@ START_TEST(a_key_leads_back_to_its_tensor_and_plane)
     ck_assert_uint_eq(cairn_snapshot_planes(spec, cairn_spec_find_tensor(spec, "empty")), 0);
     ck_assert_uint_eq(cairn_snapshot_planes(spec, cairn_spec_find_tensor(spec, "scalar")),
                       1u << CAIRN_PLANE_PARAM);
-    ck_assert(!cairn_snapshot_key_find(spec, true, "state.", &tensor, &plane));
-    ck_assert(!cairn_snapshot_key_find(spec, true, "state.scalar.exp_avg", &tensor, &plane));
-    ck_assert(!cairn_snapshot_key_find(spec, true, "w.exp_avg", &tensor, &plane));
+    ck_assert(!cairn_snapshot_key_find(spec, CAIRN_SNAPSHOT_OPTIM, "state.", &tensor, &plane));
+    ck_assert(!cairn_snapshot_key_find(spec, CAIRN_SNAPSHOT_OPTIM, "state.scalar.exp_avg", &tensor,
+                                       &plane));
+    ck_assert(!cairn_snapshot_key_find(spec, CAIRN_SNAPSHOT_OPTIM, "w.exp_avg", &tensor, &plane));
     cairn_manifest_release(&m);
 }
 END_TEST

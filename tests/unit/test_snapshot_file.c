@@ -36,6 +36,10 @@ static struct cairn_job_spec_data random_spec(uint64_t *seed)
         snprintf(name, sizeof name, "block.%u.\xc3\xa9\"w", 8 - rank);
         cairn_sample_tensor(&spec, name, rank == 4 ? CAIRN_FROZEN : CAIRN_TRAINED, shape);
     }
+    cairn_sample_tensor(
+        &spec, "state", CAIRN_BLOB,
+        (struct cairn_shape) { 1, { 4 * (cairn_scratch_random(seed) % 3000) + 1 } }); // odd
+    cairn_sample_tensor(&spec, "nothing", CAIRN_BLOB, (struct cairn_shape) { 1, { 0 } });
     cairn_sample_tensor(&spec, "none", CAIRN_TRAINED, (struct cairn_shape) { 2, { 0, 5 } });
     cairn_spec_canonicalize(&spec);
     return spec;
@@ -88,17 +92,17 @@ static char *take_snapshot(const struct cairn_job_spec_data *spec, uint32_t shar
 static void read_range(struct cairn_snapshot *snapshot, const struct cairn_snapshot_range *range)
 {
     const uint32_t stored = cairn_snapshot_planes(&snapshot->manifest.spec, range->tensor);
-    float *out = malloc(range->elem_count * sizeof *out);
+    const bool is_blob = snapshot->manifest.spec.tensors[range->tensor].kind == CAIRN_BLOB;
+    const size_t size = is_blob ? 1 : sizeof(float);
+    uint8_t *out = malloc(range->elem_count * size);
     for (uint32_t plane = 0; plane < CAIRN_PLANE_COUNT; plane++) {
         if ((stored & 1u << plane) == 0) continue;
         ck_assert_int_eq(cairn_snapshot_read(snapshot, range->tensor, plane, range->first_elem,
                                              range->elem_count, out, NULL),
                          CAIRN_OK);
         for (uint64_t i = 0; i < range->elem_count; i++) {
-            uint32_t bits;
-            memcpy(&bits, &out[i], sizeof bits);
-            ck_assert_uint_eq(bits,
-                              cairn_sample_value(range->tensor, plane, range->first_elem + i));
+            const uint32_t value = cairn_sample_value(range->tensor, plane, range->first_elem + i);
+            ck_assert_mem_eq(out + i * size, &value, size); // of a blob: the lowest byte
         }
     }
     free(out);
@@ -155,7 +159,7 @@ static struct cairn_layout *layout_by_turns(const struct cairn_job_spec_data *sp
 
 START_TEST(the_files_of_all_shards_of_a_layout_hold_everything_once)
 {
-    uint64_t seed = 4, bytes = 0, elems = 0;
+    uint64_t seed = 4, bytes = 0, state = 0;
     struct cairn_job_spec_data spec = random_spec(&seed);
     struct cairn_layout *layout = layout_by_turns(&spec);
     for (uint32_t shard = 0; shard < 3; shard++) {
@@ -168,9 +172,10 @@ START_TEST(the_files_of_all_shards_of_a_layout_hold_everything_once)
     }
     for (size_t t = 0; t < spec.tensor_count; t++) {
         const uint64_t planes = spec.tensors[t].kind == CAIRN_TRAINED ? 3 : 1;
-        elems += planes * cairn_geometry_of(&spec.tensors[t].shape).elems;
+        state += planes * cairn_geometry_of(&spec.tensors[t].shape).elems *
+                 cairn_dtype_bytes((int)spec.tensors[t].master);
     }
-    ck_assert_uint_eq(bytes, 4 * elems); // no padding, nothing twice
+    ck_assert_uint_eq(bytes, state); // no padding, nothing twice
     cairn_layout_close(layout);
     cairn_spec_release(&spec);
 }
@@ -219,6 +224,32 @@ START_TEST(the_bytes_of_a_file_are_nailed_down)
     ck_assert_uint_eq(fread(bytes, 1, sizeof bytes, file), sizeof golden - 1);
     fclose(file);
     ck_assert_mem_eq(bytes, golden, sizeof golden - 1);
+    cairn_spec_release(&spec);
+    free(folder);
+}
+END_TEST
+
+START_TEST(a_blob_is_one_entry_of_bytes_in_a_folder_of_its_own)
+{
+    uint64_t seed = 5;
+    struct cairn_job_spec_data spec = cairn_sample_spec("sgd");
+    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 2, { 1, 2 } });
+    cairn_sample_tensor(&spec, "x", CAIRN_BLOB, (struct cairn_shape) { 1, { 3 } });
+    char *folder = take_snapshot(&spec, 1, 0, &seed), path[300];
+    snprintf(path, sizeof path, "%s/blobs/shard-00001-model-00001-of-00001.safetensors", folder);
+    static const char golden[] =
+        "\xa0\0\0\0\0\0\0\0"
+        "{\"__metadata__\":{\"DCP_SHARDING_INFO\":\"{\\\"x\\\":{\\\"saved_offsets\\\":[0]}}\","
+        "\"DCP_VERSION\":\"1.0\",\"format\":\"pt\"},"
+        "\"x\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]}}  ";
+    char bytes[sizeof golden + 3] = { 0 }, values[3];
+    for (uint64_t i = 0; i < 3; i++) values[i] = (char)cairn_sample_value(1, CAIRN_PLANE_PARAM, i);
+    FILE *file = fopen(path, "rb");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_uint_eq(fread(bytes, 1, sizeof bytes, file), sizeof golden + 2);
+    fclose(file);
+    ck_assert_mem_eq(bytes, golden, sizeof golden - 1);
+    ck_assert_mem_eq(bytes + sizeof golden - 1, values, 3);
     cairn_spec_release(&spec);
     free(folder);
 }
@@ -336,6 +367,7 @@ int main(void)
     tcase_add_test(tcase, what_is_not_stored_cannot_be_read);
     tcase_add_test(tcase, the_bytes_of_a_file_are_nailed_down);
     tcase_add_test(tcase, a_full_header_closes_its_file);
+    tcase_add_test(tcase, a_blob_is_one_entry_of_bytes_in_a_folder_of_its_own);
     tcase_add_test(tcase, others_read_what_we_write);
     tcase_add_test(tcase, only_committed_snapshots_are_listed_oldest_first);
     Suite *suite = suite_create("snapshot_file");

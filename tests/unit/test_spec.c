@@ -170,9 +170,53 @@ static void kind_9(struct cairn_job_spec_data *s)
 {
     s->tensors[0].kind = (cairn_kind)9;
 }
-static void a_blob(struct cairn_job_spec_data *s)
+/* Good but for what a caller changes: it is tensor 0, "fc1.bias". */
+static struct cairn_tensor_spec *make_blob(struct cairn_job_spec_data *s)
 {
-    s->tensors[0].kind = CAIRN_BLOB;
+    struct cairn_tensor_spec *t = &s->tensors[0];
+    t->kind = CAIRN_BLOB;
+    t->wire = t->master = CAIRN_U8;
+    t->shape = (struct cairn_shape) { 1, { 9 } };
+    return t;
+}
+static void blob_f32(struct cairn_job_spec_data *s)
+{
+    make_blob(s)->wire = CAIRN_F32;
+}
+static void blob_master_f32(struct cairn_job_spec_data *s)
+{
+    make_blob(s)->master = CAIRN_F32;
+}
+static void blob_reduced(struct cairn_job_spec_data *s)
+{
+    make_blob(s)->reduce = CAIRN_U8;
+}
+static void blob_rank_2(struct cairn_job_spec_data *s)
+{
+    make_blob(s)->shape = (struct cairn_shape) { 2, { 3, 3 } };
+}
+static void blob_init(struct cairn_job_spec_data *s)
+{
+    make_blob(s)->init.kind = CAIRN_INIT_ZEROS;
+}
+static void blob_alias(struct cairn_job_spec_data *s)
+{
+    struct cairn_tensor_spec t = { .name = (char *)(uintptr_t) "twin",
+                                   .alias_of = make_blob(s)->name,
+                                   .kind = CAIRN_FROZEN,
+                                   .wire = CAIRN_U8,
+                                   .reduce = CAIRN_F32,
+                                   .master = CAIRN_F32,
+                                   .shape = { 1, { 0 } } };
+    ck_assert_int_eq(cairn_spec_add_tensor(s, &t), CAIRN_OK);
+}
+static void trained_u8(struct cairn_job_spec_data *s)
+{
+    s->tensors[0].wire = CAIRN_U8;
+}
+static void trained_master_u8(struct cairn_job_spec_data *s)
+{
+    s->tensors[0].master = CAIRN_U8;
 }
 static void place_whole(struct cairn_job_spec_data *s)
 {
@@ -233,7 +277,15 @@ static const struct spoil spoils[] = {
     { "surrogate", surrogate, CAIRN_ERR_INVALID, "its unit" },
     { "reserved", reserved, CAIRN_ERR_INVALID, "reserved" },
     { "kind 9", kind_9, CAIRN_ERR_INVALID, "kind is 9" },
-    { "a blob", a_blob, CAIRN_ERR_UNSUPPORTED, "kind blob (4) is not supported" },
+    { "a blob of f32", blob_f32, CAIRN_ERR_INVALID, "wire and master 5 (u8)" },
+    { "a blob's master", blob_master_f32, CAIRN_ERR_INVALID, "wire and master 5 (u8)" },
+    { "a blob's sums", blob_reduced, CAIRN_ERR_INVALID, "reduce is 5; allowed: 1 (f32)" },
+    { "a blob's rank", blob_rank_2, CAIRN_ERR_INVALID,
+      "rank 2; allowed: a blob is bytes in a row" },
+    { "a blob's init", blob_init, CAIRN_ERR_INVALID, "a blob is put: init 0 (none)" },
+    { "a blob's alias", blob_alias, CAIRN_ERR_INVALID, "a blob, which has one name" },
+    { "trained bytes", trained_u8, CAIRN_ERR_INVALID, "u8 is of blobs only" },
+    { "a master of bytes", trained_master_u8, CAIRN_ERR_INVALID, "u8 is of blobs only" },
     { "place", place_whole, CAIRN_ERR_UNSUPPORTED, "place whole (1) is not supported" },
     { "wire f64", wire_f64, CAIRN_ERR_UNSUPPORTED, "wire f64 (4) is not supported" },
     { "reduce bf16", reduce_bf16, CAIRN_ERR_UNSUPPORTED, "reduce bf16 (2) is not supported" },
@@ -252,6 +304,30 @@ START_TEST(a_bad_spec_is_refused_with_field_value_and_what_is_allowed)
     ck_assert_msg(cairn_spec_check(&spec, optimizers, &why) == spoil->status, "%s", spoil->what);
     ck_assert_msg(strstr(why.text, spoil->word) != NULL, "%s: \"%s\"", spoil->what, why.text);
     cairn_spec_release(&spec);
+}
+END_TEST
+
+START_TEST(a_blob_of_any_length_passes_and_nobody_but_a_worker_brings_it)
+{
+    struct cairn_job_spec_data spec = good_spec(), other = good_spec();
+    struct cairn_sentence why = { "" };
+    for (uint64_t bytes = 0; bytes < 10; bytes++) {
+        make_blob(&spec)->shape.dim[0] = bytes;
+        ck_assert_msg(cairn_spec_check(&spec, optimizers, &why) == CAIRN_OK, "%s", why.text);
+    }
+    ck_assert_int_eq(cairn_spec_set_init_from(&spec, "/weights", NULL), CAIRN_OK);
+    ck_assert(!cairn_spec_has_origin(&spec, 0));
+    ck_assert(cairn_spec_has_origin(&spec, 1));
+    ck_assert(!cairn_spec_initializes_itself(&spec));
+    spec.tensors[0].shape.dim[0] = 0; // nothing is to be put
+    ck_assert(cairn_spec_initializes_itself(&spec));
+    ck_assert_uint_eq(cairn_spec_diff(&spec, &spec, 0, NULL, NULL), 0);
+    make_blob(&other);
+    make_blob(&spec)->shape.dim[0] = 8;
+    ck_assert_int_eq(cairn_spec_set_init_from(&spec, NULL, NULL), CAIRN_OK);
+    ck_assert_uint_eq(cairn_spec_diff(&spec, &other, 0, NULL, NULL), 1);
+    cairn_spec_release(&spec);
+    cairn_spec_release(&other);
 }
 END_TEST
 
@@ -387,6 +463,7 @@ int main(void)
     tcase_add_test(tcase, a_good_spec_passes);
     tcase_add_loop_test(tcase, a_bad_spec_is_refused_with_field_value_and_what_is_allowed, 0,
                         sizeof spoils / sizeof spoils[0]);
+    tcase_add_test(tcase, a_blob_of_any_length_passes_and_nobody_but_a_worker_brings_it);
     tcase_add_test(tcase, what_the_check_passes_every_optimizer_takes);
     tcase_add_test(tcase, a_name_of_255_bytes_passes_and_of_256_is_refused);
     tcase_add_test(tcase, an_index_means_the_same_whatever_order_a_worker_lists);

@@ -285,8 +285,10 @@ START_TEST(dtypes_and_planes_answer_for_numbers_that_are_none)
     ck_assert_uint_eq(cairn_dtype_bytes(CAIRN_BF16), 2);
     ck_assert_uint_eq(cairn_dtype_bytes(CAIRN_F16), 2);
     ck_assert_uint_eq(cairn_dtype_bytes(CAIRN_F64), 8);
+    ck_assert_uint_eq(cairn_dtype_bytes(CAIRN_U8), 1);
     ck_assert_str_eq(cairn_dtype_name(CAIRN_BF16), "bf16");
-    const int none[] = { -1, 0, 5, 6, 1000 };
+    ck_assert_str_eq(cairn_dtype_name(CAIRN_U8), "u8");
+    const int none[] = { -1, 0, 6, 7, 1000 };
     for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) {
         ck_assert_uint_eq(cairn_dtype_bytes(none[i]), 0);
         ck_assert_str_eq(cairn_dtype_name(none[i]), "?");

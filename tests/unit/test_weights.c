@@ -306,7 +306,7 @@ START_TEST(a_tensor_takes_its_own_name_then_the_prefixed_one_then_its_initialize
     ck_assert_str_eq(from[0]->key, "bias");
     ck_assert_ptr_null(from[1]);
     ck_assert_str_eq(from[2]->key, "model.weight");
-    ck_assert_str_eq(extra.text, "2 tensors that the job has not: model.bias, model.spare");
+    ck_assert_str_eq(extra.text, "2 tensors that the job does not take: model.bias, model.spare");
     ck_assert_int_eq(cairn_weights_match(&weights, &spec, NULL, from, &extra, &why),
                      CAIRN_ERR_MISMATCH);
     ck_assert_ptr_nonnull(strstr(why.text, "weight is missing"));

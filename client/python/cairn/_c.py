@@ -16,7 +16,7 @@ from typing import List, Optional, Tuple
 
 RANK_MAX = 8
 
-F32, BF16, F16, F64 = 1, 2, 3, 4
+F32, BF16, F16, F64, U8 = 1, 2, 3, 4, 5
 TRAINED, FROZEN, BUFFER, BLOB = 1, 2, 3, 4
 NONFINITE_SKIP, NONFINITE_FAIL = 1, 2
 LOSS_SCALE_DEFAULT, LOSS_SCALE_FIXED, LOSS_SCALE_DYNAMIC = 0, 1, 2
@@ -27,7 +27,7 @@ WORKER, READER = 1, 2
 SNAPSHOT_WAIT = 1
 WEIGHT_NONE = 2**64 - 1
 
-DTYPE_BYTES = {F32: 4, BF16: 2, F16: 2, F64: 8}
+DTYPE_BYTES = {F32: 4, BF16: 2, F16: 2, F64: 8, U8: 1}
 
 
 class Sized(ctypes.Structure):

@@ -7,7 +7,7 @@ from typing import Any, List, Optional
 
 from torch import nn
 
-from . import _transfer
+from . import _blobs, _transfer
 from ._model import Slot, slots_of
 from .errors import Mismatch, VersionGone
 from .session import TIMEOUT_S, Job, Session
@@ -46,7 +46,7 @@ class Reader:
     def _match(self, slots: List[Slot]) -> None:
         """The slots have the names and shapes of the job, and take its dtypes on the wire."""
         there = {tensor.name: tensor for tensor in self._job.tensors()
-                 if tensor.alias_of is None and tensor.kind != "buffer"}
+                 if tensor.alias_of is None and tensor.kind not in ("buffer", "blob")}
         odd = [f"{slot.name}: {list(slot.parameter.shape)} here, {list(there[slot.name].shape)} in the job"
                for slot in slots if slot.name in there and tuple(slot.parameter.shape) != there[slot.name].shape]
         odd += [f"{slot.name}: not in the job" for slot in slots if slot.name not in there]
@@ -56,6 +56,10 @@ class Reader:
                            + (f"; and {len(odd) - 10} more" if len(odd) > 10 else ""))
         for slot in slots:
             slot.wire = there[slot.name].wire
+
+    def blob(self, name: str, version: Optional[Version] = None) -> bytes:
+        """The bytes of a blob at a version (None: the newest). VersionGone if it is not kept any more."""
+        return _blobs.read(self._job, name, self.timeout, version)
 
     def load_into(self, model: nn.Module, version: Optional[Version] = None) -> Version:
         """Brings a version (None: the newest) into a model with the names and shapes of the trained one; Mismatch lists

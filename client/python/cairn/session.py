@@ -498,6 +498,8 @@ class Session:
         rank, workers_min
                        None: rank and world of the environment, see env()
         timeout        seconds, of every wait
+        blobs          {name: bytes or uint8 tensor}: opaque bytes that the servers keep, save and give back as they
+                       are; their lengths are part of the job. m.blob(name), m.write({name: bytes})
         parts          {parameter name: Part}: parameters that are parts of tensors (tensor parallelism); every worker
                        says which ones it has, the others it has whole
         counts         False for all but one of the workers that compute one batch together: the batch counts once,

@@ -9,8 +9,8 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 from . import _c
 from .errors import Invalid
 
-DTYPES = {"f32": _c.F32, "bf16": _c.BF16, "f16": _c.F16, "f64": _c.F64}
-KINDS = {"trained": _c.TRAINED, "frozen": _c.FROZEN, "buffer": _c.BUFFER}
+DTYPES = {"f32": _c.F32, "bf16": _c.BF16, "f16": _c.F16, "f64": _c.F64, "u8": _c.U8}
+KINDS = {"trained": _c.TRAINED, "frozen": _c.FROZEN, "buffer": _c.BUFFER, "blob": _c.BLOB}
 PLACES = {"rows": _c.ROWS, "whole": _c.WHOLE}
 INITS = {"zeros": _c.INIT_ZEROS, "ones": _c.INIT_ONES, "constant": _c.INIT_CONSTANT, "uniform": _c.INIT_UNIFORM,
          "normal": _c.INIT_NORMAL}
@@ -63,8 +63,9 @@ class Init(NamedTuple):
 @dataclass(frozen=True)
 class Tensor:
     """`unit`: tensors of one unit are fetched together. `group`: whose hyper-parameters; None = "default".
-    `wire`: dtype of what is fetched, "f32" or "bf16". `kind`: "trained", "frozen" or "buffer". `alias_of`: this is
-    another name of that tensor (tied), or of a box of it (a part of a fused tensor). `place`: "rows", cut over the
+    `wire`: dtype of what is fetched, "f32" or "bf16". `kind`: "trained", "frozen", "buffer", or "blob": opaque
+    bytes, of wire "u8" and shape (bytes,), put and fetched with dtype "u8", never taken for numbers. `alias_of`: this
+    is another name of that tensor (tied), or of a box of it (a part of a fused tensor). `place`: "rows", cut over the
     shards, or "whole", on one of them."""
 
     name: str

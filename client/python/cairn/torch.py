@@ -31,7 +31,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 import torch
 from torch import nn
 
-from . import _transfer
+from . import _blobs, _transfer
 from ._model import Slot, Unit, UnitChoice, buffers_of, set_parts, slots_of, tensors_of, units_of
 from ._window import Memory, Window
 from .env import env
@@ -103,7 +103,8 @@ class AttachedModel:
     def __init__(self, session: Session, model: nn.Module, optim: Union[Optimizer, "torch.optim.Optimizer"], *,
                  name: Optional[str] = None, stage: int = 2, units: UnitChoice = None, window: Optional[int] = None,
                  wire_dtype: Any = None, timeout: float = TIMEOUT_S, rank: Optional[int] = None,
-                 workers_min: Optional[int] = None, parts: Mapping[str, Part] = {}, counts: bool = True, **state: Any):
+                 workers_min: Optional[int] = None, parts: Mapping[str, Part] = {}, counts: bool = True,
+                 blobs: Mapping[str, Any] = {}, **state: Any):
         here = env()
         _judge_options(model, name, units, parts, counts)
         _warn_of_statistics(model)
@@ -112,11 +113,14 @@ class AttachedModel:
         self._slots, self._buffers = slots_of(model, wire_dtype), buffers_of(model)
         set_parts(self._slots, parts)
         self._counts = counts
+        opaque = _blobs.taken(blobs, [slot.name for slot in self._slots + self._buffers])
+        _blobs.warn_of_extra_state(model, opaque)
+        self.blobs = {name: len(value) for name, value in opaque.items()}  # bytes of each
         modules = units_of(model, self._slots, units)
         window = _window_size(window, self.stage, modules)
         groups, group_of = _groups(optim, self._slots)
         tensors = [tensor for slot in self._slots + self._buffers
-                   for tensor in tensors_of(slot, group_of.get(slot.name))]
+                   for tensor in tensors_of(slot, group_of.get(slot.name))] + _blobs.tensors(opaque)
         self._spec = JobSpec(tensors, groups, here.rank if rank is None else rank,
                              here.world if workers_min is None else workers_min, stage=stage, **state)
         self.clip_norm = self._spec.clip_norm
@@ -142,7 +146,7 @@ class AttachedModel:
                        for slot in self._slots if slot.trained]
         self._hooks.append(model.register_forward_pre_hook(lambda *_: self._before_forward()))
         try:
-            self._bring_initial_state()
+            self._bring_initial_state(opaque)
             if self.stage == 3:
                 self._window = Window(modules, window, self._start, self._others_went_on, lambda: self.timeout)
             self.resume()
@@ -171,10 +175,12 @@ class AttachedModel:
             self._job.tiles(tiles, self._spec.workers_min, self.timeout)
         return bool(tiles)
 
-    def _bring_initial_state(self) -> None:
+    def _bring_initial_state(self, opaque: Mapping[str, bytes]) -> None:
         has_parts = self._declare_tiles()
         if (self._spec.rank == 0 or has_parts) and self._spec.init_from is None:
             _transfer.put(self._job, self._slots + self._buffers)
+        if self._spec.rank == 0:
+            _blobs.put(self._job, opaque)
         self._job.init_done(self.timeout)
         version = self._job.version_wait(timeout=self.timeout)
         _transfer.load(self._job, version, [(slot, slot.parameter) for slot in self._buffers], self.timeout)
@@ -457,21 +463,24 @@ class AttachedModel:
         begin() and step() that is the version of the round."""
         return self._job.client_state(self.timeout).data
 
-    def write(self, values: Mapping[str, torch.Tensor], plane: str = "param") -> Version:
+    def write(self, values: Mapping[str, Any], plane: str = "param") -> Version:
         """Writes whole tensors outside the optimizer, between two steps, as one new version: {"head.bias": tensor}.
-        Buffers too; `plane` "exp_avg" or "exp_avg_sq" for moments. By one worker: the others have it with the next
-        round."""
+        Buffers and blobs (bytes) too; `plane` "exp_avg" or "exp_avg_sq" for moments. By one worker: the others have it
+        with the next round."""
         slots = {slot.name: slot for slot in self._slots + self._buffers}
+        opaque = {name: _blobs.to_write(self.blobs, name, value, plane) for name, value in values.items()
+                  if name in self.blobs}
+        values = {name: value for name, value in values.items() if name not in opaque}
         for name, value in values.items():
             if name not in slots or tuple(value.shape) != tuple(self._shape(slots[name])):
                 raise Invalid(f"{name} of {list(value.shape)} is no (first) name of a tensor of that shape")
         if self._round is not None:
             raise Invalid("a step is open: write before its first forward pass, or after step()")
         hosts = {name: value.detach().to(device="cpu", dtype=torch.float32) for name, value in values.items()}
-        masters = {name: host if can_lend(host) else host.contiguous() for name, host in hosts.items()}
+        masters: Dict[str, Any] = {name: host if can_lend(host) else host.contiguous() for name, host in hosts.items()}
         for left in reversed(range(_TRIES)):
             try:
-                version = self._write_once(masters, plane)
+                version = self._write_once({**masters, **opaque}, plane)
                 break
             except (EpochChanged, Stale):  # somebody came or went, nothing was written
                 if left == 0:
@@ -497,10 +506,14 @@ class AttachedModel:
         now = {**known, **{group.name: group for group in changed}}
         self._spec = dataclasses.replace(self._spec, groups=tuple(now.values()))
 
-    def _write_once(self, masters: Mapping[str, torch.Tensor], plane: str) -> Version:
+    def blob(self, name: str) -> bytes:
+        """The newest bytes of a blob, read from the servers."""
+        return _blobs.read(self._job, name, self.timeout)
+
+    def _write_once(self, masters: Mapping[str, Any], plane: str) -> Version:
         self._job.write_begin(self.timeout)
         for name, master in masters.items():
-            self._job.put(name, master, plane=plane)
+            self._job.put(name, master, plane=plane, dtype="u8" if name in self.blobs else "f32")
         return self._job.write_end(self.timeout)
 
     def snapshot(self, wait: bool = True, timeout: float = 600.0) -> Optional[str]:
@@ -511,13 +524,15 @@ class AttachedModel:
 
     def state_dict(self, plane: str = "param") -> Dict[str, torch.Tensor]:
         """The newest state, read from the servers: fp32 masters ("param"), or a plane of the optimizer ("exp_avg",
-        "exp_avg_sq"), which only trained tensors have. Tied names show one tensor; the buffers are the model's own."""
+        "exp_avg_sq"), which only trained tensors have. Tied names show one tensor; the buffers are the model's own; a
+        blob with the name of a module's extra state is that, as a tensor of uint8."""
         slots = [slot for slot in self._slots if slot.trained or plane == "param"]
         into = {slot: torch.empty(self._shape(slot), dtype=torch.float32) for slot in slots}
         for _ in range(_TRIES):
             try:
                 newest = self._job.version_wait(timeout=self.timeout)
                 _transfer.load(self._job, newest, list(into.items()), self.timeout, wire="f32", plane=plane, whole=True)
+                extra = _blobs.extra_state(self._job, self.blobs, self.timeout, newest) if plane == "param" else {}
                 break
             except VersionGone as gone:
                 last = gone
@@ -527,6 +542,7 @@ class AttachedModel:
         if plane == "param":
             persistent = self.model.state_dict(keep_vars=True)
             named.update((name, buffer) for name, buffer in self.model.named_buffers() if name in persistent)
+            named.update((name, value) for name, value in extra.items() if name in persistent)
         return named
 
     def _shape(self, slot: Slot) -> Sequence[int]:

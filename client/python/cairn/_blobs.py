@@ -1,0 +1,93 @@
+"""Opaque bytes of a job (the extra state of FP8 modules, a tokenizer's table): put once, written at a step boundary,
+saved and read as they are. Bytes and tensors of uint8 are taken; nothing is ever pickled or unpickled here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from typing import Any, Collection, Dict, List, Mapping, Optional
+
+import torch
+from torch import nn
+
+from .errors import Invalid, NotFound, VersionGone
+from .memory import Memory
+from .session import Job
+from .spec import Tensor, Version
+
+_TRIES = 20  # a version that is gone, because training goes on, is asked for again as a newer one
+
+
+def _bytes(name: str, value: Any) -> bytes:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    if not isinstance(value, torch.Tensor) or value.dtype != torch.uint8:
+        what = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
+        raise Invalid(f"blob {name} is {what}; bytes and tensors of torch.uint8 are taken, and nothing is pickled here")
+    memory = Memory(value.detach().cpu().contiguous(), writable=False)
+    return ctypes.string_at(memory.address, memory.nbytes) if memory.nbytes > 0 else b""
+
+
+def taken(blobs: Mapping[str, Any], others: Collection[str]) -> Dict[str, bytes]:
+    """What attach was given; `others`: the names of tensors."""
+    if not isinstance(blobs, Mapping):
+        raise Invalid(f"blobs is {type(blobs).__name__}; it must be {{name: bytes}}")
+    for name in blobs:
+        if not isinstance(name, str) or name in others:
+            raise Invalid(f"blobs: {name!r} is no name, or the name of a tensor of the model")
+    return {name: _bytes(name, value) for name, value in blobs.items()}
+
+
+def tensors(blobs: Mapping[str, bytes]) -> List[Tensor]:
+    return [Tensor(name, (len(value),), kind="blob", wire="u8") for name, value in blobs.items()]
+
+
+def warn_of_extra_state(model: nn.Module, blobs: Collection[str]) -> None:
+    """torch's state_dict has a module's extra state as a pickle of anything; whoever needs it says so."""
+    extra = [f"{name}._extra_state".lstrip(".") for name, module in model.named_modules()
+             if type(module).get_extra_state is not nn.Module.get_extra_state]
+    missing = [key for key in extra if key not in blobs]
+    if missing:
+        warnings.warn("extra state of modules stays with this worker: " + ", ".join(missing[:5])
+                      + (", …" if len(missing) > 5 else "") + "; give it as blobs={name: bytes} to have it saved",
+                      stacklevel=4)
+
+
+def put(job: Job, blobs: Mapping[str, bytes]) -> None:
+    """The initial state, by rank 0. What is there already is left as it is."""
+    if blobs and not job.describe().initialized:
+        for name, value in blobs.items():
+            job.put(name, value, dtype="u8")
+
+
+def to_write(lengths: Mapping[str, int], name: str, value: Any, plane: str) -> bytes:
+    data = _bytes(name, value)
+    if len(data) != lengths[name] or plane != "param":
+        raise Invalid(f"blob {name}: {len(data)} bytes of plane {plane}; its {lengths[name]} bytes of plane param are "
+                      "written, the length is part of the job")
+    return data
+
+
+def read(job: Job, name: str, timeout: float, version: Optional[Version] = None) -> bytes:
+    """Of that version, or of the newest."""
+    lengths = {tensor.name: tensor.shape[0] for tensor in job.tensors() if tensor.kind == "blob"}
+    if name not in lengths:
+        raise NotFound(f"job {job.name} has no blob {name}; there are {', '.join(lengths) or 'none'}")
+    into = bytearray(lengths[name])
+    for left in reversed(range(_TRIES)):
+        try:
+            asked = version if version is not None else job.version_wait(timeout=timeout)
+            job.fetch(asked, name, into, dtype="u8").wait(timeout)
+            break
+        except VersionGone:
+            if version is not None or left == 0:
+                raise
+    return bytes(into)
+
+
+def extra_state(job: Job, names: Collection[str], timeout: float, version: Version) -> Dict[str, torch.Tensor]:
+    """Blobs with the key that torch's state_dict has for the extra state of a module."""
+    found = {name: bytearray(read(job, name, timeout, version)) for name in names if name.endswith("_extra_state")}
+    return {name: torch.frombuffer(value, dtype=torch.uint8) if value else torch.empty(0, dtype=torch.uint8)
+            for name, value in found.items()}
