@@ -36,20 +36,55 @@ cairn_status fabric_set_address(struct cairn_fabric *fabric, const void *raw, si
     return CAIRN_OK;
 }
 
-const void *fabric_open_address(const struct cairn_fabric *fabric, const void *address,
-                                size_t bytes, size_t *raw_bytes_out)
+/* What is inside, if it is whole. */
+static const uint8_t *open_envelope(const uint8_t *address, size_t bytes,
+                                    struct envelope *envelope_out)
 {
     struct envelope envelope;
-    char kind[sizeof envelope.kind];
-    write_kind(fabric, kind);
     if (bytes <= sizeof envelope || bytes > CAIRN_FABRIC_ADDRESS_MAX) return NULL;
     memcpy(&envelope, address, sizeof envelope);
-    const uint8_t *raw = (const uint8_t *)address + sizeof envelope;
+    const uint8_t *raw = address + sizeof envelope;
     if (memcmp(envelope.magic, envelope_magic, sizeof envelope.magic) != 0 ||
-        memcmp(envelope.kind, kind, sizeof kind) != 0 ||
         envelope.bytes != bytes - sizeof envelope ||
         envelope.checksum != XXH3_64bits_withSeed(raw, envelope.bytes, envelope.bytes))
         return NULL;
+    *envelope_out = envelope;
+    return raw;
+}
+
+/* An "auto" address is the envelopes of several kinds, one after the other. */
+static const uint8_t *find_part(const uint8_t *raw, size_t bytes, const char kind[8],
+                                size_t *raw_bytes_out)
+{
+    struct envelope part;
+    while (bytes > sizeof part) {
+        memcpy(&part, raw, sizeof part);
+        if (part.bytes > bytes - sizeof part) return NULL;
+        const size_t part_bytes = sizeof part + part.bytes;
+        const uint8_t *inside = open_envelope(raw, part_bytes, &part);
+        if (inside == NULL) return NULL;
+        if (memcmp(part.kind, kind, sizeof part.kind) == 0) {
+            *raw_bytes_out = part.bytes;
+            return inside;
+        }
+        raw += part_bytes;
+        bytes -= part_bytes;
+    }
+    return NULL;
+}
+
+const void *fabric_open_address(const struct cairn_fabric *fabric, const void *address,
+                                size_t bytes, size_t *raw_bytes_out)
+{
+    static const char several[8] = "auto";
+    struct envelope envelope;
+    char kind[sizeof envelope.kind];
+    write_kind(fabric, kind);
+    const uint8_t *raw = open_envelope(address, bytes, &envelope);
+    if (raw == NULL) return NULL;
+    if (memcmp(envelope.kind, several, sizeof several) == 0)
+        return find_part(raw, envelope.bytes, kind, raw_bytes_out);
+    if (memcmp(envelope.kind, kind, sizeof kind) != 0) return NULL;
     *raw_bytes_out = envelope.bytes;
     return raw;
 }

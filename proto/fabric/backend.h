@@ -91,6 +91,14 @@ struct fabric_backend {
     cairn_status (*region_add)(struct cairn_fabric_region *region);
     cairn_status (*region_show)(struct cairn_fabric_region *region, struct cairn_fabric_peer *peer);
     void (*region_drop)(struct cairn_fabric_region *region); /* fabric.c frees it right after */
+
+    /* Of a fabric that is made of others ("auto"): peers and regions are theirs, and everything that is
+     * done with those, and with messages, goes to them. */
+    cairn_status (*connect_inside)(struct cairn_fabric *fabric, const void *address, size_t bytes,
+                                   cairn_fabric_down_fn *on_down, void *arg,
+                                   struct cairn_fabric_peer **peer_out);
+    struct cairn_fabric *(*regions_inside)(struct cairn_fabric *fabric); /* NULL: its own */
+    void (*stats)(const struct cairn_fabric *fabric, struct cairn_fabric_stats *stats_out);
 };
 
 struct cairn_fabric {
@@ -119,7 +127,8 @@ struct cairn_fabric {
 CAIRN_MUST_CHECK cairn_status fabric_set_address(struct cairn_fabric *fabric, const void *raw,
                                                  size_t bytes);
 
-/* The backend's address inside an envelope; NULL if it is not whole or of another kind of fabric. */
+/* The backend's address inside an envelope, or inside one of "auto" that has it among others; NULL if it is
+ * not whole or of another kind of fabric. */
 const void *fabric_open_address(const struct cairn_fabric *fabric, const void *address,
                                 size_t bytes, size_t *raw_bytes_out);
 
@@ -145,6 +154,8 @@ void fabric_free_regions(struct cairn_fabric *fabric);
 unsigned fabric_deliver(struct cairn_fabric *fabric);
 
 extern const struct fabric_backend fabric_ucx;
+extern const struct fabric_backend fabric_auto;
+extern const struct fabric_backend fabric_mapped;
 extern const struct fabric_backend fabric_mem;
 
 #endif

@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const struct fabric_backend *const backends[] = { &fabric_ucx, &fabric_mem };
+static const struct fabric_backend *const backends[] = { &fabric_auto, &fabric_mapped, &fabric_ucx,
+                                                         &fabric_mem };
 
 enum { COUNT_MAX = 1 << 20 }; /* of held_max and sends_max */
 
@@ -21,6 +22,7 @@ static void resolve_options(struct cairn_fabric_options *o)
     if (o->max_payload == 0) o->max_payload = CAIRN_FABRIC_PAYLOAD_MAX;
     if (o->held_max == 0) o->held_max = 4096;
     if (o->sends_max == 0) o->sends_max = 4096;
+    if (o->mapped_max == 0) o->mapped_max = UINT64_C(1) << 40;
 }
 
 cairn_status cairn_fabric_open(const char *kind, const struct cairn_fabric_options *options,
@@ -28,7 +30,8 @@ cairn_status cairn_fabric_open(const char *kind, const struct cairn_fabric_optio
 {
     const struct fabric_backend *backend = find_backend(kind);
     if (backend == NULL)
-        return cairn_fail(why, CAIRN_ERR_INVALID, "no fabric '%s': use ucx or mem", kind);
+        return cairn_fail(why, CAIRN_ERR_INVALID, "no fabric '%s': use auto, mapped, ucx or mem",
+                          kind);
     struct cairn_fabric_options resolved = *options;
     resolve_options(&resolved);
     if (resolved.on_message == NULL || resolved.max_payload > UINT32_MAX ||
@@ -57,6 +60,7 @@ cairn_status cairn_fabric_open(const char *kind, const struct cairn_fabric_optio
         return status;
     }
     fabric->options.transports = fabric->options.net_devices = fabric->options.port_range = NULL;
+    fabric->options.socket_folder = NULL;
     *fabric_out = fabric;
     return CAIRN_OK;
 }
@@ -68,6 +72,8 @@ cairn_status cairn_fabric_connect(struct cairn_fabric *fabric, const void *addre
                                   struct cairn_fabric_peer **peer_out)
 {
     if (fabric->is_closing) return CAIRN_ERR_CLOSED;
+    if (fabric->backend->connect_inside != NULL)
+        return fabric->backend->connect_inside(fabric, address, bytes, on_down, arg, peer_out);
     size_t raw_bytes;
     const void *raw = fabric_open_address(fabric, address, bytes, &raw_bytes);
     if (raw == NULL) return CAIRN_ERR_MALFORMED;
@@ -336,6 +342,7 @@ int cairn_fabric_event_fd(const struct cairn_fabric *fabric)
 void cairn_fabric_stats(const struct cairn_fabric *fabric, struct cairn_fabric_stats *stats_out)
 {
     *stats_out = fabric->stats;
+    if (fabric->backend->stats != NULL) fabric->backend->stats(fabric, stats_out);
 }
 
 const char *cairn_fabric_describe(const struct cairn_fabric *fabric)

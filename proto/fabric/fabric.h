@@ -89,12 +89,11 @@ struct cairn_fabric_options {
     struct cairn_fabric_mem_hub *hub;
 
     /* "mapped" and "auto" */
-    const char *
-        socket_folder; /* where our Unix socket is made. Default: $XDG_RUNTIME_DIR, /run or /tmp: README.md */
-    uint64_t
-        mapped_max; /* bytes that one peer may have us map. Default 1 TiB (address space only) */
-    void (*on_mapping)(void *on_message_arg,
-                       struct cairn_fabric_mapping *mapping); /* may be NULL */
+    const char *socket_folder; /* where our Unix socket is made. Default: no file, the abstract
+                                * namespace; why, and when not: README.md */
+    uint64_t mapped_max;       /* bytes that one peer may have us map. Default 1 TiB of addresses */
+    /* A peer showed us a region, and took it back; may be NULL */
+    void (*on_mapping)(void *on_message_arg, struct cairn_fabric_mapping *mapping);
     void (*on_mapping_gone)(void *on_message_arg, struct cairn_fabric_mapping *mapping);
 };
 
@@ -167,7 +166,8 @@ enum { CAIRN_FABRIC_NOTE_MAX = 64 }; /* bytes of a region's note */
 /* Tells of shared memory. `fd`: a memfd of at least `bytes` whose size is sealed (F_SEAL_SHRINK, F_SEAL_GROW,
  * F_SEAL_SEAL; F_SEAL_FUTURE_WRITE too, if peers must not write), mapped here at `base`; fd and memory are
  * borrowed until cairn_fabric_region_drop. `note`: what it is, in words of the application, for the
- * receiver's on_mapping. CAIRN_ERR_INVALID: not such a memfd. CAIRN_ERR_NO_MEMORY. */
+ * receiver's on_mapping. CAIRN_ERR_INVALID: not such a memfd, or some of these addresses are of another
+ * region. CAIRN_ERR_BUSY: 4092 regions are there. CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status cairn_fabric_region_add(struct cairn_fabric *fabric, const void *base,
                                                       size_t bytes, int fd, const void *note,
                                                       size_t note_bytes,
@@ -219,6 +219,7 @@ struct cairn_fabric_stats {
     uint64_t messages_dropped;                  /* by cairn_fabric_drop */
     uint64_t messages_refused;                  /* too large, or over held_max, or no header */
     uint64_t peers_down;                        /* on_down called */
+    uint64_t connections_refused;               /* mapped: closed for what came, or silence */
     uint32_t sends_now, receives_now;           /* in flight at this moment */
     uint32_t held_now, peers_now;               /* messages not yet taken; peers not yet closed */
 };

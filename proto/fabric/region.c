@@ -40,6 +40,10 @@ cairn_status cairn_fabric_region_add(struct cairn_fabric *fabric, const void *ba
                                      int fd, const void *note, size_t note_bytes,
                                      struct cairn_fabric_region **region_out)
 {
+    struct cairn_fabric *inside = NULL;
+    if (fabric->backend->regions_inside != NULL) inside = fabric->backend->regions_inside(fabric);
+    if (inside != NULL)
+        return cairn_fabric_region_add(inside, base, bytes, fd, note, note_bytes, region_out);
     const struct fabric_backend *backend = fabric->backend;
     if (base == NULL || note_bytes > CAIRN_FABRIC_NOTE_MAX) return CAIRN_ERR_INVALID;
     if (note_bytes > 0 && note == NULL) return CAIRN_ERR_INVALID;

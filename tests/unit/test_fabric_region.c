@@ -9,8 +9,8 @@
 #include "proto/fabric/mem.h"
 #include "tests/support/fabric_node.h"
 
-enum { MEM, UCX, KINDS };
-static const char *const kinds[KINDS] = { "mem", "ucx" };
+enum { MEM, UCX, MAPPED, AUTO, KINDS };
+static const char *const kinds[KINDS] = { "mem", "ucx", "mapped", "auto" };
 
 /* Two nodes; a sends to b. */
 static struct node a, b;
@@ -76,7 +76,7 @@ START_TEST(a_payload_of_a_region_travels_on_every_fabric)
     struct cairn_fabric_region *region;
     uint8_t *memory;
     open_pair(_i);
-    ck_assert_str_eq(cairn_fabric_peer_path(to_b), kinds[_i]);
+    ck_assert_str_eq(cairn_fabric_peer_path(to_b), _i == AUTO ? "mapped" : kinds[_i]);
     int fd = make_memory(BYTES, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL, &memory);
     fill(memory, BYTES, 3);
     ck_assert_int_eq(cairn_fabric_region_add(a.fabric, memory, BYTES, fd, "grad", 4, &region),

@@ -1,0 +1,245 @@
+/* The inside of the mapped fabric, shared by mapped*.c. Private to proto/fabric.
+ *
+ *   mapped.c          a node: its socket, its epoll descriptor, who is served in a progress
+ *   mapped_out.c      connections that we made: our messages go, releases come
+ *   mapped_flight.c   what a peer has not released yet, by serial
+ *   mapped_in.c       connections that we accepted: messages come, releases go
+ *   mapped_memory.c   what we share: regions and the staging area
+ *   mapped_mapping.c  what peers share, mapped here
+ *   mapped_frame.c    what travels between the two
+ *
+ * Objects with a socket end by mapped_link_end and are freed at the end of a progress: an event that
+ * epoll has already reported may still name them. */
+#ifndef CAIRN_FABRIC_MAPPED_H
+#define CAIRN_FABRIC_MAPPED_H
+
+#include "proto/fabric/backend.h"
+#include "proto/fabric/mapped_frame.h"
+
+enum {
+    MAPPED_CONNECTIONS_MAX = 8192, /* accepted */
+    MAPPED_STRANGERS_MAX = 64,  /* accepted, and have not proved yet that they know our address */
+    MAPPED_STRANGER_MS = 5000,  /* to do so */
+    MAPPED_RELEASES_MAX = 1024, /* that a peer does not take, before we stop reading its messages */
+    MAPPED_CONTROL_MAX = 8192,  /* REGION and REGION_GONE that a peer does not take */
+    MAPPED_ARENAS = 4,          /* of the staging area, in the first slots; 64 MiB in all, or */
+    MAPPED_ARENA_BYTES = 16 << 20, /* as many times max_payload, if that is larger */
+};
+
+enum mapped_kind { MAPPED_LISTENER, MAPPED_TIMER, MAPPED_IN, MAPPED_OUT };
+
+/* First in everything that epoll knows. */
+struct mapped_link {
+    enum mapped_kind kind;
+    int fd;          /* owned; -1 once ended */
+    uint32_t events; /* that epoll watches; HUP always, while is_watched */
+    bool is_watched;
+    bool is_ended;
+    struct mapped_link *next; /* fabric->ended */
+};
+
+/* Memory of ours as the wire knows it; outlives its region while frames of it are queued. */
+struct mapped_share {
+    unsigned references;
+    int fd; /* owned */
+    struct frame_region frame;
+};
+
+struct mapped_region {
+    struct cairn_fabric_region common;
+    struct mapped_share *share;
+};
+
+/* One memfd of the staging area, in pages of MAPPED_PAGE bytes. */
+struct mapped_arena {
+    struct mapped_share *share; /* NULL: not made yet */
+    uint8_t *memory;            /* [page_count][MAPPED_PAGE], mapped to be written by us alone */
+    uint64_t *taken;            /* [page_count / 64] bits */
+};
+
+struct mapped_pages { /* of the staging area */
+    uint32_t arena, first, count;
+};
+
+/* A frame that waits for the socket, or (MESSAGE) for room in the staging area. */
+struct mapped_frame {
+    TAILQ_ENTRY(mapped_frame) link;
+    enum frame_kind kind;       /* MESSAGE, REGION, REGION_GONE */
+    struct fabric_op *op;       /* MESSAGE */
+    const void *payload;        /* MESSAGE, until it is copied or referred to */
+    struct mapped_share *share; /* REGION: with a reference */
+    struct frame_message message;
+    uint16_t slot; /* REGION_GONE */
+};
+TAILQ_HEAD(mapped_frames, mapped_frame);
+
+/* What a peer has been told of and has not released. */
+struct mapped_flight {
+    struct fabric_op *op;      /* by reference, until the peer is closed; else NULL */
+    struct mapped_pages pages; /* count 0: by reference */
+    uint32_t generation;       /* in the serial, so that an old one means nothing */
+    uint32_t next_free;        /* while it is free */
+    bool is_used, is_written;
+};
+
+struct mapped_flights {
+    struct mapped_flight *all; /* [capacity], owned */
+    uint32_t capacity, first_free;
+};
+
+/* A connection that we made. It outlives its peer while that has copies of ours unread. */
+struct mapped_out {
+    struct mapped_link link;
+    LIST_ENTRY(mapped_out) entry; /* fabric->outs */
+    struct mapped_fabric *fabric;
+    struct cairn_fabric_peer *peer; /* NULL: closed, and lingers for releases */
+    bool is_welcome;                /* the handshake is over */
+    bool is_lost;
+    uint8_t key[FRAME_KEY_BYTES], challenge[FRAME_NONCE_BYTES], nonce[FRAME_NONCE_BYTES];
+    struct mapped_frames queue;   /* for the socket, in order */
+    struct mapped_frames waiting; /* for room */
+    uint32_t control_count;       /* of queue: REGION and REGION_GONE */
+    uint32_t staged_pages;        /* that it has not released */
+    uint32_t staged_written;      /* messages with pages, told */
+    struct mapped_flights flights;
+    uint64_t shown[FRAME_SLOTS / 64]; /* bits: REGION is queued or written */
+};
+
+struct mapped_peer {
+    struct cairn_fabric_peer common;
+    struct mapped_out *out;
+};
+
+/* A connection that we accepted. It outlives its socket while messages of it are held. */
+struct mapped_in {
+    struct mapped_link link;
+    LIST_ENTRY(mapped_in) entry; /* fabric->ins */
+    struct mapped_fabric *fabric;
+    bool is_proven, is_over; /* over: nothing more is read */
+    bool is_gone;            /* nor is anybody there to be released */
+    bool is_dirty;           /* in fabric->dirty: has releases to write */
+    TAILQ_ENTRY(mapped_in) dirty;
+    uint64_t since_ms;
+    uint8_t challenge[FRAME_NONCE_BYTES];
+    struct cairn_fabric_mapping **mappings; /* [slot_count], by slot; NULL: none there */
+    uint32_t slot_count;
+    LIST_HEAD(, cairn_fabric_mapping) all; /* also those whose slot is empty again */
+    uint64_t mapped_bytes;                 /* of all */
+    uint32_t held;                         /* messages by reference, to be released */
+    uint64_t *releases; /* [release_capacity], not written yet; room for `held` more */
+    uint32_t release_count, release_capacity;
+};
+
+struct mapped_message {
+    struct cairn_fabric_message common;
+    struct mapped_in *in;                 /* NULL: inline */
+    struct cairn_fabric_mapping *mapping; /* held; NULL: inline */
+    const uint8_t *view;
+    uint8_t *copy; /* owned: inline */
+    uint64_t serial;
+};
+
+struct cairn_fabric_mapping {
+    LIST_ENTRY(cairn_fabric_mapping) entry; /* in->all, while `in` is set */
+    unsigned references;                    /* of its slot, its messages and its holders */
+    struct mapped_in *in; /* whose mapped_bytes it is part of; NULL once that is freed */
+    void *memory;         /* owned, [bytes], read-only */
+    size_t bytes;
+    int fd; /* owned */
+    bool is_staging, is_shown;
+    size_t note_bytes;
+    uint8_t note[CAIRN_FABRIC_NOTE_MAX];
+};
+
+struct mapped_fabric {
+    struct cairn_fabric common;
+    char socket_path[108]; /* to be unlinked; "" if the name is abstract */
+    uint8_t key[FRAME_KEY_BYTES];
+    struct mapped_link listener, timer;
+    LIST_HEAD(, mapped_in) ins;
+    LIST_HEAD(, mapped_out) outs;
+    TAILQ_HEAD(, mapped_in) dirty;
+    uint32_t in_count, stranger_count;
+    bool is_accepting, is_ticking, is_room; /* room: staging pages were given back */
+    struct mapped_link *ended;
+    struct mapped_frames spare;
+
+    struct mapped_share *shares[FRAME_SLOTS];  /* by slot; the first MAPPED_ARENAS are staging */
+    struct mapped_region *sorted[FRAME_SLOTS]; /* by address */
+    uint32_t region_count;
+    struct mapped_arena arenas[MAPPED_ARENAS];
+    uint32_t arena_pages; /* of each */
+    uint32_t staged_pages;
+
+    union frame frame; /* what was read last */
+};
+
+static inline struct mapped_fabric *mapped_of(struct cairn_fabric *fabric)
+{
+    return (struct mapped_fabric *)fabric;
+}
+
+/* mapped.c */
+struct mapped_address {
+    char host[40]; /* the boot id */
+    uint8_t key[FRAME_KEY_BYTES];
+    uint32_t path_bytes;
+    char path[108]; /* as sun_path: begins with NUL if it is abstract */
+};
+static_assert(sizeof(struct mapped_address) == 184, "wire format");
+bool mapped_is_this_host(const struct mapped_address *address);
+void mapped_link_watch(struct mapped_fabric *fabric, struct mapped_link *link, uint32_t events);
+void mapped_link_unwatch(struct mapped_fabric *fabric, struct mapped_link *link);
+/* Closes the socket; the object around it is freed at the end of this progress or of the next. */
+void mapped_link_end(struct mapped_fabric *fabric, struct mapped_link *link);
+uint64_t mapped_now_ms(void);
+
+/* mapped_out.c */
+cairn_status mapped_connect(struct cairn_fabric_peer *peer, const void *address, size_t bytes);
+void mapped_disconnect(struct cairn_fabric_peer *peer);
+cairn_status mapped_send(struct cairn_fabric_peer *peer, struct fabric_op *op, const void *payload);
+cairn_status mapped_region_show(struct cairn_fabric_region *region, struct cairn_fabric_peer *peer);
+void mapped_take_back(struct mapped_out *out, uint16_t slot); /* REGION_GONE, if it was shown */
+unsigned mapped_out_on_event(struct mapped_out *out, uint32_t events);
+unsigned mapped_out_stage_waiting(struct mapped_out *out);
+void mapped_out_end(struct mapped_out *out);
+
+/* mapped_flight.c */
+CAIRN_MUST_CHECK cairn_status mapped_flight_begin(struct mapped_flights *flights,
+                                                  uint64_t *serial_out);
+struct mapped_flight *mapped_flight_find(struct mapped_flights *flights, uint64_t serial);
+void mapped_flight_end(struct mapped_flights *flights, struct mapped_flight *flight);
+
+/* mapped_in.c */
+void mapped_in_accept(struct mapped_fabric *fabric, int fd);
+unsigned mapped_in_on_event(struct mapped_in *in, uint32_t events);
+void mapped_in_flush(struct mapped_in *in);
+void mapped_in_close(struct mapped_in *in);
+void mapped_receive(struct cairn_fabric_message *message, struct fabric_op *op, void *buffer);
+void mapped_drop(struct cairn_fabric_message *message);
+const void *mapped_view(const struct cairn_fabric_message *message);
+
+/* mapped_memory.c */
+enum { MAPPED_PAGE = 4096 };
+cairn_status mapped_region_add(struct cairn_fabric_region *region);
+void mapped_region_drop(struct cairn_fabric_region *region);
+/* The region that all of [memory, memory + bytes) lies in, or NULL. */
+struct mapped_region *mapped_region_find(const struct mapped_fabric *fabric, const void *memory,
+                                         size_t bytes);
+void mapped_share_release(struct mapped_share *share);
+/* Room for a copy of `bytes` for a peer that has `own_pages` of it: CAIRN_ERR_BUSY if it has to wait. */
+CAIRN_MUST_CHECK cairn_status mapped_stage(struct mapped_fabric *fabric, uint32_t own_pages,
+                                           size_t bytes, struct mapped_pages *pages_out);
+uint8_t *mapped_staged(const struct mapped_fabric *fabric, struct mapped_pages pages);
+void mapped_unstage(struct mapped_fabric *fabric, struct mapped_pages pages);
+void mapped_memory_close(struct mapped_fabric *fabric);
+
+/* mapped_mapping.c */
+/* Judges the descriptor, which is used up in any case, and maps it. */
+CAIRN_MUST_CHECK cairn_status mapped_mapping_open(struct mapped_in *in,
+                                                  const struct frame_region *frame, int fd,
+                                                  struct cairn_fabric_mapping **mapping_out);
+/* The peer took it back or is gone; its slot's reference is given up. */
+void mapped_mapping_end(struct cairn_fabric_mapping *mapping);
+
+#endif

@@ -1,0 +1,365 @@
+/* Connections that we accepted: messages of peers come by them, our releases leave.
+ *
+ * Whatever is wrong with a frame ends its connection, and nothing else. Messages that are held stay readable
+ * then, and the socket stays open, unread, until they are dropped: a sender that hears of the end
+ * uses its memory again. */
+#include "proto/fabric/mapped.h"
+
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+enum { FRAMES_PER_TURN = 16 };
+
+/* -- the end ------------------------------------------------------------------------------------ */
+
+static void in_free(struct mapped_in *in)
+{
+    struct mapped_fabric *fabric = in->fabric;
+    struct cairn_fabric_mapping *mapping;
+    while ((mapping = LIST_FIRST(&in->all)) != NULL) { // somebody holds it
+        LIST_REMOVE(mapping, entry);
+        mapping->in = NULL;
+    }
+    if (in->is_dirty) TAILQ_REMOVE(&fabric->dirty, in, dirty);
+    LIST_REMOVE(in, entry);
+    fabric->in_count--;
+    free(in->releases);
+    mapped_link_end(fabric, &in->link);
+}
+
+static void end_mappings(struct mapped_in *in)
+{
+    for (uint32_t slot = 0; slot < in->slot_count; slot++) {
+        struct cairn_fabric_mapping *mapping = in->mappings[slot];
+        in->mappings[slot] = NULL;
+        if (mapping != NULL) mapped_mapping_end(mapping);
+    }
+    free(in->mappings);
+    in->mappings = NULL;
+    in->slot_count = 0;
+}
+
+/* Nothing more is read. HUP, which is always told, says that the other end is closed, too. */
+static void finish(struct mapped_in *in)
+{
+    if (in->is_over) return;
+    in->is_over = true;
+    if (!in->is_proven) in->fabric->stranger_count--;
+    end_mappings(in);
+    mapped_in_flush(in);
+}
+
+static void refuse(struct mapped_in *in)
+{
+    in->fabric->common.stats.connections_refused++;
+    finish(in);
+}
+
+void mapped_in_close(struct mapped_in *in)
+{
+    mapped_in_flush(in);
+    if (in->link.is_ended) return;
+    in->held = in->release_count = 0;
+    if (in->is_over)
+        in_free(in);
+    else
+        finish(in);
+}
+
+/* -- releases ----------------------------------------------------------------------------------- */
+
+static enum frame_fate write_releases(struct mapped_in *in)
+{
+    struct frame_release frame = { .head = frame_head(FRAME_RELEASE) };
+    const uint32_t count = in->release_count < FRAME_RELEASES_MAX ? in->release_count
+                                                                  : (uint32_t)FRAME_RELEASES_MAX;
+    memcpy(frame.serials, in->releases, count * sizeof in->releases[0]);
+    const enum frame_fate fate = frame_write_one(
+        in->link.fd, &frame, sizeof frame.head + count * sizeof frame.serials[0], -1);
+    if (fate != FRAME_WRITTEN) return fate;
+    in->release_count -= count;
+    memmove(in->releases, in->releases + count, in->release_count * sizeof in->releases[0]);
+    return fate;
+}
+
+/* A peer that does not take its releases is not read: it cannot make us keep more of them. */
+static void watch(struct mapped_in *in, bool is_stuck)
+{
+    uint32_t events = is_stuck ? EPOLLOUT : 0;
+    if (in->is_gone) return;
+    if (!in->is_over && in->release_count < MAPPED_RELEASES_MAX) events |= EPOLLIN;
+    mapped_link_watch(in->fabric, &in->link, events);
+}
+
+void mapped_in_flush(struct mapped_in *in)
+{
+    enum frame_fate fate = FRAME_WRITTEN;
+    if (in->is_dirty) TAILQ_REMOVE(&in->fabric->dirty, in, dirty);
+    in->is_dirty = false;
+    while (in->release_count > 0 && fate == FRAME_WRITTEN) fate = write_releases(in);
+    if (fate == FRAME_NOBODY) in->release_count = 0;
+    if (in->is_over && in->held == 0 && in->release_count == 0)
+        in_free(in);
+    else if (fate != FRAME_NOBODY) // the end of that one is told by a read
+        watch(in, fate == FRAME_LATER);
+}
+
+/* Room for the release of one more message, before it is held. */
+static bool reserve_release(struct mapped_in *in)
+{
+    const uint32_t needed = in->release_count + in->held + 1;
+    if (needed <= in->release_capacity) return true;
+    const uint32_t capacity = 2 * needed;
+    uint64_t *releases = realloc(in->releases, capacity * sizeof *releases);
+    if (releases == NULL) return false;
+    in->releases = releases;
+    in->release_capacity = capacity;
+    return true;
+}
+
+static void release(struct mapped_in *in, uint64_t serial)
+{
+    assert(in->release_count < in->release_capacity);
+    in->releases[in->release_count++] = serial;
+    if (in->is_dirty) return;
+    in->is_dirty = true;
+    TAILQ_INSERT_TAIL(&in->fabric->dirty, in, dirty);
+}
+
+/* -- messages ----------------------------------------------------------------------------------- */
+
+static void let_go(struct mapped_message *message)
+{
+    free(message->copy);
+    message->copy = NULL;
+    if (message->in == NULL) return;
+    cairn_fabric_mapping_release(message->mapping);
+    message->in->held--;
+    release(message->in, message->serial);
+}
+
+const void *mapped_view(const struct cairn_fabric_message *message)
+{
+    return ((const struct mapped_message *)message)->view;
+}
+
+void mapped_drop(struct cairn_fabric_message *message)
+{
+    let_go((struct mapped_message *)message);
+}
+
+/* A sender ends its connection before its owner may touch the memory again: if it is there after the
+ * copy, the copy is whole. Copies of its own (staging) it keeps until they are released. */
+static bool is_whole(const struct mapped_message *message)
+{
+    if (message->in == NULL || message->mapping->is_staging) return true;
+    struct pollfd end = { .fd = message->in->link.fd, .events = POLLRDHUP };
+    return poll(&end, 1, 0) == 0;
+}
+
+void mapped_receive(struct cairn_fabric_message *common, struct fabric_op *op, void *buffer)
+{
+    struct mapped_message *message = (struct mapped_message *)common;
+    memcpy(buffer, message->view, common->payload_bytes);
+    fabric_op_done(op, is_whole(message) ? CAIRN_OK : CAIRN_ERR_CLOSED);
+    let_go(message);
+}
+
+static void offer_inline(struct mapped_in *in, const struct frame_message *frame)
+{
+    struct cairn_fabric *fabric = &in->fabric->common;
+    const uint8_t *header = (const uint8_t *)(frame + 1), *payload = header + frame->header_bytes;
+    const uint16_t header_bytes = frame->header_bytes;
+    const uint32_t payload_bytes = frame->payload_bytes;
+    if (!fabric_judge(fabric, header_bytes, payload_bytes)) return;
+    if (payload_bytes == 0) {
+        fabric_offer(fabric, header, header_bytes, 0, NULL);
+        return;
+    }
+    uint8_t *copy = malloc(payload_bytes);
+    struct mapped_message *message = NULL;
+    if (copy != NULL)
+        message = (struct mapped_message *)fabric_message_new(fabric, payload_bytes);
+    else
+        fabric->stats.messages_refused++;
+    if (message == NULL) {
+        free(copy);
+        return;
+    }
+    memcpy(copy, payload, payload_bytes);
+    message->view = message->copy = copy;
+    fabric_offer(fabric, header, header_bytes, payload_bytes, &message->common);
+}
+
+static void offer_reference(struct mapped_in *in, const struct frame_message *frame,
+                            struct cairn_fabric_mapping *mapping)
+{
+    struct cairn_fabric *fabric = &in->fabric->common;
+    const void *header = frame + 1;
+    struct mapped_message *message = NULL;
+    if (fabric_judge(fabric, frame->header_bytes, frame->payload_bytes))
+        message = (struct mapped_message *)fabric_message_new(fabric, frame->payload_bytes);
+    if (message == NULL) {
+        release(in, frame->serial);
+        return;
+    }
+    message->in = in;
+    message->mapping = mapping;
+    message->view = (const uint8_t *)mapping->memory + frame->offset;
+    message->serial = frame->serial;
+    cairn_fabric_mapping_hold(mapping);
+    in->held++;
+    fabric_offer(fabric, header, frame->header_bytes, frame->payload_bytes, &message->common);
+}
+
+static struct cairn_fabric_mapping *mapping_of(const struct mapped_in *in, uint16_t slot)
+{
+    return slot < in->slot_count ? in->mappings[slot] : NULL;
+}
+
+static bool on_message(struct mapped_in *in, const struct frame_message *frame)
+{
+    if (frame->slot == FRAME_INLINE) {
+        offer_inline(in, frame);
+        return true;
+    }
+    struct cairn_fabric_mapping *mapping = mapping_of(in, frame->slot);
+    if (mapping == NULL || frame->offset > mapping->bytes) return false;
+    if (frame->payload_bytes > mapping->bytes - frame->offset) return false;
+    if (!reserve_release(in)) return false;
+    offer_reference(in, frame, mapping);
+    return true;
+}
+
+/* -- regions ------------------------------------------------------------------------------------ */
+
+static bool make_slot(struct mapped_in *in, uint16_t slot)
+{
+    if (slot < in->slot_count) return true;
+    const uint32_t count = 2u * slot + 16 < FRAME_SLOTS ? 2u * slot + 16 : (uint32_t)FRAME_SLOTS;
+    struct cairn_fabric_mapping **mappings = realloc(in->mappings, count * sizeof(*mappings));
+    if (mappings == NULL) return false;
+    memset(mappings + in->slot_count, 0, (count - in->slot_count) * sizeof(*mappings));
+    in->mappings = mappings;
+    in->slot_count = count;
+    return true;
+}
+
+/* Uses the descriptor up. */
+static bool on_region(struct mapped_in *in, const struct frame_region *frame, int fd)
+{
+    const struct cairn_fabric_options *options = &in->fabric->common.options;
+    if (mapping_of(in, frame->slot) != NULL || !make_slot(in, frame->slot)) {
+        close(fd);
+        return false;
+    }
+    struct cairn_fabric_mapping *mapping;
+    if (mapped_mapping_open(in, frame, fd, &mapping) != CAIRN_OK) return false;
+    in->mappings[frame->slot] = mapping;
+    if (mapping->is_staging || options->on_mapping == NULL) return true;
+    mapping->is_shown = true;
+    options->on_mapping(options->on_message_arg, mapping);
+    return true;
+}
+
+static bool on_gone(struct mapped_in *in, const struct frame_gone *frame)
+{
+    struct cairn_fabric_mapping *mapping = mapping_of(in, frame->slot);
+    if (mapping == NULL) return false;
+    in->mappings[frame->slot] = NULL;
+    mapped_mapping_end(mapping);
+    return true;
+}
+
+/* -- frames ------------------------------------------------------------------------------------- */
+
+static bool on_hello(struct mapped_in *in, const struct frame_greeting *hello)
+{
+    struct mapped_fabric *fabric = in->fabric;
+    struct frame_greeting welcome = { .head = frame_head(FRAME_WELCOME) };
+    if (!frame_proves(fabric->key, false, in->challenge, hello->nonce, hello->proof)) return false;
+    frame_prove(fabric->key, true, in->challenge, hello->nonce, welcome.proof);
+    in->is_proven = true;
+    fabric->stranger_count--;
+    return frame_write_one(in->link.fd, &welcome, sizeof welcome, -1) == FRAME_WRITTEN;
+}
+
+/* A stranger may say HELLO and nothing else; a descriptor comes with REGION and nothing else. */
+static bool on_frame(struct mapped_in *in, const union frame *frame, size_t bytes, int fd)
+{
+    const enum frame_kind kind = frame_judge(frame, bytes);
+    const bool is_known = in->is_proven;
+    if ((fd >= 0) != (kind == FRAME_REGION && is_known)) {
+        if (fd >= 0) close(fd);
+        return false;
+    }
+    if (!is_known) return kind == FRAME_HELLO && on_hello(in, &frame->greeting);
+    switch (kind) {
+    case FRAME_REGION: return on_region(in, &frame->region, fd);
+    case FRAME_REGION_GONE: return on_gone(in, &frame->gone);
+    case FRAME_MESSAGE: return on_message(in, &frame->message);
+    default: return false;
+    }
+}
+
+static void read_frame(struct mapped_in *in, long bytes, int fd, bool is_whole)
+{
+    if (bytes == 0) {
+        if (fd >= 0) close(fd);
+        finish(in);
+    } else if (!is_whole) {
+        if (fd >= 0) close(fd);
+        refuse(in);
+    } else if (!on_frame(in, &in->fabric->frame, (size_t)bytes, fd)) {
+        refuse(in);
+    }
+}
+
+unsigned mapped_in_on_event(struct mapped_in *in, uint32_t events)
+{
+    unsigned count = 0;
+    if (in->is_over && (events & (EPOLLHUP | EPOLLERR)) != 0) {
+        in->is_gone = true;
+        mapped_link_unwatch(in->fabric, &in->link); // held messages stay
+        in->release_count = 0;
+    }
+    if (in->is_over || (events & EPOLLOUT) != 0) {
+        mapped_in_flush(in);
+        count++;
+    }
+    for (int i = 0; i < FRAMES_PER_TURN && !in->is_over; i++, count++) {
+        int fd;
+        bool is_whole;
+        if (in->release_count >= MAPPED_RELEASES_MAX) mapped_in_flush(in);
+        if (in->is_over || in->release_count >= MAPPED_RELEASES_MAX) break;
+        const long bytes = frame_read(in->link.fd, &in->fabric->frame, &fd, &is_whole);
+        if (bytes < 0) break;
+        read_frame(in, bytes, fd, is_whole);
+    }
+    return count;
+}
+
+void mapped_in_accept(struct mapped_fabric *fabric, int fd)
+{
+    struct frame_greeting challenge = { .head = frame_head(FRAME_CHALLENGE) };
+    struct mapped_in *in = calloc(1, sizeof *in);
+    if (in == NULL) {
+        close(fd);
+        return;
+    }
+    in->link = (struct mapped_link) { .kind = MAPPED_IN, .fd = fd };
+    in->fabric = fabric;
+    in->since_ms = mapped_now_ms();
+    LIST_INIT(&in->all);
+    LIST_INSERT_HEAD(&fabric->ins, in, entry);
+    fabric->in_count++;
+    fabric->stranger_count++;
+    randombytes_buf(in->challenge, sizeof in->challenge);
+    memcpy(challenge.nonce, in->challenge, sizeof challenge.nonce);
+    mapped_link_watch(fabric, &in->link, EPOLLIN);
+    if (frame_write_one(fd, &challenge, sizeof challenge, -1) != FRAME_WRITTEN) finish(in);
+}
