@@ -33,6 +33,7 @@ enum {
     CTL_TAKES_WIRE = 1u << 14,
     CTL_TAKES_WAY = 1u << 15, /* --path */
     CTL_TAKES_ONLY = 1u << 16,
+    CTL_TAKES_TIMELINE = 1u << 17, /* --timeline, --backward */
     CTL_BENCHES = CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS,
     CTL_ASKS = CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT,
     CTL_LISTS = CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET
@@ -43,7 +44,9 @@ struct ctl_bench {
     uint64_t params;
     uint32_t workers, threads, tensors;
     double seconds;
-    const char *wire; /* "f32" or "bf16" */
+    const char *wire;     /* "f32" or "bf16" */
+    const char *timeline; /* the file */
+    double backward_ms;
     const char
         *only; /* a part of the bench; the bench judges it, and ctl.path: the way of the data */
 };

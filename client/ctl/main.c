@@ -56,6 +56,15 @@ static const struct subcommand subcommands[] = {
       "raw TCP",
       0, 0, CTL_BENCHES | CTL_TAKES_ENDPOINT | CTL_TAKES_SHARDS | CTL_TAKES_WORKERS,
       cairn_bench_latency },
+    { "bench", "step", "",
+      "a step of worker processes: push, update, fetch; in a cluster of its own or in yours, "
+      "against "
+      "memcpy",
+      0, 0,
+      CTL_BENCHES | CTL_TAKES_ENDPOINT | CTL_TAKES_SHARDS | CTL_TAKES_WORKERS | CTL_TAKES_PARAMS |
+          CTL_TAKES_TENSORS | CTL_TAKES_THREADS | CTL_TAKES_WIRE | CTL_TAKES_WAY |
+          CTL_TAKES_TIMELINE,
+      cairn_bench_step },
 };
 #define SUBCOMMAND_COUNT (sizeof subcommands / sizeof subcommands[0])
 

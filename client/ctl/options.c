@@ -26,6 +26,8 @@ enum {
     OPT_TENSORS,
     OPT_WIRE,
     OPT_ONLY,
+    OPT_TIMELINE,
+    OPT_BACKWARD,
     OPT_HELP,
     OPT_VERSION
 };
@@ -85,6 +87,14 @@ static const struct {
       "what gradients and parameters travel as (bf16)" },
     { { "path", 1, 0, OPT_PATH }, CTL_TAKES_WAY, "--path NAME", "the way of the data" },
     { { "only", 1, 0, OPT_ONLY }, CTL_TAKES_ONLY, "--only NAME", "one part of it" },
+    { { "timeline", 1, 0, OPT_TIMELINE },
+      CTL_TAKES_TIMELINE,
+      "--timeline FILE",
+      "write what happened when in the last step, as a Chrome trace" },
+    { { "backward", 1, 0, OPT_BACKWARD },
+      CTL_TAKES_TIMELINE,
+      "--backward MS",
+      "gradients become ready one after the other during that time (0: at once)" },
     { { "seconds", 1, 0, OPT_SECONDS },
       CTL_TAKES_SECONDS,
       "--seconds N",
@@ -126,6 +136,18 @@ static int parse_seconds(const char *name, const char *text, double *out)
                               "--%s %s: seconds, more than 0 and at most 1000000, are allowed",
                               name, text);
     *out = seconds;
+    return -1;
+}
+
+static int parse_milliseconds(const char *name, const char *text, double *out)
+{
+    char *end;
+    errno = 0;
+    const double ms = strtod(text, &end);
+    if (errno != 0 || end == text || *end != 0 || !(ms >= 0) || ms > 1e6)
+        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--%s %s: milliseconds, 0 to 1000000, are allowed",
+                              name, text);
+    *out = ms;
     return -1;
 }
 
@@ -200,6 +222,8 @@ static int take(struct ctl *ctl, int option)
     case OPT_PARAMS: return parse_count("params", optarg, (uint64_t)1 << 56, &ctl->bench.params);
     case OPT_SECONDS: return parse_seconds("seconds", optarg, &ctl->bench.seconds);
     case OPT_WIRE: return parse_wire(ctl, optarg);
+    case OPT_TIMELINE: ctl->bench.timeline = optarg; return -1;
+    case OPT_BACKWARD: return parse_milliseconds("backward", optarg, &ctl->bench.backward_ms);
     case OPT_ONLY: ctl->bench.only = optarg; return -1;
     case OPT_ENDPOINT_FILE: ctl->endpoint_file = optarg; return -1;
     case OPT_KEEP: ctl->keep = optarg; return -1;

@@ -43,10 +43,30 @@ parts=$("$cairn" bench latency --seconds 0.01 -o json |
 for part in begin grant reduce decide update result push_to_ack p99; do
     [[ $parts == *$part* ]] || fail "the parts of an empty step are $parts, without $part"
 done
+of step step --params 300K --tensors 4 --workers 1 --shards 1 --wire f32
+trace=$(mktemp)
+trap 'rm -f "$trace"' EXIT
+"$cairn" bench step --params 1M --tensors 16 --backward 300 --timeline "$trace" --seconds 0.01 -o json |
+    python3 - "$trace" 3<&0 <<'PYTHON' || fail "cairn bench step --timeline"
+import json, os, sys
+result = json.load(os.fdopen(3))
+events = json.load(open(sys.argv[1]))["traceEvents"]
+names = {e["name"].split(" w")[0] for e in events if e["ph"] == "X" and e["dur"] >= 0}
+missing = {"backward", "cast", "push", "commit", "fetch", "receive", "fold", "sums", "update, publish"} - names
+assert not missing, missing
+assert {e["args"]["name"] for e in events if e["ph"] == "M"} == {"worker 0", "worker 1", "shard 1", "shard 2"}
+parts, params = result["parts"], result["params"]
+assert parts["push_within_backward"] >= 0.8, parts
+assert parts["pushed_bytes_a_worker"] == parts["fetched_bytes_a_worker"] == 2 * params["params"], parts
+PYTHON
 [ -z "$(pgrep -P $$ cairn)" ] || fail "a process of the bench is left"
 
 refuses latency --threads 2
 refuses latency --workers 1000
+refuses latency --timeline x
+refuses step --path carrier-pigeon
+refuses step --tensors 100000
+refuses step --backward -1
 refuses update --shards 2
 refuses update --only sums
 refuses update --wire f16

@@ -1,0 +1,193 @@
+/* cairn bench step: a whole step of real worker processes: begin, push all gradients, commit, fetch all
+ * parameters; seconds of the slowest worker. Gradients are made outside the clock; with bf16 on the wire
+ * their cast from fp32 is within it. The reference is the least that any way of doing this moves: every
+ * worker copies its gradients once and its parameters once, by memcpy, all workers at a time. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "client/ctl/bench/bench.h"
+#include "client/ctl/bench/step.h"
+
+#define PARAMS_DEFAULT  64000000u
+#define TENSORS_DEFAULT 64
+#define SHARD_BYTES     28 /* an element of state: with what is beside it */
+
+struct step_bench {
+    const struct ctl *ctl;
+    struct cairn_bench_result *result;
+    struct step_plan plan;
+    uint32_t workers;
+    struct cairn_bench_crew crew;
+    struct cairn_bench_report reports[CAIRN_BENCH_WORKERS_MAX];
+    double parts[STEP_FIGURE_FETCHED_BYTES + 1][CAIRN_BENCH_RUNS_MAX + 1];
+    uint32_t part_count; /* the first is of the run that is not measured */
+};
+
+static double most(const struct step_bench *bench, int figure)
+{
+    double value = 0;
+    for (uint32_t i = 0; i < bench->workers; i++)
+        if (bench->reports[i].figures[figure] > value) value = bench->reports[i].figures[figure];
+    return value;
+}
+
+static double run_step(void *context)
+{
+    struct step_bench *bench = context;
+    const struct cairn_bench_order order = { STEP_ORDER_STEP, 1 };
+    if (!cairn_bench_crew_do(&bench->crew, order, bench->reports)) return 0;
+    if (bench->part_count <= CAIRN_BENCH_RUNS_MAX) {
+        for (int f = 0; f <= STEP_FIGURE_FETCHED_BYTES; f++)
+            bench->parts[f][bench->part_count] = most(bench, f);
+        bench->part_count++;
+    }
+    return most(bench, STEP_FIGURE_ALL);
+}
+
+static double run_copy(void *context)
+{
+    struct step_bench *bench = context;
+    const struct cairn_bench_order order = { STEP_ORDER_COPY, 1 };
+    if (!cairn_bench_crew_do(&bench->crew, order, bench->reports)) return 0;
+    return most(bench, STEP_FIGURE_ALL);
+}
+
+/* ---- what is asked for ---- */
+
+static uint64_t bytes_needed(const struct step_bench *bench)
+{
+    const struct cairn_bench_model *model = &bench->plan.model;
+    const uint64_t elems = model->tensors * cairn_bench_model_elems(model);
+    const uint64_t worker = model->wire == CAIRN_F32 ? 4 + 4 : 4 + 2 + 2;
+    return elems * (bench->workers * worker + SHARD_BYTES);
+}
+
+/* By CAIRN_PATH it is told to the library. */
+static bool is_path(const char *name)
+{
+    static const char *const paths[] = { "auto", "ucx" };
+    for (size_t i = 0; name != NULL && i < sizeof paths / sizeof *paths; i++)
+        if (strcmp(name, paths[i]) == 0) return true;
+    return name == NULL;
+}
+
+/* -1: go on. */
+static int judge(const struct step_bench *bench)
+{
+    const struct ctl *ctl = bench->ctl;
+    if (bench->workers > CAIRN_BENCH_WORKERS_MAX)
+        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--workers %u: 1 to %d is allowed", bench->workers,
+                              CAIRN_BENCH_WORKERS_MAX);
+    if (bench->plan.model.tensors > CAIRN_BENCH_TENSORS_MAX)
+        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--tensors %u: 1 to %d is allowed",
+                              bench->plan.model.tensors, CAIRN_BENCH_TENSORS_MAX);
+    if (!is_path(ctl->path))
+        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--path %s: auto and ucx are allowed", ctl->path);
+    const uint64_t needed = bytes_needed(bench), there = cairn_bench_memory_bytes();
+    if (ctl->endpoint == NULL && needed > there)
+        return cairn_ctl_fail(CAIRN_ERR_NO_MEMORY,
+                              "it needs %s, and %s are free; give fewer --params or --workers",
+                              cairn_ctl_bytes(needed), cairn_ctl_bytes(there));
+    return -1;
+}
+
+static void make_model(struct step_bench *bench)
+{
+    const struct ctl_bench *asked = &bench->ctl->bench;
+    struct cairn_bench_model *model = &bench->plan.model;
+    const uint64_t params = asked->params > 0 ? asked->params : PARAMS_DEFAULT;
+    model->tensors = asked->tensors > 0 ? asked->tensors : TENSORS_DEFAULT;
+    const uint64_t row_elems = (uint64_t)model->tensors * CAIRN_BENCH_COLUMNS;
+    model->rows = params / row_elems + (params % row_elems != 0);
+    model->wire = asked->wire == NULL || strcmp(asked->wire, "bf16") == 0 ? CAIRN_BF16 : CAIRN_F32;
+    snprintf(model->job, sizeof model->job, "bench.step.%llux%u.%s.w%u",
+             (unsigned long long)model->rows, model->tensors,
+             model->wire == CAIRN_F32 ? "f32" : "bf16", bench->workers);
+    bench->plan.backward_seconds = asked->backward_ms * 1e-3;
+    bench->plan.is_traced = asked->timeline != NULL;
+}
+
+/* ---- the bench ---- */
+
+static double part(struct step_bench *bench, int figure)
+{
+    return cairn_bench_spread_of(bench->parts[figure] + 1, bench->part_count - 1).median;
+}
+
+static int report(struct step_bench *bench, const struct local *local)
+{
+    const struct cairn_bench_trace trace = { .spans = bench->plan.spans,
+                                             .rounds = bench->plan.rounds,
+                                             .workers = bench->workers,
+                                             .spans_each = STEP_SPANS_EACH(
+                                                 bench->plan.model.tensors) };
+    json_t *parts = json_pack(
+        "{s:f, s:f, s:f, s:f, s:f}", "1_begin_cast_push_s", part(bench, STEP_FIGURE_PUSH),
+        "2_commit_s", part(bench, STEP_FIGURE_COMMIT), "3_fetch_s", part(bench, STEP_FIGURE_FETCH),
+        "pushed_bytes_a_worker", part(bench, STEP_FIGURE_PUSHED_BYTES), "fetched_bytes_a_worker",
+        part(bench, STEP_FIGURE_FETCHED_BYTES));
+    bench->result->parts = parts;
+    if (!bench->plan.is_traced) return -1;
+    json_object_set_new(parts, "push_within_backward",
+                        json_real(cairn_bench_timeline_overlap(&trace)));
+    return cairn_bench_timeline_write(&trace, local, bench->ctl->bench.timeline) ? -1 : 1;
+}
+
+static int run_there(struct local *local, void *context)
+{
+    struct step_bench *bench = context;
+    int done = 1;
+    if (cairn_bench_crew_start(&bench->crew, local, bench->workers, cairn_bench_step_work,
+                               &bench->plan))
+        done = cairn_bench_alternate(bench->result, bench->ctl->bench.seconds, run_step, run_copy,
+                                     bench);
+    if (done < 0) done = report(bench, local);
+    cairn_bench_crew_stop(&bench->crew);
+    return done;
+}
+
+static json_t *params_of(const struct step_bench *bench)
+{
+    const struct ctl *ctl = bench->ctl;
+    const struct cairn_bench_model *model = &bench->plan.model;
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:f}", "params",
+                     (json_int_t)(model->tensors * cairn_bench_model_elems(model)), "tensors",
+                     (json_int_t)model->tensors, "workers", (json_int_t)bench->workers, "shards",
+                     (json_int_t)ctl->shards, "threads", (json_int_t)ctl->bench.threads, "wire",
+                     model->wire == CAIRN_F32 ? "f32" : "bf16", "path",
+                     ctl->path != NULL ? ctl->path : "auto", "backward_ms", ctl->bench.backward_ms);
+}
+
+int cairn_bench_step(struct ctl *ctl)
+{
+    static struct step_bench bench;
+    static struct local local;
+    struct cairn_bench_result result = {
+        .bench = "step",
+        .unit = "s",
+        .reference_name = "memcpy of every byte pushed and fetched",
+        .less_is_better = true,
+    };
+    if (ctl->shards == 0) ctl->shards = 2;
+    bench.ctl = local.ctl = ctl;
+    bench.result = &result;
+    bench.workers = ctl->bench.workers > 0 ? ctl->bench.workers : 2;
+    make_model(&bench);
+    local.is_debug = bench.plan.is_traced;
+    local.threads = ctl->bench.threads;
+    int done = judge(&bench);
+    if (done >= 0) return done;
+    const size_t spans_bytes = (size_t)bench.workers * STEP_SPANS_EACH(bench.plan.model.tensors) *
+                               sizeof *bench.plan.spans;
+    const size_t bytes = spans_bytes + bench.workers * sizeof *bench.plan.rounds;
+    bench.plan.spans = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (bench.plan.spans == MAP_FAILED) return cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory");
+    bench.plan.rounds = (uint64_t *)(void *)((char *)bench.plan.spans + spans_bytes);
+    if (ctl->path != NULL) setenv("CAIRN_PATH", ctl->path, 1);
+    done = cairn_local_run(&local, run_there, &bench);
+    munmap(bench.plan.spans, bytes);
+    if (done >= 0) return done;
+    result.params = params_of(&bench);
+    return cairn_bench_print(&result, ctl);
+}

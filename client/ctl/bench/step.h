@@ -1,0 +1,33 @@
+/* cairn bench step: what its halves share. The bench (step.c) orders, workers (step_worker.c) do it. */
+#ifndef CAIRN_CTL_BENCH_STEP_H
+#define CAIRN_CTL_BENCH_STEP_H
+
+#include "client/ctl/bench/model.h"
+#include "client/ctl/bench/timeline.h"
+
+#define STEP_SPANS_EACH(tensors) \
+    (3 * (tensors) + 2) /* cast, push and fetch of each; backward, commit */
+
+enum { STEP_ORDER_STEP = 1, STEP_ORDER_COPY = 2 };
+/* Of a report: seconds; bytes of this step, by the library's own count. */
+enum {
+    STEP_FIGURE_ALL,
+    STEP_FIGURE_PUSH, /* round_begin, backward, casts, pushes that left or wait */
+    STEP_FIGURE_COMMIT,
+    STEP_FIGURE_FETCH,
+    STEP_FIGURE_PUSHED_BYTES,
+    STEP_FIGURE_FETCHED_BYTES
+};
+
+struct step_plan {
+    struct cairn_bench_model model;
+    double backward_seconds; /* 0: all gradients are there at once */
+    bool is_traced;
+    /* shared with the workers: [workers][STEP_SPANS_EACH(tensors)], [workers]; of the last step */
+    struct cairn_bench_span *spans;
+    uint64_t *rounds;
+};
+
+int cairn_bench_step_work(const struct cairn_bench_worker *worker);
+
+#endif

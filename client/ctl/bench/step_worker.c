@@ -1,0 +1,230 @@
+/* A worker of the bench of a step. Its gradients are made once, as fp32, as autograd leaves them; a step
+ * begins a round, casts them for the wire where that is bf16, pushes each tensor as it is ready, commits,
+ * and fetches all parameters. Memory that is pushed from and fetched to is of cairn_alloc, so that the
+ * library may take the shortest way there is. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "client/ctl/bench/bench.h"
+#include "client/ctl/bench/step.h"
+#include "gpu/gpu.h"
+
+struct step_worker {
+    const struct step_plan *plan;
+    uint32_t rank;
+    struct cairn_bench_member member;
+    size_t elems, elem_bytes; /* of a tensor; of an element on the wire */
+    float *made;              /* [tensors * elems]: what backward gives; NULL: `grads` are that */
+    char *grads, *params;     /* [tensors * elems], of the wire's type */
+    cairn_op *ops[CAIRN_BENCH_TENSORS_MAX];
+    struct cairn_bench_span *spans; /* [STEP_SPANS_EACH] of the plan, from span_count on free */
+    uint32_t span_count;
+    int acks[2]; /* a pipe to the thread that waits for acknowledgements: tensors in order */
+    bool acks_ok;
+};
+
+/* ---- memory ---- */
+
+static void fill(float *grads, size_t count, uint32_t rank)
+{
+    for (size_t i = 0; i < count; i++)
+        grads[i] = (float)((i * 2654435761u + rank * 40503u) >> 8 & 4095) * 1e-6f - 2e-3f;
+}
+
+static bool take_memory(struct step_worker *w)
+{
+    const size_t count = w->plan->model.tensors * w->elems, bytes = count * w->elem_bytes;
+    void *grads = NULL, *params = NULL;
+    cairn_status status = cairn_alloc(w->member.session, bytes, -1, &grads);
+    if (status == CAIRN_OK) status = cairn_alloc(w->member.session, bytes, -1, &params);
+    if (!cairn_bench_is_ok(status)) return false;
+    w->grads = grads;
+    w->params = params;
+    memset(params, 1, bytes);
+    if (w->plan->model.wire == CAIRN_F32) {
+        fill(grads, count, w->rank);
+        return true;
+    }
+    memset(grads, 1, bytes);
+    w->made = mmap(NULL, count * sizeof *w->made, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (w->made == MAP_FAILED) {
+        (void)cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory for %zu gradients", count);
+        return false;
+    }
+    fill(w->made, count, w->rank);
+    return true;
+}
+
+static struct cairn_mem tensor_of(const struct step_worker *w, char *memory, uint32_t tensor)
+{
+    return (struct cairn_mem) { .struct_size = sizeof(struct cairn_mem),
+                                .ptr = memory + tensor * w->elems * w->elem_bytes,
+                                .dtype = w->plan->model.wire };
+}
+
+/* ---- spans ---- */
+
+static struct cairn_bench_span *add_span(struct step_worker *w, enum cairn_bench_span_kind kind,
+                                         uint32_t tensor, double begin)
+{
+    struct cairn_bench_span *span = &w->spans[w->span_count++];
+    *span = (struct cairn_bench_span) { begin, cairn_bench_now(), kind, tensor };
+    return span;
+}
+
+/* Waits for the acknowledgements in the order of the pushes, and notes when they came. */
+static void *await_acks(void *argument)
+{
+    struct step_worker *w = argument;
+    uint32_t at; /* of the push's span */
+    w->acks_ok = true;
+    while (w->acks_ok && read(w->acks[0], &at, sizeof at) == sizeof at && at != UINT32_MAX) {
+        struct cairn_bench_span *span = &w->spans[at];
+        w->acks_ok = cairn_bench_is_ok(cairn_wait(w->ops[span->tensor], CAIRN_BENCH_CALL_MS));
+        span->end = cairn_bench_now();
+    }
+    return NULL;
+}
+
+/* ---- a step ---- */
+
+static void sleep_until(double seconds)
+{
+    const struct timespec until = { .tv_sec = (time_t)seconds,
+                                    .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9) };
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) != 0) {}
+}
+
+static cairn_status push_one(struct step_worker *w, const struct cairn_round *round, uint32_t i)
+{
+    const bool is_traced = w->plan->is_traced;
+    struct cairn_mem grad = tensor_of(w, w->grads, i);
+    double begin = cairn_bench_now();
+    if (w->made != NULL) {
+        cairn_backend_host()->convert(grad.ptr, CAIRN_BF16, w->made + i * w->elems, CAIRN_F32,
+                                      w->elems);
+        if (is_traced) add_span(w, CAIRN_BENCH_SPAN_CAST, i, begin);
+        begin = cairn_bench_now();
+    }
+    const cairn_status status = cairn_push(w->member.job, round, 0, w->member.names[i], NULL, &grad,
+                                           is_traced ? &w->ops[i] : NULL);
+    if (status != CAIRN_OK || !is_traced) return status;
+    const uint32_t at = w->span_count;
+    add_span(w, CAIRN_BENCH_SPAN_PUSH, i, begin);
+    return write(w->acks[1], &at, sizeof at) == sizeof at ? CAIRN_OK : CAIRN_ERR_IO;
+}
+
+/* Gradients become ready one after the other, the last one at the end of the backward. */
+static cairn_status push_all(struct step_worker *w, const struct cairn_round *round)
+{
+    const uint32_t tensors = w->plan->model.tensors;
+    const double begin = cairn_bench_now(), each = w->plan->backward_seconds / tensors;
+    cairn_status status = CAIRN_OK;
+    for (uint32_t i = 0; i < tensors && status == CAIRN_OK; i++) {
+        if (each > 0) sleep_until(begin + each * (i + 1));
+        if (each > 0 && i + 1 == tensors && w->plan->is_traced)
+            add_span(w, CAIRN_BENCH_SPAN_BACKWARD, 0, begin);
+        status = push_one(w, round, i);
+    }
+    return status;
+}
+
+static cairn_status push_traced(struct step_worker *w, const struct cairn_round *round)
+{
+    static const uint32_t end = UINT32_MAX;
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, await_acks, w) != 0) return CAIRN_ERR_NO_MEMORY;
+    cairn_status status = push_all(w, round);
+    if (write(w->acks[1], &end, sizeof end) != sizeof end) status = CAIRN_ERR_IO;
+    pthread_join(thread, NULL);
+    return status == CAIRN_OK && !w->acks_ok ? CAIRN_ERR_CLOSED : status;
+}
+
+static cairn_status fetch_all(struct step_worker *w, struct cairn_version version)
+{
+    cairn_status status = CAIRN_OK;
+    const double begin = cairn_bench_now();
+    for (uint32_t i = 0; i < w->plan->model.tensors && status == CAIRN_OK; i++) {
+        struct cairn_mem param = tensor_of(w, w->params, i);
+        status = cairn_fetch(w->member.job, version, w->member.names[i], NULL, NULL, &param,
+                             &w->ops[i]);
+    }
+    for (uint32_t i = 0; i < w->plan->model.tensors && status == CAIRN_OK; i++) {
+        status = cairn_wait(w->ops[i], CAIRN_BENCH_CALL_MS);
+        if (w->plan->is_traced) add_span(w, CAIRN_BENCH_SPAN_FETCH, i, begin);
+    }
+    return status;
+}
+
+static bool run_step(struct step_worker *w, struct cairn_bench_report *report)
+{
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_result result = { .struct_size = sizeof result };
+    struct cairn_stats before = { .struct_size = sizeof before }, after = before;
+    const size_t spans = STEP_SPANS_EACH(w->plan->model.tensors);
+    memset(w->spans, 0, spans * sizeof *w->spans);
+    w->span_count = 0;
+    cairn_status status = cairn_job_stats(w->member.job, &before);
+    const double t0 = cairn_bench_now();
+    if (status == CAIRN_OK) status = cairn_round_begin(w->member.job, CAIRN_BENCH_CALL_MS, &round);
+    if (status == CAIRN_OK)
+        status = w->plan->is_traced ? push_traced(w, &round) : push_all(w, &round);
+    const double t1 = cairn_bench_now();
+    if (status == CAIRN_OK)
+        status = cairn_commit(w->member.job, &round, 1, NULL, 0, CAIRN_BENCH_CALL_MS, &result);
+    const double t2 = cairn_bench_now();
+    if (w->plan->is_traced) add_span(w, CAIRN_BENCH_SPAN_COMMIT, 0, t1);
+    if (status == CAIRN_OK) status = fetch_all(w, result.version);
+    const double t3 = cairn_bench_now();
+    if (status == CAIRN_OK) status = cairn_job_stats(w->member.job, &after);
+    w->plan->rounds[w->rank] = round.round;
+    *report = (struct cairn_bench_report) {
+        .figures = { [STEP_FIGURE_ALL] = t3 - t0,
+                     [STEP_FIGURE_PUSH] = t1 - t0,
+                     [STEP_FIGURE_COMMIT] = t2 - t1,
+                     [STEP_FIGURE_FETCH] = t3 - t2,
+                     [STEP_FIGURE_PUSHED_BYTES] = (double)(after.pushed_bytes -
+                                                           before.pushed_bytes),
+                     [STEP_FIGURE_FETCHED_BYTES] = (double)(after.fetched_bytes -
+                                                            before.fetched_bytes) }
+    };
+    return cairn_bench_is_ok(status);
+}
+
+/* What a step moves at least: every byte of the gradients once, every byte of the parameters once. What is
+ * fetched next puts the parameters right. */
+static void run_copy(struct step_worker *w, struct cairn_bench_report *report)
+{
+    const size_t bytes = w->plan->model.tensors * w->elems * w->elem_bytes;
+    const double begin = cairn_bench_now();
+    memcpy(w->params, w->grads, bytes);
+    memcpy(w->params, w->grads, bytes);
+    report->figures[STEP_FIGURE_ALL] = cairn_bench_now() - begin;
+}
+
+int cairn_bench_step_work(const struct cairn_bench_worker *worker)
+{
+    static struct step_worker w;
+    w.plan = worker->plan;
+    w.rank = worker->rank;
+    w.elems = cairn_bench_model_elems(&w.plan->model);
+    w.elem_bytes = w.plan->model.wire == CAIRN_F32 ? 4 : 2;
+    w.spans = w.plan->spans + worker->rank * STEP_SPANS_EACH(w.plan->model.tensors);
+    struct cairn_bench_order order;
+    struct cairn_bench_report report = { { 0 } };
+    if (pipe(w.acks) != 0) return 1;
+    if (!cairn_bench_member_open(&w.member, &w.plan->model, worker) || !take_memory(&w)) return 1;
+    while (cairn_bench_worker_report(worker, &report) && cairn_bench_worker_next(worker, &order)) {
+        if (order.word == STEP_ORDER_COPY)
+            run_copy(&w, &report);
+        else if (!run_step(&w, &report))
+            return 1;
+    }
+    cairn_close(w.member.session);
+    return 0;
+}
