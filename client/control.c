@@ -292,6 +292,8 @@ static void send_ask(struct session *s, struct ask *ask)
         Cairn__WriteCancel cancel;
         Cairn__InitDone init;
         Cairn__VersionWait version;
+        Cairn__LeaseTake take;
+        Cairn__LeaseDrop drop;
         Cairn__WhoIsAwaited awaited;
         Cairn__TilesDeclare tiles;
         Cairn__JobAmend amend;
@@ -311,6 +313,8 @@ static void send_ask(struct session *s, struct ask *ask)
         WITH_JOB(WRITE_CANCEL, cancel, Cairn__WriteCancel);
         WITH_JOB(INIT_DONE, init, Cairn__InitDone);
         WITH_JOB(VERSION_WAIT, version, Cairn__VersionWait);
+        WITH_JOB(LEASE_TAKE, take, Cairn__LeaseTake);
+        WITH_JOB(LEASE_DROP, drop, Cairn__LeaseDrop);
         WITH_JOB(WHO_IS_AWAITED, awaited, Cairn__WhoIsAwaited);
         WITH_JOB(TILES_DECLARE, tiles, Cairn__TilesDeclare);
         WITH_JOB(JOB_AMEND, amend, Cairn__JobAmend);

@@ -65,6 +65,19 @@ static void set_known(json_t *object, const char *key, bool known, json_t *value
     json_object_set_new(object, key, known ? value : json_null());
 }
 
+static json_t *leases_json(const Cairn__JobStatus *j)
+{
+    json_t *leases = json_array();
+    for (size_t i = 0; i < j->n_leases; i++) {
+        const Cairn__LeaseStatus *l = j->leases[i];
+        json_array_append_new(
+            leases, json_pack("{s:I, s:I, s:s, s:s, s:f}", "generation", (json_int_t)l->generation,
+                              "step", (json_int_t)l->step, "holder", l->holder, "role",
+                              cairn_role_name(l->role), "seconds_left", (double)l->left_ms / 1000));
+    }
+    return leases;
+}
+
 static json_t *job_json(const Cairn__JobStatus *j)
 {
     json_t *groups = json_array();
@@ -91,6 +104,7 @@ static json_t *job_json(const Cairn__JobStatus *j)
     json_object_set_new(object, "client_state_bytes",
                         json_integer((json_int_t)j->client_state_bytes));
     if (j->spec != NULL) json_object_set_new(object, "spec", spec_json(j->spec));
+    json_object_set_new(object, "leases", leases_json(j));
     return object;
 }
 
@@ -214,6 +228,12 @@ static void print_job(const Cairn__JobStatus *j)
     if (j->spec != NULL && j->spec->client_state_max > 0)
         cairn_ctl_line("client state", "%llu bytes, at most %u",
                        (unsigned long long)j->client_state_bytes, j->spec->client_state_max);
+    for (size_t i = 0; i < j->n_leases; i++) {
+        const Cairn__LeaseStatus *l = j->leases[i];
+        cairn_ctl_line("lease", "generation %llu, step %llu: %s %s, %.1f s left",
+                       (unsigned long long)l->generation, (unsigned long long)l->step,
+                       cairn_role_name(l->role), l->holder, (double)l->left_ms / 1000);
+    }
     cairn_ctl_line("gradient norm", "%g", j->last_grad_norm);
     cairn_ctl_line("pushed, fetched", "%s, %s", told_bytes(j, j->pushed_bytes, text),
                    told_bytes(j, j->fetched_bytes, other));

@@ -531,8 +531,7 @@ CAIRN_EXPORT cairn_status cairn_round_abandon(cairn_job *job, const struct cairn
  * CAIRN_ERR_VERSION_GONE if the version is no longer kept, CAIRN_ERR_NOT_READY if it is not published yet.
  *
  * The newest version and the one before are kept, so a round's own version stays until the round after it
- * ends, and training never waits for readers. An evaluator beside a running job takes the newest version
- * (cairn_version_wait), reads all of it, and begins anew if that was CAIRN_ERR_VERSION_GONE. */
+ * ends, and training never waits for readers; others are kept while they are leased. */
 CAIRN_EXPORT cairn_status cairn_fetch(cairn_job *job, struct cairn_version version,
                                       const char *tensor, const char *plane,
                                       const struct cairn_box *box, const struct cairn_mem *mem,
@@ -541,6 +540,19 @@ CAIRN_EXPORT cairn_status cairn_fetch(cairn_job *job, struct cairn_version versi
 CAIRN_EXPORT cairn_status cairn_version_wait(cairn_job *job, struct cairn_version at_least,
                                              int timeout_ms,
                                              struct cairn_version *out) CAIRN_CHECKED;
+/* Leases: whoever is slower than two updates keeps a version of the published copies (plane "wire",
+ * cairn_map): `version`, or {0, 0} the newest (out: which), for ttl_ms from now. Called again, it renews,
+ * until ttl_ms from then if that is later; a job handle has one lease of a version. The library renews
+ * nothing: a reader that hangs must not hold memory. All shards keep it or none does:
+ * CAIRN_ERR_VERSION_GONE, CAIRN_ERR_NO_MEMORY (a shard's memory.limit has no room for one copy more),
+ * CAIRN_ERR_BUSY (leases.versions_max, 4, versions are leased), CAIRN_ERR_INVALID (over leases.ttl_max, 10
+ * min). It ends by cairn_lease_end, with its time, the job handle, or the connection to the coordinator
+ * (renew it then: shards hold it for a quarter longer). No update waits for it. */
+CAIRN_EXPORT cairn_status cairn_lease(cairn_job *job, struct cairn_version version, int ttl_ms,
+                                      int timeout_ms, struct cairn_version *out) CAIRN_CHECKED;
+/* Ends the lease of a version; CAIRN_OK if there is none. CAIRN_ERR_TIMEOUT: it ends with its time. */
+CAIRN_EXPORT cairn_status cairn_lease_end(cairn_job *job, struct cairn_version version,
+                                          int timeout_ms) CAIRN_CHECKED;
 
 /* Units are what a trainer of stage 3 has in memory a few at a time: fetch one, compute, give it back.
  *

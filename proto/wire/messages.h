@@ -55,6 +55,11 @@
     X(43, SNAPSHOT_PART, SnapshotPart, snapshot_part)               \
     X(45, MEMBER_TILES, MemberTiles, member_tiles)                  \
     X(46, MEMBER_FAULT, MemberFault, member_fault)                  \
+    X(50, LEASE_TAKE, LeaseTake, lease_take)                        \
+    X(51, LEASED, Leased, leased)                                   \
+    X(52, LEASE_DROP, LeaseDrop, lease_drop)                        \
+    X(53, LEASE_KEEP, LeaseKeep, lease_keep)                        \
+    X(54, LEASE_END, LeaseEnd, lease_end)                           \
     X(60, CLUSTER_STATUS_GET, ClusterStatusGet, cluster_status_get) \
     X(61, CLUSTER_STATUS, ClusterStatus, cluster_status)            \
     X(62, JOB_LIST_GET, JobListGet, job_list_get)                   \
@@ -76,6 +81,9 @@ enum cairn_message {
 #undef X
 };
 #define CAIRN_MSG_MAX 73
+
+/* Versions of a job that can be leased at a time: for each, every shard has a published copy more. */
+#define CAIRN_LEASED_VERSIONS_MAX 4
 
 /* Who speaks, in Hello and in MemberJoin. */
 enum cairn_role_wire {

@@ -7,6 +7,7 @@
 #include "server/base/durable.h"
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/leases.h"
 
 const char *cairn_cluster_address(const struct cairn_cluster *cluster)
 {
@@ -43,6 +44,7 @@ static void on_tick(uv_timer_t *timer)
     cairn_cluster_sessions_tick(cluster, now_ms, away_ms);
     for (struct cairn_cluster_job *job = cluster->jobs; job != NULL; job = job->next) {
         cairn_cluster_job_tick(job, cairn_cluster_now_ms(cluster));
+        cairn_cluster_leases_tick(job);
     }
 }
 

@@ -42,6 +42,7 @@ struct cairn_cluster_options {
     struct cairn_listener_options network;
     int64_t heartbeat_ms, lease_timeout_ms, step_deadline_ms;
     int64_t workers_max; /* of a job */
+    int64_t lease_ttl_max_ms, lease_versions_max;
     char *log_level;
 };
 /* The table of it, for server/base/config.h. */
@@ -218,6 +219,8 @@ struct cairn_cluster_job {
     bool restoring;    /* CREATING from a snapshot */
     struct cairn_cluster_tiles tiles;
     struct cairn_cluster_cut *cut;
+    struct cairn_cluster_lease *leases; /* owned; leases.h */
+    struct cairn_cluster_kept *kept;    /* owned; the versions of them */
 };
 
 /* Somebody who waits for a cut or a restore; forgotten when the session goes. */

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/leases.h"
 
 /* ---- the cluster ---- */
 
@@ -83,6 +84,7 @@ static void on_cluster_status(struct cairn_cluster_session *session, uint32_t re
 /* ---- jobs ---- */
 
 #define FROZEN_SHOWN 16
+#define LEASES_SHOWN 64
 
 /* A status message with what it borrows. */
 struct job_view {
@@ -93,6 +95,8 @@ struct job_view {
     Cairn__GroupSpec *groups; /* owned */
     Cairn__GroupSpec **list;  /* owned */
     char *frozen[FROZEN_SHOWN];
+    Cairn__LeaseStatus leases[LEASES_SHOWN];
+    Cairn__LeaseStatus *lease_list[LEASES_SHOWN];
 };
 
 static void fill_rounds(Cairn__JobStatus *s, const struct cairn_cluster_job *job)
@@ -141,6 +145,25 @@ static void list_frozen(struct job_view *view, const struct cairn_job_spec_data 
     }
 }
 
+/* Those that are granted. */
+static void fill_leases(struct job_view *view, const struct cairn_cluster_job *job)
+{
+    Cairn__JobStatus *s = &view->status;
+    const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
+    s->leases = view->lease_list;
+    for (const struct cairn_cluster_lease *l = job->leases; l != NULL; l = l->next) {
+        if (l->ends_ms == 0 || s->n_leases == LEASES_SHOWN) continue;
+        Cairn__LeaseStatus *out = &view->leases[s->n_leases];
+        cairn__lease_status__init(out);
+        out->generation = l->version.generation;
+        out->step = l->version.step;
+        out->holder = l->member->session->name;
+        out->role = l->member->role;
+        out->left_ms = l->ends_ms > now_ms ? l->ends_ms - now_ms : 0;
+        view->lease_list[s->n_leases++] = out;
+    }
+}
+
 static bool view_init(struct job_view *view, const struct cairn_cluster_job *job)
 {
     const struct cairn_job_spec_data *spec = &job->spec;
@@ -177,6 +200,7 @@ static bool view_init(struct job_view *view, const struct cairn_cluster_job *job
     list_frozen(view, spec);
     fill_rounds(s, job);
     fill_shards(s, job);
+    fill_leases(view, job);
     return true;
 }
 

@@ -2,6 +2,7 @@
 #include <inttypes.h>
 
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/leases.h"
 
 /* The member that a request is of; without one it is answered here. */
 static struct cairn_cluster_member *attached(struct cairn_cluster_session *session,
@@ -101,6 +102,22 @@ static void on_version_wait(struct cairn_cluster_session *session, uint32_t requ
     member->version_request = request;
     member->version_wanted = (struct cairn_version) { message->generation, message->step };
     cairn_cluster_members_answer_versions(member->job);
+}
+
+static void on_lease_take(struct cairn_cluster_session *session, uint32_t request,
+                          const Cairn__LeaseTake *message)
+{
+    struct cairn_cluster_member *member = attached(session, request, message->job);
+    if (member != NULL) cairn_cluster_lease_take(member, request, message);
+}
+
+static void on_lease_drop(struct cairn_cluster_session *session, uint32_t request,
+                          const Cairn__LeaseDrop *message)
+{
+    struct cairn_cluster_member *member = attached(session, request, message->job);
+    if (member == NULL) return;
+    cairn_cluster_lease_drop(member, message);
+    cairn_cluster_session_done(session, request);
 }
 
 static void on_job_leave(struct cairn_cluster_session *session, const Cairn__JobLeave *message)
@@ -209,6 +226,12 @@ bool cairn_cluster_handle_worker(struct cairn_cluster_session *session,
         break;
     case CAIRN_MSG_VERSION_WAIT:
         on_version_wait(session, request, (const Cairn__VersionWait *)message);
+        break;
+    case CAIRN_MSG_LEASE_TAKE:
+        on_lease_take(session, request, (const Cairn__LeaseTake *)message);
+        break;
+    case CAIRN_MSG_LEASE_DROP:
+        on_lease_drop(session, request, (const Cairn__LeaseDrop *)message);
         break;
     case CAIRN_MSG_TILES_DECLARE:
         on_tiles_declare(session, request, (const Cairn__TilesDeclare *)message);

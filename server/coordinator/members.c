@@ -4,6 +4,7 @@
 
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/leases.h"
 
 enum member_known { UNKNOWN, TOLD, KNOWN };
 
@@ -29,6 +30,7 @@ static void leave_job_list(struct cairn_cluster_member *member)
 {
     struct cairn_cluster_job *job = member->job;
     if (job == NULL) return;
+    cairn_cluster_leases_forget(member);
     struct cairn_cluster_member **at = &job->members;
     while (*at != member) at = &(*at)->next_of_job;
     *at = member->next_of_job;
@@ -67,6 +69,7 @@ void cairn_cluster_member_fail_requests(struct cairn_cluster_member *member, cai
         *requests[i] = 0;
     }
     member->tiles_arriving = false;
+    if (member->job != NULL) cairn_cluster_leases_fail(member, status, text);
 }
 
 /* The shards that were told of it. */

@@ -20,6 +20,12 @@ static const struct cairn_option table[] = {
       "A worker that has not committed so long after a round opened is dropped. 0: never." },
     { "round", "workers_max", CAIRN_OPTION_INT, AT(workers_max), "64", 1, 65536,
       "Workers of a job at a time. Shards reserve memory for so many." },
+    { "leases", "ttl_max", CAIRN_OPTION_DURATION, AT(lease_ttl_max_ms), "10min", 100, 86400000,
+      "A reader's lease of a version is not longer; it may be renewed again and again." },
+    { "leases", "versions_max", CAIRN_OPTION_INT, AT(lease_versions_max), "4", 0,
+      CAIRN_LEASED_VERSIONS_MAX,
+      "Versions of a job that readers may lease at a time: one copy more of what is fetched, "
+      "each." },
     { "log", "level", CAIRN_OPTION_STRING, AT(log_level), "", 0, 0,
       "error, warn, info or debug. Empty: as --log-level says." },
 };

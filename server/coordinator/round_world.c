@@ -6,6 +6,7 @@
 
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/leases.h"
 
 void cairn_cluster_decision_to_message(const struct cairn_decision *decision, Cairn__Decision *out)
 {
@@ -383,6 +384,7 @@ void cairn_cluster_job_event(struct cairn_cluster_job *job, const struct cairn_r
         job->version_told = now;
         cairn_cluster_members_answer_versions(job);
     }
+    cairn_cluster_leases_advance(job);
 }
 
 void cairn_cluster_job_tick(struct cairn_cluster_job *job, uint64_t now_ms)

@@ -323,6 +323,15 @@ static void on_member_join(struct cairn_shard *shard, uint32_t request, struct c
     cairn_session_answer(shard, &answered, status, &why);
 }
 
+static void on_lease_keep(struct cairn_shard *shard, uint32_t request, struct cairn_shard_job *job,
+                          const Cairn__LeaseKeep *message)
+{
+    struct cairn_request answered = cairn_session_request(shard, request);
+    struct cairn_sentence why;
+    const cairn_status status = cairn_shard_lease_keep(job, message, &why);
+    cairn_session_answer(shard, &answered, status, &why);
+}
+
 /* ---- dispatch ---- */
 
 /* Every message about a job begins with its number. */
@@ -337,6 +346,8 @@ static uint64_t job_number(uint16_t type, const ProtobufCMessage *message)
     case CAIRN_MSG_FENCE: return ((const Cairn__Fence *)message)->job;
     case CAIRN_MSG_RESOLVE: return ((const Cairn__Resolve *)message)->job;
     case CAIRN_MSG_PIN: return ((const Cairn__Pin *)message)->job;
+    case CAIRN_MSG_LEASE_KEEP: return ((const Cairn__LeaseKeep *)message)->job;
+    case CAIRN_MSG_LEASE_END: return ((const Cairn__LeaseEnd *)message)->job;
     default: return 0;
     }
 }
@@ -368,6 +379,12 @@ static void on_job_message(struct cairn_shard *shard, uint16_t type, uint32_t re
                                   });
         break;
     case CAIRN_MSG_PIN: cairn_pin_begin(job, (const Cairn__Pin *)message); break;
+    case CAIRN_MSG_LEASE_KEEP:
+        on_lease_keep(shard, request, job, (const Cairn__LeaseKeep *)message);
+        break;
+    case CAIRN_MSG_LEASE_END:
+        cairn_shard_lease_end(job, ((const Cairn__LeaseEnd *)message)->lease);
+        break;
     default: break; // the caller sends no other
     }
 }
@@ -423,7 +440,9 @@ void cairn_shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *f
     case CAIRN_MSG_DECIDE:
     case CAIRN_MSG_FENCE:
     case CAIRN_MSG_RESOLVE:
-    case CAIRN_MSG_PIN: on_message_of_job(shard, frame->type, frame->request, message); break;
+    case CAIRN_MSG_PIN:
+    case CAIRN_MSG_LEASE_KEEP:
+    case CAIRN_MSG_LEASE_END: on_message_of_job(shard, frame->type, frame->request, message); break;
     case CAIRN_MSG_ERROR: on_error((const Cairn__Error *)message); break;
     case CAIRN_MSG_HEARTBEAT:
     case CAIRN_MSG_DONE: break; // they only renew the lease

@@ -204,13 +204,12 @@ static cairn_status open_arenas(struct cairn_shard_job *job, const struct totals
         { "cairn-exp_avg", &job->exp_avg, totals->exp_avg_elems > 0 ? plane_bytes : 0 },
         { "cairn-exp_avg_sq", &job->exp_avg_sq, totals->exp_avg_sq_elems > 0 ? plane_bytes : 0 },
         { "cairn-acc", &job->acc, totals->trained_elems > 0 ? plane_bytes : 0 },
-        { "cairn-wire-0", &job->published[0].wire, totals->wire_bytes },
-        { "cairn-wire-1", &job->published[1].wire, totals->wire_bytes },
     };
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; status == CAIRN_OK && i < sizeof wanted / sizeof *wanted; i++) {
         status = cairn_arena_open_state(wanted[i].label, wanted[i].bytes, wanted[i].arena, why);
     }
+    if (status == CAIRN_OK) status = cairn_published_open(job, totals->wire_bytes, why);
     if (status != CAIRN_OK) return status;
     status = cairn_arena_open_scratch("puts", (uint64_t)job->put_max * job->put_bytes,
                                       &job->putting, why);
@@ -224,7 +223,6 @@ static cairn_status make_round(struct cairn_shard_job *job, struct cairn_sentenc
 {
     const uint32_t fold_count = job->slot_count < job->grad_chunk_count ? job->slot_count
                                                                         : job->grad_chunk_count;
-    const size_t chunk_count = (size_t)job->map.chunk_count + 1;
     job->slots = calloc(job->slot_count, sizeof *job->slots);
     job->folds = calloc(fold_count + 1, sizeof *job->folds);
     job->zero = calloc((size_t)job->grad_chunk_count + 1, sizeof *job->zero);
@@ -233,12 +231,9 @@ static cairn_status make_round(struct cairn_shard_job *job, struct cairn_sentenc
     job->frozen = calloc(job->spec.group_count + 1, sizeof *job->frozen);
     job->frozen_tensors = calloc(job->spec.tensor_count + 1, sizeof *job->frozen_tensors);
     job->holds = malloc(holds_bytes(job) + 1);
-    job->published[0].checksums = calloc(chunk_count, sizeof(uint64_t));
-    job->published[1].checksums = calloc(chunk_count, sizeof(uint64_t));
     if (job->slots == NULL || job->folds == NULL || job->zero == NULL || job->sums == NULL ||
         job->scalars == NULL || job->frozen == NULL || job->frozen_tensors == NULL ||
-        job->holds == NULL || job->published[0].checksums == NULL ||
-        job->published[1].checksums == NULL) {
+        job->holds == NULL) {
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the rounds of a job");
     }
     for (uint32_t i = 0; i < job->slot_count; i++) job->slots[i].job = job;
@@ -328,7 +323,7 @@ cairn_status cairn_shard_job_open(struct cairn_shard *shard, const struct cairn_
     job->state = CAIRN_JOB_INITIALIZING;
     job->param = job->exp_avg = job->exp_avg_sq = job->acc = CAIRN_ARENA_NONE;
     job->landing = job->putting = CAIRN_ARENA_NONE;
-    job->published[0].wire = job->published[1].wire = CAIRN_ARENA_NONE;
+    job->writing = CAIRN_PUBLISHED_NONE;
     cairn_spec_init(&job->spec);
     job->next = shard->jobs;
     shard->jobs = job;
@@ -363,12 +358,10 @@ void cairn_shard_job_free(struct cairn_shard_job *job)
     for (uint32_t i = 0; job->slots != NULL && i < job->slot_count; i++)
         cairn_landing_release(&job->slots[i]);
     struct cairn_arena *arenas[] = {
-        &job->param,   &job->exp_avg, &job->exp_avg_sq,        &job->acc,
-        &job->landing, &job->putting, &job->published[0].wire, &job->published[1].wire,
+        &job->param, &job->exp_avg, &job->exp_avg_sq, &job->acc, &job->landing, &job->putting,
     };
     for (size_t i = 0; i < sizeof arenas / sizeof *arenas; i++) cairn_arena_close(arenas[i]);
-    free(job->published[0].checksums);
-    free(job->published[1].checksums);
+    cairn_published_close(job);
     free(job->step);
     free(job->actions.list);
     free(job->slots);

@@ -1,10 +1,10 @@
 /* Fetches: a chunk of a plane at an exact version, or what it has in common with a box.
  *
- * The wire plane is read at the newest version or the one before, which an update overwrites; the
- * other planes at the newest only, and while they are being updated a fetch of them waits. Data is
- * copied to a buffer of its own before it is sent, because a peer that stops reading pins what is
- * sent to it, and published memory must never be pinned. A member has at most
- * CAIRN_SHARD_REPLIES_MAX of them, so a stopped one pins no more than these. */
+ * The wire plane is read at every version that is kept (published.h): the newest, the one before, and those
+ * that are leased; the other planes at the newest only, and while they are being updated a fetch of them
+ * waits. Data is copied to a buffer of its own before it is sent, because a peer that stops reading pins what
+ * is sent to it, and published memory must never be pinned. A member has at most CAIRN_SHARD_REPLIES_MAX of
+ * them, so a stopped one pins no more than these. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,43 +20,24 @@ struct source {
     bool checksum_known;
 };
 
-static bool same_version(struct cairn_version a, uint64_t generation, uint64_t step)
-{
-    return a.generation == generation && a.step == step;
-}
-
-/* Not here: not yet, or no longer. */
-static cairn_status not_kept(const struct cairn_shard_job *job,
-                             const struct cairn_chunk_header *header)
-{
-    const struct cairn_version newest = job->published[job->newest].version;
-    const bool later = header->generation != newest.generation
-                           ? header->generation > newest.generation
-                           : header->step > newest.step;
-    return later ? CAIRN_ERR_NOT_READY : CAIRN_ERR_VERSION_GONE;
-}
-
 static cairn_status judge_wire(const struct cairn_shard_job *job,
                                const struct cairn_chunk_header *header, uint64_t chunk,
                                const struct cairn_chunk_place *place, struct source *source_out)
 {
-    for (uint32_t i = 0; i < 2; i++) {
-        const struct cairn_published *published = &job->published[i];
-        if (!published->readable) continue;
-        if (!same_version(published->version, header->generation, header->step)) continue;
-        const uint32_t part = job->chunk_part[chunk];
-        const size_t elem_bytes = cairn_dtype_bytes((int)job->parts[part].wire);
-        const uint64_t elems = place->local_elem - job->map.extents[part].local_elem;
-        *source_out = (struct source) {
-            .bytes = published->wire.base + job->parts[part].wire_byte + elems * elem_bytes,
-            .byte_count = (size_t)place->elem_count * elem_bytes,
-            .dtype = job->parts[part].wire,
-            .checksum = published->checksums[chunk],
-            .checksum_known = true,
-        };
-        return CAIRN_OK;
-    }
-    return not_kept(job, header);
+    const struct cairn_version version = { header->generation, header->step };
+    const struct cairn_published *published = cairn_published_find(job, version);
+    if (published == NULL) return cairn_published_missing(job, version);
+    const uint32_t part = job->chunk_part[chunk];
+    const size_t elem_bytes = cairn_dtype_bytes((int)job->parts[part].wire);
+    const uint64_t elems = place->local_elem - job->map.extents[part].local_elem;
+    *source_out = (struct source) {
+        .bytes = published->wire.base + job->parts[part].wire_byte + elems * elem_bytes,
+        .byte_count = (size_t)place->elem_count * elem_bytes,
+        .dtype = job->parts[part].wire,
+        .checksum = published->checksums[chunk],
+        .checksum_known = true,
+    };
+    return CAIRN_OK;
 }
 
 static cairn_status judge_state(const struct cairn_shard_job *job,
@@ -71,8 +52,10 @@ static cairn_status judge_state(const struct cairn_shard_job *job,
     const cairn_dtype dtype = job->parts[part].master;
     if ((kept & 1u << header->plane) == 0) return CAIRN_ERR_NOT_FOUND;
     if (job->updating) return CAIRN_ERR_BUSY;
-    if (!same_version(job->published[job->newest].version, header->generation, header->step))
-        return not_kept(job, header);
+    const struct cairn_version newest = job->published[job->newest].version;
+    if (newest.generation != header->generation || newest.step != header->step)
+        return cairn_published_missing(job,
+                                       (struct cairn_version) { header->generation, header->step });
     *source_out = (struct source) {
         .bytes = arena->base + cairn_shard_job_plane_byte(job, part, place->local_elem),
         .byte_count = (size_t)place->elem_count * cairn_dtype_bytes((int)dtype),
@@ -236,7 +219,7 @@ static void send_data(struct cairn_member *member, struct cairn_reply *reply,
 static void answer(struct cairn_member *member, struct cairn_reply *reply)
 {
     struct cairn_shard_job *job = reply->job;
-    struct source source;
+    struct source source = { .byte_count = 0 };
     cairn_status status = judge_fetch(job, &reply->header, &source);
     if (status == CAIRN_OK) {
         send_data(member, reply, &source);

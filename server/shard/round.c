@@ -218,7 +218,8 @@ static void publish_chunk(struct cairn_shard_job *job, struct cairn_published *p
     write_checksum(job, published, chunk, place);
 }
 
-/* Updates pass frozen tensors by; after a write the older copy has to take them over once. */
+/* Updates pass frozen tensors by; after a write the older copies have to take them over once, and so has one
+ * that a lease made. */
 static void refresh_frozen(struct cairn_shard_job *job, struct cairn_published *next,
                            uint32_t chunk)
 {
@@ -233,14 +234,14 @@ static void run_write(struct cairn_task *task, uint32_t item, uint32_t thread)
     struct cairn_shard_job *job = job_of_pass(task);
     const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->map, item);
     cairn_write_apply(job, item, &place);
-    publish_chunk(job, &job->published[1 - job->newest], item, &place);
+    publish_chunk(job, &job->published[job->writing], item, &place);
 }
 
 static void run_update(struct cairn_task *task, uint32_t item, uint32_t thread)
 {
     (void)thread;
     struct cairn_shard_job *job = job_of_pass(task);
-    struct cairn_published *next = &job->published[1 - job->newest];
+    struct cairn_published *next = &job->published[job->writing];
     if (item >= job->grad_chunk_count) {
         refresh_frozen(job, next, item - job->grad_chunk_count);
         return;
@@ -270,13 +271,9 @@ static void run_update(struct cairn_task *task, uint32_t item, uint32_t thread)
 static void update_done(struct cairn_task *task)
 {
     struct cairn_shard_job *job = job_of_pass(task);
-    job->newest = 1 - job->newest;
-    job->published[job->newest].version = job->version_next;
-    job->published[job->newest].readable = true;
-    job->published[job->newest].stale = false;
+    cairn_published_end(job, job->version_next, job->update_writes);
     job->updating = false;
     if (job->update_writes) {
-        job->published[1 - job->newest].stale = true;
         job->update_writes = false;
         cairn_write_close(job);
     }
@@ -292,10 +289,9 @@ static void update_done(struct cairn_task *task)
 static void begin_update(struct cairn_shard_job *job)
 {
     job->update_waits = false;
-    // The version before the one that is read now is gone from here on.
-    struct cairn_published *next = &job->published[1 - job->newest];
+    // The version that was there is gone from here on: without leases, the one before the newest.
+    const struct cairn_published *next = cairn_published_begin(job);
     const uint32_t all = (uint32_t)job->map.chunk_count;
-    next->readable = false;
     if (job->update_writes)
         submit_pass(job, all, run_write, update_done);
     else

@@ -60,6 +60,10 @@ void cairn_shard_close(struct cairn_shard *shard, void (*on_closed)(void *contex
         shard->handles_open++;
         uv_close((uv_handle_t *)&shard->again, on_timer_closed);
     }
+    if (shard->lease_timer.data != NULL) {
+        shard->handles_open++;
+        uv_close((uv_handle_t *)&shard->lease_timer, on_timer_closed);
+    }
     if (shard->poll.fabric != NULL) {
         shard->handles_open++;
         cairn_fabric_poll_close(&shard->poll, on_part_closed, shard);
@@ -128,6 +132,8 @@ cairn_status cairn_shard_open(uv_loop_t *loop, const struct cairn_shard_options 
     shard->loop = loop;
     uv_timer_init(loop, &shard->again);
     shard->again.data = shard;
+    uv_timer_init(loop, &shard->lease_timer);
+    shard->lease_timer.data = shard;
     shard->backend = cairn_backend_host();
     shard->budget.limit_bytes = options->memory_bytes;
     shard->on_ready = options->on_ready;

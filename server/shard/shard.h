@@ -4,6 +4,7 @@
  *                                            ├─ step.h ──┼─ act.c ─► fold, reduce, update (round.c)
  *   workers ────── landing.c ────────────────┘  (core)   └─ act.c ─► reduced, published (session.c)
  *                  put.c, origin.c: initial state    publish.c: fetch    pin.c, restore.c: snapshots
+ *                  published.c: the versions that can be fetched, and leases on them
  *                  tiles.c: what workers hold of the tensors
  *
  * One loop thread runs the control session, the fabric and the cores, and makes every decision. Two
@@ -34,6 +35,7 @@
 #include "server/core/step.h"
 #include "server/shard/arena.h"
 #include "server/shard/pool.h"
+#include "server/shard/published.h"
 
 enum {
     CAIRN_SHARD_JOBS_MAX = 64,
@@ -119,15 +121,6 @@ struct cairn_piece {
     struct cairn_held
         *held;             /* borrowed; NULL: all of it, and no member holds a part of the tensor */
     uint64_t first, count; /* elements of the box; of the chunk if held is NULL */
-};
-
-/* One of the two published copies. */
-struct cairn_published {
-    struct cairn_arena wire; /* the parts one after another, each in its wire dtype, 64-aligned */
-    uint64_t *checksums;     /* owned: [map.chunk_count] of each chunk's wire copy */
-    struct cairn_version version;
-    bool readable; /* false before it is first written, and while it is being written */
-    bool stale;    /* its frozen tensors are those before a write */
 };
 
 /* A contribution's place in the landing arena; the core names it by its index. */
@@ -243,8 +236,9 @@ struct cairn_shard_job {
      * touched: cairn_shard_job_plane_byte */
     struct cairn_arena param, exp_avg, exp_avg_sq; /* fp32; 0 where frozen or not kept */
     struct cairn_arena acc;                        /* fp32 sums of the round at hand */
-    struct cairn_published published[2];
-    uint32_t newest; /* which of the two */
+    struct cairn_published published[CAIRN_SHARD_PUBLISHED_MAX]; /* see published.h */
+    uint32_t newest, writing; /* which of them; writing: CAIRN_PUBLISHED_NONE between updates */
+    struct cairn_shard_lease leases[CAIRN_SHARD_LEASES_MAX];
 
     /* the round */
     struct cairn_step *step; /* owned, as is its list of actions */
@@ -353,6 +347,7 @@ struct cairn_shard {
     Cairn__ShardStats stats;
     uint32_t endpoints_made;          /* to members: the number of the last one */
     uv_timer_t again;                 /* the next try to connect members with `again` */
+    uv_timer_t lease_timer;           /* the next end of a lease: published.c */
     struct cairn_log_limit strangers; /* messages that belong to nobody */
 
     bool closing;

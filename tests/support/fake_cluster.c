@@ -59,6 +59,8 @@ void fake_open(struct fake_cluster *fake, uint32_t shards)
         .lease_timeout_ms = 60000,
         .step_deadline_ms = 0,
         .workers_max = 8,
+        .lease_ttl_max_ms = 600000,
+        .lease_versions_max = CAIRN_LEASED_VERSIONS_MAX,
     };
     for (uint32_t i = 0; i < FAKE_SHARDS_MAX; i++) {
         snprintf(fake->shards[i].name, sizeof fake->shards[i].name, "s%" PRIu32, i);

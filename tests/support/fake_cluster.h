@@ -15,6 +15,7 @@
 #include "tests/support/scratch.h"
 
 #define FAKE_SHARDS_MAX 5
+#define FAKE_LEASES_MAX 8
 
 struct fake_peer {
     int fd;     /* -1 = closed */
@@ -36,7 +37,15 @@ struct fake_shard {
     bool holds_seal;          /* do not answer JobSeal */
     bool holds_create;        /* do not answer JobCreate */
     const char *refuse_tiles; /* answer MemberTiles with NO_MEMORY and this */
+    const char *refuse_lease; /* answer LeaseKeep with refuse_lease_status and this */
+    cairn_status refuse_lease_status;
+    bool holds_lease; /* do not answer LeaseKeep */
     /* what it has */
+    uint64_t leases[FAKE_LEASES_MAX]; /* their numbers; 0: none */
+    uint32_t lease_count;
+    uint32_t lease_request; /* of the last LeaseKeep */
+    uint32_t lease_ttl_ms;
+    struct cairn_version lease_version;
     struct cairn_paged spec_pages, layout_pages;
     struct cairn_paged tiles_pages;
     uint32_t create_request, held_request, tiles_request;
@@ -90,6 +99,8 @@ void fake_shard_forget(struct fake_cluster *fake, uint32_t i);
 void fake_shard_report_reduced(struct fake_shard *shard);
 /* Says Done to what it held. */
 void fake_shard_release(struct fake_shard *shard);
+/* The same of a LeaseKeep. */
+void fake_shard_lease_done(struct fake_shard *shard);
 
 /* ---- workers, readers, admins ---- */
 struct fake_peer fake_connect(struct fake_cluster *fake, uint32_t role, const char *name);

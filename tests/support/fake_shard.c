@@ -211,6 +211,48 @@ static void on_open(struct fake_shard *shard, const Cairn__RoundOpen *open)
     if (!shard->holds_reduced) fake_shard_report_reduced(shard);
 }
 
+/* ---- leases ---- */
+
+static uint64_t *find_lease(struct fake_shard *shard, uint64_t number)
+{
+    for (int i = 0; i < FAKE_LEASES_MAX; i++)
+        if (shard->leases[i] == number) return &shard->leases[i];
+    return NULL;
+}
+
+static void on_lease_keep(struct fake_shard *shard, uint32_t request, const Cairn__LeaseKeep *keep)
+{
+    shard->lease_request = request;
+    shard->lease_ttl_ms = keep->ttl_ms;
+    shard->lease_version = (struct cairn_version) { keep->generation, keep->step };
+    if (shard->holds_lease) return;
+    if (shard->refuse_lease != NULL) {
+        refuse(shard, request, shard->refuse_lease_status, shard->refuse_lease);
+        return;
+    }
+    if (find_lease(shard, keep->lease) == NULL) {
+        uint64_t *lease = find_lease(shard, 0);
+        ck_assert_ptr_nonnull(lease);
+        *lease = keep->lease;
+        shard->lease_count++;
+    }
+    done(shard, request);
+}
+
+static void on_lease_end(struct fake_shard *shard, const Cairn__LeaseEnd *end)
+{
+    uint64_t *lease = find_lease(shard, end->lease);
+    ck_assert_uint_ne(end->lease, 0);
+    if (lease == NULL) return;
+    *lease = 0;
+    shard->lease_count--;
+}
+
+void fake_shard_lease_done(struct fake_shard *shard)
+{
+    done(shard, shard->lease_request);
+}
+
 /* ---- snapshots ---- */
 
 static cairn_status zeros(void *context, const struct cairn_safetensors_entry *entry,
@@ -359,6 +401,10 @@ static void handle(struct fake_shard *shard, uint16_t type, uint32_t request,
     case CAIRN_MSG_RESOLVE: obey(shard, ((const Cairn__Resolve *)message)->decision); break;
     case CAIRN_MSG_ROUND_OPEN: on_open(shard, (const Cairn__RoundOpen *)message); break;
     case CAIRN_MSG_DECIDE: obey(shard, ((const Cairn__Decide *)message)->decision); break;
+    case CAIRN_MSG_LEASE_KEEP:
+        on_lease_keep(shard, request, (const Cairn__LeaseKeep *)message);
+        break;
+    case CAIRN_MSG_LEASE_END: on_lease_end(shard, (const Cairn__LeaseEnd *)message); break;
     case CAIRN_MSG_PIN:
         if (!shard->holds_part) fake_shard_answer_pin(shard, (const Cairn__Pin *)message);
         break;

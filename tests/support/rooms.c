@@ -61,6 +61,8 @@ static struct cairn_cluster_options options_of(struct rooms *rooms)
         .heartbeat_ms = 1000,
         .lease_timeout_ms = 10000,
         .workers_max = 32,
+        .lease_ttl_max_ms = 600000,
+        .lease_versions_max = CAIRN_LEASED_VERSIONS_MAX,
     };
 }
 

@@ -305,6 +305,25 @@ NOTHING(cairn_snapshot)
     return cairn_snapshot(a->job, 0, SHORT_MS, NULL);
 }
 
+GIVEN(cairn_lease)
+{
+    struct cairn_version version = { 0, 0 };
+    return cairn_lease(a->job, version, 1000, SHORT_MS, &version);
+}
+NOTHING(cairn_lease)
+{
+    const struct cairn_version version = { 0, 0 };
+    return cairn_lease(a->job, version, 0, -1, NULL);
+}
+GIVEN(cairn_lease_end)
+{
+    return cairn_lease_end(a->job, (struct cairn_version) { 1, 0 }, SHORT_MS);
+}
+NOTHING(cairn_lease_end)
+{
+    return cairn_lease_end(a->job, (struct cairn_version) { 1, 0 }, -1);
+}
+
 GIVEN(cairn_prefetch)
 {
     const char *const units[] = { "a", "b", "scale" };
@@ -398,6 +417,8 @@ static const struct call {
     CALL(cairn_version_wait, OF_JOB),
     CALL(cairn_client_state, OF_JOB),
     CALL(cairn_snapshot, OF_JOB),
+    CALL(cairn_lease, OF_JOB),
+    CALL(cairn_lease_end, OF_JOB),
     CALL(cairn_prefetch, OF_JOB),
     CALL(cairn_map, OF_JOB),
     CALL(cairn_unmap, OF_JOB),

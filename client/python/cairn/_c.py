@@ -165,6 +165,8 @@ FUNCTIONS = {
     "cairn_fetch": (c_int, [_handle, Version, c_char_p, c_char_p, POINTER(Box), POINTER(Mem), POINTER(_handle)]),
     "cairn_version_wait": (c_int, [_handle, Version, c_int, POINTER(Version)]),
     "cairn_client_state": (c_int, [_handle, c_void_p, c_size_t, c_int, POINTER(c_size_t), POINTER(Version)]),
+    "cairn_lease": (c_int, [_handle, Version, c_int, c_int, POINTER(Version)]),
+    "cairn_lease_end": (c_int, [_handle, Version, c_int]),
     "cairn_wait": (c_int, [_handle, c_int]),
     "cairn_snapshot": (c_int, [_handle, c_uint32, c_int, POINTER(c_char * 64)]),
     "cairn_job_stats": (c_int, [_handle, POINTER(Stats)]),

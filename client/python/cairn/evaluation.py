@@ -3,16 +3,18 @@ side is cairn.torch."""
 
 from __future__ import annotations
 
-from typing import Any, List, Optional
+from typing import Any, List, Optional, Tuple
 
+import torch
 from torch import nn
 
 from . import _blobs, _transfer
 from ._model import Slot, slots_of
-from .errors import Mismatch, VersionGone
-from .session import TIMEOUT_S, Job, Session
+from .errors import Busy, Mismatch, NoMemory, VersionGone
+from .session import TIMEOUT_S, Job, Lease, Session
 from .spec import Version
 
+_LEASE_S = 60.0  # a load that takes longer may find its version gone
 _TRIES = 20  # a version that is gone, because training goes on, is asked for again as a newer one
 
 
@@ -43,6 +45,21 @@ class Reader:
         least = Version(0, 0) if newer_than is None else Version(newer_than.generation, newer_than.step + 1)
         return self._job.version_wait(least, self.timeout if timeout is None else timeout)
 
+    def lease(self, version: Optional[Version] = None, ttl: float = _LEASE_S) -> Lease:
+        """Keeps a version (None: the newest) while it is read: `with reader.lease() as version:`. See Job.lease."""
+        return self._job.lease(Version(0, 0) if version is None else version, ttl, self.timeout)
+
+    def _load(self, version: Optional[Version], targets: List[Tuple[Slot, torch.Tensor]]) -> Version:
+        newest = self.wait() if version is None else version  # and until there is one
+        try:
+            lease = self.lease(version)
+        except (Busy, NoMemory):  # no room for it: training may overtake this
+            _transfer.load(self._job, newest, targets, self.timeout)
+            return newest
+        with lease as kept:
+            _transfer.load(self._job, kept, targets, self.timeout)
+        return kept
+
     def _match(self, slots: List[Slot]) -> None:
         """The slots have the names and shapes of the job, and take its dtypes on the wire."""
         there = {tensor.name: tensor for tensor in self._job.tensors()
@@ -63,15 +80,14 @@ class Reader:
 
     def load_into(self, model: nn.Module, version: Optional[Version] = None) -> Version:
         """Brings a version (None: the newest) into a model with the names and shapes of the trained one; Mismatch lists
-        differences. VersionGone if the version asked for is not kept any more. Buffers are left as they are."""
+        differences. It is leased while it is read. VersionGone if the version asked for is not kept any more. Buffers
+        are left as they are."""
         slots = slots_of(model)
         self._match(slots)
         targets = [(slot, slot.parameter.data) for slot in slots]
         for _ in range(_TRIES):
-            asked = version if version is not None else self.wait()
             try:
-                _transfer.load(self._job, asked, targets, self.timeout)
-                return asked
+                return self._load(version, targets)
             except VersionGone:
                 if version is not None:
                     raise

@@ -184,6 +184,44 @@ class Mapped:
         check(_c.lib().cairn_unmap(self._job._living(), ctypes.byref(self._first), None))
 
 
+class Lease:
+    """A version that the shards keep while it is read, whatever training does; made by Job.lease. In a with block it is
+    the version, and ends with the block. It is over `ttl` seconds after it was made or renewed: call `renew` between
+    the parts of a longer reading. Nothing renews it by itself, so that a reader that hangs holds no memory."""
+
+    def __init__(self, job: "Job", version: Version, ttl: float):
+        self._job, self.version, self.ttl = job, version, ttl
+        self._ended = False
+        job._leases[version] = job._leases.get(version, 0) + 1  # the library has one of a version
+
+    def renew(self, ttl: Optional[float] = None, timeout: float = TIMEOUT_S) -> None:
+        """For ttl (None: as before) seconds from now. VersionGone: it was over, and the version is there no more."""
+        self.ttl = self.ttl if ttl is None else ttl
+        self._job._take_lease(self.version, self.ttl, timeout)
+
+    def end(self, timeout: float = 5.0) -> None:
+        """Twice is once. Timeout: it ends with its time."""
+        if self._ended:
+            return
+        self._ended = True
+        self._job._leases[self.version] -= 1
+        if self._job._leases[self.version] > 0:
+            return  # another one of this version goes on
+        del self._job._leases[self.version]
+        check(_c.lib().cairn_lease_end(self._job._living(), _c.Version(*self.version), milliseconds(timeout)))
+
+    def __enter__(self) -> Version:
+        return self.version
+
+    def __exit__(self, *_: Any) -> None:
+        if self._job.closed:
+            return  # it has ended with it
+        try:
+            self.end()
+        except CairnError:  # the coordinator is away: it ends with its time
+            pass
+
+
 class Job:
     """A job of a session. Made by Session.open_worker and Session.open_reader."""
 
@@ -192,6 +230,7 @@ class Job:
         self._session = session
         self._handle: Optional[ctypes.c_void_p] = handle
         self._open: Dict[int, Operation] = {}  # by handle
+        self._leases: Dict[Version, int] = {}  # how many there are of a version
         self._is_writing = False
         self._loans: List[Memory] = []  # of puts and pushes without an operation of their own
         session._jobs.add(self)
@@ -369,6 +408,17 @@ class Job:
         sliced(lambda ms: _c.lib().cairn_client_state(self._living(), room, len(room), ms, ctypes.byref(count),
                                                       ctypes.byref(version)), timeout)
         return ClientState(room.raw[:count.value], _version_of(version))
+
+    def _take_lease(self, version: Version, ttl: float, timeout: float) -> Version:
+        out, ttl_ms = _c.Version(), milliseconds(ttl)
+        sliced(lambda ms: _c.lib().cairn_lease(self._living(), _c.Version(*version), ttl_ms, ms, ctypes.byref(out)),
+               timeout)
+        return _version_of(out)
+
+    def lease(self, version: Version = Version(0, 0), ttl: float = 60.0, timeout: float = TIMEOUT_S) -> Lease:
+        """Keeps a version, (0, 0) the newest, for ttl seconds: `with job.lease() as version:`. VersionGone: it is not
+        there any more; NoMemory: a shard has no room for a copy more; Busy: too many other versions are leased."""
+        return Lease(self, self._take_lease(version, ttl, timeout), ttl)
 
     # ---- the rest ----
 

@@ -74,6 +74,30 @@ class AJob(unittest.TestCase):
         reader = self.session().open_reader("found", timeout=20)
         self.assertEqual(fetched(reader, "w", result.version, 6), [0, 1, 2, 3, 4, 5])
 
+    def test_a_leased_version_is_read_after_many_updates(self):
+        job = opened(self.session(), "leased")
+        reader = self.session().open_reader("leased", timeout=20)
+        with reader.lease(ttl=60) as version:
+            self.assertEqual(version, job.version_wait())
+            for _ in range(5):
+                round_ = job.round_begin(20)
+                round_.push("w", floats(2, 2, 2, 2, 2, 2))
+                round_.commit(timeout=20)
+            with reader.lease(version, ttl=1) as again:  # the same one: it goes on after this block
+                self.assertEqual(again, version)
+            self.assertEqual(fetched(reader, "w", version, 6), [0, 1, 2, 3, 4, 5])
+        with self.assertRaises(cairn.VersionGone):
+            while True:  # until the shards have heard that it ended
+                fetched(reader, "w", version, 6)
+        with self.assertRaisesRegex(cairn.VersionGone, "not kept any more"):
+            reader.lease(version)
+        with self.assertRaisesRegex(cairn.Invalid, "leases.ttl_max"):
+            reader.lease(ttl=3600)
+        lease = reader.lease()
+        lease.renew(120)
+        lease.end()
+        lease.end()
+
     def test_a_job_tells_what_it_is(self):
         opened(self.session(), "told")
         reader = self.session().open_reader("told", timeout=20)

@@ -1,0 +1,299 @@
+/* The published copies of a job, and the leases on them: see published.h. */
+#include "server/shard/published.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "server/shard/shard.h"
+
+static bool same_version(struct cairn_version a, struct cairn_version b)
+{
+    return a.generation == b.generation && a.step == b.step;
+}
+
+static bool is_before(struct cairn_version a, struct cairn_version b)
+{
+    return a.generation != b.generation ? a.generation < b.generation : a.step < b.step;
+}
+
+static bool is_there(const struct cairn_published *copy)
+{
+    return copy->checksums != NULL;
+}
+
+/* ---- copies ---- */
+
+/* Of the budget, for a copy more. */
+static uint64_t copy_bytes(const struct cairn_shard_job *job)
+{
+    return job->published[job->newest].wire.bytes + (job->map.chunk_count + 1) * sizeof(uint64_t);
+}
+
+static cairn_status open_copy(struct cairn_shard_job *job, uint32_t index, uint64_t wire_bytes,
+                              struct cairn_sentence *why)
+{
+    struct cairn_published *copy = &job->published[index];
+    char label[32];
+    snprintf(label, sizeof label, "cairn-wire-%u", (unsigned)index);
+    *copy = (struct cairn_published) { .wire = CAIRN_ARENA_NONE };
+    copy->checksums = calloc((size_t)job->map.chunk_count + 1, sizeof *copy->checksums);
+    if (copy->checksums == NULL)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the checksums of a version");
+    const cairn_status status = cairn_arena_open_state(label, wire_bytes, &copy->wire, why);
+    if (status == CAIRN_OK) return CAIRN_OK;
+    free(copy->checksums);
+    copy->checksums = NULL;
+    return status;
+}
+
+static void close_copy(struct cairn_published *copy)
+{
+    if (!is_there(copy)) return;
+    cairn_arena_close(&copy->wire);
+    free(copy->checksums);
+    *copy = (struct cairn_published) { .wire = CAIRN_ARENA_NONE };
+}
+
+cairn_status cairn_published_open(struct cairn_shard_job *job, uint64_t wire_bytes,
+                                  struct cairn_sentence *why)
+{
+    cairn_status status = open_copy(job, 0, wire_bytes, why);
+    if (status == CAIRN_OK) status = open_copy(job, 1, wire_bytes, why);
+    return status;
+}
+
+void cairn_published_close(struct cairn_shard_job *job)
+{
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) close_copy(&job->published[i]);
+}
+
+const struct cairn_published *cairn_published_find(const struct cairn_shard_job *job,
+                                                   struct cairn_version version)
+{
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
+        const struct cairn_published *copy = &job->published[i];
+        if (copy->readable && same_version(copy->version, version)) return copy;
+    }
+    return NULL;
+}
+
+cairn_status cairn_published_missing(const struct cairn_shard_job *job,
+                                     struct cairn_version version)
+{
+    return is_before(job->published[job->newest].version, version) ? CAIRN_ERR_NOT_READY
+                                                                   : CAIRN_ERR_VERSION_GONE;
+}
+
+static bool is_leased(const struct cairn_shard_job *job, struct cairn_version version)
+{
+    for (uint32_t i = 0; i < CAIRN_SHARD_LEASES_MAX; i++) {
+        const struct cairn_shard_lease *lease = &job->leases[i];
+        if (lease->number != 0 && same_version(lease->version, version)) return true;
+    }
+    return false;
+}
+
+/* Nobody would miss it: not the newest, not leased, not being written. */
+static bool is_spare(const struct cairn_shard_job *job, uint32_t index)
+{
+    const struct cairn_published *copy = &job->published[index];
+    if (!is_there(copy) || index == job->newest || index == job->writing) return false;
+    return !copy->readable || !is_leased(job, copy->version);
+}
+
+/* The spare copy of the oldest version, one that has none first; CAIRN_SHARD_PUBLISHED_MAX: none. */
+static uint32_t oldest_spare(const struct cairn_shard_job *job)
+{
+    uint32_t best = CAIRN_SHARD_PUBLISHED_MAX;
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
+        const struct cairn_published *copy = &job->published[i];
+        if (!is_spare(job, i)) continue;
+        if (!copy->readable) return i;
+        if (best == CAIRN_SHARD_PUBLISHED_MAX ||
+            is_before(copy->version, job->published[best].version))
+            best = i;
+    }
+    return best;
+}
+
+struct cairn_published *cairn_published_begin(struct cairn_shard_job *job)
+{
+    const uint32_t index = oldest_spare(job);
+    assert(job->writing == CAIRN_PUBLISHED_NONE && index < CAIRN_SHARD_PUBLISHED_MAX);
+    job->writing = index;
+    job->published[index].readable = false;
+    return &job->published[index];
+}
+
+void cairn_published_end(struct cairn_shard_job *job, struct cairn_version version,
+                         bool frozen_changed)
+{
+    assert(job->writing != CAIRN_PUBLISHED_NONE);
+    for (uint32_t i = 0; frozen_changed && i < CAIRN_SHARD_PUBLISHED_MAX; i++)
+        job->published[i].stale = true;
+    job->newest = job->writing;
+    job->writing = CAIRN_PUBLISHED_NONE;
+    job->published[job->newest].version = version;
+    job->published[job->newest].readable = true;
+    job->published[job->newest].stale = false;
+}
+
+/* ---- leases ---- */
+
+/* How many versions are leased: each of them has a copy beyond the two. */
+static uint32_t leased_count(const struct cairn_shard_job *job)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
+        const struct cairn_published *copy = &job->published[i];
+        count += copy->readable && is_leased(job, copy->version);
+    }
+    return count;
+}
+
+static uint32_t copy_count(const struct cairn_shard_job *job)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) count += is_there(&job->published[i]);
+    return count;
+}
+
+static cairn_status take_copy(struct cairn_shard_job *job, const Cairn__LeaseKeep *message,
+                              struct cairn_sentence *why)
+{
+    const uint64_t bytes = copy_bytes(job);
+    char what[CAIRN_NAME_MAX + 96];
+    uint32_t index = 0;
+    while (index < CAIRN_SHARD_PUBLISHED_MAX && is_there(&job->published[index])) index++;
+    if (index == CAIRN_SHARD_PUBLISHED_MAX)
+        return cairn_fail(why, CAIRN_ERR_BUSY,
+                          "%d versions of job %s are leased already, the most there can be: wait "
+                          "until one of these leases ends, or share its version",
+                          CAIRN_LEASED_VERSIONS_MAX, job->spec.name);
+    snprintf(what, sizeof what, "a lease of version %llu.%llu of job %s",
+             (unsigned long long)message->generation, (unsigned long long)message->step,
+             job->spec.name);
+    cairn_status status = cairn_budget_take(&job->shard->budget, bytes, what, why);
+    if (status != CAIRN_OK) return status;
+    status = open_copy(job, index, job->published[job->newest].wire.bytes, why);
+    if (status != CAIRN_OK) {
+        cairn_budget_give(&job->shard->budget, bytes);
+        return status;
+    }
+    job->published[index].stale = true; // it has no frozen tensors yet
+    job->budget_bytes += bytes;
+    return CAIRN_OK;
+}
+
+/* Copies beyond two and one a leased version go, the oldest first. */
+static void give_copies(struct cairn_shard_job *job)
+{
+    const uint64_t bytes = copy_bytes(job);
+    while (copy_count(job) > 2 + leased_count(job)) {
+        const uint32_t index = oldest_spare(job);
+        assert(index < CAIRN_SHARD_PUBLISHED_MAX); // of three that nobody leased, two are in use
+        close_copy(&job->published[index]);
+        cairn_budget_give(&job->shard->budget, bytes);
+        job->budget_bytes -= bytes;
+    }
+}
+
+static struct cairn_shard_lease *find_lease(struct cairn_shard_job *job, uint64_t number)
+{
+    for (uint32_t i = 0; i < CAIRN_SHARD_LEASES_MAX; i++)
+        if (job->leases[i].number == number) return &job->leases[i];
+    return NULL;
+}
+
+/* Sets the timer to the next end. */
+static void set_timer(struct cairn_shard *shard)
+{
+    const uint64_t now_ms = uv_now(shard->loop);
+    uint64_t first_ms = UINT64_MAX;
+    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
+        for (uint32_t i = 0; i < CAIRN_SHARD_LEASES_MAX; i++) {
+            const struct cairn_shard_lease *lease = &job->leases[i];
+            if (lease->number != 0 && lease->ends_ms < first_ms) first_ms = lease->ends_ms;
+        }
+    }
+    if (first_ms == UINT64_MAX)
+        uv_timer_stop(&shard->lease_timer);
+    else
+        uv_timer_start(&shard->lease_timer, cairn_shard_leases_expire,
+                       first_ms > now_ms ? first_ms - now_ms : 0, 0);
+}
+
+/* Judged as a whole before anything is taken. */
+static cairn_status judge_keep(struct cairn_shard_job *job, const Cairn__LeaseKeep *message,
+                               struct cairn_sentence *why)
+{
+    const struct cairn_version wanted = { message->generation, message->step };
+    if (message->lease == 0 || message->ttl_ms == 0 || message->ttl_ms > CAIRN_SHARD_LEASE_MS_MAX)
+        return cairn_fail(why, CAIRN_ERR_INVALID, "a lease of %u ms: 1 to %d are allowed",
+                          message->ttl_ms, CAIRN_SHARD_LEASE_MS_MAX);
+    if (job->state != CAIRN_JOB_SERVING)
+        return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s has no version yet", job->spec.name);
+    if (cairn_published_find(job, wanted) != NULL) return CAIRN_OK;
+    const struct cairn_version newest = job->published[job->newest].version;
+    const cairn_status status = cairn_published_missing(job, wanted);
+    return cairn_fail(why, status, "version %llu.%llu of job %s is %s, the newest is %llu.%llu",
+                      (unsigned long long)wanted.generation, (unsigned long long)wanted.step,
+                      job->spec.name,
+                      status == CAIRN_ERR_NOT_READY ? "not published yet" : "not kept any more",
+                      (unsigned long long)newest.generation, (unsigned long long)newest.step);
+}
+
+cairn_status cairn_shard_lease_keep(struct cairn_shard_job *job, const Cairn__LeaseKeep *message,
+                                    struct cairn_sentence *why)
+{
+    const struct cairn_version wanted = { message->generation, message->step };
+    cairn_status status = judge_keep(job, message, why);
+    if (status != CAIRN_OK) return status;
+    struct cairn_shard_lease *lease = find_lease(job, message->lease);
+    if (lease != NULL && !same_version(lease->version, wanted))
+        return cairn_fail(why, CAIRN_ERR_EXISTS, "that lease is of another version");
+    if (lease == NULL) {
+        lease = find_lease(job, 0);
+        if (lease == NULL)
+            return cairn_fail(why, CAIRN_ERR_BUSY, "%d leases of job %s are held already",
+                              CAIRN_SHARD_LEASES_MAX, job->spec.name);
+        if (!is_leased(job, wanted)) status = take_copy(job, message, why);
+        if (status != CAIRN_OK) return status;
+        *lease = (struct cairn_shard_lease) { .number = message->lease, .version = wanted };
+    }
+    lease->ends_ms = uv_now(job->shard->loop) + message->ttl_ms + message->ttl_ms / 4;
+    set_timer(job->shard);
+    return CAIRN_OK;
+}
+
+void cairn_shard_lease_end(struct cairn_shard_job *job, uint64_t number)
+{
+    struct cairn_shard_lease *lease = number != 0 ? find_lease(job, number) : NULL;
+    if (lease == NULL) return;
+    *lease = (struct cairn_shard_lease) { .number = 0 };
+    give_copies(job);
+    set_timer(job->shard);
+}
+
+static void expire(struct cairn_shard_job *job, uint64_t now_ms)
+{
+    for (uint32_t i = 0; i < CAIRN_SHARD_LEASES_MAX; i++) {
+        struct cairn_shard_lease *lease = &job->leases[i];
+        if (lease->number == 0 || lease->ends_ms > now_ms) continue;
+        cairn_log_info("job %s: version %llu.%llu is leased no more: the coordinator has not said "
+                       "so for longer than the lease",
+                       job->spec.name, (unsigned long long)lease->version.generation,
+                       (unsigned long long)lease->version.step);
+        *lease = (struct cairn_shard_lease) { .number = 0 };
+        give_copies(job);
+    }
+}
+
+void cairn_shard_leases_expire(uv_timer_t *timer)
+{
+    struct cairn_shard *shard = timer->data;
+    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
+        expire(job, uv_now(shard->loop));
+    set_timer(shard);
+}
