@@ -1,12 +1,11 @@
-/* The calls of a job: each checks its arguments, hands the work to the loop thread, and waits. Here are what
- * they have in common and the initial state. */
+/* What the calls of a job have in common: each checks its arguments, hands the work to the loop thread, and
+ * waits. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "client/api.h"
 #include "client/handle.h"
 #include "client/memory.h"
-#include "client/puts.h"
 #include "client/struct.h"
 
 /* ---- what the calls have in common ---- */
@@ -67,13 +66,7 @@ cairn_status cairn_api_judge_data(const struct job *job, const char *name,
     if (tensor == SIZE_MAX)
         return cairn_client_fail(CAIRN_ERR_NOT_FOUND, "job %s has no tensor %s", job->name, name);
     const struct cairn_box *part = job->spec.tensors[tensor].alias_box;
-    if (part != NULL && part_out == NULL)
-        return cairn_client_fail(
-            CAIRN_ERR_UNSUPPORTED,
-            "tensor %s is an alias of a box of %s, which is fetched only; put or "
-            "push %s itself",
-            name, job->spec.tensors[tensor].alias_of, job->spec.tensors[tensor].alias_of);
-    if (part_out != NULL) *part_out = part;
+    *part_out = part;
     *tensor_out = cairn_spec_target(&job->spec, tensor);
     return CAIRN_OK;
 }
@@ -235,148 +228,4 @@ cairn_status cairn_api_begin(struct job *job, uint8_t kind, bool (*run)(struct c
     cairn_session_command(job->session, command);
     if (op_out != NULL) *op_out = handle;
     return CAIRN_OK;
-}
-
-/* ---- initial state ---- */
-
-/* With tiles each rank puts what it holds, without them rank 0 everything; what other ranks then put is
- * compared with it. */
-static bool is_source(struct job *job)
-{
-    pthread_mutex_lock(&job->session->lock);
-    const bool has_tiles = cairn_client_tiles_hold(job);
-    pthread_mutex_unlock(&job->session->lock);
-    return job->rank == 0 || has_tiles;
-}
-
-/* A job that has its state takes no more of it; what other ranks have is still compared before the first
- * update. */
-static cairn_status judge_state(struct job *job)
-{
-    const bool source = is_source(job);
-    pthread_mutex_lock(&job->session->lock);
-    const bool initialized = job->initialized && (source || job->newest.step > 0);
-    pthread_mutex_unlock(&job->session->lock);
-    return initialized
-               ? cairn_client_fail(CAIRN_ERR_EXISTS,
-                                   "job %s has its state already; nothing is to be put", job->name)
-               : CAIRN_OK;
-}
-
-/* What is put: what this worker holds; of rank 0 also the whole tensor, if it says so. */
-static cairn_status judge_put_box(struct job *job, size_t tensor, const struct cairn_box *box,
-                                  const struct cairn_mem *mem, struct piece *piece_out)
-{
-    const struct cairn_shape *shape = &job->spec.tensors[tensor].shape;
-    if (job->rank == 0 && box != NULL && cairn_box_is_whole(box, shape))
-        return cairn_api_judge_box(job, tensor, box, mem, piece_out);
-    return cairn_api_judge_own(job, tensor, box, mem, piece_out);
-}
-
-/* The source's travels, what others have is only hashed. */
-static cairn_status put_claimed(struct job *job, const struct command *pattern,
-                                const struct cairn_mem *mem, cairn_op **op_out)
-{
-    const bool compared = pattern->piece.whole &&
-                          pattern->piece.table_hash == CAIRN_TABLE_HASH_WHOLE;
-    cairn_status status = compared ? cairn_puts_hash(job, pattern->tensor, &pattern->piece, mem)
-                                   : CAIRN_OK;
-    if (status == CAIRN_OK)
-        status = is_source(job)
-                     ? cairn_api_begin(job, CAIRN_CHUNK_PUT, cairn_transfer_run, pattern, op_out)
-                     : cairn_api_finished(job, CAIRN_CHUNK_PUT, op_out);
-    if (status == CAIRN_OK) return CAIRN_OK;
-    pthread_mutex_lock(&job->session->lock);
-    cairn_puts_failed(job, pattern->tensor);
-    pthread_mutex_unlock(&job->session->lock);
-    return status;
-}
-
-static cairn_status put_inside(struct job *job, const char *tensor, const char *plane,
-                               const struct cairn_box *box, const struct cairn_mem *given,
-                               cairn_op **op_out)
-{
-    size_t index;
-    struct cairn_mem mem;
-    if (job->role != CAIRN_WORKER)
-        return cairn_client_fail(CAIRN_ERR_REFUSED, "a reader cannot put");
-    const uint64_t write = cairn_api_write_round(job);
-    if (write != 0) return cairn_api_write_put(job, write, tensor, plane, box, given, op_out);
-    cairn_status status = cairn_api_judge_data(job, tensor, given, &mem, &index, NULL);
-    if (status != CAIRN_OK) return status;
-    if (plane == NULL || cairn_plane_number(plane) != CAIRN_PLANE_PARAM)
-        return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
-                                 "tensor %s: only the plane \"param\" can be put", tensor);
-    status = cairn_api_judge_dtype(job, index, CAIRN_PLANE_PARAM, &mem);
-    if (status != CAIRN_OK) return status;
-    if (cairn_spec_has_origin(&job->spec, index))
-        return cairn_client_fail(
-            CAIRN_ERR_EXISTS, "tensor %s has its initial state from %s; nothing is to be put",
-            tensor, job->spec.init_from != NULL ? job->spec.init_from : "its initializer");
-    struct command pattern = { .tensor = (uint32_t)index,
-                               .plane = CAIRN_PLANE_PARAM,
-                               .dtype = (uint8_t)mem.dtype,
-                               .ptr = mem.ptr };
-    status = judge_state(job);
-    if (status == CAIRN_OK) status = judge_put_box(job, index, box, &mem, &pattern.piece);
-    if (status == CAIRN_OK) status = cairn_puts_claim(job, index);
-    if (status != CAIRN_OK) return status;
-    return put_claimed(job, &pattern, &mem, op_out);
-}
-
-cairn_status cairn_put(cairn_job *handle, const char *tensor, const char *plane,
-                       const struct cairn_box *box, const struct cairn_mem *mem, cairn_op **op_out)
-{
-    struct job *job = cairn_api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_check(job);
-    if (status == CAIRN_OK) status = put_inside(job, tensor, plane, box, mem, op_out);
-    cairn_handle_put(handle);
-    return status;
-}
-
-static cairn_status init_done_inside(struct job *job, const uint8_t *given, uint64_t deadline_ms)
-{
-    cairn_status status = cairn_api_await_none(job, &job->puts_open, "puts", deadline_ms);
-    if (status != CAIRN_OK) return status;
-    pthread_mutex_lock(&job->session->lock);
-    const bool initialized = job->initialized, has_tiles = cairn_client_tiles_hold(job);
-    // Until that tensor is put again: without it the job would be sealed with other values.
-    if (!cairn_puts_any_failed(job)) job->puts_status = CAIRN_OK;
-    const cairn_status put = job->puts_status;
-    const struct cairn_sentence why = job->puts_why;
-    pthread_mutex_unlock(&job->session->lock);
-    if (put != CAIRN_OK)
-        return cairn_client_fail(put, "a put failed: %s; put that tensor again", why.text);
-    uint8_t digest[CAIRN_PUTS_DIGEST_BYTES];
-    const size_t hashed = cairn_puts_digest(job, digest);
-    if (initialized && (hashed == 0 || has_tiles) && given == NULL) return CAIRN_OK;
-    Cairn__InitDone message = CAIRN__INIT_DONE__INIT;
-    message.source = job->rank == 0 || has_tiles;
-    message.digest.data = digest;
-    message.digest.len = hashed > 0 && !has_tiles ? sizeof digest : 0;
-    message.given.data = (uint8_t *)(uintptr_t)given;
-    message.given.len = given != NULL ? sizeof digest : 0;
-    ProtobufCMessage *reply;
-    status = cairn_control_ask(job->session, job, CAIRN_MSG_INIT_DONE, &message.base,
-                               CAIRN_MSG_DONE, deadline_ms, &reply);
-    cairn_puts_end(job, status);
-    if (status != CAIRN_OK) return cairn_puts_explain(job, status, hashed);
-    cairn_message_free(reply);
-    return CAIRN_OK;
-}
-
-cairn_status cairn_init_done(cairn_job *handle, const uint8_t *digest, int timeout_ms)
-{
-    struct job *job = cairn_api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_check(job);
-    if (status == CAIRN_OK && job->role != CAIRN_WORKER)
-        status = cairn_client_fail(CAIRN_ERR_REFUSED,
-                                   "a reader does not take part in the initial state");
-    if (status == CAIRN_OK && timeout_ms < 0)
-        status = cairn_client_fail(CAIRN_ERR_INVALID, "timeout_ms is negative");
-    if (status == CAIRN_OK) status = init_done_inside(job, digest, cairn_api_deadline(timeout_ms));
-    cairn_handle_put(handle);
-    return status;
 }

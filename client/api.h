@@ -15,8 +15,7 @@ cairn_status cairn_api_check(struct job *job) CAIRN_MUST_CHECK;
 cairn_status cairn_api_await_none(struct job *job, const uint64_t *open, const char *what,
                                   uint64_t deadline_ms) CAIRN_MUST_CHECK;
 /* Finds the tensor and judges what of the caller's memory does not depend on the box; *mem_out is that. An
- * alias gives its target; one of a box gives that box in *part_out (NULL = all of it), and where part_out is
- * NULL it is refused. */
+ * alias gives its target; one of a box gives that box in *part_out (NULL = all of it). */
 cairn_status cairn_api_judge_data(const struct job *job, const char *name,
                                   const struct cairn_mem *given, struct cairn_mem *mem_out,
                                   size_t *tensor_out,
@@ -60,6 +59,23 @@ cairn_status cairn_api_round_begin(struct job *job, uint16_t type, uint64_t dead
 cairn_status cairn_api_commit(struct job *job, const struct cairn_round *round, uint64_t weight,
                               const ProtobufCBinaryData *state, uint64_t deadline_ms,
                               struct cairn_result *out) CAIRN_MUST_CHECK;
+
+/* ---- api_push.c ---- */
+/* Did this job begin it? Rounds of two jobs may have the same number. */
+cairn_status cairn_api_judge_begun(const struct job *job,
+                                   const struct cairn_round *round) CAIRN_MUST_CHECK;
+/* Is it the round that this worker has open? Under the lock. */
+cairn_status cairn_api_judge_round(const struct job *job,
+                                   const struct cairn_round *round) CAIRN_MUST_CHECK;
+/* Is it, and its micro-batch, the one that is being filled, and the tensor not yet in it? Notes the tensor;
+ * of CAIRN_API_NO_TENSOR the end of the micro-batch, for which it waits until all is copied. */
+#define CAIRN_API_NO_TENSOR SIZE_MAX
+cairn_status cairn_api_judge_fill(struct job *job, const struct cairn_round *round, uint32_t micro,
+                                  size_t tensor) CAIRN_MUST_CHECK;
+/* Pushes tensors of which only parts came in the micro-batch that ended: zeros for the others. */
+cairn_status cairn_api_push_incomplete(struct job *job, const struct cairn_round *round,
+                                       uint32_t micro) CAIRN_MUST_CHECK;
+
 /* write.c: the round of the write that is open; 0 = none. */
 uint64_t cairn_api_write_round(struct job *job);
 cairn_status cairn_api_write_put(struct job *job, uint64_t round, const char *tensor,

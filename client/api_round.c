@@ -4,6 +4,7 @@
 
 #include "client/accumulate.h"
 #include "client/api.h"
+#include "client/assemble.h"
 #include "client/handle.h"
 
 static void note_frozen(struct job *job, const Cairn__RoundOpened *opened)
@@ -31,6 +32,7 @@ static bool take_round(struct job *job, const Cairn__RoundOpened *opened, struct
         memset(job->filled, 0, job->spec.tensor_count);
         note_frozen(job, opened);
         cairn_accumulate_new_round(job);
+        cairn_assemble_new_round(job);
     }
     pthread_mutex_unlock(&job->session->lock);
     if (!good) return false;
@@ -95,164 +97,6 @@ cairn_status cairn_round_begin(cairn_job *handle, int timeout_ms, struct cairn_r
     return status;
 }
 
-#define NO_TENSOR SIZE_MAX
-
-/* Did this job begin it? Rounds of two jobs may have the same number. */
-static cairn_status judge_begun(const struct job *job, const struct cairn_round *round)
-{
-    if (round->round == 0)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "no round is begun; call cairn_round_begin, and give what it "
-                                 "filled in");
-    if (round->job == job->number) return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_STALE,
-                             "round %llu was not begun on this handle of job %s; give what "
-                             "cairn_round_begin filled in for it",
-                             (unsigned long long)round->round, job->name);
-}
-
-/* Is it the round that this worker has open? Under the lock. */
-static cairn_status judge_round(const struct job *job, const struct cairn_round *round)
-{
-    const unsigned long long number = round->round, step = round->step;
-    const cairn_status status = judge_begun(job, round);
-    if (status != CAIRN_OK) return status;
-    if (number <= job->void_round)
-        return cairn_client_fail(
-            CAIRN_ERR_EPOCH_CHANGED,
-            "round %llu of step %llu was abandoned; begin the next one and compute again", number,
-            step);
-    if (number != job->filling_round)
-        return cairn_client_fail(CAIRN_ERR_STALE,
-                                 "round %llu is not the one that this worker has open; call "
-                                 "cairn_round_begin and give what it filled in",
-                                 number);
-    if (job->committed)
-        return cairn_client_fail(CAIRN_ERR_STALE,
-                                 "round %llu is committed; call cairn_round_begin for the next one",
-                                 number);
-    return CAIRN_OK;
-}
-
-/* Is `micro` the micro-batch that is being filled, and the tensor not yet in it? Notes the tensor, or,
- * NO_TENSOR, the end of the micro-batch. Under the lock. */
-static cairn_status fill(struct job *job, uint32_t micro, size_t tensor)
-{
-    if (micro != job->filling_micro)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "this is micro-batch %u, micro-batch %u is being filled; end it "
-                                 "with cairn_micro_end",
-                                 micro, job->filling_micro);
-    if (job->spec.stage < 2 && micro >= job->spec.micro_batches)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "micro-batch %u: job %s is of stage %u and declares micro_batches "
-                                 "= %u, counted from 0; declare more in its spec, or take stage 2",
-                                 micro, job->name, job->spec.stage, job->spec.micro_batches);
-    if (tensor == NO_TENSOR) {
-        job->filling_micro++, job->filling_any = false;
-        memset(job->filled, 0, job->spec.tensor_count);
-        return CAIRN_OK;
-    }
-    if (job->filled[tensor] != 0)
-        return cairn_client_fail(CAIRN_ERR_EXISTS,
-                                 "tensor %s was pushed in micro-batch %u already; add gradients "
-                                 "before pushing, or end the micro-batch",
-                                 job->spec.tensors[tensor].name, micro);
-    job->filled[tensor] = job->filling_any = true;
-    job->adding += cairn_accumulate_wanted(job);
-    return CAIRN_OK;
-}
-
-/* The same of a round; under no lock. */
-static cairn_status judge_fill(struct job *job, const struct cairn_round *round, uint32_t micro,
-                               size_t tensor)
-{
-    if (round == NULL || round->struct_size != sizeof *round)
-        return cairn_client_fail(CAIRN_ERR_INVALID, "round must be given, its struct_size be %zu",
-                                 sizeof *round);
-    pthread_mutex_lock(&job->session->lock);
-    while (tensor == NO_TENSOR && job->adding > 0) // they wait for nothing
-        pthread_cond_wait(&job->session->changed, &job->session->lock);
-    cairn_status status = judge_round(job, round);
-    if (status == CAIRN_OK) status = fill(job, micro, tensor);
-    pthread_mutex_unlock(&job->session->lock);
-    return status;
-}
-
-/* By an amendment, it or its whole group; the round says which. */
-static cairn_status judge_frozen(struct job *job, size_t tensor)
-{
-    const struct cairn_tensor_spec *t = &job->spec.tensors[tensor];
-    pthread_mutex_lock(&job->session->lock);
-    const bool frozen = job->frozen_tensors[tensor];
-    const bool group_frozen = job->frozen[cairn_spec_find_group(&job->spec, t->group)];
-    pthread_mutex_unlock(&job->session->lock);
-    if (frozen)
-        return cairn_client_fail(CAIRN_ERR_REFUSED,
-                                 "tensor %s is frozen in this round and takes no gradient; skip "
-                                 "it, or have it unfrozen by cairn_job_amend",
-                                 t->name);
-    if (!group_frozen) return CAIRN_OK;
-    return cairn_client_fail(
-        CAIRN_ERR_REFUSED,
-        "tensor %s: its group %s is frozen in this round and takes no gradient; "
-        "skip it, or have it unfrozen by cairn_job_amend",
-        t->name, t->group);
-}
-
-static cairn_status push_inside(struct job *job, const struct cairn_round *round, uint32_t micro,
-                                const char *tensor, const struct cairn_box *box,
-                                const struct cairn_mem *given, cairn_op **op_out)
-{
-    size_t index;
-    struct cairn_mem mem;
-    cairn_status status = cairn_api_judge_data(job, tensor, given, &mem, &index, NULL);
-    if (status != CAIRN_OK) return status;
-    if (job->spec.tensors[index].kind != CAIRN_TRAINED)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "tensor %s is not trained; it takes no gradient%s", tensor,
-                                 job->spec.tensors[index].kind == CAIRN_BLOB
-                                     ? ": a blob is changed by cairn_write_begin, cairn_put and "
-                                       "cairn_write_end"
-                                     : "");
-    if (mem.dtype != CAIRN_F32 && mem.dtype != CAIRN_BF16)
-        return cairn_api_refuse_dtype(tensor, &mem, "CAIRN_F32 or CAIRN_BF16");
-    struct piece piece;
-    status = cairn_api_judge_own(job, index, box, &mem, &piece);
-    if (status == CAIRN_OK) status = judge_frozen(job, index);
-    if (status == CAIRN_OK) status = judge_fill(job, round, micro, index);
-    if (status != CAIRN_OK) return status;
-    if (cairn_accumulate_wanted(job)) {
-        status = cairn_accumulate_add(job, round, micro, index, &piece, &mem);
-        return status == CAIRN_OK ? cairn_api_finished(job, CAIRN_CHUNK_PUSH, op_out) : status;
-    }
-    const struct command pattern = { .tensor = (uint32_t)index,
-                                     .micro = micro,
-                                     .dtype = (uint8_t)mem.dtype,
-                                     .ptr = mem.ptr,
-                                     .piece = piece,
-                                     .round = round->round };
-    status = cairn_api_begin(job, CAIRN_CHUNK_PUSH, cairn_client_round_push_run, &pattern, op_out);
-    if (status != CAIRN_OK) { // it may be tried again
-        pthread_mutex_lock(&job->session->lock);
-        job->filled[index] = 0;
-        pthread_mutex_unlock(&job->session->lock);
-    }
-    return status;
-}
-
-cairn_status cairn_push(cairn_job *handle, const struct cairn_round *round, uint32_t micro,
-                        const char *tensor, const struct cairn_box *box,
-                        const struct cairn_mem *mem, cairn_op **op_out)
-{
-    struct job *job = cairn_api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_check(job);
-    if (status == CAIRN_OK) status = push_inside(job, round, micro, tensor, box, mem, op_out);
-    cairn_handle_put(handle);
-    return status;
-}
-
 static cairn_status send_word(struct job *job, bool (*run)(struct command *),
                               const struct cairn_round *round, uint32_t micro, uint64_t weight)
 {
@@ -285,6 +129,8 @@ static cairn_status send_sums(struct job *job, const struct cairn_round *round)
 /* What follows the end of a micro-batch that was noted. */
 static cairn_status send_micro_end(struct job *job, const struct cairn_round *round, uint32_t micro)
 {
+    const cairn_status status = cairn_api_push_incomplete(job, round, micro);
+    if (status != CAIRN_OK) return status;
     if (!cairn_accumulate_wanted(job))
         return send_word(job, cairn_client_round_micro_end_run, round, micro, 0);
     return micro + 1 == job->spec.micro_batches ? send_sums(job, round) : CAIRN_OK;
@@ -295,7 +141,7 @@ cairn_status cairn_micro_end(cairn_job *handle, const struct cairn_round *round,
     struct job *job = cairn_api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
     cairn_status status = cairn_api_check(job);
-    if (status == CAIRN_OK) status = judge_fill(job, round, micro, NO_TENSOR);
+    if (status == CAIRN_OK) status = cairn_api_judge_fill(job, round, micro, CAIRN_API_NO_TENSOR);
     if (status == CAIRN_OK) status = send_micro_end(job, round, micro);
     cairn_handle_put(handle);
     return status;
@@ -309,12 +155,12 @@ static cairn_status commit_once(struct job *job, const struct cairn_round *round
     const bool is_done = job->committed && round->round == job->filling_round;
     const uint32_t micro = job->filling_micro;
     const bool open = job->filling_any || micro == 0;
-    cairn_status status = is_void || is_done ? CAIRN_OK : judge_round(job, round);
+    cairn_status status = is_void || is_done ? CAIRN_OK : cairn_api_judge_round(job, round);
     pthread_mutex_unlock(&job->session->lock);
     if (is_void || is_done || status != CAIRN_OK)
         return status; // the coordinator says how it ended
     if (open) {
-        status = judge_fill(job, round, micro, NO_TENSOR);
+        status = cairn_api_judge_fill(job, round, micro, CAIRN_API_NO_TENSOR);
         if (status == CAIRN_OK) status = send_micro_end(job, round, micro);
     }
     const bool summed = cairn_accumulate_wanted(job);
@@ -352,7 +198,7 @@ cairn_status cairn_api_commit(struct job *job, const struct cairn_round *round, 
                               const ProtobufCBinaryData *state, uint64_t deadline_ms,
                               struct cairn_result *out)
 {
-    cairn_status status = judge_begun(job, round);
+    cairn_status status = cairn_api_judge_begun(job, round);
     if (status == CAIRN_OK) status = commit_once(job, round, weight);
     if (status != CAIRN_OK) return status;
     Cairn__RoundCommit message = CAIRN__ROUND_COMMIT__INIT;
@@ -417,7 +263,7 @@ cairn_status cairn_commit(cairn_job *handle, const struct cairn_round *round, ui
 static cairn_status judge_abandon(struct job *job, const struct cairn_round *round, bool *over_out)
 {
     pthread_mutex_lock(&job->session->lock);
-    cairn_status status = judge_round(job, round);
+    cairn_status status = cairn_api_judge_round(job, round);
     pthread_mutex_unlock(&job->session->lock);
     *over_out = status == CAIRN_ERR_EPOCH_CHANGED;
     return *over_out ? CAIRN_OK : status;

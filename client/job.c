@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "client/accumulate.h"
+#include "client/assemble.h"
 #include "client/cache.h"
 #include "client/handle.h"
 #include "client/session.h"
@@ -33,6 +34,7 @@ static void free_job(struct job *job)
     free(job->frozen_tensors);
     free(job->puts);
     cairn_client_write_release(job);
+    cairn_assemble_release(job);
     cairn_accumulate_release(job);
     cairn_cache_release(job);
     free(job->name);

@@ -96,20 +96,19 @@ bool cairn_puts_any_failed(const struct job *job)
 
 cairn_status cairn_puts_claim(struct job *job, size_t tensor)
 {
-    bool had = false;
-    pthread_mutex_lock(&job->session->lock);
     if (job->puts == NULL) job->puts = calloc(job->spec.tensor_count + 1, sizeof *job->puts);
-    const bool memory = job->puts != NULL;
-    if (memory) {
-        had = job->puts[tensor].put;
-        job->puts[tensor].put = true;
-        job->puts[tensor].failed = false;
-    }
-    pthread_mutex_unlock(&job->session->lock);
-    if (!memory) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    if (job->puts == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    const bool had = job->puts[tensor].put;
+    job->puts[tensor].put = true;
+    job->puts[tensor].failed = false;
     return had ? cairn_client_fail(CAIRN_ERR_EXISTS, "tensor %s was put already; each is put once",
                                    job->spec.tensors[tensor].name)
                : CAIRN_OK;
+}
+
+void cairn_puts_unclaim(struct job *job, size_t tensor)
+{
+    forget(&job->puts[tensor]);
 }
 
 cairn_status cairn_puts_hash(struct job *job, size_t tensor, const struct piece *piece,

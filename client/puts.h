@@ -7,8 +7,10 @@
 
 #define CAIRN_PUTS_DIGEST_BYTES 32
 
-/* The tensor is this call's to put; CAIRN_ERR_EXISTS: it was put before. */
+/* Under the lock: the tensor is this call's to put; CAIRN_ERR_EXISTS: it was put before. */
 cairn_status cairn_puts_claim(struct job *job, size_t tensor) CAIRN_MUST_CHECK;
+/* Under the lock: nothing of it was put after all. */
+void cairn_puts_unclaim(struct job *job, size_t tensor);
 /* Hashes the whole of a tensor that was claimed. CAIRN_ERR_INVALID: it reaches beyond memory of
  * cairn_alloc. */
 cairn_status cairn_puts_hash(struct job *job, size_t tensor, const struct piece *piece,

@@ -41,6 +41,7 @@ struct put_note;
 struct written;
 struct sum;
 struct cache;
+struct assembly;
 struct region;
 
 /* A control request of a caller's thread, in its stack. All under the lock. */
@@ -200,11 +201,12 @@ struct job {
     uint64_t pushes_open;        /* pushes that are not done: their buffers are on loan */
     cairn_status puts_status;    /* the first failure of a put */
     struct cairn_sentence puts_why;
-    struct sum *sums;      /* [tensor_count], of accumulate.c; NULL: nothing was added up */
-    uint32_t adding;       /* pushes that are being added up */
-    bool sums_ended;       /* the sums of this round are sent */
-    struct cache *cache;   /* of cache.c; NULL: no unit was asked for */
-    struct put_note *puts; /* [tensor_count], of puts.c; NULL: nothing was put */
+    struct sum *sums;            /* [tensor_count], of accumulate.c; NULL: nothing was added up */
+    uint32_t adding;             /* pushes that are being added up, or copied */
+    struct assembly *assemblies; /* owned: of assemble.c, tensors of which not all parts came */
+    bool sums_ended;             /* the sums of this round are sent */
+    struct cache *cache;         /* of cache.c; NULL: no unit was asked for */
+    struct put_note *puts;       /* [tensor_count], of puts.c; NULL: nothing was put */
     struct cairn_stats stats;
     uint64_t
         filling_round; /* of the caller's pushes, and its micro-batch, to refuse nonsense early */

@@ -201,8 +201,11 @@ struct cairn_tensor {
                       * [bytes], no init, no alias, held whole by every worker; also put where the
                       * others come from init_from */
     /* Another name of that tensor, or of a box of it: shape is the target's, or the box's extents; no
-     * state, group or init of its own. Of the whole: everything goes to the target. Of a box: it is
-     * fetched; put and push need the target. */
+     * state, group or init of its own. Of the whole: everything goes to the target. Of a box: a fetch, and a
+     * put in a write, is of that box. Initial puts and pushes are copied (their operations are over at
+     * once), and the target goes when all of it is there: the same bits as from one memory. Without a
+     * common element (CAIRN_ERR_EXISTS), of one dtype, not with a tile of the target. Of a micro-batch that
+     * ends with some of them what is missing counts as zeros, with none the target is absent. */
     const char *alias_of;
     const struct cairn_box *alias_box; /* NULL = all of it */
     cairn_dtype reduce, master;        /* CAIRN_F32 (0 means it); the master of a blob CAIRN_U8 */
@@ -324,6 +327,8 @@ struct cairn_stats {
     uint64_t prefetches_dropped; /* for lack of room in the window, or of memory */
     /* Memory of chunks on their way to or from memory with strides, now and at most. */
     uint64_t packed_bytes, packed_bytes_peak;
+    uint64_t assembled_bytes,
+        assembled_bytes_peak; /* of tensors put or pushed by aliases of boxes */
 };
 
 /* A tensor of a unit that cairn_map gathered: dense, row-major, aligned to 64 bytes, read only. */

@@ -114,7 +114,8 @@ class Stats(Sized):
                 ("put_bytes", c_uint64), ("accumulated_bytes", c_uint64), ("mapped_bytes", c_uint64),
                 ("mapped_bytes_peak", c_uint64), ("maps", c_uint64), ("maps_prefetched", c_uint64),
                 ("maps_over_window", c_uint64), ("prefetches_dropped", c_uint64),
-                ("packed_bytes", c_uint64), ("packed_bytes_peak", c_uint64)]
+                ("packed_bytes", c_uint64), ("packed_bytes_peak", c_uint64), ("assembled_bytes", c_uint64),
+                ("assembled_bytes_peak", c_uint64)]
 
 
 class View(Sized):

@@ -72,6 +72,8 @@ class Stats(NamedTuple):
     prefetches_dropped: int
     packed_bytes: int
     packed_bytes_peak: int
+    assembled_bytes: int
+    assembled_bytes_peak: int
 
 
 class JobInfo(NamedTuple):

@@ -65,7 +65,8 @@ class Tensor:
     """`unit`: tensors of one unit are fetched together. `group`: whose hyper-parameters; None = "default".
     `wire`: dtype of what is fetched, "f32" or "bf16". `kind`: "trained", "frozen", "buffer", or "blob": opaque
     bytes, of wire "u8" and shape (bytes,), put and fetched with dtype "u8", never taken for numbers. `alias_of`: this
-    is another name of that tensor (tied), or of a box of it (a part of a fused tensor). `place`: "rows", cut over the
+    is another name of that tensor (tied), or of a box of it (a part of a fused tensor: what is put and pushed of parts
+    goes when all of them are there). `place`: "rows", cut over the
     shards, or "whole", on one of them."""
 
     name: str

@@ -127,6 +127,25 @@ class AJob(unittest.TestCase):
         with self.assertRaises(cairn.NotFound):
             job.map(version, "neither")
 
+    def test_the_parts_of_a_fused_tensor_are_put_and_pushed_one_by_one(self):
+        spec = cairn.JobSpec(groups=SPEC.groups, tensors=[
+            cairn.Tensor("w13", (2, 3)),
+            *[cairn.Tensor(name, (1, 3), alias_of="w13", alias_box=cairn.Box((row, 0), (1, 3)))
+              for row, name in enumerate(("w1", "w3"))]])
+        job = self.session().open_worker("fused", spec, timeout=20)
+        job.put("w3", floats(3, 4, 5))
+        with self.assertRaisesRegex(cairn.NotReady, "only parts were put"):
+            job.init_done(20)
+        job.put("w1", floats(0, 1, 2))
+        job.init_done(20)
+        round_ = job.round_begin(20)
+        round_.push("w1", floats(2, 2, 2))
+        round_.push("w3", floats(4, 4, 4))
+        version = round_.commit(timeout=20).version
+        self.assertEqual(fetched(job, "w13", version, 6), [-1, 0, 1, 1, 2, 3])
+        self.assertEqual(fetched(job, "w3", version, 3), [1, 2, 3])
+        self.assertEqual((job.stats().assembled_bytes, job.stats().assembled_bytes_peak), (0, 24))
+
     def test_misuse_is_an_exception_that_says_what_to_do(self):
         session = self.session()
         job = opened(session, "misuse")
