@@ -1,0 +1,140 @@
+/* A worker that gives a round up while its gradients are under way, on real daemons: it stays, the step is
+ * done again by all, and no bit of what was pushed before is left. */
+#include <cairn.h>
+#include <check.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/cluster.h"
+
+enum { ELEMS = 1 << 20, WORKERS = 2, STEPS = 4 };
+
+#define GOOD(call) ck_assert_msg((call) == CAIRN_OK, "%s: %s", #call, cairn_error())
+
+struct worker {
+    cairn *session;
+    cairn_job *job;
+    struct cairn_round round;
+    float *gradient; /* on loan to the pushes of the round */
+};
+
+static void attach(struct worker *worker, const struct cluster *cluster, const char *name,
+                   uint32_t rank)
+{
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
+    const struct cairn_tensor tensor = { .struct_size = sizeof tensor,
+                                         .name = "w",
+                                         .rank = 1,
+                                         .shape = { ELEMS },
+                                         .init = { .kind = CAIRN_INIT_ONES } };
+    const struct cairn_group group = CAIRN_GROUP_INIT;
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = &tensor,
+                                         .tensor_count = 1,
+                                         .groups = &group,
+                                         .group_count = 1,
+                                         .rank = rank,
+                                         .workers_min = WORKERS,
+                                         .chunk_leaves = 16,
+                                         .window = 2 };
+    *worker = (struct worker) { .gradient = NULL };
+    GOOD(cairn_open(&opts, &worker->session));
+    GOOD(cairn_job_open(worker->session, name, &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &worker->job));
+    GOOD(cairn_init_done(worker->job, NULL, CLUSTER_WAIT_MS));
+}
+
+static void push(struct worker *worker, uint32_t rank, float scale)
+{
+    worker->round = (struct cairn_round) { .struct_size = sizeof worker->round };
+    GOOD(cairn_round_begin(worker->job, CLUSTER_WAIT_MS, &worker->round));
+    worker->gradient = malloc(ELEMS * sizeof(float));
+    for (uint32_t i = 0; i < ELEMS; i++)
+        worker->gradient[i] = scale * (float)((i + rank + worker->round.step) % 13);
+    const struct cairn_mem mem = { .struct_size = sizeof mem,
+                                   .ptr = worker->gradient,
+                                   .dtype = CAIRN_F32 };
+    GOOD(cairn_push(worker->job, &worker->round, 0, "w", NULL, &mem, NULL));
+}
+
+static cairn_status commit(struct worker *worker, int timeout_ms)
+{
+    struct cairn_result result = { .struct_size = sizeof result };
+    const cairn_status status = cairn_commit(worker->job, &worker->round, 0, NULL, 0, timeout_ms,
+                                             &result);
+    if (status != CAIRN_ERR_TIMEOUT) {
+        free(worker->gradient);
+        worker->gradient = NULL;
+    }
+    return status;
+}
+
+static void step(struct worker workers[WORKERS])
+{
+    for (uint32_t rank = 0; rank < WORKERS; rank++) push(&workers[rank], rank, 0.25f);
+    ck_assert_int_eq(commit(&workers[0], 1), CAIRN_ERR_TIMEOUT); // it is under way
+    GOOD(commit(&workers[1], CLUSTER_WAIT_MS));
+    GOOD(commit(&workers[0], CLUSTER_WAIT_MS));
+}
+
+/* Worker `who` gives up a round with other gradients than the step's. */
+static void give_up(struct worker workers[WORKERS], uint32_t who, const struct cluster *cluster)
+{
+    for (uint32_t rank = 0; rank < WORKERS; rank++) push(&workers[rank], rank, 1e6f);
+    const uint32_t other = 1 - who;
+    ck_assert_int_eq(commit(&workers[other], 1), CAIRN_ERR_TIMEOUT);
+    if (cluster != NULL) kill(cluster->coordinator, SIGSTOP);
+    if (cluster != NULL)
+        ck_assert_int_eq(cairn_round_abandon(workers[who].job, &workers[who].round, 50),
+                         CAIRN_ERR_TIMEOUT);
+    if (cluster != NULL) kill(cluster->coordinator, SIGCONT);
+    GOOD(cairn_round_abandon(workers[who].job, &workers[who].round, CLUSTER_WAIT_MS));
+    free(workers[who].gradient);
+    ck_assert_int_eq(commit(&workers[other], CLUSTER_WAIT_MS), CAIRN_ERR_EPOCH_CHANGED);
+}
+
+static void root(const struct cluster *cluster, const char *name, char out[128])
+{
+    struct cluster_said said;
+    cluster_cli(cluster, &said, "job", "digest", "-q", name, NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    ck_assert_int_eq(sscanf(said.out, "%127s", out), 1);
+}
+
+START_TEST(rounds_that_are_given_up_leave_no_bit_behind)
+{
+    struct cluster cluster;
+    struct worker workers[WORKERS];
+    char disturbed[128], quiet[128];
+    cluster_start(&cluster, 2, NULL);
+    for (int run = 0; run < 2; run++) {
+        const char *name = run == 0 ? "quiet" : "disturbed";
+        for (uint32_t rank = 0; rank < WORKERS; rank++)
+            attach(&workers[rank], &cluster, name, rank);
+        for (uint32_t i = 0; i < STEPS; i++) {
+            if (run == 1) give_up(workers, i % 2, i == 1 ? &cluster : NULL);
+            step(workers);
+        }
+        ck_assert_uint_eq(workers[0].round.step, STEPS - 1);
+        root(&cluster, name, run == 0 ? quiet : disturbed);
+        for (uint32_t rank = 0; rank < WORKERS; rank++) cairn_close(workers[rank].session);
+    }
+    ck_assert_str_eq(disturbed, quiet);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tcase = tcase_create("abandon");
+    tcase_set_timeout(tcase, 90);
+    tcase_add_test(tcase, rounds_that_are_given_up_leave_no_bit_behind);
+    Suite *suite = suite_create("abandon");
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
