@@ -37,6 +37,19 @@ struct cairn_sums {
     uint64_t nonfinite; /* elements that are NaN or infinite */
 };
 
+/* A fold of whole leaves, with their sums. A chunk's last fold is one of these: what is added up is final. */
+struct cairn_leaf_fold {
+    float *acc;                         /* the first element of first_leaf */
+    const struct cairn_source *sources; /* [source_count], at least one, of the leaves' elements */
+    size_t source_count;
+    bool first;
+    bool
+        far; /* acc is not read again before the caches have forgotten it: it may be written around them */
+    const struct cairn_geometry *geometry;
+    uint64_t first_leaf, leaf_count;
+    struct cairn_sums *sums; /* the leaves are added to it */
+};
+
 /* A run of elements of one tensor to update. */
 struct cairn_update {
     const float *grad;      /* [elems] the folded sum, not yet scaled */
@@ -46,6 +59,8 @@ struct cairn_update {
     void *wire;             /* [elems] the copy to publish, in wire_dtype; NULL: none */
     cairn_dtype wire_dtype; /* CAIRN_F32 or CAIRN_BF16 */
     size_t elems;
+    bool
+        far; /* wire is not read before the caches have forgotten it: it may be written around them */
 };
 
 typedef void (*cairn_update_fn)(const struct cairn_update *update,
@@ -53,13 +68,16 @@ typedef void (*cairn_update_fn)(const struct cairn_update *update,
 
 struct cairn_backend {
     const char *name; /* "host" */
-    const char *isa;  /* what it was compiled for: "x86-64-v4" */
+    const char *isa;  /* what its kernels are compiled for: "avx512", "avx2", "plain" */
 
     /* The strict left fold acc = ((acc + s0) + s1) + ... over [elems]. `first`: nothing was folded yet,
      * and s0 is copied instead of added to anything; with no source at all acc is then +0. Sources
      * folded in one call or in several give the same bits. */
     void (*fold)(float *acc, const struct cairn_source *sources, size_t source_count, bool first,
                  size_t elems);
+
+    /* fold and sum_leaves in one pass over memory, with the bits of both. */
+    void (*fold_leaves)(const struct cairn_leaf_fold *leaf_fold);
 
     /* Adds the leaves [first_leaf, first_leaf + leaf_count) to *sums. acc: the first element of
      * first_leaf. Of one leaf: the square of element i, exact in double, is added to lane i mod 32, in
@@ -83,8 +101,15 @@ struct cairn_backend {
                         uint64_t leaf_count, struct cairn_tree *tree);
 };
 
-/* The reference. Static memory. */
+/* The reference, for the widest instruction set that this CPU has; or that the environment's CAIRN_HOST_ISA
+ * names, if it has that (read once: tests compare them). Static memory. */
 const struct cairn_backend *cairn_backend_host(void);
+/* The reference for one instruction set, from 0 on, the widest last; the bits of all are the same. NULL:
+ * this CPU lacks it. */
+#define CAIRN_HOST_ISA_COUNT 3
+const struct cairn_backend *cairn_backend_host_at(uint32_t isa);
+/* "plain", "avx2", "avx512" */
+const char *cairn_backend_host_isa(uint32_t isa);
 
 /* The dtypes that contributions, and the wire copy of all but a blob, can have. */
 bool cairn_wire_dtype_ok(int dtype);

@@ -1,7 +1,9 @@
-/* The table of the host's kernels, and what its optimizers share. */
+/* Which of the host's tables is used, and what a thread must be like to use it. */
 #include <assert.h>
 #include <fenv.h>
 #include <float.h>
+#include <stdlib.h>
+#include <string.h>
 #if defined(__SSE2__)
 #include <xmmintrin.h>
 #endif
@@ -10,42 +12,44 @@
 
 _Static_assert(FLT_EVAL_METHOD == 0, "fp32 operations round to fp32, not to x87 registers");
 
+const char *cairn_backend_host_isa(uint32_t isa)
+{
+    static const char *const names[CAIRN_HOST_ISA_COUNT] = { "plain", "avx2", "avx512" };
+    assert(isa < CAIRN_HOST_ISA_COUNT);
+    return names[isa];
+}
+
+const struct cairn_backend *cairn_backend_host_at(uint32_t isa)
+{
+    assert(isa < CAIRN_HOST_ISA_COUNT);
+#if defined(__x86_64__)
+    if (isa == 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        return &cairn_host_avx512;
+    if (isa == 1 && __builtin_cpu_supports("avx2")) return &cairn_host_avx2;
+#endif
+    return isa == 0 ? &cairn_host_plain : NULL;
+}
+
 const struct cairn_backend *cairn_backend_host(void)
 {
-    static const struct cairn_backend host = {
-        .name = "host",
-        .isa = "by loop",
-        .fold = cairn_host_fold,
-        .sum_leaves = cairn_host_sum_leaves,
-        .update = { [CAIRN_OPTIMIZER_ADAMW] = cairn_host_adamw,
-                    [CAIRN_OPTIMIZER_ADAM] = cairn_host_adam,
-                    [CAIRN_OPTIMIZER_SGD] = cairn_host_sgd },
-        .convert = cairn_host_convert,
-        .hash_leaves = cairn_host_hash_leaves,
-    };
-    return &host;
-}
-
-struct cairn_update cairn_host_slice(const struct cairn_update *update, size_t start, size_t elems)
-{
-    assert(start < update->elems);
-    size_t left = update->elems - start;
-    struct cairn_update slice = *update;
-    slice.elems = elems < left ? elems : left;
-    slice.grad += start;
-    slice.param += start;
-    if (slice.exp_avg != NULL) slice.exp_avg += start;
-    if (slice.exp_avg_sq != NULL) slice.exp_avg_sq += start;
-    if (slice.wire != NULL) {
-        slice.wire = (char *)slice.wire + start * cairn_dtype_bytes((int)slice.wire_dtype);
+    static const struct cairn_backend *chosen; // whoever chooses at the same time chooses the same
+    const struct cairn_backend *host = __atomic_load_n(&chosen, __ATOMIC_ACQUIRE);
+    if (host != NULL) return host;
+    const char *wanted = getenv("CAIRN_HOST_ISA");
+    for (uint32_t isa = 0; isa < CAIRN_HOST_ISA_COUNT; isa++) {
+        const struct cairn_backend *at = cairn_backend_host_at(isa);
+        if (at == NULL) continue;
+        host = at;
+        if (wanted != NULL && strcmp(wanted, at->isa) == 0) break;
     }
-    return slice;
+    __atomic_store_n(&chosen, host, __ATOMIC_RELEASE);
+    return host;
 }
 
-void cairn_host_publish(const struct cairn_update *slice)
+bool cairn_wire_dtype_ok(int dtype)
 {
-    if (slice->wire == NULL) return;
-    cairn_host_convert(slice->wire, slice->wire_dtype, slice->param, CAIRN_F32, slice->elems);
+    return dtype == CAIRN_F32 || dtype == CAIRN_BF16;
 }
 
 bool cairn_float_env_ok(void)

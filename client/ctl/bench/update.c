@@ -59,9 +59,15 @@ static void fold_chunk(struct update_bench *bench, size_t chunk, uint32_t thread
             .data = (char *)bench->sources[s] + first * cairn_dtype_bytes((int)bench->wire_dtype),
             .dtype = bench->wire_dtype
         };
-    bench->backend->fold(bench->sum + first, sources, SOURCES, true, CHUNK_ELEMS);
-    bench->backend->sum_leaves(bench->sum + first, &bench->geometry, chunk * CHUNK_LEAVES,
-                               CHUNK_LEAVES, &bench->sums[thread]);
+    bench->backend->fold_leaves(&(struct cairn_leaf_fold) { .acc = bench->sum + first,
+                                                            .sources = sources,
+                                                            .source_count = SOURCES,
+                                                            .first = true,
+                                                            .far = true,
+                                                            .geometry = &bench->geometry,
+                                                            .first_leaf = chunk * CHUNK_LEAVES,
+                                                            .leaf_count = CHUNK_LEAVES,
+                                                            .sums = &bench->sums[thread] });
 }
 
 static void update_chunk(struct update_bench *bench, size_t chunk, uint32_t thread)
@@ -77,6 +83,7 @@ static void update_chunk(struct update_bench *bench, size_t chunk, uint32_t thre
         .wire = wire != NULL ? wire + first * cairn_dtype_bytes((int)bench->wire_dtype) : NULL,
         .wire_dtype = bench->wire_dtype,
         .elems = CHUNK_ELEMS,
+        .far = true,
     };
     bench->backend->update[CAIRN_OPTIMIZER_ADAMW](&update, &bench->scalars);
 }

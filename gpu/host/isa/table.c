@@ -1,0 +1,22 @@
+/* The kernels of one instruction set, as one table: this file is compiled once for each, with what it may
+ * use and these two names (see CMakeLists.txt). */
+#include "gpu/host/host.h"
+#include "gpu/host/isa/adam.h"
+#include "gpu/host/isa/adamw.h"
+#include "gpu/host/isa/convert.h"
+#include "gpu/host/isa/fold.h"
+#include "gpu/host/isa/norm.h"
+#include "gpu/host/isa/sgd.h"
+
+const struct cairn_backend CAIRN_HOST_TABLE = {
+    .name = "host",
+    .isa = CAIRN_HOST_ISA_NAME,
+    .fold = fold,
+    .fold_leaves = fold_leaves,
+    .sum_leaves = sum_leaves,
+    .update = { [CAIRN_OPTIMIZER_ADAMW] = adamw,
+                [CAIRN_OPTIMIZER_ADAM] = adam,
+                [CAIRN_OPTIMIZER_SGD] = sgd },
+    .convert = convert,
+    .hash_leaves = cairn_host_hash_leaves,
+};

@@ -1,0 +1,121 @@
+/* What the optimizers share: the walk over a run of elements, a vector after the other, and the published
+ * copy of each step of them while it is in registers or the nearest cache. */
+#ifndef CAIRN_GPU_HOST_ISA_UPDATE_H
+#define CAIRN_GPU_HOST_ISA_UPDATE_H
+
+#include "gpu/host/isa/convert.h"
+
+/* A group's scalars, in every element. */
+struct constants {
+    f32_vector grad_scale, decay, one_minus_b1, b2, one_minus_b2, sqrt_bc2, eps, neg_step_size;
+    f32_vector momentum;
+    bool decays, first_step, nesterov;
+};
+
+static inline struct constants constants_of(const struct cairn_group_scalars *s)
+{
+    return (struct constants) {
+        .grad_scale = spread(s->grad_scale),
+        .decay = spread(s->decay),
+        .one_minus_b1 = spread(s->one_minus_beta1),
+        .b2 = spread(s->beta2),
+        .one_minus_b2 = spread(s->one_minus_beta2),
+        .sqrt_bc2 = spread(s->sqrt_bc2),
+        .eps = spread(s->eps),
+        .neg_step_size = spread(s->neg_step_size),
+        .momentum = spread(s->momentum),
+        .decays = s->decay != 0,
+        .first_step = (s->flags & CAIRN_SCALAR_FIRST_STEP) != 0,
+        .nesterov = (s->flags & CAIRN_SCALAR_NESTEROV) != 0,
+    };
+}
+
+/* One vector of an optimizer: the new parameter; m and v (those it keeps) in place. */
+typedef f32_vector (*rule_fn)(f32_vector p, f32_vector *m, f32_vector *v, f32_vector g,
+                              const struct constants *k);
+
+static inline __attribute__((always_inline)) void
+publish_vector(void *wire, cairn_dtype dtype, bool around, size_t i, f32_vector p)
+{
+    if (dtype == CAIRN_BF16) {
+        const u16_vector half = narrow_vector(p);
+        uint16_t *at = (uint16_t *)wire + i;
+        if (around)
+            stream_u16(at, half);
+        else
+            memcpy(at, &half, sizeof half);
+    } else if (around) {
+        stream_f32((float *)wire + i, p);
+    } else {
+        store_f32((float *)wire + i, p);
+    }
+}
+
+/* The elements after the last whole step, a vector or less at a time. */
+static inline __attribute__((always_inline)) void
+update_rest(const struct cairn_update *u, size_t i, rule_fn rule, const struct constants *k)
+{
+    for (size_t n; i < u->elems; i += n) {
+        f32_vector p = { 0 }, m = { 0 }, v = { 0 }, g = { 0 };
+        n = u->elems - i < VECTOR_ELEMS ? u->elems - i : VECTOR_ELEMS;
+        memcpy(&p, u->param + i, n * sizeof(float));
+        memcpy(&g, u->grad + i, n * sizeof(float));
+        if (u->exp_avg != NULL) memcpy(&m, u->exp_avg + i, n * sizeof(float));
+        if (u->exp_avg_sq != NULL) memcpy(&v, u->exp_avg_sq + i, n * sizeof(float));
+        p = rule(p, &m, &v, g, k);
+        memcpy(u->param + i, &p, n * sizeof(float));
+        if (u->exp_avg != NULL) memcpy(u->exp_avg + i, &m, n * sizeof(float));
+        if (u->exp_avg_sq != NULL) memcpy(u->exp_avg_sq + i, &v, n * sizeof(float));
+        if (u->wire == NULL) continue;
+        convert((char *)u->wire + i * cairn_dtype_bytes((int)u->wire_dtype), u->wire_dtype,
+                u->param + i, CAIRN_F32, n);
+    }
+}
+
+/* has_m, has_v: the planes that the rule keeps; known when it is compiled, as the rule is. */
+static inline __attribute__((always_inline)) void
+update_steps(const struct cairn_update *u, const struct constants *k, rule_fn rule, bool has_m,
+             bool has_v, cairn_dtype dtype, bool publishes, bool around)
+{
+    size_t i = 0;
+    for (; i + STEP_ELEMS <= u->elems; i += STEP_ELEMS) {
+        prefetch_step(u->grad + i, sizeof(float), AHEAD_BYTES);
+        prefetch_step(u->param + i, sizeof(float), AHEAD_BYTES);
+        if (has_m) prefetch_step(u->exp_avg + i, sizeof(float), AHEAD_BYTES);
+        if (has_v) prefetch_step(u->exp_avg_sq + i, sizeof(float), AHEAD_BYTES);
+#pragma GCC unroll 8
+        for (size_t j = i; j < i + STEP_ELEMS; j += VECTOR_ELEMS) {
+            f32_vector m = { 0 }, v = { 0 };
+            if (has_m) m = load_f32(u->exp_avg + j);
+            if (has_v) v = load_f32(u->exp_avg_sq + j);
+            const f32_vector p = rule(load_f32(u->param + j), &m, &v, load_f32(u->grad + j), k);
+            if (has_m) store_f32(u->exp_avg + j, m);
+            if (has_v) store_f32(u->exp_avg_sq + j, v);
+            store_f32(u->param + j, p);
+            if (publishes) publish_vector(u->wire, dtype, around, j, p);
+        }
+    }
+    update_rest(u, i, rule, k);
+}
+
+static inline __attribute__((always_inline)) void
+update_run(const struct cairn_update *update, const struct cairn_group_scalars *scalars,
+           rule_fn rule, bool has_m, bool has_v)
+{
+    const struct cairn_update u = *update;
+    const struct constants k = constants_of(scalars);
+    assert(u.wire == NULL || cairn_wire_dtype_ok((int)u.wire_dtype));
+    assert((!has_m || u.exp_avg != NULL) && (!has_v || u.exp_avg_sq != NULL));
+    const bool around = u.far && is_aligned(u.wire);
+    if (u.wire == NULL)
+        update_steps(&u, &k, rule, has_m, has_v, CAIRN_F32, false, false);
+    else if (u.wire_dtype == CAIRN_BF16 && around)
+        update_steps(&u, &k, rule, has_m, has_v, CAIRN_BF16, true, true);
+    else if (u.wire_dtype == CAIRN_BF16)
+        update_steps(&u, &k, rule, has_m, has_v, CAIRN_BF16, true, false);
+    else
+        update_steps(&u, &k, rule, has_m, has_v, CAIRN_F32, true, around);
+    if (around) stream_end();
+}
+
+#endif

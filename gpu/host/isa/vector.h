@@ -1,0 +1,141 @@
+/* Vectors of the instruction set that this file is compiled for, written as arithmetic: an operation on a
+ * vector is that operation on each element, rounded once each, so the bits are those of a loop. What the
+ * compilers have no word for (square root, stores around the cache) is below. Of gpu/host/isa only. */
+#ifndef CAIRN_GPU_HOST_ISA_VECTOR_H
+#define CAIRN_GPU_HOST_ISA_VECTOR_H
+
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#include "proto/wire/scalars.h"
+
+/* A vector of fp32, and half of one: what fills a vector when it becomes double. */
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#define HALF_BYTES   32
+#elif defined(__AVX2__)
+#define VECTOR_BYTES 32
+#define HALF_BYTES   16
+#else
+#define VECTOR_BYTES 16
+#define HALF_BYTES   16 /* less than that is no vector */
+#endif
+#define VECTOR_ELEMS ((size_t)VECTOR_BYTES / sizeof(float))
+#define HALF_ELEMS   ((size_t)HALF_BYTES / sizeof(float))
+
+typedef float f32_vector __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint32_t u32_vector __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint16_t u16_vector __attribute__((vector_size(VECTOR_BYTES / 2)));
+typedef float f32_half __attribute__((vector_size(HALF_BYTES)));
+typedef uint32_t u32_half __attribute__((vector_size(HALF_BYTES)));
+typedef uint16_t u16_half __attribute__((vector_size(HALF_BYTES / 2)));
+typedef double f64_lanes __attribute__((vector_size(2 * HALF_BYTES)));
+
+/* Elements between two prefetches: a line of bf16, two of fp32. */
+#define STEP_ELEMS ((size_t)32)
+
+/* How far ahead memory is asked for, by measurement: the hardware's own prefetch ends with the 4 KiB page,
+ * and stores around the cache are slow without one. Beyond an array's end it does nothing. */
+#define AHEAD_BYTES     ((size_t)2048)
+#define AHEAD_BYTES_FAR ((size_t)4096) /* of a loop that does little for a byte */
+
+static inline void prefetch_step(const void *at, size_t bytes_per_elem, size_t ahead_bytes)
+{
+    const char *ahead = (const char *)at + ahead_bytes;
+    __builtin_prefetch(ahead);
+    if (bytes_per_elem > 2) __builtin_prefetch(ahead + 64);
+}
+
+static inline f32_vector load_f32(const float *at)
+{
+    f32_vector x;
+    memcpy(&x, at, sizeof x);
+    return x;
+}
+
+static inline void store_f32(float *at, f32_vector x)
+{
+    memcpy(at, &x, sizeof x);
+}
+
+/* True if stores there may go around the cache. */
+static inline bool is_aligned(const void *at)
+{
+    return (uintptr_t)at % 64 == 0;
+}
+
+/* Around the cache; `at` is aligned, and whole lines are written one after another. */
+static inline void stream_half(float *at, f32_half x)
+{
+#if defined(__AVX2__) && HALF_BYTES == 32
+    _mm256_stream_ps(at, (__m256)x);
+#elif defined(__SSE2__)
+    _mm_stream_ps(at, (__m128)x);
+#else
+    memcpy(at, &x, sizeof x);
+#endif
+}
+
+static inline void stream_u16(uint16_t *at, u16_vector x)
+{
+#if VECTOR_BYTES == 64
+    _mm256_stream_si256((__m256i *)(void *)at, (__m256i)x);
+#elif VECTOR_BYTES == 32
+    _mm_stream_si128((__m128i *)(void *)at, (__m128i)x);
+#elif defined(__SSE2__)
+    long long bits;
+    memcpy(&bits, &x, sizeof bits);
+    _mm_stream_si64((long long *)(void *)at, bits);
+#else
+    memcpy(at, &x, sizeof x);
+#endif
+}
+
+static inline void stream_f32(float *at, f32_vector x)
+{
+#if VECTOR_BYTES == 64
+    _mm512_stream_ps(at, (__m512)x);
+#elif VECTOR_BYTES == 32
+    _mm256_stream_ps(at, (__m256)x);
+#elif defined(__SSE2__)
+    _mm_stream_ps(at, (__m128)x);
+#else
+    memcpy(at, &x, sizeof x);
+#endif
+}
+
+/* After stores around the cache: whoever hears of the work sees them. */
+static inline void stream_end(void)
+{
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
+}
+
+static inline f32_vector square_root(f32_vector x)
+{
+#if VECTOR_BYTES == 64
+    return (f32_vector)_mm512_sqrt_ps((__m512)x);
+#elif VECTOR_BYTES == 32
+    return (f32_vector)_mm256_sqrt_ps((__m256)x);
+#elif defined(__SSE2__)
+    return (f32_vector)_mm_sqrt_ps((__m128)x);
+#else
+    for (size_t i = 0; i < VECTOR_ELEMS; i++) x[i] = sqrtf(x[i]);
+    return x;
+#endif
+}
+
+/* A group's scalar in every element. */
+static inline f32_vector spread(uint32_t bits)
+{
+    return (f32_vector)(bits + (u32_vector) { 0 });
+}
+
+#endif

@@ -1,0 +1,315 @@
+/* Every instruction set gives the bits of the plain one, for every kernel, any length and alignment. One that
+ * this CPU lacks is skipped, and said to be. */
+#include <check.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/gpu.h"
+
+#define ELEMS   ((size_t)(3 * CAIRN_LEAF_ELEMS + 77))
+#define SOURCES 5
+#define OFFSETS 9 /* elements: rarely on a line's beginning */
+#define ROOM    (ELEMS + 64)
+#define LENGTHS 7
+
+static const size_t lengths[LENGTHS] = { 0, 1, 31, 32, 33, 4096, ELEMS };
+
+static uint32_t next_random(uint32_t *state)
+{
+    *state = *state * 1664525u + 1013904223u;
+    return *state ^ *state >> 16;
+}
+
+/* Any exponent, subnormals and both zeros among them; every 512th is infinite or NaN if `odd`. */
+static void fill(float *out, size_t elems, uint32_t seed, bool odd)
+{
+    for (size_t i = 0; i < elems; i++) {
+        uint32_t bits = next_random(&seed);
+        if ((bits & 0x7f800000) == 0x7f800000) bits ^= 0x40000000;
+        if (bits % 17 == 0) bits &= 0x80000000;
+        if (bits % 19 == 0) bits &= 0x807fffff;
+        if (odd && bits % 512 == 0) bits = bits % 1024 == 0 ? 0x7fc00001 : 0xff800000;
+        out[i] = cairn_f32_of_bits(bits);
+    }
+}
+
+/* NaN payloads and signs are not promised. */
+static void check_f32(const char *what, const char *isa, const float *a, const float *b,
+                      size_t elems)
+{
+    for (size_t i = 0; i < elems; i++) {
+        if (isnan(a[i]) && isnan(b[i])) continue;
+        if (cairn_f32_bits(a[i]) == cairn_f32_bits(b[i])) continue;
+        ck_abort_msg("%s of %s, element %zu of %zu: %a, %a", what, isa, i, elems, (double)a[i],
+                     (double)b[i]);
+    }
+}
+
+static const struct cairn_backend *plain(void)
+{
+    return cairn_backend_host_at(0);
+}
+
+/* NULL: skipped, and said. */
+static const struct cairn_backend *other(int isa)
+{
+    const struct cairn_backend *backend = cairn_backend_host_at((uint32_t)isa);
+    if (backend == NULL)
+        printf("SKIPPED: this CPU has no %s\n", cairn_backend_host_isa((uint32_t)isa));
+    return backend;
+}
+
+/* ---- folds ---- */
+
+struct contributions {
+    float f32[SOURCES][ROOM];
+    uint16_t bf16[SOURCES][ROOM];
+};
+
+/* f32, bf16, or by turns; `offset` elements in. */
+static void set_sources(const struct contributions *c, int mix, size_t offset,
+                        struct cairn_source out[SOURCES])
+{
+    for (int s = 0; s < SOURCES; s++) {
+        const bool is_f32 = mix == 0 || (mix == 2 && s % 3 == 0);
+        out[s] = is_f32 ? (struct cairn_source) { c->f32[s] + offset, CAIRN_F32 }
+                        : (struct cairn_source) { c->bf16[s] + offset, CAIRN_BF16 };
+    }
+}
+
+static struct contributions *make_contributions(void)
+{
+    struct contributions *c = malloc(sizeof *c);
+    ck_assert_ptr_nonnull(c);
+    for (int s = 0; s < SOURCES; s++) {
+        fill(c->f32[s], ROOM, (uint32_t)s + 1, true);
+        plain()->convert(c->bf16[s], CAIRN_BF16, c->f32[s], CAIRN_F32, ROOM);
+    }
+    return c;
+}
+
+START_TEST(folds_have_the_bits_of_the_plain_ones)
+{
+    const struct cairn_backend *host = other(_i);
+    static float a[ROOM], b[ROOM];
+    if (host == NULL) return;
+    struct contributions *c = make_contributions();
+    struct cairn_source sources[SOURCES];
+    for (int mix = 0; mix < 3; mix++)
+        for (size_t count = 0; count <= SOURCES; count++)
+            for (int l = 0; l < LENGTHS; l++)
+                for (int first = 0; first < 2; first++) {
+                    const size_t offset = (size_t)(l + mix) % OFFSETS;
+                    set_sources(c, mix, offset, sources);
+                    fill(a, ROOM, 99, true);
+                    memcpy(b, a, sizeof a);
+                    plain()->fold(a + offset, sources, count, first == 1, lengths[l]);
+                    host->fold(b + offset, sources, count, first == 1, lengths[l]);
+                    check_f32("fold", host->isa, a, b, ROOM);
+                }
+    free(c);
+}
+END_TEST
+
+/* A fold with sums is a fold and then the sums, around the cache or through it. */
+START_TEST(folds_with_sums_have_the_bits_of_plain_folds_and_then_sums)
+{
+    const struct cairn_backend *host = other(_i);
+    static float a[ROOM] __attribute__((aligned(64))), b[ROOM] __attribute__((aligned(64)));
+    if (host == NULL) return;
+    const struct cairn_shape shape = { .rank = 1, .dim = { ELEMS } };
+    const struct cairn_geometry geometry = cairn_geometry_of(&shape);
+    struct contributions *c = make_contributions();
+    struct cairn_source sources[SOURCES];
+    for (int turn = 0; turn < 3 * SOURCES * 4; turn++) {
+        const size_t count = 1 + (size_t)turn % SOURCES,
+                     offset = turn % 4 < 2 ? 0 : (size_t)turn % OFFSETS;
+        set_sources(c, turn / SOURCES % 3, (size_t)turn % OFFSETS, sources);
+        fill(a, ROOM, 99, false);
+        memcpy(b, a, sizeof a);
+        struct cairn_sums apart = { 0 }, together = { 0 };
+        plain()->fold(a + offset, sources, count, turn % 2 == 0, ELEMS);
+        plain()->sum_leaves(a + offset, &geometry, 0, geometry.leaf_count, &apart);
+        host->fold_leaves(&(struct cairn_leaf_fold) { .acc = b + offset,
+                                                      .sources = sources,
+                                                      .source_count = count,
+                                                      .first = turn % 2 == 0,
+                                                      .far = turn % 4 < 2,
+                                                      .geometry = &geometry,
+                                                      .leaf_count = geometry.leaf_count,
+                                                      .sums = &together });
+        check_f32("fold with sums", host->isa, a, b, ROOM);
+        ck_assert_mem_eq(&apart.sum_squares, &together.sum_squares, sizeof apart.sum_squares);
+        ck_assert_uint_eq(apart.nonfinite, together.nonfinite);
+    }
+    free(c);
+}
+END_TEST
+
+START_TEST(sums_of_leaves_have_the_bits_of_the_plain_ones)
+{
+    const struct cairn_backend *host = other(_i);
+    static float g[ROOM];
+    if (host == NULL) return;
+    for (uint32_t seed = 0; seed < 40; seed++) {
+        const struct cairn_shape shape = { .rank = 1, .dim = { ELEMS - seed * 211 } };
+        const struct cairn_geometry geometry = cairn_geometry_of(&shape);
+        struct cairn_sums a = { 0 }, b = { 0 };
+        fill(g, ROOM, seed, seed % 2 == 1);
+        plain()->sum_leaves(g + seed % OFFSETS, &geometry, 0, geometry.leaf_count, &a);
+        host->sum_leaves(g + seed % OFFSETS, &geometry, 0, geometry.leaf_count, &b);
+        ck_assert_mem_eq(&a.sum_squares, &b.sum_squares, sizeof a.sum_squares);
+        ck_assert_uint_eq(a.nonfinite, b.nonfinite);
+        ck_assert(seed % 2 == 0 || a.nonfinite > 0);
+    }
+}
+END_TEST
+
+/* ---- updates ---- */
+
+struct planes {
+    float grad[ROOM], param[ROOM], exp_avg[ROOM], exp_avg_sq[ROOM];
+    float wire[ROOM] __attribute__((aligned(64)));
+};
+
+static void fill_planes(struct planes *planes)
+{
+    static struct planes filled;
+    static bool is_filled;
+    if (is_filled) {
+        *planes = filled;
+        return;
+    }
+    fill(planes->grad, ROOM, 5, true);
+    fill(planes->param, ROOM, 6, false);
+    fill(planes->exp_avg, ROOM, 7, false);
+    fill(planes->exp_avg_sq, ROOM, 8, false);
+    fill(planes->wire, ROOM, 9, false);
+    for (size_t i = 0; i < ROOM; i++) planes->exp_avg_sq[i] = fabsf(planes->exp_avg_sq[i]);
+    filled = *planes;
+    is_filled = true;
+}
+
+static void update(const struct cairn_backend *host, struct planes *planes,
+                   const struct cairn_group_scalars *scalars, int turn, size_t elems)
+{
+    const bool is_bf16 = turn % 3 == 1;
+    const size_t offset = turn % 4 < 2 ? 0 : (size_t)turn % OFFSETS;
+    const struct cairn_update u = {
+        .grad = planes->grad + offset,
+        .param = planes->param + offset,
+        .exp_avg = planes->exp_avg + offset,
+        .exp_avg_sq = planes->exp_avg_sq + offset,
+        .wire = turn % 3 == 2 ? NULL
+                : is_bf16     ? (void *)((uint16_t *)(void *)planes->wire + offset)
+                              : (void *)(planes->wire + offset),
+        .wire_dtype = is_bf16 ? CAIRN_BF16 : CAIRN_F32,
+        .elems = elems,
+        .far = turn % 2 == 0,
+    };
+    fill_planes(planes);
+    host->update[scalars->optimizer](&u, scalars);
+}
+
+static void check_update(const struct cairn_backend *host,
+                         const struct cairn_group_scalars *scalars)
+{
+    static struct planes a, b;
+    for (int turn = 0; turn < 12; turn++)
+        for (int l = 0; l < LENGTHS; l++) {
+            update(plain(), &a, scalars, turn, lengths[l]);
+            update(host, &b, scalars, turn, lengths[l]);
+            check_f32("param", host->isa, a.param, b.param, ROOM);
+            check_f32("exp_avg", host->isa, a.exp_avg, b.exp_avg, ROOM);
+            check_f32("exp_avg_sq", host->isa, a.exp_avg_sq, b.exp_avg_sq, ROOM);
+            if (turn % 3 == 1) // casts emit one NaN
+                ck_assert_mem_eq(a.wire, b.wire, sizeof a.wire);
+            else
+                check_f32("wire", host->isa, a.wire, b.wire, ROOM);
+        }
+}
+
+START_TEST(updates_have_the_bits_of_the_plain_ones)
+{
+    const struct cairn_backend *host = other(_i);
+    if (host == NULL) return;
+    for (uint32_t id = 1; id < CAIRN_OPTIMIZER_COUNT; id++)
+        for (int kind = 0; kind < 4; kind++) { // decay; momentum, Nesterov's; the first step
+            const bool is_sgd = id == CAIRN_OPTIMIZER_SGD;
+            const struct cairn_group_hyper hyper = {
+                .optimizer = id,
+                .lr = 1e-2,
+                .beta1 = is_sgd ? 0 : 0.9,
+                .beta2 = is_sgd ? 0 : 0.999,
+                .eps = is_sgd ? 0 : 1e-8,
+                .weight_decay = kind % 2 == 0 ? 0.01 : 0,
+                .momentum = is_sgd && kind > 0 ? 0.9 : 0,
+                .nesterov = is_sgd && kind == 2 ? 1 : 0,
+            };
+            struct cairn_group_scalars scalars;
+            ck_assert_int_eq(
+                cairn_group_scalars_of(&hyper, kind == 3 ? 1 : 7, cairn_f32_bits(0.125f), &scalars),
+                CAIRN_OK);
+            check_update(host, &scalars);
+        }
+}
+END_TEST
+
+/* ---- casts ---- */
+
+START_TEST(casts_have_the_bits_of_the_plain_ones)
+{
+    const struct cairn_backend *host = other(_i);
+    static float in[ROOM], wide_a[ROOM], wide_b[ROOM];
+    static uint16_t a[ROOM], b[ROOM];
+    if (host == NULL) return;
+    for (int l = 0; l < LENGTHS; l++) {
+        const size_t offset = (size_t)l % OFFSETS, n = lengths[l];
+        fill(in, ROOM, (uint32_t)l, true);
+        plain()->convert(a + offset, CAIRN_BF16, in, CAIRN_F32, n);
+        host->convert(b + offset, CAIRN_BF16, in, CAIRN_F32, n);
+        ck_assert_mem_eq(a, b, sizeof a);
+        plain()->convert(wide_a, CAIRN_F32, a + offset, CAIRN_BF16, n);
+        host->convert(wide_b, CAIRN_F32, b + offset, CAIRN_BF16, n);
+        ck_assert_mem_eq(wide_a, wide_b, sizeof wide_a);
+    }
+}
+END_TEST
+
+START_TEST(the_one_that_is_used_is_the_widest_or_the_one_that_was_asked_for)
+{
+    const struct cairn_backend *widest = NULL, *wanted = NULL;
+    const char *name = getenv("CAIRN_HOST_ISA");
+    for (uint32_t isa = 0; isa < CAIRN_HOST_ISA_COUNT; isa++) {
+        const struct cairn_backend *at = cairn_backend_host_at(isa);
+        if (at == NULL) continue;
+        ck_assert_str_eq(at->isa, cairn_backend_host_isa(isa));
+        widest = at;
+        if (name != NULL && strcmp(name, at->isa) == 0) wanted = at;
+    }
+    ck_assert_ptr_eq(cairn_backend_host(), wanted != NULL ? wanted : widest);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tcase = tcase_create("isa");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_loop_test(tcase, folds_have_the_bits_of_the_plain_ones, 1, CAIRN_HOST_ISA_COUNT);
+    tcase_add_loop_test(tcase, folds_with_sums_have_the_bits_of_plain_folds_and_then_sums, 0,
+                        CAIRN_HOST_ISA_COUNT);
+    tcase_add_loop_test(tcase, sums_of_leaves_have_the_bits_of_the_plain_ones, 1,
+                        CAIRN_HOST_ISA_COUNT);
+    tcase_add_loop_test(tcase, updates_have_the_bits_of_the_plain_ones, 1, CAIRN_HOST_ISA_COUNT);
+    tcase_add_loop_test(tcase, casts_have_the_bits_of_the_plain_ones, 1, CAIRN_HOST_ISA_COUNT);
+    tcase_add_test(tcase, the_one_that_is_used_is_the_widest_or_the_one_that_was_asked_for);
+    Suite *suite = suite_create("isa");
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
