@@ -175,12 +175,19 @@ void cairn_pool_close(struct cairn_pool *pool, void (*on_closed)(void *context),
     uv_close((uv_handle_t *)&pool->wake, on_async_closed);
 }
 
+/* `done` follows from the loop all the same: who submits is not called back from within. */
+static void run_here(struct cairn_task *task)
+{
+    while (task->items_taken < task->item_count) task->run(task, task->items_taken++, 0);
+}
+
 void cairn_pool_submit(struct cairn_pool *pool, struct cairn_task *task)
 {
     task->items_taken = 0;
     task->items_ended = 0;
+    if (task->is_small) run_here(task);
     pthread_mutex_lock(&pool->lock);
-    if (task->item_count == 0) {
+    if (task->items_taken == task->item_count) {
         list_push(&pool->ended, task);
         uv_async_send(&pool->wake);
     } else {

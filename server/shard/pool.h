@@ -9,6 +9,7 @@
 #ifndef CAIRN_SHARD_POOL_H
 #define CAIRN_SHARD_POOL_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <uv.h>
 
@@ -25,6 +26,9 @@ struct cairn_task {
                 uint32_t thread);          /* thread < thread count */
     void (*done)(struct cairn_task *task); /* loop thread */
     uint32_t item_count;                   /* 0: done follows at once */
+    bool
+        is_small; /* quicker done than told to a thread: run within submit, as thread 0; not for what may
+                    * meet a SIGBUS */
     /* private to the pool */
     struct cairn_task *next;
     uint32_t items_taken, items_ended;

@@ -8,6 +8,9 @@
 #include "server/base/guard.h"
 #include "server/shard/shard.h"
 
+/* A pass over so few takes some 10 us; a thread to be woken, and to wake the loop, takes as long. */
+#define SMALL_ELEMS 16384
+
 static float *plane_at(const struct cairn_arena *arena, uint64_t local_elem)
 {
     return arena->base == NULL ? NULL : (float *)arena->base + local_elem;
@@ -22,7 +25,12 @@ static void submit_pass(struct cairn_shard_job *job, uint32_t item_count,
                         void (*run)(struct cairn_task *task, uint32_t item, uint32_t thread),
                         void (*done)(struct cairn_task *task))
 {
-    job->pass = (struct cairn_task) { .run = run, .done = done, .item_count = item_count };
+    job->pass = (struct cairn_task) {
+        .run = run,
+        .done = done,
+        .item_count = item_count,
+        .is_small = job->map.elem_count <= SMALL_ELEMS,
+    };
     cairn_shard_job_busy(job);
     cairn_pool_submit(job->shard->compute, &job->pass);
 }
@@ -111,6 +119,7 @@ void cairn_round_fold(struct cairn_shard_job *job, const struct cairn_step_actio
         job->zero[action->chunk] = false;
         cairn_tiles_begin_chunk(job, job->grad_chunks[action->chunk]);
     }
+    fold->task.is_small = job->map.elem_count <= SMALL_ELEMS && !fold->viewed;
     cairn_shard_job_busy(job);
     cairn_pool_submit(job->shard->compute, &fold->task);
 }

@@ -79,6 +79,20 @@ START_TEST(a_task_without_items_is_done)
 }
 END_TEST
 
+START_TEST(a_small_task_runs_at_once_and_is_told_of_by_the_loop)
+{
+    counted[0].task = (struct cairn_task) {
+        .run = run_counted, .done = on_done, .item_count = 3, .is_small = true
+    };
+    cairn_pool_submit(pool, &counted[0].task);
+    for (unsigned item = 0; item < 3; item++)
+        ck_assert_uint_eq(atomic_load(&counted[0].ran[item]), 1);
+    ck_assert_uint_eq(done_count, 0);
+    while (done_count < 1) uv_run(&loop, UV_RUN_ONCE);
+    ck_assert_uint_eq(counted[0].done, 1);
+}
+END_TEST
+
 START_TEST(after_close_no_done_is_called)
 {
     for (unsigned i = 0; i < TASKS; i++) {
@@ -157,6 +171,7 @@ int main(void)
     tcase_add_checked_fixture(threads, setup, teardown);
     tcase_add_test(threads, every_item_of_every_task_runs_once);
     tcase_add_test(threads, a_task_without_items_is_done);
+    tcase_add_test(threads, a_small_task_runs_at_once_and_is_told_of_by_the_loop);
     tcase_add_test(threads, after_close_no_done_is_called);
     tcase_add_test(threads, signals_stay_with_the_loop);
     suite_add_tcase(suite, threads);

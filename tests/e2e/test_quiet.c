@@ -1,0 +1,185 @@
+/* What rounds and waiting do not do: real daemons, watched from outside. */
+#include <cairn.h>
+#include <check.h>
+#include <fts.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tests/support/cluster.h"
+
+enum {
+    SHARDS = 2,
+    DAEMONS = 1 + SHARDS,
+    ROUNDS = 300,
+    QUIET_MS = 3000,
+    SHARE_MAX = 20 /* a 1000th */
+};
+
+static cairn *open_session(const struct cluster *cluster)
+{
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
+    cairn *session;
+    ck_assert_msg(cairn_open(&opts, &session) == CAIRN_OK, "%s", cairn_error());
+    return session;
+}
+
+static cairn_job *open_job(cairn *session, uint32_t workers_min)
+{
+    static const struct cairn_tensor tensor = { .struct_size = sizeof tensor,
+                                                .name = "w",
+                                                .rank = 1,
+                                                .shape = { 65536 },
+                                                .init.kind = CAIRN_INIT_ZEROS };
+    const struct cairn_group group = CAIRN_GROUP_INIT;
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = &tensor,
+                                         .tensor_count = 1,
+                                         .groups = &group,
+                                         .group_count = 1,
+                                         .workers_min = workers_min };
+    cairn_job *job;
+    ck_assert_msg(cairn_job_open(session, "tiny", &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &job) ==
+                      CAIRN_OK,
+                  "%s", cairn_error());
+    ck_assert_msg(cairn_init_done(job, NULL, CLUSTER_WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    return job;
+}
+
+static pid_t daemon_of(const struct cluster *cluster, int i)
+{
+    return i == 0 ? cluster->coordinator : cluster->shards[i - 1];
+}
+
+/* ---- disk ---- */
+
+static void run_rounds(cairn_job *job, int count)
+{
+    static float gradient[65536];
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = gradient, .dtype = CAIRN_F32 };
+    for (int i = 0; i < count; i++) {
+        struct cairn_round round = { .struct_size = sizeof round };
+        struct cairn_result result = { .struct_size = sizeof result };
+        cairn_status status = cairn_round_begin(job, CLUSTER_WAIT_MS, &round);
+        if (status == CAIRN_OK) status = cairn_push(job, &round, 0, "w", NULL, &mem, NULL);
+        if (status == CAIRN_OK)
+            status = cairn_commit(job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result);
+        ck_assert_msg(status == CAIRN_OK, "%s", cairn_error());
+    }
+}
+
+/* Bytes that the process had written to a disk, or made dirty for one. */
+static uint64_t written_bytes(pid_t pid)
+{
+    char path[64], line[128];
+    uint64_t bytes = UINT64_MAX;
+    snprintf(path, sizeof path, "/proc/%d/io", (int)pid);
+    FILE *file = fopen(path, "re");
+    ck_assert_ptr_nonnull(file);
+    while (fgets(line, sizeof line, file) != NULL)
+        if (strncmp(line, "write_bytes: ", 13) == 0) bytes = strtoull(line + 13, NULL, 10);
+    fclose(file);
+    ck_assert(bytes != UINT64_MAX);
+    return bytes;
+}
+
+/* Changes when anything in the folder is written to, made or removed, whatever it lies on. */
+static uint64_t folder_state(const char *folder)
+{
+    char path[CAIRN_SCRATCH_BYTES];
+    snprintf(path, sizeof path, "%s", folder);
+    char *const paths[] = { path, NULL };
+    uint64_t state = 0;
+    FTS *walk = fts_open(paths, FTS_PHYSICAL | FTS_NOCHDIR, NULL);
+    ck_assert_ptr_nonnull(walk);
+    for (const FTSENT *entry; (entry = fts_read(walk)) != NULL;) {
+        if (entry->fts_info == FTS_DP) continue;
+        const struct stat *st = entry->fts_statp;
+        state = state * 31 + (uint64_t)st->st_size;
+        state = state * 31 + (uint64_t)st->st_mtim.tv_sec * 1000000000 +
+                (uint64_t)st->st_mtim.tv_nsec;
+    }
+    fts_close(walk);
+    return state;
+}
+
+START_TEST(rounds_write_nothing_to_disk)
+{
+    struct cluster cluster;
+    cluster_start(&cluster, SHARDS, NULL);
+    cairn *session = open_session(&cluster);
+    cairn_job *job = open_job(session, 1);
+    uint64_t written[DAEMONS];
+    run_rounds(job, 1);
+    const uint64_t state = folder_state(cluster.folder);
+    for (int i = 0; i < DAEMONS; i++) written[i] = written_bytes(daemon_of(&cluster, i));
+    run_rounds(job, ROUNDS);
+    for (int i = 0; i < DAEMONS; i++)
+        ck_assert_uint_eq(written_bytes(daemon_of(&cluster, i)), written[i]);
+    ck_assert(folder_state(cluster.folder) == state);
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+/* ---- processors ---- */
+
+/* Milliseconds of processor time that it has used. */
+static uint64_t used_ms(pid_t pid)
+{
+    char path[64], text[1024];
+    unsigned long user = 0, kernel = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    FILE *file = fopen(path, "re");
+    ck_assert_ptr_nonnull(file);
+    const size_t bytes = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[bytes] = 0;
+    const char *fields = strrchr(text, ')'); // its name may hold anything
+    ck_assert_ptr_nonnull(fields);
+    ck_assert_int_eq(
+        sscanf(fields, ") %*c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %lu %lu", &user, &kernel), 2);
+    return (uint64_t)(user + kernel) * 1000 / (uint64_t)sysconf(_SC_CLK_TCK);
+}
+
+/* This process waits in cairn_round_begin for a second worker, who does not come. */
+START_TEST(what_waits_uses_no_processor)
+{
+    struct cluster cluster;
+    cluster_start(&cluster, SHARDS, NULL);
+    cairn *session = open_session(&cluster);
+    cairn_job *job = open_job(session, 2);
+    struct cairn_round round = { .struct_size = sizeof round };
+    uint64_t before_ms[DAEMONS + 1];
+    for (int i = 0; i <= DAEMONS; i++)
+        before_ms[i] = used_ms(i < DAEMONS ? daemon_of(&cluster, i) : getpid());
+    ck_assert_int_eq(cairn_round_begin(job, QUIET_MS, &round), CAIRN_ERR_TIMEOUT);
+    for (int i = 0; i <= DAEMONS; i++) {
+        const uint64_t ms = used_ms(i < DAEMONS ? daemon_of(&cluster, i) : getpid()) - before_ms[i];
+        ck_assert_msg(ms * 1000 <= (uint64_t)QUIET_MS * SHARE_MAX,
+                      "%s %d used %" PRIu64 " ms in %d ms in which nothing happened",
+                      i < DAEMONS ? "daemon" : "client", i, ms, QUIET_MS);
+    }
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("quiet");
+    TCase *tests = tcase_create("quiet");
+    tcase_set_timeout(tests, 60);
+    tcase_add_test(tests, rounds_write_nothing_to_disk);
+    tcase_add_test(tests, what_waits_uses_no_processor);
+    suite_add_tcase(suite, tests);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
