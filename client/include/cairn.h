@@ -509,13 +509,11 @@ CAIRN_EXPORT cairn_status cairn_micro_end(cairn_job *job, const struct cairn_rou
  * A commit without any push is a contribution of zeros with its weight. Where all weights add up to 0,
  * there is no mean: nothing is applied (out->applied false, out->finite true), and the loss scale stays.
  *
- * client_state: bytes of the trainer's own (where the data loader stands, a random state), opaque to Cairn,
- * that belong to the version which this round makes: in its snapshots and its content root, restored with
- * it, read by cairn_client_state. The worker with rank 0 in the round gives them; from another one, or where
- * the job declares no client_state_max, they are CAIRN_ERR_REFUSED, and over it CAIRN_ERR_INVALID. In such a
- * job NULL means that the version has none; a skipped round and a write keep those of the version before. No
- * round ends before rank 0 has said so here; the same bytes are to be given when commit is called again.
- * They go to every shard with every decision: small is good. */
+ * client_state: bytes of the trainer's own (where the data loader stands, a random state) that belong to the
+ * version which this round makes: in its snapshots and content root, restored with it. Rank 0 of the round
+ * gives them (the same when it calls again); from another one, or without client_state_max, they are
+ * CAIRN_ERR_REFUSED, over it CAIRN_ERR_INVALID. NULL: the version has none. A skipped round and a write keep
+ * the last ones. No round ends before its rank 0 is here; they go to every shard: small is good. */
 #define CAIRN_WEIGHT_NONE UINT64_MAX
 CAIRN_EXPORT cairn_status cairn_commit(cairn_job *job, const struct cairn_round *round,
                                        uint64_t weight, const void *client_state,
@@ -523,10 +521,8 @@ CAIRN_EXPORT cairn_status cairn_commit(cairn_job *job, const struct cairn_round 
                                        struct cairn_result *out) CAIRN_CHECKED;
 
 /* Gives up a round that this worker has not committed, and stays in the job. What was pushed cannot be
- * taken back, so the round is void for all (the others get CAIRN_ERR_EPOCH_CHANGED, too, and do the step
- * again). CAIRN_OK: it is, every push's buffer is the caller's again, and cairn_round_begin gives another
- * round of the same step. CAIRN_ERR_STALE: this worker has committed it, or it is not the open one.
- * CAIRN_ERR_TIMEOUT: nothing is known yet; call it again. */
+ * taken back: the round is void for all, who do the step again. CAIRN_OK: it is, and every push's buffer is
+ * the caller's again. CAIRN_ERR_STALE: it is committed, or not the open one. CAIRN_ERR_TIMEOUT: call again. */
 CAIRN_EXPORT cairn_status cairn_round_abandon(cairn_job *job, const struct cairn_round *round,
                                               int timeout_ms) CAIRN_CHECKED;
 
@@ -585,10 +581,9 @@ CAIRN_EXPORT cairn_status cairn_wait(cairn_op *op, int timeout_ms) CAIRN_CHECKED
  * CUDA. */
 CAIRN_EXPORT cairn_status cairn_stream_wait(cairn_op *op, void *stream) CAIRN_CHECKED;
 
-/* The client state of the newest version, 0 bytes if it has none, to workers and readers. From round_begin to
- * commit a worker's newest version is that of its round. *bytes_out: how many. CAIRN_ERR_INVALID: there are
- * more than `capacity`; then that is set all the same, and nothing else is. buffer may be NULL with capacity
- * 0; version_out may be NULL. While a round ends it waits until that is done. */
+/* The client state of the newest version (from round_begin to commit: of the round's), to readers, too.
+ * *bytes_out: how many, 0 if it has none; set, too, where CAIRN_ERR_INVALID says that they are more than
+ * `capacity`. buffer may be NULL with capacity 0, version_out NULL. Waits while a round is ending. */
 CAIRN_EXPORT cairn_status cairn_client_state(cairn_job *job, void *buffer, size_t capacity,
                                              int timeout_ms, size_t *bytes_out,
                                              struct cairn_version *version_out) CAIRN_CHECKED;
