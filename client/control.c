@@ -418,6 +418,7 @@ cairn_status cairn_control_fail_awaited(struct session *s, struct job *job, uint
 {
     Cairn__WhoIsAwaited message = CAIRN__WHO_IS_AWAITED__INIT;
     message.cut = type == CAIRN_MSG_SNAPSHOT_CREATE;
+    message.lease = type == CAIRN_MSG_LEASE_TAKE;
     struct ask ask = { .job = job, .type = CAIRN_MSG_WHO_IS_AWAITED, .message = &message.base };
     pthread_mutex_lock(&s->lock);
     const uint64_t away_ms = s->welcome ? 0 : cairn_client_now_ms() - s->away_since_ms;

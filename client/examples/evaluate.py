@@ -51,7 +51,7 @@ def main():
         while True:
             try:
                 version = reader.load_into(model, version)
-            except cairn.VersionGone:  # training was faster than this; from here on it would have been leased
+            except cairn.VersionGone:  # gone before it could be leased: training is faster
                 version = reader.load_into(model)  # the newest, whichever that is now
             print(f"step {version.step} of generation {version.generation} evaluation loss "
                   f"{evaluate(model, text):.4f}", flush=True)

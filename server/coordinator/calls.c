@@ -86,6 +86,13 @@ void cairn_cluster_gather_start(struct cairn_cluster_gather *gather)
     finish_if_answered(gather);
 }
 
+void cairn_cluster_gather_awaited(const struct cairn_cluster_gather *gather,
+                                  struct cairn_sentence *out)
+{
+    for (const struct call *call = gather->calls; call != NULL; call = call->next)
+        cairn_sentence_add(out, "%s%s", call == gather->calls ? "" : ", ", call->seat->name);
+}
+
 static bool take_call(struct cairn_cluster_gather *gather, const struct cairn_cluster_seat *seat,
                       uint32_t request)
 {

@@ -309,6 +309,9 @@ uint32_t cairn_cluster_gather_ask(struct cairn_cluster_gather *gather,
                                   struct cairn_cluster_seat *seat);
 /* All were asked: on_done comes when all have answered; at once if nobody is left to answer. */
 void cairn_cluster_gather_start(struct cairn_cluster_gather *gather);
+/* Adds the names of those that have not answered: "s1, s3". */
+void cairn_cluster_gather_awaited(const struct cairn_cluster_gather *gather,
+                                  struct cairn_sentence *out);
 void cairn_cluster_calls_reply(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
                                uint32_t request, cairn_status status, const char *text);
 void cairn_cluster_calls_seat_gone(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat);

@@ -169,8 +169,13 @@ static void on_who_is_awaited(struct cairn_cluster_session *session, uint32_t re
             job = cairn_cluster_job_find(session->cluster, m->job_name);
         }
     }
+    const struct cairn_cluster_member *member = job != NULL
+                                                    ? cairn_cluster_member_find(session, job->id)
+                                                    : NULL;
     if (job != NULL && message->cut) {
         (void)cairn_cluster_cut_waiting(job, &text);
+    } else if (member != NULL && message->lease && cairn_cluster_leases_waiting(member, &text)) {
+        // it says for whom
     } else if (job != NULL) {
         cairn_cluster_job_waiting(job, &text);
     } else {

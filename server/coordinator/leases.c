@@ -184,6 +184,7 @@ static void ask_shards(struct cairn_cluster_job *job, struct cairn_cluster_kept 
     }
     *asking = (struct asking) { job->cluster, job->id, kept->number };
     kept->asking = true;
+    kept->gather = gather;
     kept->again = false;
     kept->asked_ms = now_ms(job);
     Cairn__LeaseKeep keep = CAIRN__LEASE_KEEP__INIT;
@@ -362,6 +363,20 @@ void cairn_cluster_leases_tick(struct cairn_cluster_job *job)
                        l->version.generation, l->version.step, job->spec.name);
         end_lease(job, l);
     }
+}
+
+bool cairn_cluster_leases_waiting(const struct cairn_cluster_member *member,
+                                  struct cairn_sentence *out)
+{
+    for (const struct cairn_cluster_lease *l = member->job->leases; l != NULL; l = l->next) {
+        if (l->member != member || l->request == 0 || l->kept == NULL || !l->kept->asking) continue;
+        cairn_sentence_set(
+            out, "these shards have not said that they keep version %" PRIu64 ".%" PRIu64 ": ",
+            l->version.generation, l->version.step);
+        cairn_cluster_gather_awaited(l->kept->gather, out);
+        return true;
+    }
+    return false;
 }
 
 void cairn_cluster_leases_fail(struct cairn_cluster_member *member, cairn_status status,

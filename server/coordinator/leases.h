@@ -20,8 +20,9 @@
 struct cairn_cluster_kept {
     struct cairn_cluster_kept *next; /* of the job's */
     struct cairn_version version;
-    uint64_t number;   /* for the shards */
-    uint64_t asked_ms; /* when they were asked last; while `asking` */
+    uint64_t number;                     /* for the shards */
+    uint64_t asked_ms;                   /* when they were asked last; while `asking` */
+    struct cairn_cluster_gather *gather; /* borrowed, while `asking` */
     bool asking, again;
 };
 
@@ -45,6 +46,9 @@ void cairn_cluster_lease_drop(struct cairn_cluster_member *member, const Cairn__
 void cairn_cluster_leases_advance(struct cairn_cluster_job *job);
 /* Those end whose time is over. */
 void cairn_cluster_leases_tick(struct cairn_cluster_job *job);
+/* True: the member waits for a lease, and `out` says for which shards. */
+bool cairn_cluster_leases_waiting(const struct cairn_cluster_member *member,
+                                  struct cairn_sentence *out);
 /* The requests of the member that wait fail. */
 void cairn_cluster_leases_fail(struct cairn_cluster_member *member, cairn_status status,
                                const char *text);

@@ -1,6 +1,7 @@
 /* A reader's lease over real daemons: its version is the same bits after many updates, which do not wait for
  * it; when it ends the version is gone and the memory is back. */
 #include <check.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -189,6 +190,25 @@ START_TEST(a_leased_version_is_read_bit_for_bit_twenty_updates_later)
 }
 END_TEST
 
+START_TEST(a_lease_that_timed_out_was_not_begun_and_its_error_names_the_shard)
+{
+    static struct copy copy;
+    const struct cairn_version newest = { 0, 0 };
+    struct cairn_version leased = train(1);
+    good(read_all(reads, leased, &copy));
+    kill(cluster.shards[1], SIGSTOP);
+    const cairn_status status = cairn_lease(reads, newest, LONG_MS, 100, &leased);
+    ck_assert_msg(status == CAIRN_ERR_TIMEOUT && strstr(cairn_error(), "shard-1") != NULL, "%d: %s",
+                  (int)status, cairn_error());
+    kill(cluster.shards[1], SIGCONT);
+    ck_assert_ptr_null(show("lease"));
+    train(3);
+    until_gone(leased, &copy);
+    good(cairn_lease(reads, newest, LONG_MS, WAIT_MS, &leased));
+    ck_assert_uint_eq(leased.step, 4);
+}
+END_TEST
+
 START_TEST(a_lease_outlives_a_coordinator_if_it_is_renewed)
 {
     static struct copy first, later;
@@ -269,6 +289,7 @@ int main(int argc, char **argv)
     tcase_set_timeout(tcase, 60);
     tcase_add_checked_fixture(tcase, set_up, tear_down);
     tcase_add_test(tcase, a_leased_version_is_read_bit_for_bit_twenty_updates_later);
+    tcase_add_test(tcase, a_lease_that_timed_out_was_not_begun_and_its_error_names_the_shard);
     tcase_add_test(tcase, a_lease_outlives_a_coordinator_if_it_is_renewed);
     tcase_add_test(tcase, a_reader_that_is_killed_holds_no_memory);
     tcase_add_test(tcase, a_write_beside_a_lease_leaves_its_version_as_it_was);
