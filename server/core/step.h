@@ -129,10 +129,10 @@ enum cairn_step_action_kind {
     /* work of the world; slots belong to it until the event that ends it */
     CAIRN_STEP_RECEIVE, /* member, tag, slot, chunk: read the payload into the slot → LANDED */
     CAIRN_STEP_DISCARD, /* tag: the payload is not wanted */
-    CAIRN_STEP_FOLD,    /* chunk, slots[count] in this order, first: copy slots[0] → FOLDED */
-    CAIRN_STEP_ZERO,    /* chunk: nobody contributed; its sum is +0. Done before the next REDUCE */
-    CAIRN_STEP_REDUCE,  /* every chunk's sum is final: add up → SUMMED */
-    CAIRN_STEP_UPDATE,  /* decision: APPLY, all scalars in the payload; or WRITE → UPDATED */
+    CAIRN_STEP_FOLD, /* chunk, slots[count] in this order, first: copy slots[0], likely_last → FOLDED */
+    CAIRN_STEP_ZERO,   /* chunk: nobody contributed; its sum is +0. Done before the next REDUCE */
+    CAIRN_STEP_REDUCE, /* every chunk's sum is final: add up → SUMMED */
+    CAIRN_STEP_UPDATE, /* decision: APPLY, all scalars in the payload; or WRITE → UPDATED */
     /* to the coordinator */
     CAIRN_STEP_REDUCED_REPORT,   /* epoch, round, sums */
     CAIRN_STEP_PUBLISHED_REPORT, /* epoch, round, version */
@@ -152,6 +152,9 @@ struct cairn_step_action {
     uint32_t slots[CAIRN_STEP_FOLD_MAX];
     uint32_t count;
     bool first;
+    bool
+        likely_last; /* if the round has as many micro-batches as the one before, no FOLD of the chunk follows:
+                       * its sums may be made on the way, and count unless one does */
     enum cairn_step_phase phase;
     struct cairn_version version;
     struct cairn_step_sums sums;

@@ -121,6 +121,7 @@ static void begin_fold(struct cairn_step *step, uint32_t chunk, struct cairn_ste
     struct cursor *cursor = &step->cursors[chunk];
     fold->chunk = chunk;
     fold->first = !cursor->contributed;
+    fold->likely_last = cursor->micro > step->likely_micro || at_end(step, cursor);
     cursor->contributed = true;
     cursor->fold_head = fold->slots[0];
     step->folding++;
@@ -166,6 +167,7 @@ static void begin_reduce(struct cairn_step *step, struct cairn_step_actions *act
     for (uint32_t c = 0; c < step->config.chunk_count; c++)
         if (!step->cursors[c].contributed && !MUTANT(8))
             cairn_step_act(actions, CAIRN_STEP_ZERO)->chunk = c;
+    step->likely_micro = step->last_micro;
     step->phase = CAIRN_STEP_REDUCING;
     step->summing = true;
     cairn_step_act(actions, CAIRN_STEP_REDUCE);

@@ -61,6 +61,7 @@ struct cairn_step {
     uint32_t done_count;      /* members that are done */
     uint32_t committed_count; /* members */
     uint32_t last_micro;      /* the greatest of the committed */
+    uint32_t likely_micro;    /* last_micro of the last round that was summed */
     uint32_t front;           /* the greatest micro-batch that a member is in */
     uint64_t weight;
     uint32_t receiving, folding;            /* slots, chunks */

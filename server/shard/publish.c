@@ -16,8 +16,8 @@ struct source {
     const uint8_t *bytes; /* the chunk */
     size_t byte_count;
     cairn_dtype dtype;
-    uint64_t checksum; /* if checksum_known */
-    bool checksum_known;
+    uint64_t
+        *checksum; /* borrowed: of all of it, 0 = nobody has asked for it yet; NULL: not kept */
 };
 
 static cairn_status judge_wire(const struct cairn_shard_job *job,
@@ -34,8 +34,7 @@ static cairn_status judge_wire(const struct cairn_shard_job *job,
         .bytes = published->wire.base + job->parts[part].wire_byte + elems * elem_bytes,
         .byte_count = (size_t)place->elem_count * elem_bytes,
         .dtype = job->parts[part].wire,
-        .checksum = published->checksums[chunk],
-        .checksum_known = true,
+        .checksum = &published->checksums[chunk],
     };
     return CAIRN_OK;
 }
@@ -181,6 +180,18 @@ static void on_sent(void *arg, cairn_status status)
     cairn_shard_job_idle(job);
 }
 
+/* Of the bytes in the reply, which are in the cache. Made for the first who asks, not by the update: those
+ * who map the version never ask. */
+static uint64_t checksum_of(const struct cairn_reply *reply, const struct source *source,
+                            size_t byte_count)
+{
+    const bool is_kept = source->checksum != NULL && !reply->boxed;
+    if (is_kept && *source->checksum != 0) return *source->checksum;
+    const uint64_t checksum = cairn_chunk_checksum(reply->bytes, byte_count);
+    if (is_kept) *source->checksum = checksum;
+    return checksum;
+}
+
 static void send_data(struct cairn_member *member, struct cairn_reply *reply,
                       const struct source *source)
 {
@@ -196,9 +207,7 @@ static void send_data(struct cairn_member *member, struct cairn_reply *reply,
     header->tile = job->map.shard;
     header->dtype = (uint8_t)source->dtype;
     header->payload_bytes = byte_count;
-    header->checksum = source->checksum_known && !reply->boxed
-                           ? source->checksum
-                           : cairn_chunk_checksum(reply->bytes, byte_count);
+    header->checksum = checksum_of(reply, source, byte_count);
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
     cairn_chunk_encode(header, bytes);
     cairn_status status = CAIRN_ERR_CLOSED;

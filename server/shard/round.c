@@ -46,9 +46,27 @@ static void fold_sources(void *arg)
     float *acc = plane_at(&job->acc, place.local_elem);
     if (fold->tiled)
         cairn_tiles_fold(fold, chunk, &place, acc);
-    else
+    else if (!fold->sums)
         job->shard->backend->fold(acc, fold->sources, fold->source_count, fold->first,
                                   (size_t)place.elem_count);
+    if (!fold->sums) return;
+    struct cairn_sums *sums = &job->chunk_sums[fold->chunk];
+    const struct cairn_geometry *geometry = &job->layout->geometry[place.tensor];
+    *sums = (struct cairn_sums) { 0 };
+    if (fold->tiled) // while it is in the cache
+        job->shard->backend->sum_leaves(acc, geometry, place.first_leaf, place.leaf_count, sums);
+    else
+        job->shard->backend->fold_leaves(&(struct cairn_leaf_fold) {
+            .acc = acc,
+            .sources = fold->sources,
+            .source_count = fold->source_count,
+            .first = fold->first,
+            .far = job->far,
+            .geometry = geometry,
+            .first_leaf = place.first_leaf,
+            .leaf_count = place.leaf_count,
+            .sums = sums,
+        });
 }
 
 static void run_fold(struct cairn_task *task, uint32_t item, uint32_t thread)
@@ -79,6 +97,7 @@ static void fold_done(struct cairn_task *task)
     struct cairn_fold *fold = (struct cairn_fold *)task;
     struct cairn_shard_job *job = fold->job;
     if (fold->failed_at != NULL) spoil(job, fold);
+    job->summed[fold->chunk] = fold->sums;
     for (uint32_t i = 0; i < fold->source_count; i++) {
         job->slots[fold->slots[i]].folding = false;
         cairn_landing_release(&job->slots[fold->slots[i]]);
@@ -100,6 +119,7 @@ void cairn_round_fold(struct cairn_shard_job *job, const struct cairn_step_actio
     fold->first = action->first;
     fold->source_count = action->count;
     fold->viewed = false;
+    fold->sums = action->likely_last;
     fold->failed_at = NULL;
     for (uint32_t i = 0; i < action->count; i++) {
         const uint32_t number = action->slots[i];
@@ -140,8 +160,16 @@ static void run_reduce(struct cairn_task *task, uint32_t item, uint32_t thread)
         memset(acc, 0, (size_t)place.elem_count * sizeof *acc); // and adds nothing
         return;
     }
-    job->shard->backend->sum_leaves(acc, &job->layout->geometry[place.tensor], place.first_leaf,
-                                    place.leaf_count, &job->sums[thread]);
+    if (!job->summed[item]) {
+        job->shard->backend->sum_leaves(acc, &job->layout->geometry[place.tensor], place.first_leaf,
+                                        place.leaf_count, &job->sums[thread]);
+        return;
+    }
+    cairn_status status = cairn_exact_add(&job->sums[thread].sum_squares,
+                                          &job->chunk_sums[item].sum_squares);
+    assert(status == CAIRN_OK);
+    (void)status;
+    job->sums[thread].nonfinite += job->chunk_sums[item].nonfinite;
 }
 
 static void reduce_done(struct cairn_task *task)
@@ -200,15 +228,6 @@ static void *wire_of(const struct cairn_shard_job *job, const struct cairn_publi
            elems * cairn_dtype_bytes((int)job->parts[part].wire);
 }
 
-static void write_checksum(const struct cairn_shard_job *job, struct cairn_published *published,
-                           uint64_t chunk, const struct cairn_chunk_place *place)
-{
-    const size_t bytes = (size_t)place->elem_count *
-                         cairn_dtype_bytes((int)job->parts[job->chunk_part[chunk]].wire);
-    published->checksums[chunk] = cairn_chunk_checksum(wire_of(job, published, chunk, place),
-                                                       bytes);
-}
-
 static float *kept_plane(const struct cairn_part *part, enum cairn_plane plane,
                          const struct cairn_arena *arena, uint64_t local_elem)
 {
@@ -224,7 +243,7 @@ static void publish_chunk(struct cairn_shard_job *job, struct cairn_published *p
                                  job->param.base +
                                      cairn_shard_job_plane_byte(job, part, place->local_elem),
                                  job->parts[part].master, (size_t)place->elem_count);
-    write_checksum(job, published, chunk, place);
+    published->checksums[chunk] = 0; // made when it is asked for
 }
 
 /* Updates pass frozen tensors by; after a write the older copies have to take them over once, and so has one
@@ -272,9 +291,10 @@ static void run_update(struct cairn_task *task, uint32_t item, uint32_t thread)
         .wire = wire_of(job, next, chunk, &place),
         .wire_dtype = part->wire,
         .elems = (size_t)place.elem_count,
+        .far = job->far,
     };
     job->shard->backend->update[scalars->optimizer](&update, scalars);
-    write_checksum(job, next, chunk, &place);
+    next->checksums[chunk] = 0;
 }
 
 static void update_done(struct cairn_task *task)

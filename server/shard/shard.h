@@ -151,6 +151,7 @@ struct cairn_fold {
     uint32_t source_count, chunk;
     bool first, tiled;     /* tiled: the sources may be parts of the chunk */
     bool viewed;           /* a source is in a worker's memory */
+    bool sums;             /* job->chunk_sums of the chunk are made on the way */
     const void *failed_at; /* there: it could not be read */
     struct cairn_fold *next_free;
 };
@@ -253,6 +254,10 @@ struct cairn_shard_job {
     struct cairn_fold *folds_free;
     bool *zero;              /* owned: [grad_chunk_count], nobody contributed: sum is +0 */
     struct cairn_sums *sums; /* owned: [compute threads] of the REDUCE at hand */
+    struct cairn_sums
+        *chunk_sums; /* owned: [grad_chunk_count] of folds that were likely the last .. */
+    bool *summed;    /* .. owned: [grad_chunk_count] and were it so far */
+    bool far;        /* the planes are beyond the caches: kernels may write around them */
     struct cairn_group_scalars *scalars; /* owned: [spec.group_count] of the UPDATE at hand */
     bool *frozen;                        /* owned: [spec.group_count] take no gradient in .. */
     bool *frozen_tensors;                /* owned: [spec.tensor_count] the same of tensors, in .. */

@@ -252,6 +252,8 @@ struct sim_shard {
     } landing[PROCS_MAX * WINDOW_MAX];
     struct cairn_step_action folds[CHUNKS_MAX]; /* under way, by chunk */
     float acc[CHUNKS_MAX][ELEMS_MAX];
+    struct cairn_sums chunk_sums[CHUNKS_MAX]; /* of folds that were likely the last .. */
+    bool summed[CHUNKS_MAX];                  /* .. and were it so far */
     float param[CHUNKS_MAX][ELEMS_MAX], m[CHUNKS_MAX][ELEMS_MAX], v[CHUNKS_MAX][ELEMS_MAX];
     uint32_t executed; /* ledger entries */
     struct cairn_decision updating;

@@ -38,18 +38,41 @@ static void fold(struct sim *sim, struct sim_shard *s, uint32_t chunk)
     struct cairn_source sources[CAIRN_STEP_FOLD_MAX];
     for (uint32_t i = 0; i < action->count; i++)
         sources[i] = (struct cairn_source) { s->slots[action->slots[i]], CAIRN_F32 };
-    cairn_backend_host()->fold(s->acc[chunk], sources, action->count, action->first,
-                               sim->scenario.elems[s->first_chunk + chunk]);
+    s->summed[chunk] = action->likely_last;
+    if (!action->likely_last) {
+        cairn_backend_host()->fold(s->acc[chunk], sources, action->count, action->first,
+                                   sim->scenario.elems[s->first_chunk + chunk]);
+        return;
+    }
+    const struct cairn_geometry g = chunk_geometry(sim, s->first_chunk + chunk);
+    s->chunk_sums[chunk] = (struct cairn_sums) { 0 };
+    cairn_backend_host()->fold_leaves(&(struct cairn_leaf_fold) { .acc = s->acc[chunk],
+                                                                  .sources = sources,
+                                                                  .source_count = action->count,
+                                                                  .first = action->first,
+                                                                  .geometry = &g,
+                                                                  .leaf_count = g.leaf_count,
+                                                                  .sums = &s->chunk_sums[chunk] });
+}
+
+/* The leaves of a chunk, or what its last fold made of them on the way. */
+static void sum_chunk(struct sim *sim, struct sim_shard *s, uint32_t c, struct cairn_sums *sums)
+{
+    const struct cairn_geometry g = chunk_geometry(sim, s->first_chunk + c);
+    if (!s->summed[c]) {
+        cairn_backend_host()->sum_leaves(s->acc[c], &g, 0, g.leaf_count, sums);
+        return;
+    }
+    if (cairn_exact_add(&sums->sum_squares, &s->chunk_sums[c].sum_squares) != CAIRN_OK)
+        sim_fail(sim, "sums overflow");
+    sums->nonfinite += s->chunk_sums[c].nonfinite;
 }
 
 static void sum(struct sim *sim, struct sim_shard *s, struct cairn_step_sums *out)
 {
     struct cairn_sums sums;
     memset(&sums, 0, sizeof sums);
-    for (uint32_t c = 0; c < s->chunk_count; c++) {
-        const struct cairn_geometry g = chunk_geometry(sim, s->first_chunk + c);
-        cairn_backend_host()->sum_leaves(s->acc[c], &g, 0, g.leaf_count, &sums);
-    }
+    for (uint32_t c = 0; c < s->chunk_count; c++) sum_chunk(sim, s, c, &sums);
     memset(out, 0, sizeof *out);
     out->sum_squares = sums.sum_squares;
     out->nonfinite = sums.nonfinite;
@@ -216,6 +239,7 @@ static void do_action(struct sim *sim, uint32_t shard, const struct cairn_step_a
     case CAIRN_STEP_ZERO:
         sim->seen[SEEN_zero]++;
         memset(s->acc[action->chunk], 0, sizeof s->acc[action->chunk]);
+        s->summed[action->chunk] = false;
         return;
     case CAIRN_STEP_REDUCE: sim_at(sim, work, E_SUMMED, shard, 0, 0); return;
     case CAIRN_STEP_UPDATE: begin_update(sim, shard, action->decision); return;

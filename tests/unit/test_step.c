@@ -482,6 +482,47 @@ START_TEST(what_waits_for_company_is_refused_when_its_round_is_void)
 }
 END_TEST
 
+/* Round 100 of as many micro-batches, all of A and B in chunk 0; what its last FOLD says of itself. */
+static bool last_fold_of(uint32_t micros)
+{
+    bool likely_last = false;
+    for (uint32_t micro = 0; micro < micros; micro++)
+        for (uint64_t member = A; member <= B; member += B - A) {
+            chunk(member, micro, 0);
+            landed(list[0].slot, CAIRN_OK);
+            likely_last = expect(0, CAIRN_STEP_FOLD)->likely_last;
+            folded(0);
+            micro_end(member, micro, 1);
+        }
+    commit(A, micros - 1, 1);
+    commit(B, micros - 1, 1);
+    ck_assert_int_eq(cairn_step_phase_of(step), CAIRN_STEP_REDUCING);
+    return likely_last;
+}
+
+START_TEST(a_fold_is_likely_the_last_if_it_was_in_the_round_before)
+{
+    const struct cairn_step_sums sums = { .nonfinite = 1 };
+    begin();
+    ck_assert(last_fold_of(1));
+    GIVE(.kind = CAIRN_STEP_SUMMED, .sums = &sums);
+    decide(5, CAIRN_DECISION_SKIP, 100, 10);
+    fence(6); // another world: the core forgets nothing of it
+    resolve(6, CAIRN_DECISION_SKIP, 100, 10);
+    open_at(6, 101, 10);
+    GIVE(.kind = CAIRN_STEP_CHUNK, .epoch = 6, .round = 101, .member = A, .chunk = 0, .tag = 7);
+    landed(list[0].slot, CAIRN_OK);
+    ck_assert(!expect(0, CAIRN_STEP_FOLD)->likely_last); // B's is to come
+}
+END_TEST
+
+START_TEST(every_fold_that_ends_the_micro_batch_expected_or_a_later_one_is_likely_the_last)
+{
+    begin();
+    ck_assert(last_fold_of(3));
+}
+END_TEST
+
 START_TEST(a_configuration_that_cannot_work_has_no_size)
 {
     const struct cairn_step_config bad[] = {
@@ -524,6 +565,9 @@ int main(void)
     tcase_add_test(tcase, a_chunk_that_nobody_holds_is_waited_for_by_nobody);
     tcase_add_test(tcase, what_members_hold_is_of_one_round);
     tcase_add_test(tcase, more_contributions_than_one_fold_takes_are_folded_in_two);
+    tcase_add_test(tcase, a_fold_is_likely_the_last_if_it_was_in_the_round_before);
+    tcase_add_test(tcase,
+                   every_fold_that_ends_the_micro_batch_expected_or_a_later_one_is_likely_the_last);
     tcase_add_test(tcase, a_configuration_that_cannot_work_has_no_size);
     Suite *suite = suite_create("step");
     suite_add_tcase(suite, tcase);
