@@ -1,6 +1,6 @@
-/* Amending a job: other hyper-parameters, schedules, clip norm, frozen groups and tensors. The amended spec is
- * judged as a new one is, made durable, and the core goes by it from the next round that opens; the round that
- * is open ends by the terms it began with. Tensors, optimizers and planes stay what they are.
+/* Amending a job: other hyper-parameters, schedules, clip norm, frozen groups and tensors. The amended spec
+ * is judged as a new one is, made durable, and the core goes by it from the next round that opens; the round
+ * that is open ends by the terms it began with. Tensors, optimizers and planes stay what they are.
  *
  * A worker may attach with the spec as it was before any of the last amendments (its own script does not
  * change), so the spec keeps the hashes of what it was. */
