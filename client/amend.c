@@ -13,9 +13,15 @@
 /* The request and what it owns. */
 struct words {
     Cairn__JobAmend message;
-    struct cairn_group *groups; /* [group_count], as large as ours */
-    Cairn__GroupSpec *packed;   /* [group_count] */
-    Cairn__GroupSpec **list;    /* [group_count] */
+    struct cairn_group *groups;       /* [group_count], as large as ours */
+    Cairn__GroupSpec *packed;         /* [group_count] */
+    Cairn__GroupSpec **list;          /* [group_count] */
+    struct cairn_job_spec_data added; /* the tensors to add, nothing else */
+    Cairn__TensorSpec *tensors;       /* [add_count] */
+    Cairn__TensorSpec **tensor_list;  /* [add_count] */
+    Cairn__TensorTie *ties;           /* [tie_count] */
+    Cairn__TensorTie **tie_list;      /* [tie_count] */
+    char **thaw_groups;               /* [unfreeze_tensor_count] */
 };
 
 static void release(struct words *words)
@@ -23,6 +29,12 @@ static void release(struct words *words)
     free(words->groups);
     free(words->packed);
     free(words->list);
+    cairn_spec_release(&words->added);
+    free(words->tensors);
+    free(words->tensor_list);
+    free(words->ties);
+    free(words->tie_list);
+    free(words->thaw_groups);
 }
 
 static cairn_status add_groups(struct words *words, const struct cairn_amend *amend)
@@ -54,6 +66,65 @@ static cairn_status add_groups(struct words *words, const struct cairn_amend *am
     return CAIRN_OK;
 }
 
+static cairn_status add_tensors(struct words *words, const struct cairn_amend *amend)
+{
+    const size_t count = amend->add_count;
+    if (count == 0) return CAIRN_OK;
+    if (amend->add == NULL)
+        return cairn_client_fail(CAIRN_ERR_INVALID, "add is NULL, but add_count is %zu", count);
+    const cairn_status status = cairn_client_added_fill(amend->add, count, &words->added);
+    if (status != CAIRN_OK) return status;
+    words->tensors = calloc(count, sizeof *words->tensors);
+    words->tensor_list = calloc(count, sizeof *words->tensor_list);
+    if (words->tensors == NULL || words->tensor_list == NULL)
+        return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the amendment");
+    for (size_t i = 0; i < count; i++) {
+        cairn_tensor_to_message(&words->added.tensors[i], &words->tensors[i]);
+        words->tensor_list[i] = &words->tensors[i];
+    }
+    words->message.add = words->tensor_list;
+    words->message.n_add = count;
+    return CAIRN_OK;
+}
+
+static cairn_status add_ties(struct words *words, const struct cairn_amend *amend)
+{
+    const size_t count = amend->tie_count;
+    if (count == 0) return CAIRN_OK;
+    words->ties = calloc(count, sizeof *words->ties);
+    words->tie_list = calloc(count, sizeof *words->tie_list);
+    if (words->ties == NULL || words->tie_list == NULL)
+        return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the amendment");
+    for (size_t i = 0; i < count; i++) {
+        if (amend->ties == NULL || amend->ties[i].name == NULL || amend->ties[i].alias_of == NULL)
+            return cairn_client_fail(CAIRN_ERR_INVALID, "a name of a tensor to tie is NULL");
+        cairn__tensor_tie__init(&words->ties[i]);
+        words->ties[i].name = (char *)(uintptr_t)amend->ties[i].name;
+        words->ties[i].alias_of = (char *)(uintptr_t)amend->ties[i].alias_of;
+        words->tie_list[i] = &words->ties[i];
+    }
+    words->message.ties = words->tie_list;
+    words->message.n_ties = count;
+    return CAIRN_OK;
+}
+
+static cairn_status add_thaw_groups(struct words *words, const struct cairn_amend *amend)
+{
+    static char none[] = "";
+    const size_t count = amend->unfreeze_tensor_count;
+    if (amend->unfreeze_tensor_groups == NULL || count == 0) return CAIRN_OK;
+    words->thaw_groups = calloc(count, sizeof *words->thaw_groups);
+    if (words->thaw_groups == NULL)
+        return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the amendment");
+    for (size_t i = 0; i < count; i++) {
+        const char *group = amend->unfreeze_tensor_groups[i];
+        words->thaw_groups[i] = group != NULL ? (char *)(uintptr_t)group : none;
+    }
+    words->message.unfreeze_groups = words->thaw_groups;
+    words->message.n_unfreeze_groups = count;
+    return CAIRN_OK;
+}
+
 static cairn_status judge_names(const char *const *names, size_t count)
 {
     for (size_t i = 0; i < count; i++)
@@ -71,11 +142,13 @@ static cairn_status judge(const struct cairn_amend *amend)
                                  "allowed: 0 to %zu",
                                  amend->group_count, amend->freeze_count, amend->unfreeze_count,
                                  max);
-    if (amend->freeze_tensor_count > most || amend->unfreeze_tensor_count > most)
+    if (amend->freeze_tensor_count > most || amend->unfreeze_tensor_count > most ||
+        amend->add_count > most || amend->tie_count > most)
         return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "an amendment freezes %zu tensors, unfreezes %zu; allowed: 0 to "
-                                 "%zu",
-                                 amend->freeze_tensor_count, amend->unfreeze_tensor_count, most);
+                                 "an amendment freezes %zu tensors, unfreezes %zu, adds %zu, ties "
+                                 "%zu; allowed: 0 to %zu",
+                                 amend->freeze_tensor_count, amend->unfreeze_tensor_count,
+                                 amend->add_count, amend->tie_count, most);
     const struct {
         const char *const *names;
         size_t count;
@@ -105,7 +178,10 @@ static cairn_status fill(struct words *words, const struct cairn_amend *amend)
     m->n_freeze_tensors = amend->freeze_tensor_count;
     m->unfreeze_tensors = (char **)(uintptr_t)amend->unfreeze_tensors;
     m->n_unfreeze_tensors = amend->unfreeze_tensor_count;
-    const cairn_status status = add_groups(words, amend);
+    cairn_status status = add_groups(words, amend);
+    if (status == CAIRN_OK) status = add_tensors(words, amend);
+    if (status == CAIRN_OK) status = add_ties(words, amend);
+    if (status == CAIRN_OK) status = add_thaw_groups(words, amend);
     if (status != CAIRN_OK || cairn__job_amend__get_packed_size(m) <= AMEND_BYTES_MAX)
         return status;
     return cairn_client_fail(
@@ -136,6 +212,7 @@ cairn_status cairn_job_amend(cairn_job *handle, const struct cairn_amend *amend,
     if (job == NULL) return CAIRN_ERR_HANDLE;
     struct words words = { .message = CAIRN__JOB_AMEND__INIT };
     struct cairn_amend own;
+    cairn_spec_init(&words.added);
     cairn_status status = cairn_api_check(job);
     if (status == CAIRN_OK &&
         (timeout_ms < 0 || !cairn_struct_take(&own, sizeof own, LEAST, amend)))

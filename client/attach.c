@@ -191,26 +191,49 @@ static void note_clip_norm(struct job *job, double clip_norm)
     pthread_mutex_unlock(&job->session->lock);
 }
 
-/* A reader learns the spec here. It stays what it was at a later attach: another one is another job. */
+/* What an amendment may make of tensors, beside their names, is their kind and whose alias they are. */
+static bool same_tensors(const struct cairn_job_spec_data *a, const struct cairn_job_spec_data *b)
+{
+    if (a->tensor_count != b->tensor_count) return false;
+    for (size_t i = 0; i < a->tensor_count; i++) {
+        const struct cairn_tensor_spec *x = &a->tensors[i], *y = &b->tensors[i];
+        if (strcmp(x->name, y->name) != 0 || x->kind != y->kind ||
+            (x->alias_of == NULL) != (y->alias_of == NULL))
+            return false;
+    }
+    return true;
+}
+
+/* The first time the spec of the servers is taken: a reader has none, and a worker's may be that of before
+ * an amendment. It stays what it was at a later attach: with other tensors, nothing that this member knows
+ * of the job holds any more. */
 static cairn_status take_spec(struct job *job, struct cairn_sentence *why)
 {
     struct cairn_job_spec_data spec;
     cairn_status status = cairn_spec_unpack(job->paged_spec.bytes, job->paged_spec.have_bytes,
                                             cairn_optimizer_names(), &spec, why);
     if (status != CAIRN_OK) return status;
-    if (job->role == CAIRN_READER && !job->attached_once) {
-        cairn_spec_release(&job->spec);
-        job->spec = spec;
+    const bool first = !job->attached_once;
+    if ((first && job->role == CAIRN_READER) || same_job(job, &spec)) {
         note_clip_norm(job, spec.clip_norm);
-        return CAIRN_OK;
-    }
-    const size_t differences = cairn_spec_diff(&job->spec, &spec, 0, NULL, NULL);
-    if (!same_job(job, &spec) || spec.tensor_count != job->spec.tensor_count) {
+    } else {
         cairn_sentence_set(why, "job %s is another one now (%zu differences); open it again",
-                           job->name, differences);
+                           job->name, cairn_spec_diff(&job->spec, &spec, 0, NULL, NULL));
         status = CAIRN_ERR_MISMATCH;
     }
-    if (status == CAIRN_OK) note_clip_norm(job, spec.clip_norm);
+    if (status == CAIRN_OK && first) {
+        cairn_spec_release(&job->spec);
+        job->spec = spec;
+        return CAIRN_OK;
+    }
+    if (status == CAIRN_OK && !same_tensors(&job->spec, &spec)) {
+        cairn_sentence_set(
+            why,
+            "job %s was amended, revision %llu: its tensors are others now; close it "
+            "and open it again, with the spec as it was or as it is",
+            job->name, (unsigned long long)spec.revision);
+        status = CAIRN_ERR_FENCED;
+    }
     cairn_spec_release(&spec);
     return status;
 }

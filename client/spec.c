@@ -199,6 +199,25 @@ static cairn_status add_tensors(struct cairn_job_spec_data *spec, struct groups 
     return status;
 }
 
+cairn_status cairn_client_added_fill(const struct cairn_tensor *first, size_t count,
+                                     struct cairn_job_spec_data *spec)
+{
+    struct groups none = { NULL, NULL, 0 }; // patterns took what they took when the job was made
+    const struct cairn_job_spec from = { .tensors = first, .tensor_count = count };
+    for (size_t i = 0; i < count; i++) {
+        struct cairn_tensor t;
+        const cairn_status status = take(&t, sizeof t, TENSOR_LEAST, cairn_struct_at(first, i),
+                                         "a tensor");
+        if (status != CAIRN_OK) return status;
+        if (t.alias_of != NULL)
+            return cairn_client_fail(CAIRN_ERR_INVALID,
+                                     "tensor %.64s: what an amendment adds is no alias; add it, "
+                                     "and tie it",
+                                     t.name != NULL ? t.name : "?");
+    }
+    return add_tensors(spec, &none, &from);
+}
+
 /* What the caller said of the alias goes with its target; from here on it has no kind and shape of its
  * own. A target that is not there or an alias itself is left to cairn_spec_check. */
 static cairn_status settle_alias(const struct cairn_job_spec_data *spec,

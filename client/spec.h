@@ -10,6 +10,10 @@
  * judged. A failure sets this thread's sentence; then `spec` is the caller's to release. */
 cairn_status cairn_client_spec_fill(const struct cairn_job_spec *from,
                                     struct cairn_job_spec_data *spec) CAIRN_MUST_CHECK;
+/* Appends the tensors of an amendment, which are no aliases; one that is trained and names no group is of
+ * "default". As above. */
+cairn_status cairn_client_added_fill(const struct cairn_tensor *first, size_t count,
+                                     struct cairn_job_spec_data *spec) CAIRN_MUST_CHECK;
 /* One group as the wire has it; strings and points stay the caller's. */
 struct cairn_group_spec cairn_client_group_of(const struct cairn_group *g);
 /* The caller's i-th group of an array, as large as ours. Sets this thread's sentence. */

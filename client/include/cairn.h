@@ -415,6 +415,10 @@ CAIRN_EXPORT cairn_status cairn_tiles(cairn_job *job, const struct cairn_tile *t
                                       size_t tile_count, uint32_t world,
                                       int timeout_ms) CAIRN_CHECKED;
 
+/* `name` becomes another name of `alias_of`, which has its shape, kind and wire dtype; its own state goes. */
+struct cairn_tie {
+    const char *name, *alias_of;
+};
 /* What changes about a job while it trains, by any of its workers, for all of them. */
 struct cairn_amend {
     size_t struct_size;
@@ -437,12 +441,30 @@ struct cairn_amend {
     size_t freeze_tensor_count;
     const char *const *unfreeze_tensors;
     size_t unfreeze_tensor_count;
+    /* [unfreeze_tensor_count] or NULL: the group that a tensor joins which was declared CAIRN_FROZEN, and is
+     * trained from now on, its moments beginning at 0. NULL: the job's only group, else "default" */
+    const char *const *unfreeze_tensor_groups;
+    /* New tensors, each with an init, since nobody puts them; a trained one that names no group is of
+     * "default". No alias: add it, and tie it */
+    const struct cairn_tensor *add;
+    size_t add_count;
+    const struct cairn_tie *ties; /* done after add */
+    size_t tie_count;
 };
 /* Amends the job at a step boundary: CAIRN_OK means that it is durable and that the next round that opens
  * goes by it; a round that is open ends by the terms it began with. Workers attach with the spec as it
- * was or as it is. Schedules go by the step of the job, not by steps since the amendment. Refused as a whole
- * or done as a whole: CAIRN_ERR_INVALID, CAIRN_ERR_NOT_FOUND (no such group or tensor),
- * CAIRN_ERR_UNSUPPORTED (another optimizer), CAIRN_ERR_STALE. */
+ * was or as it is. Schedules and bias corrections go by the step of the job, not by steps since the
+ * amendment. Refused as a whole or done as a whole: CAIRN_ERR_INVALID, CAIRN_ERR_NOT_FOUND (no such group or
+ * tensor), CAIRN_ERR_EXISTS (a tensor of that name), CAIRN_ERR_UNSUPPORTED (another optimizer),
+ * CAIRN_ERR_STALE.
+ *   Tensors that are added, tied, or trained for the first time make a new version, (generation + 1, the same
+ * step), of what the shards have. An open round of the caller is void (CAIRN_ERR_EPOCH_CHANGED); then every
+ * handle of the job, the caller's too, has CAIRN_ERR_FENCED, because its tensors are others: close it and
+ * open it again. A worker whose spec is that of before may go on with it, and may push and fetch the new
+ * tensors as well; to what it does not push it contributes nothing. CAIRN_ERR_BUSY: a snapshot or digest is being
+ * taken. CAIRN_ERR_NOT_READY: a shard is away. CAIRN_ERR_NO_MEMORY: a shard has no room for the old and the
+ * new part beside each other, with the numbers. After these the job goes on as it was; after
+ * CAIRN_ERR_TIMEOUT it may still be amended. */
 CAIRN_EXPORT cairn_status cairn_job_amend(cairn_job *job, const struct cairn_amend *amend,
                                           int timeout_ms) CAIRN_CHECKED;
 

@@ -55,6 +55,7 @@
     X(43, SNAPSHOT_PART, SnapshotPart, snapshot_part)               \
     X(45, MEMBER_TILES, MemberTiles, member_tiles)                  \
     X(46, MEMBER_FAULT, MemberFault, member_fault)                  \
+    X(47, JOB_SWITCH, JobSwitch, job_switch)                        \
     X(50, LEASE_TAKE, LeaseTake, lease_take)                        \
     X(51, LEASED, Leased, leased)                                   \
     X(52, LEASE_DROP, LeaseDrop, lease_drop)                        \
@@ -137,6 +138,13 @@ cairn_status cairn_spec_pack(const struct cairn_job_spec_data *spec, uint8_t **b
                              size_t *bytes_len_out) CAIRN_MUST_CHECK;
 /* Fills a message with all but tensors, groups and former hashes, that borrows the spec's strings. */
 void cairn_spec_to_message(const struct cairn_job_spec_data *spec, Cairn__JobSpec *out);
+/* Fills a message that borrows the tensor's strings and shape; without the box of an alias. */
+void cairn_tensor_to_message(const struct cairn_tensor_spec *tensor, Cairn__TensorSpec *out);
+/* The reverse, of a stranger's message: fills a tensor that borrows from it and, for the box of an alias,
+ * from *box; not judged but for the number of dimensions (CAIRN_ERR_INVALID; `why` says so). */
+cairn_status cairn_tensor_of_message(const Cairn__TensorSpec *in, struct cairn_tensor_spec *out,
+                                     struct cairn_box *box,
+                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Fills a message that borrows the group's strings and points. */
 void cairn_group_to_message(const struct cairn_group_spec *group, Cairn__GroupSpec *out);
 /* The reverse, of a stranger's message: fills a group that borrows from it, not judged but for the number of

@@ -9,7 +9,6 @@ struct packing {
     Cairn__JobSpec message;
     Cairn__TensorSpec *tensors;
     Cairn__GroupSpec *groups;
-    uint64_t *shapes;            /* [tensor_count][CAIRN_RANK_MAX] */
     uint64_t *boxes;             /* [aliases of a box][2 * CAIRN_RANK_MAX] */
     ProtobufCBinaryData *former; /* [former_count] */
     size_t box_count;
@@ -19,7 +18,6 @@ static void packing_release(struct packing *p)
 {
     free(p->tensors);
     free(p->groups);
-    free(p->shapes);
     free(p->boxes);
     free(p->former);
     free(p->message.tensors);
@@ -35,11 +33,10 @@ static cairn_status packing_alloc(struct packing *p, const struct cairn_job_spec
     p->former = calloc(spec->former_count + 1, sizeof *p->former);
     p->tensors = calloc(spec->tensor_count + 1, sizeof *p->tensors);
     p->groups = calloc(spec->group_count + 1, sizeof *p->groups);
-    p->shapes = calloc(spec->tensor_count + 1, CAIRN_RANK_MAX * sizeof *p->shapes);
     p->message.tensors = calloc(spec->tensor_count + 1, sizeof *p->message.tensors);
     p->message.groups = calloc(spec->group_count + 1, sizeof *p->message.groups);
     if (p->boxes != NULL && p->former != NULL && p->tensors != NULL && p->groups != NULL &&
-        p->shapes != NULL && p->message.tensors != NULL && p->message.groups != NULL)
+        p->message.tensors != NULL && p->message.groups != NULL)
         return CAIRN_OK;
     packing_release(p);
     return CAIRN_ERR_NO_MEMORY;
@@ -57,9 +54,8 @@ static void pack_alias(struct packing *p, const struct cairn_tensor_spec *tensor
     memcpy(out->alias_box + box->rank, box->extent, box->rank * sizeof box->extent[0]);
 }
 
-static void pack_tensor(struct packing *p, const struct cairn_tensor_spec *tensor, size_t i)
+void cairn_tensor_to_message(const struct cairn_tensor_spec *tensor, Cairn__TensorSpec *out)
 {
-    Cairn__TensorSpec *out = &p->tensors[i];
     cairn__tensor_spec__init(out);
     out->name = tensor->name;
     out->unit = tensor->unit;
@@ -71,12 +67,17 @@ static void pack_tensor(struct packing *p, const struct cairn_tensor_spec *tenso
     out->whole = tensor->whole;
     out->frozen = tensor->frozen;
     out->n_shape = tensor->shape.rank;
-    out->shape = p->shapes + i * CAIRN_RANK_MAX;
-    memcpy(out->shape, tensor->shape.dim, sizeof tensor->shape.dim);
+    out->shape = (uint64_t *)(uintptr_t)tensor->shape.dim;
     out->init = tensor->init.kind;
     out->init_a = tensor->init.a;
     out->init_b = tensor->init.b;
     out->init_seed = tensor->init.seed;
+}
+
+static void pack_tensor(struct packing *p, const struct cairn_tensor_spec *tensor, size_t i)
+{
+    Cairn__TensorSpec *out = &p->tensors[i];
+    cairn_tensor_to_message(tensor, out);
     pack_alias(p, tensor, out);
     p->message.tensors[i] = out;
 }
@@ -215,16 +216,15 @@ static cairn_status unpack_box(const Cairn__TensorSpec *in, struct cairn_box *bo
     return CAIRN_OK;
 }
 
-static cairn_status unpack_tensor(const Cairn__TensorSpec *in, struct cairn_job_spec_data *spec,
-                                  struct cairn_sentence *why)
+cairn_status cairn_tensor_of_message(const Cairn__TensorSpec *in, struct cairn_tensor_spec *out,
+                                     struct cairn_box *box, struct cairn_sentence *why)
 {
     if (in->n_shape > CAIRN_RANK_MAX) {
         cairn_sentence_set(why, "tensor %.80s has %zu dimensions; at most %d are allowed", in->name,
                            in->n_shape, CAIRN_RANK_MAX);
         return CAIRN_ERR_INVALID;
     }
-    struct cairn_box box;
-    struct cairn_tensor_spec tensor = {
+    *out = (struct cairn_tensor_spec) {
         .name = in->name,
         .unit = in->unit,
         .group = in->group,
@@ -238,12 +238,21 @@ static cairn_status unpack_tensor(const Cairn__TensorSpec *in, struct cairn_job_
         .alias_of = in->alias_of[0] != '\0' ? in->alias_of : NULL,
         .init = { (cairn_init_kind)in->init, in->init_a, in->init_b, in->init_seed },
     };
-    if (unpack_box(in, &box, &tensor.alias_box) != CAIRN_OK) {
+    if (unpack_box(in, box, &out->alias_box) != CAIRN_OK) {
         cairn_sentence_set(why, "tensor %.80s: alias_box is no box", in->name);
         return CAIRN_ERR_INVALID;
     }
-    if (in->n_shape > 0) memcpy(tensor.shape.dim, in->shape, in->n_shape * sizeof in->shape[0]);
-    return cairn_spec_add_tensor(spec, &tensor);
+    if (in->n_shape > 0) memcpy(out->shape.dim, in->shape, in->n_shape * sizeof in->shape[0]);
+    return CAIRN_OK;
+}
+
+static cairn_status unpack_tensor(const Cairn__TensorSpec *in, struct cairn_job_spec_data *spec,
+                                  struct cairn_sentence *why)
+{
+    struct cairn_tensor_spec tensor;
+    struct cairn_box box;
+    const cairn_status status = cairn_tensor_of_message(in, &tensor, &box, why);
+    return status == CAIRN_OK ? cairn_spec_add_tensor(spec, &tensor) : status;
 }
 
 static cairn_status unpack_group(const Cairn__GroupSpec *in, struct cairn_job_spec_data *spec)

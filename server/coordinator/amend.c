@@ -23,7 +23,8 @@ static cairn_status judge_state(const struct cairn_cluster_job *job, const Cairn
     }
     const bool terms = amend->n_groups > 0 || amend->set_clip_norm || amend->n_freeze > 0 ||
                        amend->n_unfreeze > 0;
-    const bool tensors = amend->n_freeze_tensors > 0 || amend->n_unfreeze_tensors > 0;
+    const bool tensors = amend->n_freeze_tensors > 0 || amend->n_unfreeze_tensors > 0 ||
+                         amend->n_add > 0 || amend->n_ties > 0;
     if (amend->key == 0 || (!terms && !tensors)) {
         return cairn_fail(why, CAIRN_ERR_INVALID, "the amendment of job %s changes nothing",
                           job->spec.name);
@@ -95,56 +96,9 @@ static cairn_status set_frozen(struct cairn_job_spec_data *spec, char *const *na
     return CAIRN_OK;
 }
 
-static cairn_status find_tensor(const struct cairn_job_spec_data *spec, const char *name,
-                                size_t *tensor_out, struct cairn_sentence *why)
-{
-    *tensor_out = cairn_spec_find_tensor(spec, name);
-    if (*tensor_out != SIZE_MAX) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "job %s has no tensor \"%.128s\"", spec->name,
-                      name);
-}
-
-static cairn_status freeze_tensors(struct cairn_job_spec_data *spec, const Cairn__JobAmend *amend,
-                                   struct cairn_sentence *why)
-{
-    for (size_t i = 0; i < amend->n_freeze_tensors; i++) {
-        size_t tensor;
-        const cairn_status status = find_tensor(spec, amend->freeze_tensors[i], &tensor, why);
-        if (status != CAIRN_OK) return status;
-        struct cairn_tensor_spec *t = &spec->tensors[tensor];
-        if (t->alias_of != NULL)
-            return cairn_fail(why, CAIRN_ERR_INVALID,
-                              "tensor %s is an alias of %s: freeze that, or nothing", t->name,
-                              t->alias_of);
-        if (t->kind != CAIRN_TRAINED)
-            return cairn_fail(why, CAIRN_ERR_INVALID,
-                              "tensor %s is not trained: there is nothing to freeze", t->name);
-        t->frozen = true;
-    }
-    return CAIRN_OK;
-}
-
-static cairn_status unfreeze_tensors(struct cairn_job_spec_data *spec, const Cairn__JobAmend *amend,
-                                     struct cairn_sentence *why)
-{
-    for (size_t i = 0; i < amend->n_unfreeze_tensors; i++) {
-        size_t tensor;
-        const cairn_status status = find_tensor(spec, amend->unfreeze_tensors[i], &tensor, why);
-        if (status != CAIRN_OK) return status;
-        struct cairn_tensor_spec *t = &spec->tensors[tensor];
-        if (t->kind != CAIRN_TRAINED)
-            return cairn_fail(why, CAIRN_ERR_UNSUPPORTED,
-                              "tensor %s was not frozen by an amendment: it keeps no state to "
-                              "train it with",
-                              t->name);
-        t->frozen = false;
-    }
-    return CAIRN_OK;
-}
-
 /* `next` is a copy of the job's spec. */
 static cairn_status change(struct cairn_job_spec_data *next, const Cairn__JobAmend *amend,
-                           struct cairn_sentence *why)
+                           bool *extends_out, struct cairn_sentence *why)
 {
     uint8_t hash[32];
     cairn_status status = cairn_spec_hash(next, hash);
@@ -155,8 +109,7 @@ static cairn_status change(struct cairn_job_spec_data *next, const Cairn__JobAme
     if (status == CAIRN_OK) status = set_frozen(next, amend->freeze, amend->n_freeze, true, why);
     if (status == CAIRN_OK)
         status = set_frozen(next, amend->unfreeze, amend->n_unfreeze, false, why);
-    if (status == CAIRN_OK) status = freeze_tensors(next, amend, why);
-    if (status == CAIRN_OK) status = unfreeze_tensors(next, amend, why);
+    if (status == CAIRN_OK) status = cairn_cluster_amend_tensors(next, amend, extends_out, why);
     if (status != CAIRN_OK) return status;
     if (amend->set_clip_norm) next->clip_norm = amend->clip_norm;
     next->revision++;
@@ -183,29 +136,40 @@ static cairn_status store(struct cairn_cluster_job *job, struct cairn_job_spec_d
     return status;
 }
 
-static cairn_status amend_job(struct cairn_cluster_job *job, const Cairn__JobAmend *amend,
-                              struct cairn_sentence *why)
+/* Nothing but the terms is another: takes `next`. */
+static cairn_status take_terms(struct cairn_cluster_job *job, struct cairn_job_spec_data *next,
+                               struct cairn_sentence *why)
 {
-    struct cairn_job_spec_data next;
     struct cairn_cluster_terms *terms = NULL;
+    cairn_status status = cairn_cluster_terms_make(next, &terms, why);
+    if (status == CAIRN_OK) status = store(job, next, why);
+    if (status != CAIRN_OK) {
+        cairn_cluster_terms_free(terms);
+        return status;
+    }
+    cairn_spec_release(&job->spec);
+    job->spec = *next;
+    cairn_cluster_terms_replace(job, terms);
+    return CAIRN_OK;
+}
+
+static cairn_status amend_job(struct cairn_cluster_member *member, const Cairn__JobAmend *amend,
+                              bool *extends_out, struct cairn_sentence *why)
+{
+    struct cairn_cluster_job *job = member->job;
+    struct cairn_job_spec_data next;
     cairn_status status = judge_state(job, amend, why);
     if (status != CAIRN_OK) return status;
     status = cairn_spec_copy(&job->spec, &next);
     if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for the amended spec");
-    status = change(&next, amend, why);
+    status = change(&next, amend, extends_out, why);
     for (size_t i = 0; i < next.group_count && status == CAIRN_OK; i++)
         status = judge_planes(&job->spec.groups[i], &next.groups[i], why);
-    if (status == CAIRN_OK) status = cairn_cluster_terms_make(&next, &terms, why);
-    if (status == CAIRN_OK) status = store(job, &next, why);
-    if (status != CAIRN_OK) {
-        cairn_cluster_terms_free(terms);
-        cairn_spec_release(&next);
-        return status;
-    }
-    cairn_spec_release(&job->spec);
-    job->spec = next;
-    cairn_cluster_terms_replace(job, terms);
-    return CAIRN_OK;
+    if (status == CAIRN_OK)
+        status = *extends_out ? cairn_cluster_extend_begin(member, &next, why)
+                              : take_terms(job, &next, why);
+    if (status != CAIRN_OK) cairn_spec_release(&next);
+    return status;
 }
 
 void cairn_cluster_job_amend(struct cairn_cluster_member *member, uint32_t request,
@@ -214,8 +178,16 @@ void cairn_cluster_job_amend(struct cairn_cluster_member *member, uint32_t reque
     struct cairn_cluster_job *job = member->job;
     struct cairn_cluster_session *session = member->session;
     struct cairn_sentence why = { "" };
+    bool extends = false;
     const bool again = amend->key != 0 && amend->key == job->spec.amend_key;
-    const cairn_status status = again ? CAIRN_OK : amend_job(job, amend, &why);
+    if (cairn_cluster_extend_is(job, amend->key)) { // asked again after a reconnect
+        member->amend_request = request;
+        return;
+    }
+    member->amend_request = request;
+    const cairn_status status = again ? CAIRN_OK : amend_job(member, amend, &extends, &why);
+    if (extends && status == CAIRN_OK) return; // answered at the end
+    member->amend_request = 0;
     if (status != CAIRN_OK) {
         cairn_cluster_session_error(session, request, status, why.text);
         return;

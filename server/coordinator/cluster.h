@@ -140,7 +140,7 @@ struct cairn_cluster_member {
     struct cairn_paged tiles_pages;  /* owned; while tiles_arriving */
     bool tiles_arriving, tiles_declared;
     uint32_t open_request, init_request, begin_request, commit_request, version_request,
-        write_request, state_request;
+        write_request, state_request, amend_request;
     uint64_t commit_round;
     struct cairn_version version_wanted;
     struct cairn_init_digest init_digest; /* of what it put */
@@ -219,8 +219,9 @@ struct cairn_cluster_job {
     bool restoring;    /* CREATING from a snapshot */
     struct cairn_cluster_tiles tiles;
     struct cairn_cluster_cut *cut;
-    struct cairn_cluster_lease *leases; /* owned; leases.h */
-    struct cairn_cluster_kept *kept;    /* owned; the versions of them */
+    struct cairn_cluster_lease *leases;        /* owned; leases.h */
+    struct cairn_cluster_kept *kept;           /* owned; the versions of them */
+    struct cairn_cluster_extension *extension; /* owned; NULL: its tensors stay what they are */
 };
 
 /* Somebody who waits for a cut or a restore; forgotten when the session goes. */
@@ -437,8 +438,11 @@ struct cairn_layout_tensor *cairn_cluster_layout_tensors_of(const struct cairn_j
 struct cairn_cluster_job *cairn_cluster_job_plan(struct cairn_cluster *cluster,
                                                  const struct cairn_job_spec_data *spec,
                                                  struct cairn_sentence *why);
+/* Spec and layout can be sent; else `why` names the setting. */
+bool cairn_cluster_job_fits_queue(const struct cairn_cluster_job *job, struct cairn_sentence *why);
 /* JobCreate and its pages to all shards of the body. NULL: no memory. */
 struct cairn_cluster_job_load {
+    bool extend; /* made of the part that the shard has */
     const char *snapshot_path;
     struct cairn_version version;
     const struct cairn_decision *last; /* may be NULL */
@@ -469,10 +473,35 @@ const struct cairn_cluster_terms *cairn_cluster_terms_in_force(const struct cair
 /* The job takes them, and its core goes by them from the next round on. */
 void cairn_cluster_terms_replace(struct cairn_cluster_job *job, struct cairn_cluster_terms *terms);
 
-/* amend.c */
+/* amend.c, amend_tensors.c */
 /* Judges and takes an amendment; the member is answered. */
 void cairn_cluster_job_amend(struct cairn_cluster_member *member, uint32_t request,
                              const Cairn__JobAmend *amend);
+/* Does to a copy of the job's spec what the amendment says of tensors; canonical after it, not judged.
+ * *extends_out: planes begin or end, so the shards have to make a new generation. */
+cairn_status cairn_cluster_amend_tensors(struct cairn_job_spec_data *next,
+                                         const Cairn__JobAmend *amend, bool *extends_out,
+                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+/* extend.c: a new generation of a job at the same step, with other tensors. */
+/* Begins one, and takes `next`, a judged spec; those whose amend_request is set are answered at its end. The
+ * open round is void if it is `member`'s, whose amendment it is, too. CAIRN_ERR_BUSY, CAIRN_ERR_NOT_READY,
+ * CAIRN_ERR_NO_MEMORY, CAIRN_ERR_INVALID (too large): nothing was begun or taken. */
+cairn_status cairn_cluster_extend_begin(struct cairn_cluster_member *member,
+                                        struct cairn_job_spec_data *next,
+                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* An event of the core is over: is this a step boundary? */
+void cairn_cluster_extend_advance(struct cairn_cluster_job *job);
+void cairn_cluster_extend_shard_gone(struct cairn_cluster_job *job);
+/* One is under way of an amendment with this key. */
+bool cairn_cluster_extend_is(const struct cairn_cluster_job *job, uint64_t key);
+/* The shards are at work: nobody joins. */
+bool cairn_cluster_extend_making(const struct cairn_cluster_job *job);
+/* With the job, or with what it has; NULL is fine. */
+void cairn_cluster_extension_free(struct cairn_cluster_extension *extension);
+/* Of the job only the part of that generation stays on the shard. */
+void cairn_cluster_job_send_switch(const struct cairn_cluster_job *job,
+                                   const struct cairn_cluster_seat *seat, uint64_t generation);
 
 /* round_world.c: the core's hands and ears. */
 cairn_status cairn_cluster_job_core_open(struct cairn_cluster_job *job,

@@ -95,6 +95,7 @@ void cairn_cluster_job_free(struct cairn_cluster_job *job)
     while (job->members != NULL) cairn_cluster_member_free(job->members);
     cairn_cluster_job_core_close(job);
     cairn_cluster_tiles_release(job);
+    cairn_cluster_extension_free(job->extension);
     cairn_spec_release(&job->spec);
     cairn_layout_close(job->layout);
     free(job->spec_bytes);
@@ -147,6 +148,8 @@ void cairn_cluster_job_lose(struct cairn_cluster_job *job, const char *format, .
     job->state = CAIRN_CLUSTER_JOB_LOST;
     cairn_log_error("job %s is %s", job->spec.name, job->lost.text);
     cairn_cluster_cut_abort(job, job->lost.text);
+    cairn_cluster_extension_free(job->extension);
+    job->extension = NULL;
     while (job->members != NULL) {
         cairn_cluster_member_expel(job->members, CAIRN_ERR_JOB_LOST, job->lost.text);
     }
@@ -203,7 +206,7 @@ static cairn_status plan_layout(struct cairn_cluster_job *job, uint32_t shard_co
 
 /* Spec and layout are sent as one burst, to each shard and to each that attaches: where the queue is
  * too short for it, every one of these connections would be closed, again and again. */
-static bool fits_send_queue(const struct cairn_cluster_job *job, struct cairn_sentence *why)
+bool cairn_cluster_job_fits_queue(const struct cairn_cluster_job *job, struct cairn_sentence *why)
 {
     const size_t limit = (size_t)job->cluster->options->network.send_queue_bytes;
     const size_t bytes = job->spec_bytes_len + job->layout_bytes_len;
@@ -237,7 +240,7 @@ struct cairn_cluster_job *cairn_cluster_job_plan(struct cairn_cluster *cluster,
     }
     if (status == CAIRN_OK) status = cairn_cluster_job_choose_shards(job, shard_count);
     if (status == CAIRN_OK) status = plan_layout(job, shard_count);
-    if (status == CAIRN_OK && fits_send_queue(job, why)) return job;
+    if (status == CAIRN_OK && cairn_cluster_job_fits_queue(job, why)) return job;
     if (status == CAIRN_OK) {
         // `why` says it
     } else if (status == CAIRN_ERR_NOT_READY) {
@@ -265,6 +268,7 @@ cairn_cluster_job_send_create(struct cairn_cluster_job *job,
     create.epoch = job->epoch;
     create.spec_bytes = job->spec_bytes_len;
     create.layout_bytes = job->layout_bytes_len;
+    create.extend = load->extend;
     create.member_max = (uint32_t)job->cluster->options->workers_max;
     create.snapshot_path = (char *)(uintptr_t)(load->snapshot_path != NULL ? load->snapshot_path
                                                                            : "");

@@ -127,10 +127,22 @@ static bool holds(const struct cairn_cluster_job *job, const Cairn__Hello *hello
     for (int i = 7; i >= 0; i--) hash = hash << 8 | job->layout->hash[i];
     for (size_t i = 0; i < hello->n_held; i++) {
         const Cairn__HeldJob *held = hello->held[i];
-        if (held->job != job->id) continue;
-        return held->generation == job->generation && held->layout_hash == hash;
+        if (held->job == job->id && held->generation == job->generation)
+            return held->layout_hash == hash;
     }
     return false;
+}
+
+/* An amendment was made or given up while the shard, or the coordinator, was away. */
+static void settle_generations(const struct cairn_cluster_job *job, uint32_t shard,
+                               const Cairn__Hello *hello)
+{
+    for (size_t i = 0; i < hello->n_held; i++) {
+        if (hello->held[i]->job != job->id || hello->held[i]->generation == job->generation)
+            continue;
+        cairn_cluster_job_send_switch(job, job->shards[shard].seat, job->generation);
+        return;
+    }
 }
 
 /* An uninitialized job has nothing to lose: it is made anew when a worker opens it again. */
@@ -159,6 +171,7 @@ static void shard_up(struct cairn_cluster_job *job, uint32_t shard, const Cairn_
         cairn_cluster_job_lose(job, "%s restarted without its part", s->seat->name);
         return;
     }
+    settle_generations(job, shard, hello);
     s->up = true;
     cairn_cluster_members_tell_shard(job, shard);
     cairn_cluster_tiles_advance(job); // behind the members, on the same connection
@@ -200,6 +213,7 @@ static void shard_down(struct cairn_cluster_job *job, uint32_t shard)
 {
     struct cairn_cluster_job_shard *s = &job->shards[shard];
     cairn_cluster_members_forget_shard(job, shard);
+    cairn_cluster_extend_shard_gone(job);
     cairn_cluster_tiles_advance(job);
     if (!s->up) return;
     s->up = false;

@@ -62,7 +62,8 @@ void cairn_cluster_member_fail_requests(struct cairn_cluster_member *member, cai
     uint32_t *const requests[] = { &member->open_request,    &member->init_request,
                                    &member->begin_request,   &member->commit_request,
                                    &member->version_request, &member->tiles_request,
-                                   &member->write_request,   &member->state_request };
+                                   &member->write_request,   &member->state_request,
+                                   &member->amend_request };
     for (size_t i = 0; i < sizeof requests / sizeof *requests; i++) {
         if (*requests[i] == 0) continue;
         cairn_cluster_session_error(member->session, *requests[i], status, text);

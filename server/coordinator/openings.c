@@ -63,6 +63,7 @@ static void take_over(struct cairn_cluster_member *member, struct cairn_cluster_
         member->init_request = same->init_request;
         member->begin_request = same->begin_request;
         member->write_request = same->write_request;
+        member->amend_request = same->amend_request;
         member->commit_request = same->commit_request;
         member->commit_round = same->commit_round;
         member->version_request = same->version_request;
@@ -110,7 +111,8 @@ static bool advance(struct cairn_cluster_member *member)
     struct cairn_cluster_job *job = cairn_cluster_job_find(cluster, member->job_name);
     struct cairn_sentence why;
     if (job != NULL) {
-        if (job->state == CAIRN_CLUSTER_JOB_CREATING) return false;
+        if (job->state == CAIRN_CLUSTER_JOB_CREATING || cairn_cluster_extend_making(job))
+            return false;
         join(member, job);
         return true;
     }

@@ -165,8 +165,9 @@ static cairn_status replace(struct cairn_cluster_restore *restore, struct cairn_
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
     }
     struct cairn_cluster_job *old = cairn_cluster_job_find(cluster, m->spec.name);
-    if (old != NULL && (old->cut != NULL || old->state == CAIRN_CLUSTER_JOB_CREATING)) {
-        return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being saved, made or restored",
+    if (old != NULL &&
+        (old->cut != NULL || old->extension != NULL || old->state == CAIRN_CLUSTER_JOB_CREATING)) {
+        return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being saved, made, amended or restored",
                           m->spec.name);
     }
     if (m->spec.workers_min > cluster->options->workers_max) {

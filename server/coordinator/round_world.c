@@ -385,6 +385,7 @@ void cairn_cluster_job_event(struct cairn_cluster_job *job, const struct cairn_r
         cairn_cluster_members_answer_versions(job);
     }
     cairn_cluster_leases_advance(job);
+    cairn_cluster_extend_advance(job);
 }
 
 void cairn_cluster_job_tick(struct cairn_cluster_job *job, uint64_t now_ms)
@@ -453,6 +454,8 @@ void cairn_cluster_job_waiting(const struct cairn_cluster_job *job, struct cairn
                            job->restoring                ? "load the snapshot"
                            : job->spec.init_from != NULL ? "read its weights"
                                                          : "make room");
+    } else if (cairn_cluster_extend_making(job)) {
+        cairn_sentence_set(out, "the shards to amend the job");
     } else if (cairn_cluster_tiles_waiting(job, out)) {
         // it says whom
     } else if (!job->initialized) {

@@ -274,6 +274,9 @@ cairn_status cairn_cluster_cut_begin(struct cairn_cluster_job *job, bool is_snap
         return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s is %s: there is nothing to save yet",
                           job->spec.name, cairn_cluster_job_state_name(job));
     }
+    if (job->extension != NULL)
+        return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being amended; ask again",
+                          job->spec.name);
     if (!inherits && (job->cut != NULL || cairn_round_pin_pending(job->core)))
         return refuse_another(job, why);
     struct cairn_cluster_cut *cut = inherits ? job->cut : new_cut(job);

@@ -371,6 +371,6 @@ void cairn_cluster_tiles_advance(struct cairn_cluster_job *job)
         else if (!all_know(m))
             known = false;
     }
-    set_gate(job, !known || !all_declared);
+    set_gate(job, !known || !all_declared || job->extension != NULL);
     if (known) answer(job);
 }

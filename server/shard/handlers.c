@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/shard/extend.h"
 #include "server/shard/shard.h"
 
 /* ---- creating a job: pages first ---- */
@@ -47,12 +48,24 @@ static bool create_whole(const struct cairn_create *create)
     return cairn_paged_whole(&create->spec) && cairn_paged_whole(&create->layout);
 }
 
-/* Any job of that number, LEAVING or not. */
+/* The job of that number; without it one that is staged, without that one that is LEAVING. */
 static struct cairn_shard_job *held_job(struct cairn_shard *shard, uint64_t number)
 {
-    struct cairn_shard_job *job = shard->jobs;
-    while (job != NULL && job->number != number) job = job->next;
-    return job;
+    struct cairn_shard_job *held = cairn_shard_job_find(shard, number);
+    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
+        if (job->number != number) continue;
+        if (held == NULL || held->state == CAIRN_JOB_LEAVING) held = job;
+    }
+    return held;
+}
+
+static uint64_t newest_held(const struct cairn_shard *shard, uint64_t number)
+{
+    uint64_t newest = 0;
+    for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
+        if (job->number == number && job->generation > newest) newest = job->generation;
+    }
+    return newest;
 }
 
 /* The encoded layout ends in its hash. */
@@ -63,7 +76,31 @@ static bool same_layout(const struct cairn_shard_job *job, const struct cairn_pa
                   CAIRN_LAYOUT_HASH_BYTES) == 0;
 }
 
-/* Nothing of the job's number is held: makes it, or says why not. */
+/* Those of that number up to a generation: when one is freed, a create that waited may make a newer one. */
+static void leave_all(struct cairn_shard *shard, uint64_t number, uint64_t generation_max,
+                      const struct cairn_shard_job *but)
+{
+    struct cairn_shard_job *job = shard->jobs;
+    while (job != NULL) {
+        const bool leaves = job->number == number && job->generation <= generation_max &&
+                            job != but && job->state != CAIRN_JOB_LEAVING;
+        if (leaves) cairn_shard_job_leave(job);
+        job = leaves ? shard->jobs : job->next; // it may be freed
+    }
+}
+
+static cairn_status begin_state(struct cairn_shard_job *job, const struct cairn_create *create,
+                                struct cairn_sentence *why)
+{
+    if (!create->message->extend) {
+        return create->message->snapshot_path[0] != '\0'
+                   ? cairn_restore_begin(job, create->message->snapshot_path, why)
+                   : cairn_origin_begin(job, why);
+    }
+    return cairn_extend_begin(job, cairn_shard_job_find(job->shard, job->number), why);
+}
+
+/* Nothing of the job's number is held, or what is held stays beside it: makes it, or says why not. */
 static void create_open(struct cairn_shard *shard, struct cairn_create *create)
 {
     struct cairn_shard_job *job;
@@ -79,13 +116,12 @@ static void create_open(struct cairn_shard *shard, struct cairn_create *create)
                    job->spec.name, (unsigned long long)job->generation,
                    (unsigned long long)job->map.elem_count, job->map.extent_count,
                    (unsigned long long)job->budget_bytes);
-    const bool restores = create->message->snapshot_path[0] != '\0';
-    if (!restores && !cairn_origin_wanted(job)) {
+    const bool loads = create->message->extend || create->message->snapshot_path[0] != '\0';
+    if (!loads && !cairn_origin_wanted(job)) {
         create_end(shard, create, CAIRN_OK, NULL);
         return;
     }
-    status = restores ? cairn_restore_begin(job, create->message->snapshot_path, &why)
-                      : cairn_origin_begin(job, &why);
+    status = begin_state(job, create, &why);
     if (status != CAIRN_OK) {
         create_end(shard, create, status, &why);
         cairn_shard_job_leave(job);
@@ -95,11 +131,31 @@ static void create_open(struct cairn_shard *shard, struct cairn_create *create)
     create_drop(shard, create);
 }
 
+/* What it is made of goes on serving. One that was given up may be there still. */
+static void create_beside(struct cairn_shard *shard, struct cairn_create *create)
+{
+    const uint64_t number = create->message->job;
+    const struct cairn_shard_job *from = cairn_shard_job_find(shard, number);
+    if (from == NULL) {
+        struct cairn_sentence why;
+        cairn_sentence_set(&why, "shard %s holds no part of job %016llx to extend", shard->name,
+                           (unsigned long long)number);
+        create_end(shard, create, CAIRN_ERR_NOT_FOUND, &why);
+        return;
+    }
+    leave_all(shard, number, newest_held(shard, number), from);
+    create_open(shard, create);
+}
+
 /* A whole create meets what is held of its number. */
 static void create_advance(struct cairn_shard *shard, struct cairn_create *create)
 {
     const Cairn__JobCreate *message = create->message;
     struct cairn_shard_job *held = held_job(shard, message->job);
+    if (message->extend) {
+        create_beside(shard, create);
+        return;
+    }
     if (held == NULL) {
         create_open(shard, create);
         return;
@@ -109,7 +165,8 @@ static void create_advance(struct cairn_shard *shard, struct cairn_create *creat
         cairn_log_info("job %s: generation %llu replaces %llu", held->spec.name,
                        (unsigned long long)message->generation,
                        (unsigned long long)held->generation);
-        cairn_shard_job_leave(held); // the create goes on when it is freed: now, or later
+        // The create goes on when they are freed: now, or later.
+        leave_all(shard, message->job, message->generation - 1, NULL);
         return;
     }
     if (message->generation == held->generation && held->state != CAIRN_JOB_FAULTED &&
@@ -217,7 +274,27 @@ static void on_job_drop(struct cairn_shard *shard, uint32_t request, const Cairn
         return;
     }
     job->dropping = answered; // answered when its memory is back
-    if (job->state != CAIRN_JOB_LEAVING) cairn_shard_job_leave(job);
+    const uint64_t newest = newest_held(shard, message->job);
+    leave_all(shard, message->job, newest, NULL);
+}
+
+static void on_job_switch(struct cairn_shard *shard, const Cairn__JobSwitch *message)
+{
+    struct cairn_shard_job *stays = shard->jobs;
+    while (stays != NULL &&
+           (stays->number != message->job || stays->generation != message->generation ||
+            stays->state == CAIRN_JOB_LEAVING))
+        stays = stays->next;
+    if (stays == NULL) {
+        cairn_log_warn("job %016llx is not held in generation %llu: nothing is switched",
+                       (unsigned long long)message->job, (unsigned long long)message->generation);
+        return;
+    }
+    leave_all(shard, message->job, newest_held(shard, message->job), stays);
+    if (!stays->staged) return;
+    stays->staged = false;
+    cairn_log_info("job %s: generation %llu serves", stays->spec.name,
+                   (unsigned long long)stays->generation);
 }
 
 static void on_job_seal(struct cairn_shard *shard, uint32_t request, struct cairn_shard_job *job)
@@ -433,6 +510,7 @@ void cairn_shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *f
     case CAIRN_MSG_JOB_DROP:
         on_job_drop(shard, frame->request, (const Cairn__JobDrop *)message);
         break;
+    case CAIRN_MSG_JOB_SWITCH: on_job_switch(shard, (const Cairn__JobSwitch *)message); break;
     case CAIRN_MSG_JOB_SEAL:
     case CAIRN_MSG_MEMBER_JOIN:
     case CAIRN_MSG_MEMBER_LEAVE:

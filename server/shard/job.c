@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/shard/extend.h"
 #include "server/shard/shard.h"
 
 #define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
@@ -13,7 +14,7 @@
 struct cairn_shard_job *cairn_shard_job_find(struct cairn_shard *shard, uint64_t number)
 {
     struct cairn_shard_job *job = shard->jobs;
-    while (job != NULL && (job->number != number || job->state == CAIRN_JOB_LEAVING))
+    while (job != NULL && (job->number != number || job->state == CAIRN_JOB_LEAVING || job->staged))
         job = job->next;
     return job;
 }
@@ -326,6 +327,7 @@ cairn_status cairn_shard_job_open(struct cairn_shard *shard, const struct cairn_
     job->shard = shard;
     job->number = create->message->job;
     job->generation = create->message->generation;
+    job->staged = create->message->extend;
     job->state = CAIRN_JOB_INITIALIZING;
     job->param = job->exp_avg = job->exp_avg_sq = job->acc = CAIRN_ARENA_NONE;
     job->landing = job->putting = CAIRN_ARENA_NONE;
@@ -357,6 +359,7 @@ void cairn_shard_job_free(struct cairn_shard_job *job)
     cairn_pin_release(job);
     cairn_restore_release(job);
     cairn_origin_release(job);
+    cairn_extend_release(job);
     cairn_write_close(job);
     cairn_fetch_release(job);
     cairn_members_release(job);
@@ -423,6 +426,7 @@ void cairn_shard_job_leave(struct cairn_shard_job *job)
     cairn_pin_cancel(job);
     cairn_restore_cancel(job);
     cairn_origin_cancel(job);
+    cairn_extend_cancel(job);
     cairn_members_release(job);
     cairn_fetch_release(job);
     cairn_landing_release_all(job);

@@ -16,7 +16,9 @@
  *
  * A job's life: LOADING (a snapshot → SEALING; what origin.c makes → INITIALIZING) or INITIALIZING (puts)
  * → SEALING → SERVING → LEAVING. A job that is dropped is LEAVING until nothing in flight refers to it
- * (`busy` is 0); then it is freed. FAULTED: its coordinator broke the protocol; it does nothing any more. */
+ * (`busy` is 0); then it is freed. FAULTED: its coordinator broke the protocol; it does nothing any more.
+ * A generation that is made of the one before (extend.c) is a second job of the same number, `staged` beside
+ * the one that serves until JobSwitch says which of the two stays. */
 #ifndef CAIRN_SHARD_SHARD_H
 #define CAIRN_SHARD_SHARD_H
 
@@ -219,6 +221,7 @@ struct cairn_shard_job {
     struct cairn_shard *shard; /* borrowed */
     struct cairn_shard_job *next;
     enum cairn_job_state state;
+    bool staged; /* made of another generation, which still serves: only handlers.c sees it */
     uint64_t number, generation;
     uint64_t budget_bytes; /* taken of shard->budget for all that is reserved here */
 
@@ -292,6 +295,7 @@ struct cairn_shard_job {
     struct cairn_pin *pins; /* owned; see pin.c */
     struct cairn_restore *restore;
     struct cairn_origin *origin; /* owned; while it is at work */
+    struct cairn_extend *extend; /* owned; the same */
     uint32_t copies;             /* of pins, under way on the compute pool */
 
     uint32_t busy;                 /* receives, sends and tasks that refer to this job */
@@ -385,7 +389,7 @@ void cairn_shard_on_job_freed(struct cairn_shard *shard);
 void cairn_shard_drop_creates(struct cairn_shard *shard);
 
 /* ---- job.c ---- */
-/* NULL if there is none of that number that is not LEAVING. */
+/* NULL if there is none of that number that is not LEAVING or staged. */
 struct cairn_shard_job *cairn_shard_job_find(struct cairn_shard *shard, uint64_t number);
 /* Judges the create and reserves everything. CAIRN_ERR_MALFORMED, _INVALID, _UNSUPPORTED: the spec or
  * the layout; CAIRN_ERR_NO_MEMORY: it does not fit, with the numbers. Not OK: nothing is held. */

@@ -190,20 +190,30 @@ void fake_shard_up(struct fake_cluster *fake, uint32_t i)
 {
     struct fake_shard *shard = &fake->shards[i];
     Cairn__Hello hello = CAIRN__HELLO__INIT;
-    Cairn__HeldJob held = CAIRN__HELD_JOB__INIT;
-    Cairn__HeldJob *list[1] = { &held };
+    Cairn__HeldJob held[2] = { CAIRN__HELD_JOB__INIT, CAIRN__HELD_JOB__INIT };
+    Cairn__HeldJob *list[2] = { &held[0], &held[1] };
+    const struct fake_shard *staged = shard->staged != NULL && shard->staged->has_job
+                                          ? shard->staged
+                                          : NULL;
     uint8_t address[2] = { 'a', (uint8_t)shard->incarnation };
     hello.role = CAIRN_ROLE_WIRE_SHARD;
     hello.name = shard->name;
     hello.incarnation = shard->incarnation;
     hello.fabric_address = (ProtobufCBinaryData) { sizeof address, address };
     if (shard->has_job) {
-        held.job = shard->job;
-        held.generation = shard->generation;
-        memcpy(&held.layout_hash, shard->layout->hash, 8);
+        held[0].job = shard->job;
+        held[0].generation = shard->generation;
+        memcpy(&held[0].layout_hash, shard->layout->hash, 8);
         hello.held = list;
         hello.n_held = 1;
     }
+    if (staged != NULL) {
+        held[1].job = staged->job;
+        held[1].generation = staged->generation;
+        memcpy(&held[1].layout_hash, staged->layout->hash, 8);
+        hello.n_held = 2;
+    }
+    shard->dead = false;
     fake_peer_close(&shard->peer);
     const uint32_t welcomed = shard->seen[CAIRN_MSG_WELCOME];
     say_hello(fake, &shard->peer, &hello);

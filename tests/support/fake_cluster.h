@@ -36,6 +36,7 @@ struct fake_shard {
     bool holds_part;          /* do not answer Pin */
     bool holds_seal;          /* do not answer JobSeal */
     bool holds_create;        /* do not answer JobCreate */
+    bool dies_at_switch;      /* take nothing from JobSwitch on, until it is up again */
     const char *refuse_tiles; /* answer MemberTiles with NO_MEMORY and this */
     const char *refuse_lease; /* answer LeaseKeep with refuse_lease_status and this */
     cairn_status refuse_lease_status;
@@ -62,6 +63,8 @@ struct fake_shard {
     uint32_t member_count;            /* of the open round */
     uint32_t seen[CAIRN_MSG_MAX + 1]; /* how many of each message came */
     char snapshot_path[256];          /* of the last JobCreate */
+    struct fake_shard *staged;        /* owned: a generation made by `extend`, what it has alone */
+    bool dead;
 };
 
 struct fake_cluster {

@@ -9,8 +9,17 @@
 #include "proto/wire/optimizer.h"
 #include "proto/wire/snapshot_io.h"
 
+static void drop_staged(struct fake_shard *shard)
+{
+    if (shard->staged == NULL) return;
+    fake_shard_clear(shard->staged);
+    free(shard->staged);
+    shard->staged = NULL;
+}
+
 void fake_shard_clear(struct fake_shard *shard)
 {
+    drop_staged(shard);
     if (shard->has_job) cairn_spec_release(&shard->spec);
     cairn_layout_close(shard->layout);
     cairn_paged_release(&shard->spec_pages);
@@ -53,9 +62,58 @@ static void keep(struct fake_shard *shard, const Cairn__Decision *decision)
 
 /* ---- a job ---- */
 
+/* Into a job of its own, which has no connection. */
+static struct fake_shard *stage(struct fake_shard *shard)
+{
+    drop_staged(shard);
+    shard->staged = calloc(1, sizeof *shard->staged);
+    ck_assert_ptr_nonnull(shard->staged);
+    return shard->staged;
+}
+
+/* The staged one becomes what the shard has. */
+static void adopt(struct fake_shard *shard)
+{
+    struct fake_shard *from = shard->staged;
+    shard->staged = NULL;
+    fake_shard_clear(shard);
+    shard->spec_pages = from->spec_pages;
+    shard->layout_pages = from->layout_pages;
+    shard->has_job = true;
+    shard->generation = from->generation;
+    shard->index = from->index;
+    shard->version = from->version;
+    shard->spec = from->spec;
+    shard->layout = from->layout;
+    shard->last = from->last;
+    memcpy(shard->payload, from->payload, sizeof shard->payload);
+    if (shard->last.payload != NULL) shard->last.payload = shard->payload;
+    free(from);
+}
+
+static void on_switch(struct fake_shard *shard, const Cairn__JobSwitch *message)
+{
+    if (shard->dies_at_switch) {
+        shard->dead = true;
+        return;
+    }
+    if (shard->staged != NULL && shard->staged->generation == message->generation)
+        adopt(shard);
+    else
+        drop_staged(shard);
+    ck_assert_uint_eq(shard->generation, message->generation);
+}
+
 static void on_create(struct fake_shard *shard, uint32_t request, const Cairn__JobCreate *create)
 {
-    fake_shard_clear(shard);
+    if (create->extend) {
+        ck_assert(shard->has_job && shard->round == 0);
+        ck_assert_uint_gt(create->generation, shard->version.generation);
+        ck_assert_uint_eq(create->step, shard->version.step);
+        shard = stage(shard);
+    } else {
+        fake_shard_clear(shard);
+    }
     shard->create_request = request;
     shard->job = create->job;
     shard->generation = create->generation;
@@ -115,16 +173,19 @@ static void on_page(struct fake_shard *shard, uint32_t request, const Cairn__Pag
         end_tiles(shard);
         return;
     }
-    struct cairn_paged *paged = page->what == CAIRN_PAGE_SPEC ? &shard->spec_pages
-                                                              : &shard->layout_pages;
-    ck_assert_uint_eq(request, shard->create_request);
+    struct fake_shard *into = shard->staged != NULL && request == shard->staged->create_request
+                                  ? shard->staged
+                                  : shard;
+    struct cairn_paged *paged = page->what == CAIRN_PAGE_SPEC ? &into->spec_pages
+                                                              : &into->layout_pages;
+    ck_assert_uint_eq(request, into->create_request);
     ck_assert_int_eq(cairn_paged_add(paged, page), CAIRN_OK);
-    if (!cairn_paged_whole(&shard->spec_pages) || !cairn_paged_whole(&shard->layout_pages)) return;
+    if (!cairn_paged_whole(&into->spec_pages) || !cairn_paged_whole(&into->layout_pages)) return;
     if (shard->refuse_create != NULL) {
         refuse(shard, request, CAIRN_ERR_NO_MEMORY, shard->refuse_create);
         return;
     }
-    build(shard);
+    build(into);
     shard->held_request = request;
     if (!shard->holds_create) done(shard, request);
 }
@@ -376,7 +437,9 @@ void fake_shard_answer_pin(struct fake_shard *shard, const Cairn__Pin *pin)
 static void handle(struct fake_shard *shard, uint16_t type, uint32_t request,
                    const ProtobufCMessage *message)
 {
+    if (shard->dead) return;
     switch (type) {
+    case CAIRN_MSG_JOB_SWITCH: on_switch(shard, (const Cairn__JobSwitch *)message); break;
     case CAIRN_MSG_JOB_CREATE: on_create(shard, request, (const Cairn__JobCreate *)message); break;
     case CAIRN_MSG_PAGE: on_page(shard, request, (const Cairn__Page *)message); break;
     case CAIRN_MSG_JOB_SEAL:

@@ -85,12 +85,18 @@ class JobSpec(Sized):
                 ("init_from", c_char_p), ("init_prefix", c_char_p), ("client_state_max", c_uint32)]
 
 
+class Tie(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("alias_of", c_char_p)]
+
+
 class Amend(Sized):
     _fields_ = [("struct_size", c_size_t), ("revision", c_uint64), ("groups", POINTER(Group)),
                 ("group_count", c_size_t), ("freeze", POINTER(c_char_p)), ("freeze_count", c_size_t),
                 ("unfreeze", POINTER(c_char_p)), ("unfreeze_count", c_size_t), ("clip_norm", c_double),
                 ("set_clip_norm", c_bool), ("freeze_tensors", POINTER(c_char_p)), ("freeze_tensor_count", c_size_t),
-                ("unfreeze_tensors", POINTER(c_char_p)), ("unfreeze_tensor_count", c_size_t)]
+                ("unfreeze_tensors", POINTER(c_char_p)), ("unfreeze_tensor_count", c_size_t),
+                ("unfreeze_tensor_groups", POINTER(c_char_p)), ("add", POINTER(Tensor)), ("add_count", c_size_t),
+                ("ties", POINTER(Tie)), ("tie_count", c_size_t)]
 
 
 class Mem(Sized):
@@ -145,7 +151,7 @@ STRUCTS = {"cairn_box": Box, "cairn_version": Version, "cairn_opts": Opts, "cair
            "cairn_group": Group, "cairn_job_spec": JobSpec, "cairn_mem": Mem, "cairn_round": Round,
            "cairn_result": Result, "cairn_stats": Stats, "cairn_env": Env, "cairn_tile": Tile,
            "cairn_job_info": JobInfo, "cairn_init": Init, "cairn_schedule_point": SchedulePoint,
-           "cairn_amend": Amend, "cairn_view": View}
+           "cairn_amend": Amend, "cairn_tie": Tie, "cairn_view": View}
 
 _handle = c_void_p
 FUNCTIONS = {

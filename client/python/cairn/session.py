@@ -16,8 +16,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Se
 from . import _c
 from .errors import BadHandle, CairnError, Exists, Invalid, NotFound, Timeout, error
 from .memory import Memory
-from .spec import (DTYPES, NONFINITE, Box, Group, JobSpec, Tensor, Tile, Version, amend_to_c, box_to_c, number,
-                   tensor_from_c, text, to_c, word)
+from .spec import (DTYPES, NONFINITE, Amendment, Box, Group, JobSpec, Tensor, Tile, Version, amend_to_c, box_to_c,
+                   number, tensor_from_c, text, to_c, word)
 
 TIMEOUT_S = 60.0
 _SLICE_S = 0.5  # a signal is seen after so long
@@ -299,14 +299,14 @@ class Job:
             made.append(tensor_from_c(out))
 
     def amend(self, groups: Sequence[Group] = (), freeze: Sequence[str] = (), unfreeze: Sequence[str] = (),
-              clip_norm: Optional[float] = None, revision: int = 0, timeout: float = TIMEOUT_S,
-              freeze_tensors: Sequence[str] = (), unfreeze_tensors: Sequence[str] = ()) -> None:
+              clip_norm: Optional[float] = None, revision: int = 0, timeout: float = TIMEOUT_S, **more: Any) -> None:
         """Changes the job at the next step boundary, for all its workers, as a whole or not at all: hyper-parameters
-        and schedules of groups of these names, groups or single tensors that are frozen or not any more, the clip
-        norm (0: none). `revision`: what a Round said, else Stale; 0: whatever it is."""
-        names = {"freeze": freeze, "unfreeze": unfreeze, "freeze_tensors": freeze_tensors,
-                 "unfreeze_tensors": unfreeze_tensors}
-        made, alive = amend_to_c(groups, names, clip_norm, revision)
+        and schedules of groups of these names, groups that are frozen or not any more, the clip norm (0: none).
+        `revision`: what a Round said, else Stale; 0: whatever it is. More: freeze_tensors=[names],
+        unfreeze_tensors=[names], or {name: group} of tensors that were declared frozen; add=[Tensor with an init];
+        ties={name: the tensor that it is from now on}. After the last three, or an unfreezing of what was declared
+        frozen, each handle of the job is Fenced: open it again, with the spec as it was or as it is."""
+        made, alive = amend_to_c(Amendment(groups, freeze, unfreeze, clip_norm=clip_norm, **more), revision)
         check(_c.lib().cairn_job_amend(self._living(), ctypes.byref(made), milliseconds(timeout)))
         del alive
 

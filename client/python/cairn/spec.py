@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _c
 from .errors import Invalid
@@ -189,6 +189,20 @@ def tensor_from_c(tensor: _c.Tensor) -> Tensor:
                   init if tensor.init.kind != _c.INIT_NONE else None)
 
 
+@dataclass(frozen=True)
+class Amendment:
+    """What changes about a job while it trains; see Job.amend."""
+
+    groups: Sequence[Group] = ()
+    freeze: Sequence[str] = ()
+    unfreeze: Sequence[str] = ()
+    freeze_tensors: Sequence[str] = ()
+    unfreeze_tensors: Union[Sequence[str], Mapping[str, Optional[str]]] = ()
+    clip_norm: Optional[float] = None
+    add: Sequence[Tensor] = ()
+    ties: Mapping[str, str] = field(default_factory=dict)
+
+
 def _tensor(tensor: Tensor, alive: List[Any]) -> _c.Tensor:
     made = _c.Tensor(name=text(tensor.name), unit=text(tensor.unit), group=text(tensor.group),
                      alias_of=text(tensor.alias_of), wire=number(DTYPES, f"wire of {tensor.name}", tensor.wire),
@@ -245,17 +259,28 @@ def to_c(spec: JobSpec) -> Tuple[_c.JobSpec, List[Any]]:
     return made, alive
 
 
-def amend_to_c(groups: Sequence[Group], names: Mapping[str, Sequence[str]], clip_norm: Optional[float],
-               revision: int) -> Tuple[_c.Amend, List[Any]]:
-    """The same for an amendment; `names`: its lists of names, by field."""
+def _strings(values: Sequence[Optional[str]], alive: List[Any]) -> Any:
+    made = (ctypes.c_char_p * len(values))(*[text(value) for value in values])
+    alive.append(made)
+    return ctypes.cast(made, ctypes.POINTER(ctypes.c_char_p))
+
+
+def amend_to_c(amendment: Amendment, revision: int) -> Tuple[_c.Amend, List[Any]]:
+    """The same for an amendment."""
     alive: List[Any] = []
-    made_groups = (_c.Group * len(groups))(*[_group(group, alive) for group in groups])
-    alive.append(made_groups)
-    made = _c.Amend(revision=revision, groups=ctypes.cast(made_groups, ctypes.POINTER(_c.Group)),
-                    group_count=len(groups), clip_norm=clip_norm or 0.0, set_clip_norm=clip_norm is not None)
-    for list_name, some in names.items():
-        strings = (ctypes.c_char_p * len(some))(*[name.encode() for name in some])
-        alive.append(strings)
-        setattr(made, list_name, ctypes.cast(strings, ctypes.POINTER(ctypes.c_char_p)))
-        setattr(made, (list_name[:-1] if list_name.endswith("s") else list_name) + "_count", len(some))
+    a = amendment
+    groups = (_c.Group * len(a.groups))(*[_group(group, alive) for group in a.groups])
+    added = (_c.Tensor * len(a.add))(*[_tensor(tensor, alive) for tensor in a.add])
+    ties = (_c.Tie * len(a.ties))(*[_c.Tie(text(name), text(target)) for name, target in a.ties.items()])
+    thawed = a.unfreeze_tensors if isinstance(a.unfreeze_tensors, Mapping) else dict.fromkeys(a.unfreeze_tensors)
+    alive += [groups, added, ties]
+    made = _c.Amend(revision=revision, groups=ctypes.cast(groups, ctypes.POINTER(_c.Group)), group_count=len(groups),
+                    clip_norm=a.clip_norm or 0.0, set_clip_norm=a.clip_norm is not None,
+                    freeze=_strings(a.freeze, alive), freeze_count=len(a.freeze),
+                    unfreeze=_strings(a.unfreeze, alive), unfreeze_count=len(a.unfreeze),
+                    freeze_tensors=_strings(a.freeze_tensors, alive), freeze_tensor_count=len(a.freeze_tensors),
+                    unfreeze_tensors=_strings(list(thawed), alive), unfreeze_tensor_count=len(thawed),
+                    unfreeze_tensor_groups=_strings(list(thawed.values()), alive),
+                    add=ctypes.cast(added, ctypes.POINTER(_c.Tensor)), add_count=len(added),
+                    ties=ctypes.cast(ties, ctypes.POINTER(_c.Tie)), tie_count=len(ties))
     return made, alive

@@ -1,0 +1,16 @@
+/* A generation of a job, made of the one that serves. */
+#ifndef CAIRN_SHARD_EXTEND_H
+#define CAIRN_SHARD_EXTEND_H
+
+#include "server/shard/shard.h"
+
+/* LOADING: copies what `from`, which serves, has of the job's tensors, makes the rest, and seals; Done, or
+ * an error, and leaves. CAIRN_ERR_INVALID: a tensor stands elsewhere than it did, or is new and has no
+ * initializer. CAIRN_ERR_NOT_READY: `from` is not at the job's step. CAIRN_ERR_NO_MEMORY. */
+CAIRN_MUST_CHECK cairn_status cairn_extend_begin(struct cairn_shard_job *job,
+                                                 struct cairn_shard_job *from,
+                                                 struct cairn_sentence *why);
+void cairn_extend_cancel(struct cairn_shard_job *job);
+void cairn_extend_release(struct cairn_shard_job *job);
+
+#endif

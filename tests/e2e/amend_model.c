@@ -1,0 +1,271 @@
+#include "tests/e2e/amend_model.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/spec.h"
+#include "gpu/gpu.h"
+#include "proto/wire/digest_tree.h"
+#include "proto/wire/initializer.h"
+
+#define CLIP_NORM 0.5
+
+const struct amend_tensor amend_tensors[AMEND_TENSORS] = {
+    { "bias",
+      CAIRN_TRAINED,
+      CAIRN_TRAINED,
+      CAIRN_F32,
+      1,
+      5000,
+      { CAIRN_INIT_UNIFORM, -1, 1, 1 },
+      0 },
+    { "fixed", CAIRN_FROZEN, CAIRN_TRAINED, CAIRN_F32, 97, 61, { CAIRN_INIT_NORMAL, 0, 1, 2 }, 0 },
+    { "head", CAIRN_TRAINED, 0, CAIRN_BF16, 129, 257, { CAIRN_INIT_NORMAL, 0, 1, 3 }, "weight" },
+    { "late", 0, CAIRN_TRAINED, CAIRN_BF16, 300, 211, { CAIRN_INIT_NORMAL, 0, 0.5, 4 }, 0 },
+    { "more", 0, CAIRN_FROZEN, CAIRN_F32, 40, 50, { CAIRN_INIT_UNIFORM, 0, 1, 5 }, 0 },
+    { "note", 0, CAIRN_BUFFER, CAIRN_F32, 2, 3, { CAIRN_INIT_CONSTANT, 7, 0, 0 }, 0 },
+    { "weight",
+      CAIRN_TRAINED,
+      CAIRN_TRAINED,
+      CAIRN_BF16,
+      129,
+      257,
+      { CAIRN_INIT_NORMAL, 0, 1, 6 },
+      0 },
+};
+
+static struct cairn_group group(void)
+{
+    struct cairn_group adamw = CAIRN_GROUP_INIT;
+    adamw.lr = 0.01;
+    adamw.weight_decay = 0.1;
+    return adamw;
+}
+
+uint64_t amend_elems(int tensor)
+{
+    return amend_tensors[tensor].rows * amend_tensors[tensor].columns;
+}
+
+struct cairn_tensor amend_describe(int tensor, bool after)
+{
+    const struct amend_tensor *t = &amend_tensors[tensor];
+    const bool tied = after && t->tied_to != NULL;
+    return (struct cairn_tensor) {
+        .struct_size = sizeof(struct cairn_tensor),
+        .name = t->name,
+        .kind = after ? t->after : t->before,
+        .wire = t->wire,
+        .rank = 2,
+        .shape = { t->rows, t->columns },
+        .init = tied ? (struct cairn_init) { .kind = CAIRN_INIT_NONE } : t->init,
+        .alias_of = tied ? t->tied_to : NULL,
+    };
+}
+
+struct cairn_job_spec amend_spec(struct cairn_tensor tensors[AMEND_TENSORS], uint32_t rank,
+                                 bool after)
+{
+    static struct cairn_group adamw;
+    adamw = group();
+    size_t count = 0;
+    for (int t = 0; t < AMEND_TENSORS; t++)
+        if (after || amend_tensors[t].before != 0) tensors[count++] = amend_describe(t, after);
+    return (struct cairn_job_spec) { .struct_size = sizeof(struct cairn_job_spec),
+                                     .tensors = tensors,
+                                     .tensor_count = count,
+                                     .groups = &adamw,
+                                     .group_count = 1,
+                                     .rank = rank,
+                                     .workers_min = AMEND_WORKERS,
+                                     .clip_norm = CLIP_NORM };
+}
+
+static float wire_value(const void *wire, cairn_dtype dtype, uint64_t elem)
+{
+    if (dtype == CAIRN_F32) return ((const float *)wire)[elem];
+    const uint32_t bits = (uint32_t)((const uint16_t *)wire)[elem] << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+void amend_gradient(uint64_t step, uint32_t rank, int tensor, const void *wire, float *out)
+{
+    uint64_t state = step * 1000003 + rank * 7919 + (uint64_t)tensor * 104729 + 1;
+    for (uint64_t i = 0; i < amend_elems(tensor); i++) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        const float noise = (float)(int32_t)(state >> 40) * 0x1p-24F - 0.5F;
+        out[i] = noise + 0.125F * wire_value(wire, amend_tensors[tensor].wire, i);
+    }
+}
+
+/* ---- the reference ---- */
+
+static float *zeros(uint64_t elems)
+{
+    float *memory = calloc(elems + 1, sizeof *memory);
+    ck_assert_ptr_nonnull(memory);
+    return memory;
+}
+
+static bool trains(const struct amend_reference *ref, int t)
+{
+    return (ref->after ? amend_tensors[t].after : amend_tensors[t].before) == CAIRN_TRAINED;
+}
+
+static void drop(struct amend_reference *ref, int t)
+{
+    for (int p = 0; p < CAIRN_PLANE_COUNT; p++) {
+        free(ref->plane[t][p]);
+        ref->plane[t][p] = NULL;
+    }
+    free(ref->wire[t]);
+    ref->wire[t] = NULL;
+}
+
+static void begin(struct amend_reference *ref, int t)
+{
+    const struct amend_tensor *tensor = &amend_tensors[t];
+    float *param = zeros(amend_elems(t));
+    cairn_init_fill(&tensor->init, tensor->name, 0, amend_elems(t), param);
+    ref->plane[t][CAIRN_PLANE_PARAM] = param;
+    ref->wire[t] = zeros(amend_elems(t));
+    cairn_backend_host()->convert(ref->wire[t], tensor->wire, param, CAIRN_F32, amend_elems(t));
+}
+
+static void add_moments(struct amend_reference *ref, int t)
+{
+    if (!trains(ref, t) || ref->plane[t][CAIRN_PLANE_EXP_AVG] != NULL) return;
+    ref->plane[t][CAIRN_PLANE_EXP_AVG] = zeros(amend_elems(t));
+    ref->plane[t][CAIRN_PLANE_EXP_AVG_SQ] = zeros(amend_elems(t));
+}
+
+void amend_reference_open(struct amend_reference *ref)
+{
+    memset(ref, 0, sizeof *ref);
+    for (int t = 0; t < AMEND_TENSORS; t++) {
+        if (amend_tensors[t].before == 0) continue;
+        begin(ref, t);
+        add_moments(ref, t);
+    }
+}
+
+void amend_reference_close(struct amend_reference *ref)
+{
+    for (int t = 0; t < AMEND_TENSORS; t++) drop(ref, t);
+}
+
+static void amend(struct amend_reference *ref)
+{
+    ref->after = true;
+    for (int t = 0; t < AMEND_TENSORS; t++) {
+        if (amend_tensors[t].tied_to != NULL) {
+            drop(ref, t);
+            continue;
+        }
+        if (amend_tensors[t].before == 0) begin(ref, t);
+        add_moments(ref, t);
+    }
+}
+
+static struct cairn_group_hyper hyper(void)
+{
+    const struct cairn_group adamw = group();
+    return (struct cairn_group_hyper) {
+        .optimizer = cairn_optimizer_by_name("adamw")->id,
+        .lr = adamw.lr,
+        .beta1 = adamw.beta1,
+        .beta2 = adamw.beta2,
+        .eps = adamw.eps,
+        .weight_decay = adamw.weight_decay,
+    };
+}
+
+static void sum_tensor(struct amend_reference *ref, int t, float *sum, struct cairn_sums *sums)
+{
+    const struct cairn_shape shape = { 2, { amend_tensors[t].rows, amend_tensors[t].columns } };
+    const struct cairn_geometry geometry = cairn_geometry_of(&shape);
+    float *gradient = zeros(amend_elems(t));
+    for (uint32_t rank = 0; rank < AMEND_WORKERS; rank++) {
+        const struct cairn_source source = { gradient, CAIRN_F32 };
+        amend_gradient(ref->step, rank, t, ref->wire[t], gradient);
+        cairn_backend_host()->fold(sum, &source, 1, rank == 0, amend_elems(t));
+    }
+    cairn_backend_host()->sum_leaves(sum, &geometry, 0, geometry.leaf_count, sums);
+    free(gradient);
+}
+
+static void train(struct amend_reference *ref)
+{
+    struct cairn_sums sums = { .nonfinite = 0 };
+    struct cairn_update_norm norm;
+    struct cairn_group_scalars scalars;
+    const struct cairn_group_hyper adamw = hyper();
+    float *sum[AMEND_TENSORS] = { NULL };
+    for (int t = 0; t < AMEND_TENSORS; t++) {
+        if (!trains(ref, t)) continue;
+        sum[t] = zeros(amend_elems(t));
+        sum_tensor(ref, t, sum[t], &sums);
+    }
+    ck_assert_int_eq(cairn_update_norm_of(&sums.sum_squares, AMEND_WORKERS, 1, CLIP_NORM, &norm),
+                     CAIRN_OK);
+    ck_assert_int_eq(cairn_group_scalars_of(&adamw, ref->step + 1, norm.grad_scale, &scalars),
+                     CAIRN_OK);
+    for (int t = 0; t < AMEND_TENSORS; t++) {
+        const struct cairn_update update = { .grad = sum[t],
+                                             .param = ref->plane[t][CAIRN_PLANE_PARAM],
+                                             .exp_avg = ref->plane[t][CAIRN_PLANE_EXP_AVG],
+                                             .exp_avg_sq = ref->plane[t][CAIRN_PLANE_EXP_AVG_SQ],
+                                             .wire = ref->wire[t],
+                                             .wire_dtype = amend_tensors[t].wire,
+                                             .elems = amend_elems(t) };
+        if (sum[t] != NULL) cairn_backend_host()->update[adamw.optimizer](&update, &scalars);
+        free(sum[t]);
+    }
+    ref->step++;
+}
+
+void amend_reference_run(struct amend_reference *ref, uint64_t until_step)
+{
+    while (ref->step < until_step) {
+        if (ref->step == AMEND_STEP && !ref->after) amend(ref);
+        train(ref);
+    }
+}
+
+static void digest_plane(const struct amend_reference *ref, int t, int plane,
+                         struct cairn_plane_digest *out)
+{
+    const struct cairn_shape shape = { 2, { amend_tensors[t].rows, amend_tensors[t].columns } };
+    const struct cairn_geometry geometry = cairn_geometry_of(&shape);
+    struct cairn_tree tree;
+    struct cairn_hash root;
+    cairn_tree_init(&tree, 0);
+    cairn_backend_host()->hash_leaves(ref->plane[t][plane], CAIRN_F32, &geometry,
+                                      geometry.leaf_count, &tree);
+    ck_assert_int_eq(cairn_tree_root(&tree, geometry.leaf_count, &root), CAIRN_OK);
+    out->tensor = amend_tensors[t].name;
+    out->plane = (enum cairn_plane)plane;
+    cairn_plane_root(out->tensor, out->plane, CAIRN_F32, &shape, geometry.leaf_count, &root,
+                     &out->root);
+}
+
+void amend_reference_root(const struct amend_reference *ref, char hex_out[65])
+{
+    struct cairn_plane_digest planes[AMEND_TENSORS * CAIRN_PLANE_COUNT];
+    struct cairn_group_digest groups[1] = { { "default", hyper() } };
+    size_t count = 0;
+    for (int t = 0; t < AMEND_TENSORS; t++)
+        for (int p = 1; p < CAIRN_PLANE_COUNT; p++)
+            if (ref->plane[t][p] != NULL) digest_plane(ref, t, p, &planes[count++]);
+    struct cairn_content content = {
+        .step = ref->step, .groups = groups, .group_count = 1, .loss_scale = 1
+    };
+    struct cairn_hash root;
+    cairn_bytes_hash("", 0, &content.client_state);
+    ck_assert_int_eq(cairn_content_root(planes, count, &content, &root), CAIRN_OK);
+    for (int i = 0; i < CAIRN_HASH_BYTES; i++) snprintf(hex_out + 2 * i, 3, "%02x", root.byte[i]);
+}

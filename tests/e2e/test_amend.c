@@ -1,0 +1,395 @@
+/* Amendments that change the tensors of a job, on real daemons, held against amend_model.h. */
+#include <check.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/e2e/amend_model.h"
+#include "tests/support/cluster.h"
+
+enum { WAIT_MS = 20000, END_STEP = 10, MORE_STEP = 13 };
+
+/* A worker: a thread of its own, or the test's. */
+struct worker {
+    const char *address;
+    uint32_t rank;
+    uint64_t until_step;
+    bool amends;       /* at AMEND_STEP */
+    bool after;        /* its spec is the amended one */
+    uint32_t reopened; /* because it was fenced */
+    cairn *session;
+    cairn_job *job;
+    pthread_t thread;
+};
+
+static void must(cairn_status status, const char *what)
+{
+    ck_assert_msg(status == CAIRN_OK, "%s: %s", what, cairn_error());
+}
+
+static void open_job(struct worker *w)
+{
+    struct cairn_tensor tensors[AMEND_TENSORS];
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = w->address };
+    const struct cairn_job_spec spec = amend_spec(tensors, w->rank, w->after);
+    if (w->session == NULL) must(cairn_open(&opts, &w->session), "open");
+    must(cairn_job_open(w->session, AMEND_JOB, &spec, CAIRN_WORKER, WAIT_MS, &w->job), "job_open");
+    must(cairn_init_done(w->job, NULL, WAIT_MS), "init_done");
+}
+
+static void reopen(struct worker *w)
+{
+    cairn_job_close(w->job);
+    open_job(w);
+}
+
+static void fetch(cairn_job *job, struct cairn_version version, const char *name, const char *plane,
+                  cairn_dtype dtype, void *out)
+{
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = out, .dtype = dtype };
+    cairn_op *op;
+    must(cairn_fetch(job, version, name, plane, NULL, &mem, &op), name);
+    must(cairn_wait(op, WAIT_MS), plane);
+}
+
+/* The amendment of the model. */
+static cairn_status amend(cairn_job *job)
+{
+    struct cairn_tensor added[AMEND_TENSORS];
+    const char *thawed = "fixed";
+    const struct cairn_tie tie = { "head", "weight" };
+    size_t count = 0;
+    for (int t = 0; t < AMEND_TENSORS; t++)
+        if (amend_tensors[t].before == 0) added[count++] = amend_describe(t, true);
+    const struct cairn_amend all = { .struct_size = sizeof all,
+                                     .unfreeze_tensors = &thawed,
+                                     .unfreeze_tensor_count = 1,
+                                     .add = added,
+                                     .add_count = count,
+                                     .ties = &tie,
+                                     .tie_count = 1 };
+    return cairn_job_amend(job, &all, WAIT_MS);
+}
+
+/* Pushes what trains at the round's step. */
+static cairn_status push_all(struct worker *w, const struct cairn_round *round)
+{
+    static _Thread_local float wire[AMEND_ELEMS_MAX], gradient[AMEND_TENSORS][AMEND_ELEMS_MAX];
+    for (int t = 0; t < AMEND_TENSORS; t++) {
+        const struct amend_tensor *tensor = &amend_tensors[t];
+        const struct cairn_mem in = { .struct_size = sizeof in,
+                                      .ptr = wire,
+                                      .dtype = tensor->wire };
+        const struct cairn_mem out = { .struct_size = sizeof out,
+                                       .ptr = gradient[t],
+                                       .dtype = CAIRN_F32 };
+        cairn_op *op;
+        if ((round->revision > 0 ? tensor->after : tensor->before) != CAIRN_TRAINED) continue;
+        cairn_status status = cairn_fetch(w->job, round->version, tensor->name, "wire", NULL, &in,
+                                          &op);
+        if (status == CAIRN_OK) status = cairn_wait(op, WAIT_MS);
+        if (status != CAIRN_OK) return status;
+        amend_gradient(round->step, w->rank, t, wire, gradient[t]);
+        status = cairn_push(w->job, round, 0, tensor->name, NULL, &out, NULL);
+        if (status != CAIRN_OK) return status;
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status train_step(struct worker *w, uint64_t *step_out)
+{
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_result result = { .struct_size = sizeof result };
+    cairn_status status = cairn_round_begin(w->job, WAIT_MS, &round);
+    if (status == CAIRN_OK && round.step >= w->until_step) {
+        *step_out = round.step;
+        return CAIRN_OK;
+    }
+    if (status == CAIRN_OK) status = push_all(w, &round);
+    if (status == CAIRN_OK) status = cairn_commit(w->job, &round, 1, NULL, 0, WAIT_MS, &result);
+    if (status == CAIRN_OK) *step_out = result.step;
+    return status;
+}
+
+static void *work(void *arg)
+{
+    struct worker *w = arg;
+    for (uint64_t step = 0; step < w->until_step;) {
+        const cairn_status status = train_step(w, &step);
+        if (status == CAIRN_ERR_FENCED) {
+            w->reopened++;
+            reopen(w);
+        } else if (status != CAIRN_ERR_EPOCH_CHANGED) {
+            must(status, "a step");
+        }
+        if (status != CAIRN_OK || !w->amends || step != AMEND_STEP) continue;
+        must(amend(w->job), "amend");
+        w->amends = false;
+        w->after = true;
+        reopen(w);
+    }
+    return NULL;
+}
+
+static void start(struct worker workers[AMEND_WORKERS], const struct cluster *cluster, bool amends,
+                  uint64_t until_step)
+{
+    for (uint32_t r = 0; r < AMEND_WORKERS; r++) {
+        workers[r] = (struct worker) { .address = cluster->address,
+                                       .rank = r,
+                                       .until_step = until_step,
+                                       .amends = amends && r == 0 };
+        open_job(&workers[r]);
+        ck_assert_int_eq(pthread_create(&workers[r].thread, NULL, work, &workers[r]), 0);
+    }
+}
+
+static void join(struct worker workers[AMEND_WORKERS])
+{
+    for (uint32_t r = 0; r < AMEND_WORKERS; r++) pthread_join(workers[r].thread, NULL);
+}
+
+static void close_all(struct worker workers[AMEND_WORKERS])
+{
+    for (uint32_t r = 0; r < AMEND_WORKERS; r++) cairn_close(workers[r].session);
+}
+
+/* Every plane, bit for bit, and the content root. */
+static void check_state(const struct cluster *cluster, const struct worker *w,
+                        const struct amend_reference *ref)
+{
+    static float values[AMEND_ELEMS_MAX];
+    struct cluster_said said;
+    char root[65];
+    const struct cairn_version newest = { 0, 0 };
+    struct cairn_version version = { 0, 0 };
+    must(cairn_version_wait(w->job, newest, WAIT_MS, &version), "version_wait");
+    ck_assert_uint_eq(version.step, ref->step);
+    for (int t = 0; t < AMEND_TENSORS; t++) {
+        for (int p = CAIRN_PLANE_PARAM; p < CAIRN_PLANE_COUNT; p++) {
+            if (ref->plane[t][p] == NULL) continue;
+            fetch(w->job, version, amend_tensors[t].name, cairn_plane_name(p), CAIRN_F32, values);
+            ck_assert_msg(memcmp(values, ref->plane[t][p], amend_elems(t) * sizeof *values) == 0,
+                          "%s %s differs at step %llu", amend_tensors[t].name, cairn_plane_name(p),
+                          (unsigned long long)ref->step);
+        }
+    }
+    amend_reference_root(ref, root);
+    cluster_cli(cluster, &said, "job", "digest", AMEND_JOB, NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    ck_assert_msg(strstr(said.out, root) != NULL, "%s is not %s", said.out, root);
+}
+
+/* An alias has the values of its target. */
+static void check_tied(const struct worker *w, struct cairn_version version)
+{
+    static uint16_t head[AMEND_ELEMS_MAX], weight[AMEND_ELEMS_MAX];
+    fetch(w->job, version, "head", "wire", CAIRN_BF16, head);
+    fetch(w->job, version, "weight", "wire", CAIRN_BF16, weight);
+    ck_assert_mem_eq(head, weight, amend_elems(6) * sizeof *head);
+}
+
+START_TEST(tensors_are_added_tied_and_thawed_while_training_goes_on_with_the_bits_of_one_process)
+{
+    struct cluster cluster, other;
+    struct worker workers[AMEND_WORKERS];
+    struct amend_reference ref;
+    struct cluster_said said;
+    struct cairn_version version = { 0, 0 };
+    char id[64], path[CAIRN_SCRATCH_BYTES + 128];
+    const int shards = _i;
+    amend_reference_open(&ref);
+    cluster_start(&cluster, shards, NULL);
+    start(workers, &cluster, true, END_STEP);
+    join(workers);
+    ck_assert_uint_eq(workers[1].reopened, 1); // with the spec as it was
+    ck_assert(!workers[1].after);
+    amend_reference_run(&ref, END_STEP);
+    check_state(&cluster, &workers[1], &ref);
+    must(cairn_version_wait(workers[0].job, version, WAIT_MS, &version), "version_wait");
+    ck_assert_uint_eq(version.generation, 2);
+    check_tied(&workers[0], version);
+    must(cairn_snapshot(workers[0].job, CAIRN_SNAPSHOT_WAIT, WAIT_MS, id), "snapshot");
+    close_all(workers);
+
+    cluster_start(&other, shards % 3 + 1, NULL);
+    snprintf(path, sizeof path, "%s/%s/%s", cluster.snapshots_path, AMEND_JOB, id);
+    cluster_cli(&other, &said, "snapshot", "restore", "--path", path, NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    start(workers, &other, false, MORE_STEP); // both with the spec as it was
+    join(workers);
+    amend_reference_run(&ref, MORE_STEP);
+    check_state(&other, &workers[0], &ref);
+    close_all(workers);
+    cluster_stop(&other);
+    cluster_stop(&cluster);
+    amend_reference_close(&ref);
+}
+END_TEST
+
+START_TEST(coordinators_and_shards_that_come_back_have_the_amended_job)
+{
+    struct cluster cluster;
+    struct worker workers[AMEND_WORKERS];
+    struct amend_reference ref;
+    amend_reference_open(&ref);
+    cluster_start(&cluster, 2, NULL);
+    start(workers, &cluster, true, END_STEP);
+    join(workers);
+    cluster_kill_coordinator(&cluster);
+    cluster_restart_coordinator(&cluster);
+    for (uint32_t r = 0; r < AMEND_WORKERS; r++) {
+        workers[r].until_step = MORE_STEP;
+        ck_assert_int_eq(pthread_create(&workers[r].thread, NULL, work, &workers[r]), 0);
+    }
+    join(workers);
+    amend_reference_run(&ref, MORE_STEP);
+    check_state(&cluster, &workers[0], &ref);
+    ck_assert_int_eq(amend(workers[0].job), CAIRN_ERR_EXISTS); // it has them
+    close_all(workers);
+    cluster_stop(&cluster);
+    amend_reference_close(&ref);
+}
+END_TEST
+
+/* A worker in a process of its own, which begins a round and then only stands there. */
+static pid_t stand_there(const struct cluster *cluster, int *begun)
+{
+    int ends[2];
+    ck_assert_int_eq(pipe(ends), 0);
+    const pid_t pid = fork();
+    ck_assert_int_ge(pid, 0);
+    if (pid == 0) {
+        struct worker w = { .address = cluster->address, .rank = 1 };
+        struct cairn_round round = { .struct_size = sizeof round };
+        open_job(&w);
+        must(cairn_round_begin(w.job, WAIT_MS, &round), "round_begin");
+        if (write(ends[1], "x", 1) == 1) pause();
+        _exit(0);
+    }
+    close(ends[1]);
+    *begun = ends[0];
+    return pid;
+}
+
+START_TEST(a_worker_that_is_killed_meanwhile_and_an_open_round_do_not_stop_an_amendment)
+{
+    struct cluster cluster;
+    struct cairn_round round = { .struct_size = sizeof round };
+    int begun, status;
+    char byte;
+    cluster_start(&cluster, 2, NULL);
+    const pid_t pid = stand_there(&cluster, &begun);
+    struct worker w = { .address = cluster.address, .rank = 0 };
+    open_job(&w);
+    must(cairn_round_begin(w.job, WAIT_MS, &round), "round_begin");
+    ck_assert_int_eq(read(begun, &byte, 1), 1);
+    close(begun);
+    kill(pid, SIGKILL);
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    must(amend(w.job), "amend");
+    struct cairn_result result = { .struct_size = sizeof result };
+    const cairn_status committed = cairn_commit(w.job, &round, 1, NULL, 0, WAIT_MS, &result);
+    ck_assert(committed == CAIRN_ERR_FENCED || committed == CAIRN_ERR_EPOCH_CHANGED);
+    ck_assert_int_eq(cairn_round_begin(w.job, WAIT_MS, &round), CAIRN_ERR_FENCED);
+    ck_assert_ptr_nonnull(strstr(cairn_error(), "close it and open it again"));
+    w.after = true;
+    reopen(&w);
+    struct cairn_job_info info = { .struct_size = sizeof info };
+    must(cairn_job_describe(w.job, &info), "describe");
+    ck_assert_uint_eq(info.tensor_count, AMEND_TENSORS);
+    ck_assert_uint_eq(info.newest.generation, 2);
+    ck_assert_uint_eq(info.newest.step, 0);
+    cairn_close(w.session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+static const struct wrong {
+    const char *name, *alias_of, *thaw;
+    cairn_init_kind init;
+    cairn_status status;
+    const char *word;
+} wrongs[] = {
+    { .name = "late", .status = CAIRN_ERR_INVALID, .word = "begins by its initializer" },
+    { .name = "bias", .init = CAIRN_INIT_ONES, .status = CAIRN_ERR_EXISTS, .word = "already" },
+    { .name = "bias", .alias_of = "weight", .status = CAIRN_ERR_INVALID, .word = "another shape" },
+    { .name = "head", .alias_of = "none", .status = CAIRN_ERR_NOT_FOUND, .word = "no tensor" },
+    { .name = "head", .alias_of = "head", .status = CAIRN_ERR_INVALID, .word = "itself" },
+    { .thaw = "none", .status = CAIRN_ERR_NOT_FOUND, .word = "no tensor" },
+};
+
+static cairn_status try_wrong(cairn_job *job, const struct wrong *wrong)
+{
+    const struct cairn_tie tie = { wrong->name, wrong->alias_of };
+    const struct cairn_tensor tensor = { .struct_size = sizeof tensor,
+                                         .name = wrong->name,
+                                         .rank = 1,
+                                         .shape = { 5 },
+                                         .init = { .kind = wrong->init } };
+    const bool ties = wrong->alias_of != NULL;
+    const struct cairn_amend all = { .struct_size = sizeof all,
+                                     .unfreeze_tensors = &wrong->thaw,
+                                     .unfreeze_tensor_count = wrong->thaw != NULL,
+                                     .add = &tensor,
+                                     .add_count = !ties && wrong->thaw == NULL,
+                                     .ties = &tie,
+                                     .tie_count = ties };
+    return cairn_job_amend(job, &all, WAIT_MS);
+}
+
+START_TEST(what_cannot_be_or_does_not_fit_changes_nothing)
+{
+    struct cluster cluster;
+    struct cairn_tensor big = { .struct_size = sizeof big,
+                                .name = "big",
+                                .rank = 2,
+                                .shape = { 8192, 8192 },
+                                .init = { .kind = CAIRN_INIT_ONES } };
+    const struct cairn_amend adds_big = { .struct_size = sizeof adds_big,
+                                          .add = &big,
+                                          .add_count = 1 };
+    struct cairn_job_info info = { .struct_size = sizeof info };
+    cluster_start(&cluster, 2, NULL);
+    struct worker w = { .address = cluster.address, .rank = 0 };
+    open_job(&w);
+    for (size_t i = 0; i < sizeof wrongs / sizeof wrongs[0]; i++) {
+        const cairn_status status = try_wrong(w.job, &wrongs[i]);
+        ck_assert_msg(status == wrongs[i].status, "%zu: %s", i, cairn_error());
+        ck_assert_msg(strstr(cairn_error(), wrongs[i].word) != NULL, "%s", cairn_error());
+    }
+    ck_assert_int_eq(cairn_job_amend(w.job, &adds_big, WAIT_MS), CAIRN_ERR_NO_MEMORY);
+    ck_assert_ptr_nonnull(strstr(cairn_error(), "goes on as it was"));
+    must(cairn_job_describe(w.job, &info), "describe"); // the handle is good
+    ck_assert_uint_eq(info.tensor_count, 4);
+    ck_assert_uint_eq(info.newest.generation, 1);
+    must(amend(w.job), "amend"); // what was made of it is gone
+    cairn_close(w.session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("amend");
+    TCase *tcase = tcase_create("amend");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_loop_test(
+        tcase,
+        tensors_are_added_tied_and_thawed_while_training_goes_on_with_the_bits_of_one_process, 1,
+        4);
+    tcase_add_test(tcase, coordinators_and_shards_that_come_back_have_the_amended_job);
+    tcase_add_test(tcase,
+                   a_worker_that_is_killed_meanwhile_and_an_open_round_do_not_stop_an_amendment);
+    tcase_add_test(tcase, what_cannot_be_or_does_not_fit_changes_nothing);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
