@@ -55,7 +55,7 @@ static const char *const names[CAIRN_ENV_KEYS] = {
 
 static const char *const defaults[CAIRN_ENV_KEYS] = {
     [CAIRN_ENV_ENDPOINT] = "127.0.0.1:7077",
-    [CAIRN_ENV_FABRIC] = "ucx",
+    [CAIRN_ENV_FABRIC] = "auto",
     [CAIRN_ENV_DEVICE] = "",
     [CAIRN_ENV_RANK] = "0",
     [CAIRN_ENV_WORLD] = "1",
@@ -131,15 +131,22 @@ static cairn_status judge_endpoint(const struct cairn_env_value *value, struct c
                       value->source, value->text);
 }
 
+static cairn_status judge_fabric(const struct cairn_env_value *value, struct cairn_sentence *why)
+{
+    static const char *const kinds[] = { "auto", "mapped", "ucx" };
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (strcmp(value->text, kinds[i]) == 0) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_INVALID,
+                      "%s = \"%.100s\" is no fabric: auto, mapped or ucx is allowed", value->source,
+                      value->text);
+}
+
 static cairn_status judge(enum cairn_env_key key, struct cairn_env_value *value,
                           struct cairn_sentence *why)
 {
     switch (key) {
     case CAIRN_ENV_ENDPOINT: return judge_endpoint(value, why);
-    case CAIRN_ENV_FABRIC:
-        if (strcmp(value->text, "ucx") == 0) return CAIRN_OK;
-        return cairn_fail(why, CAIRN_ERR_INVALID, "%s = \"%.100s\" is no fabric: ucx is allowed",
-                          value->source, value->text);
+    case CAIRN_ENV_FABRIC: return judge_fabric(value, why);
     case CAIRN_ENV_DEVICE: return CAIRN_OK; // the fabric knows its devices
     case CAIRN_ENV_RUN_ID: return judge_run_id(value, why);
     default: return judge_number(key, value, why);

@@ -104,7 +104,7 @@ static int start(struct local *local)
 static void say_where(const struct local *local)
 {
     setenv("CAIRN_ENDPOINT", local->endpoint, 1);
-    setenv("CAIRN_FABRIC", "ucx", 1);
+    setenv("CAIRN_FABRIC", "auto", 1);
     setenv("CAIRN_FABRIC_DEVICE", "lo", 1); // where the shards are
 }
 

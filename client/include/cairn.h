@@ -168,7 +168,7 @@ struct cairn_opts {
     const char *endpoint;      /* "host:port" of the coordinator; CAIRN_ENDPOINT; 127.0.0.1:7077 */
     const char *name;          /* for logs and error texts; "pid N on HOST" */
     int connect_timeout_ms;    /* 0 = 10,000: how long cairn_open tries */
-    const char *fabric;        /* "ucx"; CAIRN_FABRIC */
+    const char *fabric;        /* "auto", "mapped", "ucx"; CAIRN_FABRIC */
     const char *fabric_device; /* network device of the data path; CAIRN_FABRIC_DEVICE; "lo" */
     uint32_t prefetch_units;   /* 0 = 2: the window of cairn_prefetch, of each job */
 };

@@ -9,7 +9,6 @@
 #include "proto/fabric/mapped.h"
 
 #include <errno.h>
-#include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -199,7 +198,7 @@ static bool name_socket(struct mapped_fabric *fabric, const char *folder, struct
 {
     uint64_t random;
     char text[sizeof name->sun_path];
-    randombytes_buf(&random, sizeof random);
+    frame_random(&random, sizeof random);
     const int length = snprintf(text, sizeof text, "%s%scairn-%d-%016llx%s",
                                 folder != NULL ? folder : "", folder != NULL ? "/" : "@",
                                 (int)getpid(), (unsigned long long)random,
@@ -293,9 +292,9 @@ static cairn_status mapped_start(struct cairn_fabric *common,
     fabric->timer = (struct mapped_link) { .kind = MAPPED_TIMER, .fd = -1 };
     fabric->is_accepting = true;
     size_arenas(fabric);
-    if (sodium_init() < 0)
+    if (!frame_begin())
         return cairn_fail(why, CAIRN_ERR_INTERNAL, "fabric mapped: libsodium does not start");
-    randombytes_buf(fabric->key, sizeof fabric->key);
+    frame_random(fabric->key, sizeof fabric->key);
     cairn_status status = open_socket(fabric, options->socket_folder, &address, why);
     if (status != CAIRN_OK) goto err_close;
     common->event_fd = epoll_create1(EPOLL_CLOEXEC);

@@ -1,7 +1,8 @@
 /* The inside of the mapped fabric, shared by mapped*.c. Private to proto/fabric.
  *
  *   mapped.c          a node: its socket, its epoll descriptor, who is served in a progress
- *   mapped_out.c      connections that we made: our messages go, releases come
+ *   mapped_peer.c     connections that we make: their beginning and end
+ *   mapped_out.c      what goes over them: our messages, and releases that come back
  *   mapped_flight.c   what a peer has not released yet, by serial
  *   mapped_in.c       connections that we accepted: messages come, releases go
  *   mapped_memory.c   what we share: regions and the staging area
@@ -194,15 +195,19 @@ void mapped_link_unwatch(struct mapped_fabric *fabric, struct mapped_link *link)
 void mapped_link_end(struct mapped_fabric *fabric, struct mapped_link *link);
 uint64_t mapped_now_ms(void);
 
-/* mapped_out.c */
+/* mapped_peer.c */
 cairn_status mapped_connect(struct cairn_fabric_peer *peer, const void *address, size_t bytes);
 void mapped_disconnect(struct cairn_fabric_peer *peer);
+void mapped_out_end(struct mapped_out *out);
+
+/* mapped_out.c */
 cairn_status mapped_send(struct cairn_fabric_peer *peer, struct fabric_op *op, const void *payload);
 cairn_status mapped_region_show(struct cairn_fabric_region *region, struct cairn_fabric_peer *peer);
 void mapped_take_back(struct mapped_out *out, uint16_t slot); /* REGION_GONE, if it was shown */
 unsigned mapped_out_on_event(struct mapped_out *out, uint32_t events);
 unsigned mapped_out_stage_waiting(struct mapped_out *out);
-void mapped_out_end(struct mapped_out *out);
+/* Gives a frame back that was written or never will be. */
+void mapped_frame_put(struct mapped_out *out, struct mapped_frame *frame);
 
 /* mapped_flight.c */
 CAIRN_MUST_CHECK cairn_status mapped_flight_begin(struct mapped_flights *flights,

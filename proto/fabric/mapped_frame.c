@@ -63,6 +63,16 @@ enum frame_kind frame_judge(const union frame *frame, size_t bytes)
 
 /* -- proofs ------------------------------------------------------------------------------------- */
 
+bool frame_begin(void)
+{
+    return sodium_init() >= 0;
+}
+
+void frame_random(void *bytes, size_t count)
+{
+    randombytes_buf(bytes, count);
+}
+
 struct proven {
     char what[8];
     uint8_t acceptor_nonce[FRAME_NONCE_BYTES], connector_nonce[FRAME_NONCE_BYTES];

@@ -119,6 +119,9 @@ static inline size_t frame_release_count(size_t bytes)
     return (bytes - sizeof(struct frame_head)) / sizeof(uint64_t);
 }
 
+/* Before the first of the following; again is harmless. False: there is no randomness. */
+bool frame_begin(void);
+void frame_random(void *bytes, size_t count);
 /* `by_acceptor`: the proof of WELCOME, which nobody can make of that of HELLO. */
 void frame_prove(const uint8_t key[FRAME_KEY_BYTES], bool by_acceptor,
                  const uint8_t acceptor_nonce[FRAME_NONCE_BYTES],

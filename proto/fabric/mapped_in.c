@@ -5,7 +5,6 @@
  * uses its memory again. */
 #include "proto/fabric/mapped.h"
 
-#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 #include <poll.h>
@@ -358,7 +357,7 @@ void mapped_in_accept(struct mapped_fabric *fabric, int fd)
     LIST_INSERT_HEAD(&fabric->ins, in, entry);
     fabric->in_count++;
     fabric->stranger_count++;
-    randombytes_buf(in->challenge, sizeof in->challenge);
+    frame_random(in->challenge, sizeof in->challenge);
     memcpy(challenge.nonce, in->challenge, sizeof challenge.nonce);
     mapped_link_watch(fabric, &in->link, EPOLLIN);
     if (frame_write_one(fd, &challenge, sizeof challenge, -1) != FRAME_WRITTEN) finish(in);

@@ -1,14 +1,10 @@
 /* Connections that we made: our messages leave by them, releases come back. */
 #include "proto/fabric/mapped.h"
 
-#include <errno.h>
-#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
 #include <sys/uio.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 enum { FRAMES_PER_TURN = 64 };
@@ -26,7 +22,7 @@ static struct mapped_frame *frame_get(struct mapped_fabric *fabric, enum frame_k
     return frame;
 }
 
-static void frame_put(struct mapped_out *out, struct mapped_frame *frame)
+void mapped_frame_put(struct mapped_out *out, struct mapped_frame *frame)
 {
     if (frame->kind == FRAME_REGION) mapped_share_release(frame->share);
     if (frame->kind != FRAME_MESSAGE) out->control_count--;
@@ -91,7 +87,7 @@ static unsigned flush(struct mapped_out *out)
         if ((fate = write_frame(out, frame)) != FRAME_WRITTEN) break;
         TAILQ_REMOVE(&out->queue, frame, link);
         if (frame->kind == FRAME_MESSAGE) message_written(out, frame);
-        frame_put(out, frame);
+        mapped_frame_put(out, frame);
         count++;
     }
     if (fate == FRAME_NOBODY)
@@ -273,7 +269,7 @@ static bool on_release(struct mapped_out *out, const struct frame_release *frame
 static bool on_challenge(struct mapped_out *out, const struct frame_greeting *challenge)
 {
     struct frame_greeting hello = { .head = frame_head(FRAME_HELLO) };
-    randombytes_buf(out->nonce, sizeof out->nonce);
+    frame_random(out->nonce, sizeof out->nonce);
     memcpy(out->challenge, challenge->nonce, sizeof out->challenge);
     memcpy(hello.nonce, out->nonce, sizeof hello.nonce);
     frame_prove(out->key, false, out->challenge, out->nonce, hello.proof);
@@ -313,99 +309,4 @@ unsigned mapped_out_on_event(struct mapped_out *out, uint32_t events)
         if (out->peer == NULL && out->staged_written == 0) lose(out);
     }
     return count;
-}
-
-/* -- beginning and end -------------------------------------------------------------------------- */
-
-static int connect_socket(const struct mapped_address *address)
-{
-    struct sockaddr_un to = { .sun_family = AF_UNIX };
-    static_assert(sizeof to.sun_path == sizeof address->path, "as the kernel has it");
-    memcpy(to.sun_path, address->path, address->path_bytes);
-    const socklen_t bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) +
-                                        address->path_bytes);
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0) return -1;
-    if (connect(fd, (const struct sockaddr *)&to, bytes) == 0) return fd;
-    close(fd); // nobody there, not allowed, or more than 4096 connect at this moment
-    return -1;
-}
-
-cairn_status mapped_connect(struct cairn_fabric_peer *peer, const void *address, size_t bytes)
-{
-    struct mapped_fabric *fabric = mapped_of(peer->fabric);
-    struct mapped_address to;
-    if (bytes != sizeof to) return CAIRN_ERR_MALFORMED;
-    memcpy(&to, address, sizeof to);
-    if (to.path_bytes == 0 || to.path_bytes > sizeof to.path) return CAIRN_ERR_MALFORMED;
-    if (!mapped_is_this_host(&to)) return CAIRN_ERR_UNREACHABLE;
-    struct mapped_out *out = calloc(1, sizeof *out);
-    if (out == NULL) return CAIRN_ERR_NO_MEMORY;
-    const int fd = connect_socket(&to);
-    if (fd < 0) {
-        free(out);
-        return CAIRN_ERR_UNREACHABLE;
-    }
-    out->link = (struct mapped_link) { .kind = MAPPED_OUT, .fd = fd };
-    out->fabric = fabric;
-    out->peer = peer;
-    memcpy(out->key, to.key, sizeof out->key);
-    TAILQ_INIT(&out->queue);
-    TAILQ_INIT(&out->waiting);
-    LIST_INSERT_HEAD(&fabric->outs, out, entry);
-    ((struct mapped_peer *)peer)->out = out;
-    mapped_link_watch(fabric, &out->link, EPOLLIN);
-    return CAIRN_OK;
-}
-
-static void end_frames(struct mapped_out *out, struct mapped_frames *frames)
-{
-    struct mapped_frame *frame;
-    while ((frame = TAILQ_FIRST(frames)) != NULL) {
-        TAILQ_REMOVE(frames, frame, link);
-        struct mapped_flight *flight = NULL;
-        if (frame->kind == FRAME_MESSAGE) {
-            flight = mapped_flight_find(&out->flights, frame->message.serial);
-            fabric_op_done(frame->op, CAIRN_ERR_CLOSED);
-        }
-        if (flight != NULL) {
-            out->staged_pages -= flight->pages.count;
-            mapped_unstage(out->fabric, flight->pages);
-            mapped_flight_end(&out->flights, flight);
-        }
-        frame_put(out, frame);
-    }
-}
-
-/* The owner's buffers are its own again now. Copies that the peer may still read stay until it is done with
- * them: it hears that nothing more comes, and answers what it holds. */
-void mapped_disconnect(struct cairn_fabric_peer *peer)
-{
-    struct mapped_out *out = ((struct mapped_peer *)peer)->out;
-    end_frames(out, &out->queue);
-    end_frames(out, &out->waiting);
-    for (uint32_t i = 0; i < out->flights.capacity; i++) {
-        struct mapped_flight *flight = &out->flights.all[i];
-        if (!flight->is_used || flight->op == NULL) continue;
-        fabric_op_done(flight->op, CAIRN_ERR_CLOSED);
-        flight->op = NULL; // its release, if it still comes, is of interest to nobody
-    }
-    out->peer = NULL;
-    if (out->is_lost || out->staged_written == 0) {
-        mapped_out_end(out);
-        return;
-    }
-    shutdown(out->link.fd, SHUT_WR);
-    mapped_link_watch(out->fabric, &out->link, EPOLLIN);
-}
-
-void mapped_out_end(struct mapped_out *out)
-{
-    out->is_lost = true;
-    for (uint32_t i = 0; i < out->flights.capacity; i++)
-        if (out->flights.all[i].is_used) mapped_unstage(out->fabric, out->flights.all[i].pages);
-    free(out->flights.all);
-    out->flights = (struct mapped_flights) { 0 };
-    LIST_REMOVE(out, entry);
-    mapped_link_end(out->fabric, &out->link);
 }

@@ -27,8 +27,9 @@ static const struct cairn_option options[] = {
       "Empty: none." },
     { "compute", "threads", CAIRN_OPTION_INT, offsetof(struct values, compute_threads), "0", 0,
       CAIRN_POOL_THREADS_MAX, "Threads for arithmetic. 0: one for each core, at most 8." },
-    { "fabric", "kind", CAIRN_OPTION_STRING, offsetof(struct values, fabric_kind), "ucx", 0, 0,
-      "How bulk data travels: ucx." },
+    { "fabric", "kind", CAIRN_OPTION_STRING, offsetof(struct values, fabric_kind), "auto", 0, 0,
+      "How bulk data travels: mapped (memory that processes of this host share), ucx, or auto: "
+      "mapped where it can, else ucx." },
     { "fabric", "device", CAIRN_OPTION_STRING, offsetof(struct values, fabric_device), "lo", 0, 0,
       "Network device of the bulk data, such as lo, eth1 or mlx5_0:1." },
     { "fabric", "port_range", CAIRN_OPTION_STRING, offsetof(struct values, fabric_port_range), "",
@@ -116,6 +117,11 @@ static cairn_status judge_folders(const char *folders, struct cairn_sentence *wh
     return CAIRN_OK;
 }
 
+static bool is_fabric(const char *kind)
+{
+    return strcmp(kind, "auto") == 0 || strcmp(kind, "mapped") == 0 || strcmp(kind, "ucx") == 0;
+}
+
 /* What the table of options cannot judge. */
 static cairn_status judge(const void *of_daemon, struct cairn_sentence *why)
 {
@@ -125,8 +131,8 @@ static cairn_status judge(const void *of_daemon, struct cairn_sentence *why)
         return cairn_fail(why, CAIRN_ERR_CONFIG, "log.level = %s: error, warn, info or debug",
                           values->log_level);
     }
-    if (strcmp(values->fabric_kind, "ucx") != 0) {
-        return cairn_fail(why, CAIRN_ERR_CONFIG, "fabric.kind = %s: this version has ucx",
+    if (!is_fabric(values->fabric_kind)) {
+        return cairn_fail(why, CAIRN_ERR_CONFIG, "fabric.kind = %s: auto, mapped or ucx is allowed",
                           values->fabric_kind);
     }
     return judge_folders(values->import_folders, why);

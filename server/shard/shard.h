@@ -62,7 +62,7 @@ struct cairn_shard_options {
     const char *import_folders; /* that weights may be read from, ':' between them; NULL: none */
     uint64_t memory_bytes;      /* for state, landing, staging and replies of all jobs */
     uint32_t compute_threads;
-    const char *fabric_kind;                       /* "ucx" or "mem" */
+    const char *fabric_kind;                       /* as of cairn_fabric_open */
     const char *fabric_device, *fabric_port_range; /* NULL: the fabric's defaults; ucx only */
     struct cairn_fabric_mem_hub *hub;              /* mem only */
     /* The first Welcome came: the shard serves. May be NULL. */

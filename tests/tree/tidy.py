@@ -19,7 +19,7 @@ DOORS = {
     r"uc[pst]/.*": ["proto/fabric/ucx"],
     r"sqlite3\.h": ["server/coordinator/store"],
     r"uv\.h": ["proto/loop/", "server/base/", "server/shard/", "server/coordinator/", "client/"],
-    r"sodium\.h": ["proto/wire/", "client/", "server/coordinator/"],
+    r"sodium\.h": ["proto/wire/", "proto/fabric/mapped_frame.c", "client/", "server/coordinator/"],
     r"jansson\.h": ["proto/wire/manifest", "proto/wire/safetensors", "client/ctl/"],
     r"ini\.h": ["server/base/"],
     r"xxh\w*\.h": ["proto/wire/", "proto/fabric/address"],

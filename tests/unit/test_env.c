@@ -60,7 +60,7 @@ START_TEST(alone_it_is_rank_0_of_1)
     is_number(CAIRN_ENV_WORLD, 1, NULL);
     is_number(CAIRN_ENV_RESTARTS, 0, NULL);
     ck_assert_str_eq(report.values[CAIRN_ENV_ENDPOINT].text, "127.0.0.1:7077");
-    ck_assert_str_eq(report.values[CAIRN_ENV_FABRIC].text, "ucx");
+    ck_assert_str_eq(report.values[CAIRN_ENV_FABRIC].text, "auto");
     ck_assert_str_eq(report.values[CAIRN_ENV_RUN_ID].text, "");
 }
 END_TEST

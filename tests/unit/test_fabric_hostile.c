@@ -1,0 +1,442 @@
+/* Strangers and liars at the sockets of the mapped fabric: whatever they say ends their connection,
+ * costs nothing afterwards, and harms nobody else. */
+#include <check.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "proto/fabric/mapped.h"
+#include "tests/support/fabric_node.h"
+
+enum { BYTES = 1 << 16, SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL, ENVELOPE_BYTES = 32 };
+
+static struct node here;
+
+static unsigned count_descriptors(void)
+{
+    unsigned count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    while (readdir(folder) != NULL) count++;
+    closedir(folder);
+    return count;
+}
+
+static uint64_t refused(void)
+{
+    struct cairn_fabric_stats stats;
+    cairn_fabric_stats(here.fabric, &stats);
+    return stats.connections_refused;
+}
+
+/* -- a peer by hand ----------------------------------------------------------------------------- */
+
+static struct mapped_address address_of(const struct node *node)
+{
+    struct mapped_address address;
+    size_t bytes;
+    const uint8_t *whole = cairn_fabric_address(node->fabric, &bytes);
+    ck_assert_uint_eq(bytes, ENVELOPE_BYTES + sizeof address);
+    memcpy(&address, whole + ENVELOPE_BYTES, sizeof address);
+    return address;
+}
+
+static int knock(void)
+{
+    const struct mapped_address address = address_of(&here);
+    struct sockaddr_un to = { .sun_family = AF_UNIX };
+    memcpy(to.sun_path, address.path, address.path_bytes);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    ck_assert_int_eq(
+        connect(fd, (struct sockaddr *)&to,
+                (socklen_t)(offsetof(struct sockaddr_un, sun_path) + address.path_bytes)),
+        0);
+    return fd;
+}
+
+/* The next frame that the fabric says; 0: it closed. */
+static size_t hear(int fd, union frame *frame)
+{
+    for (int turn = 0; turn < 2000; turn++) {
+        const ssize_t count = recv(fd, frame, sizeof *frame, 0);
+        if (count >= 0) return (size_t)count;
+        pump_for_ms(&here, NULL, 1);
+    }
+    ck_abort_msg("nothing heard");
+    return 0;
+}
+
+static void say(int fd, const void *frame, size_t bytes, const int *fds, size_t fd_count)
+{
+    struct iovec part = { .iov_base = (void *)(uintptr_t)frame, .iov_len = bytes };
+    char control[CMSG_SPACE(8 * sizeof(int))] = { 0 };
+    struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
+    if (fd_count > 0) {
+        message.msg_control = control;
+        message.msg_controllen = CMSG_SPACE(fd_count * sizeof(int));
+        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+        *header = (struct cmsghdr) { .cmsg_level = SOL_SOCKET,
+                                     .cmsg_type = SCM_RIGHTS,
+                                     .cmsg_len = CMSG_LEN(fd_count * sizeof(int)) };
+        memcpy(CMSG_DATA(header), fds, fd_count * sizeof(int));
+    }
+    ck_assert_int_eq(sendmsg(fd, &message, MSG_NOSIGNAL), (ssize_t)bytes);
+}
+
+/* A connection that has proved itself. */
+static int enter(void)
+{
+    const struct mapped_address address = address_of(&here);
+    struct frame_greeting hello = { .head = frame_head(FRAME_HELLO), .nonce = { 1, 2, 3 } };
+    union frame frame;
+    int fd = knock();
+    ck_assert_uint_eq(hear(fd, &frame), sizeof frame.greeting);
+    ck_assert_uint_eq(frame.head.kind, FRAME_CHALLENGE);
+    frame_prove(address.key, false, frame.greeting.nonce, hello.nonce, hello.proof);
+    const struct frame_greeting challenge = frame.greeting;
+    say(fd, &hello, sizeof hello, NULL, 0);
+    ck_assert_uint_eq(hear(fd, &frame), sizeof frame.greeting);
+    ck_assert_uint_eq(frame.head.kind, FRAME_WELCOME);
+    ck_assert(frame_proves(address.key, true, challenge.nonce, hello.nonce, frame.greeting.proof));
+    return fd;
+}
+
+static int make_memory(size_t bytes, int seals)
+{
+    int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    ck_assert_int_eq(ftruncate(fd, (off_t)bytes), 0);
+    ck_assert_int_eq(fcntl(fd, F_ADD_SEALS, seals), 0);
+    return fd;
+}
+
+static struct frame_region region_frame(uint16_t slot, uint64_t bytes)
+{
+    return (struct frame_region) { .head = frame_head(FRAME_REGION), .slot = slot, .bytes = bytes };
+}
+
+static void show_region(int fd, uint16_t slot)
+{
+    const struct frame_region frame = region_frame(slot, BYTES);
+    int memory = make_memory(BYTES, SEALS);
+    say(fd, &frame, sizeof frame, &memory, 1);
+    close(memory);
+}
+
+/* -- lies --------------------------------------------------------------------------------------- */
+
+struct lie {
+    const char *what;
+    union frame frame;
+    size_t bytes;
+};
+
+#define HEAD(k)       .head = { 0x31504d43, (k) }
+#define MESSAGE_BYTES (sizeof(struct frame_message))
+static const struct lie lies[] = {
+    { "another magic", { .head = { 0x12345678, FRAME_MESSAGE } }, MESSAGE_BYTES + 1 },
+    { "half a head", { HEAD(FRAME_MESSAGE) }, 4 },
+    { "a kind nobody knows", { HEAD(99) }, 64 },
+    { "kind 0", { HEAD(FRAME_MALFORMED) }, 64 },
+    { "a second hello", { HEAD(FRAME_HELLO) }, sizeof(struct frame_greeting) },
+    { "what only an acceptor says", { HEAD(FRAME_WELCOME) }, sizeof(struct frame_greeting) },
+    { "a release of the wrong way", { HEAD(FRAME_RELEASE) }, 16 },
+    { "half a message", { HEAD(FRAME_MESSAGE) }, MESSAGE_BYTES - 1 },
+    { "no header", { .message = { HEAD(FRAME_MESSAGE), .slot = FRAME_INLINE } }, MESSAGE_BYTES },
+    { "a header over the limit",
+      { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 257, .slot = FRAME_INLINE } },
+      MESSAGE_BYTES + 257 },
+    { "a header that is not there",
+      { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 16, .slot = FRAME_INLINE } },
+      MESSAGE_BYTES + 15 },
+    { "a payload that is not there",
+      { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 16, .payload_bytes = 8192,
+                     .slot = FRAME_INLINE } },
+      MESSAGE_BYTES + 16 },
+    { "an inline payload over the limit",
+      { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 1, .payload_bytes = 8193,
+                     .slot = FRAME_INLINE } },
+      MESSAGE_BYTES + 8194 },
+    { "a slot that is none",
+      { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 16, .payload_bytes = 1,
+                     .slot = FRAME_SLOTS } },
+      MESSAGE_BYTES + 16 },
+    { "an empty slot",
+      { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 16, .payload_bytes = 1, .slot = 6 } },
+      MESSAGE_BYTES + 16 },
+    { "an empty slot far away",
+      { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 16, .payload_bytes = 1, .slot = 4095 } },
+      MESSAGE_BYTES + 16 },
+    { "nothing by reference",
+      { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 16, .payload_bytes = 0, .slot = 5 } },
+      MESSAGE_BYTES + 16 },
+    { "one byte past the end",
+      { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 16, .payload_bytes = BYTES, .slot = 5,
+                     .offset = 1 } },
+      MESSAGE_BYTES + 16 },
+    { "an offset past the end",
+      { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 16, .payload_bytes = 1, .slot = 5,
+                     .offset = BYTES } },
+      MESSAGE_BYTES + 16 },
+    { "an offset that overflows",
+      { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 16, .payload_bytes = 2, .slot = 5,
+                     .offset = UINT64_MAX } },
+      MESSAGE_BYTES + 16 },
+    { "a message that brings a payload by both ways",
+      { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 16, .payload_bytes = 16, .slot = 5 } },
+      MESSAGE_BYTES + 32 },
+    { "a region without memory",
+      { .region = { HEAD(FRAME_REGION), .slot = 7, .bytes = BYTES } },
+      88 },
+    { "the end of a region that is not there",
+      { .gone = { HEAD(FRAME_REGION_GONE), .slot = 6 } },
+      16 },
+    { "the end of no slot", { .gone = { HEAD(FRAME_REGION_GONE), .slot = FRAME_SLOTS } }, 16 },
+};
+enum { LIES = sizeof lies / sizeof lies[0] };
+
+static void assert_refused(int fd, uint64_t before, const char *what)
+{
+    union frame frame;
+    ck_assert_msg(hear(fd, &frame) == 0, "answered: %s", what);
+    ck_assert_msg(refused() == before + 1, "not counted: %s", what);
+    close(fd);
+}
+
+START_TEST(a_lie_ends_its_connection_and_leaves_nothing)
+{
+    node_open(&here, "mapped", NULL);
+    pump_for_ms(&here, NULL, 2);
+    const unsigned descriptors = count_descriptors();
+    for (unsigned i = 0; i < LIES; i++) {
+        const uint64_t before = refused();
+        int fd = enter();
+        show_region(fd, 5);
+        say(fd, &lies[i].frame, lies[i].bytes, NULL, 0);
+        assert_refused(fd, before, lies[i].what);
+        ck_assert_msg(count_descriptors() == descriptors, "descriptors: %s", lies[i].what);
+    }
+    ck_assert_uint_eq(here.arrived, 0);
+    node_close(&here);
+}
+END_TEST
+
+START_TEST(a_frame_longer_than_any_is_a_lie)
+{
+    static uint8_t endless[FRAME_BYTES_MAX + 1];
+    const struct frame_message message = { .head = frame_head(FRAME_MESSAGE),
+                                           .payload_bytes = FRAME_INLINE_MAX,
+                                           .header_bytes = CAIRN_FABRIC_HEADER_MAX,
+                                           .slot = FRAME_INLINE };
+    memcpy(endless, &message, sizeof message);
+    node_open(&here, "mapped", NULL);
+    int fd = enter();
+    say(fd, endless, sizeof endless, NULL, 0);
+    assert_refused(fd, 0, "longer");
+    node_close(&here);
+}
+END_TEST
+
+/* -- descriptors -------------------------------------------------------------------------------- */
+
+enum offer { UNSEALED, HALF_SEALED, TOO_SMALL, A_PIPE, A_FILE, TWICE, MANY, TOO_MUCH, OFFERS };
+
+static void offer(int fd, enum offer what)
+{
+    struct frame_region frame = region_frame(7, BYTES);
+    int fds[8], pipes[2] = { -1, -1 };
+    size_t count = what == MANY ? 8 : 1;
+    for (size_t i = 0; i < count; i++) fds[i] = make_memory(BYTES, SEALS);
+    if (what == UNSEALED) fds[0] = make_memory(BYTES, 0);
+    if (what == HALF_SEALED) fds[0] = make_memory(BYTES, F_SEAL_SHRINK | F_SEAL_SEAL);
+    if (what == TOO_SMALL) fds[0] = make_memory(BYTES - 1, SEALS);
+    if (what == A_FILE) fds[0] = open("/dev/shm", O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
+    if (what == A_PIPE) {
+        ck_assert_int_eq(pipe(pipes), 0);
+        fds[0] = pipes[0];
+    }
+    if (what == TWICE) say(fd, &frame, sizeof frame, fds, 1);
+    if (what == TOO_MUCH) { // slot by slot, up to what one may have mapped
+        for (frame.slot = 8; frame.slot < 8 + 4; frame.slot++)
+            say(fd, &frame, sizeof frame, fds, 1);
+    }
+    say(fd, &frame, sizeof frame, fds, count);
+}
+
+START_TEST(memory_that_is_none_or_too_much_is_refused_and_all_of_it_is_closed)
+{
+    const struct cairn_fabric_options options = { .mapped_max = 4 * BYTES };
+    node_open(&here, "mapped", &options);
+    int fd = enter();
+    close(fd);
+    pump_for_ms(&here, NULL, 2);
+    const unsigned descriptors = count_descriptors();
+    offer(fd = enter(), (enum offer)_i);
+    unsigned own = count_descriptors(); // of this test, and the two ends of the connection
+    union frame frame;
+    ck_assert_uint_eq(hear(fd, &frame), 0);
+    ck_assert_uint_eq(refused(), 1);
+    ck_assert_uint_eq(count_descriptors(), own - 1); // the fabric kept none: its end is closed
+    close(fd);
+    ck_assert_uint_gt(own, descriptors);
+    node_close(&here);
+}
+END_TEST
+
+START_TEST(a_descriptor_with_anything_but_a_region_is_refused)
+{
+    struct frame_message message = { .head = frame_head(FRAME_MESSAGE),
+                                     .header_bytes = 1,
+                                     .slot = FRAME_INLINE };
+    uint8_t frame[sizeof message + 1] = { 0 };
+    memcpy(frame, &message, sizeof message);
+    node_open(&here, "mapped", NULL);
+    int fd = enter(), memory = make_memory(BYTES, SEALS);
+    const unsigned descriptors = count_descriptors();
+    say(fd, frame, sizeof frame, &memory, 1);
+    assert_refused(fd, 0, "a descriptor with a message");
+    ck_assert_uint_eq(count_descriptors(), descriptors - 2);
+    fd = knock(); // a stranger's
+    say(fd, frame, sizeof frame, &memory, 1);
+    union frame answer;
+    ck_assert_uint_eq(hear(fd, &answer), sizeof answer.greeting); // the challenge
+    assert_refused(fd, 1, "a descriptor of a stranger");
+    ck_assert_uint_eq(count_descriptors(), descriptors - 2);
+    close(memory);
+    node_close(&here);
+}
+END_TEST
+
+/* -- strangers ---------------------------------------------------------------------------------- */
+
+START_TEST(who_does_not_know_the_address_is_not_let_in)
+{
+    struct frame_greeting hello = { .head = frame_head(FRAME_HELLO) };
+    uint8_t key[FRAME_KEY_BYTES] = { 9 };
+    union frame frame;
+    node_open(&here, "mapped", NULL);
+    int fd = knock();
+    ck_assert_uint_eq(hear(fd, &frame), sizeof frame.greeting);
+    frame_prove(key, false, frame.greeting.nonce, hello.nonce, hello.proof);
+    say(fd, &hello, sizeof hello, NULL, 0);
+    assert_refused(fd, 0, "another key");
+    fd = knock();
+    ck_assert_uint_eq(hear(fd, &frame), sizeof frame.greeting);
+    show_region(fd, 5); // before hello
+    assert_refused(fd, 1, "no hello");
+    node_close(&here);
+}
+END_TEST
+
+START_TEST(silent_strangers_are_few_and_do_not_stay)
+{
+    enum { CROWD = MAPPED_STRANGERS_MAX + 20 };
+    static struct node there;
+    int fds[CROWD];
+    node_open(&here, "mapped", NULL);
+    const unsigned descriptors = count_descriptors();
+    for (unsigned i = 0; i < CROWD; i++) fds[i] = knock();
+    pump_for_ms(&here, NULL, 20);
+    ck_assert_uint_eq(count_descriptors(), descriptors + CROWD + MAPPED_STRANGERS_MAX);
+    for (unsigned i = 0; i < MAPPED_STRANGERS_MAX; i++) close(fds[i]); // room for the others
+    pump_for_ms(&here, NULL, 20);
+    ck_assert_uint_eq(count_descriptors(), descriptors + 2 * 20);
+    struct mapped_in *in;
+    LIST_FOREACH (in, &mapped_of(here.fabric)->ins, entry) in->since_ms -= MAPPED_STRANGER_MS;
+    union frame frame;
+    ck_assert_uint_gt(hear(fds[CROWD - 1], &frame), 0);
+    ck_assert_uint_eq(hear(fds[CROWD - 1], &frame), 0); // with the next tick
+    ck_assert_uint_eq(refused(), 20);
+    for (unsigned i = MAPPED_STRANGERS_MAX; i < CROWD; i++) close(fds[i]);
+    node_open(&there, "mapped", NULL);
+    node_send(&there, node_connect_to(&there, &here), 1, NULL, 0);
+    pump(&here, &there, &here.arrived, 1); // and a member is served
+    node_close(&there);
+    node_close(&here);
+}
+END_TEST
+
+/* -- who accepts may lie, too ------------------------------------------------------------------- */
+
+static int listen_as(struct mapped_address *address_out, struct cairn_fabric *face_out)
+{
+    struct sockaddr_un name = { .sun_family = AF_UNIX };
+    const struct mapped_address real = address_of(&here);
+    *address_out = real;
+    address_out->path[real.path_bytes - 1] ^= 1;
+    memcpy(name.sun_path, address_out->path, real.path_bytes);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    const socklen_t bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + real.path_bytes);
+    ck_assert_int_eq(bind(fd, (struct sockaddr *)&name, bytes), 0);
+    ck_assert_int_eq(listen(fd, 8), 0);
+    *face_out = (struct cairn_fabric) { .backend = &fabric_mapped };
+    ck_assert_int_eq(fabric_set_address(face_out, address_out, sizeof *address_out), CAIRN_OK);
+    return fd;
+}
+
+START_TEST(who_took_the_name_of_a_node_gets_no_message_and_who_releases_what_he_never_had_is_lost)
+{
+    static struct cairn_fabric face;
+    struct mapped_address address;
+    union frame frame;
+    node_open(&here, "mapped", NULL);
+    int listener = listen_as(&address, &face);
+    for (unsigned lie = 0; lie < 2; lie++) {
+        struct cairn_fabric_peer *peer = node_connect(&here, face.address, face.address_bytes);
+        node_send(&here, peer, 1, NULL, 0);
+        int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        struct frame_greeting challenge = { .head = frame_head(FRAME_CHALLENGE) };
+        struct frame_greeting welcome = { .head = frame_head(FRAME_WELCOME) };
+        say(fd, &challenge, sizeof challenge, NULL, 0);
+        ck_assert_uint_eq(hear(fd, &frame), sizeof frame.greeting);
+        ck_assert_uint_eq(frame.head.kind, FRAME_HELLO);
+        if (lie == 1) // this one has the key
+            frame_prove(address.key, true, challenge.nonce, frame.greeting.nonce, welcome.proof);
+        say(fd, &welcome, sizeof welcome, NULL, 0);
+        if (lie == 1) {
+            ck_assert_uint_gt(hear(fd, &frame), 0);
+            ck_assert_uint_eq(frame.head.kind, FRAME_MESSAGE);
+            const struct frame_release release = { .head = frame_head(FRAME_RELEASE),
+                                                   .serials = { UINT64_C(1) << 32 } };
+            say(fd, &release, 16, NULL, 0);
+        }
+        pump(&here, NULL, &here.downs, lie + 1);
+        pump(&here, NULL, &here.sent, lie + 1);
+        ck_assert_int_eq(here.why_down, lie == 0 ? CAIRN_ERR_UNREACHABLE : CAIRN_ERR_CLOSED);
+        ck_assert_uint_eq(here.send_errors, 1);
+        cairn_fabric_peer_close(peer);
+        pump_for_ms(&here, NULL, 2);
+        ck_assert_uint_eq(hear(fd, &frame), 0);
+        close(fd);
+    }
+    close(listener);
+    node_close(&here);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tcase = tcase_create("hostile");
+    tcase_set_timeout(tcase, 30);
+    tcase_add_test(tcase, a_lie_ends_its_connection_and_leaves_nothing);
+    tcase_add_test(tcase, a_frame_longer_than_any_is_a_lie);
+    tcase_add_loop_test(tcase, memory_that_is_none_or_too_much_is_refused_and_all_of_it_is_closed,
+                        0, OFFERS);
+    tcase_add_test(tcase, a_descriptor_with_anything_but_a_region_is_refused);
+    tcase_add_test(tcase, who_does_not_know_the_address_is_not_let_in);
+    tcase_add_test(tcase, silent_strangers_are_few_and_do_not_stay);
+    tcase_add_test(
+        tcase,
+        who_took_the_name_of_a_node_gets_no_message_and_who_releases_what_he_never_had_is_lost);
+    Suite *suite = suite_create("fabric hostile");
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}

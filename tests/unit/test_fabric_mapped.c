@@ -1,0 +1,456 @@
+/* What the mapped fabric promises beyond every fabric: payloads that are read where they lie, copies that are
+ * safe from their sender, and neighbours who die, stall or give up. */
+#include <check.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/support/fabric_node.h"
+#include "tests/support/scratch.h"
+
+enum { BYTES = 1 << 20, SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL };
+
+/* a sends to b and c. */
+static struct node a, b, c;
+static struct cairn_fabric_peer *to_b, *to_c;
+static uint8_t bytes[BYTES];
+
+static unsigned shown, gone;
+static struct cairn_fabric_mapping *last_shown;
+
+static void on_mapping(void *arg, struct cairn_fabric_mapping *mapping)
+{
+    (void)arg;
+    last_shown = mapping;
+    shown++;
+}
+
+static void on_mapping_gone(void *arg, struct cairn_fabric_mapping *mapping)
+{
+    (void)arg;
+    ck_assert_ptr_eq(mapping, last_shown);
+    gone++;
+}
+
+static unsigned count_descriptors(void)
+{
+    unsigned count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    while (readdir(folder) != NULL) count++;
+    closedir(folder);
+    return count;
+}
+
+static void open_three(void)
+{
+    const struct cairn_fabric_options options = { .on_mapping = on_mapping,
+                                                  .on_mapping_gone = on_mapping_gone };
+    shown = gone = 0;
+    node_open(&a, "mapped", &options);
+    node_open(&b, "mapped", &options);
+    node_open(&c, "mapped", &options);
+    to_b = node_connect_to(&a, &b);
+    to_c = node_connect_to(&a, &c);
+}
+
+static void close_three(void)
+{
+    node_close(&a);
+    node_close(&b);
+    node_close(&c);
+}
+
+struct memory {
+    int fd;
+    uint8_t *at;
+    struct cairn_fabric_region *region;
+};
+
+static struct memory share(struct node *node, const char *note)
+{
+    struct memory memory = { .fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING) };
+    ck_assert_int_eq(ftruncate(memory.fd, BYTES), 0);
+    ck_assert_int_eq(fcntl(memory.fd, F_ADD_SEALS, SEALS), 0);
+    memory.at = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, memory.fd, 0);
+    ck_assert_ptr_ne(memory.at, MAP_FAILED);
+    ck_assert_int_eq(cairn_fabric_region_add(node->fabric, memory.at, BYTES, memory.fd, note,
+                                             strlen(note), &memory.region),
+                     CAIRN_OK);
+    return memory;
+}
+
+static void unshare_memory(struct memory *memory)
+{
+    cairn_fabric_region_drop(memory->region);
+    munmap(memory->at, BYTES);
+    close(memory->fd);
+}
+
+static const uint8_t *view_of(const struct node *node, unsigned i)
+{
+    const uint8_t *view = cairn_fabric_message_view(node->arrivals[i].message);
+    ck_assert_ptr_nonnull(view);
+    return view;
+}
+
+static void drop(struct node *node, unsigned i)
+{
+    cairn_fabric_drop(node->arrivals[i].message);
+    node->arrivals[i].message = NULL;
+}
+
+/* -- payloads ----------------------------------------------------------------------------------- */
+
+START_TEST(a_payload_of_a_region_is_read_where_it_lies_and_is_on_loan_until_it_is_dropped)
+{
+    open_three();
+    struct memory memory = share(&a, "grad");
+    fill(memory.at, BYTES, 1);
+    node_send(&a, to_b, 1, memory.at + 4096, BYTES - 4096);
+    pump(&a, &b, &b.arrived, 1);
+    memory.at[5000] ^= 0xff; // a sender that is wrong, which shows that nothing was copied
+    ck_assert_uint_eq(view_of(&b, 0)[5000 - 4096], memory.at[5000]);
+    pump_for_ms(&a, &b, 20);
+    ck_assert_uint_eq(a.sent, 0);
+    drop(&b, 0);
+    pump(&a, &b, &a.sent, 1);
+    ck_assert_uint_eq(a.send_errors, 0);
+    unshare_memory(&memory);
+    close_three();
+}
+END_TEST
+
+START_TEST(any_other_payload_is_the_callers_again_at_once_and_the_copy_is_safe_from_it)
+{
+    open_three();
+    fill(bytes, BYTES, 1);
+    node_send(&a, to_b, 1, bytes, BYTES);
+    pump(&a, &b, &a.sent, 1);
+    memset(bytes, 0, BYTES);
+    pump(&a, &b, &b.arrived, 1);
+    ck_assert(is_filled(view_of(&b, 0), BYTES, 1));
+    node_receive(&b, 0);
+    pump(&a, &b, &b.received, 1);
+    ck_assert(is_filled(b.arrivals[0].buffer, BYTES, 1));
+    close_three();
+}
+END_TEST
+
+START_TEST(what_is_in_flight_stays_readable_when_its_region_is_dropped)
+{
+    open_three();
+    struct memory memory = share(&a, "grad");
+    fill(memory.at, BYTES, 1);
+    node_send(&a, to_b, 1, memory.at, BYTES);
+    pump(&a, &b, &b.arrived, 1);
+    unshare_memory(&memory); // its owner has no part of it left
+    pump(&a, &b, &gone, 1);
+    ck_assert(is_filled(view_of(&b, 0), BYTES, 1));
+    node_receive(&b, 0);
+    pump(&a, &b, &a.sent, 1);
+    ck_assert_uint_eq(a.send_errors + b.receive_errors, 0);
+    close_three();
+}
+END_TEST
+
+/* -- regions as mappings ------------------------------------------------------------------------ */
+
+START_TEST(a_shown_region_is_a_mapping_with_its_note_until_it_is_dropped)
+{
+    size_t mapped_bytes, note_bytes;
+    open_three();
+    struct memory memory = share(&a, "published");
+    fill(memory.at, BYTES, 1);
+    ck_assert_int_eq(cairn_fabric_region_show(memory.region, to_b), CAIRN_OK);
+    ck_assert_int_eq(cairn_fabric_region_show(memory.region, to_b), CAIRN_OK); // once
+    pump(&a, &b, &shown, 1);
+    struct cairn_fabric_mapping *mapping = last_shown;
+    const uint8_t *mapped = cairn_fabric_mapping_memory(mapping, &mapped_bytes);
+    const void *note = cairn_fabric_mapping_note(mapping, &note_bytes);
+    ck_assert_uint_eq(mapped_bytes, BYTES);
+    ck_assert_uint_eq(note_bytes, strlen("published"));
+    ck_assert_mem_eq(note, "published", note_bytes);
+    memory.at[7] = 99;
+    ck_assert_uint_eq(mapped[7], 99);
+    ck_assert_int_ge(cairn_fabric_mapping_fd(mapping), 0);
+    cairn_fabric_mapping_hold(mapping);
+    unshare_memory(&memory);
+    pump(&a, &b, &gone, 1);
+    ck_assert_uint_eq(mapped[7], 99);
+    close_three();
+    ck_assert_uint_eq(shown, 1);
+    ck_assert_uint_eq(gone, 1);
+    ck_assert_uint_eq(mapped[7], 99); // held: also after the fabric
+    cairn_fabric_mapping_release(mapping);
+}
+END_TEST
+
+START_TEST(a_slot_that_is_used_again_means_the_new_region)
+{
+    open_three();
+    for (unsigned i = 0; i < 50; i++) {
+        struct memory memory = share(&a, "grad");
+        fill(memory.at, BYTES, i);
+        node_send(&a, to_b, i, memory.at, BYTES);
+        unshare_memory(&memory); // at once: the three frames are in one socket, in order
+        pump(&a, &b, &b.arrived, i + 1);
+        ck_assert(is_filled(view_of(&b, i), BYTES, i));
+        if (i % 2 == 0) drop(&b, i);
+    }
+    pump(&a, &b, &a.sent, 25);
+    for (unsigned i = 1; i < 50; i += 2) ck_assert(is_filled(view_of(&b, i), BYTES, i));
+    close_three();
+    ck_assert_uint_eq(shown, 50);
+    ck_assert_uint_eq(gone, 50);
+}
+END_TEST
+
+/* -- neighbours --------------------------------------------------------------------------------- */
+
+START_TEST(a_peer_that_never_releases_stops_itself_and_nobody_else)
+{
+    enum { MANY = 100 };
+    struct cairn_fabric_stats stats;
+    open_three();
+    c.manner = NODE_DROPS;
+    fill(bytes, BYTES, 1);
+    for (unsigned i = 0; i < MANY; i++) node_send(&a, to_b, 1, bytes, BYTES);
+    pump_for_ms(&a, &b, 50);
+    ck_assert_uint_eq(a.sent, 32); // of 64 MiB as many as are left
+    ck_assert_uint_eq(b.arrived, 32);
+    node_send(&a, to_b, 2, NULL, 0); // what needs no room passes
+    pump(&a, &b, &b.arrived, 33);
+    for (unsigned i = 1; i <= MANY; i++) {
+        node_send(&a, to_c, 1, bytes, BYTES);
+        pump(&a, &c, &c.arrived, i);
+    }
+    cairn_fabric_stats(a.fabric, &stats);
+    ck_assert_uint_eq(stats.sends_now, MANY - 32);
+    for (unsigned i = 0; i < MANY + 1; i++) {
+        pump(&a, &b, &b.arrived, i + 1);
+        if (b.arrivals[i].message == NULL) continue;
+        ck_assert(is_filled(view_of(&b, i), BYTES, 1));
+        drop(&b, i);
+    }
+    pump(&a, &b, &a.sent, 2 * MANY + 1);
+    ck_assert_uint_eq(a.send_errors, 0);
+    close_three();
+}
+END_TEST
+
+START_TEST(copies_for_a_peer_that_is_given_up_are_not_overwritten_while_it_reads_them)
+{
+    open_three();
+    c.manner = NODE_DROPS;
+    fill(bytes, BYTES, 1);
+    node_send(&a, to_b, 1, bytes, BYTES);
+    node_send(&a, to_b, 1, bytes, BYTES);
+    pump(&a, &b, &b.arrived, 2);
+    cairn_fabric_peer_close(to_b);
+    fill(bytes, BYTES, 2);
+    for (unsigned i = 1; i <= 100; i++) { // through all pages that are free
+        node_send(&a, to_c, 2, bytes, BYTES);
+        pump(&a, &c, &c.arrived, i);
+    }
+    pump_for_ms(&a, &b, 20);
+    ck_assert(is_filled(view_of(&b, 0), BYTES, 1));
+    node_receive(&b, 1);
+    pump(&a, &b, &b.received, 1);
+    ck_assert_uint_eq(b.receive_errors, 0);
+    ck_assert(is_filled(b.arrivals[1].buffer, BYTES, 1));
+    drop(&b, 0);
+    pump_for_ms(&a, &b, 20);
+    close_three();
+}
+END_TEST
+
+START_TEST(a_region_of_a_sender_that_gave_us_up_is_not_received_as_if_it_were_whole)
+{
+    open_three();
+    struct memory memory = share(&a, "grad");
+    node_send(&a, to_b, 1, memory.at, BYTES);
+    pump(&a, &b, &b.arrived, 1);
+    cairn_fabric_peer_close(to_b);
+    pump(&a, NULL, &a.sent, 1); // closed: its owner may write again, and b has not heard
+    ck_assert_uint_eq(a.send_errors, 1);
+    node_receive(&b, 0);
+    pump(&b, NULL, &b.received, 1);
+    ck_assert_uint_eq(b.receive_errors, 1);
+    unshare_memory(&memory);
+    close_three();
+}
+END_TEST
+
+static void tell_address(int fd, const struct node *node)
+{
+    size_t count;
+    const void *address = cairn_fabric_address(node->fabric, &count);
+    ck_assert_int_eq(write(fd, address, count), (ssize_t)count);
+}
+
+static struct cairn_fabric_peer *hear_address(int fd, struct node *node)
+{
+    uint8_t address[CAIRN_FABRIC_ADDRESS_MAX];
+    const ssize_t count = read(fd, address, sizeof address); // SOCK_SEQPACKET: whole
+    ck_assert_int_gt(count, 0);
+    return node_connect(node, address, (size_t)count);
+}
+
+static void live_as_sender(int fd)
+{
+    static struct node there;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    node_open(&there, "mapped", NULL);
+    tell_address(fd, &there);
+    struct cairn_fabric_peer *parent = hear_address(fd, &there);
+    struct memory memory = share(&there, "grad");
+    fill(memory.at, BYTES, 5);
+    fill(bytes, BYTES, 6);
+    node_send(&there, parent, 5, memory.at, BYTES);
+    node_send(&there, parent, 6, bytes, BYTES);
+    for (;;) pump_for_ms(&there, NULL, 1000);
+}
+
+START_TEST(views_of_a_killed_peer_stay_readable_and_its_end_is_told)
+{
+    int fds[2], status;
+    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds), 0);
+    const pid_t pid = fork();
+    if (pid == 0) live_as_sender(fds[1]);
+    const unsigned before = count_descriptors();
+    node_open(&a, "mapped", NULL);
+    struct cairn_fabric_peer *child = hear_address(fds[0], &a);
+    tell_address(fds[0], &a);
+    pump(&a, NULL, &a.arrived, 2);
+    ck_assert_str_eq(cairn_fabric_peer_path(child), "mapped");
+    node_send(&a, child, 1, NULL, 0);
+    pump(&a, NULL, &a.sent, 1); // they have met in this direction, too
+    kill(pid, SIGKILL);
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    pump(&a, NULL, &a.downs, 1);
+    for (unsigned i = 0; i < 2; i++)
+        ck_assert(is_filled(view_of(&a, i), BYTES, a.arrivals[i].note.id));
+    ck_assert_int_eq(a.why_down, CAIRN_ERR_CLOSED);
+    drop(&a, 0);
+    drop(&a, 1);
+    pump_for_ms(&a, NULL, 5);
+    cairn_fabric_peer_close(child);
+    node_close(&a);
+    ck_assert_uint_eq(count_descriptors(), before);
+    close(fds[0]);
+    close(fds[1]);
+}
+END_TEST
+
+/* -- meeting ------------------------------------------------------------------------------------ */
+
+START_TEST(nothing_is_left_of_a_fabric_that_was_closed_in_the_middle_of_everything)
+{
+    const unsigned before = count_descriptors();
+    open_three();
+    struct memory memory = share(&a, "grad");
+    for (unsigned i = 0; i < 40; i++) {
+        node_send(&a, to_b, i, memory.at, BYTES);
+        node_send(&a, to_b, i, bytes, BYTES);
+        node_send(&a, to_c, i, bytes, 100);
+        if (i < 20) pump_for_ms(&a, &b, 1);
+    }
+    close_three();
+    munmap(memory.at, BYTES);
+    close(memory.fd);
+    ck_assert_uint_eq(a.sent, 120);
+    ck_assert_uint_eq(count_descriptors(), before);
+}
+END_TEST
+
+START_TEST(with_a_folder_the_socket_is_a_file_there_and_goes_with_the_fabric)
+{
+    char folder[CAIRN_SCRATCH_BYTES];
+    cairn_scratch_make(folder);
+    const struct cairn_fabric_options options = { .socket_folder = folder };
+    node_open(&a, "mapped", &options);
+    node_open(&b, "mapped", &options);
+    to_b = node_connect_to(&a, &b);
+    node_send(&a, to_b, 1, bytes, BYTES);
+    pump(&a, &b, &b.arrived, 1);
+    ck_assert_int_ne(rmdir(folder), 0); // not empty
+    node_close(&a);
+    node_close(&b);
+    ck_assert_int_eq(rmdir(folder), 0);
+}
+END_TEST
+
+START_TEST(auto_meets_each_kind_by_the_way_that_both_have)
+{
+    static const char *const kinds[] = { "auto", "mapped", "ucx" };
+    static const char *const paths[] = { "mapped", "mapped", "ucx" };
+    node_open(&a, "auto", NULL);
+    for (unsigned i = 0; i < 3; i++) {
+        node_open(&b, kinds[i], NULL);
+        to_b = node_connect_to(&a, &b);
+        struct cairn_fabric_peer *to_a = node_connect_to(&b, &a);
+        ck_assert_str_eq(cairn_fabric_peer_path(to_b), paths[i]);
+        ck_assert_str_eq(cairn_fabric_peer_path(to_a), paths[i]);
+        node_send(&a, to_b, 1, bytes, BYTES);
+        node_send(&b, to_a, 1, bytes, BYTES);
+        pump(&a, &b, &b.arrived, 1);
+        pump(&a, &b, &a.arrived, i + 1);
+        cairn_fabric_peer_close(to_b);
+        node_close(&b);
+    }
+    node_close(&a);
+}
+END_TEST
+
+START_TEST(auto_without_a_place_for_its_socket_is_ucx_and_says_why)
+{
+    const struct cairn_fabric_options nowhere = { .socket_folder = "/nonexistent" };
+    node_open(&a, "auto", &nowhere);
+    node_open(&b, "auto", NULL);
+    ck_assert_ptr_nonnull(strstr(cairn_fabric_describe(a.fabric), "/nonexistent"));
+    to_b = node_connect_to(&a, &b);
+    struct cairn_fabric_peer *to_a = node_connect_to(&b, &a);
+    ck_assert_str_eq(cairn_fabric_peer_path(to_b), "ucx");
+    ck_assert_str_eq(cairn_fabric_peer_path(to_a), "ucx");
+    node_send(&a, to_b, 1, bytes, 100);
+    pump(&a, &b, &b.arrived, 1);
+    node_close(&a);
+    node_close(&b);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tcase = tcase_create("mapped");
+    tcase_set_timeout(tcase, 30);
+    tcase_add_test(tcase,
+                   a_payload_of_a_region_is_read_where_it_lies_and_is_on_loan_until_it_is_dropped);
+    tcase_add_test(tcase,
+                   any_other_payload_is_the_callers_again_at_once_and_the_copy_is_safe_from_it);
+    tcase_add_test(tcase, what_is_in_flight_stays_readable_when_its_region_is_dropped);
+    tcase_add_test(tcase, a_shown_region_is_a_mapping_with_its_note_until_it_is_dropped);
+    tcase_add_test(tcase, a_slot_that_is_used_again_means_the_new_region);
+    tcase_add_test(tcase, a_peer_that_never_releases_stops_itself_and_nobody_else);
+    tcase_add_test(tcase,
+                   copies_for_a_peer_that_is_given_up_are_not_overwritten_while_it_reads_them);
+    tcase_add_test(tcase, a_region_of_a_sender_that_gave_us_up_is_not_received_as_if_it_were_whole);
+    tcase_add_test(tcase, views_of_a_killed_peer_stay_readable_and_its_end_is_told);
+    tcase_add_test(tcase, nothing_is_left_of_a_fabric_that_was_closed_in_the_middle_of_everything);
+    tcase_add_test(tcase, with_a_folder_the_socket_is_a_file_there_and_goes_with_the_fabric);
+    tcase_add_test(tcase, auto_meets_each_kind_by_the_way_that_both_have);
+    tcase_add_test(tcase, auto_without_a_place_for_its_socket_is_ucx_and_says_why);
+    Suite *suite = suite_create("fabric mapped");
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
