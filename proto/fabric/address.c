@@ -89,6 +89,16 @@ const void *fabric_open_address(const struct cairn_fabric *fabric, const void *a
     return raw;
 }
 
+const char *cairn_fabric_address_kind(const void *address, size_t bytes)
+{
+    static const char *const kinds[] = { "auto", "mapped", "ucx", "mem" };
+    struct envelope envelope;
+    if (open_envelope(address, bytes, &envelope) == NULL) return "";
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
+        if (strncmp(envelope.kind, kinds[i], sizeof envelope.kind) == 0) return kinds[i];
+    return "";
+}
+
 const void *cairn_fabric_address(const struct cairn_fabric *fabric, size_t *bytes_out)
 {
     *bytes_out = fabric->address_bytes;

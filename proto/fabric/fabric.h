@@ -116,6 +116,10 @@ void cairn_fabric_close(struct cairn_fabric *fabric);
  * Borrowed, constant, at most CAIRN_FABRIC_ADDRESS_MAX bytes. */
 const void *cairn_fabric_address(const struct cairn_fabric *fabric, size_t *bytes_out);
 
+/* The kind of fabric that an address is of: the ways by which its owner can be reached ("auto": mapped and
+ * ucx). Static; "" if it is no address. Needs no fabric. */
+const char *cairn_fabric_address_kind(const void *address, size_t bytes);
+
 /* Somebody's address becomes a peer. Does not wait for an answer: the first sends are queued. Nobody
  * there: CAIRN_ERR_UNREACHABLE now or on_down later, both happen. The bytes are copied.
  * CAIRN_ERR_MALFORMED: not an address (wrong magic, length or checksum) or of another kind of fabric.

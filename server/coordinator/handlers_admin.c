@@ -3,10 +3,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "proto/fabric/fabric.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/leases.h"
 
 /* ---- the cluster ---- */
+
+/* For a field of a message, which nobody writes. */
+static char *path_of(const uint8_t *address, size_t bytes)
+{
+    return (char *)(uintptr_t)cairn_fabric_address_kind(address, bytes);
+}
 
 static void fill_shard(Cairn__MemberStatus *out, const struct cairn_cluster_seat *seat,
                        uint64_t now_ms)
@@ -17,7 +24,7 @@ static void fill_shard(Cairn__MemberStatus *out, const struct cairn_cluster_seat
     out->state = (char *)(uintptr_t)(seat->session != NULL ? "up" : "away");
     if (seat->session != NULL) {
         out->address = (char *)(uintptr_t)cairn_peer_name(seat->session->peer);
-        out->path = (char *)(uintptr_t)(seat->fabric_address_bytes > 0 ? "fabric" : "");
+        out->path = path_of(seat->fabric_address, seat->fabric_address_bytes);
     }
     out->since_ms = now_ms - seat->since_ms;
     out->state_bytes = seat->stats.state_bytes;
@@ -31,7 +38,7 @@ static void fill_session(Cairn__MemberStatus *out, const struct cairn_cluster_se
     out->role = session->role;
     out->state = (char *)(uintptr_t) "up";
     out->address = (char *)(uintptr_t)cairn_peer_name(session->peer);
-    out->path = (char *)(uintptr_t)(session->fabric_address_bytes > 0 ? "fabric" : "");
+    out->path = path_of(session->fabric_address, session->fabric_address_bytes);
     out->since_ms = now_ms - session->since_ms;
 }
 

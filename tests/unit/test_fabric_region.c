@@ -76,6 +76,10 @@ START_TEST(a_payload_of_a_region_travels_on_every_fabric)
     struct cairn_fabric_region *region;
     uint8_t *memory;
     open_pair(_i);
+    size_t address_bytes;
+    const void *address = cairn_fabric_address(b.fabric, &address_bytes);
+    ck_assert_str_eq(cairn_fabric_address_kind(address, address_bytes), kinds[_i]);
+    ck_assert_str_eq(cairn_fabric_address_kind(address, address_bytes - 1), "");
     ck_assert_str_eq(cairn_fabric_peer_path(to_b), _i == AUTO ? "mapped" : kinds[_i]);
     int fd = make_memory(BYTES, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL, &memory);
     fill(memory, BYTES, 3);
