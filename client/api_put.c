@@ -1,4 +1,6 @@
 /* The initial state: what is put, and its end. */
+#include <stdlib.h>
+
 #include "client/api.h"
 #include "client/assemble.h"
 #include "client/handle.h"
@@ -43,8 +45,8 @@ static cairn_status put_claimed(struct job *job, const struct command *pattern,
                                 const struct cairn_mem *mem, cairn_op **op_out, bool *sent_out)
 {
     const bool source = is_source(job);
-    const bool compared = pattern->piece.whole &&
-                          pattern->piece.table_hash == CAIRN_TABLE_HASH_WHOLE;
+    const struct piece own = cairn_client_tiles_own(job, pattern->tensor);
+    const bool compared = cairn_box_equal(&own.box, &pattern->piece.box);
     cairn_status status = compared ? cairn_puts_hash(job, pattern->tensor, &pattern->piece, mem)
                                    : CAIRN_OK;
     if (status == CAIRN_OK)
@@ -187,9 +189,13 @@ static cairn_status init_done_inside(struct job *job, const uint8_t *given, uint
     message.digest.len = hashed > 0 && !has_tiles ? sizeof digest : 0;
     message.given.data = (uint8_t *)(uintptr_t)given;
     message.given.len = given != NULL ? sizeof digest : 0;
+    uint8_t *held = has_tiles ? cairn_puts_held(job) : NULL;
+    message.held.data = held;
+    message.held.len = held != NULL ? job->spec.tensor_count * CAIRN_PUTS_HELD_BYTES : 0;
     ProtobufCMessage *reply;
     status = cairn_control_ask(job->session, job, CAIRN_MSG_INIT_DONE, &message.base,
                                CAIRN_MSG_DONE, deadline_ms, &reply);
+    free(held);
     cairn_puts_end(job, status);
     if (status != CAIRN_OK) return cairn_puts_explain(job, status, hashed);
     cairn_message_free(reply);

@@ -1,9 +1,10 @@
 /* What a worker put of the initial state.
  *
- * Every put of a whole tensor is hashed as it comes, BLAKE2b-256 over name, dtype, shape and bytes; at
+ * Every put of what the worker holds is hashed as it comes, BLAKE2b-256 over name, dtype, shape and bytes; at
  * cairn_init_done the hashes in the canonical order of the tensors give one digest of what this rank has.
  * Rank 0's goes with its state; where another rank put, too, nothing of its tensors travels but that
- * digest, and the coordinator says so if it is another one. */
+ * digest, and the coordinator says so if it is another one. With tiles all put, and the coordinator
+ * compares the hashes of ranks that hold the same box. */
 #include "client/puts.h"
 
 #include <sodium.h>
@@ -75,6 +76,19 @@ size_t cairn_puts_digest(struct job *job, uint8_t digest_out[DIGEST_BYTES])
     return count;
 }
 
+uint8_t *cairn_puts_held(struct job *job)
+{
+    enum { HELD = CAIRN_PUTS_HELD_BYTES };
+    const size_t count = job->spec.tensor_count;
+    if (count > CAIRN_PAGE_BYTES / HELD) return NULL;
+    uint8_t *held = calloc(count + 1, HELD);
+    pthread_mutex_lock(&job->session->lock);
+    for (size_t i = 0; held != NULL && job->puts != NULL && i < count; i++)
+        if (job->puts[i].known) memcpy(held + i * HELD, job->puts[i].digest, HELD);
+    pthread_mutex_unlock(&job->session->lock);
+    return held;
+}
+
 static void forget(struct put_note *note)
 {
     note->put = note->known = false;
@@ -135,8 +149,10 @@ void cairn_puts_end(struct job *job, cairn_status status)
 {
     pthread_mutex_lock(&job->session->lock);
     if (status == CAIRN_OK) job->initialized = true;
-    for (size_t i = 0;
-         status == CAIRN_ERR_NOT_READY && job->puts != NULL && i < job->spec.tensor_count; i++)
+    // Other values of replicas can be mended, too; those of rank 0 are what the job has.
+    const bool again = status == CAIRN_ERR_NOT_READY ||
+                       (status == CAIRN_ERR_MISMATCH && cairn_client_tiles_hold(job));
+    for (size_t i = 0; again && job->puts != NULL && i < job->spec.tensor_count; i++)
         forget(&job->puts[i]); // a shard may have been lost with its part: all may be put again
     pthread_mutex_unlock(&job->session->lock);
 }

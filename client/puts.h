@@ -17,6 +17,10 @@ cairn_status cairn_puts_hash(struct job *job, size_t tensor, const struct piece 
                              const struct cairn_mem *mem) CAIRN_MUST_CHECK;
 /* Of all that was hashed: returns how many tensors. */
 size_t cairn_puts_digest(struct job *job, uint8_t digest_out[CAIRN_PUTS_DIGEST_BYTES]);
+/* The beginnings of the digests of every tensor of the job, as InitDone.held has them, to be freed; NULL: no
+ * memory, nothing was put, or the job has more tensors than go into a message. */
+#define CAIRN_PUTS_HELD_BYTES 8
+uint8_t *cairn_puts_held(struct job *job);
 /* Under the lock: a put failed, and its tensor was not put again since. */
 bool cairn_puts_any_failed(const struct job *job);
 /* What the coordinator answered to InitDone. */

@@ -284,9 +284,9 @@ struct cairn_tile {
 struct cairn_mem {
     size_t struct_size;
     void *ptr; /* the box's first element; put and push only read it */
-    cairn_dtype
-        dtype; /* put: CAIRN_F32; push: CAIRN_F32 or CAIRN_BF16; fetch: the plane's. A blob: CAIRN_U8,
-                        * and a box from 0 to its end has another length refused */
+    /* put: CAIRN_F32; push: CAIRN_F32 or CAIRN_BF16; fetch: the plane's. A blob: CAIRN_U8, and a box from 0
+     * to its end has another length refused */
+    cairn_dtype dtype;
     /* Elements from one index of a dimension to the next, as torch's tensor.stride(). All 0: dense, row-major
      * in the box. Not negative; of a fetch no two elements may share memory (CAIRN_ERR_INVALID). Memory that
      * is not dense is copied chunk by chunk on its way (cairn_stats.packed_bytes). */
@@ -325,10 +325,8 @@ struct cairn_stats {
     uint64_t mapped_bytes, mapped_bytes_peak;
     uint64_t maps, maps_prefetched, maps_over_window;
     uint64_t prefetches_dropped; /* for lack of room in the window, or of memory */
-    /* Memory of chunks on their way to or from memory with strides, now and at most. */
-    uint64_t packed_bytes, packed_bytes_peak;
-    uint64_t assembled_bytes,
-        assembled_bytes_peak; /* of tensors put or pushed by aliases of boxes */
+    /* Copies, now and at most: chunks of memory with strides; tensors given by aliases of boxes. */
+    uint64_t packed_bytes, packed_bytes_peak, assembled_bytes, assembled_bytes_peak;
 };
 
 /* A tensor of a unit that cairn_map gathered: dense, row-major, aligned to 64 bytes, read only. */
@@ -470,7 +468,7 @@ CAIRN_EXPORT cairn_status cairn_job_amend(cairn_job *job, const struct cairn_ame
 
 /* Initial state: `plane` is "param", `box` what this worker holds (NULL means it). Without tiles the
  * worker of rank 0 puts everything. With tiles every worker puts what it holds (replicas the same values:
- * they are not compared), or rank 0 every tensor whole, giving a box that says so. Each tensor once:
+ * cairn_init_done compares them), or rank 0 every tensor whole, giving a box that says so. Each tensor once:
  * CAIRN_ERR_EXISTS if it was put already, if the shards make it (init, init_from), or if the job is
  * initialized: nothing to put. A job whose tensors are all made by the shards initializes itself. Without
  * tiles a worker of another rank may put the same tensors before the first update: nothing of them is
@@ -482,10 +480,11 @@ CAIRN_EXPORT cairn_status cairn_put(cairn_job *job, const char *tensor, const ch
  * when rank 0 (with tiles: every worker) has come so far; at once if it is initialized already.
  * CAIRN_ERR_NOT_READY names tensors that were not put: put them. What was put before stays, and may be put
  * again with the same values only (CAIRN_ERR_EXISTS: other ones). A put that failed makes it fail, too,
- * until that tensor is put again. CAIRN_ERR_MISMATCH: this rank
- * put other tensors, or other bits (BLAKE2b of all of them), than rank 0. `digest`: NULL, or 32 bytes of
- * the caller that must be the same on all ranks that give some. Digests are compared by the coordinator
- * that took them, and are not kept over its end. */
+ * until that tensor is put again. CAIRN_ERR_MISMATCH: this rank put other tensors, or other bits (BLAKE2b),
+ * than rank 0. With tiles, on all ranks, it names a tensor and two ranks that hold the same box and put other
+ * bits; all may put again (not compared beyond 32,768 tensors). `digest`: NULL, or 32 bytes of the caller
+ * that must be the same on all ranks that give some. Compared by the coordinator that took them, and not kept
+ * over its end. */
 CAIRN_EXPORT cairn_status cairn_init_done(cairn_job *job, const uint8_t *digest,
                                           int timeout_ms) CAIRN_CHECKED;
 

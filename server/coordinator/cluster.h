@@ -144,6 +144,7 @@ struct cairn_cluster_member {
     uint64_t commit_round;
     struct cairn_version version_wanted;
     struct cairn_init_digest init_digest; /* of what it put */
+    uint8_t *init_held; /* owned: InitDone.held, [tensor_count]; NULL: not to be compared */
 };
 
 enum cairn_cluster_job_state {
@@ -376,6 +377,15 @@ void cairn_cluster_tiles_fail(struct cairn_cluster_member *member, cairn_status 
 bool cairn_cluster_tiles_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out);
 /* All declared ranks have said InitDone. */
 bool cairn_cluster_tiles_all_put(const struct cairn_cluster_job *job);
+/* What the rank holds of a tensor; NULL: the whole. Of a rank that has declared. */
+const struct cairn_box *cairn_cluster_tiles_box(const struct cairn_cluster_job *job, uint32_t rank,
+                                                uint32_t tensor);
+/* replicas.c: InitDone.held of a member. CAIRN_ERR_MALFORMED, CAIRN_ERR_NO_MEMORY. */
+#define CAIRN_INIT_HELD_BYTES 8 /* a tensor */
+CAIRN_MUST_CHECK cairn_status cairn_cluster_replicas_take(struct cairn_cluster_member *member,
+                                                          const ProtobufCBinaryData *held);
+/* Ranks that hold the same box of a tensor have put the same; else false, and why. */
+bool cairn_cluster_replicas_agree(const struct cairn_cluster_job *job, struct cairn_sentence *why);
 void cairn_cluster_tiles_release(struct cairn_cluster_job *job);
 
 /* writes.c: writes at a step boundary. Answered by RoundOpened, later. */

@@ -61,6 +61,17 @@ static void answer(struct cairn_cluster_member *member)
         refuse(member, request, &member->init_digest, &member->job->init_source);
 }
 
+/* Nobody's is taken: all may put again. */
+static void refuse_all(struct cairn_cluster_job *job, const struct cairn_sentence *why)
+{
+    for (struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
+        const uint32_t request = m->init_request;
+        m->init_request = 0;
+        if (request != 0)
+            cairn_cluster_session_error(m->session, request, CAIRN_ERR_MISMATCH, why->text);
+    }
+}
+
 void cairn_cluster_member_init_done(struct cairn_cluster_member *member, uint32_t request,
                                     const Cairn__InitDone *message)
 {
@@ -80,6 +91,12 @@ void cairn_cluster_member_init_done(struct cairn_cluster_member *member, uint32_
     const bool tiled = job->tiles.world > 0; // then ranks hold different parts, and put them
     if (!tiled) take_digest(&member->init_digest, &message->digest, member->rank);
     if (message->source && !job->init_source.known) job->init_source = member->init_digest;
+    const cairn_status status = cairn_cluster_replicas_take(member, &message->held);
+    if (status != CAIRN_OK) {
+        cairn_cluster_session_error(member->session, request, status,
+                                    "the digests of what is held cannot be taken");
+        return;
+    }
     member->init_request = request;
     if (job->initialized) {
         answer(member);
@@ -87,6 +104,11 @@ void cairn_cluster_member_init_done(struct cairn_cluster_member *member, uint32_
     }
     if (message->source) job->init_sourced = true;
     if (tiled ? !job->init_sourced || !cairn_cluster_tiles_all_put(job) : !message->source) return;
+    struct cairn_sentence why;
+    if (tiled && !cairn_cluster_replicas_agree(job, &why)) {
+        refuse_all(job, &why);
+        return;
+    }
     job->init_source = member->init_digest;
     job->seal_wanted = true;
     cairn_cluster_job_try_seal(job);

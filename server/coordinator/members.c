@@ -48,6 +48,7 @@ void cairn_cluster_member_free(struct cairn_cluster_member *member)
     member->session->member_count--;
     cairn_paged_release(&member->pages);
     cairn_paged_release(&member->tiles_pages);
+    free(member->init_held);
     cairn_spec_release(&member->spec);
     free(member->known_to);
     free(member->job_name);

@@ -197,6 +197,13 @@ cairn_status cairn_cluster_tiles_set(struct cairn_cluster_member *member, struct
     return CAIRN_OK;
 }
 
+const struct cairn_box *cairn_cluster_tiles_box(const struct cairn_cluster_job *job, uint32_t rank,
+                                                uint32_t tensor)
+{
+    const struct cairn_cluster_tile_list *list = job->tiles.of_rank[rank];
+    return list != NULL ? cairn_tiles_find(&list->tiles, tensor) : NULL;
+}
+
 /* ---- telling the shards ---- */
 
 /* What the shards are to know of a worker; NULL: nothing yet. */

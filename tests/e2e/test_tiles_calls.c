@@ -245,6 +245,68 @@ START_TEST(what_a_worker_does_not_hold_it_can_neither_put_nor_push)
 }
 END_TEST
 
+/* Puts what it holds: columns of the weight, and a bias that both ranks have. */
+struct putter {
+    cairn_job *job;
+    float bias;
+    cairn_status status;
+    char said[512];
+};
+
+static void *put_and_end(void *arg)
+{
+    struct putter *p = arg;
+    float values[48] = { 0 };
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
+    cairn_status status = cairn_put(p->job, "weight", "param", NULL, &mem, NULL);
+    float bias[10];
+    for (int i = 0; i < 10; i++) bias[i] = i == 7 ? p->bias : 1;
+    const struct cairn_mem shared = { .struct_size = sizeof mem, .ptr = bias, .dtype = CAIRN_F32 };
+    if (status == CAIRN_OK) status = cairn_put(p->job, "bias", "param", NULL, &shared, NULL);
+    if (status == CAIRN_OK) status = cairn_init_done(p->job, NULL, WAIT_MS);
+    p->status = status;
+    snprintf(p->said, sizeof p->said, "%s", cairn_error());
+    return NULL;
+}
+
+static void put_both(struct putter putters[2])
+{
+    pthread_t threads[2];
+    for (int r = 0; r < 2; r++) pthread_create(&threads[r], NULL, put_and_end, &putters[r]);
+    for (int r = 0; r < 2; r++) pthread_join(threads[r], NULL);
+}
+
+START_TEST(replicas_that_put_different_values_are_named_and_may_put_again)
+{
+    struct rooms rooms;
+    rooms_open(&rooms, 1, &(struct cairn_fabric_mem_options) { .seed = 1 });
+    struct call calls[2];
+    struct putter putters[2];
+    for (uint32_t r = 0; r < 2; r++)
+        calls[r] = (struct call) { .member = open_member(&rooms, r, 2),
+                                   .tiles = { tile("weight", 2, 0, 8, 3 * r, 3) },
+                                   .count = 1,
+                                   .world = 2,
+                                   .timeout_ms = WAIT_MS };
+    call_both(calls);
+    for (int r = 0; r < 2; r++) ck_assert_msg(calls[r].status == CAIRN_OK, "%s", calls[r].said);
+    for (int r = 0; r < 2; r++)
+        putters[r] = (struct putter) { .job = calls[r].member.job, .bias = (float)r };
+    put_both(putters);
+    for (int r = 0; r < 2; r++) {
+        ck_assert_msg(putters[r].status == CAIRN_ERR_MISMATCH, "%s", putters[r].said);
+        ck_assert_msg(strstr(putters[r].said, "tensor bias") != NULL &&
+                          strstr(putters[r].said, "rank 0 and rank 1") != NULL,
+                      "%s", putters[r].said);
+    }
+    putters[1].bias = 0;
+    put_both(putters);
+    for (int r = 0; r < 2; r++) ck_assert_msg(putters[r].status == CAIRN_OK, "%s", putters[r].said);
+    for (uint32_t r = 0; r < 2; r++) cairn_close(calls[r].member.session);
+    rooms_close(&rooms);
+}
+END_TEST
+
 /* ---- slices of a job without tiles ---- */
 
 static void read_box(cairn_job *job, struct cairn_version version, const struct cairn_box *box,
@@ -325,6 +387,7 @@ int main(void)
     tcase_add_test(calls, a_wrong_list_is_refused_before_anyone_hears_of_it);
     tcase_add_test(calls, threads_that_declare_at_once_do_no_harm);
     tcase_add_test(calls, what_a_worker_does_not_hold_it_can_neither_put_nor_push);
+    tcase_add_test(calls, replicas_that_put_different_values_are_named_and_may_put_again);
     tcase_add_test(calls, a_reader_gets_any_slice_of_an_exact_version_while_training_goes_on);
     return tiles_run_suite("tiles_calls", (TCase *const[]) { calls, NULL });
 }
