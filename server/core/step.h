@@ -152,9 +152,9 @@ struct cairn_step_action {
     uint32_t slots[CAIRN_STEP_FOLD_MAX];
     uint32_t count;
     bool first;
-    bool
-        likely_last; /* if the round has as many micro-batches as the one before, no FOLD of the chunk follows:
-                       * its sums may be made on the way, and count unless one does */
+    /* If the round has as many micro-batches as the one before, no FOLD of the chunk follows: its sums may be
+     * made on the way, and count unless one does. */
+    bool likely_last;
     enum cairn_step_phase phase;
     struct cairn_version version;
     struct cairn_step_sums sums;

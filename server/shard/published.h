@@ -31,8 +31,8 @@ struct cairn_shard_job;
 /* A published copy, or room for one. */
 struct cairn_published {
     struct cairn_arena wire; /* the parts one after another, each in its wire dtype, 64-aligned */
-    uint64_t *
-        checksums; /* owned: [map.chunk_count] of each chunk's, 0 = not asked for yet; NULL: there is no copy here */
+    /* owned: [map.chunk_count] of each chunk's, 0 = not asked for yet; NULL: there is no copy here */
+    uint64_t *checksums;
     struct cairn_version version;
     bool readable; /* false before it is first written, and while it is being written */
     bool stale;    /* its frozen tensors are not those of the newest */
