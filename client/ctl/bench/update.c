@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #include "client/ctl/bench/bench.h"
 #include "client/ctl/bench/streams.h"
@@ -44,8 +45,9 @@ struct update_bench {
     size_t stream_count;
     size_t streams_bytes; /* an element: of all of them */
     struct cairn_sums sums[THREADS_MAX];
-    double fold_seconds, update_seconds; /* of the last run */
-    double fold_best, update_best;
+    double fold_best, update_best; /* seconds */
+    /* processor time of all runs: their ratio stands on a machine whose cores others use, too */
+    double subject_cpu, reference_cpu;
 };
 
 /* ---- what is done to a chunk ---- */
@@ -101,22 +103,32 @@ struct pass_thread {
     struct update_bench *bench;
     chunk_fn run;
     uint32_t number;
+    double cpu; /* seconds of the core that it took */
 };
+
+static double cpu_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
 
 /* Every thread has its part of the chunks, always the same, and has touched it first. */
 static void *pass_main(void *argument)
 {
-    const struct pass_thread *thread = argument;
+    struct pass_thread *thread = argument;
     struct update_bench *bench = thread->bench;
+    const double begin = cpu_now();
     const size_t chunks = bench->elems / CHUNK_ELEMS;
     const size_t end = chunks * (thread->number + 1) / bench->threads;
     for (size_t c = chunks * thread->number / bench->threads; c < end; c++)
         thread->run(bench, c, thread->number);
+    thread->cpu = cpu_now() - begin;
     return NULL;
 }
 
-/* The seconds it took; 0: a thread could not be started, which is said. */
-static double run_pass(struct update_bench *bench, chunk_fn run)
+/* The seconds it took, and of all cores in *cpu_sum; 0: a thread could not be started, which is said. */
+static double run_pass(struct update_bench *bench, chunk_fn run, double *cpu_sum)
 {
     struct pass_thread threads[THREADS_MAX];
     pthread_t ids[THREADS_MAX];
@@ -130,6 +142,7 @@ static double run_pass(struct update_bench *bench, chunk_fn run)
     pass_main(&threads[0]);
     for (uint32_t i = 1; i < started; i++) pthread_join(ids[i], NULL);
     const double seconds = cairn_bench_now() - begin;
+    for (uint32_t i = 0; i < started; i++) *cpu_sum += threads[i].cpu;
     if (failed == 0) return seconds;
     cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "cannot start thread %u of %u: %s", started + 1,
                    bench->threads, strerror(failed));
@@ -153,9 +166,9 @@ static double run_subject(void *context)
 {
     struct update_bench *bench = context;
     memset(bench->sums, 0, sizeof bench->sums);
-    const double fold = bench->only_adamw ? 0 : run_pass(bench, fold_chunk);
+    const double fold = bench->only_adamw ? 0 : run_pass(bench, fold_chunk, &bench->subject_cpu);
     if (!bench->only_adamw && !(fold > 0)) return 0;
-    const double update = run_pass(bench, update_chunk);
+    const double update = run_pass(bench, update_chunk, &bench->subject_cpu);
     if (!(update > 0)) return 0;
     if (bench->fold_best == 0 || fold < bench->fold_best) bench->fold_best = fold;
     if (bench->update_best == 0 || update < bench->update_best) bench->update_best = update;
@@ -165,7 +178,7 @@ static double run_subject(void *context)
 static double run_reference(void *context)
 {
     struct update_bench *bench = context;
-    const double seconds = run_pass(bench, touch_chunk);
+    const double seconds = run_pass(bench, touch_chunk, &bench->reference_cpu);
     return seconds > 0 ? rate(bench, 2 * bench->streams_bytes, seconds) : 0;
 }
 
@@ -248,7 +261,9 @@ static void describe(const struct update_bench *bench, struct cairn_bench_result
                                bench->wire_dtype == CAIRN_F32 ? "f32" : "bf16", "bytes_per_param",
                                (json_int_t)counted_bytes(bench), "reference_bytes_per_param",
                                (json_int_t)(2 * bench->streams_bytes));
-    result->parts = json_pack("{s:f}", "update_s", bench->update_best);
+    const double cpu_ratio = (double)counted_bytes(bench) / bench->subject_cpu /
+                             ((double)(2 * bench->streams_bytes) / bench->reference_cpu);
+    result->parts = json_pack("{s:f, s:f}", "update_s", bench->update_best, "cpu_ratio", cpu_ratio);
     if (!bench->only_adamw)
         json_object_set_new(result->parts, "fold_s", json_real(bench->fold_best));
 }
@@ -278,7 +293,8 @@ int cairn_bench_update(struct ctl *ctl)
         .reference_name = bench.only_adamw ? "in-place update of 4 streams"
                                            : "in-place update of 7 streams",
     };
-    done = run_pass(&bench, fill_chunk) > 0 ? -1 : 1;
+    double unused = 0;
+    done = run_pass(&bench, fill_chunk, &unused) > 0 ? -1 : 1;
     if (done < 0)
         done = cairn_bench_alternate(&result, ctl->bench.seconds, run_subject, run_reference,
                                      &bench);
