@@ -94,6 +94,8 @@ static json_t *job_json(const Cairn__JobStatus *j)
                              (json_int_t)j->rounds_skipped, "rounds_abandoned",
                              (json_int_t)j->rounds_abandoned, "loss_scale", j->loss_scale,
                              "last_grad_norm", j->last_grad_norm, "layout_hash", j->layout_hash);
+    json_object_set_new(more, "blobs", json_integer((json_int_t)j->blobs));
+    json_object_set_new(more, "blob_bytes", json_integer((json_int_t)j->blob_bytes));
     json_object_update_missing(object, more);
     json_decref(more);
     set_known(object, "state_bytes", is_told(j), json_integer((json_int_t)j->state_bytes));
@@ -221,6 +223,9 @@ static void print_job(const Cairn__JobStatus *j)
         cairn_ctl_line("shards", "%u, layout %s", j->shards, j->layout_hash);
     cairn_ctl_line("tensors", "%llu, %llu elements, state: %s", (unsigned long long)j->tensors,
                    (unsigned long long)j->elems, told_bytes(j, j->state_bytes, text));
+    if (j->blobs > 0)
+        cairn_ctl_line("", "%llu of them blobs, %llu bytes", (unsigned long long)j->blobs,
+                       (unsigned long long)j->blob_bytes);
     if (j->spec != NULL) print_spec(j->spec);
     for (size_t i = 0; i < j->n_groups; i++) print_group(j->groups[i]);
     print_frozen(j);

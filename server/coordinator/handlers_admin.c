@@ -190,7 +190,11 @@ static bool view_init(struct job_view *view, const struct cairn_cluster_job *job
                                                    : spec->groups[i].lr;
         view->list[i] = &view->groups[i];
     }
-    for (size_t i = 0; i < spec->tensor_count; i++) s->elems += job->layout->geometry[i].elems;
+    for (size_t i = 0; i < spec->tensor_count; i++) {
+        const bool is_blob = spec->tensors[i].kind == CAIRN_BLOB;
+        *(is_blob ? &s->blob_bytes : &s->elems) += job->layout->geometry[i].elems;
+        s->blobs += is_blob;
+    }
     s->name = spec->name;
     s->state = (char *)(uintptr_t)cairn_cluster_job_state_name(job);
     s->generation = version.generation;

@@ -2,11 +2,13 @@
  * saved and restored, for any number of shards; and what of them is refused. */
 #include <cairn.h>
 #include <check.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/weights_sample.h"
 
 /* LONG is cut over three shards; the others are of every length around a word. */
 enum { SHORTS = 9, LONG = 3 * 4096 + 4099, WEIGHTS = 9000, TENSORS = SHORTS + 3, NAMES = 24 };
@@ -225,6 +227,9 @@ static void live_a_life(struct cluster *cluster, char id[64], char root[128])
     train(&worker);
     check_blobs(&reader, newest(&reader), 2);
     GOOD(cairn_snapshot(worker.job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id));
+    cluster_cli(cluster, &said, "job", "show", "tiny", NULL);
+    ck_assert_msg(strstr(said.out, "12, 9000 elements") != NULL, "%s", said.out);
+    ck_assert_msg(strstr(said.out, "11 of them blobs, 16432 bytes") != NULL, "%s", said.out);
     root_of(cluster, root);
     cairn_close(reader.session);
     cairn_close(worker.session);
@@ -254,6 +259,96 @@ START_TEST(a_blob_comes_back_bit_for_bit_from_any_number_of_shards)
         cluster_stop(&other);
         cluster_stop(&cluster);
     }
+}
+END_TEST
+
+/* FOLDER/weights.safetensors: "weight" of ones, and a "state.1" that nobody takes. */
+static void write_weights(const char *folder, char *path, size_t path_bytes)
+{
+    static float ones[WEIGHTS];
+    static const uint8_t other[1] = { 0xee };
+    const struct sample_weight weights[] = {
+        { "weight", "F32", 1, { WEIGHTS }, ones, sizeof ones },
+        { "state.1", "U8", 1, { 1 }, other, 1 },
+    };
+    for (int i = 0; i < WEIGHTS; i++) ones[i] = 1;
+    snprintf(path, path_bytes, "%s/weights.safetensors", folder);
+    sample_weights_write(path, weights, 2);
+}
+
+START_TEST(blobs_are_put_where_the_rest_comes_from_a_file)
+{
+    char folder[CAIRN_SCRATCH_BYTES], path[CAIRN_SCRATCH_BYTES + 32];
+    char allowed[CAIRN_SCRATCH_BYTES + 32];
+    cairn_scratch_make(folder);
+    write_weights(folder, path, sizeof path);
+    snprintf(allowed, sizeof allowed, "import.folders=%s", folder);
+    const char *const shard_set[] = { allowed, NULL };
+    const struct cluster_options options = { .shard_set = shard_set };
+    struct cluster cluster;
+    struct side s;
+    cluster_start(&cluster, 2, &options);
+    describe(&s);
+    s.spec.init_from = path;
+    open_session(&s, &cluster);
+    GOOD(cairn_job_open(s.session, "tiny", &s.spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &s.job));
+    FAILS(cairn_init_done(s.job, NULL, CLUSTER_WAIT_MS), CAIRN_ERR_NOT_READY, "state.");
+    put_blobs(&s, 1);
+    GOOD(cairn_init_done(s.job, NULL, CLUSTER_WAIT_MS));
+    check_blobs(&s, newest(&s), 1);
+    train(&s);
+    check_blobs(&s, newest(&s), 1);
+    cairn_close(s.session);
+    cluster_stop(&cluster);
+    cairn_scratch_remove(folder);
+}
+END_TEST
+
+/* A rank of two, which holds a half of "weight", comes as far as its first round; in a thread, since both wait
+ * for each other. Returns NULL, or what failed. */
+static void *begin_with_half(void *context)
+{
+    static float half[WEIGHTS / 2];
+    static char said_by[2][512];
+    const struct side *s = context;
+    const uint32_t rank = s->spec.rank;
+    const struct cairn_tile tile = { sizeof tile,
+                                     "weight",
+                                     { 1, { rank * (WEIGHTS / 2) }, { WEIGHTS / 2 } } };
+    const struct cairn_mem mem = mem_of(half, CAIRN_F32);
+    cairn_status status = cairn_tiles(s->job, &tile, 1, 2, CLUSTER_WAIT_MS);
+    if (status == CAIRN_OK) status = cairn_put(s->job, "weight", "param", NULL, &mem, NULL);
+    if (status == CAIRN_OK && rank == 0) put_blobs(s, 1);
+    if (status == CAIRN_OK) status = cairn_init_done(s->job, NULL, CLUSTER_WAIT_MS);
+    if (status == CAIRN_OK) return NULL;
+    snprintf(said_by[rank], sizeof said_by[rank], "rank %u: %s", rank, cairn_error());
+    return said_by[rank];
+}
+
+START_TEST(a_worker_that_holds_parts_of_tensors_holds_blobs_whole)
+{
+    struct cluster cluster;
+    struct side sides[2];
+    pthread_t other;
+    void *failed;
+    cluster_start(&cluster, 3, NULL);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        struct side *s = &sides[rank];
+        describe(s);
+        s->spec.rank = rank;
+        s->spec.workers_min = 2;
+        open_session(s, &cluster);
+        GOOD(cairn_job_open(s->session, "tiny", &s->spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &s->job));
+    }
+    ck_assert_int_eq(pthread_create(&other, NULL, begin_with_half, &sides[1]), 0);
+    const char *const mine = begin_with_half(&sides[0]);
+    ck_assert_int_eq(pthread_join(other, &failed), 0);
+    ck_assert_msg(mine == NULL && failed == NULL, "%s %s", mine != NULL ? mine : "",
+                  failed != NULL ? (const char *)failed : "");
+    check_blobs(&sides[1], newest(&sides[1]), 1);
+    check_blobs(&sides[0], write_blobs(&sides[0], 2), 2);
+    for (int rank = 0; rank < 2; rank++) cairn_close(sides[rank].session);
+    cluster_stop(&cluster);
 }
 END_TEST
 
@@ -360,6 +455,8 @@ int main(void)
     TCase *tcase = tcase_create("blobs");
     tcase_set_timeout(tcase, 60);
     tcase_add_test(tcase, a_blob_comes_back_bit_for_bit_from_any_number_of_shards);
+    tcase_add_test(tcase, blobs_are_put_where_the_rest_comes_from_a_file);
+    tcase_add_test(tcase, a_worker_that_holds_parts_of_tensors_holds_blobs_whole);
     tcase_add_test(tcase, one_byte_of_a_blob_is_another_content_root);
     tcase_add_test(tcase, what_cannot_be_done_with_a_blob_is_refused_with_a_sentence);
     Suite *suite = suite_create("blobs");
