@@ -279,6 +279,7 @@ static void fill_job(struct cairn_job_spec_data *spec, const struct cairn_job_sp
     if (from->stage != 0) spec->stage = from->stage - CAIRN_STAGE(0);
     if (from->micro_batches != 0) spec->micro_batches = from->micro_batches;
     spec->client_state_max = from->client_state_max;
+    spec->init_nonfinite_ok = from->init_nonfinite_ok;
 }
 
 static cairn_status fill(struct cairn_job_spec_data *spec, struct groups *groups,

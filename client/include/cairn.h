@@ -54,7 +54,7 @@ typedef enum cairn_status {
     CAIRN_ERR_VERSION_GONE = 27,  /* that version is no longer kept */
     CAIRN_ERR_CANCELED = 28,      /* canceled */
     CAIRN_ERR_EPOCH_CHANGED = 40, /* the membership changed; nothing was applied: recompute */
-    CAIRN_ERR_NONFINITE = 41,     /* a gradient is not finite and the job's policy is to fail */
+    CAIRN_ERR_NONFINITE = 41,     /* a gradient or an initial weight is not finite */
     CAIRN_ERR_MISMATCH = 60,      /* the job on the servers is another one than this spec */
     CAIRN_ERR_FENCED = 61,        /* a newer member took this one's place */
     CAIRN_ERR_REFUSED = 62,       /* not allowed */
@@ -196,10 +196,9 @@ struct cairn_tensor {
     uint32_t rank;     /* 0 = a scalar */
     uint64_t shape[8];
     cairn_kind kind; /* CAIRN_TRAINED (0 means it), CAIRN_FROZEN, CAIRN_BUFFER: put, fetched and
-                      * snapshotted, never optimized. CAIRN_BLOB: the same of opaque bytes, which are
-                      * never taken for numbers: wire and master CAIRN_U8 (0 means it), rank 1, shape
-                      * [bytes], no init, no alias, held whole by every worker; also put where the
-                      * others come from init_from */
+                      * snapshotted, never optimized. CAIRN_BLOB: the same of opaque bytes, no numbers:
+                      * wire and master CAIRN_U8 (0 means it), rank 1, no init, no alias, held whole by
+                      * every worker, and put even where the others come from init_from */
     /* Another name of that tensor, or of a box of it: shape is the target's, or the box's extents; no
      * state, group or init of its own. Of the whole: everything goes to the target. Of a box: a fetch, and a
      * put in a write, is of that box. Initial puts and pushes are copied (their operations are over at
@@ -266,11 +265,13 @@ struct cairn_job_spec {
     /* Weights that the shards begin with, each reading its own part: a .safetensors file or a folder of
      * Hugging Face, an absolute path where the shards are, in a folder that their import.folders allows.
      * F32, BF16, F16 and F64. Every tensor must be there, by its name or by init_prefix + its name, or have
-     * an initializer; CAIRN_ERR_MISMATCH names those that are not. NULL = none. */
+     * an initializer (else CAIRN_ERR_MISMATCH), and what is trained or frozen be finite as fp32, unless
+     * init_nonfinite_ok (else CAIRN_ERR_NONFINITE); cairn_error() has the list. NULL = none. */
     const char *init_from;
     const char *init_prefix; /* "model."; NULL = none */
     uint32_t
         client_state_max; /* bytes that cairn_commit may give of the trainer's own; 0: none, at most 65536 */
+    bool init_nonfinite_ok;
 };
 
 /* What a worker holds of a tensor. An extent of 0: nothing. */

@@ -199,6 +199,7 @@ static json_t *spec_json(const struct cairn_job_spec_data *s)
         spec = with(spec, "init_prefix", json_string(s->init_prefix));
     if (spec != NULL && s->client_state_max != 0)
         spec = with(spec, "client_state_max", json_integer((json_int_t)s->client_state_max));
+    if (spec != NULL && s->init_nonfinite_ok) spec = with(spec, "init_nonfinite_ok", json_true());
     json_decref(more);
     return spec;
 }

@@ -234,11 +234,12 @@ static cairn_status read_spec(json_t *json, struct cairn_job_spec_data *spec,
     const char *name, *on_nonfinite, *policy = NULL, *init_from = NULL, *init_prefix = NULL;
     json_int_t stage, workers_min, chunk_leaves, spread, window, revision, micro = 1, growth = 0,
                                                                            state_max = 0;
+    int nonfinite_ok = 0;
     json_t *groups, *tensors, *former = NULL;
     json_error_t error;
     if (json_unpack_ex(json, &error, JSON_STRICT,
                        "{s:s, s:F, s:F, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o,"
-                       " s?I, s?s, s?I, s?F, s?F, s?o, s?s, s?s, s?I}",
+                       " s?I, s?s, s?I, s?F, s?F, s?o, s?s, s?s, s?I, s?b}",
                        "name", &name, "clip_norm", &spec->clip_norm, "loss_scale",
                        &spec->loss_scale, "on_nonfinite", &on_nonfinite, "stage", &stage,
                        "workers_min", &workers_min, "chunk_leaves", &chunk_leaves, "spread",
@@ -246,8 +247,8 @@ static cairn_status read_spec(json_t *json, struct cairn_job_spec_data *spec,
                        "tensors", &tensors, "micro_batches", &micro, "loss_scale_policy", &policy,
                        "loss_scale_growth_steps", &growth, "loss_scale_min", &spec->loss_scale_min,
                        "loss_scale_max", &spec->loss_scale_max, "former", &former, "init_from",
-                       &init_from, "init_prefix", &init_prefix, "client_state_max",
-                       &state_max) != 0) {
+                       &init_from, "init_prefix", &init_prefix, "client_state_max", &state_max,
+                       "init_nonfinite_ok", &nonfinite_ok) != 0) {
         return corrupt(why, "spec", error.text);
     }
     if (!fits_u32(stage) || !fits_u32(workers_min) || !fits_u32(chunk_leaves) ||
@@ -264,6 +265,7 @@ static cairn_status read_spec(json_t *json, struct cairn_job_spec_data *spec,
     spec->micro_batches = (uint32_t)micro;
     spec->loss_scale_growth_steps = (uint32_t)growth;
     spec->client_state_max = (uint32_t)state_max;
+    spec->init_nonfinite_ok = nonfinite_ok != 0;
     spec->on_nonfinite = (cairn_nonfinite)cairn_capability_value(CAIRN_CAPABILITY_NONFINITE,
                                                                  on_nonfinite);
     if (policy != NULL)

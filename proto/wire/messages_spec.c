@@ -161,6 +161,7 @@ void cairn_spec_to_message(const struct cairn_job_spec_data *spec, Cairn__JobSpe
     out->micro_batches = spec->micro_batches;
     out->amend_key = spec->amend_key;
     out->client_state_max = spec->client_state_max;
+    out->init_nonfinite_ok = spec->init_nonfinite_ok;
 }
 
 static void pack_job(struct packing *p, const struct cairn_job_spec_data *spec)
@@ -287,6 +288,7 @@ static cairn_status unpack_job(const Cairn__JobSpec *in, struct cairn_job_spec_d
     spec->micro_batches = in->micro_batches;
     spec->amend_key = in->amend_key;
     spec->client_state_max = in->client_state_max;
+    spec->init_nonfinite_ok = in->init_nonfinite_ok;
     if (in->n_former > CAIRN_SPEC_FORMER_MAX) return CAIRN_ERR_INVALID;
     for (size_t i = 0; status == CAIRN_OK && i < in->n_former; i++) {
         if (in->former[i].len != 32) return CAIRN_ERR_INVALID;

@@ -137,6 +137,7 @@ struct cairn_job_spec_data {
     uint32_t chunk_leaves;     /* leaves in a full chunk; 64 = 1 MiB of f32 */
     uint32_t spread;           /* a unit stands on at most so many shards */
     uint32_t window;           /* chunks in flight, per worker and shard */
+    bool init_nonfinite_ok;    /* init_from may have weights that are NaN or infinite */
     uint32_t client_state_max; /* bytes that a trainer may give with a step; 0: none */
     uint64_t revision;         /* counted by the coordinator; not part of hash and diff */
     uint64_t amend_key;        /* of the last amendment; 0: none. Likewise, and not in a manifest */

@@ -113,6 +113,7 @@ static void hash_canonical(const struct cairn_job_spec_data *spec, uint8_t hash_
         hash_text(&state, "client_state_max");
         hash_number(&state, spec->client_state_max);
     }
+    if (spec->init_nonfinite_ok) hash_text(&state, "init_nonfinite_ok"); // likewise
     crypto_generichash_final(&state, hash_out, 32);
 }
 
@@ -338,6 +339,8 @@ static void diff_job(struct diff *diff, const struct cairn_job_spec_data *here,
     differ_number(diff, "job", job, "window", here->window, there->window);
     differ_number(diff, "job", job, "client_state_max", here->client_state_max,
                   there->client_state_max);
+    differ_number(diff, "job", job, "init_nonfinite_ok", here->init_nonfinite_ok,
+                  there->init_nonfinite_ok);
     differ_path(diff, job, "init_from", here->init_from, there->init_from);
     differ_path(diff, job, "init_prefix", here->init_prefix, there->init_prefix);
 }

@@ -61,6 +61,10 @@ cairn_status cairn_spec_check_origin(const struct cairn_job_spec_data *spec,
         return cairn_fail(why, CAIRN_ERR_INVALID,
                           "init_prefix \"%s\" without init_from has no effect", prefix);
     }
+    if (spec->init_nonfinite_ok && path == NULL) {
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "init_nonfinite_ok without init_from has no effect");
+    }
     return CAIRN_OK;
 }
 

@@ -36,7 +36,7 @@
     X(ERR_CANCELED, 28, 130, "canceled")                                                  \
     /* the round is void: begin a new one and recompute */                                \
     X(ERR_EPOCH_CHANGED, 40, 1, "the membership changed; nothing was applied: recompute") \
-    X(ERR_NONFINITE, 41, 1, "a gradient is not finite and the job's policy is to fail")   \
+    X(ERR_NONFINITE, 41, 1, "a gradient or an initial weight is not finite")              \
     /* this member, or its view of the job, is void */                                    \
     X(ERR_MISMATCH, 60, 1, "the job on the servers is another one than this spec")        \
     X(ERR_FENCED, 61, 1, "a newer member took this one's place")                          \

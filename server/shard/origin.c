@@ -6,6 +6,7 @@
 
 #include "proto/wire/initializer.h"
 #include "proto/wire/safetensors_folder.h"
+#include "proto/wire/scalars.h"
 #include "server/shard/shard.h"
 
 #define PIECE_ELEMS ((uint64_t)1 << 20)
@@ -16,6 +17,12 @@ struct cairn_origin {
     atomic_bool canceled;
     cairn_status status; /* of the files */
     struct cairn_sentence why, extra;
+    struct odd {
+        uint32_t tensor;             /* at hand */
+        uint64_t count, first_elem;  /* of it: elements that are NaN or infinite */
+        size_t tensor_count;         /* that had some */
+        struct cairn_sentence lines; /* of the first of these */
+    } odd;
 };
 
 bool cairn_origin_wanted(const struct cairn_shard_job *job)
@@ -29,6 +36,56 @@ bool cairn_origin_wanted(const struct cairn_shard_job *job)
 }
 
 /* ---- weights, on the files thread ---- */
+
+/* What is known of the tensor at hand is said. */
+static void end_odd(struct cairn_origin *origin)
+{
+    struct odd *odd = &origin->odd;
+    if (odd->count > 0 && ++odd->tensor_count <= CAIRN_WEIGHTS_NAMES_MAX)
+        cairn_sentence_add(&odd->lines, "\n%s: %llu, the first is element %llu",
+                           origin->job->spec.tensors[odd->tensor].name,
+                           (unsigned long long)odd->count, (unsigned long long)odd->first_elem);
+    odd->count = 0;
+}
+
+static bool is_odd(float value)
+{
+    return (cairn_f32_bits(value) & 0x7f800000u) == 0x7f800000u;
+}
+
+/* A buffer may well hold infinities: masks do. */
+static void count_odd(struct cairn_origin *origin, uint32_t tensor, uint64_t first_elem,
+                      const float *values, uint64_t elems)
+{
+    struct odd *odd = &origin->odd;
+    const struct cairn_job_spec_data *spec = &origin->job->spec;
+    uint64_t count = 0;
+    if (spec->init_nonfinite_ok || spec->tensors[tensor].kind == CAIRN_BUFFER) return;
+    if (tensor != odd->tensor) end_odd(origin);
+    odd->tensor = tensor;
+    for (uint64_t i = 0; i < elems; i++) count += is_odd(values[i]);
+    if (odd->count == 0 && count > 0) {
+        odd->first_elem = first_elem;
+        while (!is_odd(*values++)) odd->first_elem++;
+    }
+    odd->count += count;
+}
+
+/* Each shard says it of what it reads. */
+static cairn_status refuse_odd(struct cairn_origin *origin)
+{
+    const struct odd *odd = &origin->odd;
+    if (odd->tensor_count == 0) return CAIRN_OK;
+    cairn_sentence_set(&origin->why,
+                       "%s has elements that are NaN or infinite as fp32, in %zu tensors of what "
+                       "shard %s reads; correct it, or say init_nonfinite_ok:%s",
+                       origin->job->spec.init_from, odd->tensor_count, origin->job->shard->name,
+                       odd->lines.text);
+    if (odd->tensor_count > CAIRN_WEIGHTS_NAMES_MAX)
+        cairn_sentence_add(&origin->why, "\nand %zu more",
+                           odd->tensor_count - CAIRN_WEIGHTS_NAMES_MAX);
+    return CAIRN_ERR_NONFINITE;
+}
 
 static cairn_status read_extent(struct cairn_origin *origin, struct cairn_weights *weights,
                                 const struct cairn_weight *weight,
@@ -44,6 +101,7 @@ static cairn_status read_extent(struct cairn_origin *origin, struct cairn_weight
         cairn_status status = cairn_weights_read(weights, weight, extent->first_elem + at, elems,
                                                  to + at, &origin->why);
         if (status != CAIRN_OK) return status;
+        count_odd(origin, extent->tensor, extent->first_elem + at, to + at, elems);
     }
     for (uint64_t c = 0; c < extent->chunk_count; c++) job->have[extent->first_chunk + c] = 1;
     return CAIRN_OK;
@@ -62,7 +120,8 @@ static cairn_status read_weights(struct cairn_origin *origin, struct cairn_weigh
             status = read_extent(origin, weights, from[extent->tensor], extent);
     }
     free(from);
-    return status;
+    end_odd(origin);
+    return status == CAIRN_OK ? refuse_odd(origin) : status;
 }
 
 static void run_files(struct cairn_task *task, uint32_t item, uint32_t thread)

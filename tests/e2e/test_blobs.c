@@ -304,8 +304,8 @@ START_TEST(blobs_are_put_where_the_rest_comes_from_a_file)
 }
 END_TEST
 
-/* A rank of two, which holds a half of "weight", comes as far as its first round; in a thread, since both wait
- * for each other. Returns NULL, or what failed. */
+/* A rank of two, which holds a half of "weight", comes as far as its first round; in a thread, since both
+ * wait for each other. Returns NULL, or what failed. */
 static void *begin_with_half(void *context)
 {
     static float half[WEIGHTS / 2];

@@ -122,6 +122,7 @@ CHANGE(chunk_leaves, s->chunk_leaves = 3)
 CHANGE(spread, s->spread = 3)
 CHANGE(window, s->window = 3)
 CHANGE(client_state_max, s->client_state_max = 3)
+CHANGE(nonfinite_ok, s->init_from = strdup("/w"); s->init_nonfinite_ok = true)
 
 #define FIELD(name) \
     {               \
@@ -170,6 +171,7 @@ static const struct {
     FIELD(spread),
     FIELD(window),
     FIELD(client_state_max),
+    FIELD(nonfinite_ok),
     FIELD(blob),
 };
 

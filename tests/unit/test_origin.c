@@ -75,6 +75,24 @@ START_TEST(another_path_or_prefix_is_another_job)
 }
 END_TEST
 
+START_TEST(weights_that_are_not_finite_are_wished_for_in_the_spec)
+{
+    struct cairn_job_spec_data a = spec_of("/models/base", NULL, CAIRN_INIT_NONE);
+    struct cairn_job_spec_data b = spec_of("/models/base", NULL, CAIRN_INIT_NONE);
+    uint8_t hash_a[32], hash_b[32];
+    b.init_nonfinite_ok = true;
+    ck_assert_uint_eq(cairn_spec_diff(&a, &b, 0, NULL, NULL), 1);
+    ck_assert_int_eq(cairn_spec_hash(&a, hash_a), CAIRN_OK);
+    ck_assert_int_eq(cairn_spec_hash(&b, hash_b), CAIRN_OK);
+    ck_assert(memcmp(hash_a, hash_b, 32) != 0);
+    ck_assert_int_eq(cairn_spec_set_init_from(&b, NULL, NULL), CAIRN_OK);
+    ck_assert_int_eq(cairn_spec_check(&b, cairn_optimizer_names(), &why), CAIRN_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(why.text, "init_nonfinite_ok without init_from"));
+    cairn_spec_release(&a);
+    cairn_spec_release(&b);
+}
+END_TEST
+
 START_TEST(a_path_that_cannot_be_one_is_refused)
 {
     static char longest[CAIRN_SPEC_PATH_MAX + 3] = "/";
@@ -119,6 +137,7 @@ int main(void)
     TCase *tcase = tcase_create("origin");
     tcase_add_test(tcase, path_and_prefix_travel_and_are_stored);
     tcase_add_test(tcase, another_path_or_prefix_is_another_job);
+    tcase_add_test(tcase, weights_that_are_not_finite_are_wished_for_in_the_spec);
     tcase_add_test(tcase, a_path_that_cannot_be_one_is_refused);
     tcase_add_test(tcase, a_job_initializes_itself_if_every_tensor_has_an_origin);
     suite_add_tcase(suite, tcase);

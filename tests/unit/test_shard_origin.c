@@ -1,5 +1,6 @@
 /* A shard that makes initial state itself: from initializers, from weights, and from both with puts. */
 #include <check.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -79,6 +80,15 @@ static float counted(uint32_t tensor, uint64_t elem)
     return (float)(tensor * 100000 + elem);
 }
 
+static uint32_t spoiled; // bits 1u << T_...: tensors that are not finite in the file
+static float value_in_file(uint32_t tensor, uint64_t elem)
+{
+    const bool odd = (spoiled & 1u << tensor) != 0;
+    if (odd && tensor == T_BIAS && elem >= 7) return -INFINITY; // 3 of its 10
+    if (odd && tensor == T_EMB && elem == 11999) return NAN;    // the last one
+    return counted(tensor, elem);
+}
+
 static float initialized_bias(uint32_t tensor, uint64_t elem)
 {
     return tensor == T_BIAS ? initialized(tensor, elem) : counted(tensor, elem);
@@ -100,7 +110,7 @@ static void write_weights(const char *prefix, uint32_t without)
         const uint64_t elems = cairn_geometry_of(&tensor->shape).elems;
         if (t == without) continue;
         float *values = malloc((size_t)elems * sizeof *values);
-        for (uint64_t i = 0; i < elems; i++) values[i] = counted(t, i);
+        for (uint64_t i = 0; i < elems; i++) values[i] = value_in_file(t, i);
         snprintf(keys[t], sizeof keys[t], "%s%s", prefix, tensor->name);
         weights[count] = (struct sample_weight) { .key = keys[t],
                                                   .dtype = "F32",
@@ -183,6 +193,36 @@ START_TEST(weights_that_do_not_fit_leave_nothing_behind)
 }
 END_TEST
 
+START_TEST(weights_that_are_not_finite_are_listed_unless_the_job_takes_them)
+{
+    spoiled = 1u << T_BIAS | 1u << T_EMB;
+    write_weights("", TENSORS);
+    ck_assert_int_eq(cairn_spec_set_init_from(&scene.spec, path, NULL), CAIRN_OK);
+    check_refused(CAIRN_ERR_NONFINITE, "NaN or infinite as fp32, in 2 tensors of what shard s0");
+    check_refused(CAIRN_ERR_NONFINITE, "\nbias: 3, the first is element 7\nemb: 1, the first is "
+                                       "element 11999");
+    scene.spec.init_nonfinite_ok = true;
+    create();
+    const struct cairn_shard_job *job = scene.shard->jobs;
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, 0); // bias
+    ck_assert(isinf(((const float *)job->param.base)[place.local_elem + 7]));
+    scene_seal(&scene);
+}
+END_TEST
+
+START_TEST(a_buffer_may_begin_with_infinities)
+{
+    spoiled = 1u << T_BIAS;
+    write_weights("", TENSORS);
+    ck_assert_int_eq(cairn_spec_set_init_from(&scene.spec, path, NULL), CAIRN_OK);
+    scene.spec.tensors[T_BIAS].kind = CAIRN_BUFFER;
+    scene.spec.tensors[T_BIAS].group[0] = '\0';
+    create();
+    check_param(value_in_file);
+    scene_seal(&scene);
+}
+END_TEST
+
 START_TEST(a_job_that_is_dropped_while_its_state_is_made_is_forgotten)
 {
     const Cairn__JobDrop drop = { .base = PROTOBUF_C_MESSAGE_INIT(&cairn__job_drop__descriptor),
@@ -207,6 +247,8 @@ int main(void)
     tcase_add_test(tcase, what_has_no_initializer_is_put_and_what_has_one_is_not);
     tcase_add_test(tcase, weights_come_first_and_initializers_fill_what_they_lack);
     tcase_add_test(tcase, weights_that_do_not_fit_leave_nothing_behind);
+    tcase_add_test(tcase, weights_that_are_not_finite_are_listed_unless_the_job_takes_them);
+    tcase_add_test(tcase, a_buffer_may_begin_with_infinities);
     tcase_add_test(tcase, a_job_that_is_dropped_while_its_state_is_made_is_forgotten);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);

@@ -82,7 +82,8 @@ class JobSpec(Sized):
                 ("on_nonfinite", c_int), ("chunk_leaves", c_uint32), ("window", c_uint32),
                 ("loss_scale_min", c_double), ("loss_scale_max", c_double), ("loss_scale_policy", c_int),
                 ("loss_scale_growth_steps", c_uint32), ("stage", c_uint32), ("micro_batches", c_uint32),
-                ("init_from", c_char_p), ("init_prefix", c_char_p), ("client_state_max", c_uint32)]
+                ("init_from", c_char_p), ("init_prefix", c_char_p), ("client_state_max", c_uint32),
+                ("init_nonfinite_ok", c_bool)]
 
 
 class Tie(ctypes.Structure):

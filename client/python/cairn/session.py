@@ -545,7 +545,8 @@ class Session:
         window         stage 3 only: units in memory at once, the ones that are prefetched included; None: 2
         wire_dtype     of fetched parameters, torch.float32 or torch.bfloat16; None: that of the parameter
         micro_batches  backward passes of a step, at most
-        clip_norm, loss_scale, loss_scale_policy, on_nonfinite, init_from, init_prefix, client_state_max
+        clip_norm, loss_scale, loss_scale_policy, on_nonfinite, init_from, init_prefix, init_nonfinite_ok,
+        client_state_max
                        state of the job, see JobSpec; with init_from the shards read the initial state themselves
         rank, workers_min
                        None: rank and world of the environment, see env()

@@ -130,6 +130,7 @@ class JobSpec:
     init_from: Optional[str] = None
     init_prefix: Optional[str] = None
     client_state_max: int = 0
+    init_nonfinite_ok: bool = False
     chunk_leaves: int = 0
     window: int = 0
 
@@ -254,6 +255,7 @@ def to_c(spec: JobSpec) -> Tuple[_c.JobSpec, List[Any]]:
                       micro_batches=at_least(0, "micro_batches", spec.micro_batches),
                       init_from=text(spec.init_from), init_prefix=text(spec.init_prefix),
                       client_state_max=at_least(0, "client_state_max", spec.client_state_max),
+                      init_nonfinite_ok=bool(spec.init_nonfinite_ok),
                       chunk_leaves=at_least(0, "chunk_leaves", spec.chunk_leaves),
                       window=at_least(0, "window", spec.window))
     return made, alive
