@@ -460,7 +460,8 @@ struct cairn_amend {
  * step), of what the shards have. An open round of the caller is void (CAIRN_ERR_EPOCH_CHANGED); then every
  * handle of the job, the caller's too, has CAIRN_ERR_FENCED, because its tensors are others: close it and
  * open it again. A worker whose spec is that of before may go on with it, and may push and fetch the new
- * tensors as well; to what it does not push it contributes nothing. CAIRN_ERR_BUSY: a snapshot or digest is being
+ * tensors as well; to what it does not push it contributes nothing. One that lists the new tensors may leave
+ * their init out. CAIRN_ERR_BUSY: a snapshot or digest is being
  * taken. CAIRN_ERR_NOT_READY: a shard is away. CAIRN_ERR_NO_MEMORY: a shard has no room for the old and the
  * new part beside each other, with the numbers. After these the job goes on as it was; after
  * CAIRN_ERR_TIMEOUT it may still be amended. */
@@ -544,7 +545,7 @@ CAIRN_EXPORT cairn_status cairn_commit(cairn_job *job, const struct cairn_round 
 
 /* Gives up a round that this worker has not committed, and stays in the job. What was pushed cannot be
  * taken back: the round is void for all, who do the step again. CAIRN_OK: it is, and every push's buffer is
- * the caller's again. CAIRN_ERR_STALE: it is committed, or not the open one. CAIRN_ERR_TIMEOUT: call again. */
+ * the caller's again. CAIRN_ERR_STALE: it is committed, or not open. CAIRN_ERR_TIMEOUT: call again. */
 CAIRN_EXPORT cairn_status cairn_round_abandon(cairn_job *job, const struct cairn_round *round,
                                               int timeout_ms) CAIRN_CHECKED;
 

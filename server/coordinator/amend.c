@@ -96,6 +96,23 @@ static cairn_status set_frozen(struct cairn_job_spec_data *spec, char *const *na
     return CAIRN_OK;
 }
 
+/* A worker that comes later has no use for the initializers of what was added: it may leave them out. */
+static cairn_status add_plain_former(struct cairn_job_spec_data *next, const Cairn__JobAmend *amend)
+{
+    struct cairn_job_spec_data plain;
+    uint8_t hash[32];
+    if (amend->n_add == 0) return CAIRN_OK;
+    cairn_status status = cairn_spec_copy(next, &plain);
+    if (status != CAIRN_OK) return status;
+    for (size_t i = 0; i < amend->n_add; i++) {
+        const size_t tensor = cairn_spec_find_tensor(&plain, amend->add[i]->name);
+        plain.tensors[tensor].init = (struct cairn_init) { .kind = CAIRN_INIT_NONE };
+    }
+    status = cairn_spec_hash(&plain, hash);
+    cairn_spec_release(&plain);
+    return status == CAIRN_OK ? cairn_spec_add_former(next, hash) : status;
+}
+
 /* `next` is a copy of the job's spec. */
 static cairn_status change(struct cairn_job_spec_data *next, const Cairn__JobAmend *amend,
                            bool *extends_out, struct cairn_sentence *why)
@@ -114,6 +131,8 @@ static cairn_status change(struct cairn_job_spec_data *next, const Cairn__JobAme
     if (amend->set_clip_norm) next->clip_norm = amend->clip_norm;
     next->revision++;
     next->amend_key = amend->key;
+    status = add_plain_former(next, amend);
+    if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for the amended spec");
     return cairn_spec_check(next, cairn_optimizer_names(), why);
 }
 

@@ -1,4 +1,5 @@
-/* A generation of a job, made of the one that serves. */
+/* A generation of a job, made of the one that serves. It is a second job of the same number, `staged`: seen
+ * by handlers.c alone, until JobSwitch says which of the two stays. */
 #ifndef CAIRN_SHARD_EXTEND_H
 #define CAIRN_SHARD_EXTEND_H
 

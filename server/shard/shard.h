@@ -17,8 +17,7 @@
  * A job's life: LOADING (a snapshot → SEALING; what origin.c makes → INITIALIZING) or INITIALIZING (puts)
  * → SEALING → SERVING → LEAVING. A job that is dropped is LEAVING until nothing in flight refers to it
  * (`busy` is 0); then it is freed. FAULTED: its coordinator broke the protocol; it does nothing any more.
- * A generation that is made of the one before (extend.c) is a second job of the same number, `staged` beside
- * the one that serves until JobSwitch says which of the two stays. */
+ * A generation made of the one that serves is `staged`, a second job of its number: extend.h. */
 #ifndef CAIRN_SHARD_SHARD_H
 #define CAIRN_SHARD_SHARD_H
 

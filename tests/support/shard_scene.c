@@ -107,6 +107,7 @@ void scene_create(struct scene *scene, uint32_t request, uint64_t generation, ui
     create.spec_bytes = spec_bytes;
     create.layout_bytes = layout_bytes;
     create.member_max = SCENE_MEMBERS;
+    create.extend = scene->extends;
     create.snapshot_path = (char *)snapshot_path;
     scene_say(scene, CAIRN_MSG_JOB_CREATE, request, &create.base);
     uv_loop_set_data(&scene->loop, &request);

@@ -53,6 +53,7 @@ struct scene {
     uint64_t epoch, round;      /* put into headers by scene_header */
     bool freezes;               /* the next rounds: frozen_group takes no gradient */
     uint32_t frozen_group;
+    bool extends;        /* the next create is made of what is held */
     bool freezes_tensor; /* the same of frozen_tensor */
     uint32_t frozen_tensor;
 };

@@ -1,6 +1,7 @@
 """The layer without torch, against a real cluster: plain buffers, no numpy."""
 
 import array
+import dataclasses
 import math
 import os
 import pickle
@@ -73,6 +74,33 @@ class AJob(unittest.TestCase):
         self.assertEqual(second.version_wait().step, 1)
         reader = self.session().open_reader("found", timeout=20)
         self.assertEqual(fetched(reader, "w", result.version, 6), [0, 1, 2, 3, 4, 5])
+
+    def test_tensors_are_added_tied_and_thawed_and_the_job_is_opened_again(self):
+        session = self.session()
+        job = opened(session, "amended")
+        late = cairn.Tensor("late", (2, 3), init=cairn.Init("constant", 5.0))
+        with self.assertRaisesRegex(cairn.Invalid, "begins by its initializer"):
+            job.amend(add=[cairn.Tensor("late", (2, 3))])
+        job.amend(add=[late], ties={"w": "late"}, unfreeze_tensors={"ice": None})
+        with self.assertRaisesRegex(cairn.Fenced, "open it again"):
+            job.round_begin(20)
+        job.close()
+        job = opened(session, "amended")  # with the spec as it was
+        version = job.version_wait()
+        self.assertEqual(version, (2, 0))
+        kinds = {tensor.name: (tensor.kind, tensor.alias_of) for tensor in job.tensors()}
+        self.assertEqual(kinds["late"], ("trained", None))
+        self.assertEqual(kinds["ice"], ("trained", None))
+        self.assertEqual(kinds["w"][1], "late")
+        self.assertEqual(fetched(job, "w", version, 6), [5] * 6)
+        job.close()
+        plain = [cairn.Tensor("w", (2, 3), alias_of="late"), cairn.Tensor("b", ()), cairn.Tensor("ice", (2,)),
+                 cairn.Tensor("late", (2, 3))]  # as it is, without the initializer
+        job = opened(session, "amended", dataclasses.replace(SPEC, tensors=plain))
+        round_ = job.round_begin(20)
+        round_.push("ice", floats(1, 1))
+        result = round_.commit(timeout=20)
+        self.assertNotEqual(fetched(job, "ice", result.version, 2), [8, 9])
 
     def test_a_leased_version_is_read_after_many_updates(self):
         job = opened(self.session(), "leased")

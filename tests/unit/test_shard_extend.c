@@ -1,0 +1,189 @@
+/* A shard makes a generation of a job of the one that serves: what it copies, what it begins, which of both
+ * stays, and what it refuses. */
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/wire/plan.h"
+#include "tests/support/shard_scene.h"
+
+static struct scene scene;
+
+static void serve(void)
+{
+    scene_open(&scene, "mem", 2, 0);
+    scene_create(&scene, 3, 1, 0, "");
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 3);
+    scene_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
+    scene_put_all(&scene, 1);
+    scene_seal(&scene);
+    scene_fence(&scene, 1);
+    scene_hear(&scene, CAIRN_MSG_ANSWER);
+    scene_resolve_none(&scene);
+    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
+}
+
+static void leave(void)
+{
+    scene_close(&scene);
+}
+
+/* Another spec: "late" is there, "frozen" is trained; and the layout that follows. */
+static void amend_scene(cairn_init_kind init)
+{
+    struct cairn_layout_tensor tensors[TENSORS + 1];
+    struct cairn_layout *layout;
+    uint32_t was[TENSORS + 1];
+    const struct cairn_tensor_spec late = { .name = (char *)(uintptr_t) "late",
+                                            .group = (char *)(uintptr_t) "a",
+                                            .kind = CAIRN_TRAINED,
+                                            .wire = CAIRN_BF16,
+                                            .reduce = CAIRN_F32,
+                                            .master = CAIRN_F32,
+                                            .shape = { 2, { 300, 700 } },
+                                            .init = { .kind = init,
+                                                      .a = init == CAIRN_INIT_CONSTANT ? 3 : 0 } };
+    struct cairn_tensor_spec *frozen = &scene.spec.tensors[T_FROZEN];
+    frozen->kind = CAIRN_TRAINED;
+    free(frozen->group);
+    frozen->group = strdup("a");
+    ck_assert_int_eq(cairn_spec_add_tensor(&scene.spec, &late), CAIRN_OK);
+    cairn_spec_canonicalize(&scene.spec);
+    for (uint32_t t = 0; t <= TENSORS; t++) {
+        const struct cairn_tensor_spec *spec = &scene.spec.tensors[t];
+        tensors[t] = (struct cairn_layout_tensor) {
+            .name = spec->name, .unit = spec->unit, .shape = spec->shape, .elem_bytes = 4
+        };
+        was[t] = t < T_WEIGHT ? t : t == T_WEIGHT ? CAIRN_TENSOR_NEW : T_WEIGHT;
+    }
+    ck_assert_int_eq(cairn_plan_extend(tensors, TENSORS + 1, scene.layout, was, 0, &layout),
+                     CAIRN_OK);
+    cairn_shard_map_release(&scene.map);
+    cairn_layout_close(scene.layout);
+    scene.layout = layout;
+    ck_assert_int_eq(cairn_shard_map_init(&scene.map, layout, 0, SCENE_CHUNK_LEAVES), CAIRN_OK);
+    scene.extends = true;
+}
+
+static void say_switch(uint64_t generation)
+{
+    Cairn__JobSwitch message = CAIRN__JOB_SWITCH__INIT;
+    message.job = SCENE_JOB;
+    message.generation = generation;
+    scene_say(&scene, CAIRN_MSG_JOB_SWITCH, 0, &message.base);
+    scene_settle(&scene);
+}
+
+static size_t held(void)
+{
+    size_t count = 0;
+    for (const struct cairn_shard_job *j = scene.shard->jobs; j != NULL; j = j->next) count++;
+    return count;
+}
+
+static void check_extent(const struct cairn_shard_job *job, size_t number)
+{
+    const struct cairn_local_extent *extent = &job->map.extents[number];
+    const char *name = job->spec.tensors[extent->tensor].name;
+    const bool late = strcmp(name, "late") == 0;
+    const uint32_t was = extent->tensor > T_WEIGHT ? T_WEIGHT : extent->tensor;
+    const float *param = (const float *)job->param.base + extent->local_elem;
+    const float *moment = (const float *)job->exp_avg.base + extent->local_elem;
+    for (uint64_t i = 0; i < extent->elem_count; i++) {
+        const float wanted = late ? 3.0F : scene_initial(was, extent->first_elem + i);
+        ck_assert_msg(param[i] == wanted, "%s [%zu]", name, (size_t)i);
+        ck_assert(moment[i] == 0);
+    }
+}
+
+START_TEST(what_both_have_is_copied_what_is_new_begins_and_the_old_one_serves_until_the_switch)
+{
+    serve();
+    amend_scene(CAIRN_INIT_CONSTANT);
+    scene_create(&scene, 9, 2, 0, "");
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 9);
+    ck_assert_uint_eq(held(), 2);
+    ck_assert_uint_eq(cairn_shard_job_find(scene.shard, SCENE_JOB)->generation, 1);
+    say_switch(2);
+    ck_assert_uint_eq(held(), 1);
+    const struct cairn_shard_job *job = cairn_shard_job_find(scene.shard, SCENE_JOB);
+    ck_assert_uint_eq(job->generation, 2);
+    ck_assert_uint_eq(cairn_step_version(job->step).generation, 2);
+    ck_assert_uint_eq(job->spec.tensor_count, TENSORS + 1);
+    ck_assert_uint_eq(job->map.extent_count, TENSORS + 1); // "late" stands here, too
+    for (size_t i = 0; i < job->map.extent_count; i++) check_extent(job, i);
+    leave();
+}
+END_TEST
+
+START_TEST(a_generation_that_was_given_up_is_forgotten_with_its_memory)
+{
+    serve();
+    const uint64_t used = scene.shard->budget.used_bytes;
+    amend_scene(CAIRN_INIT_CONSTANT);
+    for (uint32_t k = 0; k < 2; k++) { // and it can be asked for again
+        scene_create(&scene, 9 + k, 2, 0, "");
+        ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 9 + k);
+        ck_assert_uint_gt(scene.shard->budget.used_bytes, used);
+        say_switch(1);
+        ck_assert_uint_eq(scene.shard->budget.used_bytes, used);
+        ck_assert_uint_eq(held(), 1);
+    }
+    ck_assert_uint_eq(cairn_shard_job_find(scene.shard, SCENE_JOB)->generation, 1);
+    leave();
+}
+END_TEST
+
+static void expect_refusal(uint32_t request, uint64_t generation, uint64_t step,
+                           cairn_status status, const char *word)
+{
+    scene_create(&scene, request, generation, step, "");
+    const struct scene_frame answer = scene_hear(&scene, CAIRN_MSG_ERROR);
+    const Cairn__Error *error = (const Cairn__Error *)answer.message;
+    ck_assert_uint_eq(answer.request, request);
+    ck_assert_msg(error->status == (int32_t)status, "%s", error->text);
+    ck_assert_msg(strstr(error->text, word) != NULL, "%s", error->text);
+    scene_settle(&scene);
+    ck_assert_uint_eq(held(), 1);
+    ck_assert_int_eq(cairn_shard_job_find(scene.shard, SCENE_JOB)->state, CAIRN_JOB_SERVING);
+}
+
+START_TEST(what_does_not_fit_beside_it_is_refused_with_the_numbers)
+{
+    serve();
+    amend_scene(CAIRN_INIT_CONSTANT);
+    scene.shard->budget.limit_bytes = scene.shard->budget.used_bytes + 100000;
+    expect_refusal(9, 2, 0, CAIRN_ERR_NO_MEMORY, "state ");
+    leave();
+}
+END_TEST
+
+START_TEST(another_step_an_older_generation_and_a_tensor_without_a_beginning_are_refused)
+{
+    serve();
+    amend_scene(CAIRN_INIT_NONE);
+    expect_refusal(9, 2, 5, CAIRN_ERR_NOT_READY, "is at version 1.0 here");
+    expect_refusal(10, 1, 0, CAIRN_ERR_NOT_READY, "is at version 1.0 here");
+    expect_refusal(11, 2, 0, CAIRN_ERR_INVALID, "late is new and has no initializer");
+    leave();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("shard_extend");
+    TCase *tcase = tcase_create("shard_extend");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_test(
+        tcase, what_both_have_is_copied_what_is_new_begins_and_the_old_one_serves_until_the_switch);
+    tcase_add_test(tcase, a_generation_that_was_given_up_is_forgotten_with_its_memory);
+    tcase_add_test(tcase, what_does_not_fit_beside_it_is_refused_with_the_numbers);
+    tcase_add_test(tcase,
+                   another_step_an_older_generation_and_a_tensor_without_a_beginning_are_refused);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
