@@ -1,7 +1,12 @@
 /* The arithmetic of a round, on the compute pool: folds, the sums, the update, the first publish.
  *
  * A FOLD works on one chunk's sum; the passes (REDUCE, UPDATE, the seal) take a chunk an item. The round
- * machine never asks for two things of one chunk at a time, nor for a pass while anything runs. */
+ * machine never asks for two things of one chunk at a time, nor for a pass while anything runs.
+ *
+ * An update goes through memory twice: the folds write the sums, the UPDATE reads them (8 of 38 bytes an
+ * element, with bf16 on the wire). One pass would overwrite parameters before the decision, which
+ * comes after all chunks of all shards even without a clip and where non-finite sums are applied: until then a
+ * worker may die and the round be abandoned, and the parameters must be those before it. */
 #include <assert.h>
 #include <string.h>
 
