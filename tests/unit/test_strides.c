@@ -42,7 +42,7 @@ START_TEST(those_of_a_dense_box_are_none)
     ck_assert(!judged(3, (uint64_t[]) { 3, 1, 4 }, (int64_t[]) { 4, 99, 1 }).given);
     ck_assert(!judged(2, (uint64_t[]) { 1, 1 }, (int64_t[]) { 7, 9 }).given);
     ck_assert(!judged(2, (uint64_t[]) { 0, 4 }, (int64_t[]) { 1, 9 }).given);
-    ck_assert(!judged(0, NULL, (int64_t[]) { 0 }).given);
+    ck_assert(!judged(0, (uint64_t[]) { 1 }, (int64_t[]) { 0 }).given);
     ck_assert(judged(2, (uint64_t[]) { 3, 4 }, (int64_t[]) { 1, 3 }).given);
     ck_assert(judged(1, (uint64_t[]) { 3 }, (int64_t[]) { 2 }).given);
     ck_assert(judged(2, (uint64_t[]) { 3, 4 }, (int64_t[]) { 5, 1 }).given);
