@@ -43,8 +43,6 @@ struct cairn_published_note {
     uint32_t shard;
     uint64_t job;
     uint64_t layout_hash;
-    uint64_t member,
-        token; /* whom it is shown to, and the secret of its session: a stranger has none */
 };
 
 /* Where an extent of the map stands, in bytes, behind *end; *end becomes its end. Begin with *end =

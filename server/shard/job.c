@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/wire/published.h"
 #include "server/shard/extend.h"
 #include "server/shard/shard.h"
 
@@ -114,10 +115,9 @@ static cairn_status make_parts(struct cairn_shard_job *job, struct totals *total
         struct cairn_part *part = &job->parts[i];
         cairn_status status = judge_part(job, &job->spec.tensors[extent->tensor], part, why);
         if (status != CAIRN_OK) return status;
-        part->wire_byte = totals->wire_bytes;
+        part->wire_byte = cairn_published_place(&job->map, i, cairn_dtype_bytes((int)part->wire),
+                                                &totals->wire_bytes);
         totals->param_bytes += extent->elem_count * cairn_dtype_bytes((int)part->master);
-        totals->wire_bytes += ALIGN_UP(extent->elem_count * cairn_dtype_bytes((int)part->wire),
-                                       (uint64_t)64);
         totals->exp_avg_elems += elems_of_plane(part, CAIRN_PLANE_EXP_AVG, extent->elem_count);
         totals->exp_avg_sq_elems += elems_of_plane(part, CAIRN_PLANE_EXP_AVG_SQ,
                                                    extent->elem_count);
@@ -336,7 +336,7 @@ cairn_status cairn_shard_job_open(struct cairn_shard *shard, const struct cairn_
     job->next = shard->jobs;
     shard->jobs = job;
 
-    struct totals totals = { 0 };
+    struct totals totals = { .wire_bytes = CAIRN_PUBLISHED_PAGE_BYTES };
     cairn_status status = decode_parts(job, create, why);
     if (status == CAIRN_OK) status = make_parts(job, &totals, why);
     if (status == CAIRN_OK) status = reserve(job, &totals, create->message, why);

@@ -106,7 +106,9 @@ static void connect_member(struct cairn_member *member)
         member->peer = NULL;
         cairn_log_limited(&member->refusals, CAIRN_LOG_WARN, "cannot reach %s of job %s: %s",
                           member->name, member->job->spec.name, cairn_status_text((int)status));
+        return;
     }
+    cairn_published_show(member);
 }
 
 /* A new endpoint to a member that was heard: what was sent on the one before may be lost. */

@@ -2,9 +2,12 @@
 #include "server/shard/published.h"
 
 #include <assert.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "proto/wire/published.h"
 #include "server/shard/shard.h"
 
 static bool same_version(struct cairn_version a, struct cairn_version b)
@@ -30,6 +33,44 @@ static uint64_t copy_bytes(const struct cairn_shard_job *job)
     return job->published[job->newest].wire.bytes + (job->map.chunk_count + 1) * sizeof(uint64_t);
 }
 
+static struct cairn_published_head *head_of(const struct cairn_published *copy)
+{
+    return (struct cairn_published_head *)copy->wire.base;
+}
+
+static void show(const struct cairn_published *copy, struct cairn_member *member)
+{
+    if (copy->region == NULL || member->peer == NULL) return;
+    const cairn_status status = cairn_fabric_region_show(copy->region, member->peer);
+    (void)status; // it asks for what it does not see
+}
+
+/* Members of this host may map it, and nobody but this process writes to it. */
+static void share_copy(struct cairn_shard_job *job, struct cairn_published *copy)
+{
+    struct cairn_published_note note = { .magic = CAIRN_PUBLISHED_MAGIC,
+                                         .shard = job->map.shard,
+                                         .job = job->number };
+    memcpy(&note.layout_hash, job->layout->hash, sizeof note.layout_hash);
+    const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
+    if (fcntl(copy->wire.fd, F_ADD_SEALS, seals) != 0 ||
+        cairn_fabric_region_add(job->shard->fabric, copy->wire.base, copy->wire.bytes,
+                                copy->wire.fd, &note, sizeof note, &copy->region) != CAIRN_OK) {
+        copy->region = NULL;
+        cairn_log_warn("job %s: a published copy cannot be shared with this host: it is sent",
+                       job->spec.name);
+        return;
+    }
+    for (size_t i = 0; i < job->member_capacity; i++)
+        if (job->members[i] != NULL) show(copy, job->members[i]);
+}
+
+void cairn_published_show(struct cairn_member *member)
+{
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++)
+        show(&member->job->published[i], member);
+}
+
 static cairn_status open_copy(struct cairn_shard_job *job, uint32_t index, uint64_t wire_bytes,
                               struct cairn_sentence *why)
 {
@@ -41,15 +82,23 @@ static cairn_status open_copy(struct cairn_shard_job *job, uint32_t index, uint6
     if (copy->checksums == NULL)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the checksums of a version");
     const cairn_status status = cairn_arena_open_state(label, wire_bytes, &copy->wire, why);
-    if (status == CAIRN_OK) return CAIRN_OK;
+    if (status == CAIRN_OK) {
+        cairn_published_head_init(head_of(copy), &job->map, job->number, wire_bytes);
+        share_copy(job, copy);
+        return CAIRN_OK;
+    }
     free(copy->checksums);
     copy->checksums = NULL;
     return status;
 }
 
-static void close_copy(struct cairn_published *copy)
+static void close_copy(const struct cairn_shard_job *job, struct cairn_published *copy)
 {
     if (!is_there(copy)) return;
+    cairn_published_write_begin(
+        head_of(copy)); // whoever has it mapped sees that it is no version any more
+    // The fabric of a shard that is closed has dropped its regions.
+    if (copy->region != NULL && !job->shard->closing) cairn_fabric_region_drop(copy->region);
     cairn_arena_close(&copy->wire);
     free(copy->checksums);
     *copy = (struct cairn_published) { .wire = CAIRN_ARENA_NONE };
@@ -65,7 +114,7 @@ cairn_status cairn_published_open(struct cairn_shard_job *job, uint64_t wire_byt
 
 void cairn_published_close(struct cairn_shard_job *job)
 {
-    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) close_copy(&job->published[i]);
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) close_copy(job, &job->published[i]);
 }
 
 const struct cairn_published *cairn_published_find(const struct cairn_shard_job *job,
@@ -123,6 +172,7 @@ struct cairn_published *cairn_published_begin(struct cairn_shard_job *job)
     assert(job->writing == CAIRN_PUBLISHED_NONE && index < CAIRN_SHARD_PUBLISHED_MAX);
     job->writing = index;
     job->published[index].readable = false;
+    cairn_published_write_begin(head_of(&job->published[index]));
     return &job->published[index];
 }
 
@@ -134,9 +184,18 @@ void cairn_published_end(struct cairn_shard_job *job, struct cairn_version versi
         job->published[i].stale = true;
     job->newest = job->writing;
     job->writing = CAIRN_PUBLISHED_NONE;
+    cairn_published_write_end(head_of(&job->published[job->newest]), version);
     job->published[job->newest].version = version;
     job->published[job->newest].readable = true;
     job->published[job->newest].stale = false;
+}
+
+void cairn_published_seal(struct cairn_shard_job *job, struct cairn_version version)
+{
+    job->newest = 0;
+    cairn_published_write_end(head_of(&job->published[0]), version);
+    job->published[0].version = version;
+    job->published[0].readable = true;
 }
 
 /* ---- leases ---- */
@@ -193,7 +252,7 @@ static void give_copies(struct cairn_shard_job *job)
     while (copy_count(job) > 2 + leased_count(job)) {
         const uint32_t index = oldest_spare(job);
         assert(index < CAIRN_SHARD_PUBLISHED_MAX); // of three that nobody leased, two are in use
-        close_copy(&job->published[index]);
+        close_copy(job, &job->published[index]);
         cairn_budget_give(&job->shard->budget, bytes);
         job->budget_bytes -= bytes;
     }

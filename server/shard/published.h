@@ -25,12 +25,14 @@ enum {
     CAIRN_SHARD_LEASE_MS_MAX = 86400000
 };
 
+struct cairn_member;
 struct cairn_shard;
 struct cairn_shard_job;
 
 /* A published copy, or room for one. */
 struct cairn_published {
-    struct cairn_arena wire; /* the parts one after another, each in its wire dtype, 64-aligned */
+    struct cairn_arena wire; /* proto/wire/published.h: a head, the parts, each in its wire dtype */
+    struct cairn_fabric_region *region; /* owned; members of this host map it. NULL: none does */
     /* owned: [map.chunk_count] of each chunk's, 0 = not asked for yet; NULL: there is no copy here */
     uint64_t *checksums;
     struct cairn_version version;
@@ -49,6 +51,10 @@ struct cairn_shard_lease {
 CAIRN_MUST_CHECK cairn_status cairn_published_open(struct cairn_shard_job *job, uint64_t wire_bytes,
                                                    struct cairn_sentence *why);
 void cairn_published_close(struct cairn_shard_job *job);
+/* To a member that was just connected: if it is of this host it reads the copies where they are. */
+void cairn_published_show(struct cairn_member *member);
+/* The first version was written into copy 0. */
+void cairn_published_seal(struct cairn_shard_job *job, struct cairn_version version);
 /* NULL: that version is not kept. */
 const struct cairn_published *cairn_published_find(const struct cairn_shard_job *job,
                                                    struct cairn_version version);

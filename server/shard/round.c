@@ -5,8 +5,8 @@
  *
  * An update goes through memory twice: the folds write the sums, the UPDATE reads them (8 of 38 bytes an
  * element, with bf16 on the wire). One pass would overwrite parameters before the decision, which
- * comes after all chunks of all shards even without a clip and where non-finite sums are applied: until then a
- * worker may die and the round be abandoned, and the parameters must be those before it. */
+ * comes after all chunks of all shards even without a clip and where non-finite sums are applied: until
+ * then a worker may die and the round be abandoned, and the parameters must be those before it. */
 #include <assert.h>
 #include <string.h>
 
@@ -251,8 +251,8 @@ static void publish_chunk(struct cairn_shard_job *job, struct cairn_published *p
     published->checksums[chunk] = 0; // made when it is asked for
 }
 
-/* Updates pass frozen tensors by; after a write the older copies have to take them over once, and so has one
- * that a lease made. */
+/* Updates pass frozen tensors by; after a write the older copies have to take them over once, and so has
+ * one that a lease made. */
 static void refresh_frozen(struct cairn_shard_job *job, struct cairn_published *next,
                            uint32_t chunk)
 {
@@ -369,9 +369,7 @@ static void seal_done(struct cairn_task *task)
     struct cairn_shard_job *job = job_of_pass(task);
     if (job->state == CAIRN_JOB_SEALING) {
         const struct cairn_version version = cairn_step_version(job->step);
-        job->newest = 0;
-        job->published[0].version = version;
-        job->published[0].readable = true;
+        cairn_published_seal(job, version);
         job->state = CAIRN_JOB_SERVING;
         cairn_put_end(job);
         cairn_log_info("job %s: ready at version %llu.%llu", job->spec.name,

@@ -542,59 +542,6 @@ void cairn_fetch_on_message(struct cairn_member *member, const struct cairn_chun
 void cairn_fetch_deferred(struct cairn_shard_job *job);
 void cairn_fetch_release(struct cairn_shard_job *job);
 
-/* ---- origin.c: initial state that the shards make themselves ---- */
-/* The job names weights, or a tensor here has an initializer. */
-bool cairn_origin_wanted(const struct cairn_shard_job *job);
-/* LOADING: makes what there is to make, then INITIALIZING and Done; or an error, and leaves. */
-CAIRN_MUST_CHECK cairn_status cairn_origin_begin(struct cairn_shard_job *job,
-                                                 struct cairn_sentence *why);
-void cairn_origin_cancel(struct cairn_shard_job *job);
-void cairn_origin_release(struct cairn_shard_job *job);
-
-/* ---- write.c: writes at a step boundary ---- */
-/* The round is a write of that member; what another write left is forgotten. */
-void cairn_write_open(struct cairn_shard_job *job, uint64_t round, uint64_t member);
-void cairn_write_close(struct cairn_shard_job *job);
-/* The chunk that a PUT names: chunk and place of *out are set. CAIRN_ERR_MALFORMED: it is not one of
- * here. */
-CAIRN_MUST_CHECK cairn_status cairn_put_judge_chunk(const struct cairn_shard_job *job,
-                                                    const struct cairn_chunk_header *header,
-                                                    struct cairn_put *out,
-                                                    struct cairn_sentence *why);
-/* What a PUT's plane must be in. */
-cairn_dtype cairn_put_dtype(const struct cairn_shard_job *job, const struct cairn_put *put);
-/* CAIRN_ERR_MALFORMED: the payload is not as long as put->piece in the header's dtype. */
-CAIRN_MUST_CHECK cairn_status cairn_put_judge_payload(const struct cairn_chunk_header *header,
-                                                      const struct cairn_put *put,
-                                                      struct cairn_sentence *why);
-/* A PUT of a job that serves, judged without side effects; chunk and place of *out are set, and its piece
- * unless a box in the payload says that. */
-CAIRN_MUST_CHECK cairn_status cairn_write_judge(const struct cairn_member *member,
-                                                const struct cairn_chunk_header *header,
-                                                struct cairn_put *out, struct cairn_sentence *why);
-/* It is of the write that is open. */
-bool cairn_write_is(const struct cairn_shard_job *job, const struct cairn_chunk_header *header);
-/* Keeps a chunk, or a box of it, beside the state. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_MALFORMED. */
-CAIRN_MUST_CHECK cairn_status cairn_write_take(struct cairn_shard_job *job,
-                                               const struct cairn_put *put, const uint8_t *bytes,
-                                               struct cairn_sentence *why);
-/* Compute thread: what was kept of the chunk goes into the state. */
-void cairn_write_apply(const struct cairn_shard_job *job, uint64_t chunk,
-                       const struct cairn_chunk_place *place);
-/* The outcome of that round was told: a write of another one is void. */
-void cairn_write_resolved(struct cairn_shard_job *job, uint64_t round);
-
-/* ---- pin.c, restore.c ---- */
-void cairn_pin_begin(struct cairn_shard_job *job, const Cairn__Pin *message);
-/* UPDATED: begins the copies that waited. */
-void cairn_pin_updated(struct cairn_shard_job *job);
-/* The job leaves: what runs on the files thread ends soon. */
-void cairn_pin_cancel(struct cairn_shard_job *job);
-void cairn_pin_release(struct cairn_shard_job *job);
-/* LOADING: reads the state, then seals, or answers with an error and leaves. */
-CAIRN_MUST_CHECK cairn_status cairn_restore_begin(struct cairn_shard_job *job, const char *path,
-                                                  struct cairn_sentence *why);
-void cairn_restore_cancel(struct cairn_shard_job *job);
-void cairn_restore_release(struct cairn_shard_job *job);
+#include "server/shard/moves.h"
 
 #endif
