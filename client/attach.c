@@ -127,35 +127,43 @@ static cairn_status set_addresses(struct job *job, Cairn__ShardInfo *const *info
     return status;
 }
 
+/* Other threads look at the layout and the shards under the lock (lent.c). */
 static void drop_shards(struct job *job)
 {
+    pthread_mutex_lock(&job->session->lock);
     for (uint32_t i = 0; i < job->shard_count; i++) {
         cairn_link_close(&job->shards[i]);
         cairn_shard_map_release(&job->shards[i].map);
         free(job->shards[i].address);
+        free(job->shards[i].published_at);
     }
     free(job->shards);
     job->shards = NULL;
     job->shard_count = 0;
     cairn_layout_close(job->layout);
     job->layout = NULL;
+    pthread_mutex_unlock(&job->session->lock);
 }
 
 /* Takes `layout` in any case. */
 static cairn_status use_layout(struct job *job, struct cairn_layout *layout)
 {
     drop_shards(job);
-    job->layout = layout;
-    job->shards = calloc(layout->shard_count, sizeof *job->shards);
-    if (job->shards == NULL) return CAIRN_ERR_NO_MEMORY;
-    cairn_status status = CAIRN_OK;
-    for (uint32_t i = 0; status == CAIRN_OK && i < layout->shard_count; i++) {
-        status = cairn_shard_map_init(&job->shards[i].map, layout, i, job->spec.chunk_leaves);
+    struct shard_link *shards = calloc(layout->shard_count, sizeof *shards);
+    cairn_status status = shards != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+    uint32_t count = 0;
+    while (status == CAIRN_OK && count < layout->shard_count) {
+        status = cairn_shard_map_init(&shards[count].map, layout, count, job->spec.chunk_leaves);
         if (status != CAIRN_OK) break;
-        job->shards[i].job = job;
-        job->shards[i].index = i;
-        job->shard_count = i + 1;
+        shards[count].job = job;
+        shards[count].index = count;
+        count++;
     }
+    pthread_mutex_lock(&job->session->lock);
+    job->layout = layout;
+    job->shards = shards;
+    job->shard_count = count;
+    pthread_mutex_unlock(&job->session->lock);
     return status;
 }
 

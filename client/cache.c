@@ -5,6 +5,7 @@
 
 #include "client/api.h"
 #include "client/handle.h"
+#include "client/lent.h"
 #include "client/struct.h"
 #include "client/units.h"
 
@@ -37,7 +38,8 @@ struct block {
     struct job *job;    /* borrowed: outlives it */
     struct cairn_version version;
     struct shape_of_unit shape; /* owned */
-    uint8_t *memory;            /* owned; [shape.byte_count] */
+    uint8_t *memory;            /* owned; [shape.byte_count]; NULL: it is lent */
+    struct lent *lent;          /* owned; where the shards of this host published it; or NULL */
     uint32_t pending;           /* fetches that are not done, and one more while they are begun */
     cairn_status status;
     struct cairn_sentence why;
@@ -101,6 +103,7 @@ static struct block *find(struct job *job, struct cairn_version version,
 {
     for (struct block *b = job->cache->blocks; b != NULL; b = b->next)
         if (b->shape.unit == shape->unit && b->shape.table_hash == shape->table_hash &&
+            (b->lent == NULL || cairn_lent_whole(b->lent)) &&
             b->version.generation == version.generation && b->version.step == version.step)
             return b;
     return NULL;
@@ -113,7 +116,8 @@ static void drop(struct block *block)
     while (*link != block) link = &(*link)->next;
     *link = block->next;
     cache->block_count--;
-    block->job->stats.mapped_bytes -= block->shape.byte_count;
+    if (block->memory != NULL) block->job->stats.mapped_bytes -= block->shape.byte_count;
+    cairn_lent_close(block->lent);
     for (struct loan *loan = block->loans, *next; loan != NULL; loan = next) {
         next = loan->next;
         free(loan);
@@ -158,14 +162,30 @@ static void drop_older(struct job *job, struct cairn_version version)
     }
 }
 
-/* A block to be begun, which takes the shape. NULL: out of memory. */
+/* All of the unit where it was published; NULL: it has to be gathered. */
+static struct lent *lend_whole(struct job *job, struct cairn_version version,
+                               const struct shape_of_unit *shape)
+{
+    uint32_t *tensors = calloc(shape->count + 1, sizeof *tensors);
+    bool whole = tensors != NULL;
+    for (size_t i = 0; whole && i < shape->count; i++) {
+        whole = shape->members[i].piece.whole;
+        tensors[i] = shape->members[i].fetched;
+    }
+    struct lent *lent = whole ? cairn_lent_open(job, version, tensors, shape->count) : NULL;
+    free(tensors);
+    return lent;
+}
+
+/* A block which takes the shape: it is there at once (pending is 0), or to be begun. NULL: out of memory. */
 static struct block *add(struct job *job, struct cairn_version version, struct shape_of_unit *shape)
 {
     struct cache *cache = job->cache;
     struct block *block = calloc(1, sizeof *block);
     if (block == NULL) return NULL;
-    block->memory = aligned_alloc(ALIGN_BYTES, shape->byte_count);
-    if (block->memory == NULL) {
+    block->lent = lend_whole(job, version, shape);
+    if (block->lent == NULL) block->memory = aligned_alloc(ALIGN_BYTES, shape->byte_count);
+    if (block->lent == NULL && block->memory == NULL) {
         free(block);
         return NULL;
     }
@@ -173,11 +193,15 @@ static struct block *add(struct job *job, struct cairn_version version, struct s
     block->version = version;
     block->shape = *shape;
     shape->members = NULL;
-    block->pending = (uint32_t)block->shape.count + 1;
+    block->pending = block->lent != NULL ? 0 : (uint32_t)block->shape.count + 1;
     block->next = cache->blocks;
     cache->blocks = block;
     cache->block_count++;
     struct cairn_stats *stats = &job->stats;
+    if (block->lent != NULL) {
+        stats->maps_lent++;
+        return block;
+    }
     stats->mapped_bytes += block->shape.byte_count;
     if (stats->mapped_bytes > stats->mapped_bytes_peak)
         stats->mapped_bytes_peak = stats->mapped_bytes;
@@ -219,6 +243,7 @@ static void on_fetched(void *block, cairn_status status, const char *why)
 
 static void begin(struct block *block)
 {
+    if (block->lent != NULL) return;
     for (size_t i = 0; i < block->shape.count; i++) {
         const struct member *member = &block->shape.members[i];
         const struct command pattern = { .tensor = member->fetched,
@@ -321,14 +346,15 @@ cairn_status cairn_prefetch(cairn_job *handle, struct cairn_version version,
 }
 
 static void fill_views(const struct job *job, const struct shape_of_unit *shape,
-                       const uint8_t *memory, uint64_t loan, struct cairn_view *views)
+                       const struct block *block, uint64_t loan, struct cairn_view *views)
 {
     const size_t stride = views[0].struct_size;
     for (size_t i = 0; i < shape->count; i++) {
         const struct member *member = &shape->members[i];
         struct cairn_view view = { .struct_size = sizeof view,
                                    .tensor = job->spec.tensors[member->named].name,
-                                   .ptr = memory + member->at,
+                                   .ptr = block->lent != NULL ? cairn_lent_at(block->lent, i)
+                                                              : block->memory + member->at,
                                    .dtype = member->dtype,
                                    .rank = member->piece.box.rank,
                                    .loan = loan };
@@ -368,7 +394,7 @@ static cairn_status lend_unit(struct job *job, struct cairn_version version,
     }
     const uint64_t loan = block != NULL ? lend(job, block) : 0;
     const bool there = loan != 0 && block->pending == 0;
-    if (loan != 0) fill_views(job, &given, block->memory, loan, views);
+    if (loan != 0) fill_views(job, &given, block, loan, views);
     if (loan != 0 && !there) {
         op->next_awaiting = block->awaiting;
         block->awaiting = op;
@@ -440,10 +466,10 @@ cairn_status cairn_map(cairn_job *handle, struct cairn_version version, const ch
     return status;
 }
 
-/* Under the lock. False: no such loan. */
-static bool give_back(struct job *job, uint64_t number)
+/* Under the lock. CAIRN_ERR_INVALID: no such loan. */
+static cairn_status give_back(struct job *job, uint64_t number)
 {
-    if (job->cache == NULL) return false;
+    if (job->cache == NULL) return CAIRN_ERR_INVALID;
     for (struct block *b = job->cache->blocks; b != NULL; b = b->next) {
         struct loan **link = &b->loans;
         while (*link != NULL && (*link)->number != number) link = &(*link)->next;
@@ -451,10 +477,11 @@ static bool give_back(struct job *job, uint64_t number)
         if (loan == NULL) continue;
         *link = loan->next;
         free(loan);
-        if (is_idle(b) && !b->wanted) drop(b);
-        return true;
+        const bool whole = b->lent == NULL || cairn_lent_whole(b->lent);
+        if (is_idle(b) && (!b->wanted || !whole)) drop(b);
+        return whole ? CAIRN_OK : CAIRN_ERR_VERSION_GONE;
     }
-    return false;
+    return CAIRN_ERR_INVALID;
 }
 
 static cairn_status unmap_inside(struct job *job, const struct cairn_view *view, const void *stream)
@@ -465,9 +492,14 @@ static cairn_status unmap_inside(struct job *job, const struct cairn_view *view,
         return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
                                  "this build of the library has no CUDA; stream must be NULL");
     pthread_mutex_lock(&job->session->lock);
-    const bool had = give_back(job, view->loan);
+    const cairn_status status = give_back(job, view->loan);
     pthread_mutex_unlock(&job->session->lock);
-    return had ? CAIRN_OK
+    if (status == CAIRN_ERR_VERSION_GONE)
+        return cairn_client_fail(status, "a later version took the place of this one while it was "
+                                         "mapped: what was read may be of both; map the newest "
+                                         "version and compute again, or lease versions first");
+    return status == CAIRN_OK
+               ? status
                : cairn_client_fail(CAIRN_ERR_INVALID,
                                    "this view is not on loan: it was unmapped before, or its "
                                    "operation failed");

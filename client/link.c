@@ -30,6 +30,11 @@ void cairn_link_close(struct shard_link *link)
     link->lost = true;
 }
 
+bool cairn_link_shares(const struct shard_link *link)
+{
+    return link->peer != NULL && strcmp(cairn_fabric_peer_path(link->peer), "mapped") == 0;
+}
+
 void cairn_link_restart(struct shard_link *link)
 {
     cairn_link_close(link);

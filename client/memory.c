@@ -15,6 +15,14 @@ struct region {
     size_t bytes;
     int fd; /* sealed: its size never changes */
     uint32_t loans;
+    struct cairn_fabric_region *shown; /* the loop thread's; NULL: the fabric does not know it */
+    bool asked;                        /* the fabric was told, or would not take it */
+};
+
+/* A region that the loop thread has to take from the fabric before it is unmapped. */
+struct gone {
+    struct gone *next;
+    struct region region;
 };
 
 /* The region that has the address; its place, or where one would go, in *at. Under the lock. */
@@ -87,6 +95,39 @@ void cairn_memory_return(struct session *s, const void *lent)
     if (last.base != NULL) unmap(last);
 }
 
+void cairn_memory_show(struct session *s)
+{
+    pthread_mutex_lock(&s->lock);
+    struct gone *gone = s->regions_gone;
+    s->regions_gone = NULL;
+    for (size_t i = 0; s->fabric != NULL && i < s->region_count; i++) {
+        struct region *region = &s->regions[i];
+        if (region->asked) continue;
+        region->asked = true;
+        if (cairn_fabric_region_add(s->fabric, region->base, region->bytes, region->fd, NULL, 0,
+                                    &region->shown) != CAIRN_OK)
+            region->shown = NULL; // copied on its way, as other memory is
+    }
+    pthread_mutex_unlock(&s->lock);
+    while (gone != NULL) {
+        struct gone *next = gone->next;
+        if (s->fabric != NULL) cairn_fabric_region_drop(gone->region.shown);
+        unmap(gone->region);
+        free(gone);
+        gone = next;
+    }
+}
+
+static void forget_gone(struct session *s)
+{
+    while (s->regions_gone != NULL) {
+        struct gone *gone = s->regions_gone;
+        s->regions_gone = gone->next;
+        unmap(gone->region);
+        free(gone);
+    }
+}
+
 void cairn_memory_close(struct session *s)
 {
     for (bool more = true; more;) {
@@ -104,6 +145,7 @@ void cairn_memory_close(struct session *s)
 void cairn_memory_release(struct session *s)
 {
     cairn_memory_close(s);
+    forget_gone(s);
     free(s->regions);
 }
 
@@ -186,6 +228,7 @@ cairn_status cairn_alloc(cairn *handle, size_t bytes, int device, void **out)
     if (status == CAIRN_OK) status = judge_bytes(bytes);
     if (status == CAIRN_OK) status = map(bytes, &region);
     if (status == CAIRN_OK && (status = add(s, region)) != CAIRN_OK) unmap(region);
+    if (status == CAIRN_OK) cairn_session_kick(s);
     if (status == CAIRN_OK) *out = region.base;
     cairn_handle_put(handle);
     return status;
@@ -194,13 +237,22 @@ cairn_status cairn_alloc(cairn *handle, size_t bytes, int device, void **out)
 static cairn_status free_inside(struct session *s, const void *ptr)
 {
     size_t at;
-    struct region freed = { .base = NULL };
+    struct gone *gone = malloc(sizeof *gone);
+    if (gone == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     pthread_mutex_lock(&s->lock);
     const struct region *region = find(s, ptr, &at);
     const bool ours = region != NULL && region->base == ptr;
     const uint32_t loans = ours ? region->loans : 0;
-    if (ours && loans == 0) freed = take_out(s, at);
+    const bool freed = ours && loans == 0, shown = freed && region->shown != NULL;
+    if (freed) *gone = (struct gone) { .next = s->regions_gone, .region = take_out(s, at) };
+    if (shown) s->regions_gone = gone;
     pthread_mutex_unlock(&s->lock);
+    if (shown) {
+        cairn_session_kick(s);
+        return CAIRN_OK;
+    }
+    if (freed) unmap(gone->region);
+    free(gone);
     if (!ours)
         return cairn_client_fail(CAIRN_ERR_INVALID,
                                  "%p is not memory of cairn_alloc, or was freed already", ptr);
@@ -209,7 +261,6 @@ static cairn_status free_inside(struct session *s, const void *ptr)
                                  "%u operations have this memory on loan; wait for them first "
                                  "(cairn_wait, cairn_commit)",
                                  (unsigned)loans);
-    unmap(freed);
     return CAIRN_OK;
 }
 

@@ -4,11 +4,14 @@
 
 #include "client/session.h"
 
-/* If the `bytes` at ptr are in a region, it is on loan until cairn_memory_return(*lent_out); if they are not,
- * *lent_out is NULL. CAIRN_ERR_INVALID: they reach beyond the region's end. */
+/* If the `bytes` at ptr are in a region, it is on loan until cairn_memory_return(*lent_out); if they are
+ * not, *lent_out is NULL. CAIRN_ERR_INVALID: they reach beyond the region's end. */
 cairn_status cairn_memory_lend(struct session *s, const void *ptr, size_t bytes,
                                const void **lent_out) CAIRN_MUST_CHECK;
 void cairn_memory_return(struct session *s, const void *lent); /* NULL is fine */
+/* Loop thread: tells the fabric of new regions, so that what is pushed from them is read where it lies,
+ * and of those that are freed. */
+void cairn_memory_show(struct session *s);
 /* The session is closed: regions go, those on loan with their last loan. */
 void cairn_memory_close(struct session *s);
 /* With the session. */

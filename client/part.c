@@ -197,13 +197,16 @@ static void on_sent(void *arg, cairn_status status)
     cairn_part_loan_back(arg);
 }
 
-static void count_bytes(struct part *part, size_t bytes)
+void cairn_part_count(const struct part *part, bool shared)
 {
     struct session *s = part->job->session;
+    struct cairn_stats *stats = &part->job->stats;
     pthread_mutex_lock(&s->lock);
-    if (part->kind == CAIRN_CHUNK_PUSH) part->job->stats.pushed_bytes += bytes;
-    if (part->kind == CAIRN_CHUNK_PUT) part->job->stats.put_bytes += bytes;
-    if (part->kind == CAIRN_CHUNK_FETCH) part->job->stats.fetched_bytes += bytes;
+    if (part->kind == CAIRN_CHUNK_PUSH) stats->pushed_bytes += part->byte_count;
+    if (part->kind == CAIRN_CHUNK_PUT) stats->put_bytes += part->byte_count;
+    if (part->kind == CAIRN_CHUNK_FETCH) stats->fetched_bytes += part->byte_count;
+    if (shared && part->kind == CAIRN_CHUNK_PUSH) stats->shared_pushed_bytes += part->byte_count;
+    if (shared && part->kind == CAIRN_CHUNK_FETCH) stats->shared_fetched_bytes += part->byte_count;
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -233,7 +236,7 @@ cairn_status cairn_part_send(struct part *part, struct cairn_chunk_header *heade
                                           has_payload ? on_sent : NULL, part);
     if (status != CAIRN_OK) return status;
     if (has_payload) cairn_part_loan(part);
-    count_bytes(part, part->byte_count);
+    cairn_part_count(part, cairn_link_shares(&part->job->shards[part->shard]));
     return CAIRN_OK;
 }
 

@@ -14,6 +14,7 @@
 
 #include "client/env.h"
 #include "client/handle.h"
+#include "client/mapped.h"
 #include "client/memory.h"
 #include "client/struct.h"
 
@@ -97,6 +98,7 @@ static void close_fabric(struct session *s)
 {
     if (s->fabric == NULL) return;
     cairn_fabric_poll_close(&s->poll, NULL, NULL);
+    cairn_mapped_release(s);
     cairn_fabric_close(s->fabric);
     s->fabric = NULL;
 }
@@ -124,6 +126,8 @@ static void on_kick(uv_async_t *kick)
 {
     struct session *s = kick->data;
     if (s->ended) return; // set by this thread
+    cairn_memory_show(s);
+    cairn_mapped_sweep(s);
     cairn_control_run(s);
     if (s->stopping && s->jobs != NULL && cairn_client_now_ms() >= s->stop_by_ms) {
         close_fabric(s);
@@ -198,6 +202,8 @@ static cairn_status open_fabric(struct session *s, const struct cairn_env_report
     const struct cairn_fabric_options options = {
         .on_message = cairn_link_on_message,
         .on_message_arg = s,
+        .on_mapping = cairn_mapped_on_mapping,
+        .on_mapping_gone = cairn_mapped_on_gone,
         .max_payload = CAIRN_CHUNK_PAYLOAD_MAX,
         .net_devices = device[0] != 0 ? device : NULL,
         .hub = s->hub,

@@ -1,7 +1,7 @@
 /* The client's inside: read this first.
  *
- * A session has one thread of its own that runs a libuv loop: the control connection to the coordinator, the
- * fabric, timers. The caller's threads never touch those. They meet at one lock:
+ * A session has one thread of its own that runs a libuv loop: the control connection to the coordinator,
+ * the fabric, timers. The caller's threads never touch those. They meet at one lock:
  *
  *   asks      control requests of the caller's threads. A thread adds one and sleeps; the loop thread sends
  *             it when the connection stands and its job is attached, sends it again after a reconnect, and
@@ -159,6 +159,9 @@ struct shard_link {
     uint64_t retry_at_ms;
     uint32_t retry_delay_ms;
     struct cairn_shard_map map;
+    uint64_t
+        *published_at; /* owned: [map.extent_count] in the shard's copies; of mapped.c; or NULL */
+    uint64_t published_bytes;                  /* of a copy, once published_at is there */
     struct cairn_chunk_header grant;           /* the last one; kind 0: none on this connection */
     struct part *first_waiting, *last_waiting; /* puts and fetches to send */
     uint32_t in_flight;                        /* puts and fetches unanswered */
@@ -277,6 +280,7 @@ struct session {
     uint64_t away_since_ms;
     struct region *regions; /* [region_count] of region_capacity, by address; of memory.c */
     size_t region_count, region_capacity;
+    struct gone *regions_gone; /* freed, and still known to the fabric; of memory.c */
     bool memory_closed;
     uint32_t prefetch_units; /* constant */
 
@@ -291,6 +295,7 @@ struct session {
     uint32_t heartbeat_ms, lease_ms;
     uint64_t heard_ms, spoke_ms, welcome_ms;
     uint64_t coordinator_incarnation;
+    struct published *published; /* copies of shards of this host; of mapped.c */
     bool was_given_up; /* the coordinator that lost the connection is the one that is back */
 };
 
@@ -357,6 +362,8 @@ bool cairn_client_tiles_on_error(struct session *s, uint32_t request, cairn_stat
 /* ---- link.c: endpoints to shards, loop thread ---- */
 void cairn_link_tick(struct shard_link *link, uint64_t now_ms);
 void cairn_link_close(struct shard_link *link);
+/* What goes to it goes through memory that both ends have. */
+bool cairn_link_shares(const struct shard_link *link);
 /* Gives the connection up and begins anew; everything unanswered is asked again. */
 void cairn_link_restart(struct shard_link *link);
 /* CAIRN_OK: taken by the fabric. on_sent may be NULL without payload. */
@@ -386,6 +393,8 @@ cairn_status cairn_part_open(struct part *part) CAIRN_MUST_CHECK;
 void cairn_part_arrived(struct part *part);
 void cairn_part_loan(struct part *part);
 void cairn_part_loan_back(struct part *part);
+/* Its bytes go into the job's statistics; `shared`: through memory that both ends have. */
+void cairn_part_count(const struct part *part, bool shared);
 /* Where a put, push or fetch stands: the shard and chunk that are next, past those of which the piece has
  * nothing. False: it is cut whole. */
 bool cairn_command_chunk(struct command *command, uint32_t *shard_out, uint64_t *chunk_out);

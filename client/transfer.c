@@ -2,10 +2,12 @@
  * Loop thread. */
 #include <assert.h>
 
+#include "client/mapped.h"
 #include "client/session.h"
 
-#define DAMAGED_MAX   16 /* then the way there is broken, and it is said */
-#define IN_FLIGHT_MAX 8  /* chunks unanswered by one shard; it holds at most twice as many for us */
+#define DAMAGED_MAX   16                /* then the way there is broken, and it is said */
+#define COPIED_MAX    ((size_t)8 << 20) /* bytes out of mapped memory, before others have their turn */
+#define IN_FLIGHT_MAX 8 /* chunks unanswered by one shard; it holds at most twice as many for us */
 
 static void enqueue(struct shard_link *link, struct part *part)
 {
@@ -46,6 +48,15 @@ void cairn_transfer_pump(struct shard_link *link)
     }
 }
 
+/* A fetch whose data this host has. */
+static bool copy_here(struct part *part, const struct piece *piece)
+{
+    if (part->kind != CAIRN_CHUNK_FETCH || !cairn_mapped_read(part, piece)) return false;
+    cairn_part_count(part, true);
+    cairn_part_end(part, CAIRN_OK);
+    return true;
+}
+
 bool cairn_transfer_run(struct command *command)
 {
     struct job *job = command->job;
@@ -53,13 +64,20 @@ bool cairn_transfer_run(struct command *command)
     uint64_t chunk;
     if (cairn_command_refused(command)) return true;
     cairn_status status = CAIRN_OK;
+    size_t copied = 0;
     for (; status == CAIRN_OK && cairn_command_chunk(command, &shard, &chunk);
          command->next_chunk++) {
+        if (copied >= COPIED_MAX) { // messages are to be answered meanwhile
+            cairn_session_kick(job->session);
+            return false;
+        }
         struct part *part = cairn_part_new(job, command, shard, chunk);
-        if (part != NULL)
-            enqueue(&job->shards[shard], part);
-        else
+        if (part == NULL)
             status = CAIRN_ERR_NO_MEMORY;
+        else if (copy_here(part, &command->piece))
+            copied += part->byte_count;
+        else
+            enqueue(&job->shards[shard], part);
     }
     for (uint32_t i = 0; i < job->shard_count; i++) cairn_transfer_pump(&job->shards[i]);
     cairn_op_part_end(command->op, status, NULL);

@@ -328,6 +328,9 @@ struct cairn_stats {
     uint64_t prefetches_dropped; /* for lack of room in the window, or of memory */
     /* Copies, now and at most: chunks of memory with strides; tensors given by aliases of boxes. */
     uint64_t packed_bytes, packed_bytes_peak, assembled_bytes, assembled_bytes_peak;
+    uint64_t maps_lent; /* units mapped where shards of this host published them */
+    /* Of pushed_bytes and fetched_bytes: through memory that this process shares with shards. */
+    uint64_t shared_pushed_bytes, shared_fetched_bytes;
 };
 
 /* A tensor of a unit that cairn_map gathered: dense, row-major, aligned to 64 bytes, read only. */
@@ -461,10 +464,9 @@ struct cairn_amend {
  * handle of the job, the caller's too, has CAIRN_ERR_FENCED, because its tensors are others: close it and
  * open it again. A worker whose spec is that of before may go on with it, and may push and fetch the new
  * tensors as well; to what it does not push it contributes nothing. One that lists the new tensors may leave
- * their init out. CAIRN_ERR_BUSY: a snapshot or digest is being
- * taken. CAIRN_ERR_NOT_READY: a shard is away. CAIRN_ERR_NO_MEMORY: a shard has no room for the old and the
- * new part beside each other, with the numbers. After these the job goes on as it was; after
- * CAIRN_ERR_TIMEOUT it may still be amended. */
+ * their init out. CAIRN_ERR_BUSY: a snapshot or digest is being taken. CAIRN_ERR_NOT_READY: a shard is away.
+ * CAIRN_ERR_NO_MEMORY: a shard has no room for the old and the new part beside each other, with the numbers.
+ * After these the job goes on as it was; after CAIRN_ERR_TIMEOUT it may still be amended. */
 CAIRN_EXPORT cairn_status cairn_job_amend(cairn_job *job, const struct cairn_amend *amend,
                                           int timeout_ms) CAIRN_CHECKED;
 
@@ -594,7 +596,8 @@ CAIRN_EXPORT cairn_status cairn_map(cairn_job *job, struct cairn_version version
                                     struct cairn_view *views, size_t *view_count,
                                     cairn_op **op_out) CAIRN_CHECKED;
 /* Gives one cairn_map back, by any of its views. The memory goes when nobody has it on loan, unless it was
- * prefetched again since. CAIRN_ERR_INVALID: it is not on loan. stream: NULL. */
+ * prefetched again since. CAIRN_ERR_INVALID: it is not on loan. CAIRN_ERR_VERSION_GONE: given back, but a
+ * later version took its memory meanwhile (never in the round whose version it is). stream: NULL. */
 CAIRN_EXPORT cairn_status cairn_unmap(cairn_job *job, const struct cairn_view *view,
                                       void *stream) CAIRN_CHECKED;
 

@@ -47,7 +47,8 @@ START_TEST(it_is_whole_pages_of_zeros)
     memset(ptr, 1, 8192);
     toy_good(cairn_free(session, other));
     toy_good(cairn_free(session, ptr));
-    ck_assert_int_eq(mapped(), 0);
+    while (mapped() > 0)
+        usleep(1000); // the library's own thread lets it go; the test's timeout ends it
 }
 END_TEST
 
