@@ -288,7 +288,7 @@ static const struct {
     { { "job" }, { "needs a verb", "see cairn job --help" } },
     { { "jbo", "list" }, { "no subcommand \"jbo\"", "see cairn --help" } },
     { { "job", "juggle", "x" }, { "no subcommand \"job juggle\"", "see cairn job --help" } },
-    { { "local", "--shards", "0" }, { "--shards 0", "1 to 64" } },
+    { { "local", "--shards", "65" }, { "--shards 65", "1 to 64" } },
 };
 enum { USAGE_CASES = sizeof usage_cases / sizeof *usage_cases };
 
