@@ -46,7 +46,7 @@ done
 of step step --params 300K --tensors 4 --workers 1 --shards 1 --wire f32
 trace=$(mktemp)
 trap 'rm -f "$trace"' EXIT
-"$cairn" bench step --params 1M --tensors 16 --backward 300 --timeline "$trace" --seconds 0.01 -o json |
+"$cairn" bench step --params 1M --tensors 32 --backward 400 --timeline "$trace" --seconds 0.01 -o json |
     python3 - "$trace" 3<&0 <<'PYTHON' || fail "cairn bench step --timeline"
 import json, os, sys
 result = json.load(os.fdopen(3))
