@@ -76,10 +76,10 @@ static uint64_t bytes_needed(const struct step_bench *bench)
     return elems * (bench->workers * worker + SHARD_BYTES);
 }
 
-/* By CAIRN_PATH it is told to the library. */
+/* By CAIRN_FABRIC it is told to the library. */
 static bool is_path(const char *name)
 {
-    static const char *const paths[] = { "auto", "ucx" };
+    static const char *const paths[] = { "auto", "mapped", "ucx" };
     for (size_t i = 0; name != NULL && i < sizeof paths / sizeof *paths; i++)
         if (strcmp(name, paths[i]) == 0) return true;
     return name == NULL;
@@ -96,7 +96,8 @@ static int judge(const struct step_bench *bench)
         return cairn_ctl_fail(CAIRN_ERR_INVALID, "--tensors %u: 1 to %d is allowed",
                               bench->plan.model.tensors, CAIRN_BENCH_TENSORS_MAX);
     if (!is_path(ctl->path))
-        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--path %s: auto and ucx are allowed", ctl->path);
+        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--path %s: auto, mapped and ucx are allowed",
+                              ctl->path);
     const uint64_t needed = bytes_needed(bench), there = cairn_bench_memory_bytes();
     if (ctl->endpoint == NULL && needed > there)
         return cairn_ctl_fail(CAIRN_ERR_NO_MEMORY,
@@ -147,6 +148,7 @@ static int run_there(struct local *local, void *context)
 {
     struct step_bench *bench = context;
     int done = 1;
+    if (bench->ctl->path != NULL) setenv("CAIRN_FABRIC", bench->ctl->path, 1);
     if (cairn_bench_crew_start(&bench->crew, local, bench->workers, cairn_bench_step_work,
                                &bench->plan))
         done = cairn_bench_alternate(bench->result, bench->ctl->bench.seconds, run_step, run_copy,
@@ -193,7 +195,6 @@ int cairn_bench_step(struct ctl *ctl)
     bench.plan.spans = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (bench.plan.spans == MAP_FAILED) return cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory");
     bench.plan.rounds = (uint64_t *)(void *)((char *)bench.plan.spans + spans_bytes);
-    if (ctl->path != NULL) setenv("CAIRN_PATH", ctl->path, 1);
     done = cairn_local_run(&local, run_there, &bench);
     munmap(bench.plan.spans, bytes);
     if (done >= 0) return done;
