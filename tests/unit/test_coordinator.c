@@ -231,6 +231,35 @@ START_TEST(a_worker_that_dies_voids_the_open_round_for_the_others)
 }
 END_TEST
 
+START_TEST(a_worker_whose_memory_a_shard_cannot_read_is_put_out)
+{
+    fake_shards_up(&fake, 2);
+    fake.shards[0].holds_reduced = fake.shards[1].holds_reduced = true;
+    struct fake_peer w0 = worker("w0"), w1 = worker("w1");
+    const uint64_t job = fake_attach(&fake, &w0, 10, 0, 1);
+    fake_attach(&fake, &w1, 11, 1, 1);
+    fake_init(&fake, &w0, job);
+    const uint64_t round = fake_begin(&fake, &w0, job);
+    const uint32_t request = ask_commit(&w0, job, round);
+    Cairn__MemberFault fault = CAIRN__MEMBER_FAULT__INIT;
+    fault.job = job;
+    fault.member = 11;
+    fault.text = (char *)(uintptr_t) "the memory of w1 cannot be read";
+    fake_send(&fake.shards[1].peer, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base);
+    Cairn__RoundResult *result = (Cairn__RoundResult *)fake_expect(&fake, &w0,
+                                                                   CAIRN_MSG_ROUND_RESULT, request);
+    ck_assert_int_eq(result->status, CAIRN_ERR_EPOCH_CHANGED);
+    ck_assert_ptr_nonnull(strstr(result->text, "cannot be read"));
+    cairn_message_free(&result->base);
+    fake_expect_error(&fake, &w1, 0, CAIRN_ERR_NO_MEMORY, "cannot be read");
+    fake_send(&fake.shards[1].peer, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base); // it is gone already
+    fake.shards[0].holds_reduced = fake.shards[1].holds_reduced = false;
+    ck_assert_uint_eq(one_round(&w0, job), 1);
+    fake_peer_close(&w0);
+    fake_peer_close(&w1);
+}
+END_TEST
+
 START_TEST(a_second_worker_of_a_rank_fences_the_older)
 {
     uint64_t job;
@@ -623,6 +652,7 @@ int main(void)
     tcase_add_test(tc, missing_tensors_are_named_to_the_source);
     tcase_add_test(tc, a_worker_that_is_not_the_source_waits_for_the_seal);
     tcase_add_test(tc, a_worker_that_dies_voids_the_open_round_for_the_others);
+    tcase_add_test(tc, a_worker_whose_memory_a_shard_cannot_read_is_put_out);
     tcase_add_test(tc, a_second_worker_of_a_rank_fences_the_older);
     tcase_add_test(tc, the_same_session_may_open_again);
     tcase_add_test(tc, a_silent_worker_loses_its_lease);

@@ -1,0 +1,231 @@
+/* One host: gradients are folded where the worker has them, parameters are read where the shards publish them. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cairn.h>
+
+#include "tests/support/cluster.h"
+
+enum { WAIT_MS = 20000, SHARDS = 3, TENSORS = 3, ELEMS_MAX = 700 * 311 };
+
+/* Cut in the middle of pages, small, and bf16. */
+static const struct cairn_tensor model[TENSORS] = {
+    { .struct_size = sizeof model[0],
+      .name = "big",
+      .unit = "u",
+      .rank = 2,
+      .shape = { 700, 311 },
+      .init = { CAIRN_INIT_NORMAL, 0, 1, 1 } },
+    { .struct_size = sizeof model[0],
+      .name = "half",
+      .unit = "u",
+      .rank = 2,
+      .shape = { 311, 500 },
+      .wire = CAIRN_BF16,
+      .init = { CAIRN_INIT_NORMAL, 0, 1, 2 } },
+    { .struct_size = sizeof model[0],
+      .name = "small",
+      .unit = "v",
+      .rank = 1,
+      .shape = { 77 },
+      .init = { CAIRN_INIT_ONES } },
+};
+
+static struct cluster cluster;
+static struct cluster_said said;
+static cairn *session;
+static cairn_job *job;
+
+#define good(call)                                                              \
+    do {                                                                        \
+        const cairn_status good_status = (call);                                \
+        ck_assert_msg(good_status == CAIRN_OK, "%s: %s", #call, cairn_error()); \
+    } while (0)
+
+static size_t elems_of(int t)
+{
+    return (size_t)model[t].shape[0] * (model[t].rank > 1 ? (size_t)model[t].shape[1] : 1);
+}
+
+static void open_job(const char *name, const char *fabric)
+{
+    const struct cairn_opts opts = { .struct_size = sizeof opts,
+                                     .endpoint = cluster.address,
+                                     .fabric = fabric };
+    struct cairn_group adamw = CAIRN_GROUP_INIT;
+    adamw.weight_decay = 0.1;
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = model,
+                                         .tensor_count = TENSORS,
+                                         .groups = &adamw,
+                                         .group_count = 1,
+                                         .chunk_leaves = 4 };
+    good(cairn_open(&opts, &session));
+    good(cairn_job_open(session, name, &spec, CAIRN_WORKER, WAIT_MS, &job));
+    good(cairn_init_done(job, NULL, WAIT_MS));
+}
+
+static void set_up(void)
+{
+    cluster_start(&cluster, SHARDS, NULL);
+}
+
+static void tear_down(void)
+{
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+
+static void fill(float *to, int t, unsigned seed)
+{
+    for (size_t i = 0; i < elems_of(t); i++)
+        to[i] = (float)((i * 2654435761u + seed * 97u + (unsigned)t) % 2001) / 1000 - 1;
+}
+
+/* Gradients out of memory of the library (or of malloc). */
+static struct cairn_version train(int steps, bool allocated)
+{
+    struct cairn_result result = { .struct_size = sizeof result };
+    float *memory[TENSORS];
+    for (int t = 0; t < TENSORS; t++) {
+        void *room = NULL;
+        if (allocated) good(cairn_alloc(session, elems_of(t) * sizeof(float), -1, &room));
+        memory[t] = allocated ? room : malloc(elems_of(t) * sizeof(float));
+    }
+    for (int step = 0; step < steps; step++) {
+        struct cairn_round round = { .struct_size = sizeof round };
+        good(cairn_round_begin(job, WAIT_MS, &round));
+        for (int t = 0; t < TENSORS; t++) {
+            fill(memory[t], t, (unsigned)round.step);
+            const struct cairn_mem mem = { .struct_size = sizeof mem,
+                                           .ptr = memory[t],
+                                           .dtype = CAIRN_F32 };
+            good(cairn_push(job, &round, 0, model[t].name, NULL, &mem, NULL));
+        }
+        good(cairn_commit(job, &round, 1, NULL, 0, WAIT_MS, &result));
+        ck_assert(result.applied);
+    }
+    for (int t = 0; t < TENSORS; t++) {
+        if (allocated) good(cairn_free(session, memory[t])); // nobody has it on loan
+        if (!allocated) free(memory[t]);
+    }
+    return result.version;
+}
+
+static void digest(const char *name, char *out, size_t bytes)
+{
+    cluster_cli(&cluster, &said, "job", "digest", "-q", name, NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    snprintf(out, bytes, "%.200s", said.out);
+}
+
+static struct cairn_stats stats(void)
+{
+    struct cairn_stats out = { .struct_size = sizeof out };
+    good(cairn_job_stats(job, &out));
+    return out;
+}
+
+START_TEST(every_way_makes_the_same_bits)
+{
+    static const struct {
+        const char *name, *fabric;
+        bool allocated;
+    } ways[] = { { "a", "ucx", false }, { "b", "auto", false }, { "c", "auto", true } };
+    char roots[3][512];
+    for (int i = 0; i < 3; i++) {
+        open_job(ways[i].name, ways[i].fabric);
+        train(5, ways[i].allocated);
+        digest(ways[i].name, roots[i], sizeof roots[i]);
+        const struct cairn_stats s = stats();
+        const bool shared = strcmp(ways[i].fabric, "auto") == 0;
+        ck_assert_uint_eq(s.shared_pushed_bytes, shared ? s.pushed_bytes : 0);
+        ck_assert_str_eq(roots[i], roots[0]);
+        if (i < 2) cairn_close(session);
+    }
+}
+END_TEST
+
+/* A unit of tensors that lie on several shards, as one piece each. */
+static size_t map(struct cairn_version version, const char *unit, struct cairn_view *views)
+{
+    size_t count = TENSORS;
+    cairn_op *op;
+    views[0].struct_size = sizeof views[0];
+    good(cairn_map(job, version, unit, views, &count, &op));
+    good(cairn_wait(op, WAIT_MS));
+    return count;
+}
+
+START_TEST(a_map_lends_what_the_shards_published)
+{
+    static uint8_t fetched[ELEMS_MAX * 4];
+    struct cairn_view views[TENSORS];
+    open_job("m", "auto");
+    const struct cairn_version version = train(2, true);
+    ck_assert_uint_eq(map(version, "u", views), 2);
+    for (int t = 0; t < 2; t++) {
+        const struct cairn_mem mem = { .struct_size = sizeof mem,
+                                       .ptr = fetched,
+                                       .dtype = views[t].dtype };
+        cairn_op *op;
+        good(cairn_fetch(job, version, views[t].tensor, NULL, NULL, &mem, &op));
+        good(cairn_wait(op, WAIT_MS));
+        ck_assert_mem_eq(views[t].ptr, fetched,
+                         elems_of(t) * (views[t].dtype == CAIRN_BF16 ? 2 : 4));
+    }
+    const struct cairn_stats s = stats();
+    ck_assert_uint_eq(s.maps_lent, 1);
+    ck_assert_uint_eq(s.mapped_bytes_peak, 0); // nothing was gathered
+    ck_assert_uint_eq(s.shared_fetched_bytes, s.fetched_bytes);
+    good(cairn_unmap(job, &views[1], NULL));
+}
+END_TEST
+
+START_TEST(a_map_that_a_later_version_took_says_so_when_it_is_given_back)
+{
+    struct cairn_view views[TENSORS], later[TENSORS];
+    open_job("m", "auto");
+    const struct cairn_version version = train(1, false);
+    map(version, "u", views);
+    map(train(1, false), "v",
+        later); // the version before is kept while its round's successor is open
+    good(cairn_unmap(job, &later[0], NULL));
+    train(2, false);
+    ck_assert_int_eq(cairn_unmap(job, &views[0], NULL), CAIRN_ERR_VERSION_GONE);
+    ck_assert_int_eq(cairn_unmap(job, &views[0], NULL), CAIRN_ERR_INVALID);
+    map((struct cairn_version) { version.generation, version.step + 3 }, "u", views);
+    good(cairn_unmap(job, &views[0], NULL));
+}
+END_TEST
+
+START_TEST(a_job_that_is_closed_takes_its_maps_along)
+{
+    struct cairn_view views[TENSORS];
+    open_job("m", "auto");
+    map(train(1, true), "u", views);
+    cairn_job_close(job);
+    ck_assert_int_eq(cairn_unmap(job, &views[0], NULL), CAIRN_ERR_HANDLE);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("mapped");
+    TCase *cases = tcase_create("mapped");
+    tcase_set_timeout(cases, 60);
+    tcase_add_checked_fixture(cases, set_up, tear_down);
+    tcase_add_test(cases, every_way_makes_the_same_bits);
+    tcase_add_test(cases, a_map_lends_what_the_shards_published);
+    tcase_add_test(cases, a_map_that_a_later_version_took_says_so_when_it_is_given_back);
+    tcase_add_test(cases, a_job_that_is_closed_takes_its_maps_along);
+    suite_add_tcase(suite, cases);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
