@@ -1,4 +1,5 @@
-/* One host: gradients are folded where the worker has them, parameters are read where the shards publish them. */
+/* One host: gradients are folded where the worker has them, parameters are read where the shards publish
+ * them. */
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
