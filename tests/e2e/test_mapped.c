@@ -32,7 +32,7 @@ static const struct cairn_tensor model[TENSORS] = {
       .unit = "v",
       .rank = 1,
       .shape = { 77 },
-      .init = { CAIRN_INIT_ONES } },
+      .init = { CAIRN_INIT_ONES, 0, 0, 0 } },
 };
 
 static struct cluster cluster;
