@@ -34,6 +34,7 @@ enum {
     CTL_TAKES_WAY = 1u << 15, /* --path */
     CTL_TAKES_ONLY = 1u << 16,
     CTL_TAKES_TIMELINE = 1u << 17, /* --timeline, --backward */
+    CTL_TAKES_CHUNK = 1u << 18,
     CTL_BENCHES = CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS,
     CTL_ASKS = CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT,
     CTL_LISTS = CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET
@@ -41,7 +42,7 @@ enum {
 
 /* What a bench is asked to do; 0 and NULL: not given, the bench's default. */
 struct ctl_bench {
-    uint64_t params;
+    uint64_t params, chunk;
     uint32_t workers, threads, tensors;
     double seconds;
     const char *wire;     /* "f32" or "bf16" */

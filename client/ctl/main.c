@@ -56,6 +56,10 @@ static const struct subcommand subcommands[] = {
       "raw TCP",
       0, 0, CTL_BENCHES | CTL_TAKES_ENDPOINT | CTL_TAKES_SHARDS | CTL_TAKES_WORKERS,
       cairn_bench_latency },
+    { "bench", "fabric", "",
+      "pushes and fetches between two processes, as the fabric moves them, against raw UCX or "
+      "memcpy",
+      0, 0, CTL_BENCHES | CTL_TAKES_WAY | CTL_TAKES_CHUNK, cairn_bench_fabric },
     { "bench", "step", "",
       "a step of worker processes: push, update, fetch; in a cluster of its own or in yours, "
       "against "

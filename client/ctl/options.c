@@ -28,6 +28,7 @@ enum {
     OPT_ONLY,
     OPT_TIMELINE,
     OPT_BACKWARD,
+    OPT_CHUNK,
     OPT_HELP,
     OPT_VERSION
 };
@@ -95,6 +96,10 @@ static const struct {
       CTL_TAKES_TIMELINE,
       "--backward MS",
       "gradients become ready one after the other during that time (0: at once)" },
+    { { "chunk", 1, 0, OPT_CHUNK },
+      CTL_TAKES_CHUNK,
+      "--chunk BYTES",
+      "of a message (1048576), at most 4194304" },
     { { "seconds", 1, 0, OPT_SECONDS },
       CTL_TAKES_SECONDS,
       "--seconds N",
@@ -224,6 +229,7 @@ static int take(struct ctl *ctl, int option)
     case OPT_WIRE: return parse_wire(ctl, optarg);
     case OPT_TIMELINE: ctl->bench.timeline = optarg; return -1;
     case OPT_BACKWARD: return parse_milliseconds("backward", optarg, &ctl->bench.backward_ms);
+    case OPT_CHUNK: return parse_count("chunk", optarg, 4 << 20, &ctl->bench.chunk);
     case OPT_ONLY: ctl->bench.only = optarg; return -1;
     case OPT_ENDPOINT_FILE: ctl->endpoint_file = optarg; return -1;
     case OPT_KEEP: ctl->keep = optarg; return -1;

@@ -43,6 +43,10 @@ parts=$("$cairn" bench latency --seconds 0.01 -o json |
 for part in begin grant reduce decide update result push_to_ack p99; do
     [[ $parts == *$part* ]] || fail "the parts of an empty step are $parts, without $part"
 done
+of fabric fabric
+of fabric fabric --path mapped --chunk 262144
+out=$(PATH=/nonexistent "$cairn" bench fabric --chunk 4194304 --seconds 0.01)
+[[ $out == *"raw TCP"* ]] || fail "without ucx_perftest the reference is not raw TCP: $out"
 of step step --params 300K --tensors 4 --workers 1 --shards 1 --wire f32
 trace=$(mktemp)
 trap 'rm -f "$trace"' EXIT
@@ -64,6 +68,9 @@ PYTHON
 refuses latency --threads 2
 refuses latency --workers 1000
 refuses latency --timeline x
+refuses fabric --path carrier-pigeon
+refuses fabric --chunk 4194305
+refuses fabric --chunk 3
 refuses step --path carrier-pigeon
 refuses step --tensors 100000
 refuses step --backward -1

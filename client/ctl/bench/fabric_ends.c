@@ -1,0 +1,458 @@
+/* The worker's end and the shard's: fabric_ends.h. */
+#include "client/ctl/bench/fabric_ends.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include <uv.h>
+
+#include "client/ctl/bench/bench.h"
+#include "proto/loop/fabric_poll.h"
+#include "proto/wire/chunk.h"
+#include "proto/wire/tensor.h"
+
+#define SLOTS      (2 * CAIRN_BENCH_WINDOW)
+#define STALLED_MS 10000 /* without a chunk: it will not come any more */
+#define JOB        1
+#define MEMBER     1
+
+/* A chunk under way: of the worker's end, or a slot or reply of the shard's. */
+struct flight {
+    struct end *end;
+    struct cairn_chunk_header header;
+    uint8_t *bytes; /* borrowed: of the landing area */
+    bool lent;      /* the fabric has its memory */
+    bool answered;
+    struct flight *next; /* of the free ones */
+};
+
+/* One process. */
+struct end {
+    uv_loop_t loop;
+    struct cairn_fabric *fabric;
+    struct cairn_fabric_poll poll;
+    struct cairn_fabric_peer *peer;
+    struct cairn_fabric_region *region;
+    bool is_shard, is_mapped, is_lost;
+    size_t chunk_bytes, area_chunks;
+    /* owned: mapped */
+    uint8_t *area,
+        *landing; /* [area_chunks] chunks in shared memory; the same, or [SLOTS] of the shard */
+    uint64_t *checksums; /* shard: [area_chunks], 0: not asked for yet */
+    struct flight flights[SLOTS];
+    struct flight *free;
+    /* worker: the run */
+    uint64_t asked, done, wanted, stalled_at;
+    uint8_t kind;
+    uv_timer_t stall; /* ends a run in which nothing comes */
+};
+
+struct cairn_bench_ends {
+    struct end worker;
+    pid_t shard;
+    int line; /* to the shard's process: addresses, then its end says that we are gone */
+};
+
+/* ---- both ---- */
+
+static struct flight *take(struct end *end)
+{
+    struct flight *flight = end->free;
+    if (flight != NULL) end->free = flight->next;
+    return flight;
+}
+
+static void give(struct flight *flight)
+{
+    flight->next = flight->end->free;
+    flight->end->free = flight;
+}
+
+static bool send_header(struct flight *flight, const void *payload, cairn_fabric_done_fn *on_sent)
+{
+    uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
+    cairn_chunk_encode(&flight->header, bytes);
+    flight->lent = payload != NULL;
+    const size_t payload_bytes = payload != NULL ? (size_t)flight->header.payload_bytes : 0;
+    const cairn_status status = cairn_fabric_send(flight->end->peer, bytes, sizeof bytes, payload,
+                                                  payload_bytes, on_sent, flight);
+    if (status != CAIRN_OK) flight->end->is_lost = true;
+    return status == CAIRN_OK;
+}
+
+static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
+{
+    struct end *end = arg;
+    (void)peer, (void)why;
+    end->is_lost = true;
+    uv_stop(&end->loop);
+}
+
+/* ---- the shard ---- */
+
+static void answer(struct flight *flight, uint8_t kind)
+{
+    flight->header.kind = kind;
+    flight->header.payload_bytes = flight->header.checksum = 0;
+    flight->header.dtype = 0;
+    send_header(flight, NULL, NULL);
+}
+
+static void judge_push(struct flight *flight, const void *bytes)
+{
+    const size_t byte_count = (size_t)flight->header.payload_bytes;
+    const bool whole = cairn_chunk_checksum(bytes, byte_count) == flight->header.checksum;
+    answer(flight, whole ? CAIRN_CHUNK_ACK : CAIRN_CHUNK_NAK);
+    give(flight);
+}
+
+static void on_landed(void *arg, cairn_status status)
+{
+    struct flight *flight = arg;
+    if (status == CAIRN_OK)
+        judge_push(flight, flight->bytes);
+    else
+        give(flight);
+}
+
+static void shard_on_push(struct flight *flight, struct cairn_fabric_message *message)
+{
+    const void *view = cairn_fabric_message_view(message);
+    if (view != NULL) {
+        judge_push(flight, view);
+        cairn_fabric_drop(message);
+    } else if (cairn_fabric_receive(message, flight->bytes, flight->end->chunk_bytes, on_landed,
+                                    flight) != CAIRN_OK) {
+        flight->end->is_lost = true;
+    }
+}
+
+static void on_reply_sent(void *arg, cairn_status status)
+{
+    (void)status;
+    give(arg);
+}
+
+static void shard_on_fetch(struct flight *flight)
+{
+    struct end *end = flight->end;
+    const size_t chunk = (size_t)flight->header.step % end->area_chunks;
+    const uint8_t *published = end->area + chunk * end->chunk_bytes;
+    const uint8_t *bytes = published;
+    if (!end->is_mapped) bytes = memcpy(flight->bytes, published, end->chunk_bytes);
+    if (end->checksums[chunk] == 0)
+        end->checksums[chunk] = cairn_chunk_checksum(bytes, end->chunk_bytes);
+    flight->header.kind = CAIRN_CHUNK_DATA;
+    flight->header.dtype = CAIRN_F32;
+    flight->header.payload_bytes = end->chunk_bytes;
+    flight->header.checksum = end->checksums[chunk];
+    send_header(flight, bytes, on_reply_sent);
+}
+
+/* ---- the worker ---- */
+
+static void pump(struct end *end);
+
+/* Answered, and the fabric has given its memory back. */
+static void finish(struct flight *flight)
+{
+    struct end *end = flight->end;
+    if (!flight->answered || flight->lent) return;
+    give(flight);
+    end->done++;
+    if (end->done == end->wanted) uv_stop(&end->loop);
+    pump(end);
+}
+
+static void on_pushed(void *arg, cairn_status status)
+{
+    struct flight *flight = arg;
+    (void)status;
+    flight->lent = false;
+    finish(flight);
+}
+
+static void ask(struct end *end, struct flight *flight)
+{
+    const uint64_t leaf_bytes = CAIRN_LEAF_ELEMS * sizeof(float);
+    const uint8_t *bytes = NULL;
+    flight->answered = false;
+    flight->header = (struct cairn_chunk_header) {
+        .kind = end->kind,
+        .plane = CAIRN_PLANE_WIRE,
+        .job = JOB,
+        .member = MEMBER,
+        .leaf_count = (uint32_t)((end->chunk_bytes + leaf_bytes - 1) / leaf_bytes),
+        .step = end->asked % end->area_chunks, // which of the area: this bench's own use of it
+        .request = (uint64_t)(flight - end->flights),
+    };
+    if (end->kind == CAIRN_CHUNK_PUSH) {
+        bytes = end->area + flight->header.step * end->chunk_bytes;
+        flight->header.dtype = CAIRN_F32;
+        flight->header.payload_bytes = end->chunk_bytes;
+        flight->header.checksum = cairn_chunk_checksum(bytes, end->chunk_bytes);
+    }
+    end->asked++;
+    send_header(flight, bytes, bytes != NULL ? on_pushed : NULL);
+}
+
+static void pump(struct end *end)
+{
+    while (end->asked < end->wanted && !end->is_lost && end->asked - end->done < CAIRN_BENCH_WINDOW)
+        ask(end, take(end)); // there are more than the window
+}
+
+static void on_received(void *arg, cairn_status status)
+{
+    struct flight *flight = arg;
+    struct end *end = flight->end;
+    const uint8_t *bytes = end->landing + flight->header.step * end->chunk_bytes;
+    flight->lent = false;
+    if (status != CAIRN_OK ||
+        cairn_chunk_checksum(bytes, end->chunk_bytes) != flight->header.checksum)
+        end->is_lost = true;
+    finish(flight);
+}
+
+static void worker_on_answer(struct end *end, const struct cairn_chunk_header *header,
+                             struct cairn_fabric_message *message)
+{
+    if (header->request >= SLOTS || (header->kind == CAIRN_CHUNK_DATA) != (message != NULL) ||
+        header->kind == CAIRN_CHUNK_NAK || header->payload_bytes > end->chunk_bytes) {
+        end->is_lost = true; // nothing here is answered so, but by a fault
+        if (message != NULL) cairn_fabric_drop(message);
+        return;
+    }
+    struct flight *flight = &end->flights[header->request];
+    flight->answered = true;
+    flight->header.checksum = header->checksum;
+    if (message == NULL) {
+        finish(flight);
+        return;
+    }
+    uint8_t *bytes = end->landing + flight->header.step * end->chunk_bytes;
+    flight->lent = true;
+    if (cairn_fabric_receive(message, bytes, end->chunk_bytes, on_received, flight) != CAIRN_OK)
+        end->is_lost = true;
+}
+
+/* ---- an end's life ---- */
+
+static void on_message(void *arg, const void *bytes, size_t size, size_t payload_bytes,
+                       struct cairn_fabric_message *message)
+{
+    struct end *end = arg;
+    struct cairn_chunk_header header;
+    struct flight *flight = NULL;
+    const bool is_ours = cairn_chunk_decode(bytes, size, payload_bytes, &header) == CAIRN_OK;
+    if (is_ours && !end->is_shard) {
+        worker_on_answer(end, &header, message);
+        return;
+    }
+    if (is_ours) flight = take(end);
+    if (flight == NULL) { // no more than the window are under way
+        end->is_lost = true;
+        if (message != NULL) cairn_fabric_drop(message);
+        return;
+    }
+    flight->header = header;
+    if (header.kind == CAIRN_CHUNK_PUSH)
+        shard_on_push(flight, message);
+    else
+        shard_on_fetch(flight);
+}
+
+static uint8_t *map_area(struct end *end, size_t bytes)
+{
+    const int fd = memfd_create("cairn-bench", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0) return NULL;
+    void *area = MAP_FAILED;
+    if (ftruncate(fd, (off_t)bytes) == 0 &&
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
+        area = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (area != MAP_FAILED)
+        for (size_t i = 0; i < bytes; i += sizeof(uint32_t)) {
+            const uint32_t word = (uint32_t)(i * 2654435761u);
+            memcpy((uint8_t *)area + i, &word, sizeof word);
+        }
+    // The descriptor is the region's; both end with the process.
+    const bool ok = area != MAP_FAILED && cairn_fabric_region_add(end->fabric, area, bytes, fd, "",
+                                                                  0, &end->region) == CAIRN_OK;
+    return ok ? area : NULL;
+}
+
+static bool make_memory(struct end *end)
+{
+    const size_t area_bytes = end->area_chunks * end->chunk_bytes;
+    const size_t bytes = end->is_shard ? SLOTS * end->chunk_bytes : area_bytes;
+    end->area = map_area(end, area_bytes);
+    end->checksums = calloc(end->area_chunks, sizeof *end->checksums);
+    end->landing = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    if (end->area == NULL || end->checksums == NULL || end->landing == MAP_FAILED) return false;
+    for (size_t i = 0; i < SLOTS; i++) {
+        end->flights[i] = (struct flight) { .end = end, .bytes = end->landing };
+        if (end->is_shard) end->flights[i].bytes += i * end->chunk_bytes;
+        give(&end->flights[i]);
+    }
+    return true;
+}
+
+/* What one process has written, the other reads; an address fits into what a socket holds. */
+static bool exchange(struct end *end, int line)
+{
+    uint8_t theirs[CAIRN_FABRIC_ADDRESS_MAX];
+    size_t bytes;
+    const void *ours = cairn_fabric_address(end->fabric, &bytes);
+    if (send(line, ours, bytes, MSG_NOSIGNAL) != (ssize_t)bytes) return false;
+    const ssize_t got = recv(line, theirs, sizeof theirs, 0);
+    return got > 0 && cairn_fabric_connect(end->fabric, theirs, (size_t)got, on_down, end,
+                                           &end->peer) == CAIRN_OK;
+}
+
+static bool end_open(struct end *end, const char *path, int line)
+{
+    struct cairn_sentence why = { "" };
+    const struct cairn_fabric_options options = { .on_message = on_message,
+                                                  .on_message_arg = end,
+                                                  .max_payload = CAIRN_CHUNK_PAYLOAD_MAX };
+    cairn_status status = cairn_fabric_open(path, &options, &end->fabric, &why);
+    if (status != CAIRN_OK) {
+        cairn_ctl_fail(status, "no fabric of kind %s: %s", path, why.text);
+        return false;
+    }
+    if (uv_loop_init(&end->loop) != 0 ||
+        cairn_fabric_poll_init(&end->poll, &end->loop, end->fabric, 0) != CAIRN_OK ||
+        !make_memory(end) || !exchange(end, line)) {
+        cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory or no way to the other end of the bench");
+        return false;
+    }
+    end->is_mapped = strcmp(cairn_fabric_peer_path(end->peer), "mapped") == 0;
+    return true;
+}
+
+/* ---- the shard's process ---- */
+
+static void on_line(uv_poll_t *poll, int status, int events)
+{
+    (void)status, (void)events;
+    uv_stop(poll->loop); // nobody writes to it any more: it is the end
+}
+
+static int shard_main(struct end *end, const char *path, int line)
+{
+    uv_poll_t watch;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    end->is_shard = true;
+    if (!end_open(end, path, line)) return 1;
+    uv_poll_init(&end->loop, &watch, line);
+    uv_poll_start(&watch, UV_READABLE | UV_DISCONNECT, on_line);
+    uv_run(&end->loop, UV_RUN_DEFAULT);
+    cairn_fabric_close(end->fabric);
+    return 0; // the process is its memory's end
+}
+
+/* ---- the worker's process ---- */
+
+static void on_stall(uv_timer_t *stall)
+{
+    struct end *end = stall->data;
+    if (end->done == end->stalled_at) end->is_lost = true;
+    end->stalled_at = end->done;
+    if (end->is_lost) uv_stop(&end->loop);
+}
+
+struct cairn_bench_ends *cairn_bench_ends_open(const char *path, size_t chunk_bytes)
+{
+    struct cairn_bench_ends *ends = calloc(1, sizeof *ends);
+    int line[2];
+    if (ends == NULL || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, line) != 0) {
+        cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory or no descriptors for the bench");
+        free(ends);
+        return NULL;
+    }
+    struct end *worker = &ends->worker;
+    worker->chunk_bytes = chunk_bytes;
+    worker->area_chunks = CAIRN_BENCH_AREA_BYTES / chunk_bytes;
+    fflush(NULL);
+    ends->shard = fork(); // before there is a fabric: its threads are not forked
+    if (ends->shard == 0) {
+        close(line[0]);
+        _exit(shard_main(worker, path, line[1]));
+    }
+    close(line[1]);
+    ends->line = line[0];
+    const bool ok = ends->shard > 0 && end_open(worker, path, ends->line);
+    if (ok) {
+        uv_timer_init(&worker->loop, &worker->stall);
+        worker->stall.data = worker;
+        return ends;
+    }
+    cairn_bench_ends_close(ends);
+    return NULL;
+}
+
+void cairn_bench_ends_close(struct cairn_bench_ends *ends)
+{
+    close(ends->line);
+    if (ends->worker.fabric != NULL) cairn_fabric_close(ends->worker.fabric);
+    if (ends->shard > 0)
+        while (waitpid(ends->shard, NULL, 0) < 0 && errno == EINTR) {}
+    free(ends->worker.checksums);
+    free(ends); // its maps and its loop end with the process, which has no more to do
+}
+
+static double run(struct cairn_bench_ends *ends, uint8_t kind, uint64_t chunks)
+{
+    struct end *worker = &ends->worker;
+    const double begin = cairn_bench_now();
+    worker->asked = worker->done = 0;
+    worker->stalled_at = UINT64_MAX;
+    worker->wanted = chunks;
+    worker->kind = kind;
+    uv_timer_start(&worker->stall, on_stall, STALLED_MS, STALLED_MS);
+    pump(worker);
+    while (worker->done < chunks && !worker->is_lost) uv_run(&worker->loop, UV_RUN_DEFAULT);
+    uv_timer_stop(&worker->stall);
+    if (worker->done == chunks && !worker->is_lost) return cairn_bench_now() - begin;
+    cairn_ctl_fail(CAIRN_ERR_CLOSED, "chunk %llu of %llu did not arrive whole",
+                   (unsigned long long)worker->done + 1, (unsigned long long)chunks);
+    return 0;
+}
+
+double cairn_bench_ends_push(struct cairn_bench_ends *ends, uint64_t chunks)
+{
+    return run(ends, CAIRN_CHUNK_PUSH, chunks);
+}
+
+double cairn_bench_ends_fetch(struct cairn_bench_ends *ends, uint64_t chunks)
+{
+    return run(ends, CAIRN_CHUNK_FETCH, chunks);
+}
+
+static double seconds_of(clockid_t clock)
+{
+    struct timespec t = { 0 };
+    clock_gettime(clock, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+double cairn_bench_ends_cpu(const struct cairn_bench_ends *ends)
+{
+    clockid_t shard;
+    const double ours = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
+    return clock_getcpuclockid(ends->shard, &shard) == 0 ? ours + seconds_of(shard) : ours;
+}
+
+const char *cairn_bench_ends_describe(const struct cairn_bench_ends *ends)
+{
+    return cairn_fabric_describe(ends->worker.fabric);
+}
