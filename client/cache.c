@@ -6,6 +6,7 @@
 #include "client/api.h"
 #include "client/handle.h"
 #include "client/lent.h"
+#include "client/stitch.h"
 #include "client/struct.h"
 #include "client/units.h"
 
@@ -517,7 +518,10 @@ cairn_status cairn_unmap(cairn_job *handle, const struct cairn_view *view, void 
 void cairn_cache_release(struct job *job)
 {
     if (job->cache == NULL) return;
+    pthread_mutex_lock(&job->session->lock); // of the session's copies
     while (job->cache->blocks != NULL) drop(job->cache->blocks);
+    cairn_stitches_release(job);
+    pthread_mutex_unlock(&job->session->lock);
     cairn_units_close(job->cache->units);
     free(job->cache);
 }

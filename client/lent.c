@@ -2,13 +2,10 @@
 
 #include <assert.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 
 #include "client/mapped.h"
+#include "client/stitch.h"
 #include "proto/wire/published.h"
-
-#define PAGE ((uint64_t)CAIRN_PUBLISHED_PAGE_BYTES)
 
 /* A copy that something here is of. */
 struct source {
@@ -16,19 +13,13 @@ struct source {
     uint64_t sequence;
 };
 
-/* Address space of our own in which a tensor of several shards was put together. */
-struct stitch {
-    uint8_t *base; /* NULL: none */
-    size_t bytes;
-};
-
 struct lent {
     struct job *job; /* borrowed */
     struct cairn_version version;
     struct source *sources; /* owned: [shard_count]; copy NULL: nothing is of that shard */
     uint32_t shard_count;
-    const uint8_t **at;      /* owned: [count] */
-    struct stitch *stitches; /* owned: [count] */
+    const uint8_t **at;       /* owned: [count] */
+    struct stitch **stitches; /* owned: [count], each on loan; NULL: the tensor is one shard's */
     size_t count;
 };
 
@@ -42,9 +33,9 @@ bool cairn_lent_whole(const struct lent *lent)
 {
     for (uint32_t i = 0; i < lent->shard_count; i++) {
         const struct source *source = &lent->sources[i];
-        if (source->copy != NULL &&
-            !cairn_published_read_end((const void *)source->copy->base, source->sequence))
-            return false;
+        if (source->copy == NULL) continue;
+        const void *head = source->copy->base; // NULL: the session is closed
+        if (head == NULL || !cairn_published_read_end(head, source->sequence)) return false;
     }
     return true;
 }
@@ -52,10 +43,9 @@ bool cairn_lent_whole(const struct lent *lent)
 void cairn_lent_close(struct lent *lent)
 {
     if (lent == NULL) return;
-    for (size_t i = 0; i < lent->count; i++)
-        if (lent->stitches[i].base != NULL) munmap(lent->stitches[i].base, lent->stitches[i].bytes);
+    for (size_t i = 0; i < lent->count; i++) cairn_stitch_put(lent->job, lent->stitches[i]);
     for (uint32_t i = 0; i < lent->shard_count; i++)
-        if (lent->sources[i].copy != NULL) lent->sources[i].copy->uses--;
+        if (lent->sources[i].copy != NULL) cairn_mapped_unuse(lent->sources[i].copy);
     free(lent->sources);
     free(lent->at);
     free(lent->stitches);
@@ -90,48 +80,30 @@ static struct published *locate(struct lent *lent, const struct cairn_extent *ex
     return copy;
 }
 
-static uint64_t page_up(uint64_t bytes)
-{
-    return (bytes + PAGE - 1) / PAGE * PAGE;
-}
-
-/* The bytes [from, end) of the tensor: whole pages of the copy, and copies of what shares its page. */
-static bool lay(uint8_t *base, const struct published *copy, uint64_t at, uint64_t from,
-                uint64_t end)
-{
-    const uint8_t *source = copy->base + at - from; // of the tensor's byte 0, as it were
-    const uint64_t first = page_up(from), last = end / PAGE * PAGE;
-    assert(at % PAGE == from % PAGE);
-    if (first >= last) {
-        memcpy(base + from, source + from, (size_t)(end - from));
-        return true;
-    }
-    memcpy(base + from, source + from, (size_t)(first - from));
-    memcpy(base + last, source + last, (size_t)(end - last));
-    return mmap(base + first, (size_t)(last - first), PROT_READ, MAP_SHARED | MAP_FIXED, copy->fd,
-                (off_t)(at + first - from)) != MAP_FAILED;
-}
-
 static bool stitch(struct lent *lent, size_t i, const struct cairn_extent *extents,
                    size_t extent_count, size_t elem_bytes)
 {
-    struct stitch *whole = &lent->stitches[i];
-    const uint64_t elems = lent->job->layout->geometry[extents[0].tensor].elems;
-    whole->bytes = (size_t)page_up(elems * elem_bytes);
-    uint8_t *base = mmap(NULL, whole->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                         -1, 0);
-    if (base == MAP_FAILED) return false;
-    whole->base = base;
-    for (size_t e = 0; e < extent_count; e++) {
+    struct stitch_part *parts = calloc(extent_count, sizeof *parts);
+    bool whole = parts != NULL;
+    for (size_t e = 0; whole && e < extent_count; e++) {
         const struct cairn_local_extent *local;
         uint64_t at;
-        const struct published *copy = locate(lent, &extents[e], &at, &local);
-        if (copy == NULL || !lay(base, copy, at, local->first_elem * elem_bytes,
-                                 (local->first_elem + local->elem_count) * elem_bytes))
-            return false;
+        struct published *copy = locate(lent, &extents[e], &at, &local);
+        whole = copy != NULL;
+        if (!whole) break;
+        parts[e] = (struct stitch_part) { .copy = copy,
+                                          .sequence = lent->sources[extents[e].shard].sequence,
+                                          .at = at,
+                                          .from = local->first_elem * elem_bytes,
+                                          .end = (local->first_elem + local->elem_count) *
+                                                 elem_bytes };
     }
-    lent->at[i] = base;
-    return mprotect(base, whole->bytes, PROT_READ) == 0;
+    if (whole)
+        lent->stitches[i] = cairn_stitch_get(lent->job, extents[0].tensor, parts, extent_count);
+    free(parts);
+    if (lent->stitches[i] == NULL) return false;
+    lent->at[i] = cairn_stitch_base(lent->stitches[i]);
+    return true;
 }
 
 static bool lend(struct lent *lent, size_t i, uint32_t tensor)
@@ -163,7 +135,7 @@ struct lent *cairn_lent_open(struct job *job, struct cairn_version version, cons
     lent->version = version;
     lent->sources = calloc(job->shard_count, sizeof *lent->sources);
     lent->at = calloc(count + 1, sizeof *lent->at);
-    lent->stitches = calloc(count + 1, sizeof *lent->stitches);
+    lent->stitches = calloc(count + 1, sizeof(struct stitch *));
     bool all = lent->sources != NULL && lent->at != NULL && lent->stitches != NULL;
     if (all) lent->shard_count = job->shard_count;
     if (all) lent->count = count;

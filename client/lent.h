@@ -1,5 +1,5 @@
 /* Tensors where the shards of this host published them, in one piece each: nothing is copied but the pages
- * in which parts of several shards meet (proto/wire/published.h). Under the session's lock, any thread. */
+ * in which parts of several shards meet (client/stitch.h). Under the session's lock, any thread. */
 #ifndef CAIRN_CLIENT_LENT_H
 #define CAIRN_CLIENT_LENT_H
 

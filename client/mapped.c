@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/stitch.h"
 #include "proto/wire/published.h"
 
 void cairn_mapped_on_mapping(void *session, struct cairn_fabric_mapping *mapping)
@@ -36,27 +37,40 @@ void cairn_mapped_on_mapping(void *session, struct cairn_fabric_mapping *mapping
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Lets those go that were taken back and that nobody uses; `all`: whoever does. */
+void cairn_mapped_unuse(struct published *copy)
+{
+    assert(copy->uses > 0);
+    if (--copy->uses == 0 && copy->base == NULL) free(copy);
+}
+
+/* Out of the list, under the lock; its mapping. */
+static struct cairn_fabric_mapping *take_out(struct published **link)
+{
+    struct published *copy = *link;
+    struct cairn_fabric_mapping *mapping = copy->mapping;
+    *link = copy->next;
+    copy->gone = true;
+    copy->base = NULL;
+    if (copy->uses == 0) free(copy);
+    return mapping;
+}
+
+/* Lets one go that was taken back and that nobody uses (`all`: whoever does). False: there is none. */
+static bool let_go(struct session *s, bool all)
+{
+    struct cairn_fabric_mapping *mapping = NULL;
+    pthread_mutex_lock(&s->lock);
+    struct published **link = &s->published;
+    while (*link != NULL && !all && (!(*link)->gone || (*link)->uses > 0)) link = &(*link)->next;
+    if (*link != NULL) mapping = take_out(link);
+    pthread_mutex_unlock(&s->lock);
+    if (mapping != NULL) cairn_fabric_mapping_release(mapping);
+    return mapping != NULL;
+}
+
 static void sweep(struct session *s, bool all)
 {
-    struct published *gone = NULL;
-    pthread_mutex_lock(&s->lock);
-    for (struct published **link = &s->published; *link != NULL;) {
-        struct published *copy = *link;
-        if (!all && (!copy->gone || copy->uses > 0)) {
-            link = &copy->next;
-            continue;
-        }
-        *link = copy->next;
-        copy->next = gone;
-        gone = copy;
-    }
-    pthread_mutex_unlock(&s->lock);
-    for (struct published *next; gone != NULL; gone = next) {
-        next = gone->next;
-        cairn_fabric_mapping_release(gone->mapping);
-        free(gone);
-    }
+    while (let_go(s, all)) {}
 }
 
 void cairn_mapped_on_gone(void *session, struct cairn_fabric_mapping *mapping)
@@ -65,6 +79,7 @@ void cairn_mapped_on_gone(void *session, struct cairn_fabric_mapping *mapping)
     pthread_mutex_lock(&s->lock);
     for (struct published *copy = s->published; copy != NULL; copy = copy->next)
         if (copy->mapping == mapping) copy->gone = true;
+    for (struct job *job = s->jobs; job != NULL; job = job->next) cairn_stitches_sweep(job);
     pthread_mutex_unlock(&s->lock);
     sweep(s, false);
 }

@@ -10,10 +10,10 @@ struct published {
     struct published *next;
     struct cairn_fabric_mapping *mapping; /* held */
     struct cairn_published_note note;
-    const uint8_t *base; /* [bytes] the mapping's, read only */
+    const uint8_t *base; /* [bytes] the mapping's, read only; NULL: the session is closed */
     size_t bytes;
     int fd;        /* the mapping's */
-    uint32_t uses; /* of lent.c */
+    uint32_t uses; /* of lent.c and stitch.c, each ended by cairn_mapped_unuse */
     bool gone;     /* the shard took it back, or is gone */
 };
 
@@ -22,8 +22,11 @@ void cairn_mapped_on_mapping(void *session, struct cairn_fabric_mapping *mapping
 void cairn_mapped_on_gone(void *session, struct cairn_fabric_mapping *mapping);
 /* Lets copies go that are gone, and that nobody uses any more. */
 void cairn_mapped_sweep(struct session *s);
-/* Before the fabric is closed. */
+/* Before the fabric is closed. Copies that are in use are freed with their last use; their memory is not
+ * there any more. */
 void cairn_mapped_release(struct session *s);
+/* Any thread, under the lock: a use of the copy ends. */
+void cairn_mapped_unuse(struct published *copy);
 /* Any thread, under the lock: the shard's copy that has the version now, and its sequence; NULL: none. The
  * places of the link are known then. */
 struct published *cairn_mapped_find(struct shard_link *link, struct cairn_version version,

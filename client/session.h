@@ -43,6 +43,7 @@ struct sum;
 struct cache;
 struct assembly;
 struct region;
+struct stitch;
 
 /* A control request of a caller's thread, in its stack. All under the lock. */
 struct ask {
@@ -209,6 +210,8 @@ struct job {
     struct assembly *assemblies; /* owned: of assemble.c, tensors of which not all parts came */
     bool sums_ended;             /* the sums of this round are sent */
     struct cache *cache;         /* of cache.c; NULL: no unit was asked for */
+    struct stitch *stitches;     /* owned: of stitch.c, in use or kept */
+    size_t stitch_parts;         /* of all of them */
     struct put_note *puts;       /* [tensor_count], of puts.c; NULL: nothing was put */
     struct cairn_stats stats;
     uint64_t

@@ -69,6 +69,15 @@ static const struct subcommand subcommands[] = {
           CTL_TAKES_TENSORS | CTL_TAKES_THREADS | CTL_TAKES_WIRE | CTL_TAKES_WAY |
           CTL_TAKES_TIMELINE,
       cairn_bench_step },
+    { "bench", "map", "",
+      "one tensor over all shards, mapped where they published it and read, in a cluster of its "
+      "own "
+      "or in "
+      "yours, against memcpy",
+      0, 0,
+      CTL_BENCHES | CTL_TAKES_ENDPOINT | CTL_TAKES_SHARDS | CTL_TAKES_PARAMS | CTL_TAKES_WIRE |
+          CTL_TAKES_WAY,
+      cairn_bench_map },
 };
 #define SUBCOMMAND_COUNT (sizeof subcommands / sizeof subcommands[0])
 

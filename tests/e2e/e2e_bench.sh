@@ -48,6 +48,8 @@ of fabric fabric --path mapped --chunk 262144
 out=$(PATH=/nonexistent "$cairn" bench fabric --chunk 4194304 --seconds 0.01)
 [[ $out == *"raw TCP"* ]] || fail "without ucx_perftest the reference is not raw TCP: $out"
 of step step --params 300K --tensors 4 --workers 1 --shards 1 --wire f32
+of map map --params 300K
+of map map --params 300K --shards 3 --wire bf16 --path ucx
 trace=$(mktemp)
 trap 'rm -f "$trace"' EXIT
 "$cairn" bench step --params 1M --tensors 32 --backward 400 --timeline "$trace" --seconds 0.01 -o json |
@@ -75,6 +77,8 @@ refuses step --path carrier-pigeon
 refuses step --tensors 100000
 refuses step --backward -1
 refuses update --shards 2
+refuses map --path carrier-pigeon
+refuses map --workers 2
 refuses update --only sums
 refuses update --wire f16
 refuses update --params 900T

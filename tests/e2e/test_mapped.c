@@ -161,13 +161,10 @@ static size_t map(struct cairn_version version, const char *unit, struct cairn_v
     return count;
 }
 
-START_TEST(a_map_lends_what_the_shards_published)
+/* Against cairn_fetch of the same. */
+static void is_whole(struct cairn_version version, const struct cairn_view *views)
 {
     static uint8_t fetched[ELEMS_MAX * 4];
-    struct cairn_view views[TENSORS];
-    open_job("m", "auto");
-    const struct cairn_version version = train(2, true);
-    ck_assert_uint_eq(map(version, "u", views), 2);
     for (int t = 0; t < 2; t++) {
         const struct cairn_mem mem = { .struct_size = sizeof mem,
                                        .ptr = fetched,
@@ -178,11 +175,48 @@ START_TEST(a_map_lends_what_the_shards_published)
         ck_assert_mem_eq(views[t].ptr, fetched,
                          elems_of(t) * (views[t].dtype == CAIRN_BF16 ? 2 : 4));
     }
+}
+
+START_TEST(a_map_lends_what_the_shards_published)
+{
+    struct cairn_view views[TENSORS];
+    open_job("m", "auto");
+    const struct cairn_version version = train(2, true);
+    ck_assert_uint_eq(map(version, "u", views), 2);
+    is_whole(version, views);
     const struct cairn_stats s = stats();
     ck_assert_uint_eq(s.maps_lent, 1);
     ck_assert_uint_eq(s.mapped_bytes_peak, 0); // nothing was gathered
     ck_assert_uint_eq(s.shared_fetched_bytes, s.fetched_bytes);
     good(cairn_unmap(job, &views[1], NULL));
+}
+END_TEST
+
+/* The pieces are kept for later versions of the same memory; where two shards meet on a page, too. */
+START_TEST(every_version_is_mapped_as_it_is)
+{
+    struct cairn_view views[TENSORS], held[TENSORS];
+    const void *places[2] = { NULL, NULL };
+    int again = 0;
+    open_job("m", "auto");
+    for (int i = 0; i < 6; i++) {
+        const struct cairn_version version = train(1, true);
+        map(version, "u", views);
+        is_whole(version, views);
+        again += views[0].ptr == places[i % 2];
+        places[i % 2] = views[0].ptr;
+        good(cairn_unmap(job, &views[0], NULL));
+    }
+    ck_assert_int_eq(again, 4); // two copies take turns
+    map(train(1, true), "u", held);
+    for (int i = 0; i < 4; i++) { // one of them in the memory of what is held
+        const struct cairn_version version = train(1, true);
+        map(version, "u", views);
+        is_whole(version, views);
+        ck_assert_ptr_ne(views[0].ptr, held[0].ptr);
+        good(cairn_unmap(job, &views[0], NULL));
+    }
+    ck_assert_int_eq(cairn_unmap(job, &held[0], NULL), CAIRN_ERR_VERSION_GONE);
 }
 END_TEST
 
@@ -221,6 +255,7 @@ int main(void)
     tcase_add_checked_fixture(cases, set_up, tear_down);
     tcase_add_test(cases, every_way_makes_the_same_bits);
     tcase_add_test(cases, a_map_lends_what_the_shards_published);
+    tcase_add_test(cases, every_version_is_mapped_as_it_is);
     tcase_add_test(cases, a_map_that_a_later_version_took_says_so_when_it_is_given_back);
     tcase_add_test(cases, a_job_that_is_closed_takes_its_maps_along);
     suite_add_tcase(suite, cases);

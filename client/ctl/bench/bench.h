@@ -64,5 +64,6 @@ int cairn_bench_layout(struct ctl *ctl);
 int cairn_bench_latency(struct ctl *ctl);
 int cairn_bench_fabric(struct ctl *ctl);
 int cairn_bench_step(struct ctl *ctl);
+int cairn_bench_map(struct ctl *ctl);
 
 #endif

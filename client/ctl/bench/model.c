@@ -1,12 +1,21 @@
 #include "client/ctl/bench/model.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 bool cairn_bench_is_ok(cairn_status status)
 {
     if (status != CAIRN_OK)
         (void)cairn_ctl_fail(status, "a worker of the bench: %s", cairn_error());
     return status == CAIRN_OK;
+}
+
+bool cairn_bench_is_path(const char *name)
+{
+    static const char *const paths[] = { "auto", "mapped", "ucx" };
+    for (size_t i = 0; name != NULL && i < sizeof paths / sizeof *paths; i++)
+        if (strcmp(name, paths[i]) == 0) return true;
+    return name == NULL;
 }
 
 static cairn_status open_job(struct cairn_bench_member *member,

@@ -35,4 +35,7 @@ bool cairn_bench_member_open(struct cairn_bench_member *member,
 /* True for CAIRN_OK; else false, and this thread's error is said. */
 bool cairn_bench_is_ok(cairn_status status);
 
+/* A way that --path may name (NULL: none); by CAIRN_FABRIC it is told to the library. */
+bool cairn_bench_is_path(const char *name);
+
 #endif

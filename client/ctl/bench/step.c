@@ -76,15 +76,6 @@ static uint64_t bytes_needed(const struct step_bench *bench)
     return elems * (bench->workers * worker + SHARD_BYTES);
 }
 
-/* By CAIRN_FABRIC it is told to the library. */
-static bool is_path(const char *name)
-{
-    static const char *const paths[] = { "auto", "mapped", "ucx" };
-    for (size_t i = 0; name != NULL && i < sizeof paths / sizeof *paths; i++)
-        if (strcmp(name, paths[i]) == 0) return true;
-    return name == NULL;
-}
-
 /* -1: go on. */
 static int judge(const struct step_bench *bench)
 {
@@ -95,7 +86,7 @@ static int judge(const struct step_bench *bench)
     if (bench->plan.model.tensors > CAIRN_BENCH_TENSORS_MAX)
         return cairn_ctl_fail(CAIRN_ERR_INVALID, "--tensors %u: 1 to %d is allowed",
                               bench->plan.model.tensors, CAIRN_BENCH_TENSORS_MAX);
-    if (!is_path(ctl->path))
+    if (!cairn_bench_is_path(ctl->path))
         return cairn_ctl_fail(CAIRN_ERR_INVALID, "--path %s: auto, mapped and ucx are allowed",
                               ctl->path);
     const uint64_t needed = bytes_needed(bench), there = cairn_bench_memory_bytes();

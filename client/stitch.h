@@ -1,0 +1,39 @@
+/* Tensors of several shards in one piece: address space of our own into which the pages of the shards'
+ * copies are mapped one behind another (proto/wire/published.h). Under the session's lock, any thread.
+ *
+ * The two copies that a shard publishes take turns, so a piece that was read is wanted again two versions
+ * later, of the same pages: it is kept, with its page tables, and only the edges in which two parts meet are
+ * copied anew. Mapping it again would cost a fault for every few pages, which is most of the time that
+ * reading a tensor takes. It goes when a copy of it is taken back, with its job, or for newer ones
+ * when more than CAIRN_STITCH_PARTS_MAX parts are there. */
+#ifndef CAIRN_CLIENT_STITCH_H
+#define CAIRN_CLIENT_STITCH_H
+
+#include "client/mapped.h"
+
+/* Of a job: each is up to two of the maps that a process may have (65530 by default). */
+#define CAIRN_STITCH_PARTS_MAX 4096
+
+struct stitch;
+
+/* A run of the tensor's bytes on one shard. */
+struct stitch_part {
+    struct published *copy;
+    uint64_t sequence;  /* of the copy, since when `at` is the version that is wanted */
+    uint64_t at;        /* its first byte in the copy; at and from agree modulo the page */
+    uint64_t from, end; /* in the tensor */
+};
+
+/* The parts, in order and without holes, in one piece, until cairn_stitch_put. parts [count] are copied, and
+ * their copies in use as long as it is there. NULL: no address space, or no memory. */
+struct stitch *cairn_stitch_get(struct job *job, uint32_t tensor, const struct stitch_part *parts,
+                                size_t count);
+/* Where it begins; aligned to the page, read only. */
+const uint8_t *cairn_stitch_base(const struct stitch *stitch);
+void cairn_stitch_put(struct job *job, struct stitch *stitch); /* NULL is fine */
+/* Lets those go that are kept of a copy that is gone. */
+void cairn_stitches_sweep(struct job *job);
+/* With the job: none is in use any more. */
+void cairn_stitches_release(struct job *job);
+
+#endif
