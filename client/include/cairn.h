@@ -492,15 +492,15 @@ CAIRN_EXPORT cairn_status cairn_put(cairn_job *job, const char *tensor, const ch
 CAIRN_EXPORT cairn_status cairn_init_done(cairn_job *job, const uint8_t *digest,
                                           int timeout_ms) CAIRN_CHECKED;
 
-/* Writes planes at a step boundary, outside the optimizer. begin waits for the open round to end; until
- * end, no round opens (others wait in round_begin). Between them cairn_put gives tensors of any kind, in
- * CAIRN_F32, "param", "exp_avg" or "exp_avg_sq": any boxes of them (NULL: the whole, of a worker with
- * tiles, too) that have no element in common (CAIRN_ERR_EXISTS); blobs in CAIRN_U8, whole. What is not put
- * stays. end makes all of it one new version, (generation + 1, the same step), on all shards alike; fetches
- * see the one or the other. A writer that dies, fails a put, or takes longer than the cluster's
- * step_deadline has written nothing. Any worker may, when it has no round open. begin: CAIRN_ERR_EXISTS, a
- * write is open; CAIRN_ERR_TIMEOUT, its wish is withdrawn. end: CAIRN_ERR_EPOCH_CHANGED, nothing was
- * written, begin again; CAIRN_ERR_TIMEOUT, call it again. */
+/* Writes planes at a step boundary, outside the optimizer. begin waits for the open round to end (one that
+ * would wait for this worker is void); until end, no round opens (others wait in round_begin). Between
+ * them cairn_put gives tensors of any kind, in CAIRN_F32, "param", "exp_avg" or "exp_avg_sq": any boxes of
+ * them (NULL: the whole, of a worker with tiles, too) that have no element in common (CAIRN_ERR_EXISTS);
+ * blobs in CAIRN_U8, whole. What is not put stays. end makes all of it one new version, (generation + 1,
+ * the same step), on all shards alike; fetches see the one or the other. A writer that dies, fails a put,
+ * or takes longer than the cluster's step_deadline has written nothing. Any worker may, when it has no
+ * round open. begin: CAIRN_ERR_EXISTS, a write is open; CAIRN_ERR_TIMEOUT, its wish is withdrawn. end:
+ * CAIRN_ERR_EPOCH_CHANGED, nothing was written, begin again; CAIRN_ERR_TIMEOUT, call it again. */
 CAIRN_EXPORT cairn_status cairn_write_begin(cairn_job *job, int timeout_ms) CAIRN_CHECKED;
 CAIRN_EXPORT cairn_status cairn_write_end(cairn_job *job, int timeout_ms,
                                           struct cairn_version *out) CAIRN_CHECKED;

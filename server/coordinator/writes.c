@@ -34,6 +34,11 @@ void cairn_cluster_member_write(struct cairn_cluster_member *member, uint32_t re
         return;
     }
     member->write_request = request;
+    if (cairn_round_stage_of(job->core) == CAIRN_ROUND_OPEN &&
+        cairn_round_contributes(job->core, member->id)) {
+        cairn_sentence_set(&job->epoch_reason, "worker %s (rank %" PRIu32 ") writes",
+                           member->session->name, member->rank);
+    }
     const struct cairn_round_event write = { .kind = CAIRN_ROUND_WORKER_WRITE,
                                              .member = member->id };
     cairn_cluster_job_event(job, &write);

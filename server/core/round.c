@@ -161,8 +161,11 @@ static void on_worker_write(struct cairn_round *core, uint64_t member,
     struct worker *worker = find_worker(core, member);
     if (worker == NULL) return;
     worker->writes = true;
-    const bool open = core->stage == CAIRN_ROUND_OPEN && core->writing;
-    if (open && worker->contributor && !worker->committed) send_opened(core, worker, actions);
+    if (core->stage != CAIRN_ROUND_OPEN || !worker->contributor || worker->committed) return;
+    if (core->writing)
+        send_opened(core, worker, actions);
+    else
+        core->need_epoch = true; // it waits here, and that round would wait for it
 }
 
 static void on_worker_unwrite(struct cairn_round *core, const struct cairn_round_event *event)

@@ -115,7 +115,8 @@ enum cairn_round_event_kind {
                                 * of the open round's rank 0 counts, the first that it gives */
     CAIRN_ROUND_WORKER_ABANDON, /* member, round: it gave up, uncommitted, and stays: void, if that is open
                                  * → WORKER_RESULT, later */
-    CAIRN_ROUND_WORKER_WRITE, /* member: wants to write → WORKER_OPENED, `write` set, later */
+    CAIRN_ROUND_WORKER_WRITE, /* member: wants to write → WORKER_OPENED, `write` set, later. An open round of
+                               * steps that waits for its commit is void: it was opened for others */
     CAIRN_ROUND_WORKER_UNWRITE, /* member, round: it does not want to, any more; its open write of that
                                  * round, or (0) of any, is void */
 };

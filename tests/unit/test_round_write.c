@@ -75,6 +75,7 @@ END_TEST
 START_TEST(a_write_waits_for_the_open_round_and_goes_before_the_next)
 {
     const uint64_t round = start_round(2);
+    ask(B, round); // it has committed
     want_to_write(B);
     ck_assert_uint_eq(out.count, 0);
     reduced(0, 1, 0, 1);
@@ -97,6 +98,21 @@ static void check_void(uint64_t round)
     ck_assert_uint_eq(cairn_round_version(core).generation, 1);
     ck_assert_uint_ne(cairn_round_open_round(core), round);
 }
+
+START_TEST(a_round_that_opened_with_the_writer_in_it_is_void)
+{
+    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    const uint64_t round = start_round(2); // A asked for it
+    want_to_write(B);
+    expect(CAIRN_ROUND_PERSIST);
+    resolve_all(&none, 0);
+    expect_result(A, CAIRN_ERR_EPOCH_CHANGED);
+    ck_assert_uint_ne(cairn_round_open_round(core), round);
+    ck_assert(expect(CAIRN_ROUND_OPEN_SEND)->write);
+    ck_assert_uint_eq(expect(CAIRN_ROUND_WORKER_OPENED)->member, B);
+    ck_assert_uint_eq(cairn_round_worker_count(core), 2);
+}
+END_TEST
 
 START_TEST(a_writer_that_is_lost_has_written_nothing)
 {
@@ -132,6 +148,7 @@ END_TEST
 START_TEST(a_wish_that_is_withdrawn_opens_nothing)
 {
     const uint64_t round = start_round(1);
+    ask(A, round);
     want_to_write(A);
     GIVE(.kind = CAIRN_ROUND_WORKER_UNWRITE, .member = A);
     ck_assert_uint_eq(out.count, 0);
@@ -171,6 +188,7 @@ int main(void)
     tcase_add_test(tcase, a_write_is_of_the_writer_alone_and_the_others_wait);
     tcase_add_test(tcase, a_write_ends_with_the_next_generation_of_the_same_step);
     tcase_add_test(tcase, a_write_waits_for_the_open_round_and_goes_before_the_next);
+    tcase_add_test(tcase, a_round_that_opened_with_the_writer_in_it_is_void);
     tcase_add_test(tcase, a_writer_that_is_lost_has_written_nothing);
     tcase_add_test(tcase, a_write_that_is_given_up_or_late_is_void);
     tcase_add_test(tcase, a_wish_that_is_withdrawn_opens_nothing);
