@@ -1,6 +1,7 @@
 /* A reader's lease over real daemons: its version is the same bits after many updates, which do not wait for
  * it; when it ends the version is gone and the memory is back. */
 #include <check.h>
+#include <dirent.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -106,24 +107,18 @@ struct copy {
     uint8_t bytes[TENSORS][ELEMS_MAX * 4];
 };
 
-static cairn_status read_plane(cairn_job *job, struct cairn_version version, const char *plane,
-                               struct copy *out)
+static cairn_status read_all(cairn_job *job, struct cairn_version version, struct copy *out)
 {
     for (int t = 0; t < TENSORS; t++) {
         const struct cairn_mem mem = { .struct_size = sizeof mem,
                                        .ptr = out->bytes[t],
-                                       .dtype = plane == NULL ? model[t].wire : CAIRN_F32 };
+                                       .dtype = model[t].wire };
         cairn_op *op;
-        cairn_status status = cairn_fetch(job, version, model[t].name, plane, NULL, &mem, &op);
+        cairn_status status = cairn_fetch(job, version, model[t].name, NULL, NULL, &mem, &op);
         if (status == CAIRN_OK) status = cairn_wait(op, WAIT_MS);
         if (status != CAIRN_OK) return status;
     }
     return CAIRN_OK;
-}
-
-static cairn_status read_all(cairn_job *job, struct cairn_version version, struct copy *out)
-{
-    return read_plane(job, version, NULL, out);
 }
 
 static void check_same(const struct copy *a, const struct copy *b, bool same)
@@ -154,20 +149,30 @@ static uint64_t state_bytes(void)
     return strtoull(at + strlen("\"state_bytes\":"), NULL, 10); // null: 0
 }
 
-/* Until the shards say so; the test's own timeout ends it. */
-static void until_state_is(uint64_t bytes)
+/* Published copies that the shards have: descriptors of their memfds. */
+static int copies(void)
 {
-    while (state_bytes() != bytes) usleep(20000);
+    int count = 0;
+    for (int i = 0; i < SHARDS; i++) {
+        char path[64], target[128];
+        snprintf(path, sizeof path, "/proc/%d/fd", (int)cluster.shards[i]);
+        DIR *folder = opendir(path);
+        ck_assert_ptr_nonnull(folder);
+        for (const struct dirent *entry; (entry = readdir(folder)) != NULL;) {
+            const ssize_t n = readlinkat(dirfd(folder), entry->d_name, target, sizeof target - 1);
+            if (n <= 0) continue;
+            target[n] = 0;
+            count += strstr(target, "memfd:cairn-wire-") != NULL;
+        }
+        closedir(folder);
+    }
+    return count;
 }
 
-/* The shards keep the memory of their answers: what they hold when they have answered once. */
-static uint64_t state_with_answers(struct cairn_version version, struct copy *copy)
+/* The test's own timeout ends it. */
+static void until_copies_are(int count)
 {
-    while (state_bytes() == 0) usleep(20000);
-    const uint64_t before = state_bytes();
-    good(read_plane(reads, version, "param", copy)); // other hosts' way: it is never mapped
-    while (state_bytes() <= before) usleep(20000);
-    return state_bytes();
+    while (copies() != count) usleep(20000);
 }
 
 static void until_gone(struct cairn_version version, struct copy *copy)
@@ -182,7 +187,9 @@ START_TEST(a_leased_version_is_read_bit_for_bit_twenty_updates_later)
     static struct copy first, later;
     struct cairn_version leased = { 0, 0 };
     const struct cairn_version published = train(3);
-    const uint64_t before = state_with_answers(published, &first);
+    const int before = copies();
+    while (state_bytes() == 0) usleep(20000);
+    const uint64_t counted = state_bytes();
     good(read_all(reads, published, &first));
     good(cairn_lease(reads, (struct cairn_version) { 0, 0 }, LONG_MS, WAIT_MS, &leased));
     ck_assert_uint_eq(leased.step, published.step);
@@ -194,10 +201,11 @@ START_TEST(a_leased_version_is_read_bit_for_bit_twenty_updates_later)
     check_same(&first, &later, true);
     good(read_all(reads, newest, &later)); // and the newest has its frozen tensors
     check_same(&first, &later, false);
-    while (state_bytes() <= before) usleep(20000); // a copy more is counted
+    ck_assert_int_gt(copies(), before);
+    while (state_bytes() <= counted) usleep(20000); // and it is counted
     good(cairn_lease_end(reads, leased, WAIT_MS));
     until_gone(leased, &later);
-    until_state_is(before);
+    until_copies_are(before);
     good(cairn_lease_end(reads, leased, WAIT_MS)); // there is none
     ck_assert_int_eq(cairn_lease(reads, leased, LONG_MS, WAIT_MS, &leased), CAIRN_ERR_VERSION_GONE);
     ck_assert_msg(strstr(cairn_error(), "not kept any more") != NULL, "%s", cairn_error());
@@ -246,7 +254,7 @@ START_TEST(a_reader_that_is_killed_holds_no_memory)
 {
     static struct copy copy;
     struct cairn_version leased = train(1);
-    const uint64_t before = state_with_answers(leased, &copy);
+    const int before = copies();
     good(read_all(reads, leased, &copy));
     const char *const argv[] = { "/proc/self/exe", cluster.address, NULL };
     char log[CAIRN_SCRATCH_BYTES + 16];
@@ -255,10 +263,10 @@ START_TEST(a_reader_that_is_killed_holds_no_memory)
     while (show("lease") == NULL) usleep(20000);
     train(5);
     good(read_all(reads, leased, &copy)); // whoever leased it
-    while (state_bytes() <= before) usleep(20000);
+    ck_assert_int_gt(copies(), before);
     cluster_kill(pid);
     until_gone(leased, &copy);
-    until_state_is(before);
+    until_copies_are(before);
     ck_assert_ptr_null(show("lease"));
 }
 END_TEST
