@@ -113,6 +113,11 @@ const char *cairn_ctl_hex(ProtobufCBinaryData bytes);
 /* "12.3 MiB". Static memory, valid until the fourth call after it. */
 const char *cairn_ctl_bytes(uint64_t bytes);
 
+/* ---- job_bytes.c: what the shards counted of a job ---- */
+/* A new object; with how the bytes came by, of all and of each worker. */
+json_t *cairn_ctl_job_bytes_json(const Cairn__JobStatus *job);
+void cairn_ctl_job_bytes_print(const Cairn__JobStatus *job);
+
 /* ---- subcommands; each returns the exit status ---- */
 int cairn_ctl_cluster_status(struct ctl *ctl);
 int cairn_ctl_job_list(struct ctl *ctl);

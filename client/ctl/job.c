@@ -106,6 +106,7 @@ static json_t *job_json(const Cairn__JobStatus *j)
     json_object_set_new(object, "client_state_bytes",
                         json_integer((json_int_t)j->client_state_bytes));
     if (j->spec != NULL) json_object_set_new(object, "spec", spec_json(j->spec));
+    if (j->n_bytes > 0) set_known(object, "bytes", is_told(j), cairn_ctl_job_bytes_json(j));
     json_object_set_new(object, "leases", leases_json(j));
     return object;
 }
@@ -242,6 +243,7 @@ static void print_job(const Cairn__JobStatus *j)
     cairn_ctl_line("gradient norm", "%g", j->last_grad_norm);
     cairn_ctl_line("pushed, fetched", "%s, %s", told_bytes(j, j->pushed_bytes, text),
                    told_bytes(j, j->fetched_bytes, other));
+    if (is_told(j)) cairn_ctl_job_bytes_print(j);
     cairn_ctl_line("rounds",
                    "%llu applied, %llu skipped, %llu abandoned since the coordinator started",
                    (unsigned long long)j->steps_applied, (unsigned long long)j->rounds_skipped,

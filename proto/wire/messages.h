@@ -85,6 +85,8 @@ enum cairn_message {
 
 /* Versions of a job that can be leased at a time: for each, every shard has a published copy more. */
 #define CAIRN_LEASED_VERSIONS_MAX 4
+/* Heartbeat.bytes are not more. */
+#define CAIRN_BYTES_TOLD_MAX 1024
 
 /* Who speaks, in Hello and in MemberJoin. */
 enum cairn_role_wire {

@@ -62,6 +62,7 @@ static void free_cluster(struct cairn_cluster *cluster)
         struct cairn_cluster_seat *seat = cluster->seats;
         cluster->seats = seat->next;
         free(seat->fabric_address);
+        free(seat->bytes);
         free(seat->name);
         free(seat);
     }

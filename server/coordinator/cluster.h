@@ -85,6 +85,8 @@ struct cairn_cluster_seat {
     size_t fabric_address_bytes;
     Cairn__ShardStats stats; /* of its last Heartbeat, if has_stats */
     bool has_stats;
+    Cairn__BytesTold *bytes; /* owned, [bytes_count]: of the same Heartbeat */
+    size_t bytes_count;
     uint64_t planned_bytes; /* of cairn_cluster_job_choose_shards, while it chooses */
 };
 

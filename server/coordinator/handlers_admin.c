@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "proto/fabric/fabric.h"
+#include "server/coordinator/bytes.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/leases.h"
 
@@ -104,6 +105,7 @@ struct job_view {
     char *frozen[FROZEN_SHOWN];
     Cairn__LeaseStatus leases[LEASES_SHOWN];
     Cairn__LeaseStatus *lease_list[LEASES_SHOWN];
+    struct cairn_bytes_view bytes;
 };
 
 static void fill_rounds(Cairn__JobStatus *s, const struct cairn_cluster_job *job)
@@ -127,16 +129,20 @@ static void fill_rounds(Cairn__JobStatus *s, const struct cairn_cluster_job *job
     }
 }
 
-/* What a shard says is of all its jobs together. */
-static void fill_shards(Cairn__JobStatus *s, const struct cairn_cluster_job *job)
+/* What a shard says of its state is of all its jobs together. */
+static void fill_shards(struct job_view *view, const struct cairn_cluster_job *job)
 {
+    Cairn__JobStatus *s = &view->status;
+    const Cairn__BytesTold *all = cairn_cluster_bytes_of(job, &view->bytes);
+    s->bytes = view->bytes.list;
+    s->n_bytes = view->bytes.count;
+    s->pushed_bytes = all->pushed_shared + all->pushed_carried + all->put;
+    s->fetched_bytes = all->fetched_shared + all->fetched_carried;
     s->shards = job->layout->shard_count;
     for (uint32_t i = 0; i < s->shards; i++) {
         const Cairn__ShardStats *stats = &job->shards[i].seat->stats;
         s->shards_told += job->shards[i].seat->has_stats;
         s->state_bytes += stats->state_bytes;
-        s->pushed_bytes += stats->pushed_bytes;
-        s->fetched_bytes += stats->fetched_bytes;
     }
 }
 
@@ -210,7 +216,7 @@ static bool view_init(struct job_view *view, const struct cairn_cluster_job *job
     s->spec = &view->spec;
     list_frozen(view, spec);
     fill_rounds(s, job);
-    fill_shards(s, job);
+    fill_shards(view, job);
     fill_leases(view, job);
     return true;
 }
@@ -232,7 +238,9 @@ static void on_job_list(struct cairn_cluster_session *session, uint32_t request)
     for (struct cairn_cluster_job *j = session->cluster->jobs; whole && j != NULL;
          j = j->next, n++) {
         whole = view_init(&views[n], j);
-        if (whole) list[n] = &views[n].status;
+        if (!whole) break;
+        views[n].status.n_bytes = 0; // `job show` has them
+        list[n] = &views[n].status;
     }
     if (whole) {
         Cairn__JobList jobs = CAIRN__JOB_LIST__INIT;

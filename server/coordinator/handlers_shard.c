@@ -1,6 +1,7 @@
 /* What shards say: replies to questions, and reports to the cores of their jobs. */
 #include "proto/wire/exact.h"
 #include "server/base/log.h"
+#include "server/coordinator/bytes.h"
 #include "server/coordinator/cluster.h"
 
 /* The job and the shard's place in it. NULL: it speaks of a job that is gone or not its own, which is
@@ -117,6 +118,7 @@ static void on_heartbeat(struct cairn_cluster_session *session, const Cairn__Hea
     if (session->seat == NULL || message->stats == NULL) return;
     session->seat->stats = *message->stats; // numbers only
     session->seat->has_stats = true;
+    cairn_cluster_bytes_take(session->seat, message);
 }
 
 bool cairn_cluster_handle_shard(struct cairn_cluster_session *session,

@@ -134,6 +134,7 @@ static void drop_unused_seat(struct cairn_cluster *cluster, struct cairn_cluster
     while (*at != seat) at = &(*at)->next;
     *at = seat->next;
     free(seat->fabric_address);
+    free(seat->bytes);
     free(seat->name);
     free(seat);
 }
@@ -155,6 +156,7 @@ static void leave_seat(struct cairn_cluster_session *session, const char *why)
     seat->since_ms = uv_now(session->cluster->loop);
     cairn__shard_stats__init(&seat->stats);
     seat->has_stats = false;
+    seat->bytes_count = 0;
     cairn_log_info("shard %s is away (%s)", seat->name, why);
     cairn_cluster_calls_seat_gone(session->cluster, seat);
     cairn_cluster_jobs_seat_down(session->cluster, seat);

@@ -137,7 +137,7 @@ static void on_landed(void *arg, cairn_status status)
     struct cairn_shard_job *job = slot->job;
     const uint8_t *payload = job->landing.base + (size_t)(slot - job->slots) * job->slot_bytes;
     if (status == CAIRN_OK) {
-        job->shard->stats.pushed_bytes += slot->payload_bytes;
+        cairn_bytes_pushed(job, slot->member, slot->payload_bytes, false);
         if (cairn_chunk_checksum(payload, slot->payload_bytes) != slot->checksum)
             status = CAIRN_ERR_CHECKSUM;
     }
@@ -166,7 +166,7 @@ static void land_view(struct cairn_slot *slot, struct cairn_fabric_message *mess
 {
     slot->message = message;
     slot->view = cairn_fabric_message_view(message);
-    slot->job->shard->stats.pushed_bytes += slot->payload_bytes;
+    cairn_bytes_pushed(slot->job, slot->member, slot->payload_bytes, true);
     slot_landed(slot, CAIRN_OK); // told to the core when its actions are done
 }
 

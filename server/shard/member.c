@@ -234,7 +234,11 @@ cairn_status cairn_member_join(struct cairn_shard_job *job, const Cairn__MemberJ
     member->job = job;
     member->tiles_hash = CAIRN_TABLE_HASH_WHOLE;
     struct cairn_member *before = cairn_member_find(job, message->member);
-    if (before != NULL) cairn_tiles_move(before, member);
+    member->bytes.steps_before = job->steps;
+    if (before != NULL) {
+        cairn_tiles_move(before, member);
+        member->bytes = before->bytes;
+    }
     cairn_member_leave(job, message->member); // it is replaced
     member->number = message->member;
     member->token = message->token;

@@ -175,7 +175,8 @@ static void on_sent(void *arg, cairn_status status)
 {
     struct cairn_reply *reply = arg;
     struct cairn_shard_job *job = reply->job;
-    if (status == CAIRN_OK) job->shard->stats.fetched_bytes += reply->header.payload_bytes;
+    if (status == CAIRN_OK)
+        cairn_bytes_fetched(job, reply->header.member, reply->header.payload_bytes, reply->shared);
     reply_end(reply);
     cairn_shard_job_idle(job);
 }
@@ -212,6 +213,7 @@ static void send_data(struct cairn_member *member, struct cairn_reply *reply,
     cairn_chunk_encode(header, bytes);
     cairn_status status = CAIRN_ERR_CLOSED;
     if (member->peer != NULL) {
+        reply->shared = strcmp(cairn_fabric_peer_path(member->peer), "mapped") == 0;
         status = cairn_fabric_send(member->peer, bytes, sizeof bytes, reply->bytes, byte_count,
                                    on_sent, reply);
     }

@@ -168,7 +168,7 @@ static void take(struct cairn_put *put, struct cairn_member *member)
         if (member != NULL) refuse(member, &put->header, status, &why);
         return;
     }
-    job->shard->stats.pushed_bytes += bytes;
+    cairn_bytes_put(job, put->header.member, bytes);
     if (member != NULL) acknowledge(member, &put->header);
 }
 

@@ -341,6 +341,7 @@ void cairn_round_update(struct cairn_shard_job *job, const struct cairn_decision
         return;
     }
     job->version_next = decision->version_after;
+    job->steps += !job->update_writes;
     job->updating = true;
     job->update_waits = job->copies > 0;
     if (!job->update_waits) begin_update(job);

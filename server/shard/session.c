@@ -114,7 +114,12 @@ static void send_heartbeat(struct cairn_shard *shard)
         shard->stats.landing_bytes += job->landing.bytes;
     }
     heartbeat.stats = &shard->stats;
+    struct cairn_bytes_list list;
+    cairn_bytes_list(shard, &list);
+    heartbeat.bytes = list.pointers;
+    heartbeat.n_bytes = list.count;
     cairn_session_send(shard, CAIRN_MSG_HEARTBEAT, 0, &heartbeat.base);
+    cairn_bytes_list_release(&list);
 }
 
 /* A coordinator tells at once of the members that it has, and a new one of each as it attaches again:

@@ -35,6 +35,7 @@
 #include "server/base/log.h"
 #include "server/core/step.h"
 #include "server/shard/arena.h"
+#include "server/shard/bytes.h"
 #include "server/shard/pool.h"
 #include "server/shard/published.h"
 
@@ -184,7 +185,8 @@ struct cairn_member {
     uint64_t tiles_hash; /* of the list that it declared: CAIRN_TABLE_HASH_WHOLE without one */
     struct cairn_member_tile *tiles; /* owned: [tile_count], by tensor; those of tensors here */
     size_t tile_count;
-    uint64_t untouched; /* chunks of trained tensors here that it holds nothing of */
+    uint64_t untouched;       /* chunks of trained tensors here that it holds nothing of */
+    struct cairn_bytes bytes; /* its own, since it joined */
     struct cairn_log_limit refusals;
     size_t address_bytes;
     uint8_t address[]; /* owned: [address_bytes], for the fabric */
@@ -196,6 +198,7 @@ struct cairn_reply {
     struct cairn_chunk_header header;
     struct cairn_box box; /* what of the chunk; if `boxed` */
     bool boxed;
+    bool shared;                            /* the data goes through memory of this host */
     uint8_t box_bytes[CAIRN_BOX_BYTES_MAX]; /* being received */
     struct cairn_reply *next;               /* in job->deferred or job->replies_free */
     uint8_t bytes[];                        /* owned: [job->reply_bytes] */
@@ -222,7 +225,9 @@ struct cairn_shard_job {
     enum cairn_job_state state;
     bool staged; /* made of another generation, which still serves: only handlers.c sees it */
     uint64_t number, generation;
-    uint64_t budget_bytes; /* taken of shard->budget for all that is reserved here */
+    uint64_t budget_bytes;    /* taken of shard->budget for all that is reserved here */
+    struct cairn_bytes bytes; /* of all members that there were */
+    uint64_t steps;           /* updated here, writes aside */
 
     /* what it is; constant; owned */
     struct cairn_job_spec_data spec;

@@ -1,0 +1,67 @@
+#include "server/coordinator/bytes.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void cairn_cluster_bytes_take(struct cairn_cluster_seat *seat, const Cairn__Heartbeat *message)
+{
+    const size_t count = message->n_bytes < CAIRN_BYTES_TOLD_MAX ? message->n_bytes
+                                                                 : CAIRN_BYTES_TOLD_MAX;
+    seat->bytes_count = 0;
+    Cairn__BytesTold *bytes = realloc(seat->bytes, (count + 1) * sizeof *bytes);
+    if (bytes == NULL) return;
+    seat->bytes = bytes;
+    for (size_t i = 0; i < count; i++) bytes[i] = *message->bytes[i]; // numbers only
+    seat->bytes_count = count;
+}
+
+/* The entry of the rank, made in its place; NULL: so many are not shown. */
+static Cairn__BytesTold *worker(struct cairn_bytes_view *out, uint32_t rank)
+{
+    size_t at = 1;
+    while (at < out->count && out->told[at].rank < rank) at++;
+    if (at < out->count && out->told[at].rank == rank) return &out->told[at];
+    if (at > CAIRN_BYTES_WORKERS_SHOWN) return NULL;
+    if (out->count <= CAIRN_BYTES_WORKERS_SHOWN) out->count++; // else the last one goes
+    memmove(&out->told[at + 1], &out->told[at], (out->count - 1 - at) * sizeof *out->told);
+    cairn__bytes_told__init(&out->told[at]);
+    out->told[at].of_worker = true;
+    out->told[at].rank = rank;
+    return &out->told[at];
+}
+
+/* Shards tell at different times, so each is divided by its own steps. */
+static void add(Cairn__BytesTold *to, const Cairn__BytesTold *more)
+{
+    to->pushed_shared += more->pushed_shared;
+    to->pushed_carried += more->pushed_carried;
+    to->fetched_shared += more->fetched_shared;
+    to->fetched_carried += more->fetched_carried;
+    to->put += more->put;
+    if (more->steps == 0) return;
+    const double steps = (double)more->steps;
+    to->pushed_a_step += (double)(more->pushed_shared + more->pushed_carried) / steps;
+    to->fetched_a_step += (double)(more->fetched_shared + more->fetched_carried) / steps;
+    if (more->steps > to->steps) to->steps = more->steps;
+}
+
+const Cairn__BytesTold *cairn_cluster_bytes_of(const struct cairn_cluster_job *job,
+                                               struct cairn_bytes_view *out)
+{
+    out->count = 1;
+    cairn__bytes_told__init(&out->told[0]);
+    for (uint32_t s = 0; s < job->layout->shard_count; s++) {
+        const struct cairn_cluster_seat *seat = job->shards[s].seat;
+        for (size_t i = 0; i < seat->bytes_count; i++) {
+            const Cairn__BytesTold *told = &seat->bytes[i];
+            if (told->job != job->id) continue;
+            Cairn__BytesTold *to = told->of_worker ? worker(out, told->rank) : &out->told[0];
+            if (to != NULL) add(to, told);
+        }
+    }
+    for (size_t i = 0; i < out->count; i++) {
+        out->told[i].job = job->id;
+        out->list[i] = &out->told[i];
+    }
+    return &out->told[0];
+}

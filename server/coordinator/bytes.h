@@ -1,0 +1,21 @@
+/* Bytes of a job as its shards tell of them, added up for those who ask. Loop thread only. */
+#ifndef CAIRN_COORDINATOR_BYTES_H
+#define CAIRN_COORDINATOR_BYTES_H
+
+#include "server/coordinator/cluster.h"
+
+#define CAIRN_BYTES_WORKERS_SHOWN 64
+
+struct cairn_bytes_view {
+    size_t count; /* the first is of all members, then workers by rank */
+    Cairn__BytesTold told[1 + CAIRN_BYTES_WORKERS_SHOWN];
+    Cairn__BytesTold *list[1 + CAIRN_BYTES_WORKERS_SHOWN];
+};
+
+/* Keeps what the seat's shard told, instead of what it told before; without memory nothing. */
+void cairn_cluster_bytes_take(struct cairn_cluster_seat *seat, const Cairn__Heartbeat *message);
+/* Adds up what the job's shards told last; of all members is returned. Borrows itself: do not move it. */
+const Cairn__BytesTold *cairn_cluster_bytes_of(const struct cairn_cluster_job *job,
+                                               struct cairn_bytes_view *out);
+
+#endif

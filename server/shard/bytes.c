@@ -1,0 +1,86 @@
+#include "server/shard/bytes.h"
+
+#include <stdlib.h>
+
+#include "server/shard/shard.h"
+
+/* ---- counting ---- */
+
+void cairn_bytes_pushed(struct cairn_shard_job *job, uint64_t member, uint64_t bytes, bool shared)
+{
+    struct cairn_member *m = cairn_member_find(job, member);
+    job->shard->stats.pushed_bytes += bytes;
+    *(shared ? &job->bytes.pushed_shared : &job->bytes.pushed_carried) += bytes;
+    if (m != NULL) *(shared ? &m->bytes.pushed_shared : &m->bytes.pushed_carried) += bytes;
+}
+
+void cairn_bytes_fetched(struct cairn_shard_job *job, uint64_t member, uint64_t bytes, bool shared)
+{
+    struct cairn_member *m = cairn_member_find(job, member);
+    job->shard->stats.fetched_bytes += bytes;
+    *(shared ? &job->bytes.fetched_shared : &job->bytes.fetched_carried) += bytes;
+    if (m != NULL) *(shared ? &m->bytes.fetched_shared : &m->bytes.fetched_carried) += bytes;
+}
+
+void cairn_bytes_put(struct cairn_shard_job *job, uint64_t member, uint64_t bytes)
+{
+    struct cairn_member *m = cairn_member_find(job, member);
+    job->shard->stats.pushed_bytes += bytes;
+    job->bytes.put += bytes;
+    if (m != NULL) m->bytes.put += bytes;
+}
+
+/* ---- telling ---- */
+
+static bool is_told(const struct cairn_shard_job *job)
+{
+    return !job->staged && job->state != CAIRN_JOB_LEAVING;
+}
+
+static Cairn__BytesTold *add(struct cairn_bytes_list *out, const struct cairn_shard_job *job,
+                             const struct cairn_bytes *bytes)
+{
+    Cairn__BytesTold *told = &out->told[out->count];
+    out->pointers[out->count++] = told;
+    cairn__bytes_told__init(told);
+    told->job = job->number;
+    told->steps = job->steps - bytes->steps_before;
+    told->pushed_shared = bytes->pushed_shared;
+    told->pushed_carried = bytes->pushed_carried;
+    told->fetched_shared = bytes->fetched_shared;
+    told->fetched_carried = bytes->fetched_carried;
+    told->put = bytes->put;
+    return told;
+}
+
+static void add_workers(struct cairn_bytes_list *out, const struct cairn_shard_job *job)
+{
+    for (size_t i = 0; i < job->member_capacity && out->count < CAIRN_BYTES_TOLD_MAX; i++) {
+        const struct cairn_member *member = job->members[i];
+        if (member == NULL || member->role != CAIRN_ROLE_WIRE_WORKER) continue;
+        Cairn__BytesTold *told = add(out, job, &member->bytes);
+        told->of_worker = true;
+        told->rank = member->rank;
+    }
+}
+
+void cairn_bytes_list(const struct cairn_shard *shard, struct cairn_bytes_list *out)
+{
+    size_t most = 0;
+    for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
+        most += 1 + job->member_count;
+    if (most > CAIRN_BYTES_TOLD_MAX) most = CAIRN_BYTES_TOLD_MAX; // there are fewer jobs
+    *out = (struct cairn_bytes_list) { .told = calloc(most + 1, sizeof *out->told),
+                                       .pointers = calloc(most + 1, sizeof *out->pointers) };
+    if (out->told == NULL || out->pointers == NULL) return;
+    for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
+        if (is_told(job)) add(out, job, &job->bytes);
+    for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
+        if (is_told(job)) add_workers(out, job);
+}
+
+void cairn_bytes_list_release(struct cairn_bytes_list *list)
+{
+    free(list->told);
+    free(list->pointers);
+}

@@ -1,0 +1,34 @@
+/* Payload bytes by job, worker and way, told to the coordinator with each Heartbeat. Loop thread only. */
+#ifndef CAIRN_SHARD_BYTES_H
+#define CAIRN_SHARD_BYTES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/wire/messages.h"
+
+struct cairn_shard;
+struct cairn_shard_job;
+
+/* Shared: through memory of this host; carried: any other way. */
+struct cairn_bytes {
+    uint64_t pushed_shared, pushed_carried, fetched_shared, fetched_carried, put;
+    uint64_t steps_before; /* of a member: job->steps when it joined */
+};
+
+/* The member may be gone: then the job's count alone grows. */
+void cairn_bytes_pushed(struct cairn_shard_job *job, uint64_t member, uint64_t bytes, bool shared);
+void cairn_bytes_fetched(struct cairn_shard_job *job, uint64_t member, uint64_t bytes, bool shared);
+void cairn_bytes_put(struct cairn_shard_job *job, uint64_t member, uint64_t bytes);
+
+struct cairn_bytes_list {
+    size_t count;
+    Cairn__BytesTold *told;      /* owned: [count] */
+    Cairn__BytesTold **pointers; /* owned: [count], to these */
+};
+/* Of each job that serves one of all, then of workers, at most CAIRN_BYTES_TOLD_MAX. Without memory: none. */
+void cairn_bytes_list(const struct cairn_shard *shard, struct cairn_bytes_list *out);
+void cairn_bytes_list_release(struct cairn_bytes_list *list);
+
+#endif

@@ -1,0 +1,215 @@
+/* What a step costs on the way: with Ψ the bytes of the published copies of what is trained, a worker moves
+ * 2 Ψ a step (one push, one fetch), 3 Ψ where backward fetches again, (M + 1) Ψ where M micro-batches are
+ * pushed. Client and shards count the same. */
+#include <cairn.h>
+#include <check.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/cluster.h"
+
+enum { SHARDS = 2, TENSORS = 3, STEPS = 4, MICROS = 3, ELEMS_MAX = 300 * 211 };
+
+/* In its wire dtype is also what is pushed. */
+static const struct cairn_tensor model[TENSORS] = {
+    { .struct_size = sizeof model[0],
+      .name = "big",
+      .unit = "u",
+      .rank = 2,
+      .shape = { 300, 211 },
+      .init = { CAIRN_INIT_NORMAL, 0, 1, 1 } },
+    { .struct_size = sizeof model[0],
+      .name = "half",
+      .unit = "v",
+      .rank = 2,
+      .shape = { 211, 200 },
+      .wire = CAIRN_BF16,
+      .init = { CAIRN_INIT_NORMAL, 0, 1, 2 } },
+    { .struct_size = sizeof model[0],
+      .name = "small",
+      .unit = "v",
+      .rank = 1,
+      .shape = { 77 },
+      .init = { CAIRN_INIT_ONES, 0, 0, 0 } },
+};
+static const uint64_t psi = 4 * 300 * 211 + 2 * 211 * 200 + 4 * 77;
+/* What was added up in the client is pushed in fp32. */
+static const uint64_t psi_added = 4 * (300 * 211 + 211 * 200 + 77);
+
+static struct cluster cluster;
+static struct cluster_said said;
+static const char *const kinds[] = { "ucx", "auto" };
+
+#define good(call)                                                              \
+    do {                                                                        \
+        const cairn_status good_status = (call);                                \
+        ck_assert_msg(good_status == CAIRN_OK, "%s: %s", #call, cairn_error()); \
+    } while (0)
+
+static struct cairn_mem mem_of(int t, void *memory)
+{
+    return (struct cairn_mem) { .struct_size = sizeof(struct cairn_mem),
+                                .ptr = memory,
+                                .dtype = model[t].wire == CAIRN_BF16 ? CAIRN_BF16 : CAIRN_F32 };
+}
+
+static void fetch_all(cairn_job *job, struct cairn_version version)
+{
+    static float values[ELEMS_MAX];
+    for (int t = 0; t < TENSORS; t++) {
+        const struct cairn_mem mem = mem_of(t, values);
+        cairn_op *op;
+        good(cairn_fetch(job, version, model[t].name, NULL, NULL, &mem, &op));
+        good(cairn_wait(op, CLUSTER_WAIT_MS));
+    }
+}
+
+/* fetches: how often a worker gathers the model in a step. */
+static void train(cairn_job *job, uint32_t micros, int fetches)
+{
+    static float gradient[ELEMS_MAX];
+    for (int step = 0; step < STEPS; step++) {
+        struct cairn_round round = { .struct_size = sizeof round };
+        struct cairn_result result = { .struct_size = sizeof result };
+        good(cairn_round_begin(job, CLUSTER_WAIT_MS, &round));
+        for (int i = 0; i < fetches; i++) fetch_all(job, round.version);
+        for (uint32_t m = 0; m < micros; m++) {
+            for (int t = 0; t < TENSORS; t++) {
+                const struct cairn_mem mem = mem_of(t, gradient);
+                good(cairn_push(job, &round, m, model[t].name, NULL, &mem, NULL));
+            }
+            if (m + 1 < micros) good(cairn_micro_end(job, &round, m));
+        }
+        good(cairn_commit(job, &round, micros, NULL, 0, CLUSTER_WAIT_MS, &result));
+        ck_assert(result.applied);
+    }
+}
+
+static cairn_job *open_job(cairn *session, const char *name, uint32_t stage, uint32_t micros)
+{
+    const struct cairn_group adamw = CAIRN_GROUP_INIT;
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = model,
+                                         .tensor_count = TENSORS,
+                                         .groups = &adamw,
+                                         .group_count = 1,
+                                         .chunk_leaves = 4,
+                                         .stage = CAIRN_STAGE(stage),
+                                         .micro_batches = micros };
+    cairn_job *job;
+    good(cairn_job_open(session, name, &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &job));
+    good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
+    return job;
+}
+
+static uint64_t number(const json_t *object, const char *key, const char *way)
+{
+    return (uint64_t)json_integer_value(json_object_get(json_object_get(object, key), way));
+}
+
+/* All bytes that the shards say the job pushed and fetched, of all and of its worker; false: the last
+ * heartbeat is older than what was done. */
+static bool shards_count(const char *name, uint64_t pushed, uint64_t fetched, bool shared)
+{
+    const char *way = shared ? "shared" : "carried", *other = shared ? "carried" : "shared";
+    cluster_cli(&cluster, &said, "job", "show", "-o", "json", name, NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    json_t *show = json_loads(said.out, 0, NULL);
+    const json_t *all = json_object_get(show, "bytes");
+    const json_t *worker = json_array_get(json_object_get(all, "workers"), 0);
+    const json_t *step = json_object_get(all, "per_step");
+    const bool same = number(all, "pushed", way) == pushed &&
+                      number(all, "fetched", way) == fetched &&
+                      number(worker, "pushed", way) == pushed &&
+                      number(worker, "fetched", way) == fetched;
+    if (same) {
+        ck_assert_uint_eq(number(all, "pushed", other) + number(all, "fetched", other), 0);
+        ck_assert_int_eq(json_integer_value(json_object_get(all, "steps")), STEPS);
+        ck_assert_double_eq(json_real_value(json_object_get(step, "pushed")),
+                            (double)pushed / STEPS);
+        ck_assert_double_eq(json_real_value(json_object_get(step, "fetched")),
+                            (double)fetched / STEPS);
+    }
+    json_decref(show);
+    return same;
+}
+
+/* Trains a job of its own, and holds both counts against what a step is to push, and `fetches` of psi. */
+static void check(const char *kind, uint32_t stage, uint32_t micros, uint64_t pushed_a_step,
+                  int fetches)
+{
+    const struct cairn_opts opts = { .struct_size = sizeof opts,
+                                     .endpoint = cluster.address,
+                                     .fabric = kind };
+    const bool shared = strcmp(kind, "auto") == 0;
+    const uint64_t pushed = STEPS * pushed_a_step;
+    const uint64_t fetched = (uint64_t)(STEPS * fetches) * psi;
+    struct cairn_stats stats = { .struct_size = sizeof stats };
+    char name[32];
+    snprintf(name, sizeof name, "%s-%u-%u", kind, stage, micros);
+    cairn *session;
+    good(cairn_open(&opts, &session));
+    cairn_job *job = open_job(session, name, stage, micros);
+    train(job, micros, fetches);
+    good(cairn_job_stats(job, &stats));
+    ck_assert_uint_eq(stats.pushed_bytes, pushed);
+    ck_assert_uint_eq(stats.fetched_bytes, fetched);
+    ck_assert_uint_eq(stats.shared_pushed_bytes, shared ? pushed : 0);
+    ck_assert_uint_eq(stats.shared_fetched_bytes, shared ? fetched : 0);
+    // What is read in published memory, no shard sees.
+    int tries = 0;
+    while (!shards_count(name, pushed, shared ? 0 : fetched, shared))
+        ck_assert_msg(++tries < 1000, "job show never said it:\n%s", said.out);
+    cairn_close(session);
+}
+
+static void set_up(void)
+{
+    static const char *const quick[] = { "lease.heartbeat=50ms", NULL };
+    const struct cluster_options options = { .coordinator_set = quick };
+    cluster_start(&cluster, SHARDS, &options);
+}
+
+static void tear_down(void)
+{
+    cluster_stop(&cluster);
+}
+
+START_TEST(stages_0_to_2_move_two_psi_a_step)
+{
+    for (uint32_t stage = 0; stage <= 2; stage++) check(kinds[_i], stage, 1, psi, 1);
+}
+END_TEST
+
+START_TEST(stage_3_with_a_fetch_in_backward_moves_three_psi)
+{
+    check(kinds[_i], 3, 1, psi, 2);
+}
+END_TEST
+
+/* Stages 0 and 1 add micro-batches up and push once; stages 2 and 3 push each. */
+START_TEST(micro_batches_that_are_pushed_cost_a_psi_each)
+{
+    check(kinds[_i], 1, MICROS, psi_added, 1);
+    check(kinds[_i], 2, MICROS, MICROS * psi, 1);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("bytes");
+    TCase *tests = tcase_create("bytes");
+    tcase_set_timeout(tests, 60);
+    tcase_add_checked_fixture(tests, set_up, tear_down);
+    tcase_add_loop_test(tests, stages_0_to_2_move_two_psi_a_step, 0, 2);
+    tcase_add_loop_test(tests, stage_3_with_a_fetch_in_backward_moves_three_psi, 0, 2);
+    tcase_add_loop_test(tests, micro_batches_that_are_pushed_cost_a_psi_each, 0, 2);
+    suite_add_tcase(suite, tests);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
