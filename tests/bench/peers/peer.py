@@ -8,6 +8,7 @@ torch does not have prints {"bench": ..., "absent": why} and ends with status 77
 """
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -94,22 +95,24 @@ def join(asked: argparse.Namespace, processes: int) -> None:
 
 
 def start_all(processes: int) -> int:
-    """One process a rank, of this same script; all of them end here. 0, ABSENT or 1."""
+    """One process a rank, of this same script; all of them end here, rank 0 as the last. Its status, or that of another
+    that failed."""
     environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", PYTHONDONTWRITEBYTECODE="1")
     with tempfile.TemporaryDirectory(prefix="cairn-peer-") as folder:
         ranks = [subprocess.Popen([sys.executable, *sys.argv, "--rank", str(rank), "--store", f"{folder}/store"],
                                   env=environment) for rank in range(processes)]
         try:
-            statuses = []
-            for rank in ranks:  # one that failed leaves the other waiting
-                statuses.append(rank.wait())
-                if statuses[-1] not in (0, ABSENT):
-                    break
+            while all(rank.poll() in (None, 0) for rank in ranks) and ranks[0].poll() is None:
+                time.sleep(0.05)  # one that failed leaves the other waiting
+            if any(rank.poll() == ABSENT for rank in ranks):  # the first says why; it may not have come to that yet
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    ranks[0].wait(30)
+            statuses = [rank.poll() for rank in ranks if rank.poll()]
         finally:
             for rank in ranks:
                 rank.kill()
                 rank.wait()
-    return next((1 for status in statuses if status not in (0, ABSENT)), statuses[0])
+    return statuses[0] if statuses else 0
 
 
 # ---- the clock ----
@@ -134,12 +137,11 @@ def measure(step: Callable, prepare: Callable, runs: int, processes: int) -> lis
     return seconds[1:]
 
 
-def work(bench: str, asked: argparse.Namespace, make: Callable, processes: int, bytes_each: int) -> dict:
+def work(bench: str, asked: argparse.Namespace, make: Callable, processes: int) -> dict:
     import torch
 
     rows, columns = shapes(asked)[0]
     elems = rows * columns * asked.tensors
-    judge_memory(elems * bytes_each * processes // (processes if asked.rank else 1))
     threads = max(1, cores() // processes)
     torch.set_num_threads(threads)
     join(asked, processes)
@@ -157,13 +159,15 @@ def run(bench: str, asked: argparse.Namespace, make: Callable, processes: int, b
     if asked.params < 1 or asked.runs < 1 or asked.tensors < 1:
         sys.exit("--params, --runs and --tensors are at least 1")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    if processes > 1 and asked.rank is None:
-        sys.exit(start_all(processes))
-    signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(asked.limit)
     status, result = 0, {}
     try:
-        result = work(bench, asked, make, processes, bytes_each)
+        if asked.rank is None:
+            judge_memory(asked.params * bytes_each * processes)
+        if processes > 1 and asked.rank is None:
+            sys.exit(start_all(processes))
+        signal.signal(signal.SIGALRM, give_up)
+        signal.alarm(asked.limit)
+        result = work(bench, asked, make, processes)
     except (Absent, ImportError) as why:
         status, result = ABSENT, {"bench": bench, "absent": " ".join(str(why).split()), "machine": machine()}
     if not asked.rank:
