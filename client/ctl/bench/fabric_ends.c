@@ -298,6 +298,7 @@ static bool make_memory(struct end *end)
     end->landing = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     if (end->area == NULL || end->checksums == NULL || end->landing == MAP_FAILED) return false;
+    madvise(end->landing, bytes, MADV_DONTFORK); // else each fork of a reference costs us faults
     for (size_t i = 0; i < SLOTS; i++) {
         end->flights[i] = (struct flight) { .end = end, .bytes = end->landing };
         if (end->is_shard) end->flights[i].bytes += i * end->chunk_bytes;
