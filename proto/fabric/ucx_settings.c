@@ -102,10 +102,11 @@ cairn_status ucx_context_open(const struct cairn_fabric_options *options,
 
 void ucx_describe(struct cairn_fabric *fabric, const struct cairn_fabric_options *options)
 {
-    snprintf(fabric->describe, sizeof fabric->describe,
-             "ucx %s, transports %s, devices %s, tcp ports %s, rendezvous from 32 KiB, payloads to "
-             "%zu bytes, at most %u held and %u sends in flight",
-             ucp_get_version_string(), or_default(options->transports, "tcp"),
-             or_default(options->net_devices, "lo"), or_default(options->port_range, "any"),
-             options->max_payload, options->held_max, options->sends_max);
+    snprintf(
+        fabric->describe, sizeof fabric->describe,
+        "ucx %s, transports %s, devices %s, tcp ports %s, segments of 64 KiB, "
+        "rendezvous from 32 KiB, payloads to %zu bytes, at most %u held and %u sends in flight",
+        ucp_get_version_string(), or_default(options->transports, "tcp"),
+        or_default(options->net_devices, "lo"), or_default(options->port_range, "any"),
+        options->max_payload, options->held_max, options->sends_max);
 }
