@@ -54,25 +54,26 @@ static struct cairn_cluster_options options_of(struct rooms *rooms)
         .store_path = rooms->store,
         .snapshots_path = rooms->snapshots,
         .network = { .listen = (char *)(uintptr_t) "127.0.0.1:0",
-                     .connections_max = 64,
+                     .connections_max = 32 + rooms->workers_max,
                      .half_open_max = 32,
                      .hello_timeout_ms = 5000,
                      .send_queue_bytes = 8 << 20 },
         .heartbeat_ms = 1000,
         .lease_timeout_ms = 10000,
-        .workers_max = 32,
+        .workers_max = rooms->workers_max,
         .lease_ttl_max_ms = 600000,
         .lease_versions_max = CAIRN_LEASED_VERSIONS_MAX,
     };
 }
 
-static void open_inside(struct rooms *rooms, uint32_t shard_count,
+static void open_inside(struct rooms *rooms, uint32_t shard_count, uint32_t workers_max,
                         const struct cairn_fabric_mem_options *fabric)
 {
     struct cairn_sentence why;
     memset(rooms, 0, sizeof *rooms);
     rooms->shard_count = shard_count;
     rooms->compute_threads = 1;
+    rooms->workers_max = workers_max;
     cairn_log_init("rooms", CAIRN_LOG_ERROR);
     cairn_scratch_make(rooms->folder);
     snprintf(rooms->store, sizeof rooms->store, "%s/store", rooms->folder);
@@ -96,15 +97,21 @@ static void open_inside(struct rooms *rooms, uint32_t shard_count,
 }
 
 /* The daemons ignore SIGPIPE; here only their threads do, so that one of the library's would be seen. */
-void rooms_open(struct rooms *rooms, uint32_t shard_count,
-                const struct cairn_fabric_mem_options *fabric)
+void rooms_open_for(struct rooms *rooms, uint32_t shard_count, uint32_t workers_max,
+                    const struct cairn_fabric_mem_options *fabric)
 {
     sigset_t pipe, old;
     sigemptyset(&pipe);
     sigaddset(&pipe, SIGPIPE);
     pthread_sigmask(SIG_BLOCK, &pipe, &old);
-    open_inside(rooms, shard_count, fabric);
+    open_inside(rooms, shard_count, workers_max, fabric);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
+}
+
+void rooms_open(struct rooms *rooms, uint32_t shard_count,
+                const struct cairn_fabric_mem_options *fabric)
+{
+    rooms_open_for(rooms, shard_count, 32, fabric);
 }
 
 void rooms_close(struct rooms *rooms)

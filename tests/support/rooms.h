@@ -19,7 +19,7 @@ struct rooms {
         snapshots[CAIRN_SCRATCH_BYTES + 16];
     char address[64]; /* of the coordinator */
     struct cairn_fabric_mem_hub *hub;
-    uint32_t shard_count, compute_threads;
+    uint32_t shard_count, compute_threads, workers_max;
     /* private */
     pthread_t thread;
     sem_t ready;
@@ -33,6 +33,9 @@ struct rooms {
 
 void rooms_open(struct rooms *rooms, uint32_t shard_count,
                 const struct cairn_fabric_mem_options *fabric);
+/* For more than the 32 workers that rooms_open allows. */
+void rooms_open_for(struct rooms *rooms, uint32_t shard_count, uint32_t workers_max,
+                    const struct cairn_fabric_mem_options *fabric);
 /* The workers must have closed their sessions. */
 void rooms_close(struct rooms *rooms);
 
