@@ -10,6 +10,7 @@ Without it start WORLD_SIZE processes with RANK set; --tp 2 also wants MASTER_AD
 """
 
 import argparse
+import contextlib
 import ctypes
 import json
 import subprocess
@@ -173,6 +174,7 @@ def flags():
     add("--context", type=int, default=64)
     add("--lr", type=float, default=2e-3)
     add("--every", type=int, default=20, help="steps between two lines; their loss is of rank 0's rows")
+    add("--timeline", help="a file for a Chrome trace of this run's pushes and backward passes; of rank 0")
     add("--save", help="a safetensors file for the parameters in the end; finetune.py begins with one")
     return parser.parse_args()
 
@@ -186,6 +188,14 @@ def join_team(tp, env):
     dist.init_process_group("gloo")
     groups = [dist.new_group(list(range(first, first + tp))) for first in range(0, env.world, tp)]
     return Team(env.rank % tp, tp, groups[env.rank // tp])
+
+
+def phase(timeline, name, call):
+    """What the call gives, recorded if there is a timeline."""
+    if timeline is None:
+        return call()
+    with timeline.span(name):
+        return call()
 
 
 @torch.no_grad()
@@ -218,23 +228,29 @@ def main():
                         groups={"*norm*": dict(weight_decay=0.0)},
                         schedule=cairn.cosine(args.steps, warmup_steps=args.steps // 20, lr_min=args.lr / 10))
     parts = {name: p.part for name, p in model.named_parameters() if hasattr(p, "part")}
-    with cairn.connect() as session:
+    with cairn.connect() as session, contextlib.ExitStack() as cleanup:
         m = session.attach(model, optim, name=args.job, stage=args.stage, clip_norm=1.0, parts=parts,
                            counts=team.rank == 0)
-        began = time.monotonic()
+        began, timeline = time.monotonic(), None
+        if args.timeline and env.rank == 0:
+            timeline = cleanup.enter_context(cairn.Timeline(m))
         while m.version.step < args.steps:
             try:
                 here = m.begin()
                 mine = text.batch(args.batch, here.step)[here.rank // args.tp::here.world // args.tp]
-                loss = model.loss(mine)
-                loss.backward()
-                done = m.step()
+                loss = phase(timeline, "forward", lambda: model.loss(mine))
+                phase(timeline, "backward", loss.backward)
+                done = phase(timeline, "step", m.step)
             except cairn.EpochChanged:
                 continue  # somebody came or went: nothing was applied, the step is done again
             if env.rank == 0 and (done.step % args.every == 0 or done.step == 1):
                 speed = args.batch * args.context * args.every / (time.monotonic() - began)
                 print(f"step {done.step} loss {loss.item():.4f} lr {done.lr:.2e} tokens/s {speed:.0f}", flush=True)
                 began = time.monotonic()
+        if timeline is not None:
+            cleanup.close()
+            timeline.write(args.timeline, env.rank)
+            print(f"{100 * timeline.overlap('backward'):.0f} % of the push time is within the backward passes")
         loss = evaluate(model, text)
         if env.rank == 0:
             print(f"done step {m.version.step} evaluation loss {loss:.4f}")

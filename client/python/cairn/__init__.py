@@ -15,8 +15,10 @@ from .env import Env, env
 from .errors import *  # noqa: F401,F403
 from .errors import CairnError
 from .optim import SGD, Adam, AdamW, constant, cosine, from_torch, linear, table, wsd
-from .session import ClientState, Job, JobInfo, Lease, Operation, Result, Round, RoundHandle, Session, Stats
+from .records import ClientState, JobInfo, Result, Round, Stats
+from .session import Job, Lease, Operation, RoundHandle, Session
 from .spec import Box, Group, Init, JobSpec, Part, Schedule, Tensor, Tile, Version
+from .timeline import Timeline
 
 __version__ = "0.1.0"
 

@@ -31,6 +31,7 @@ class Memory(NamedTuple):
     largest_unit_bytes: int
     window: int
     root_bytes: int
+    gradient_bytes: int = 0  # shared memory that gradients are pushed from
 
 
 class _Cell:

@@ -10,86 +10,19 @@ import atexit
 import ctypes
 import math
 import os
+import threading
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 
 from . import _c
 from .errors import BadHandle, CairnError, Exists, Invalid, NotFound, Timeout, error
 from .memory import Memory
+from .records import ClientState, JobInfo, Result, Round, Stats
 from .spec import (DTYPES, NONFINITE, Amendment, Box, Group, JobSpec, Tensor, Tile, Version, amend_to_c, box_to_c,
                    number, tensor_from_c, text, to_c, word)
 
 TIMEOUT_S = 60.0
 _SLICE_S = 0.5  # a signal is seen after so long
-
-
-class Round(NamedTuple):
-    """One attempt at a step. Address the batch by (step, rank, world); multiply the loss by loss_scale."""
-
-    round: int
-    step: int
-    epoch: int
-    version: Version
-    rank: int
-    world: int
-    loss_scale: float
-    revision: int
-    micro_batches: int
-
-
-class Result(NamedTuple):
-    """How a round ended. `step` and `version`: after it. `applied` is False if it was skipped."""
-
-    step: int
-    version: Version
-    grad_norm: float
-    clip_scale: float
-    lr: float
-    applied: bool
-    finite: bool
-    loss_scale: float
-
-
-class ClientState(NamedTuple):
-    """Bytes of the trainer's own, and the version that they belong to."""
-
-    data: bytes
-    version: Version
-
-
-class Stats(NamedTuple):
-    """Payload bytes since the job was opened, resent ones included; and the memory of gradients that are added up."""
-
-    pushed_bytes: int
-    fetched_bytes: int
-    put_bytes: int
-    accumulated_bytes: int
-    mapped_bytes: int
-    mapped_bytes_peak: int
-    maps: int
-    maps_prefetched: int
-    maps_over_window: int
-    prefetches_dropped: int
-    packed_bytes: int
-    packed_bytes_peak: int
-    assembled_bytes: int
-    assembled_bytes_peak: int
-
-
-class JobInfo(NamedTuple):
-    """The job as the servers have it."""
-
-    name: str
-    rank: int
-    workers_min: int
-    clip_norm: float
-    loss_scale: float
-    on_nonfinite: str
-    newest: Version
-    initialized: bool
-    stage: int
-    micro_batches: int
-    client_state_max: int
 
 
 def milliseconds(seconds: float) -> int:
@@ -142,10 +75,18 @@ class Operation:
             raise
         self._end()
 
+    def done(self) -> bool:
+        """Whether it has ended, well or not, and its buffer is back. Does not wait; a result is not kept for `wait`."""
+        handle = self._handle
+        if handle is not None and _c.lib().cairn_wait(handle, 0) != Timeout.status:
+            self._end()
+        return self._handle is None
+
     def _end(self) -> None:
-        if self._handle is not None:
-            self._job._open.pop(self._handle.value or 0, None)
-        self._handle = self._memory = None
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._job._open.pop(handle.value or 0, None)
+        self._memory = None
 
 
 class Mapped:
@@ -458,6 +399,15 @@ class RoundHandle:
             self._job._loans.remove(memory)
             raise
 
+    def push_watched(self, tensor: str, gradient: Any, micro: int = 0, dtype: str = "f32",
+                     box: Optional[Box] = None) -> Operation:
+        """As push; the gradient is on loan until the operation has ended, which may be long before the commit."""
+        memory, mem, there = self._job._lend(tensor, gradient, dtype, box, writable=False)
+        handle = ctypes.c_void_p()
+        check(_c.lib().cairn_push(self._job._living(), ctypes.byref(self._round), micro, text(tensor),
+                                  ctypes.byref(there), ctypes.byref(mem), ctypes.byref(handle)))
+        return Operation(self._job, handle, memory)
+
     def micro_end(self, micro: int) -> None:
         """Ends a micro-batch: tensors that were not pushed are absent from it, and count as 0."""
         check(_c.lib().cairn_micro_end(self._job._living(), ctypes.byref(self._round), micro))
@@ -498,6 +448,8 @@ class Session:
                        fabric=text(fabric), fabric_device=text(fabric_device), prefetch_units=prefetch_units)
         check(_c.lib().cairn_open(ctypes.byref(opts), ctypes.byref(handle)))
         self._handle: Optional[ctypes.c_void_p] = handle
+        self._memory_lock = threading.Lock()  # held while memory of cairn_alloc is written to
+        self._timeline: Any = None  # that reads event_fd
         atexit.register(self.close)  # leaves in words, rather than by a lost connection
 
     def __enter__(self) -> "Session":
@@ -509,6 +461,11 @@ class Session:
     def _is_mine(self) -> bool:
         return self._pid == os.getpid()
 
+    @property
+    def closed(self) -> bool:
+        """Here: closed, or opened before a fork."""
+        return self._handle is None or not self._is_mine()
+
     def _living(self) -> ctypes.c_void_p:
         if self._handle is None:
             raise BadHandle("the session is closed; connect again")
@@ -518,7 +475,8 @@ class Session:
 
     def close(self) -> None:
         """Closes its jobs too and ends what is under way; about a second at most. Twice is once."""
-        handle, self._handle = self._handle, None
+        with self._memory_lock:
+            handle, self._handle = self._handle, None
         if handle is None or not self._is_mine():
             return
         atexit.unregister(self.close)
@@ -555,6 +513,11 @@ class Session:
                        are; their lengths are part of the job. m.blob(name), m.write({name: bytes})
         parts          {parameter name: Part}: parameters that are parts of tensors (tensor parallelism); every worker
                        says which ones it has, the others it has whole
+        mapped_gradients
+                       gradients are copied once, by autograd's hook, into memory that the shards of this host map
+                       (Ψ bytes; twice with several micro_batches), instead of by the library later. None: where it
+                       helps, so not in stages 0 and 1 with several micro_batches, and given back after a step that
+                       shared nothing; False: never; True: or Invalid
         counts         False for all but one of the workers that compute one batch together: the batch counts once,
                        and of parameters that all have whole, the gradient of the one that counts is taken
 

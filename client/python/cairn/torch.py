@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import time
 import warnings
 import weakref
 from fnmatch import fnmatchcase
@@ -31,7 +32,8 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 import torch
 from torch import nn
 
-from . import _blobs, _transfer
+from . import _blobs, _options, _transfer
+from ._gradients import Gradients
 from ._model import Slot, Unit, UnitChoice, buffers_of, set_parts, slots_of, tensors_of, units_of
 from ._window import Memory, Window
 from .env import env
@@ -41,6 +43,7 @@ from .memory import can_lend
 from .optim import FromTorch, Optimizer, changed_group, from_torch
 from .session import TIMEOUT_S, Job, Result, Round, RoundHandle, Session
 from .spec import Group, JobSpec, Part, Tile, Version, at_least
+from .timeline import Timeline
 
 __all__ = ["AttachedModel", "Reader", "attach", "Memory"]
 
@@ -104,12 +107,12 @@ class AttachedModel:
                  name: Optional[str] = None, stage: int = 2, units: UnitChoice = None, window: Optional[int] = None,
                  wire_dtype: Any = None, timeout: float = TIMEOUT_S, rank: Optional[int] = None,
                  workers_min: Optional[int] = None, parts: Mapping[str, Part] = {}, counts: bool = True,
-                 blobs: Mapping[str, Any] = {}, **state: Any):
+                 blobs: Mapping[str, Any] = {}, mapped_gradients: Optional[bool] = None, **state: Any):
         here = env()
-        _judge_options(model, name, units, parts, counts)
+        _options.judge(model, name, units, parts, counts, mapped_gradients)
         _warn_of_statistics(model)
         self.model, self.name = model, type(model).__name__.lower() if name is None else name
-        self.stage, self.timeout = _stage(stage), timeout
+        self.stage, self.timeout = _options.stage_of(stage), timeout
         self._slots, self._buffers = slots_of(model, wire_dtype), buffers_of(model)
         set_parts(self._slots, parts)
         self._counts = counts
@@ -117,7 +120,7 @@ class AttachedModel:
         _blobs.warn_of_extra_state(model, opaque)
         self.blobs = {name: len(value) for name, value in opaque.items()}  # bytes of each
         modules = units_of(model, self._slots, units)
-        window = _window_size(window, self.stage, modules)
+        window = _options.window_size(window, self.stage, modules)
         groups, group_of = _groups(optim, self._slots)
         tensors = [tensor for slot in self._slots + self._buffers
                    for tensor in tensors_of(slot, group_of.get(slot.name))] + _blobs.tensors(opaque)
@@ -125,6 +128,10 @@ class AttachedModel:
                              here.world if workers_min is None else workers_min, stage=stage, **state)
         self.clip_norm = self._spec.clip_norm
         self._micro_batches = at_least(1, "micro_batches", self._spec.micro_batches)
+        copies = _options.gradient_places(mapped_gradients, self._slots, self.stage, self._micro_batches)
+        self._gradients: Optional[Gradients] = None
+        self._judge_sharing = mapped_gradients is None  # after the first step
+        self._timeline: Optional[Timeline] = None  # set by it
         self._round: Optional[RoundHandle] = None
         self._failure: Optional[CairnError] = None  # of a hook, raised by what the trainer calls next
         self._window: Optional[Window] = None
@@ -146,6 +153,8 @@ class AttachedModel:
                        for slot in self._slots if slot.trained]
         self._hooks.append(model.register_forward_pre_hook(lambda *_: self._before_forward()))
         try:
+            if copies > 0:
+                self._gradients = Gradients(session, self._slots, copies)
             self._bring_initial_state(opaque)
             if self.stage == 3:
                 self._window = Window(modules, window, self._start, self._others_went_on, lambda: self.timeout)
@@ -161,12 +170,14 @@ class AttachedModel:
         self.close()
 
     def close(self) -> None:
-        """Leaves the job. The model keeps what it has; in stage 3 that is the root unit only."""
+        """Leaves the job. The model keeps what it has; in stage 3 that is the root unit only. Before or after the
+        session is closed."""
         self._job.close()
         _attached.pop(self.model, None)
         for hook in self._hooks + (self._window.hooks if self._window is not None else []):
             (hook[1] if isinstance(hook, tuple) else hook).remove()
         self._hooks, self._window = [], None
+        self._let_gradients_go()
 
     def _declare_tiles(self) -> bool:
         """Whether tensors are held in parts: every worker is to say so, and brings its own."""
@@ -262,9 +273,11 @@ class AttachedModel:
             window.let_go(unit)
 
     def memory(self) -> Memory:
-        """Bytes of gathered parameters, stage 3; in the other stages all of them stay here."""
+        """Bytes of gathered parameters, stage 3 (in the other stages all of them stay here), and of the memory that
+        gradients are pushed from. m.job.stats() counts what was sent, and how much of it through shared memory."""
         root = sum(slot.parameter.numel() * slot.parameter.element_size() for slot in self._resident())
-        return Memory(0, 0, 0, 0, root) if self._window is None else self._window.memory(root)
+        gathered = Memory(0, 0, 0, 0, root) if self._window is None else self._window.memory(root)
+        return gathered._replace(gradient_bytes=0 if self._gradients is None else self._gradients.nbytes)
 
     # ---- a round ----
 
@@ -382,13 +395,35 @@ class AttachedModel:
         assert self._round is not None
         if slot.box is None and not self._counts:
             return  # the one that counts has the same gradient
-        host = gradient.detach().cpu()
+        began = time.monotonic()
+        place = self._gradients.place(slot, gradient) if self._gradients is not None else None
+        host = gradient.detach().cpu() if place is None else place.tensor
         dtype = _PUSHED.get(host.dtype)
         if dtype is None:  # float16 is widened
             host, dtype = host.to(torch.float32), "f32"
         self._touched = self._round.info.round
         lent = host if can_lend(host) else host.contiguous()
-        self._round.push(slot.name, lent, micro=self._passes, dtype=dtype, box=slot.box)
+        if place is None and self._timeline is None:
+            self._round.push(slot.name, lent, micro=self._passes, dtype=dtype, box=slot.box)
+            return
+        operation = self._round.push_watched(slot.name, lent, micro=self._passes, dtype=dtype, box=slot.box)
+        if place is not None:
+            place.push = operation
+        if self._timeline is not None:
+            self._timeline.pushed(slot.name, began, operation)
+
+    def _let_gradients_go(self) -> None:
+        if self._gradients is not None:
+            self._gradients.close()
+        self._gradients = None
+
+    def _judge_gradients(self) -> None:
+        """After a step: nothing is shared if no shard is on this host, and the copies were for nothing."""
+        if self._judge_sharing and self._gradients is not None:
+            stats = self._job.stats()
+            if stats.pushed_bytes > 0 and stats.shared_pushed_bytes == 0:
+                self._let_gradients_go()
+            self._judge_sharing = stats.pushed_bytes == 0
 
     def micro_end(self) -> None:
         """Ends a backward pass of several in a step. The next forward pass of the model does it by itself."""
@@ -444,6 +479,7 @@ class AttachedModel:
             lambda round_: round_.commit(chosen, self.timeout if timeout is None else timeout, given))
         self._round = None
         self._forget_gradients()
+        self._judge_gradients()
         if result.applied:
             self._load_after(result.version)
         elif self._window is not None:
@@ -550,35 +586,3 @@ class AttachedModel:
             return slot.whole
         inside = self._window is not None and slot in self._window
         return self._window.shape(slot) if inside else slot.parameter.shape  # type: ignore[union-attr]
-
-
-# ---- what attach takes ----
-
-def _judge_options(model: Any, name: Any, units: Any, parts: Any, counts: Any) -> None:
-    if not isinstance(model, nn.Module):
-        raise Invalid(f"attach takes a torch.nn.Module, not {model!r}")
-    if name is not None and (not isinstance(name, str) or not name):
-        raise Invalid(f"name is {name!r}; it must be a word, or None for that of the model's class")
-    if isinstance(units, (str, type)):
-        raise Invalid(f"units is {units!r}; give a list of classes and patterns: units=[…]")
-    if not isinstance(parts, Mapping) or not all(isinstance(part, Part) for part in parts.values()):
-        raise Invalid("parts must be {parameter name: cairn.Part}")
-    if not isinstance(counts, bool):
-        raise Invalid(f"counts is {counts!r}; it is True or False")
-
-
-def _stage(stage: int) -> int:
-    if type(stage) is not int or stage not in (0, 1, 2, 3):
-        raise Unsupported(f"stage {stage!r}; 0, 1, 2 and 3 are there")
-    return stage
-
-
-def _window_size(window: Optional[int], stage: int, units: List[Unit]) -> int:
-    if window is None:
-        return 2
-    at_least(1, "window", window)
-    if stage != 3:
-        raise Invalid(f"window is of stage 3, in stage {stage} all parameters stay here: leave it out, or give stage=3")
-    if not units:
-        raise Invalid("window: the model has no units, all of it would stay here; give units=[…], modules of it")
-    return window

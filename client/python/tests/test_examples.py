@@ -1,5 +1,6 @@
 """Every Python example, as a user runs it, over the daemons of `cairn local`."""
 
+import json
 import os
 import re
 import runpy
@@ -166,6 +167,18 @@ class Gpt(Case):
         self.assertEqual(len(team.losses()), 20)
         self.assertLessEqual(worst, 2e-3)
         self.assertLessEqual(abs(alone.evaluation() - team.evaluation()), 2e-3)
+
+    def test_a_timeline_says_how_much_of_the_push_time_is_within_the_backward(self):
+        run = self.gpt(1, "timeline", "--steps", "3", "--stage", "3", "--timeline", "trace.json", *TEXT)
+        share = run.lines(r"(\d+) % of the push time is within the backward passes")
+        self.assertEqual(len(share), 1, run.said())
+        self.assertTrue(0 <= int(share[0]) <= 100)
+        events = json.loads((self.folder / "trace.json").read_text())["traceEvents"]
+        names = [event["name"] for event in events if event["ph"] == "X"]
+        self.assertEqual([names.count(phase) for phase in ("forward", "backward", "step")], [3, 3, 3])
+        self.assertEqual(names.count("push blocks.1.qkv"), 3)
+        self.assertTrue(all(event["dur"] >= 0 and event["ts"] >= 0 for event in events if event["ph"] == "X"))
+        print(f"note: {share[0]} % of the push time is within the backward passes, in a model of 10,000 parameters")
 
     def test_torchrun_starts_it(self):
         # Debian's torch 1.13 has no torchrun in Python 3.11 without redirects.

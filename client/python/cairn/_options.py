@@ -1,0 +1,54 @@
+"""What attach takes: judged before anything is sent. Each option has an effect, or is refused."""
+
+from __future__ import annotations
+
+from typing import Any, List, Mapping, Optional
+
+from torch import nn
+
+from ._model import Slot, Unit
+from .errors import Invalid, Unsupported
+from .spec import Part, at_least
+
+
+def judge(model: Any, name: Any, units: Any, parts: Any, counts: Any, mapped_gradients: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise Invalid(f"attach takes a torch.nn.Module, not {model!r}")
+    if name is not None and (not isinstance(name, str) or not name):
+        raise Invalid(f"name is {name!r}; it must be a word, or None for that of the model's class")
+    if isinstance(units, (str, type)):
+        raise Invalid(f"units is {units!r}; give a list of classes and patterns: units=[…]")
+    if not isinstance(parts, Mapping) or not all(isinstance(part, Part) for part in parts.values()):
+        raise Invalid("parts must be {parameter name: cairn.Part}")
+    if not isinstance(counts, bool):
+        raise Invalid(f"counts is {counts!r}; it is True or False")
+    if mapped_gradients is not None and not isinstance(mapped_gradients, bool):
+        raise Invalid(f"mapped_gradients is {mapped_gradients!r}; it is True, False, or None for where it helps")
+
+
+def gradient_places(wanted: Optional[bool], slots: List[Slot], stage: int, micro_batches: int) -> int:
+    """Places in shared memory for each gradient: none where the library adds up a step's gradients in its own."""
+    adds_up = stage < 2 and micro_batches > 1
+    if wanted and adds_up:
+        raise Invalid(f"mapped_gradients: in stage {stage} gradients of {micro_batches} micro-batches are added up in "
+                      "memory of the library, and pushed from there; leave it out, or take stage 2")
+    if wanted and not any(slot.trained and slot.parameter.device.type == "cpu" for slot in slots):
+        raise Invalid("mapped_gradients: no parameter that is trained is in memory of the host; leave it out")
+    return 0 if wanted is False or adds_up else min(2, micro_batches)
+
+
+def stage_of(stage: int) -> int:
+    if type(stage) is not int or stage not in (0, 1, 2, 3):
+        raise Unsupported(f"stage {stage!r}; 0, 1, 2 and 3 are there")
+    return stage
+
+
+def window_size(window: Optional[int], stage: int, units: List[Unit]) -> int:
+    if window is None:
+        return 2
+    at_least(1, "window", window)
+    if stage != 3:
+        raise Invalid(f"window is of stage 3, in stage {stage} all parameters stay here: leave it out, or give stage=3")
+    if not units:
+        raise Invalid("window: the model has no units, all of it would stay here; give units=[…], modules of it")
+    return window

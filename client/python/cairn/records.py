@@ -1,0 +1,81 @@
+"""What the calls of a session tell."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .spec import Version
+
+
+class Round(NamedTuple):
+    """One attempt at a step. Address the batch by (step, rank, world); multiply the loss by loss_scale."""
+
+    round: int
+    step: int
+    epoch: int
+    version: Version
+    rank: int
+    world: int
+    loss_scale: float
+    revision: int
+    micro_batches: int
+
+
+class Result(NamedTuple):
+    """How a round ended. `step` and `version`: after it. `applied` is False if it was skipped."""
+
+    step: int
+    version: Version
+    grad_norm: float
+    clip_scale: float
+    lr: float
+    applied: bool
+    finite: bool
+    loss_scale: float
+
+
+class ClientState(NamedTuple):
+    """Bytes of the trainer's own, and the version that they belong to."""
+
+    data: bytes
+    version: Version
+
+
+class Stats(NamedTuple):
+    """Payload bytes since the job was opened, resent ones included (`shared_`: of these, through memory that this
+    process shares with shards of this host); units that were mapped, `maps_lent` of them where shards published them; and
+    memory: of gradients that are added up, of mapped units, of copies."""
+
+    pushed_bytes: int
+    fetched_bytes: int
+    put_bytes: int
+    accumulated_bytes: int
+    mapped_bytes: int
+    mapped_bytes_peak: int
+    maps: int
+    maps_prefetched: int
+    maps_over_window: int
+    prefetches_dropped: int
+    packed_bytes: int
+    packed_bytes_peak: int
+    assembled_bytes: int
+    assembled_bytes_peak: int
+    maps_lent: int
+    shared_pushed_bytes: int
+    shared_fetched_bytes: int
+
+
+class JobInfo(NamedTuple):
+    """The job as the servers have it."""
+
+    name: str
+    rank: int
+    workers_min: int
+    clip_norm: float
+    loss_scale: float
+    on_nonfinite: str
+    newest: Version
+    initialized: bool
+    stage: int
+    micro_batches: int
+    client_state_max: int

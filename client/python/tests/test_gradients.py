@@ -1,0 +1,227 @@
+"""Gradients in shared memory: that pushes go through it, that the bits are those of any memory, and that it is not used
+after its end."""
+
+import contextlib
+import itertools
+import json
+import tempfile
+import threading
+import unittest
+import warnings
+from pathlib import Path
+
+from cluster import Cluster
+from runner import main, skip
+
+try:
+    import torch
+except ImportError:
+    skip("torch is not installed for this Python (Debian: python3-torch)")
+
+import cairn
+import gpt
+from cairn.timeline import Span
+
+torch.set_num_threads(1)
+warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+
+
+class Case(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.cluster = Cluster(shards=2)
+        cls.addClassCleanup(cls.cluster.stop)
+
+    def session(self) -> cairn.Session:
+        session = cairn.connect(self.cluster.endpoint)
+        self.addCleanup(session.close)
+        return session
+
+    def attach(self, session, model=None, **options):
+        m = session.attach(gpt.gpt() if model is None else model, cairn.AdamW(lr=1e-3), rank=0, workers_min=1,
+                           timeout=20, **{"name": self.id().rsplit(".", 1)[1], **options})
+        self.addCleanup(m.close)
+        return m
+
+
+def trained(m, steps: int = 2, micros: int = 1):
+    for step in range(steps):
+        m.begin()
+        for micro in range(micros):
+            gpt.loss_of(m.model, gpt.batch(step, 0, micro)).backward()
+        m.step()
+    return m
+
+
+class OneHost(Case):
+    def test_pushes_and_fetches_go_through_shared_memory(self):
+        for stage in (0, 1, 2, 3):
+            with self.subTest(stage=stage):
+                m = trained(self.attach(self.session(), stage=stage, name=f"shared{stage}"))
+                stats = m.job.stats()
+                self.assertGreater(stats.shared_pushed_bytes, 0)
+                self.assertEqual(stats.shared_pushed_bytes, stats.pushed_bytes)
+                self.assertGreater(stats.shared_fetched_bytes, 0)
+                self.assertGreaterEqual(m.memory().gradient_bytes, sum(4 * p.numel() for p in m.model.parameters()))
+
+    def test_a_unit_is_mapped_where_shards_published_it_and_cannot_be_written_to(self):
+        m = trained(self.attach(self.session()), 1)
+        with m.job.map(m.version, "blocks.0") as mapped:
+            for view in mapped.views.values():
+                with self.assertRaisesRegex(TypeError, "read-only"):
+                    view[0] = 1
+            weight = torch.frombuffer(bytearray(mapped.views["blocks.0.out.weight"]), dtype=torch.float32)
+        self.assertTrue(torch.equal(weight, m.model.blocks[0].out.weight.detach().flatten()))
+        self.assertEqual(m.job.stats().maps_lent, 1)
+
+    def test_in_stage_3_a_change_in_place_is_of_this_workers_copy_and_ends_with_it(self):
+        m = trained(self.attach(self.session(), stage=3), 1)
+        weight, before = m.model.blocks[0].out.weight, m.state_dict()["blocks.0.out.weight"]
+        with m.gathered(weight), torch.no_grad():
+            weight.zero_()
+            self.assertEqual(weight.sum().item(), 0.0)
+        with m.gathered(weight):
+            self.assertTrue(torch.equal(weight.detach(), before))
+        self.assertTrue(torch.equal(m.state_dict()["blocks.0.out.weight"], before))
+
+
+class Bits(Case):
+    def test_they_are_those_of_any_memory(self):
+        for stage, micros in itertools.product((1, 2, 3), (1, 2, 5)):
+            with self.subTest(stage=stage, micros=micros):
+                roots = set()
+                for mapped in (None, False):
+                    m = self.attach(self.session(), stage=stage, micro_batches=micros, mapped_gradients=mapped,
+                                    name=f"bits{stage}{micros}{mapped}")
+                    trained(m, 3, micros)
+                    roots.add(self.cluster.digest(m.name))
+                self.assertEqual(len(roots), 1)
+
+    def test_half_and_bfloat16_gradients_too(self):
+        for dtype in (torch.float16, torch.bfloat16):
+            roots = set()
+            for mapped in (True, False):
+                torch.manual_seed(2)
+                model = torch.nn.Linear(7, 5).to(dtype)
+                m = self.attach(self.session(), model, mapped_gradients=mapped, name=f"{dtype}{mapped}"[6:])
+                model.weight.backward(torch.randn(5, 7).to(dtype))
+                m.step()
+                roots.add(self.cluster.digest(m.name))
+            self.assertEqual(len(roots), 1, dtype)
+
+    def test_a_place_on_loan_is_not_written_to(self):
+        class Under:
+            def done(self):
+                return False
+
+        m = self.attach(self.session(), micro_batches=2)
+        slot, gradient = m._slots[0], torch.ones_like(m._slots[0].parameter)
+        first = m._gradients.place(slot, gradient)
+        first.push = Under()
+        second = m._gradients.place(slot, 2 * gradient)
+        second.push = Under()
+        self.assertIsNone(m._gradients.place(slot, 3 * gradient))
+        self.assertEqual((first.tensor.unique().tolist(), second.tensor.unique().tolist()), ([1.0], [2.0]))
+        first.push = second.push = None
+
+
+class Ends(Case):
+    def test_in_every_order(self):
+        """Of the attachment, the session and a backward pass: the pass raises or is dropped, and nothing is touched."""
+        for i, order in enumerate(itertools.permutations("asb")):
+            for pushed in (False, True):
+                with self.subTest(order="".join(order), pushed=pushed):
+                    session = self.session()
+                    m = self.attach(session, name=f"order{i}{pushed}")
+                    if pushed:
+                        gpt.loss_of(m.model, gpt.batch(0, 0)).backward()
+                    loss = None if pushed else gpt.loss_of(m.model, gpt.batch(0, 0))
+                    for act in order:
+                        if act == "a":
+                            m.close()
+                        elif act == "s":
+                            session.close()
+                        elif loss is not None:
+                            with contextlib.suppress(cairn.CairnError):
+                                loss.backward()
+                        else:
+                            with contextlib.suppress(cairn.CairnError):
+                                m.step()
+                    gradients = [p.grad for p in m.model.parameters() if p.grad is not None]
+                    self.assertTrue(all(g.sum().isfinite() for g in gradients))
+                    self.assertIsNone(m._gradients)
+
+    def test_while_a_backward_pass_runs(self):
+        for i in range(5):
+            session = self.session()
+            m = self.attach(session, name=f"runs{i}")
+            loss, began = gpt.loss_of(m.model, gpt.batch(0, 0)), threading.Event()
+            m.model.norm.weight.register_hook(lambda gradient: began.set())
+            closer = threading.Thread(target=lambda: (began.wait(10), session.close()))
+            closer.start()
+            with contextlib.suppress(cairn.CairnError):
+                loss.backward()
+                m.step()
+            closer.join(20)
+            self.assertFalse(closer.is_alive())
+
+    def test_attaching_again_and_again_keeps_no_memory(self):
+        session = self.session()
+        for _ in range(4):
+            m = trained(self.attach(session, gpt.gpt(), name="again"), 1)
+            m.close()
+            self.assertEqual(m.memory().gradient_bytes, 0)
+            self.assertEqual(len(m.job._open), 0)
+        session.close()
+        m.close()
+
+
+class Choice(Case):
+    def test_what_cannot_be_is_refused(self):
+        for words, options in (("mapped_gradients is 1", dict(mapped_gradients=1)),
+                               ("are added up", dict(mapped_gradients=True, stage=1, micro_batches=2))):
+            with self.assertRaisesRegex(cairn.Invalid, words):
+                self.attach(self.session(), **options)
+        self.assertEqual(self.attach(self.session(), mapped_gradients=False).memory().gradient_bytes, 0)
+
+    def test_where_nothing_is_shared_it_is_given_back_after_a_step(self):
+        for mapped, kept in ((None, False), (True, True)):
+            session = cairn.Session(self.cluster.endpoint, fabric="ucx")
+            self.addCleanup(session.close)
+            m = trained(self.attach(session, mapped_gradients=mapped, name=f"given{kept}"), 2)
+            self.assertEqual(m.job.stats().shared_pushed_bytes, 0)
+            self.assertEqual(m.memory().gradient_bytes > 0, kept)
+
+
+class Recording(Case):
+    def test_a_timeline_has_every_push_and_its_share_of_the_backward(self):
+        session = self.session()
+        m = self.attach(session, micro_batches=2)
+        with cairn.Timeline(m) as timeline:
+            with self.assertRaisesRegex(cairn.Invalid, "one timeline"), cairn.Timeline(m):
+                pass
+            for micro in range(2):
+                loss = gpt.loss_of(m.model, gpt.batch(0, 0, micro))
+                with timeline.span("backward"):
+                    loss.backward()
+            m.step()
+        names = [slot.name for slot in m._slots]
+        self.assertEqual(sorted(push.name for push in timeline.pushes), sorted(2 * names))
+        self.assertTrue(0 < timeline.overlap() <= 1)
+        with tempfile.TemporaryDirectory() as folder:
+            timeline.write(str(Path(folder) / "trace.json"), process=3)
+            events = json.loads((Path(folder) / "trace.json").read_text())["traceEvents"]
+        self.assertEqual({event["pid"] for event in events}, {3})
+        self.assertEqual(sum(event["name"].startswith("push ") for event in events), 2 * len(names))
+        trained(m, 1)  # and goes on without it
+
+    def test_the_share_is_of_the_time_in_which_any_push_is_under_way(self):
+        timeline = cairn.Timeline(self.attach(self.session()))
+        self.assertEqual(timeline.overlap(), 0.0)
+        timeline.spans = [Span("backward", 0, 10), Span("forward", 10, 30)]
+        timeline.pushes = [Span("a", 4, 8), Span("b", 6, 14), Span("c", 18, 20)]
+        self.assertEqual(timeline.overlap(), 0.5)
+
+
+if __name__ == "__main__":
+    main()
