@@ -34,7 +34,7 @@ from torch import nn
 
 from . import _blobs, _options, _transfer
 from ._gradients import Gradients
-from ._model import Slot, Unit, UnitChoice, buffers_of, set_parts, slots_of, tensors_of, units_of
+from ._model import Slot, UnitChoice, buffers_of, set_parts, slots_of, tensors_of, units_of
 from ._window import Memory, Window
 from .env import env
 from .errors import CairnError, EpochChanged, Invalid, NotFound, Refused, Stale, Timeout, Unsupported, VersionGone
