@@ -41,7 +41,7 @@ struct end {
     struct cairn_fabric_poll poll;
     struct cairn_fabric_peer *peer;
     struct cairn_fabric_region *region;
-    bool is_shard, is_mapped, is_lost;
+    bool is_shard, is_mapped, is_lost, is_open;
     size_t chunk_bytes, area_chunks;
     /* owned: mapped */
     uint8_t *area,
@@ -395,6 +395,7 @@ struct cairn_bench_ends *cairn_bench_ends_open(const char *path, size_t chunk_by
     if (ok) {
         uv_timer_init(&worker->loop, &worker->stall);
         worker->stall.data = worker;
+        worker->is_open = true;
         return ends;
     }
     cairn_bench_ends_close(ends);
@@ -403,12 +404,19 @@ struct cairn_bench_ends *cairn_bench_ends_open(const char *path, size_t chunk_by
 
 void cairn_bench_ends_close(struct cairn_bench_ends *ends)
 {
+    struct end *worker = &ends->worker;
     close(ends->line);
-    if (ends->worker.fabric != NULL) cairn_fabric_close(ends->worker.fabric);
+    if (worker->is_open) {
+        cairn_fabric_poll_close(&worker->poll, NULL, NULL);
+        uv_close((uv_handle_t *)&worker->stall, NULL);
+        uv_run(&worker->loop, UV_RUN_DEFAULT);
+        uv_loop_close(&worker->loop);
+    }
+    if (worker->fabric != NULL) cairn_fabric_close(worker->fabric);
     if (ends->shard > 0)
         while (waitpid(ends->shard, NULL, 0) < 0 && errno == EINTR) {}
-    free(ends->worker.checksums);
-    free(ends); // its maps and its loop end with the process, which has no more to do
+    free(worker->checksums);
+    free(ends); // its maps end with the process, which has no more to do
 }
 
 static double run(struct cairn_bench_ends *ends, uint8_t kind, uint64_t chunks)
