@@ -2,9 +2,14 @@
  *
  * The wire plane is read at every version that is kept (published.h): the newest, the one before, and those
  * that are leased; the other planes at the newest only, and while they are being updated a fetch of them
- * waits. Data is copied to a buffer of its own before it is sent, because a peer that stops reading pins what
- * is sent to it, and published memory must never be pinned. A member has at most CAIRN_SHARD_REPLIES_MAX of
- * them, so a stopped one pins no more than these. */
+ * waits.
+ *
+ * A worker is sent published chunks right out of their copy (`lent`), which is not written while it is
+ * being sent. Copies are written two updates later, and a worker that stops is one that the round waits
+ * for, until the coordinator has it leave: its endpoint is cut then, and what was lent is back. Nobody
+ * waits for readers: what they get, and what is not the wire plane or not a whole chunk, is copied to a
+ * buffer of its own first, because a peer that stops reading pins what is sent to it. A member has at most
+ * CAIRN_SHARD_REPLIES_MAX replies, so a stopped one pins no more than these. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +23,7 @@ struct source {
     cairn_dtype dtype;
     uint64_t
         *checksum; /* borrowed: of all of it, 0 = nobody has asked for it yet; NULL: not kept */
+    const struct cairn_published *published; /* that it is of; NULL: of none */
 };
 
 static cairn_status judge_wire(const struct cairn_shard_job *job,
@@ -35,6 +41,7 @@ static cairn_status judge_wire(const struct cairn_shard_job *job,
         .byte_count = (size_t)place->elem_count * elem_bytes,
         .dtype = job->parts[part].wire,
         .checksum = &published->checksums[chunk],
+        .published = published,
     };
     return CAIRN_OK;
 }
@@ -177,6 +184,7 @@ static void on_sent(void *arg, cairn_status status)
     struct cairn_shard_job *job = reply->job;
     if (status == CAIRN_OK)
         cairn_bytes_fetched(job, reply->header.member, reply->header.payload_bytes, reply->shared);
+    if (reply->lent != NULL) cairn_published_return(job, reply->lent);
     reply_end(reply);
     cairn_shard_job_idle(job);
 }
@@ -184,11 +192,11 @@ static void on_sent(void *arg, cairn_status status)
 /* Of the bytes in the reply, which are in the cache. Made for the first who asks, not by the update: those
  * who map the version never ask. */
 static uint64_t checksum_of(const struct cairn_reply *reply, const struct source *source,
-                            size_t byte_count)
+                            const uint8_t *payload, size_t byte_count)
 {
     const bool is_kept = source->checksum != NULL && !reply->boxed;
     if (is_kept && *source->checksum != 0) return *source->checksum;
-    const uint64_t checksum = cairn_chunk_checksum(reply->bytes, byte_count);
+    const uint64_t checksum = cairn_chunk_checksum(payload, byte_count);
     if (is_kept) *source->checksum = checksum;
     return checksum;
 }
@@ -199,28 +207,33 @@ static void send_data(struct cairn_member *member, struct cairn_reply *reply,
     struct cairn_shard_job *job = reply->job;
     assert(source->byte_count <= job->reply_bytes);
     size_t byte_count = source->byte_count;
+    const bool is_lent = member->role == CAIRN_ROLE_WIRE_WORKER && !reply->boxed;
+    reply->lent = is_lent ? source->published : NULL;
+    const uint8_t *payload = reply->lent != NULL ? source->bytes : reply->bytes;
     if (reply->boxed)
         byte_count = pack(reply, source);
-    else
+    else if (reply->lent == NULL)
         memcpy(reply->bytes, source->bytes, byte_count);
     struct cairn_chunk_header *header = &reply->header;
     header->kind = CAIRN_CHUNK_DATA;
     header->tile = job->map.shard;
     header->dtype = (uint8_t)source->dtype;
     header->payload_bytes = byte_count;
-    header->checksum = checksum_of(reply, source, byte_count);
+    header->checksum = checksum_of(reply, source, payload, byte_count);
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
     cairn_chunk_encode(header, bytes);
     cairn_status status = CAIRN_ERR_CLOSED;
+    if (reply->lent != NULL) cairn_published_lend(job, reply->lent); // before it may be over
     if (member->peer != NULL) {
         reply->shared = strcmp(cairn_fabric_peer_path(member->peer), "mapped") == 0;
-        status = cairn_fabric_send(member->peer, bytes, sizeof bytes, reply->bytes, byte_count,
-                                   on_sent, reply);
+        status = cairn_fabric_send(member->peer, bytes, sizeof bytes, payload, byte_count, on_sent,
+                                   reply);
     }
     if (status == CAIRN_OK) {
         cairn_shard_job_busy(job);
         return;
     }
+    if (reply->lent != NULL) cairn_published_return(job, reply->lent);
     header->dtype = 0;
     cairn_member_refuse(member, header, CAIRN_ERR_BUSY);
     reply_end(reply);

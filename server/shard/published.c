@@ -251,11 +251,26 @@ static void give_copies(struct cairn_shard_job *job)
     const uint64_t bytes = copy_bytes(job);
     while (copy_count(job) > 2 + leased_count(job)) {
         const uint32_t index = oldest_spare(job);
-        assert(index < CAIRN_SHARD_PUBLISHED_MAX); // of three that nobody leased, two are in use
+        assert(index < CAIRN_SHARD_PUBLISHED_MAX);   // of three that nobody leased, two are in use
+        if (job->published[index].sends > 0) return; // when they end
         close_copy(job, &job->published[index]);
         cairn_budget_give(&job->shard->budget, bytes);
         job->budget_bytes -= bytes;
     }
+}
+
+void cairn_published_lend(struct cairn_shard_job *job, const struct cairn_published *copy)
+{
+    job->published[copy - job->published].sends++;
+}
+
+void cairn_published_return(struct cairn_shard_job *job, const struct cairn_published *copy)
+{
+    assert(copy->sends > 0);
+    if (--job->published[copy - job->published].sends > 0) return;
+    if (job->state != CAIRN_JOB_SERVING) return;
+    give_copies(job);
+    cairn_round_copies_ended(job);
 }
 
 static struct cairn_shard_lease *find_lease(struct cairn_shard_job *job, uint64_t number)

@@ -38,6 +38,8 @@ struct cairn_published {
     struct cairn_version version;
     bool readable; /* false before it is first written, and while it is being written */
     bool stale;    /* its frozen tensors are not those of the newest */
+    uint32_t
+        sends; /* of it, to workers, under way: until they end it is neither written nor closed */
 };
 
 /* A version that the coordinator wants kept. */
@@ -61,8 +63,12 @@ const struct cairn_published *cairn_published_find(const struct cairn_shard_job 
 /* Why cairn_published_find gave NULL: CAIRN_ERR_NOT_READY (it is yet to come), CAIRN_ERR_VERSION_GONE. */
 cairn_status cairn_published_missing(const struct cairn_shard_job *job,
                                      struct cairn_version version);
-/* The copy to write now: what it had cannot be read any more. */
+/* The copy to write: what it had cannot be read any more from here on. It may be written when nothing of it
+ * is being sent any more. */
 struct cairn_published *cairn_published_begin(struct cairn_shard_job *job);
+/* A send right out of it began, or ended: then it may be closed. */
+void cairn_published_lend(struct cairn_shard_job *job, const struct cairn_published *copy);
+void cairn_published_return(struct cairn_shard_job *job, const struct cairn_published *copy);
 /* It is written: the newest version, readable. `frozen_changed`: the others have frozen tensors of before. */
 void cairn_published_end(struct cairn_shard_job *job, struct cairn_version version,
                          bool frozen_changed);

@@ -322,9 +322,8 @@ static void update_done(struct cairn_task *task)
 
 static void begin_update(struct cairn_shard_job *job)
 {
+    const struct cairn_published *next = &job->published[job->writing];
     job->update_waits = false;
-    // The version that was there is gone from here on: without leases, the one before the newest.
-    const struct cairn_published *next = cairn_published_begin(job);
     const uint32_t all = (uint32_t)job->map.chunk_count;
     if (job->update_writes)
         submit_pass(job, all, run_write, update_done);
@@ -343,13 +342,16 @@ void cairn_round_update(struct cairn_shard_job *job, const struct cairn_decision
     job->version_next = decision->version_after;
     job->steps += !job->update_writes;
     job->updating = true;
-    job->update_waits = job->copies > 0;
-    if (!job->update_waits) begin_update(job);
+    // The version that was there is gone from here on: without leases, the one before the newest.
+    (void)cairn_published_begin(job);
+    job->update_waits = true;
+    cairn_round_copies_ended(job);
 }
 
 void cairn_round_copies_ended(struct cairn_shard_job *job)
 {
-    if (job->update_waits && job->copies == 0) begin_update(job);
+    if (!job->update_waits || job->copies > 0 || job->published[job->writing].sends > 0) return;
+    begin_update(job);
 }
 
 /* ---- the first publish ---- */

@@ -199,6 +199,7 @@ struct cairn_reply {
     struct cairn_box box; /* what of the chunk; if `boxed` */
     bool boxed;
     bool shared;                            /* the data goes through memory of this host */
+    const struct cairn_published *lent;     /* what is sent right out of it; NULL: `bytes` are */
     uint8_t box_bytes[CAIRN_BOX_BYTES_MAX]; /* being received */
     struct cairn_reply *next;               /* in job->deferred or job->replies_free */
     uint8_t bytes[];                        /* owned: [job->reply_bytes] */
@@ -272,10 +273,10 @@ struct cairn_shard_job {
     struct cairn_version version_next;   /* of the UPDATE at hand */
     struct cairn_task pass;              /* REDUCE, UPDATE or the first publish: one at a time */
     bool updating;                       /* the UPDATE was decided and is not published yet */
-    bool update_waits;                   /* for the copies of pins */
-    bool update_writes;                  /* the UPDATE is a write's */
-    struct cairn_write *write;           /* owned; NULL: none is open */
-    uint64_t spoiled_round;              /* a sum of it is wrong: it is not reported */
+    bool update_waits;         /* for the copies of pins, and sends of what it overwrites */
+    bool update_writes;        /* the UPDATE is a write's */
+    struct cairn_write *write; /* owned; NULL: none is open */
+    uint64_t spoiled_round;    /* a sum of it is wrong: it is not reported */
     uint64_t times_us[CAIRN_STEP_FAULT + 1]; /* of times.c, by kind of action; 0: not yet */
     bool stepping, settling;                 /* the core's actions are being done: do not call it */
     struct cairn_fabric_message *waiting;    /* of the CHUNK that the core is being told; or NULL */
@@ -432,7 +433,7 @@ void cairn_round_fold(struct cairn_shard_job *job, const struct cairn_step_actio
 void cairn_round_zero(struct cairn_shard_job *job, uint32_t chunk);
 void cairn_round_reduce(struct cairn_shard_job *job);
 void cairn_round_update(struct cairn_shard_job *job, const struct cairn_decision *decision);
-/* A copy of a pin ended: an update that waits may begin. */
+/* A copy of a pin, or what was sent of a published copy, ended: an update that waits may begin. */
 void cairn_round_copies_ended(struct cairn_shard_job *job);
 /* SEALING: publishes param as `generation, step of the core`, then SERVING. */
 void cairn_round_seal(struct cairn_shard_job *job);

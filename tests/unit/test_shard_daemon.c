@@ -229,6 +229,40 @@ START_TEST(a_peer_that_stops_reading_pins_no_more_than_its_replies)
 }
 END_TEST
 
+/* When the update waits for what the worker does not take, the coordinator has it leave. */
+static void leave_when_awaited(uv_check_t *check)
+{
+    bool *awaited = check->data;
+    if (*awaited || !scene.shard->jobs->update_waits) return;
+    *awaited = true;
+    Cairn__MemberLeave gone = CAIRN__MEMBER_LEAVE__INIT;
+    gone.job = SCENE_JOB;
+    gone.member = 1;
+    scene_say(&scene, CAIRN_MSG_MEMBER_LEAVE, 0, &gone.base);
+}
+
+START_TEST(what_a_worker_is_sent_is_not_overwritten_until_it_leaves)
+{
+    bool awaited = false;
+    uv_check_t check;
+    serve("mem", 1);
+    scene.deaf = true;
+    struct cairn_chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, 1);
+    fetch.plane = CAIRN_PLANE_WIRE;
+    fetch.generation = 1;
+    scene_send(&scene, &fetch, NULL, 0);
+    model_round(&model, &scene, 1, 0); // writes the other copy
+    uv_check_init(&scene.loop, &check);
+    check.data = &awaited;
+    uv_check_start(&check, leave_when_awaited);
+    model_round(&model, &scene, 2, 1);
+    uv_close((uv_handle_t *)&check, NULL);
+    ck_assert(awaited);
+    ck_assert(!scene.shard->jobs->update_waits);
+    leave();
+}
+END_TEST
+
 /* ---- snapshots ---- */
 
 static const Cairn__SnapshotPart *pin(const char *path)
@@ -515,6 +549,7 @@ int main(void)
     tcase_add_test(tcase, a_worker_that_sleeps_in_the_middle_of_a_chunk_holds_up_no_round_after_it);
     tcase_add_test(tcase, a_version_is_gone_when_it_is_overwritten_and_never_another_is_given);
     tcase_add_test(tcase, a_peer_that_stops_reading_pins_no_more_than_its_replies);
+    tcase_add_test(tcase, what_a_worker_is_sent_is_not_overwritten_until_it_leaves);
     tcase_add_test(tcase, a_digest_is_of_the_pinned_version);
     tcase_add_test(tcase, a_snapshot_is_restored_into_a_new_generation_bit_for_bit);
     tcase_add_test(tcase, a_snapshot_that_cannot_be_written_fails_alone);
