@@ -1,0 +1,109 @@
+/* What shards tell of their bytes, added up. */
+#include <check.h>
+#include <stdlib.h>
+
+#include "server/coordinator/bytes.h"
+
+enum { SHARDS = 2, JOB = 7 };
+
+static struct cairn_cluster_seat seats[SHARDS];
+static struct cairn_cluster_job_shard shards[SHARDS] = { { .seat = &seats[0] },
+                                                         { .seat = &seats[1] } };
+static struct cairn_layout layout = { .shard_count = SHARDS };
+static struct cairn_cluster_job job = { .id = JOB, .layout = &layout, .shards = shards };
+static struct cairn_bytes_view view;
+
+static Cairn__BytesTold told_of(uint64_t number, uint64_t steps, uint64_t carried)
+{
+    Cairn__BytesTold told = CAIRN__BYTES_TOLD__INIT;
+    told.job = number;
+    told.steps = steps;
+    told.pushed_carried = carried;
+    return told;
+}
+
+static Cairn__BytesTold told_of_worker(uint32_t rank, uint64_t carried)
+{
+    Cairn__BytesTold told = told_of(JOB, 1, carried);
+    told.of_worker = true;
+    told.rank = rank;
+    return told;
+}
+
+static void take(int shard, Cairn__BytesTold *told, size_t count)
+{
+    Cairn__Heartbeat beat = CAIRN__HEARTBEAT__INIT;
+    beat.bytes = calloc(count + 1, sizeof *beat.bytes);
+    for (size_t i = 0; i < count; i++) beat.bytes[i] = &told[i];
+    beat.n_bytes = count;
+    cairn_cluster_bytes_take(&seats[shard], &beat);
+    free(beat.bytes);
+}
+
+static void tear_down(void)
+{
+    for (int s = 0; s < SHARDS; s++) free(seats[s].bytes);
+}
+
+START_TEST(each_shard_is_divided_by_its_own_steps)
+{
+    Cairn__BytesTold first[] = { told_of(JOB, 4, 400), told_of(JOB + 1, 1, 5) };
+    Cairn__BytesTold second = told_of(JOB, 5, 1000);
+    take(0, first, 2);
+    take(1, &second, 1);
+    const Cairn__BytesTold *all = cairn_cluster_bytes_of(&job, &view);
+    ck_assert_uint_eq(view.count, 1);
+    ck_assert_uint_eq(all->pushed_carried, 1400); // and nothing of the other job
+    ck_assert_uint_eq(all->steps, 5);
+    ck_assert_double_eq(all->pushed_a_step, 100 + 200);
+    ck_assert_double_eq(all->fetched_a_step, 0);
+}
+END_TEST
+
+START_TEST(workers_are_added_up_and_shown_by_rank_the_lowest_64)
+{
+    Cairn__BytesTold down[100], up[100];
+    for (uint32_t i = 0; i < 100; i++) {
+        down[i] = told_of_worker(99 - i, 1);
+        up[i] = told_of_worker(i, i);
+    }
+    take(0, down, 100);
+    take(1, up, 100);
+    cairn_cluster_bytes_of(&job, &view);
+    ck_assert_uint_eq(view.count, 1 + CAIRN_BYTES_WORKERS_SHOWN);
+    for (uint32_t i = 0; i < CAIRN_BYTES_WORKERS_SHOWN; i++) {
+        ck_assert_uint_eq(view.list[1 + i]->rank, i);
+        ck_assert(view.list[1 + i]->of_worker);
+        ck_assert_uint_eq(view.list[1 + i]->pushed_carried, 1 + i);
+    }
+}
+END_TEST
+
+START_TEST(a_shard_that_tells_too_much_is_cut_short)
+{
+    static Cairn__BytesTold many[CAIRN_BYTES_TOLD_MAX + 10];
+    for (uint32_t i = 0; i < CAIRN_BYTES_TOLD_MAX + 10; i++) many[i] = told_of(JOB, 0, 1);
+    take(0, many, CAIRN_BYTES_TOLD_MAX + 10);
+    const Cairn__BytesTold *all = cairn_cluster_bytes_of(&job, &view);
+    ck_assert_uint_eq(all->pushed_carried, CAIRN_BYTES_TOLD_MAX);
+    ck_assert_double_eq(all->pushed_a_step, 0); // no steps yet
+    take(0, many, 0);                           // it replaces what was told before
+    ck_assert_uint_eq(cairn_cluster_bytes_of(&job, &view)->pushed_carried, 0);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("coordinator_bytes");
+    TCase *tests = tcase_create("bytes");
+    tcase_add_checked_fixture(tests, NULL, tear_down);
+    tcase_add_test(tests, each_shard_is_divided_by_its_own_steps);
+    tcase_add_test(tests, workers_are_added_up_and_shown_by_rank_the_lowest_64);
+    tcase_add_test(tests, a_shard_that_tells_too_much_is_cut_short);
+    suite_add_tcase(suite, tests);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
