@@ -58,8 +58,8 @@ class Gradients:
 
     def place(self, slot: Slot, gradient: torch.Tensor) -> Optional[Place]:
         """A free place of the slot, with a copy of the gradient. None: there is none, push the gradient itself."""
-        with self._session._memory_lock:  # the memory goes when the session is closed, by whichever thread
-            if self._address == 0 or self._session.closed:
+        with self._session._writes() as is_open:  # the memory goes when the session is closed, by whichever thread
+            if self._address == 0 or not is_open:
                 return None
             free = next((one for one in self._places.get(slot, ()) if one.is_free()), None)
             if free is not None:
@@ -74,7 +74,8 @@ class Gradients:
             for place in [one for places in self._places.values() for one in places]:
                 place.is_free()
             self._places = {}
-            if address != 0 and not self._session.closed:
+            is_safe = not self._session._is_written_to  # else this is a signal handler amid a copy: with the session
+            if address != 0 and is_safe and not self._session.closed:
                 _c.lib().cairn_free(self._session._living(), address)
 
 

@@ -7,12 +7,13 @@ threads; a process that was forked from one with an open session must not use it
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import math
 import os
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set
 
 from . import _c
 from .errors import BadHandle, CairnError, Exists, Invalid, NotFound, Timeout, error
@@ -448,7 +449,8 @@ class Session:
                        fabric=text(fabric), fabric_device=text(fabric_device), prefetch_units=prefetch_units)
         check(_c.lib().cairn_open(ctypes.byref(opts), ctypes.byref(handle)))
         self._handle: Optional[ctypes.c_void_p] = handle
-        self._memory_lock = threading.Lock()  # held while memory of cairn_alloc is written to
+        self._memory_lock = threading.RLock()  # held while memory of cairn_alloc is written to
+        self._is_written_to = self._is_to_close = False  # the latter by a signal handler meanwhile
         self._timeline: Any = None  # that reads event_fd
         atexit.register(self.close)  # leaves in words, rather than by a lost connection
 
@@ -460,6 +462,18 @@ class Session:
 
     def _is_mine(self) -> bool:
         return self._pid == os.getpid()
+
+    @contextlib.contextmanager
+    def _writes(self) -> Iterator[bool]:
+        """Until its end memory of cairn_alloc stays, if it gives True: the session is open."""
+        with self._memory_lock:
+            self._is_written_to = True
+            try:
+                yield not self.closed
+            finally:
+                self._is_written_to = False
+        if self._is_to_close:
+            self.close()
 
     @property
     def closed(self) -> bool:
@@ -476,6 +490,9 @@ class Session:
     def close(self) -> None:
         """Closes its jobs too and ends what is under way; about a second at most. Twice is once."""
         with self._memory_lock:
+            if self._is_written_to:  # this is a signal handler, amid a copy of its own thread: behind it
+                self._is_to_close = True
+                return
             handle, self._handle = self._handle, None
         if handle is None or not self._is_mine():
             return

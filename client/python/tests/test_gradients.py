@@ -165,6 +165,17 @@ class Ends(Case):
             closer.join(20)
             self.assertFalse(closer.is_alive())
 
+    def test_by_a_signal_handler_amid_a_copy(self):
+        session = self.session()
+        m = self.attach(session)
+        gradients, place = m._gradients, m._gradients._places[m._slots[0]][0]
+        with session._writes() as is_open:
+            m.close(), session.close()
+            self.assertTrue(is_open and not session.closed)
+            place.tensor.fill_(1.0)
+        self.assertTrue(session.closed)
+        self.assertIsNone(gradients.place(m._slots[0], torch.ones_like(m._slots[0].parameter)))
+
     def test_attaching_again_and_again_keeps_no_memory(self):
         session = self.session()
         for _ in range(4):
