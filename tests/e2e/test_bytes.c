@@ -136,33 +136,58 @@ static bool shards_count(const char *name, uint64_t pushed, uint64_t fetched, bo
     return same;
 }
 
-/* Trains a job of its own, and holds both counts against what a step is to push, and `fetches` of psi. */
-static void check(const char *kind, uint32_t stage, uint32_t micros, uint64_t pushed_a_step,
-                  int fetches)
+/* What a step is to move, and on which way. */
+struct expected {
+    const char *kind;
+    uint32_t stage, micros;
+    int fetches; /* of psi */
+    uint64_t pushed, fetched;
+    bool shared;
+};
+
+/* Trains a job of its own, and holds both counts against what is expected; false: the client sent something
+ * again, as it may when a connection was lost or greeted anew, and counted that, too. */
+static bool check_once(const struct expected *e, int attempt)
 {
     const struct cairn_opts opts = { .struct_size = sizeof opts,
                                      .endpoint = cluster.address,
-                                     .fabric = kind };
-    const bool shared = strcmp(kind, "auto") == 0;
-    const uint64_t pushed = STEPS * pushed_a_step;
-    const uint64_t fetched = (uint64_t)(STEPS * fetches) * psi;
+                                     .fabric = e->kind };
     struct cairn_stats stats = { .struct_size = sizeof stats };
-    char name[32];
-    snprintf(name, sizeof name, "%s-%u-%u", kind, stage, micros);
+    char name[48];
+    snprintf(name, sizeof name, "%s-%u-%u-%d", e->kind, e->stage, e->micros, attempt);
     cairn *session;
     good(cairn_open(&opts, &session));
-    cairn_job *job = open_job(session, name, stage, micros);
-    train(job, micros, fetches);
+    cairn_job *job = open_job(session, name, e->stage, e->micros);
+    train(job, e->micros, e->fetches);
     good(cairn_job_stats(job, &stats));
-    ck_assert_uint_eq(stats.pushed_bytes, pushed);
-    ck_assert_uint_eq(stats.fetched_bytes, fetched);
-    ck_assert_uint_eq(stats.shared_pushed_bytes, shared ? pushed : 0);
-    ck_assert_uint_eq(stats.shared_fetched_bytes, shared ? fetched : 0);
+    ck_assert_uint_ge(stats.pushed_bytes, e->pushed);
+    ck_assert_uint_ge(stats.fetched_bytes, e->fetched);
+    const bool once = stats.pushed_bytes == e->pushed && stats.fetched_bytes == e->fetched;
+    if (once) {
+        ck_assert_uint_eq(stats.shared_pushed_bytes, e->shared ? e->pushed : 0);
+        ck_assert_uint_eq(stats.shared_fetched_bytes, e->shared ? e->fetched : 0);
+    }
     // What is read in published memory, no shard sees.
     int tries = 0;
-    while (!shards_count(name, pushed, shared ? 0 : fetched, shared))
+    while (once && !shards_count(name, e->pushed, e->shared ? 0 : e->fetched, e->shared))
         ck_assert_msg(++tries < 1000, "job show never said it:\n%s", said.out);
     cairn_close(session);
+    return once;
+}
+
+static void check(const char *kind, uint32_t stage, uint32_t micros, uint64_t pushed_a_step,
+                  int fetches)
+{
+    const struct expected expected = { .kind = kind,
+                                       .stage = stage,
+                                       .micros = micros,
+                                       .fetches = fetches,
+                                       .pushed = STEPS * pushed_a_step,
+                                       .fetched = (uint64_t)(STEPS * fetches) * psi,
+                                       .shared = strcmp(kind, "auto") == 0 };
+    int attempt = 0;
+    while (!check_once(&expected, attempt))
+        ck_assert_msg(++attempt < 5, "%s, stage %u: more than expected, each time", kind, stage);
 }
 
 static void set_up(void)
