@@ -178,7 +178,8 @@ static struct lent *lend_whole(struct job *job, struct cairn_version version,
     return lent;
 }
 
-/* A block which takes the shape: it is there at once (pending is 0), or to be begun. NULL: out of memory. */
+/* A block which takes the shape: it is there at once (pending is 0), or to be begun. NULL: out of memory. What
+ * is pending stays when the lock is let go; what is there may be given back, and gone, by another thread. */
 static struct block *add(struct job *job, struct cairn_version version, struct shape_of_unit *shape)
 {
     struct cache *cache = job->cache;
@@ -242,9 +243,9 @@ static void on_fetched(void *block, cairn_status status, const char *why)
     fetch_ended(block, status, why);
 }
 
+/* Of a block that is pending, once. */
 static void begin(struct block *block)
 {
-    if (block->lent != NULL) return;
     for (size_t i = 0; i < block->shape.count; i++) {
         const struct member *member = &block->shape.members[i];
         const struct command pattern = { .tensor = member->fetched,
@@ -304,6 +305,7 @@ static void prefetch_unit(struct job *job, struct cairn_version version, size_t 
     pthread_mutex_lock(&job->session->lock);
     struct block *block = find(job, version, &shape);
     if (block == NULL && make_room(job, call)) block = made = add(job, version, &shape);
+    if (made != NULL && made->pending == 0) made = NULL;
     if (block != NULL) {
         block->wanted = true;
         block->call = call;
@@ -392,6 +394,7 @@ static cairn_status lend_unit(struct job *job, struct cairn_version version,
     if (block == NULL) {
         if (!make_room(job, 0)) job->stats.maps_over_window++;
         block = made = add(job, version, shape);
+        if (made != NULL && made->pending == 0) made = NULL;
     }
     const uint64_t loan = block != NULL ? lend(job, block) : 0;
     const bool there = loan != 0 && block->pending == 0;

@@ -1,6 +1,7 @@
 /* One host: gradients are folded where the worker has them, parameters are read where the shards publish
  * them. */
 #include <check.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -247,6 +248,36 @@ START_TEST(a_job_that_is_closed_takes_its_maps_along)
 }
 END_TEST
 
+enum { TURNS = 3000 };
+
+/* Hints of what the other thread maps and gives back meanwhile. */
+static void *prefetch_again_and_again(void *version)
+{
+    static const char *const units[] = { "u", "v" };
+    for (int turn = 0; turn < TURNS; turn++)
+        if (cairn_prefetch(job, *(struct cairn_version *)version, units, 2) != CAIRN_OK)
+            return "prefetch";
+    return NULL;
+}
+
+/* What one thread has just made another may give back at once: seen by ThreadSanitizer, rarely by itself. */
+START_TEST(units_are_mapped_while_another_thread_prefetches_them)
+{
+    struct cairn_view views[TENSORS];
+    pthread_t thread;
+    void *failed;
+    open_job("m", "auto");
+    struct cairn_version version = train(1, true);
+    ck_assert_int_eq(pthread_create(&thread, NULL, prefetch_again_and_again, &version), 0);
+    for (int turn = 0; turn < TURNS; turn++) {
+        map(version, turn % 2 == 0 ? "u" : "v", views);
+        good(cairn_unmap(job, &views[0], NULL));
+    }
+    ck_assert_int_eq(pthread_join(thread, &failed), 0);
+    ck_assert_ptr_null(failed);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("mapped");
@@ -258,6 +289,7 @@ int main(void)
     tcase_add_test(cases, every_version_is_mapped_as_it_is);
     tcase_add_test(cases, a_map_that_a_later_version_took_says_so_when_it_is_given_back);
     tcase_add_test(cases, a_job_that_is_closed_takes_its_maps_along);
+    tcase_add_test(cases, units_are_mapped_while_another_thread_prefetches_them);
     suite_add_tcase(suite, cases);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_NORMAL);
