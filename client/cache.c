@@ -178,8 +178,8 @@ static struct lent *lend_whole(struct job *job, struct cairn_version version,
     return lent;
 }
 
-/* A block which takes the shape: it is there at once (pending is 0), or to be begun. NULL: out of memory. What
- * is pending stays when the lock is let go; what is there may be given back, and gone, by another thread. */
+/* A block which takes the shape: it is there at once (pending is 0), or to be begun. NULL: out of memory.
+ * What is pending stays when the lock is let go; what is there another thread may give back, and free. */
 static struct block *add(struct job *job, struct cairn_version version, struct shape_of_unit *shape)
 {
     struct cache *cache = job->cache;
