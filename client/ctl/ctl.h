@@ -33,7 +33,7 @@ enum {
     CTL_TAKES_WIRE = 1u << 14,
     CTL_TAKES_WAY = 1u << 15, /* --path */
     CTL_TAKES_ONLY = 1u << 16,
-    CTL_TAKES_TIMELINE = 1u << 17, /* --timeline, --backward */
+    CTL_TAKES_TIMELINE = 1u << 17, /* --timeline, --backward, --read */
     CTL_TAKES_CHUNK = 1u << 18,
     CTL_BENCHES = CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS,
     CTL_ASKS = CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT,
@@ -47,6 +47,7 @@ struct ctl_bench {
     double seconds;
     const char *wire;     /* "f32" or "bf16" */
     const char *timeline; /* the file */
+    const char *read;     /* "fetch" or "map" */
     double backward_ms;
     const char
         *only; /* a part of the bench; the bench judges it, and ctl.path: the way of the data */

@@ -28,6 +28,7 @@ enum {
     OPT_ONLY,
     OPT_TIMELINE,
     OPT_BACKWARD,
+    OPT_READ,
     OPT_CHUNK,
     OPT_HELP,
     OPT_VERSION
@@ -96,6 +97,10 @@ static const struct {
       CTL_TAKES_TIMELINE,
       "--backward MS",
       "gradients become ready one after the other during that time (0: at once)" },
+    { { "read", 1, 0, OPT_READ },
+      CTL_TAKES_TIMELINE,
+      "--read fetch|map",
+      "parameters into memory of the worker's own (fetch), or lent" },
     { { "chunk", 1, 0, OPT_CHUNK },
       CTL_TAKES_CHUNK,
       "--chunk BYTES",
@@ -228,6 +233,7 @@ static int take(struct ctl *ctl, int option)
     case OPT_SECONDS: return parse_seconds("seconds", optarg, &ctl->bench.seconds);
     case OPT_WIRE: return parse_wire(ctl, optarg);
     case OPT_TIMELINE: ctl->bench.timeline = optarg; return -1;
+    case OPT_READ: ctl->bench.read = optarg; return -1;
     case OPT_BACKWARD: return parse_milliseconds("backward", optarg, &ctl->bench.backward_ms);
     case OPT_CHUNK: return parse_count("chunk", optarg, 4 << 20, &ctl->bench.chunk);
     case OPT_ONLY: ctl->bench.only = optarg; return -1;

@@ -89,6 +89,9 @@ static int judge(const struct step_bench *bench)
     if (!cairn_bench_is_path(ctl->path))
         return cairn_ctl_fail(CAIRN_ERR_INVALID, "--path %s: auto, mapped and ucx are allowed",
                               ctl->path);
+    const char *read = ctl->bench.read;
+    if (read != NULL && strcmp(read, "fetch") != 0 && strcmp(read, "map") != 0)
+        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--read %s: fetch and map are allowed", read);
     const uint64_t needed = bytes_needed(bench), there = cairn_bench_memory_bytes();
     if (ctl->endpoint == NULL && needed > there)
         return cairn_ctl_fail(CAIRN_ERR_NO_MEMORY,
@@ -111,6 +114,7 @@ static void make_model(struct step_bench *bench)
              model->wire == CAIRN_F32 ? "f32" : "bf16", bench->workers);
     bench->plan.backward_seconds = asked->backward_ms * 1e-3;
     bench->plan.is_traced = asked->timeline != NULL;
+    bench->plan.maps = asked->read != NULL && strcmp(asked->read, "map") == 0;
 }
 
 /* ---- the bench ---- */
@@ -153,12 +157,13 @@ static json_t *params_of(const struct step_bench *bench)
 {
     const struct ctl *ctl = bench->ctl;
     const struct cairn_bench_model *model = &bench->plan.model;
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:f}", "params",
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:s, s:f}", "params",
                      (json_int_t)(model->tensors * cairn_bench_model_elems(model)), "tensors",
                      (json_int_t)model->tensors, "workers", (json_int_t)bench->workers, "shards",
                      (json_int_t)ctl->shards, "threads", (json_int_t)ctl->bench.threads, "wire",
                      model->wire == CAIRN_F32 ? "f32" : "bf16", "path",
-                     ctl->path != NULL ? ctl->path : "auto", "backward_ms", ctl->bench.backward_ms);
+                     ctl->path != NULL ? ctl->path : "auto", "read",
+                     bench->plan.maps ? "map" : "fetch", "backward_ms", ctl->bench.backward_ms);
 }
 
 int cairn_bench_step(struct ctl *ctl)

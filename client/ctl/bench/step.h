@@ -23,6 +23,7 @@ struct step_plan {
     struct cairn_bench_model model;
     double backward_seconds; /* 0: all gradients are there at once */
     bool is_traced;
+    bool maps; /* parameters are lent, and one byte of each page is read */
     /* shared with the workers: [workers][STEP_SPANS_EACH(tensors)], [workers]; of the last step */
     struct cairn_bench_span *spans;
     uint64_t *rounds;
