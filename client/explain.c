@@ -1,5 +1,6 @@
 /* Sentences for what went wrong with a chunk: what, where, and what to do. */
 #include <inttypes.h>
+#include <stdio.h>
 
 #include "client/session.h"
 
@@ -42,4 +43,50 @@ void cairn_explain_part(const struct part *part, cairn_status status, struct cai
     else
         cairn_sentence_set(out, "tensor %s at shard %s: %s", tensor, job->shards[part->shard].name,
                            cairn_status_text((int)status));
+}
+
+/* Chunks of the job that a shard has not answered. */
+static uint32_t count_open(const struct job *job, uint32_t shard)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < job->part_count; i++) {
+        const struct part *part = job->parts[i];
+        count += part->op != NULL && !part->answered && part->shard == shard;
+    }
+    return count;
+}
+
+static void list_awaited(const struct job *job, struct cairn_sentence *out)
+{
+    char text[sizeof out->text];
+    size_t used = 0;
+    text[0] = 0;
+    for (uint32_t i = 0; i < job->shard_count && used < sizeof text - 1; i++) {
+        const struct shard_link *link = &job->shards[i];
+        const uint32_t open = count_open(job, i);
+        if (open == 0) continue;
+        const int more = snprintf(text + used, sizeof text - used, "%sshard %s (%u chunks%s)",
+                                  used > 0 ? ", " : "", link->name, open,
+                                  link->peer == NULL ? ", not connected" : "");
+        if (more < 0) break;
+        used += (size_t)more;
+    }
+    cairn_sentence_set(out, "%s", text);
+}
+
+void cairn_explain_awaited(struct job *job)
+{
+    struct session *s = job->session;
+    struct cairn_sentence awaited = { "" };
+    pthread_mutex_lock(&s->lock);
+    const bool asked = job->awaited_asked;
+    pthread_mutex_unlock(&s->lock);
+    if (!asked) return;
+    list_awaited(job, &awaited);
+    pthread_mutex_lock(&s->lock);
+    job->awaited = awaited;
+    job->awaited_asked = false;
+    job->awaited_told = true;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
 }

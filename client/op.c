@@ -6,6 +6,8 @@
 #include "client/memory.h"
 #include "client/session.h"
 
+#define AWAITED_MS 200 /* that the loop thread has to say for whom a call waits */
+
 static void on_handle_free(void *object)
 {
     cairn_op_unref(object);
@@ -93,6 +95,26 @@ void cairn_op_part_end(struct op *op, cairn_status status, const char *why)
     if (--op->open_parts == 0) complete(op);
 }
 
+/* The loop thread knows which shards owe something. */
+static cairn_status fail_awaited(struct op *op, int timeout_ms)
+{
+    struct session *s = op->session;
+    struct job *job = op->job;
+    pthread_mutex_lock(&s->lock);
+    job->awaited_asked = true;
+    job->awaited_told = false;
+    pthread_mutex_unlock(&s->lock);
+    cairn_session_kick(s);
+    pthread_mutex_lock(&s->lock);
+    const uint64_t deadline_ms = cairn_client_now_ms() + AWAITED_MS;
+    while (!job->awaited_told && !s->ended && cairn_session_sleep(s, deadline_ms)) {}
+    const struct cairn_sentence awaited = job->awaited;
+    pthread_mutex_unlock(&s->lock);
+    return cairn_client_fail(CAIRN_ERR_TIMEOUT,
+                             "after %d ms the operation still waits for %s of job %s", timeout_ms,
+                             awaited.text[0] != 0 ? awaited.text : "the shards", job->name);
+}
+
 cairn_status cairn_wait(cairn_op *handle, int timeout_ms)
 {
     if (timeout_ms < 0)
@@ -107,9 +129,11 @@ cairn_status cairn_wait(cairn_op *handle, int timeout_ms)
     if (op->done) status = op->status;
     struct cairn_sentence why = op->why;
     pthread_mutex_unlock(&s->lock);
-    if (status == CAIRN_ERR_TIMEOUT)
-        cairn_client_fail(status, "after %d ms the operation still waits for shards of job %s",
-                          timeout_ms, op->job->name);
+    if (status == CAIRN_ERR_TIMEOUT && timeout_ms == 0)
+        cairn_client_fail(status,
+                          "the operation is not done; give a timeout to hear for whom it waits");
+    else if (status == CAIRN_ERR_TIMEOUT)
+        (void)fail_awaited(op, timeout_ms);
     else if (status != CAIRN_OK)
         cairn_client_fail(status, "%s", why.text);
     cairn_handle_put(handle);

@@ -129,6 +129,7 @@ static void on_kick(uv_async_t *kick)
     cairn_memory_show(s);
     cairn_mapped_sweep(s);
     cairn_control_run(s);
+    for (struct job *job = s->jobs; job != NULL; job = job->next) cairn_explain_awaited(job);
     if (s->stopping && s->jobs != NULL && cairn_client_now_ms() >= s->stop_by_ms) {
         close_fabric(s);
         cairn_control_run(s); // the jobs have their loans back, and go

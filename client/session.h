@@ -198,12 +198,14 @@ struct job {
     bool initialized;
     cairn_status failed; /* not OK: fenced, mismatch, lost: every call says so */
     struct cairn_sentence failed_why;
-    struct cairn_version newest; /* that this client heard of */
-    double clip_norm;            /* likewise: amendments change it */
-    uint64_t void_round;         /* the highest round known to be abandoned */
-    uint64_t puts_open;          /* puts that are not done */
-    uint64_t pushes_open;        /* pushes that are not done: their buffers are on loan */
-    cairn_status puts_status;    /* the first failure of a put */
+    struct cairn_version newest;      /* that this client heard of */
+    double clip_norm;                 /* likewise: amendments change it */
+    bool awaited_asked, awaited_told; /* by a call that timed out; by the loop thread */
+    struct cairn_sentence awaited;    /* which shards have not answered */
+    uint64_t void_round;              /* the highest round known to be abandoned */
+    uint64_t puts_open;               /* puts that are not done */
+    uint64_t pushes_open;             /* pushes that are not done: their buffers are on loan */
+    cairn_status puts_status;         /* the first failure of a put */
     struct cairn_sentence puts_why;
     struct sum *sums;            /* [tensor_count], of accumulate.c; NULL: nothing was added up */
     uint32_t adding;             /* pushes that are being added up, or copied */
@@ -440,6 +442,9 @@ void cairn_client_write_release(struct job *job); /* with the job, or under the 
 
 /* ---- explain.c: sentences for what went wrong; loop thread, not under the lock ---- */
 void cairn_explain_part(const struct part *part, cairn_status status, struct cairn_sentence *out);
+
+/* If a call asks: which shards have not answered, and what. */
+void cairn_explain_awaited(struct job *job);
 
 /* ---- op.c ---- */
 /* A new op with the loop's reference, and one of the handle if `with_handle`. NULL: out of memory. */

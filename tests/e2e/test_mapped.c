@@ -1,6 +1,7 @@
 /* One host: gradients are folded where the worker has them, parameters are read where the shards publish
  * them. */
 #include <check.h>
+#include <signal.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -278,6 +279,23 @@ START_TEST(units_are_mapped_while_another_thread_prefetches_them)
 }
 END_TEST
 
+START_TEST(a_wait_that_times_out_names_the_shard_that_owes_it)
+{
+    static float param[ELEMS_MAX];
+    open_job("w", "ucx");
+    const struct cairn_version version = train(1, false);
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = param, .dtype = CAIRN_F32 };
+    cairn_op *op;
+    kill(cluster.shards[1], SIGSTOP);
+    good(cairn_fetch(job, version, "big", "param", NULL, &mem, &op));
+    ck_assert_int_eq(cairn_wait(op, 300), CAIRN_ERR_TIMEOUT);
+    ck_assert_msg(strstr(cairn_error(), "shard-1") != NULL, "%s", cairn_error());
+    ck_assert_msg(strstr(cairn_error(), "shard-0") == NULL, "%s", cairn_error());
+    kill(cluster.shards[1], SIGCONT);
+    good(cairn_wait(op, WAIT_MS));
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("mapped");
@@ -290,6 +308,7 @@ int main(void)
     tcase_add_test(cases, a_map_that_a_later_version_took_says_so_when_it_is_given_back);
     tcase_add_test(cases, a_job_that_is_closed_takes_its_maps_along);
     tcase_add_test(cases, units_are_mapped_while_another_thread_prefetches_them);
+    tcase_add_test(cases, a_wait_that_times_out_names_the_shard_that_owes_it);
     suite_add_tcase(suite, cases);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_NORMAL);
