@@ -98,9 +98,11 @@ void cairn_memory_return(struct session *s, const void *lent)
 void cairn_memory_show(struct session *s)
 {
     pthread_mutex_lock(&s->lock);
+    const bool changed = s->regions_changed;
     struct gone *gone = s->regions_gone;
     s->regions_gone = NULL;
-    for (size_t i = 0; s->fabric != NULL && i < s->region_count; i++) {
+    s->regions_changed = false;
+    for (size_t i = 0; changed && s->fabric != NULL && i < s->region_count; i++) {
         struct region *region = &s->regions[i];
         if (region->asked) continue;
         region->asked = true;
@@ -213,6 +215,7 @@ static cairn_status add(struct session *s, struct region region)
         memmove(&s->regions[at + 1], &s->regions[at], (s->region_count - at) * sizeof *s->regions);
         s->regions[at] = region;
         s->region_count++;
+        s->regions_changed = true;
     }
     pthread_mutex_unlock(&s->lock);
     return status;

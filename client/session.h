@@ -285,6 +285,7 @@ struct session {
     uint64_t away_since_ms;
     struct region *regions; /* [region_count] of region_capacity, by address; of memory.c */
     size_t region_count, region_capacity;
+    bool regions_changed;      /* since the fabric was told of them */
     struct gone *regions_gone; /* freed, and still known to the fabric; of memory.c */
     bool memory_closed;
     uint32_t prefetch_units; /* constant */
