@@ -88,6 +88,19 @@ cairn_status cairn_api_judge_part(const char *name, const struct cairn_box *part
     return CAIRN_OK;
 }
 
+cairn_status cairn_api_judge_boxed(const struct job *job, const char *name,
+                                   const struct cairn_mem *given, struct cairn_mem *mem_out,
+                                   size_t *tensor_out, const struct cairn_box **box,
+                                   struct cairn_box *room)
+{
+    const struct cairn_box *part;
+    cairn_status status = cairn_api_judge_data(job, name, given, mem_out, tensor_out, &part);
+    if (status != CAIRN_OK || part == NULL) return status;
+    status = cairn_api_judge_part(name, part, *box, room);
+    if (status == CAIRN_OK) *box = room;
+    return status;
+}
+
 /* Where the piece lies. */
 static cairn_status judge_place(const struct job *job, size_t tensor, const struct cairn_mem *mem,
                                 struct piece *piece)

@@ -24,6 +24,11 @@ cairn_status cairn_api_judge_data(const struct job *job, const char *name,
 cairn_status cairn_api_judge_part(const char *name, const struct cairn_box *part,
                                   const struct cairn_box *box,
                                   struct cairn_box *box_out) CAIRN_MUST_CHECK;
+/* Both: *box becomes the box of the target, in `room`, if the name is an alias of a box. */
+cairn_status cairn_api_judge_boxed(const struct job *job, const char *name,
+                                   const struct cairn_mem *given, struct cairn_mem *mem_out,
+                                   size_t *tensor_out, const struct cairn_box **box,
+                                   struct cairn_box *room) CAIRN_MUST_CHECK;
 /* Judges the box of a put or push, and the memory's pointer: NULL is what this worker holds, and nothing
  * else will do. */
 cairn_status cairn_api_judge_own(struct job *job, size_t tensor, const struct cairn_box *box,

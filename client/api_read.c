@@ -10,13 +10,9 @@ static cairn_status fetch_inside(struct job *job, struct cairn_version version, 
 {
     size_t index;
     struct cairn_mem mem;
-    const struct cairn_box *part;
     struct cairn_box of_target;
-    cairn_status status = cairn_api_judge_data(job, tensor, given, &mem, &index, &part);
-    if (status == CAIRN_OK && part != NULL)
-        status = cairn_api_judge_part(tensor, part, box, &of_target);
+    cairn_status status = cairn_api_judge_boxed(job, tensor, given, &mem, &index, &box, &of_target);
     if (status != CAIRN_OK) return status;
-    if (part != NULL) box = &of_target;
     const int number = cairn_plane_number(plane != NULL ? plane : "wire");
     if (number == 0)
         return cairn_client_fail(CAIRN_ERR_NOT_FOUND, "tensor %s has no plane %s", tensor, plane);

@@ -167,13 +167,9 @@ cairn_status cairn_api_write_put(struct job *job, uint64_t round, const char *te
 {
     size_t index;
     struct cairn_mem mem;
-    const struct cairn_box *part;
     struct cairn_box of_target;
-    cairn_status status = cairn_api_judge_data(job, tensor, given, &mem, &index, &part);
-    if (status == CAIRN_OK && part != NULL)
-        status = cairn_api_judge_part(tensor, part, box, &of_target);
+    cairn_status status = cairn_api_judge_boxed(job, tensor, given, &mem, &index, &box, &of_target);
     if (status != CAIRN_OK) return status;
-    if (part != NULL) box = &of_target;
     const int number = plane != NULL ? cairn_plane_number(plane) : 0;
     if (number != CAIRN_PLANE_PARAM && number != CAIRN_PLANE_EXP_AVG &&
         number != CAIRN_PLANE_EXP_AVG_SQ)
