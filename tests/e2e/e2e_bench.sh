@@ -38,8 +38,10 @@ of latency latency --workers 1 --shards 1
 of layout layout --params 1G --shards 10 --tensors 100
 "$cairn" bench update --params 300K --seconds 0.01 | grep -q '^ratio' || fail "no ratio in the table"
 
-parts=$("$cairn" bench latency --seconds 0.01 -o json |
-    python3 -c 'import json, sys; print(*json.load(sys.stdin)["parts"])')
+parts=$("$cairn" bench latency --seconds 0.01 -o json | python3 -c 'import json, sys
+parts = json.load(sys.stdin)["parts"]
+assert 0 < parts["idle_percent"] < parts["idle_percent_limit"] == 0.5, parts
+print(*parts)') || fail "cairn bench latency: daemons are not idle"
 for part in begin grant reduce decide update result push_to_ack p99; do
     [[ $parts == *$part* ]] || fail "the parts of an empty step are $parts, without $part"
 done

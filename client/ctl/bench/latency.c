@@ -10,7 +10,11 @@
  *
  * The parts are of a second cluster of the same kind, whose shards log when they got how far (times.h);
  * a worker's begin and end are of the same clock. Each part ends where the last of all shards, or of all
- * workers, has done it. */
+ * workers, has done it.
+ *
+ * idle_percent is what the busiest daemon takes of a core while all workers are attached and none begins a
+ * round: waiting costs nothing (idle_percent_limit). Not of a cluster of yours, whose processes are not ours
+ * to look at. */
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdlib.h>
@@ -21,6 +25,7 @@
 #include <unistd.h>
 
 #include "client/ctl/bench/bench.h"
+#include "client/ctl/bench/idle.h"
 #include "client/ctl/bench/model.h"
 #include "client/ctl/bench/times.h"
 
@@ -30,6 +35,8 @@
 #define ROW_COUNT    4 /* 16 KiB of parameters a tensor: one leaf each */
 #define PING_BYTES   128
 #define PINGS        1000
+#define IDLE_S_MIN   1.0
+#define IDLE_S_MAX   5.0
 
 enum { ORDER_EMPTY = 1, ORDER_PUSH = 2, ORDER_ACK = 3 };
 enum { FIGURE_STEP, FIGURE_BEGIN, FIGURE_COMMIT, FIGURE_P99, FIGURE_ACK };
@@ -229,6 +236,19 @@ static int measure(struct latency_bench *bench)
     return -1;
 }
 
+static int measure_idle(struct latency_bench *bench, struct local *local)
+{
+    double seconds = bench->ctl->bench.seconds, percent;
+    if (!(seconds > IDLE_S_MIN)) seconds = seconds > 0 ? IDLE_S_MIN : IDLE_S_MAX;
+    if (seconds > IDLE_S_MAX) seconds = IDLE_S_MAX;
+    if (local->daemon_count == 0) return -1;
+    if (!cairn_bench_idle(local, seconds, &percent)) return 1;
+    json_object_set_new(bench->result->parts, "idle_percent", json_real(percent));
+    json_object_set_new(bench->result->parts, "idle_percent_limit",
+                        json_real(CAIRN_BENCH_IDLE_LIMIT));
+    return -1;
+}
+
 static int run_there(struct local *local, void *context)
 {
     struct latency_bench *bench = context;
@@ -237,6 +257,7 @@ static int run_there(struct local *local, void *context)
         done = cairn_bench_crew_start(&bench->crew, local, bench->workers, work, bench)
                    ? measure(bench)
                    : 1;
+    if (done < 0) done = measure_idle(bench, local);
     cairn_bench_crew_stop(&bench->crew);
     stop_echo(bench);
     return done;

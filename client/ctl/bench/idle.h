@@ -1,0 +1,14 @@
+/* What the daemons of a cluster of the bench's own use of a processor while nothing happens: processor time,
+ * in nanoseconds and of all threads, so a loaded machine does not change it. */
+#ifndef CAIRN_CTL_BENCH_IDLE_H
+#define CAIRN_CTL_BENCH_IDLE_H
+
+#include "client/ctl/local.h"
+
+#define CAIRN_BENCH_IDLE_LIMIT 0.5 /* percent of a core, a daemon */
+
+/* Lets `seconds` go by and gives the percentage of one core that the busiest daemon has used. Whoever is
+ * attached keeps still meanwhile. False, and said: a daemon ended, or a signal came. */
+bool cairn_bench_idle(struct local *local, double seconds, double *percent_out);
+
+#endif
