@@ -21,7 +21,7 @@
 #include <stdatomic.h>
 #include <uv.h>
 
-#include "client/push.h"
+#include "proto/wire/push.h"
 #include "client/strides.h"
 #include "proto/fabric/fabric.h"
 #include "proto/loop/address.h"

@@ -37,6 +37,16 @@
  * received. A worker that waits for an answer and hears nothing for a while says HELLO again, with the same
  * number.
  *
+ * Relays. Where the job's reduce groups are hosts, shards of the host of several workers take what these
+ * contribute to all shards, each for some of them (the owners): they add it up and pass on one
+ * contribution (server/shard/relay.h). To its workers such a shard speaks for the owner, on its own
+ * endpoints: in its GRANT, ACK, NAK and MICRO_ACK `tile` is the index of the owner, and `tensor` of GRANT is
+ * 1 + its own. They send it PUSH as they would the owner, and MICRO_END and COMMIT with `tensor` = 1 + the
+ * index of the owner (0: the receiver itself is meant). To the owner it is a worker of its own, of which the
+ * coordinator has told; `value` of that one's HELLO is 1. A FETCH of another shard's chunk (param,
+ * CAIRN_TILE_WHOLE) it answers likewise (DATA with `tile` of the owner), out of what it has fetched once for
+ * all; with NAK NOT_FOUND if it does not (any more): then the owner is to be asked.
+ *
  * Tiles. In what a worker sends, `table_hash` is the cairn_tiles_hash of the list that it declared
  * (proto/wire/tiles.h; without one, of the empty list): a header with another hash than the shard knows is
  * refused with CAIRN_ERR_MISMATCH. `tile` says which part of the chunk is meant:

@@ -56,6 +56,7 @@
     X(45, MEMBER_TILES, MemberTiles, member_tiles)                  \
     X(46, MEMBER_FAULT, MemberFault, member_fault)                  \
     X(47, JOB_SWITCH, JobSwitch, job_switch)                        \
+    X(48, RELAY_SET, RelaySet, relay_set)                           \
     X(50, LEASE_TAKE, LeaseTake, lease_take)                        \
     X(51, LEASED, Leased, leased)                                   \
     X(52, LEASE_DROP, LeaseDrop, lease_drop)                        \

@@ -55,7 +55,7 @@ size_t cairn_step_bytes(const struct cairn_step_config *config)
 
 size_t cairn_step_actions_max(const struct cairn_step_config *config)
 {
-    // A fold or a refusal for each slot, a MICRO_ACK for each member, ZERO for each chunk, and a few.
+    // A fold or a refusal for each slot, a MICRO_ACK for each member, ZERO or FORWARD for each chunk, and a few.
     return (size_t)config->member_max * ((size_t)config->window + 2) + config->chunk_count + 8;
 }
 
@@ -151,6 +151,7 @@ static void begin_round(struct cairn_step *step, uint64_t round, const uint64_t 
     step->member_count = member_count;
     step->done_count = step->committed_count = step->last_micro = step->front = 0;
     step->weight = 0;
+    memset(&step->forward, 0, sizeof step->forward);
     memset(&step->sums, 0, sizeof step->sums);
     memset(step->members, 0, member_count * sizeof *step->members);
     memset(step->at, 0, (size_t)member_count * step->config.chunk_count * sizeof *step->at);
@@ -187,14 +188,16 @@ static const char *judge_open(const struct cairn_step *step, const struct cairn_
     if (step->fenced || event->epoch > step->epoch)
         return "a round was opened in an epoch that is not resolved";
     if (event->round <= step->round_seen) return "a round number was used again";
-    if (step->phase != CAIRN_STEP_IDLE && step->phase != CAIRN_STEP_DRAINING)
+    const bool forwarded = step->config.forwards && step->phase == CAIRN_STEP_REDUCING;
+    if (step->phase != CAIRN_STEP_IDLE && step->phase != CAIRN_STEP_DRAINING && !forwarded)
         return "a round was opened while another is";
     if (step->pending.round != 0) return "a round was opened while another is pending";
+    if (event->member_count < 1 || event->member_count > step->config.member_max)
+        return "a round was opened with no contributors, or more than are configured";
+    if (step->config.forwards) return NULL;
     if (event->version.generation != step->version.generation ||
         event->version.step != step->version.step)
         return "a round was opened at a version that is not this shard's";
-    if (event->member_count < 1 || event->member_count > step->config.member_max)
-        return "a round was opened with no contributors, or more than are configured";
     return NULL;
 }
 
@@ -207,7 +210,7 @@ static void on_open(struct cairn_step *step, const struct cairn_step_event *even
         return;
     }
     keep_holds(step, event);
-    if (step->phase == CAIRN_STEP_IDLE) {
+    if (step->phase != CAIRN_STEP_DRAINING) {
         begin_round(step, event->round, event->members, event->member_count, actions);
         return;
     }
@@ -317,6 +320,7 @@ static void on_resolve(struct cairn_step *step, const struct cairn_step_event *e
         return;
     }
     step->fenced = false;
+    if (step->config.forwards) return;
     if (decides_ours(step, decision)) {
         settle(step, decision, actions);
         return;

@@ -19,6 +19,12 @@
  *    that they have nothing.
  *  - A member is in one micro-batch at a time: it starts m+1 only after MICRO_ACK of m, which is given
  *    when every chunk's cursor is past (m, rank). So one table [member][chunk] detects duplicates.
+ *  - With config.forwards it is the machine of a relay instead: the sums of its members, who share a host,
+ *    are one contribution of each micro-batch to the shard that owns the chunks. When all are past
+ *    (chunk, micro-batch), and one of them had something, it is a FORWARD; the next FOLD of the chunk
+ *    is `first` again. The chunks of micro-batch m+1 wait for FORWARD_END of m. After FORWARD_COMMIT it
+ *    stands in REDUCING; the next OPEN says that the round was resolved, a FENCE that it may be void. It
+ *    is told neither READY nor DECIDE, holds no version, and its ANSWERs say nothing.
  *  - Every CHUNK gets exactly one of RECEIVE and DISCARD with its tag; every contribution is answered to
  *    its worker by one ACK or REFUSE (more after a resend), unless the connection was lost meanwhile.
  *  - Messages of one member may overtake each other and come twice; those of the coordinator come
@@ -61,6 +67,7 @@ struct cairn_step_config {
      * contributions of its chunk and micro-batch have, and goes through memory once with them, or until
      * fewer are under way. 0: nothing waits. The bits are the same. */
     uint32_t folds_wanted;
+    bool forwards; /* of a relay */
 };
 
 /* What a shard reports of its sums. */
@@ -130,8 +137,12 @@ enum cairn_step_action_kind {
     CAIRN_STEP_RECEIVE, /* member, tag, slot, chunk: read the payload into the slot → LANDED */
     CAIRN_STEP_DISCARD, /* tag: the payload is not wanted */
     CAIRN_STEP_FOLD, /* chunk, slots[count] in this order, first: copy slots[0], likely_last → FOLDED */
-    CAIRN_STEP_ZERO,   /* chunk: nobody contributed; its sum is +0. Done before the next REDUCE */
-    CAIRN_STEP_REDUCE, /* every chunk's sum is final: add up → SUMMED */
+    CAIRN_STEP_ZERO, /* chunk: nobody contributed; its sum is +0. Done before the next REDUCE */
+    /* of a relay: the world sends on what it has, in this order, until the owner has folded it */
+    CAIRN_STEP_FORWARD,     /* chunk, micro: its sum is final; the next FOLD of it begins another */
+    CAIRN_STEP_FORWARD_END, /* micro, count: FORWARDs of it; the other chunks have no contribution */
+    CAIRN_STEP_FORWARD_COMMIT, /* micro = the last one, weight: of all members */
+    CAIRN_STEP_REDUCE,         /* every chunk's sum is final: add up → SUMMED */
     CAIRN_STEP_UPDATE, /* decision: APPLY, all scalars in the payload; or WRITE → UPDATED */
     /* to the coordinator */
     CAIRN_STEP_REDUCED_REPORT,   /* epoch, round, sums */
@@ -155,6 +166,7 @@ struct cairn_step_action {
     /* If the round has as many micro-batches as the one before, no FOLD of the chunk follows: its sums may be
      * made on the way, and count unless one does. */
     bool likely_last;
+    uint64_t weight;
     enum cairn_step_phase phase;
     struct cairn_version version;
     struct cairn_step_sums sums;

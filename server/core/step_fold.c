@@ -28,6 +28,7 @@ static enum verdict judge(const struct cairn_step *step, uint32_t chunk,
 {
     const struct member *member = &step->members[cursor->member];
     if (cursor->micro > step->front) return WAIT; // for anyone: else it might pass for ever
+    if (step->config.forwards && cursor->micro > step->forward.micro) return WAIT;
     if (!step_holds(step, cursor->member, chunk)) return PASS;
     if (member->committed && cursor->micro > member->last_micro) return PASS;
     if (member->micro < cursor->micro) return WAIT;
@@ -128,6 +129,24 @@ static void begin_fold(struct cairn_step *step, uint32_t chunk, struct cairn_ste
     *cairn_step_act(actions, CAIRN_STEP_FOLD) = *fold;
 }
 
+/* Of a relay: says that the chunk's sum in the micro-batch at hand is final, once it is. */
+static void forward_chunk(struct cairn_step *step, uint32_t chunk,
+                          struct cairn_step_actions *actions)
+{
+    struct cursor *cursor = &step->cursors[chunk];
+    const bool past = cursor->micro > step->forward.micro && cursor->fold_head == NO_SLOT;
+    if (!past || cursor->forwarded) return;
+    cursor->forwarded = true;
+    step->forward.passed++;
+    if (!cursor->contributed) return;
+    cursor->contributed = false;
+    step->forward.sent++;
+    struct cairn_step_action *action = cairn_step_act(actions, CAIRN_STEP_FORWARD);
+    action->chunk = chunk;
+    action->micro = step->forward.micro;
+    action->round = step->round;
+}
+
 /* Moves one chunk's cursor as far as it goes: over what is absent, and over what has landed, which is
  * folded in one pass. One FOLD of a chunk at a time. */
 static void advance_chunk(struct cairn_step *step, uint32_t chunk,
@@ -149,6 +168,7 @@ static void advance_chunk(struct cairn_step *step, uint32_t chunk,
         }
     }
     if (fold.count > 0) begin_fold(step, chunk, &fold, actions);
+    if (step->config.forwards) forward_chunk(step, chunk, actions);
 }
 
 /* The world has less to do than it could: the oldest that wait do not wait any more. */
@@ -173,10 +193,54 @@ static void begin_reduce(struct cairn_step *step, struct cairn_step_actions *act
     cairn_step_act(actions, CAIRN_STEP_REDUCE);
 }
 
+static void end_forwards(struct cairn_step *step, struct cairn_step_actions *actions)
+{
+    struct cairn_step_action *action = cairn_step_act(actions, CAIRN_STEP_FORWARD_END);
+    action->round = step->round;
+    action->micro = step->forward.micro++;
+    action->count = step->forward.sent;
+    step->forward.passed = step->forward.sent = 0;
+    for (uint32_t c = 0; c < step->config.chunk_count; c++) step->cursors[c].forwarded = false;
+}
+
+static void commit_forwards(struct cairn_step *step, struct cairn_step_actions *actions)
+{
+    step->phase = CAIRN_STEP_REDUCING;
+    struct cairn_step_action *action = cairn_step_act(actions, CAIRN_STEP_FORWARD_COMMIT);
+    action->round = step->round;
+    action->micro = step->last_micro;
+    action->weight = step->weight;
+}
+
+/* Of a relay: ends the micro-batch at hand if every chunk is past it, and the round if everything is. A shard
+ * that owns nothing is told of micro-batches when all members are done with them. */
+static void advance_forwards(struct cairn_step *step, struct cairn_step_actions *actions)
+{
+    const uint32_t chunks = step->config.chunk_count;
+    const bool all_done = step->done_count == step->member_count;
+    while (chunks == 0 && all_done && step->forward.micro <= step->last_micro)
+        end_forwards(step, actions);
+    if (chunks > 0 && step->forward.passed == chunks) {
+        end_forwards(step, actions);
+        cairn_step_advance(step, actions); // the next one's chunks may be here
+    } else if (all_done && step->forward.micro > step->last_micro) {
+        commit_forwards(step, actions);
+    }
+}
+
+/* Whether the collecting is at its end. */
+static void judge_end(struct cairn_step *step, struct cairn_step_actions *actions)
+{
+    if (step->config.forwards)
+        advance_forwards(step, actions);
+    else if (step->done_count == step->member_count)
+        begin_reduce(step, actions);
+}
+
 void cairn_step_advance(struct cairn_step *step, struct cairn_step_actions *actions)
 {
     for (uint32_t c = 0; c < step->config.chunk_count; c++) advance_chunk(step, c, actions);
-    if (step->done_count == step->member_count) begin_reduce(step, actions);
+    judge_end(step, actions);
 }
 
 void cairn_step_complete_micro(struct cairn_step *step, struct member *member,
@@ -310,7 +374,7 @@ void cairn_step_on_folded(struct cairn_step *step, const struct cairn_step_event
     assert(step->phase == CAIRN_STEP_COLLECTING);
     advance_chunk(step, event->chunk, actions);
     advance_deferred(step, actions);
-    if (step->done_count == step->member_count) begin_reduce(step, actions);
+    judge_end(step, actions);
 }
 
 void cairn_step_drop_landed(struct cairn_step *step, struct cairn_step_actions *actions)

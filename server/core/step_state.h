@@ -42,7 +42,8 @@ struct member {
 struct cursor {
     uint32_t micro, member;
     uint32_t fold_head; /* the slots of the FOLD under way; NO_SLOT = none */
-    bool contributed;
+    bool contributed;   /* since the round began; of a relay: in the micro-batch at hand */
+    bool forwarded;     /* of a relay: it is past the micro-batch at hand, and FORWARD was said */
 };
 
 struct cairn_step {
@@ -67,6 +68,11 @@ struct cairn_step {
     uint32_t receiving, folding;            /* slots, chunks */
     uint32_t deferred_first, deferred_last; /* slots, in the order of landing; NO_SLOT: none */
     uint32_t slots_used;
+    struct {             /* of a relay */
+        uint32_t micro;  /* the one at hand */
+        uint32_t passed; /* chunks that are past it */
+        uint32_t sent;   /* FORWARDs of it */
+    } forward;
     bool summing;
     bool all_hold; /* every member holds every chunk: `holds` means nothing */
 

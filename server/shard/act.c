@@ -141,6 +141,9 @@ static void act(struct cairn_shard_job *job, const struct cairn_step_action *act
     case CAIRN_STEP_REDUCED_REPORT: report_reduced(job, action); break;
     case CAIRN_STEP_PUBLISHED_REPORT: report_published(job, action); break;
     case CAIRN_STEP_ANSWER: send_answer(job, action); break;
+    case CAIRN_STEP_FORWARD: // a relay's machine only: relay_act.c
+    case CAIRN_STEP_FORWARD_END:
+    case CAIRN_STEP_FORWARD_COMMIT: assert(false); break;
     case CAIRN_STEP_FAULT: cairn_shard_job_fault(job, action->why); break;
     }
 }

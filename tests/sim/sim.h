@@ -1,5 +1,5 @@
 /* cairn-sim: a whole cluster in one process, on one seed. The real cores (server/core), the real push
- * machine (client/push) and the real arithmetic (gpu/host, proto/wire) run; clock, network, disk and
+ * machine (proto/wire/push) and the real arithmetic (gpu/host, proto/wire) run; clock, network, disk and
  * processes are simulated, with faults. An oracle that knows only the contributions recomputes every round.
  *
  *   sim_main.c         seeds, the summary, what was seen how often
@@ -21,7 +21,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "client/push.h"
+#include "proto/wire/push.h"
 #include "gpu/gpu.h"
 #include "server/core/round.h"
 #include "server/core/step.h"

@@ -249,6 +249,11 @@ static void do_action(struct sim *sim, uint32_t shard, const struct cairn_step_a
         to_coordinator(sim, shard, M_PUBLISHED, action);
         return;
     case CAIRN_STEP_ANSWER: to_coordinator(sim, shard, M_ANSWER, action); return;
+    case CAIRN_STEP_FORWARD:
+    case CAIRN_STEP_FORWARD_END:
+    case CAIRN_STEP_FORWARD_COMMIT:
+        sim_fail(sim, "shard %u forwards, and is no relay", shard);
+        return;
     case CAIRN_STEP_FAULT: sim_fail(sim, "shard %u stops: %s", shard, action->why); return;
     }
 }

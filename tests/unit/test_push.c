@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/push.h"
+#include "proto/wire/push.h"
 
 #define SHARDS 2
 #define QUEUE  12

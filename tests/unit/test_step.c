@@ -526,8 +526,9 @@ END_TEST
 START_TEST(a_configuration_that_cannot_work_has_no_size)
 {
     const struct cairn_step_config bad[] = {
-        { 1, 0, 1, 0, 0 },          { 1, 1025, 1, 0, 0 },       { 1, 1, 0, 0, 0 },
-        { 1, 1024, 1 << 22, 0, 0 }, { UINT32_MAX, 1, 1, 0, 0 }, { 1, 1, 1, SIZE_MAX, 0 },
+        { 1, 0, 1, 0, 0, false },          { 1, 1025, 1, 0, 0, false },
+        { 1, 1, 0, 0, 0, false },          { 1, 1024, 1 << 22, 0, 0, false },
+        { UINT32_MAX, 1, 1, 0, 0, false }, { 1, 1, 1, SIZE_MAX, 0, false },
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         ck_assert_uint_eq(cairn_step_bytes(&bad[i]), 0);

@@ -1,4 +1,4 @@
-#include "client/push.h"
+#include "proto/wire/push.h"
 
 #include <assert.h>
 #include <string.h>

@@ -19,8 +19,8 @@
  * GRANTs may come before the coordinator's WORKER_OPENED: keep the last one of each shard, and give it
  * to the machine when it is made. A message of another round is not for this machine: judge the round
  * first. One thread at a time. */
-#ifndef CAIRN_CLIENT_PUSH_H
-#define CAIRN_CLIENT_PUSH_H
+#ifndef CAIRN_WIRE_PUSH_H
+#define CAIRN_WIRE_PUSH_H
 
 #include <stdbool.h>
 #include <stddef.h>

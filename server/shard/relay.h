@@ -1,0 +1,181 @@
+/* A relay: this shard adds up what the workers of its host contribute to chunks that other shards own
+ * (and to its own), and passes one contribution of the host on to each owner; and it fetches the owners'
+ * published chunks once for all of them (design 5: a reduce group is a host).
+ *
+ *   coordinator ── RelaySet, RoundOpen, Fence ──► relay.c
+ *   workers ── PUSH, MICRO_END, COMMIT ──► relay_collect.c ──► step.h (forwards), one core an owner
+ *                                              relay_fold.c ◄──┘ FOLD      │ FORWARD
+ *   owners ◄── relay_link.c ◄───────────────── relay_send.c ◄──────────────┘
+ *   workers ── FETCH ──► relay_fetch.c ──► relay_link.c ──► owners
+ *
+ * To its workers it is the owner (proto/wire/chunk.h, "Relays"); to an owner it is a worker: the member
+ * `number`, whose rank is the least of its workers'. The bits are those of step.h: a strict left fold
+ * within the host, and the owners fold the hosts' sums in the order of their least ranks.
+ *
+ * A FOLD that begins a chunk's sum takes a buffer of one chunk, which is free again when the owner has
+ * folded it. So memory goes with what is under way, not with the model, as long as the workers push in
+ * about the same order: what one has pushed and another not yet keeps its buffer. Buffers are taken from
+ * the lowest on, and counted by the shard's budget when they are touched first.
+ *
+ * A job has at most one relay that works; those before it end when nothing is under way. Loop thread. */
+#ifndef CAIRN_SHARD_RELAY_H
+#define CAIRN_SHARD_RELAY_H
+
+#include "proto/wire/push.h"
+#include "server/shard/shard.h"
+
+struct cairn_relay;
+struct cairn_relay_fetches;
+
+/* The connection to an owner, as client/link.c's; of relay_link.c. */
+struct cairn_relay_link {
+    struct cairn_fabric_peer *peer; /* owned; NULL: connecting later */
+    uint64_t retry_at_ms;
+    uint32_t retry_delay_ms;
+    uint32_t on_loan;    /* sends that the fabric has not completed */
+    bool lost;           /* the connection is gone; what was under way is not yet told */
+    uint32_t connection; /* the number of `peer`, or of the last one */
+    uint32_t endpoint;   /* the owner's to us, the newest heard of; 0: none on this connection */
+    bool heard;          /* anything from it since the last tick */
+    uint64_t quiet_since_ms;
+};
+
+/* A sum under way, or being sent. */
+struct cairn_relay_buffer {
+    uint32_t next_free;
+    uint32_t on_loan;       /* sends that the fabric has not completed */
+    bool is_taken, is_done; /* done: free as soon as nothing is on loan */
+};
+
+/* A shard to which we pass on. */
+struct cairn_relay_owner {
+    struct cairn_relay *relay; /* borrowed */
+    uint32_t index;            /* in the layout */
+    char name[64];
+    uint8_t *address; /* owned */
+    size_t address_bytes;
+    struct cairn_relay_link link;
+
+    struct cairn_shard_map map; /* owned: its */
+    uint64_t
+        *grad_first; /* owned: [map.extent_count] the core's number of an extent's first chunk */
+    uint32_t *grad_chunks; /* owned: [grad_chunk_count] the core's number -> the map's */
+    uint32_t grad_chunk_count;
+
+    /* collecting */
+    struct cairn_step *step;  /* owned */
+    struct cairn_slot *slots; /* owned: [slot_count]; `job` is the relay's */
+    uint32_t slot_count;
+    uint32_t *sums;  /* owned: [grad_chunk_count] the buffer of the chunk's sum; NO_BUFFER: none */
+    bool *forwarded; /* owned: [grad_chunk_count] in the micro-batch at hand */
+    uint64_t round;  /* that is open here; 0: none */
+
+    /* sending */
+    struct cairn_push *push; /* owned; NULL: no round */
+    struct cairn_push_actions push_actions;
+    struct cairn_chunk_header grant; /* the last one; kind 0: none on this connection */
+};
+
+struct cairn_relay {
+    struct cairn_relay *next;    /* of the job's: the first may work, others end */
+    struct cairn_shard_job *job; /* borrowed */
+    uint64_t number, token;
+    uint64_t *members; /* owned: [member_count] by rank */
+    uint32_t member_count;
+    struct cairn_relay_owner *owners; /* owned: [owner_count] by index */
+    uint32_t owner_count;
+    uint64_t round; /* that it relays; 0: none */
+    bool leaving;
+    uint32_t busy;                       /* folds, loans and messages that refer to it */
+    struct cairn_relay_fetches *fetches; /* owned: of relay_fetch.c */
+};
+
+/* ---- relay.c ---- */
+/* Replaces the relay of the job. CAIRN_ERR_MALFORMED, CAIRN_ERR_NO_MEMORY: there is none then; the round
+ * that names it faults. */
+CAIRN_MUST_CHECK cairn_status cairn_relay_set(struct cairn_shard_job *job,
+                                              const Cairn__RelaySet *message,
+                                              struct cairn_sentence *why);
+/* The one that works; NULL: none. */
+struct cairn_relay *cairn_relay_of(const struct cairn_shard_job *job);
+struct cairn_relay_owner *cairn_relay_owner_find(struct cairn_relay *relay, uint32_t index);
+/* The owner of a chunk of the grid; NULL: of none that this relay is for. */
+struct cairn_relay_owner *cairn_relay_owner_of_chunk(struct cairn_relay *relay, uint32_t tensor,
+                                                     uint64_t first_leaf);
+void cairn_relay_on_fence(struct cairn_shard_job *job, uint64_t epoch);
+/* A round is open; `number` 0, or another's: not by this relay. */
+void cairn_relay_on_open(struct cairn_shard_job *job, uint64_t number, uint64_t epoch,
+                         uint64_t round);
+/* A worker's connection. */
+void cairn_relay_on_peer(struct cairn_member *member, enum cairn_step_event_kind kind);
+/* A message that an owner sent to a relay; false: it is not one. Takes or drops the message if so. */
+bool cairn_relay_on_message(struct cairn_shard *shard, const struct cairn_chunk_header *header,
+                            struct cairn_fabric_message *message);
+/* All of a job: it leaves. And frees them whatever is in flight: the fabric and the pools are closed. */
+void cairn_relay_leave(struct cairn_shard_job *job);
+void cairn_relay_free_all(struct cairn_shard_job *job);
+/* Every 20 ms or so while there is one: links, and what waits. */
+void cairn_relay_tick(struct cairn_shard *shard, uint64_t now_ms);
+void cairn_relay_busy(struct cairn_relay *relay);
+void cairn_relay_idle(struct cairn_relay *relay); /* may free it */
+
+/* ---- relay_link.c ---- */
+/* Connects, retries, breaks a silence; tells relay_send and relay_fetch of a loss. */
+void cairn_relay_link_tick(struct cairn_relay_owner *owner, uint64_t now_ms);
+/* Sends a header to the owner as its member; payload on loan until on_sent (may be NULL without one).
+ * Counts link.on_loan. CAIRN_ERR_CLOSED: not connected; CAIRN_ERR_BUSY. */
+CAIRN_MUST_CHECK cairn_status cairn_relay_link_send(struct cairn_relay_owner *owner,
+                                                    struct cairn_chunk_header *header,
+                                                    const void *payload, size_t payload_bytes,
+                                                    cairn_fabric_done_fn *on_sent, void *arg);
+/* Judged to be from that owner. */
+void cairn_relay_link_on_hello(struct cairn_relay_owner *owner,
+                               const struct cairn_chunk_header *header);
+void cairn_relay_link_close(struct cairn_relay_owner *owner);
+
+/* ---- relay_collect.c ---- */
+/* PUSH, MICRO_END or COMMIT of a worker: false if it is meant for the shard's own part of the job. */
+bool cairn_relay_on_worker(struct cairn_member *member, const struct cairn_chunk_header *header,
+                           struct cairn_fabric_message *message);
+void cairn_relay_step(struct cairn_relay_owner *owner, const struct cairn_step_event *event);
+void cairn_relay_slot_release(struct cairn_relay_owner *owner, struct cairn_slot *slot);
+
+/* ---- relay_fold.c ---- */
+void cairn_relay_fold(struct cairn_relay_owner *owner, const struct cairn_step_action *action);
+/* A buffer is free, or there is memory again: folds that wait go on. */
+void cairn_relay_fold_waiting(struct cairn_relay *relay);
+
+/* ---- relay_send.c ---- */
+void cairn_relay_send_begin(struct cairn_relay_owner *owner); /* a round opened */
+void cairn_relay_send_end(struct cairn_relay_owner *owner);   /* it is void, or resolved */
+void cairn_relay_send_chunk(struct cairn_relay_owner *owner, uint32_t chunk, uint32_t micro);
+void cairn_relay_send_micro_end(struct cairn_relay_owner *owner, uint32_t micro, uint32_t sent);
+void cairn_relay_send_commit(struct cairn_relay_owner *owner, uint64_t weight);
+void cairn_relay_send_on_answer(struct cairn_relay_owner *owner,
+                                const struct cairn_chunk_header *header);
+void cairn_relay_send_on_hello(struct cairn_relay_owner *owner, uint64_t way);
+void cairn_relay_send_lost(struct cairn_relay_owner *owner);
+bool cairn_relay_send_waits(const struct cairn_relay_owner *owner);
+
+/* ---- relay_fetch.c: published chunks of owners, fetched once for the host ---- */
+/* Called with the relay: memory is taken from the shard's budget as it is needed, up to its bound. */
+CAIRN_MUST_CHECK cairn_status cairn_relay_fetch_open(struct cairn_relay *relay,
+                                                     struct cairn_sentence *why);
+void cairn_relay_fetch_close(struct cairn_relay *relay);
+/* A FETCH of a member for a chunk that is not of this shard. Takes or drops the message (the box of a
+ * CAIRN_TILE_BOX fetch). NAK NOT_FOUND: there is no relay, or it is not for that: the owner is to be
+ * asked. */
+void cairn_relay_fetch(struct cairn_member *member, const struct cairn_chunk_header *header,
+                       struct cairn_fabric_message *message);
+/* DATA or NAK of one of our FETCHes (request has CAIRN_RELAY_FETCH_COOKIE set). Takes or drops it. */
+#define CAIRN_RELAY_FETCH_COOKIE ((uint64_t)1 << 63)
+void cairn_relay_fetch_on_answer(struct cairn_relay_owner *owner,
+                                 const struct cairn_chunk_header *header,
+                                 struct cairn_fabric_message *message);
+/* The connection, or the owner's to us, is lost: what is unanswered is asked again. */
+void cairn_relay_fetch_lost(struct cairn_relay_owner *owner);
+bool cairn_relay_fetch_waits(const struct cairn_relay_owner *owner);
+/* The member is gone: it waits for nothing any more. */
+void cairn_relay_fetch_forget(struct cairn_relay *relay, uint64_t member);
+
+#endif
