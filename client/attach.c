@@ -283,7 +283,11 @@ static void attached(struct job *job)
     job->epoch = a->epoch;
     job->state = JOB_ATTACHED;
     job->attach_delay_ms = 0;
-    if (job->attached_once && s->was_given_up) restart_links(job);
+    if (job->attached_once && s->was_given_up) {
+        restart_links(job);
+        job->read_before = job->read_told; // it has them from the member that is gone
+    }
+    job->read_told = job->read_before;
     pthread_mutex_lock(&s->lock);
     job->attached_once = true;
     job->initialized = a->initialized;
@@ -370,6 +374,7 @@ void cairn_attach_release(struct job *job)
     if (job->state == JOB_ATTACHED) {
         Cairn__JobLeave leave = CAIRN__JOB_LEAVE__INIT;
         leave.job = job->id;
+        leave.fetched_shared = cairn_control_job_read(job);
         cairn_control_send(job->session, CAIRN_MSG_JOB_LEAVE, 0, &leave.base);
     }
     cairn_attach_lost(job);

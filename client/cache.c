@@ -6,6 +6,7 @@
 #include "client/api.h"
 #include "client/handle.h"
 #include "client/lent.h"
+#include "client/mapped.h"
 #include "client/stitch.h"
 #include "client/struct.h"
 #include "client/units.h"
@@ -202,6 +203,8 @@ static struct block *add(struct job *job, struct cairn_version version, struct s
     struct cairn_stats *stats = &job->stats;
     if (block->lent != NULL) {
         stats->maps_lent++;
+        for (size_t i = 0; i < block->shape.count; i++)
+            cairn_mapped_count(job, block->shape.members[i].byte_count);
         return block;
     }
     stats->mapped_bytes += block->shape.byte_count;

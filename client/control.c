@@ -97,8 +97,38 @@ static void connect_now(struct session *s)
     retry_later(s);
 }
 
+uint64_t cairn_control_job_read(struct job *job)
+{
+    pthread_mutex_lock(&job->session->lock);
+    job->read_told = job->read_bytes;
+    pthread_mutex_unlock(&job->session->lock);
+    return job->read_told - job->read_before;
+}
+
+/* What no shard sees. */
+static void tell_reads(struct session *s, uint64_t now_ms)
+{
+    if (!s->ready || now_ms - s->reads_told_ms < s->heartbeat_ms) return;
+    s->reads_told_ms = now_ms;
+    for (struct job *job = s->jobs; job != NULL; job = job->next) {
+        const uint64_t told = job->read_told;
+        if (job->state != JOB_ATTACHED) continue;
+        const uint64_t bytes = cairn_control_job_read(job);
+        if (job->read_told == told) continue;
+        Cairn__BytesTold read = CAIRN__BYTES_TOLD__INIT;
+        Cairn__BytesTold *list[] = { &read };
+        Cairn__Heartbeat heartbeat = CAIRN__HEARTBEAT__INIT;
+        read.job = job->id;
+        read.fetched_shared = bytes;
+        heartbeat.bytes = list;
+        heartbeat.n_bytes = 1;
+        cairn_control_send(s, CAIRN_MSG_HEARTBEAT, 0, &heartbeat.base);
+    }
+}
+
 static void keep_alive(struct session *s, uint64_t now_ms)
 {
+    tell_reads(s, now_ms);
     Cairn__Heartbeat heartbeat = CAIRN__HEARTBEAT__INIT;
     if (s->ready && now_ms - s->spoke_ms >= s->heartbeat_ms)
         cairn_control_send(s, CAIRN_MSG_HEARTBEAT, 0, &heartbeat.base);

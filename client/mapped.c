@@ -138,6 +138,13 @@ struct published *cairn_mapped_find(struct shard_link *link, struct cairn_versio
     return copy;
 }
 
+void cairn_mapped_count(struct job *job, uint64_t bytes)
+{
+    job->stats.fetched_bytes += bytes;
+    job->stats.shared_fetched_bytes += bytes;
+    job->read_bytes += bytes;
+}
+
 /* Packs the elements of the piece's box out of the chunk. */
 static void copy_box(const struct part *part, const struct piece *piece, const uint8_t *chunk,
                      size_t elem_bytes)

@@ -34,5 +34,8 @@ struct published *cairn_mapped_find(struct shard_link *link, struct cairn_versio
 /* Copies what a fetch wants of a chunk, if memory that is mapped here has it. False: it has to be asked
  * for. */
 bool cairn_mapped_read(struct part *part, const struct piece *piece);
+/* Any thread, under the lock: so much of published memory was read here, or lent. Told to the coordinator
+ * with the heartbeats. */
+void cairn_mapped_count(struct job *job, uint64_t bytes);
 
 #endif

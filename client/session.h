@@ -216,6 +216,7 @@ struct job {
     size_t stitch_parts;         /* of all of them */
     struct put_note *puts;       /* [tensor_count], of puts.c; NULL: nothing was put */
     struct cairn_stats stats;
+    uint64_t read_bytes; /* of published memory, by ourselves: no shard counts them */
     uint64_t
         filling_round; /* of the caller's pushes, and its micro-batch, to refuse nonsense early */
     uint32_t filling_micro;
@@ -238,6 +239,8 @@ struct job {
     uint64_t attach_at_ms; /* not before */
     uint32_t attach_delay_ms;
     uint64_t id, epoch;
+    uint64_t read_told;     /* of read_bytes: what the coordinator was told last */
+    uint64_t read_before;   /* of that: told when we were attached to it the time before */
     uint32_t tiles_request; /* of the tiles declared again after an attach; 0: it is answered */
     struct cairn_paged paged_spec, paged_layout;
     Cairn__Attached *attaching; /* owned: the reply whose pages are coming */
@@ -300,6 +303,7 @@ struct session {
     uint32_t retry_delay_ms; /* grows while connections end as soon as they stand */
     uint32_t heartbeat_ms, lease_ms;
     uint64_t heard_ms, spoke_ms, welcome_ms;
+    uint64_t reads_told_ms; /* of all jobs' read_bytes */
     uint64_t coordinator_incarnation;
     struct published *published; /* copies of shards of this host; of mapped.c */
     bool was_given_up; /* the coordinator that lost the connection is the one that is back */
@@ -328,6 +332,8 @@ void cairn_control_run(struct session *s);  /* send what waits */
 /* Sends without an ask; a failure shows as the stream's end. */
 void cairn_control_send(struct session *s, uint16_t type, uint32_t request,
                         const ProtobufCMessage *message);
+/* What the job's member read of published memory since it attached to this coordinator; it is to be told. */
+uint64_t cairn_control_job_read(struct job *job);
 /* Caller's thread: sends the request, waits for its reply of `reply_type` (*reply_out, freed by the
  * caller) or its failure. Sets this thread's sentence. */
 cairn_status cairn_control_ask(struct session *s, struct job *job, uint16_t type,

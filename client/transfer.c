@@ -52,7 +52,9 @@ void cairn_transfer_pump(struct shard_link *link)
 static bool copy_here(struct part *part, const struct piece *piece)
 {
     if (part->kind != CAIRN_CHUNK_FETCH || !cairn_mapped_read(part, piece)) return false;
-    cairn_part_count(part, true);
+    pthread_mutex_lock(&part->job->session->lock);
+    cairn_mapped_count(part->job, part->byte_count);
+    pthread_mutex_unlock(&part->job->session->lock);
     cairn_part_end(part, CAIRN_OK);
     return true;
 }

@@ -329,7 +329,8 @@ struct cairn_stats {
     /* Copies, now and at most: chunks of memory with strides; tensors given by aliases of boxes. */
     uint64_t packed_bytes, packed_bytes_peak, assembled_bytes, assembled_bytes_peak;
     uint64_t maps_lent; /* units mapped where shards of this host published them */
-    /* Of pushed_bytes and fetched_bytes: through memory that this process shares with shards. */
+    /* Of pushed_bytes and fetched_bytes: through memory that this process shares with shards. A unit that is
+     * lent counts when it is lent. */
     uint64_t shared_pushed_bytes, shared_fetched_bytes;
 };
 

@@ -15,6 +15,11 @@ void cairn_cluster_bytes_take(struct cairn_cluster_seat *seat, const Cairn__Hear
     seat->bytes_count = count;
 }
 
+void cairn_cluster_bytes_read(struct cairn_cluster_member *member, uint64_t bytes)
+{
+    if (bytes > member->read_bytes) member->read_bytes = bytes;
+}
+
 /* The entry of the rank, made in its place; NULL: so many are not shown. */
 static Cairn__BytesTold *worker(struct cairn_bytes_view *out, uint32_t rank)
 {
@@ -45,6 +50,25 @@ static void add(Cairn__BytesTold *to, const Cairn__BytesTold *more)
     if (more->steps > to->steps) to->steps = more->steps;
 }
 
+static void add_read(Cairn__BytesTold *to, uint64_t bytes)
+{
+    to->fetched_shared += bytes;
+    if (to->steps > 0) to->fetched_a_step += (double)bytes / (double)to->steps;
+}
+
+/* Behind what shards told, which says how many steps there were. */
+static void add_members(struct cairn_bytes_view *out, const struct cairn_cluster_job *job)
+{
+    uint64_t read = job->read_bytes;
+    for (const struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
+        read += m->read_bytes;
+        if (m->read_bytes == 0 || m->role != CAIRN_ROLE_WIRE_WORKER) continue;
+        Cairn__BytesTold *to = worker(out, m->rank);
+        if (to != NULL) add_read(to, m->read_bytes);
+    }
+    add_read(&out->told[0], read);
+}
+
 const Cairn__BytesTold *cairn_cluster_bytes_of(const struct cairn_cluster_job *job,
                                                struct cairn_bytes_view *out)
 {
@@ -59,6 +83,7 @@ const Cairn__BytesTold *cairn_cluster_bytes_of(const struct cairn_cluster_job *j
             if (to != NULL) add(to, told);
         }
     }
+    add_members(out, job);
     for (size_t i = 0; i < out->count; i++) {
         out->told[i].job = job->id;
         out->list[i] = &out->told[i];

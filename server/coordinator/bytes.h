@@ -14,7 +14,10 @@ struct cairn_bytes_view {
 
 /* Keeps what the seat's shard told, instead of what it told before; without memory nothing. */
 void cairn_cluster_bytes_take(struct cairn_cluster_seat *seat, const Cairn__Heartbeat *message);
-/* Adds up what the job's shards told last; of all members is returned. Borrows itself: do not move it. */
+/* What a worker or reader says that it has read by itself. Never less than before. */
+void cairn_cluster_bytes_read(struct cairn_cluster_member *member, uint64_t bytes);
+/* Adds up what the job's shards and members told last; of all members is returned. Borrows itself: do not
+ * move it. */
 const Cairn__BytesTold *cairn_cluster_bytes_of(const struct cairn_cluster_job *job,
                                                struct cairn_bytes_view *out);
 

@@ -145,6 +145,7 @@ struct cairn_cluster_member {
         write_request, state_request, amend_request;
     uint64_t commit_round;
     struct cairn_version version_wanted;
+    uint64_t read_bytes;                  /* of published memory, by itself: as it told last */
     struct cairn_init_digest init_digest; /* of what it put */
     uint8_t *init_held; /* owned: InitDone.held, [tensor_count]; NULL: not to be compared */
 };
@@ -215,6 +216,7 @@ struct cairn_cluster_job {
     struct cairn_sentence epoch_reason; /* why the last epoch changed, for logs and workers */
     struct cairn_cluster_member *members;
     uint32_t member_count;
+    uint64_t read_bytes;            /* the same of members that have left, in this generation */
     bool seal_wanted, seal_running; /* the source said InitDone */
     /* While this coordinator lives: what the source put, and what the callers gave. */
     struct cairn_init_digest init_source, init_given;

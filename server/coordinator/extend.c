@@ -133,6 +133,7 @@ static void become(struct cairn_cluster_job *job, struct cairn_cluster_job *body
     job->generation = body->generation;
     job->generation_reserved = body->generation_reserved;
     job->base_step = body->base_step;
+    job->read_bytes = 0;
     body->spec = was.spec;
     body->spec_bytes = was.spec_bytes;
     body->layout = was.layout;

@@ -1,6 +1,7 @@
 /* What workers and readers say. */
 #include <inttypes.h>
 
+#include "server/coordinator/bytes.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/leases.h"
 
@@ -123,7 +124,18 @@ static void on_lease_drop(struct cairn_cluster_session *session, uint32_t reques
 static void on_job_leave(struct cairn_cluster_session *session, const Cairn__JobLeave *message)
 {
     struct cairn_cluster_member *member = cairn_cluster_member_find(session, message->job);
-    if (member != NULL) cairn_cluster_member_leave(member, "it closed the job");
+    if (member == NULL) return;
+    cairn_cluster_bytes_read(member, message->fetched_shared);
+    cairn_cluster_member_leave(member, "it closed the job");
+}
+
+static void on_heartbeat(struct cairn_cluster_session *session, const Cairn__Heartbeat *message)
+{
+    for (size_t i = 0; i < message->n_bytes && i < CAIRN_SESSION_MEMBERS_MAX; i++) {
+        const Cairn__BytesTold *told = message->bytes[i];
+        struct cairn_cluster_member *member = cairn_cluster_member_find(session, told->job);
+        if (member != NULL) cairn_cluster_bytes_read(member, told->fetched_shared);
+    }
 }
 
 static void on_tiles_declare(struct cairn_cluster_session *session, uint32_t request,
@@ -204,7 +216,7 @@ bool cairn_cluster_handle_worker(struct cairn_cluster_session *session,
 {
     const uint32_t request = frame->request;
     switch (frame->type) {
-    case CAIRN_MSG_HEARTBEAT: return true;
+    case CAIRN_MSG_HEARTBEAT: on_heartbeat(session, (const Cairn__Heartbeat *)message); return true;
     case CAIRN_MSG_PAGE: on_page(session, request, (const Cairn__Page *)message); return true;
     case CAIRN_MSG_JOB_LEAVE: on_job_leave(session, (const Cairn__JobLeave *)message); return true;
     default: break;

@@ -35,6 +35,7 @@ static void leave_job_list(struct cairn_cluster_member *member)
     while (*at != member) at = &(*at)->next_of_job;
     *at = member->next_of_job;
     job->member_count--;
+    job->read_bytes += member->read_bytes;
     job->tiles.changed = true;
     member->job = NULL;
 }

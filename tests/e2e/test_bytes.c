@@ -1,6 +1,7 @@
 /* What a step costs on the way: with Ψ the bytes of the published copies of what is trained, a worker moves
  * 2 Ψ a step (one push, one fetch), 3 Ψ where backward fetches again, (M + 1) Ψ where M micro-batches are
- * pushed. Client and shards count the same. */
+ * pushed. It is the same on every way, also where units are read in published memory; client and job show
+ * count the same. */
 #include <cairn.h>
 #include <check.h>
 #include <jansson.h>
@@ -66,15 +67,29 @@ static void fetch_all(cairn_job *job, struct cairn_version version)
     }
 }
 
-/* fetches: how often a worker gathers the model in a step. */
-static void train(cairn_job *job, uint32_t micros, int fetches)
+/* As a trainer of stage 3 reads: unit by unit, each given back at once. */
+static void map_all(cairn_job *job, struct cairn_version version)
+{
+    static const char *const units[] = { "u", "v" };
+    for (int u = 0; u < 2; u++) {
+        struct cairn_view views[TENSORS] = { { .struct_size = sizeof views[0] } };
+        size_t count = TENSORS;
+        cairn_op *op;
+        good(cairn_map(job, version, units[u], views, &count, &op));
+        good(cairn_wait(op, CLUSTER_WAIT_MS));
+        good(cairn_unmap(job, &views[0], NULL));
+    }
+}
+
+/* gathers: how often a worker reads the model in a step. */
+static void train(cairn_job *job, uint32_t micros, int gathers, bool maps)
 {
     static float gradient[ELEMS_MAX];
     for (int step = 0; step < STEPS; step++) {
         struct cairn_round round = { .struct_size = sizeof round };
         struct cairn_result result = { .struct_size = sizeof result };
         good(cairn_round_begin(job, CLUSTER_WAIT_MS, &round));
-        for (int i = 0; i < fetches; i++) fetch_all(job, round.version);
+        for (int i = 0; i < gathers; i++) (maps ? map_all : fetch_all)(job, round.version);
         for (uint32_t m = 0; m < micros; m++) {
             for (int t = 0; t < TENSORS; t++) {
                 const struct cairn_mem mem = mem_of(t, gradient);
@@ -109,9 +124,9 @@ static uint64_t number(const json_t *object, const char *key, const char *way)
     return (uint64_t)json_integer_value(json_object_get(json_object_get(object, key), way));
 }
 
-/* All bytes that the shards say the job pushed and fetched, of all and of its worker; false: the last
- * heartbeat is older than what was done. */
-static bool shards_count(const char *name, uint64_t pushed, uint64_t fetched, bool shared)
+/* All bytes that job show says the job pushed and fetched, of all and of its worker; false: the last
+ * heartbeats are older than what was done. */
+static bool cluster_counts(const char *name, uint64_t pushed, uint64_t fetched, bool shared)
 {
     const char *way = shared ? "shared" : "carried", *other = shared ? "carried" : "shared";
     cluster_cli(&cluster, &said, "job", "show", "-o", "json", name, NULL);
@@ -140,7 +155,8 @@ static bool shards_count(const char *name, uint64_t pushed, uint64_t fetched, bo
 struct expected {
     const char *kind;
     uint32_t stage, micros;
-    int fetches; /* of psi */
+    int gathers; /* of psi */
+    bool maps;
     uint64_t pushed, fetched;
     bool shared;
 };
@@ -154,11 +170,11 @@ static bool check_once(const struct expected *e, int attempt)
                                      .fabric = e->kind };
     struct cairn_stats stats = { .struct_size = sizeof stats };
     char name[48];
-    snprintf(name, sizeof name, "%s-%u-%u-%d", e->kind, e->stage, e->micros, attempt);
+    snprintf(name, sizeof name, "%s-%u-%u-%d-%d", e->kind, e->stage, e->micros, e->maps, attempt);
     cairn *session;
     good(cairn_open(&opts, &session));
     cairn_job *job = open_job(session, name, e->stage, e->micros);
-    train(job, e->micros, e->fetches);
+    train(job, e->micros, e->gathers, e->maps);
     good(cairn_job_stats(job, &stats));
     ck_assert_uint_ge(stats.pushed_bytes, e->pushed);
     ck_assert_uint_ge(stats.fetched_bytes, e->fetched);
@@ -167,23 +183,23 @@ static bool check_once(const struct expected *e, int attempt)
         ck_assert_uint_eq(stats.shared_pushed_bytes, e->shared ? e->pushed : 0);
         ck_assert_uint_eq(stats.shared_fetched_bytes, e->shared ? e->fetched : 0);
     }
-    // What is read in published memory, no shard sees.
     int tries = 0;
-    while (once && !shards_count(name, e->pushed, e->shared ? 0 : e->fetched, e->shared))
+    while (once && !cluster_counts(name, e->pushed, e->fetched, e->shared))
         ck_assert_msg(++tries < 1000, "job show never said it:\n%s", said.out);
     cairn_close(session);
     return once;
 }
 
 static void check(const char *kind, uint32_t stage, uint32_t micros, uint64_t pushed_a_step,
-                  int fetches)
+                  int gathers, bool maps)
 {
     const struct expected expected = { .kind = kind,
                                        .stage = stage,
                                        .micros = micros,
-                                       .fetches = fetches,
+                                       .gathers = gathers,
+                                       .maps = maps,
                                        .pushed = STEPS * pushed_a_step,
-                                       .fetched = (uint64_t)(STEPS * fetches) * psi,
+                                       .fetched = (uint64_t)(STEPS * gathers) * psi,
                                        .shared = strcmp(kind, "auto") == 0 };
     int attempt = 0;
     while (!check_once(&expected, attempt))
@@ -204,21 +220,47 @@ static void tear_down(void)
 
 START_TEST(stages_0_to_2_move_two_psi_a_step)
 {
-    for (uint32_t stage = 0; stage <= 2; stage++) check(kinds[_i], stage, 1, psi, 1);
+    for (uint32_t stage = 0; stage <= 2; stage++) check(kinds[_i], stage, 1, psi, 1, false);
 }
 END_TEST
 
 START_TEST(stage_3_with_a_fetch_in_backward_moves_three_psi)
 {
-    check(kinds[_i], 3, 1, psi, 2);
+    check(kinds[_i], 3, 1, psi, 2, false);
+}
+END_TEST
+
+START_TEST(stage_3_with_units_mapped_in_forward_and_backward_moves_three_psi)
+{
+    check(kinds[_i], 3, 1, psi, 2, true);
+}
+END_TEST
+
+/* What it read last is told with its farewell, and stays in what is said of all. */
+START_TEST(what_a_worker_read_is_counted_when_it_has_left)
+{
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
+    cairn *session;
+    good(cairn_open(&opts, &session));
+    cairn_job *job = open_job(session, "left", 3, 1);
+    train(job, 1, 2, true);
+    cairn_close(session);
+    int tries = 0;
+    for (uint64_t fetched = 0; fetched != STEPS * 2 * psi; tries++) {
+        ck_assert_msg(tries < 1000, "job show never said it:\n%s", said.out);
+        cluster_cli(&cluster, &said, "job", "show", "-o", "json", "left", NULL);
+        json_t *show = json_loads(said.out, 0, NULL);
+        fetched = number(json_object_get(show, "bytes"), "fetched", "shared");
+        json_decref(show);
+    }
 }
 END_TEST
 
 /* Stages 0 and 1 add micro-batches up and push once; stages 2 and 3 push each. */
 START_TEST(micro_batches_that_are_pushed_cost_a_psi_each)
 {
-    check(kinds[_i], 1, MICROS, psi_added, 1);
-    check(kinds[_i], 2, MICROS, MICROS * psi, 1);
+    check(kinds[_i], 1, MICROS, psi_added, 1, false);
+    check(kinds[_i], 2, MICROS, MICROS * psi, 1, false);
 }
 END_TEST
 
@@ -230,6 +272,9 @@ int main(void)
     tcase_add_checked_fixture(tests, set_up, tear_down);
     tcase_add_loop_test(tests, stages_0_to_2_move_two_psi_a_step, 0, 2);
     tcase_add_loop_test(tests, stage_3_with_a_fetch_in_backward_moves_three_psi, 0, 2);
+    tcase_add_loop_test(tests, stage_3_with_units_mapped_in_forward_and_backward_moves_three_psi, 0,
+                        2);
+    tcase_add_test(tests, what_a_worker_read_is_counted_when_it_has_left);
     tcase_add_loop_test(tests, micro_batches_that_are_pushed_cost_a_psi_each, 0, 2);
     suite_add_tcase(suite, tests);
     SRunner *runner = srunner_create(suite);

@@ -92,6 +92,30 @@ START_TEST(a_shard_that_tells_too_much_is_cut_short)
 }
 END_TEST
 
+START_TEST(what_members_read_by_themselves_is_added_and_stays_when_they_leave)
+{
+    struct cairn_cluster_member reader = { .role = CAIRN_ROLE_WIRE_READER };
+    struct cairn_cluster_member member = { .role = CAIRN_ROLE_WIRE_WORKER,
+                                           .rank = 3,
+                                           .next_of_job = &reader };
+    Cairn__BytesTold told[] = { told_of(JOB, 4, 400), told_of_worker(3, 100) };
+    told[1].steps = 2;
+    take(0, told, 2);
+    cairn_cluster_bytes_read(&member, 60);
+    cairn_cluster_bytes_read(&member, 20); // an old word
+    cairn_cluster_bytes_read(&reader, 8);
+    job.members = &member;
+    job.read_bytes = 12; // of those that have left
+    const Cairn__BytesTold *all = cairn_cluster_bytes_of(&job, &view);
+    ck_assert_uint_eq(view.count, 2);
+    ck_assert_uint_eq(view.list[1]->rank, 3);
+    ck_assert_uint_eq(view.list[1]->fetched_shared, 60);
+    ck_assert_double_eq(view.list[1]->fetched_a_step, 30);
+    ck_assert_uint_eq(all->fetched_shared, 60 + 8 + 12);
+    ck_assert_double_eq(all->fetched_a_step, 20);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("coordinator_bytes");
@@ -100,6 +124,7 @@ int main(void)
     tcase_add_test(tests, each_shard_is_divided_by_its_own_steps);
     tcase_add_test(tests, workers_are_added_up_and_shown_by_rank_the_lowest_64);
     tcase_add_test(tests, a_shard_that_tells_too_much_is_cut_short);
+    tcase_add_test(tests, what_members_read_by_themselves_is_added_and_stays_when_they_leave);
     suite_add_tcase(suite, tests);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_NORMAL);
