@@ -32,7 +32,7 @@ struct cairn_relay_link {
     struct cairn_fabric_peer *peer; /* owned; NULL: connecting later */
     uint64_t retry_at_ms;
     uint32_t retry_delay_ms;
-    uint32_t on_loan;    /* sends that the fabric has not completed */
+    uint32_t on_loan;    /* sends and receives that the fabric has not completed */
     bool lost;           /* the connection is gone; what was under way is not yet told */
     uint32_t connection; /* the number of `peer`, or of the last one */
     uint32_t endpoint;   /* the owner's to us, the newest heard of; 0: none on this connection */
@@ -120,14 +120,21 @@ void cairn_relay_busy(struct cairn_relay *relay);
 void cairn_relay_idle(struct cairn_relay *relay); /* may free it */
 
 /* ---- relay_link.c ---- */
-/* Connects, retries, breaks a silence; tells relay_send and relay_fetch of a loss. */
+/* Connects, retries, breaks a silence; tells relay_send and relay_fetch of a loss, when nothing is on loan
+ * any more. */
 void cairn_relay_link_tick(struct cairn_relay_owner *owner, uint64_t now_ms);
-/* Sends a header to the owner as its member; payload on loan until on_sent (may be NULL without one).
- * Counts link.on_loan. CAIRN_ERR_CLOSED: not connected; CAIRN_ERR_BUSY. */
+/* A message of the owner came. False: the connection is lost and that is not told yet: drop it. */
+bool cairn_relay_link_heard(struct cairn_relay_owner *owner);
+/* Sends a header to the owner as its member; payload on loan until on_sent (may be NULL without one), which
+ * ends with cairn_relay_link_loan_back. CAIRN_ERR_CLOSED: not connected; CAIRN_ERR_BUSY. */
 CAIRN_MUST_CHECK cairn_status cairn_relay_link_send(struct cairn_relay_owner *owner,
                                                     struct cairn_chunk_header *header,
                                                     const void *payload, size_t payload_bytes,
                                                     cairn_fabric_done_fn *on_sent, void *arg);
+/* Something that came from the owner is being received, or is sent to it (link_send counts its own): a loss
+ * is not told before it is back, nor the relay freed. The last word of a callback: it may free the relay. */
+void cairn_relay_link_loan(struct cairn_relay_owner *owner);
+void cairn_relay_link_loan_back(struct cairn_relay_owner *owner);
 /* Judged to be from that owner. */
 void cairn_relay_link_on_hello(struct cairn_relay_owner *owner,
                                const struct cairn_chunk_header *header);

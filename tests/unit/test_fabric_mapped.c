@@ -93,6 +93,13 @@ static void unshare_memory(struct memory *memory)
     close(memory->fd);
 }
 
+/* Of a node that is closed: its fabric has dropped the region. */
+static void unshare_closed(struct memory *memory)
+{
+    munmap(memory->at, BYTES);
+    close(memory->fd);
+}
+
 static const uint8_t *view_of(const struct node *node, unsigned i)
 {
     const uint8_t *view = cairn_fabric_message_view(node->arrivals[i].message);
@@ -105,6 +112,74 @@ static void drop(struct node *node, unsigned i)
     cairn_fabric_drop(node->arrivals[i].message);
     node->arrivals[i].message = NULL;
 }
+
+/* -- oneself ------------------------------------------------------------------------------------- */
+
+/* One end that is both: a shard that relays to itself. */
+static void speaks_with_itself(const char *kind)
+{
+    shown = gone = 0;
+    node_open(&a, kind,
+              &(struct cairn_fabric_options) { .on_mapping = on_mapping,
+                                               .on_mapping_gone = on_mapping_gone });
+    struct cairn_fabric_peer *to_a = node_connect_to(&a, &a);
+    struct memory memory = share(&a, "sums");
+    fill(memory.at, BYTES, 1);
+    fill(bytes, BYTES, 2);
+    ck_assert_str_eq(cairn_fabric_peer_path(to_a), "mapped");
+    node_send(&a, to_a, 1, memory.at, BYTES);
+    pump(&a, NULL, &a.arrived, 1);
+    ck_assert_uint_eq(shown, 1);
+    memory.at[5000] ^= 0xff;
+    ck_assert_uint_eq(view_of(&a, 0)[5000], memory.at[5000]);
+    pump_for_ms(&a, NULL, 20);
+    ck_assert_uint_eq(a.sent, 0);
+    drop(&a, 0);
+    pump(&a, NULL, &a.sent, 1);
+    node_send(&a, to_a, 2, bytes, BYTES); // by the staging area
+    node_send(&a, to_a, 3, bytes, 100);   // in its frame
+    pump(&a, NULL, &a.arrived, 3);
+    for (unsigned i = 1; i < 3; i++) node_receive(&a, i);
+    pump(&a, NULL, &a.received, 2);
+    ck_assert_uint_eq(a.send_errors + a.receive_errors, 0);
+    unshare_memory(&memory);
+}
+
+START_TEST(a_node_reads_its_own_memory_where_it_lies)
+{
+    speaks_with_itself("mapped");
+    node_close(&a);
+}
+END_TEST
+
+START_TEST(the_auto_fabric_reaches_its_own_node_by_memory)
+{
+    speaks_with_itself("auto");
+    node_close(&a);
+}
+END_TEST
+
+START_TEST(a_node_that_gives_itself_up_has_its_loans_back_and_its_copies_still)
+{
+    node_open(&a, "mapped", NULL);
+    struct cairn_fabric_peer *to_a = node_connect_to(&a, &a);
+    struct memory memory = share(&a, "sums");
+    fill(bytes, BYTES, 2);
+    node_send(&a, to_a, 1, memory.at, BYTES);
+    node_send(&a, to_a, 2, bytes, BYTES);
+    pump(&a, NULL, &a.arrived, 2);
+    cairn_fabric_peer_close(to_a);
+    pump(&a, NULL, &a.sent, 2);
+    const unsigned staged = a.arrivals[0].note.id == 2 ? 0 : 1;
+    ck_assert(is_filled(view_of(&a, staged), BYTES, 2));
+    drop(&a, staged);
+    to_a = node_connect_to(&a, &a);
+    node_send(&a, to_a, 3, memory.at, BYTES); // held, and its peer open, when all is closed
+    pump(&a, NULL, &a.arrived, 3);
+    node_close(&a);
+    unshare_closed(&memory);
+}
+END_TEST
 
 /* -- payloads ----------------------------------------------------------------------------------- */
 
@@ -443,6 +518,9 @@ int main(void)
     tcase_add_test(tcase, a_region_of_a_sender_that_gave_us_up_is_not_received_as_if_it_were_whole);
     tcase_add_test(tcase, views_of_a_killed_peer_stay_readable_and_its_end_is_told);
     tcase_add_test(tcase, nothing_is_left_of_a_fabric_that_was_closed_in_the_middle_of_everything);
+    tcase_add_test(tcase, a_node_reads_its_own_memory_where_it_lies);
+    tcase_add_test(tcase, the_auto_fabric_reaches_its_own_node_by_memory);
+    tcase_add_test(tcase, a_node_that_gives_itself_up_has_its_loans_back_and_its_copies_still);
     tcase_add_test(tcase, with_a_folder_the_socket_is_a_file_there_and_goes_with_the_fabric);
     tcase_add_test(tcase, auto_meets_each_kind_by_the_way_that_both_have);
     tcase_add_test(tcase, auto_without_a_place_for_its_socket_is_ucx_and_says_why);
