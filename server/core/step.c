@@ -55,7 +55,8 @@ size_t cairn_step_bytes(const struct cairn_step_config *config)
 
 size_t cairn_step_actions_max(const struct cairn_step_config *config)
 {
-    // A fold or a refusal for each slot, a MICRO_ACK for each member, ZERO or FORWARD for each chunk, and a few.
+    // A fold or a refusal for each slot, a MICRO_ACK for each member, ZERO or FORWARD for each chunk,
+    // and a few.
     return (size_t)config->member_max * ((size_t)config->window + 2) + config->chunk_count + 8;
 }
 

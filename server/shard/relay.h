@@ -4,7 +4,7 @@
  *
  *   coordinator ── RelaySet, RoundOpen, Fence ──► relay.c
  *   workers ── PUSH, MICRO_END, COMMIT ──► relay_collect.c ──► step.h (forwards), one core an owner
- *                                              relay_fold.c ◄──┘ FOLD      │ FORWARD
+ *                                 relay_fold.c ◄── relay_act.c ◄──┘         │ FORWARD
  *   owners ◄── relay_link.c ◄───────────────── relay_send.c ◄──────────────┘
  *   workers ── FETCH ──► relay_fetch.c ──► relay_link.c ──► owners
  *
@@ -40,11 +40,60 @@ struct cairn_relay_link {
     uint64_t quiet_since_ms;
 };
 
-/* A sum under way, or being sent. */
+enum { CAIRN_RELAY_NONE = UINT32_MAX }; /* no buffer */
+
+enum cairn_relay_buffer_state {
+    CAIRN_RELAY_FREE = 0,
+    CAIRN_RELAY_SUMMING, /* of owner->sums */
+    CAIRN_RELAY_SENDING, /* final: the owner has not folded it yet */
+    CAIRN_RELAY_ENDING   /* nobody needs it: free when nothing is on loan, and no fold writes it */
+};
+
+/* Room for a chunk's sum. */
 struct cairn_relay_buffer {
-    uint32_t next_free;
-    uint32_t on_loan;       /* sends that the fabric has not completed */
-    bool is_taken, is_done; /* done: free as soon as nothing is on loan */
+    enum cairn_relay_buffer_state state;
+    struct cairn_relay_owner *owner; /* borrowed; of what is in it */
+    uint32_t chunk;                  /* the core's number */
+    uint32_t on_loan;                /* sends that the fabric has not completed, and a fold */
+};
+
+/* A contribution that is here; the core names it by its index. */
+struct cairn_relay_slot {
+    struct cairn_relay_owner *owner; /* borrowed */
+    uint64_t member;
+    uint32_t chunk;
+    cairn_dtype dtype;
+    size_t payload_bytes;
+    uint64_t checksum;
+    struct cairn_fabric_message
+        *message;        /* owned: the payload is in the worker's memory; or NULL */
+    const void *view;    /* the payload, wherever */
+    void *memory;        /* owned: the payload came another way; or NULL */
+    cairn_status status; /* of the receive that ended */
+    struct cairn_relay_slot *next_landed; /* in owner->landed */
+};
+
+/* A fold under way, or one that waits for a buffer. */
+struct cairn_relay_fold {
+    struct cairn_task task;
+    struct cairn_relay_owner *owner; /* borrowed */
+    struct cairn_source sources[CAIRN_STEP_FOLD_MAX];
+    uint32_t slots[CAIRN_STEP_FOLD_MAX]; /* of the sources */
+    uint32_t source_count, chunk, buffer;
+    bool first;
+    bool viewed;                   /* a source is in a worker's memory */
+    const void *failed_at;         /* there: it could not be read */
+    struct cairn_relay_fold *next; /* in relay->folds_free or folds_waiting */
+};
+
+/* The tensors that a micro-batch had nothing of: the payload of its end. Kept until the round is over. */
+struct cairn_relay_note {
+    struct cairn_relay_note *next;
+    struct cairn_relay_owner *owner; /* borrowed */
+    uint32_t micro, on_loan;
+    bool is_over; /* freed when nothing is on loan */
+    size_t count;
+    uint32_t tensors[]; /* [count] ascending */
 };
 
 /* A shard to which we pass on. */
@@ -57,23 +106,30 @@ struct cairn_relay_owner {
     struct cairn_relay_link link;
 
     struct cairn_shard_map map; /* owned: its */
-    uint64_t
-        *grad_first; /* owned: [map.extent_count] the core's number of an extent's first chunk */
+    uint32_t *
+        grad_first; /* owned: [map.extent_count] the core's number of a trained extent's first chunk */
     uint32_t *grad_chunks; /* owned: [grad_chunk_count] the core's number -> the map's */
     uint32_t grad_chunk_count;
 
     /* collecting */
-    struct cairn_step *step;  /* owned */
-    struct cairn_slot *slots; /* owned: [slot_count]; `job` is the relay's */
+    struct cairn_step *step;         /* owned */
+    struct cairn_relay_slot *slots;  /* owned: [slot_count] */
+    struct cairn_relay_slot *landed; /* receives that ended and were not told to the core yet */
     uint32_t slot_count;
-    uint32_t *sums;  /* owned: [grad_chunk_count] the buffer of the chunk's sum; NO_BUFFER: none */
+    uint32_t
+        *sums; /* owned: [grad_chunk_count] the buffer of the chunk's sum; or CAIRN_RELAY_NONE */
     bool *forwarded; /* owned: [grad_chunk_count] in the micro-batch at hand */
-    uint64_t round;  /* that is open here; 0: none */
+    bool stepping, settling;
+    uint64_t round, epoch;  /* that is open; 0: none */
+    uint64_t spoiled_round; /* a sum of it is wrong: it is not passed on */
 
     /* sending */
-    struct cairn_push *push; /* owned; NULL: no round */
+    void *push_memory;       /* owned */
+    struct cairn_push *push; /* in it; NULL: no round */
     struct cairn_push_actions push_actions;
     struct cairn_chunk_header grant; /* the last one; kind 0: none on this connection */
+    struct cairn_relay_note *notes;  /* owned */
+    struct cairn_log_limit refusals;
 };
 
 struct cairn_relay {
@@ -86,38 +142,60 @@ struct cairn_relay {
     uint32_t owner_count;
     uint64_t round; /* that it relays; 0: none */
     bool leaving;
-    uint32_t busy;                       /* folds, loans and messages that refer to it */
+    uint32_t busy;                     /* folds, loans and messages that refer to it */
+    struct cairn_step_actions actions; /* of the core that is told something; owned */
+    uint32_t *tensor_group;            /* owned: [spec.tensor_count] of trained tensors */
+
+    /* of the contribution that a core is being told of */
+    struct cairn_fabric_message *waiting; /* or NULL */
+    void *waiting_memory;                 /* owned: for its payload, if it cannot be viewed */
+    struct cairn_chunk_header waiting_header;
+
+    struct cairn_arena
+        sums; /* [buffer_count][buffer_bytes]; a page that was never touched is none */
+    struct cairn_fabric_region *region;
+    struct cairn_relay_buffer *buffers; /* owned: [buffer_count] */
+    size_t buffer_bytes;
+    uint32_t buffer_count, buffers_counted; /* counted: of the first ones, in the shard's budget */
+    uint32_t buffers_wanted;                /* more are taken only when none is SENDING */
+    uint32_t sending;
+    struct cairn_relay_fold *folds; /* owned: as many as can be under way */
+    struct cairn_relay_fold *folds_free, *folds_waiting, **folds_waiting_end;
+
     struct cairn_relay_fetches *fetches; /* owned: of relay_fetch.c */
 };
 
 /* ---- relay.c ---- */
-/* Replaces the relay of the job. CAIRN_ERR_MALFORMED, CAIRN_ERR_NO_MEMORY: there is none then; the round
- * that names it faults. */
+/* What a job of reduce groups has to have room for, beside what is taken when it is touched. */
+uint64_t cairn_relay_reserve_bytes(const struct cairn_shard_job *job);
+/* Replaces the relay of the job. CAIRN_ERR_MALFORMED, CAIRN_ERR_NO_MEMORY: there is none then. */
 CAIRN_MUST_CHECK cairn_status cairn_relay_set(struct cairn_shard_job *job,
                                               const Cairn__RelaySet *message,
                                               struct cairn_sentence *why);
 /* The one that works; NULL: none. */
 struct cairn_relay *cairn_relay_of(const struct cairn_shard_job *job);
 struct cairn_relay_owner *cairn_relay_owner_find(struct cairn_relay *relay, uint32_t index);
-/* The owner of a chunk of the grid; NULL: of none that this relay is for. */
+/* The owner of a chunk of the grid; NULL: none that this relay is for. */
 struct cairn_relay_owner *cairn_relay_owner_of_chunk(struct cairn_relay *relay, uint32_t tensor,
                                                      uint64_t first_leaf);
 void cairn_relay_on_fence(struct cairn_shard_job *job, uint64_t epoch);
-/* A round is open; `number` 0, or another's: not by this relay. */
-void cairn_relay_on_open(struct cairn_shard_job *job, uint64_t number, uint64_t epoch,
-                         uint64_t round);
-/* A worker's connection. */
+void cairn_relay_on_resolve(struct cairn_shard_job *job, uint64_t epoch);
+/* A round is open. CAIRN_ERR_PROTOCOL: it names a relay that there is not. */
+CAIRN_MUST_CHECK cairn_status cairn_relay_on_open(struct cairn_shard_job *job,
+                                                  const Cairn__RoundOpen *message);
+/* A worker's connection is UP or DOWN. */
 void cairn_relay_on_peer(struct cairn_member *member, enum cairn_step_event_kind kind);
 /* A message that an owner sent to a relay; false: it is not one. Takes or drops the message if so. */
 bool cairn_relay_on_message(struct cairn_shard *shard, const struct cairn_chunk_header *header,
                             struct cairn_fabric_message *message);
-/* All of a job: it leaves. And frees them whatever is in flight: the fabric and the pools are closed. */
+/* All of a job: it leaves, or is stopped. */
 void cairn_relay_leave(struct cairn_shard_job *job);
+/* Whatever is in flight: the fabric and the pools are closed, or nothing is. */
 void cairn_relay_free_all(struct cairn_shard_job *job);
-/* Every 20 ms or so while there is one: links, and what waits. */
-void cairn_relay_tick(struct cairn_shard *shard, uint64_t now_ms);
+/* Something is to be waited for: ticks begin. */
+void cairn_relay_wake(struct cairn_shard *shard);
 void cairn_relay_busy(struct cairn_relay *relay);
-void cairn_relay_idle(struct cairn_relay *relay); /* may free it */
+void cairn_relay_idle(struct cairn_relay *relay); /* may free it, and its job */
 
 /* ---- relay_link.c ---- */
 /* Connects, retries, breaks a silence; tells relay_send and relay_fetch of a loss, when nothing is on loan
@@ -140,24 +218,52 @@ void cairn_relay_link_on_hello(struct cairn_relay_owner *owner,
                                const struct cairn_chunk_header *header);
 void cairn_relay_link_close(struct cairn_relay_owner *owner);
 
+/* ---- relay_owner.c: what is made for an owner, and freed ---- */
+CAIRN_MUST_CHECK cairn_status cairn_relay_owner_open(struct cairn_relay *relay,
+                                                     struct cairn_relay_owner *owner,
+                                                     const Cairn__ShardInfo *info,
+                                                     struct cairn_sentence *why);
+void cairn_relay_owner_close(struct cairn_relay_owner *owner);
+/* Chunks of a trained tensor there. */
+uint64_t cairn_relay_owner_chunks(const struct cairn_relay_owner *owner, uint32_t tensor);
+
 /* ---- relay_collect.c ---- */
-/* PUSH, MICRO_END or COMMIT of a worker: false if it is meant for the shard's own part of the job. */
+/* PUSH, MICRO_END or COMMIT of a worker: false if it is meant for the shard's own part of the job. Takes or
+ * drops the message if not. */
 bool cairn_relay_on_worker(struct cairn_member *member, const struct cairn_chunk_header *header,
                            struct cairn_fabric_message *message);
+/* MICRO_END with its list of untouched tensors, judged to be ascending and trained. */
+void cairn_relay_on_micro_end(struct cairn_member *member, const struct cairn_chunk_header *header,
+                              const uint32_t *tensors, size_t count);
+void cairn_relay_slot_release(struct cairn_relay_slot *slot);
+
+/* ---- relay_act.c: the cores and what they ask for ---- */
+/* Tells the owner's core and does its actions, and what follows from them. Not while owner->stepping. */
 void cairn_relay_step(struct cairn_relay_owner *owner, const struct cairn_step_event *event);
-void cairn_relay_slot_release(struct cairn_relay_owner *owner, struct cairn_slot *slot);
 
 /* ---- relay_fold.c ---- */
+CAIRN_MUST_CHECK cairn_status cairn_relay_folds_open(struct cairn_relay *relay,
+                                                     struct cairn_sentence *why);
+void cairn_relay_folds_close(struct cairn_relay *relay);
 void cairn_relay_fold(struct cairn_relay_owner *owner, const struct cairn_step_action *action);
-/* A buffer is free, or there is memory again: folds that wait go on. */
-void cairn_relay_fold_waiting(struct cairn_relay *relay);
+/* A buffer is free, or may be taken: folds that wait go on. */
+void cairn_relay_folds_advance(struct cairn_relay *relay);
+/* The round is void: folds that wait are not done, and the sums are nobody's. Before the core drains. */
+void cairn_relay_folds_void(struct cairn_relay *relay);
+float *cairn_relay_buffer_at(const struct cairn_relay *relay, uint32_t buffer);
+/* Nobody needs what is in it. */
+void cairn_relay_buffer_end(struct cairn_relay *relay, uint32_t buffer);
+/* A send or a fold of it ended. */
+void cairn_relay_buffer_returned(struct cairn_relay *relay, uint32_t buffer);
 
 /* ---- relay_send.c ---- */
 void cairn_relay_send_begin(struct cairn_relay_owner *owner); /* a round opened */
 void cairn_relay_send_end(struct cairn_relay_owner *owner);   /* it is void, or resolved */
+/* The chunk's sum is final: the buffer of owner->sums. */
 void cairn_relay_send_chunk(struct cairn_relay_owner *owner, uint32_t chunk, uint32_t micro);
-void cairn_relay_send_micro_end(struct cairn_relay_owner *owner, uint32_t micro, uint32_t sent);
+void cairn_relay_send_micro_end(struct cairn_relay_owner *owner, uint32_t micro);
 void cairn_relay_send_commit(struct cairn_relay_owner *owner, uint64_t weight);
+/* GRANT, ACK, NAK, MICRO_ACK. */
 void cairn_relay_send_on_answer(struct cairn_relay_owner *owner,
                                 const struct cairn_chunk_header *header);
 void cairn_relay_send_on_hello(struct cairn_relay_owner *owner, uint64_t way);
