@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/fabric/fabric.h"
 #include "proto/loop/address.h"
 
 struct launcher {
@@ -20,6 +21,7 @@ static const struct launcher launchers[] = {
       { [CAIRN_ENV_ENDPOINT] = "CAIRN_ENDPOINT",
         [CAIRN_ENV_FABRIC] = "CAIRN_FABRIC",
         [CAIRN_ENV_DEVICE] = "CAIRN_FABRIC_DEVICE",
+        [CAIRN_ENV_HOST] = "CAIRN_HOST",
         [CAIRN_ENV_RANK] = "CAIRN_RANK",
         [CAIRN_ENV_WORLD] = "CAIRN_WORLD",
         [CAIRN_ENV_LOCAL_RANK] = "CAIRN_LOCAL_RANK",
@@ -50,13 +52,14 @@ static const char *const names[CAIRN_ENV_KEYS] = {
     [CAIRN_ENV_DEVICE] = "device",       [CAIRN_ENV_RANK] = "rank",
     [CAIRN_ENV_WORLD] = "world",         [CAIRN_ENV_LOCAL_RANK] = "local rank",
     [CAIRN_ENV_NODE_RANK] = "node rank", [CAIRN_ENV_RUN_ID] = "run id",
-    [CAIRN_ENV_RESTARTS] = "restarts",
+    [CAIRN_ENV_RESTARTS] = "restarts",   [CAIRN_ENV_HOST] = "host",
 };
 
 static const char *const defaults[CAIRN_ENV_KEYS] = {
     [CAIRN_ENV_ENDPOINT] = "127.0.0.1:7077",
     [CAIRN_ENV_FABRIC] = "auto",
     [CAIRN_ENV_DEVICE] = "",
+    [CAIRN_ENV_HOST] = "",
     [CAIRN_ENV_RANK] = "0",
     [CAIRN_ENV_WORLD] = "1",
     [CAIRN_ENV_LOCAL_RANK] = "0",
@@ -141,6 +144,15 @@ static cairn_status judge_fabric(const struct cairn_env_value *value, struct cai
                       value->text);
 }
 
+static cairn_status judge_host(const struct cairn_env_value *value, struct cairn_sentence *why)
+{
+    if (value->text[0] == 0 || cairn_fabric_host_is_name(value->text)) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_INVALID,
+                      "%s = \"%.100s\" is no name of a host: at most %d visible characters are "
+                      "allowed",
+                      value->source, value->text, CAIRN_FABRIC_HOST_BYTES - 1);
+}
+
 static cairn_status judge(enum cairn_env_key key, struct cairn_env_value *value,
                           struct cairn_sentence *why)
 {
@@ -148,6 +160,7 @@ static cairn_status judge(enum cairn_env_key key, struct cairn_env_value *value,
     case CAIRN_ENV_ENDPOINT: return judge_endpoint(value, why);
     case CAIRN_ENV_FABRIC: return judge_fabric(value, why);
     case CAIRN_ENV_DEVICE: return CAIRN_OK; // the fabric knows its devices
+    case CAIRN_ENV_HOST: return judge_host(value, why);
     case CAIRN_ENV_RUN_ID: return judge_run_id(value, why);
     default: return judge_number(key, value, why);
     }
@@ -197,6 +210,7 @@ cairn_status cairn_env_find_cluster(const struct cairn_env_input *input,
     cairn_status status = cairn_env_find(input, CAIRN_ENV_ENDPOINT, report, why);
     if (status == CAIRN_OK) status = cairn_env_find(input, CAIRN_ENV_FABRIC, report, why);
     if (status == CAIRN_OK) status = cairn_env_find(input, CAIRN_ENV_DEVICE, report, why);
+    if (status == CAIRN_OK) status = cairn_env_find(input, CAIRN_ENV_HOST, report, why);
     return status;
 }
 

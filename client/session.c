@@ -163,7 +163,7 @@ static void *session_thread(void *arg)
 
 /* ---- open ---- */
 
-/* Endpoint, fabric and device: of the options, of the environment, the defaults. */
+/* Endpoint, fabric, device and host: of the options, of the environment, the defaults. */
 static cairn_status read_environment(const struct cairn_opts *opts, struct cairn_env_report *report)
 {
     const struct cairn_env_input input = {
@@ -200,6 +200,7 @@ static cairn_status open_fabric(struct session *s, const struct cairn_env_report
 {
     struct cairn_sentence why = { "" };
     const char *device = env->values[CAIRN_ENV_DEVICE].text;
+    const char *host = env->values[CAIRN_ENV_HOST].text;
     const struct cairn_fabric_options options = {
         .on_message = cairn_link_on_message,
         .on_message_arg = s,
@@ -207,6 +208,7 @@ static cairn_status open_fabric(struct session *s, const struct cairn_env_report
         .on_mapping_gone = cairn_mapped_on_gone,
         .max_payload = CAIRN_CHUNK_PAYLOAD_MAX,
         .net_devices = device[0] != 0 ? device : NULL,
+        .host = host[0] != 0 ? host : NULL,
         .hub = s->hub,
     };
     const char *kind = s->hub != NULL ? "mem" : env->values[CAIRN_ENV_FABRIC].text;

@@ -17,10 +17,10 @@ static_assert(sizeof(struct envelope) == 32, "wire format");
 static const char envelope_magic[8] = "CAIRNFA1";
 
 /* The kind as 8 bytes, padded with NUL; names of backends are shorter. */
-static void write_kind(const struct cairn_fabric *fabric, char kind_out[8])
+static void write_kind(const char *kind, char kind_out[8])
 {
     memset(kind_out, 0, 8);
-    memcpy(kind_out, fabric->backend->kind, strnlen(fabric->backend->kind, 8));
+    memcpy(kind_out, kind, strnlen(kind, 8));
 }
 
 cairn_status fabric_set_address(struct cairn_fabric *fabric, const void *raw, size_t bytes)
@@ -29,7 +29,7 @@ cairn_status fabric_set_address(struct cairn_fabric *fabric, const void *raw, si
                                  .checksum = XXH3_64bits_withSeed(raw, bytes, bytes) };
     if (bytes > sizeof fabric->address - sizeof envelope) return CAIRN_ERR_UNSUPPORTED;
     memcpy(envelope.magic, envelope_magic, sizeof envelope.magic);
-    write_kind(fabric, envelope.kind);
+    write_kind(fabric->backend->kind, envelope.kind);
     memcpy(fabric->address, &envelope, sizeof envelope);
     memcpy(fabric->address + sizeof envelope, raw, bytes);
     fabric->address_bytes = sizeof envelope + bytes;
@@ -73,13 +73,13 @@ static const uint8_t *find_part(const uint8_t *raw, size_t bytes, const char kin
     return NULL;
 }
 
-const void *fabric_open_address(const struct cairn_fabric *fabric, const void *address,
-                                size_t bytes, size_t *raw_bytes_out)
+const void *fabric_open_part(const void *address, size_t bytes, const char *of_kind,
+                             size_t *raw_bytes_out)
 {
     static const char several[8] = "auto";
     struct envelope envelope;
     char kind[sizeof envelope.kind];
-    write_kind(fabric, kind);
+    write_kind(of_kind, kind);
     const uint8_t *raw = open_envelope(address, bytes, &envelope);
     if (raw == NULL) return NULL;
     if (memcmp(envelope.kind, several, sizeof several) == 0)
@@ -87,6 +87,12 @@ const void *fabric_open_address(const struct cairn_fabric *fabric, const void *a
     if (memcmp(envelope.kind, kind, sizeof kind) != 0) return NULL;
     *raw_bytes_out = envelope.bytes;
     return raw;
+}
+
+const void *fabric_open_address(const struct cairn_fabric *fabric, const void *address,
+                                size_t bytes, size_t *raw_bytes_out)
+{
+    return fabric_open_part(address, bytes, fabric->backend->kind, raw_bytes_out);
 }
 
 const char *cairn_fabric_address_kind(const void *address, size_t bytes)

@@ -131,6 +131,9 @@ CAIRN_MUST_CHECK cairn_status fabric_set_address(struct cairn_fabric *fabric, co
  * not whole or of another kind of fabric. */
 const void *fabric_open_address(const struct cairn_fabric *fabric, const void *address,
                                 size_t bytes, size_t *raw_bytes_out);
+/* The same for a kind of fabric that need not be open. */
+const void *fabric_open_part(const void *address, size_t bytes, const char *of_kind,
+                             size_t *raw_bytes_out);
 
 /* A message came: may it be shown to the owner? Counts a refusal. */
 bool fabric_judge(struct cairn_fabric *fabric, size_t header_bytes, size_t payload_bytes);

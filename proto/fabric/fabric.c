@@ -40,6 +40,10 @@ cairn_status cairn_fabric_open(const char *kind, const struct cairn_fabric_optio
                           "fabric %s: on_message missing, max_payload over 4 GiB, or held_max or "
                           "sends_max over %d",
                           kind, COUNT_MAX);
+    if (resolved.host != NULL && !cairn_fabric_host_is_name(resolved.host))
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "fabric %s: \"%.100s\" is no name of a host: 1 to %d visible characters",
+                          kind, resolved.host, CAIRN_FABRIC_HOST_BYTES - 1);
 
     struct cairn_fabric *fabric = calloc(1, backend->fabric_bytes);
     if (fabric == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "fabric %s: no memory", kind);
@@ -60,7 +64,7 @@ cairn_status cairn_fabric_open(const char *kind, const struct cairn_fabric_optio
         return status;
     }
     fabric->options.transports = fabric->options.net_devices = fabric->options.port_range = NULL;
-    fabric->options.socket_folder = NULL;
+    fabric->options.socket_folder = fabric->options.host = NULL;
     *fabric_out = fabric;
     return CAIRN_OK;
 }

@@ -29,6 +29,7 @@
 #ifndef CAIRN_FABRIC_FABRIC_H
 #define CAIRN_FABRIC_FABRIC_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -38,6 +39,7 @@ enum {
     CAIRN_FABRIC_HEADER_MAX = 256,      /* bytes of a message's header */
     CAIRN_FABRIC_ADDRESS_MAX = 4096,    /* bytes of an address as it travels */
     CAIRN_FABRIC_DESCRIBE_MAX = 512,    /* bytes of cairn_fabric_describe, with its NUL */
+    CAIRN_FABRIC_HOST_BYTES = 64,       /* of the name of a host, with its NUL */
     CAIRN_FABRIC_PAYLOAD_MAX = 1 << 20, /* default of max_payload: 1 MiB keeps a loop responsive */
 };
 
@@ -91,7 +93,11 @@ struct cairn_fabric_options {
     /* "mapped" and "auto" */
     const char *socket_folder; /* where our Unix socket is made. Default: no file, the abstract
                                 * namespace; why, and when not: README.md */
-    uint64_t mapped_max;       /* bytes that one peer may have us map. Default 1 TiB of addresses */
+    const char
+        *host; /* which host this is, where that does not say it; peers of another host are not
+                       * mapped. Default: what the kernel calls this boot of it, and with an abstract
+                       * socket the network namespace, which that does not leave */
+    uint64_t mapped_max; /* bytes that one peer may have us map. Default 1 TiB of addresses */
     /* A peer showed us a region, and took it back; may be NULL */
     void (*on_mapping)(void *on_message_arg, struct cairn_fabric_mapping *mapping);
     void (*on_mapping_gone)(void *on_message_arg, struct cairn_fabric_mapping *mapping);
@@ -119,6 +125,11 @@ const void *cairn_fabric_address(const struct cairn_fabric *fabric, size_t *byte
 /* The kind of fabric that an address is of: the ways by which its owner can be reached ("auto": mapped and
  * ucx). Static; "" if it is no address. Needs no fabric. */
 const char *cairn_fabric_address_kind(const void *address, size_t bytes);
+/* The host that the owner of an address is on, ended by NUL: those of one host map each other's memory.
+ * False: it has none (not "mapped" or "auto"), or is no address, or the name does not fit. */
+bool cairn_fabric_address_host(const void *address, size_t bytes, char *out, size_t out_bytes);
+/* May be the name of a host: 1 to 63 visible characters of ASCII. */
+bool cairn_fabric_host_is_name(const char *host);
 
 /* Somebody's address becomes a peer. Does not wait for an answer: the first sends are queued. Nobody
  * there: CAIRN_ERR_UNREACHABLE now or on_down later, both happen. The bytes are copied.

@@ -29,22 +29,6 @@ uint64_t mapped_now_ms(void)
     return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-static bool read_host(char host_out[40])
-{
-    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
-    if (file == NULL) return false;
-    memset(host_out, 0, 40);
-    const size_t count = fread(host_out, 1, 36, file);
-    fclose(file);
-    return count == 36;
-}
-
-bool mapped_is_this_host(const struct mapped_address *address)
-{
-    char host[sizeof address->host];
-    return read_host(host) && memcmp(host, address->host, sizeof host) == 0;
-}
-
 /* -- what epoll watches ------------------------------------------------------------------------- */
 
 void mapped_link_watch(struct mapped_fabric *fabric, struct mapped_link *link, uint32_t events)
@@ -208,10 +192,10 @@ static bool name_socket(struct mapped_fabric *fabric, const char *folder, struct
     memcpy(name->sun_path, text, (size_t)length + 1);
     if (folder == NULL) name->sun_path[0] = '\0';
     snprintf(fabric->common.describe, sizeof fabric->common.describe,
-             "mapped, socket %s, payloads to %zu bytes, at most %u held and %u sends in flight, "
-             "%llu bytes mapped for a peer",
-             text, fabric->common.options.max_payload, fabric->common.options.held_max,
-             fabric->common.options.sends_max,
+             "mapped, host %s, socket %s, payloads to %zu bytes, at most %u held and %u sends in "
+             "flight, %llu bytes mapped for a peer",
+             fabric->host, text, fabric->common.options.max_payload,
+             fabric->common.options.held_max, fabric->common.options.sends_max,
              (unsigned long long)fabric->common.options.mapped_max);
     if (folder != NULL) memcpy(fabric->socket_path, text, (size_t)length + 1);
     return true;
@@ -234,15 +218,18 @@ static cairn_status listen_at(struct mapped_fabric *fabric, const struct sockadd
     return listen(fd, BACKLOG) == 0 ? CAIRN_OK : CAIRN_ERR_UNREACHABLE;
 }
 
-static cairn_status open_socket(struct mapped_fabric *fabric, const char *folder,
+static cairn_status open_socket(struct mapped_fabric *fabric,
+                                const struct cairn_fabric_options *options,
                                 struct mapped_address *address_out, struct cairn_sentence *why)
 {
+    const char *folder = options->socket_folder;
     struct sockaddr_un name;
     struct mapped_address address = { .path_bytes = 0 };
-    if (!read_host(address.host))
-        return cairn_fail(why, CAIRN_ERR_UNSUPPORTED,
-                          "fabric mapped: /proc/sys/kernel/random/boot_id is not readable: peers "
-                          "of this host cannot be told from others");
+    if (!mapped_host_find(options, fabric->host))
+        return cairn_fail(
+            why, CAIRN_ERR_UNSUPPORTED,
+            "fabric mapped: /proc/sys/kernel/random/boot_id is not readable: peers "
+            "of this host cannot be told from others: name it (fabric.host, CAIRN_HOST)");
     if (!name_socket(fabric, folder, &name))
         return cairn_fail(why, CAIRN_ERR_INVALID,
                           "fabric mapped: socket folder '%s' is too long: a socket's path has 107 "
@@ -256,6 +243,7 @@ static cairn_status open_socket(struct mapped_fabric *fabric, const char *folder
                           "fabric mapped: cannot listen at %s%s: %m: may this process make Unix "
                           "sockets there?",
                           folder != NULL ? "" : "@", name.sun_path + (folder == NULL));
+    memcpy(address.host, fabric->host, sizeof address.host);
     memcpy(address.path, name.sun_path, length);
     memcpy(address.key, fabric->key, sizeof address.key);
     *address_out = address;
@@ -295,7 +283,7 @@ static cairn_status mapped_start(struct cairn_fabric *common,
     if (!frame_begin())
         return cairn_fail(why, CAIRN_ERR_INTERNAL, "fabric mapped: libsodium does not start");
     frame_random(fabric->key, sizeof fabric->key);
-    cairn_status status = open_socket(fabric, options->socket_folder, &address, why);
+    cairn_status status = open_socket(fabric, options, &address, why);
     if (status != CAIRN_OK) goto err_close;
     common->event_fd = epoll_create1(EPOLL_CLOEXEC);
     fabric->timer.fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);

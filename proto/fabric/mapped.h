@@ -7,6 +7,7 @@
  *   mapped_in.c       connections that we accepted: messages come, releases go
  *   mapped_memory.c   what we share: regions and the staging area
  *   mapped_mapping.c  what peers share, mapped here
+ *   mapped_host.c     which host this is
  *   mapped_frame.c    what travels between the two
  *
  * Objects with a socket end by mapped_link_end and are freed at the end of a progress: an event that
@@ -154,7 +155,8 @@ struct cairn_fabric_mapping {
 
 struct mapped_fabric {
     struct cairn_fabric common;
-    char socket_path[108]; /* to be unlinked; "" if the name is abstract */
+    char host[CAIRN_FABRIC_HOST_BYTES]; /* which host this is, padded with NUL */
+    char socket_path[108];              /* to be unlinked; "" if the name is abstract */
     uint8_t key[FRAME_KEY_BYTES];
     struct mapped_link listener, timer;
     LIST_HEAD(, mapped_in) ins;
@@ -182,18 +184,23 @@ static inline struct mapped_fabric *mapped_of(struct cairn_fabric *fabric)
 
 /* mapped.c */
 struct mapped_address {
-    char host[40]; /* the boot id */
+    char host[CAIRN_FABRIC_HOST_BYTES]; /* which host this is, padded with NUL */
     uint8_t key[FRAME_KEY_BYTES];
     uint32_t path_bytes;
     char path[108]; /* as sun_path: begins with NUL if it is abstract */
 };
-static_assert(sizeof(struct mapped_address) == 184, "wire format");
-bool mapped_is_this_host(const struct mapped_address *address);
+static_assert(sizeof(struct mapped_address) == 208, "wire format");
 void mapped_link_watch(struct mapped_fabric *fabric, struct mapped_link *link, uint32_t events);
 void mapped_link_unwatch(struct mapped_fabric *fabric, struct mapped_link *link);
 /* Closes the socket; the object around it is freed at the end of this progress or of the next. */
 void mapped_link_end(struct mapped_fabric *fabric, struct mapped_link *link);
 uint64_t mapped_now_ms(void);
+
+/* mapped_host.c */
+/* The name of this host, padded with NUL; false: it cannot be told. */
+bool mapped_host_find(const struct cairn_fabric_options *options,
+                      char host_out[CAIRN_FABRIC_HOST_BYTES]);
+bool mapped_is_this_host(const struct mapped_fabric *fabric, const struct mapped_address *address);
 
 /* mapped_peer.c */
 cairn_status mapped_connect(struct cairn_fabric_peer *peer, const void *address, size_t bytes);

@@ -29,7 +29,7 @@ cairn_status mapped_connect(struct cairn_fabric_peer *peer, const void *address,
     if (bytes != sizeof to) return CAIRN_ERR_MALFORMED;
     memcpy(&to, address, sizeof to);
     if (to.path_bytes == 0 || to.path_bytes > sizeof to.path) return CAIRN_ERR_MALFORMED;
-    if (!mapped_is_this_host(&to)) return CAIRN_ERR_UNREACHABLE;
+    if (!mapped_is_this_host(fabric, &to)) return CAIRN_ERR_UNREACHABLE;
     struct mapped_out *out = calloc(1, sizeof *out);
     if (out == NULL) return CAIRN_ERR_NO_MEMORY;
     const int fd = connect_socket(&to);

@@ -9,7 +9,7 @@
 struct values {
     char *name, *coordinator, *import_folders;
     int64_t memory_bytes, compute_threads;
-    char *fabric_kind, *fabric_device, *fabric_port_range;
+    char *fabric_kind, *fabric_device, *fabric_port_range, *fabric_host;
     bool insecure_network;
     char *log_level;
 };
@@ -34,6 +34,10 @@ static const struct cairn_option options[] = {
       "Network device of the bulk data, such as lo, eth1 or mlx5_0:1." },
     { "fabric", "port_range", CAIRN_OPTION_STRING, offsetof(struct values, fabric_port_range), "",
       0, 0, "Ports of the bulk data, first-last. Empty: any free one." },
+    { "fabric", "host", CAIRN_OPTION_STRING, offsetof(struct values, fabric_host), "", 0, 0,
+      "Which host this is, as CAIRN_HOST of its workers: memory is shared within a host only. "
+      "Empty: "
+      "what the kernel says." },
     { "network", "insecure_network", CAIRN_OPTION_BOOL, offsetof(struct values, insecure_network),
       "no", 0, 0,
       "Allow a device other than lo. Peers are not authenticated yet: whoever reaches the port can "
@@ -135,6 +139,11 @@ static cairn_status judge(const void *of_daemon, struct cairn_sentence *why)
         return cairn_fail(why, CAIRN_ERR_CONFIG, "fabric.kind = %s: auto, mapped or ucx is allowed",
                           values->fabric_kind);
     }
+    if (values->fabric_host[0] != '\0' && !cairn_fabric_host_is_name(values->fabric_host)) {
+        return cairn_fail(why, CAIRN_ERR_CONFIG,
+                          "fabric.host = %s: at most %d visible characters are allowed",
+                          values->fabric_host, CAIRN_FABRIC_HOST_BYTES - 1);
+    }
     return judge_folders(values->import_folders, why);
 }
 
@@ -157,6 +166,7 @@ static cairn_status open_shard(struct program *program, struct cairn_sentence *w
         .fabric_device = values->fabric_device,
         .fabric_port_range = values->fabric_port_range[0] != '\0' ? values->fabric_port_range
                                                                   : NULL,
+        .fabric_host = values->fabric_host[0] != '\0' ? values->fabric_host : NULL,
         .on_ready = on_ready,
         .context = program,
     };

@@ -97,6 +97,7 @@ static cairn_status open_fabric(struct cairn_shard *shard,
         .held_max = HELD_MAX,
         .net_devices = options->fabric_device,
         .port_range = options->fabric_port_range,
+        .host = options->fabric_host,
         .hub = options->hub,
     };
     cairn_status status = cairn_fabric_open(options->fabric_kind, &fabric_options, &shard->fabric,

@@ -64,6 +64,7 @@ struct cairn_shard_options {
     uint32_t compute_threads;
     const char *fabric_kind;                       /* as of cairn_fabric_open */
     const char *fabric_device, *fabric_port_range; /* NULL: the fabric's defaults; ucx only */
+    const char *fabric_host;                       /* NULL: the fabric's default */
     struct cairn_fabric_mem_hub *hub;              /* mem only */
     /* The first Welcome came: the shard serves. May be NULL. */
     void (*on_ready)(struct cairn_shard *shard, void *context);

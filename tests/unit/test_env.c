@@ -160,6 +160,7 @@ static const struct {
     { { "CAIRN_ENDPOINT", "here" }, { "CAIRN_ENDPOINT", "here", "host:port" } },
     { { "CAIRN_ENDPOINT", "here:0" }, { "CAIRN_ENDPOINT", "here:0", "1 to 65535" } },
     { { "CAIRN_ENDPOINT", "unix:/tmp/x" }, { "CAIRN_ENDPOINT", "host:port" } },
+    { { "CAIRN_HOST", "a host" }, { "CAIRN_HOST = \"a host\"", "63 visible characters" } },
     { { "CAIRN_FABRIC", "pigeon" }, { "CAIRN_FABRIC = \"pigeon\"", "ucx" } },
 };
 enum { REFUSALS = sizeof refusals / sizeof *refusals };

@@ -48,6 +48,12 @@ static unsigned count_descriptors(void)
     return count;
 }
 
+static void on_nothing(void *arg, const void *header, size_t header_bytes, size_t payload_bytes,
+                       struct cairn_fabric_message *message)
+{
+    (void)arg, (void)header, (void)header_bytes, (void)payload_bytes, (void)message;
+}
+
 static void open_three(void)
 {
     const struct cairn_fabric_options options = { .on_mapping = on_mapping,
@@ -484,6 +490,91 @@ START_TEST(auto_meets_each_kind_by_the_way_that_both_have)
 }
 END_TEST
 
+static bool host_of(const struct node *node, char host_out[CAIRN_FABRIC_HOST_BYTES])
+{
+    size_t count;
+    const void *address = cairn_fabric_address(node->fabric, &count);
+    return cairn_fabric_address_host(address, count, host_out, CAIRN_FABRIC_HOST_BYTES);
+}
+
+START_TEST(who_says_that_he_is_on_another_host_is_not_mapped)
+{
+    static const char *const names[] = { "A", "B", "A" };
+    char host[CAIRN_FABRIC_HOST_BYTES];
+    node_open(&a, "auto", &(struct cairn_fabric_options) { .host = "A" });
+    for (unsigned i = 0; i < 3; i++) {
+        node_open(&b, "auto", &(struct cairn_fabric_options) { .host = names[i] });
+        ck_assert(host_of(&b, host));
+        ck_assert_str_eq(host, names[i]);
+        to_b = node_connect_to(&a, &b);
+        struct cairn_fabric_peer *to_a = node_connect_to(&b, &a);
+        ck_assert_str_eq(cairn_fabric_peer_path(to_b), i == 1 ? "ucx" : "mapped");
+        ck_assert_str_eq(cairn_fabric_peer_path(to_a), i == 1 ? "ucx" : "mapped");
+        node_send(&a, to_b, 1, bytes, BYTES);
+        pump(&a, &b, &b.arrived, 1);
+        cairn_fabric_peer_close(to_b);
+        node_close(&b);
+    }
+    node_close(&a);
+}
+END_TEST
+
+START_TEST(a_host_that_nobody_named_is_this_boot_in_this_network_namespace)
+{
+    char first[CAIRN_FABRIC_HOST_BYTES], second[CAIRN_FABRIC_HOST_BYTES];
+    char folder[CAIRN_SCRATCH_BYTES];
+    cairn_scratch_make(folder);
+    node_open(&a, "mapped", NULL);
+    node_open(&b, "auto", NULL);
+    ck_assert(host_of(&a, first) && host_of(&b, second));
+    ck_assert_str_eq(first, second);
+    ck_assert_ptr_nonnull(strchr(first, ':'));
+    node_close(&b);
+    node_open(&b, "mapped", &(struct cairn_fabric_options) { .socket_folder = folder });
+    ck_assert(host_of(&b, second)); // a file is reached from any namespace
+    ck_assert_ptr_null(strchr(second, ':'));
+    ck_assert_int_eq(strncmp(first, second, strlen(second)), 0);
+    node_close(&b);
+    node_close(&a);
+    ck_assert_int_eq(rmdir(folder), 0);
+}
+END_TEST
+
+START_TEST(an_address_without_a_host_has_none)
+{
+    char host[CAIRN_FABRIC_HOST_BYTES];
+    size_t count;
+    uint8_t address[CAIRN_FABRIC_ADDRESS_MAX];
+    node_open(&a, "ucx", NULL);
+    ck_assert(!host_of(&a, host));
+    node_close(&a);
+    node_open(&a, "mapped", &(struct cairn_fabric_options) { .host = "A" });
+    memcpy(address, cairn_fabric_address(a.fabric, &count), count);
+    ck_assert(!cairn_fabric_address_host(address, count, host, 1)); // no room
+    ck_assert(!cairn_fabric_address_host(address, count - 1, host, sizeof host));
+    address[count - 1] ^= 1;
+    ck_assert(!cairn_fabric_address_host(address, count, host, sizeof host));
+    ck_assert(!cairn_fabric_address_host("", 0, host, sizeof host));
+    node_close(&a);
+}
+END_TEST
+
+START_TEST(a_host_without_a_proper_name_is_refused)
+{
+    static const char *const names[] = {
+        "", "a host", "a\n", "h\xc3\xb6st",
+        "0123456789012345678901234567890123456789012345678901234567890123"
+    };
+    struct cairn_sentence why = { "" };
+    struct cairn_fabric *fabric;
+    for (unsigned i = 0; i < sizeof names / sizeof *names; i++) {
+        const struct cairn_fabric_options options = { .on_message = on_nothing, .host = names[i] };
+        ck_assert_int_eq(cairn_fabric_open("auto", &options, &fabric, &why), CAIRN_ERR_INVALID);
+        ck_assert_ptr_nonnull(strstr(why.text, "63 visible"));
+    }
+}
+END_TEST
+
 START_TEST(auto_without_a_place_for_its_socket_is_ucx_and_says_why)
 {
     const struct cairn_fabric_options nowhere = { .socket_folder = "/nonexistent" };
@@ -523,6 +614,10 @@ int main(void)
     tcase_add_test(tcase, a_node_that_gives_itself_up_has_its_loans_back_and_its_copies_still);
     tcase_add_test(tcase, with_a_folder_the_socket_is_a_file_there_and_goes_with_the_fabric);
     tcase_add_test(tcase, auto_meets_each_kind_by_the_way_that_both_have);
+    tcase_add_test(tcase, who_says_that_he_is_on_another_host_is_not_mapped);
+    tcase_add_test(tcase, a_host_that_nobody_named_is_this_boot_in_this_network_namespace);
+    tcase_add_test(tcase, an_address_without_a_host_has_none);
+    tcase_add_test(tcase, a_host_without_a_proper_name_is_refused);
     tcase_add_test(tcase, auto_without_a_place_for_its_socket_is_ucx_and_says_why);
     Suite *suite = suite_create("fabric mapped");
     suite_add_tcase(suite, tcase);
