@@ -68,6 +68,21 @@ parts, params = result["parts"], result["params"]
 assert parts["push_within_backward"] >= 0.8, parts
 assert parts["pushed_bytes_a_worker"] == parts["fetched_bytes_a_worker"] == 2 * params["params"], parts
 PYTHON
+"$cairn" bench step --params 4M --tensors 16 --workers 1 --path ucx --read units --backward 160 --timeline "$trace" \
+    --seconds 0.01 -o json | python3 - "$trace" 3<&0 <<'PYTHON' || fail "cairn bench step --read units"
+import json, os, sys
+result = json.load(os.fdopen(3))
+events = [e for e in json.load(open(sys.argv[1]))["traceEvents"] if e["ph"] == "X" and e["pid"] == 0]
+def of(kind): return sorted((e["ts"], e["name"].split(" w")[1]) for e in events if e["name"].startswith(kind + " w"))
+units = [f"{i:04}" for i in range(16)]
+assert [w for _, w in of("use")] == [w for _, w in of("fetch")] == units + units[::-1], (of("use"), of("fetch"))
+# Each but the first of a pass is asked for when the one before is about to be used.
+uses = of("use")
+assert all(i % 16 == 0 or ts <= uses[i - 1][0] for i, (ts, _) in enumerate(of("fetch"))), events
+parts, params = result["parts"], result["params"]
+assert parts["fetch_within_use_of_others"] >= 0.8 and parts["push_within_backward"] >= 0.8, parts
+assert parts["fetched_bytes_a_worker"] == 2 * parts["pushed_bytes_a_worker"] == 4 * params["params"], parts
+PYTHON
 [ -z "$(pgrep -P $$ cairn)" ] || fail "a process of the bench is left"
 
 refuses latency --threads 2

@@ -1,7 +1,8 @@
 /* cairn bench step: a whole step of real worker processes: begin, push all gradients, commit, fetch all
  * parameters; seconds of the slowest worker. Gradients are made outside the clock; with bf16 on the wire
  * their cast from fp32 is within it. The reference is the least that any way of doing this moves: every
- * worker copies its gradients once and its parameters once, by memcpy, all workers at a time. */
+ * worker copies its gradients once and its parameters once (twice where they are read as stage 3 does), by
+ * memcpy, all workers at a time. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -21,8 +22,9 @@ struct step_bench {
     struct cairn_bench_crew crew;
     struct cairn_bench_report reports[CAIRN_BENCH_WORKERS_MAX];
     double parts[STEP_FIGURE_FETCHED_BYTES + 1][CAIRN_BENCH_RUNS_MAX + 1];
-    double overlaps[CAIRN_BENCH_RUNS_MAX + 1]; /* of a traced one: what of the pushes lies within */
-    uint32_t part_count;                       /* the first is of the run that is not measured */
+    /* of a traced one: what of the pushes lies within the backward, of the fetches within uses of others */
+    double overlaps[CAIRN_BENCH_RUNS_MAX + 1], aheads[CAIRN_BENCH_RUNS_MAX + 1];
+    uint32_t part_count; /* the first is of the run that is not measured */
 };
 
 static double most(const struct step_bench *bench, int figure)
@@ -43,6 +45,11 @@ static struct cairn_bench_trace trace_of(const struct step_bench *bench)
     };
 }
 
+static bool is_by_units(const struct step_bench *bench)
+{
+    return bench->plan.read == STEP_READ_UNITS;
+}
+
 static double run_step(void *context)
 {
     struct step_bench *bench = context;
@@ -53,6 +60,8 @@ static double run_step(void *context)
             bench->parts[f][bench->part_count] = most(bench, f);
         const struct cairn_bench_trace trace = trace_of(bench);
         bench->overlaps[bench->part_count] = cairn_bench_timeline_overlap(&trace);
+        bench->aheads[bench->part_count] = is_by_units(bench) ? cairn_bench_timeline_ahead(&trace)
+                                                              : 0;
         bench->part_count++;
     }
     return most(bench, STEP_FIGURE_ALL);
@@ -76,8 +85,21 @@ static uint64_t bytes_needed(const struct step_bench *bench)
     return elems * (bench->workers * worker + SHARD_BYTES);
 }
 
+static const char *const read_names[] = { "fetch", "map", "units" }; /* by enum step_read */
+
+/* NULL: fetch. False: there is no such way. */
+static bool read_of(const char *name, enum step_read *out)
+{
+    for (size_t i = 0; name != NULL && i < sizeof read_names / sizeof *read_names; i++) {
+        if (strcmp(read_names[i], name) != 0) continue;
+        *out = (enum step_read)i;
+        return true;
+    }
+    return name == NULL;
+}
+
 /* -1: go on. */
-static int judge(const struct step_bench *bench)
+static int judge(struct step_bench *bench)
 {
     const struct ctl *ctl = bench->ctl;
     if (bench->workers > CAIRN_BENCH_WORKERS_MAX)
@@ -89,9 +111,9 @@ static int judge(const struct step_bench *bench)
     if (!cairn_bench_is_path(ctl->path))
         return cairn_ctl_fail(CAIRN_ERR_INVALID, "--path %s: auto, mapped and ucx are allowed",
                               ctl->path);
-    const char *read = ctl->bench.read;
-    if (read != NULL && strcmp(read, "fetch") != 0 && strcmp(read, "map") != 0)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--read %s: fetch and map are allowed", read);
+    if (!read_of(ctl->bench.read, &bench->plan.read))
+        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--read %s: fetch, map and units are allowed",
+                              ctl->bench.read);
     const uint64_t needed = bytes_needed(bench), there = cairn_bench_memory_bytes();
     if (ctl->endpoint == NULL && needed > there)
         return cairn_ctl_fail(CAIRN_ERR_NO_MEMORY,
@@ -114,7 +136,6 @@ static void make_model(struct step_bench *bench)
              model->wire == CAIRN_F32 ? "f32" : "bf16", bench->workers);
     bench->plan.backward_seconds = asked->backward_ms * 1e-3;
     bench->plan.is_traced = asked->timeline != NULL;
-    bench->plan.maps = asked->read != NULL && strcmp(asked->read, "map") == 0;
 }
 
 /* ---- the bench ---- */
@@ -136,6 +157,10 @@ static int report(struct step_bench *bench, const struct local *local)
     if (!bench->plan.is_traced) return -1;
     const double within = cairn_bench_spread_of(bench->overlaps + 1, bench->part_count - 1).median;
     json_object_set_new(parts, "push_within_backward", json_real(within));
+    if (is_by_units(bench))
+        json_object_set_new(
+            parts, "fetch_within_use_of_others",
+            json_real(cairn_bench_spread_of(bench->aheads + 1, bench->part_count - 1).median));
     return cairn_bench_timeline_write(&trace, local, bench->ctl->bench.timeline) ? -1 : 1;
 }
 
@@ -162,8 +187,8 @@ static json_t *params_of(const struct step_bench *bench)
                      (json_int_t)model->tensors, "workers", (json_int_t)bench->workers, "shards",
                      (json_int_t)ctl->shards, "threads", (json_int_t)ctl->bench.threads, "wire",
                      model->wire == CAIRN_F32 ? "f32" : "bf16", "path",
-                     ctl->path != NULL ? ctl->path : "auto", "read",
-                     bench->plan.maps ? "map" : "fetch", "backward_ms", ctl->bench.backward_ms);
+                     ctl->path != NULL ? ctl->path : "auto", "read", read_names[bench->plan.read],
+                     "backward_ms", ctl->bench.backward_ms);
 }
 
 int cairn_bench_step(struct ctl *ctl)

@@ -6,7 +6,7 @@
 #include "client/ctl/bench/timeline.h"
 
 #define STEP_SPANS_EACH(tensors) \
-    (3 * (tensors) + 2) /* cast, push and fetch of each; backward, commit */
+    (6 * (tensors) + 2) /* cast, push, two fetches and two uses of each; backward, commit */
 
 enum { STEP_ORDER_STEP = 1, STEP_ORDER_COPY = 2 };
 /* Of a report: seconds; bytes of this step, by the library's own count. */
@@ -14,16 +14,20 @@ enum {
     STEP_FIGURE_ALL,
     STEP_FIGURE_PUSH, /* round_begin, backward, casts, pushes that left or wait */
     STEP_FIGURE_COMMIT,
-    STEP_FIGURE_FETCH,
+    STEP_FIGURE_FETCH, /* or, unit by unit, what of the first was waiting for them */
     STEP_FIGURE_PUSHED_BYTES,
     STEP_FIGURE_FETCHED_BYTES
 };
+
+/* How the parameters are read: all of them behind the commit, copied or lent (and one byte of each page is
+ * read), or unit by unit, in a forward and a backward (step_units.c). */
+enum step_read { STEP_READ_FETCH, STEP_READ_MAP, STEP_READ_UNITS };
 
 struct step_plan {
     struct cairn_bench_model model;
     double backward_seconds; /* 0: all gradients are there at once */
     bool is_traced;
-    bool maps; /* parameters are lent, and one byte of each page is read */
+    enum step_read read;
     /* shared with the workers: [workers][STEP_SPANS_EACH(tensors)], [workers]; of the last step */
     struct cairn_bench_span *spans;
     uint64_t *rounds;

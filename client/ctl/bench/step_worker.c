@@ -1,7 +1,7 @@
 /* A worker of the bench of a step. Its gradients are made once, as fp32, as autograd leaves them; a step
  * begins a round, casts them for the wire where that is bf16, pushes each tensor as it is ready, commits,
- * and fetches all parameters. Memory that is pushed from and fetched to is of cairn_alloc, so that the
- * library may take the shortest way there is. */
+ * and fetches all parameters (or had read them before, unit by unit: step_units.c). Memory that is pushed
+ * from and fetched to is of cairn_alloc, so that the library may take the shortest way there is. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,24 +10,8 @@
 #include <unistd.h>
 
 #include "client/ctl/bench/bench.h"
-#include "client/ctl/bench/step.h"
+#include "client/ctl/bench/step_worker.h"
 #include "gpu/gpu.h"
-
-struct step_worker {
-    const struct step_plan *plan;
-    uint32_t rank;
-    struct cairn_bench_member member;
-    size_t elems, elem_bytes; /* of a tensor; of an element on the wire */
-    float *made;              /* [tensors * elems]: what backward gives; NULL: `grads` are that */
-    char *grads, *params;     /* [tensors * elems], of the wire's type */
-    cairn_op *ops[CAIRN_BENCH_TENSORS_MAX];
-    struct cairn_view views[CAIRN_BENCH_TENSORS_MAX];
-    uint32_t lent;                  /* views */
-    struct cairn_bench_span *spans; /* [STEP_SPANS_EACH] of the plan, from span_count on free */
-    uint32_t span_count;
-    int acks[2]; /* a pipe to the thread that waits for acknowledgements: tensors in order */
-    bool acks_ok;
-};
 
 /* ---- memory ---- */
 
@@ -71,8 +55,8 @@ static struct cairn_mem tensor_of(const struct step_worker *w, char *memory, uin
 
 /* ---- spans ---- */
 
-static struct cairn_bench_span *add_span(struct step_worker *w, enum cairn_bench_span_kind kind,
-                                         uint32_t tensor, double begin)
+struct cairn_bench_span *step_add_span(struct step_worker *w, enum cairn_bench_span_kind kind,
+                                       uint32_t tensor, double begin)
 {
     struct cairn_bench_span *span = &w->spans[w->span_count++];
     *span = (struct cairn_bench_span) { begin, cairn_bench_now(), kind, tensor };
@@ -95,14 +79,23 @@ static void *await_acks(void *argument)
 
 /* ---- a step ---- */
 
-static void sleep_until(double seconds)
+void step_look_at(const struct step_worker *w, const struct cairn_view *view)
+{
+    const volatile uint8_t *from = view->ptr;
+    const size_t bytes = w->elems * w->elem_bytes;
+    unsigned sum = 0;
+    for (size_t i = 0; i < bytes; i += 4096) sum += from[i];
+    (void)sum;
+}
+
+void step_sleep_until(double seconds)
 {
     const struct timespec until = { .tv_sec = (time_t)seconds,
                                     .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9) };
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) != 0) {}
 }
 
-static cairn_status push_one(struct step_worker *w, const struct cairn_round *round, uint32_t i)
+cairn_status step_push_one(struct step_worker *w, const struct cairn_round *round, uint32_t i)
 {
     const bool is_traced = w->plan->is_traced;
     struct cairn_mem grad = tensor_of(w, w->grads, i);
@@ -110,14 +103,14 @@ static cairn_status push_one(struct step_worker *w, const struct cairn_round *ro
     if (w->made != NULL) {
         cairn_backend_host()->convert(grad.ptr, CAIRN_BF16, w->made + i * w->elems, CAIRN_F32,
                                       w->elems);
-        if (is_traced) add_span(w, CAIRN_BENCH_SPAN_CAST, i, begin);
+        if (is_traced) step_add_span(w, CAIRN_BENCH_SPAN_CAST, i, begin);
         begin = cairn_bench_now();
     }
     const cairn_status status = cairn_push(w->member.job, round, 0, w->member.names[i], NULL, &grad,
                                            is_traced ? &w->ops[i] : NULL);
     if (status != CAIRN_OK || !is_traced) return status;
     const uint32_t at = w->span_count;
-    add_span(w, CAIRN_BENCH_SPAN_PUSH, i, begin);
+    step_add_span(w, CAIRN_BENCH_SPAN_PUSH, i, begin);
     return write(w->acks[1], &at, sizeof at) == sizeof at ? CAIRN_OK : CAIRN_ERR_IO;
 }
 
@@ -128,20 +121,26 @@ static cairn_status push_all(struct step_worker *w, const struct cairn_round *ro
     const double begin = cairn_bench_now(), each = w->plan->backward_seconds / tensors;
     cairn_status status = CAIRN_OK;
     for (uint32_t i = 0; i < tensors && status == CAIRN_OK; i++) {
-        if (each > 0) sleep_until(begin + each * (i + 1));
+        if (each > 0) step_sleep_until(begin + each * (i + 1));
         if (each > 0 && i + 1 == tensors && w->plan->is_traced)
-            add_span(w, CAIRN_BENCH_SPAN_BACKWARD, 0, begin);
-        status = push_one(w, round, i);
+            step_add_span(w, CAIRN_BENCH_SPAN_BACKWARD, 0, begin);
+        status = step_push_one(w, round, i);
     }
     return status;
 }
 
-static cairn_status push_traced(struct step_worker *w, const struct cairn_round *round)
+/* All that comes before the commit. */
+static cairn_status compute(struct step_worker *w, const struct cairn_round *round)
+{
+    return w->plan->read == STEP_READ_UNITS ? step_units_run(w, round) : push_all(w, round);
+}
+
+static cairn_status compute_traced(struct step_worker *w, const struct cairn_round *round)
 {
     static const uint32_t end = UINT32_MAX;
     pthread_t thread;
     if (pthread_create(&thread, NULL, await_acks, w) != 0) return CAIRN_ERR_NO_MEMORY;
-    cairn_status status = push_all(w, round);
+    cairn_status status = compute(w, round);
     if (write(w->acks[1], &end, sizeof end) != sizeof end) status = CAIRN_ERR_IO;
     pthread_join(thread, NULL);
     return status == CAIRN_OK && !w->acks_ok ? CAIRN_ERR_CLOSED : status;
@@ -158,7 +157,7 @@ static cairn_status fetch_all(struct step_worker *w, struct cairn_version versio
     }
     for (uint32_t i = 0; i < w->plan->model.tensors && status == CAIRN_OK; i++) {
         status = cairn_wait(w->ops[i], CAIRN_BENCH_CALL_MS);
-        if (w->plan->is_traced) add_span(w, CAIRN_BENCH_SPAN_FETCH, i, begin);
+        if (w->plan->is_traced) step_add_span(w, CAIRN_BENCH_SPAN_FETCH, i, begin);
     }
     return status;
 }
@@ -171,19 +170,9 @@ static cairn_status give_back(struct step_worker *w)
     return status;
 }
 
-/* A look at each page, so that to have it there is in the time. */
-static unsigned look_at(const struct cairn_view *view, size_t bytes)
-{
-    const volatile uint8_t *from = view->ptr;
-    unsigned sum = 0;
-    for (size_t i = 0; i < bytes; i += 4096) sum += from[i];
-    return sum;
-}
-
 /* A unit a tensor: where the shards published it, if they are on this host. */
 static cairn_status map_all(struct step_worker *w, struct cairn_version version)
 {
-    const size_t bytes = w->elems * w->elem_bytes;
     cairn_status status = give_back(w);
     const double begin = cairn_bench_now();
     for (uint32_t i = 0; i < w->plan->model.tensors && status == CAIRN_OK; i++) {
@@ -194,10 +183,16 @@ static cairn_status map_all(struct step_worker *w, struct cairn_version version)
         if (status == CAIRN_OK) status = cairn_wait(w->ops[i], CAIRN_BENCH_CALL_MS);
         if (status != CAIRN_OK) break;
         w->lent++;
-        (void)look_at(view, bytes);
-        if (w->plan->is_traced) add_span(w, CAIRN_BENCH_SPAN_FETCH, i, begin);
+        step_look_at(w, view);
+        if (w->plan->is_traced) step_add_span(w, CAIRN_BENCH_SPAN_FETCH, i, begin);
     }
     return status;
+}
+
+static cairn_status read_all(struct step_worker *w, struct cairn_version version)
+{
+    if (w->plan->read == STEP_READ_UNITS) return CAIRN_OK; // it has, before
+    return w->plan->read == STEP_READ_MAP ? map_all(w, version) : fetch_all(w, version);
 }
 
 static bool run_step(struct step_worker *w, struct cairn_bench_report *report)
@@ -212,14 +207,13 @@ static bool run_step(struct step_worker *w, struct cairn_bench_report *report)
     const double t0 = cairn_bench_now();
     if (status == CAIRN_OK) status = cairn_round_begin(w->member.job, CAIRN_BENCH_CALL_MS, &round);
     if (status == CAIRN_OK)
-        status = w->plan->is_traced ? push_traced(w, &round) : push_all(w, &round);
+        status = w->plan->is_traced ? compute_traced(w, &round) : compute(w, &round);
     const double t1 = cairn_bench_now();
     if (status == CAIRN_OK)
         status = cairn_commit(w->member.job, &round, 1, NULL, 0, CAIRN_BENCH_CALL_MS, &result);
     const double t2 = cairn_bench_now();
-    if (w->plan->is_traced) add_span(w, CAIRN_BENCH_SPAN_COMMIT, 0, t1);
-    if (status == CAIRN_OK)
-        status = w->plan->maps ? map_all(w, result.version) : fetch_all(w, result.version);
+    if (w->plan->is_traced) step_add_span(w, CAIRN_BENCH_SPAN_COMMIT, 0, t1);
+    if (status == CAIRN_OK) status = read_all(w, result.version);
     const double t3 = cairn_bench_now();
     if (status == CAIRN_OK) status = cairn_job_stats(w->member.job, &after);
     w->plan->rounds[w->rank] = round.round;
@@ -227,7 +221,7 @@ static bool run_step(struct step_worker *w, struct cairn_bench_report *report)
         .figures = { [STEP_FIGURE_ALL] = t3 - t0,
                      [STEP_FIGURE_PUSH] = t1 - t0,
                      [STEP_FIGURE_COMMIT] = t2 - t1,
-                     [STEP_FIGURE_FETCH] = t3 - t2,
+                     [STEP_FIGURE_FETCH] = t3 - t2 + w->waited,
                      [STEP_FIGURE_PUSHED_BYTES] = (double)(after.pushed_bytes -
                                                            before.pushed_bytes),
                      [STEP_FIGURE_FETCHED_BYTES] = (double)(after.fetched_bytes -
@@ -236,14 +230,14 @@ static bool run_step(struct step_worker *w, struct cairn_bench_report *report)
     return cairn_bench_is_ok(status);
 }
 
-/* What a step moves at least: every byte of the gradients once, every byte of the parameters once. What is
- * fetched next puts the parameters right. */
+/* What a step moves at least: every byte of the gradients once, every byte of the parameters once, or twice
+ * where backward reads them again. What is fetched next puts the parameters right. */
 static void run_copy(struct step_worker *w, struct cairn_bench_report *report)
 {
     const size_t bytes = w->plan->model.tensors * w->elems * w->elem_bytes;
     const double begin = cairn_bench_now();
-    memcpy(w->params, w->grads, bytes);
-    memcpy(w->params, w->grads, bytes);
+    const int copies = w->plan->read == STEP_READ_UNITS ? 3 : 2;
+    for (int i = 0; i < copies; i++) memcpy(w->params, w->grads, bytes);
     report->figures[STEP_FIGURE_ALL] = cairn_bench_now() - begin;
 }
 

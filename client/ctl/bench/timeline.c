@@ -4,7 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const kind_names[] = { "", "backward", "cast", "push", "commit", "fetch" };
+static const char *const kind_names[] = {
+    "", "backward", "cast", "push", "commit", "fetch", "use"
+};
 
 static void add_event(json_t *events, const char *name, int process, int row, double begin_us,
                       double end_us)
@@ -123,5 +125,34 @@ double cairn_bench_timeline_overlap(const struct cairn_bench_trace *trace)
     double both = 0, all = 0;
     for (uint32_t w = 0; w < trace->workers; w++)
         add_overlap(trace->spans + w * trace->spans_each, trace->spans_each, &both, &all);
+    return all > 0 ? both / all : 0;
+}
+
+/* Of the time of a fetch, how much lies within uses of other tensors, which do not overlap. */
+static double used_meanwhile(const struct cairn_bench_span *fetch,
+                             const struct cairn_bench_span *spans, uint32_t count)
+{
+    double both = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct cairn_bench_span *use = &spans[i];
+        if (use->kind != CAIRN_BENCH_SPAN_USE || use->tensor == fetch->tensor) continue;
+        const double low = use->begin > fetch->begin ? use->begin : fetch->begin;
+        const double high = use->end < fetch->end ? use->end : fetch->end;
+        if (high > low) both += high - low;
+    }
+    return both;
+}
+
+double cairn_bench_timeline_ahead(const struct cairn_bench_trace *trace)
+{
+    double both = 0, all = 0;
+    for (uint32_t w = 0; w < trace->workers; w++) {
+        const struct cairn_bench_span *spans = trace->spans + w * trace->spans_each;
+        for (uint32_t i = 0; i < trace->spans_each; i++) {
+            if (spans[i].kind != CAIRN_BENCH_SPAN_FETCH) continue;
+            both += used_meanwhile(&spans[i], spans, trace->spans_each);
+            all += spans[i].end - spans[i].begin;
+        }
+    }
     return all > 0 ? both / all : 0;
 }

@@ -11,7 +11,8 @@ enum cairn_bench_span_kind { /* the row a span is drawn in */
                              CAIRN_BENCH_SPAN_CAST,
                              CAIRN_BENCH_SPAN_PUSH, /* from the call to the last acknowledgement */
                              CAIRN_BENCH_SPAN_COMMIT,
-                             CAIRN_BENCH_SPAN_FETCH
+                             CAIRN_BENCH_SPAN_FETCH,
+                             CAIRN_BENCH_SPAN_USE /* of a unit that is read as stage 3 does */
 };
 
 /* Seconds of CLOCK_MONOTONIC. */
@@ -33,5 +34,7 @@ bool cairn_bench_timeline_write(const struct cairn_bench_trace *trace, const str
                                 const char *path);
 /* How much of the time in which a push was under way a backward was, too, of all workers; 0 to 1. */
 double cairn_bench_timeline_overlap(const struct cairn_bench_trace *trace);
+/* How much of the time in which a tensor was fetched another one was used, of all workers; 0 to 1. */
+double cairn_bench_timeline_ahead(const struct cairn_bench_trace *trace);
 
 #endif
