@@ -317,11 +317,17 @@ void cairn_member_unreadable(struct cairn_shard_job *job, uint64_t number)
 
 void cairn_member_send(struct cairn_member *member, struct cairn_chunk_header *header)
 {
+    cairn_member_send_for(member, header, member->job->map.shard);
+}
+
+void cairn_member_send_for(struct cairn_member *member, struct cairn_chunk_header *header,
+                           uint32_t shard)
+{
     if (member->peer == NULL || member->cut) return;
     header->job = member->job->number;
     header->member = member->number;
     header->token = member->token;
-    header->tile = member->job->map.shard; // who speaks, see proto/wire/chunk.h
+    header->tile = shard; // who speaks, see proto/wire/chunk.h
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
     cairn_chunk_encode(header, bytes);
     cairn_status status = cairn_fabric_send(member->peer, bytes, sizeof bytes, NULL, 0, NULL, NULL);

@@ -271,9 +271,13 @@ void cairn_relay_send_lost(struct cairn_relay_owner *owner);
 bool cairn_relay_send_waits(const struct cairn_relay_owner *owner);
 
 /* ---- relay_fetch.c: published chunks of owners, fetched once for the host ---- */
-/* Called with the relay: memory is taken from the shard's budget as it is needed, up to its bound. */
+/* Called with the relay: memory is taken from the shard's budget as it is needed, up to its bound. Without
+ * room for a chunk there is no cache, and every FETCH is told to ask the owner. CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status cairn_relay_fetch_open(struct cairn_relay *relay,
                                                      struct cairn_sentence *why);
+/* The relay leaves: who waits is told to ask the owner. */
+void cairn_relay_fetch_leave(struct cairn_relay *relay);
+/* Nothing is in flight any more, or the fabric is closed. */
 void cairn_relay_fetch_close(struct cairn_relay *relay);
 /* A FETCH of a member for a chunk that is not of this shard. Takes or drops the message (the box of a
  * CAIRN_TILE_BOX fetch). NAK NOT_FOUND: there is no relay, or it is not for that: the owner is to be
@@ -285,6 +289,8 @@ void cairn_relay_fetch(struct cairn_member *member, const struct cairn_chunk_hea
 void cairn_relay_fetch_on_answer(struct cairn_relay_owner *owner,
                                  const struct cairn_chunk_header *header,
                                  struct cairn_fabric_message *message);
+/* Of relay_link.c, while it is connected: what the owner had no time for is asked again. */
+void cairn_relay_fetch_tick(struct cairn_relay_owner *owner);
 /* The connection, or the owner's to us, is lost: what is unanswered is asked again. */
 void cairn_relay_fetch_lost(struct cairn_relay_owner *owner);
 bool cairn_relay_fetch_waits(const struct cairn_relay_owner *owner);

@@ -34,6 +34,7 @@ static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
     cairn_log_info("job %s: the relay lost shard %s: %s", owner->relay->job->spec.name, owner->name,
                    cairn_status_text((int)why));
     drop_peer(&owner->link, true);
+    cairn_relay_wake(shard_of(owner));
 }
 
 void cairn_relay_link_close(struct cairn_relay_owner *owner)
@@ -93,6 +94,7 @@ void cairn_relay_link_tick(struct cairn_relay_owner *owner, uint64_t now_ms)
 {
     struct cairn_relay_link *link = &owner->link;
     if (link->peer != NULL) {
+        cairn_relay_fetch_tick(owner);
         break_silence(owner, now_ms);
         return;
     }

@@ -465,6 +465,9 @@ void cairn_member_hello(struct cairn_member *member, uint64_t connection);
 uint64_t cairn_member_way(const struct cairn_member *member);
 /* Sends a header; job, member and token are filled in. Dropped if it is not connected. */
 void cairn_member_send(struct cairn_member *member, struct cairn_chunk_header *header);
+/* The same for another shard, by its index: an owner, whose relay we are. */
+void cairn_member_send_for(struct cairn_member *member, struct cairn_chunk_header *header,
+                           uint32_t shard);
 /* NAK that echoes a request. */
 void cairn_member_refuse(struct cairn_member *member, const struct cairn_chunk_header *header,
                          cairn_status status);
