@@ -8,7 +8,7 @@
 
 struct values {
     char *name, *coordinator, *import_folders;
-    int64_t memory_bytes, compute_threads;
+    int64_t memory_bytes, relay_cache_bytes, compute_threads;
     char *fabric_kind, *fabric_device, *fabric_port_range, *fabric_host;
     bool insecure_network;
     char *log_level;
@@ -22,6 +22,10 @@ static const struct cairn_option options[] = {
     { "memory", "limit", CAIRN_OPTION_BYTES, offsetof(struct values, memory_bytes), "0", 0,
       INT64_MAX,
       "Memory for state, landing, staging and replies. 0: four fifths of the machine's." },
+    { "memory", "relay_cache", CAIRN_OPTION_BYTES, offsetof(struct values, relay_cache_bytes),
+      "256MiB", 0, INT64_MAX,
+      "Of the limit, at most, for what is fetched once for all workers of this host, of a job. 0: "
+      "each fetches for itself." },
     { "import", "folders", CAIRN_OPTION_STRING, offsetof(struct values, import_folders), "", 0, 0,
       "Absolute folders, ':' between them, that a job's weights may be read from (init_from). "
       "Empty: none." },
@@ -160,6 +164,7 @@ static cairn_status open_shard(struct program *program, struct cairn_sentence *w
         .import_folders = values->import_folders,
         .memory_bytes = values->memory_bytes > 0 ? (uint64_t)values->memory_bytes
                                                  : default_memory(),
+        .relay_cache_bytes = (uint64_t)values->relay_cache_bytes,
         .compute_threads = values->compute_threads > 0 ? (uint32_t)values->compute_threads
                                                        : default_threads(),
         .fabric_kind = values->fabric_kind,
