@@ -66,10 +66,11 @@ struct cairn_relay_slot {
     size_t payload_bytes;
     uint64_t checksum;
     struct cairn_fabric_message
-        *message;        /* owned: the payload is in the worker's memory; or NULL */
-    const void *view;    /* the payload, wherever */
-    void *memory;        /* owned: the payload came another way; or NULL */
-    cairn_status status; /* of the receive that ended */
+        *message;            /* owned: the payload is in the worker's memory; or NULL */
+    const void *view;        /* the payload, wherever */
+    void *memory;            /* owned: the payload came another way; or NULL */
+    bool folding, receiving; /* a compute thread reads it, the fabric fills it */
+    cairn_status status;     /* of the receive that ended */
     struct cairn_relay_slot *next_landed; /* in owner->landed */
 };
 
@@ -156,8 +157,11 @@ struct cairn_relay {
     struct cairn_fabric_region *region;
     struct cairn_relay_buffer *buffers; /* owned: [buffer_count] */
     size_t buffer_bytes;
-    uint32_t buffer_count, buffers_counted; /* counted: of the first ones, in the shard's budget */
-    uint32_t buffers_wanted;                /* more are taken only when none is SENDING */
+    uint32_t buffer_count,
+        buffers_counted;       /* counted: of the first ones, those that were touched */
+    uint32_t buffers_reserved; /* of the shard's budget, touched or not */
+    uint32_t buffers_wanted;   /* more are taken only when none is SENDING */
+    struct cairn_log_limit starving;
     uint32_t sending;
     struct cairn_relay_fold *folds; /* owned: as many as can be under way */
     struct cairn_relay_fold *folds_free, *folds_waiting, **folds_waiting_end;
@@ -166,8 +170,6 @@ struct cairn_relay {
 };
 
 /* ---- relay.c ---- */
-/* What a job of reduce groups has to have room for, beside what is taken when it is touched. */
-uint64_t cairn_relay_reserve_bytes(const struct cairn_shard_job *job);
 /* Replaces the relay of the job. CAIRN_ERR_MALFORMED, CAIRN_ERR_NO_MEMORY: there is none then. */
 CAIRN_MUST_CHECK cairn_status cairn_relay_set(struct cairn_shard_job *job,
                                               const Cairn__RelaySet *message,
@@ -228,18 +230,29 @@ void cairn_relay_owner_close(struct cairn_relay_owner *owner);
 uint64_t cairn_relay_owner_chunks(const struct cairn_relay_owner *owner, uint32_t tensor);
 
 /* ---- relay_collect.c ---- */
-/* PUSH, MICRO_END or COMMIT of a worker: false if it is meant for the shard's own part of the job. Takes or
- * drops the message if not. */
-bool cairn_relay_on_worker(struct cairn_member *member, const struct cairn_chunk_header *header,
-                           struct cairn_fabric_message *message);
-/* MICRO_END with its list of untouched tensors, judged to be ascending and trained. */
+/* A PUSH of a worker: false if it is meant for the shard's own part of the job. Takes or drops the message
+ * if not. */
+bool cairn_relay_on_push(struct cairn_member *member, const struct cairn_chunk_header *header,
+                         struct cairn_fabric_message *message);
+/* MICRO_END and COMMIT that name an owner (header->tensor), with a list of untouched tensors that is judged
+ * to be ascending and of trained ones. */
 void cairn_relay_on_micro_end(struct cairn_member *member, const struct cairn_chunk_header *header,
                               const uint32_t *tensors, size_t count);
+void cairn_relay_on_commit(struct cairn_member *member, const struct cairn_chunk_header *header);
+/* RECEIVE and DISCARD of a core: what waits goes into a slot, or is dropped. */
+void cairn_relay_receive(struct cairn_relay_owner *owner, uint32_t slot, uint32_t chunk);
+void cairn_relay_discard(struct cairn_relay *relay);
+/* Nobody reads the slot's payload any more. */
 void cairn_relay_slot_release(struct cairn_relay_slot *slot);
+/* The relay ends: all that are not read or filled. */
+void cairn_relay_slots_leave(struct cairn_relay_owner *owner);
 
 /* ---- relay_act.c: the cores and what they ask for ---- */
-/* Tells the owner's core and does its actions, and what follows from them. Not while owner->stepping. */
+/* Tells the owner's core and does its actions, and what follows from them. Not while owner->stepping. The
+ * caller holds the relay (cairn_relay_busy). */
 void cairn_relay_step(struct cairn_relay_owner *owner, const struct cairn_step_event *event);
+/* Tells the core of receives that ended. */
+void cairn_relay_settle(struct cairn_relay_owner *owner);
 
 /* ---- relay_fold.c ---- */
 CAIRN_MUST_CHECK cairn_status cairn_relay_folds_open(struct cairn_relay *relay,
@@ -251,6 +264,8 @@ void cairn_relay_folds_advance(struct cairn_relay *relay);
 /* The round is void: folds that wait are not done, and the sums are nobody's. Before the core drains. */
 void cairn_relay_folds_void(struct cairn_relay *relay);
 float *cairn_relay_buffer_at(const struct cairn_relay *relay, uint32_t buffer);
+/* The owner is to have it now. */
+void cairn_relay_buffer_sent(struct cairn_relay *relay, uint32_t buffer);
 /* Nobody needs what is in it. */
 void cairn_relay_buffer_end(struct cairn_relay *relay, uint32_t buffer);
 /* A send or a fold of it ended. */
@@ -275,8 +290,9 @@ bool cairn_relay_send_waits(const struct cairn_relay_owner *owner);
  * room for a chunk there is no cache, and every FETCH is told to ask the owner. CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status cairn_relay_fetch_open(struct cairn_relay *relay,
                                                      struct cairn_sentence *why);
-/* When the relay leaves: who waits is told to ask the owner. And before it is freed: what was under way at
- * the first call is over by then. */
+/* The relay leaves: who waits is told to ask the owner. */
+void cairn_relay_fetch_leave(struct cairn_relay *relay);
+/* Nothing is in flight any more, or the fabric is closed. */
 void cairn_relay_fetch_close(struct cairn_relay *relay);
 /* A FETCH of a member for a chunk that is not of this shard. Takes or drops the message (the box of a
  * CAIRN_TILE_BOX fetch). NAK NOT_FOUND: there is no relay, or it is not for that: the owner is to be

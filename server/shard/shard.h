@@ -61,7 +61,6 @@ struct cairn_shard_options {
     const char *coordinator;    /* "host:port" */
     const char *import_folders; /* that weights may be read from, ':' between them; NULL: none */
     uint64_t memory_bytes;      /* for state, landing, staging and replies of all jobs */
-    uint64_t relay_cache_bytes; /* of them for what is fetched for a host, of a job */
     uint32_t compute_threads;
     const char *fabric_kind;                       /* as of cairn_fabric_open */
     const char *fabric_device, *fabric_port_range; /* NULL: the fabric's defaults; ucx only */
@@ -305,6 +304,8 @@ struct cairn_shard_job {
     struct cairn_extend *extend; /* owned; the same */
     uint32_t copies;             /* of pins, under way on the compute pool */
 
+    struct cairn_relay *relays; /* owned; of relay.h, the first may work */
+
     uint32_t busy;                 /* receives, sends and tasks that refer to this job */
     struct cairn_request creating; /* or sealing */
     struct cairn_request dropping;
@@ -354,7 +355,6 @@ struct cairn_shard {
     struct cairn_create *creates;
     struct cairn_tiling *tilings;
     struct cairn_budget budget;
-    uint64_t relay_cache_bytes; /* of it, at most, for the relay of a job */
 
     const struct cairn_backend *backend; /* static */
     uv_loop_t *loop;                     /* borrowed */
@@ -364,6 +364,7 @@ struct cairn_shard {
     Cairn__ShardStats stats;
     uint32_t endpoints_made;          /* to members: the number of the last one */
     uv_timer_t again;                 /* the next try to connect members with `again` */
+    uv_timer_t relay_timer;           /* while a relay waits for something */
     uv_timer_t lease_timer;           /* the next end of a lease: published.c */
     struct cairn_log_limit strangers; /* messages that belong to nobody */
 

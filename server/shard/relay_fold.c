@@ -1,0 +1,287 @@
+/* The sums of a relay: buffers for them, and the folds that make them on the compute threads. */
+#include <assert.h>
+#include <fcntl.h>
+#include <stdlib.h>
+
+#include "server/base/guard.h"
+#include "server/shard/relay.h"
+
+/* The first ones are reserved with the relay. Beyond those that are wanted one is taken only when waiting
+ * for one could last for ever. */
+#define BUFFERS_WANTED_MIN 16
+#define BUFFERS_WANTED_MAX 256
+
+/* ---- buffers ---- */
+
+float *cairn_relay_buffer_at(const struct cairn_relay *relay, uint32_t buffer)
+{
+    return (float *)(relay->sums.base + (size_t)buffer * relay->buffer_bytes);
+}
+
+static void set_state(struct cairn_relay *relay, struct cairn_relay_buffer *buffer,
+                      enum cairn_relay_buffer_state state)
+{
+    relay->sending -= buffer->state == CAIRN_RELAY_SENDING;
+    relay->sending += state == CAIRN_RELAY_SENDING;
+    buffer->state = state;
+}
+
+void cairn_relay_buffer_end(struct cairn_relay *relay, uint32_t number)
+{
+    struct cairn_relay_buffer *buffer = &relay->buffers[number];
+    set_state(relay, buffer, buffer->on_loan > 0 ? CAIRN_RELAY_ENDING : CAIRN_RELAY_FREE);
+}
+
+void cairn_relay_buffer_sent(struct cairn_relay *relay, uint32_t number)
+{
+    set_state(relay, &relay->buffers[number], CAIRN_RELAY_SENDING);
+}
+
+void cairn_relay_buffer_returned(struct cairn_relay *relay, uint32_t number)
+{
+    struct cairn_relay_buffer *buffer = &relay->buffers[number];
+    assert(buffer->on_loan > 0);
+    buffer->on_loan--;
+    if (buffer->on_loan == 0 && buffer->state == CAIRN_RELAY_ENDING)
+        set_state(relay, buffer, CAIRN_RELAY_FREE);
+}
+
+/* The next one in memory that was not touched yet; NONE: there is none, or the budget is used up. */
+static uint32_t touch_another(struct cairn_relay *relay)
+{
+    struct cairn_sentence why;
+    struct cairn_shard_job *job = relay->job;
+    if (relay->buffers_counted == relay->buffer_count) return CAIRN_RELAY_NONE;
+    if (relay->buffers_counted >= relay->buffers_reserved) {
+        if (cairn_budget_take(&job->shard->budget, relay->buffer_bytes, "a sum to relay", &why) !=
+            CAIRN_OK) {
+            cairn_log_limited(
+                &relay->starving, CAIRN_LOG_WARN,
+                "job %s: the relay waits for room: its workers push in orders that are "
+                "far apart. %s",
+                job->spec.name, why.text);
+            return CAIRN_RELAY_NONE;
+        }
+    }
+    return relay->buffers_counted++;
+}
+
+/* The lowest free one. More than are wanted are taken only if no answer of an owner would free one: then
+ * the contributions that complete the sums may be behind the one that waits. */
+static uint32_t find_buffer(struct cairn_relay *relay)
+{
+    for (uint32_t i = 0; i < relay->buffers_counted; i++)
+        if (relay->buffers[i].state == CAIRN_RELAY_FREE) return i;
+    if (relay->buffers_counted >= relay->buffers_wanted && relay->sending > 0)
+        return CAIRN_RELAY_NONE;
+    return touch_another(relay);
+}
+
+/* ---- folds ---- */
+
+static void fold_sources(void *arg)
+{
+    const struct cairn_relay_fold *fold = arg;
+    const struct cairn_relay_owner *owner = fold->owner;
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&owner->map,
+                                                                 owner->grad_chunks[fold->chunk]);
+    owner->relay->job->shard->backend->fold(cairn_relay_buffer_at(owner->relay, fold->buffer),
+                                            fold->sources, fold->source_count, fold->first,
+                                            (size_t)place.elem_count);
+}
+
+static void run_fold(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    struct cairn_relay_fold *fold = (struct cairn_relay_fold *)task;
+    (void)item;
+    (void)thread;
+    if (fold->viewed)
+        fold->failed_at = cairn_guard_run(fold_sources, fold);
+    else
+        fold_sources(fold);
+}
+
+/* The sum is wrong for good: it must not be passed on. */
+static void spoil(const struct cairn_relay_fold *fold)
+{
+    struct cairn_relay_owner *owner = fold->owner;
+    owner->spoiled_round = owner->round;
+    for (uint32_t i = 0; i < fold->source_count; i++) {
+        const struct cairn_relay_slot *slot = &owner->slots[fold->slots[i]];
+        const uintptr_t from = (uintptr_t)slot->view, at = (uintptr_t)fold->failed_at;
+        if (slot->view != NULL && at - from < slot->payload_bytes)
+            cairn_member_unreadable(owner->relay->job, slot->member);
+    }
+}
+
+/* It was done, or is not to be done any more. */
+static void end_fold(struct cairn_relay_fold *fold)
+{
+    struct cairn_relay_owner *owner = fold->owner;
+    struct cairn_relay *relay = owner->relay;
+    const uint32_t chunk = fold->chunk;
+    for (uint32_t i = 0; i < fold->source_count; i++) {
+        owner->slots[fold->slots[i]].folding = false;
+        cairn_relay_slot_release(&owner->slots[fold->slots[i]]);
+    }
+    fold->next = relay->folds_free;
+    relay->folds_free = fold;
+    cairn_relay_step(owner,
+                     &(struct cairn_step_event) { .kind = CAIRN_STEP_FOLDED, .chunk = chunk });
+    cairn_shard_job_settle(relay->job);
+}
+
+static void fold_done(struct cairn_task *task)
+{
+    struct cairn_relay_fold *fold = (struct cairn_relay_fold *)task;
+    struct cairn_relay *relay = fold->owner->relay;
+    if (fold->failed_at != NULL) spoil(fold);
+    cairn_relay_buffer_returned(relay, fold->buffer);
+    end_fold(fold);
+    cairn_relay_folds_advance(relay);
+    cairn_relay_idle(relay);
+}
+
+static void submit(struct cairn_relay_fold *fold)
+{
+    struct cairn_relay *relay = fold->owner->relay;
+    relay->buffers[fold->buffer].on_loan++;
+    cairn_relay_busy(relay);
+    cairn_pool_submit(relay->job->shard->compute, &fold->task);
+}
+
+/* False: it has to wait for a buffer. */
+static bool begin(struct cairn_relay_fold *fold)
+{
+    struct cairn_relay_owner *owner = fold->owner;
+    struct cairn_relay *relay = owner->relay;
+    if (fold->first) {
+        fold->buffer = find_buffer(relay);
+        if (fold->buffer == CAIRN_RELAY_NONE) return false;
+        struct cairn_relay_buffer *buffer = &relay->buffers[fold->buffer];
+        set_state(relay, buffer, CAIRN_RELAY_SUMMING);
+        buffer->owner = owner;
+        buffer->chunk = fold->chunk;
+        owner->sums[fold->chunk] = fold->buffer;
+    }
+    fold->buffer = owner->sums[fold->chunk];
+    submit(fold);
+    return true;
+}
+
+void cairn_relay_fold(struct cairn_relay_owner *owner, const struct cairn_step_action *action)
+{
+    struct cairn_relay *relay = owner->relay;
+    struct cairn_relay_fold *fold = relay->folds_free;
+    assert(fold != NULL); // one fold a chunk, and each has a slot
+    relay->folds_free = fold->next;
+    *fold = (struct cairn_relay_fold) {
+        .task = { .run = run_fold, .done = fold_done, .item_count = 1 },
+        .owner = owner,
+        .source_count = action->count,
+        .chunk = action->chunk,
+        .buffer = CAIRN_RELAY_NONE,
+        .first = action->first,
+    };
+    for (uint32_t i = 0; i < action->count; i++) {
+        struct cairn_relay_slot *slot = &owner->slots[action->slots[i]];
+        slot->folding = true;
+        fold->sources[i] = (struct cairn_source) { .data = slot->view, .dtype = slot->dtype };
+        fold->slots[i] = action->slots[i];
+        fold->viewed = fold->viewed || slot->message != NULL;
+    }
+    if (relay->folds_waiting == NULL && begin(fold)) return;
+    if (!fold->first && begin(fold)) return; // it has its buffer
+    *relay->folds_waiting_end = fold;
+    relay->folds_waiting_end = &fold->next;
+}
+
+static struct cairn_relay_fold *take_waiting(struct cairn_relay *relay)
+{
+    struct cairn_relay_fold *fold = relay->folds_waiting;
+    relay->folds_waiting = fold->next;
+    if (fold->next == NULL) relay->folds_waiting_end = &relay->folds_waiting;
+    fold->next = NULL;
+    return fold;
+}
+
+void cairn_relay_folds_advance(struct cairn_relay *relay)
+{
+    while (relay->folds_waiting != NULL && begin(relay->folds_waiting)) (void)take_waiting(relay);
+}
+
+void cairn_relay_folds_void(struct cairn_relay *relay)
+{
+    for (uint32_t i = 0; i < relay->buffers_counted; i++) {
+        struct cairn_relay_buffer *buffer = &relay->buffers[i];
+        if (buffer->state != CAIRN_RELAY_SUMMING) continue;
+        buffer->owner->sums[buffer->chunk] = CAIRN_RELAY_NONE;
+        cairn_relay_buffer_end(relay, i);
+    }
+    while (relay->folds_waiting != NULL) end_fold(take_waiting(relay));
+}
+
+/* ---- open and close ---- */
+
+static uint32_t clamp(uint64_t value, uint32_t low, uint32_t high)
+{
+    return value < low ? low : value > high ? high : (uint32_t)value;
+}
+
+static void share(struct cairn_relay *relay)
+{
+    const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
+    if (relay->sums.base == NULL || fcntl(relay->sums.fd, F_ADD_SEALS, seals) != 0 ||
+        cairn_fabric_region_add(relay->job->shard->fabric, relay->sums.base, relay->sums.bytes,
+                                relay->sums.fd, NULL, 0, &relay->region) != CAIRN_OK)
+        relay->region = NULL; // what goes to this host is copied, then
+}
+
+cairn_status cairn_relay_folds_open(struct cairn_relay *relay, struct cairn_sentence *why)
+{
+    uint64_t chunks = 0, slots = 0;
+    for (uint32_t i = 0; i < relay->owner_count; i++) {
+        chunks += relay->owners[i].grad_chunk_count;
+        slots += relay->owners[i].slot_count;
+    }
+    const uint64_t folds = chunks < slots ? chunks : slots;
+    relay->folds_waiting_end = &relay->folds_waiting;
+    if (chunks >= UINT32_MAX) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "too many chunks");
+    relay->buffer_count = (uint32_t)chunks;
+    relay->buffer_bytes = (size_t)(relay->job->spec.chunk_leaves * (uint64_t)CAIRN_LEAF_ELEMS *
+                                   sizeof(float));
+    relay->buffers_wanted = clamp((uint64_t)2 * relay->job->spec.window * relay->owner_count,
+                                  BUFFERS_WANTED_MIN, BUFFERS_WANTED_MAX);
+    relay->buffers = calloc((size_t)chunks + 1, sizeof *relay->buffers);
+    relay->folds = calloc((size_t)folds + 1, sizeof *relay->folds);
+    if (relay->buffers == NULL || relay->folds == NULL)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the folds of a relay");
+    for (uint64_t i = 0; i < folds; i++) {
+        relay->folds[i].next = relay->folds_free;
+        relay->folds_free = &relay->folds[i];
+    }
+    const uint32_t reserved = clamp(chunks, 0, BUFFERS_WANTED_MIN);
+    cairn_status status = cairn_arena_open_state("cairn-relay", chunks * relay->buffer_bytes,
+                                                 &relay->sums, why);
+    if (status == CAIRN_OK)
+        status = cairn_budget_take(&relay->job->shard->budget,
+                                   (uint64_t)reserved * relay->buffer_bytes, "a relay", why);
+    if (status != CAIRN_OK) return status;
+    relay->buffers_reserved = reserved;
+    share(relay);
+    return CAIRN_OK;
+}
+
+void cairn_relay_folds_close(struct cairn_relay *relay)
+{
+    struct cairn_shard *shard = relay->job->shard;
+    // The fabric of a shard that is closed has dropped its regions.
+    if (relay->region != NULL && !shard->closing) cairn_fabric_region_drop(relay->region);
+    const uint32_t taken = relay->buffers_counted > relay->buffers_reserved
+                               ? relay->buffers_counted
+                               : relay->buffers_reserved;
+    cairn_budget_give(&shard->budget, (uint64_t)taken * relay->buffer_bytes);
+    cairn_arena_close(&relay->sums);
+    free(relay->buffers);
+    free(relay->folds);
+}
