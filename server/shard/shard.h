@@ -61,6 +61,7 @@ struct cairn_shard_options {
     const char *coordinator;    /* "host:port" */
     const char *import_folders; /* that weights may be read from, ':' between them; NULL: none */
     uint64_t memory_bytes;      /* for state, landing, staging and replies of all jobs */
+    uint64_t relay_cache_bytes; /* of them for what is fetched for a host, of a job */
     uint32_t compute_threads;
     const char *fabric_kind;                       /* as of cairn_fabric_open */
     const char *fabric_device, *fabric_port_range; /* NULL: the fabric's defaults; ucx only */
@@ -355,6 +356,7 @@ struct cairn_shard {
     struct cairn_create *creates;
     struct cairn_tiling *tilings;
     struct cairn_budget budget;
+    uint64_t relay_cache_bytes; /* of it, at most, for the relay of a job */
 
     const struct cairn_backend *backend; /* static */
     uv_loop_t *loop;                     /* borrowed */
