@@ -22,7 +22,8 @@
  *  - With config.forwards it is the machine of a relay instead: the sums of its members, who share a host,
  *    are one contribution of each micro-batch to the shard that owns the chunks. When all are past
  *    (chunk, micro-batch), and one of them had something, it is a FORWARD; the next FOLD of the chunk
- *    is `first` again. The chunks of micro-batch m+1 wait for FORWARD_END of m. After FORWARD_COMMIT it
+ *    is `first` again. The chunks of micro-batch m+1 wait for FORWARD_END of m, which comes when one member
+ *    is done with m, and every chunk past it; who holds nothing is at most one ahead. After FORWARD_COMMIT it
  *    stands in REDUCING; the next OPEN says that the round was resolved, a FENCE that it may be void. It
  *    is told neither READY nor DECIDE, holds no version, and its ANSWERs say nothing.
  *  - Every CHUNK gets exactly one of RECEIVE and DISCARD with its tag; every contribution is answered to

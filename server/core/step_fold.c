@@ -201,6 +201,9 @@ static void end_forwards(struct cairn_step *step, struct cairn_step_actions *act
     action->count = step->forward.sent;
     step->forward.passed = step->forward.sent = 0;
     for (uint32_t c = 0; c < step->config.chunk_count; c++) step->cursors[c].forwarded = false;
+    // Those that hold nothing here, and were ahead:
+    for (uint32_t i = 0; i < step->member_count; i++)
+        cairn_step_complete_micro(step, &step->members[i], actions);
 }
 
 static void commit_forwards(struct cairn_step *step, struct cairn_step_actions *actions)
@@ -212,18 +215,15 @@ static void commit_forwards(struct cairn_step *step, struct cairn_step_actions *
     action->weight = step->weight;
 }
 
-/* Of a relay: ends the micro-batch at hand if every chunk is past it, and the round if everything is. A shard
- * that owns nothing is told of micro-batches when all members are done with them. */
+/* Of a relay: ends the micro-batch at hand if every chunk is past it, and there is one: a member is done with
+ * it. And the round if everything is. */
 static void advance_forwards(struct cairn_step *step, struct cairn_step_actions *actions)
 {
-    const uint32_t chunks = step->config.chunk_count;
-    const bool all_done = step->done_count == step->member_count;
-    while (chunks == 0 && all_done && step->forward.micro <= step->last_micro)
-        end_forwards(step, actions);
-    if (chunks > 0 && step->forward.passed == chunks) {
+    const bool past = step->forward.passed == step->config.chunk_count;
+    if (past && step->forward.micro < step->front) {
         end_forwards(step, actions);
         cairn_step_advance(step, actions); // the next one's chunks may be here
-    } else if (all_done && step->forward.micro > step->last_micro) {
+    } else if (step->done_count == step->member_count && step->forward.micro > step->last_micro) {
         commit_forwards(step, actions);
     }
 }
@@ -247,6 +247,8 @@ void cairn_step_complete_micro(struct cairn_step *step, struct member *member,
                                struct cairn_step_actions *actions)
 {
     if (!member->ended || member->passed < step->config.chunk_count) return;
+    // Who holds nothing waits with the others: else one event might end any number of micro-batches.
+    if (step->config.forwards && member->micro > step->forward.micro) return;
     struct cairn_step_action *action = cairn_step_act(actions, CAIRN_STEP_MICRO_ACK);
     action->member = member->id;
     action->epoch = step->epoch;
