@@ -1,5 +1,5 @@
-/* The shard's round machine as that of a relay (config.forwards): what it passes on, and when. Members A and B,
- * as in step_driver.h; begin_relay opens round 100 of epoch 5. */
+/* The shard's round machine as that of a relay (config.forwards): what it passes on, and when. Members A
+ * and B, as in step_driver.h; begin_relay opens round 100 of epoch 5. */
 #include "tests/unit/step_driver.h"
 
 static void begin_members(uint32_t chunk_count, uint32_t window, const uint64_t *members,
@@ -377,8 +377,8 @@ START_TEST(what_waits_for_company_is_not_forgotten_at_the_end_of_a_micro_batch)
 }
 END_TEST
 
-/* All that one event can set free: every member's window in every chunk, and the ends of two micro-batches. The
- * driver's list has no more room than cairn_step_actions_max. */
+/* All that one event can set free: every member's window in every chunk, and the ends of two
+ * micro-batches. The driver's list has no more room than cairn_step_actions_max. */
 START_TEST(no_event_gives_more_actions_than_there_is_room_for)
 {
     enum { MEMBERS = 12, WIDTH = 4, COUNT = 4 };
