@@ -174,7 +174,7 @@ def flags():
     add("--context", type=int, default=64)
     add("--lr", type=float, default=2e-3)
     add("--every", type=int, default=20, help="steps between two lines; their loss is of rank 0's rows")
-    add("--timeline", help="a file for a Chrome trace of this run's pushes and backward passes; of rank 0")
+    add("--timeline", help="a file for a Chrome trace of this run's pushes, fetches and passes; of rank 0")
     add("--save", help="a safetensors file for the parameters in the end; finetune.py begins with one")
     return parser.parse_args()
 
@@ -251,6 +251,8 @@ def main():
             cleanup.close()
             timeline.write(args.timeline, env.rank)
             print(f"{100 * timeline.overlap('backward'):.0f} % of the push time is within the backward passes")
+            if args.stage == 3:
+                print(f"{100 * timeline.ahead():.0f} % of the fetches of units began while another one was used")
         loss = evaluate(model, text)
         if env.rank == 0:
             print(f"done step {m.version.step} evaluation loss {loss:.4f}")

@@ -25,8 +25,8 @@ class Landing:
         dtype = WIRE_TORCH[wire]
         direct = into.dtype == dtype and can_lend(into) and is_apart(into)
         self._staged = None if direct else torch.empty(into.shape, dtype=dtype)
-        self._operation: Operation = job.fetch(version, name, into if direct else self._staged, plane=plane, dtype=wire,
-                                               box=box)
+        self.operation: Operation = job.fetch(version, name, into if direct else self._staged, plane=plane, dtype=wire,
+                                              box=box)
 
     @property
     def staged_bytes(self) -> int:
@@ -37,7 +37,7 @@ class Landing:
         if self._failure is not None:
             raise self._failure
         try:
-            self._operation.wait(timeout)
+            self.operation.wait(timeout)
         except Timeout:
             raise
         except CairnError as error:

@@ -11,6 +11,7 @@ unit has run. A parameter is let go even earlier, when its gradient is complete:
 
 from __future__ import annotations
 
+import time
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
 
 import torch
@@ -20,6 +21,7 @@ from . import _absent
 from ._model import Slot, Unit
 from ._transfer import Landing, wait_all
 from .errors import CairnError, Stale, Timeout, VersionGone
+from .timeline import Timeline
 
 
 class Memory(NamedTuple):
@@ -88,19 +90,24 @@ def _resize_storage(tensor: torch.Tensor, nbytes: int) -> None:
 
 
 class _Call:
-    """One forward pass through a unit: when it began and ended, and whether backward is in it."""
+    """One forward pass through a unit: when it began and ended, by the window's clock. For the timeline: since when it
+    is used, forward and then backward, and when the last of its gradients was complete."""
 
     def __init__(self, unit: Unit, began: int):
         self.unit, self.began, self.ended = unit, began, began
+        self.since = time.monotonic()
+        self.last_gradient: Optional[float] = None
 
 
 class Window:
     """`start` begins a fetch of the version that the model computes with; `gone` makes the error to raise when that
-    version is not kept any more."""
+    version is not kept any more; `timeline` is told what is fetched and used when, if there is one."""
 
     def __init__(self, units: List[Unit], size: int, start: Callable[[Slot, torch.Tensor], Landing],
-                 gone: Callable[[Exception], Exception], timeout: Callable[[], float]):
+                 gone: Callable[[Exception], Exception], timeout: Callable[[], float],
+                 timeline: Callable[[], Optional[Timeline]]):
         self._units, self._size, self._start, self._gone, self._timeout = units, size, start, gone, timeout
+        self._timeline = timeline
         self._cells: Dict[Slot, _Cell] = {}
         self._held: List[Unit] = []  # gathered or coming, in the order of it
         self._in_forward: List[_Call] = []
@@ -140,11 +147,16 @@ class Window:
         if unit not in self._held:
             self._make_room(unit)
             self._held.append(unit)
+        began, coming = time.monotonic(), []
         for slot in unit.slots:
             cell = self._cells[slot]
             if not cell.is_in and cell.landing is None:
                 cell.begin(self._start)
                 self._count(cell.bytes + cell.staged)
+                coming.append(cell.landing.operation)  # type: ignore[union-attr]
+        timeline = self._timeline()
+        if timeline is not None and coming:
+            timeline.fetching(unit.name, began, coming)
 
     def _make_room(self, unit: Unit) -> None:
         busy = [call.unit for call in self._in_forward + self._in_backward]
@@ -192,12 +204,17 @@ class Window:
     def release_all(self) -> None:
         """No forward or backward pass is under way, whatever an exception has left behind."""
         self._in_forward = [call for call in self._in_forward if call.unit.module is None]
+        for call in self._in_backward:
+            self._used_in_backward(call)
         self._in_backward = []
         for unit in [one for one in self._held if one.module is not None]:
             self.release(unit)
 
     def on_accumulated(self, slot: Slot) -> None:
         """The slot's gradient is complete."""
+        for call in self._in_backward:
+            if slot in call.unit.slots:
+                call.last_gradient = time.monotonic()
         if slot in self._cells and not self._cells[slot].is_pinned:
             self._free(self._cells[slot])
 
@@ -247,6 +264,7 @@ class Window:
         if unit not in self._seen:
             self._seen.append(unit)
         self.gather(unit)
+        self._in_forward[-1].since = time.monotonic()
         if not self._in_backward:
             self._prefetch(unit, self._order)
 
@@ -257,6 +275,7 @@ class Window:
             return
         self._in_forward.remove(call)
         call.ended = self._clock
+        self._used("forward", call, time.monotonic())
         if torch.is_grad_enabled():
             for tensor in _tensors(out):
                 if tensor.requires_grad:
@@ -267,12 +286,24 @@ class Window:
     def _before_backward(self, call: _Call) -> None:
         for later in [one for one in self._in_backward if one.began > call.ended]:
             self._in_backward.remove(later)
+            self._used_in_backward(later)
             if not any(one.unit is later.unit for one in self._in_forward + self._in_backward):
                 self.release(later.unit)
-        if call not in self._in_backward:
+        is_first = call not in self._in_backward
+        if is_first:
             self._in_backward.append(call)
         self.gather(call.unit)
+        if is_first:
+            call.since, call.last_gradient = time.monotonic(), None
         self._prefetch(call.unit, self._order[::-1])
+
+    def _used(self, phase: str, call: _Call, until: float) -> None:
+        timeline = self._timeline()
+        if timeline is not None and call.unit.module is not None:
+            timeline.used(phase, call.unit.name, call.since, until)
+
+    def _used_in_backward(self, call: _Call) -> None:
+        self._used("backward", call, time.monotonic() if call.last_gradient is None else call.last_gradient)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

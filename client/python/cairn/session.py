@@ -60,34 +60,57 @@ class Operation:
         self._job = job
         self._handle: Optional[ctypes.c_void_p] = handle
         self._memory: Optional[Memory] = memory
+        self._lock = threading.RLock()  # of the following, and of asking
+        self._is_awaited = False
+        self._failure: Optional[CairnError] = None
+        self.ended: Optional[float] = None  # when that was noticed, in seconds of time.monotonic()
         job._open[handle.value or 0] = self  # not forgotten while the buffer is on loan
 
     def wait(self, timeout: float = TIMEOUT_S) -> None:
-        """Its result. A second wait returns at once."""
-        if self._handle is None:
-            return
+        """Its result. A second wait gives it at once."""
+        with self._lock:
+            if self._handle is None:
+                return self._tell()
+            self._is_awaited = True
         try:
             sliced(lambda ms: _c.lib().cairn_wait(self._handle, ms), timeout)
         except Timeout:
             raise
         except BaseException as failure:
             if not isinstance(failure, KeyboardInterrupt):
+                self._failure = failure if isinstance(failure, CairnError) else None
                 self._end()
             raise
-        self._end()
+        else:
+            self._end()
+        finally:
+            self._is_awaited = False
 
     def done(self) -> bool:
-        """Whether it has ended, well or not, and its buffer is back. Does not wait; a result is not kept for `wait`."""
-        handle = self._handle
-        if handle is not None and _c.lib().cairn_wait(handle, 0) != Timeout.status:
+        """Whether it has ended, well or not, and its buffer is back; its result is kept for `wait`. Does not wait; of
+        an operation that another thread waits for it says no until that one knows."""
+        with self._lock:
+            if self._handle is None or self._is_awaited:
+                return self._handle is None
+            try:
+                check(_c.lib().cairn_wait(self._handle, 0))
+            except Timeout:
+                return False
+            except CairnError as failure:
+                self._failure = failure
             self._end()
-        return self._handle is None
+            return True
+
+    def _tell(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def _end(self) -> None:
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            self._job._open.pop(handle.value or 0, None)
-        self._memory = None
+        with self._lock:
+            handle, self._handle, self.ended = self._handle, None, time.monotonic()
+            if handle is not None:
+                self._job._open.pop(handle.value or 0, None)
+            self._memory = None
 
 
 class Mapped:

@@ -1,4 +1,4 @@
-"""What a trainer does when: its pushes against its own phases, as a Chrome trace (chrome://tracing, Perfetto)."""
+"""What a trainer does when: pushes and fetches against its phases, as a Chrome trace (chrome://tracing, Perfetto)."""
 
 from __future__ import annotations
 
@@ -22,16 +22,37 @@ class Span(NamedTuple):
     end: float
 
 
+class Use(NamedTuple):
+    """A unit of stage 3 in its forward or backward pass: `phase` says which."""
+
+    phase: str
+    name: str
+    begin: float
+    end: float
+
+
+class _Begun(NamedTuple):
+    """Under way, until all operations have ended."""
+
+    name: str
+    begin: float
+    operations: List[Operation]
+    ended: List[Span]  # where it is noted then
+
+
 class Timeline:
     """Records an attached model in a with block: each push from the hook that gave it until its memory is the
-    trainer's again (which is when the shards have added it up), and what `span` is put around. A thread of its own
-    reads the session's event_fd meanwhile: one timeline a session."""
+    trainer's again (which is when the shards have added it up); of stage 3 each fetch of a unit, from when it was asked
+    for, and each use of one; and what `span` is put around. A thread of its own reads the session's event_fd
+    meanwhile: one timeline a session."""
 
     def __init__(self, attached: Any):
         self._attached, self._session = attached, attached.job._session
-        self._begun: List[Tuple[str, float, Operation]] = []  # pushes under way
+        self._begun: List[_Begun] = []
         self._lock = threading.Lock()  # of _begun
         self.pushes: List[Span] = []
+        self.fetches: List[Span] = []
+        self.uses: List[Use] = []
         self.spans: List[Span] = []
 
     def __enter__(self) -> "Timeline":
@@ -62,8 +83,17 @@ class Timeline:
             self.spans.append(Span(name, begin, time.monotonic()))
 
     def pushed(self, tensor: str, begin: float, operation: Operation) -> None:
+        self._note(_Begun(tensor, begin, [operation], self.pushes))
+
+    def fetching(self, unit: str, begin: float, operations: List[Operation]) -> None:
+        self._note(_Begun(unit, begin, operations, self.fetches))
+
+    def used(self, phase: str, unit: str, begin: float, end: float) -> None:
+        self.uses.append(Use(phase, unit, begin, end))
+
+    def _note(self, begun: _Begun) -> None:
         with self._lock:
-            self._begun.append((tensor, begin, operation))
+            self._begun.append(begun)
 
     def _watch(self) -> None:
         while True:
@@ -75,13 +105,14 @@ class Timeline:
             self._look()
 
     def _look(self) -> None:
-        now, left = time.monotonic(), []
         with self._lock:
-            for tensor, begin, operation in self._begun:
-                if operation.done():
-                    self.pushes.append(Span(tensor, begin, now))
+            left = []
+            for one in self._begun:
+                if all(operation.done() for operation in one.operations):
+                    end = max(operation.ended or one.begin for operation in one.operations)
+                    one.ended.append(Span(one.name, one.begin, end))
                 else:
-                    left.append((tensor, begin, operation))
+                    left.append(one)
             self._begun = left
 
     # ---- what it shows ----
@@ -93,18 +124,29 @@ class Timeline:
         both = sum(max(0.0, min(end, to) - max(begin, since)) for begin, end in pushes for since, to in spans)
         return both / whole if whole > 0 else 0.0
 
+    def ahead(self) -> float:
+        """The fraction of stage 3's fetches that were begun while another unit was used; 0 without any."""
+        ahead = [fetch for fetch in self.fetches
+                 if any(use.begin <= fetch.begin <= use.end and use.name != fetch.name for use in self.uses)]
+        return len(ahead) / len(self.fetches) if self.fetches else 0.0
+
     def events(self, process: int = 0) -> List[Dict[str, Any]]:
-        """Of the trace event format, times in microseconds: a row for each name of a span, and as many as needed for
-        pushes that are under way at once."""
-        zero = min((one.begin for one in self.pushes + self.spans), default=0.0)
-        rows = {name: i for i, name in enumerate(dict.fromkeys(one.name for one in self.spans))}
+        """Of the trace event format, times in microseconds: a row for each name of a span, then as many as are needed
+        for units in use, for their fetches, and for pushes under way at once."""
+        uses = [Span(f"{one.name}, {one.phase}", one.begin, one.end) for one in self.uses]
+        kinds = [("", self.spans), ("use ", uses), ("fetch ", self.fetches), ("push ", self.pushes)]
+        zero = min((one.begin for _, spans in kinds for one in spans), default=0.0)
+        names = list(dict.fromkeys(one.name for one in self.spans))
         made = [{"name": "process_name", "ph": "M", "pid": process, "args": {"name": f"worker {process}"}}]
-        made += [_event(one.name, one, process, rows[one.name], zero) for one in self.spans]
-        busy: List[float] = []  # until when, of each row
-        for push in sorted(self.pushes, key=lambda one: one.begin):
-            row = next((i for i, until in enumerate(busy) if until <= push.begin), len(busy))
-            busy[row:row + 1] = [push.end]
-            made.append(_event(f"push {push.name}", push, process, len(rows) + row, zero))
+        made += [_event(one.name, one, process, names.index(one.name), zero) for one in self.spans]
+        first = len(names)
+        for word, spans in kinds[1:]:
+            busy: List[float] = []  # until when, of each row
+            for span in sorted(spans, key=lambda one: one.begin):
+                row = next((i for i, until in enumerate(busy) if until <= span.begin), len(busy))
+                busy[row:row + 1] = [span.end]
+                made.append(_event(word + span.name, span, process, first + row, zero))
+            first += len(busy)
         return made
 
     def write(self, path: str, process: int = 0) -> None:

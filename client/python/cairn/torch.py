@@ -157,7 +157,8 @@ class AttachedModel:
                 self._gradients = Gradients(session, self._slots, copies)
             self._bring_initial_state(opaque)
             if self.stage == 3:
-                self._window = Window(modules, window, self._start, self._others_went_on, lambda: self.timeout)
+                self._window = Window(modules, window, self._start, self._others_went_on, lambda: self.timeout,
+                                      lambda: self._timeline)
             self.resume()
         except BaseException:
             self.close()

@@ -177,6 +177,9 @@ class Gpt(Case):
         names = [event["name"] for event in events if event["ph"] == "X"]
         self.assertEqual([names.count(phase) for phase in ("forward", "backward", "step")], [3, 3, 3])
         self.assertEqual(names.count("push blocks.1.qkv"), 3)
+        self.assertEqual([names.count(f"use blocks.1, {phase}") for phase in ("forward", "backward")], [3, 3])
+        self.assertGreaterEqual(names.count("fetch blocks.1"), 3)
+        self.assertEqual(len(run.lines(r"(\d+) % of the fetches of units began while another one was used")), 1)
         self.assertTrue(all(event["dur"] >= 0 and event["ts"] >= 0 for event in events if event["ph"] == "X"))
         print(f"note: {share[0]} % of the push time is within the backward passes, in a model of 10,000 parameters")
 

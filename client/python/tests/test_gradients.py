@@ -226,6 +226,27 @@ class Recording(Case):
         self.assertEqual(sum(event["name"].startswith("push ") for event in events), 2 * len(names))
         trained(m, 1)  # and goes on without it
 
+    def test_it_shows_each_unit_of_stage_3_fetched_while_the_one_before_is_used(self):
+        for fabric in ("auto", "ucx"):
+            session = cairn.Session(self.cluster.endpoint, fabric=fabric)
+            self.addCleanup(session.close)
+            m = self.attach(session, gpt.gpt(layers=4), stage=3, name=f"ahead-{fabric}")
+            with cairn.Timeline(m) as timeline:
+                trained(m, 1)
+            there = [f"blocks.{i}" for i in range(4)]
+            uses = [use for use in timeline.uses if use.name in there]
+            self.assertEqual([use[:2] for use in uses],
+                             [("forward", name) for name in there] + [("backward", name) for name in there[::-1]])
+            fetches = [one for one in timeline.fetches if one.name in there]
+            self.assertEqual([one.name for one in fetches], there + there[::-1])
+            for before, fetch in zip(uses, fetches[1:]):  # the first of backward is nobody's next
+                if fetch is not fetches[4]:
+                    self.assertTrue(before.begin <= fetch.begin <= before.end, (before, fetch))
+            self.assertGreaterEqual(timeline.ahead(), 0.6)
+            names = [event["name"] for event in timeline.events()]
+            self.assertIn("fetch blocks.1", names)
+            self.assertIn("use blocks.1, backward", names)
+
     def test_the_share_is_of_the_time_in_which_any_push_is_under_way(self):
         timeline = cairn.Timeline(self.attach(self.session()))
         self.assertEqual(timeline.overlap(), 0.0)
