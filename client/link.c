@@ -1,5 +1,8 @@
 /* Endpoints to the shards of a job: connect, say hello, and begin again when one is lost. Loop thread.
  *
+ * A shard may speak for others (proto/wire/chunk.h, "Relays"): what concerns the connection is its link's,
+ * what concerns chunks is the owner's.
+ *
  * The shard's endpoint to us may be lost alone (proto/wire/chunk.h, "Ways"): its HELLO says so. In case it
  * does not know either, or has cut us off, silence is broken by a HELLO of ours.
  *
@@ -67,7 +70,7 @@ static void connect_link(struct shard_link *link, uint64_t now_ms)
 
 static bool waits(const struct shard_link *link)
 {
-    return link->in_flight > 0 || link->first_waiting != NULL || cairn_client_round_waits(link);
+    return link->asked > 0 || link->first_waiting != NULL || cairn_client_round_waits(link);
 }
 
 static void break_silence(struct shard_link *link, uint64_t now_ms)
@@ -82,19 +85,20 @@ static void break_silence(struct shard_link *link, uint64_t now_ms)
 
 void cairn_link_tick(struct shard_link *link, uint64_t now_ms)
 {
+    link->busy = false;
+    cairn_transfer_pump(link);
     if (link->peer != NULL) {
-        link->busy = false;
-        cairn_transfer_pump(link);
         break_silence(link, now_ms);
         return;
     }
     if (link->lost && link->on_loan > 0) return;
     if (link->lost) {
-        link->lost = link->busy = false;
+        link->lost = false;
         link->endpoint = 0;
-        link->grant = (struct cairn_chunk_header) { 0 };
+        link->way = 0;
         cairn_client_round_lost(link);
         cairn_transfer_lost(link);
+        link->relays = false;
     }
     if (now_ms >= link->retry_at_ms && link->job->layout != NULL && !link->job->closing)
         connect_link(link, now_ms);
@@ -125,34 +129,64 @@ static struct job *job_of_header(struct session *s, const struct cairn_chunk_hea
     return NULL;
 }
 
-/* Which shard sends: all that a shard sends has its index in the place of the tile. */
+/* In whose name a shard sends: the index of the owner is in the place of the tile. */
 static struct shard_link *link_of_header(struct job *job, const struct cairn_chunk_header *h)
 {
     if (h->tile >= job->shard_count) return NULL;
+    if (h->kind == CAIRN_CHUNK_GRANT && h->tensor > job->shard_count) return NULL;
     return &job->shards[h->tile];
+}
+
+struct shard_link *cairn_link_granter(struct shard_link *owner)
+{
+    const struct cairn_chunk_header *grant = &owner->grant;
+    return grant->kind == 0 || grant->tensor == 0 ? owner : &owner->job->shards[grant->tensor - 1];
+}
+
+/* Which shard sends it, as far as that can be told: the one that we asked. */
+static struct shard_link *sender_of_header(struct shard_link *owner,
+                                           const struct cairn_chunk_header *h)
+{
+    struct job *job = owner->job;
+    if (h->kind == CAIRN_CHUNK_HELLO) return owner;
+    if (h->kind == CAIRN_CHUNK_GRANT) return h->tensor == 0 ? owner : &job->shards[h->tensor - 1];
+    if ((h->request & CAIRN_PART_COOKIE) == 0)
+        return owner->carrier != NULL ? owner->carrier : owner;
+    const struct part *part = cairn_part_of_cookie(job, h->request);
+    return part != NULL && part->shard == owner->index ? &job->shards[part->via] : owner;
 }
 
 static void take_hello(struct shard_link *link, uint64_t way)
 {
+    const struct job *job = link->job;
     const uint32_t endpoint = CAIRN_CHUNK_WAY_ENDPOINT(way);
     link->retry_delay_ms = RETRY_MIN_MS;
+    if (way > link->way) link->way = way;
     if (endpoint > link->endpoint) {
         link->endpoint = endpoint;
         link->busy = false;
         cairn_transfer_lost(link);
+        for (uint32_t i = 0; link->relays && i < job->shard_count; i++)
+            cairn_transfer_pump(&job->shards[i]);
         cairn_transfer_pump(link);
     }
     cairn_client_round_on_hello(link, way);
 }
 
-/* Rounds grow, and so do the numbers of ways: one that was overtaken changes nothing. */
-static void take_grant(struct shard_link *link, const struct cairn_chunk_header *h)
+/* Rounds grow, and so do the numbers of a shard's ways: one that was overtaken changes nothing. Those of
+ * several shards cannot be compared, and a round has one carrier. */
+static void take_grant(struct shard_link *owner, const struct cairn_chunk_header *h)
 {
-    if (h->round < link->grant.round ||
-        (h->round == link->grant.round && h->request < link->grant.request))
+    const struct cairn_chunk_header *last = &owner->grant;
+    if (h->round < last->round) return;
+    if (last->kind != 0 && h->round == last->round &&
+        (h->tensor != last->tensor || h->request < last->request))
         return;
-    link->grant = *h;
-    cairn_client_round_on_grant(link);
+    owner->grant = *h;
+    owner->declined = 0;
+    if (h->tensor != 0) cairn_link_granter(owner)->relays = true;
+    cairn_client_round_on_grant(owner);
+    cairn_transfer_pump(owner);
 }
 
 static void take(struct shard_link *link, const struct cairn_chunk_header *h,
@@ -183,12 +217,13 @@ void cairn_link_on_message(void *session, const void *header, size_t header_byte
     struct session *s = session;
     struct cairn_chunk_header h;
     struct job *job = NULL;
-    struct shard_link *link = NULL;
+    struct shard_link *link = NULL, *sender = NULL;
     if (cairn_chunk_decode(header, header_bytes, payload_bytes, &h) == CAIRN_OK)
         job = job_of_header(s, &h);
     if (job != NULL) link = link_of_header(job, &h);
-    if (link != NULL && !link->lost) {
-        link->heard = true;
+    if (link != NULL) sender = sender_of_header(link, &h);
+    if (link != NULL && !sender->lost) {
+        sender->heard = true;
         take(link, &h, message);
         cairn_session_kick(s); // a stalled command may go on
     } else if (message != NULL) {

@@ -61,6 +61,7 @@ struct part *cairn_part_new(struct job *job, const struct command *command, uint
         .dtype = command->dtype,
         .tile = puts_box && !boxed ? CAIRN_TILE_WHOLE : command->piece.tile,
         .shard = shard,
+        .via = shard,
         .place = place,
         .table_hash = command->piece.table_hash,
         .bytes = command->piece.strides.given || boxed ? NULL : command->ptr + first * elem_bytes,
@@ -181,13 +182,13 @@ void cairn_part_end(struct part *part, cairn_status status)
 void cairn_part_loan(struct part *part)
 {
     part->on_loan++;
-    part->job->shards[part->shard].on_loan++;
+    part->job->shards[part->via].on_loan++;
 }
 
 void cairn_part_loan_back(struct part *part)
 {
     part->on_loan--;
-    part->job->shards[part->shard].on_loan--;
+    part->job->shards[part->via].on_loan--;
     finish(part);
 }
 
@@ -210,11 +211,15 @@ void cairn_part_count(const struct part *part, bool shared)
     pthread_mutex_unlock(&s->lock);
 }
 
-cairn_status cairn_part_send(struct part *part, struct cairn_chunk_header *header)
+cairn_status cairn_part_send(struct part *part, uint32_t via, struct cairn_chunk_header *header)
 {
+    struct shard_link *link = &part->job->shards[via];
     const bool is_fetch = part->kind == CAIRN_CHUNK_FETCH;
     const cairn_status opened = is_fetch ? CAIRN_OK : pack(part);
     if (opened != CAIRN_OK) return opened;
+    // What is on loan is counted where it went: no other way before all of it is back.
+    if (part->on_loan > 0 && via != part->via) return CAIRN_ERR_BUSY;
+    part->via = via;
     const void *data = part->head_bytes > 0 ? part->packed : part->bytes;
     const void *payload = is_fetch ? part->op->box : data;
     const size_t payload_bytes = is_fetch ? part->op->box_bytes
@@ -231,12 +236,11 @@ cairn_status cairn_part_send(struct part *part, struct cairn_chunk_header *heade
     if (part->kind == CAIRN_CHUNK_PUT) header->round = part->round; // of a write, else 0
     header->generation = part->version.generation;
     header->step = part->version.step;
-    cairn_status status = cairn_link_send(&part->job->shards[part->shard], header,
-                                          has_payload ? payload : NULL, payload_bytes,
+    cairn_status status = cairn_link_send(link, header, has_payload ? payload : NULL, payload_bytes,
                                           has_payload ? on_sent : NULL, part);
     if (status != CAIRN_OK) return status;
     if (has_payload) cairn_part_loan(part);
-    cairn_part_count(part, cairn_link_shares(&part->job->shards[part->shard]));
+    cairn_part_count(part, cairn_link_shares(link));
     return CAIRN_OK;
 }
 

@@ -1,9 +1,30 @@
-/* Pushes: drives the push machine of the open round. Loop thread. */
+/* Pushes: drives the push machine of the open round. What is for an owner goes over the connection of
+ * the shard that granted: its own, or that of a relay of this host (chunk.h, "Relays"). Loop thread. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "client/session.h"
+
+/* ---- by whom ---- */
+
+static struct shard_link *carrier_of(struct shard_link *owner)
+{
+    return owner->carrier != NULL ? owner->carrier : owner;
+}
+
+/* In MICRO_END and COMMIT: whom it is for, where a relay is told. */
+static uint32_t mark_of(const struct shard_link *owner)
+{
+    return owner->relayed ? owner->index + 1 : 0;
+}
+
+/* The owners that a connection may be for: its own, and of one that relays any: [*first_out, end). */
+static uint32_t owners_of(const struct shard_link *link, uint32_t *first_out)
+{
+    *first_out = link->relays ? 0 : link->index;
+    return link->relays ? link->job->shard_count : link->index + 1;
+}
 
 /* ---- actions ---- */
 
@@ -18,9 +39,10 @@ static void send_chunk(struct job *job, const struct cairn_push_action *action)
         .micro = action->micro,
         .request = action->request,
     };
-    cairn_status status = cairn_part_send(part, &header);
+    struct shard_link *carrier = carrier_of(&job->shards[action->shard]);
+    cairn_status status = cairn_part_send(part, carrier->index, &header);
     // Whatever refuses it, a new connection sends it again.
-    if (status != CAIRN_OK) cairn_link_restart(&job->shards[action->shard]);
+    if (status != CAIRN_OK) cairn_link_restart(carrier);
 }
 
 /* The list of absent tensors, on loan to the fabric. */
@@ -52,19 +74,21 @@ static size_t list_absent(const struct job *job, const struct shard_link *link, 
 
 static void send_micro_end(struct job *job, const struct cairn_push_action *action)
 {
-    struct shard_link *link = &job->shards[action->shard];
-    struct note *note = malloc(sizeof *note + (link->map.extent_count + 1) * sizeof(uint32_t));
+    const struct shard_link *owner = &job->shards[action->shard];
+    struct shard_link *link = carrier_of(&job->shards[action->shard]);
+    struct note *note = malloc(sizeof *note + (owner->map.extent_count + 1) * sizeof(uint32_t));
     if (note == NULL) {
         cairn_link_restart(link); // as if it were lost: it is sent again
         return;
     }
     note->link = link;
-    const size_t count = list_absent(job, link, action->micro, note->tensors);
+    const size_t count = list_absent(job, owner, action->micro, note->tensors);
     struct cairn_chunk_header header = {
         .kind = CAIRN_CHUNK_MICRO_END,
         .epoch = job->push_epoch,
         .round = job->push_round,
         .micro = action->micro,
+        .tensor = mark_of(owner),
         .value = action->sent,
     };
     link->on_loan++;
@@ -77,16 +101,17 @@ static void send_micro_end(struct job *job, const struct cairn_push_action *acti
 
 static void send_commit(struct job *job, const struct cairn_push_action *action)
 {
+    struct shard_link *owner = &job->shards[action->shard], *carrier = carrier_of(owner);
     struct cairn_chunk_header header = {
         .kind = CAIRN_CHUNK_COMMIT,
         .epoch = job->push_epoch,
         .round = job->push_round,
         .micro = action->micro,
+        .tensor = mark_of(owner),
         .value = action->weight,
     };
-    cairn_status status = cairn_link_send(&job->shards[action->shard], &header, NULL, 0, NULL,
-                                          NULL);
-    if (status != CAIRN_OK) cairn_link_restart(&job->shards[action->shard]);
+    cairn_status status = cairn_link_send(carrier, &header, NULL, 0, NULL, NULL);
+    if (status != CAIRN_OK) cairn_link_restart(carrier);
 }
 
 static void release(struct job *job, const struct cairn_push_action *action)
@@ -163,39 +188,72 @@ void cairn_client_round_on_opened(struct job *job, const Cairn__RoundOpened *ope
     }
     job->push_round = opened->round;
     job->push_epoch = opened->epoch;
-    for (uint32_t i = 0; i < job->shard_count; i++) cairn_client_round_on_grant(&job->shards[i]);
+    for (uint32_t i = 0; i < job->shard_count; i++) {
+        job->shards[i].carrier = NULL;
+        job->shards[i].relayed = false;
+        cairn_client_round_on_grant(&job->shards[i]);
+    }
 }
 
-void cairn_client_round_on_grant(struct shard_link *link)
+void cairn_client_round_on_grant(struct shard_link *owner)
 {
-    struct job *job = link->job;
-    const struct cairn_chunk_header *grant = &link->grant;
+    struct job *job = owner->job;
+    const struct cairn_chunk_header *grant = &owner->grant;
     if (job->push == NULL || grant->kind == 0 || grant->round != job->push_round) return;
     const uint32_t window = grant->value >= 1 && grant->value <= 1024 ? (uint32_t)grant->value : 1;
-    cairn_push_on_grant(job->push, link->index, grant->request, window, &job->actions);
+    owner->carrier = cairn_link_granter(owner);
+    owner->relayed = grant->tensor != 0;
+    cairn_push_on_grant(job->push, owner->index, grant->request, window, &job->actions);
+    act(job);
+    // It may be an older one that a HELLO has overtaken.
+    cairn_push_on_hello(job->push, owner->index, owner->carrier->way, &job->actions);
     act(job);
 }
 
+/* Of an owner that has not granted it is not known yet whose ways count. */
 void cairn_client_round_on_hello(struct shard_link *link, uint64_t way)
 {
     struct job *job = link->job;
+    uint32_t i;
     if (job->push == NULL) return;
-    cairn_push_on_hello(job->push, link->index, way, &job->actions);
-    act(job);
+    for (const uint32_t end = owners_of(link, &i); i < end; i++) {
+        if (job->shards[i].carrier != link) continue;
+        cairn_push_on_hello(job->push, i, way, &job->actions);
+        act(job);
+    }
 }
 
+/* Whoever has granted for others may have granted for one that we have not heard of. */
 bool cairn_client_round_waits(const struct shard_link *link)
 {
     const struct job *job = link->job;
-    return job->push != NULL && cairn_push_waits(job->push, link->index);
+    uint32_t i;
+    if (job->push == NULL) return false;
+    for (const uint32_t end = owners_of(link, &i); i < end; i++) {
+        const struct shard_link *carrier = job->shards[i].carrier;
+        if ((carrier == NULL || carrier == link) && cairn_push_waits(job->push, i)) return true;
+    }
+    return false;
+}
+
+static void lose_owner(struct shard_link *owner, const struct shard_link *link)
+{
+    struct job *job = owner->job;
+    const bool was_its = carrier_of(owner) == link;
+    if (cairn_link_granter(owner) == link) owner->grant = (struct cairn_chunk_header) { 0 };
+    if (!was_its) return;
+    owner->carrier = NULL;
+    owner->relayed = false;
+    if (job->push == NULL) return;
+    cairn_push_on_lost(job->push, owner->index, &job->actions);
+    act(job);
 }
 
 void cairn_client_round_lost(struct shard_link *link)
 {
-    struct job *job = link->job;
-    if (job->push == NULL) return;
-    cairn_push_on_lost(job->push, link->index, &job->actions);
-    act(job);
+    uint32_t i;
+    for (const uint32_t end = owners_of(link, &i); i < end; i++)
+        lose_owner(&link->job->shards[i], link);
 }
 
 void cairn_client_round_on_answer(struct shard_link *link, const struct cairn_chunk_header *h)

@@ -134,7 +134,9 @@ struct part {
     bool queued, sent, answered;
     cairn_status status;
     uint32_t on_loan; /* sends and receives that the fabric has not completed */
-    uint32_t shard;
+    uint32_t shard;   /* the owner of the chunk */
+    uint32_t via;     /* the shard to whose endpoint it went last: another's is a relay */
+    bool direct;      /* a relay had no answer to this fetch */
     struct cairn_chunk_place place;
     uint64_t table_hash;
     /* [byte_count] what the piece has of the chunk: in the caller's buffer, or `packed`, which is made when
@@ -150,26 +152,38 @@ struct part {
     uint64_t round; /* of a put in a write; else 0 */
 };
 
+/* A shard, as the owner of its chunks, and the connection to it. The two part where a relay speaks for the
+ * owner (proto/wire/chunk.h): then what is pushed to the owner, and some of what is fetched, goes over
+ * the connection of another link, its carrier. */
 struct shard_link {
     struct job *job;
     uint32_t index;
+    /* the owner */
     char name[64];
     uint8_t *address; /* owned */
     size_t address_bytes;
-    struct cairn_fabric_peer *peer; /* NULL: connecting later */
-    uint64_t retry_at_ms;
-    uint32_t retry_delay_ms;
     struct cairn_shard_map map;
     uint64_t
         *published_at; /* owned: [map.extent_count] in the shard's copies; of mapped.c; or NULL */
-    uint64_t published_bytes;                  /* of a copy, once published_at is there */
-    struct cairn_chunk_header grant;           /* the last one; kind 0: none on this connection */
+    uint64_t published_bytes;        /* of a copy, once published_at is there */
+    struct cairn_chunk_header grant; /* the last one; kind 0: none on its connection */
+    struct shard_link
+        *carrier;      /* of what is pushed in the round at hand; NULL: it is not granted */
+    bool relayed;      /* it is marked for whom the carrier takes it */
+    uint32_t declined; /* planes, by bit, that the relay that granted has not */
     struct part *first_waiting, *last_waiting; /* puts and fetches to send */
     uint32_t in_flight;                        /* puts and fetches unanswered */
-    bool busy;           /* it refused one for now: no more before an answer or the next tick */
+    bool busy; /* it refused one for now: no more before an answer or the next tick */
+    /* the connection */
+    struct cairn_fabric_peer *peer; /* NULL: connecting later */
+    uint64_t retry_at_ms;
+    uint32_t retry_delay_ms;
+    uint32_t asked;      /* puts and fetches that went over it and are unanswered */
+    bool relays;         /* it has granted for others */
     uint32_t on_loan;    /* sends and receives that the fabric has not completed */
     bool lost;           /* the connection is gone; what was under way is not yet told */
     uint32_t connection; /* the number of `peer`, or of the last one */
+    uint64_t way;        /* the highest of its HELLOs */
     uint32_t endpoint;   /* the shard's to us, the newest heard of; 0: none on this connection */
     bool heard;          /* anything from it since the last tick */
     uint64_t quiet_since_ms; /* or since we had nothing to wait for */
@@ -378,6 +392,8 @@ void cairn_link_close(struct shard_link *link);
 bool cairn_link_shares(const struct shard_link *link);
 /* Gives the connection up and begins anew; everything unanswered is asked again. */
 void cairn_link_restart(struct shard_link *link);
+/* The connection that the owner's last GRANT came by. */
+struct shard_link *cairn_link_granter(struct shard_link *owner);
 /* CAIRN_OK: taken by the fabric. on_sent may be NULL without payload. */
 cairn_status cairn_link_send(struct shard_link *link, struct cairn_chunk_header *header,
                              const void *payload, size_t payload_bytes,
@@ -398,8 +414,9 @@ uint64_t cairn_part_cookie(const struct part *part);
 struct part *cairn_part_of_cookie(const struct job *job, uint64_t cookie);
 /* It is answered; the first status stays. */
 void cairn_part_end(struct part *part, cairn_status status);
-/* Sends its chunk with `header`, of which it fills in what a part knows. */
-cairn_status cairn_part_send(struct part *part, struct cairn_chunk_header *header) CAIRN_MUST_CHECK;
+/* Sends its chunk over the connection of shard `via`, and fills in of `header` what a part knows. */
+cairn_status cairn_part_send(struct part *part, uint32_t via,
+                             struct cairn_chunk_header *header) CAIRN_MUST_CHECK;
 /* Before and behind what a fetch receives: memory of its own where the caller's has strides. */
 cairn_status cairn_part_open(struct part *part) CAIRN_MUST_CHECK;
 void cairn_part_arrived(struct part *part);
@@ -419,7 +436,7 @@ void cairn_transfer_pump(struct shard_link *link);
 void cairn_transfer_on_answer(struct shard_link *link, const struct cairn_chunk_header *header);
 void cairn_transfer_on_data(struct shard_link *link, const struct cairn_chunk_header *header,
                             struct cairn_fabric_message *message);
-/* What is unanswered stays so: it waits to be sent again. */
+/* What went over this connection and is unanswered stays so: it waits to be sent again. */
 void cairn_transfer_lost(struct shard_link *link);
 /* Ends every put and fetch of the job with `status`. */
 void cairn_transfer_fail_all(struct job *job, cairn_status status);
@@ -429,11 +446,14 @@ bool cairn_client_round_push_run(struct command *command);
 bool cairn_client_round_micro_end_run(struct command *command);
 bool cairn_client_round_commit_run(struct command *command);
 void cairn_client_round_on_opened(struct job *job, const Cairn__RoundOpened *opened);
-void cairn_client_round_on_grant(struct shard_link *link);
+void cairn_client_round_on_grant(struct shard_link *owner);
+/* Of the connection: what is pushed by it may have been answered in vain. */
 void cairn_client_round_on_hello(struct shard_link *link, uint64_t way);
-/* The shard owes the open round's machine something. */
+/* Something is owed to the open round's machine that comes, or may come, by this connection. */
 bool cairn_client_round_waits(const struct shard_link *link);
-void cairn_client_round_on_answer(struct shard_link *link, const struct cairn_chunk_header *header);
+void cairn_client_round_on_answer(struct shard_link *owner,
+                                  const struct cairn_chunk_header *header);
+/* The connection is lost, and with it the grants that came by it. */
 void cairn_client_round_lost(struct shard_link *link);
 /* The coordinator's word about a round. */
 void cairn_client_round_on_result(struct job *job, const Cairn__RoundResult *result);

@@ -1,5 +1,6 @@
 /* Puts and fetches: cut into chunks, a few in flight to each shard, asked again when a connection is lost.
- * Loop thread. */
+ * Where a shard of this host relays for one that is not of this host, fetches go to that (proto/wire/chunk.h,
+ * "Relays"), and to the owner what it has not. Loop thread. */
 #include <assert.h>
 
 #include "client/mapped.h"
@@ -30,21 +31,47 @@ static struct part *dequeue(struct shard_link *link)
     return part;
 }
 
-void cairn_transfer_pump(struct shard_link *link)
+static void count_sent(struct part *part)
 {
-    // Before the shard's HELLO it is not known by which of its endpoints it will answer.
-    while (link->peer != NULL && link->endpoint != 0 && !link->busy &&
-           link->in_flight < IN_FLIGHT_MAX && link->first_waiting != NULL) {
-        struct part *part = dequeue(link);
+    part->sent = true;
+    part->job->shards[part->shard].in_flight++;
+    part->job->shards[part->via].asked++;
+}
+
+static void count_back(struct part *part)
+{
+    part->sent = false;
+    part->job->shards[part->shard].in_flight--;
+    part->job->shards[part->via].asked--;
+}
+
+/* Whom to ask: what this host has alone is not asked of a relay, nor is what it said that it has not. */
+static struct shard_link *route(struct shard_link *owner, const struct part *part)
+{
+    struct shard_link *relay = cairn_link_granter(owner);
+    const bool may_relay = part->kind == CAIRN_CHUNK_FETCH && part->tile == CAIRN_TILE_WHOLE &&
+                           (part->plane == CAIRN_PLANE_WIRE || part->plane == CAIRN_PLANE_PARAM);
+    if (relay == owner || !may_relay || part->direct || (owner->declined & 1u << part->plane) != 0)
+        return owner;
+    return cairn_link_shares(relay) && !cairn_link_shares(owner) ? relay : owner;
+}
+
+void cairn_transfer_pump(struct shard_link *owner)
+{
+    while (!owner->busy && owner->in_flight < IN_FLIGHT_MAX && owner->first_waiting != NULL) {
+        const struct shard_link *via = route(owner, owner->first_waiting);
+        // Before the shard's HELLO it is not known by which of its endpoints it will answer.
+        if (via->peer == NULL || via->endpoint == 0) return;
+        struct part *part = dequeue(owner);
+        // A late answer of the one that was asked before is none of this one.
+        if (via->index != part->via) part->serial = (part->serial + 1) & 0x7fffffffu;
         struct cairn_chunk_header header = { .request = cairn_part_cookie(part) };
-        cairn_status status = cairn_part_send(part, &header);
-        if (status == CAIRN_OK) {
-            part->sent = true;
-            link->in_flight++;
-            continue;
+        cairn_status status = cairn_part_send(part, via->index, &header);
+        if (status != CAIRN_OK) {
+            enqueue(owner, part); // BUSY: the next answer or tick; CLOSED: the next connection
+            return;
         }
-        enqueue(link, part); // BUSY: the next answer or tick; CLOSED: the next connection
-        return;
+        count_sent(part);
     }
 }
 
@@ -91,8 +118,7 @@ static struct part *part_answered(struct shard_link *link, const struct cairn_ch
 {
     struct part *part = cairn_part_of_cookie(link->job, h->request);
     if (part == NULL || !part->sent || part->shard != link->index) return NULL;
-    part->sent = false;
-    link->in_flight--;
+    count_back(part);
     link->busy = false;
     return part;
 }
@@ -104,10 +130,26 @@ static bool worth_repeating(struct part *part, uint64_t status)
     return status == CAIRN_ERR_BUSY;
 }
 
+/* What a relay refuses for good, the owner is asked for; NOT_FOUND: that is no chunk that it relays. */
+static bool ask_owner(struct shard_link *owner, struct part *part, uint64_t status)
+{
+    if (part->answered || part->via == owner->index || status == CAIRN_ERR_BUSY ||
+        status == CAIRN_ERR_CHECKSUM)
+        return false;
+    if (status == CAIRN_ERR_NOT_FOUND) owner->declined |= 1u << part->plane;
+    part->direct = true;
+    enqueue(owner, part);
+    return true;
+}
+
 void cairn_transfer_on_answer(struct shard_link *link, const struct cairn_chunk_header *h)
 {
     struct part *part = part_answered(link, h);
     if (part == NULL) return;
+    if (h->kind == CAIRN_CHUNK_NAK && ask_owner(link, part, h->value)) {
+        cairn_transfer_pump(link);
+        return;
+    }
     if (h->kind == CAIRN_CHUNK_ACK)
         cairn_part_end(part, part->kind == CAIRN_CHUNK_PUT ? CAIRN_OK : CAIRN_ERR_PROTOCOL);
     else if (worth_repeating(part, h->value)) {
@@ -127,9 +169,10 @@ static void on_received(void *arg, cairn_status status)
 {
     struct part *part = arg;
     struct shard_link *link = &part->job->shards[part->shard];
+    const bool lost = part->job->shards[part->via].lost;
     const bool whole = status == CAIRN_OK &&
                        cairn_chunk_checksum(part->bytes, part->byte_count) == part->checksum;
-    if (!part->answered && !whole && !link->lost) {
+    if (!part->answered && !whole && !lost) {
         if (worth_repeating(part, CAIRN_ERR_CHECKSUM))
             enqueue(link, part);
         else
@@ -139,7 +182,7 @@ static void on_received(void *arg, cairn_status status)
         cairn_part_arrived(part);
         cairn_part_end(part, CAIRN_OK);
     }
-    if (!part->answered && !whole && link->lost) part->sent = true; // the link's loss asks again
+    if (!part->answered && !whole && lost) count_sent(part); // the connection's loss asks again
     cairn_part_loan_back(part);
     cairn_transfer_pump(link);
 }
@@ -180,18 +223,17 @@ void cairn_transfer_lost(struct shard_link *link)
     struct job *job = link->job;
     for (uint32_t i = 0; i < job->part_count; i++) {
         struct part *part = job->parts[i];
-        if (part->op == NULL || !part->sent || part->shard != link->index) continue;
-        part->sent = false;
-        if (!part->answered) enqueue(link, part);
+        if (part->op == NULL || !part->sent || part->via != link->index) continue;
+        count_back(part);
+        if (!part->answered) enqueue(&job->shards[part->shard], part);
     }
-    link->in_flight = 0;
 }
 
 void cairn_transfer_fail_all(struct job *job, cairn_status status)
 {
     for (uint32_t i = 0; i < job->shard_count; i++) {
         job->shards[i].first_waiting = job->shards[i].last_waiting = NULL;
-        job->shards[i].in_flight = 0;
+        job->shards[i].in_flight = job->shards[i].asked = 0;
         job->shards[i].busy = false;
     }
     for (uint32_t i = 0; i < job->part_count; i++) {
