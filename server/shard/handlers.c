@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "server/shard/extend.h"
+#include "server/shard/relay.h"
 #include "server/shard/shard.h"
 
 /* ---- creating a job: pages first ---- */
@@ -386,6 +387,31 @@ static void on_round_open(struct cairn_shard_job *job, const Cairn__RoundOpen *m
                  .member_count = (uint32_t)message->n_members,
                  .holds = cairn_tiles_holds(job, message->members, (uint32_t)message->n_members),
              });
+    if (cairn_relay_on_open(job, message) != CAIRN_OK)
+        cairn_log_error(
+            "job %s: round %llu names a relay that shard %s is not: nothing of it comes "
+            "this way",
+            job->spec.name, (unsigned long long)message->round, job->shard->name);
+}
+
+static void on_fence(struct cairn_shard_job *job, const Cairn__Fence *message)
+{
+    cairn_shard_job_step(job, &(struct cairn_step_event) {
+                                  .kind = CAIRN_STEP_FENCE,
+                                  .epoch = message->epoch,
+                              });
+    cairn_relay_on_fence(job, message->epoch);
+}
+
+static void on_relay_set(struct cairn_shard *shard, uint32_t request, struct cairn_shard_job *job,
+                         const Cairn__RelaySet *message)
+{
+    struct cairn_request answered = cairn_session_request(shard, request);
+    struct cairn_sentence why;
+    const cairn_status status = cairn_relay_set(job, message, &why);
+    if (status != CAIRN_OK)
+        cairn_log_error("job %s cannot be relayed: %s", job->spec.name, why.text);
+    if (request != 0) cairn_session_answer(shard, &answered, status, &why);
 }
 
 static void on_member_join(struct cairn_shard *shard, uint32_t request, struct cairn_shard_job *job,
@@ -418,6 +444,7 @@ static uint64_t job_number(uint16_t type, const ProtobufCMessage *message)
     case CAIRN_MSG_JOB_SEAL: return ((const Cairn__JobSeal *)message)->job;
     case CAIRN_MSG_MEMBER_JOIN: return ((const Cairn__MemberJoin *)message)->job;
     case CAIRN_MSG_MEMBER_LEAVE: return ((const Cairn__MemberLeave *)message)->job;
+    case CAIRN_MSG_RELAY_SET: return ((const Cairn__RelaySet *)message)->job;
     case CAIRN_MSG_ROUND_OPEN: return ((const Cairn__RoundOpen *)message)->job;
     case CAIRN_MSG_DECIDE: return ((const Cairn__Decide *)message)->job;
     case CAIRN_MSG_FENCE: return ((const Cairn__Fence *)message)->job;
@@ -448,12 +475,11 @@ static void on_job_message(struct cairn_shard *shard, uint16_t type, uint32_t re
         break;
     case CAIRN_MSG_RESOLVE:
         on_decision(job, CAIRN_STEP_RESOLVE, resolve->epoch, resolve->decision);
+        cairn_relay_on_resolve(job, resolve->epoch);
         break;
-    case CAIRN_MSG_FENCE:
-        cairn_shard_job_step(job, &(struct cairn_step_event) {
-                                      .kind = CAIRN_STEP_FENCE,
-                                      .epoch = ((const Cairn__Fence *)message)->epoch,
-                                  });
+    case CAIRN_MSG_FENCE: on_fence(job, (const Cairn__Fence *)message); break;
+    case CAIRN_MSG_RELAY_SET:
+        on_relay_set(shard, request, job, (const Cairn__RelaySet *)message);
         break;
     case CAIRN_MSG_PIN: cairn_pin_begin(job, (const Cairn__Pin *)message); break;
     case CAIRN_MSG_LEASE_KEEP:
@@ -514,6 +540,7 @@ void cairn_shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *f
     case CAIRN_MSG_JOB_SEAL:
     case CAIRN_MSG_MEMBER_JOIN:
     case CAIRN_MSG_MEMBER_LEAVE:
+    case CAIRN_MSG_RELAY_SET:
     case CAIRN_MSG_ROUND_OPEN:
     case CAIRN_MSG_DECIDE:
     case CAIRN_MSG_FENCE:

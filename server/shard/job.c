@@ -6,6 +6,7 @@
 
 #include "proto/wire/published.h"
 #include "server/shard/extend.h"
+#include "server/shard/relay.h"
 #include "server/shard/shard.h"
 
 #define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
@@ -356,6 +357,7 @@ void cairn_shard_job_free(struct cairn_shard_job *job)
     while (*link != job) link = &(*link)->next;
     *link = job->next;
 
+    cairn_relay_free_all(job);
     cairn_pin_release(job);
     cairn_restore_release(job);
     cairn_origin_release(job);
@@ -423,6 +425,7 @@ void cairn_shard_job_leave(struct cairn_shard_job *job)
     }
     cairn_shard_job_busy(job); // not freed before we are through
     job->state = CAIRN_JOB_LEAVING;
+    cairn_relay_leave(job);
     cairn_pin_cancel(job);
     cairn_restore_cancel(job);
     cairn_origin_cancel(job);
@@ -438,6 +441,7 @@ void cairn_shard_job_fault(struct cairn_shard_job *job, const char *why)
     if (job->state == CAIRN_JOB_FAULTED || job->state == CAIRN_JOB_LEAVING) return;
     job->state = CAIRN_JOB_FAULTED;
     cairn_landing_release_all(job);
+    cairn_relay_leave(job);
     cairn_log_error("job %s is stopped here, at version %llu.%llu: %s; restore a snapshot",
                     job->spec.name, (unsigned long long)job->generation,
                     (unsigned long long)cairn_step_version(job->step).step, why);

@@ -1,13 +1,14 @@
 /* What comes from the fabric: judged, then told to the core, or to those who put and fetch.
  *
- * A header is nobody's until its job, member and token agree; such strangers are dropped and counted. What a
- * member sends and is not right is answered by a NAK. Nothing is received before it is judged, so a
- * wrong message changes nothing. */
+ * A header is nobody's until its job, member and token agree; such strangers are dropped and counted.
+ * What a member sends and is not right is answered by a NAK. Nothing is received before it is judged, so
+ * a wrong message changes nothing. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "proto/wire/capability.h"
+#include "server/shard/relay.h"
 #include "server/shard/shard.h"
 
 static void drop(struct cairn_fabric_message *message)
@@ -88,6 +89,7 @@ static void on_push(struct cairn_member *member, const struct cairn_chunk_header
     struct cairn_sentence why;
     struct cairn_piece piece;
     uint32_t chunk;
+    if (cairn_relay_on_push(member, header, message)) return;
     cairn_status status = cairn_landing_judge_push(member, header, &chunk, &piece, &why);
     if (status != CAIRN_OK) {
         refuse(member, header, status, why.text);
@@ -226,18 +228,22 @@ static bool count_absent(const struct cairn_member *member, const uint32_t *tens
     return true;
 }
 
-static void tell_micro_end(struct cairn_shard_job *job, const struct cairn_chunk_header *header,
-                           uint32_t absent)
+static void tell_micro_end(struct cairn_member *member, const struct cairn_chunk_header *header,
+                           const uint32_t *tensors, size_t count, uint32_t absent)
 {
-    cairn_shard_job_step(job, &(struct cairn_step_event) {
-                                  .kind = CAIRN_STEP_MICRO_END,
-                                  .member = header->member,
-                                  .epoch = header->epoch,
-                                  .round = header->round,
-                                  .micro = header->micro,
-                                  .sent = (uint32_t)header->value,
-                                  .absent = absent,
-                              });
+    if (header->tensor != 0) { // of the shard of that index
+        cairn_relay_on_micro_end(member, header, tensors, count);
+        return;
+    }
+    cairn_shard_job_step(member->job, &(struct cairn_step_event) {
+                                          .kind = CAIRN_STEP_MICRO_END,
+                                          .member = header->member,
+                                          .epoch = header->epoch,
+                                          .round = header->round,
+                                          .micro = header->micro,
+                                          .sent = (uint32_t)header->value,
+                                          .absent = absent,
+                                      });
 }
 
 static void on_note(void *arg, cairn_status status)
@@ -254,7 +260,7 @@ static void on_note(void *arg, cairn_status status)
         else if (!count_absent(member, note->tensors, note->count, &absent))
             refuse(member, header, CAIRN_ERR_MALFORMED, "its list of untouched tensors is wrong");
         else
-            tell_micro_end(job, header, absent);
+            tell_micro_end(member, header, note->tensors, note->count, absent);
     }
     free(note);
     cairn_shard_job_settle(job);
@@ -297,12 +303,16 @@ static void on_micro_end(struct cairn_member *member, const struct cairn_chunk_h
     } else if (message != NULL) {
         receive_note(member, header, message);
     } else {
-        tell_micro_end(member->job, header, (uint32_t)member->untouched);
+        tell_micro_end(member, header, NULL, 0, (uint32_t)member->untouched);
     }
 }
 
 static void on_commit(struct cairn_member *member, const struct cairn_chunk_header *header)
 {
+    if (header->tensor != 0) {
+        cairn_relay_on_commit(member, header);
+        return;
+    }
     cairn_shard_job_step(member->job, &(struct cairn_step_event) {
                                           .kind = CAIRN_STEP_COMMIT,
                                           .member = header->member,
@@ -374,6 +384,7 @@ void cairn_landing_on_message(void *arg, const void *header_bytes, size_t header
     struct cairn_chunk_header header;
     cairn_status status = cairn_chunk_decode(header_bytes, header_size, payload_bytes, &header);
     struct cairn_member *member = NULL;
+    if (status == CAIRN_OK && cairn_relay_on_message(shard, &header, message)) return;
     if (status == CAIRN_OK) member = find_sender(shard, &header);
     if (member == NULL) {
         shard->stats.chunks_refused++;

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/shard/relay.h"
 #include "server/shard/shard.h"
 
 /* In which a killed process is gone whole, and one that lives has spoken first. */
@@ -78,6 +79,7 @@ static void tell_core(struct cairn_member *member, enum cairn_step_event_kind ki
     if (member->role != CAIRN_ROLE_WIRE_WORKER) return;
     cairn_shard_job_step(member->job,
                          &(struct cairn_step_event) { .kind = kind, .member = member->number });
+    cairn_relay_on_peer(member, kind);
 }
 
 static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why);
@@ -262,6 +264,7 @@ void cairn_member_leave(struct cairn_shard_job *job, uint64_t number)
     struct cairn_member *member = cairn_member_find(job, number);
     if (member == NULL) return;
     cairn_log_info("%s left job %s", member->name, job->spec.name);
+    if (cairn_relay_of(job) != NULL) cairn_relay_fetch_forget(cairn_relay_of(job), number);
     cairn_member_down(member);
     take_out(job, member);
     member_free(member);

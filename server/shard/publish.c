@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/shard/relay.h"
 #include "server/shard/shard.h"
 
 /* What a fetch reads. */
@@ -305,6 +306,11 @@ void cairn_fetch_on_message(struct cairn_member *member, const struct cairn_chun
 {
     struct cairn_shard_job *job = member->job;
     struct cairn_reply *reply = NULL;
+    if (cairn_shard_map_find(&job->map, header->tensor, header->first_leaf) == NULL &&
+        cairn_layout_find(job->layout, header->tensor, header->first_leaf) != NULL) {
+        cairn_relay_fetch(member, header, message); // of another shard
+        return;
+    }
     if (member->replies < CAIRN_SHARD_REPLIES_MAX) reply = reply_open(job);
     if (reply == NULL) {
         if (message != NULL) cairn_fabric_drop(message);

@@ -88,7 +88,7 @@ static void leave(struct cairn_relay *relay)
     }
     cairn_relay_folds_void(relay);
     for (uint32_t i = 0; i < relay->owner_count; i++) cairn_relay_slots_leave(&relay->owners[i]);
-    cairn_relay_fetch_leave(relay);
+    cairn_relay_fetch_close(relay);
     cairn_relay_idle(relay);
 }
 

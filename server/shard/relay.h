@@ -290,9 +290,8 @@ bool cairn_relay_send_waits(const struct cairn_relay_owner *owner);
  * room for a chunk there is no cache, and every FETCH is told to ask the owner. CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status cairn_relay_fetch_open(struct cairn_relay *relay,
                                                      struct cairn_sentence *why);
-/* The relay leaves: who waits is told to ask the owner. */
-void cairn_relay_fetch_leave(struct cairn_relay *relay);
-/* Nothing is in flight any more, or the fabric is closed. */
+/* Who waits is told to ask the owner. Freed if nothing is in flight, or the fabric is closed; else by the
+ * next call. */
 void cairn_relay_fetch_close(struct cairn_relay *relay);
 /* A FETCH of a member for a chunk that is not of this shard. Takes or drops the message (the box of a
  * CAIRN_TILE_BOX fetch). NAK NOT_FOUND: there is no relay, or it is not for that: the owner is to be

@@ -64,6 +64,10 @@ void cairn_shard_close(struct cairn_shard *shard, void (*on_closed)(void *contex
         shard->handles_open++;
         uv_close((uv_handle_t *)&shard->lease_timer, on_timer_closed);
     }
+    if (shard->relay_timer.data != NULL) {
+        shard->handles_open++;
+        uv_close((uv_handle_t *)&shard->relay_timer, on_timer_closed);
+    }
     if (shard->poll.fabric != NULL) {
         shard->handles_open++;
         cairn_fabric_poll_close(&shard->poll, on_part_closed, shard);
@@ -135,6 +139,8 @@ cairn_status cairn_shard_open(uv_loop_t *loop, const struct cairn_shard_options 
     shard->again.data = shard;
     uv_timer_init(loop, &shard->lease_timer);
     shard->lease_timer.data = shard;
+    uv_timer_init(loop, &shard->relay_timer);
+    shard->relay_timer.data = shard;
     shard->backend = cairn_backend_host();
     shard->budget.limit_bytes = options->memory_bytes;
     shard->relay_cache_bytes = options->relay_cache_bytes;
