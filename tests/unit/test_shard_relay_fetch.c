@@ -1,0 +1,477 @@
+/* Fetches of a host by its relay: shard 0 is the relay of members 1 to 3, and the test plays shard 1. */
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/fabric/mem.h"
+#include "server/shard/relay_cache.h"
+#include "tests/support/shard_scene.h"
+
+enum { RELAY = 900, RELAY_TOKEN = 9000, OWNER = 1, PLACE = 32768 };
+
+static struct scene scene;
+static struct cairn_shard_map owned; /* by shard 1 */
+static uint16_t values[SCENE_CHUNK_LEAVES * 4096];
+static uint64_t requests;
+
+static struct cairn_relay *relay(void)
+{
+    return cairn_relay_of(scene.shard->jobs);
+}
+
+static void say_relay(uint32_t member_count)
+{
+    uint64_t members[] = { 1, 2, 3 };
+    Cairn__ShardInfo owner = CAIRN__SHARD_INFO__INIT, *owners[] = { &owner };
+    Cairn__RelaySet set = CAIRN__RELAY_SET__INIT;
+    owner.index = OWNER;
+    owner.name = (char *)"s1";
+    owner.fabric_address.data = (uint8_t *)cairn_fabric_address(scene.fabric,
+                                                                &owner.fabric_address.len);
+    set.job = SCENE_JOB;
+    set.relay = RELAY;
+    set.token = RELAY_TOKEN;
+    set.n_members = member_count;
+    set.members = members;
+    set.n_owners = 1;
+    set.owners = owners;
+    scene_say(&scene, CAIRN_MSG_RELAY_SET, 9, &set.base);
+    scene_hear(&scene, CAIRN_MSG_DONE);
+}
+
+/* What shard 1 says to the relay. */
+static struct cairn_chunk_header owner_header(uint8_t kind)
+{
+    return (struct cairn_chunk_header) {
+        .kind = kind, .job = SCENE_JOB, .member = RELAY, .token = RELAY_TOKEN, .tile = OWNER
+    };
+}
+
+static void owner_hello(uint32_t endpoint, uint32_t connection)
+{
+    struct cairn_chunk_header hello = owner_header(CAIRN_CHUNK_HELLO);
+    hello.request = CAIRN_CHUNK_WAY(endpoint, connection);
+    scene_send(&scene, &hello, NULL, 0);
+}
+
+/* A host of `places` chunks, in a job that is at version 1.0. */
+static void open_host(uint32_t places)
+{
+    scene_open(&scene, "mem", 1, 0);
+    scene.shard->relay_cache_bytes = (uint64_t)places * PLACE;
+    scene_create(&scene, 3, 1, 0, "");
+    scene_hear(&scene, CAIRN_MSG_DONE);
+    for (uint64_t m = 1; m <= 3; m++) scene_join(&scene, m, CAIRN_ROLE_WIRE_WORKER);
+    scene_put_all(&scene, 1);
+    scene_seal(&scene);
+    scene_fence(&scene, 3);
+    scene_hear(&scene, CAIRN_MSG_ANSWER);
+    scene_resolve_none(&scene);
+    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
+    ck_assert_int_eq(cairn_shard_map_init(&owned, scene.layout, OWNER, SCENE_CHUNK_LEAVES),
+                     CAIRN_OK);
+}
+
+static void open_relay(uint32_t places)
+{
+    open_host(places);
+    say_relay(3);
+    const struct scene_note *hello = scene_note(&scene, CAIRN_CHUNK_HELLO);
+    ck_assert_uint_eq(hello->header.member, RELAY);
+    ck_assert_uint_eq(hello->header.value, 1);
+    ck_assert_uint_eq(hello->header.request, 1);
+    owner_hello(1, 1);
+    scene_settle(&scene);
+}
+
+static void close_host(void)
+{
+    cairn_shard_map_release(&owned);
+    scene_close(&scene);
+}
+
+/* A worker's FETCH of the owner's first chunk at a step; returns its cookie. */
+static uint64_t ask(uint64_t member, uint64_t step)
+{
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&owned, 0);
+    struct cairn_chunk_header fetch = scene_header(&scene, CAIRN_CHUNK_FETCH, member);
+    fetch.plane = CAIRN_PLANE_WIRE;
+    fetch.tensor = place.tensor;
+    fetch.first_leaf = place.first_leaf;
+    fetch.leaf_count = (uint32_t)place.leaf_count;
+    fetch.table_hash = CAIRN_TABLE_HASH_WHOLE;
+    fetch.generation = 1;
+    fetch.step = step;
+    fetch.request = ++requests;
+    scene_send(&scene, &fetch, NULL, 0);
+    return requests;
+}
+
+static struct cairn_chunk_header asked(void)
+{
+    const struct scene_note *fetch = scene_note(&scene, CAIRN_CHUNK_FETCH);
+    ck_assert_uint_eq(fetch->header.member, RELAY);
+    ck_assert_uint_eq(fetch->header.token, RELAY_TOKEN);
+    ck_assert_uint_ne(fetch->header.request & CAIRN_RELAY_FETCH_COOKIE, 0);
+    return fetch->header;
+}
+
+static size_t chunk_bytes(void)
+{
+    return cairn_shard_map_chunk(&owned, 0).elem_count * sizeof *values;
+}
+
+static void give_with(const struct cairn_chunk_header *fetch, uint64_t checksum)
+{
+    struct cairn_chunk_header data = *fetch;
+    for (size_t i = 0; i < chunk_bytes() / sizeof *values; i++)
+        values[i] = (uint16_t)(i * 7 + fetch->step);
+    data.kind = CAIRN_CHUNK_DATA;
+    data.tile = OWNER;
+    data.dtype = CAIRN_BF16;
+    data.checksum = checksum;
+    scene_send(&scene, &data, values, chunk_bytes());
+    scene_settle(&scene);
+}
+
+static void give(const struct cairn_chunk_header *fetch)
+{
+    give_with(fetch, 0);
+}
+
+static void deny(const struct cairn_chunk_header *fetch, cairn_status status)
+{
+    struct cairn_chunk_header nak = owner_header(CAIRN_CHUNK_NAK);
+    nak.request = fetch->request;
+    nak.value = (uint64_t)status;
+    scene_send(&scene, &nak, NULL, 0);
+}
+
+/* The DATA that answers a worker's FETCH. */
+static void hear_data(uint64_t member, uint64_t request, uint64_t step)
+{
+    const struct scene_note *data = NULL;
+    do {
+        data = scene_note(&scene, CAIRN_CHUNK_DATA);
+    } while (data->header.request != request);
+    ck_assert_uint_eq(data->header.member, member);
+    ck_assert_uint_eq(data->header.token, 1000 + member);
+    ck_assert_uint_eq(data->header.tile, OWNER);
+    ck_assert_uint_eq(data->header.step, step);
+    ck_assert_uint_eq(data->header.dtype, CAIRN_BF16);
+    ck_assert_uint_eq(data->header.payload_bytes, chunk_bytes());
+    ck_assert_uint_eq(data->header.checksum, cairn_chunk_checksum(data->payload, chunk_bytes()));
+    for (size_t i = 0; i < chunk_bytes() / sizeof *values; i++) {
+        uint16_t got;
+        memcpy(&got, data->payload + i * sizeof got, sizeof got);
+        ck_assert_uint_eq(got, (uint16_t)(i * 7 + step));
+    }
+}
+
+static void hear_nak(uint64_t member, uint64_t request, cairn_status status)
+{
+    const struct scene_note *nak = scene_note(&scene, CAIRN_CHUNK_NAK);
+    ck_assert_uint_eq(nak->header.member, member);
+    ck_assert_uint_eq(nak->header.request, request);
+    ck_assert_uint_eq(nak->header.tile, OWNER);
+    ck_assert_int_eq((int)nak->header.value, status);
+}
+
+/* One after another: what was sent together may be heard in any order. */
+static void fetch_through(uint64_t member, uint64_t step)
+{
+    const uint64_t request = ask(member, step);
+    const struct cairn_chunk_header fetch = asked();
+    give(&fetch);
+    hear_data(member, request, step);
+}
+
+/* ---- */
+
+START_TEST(a_chunk_is_asked_for_once_for_all_workers_of_the_host)
+{
+    open_relay(4);
+    uint64_t request[4];
+    for (uint64_t m = 1; m <= 2; m++) request[m] = ask(m, 0);
+    const struct cairn_chunk_header fetch = asked();
+    scene_settle(&scene);
+    ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_FETCH), 0);
+    give(&fetch);
+    ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_DATA), 2);
+    request[3] = ask(3, 0); // it is there
+    scene_settle(&scene);
+    for (size_t i = 0; i < scene.note_count; i++) {
+        const struct cairn_chunk_header *data = &scene.notes[i].header;
+        if (data->kind == CAIRN_CHUNK_DATA) ck_assert_uint_eq(data->request, request[data->member]);
+    }
+    ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_DATA), 3);
+    ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_FETCH), 0);
+    for (uint64_t m = 1; m <= 3; m++) {
+        const struct cairn_member *member = cairn_member_find(scene.shard->jobs, m);
+        ck_assert_uint_eq(member->replies, 0);
+        ck_assert_uint_eq(member->bytes.fetched_carried, chunk_bytes());
+    }
+    close_host();
+}
+END_TEST
+
+START_TEST(what_the_owner_says_of_a_version_is_told_to_those_who_wait)
+{
+    static const struct {
+        cairn_status of_owner, told;
+    } words[] = { { CAIRN_ERR_VERSION_GONE, CAIRN_ERR_VERSION_GONE },
+                  { CAIRN_ERR_NOT_READY, CAIRN_ERR_NOT_READY },
+                  { CAIRN_ERR_MISMATCH, CAIRN_ERR_NOT_FOUND } }; // the relay's own: ask the owner
+    open_relay(4);
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        const uint64_t first = ask(1, 7);
+        const struct cairn_chunk_header fetch = asked();
+        deny(&fetch, words[i].of_owner);
+        hear_nak(1, first, words[i].told);
+    }
+    fetch_through(2, 7); // and nothing of it is kept
+    close_host();
+}
+END_TEST
+
+START_TEST(a_busy_owner_is_asked_again)
+{
+    open_relay(4);
+    const uint64_t request = ask(1, 0);
+    struct cairn_chunk_header fetch = asked();
+    deny(&fetch, CAIRN_ERR_BUSY);
+    fetch = asked();
+    give(&fetch);
+    hear_data(1, request, 0);
+    close_host();
+}
+END_TEST
+
+START_TEST(a_damaged_answer_is_asked_for_again)
+{
+    open_relay(4);
+    const uint64_t request = ask(1, 0);
+    struct cairn_chunk_header fetch = asked();
+    give_with(&fetch, 12345);
+    ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_DATA), 0);
+    fetch = asked();
+    give(&fetch);
+    hear_data(1, request, 0);
+    close_host();
+}
+END_TEST
+
+START_TEST(an_answer_that_never_arrives_whole_sends_the_worker_to_the_owner)
+{
+    open_relay(4);
+    const uint64_t request = ask(1, 0);
+    for (int i = 0; i < 16; i++) {
+        const struct cairn_chunk_header fetch = asked();
+        give_with(&fetch, 12345);
+    }
+    hear_nak(1, request, CAIRN_ERR_NOT_FOUND);
+    close_host();
+}
+END_TEST
+
+START_TEST(what_is_unanswered_on_a_lost_connection_is_asked_on_the_next)
+{
+    open_relay(4);
+    const uint64_t request = ask(1, 0);
+    const struct cairn_chunk_header lost = asked();
+    cairn_fabric_mem_cut_one(relay()->owners[0].link.peer);
+    const struct scene_note *hello = scene_note(&scene, CAIRN_CHUNK_HELLO);
+    ck_assert_uint_eq(hello->header.request, 2);
+    owner_hello(1, 2);
+    const struct cairn_chunk_header fetch = asked();
+    give(&fetch);
+    hear_data(1, request, 0);
+    give(&lost); // of the connection before, and answered: it changes nothing
+    ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_DATA), 0);
+    close_host();
+}
+END_TEST
+
+START_TEST(an_owner_that_lost_its_endpoint_is_asked_again)
+{
+    open_relay(4);
+    const uint64_t request = ask(1, 0);
+    asked();
+    owner_hello(2, 1);
+    const struct cairn_chunk_header fetch = asked();
+    give(&fetch);
+    hear_data(1, request, 0);
+    close_host();
+}
+END_TEST
+
+START_TEST(a_place_is_given_away_when_nothing_of_it_is_being_sent)
+{
+    open_relay(1);
+    fetch_through(1, 0);
+    fetch_through(1, 1); // it takes the only place
+    const uint64_t before = ask(2, 0);
+    struct cairn_chunk_header fetch = asked();
+    scene.deaf = true; // member 2 takes nothing, and pins it
+    give(&fetch);
+    scene.deaf = false;
+    ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_DATA), 1);
+    const uint64_t after = ask(1, 1);
+    scene_settle(&scene);
+    ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_FETCH), 0);
+    cairn_fabric_mem_cut_one(cairn_member_find(scene.shard->jobs, 2)->peer);
+    fetch = asked();
+    ck_assert_uint_eq(fetch.step, 1);
+    give(&fetch);
+    hear_data(1, after, 1);
+    ck_assert_uint_ne(before, after);
+    close_host();
+}
+END_TEST
+
+START_TEST(who_left_is_waited_for_by_nobody)
+{
+    open_relay(4);
+    ask(1, 0);
+    const struct cairn_chunk_header fetch = asked();
+    const uint64_t request = ask(2, 0);
+    scene_settle(&scene);
+    Cairn__MemberLeave leave = CAIRN__MEMBER_LEAVE__INIT;
+    leave.job = SCENE_JOB;
+    leave.member = 1;
+    scene_say(&scene, CAIRN_MSG_MEMBER_LEAVE, 0, &leave.base);
+    scene_settle(&scene);
+    give(&fetch);
+    hear_data(2, request, 0);
+    ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_DATA), 0);
+    close_host();
+}
+END_TEST
+
+START_TEST(a_relay_that_ends_sends_those_who_wait_to_the_owner)
+{
+    open_relay(4);
+    const uint64_t used = scene.shard->budget.used_bytes;
+    const uint64_t request = ask(1, 0);
+    asked();
+    say_relay(0);
+    hear_nak(1, request, CAIRN_ERR_NOT_FOUND);
+    ck_assert_ptr_null(relay());
+    ck_assert_uint_lt(scene.shard->budget.used_bytes, used);
+    const uint64_t late = ask(1, 0);
+    hear_nak(1, late, CAIRN_ERR_NOT_FOUND);
+    close_host();
+}
+END_TEST
+
+START_TEST(without_room_for_a_chunk_the_owner_is_to_be_asked)
+{
+    open_relay(0);
+    const uint64_t request = ask(1, 0);
+    hear_nak(1, request, CAIRN_ERR_NOT_FOUND);
+    close_host();
+}
+END_TEST
+
+START_TEST(when_the_shards_memory_is_used_up_the_owner_is_to_be_asked)
+{
+    open_relay(4);
+    struct cairn_budget *budget = &scene.shard->budget;
+    const uint64_t limit = budget->limit_bytes;
+    budget->limit_bytes = budget->used_bytes;
+    const uint64_t request = ask(1, 0);
+    hear_nak(1, request, CAIRN_ERR_NOT_FOUND);
+    budget->limit_bytes = limit;
+    fetch_through(1, 0);
+    close_host();
+}
+END_TEST
+
+/* ---- which place is given away ---- */
+
+static struct cairn_relay_cache cache;
+static struct cairn_relay_owner many; /* chunks: those of shard 0, as if they were another's */
+
+static struct cairn_relay_entry *arrive(uint64_t chunk, uint64_t step)
+{
+    struct cairn_relay_entry *entry = cairn_relay_cache_take(&cache, &many, chunk,
+                                                             (struct cairn_version) { 1, step });
+    ck_assert_ptr_nonnull(entry);
+    cairn_relay_cache_arrived(&cache, entry);
+    return entry;
+}
+
+static void have(struct cairn_relay_entry *entry, uint32_t member)
+{
+    cairn_relay_cache_lend(&cache, entry);
+    cairn_relay_cache_return(&cache, entry, member, 2);
+}
+
+static bool is_kept(uint64_t chunk, uint64_t step)
+{
+    return cairn_relay_cache_find(&cache, &many, chunk, (struct cairn_version) { 1, step }) != NULL;
+}
+
+START_TEST(first_goes_what_all_had_then_an_older_version_then_what_was_used_longest_ago)
+{
+    open_host(3);
+    struct cairn_relay host = {
+        .job = scene.shard->jobs, .member_count = 2, .owners = &many, .owner_count = 1
+    };
+    struct cairn_sentence why;
+    const uint64_t used = scene.shard->budget.used_bytes;
+    many = (struct cairn_relay_owner) { .relay = &host, .index = OWNER, .map = scene.map };
+    scene.shard->relay_cache_bytes = 1 << 20;
+    ck_assert_int_eq(cairn_relay_cache_open(&host, &cache, &why), CAIRN_OK);
+    scene.shard->relay_cache_bytes = 3 * cache.place_bytes;
+    cairn_relay_cache_release(&cache);
+    ck_assert_int_eq(cairn_relay_cache_open(&host, &cache, &why), CAIRN_OK);
+    ck_assert_uint_eq(cache.entry_max, 3);
+    arrive(0, 5);
+    struct cairn_relay_entry *new = arrive(1, 6), *had = arrive(2, 6);
+    have(had, 0);
+    have(had, 1);
+    arrive(3, 6);
+    ck_assert(!is_kept(2, 6) && is_kept(0, 5) && is_kept(1, 6));
+    have(cairn_relay_cache_find(&cache, &many, 0, (struct cairn_version) { 1, 5 }), 0);
+    have(new, 0); // the use of an older version did not make it younger
+    arrive(4, 6);
+    ck_assert(!is_kept(0, 5) && is_kept(1, 6) && is_kept(3, 6));
+    arrive(5, 6);
+    ck_assert(!is_kept(3, 6) && is_kept(1, 6) && is_kept(4, 6));
+    cairn_relay_cache_lend(&cache, new);
+    arrive(6, 6);
+    ck_assert(is_kept(1, 6) && !is_kept(4, 6));
+    cairn_relay_cache_return(&cache, new, UINT32_MAX, 2);
+    cairn_relay_cache_release(&cache);
+    ck_assert_uint_eq(scene.shard->budget.used_bytes, used);
+    close_host();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("shard_relay_fetch");
+    TCase *tcase = tcase_create("fetch");
+    tcase_set_timeout(tcase, 30);
+    tcase_add_test(tcase, a_chunk_is_asked_for_once_for_all_workers_of_the_host);
+    tcase_add_test(tcase, what_the_owner_says_of_a_version_is_told_to_those_who_wait);
+    tcase_add_test(tcase, a_busy_owner_is_asked_again);
+    tcase_add_test(tcase, a_damaged_answer_is_asked_for_again);
+    tcase_add_test(tcase, an_answer_that_never_arrives_whole_sends_the_worker_to_the_owner);
+    tcase_add_test(tcase, what_is_unanswered_on_a_lost_connection_is_asked_on_the_next);
+    tcase_add_test(tcase, an_owner_that_lost_its_endpoint_is_asked_again);
+    tcase_add_test(tcase, a_place_is_given_away_when_nothing_of_it_is_being_sent);
+    tcase_add_test(tcase, who_left_is_waited_for_by_nobody);
+    tcase_add_test(tcase, a_relay_that_ends_sends_those_who_wait_to_the_owner);
+    tcase_add_test(tcase, without_room_for_a_chunk_the_owner_is_to_be_asked);
+    tcase_add_test(tcase, when_the_shards_memory_is_used_up_the_owner_is_to_be_asked);
+    tcase_add_test(tcase,
+                   first_goes_what_all_had_then_an_older_version_then_what_was_used_longest_ago);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
