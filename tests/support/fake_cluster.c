@@ -200,6 +200,9 @@ void fake_shard_up(struct fake_cluster *fake, uint32_t i)
     hello.name = shard->name;
     hello.incarnation = shard->incarnation;
     hello.fabric_address = (ProtobufCBinaryData) { sizeof address, address };
+    if (shard->address != NULL)
+        hello.fabric_address = (ProtobufCBinaryData) { shard->address_bytes,
+                                                       (uint8_t *)(uintptr_t)shard->address };
     if (shard->has_job) {
         held[0].job = shard->job;
         held[0].generation = shard->generation;

@@ -40,7 +40,9 @@ struct fake_shard {
     const char *refuse_tiles; /* answer MemberTiles with NO_MEMORY and this */
     const char *refuse_lease; /* answer LeaseKeep with refuse_lease_status and this */
     cairn_status refuse_lease_status;
-    bool holds_lease; /* do not answer LeaseKeep */
+    bool holds_lease;    /* do not answer LeaseKeep */
+    const void *address; /* borrowed: where its data goes; NULL: made up */
+    size_t address_bytes;
     /* what it has */
     uint64_t leases[FAKE_LEASES_MAX]; /* their numbers; 0: none */
     uint32_t lease_count;
@@ -60,7 +62,10 @@ struct fake_shard {
     struct cairn_decision last;
     uint8_t payload[1024];
     bool reduced;
-    uint32_t member_count;            /* of the open round */
+    uint32_t member_count;  /* of the open round */
+    uint64_t member, token; /* of the last MemberJoin; and where its data goes */
+    uint8_t member_address[4096];
+    size_t member_address_bytes;
     uint32_t seen[CAIRN_MSG_MAX + 1]; /* how many of each message came */
     char snapshot_path[256];          /* of the last JobCreate */
     struct fake_shard *staged;        /* owned: a generation made by `extend`, what it has alone */

@@ -434,6 +434,16 @@ void fake_shard_answer_pin(struct fake_shard *shard, const Cairn__Pin *pin)
 
 /* ---- what comes ---- */
 
+static void on_join(struct fake_shard *shard, const Cairn__MemberJoin *join)
+{
+    ck_assert_uint_le(join->fabric_address.len, sizeof shard->member_address);
+    shard->member = join->member;
+    shard->token = join->token;
+    shard->member_address_bytes = join->fabric_address.len;
+    if (join->fabric_address.len > 0)
+        memcpy(shard->member_address, join->fabric_address.data, join->fabric_address.len);
+}
+
 static void handle(struct fake_shard *shard, uint16_t type, uint32_t request,
                    const ProtobufCMessage *message)
 {
@@ -456,7 +466,10 @@ static void handle(struct fake_shard *shard, uint16_t type, uint32_t request,
         fake_shard_clear(shard);
         done(shard, request);
         break;
-    case CAIRN_MSG_MEMBER_JOIN: done(shard, request); break;
+    case CAIRN_MSG_MEMBER_JOIN:
+        on_join(shard, (const Cairn__MemberJoin *)message);
+        done(shard, request);
+        break;
     case CAIRN_MSG_MEMBER_TILES:
         on_tiles(shard, request, (const Cairn__MemberTiles *)message);
         break;
