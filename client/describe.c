@@ -23,6 +23,7 @@ static void fill_info(struct job *job, struct cairn_job_info *info)
         .stage = CAIRN_STAGE(job->spec.stage),
         .micro_batches = job->spec.micro_batches,
         .client_state_max = job->spec.client_state_max,
+        .reduce_groups = job->spec.reduce_groups,
     };
     pthread_mutex_unlock(&job->session->lock);
 }

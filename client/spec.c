@@ -280,6 +280,7 @@ static void fill_job(struct cairn_job_spec_data *spec, const struct cairn_job_sp
     if (from->micro_batches != 0) spec->micro_batches = from->micro_batches;
     spec->client_state_max = from->client_state_max;
     spec->init_nonfinite_ok = from->init_nonfinite_ok;
+    spec->reduce_groups = from->reduce_groups;
 }
 
 static cairn_status fill(struct cairn_job_spec_data *spec, struct groups *groups,

@@ -108,6 +108,20 @@ typedef enum cairn_loss_scale {
 } cairn_loss_scale;
 #endif
 
+#ifndef CAIRN_GROUPS_DEFINED
+#define CAIRN_GROUPS_DEFINED
+/* Who adds gradients up before they reach the shard that owns them. HOST: of the workers of one host, where
+ * there are two or more and a shard of the job, shards of that host do, and fetch what other hosts have
+ * once for all of them: a host sends and fetches as much as one worker would. A sum of floats depends on
+ * its order: the gradients of a host are added up by rank, then the sums of the hosts by their least
+ * ranks. So the bits of a step depend on which ranks share a host; `cairn job show` and the snapshots say
+ * which did. The same workers on the same hosts give the same bits, whatever the number of shards there. */
+typedef enum cairn_reduce_groups {
+    CAIRN_GROUPS_NONE = 0, /* nobody: all gradients are added up by rank, wherever they are */
+    CAIRN_GROUPS_HOST = 1
+} cairn_reduce_groups;
+#endif
+
 #ifndef CAIRN_INIT_DEFINED
 #define CAIRN_INIT_DEFINED
 /* What a tensor's parameters begin as, made on the shards: the same values for any number of them. */
@@ -272,6 +286,9 @@ struct cairn_job_spec {
     uint32_t
         client_state_max; /* bytes that cairn_commit may give of the trainer's own; 0: none, at most 65536 */
     bool init_nonfinite_ok;
+    /* CAIRN_GROUPS_NONE, or CAIRN_GROUPS_HOST; then no groups while the workers hold tiles (cairn_tiles). It
+     * stays what it is: no amendment changes it. */
+    cairn_reduce_groups reduce_groups;
 };
 
 /* What a worker holds of a tensor. An extent of 0: nothing. */
@@ -397,6 +414,7 @@ struct cairn_job_info {
     uint32_t stage; /* CAIRN_STAGE(n) */
     uint32_t micro_batches;
     uint32_t client_state_max;
+    cairn_reduce_groups reduce_groups;
 };
 CAIRN_EXPORT cairn_status cairn_job_describe(cairn_job *job,
                                              struct cairn_job_info *out) CAIRN_CHECKED;

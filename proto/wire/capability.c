@@ -5,9 +5,9 @@
 #include "proto/wire/spec.h"
 
 static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
-    "kind",         "wire",  "reduce",   "master", "place",
-    "init",         "alias", "schedule", "stage",  "loss_scale_policy",
-    "on_nonfinite",
+    "kind",         "wire",          "reduce",   "master", "place",
+    "init",         "alias",         "schedule", "stage",  "loss_scale_policy",
+    "on_nonfinite", "reduce_groups",
 };
 
 /* Rows by field; the names of the fields stand once, above. */
@@ -54,7 +54,9 @@ static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
     X(LOSS_SCALE, CAIRN_LOSS_SCALE_FIXED, "fixed", true)          \
     X(LOSS_SCALE, CAIRN_LOSS_SCALE_DYNAMIC, "dynamic", true)      \
     X(NONFINITE, CAIRN_NONFINITE_SKIP, "skip", true)              \
-    X(NONFINITE, CAIRN_NONFINITE_FAIL, "fail", true)
+    X(NONFINITE, CAIRN_NONFINITE_FAIL, "fail", true)              \
+    X(GROUPS, CAIRN_GROUPS_NONE, "none", true)                    \
+    X(GROUPS, CAIRN_GROUPS_HOST, "host", true)
 
 static const struct cairn_capability table[] = {
 #define X(field, value, name, supported) { CAIRN_CAPABILITY_##field, (value), (name), (supported) },

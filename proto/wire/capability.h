@@ -24,6 +24,7 @@ enum cairn_capability_field {
     CAIRN_CAPABILITY_STAGE,      /* of the job */
     CAIRN_CAPABILITY_LOSS_SCALE, /* cairn_loss_scale */
     CAIRN_CAPABILITY_NONFINITE,  /* cairn_nonfinite */
+    CAIRN_CAPABILITY_GROUPS,     /* cairn_reduce_groups */
     CAIRN_CAPABILITY_FIELD_COUNT
 };
 

@@ -24,6 +24,7 @@ void cairn_manifest_release(struct cairn_manifest *m)
     free(m->payload);
     free(m->cluster);
     cairn_spec_release(&m->spec);
+    cairn_rank_groups_release(&m->reduce_groups);
     cairn_manifest_init(m);
 }
 
@@ -200,8 +201,36 @@ static json_t *spec_json(const struct cairn_job_spec_data *s)
     if (spec != NULL && s->client_state_max != 0)
         spec = with(spec, "client_state_max", json_integer((json_int_t)s->client_state_max));
     if (spec != NULL && s->init_nonfinite_ok) spec = with(spec, "init_nonfinite_ok", json_true());
+    if (spec != NULL && s->reduce_groups != CAIRN_GROUPS_NONE)
+        spec = with(
+            spec, "reduce_groups",
+            json_string(cairn_capability_name(CAIRN_CAPABILITY_GROUPS, (int)s->reduce_groups)));
     json_decref(more);
     return spec;
+}
+
+static json_t *ranks_json(const uint32_t *ranks, uint32_t count)
+{
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < count && list != NULL; i++) {
+        if (json_array_append_new(list, json_integer((json_int_t)ranks[i])) == 0) continue;
+        json_decref(list);
+        list = NULL;
+    }
+    return list;
+}
+
+static json_t *reduce_groups_json(const struct cairn_rank_groups *groups)
+{
+    json_t *list = json_array();
+    for (uint32_t g = 0; g < groups->group_count && list != NULL; g++) {
+        uint32_t count;
+        const uint32_t *ranks = cairn_rank_groups_at(groups, g, &count);
+        if (json_array_append_new(list, ranks_json(ranks, count)) == 0) continue;
+        json_decref(list);
+        list = NULL;
+    }
+    return list;
 }
 
 static json_t *root_json(const struct cairn_manifest *m)
@@ -212,14 +241,17 @@ static json_t *root_json(const struct cairn_manifest *m)
     if (gmtime_r(&seconds, &utc) == NULL) return NULL;
     strftime(created, sizeof created, "%Y-%m-%dT%H:%M:%SZ", &utc);
     LIST_OF(files, m->files, m->file_count, file_json)
-    return json_pack("{s:s, s:i, s:s, s:s, s:I, s:I, s:I, s:I, s:f, s:o, s:o, s:o, s:o}", "format",
-                     "cairn snapshot", "version", CAIRN_MANIFEST_VERSION, "cluster",
-                     m->cluster != NULL ? m->cluster : "", "created", created, "generation",
-                     (json_int_t)m->generation, "step", (json_int_t)m->step, "epoch",
-                     (json_int_t)m->epoch, "shards", (json_int_t)m->shard_count, "loss_scale",
-                     m->loss_scale, "payload", hex_json(m->payload, m->payload_bytes),
-                     "content_root", hex_json(m->content_root, sizeof m->content_root), "spec",
-                     spec_json(&m->spec), "files", files);
+    json_t *root = json_pack("{s:s, s:i, s:s, s:s, s:I, s:I, s:I, s:I, s:f, s:o, s:o, s:o, s:o}",
+                             "format", "cairn snapshot", "version", CAIRN_MANIFEST_VERSION,
+                             "cluster", m->cluster != NULL ? m->cluster : "", "created", created,
+                             "generation", (json_int_t)m->generation, "step", (json_int_t)m->step,
+                             "epoch", (json_int_t)m->epoch, "shards", (json_int_t)m->shard_count,
+                             "loss_scale", m->loss_scale, "payload",
+                             hex_json(m->payload, m->payload_bytes), "content_root",
+                             hex_json(m->content_root, sizeof m->content_root), "spec",
+                             spec_json(&m->spec), "files", files);
+    if (root == NULL || m->reduce_groups.group_count == 0) return root;
+    return with(root, "reduce_groups", reduce_groups_json(&m->reduce_groups));
 }
 
 /* What decode would refuse and json_pack would not notice. */
@@ -235,6 +267,8 @@ static cairn_status judge(const struct cairn_manifest *m, struct cairn_sentence 
     if (!isfinite(m->loss_scale)) {
         return cairn_fail(why, CAIRN_ERR_INVALID, "the manifest's loss scale is not finite");
     }
+    if (!cairn_rank_groups_ok(&m->reduce_groups))
+        return cairn_fail(why, CAIRN_ERR_INVALID, "the manifest's reduce groups are not in order");
     for (size_t i = 1; i < m->file_count; i++) {
         if (strcmp(m->files[i - 1].path, m->files[i].path) != 0) continue;
         return cairn_fail(why, CAIRN_ERR_INVALID, "two files of the snapshot are called %s",

@@ -14,7 +14,7 @@
  *     "chunk_leaves", "spread", "window", "revision",
  *     "micro_batches"?, "loss_scale_policy"?: "fixed" | "dynamic", "loss_scale_growth_steps"?,
  *     "loss_scale_min"?, "loss_scale_max"?, "former"?: [64 hex digits, ...],
- *     "init_from"?, "init_prefix"?, "client_state_max"?, "init_nonfinite_ok"?,
+ *     "init_from"?, "init_prefix"?, "client_state_max"?, "init_nonfinite_ok"?, "reduce_groups"?: "host",
  *     "groups": [{"name", "optimizer", "lr", "beta1", "beta2", "eps", "weight_decay", "momentum",
  *                 "nesterov", "frozen"?, "schedule"?: {"kind": "constant" | "linear" | "cosine" |
  *                 "wsd" | "table", "warmup_steps", "total_steps", "decay_steps", "lr_min",
@@ -24,6 +24,7 @@
  *                  "whole", "frozen"?, "alias_of"?, "alias_box"?: [[start, ...], [extent, ...]],
  *                  "init"?: {"kind", "a", "b", "seed"}}, ...]
  *   },
+ *   "reduce_groups"?: [[rank, ...], ...], of the step's round (rank_groups.h)
  *   "files": [{"path", "bytes", "xxh3_128": 32 hex digits, as `xxhsum -H2` prints}, ...]
  * }
  *
@@ -39,6 +40,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "proto/wire/rank_groups.h"
 #include "proto/wire/sentence.h"
 #include "proto/wire/spec.h"
 #include "proto/wire/status.h"
@@ -62,6 +64,8 @@ struct cairn_manifest {
     uint8_t *payload;                  /* [payload_bytes] */
     struct cairn_manifest_file *files; /* [file_count], sorted by path once decoded */
     struct cairn_job_spec_data spec;   /* canonical */
+    /* of the round that made the step; none: there were none, or they are not known */
+    struct cairn_rank_groups reduce_groups;
 
     size_t payload_bytes;
     size_t file_count, file_capacity;

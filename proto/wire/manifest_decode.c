@@ -232,6 +232,7 @@ static cairn_status read_spec(json_t *json, struct cairn_job_spec_data *spec,
                               struct cairn_sentence *why)
 {
     const char *name, *on_nonfinite, *policy = NULL, *init_from = NULL, *init_prefix = NULL;
+    const char *reduce_groups = "none";
     json_int_t stage, workers_min, chunk_leaves, spread, window, revision, micro = 1, growth = 0,
                                                                            state_max = 0;
     int nonfinite_ok = 0;
@@ -239,7 +240,7 @@ static cairn_status read_spec(json_t *json, struct cairn_job_spec_data *spec,
     json_error_t error;
     if (json_unpack_ex(json, &error, JSON_STRICT,
                        "{s:s, s:F, s:F, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o,"
-                       " s?I, s?s, s?I, s?F, s?F, s?o, s?s, s?s, s?I, s?b}",
+                       " s?I, s?s, s?I, s?F, s?F, s?o, s?s, s?s, s?I, s?b, s?s}",
                        "name", &name, "clip_norm", &spec->clip_norm, "loss_scale",
                        &spec->loss_scale, "on_nonfinite", &on_nonfinite, "stage", &stage,
                        "workers_min", &workers_min, "chunk_leaves", &chunk_leaves, "spread",
@@ -248,7 +249,7 @@ static cairn_status read_spec(json_t *json, struct cairn_job_spec_data *spec,
                        "loss_scale_growth_steps", &growth, "loss_scale_min", &spec->loss_scale_min,
                        "loss_scale_max", &spec->loss_scale_max, "former", &former, "init_from",
                        &init_from, "init_prefix", &init_prefix, "client_state_max", &state_max,
-                       "init_nonfinite_ok", &nonfinite_ok) != 0) {
+                       "init_nonfinite_ok", &nonfinite_ok, "reduce_groups", &reduce_groups) != 0) {
         return corrupt(why, "spec", error.text);
     }
     if (!fits_u32(stage) || !fits_u32(workers_min) || !fits_u32(chunk_leaves) ||
@@ -268,6 +269,8 @@ static cairn_status read_spec(json_t *json, struct cairn_job_spec_data *spec,
     spec->init_nonfinite_ok = nonfinite_ok != 0;
     spec->on_nonfinite = (cairn_nonfinite)cairn_capability_value(CAIRN_CAPABILITY_NONFINITE,
                                                                  on_nonfinite);
+    spec->reduce_groups = (cairn_reduce_groups)cairn_capability_value(CAIRN_CAPABILITY_GROUPS,
+                                                                      reduce_groups);
     if (policy != NULL)
         spec->loss_scale_policy = (cairn_loss_scale)cairn_capability_value(
             CAIRN_CAPABILITY_LOSS_SCALE, policy);
@@ -342,20 +345,54 @@ static cairn_status read_version(const json_t *root, struct cairn_sentence *why)
                       version, CAIRN_MANIFEST_VERSION_MIN, CAIRN_MANIFEST_VERSION);
 }
 
+static cairn_status read_ranks(json_t *list, struct cairn_rank_groups *groups, uint32_t *at,
+                               struct cairn_sentence *why)
+{
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *rank = json_array_get(list, i);
+        const json_int_t value = json_integer_value(rank);
+        if (!json_is_integer(rank) || !fits_u32(value))
+            return corrupt(why, "reduce_groups", "a rank is not a number from 0 to 2^32 - 1");
+        groups->ranks[(*at)++] = (uint32_t)value;
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status read_reduce_groups(json_t *list, struct cairn_rank_groups *groups,
+                                       struct cairn_sentence *why)
+{
+    const size_t group_count = json_array_size(list);
+    size_t rank_count = 0;
+    uint32_t at = 0;
+    for (size_t g = 0; g < group_count; g++) rank_count += json_array_size(json_array_get(list, g));
+    if (group_count == 0 || rank_count > CAIRN_SPEC_WORKERS_MAX || group_count > rank_count)
+        return corrupt(why, "reduce_groups", "not lists of up to 65536 ranks in all");
+    cairn_status status = cairn_rank_groups_init(groups, (uint32_t)rank_count,
+                                                 (uint32_t)group_count);
+    for (uint32_t g = 0; g < group_count && status == CAIRN_OK; g++) {
+        status = read_ranks(json_array_get(list, g), groups, &at, why);
+        groups->ends[g] = at;
+    }
+    if (status == CAIRN_OK && !cairn_rank_groups_ok(groups))
+        return corrupt(why, "reduce_groups", "not in order, or a rank in two of them");
+    return status;
+}
+
 static cairn_status read_root(json_t *root, struct cairn_manifest *m, struct cairn_sentence *why)
 {
     const char *format, *cluster, *created, *payload, *content_root;
     json_int_t version, generation, step, epoch, shards;
-    json_t *spec, *files;
+    json_t *spec, *files, *reduce_groups = NULL;
     json_error_t error;
     cairn_status status = read_version(root, why);
     if (status != CAIRN_OK) return status;
     if (json_unpack_ex(root, &error, JSON_STRICT,
-                       "{s:s, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:F, s:s, s:s, s:o, s:o}",
+                       "{s:s, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:F, s:s, s:s, s:o, s:o, s?o}",
                        "format", &format, "version", &version, "cluster", &cluster, "created",
                        &created, "generation", &generation, "step", &step, "epoch", &epoch,
                        "shards", &shards, "loss_scale", &m->loss_scale, "payload", &payload,
-                       "content_root", &content_root, "spec", &spec, "files", &files) != 0) {
+                       "content_root", &content_root, "spec", &spec, "files", &files,
+                       "reduce_groups", &reduce_groups) != 0) {
         return corrupt(why, "the top", error.text);
     }
     if (generation < 0 || step < 0 || epoch < 0 || !fits_u32(shards)) {
@@ -374,6 +411,8 @@ static cairn_status read_root(json_t *root, struct cairn_manifest *m, struct cai
     status = read_created(created, m, why);
     if (status == CAIRN_OK) status = read_payload(payload, m, why);
     if (status == CAIRN_OK) status = read_spec(spec, &m->spec, why);
+    if (status == CAIRN_OK && reduce_groups != NULL)
+        status = read_reduce_groups(reduce_groups, &m->reduce_groups, why);
     for (size_t i = 0; i < json_array_size(files) && status == CAIRN_OK; i++) {
         status = read_file(json_array_get(files, i), m, why);
     }

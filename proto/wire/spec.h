@@ -52,6 +52,17 @@ typedef enum cairn_loss_scale {
 } cairn_loss_scale;
 #endif
 
+/* Who adds contributions up before they come to the shard that owns them. HOST: where workers of one host
+ * have a shard there, it adds up theirs first, in the order of their ranks, and the sums of the groups are
+ * added in the order of their least ranks (server/coordinator/groups.h): the result depends on it. */
+#ifndef CAIRN_GROUPS_DEFINED
+#define CAIRN_GROUPS_DEFINED
+typedef enum cairn_reduce_groups {
+    CAIRN_GROUPS_NONE = 0, /* nobody */
+    CAIRN_GROUPS_HOST = 1
+} cairn_reduce_groups;
+#endif
+
 /* What a tensor's parameters begin as, made on the shards (proto/wire/initializer.h says how). */
 #ifndef CAIRN_INIT_DEFINED
 #define CAIRN_INIT_DEFINED
@@ -132,15 +143,16 @@ struct cairn_job_spec_data {
      * cut over the shards; pushes once, too. 2: every micro-batch is pushed. 3: a client gives fetched units
      * back after use as well */
     uint32_t stage;
-    uint32_t micro_batches;    /* of a round, each worker: 1 to CAIRN_SPEC_MICRO_MAX */
-    uint32_t workers_min;      /* a round opens with at least so many */
-    uint32_t chunk_leaves;     /* leaves in a full chunk; 64 = 1 MiB of f32 */
-    uint32_t spread;           /* a unit stands on at most so many shards */
-    uint32_t window;           /* chunks in flight, per worker and shard */
-    bool init_nonfinite_ok;    /* init_from may have weights that are NaN or infinite */
-    uint32_t client_state_max; /* bytes that a trainer may give with a step; 0: none */
-    uint64_t revision;         /* counted by the coordinator; not part of hash and diff */
-    uint64_t amend_key;        /* of the last amendment; 0: none. Likewise, and not in a manifest */
+    uint32_t micro_batches;            /* of a round, each worker: 1 to CAIRN_SPEC_MICRO_MAX */
+    uint32_t workers_min;              /* a round opens with at least so many */
+    uint32_t chunk_leaves;             /* leaves in a full chunk; 64 = 1 MiB of f32 */
+    uint32_t spread;                   /* a unit stands on at most so many shards */
+    uint32_t window;                   /* chunks in flight, per worker and shard */
+    bool init_nonfinite_ok;            /* init_from may have weights that are NaN or infinite */
+    uint32_t client_state_max;         /* bytes that a trainer may give with a step; 0: none */
+    cairn_reduce_groups reduce_groups; /* not to be amended */
+    uint64_t revision;                 /* counted by the coordinator; not part of hash and diff */
+    uint64_t amend_key; /* of the last amendment; 0: none. Likewise, and not in a manifest */
 };
 
 /* A spec without tensors and groups, all else at its default (stage 2); name NULL. Allocates nothing. */

@@ -100,6 +100,20 @@ static cairn_status check_loss_scale(const struct cairn_job_spec_data *spec,
                       low, high);
 }
 
+/* Those of the job that are rows of the table. */
+static cairn_status check_job_choices(const struct cairn_job_spec_data *spec,
+                                      struct cairn_sentence *why)
+{
+    cairn_status status = cairn_capability_check(
+        CAIRN_CAPABILITY_STAGE, spec->stage <= INT32_MAX ? (int)spec->stage : INT32_MAX, "", why);
+    if (status == CAIRN_OK)
+        status = cairn_capability_check(CAIRN_CAPABILITY_NONFINITE, (int)spec->on_nonfinite, "",
+                                        why);
+    if (status == CAIRN_OK)
+        status = cairn_capability_check(CAIRN_CAPABILITY_GROUPS, (int)spec->reduce_groups, "", why);
+    return status;
+}
+
 static cairn_status check_job(const struct cairn_job_spec_data *spec, struct cairn_sentence *why)
 {
     if (!cairn_job_name_ok(spec->name)) {
@@ -129,11 +143,7 @@ static cairn_status check_job(const struct cairn_job_spec_data *spec, struct cai
         return cairn_fail(why, CAIRN_ERR_INVALID, "loss_scale is %g; allowed: %g to %g",
                           spec->loss_scale, 1 / CAIRN_SPEC_SCALE_MAX, CAIRN_SPEC_SCALE_MAX);
     }
-    cairn_status status = cairn_capability_check(
-        CAIRN_CAPABILITY_STAGE, spec->stage <= INT32_MAX ? (int)spec->stage : INT32_MAX, "", why);
-    if (status == CAIRN_OK)
-        status = cairn_capability_check(CAIRN_CAPABILITY_NONFINITE, (int)spec->on_nonfinite, "",
-                                        why);
+    const cairn_status status = check_job_choices(spec, why);
     return status == CAIRN_OK ? check_loss_scale(spec, why) : status;
 }
 

@@ -114,6 +114,10 @@ static void hash_canonical(const struct cairn_job_spec_data *spec, uint8_t hash_
         hash_number(&state, spec->client_state_max);
     }
     if (spec->init_nonfinite_ok) hash_text(&state, "init_nonfinite_ok"); // likewise
+    if (spec->reduce_groups != CAIRN_GROUPS_NONE) {
+        hash_text(&state, "reduce_groups");
+        hash_number(&state, spec->reduce_groups);
+    }
     crypto_generichash_final(&state, hash_out, 32);
 }
 
@@ -341,6 +345,8 @@ static void diff_job(struct diff *diff, const struct cairn_job_spec_data *here,
                   there->client_state_max);
     differ_number(diff, "job", job, "init_nonfinite_ok", here->init_nonfinite_ok,
                   there->init_nonfinite_ok);
+    differ_number(diff, "job", job, "reduce_groups (0 none, 1 host)", here->reduce_groups,
+                  there->reduce_groups);
     differ_path(diff, job, "init_from", here->init_from, there->init_from);
     differ_path(diff, job, "init_prefix", here->init_prefix, there->init_prefix);
 }

@@ -122,6 +122,7 @@ CHANGE(chunk_leaves, s->chunk_leaves = 3)
 CHANGE(spread, s->spread = 3)
 CHANGE(window, s->window = 3)
 CHANGE(client_state_max, s->client_state_max = 3)
+CHANGE(reduce_groups, s->reduce_groups = CAIRN_GROUPS_HOST)
 CHANGE(nonfinite_ok, s->init_from = strdup("/w"); s->init_nonfinite_ok = true)
 
 #define FIELD(name) \
@@ -171,6 +172,7 @@ static const struct {
     FIELD(spread),
     FIELD(window),
     FIELD(client_state_max),
+    FIELD(reduce_groups),
     FIELD(nonfinite_ok),
     FIELD(blob),
 };
@@ -284,6 +286,9 @@ static const struct {
       "a_round_that_is_not_finite_is_skipped_and_lowers_the_loss_scale" },
     { CAIRN_CAPABILITY_NONFINITE, CAIRN_NONFINITE_FAIL, ROUND,
       "a_round_that_is_not_finite_is_skipped_and_lowers_the_loss_scale" },
+    { CAIRN_CAPABILITY_GROUPS, CAIRN_GROUPS_NONE, BITS },
+    { CAIRN_CAPABILITY_GROUPS, CAIRN_GROUPS_HOST, "tests/unit/test_coordinator_groups.c",
+      "a_host_with_two_workers_and_a_shard_contributes_once_to_every_shard" },
 };
 
 static bool file_has(const char *path, const char *word)

@@ -87,6 +87,9 @@ static struct cairn_manifest good_manifest(void)
     add_tensor(&m.spec, "w\xc3\xa9\"\\", CAIRN_TRAINED, (struct cairn_shape) { 2, { 3, 5 } });
     add_tensor(&m.spec, "scalar", CAIRN_FROZEN, (struct cairn_shape) { 0, { 0 } });
     m.cluster = strdup("lab");
+    ck_assert_int_eq(cairn_rank_groups_init(&m.reduce_groups, 5, 3), CAIRN_OK);
+    memcpy(m.reduce_groups.ranks, (const uint32_t[]) { 0, 4294967295, 71, 72, 77 }, 20);
+    memcpy(m.reduce_groups.ends, (const uint32_t[]) { 2, 3, 5 }, 12);
     m.generation = 2;
     m.step = INT64_MAX;
     m.epoch = 7;
@@ -139,6 +142,7 @@ START_TEST(a_manifest_comes_back_exactly)
     ck_assert_uint_eq(b.payload_bytes, 3);
     ck_assert_mem_eq(b.payload, a.payload, 3);
     ck_assert_mem_eq(b.content_root, a.content_root, 32);
+    ck_assert(cairn_rank_groups_equal(&b.reduce_groups, &a.reduce_groups));
     ck_assert_uint_eq(b.file_count, 2);
     ck_assert_str_eq(b.files[0].path, FILE_1);
     ck_assert_uint_eq(b.files[0].bytes, 12345);
@@ -191,6 +195,12 @@ static const struct damage damages[] = {
     { "model/shard", "/etc/shard", "path", CAIRN_ERR_CORRUPT },
     { "model/shard", "model/../shard", "path", CAIRN_ERR_CORRUPT },
     { FILE_1, FILE_2, "not sorted by path", CAIRN_ERR_CORRUPT },
+    { "   77\n", "   71\n", "reduce_groups", CAIRN_ERR_CORRUPT },
+    { "   77\n", "   72\n", "reduce_groups", CAIRN_ERR_CORRUPT },
+    { "   77\n", "   -77\n", "reduce_groups", CAIRN_ERR_CORRUPT },
+    { "   71\n", "   78\n", "reduce_groups", CAIRN_ERR_CORRUPT },
+    { "   4294967295\n", "   4294967296\n", "reduce_groups", CAIRN_ERR_CORRUPT },
+    { "   4294967295\n", "   71\n", "reduce_groups", CAIRN_ERR_CORRUPT },
     { "\"bytes\": 12345", "\"bytes\": -1", "below 0", CAIRN_ERR_CORRUPT },
     { "\"xxh3_128\": \"0102fe", "\"xxh3_128\": \"01", "32 hex digits", CAIRN_ERR_CORRUPT },
 };

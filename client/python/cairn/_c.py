@@ -19,6 +19,7 @@ RANK_MAX = 8
 F32, BF16, F16, F64, U8 = 1, 2, 3, 4, 5
 TRAINED, FROZEN, BUFFER, BLOB = 1, 2, 3, 4
 NONFINITE_SKIP, NONFINITE_FAIL = 1, 2
+GROUPS_NONE, GROUPS_HOST = 0, 1
 LOSS_SCALE_DEFAULT, LOSS_SCALE_FIXED, LOSS_SCALE_DYNAMIC = 0, 1, 2
 INIT_NONE, INIT_ZEROS, INIT_ONES, INIT_CONSTANT, INIT_UNIFORM, INIT_NORMAL = 0, 1, 2, 3, 4, 5
 SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE, SCHEDULE_WSD, SCHEDULE_TABLE = 0, 1, 2, 3, 4
@@ -83,7 +84,7 @@ class JobSpec(Sized):
                 ("loss_scale_min", c_double), ("loss_scale_max", c_double), ("loss_scale_policy", c_int),
                 ("loss_scale_growth_steps", c_uint32), ("stage", c_uint32), ("micro_batches", c_uint32),
                 ("init_from", c_char_p), ("init_prefix", c_char_p), ("client_state_max", c_uint32),
-                ("init_nonfinite_ok", c_bool)]
+                ("init_nonfinite_ok", c_bool), ("reduce_groups", c_int)]
 
 
 class Tie(ctypes.Structure):
@@ -139,7 +140,7 @@ class JobInfo(Sized):
     _fields_ = [("struct_size", c_size_t), ("name", c_char_p), ("tensor_count", c_size_t), ("group_count", c_size_t),
                 ("rank", c_uint32), ("workers_min", c_uint32), ("clip_norm", c_double), ("loss_scale", c_double),
                 ("on_nonfinite", c_int), ("newest", Version), ("initialized", c_bool), ("stage", c_uint32),
-                ("micro_batches", c_uint32), ("client_state_max", c_uint32)]
+                ("micro_batches", c_uint32), ("client_state_max", c_uint32), ("reduce_groups", c_int)]
 
 
 class Env(Sized):

@@ -79,3 +79,4 @@ class JobInfo(NamedTuple):
     stage: int
     micro_batches: int
     client_state_max: int
+    reduce_groups: str

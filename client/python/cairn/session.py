@@ -19,8 +19,8 @@ from . import _c
 from .errors import BadHandle, CairnError, Exists, Invalid, NotFound, Timeout, error
 from .memory import Memory
 from .records import ClientState, JobInfo, Result, Round, Stats
-from .spec import (DTYPES, NONFINITE, Amendment, Box, Group, JobSpec, Tensor, Tile, Version, amend_to_c, box_to_c,
-                   number, tensor_from_c, text, to_c, word)
+from .spec import (DTYPES, NONFINITE, REDUCE_GROUPS, Amendment, Box, Group, JobSpec, Tensor, Tile, Version, amend_to_c,
+                   box_to_c, number, tensor_from_c, text, to_c, word)
 
 TIMEOUT_S = 60.0
 _SLICE_S = 0.5  # a signal is seen after so long
@@ -250,7 +250,8 @@ class Job:
         check(_c.lib().cairn_job_describe(self._living(), ctypes.byref(out)))
         return JobInfo(out.name.decode(), out.rank, out.workers_min, out.clip_norm, out.loss_scale,
                        word(NONFINITE, out.on_nonfinite), _version_of(out.newest), out.initialized,
-                       out.stage - 1, out.micro_batches, out.client_state_max)
+                       out.stage - 1, out.micro_batches, out.client_state_max,
+                       word(REDUCE_GROUPS, out.reduce_groups))
 
     def tensors(self) -> List[Tensor]:
         """By name."""
@@ -544,7 +545,7 @@ class Session:
         wire_dtype     of fetched parameters, torch.float32 or torch.bfloat16; None: that of the parameter
         micro_batches  backward passes of a step, at most
         clip_norm, loss_scale, loss_scale_policy, on_nonfinite, init_from, init_prefix, init_nonfinite_ok,
-        client_state_max
+        client_state_max, reduce_groups
                        state of the job, see JobSpec; with init_from the shards read the initial state themselves
         rank, workers_min
                        None: rank and world of the environment, see env()

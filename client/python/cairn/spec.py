@@ -16,6 +16,7 @@ INITS = {"zeros": _c.INIT_ZEROS, "ones": _c.INIT_ONES, "constant": _c.INIT_CONST
          "normal": _c.INIT_NORMAL}
 LOSS_SCALES = {"default": _c.LOSS_SCALE_DEFAULT, "fixed": _c.LOSS_SCALE_FIXED, "dynamic": _c.LOSS_SCALE_DYNAMIC}
 NONFINITE = {"skip": _c.NONFINITE_SKIP, "fail": _c.NONFINITE_FAIL}
+REDUCE_GROUPS = {"none": _c.GROUPS_NONE, "host": _c.GROUPS_HOST}
 
 
 class Version(NamedTuple):
@@ -115,7 +116,8 @@ class JobSpec:
     `clip_norm`: of the global gradient norm, 0 = none. `on_nonfinite`: "skip" or "fail". `loss_scale_policy`:
     "fixed", "dynamic", or "default": dynamic if loss_scale is above 1. `micro_batches`: of each worker in a round.
     `init_from`: a safetensors file or Hugging Face folder, where the shards are, that they begin with.
-    `client_state_max`: bytes that a commit may give of the trainer's own."""
+    `client_state_max`: bytes that a commit may give of the trainer's own. `reduce_groups`: "none", or "host": shards
+    add up what the workers of their host push before it goes on; the bits then depend on who shares a host."""
 
     tensors: Sequence[Tensor]
     groups: Sequence[Group] = field(default_factory=lambda: (Group(),))
@@ -131,6 +133,7 @@ class JobSpec:
     init_prefix: Optional[str] = None
     client_state_max: int = 0
     init_nonfinite_ok: bool = False
+    reduce_groups: str = "none"
     chunk_leaves: int = 0
     window: int = 0
 
@@ -256,6 +259,7 @@ def to_c(spec: JobSpec) -> Tuple[_c.JobSpec, List[Any]]:
                       init_from=text(spec.init_from), init_prefix=text(spec.init_prefix),
                       client_state_max=at_least(0, "client_state_max", spec.client_state_max),
                       init_nonfinite_ok=bool(spec.init_nonfinite_ok),
+                      reduce_groups=number(REDUCE_GROUPS, "reduce_groups", spec.reduce_groups),
                       chunk_leaves=at_least(0, "chunk_leaves", spec.chunk_leaves),
                       window=at_least(0, "window", spec.window))
     return made, alive

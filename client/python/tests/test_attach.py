@@ -321,10 +321,10 @@ class AStep(Case):
 
     def test_a_job_says_what_it_was_given(self):
         m = self.attach(line(), stage=1, micro_batches=3, clip_norm=2.0, on_nonfinite="fail", loss_scale=4.0,
-                        loss_scale_policy="fixed")
+                        loss_scale_policy="fixed", reduce_groups="host")
         info = m.job.describe()
-        self.assertEqual((info.stage, info.micro_batches, info.clip_norm, info.on_nonfinite, info.loss_scale),
-                         (1, 3, 2.0, "fail", 4.0))
+        self.assertEqual((info.stage, info.micro_batches, info.clip_norm, info.on_nonfinite, info.loss_scale,
+                          info.reduce_groups), (1, 3, 2.0, "fail", 4.0, "host"))
         m.scale(loss(m.model, float("nan"))).backward()
         with self.assertRaises(cairn.NonFinite):
             m.step()
@@ -438,7 +438,8 @@ class Refusals(Case):
             ("micro_batches is 4294967297", dict(micro_batches=2 ** 32 + 1)), ("clip_norm is '1'", dict(clip_norm="1")),
             ("clip_norm", dict(clip_norm=-1.0)), ("loss_scale is None", dict(loss_scale=None)),
             ("loss_scale", dict(loss_scale=0.0)), ("loss_scale_policy is 'no'", dict(loss_scale_policy="no")),
-            ("on_nonfinite is 'no'", dict(on_nonfinite="no")), ("init_prefix", dict(init_prefix="model.")),
+            ("on_nonfinite is 'no'", dict(on_nonfinite="no")),
+            ("reduce_groups is 'no'", dict(reduce_groups="no")), ("init_prefix", dict(init_prefix="model.")),
             ("rank is -1", dict(rank=-1)), ("workers_min is -1", dict(workers_min=-1)),
             ("timeout of -1", dict(timeout=-1)), ("timeout of '9'", dict(timeout="9")), ("parts must", dict(parts=[3])),
             ("parts must", dict(parts={"weight": (4, 4)})), ("counts is 0", dict(counts=0)),
