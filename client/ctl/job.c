@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "client/ctl/ctl.h"
+#include "client/ctl/job_groups.h"
 #include "proto/wire/capability.h"
 #include "proto/wire/schedule.h"
 
@@ -35,14 +36,15 @@ static json_t *group_json(const Cairn__GroupSpec *g)
 /* What the spec says of the job as a whole. */
 static json_t *spec_json(const Cairn__JobSpec *s)
 {
-    return json_pack("{s:I, s:i, s:i, s:f, s:s, s:s, s:i, s:f, s:f}", "revision",
+    return json_pack("{s:I, s:i, s:i, s:f, s:s, s:s, s:i, s:f, s:f, s:s}", "revision",
                      (json_int_t)s->revision, "stage", (int)s->stage, "micro_batches",
                      (int)s->micro_batches, "clip_norm", s->clip_norm, "on_nonfinite",
                      cairn_capability_name(CAIRN_CAPABILITY_NONFINITE, (int)s->on_nonfinite),
                      "loss_scale_policy",
                      cairn_capability_name(CAIRN_CAPABILITY_LOSS_SCALE, (int)s->loss_scale_policy),
                      "loss_scale_growth_steps", (int)s->loss_scale_growth_steps, "loss_scale_min",
-                     s->loss_scale_min, "loss_scale_max", s->loss_scale_max);
+                     s->loss_scale_min, "loss_scale_max", s->loss_scale_max, "reduce_groups",
+                     cairn_capability_name(CAIRN_CAPABILITY_GROUPS, (int)s->reduce_groups));
 }
 
 /* All its shards have said what they hold and carried. */
@@ -108,6 +110,7 @@ static json_t *job_json(const Cairn__JobStatus *j)
     if (j->spec != NULL) json_object_set_new(object, "spec", spec_json(j->spec));
     if (j->n_bytes > 0) set_known(object, "bytes", is_told(j), cairn_ctl_job_bytes_json(j));
     json_object_set_new(object, "leases", leases_json(j));
+    cairn_ctl_groups_json(j, object);
     return object;
 }
 
@@ -230,6 +233,7 @@ static void print_job(const Cairn__JobStatus *j)
     if (j->spec != NULL) print_spec(j->spec);
     for (size_t i = 0; i < j->n_groups; i++) print_group(j->groups[i]);
     print_frozen(j);
+    cairn_ctl_groups_print(j);
     print_loss_scale(j);
     if (j->spec != NULL && j->spec->client_state_max > 0)
         cairn_ctl_line("client state", "%llu bytes, at most %u",

@@ -227,6 +227,7 @@ struct cairn_cluster_job {
     struct cairn_cluster_lease *leases;        /* owned; leases.h */
     struct cairn_cluster_kept *kept;           /* owned; the versions of them */
     struct cairn_cluster_extension *extension; /* owned; NULL: its tensors stay what they are */
+    struct cairn_cluster_groups *groups;       /* owned; groups.h; NULL: there were none */
 };
 
 /* Somebody who waits for a cut or a restore; forgotten when the session goes. */

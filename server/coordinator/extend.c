@@ -16,6 +16,7 @@
 #include "proto/wire/plan.h"
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/groups.h"
 
 struct cairn_cluster_extension {
     struct cairn_cluster_job *body; /* owned: spec, layout, shards and generation as they will be */
@@ -151,6 +152,7 @@ static void switch_over(struct cairn_cluster_job *job)
     answer(job, body->spec.revision);
     expel_all(job, body->spec.revision);
     switch_all(job, body->generation);
+    cairn_cluster_groups_forget(job);
     cairn_cluster_job_core_close(job);
     cairn_cluster_tiles_release(job);
     job->tiles = (struct cairn_cluster_tiles) { 0 };

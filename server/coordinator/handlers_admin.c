@@ -6,6 +6,7 @@
 #include "proto/fabric/fabric.h"
 #include "server/coordinator/bytes.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/groups.h"
 #include "server/coordinator/leases.h"
 
 /* ---- the cluster ---- */
@@ -106,6 +107,7 @@ struct job_view {
     Cairn__LeaseStatus leases[LEASES_SHOWN];
     Cairn__LeaseStatus *lease_list[LEASES_SHOWN];
     struct cairn_bytes_view bytes;
+    struct cairn_groups_view reduce_groups;
 };
 
 static void fill_rounds(Cairn__JobStatus *s, const struct cairn_cluster_job *job)
@@ -218,6 +220,7 @@ static bool view_init(struct job_view *view, const struct cairn_cluster_job *job
     fill_rounds(s, job);
     fill_shards(view, job);
     fill_leases(view, job);
+    cairn_cluster_groups_show(job, &view->reduce_groups, s);
     return true;
 }
 
@@ -240,6 +243,7 @@ static void on_job_list(struct cairn_cluster_session *session, uint32_t request)
         whole = view_init(&views[n], j);
         if (!whole) break;
         views[n].status.n_bytes = 0; // `job show` has them
+        views[n].status.n_reduce_groups = 0;
         list[n] = &views[n].status;
     }
     if (whole) {

@@ -10,6 +10,7 @@
 #include "proto/wire/snapshot_file.h"
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/groups.h"
 
 struct cairn_cluster_job *cairn_cluster_job_find(struct cairn_cluster *cluster, const char *name)
 {
@@ -94,6 +95,7 @@ void cairn_cluster_job_free(struct cairn_cluster_job *job)
 {
     while (job->members != NULL) cairn_cluster_member_free(job->members);
     cairn_cluster_job_core_close(job);
+    cairn_cluster_groups_free(job);
     cairn_cluster_tiles_release(job);
     cairn_cluster_extension_free(job->extension);
     cairn_spec_release(&job->spec);

@@ -6,6 +6,7 @@
 #include "proto/wire/optimizer.h"
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/groups.h"
 
 /* ---- what the store knows ---- */
 
@@ -100,6 +101,7 @@ static cairn_status load_job(void *context, const struct cairn_stored_job *row,
     job->state = row->initialized ? CAIRN_CLUSTER_JOB_RUNNING : CAIRN_CLUSTER_JOB_INITIALIZING;
     cairn_sentence_set(&job->epoch_reason, "the coordinator was started again");
     cairn_status status = fill_job(job, row, why);
+    if (status == CAIRN_OK) status = cairn_cluster_groups_doubt(job);
     if (status == CAIRN_OK) status = cairn_cluster_job_core_open(job, why);
     if (status != CAIRN_OK) {
         cairn_cluster_job_free(job);
@@ -213,6 +215,7 @@ static void shard_down(struct cairn_cluster_job *job, uint32_t shard)
 {
     struct cairn_cluster_job_shard *s = &job->shards[shard];
     cairn_cluster_members_forget_shard(job, shard);
+    cairn_cluster_groups_shard_gone(job, shard);
     cairn_cluster_extend_shard_gone(job);
     cairn_cluster_tiles_advance(job);
     if (!s->up) return;

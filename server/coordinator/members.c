@@ -4,6 +4,7 @@
 
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/groups.h"
 #include "server/coordinator/leases.h"
 
 enum member_known { UNKNOWN, TOLD, KNOWN };
@@ -37,6 +38,7 @@ static void leave_job_list(struct cairn_cluster_member *member)
     job->member_count--;
     job->read_bytes += member->read_bytes;
     job->tiles.changed = true;
+    cairn_cluster_groups_member_gone(job);
     member->job = NULL;
 }
 
@@ -147,7 +149,7 @@ static void put_out(struct cairn_cluster_member *member, cairn_status status, co
 void cairn_cluster_member_fault(struct cairn_cluster_job *job, uint64_t id, const char *text)
 {
     struct cairn_cluster_member *member = cairn_cluster_job_member(job, id);
-    if (member == NULL) return;
+    if (cairn_cluster_groups_fault(job, id, text) || member == NULL) return;
     put_out(member, CAIRN_ERR_NO_MEMORY, text);
     cairn_cluster_tiles_advance(job);
 }

@@ -13,6 +13,7 @@
 #include "proto/wire/snapshot_io.h"
 #include "server/base/log.h"
 #include "server/coordinator/cut.h"
+#include "server/coordinator/groups.h"
 
 struct cairn_cluster_restore {
     struct cairn_cluster_work work;
@@ -178,6 +179,7 @@ static cairn_status replace(struct cairn_cluster_restore *restore, struct cairn_
     struct cairn_cluster_job *body = cairn_cluster_job_plan(cluster, &m->spec, why);
     if (body == NULL) return CAIRN_ERR_NOT_READY;
     cairn_status status = inherit(body, old, m, why);
+    if (status == CAIRN_OK) status = cairn_cluster_groups_restored(body, &m->reduce_groups);
     if (status != CAIRN_OK) {
         cairn_cluster_job_free(body);
         return status;

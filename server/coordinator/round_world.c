@@ -6,6 +6,7 @@
 
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/groups.h"
 #include "server/coordinator/leases.h"
 
 void cairn_cluster_decision_to_message(const struct cairn_decision *decision, Cairn__Decision *out)
@@ -180,7 +181,17 @@ static void send_open(struct cairn_cluster_job *job, const struct cairn_round_ac
     open.write = action->write;
     cairn_log_debug("job %s: round %" PRIu64 " of step %" PRIu64 " open for %" PRIu32 " workers",
                     job->spec.name, action->round, action->version.step, action->member_count);
-    cairn_cluster_job_send_all(job, CAIRN_MSG_ROUND_OPEN, &open.base);
+    if (action->write ||
+        !cairn_cluster_groups_open(job, action->round, action->members, action->member_count)) {
+        cairn_cluster_job_send_all(job, CAIRN_MSG_ROUND_OPEN, &open.base);
+        return;
+    }
+    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+        if (!job->shards[i].up) continue;
+        cairn_cluster_groups_fill(job, i, &open);
+        cairn_cluster_session_send(job->shards[i].seat->session, CAIRN_MSG_ROUND_OPEN, 0,
+                                   &open.base);
+    }
 }
 
 static void send_decide(struct cairn_cluster_job *job, const struct cairn_round_action *action)

@@ -8,6 +8,7 @@
 #include "proto/wire/snapshot_io.h"
 #include "server/base/log.h"
 #include "server/coordinator/cut.h"
+#include "server/coordinator/groups.h"
 
 static void free_cut(struct cairn_cluster_cut *cut)
 {
@@ -319,7 +320,8 @@ static cairn_status fill_manifest(struct cairn_cluster_cut *cut)
     m->created_unix_s = (uint64_t)time(NULL);
     m->shard_count = job->layout->shard_count;
     // As it is at the pinned step: an amendment may come while the shards write.
-    const cairn_status status = cairn_spec_copy(&job->spec, &m->spec);
+    cairn_status status = cairn_spec_copy(&job->spec, &m->spec);
+    if (status == CAIRN_OK) status = cairn_cluster_groups_record(job, &m->reduce_groups);
     if (m->cluster != NULL && status == CAIRN_OK) return CAIRN_OK;
     return cairn_fail(&cut->why, CAIRN_ERR_NO_MEMORY, "no memory for the manifest");
 }

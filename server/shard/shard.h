@@ -43,7 +43,7 @@ enum {
     CAIRN_SHARD_JOBS_MAX = 64,
     CAIRN_SHARD_CREATES_MAX = 8,    /* jobs whose pages are arriving */
     CAIRN_SHARD_TILINGS_MAX = 8,    /* lists of tiles whose pages are arriving */
-    CAIRN_SHARD_MEMBERS_MAX = 4096, /* of a job: workers and readers */
+    CAIRN_SHARD_MEMBERS_MAX = 6144, /* of a job: workers, readers, relays of two workers or more */
     CAIRN_SHARD_REPLIES_MAX = 16,   /* fetches of a member that wait or are being sent */
     CAIRN_SHARD_NOTES_MAX = 4, /* micro-batch ends of a member whose payload is being received */
     CAIRN_SHARD_PUTS_MAX = 16, /* puts of a job being received */

@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "proto/fabric/fabric.h"
 #include "proto/wire/optimizer.h"
 #include "tests/support/fake_shard.h"
 
@@ -172,14 +173,47 @@ static void say_hello(struct fake_cluster *fake, struct fake_peer *peer, Cairn__
     fake_request(peer, CAIRN_MSG_HELLO, &hello->base);
 }
 
+static void on_fabric_message(void *arg, const void *header, size_t header_bytes,
+                              size_t payload_bytes, struct cairn_fabric_message *message)
+{
+    (void)arg;
+    (void)header;
+    (void)header_bytes;
+    (void)payload_bytes;
+    (void)message;
+    ck_abort_msg("nobody knows this address");
+}
+
+/* The address of somebody on that host. Freed by the caller. */
+static ProtobufCBinaryData address_on(const char *host)
+{
+    const struct cairn_fabric_options options = { .on_message = on_fabric_message, .host = host };
+    struct cairn_sentence why = { "" };
+    struct cairn_fabric *fabric;
+    size_t bytes;
+    ck_assert_msg(cairn_fabric_open("mapped", &options, &fabric, &why) == CAIRN_OK, "%s", why.text);
+    const void *address = cairn_fabric_address(fabric, &bytes);
+    const ProtobufCBinaryData copy = { bytes, memcpy(malloc(bytes), address, bytes) };
+    cairn_fabric_close(fabric);
+    return copy;
+}
+
 struct fake_peer fake_connect(struct fake_cluster *fake, uint32_t role, const char *name)
+{
+    return fake_connect_at(fake, role, name, "");
+}
+
+struct fake_peer fake_connect_at(struct fake_cluster *fake, uint32_t role, const char *name,
+                                 const char *host)
 {
     struct fake_peer peer;
     Cairn__Hello hello = CAIRN__HELLO__INIT;
+    if (host[0] != '\0') hello.fabric_address = address_on(host);
     hello.role = role;
     hello.name = (char *)(uintptr_t)name;
     hello.incarnation = 1;
     say_hello(fake, &peer, &hello);
+    free(hello.fabric_address.data);
     cairn_message_free(fake_expect(fake, &peer, CAIRN_MSG_WELCOME, 1));
     return peer;
 }
@@ -200,9 +234,8 @@ void fake_shard_up(struct fake_cluster *fake, uint32_t i)
     hello.name = shard->name;
     hello.incarnation = shard->incarnation;
     hello.fabric_address = (ProtobufCBinaryData) { sizeof address, address };
-    if (shard->address != NULL)
-        hello.fabric_address = (ProtobufCBinaryData) { shard->address_bytes,
-                                                       (uint8_t *)(uintptr_t)shard->address };
+    if (shard->host[0] != '\0') hello.fabric_address = address_on(shard->host);
+    memset(shard->members, 0, sizeof shard->members); // it is told anew
     if (shard->has_job) {
         held[0].job = shard->job;
         held[0].generation = shard->generation;
@@ -220,6 +253,7 @@ void fake_shard_up(struct fake_cluster *fake, uint32_t i)
     fake_peer_close(&shard->peer);
     const uint32_t welcomed = shard->seen[CAIRN_MSG_WELCOME];
     say_hello(fake, &shard->peer, &hello);
+    if (hello.fabric_address.data != address) free(hello.fabric_address.data);
     fake_until(fake, shard->seen[CAIRN_MSG_WELCOME] > welcomed);
 }
 

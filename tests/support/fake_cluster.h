@@ -14,14 +14,29 @@
 #include "server/coordinator/cluster.h"
 #include "tests/support/scratch.h"
 
-#define FAKE_SHARDS_MAX 5
-#define FAKE_LEASES_MAX 8
+#define FAKE_SHARDS_MAX  5
+#define FAKE_LEASES_MAX  8
+#define FAKE_MEMBERS_MAX 64
 
 struct fake_peer {
     int fd;     /* -1 = closed */
     bool ended; /* the coordinator closed it */
     struct cairn_frame_decoder decoder;
     uint32_t last_request;
+};
+
+struct fake_member {
+    uint64_t number; /* 0: none */
+    uint32_t rank;
+    char name[64];
+};
+
+/* A RelaySet. */
+struct fake_relay {
+    uint64_t number;
+    uint64_t members[8];
+    uint32_t owners[FAKE_SHARDS_MAX];
+    uint32_t member_count, owner_count;
 };
 
 struct fake_shard {
@@ -40,9 +55,9 @@ struct fake_shard {
     const char *refuse_tiles; /* answer MemberTiles with NO_MEMORY and this */
     const char *refuse_lease; /* answer LeaseKeep with refuse_lease_status and this */
     cairn_status refuse_lease_status;
-    bool holds_lease;    /* do not answer LeaseKeep */
-    const void *address; /* borrowed: where its data goes; NULL: made up */
-    size_t address_bytes;
+    bool holds_lease;         /* do not answer LeaseKeep */
+    const char *refuse_relay; /* answer MemberJoin of a relay with BUSY and this */
+    char host[32];            /* where it is, from its next connection on; empty: it does not say */
     /* what it has */
     uint64_t leases[FAKE_LEASES_MAX]; /* their numbers; 0: none */
     uint32_t lease_count;
@@ -62,13 +77,13 @@ struct fake_shard {
     struct cairn_decision last;
     uint8_t payload[1024];
     bool reduced;
-    uint32_t member_count;  /* of the open round */
-    uint64_t member, token; /* of the last MemberJoin; and where its data goes */
-    uint8_t member_address[4096];
-    size_t member_address_bytes;
-    uint32_t seen[CAIRN_MSG_MAX + 1]; /* how many of each message came */
-    char snapshot_path[256];          /* of the last JobCreate */
-    struct fake_shard *staged;        /* owned: a generation made by `extend`, what it has alone */
+    uint32_t member_count;            /* of the open round */
+    uint64_t opened[8], opened_relay; /* of the last RoundOpen: members, as what it relays */
+    struct fake_member members[FAKE_MEMBERS_MAX]; /* whom it was told of and who has not left */
+    struct fake_relay relay;                      /* the last RelaySet */
+    uint32_t seen[CAIRN_MSG_MAX + 1];             /* how many of each message came */
+    char snapshot_path[256];                      /* of the last JobCreate */
+    struct fake_shard *staged; /* owned: a generation made by `extend`, what it has alone */
     bool dead;
 };
 
@@ -112,6 +127,9 @@ void fake_shard_lease_done(struct fake_shard *shard);
 
 /* ---- workers, readers, admins ---- */
 struct fake_peer fake_connect(struct fake_cluster *fake, uint32_t role, const char *name);
+/* The same, on a host. */
+struct fake_peer fake_connect_at(struct fake_cluster *fake, uint32_t role, const char *name,
+                                 const char *host);
 /* Without a Hello. */
 struct fake_peer fake_dial(struct fake_cluster *fake);
 void fake_peer_close(struct fake_peer *peer);

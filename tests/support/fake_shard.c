@@ -264,9 +264,67 @@ static void on_fence(struct fake_shard *shard, const Cairn__Fence *fence)
     fake_send(&shard->peer, CAIRN_MSG_ANSWER, 0, &answer.base);
 }
 
+/* ---- members ---- */
+
+/* The one of that number; 0: a free place. */
+static struct fake_member *find_member(struct fake_shard *shard, uint64_t number)
+{
+    for (int i = 0; i < FAKE_MEMBERS_MAX; i++)
+        if (shard->members[i].number == number) return &shard->members[i];
+    return NULL;
+}
+
+static void on_join(struct fake_shard *shard, uint32_t request, const Cairn__MemberJoin *join)
+{
+    if (shard->refuse_relay != NULL && strncmp(join->name, "relay ", 6) == 0) {
+        refuse(shard, request, CAIRN_ERR_BUSY, shard->refuse_relay);
+        return;
+    }
+    struct fake_member *member = find_member(shard, join->member);
+    if (member == NULL) member = find_member(shard, 0);
+    ck_assert_ptr_nonnull(member);
+    member->number = join->member;
+    member->rank = join->rank;
+    snprintf(member->name, sizeof member->name, "%s", join->name);
+    done(shard, request);
+}
+
+static void on_leave(struct fake_shard *shard, const Cairn__MemberLeave *leave)
+{
+    struct fake_member *member = find_member(shard, leave->member);
+    if (member != NULL) member->number = 0;
+}
+
+static void on_relay_set(struct fake_shard *shard, const Cairn__RelaySet *set)
+{
+    struct fake_relay *relay = &shard->relay;
+    *relay = (struct fake_relay) { .number = set->relay };
+    ck_assert_uint_le(set->n_members, 8);
+    for (size_t i = 0; i < set->n_members; i++) {
+        ck_assert_ptr_nonnull(find_member(shard, set->members[i]));
+        relay->members[relay->member_count++] = set->members[i];
+    }
+    for (size_t i = 0; i < set->n_owners; i++)
+        relay->owners[relay->owner_count++] = set->owners[i]->index;
+}
+
+/* What a round refers to was told before it. */
+static void expect_told(struct fake_shard *shard, const Cairn__RoundOpen *open)
+{
+    ck_assert_uint_le(open->n_members, 8);
+    for (size_t i = 0; i < open->n_members; i++) {
+        shard->opened[i] = open->members[i];
+        if (shard->refuse_relay == NULL)
+            ck_assert_ptr_nonnull(find_member(shard, open->members[i]));
+    }
+    shard->opened_relay = open->relay;
+    if (open->relay != 0) ck_assert_uint_eq(open->relay, shard->relay.number);
+}
+
 static void on_open(struct fake_shard *shard, const Cairn__RoundOpen *open)
 {
     ck_assert_uint_eq(open->epoch, shard->epoch);
+    expect_told(shard, open);
     shard->round = open->round;
     shard->member_count = (uint32_t)open->n_members;
     if (!shard->holds_reduced) fake_shard_report_reduced(shard);
@@ -434,16 +492,6 @@ void fake_shard_answer_pin(struct fake_shard *shard, const Cairn__Pin *pin)
 
 /* ---- what comes ---- */
 
-static void on_join(struct fake_shard *shard, const Cairn__MemberJoin *join)
-{
-    ck_assert_uint_le(join->fabric_address.len, sizeof shard->member_address);
-    shard->member = join->member;
-    shard->token = join->token;
-    shard->member_address_bytes = join->fabric_address.len;
-    if (join->fabric_address.len > 0)
-        memcpy(shard->member_address, join->fabric_address.data, join->fabric_address.len);
-}
-
 static void handle(struct fake_shard *shard, uint16_t type, uint32_t request,
                    const ProtobufCMessage *message)
 {
@@ -466,10 +514,9 @@ static void handle(struct fake_shard *shard, uint16_t type, uint32_t request,
         fake_shard_clear(shard);
         done(shard, request);
         break;
-    case CAIRN_MSG_MEMBER_JOIN:
-        on_join(shard, (const Cairn__MemberJoin *)message);
-        done(shard, request);
-        break;
+    case CAIRN_MSG_MEMBER_JOIN: on_join(shard, request, (const Cairn__MemberJoin *)message); break;
+    case CAIRN_MSG_MEMBER_LEAVE: on_leave(shard, (const Cairn__MemberLeave *)message); break;
+    case CAIRN_MSG_RELAY_SET: on_relay_set(shard, (const Cairn__RelaySet *)message); break;
     case CAIRN_MSG_MEMBER_TILES:
         on_tiles(shard, request, (const Cairn__MemberTiles *)message);
         break;

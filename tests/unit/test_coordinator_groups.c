@@ -1,0 +1,473 @@
+/* Reduce groups: who is grouped with whom, what shards are told of it, and that it is recorded. The
+ * shards are scripted, and fail the test where a round refers to what they were not told (fake_shard.c). */
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/wire/snapshot_io.h"
+#include "server/coordinator/groups.h"
+#include "tests/support/fake_cluster.h"
+
+#define COUNT(array) ((uint32_t)(sizeof(array) / sizeof(array)[0]))
+
+/* ---- the plan ---- */
+
+START_TEST(groups_are_numbered_by_their_least_rank_and_others_are_alone)
+{
+    static const char *const workers[] = { "b", "a", "", "b", "a", "c", "", "b" };
+    static const char *const shards[] = { "a", "b", "", "b", "d" };
+    static const uint32_t group_of[] = { 0, 1, 2, 0, 1, 3, 4, 0 };
+    struct cairn_groups_plan plan;
+    ck_assert_int_eq(cairn_groups_plan_make(workers, COUNT(workers), shards, COUNT(shards), &plan),
+                     CAIRN_OK);
+    ck_assert_uint_eq(plan.group_count, 5);
+    ck_assert_mem_eq(plan.group_of, group_of, sizeof group_of);
+    ck_assert_uint_eq(plan.relay_count, 3);
+    ck_assert_uint_eq(plan.relays[0], 1); // group 0: host b, shards 1 and 3
+    ck_assert_uint_eq(plan.relays[1], 3);
+    ck_assert_uint_eq(plan.relays[2], 0);
+    ck_assert_uint_eq(plan.first[3], 5); // of two on a host without a shard, or one with: alone
+    cairn_groups_plan_release(&plan);
+}
+END_TEST
+
+START_TEST(a_relay_serves_itself_and_its_share_of_the_other_owners)
+{
+    static const char *const workers[] = { "a", "a", "b" };
+    static const char *const shards[] = { "b", "a", "b", "a", "b" };
+    static const uint32_t relay_of[] = { 1, 1, 1, 3, 1 }; // local[o % 2] of { 1, 3 }, or itself
+    struct cairn_groups_plan plan;
+    ck_assert_int_eq(cairn_groups_plan_make(workers, COUNT(workers), shards, COUNT(shards), &plan),
+                     CAIRN_OK);
+    for (uint32_t o = 0; o < COUNT(shards); o++) {
+        ck_assert_uint_eq(plan.relays[cairn_groups_relay_of(&plan, 0, o)], relay_of[o]);
+        ck_assert_uint_eq(cairn_groups_relay_of(&plan, 1, o), CAIRN_GROUPS_ALONE);
+    }
+    cairn_groups_plan_release(&plan);
+}
+END_TEST
+
+/* ---- a job ---- */
+
+static struct fake_cluster fake;
+static struct fake_peer w[5];
+
+/* Shards 0 and 1 on host a, 2 on b. */
+static void set_up(void)
+{
+    fake_open(&fake, 3);
+    for (uint32_t i = 0; i < 3; i++) fake.shards[i].host[0] = i < 2 ? 'a' : 'b';
+    fake_shards_up(&fake, 3);
+    for (size_t i = 0; i < COUNT(w); i++) w[i].fd = -1;
+}
+static void tear_down(void)
+{
+    for (size_t i = 0; i < COUNT(w); i++) fake_peer_close(&w[i]);
+    fake_close(&fake);
+}
+
+/* Rank i, on a host; its session is 10 + i. */
+static uint64_t attach(uint32_t i, const char *host, cairn_reduce_groups groups)
+{
+    struct cairn_job_spec_data spec = fake_spec(1);
+    spec.reduce_groups = groups;
+    w[i] = fake_connect_at(&fake, CAIRN_ROLE_WIRE_WORKER, "worker", host);
+    const uint32_t request = fake_job_open(&w[i], &spec, 10 + i, i);
+    Cairn__Attached *attached = (Cairn__Attached *)fake_expect(&fake, &w[i], CAIRN_MSG_ATTACHED,
+                                                               request);
+    const uint64_t job = attached->job;
+    cairn_message_free(&attached->base);
+    cairn_spec_release(&spec);
+    return job;
+}
+
+/* Ranks 0 to count - 1, on the hosts that the letters name. */
+static uint64_t attach_all(const char *hosts, cairn_reduce_groups groups)
+{
+    uint64_t job = 0;
+    for (uint32_t i = 0; hosts[i] != '\0'; i++) {
+        const char host[2] = { hosts[i], '\0' };
+        job = attach(i, host, groups);
+    }
+    fake_init(&fake, &w[0], job);
+    return job;
+}
+
+/* A round of the ranks from first to end - 1. */
+static void one_round(uint64_t job, uint32_t first, uint32_t end)
+{
+    uint64_t round = 0;
+    for (uint32_t i = first; i < end; i++) round = fake_begin(&fake, &w[i], job);
+    for (uint32_t i = first; i < end; i++) fake_commit(&fake, &w[i], job, round);
+}
+
+/* The round was opened at the shard for so many. */
+static void expect_opened(uint32_t shard, uint32_t count)
+{
+    ck_assert_uint_eq(fake.shards[shard].member_count, count);
+}
+
+static const struct fake_member *member_at(const struct fake_shard *shard, uint64_t number)
+{
+    for (int i = 0; i < FAKE_MEMBERS_MAX; i++)
+        if (shard->members[i].number == number) return &shard->members[i];
+    return NULL;
+}
+
+/* The place-th contributor of the shard's round is the relay of that name. */
+static void expect_relay(uint32_t shard, uint32_t place, uint32_t relay, const char *name,
+                         uint32_t rank)
+{
+    const uint64_t number = fake.shards[relay].relay.number;
+    const struct fake_member *member = member_at(&fake.shards[shard], number);
+    ck_assert_uint_ne(number, 0);
+    ck_assert_uint_eq(fake.shards[shard].opened[place], number);
+    ck_assert_ptr_nonnull(member);
+    ck_assert_str_eq(member->name, name);
+    ck_assert_uint_eq(member->rank, rank);
+}
+
+static void expect_owners(uint32_t relay, uint32_t first, uint32_t second, uint32_t count)
+{
+    const struct fake_relay *r = &fake.shards[relay].relay;
+    ck_assert_uint_eq(r->owner_count, count);
+    ck_assert_uint_eq(r->owners[0], first);
+    if (count > 1) ck_assert_uint_eq(r->owners[1], second);
+}
+
+START_TEST(a_host_with_two_workers_and_a_shard_contributes_once_to_every_shard)
+{
+    one_round(attach_all("aabba", CAIRN_GROUPS_HOST), 0, 5);
+    for (uint32_t i = 0; i < 3; i++) {
+        const struct fake_shard *shard = &fake.shards[i];
+        expect_opened(i, 2);
+        ck_assert_uint_eq(shard->seen[CAIRN_MSG_RELAY_SET], 1);
+        ck_assert_uint_eq(shard->seen[CAIRN_MSG_MEMBER_JOIN], 5 + 2);
+        ck_assert_uint_eq(shard->opened_relay, shard->relay.number);
+        ck_assert_uint_eq(shard->relay.member_count, i < 2 ? 3 : 2);
+        ck_assert_uint_eq(shard->relay.members[0], i < 2 ? 10 : 12);
+    }
+    ck_assert_uint_eq(fake.shards[0].relay.members[2], 14);
+    expect_owners(0, 0, 2, 2); // itself, and of the other host 2 % 2
+    expect_owners(1, 1, 0, 1);
+    ck_assert_uint_eq(fake.shards[2].relay.owner_count, 3);
+    expect_relay(0, 0, 0, "relay s0 (ranks 0-1,4)", 0);
+    expect_relay(1, 0, 1, "relay s1 (ranks 0-1,4)", 0);
+    expect_relay(2, 0, 0, "relay s0 (ranks 0-1,4)", 0);
+    for (uint32_t i = 0; i < 3; i++) expect_relay(i, 1, 2, "relay s2 (ranks 2-3)", 2);
+}
+END_TEST
+
+START_TEST(a_worker_that_is_alone_stands_at_its_place_in_the_order_of_least_ranks)
+{
+    one_round(attach_all("bxaab", CAIRN_GROUPS_HOST), 0, 5);
+    for (uint32_t i = 0; i < 3; i++) {
+        expect_opened(i, 3);
+        expect_relay(i, 0, 2, "relay s2 (ranks 0,4)", 0);
+        ck_assert_uint_eq(fake.shards[i].opened[1], 11);
+        expect_relay(i, 2, i == 1 ? 1 : 0, i == 1 ? "relay s1 (ranks 2-3)" : "relay s0 (ranks 2-3)",
+                     2);
+    }
+}
+END_TEST
+
+static uint32_t told_of(uint16_t type)
+{
+    uint32_t sum = 0;
+    for (int i = 0; i < 3; i++) sum += fake.shards[i].seen[type];
+    return sum;
+}
+
+START_TEST(rounds_of_the_same_groups_are_told_nothing_more)
+{
+    const uint64_t job = attach_all("aabb", CAIRN_GROUPS_HOST);
+    one_round(job, 0, 4);
+    const uint32_t joins = told_of(CAIRN_MSG_MEMBER_JOIN);
+    one_round(job, 0, 4);
+    one_round(job, 0, 4);
+    ck_assert_uint_eq(told_of(CAIRN_MSG_MEMBER_JOIN), joins);
+    ck_assert_uint_eq(told_of(CAIRN_MSG_RELAY_SET), 3);
+    ck_assert_uint_eq(told_of(CAIRN_MSG_MEMBER_LEAVE), 0);
+    expect_opened(2, 2);
+}
+END_TEST
+
+START_TEST(without_the_spec_s_word_nobody_relays)
+{
+    one_round(attach_all("aabb", CAIRN_GROUPS_NONE), 0, 4);
+    ck_assert_uint_eq(told_of(CAIRN_MSG_RELAY_SET), 0);
+    for (uint32_t i = 0; i < 3; i++) {
+        expect_opened(i, 4);
+        ck_assert_uint_eq(fake.shards[i].opened_relay, 0);
+    }
+}
+END_TEST
+
+START_TEST(workers_that_share_no_host_with_a_shard_are_alone)
+{
+    one_round(attach_all("axxb", CAIRN_GROUPS_HOST), 0, 4);
+    ck_assert_uint_eq(told_of(CAIRN_MSG_RELAY_SET), 0);
+    expect_opened(0, 4);
+}
+END_TEST
+
+static void leave(uint32_t i)
+{
+    fake_peer_close(&w[i]);
+}
+
+START_TEST(a_worker_that_leaves_has_the_groups_formed_anew)
+{
+    const uint64_t job = attach_all("baab", CAIRN_GROUPS_HOST);
+    one_round(job, 0, 4);
+    const uint64_t before = fake.shards[0].relay.number, of_b = fake.shards[2].relay.number;
+    leave(0); // b has one worker left
+    fake_until(&fake, member_at(&fake.shards[0], 10) == NULL);
+    one_round(job, 1, 4);
+    for (uint32_t i = 0; i < 3; i++) {
+        expect_opened(i, 2);
+        ck_assert_ptr_null(member_at(&fake.shards[i], before));
+        ck_assert_ptr_null(member_at(&fake.shards[i], of_b));
+        expect_relay(i, 0, i == 1 ? 1 : 0, i == 1 ? "relay s1 (ranks 1-2)" : "relay s0 (ranks 1-2)",
+                     1);
+        ck_assert_uint_eq(fake.shards[i].opened[1], 13);
+    }
+    ck_assert_uint_eq(fake.shards[2].relay.member_count, 0); // it was told that it relays no more
+    ck_assert_uint_eq(fake.shards[2].opened_relay, 0);
+    ck_assert_uint_ne(fake.shards[0].relay.number, before);
+}
+END_TEST
+
+START_TEST(a_shard_that_comes_back_has_all_of_it_told_anew)
+{
+    const uint64_t job = attach_all("aabb", CAIRN_GROUPS_HOST);
+    one_round(job, 0, 4);
+    const uint64_t before = fake.shards[2].relay.number;
+    fake_shard_away(&fake, 1);
+    fake_shard_up(&fake, 1);
+    for (uint32_t i = 0; i < 4; i++) // it has another address now
+        cairn_message_free(fake_expect(&fake, &w[i], CAIRN_MSG_SHARDS_CHANGED, 0));
+    one_round(job, 0, 4);
+    ck_assert_uint_eq(told_of(CAIRN_MSG_RELAY_SET), 6);
+    ck_assert_uint_ne(fake.shards[2].relay.number, before);
+    for (uint32_t i = 0; i < 3; i++) {
+        expect_opened(i, 2);
+        ck_assert_ptr_null(member_at(&fake.shards[i], before));
+        expect_relay(i, 1, 2, "relay s2 (ranks 2-3)", 2);
+    }
+}
+END_TEST
+
+START_TEST(a_new_coordinator_forms_its_own_groups)
+{
+    const uint64_t job = attach_all("aab", CAIRN_GROUPS_HOST);
+    one_round(job, 0, 3);
+    ck_assert_uint_eq(fake.shards[2].seen[CAIRN_MSG_RELAY_SET], 0);
+    fake_coordinator_stop(&fake);
+    for (uint32_t i = 0; i < 3; i++) fake_peer_close(&w[i]);
+    fake_coordinator_start(&fake);
+    fake_shards_up(&fake, 3);
+    for (uint32_t i = 0; i < 3; i++) attach(i, i < 2 ? "a" : "b", CAIRN_GROUPS_HOST);
+    one_round(job, 0, 3);
+    for (uint32_t i = 0; i < 3; i++) expect_opened(i, 2);
+    // One that does not relay for this coordinator may do so for the one before: it is told.
+    ck_assert_uint_eq(fake.shards[2].seen[CAIRN_MSG_RELAY_SET], 1);
+    ck_assert_uint_eq(fake.shards[2].relay.number, 0);
+}
+END_TEST
+
+START_TEST(a_write_is_opened_for_its_writer_alone)
+{
+    const uint64_t job = attach_all("aabb", CAIRN_GROUPS_HOST);
+    one_round(job, 0, 4);
+    Cairn__WriteBegin begin = CAIRN__WRITE_BEGIN__INIT;
+    begin.job = job;
+    const uint32_t request = fake_request(&w[3], CAIRN_MSG_WRITE_BEGIN, &begin.base);
+    Cairn__RoundOpened *opened = (Cairn__RoundOpened *)fake_expect(&fake, &w[3],
+                                                                   CAIRN_MSG_ROUND_OPENED, request);
+    for (uint32_t i = 0; i < 3; i++) {
+        fake_until(&fake, fake.shards[i].member_count == 1);
+        ck_assert_uint_eq(fake.shards[i].opened[0], 13);
+        ck_assert_uint_eq(fake.shards[i].opened_relay, 0);
+    }
+    fake_commit(&fake, &w[3], job, opened->round);
+    cairn_message_free(&opened->base);
+    one_round(job, 0, 4);
+    ck_assert_uint_eq(told_of(CAIRN_MSG_RELAY_SET), 3); // what was told before holds
+    expect_opened(0, 2);
+}
+END_TEST
+
+static Cairn__JobStatus *show(struct fake_peer *admin)
+{
+    Cairn__JobShow message = CAIRN__JOB_SHOW__INIT;
+    message.name = (char *)(uintptr_t) "toy";
+    const uint32_t request = fake_request(admin, CAIRN_MSG_JOB_SHOW, &message.base);
+    return (Cairn__JobStatus *)fake_expect(&fake, admin, CAIRN_MSG_JOB_STATUS, request);
+}
+
+START_TEST(a_relay_that_a_shard_refuses_ends_the_groups_and_the_round_is_done_again)
+{
+    fake.shards[1].refuse_relay = "no room for a relay";
+    fake.shards[2].holds_reduced = true;
+    const uint64_t job = attach_all("aabb", CAIRN_GROUPS_HOST);
+    Cairn__RoundBegin begin = CAIRN__ROUND_BEGIN__INIT;
+    begin.job = job;
+    (void)fake_begin(&fake, &w[0], job);
+    cairn_message_free(fake_expect(&fake, &w[0], CAIRN_MSG_ROUND_RESULT, 0)); // void
+    fake_request(&w[0], CAIRN_MSG_ROUND_BEGIN, &begin.base);
+    fake_until(&fake, fake.shards[2].member_count == 4); // opened again, each by itself
+    struct fake_peer admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
+    Cairn__JobStatus *status = show(&admin);
+    ck_assert_uint_eq(status->n_reduce_groups, 0);
+    ck_assert_ptr_nonnull(strstr(status->reduce_groups_off, "no room for a relay"));
+    cairn_message_free(&status->base);
+    fake_peer_close(&admin);
+}
+END_TEST
+
+START_TEST(tiles_end_the_groups_and_it_is_shown)
+{
+    const uint64_t job = attach_all("aa", CAIRN_GROUPS_HOST);
+    one_round(job, 0, 2);
+    expect_opened(0, 1);
+    uint32_t requests[2];
+    for (uint32_t i = 0; i < 2; i++) {
+        Cairn__TilesDeclare message = CAIRN__TILES_DECLARE__INIT;
+        message.job = job;
+        message.world = 2;
+        requests[i] = fake_request(&w[i], CAIRN_MSG_TILES_DECLARE, &message.base);
+    }
+    for (uint32_t i = 0; i < 2; i++)
+        cairn_message_free(fake_expect(&fake, &w[i], CAIRN_MSG_TILES_SET, requests[i]));
+    one_round(job, 0, 2);
+    for (uint32_t i = 0; i < 3; i++) {
+        expect_opened(i, 2);
+        ck_assert_uint_eq(fake.shards[i].opened_relay, 0);
+        ck_assert_uint_eq(fake.shards[i].relay.member_count, 0);
+    }
+    struct fake_peer admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
+    Cairn__JobStatus *status = show(&admin);
+    ck_assert_str_eq(status->reduce_groups_off, "the workers hold tiles");
+    cairn_message_free(&status->base);
+    fake_peer_close(&admin);
+}
+END_TEST
+
+/* ---- recorded ---- */
+
+START_TEST(a_job_shows_the_groups_of_its_last_round)
+{
+    const uint64_t job = attach_all("aaxbb", CAIRN_GROUPS_HOST);
+    one_round(job, 0, 5);
+    struct fake_peer admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
+    Cairn__JobStatus *status = show(&admin);
+    ck_assert_uint_eq(status->n_reduce_groups, 3);
+    ck_assert_uint_eq(status->reduce_group_count, 3);
+    ck_assert_str_eq(status->reduce_groups[0]->host, "s0, s1");
+    ck_assert_uint_eq(status->reduce_groups[0]->n_ranks, 2);
+    ck_assert_str_eq(status->reduce_groups[1]->host, "");
+    ck_assert_uint_eq(status->reduce_groups[1]->ranks[0], 2);
+    ck_assert_str_eq(status->reduce_groups[2]->host, "s2");
+    ck_assert_uint_eq(status->reduce_groups[2]->ranks[1], 4);
+    cairn_message_free(&status->base);
+    fake_peer_close(&admin);
+}
+END_TEST
+
+static char *save(struct fake_peer *admin)
+{
+    Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
+    create.job = (char *)(uintptr_t) "toy";
+    create.wait = true;
+    const uint32_t request = fake_request(admin, CAIRN_MSG_SNAPSHOT_CREATE, &create.base);
+    Cairn__SnapshotStatus *status = (Cairn__SnapshotStatus *)fake_expect(
+        &fake, admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
+    char *path = strdup(status->path);
+    cairn_message_free(&status->base);
+    return path;
+}
+
+static struct cairn_manifest read_manifest(const char *folder)
+{
+    struct cairn_manifest manifest;
+    struct cairn_sentence why = { "" };
+    struct cairn_snapshot snapshot;
+    ck_assert_msg(cairn_snapshot_open(folder, &snapshot, &why) == CAIRN_OK, "%s", why.text);
+    manifest = snapshot.manifest; // moves
+    cairn_manifest_init(&snapshot.manifest);
+    cairn_snapshot_close(&snapshot);
+    return manifest;
+}
+
+static void expect_recorded(const char *folder, const char *text)
+{
+    struct cairn_manifest manifest = read_manifest(folder);
+    struct cairn_sentence got = { "" };
+    for (uint32_t g = 0; g < manifest.reduce_groups.group_count; g++) {
+        uint32_t count;
+        const uint32_t *ranks = cairn_rank_groups_at(&manifest.reduce_groups, g, &count);
+        cairn_sentence_add(&got, "%s", g > 0 ? " " : "");
+        cairn_ranks_add_text(ranks, count, &got);
+    }
+    ck_assert_str_eq(got.text, text);
+    cairn_manifest_release(&manifest);
+}
+
+START_TEST(a_snapshot_says_the_groups_of_its_step_and_a_restore_forms_new_ones)
+{
+    struct fake_peer admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
+    const uint64_t job = attach_all("aaxbb", CAIRN_GROUPS_HOST);
+    char *before = save(&admin);
+    expect_recorded(before, ""); // no round yet
+    one_round(job, 0, 5);
+    char *first = save(&admin);
+    expect_recorded(first, "0-1 2 3-4");
+    Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
+    restore.path = first;
+    const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base);
+    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request));
+    for (uint32_t i = 0; i < 5; i++) fake_peer_close(&w[i]);
+    char *again = save(&admin);
+    expect_recorded(again, "0-1 2 3-4"); // of the step that it has, whoever is there now
+    for (uint32_t i = 0; i < 3; i++) attach(i, "b", CAIRN_GROUPS_HOST);
+    one_round(job, 0, 3);
+    char *last = save(&admin);
+    expect_recorded(last, "0-2");
+    free(before);
+    free(first);
+    free(again);
+    free(last);
+    fake_peer_close(&admin);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("coordinator_groups");
+    TCase *plan = tcase_create("plan"), *tcase = tcase_create("coordinator_groups");
+    tcase_add_test(plan, groups_are_numbered_by_their_least_rank_and_others_are_alone);
+    tcase_add_test(plan, a_relay_serves_itself_and_its_share_of_the_other_owners);
+    tcase_set_timeout(tcase, 60);
+    tcase_add_checked_fixture(tcase, set_up, tear_down);
+    tcase_add_test(tcase, a_host_with_two_workers_and_a_shard_contributes_once_to_every_shard);
+    tcase_add_test(tcase, a_worker_that_is_alone_stands_at_its_place_in_the_order_of_least_ranks);
+    tcase_add_test(tcase, rounds_of_the_same_groups_are_told_nothing_more);
+    tcase_add_test(tcase, without_the_spec_s_word_nobody_relays);
+    tcase_add_test(tcase, workers_that_share_no_host_with_a_shard_are_alone);
+    tcase_add_test(tcase, a_worker_that_leaves_has_the_groups_formed_anew);
+    tcase_add_test(tcase, a_shard_that_comes_back_has_all_of_it_told_anew);
+    tcase_add_test(tcase, a_new_coordinator_forms_its_own_groups);
+    tcase_add_test(tcase, a_write_is_opened_for_its_writer_alone);
+    tcase_add_test(tcase, a_relay_that_a_shard_refuses_ends_the_groups_and_the_round_is_done_again);
+    tcase_add_test(tcase, tiles_end_the_groups_and_it_is_shown);
+    tcase_add_test(tcase, a_job_shows_the_groups_of_its_last_round);
+    tcase_add_test(tcase, a_snapshot_says_the_groups_of_its_step_and_a_restore_forms_new_ones);
+    suite_add_tcase(suite, plan);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
