@@ -33,11 +33,11 @@ static void become(const char *const *argv, int out_fd, int err_fd, pid_t parent
     if (getppid() != parent) _exit(126); // it died before we asked
     dup2(out_fd, STDOUT_FILENO);
     dup2(err_fd, STDERR_FILENO);
-    union { // execv takes them as they are and writes nothing
+    union { // execvp takes them as they are and writes nothing
         const char *const *in;
         char *const *out;
     } args = { .in = argv };
-    execv(argv[0], args.out);
+    execvp(argv[0], args.out);
     _exit(127);
 }
 
@@ -125,6 +125,17 @@ static void add_settings(struct arguments *args, const char *const *settings)
     for (; settings != NULL && *settings != NULL; settings++) add(args, "--set", *settings);
 }
 
+/* The program, in the network namespace of that shard. */
+static void add_program(struct arguments *args, const struct cluster *cluster, int shard,
+                        const char *path)
+{
+    if (cluster->options.shard_netns != NULL) {
+        add(args, "ip", "netns");
+        add(args, "exec", cluster->options.shard_netns[shard]);
+    }
+    add(args, path, NULL);
+}
+
 /* The last --set of a key wins, so the test's own come last. */
 static pid_t start_daemon(const struct cluster *cluster, struct arguments *args, const char *name,
                           const char *const *settings, char *ready_out, size_t ready_bytes)
@@ -149,7 +160,8 @@ static void start_coordinator(struct cluster *cluster)
     snprintf(shards, sizeof shards, "cluster.shards=%d", cluster->shard_count);
     snprintf(store, sizeof store, "store.path=%s/coordinator", cluster->folder);
     snprintf(snapshots, sizeof snapshots, "snapshots.path=%s", cluster->snapshots_path);
-    struct arguments args = { .argv = { CAIRN_BIN_DIR "/cairn-coordinator" }, .argc = 1 };
+    struct arguments args = { .argc = 0 };
+    add_program(&args, cluster, 0, CAIRN_BIN_DIR "/cairn-coordinator");
     add(&args, "--set", listen);
     add(&args, "--set", shards);
     add(&args, "--set", store);
@@ -161,15 +173,20 @@ static void start_coordinator(struct cluster *cluster)
 
 static void start_shard(struct cluster *cluster, int shard)
 {
-    char name[32], set_name[PATH_BYTES], coordinator[PATH_BYTES], ready[64];
+    char name[32], set_name[PATH_BYTES], set_host[PATH_BYTES], coordinator[PATH_BYTES], ready[64];
     snprintf(name, sizeof name, "shard-%d", shard);
     snprintf(set_name, sizeof set_name, "shard.name=%s", name);
     snprintf(coordinator, sizeof coordinator, "shard.coordinator=%s", cluster->address);
-    struct arguments args = { .argv = { CAIRN_BIN_DIR "/cairn-shard" }, .argc = 1 };
+    struct arguments args = { .argc = 0 };
+    add_program(&args, cluster, shard, CAIRN_BIN_DIR "/cairn-shard");
     add(&args, "--set", set_name);
     add(&args, "--set", coordinator);
     add(&args, "--set", "compute.threads=1");
     add(&args, "--set", "memory.limit=256MiB");
+    if (cluster->options.shard_hosts != NULL) {
+        snprintf(set_host, sizeof set_host, "fabric.host=%s", cluster->options.shard_hosts[shard]);
+        add(&args, "--set", set_host);
+    }
     cluster->shards[shard] = start_daemon(cluster, &args, name, cluster->options.shard_set, ready,
                                           sizeof ready);
 }
@@ -188,7 +205,9 @@ void cluster_start(struct cluster *cluster, int shard_count, const struct cluste
     else
         snprintf(cluster->snapshots_path, sizeof cluster->snapshots_path, "%s/snapshots",
                  cluster->folder);
-    snprintf(cluster->address, sizeof cluster->address, "127.0.0.1:0");
+    snprintf(cluster->address, sizeof cluster->address, "%s:0",
+             cluster->options.coordinator_ip != NULL ? cluster->options.coordinator_ip
+                                                     : "127.0.0.1");
     start_coordinator(cluster);
     for (int i = 0; i < shard_count; i++) start_shard(cluster, i);
 }

@@ -26,9 +26,14 @@
  * cluster_stop. */
 struct cluster_options {
     const char *const *coordinator_set;
-    const char *const *shard_set; /* of each shard; default: 1 compute thread, 256 MiB */
-    const char *snapshots_path;   /* default: "snapshots" in the folder */
-    const char *log_level;        /* default: "info" */
+    const char *const *shard_set;   /* of each shard; default: 1 compute thread, 256 MiB */
+    const char *const *shard_hosts; /* [shard count] fabric.host of each; default: this host's */
+    /* [shard count] network namespaces; the coordinator is in the first, at this address. Default: ours, and
+     * 127.0.0.1 */
+    const char *const *shard_netns;
+    const char *coordinator_ip;
+    const char *snapshots_path; /* default: "snapshots" in the folder */
+    const char *log_level;      /* default: "info" */
 };
 
 struct cluster {

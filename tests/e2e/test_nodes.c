@@ -1,0 +1,270 @@
+/* Two nodes of four workers each, as network namespaces with a wire between them, and its counters: with reduce
+ * groups a node sends the sum of its workers once, and fetches what the other has once.
+ *
+ * `test_nodes worker ADDRESS RANK JOB STEPS GATHERS GROUPED` is one of the workers. Needs root. */
+#include <check.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cairn.h>
+
+#include "tests/support/cluster.h"
+
+enum {
+    WAIT_MS = 30000,
+    NODES = 2,
+    PER_NODE = 4,
+    WORKERS = NODES * PER_NODE,
+    TENSORS = 4,
+    STEPS = 6
+};
+enum { ROWS = 1000, COLUMNS = 1024, SKIPPED = 77 };
+
+#define ELEMS ((size_t)ROWS * COLUMNS)
+/* Bytes of the model on the wire. */
+#define PSI ((double)TENSORS * ELEMS * 2)
+
+/* ---- a worker ---- */
+
+#define need(call)                                             \
+    do {                                                       \
+        if ((call) != CAIRN_OK) {                              \
+            fprintf(stderr, "%s: %s\n", #call, cairn_error()); \
+            exit(1);                                           \
+        }                                                      \
+    } while (0)
+
+static void describe(struct cairn_tensor tensors[TENSORS])
+{
+    static const char *const names[TENSORS] = { "a", "b", "c", "d" };
+    for (int t = 0; t < TENSORS; t++)
+        tensors[t] = (struct cairn_tensor) {
+            .struct_size = sizeof tensors[t],
+            .name = names[t],
+            .unit = names[t],
+            .wire = CAIRN_BF16,
+            .rank = 2,
+            .shape = { ROWS, COLUMNS },
+            .init = { CAIRN_INIT_NORMAL, 0, 1, (uint64_t)t },
+        };
+}
+
+static struct cairn_mem memory_of(void *ptr)
+{
+    return (struct cairn_mem) { .struct_size = sizeof(struct cairn_mem),
+                                .ptr = ptr,
+                                .dtype = CAIRN_BF16 };
+}
+
+static void gather(cairn_job *job, struct cairn_version version, const struct cairn_tensor *tensors,
+                   uint16_t *room)
+{
+    cairn_op *ops[TENSORS];
+    for (int t = 0; t < TENSORS; t++) {
+        const struct cairn_mem mem = memory_of(room + (size_t)t * ELEMS);
+        need(cairn_fetch(job, version, tensors[t].name, NULL, NULL, &mem, &ops[t]));
+    }
+    for (int t = 0; t < TENSORS; t++) need(cairn_wait(ops[t], WAIT_MS));
+}
+
+static void step(cairn_job *job, const struct cairn_tensor *tensors, uint16_t *grads,
+                 struct cairn_result *result)
+{
+    struct cairn_round round = { .struct_size = sizeof round };
+    need(cairn_round_begin(job, WAIT_MS, &round));
+    for (int t = 0; t < TENSORS; t++) {
+        const struct cairn_mem mem = memory_of(grads);
+        need(cairn_push(job, &round, 0, tensors[t].name, NULL, &mem, NULL));
+    }
+    need(cairn_commit(job, &round, 1, NULL, 0, WAIT_MS, result));
+}
+
+static int work(char **argv)
+{
+    struct cairn_tensor tensors[TENSORS];
+    struct cairn_group adamw = CAIRN_GROUP_INIT;
+    struct cairn_result result = { .struct_size = sizeof result };
+    cairn *session;
+    cairn_job *job;
+    void *grads, *room;
+    const int steps = atoi(argv[5]), gathers = atoi(argv[6]);
+    describe(tensors);
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = argv[2] };
+    const struct cairn_job_spec spec = {
+        .struct_size = sizeof spec,
+        .tensors = tensors,
+        .tensor_count = TENSORS,
+        .groups = &adamw,
+        .group_count = 1,
+        .workers_min = WORKERS,
+        .rank = (uint32_t)atoi(argv[3]),
+        .reduce_groups = atoi(argv[7]) != 0 ? CAIRN_GROUPS_HOST : CAIRN_GROUPS_NONE,
+    };
+    need(cairn_open(&opts, &session));
+    need(cairn_job_open(session, argv[4], &spec, CAIRN_WORKER, WAIT_MS, &job));
+    need(cairn_init_done(job, NULL, WAIT_MS));
+    need(cairn_alloc(session, ELEMS * 2, -1, &grads));
+    need(cairn_alloc(session, TENSORS * ELEMS * 2, -1, &room));
+    for (size_t i = 0; i < ELEMS; i++) ((uint16_t *)grads)[i] = (uint16_t)(0x3c00 + i % 512);
+    for (int i = 0; i < steps; i++) {
+        step(job, tensors, grads, &result);
+        if (gathers != 0) gather(job, result.version, tensors, room);
+    }
+    cairn_close(session);
+    return 0;
+}
+
+/* ---- the nodes ---- */
+
+static struct cluster cluster;
+static char netns[NODES][32];
+static const char *const places[NODES] = { netns[0], netns[1] };
+
+/* Runs `ip` with these arguments; false: it failed. Not within a test only, so without Check. */
+static bool ip(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static bool ip(const char *format, ...)
+{
+    char command[256] = "ip ";
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(command + 3, sizeof command - 32, format, arguments);
+    va_end(arguments);
+    strcat(command, " >/dev/null 2>&1");
+    return system(command) == 0;
+}
+
+/* The kernel says a moment after the other end that a wire is there. Bounded. */
+static bool is_up(const char *node)
+{
+    for (int i = 0; i < 500; i++) {
+        if (ip("-n %s link show dev cairn0 | grep -q 'state UP'", node)) return true;
+        poll(NULL, 0, 10);
+    }
+    return false;
+}
+
+static bool make_nodes(void)
+{
+    bool ok = true;
+    for (int n = 0; n < NODES; n++) {
+        snprintf(netns[n], sizeof netns[n], "cairn-%d-%c", (int)getpid(), 'a' + n);
+        ok = ok && ip("netns add %s", netns[n]) && ip("-n %s link set lo up", netns[n]);
+    }
+    ok = ok && ip("-n %s link add cairn0 type veth peer name cairn0 netns %s", netns[0], netns[1]);
+    for (int n = 0; n < NODES; n++)
+        ok = ok && ip("-n %s address add 10.77.0.%d/24 dev cairn0", netns[n], n + 1) &&
+             ip("-n %s link set cairn0 up", netns[n]);
+    for (int n = 0; n < NODES; n++) ok = ok && is_up(netns[n]);
+    return ok;
+}
+
+static void drop_nodes(void)
+{
+    for (int n = 0; n < NODES; n++) (void)ip("netns delete %s", netns[n]);
+}
+
+/* Bytes that the first node has put on the wire. */
+static double sent_bytes(void)
+{
+    char command[160];
+    double bytes = -1;
+    snprintf(command, sizeof command,
+             "ip netns exec %s cat /sys/class/net/cairn0/statistics/tx_bytes", netns[0]);
+    FILE *pipe = popen(command, "re");
+    ck_assert_ptr_nonnull(pipe);
+    ck_assert_int_eq(fscanf(pipe, "%lf", &bytes), 1);
+    pclose(pipe);
+    return bytes;
+}
+
+/* Bytes of a step from the first node to the second, in Ψ. */
+static double train(const char *job, bool gathers, bool grouped)
+{
+    pid_t workers[WORKERS];
+    char log[CAIRN_SCRATCH_BYTES + 32], self[512] = "";
+    ck_assert_int_gt(readlink("/proc/self/exe", self, sizeof self - 1), 0);
+    snprintf(log, sizeof log, "%s/workers.log", cluster.folder);
+    const double before = sent_bytes();
+    for (int i = 0; i < WORKERS; i++) {
+        char rank[16], steps[16];
+        snprintf(rank, sizeof rank, "%d", i);
+        snprintf(steps, sizeof steps, "%d", STEPS);
+        const char *const argv[] = { "ip",
+                                     "netns",
+                                     "exec",
+                                     netns[i / PER_NODE],
+                                     self,
+                                     "worker",
+                                     cluster.address,
+                                     rank,
+                                     job,
+                                     steps,
+                                     gathers ? "1" : "0",
+                                     grouped ? "1" : "0",
+                                     NULL };
+        workers[i] = cluster_spawn(argv, log);
+    }
+    for (int i = 0; i < WORKERS; i++)
+        ck_assert_msg(cluster_wait(workers[i], CLUSTER_WAIT_MS) == 0, "worker %d: see %s", i, log);
+    return (sent_bytes() - before) / STEPS / PSI;
+}
+
+static void set_up(void)
+{
+    static const char *const coordinator_set[] = { "network.insecure_network=yes", NULL };
+    static const char *const shard_set[] = { "fabric.device=cairn0", "network.insecure_network=yes",
+                                             "memory.limit=2GiB", NULL };
+    setenv("CAIRN_FABRIC_DEVICE", "cairn0", 1);
+    cluster_start(&cluster, NODES,
+                  &(struct cluster_options) { .coordinator_set = coordinator_set,
+                                              .shard_set = shard_set,
+                                              .shard_netns = places,
+                                              .coordinator_ip = "10.77.0.1" });
+}
+
+static void tear_down(void)
+{
+    cluster_stop(&cluster);
+}
+
+START_TEST(a_node_sends_one_sum_and_fetches_everything_once)
+{
+    // Half of the model is the other node's: each worker by itself would send Ψ / 2, and fetch as much.
+    const double pushed = train("pushes", false, true);
+    const double with_gathers = train("gathers", true, true);
+    const double alone = train("alone", true, false);
+    const double fetched = with_gathers - pushed;
+    printf("bytes of a step from a node, in Ψ: push %.2f, fetch %.2f; without groups both %.2f\n",
+           pushed, fetched, alone);
+    ck_assert(pushed <= 1.1 * 2 / 2); // fp32 sums of bf16
+    ck_assert(fetched <= 1.1 / 2);
+    ck_assert(alone >= 3.5);
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+    if (argc == 8 && strcmp(argv[1], "worker") == 0) return work(argv);
+    if (geteuid() != 0 || !make_nodes()) {
+        if (geteuid() == 0) drop_nodes();
+        printf("skipped: network namespaces need root, iproute2 and a kernel with veth\n");
+        return SKIPPED;
+    }
+    TCase *tcase = tcase_create("nodes");
+    tcase_add_checked_fixture(tcase, set_up, tear_down);
+    tcase_add_test(tcase, a_node_sends_one_sum_and_fetches_everything_once);
+    tcase_set_timeout(tcase, 100);
+    Suite *suite = suite_create("nodes");
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    drop_nodes();
+    return failed == 0 ? 0 : 1;
+}
