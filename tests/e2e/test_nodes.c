@@ -1,5 +1,5 @@
-/* Two nodes of four workers each, as network namespaces with a wire between them, and its counters: with reduce
- * groups a node sends the sum of its workers once, and fetches what the other has once.
+/* Two nodes of four workers each, as network namespaces with a wire between them, and its counters: with
+ * reduce groups a node sends the sum of its workers once, and fetches what the other has once.
  *
  * `test_nodes worker ADDRESS RANK JOB STEPS GATHERS GROUPED` is one of the workers. Needs root. */
 #include <check.h>
@@ -129,12 +129,12 @@ static const char *const places[NODES] = { netns[0], netns[1] };
 static bool ip(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static bool ip(const char *format, ...)
 {
-    char command[256] = "ip ";
+    char arguments_text[192], command[256];
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(command + 3, sizeof command - 32, format, arguments);
+    vsnprintf(arguments_text, sizeof arguments_text, format, arguments);
     va_end(arguments);
-    strcat(command, " >/dev/null 2>&1");
+    snprintf(command, sizeof command, "ip %s >/dev/null 2>&1", arguments_text);
     return system(command) == 0;
 }
 

@@ -1,6 +1,6 @@
-/* Reduce groups: workers of a host are added up there, and what comes out is what the sums of the hosts, in the
- * order of their least ranks, would have made by themselves. The hosts are played, on one machine: what
- * goes between them goes over ucx. */
+/* Reduce groups: workers of a host are added up there, and what comes out is what the sums of the hosts,
+ * in the order of their least ranks, would have made by themselves. The hosts are played, on one machine:
+ * what goes between them goes over ucx. */
 #include <check.h>
 #include <pthread.h>
 #include <signal.h>
@@ -208,7 +208,8 @@ START_TEST(the_sum_is_that_of_the_hosts_sums)
     const struct world without = { "flat", 5, micros[_i], false, STEPS };
     train(&with, with.workers, grouped);
     cluster_cli(&cluster, &said, "job", "show", "grouped", NULL);
-    ck_assert_msg(strstr(said.out, "ranks 0,2,4 by shards shard-0, shard-2") != NULL, "%s", said.out);
+    ck_assert_msg(strstr(said.out, "ranks 0,2,4 by shards shard-0, shard-2") != NULL, "%s",
+                  said.out);
     train(&without, HOSTS, flat);
     ck_assert_str_eq(grouped, flat);
 }
