@@ -1,0 +1,240 @@
+/* Reduce groups when workers die: the round is made again, in the groups that are left, and the bits are
+ * those of a run in which nobody died. Two hosts of two workers and a shard each, played on one machine.
+ *
+ * `test_relay_faults --worker ADDRESS RANK JOB WORKERS_MIN DIE_AT LEAVE_AT` is one of the workers. */
+#include <check.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cairn.h>
+
+#include "tests/support/cluster.h"
+
+enum { WAIT_MS = 20000, TENSORS = 2, ELEMS = 90000, WORKERS = 4, STEPS = 7, NEVER = 1000 };
+
+/* ---- a worker: a process ---- */
+
+static const struct cairn_tensor model[TENSORS] = {
+    { .struct_size = sizeof model[0],
+      .name = "a",
+      .unit = "a",
+      .rank = 1,
+      .shape = { ELEMS },
+      .init = { CAIRN_INIT_NORMAL, 0, 1, 1 } },
+    { .struct_size = sizeof model[0],
+      .name = "b",
+      .unit = "b",
+      .rank = 2,
+      .shape = { 300, ELEMS / 300 },
+      .init = { CAIRN_INIT_NORMAL, 0, 1, 2 } },
+};
+
+static void need(cairn_status status, const char *what)
+{
+    if (status == CAIRN_OK) return;
+    fprintf(stderr, "%s: %s\n", what, cairn_error());
+    exit(1);
+}
+
+static struct cairn_mem mem_of(float *values)
+{
+    return (struct cairn_mem) { .struct_size = sizeof(struct cairn_mem),
+                                .ptr = values,
+                                .dtype = CAIRN_F32 };
+}
+
+/* Of the parameters, so that a wrong one is in every step that follows. */
+static void make_gradient(uint32_t rank, uint64_t step, int t, float *values)
+{
+    for (uint64_t i = 0; i < ELEMS; i++) {
+        const uint64_t mixed = i * 2654435761u + step * 40503u + rank * 9176u + (uint64_t)t * 7919u;
+        values[i] = values[i] * 0.25f + (float)(mixed % 100003) / 31337 - 1.5f;
+    }
+}
+
+static cairn_status fetch(cairn_job *job, const struct cairn_round *round, int t, float *values)
+{
+    const struct cairn_mem mem = mem_of(values);
+    cairn_op *op;
+    const cairn_status status = cairn_fetch(job, round->version, model[t].name, NULL, NULL, &mem,
+                                            &op);
+    return status == CAIRN_OK ? cairn_wait(op, WAIT_MS) : status;
+}
+
+/* CAIRN_ERR_EPOCH_CHANGED: it is to be made again. */
+static cairn_status step(cairn_job *job, float *values, uint64_t die_at, uint64_t *step_out)
+{
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_result result = { .struct_size = sizeof result };
+    cairn_status status = cairn_round_begin(job, WAIT_MS, &round);
+    for (int t = 0; t < TENSORS && status == CAIRN_OK; t++) {
+        float *const part = values + (size_t)t * ELEMS;
+        const struct cairn_mem mem = mem_of(part);
+        cairn_op *op;
+        status = fetch(job, &round, t, part);
+        if (status != CAIRN_OK) break;
+        if (t == 1 && round.version.step == die_at) kill(getpid(), SIGKILL); // "a" is on its way
+        make_gradient(round.rank, round.version.step, t, part);
+        status = cairn_push(job, &round, 0, model[t].name, NULL, &mem, &op);
+        if (status == CAIRN_OK) status = cairn_wait(op, WAIT_MS);
+    }
+    if (status == CAIRN_OK) status = cairn_commit(job, &round, 1, NULL, 0, WAIT_MS, &result);
+    if (status == CAIRN_OK) *step_out = result.version.step;
+    return status;
+}
+
+static int be_worker(char **argv)
+{
+    const struct cairn_group adamw = CAIRN_GROUP_INIT;
+    const uint64_t die_at = strtoull(argv[6], NULL, 10), leave_at = strtoull(argv[7], NULL, 10);
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = model,
+                                         .tensor_count = TENSORS,
+                                         .groups = &adamw,
+                                         .group_count = 1,
+                                         .chunk_leaves = 2,
+                                         .rank = (uint32_t)atoi(argv[3]),
+                                         .workers_min = (uint32_t)atoi(argv[5]),
+                                         .reduce_groups = CAIRN_GROUPS_HOST };
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = argv[2] };
+    struct cairn_version version;
+    cairn *session;
+    cairn_job *job;
+    void *values;
+    need(cairn_open(&opts, &session), "cairn_open");
+    need(cairn_job_open(session, argv[4], &spec, CAIRN_WORKER, WAIT_MS, &job), "cairn_job_open");
+    need(cairn_init_done(job, NULL, WAIT_MS), "cairn_init_done");
+    need(cairn_version_wait(job, (struct cairn_version) { 0, 0 }, WAIT_MS, &version),
+         "cairn_version_wait");
+    need(cairn_alloc(session, TENSORS * ELEMS * sizeof(float), -1, &values), "cairn_alloc");
+    for (uint64_t at = version.step; at < STEPS && at != leave_at;) {
+        const cairn_status status = step(job, values, die_at, &at);
+        if (status != CAIRN_ERR_EPOCH_CHANGED) need(status, "a step");
+    }
+    cairn_close(session);
+    return 0;
+}
+
+/* ---- the test ---- */
+
+static struct cluster cluster;
+static struct cluster_said said;
+
+static pid_t spawn(const char *job, int rank, int workers_min, int die_at, int leave_at)
+{
+    char numbers[4][16], log[128];
+    const int values[4] = { rank, workers_min, die_at, leave_at };
+    for (int i = 0; i < 4; i++) snprintf(numbers[i], sizeof numbers[i], "%d", values[i]);
+    snprintf(log, sizeof log, "%s/%s-%d.log", cluster.folder, job, rank);
+    const char *const argv[] = { "/proc/self/exe", "--worker", cluster.address, numbers[0], job,
+                                 numbers[1],       numbers[2], numbers[3],      NULL };
+    setenv("CAIRN_HOST", rank % 2 == 0 ? "host-a" : "host-b", 1);
+    const pid_t pid = cluster_spawn(argv, log);
+    unsetenv("CAIRN_HOST");
+    return pid;
+}
+
+static int count_joined(const char *job)
+{
+    char path[128], line[512], wanted[64];
+    int count = 0;
+    snprintf(path, sizeof path, "%s/coordinator.log", cluster.folder);
+    snprintf(wanted, sizeof wanted, " joined job %s ", job);
+    FILE *log = fopen(path, "re");
+    ck_assert_ptr_nonnull(log);
+    while (fgets(line, sizeof line, log) != NULL) count += strstr(line, wanted) != NULL;
+    fclose(log);
+    return count;
+}
+
+static bool coordinator_dies; // once all have joined
+
+/* Ranks 0, 2 on host A and 1, 3 on host B; rank 2 dies or leaves. Rank 0, which makes the job ready, comes
+ * last, so that all take part from the first step on. */
+static void train(const char *job, int workers_min, int die_at, int leave_at, bool comes_back,
+                  char root_out[128])
+{
+    pid_t pids[WORKERS];
+    for (int i = WORKERS - 1; i >= 0; i--) {
+        pids[i] = spawn(job, i, workers_min, i == 2 ? die_at : NEVER, i == 2 ? leave_at : NEVER);
+        for (int turn = 0; count_joined(job) < WORKERS - i; turn++) {
+            ck_assert_msg(turn < 2000, "rank %d does not join: see %s", i, cluster.folder);
+            ck_assert_int_eq(cluster_wait(pids[WORKERS - 1], 5), -1); // a pause, if all is well
+        }
+    }
+    if (coordinator_dies) {
+        cluster_kill_coordinator(&cluster);
+        cluster_restart_coordinator(&cluster);
+    }
+    if (die_at != NEVER) ck_assert_int_eq(cluster_wait(pids[2], CLUSTER_WAIT_MS), 128 + SIGKILL);
+    if (comes_back) pids[2] = spawn(job, 2, workers_min, NEVER, NEVER);
+    for (int i = 0; i < WORKERS; i++)
+        if (i != 2 || die_at == NEVER || comes_back)
+            ck_assert_msg(cluster_wait(pids[i], CLUSTER_WAIT_MS) == 0, "rank %d of %s, see %s", i,
+                          job, cluster.folder);
+    cluster_cli(&cluster, &said, "job", "digest", "-q", job, NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    snprintf(root_out, 128, "%.120s", said.out);
+}
+
+static void set_up(void)
+{
+    static const char *const hosts[] = { "host-a", "host-b" };
+    cluster_start(&cluster, 2, &(struct cluster_options) { .shard_hosts = hosts });
+}
+
+static void tear_down(void)
+{
+    cluster_stop(&cluster);
+}
+
+START_TEST(a_worker_killed_in_mid_round_and_started_again_changes_no_bit)
+{
+    char calm[128], killed[128];
+    train("calm", WORKERS, NEVER, NEVER, false, calm);
+    train("killed", WORKERS, 3, NEVER, true, killed);
+    ck_assert_str_eq(killed, calm);
+}
+END_TEST
+
+START_TEST(a_coordinator_killed_and_started_again_changes_no_bit)
+{
+    char calm[128], killed[128];
+    train("calm", WORKERS, NEVER, NEVER, false, calm);
+    coordinator_dies = true;
+    train("killed", WORKERS, NEVER, NEVER, false, killed);
+    ck_assert_str_eq(killed, calm);
+}
+END_TEST
+
+START_TEST(the_rest_of_a_worker_that_was_killed_is_made_as_if_it_had_left)
+{
+    char left[128], killed[128];
+    train("left", WORKERS - 1, NEVER, 3, false, left);
+    train("killed", WORKERS - 1, 3, NEVER, false, killed);
+    ck_assert_str_eq(killed, left);
+    cluster_cli(&cluster, &said, "job", "show", "killed", NULL);
+    ck_assert_msg(strstr(said.out, "ranks 1,3 by shard shard-1") != NULL, "%s", said.out);
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+    if (argc == 8 && strcmp(argv[1], "--worker") == 0) return be_worker(argv);
+    TCase *tcase = tcase_create("relay faults");
+    tcase_add_checked_fixture(tcase, set_up, tear_down);
+    tcase_add_test(tcase, a_worker_killed_in_mid_round_and_started_again_changes_no_bit);
+    tcase_add_test(tcase, a_coordinator_killed_and_started_again_changes_no_bit);
+    tcase_add_test(tcase, the_rest_of_a_worker_that_was_killed_is_made_as_if_it_had_left);
+    tcase_set_timeout(tcase, 60);
+    Suite *suite = suite_create("relay faults");
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
