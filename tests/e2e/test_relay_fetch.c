@@ -1,0 +1,185 @@
+/* What workers of a host fetch from another crosses the line once for all of them: two hosts, played on one
+ * machine, of one shard and four workers each. */
+#include <check.h>
+#include <jansson.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cairn.h>
+
+#include "tests/support/cluster.h"
+
+enum { TENSORS = 2, STEPS = 4, GATHERS = STEPS - 1, WORKERS = 8, HOSTS = 2, ELEMS_MAX = 512 * 700 };
+
+static const struct cairn_tensor model[TENSORS] = {
+    { .struct_size = sizeof model[0],
+      .name = "a",
+      .unit = "u",
+      .rank = 2,
+      .shape = { 512, 700 },
+      .init = { CAIRN_INIT_NORMAL, 0, 1, 1 } },
+    { .struct_size = sizeof model[0],
+      .name = "b",
+      .unit = "v",
+      .rank = 2,
+      .shape = { 300, 1000 },
+      .init = { CAIRN_INIT_NORMAL, 0, 1, 2 } },
+};
+static const uint64_t psi = 4 * (512 * 700 + 300 * 1000);
+
+struct worker {
+    int rank;
+    cairn *session;
+    cairn_job *job;
+    pthread_t thread;
+    float *values[TENSORS]; /* owned: what it fetched last */
+};
+
+static struct cluster cluster;
+static struct cluster_said said;
+static struct worker workers[WORKERS];
+static const char *const hosts[HOSTS] = { "host-a", "host-b" };
+
+#define good(call)                                                              \
+    do {                                                                        \
+        const cairn_status good_status = (call);                                \
+        ck_assert_msg(good_status == CAIRN_OK, "%s: %s", #call, cairn_error()); \
+    } while (0)
+
+static size_t elems_of(int t)
+{
+    return (size_t)(model[t].shape[0] * model[t].shape[1]);
+}
+
+static void set_up(void)
+{
+    cluster_start(&cluster, HOSTS, &(struct cluster_options) { .shard_hosts = hosts });
+}
+
+static void tear_down(void)
+{
+    unsetenv("CAIRN_HOST");
+    cluster_stop(&cluster);
+}
+
+static void open_worker(struct worker *worker, int rank)
+{
+    const struct cairn_group adamw = CAIRN_GROUP_INIT;
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = model,
+                                         .tensor_count = TENSORS,
+                                         .groups = &adamw,
+                                         .group_count = 1,
+                                         .chunk_leaves = 4,
+                                         .workers_min = WORKERS,
+                                         .rank = (uint32_t)rank,
+                                         .micro_batches = 1,
+                                         .reduce_groups = CAIRN_GROUPS_HOST };
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
+    *worker = (struct worker) { .rank = rank };
+    setenv("CAIRN_HOST", hosts[rank / (WORKERS / HOSTS)], 1);
+    good(cairn_open(&opts, &worker->session));
+    good(cairn_job_open(worker->session, "hosts", &spec, CAIRN_WORKER, CLUSTER_WAIT_MS,
+                        &worker->job));
+    for (int t = 0; t < TENSORS; t++) worker->values[t] = calloc(elems_of(t), sizeof(float));
+}
+
+static void gather(struct worker *worker, struct cairn_version version)
+{
+    cairn_op *ops[TENSORS];
+    for (int t = 0; t < TENSORS; t++) {
+        const struct cairn_mem mem = { .struct_size = sizeof mem,
+                                       .ptr = worker->values[t],
+                                       .dtype = CAIRN_F32 };
+        good(cairn_fetch(worker->job, version, model[t].name, NULL, NULL, &mem, &ops[t]));
+    }
+    for (int t = 0; t < TENSORS; t++) good(cairn_wait(ops[t], CLUSTER_WAIT_MS));
+}
+
+static void *run_worker(void *arg)
+{
+    struct worker *worker = arg;
+    float *gradient = malloc(ELEMS_MAX * sizeof *gradient);
+    for (size_t i = 0; i < ELEMS_MAX; i++)
+        gradient[i] = (float)((i * 31 + (size_t)worker->rank) % 101);
+    good(cairn_init_done(worker->job, NULL, CLUSTER_WAIT_MS));
+    for (int step = 0; step < STEPS; step++) {
+        struct cairn_round round = { .struct_size = sizeof round };
+        struct cairn_result result = { .struct_size = sizeof result };
+        good(cairn_round_begin(worker->job, CLUSTER_WAIT_MS, &round));
+        // Which shard relays, a worker hears with its first GRANT: what it fetches before goes by itself.
+        if (step > 0) gather(worker, round.version);
+        for (int t = 0; t < TENSORS; t++) {
+            const struct cairn_mem mem = { .struct_size = sizeof mem,
+                                           .ptr = gradient,
+                                           .dtype = CAIRN_F32 };
+            good(cairn_push(worker->job, &round, 0, model[t].name, NULL, &mem, NULL));
+        }
+        good(cairn_commit(worker->job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result));
+        ck_assert(result.applied);
+    }
+    free(gradient);
+    return NULL;
+}
+
+static uint64_t counted(const char *key, const char *way)
+{
+    cluster_cli(&cluster, &said, "job", "show", "-o", "json", "hosts", NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    json_t *show = json_loads(said.out, 0, NULL);
+    const json_t *bytes = json_object_get(show, "bytes");
+    const uint64_t count = (uint64_t)json_integer_value(
+        json_object_get(json_object_get(bytes, key), way));
+    json_decref(show);
+    return count;
+}
+
+/* What the shards say of a way when their heartbeats have told of at least so much. */
+static uint64_t counted_at_least(const char *key, const char *way, uint64_t least)
+{
+    uint64_t count = 0;
+    for (int i = 0; i < 1000 && count < least; i++) count = counted(key, way);
+    return count;
+}
+
+START_TEST(what_a_host_fetches_crosses_the_line_once_a_gather)
+{
+    for (int i = 0; i < WORKERS; i++) open_worker(&workers[i], i);
+    for (int i = 0; i < WORKERS; i++)
+        ck_assert_int_eq(pthread_create(&workers[i].thread, NULL, run_worker, &workers[i]), 0);
+    for (int i = 0; i < WORKERS; i++) pthread_join(workers[i].thread, NULL);
+    for (int i = 1; i < WORKERS; i++)
+        for (int t = 0; t < TENSORS; t++)
+            ck_assert_mem_eq(workers[i].values[t], workers[0].values[t],
+                             elems_of(t) * sizeof(float));
+    // Each host lacks what the shard of the other has: together they lack all of it.
+    const uint64_t carried = counted_at_least("fetched", "carried", GATHERS * psi);
+    ck_assert_uint_ge(carried, GATHERS * psi);
+    ck_assert_msg(carried <= GATHERS * psi * 11 / 10, "fetched %.3f psi a gather between the hosts",
+                  (double)carried / (double)(GATHERS * psi));
+    const uint64_t pushed = counted_at_least("pushed", "carried", STEPS * psi);
+    ck_assert_uint_ge(pushed, STEPS * psi);
+    ck_assert_msg(pushed <= STEPS * psi * 11 / 10, "pushed %.3f psi a step between the hosts",
+                  (double)pushed / (double)(STEPS * psi));
+    for (int i = 0; i < WORKERS; i++) {
+        cairn_close(workers[i].session);
+        for (int t = 0; t < TENSORS; t++) free(workers[i].values[t]);
+    }
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tcase = tcase_create("relay_fetch");
+    tcase_add_checked_fixture(tcase, set_up, tear_down);
+    tcase_add_test(tcase, what_a_host_fetches_crosses_the_line_once_a_gather);
+    tcase_set_timeout(tcase, 60);
+    Suite *suite = suite_create("relay_fetch");
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
