@@ -21,9 +21,9 @@ static bool serves(const struct cairn_cluster_groups *groups, uint32_t relay, ui
     return cairn_groups_relay_of(&groups->plan, groups->relays[relay].group, owner) == relay;
 }
 
-/* ---- members of the owners ---- */
+/* ---- what a shard answers ---- */
 
-/* A MemberJoin on its way. */
+/* A MemberJoin or a RelaySet on its way. */
 struct telling {
     struct cairn_cluster *cluster;
     uint64_t job, member;
@@ -38,6 +38,25 @@ static void on_told(void *context, cairn_status status, const char *why)
     struct cairn_cluster_job *job = cairn_cluster_job_by_id(telling.cluster, telling.job);
     if (job != NULL) (void)cairn_cluster_groups_fault(job, telling.member, why);
 }
+
+/* A question to the shard, of that relay. The request to ask it with; 0: it cannot be asked. */
+static uint32_t ask(struct cairn_cluster_job *job, uint32_t shard, uint64_t number,
+                    struct cairn_cluster_gather **gather_out)
+{
+    struct telling *telling = calloc(1, sizeof *telling);
+    struct cairn_cluster_gather *gather =
+        telling == NULL ? NULL : cairn_cluster_gather_open(job->cluster, on_told, telling);
+    if (gather == NULL) {
+        free(telling);
+        (void)cairn_cluster_groups_fault(job, number, "the coordinator is out of memory");
+        return 0;
+    }
+    *telling = (struct telling) { job->cluster, job->id, number };
+    *gather_out = gather;
+    return cairn_cluster_gather_ask(gather, job->shards[shard].seat);
+}
+
+/* ---- members of the owners ---- */
 
 /* "relay s0 (ranks 0-3)" */
 static void name_relay(const struct cairn_cluster_job *job, const struct cairn_group_relay *relay,
@@ -56,15 +75,9 @@ static void join_at(struct cairn_cluster_job *job, const struct cairn_group_rela
     struct cairn_cluster_session *session = session_of(job, owner);
     const struct cairn_cluster_seat *seat = job->shards[relay->shard].seat;
     if (session == NULL) return;
-    struct telling *telling = calloc(1, sizeof *telling);
-    struct cairn_cluster_gather *gather =
-        telling == NULL ? NULL : cairn_cluster_gather_open(job->cluster, on_told, telling);
-    if (gather == NULL) {
-        free(telling);
-        (void)cairn_cluster_groups_fault(job, relay->number, "the coordinator is out of memory");
-        return;
-    }
-    *telling = (struct telling) { job->cluster, job->id, relay->number };
+    struct cairn_cluster_gather *gather = NULL;
+    const uint32_t request = ask(job, owner, relay->number, &gather);
+    if (gather == NULL) return;
     Cairn__MemberJoin join = CAIRN__MEMBER_JOIN__INIT;
     join.job = job->id;
     join.member = relay->number;
@@ -74,9 +87,7 @@ static void join_at(struct cairn_cluster_job *job, const struct cairn_group_rela
     join.name = name;
     join.fabric_address = (ProtobufCBinaryData) { seat->fabric_address_bytes,
                                                   seat->fabric_address };
-    cairn_cluster_session_send(session, CAIRN_MSG_MEMBER_JOIN,
-                               cairn_cluster_gather_ask(gather, job->shards[owner].seat),
-                               &join.base);
+    cairn_cluster_session_send(session, CAIRN_MSG_MEMBER_JOIN, request, &join.base);
     cairn_cluster_gather_start(gather);
 }
 
@@ -121,14 +132,23 @@ static size_t list_owners(const struct cairn_cluster_job *job, uint32_t relay,
     return count;
 }
 
+static void send_relay(struct cairn_cluster_job *job, uint32_t shard, const Cairn__RelaySet *set)
+{
+    struct cairn_cluster_gather *gather = NULL;
+    const uint32_t request = ask(job, shard, set->relay, &gather);
+    if (gather == NULL) return;
+    cairn_cluster_session_send(session_of(job, shard), CAIRN_MSG_RELAY_SET, request, &set->base);
+    cairn_cluster_gather_start(gather);
+    job->groups->may_relay[shard] = true;
+}
+
 static void set_relay(struct cairn_cluster_job *job, uint32_t relay,
                       const struct cairn_cluster_shard_infos *infos)
 {
-    struct cairn_cluster_groups *groups = job->groups;
+    const struct cairn_cluster_groups *groups = job->groups;
     const struct cairn_group_relay *r = &groups->relays[relay];
-    struct cairn_cluster_session *session = session_of(job, r->shard);
     Cairn__RelaySet set = CAIRN__RELAY_SET__INIT;
-    if (session == NULL) return;
+    if (session_of(job, r->shard) == NULL) return;
     uint64_t *members = calloc(groups->plan.worker_count, sizeof *members);
     Cairn__ShardInfo **owners = calloc(job->layout->shard_count, sizeof *owners);
     if (members != NULL && owners != NULL) {
@@ -139,8 +159,7 @@ static void set_relay(struct cairn_cluster_job *job, uint32_t relay,
         set.n_members = list_workers(groups, r->group, members);
         set.owners = owners;
         set.n_owners = list_owners(job, relay, infos, owners);
-        cairn_cluster_session_send(session, CAIRN_MSG_RELAY_SET, 0, &set.base);
-        groups->may_relay[r->shard] = true;
+        send_relay(job, r->shard, &set);
     } else {
         (void)cairn_cluster_groups_fault(job, r->number, "the coordinator is out of memory");
     }

@@ -55,9 +55,10 @@ struct fake_shard {
     const char *refuse_tiles; /* answer MemberTiles with NO_MEMORY and this */
     const char *refuse_lease; /* answer LeaseKeep with refuse_lease_status and this */
     cairn_status refuse_lease_status;
-    bool holds_lease;         /* do not answer LeaseKeep */
-    const char *refuse_relay; /* answer MemberJoin of a relay with BUSY and this */
-    char host[32];            /* where it is, from its next connection on; empty: it does not say */
+    bool holds_lease;             /* do not answer LeaseKeep */
+    const char *refuse_relay;     /* answer MemberJoin of a relay with BUSY and this */
+    const char *refuse_relay_set; /* answer RelaySet with NO_MEMORY and this */
+    char host[32]; /* where it is, from its next connection on; empty: it does not say */
     /* what it has */
     uint64_t leases[FAKE_LEASES_MAX]; /* their numbers; 0: none */
     uint32_t lease_count;

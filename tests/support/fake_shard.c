@@ -295,9 +295,14 @@ static void on_leave(struct fake_shard *shard, const Cairn__MemberLeave *leave)
     if (member != NULL) member->number = 0;
 }
 
-static void on_relay_set(struct fake_shard *shard, const Cairn__RelaySet *set)
+static void on_relay_set(struct fake_shard *shard, uint32_t request, const Cairn__RelaySet *set)
 {
     struct fake_relay *relay = &shard->relay;
+    if (shard->refuse_relay_set != NULL && set->n_members > 0) {
+        refuse(shard, request, CAIRN_ERR_NO_MEMORY, shard->refuse_relay_set);
+        return;
+    }
+    if (request != 0) done(shard, request);
     *relay = (struct fake_relay) { .number = set->relay };
     ck_assert_uint_le(set->n_members, 8);
     for (size_t i = 0; i < set->n_members; i++) {
@@ -318,7 +323,8 @@ static void expect_told(struct fake_shard *shard, const Cairn__RoundOpen *open)
             ck_assert_ptr_nonnull(find_member(shard, open->members[i]));
     }
     shard->opened_relay = open->relay;
-    if (open->relay != 0) ck_assert_uint_eq(open->relay, shard->relay.number);
+    if (open->relay != 0 && shard->refuse_relay_set == NULL)
+        ck_assert_uint_eq(open->relay, shard->relay.number);
 }
 
 static void on_open(struct fake_shard *shard, const Cairn__RoundOpen *open)
@@ -516,7 +522,7 @@ static void handle(struct fake_shard *shard, uint16_t type, uint32_t request,
         break;
     case CAIRN_MSG_MEMBER_JOIN: on_join(shard, request, (const Cairn__MemberJoin *)message); break;
     case CAIRN_MSG_MEMBER_LEAVE: on_leave(shard, (const Cairn__MemberLeave *)message); break;
-    case CAIRN_MSG_RELAY_SET: on_relay_set(shard, (const Cairn__RelaySet *)message); break;
+    case CAIRN_MSG_RELAY_SET: on_relay_set(shard, request, (const Cairn__RelaySet *)message); break;
     case CAIRN_MSG_MEMBER_TILES:
         on_tiles(shard, request, (const Cairn__MemberTiles *)message);
         break;

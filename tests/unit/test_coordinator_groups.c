@@ -306,9 +306,9 @@ static Cairn__JobStatus *show(struct fake_peer *admin)
     return (Cairn__JobStatus *)fake_expect(&fake, admin, CAIRN_MSG_JOB_STATUS, request);
 }
 
-START_TEST(a_relay_that_a_shard_refuses_ends_the_groups_and_the_round_is_done_again)
+/* The groups are given up in the round that is open, and its workers do it again by themselves. */
+static void expect_given_up(const char *why)
 {
-    fake.shards[1].refuse_relay = "no room for a relay";
     fake.shards[2].holds_reduced = true;
     const uint64_t job = attach_all("aabb", CAIRN_GROUPS_HOST);
     Cairn__RoundBegin begin = CAIRN__ROUND_BEGIN__INIT;
@@ -320,9 +320,22 @@ START_TEST(a_relay_that_a_shard_refuses_ends_the_groups_and_the_round_is_done_ag
     struct fake_peer admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
     Cairn__JobStatus *status = show(&admin);
     ck_assert_uint_eq(status->n_reduce_groups, 0);
-    ck_assert_ptr_nonnull(strstr(status->reduce_groups_off, "no room for a relay"));
+    ck_assert_ptr_nonnull(strstr(status->reduce_groups_off, why));
     cairn_message_free(&status->base);
     fake_peer_close(&admin);
+}
+
+START_TEST(an_owner_that_refuses_a_relay_ends_the_groups)
+{
+    fake.shards[1].refuse_relay = "no room for a relay";
+    expect_given_up("no room for a relay");
+}
+END_TEST
+
+START_TEST(a_shard_that_cannot_relay_ends_the_groups)
+{
+    fake.shards[2].refuse_relay_set = "no memory for sums";
+    expect_given_up("relay s2 failed: s2: no memory for sums");
 }
 END_TEST
 
@@ -459,7 +472,8 @@ int main(void)
     tcase_add_test(tcase, a_shard_that_comes_back_has_all_of_it_told_anew);
     tcase_add_test(tcase, a_new_coordinator_forms_its_own_groups);
     tcase_add_test(tcase, a_write_is_opened_for_its_writer_alone);
-    tcase_add_test(tcase, a_relay_that_a_shard_refuses_ends_the_groups_and_the_round_is_done_again);
+    tcase_add_test(tcase, an_owner_that_refuses_a_relay_ends_the_groups);
+    tcase_add_test(tcase, a_shard_that_cannot_relay_ends_the_groups);
     tcase_add_test(tcase, tiles_end_the_groups_and_it_is_shown);
     tcase_add_test(tcase, a_job_shows_the_groups_of_its_last_round);
     tcase_add_test(tcase, a_snapshot_says_the_groups_of_its_step_and_a_restore_forms_new_ones);
