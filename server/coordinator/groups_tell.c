@@ -84,6 +84,7 @@ static void join_at(struct cairn_cluster_job *job, const struct cairn_group_rela
     join.token = relay->token;
     join.rank = *cairn_rank_groups_at(&job->groups->now, relay->group, &(uint32_t) { 0 });
     join.role = CAIRN_ROLE_WIRE_WORKER;
+    join.relay = true;
     join.name = name;
     join.fabric_address = (ProtobufCBinaryData) { seat->fabric_address_bytes,
                                                   seat->fabric_address };

@@ -58,6 +58,7 @@ static void add_workers(struct cairn_bytes_list *out, const struct cairn_shard_j
     for (size_t i = 0; i < job->member_capacity && out->count < CAIRN_BYTES_TOLD_MAX; i++) {
         const struct cairn_member *member = job->members[i];
         if (member == NULL || member->role != CAIRN_ROLE_WIRE_WORKER) continue;
+        if (member->is_relay) continue; // what its workers gave it, it tells of them
         Cairn__BytesTold *told = add(out, job, &member->bytes);
         told->of_worker = true;
         told->rank = member->rank;

@@ -247,6 +247,7 @@ cairn_status cairn_member_join(struct cairn_shard_job *job, const Cairn__MemberJ
     member->told = job->shard->session.serial;
     member->rank = message->rank;
     member->role = message->role;
+    member->is_relay = message->relay;
     snprintf(member->name, sizeof member->name, "%s", message->name);
     member->address_bytes = bytes;
     if (bytes > 0) memcpy(member->address, message->fabric_address.data, bytes);

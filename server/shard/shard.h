@@ -177,6 +177,7 @@ struct cairn_member {
     uint32_t rank, role;
     char name[64];
     struct cairn_fabric_peer *peer; /* owned; NULL: not connected */
+    bool is_relay;       /* of a host's workers: a shard, or this one (MemberJoin.relay) */
     bool heard;          /* since it was connected: worth connecting again when it goes down */
     bool again;          /* it went down after it was heard: one try more, by shard->again */
     bool cut;            /* a send failed: to be closed when the actions at hand are done */
