@@ -32,7 +32,15 @@
  * 21  what a member does not hold counts as passed in its first micro-batch only
  * 22  what landed and waits for company is forgotten
  * 23  a skipped round takes the client state that came with it
- * 24  a round is decided before its rank 0 has given the client state */
-#define CAIRN_MUTANT_COUNT 24
+ * 24  a round is decided before its rank 0 has given the client state
+ * 25  a relay adds the next micro-batch to the sum at hand: it does not wait for the end of this one
+ * 26  a relay passes a sum on while the last contribution is being added
+ * 27  a relay commits with the weight of its first member
+ * 28  what a relay added up in a void round begins the sum of the next one
+ * 29  a relay's end of a micro-batch counts what it passed on in those before, too
+ * 30  a relay goes on with the sum that it has passed on
+ * 31  what comes again when a relay has committed is refused
+ * 32  a relay ends micro-batches of which nobody knows whether there are any */
+#define CAIRN_MUTANT_COUNT 32
 
 #endif

@@ -157,7 +157,10 @@ static void begin_round(struct cairn_step *step, uint64_t round, const uint64_t 
     memset(step->members, 0, member_count * sizeof *step->members);
     memset(step->at, 0, (size_t)member_count * step->config.chunk_count * sizeof *step->at);
     for (uint32_t c = 0; c < step->config.chunk_count; c++)
-        step->cursors[c] = (struct cursor) { .fold_head = NO_SLOT };
+        step->cursors[c] = (struct cursor) {
+            .fold_head = NO_SLOT,
+            .contributed = MUTANT(28) && step->config.forwards && step->cursors[c].contributed,
+        };
     for (uint32_t i = 0; i < member_count; i++) {
         step->members[i].id = members[i];
         step->members[i].unheld = step->members[i].passed = count_unheld(step, i);

@@ -95,6 +95,8 @@ static struct judgement judge_chunk(const struct cairn_step *step,
     const uint32_t index = (uint32_t)(member - step->members);
     if (!step_holds(step, index, event->chunk)) return refuse(CAIRN_ERR_MALFORMED);
     const struct judgement folded = { FATE_FOLDED, CAIRN_OK };
+    if (MUTANT(31) && step->config.forwards && step->phase == CAIRN_STEP_REDUCING)
+        return refuse(CAIRN_ERR_PROTOCOL);
     if (step->phase != CAIRN_STEP_COLLECTING) return folded; // everything is
     if (event->micro < member->micro) return folded;
     if (event->micro > member->micro) return refuse(CAIRN_ERR_PROTOCOL);

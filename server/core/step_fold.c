@@ -28,7 +28,7 @@ static enum verdict judge(const struct cairn_step *step, uint32_t chunk,
 {
     const struct member *member = &step->members[cursor->member];
     if (cursor->micro > step->front) return WAIT; // for anyone: else it might pass for ever
-    if (step->config.forwards && cursor->micro > step->forward.micro) return WAIT;
+    if (step->config.forwards && cursor->micro > step->forward.micro && !MUTANT(25)) return WAIT;
     if (!step_holds(step, cursor->member, chunk)) return PASS;
     if (member->committed && cursor->micro > member->last_micro) return PASS;
     if (member->micro < cursor->micro) return WAIT;
@@ -134,12 +134,13 @@ static void forward_chunk(struct cairn_step *step, uint32_t chunk,
                           struct cairn_step_actions *actions)
 {
     struct cursor *cursor = &step->cursors[chunk];
-    const bool past = cursor->micro > step->forward.micro && cursor->fold_head == NO_SLOT;
+    const bool ended = cursor->fold_head == NO_SLOT || MUTANT(26);
+    const bool past = cursor->micro > step->forward.micro && ended;
     if (!past || cursor->forwarded) return;
     cursor->forwarded = true;
     step->forward.passed++;
     if (!cursor->contributed) return;
-    cursor->contributed = false;
+    cursor->contributed = MUTANT(30);
     step->forward.sent++;
     struct cairn_step_action *action = cairn_step_act(actions, CAIRN_STEP_FORWARD);
     action->chunk = chunk;
@@ -199,7 +200,8 @@ static void end_forwards(struct cairn_step *step, struct cairn_step_actions *act
     action->round = step->round;
     action->micro = step->forward.micro++;
     action->count = step->forward.sent;
-    step->forward.passed = step->forward.sent = 0;
+    step->forward.passed = 0;
+    if (!MUTANT(29)) step->forward.sent = 0;
     for (uint32_t c = 0; c < step->config.chunk_count; c++) step->cursors[c].forwarded = false;
     // Those that hold nothing here, and were ahead:
     for (uint32_t i = 0; i < step->member_count; i++)
@@ -212,7 +214,7 @@ static void commit_forwards(struct cairn_step *step, struct cairn_step_actions *
     struct cairn_step_action *action = cairn_step_act(actions, CAIRN_STEP_FORWARD_COMMIT);
     action->round = step->round;
     action->micro = step->last_micro;
-    action->weight = step->weight;
+    action->weight = MUTANT(27) ? step->members[0].weight : step->weight;
 }
 
 /* Of a relay: ends the micro-batch at hand if every chunk is past it, and there is one: a member is done with
@@ -220,7 +222,9 @@ static void commit_forwards(struct cairn_step *step, struct cairn_step_actions *
 static void advance_forwards(struct cairn_step *step, struct cairn_step_actions *actions)
 {
     const bool past = step->forward.passed == step->config.chunk_count;
-    if (past && step->forward.micro < step->front) {
+    const bool begun = step->forward.micro < step->front ||
+                       (MUTANT(32) && step->config.chunk_count > 0);
+    if (past && begun) {
         end_forwards(step, actions);
         cairn_step_advance(step, actions); // the next one's chunks may be here
     } else if (step->done_count == step->member_count && step->forward.micro > step->last_micro) {

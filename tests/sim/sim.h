@@ -3,10 +3,14 @@
  * processes are simulated, with faults. An oracle that knows only the contributions recomputes every round.
  *
  *   sim_main.c         seeds, the summary, what was seen how often
+ *   seen.h             what is counted
  *   sim_world.c        a scenario from a seed; the loop; failures and the trace
  *   sim_net.c          the heap of events, connections, delay, reordering, duplication, loss
  *   sim_coordinator.c  the coordinator's daemon, as thin as can be
  *   sim_shard.c        the shard's daemon
+ *   sim_peers.c        what it knows of those that push to it
+ *   sim_relay.c        a shard as the relay of its host: cores that forward, buffers, folds
+ *   sim_relay_send.c   what it passes on to the owners
  *   sim_worker.c       the worker's process: the library and a trainer
  *   sim_oracle.c       what is true whatever happens
  *   sim_faults.c       what happens
@@ -25,6 +29,7 @@
 #include "gpu/gpu.h"
 #include "server/core/round.h"
 #include "server/core/step.h"
+#include "tests/sim/seen.h"
 
 #define SHARDS_MAX  5
 #define RANKS_MAX   4
@@ -39,6 +44,9 @@
 #define STATE_MAX   40 /* of a trainer, bytes */
 #define PAYLOAD_MAX 256
 #define NOBODY      UINT32_MAX
+#define HOSTS_MAX   3
+#define PLACES_MAX  (PROCS_MAX + SHARDS_MAX) /* who pushes: processes, and the relay of each shard */
+#define HOLDS_MAX   (PROCS_MAX * CHUNKS_MAX / 8)
 
 #define MS(x)   ((uint64_t)(x)*1000)
 #define LEASE   MS(60)
@@ -55,73 +63,6 @@ double rng_unit(struct rng *rng);                    /* [0, 1) */
 bool rng_chance(struct rng *rng, double probability);
 uint64_t rng_exponential(struct rng *rng, double mean);
 uint64_t mix(uint64_t a, uint64_t b); /* a hash of both */
-
-/* ---- what was seen: each must happen somewhere in the seeds that the test runs ---- */
-#define SIM_SEEN(X)                                                                    \
-    X(applied, "rounds applied")                                                       \
-    X(skipped, "rounds skipped, not finite")                                           \
-    X(skipped_unweighted, "rounds skipped, no weight")                                 \
-    X(abandoned, "rounds abandoned")                                                   \
-    X(epochs, "epoch changes")                                                         \
-    X(epochs_idle, "epoch changes with nothing open")                                  \
-    X(carried_apply, "epoch changes that carried an APPLY to a prepared shard")        \
-    X(carried_skip, "epoch changes that carried a SKIP to a prepared shard")           \
-    X(carried_updating, "epoch changes while a shard was updating")                    \
-    X(prepared_void, "prepared shards whose round was void")                           \
-    X(drained, "rounds that drained receives, folds or sums")                          \
-    X(open_pending, "rounds opened for a shard that still drained")                    \
-    X(duplicate_folded, "duplicate chunks, folded before: acknowledged again")         \
-    X(duplicate_waiting, "duplicate chunks of one in a slot: dropped")                 \
-    X(refused_stale, "chunks, ends and commits refused: stale")                        \
-    X(refused_fenced, "chunks, ends and commits refused: not a contributor")           \
-    X(refused_checksum, "chunks refused: checksum")                                    \
-    X(end_overtook, "ends of micro-batches that overtook a chunk")                     \
-    X(commit_overtook, "commits that overtook the last end")                           \
-    X(resent, "chunks sent again after a lost connection")                             \
-    X(acked_late, "chunks acknowledged when the worker had them queued again")         \
-    X(regrant_delayed, "grants delayed by a receive of the past")                      \
-    X(landed_lost, "receives that failed with their connection")                       \
-    X(fold_many, "folds of several contributions in one pass")                         \
-    X(unheld, "contributions folded before a lower rank, which has none, ended")       \
-    X(absent, "contributions that were absent")                                        \
-    X(zero, "chunks that nobody contributed")                                          \
-    X(window_one, "runs with one slot a worker")                                       \
-    X(workers_dead, "workers killed")                                                  \
-    X(workers_twin, "workers whose rank a newer one took")                             \
-    X(workers_deadline, "workers dropped at the step deadline")                        \
-    X(given_up, "rounds given up by a worker that stayed")                             \
-    X(fabric_lost, "fabric connections lost")                                          \
-    X(control_lost, "control connections lost")                                        \
-    X(endpoint_lost, "endpoints of shards to workers lost alone")                      \
-    X(endpoint_answers, "answers lost with such an endpoint")                          \
-    X(endpoint_void, "chunks of void rounds asked about again")                        \
-    X(restart_waiting, "coordinators killed while waiting")                            \
-    X(restart_fencing, "coordinators killed while fencing")                            \
-    X(restart_resolving, "coordinators killed while resolving")                        \
-    X(restart_steady, "coordinators killed while steady")                              \
-    X(restart_open, "coordinators killed with a round open")                           \
-    X(restart_decided, "coordinators killed after the decision")                       \
-    X(restart_midway, "coordinators killed between sending to one shard and the next") \
-    X(persist_lost, "coordinators killed before an epoch was durable")                 \
-    X(result_late, "results told by another incarnation than the one that decided")    \
-    X(result_unknown, "workers that came back too late to hear how a round ended")     \
-    X(result_void, "workers told to recompute")                                        \
-    X(pinned, "consistent cuts")                                                       \
-    X(pin_deferred, "consistent cuts put off by a decision")                           \
-    X(written, "writes between two steps")                                             \
-    X(write_void, "writes that were void")                                             \
-    X(carried_write, "epoch changes that carried a WRITE to a prepared shard")         \
-    X(state_awaited, "decisions that waited for a client state")                       \
-    X(state_kept, "client states kept by a skip or a write")                           \
-    X(scale_lowered, "loss scales lowered")                                            \
-    X(clipped, "steps clipped")
-
-enum seen {
-#define X(name, text) SEEN_##name,
-    SIM_SEEN(X)
-#undef X
-        SEEN_COUNT
-};
 
 /* ---- messages and events ---- */
 enum message_kind {
@@ -173,6 +114,14 @@ struct message {
     size_t state_bytes;
     bool unknown; /* RESULT: too old */
     bool write;   /* OPENED */
+    /* between those that push and shards: whose chunks, and whether a relay is between */
+    uint32_t owner;
+    bool relayed;
+    /* OPEN: this shard is a relay in the round; 0: it is not */
+    uint64_t relay;
+    uint64_t relay_members[PROCS_MAX];
+    uint32_t relay_member_count;
+    uint32_t relay_owners; /* a bit each */
 };
 
 enum event_kind {
@@ -188,6 +137,8 @@ enum event_kind {
     E_FOLDED,
     E_SUMMED,
     E_UPDATED,
+    E_RELAY_LANDED, /* b = OWNED(owner, slot) */
+    E_RELAY_FOLDED, /* b = OWNED(owner, chunk) */
     E_PERSISTED,
     E_TICK,
     E_COMPUTED,          /* a = process; conn = its life */
@@ -202,6 +153,8 @@ enum event_kind {
     E_FAULT,
     E_HEAL
 };
+
+#define OWNED(owner, what) ((owner) << 8 | (what))
 
 struct event {
     uint64_t time, order; /* order: of scheduling; breaks ties */
@@ -229,27 +182,34 @@ struct coordinator {
     uint64_t persist_epoch, persist_reserved;
     uint64_t decided_round; /* by this incarnation, the last */
     uint64_t pins;
+    struct {
+        uint64_t number; /* 0: it never was one */
+        uint64_t members[PROCS_MAX];
+        uint32_t member_count; /* in the round at hand; 0: not in this one */
+    } relays[SHARDS_MAX];
 };
 
-struct peer { /* of a shard: what it knows of a worker process */
+struct peer { /* of a shard: what it knows of a worker process, or a relay */
     uint64_t member, conn;
     bool up;
     uint64_t endpoint; /* of the shard to the worker: the number */
     bool dead;         /* that endpoint is; nobody noticed yet */
 };
 
+struct landing { /* a contribution that is being read */
+    uint64_t member, conn, endpoint, round;
+    uint32_t micro, chunk; /* of the model */
+};
+
 struct sim_shard {
     struct cairn_step *core;
     struct link control; /* to the coordinator */
     bool known_up;       /* by the coordinator */
-    struct peer peers[PROCS_MAX];
+    struct peer peers[PLACES_MAX];
     uint64_t endpoints;                /* made so far */
     uint32_t first_chunk, chunk_count; /* of the model */
     float slots[PROCS_MAX * WINDOW_MAX][ELEMS_MAX];
-    struct {
-        uint64_t member, conn, endpoint;
-        uint32_t micro, chunk;
-    } landing[PROCS_MAX * WINDOW_MAX];
+    struct landing landing[PROCS_MAX * WINDOW_MAX];
     struct cairn_step_action folds[CHUNKS_MAX]; /* under way, by chunk */
     float acc[CHUNKS_MAX][ELEMS_MAX];
     struct cairn_sums chunk_sums[CHUNKS_MAX]; /* of folds that were likely the last .. */
@@ -259,6 +219,52 @@ struct sim_shard {
     struct cairn_decision updating;
     uint8_t updating_payload[PAYLOAD_MAX];
     bool drain_counted;
+};
+
+/* ---- a shard as the relay of its host; as server/shard/relay.h ---- */
+enum buffer_state {
+    BUFFER_FREE = 0,
+    BUFFER_SUMMING,
+    BUFFER_SENDING,
+    BUFFER_ENDING /* free when the fold has ended */
+};
+
+struct relay_buffer {
+    enum buffer_state state;
+    bool folding;
+    uint32_t owner, micro, chunk; /* of the owner */
+    uint8_t sent;                 /* enum sent */
+    float sum[ELEMS_MAX];
+};
+
+struct relay_owner { /* of a relay: a shard that it passes on to */
+    struct cairn_step *core;
+    struct link link;
+    struct landing landing[PROCS_MAX * WINDOW_MAX];
+    struct cairn_step_action folds[CHUNKS_MAX];
+    uint32_t fold_buffer[CHUNKS_MAX]; /* of the fold under way */
+    uint32_t sums[CHUNKS_MAX];        /* buffers; NOBODY: none */
+    uint32_t held, sending;           /* buffers */
+    uint32_t forwards, micros;        /* passed on in this micro-batch; micro-batches ended */
+    struct cairn_push *push;          /* NULL: no round */
+    struct {
+        uint64_t round, endpoint;
+        uint32_t window;
+    } grant;
+    float slots[PROCS_MAX * WINDOW_MAX][ELEMS_MAX];
+};
+
+struct sim_relay {
+    uint64_t number;       /* as a member of the owners; 0: never was one */
+    uint64_t round, epoch; /* that it relays; round 0: none */
+    uint32_t owner_bits;
+    struct relay_owner owners[SHARDS_MAX];
+    uint32_t buffers_touched; /* the lowest so many were used */
+    struct relay_buffer buffers[CHUNKS_MAX];
+    struct {
+        uint32_t owner, chunk;
+    } waiting[CHUNKS_MAX]; /* folds that found no buffer, oldest first */
+    uint32_t waiting_count;
 };
 
 enum sent { NOT_SENT = 0, SENT, SENT_BEFORE /* on a connection that is lost */ };
@@ -273,8 +279,9 @@ struct process {
     struct link fabric[SHARDS_MAX];
     struct {
         uint64_t round, endpoint;
-        uint32_t window;
-    } grant[SHARDS_MAX];
+        uint32_t window, via; /* the shard that granted: the owner, or a relay */
+        bool relayed;
+    } grant[SHARDS_MAX]; /* by owner */
     enum trainer state;
     uint64_t epoch, round;
     bool wishes; /* to write, in the next round */
@@ -283,6 +290,8 @@ struct process {
     struct cairn_push *push;
     bool pushing; /* the machine was made and is not known to be idle */
     uint64_t push_epoch, push_round;
+    uint32_t push_via[SHARDS_MAX]; /* by owner; NOBODY: not granted yet */
+    bool push_relayed[SHARDS_MAX];
     uint32_t next_micro, next_chunk; /* to push */
     bool committed;                  /* to the machine */
     uint32_t calls_left;             /* of the library, until it gives the round up */
@@ -336,6 +345,9 @@ struct scenario { /* drawn from the seed */
     uint32_t micros_max;
     double write;   /* a worker's wish */
     double give_up; /* a round, half pushed */
+    /* hosts with shards and workers, which relay; 0: everybody pushes to the owners */
+    uint32_t hosts, shard_host[SHARDS_MAX];
+    uint32_t buffers_wanted; /* of a relay */
     /* the network and the machines: means, in us */
     double control_delay, fabric_delay, receive_delay, work_delay, compute_delay, disk_delay;
     double duplicate, corrupt;
@@ -353,7 +365,8 @@ struct sim {
     uint64_t trace; /* a hash of everything that happened */
     struct scenario scenario;
     uint64_t seen[SEEN_COUNT];
-    uint64_t healthy_from; /* steps applied when the faults stopped */
+    uint64_t healthy_from;   /* steps applied when the faults stopped */
+    uint32_t healthy_rounds; /* rounds opened until then */
 
     struct event *heap;
     size_t heap_count, heap_capacity;
@@ -363,12 +376,14 @@ struct sim {
 
     struct coordinator coordinator;
     struct sim_shard shards[SHARDS_MAX];
+    struct sim_relay relays[SHARDS_MAX]; /* each of the shard's process */
     struct process procs[PROCS_MAX];
     uint64_t lives;
     struct oracle oracle;
 
     /* memory and scratch of the cores, made once and used for all seeds */
     void *round_memory, *step_memory[SHARDS_MAX], *push_memory[PROCS_MAX];
+    void *relay_step_memory[SHARDS_MAX][SHARDS_MAX], *relay_push_memory[SHARDS_MAX][SHARDS_MAX];
     struct cairn_round_action *round_list;
     struct cairn_step_action *step_list;
     struct cairn_push_action *push_list;
@@ -383,6 +398,7 @@ void sim_trace(struct sim *sim, const char *what, uint64_t a, uint64_t b, uint64
 struct cairn_round_config sim_round_config(const struct sim *sim);
 struct cairn_step_config sim_step_config(const struct sim *sim, uint32_t shard);
 struct cairn_push_config sim_push_config(const struct sim *sim);
+struct cairn_push_config sim_relay_push_config(void);
 
 /* sim_names.c */
 const char *message_name(enum message_kind kind);
@@ -404,6 +420,28 @@ void sim_send_fabric(struct sim *sim, const struct link *link, enum event_kind k
                      uint32_t from, const struct message *message);
 struct process *sim_process(struct sim *sim, uint64_t member); /* NULL: no more */
 
+/* sim_peers.c */
+uint32_t sim_place(const struct sim *sim, uint64_t member); /* of who pushes; NOBODY: no more */
+struct link *sim_fabric(struct sim *sim, uint32_t place, uint32_t shard);
+void peer_hello(struct sim *sim, uint32_t shard, uint32_t place, uint64_t member, uint64_t conn);
+void peer_down(struct sim *sim, uint32_t shard, uint32_t place, uint64_t conn);
+void peer_endpoint_down(struct sim *sim, uint32_t shard, uint32_t place, uint64_t endpoint);
+/* What the shard sends to that place is lost, until it notices; the other way stands. */
+void shard_endpoint_break(struct sim *sim, uint32_t shard, uint32_t place);
+/* To message->member, if it is connected. */
+void peer_send(struct sim *sim, uint32_t shard, struct message *message);
+struct message peer_answer(enum message_kind kind, const struct cairn_step_action *action,
+                           uint32_t owner, bool relayed);
+struct cairn_step_event peer_event_of(const struct message *message, uint64_t tag);
+struct landing landing_of(const struct sim *sim, uint32_t shard, uint32_t first_chunk,
+                          const struct message *message);
+/* The one-sided read ends: of the buffer as it is now. OK, CHECKSUM or CLOSED. */
+cairn_status landing_read(struct sim *sim, uint32_t shard, const struct landing *landing,
+                          float *out);
+/* The table of an OPEN; NULL where all hold everything. */
+const uint8_t *fill_holds(const struct sim *sim, uint32_t owner, uint64_t round,
+                          const uint64_t *members, uint32_t count, uint8_t out[HOLDS_MAX]);
+
 /* sim_coordinator.c */
 void coordinator_start(struct sim *sim);
 void coordinator_kill(struct sim *sim);
@@ -417,8 +455,31 @@ void shard_start(struct sim *sim, uint32_t shard);
 void shard_event(struct sim *sim, const struct event *event);
 void shard_garbage(struct sim *sim, uint32_t shard);
 void shard_connect(struct sim *sim, uint32_t shard);
-/* What the shard sends to that process is lost, until it notices; the other way stands. */
-void shard_endpoint_break(struct sim *sim, uint32_t shard, uint32_t proc);
+void shard_core_event(struct sim *sim, uint32_t shard, const struct cairn_step_event *event);
+
+/* sim_relay.c */
+void relay_start(struct sim *sim, uint32_t shard);
+void relay_from_coordinator(struct sim *sim, uint32_t shard, const struct message *message);
+void relay_from_worker(struct sim *sim, uint32_t shard, const struct event *in);
+void relay_peer_event(struct sim *sim, uint32_t shard, const struct cairn_step_event *event);
+void relay_work_event(struct sim *sim, const struct event *in);
+void relay_garbage(struct sim *sim, uint32_t shard, const struct cairn_step_event *garbage);
+/* The buffer is not needed any more. */
+void relay_buffer_end(struct sim *sim, struct sim_relay *relay, struct relay_buffer *buffer);
+/* A buffer may be free: folds that wait go on. */
+void relay_advance(struct sim *sim, uint32_t shard);
+
+/* sim_relay_send.c */
+void relay_send_begin(struct sim *sim, uint32_t shard, uint32_t owner);
+void relay_send_end(struct sim *sim, uint32_t shard, uint32_t owner);
+void relay_forward(struct sim *sim, uint32_t shard, uint32_t owner,
+                   const struct cairn_step_action *action);
+void relay_from_owner(struct sim *sim, uint32_t shard, uint32_t owner,
+                      const struct message *message);
+void relay_break(struct sim *sim, uint32_t shard, uint32_t owner);
+void relay_reconnect(struct sim *sim, uint32_t shard, uint32_t owner);
+/* The owner reads what the relay has on loan. */
+void relay_read(struct sim *sim, uint32_t owner, const struct landing *landing, float *out);
 
 /* sim_worker.c */
 void process_start(struct sim *sim, uint32_t rank);
@@ -432,6 +493,11 @@ void fabric_break(struct sim *sim, uint32_t shard, uint32_t proc);
 void oracle_start(struct sim *sim);
 /* Does the member hold the chunk? Like a worker's tiles: constant for its life. */
 bool truth_holds(const struct sim *sim, uint64_t member, uint32_t chunk);
+/* The same for whoever is a member in that round, a relay, too. */
+bool oracle_holds(const struct sim *sim, uint64_t round, uint64_t member, uint32_t chunk);
+uint32_t truth_host(const struct sim *sim, uint64_t member);
+/* Do several of these share a host that has shards? Then those of member i's host are one contribution. */
+bool truth_grouped(const struct sim *sim, const uint64_t *members, uint32_t count, uint32_t i);
 /* The contribution: the same for whoever asks. */
 uint32_t truth_micros(const struct sim *sim, uint64_t round, uint64_t member);
 uint64_t truth_weight(const struct sim *sim, uint64_t round, uint64_t member);

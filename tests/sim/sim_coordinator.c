@@ -66,7 +66,11 @@ void coordinator_start(struct sim *sim)
     c->alive = true;
     c->incarnation++;
     c->decided_round = 0;
+    memset(c->relays, 0, sizeof c->relays);
     sim_trace(sim, "coordinator starts", c->incarnation, c->durable_epoch, c->durable_reserved);
+    // The core's clock starts here: a deadline set before its first tick would have passed at once.
+    struct cairn_round_event tick = { .kind = CAIRN_ROUND_TICK, .now_ms = sim->now / 1000 };
+    do_event(sim, &tick);
     // The job was initialized before the simulation began; step 0 of generation 1.
     struct cairn_round_event ready = { .kind = CAIRN_ROUND_READY, .version = { 1, 0 } };
     do_event(sim, &ready);
@@ -74,6 +78,84 @@ void coordinator_start(struct sim *sim)
 }
 
 /* ---- what the core says ---- */
+
+/* ---- groups: the members of a host that has shards, who are several, are one member to the owners ---- */
+
+/* The shard of that host that relays to that owner. */
+static uint32_t relay_for(const struct sim *sim, uint32_t host, uint32_t owner)
+{
+    uint32_t here[SHARDS_MAX], count = 0;
+    for (uint32_t s = 0; s < sim->scenario.shards; s++)
+        if (sim->scenario.shard_host[s] == host) here[count++] = s;
+    return here[owner % count];
+}
+
+static uint32_t owners_of(const struct sim *sim, uint32_t shard)
+{
+    uint32_t bits = 0;
+    for (uint32_t o = 0; o < sim->scenario.shards; o++)
+        if (relay_for(sim, sim->scenario.shard_host[shard], o) == shard) bits |= 1u << o;
+    return bits;
+}
+
+/* Who of a round pushes by way of that shard, by rank; returns how many. */
+static uint32_t members_of(const struct sim *sim, uint32_t shard,
+                           const struct cairn_round_action *open, uint64_t out[PROCS_MAX])
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < open->member_count; i++)
+        if (!open->write && truth_grouped(sim, open->members, open->member_count, i) &&
+            truth_host(sim, open->members[i]) == sim->scenario.shard_host[shard])
+            out[count++] = open->members[i];
+    return owners_of(sim, shard) != 0 ? count : 0;
+}
+
+/* A relay with other members than before is another one. */
+static void form_relays(struct sim *sim, const struct cairn_round_action *open)
+{
+    for (uint32_t s = 0; sim->scenario.hosts > 0 && s < sim->scenario.shards; s++) {
+        uint64_t members[PROCS_MAX] = { 0 };
+        const uint32_t count = members_of(sim, s, open, members);
+        const bool same = sim->coordinator.relays[s].number != 0 &&
+                          memcmp(members, sim->coordinator.relays[s].members, sizeof members) == 0;
+        sim->coordinator.relays[s].member_count = count;
+        if (count == 0 || same) continue;
+        sim->coordinator.relays[s].number = ++sim->lives * 16 + PROCS_MAX + s;
+        memcpy(sim->coordinator.relays[s].members, members, sizeof members);
+    }
+}
+
+/* Whom the owner has as contributors, by their least rank. */
+static void put_members(struct sim *sim, uint32_t owner, const struct cairn_round_action *open,
+                        struct message *message)
+{
+    for (uint32_t i = 0; i < open->member_count; i++) {
+        uint64_t member = open->members[i];
+        if (!open->write && truth_grouped(sim, open->members, open->member_count, i)) {
+            const uint32_t relay = relay_for(sim, truth_host(sim, member), owner);
+            member = sim->coordinator.relays[relay].number;
+        } else if (sim->scenario.hosts > 0) {
+            sim->seen[SEEN_relay_alone]++;
+        }
+        bool there = false;
+        for (uint32_t k = 0; k < message->member_count; k++)
+            there = there || message->members[k] == member;
+        if (!there) message->members[message->member_count++] = member;
+    }
+}
+
+static void put_relay(const struct sim *sim, uint32_t shard, struct message *message)
+{
+    const uint32_t count = sim->coordinator.relays[shard].member_count;
+    if (count == 0) return;
+    message->relay = sim->coordinator.relays[shard].number;
+    message->relay_owners = owners_of(sim, shard);
+    message->relay_member_count = count;
+    memcpy(message->relay_members, sim->coordinator.relays[shard].members,
+           count * sizeof message->relay_members[0]);
+}
+
+/* ---- to others ---- */
 
 static void to_shard(struct sim *sim, uint32_t shard, enum message_kind kind,
                      const struct cairn_round_action *action)
@@ -84,8 +166,10 @@ static void to_shard(struct sim *sim, uint32_t shard, enum message_kind kind,
                                .version = action->version,
                                .snapshot = action->snapshot };
     if (action->decision != NULL) message.decision = *action->decision;
-    message.member_count = action->member_count;
-    for (uint32_t i = 0; i < action->member_count; i++) message.members[i] = action->members[i];
+    if (kind == M_OPEN) {
+        put_members(sim, shard, action, &message);
+        put_relay(sim, shard, &message);
+    }
     sim_send_control(sim, &sim->shards[shard].control, 1, E_SHARD_FROM_COORDINATOR, shard, 0,
                      &message);
 }
@@ -150,6 +234,14 @@ static void see_result(struct sim *sim, const struct cairn_round_action *action)
         sim->seen[SEEN_result_late]++;
 }
 
+/* Nothing takes so long in a round that no fault has touched: somebody waits for what does not come. */
+static void see_deadline(struct sim *sim)
+{
+    sim->seen[SEEN_workers_deadline]++;
+    if (sim->healed && sim->oracle.opened_count > sim->healthy_rounds)
+        sim_fail(sim, "a worker was dropped at the step deadline after the faults stopped");
+}
+
 static void do_action(struct sim *sim, const struct cairn_round_action *action)
 {
     sim_trace(sim, round_action_name(action->kind), action->member, action->epoch, action->round);
@@ -166,6 +258,7 @@ static void do_action(struct sim *sim, const struct cairn_round_action *action)
     case CAIRN_ROUND_RESOLVE: to_shards(sim, M_RESOLVE, action); return;
     case CAIRN_ROUND_OPEN_SEND:
         oracle_opened(sim, action);
+        form_relays(sim, action);
         to_shards(sim, M_OPEN, action);
         return;
     case CAIRN_ROUND_DECIDE:
@@ -182,7 +275,7 @@ static void do_action(struct sim *sim, const struct cairn_round_action *action)
         to_worker(sim, M_RESULT, action);
         return;
     case CAIRN_ROUND_WORKER_FENCE:
-        if (action->status == CAIRN_ERR_TIMEOUT) sim->seen[SEEN_workers_deadline]++;
+        if (action->status == CAIRN_ERR_TIMEOUT) see_deadline(sim);
         if (action->status == CAIRN_ERR_FENCED) sim->seen[SEEN_workers_twin]++;
         to_worker(sim, M_FENCED, action);
         return;

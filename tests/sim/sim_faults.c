@@ -58,6 +58,22 @@ static uint32_t draw_fault(struct sim *sim)
     return kind;
 }
 
+/* Between a relay and an owner; false if there is none. */
+static bool relay_fault(struct sim *sim, uint32_t kind)
+{
+    if (sim->scenario.hosts == 0 || !rng_chance(&sim->fault, 0.4)) return false;
+    const uint32_t shard = (uint32_t)rng_below(&sim->fault, sim->scenario.shards);
+    const uint32_t owner = (uint32_t)rng_below(&sim->fault, sim->scenario.shards);
+    if (!sim->relays[shard].owners[owner].link.up) return false;
+    if (kind == BREAK_ENDPOINT) {
+        shard_endpoint_break(sim, owner, PROCS_MAX + shard);
+    } else {
+        sim->seen[SEEN_relay_lost]++;
+        relay_break(sim, shard, owner);
+    }
+    return true;
+}
+
 static void do_fault(struct sim *sim, uint32_t kind)
 {
     const uint32_t shard = (uint32_t)rng_below(&sim->fault, sim->scenario.shards);
@@ -70,6 +86,7 @@ static void do_fault(struct sim *sim, uint32_t kind)
     }
     if (kind == PIN) coordinator_pin(sim);
     if (kind == GARBAGE) shard_garbage(sim, shard);
+    if ((kind == BREAK_FABRIC || kind == BREAK_ENDPOINT) && relay_fault(sim, kind)) return;
     if (proc == NOBODY) return;
     if (kind == BREAK_WORKER) process_link_break(sim, proc);
     if (kind == BREAK_FABRIC) {
@@ -100,4 +117,5 @@ void faults_heal(struct sim *sim)
     for (uint32_t i = 0; i < PROCS_MAX; i++)
         if (sim->procs[i].alive && sim->procs[i].stalled) process_kill(sim, i);
     sim->healthy_from = sim->oracle.applied;
+    sim->healthy_rounds = sim->oracle.opened_count;
 }

@@ -27,6 +27,8 @@ const char *event_name(enum event_kind kind)
         "folded",
         "summed",
         "updated",
+        "relay: landed",
+        "relay: folded",
         "persisted",
         "tick",
         "computed",

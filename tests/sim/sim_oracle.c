@@ -48,6 +48,22 @@ bool truth_holds(const struct sim *sim, uint64_t member, uint32_t chunk)
     return !chance(draw(sim, 9, member, chunk), sim->scenario.unheld);
 }
 
+uint32_t truth_host(const struct sim *sim, uint64_t member)
+{
+    return (uint32_t)(draw(sim, 13, member, 0) % sim->scenario.hosts);
+}
+
+bool truth_grouped(const struct sim *sim, const uint64_t *members, uint32_t count, uint32_t i)
+{
+    if (sim->scenario.hosts == 0) return false;
+    const uint32_t host = truth_host(sim, members[i]);
+    uint32_t here = 0;
+    for (uint32_t k = 0; k < count; k++) here += truth_host(sim, members[k]) == host;
+    for (uint32_t s = 0; s < sim->scenario.shards; s++)
+        if (sim->scenario.shard_host[s] == host) return here > 1;
+    return false;
+}
+
 bool truth_present(const struct sim *sim, uint64_t round, uint64_t member, uint32_t micro,
                    uint32_t chunk)
 {
@@ -115,6 +131,24 @@ static struct opened *find_opened(struct oracle *o, uint64_t round)
     return NULL;
 }
 
+bool oracle_holds(const struct sim *sim, uint64_t round, uint64_t member, uint32_t chunk)
+{
+    const uint32_t place = (uint32_t)(member % 16);
+    if (place < PROCS_MAX) return truth_holds(sim, member, chunk);
+    if (place >= PLACES_MAX) return false;
+    const struct oracle *o = &sim->oracle;
+    for (uint32_t i = o->opened_count; i-- > 0;) {
+        if (o->opened[i].round != round) continue;
+        for (uint32_t k = 0; k < o->opened[i].count; k++) {
+            const uint64_t worker = o->opened[i].members[k];
+            if (truth_host(sim, worker) == sim->scenario.shard_host[place - PROCS_MAX] &&
+                truth_holds(sim, worker, chunk))
+                return true;
+        }
+    }
+    return false;
+}
+
 static const struct ledger_entry *find_entry(const struct oracle *o, uint64_t round,
                                              uint32_t *index)
 {
@@ -126,27 +160,68 @@ static const struct ledger_entry *find_entry(const struct oracle *o, uint64_t ro
     return NULL;
 }
 
-/* ((c0 + c1) + c2) + ... in (micro-batch, rank) order. */
+struct sum {
+    float at[ELEMS_MAX];
+    bool any;
+};
+
+static void add(const struct sim *sim, struct sum *sum, uint32_t chunk, const float *g)
+{
+    for (uint32_t e = 0; e < sim->scenario.elems[chunk]; e++)
+        sum->at[e] = sum->any ? sum->at[e] + g[e] : g[e];
+    sum->any = true;
+}
+
+/* What member i has in the micro-batch is added. */
+static void add_member(struct sim *sim, struct sum *sum, const struct opened *round, uint32_t i,
+                       uint32_t micro, uint32_t chunk)
+{
+    float g[ELEMS_MAX];
+    const uint64_t member = round->members[i];
+    if (micro >= truth_micros(sim, round->round, member)) return;
+    if (!truth_present(sim, round->round, member, micro, chunk)) {
+        sim->seen[SEEN_absent]++;
+        return;
+    }
+    truth_gradient(sim, round->round, member, micro, chunk, g);
+    add(sim, sum, chunk, g);
+}
+
+/* The sum of those who share member i's host; i is the first of them. */
+static void add_group(struct sim *sim, struct sum *sum, const struct opened *round, uint32_t i,
+                      uint32_t micro, uint32_t chunk)
+{
+    struct sum group = { .any = false };
+    for (uint32_t k = i; k < round->count; k++)
+        if (truth_host(sim, round->members[k]) == truth_host(sim, round->members[i]))
+            add_member(sim, &group, round, k, micro, chunk);
+    if (!group.any) return;
+    add(sim, sum, chunk, group.at);
+    sim->seen[SEEN_relayed]++;
+}
+
+/* Is somebody of a lower rank on the same host? Then member i counts with that one. */
+static bool is_later(const struct sim *sim, const struct opened *round, uint32_t i)
+{
+    for (uint32_t k = 0; k < i; k++)
+        if (truth_host(sim, round->members[k]) == truth_host(sim, round->members[i])) return true;
+    return false;
+}
+
+/* ((c0 + c1) + c2) + ... in (micro-batch, rank) order, where the members of a relayed host are one, of the
+ * least rank. */
 static void fold_chunk(struct sim *sim, const struct opened *round, uint32_t chunk)
 {
-    struct oracle *o = &sim->oracle;
-    const uint32_t elems = sim->scenario.elems[chunk];
-    bool first = true;
-    float g[ELEMS_MAX];
-    memset(o->acc[chunk], 0, sizeof o->acc[chunk]);
+    struct sum sum = { .any = false };
     for (uint32_t micro = 0; micro < MICROS_MAX; micro++)
         for (uint32_t i = 0; i < round->count; i++) {
-            const uint64_t member = round->members[i];
-            if (micro >= truth_micros(sim, round->round, member)) continue;
-            if (!truth_present(sim, round->round, member, micro, chunk)) {
-                sim->seen[SEEN_absent]++;
-                continue;
-            }
-            truth_gradient(sim, round->round, member, micro, chunk, g);
-            for (uint32_t e = 0; e < elems; e++)
-                o->acc[chunk][e] = first ? g[e] : o->acc[chunk][e] + g[e];
-            first = false;
+            if (!truth_grouped(sim, round->members, round->count, i))
+                add_member(sim, &sum, round, i, micro, chunk);
+            else if (!is_later(sim, round, i))
+                add_group(sim, &sum, round, i, micro, chunk);
         }
+    memset(sim->oracle.acc[chunk], 0, sizeof sim->oracle.acc[chunk]);
+    if (sum.any) memcpy(sim->oracle.acc[chunk], sum.at, sizeof sum.at);
 }
 
 static void sum_all(struct sim *sim, const struct opened *round, struct cairn_sums *sums,

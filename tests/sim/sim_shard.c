@@ -103,62 +103,11 @@ static void update(struct sim *sim, struct sim_shard *s)
 
 /* ---- what the core says ---- */
 
-/* Is the connection that the worker made the one that the shard knows? */
-static bool stands(const struct sim *sim, uint32_t shard, uint32_t proc)
-{
-    const struct peer *peer = &sim->shards[shard].peers[proc];
-    return peer->up && peer->conn == sim->procs[proc].fabric[shard].id &&
-           sim->procs[proc].fabric[shard].up;
-}
-
-/* A new endpoint to a worker that is connected: the shard says so by it. */
-static void greet(struct sim *sim, uint32_t shard, uint32_t proc)
-{
-    struct peer *peer = &sim->shards[shard].peers[proc];
-    peer->endpoint = ++sim->shards[shard].endpoints;
-    peer->dead = false;
-    const struct message hello = { .kind = M_HELLO,
-                                   .member = peer->member,
-                                   .endpoint = peer->endpoint };
-    if (stands(sim, shard, proc))
-        sim_send_fabric(sim, &sim->procs[proc].fabric[shard], E_WORKER_FROM_SHARD, proc, shard,
-                        &hello);
-}
-
-void shard_endpoint_break(struct sim *sim, uint32_t shard, uint32_t proc)
-{
-    struct peer *peer = &sim->shards[shard].peers[proc];
-    if (!stands(sim, shard, proc) || peer->dead) return;
-    peer->dead = true;
-    sim->seen[SEEN_endpoint_lost]++;
-    sim_at(sim, rng_exponential(&sim->schedule, 2000), E_ENDPOINT_DOWN, shard, proc,
-           peer->endpoint);
-}
-
-static void to_worker(struct sim *sim, uint32_t shard, enum message_kind kind,
+static void to_member(struct sim *sim, uint32_t shard, enum message_kind kind,
                       const struct cairn_step_action *action)
 {
-    struct process *proc = sim_process(sim, action->member);
-    if (proc == NULL) return;
-    const uint32_t index = (uint32_t)(proc - sim->procs);
-    const struct peer *peer = &sim->shards[shard].peers[index];
-    const struct link *link = &proc->fabric[shard];
-    if (!peer->up || peer->member != action->member || peer->conn != link->id) return;
-    if (peer->dead) {
-        sim->seen[SEEN_endpoint_answers]++;
-        return;
-    }
-    const struct message message = { .kind = kind,
-                                     .status = action->status,
-                                     .epoch = action->epoch,
-                                     .round = action->round,
-                                     .member = action->member,
-                                     .micro = action->micro,
-                                     .chunk = action->chunk,
-                                     .window = action->window,
-                                     .endpoint = peer->endpoint,
-                                     .request = action->request };
-    sim_send_fabric(sim, link, E_WORKER_FROM_SHARD, index, shard, &message);
+    struct message message = peer_answer(kind, action, shard, false);
+    peer_send(sim, shard, &message);
 }
 
 static void to_coordinator(struct sim *sim, uint32_t shard, enum message_kind kind,
@@ -173,21 +122,6 @@ static void to_coordinator(struct sim *sim, uint32_t shard, enum message_kind ki
     if (action->decision != NULL) message.decision = *action->decision;
     sim_send_control(sim, &sim->shards[shard].control, 0, E_COORDINATOR_FROM_SHARD, 0, shard,
                      &message);
-}
-
-static void receive(struct sim *sim, uint32_t shard, const struct cairn_step_action *action,
-                    const struct message *message)
-{
-    struct sim_shard *s = &sim->shards[shard];
-    if (action->slot >= sim->scenario.window * PROCS_MAX)
-        sim_fail(sim, "shard %u receives into slot %u, which there is not", shard, action->slot);
-    s->landing[action->slot].member = action->member;
-    s->landing[action->slot].conn = s->peers[action->member % 16].conn;
-    s->landing[action->slot].endpoint = s->peers[action->member % 16].endpoint;
-    s->landing[action->slot].micro = message->micro;
-    s->landing[action->slot].chunk = s->first_chunk + message->chunk;
-    const uint64_t delay = rng_exponential(&sim->schedule, sim->scenario.receive_delay);
-    sim_at(sim, delay, E_LANDED, shard, action->slot, 0);
 }
 
 static void begin_update(struct sim *sim, uint32_t shard, const struct cairn_decision *decision)
@@ -220,16 +154,20 @@ static void do_action(struct sim *sim, uint32_t shard, const struct cairn_step_a
     sim_trace(sim, step_action_name(action->kind), shard, action->round,
               (uint64_t)action->chunk << 32 | action->micro);
     switch (action->kind) {
-    case CAIRN_STEP_GRANT: to_worker(sim, shard, M_GRANT, action); return;
-    case CAIRN_STEP_ACK: to_worker(sim, shard, M_ACK, action); return;
-    case CAIRN_STEP_MICRO_ACK: to_worker(sim, shard, M_MICRO_ACK, action); return;
+    case CAIRN_STEP_GRANT: to_member(sim, shard, M_GRANT, action); return;
+    case CAIRN_STEP_ACK: to_member(sim, shard, M_ACK, action); return;
+    case CAIRN_STEP_MICRO_ACK: to_member(sim, shard, M_MICRO_ACK, action); return;
     case CAIRN_STEP_REFUSE:
         if (action->status == CAIRN_ERR_STALE) sim->seen[SEEN_refused_stale]++;
         if (action->status == CAIRN_ERR_FENCED) sim->seen[SEEN_refused_fenced]++;
         if (action->status == CAIRN_ERR_CHECKSUM) sim->seen[SEEN_refused_checksum]++;
-        to_worker(sim, shard, M_REFUSE, action);
+        to_member(sim, shard, M_REFUSE, action);
         return;
-    case CAIRN_STEP_RECEIVE: receive(sim, shard, action, message); return;
+    case CAIRN_STEP_RECEIVE:
+        s->landing[action->slot] = landing_of(sim, shard, s->first_chunk, message);
+        sim_at(sim, rng_exponential(&sim->schedule, sim->scenario.receive_delay), E_LANDED, shard,
+               action->slot, 0);
+        return;
     case CAIRN_STEP_DISCARD: return;
     case CAIRN_STEP_FOLD:
         if (action->count > 1) sim->seen[SEEN_fold_many]++;
@@ -299,7 +237,8 @@ static void see_fold(struct sim *sim, const struct sim_shard *s,
     const size_t count = cairn_step_waiting(s->core, waiting, PROCS_MAX);
     for (size_t i = 0; i < count && waiting[i].member != s->landing[slot].member; i++) {
         if (waiting[i].ended || waiting[i].micro > s->landing[slot].micro) continue;
-        if (!truth_holds(sim, waiting[i].member, chunk)) sim->seen[SEEN_unheld]++;
+        if (!oracle_holds(sim, cairn_step_round(s->core), waiting[i].member, chunk))
+            sim->seen[SEEN_unheld]++;
     }
 }
 
@@ -343,24 +282,14 @@ static void do_event(struct sim *sim, uint32_t shard, const struct cairn_step_ev
 
 /* ---- what comes in ---- */
 
-/* The table of an OPEN; NULL where all workers hold everything. */
-static const uint8_t *fill_holds(const struct sim *sim, uint32_t shard, const struct message *open,
-                                 uint8_t out[PROCS_MAX * CHUNKS_MAX / 8])
+void shard_core_event(struct sim *sim, uint32_t shard, const struct cairn_step_event *event)
 {
-    if (sim->scenario.unheld <= 0) return NULL;
-    const struct sim_shard *s = &sim->shards[shard];
-    const size_t row = CAIRN_STEP_HOLDS_BYTES(s->chunk_count);
-    memset(out, 0, PROCS_MAX * CHUNKS_MAX / 8);
-    for (uint32_t i = 0; i < open->member_count; i++)
-        for (uint32_t c = 0; c < s->chunk_count; c++)
-            if (truth_holds(sim, open->members[i], s->first_chunk + c))
-                out[i * row + c / 8] |= (uint8_t)(1u << c % 8);
-    return out;
+    do_event(sim, shard, event, NULL);
 }
 
 static void from_coordinator(struct sim *sim, uint32_t shard, const struct message *message)
 {
-    uint8_t holds[PROCS_MAX * CHUNKS_MAX / 8];
+    uint8_t holds[HOLDS_MAX];
     struct cairn_step_event event = { .epoch = message->epoch,
                                       .round = message->round,
                                       .version = message->version,
@@ -372,33 +301,22 @@ static void from_coordinator(struct sim *sim, uint32_t shard, const struct messa
     case M_RESOLVE: event.kind = CAIRN_STEP_RESOLVE; break;
     case M_OPEN:
         event.kind = CAIRN_STEP_OPEN;
-        event.holds = fill_holds(sim, shard, message, holds);
+        event.holds = fill_holds(sim, shard, message->round, message->members,
+                                 message->member_count, holds);
         break;
     case M_DECIDE: event.kind = CAIRN_STEP_DECIDE; break;
     case M_PIN: oracle_pinned(sim, shard, message); return;
     default: sim_fail(sim, "a shard got message %d", (int)message->kind); return;
     }
     do_event(sim, shard, &event, message);
-}
-
-static void hello(struct sim *sim, uint32_t shard, uint32_t proc, uint64_t member, uint64_t conn)
-{
-    struct peer *peer = &sim->shards[shard].peers[proc];
-    if (peer->up && peer->conn == conn && peer->member == member) return; // a duplicate
-    struct cairn_step_event event = { .kind = CAIRN_STEP_PEER_DOWN, .member = peer->member };
-    if (peer->up) do_event(sim, shard, &event, NULL);
-    *peer = (struct peer) { .member = member, .conn = conn, .up = true };
-    greet(sim, shard, proc);
-    event.kind = CAIRN_STEP_PEER_UP;
-    event.member = member;
-    do_event(sim, shard, &event, NULL);
+    relay_from_coordinator(sim, shard, message);
 }
 
 static void from_worker(struct sim *sim, uint32_t shard, const struct event *in)
 {
     const struct message *message = in->message;
     if (message->kind == M_HELLO) {
-        hello(sim, shard, in->b, message->member, in->conn);
+        peer_hello(sim, shard, in->b, message->member, in->conn);
         return;
     }
     const struct peer *peer = &sim->shards[shard].peers[in->b];
@@ -407,22 +325,11 @@ static void from_worker(struct sim *sim, uint32_t shard, const struct event *in)
         sim_fail(sim, "shard %u got a message of a peer that it does not know", shard);
         return;
     }
-    struct cairn_step_event event = { .epoch = message->epoch,
-                                      .round = message->round,
-                                      .member = message->member,
-                                      .micro = message->micro,
-                                      .chunk = message->chunk,
-                                      .sent = message->sent,
-                                      .absent = message->absent,
-                                      .weight = message->weight,
-                                      .request = message->request,
-                                      .tag = in->order };
-    switch (message->kind) {
-    case M_CHUNK: event.kind = CAIRN_STEP_CHUNK; break;
-    case M_MICRO_END: event.kind = CAIRN_STEP_MICRO_END; break;
-    case M_SHARD_COMMIT: event.kind = CAIRN_STEP_COMMIT; break;
-    default: sim_fail(sim, "a shard got message %d", (int)message->kind); return;
+    if (message->relayed) {
+        relay_from_worker(sim, shard, in);
+        return;
     }
+    const struct cairn_step_event event = peer_event_of(message, in->order);
     do_event(sim, shard, &event, message);
 }
 
@@ -448,54 +355,17 @@ void shard_garbage(struct sim *sim, uint32_t shard)
     do_event(sim, shard, &event, NULL);
     if (cairn_step_phase_of(core) != phase || cairn_step_slots_used(core) != used)
         sim_fail(sim, "shard %u did something for a stranger", shard);
+    relay_garbage(sim, shard, &event);
 }
 
-/* A receive that began on an endpoint that is lost ends so or so: it is not said which way it reads. */
-static bool lands(struct sim *sim, uint32_t shard, uint32_t slot)
-{
-    const struct sim_shard *s = &sim->shards[shard];
-    const uint64_t member = s->landing[slot].member;
-    const struct process *proc = sim_process(sim, member);
-    const struct link *link = proc != NULL ? &proc->fabric[shard] : NULL;
-    const struct peer *peer = &s->peers[member % 16];
-    if (link == NULL || !link->up || link->id != s->landing[slot].conn) return false;
-    const bool lost = peer->dead || peer->endpoint != s->landing[slot].endpoint;
-    return !lost || rng_chance(&sim->schedule, 0.5);
-}
-
-/* The one-sided read ends: of the worker's buffer as it is now. */
 static void landed(struct sim *sim, uint32_t shard, uint32_t slot)
 {
     struct sim_shard *s = &sim->shards[shard];
-    const uint64_t member = s->landing[slot].member;
-    const uint32_t micro = s->landing[slot].micro, chunk = s->landing[slot].chunk;
-    struct cairn_step_event event = { .kind = CAIRN_STEP_LANDED, .slot = slot };
-    const struct process *proc = sim_process(sim, member);
-    if (!lands(sim, shard, slot)) {
-        event.status = CAIRN_ERR_CLOSED;
-        sim->seen[SEEN_landed_lost]++;
-    } else {
-        if (!proc->on_loan[micro][chunk])
-            sim_fail(sim, "shard %u read chunk %u of micro-batch %u of a worker that has it back",
-                     shard, chunk, micro);
-        memcpy(s->slots[slot], proc->buffer[micro][chunk], sizeof s->slots[slot]);
-        if (!sim->healed && rng_chance(&sim->fault, sim->scenario.corrupt)) {
-            event.status = CAIRN_ERR_CHECKSUM;
-            memset(s->slots[slot], 0x7f, sizeof s->slots[slot]);
-        }
-    }
-    do_event(sim, shard, &event, NULL);
-}
-
-/* The shard's own way to a worker is lost: it makes another at once. */
-static void endpoint_down(struct sim *sim, uint32_t shard, uint32_t proc, uint64_t endpoint)
-{
-    struct peer *peer = &sim->shards[shard].peers[proc];
-    if (!peer->up || peer->endpoint != endpoint) return;
-    struct cairn_step_event event = { .kind = CAIRN_STEP_PEER_DOWN, .member = peer->member };
-    do_event(sim, shard, &event, NULL);
-    greet(sim, shard, proc);
-    event.kind = CAIRN_STEP_PEER_UP;
+    const struct cairn_step_event event = {
+        .kind = CAIRN_STEP_LANDED,
+        .slot = slot,
+        .status = landing_read(sim, shard, &s->landing[slot], s->slots[slot]),
+    };
     do_event(sim, shard, &event, NULL);
 }
 
@@ -508,7 +378,10 @@ void shard_event(struct sim *sim, const struct event *in)
     case E_SHARD_FROM_COORDINATOR: from_coordinator(sim, in->a, in->message); return;
     case E_SHARD_FROM_WORKER: from_worker(sim, in->a, in); return;
     case E_LANDED: landed(sim, in->a, in->b); return;
-    case E_ENDPOINT_DOWN: endpoint_down(sim, in->a, in->b, in->conn); return;
+    case E_ENDPOINT_DOWN: peer_endpoint_down(sim, in->a, in->b, in->conn); return;
+    case E_PEER_DOWN: peer_down(sim, in->a, in->b, in->conn); return;
+    case E_RELAY_LANDED:
+    case E_RELAY_FOLDED: relay_work_event(sim, in); return;
     case E_FOLDED:
         fold(sim, s, in->b);
         event.kind = CAIRN_STEP_FOLDED;
@@ -522,12 +395,6 @@ void shard_event(struct sim *sim, const struct event *in)
         update(sim, s);
         oracle_compare(sim, in->a);
         event.kind = CAIRN_STEP_UPDATED;
-        break;
-    case E_PEER_DOWN:
-        if (!s->peers[in->b].up || s->peers[in->b].conn != in->conn) return;
-        s->peers[in->b].up = false;
-        event.kind = CAIRN_STEP_PEER_DOWN;
-        event.member = s->peers[in->b].member;
         break;
     default: return;
     }

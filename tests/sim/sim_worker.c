@@ -103,18 +103,27 @@ void process_connect(struct sim *sim, uint32_t index)
         ask_end(sim, index);
 }
 
+/* What was sent for that owner's chunks was sent on a connection that is lost. */
+static void note_lost(const struct sim *sim, struct process *proc, uint32_t owner)
+{
+    const struct sim_shard *s = &sim->shards[owner];
+    for (uint32_t m = 0; m < MICROS_MAX; m++)
+        for (uint32_t c = 0; c < s->chunk_count; c++) {
+            uint8_t *sent = &proc->sent[m][s->first_chunk + c];
+            if (*sent == SENT) *sent = SENT_BEFORE;
+        }
+}
+
 void fabric_break(struct sim *sim, uint32_t shard, uint32_t index)
 {
     struct process *proc = &sim->procs[index];
     struct link *link = &proc->fabric[shard];
     if (!link->up) return;
     link->up = false;
-    proc->grant[shard].round = proc->grant[shard].endpoint = 0;
-    for (uint32_t m = 0; m < MICROS_MAX; m++)
-        for (uint32_t c = 0; c < sim->shards[shard].chunk_count; c++) {
-            uint8_t *sent = &proc->sent[m][sim->shards[shard].first_chunk + c];
-            if (*sent == SENT) *sent = SENT_BEFORE;
-        }
+    for (uint32_t o = 0; o < sim->scenario.shards; o++) {
+        if (proc->grant[o].via == shard) proc->grant[o].round = proc->grant[o].endpoint = 0;
+        if (proc->push_via[o] == shard) note_lost(sim, proc, o);
+    }
     sim_at(sim, rng_exponential(&sim->schedule, 2000), E_PEER_DOWN, shard, index, link->id);
     sim_at(sim, rng_exponential(&sim->schedule, 1500), E_FABRIC_RECONNECT, shard, index,
            proc->life);
@@ -140,7 +149,9 @@ static void send_push(struct sim *sim, uint32_t index, const struct cairn_push_a
     struct message message = { .member = proc->life,
                                .epoch = proc->push_epoch,
                                .round = proc->push_round,
-                               .micro = action->micro };
+                               .micro = action->micro,
+                               .owner = action->shard,
+                               .relayed = proc->push_relayed[action->shard] };
     if (action->kind == CAIRN_PUSH_SEND_CHUNK) {
         message.kind = M_CHUNK;
         message.chunk = action->chunk;
@@ -156,8 +167,8 @@ static void send_push(struct sim *sim, uint32_t index, const struct cairn_push_a
         message.kind = M_SHARD_COMMIT;
         message.weight = action->weight;
     }
-    sim_send_fabric(sim, &proc->fabric[action->shard], E_SHARD_FROM_WORKER, action->shard, index,
-                    &message);
+    const uint32_t via = proc->push_via[action->shard];
+    sim_send_fabric(sim, &proc->fabric[via], E_SHARD_FROM_WORKER, via, index, &message);
 }
 
 /* The buffer is the trainer's again, which writes something else into it at once. */
@@ -248,6 +259,19 @@ static bool push_next(struct sim *sim, uint32_t index)
     return status == CAIRN_OK;
 }
 
+/* The grant for an owner's chunks, if it is of this round. */
+static void give_grant(struct sim *sim, uint32_t index, uint32_t owner)
+{
+    struct process *proc = &sim->procs[index];
+    if (!proc->pushing || proc->push_round != proc->grant[owner].round) return;
+    proc->push_via[owner] = proc->grant[owner].via;
+    proc->push_relayed[owner] = proc->grant[owner].relayed;
+    struct cairn_push_actions actions = push_actions(sim);
+    cairn_push_on_grant(proc->push, owner, proc->grant[owner].endpoint, proc->grant[owner].window,
+                        &actions);
+    do_push_actions(sim, index, &actions);
+}
+
 /* The gradient is ready and the last round's machine holds no buffer any more. */
 static void start_pushing(struct sim *sim, uint32_t index)
 {
@@ -261,13 +285,8 @@ static void start_pushing(struct sim *sim, uint32_t index)
     proc->committed = false;
     proc->state = T_PUSHING;
     memset(proc->sent, 0, sizeof proc->sent);
-    for (uint32_t s = 0; s < sim->scenario.shards; s++) {
-        if (proc->grant[s].round != proc->round) continue;
-        struct cairn_push_actions actions = push_actions(sim);
-        cairn_push_on_grant(proc->push, s, proc->grant[s].endpoint, proc->grant[s].window,
-                            &actions);
-        do_push_actions(sim, index, &actions);
-    }
+    for (uint32_t o = 0; o < SHARDS_MAX; o++) proc->push_via[o] = NOBODY;
+    for (uint32_t o = 0; o < sim->scenario.shards; o++) give_grant(sim, index, o);
 }
 
 /* Does whatever can be done now. */
@@ -339,26 +358,29 @@ static void from_coordinator(struct sim *sim, uint32_t index, const struct messa
 static void on_grant(struct sim *sim, uint32_t shard, uint32_t index, const struct message *message)
 {
     struct process *proc = &sim->procs[index];
-    if (message->round < proc->grant[shard].round) return; // overtaken by a newer one
-    if (message->endpoint < proc->grant[shard].endpoint) return;
-    proc->grant[shard].round = message->round;
-    proc->grant[shard].endpoint = message->endpoint;
-    proc->grant[shard].window = message->window;
-    if (!proc->pushing || proc->push_round != message->round) return;
-    struct cairn_push_actions actions = push_actions(sim);
-    cairn_push_on_grant(proc->push, shard, message->endpoint, message->window, &actions);
-    do_push_actions(sim, index, &actions);
+    const uint32_t owner = message->owner;
+    if (message->round < proc->grant[owner].round) return; // overtaken by a newer one
+    if (proc->grant[owner].via == shard && message->endpoint < proc->grant[owner].endpoint) return;
+    proc->grant[owner].round = message->round;
+    proc->grant[owner].endpoint = message->endpoint;
+    proc->grant[owner].window = message->window;
+    proc->grant[owner].via = shard;
+    proc->grant[owner].relayed = message->relayed;
+    give_grant(sim, index, owner);
 }
 
-/* The shard has a new way to us. */
+/* The shard has a new way to us: for its own chunks, and for those that it relays. */
 static void on_hello(struct sim *sim, uint32_t shard, uint32_t index, const struct message *message)
 {
     struct process *proc = &sim->procs[index];
     if (!proc->pushing) return;
-    struct cairn_push_actions actions = push_actions(sim);
-    cairn_push_on_hello(proc->push, shard, message->endpoint, &actions);
-    sim->seen[SEEN_endpoint_void] += actions.count;
-    do_push_actions(sim, index, &actions);
+    for (uint32_t o = 0; o < sim->scenario.shards; o++) {
+        if (proc->push_via[o] != shard) continue;
+        struct cairn_push_actions actions = push_actions(sim);
+        cairn_push_on_hello(proc->push, o, message->endpoint, &actions);
+        sim->seen[SEEN_endpoint_void] += actions.count;
+        do_push_actions(sim, index, &actions);
+    }
 }
 
 static void see_ack(struct sim *sim, const struct process *proc, uint32_t shard,
@@ -382,17 +404,18 @@ static void from_shard(struct sim *sim, uint32_t shard, uint32_t index,
         return;
     }
     if (!proc->pushing || message->round != proc->push_round) return;
+    const uint32_t owner = message->owner;
     struct cairn_push_actions actions = push_actions(sim);
     switch (message->kind) {
     case M_ACK:
-        see_ack(sim, proc, shard, message);
-        cairn_push_on_ack(proc->push, shard, message->request, &actions);
+        see_ack(sim, proc, owner, message);
+        cairn_push_on_ack(proc->push, owner, message->request, &actions);
         break;
-    case M_MICRO_ACK: cairn_push_on_micro_ack(proc->push, shard, message->micro, &actions); break;
+    case M_MICRO_ACK: cairn_push_on_micro_ack(proc->push, owner, message->micro, &actions); break;
     case M_REFUSE:
         if (message->status == CAIRN_ERR_BUSY)
             sim_fail(sim, "shard %u had no slot for an honest worker", shard);
-        cairn_push_on_refuse(proc->push, shard, message->request, message->status, &actions);
+        cairn_push_on_refuse(proc->push, owner, message->request, message->status, &actions);
         break;
     default: sim_fail(sim, "a worker got message %d", (int)message->kind); return;
     }
@@ -403,9 +426,12 @@ static void lost(struct sim *sim, uint32_t shard, uint32_t index)
 {
     struct process *proc = &sim->procs[index];
     if (!proc->pushing) return;
-    struct cairn_push_actions actions = push_actions(sim);
-    cairn_push_on_lost(proc->push, shard, &actions);
-    do_push_actions(sim, index, &actions);
+    for (uint32_t o = 0; o < sim->scenario.shards; o++) {
+        if (proc->push_via[o] != shard) continue;
+        struct cairn_push_actions actions = push_actions(sim);
+        cairn_push_on_lost(proc->push, o, &actions);
+        do_push_actions(sim, index, &actions);
+    }
 }
 
 void process_event(struct sim *sim, const struct event *event)

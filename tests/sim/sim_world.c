@@ -47,6 +47,13 @@ struct cairn_push_config sim_push_config(const struct sim *sim)
                                         .queue_max = sim->scenario.queue_max };
 }
 
+/* A chunk is once in a queue, and every micro-batch may be. */
+struct cairn_push_config sim_relay_push_config(void)
+{
+    return (struct cairn_push_config) { .shard_count = 1,
+                                        .queue_max = CHUNKS_MAX + MICROS_MAX + 1 };
+}
+
 /* ---- the scenario ---- */
 
 static double between(struct rng *rng, double least, double most)
@@ -110,6 +117,19 @@ static void draw_faults(struct scenario *sc, struct rng *rng)
     sc->faults_end = MS(50) + rng_below(rng, MS(400));
 }
 
+/* In some seeds workers and shards share hosts, and the shards of a host of several workers relay. */
+static void draw_hosts(struct sim *sim)
+{
+    struct rng rng = { mix(sim->seed, 104) };
+    struct scenario *sc = &sim->scenario;
+    if (!rng_chance(&rng, 0.4)) return;
+    sc->hosts = 1 + (uint32_t)rng_below(&rng, HOSTS_MAX);
+    for (uint32_t s = 0; s < sc->shards; s++)
+        sc->shard_host[s] = (uint32_t)rng_below(&rng, sc->hosts);
+    sc->buffers_wanted = 1 + (uint32_t)rng_below(&rng, rng_chance(&rng, 0.5) ? 4 : CHUNKS_MAX);
+    sc->deadline_ms *= 2; // every contribution goes twice
+}
+
 static void draw_scenario(struct sim *sim)
 {
     struct rng rng = { mix(sim->seed, 100) };
@@ -132,6 +152,7 @@ static void draw_scenario(struct sim *sim)
     struct rng whims = { mix(sim->seed, 103) };
     sc->give_up = sometimes(&whims, 0.3, 0.1);
     sc->client_state_max = (uint32_t)sometimes(&whims, 0.5, STATE_MAX);
+    draw_hosts(sim);
     // Cuts where they fall: a shard may own nothing.
     uint32_t cut[SHARDS_MAX + 1] = { 0 };
     for (uint32_t s = 1; s < sc->shards; s++) {
@@ -175,6 +196,12 @@ struct sim *sim_open(void)
     sim->round_list = reserve(cairn_round_actions_max(&round) * sizeof *sim->round_list);
     for (uint32_t s = 0; s < SHARDS_MAX; s++)
         sim->step_memory[s] = reserve(cairn_step_bytes(&step));
+    const struct cairn_push_config relay_push = sim_relay_push_config();
+    for (uint32_t i = 0; i < SHARDS_MAX * SHARDS_MAX; i++) {
+        sim->relay_step_memory[i / SHARDS_MAX][i % SHARDS_MAX] = reserve(cairn_step_bytes(&step));
+        sim->relay_push_memory[i / SHARDS_MAX][i % SHARDS_MAX] = reserve(
+            cairn_push_bytes(&relay_push));
+    }
     sim->step_list = reserve(cairn_step_actions_max(&step) * sizeof *sim->step_list);
     for (uint32_t p = 0; p < PROCS_MAX; p++) sim->push_memory[p] = reserve(cairn_push_bytes(&push));
     sim->push_list = reserve(cairn_push_actions_max(&push) * sizeof *sim->push_list);
@@ -193,6 +220,10 @@ void sim_close(struct sim *sim)
     free(sim->push_list);
     for (uint32_t s = 0; s < SHARDS_MAX; s++) free(sim->step_memory[s]);
     for (uint32_t p = 0; p < PROCS_MAX; p++) free(sim->push_memory[p]);
+    for (uint32_t i = 0; i < SHARDS_MAX * SHARDS_MAX; i++) {
+        free(sim->relay_step_memory[i / SHARDS_MAX][i % SHARDS_MAX]);
+        free(sim->relay_push_memory[i / SHARDS_MAX][i % SHARDS_MAX]);
+    }
     free(sim);
 }
 
@@ -230,7 +261,10 @@ static void start(struct sim *sim, uint64_t seed, bool verbose)
     memset(sim->procs, 0, sizeof sim->procs);
     draw_scenario(sim);
     oracle_start(sim);
-    for (uint32_t s = 0; s < sim->scenario.shards; s++) shard_start(sim, s);
+    for (uint32_t s = 0; s < sim->scenario.shards; s++) {
+        shard_start(sim, s);
+        if (sim->scenario.hosts > 0) relay_start(sim, s);
+    }
     coordinator_start(sim);
     for (uint32_t r = 0; r < sim->scenario.ranks; r++)
         sim_at(sim, rng_exponential(&sim->schedule, 1000), E_PROCESS_START, r, 0, 0);
@@ -238,7 +272,7 @@ static void start(struct sim *sim, uint64_t seed, bool verbose)
 }
 
 /* Is the connection that it was sent on still there? */
-static bool arrives(const struct sim *sim, const struct event *event)
+static bool arrives(struct sim *sim, const struct event *event)
 {
     const struct link *link = NULL;
     bool drains = false;
@@ -253,8 +287,8 @@ static bool arrives(const struct sim *sim, const struct event *event)
         link = &sim->procs[event->a].control;
         drains = sim->procs[event->a].life == event->message->member;
         break;
-    case E_SHARD_FROM_WORKER: link = &sim->procs[event->b].fabric[event->a]; break;
-    case E_WORKER_FROM_SHARD: link = &sim->procs[event->a].fabric[event->b]; break;
+    case E_SHARD_FROM_WORKER: link = sim_fabric(sim, event->b, event->a); break;
+    case E_WORKER_FROM_SHARD: link = sim_fabric(sim, event->a, event->b); break;
     default: return true;
     }
     const bool to_worker = event->kind == E_WORKER_FROM_COORDINATOR;
@@ -284,15 +318,27 @@ static void dispatch(struct sim *sim, const struct event *event)
         process_event(sim, event);
         return;
     case E_FABRIC_RECONNECT:
+        if (event->b < PROCS_MAX)
+            process_event(sim, event);
+        else if (sim->relays[event->b - PROCS_MAX].number == event->conn)
+            relay_reconnect(sim, event->b - PROCS_MAX, event->a);
+        return;
+    case E_WORKER_FROM_SHARD:
+        if (event->a < PROCS_MAX)
+            process_event(sim, event);
+        else
+            relay_from_owner(sim, event->a - PROCS_MAX, event->b, event->message);
+        return;
     case E_COMPUTED:
-    case E_WORKER_FROM_COORDINATOR:
-    case E_WORKER_FROM_SHARD: process_event(sim, event); return;
+    case E_WORKER_FROM_COORDINATOR: process_event(sim, event); return;
     case E_SHARD_FROM_COORDINATOR:
     case E_SHARD_FROM_WORKER:
     case E_LANDED:
     case E_FOLDED:
     case E_SUMMED:
     case E_UPDATED:
+    case E_RELAY_LANDED:
+    case E_RELAY_FOLDED:
     case E_PEER_DOWN:
     case E_ENDPOINT_DOWN: shard_event(sim, event); return;
     default: coordinator_event(sim, event); return;

@@ -1,0 +1,84 @@
+/* What the simulator counts: each must happen somewhere in the seeds that the test runs. */
+#ifndef CAIRN_SIM_SEEN_H
+#define CAIRN_SIM_SEEN_H
+
+#define SIM_SEEN(X)                                                                    \
+    X(applied, "rounds applied")                                                       \
+    X(skipped, "rounds skipped, not finite")                                           \
+    X(skipped_unweighted, "rounds skipped, no weight")                                 \
+    X(abandoned, "rounds abandoned")                                                   \
+    X(epochs, "epoch changes")                                                         \
+    X(epochs_idle, "epoch changes with nothing open")                                  \
+    X(carried_apply, "epoch changes that carried an APPLY to a prepared shard")        \
+    X(carried_skip, "epoch changes that carried a SKIP to a prepared shard")           \
+    X(carried_updating, "epoch changes while a shard was updating")                    \
+    X(prepared_void, "prepared shards whose round was void")                           \
+    X(drained, "rounds that drained receives, folds or sums")                          \
+    X(open_pending, "rounds opened for a shard that still drained")                    \
+    X(duplicate_folded, "duplicate chunks, folded before: acknowledged again")         \
+    X(duplicate_waiting, "duplicate chunks of one in a slot: dropped")                 \
+    X(refused_stale, "chunks, ends and commits refused: stale")                        \
+    X(refused_fenced, "chunks, ends and commits refused: not a contributor")           \
+    X(refused_checksum, "chunks refused: checksum")                                    \
+    X(end_overtook, "ends of micro-batches that overtook a chunk")                     \
+    X(commit_overtook, "commits that overtook the last end")                           \
+    X(resent, "chunks sent again after a lost connection")                             \
+    X(acked_late, "chunks acknowledged when the worker had them queued again")         \
+    X(regrant_delayed, "grants delayed by a receive of the past")                      \
+    X(landed_lost, "receives that failed with their connection")                       \
+    X(fold_many, "folds of several contributions in one pass")                         \
+    X(unheld, "contributions folded before a lower rank, which has none, ended")       \
+    X(absent, "contributions that were absent")                                        \
+    X(zero, "chunks that nobody contributed")                                          \
+    X(window_one, "runs with one slot a worker")                                       \
+    X(workers_dead, "workers killed")                                                  \
+    X(workers_twin, "workers whose rank a newer one took")                             \
+    X(workers_deadline, "workers dropped at the step deadline")                        \
+    X(given_up, "rounds given up by a worker that stayed")                             \
+    X(fabric_lost, "fabric connections lost")                                          \
+    X(control_lost, "control connections lost")                                        \
+    X(endpoint_lost, "endpoints of shards to workers lost alone")                      \
+    X(endpoint_answers, "answers lost with such an endpoint")                          \
+    X(endpoint_void, "chunks of void rounds asked about again")                        \
+    X(restart_waiting, "coordinators killed while waiting")                            \
+    X(restart_fencing, "coordinators killed while fencing")                            \
+    X(restart_resolving, "coordinators killed while resolving")                        \
+    X(restart_steady, "coordinators killed while steady")                              \
+    X(restart_open, "coordinators killed with a round open")                           \
+    X(restart_decided, "coordinators killed after the decision")                       \
+    X(restart_midway, "coordinators killed between sending to one shard and the next") \
+    X(persist_lost, "coordinators killed before an epoch was durable")                 \
+    X(result_late, "results told by another incarnation than the one that decided")    \
+    X(result_unknown, "workers that came back too late to hear how a round ended")     \
+    X(result_void, "workers told to recompute")                                        \
+    X(pinned, "consistent cuts")                                                       \
+    X(pin_deferred, "consistent cuts put off by a decision")                           \
+    X(written, "writes between two steps")                                             \
+    X(write_void, "writes that were void")                                             \
+    X(carried_write, "epoch changes that carried a WRITE to a prepared shard")         \
+    X(state_awaited, "decisions that waited for a client state")                       \
+    X(state_kept, "client states kept by a skip or a write")                           \
+    X(relayed, "contributions of hosts in rounds that took effect")                    \
+    X(forwards, "sums that relays passed on")                                          \
+    X(relay_void, "relayed rounds void before the relay's commit")                     \
+    X(relay_committed_void, "relayed rounds void after it")                            \
+    X(relay_new, "relays that began, or got other members")                            \
+    X(relay_pending, "relayed rounds opened while the relay still drained")            \
+    X(relay_resent, "chunks that relays sent again")                                   \
+    X(relay_lost, "connections of relays to owners lost")                              \
+    X(relay_endpoint, "endpoints of owners to relays lost alone")                      \
+    X(relay_waited, "folds of relays that waited for a buffer")                        \
+    X(relay_more, "buffers of relays taken beyond those wanted")                       \
+    X(relay_barrier, "contributions that waited for a relay's micro-batch to end")     \
+    X(relay_alone, "members of relayed rounds that push to the owners")                \
+    X(scale_lowered, "loss scales lowered")                                            \
+    X(clipped, "steps clipped")
+
+enum seen {
+#define X(name, text) SEEN_##name,
+    SIM_SEEN(X)
+#undef X
+        SEEN_COUNT
+};
+
+#endif

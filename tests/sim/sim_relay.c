@@ -1,0 +1,329 @@
+/* A shard as the relay of its host (server/shard/relay*.c): one core an owner, and buffers for the sums.
+ *
+ * It takes a buffer beyond those wanted only if no answer of the owner would free one: then what
+ * completes the sums may be behind the contribution that waits. Counted by owner, because one owner's
+ * answers may wait for what this host has not yet passed on to another. */
+#include <string.h>
+
+#include "tests/sim/sim.h"
+
+static void do_event(struct sim *sim, uint32_t shard, uint32_t owner,
+                     const struct cairn_step_event *event, const struct message *message);
+
+static bool relays(const struct sim *sim, uint32_t shard, uint32_t owner)
+{
+    return (sim->relays[shard].owner_bits >> owner & 1) != 0;
+}
+
+void relay_start(struct sim *sim, uint32_t shard)
+{
+    struct sim_relay *relay = &sim->relays[shard];
+    memset(relay, 0, sizeof *relay);
+    for (uint32_t o = 0; o < sim->scenario.shards; o++) {
+        struct cairn_step_config config = sim_step_config(sim, o);
+        config.forwards = true;
+        relay->owners[o].core = cairn_step_init(sim->relay_step_memory[shard][o], &config,
+                                                (struct cairn_version) { 0 }, NULL);
+        for (uint32_t c = 0; c < CHUNKS_MAX; c++) relay->owners[o].sums[c] = NOBODY;
+    }
+}
+
+/* ---- buffers ---- */
+
+void relay_buffer_end(struct sim *sim, struct sim_relay *relay, struct relay_buffer *buffer)
+{
+    struct relay_owner *owner = &relay->owners[buffer->owner];
+    if (buffer->state != BUFFER_SUMMING && buffer->state != BUFFER_SENDING)
+        sim_fail(sim, "a buffer of a relay ends twice");
+    owner->sending -= buffer->state == BUFFER_SENDING;
+    owner->held--;
+    buffer->state = buffer->folding ? BUFFER_ENDING : BUFFER_FREE;
+    memset(buffer->sum, 0x5a, sizeof buffer->sum);
+}
+
+/* NOBODY: it has to wait for one. */
+static uint32_t find_buffer(struct sim *sim, struct sim_relay *relay, uint32_t index)
+{
+    const struct relay_owner *owner = &relay->owners[index];
+    if (owner->held >= sim->shards[index].chunk_count) return NOBODY; // its own share of them all
+    for (uint32_t i = 0; i < relay->buffers_touched; i++)
+        if (relay->buffers[i].state == BUFFER_FREE) return i;
+    const bool enough = relay->buffers_touched >= sim->scenario.buffers_wanted;
+    if (relay->buffers_touched == sim->scenario.chunks || (enough && owner->sending > 0))
+        return NOBODY;
+    if (enough) sim->seen[SEEN_relay_more]++;
+    return relay->buffers_touched++;
+}
+
+/* ---- folds ---- */
+
+/* False: it has to wait for a buffer. */
+static bool begin_fold(struct sim *sim, uint32_t shard, uint32_t index, uint32_t chunk)
+{
+    struct sim_relay *relay = &sim->relays[shard];
+    struct relay_owner *owner = &relay->owners[index];
+    if (owner->folds[chunk].first) {
+        const uint32_t found = find_buffer(sim, relay, index);
+        if (found == NOBODY) return false;
+        struct relay_buffer *taken = &relay->buffers[found];
+        *taken = (struct relay_buffer) { .state = BUFFER_SUMMING, .owner = index, .chunk = chunk };
+        owner->held++;
+        owner->sums[chunk] = found;
+    }
+    const uint32_t buffer = owner->sums[chunk];
+    if (buffer == NOBODY) {
+        sim_fail(sim, "relay %u adds to a sum that it has not begun", shard);
+        return true;
+    }
+    relay->buffers[buffer].folding = true;
+    owner->fold_buffer[chunk] = buffer;
+    sim_at(sim, rng_exponential(&sim->schedule, sim->scenario.work_delay), E_RELAY_FOLDED, shard,
+           OWNED(index, chunk), 0);
+    return true;
+}
+
+static void fold(struct sim *sim, uint32_t shard, uint32_t index,
+                 const struct cairn_step_action *action)
+{
+    struct sim_relay *relay = &sim->relays[shard];
+    relay->owners[index].folds[action->chunk] = *action;
+    if (begin_fold(sim, shard, index, action->chunk)) return;
+    sim->seen[SEEN_relay_waited]++;
+    relay->waiting[relay->waiting_count].owner = index;
+    relay->waiting[relay->waiting_count++].chunk = action->chunk;
+}
+
+void relay_advance(struct sim *sim, uint32_t shard)
+{
+    struct sim_relay *relay = &sim->relays[shard];
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < relay->waiting_count; i++)
+        if (!begin_fold(sim, shard, relay->waiting[i].owner, relay->waiting[i].chunk))
+            relay->waiting[kept++] = relay->waiting[i];
+    relay->waiting_count = kept;
+}
+
+static void folded(struct sim *sim, uint32_t shard, uint32_t index, uint32_t chunk)
+{
+    struct sim_relay *relay = &sim->relays[shard];
+    struct relay_owner *owner = &relay->owners[index];
+    const struct cairn_step_action *action = &owner->folds[chunk];
+    struct relay_buffer *buffer = &relay->buffers[owner->fold_buffer[chunk]];
+    struct cairn_source sources[CAIRN_STEP_FOLD_MAX];
+    for (uint32_t i = 0; i < action->count; i++)
+        sources[i] = (struct cairn_source) { owner->slots[action->slots[i]], CAIRN_F32 };
+    cairn_backend_host()->fold(buffer->sum, sources, action->count, action->first,
+                               sim->scenario.elems[sim->shards[index].first_chunk + chunk]);
+    buffer->folding = false;
+    if (buffer->state == BUFFER_ENDING) buffer->state = BUFFER_FREE;
+    const struct cairn_step_event event = { .kind = CAIRN_STEP_FOLDED, .chunk = chunk };
+    do_event(sim, shard, index, &event, NULL);
+    relay_advance(sim, shard);
+}
+
+/* The rounds of all cores are void: no sum is gone on with, and who waited for a buffer needs none. */
+static void void_folds(struct sim *sim, uint32_t shard)
+{
+    struct sim_relay *relay = &sim->relays[shard];
+    for (uint32_t i = 0; i < relay->buffers_touched; i++) {
+        struct relay_buffer *buffer = &relay->buffers[i];
+        if (buffer->state != BUFFER_SUMMING) continue;
+        relay->owners[buffer->owner].sums[buffer->chunk] = NOBODY;
+        relay_buffer_end(sim, relay, buffer);
+    }
+    const uint32_t count = relay->waiting_count;
+    relay->waiting_count = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct cairn_step_event event = { .kind = CAIRN_STEP_FOLDED,
+                                                .chunk = relay->waiting[i].chunk };
+        do_event(sim, shard, relay->waiting[i].owner, &event, NULL);
+    }
+}
+
+/* ---- what a core says ---- */
+
+static void to_member(struct sim *sim, uint32_t shard, uint32_t owner, enum message_kind kind,
+                      const struct cairn_step_action *action)
+{
+    struct message message = peer_answer(kind, action, owner, true);
+    peer_send(sim, shard, &message);
+}
+
+static void receive(struct sim *sim, uint32_t shard, uint32_t index, uint32_t slot,
+                    const struct message *message)
+{
+    const uint32_t first_chunk = sim->shards[index].first_chunk;
+    sim->relays[shard].owners[index].landing[slot] = landing_of(sim, shard, first_chunk, message);
+    sim_at(sim, rng_exponential(&sim->schedule, sim->scenario.receive_delay), E_RELAY_LANDED, shard,
+           OWNED(index, slot), 0);
+}
+
+static void do_action(struct sim *sim, uint32_t shard, uint32_t owner,
+                      const struct cairn_step_action *action, const struct message *message)
+{
+    sim_trace(sim, step_action_name(action->kind), (uint64_t)shard << 8 | owner | 0x10000,
+              action->round, (uint64_t)action->chunk << 32 | action->micro);
+    switch (action->kind) {
+    case CAIRN_STEP_GRANT: to_member(sim, shard, owner, M_GRANT, action); return;
+    case CAIRN_STEP_ACK: to_member(sim, shard, owner, M_ACK, action); return;
+    case CAIRN_STEP_MICRO_ACK: to_member(sim, shard, owner, M_MICRO_ACK, action); return;
+    case CAIRN_STEP_REFUSE: to_member(sim, shard, owner, M_REFUSE, action); return;
+    case CAIRN_STEP_RECEIVE: receive(sim, shard, owner, action->slot, message); return;
+    case CAIRN_STEP_DISCARD:
+    case CAIRN_STEP_ANSWER: return;
+    case CAIRN_STEP_FOLD: fold(sim, shard, owner, action); return;
+    case CAIRN_STEP_FORWARD:
+    case CAIRN_STEP_FORWARD_END:
+    case CAIRN_STEP_FORWARD_COMMIT: relay_forward(sim, shard, owner, action); return;
+    case CAIRN_STEP_FAULT: sim_fail(sim, "relay %u stops: %s", shard, action->why); return;
+    default: sim_fail(sim, "relay %u has a version of its own", shard); return;
+    }
+}
+
+static void see(struct sim *sim, const struct cairn_step *core, enum cairn_step_phase before,
+                const struct cairn_step_event *event, const struct cairn_step_actions *actions)
+{
+    const bool void_now = event->kind == CAIRN_STEP_FENCE && cairn_step_round(core) == 0;
+    if (void_now && before == CAIRN_STEP_COLLECTING) sim->seen[SEEN_relay_void]++;
+    if (void_now && before == CAIRN_STEP_REDUCING) sim->seen[SEEN_relay_committed_void]++;
+    if (event->kind == CAIRN_STEP_OPEN && before == CAIRN_STEP_DRAINING)
+        sim->seen[SEEN_relay_pending]++;
+    bool ended = false;
+    for (size_t i = 0; i < actions->count; i++) {
+        const enum cairn_step_action_kind kind = actions->list[i].kind;
+        if (kind == CAIRN_STEP_FORWARD) sim->seen[SEEN_forwards]++;
+        if (kind == CAIRN_STEP_FORWARD_END) ended = true;
+        if (kind == CAIRN_STEP_FOLD && ended) sim->seen[SEEN_relay_barrier]++;
+    }
+}
+
+static void do_event(struct sim *sim, uint32_t shard, uint32_t index,
+                     const struct cairn_step_event *event, const struct message *message)
+{
+    struct cairn_step *core = sim->relays[shard].owners[index].core;
+    struct cairn_step_config config = sim_step_config(sim, index);
+    config.forwards = true;
+    struct cairn_step_actions actions = { sim->step_list, 0, cairn_step_actions_max(&config) };
+    const enum cairn_step_phase before = cairn_step_phase_of(core);
+    cairn_step_on_event(core, event, &actions);
+    see(sim, core, before, event, &actions);
+    for (size_t i = 0; i < actions.count; i++)
+        do_action(sim, shard, index, &actions.list[i], message);
+}
+
+static void tell_all(struct sim *sim, uint32_t shard, const struct cairn_step_event *event)
+{
+    for (uint32_t o = 0; o < sim->scenario.shards; o++) do_event(sim, shard, o, event, NULL);
+}
+
+void relay_peer_event(struct sim *sim, uint32_t shard, const struct cairn_step_event *event)
+{
+    if (sim->scenario.hosts > 0) tell_all(sim, shard, event);
+}
+
+/* ---- rounds ---- */
+
+/* Void or resolved: for what sends, it is over. */
+static void end_round(struct sim *sim, uint32_t shard)
+{
+    sim->relays[shard].round = 0;
+    for (uint32_t o = 0; o < sim->scenario.shards; o++) relay_send_end(sim, shard, o);
+}
+
+/* Other members: to the owners it is another one, on connections of its own. */
+static void become(struct sim *sim, uint32_t shard, const struct message *open)
+{
+    struct sim_relay *relay = &sim->relays[shard];
+    sim->seen[SEEN_relay_new]++;
+    relay->number = open->relay;
+    relay->owner_bits = open->relay_owners;
+    for (uint32_t o = 0; o < sim->scenario.shards; o++) {
+        if (relay->owners[o].link.up)
+            relay_break(sim, shard, o);
+        else if (relays(sim, shard, o))
+            sim_at(sim, rng_exponential(&sim->schedule, 500), E_FABRIC_RECONNECT, o,
+                   PROCS_MAX + shard, relay->number);
+    }
+}
+
+static void on_open(struct sim *sim, uint32_t shard, const struct message *open)
+{
+    struct sim_relay *relay = &sim->relays[shard];
+    end_round(sim, shard); // the one before is resolved
+    if (open->relay == 0) return;
+    if (relay->number != open->relay) become(sim, shard, open);
+    relay->round = open->round;
+    relay->epoch = open->epoch;
+    for (uint32_t o = 0; o < sim->scenario.shards; o++) {
+        if (!relays(sim, shard, o)) continue;
+        uint8_t holds[HOLDS_MAX];
+        relay_send_begin(sim, shard, o);
+        const struct cairn_step_event event = {
+            .kind = CAIRN_STEP_OPEN,
+            .epoch = open->epoch,
+            .round = open->round,
+            .members = open->relay_members,
+            .member_count = open->relay_member_count,
+            .holds = fill_holds(sim, o, open->round, open->relay_members, open->relay_member_count,
+                                holds),
+        };
+        do_event(sim, shard, o, &event, NULL);
+    }
+}
+
+void relay_from_coordinator(struct sim *sim, uint32_t shard, const struct message *message)
+{
+    struct cairn_step_event event = { .epoch = message->epoch };
+    if (sim->scenario.hosts == 0) return;
+    if (message->epoch < cairn_step_epoch(sim->relays[shard].owners[0].core)) return;
+    switch (message->kind) {
+    case M_FENCE:
+        end_round(sim, shard);
+        event.kind = CAIRN_STEP_FENCE;
+        tell_all(sim, shard, &event);
+        void_folds(sim, shard);
+        return;
+    case M_RESOLVE:
+        event.kind = CAIRN_STEP_RESOLVE;
+        tell_all(sim, shard, &event);
+        return;
+    case M_OPEN: on_open(sim, shard, message); return;
+    default: return;
+    }
+}
+
+/* ---- what comes in ---- */
+
+void relay_from_worker(struct sim *sim, uint32_t shard, const struct event *in)
+{
+    const struct cairn_step_event event = peer_event_of(in->message, in->order);
+    do_event(sim, shard, in->message->owner, &event, in->message);
+}
+
+void relay_garbage(struct sim *sim, uint32_t shard, const struct cairn_step_event *garbage)
+{
+    if (sim->scenario.hosts == 0) return;
+    const uint32_t owner = (uint32_t)rng_below(&sim->fault, sim->scenario.shards);
+    const struct cairn_step *core = sim->relays[shard].owners[owner].core;
+    const enum cairn_step_phase phase = cairn_step_phase_of(core);
+    const uint32_t used = cairn_step_slots_used(core);
+    do_event(sim, shard, owner, garbage, NULL);
+    if (cairn_step_phase_of(core) != phase || cairn_step_slots_used(core) != used)
+        sim_fail(sim, "relay %u did something for a stranger", shard);
+}
+
+void relay_work_event(struct sim *sim, const struct event *in)
+{
+    const uint32_t index = in->b >> 8, what = in->b & 0xff;
+    if (in->kind == E_RELAY_FOLDED) {
+        folded(sim, in->a, index, what);
+        return;
+    }
+    struct relay_owner *owner = &sim->relays[in->a].owners[index];
+    const struct cairn_step_event event = {
+        .kind = CAIRN_STEP_LANDED,
+        .slot = what,
+        .status = landing_read(sim, in->a, &owner->landing[what], owner->slots[what]),
+    };
+    do_event(sim, in->a, index, &event, NULL);
+}
