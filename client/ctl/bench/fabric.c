@@ -1,7 +1,7 @@
 /* cairn bench fabric: what the fabric makes of the bytes of pushes and fetches, with all that client and
  * shard do to a chunk on its way (fabric_ends.h), against what moves as many and does nothing else:
  *
- *   --path ucx     ucx_perftest -t ucp_am_bw -E sleep with chunks, window, header and settings of the
+ *   --path ucx     ucx_perftest -t ucp_am_bw -E sleep -e with chunks, window, header and settings of the
  *                  fabric (raw TCP where it is not installed)
  *   --path mapped  memcpy
  *
@@ -100,7 +100,7 @@ int cairn_bench_fabric(struct ctl *ctl)
         .bench = "fabric",
         .unit = "GB/s",
         .reference_name = bench.is_mapped      ? "memcpy"
-                          : bench.has_perftest ? "ucx_perftest -t ucp_am_bw -E sleep"
+                          : bench.has_perftest ? "ucx_perftest -t ucp_am_bw -E sleep -e"
                                                : "raw TCP over loopback",
     };
     done = cairn_bench_alternate(&result, ctl->bench.seconds, run_fabric, run_reference, &bench);

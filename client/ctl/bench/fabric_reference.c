@@ -144,10 +144,10 @@ double cairn_bench_perftest(size_t chunk_bytes, uint64_t chunks)
     snprintf(count, sizeof count, "%llu", (unsigned long long)chunks);
     snprintf(warm, sizeof warm, "%d", WARM_CHUNKS);
     snprintf(window, sizeof window, "%d", CAIRN_BENCH_WINDOW);
-    char *const server_line[] = { PROGRAM, "-p", port, "-E", "sleep", NULL };
-    char *const client_line[] = { PROGRAM, "127.0.0.1", "-p",  port,    "-t",  "ucp_am_bw", "-s",
-                                  size,    "-n",        count, "-w",    warm,  "-O",        window,
-                                  "-H",    "128",       "-E",  "sleep", "-fv", NULL };
+    char *const server_line[] = { PROGRAM, "-p", port, "-E", "sleep", "-e", NULL };
+    char *const client_line[] = { PROGRAM, "127.0.0.1", "-p",  port,    "-t", "ucp_am_bw", "-s",
+                                  size,    "-n",        count, "-w",    warm, "-O",        window,
+                                  "-H",    "128",       "-E",  "sleep", "-e", "-fv",       NULL };
     fflush(NULL);
     const pid_t server = start_perftest(server_line, -1);
     const struct timespec pause = { .tv_nsec = TRY_MS * 1000000L };
