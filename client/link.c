@@ -183,7 +183,7 @@ static void take_grant(struct shard_link *owner, const struct cairn_chunk_header
         (h->tensor != last->tensor || h->request < last->request))
         return;
     owner->grant = *h;
-    owner->declined = 0;
+    owner->declined = false;
     if (h->tensor != 0) cairn_link_granter(owner)->relays = true;
     cairn_client_round_on_grant(owner);
     cairn_transfer_pump(owner);

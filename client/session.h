@@ -168,9 +168,9 @@ struct shard_link {
     uint64_t published_bytes;        /* of a copy, once published_at is there */
     struct cairn_chunk_header grant; /* the last one; kind 0: none on its connection */
     struct shard_link
-        *carrier;      /* of what is pushed in the round at hand; NULL: it is not granted */
-    bool relayed;      /* it is marked for whom the carrier takes it */
-    uint32_t declined; /* planes, by bit, that the relay that granted has not */
+        *carrier;  /* of what is pushed in the round at hand; NULL: it is not granted */
+    bool relayed;  /* it is marked for whom the carrier takes it */
+    bool declined; /* the relay that granted has no chunks of it to fetch */
     struct part *first_waiting, *last_waiting; /* puts and fetches to send */
     uint32_t in_flight;                        /* puts and fetches unanswered */
     bool busy; /* it refused one for now: no more before an answer or the next tick */

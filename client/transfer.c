@@ -50,9 +50,8 @@ static struct shard_link *route(struct shard_link *owner, const struct part *par
 {
     struct shard_link *relay = cairn_link_granter(owner);
     const bool may_relay = part->kind == CAIRN_CHUNK_FETCH && part->tile == CAIRN_TILE_WHOLE &&
-                           (part->plane == CAIRN_PLANE_WIRE || part->plane == CAIRN_PLANE_PARAM);
-    if (relay == owner || !may_relay || part->direct || (owner->declined & 1u << part->plane) != 0)
-        return owner;
+                           part->plane == CAIRN_PLANE_WIRE;
+    if (relay == owner || !may_relay || part->direct || owner->declined) return owner;
     return cairn_link_shares(relay) && !cairn_link_shares(owner) ? relay : owner;
 }
 
@@ -136,7 +135,7 @@ static bool ask_owner(struct shard_link *owner, struct part *part, uint64_t stat
     if (part->answered || part->via == owner->index || status == CAIRN_ERR_BUSY ||
         status == CAIRN_ERR_CHECKSUM)
         return false;
-    if (status == CAIRN_ERR_NOT_FOUND) owner->declined |= 1u << part->plane;
+    if (status == CAIRN_ERR_NOT_FOUND) owner->declined = true;
     part->direct = true;
     enqueue(owner, part);
     return true;

@@ -234,6 +234,9 @@ void fake_shard_up(struct fake_cluster *fake, uint32_t i)
     hello.name = shard->name;
     hello.incarnation = shard->incarnation;
     hello.fabric_address = (ProtobufCBinaryData) { sizeof address, address };
+    if (shard->address != NULL)
+        hello.fabric_address = (ProtobufCBinaryData) { shard->address_bytes,
+                                                       (uint8_t *)(uintptr_t)shard->address };
     if (shard->host[0] != '\0') hello.fabric_address = address_on(shard->host);
     memset(shard->members, 0, sizeof shard->members); // it is told anew
     if (shard->has_job) {
@@ -253,7 +256,7 @@ void fake_shard_up(struct fake_cluster *fake, uint32_t i)
     fake_peer_close(&shard->peer);
     const uint32_t welcomed = shard->seen[CAIRN_MSG_WELCOME];
     say_hello(fake, &shard->peer, &hello);
-    if (hello.fabric_address.data != address) free(hello.fabric_address.data);
+    if (shard->host[0] != '\0') free(hello.fabric_address.data);
     fake_until(fake, shard->seen[CAIRN_MSG_WELCOME] > welcomed);
 }
 

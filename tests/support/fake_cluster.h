@@ -58,7 +58,9 @@ struct fake_shard {
     bool holds_lease;             /* do not answer LeaseKeep */
     const char *refuse_relay;     /* answer MemberJoin of a relay with BUSY and this */
     const char *refuse_relay_set; /* answer RelaySet with NO_MEMORY and this */
-    char host[32]; /* where it is, from its next connection on; empty: it does not say */
+    char host[32];       /* where it is, from its next connection on; empty: it does not say */
+    const void *address; /* borrowed: where its data goes; NULL: made up */
+    size_t address_bytes;
     /* what it has */
     uint64_t leases[FAKE_LEASES_MAX]; /* their numbers; 0: none */
     uint32_t lease_count;
@@ -85,6 +87,9 @@ struct fake_shard {
     uint32_t seen[CAIRN_MSG_MAX + 1];             /* how many of each message came */
     char snapshot_path[256];                      /* of the last JobCreate */
     struct fake_shard *staged; /* owned: a generation made by `extend`, what it has alone */
+    uint64_t member, token;    /* of the last MemberJoin; and where its data goes */
+    uint8_t member_address[4096];
+    size_t member_address_bytes;
     bool dead;
 };
 

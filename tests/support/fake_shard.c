@@ -274,6 +274,16 @@ static struct fake_member *find_member(struct fake_shard *shard, uint64_t number
     return NULL;
 }
 
+static void keep_address(struct fake_shard *shard, const Cairn__MemberJoin *join)
+{
+    ck_assert_uint_le(join->fabric_address.len, sizeof shard->member_address);
+    shard->member = join->member;
+    shard->token = join->token;
+    shard->member_address_bytes = join->fabric_address.len;
+    if (join->fabric_address.len > 0)
+        memcpy(shard->member_address, join->fabric_address.data, join->fabric_address.len);
+}
+
 static void on_join(struct fake_shard *shard, uint32_t request, const Cairn__MemberJoin *join)
 {
     if (shard->refuse_relay != NULL && strncmp(join->name, "relay ", 6) == 0) {
@@ -286,6 +296,7 @@ static void on_join(struct fake_shard *shard, uint32_t request, const Cairn__Mem
     member->number = join->member;
     member->rank = join->rank;
     snprintf(member->name, sizeof member->name, "%s", join->name);
+    keep_address(shard, join);
     done(shard, request);
 }
 
