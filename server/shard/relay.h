@@ -84,7 +84,7 @@ struct cairn_relay_fold {
     bool first;
     bool viewed;                   /* a source is in a worker's memory */
     const void *failed_at;         /* there: it could not be read */
-    struct cairn_relay_fold *next; /* in relay->folds_free or folds_waiting */
+    struct cairn_relay_fold *next; /* in relay->folds_free or owner->folds_waiting */
 };
 
 /* The tensors that a micro-batch had nothing of: the payload of its end. Kept until the round is over. */
@@ -119,7 +119,9 @@ struct cairn_relay_owner {
     uint32_t slot_count;
     uint32_t
         *sums; /* owned: [grad_chunk_count] the buffer of the chunk's sum; or CAIRN_RELAY_NONE */
-    bool *forwarded; /* owned: [grad_chunk_count] in the micro-batch at hand */
+    bool *forwarded;        /* owned: [grad_chunk_count] in the micro-batch at hand */
+    uint32_t held, sending; /* buffers: SUMMING or SENDING; SENDING */
+    struct cairn_relay_fold *folds_waiting, **folds_waiting_end; /* for a buffer, oldest first */
     bool stepping, settling;
     uint64_t round, epoch;  /* that is open; 0: none */
     uint64_t spoiled_round; /* a sum of it is wrong: it is not passed on */
@@ -160,11 +162,11 @@ struct cairn_relay {
     uint32_t buffer_count,
         buffers_counted;       /* counted: of the first ones, those that were touched */
     uint32_t buffers_reserved; /* of the shard's budget, touched or not */
-    uint32_t buffers_wanted;   /* more are taken only when none is SENDING */
+    uint32_t buffers_wanted;   /* more are taken only for an owner of which none is SENDING */
+    uint32_t buffers_turn;     /* of owners, to have one that is free first */
     struct cairn_log_limit starving;
-    uint32_t sending;
     struct cairn_relay_fold *folds; /* owned: as many as can be under way */
-    struct cairn_relay_fold *folds_free, *folds_waiting, **folds_waiting_end;
+    struct cairn_relay_fold *folds_free;
 
     struct cairn_relay_fetches *fetches; /* owned: of relay_fetch.c */
 };

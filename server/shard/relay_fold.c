@@ -7,7 +7,10 @@
 #include "server/shard/relay.h"
 
 /* The first ones are reserved with the relay. Beyond those that are wanted one is taken only when waiting
- * for one could last for ever. */
+ * for one could last for ever: what completes the sums may be behind the contribution that waits. That is
+ * judged by owner. What is being sent to one may have to wait there for another host, which waits for
+ * what this one has not passed on to another owner yet; of one owner all that waits here is of the
+ * micro-batch at hand, and what is being sent of that one or of those before. */
 #define BUFFERS_WANTED_MIN 16
 #define BUFFERS_WANTED_MAX 256
 
@@ -18,23 +21,29 @@ float *cairn_relay_buffer_at(const struct cairn_relay *relay, uint32_t buffer)
     return (float *)(relay->sums.base + (size_t)buffer * relay->buffer_bytes);
 }
 
-static void set_state(struct cairn_relay *relay, struct cairn_relay_buffer *buffer,
-                      enum cairn_relay_buffer_state state)
+static bool is_held(enum cairn_relay_buffer_state state)
 {
-    relay->sending -= buffer->state == CAIRN_RELAY_SENDING;
-    relay->sending += state == CAIRN_RELAY_SENDING;
+    return state == CAIRN_RELAY_SUMMING || state == CAIRN_RELAY_SENDING;
+}
+
+static void set_state(struct cairn_relay_buffer *buffer, enum cairn_relay_buffer_state state)
+{
+    struct cairn_relay_owner *owner = buffer->owner;
+    owner->held = owner->held - is_held(buffer->state) + is_held(state);
+    owner->sending -= buffer->state == CAIRN_RELAY_SENDING;
+    owner->sending += state == CAIRN_RELAY_SENDING;
     buffer->state = state;
 }
 
 void cairn_relay_buffer_end(struct cairn_relay *relay, uint32_t number)
 {
     struct cairn_relay_buffer *buffer = &relay->buffers[number];
-    set_state(relay, buffer, buffer->on_loan > 0 ? CAIRN_RELAY_ENDING : CAIRN_RELAY_FREE);
+    set_state(buffer, buffer->on_loan > 0 ? CAIRN_RELAY_ENDING : CAIRN_RELAY_FREE);
 }
 
 void cairn_relay_buffer_sent(struct cairn_relay *relay, uint32_t number)
 {
-    set_state(relay, &relay->buffers[number], CAIRN_RELAY_SENDING);
+    set_state(&relay->buffers[number], CAIRN_RELAY_SENDING);
 }
 
 void cairn_relay_buffer_returned(struct cairn_relay *relay, uint32_t number)
@@ -43,7 +52,7 @@ void cairn_relay_buffer_returned(struct cairn_relay *relay, uint32_t number)
     assert(buffer->on_loan > 0);
     buffer->on_loan--;
     if (buffer->on_loan == 0 && buffer->state == CAIRN_RELAY_ENDING)
-        set_state(relay, buffer, CAIRN_RELAY_FREE);
+        set_state(buffer, CAIRN_RELAY_FREE);
 }
 
 /* The next one in memory that was not touched yet; NONE: there is none, or the budget is used up. */
@@ -66,13 +75,14 @@ static uint32_t touch_another(struct cairn_relay *relay)
     return relay->buffers_counted++;
 }
 
-/* The lowest free one. More than are wanted are taken only if no answer of an owner would free one: then
- * the contributions that complete the sums may be behind the one that waits. */
-static uint32_t find_buffer(struct cairn_relay *relay)
+/* The lowest free one, or another if waiting could last for ever. An owner has no more than it has
+ * chunks: so all together they never have those that another one needs. */
+static uint32_t find_buffer(struct cairn_relay *relay, const struct cairn_relay_owner *owner)
 {
+    if (owner->held >= owner->grad_chunk_count) return CAIRN_RELAY_NONE;
     for (uint32_t i = 0; i < relay->buffers_counted; i++)
         if (relay->buffers[i].state == CAIRN_RELAY_FREE) return i;
-    if (relay->buffers_counted >= relay->buffers_wanted && relay->sending > 0)
+    if (relay->buffers_counted >= relay->buffers_wanted && owner->sending > 0)
         return CAIRN_RELAY_NONE;
     return touch_another(relay);
 }
@@ -156,12 +166,12 @@ static bool begin(struct cairn_relay_fold *fold)
     struct cairn_relay_owner *owner = fold->owner;
     struct cairn_relay *relay = owner->relay;
     if (fold->first) {
-        fold->buffer = find_buffer(relay);
+        fold->buffer = find_buffer(relay, owner);
         if (fold->buffer == CAIRN_RELAY_NONE) return false;
         struct cairn_relay_buffer *buffer = &relay->buffers[fold->buffer];
-        set_state(relay, buffer, CAIRN_RELAY_SUMMING);
         buffer->owner = owner;
         buffer->chunk = fold->chunk;
+        set_state(buffer, CAIRN_RELAY_SUMMING);
         owner->sums[fold->chunk] = fold->buffer;
     }
     fold->buffer = owner->sums[fold->chunk];
@@ -190,24 +200,30 @@ void cairn_relay_fold(struct cairn_relay_owner *owner, const struct cairn_step_a
         fold->slots[i] = action->slots[i];
         fold->viewed = fold->viewed || slot->message != NULL;
     }
-    if (relay->folds_waiting == NULL && begin(fold)) return;
-    if (!fold->first && begin(fold)) return; // it has its buffer
-    *relay->folds_waiting_end = fold;
-    relay->folds_waiting_end = &fold->next;
+    // One that goes on has its buffer.
+    if ((owner->folds_waiting == NULL || !fold->first) && begin(fold)) return;
+    *owner->folds_waiting_end = fold;
+    owner->folds_waiting_end = &fold->next;
 }
 
-static struct cairn_relay_fold *take_waiting(struct cairn_relay *relay)
+static struct cairn_relay_fold *take_waiting(struct cairn_relay_owner *owner)
 {
-    struct cairn_relay_fold *fold = relay->folds_waiting;
-    relay->folds_waiting = fold->next;
-    if (fold->next == NULL) relay->folds_waiting_end = &relay->folds_waiting;
+    struct cairn_relay_fold *fold = owner->folds_waiting;
+    owner->folds_waiting = fold->next;
+    if (fold->next == NULL) owner->folds_waiting_end = &owner->folds_waiting;
     fold->next = NULL;
     return fold;
 }
 
 void cairn_relay_folds_advance(struct cairn_relay *relay)
 {
-    while (relay->folds_waiting != NULL && begin(relay->folds_waiting)) (void)take_waiting(relay);
+    for (uint32_t i = 0; i < relay->owner_count; i++) {
+        struct cairn_relay_owner *owner =
+            &relay->owners[(relay->buffers_turn + i) % relay->owner_count];
+        while (owner->folds_waiting != NULL && begin(owner->folds_waiting))
+            (void)take_waiting(owner);
+    }
+    relay->buffers_turn = (relay->buffers_turn + 1) % relay->owner_count;
 }
 
 void cairn_relay_folds_void(struct cairn_relay *relay)
@@ -218,7 +234,8 @@ void cairn_relay_folds_void(struct cairn_relay *relay)
         buffer->owner->sums[buffer->chunk] = CAIRN_RELAY_NONE;
         cairn_relay_buffer_end(relay, i);
     }
-    while (relay->folds_waiting != NULL) end_fold(take_waiting(relay));
+    for (uint32_t i = 0; i < relay->owner_count; i++)
+        while (relay->owners[i].folds_waiting != NULL) end_fold(take_waiting(&relay->owners[i]));
 }
 
 /* ---- open and close ---- */
@@ -241,11 +258,12 @@ cairn_status cairn_relay_folds_open(struct cairn_relay *relay, struct cairn_sent
 {
     uint64_t chunks = 0, slots = 0;
     for (uint32_t i = 0; i < relay->owner_count; i++) {
-        chunks += relay->owners[i].grad_chunk_count;
-        slots += relay->owners[i].slot_count;
+        struct cairn_relay_owner *owner = &relay->owners[i];
+        chunks += owner->grad_chunk_count;
+        slots += owner->slot_count;
+        owner->folds_waiting_end = &owner->folds_waiting;
     }
     const uint64_t folds = chunks < slots ? chunks : slots;
-    relay->folds_waiting_end = &relay->folds_waiting;
     if (chunks >= UINT32_MAX) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "too many chunks");
     relay->buffer_count = (uint32_t)chunks;
     relay->buffer_bytes = (size_t)(relay->job->spec.chunk_leaves * (uint64_t)CAIRN_LEAF_ELEMS *
