@@ -111,7 +111,9 @@ struct cairn_chunk_header {
     uint64_t request; /* the sender's cookie, echoed by the answer */
     uint64_t value;
     uint64_t payload_bytes;
-    uint64_t checksum; /* XXH3-64 of the payload; 0 without one */
+    /* XXH3-64 of the payload; 0 without one, and of a PUSH through memory of this host, which is folded where
+     * it lies */
+    uint64_t checksum;
 };
 
 /* The number of a way: of the shard's endpoint (from 1 in a shard's process), and of the worker's connection

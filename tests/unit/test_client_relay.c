@@ -17,6 +17,7 @@ enum { SHARDS = 3, TENSORS = 3, ELEMS = 20000, CHUNKS = 5, NOTES = 4096, WAIT_MS
 /* What a shard got, in order. */
 struct note {
     uint32_t node, owner; /* who got it, and whose chunk it is, or whose end by its mark */
+    bool in_place;        /* its payload could be read where it lay */
     struct cairn_chunk_header header;
 };
 
@@ -181,6 +182,7 @@ static void on_message(void *arg, const void *header, size_t header_bytes, size_
     struct note *note = &notes[note_count];
     ck_assert_uint_lt(note_count, NOTES);
     *note = (struct note) { .node = node->index, .owner = node->index };
+    note->in_place = message != NULL && cairn_fabric_message_view(message) != NULL;
     ck_assert_int_eq(cairn_chunk_decode(header, header_bytes, payload_bytes, &note->header),
                      CAIRN_OK);
     if (message != NULL) cairn_fabric_drop(message);
@@ -519,6 +521,26 @@ START_TEST(the_next_round_without_it_goes_directly_whatever_its_ways_were)
 }
 END_TEST
 
+START_TEST(what_is_folded_where_it_lies_has_no_checksum_and_all_else_has_one)
+{
+    uint32_t in_place = 0, carried = 0;
+    open_host();
+    grant_directly();
+    call(step); // of its chunks, those of shard 1 may go by shard 0 still
+    call(step);
+    for (uint32_t i = 0; i < note_count; i++) {
+        if (notes[i].header.kind != CAIRN_CHUNK_PUSH) continue;
+        ck_assert_int_eq(notes[i].header.checksum == 0, notes[i].in_place);
+        ck_assert_int_eq(notes[i].node != 1, notes[i].in_place);
+        in_place += notes[i].in_place;
+        carried += !notes[i].in_place;
+    }
+    ck_assert_uint_ge(in_place, 2 * 2 * CHUNKS);
+    ck_assert_uint_ge(carried, CHUNKS);
+    close_scene();
+}
+END_TEST
+
 /* ---- fetches ---- */
 
 START_TEST(what_the_host_shares_with_a_relay_only_is_fetched_from_it)
@@ -584,6 +606,7 @@ int main(void)
     tcase_add_test(tcase,
                    a_new_endpoint_of_the_carrier_is_told_to_all_its_owners_in_a_void_round_too);
     tcase_add_test(tcase, the_next_round_without_it_goes_directly_whatever_its_ways_were);
+    tcase_add_test(tcase, what_is_folded_where_it_lies_has_no_checksum_and_all_else_has_one);
     tcase_add_test(tcase, what_the_host_shares_with_a_relay_only_is_fetched_from_it);
     tcase_add_test(tcase, what_a_relay_has_not_the_owner_is_asked_for_until_the_next_grant);
     tcase_add_test(tcase, what_a_relay_that_is_lost_did_not_answer_is_asked_again);
