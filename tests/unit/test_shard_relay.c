@@ -1,0 +1,202 @@
+/* What a relay adds up and passes on: shard 0 relays its workers 1 and 2 to the owners 0 and 1, both of which
+ * the test plays, as it does the workers. Member 3 is of another host. */
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/shard/relay.h"
+#include "tests/support/shard_scene.h"
+
+enum { RELAY = 900, RELAY_TOKEN = 9000, OWNERS = 2, WORKERS = 2, ROUND = 5, ELEMS_MAX = 1 << 16 };
+
+static struct scene scene;
+static struct cairn_shard_map maps[OWNERS]; /* of the owners */
+static float ones[ELEMS_MAX];
+
+static struct cairn_relay *relay(void)
+{
+    return cairn_relay_of(scene.shard->jobs);
+}
+
+/* ---- the coordinator ---- */
+
+static void say_relay(void)
+{
+    uint64_t members[] = { 1, 2 };
+    Cairn__ShardInfo infos[OWNERS], *owners[OWNERS];
+    Cairn__RelaySet set = CAIRN__RELAY_SET__INIT;
+    for (uint32_t o = 0; o < OWNERS; o++) {
+        infos[o] = (Cairn__ShardInfo)CAIRN__SHARD_INFO__INIT;
+        infos[o].index = o;
+        infos[o].name = (char *)(o == 0 ? "first" : "second");
+        infos[o].fabric_address.data = (uint8_t *)cairn_fabric_address(
+            scene.fabric, &infos[o].fabric_address.len);
+        owners[o] = &infos[o];
+    }
+    set.job = SCENE_JOB;
+    set.relay = RELAY;
+    set.token = RELAY_TOKEN;
+    set.n_members = WORKERS;
+    set.members = members;
+    set.n_owners = OWNERS;
+    set.owners = owners;
+    scene_say(&scene, CAIRN_MSG_RELAY_SET, 9, &set.base);
+    scene_hear(&scene, CAIRN_MSG_DONE);
+}
+
+/* The shard's own contributor is the one of another host. */
+static void open_round(void)
+{
+    uint64_t members[] = { 3 };
+    Cairn__RoundOpen open = CAIRN__ROUND_OPEN__INIT;
+    open.job = SCENE_JOB;
+    open.epoch = scene.epoch;
+    open.round = scene.round = ROUND;
+    open.generation = 1;
+    open.n_members = 1;
+    open.members = members;
+    open.relay = RELAY;
+    scene_say(&scene, CAIRN_MSG_ROUND_OPEN, 0, &open.base);
+    for (int i = 0; i < OWNERS * WORKERS + 1; i++) scene_note(&scene, CAIRN_CHUNK_GRANT);
+}
+
+/* ---- the owners ---- */
+
+static void owner_says(uint32_t owner, struct cairn_chunk_header header)
+{
+    header.job = SCENE_JOB;
+    header.member = RELAY;
+    header.token = RELAY_TOKEN;
+    header.tile = owner;
+    scene_send(&scene, &header, NULL, 0);
+}
+
+static void grant(uint32_t owner)
+{
+    owner_says(owner, (struct cairn_chunk_header) { .kind = CAIRN_CHUNK_GRANT,
+                                                    .epoch = scene.epoch,
+                                                    .round = ROUND,
+                                                    .value = 8,
+                                                    .request = CAIRN_CHUNK_WAY(1, 1) });
+}
+
+/* The next sum that is passed on; whose it is, its chunk says. */
+static struct cairn_chunk_header passed_on(void)
+{
+    const struct scene_note *push = scene_note(&scene, CAIRN_CHUNK_PUSH);
+    ck_assert_uint_eq(push->header.member, RELAY);
+    ck_assert_uint_eq(push->header.token, RELAY_TOKEN);
+    return push->header;
+}
+
+static uint32_t owner_of(const struct cairn_chunk_header *h)
+{
+    return cairn_shard_map_find(&maps[1], h->tensor, h->first_leaf) != NULL;
+}
+
+static void answer(const struct cairn_chunk_header *push, uint8_t kind, uint64_t value)
+{
+    struct cairn_chunk_header header = *push;
+    header.kind = kind;
+    header.value = value;
+    header.checksum = 0;
+    owner_says(owner_of(push), header);
+}
+
+/* ---- the workers ---- */
+
+/* The owner's chunk of a trained tensor, as its core counts them. */
+static struct cairn_chunk_place place_of(uint32_t owner, uint32_t number)
+{
+    const struct cairn_relay_owner *o = cairn_relay_owner_find(relay(), owner);
+    ck_assert_uint_lt(number, o->grad_chunk_count);
+    return cairn_shard_map_chunk(&maps[owner], o->grad_chunks[number]);
+}
+
+static void push(uint64_t worker, uint32_t micro, uint32_t owner, uint32_t number)
+{
+    const struct cairn_chunk_place place = place_of(owner, number);
+    struct cairn_chunk_header header = scene_header(&scene, CAIRN_CHUNK_PUSH, worker);
+    header.micro = micro;
+    header.tensor = place.tensor;
+    header.first_leaf = place.first_leaf;
+    header.leaf_count = (uint32_t)place.leaf_count;
+    header.table_hash = CAIRN_TABLE_HASH_WHOLE;
+    header.dtype = CAIRN_F32;
+    header.request = 1000 * owner + number + 1;
+    ck_assert_uint_le(place.elem_count, ELEMS_MAX);
+    scene_send(&scene, &header, ones, place.elem_count * sizeof *ones);
+}
+
+static void push_both(uint32_t owner, uint32_t number)
+{
+    for (uint64_t w = 1; w <= WORKERS; w++) push(w, 0, owner, number);
+}
+
+/* ---- the scene ---- */
+
+/* `chunk_leaves` of the job: the smaller, the more chunks. */
+static void open_host(uint32_t chunk_leaves)
+{
+    scene_open(&scene, "mem", 1, 0);
+    scene.spec.chunk_leaves = chunk_leaves;
+    cairn_shard_map_release(&scene.map);
+    ck_assert_int_eq(cairn_shard_map_init(&scene.map, scene.layout, 0, chunk_leaves), CAIRN_OK);
+    scene_create(&scene, 3, 1, 0, "");
+    scene_hear(&scene, CAIRN_MSG_DONE);
+    for (uint64_t m = 1; m <= 3; m++) scene_join(&scene, m, CAIRN_ROLE_WIRE_WORKER);
+    scene_put_all(&scene, 1);
+    scene_seal(&scene);
+    scene_fence(&scene, 3);
+    scene_hear(&scene, CAIRN_MSG_ANSWER);
+    scene_resolve_none(&scene);
+    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
+    for (uint32_t o = 0; o < OWNERS; o++)
+        ck_assert_int_eq(cairn_shard_map_init(&maps[o], scene.layout, o, chunk_leaves), CAIRN_OK);
+    for (int i = 0; i < ELEMS_MAX; i++) ones[i] = 1;
+    say_relay();
+    for (int i = 0; i < OWNERS; i++) scene_note(&scene, CAIRN_CHUNK_HELLO);
+    open_round();
+    for (uint32_t o = 0; o < OWNERS; o++) grant(o);
+}
+
+static void close_host(void)
+{
+    for (uint32_t o = 0; o < OWNERS; o++) cairn_shard_map_release(&maps[o]);
+    scene_close(&scene);
+}
+
+/* ---- */
+
+START_TEST(what_awaits_the_answer_of_one_owner_keeps_no_buffer_from_another)
+{
+    open_host(SCENE_CHUNK_LEAVES);
+    relay()->buffers_wanted = 1;
+    push_both(1, 0);
+    const struct cairn_chunk_header second = passed_on();
+    ck_assert_uint_eq(owner_of(&second), 1); // it is not answered: there another host is awaited,
+    push_both(0, 0);                         // and that one awaits this, at the other owner
+    const struct cairn_chunk_header first = passed_on();
+    ck_assert_uint_eq(owner_of(&first), 0);
+    answer(&first, CAIRN_CHUNK_ACK, 0);
+    answer(&second, CAIRN_CHUNK_ACK, 0);
+    scene_settle(&scene);
+    for (uint32_t i = 0; i < relay()->buffers_counted; i++)
+        ck_assert_int_eq(relay()->buffers[i].state, CAIRN_RELAY_FREE);
+    close_host();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("shard_relay");
+    TCase *tcase = tcase_create("relay");
+    tcase_set_timeout(tcase, 30);
+    tcase_add_test(tcase, what_awaits_the_answer_of_one_owner_keeps_no_buffer_from_another);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
