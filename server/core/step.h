@@ -220,5 +220,8 @@ struct cairn_step_waiting {
 /* The first `out_max` contributors that are not done, by rank; returns how many there are. */
 size_t cairn_step_waiting(const struct cairn_step *step, struct cairn_step_waiting *out,
                           size_t out_max);
+/* Of a relay: a member may still contribute to the micro-batch at hand, and has a slot for it. False in
+ * COLLECTING: only a fold of what is here goes on. */
+bool cairn_step_may_receive(const struct cairn_step *step);
 
 #endif

@@ -57,6 +57,18 @@ static uint32_t find_slot(const struct cairn_step *step, const struct member *me
     return NO_SLOT;
 }
 
+bool cairn_step_may_receive(const struct cairn_step *step)
+{
+    if (step->phase != CAIRN_STEP_COLLECTING) return false;
+    for (uint32_t i = 0; i < step->member_count; i++) {
+        const struct member *member = &step->members[i];
+        if (member->done || member->micro != step->forward.micro) continue;
+        const bool all_here = member->ended && member->arrived == member->sent;
+        if (!all_here && find_slot(step, member) != NO_SLOT) return true;
+    }
+    return false;
+}
+
 /* A chunk of the member's own micro-batch that is not here yet: may it still come? */
 static struct judgement judge_new_chunk(const struct cairn_step *step,
                                         const struct cairn_step_event *event,

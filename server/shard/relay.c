@@ -3,6 +3,8 @@
 #include "server/shard/relay.h"
 
 #include <assert.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -324,17 +326,39 @@ bool cairn_relay_on_message(struct cairn_shard *shard, const struct cairn_chunk_
     return true;
 }
 
+/* ---- what cannot go on ---- */
+
+void cairn_relay_give_up(struct cairn_relay *relay, const char *format, ...)
+{
+    struct cairn_sentence why;
+    Cairn__MemberFault fault = CAIRN__MEMBER_FAULT__INIT;
+    va_list arguments;
+    if (relay->given_up || relay->leaving) return;
+    relay->given_up = true;
+    va_start(arguments, format);
+    vsnprintf(why.text, sizeof why.text, format, arguments);
+    va_end(arguments);
+    cairn_log_error("job %s: the relay of this host is given up: %s", relay->job->spec.name,
+                    why.text);
+    fault.job = relay->job->number;
+    fault.member = relay->number;
+    fault.text = why.text;
+    cairn_session_send(relay->job->shard, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base);
+}
+
 /* ---- time ---- */
 
 /* True if there is something to wait for. */
 static bool tick_relay(struct cairn_relay *relay, uint64_t now_ms)
 {
     bool waits = false;
+    cairn_relay_folds_advance(relay); // the shard's budget may have room again
     for (uint32_t i = 0; i < relay->owner_count; i++) {
         struct cairn_relay_owner *owner = &relay->owners[i];
         cairn_relay_link_tick(owner, now_ms);
+        cairn_relay_folds_tick(owner, now_ms);
         waits = waits || owner->link.peer == NULL || cairn_relay_send_waits(owner) ||
-                cairn_relay_fetch_waits(owner);
+                cairn_relay_fetch_waits(owner) || owner->folds_waiting != NULL;
     }
     return waits;
 }

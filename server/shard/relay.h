@@ -17,6 +17,9 @@
  * about the same order: what one has pushed and another not yet keeps its buffer. Buffers are taken from
  * the lowest on, and counted by the shard's budget when they are touched first.
  *
+ * What it cannot pass on (no room for a sum that nothing but room could end, an owner that refuses it)
+ * would be waited for by all: it says so to the coordinator, which does without the groups.
+ *
  * A job has at most one relay that works; those before it end when nothing is under way. Loop thread. */
 #ifndef CAIRN_SHARD_RELAY_H
 #define CAIRN_SHARD_RELAY_H
@@ -119,8 +122,9 @@ struct cairn_relay_owner {
     uint32_t slot_count;
     uint32_t
         *sums; /* owned: [grad_chunk_count] the buffer of the chunk's sum; or CAIRN_RELAY_NONE */
-    bool *forwarded;        /* owned: [grad_chunk_count] in the micro-batch at hand */
-    uint32_t held, sending; /* buffers: SUMMING or SENDING; SENDING */
+    bool *forwarded;         /* owned: [grad_chunk_count] in the micro-batch at hand */
+    uint32_t held, sending;  /* buffers: SUMMING or SENDING; SENDING */
+    uint64_t stuck_since_ms; /* nothing but room lets its folds go on; 0: something may */
     struct cairn_relay_fold *folds_waiting, **folds_waiting_end; /* for a buffer, oldest first */
     bool stepping, settling;
     uint64_t round, epoch;  /* that is open; 0: none */
@@ -132,7 +136,6 @@ struct cairn_relay_owner {
     struct cairn_push_actions push_actions;
     struct cairn_chunk_header grant; /* the last one; kind 0: none on this connection */
     struct cairn_relay_note *notes;  /* owned */
-    struct cairn_log_limit refusals;
 };
 
 struct cairn_relay {
@@ -165,6 +168,9 @@ struct cairn_relay {
     uint32_t buffers_wanted;   /* more are taken only for an owner of which none is SENDING */
     uint32_t buffers_turn;     /* of owners, to have one that is free first */
     struct cairn_log_limit starving;
+    uint64_t stuck_max_ms;      /* then it gives up */
+    uint64_t roomless_since_ms; /* payloads are refused for lack of memory; 0: none was */
+    bool given_up;
     struct cairn_relay_fold *folds; /* owned: as many as can be under way */
     struct cairn_relay_fold *folds_free;
 
@@ -196,6 +202,10 @@ bool cairn_relay_on_message(struct cairn_shard *shard, const struct cairn_chunk_
 void cairn_relay_leave(struct cairn_shard_job *job);
 /* Whatever is in flight: the fabric and the pools are closed, or nothing is. */
 void cairn_relay_free_all(struct cairn_shard_job *job);
+/* What it has of the round cannot be passed on, nor will it be: the coordinator is told, once, and does
+ * without it. A relay that is silent would be waited for by all. */
+void cairn_relay_give_up(struct cairn_relay *relay, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 /* Something is to be waited for: ticks begin. */
 void cairn_relay_wake(struct cairn_shard *shard);
 void cairn_relay_busy(struct cairn_relay *relay);
@@ -263,6 +273,8 @@ void cairn_relay_folds_close(struct cairn_relay *relay);
 void cairn_relay_fold(struct cairn_relay_owner *owner, const struct cairn_step_action *action);
 /* A buffer is free, or may be taken: folds that wait go on. */
 void cairn_relay_folds_advance(struct cairn_relay *relay);
+/* Gives the relay up if only room would let the owner's folds go on, and there has been none for long. */
+void cairn_relay_folds_tick(struct cairn_relay_owner *owner, uint64_t now_ms);
 /* The round is void: folds that wait are not done, and the sums are nobody's. Before the core drains. */
 void cairn_relay_folds_void(struct cairn_relay *relay);
 float *cairn_relay_buffer_at(const struct cairn_relay *relay, uint32_t buffer);
@@ -274,6 +286,8 @@ void cairn_relay_buffer_end(struct cairn_relay *relay, uint32_t buffer);
 void cairn_relay_buffer_returned(struct cairn_relay *relay, uint32_t buffer);
 
 /* ---- relay_send.c ---- */
+/* The machine's memory. CAIRN_ERR_NO_MEMORY: too many chunks, too. */
+CAIRN_MUST_CHECK cairn_status cairn_relay_send_open(struct cairn_relay_owner *owner);
 void cairn_relay_send_begin(struct cairn_relay_owner *owner); /* a round opened */
 void cairn_relay_send_end(struct cairn_relay_owner *owner);   /* it is void, or resolved */
 /* The chunk's sum is final: the buffer of owner->sums. */

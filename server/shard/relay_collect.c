@@ -82,12 +82,22 @@ static cairn_status judge_push(const struct cairn_relay_owner *owner,
 /* Memory for a payload that does not lie in this host's shared memory. */
 static bool take_memory(struct cairn_relay *relay, size_t bytes)
 {
+    struct cairn_shard *shard = relay->job->shard;
     struct cairn_sentence why;
-    if (cairn_budget_take(&relay->job->shard->budget, bytes, "a payload to relay", &why) !=
-        CAIRN_OK)
-        return false;
-    relay->waiting_memory = malloc(bytes);
-    if (relay->waiting_memory == NULL) cairn_budget_give(&relay->job->shard->budget, bytes);
+    if (cairn_budget_take(&shard->budget, bytes, "a payload to relay", &why) == CAIRN_OK) {
+        relay->waiting_memory = malloc(bytes);
+        if (relay->waiting_memory == NULL) cairn_budget_give(&shard->budget, bytes);
+    }
+    const uint64_t now_ms = uv_now(shard->loop);
+    if (relay->waiting_memory != NULL)
+        relay->roomless_since_ms = 0;
+    else if (relay->roomless_since_ms == 0)
+        relay->roomless_since_ms = now_ms;
+    else if (now_ms - relay->roomless_since_ms >= relay->stuck_max_ms)
+        cairn_relay_give_up(relay,
+                            "there is no memory for what workers push by another way than memory "
+                            "of this host: raise memory.limit of shard %s",
+                            shard->name);
     return relay->waiting_memory != NULL;
 }
 

@@ -13,6 +13,7 @@
  * micro-batch at hand, and what is being sent of that one or of those before. */
 #define BUFFERS_WANTED_MIN 16
 #define BUFFERS_WANTED_MAX 256
+#define STUCK_MAX_MS       2000 /* without room, before it is given up */
 
 /* ---- buffers ---- */
 
@@ -115,13 +116,17 @@ static void run_fold(struct cairn_task *task, uint32_t item, uint32_t thread)
 static void spoil(const struct cairn_relay_fold *fold)
 {
     struct cairn_relay_owner *owner = fold->owner;
+    bool is_ours = true;
     owner->spoiled_round = owner->round;
     for (uint32_t i = 0; i < fold->source_count; i++) {
         const struct cairn_relay_slot *slot = &owner->slots[fold->slots[i]];
         const uintptr_t from = (uintptr_t)slot->view, at = (uintptr_t)fold->failed_at;
-        if (slot->view != NULL && at - from < slot->payload_bytes)
-            cairn_member_unreadable(owner->relay->job, slot->member);
+        if (slot->view == NULL || at - from >= slot->payload_bytes) continue;
+        is_ours = false;
+        cairn_member_unreadable(owner->relay->job, slot->member);
     }
+    if (is_ours)
+        cairn_relay_give_up(owner->relay, "this host has no page for a sum: it is out of memory");
 }
 
 /* It was done, or is not to be done any more. */
@@ -204,6 +209,7 @@ void cairn_relay_fold(struct cairn_relay_owner *owner, const struct cairn_step_a
     if ((owner->folds_waiting == NULL || !fold->first) && begin(fold)) return;
     *owner->folds_waiting_end = fold;
     owner->folds_waiting_end = &fold->next;
+    cairn_relay_wake(relay->job->shard);
 }
 
 static struct cairn_relay_fold *take_waiting(struct cairn_relay_owner *owner)
@@ -224,6 +230,29 @@ void cairn_relay_folds_advance(struct cairn_relay *relay)
             (void)take_waiting(owner);
     }
     relay->buffers_turn = (relay->buffers_turn + 1) % relay->owner_count;
+}
+
+/* Its folds wait for room, no answer of the owner gives any, and the workers have sent all that they may. */
+static bool is_stuck(const struct cairn_relay_owner *owner)
+{
+    return owner->folds_waiting != NULL && owner->sending == 0 &&
+           !cairn_step_may_receive(owner->step);
+}
+
+void cairn_relay_folds_tick(struct cairn_relay_owner *owner, uint64_t now_ms)
+{
+    struct cairn_relay *relay = owner->relay;
+    if (!is_stuck(owner)) {
+        owner->stuck_since_ms = 0;
+    } else if (owner->stuck_since_ms == 0) {
+        owner->stuck_since_ms = now_ms;
+    } else if (now_ms - owner->stuck_since_ms >= relay->stuck_max_ms) {
+        cairn_relay_give_up(relay,
+                            "there is no memory for sums to shard %s, and its workers push in "
+                            "orders that are far apart: raise memory.limit of shard %s, or push "
+                            "in one order",
+                            owner->name, relay->job->shard->name);
+    }
 }
 
 void cairn_relay_folds_void(struct cairn_relay *relay)
@@ -270,6 +299,7 @@ cairn_status cairn_relay_folds_open(struct cairn_relay *relay, struct cairn_sent
                                    sizeof(float));
     relay->buffers_wanted = clamp((uint64_t)2 * relay->job->spec.window * relay->owner_count,
                                   BUFFERS_WANTED_MIN, BUFFERS_WANTED_MAX);
+    relay->stuck_max_ms = STUCK_MAX_MS;
     relay->buffers = calloc((size_t)chunks + 1, sizeof *relay->buffers);
     relay->folds = calloc((size_t)folds + 1, sizeof *relay->folds);
     if (relay->buffers == NULL || relay->folds == NULL)

@@ -88,7 +88,9 @@ cairn_status cairn_relay_owner_open(struct cairn_relay *relay, struct cairn_rela
     if (owner->address_bytes > 0)
         memcpy(owner->address, info->fabric_address.data, owner->address_bytes);
     const cairn_status status = number_chunks(owner, why);
-    return status == CAIRN_OK ? make_core(owner, why) : status;
+    if (status != CAIRN_OK) return status;
+    if (cairn_relay_send_open(owner) != CAIRN_OK) return fail_memory(owner, why);
+    return make_core(owner, why);
 }
 
 void cairn_relay_owner_close(struct cairn_relay_owner *owner)

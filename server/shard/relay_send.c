@@ -117,13 +117,12 @@ static void send_commit(struct cairn_relay_owner *owner, const struct cairn_push
 
 /* The coordinator knows by itself that a round is void; what else an owner refuses is a fault of one of
  * us. */
-static void refused(struct cairn_relay_owner *owner, const struct cairn_push_action *action)
+static void refused(const struct cairn_relay_owner *owner, const struct cairn_push_action *action)
 {
     if (action->status == CAIRN_ERR_STALE || action->status == CAIRN_ERR_FENCED) return;
-    cairn_log_limited(&owner->refusals, CAIRN_LOG_ERROR,
-                      "job %s: shard %s refuses what is relayed in round %llu: %s",
-                      owner->relay->job->spec.name, owner->name, (unsigned long long)owner->round,
-                      cairn_status_text((int)action->status));
+    cairn_relay_give_up(owner->relay, "shard %s refuses what is relayed in round %llu: %s",
+                        owner->name, (unsigned long long)owner->round,
+                        cairn_status_text((int)action->status));
 }
 
 /* Does what the machine said, and empties the list. */
@@ -146,21 +145,22 @@ static void act(struct cairn_relay_owner *owner)
 
 /* ---- a round ---- */
 
-static bool make_machine(struct cairn_relay_owner *owner)
+static struct cairn_push_config push_config(const struct cairn_relay_owner *owner)
 {
-    const uint64_t queue = 2 * (uint64_t)owner->grad_chunk_count + MICROS_AHEAD;
-    if (queue >= UINT32_MAX / 2) return false;
-    const struct cairn_push_config config = { .shard_count = 1, .queue_max = (uint32_t)queue };
-    if (owner->push_memory == NULL) {
-        const size_t capacity = cairn_push_actions_max(&config);
-        owner->push_actions.list = calloc(capacity, sizeof *owner->push_actions.list);
-        owner->push_actions.capacity = capacity;
-        owner->push_memory = malloc(cairn_push_bytes(&config));
-    }
-    if (owner->push_memory == NULL || owner->push_actions.list == NULL) return false;
-    owner->push_actions.count = 0;
-    owner->push = cairn_push_init(owner->push_memory, &config);
-    return true;
+    return (struct cairn_push_config) { .shard_count = 1,
+                                        .queue_max = 2 * owner->grad_chunk_count + MICROS_AHEAD };
+}
+
+cairn_status cairn_relay_send_open(struct cairn_relay_owner *owner)
+{
+    if (owner->grad_chunk_count > UINT32_MAX / 8) return CAIRN_ERR_NO_MEMORY;
+    const struct cairn_push_config config = push_config(owner);
+    const size_t bytes = cairn_push_bytes(&config), capacity = cairn_push_actions_max(&config);
+    owner->push_actions.list = calloc(capacity, sizeof *owner->push_actions.list);
+    owner->push_actions.capacity = capacity;
+    owner->push_memory = bytes > 0 ? malloc(bytes) : NULL;
+    return owner->push_memory != NULL && owner->push_actions.list != NULL ? CAIRN_OK
+                                                                          : CAIRN_ERR_NO_MEMORY;
 }
 
 static void give_grant(struct cairn_relay_owner *owner)
@@ -174,11 +174,10 @@ static void give_grant(struct cairn_relay_owner *owner)
 
 void cairn_relay_send_begin(struct cairn_relay_owner *owner)
 {
+    const struct cairn_push_config config = push_config(owner);
     assert(owner->push == NULL);
-    if (!make_machine(owner)) {
-        cairn_shard_job_fault(owner->relay->job, "there is no memory to relay a round");
-        return;
-    }
+    owner->push_actions.count = 0;
+    owner->push = cairn_push_init(owner->push_memory, &config);
     give_grant(owner); // it may have come before the coordinator's word
 }
 
@@ -201,18 +200,17 @@ void cairn_relay_send_end(struct cairn_relay_owner *owner)
 
 /* ---- what the core says ---- */
 
-/* More than the machine's queue takes: the round cannot end here. */
+/* More than the machine's queue takes, or no memory: the round cannot end here. */
 static void judge_queued(struct cairn_relay_owner *owner, cairn_status status)
 {
-    if (status != CAIRN_OK && status != CAIRN_ERR_EPOCH_CHANGED && owner->push != NULL &&
-        owner->spoiled_round != owner->round) {
-        owner->spoiled_round = owner->round;
-        cairn_log_error(
-            "job %s: round %llu cannot be relayed to shard %s: its workers are more than %d "
-            "micro-batches before it (%s)",
-            owner->relay->job->spec.name, (unsigned long long)owner->round, owner->name,
-            MICROS_AHEAD, cairn_status_text((int)status));
-    }
+    if (status == CAIRN_ERR_BUSY)
+        cairn_relay_give_up(owner->relay,
+                            "its workers are more than %d micro-batches before shard %s",
+                            MICROS_AHEAD, owner->name);
+    else if (status != CAIRN_OK && status != CAIRN_ERR_EPOCH_CHANGED)
+        cairn_relay_give_up(owner->relay, "what is for shard %s cannot be passed on: %s",
+                            owner->name, cairn_status_text((int)status));
+    if (status != CAIRN_OK) owner->spoiled_round = owner->round;
     act(owner);
     cairn_relay_wake(owner->relay->job->shard);
 }

@@ -126,6 +126,8 @@ void fake_shard_away(struct fake_cluster *fake, uint32_t i);
 /* It lost everything, as a new process. */
 void fake_shard_forget(struct fake_cluster *fake, uint32_t i);
 void fake_shard_report_reduced(struct fake_shard *shard);
+/* Its relay says that it cannot go on. */
+void fake_shard_give_up(struct fake_shard *shard, const char *why);
 /* Says Done to what it held. */
 void fake_shard_release(struct fake_shard *shard);
 /* The same of a LeaseKeep. */

@@ -198,6 +198,15 @@ void fake_shard_release(struct fake_shard *shard)
 
 /* ---- rounds ---- */
 
+void fake_shard_give_up(struct fake_shard *shard, const char *why)
+{
+    Cairn__MemberFault fault = CAIRN__MEMBER_FAULT__INIT;
+    fault.job = shard->job;
+    fault.member = shard->relay.number;
+    fault.text = (char *)(uintptr_t)why;
+    fake_send(&shard->peer, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base);
+}
+
 void fake_shard_report_reduced(struct fake_shard *shard)
 {
     uint8_t squares[CAIRN_EXACT_BYTES], zero[8] = { 0 }, weight[8] = { 0 };

@@ -307,13 +307,14 @@ static Cairn__JobStatus *show(struct fake_peer *admin)
 }
 
 /* The groups are given up in the round that is open, and its workers do it again by themselves. */
-static void expect_given_up(const char *why)
+static void expect_given_up(bool gives_up, const char *why)
 {
     fake.shards[2].holds_reduced = true;
     const uint64_t job = attach_all("aabb", CAIRN_GROUPS_HOST);
     Cairn__RoundBegin begin = CAIRN__ROUND_BEGIN__INIT;
     begin.job = job;
     (void)fake_begin(&fake, &w[0], job);
+    if (gives_up) fake_shard_give_up(&fake.shards[2], why);
     cairn_message_free(fake_expect(&fake, &w[0], CAIRN_MSG_ROUND_RESULT, 0)); // void
     fake_request(&w[0], CAIRN_MSG_ROUND_BEGIN, &begin.base);
     fake_until(&fake, fake.shards[2].member_count == 4); // opened again, each by itself
@@ -328,14 +329,20 @@ static void expect_given_up(const char *why)
 START_TEST(an_owner_that_refuses_a_relay_ends_the_groups)
 {
     fake.shards[1].refuse_relay = "no room for a relay";
-    expect_given_up("no room for a relay");
+    expect_given_up(false, "no room for a relay");
 }
 END_TEST
 
 START_TEST(a_shard_that_cannot_relay_ends_the_groups)
 {
     fake.shards[2].refuse_relay_set = "no memory for sums";
-    expect_given_up("relay s2 failed: s2: no memory for sums");
+    expect_given_up(false, "relay s2 failed: s2: no memory for sums");
+}
+END_TEST
+
+START_TEST(a_relay_that_gives_up_in_a_round_ends_the_groups)
+{
+    expect_given_up(true, "no memory for sums");
 }
 END_TEST
 
@@ -474,6 +481,7 @@ int main(void)
     tcase_add_test(tcase, a_write_is_opened_for_its_writer_alone);
     tcase_add_test(tcase, an_owner_that_refuses_a_relay_ends_the_groups);
     tcase_add_test(tcase, a_shard_that_cannot_relay_ends_the_groups);
+    tcase_add_test(tcase, a_relay_that_gives_up_in_a_round_ends_the_groups);
     tcase_add_test(tcase, tiles_end_the_groups_and_it_is_shown);
     tcase_add_test(tcase, a_job_shows_the_groups_of_its_last_round);
     tcase_add_test(tcase, a_snapshot_says_the_groups_of_its_step_and_a_restore_forms_new_ones);

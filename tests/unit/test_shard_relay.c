@@ -187,12 +187,147 @@ START_TEST(what_awaits_the_answer_of_one_owner_keeps_no_buffer_from_another)
 }
 END_TEST
 
+/* The relay says that it cannot go on, once, and its shard goes on. */
+static void hear_given_up(const char *why)
+{
+    const Cairn__MemberFault *fault =
+        (const Cairn__MemberFault *)scene_hear(&scene, CAIRN_MSG_MEMBER_FAULT).message;
+    ck_assert_uint_eq(fault->job, SCENE_JOB);
+    ck_assert_uint_eq(fault->member, RELAY);
+    ck_assert_msg(strstr(fault->text, why) != NULL, "%s", fault->text);
+    ck_assert_int_eq(scene.shard->jobs->state, CAIRN_JOB_SERVING);
+    scene_fence(&scene, 4);
+    scene_hear(&scene, CAIRN_MSG_ANSWER);
+    scene_settle(&scene);
+    for (uint32_t i = 0; i < relay()->buffers_counted; i++)
+        ck_assert_int_ne(relay()->buffers[i].state, CAIRN_RELAY_SUMMING);
+    for (size_t i = 0; i < scene.frame_count; i++)
+        ck_assert(scene.frames[i].taken || scene.frames[i].type != CAIRN_MSG_MEMBER_FAULT);
+}
+
+/* Chunks of few elements: their payloads have room where a sum has none. */
+static const uint32_t small[] = { 9, 11, 13, 15 };
+
+static bool is_small(uint32_t chunk)
+{
+    for (size_t i = 0; i < sizeof small / sizeof *small; i++)
+        if (small[i] == chunk) return true;
+    return false;
+}
+
+/* The first worker is before the second by as many sums as have room, and its window is full of others. */
+static void push_far_ahead(void)
+{
+    struct cairn_budget *budget = &scene.shard->budget;
+    for (uint32_t c = 0; relay()->buffers_counted < relay()->buffers_reserved; c++) {
+        if (is_small(c)) continue;
+        push(1, 0, 0, c);
+        scene_note(&scene, CAIRN_CHUNK_ACK);
+    }
+    budget->limit_bytes = budget->used_bytes + relay()->buffer_bytes - 1;
+    push(1, 0, 0, small[0]);
+    push(1, 0, 0, small[1]);
+    scene_settle(&scene);
+    ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_NAK), 0);
+}
+
+START_TEST(a_relay_that_waits_for_room_that_nothing_will_give_is_given_up)
+{
+    open_host(1);
+    struct cairn_budget *budget = &scene.shard->budget;
+    const uint64_t limit = budget->limit_bytes;
+    relay()->stuck_max_ms = 60;
+    push_far_ahead();
+    for (int i = 0; i < 4; i++) scene_settle(&scene);
+    ck_assert(!relay()->given_up); // the second worker may still send what ends a sum
+    push(2, 0, 0, small[2]);
+    push(2, 0, 0, small[3]);
+    hear_given_up("raise memory.limit of shard s0");
+    budget->limit_bytes = limit;
+    close_host();
+}
+END_TEST
+
+START_TEST(folds_go_on_when_the_shards_memory_has_room_again)
+{
+    open_host(1);
+    struct cairn_budget *budget = &scene.shard->budget;
+    const uint64_t limit = budget->limit_bytes;
+    push_far_ahead();
+    budget->limit_bytes = limit;
+    for (int i = 0; i < SCENE_WINDOW; i++) scene_note(&scene, CAIRN_CHUNK_ACK);
+    close_host();
+}
+END_TEST
+
+/* As a worker does that is refused for now. */
+static void push_until_given_up(void)
+{
+    while (!relay()->given_up) {
+        push(1, 0, 0, 0);
+        const struct scene_note *nak = scene_note(&scene, CAIRN_CHUNK_NAK);
+        ck_assert_uint_eq(nak->header.value, CAIRN_ERR_BUSY);
+        scene_settle(&scene);
+    }
+}
+
+START_TEST(a_relay_without_room_for_what_is_pushed_to_it_is_given_up)
+{
+    open_host(1);
+    struct cairn_budget *budget = &scene.shard->budget;
+    const uint64_t limit = budget->limit_bytes;
+    relay()->stuck_max_ms = 60;
+    budget->limit_bytes = budget->used_bytes;
+    push_until_given_up();
+    hear_given_up("no memory for what workers push by another way");
+    budget->limit_bytes = limit;
+    close_host();
+}
+END_TEST
+
+START_TEST(a_relay_whose_sums_an_owner_refuses_is_given_up)
+{
+    open_host(SCENE_CHUNK_LEAVES);
+    push_both(1, 0);
+    const struct cairn_chunk_header sum = passed_on();
+    answer(&sum, CAIRN_CHUNK_NAK, CAIRN_ERR_PROTOCOL);
+    hear_given_up("shard second refuses what is relayed");
+    close_host();
+}
+END_TEST
+
+START_TEST(a_relay_that_cannot_queue_what_it_has_is_given_up)
+{
+    static const uint32_t absent[] = { T_WEIGHT };
+    open_host(SCENE_CHUNK_LEAVES);
+    struct cairn_relay_owner *second = cairn_relay_owner_find(relay(), 1);
+    cairn_status status = CAIRN_OK;
+    for (uint32_t micro = 0; status == CAIRN_OK; micro++) { // as many ends as there is room for
+        status = cairn_push_micro_end(second->push, micro, &second->push_actions);
+        second->push_actions.count = 0;
+    }
+    ck_assert_int_eq(status, CAIRN_ERR_BUSY);
+    for (uint64_t w = 1; w <= WORKERS; w++) {
+        struct cairn_chunk_header end = scene_header(&scene, CAIRN_CHUNK_MICRO_END, w);
+        end.tensor = 1 + second->index;
+        scene_send(&scene, &end, absent, sizeof absent);
+    }
+    hear_given_up("what is for shard second cannot be passed on");
+    close_host();
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("shard_relay");
     TCase *tcase = tcase_create("relay");
     tcase_set_timeout(tcase, 30);
     tcase_add_test(tcase, what_awaits_the_answer_of_one_owner_keeps_no_buffer_from_another);
+    tcase_add_test(tcase, a_relay_that_waits_for_room_that_nothing_will_give_is_given_up);
+    tcase_add_test(tcase, a_relay_without_room_for_what_is_pushed_to_it_is_given_up);
+    tcase_add_test(tcase, folds_go_on_when_the_shards_memory_has_room_again);
+    tcase_add_test(tcase, a_relay_whose_sums_an_owner_refuses_is_given_up);
+    tcase_add_test(tcase, a_relay_that_cannot_queue_what_it_has_is_given_up);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_NORMAL);

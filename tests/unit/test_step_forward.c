@@ -408,6 +408,24 @@ START_TEST(no_event_gives_more_actions_than_there_is_room_for)
 }
 END_TEST
 
+START_TEST(who_may_still_contribute_has_a_slot_and_something_left_of_this_micro_batch)
+{
+    begin_relay(CHUNKS, NULL);
+    ck_assert(cairn_step_may_receive(step));
+    for (uint32_t c = 0; c < WINDOW; c++) receive(B, 0, c); // A's come before them
+    ck_assert(cairn_step_may_receive(step));
+    contribute(A, 0, 3);
+    end_micro(A, 0, 1, CHUNKS - 1);
+    receive(A, 1, 3); // and no more of the one at hand
+    ck_assert(!cairn_step_may_receive(step));
+    landed(0 + WINDOW, CAIRN_OK);
+    folded(0);
+    ck_assert(cairn_step_may_receive(step)); // B has a slot
+    fence(6);
+    ck_assert(!cairn_step_may_receive(step));
+}
+END_TEST
+
 int main(void)
 {
     TCase *tcase = tcase_create("step_forward");
@@ -430,6 +448,8 @@ int main(void)
     tcase_add_test(tcase, the_next_round_opens_without_a_fence_when_everything_was_passed_on);
     tcase_add_test(tcase, more_members_than_one_fold_takes_are_one_contribution);
     tcase_add_test(tcase, what_waits_for_company_is_not_forgotten_at_the_end_of_a_micro_batch);
+    tcase_add_test(tcase,
+                   who_may_still_contribute_has_a_slot_and_something_left_of_this_micro_batch);
     tcase_add_test(tcase, no_event_gives_more_actions_than_there_is_room_for);
     Suite *suite = suite_create("step_forward");
     suite_add_tcase(suite, tcase);
