@@ -9,6 +9,7 @@
 
 #include "client/handle.h"
 #include "client/memory.h"
+#include "proto/fabric/pages.h"
 
 struct region {
     uint8_t *base;
@@ -182,13 +183,14 @@ static cairn_status map(size_t bytes, struct region *out)
     void *base = MAP_FAILED;
     if (fd >= 0 && ftruncate(fd, (off_t)whole) == 0 &&
         fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
-        base = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        base = cairn_pages_map(whole, PROT_READ | PROT_WRITE, MAP_SHARED, fd);
     if (base == MAP_FAILED) {
         const int error = errno;
         if (fd >= 0) close(fd);
         return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "%zu bytes of shared memory: %s", bytes,
                                  strerror(error));
     }
+    (void)cairn_pages_back(base, whole);
     *out = (struct region) { .base = base, .bytes = whole, .fd = fd };
     return CAIRN_OK;
 }

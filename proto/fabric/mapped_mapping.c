@@ -7,10 +7,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "proto/fabric/pages.h"
+
 static cairn_status map(struct cairn_fabric_mapping *mapping, uint64_t bytes, int fd)
 {
     if (fabric_judge_memory(fd, bytes) != CAIRN_OK) return CAIRN_ERR_REFUSED;
-    void *memory = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+    void *memory = cairn_pages_map(bytes, PROT_READ, MAP_SHARED, fd);
     if (memory == MAP_FAILED) return CAIRN_ERR_NO_MEMORY;
     mapping->memory = memory;
     mapping->bytes = bytes;

@@ -2,20 +2,24 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "proto/fabric/pages.h"
+
+enum { WANTED, TAKEN, LEFT }; /* a large page: to be asked for, asked for, not of the arena's */
+
 static cairn_status map_arena(const char *label, uint64_t bytes, int fd, int flags,
                               struct cairn_arena *arena_out, struct cairn_sentence *why)
 {
-    void *base = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, flags | MAP_NORESERVE, fd, 0);
+    void *base = cairn_pages_map((size_t)bytes, PROT_READ | PROT_WRITE, flags | MAP_NORESERVE, fd);
     if (base == MAP_FAILED) {
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "cannot map %llu bytes for %s: %s",
                           (unsigned long long)bytes, label, strerror(errno));
     }
-    madvise(base, (size_t)bytes,
-            MADV_HUGEPAGE); // a fifth faster; memfds have them if the kernel lets them
+    madvise(base, (size_t)bytes, MADV_HUGEPAGE); // a third faster; memfds: cairn_arena_back
     *arena_out = (struct cairn_arena) { .base = base, .bytes = (size_t)bytes, .fd = fd };
     return CAIRN_OK;
 }
@@ -35,8 +39,42 @@ cairn_status cairn_arena_open_state(const char *label, uint64_t bytes,
                           (unsigned long long)bytes, label, strerror(error));
     }
     cairn_status status = map_arena(label, bytes, fd, MAP_SHARED, arena_out, why);
-    if (status != CAIRN_OK) close(fd);
-    return status;
+    if (status != CAIRN_OK) {
+        close(fd);
+        return status;
+    }
+    const size_t pages = (size_t)(bytes / CAIRN_PAGES_LARGE_BYTES);
+    if (pages > 0) arena_out->large = calloc(pages, sizeof *arena_out->large); // NULL: small ones
+    return CAIRN_OK;
+}
+
+/* The pages that have any of the bytes: [*first_out, end). */
+static size_t pages_of(const struct cairn_arena *arena, uint64_t from, uint64_t bytes,
+                       size_t *first_out)
+{
+    const size_t size = CAIRN_PAGES_LARGE_BYTES, whole = arena->bytes / size;
+    assert(from <= arena->bytes && bytes <= arena->bytes - from);
+    *first_out = (size_t)from / size;
+    const size_t end = (size_t)(from + bytes + size - 1) / size;
+    return arena->large == NULL ? 0 : end < whole ? end : whole;
+}
+
+void cairn_arena_leave(struct cairn_arena *arena, uint64_t from, uint64_t bytes)
+{
+    size_t page;
+    for (const size_t end = pages_of(arena, from, bytes, &page); page < end; page++)
+        atomic_store_explicit(&arena->large[page], LEFT, memory_order_relaxed);
+}
+
+void cairn_arena_back(const struct cairn_arena *arena, uint64_t from, uint64_t bytes)
+{
+    size_t page;
+    for (const size_t end = pages_of(arena, from, bytes, &page); page < end; page++) {
+        unsigned char wanted = WANTED;
+        if (atomic_compare_exchange_strong(&arena->large[page], &wanted, TAKEN))
+            (void)cairn_pages_back(arena->base + page * CAIRN_PAGES_LARGE_BYTES,
+                                   CAIRN_PAGES_LARGE_BYTES);
+    }
 }
 
 cairn_status cairn_arena_open_scratch(const char *label, uint64_t bytes,
@@ -53,6 +91,7 @@ void cairn_arena_close(struct cairn_arena *arena)
 {
     if (arena->base != NULL) munmap(arena->base, arena->bytes);
     if (arena->base != NULL && arena->fd >= 0) close(arena->fd);
+    free(arena->large);
     *arena = CAIRN_ARENA_NONE;
 }
 

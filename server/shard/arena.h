@@ -5,6 +5,7 @@
 #ifndef CAIRN_SHARD_ARENA_H
 #define CAIRN_SHARD_ARENA_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -15,6 +16,9 @@ struct cairn_arena {
     uint8_t *base; /* owned; page-aligned, zero at first; NULL if bytes is 0 */
     size_t bytes;
     int fd; /* owned; -1: anonymous */
+    /* owned: [bytes / CAIRN_PAGES_LARGE_BYTES] of the large pages that it may have: enum in arena.c.
+     * NULL: none */
+    atomic_uchar *large;
 };
 
 /* An arena of nothing: may be closed. */
@@ -27,6 +31,13 @@ CAIRN_MUST_CHECK cairn_status cairn_arena_open_state(const char *label, uint64_t
 CAIRN_MUST_CHECK cairn_status cairn_arena_open_scratch(const char *label, uint64_t bytes,
                                                        struct cairn_arena *arena_out,
                                                        struct cairn_sentence *why);
+/* In these bytes of a state arena nothing will be written: a page that has any of them is no large one.
+ * Before the first cairn_arena_back; one thread. */
+void cairn_arena_leave(struct cairn_arena *arena, uint64_t from, uint64_t bytes);
+/* Large pages for these bytes of a state arena, if the kernel has them (proto/fabric/pages.h), of the
+ * node of the thread that calls first; for each page once, and best before it is written to. 0.1 ms a
+ * MiB. Any thread, several at a time, while others write there. */
+void cairn_arena_back(const struct cairn_arena *arena, uint64_t from, uint64_t bytes);
 /* Unmaps and closes; the arena becomes CAIRN_ARENA_NONE. Safe to call again. */
 void cairn_arena_close(struct cairn_arena *arena);
 

@@ -95,6 +95,7 @@ static void copy_chunk(const struct cairn_extend *extend, uint32_t part, uint64_
     const size_t bytes = (size_t)elems * cairn_dtype_bytes((int)job->parts[part].master);
     for (size_t p = 0; p < sizeof planes / sizeof planes[0]; p++) {
         if ((kept & 1u << planes[p].plane) == 0) continue;
+        cairn_arena_back(planes[p].to, local_elem * sizeof(float), elems * sizeof(float));
         memcpy(planes[p].to->base + cairn_shard_job_plane_byte(job, part, local_elem),
                planes[p].from->base + cairn_shard_job_plane_byte(from, source, old_elem), bytes);
     }

@@ -411,6 +411,8 @@ CAIRN_MUST_CHECK cairn_status cairn_shard_job_open(struct cairn_shard *shard,
                                                    struct cairn_sentence *why);
 /* Makes it LEAVING: members are cut, and it is freed when nothing refers to it, perhaps at once. */
 void cairn_shard_job_leave(struct cairn_shard_job *job);
+/* Large pages for a chunk in one of job->param, exp_avg, exp_avg_sq, acc: cairn_arena_back. */
+void cairn_shard_plane_back(const struct cairn_arena *plane, const struct cairn_chunk_place *place);
 /* Where a local element of an extent stands in a plane's arena, or in staging: what is behind it up to the
  * extent's end lies dense in the master dtype. */
 uint64_t cairn_shard_job_plane_byte(const struct cairn_shard_job *job, uint32_t extent,

@@ -1,0 +1,25 @@
+/* Shared memory in large pages: half the time of a pass over it. memfds get none of their own accord unless
+ * the machine's administrator says so (shmem_enabled), but whoever maps one may ask for them
+ * (MADV_COLLAPSE, Linux 6.1 and later); other processes that map it then have them, too.
+ *
+ * All of it is a matter of speed: where the kernel will not, memory is as it was. Any thread. */
+#ifndef CAIRN_FABRIC_PAGES_H
+#define CAIRN_FABRIC_PAGES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#define CAIRN_PAGES_LARGE_BYTES ((size_t)2 << 20)
+
+/* mmap of the file's first `bytes` (fd -1: of MAP_ANONYMOUS), at a multiple of a large page if it is as
+ * long as one: else its large pages would be mapped by small ones. MAP_FAILED with errno; given back by
+ * munmap. */
+void *cairn_pages_map(size_t bytes, int protection, int flags, int fd);
+
+/* Backs the large pages that lie wholly in [base, base + bytes) of shared memory, mapped to be written
+ * to. They are of the node of the thread that calls; best before anything is written there, as what is
+ * there is copied. Memory that others write to meanwhile stays right. False: there were no more, or the
+ * kernel has none. */
+bool cairn_pages_back(void *base, size_t bytes);
+
+#endif

@@ -1,0 +1,111 @@
+/* Large pages (proto/fabric/pages.h, server/shard/arena.h): what is asked for where, and that no byte
+ * changes. That the kernel has some to give is not promised, and not asserted. */
+#include <check.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "proto/fabric/pages.h"
+#include "server/shard/arena.h"
+
+#define LARGE CAIRN_PAGES_LARGE_BYTES
+
+static int shared(size_t bytes)
+{
+    const int fd = memfd_create("test", MFD_CLOEXEC);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(ftruncate(fd, (off_t)bytes), 0);
+    return fd;
+}
+
+static size_t resident(int fd)
+{
+    struct stat at;
+    ck_assert_int_eq(fstat(fd, &at), 0);
+    return (size_t)at.st_blocks * 512;
+}
+
+START_TEST(a_mapping_begins_at_a_large_page_and_goes_with_one_munmap)
+{
+    const size_t sizes[] = { 1, 4096, LARGE - 1, LARGE, LARGE + 1, 3 * LARGE + 4097 };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const int fd = shared(sizes[i]);
+        uint8_t *at = cairn_pages_map(sizes[i], PROT_READ | PROT_WRITE, MAP_SHARED, fd);
+        ck_assert(at != MAP_FAILED);
+        if (sizes[i] >= LARGE) ck_assert_uint_eq((uintptr_t)at % LARGE, 0);
+        at[0] = at[sizes[i] - 1] = 7;
+        uint8_t last;
+        ck_assert_int_eq(pread(fd, &last, 1, (off_t)sizes[i] - 1), 1);
+        ck_assert_uint_eq(last, 7);
+        ck_assert_int_eq(munmap(at, sizes[i]), 0);
+        unsigned char in_core[4];
+        if (sizes[i] >= LARGE) ck_assert_int_eq(mincore(at, 1, in_core), -1);
+        close(fd);
+    }
+    ck_assert(cairn_pages_map(LARGE, PROT_READ, MAP_SHARED, -1) == MAP_FAILED);
+}
+END_TEST
+
+START_TEST(what_is_there_stays_and_what_is_not_is_zero)
+{
+    const size_t bytes = 4 * LARGE + 8192;
+    const int fd = shared(bytes);
+    uint8_t *at = cairn_pages_map(bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd);
+    ck_assert(at != MAP_FAILED);
+    for (size_t i = LARGE - 5; i < LARGE + 5; i++) at[i] = 9;
+    at[bytes - 1] = 1;
+    (void)cairn_pages_back(at + 100, bytes - 100); // neither its first page nor its end is whole
+    size_t wrong = 0;
+    for (size_t i = 0; i < bytes; i++) {
+        const bool nine = i >= LARGE - 5 && i < LARGE + 5;
+        wrong += at[i] != (nine ? 9 : i == bytes - 1);
+    }
+    ck_assert_uint_eq(wrong, 0);
+    munmap(at, bytes);
+    close(fd);
+}
+END_TEST
+
+START_TEST(no_page_is_taken_of_what_is_left)
+{
+    struct cairn_arena arena;
+    struct cairn_sentence why;
+    ck_assert_int_eq(cairn_arena_open_state("test", 8 * LARGE + 10, &arena, &why), CAIRN_OK);
+    cairn_arena_leave(&arena, 2 * LARGE - 1, 2); // pages 1 and 2
+    cairn_arena_leave(&arena, 8 * LARGE, 10);    // behind the last
+    cairn_arena_back(&arena, LARGE, 2 * LARGE);
+    ck_assert_uint_eq(resident(arena.fd), 0);
+    cairn_arena_back(&arena, 3 * LARGE, 1);
+    ck_assert_uint_le(resident(arena.fd), LARGE);
+    cairn_arena_back(&arena, 0, arena.bytes);
+    cairn_arena_back(&arena, 0, arena.bytes);
+    ck_assert_uint_le(resident(arena.fd), 6 * LARGE);
+    for (size_t i = 0; i < arena.bytes; i += 4096) ck_assert_uint_eq(arena.base[i], 0);
+    cairn_arena_close(&arena);
+    ck_assert_int_eq(cairn_arena_open_state("test", 10, &arena, &why),
+                     CAIRN_OK); // has no large page
+    cairn_arena_leave(&arena, 0, 10);
+    cairn_arena_back(&arena, 0, 10);
+    ck_assert_uint_eq(resident(arena.fd), 0);
+    cairn_arena_close(&arena);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("pages");
+    TCase *tests = tcase_create("pages");
+    tcase_add_test(tests, a_mapping_begins_at_a_large_page_and_goes_with_one_munmap);
+    tcase_add_test(tests, what_is_there_stays_and_what_is_not_is_zero);
+    tcase_add_test(tests, no_page_is_taken_of_what_is_left);
+    suite_add_tcase(suite, tests);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
