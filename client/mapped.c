@@ -12,8 +12,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/far_copy.h"
 #include "client/stitch.h"
 #include "proto/wire/published.h"
+
+/* Whoever fetches chunks of so large a copy fetches more than caches hold, by measurement; small ones are
+ * not worth it. */
+#define FAR_COPY_BYTES ((uint64_t)32 << 20)
+#define FAR_PART_BYTES ((size_t)256 << 10)
 
 void cairn_mapped_on_mapping(void *session, struct cairn_fabric_mapping *mapping)
 {
@@ -177,7 +183,10 @@ bool cairn_mapped_read(struct part *part, const struct piece *piece)
     const size_t elem_bytes = cairn_dtype_bytes(part->dtype);
     const uint8_t *chunk = copy->base + link->published_at[extent - link->map.extents] +
                            (part->place.first_elem - extent->first_elem) * elem_bytes;
-    if (piece->whole)
+    if (piece->whole && link->published_bytes >= FAR_COPY_BYTES &&
+        part->byte_count >= FAR_PART_BYTES)
+        cairn_far_copy(part->bytes, chunk, part->byte_count);
+    else if (piece->whole)
         memcpy(part->bytes, chunk, part->byte_count);
     else
         copy_box(part, piece, chunk, elem_bytes);
