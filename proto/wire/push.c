@@ -364,6 +364,16 @@ static void send_again(struct cairn_push *push, uint32_t shard, uint32_t index,
         pump(push, shard, actions);
 }
 
+/* Only the oldest end is out, and nobody waits for it in a void round. */
+static void end_again(struct cairn_push *push, uint32_t shard, struct cairn_push_actions *actions)
+{
+    uint32_t i = push->shards[shard].head;
+    while (i != NONE && push->entries[i].kind != MICRO_END) i = push->entries[i].next;
+    if (i == NONE || !push->entries[i].sent || push->voided) return;
+    push->entries[i].sent = false;
+    pump(push, shard, actions);
+}
+
 void cairn_push_on_refuse(struct cairn_push *push, uint32_t shard, uint64_t request,
                           cairn_status status, struct cairn_push_actions *actions)
 {
@@ -371,6 +381,7 @@ void cairn_push_on_refuse(struct cairn_push *push, uint32_t shard, uint64_t requ
     const uint32_t index = find_chunk(push, shard, request);
     if (status == CAIRN_ERR_BUSY || status == CAIRN_ERR_CHECKSUM) {
         if (index != NONE) send_again(push, shard, index, actions);
+        if (request == 0) end_again(push, shard, actions);
         return;
     }
     if (index != NONE && push->voided) finish(push, shard, index, CAIRN_ERR_EPOCH_CHANGED, actions);

@@ -72,13 +72,19 @@ cairn_status cairn_landing_judge_push(const struct cairn_member *member,
     return CAIRN_OK;
 }
 
-static void refuse(struct cairn_member *member, const struct cairn_chunk_header *header,
-                   cairn_status status, const char *why)
+static void note_refusal(struct cairn_member *member, const struct cairn_chunk_header *header,
+                         const char *why)
 {
     member->job->shard->stats.chunks_refused++;
     cairn_log_limited(&member->refusals, CAIRN_LOG_WARN, "refused %s of job %s from %s: %s",
                       cairn_chunk_kind_name(header->kind), member->job->spec.name, member->name,
                       why);
+}
+
+static void refuse(struct cairn_member *member, const struct cairn_chunk_header *header,
+                   cairn_status status, const char *why)
+{
+    note_refusal(member, header, why);
     cairn_member_refuse(member, header, status);
 }
 
@@ -203,6 +209,19 @@ void cairn_landing_receive(struct cairn_shard_job *job, uint32_t number, uint32_
 
 /* ---- ends of micro-batches ---- */
 
+/* In the name of the shard that it is meant for. */
+static void refuse_end(struct cairn_member *member, const struct cairn_chunk_header *header,
+                       cairn_status status, const char *why)
+{
+    const struct cairn_shard_job *job = member->job;
+    note_refusal(member, header, why);
+    struct cairn_chunk_header nak = *header;
+    nak.kind = CAIRN_CHUNK_NAK;
+    nak.value = (uint64_t)status;
+    nak.payload_bytes = nak.checksum = 0;
+    cairn_member_send_for(member, &nak, header->tensor != 0 ? header->tensor - 1 : job->map.shard);
+}
+
 /* A micro-batch's end whose list of untouched tensors is being received. */
 struct note {
     struct cairn_shard_job *job; /* borrowed */
@@ -256,9 +275,10 @@ static void on_note(void *arg, cairn_status status)
     if (status == CAIRN_OK && member != NULL && job->state == CAIRN_JOB_SERVING) {
         uint32_t absent;
         if (cairn_chunk_checksum(note->tensors, (size_t)header->payload_bytes) != header->checksum)
-            refuse(member, header, CAIRN_ERR_CHECKSUM, "its checksum does not match");
+            refuse_end(member, header, CAIRN_ERR_CHECKSUM, "its checksum does not match");
         else if (!count_absent(member, note->tensors, note->count, &absent))
-            refuse(member, header, CAIRN_ERR_MALFORMED, "its list of untouched tensors is wrong");
+            refuse_end(member, header, CAIRN_ERR_MALFORMED,
+                       "its list of untouched tensors is wrong");
         else
             tell_micro_end(member, header, note->tensors, note->count, absent);
     }
@@ -274,7 +294,7 @@ static void receive_note(struct cairn_member *member, const struct cairn_chunk_h
     struct note *note = NULL;
     if (member->notes < CAIRN_SHARD_NOTES_MAX) note = malloc(sizeof *note + bytes);
     if (note == NULL) {
-        refuse(member, header, CAIRN_ERR_BUSY, "too many ends at a time");
+        refuse_end(member, header, CAIRN_ERR_BUSY, "too many ends at a time");
         drop(message);
         return;
     }
@@ -283,7 +303,7 @@ static void receive_note(struct cairn_member *member, const struct cairn_chunk_h
     note->count = bytes / sizeof *note->tensors;
     cairn_status status = cairn_fabric_receive(message, note->tensors, bytes, on_note, note);
     if (status != CAIRN_OK) {
-        refuse(member, header, CAIRN_ERR_BUSY, cairn_status_text((int)status));
+        refuse_end(member, header, CAIRN_ERR_BUSY, cairn_status_text((int)status));
         drop(message);
         free(note);
         return;
@@ -298,7 +318,7 @@ static void on_micro_end(struct cairn_member *member, const struct cairn_chunk_h
     const uint64_t bytes_max = member->job->spec.tensor_count * sizeof(uint32_t);
     if (header->value > UINT32_MAX || header->payload_bytes > bytes_max ||
         header->payload_bytes % sizeof(uint32_t) != 0) {
-        refuse(member, header, CAIRN_ERR_MALFORMED, "its count or its list is too long");
+        refuse_end(member, header, CAIRN_ERR_MALFORMED, "its count or its list is too long");
         drop(message);
     } else if (message != NULL) {
         receive_note(member, header, message);

@@ -266,6 +266,8 @@ void cairn_relay_on_micro_end(struct cairn_member *member, const struct cairn_ch
 {
     struct cairn_relay_owner *owner = owner_of_end(member, header);
     if (owner == NULL) return;
+    struct cairn_relay *relay = owner->relay;
+    cairn_relay_busy(relay);
     cairn_relay_step(owner, &(struct cairn_step_event) {
                                 .kind = CAIRN_STEP_MICRO_END,
                                 .member = header->member,
@@ -275,12 +277,15 @@ void cairn_relay_on_micro_end(struct cairn_member *member, const struct cairn_ch
                                 .sent = (uint32_t)header->value,
                                 .absent = count_absent(owner, tensors, count),
                             });
+    cairn_relay_idle(relay);
 }
 
 void cairn_relay_on_commit(struct cairn_member *member, const struct cairn_chunk_header *header)
 {
     struct cairn_relay_owner *owner = owner_of_end(member, header);
     if (owner == NULL) return;
+    struct cairn_relay *relay = owner->relay;
+    cairn_relay_busy(relay);
     cairn_relay_step(owner, &(struct cairn_step_event) {
                                 .kind = CAIRN_STEP_COMMIT,
                                 .member = header->member,
@@ -289,6 +294,7 @@ void cairn_relay_on_commit(struct cairn_member *member, const struct cairn_chunk
                                 .micro = header->micro,
                                 .weight = header->value,
                             });
+    cairn_relay_idle(relay);
 }
 
 static bool is_ours(const struct cairn_relay *relay, uint64_t member)

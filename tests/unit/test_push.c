@@ -363,6 +363,26 @@ START_TEST(answers_that_nobody_waits_for_change_nothing)
 }
 END_TEST
 
+START_TEST(busy_and_checksum_send_the_end_again)
+{
+    ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
+    ck_assert_int_eq(cairn_push_micro_end(push, 1, &out), CAIRN_OK);
+    cairn_push_on_grant(push, 0, 1, 1, &out);
+    const cairn_status again[] = { CAIRN_ERR_BUSY, CAIRN_ERR_CHECKSUM };
+    for (int i = 0; i < 2; i++) {
+        out.count = 0;
+        cairn_push_on_refuse(push, 0, 0, again[i], &out);
+        ck_assert_uint_eq(out.count, 1); // the first one, as only that was sent
+        expect(0, CAIRN_PUSH_SEND_MICRO_END, 0);
+        ck_assert_uint_eq(list[0].micro, 0);
+    }
+    cairn_push_on_void(push, &out);
+    out.count = 0;
+    cairn_push_on_refuse(push, 0, 0, CAIRN_ERR_BUSY, &out);
+    ck_assert_uint_eq(out.count, 0); // nobody waits for it
+}
+END_TEST
+
 START_TEST(a_refused_end_or_commit_makes_the_round_void)
 {
     ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
@@ -405,6 +425,7 @@ int main(void)
     tcase_add_test(tcase, a_full_queue_is_busy_and_changes_nothing);
     tcase_add_test(tcase, calls_out_of_order_are_invalid_and_change_nothing);
     tcase_add_test(tcase, answers_that_nobody_waits_for_change_nothing);
+    tcase_add_test(tcase, busy_and_checksum_send_the_end_again);
     tcase_add_test(tcase, a_refused_end_or_commit_makes_the_round_void);
     tcase_add_test(tcase, a_configuration_that_cannot_work_has_no_size);
     Suite *suite = suite_create("push");

@@ -187,6 +187,32 @@ START_TEST(what_awaits_the_answer_of_one_owner_keeps_no_buffer_from_another)
 }
 END_TEST
 
+/* An end of the first micro-batch, of a worker that has nothing of the tensors listed. */
+static void end_micro(uint64_t worker, uint32_t owner, const uint32_t *absent, size_t bytes)
+{
+    struct cairn_chunk_header end = scene_header(&scene, CAIRN_CHUNK_MICRO_END, worker);
+    end.tensor = 1 + owner;
+    scene_send(&scene, &end, absent, bytes);
+}
+
+START_TEST(an_end_that_is_refused_for_now_is_so_in_the_name_of_its_owner)
+{
+    static const uint32_t absent[] = { T_WEIGHT };
+    open_host(SCENE_CHUNK_LEAVES);
+    const size_t end_count = 4 * CAIRN_SHARD_NOTES_MAX;
+    for (size_t i = 0; i < end_count; i++) end_micro(1, 1, absent, sizeof absent);
+    scene_settle(&scene);
+    ck_assert_uint_gt(scene_waiting(&scene, CAIRN_CHUNK_NAK), 0);
+    while (scene_waiting(&scene, CAIRN_CHUNK_NAK) > 0) {
+        const struct scene_note *nak = scene_note(&scene, CAIRN_CHUNK_NAK);
+        ck_assert_uint_eq(nak->header.value, CAIRN_ERR_BUSY);
+        ck_assert_uint_eq(nak->header.request, 0);
+        ck_assert_uint_eq(nak->header.tile, 1);
+    }
+    close_host();
+}
+END_TEST
+
 /* The relay says that it cannot go on, once, and its shard goes on. */
 static void hear_given_up(const char *why)
 {
@@ -307,11 +333,7 @@ START_TEST(a_relay_that_cannot_queue_what_it_has_is_given_up)
         second->push_actions.count = 0;
     }
     ck_assert_int_eq(status, CAIRN_ERR_BUSY);
-    for (uint64_t w = 1; w <= WORKERS; w++) {
-        struct cairn_chunk_header end = scene_header(&scene, CAIRN_CHUNK_MICRO_END, w);
-        end.tensor = 1 + second->index;
-        scene_send(&scene, &end, absent, sizeof absent);
-    }
+    for (uint64_t w = 1; w <= WORKERS; w++) end_micro(w, second->index, absent, sizeof absent);
     hear_given_up("what is for shard second cannot be passed on");
     close_host();
 }
@@ -323,6 +345,7 @@ int main(void)
     TCase *tcase = tcase_create("relay");
     tcase_set_timeout(tcase, 30);
     tcase_add_test(tcase, what_awaits_the_answer_of_one_owner_keeps_no_buffer_from_another);
+    tcase_add_test(tcase, an_end_that_is_refused_for_now_is_so_in_the_name_of_its_owner);
     tcase_add_test(tcase, a_relay_that_waits_for_room_that_nothing_will_give_is_given_up);
     tcase_add_test(tcase, a_relay_without_room_for_what_is_pushed_to_it_is_given_up);
     tcase_add_test(tcase, folds_go_on_when_the_shards_memory_has_room_again);
