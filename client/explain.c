@@ -1,6 +1,5 @@
 /* Sentences for what went wrong with a chunk: what, where, and what to do. */
 #include <inttypes.h>
-#include <stdio.h>
 
 #include "client/session.h"
 
@@ -45,33 +44,39 @@ void cairn_explain_part(const struct part *part, cairn_status status, struct cai
                            cairn_status_text((int)status));
 }
 
-/* Chunks of the job that a shard has not answered. */
-static uint32_t count_open(const struct job *job, uint32_t shard)
+/* Chunks of the job that a shard has not answered. *via_out: the other shard that one of them went to, which
+ * relays; or NULL. */
+static uint32_t count_open(const struct job *job, uint32_t shard, const struct shard_link **via_out)
 {
     uint32_t count = 0;
+    *via_out = NULL;
     for (uint32_t i = 0; i < job->part_count; i++) {
         const struct part *part = job->parts[i];
-        count += part->op != NULL && !part->answered && part->shard == shard;
+        if (part->op == NULL || part->answered || part->shard != shard) continue;
+        if (part->via != shard) *via_out = &job->shards[part->via];
+        count++;
     }
     return count;
 }
 
+/* "shard s1 (5 chunks, through shard s0, not connected)" */
+static void add_awaited(const struct shard_link *owner, uint32_t open, const struct shard_link *via,
+                        struct cairn_sentence *out)
+{
+    const struct shard_link *asked = via != NULL ? via : owner;
+    cairn_sentence_add(out, "%sshard %s (%u chunks", out->text[0] != '\0' ? ", " : "", owner->name,
+                       open);
+    if (via != NULL) cairn_sentence_add(out, ", through shard %s", via->name);
+    cairn_sentence_add(out, "%s)", asked->peer == NULL ? ", not connected" : "");
+}
+
 static void list_awaited(const struct job *job, struct cairn_sentence *out)
 {
-    char text[sizeof out->text];
-    size_t used = 0;
-    text[0] = 0;
-    for (uint32_t i = 0; i < job->shard_count && used < sizeof text - 1; i++) {
-        const struct shard_link *link = &job->shards[i];
-        const uint32_t open = count_open(job, i);
-        if (open == 0) continue;
-        const int more = snprintf(text + used, sizeof text - used, "%sshard %s (%u chunks%s)",
-                                  used > 0 ? ", " : "", link->name, open,
-                                  link->peer == NULL ? ", not connected" : "");
-        if (more < 0) break;
-        used += (size_t)more;
+    for (uint32_t i = 0; i < job->shard_count; i++) {
+        const struct shard_link *via;
+        const uint32_t open = count_open(job, i, &via);
+        if (open > 0) add_awaited(&job->shards[i], open, via, out);
     }
-    cairn_sentence_set(out, "%s", text);
 }
 
 void cairn_explain_awaited(struct job *job)

@@ -325,11 +325,17 @@ static void step(void)
 }
 
 /* The tensor of shard 1. */
+static int tensor_of_second(void)
+{
+    int tensor = 0;
+    while (owner_of((uint32_t)tensor, 0) != 1) tensor++;
+    return tensor;
+}
+
 static void fetch(void)
 {
     cairn_op *op = NULL;
-    int tensor = 0;
-    while (owner_of((uint32_t)tensor, 0) != 1) tensor++;
+    const int tensor = tensor_of_second();
     memset(got, 0xff, sizeof got);
     const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = got, .dtype = CAIRN_F32 };
     good(cairn_fetch(job, result.version, names[tensor], NULL, NULL, &mem, &op));
@@ -595,6 +601,28 @@ START_TEST(what_a_relay_that_is_lost_did_not_answer_is_asked_again)
 }
 END_TEST
 
+static void wait_for_push(void)
+{
+    cairn_op *op = NULL;
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = given[0], .dtype = CAIRN_F32 };
+    round_at_hand = (struct cairn_round) { .struct_size = sizeof round_at_hand };
+    good(cairn_round_begin(job, WAIT_MS, &round_at_hand));
+    const int tensor = tensor_of_second();
+    good(cairn_push(job, &round_at_hand, 0, names[tensor], NULL, &mem, &op));
+    ck_assert_int_eq(cairn_wait(op, 300), CAIRN_ERR_TIMEOUT);
+    ck_assert_msg(strstr(cairn_error(), "shard s1 (5 chunks, through shard s0)") != NULL, "%s",
+                  cairn_error());
+}
+
+START_TEST(a_wait_that_times_out_names_the_relay_that_has_not_answered)
+{
+    open_mem();
+    holds_acks = true;
+    call(wait_for_push);
+    close_scene();
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("client relay");
@@ -610,6 +638,7 @@ int main(void)
     tcase_add_test(tcase, what_the_host_shares_with_a_relay_only_is_fetched_from_it);
     tcase_add_test(tcase, what_a_relay_has_not_the_owner_is_asked_for_until_the_next_grant);
     tcase_add_test(tcase, what_a_relay_that_is_lost_did_not_answer_is_asked_again);
+    tcase_add_test(tcase, a_wait_that_times_out_names_the_relay_that_has_not_answered);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_ENV);
