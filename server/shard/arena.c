@@ -2,6 +2,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -85,6 +86,16 @@ cairn_status cairn_arena_open_scratch(const char *label, uint64_t bytes,
         return CAIRN_OK;
     }
     return map_arena(label, bytes, -1, MAP_PRIVATE | MAP_ANONYMOUS, arena_out, why);
+}
+
+cairn_status cairn_arena_hold(const struct cairn_arena *arena, uint64_t offset, uint64_t bytes)
+{
+    int status;
+    assert(offset <= arena->bytes && bytes <= arena->bytes - offset);
+    do {
+        status = fallocate(arena->fd, 0, (off_t)offset, (off_t)bytes);
+    } while (status != 0 && errno == EINTR);
+    return status == 0 ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
 void cairn_arena_close(struct cairn_arena *arena)

@@ -132,11 +132,23 @@ static cairn_status take_budget(struct cairn_relay_cache *cache, uint64_t bytes,
     return CAIRN_OK;
 }
 
-/* One more of the memory, if there is budget for it. */
+static void give_budget(struct cairn_relay_cache *cache, uint64_t bytes)
+{
+    cairn_budget_give(&cache->job->shard->budget, bytes);
+    cache->job->budget_bytes -= bytes;
+    cache->budget_bytes -= bytes;
+}
+
+/* One more of the memory, if there is budget for it, and the host has the pages: workers read them. */
 static struct cairn_relay_entry *add_entry(struct cairn_relay_cache *cache)
 {
     if (cache->entry_count == cache->entry_max) return NULL;
     if (take_budget(cache, cache->place_bytes, NULL) != CAIRN_OK) return NULL;
+    const uint64_t at = (uint64_t)cache->entry_count * cache->place_bytes;
+    if (cairn_arena_hold(&cache->memory, at, cache->place_bytes) != CAIRN_OK) {
+        give_budget(cache, cache->place_bytes);
+        return NULL;
+    }
     return &cache->entries[cache->entry_count++];
 }
 
@@ -288,9 +300,9 @@ cairn_status cairn_relay_cache_open(const struct cairn_relay *relay,
 
 void cairn_relay_cache_release(struct cairn_relay_cache *cache)
 {
-    struct cairn_shard_job *job = cache->job;
     // The fabric of a shard that is closed has dropped its regions.
-    if (cache->region != NULL && !job->shard->closing) cairn_fabric_region_drop(cache->region);
+    if (cache->region != NULL && !cache->job->shard->closing)
+        cairn_fabric_region_drop(cache->region);
     cache->region = NULL;
     cairn_arena_close(&cache->memory);
     free(cache->entries);
@@ -300,7 +312,5 @@ void cairn_relay_cache_release(struct cairn_relay_cache *cache)
     cache->buckets = NULL;
     cache->had_by = NULL;
     cache->entry_max = cache->entry_count = 0;
-    cairn_budget_give(&job->shard->budget, cache->budget_bytes);
-    job->budget_bytes -= cache->budget_bytes;
-    cache->budget_bytes = 0;
+    give_budget(cache, cache->budget_bytes);
 }

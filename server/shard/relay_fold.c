@@ -56,24 +56,30 @@ void cairn_relay_buffer_returned(struct cairn_relay *relay, uint32_t number)
         set_state(buffer, CAIRN_RELAY_FREE);
 }
 
-/* The next one in memory that was not touched yet; NONE: there is none, or the budget is used up. */
+static cairn_status count_another(struct cairn_relay *relay, struct cairn_sentence *why)
+{
+    struct cairn_budget *budget = &relay->job->shard->budget;
+    const bool is_counted = relay->buffers_counted < relay->buffers_reserved;
+    cairn_status status = CAIRN_OK;
+    if (!is_counted) status = cairn_budget_take(budget, relay->buffer_bytes, "a sum to relay", why);
+    if (status != CAIRN_OK) return status;
+    const uint64_t at = (uint64_t)relay->buffers_counted * relay->buffer_bytes;
+    if (cairn_arena_hold(&relay->sums, at, relay->buffer_bytes) == CAIRN_OK) return CAIRN_OK;
+    if (!is_counted) cairn_budget_give(budget, relay->buffer_bytes);
+    return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "The host is out of memory.");
+}
+
+/* The next one in memory that was not touched yet; NONE: there is none, or no room. */
 static uint32_t touch_another(struct cairn_relay *relay)
 {
     struct cairn_sentence why;
-    struct cairn_shard_job *job = relay->job;
     if (relay->buffers_counted == relay->buffer_count) return CAIRN_RELAY_NONE;
-    if (relay->buffers_counted >= relay->buffers_reserved) {
-        if (cairn_budget_take(&job->shard->budget, relay->buffer_bytes, "a sum to relay", &why) !=
-            CAIRN_OK) {
-            cairn_log_limited(
-                &relay->starving, CAIRN_LOG_WARN,
-                "job %s: the relay waits for room: its workers push in orders that are "
-                "far apart. %s",
-                job->spec.name, why.text);
-            return CAIRN_RELAY_NONE;
-        }
-    }
-    return relay->buffers_counted++;
+    if (count_another(relay, &why) == CAIRN_OK) return relay->buffers_counted++;
+    cairn_log_limited(&relay->starving, CAIRN_LOG_WARN,
+                      "job %s: the relay waits for room: its workers push in orders that are far "
+                      "apart. %s",
+                      relay->job->spec.name, why.text);
+    return CAIRN_RELAY_NONE;
 }
 
 /* The lowest free one, or another if waiting could last for ever. An owner has no more than it has
@@ -248,9 +254,9 @@ void cairn_relay_folds_tick(struct cairn_relay_owner *owner, uint64_t now_ms)
         owner->stuck_since_ms = now_ms;
     } else if (now_ms - owner->stuck_since_ms >= relay->stuck_max_ms) {
         cairn_relay_give_up(relay,
-                            "there is no memory for sums to shard %s, and its workers push in "
-                            "orders that are far apart: raise memory.limit of shard %s, or push "
-                            "in one order",
+                            "there is no room for sums to shard %s, and its workers push in "
+                            "orders that are far apart: raise memory.limit of shard %s, give its "
+                            "host more memory, or push in one order",
                             owner->name, relay->job->shard->name);
     }
 }

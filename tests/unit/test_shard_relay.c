@@ -286,6 +286,22 @@ START_TEST(folds_go_on_when_the_shards_memory_has_room_again)
 }
 END_TEST
 
+START_TEST(a_relay_whose_host_has_no_pages_for_sums_is_given_up)
+{
+    open_host(SCENE_CHUNK_LEAVES);
+    const int fd = relay()->sums.fd;
+    relay()->stuck_max_ms = 60;
+    relay()->sums.fd = -1; // there are none
+    for (uint32_t i = 0; i < SCENE_WINDOW; i++) {
+        push(1, 0, 0, i);
+        push(2, 0, 0, SCENE_WINDOW + i);
+    }
+    hear_given_up("give its host more memory");
+    relay()->sums.fd = fd;
+    close_host();
+}
+END_TEST
+
 /* As a worker does that is refused for now. */
 static void push_until_given_up(void)
 {
@@ -349,6 +365,7 @@ int main(void)
     tcase_add_test(tcase, a_relay_that_waits_for_room_that_nothing_will_give_is_given_up);
     tcase_add_test(tcase, a_relay_without_room_for_what_is_pushed_to_it_is_given_up);
     tcase_add_test(tcase, folds_go_on_when_the_shards_memory_has_room_again);
+    tcase_add_test(tcase, a_relay_whose_host_has_no_pages_for_sums_is_given_up);
     tcase_add_test(tcase, a_relay_whose_sums_an_owner_refuses_is_given_up);
     tcase_add_test(tcase, a_relay_that_cannot_queue_what_it_has_is_given_up);
     suite_add_tcase(suite, tcase);
