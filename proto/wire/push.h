@@ -93,8 +93,8 @@ void cairn_push_on_hello(struct cairn_push *push, uint32_t shard, uint64_t endpo
 void cairn_push_on_ack(struct cairn_push *push, uint32_t shard, uint64_t request,
                        struct cairn_push_actions *actions);
 /* BUSY and CHECKSUM send the chunk again, in a void round too, until it is answered by something else; all
- * others make the round void. request 0: of an end or a commit; BUSY and CHECKSUM are of an end, which is sent
- * again. */
+ * others make the round void. request 0: of an end or a commit; BUSY and CHECKSUM are of an end, which is
+ * sent again. */
 void cairn_push_on_refuse(struct cairn_push *push, uint32_t shard, uint64_t request,
                           cairn_status status, struct cairn_push_actions *actions);
 void cairn_push_on_micro_ack(struct cairn_push *push, uint32_t shard, uint32_t micro,

@@ -38,8 +38,8 @@ void cairn_arena_leave(struct cairn_arena *arena, uint64_t from, uint64_t bytes)
  * node of the thread that calls first; for each page once, and best before it is written to. 0.1 ms a
  * MiB. Any thread, several at a time, while others write there. */
 void cairn_arena_back(const struct cairn_arena *arena, uint64_t from, uint64_t bytes);
-/* Of a state arena: the pages of that part are there from here on, so that to touch one first is no SIGBUS where
- * the host has none. CAIRN_ERR_NO_MEMORY: it has not. */
+/* Of a state arena: the pages of that part are there from here on, so that to touch one first is no
+ * SIGBUS where the host has none. CAIRN_ERR_NO_MEMORY: it has not. */
 CAIRN_MUST_CHECK cairn_status cairn_arena_hold(const struct cairn_arena *arena, uint64_t offset,
                                                uint64_t bytes);
 /* Unmaps and closes; the arena becomes CAIRN_ARENA_NONE. Safe to call again. */
