@@ -14,7 +14,9 @@ struct envelope {
     uint64_t checksum; /* XXH3-64 of those, seeded with their number */
 };
 static_assert(sizeof(struct envelope) == 32, "wire format");
-static const char envelope_magic[8] = "CAIRNFA1";
+/* The number grows with what two ends have to have alike. 2: UCX's segments are 256 KiB; one that is
+ * longer than its receiver's aborts the receiver. */
+static const char envelope_magic[8] = "CAIRNFA2";
 
 /* The kind as 8 bytes, padded with NUL; names of backends are shorter. */
 static void write_kind(const char *kind, char kind_out[8])

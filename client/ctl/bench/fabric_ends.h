@@ -2,7 +2,7 @@
  * chunk what the client library and a shard do with it on its way, and nothing else.
  *
  *   push:  worker  checksum, PUSH ──►  shard  receive into a slot, checksum, ACK
- *          (a peer that maps: it reads all of it where it lies)
+ *          (to a peer that maps: no checksum; it reads all of it where it lies)
  *   fetch: worker  FETCH ──►  shard  copy of what is published, its checksum as kept, DATA ──►
  *          worker  receive, checksum
  *          (to a peer that maps: straight from what is published)
@@ -20,14 +20,22 @@
 #define CAIRN_BENCH_AREA_BYTES \
     ((size_t)64 << 20) /* what is pushed, and what is published, again and again */
 
+/* What of it is left out, to see what it costs; bits. */
+enum cairn_bench_less {
+    CAIRN_BENCH_UNCHECKED = 1, /* no checksum is made or compared */
+    CAIRN_BENCH_ONE_CHUNK =
+        2 /* one chunk again and again instead of the area: what the caches keep */
+};
+
 struct cairn_bench_ends;
 
 /* path: a kind of fabric. NULL: it could not be, and that was said. */
 struct cairn_bench_ends *cairn_bench_ends_open(const char *path, size_t chunk_bytes);
 void cairn_bench_ends_close(struct cairn_bench_ends *ends);
-/* Moves so many chunks, one way or the other; the seconds it took. 0: it failed, and that was said. */
-double cairn_bench_ends_push(struct cairn_bench_ends *ends, uint64_t chunks);
-double cairn_bench_ends_fetch(struct cairn_bench_ends *ends, uint64_t chunks);
+/* Moves so many chunks, one way or the other, `less` of enum cairn_bench_less; the seconds it took. 0: it
+ * failed, and that was said. */
+double cairn_bench_ends_push(struct cairn_bench_ends *ends, uint64_t chunks, unsigned less);
+double cairn_bench_ends_fetch(struct cairn_bench_ends *ends, uint64_t chunks, unsigned less);
 /* Seconds of CPU that both processes have used so far. */
 double cairn_bench_ends_cpu(const struct cairn_bench_ends *ends);
 /* As cairn_fabric_describe; borrowed. */

@@ -72,8 +72,9 @@ static pid_t start_perftest(char *const *arguments, int out)
     static const char *const settings[][2] = {
         { "UCX_TLS", "tcp" },
         { "UCX_NET_DEVICES", "lo" },
-        { "UCX_TCP_TX_SEG_SIZE", "64k" },
-        { "UCX_TCP_RX_SEG_SIZE", "64k" },
+        { "UCX_TCP_TX_SEG_SIZE", "256k" },
+        { "UCX_TCP_RX_SEG_SIZE", "256k" },
+        { "UCX_RX_MPOOL_SIZES", "64,1k,64k" },
         { "UCX_RNDV_THRESH", "32k" },
         { "UCX_PROTO_ENABLE", "n" },
         { "UCX_RCACHE_ENABLE", "n" },
