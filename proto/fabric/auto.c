@@ -1,6 +1,6 @@
 /* The auto fabric: the mapped one to peers of this host that can be reached so, the ucx one to all
- * others. Two fabrics behind one face; peers, messages and regions are of the one or the other, and
- * whatever is done with them goes there by itself.
+ * others. Two fabrics behind one face; peers and messages are of the one or the other, and whatever is
+ * done with them goes there by itself. A region is one of each.
  *
  * What is bounded (sends_max, held_max) is so for each of the two. Each end chooses for the messages that it
  * sends: one direction may be mapped and the other not. */
@@ -16,6 +16,11 @@ struct auto_fabric {
     /* owned */
     struct cairn_fabric *mapped; /* NULL: it could not be opened */
     struct cairn_fabric *ucx;
+};
+
+struct auto_region {
+    struct cairn_fabric_region common;
+    struct cairn_fabric_region *mapped, *ucx; /* owned by theirs; mapped may be NULL */
 };
 
 static struct auto_fabric *auto_of(struct cairn_fabric *fabric)
@@ -108,9 +113,34 @@ static cairn_status auto_connect(struct cairn_fabric *common, const void *addres
     return ucx == CAIRN_ERR_MALFORMED ? mapped : ucx;
 }
 
-static struct cairn_fabric *auto_regions(struct cairn_fabric *common)
+/* The ucx one keeps what it is told and registers it when it is first read, so that this costs nothing where
+ * nobody reads it so. */
+static cairn_status auto_region_add(struct cairn_fabric_region *common)
 {
-    return auto_of(common)->mapped;
+    struct auto_fabric *fabric = auto_of(common->fabric);
+    struct auto_region *region = (struct auto_region *)common;
+    cairn_status status = cairn_fabric_region_add(fabric->ucx, common->base, common->bytes,
+                                                  common->fd, common->note, common->note_bytes,
+                                                  &region->ucx);
+    if (status != CAIRN_OK || fabric->mapped == NULL) return status;
+    status = cairn_fabric_region_add(fabric->mapped, common->base, common->bytes, common->fd,
+                                     common->note, common->note_bytes, &region->mapped);
+    if (status != CAIRN_OK) cairn_fabric_region_drop(region->ucx);
+    return status;
+}
+
+static cairn_status auto_region_show(struct cairn_fabric_region *common,
+                                     struct cairn_fabric_peer *peer)
+{
+    const struct auto_region *region = (const struct auto_region *)common;
+    return region->mapped != NULL ? cairn_fabric_region_show(region->mapped, peer) : CAIRN_OK;
+}
+
+static void auto_region_drop(struct cairn_fabric_region *common)
+{
+    const struct auto_region *region = (const struct auto_region *)common;
+    cairn_fabric_region_drop(region->mapped);
+    cairn_fabric_region_drop(region->ucx);
 }
 
 /* -- driving ------------------------------------------------------------------------------------ */
@@ -147,6 +177,9 @@ static void auto_stats(const struct cairn_fabric *common, struct cairn_fabric_st
         .messages_refused = m.messages_refused + u.messages_refused,
         .peers_down = m.peers_down + u.peers_down,
         .connections_refused = m.connections_refused + u.connections_refused,
+        .references_sent = u.references_sent,
+        .references_declined = u.references_declined,
+        .bytes_read = u.bytes_read,
         .sends_now = m.sends_now + u.sends_now,
         .receives_now = m.receives_now + u.receives_now,
         .held_now = m.held_now + u.held_now,
@@ -162,6 +195,9 @@ const struct fabric_backend fabric_auto = {
     .progress = auto_progress,
     .arm = auto_arm,
     .connect_inside = auto_connect,
-    .regions_inside = auto_regions,
+    .region_bytes = sizeof(struct auto_region),
+    .region_add = auto_region_add,
+    .region_show = auto_region_show,
+    .region_drop = auto_region_drop,
     .stats = auto_stats,
 };

@@ -50,7 +50,6 @@ struct cairn_fabric_message {
 
 /* Shared memory that we told of. fabric.c judged it; a backend that maps puts its own struct around it. */
 struct cairn_fabric_region {
-    LIST_ENTRY(cairn_fabric_region) link; /* fabric->regions */
     struct cairn_fabric *fabric;
     const uint8_t *base; /* borrowed, with fd */
     size_t bytes;
@@ -87,6 +86,9 @@ struct fabric_backend {
 
     /* What follows may be missing (NULL): no views, regions that are only kept. */
     const void *(*view)(const struct cairn_fabric_message *message);
+    const char *(*message_path)(const struct cairn_fabric_message *message);
+    const char *(*payload_path)(const struct cairn_fabric_peer *peer, const void *payload,
+                                size_t bytes);
     size_t region_bytes; /* of the backend's own struct; 0: the common one */
     cairn_status (*region_add)(struct cairn_fabric_region *region);
     cairn_status (*region_show)(struct cairn_fabric_region *region, struct cairn_fabric_peer *peer);
@@ -97,7 +99,6 @@ struct fabric_backend {
     cairn_status (*connect_inside)(struct cairn_fabric *fabric, const void *address, size_t bytes,
                                    cairn_fabric_down_fn *on_down, void *arg,
                                    struct cairn_fabric_peer **peer_out);
-    struct cairn_fabric *(*regions_inside)(struct cairn_fabric *fabric); /* NULL: its own */
     void (*stats)(const struct cairn_fabric *fabric, struct cairn_fabric_stats *stats_out);
 };
 
@@ -113,7 +114,8 @@ struct cairn_fabric {
     /* owned */
     LIST_HEAD(, cairn_fabric_peer) peers;
     LIST_HEAD(, cairn_fabric_message) held;
-    LIST_HEAD(, cairn_fabric_region) regions;
+    struct cairn_fabric_region **regions; /* [region_capacity], by address */
+    uint32_t region_count, region_capacity;
     struct fabric_ops flying; /* with the backend */
     struct fabric_ops done;   /* their callbacks have not run yet */
     struct fabric_ops spare;
@@ -149,6 +151,9 @@ void fabric_peer_lost(struct cairn_fabric_peer *peer, cairn_status why);
 /* Memory that another process shares by a descriptor, to be read as `bytes` from its start: a memfd of at
  * least that size, which can neither shrink nor grow. CAIRN_ERR_INVALID: it is not. */
 CAIRN_MUST_CHECK cairn_status fabric_judge_memory(int fd, uint64_t bytes);
+/* The region that all of [memory, memory + bytes) lies in, or NULL. */
+struct cairn_fabric_region *fabric_region_find(const struct cairn_fabric *fabric,
+                                               const void *memory, size_t bytes);
 /* At the end: regions that the owner did not drop. */
 void fabric_free_regions(struct cairn_fabric *fabric);
 

@@ -17,6 +17,23 @@ static const struct fabric_backend *find_backend(const char *kind)
     return NULL;
 }
 
+static const char *const one_sided_names[] = { "auto", "on", "off" };
+
+const char *cairn_one_sided_name(enum cairn_one_sided value)
+{
+    return one_sided_names[value];
+}
+
+bool cairn_one_sided_parse(const char *text, enum cairn_one_sided *out)
+{
+    for (unsigned i = 0; i < sizeof one_sided_names / sizeof *one_sided_names; i++) {
+        if (strcmp(text, one_sided_names[i]) != 0) continue;
+        *out = (enum cairn_one_sided)i;
+        return true;
+    }
+    return false;
+}
+
 static void resolve_options(struct cairn_fabric_options *o)
 {
     if (o->max_payload == 0) o->max_payload = CAIRN_FABRIC_PAYLOAD_MAX;
@@ -52,7 +69,6 @@ cairn_status cairn_fabric_open(const char *kind, const struct cairn_fabric_optio
     fabric->event_fd = -1;
     LIST_INIT(&fabric->peers);
     LIST_INIT(&fabric->held);
-    LIST_INIT(&fabric->regions);
     TAILQ_INIT(&fabric->flying);
     TAILQ_INIT(&fabric->done);
     TAILQ_INIT(&fabric->spare);
@@ -298,6 +314,20 @@ const void *cairn_fabric_message_view(const struct cairn_fabric_message *message
 const char *cairn_fabric_peer_path(const struct cairn_fabric_peer *peer)
 {
     return peer->fabric->backend->kind;
+}
+
+const char *cairn_fabric_message_path(const struct cairn_fabric_message *message)
+{
+    const struct fabric_backend *backend = message->fabric->backend;
+    return backend->message_path != NULL ? backend->message_path(message) : backend->kind;
+}
+
+const char *cairn_fabric_payload_path(const struct cairn_fabric_peer *peer, const void *payload,
+                                      size_t bytes)
+{
+    const struct fabric_backend *backend = peer->fabric->backend;
+    return backend->payload_path != NULL ? backend->payload_path(peer, payload, bytes)
+                                         : backend->kind;
 }
 
 /* -- driving ------------------------------------------------------------------------------------ */

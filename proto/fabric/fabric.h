@@ -72,6 +72,16 @@ typedef void cairn_fabric_down_fn(void *arg, struct cairn_fabric_peer *peer, cai
 typedef void cairn_fabric_message_fn(void *arg, const void *header, size_t header_bytes,
                                      size_t payload_bytes, struct cairn_fabric_message *message);
 
+/* Whether peers over "ucx" read each other's regions by themselves (one-sided), instead of being sent what lies
+ * there. Both ends must allow it; it is agreed on for each endpoint. */
+enum cairn_one_sided {
+    CAIRN_ONE_SIDED_AUTO, /* where the endpoint's lanes do it natively (InfiniBand, RoCE); not over TCP */
+    CAIRN_ONE_SIDED_ON, /* always: over TCP UCX emulates it, which gains nothing. For tests */
+    CAIRN_ONE_SIDED_OFF,
+};
+const char *cairn_one_sided_name(enum cairn_one_sided value); /* "auto", "on", "off" */
+bool cairn_one_sided_parse(const char *text, enum cairn_one_sided *out);
+
 /* Zero means the default for every field. Strings are copied. */
 struct cairn_fabric_options {
     cairn_fabric_message_fn *on_message; /* required */
@@ -86,6 +96,10 @@ struct cairn_fabric_options {
         *net_devices;       /* UCX_NET_DEVICES. Default "lo"; a list such as "eth1" or "mlx5_0:1" */
     const char *port_range; /* UCX_TCP_PORT_RANGE, "first-last", so that a firewall can name it.
                               * Default: any free port */
+    enum cairn_one_sided one_sided;
+    /* Something of a peer's regions was refused, or of ours: a sentence for a log that names node and
+     * region and says what becomes of it. May be NULL */
+    void (*on_refused)(void *on_message_arg, const char *what);
 
     /* "mem" only, required there; borrowed, must outlive the fabric */
     struct cairn_fabric_mem_hub *hub;
@@ -97,7 +111,9 @@ struct cairn_fabric_options {
         *host; /* which host this is, where that does not say it; peers of another host are not
                        * mapped. Default: what the kernel calls this boot of it, and with an abstract
                        * socket the network namespace, which that does not leave */
-    uint64_t mapped_max; /* bytes that one peer may have us map. Default 1 TiB of addresses */
+    uint64_t
+        mapped_max; /* bytes that one peer may have us map, or that one of its regions may have to
+                          * be read one-sidedly. Default 1 TiB of addresses */
     /* A peer showed us a region, and took it back; may be NULL */
     void (*on_mapping)(void *on_message_arg, struct cairn_fabric_mapping *mapping);
     void (*on_mapping_gone)(void *on_message_arg, struct cairn_fabric_mapping *mapping);
@@ -168,13 +184,19 @@ void cairn_fabric_drop(struct cairn_fabric_message *message);
 
 size_t cairn_fabric_message_bytes(const struct cairn_fabric_message *message);
 
-/* ---- memory that peers of this host map ----
+/* ---- memory that peers map, or read ----
  *
  * A payload that lies in a region goes to a peer that maps (cairn_fabric_peer_path) by reference: its
  * receiver reads it where it lies (cairn_fabric_message_view), and on_sent comes when the receiver has
  * received or dropped the message, which is the release of design 2. Any other payload is copied once,
- * or carried. All other rules of this header hold; a fabric without such a way ("ucx", "mem") ignores
- * regions. */
+ * or carried.
+ *
+ * Over "ucx" it goes by reference to a peer that reads one-sidedly (options.one_sided): the peer's receive
+ * reads it, and on_sent is again the release. A peer that is lost or closed is not waited for: it may still be
+ * reading what is written then, so whoever receives checks what it got by a checksum in the header. No
+ * memory is registered to be written by others.
+ *
+ * All other rules of this header hold; a fabric without such a way ("mem") ignores regions. */
 
 enum { CAIRN_FABRIC_NOTE_MAX = 64 }; /* bytes of a region's note */
 
@@ -216,6 +238,11 @@ void cairn_fabric_mapping_release(struct cairn_fabric_mapping *mapping);
 /* The way that a peer's messages go: "mapped", "ucx", "mem". Static. */
 const char *cairn_fabric_peer_path(const struct cairn_fabric_peer *peer);
 
+/* The way that a message came, or that a payload would go now: as above, or "one-sided". Static. */
+const char *cairn_fabric_message_path(const struct cairn_fabric_message *message);
+const char *cairn_fabric_payload_path(const struct cairn_fabric_peer *peer, const void *payload,
+                                      size_t bytes);
+
 /* Does what there is to do without waiting; returns how many things were done, 0 if none. */
 unsigned cairn_fabric_progress(struct cairn_fabric *fabric);
 
@@ -235,8 +262,11 @@ struct cairn_fabric_stats {
     uint64_t messages_refused;                  /* too large, or over held_max, or no header */
     uint64_t peers_down;                        /* on_down called */
     uint64_t connections_refused;               /* mapped: closed for what came, or silence */
-    uint32_t sends_now, receives_now;           /* in flight at this moment */
-    uint32_t held_now, peers_now;               /* messages not yet taken; peers not yet closed */
+    uint64_t references_sent,
+        references_declined;          /* one-sided: messages by reference; sent whole then */
+    uint64_t bytes_read;              /* of bytes_received: one-sidedly */
+    uint32_t sends_now, receives_now; /* in flight at this moment */
+    uint32_t held_now, peers_now;     /* messages not yet taken; peers not yet closed */
 };
 void cairn_fabric_stats(const struct cairn_fabric *fabric, struct cairn_fabric_stats *stats_out);
 

@@ -3,7 +3,6 @@
  *   mapped.c          a node: its socket, its epoll descriptor, who is served in a progress
  *   mapped_peer.c     connections that we make: their beginning and end
  *   mapped_out.c      what goes over them: our messages, and releases that come back
- *   mapped_flight.c   what a peer has not released yet, by serial
  *   mapped_in.c       connections that we accepted: messages come, releases go
  *   mapped_memory.c   what we share: regions and the staging area
  *   mapped_mapping.c  what peers share, mapped here
@@ -16,6 +15,7 @@
 #define CAIRN_FABRIC_MAPPED_H
 
 #include "proto/fabric/backend.h"
+#include "proto/fabric/flight.h"
 #include "proto/fabric/mapped_frame.h"
 
 enum {
@@ -59,10 +59,6 @@ struct mapped_arena {
     uint64_t *taken;            /* [page_count / 64] bits */
 };
 
-struct mapped_pages { /* of the staging area */
-    uint32_t arena, first, count;
-};
-
 /* A frame that waits for the socket, or (MESSAGE) for room in the staging area. */
 struct mapped_frame {
     TAILQ_ENTRY(mapped_frame) link;
@@ -74,20 +70,6 @@ struct mapped_frame {
     uint16_t slot; /* REGION_GONE */
 };
 TAILQ_HEAD(mapped_frames, mapped_frame);
-
-/* What a peer has been told of and has not released. */
-struct mapped_flight {
-    struct fabric_op *op;      /* by reference, until the peer is closed; else NULL */
-    struct mapped_pages pages; /* count 0: by reference */
-    uint32_t generation;       /* in the serial, so that an old one means nothing */
-    uint32_t next_free;        /* while it is free */
-    bool is_used, is_written;
-};
-
-struct mapped_flights {
-    struct mapped_flight *all; /* [capacity], owned */
-    uint32_t capacity, first_free;
-};
 
 /* A connection that we made. It outlives its peer while that has copies of ours unread. */
 struct mapped_out {
@@ -103,7 +85,7 @@ struct mapped_out {
     uint32_t control_count;       /* of queue: REGION and REGION_GONE */
     uint32_t staged_pages;        /* that it has not released */
     uint32_t staged_written;      /* messages with pages, told */
-    struct mapped_flights flights;
+    struct fabric_flights flights;
     uint64_t shown[FRAME_SLOTS / 64]; /* bits: REGION is queued or written */
 };
 
@@ -167,9 +149,7 @@ struct mapped_fabric {
     struct mapped_link *ended;
     struct mapped_frames spare;
 
-    struct mapped_share *shares[FRAME_SLOTS];  /* by slot; the first MAPPED_ARENAS are staging */
-    struct mapped_region *sorted[FRAME_SLOTS]; /* by address */
-    uint32_t region_count;
+    struct mapped_share *shares[FRAME_SLOTS]; /* by slot; the first MAPPED_ARENAS are staging */
     struct mapped_arena arenas[MAPPED_ARENAS];
     uint32_t arena_pages; /* of each */
     uint32_t staged_pages;
@@ -216,12 +196,6 @@ unsigned mapped_out_stage_waiting(struct mapped_out *out);
 /* Gives a frame back that was written or never will be. */
 void mapped_frame_put(struct mapped_out *out, struct mapped_frame *frame);
 
-/* mapped_flight.c */
-CAIRN_MUST_CHECK cairn_status mapped_flight_begin(struct mapped_flights *flights,
-                                                  uint64_t *serial_out);
-struct mapped_flight *mapped_flight_find(struct mapped_flights *flights, uint64_t serial);
-void mapped_flight_end(struct mapped_flights *flights, struct mapped_flight *flight);
-
 /* mapped_in.c */
 void mapped_in_accept(struct mapped_fabric *fabric, int fd);
 unsigned mapped_in_on_event(struct mapped_in *in, uint32_t events);
@@ -235,15 +209,12 @@ const void *mapped_view(const struct cairn_fabric_message *message);
 enum { MAPPED_PAGE = 4096 };
 cairn_status mapped_region_add(struct cairn_fabric_region *region);
 void mapped_region_drop(struct cairn_fabric_region *region);
-/* The region that all of [memory, memory + bytes) lies in, or NULL. */
-struct mapped_region *mapped_region_find(const struct mapped_fabric *fabric, const void *memory,
-                                         size_t bytes);
 void mapped_share_release(struct mapped_share *share);
 /* Room for a copy of `bytes` for a peer that has `own_pages` of it: CAIRN_ERR_BUSY if it has to wait. */
 CAIRN_MUST_CHECK cairn_status mapped_stage(struct mapped_fabric *fabric, uint32_t own_pages,
-                                           size_t bytes, struct mapped_pages *pages_out);
-uint8_t *mapped_staged(const struct mapped_fabric *fabric, struct mapped_pages pages);
-void mapped_unstage(struct mapped_fabric *fabric, struct mapped_pages pages);
+                                           size_t bytes, struct fabric_pages *pages_out);
+uint8_t *mapped_staged(const struct mapped_fabric *fabric, struct fabric_pages pages);
+void mapped_unstage(struct mapped_fabric *fabric, struct fabric_pages pages);
 void mapped_memory_close(struct mapped_fabric *fabric);
 
 /* mapped_mapping.c */

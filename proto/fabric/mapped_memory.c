@@ -39,31 +39,6 @@ void mapped_share_release(struct mapped_share *share)
 
 /* -- regions ------------------------------------------------------------------------------------ */
 
-/* How many regions begin at or before this address. */
-static uint32_t rank_of(const struct mapped_fabric *fabric, const uint8_t *address)
-{
-    uint32_t low = 0, high = fabric->region_count;
-    while (low < high) {
-        const uint32_t middle = (low + high) / 2;
-        if ((uintptr_t)fabric->sorted[middle]->common.base <= (uintptr_t)address)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-struct mapped_region *mapped_region_find(const struct mapped_fabric *fabric, const void *memory,
-                                         size_t bytes)
-{
-    const uint32_t rank = rank_of(fabric, memory);
-    if (rank == 0) return NULL;
-    struct mapped_region *region = fabric->sorted[rank - 1];
-    const size_t offset = (uintptr_t)memory - (uintptr_t)region->common.base;
-    const bool is_inside = offset < region->common.bytes && bytes <= region->common.bytes - offset;
-    return is_inside ? region : NULL;
-}
-
 cairn_status mapped_region_add(struct cairn_fabric_region *common)
 {
     struct mapped_fabric *fabric = mapped_of(common->fabric);
@@ -76,12 +51,6 @@ cairn_status mapped_region_add(struct cairn_fabric_region *common)
     share->frame.note_bytes = (uint32_t)common->note_bytes;
     memcpy(share->frame.note, common->note, sizeof common->note);
     region->share = fabric->shares[slot] = share;
-
-    const uint32_t rank = rank_of(fabric, common->base);
-    memmove(fabric->sorted + rank + 1, fabric->sorted + rank,
-            (fabric->region_count - rank) * sizeof fabric->sorted[0]);
-    fabric->sorted[rank] = region;
-    fabric->region_count++;
     return CAIRN_OK;
 }
 
@@ -90,11 +59,6 @@ void mapped_region_drop(struct cairn_fabric_region *common)
     struct mapped_fabric *fabric = mapped_of(common->fabric);
     struct mapped_region *region = (struct mapped_region *)common;
     const uint16_t slot = region->share->frame.slot;
-    const uint32_t rank = rank_of(fabric, common->base) - 1;
-    assert(fabric->sorted[rank] == region);
-    fabric->region_count--;
-    memmove(fabric->sorted + rank, fabric->sorted + rank + 1,
-            (fabric->region_count - rank) * sizeof fabric->sorted[0]);
     struct mapped_out *out;
     LIST_FOREACH (out, &fabric->outs, entry) mapped_take_back(out, slot);
     fabric->shares[slot] = NULL;
@@ -168,9 +132,9 @@ static bool is_fair(const struct mapped_fabric *fabric, uint32_t own_pages, uint
 }
 
 cairn_status mapped_stage(struct mapped_fabric *fabric, uint32_t own_pages, size_t bytes,
-                          struct mapped_pages *pages_out)
+                          struct fabric_pages *pages_out)
 {
-    struct mapped_pages pages = { .count = (uint32_t)((bytes + MAPPED_PAGE - 1) / MAPPED_PAGE) };
+    struct fabric_pages pages = { .count = (uint32_t)((bytes + MAPPED_PAGE - 1) / MAPPED_PAGE) };
     if (!is_fair(fabric, own_pages, pages.count)) return CAIRN_ERR_BUSY;
     for (; pages.arena < MAPPED_ARENAS; pages.arena++) {
         struct mapped_arena *arena = &fabric->arenas[pages.arena];
@@ -185,12 +149,12 @@ cairn_status mapped_stage(struct mapped_fabric *fabric, uint32_t own_pages, size
     return CAIRN_ERR_BUSY;
 }
 
-uint8_t *mapped_staged(const struct mapped_fabric *fabric, struct mapped_pages pages)
+uint8_t *mapped_staged(const struct mapped_fabric *fabric, struct fabric_pages pages)
 {
     return fabric->arenas[pages.arena].memory + (size_t)pages.first * MAPPED_PAGE;
 }
 
-void mapped_unstage(struct mapped_fabric *fabric, struct mapped_pages pages)
+void mapped_unstage(struct mapped_fabric *fabric, struct fabric_pages pages)
 {
     if (pages.count == 0) return;
     mark(&fabric->arenas[pages.arena], pages.first, pages.count, false);
@@ -207,6 +171,6 @@ void mapped_memory_close(struct mapped_fabric *fabric)
         munmap(arena->memory, (size_t)fabric->arena_pages * MAPPED_PAGE);
         free(arena->taken);
     }
-    while (fabric->region_count > 0) // the owner did not drop them; fabric.c frees the objects
-        mapped_share_release(fabric->sorted[--fabric->region_count]->share);
+    for (uint32_t i = 0; i < fabric->common.region_count; i++) // fabric.c frees the objects
+        mapped_share_release(((struct mapped_region *)fabric->common.regions[i])->share);
 }

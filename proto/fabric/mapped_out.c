@@ -65,9 +65,9 @@ static enum frame_fate write_frame(struct mapped_out *out, const struct mapped_f
 /* What was carried or copied is the caller's again; what is read where it lies, when it is released. */
 static void message_written(struct mapped_out *out, struct mapped_frame *frame)
 {
-    struct mapped_flight *flight = NULL;
+    struct fabric_flight *flight = NULL;
     if (frame->message.slot != FRAME_INLINE) {
-        flight = mapped_flight_find(&out->flights, frame->message.serial);
+        flight = fabric_flight_find(&out->flights, frame->message.serial);
         flight->is_written = true;
         if (flight->pages.count > 0) out->staged_written++;
     }
@@ -144,6 +144,7 @@ void mapped_take_back(struct mapped_out *out, uint16_t slot)
 
 cairn_status mapped_region_show(struct cairn_fabric_region *region, struct cairn_fabric_peer *peer)
 {
+    if (peer->fabric != region->fabric) return CAIRN_OK; // one of "auto" that does not map
     return show(((struct mapped_peer *)peer)->out, ((struct mapped_region *)region)->share);
 }
 
@@ -161,7 +162,7 @@ static cairn_status send_reference(struct mapped_out *out, struct mapped_frame *
 {
     cairn_status status = show(out, region->share);
     if (status != CAIRN_OK) return status;
-    status = mapped_flight_begin(&out->flights, &frame->message.serial);
+    status = fabric_flight_begin(&out->flights, &frame->message.serial);
     if (status != CAIRN_OK) return status;
     frame->message.slot = region->share->frame.slot;
     frame->message.offset = (uint64_t)((const uint8_t *)frame->payload - region->common.base);
@@ -173,17 +174,17 @@ static cairn_status send_reference(struct mapped_out *out, struct mapped_frame *
 static cairn_status send_copy(struct mapped_out *out, struct mapped_frame *frame)
 {
     struct mapped_fabric *fabric = out->fabric;
-    struct mapped_pages pages;
+    struct fabric_pages pages;
     const size_t bytes = frame->message.payload_bytes;
     cairn_status status = mapped_stage(fabric, out->staged_pages, bytes, &pages);
     if (status != CAIRN_OK) return status;
     status = show(out, fabric->shares[pages.arena]);
-    if (status == CAIRN_OK) status = mapped_flight_begin(&out->flights, &frame->message.serial);
+    if (status == CAIRN_OK) status = fabric_flight_begin(&out->flights, &frame->message.serial);
     if (status != CAIRN_OK) {
         mapped_unstage(fabric, pages);
         return status;
     }
-    mapped_flight_find(&out->flights, frame->message.serial)->pages = pages;
+    fabric_flight_find(&out->flights, frame->message.serial)->pages = pages;
     memcpy(mapped_staged(fabric, pages), frame->payload, bytes);
     out->staged_pages += pages.count;
     frame->message.slot = (uint16_t)pages.arena;
@@ -211,12 +212,13 @@ cairn_status mapped_send(struct cairn_fabric_peer *peer, struct fabric_op *op, c
     frame->message = (struct frame_message) { .head = frame_head(FRAME_MESSAGE),
                                               .payload_bytes = (uint32_t)op->payload_bytes,
                                               .header_bytes = (uint16_t)op->header_bytes };
-    const struct mapped_region *region = NULL;
+    struct cairn_fabric_region *region = NULL;
     cairn_status status;
     if (op->payload_bytes <= FRAME_INLINE_MAX)
         status = send_inline(out, frame);
-    else if ((region = mapped_region_find(out->fabric, payload, op->payload_bytes)) != NULL)
-        status = send_reference(out, frame, region);
+    else if ((region = fabric_region_find(&out->fabric->common, payload, op->payload_bytes)) !=
+             NULL)
+        status = send_reference(out, frame, (struct mapped_region *)region);
     else
         status = stage_or_wait(out, frame);
     if (status != CAIRN_OK) TAILQ_INSERT_HEAD(&out->fabric->spare, frame, link);
@@ -245,7 +247,7 @@ unsigned mapped_out_stage_waiting(struct mapped_out *out)
 
 /* -- what comes back ---------------------------------------------------------------------------- */
 
-static void release(struct mapped_out *out, struct mapped_flight *flight)
+static void release(struct mapped_out *out, struct fabric_flight *flight)
 {
     if (flight->op != NULL) fabric_op_done(flight->op, CAIRN_OK);
     if (flight->pages.count > 0) {
@@ -253,13 +255,13 @@ static void release(struct mapped_out *out, struct mapped_flight *flight)
         out->staged_written--;
     }
     mapped_unstage(out->fabric, flight->pages);
-    mapped_flight_end(&out->flights, flight);
+    fabric_flight_end(&out->flights, flight);
 }
 
 static bool on_release(struct mapped_out *out, const struct frame_release *frame, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
-        struct mapped_flight *flight = mapped_flight_find(&out->flights, frame->serials[i]);
+        struct fabric_flight *flight = fabric_flight_find(&out->flights, frame->serials[i]);
         if (flight == NULL || !flight->is_written) return false;
         release(out, flight);
     }

@@ -54,15 +54,15 @@ static void end_frames(struct mapped_out *out, struct mapped_frames *frames)
     struct mapped_frame *frame;
     while ((frame = TAILQ_FIRST(frames)) != NULL) {
         TAILQ_REMOVE(frames, frame, link);
-        struct mapped_flight *flight = NULL;
+        struct fabric_flight *flight = NULL;
         if (frame->kind == FRAME_MESSAGE) {
-            flight = mapped_flight_find(&out->flights, frame->message.serial);
+            flight = fabric_flight_find(&out->flights, frame->message.serial);
             fabric_op_done(frame->op, CAIRN_ERR_CLOSED);
         }
         if (flight != NULL) {
             out->staged_pages -= flight->pages.count;
             mapped_unstage(out->fabric, flight->pages);
-            mapped_flight_end(&out->flights, flight);
+            fabric_flight_end(&out->flights, flight);
         }
         mapped_frame_put(out, frame);
     }
@@ -76,7 +76,7 @@ void mapped_disconnect(struct cairn_fabric_peer *peer)
     end_frames(out, &out->queue);
     end_frames(out, &out->waiting);
     for (uint32_t i = 0; i < out->flights.capacity; i++) {
-        struct mapped_flight *flight = &out->flights.all[i];
+        struct fabric_flight *flight = &out->flights.all[i];
         if (!flight->is_used || flight->op == NULL) continue;
         fabric_op_done(flight->op, CAIRN_ERR_CLOSED);
         flight->op = NULL; // its release, if it still comes, is of interest to nobody
@@ -96,7 +96,7 @@ void mapped_out_end(struct mapped_out *out)
     for (uint32_t i = 0; i < out->flights.capacity; i++)
         if (out->flights.all[i].is_used) mapped_unstage(out->fabric, out->flights.all[i].pages);
     free(out->flights.all);
-    out->flights = (struct mapped_flights) { 0 };
+    out->flights = (struct fabric_flights) { 0 };
     LIST_REMOVE(out, entry);
     mapped_link_end(out->fabric, &out->link);
 }

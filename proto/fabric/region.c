@@ -2,6 +2,7 @@
  * cannot map keep the object and do no more. */
 #include "proto/fabric/backend.h"
 
+#include <assert.h>
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <stdlib.h>
@@ -25,31 +26,86 @@ cairn_status fabric_judge_memory(int fd, uint64_t bytes)
     return CAIRN_OK;
 }
 
-/* Two regions at one address would make it a matter of luck which of them a payload is of. */
-static bool overlaps(const struct cairn_fabric *fabric, uintptr_t first, size_t bytes)
+/* -- by address --------------------------------------------------------------------------------- */
+
+/* How many regions begin at or before this address. */
+static uint32_t rank_of(const struct cairn_fabric *fabric, const void *address)
 {
-    const struct cairn_fabric_region *region;
-    LIST_FOREACH (region, &fabric->regions, link) {
-        const uintptr_t base = (uintptr_t)region->base;
-        if (first < base ? bytes > base - first : region->bytes > first - base) return true;
+    uint32_t low = 0, high = fabric->region_count;
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        if ((uintptr_t)fabric->regions[middle]->base <= (uintptr_t)address)
+            low = middle + 1;
+        else
+            high = middle;
     }
-    return false;
+    return low;
 }
+
+struct cairn_fabric_region *fabric_region_find(const struct cairn_fabric *fabric,
+                                               const void *memory, size_t bytes)
+{
+    const uint32_t rank = rank_of(fabric, memory);
+    if (rank == 0) return NULL;
+    struct cairn_fabric_region *region = fabric->regions[rank - 1];
+    const size_t offset = (uintptr_t)memory - (uintptr_t)region->base;
+    const bool is_inside = offset < region->bytes && bytes <= region->bytes - offset;
+    return is_inside ? region : NULL;
+}
+
+/* Two regions at one address would make it a matter of luck which of them a payload is of. */
+static bool overlaps(const struct cairn_fabric *fabric, const void *base, size_t bytes)
+{
+    const uint32_t rank = rank_of(fabric, base);
+    const struct cairn_fabric_region *before = rank > 0 ? fabric->regions[rank - 1] : NULL;
+    const struct cairn_fabric_region *behind = NULL;
+    if (rank < fabric->region_count) behind = fabric->regions[rank];
+    if (before != NULL && (uintptr_t)base - (uintptr_t)before->base < before->bytes) return true;
+    return behind != NULL && (uintptr_t)behind->base - (uintptr_t)base < bytes;
+}
+
+static bool make_room(struct cairn_fabric *fabric)
+{
+    if (fabric->region_count < fabric->region_capacity) return true;
+    const uint32_t capacity = 2 * fabric->region_capacity + 16;
+    struct cairn_fabric_region **regions = realloc(fabric->regions, capacity * sizeof *regions);
+    if (regions == NULL) return false;
+    fabric->regions = regions;
+    fabric->region_capacity = capacity;
+    return true;
+}
+
+static void put_in(struct cairn_fabric *fabric, struct cairn_fabric_region *region)
+{
+    const uint32_t rank = rank_of(fabric, region->base);
+    memmove(fabric->regions + rank + 1, fabric->regions + rank,
+            (fabric->region_count - rank) * sizeof(*fabric->regions));
+    fabric->regions[rank] = region;
+    fabric->region_count++;
+}
+
+static void take_out(struct cairn_fabric *fabric, const struct cairn_fabric_region *region)
+{
+    const uint32_t rank = rank_of(fabric, region->base) - 1;
+    assert(fabric->regions[rank] == region);
+    fabric->region_count--;
+    memmove(fabric->regions + rank, fabric->regions + rank + 1,
+            (fabric->region_count - rank) * sizeof(*fabric->regions));
+}
+
+/* -- the calls ---------------------------------------------------------------------------------- */
 
 cairn_status cairn_fabric_region_add(struct cairn_fabric *fabric, const void *base, size_t bytes,
                                      int fd, const void *note, size_t note_bytes,
                                      struct cairn_fabric_region **region_out)
 {
-    struct cairn_fabric *inside = NULL;
-    if (fabric->backend->regions_inside != NULL) inside = fabric->backend->regions_inside(fabric);
-    if (inside != NULL)
-        return cairn_fabric_region_add(inside, base, bytes, fd, note, note_bytes, region_out);
     const struct fabric_backend *backend = fabric->backend;
     if (base == NULL || note_bytes > CAIRN_FABRIC_NOTE_MAX) return CAIRN_ERR_INVALID;
     if (note_bytes > 0 && note == NULL) return CAIRN_ERR_INVALID;
-    if (overlaps(fabric, (uintptr_t)base, bytes)) return CAIRN_ERR_INVALID;
+    if (overlaps(fabric, base, bytes)) return CAIRN_ERR_INVALID;
     cairn_status status = fabric_judge_memory(fd, bytes);
     if (status != CAIRN_OK) return status;
+    if (!make_room(fabric)) return CAIRN_ERR_NO_MEMORY;
 
     const size_t own_bytes = backend->region_bytes;
     struct cairn_fabric_region *region = calloc(1, own_bytes > 0 ? own_bytes : sizeof *region);
@@ -65,7 +121,7 @@ cairn_status cairn_fabric_region_add(struct cairn_fabric *fabric, const void *ba
         free(region);
         return status;
     }
-    LIST_INSERT_HEAD(&fabric->regions, region, link);
+    put_in(fabric, region);
     *region_out = region;
     return CAIRN_OK;
 }
@@ -74,24 +130,23 @@ cairn_status cairn_fabric_region_show(struct cairn_fabric_region *region,
                                       struct cairn_fabric_peer *peer)
 {
     if (peer->is_down || peer->is_closed || peer->fabric->is_closing) return CAIRN_ERR_CLOSED;
-    if (peer->fabric != region->fabric || peer->fabric->backend->region_show == NULL)
-        return CAIRN_OK;
-    return peer->fabric->backend->region_show(region, peer);
+    const struct fabric_backend *backend = region->fabric->backend;
+    if (backend->region_show == NULL) return CAIRN_OK;
+    return backend->region_show(region, peer);
 }
 
 void cairn_fabric_region_drop(struct cairn_fabric_region *region)
 {
     if (region == NULL) return;
+    take_out(region->fabric, region);
     if (region->fabric->backend->region_drop != NULL) region->fabric->backend->region_drop(region);
-    LIST_REMOVE(region, link);
     free(region);
 }
 
 void fabric_free_regions(struct cairn_fabric *fabric)
 {
-    while (!LIST_EMPTY(&fabric->regions)) {
-        struct cairn_fabric_region *region = LIST_FIRST(&fabric->regions);
-        LIST_REMOVE(region, link);
-        free(region);
-    }
+    for (uint32_t i = 0; i < fabric->region_count; i++) free(fabric->regions[i]);
+    free(fabric->regions);
+    fabric->regions = NULL;
+    fabric->region_count = fabric->region_capacity = 0;
 }

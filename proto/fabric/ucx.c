@@ -48,6 +48,7 @@ static cairn_status publish_address(struct ucx_fabric *ucx)
     ucs_status_t status = ucp_worker_get_address(ucx->worker, &address, &bytes);
     if (status != UCS_OK) return ucx_status(status);
     cairn_status kept = fabric_set_address(&ucx->common, address, bytes);
+    ucx->node = ucx_node_of(address, bytes);
     ucp_worker_release_address(ucx->worker, address);
     return kept;
 }
@@ -57,6 +58,10 @@ static cairn_status ucx_start(struct cairn_fabric *fabric,
                               struct cairn_sentence *why)
 {
     struct ucx_fabric *ucx = ucx_of(fabric);
+    STAILQ_INIT(&ucx->reads_later); // all other lists are empty as they are: zero
+    STAILQ_INIT(&ucx->graves);
+    ucx->is_one_sided = ucx_one_sided_is_possible(options);
+    ucx->refer_min = options->one_sided == CAIRN_ONE_SIDED_ON ? 1 : UCX_REFER_MIN;
     cairn_status status = ucx_context_open(options, &ucx->context, why);
     if (status != CAIRN_OK) return status;
     ucs_status_t ucs = create_worker(ucx);
@@ -70,6 +75,7 @@ static cairn_status ucx_start(struct cairn_fabric *fabric,
         goto err_cleanup_context;
     }
     ucs = ucx_listen(ucx);
+    if (ucs == UCS_OK) ucs = ucx_one_sided_listen(ucx);
     if (ucs == UCS_OK) ucs = ucp_worker_get_efd(ucx->worker, &fabric->event_fd);
     status = ucs == UCS_OK ? publish_address(ucx) : ucx_status(ucs);
     if (status != CAIRN_OK) {
@@ -97,16 +103,17 @@ static void on_ucx_down(void *arg, ucp_ep_h ep, ucs_status_t status)
 
 static cairn_status ucx_connect(struct cairn_fabric_peer *peer, const void *address, size_t bytes)
 {
-    (void)bytes; // UCX believes the lengths inside; the envelope's checksum stands for them
+    struct ucx_peer *ucx = ucx_peer_of(peer);
     const ucp_ep_params_t params = {
         .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                       UCP_EP_PARAM_FIELD_ERR_HANDLER,
-        .address = address,
+        .address =
+            address, // UCX believes the lengths inside; the envelope's checksum stands for them
         .err_mode = UCP_ERR_HANDLING_MODE_PEER,
         .err_handler = { .cb = on_ucx_down, .arg = peer },
     };
-    ucs_status_t status = ucp_ep_create(ucx_of(peer->fabric)->worker, &params,
-                                        &((struct ucx_peer *)peer)->ep);
+    ucs_status_t status = ucp_ep_create(ucx_of(peer->fabric)->worker, &params, &ucx->ep);
+    if (status == UCS_OK) ucx_meet(ucx, address, bytes);
     return ucx_status(status);
 }
 
@@ -117,6 +124,7 @@ static void ucx_disconnect(struct cairn_fabric_peer *peer)
         .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
         .flags = UCP_EP_CLOSE_FLAG_FORCE,
     };
+    ucx_part(ucx_peer_of(peer));
     ucs_status_ptr_t request = ucp_ep_close_nbx(((struct ucx_peer *)peer)->ep, &param);
     if (UCS_PTR_IS_PTR(request)) ucp_request_free(request); // freed by UCX when it is over
 }
@@ -152,8 +160,10 @@ static void ucx_stop(struct cairn_fabric *fabric)
         if (ucp_worker_progress(ucx->worker) == 0 && ucp_worker_arm(ucx->worker) == UCS_OK)
             poll(&wait, 1, 10);
     while (ucp_worker_progress(ucx->worker) != 0 && now_ms() < deadline) {}
+    ucx_one_sided_begin_stop(ucx);
     ucp_worker_destroy(ucx->worker);
     ucp_cleanup(ucx->context);
+    ucx_one_sided_end_stop(ucx);
 }
 
 const struct fabric_backend fabric_ucx = {
@@ -170,4 +180,8 @@ const struct fabric_backend fabric_ucx = {
     .drop = ucx_drop,
     .progress = ucx_progress,
     .arm = ucx_arm,
+    .region_bytes = sizeof(struct ucx_region),
+    .region_drop = ucx_region_drop,
+    .message_path = ucx_message_path,
+    .payload_path = ucx_payload_path,
 };

@@ -1,11 +1,29 @@
-/* The inside of the ucx fabric, shared by ucx.c, ucx_settings.c and ucx_message.c. No other file may
- * include a header of UCX. */
+/* The inside of the ucx fabric, shared by ucx*.c. No other file may include a header of UCX.
+ *
+ *   ucx.c           a node: its context and worker, its peers
+ *   ucx_settings.c  how UCX is set up
+ *   ucx_message.c   messages as active messages
+ *   ucx_one_sided.c whether peers read each other's memory, and what they tell each other for it
+ *   ucx_memory.c    memory of ours that peers may read: registered, packed keys
+ *   ucx_refer.c     messages that we send by reference to it
+ *   ucx_read.c      messages that came by reference, and the reads
+ *   ucx_frame.c     what travels for all that (ucx_frame.h)
+ *   ucx_lanes.c     which lanes an endpoint has */
 #ifndef CAIRN_FABRIC_UCX_H
 #define CAIRN_FABRIC_UCX_H
 
 #include <ucp/api/ucp.h>
 
 #include "proto/fabric/backend.h"
+#include "proto/fabric/flight.h"
+#include "proto/fabric/ucx_frame.h"
+
+enum {
+    UCX_NODES = 256,          /* lists of peers by the hash of their node */
+    UCX_READS_MAX = 64,       /* in flight at a time; others wait for their turn */
+    UCX_CONTROLS_MAX = 16384, /* frames that a peer does not take, before it is given up */
+    UCX_REFER_MIN = 32 << 10, /* bytes: a smaller payload goes along with its message (eager) */
+};
 
 /* What became of the message that on_message is being shown right now. UCX wants to hear it as the
  * handler's return value, not by a call. */
@@ -15,28 +33,123 @@ enum ucx_fate {
     FATE_RECEIVING /* a rendezvous receive is under way: UCX keeps it until that is over */
 };
 
+/* Memory of ours that peers may read; outlives its region while something of it is being read. */
+struct ucx_share {
+    LIST_ENTRY(ucx_share) link; /* fabric->shares */
+    unsigned references;        /* of its region and of flights */
+    const uint8_t *base;        /* the owner's addresses: [bytes] */
+    uint8_t *view; /* owned: our own read-only map of it; NULL: base itself is registered */
+    size_t bytes;
+    ucp_mem_h memory;
+    void *key; /* UCX's: packed, [key_bytes] */
+    size_t key_bytes;
+    uint32_t generation;
+    uint16_t slot;
+};
+
+struct ucx_region {
+    struct cairn_fabric_region common;
+    struct ucx_share *share; /* NULL: nobody was told of it yet */
+    bool is_refused;         /* it cannot be registered: it is sent */
+};
+
+/* Where memory was that is no share any more: zeros, for a read that comes too late. */
+struct ucx_grave {
+    STAILQ_ENTRY(ucx_grave) link; /* fabric->graves */
+    void *view;
+    size_t bytes;
+};
+
+/* A frame under way; UCX reads it until it is sent. */
+struct ucx_control {
+    LIST_ENTRY(ucx_control) link; /* fabric->controls */
+    struct ucx_peer *peer;        /* NULL: closed since */
+    uint8_t bytes[];
+};
+
 struct ucx_fabric {
     struct cairn_fabric common;
     ucp_context_h context;
     ucp_worker_h worker;
     struct ucx_message *shown; /* inside on_message; else NULL */
     enum ucx_fate fate;
+
+    /* one-sided reads */
+    bool is_one_sided; /* else nothing below is used */
+    uint64_t node;     /* our name in frames */
+    uint32_t endpoints, generations, reads_now;
+    size_t refer_min; /* bytes */
+    uint64_t grave_bytes;
+    struct ucx_share *slots[UCX_FRAME_SLOTS];
+    LIST_HEAD(, ucx_peer) nodes[UCX_NODES]; /* by node */
+    LIST_HEAD(, ucx_share) shares;
+    LIST_HEAD(, ucx_control) controls;
+    LIST_HEAD(, ucx_read) reads;         /* in flight */
+    STAILQ_HEAD(, ucx_read) reads_later; /* for their turn */
+    STAILQ_HEAD(, ucx_grave) graves;
+    uint8_t key_room[64 * 256 + 256]; /* a key and zeros: lengths in it lead no further */
+};
+
+/* Memory of a peer, as it told us. */
+struct ucx_told {
+    unsigned references; /* of its slot, of held messages and of reads */
+    ucp_rkey_h key;      /* of the peer's endpoint */
+    uint64_t address, bytes;
+    uint32_t generation;
 };
 
 struct ucx_peer {
     struct cairn_fabric_peer common;
     ucp_ep_h ep;
+
+    /* one-sided reads */
+    LIST_ENTRY(ucx_peer) by_node; /* fabric->nodes, while is_known */
+    uint64_t node;
+    uint32_t endpoint; /* number of this one */
+    uint32_t controls; /* under way */
+    bool is_known;
+    bool may_read; /* we may read its memory: our lanes, or the owner's word */
+    /* what it said of itself, and what we told it */
+    bool reads;
+    uint32_t paired;               /* number of its endpoint; 0: it said nothing yet */
+    struct fabric_flights flights; /* its serials */
+    uint32_t *told;                /* [told_count] generations by slot; 0: none */
+    uint32_t told_count;
+    /* what it told us */
+    struct ucx_told **regions; /* [region_count] by slot; NULL: none */
+    uint32_t region_count;
+    LIST_HEAD(, ucx_message) referred; /* held */
 };
 
 struct ucx_message {
     struct cairn_fabric_message common;
     void *data; /* UCX's: the payload (eager) or a descriptor (rendezvous) */
     bool is_rendezvous;
+    /* by reference */
+    struct ucx_told *region;       /* with a reference; else NULL */
+    struct ucx_peer *peer;         /* NULL: it is closed */
+    LIST_ENTRY(ucx_message) entry; /* peer->referred, while that is set */
+    uint64_t serial, offset;
+};
+
+struct ucx_read {
+    LIST_ENTRY(ucx_read) link;    /* fabric->reads */
+    STAILQ_ENTRY(ucx_read) later; /* fabric->reads_later */
+    struct fabric_op *op;
+    struct ucx_peer *peer; /* NULL: closed since */
+    struct ucx_told *region;
+    void *buffer;
+    uint64_t serial, offset;
 };
 
 static inline struct ucx_fabric *ucx_of(struct cairn_fabric *fabric)
 {
     return (struct ucx_fabric *)fabric;
+}
+
+static inline struct ucx_peer *ucx_peer_of(struct cairn_fabric_peer *peer)
+{
+    return (struct ucx_peer *)peer;
 }
 
 /* A foreign code becomes ours at the door. */
@@ -50,8 +163,58 @@ void ucx_describe(struct cairn_fabric *fabric, const struct cairn_fabric_options
 
 /* ucx_message.c */
 ucs_status_t ucx_listen(struct ucx_fabric *ucx);
+/* The payload goes along, or waits at its sender for UCX's rendezvous. */
+cairn_status ucx_send_whole(struct ucx_peer *peer, struct fabric_op *op, const void *payload);
 cairn_status ucx_send(struct cairn_fabric_peer *peer, struct fabric_op *op, const void *payload);
 void ucx_receive(struct cairn_fabric_message *message, struct fabric_op *op, void *buffer);
 void ucx_drop(struct cairn_fabric_message *message);
+
+/* ucx_one_sided.c */
+/* May this fabric ever read, or be read? Before its context is made. */
+bool ucx_one_sided_is_possible(const struct cairn_fabric_options *options);
+ucs_status_t ucx_one_sided_listen(struct ucx_fabric *ucx);
+uint64_t ucx_node_of(const void *address, size_t bytes);
+void ucx_meet(struct ucx_peer *peer, const void *address, size_t bytes);
+void ucx_part(struct ucx_peer *peer);
+/* Sends a frame; `rest` follows it. CAIRN_ERR_BUSY: the peer takes none. */
+cairn_status ucx_control_send(struct ucx_peer *peer, const void *frame, size_t frame_bytes,
+                              const void *rest, size_t rest_bytes);
+/* Says that a frame of a peer was refused. */
+void ucx_refuse(struct ucx_fabric *ucx, uint64_t node, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+void ucx_one_sided_begin_stop(struct ucx_fabric *ucx); /* while the worker is there */
+void ucx_one_sided_end_stop(struct ucx_fabric *ucx);   /* when it is not */
+const char *ucx_message_path(const struct cairn_fabric_message *message);
+const char *ucx_payload_path(const struct cairn_fabric_peer *peer, const void *payload,
+                             size_t bytes);
+
+/* ucx_memory.c */
+/* NULL: it cannot be registered. */
+struct ucx_share *ucx_share_of(struct ucx_region *region);
+void ucx_share_release(struct ucx_fabric *ucx, struct ucx_share *share);
+void ucx_region_drop(struct cairn_fabric_region *region);
+void ucx_shares_close(struct ucx_fabric *ucx);
+void ucx_graves_close(struct ucx_fabric *ucx);
+
+/* ucx_refer.c */
+bool ucx_may_refer(const struct ucx_peer *peer, size_t bytes);
+/* CAIRN_ERR_UNSUPPORTED: the payload lies in no memory that can be read. */
+cairn_status ucx_refer(struct ucx_peer *peer, struct fabric_op *op, const void *payload);
+void ucx_on_release(struct ucx_peer *peer, const struct ucx_frame_release *frame);
+void ucx_on_decline(struct ucx_peer *peer, const struct ucx_frame_release *frame);
+/* The peer is being closed: what was referred to is over. */
+void ucx_forget_reader(struct ucx_peer *peer);
+
+/* ucx_read.c */
+void ucx_on_region(struct ucx_peer *peer, const struct ucx_frame_region *frame, const void *key);
+void ucx_on_region_gone(struct ucx_peer *peer, const struct ucx_frame_gone *frame);
+void ucx_on_reference(struct ucx_peer *peer, const struct ucx_frame_reference *frame,
+                      const void *header);
+void ucx_read_receive(struct ucx_message *message, struct fabric_op *op, void *buffer);
+void ucx_read_drop(struct ucx_message *message);
+/* The peer is being closed: what it told is forgotten, reads in flight end by themselves. */
+void ucx_forget_told(struct ucx_peer *peer);
+void ucx_reads_begin_stop(struct ucx_fabric *ucx);
+void ucx_reads_end_stop(struct ucx_fabric *ucx);
 
 #endif

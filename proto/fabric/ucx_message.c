@@ -18,19 +18,26 @@ static void on_ucx_sent(void *request, ucs_status_t status, void *arg)
     ucp_request_free(request);
 }
 
-cairn_status ucx_send(struct cairn_fabric_peer *peer, struct fabric_op *op, const void *payload)
+cairn_status ucx_send_whole(struct ucx_peer *peer, struct fabric_op *op, const void *payload)
 {
     const ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
         .cb.send = on_ucx_sent,
         .user_data = op,
     };
-    ucs_status_ptr_t request = ucp_am_send_nbx(((struct ucx_peer *)peer)->ep, MESSAGE_ID,
-                                               op->header, op->header_bytes, payload,
-                                               op->payload_bytes, &param);
+    ucs_status_ptr_t request = ucp_am_send_nbx(peer->ep, MESSAGE_ID, op->header, op->header_bytes,
+                                               payload, op->payload_bytes, &param);
     if (UCS_PTR_IS_ERR(request)) return ucx_status(UCS_PTR_STATUS(request));
     if (request == NULL) fabric_op_done(op, CAIRN_OK); // sent at once: UCX calls nothing
     return CAIRN_OK;
+}
+
+cairn_status ucx_send(struct cairn_fabric_peer *common, struct fabric_op *op, const void *payload)
+{
+    struct ucx_peer *peer = ucx_peer_of(common);
+    cairn_status status = CAIRN_ERR_UNSUPPORTED;
+    if (ucx_may_refer(peer, op->payload_bytes)) status = ucx_refer(peer, op, payload);
+    return status == CAIRN_ERR_UNSUPPORTED ? ucx_send_whole(peer, op, payload) : status;
 }
 
 /* -- receiving ---------------------------------------------------------------------------------- */
@@ -64,6 +71,10 @@ void ucx_receive(struct cairn_fabric_message *common, struct fabric_op *op, void
     struct ucx_message *message = (struct ucx_message *)common;
     struct ucx_fabric *ucx = ucx_of(common->fabric);
     bool is_shown = message == ucx->shown;
+    if (message->region != NULL) {
+        ucx_read_receive(message, op, buffer);
+        return;
+    }
     if (message->is_rendezvous) {
         if (is_shown) ucx->fate = FATE_RECEIVING;
         start_rendezvous(ucx, message->data, op, buffer);
@@ -81,7 +92,9 @@ void ucx_drop(struct cairn_fabric_message *common)
 {
     struct ucx_message *message = (struct ucx_message *)common;
     struct ucx_fabric *ucx = ucx_of(common->fabric);
-    if (message == ucx->shown)
+    if (message->region != NULL)
+        ucx_read_drop(message);
+    else if (message == ucx->shown)
         ucx->fate = FATE_TAKEN;
     else
         ucp_am_data_release(ucx->worker, message->data);

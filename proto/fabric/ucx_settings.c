@@ -77,9 +77,10 @@ static ucs_status_t apply(ucp_config_t *config, const struct cairn_fabric_option
 cairn_status ucx_context_open(const struct cairn_fabric_options *options,
                               ucp_context_h *context_out, struct cairn_sentence *why)
 {
+    const uint64_t rma = ucx_one_sided_is_possible(options) ? UCP_FEATURE_RMA : 0;
     const ucp_params_t params = {
         .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME,
-        .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+        .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP | rma,
         .name = "cairn",
     };
     ucp_config_t *config;
@@ -108,8 +109,10 @@ void ucx_describe(struct cairn_fabric *fabric, const struct cairn_fabric_options
     snprintf(
         fabric->describe, sizeof fabric->describe,
         "ucx %s, transports %s, devices %s, tcp ports %s, segments of 256 KiB, "
-        "rendezvous from 32 KiB, payloads to %zu bytes, at most %u held and %u sends in flight",
+        "rendezvous from 32 KiB, one-sided reads %s, payloads to %zu bytes, at most %u held and %u "
+        "sends in flight",
         ucp_get_version_string(), or_default(options->transports, "tcp"),
         or_default(options->net_devices, "lo"), or_default(options->port_range, "any"),
-        options->max_payload, options->held_max, options->sends_max);
+        cairn_one_sided_name(options->one_sided), options->max_payload, options->held_max,
+        options->sends_max);
 }

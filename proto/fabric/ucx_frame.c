@@ -1,0 +1,67 @@
+#include "proto/fabric/ucx_frame.h"
+
+#include <string.h>
+
+static const size_t sizes[] = {
+    [UCX_FRAME_HELLO] = sizeof(struct ucx_frame_hello),
+    [UCX_FRAME_REGION] = sizeof(struct ucx_frame_region),
+    [UCX_FRAME_REGION_GONE] = sizeof(struct ucx_frame_gone),
+    [UCX_FRAME_REFERENCE] = sizeof(struct ucx_frame_reference),
+    [UCX_FRAME_RELEASE] = sizeof(struct ucx_frame_release),
+    [UCX_FRAME_DECLINE] = sizeof(struct ucx_frame_release),
+    [UCX_FRAME_BYE] = sizeof(struct ucx_frame_hello),
+};
+
+static bool judge_hello(const struct ucx_frame_hello *f)
+{
+    return f->endpoint != 0 && f->reads <= 1 && f->asks <= 1 && f->zero[0] == 0 && f->zero[1] == 0;
+}
+
+/* An address range that ends behind the last address is none. */
+static bool judge_region(const struct ucx_frame_region *f, size_t rest)
+{
+    return f->generation != 0 && f->slot < UCX_FRAME_SLOTS && f->bytes > 0 &&
+           f->bytes <= UINT64_MAX - f->address && f->key_bytes > 0 &&
+           f->key_bytes <= UCX_FRAME_KEY_MAX && f->key_bytes == rest;
+}
+
+static bool judge_reference(const struct ucx_frame_reference *f, size_t rest)
+{
+    return f->generation != 0 && f->slot < UCX_FRAME_SLOTS && f->serial != 0 &&
+           f->payload_bytes > 0 && f->header_bytes > 0 &&
+           f->header_bytes <= CAIRN_FABRIC_HEADER_MAX && f->header_bytes == rest && f->zero == 0;
+}
+
+static bool judge(const union ucx_frame *frame, size_t rest)
+{
+    switch ((enum ucx_frame_kind)frame->head.kind) {
+    case UCX_FRAME_HELLO: return rest == 0 && judge_hello(&frame->hello);
+    case UCX_FRAME_BYE:
+        return rest == 0 && judge_hello(&frame->hello) && !frame->hello.reads && !frame->hello.asks;
+    case UCX_FRAME_REGION: return judge_region(&frame->region, rest);
+    case UCX_FRAME_REFERENCE: return judge_reference(&frame->reference, rest);
+    case UCX_FRAME_REGION_GONE:
+        return rest == 0 && frame->gone.slot < UCX_FRAME_SLOTS && frame->gone.zero == 0;
+    case UCX_FRAME_RELEASE: return rest == 0 && frame->release.why == 0 && frame->release.zero == 0;
+    case UCX_FRAME_DECLINE:
+        return rest == 0 && frame->release.why <= UCX_DECLINE_CANNOT && frame->release.zero == 0;
+    default: return false;
+    }
+}
+
+enum ucx_frame_kind ucx_frame_judge(const void *bytes, size_t count, union ucx_frame *frame_out,
+                                    size_t *size_out)
+{
+    struct ucx_frame_head head;
+    union ucx_frame frame;
+    if (count < sizeof head) return UCX_FRAME_MALFORMED;
+    memcpy(&head, bytes, sizeof head);
+    if (head.magic != UCX_FRAME_MAGIC || head.kind == UCX_FRAME_MALFORMED ||
+        head.kind > UCX_FRAME_BYE || count < sizes[head.kind])
+        return UCX_FRAME_MALFORMED;
+    memcpy(&frame, bytes, sizes[head.kind]);
+    if (!judge(&frame, count - sizes[head.kind])) return UCX_FRAME_MALFORMED;
+    *frame_out = frame;
+    *size_out = sizes[head.kind];
+    return (enum ucx_frame_kind)head.kind;
+}

@@ -1,0 +1,169 @@
+/* Memory of ours that peers read by themselves: a region of the owner is registered when the first peer is told of
+ * it, and until it is dropped and nothing of it is being read.
+ *
+ * What is registered is, where that is possible, a map of our own that cannot be written to. Over TCP UCX
+ * emulates reads: our own progress copies out of the address that a request names, without looking whether it is
+ * still registered (UCX 1.13). A request that is late, from a peer whose connection to us is not the one that
+ * we lost, must not end this process: so the address stays, and gives zeros (a "grave", which costs addresses
+ * only). What such a reader has got is not what its checksum says, and it is not the owner's any more.
+ * A card that refuses a read-only map (UCX asks verbs for more than it needs) gets the owner's own; a late
+ * read then ends at the card, with an error for the reader. */
+#include "proto/fabric/ucx.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#define GRAVES_BYTES_MAX (UINT64_C(1) << 40) /* of addresses; then the oldest goes */
+
+/* -- registering -------------------------------------------------------------------------------- */
+
+/* Never to be written by others; whether UCX tells that to its card is its own affair. */
+static ucs_status_t register_memory(struct ucx_fabric *ucx, struct ucx_share *share, void *address)
+{
+    const ucp_mem_map_params_t params = {
+        .field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
+                      UCP_MEM_MAP_PARAM_FIELD_PROT | UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE,
+        .address = address,
+        .length = share->bytes,
+        .prot = UCP_MEM_MAP_PROT_LOCAL_READ | UCP_MEM_MAP_PROT_REMOTE_READ,
+        .memory_type = UCS_MEMORY_TYPE_HOST,
+    };
+    ucs_status_t status = ucp_mem_map(ucx->context, &params, &share->memory);
+    if (status != UCS_OK) return status;
+    status = ucp_rkey_pack(ucx->context, share->memory, &share->key, &share->key_bytes);
+    if (status == UCS_OK && share->key_bytes <= UCX_FRAME_KEY_MAX) return UCS_OK;
+    if (status == UCS_OK) ucp_rkey_buffer_release(share->key);
+    ucp_mem_unmap(ucx->context, share->memory);
+    return UCS_ERR_UNSUPPORTED;
+}
+
+static bool open_share(struct ucx_fabric *ucx, struct ucx_share *share, int fd)
+{
+    void *view = mmap(NULL, share->bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (view != MAP_FAILED) {
+        share->view = view;
+        if (register_memory(ucx, share, view) == UCS_OK) return true;
+        munmap(view, share->bytes);
+        share->view = NULL;
+    }
+    return register_memory(ucx, share, (void *)(uintptr_t)share->base) == UCS_OK;
+}
+
+static bool find_slot(const struct ucx_fabric *ucx, uint16_t *slot_out)
+{
+    for (uint16_t slot = 0; slot < UCX_FRAME_SLOTS; slot++) {
+        if (ucx->slots[slot] != NULL) continue;
+        *slot_out = slot;
+        return true;
+    }
+    return false;
+}
+
+struct ucx_share *ucx_share_of(struct ucx_region *region)
+{
+    struct ucx_fabric *ucx = ucx_of(region->common.fabric);
+    uint16_t slot;
+    if (region->share != NULL || region->is_refused) return region->share;
+    region->is_refused = true; // until it is one
+    if (!find_slot(ucx, &slot)) return NULL;
+    struct ucx_share *share = calloc(1, sizeof *share);
+    if (share == NULL) return NULL;
+    share->references = 1;
+    share->base = region->common.base;
+    share->bytes = region->common.bytes;
+    share->slot = slot;
+    if (++ucx->generations == 0) ucx->generations = 1;
+    share->generation = ucx->generations;
+    if (!open_share(ucx, share, region->common.fd)) {
+        ucx_refuse(ucx, ucx->node,
+                   "%zu bytes of memory cannot be registered to be read one-sidedly: they are sent "
+                   "(is the limit of locked memory, ulimit -l, too low?)",
+                   share->bytes);
+        free(share);
+        return NULL;
+    }
+    region->is_refused = false;
+    LIST_INSERT_HEAD(&ucx->shares, share, link);
+    return region->share = ucx->slots[slot] = share;
+}
+
+/* -- the end ------------------------------------------------------------------------------------ */
+
+static void unmap_oldest(struct ucx_fabric *ucx)
+{
+    struct ucx_grave *grave = STAILQ_FIRST(&ucx->graves);
+    STAILQ_REMOVE_HEAD(&ucx->graves, link);
+    ucx->grave_bytes -= grave->bytes;
+    munmap(grave->view, grave->bytes);
+    free(grave);
+}
+
+/* Nothing of the memory is kept by it, only its addresses. */
+static void bury(struct ucx_fabric *ucx, void *view, size_t bytes)
+{
+    struct ucx_grave *grave = malloc(sizeof *grave);
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    if (mmap(view, bytes, PROT_READ, flags, -1, 0) == MAP_FAILED || grave == NULL) {
+        free(grave); // the map stays until the process ends: without memory there is no better
+        return;
+    }
+    *grave = (struct ucx_grave) { .view = view, .bytes = bytes };
+    STAILQ_INSERT_TAIL(&ucx->graves, grave, link);
+    ucx->grave_bytes += bytes;
+    while (ucx->grave_bytes > GRAVES_BYTES_MAX && STAILQ_FIRST(&ucx->graves) != grave)
+        unmap_oldest(ucx);
+}
+
+static void close_share(struct ucx_fabric *ucx, struct ucx_share *share)
+{
+    ucp_rkey_buffer_release(share->key);
+    ucp_mem_unmap(ucx->context, share->memory);
+    if (share->view != NULL) bury(ucx, share->view, share->bytes);
+    LIST_REMOVE(share, link);
+    free(share);
+}
+
+void ucx_share_release(struct ucx_fabric *ucx, struct ucx_share *share)
+{
+    if (--share->references == 0) close_share(ucx, share);
+}
+
+static void take_back(struct ucx_peer *peer, const struct ucx_share *share)
+{
+    const uint16_t slot = share->slot;
+    if (slot >= peer->told_count || peer->told[slot] != share->generation) return;
+    const struct ucx_frame_gone frame = {
+        .head = ucx_frame_head(UCX_FRAME_REGION_GONE, ucx_of(peer->common.fabric)->node),
+        .generation = share->generation,
+        .slot = slot,
+    };
+    peer->told[slot] = 0;
+    const cairn_status status = ucx_control_send(peer, &frame, sizeof frame, NULL, 0);
+    (void)status; // the next REGION of this slot says it, too
+}
+
+void ucx_region_drop(struct cairn_fabric_region *common)
+{
+    struct ucx_region *region = (struct ucx_region *)common;
+    struct ucx_fabric *ucx = ucx_of(common->fabric);
+    struct ucx_share *share = region->share;
+    if (share == NULL) return;
+    struct cairn_fabric_peer *peer;
+    LIST_FOREACH (peer, &common->fabric->peers, link)
+        if (!peer->is_down && !peer->is_closed) take_back(ucx_peer_of(peer), share);
+    ucx->slots[share->slot] = NULL;
+    region->share = NULL;
+    ucx_share_release(ucx, share);
+}
+
+void ucx_shares_close(struct ucx_fabric *ucx)
+{
+    for (uint32_t i = 0; i < ucx->common.region_count; i++) // a callback may still drop them
+        ((struct ucx_region *)ucx->common.regions[i])->share = NULL;
+    while (!LIST_EMPTY(&ucx->shares)) close_share(ucx, LIST_FIRST(&ucx->shares));
+}
+
+void ucx_graves_close(struct ucx_fabric *ucx)
+{
+    while (!STAILQ_EMPTY(&ucx->graves)) unmap_oldest(ucx);
+}

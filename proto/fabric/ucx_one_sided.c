@@ -1,0 +1,284 @@
+/* One-sided reads: whether the peers of an endpoint read each other's memory, and the frames by which they agree on it
+ * (ucx_frame.h). Nothing here moves a payload.
+ *
+ * A peer is read if the owner says so (options.one_sided is "on": over TCP UCX emulates it, for tests), or if it
+ * says nothing and the endpoint has lanes whose card does it. That is asked of UCX for each endpoint. */
+#include "proto/fabric/ucx.h"
+
+#include <assert.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "proto/fabric/ucx_lanes.h"
+
+enum { CONTROL_ID = 8 }; /* of active messages, beside that of ucx_message.c */
+
+/* TCP has no lanes that read, so that nothing has to be asked or said. */
+bool ucx_one_sided_is_possible(const struct cairn_fabric_options *options)
+{
+    const char *transports = options->transports;
+    if (options->one_sided != CAIRN_ONE_SIDED_AUTO) return options->one_sided == CAIRN_ONE_SIDED_ON;
+    return transports != NULL && transports[0] != '\0' && strcmp(transports, "tcp") != 0;
+}
+
+uint64_t ucx_node_of(const void *address, size_t bytes)
+{
+    return XXH3_64bits_withSeed(address, bytes, bytes);
+}
+
+void ucx_refuse(struct ucx_fabric *ucx, uint64_t node, const char *format, ...)
+{
+    const struct cairn_fabric_options *options = &ucx->common.options;
+    char text[CAIRN_SENTENCE_BYTES], what[CAIRN_SENTENCE_BYTES];
+    va_list arguments;
+    if (options->on_refused == NULL) return;
+    va_start(arguments, format);
+    vsnprintf(what, sizeof what, format, arguments);
+    va_end(arguments);
+    snprintf(text, sizeof text, "one-sided reads, node %016llx: %.400s", (unsigned long long)node,
+             what);
+    options->on_refused(options->on_message_arg, text);
+}
+
+/* -- lanes -------------------------------------------------------------------------------------- */
+
+#if UCP_API_VERSION >= UCP_VERSION(1, 14)
+
+/* Their uses are not told; a native transport that UCX took has reads. */
+static bool has_native_lanes(ucp_ep_h ep)
+{
+    ucp_transport_entry_t entries[16];
+    ucp_ep_attr_t attr = {
+        .field_mask = UCP_EP_ATTR_FIELD_TRANSPORTS,
+        .transports = { .entries = entries,
+                        .num_entries = sizeof entries / sizeof *entries,
+                        .entry_size = sizeof *entries },
+    };
+    if (ucp_ep_query(ep, &attr) != UCS_OK) return false;
+    for (unsigned i = 0; i < attr.transports.num_entries; i++)
+        if (ucx_transport_is_native(entries[i].transport_name)) return true;
+    return false;
+}
+
+#else
+
+static bool has_native_lanes(ucp_ep_h ep)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *stream = open_memstream(&text, &bytes);
+    if (stream == NULL) return false;
+    ucp_ep_print_info(ep, stream);
+    const bool is_native = fclose(stream) == 0 && ucx_lanes_are_native(text);
+    free(text);
+    return is_native;
+}
+
+#endif
+
+/* -- frames out --------------------------------------------------------------------------------- */
+
+static void control_free(struct ucx_control *control)
+{
+    if (control->peer != NULL) control->peer->controls--;
+    LIST_REMOVE(control, link);
+    free(control);
+}
+
+static void on_control_sent(void *request, ucs_status_t status, void *arg)
+{
+    (void)status; // a lost one is a lost endpoint: on_ucx_down says it
+    control_free(arg);
+    ucp_request_free(request);
+}
+
+cairn_status ucx_control_send(struct ucx_peer *peer, const void *frame, size_t frame_bytes,
+                              const void *rest, size_t rest_bytes)
+{
+    const ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                        UCP_OP_ATTR_FIELD_FLAGS,
+        .flags = UCP_AM_SEND_FLAG_EAGER,
+        .cb.send = on_control_sent,
+    };
+    struct cairn_fabric *fabric = peer->common.fabric;
+    if (peer->controls >= UCX_CONTROLS_MAX) { // it takes nothing, and makes us keep more and more
+        fabric_peer_lost(&peer->common, CAIRN_ERR_CLOSED);
+        return CAIRN_ERR_BUSY;
+    }
+    struct ucx_control *control = malloc(sizeof *control + frame_bytes + rest_bytes);
+    if (control == NULL) return CAIRN_ERR_NO_MEMORY;
+    memcpy(control->bytes, frame, frame_bytes);
+    if (rest_bytes > 0) memcpy(control->bytes + frame_bytes, rest, rest_bytes);
+    control->peer = peer;
+    peer->controls++;
+    LIST_INSERT_HEAD(&ucx_of(fabric)->controls, control, link);
+    ucp_request_param_t own = param;
+    own.user_data = control;
+    ucs_status_ptr_t request = ucp_am_send_nbx(peer->ep, CONTROL_ID, control->bytes,
+                                               frame_bytes + rest_bytes, NULL, 0, &own);
+    if (UCS_PTR_IS_PTR(request)) return CAIRN_OK;
+    control_free(control);
+    return ucx_status(UCS_PTR_STATUS(request));
+}
+
+static void greet(struct ucx_peer *peer, enum ucx_frame_kind kind, bool asks)
+{
+    struct ucx_fabric *ucx = ucx_of(peer->common.fabric);
+    const struct ucx_frame_hello hello = {
+        .head = ucx_frame_head(kind, ucx->node),
+        .endpoint = peer->endpoint,
+        .reads = kind == UCX_FRAME_HELLO && peer->may_read,
+        .asks = asks,
+    };
+    const cairn_status status = ucx_control_send(peer, &hello, sizeof hello, NULL, 0);
+    (void)status; // without it messages come whole
+}
+
+/* -- frames in ---------------------------------------------------------------------------------- */
+
+static struct ucx_peer *find_peer(struct ucx_fabric *ucx, uint64_t node)
+{
+    struct ucx_peer *peer;
+    LIST_FOREACH (peer, &ucx->nodes[node % UCX_NODES], by_node)
+        if (peer->node == node && !peer->common.is_down && !peer->common.is_closed) return peer;
+    return NULL;
+}
+
+/* Whom we knew under another number has closed what our endpoint is a pair with. */
+static void on_hello(struct ucx_peer *peer, const struct ucx_frame_hello *hello)
+{
+    if (hello->endpoint < peer->paired) return; // was overtaken
+    if (peer->paired != 0 && hello->endpoint > peer->paired) {
+        fabric_peer_lost(&peer->common, CAIRN_ERR_CLOSED);
+        return;
+    }
+    peer->paired = hello->endpoint;
+    peer->reads = hello->reads != 0;
+    if (hello->asks != 0) greet(peer, UCX_FRAME_HELLO, false);
+}
+
+static void on_bye(struct ucx_peer *peer, const struct ucx_frame_hello *bye)
+{
+    if (bye->endpoint >= peer->paired) fabric_peer_lost(&peer->common, CAIRN_ERR_CLOSED);
+}
+
+static void take(struct ucx_peer *peer, enum ucx_frame_kind kind, const union ucx_frame *frame,
+                 const void *rest)
+{
+    switch (kind) {
+    case UCX_FRAME_HELLO: on_hello(peer, &frame->hello); break;
+    case UCX_FRAME_BYE: on_bye(peer, &frame->hello); break;
+    case UCX_FRAME_REGION: ucx_on_region(peer, &frame->region, rest); break;
+    case UCX_FRAME_REGION_GONE: ucx_on_region_gone(peer, &frame->gone); break;
+    case UCX_FRAME_REFERENCE: ucx_on_reference(peer, &frame->reference, rest); break;
+    case UCX_FRAME_RELEASE: ucx_on_release(peer, &frame->release); break;
+    case UCX_FRAME_DECLINE: ucx_on_decline(peer, &frame->release); break;
+    case UCX_FRAME_MALFORMED: break;
+    }
+}
+
+/* What comes from no peer of ours (any more) is nothing to us: it heard, or hears, that its pair is gone. */
+static ucs_status_t on_control(void *arg, const void *header, size_t header_bytes, void *data,
+                               size_t payload_bytes, const ucp_am_recv_param_t *param)
+{
+    struct ucx_fabric *ucx = arg;
+    union ucx_frame frame;
+    size_t size;
+    (void)data;
+    (void)param;
+    if (!ucx->is_one_sided || ucx->common.is_closing) return UCS_OK;
+    const enum ucx_frame_kind kind = ucx_frame_judge(header, header_bytes, &frame, &size);
+    if (kind == UCX_FRAME_MALFORMED || payload_bytes != 0) {
+        ucx->common.stats.messages_refused++;
+        ucx_refuse(ucx, 0, "a frame of %zu bytes is none; is a peer of another version?",
+                   header_bytes);
+        return UCS_OK;
+    }
+    struct ucx_peer *peer = find_peer(ucx, frame.head.from);
+    if (peer != NULL) take(peer, kind, &frame, (const uint8_t *)header + size);
+    return UCS_OK;
+}
+
+/* Always: without a handler UCX would log every frame of a peer that is set otherwise. */
+ucs_status_t ucx_one_sided_listen(struct ucx_fabric *ucx)
+{
+    const ucp_am_handler_param_t param = {
+        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                      UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
+        .id = CONTROL_ID,
+        .flags = UCP_AM_FLAG_WHOLE_MSG,
+        .cb = on_control,
+        .arg = ucx,
+    };
+    return ucp_worker_set_am_recv_handler(ucx->worker, &param);
+}
+
+/* -- peers come and go -------------------------------------------------------------------------- */
+
+void ucx_meet(struct ucx_peer *peer, const void *address, size_t bytes)
+{
+    struct ucx_fabric *ucx = ucx_of(peer->common.fabric);
+    const bool is_forced = ucx->common.options.one_sided == CAIRN_ONE_SIDED_ON;
+    LIST_INIT(&peer->referred);
+    if (!ucx->is_one_sided) return;
+    peer->node = ucx_node_of(address, bytes);
+    peer->endpoint = ++ucx->endpoints;
+    peer->may_read = is_forced || has_native_lanes(peer->ep);
+    peer->is_known = true;
+    LIST_INSERT_HEAD(&ucx->nodes[peer->node % UCX_NODES], peer, by_node);
+    greet(peer, UCX_FRAME_HELLO, true);
+}
+
+/* It hears of it if it can: what the owner gives up is there still, what is lost is not. */
+void ucx_part(struct ucx_peer *peer)
+{
+    struct ucx_fabric *ucx = ucx_of(peer->common.fabric);
+    if (!peer->is_known) return;
+    peer->is_known = false;
+    LIST_REMOVE(peer, by_node);
+    ucx_forget_told(peer);
+    if (peer->common.why == CAIRN_OK) greet(peer, UCX_FRAME_BYE, false);
+    ucx_forget_reader(peer);
+    struct ucx_control *control;
+    LIST_FOREACH (control, &ucx->controls, link)
+        if (control->peer == peer) control->peer = NULL;
+}
+
+void ucx_one_sided_begin_stop(struct ucx_fabric *ucx)
+{
+    if (!ucx->is_one_sided) return;
+    ucx_reads_begin_stop(ucx);
+    ucx_shares_close(ucx); // what the owner did not drop; fabric.c frees the objects
+}
+
+void ucx_one_sided_end_stop(struct ucx_fabric *ucx)
+{
+    if (!ucx->is_one_sided) return;
+    ucx_reads_end_stop(ucx);
+    while (!LIST_EMPTY(&ucx->controls)) control_free(LIST_FIRST(&ucx->controls));
+    ucx_graves_close(ucx);
+}
+
+/* -- shown -------------------------------------------------------------------------------------- */
+
+static const char path[] = "one-sided";
+
+const char *ucx_message_path(const struct cairn_fabric_message *message)
+{
+    const bool is_read = ((const struct ucx_message *)message)->region != NULL;
+    return is_read ? path : message->fabric->backend->kind;
+}
+
+const char *ucx_payload_path(const struct cairn_fabric_peer *common, const void *payload,
+                             size_t bytes)
+{
+    const struct ucx_peer *peer = (const struct ucx_peer *)common;
+    if (!ucx_may_refer(peer, bytes)) return common->fabric->backend->kind;
+    const struct ucx_region *region = (const struct ucx_region *)fabric_region_find(common->fabric,
+                                                                                    payload, bytes);
+    return region != NULL && !region->is_refused ? path : common->fabric->backend->kind;
+}

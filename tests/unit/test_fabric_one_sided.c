@@ -1,0 +1,673 @@
+/* One-sided reads over UCX, forced over TCP's emulation: messages by reference to memory that their receiver
+ * reads, its release, and what becomes of them when an end closes, dies or lies. */
+#include <check.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "proto/fabric/ucx_frame.h"
+#include "proto/fabric/ucx_lanes.h"
+#include "tests/support/fabric_node.h"
+
+enum { BYTES = 1 << 20, BIG = 100000 };
+
+/* The inside of the fabric, to say what a liar would. */
+struct ucx_peer;
+cairn_status ucx_control_send(struct ucx_peer *peer, const void *frame, size_t frame_bytes,
+                              const void *rest, size_t rest_bytes);
+uint64_t ucx_node_of(const void *address, size_t bytes);
+
+/* Two nodes; a sends to b. */
+static struct node a, b;
+static struct cairn_fabric_peer *to_b, *to_a;
+static char refused[CAIRN_SENTENCE_BYTES];
+static unsigned refusals;
+
+struct memory {
+    uint8_t *at; /* [BYTES] */
+    int fd;
+    struct cairn_fabric_region *region;
+};
+
+static void on_refused(void *arg, const char *what)
+{
+    (void)arg;
+    refusals++;
+    snprintf(refused, sizeof refused, "%s", what);
+}
+
+static struct cairn_fabric_stats stats_of(const struct node *node)
+{
+    struct cairn_fabric_stats stats;
+    cairn_fabric_stats(node->fabric, &stats);
+    return stats;
+}
+
+/* Until the two have agreed on it. */
+static void agree(const void *payload)
+{
+    for (int i = 0; i < 2000; i++) {
+        if (strcmp(cairn_fabric_payload_path(to_b, payload, BIG), "one-sided") == 0) return;
+        pump_for_ms(&a, &b, 1);
+    }
+    ck_abort_msg("they do not agree");
+}
+
+static struct memory make_memory(const struct node *node, int more_seals)
+{
+    struct memory memory = { .fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING) };
+    ck_assert_int_eq(ftruncate(memory.fd, BYTES), 0);
+    memory.at = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, memory.fd, 0);
+    ck_assert_ptr_ne(memory.at, MAP_FAILED);
+    const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | more_seals;
+    ck_assert_int_eq(fcntl(memory.fd, F_ADD_SEALS, seals), 0);
+    ck_assert_int_eq(
+        cairn_fabric_region_add(node->fabric, memory.at, BYTES, memory.fd, NULL, 0, &memory.region),
+        CAIRN_OK);
+    return memory;
+}
+
+static void end_memory(struct memory *memory)
+{
+    if (memory->region != NULL) cairn_fabric_region_drop(memory->region);
+    munmap(memory->at, BYTES);
+    close(memory->fd);
+}
+
+static void open_nodes(enum cairn_one_sided of_a, enum cairn_one_sided of_b)
+{
+    node_open(&a, "ucx",
+              &(struct cairn_fabric_options) { .one_sided = of_a, .on_refused = on_refused });
+    node_open(&b, "ucx",
+              &(struct cairn_fabric_options) { .one_sided = of_b, .on_refused = on_refused });
+    to_b = node_connect_to(&a, &b);
+    to_a = node_connect_to(&b, &a);
+    refusals = 0;
+    refused[0] = '\0';
+}
+
+static void close_nodes(void)
+{
+    node_close(&a);
+    node_close(&b);
+}
+
+/* -- messages ----------------------------------------------------------------------------------- */
+
+START_TEST(a_payload_of_a_region_is_read_by_its_receiver_and_released_by_the_read)
+{
+    open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
+    struct memory memory = make_memory(&a, F_SEAL_FUTURE_WRITE); // as published memory is
+    agree(memory.at);
+    fill(memory.at + 4096, BIG, 7);
+    node_send(&a, to_b, 7, memory.at + 4096, BIG);
+    pump(&a, &b, &b.arrived, 1);
+    ck_assert_str_eq(cairn_fabric_message_path(b.arrivals[0].message), "one-sided");
+    ck_assert_ptr_null(cairn_fabric_message_view(b.arrivals[0].message));
+    pump_for_ms(&a, &b, 20);
+    ck_assert_uint_eq(a.sent, 0); // on loan until it is read
+    node_receive(&b, 0);
+    pump(&a, &b, &b.received, 1);
+    pump(&a, &b, &a.sent, 1);
+    ck_assert(is_filled(b.arrivals[0].buffer, BIG, 7));
+    ck_assert_uint_eq(stats_of(&a).references_sent, 1);
+    ck_assert_uint_eq(stats_of(&b).bytes_read, BIG);
+    ck_assert_uint_eq(stats_of(&b).bytes_received, BIG);
+    ck_assert_uint_eq(a.send_errors + b.receive_errors + refusals, 0);
+    end_memory(&memory);
+    close_nodes();
+}
+END_TEST
+
+START_TEST(a_dropped_message_is_released_and_nothing_is_read)
+{
+    open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
+    struct memory memory = make_memory(&a, 0);
+    agree(memory.at);
+    b.manner = NODE_DROPS;
+    for (unsigned i = 0; i < 50; i++) node_send(&a, to_b, i, memory.at, BIG);
+    pump(&a, &b, &a.sent, 50);
+    ck_assert_uint_eq(a.send_errors, 0);
+    ck_assert_uint_eq(stats_of(&a).references_sent, 50);
+    ck_assert_uint_eq(stats_of(&b).bytes_read, 0);
+    end_memory(&memory);
+    close_nodes();
+}
+END_TEST
+
+/* More than are read at a time, of sizes down to a byte, of two regions, both ways. */
+START_TEST(many_at_once_all_come_whole)
+{
+    enum { COUNT = 300 };
+    open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
+    struct memory memory[2] = { make_memory(&a, 0), make_memory(&a, F_SEAL_FUTURE_WRITE) };
+    struct memory back = make_memory(&b, 0);
+    agree(memory[0].at);
+    a.manner = b.manner = NODE_RECEIVES;
+    fill(back.at, BYTES, 1000);
+    for (unsigned i = 0; i < COUNT; i++) {
+        uint8_t *at = memory[i % 2].at + (i / 2) * 3000;
+        fill(at, 1 + i * 9, i);
+        node_send(&a, to_b, i, at, 1 + i * 9);
+        if (i % 10 == 0) node_send(&b, to_a, 1000, back.at, BYTES);
+    }
+    pump(&a, &b, &b.received, COUNT);
+    pump(&a, &b, &a.received, COUNT / 10);
+    pump(&a, &b, &a.sent, COUNT);
+    pump(&a, &b, &b.sent, COUNT / 10);
+    for (unsigned i = 0; i < COUNT; i++) {
+        const struct arrival *arrival = &b.arrivals[i];
+        ck_assert(is_filled(arrival->buffer, arrival->payload_bytes, arrival->note.id));
+    }
+    ck_assert(is_filled(a.arrivals[3].buffer, BYTES, 1000));
+    ck_assert_uint_eq(stats_of(&a).references_sent, COUNT);
+    for (int i = 0; i < 2; i++) end_memory(&memory[i]);
+    end_memory(&back);
+    close_nodes();
+}
+END_TEST
+
+START_TEST(memory_that_is_no_region_goes_as_it_always_did)
+{
+    static uint8_t plain[BIG];
+    open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
+    struct memory memory = make_memory(&a, 0);
+    agree(memory.at);
+    b.manner = NODE_RECEIVES;
+    fill(plain, BIG, 5);
+    ck_assert_str_eq(cairn_fabric_payload_path(to_b, plain, BIG), "ucx");
+    ck_assert_str_eq(cairn_fabric_payload_path(to_b, memory.at + BYTES - 8, 16), "ucx");
+    node_send(&a, to_b, 5, plain, BIG);
+    pump(&a, &b, &a.sent, 1);
+    pump(&a, &b, &b.received, 1);
+    ck_assert(is_filled(b.arrivals[0].buffer, BIG, 5));
+    ck_assert_uint_eq(stats_of(&a).references_sent, 0);
+    end_memory(&memory);
+    close_nodes();
+}
+END_TEST
+
+/* On TCP no card reads, so that "auto" says nothing. */
+START_TEST(both_ends_have_to_allow_it_and_auto_does_not_over_tcp)
+{
+    static const enum cairn_one_sided pairs[][2] = {
+        { CAIRN_ONE_SIDED_OFF, CAIRN_ONE_SIDED_ON },
+        { CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_OFF },
+        { CAIRN_ONE_SIDED_AUTO, CAIRN_ONE_SIDED_ON },
+        { CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_AUTO },
+        { CAIRN_ONE_SIDED_AUTO, CAIRN_ONE_SIDED_AUTO },
+    };
+    open_nodes(pairs[_i][0], pairs[_i][1]);
+    struct memory memory = make_memory(&a, 0);
+    b.manner = NODE_RECEIVES;
+    pump_for_ms(&a, &b, 30);
+    fill(memory.at, BIG, 5);
+    node_send(&a, to_b, 5, memory.at, BIG);
+    pump(&a, &b, &b.received, 1);
+    pump(&a, &b, &a.sent, 1);
+    ck_assert(is_filled(b.arrivals[0].buffer, BIG, 5));
+    ck_assert_uint_eq(stats_of(&a).references_sent, 0);
+    ck_assert_uint_eq(stats_of(&b).bytes_read, 0);
+    end_memory(&memory);
+    close_nodes();
+}
+END_TEST
+
+/* TCP beside a choice of transports: UCX is asked for the lanes, and there are none that read. */
+START_TEST(auto_asks_each_endpoint_for_its_lanes)
+{
+    const struct cairn_fabric_options options = { .transports = "tcp,rc" };
+    node_open(&a, "ucx", &options);
+    node_open(&b, "ucx", &options);
+    to_b = node_connect_to(&a, &b);
+    to_a = node_connect_to(&b, &a);
+    struct memory memory = make_memory(&a, 0);
+    b.manner = NODE_RECEIVES;
+    pump_for_ms(&a, &b, 30);
+    node_send(&a, to_b, 5, memory.at, BIG);
+    pump(&a, &b, &b.received, 1);
+    ck_assert_uint_eq(stats_of(&a).references_sent, 0);
+    end_memory(&memory);
+    close_nodes();
+}
+END_TEST
+
+/* -- ends --------------------------------------------------------------------------------------- */
+
+START_TEST(a_region_that_is_dropped_stays_readable_for_what_is_held)
+{
+    open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
+    struct memory memory = make_memory(&a, 0);
+    agree(memory.at);
+    fill(memory.at, BIG, 9);
+    node_send(&a, to_b, 9, memory.at, BIG);
+    pump(&a, &b, &b.arrived, 1);
+    cairn_fabric_region_drop(memory.region);
+    memory.region = NULL;
+    pump_for_ms(&a, &b, 20);
+    ck_assert_uint_eq(a.sent, 0);
+    node_receive(&b, 0);
+    pump(&a, &b, &a.sent, 1);
+    ck_assert(is_filled(b.arrivals[0].buffer, BIG, 9));
+    node_send(&a, to_b, 10, memory.at, BIG); // plain memory now
+    pump(&a, &b, &b.arrived, 2);
+    ck_assert_str_eq(cairn_fabric_message_path(b.arrivals[1].message), "ucx");
+    end_memory(&memory);
+    close_nodes();
+}
+END_TEST
+
+/* The sender closes its endpoint, gets its memory back, and unmaps it, while it is being read: over TCP by its own
+ * progress, which must survive. The reader hears of the end, and both go on with new endpoints. */
+START_TEST(a_late_read_of_memory_that_is_gone_ends_with_an_error_and_harms_nobody)
+{
+    open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
+    struct memory memory = make_memory(&a, 0), other = make_memory(&a, 0);
+    agree(memory.at);
+    for (unsigned i = 0; i < 100; i++) node_send(&a, to_b, 9, memory.at, BIG);
+    pump(&a, &b, &b.arrived, 100);
+    for (unsigned i = 0; i < 90; i++) node_receive(&b, i);
+    for (int i = 0; i < 4 * _i; i++) cairn_fabric_progress(b.fabric); // before the end, or in it
+    cairn_fabric_peer_close(to_b);
+    cairn_fabric_progress(a.fabric);
+    ck_assert_uint_eq(a.sent, 100);
+    end_memory(&memory);
+    pump(&a, &b, &b.received, 90);
+    pump(&a, &b, &b.downs, 1);
+    ck_assert_uint_gt(b.receive_errors, 0);
+    node_receive(&b, 95); // held still, but there is nobody to read
+    pump(&a, &b, &b.received, 91);
+    ck_assert_int_eq(b.arrivals[95].status, CAIRN_ERR_CLOSED);
+
+    cairn_fabric_peer_close(to_a);
+    to_b = node_connect_to(&a, &b);
+    to_a = node_connect_to(&b, &a);
+    agree(other.at);
+    fill(other.at, BIG, 11);
+    b.manner = NODE_RECEIVES;
+    node_send(&a, to_b, 11, other.at, BIG);
+    pump(&a, &b, &a.sent, 101);
+    ck_assert(is_filled(b.arrivals[100].buffer, BIG, 11));
+    end_memory(&other);
+    close_nodes();
+}
+END_TEST
+
+START_TEST(a_reader_that_gives_its_endpoint_up_ends_the_other_and_what_it_was_referred_to)
+{
+    open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
+    struct memory memory = make_memory(&a, 0);
+    agree(memory.at);
+    for (unsigned i = 0; i < 5; i++) node_send(&a, to_b, i, memory.at, BIG);
+    pump(&a, &b, &b.arrived, 5);
+    cairn_fabric_peer_close(to_a);
+    pump(&a, &b, &a.sent, 5);
+    ck_assert_uint_eq(a.send_errors, 5);
+    pump(&a, &b, &a.downs, 1);
+    node_receive(&b, 0);
+    pump(&a, &b, &b.receive_errors, 1);
+    cairn_fabric_peer_close(to_b);
+    to_a = node_connect_to(&b, &a);
+    to_b = node_connect_to(&a, &b);
+    agree(memory.at);
+    fill(memory.at, BIG, 6);
+    b.manner = NODE_RECEIVES;
+    node_send(&a, to_b, 6, memory.at, BIG);
+    pump(&a, &b, &a.sent, 6);
+    ck_assert(is_filled(b.arrivals[5].buffer, BIG, 6));
+    ck_assert_uint_eq(a.downs + b.downs, 1);
+    end_memory(&memory);
+    close_nodes();
+}
+END_TEST
+
+START_TEST(closing_either_end_with_reads_under_way_ends_all_of_them)
+{
+    open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
+    struct memory memory = make_memory(&a, 0);
+    agree(memory.at);
+    for (unsigned i = 0; i < 200; i++) node_send(&a, to_b, i, memory.at, BIG);
+    pump(&a, &b, &b.arrived, 200);
+    for (unsigned i = 0; i < 150; i++) node_receive(&b, i); // more than are read at a time
+    if (_i == 0) cairn_fabric_peer_close(to_a);
+    node_close(&b);
+    ck_assert_uint_eq(b.received, 150);
+    node_close(&a);
+    ck_assert_uint_eq(a.sent, 200);
+    memory.region = NULL; // the fabric dropped it
+    end_memory(&memory);
+}
+END_TEST
+
+/* -- a peer that dies --------------------------------------------------------------------------- */
+
+/* Refers to its memory and sleeps: over TCP a read is answered by its progress. */
+static void live_and_sleep(int fd)
+{
+    static struct node there;
+    uint8_t address[CAIRN_FABRIC_ADDRESS_MAX];
+    size_t count;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    node_open(&there, "ucx", &(struct cairn_fabric_options) { .one_sided = CAIRN_ONE_SIDED_ON });
+    const void *own = cairn_fabric_address(there.fabric, &count);
+    ck_assert_int_eq(write(fd, &count, sizeof count), sizeof count);
+    ck_assert_int_eq(write(fd, own, count), (ssize_t)count);
+    ck_assert_int_eq(read(fd, &count, sizeof count), sizeof count);
+    ck_assert_int_eq(recv(fd, address, count, MSG_WAITALL), (ssize_t)count);
+    struct cairn_fabric_peer *parent = node_connect(&there, address, count);
+    struct memory memory = make_memory(&there, 0);
+    while (strcmp(cairn_fabric_payload_path(parent, memory.at, BIG), "one-sided") != 0)
+        pump_for_ms(&there, NULL, 1);
+    for (unsigned i = 0; i < 100; i++) node_send(&there, parent, i, memory.at, BYTES);
+    pump_for_ms(&there, NULL, 20);
+    ck_assert_int_eq(write(fd, "", 1), 1);
+    for (;;) pause();
+}
+
+START_TEST(a_peer_that_is_killed_in_mid_read_ends_every_read_with_an_error)
+{
+    int fds[2];
+    uint8_t address[CAIRN_FABRIC_ADDRESS_MAX];
+    size_t count;
+    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    const pid_t pid = fork();
+    ck_assert_int_ge(pid, 0);
+    if (pid == 0) live_and_sleep(fds[1]);
+    close(fds[1]);
+    node_open(&a, "ucx", &(struct cairn_fabric_options) { .one_sided = CAIRN_ONE_SIDED_ON });
+    ck_assert_int_eq(read(fds[0], &count, sizeof count), sizeof count);
+    ck_assert_int_eq(recv(fds[0], address, count, MSG_WAITALL), (ssize_t)count);
+    node_connect(&a, address, count);
+    const void *own = cairn_fabric_address(a.fabric, &count);
+    ck_assert_int_eq(write(fds[0], &count, sizeof count), sizeof count);
+    ck_assert_int_eq(write(fds[0], own, count), (ssize_t)count);
+    pump(&a, NULL, &a.arrived, 100);
+    ck_assert_int_eq(read(fds[0], address, 1), 1);         // it sleeps
+    for (unsigned i = 0; i < 90; i++) node_receive(&a, i); // 64 under way, the rest waits
+    pump_for_ms(&a, NULL, 20);
+    kill(pid, SIGKILL);
+    ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
+    pump(&a, NULL, &a.receive_errors, 90);
+    pump(&a, NULL, &a.downs, 1);
+    ck_assert_uint_eq(stats_of(&a).receives_now, 0);
+    ck_assert_uint_eq(stats_of(&a).held_now, 10);
+    node_receive(&a, 95); // held since before
+    pump(&a, NULL, &a.receive_errors, 91);
+    node_close(&a);
+    close(fds[0]);
+}
+END_TEST
+
+/* -- what a peer may say ------------------------------------------------------------------------ */
+
+static uint64_t node_of(const struct node *node)
+{
+    enum { ENVELOPE = 32 };
+    size_t count;
+    const uint8_t *address = cairn_fabric_address(node->fabric, &count);
+    return ucx_node_of(address + ENVELOPE, count - ENVELOPE);
+}
+
+static void say(const void *frame, size_t bytes, const void *rest, size_t rest_bytes)
+{
+    ck_assert_int_eq(ucx_control_send((struct ucx_peer *)to_b, frame, bytes, rest, rest_bytes),
+                     CAIRN_OK);
+}
+
+/* The first region of `a` has slot 0 and generation 1. */
+static const struct {
+    const char *what;
+    uint64_t offset;
+    uint32_t payload_bytes, generation;
+    uint16_t slot;
+    const char *said; /* NULL: nothing, it is declined only */
+} references[] = {
+    { "behind the end", BYTES, 1, 1, 0, "of region 0" },
+    { "over the end", BYTES - 10, 11, 1, 0, "of region 0" },
+    { "an offset that overflows", UINT64_MAX, 16, 1, 0, "of region 0" },
+    { "another generation", 0, 16, 2, 0, NULL },
+    { "another slot", 0, 16, 1, 9, NULL },
+};
+
+START_TEST(a_reference_beyond_what_was_told_is_refused_by_name_and_nothing_is_lost)
+{
+    open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
+    struct memory memory = make_memory(&a, 0);
+    agree(memory.at);
+    node_send(&a, to_b, 1, memory.at, BIG); // the region is told
+    b.manner = NODE_RECEIVES;
+    pump(&a, &b, &a.sent, 1);
+    const struct ucx_frame_reference frame = {
+        .head = ucx_frame_head(UCX_FRAME_REFERENCE, node_of(&a)),
+        .serial = UINT64_C(77) << 32 | 5,
+        .offset = references[_i].offset,
+        .payload_bytes = references[_i].payload_bytes,
+        .generation = references[_i].generation,
+        .slot = references[_i].slot,
+        .header_bytes = 16,
+    };
+    say(&frame, sizeof frame, (uint8_t[16]) { 1 }, 16);
+    pump_for_ms(&a, &b, 20);
+    ck_assert_uint_eq(b.arrived, 1);
+    ck_assert_uint_eq(refusals, references[_i].said != NULL);
+    if (references[_i].said != NULL) ck_assert_ptr_nonnull(strstr(refused, references[_i].said));
+    fill(memory.at, BIG, 2);
+    node_send(&a, to_b, 2, memory.at, BIG); // by reference or whole: it comes
+    pump(&a, &b, &b.received, 2);
+    pump(&a, &b, &a.sent, 2);
+    ck_assert(is_filled(b.arrivals[1].buffer, BIG, 2));
+    ck_assert_uint_eq(stats_of(&a).references_declined, references[_i].said != NULL);
+    end_memory(&memory);
+    close_nodes();
+}
+END_TEST
+
+START_TEST(a_key_that_is_damaged_is_refused_by_name_and_what_lies_there_comes_whole)
+{
+    open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
+    struct memory memory = make_memory(&a, 0);
+    agree(memory.at);
+    const uint8_t key[32] = { 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 200 };
+    struct ucx_frame_region frame = {
+        .head = ucx_frame_head(UCX_FRAME_REGION, node_of(&a)),
+        .address = 4096,
+        .bytes = _i == 2 ? UINT64_C(1) << 50 : BYTES,
+        .key_checksum = ucx_node_of(key, sizeof key) + (_i == 0),
+        .generation = 9,
+        .slot = UCX_FRAME_SLOTS - 1,
+        .key_bytes = sizeof key,
+    };
+    say(&frame, sizeof frame, key, sizeof key);
+    pump_for_ms(&a, &b, 20); // 1: whole, and of transports that nobody has: UCX may take it
+    if (_i != 1) ck_assert_ptr_nonnull(strstr(refused, "region 4095"));
+    b.manner = NODE_RECEIVES;
+    fill(memory.at, BIG, 2);
+    node_send(&a, to_b, 2, memory.at, BIG);
+    pump(&a, &b, &b.received, 1);
+    pump(&a, &b, &a.sent, 1);
+    ck_assert(is_filled(b.arrivals[0].buffer, BIG, 2));
+    end_memory(&memory);
+    close_nodes();
+}
+END_TEST
+
+START_TEST(frames_of_strangers_and_what_is_none_change_nothing)
+{
+    open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
+    struct memory memory = make_memory(&a, 0);
+    agree(memory.at);
+    node_send(&a, to_b, 1, memory.at, BIG);
+    pump(&a, &b, &b.arrived, 1);
+    for (uint32_t kind = 0; kind < 9; kind++) {
+        const union ucx_frame frame = { .head = ucx_frame_head((enum ucx_frame_kind)kind, 0x1234) };
+        say(&frame, sizeof frame, NULL, 0);
+        say(&frame, kind + 1, NULL, 0);
+    }
+    for (uint64_t serial = 1; serial < 100; serial++) { // releases of what was never referred to
+        const struct ucx_frame_release release = {
+            .head = ucx_frame_head(UCX_FRAME_RELEASE, node_of(&a)),
+            .serial = serial << 32 | serial,
+        };
+        say(&release, sizeof release, NULL, 0);
+    }
+    pump_for_ms(&a, &b, 20);
+    ck_assert_uint_eq(a.sent, 0);
+    ck_assert_uint_eq(b.arrived, 1);
+    ck_assert_uint_gt(stats_of(&b).messages_refused, 0);
+    node_receive(&b, 0);
+    pump(&a, &b, &a.sent, 1);
+    end_memory(&memory);
+    close_nodes();
+}
+END_TEST
+
+/* -- pure parts --------------------------------------------------------------------------------- */
+
+START_TEST(a_frame_is_exactly_as_long_as_it_says)
+{
+    static const struct ucx_frame_region region = { .head = { UCX_FRAME_MAGIC, UCX_FRAME_REGION,
+                                                              1 },
+                                                    .bytes = 10,
+                                                    .generation = 1,
+                                                    .key_bytes = 12 };
+    static const struct ucx_frame_reference reference = { .head = { UCX_FRAME_MAGIC,
+                                                                    UCX_FRAME_REFERENCE, 1 },
+                                                          .serial = 1,
+                                                          .payload_bytes = 1,
+                                                          .generation = 1,
+                                                          .header_bytes = 12 };
+    static const struct ucx_frame_hello hello = { .head = { UCX_FRAME_MAGIC, UCX_FRAME_HELLO, 1 },
+                                                  .endpoint = 1 };
+    const struct {
+        const void *bytes;
+        size_t size, rest;
+    } frames[] = { { &region, sizeof region, 12 },
+                   { &reference, sizeof reference, 12 },
+                   { &hello, sizeof hello, 0 } };
+    for (unsigned i = 0; i < 3; i++) {
+        uint8_t bytes[100] = { 0 };
+        union ucx_frame frame;
+        size_t size = 0;
+        memcpy(bytes, frames[i].bytes, frames[i].size);
+        const size_t whole = frames[i].size + frames[i].rest;
+        for (size_t count = 0; count < sizeof bytes; count++)
+            ck_assert_int_eq(ucx_frame_judge(bytes, count, &frame, &size) != UCX_FRAME_MALFORMED,
+                             count == whole);
+        ck_assert_uint_eq(size, frames[i].size);
+        for (size_t at = 0; at < 8; at++) { // the magic, and the kind
+            bytes[at] ^= 0x40;
+            ck_assert_int_eq(ucx_frame_judge(bytes, whole, &frame, &size), UCX_FRAME_MALFORMED);
+            bytes[at] ^= 0x40;
+        }
+    }
+}
+END_TEST
+
+START_TEST(numbers_that_nobody_means_are_no_frame)
+{
+    const struct ucx_frame_region regions[] = {
+        { .bytes = 0, .generation = 1, .key_bytes = 1 },
+        { .bytes = 1, .generation = 0, .key_bytes = 1 },
+        { .bytes = 1, .generation = 1, .key_bytes = 1, .slot = UCX_FRAME_SLOTS },
+        { .bytes = 2, .generation = 1, .key_bytes = 1, .address = UINT64_MAX - 1 },
+    };
+    union ucx_frame frame;
+    size_t size;
+    for (unsigned i = 0; i < 4; i++) {
+        uint8_t bytes[sizeof regions[i] + 1] = { 0 };
+        struct ucx_frame_region region = regions[i];
+        region.head = ucx_frame_head(UCX_FRAME_REGION, 1);
+        memcpy(bytes, &region, sizeof region);
+        ck_assert_int_eq(ucx_frame_judge(bytes, sizeof bytes, &frame, &size), UCX_FRAME_MALFORMED);
+    }
+    struct ucx_frame_region longest = { .head = ucx_frame_head(UCX_FRAME_REGION, 1),
+                                        .bytes = 1,
+                                        .generation = 1,
+                                        .key_bytes = UCX_FRAME_KEY_MAX + 1 };
+    uint8_t bytes[UCX_FRAME_MAX + 1] = { 0 };
+    memcpy(bytes, &longest, sizeof longest);
+    ck_assert_int_eq(ucx_frame_judge(bytes, sizeof bytes, &frame, &size), UCX_FRAME_MALFORMED);
+    const struct ucx_frame_release why = { .head = ucx_frame_head(UCX_FRAME_DECLINE, 1), .why = 2 };
+    ck_assert_int_eq(ucx_frame_judge(&why, sizeof why, &frame, &size), UCX_FRAME_MALFORMED);
+}
+END_TEST
+
+#define LANE(n, resource, uses) \
+    "#                 lane[" n "]:  " resource " md[1]      -> md[1]/x/sysdev[255] " uses "\n"
+
+static const struct {
+    const char *text;
+    bool is_native;
+} lanes[] = {
+    { "", false },
+    { LANE("0", "0:tcp/lo.0", "am am_bw#0 wireup"), false },
+    { LANE("0", "0:tcp/lo.0", "rma_bw#0 am am_bw#0 wireup"), false },
+    { LANE("0", "6:rc_mlx5/mlx5_0:1.0", "rma#0 rma_bw#0 am am_bw#0 wireup{ud_mlx5/mlx5_0:1}"),
+      true },
+    { LANE("0", "0:tcp/eth0.0", "am am_bw#0") LANE("1", "14:rc_verbs/mlx4_0:1.0", "rma_bw#0"),
+      true },
+    { LANE("0", "4:dc_mlx5/mlx5_0:1.0", "rma_bw#0 am am_bw#0 wireup keepalive"), true },
+    { LANE("0", "4:dc_mlx5/mlx5_0:1.0", "am am_bw#0 wireup"), false },          // it sends only
+    { LANE("0", "5:ud_mlx5/mlx5_0:1.0", "am am_bw#0 rma_bw#0 wireup"), false }, // ud reads nothing
+    { LANE("0", "1:sysv/memory.0", "am am_bw#0") LANE("1", "2:cma/memory.0", "rma_bw#0"), false },
+    { LANE("0", "0:tcp/rc_mlx5.0", "rma_bw#0 am"), false }, // a device of that name
+    { "#   peer: rc_mlx5/mlx5_0:1.0 rma_bw#0\n", false },
+    { "lane[0]: 3:rc_mlx5/", false },
+    { "lane[", false },
+    { "lane[0]:", false },
+    { "lane[0]: 3:rc_mlx5\nlane[1]: 2:tcp/lo.0 rma#0\n", false },
+};
+
+START_TEST(lanes_that_read_are_told_from_those_that_do_not)
+{
+    ck_assert_int_eq(ucx_lanes_are_native(lanes[_i].text), lanes[_i].is_native);
+}
+END_TEST
+
+static void add_tests(TCase *pair, TCase *pure)
+{
+    tcase_add_test(pair, a_payload_of_a_region_is_read_by_its_receiver_and_released_by_the_read);
+    tcase_add_test(pair, a_dropped_message_is_released_and_nothing_is_read);
+    tcase_add_test(pair, many_at_once_all_come_whole);
+    tcase_add_test(pair, memory_that_is_no_region_goes_as_it_always_did);
+    tcase_add_loop_test(pair, both_ends_have_to_allow_it_and_auto_does_not_over_tcp, 0, 5);
+    tcase_add_test(pair, auto_asks_each_endpoint_for_its_lanes);
+    tcase_add_test(pair, a_region_that_is_dropped_stays_readable_for_what_is_held);
+    tcase_add_loop_test(
+        pair, a_late_read_of_memory_that_is_gone_ends_with_an_error_and_harms_nobody, 0, 3);
+    tcase_add_test(pair,
+                   a_reader_that_gives_its_endpoint_up_ends_the_other_and_what_it_was_referred_to);
+    tcase_add_loop_test(pair, closing_either_end_with_reads_under_way_ends_all_of_them, 0, 2);
+    tcase_add_test(pair, a_peer_that_is_killed_in_mid_read_ends_every_read_with_an_error);
+    tcase_add_loop_test(
+        pair, a_reference_beyond_what_was_told_is_refused_by_name_and_nothing_is_lost, 0, 5);
+    tcase_add_loop_test(
+        pair, a_key_that_is_damaged_is_refused_by_name_and_what_lies_there_comes_whole, 0, 3);
+    tcase_add_test(pair, frames_of_strangers_and_what_is_none_change_nothing);
+    tcase_add_test(pure, a_frame_is_exactly_as_long_as_it_says);
+    tcase_add_test(pure, numbers_that_nobody_means_are_no_frame);
+    tcase_add_loop_test(pure, lanes_that_read_are_told_from_those_that_do_not, 0,
+                        sizeof lanes / sizeof *lanes);
+}
+
+int main(void)
+{
+    TCase *pair = tcase_create("two nodes"), *pure = tcase_create("pure");
+    tcase_set_timeout(pair, 30);
+    add_tests(pair, pure);
+    Suite *suite = suite_create("fabric one-sided");
+    suite_add_tcase(suite, pure);
+    suite_add_tcase(suite, pair);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
