@@ -22,6 +22,8 @@ static const struct launcher launchers[] = {
         [CAIRN_ENV_FABRIC] = "CAIRN_FABRIC",
         [CAIRN_ENV_DEVICE] = "CAIRN_FABRIC_DEVICE",
         [CAIRN_ENV_HOST] = "CAIRN_HOST",
+        [CAIRN_ENV_TRANSPORTS] = "CAIRN_FABRIC_TRANSPORTS",
+        [CAIRN_ENV_ONE_SIDED] = "CAIRN_FABRIC_ONE_SIDED",
         [CAIRN_ENV_RANK] = "CAIRN_RANK",
         [CAIRN_ENV_WORLD] = "CAIRN_WORLD",
         [CAIRN_ENV_LOCAL_RANK] = "CAIRN_LOCAL_RANK",
@@ -48,11 +50,12 @@ static const struct launcher launchers[] = {
 enum { LAUNCHERS = sizeof launchers / sizeof *launchers };
 
 static const char *const names[CAIRN_ENV_KEYS] = {
-    [CAIRN_ENV_ENDPOINT] = "endpoint",   [CAIRN_ENV_FABRIC] = "fabric",
-    [CAIRN_ENV_DEVICE] = "device",       [CAIRN_ENV_RANK] = "rank",
-    [CAIRN_ENV_WORLD] = "world",         [CAIRN_ENV_LOCAL_RANK] = "local rank",
-    [CAIRN_ENV_NODE_RANK] = "node rank", [CAIRN_ENV_RUN_ID] = "run id",
-    [CAIRN_ENV_RESTARTS] = "restarts",   [CAIRN_ENV_HOST] = "host",
+    [CAIRN_ENV_ENDPOINT] = "endpoint",     [CAIRN_ENV_FABRIC] = "fabric",
+    [CAIRN_ENV_DEVICE] = "device",         [CAIRN_ENV_RANK] = "rank",
+    [CAIRN_ENV_WORLD] = "world",           [CAIRN_ENV_LOCAL_RANK] = "local rank",
+    [CAIRN_ENV_NODE_RANK] = "node rank",   [CAIRN_ENV_RUN_ID] = "run id",
+    [CAIRN_ENV_RESTARTS] = "restarts",     [CAIRN_ENV_HOST] = "host",
+    [CAIRN_ENV_TRANSPORTS] = "transports", [CAIRN_ENV_ONE_SIDED] = "one-sided reads",
 };
 
 static const char *const defaults[CAIRN_ENV_KEYS] = {
@@ -60,6 +63,8 @@ static const char *const defaults[CAIRN_ENV_KEYS] = {
     [CAIRN_ENV_FABRIC] = "auto",
     [CAIRN_ENV_DEVICE] = "",
     [CAIRN_ENV_HOST] = "",
+    [CAIRN_ENV_TRANSPORTS] = "",
+    [CAIRN_ENV_ONE_SIDED] = "auto",
     [CAIRN_ENV_RANK] = "0",
     [CAIRN_ENV_WORLD] = "1",
     [CAIRN_ENV_LOCAL_RANK] = "0",
@@ -153,13 +158,23 @@ static cairn_status judge_host(const struct cairn_env_value *value, struct cairn
                       value->source, value->text, CAIRN_FABRIC_HOST_BYTES - 1);
 }
 
+static cairn_status judge_one_sided(const struct cairn_env_value *value, struct cairn_sentence *why)
+{
+    enum cairn_one_sided one_sided;
+    if (cairn_one_sided_parse(value->text, &one_sided)) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_INVALID, "%s = \"%.100s\": auto, on or off is allowed",
+                      value->source, value->text);
+}
+
 static cairn_status judge(enum cairn_env_key key, struct cairn_env_value *value,
                           struct cairn_sentence *why)
 {
     switch (key) {
     case CAIRN_ENV_ENDPOINT: return judge_endpoint(value, why);
     case CAIRN_ENV_FABRIC: return judge_fabric(value, why);
-    case CAIRN_ENV_DEVICE: return CAIRN_OK; // the fabric knows its devices
+    case CAIRN_ENV_DEVICE:
+    case CAIRN_ENV_TRANSPORTS: return CAIRN_OK; // the fabric knows its devices and transports
+    case CAIRN_ENV_ONE_SIDED: return judge_one_sided(value, why);
     case CAIRN_ENV_HOST: return judge_host(value, why);
     case CAIRN_ENV_RUN_ID: return judge_run_id(value, why);
     default: return judge_number(key, value, why);
@@ -211,6 +226,8 @@ cairn_status cairn_env_find_cluster(const struct cairn_env_input *input,
     if (status == CAIRN_OK) status = cairn_env_find(input, CAIRN_ENV_FABRIC, report, why);
     if (status == CAIRN_OK) status = cairn_env_find(input, CAIRN_ENV_DEVICE, report, why);
     if (status == CAIRN_OK) status = cairn_env_find(input, CAIRN_ENV_HOST, report, why);
+    if (status == CAIRN_OK) status = cairn_env_find(input, CAIRN_ENV_TRANSPORTS, report, why);
+    if (status == CAIRN_OK) status = cairn_env_find(input, CAIRN_ENV_ONE_SIDED, report, why);
     return status;
 }
 

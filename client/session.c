@@ -201,6 +201,9 @@ static cairn_status open_fabric(struct session *s, const struct cairn_env_report
     struct cairn_sentence why = { "" };
     const char *device = env->values[CAIRN_ENV_DEVICE].text;
     const char *host = env->values[CAIRN_ENV_HOST].text;
+    const char *transports = env->values[CAIRN_ENV_TRANSPORTS].text;
+    enum cairn_one_sided one_sided = CAIRN_ONE_SIDED_AUTO;
+    (void)cairn_one_sided_parse(env->values[CAIRN_ENV_ONE_SIDED].text, &one_sided); // was judged
     const struct cairn_fabric_options options = {
         .on_message = cairn_link_on_message,
         .on_message_arg = s,
@@ -209,6 +212,8 @@ static cairn_status open_fabric(struct session *s, const struct cairn_env_report
         .max_payload = CAIRN_CHUNK_PAYLOAD_MAX,
         .net_devices = device[0] != 0 ? device : NULL,
         .host = host[0] != 0 ? host : NULL,
+        .transports = transports[0] != 0 && strcmp(transports, "tcp") != 0 ? transports : NULL,
+        .one_sided = one_sided,
         .hub = s->hub,
     };
     const char *kind = s->hub != NULL ? "mem" : env->values[CAIRN_ENV_FABRIC].text;

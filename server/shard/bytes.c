@@ -1,25 +1,46 @@
 #include "server/shard/bytes.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "server/shard/shard.h"
 
 /* ---- counting ---- */
 
-void cairn_bytes_pushed(struct cairn_shard_job *job, uint64_t member, uint64_t bytes, bool shared)
+enum cairn_way cairn_way_of(const char *path)
+{
+    if (strcmp(path, "mapped") == 0) return CAIRN_WAY_SHARED;
+    return strcmp(path, "one-sided") == 0 ? CAIRN_WAY_ONE_SIDED : CAIRN_WAY_CARRIED;
+}
+
+static void add_pushed(struct cairn_bytes *to, uint64_t bytes, enum cairn_way way)
+{
+    *(way == CAIRN_WAY_SHARED ? &to->pushed_shared : &to->pushed_carried) += bytes;
+    if (way == CAIRN_WAY_ONE_SIDED) to->pushed_one_sided += bytes;
+}
+
+static void add_fetched(struct cairn_bytes *to, uint64_t bytes, enum cairn_way way)
+{
+    *(way == CAIRN_WAY_SHARED ? &to->fetched_shared : &to->fetched_carried) += bytes;
+    if (way == CAIRN_WAY_ONE_SIDED) to->fetched_one_sided += bytes;
+}
+
+void cairn_bytes_pushed(struct cairn_shard_job *job, uint64_t member, uint64_t bytes,
+                        enum cairn_way way)
 {
     struct cairn_member *m = cairn_member_find(job, member);
     job->shard->stats.pushed_bytes += bytes;
-    *(shared ? &job->bytes.pushed_shared : &job->bytes.pushed_carried) += bytes;
-    if (m != NULL) *(shared ? &m->bytes.pushed_shared : &m->bytes.pushed_carried) += bytes;
+    add_pushed(&job->bytes, bytes, way);
+    if (m != NULL) add_pushed(&m->bytes, bytes, way);
 }
 
-void cairn_bytes_fetched(struct cairn_shard_job *job, uint64_t member, uint64_t bytes, bool shared)
+void cairn_bytes_fetched(struct cairn_shard_job *job, uint64_t member, uint64_t bytes,
+                         enum cairn_way way)
 {
     struct cairn_member *m = cairn_member_find(job, member);
     job->shard->stats.fetched_bytes += bytes;
-    *(shared ? &job->bytes.fetched_shared : &job->bytes.fetched_carried) += bytes;
-    if (m != NULL) *(shared ? &m->bytes.fetched_shared : &m->bytes.fetched_carried) += bytes;
+    add_fetched(&job->bytes, bytes, way);
+    if (m != NULL) add_fetched(&m->bytes, bytes, way);
 }
 
 void cairn_bytes_put(struct cairn_shard_job *job, uint64_t member, uint64_t bytes)
@@ -50,6 +71,8 @@ static Cairn__BytesTold *add(struct cairn_bytes_list *out, const struct cairn_sh
     told->fetched_shared = bytes->fetched_shared;
     told->fetched_carried = bytes->fetched_carried;
     told->put = bytes->put;
+    told->pushed_one_sided = bytes->pushed_one_sided;
+    told->fetched_one_sided = bytes->fetched_one_sided;
     return told;
 }
 

@@ -11,15 +11,26 @@
 struct cairn_shard;
 struct cairn_shard_job;
 
-/* Shared: through memory of this host; carried: any other way. */
+enum cairn_way {
+    CAIRN_WAY_CARRIED,
+    CAIRN_WAY_SHARED,    /* through memory of this host */
+    CAIRN_WAY_ONE_SIDED, /* carried, and read by the receiver out of the sender's memory */
+};
+/* Of a path of proto/fabric/fabric.h. */
+enum cairn_way cairn_way_of(const char *path);
+
+/* Shared: through memory of this host; carried: any other way, of which one_sided. */
 struct cairn_bytes {
     uint64_t pushed_shared, pushed_carried, fetched_shared, fetched_carried, put;
+    uint64_t pushed_one_sided, fetched_one_sided;
     uint64_t steps_before; /* of a member: job->steps when it joined */
 };
 
 /* The member may be gone: then the job's count alone grows. */
-void cairn_bytes_pushed(struct cairn_shard_job *job, uint64_t member, uint64_t bytes, bool shared);
-void cairn_bytes_fetched(struct cairn_shard_job *job, uint64_t member, uint64_t bytes, bool shared);
+void cairn_bytes_pushed(struct cairn_shard_job *job, uint64_t member, uint64_t bytes,
+                        enum cairn_way way);
+void cairn_bytes_fetched(struct cairn_shard_job *job, uint64_t member, uint64_t bytes,
+                         enum cairn_way way);
 void cairn_bytes_put(struct cairn_shard_job *job, uint64_t member, uint64_t bytes);
 
 struct cairn_bytes_list {

@@ -145,7 +145,7 @@ static void on_landed(void *arg, cairn_status status)
     struct cairn_shard_job *job = slot->job;
     const uint8_t *payload = job->landing.base + (size_t)(slot - job->slots) * job->slot_bytes;
     if (status == CAIRN_OK) {
-        cairn_bytes_pushed(job, slot->member, slot->payload_bytes, false);
+        cairn_bytes_pushed(job, slot->member, slot->payload_bytes, slot->way);
         if (cairn_chunk_checksum(payload, slot->payload_bytes) != slot->checksum)
             status = CAIRN_ERR_CHECKSUM;
     }
@@ -174,7 +174,7 @@ static void land_view(struct cairn_slot *slot, struct cairn_fabric_message *mess
 {
     slot->message = message;
     slot->view = cairn_fabric_message_view(message);
-    cairn_bytes_pushed(slot->job, slot->member, slot->payload_bytes, true);
+    cairn_bytes_pushed(slot->job, slot->member, slot->payload_bytes, CAIRN_WAY_SHARED);
     slot_landed(slot, CAIRN_OK); // told to the core when its actions are done
 }
 
@@ -192,6 +192,7 @@ void cairn_landing_receive(struct cairn_shard_job *job, uint32_t number, uint32_
     slot->dtype = (cairn_dtype)header->dtype;
     slot->payload_bytes = (size_t)header->payload_bytes;
     slot->checksum = header->checksum;
+    slot->way = cairn_way_of(cairn_fabric_message_path(message));
     if (cairn_fabric_message_view(message) != NULL) {
         land_view(slot, message);
         return;

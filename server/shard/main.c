@@ -9,7 +9,8 @@
 struct values {
     char *name, *coordinator, *import_folders;
     int64_t memory_bytes, relay_cache_bytes, compute_threads;
-    char *fabric_kind, *fabric_device, *fabric_port_range, *fabric_host;
+    char *fabric_kind, *fabric_device, *fabric_port_range, *fabric_host, *fabric_transports,
+        *fabric_one_sided;
     bool insecure_network;
     char *log_level;
 };
@@ -42,6 +43,15 @@ static const struct cairn_option options[] = {
       "Which host this is, as CAIRN_HOST of its workers: memory is shared within a host only. "
       "Empty: "
       "what the kernel says." },
+    { "fabric", "transports", CAIRN_OPTION_STRING, offsetof(struct values, fabric_transports),
+      "tcp", 0, 0,
+      "UCX's transports between hosts, as UCX_TLS names them: tcp, or rc or dc with tcp beside it. "
+      "Never sysv or posix." },
+    { "fabric", "one_sided", CAIRN_OPTION_STRING, offsetof(struct values, fabric_one_sided), "auto",
+      0, 0,
+      "Read the peer's memory over ucx instead of being sent it: auto, where the endpoint's lanes "
+      "do "
+      "it natively (rc, dc); on, always (over tcp it is emulated, for tests); off." },
     { "network", "insecure_network", CAIRN_OPTION_BOOL, offsetof(struct values, insecure_network),
       "no", 0, 0,
       "Allow a device other than lo. Peers are not authenticated yet: whoever reaches the port can "
@@ -143,6 +153,12 @@ static cairn_status judge(const void *of_daemon, struct cairn_sentence *why)
         return cairn_fail(why, CAIRN_ERR_CONFIG, "fabric.kind = %s: auto, mapped or ucx is allowed",
                           values->fabric_kind);
     }
+    enum cairn_one_sided one_sided;
+    if (!cairn_one_sided_parse(values->fabric_one_sided, &one_sided)) {
+        return cairn_fail(why, CAIRN_ERR_CONFIG,
+                          "fabric.one_sided = %s: auto, on or off is allowed",
+                          values->fabric_one_sided);
+    }
     if (values->fabric_host[0] != '\0' && !cairn_fabric_host_is_name(values->fabric_host)) {
         return cairn_fail(why, CAIRN_ERR_CONFIG,
                           "fabric.host = %s: at most %d visible characters are allowed",
@@ -151,13 +167,22 @@ static cairn_status judge(const void *of_daemon, struct cairn_sentence *why)
     return judge_folders(values->import_folders, why);
 }
 
+/* NULL: the fabric's default, for which it needs no cache of registered memory. */
+static const char *transports_of(const struct values *values)
+{
+    const char *transports = values->fabric_transports;
+    return transports[0] == '\0' || strcmp(transports, "tcp") == 0 ? NULL : transports;
+}
+
 static cairn_status open_shard(struct program *program, struct cairn_sentence *why)
 {
     const struct values *values = &program->values;
     enum cairn_log_level level;
     if (cairn_log_level_parse(values->log_level, &level)) cairn_log_init(values->name, level);
+    enum cairn_one_sided one_sided = CAIRN_ONE_SIDED_AUTO;
     cairn_status status = judge_network(values, why);
     if (status != CAIRN_OK) return status;
+    (void)cairn_one_sided_parse(values->fabric_one_sided, &one_sided); // was judged
     const struct cairn_shard_options shard_options = {
         .name = values->name,
         .coordinator = values->coordinator,
@@ -171,6 +196,8 @@ static cairn_status open_shard(struct program *program, struct cairn_sentence *w
         .fabric_device = values->fabric_device,
         .fabric_port_range = values->fabric_port_range[0] != '\0' ? values->fabric_port_range
                                                                   : NULL,
+        .fabric_transports = transports_of(values),
+        .fabric_one_sided = one_sided,
         .fabric_host = values->fabric_host[0] != '\0' ? values->fabric_host : NULL,
         .on_ready = on_ready,
         .context = program,

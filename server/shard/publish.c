@@ -184,7 +184,7 @@ static void on_sent(void *arg, cairn_status status)
     struct cairn_reply *reply = arg;
     struct cairn_shard_job *job = reply->job;
     if (status == CAIRN_OK)
-        cairn_bytes_fetched(job, reply->header.member, reply->header.payload_bytes, reply->shared);
+        cairn_bytes_fetched(job, reply->header.member, reply->header.payload_bytes, reply->way);
     if (reply->lent != NULL) cairn_published_return(job, reply->lent);
     reply_end(reply);
     cairn_shard_job_idle(job);
@@ -226,7 +226,7 @@ static void send_data(struct cairn_member *member, struct cairn_reply *reply,
     cairn_status status = CAIRN_ERR_CLOSED;
     if (reply->lent != NULL) cairn_published_lend(job, reply->lent); // before it may be over
     if (member->peer != NULL) {
-        reply->shared = strcmp(cairn_fabric_peer_path(member->peer), "mapped") == 0;
+        reply->way = cairn_way_of(cairn_fabric_payload_path(member->peer, payload, byte_count));
         status = cairn_fabric_send(member->peer, bytes, sizeof bytes, payload, byte_count, on_sent,
                                    reply);
     }

@@ -68,6 +68,7 @@ struct cairn_relay_slot {
     cairn_dtype dtype;
     size_t payload_bytes;
     uint64_t checksum;
+    enum cairn_way way;
     struct cairn_fabric_message
         *message;            /* owned: the payload is in the worker's memory; or NULL */
     const void *view;        /* the payload, wherever */

@@ -40,7 +40,7 @@ struct cairn_relay_want {
     uint64_t chunk;                   /* of the owner's map */
     struct cairn_relay_entry *entry;  /* borrowed; of WANT_ENTRY and WANT_SENT */
     struct cairn_chunk_header header; /* as the worker sent it */
-    bool shared;                      /* the answer goes through memory of this host */
+    enum cairn_way way;               /* that the answer goes */
 };
 STAILQ_HEAD(cairn_relay_wants, cairn_relay_want);
 

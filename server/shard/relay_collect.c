@@ -193,7 +193,7 @@ static void on_received(void *arg, cairn_status status)
     slot->view = slot->memory;
     slot->receiving = false;
     if (status == CAIRN_OK) {
-        cairn_bytes_pushed(relay->job, slot->member, slot->payload_bytes, false);
+        cairn_bytes_pushed(relay->job, slot->member, slot->payload_bytes, slot->way);
         if (cairn_chunk_checksum(slot->memory, slot->payload_bytes) != slot->checksum)
             status = CAIRN_ERR_CHECKSUM;
     }
@@ -217,10 +217,11 @@ void cairn_relay_receive(struct cairn_relay_owner *owner, uint32_t number, uint3
     slot->dtype = (cairn_dtype)header->dtype;
     slot->payload_bytes = (size_t)header->payload_bytes;
     slot->checksum = header->checksum;
+    slot->way = cairn_way_of(cairn_fabric_message_path(message));
     if (relay->waiting_memory == NULL) {
         slot->message = message;
         slot->view = cairn_fabric_message_view(message);
-        cairn_bytes_pushed(relay->job, slot->member, slot->payload_bytes, true);
+        cairn_bytes_pushed(relay->job, slot->member, slot->payload_bytes, CAIRN_WAY_SHARED);
         landed(slot, CAIRN_OK); // told to the core when its actions are done
         return;
     }

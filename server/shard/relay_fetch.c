@@ -89,7 +89,7 @@ static void on_sent(void *arg, cairn_status status)
     fetches->under_way--;
     if (status == CAIRN_OK) {
         rank = rank_of(relay, want->header.member);
-        cairn_bytes_fetched(relay->job, want->header.member, want->entry->byte_count, want->shared);
+        cairn_bytes_fetched(relay->job, want->header.member, want->entry->byte_count, want->way);
     }
     cairn_relay_cache_return(&fetches->cache, want->entry, rank, relay->member_count);
     want_end(fetches, want);
@@ -122,10 +122,11 @@ static void want_send(struct cairn_relay_fetches *fetches, struct cairn_relay_wa
     cairn_relay_cache_lend(&fetches->cache, entry);
     want->entry = entry;
     if (member != NULL && member->peer != NULL) {
-        want->shared = strcmp(cairn_fabric_peer_path(member->peer), "mapped") == 0;
-        status = cairn_fabric_send(member->peer, bytes, sizeof bytes,
-                                   cairn_relay_cache_bytes(&fetches->cache, entry),
-                                   entry->byte_count, on_sent, want);
+        const void *payload = cairn_relay_cache_bytes(&fetches->cache, entry);
+        want->way = cairn_way_of(
+            cairn_fabric_payload_path(member->peer, payload, entry->byte_count));
+        status = cairn_fabric_send(member->peer, bytes, sizeof bytes, payload, entry->byte_count,
+                                   on_sent, want);
     }
     if (status == CAIRN_OK) {
         want->state = CAIRN_RELAY_WANT_SENT;

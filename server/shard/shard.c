@@ -90,6 +90,12 @@ void cairn_shard_stream_closed(struct cairn_shard *shard)
     handle_closed(shard);
 }
 
+static void on_refused(void *arg, const char *what)
+{
+    struct cairn_shard *shard = arg;
+    cairn_log_limited(&shard->fabric_refusals, CAIRN_LOG_WARN, "%s", what);
+}
+
 static cairn_status open_fabric(struct cairn_shard *shard,
                                 const struct cairn_shard_options *options,
                                 struct cairn_sentence *why)
@@ -102,6 +108,9 @@ static cairn_status open_fabric(struct cairn_shard *shard,
         .net_devices = options->fabric_device,
         .port_range = options->fabric_port_range,
         .host = options->fabric_host,
+        .transports = options->fabric_transports,
+        .one_sided = options->fabric_one_sided,
+        .on_refused = on_refused,
         .hub = options->hub,
     };
     cairn_status status = cairn_fabric_open(options->fabric_kind, &fabric_options, &shard->fabric,

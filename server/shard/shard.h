@@ -66,7 +66,9 @@ struct cairn_shard_options {
     const char *fabric_kind;                       /* as of cairn_fabric_open */
     const char *fabric_device, *fabric_port_range; /* NULL: the fabric's defaults; ucx only */
     const char *fabric_host;                       /* NULL: the fabric's default */
-    struct cairn_fabric_mem_hub *hub;              /* mem only */
+    const char *fabric_transports;                 /* NULL: the fabric's default; ucx only */
+    enum cairn_one_sided fabric_one_sided;
+    struct cairn_fabric_mem_hub *hub; /* mem only */
     /* The first Welcome came: the shard serves. May be NULL. */
     void (*on_ready)(struct cairn_shard *shard, void *context);
     void *context;
@@ -136,6 +138,7 @@ struct cairn_slot {
     cairn_dtype dtype;
     size_t payload_bytes;
     uint64_t checksum;
+    enum cairn_way way;
     /* The payload lies in the worker's memory, which is on loan until the message is dropped; or both
      * NULL */
     struct cairn_fabric_message *message; /* owned */
@@ -201,7 +204,7 @@ struct cairn_reply {
     struct cairn_chunk_header header;
     struct cairn_box box; /* what of the chunk; if `boxed` */
     bool boxed;
-    bool shared;                            /* the data goes through memory of this host */
+    enum cairn_way way;                     /* that the data goes */
     const struct cairn_published *lent;     /* what is sent right out of it; NULL: `bytes` are */
     uint8_t box_bytes[CAIRN_BOX_BYTES_MAX]; /* being received */
     struct cairn_reply *next;               /* in job->deferred or job->replies_free */
@@ -370,6 +373,7 @@ struct cairn_shard {
     uv_timer_t relay_timer;           /* while a relay waits for something */
     uv_timer_t lease_timer;           /* the next end of a lease: published.c */
     struct cairn_log_limit strangers; /* messages that belong to nobody */
+    struct cairn_log_limit fabric_refusals;
 
     bool closing;
     int handles_open; /* of libuv, while closing */

@@ -14,6 +14,7 @@
 /* What a worker has while it runs. */
 struct trainer {
     struct bits_worker *worker;
+    cairn *session;
     cairn_job *job;
     void *wire[BITS_TENSORS];        /* owned */
     void *gradient[3][BITS_TENSORS]; /* owned, by micro-batch */
@@ -154,23 +155,40 @@ static bool init_job(struct trainer *t)
     return cairn_init_done(t->job, NULL, BITS_WAIT_MS) == CAIRN_OK || wrong(w, "init_done");
 }
 
+static void *take_memory(const struct trainer *t, size_t bytes)
+{
+    void *memory = NULL;
+    if (!t->worker->allocated) return calloc(1, bytes);
+    return cairn_alloc(t->session, bytes, -1, &memory) == CAIRN_OK ? memory : NULL;
+}
+
+static void give_memory(const struct trainer *t, void *memory)
+{
+    if (!t->worker->allocated)
+        free(memory);
+    else if (cairn_free(t->session, memory) != CAIRN_OK && t->worker->error[0] == 0)
+        wrong(t->worker, "a gradient is still on loan");
+}
+
 static bool train_with(struct bits_worker *w, cairn *session)
 {
     struct cairn_tensor tensors[BITS_TENSORS];
     const struct cairn_job_spec spec = bits_spec(tensors, w->rank, w->window);
-    struct trainer t = { .worker = w, .random = w->shuffle * 2 + w->rank };
+    struct trainer t = { .worker = w, .session = session, .random = w->shuffle * 2 + w->rank };
     if (cairn_job_open(session, BITS_JOB, &spec, CAIRN_WORKER, BITS_WAIT_MS, &t.job) != CAIRN_OK)
         return wrong(w, "job_open");
     for (int n = 0; n < BITS_TENSORS; n++) {
         t.wire[n] = calloc(bits_elems(n) + 1, sizeof(float));
-        for (int m = 0; m < 3; m++) t.gradient[m][n] = calloc(bits_elems(n) + 1, sizeof(float));
+        for (int m = 0; m < 3; m++)
+            t.gradient[m][n] = take_memory(&t, (bits_elems(n) + 1) * sizeof(float));
     }
-    const bool good = init_job(&t) && train(&t);
+    bool good = init_job(&t) && train(&t);
     cairn_job_close(t.job); // the buffers are ours again
     for (int n = 0; n < BITS_TENSORS; n++) {
         free(t.wire[n]);
-        for (int m = 0; m < 3; m++) free(t.gradient[m][n]);
+        for (int m = 0; m < 3; m++) give_memory(&t, t.gradient[m][n]);
     }
+    if (w->error[0] != 0) good = false;
     return good;
 }
 

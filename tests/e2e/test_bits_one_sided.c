@@ -1,0 +1,121 @@
+/* The same bits when gradients and parameters are read one-sidedly (over TCP's emulation), also when a worker dies
+ * in the middle of it. `test_bits_one_sided --worker ENDPOINT RANK DIE_AT` is a worker. */
+#include <jansson.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/e2e/bits_check.h"
+
+static const char *const set[] = { "fabric.kind=ucx", "fabric.one_sided=on", "compute.threads=1",
+                                   "memory.limit=256MiB", NULL };
+static const struct cluster_options options = { .shard_set = set };
+
+static uint64_t number(const json_t *bytes, const char *what, const char *way)
+{
+    return (uint64_t)json_integer_value(json_object_get(json_object_get(bytes, what), way));
+}
+
+/* Nearly all: what was sent before an endpoint's ends had agreed went as messages. */
+static void check_was_read(const struct cluster *cluster)
+{
+    static struct cluster_said said;
+    bool is_read = false;
+    for (int i = 0; i < 100 && !is_read;
+         i++) { // shards tell what they counted with their heartbeats
+        cluster_cli(cluster, &said, "job", "show", "-o", "json", BITS_JOB, NULL);
+        ck_assert_msg(said.status == 0, "%s", said.err);
+        json_t *show = json_loads(said.out, 0, NULL);
+        const json_t *bytes = json_object_get(show, "bytes");
+        const uint64_t pushed = number(bytes, "pushed", "one_sided");
+        const uint64_t fetched = number(bytes, "fetched", "one_sided");
+        is_read = pushed > 0 && pushed >= number(bytes, "pushed", "carried") / 10 * 9 &&
+                  fetched > 0 && fetched >= number(bytes, "fetched", "carried") / 10 * 9 &&
+                  number(bytes, "pushed", "shared") == 0;
+        json_decref(show);
+    }
+    ck_assert_msg(is_read, "%s", said.out);
+    cluster_cli(cluster, &said, "job", "show", BITS_JOB, NULL);
+    ck_assert_ptr_nonnull(strstr(said.out, "read one-sidedly: pushed"));
+}
+
+START_TEST(two_workers_and_two_shards_make_the_bits_of_every_other_way)
+{
+    struct cluster cluster;
+    cluster_start(&cluster, 2, &options);
+    bits_train_quietly((struct bits_worker) { .until_step = BITS_STEPS, .allocated = true },
+                       cluster.address, 1);
+    bits_check_root(cluster.address, BITS_GOLDEN_ROOT);
+    check_was_read(&cluster);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+/* The one end allows it and the other does not: then everything goes as messages. */
+START_TEST(workers_that_do_not_allow_it_get_messages_and_the_same_bits)
+{
+    static struct cluster_said said;
+    struct cluster cluster;
+    cluster_start(&cluster, 2, &options);
+    setenv("CAIRN_FABRIC_ONE_SIDED", "off", 1);
+    bits_train_quietly((struct bits_worker) { .until_step = BITS_STEPS, .allocated = true },
+                       cluster.address, 1);
+    bits_check_root(cluster.address, BITS_GOLDEN_ROOT);
+    cluster_cli(&cluster, &said, "job", "show", BITS_JOB, NULL);
+    ck_assert_ptr_null(strstr(said.out, "one-sided"));
+    cluster_stop(&cluster);
+}
+END_TEST
+
+/* ---- workers as processes ---- */
+
+static pid_t spawn_worker(const struct cluster *cluster, int rank, int die_at)
+{
+    char rank_text[16], die_text[16], log[128];
+    snprintf(rank_text, sizeof rank_text, "%d", rank);
+    snprintf(die_text, sizeof die_text, "%d", die_at);
+    snprintf(log, sizeof log, "%s/worker-%d.log", cluster->folder, rank);
+    const char *const argv[] = { "/proc/self/exe", "--worker", cluster->address,
+                                 rank_text,        die_text,   NULL };
+    return cluster_spawn(argv, log);
+}
+
+static int be_worker(char **argv)
+{
+    struct bits_worker worker = { .endpoint = argv[2],
+                                  .rank = (uint32_t)atoi(argv[3]),
+                                  .until_step = BITS_STEPS,
+                                  .allocated = true,
+                                  .die_at = (uint64_t)atoi(argv[4]) };
+    if (bits_worker_run(&worker)) return 0;
+    fprintf(stderr, "%s\n", worker.error);
+    return 1;
+}
+
+START_TEST(a_worker_killed_while_its_pushes_are_read_changes_no_bit)
+{
+    struct cluster cluster;
+    cluster_start(&cluster, 2, &options);
+    const pid_t dying = spawn_worker(&cluster, _i, 20 + _i);
+    const pid_t other = spawn_worker(&cluster, 1 - _i, 0);
+    ck_assert_int_eq(cluster_wait(dying, CLUSTER_WAIT_MS), 128 + SIGKILL);
+    const pid_t again = spawn_worker(&cluster, _i, 0);
+    ck_assert_msg(cluster_wait(again, CLUSTER_WAIT_MS) == 0, "see %s", cluster.folder);
+    ck_assert_msg(cluster_wait(other, CLUSTER_WAIT_MS) == 0, "see %s", cluster.folder);
+    bits_check_root(cluster.address, BITS_GOLDEN_ROOT);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+    setenv("CAIRN_FABRIC", "ucx", 1);
+    setenv("CAIRN_FABRIC_ONE_SIDED", "on", 1);
+    if (argc == 5 && strcmp(argv[1], "--worker") == 0) return be_worker(argv);
+    TCase *daemons = tcase_create("daemons");
+    tcase_add_test(daemons, two_workers_and_two_shards_make_the_bits_of_every_other_way);
+    tcase_add_test(daemons, workers_that_do_not_allow_it_get_messages_and_the_same_bits);
+    tcase_add_loop_test(daemons, a_worker_killed_while_its_pushes_are_read_changes_no_bit, 0, 2);
+    return bits_run_suite("bits_one_sided", (TCase *const[]) { daemons, NULL });
+}
