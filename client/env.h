@@ -75,8 +75,8 @@ CAIRN_MUST_CHECK cairn_status cairn_env_find(const struct cairn_env_input *input
                                              enum cairn_env_key key,
                                              struct cairn_env_report *report,
                                              struct cairn_sentence *why);
-/* Fills in what is of the cluster: endpoint, fabric, device, host, transports, one_sided. CAIRN_ERR_INVALID names source, value and
- * what is allowed; the report is then of no use. */
+/* Fills in what is of the cluster: endpoint, fabric, device, host, transports, one_sided.
+ * CAIRN_ERR_INVALID names source, value and what is allowed; the report is then of no use. */
 CAIRN_MUST_CHECK cairn_status cairn_env_find_cluster(const struct cairn_env_input *input,
                                                      struct cairn_env_report *report,
                                                      struct cairn_sentence *why);

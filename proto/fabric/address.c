@@ -25,10 +25,14 @@ static void write_kind(const char *kind, char kind_out[8])
     memcpy(kind_out, kind, strnlen(kind, 8));
 }
 
+uint64_t fabric_hash(const void *bytes, size_t count)
+{
+    return XXH3_64bits_withSeed(bytes, count, count);
+}
+
 cairn_status fabric_set_address(struct cairn_fabric *fabric, const void *raw, size_t bytes)
 {
-    struct envelope envelope = { .bytes = bytes,
-                                 .checksum = XXH3_64bits_withSeed(raw, bytes, bytes) };
+    struct envelope envelope = { .bytes = bytes, .checksum = fabric_hash(raw, bytes) };
     if (bytes > sizeof fabric->address - sizeof envelope) return CAIRN_ERR_UNSUPPORTED;
     memcpy(envelope.magic, envelope_magic, sizeof envelope.magic);
     write_kind(fabric->backend->kind, envelope.kind);
@@ -48,7 +52,7 @@ static const uint8_t *open_envelope(const uint8_t *address, size_t bytes,
     const uint8_t *raw = address + sizeof envelope;
     if (memcmp(envelope.magic, envelope_magic, sizeof envelope.magic) != 0 ||
         envelope.bytes != bytes - sizeof envelope ||
-        envelope.checksum != XXH3_64bits_withSeed(raw, envelope.bytes, envelope.bytes))
+        envelope.checksum != fabric_hash(raw, envelope.bytes))
         return NULL;
     *envelope_out = envelope;
     return raw;

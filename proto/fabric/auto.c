@@ -2,8 +2,8 @@
  * others. Two fabrics behind one face; peers and messages are of the one or the other, and whatever is
  * done with them goes there by itself. A region is one of each.
  *
- * What is bounded (sends_max, held_max) is so for each of the two. Each end chooses for the messages that it
- * sends: one direction may be mapped and the other not. */
+ * What is bounded (sends_max, held_max) is so for each of the two. Each end chooses for the messages that
+ * it sends: one direction may be mapped and the other not. */
 #include "proto/fabric/backend.h"
 
 #include <stdio.h>
@@ -113,8 +113,8 @@ static cairn_status auto_connect(struct cairn_fabric *common, const void *addres
     return ucx == CAIRN_ERR_MALFORMED ? mapped : ucx;
 }
 
-/* The ucx one keeps what it is told and registers it when it is first read, so that this costs nothing where
- * nobody reads it so. */
+/* The ucx one keeps what it is told and registers it when it is first read, so that this costs nothing
+ * where nobody reads it so. */
 static cairn_status auto_region_add(struct cairn_fabric_region *common)
 {
     struct auto_fabric *fabric = auto_of(common->fabric);

@@ -137,6 +137,9 @@ const void *fabric_open_address(const struct cairn_fabric *fabric, const void *a
 const void *fabric_open_part(const void *address, size_t bytes, const char *of_kind,
                              size_t *raw_bytes_out);
 
+/* XXH3-64, seeded with the count: against accidents, not against liars. */
+uint64_t fabric_hash(const void *bytes, size_t count);
+
 /* A message came: may it be shown to the owner? Counts a refusal. */
 bool fabric_judge(struct cairn_fabric *fabric, size_t header_bytes, size_t payload_bytes);
 /* A zeroed message object in fabric->held; NULL if there is no memory (counted as refused). */

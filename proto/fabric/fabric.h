@@ -72,8 +72,8 @@ typedef void cairn_fabric_down_fn(void *arg, struct cairn_fabric_peer *peer, cai
 typedef void cairn_fabric_message_fn(void *arg, const void *header, size_t header_bytes,
                                      size_t payload_bytes, struct cairn_fabric_message *message);
 
-/* Whether peers over "ucx" read each other's regions by themselves (one-sided), instead of being sent what lies
- * there. Both ends must allow it; it is agreed on for each endpoint. */
+/* Whether peers over "ucx" read each other's regions by themselves (one-sided), instead of being sent
+ * what lies there. Both ends must allow it; it is agreed on for each endpoint. */
 enum cairn_one_sided {
     CAIRN_ONE_SIDED_AUTO, /* where the endpoint's lanes do it natively (InfiniBand, RoCE); not over TCP */
     CAIRN_ONE_SIDED_ON, /* always: over TCP UCX emulates it, which gains nothing. For tests */
@@ -192,19 +192,19 @@ size_t cairn_fabric_message_bytes(const struct cairn_fabric_message *message);
  * or carried.
  *
  * Over "ucx" it goes by reference to a peer that reads one-sidedly (options.one_sided): the peer's receive
- * reads it, and on_sent is again the release. A peer that is lost or closed is not waited for: it may still be
- * reading what is written then, so whoever receives checks what it got by a checksum in the header. No
- * memory is registered to be written by others.
+ * reads it, and on_sent is again the release. A peer that is lost or closed is not waited for: it may
+ * still be reading what is written then, so whoever receives checks what it got by a checksum in the
+ * header. No memory is registered to be written by others.
  *
  * All other rules of this header hold; a fabric without such a way ("mem") ignores regions. */
 
 enum { CAIRN_FABRIC_NOTE_MAX = 64 }; /* bytes of a region's note */
 
-/* Tells of shared memory. `fd`: a memfd of at least `bytes` whose size is sealed (F_SEAL_SHRINK, F_SEAL_GROW,
- * F_SEAL_SEAL; F_SEAL_FUTURE_WRITE too, if peers must not write), mapped here at `base`; fd and memory are
- * borrowed until cairn_fabric_region_drop. `note`: what it is, in words of the application, for the
- * receiver's on_mapping. CAIRN_ERR_INVALID: not such a memfd, or some of these addresses are of another
- * region. CAIRN_ERR_BUSY: 4092 regions are there. CAIRN_ERR_NO_MEMORY. */
+/* Tells of shared memory. `fd`: a memfd of at least `bytes` whose size is sealed (F_SEAL_SHRINK,
+ * F_SEAL_GROW, F_SEAL_SEAL; F_SEAL_FUTURE_WRITE too, if peers must not write), mapped here at `base`; fd
+ * and memory are borrowed until cairn_fabric_region_drop. `note`: what it is, in words of the
+ * application, for the receiver's on_mapping. CAIRN_ERR_INVALID: not such a memfd, or some of these
+ * addresses are of another region. CAIRN_ERR_BUSY: 4092 regions are there. CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status cairn_fabric_region_add(struct cairn_fabric *fabric, const void *base,
                                                       size_t bytes, int fd, const void *note,
                                                       size_t note_bytes,

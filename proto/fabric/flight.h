@@ -1,7 +1,8 @@
 /* What a peer has been told of and has not released yet, by serial. A serial is an index and a generation:
  * finding it is one look, and one that a peer made up, or says twice, is none. Private to proto/fabric.
  *
- * A pointer to a flight holds until the next begin. All zero: an empty table; free(flights->all) at its end. */
+ * A pointer to a flight holds until the next begin. All zero: an empty table; free(flights->all) at its
+ * end. */
 #ifndef CAIRN_FABRIC_FLIGHT_H
 #define CAIRN_FABRIC_FLIGHT_H
 

@@ -48,7 +48,7 @@ static cairn_status publish_address(struct ucx_fabric *ucx)
     ucs_status_t status = ucp_worker_get_address(ucx->worker, &address, &bytes);
     if (status != UCS_OK) return ucx_status(status);
     cairn_status kept = fabric_set_address(&ucx->common, address, bytes);
-    ucx->node = ucx_node_of(address, bytes);
+    ucx->node = fabric_hash(address, bytes);
     ucp_worker_release_address(ucx->worker, address);
     return kept;
 }

@@ -173,7 +173,6 @@ void ucx_drop(struct cairn_fabric_message *message);
 /* May this fabric ever read, or be read? Before its context is made. */
 bool ucx_one_sided_is_possible(const struct cairn_fabric_options *options);
 ucs_status_t ucx_one_sided_listen(struct ucx_fabric *ucx);
-uint64_t ucx_node_of(const void *address, size_t bytes);
 void ucx_meet(struct ucx_peer *peer, const void *address, size_t bytes);
 void ucx_part(struct ucx_peer *peer);
 /* Sends a frame; `rest` follows it. CAIRN_ERR_BUSY: the peer takes none. */

@@ -1,5 +1,6 @@
-/* What ucx nodes tell each other beside messages, so that one may read the other's memory (one-sided reads):
- * one frame in the header of an active message, numbers little-endian. Pure; private to proto/fabric.
+/* What ucx nodes tell each other beside messages, so that one may read the other's memory (one-sided
+ * reads): one frame in the header of an active message, numbers little-endian. Pure; private to
+ * proto/fabric.
  *
  *   who has the memory (sends messages)             who reads it (receives them)
  *                                               <-  HELLO { number of my endpoint, whether I read }
@@ -9,14 +10,15 @@
  *                                               <-  DECLINE { serial, why }: send it whole
  *   REGION_GONE { slot, generation }            ->
  *
- * Each node says HELLO over each endpoint that it makes, and answers the other's if it asks: so both know, in
- * whatever order they were connected. Who closes its endpoint says BYE { its number } if it can. The two
- * endpoints of two nodes are a pair to UCX: a read over the one is answered over the other, and never ends if
- * that is gone (UCX 1.13). So BYE, or a HELLO with another number than before, ends the receiver's own.
+ * Each node says HELLO over each endpoint that it makes, and answers the other's if it asks: so both
+ * know, in whatever order they were connected. Who closes its endpoint says BYE { its number } if it can.
+ * The two endpoints of two nodes are a pair to UCX: a read over the one is answered over the other, and
+ * never ends if that is gone (UCX 1.13). So BYE, or a HELLO with another number than before, ends the
+ * receiver's own.
  *
- * `from` names the sender: the hash of its worker's address, which only members have. Frames MAY OVERTAKE EACH
- * OTHER: slots carry generations, serials too, and a REFERENCE of a region that is not known (yet) is
- * declined, which costs no more than sending the payload. */
+ * `from` names the sender: the hash of its worker's address, which only members have. Frames MAY OVERTAKE
+ * EACH OTHER: slots carry generations, serials too, and a REFERENCE of a region that is not known (yet)
+ * is declined, which costs no more than sending the payload. */
 #ifndef CAIRN_FABRIC_UCX_FRAME_H
 #define CAIRN_FABRIC_UCX_FRAME_H
 
@@ -119,8 +121,9 @@ static inline struct ucx_frame_head ucx_frame_head(enum ucx_frame_kind kind, uin
     return (struct ucx_frame_head) { .magic = UCX_FRAME_MAGIC, .kind = kind, .from = from };
 }
 
-/* The kind of a frame that is whole and of one of the forms above, copied into `frame_out` without what follows
- * it, which begins at `bytes + *size_out`. What only its receiver knows (slots, sizes) is not judged. */
+/* The kind of a frame that is whole and of one of the forms above, copied into `frame_out` without what
+ * follows it, which begins at `bytes + *size_out`. What only its receiver knows (slots, sizes) is not
+ * judged. */
 enum ucx_frame_kind ucx_frame_judge(const void *bytes, size_t count, union ucx_frame *frame_out,
                                     size_t *size_out);
 

@@ -4,12 +4,13 @@
 
 #include <stdbool.h>
 
-/* A transport whose network card reads the peer's memory by itself: RC and DC of InfiniBand and RoCE (ud has
- * no reads), Cray's, AWS's. What is not known is none. */
+/* A transport whose network card reads the peer's memory by itself: RC and DC of InfiniBand and RoCE (ud
+ * has no reads), Cray's, AWS's. What is not known is none. */
 bool ucx_transport_is_native(const char *name);
 
-/* `text` is what ucp_ep_print_info printed. True: a lane is of a native transport, and UCX uses it for remote
- * memory access. Otherwise UCX would emulate a read by messages, for which there is nothing to gain. */
+/* `text` is what ucp_ep_print_info printed. True: a lane is of a native transport, and UCX uses it for
+ * remote memory access. Otherwise UCX would emulate a read by messages, for which there is nothing to
+ * gain. */
 bool ucx_lanes_are_native(const char *text);
 
 #endif

@@ -1,13 +1,13 @@
-/* Memory of ours that peers read by themselves: a region of the owner is registered when the first peer is told of
- * it, and until it is dropped and nothing of it is being read.
+/* Memory of ours that peers read by themselves: a region of the owner is registered when the first peer
+ * is told of it, and until it is dropped and nothing of it is being read.
  *
  * What is registered is, where that is possible, a map of our own that cannot be written to. Over TCP UCX
- * emulates reads: our own progress copies out of the address that a request names, without looking whether it is
- * still registered (UCX 1.13). A request that is late, from a peer whose connection to us is not the one that
- * we lost, must not end this process: so the address stays, and gives zeros (a "grave", which costs addresses
- * only). What such a reader has got is not what its checksum says, and it is not the owner's any more.
- * A card that refuses a read-only map (UCX asks verbs for more than it needs) gets the owner's own; a late
- * read then ends at the card, with an error for the reader. */
+ * emulates reads: our own progress copies out of the address that a request names, without looking
+ * whether it is still registered (UCX 1.13). A request that is late, from a peer whose connection to us
+ * is not the one that we lost, must not end this process: so the address stays, and gives zeros (a
+ * "grave", which costs addresses only). What such a reader has got is not what its checksum says, and it
+ * is not the owner's any more. A card that refuses a read-only map (UCX asks verbs for more than it
+ * needs) gets the owner's own; a late read then ends at the card, with an error for the reader. */
 #include "proto/fabric/ucx.h"
 
 #include <stdlib.h>

@@ -1,8 +1,9 @@
-/* One-sided reads: whether the peers of an endpoint read each other's memory, and the frames by which they agree on it
- * (ucx_frame.h). Nothing here moves a payload.
+/* One-sided reads: whether the peers of an endpoint read each other's memory, and the frames by which
+ * they agree on it (ucx_frame.h). Nothing here moves a payload.
  *
- * A peer is read if the owner says so (options.one_sided is "on": over TCP UCX emulates it, for tests), or if it
- * says nothing and the endpoint has lanes whose card does it. That is asked of UCX for each endpoint. */
+ * A peer is read if the owner says so (options.one_sided is "on": over TCP UCX emulates it, for tests),
+ * or if it says nothing and the endpoint has lanes whose card does it. That is asked of UCX for each
+ * endpoint. */
 #include "proto/fabric/ucx.h"
 
 #include <assert.h>
@@ -10,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 #include "proto/fabric/ucx_lanes.h"
 
@@ -22,11 +22,6 @@ bool ucx_one_sided_is_possible(const struct cairn_fabric_options *options)
     const char *transports = options->transports;
     if (options->one_sided != CAIRN_ONE_SIDED_AUTO) return options->one_sided == CAIRN_ONE_SIDED_ON;
     return transports != NULL && transports[0] != '\0' && strcmp(transports, "tcp") != 0;
-}
-
-uint64_t ucx_node_of(const void *address, size_t bytes)
-{
-    return XXH3_64bits_withSeed(address, bytes, bytes);
 }
 
 void ucx_refuse(struct ucx_fabric *ucx, uint64_t node, const char *format, ...)
@@ -225,7 +220,7 @@ void ucx_meet(struct ucx_peer *peer, const void *address, size_t bytes)
     const bool is_forced = ucx->common.options.one_sided == CAIRN_ONE_SIDED_ON;
     LIST_INIT(&peer->referred);
     if (!ucx->is_one_sided) return;
-    peer->node = ucx_node_of(address, bytes);
+    peer->node = fabric_hash(address, bytes);
     peer->endpoint = ++ucx->endpoints;
     peer->may_read = is_forced || has_native_lanes(peer->ep);
     peer->is_known = true;

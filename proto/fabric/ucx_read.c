@@ -1,11 +1,12 @@
-/* Messages that came by reference: their payload is read out of the peer's memory into the buffer that the owner
- * chooses, when it chooses, and the peer is told (RELEASE) that the memory is its own again: after the read, or
- * when the message is dropped.
+/* Messages that came by reference: their payload is read out of the peer's memory into the buffer that
+ * the owner chooses, when it chooses, and the peer is told (RELEASE) that the memory is its own again:
+ * after the read, or when the message is dropped.
  *
- * A read that fails leaves its buffer undefined and its message lost, as a receive does whose sender died. One
- * that ends well has read what lay there: whether that is what was meant is said by the checksum and the version
- * in the message's header, which whoever receives it checks (proto/wire/chunk.h): memory of others, which they may
- * have got back because they lost us and we did not know. */
+ * A read that fails leaves its buffer undefined and its message lost, as a receive does whose sender
+ * died. One that ends well has read what lay there: whether that is what was meant is said by the
+ * checksum and the version in the message's header, which whoever receives it checks
+ * (proto/wire/chunk.h): memory of others, which they may have got back because they lost us and we did
+ * not know. */
 #include "proto/fabric/ucx.h"
 
 #include <stdlib.h>
@@ -54,7 +55,7 @@ void ucx_on_region(struct ucx_peer *peer, const struct ucx_frame_region *frame, 
     struct ucx_fabric *ucx = ucx_of(peer->common.fabric);
     if (!peer->may_read || told_of(peer, frame->slot, frame->generation) != NULL) return;
     if (frame->bytes > ucx->common.options.mapped_max ||
-        ucx_node_of(key, frame->key_bytes) != frame->key_checksum) {
+        fabric_hash(key, frame->key_bytes) != frame->key_checksum) {
         ucx_refuse(
             ucx, peer->node,
             "region %u of %llu bytes: it is over %llu, or its key is damaged; what this node "

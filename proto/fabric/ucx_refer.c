@@ -1,5 +1,5 @@
-/* Messages by reference: the payload stays where it lies, its receiver reads it, and RELEASE is on_sent. Whoever cannot
- * read declines, and gets the payload as any other message. */
+/* Messages by reference: the payload stays where it lies, its receiver reads it, and RELEASE is on_sent.
+ * Whoever cannot read declines, and gets the payload as any other message. */
 #include "proto/fabric/ucx.h"
 
 #include <stdlib.h>
@@ -31,7 +31,7 @@ static cairn_status tell(struct ucx_peer *peer, const struct ucx_share *share)
         .head = ucx_frame_head(UCX_FRAME_REGION, ucx_of(peer->common.fabric)->node),
         .address = (uintptr_t)(share->view != NULL ? share->view : share->base),
         .bytes = share->bytes,
-        .key_checksum = ucx_node_of(share->key, share->key_bytes),
+        .key_checksum = fabric_hash(share->key, share->key_bytes),
         .generation = share->generation,
         .slot = share->slot,
         .key_bytes = (uint16_t)share->key_bytes,

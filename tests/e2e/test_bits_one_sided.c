@@ -1,5 +1,5 @@
-/* The same bits when gradients and parameters are read one-sidedly (over TCP's emulation), also when a worker dies
- * in the middle of it. `test_bits_one_sided --worker ENDPOINT RANK DIE_AT` is a worker. */
+/* The same bits when gradients and parameters are read one-sidedly (over TCP's emulation), also when a
+ * worker dies in the middle of it. `test_bits_one_sided --worker ENDPOINT RANK DIE_AT` is a worker. */
 #include <jansson.h>
 #include <signal.h>
 #include <stdio.h>
@@ -10,7 +10,8 @@
 
 static const char *const set[] = { "fabric.kind=ucx", "fabric.one_sided=on", "compute.threads=1",
                                    "memory.limit=256MiB", NULL };
-static const struct cluster_options options = { .shard_set = set };
+static const char *const quick[] = { "lease.heartbeat=50ms", NULL };
+static const struct cluster_options options = { .shard_set = set, .coordinator_set = quick };
 
 static uint64_t number(const json_t *bytes, const char *what, const char *way)
 {
@@ -22,7 +23,7 @@ static void check_was_read(const struct cluster *cluster)
 {
     static struct cluster_said said;
     bool is_read = false;
-    for (int i = 0; i < 100 && !is_read;
+    for (int i = 0; i < 1000 && !is_read;
          i++) { // shards tell what they counted with their heartbeats
         cluster_cli(cluster, &said, "job", "show", "-o", "json", BITS_JOB, NULL);
         ck_assert_msg(said.status == 0, "%s", said.err);

@@ -1,5 +1,5 @@
-/* One-sided reads over UCX, forced over TCP's emulation: messages by reference to memory that their receiver
- * reads, its release, and what becomes of them when an end closes, dies or lies. */
+/* One-sided reads over UCX, forced over TCP's emulation: messages by reference to memory that their
+ * receiver reads, its release, and what becomes of them when an end closes, dies or lies. */
 #include <check.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -22,7 +22,7 @@ enum { BYTES = 1 << 20, BIG = 100000 };
 struct ucx_peer;
 cairn_status ucx_control_send(struct ucx_peer *peer, const void *frame, size_t frame_bytes,
                               const void *rest, size_t rest_bytes);
-uint64_t ucx_node_of(const void *address, size_t bytes);
+uint64_t fabric_hash(const void *address, size_t bytes);
 
 /* Two nodes; a sends to b. */
 static struct node a, b;
@@ -264,8 +264,9 @@ START_TEST(a_region_that_is_dropped_stays_readable_for_what_is_held)
 }
 END_TEST
 
-/* The sender closes its endpoint, gets its memory back, and unmaps it, while it is being read: over TCP by its own
- * progress, which must survive. The reader hears of the end, and both go on with new endpoints. */
+/* The sender closes its endpoint, gets its memory back, and unmaps it, while it is being read: over TCP
+ * by its own progress, which must survive. The reader hears of the end, and both go on with new
+ * endpoints. */
 START_TEST(a_late_read_of_memory_that_is_gone_ends_with_an_error_and_harms_nobody)
 {
     open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
@@ -412,7 +413,7 @@ static uint64_t node_of(const struct node *node)
     enum { ENVELOPE = 32 };
     size_t count;
     const uint8_t *address = cairn_fabric_address(node->fabric, &count);
-    return ucx_node_of(address + ENVELOPE, count - ENVELOPE);
+    return fabric_hash(address + ENVELOPE, count - ENVELOPE);
 }
 
 static void say(const void *frame, size_t bytes, const void *rest, size_t rest_bytes)
@@ -479,7 +480,7 @@ START_TEST(a_key_that_is_damaged_is_refused_by_name_and_what_lies_there_comes_wh
         .head = ucx_frame_head(UCX_FRAME_REGION, node_of(&a)),
         .address = 4096,
         .bytes = _i == 2 ? UINT64_C(1) << 50 : BYTES,
-        .key_checksum = ucx_node_of(key, sizeof key) + (_i == 0),
+        .key_checksum = fabric_hash(key, sizeof key) + (_i == 0),
         .generation = 9,
         .slot = UCX_FRAME_SLOTS - 1,
         .key_bytes = sizeof key,
