@@ -1,0 +1,125 @@
+/* What ucx nodes tell each other about memory, judged before anything is done with it; and which lanes an
+ * endpoint has, read out of what UCX prints for people. */
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/fabric/ucx_frame.h"
+#include "proto/fabric/ucx_lanes.h"
+
+START_TEST(a_frame_is_exactly_as_long_as_it_says)
+{
+    static const struct ucx_frame_region region = { .head = { UCX_FRAME_MAGIC, UCX_FRAME_REGION,
+                                                              1 },
+                                                    .bytes = 10,
+                                                    .generation = 1,
+                                                    .key_bytes = 12 };
+    static const struct ucx_frame_reference reference = { .head = { UCX_FRAME_MAGIC,
+                                                                    UCX_FRAME_REFERENCE, 1 },
+                                                          .serial = 1,
+                                                          .payload_bytes = 1,
+                                                          .generation = 1,
+                                                          .header_bytes = 12 };
+    static const struct ucx_frame_hello hello = { .head = { UCX_FRAME_MAGIC, UCX_FRAME_HELLO, 1 },
+                                                  .endpoint = 1 };
+    const struct {
+        const void *bytes;
+        size_t size, rest;
+    } frames[] = { { &region, sizeof region, 12 },
+                   { &reference, sizeof reference, 12 },
+                   { &hello, sizeof hello, 0 } };
+    for (unsigned i = 0; i < 3; i++) {
+        uint8_t bytes[100] = { 0 };
+        union ucx_frame frame;
+        size_t size = 0;
+        memcpy(bytes, frames[i].bytes, frames[i].size);
+        const size_t whole = frames[i].size + frames[i].rest;
+        for (size_t count = 0; count < sizeof bytes; count++)
+            ck_assert_int_eq(ucx_frame_judge(bytes, count, &frame, &size) != UCX_FRAME_MALFORMED,
+                             count == whole);
+        ck_assert_uint_eq(size, frames[i].size);
+        for (size_t at = 0; at < 8; at++) { // the magic, and the kind
+            bytes[at] ^= 0x40;
+            ck_assert_int_eq(ucx_frame_judge(bytes, whole, &frame, &size), UCX_FRAME_MALFORMED);
+            bytes[at] ^= 0x40;
+        }
+    }
+}
+END_TEST
+
+START_TEST(numbers_that_nobody_means_are_no_frame)
+{
+    const struct ucx_frame_region regions[] = {
+        { .bytes = 0, .generation = 1, .key_bytes = 1 },
+        { .bytes = 1, .generation = 0, .key_bytes = 1 },
+        { .bytes = 1, .generation = 1, .key_bytes = 1, .slot = UCX_FRAME_SLOTS },
+        { .bytes = 2, .generation = 1, .key_bytes = 1, .address = UINT64_MAX - 1 },
+    };
+    union ucx_frame frame;
+    size_t size;
+    for (unsigned i = 0; i < 4; i++) {
+        uint8_t bytes[sizeof regions[i] + 1] = { 0 };
+        struct ucx_frame_region region = regions[i];
+        region.head = ucx_frame_head(UCX_FRAME_REGION, 1);
+        memcpy(bytes, &region, sizeof region);
+        ck_assert_int_eq(ucx_frame_judge(bytes, sizeof bytes, &frame, &size), UCX_FRAME_MALFORMED);
+    }
+    struct ucx_frame_region longest = { .head = ucx_frame_head(UCX_FRAME_REGION, 1),
+                                        .bytes = 1,
+                                        .generation = 1,
+                                        .key_bytes = UCX_FRAME_KEY_MAX + 1 };
+    uint8_t bytes[UCX_FRAME_MAX + 1] = { 0 };
+    memcpy(bytes, &longest, sizeof longest);
+    ck_assert_int_eq(ucx_frame_judge(bytes, sizeof bytes, &frame, &size), UCX_FRAME_MALFORMED);
+    const struct ucx_frame_release why = { .head = ucx_frame_head(UCX_FRAME_DECLINE, 1), .why = 2 };
+    ck_assert_int_eq(ucx_frame_judge(&why, sizeof why, &frame, &size), UCX_FRAME_MALFORMED);
+}
+END_TEST
+
+#define LANE(n, resource, uses) \
+    "#                 lane[" n "]:  " resource " md[1]      -> md[1]/x/sysdev[255] " uses "\n"
+
+static const struct {
+    const char *text;
+    bool is_native;
+} lanes[] = {
+    { "", false },
+    { LANE("0", "0:tcp/lo.0", "am am_bw#0 wireup"), false },
+    { LANE("0", "0:tcp/lo.0", "rma_bw#0 am am_bw#0 wireup"), false },
+    { LANE("0", "6:rc_mlx5/mlx5_0:1.0", "rma#0 rma_bw#0 am am_bw#0 wireup{ud_mlx5/mlx5_0:1}"),
+      true },
+    { LANE("0", "0:tcp/eth0.0", "am am_bw#0") LANE("1", "14:rc_verbs/mlx4_0:1.0", "rma_bw#0"),
+      true },
+    { LANE("0", "4:dc_mlx5/mlx5_0:1.0", "rma_bw#0 am am_bw#0 wireup keepalive"), true },
+    { LANE("0", "4:dc_mlx5/mlx5_0:1.0", "am am_bw#0 wireup"), false },          // it sends only
+    { LANE("0", "5:ud_mlx5/mlx5_0:1.0", "am am_bw#0 rma_bw#0 wireup"), false }, // ud reads nothing
+    { LANE("0", "1:sysv/memory.0", "am am_bw#0") LANE("1", "2:cma/memory.0", "rma_bw#0"), false },
+    { LANE("0", "0:tcp/rc_mlx5.0", "rma_bw#0 am"), false }, // a device of that name
+    { "#   peer: rc_mlx5/mlx5_0:1.0 rma_bw#0\n", false },
+    { "lane[0]: 3:rc_mlx5/", false },
+    { "lane[", false },
+    { "lane[0]:", false },
+    { "lane[0]: 3:rc_mlx5\nlane[1]: 2:tcp/lo.0 rma#0\n", false },
+};
+
+START_TEST(lanes_that_read_are_told_from_those_that_do_not)
+{
+    ck_assert_int_eq(ucx_lanes_are_native(lanes[_i].text), lanes[_i].is_native);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *pure = tcase_create("pure");
+    tcase_add_test(pure, a_frame_is_exactly_as_long_as_it_says);
+    tcase_add_test(pure, numbers_that_nobody_means_are_no_frame);
+    tcase_add_loop_test(pure, lanes_that_read_are_told_from_those_that_do_not, 0,
+                        sizeof lanes / sizeof *lanes);
+    Suite *suite = suite_create("ucx frame");
+    suite_add_tcase(suite, pure);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
