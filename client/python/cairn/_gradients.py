@@ -2,10 +2,10 @@
 it lies. What autograd made is copied there once, by its hook, and is free again at once.
 
 Why autograd does not write there itself. It adds to a .grad that is there, so a view of this memory would have to be
-zeroed before: two passes over it more than copying what autograd hands over without a copy when .grad is None. In time
-neither was seen to be better: of 34 MB in Linear layers, backward and step took 0.73 and 0.97 (two runs, medians of 20)
-of what they take with the library's own copy, and 0.98 and 0.93 with a view, on a busy machine. So the bits decide, for
-0 + -0 is 0, and the end: `.grad` never shows this memory, so that nothing of the trainer's outlives it.
+filled with -0.0 before (0 + -0 is 0): two passes over it more than copying what autograd hands over without a copy when
+.grad is None. Measured, four Linear(2048, 2048), 4 rows, a quiet machine: a backward pass with a view takes 1.11 (torch
+1.13) and 1.43 (2.15) of one that copies; with 64 rows of eight Linear(1024, 1024) 1.02. And `.grad` never shows this
+memory, so that nothing of the trainer's outlives it.
 
 A place is not written to while a push of it is under way. With several backward passes a step there are two places
 each; if both are on loan, the gradient is pushed from where autograd left it, which the library copies.

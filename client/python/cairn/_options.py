@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping, Optional
+import warnings
+from typing import Any, FrozenSet, List, Mapping, Optional
 
 from torch import nn
 
-from ._model import Slot, Unit
+from ._lent import is_lendable
+from ._model import WIRE_TORCH, Slot, Unit
 from .errors import Invalid, Unsupported
 from .spec import Part, at_least
 
 
-def judge(model: Any, name: Any, units: Any, parts: Any, counts: Any, mapped_gradients: Any) -> None:
+def judge(model: Any, name: Any, units: Any, parts: Any, counts: Any, mapped_gradients: Any,
+          mapped_parameters: Any) -> None:
     if not isinstance(model, nn.Module):
         raise Invalid(f"attach takes a torch.nn.Module, not {model!r}")
     if name is not None and (not isinstance(name, str) or not name):
@@ -22,8 +25,19 @@ def judge(model: Any, name: Any, units: Any, parts: Any, counts: Any, mapped_gra
         raise Invalid("parts must be {parameter name: cairn.Part}")
     if not isinstance(counts, bool):
         raise Invalid(f"counts is {counts!r}; it is True or False")
-    if mapped_gradients is not None and not isinstance(mapped_gradients, bool):
-        raise Invalid(f"mapped_gradients is {mapped_gradients!r}; it is True, False, or None for where it helps")
+    for word, mapped in (("mapped_gradients", mapped_gradients), ("mapped_parameters", mapped_parameters)):
+        if mapped is not None and not isinstance(mapped, bool):
+            raise Invalid(f"{word} is {mapped!r}; it is True, False, or None for where it helps")
+
+
+def warn_of_statistics(model: nn.Module) -> None:
+    running = [name or type(module).__name__ for name, module in model.named_modules()
+               if getattr(module, "running_mean", None) is not None]
+    if running and model.training:
+        warnings.warn("running statistics are changed by the forward pass of each worker and stay with it: "
+                      + ", ".join(running[:5]) + (", …" if len(running) > 5 else "")
+                      + "; bring those of one worker to the servers by m.write() before a snapshot or an evaluation",
+                      stacklevel=4)
 
 
 def gradient_places(wanted: Optional[bool], slots: List[Slot], stage: int, micro_batches: int) -> int:
@@ -35,6 +49,27 @@ def gradient_places(wanted: Optional[bool], slots: List[Slot], stage: int, micro
     if wanted and not any(slot.trained and slot.parameter.device.type == "cpu" for slot in slots):
         raise Invalid("mapped_gradients: no parameter that is trained is in memory of the host; leave it out")
     return 0 if wanted is False or adds_up else min(2, micro_batches)
+
+
+def _is_lent_whole(slot: Slot) -> bool:
+    return (slot.parameter.device.type == "cpu" and slot.box is None
+            and WIRE_TORCH[slot.wire] == slot.parameter.dtype)
+
+
+def lendable_units(wanted: Optional[bool], units: List[Unit], stage: int) -> FrozenSet[Unit]:
+    """Whose parameters may be where shards published them: whole, of the host, as they are on the wire, and not known
+    to be written to by their module."""
+    if wanted and stage != 3:
+        raise Invalid(f"mapped_parameters is of stage 3, in stage {stage} all parameters are the model's own: leave it "
+                      "out, or give stage=3")
+    if wanted is False or stage != 3:
+        return frozenset()
+    found = frozenset(unit for unit in units if unit.module is not None and is_lendable(unit.module)
+                      and all(map(_is_lent_whole, unit.slots)))
+    if wanted and not found:
+        raise Invalid("mapped_parameters: no unit can be lent: they are compiled, have max_norm, or parameters that "
+                      "are parts of tensors, on a device, or of another dtype than on the wire; leave it out")
+    return found
 
 
 def stage_of(stage: int) -> int:

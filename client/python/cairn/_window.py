@@ -1,7 +1,9 @@
 """Stage 3: a unit's parameters are in memory while they are used, and at most a window of units at once.
 
 A parameter that is out is of a class that raises when its values are used (_absent.py), and its own storage, which
-autograd's saved tensors share, is resized to nothing. Gathering makes the storage anew and fetches into it.
+autograd's saved tensors share, is resized to nothing. Gathering makes the storage anew and fetches into it. Where all
+of a unit was published on this host its parameters are lent instead (_lent.py): nothing is fetched, what autograd saved
+stays where it is, and letting go takes the values away, not the memory, which is lent until the version ends.
 
 When is a unit used? Forward: from its forward-pre hook to its forward hook. Backward: from the first gradient of an
 output (a hook on that tensor) until a unit that ended before it in the forward pass begins its own. That is enough:
@@ -12,12 +14,13 @@ unit has run. A parameter is let go even earlier, when its gradient is complete:
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Union
 
 import torch
 from torch import nn
 
-from . import _absent
+from . import _absent, _lent
+from ._lent import Loan
 from ._model import Slot, Unit
 from ._transfer import Landing, wait_all
 from .errors import CairnError, Stale, Timeout, VersionGone
@@ -34,28 +37,34 @@ class Memory(NamedTuple):
     window: int
     root_bytes: int
     gradient_bytes: int = 0  # shared memory that gradients are pushed from
+    lent_bytes: int = 0  # of parameters where shards of this host published them, at the newest version: not gathered
 
 
 class _Cell:
-    """A slot's memory: out, coming or in."""
+    """A slot's memory: out, coming or in; `full`, or what is lent."""
 
     def __init__(self, slot: Slot):
-        self.slot, self.landing = slot, None  # type: Slot, Optional[Landing]
+        self.slot, self.landing = slot, None  # type: Slot, Union[Landing, Loan, None]
         data = slot.parameter.data
         own = data.is_contiguous() and data.storage_offset() == 0 and _storage_bytes(data) == _bytes(data)
         self.full = data if own else data.clone(memory_format=torch.contiguous_format)
         self.bytes = _bytes(self.full)
         self.staged = 0  # bytes of what it is landing through
-        self.is_in = True
+        self.is_in, self.is_lent = True, False
 
     @property
     def is_pinned(self) -> bool:
         return any(unit.module is None for unit in self.slot.units)
 
-    def give_up(self) -> None:
+    def give_up(self) -> int:
+        """The bytes that are free now."""
+        was_lent, self.is_in, self.is_lent = self.is_lent, False, False
+        if was_lent:
+            _lent.leave(self.slot.parameter)
         _absent.leave(self.slot.parameter, self.slot.name)
-        _resize_storage(self.full, 0)
-        self.is_in = False
+        if not was_lent:
+            _resize_storage(self.full, 0)
+        return 0 if was_lent else self.bytes
 
     def begin(self, start: Callable[[Slot, torch.Tensor], Landing]) -> None:
         _resize_storage(self.full, self.bytes)
@@ -67,8 +76,14 @@ class _Cell:
         self.staged = self.landing.staged_bytes
 
     def finish(self) -> None:
-        self.landing, self.staged = None, 0
-        _absent.come(self.slot.parameter, self.full)
+        landed, self.landing, self.staged = self.landing, None, 0
+        if isinstance(landed, Loan):
+            there = landed.tensor(self.slot.name, self.slot.wire)
+            _absent.come(self.slot.parameter, there)
+            _lent.come(self.slot.parameter, there, landed)
+            self.is_lent = True
+        else:
+            _absent.come(self.slot.parameter, self.full)
         self.is_in = True
 
 
@@ -91,23 +106,28 @@ def _resize_storage(tensor: torch.Tensor, nbytes: int) -> None:
 
 class _Call:
     """One forward pass through a unit: when it began and ended, by the window's clock. For the timeline: since when it
-    is used, forward and then backward, and when the last of its gradients was complete."""
+    is used, forward and then backward, and when the last of its gradients was complete. `age` of the parameters, and
+    `own`: those that were not lent, whose memory autograd has noted."""
 
-    def __init__(self, unit: Unit, began: int):
-        self.unit, self.began, self.ended = unit, began, began
+    def __init__(self, unit: Unit, began: int, age: int):
+        self.unit, self.began, self.ended, self.age = unit, began, began, age
+        self.own: FrozenSet[Slot] = frozenset()
         self.since = time.monotonic()
         self.last_gradient: Optional[float] = None
 
 
 class Window:
-    """`start` begins a fetch of the version that the model computes with; `gone` makes the error to raise when that
-    version is not kept any more; `timeline` is told what is fetched and used when, if there is one."""
+    """`start` begins a fetch of the version that the model computes with, `lend` a loan of a unit at it, or gives the
+    one that there is (None: not now); `gone` makes the error to raise when that version is not kept any more;
+    `timeline` is told what is fetched and used when, if there is one."""
 
     def __init__(self, units: List[Unit], size: int, start: Callable[[Slot, torch.Tensor], Landing],
-                 gone: Callable[[Exception], Exception], timeout: Callable[[], float],
-                 timeline: Callable[[], Optional[Timeline]]):
+                 lend: Callable[[Unit, Optional[Loan]], Optional[Loan]], gone: Callable[[Exception], Exception],
+                 timeout: Callable[[], float], timeline: Callable[[], Optional[Timeline]]):
         self._units, self._size, self._start, self._gone, self._timeout = units, size, start, gone, timeout
-        self._timeline = timeline
+        self._timeline, self._lend = timeline, lend
+        self._loans: Dict[Unit, Loan] = {}
+        self._age = 0  # one more with every version
         self._cells: Dict[Slot, _Cell] = {}
         self._held: List[Unit] = []  # gathered or coming, in the order of it
         self._in_forward: List[_Call] = []
@@ -125,7 +145,8 @@ class Window:
         self.hooks = [hook for unit in units for hook in self._hook(unit)]
 
     def memory(self, root_bytes: int) -> Memory:
-        return Memory(self._now, self._peak, self._largest, self._size, root_bytes)
+        lent = sum(loan.nbytes for loan in self._loans.values() if loan.is_shared)
+        return Memory(self._now, self._peak, self._largest, self._size, root_bytes, lent_bytes=lent)
 
     def shape(self, slot: Slot) -> torch.Size:
         return self._cells[slot].full.shape
@@ -142,17 +163,53 @@ class Window:
         self._now += nbytes
         self._peak = max(self._peak, self._now)
 
-    def _begin(self, unit: Unit) -> None:
-        """Asks for what of the unit is out."""
+    def _loan(self, slot: Slot) -> Optional[Loan]:
+        unit = slot.units[0]
+        had = self._loans.get(unit)
+        loan = self._lend(unit, had)
+        if loan is not None and loan is not had:
+            self._loans[unit] = loan
+            self._count(0 if loan.is_shared else loan.nbytes)
+        return loan
+
+    @property
+    def lends(self) -> bool:
+        return bool(self._loans)
+
+    def end_loans(self) -> None:
+        """The version is over, or the job: nothing is lent any more."""
+        self._age += 1
+        for cell in self._cells.values():
+            if cell.is_lent:
+                cell.give_up()
+            if isinstance(cell.landing, Loan):
+                cell.landing = None
+        for loan in self._loans.values():
+            self._now -= 0 if loan.is_shared else loan.nbytes
+            loan.end()
+        self._loans = {}
+
+    def _ask(self, cell: _Cell, own: bool) -> None:
+        """A lent one's memory may be noted by autograd, and stays; where its own one was, that has to be there."""
+        if own and cell.is_lent:
+            cell.give_up()
+        cell.landing = None if own else self._loan(cell.slot)
+        if cell.landing is None:
+            cell.begin(self._start)
+            self._count(cell.bytes + cell.staged)
+
+    def _begin(self, unit: Unit, own: FrozenSet[Slot] = frozenset()) -> None:
+        """Asks for what of the unit is out; `own`: what may not be lent."""
         if unit not in self._held:
             self._make_room(unit)
             self._held.append(unit)
         began, coming = time.monotonic(), []
         for slot in unit.slots:
             cell = self._cells[slot]
-            if not cell.is_in and cell.landing is None:
-                cell.begin(self._start)
-                self._count(cell.bytes + cell.staged)
+            if slot in own and isinstance(cell.landing, Loan):
+                cell.landing = None
+            if cell.landing is None and (not cell.is_in or (cell.is_lent and slot in own)):
+                self._ask(cell, slot in own)
                 coming.append(cell.landing.operation)  # type: ignore[union-attr]
         timeline = self._timeline()
         if timeline is not None and coming:
@@ -165,9 +222,9 @@ class Window:
                 return
             self.release(idle)
 
-    def gather(self, unit: Unit) -> None:
+    def gather(self, unit: Unit, own: FrozenSet[Slot] = frozenset()) -> None:
         try:
-            self._begin(unit)
+            self._begin(unit, own)
             self._land([cell for cell in map(self._cells.__getitem__, unit.slots) if cell.landing is not None])
         except (VersionGone, Stale) as error:
             raise self._gone(error) from error
@@ -190,8 +247,7 @@ class Window:
             self._now -= cell.staged
             cell.finish()
         if cell.is_in:
-            cell.give_up()
-            self._now -= cell.bytes
+            self._now -= cell.give_up()
 
     def release(self, unit: Unit) -> None:
         if unit not in self._held:
@@ -219,13 +275,13 @@ class Window:
             self._free(self._cells[slot])
 
     def hold(self, slots: List[Slot]) -> Unit:
-        """Gathers some slots beside the window, until let_go."""
+        """Gathers some slots beside the window, until let_go; they may be written to."""
         unit = Unit("gathered", None, [slot for slot in slots if slot in self._cells])
         for slot in unit.slots:
             slot.units.append(unit)
         self._held.append(unit)
-        self._in_forward.append(_Call(unit, self._clock))
-        self.gather(unit)
+        self._in_forward.append(_Call(unit, self._clock, self._age))
+        self.gather(unit, frozenset(unit.slots))
         return unit
 
     def let_go(self, unit: Unit) -> None:
@@ -260,11 +316,13 @@ class Window:
 
     def _before_forward(self, unit: Unit) -> None:
         self._clock += 1
-        self._in_forward.append(_Call(unit, self._clock))
+        self._in_forward.append(_Call(unit, self._clock, self._age))
         if unit not in self._seen:
             self._seen.append(unit)
         self.gather(unit)
-        self._in_forward[-1].since = time.monotonic()
+        call = self._in_forward[-1]
+        call.since = time.monotonic()
+        call.own = frozenset(slot for slot in unit.slots if not self._cells[slot].is_lent)
         if not self._in_backward:
             self._prefetch(unit, self._order)
 
@@ -284,6 +342,8 @@ class Window:
             self.release(unit)
 
     def _before_backward(self, call: _Call) -> None:
+        if call.age != self._age:  # its parameters are not what autograd noted
+            raise self._gone(Stale(f"the forward pass of {call.unit.name} was at an earlier version"))
         for later in [one for one in self._in_backward if one.began > call.ended]:
             self._in_backward.remove(later)
             self._used_in_backward(later)
@@ -292,7 +352,7 @@ class Window:
         is_first = call not in self._in_backward
         if is_first:
             self._in_backward.append(call)
-        self.gather(call.unit)
+        self.gather(call.unit, call.own)
         if is_first:
             call.since, call.last_gradient = time.monotonic(), None
         self._prefetch(call.unit, self._order[::-1])

@@ -24,6 +24,7 @@ from .spec import (DTYPES, NONFINITE, REDUCE_GROUPS, Amendment, Box, Group, JobS
 
 TIMEOUT_S = 60.0
 _SLICE_S = 0.5  # a signal is seen after so long
+_PASS_S = 0.05  # between two looks whether a pass of a model is over
 
 
 def milliseconds(seconds: float) -> int:
@@ -476,6 +477,7 @@ class Session:
         self._memory_lock = threading.RLock()  # held while memory of cairn_alloc is written to
         self._is_written_to = self._is_to_close = False  # the latter by a signal handler meanwhile
         self._timeline: Any = None  # that reads event_fd
+        self._readers: Set[Callable[[], bool]] = set()  # have no parameters on loan from now on; False: not yet
         atexit.register(self.close)  # leaves in words, rather than by a lost connection
 
     def __enter__(self) -> "Session":
@@ -517,6 +519,8 @@ class Session:
             if self._is_written_to:  # this is a signal handler, amid a copy of its own thread: behind it
                 self._is_to_close = True
                 return
+            if not all([ended() for ended in list(self._readers)]):
+                return self._close_later(self.close)
             handle, self._handle = self._handle, None
         if handle is None or not self._is_mine():
             return
@@ -528,6 +532,13 @@ class Session:
         for job in jobs:  # all loans are returned
             job._open.clear()
             job._loans.clear()
+
+    @staticmethod
+    def _close_later(close: Callable[[], None]) -> None:
+        """This is a signal handler, or another thread, amid a pass over memory that is on loan: tried again."""
+        again = threading.Timer(_PASS_S, close)
+        again.daemon = True
+        again.start()
 
     @property
     def event_fd(self) -> int:
@@ -559,6 +570,10 @@ class Session:
                        (Ψ bytes; twice with several micro_batches), instead of by the library later. None: where it
                        helps, so not in stages 0 and 1 with several micro_batches, and given back after a step that
                        shared nothing; False: never; True: or Invalid
+        mapped_parameters
+                       stage 3: within a step a unit's parameters are where the shards of this host published them, read
+                       only, instead of copies. None: where all of a unit is on this host, and nothing in it is known to
+                       write to parameters (max_norm) or to be compiled; False: never; True: or Invalid
         counts         False for all but one of the workers that compute one batch together: the batch counts once,
                        and of parameters that all have whole, the gradient of the one that counts is taken
 

@@ -24,7 +24,6 @@ import contextlib
 import dataclasses
 import functools
 import time
-import warnings
 import weakref
 from fnmatch import fnmatchcase
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
@@ -32,9 +31,9 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 import torch
 from torch import nn
 
-from . import _blobs, _options, _transfer
+from . import _blobs, _lent, _options, _transfer
 from ._gradients import Gradients
-from ._model import Slot, UnitChoice, buffers_of, set_parts, slots_of, tensors_of, units_of
+from ._model import Slot, Unit, UnitChoice, buffers_of, set_parts, slots_of, tensors_of, units_of
 from ._window import Memory, Window
 from .env import env
 from .errors import CairnError, EpochChanged, Invalid, NotFound, Refused, Stale, Timeout, Unsupported, VersionGone
@@ -85,16 +84,6 @@ def _claim(model: nn.Module, session: Session) -> None:
     _attached[model] = session
 
 
-def _warn_of_statistics(model: nn.Module) -> None:
-    running = [name or type(module).__name__ for name, module in model.named_modules()
-               if getattr(module, "running_mean", None) is not None]
-    if running and model.training:
-        warnings.warn("running statistics are changed by the forward pass of each worker and stay with it: "
-                      + ", ".join(running[:5]) + (", …" if len(running) > 5 else "")
-                      + "; bring those of one worker to the servers by m.write() before a snapshot or an evaluation",
-                      stacklevel=4)
-
-
 class AttachedModel:
     """A model whose parameters and optimizer are the servers'. Made by Session.attach.
 
@@ -107,10 +96,11 @@ class AttachedModel:
                  name: Optional[str] = None, stage: int = 2, units: UnitChoice = None, window: Optional[int] = None,
                  wire_dtype: Any = None, timeout: float = TIMEOUT_S, rank: Optional[int] = None,
                  workers_min: Optional[int] = None, parts: Mapping[str, Part] = {}, counts: bool = True,
-                 blobs: Mapping[str, Any] = {}, mapped_gradients: Optional[bool] = None, **state: Any):
+                 blobs: Mapping[str, Any] = {}, mapped_gradients: Optional[bool] = None,
+                 mapped_parameters: Optional[bool] = None, **state: Any):
         here = env()
-        _options.judge(model, name, units, parts, counts, mapped_gradients)
-        _warn_of_statistics(model)
+        _options.judge(model, name, units, parts, counts, mapped_gradients, mapped_parameters)
+        _options.warn_of_statistics(model)
         self.model, self.name = model, type(model).__name__.lower() if name is None else name
         self.stage, self.timeout = _options.stage_of(stage), timeout
         self._slots, self._buffers = slots_of(model, wire_dtype), buffers_of(model)
@@ -121,6 +111,8 @@ class AttachedModel:
         self.blobs = {name: len(value) for name, value in opaque.items()}  # bytes of each
         modules = units_of(model, self._slots, units)
         window = _options.window_size(window, self.stage, modules)
+        self._lender = _lent.Lender(_options.lendable_units(mapped_parameters, modules, self.stage),
+                                    bool(mapped_parameters))
         groups, group_of = _groups(optim, self._slots)
         tensors = [tensor for slot in self._slots + self._buffers
                    for tensor in tensors_of(slot, group_of.get(slot.name))] + _blobs.tensors(opaque)
@@ -138,9 +130,8 @@ class AttachedModel:
         self._rank = self._spec.rank  # dense, of the last round
         self._revision = 0  # of the job, in the last round
         self._refused: Set[Slot] = set()  # frozen in that revision
-        self._local = False
+        self._local, self._version = False, Version(0, 0)
         self._touched = 0  # the last round to which this worker gave something
-        self._version = Version(0, 0)
         self._forget_gradients()
         _claim(model, session)
         try:
@@ -157,8 +148,9 @@ class AttachedModel:
                 self._gradients = Gradients(session, self._slots, copies)
             self._bring_initial_state(opaque)
             if self.stage == 3:
-                self._window = Window(modules, window, self._start, self._others_went_on, lambda: self.timeout,
-                                      lambda: self._timeline)
+                self._window = Window(modules, window, self._start, self._lend, self._others_went_on,
+                                      lambda: self.timeout, lambda: self._timeline)
+                session._readers.add(self._end_loans)
             self.resume()
         except BaseException:
             self.close()
@@ -173,7 +165,10 @@ class AttachedModel:
     def close(self) -> None:
         """Leaves the job. The model keeps what it has; in stage 3 that is the root unit only. Before or after the
         session is closed."""
+        if not self._end_loans():  # behind the pass that reads what is lent
+            return self._job._session._close_later(self.close)
         self._job.close()
+        self._job._session._readers.discard(self._end_loans)
         _attached.pop(self.model, None)
         for hook in self._hooks + (self._window.hooks if self._window is not None else []):
             (hook[1] if isinstance(hook, tuple) else hook).remove()
@@ -214,6 +209,20 @@ class AttachedModel:
     def _start(self, slot: Slot, into: torch.Tensor) -> _transfer.Landing:
         return _transfer.Landing(self._job, self._version, slot.name, slot.wire, into, box=slot.box)
 
+    def _lend(self, unit: Unit, had: Optional[_lent.Loan]) -> Optional[_lent.Loan]:
+        """Of the round that is open, whose version stays."""
+        if self._round is not None and self._round.info.version == self._version:
+            return had or self._lender.lend(self._job, self._version, unit)
+        return None
+
+    def _end_loans(self) -> bool:
+        """False: a pass of the model is under way, which reads them."""
+        if self._window is not None and self._window.lends:
+            if _lent.is_pass_under_way():
+                return False
+            self._window.end_loans()
+        return True
+
     def _others_went_on(self, why: Exception) -> EpochChanged:
         return EpochChanged(f"the others went on without this worker, the step is to be done again: {why}")
 
@@ -221,6 +230,8 @@ class AttachedModel:
         self._version = Version(0, 0)  # of none, should this fail
         if self._window is not None:
             self._window.release_all()
+            self._window.end_loans()
+            self._lender.next_version()
         _transfer.load(self._job, version, [(slot, slot.parameter.data) for slot in self._resident()], self.timeout)
         self._version = version
 
@@ -274,7 +285,7 @@ class AttachedModel:
             window.let_go(unit)
 
     def memory(self) -> Memory:
-        """Bytes of gathered parameters, stage 3 (in the other stages all of them stay here), and of the memory that
+        """Bytes of gathered parameters, stage 3 (in the other stages all of them stay here), lent ones, and what
         gradients are pushed from. m.job.stats() counts what was sent, and how much of it through shared memory."""
         root = sum(slot.parameter.numel() * slot.parameter.element_size() for slot in self._resident())
         gathered = Memory(0, 0, 0, 0, root) if self._window is None else self._window.memory(root)
