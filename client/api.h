@@ -83,6 +83,8 @@ cairn_status cairn_api_push_incomplete(struct job *job, const struct cairn_round
 
 /* write.c: the round of the write that is open; 0 = none. */
 uint64_t cairn_api_write_round(struct job *job);
+/* Until no write of this worker is open, or it is void. CAIRN_ERR_TIMEOUT names it. */
+cairn_status cairn_api_await_write(struct job *job, uint64_t deadline_ms) CAIRN_MUST_CHECK;
 cairn_status cairn_api_write_put(struct job *job, uint64_t round, const char *tensor,
                                  const char *plane, const struct cairn_box *box,
                                  const struct cairn_mem *mem, cairn_op **op_out) CAIRN_MUST_CHECK;

@@ -87,12 +87,10 @@ cairn_status cairn_round_begin(cairn_job *handle, int timeout_ms, struct cairn_r
             sizeof *out);
     if (status == CAIRN_OK && job->role != CAIRN_WORKER)
         status = cairn_client_fail(CAIRN_ERR_REFUSED, "a reader takes no part in rounds");
-    if (status == CAIRN_OK && cairn_api_write_round(job) != 0)
-        status = cairn_client_fail(CAIRN_ERR_REFUSED,
-                                   "a write is open: no round opens before cairn_write_end");
+    const uint64_t deadline_ms = cairn_api_deadline(timeout_ms);
+    if (status == CAIRN_OK) status = cairn_api_await_write(job, deadline_ms);
     if (status == CAIRN_OK)
-        status = cairn_api_round_begin(job, CAIRN_MSG_ROUND_BEGIN, cairn_api_deadline(timeout_ms),
-                                       out);
+        status = cairn_api_round_begin(job, CAIRN_MSG_ROUND_BEGIN, deadline_ms, out);
     cairn_handle_put(handle);
     return status;
 }

@@ -18,7 +18,31 @@ static void set_write(struct job *job, struct cairn_round round)
 {
     pthread_mutex_lock(&job->session->lock);
     job->write = round;
+    pthread_cond_broadcast(&job->session->changed);
     pthread_mutex_unlock(&job->session->lock);
+}
+
+/* Under the lock: a write of ours that nothing has voided yet. */
+static bool is_writing(const struct job *job)
+{
+    return job->write.round != 0 && job->write.round > job->void_round;
+}
+
+cairn_status cairn_api_await_write(struct job *job, uint64_t deadline_ms)
+{
+    struct session *s = job->session;
+    pthread_mutex_lock(&s->lock);
+    while (is_writing(job) && !job->closed && !s->ended && job->failed == CAIRN_OK &&
+           cairn_session_sleep(s, deadline_ms)) {}
+    const bool ended = job->closed || s->ended;
+    const uint64_t open = is_writing(job) && !ended ? job->write.round : 0;
+    pthread_mutex_unlock(&s->lock);
+    const cairn_status status = cairn_api_check(job);
+    if (status != CAIRN_OK || open == 0) return status; // closed: what is asked next says so
+    return cairn_client_fail(CAIRN_ERR_TIMEOUT,
+                             "a write of this worker is open (round %llu): no round opens before "
+                             "its cairn_write_end",
+                             (unsigned long long)open);
 }
 
 uint64_t cairn_api_write_round(struct job *job)
@@ -47,6 +71,7 @@ static void give_up(struct job *job, uint64_t round)
     pthread_mutex_lock(&job->session->lock);
     job->write = (struct cairn_round) { .round = 0 };
     if (round > job->void_round) job->void_round = round;
+    pthread_cond_broadcast(&job->session->changed);
     pthread_mutex_unlock(&job->session->lock);
     cancel(job, round);
 }

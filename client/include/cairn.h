@@ -525,7 +525,8 @@ CAIRN_EXPORT cairn_status cairn_write_end(cairn_job *job, int timeout_ms,
                                           struct cairn_version *out) CAIRN_CHECKED;
 
 /* Waits for the next round to open. CAIRN_ERR_TIMEOUT names who is awaited (workers below
- * workers_min, a shard that is away); CAIRN_ERR_NOT_READY: cairn_init_done was not called;
+ * workers_min, a shard that is away, a write that is open, here too); CAIRN_ERR_NOT_READY: cairn_init_done
+ * was not called;
  * CAIRN_ERR_FENCED: another worker has this one's rank now; CAIRN_ERR_JOB_LOST. */
 CAIRN_EXPORT cairn_status cairn_round_begin(cairn_job *job, int timeout_ms,
                                             struct cairn_round *out) CAIRN_CHECKED;

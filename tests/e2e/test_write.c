@@ -144,7 +144,8 @@ START_TEST(a_wrong_write_changes_nothing)
     ck_assert_int_eq(cairn_commit(job, &round, 1, NULL, 0, WAIT_MS, &result), CAIRN_OK);
     ck_assert_int_eq(cairn_write_begin(job, WAIT_MS), CAIRN_OK);
     ck_assert_int_eq(cairn_write_begin(job, WAIT_MS), CAIRN_ERR_EXISTS);
-    ck_assert_int_eq(cairn_round_begin(job, WAIT_MS, &round), CAIRN_ERR_REFUSED);
+    ck_assert_int_eq(cairn_round_begin(job, 50, &round), CAIRN_ERR_TIMEOUT);
+    ck_assert_msg(strstr(cairn_error(), "cairn_write_end") != NULL, "%s", cairn_error());
     ck_assert_int_eq(put(job, 0, "wire", 50), CAIRN_ERR_UNSUPPORTED);
     ck_assert_int_eq(put(job, 0, "param", 50), CAIRN_OK);
     ck_assert_int_eq(put(job, 1, "exp_avg", 50), CAIRN_ERR_NOT_FOUND); // a frozen tensor has none
@@ -216,6 +217,39 @@ static void *train_once(void *job)
     train_a_step(job);
     return NULL;
 }
+
+/* The same worker: a thread of it trains, another one writes. */
+START_TEST(a_round_of_another_thread_waits_for_the_write_to_end)
+{
+    struct cluster cluster;
+    struct cairn_version version = { 0, 0 };
+    struct cairn_round round = { .struct_size = sizeof round };
+    cairn *session;
+    pthread_t thread;
+    cluster_start(&cluster, 2, NULL);
+    cairn_job *job = open_job(&cluster, 0, 1, &session);
+    for (int i = 0; i < 3; i++) {
+        ck_assert_msg(cairn_write_begin(job, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+        ck_assert_int_eq(cairn_round_begin(job, i * 20, &round), CAIRN_ERR_TIMEOUT);
+        ck_assert_msg(strstr(cairn_error(), "a write of this worker") != NULL, "%s", cairn_error());
+        pthread_create(&thread, NULL, train_once, job);
+        ck_assert_int_eq(put(job, 1, "param", 50), CAIRN_OK);
+        ck_assert_msg(cairn_write_end(job, WAIT_MS, &version) == CAIRN_OK, "%s", cairn_error());
+        pthread_join(thread, NULL);
+    }
+    ck_assert_int_eq(cairn_write_begin(job, WAIT_MS), CAIRN_OK); // a coordinator that dies voids it
+    pthread_create(&thread, NULL, train_once, job);
+    cluster_kill_coordinator(&cluster);
+    cluster_restart_coordinator(&cluster);
+    pthread_join(thread, NULL);
+    ck_assert_int_eq(cairn_write_end(job, WAIT_MS, &version), CAIRN_ERR_EPOCH_CHANGED);
+    version = train_a_step(job);
+    ck_assert_uint_eq(version.generation, 4);
+    ck_assert_uint_eq(version.step, 5);
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+END_TEST
 
 START_TEST(a_writer_that_dies_has_written_nothing_and_training_goes_on)
 {
@@ -304,6 +338,7 @@ int main(void)
     tcase_add_test(tcase, a_write_is_one_new_version_and_the_old_one_stays_readable);
     tcase_add_test(tcase, a_wrong_write_changes_nothing);
     tcase_add_test(tcase, boxes_are_written_and_the_rest_of_the_tensor_stays);
+    tcase_add_test(tcase, a_round_of_another_thread_waits_for_the_write_to_end);
     tcase_add_test(tcase, a_writer_that_dies_has_written_nothing_and_training_goes_on);
     tcase_add_test(tcase, a_coordinator_that_dies_in_a_write_voids_it_and_one_after_it_finds_it);
     tcase_add_test(tcase, a_snapshot_of_a_write_is_restored_into_a_newer_generation);
