@@ -8,9 +8,7 @@
 
 static inline f32_half widen_half(const uint16_t *at)
 {
-    u16_half x;
-    memcpy(&x, at, sizeof x);
-    return (f32_half)(__builtin_convertvector(x, u32_half) << 16);
+    return (f32_half)(extend_u16(at) << 16);
 }
 
 static void widen(float *restrict dst, const uint16_t *restrict src, size_t elems)

@@ -17,7 +17,7 @@ struct lanes {
 
 static inline void add_square(f64_lanes *lanes, f32_half x)
 {
-    const f64_lanes wide = __builtin_convertvector(x, f64_lanes);
+    const f64_lanes wide = to_double(x);
     *lanes += wide * wide;
 }
 
