@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/far_copy.h"
+#include "proto/fabric/far_copy.h"
 #include "client/stitch.h"
 #include "proto/wire/published.h"
 

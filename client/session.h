@@ -146,7 +146,8 @@ struct part {
     uint64_t first;  /* element of the piece */
     size_t byte_count;
     size_t head_bytes; /* before it in `packed`: the box of a put; 0: none */
-    uint64_t checksum; /* of what a fetch is receiving */
+    uint64_t checksum; /* of what a fetch is receiving, as the shard says */
+    uint64_t came;     /* and as it came */
     uint32_t damaged;  /* times that its bytes did not arrive as they were sent */
     struct cairn_version version;
     uint64_t round; /* of a put in a write; else 0 */

@@ -169,8 +169,7 @@ static void on_received(void *arg, cairn_status status)
     struct part *part = arg;
     struct shard_link *link = &part->job->shards[part->shard];
     const bool lost = part->job->shards[part->via].lost;
-    const bool whole = status == CAIRN_OK &&
-                       cairn_chunk_checksum(part->bytes, part->byte_count) == part->checksum;
+    const bool whole = status == CAIRN_OK && part->came == part->checksum;
     if (!part->answered && !whole && !lost) {
         if (worth_repeating(part, CAIRN_ERR_CHECKSUM))
             enqueue(link, part);
@@ -208,7 +207,8 @@ void cairn_transfer_on_data(struct shard_link *link, const struct cairn_chunk_he
     cairn_part_loan(part);
     cairn_status status = cairn_part_open(part);
     if (status == CAIRN_OK)
-        status = cairn_fabric_receive(message, part->bytes, part->byte_count, on_received, part);
+        status = cairn_fabric_receive_far(message, part->bytes, part->byte_count, &part->came,
+                                          on_received, part);
     if (status == CAIRN_OK) return;
     cairn_fabric_drop(message);
     cairn_part_end(part, status);

@@ -22,6 +22,9 @@ struct fabric_op {
     cairn_status status; /* once done */
     bool is_send;
     bool is_done;
+    bool is_summed;         /* the backend set *checksum_out */
+    uint64_t *checksum_out; /* receives: whoever waits for it wants it; NULL: nobody does */
+    const void *buffer;     /* with it */
     size_t header_bytes;
     uint8_t header[CAIRN_FABRIC_HEADER_MAX]; /* sends: UCX reads it until the send is over */
 };

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/wire/chunk.h"
+
 static const struct fabric_backend *const backends[] = { &fabric_auto, &fabric_mapped, &fabric_ucx,
                                                          &fabric_mem };
 
@@ -179,6 +181,8 @@ static struct fabric_op *op_new(struct cairn_fabric *fabric, bool is_send, size_
     op->on_done = on_done;
     op->arg = arg;
     op->header_bytes = 0;
+    op->is_summed = false;
+    op->checksum_out = NULL;
     TAILQ_INSERT_TAIL(&fabric->flying, op, link);
     *(is_send ? &fabric->stats.sends_now : &fabric->stats.receives_now) += 1;
     return op;
@@ -208,6 +212,8 @@ static void tell_done(struct fabric_op *op)
     void *arg = op->arg;
     cairn_status status = op->status;
     if (!op->is_send && status == CAIRN_OK) fabric->stats.bytes_received += op->payload_bytes;
+    if (op->checksum_out != NULL && !op->is_summed && status == CAIRN_OK)
+        *op->checksum_out = cairn_chunk_checksum(op->buffer, op->payload_bytes);
     op_retire(op, &fabric->done); // first: the callback may send again, and finds it spare
     if (on_done != NULL) on_done(arg, status);
 }
@@ -279,17 +285,32 @@ void fabric_offer(struct cairn_fabric *fabric, const void *header, size_t header
                                message);
 }
 
-cairn_status cairn_fabric_receive(struct cairn_fabric_message *message, void *buffer,
-                                  size_t capacity, cairn_fabric_done_fn *on_received, void *arg)
+static cairn_status receive(struct cairn_fabric_message *message, void *buffer, size_t capacity,
+                            uint64_t *checksum_out, cairn_fabric_done_fn *on_received, void *arg)
 {
     struct cairn_fabric *fabric = message->fabric;
     if (capacity < message->payload_bytes || on_received == NULL) return CAIRN_ERR_INVALID;
     if (message->is_gone) return CAIRN_ERR_CLOSED;
     struct fabric_op *op = op_new(fabric, false, message->payload_bytes, on_received, arg);
     if (op == NULL) return CAIRN_ERR_NO_MEMORY;
+    op->checksum_out = checksum_out;
+    op->buffer = buffer;
     fabric->backend->receive(message, op, buffer);
     message_free(message);
     return CAIRN_OK;
+}
+
+cairn_status cairn_fabric_receive(struct cairn_fabric_message *message, void *buffer,
+                                  size_t capacity, cairn_fabric_done_fn *on_received, void *arg)
+{
+    return receive(message, buffer, capacity, NULL, on_received, arg);
+}
+
+cairn_status cairn_fabric_receive_far(struct cairn_fabric_message *message, void *buffer,
+                                      size_t capacity, uint64_t *checksum_out,
+                                      cairn_fabric_done_fn *on_received, void *arg)
+{
+    return receive(message, buffer, capacity, checksum_out, on_received, arg);
 }
 
 void cairn_fabric_drop(struct cairn_fabric_message *message)

@@ -179,6 +179,15 @@ CAIRN_MUST_CHECK cairn_status cairn_fabric_receive(struct cairn_fabric_message *
                                                    void *buffer, size_t capacity,
                                                    cairn_fabric_done_fn *on_received, void *arg);
 
+/* As cairn_fabric_receive, into memory that will not be read before the caches have forgotten it: it is
+ * written around them where that is faster. *checksum_out, on loan, too, is set before on_received says
+ * CAIRN_OK: cairn_chunk_checksum of the payload as it came. */
+CAIRN_MUST_CHECK cairn_status cairn_fabric_receive_far(struct cairn_fabric_message *message,
+                                                       void *buffer, size_t capacity,
+                                                       uint64_t *checksum_out,
+                                                       cairn_fabric_done_fn *on_received,
+                                                       void *arg);
+
 /* Gives a held message up. Its sender's on_sent says CAIRN_OK all the same: tell it in a message. */
 void cairn_fabric_drop(struct cairn_fabric_message *message);
 

@@ -83,6 +83,7 @@ static cairn_status ucx_start(struct cairn_fabric *fabric,
                            cairn_status_text((int)status));
         goto err_destroy_worker;
     }
+    (void)ucx_far_open(ucx, options);
     ucx_describe(fabric, options);
     return CAIRN_OK;
 err_destroy_worker:
@@ -163,6 +164,7 @@ static void ucx_stop(struct cairn_fabric *fabric)
     ucx_one_sided_begin_stop(ucx);
     ucp_worker_destroy(ucx->worker);
     ucp_cleanup(ucx->context);
+    ucx_far_close(ucx);
     ucx_one_sided_end_stop(ucx);
 }
 

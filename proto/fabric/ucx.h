@@ -3,6 +3,7 @@
  *   ucx.c           a node: its context and worker, its peers
  *   ucx_settings.c  how UCX is set up
  *   ucx_message.c   messages as active messages
+ *   ucx_far.c       receives around the caches
  *   ucx_one_sided.c whether peers read each other's memory, and what they tell each other for it
  *   ucx_memory.c    memory of ours that peers may read: registered, packed keys
  *   ucx_refer.c     messages that we send by reference to it
@@ -22,6 +23,8 @@ enum {
     UCX_NODES = 256,          /* lists of peers by the hash of their node */
     UCX_READS_MAX = 64,       /* in flight at a time; others wait for their turn */
     UCX_CONTROLS_MAX = 16384, /* frames that a peer does not take, before it is given up */
+    UCX_FAR_MIN =
+        256 << 10, /* bytes: a smaller payload may well be read before it leaves the cache */
     UCX_REFER_MIN = 32 << 10, /* bytes: a smaller payload goes along with its message (eager) */
 };
 
@@ -73,6 +76,12 @@ struct ucx_fabric {
     ucp_worker_h worker;
     struct ucx_message *shown; /* inside on_message; else NULL */
     enum ucx_fate fate;
+
+    /* receives around the caches */
+    ucp_datatype_t far_type;
+    bool has_far_type; /* else there are none */
+    LIST_HEAD(, ucx_far) fars;
+    LIST_HEAD(, ucx_far) fars_spare;
 
     /* one-sided reads */
     bool is_one_sided; /* else nothing below is used */
@@ -168,6 +177,13 @@ cairn_status ucx_send_whole(struct ucx_peer *peer, struct fabric_op *op, const v
 cairn_status ucx_send(struct cairn_fabric_peer *peer, struct fabric_op *op, const void *payload);
 void ucx_receive(struct cairn_fabric_message *message, struct fabric_op *op, void *buffer);
 void ucx_drop(struct cairn_fabric_message *message);
+
+/* ucx_far.c */
+/* False: there will be none. */
+bool ucx_far_open(struct ucx_fabric *ucx, const struct cairn_fabric_options *options);
+void ucx_far_close(struct ucx_fabric *ucx); /* when the worker is not there */
+/* False: it is to be received as all others. */
+bool ucx_far_receive(struct ucx_fabric *ucx, void *descriptor, struct fabric_op *op, void *buffer);
 
 /* ucx_one_sided.c */
 /* May this fabric ever read, or be read? Before its context is made. */

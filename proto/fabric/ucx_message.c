@@ -77,7 +77,8 @@ void ucx_receive(struct cairn_fabric_message *common, struct fabric_op *op, void
     }
     if (message->is_rendezvous) {
         if (is_shown) ucx->fate = FATE_RECEIVING;
-        start_rendezvous(ucx, message->data, op, buffer);
+        if (!ucx_far_receive(ucx, message->data, op, buffer))
+            start_rendezvous(ucx, message->data, op, buffer);
         return;
     }
     memcpy(buffer, message->data, common->payload_bytes);

@@ -38,6 +38,7 @@ static uint32_t note_count;
 static uint32_t granted_by[SHARDS]; /* the script: who grants for it, */
 static bool marked[SHARDS];         /* as a relay */
 static bool holds_acks, holds_fetches, declines;
+static uint32_t damages;     /* so many of the next answers */
 static cairn_status refuses; /* pushes */
 static uint64_t round_granted;
 static uint32_t committed; /* owners, by bit */
@@ -77,6 +78,10 @@ static void say(struct node *node, struct cairn_chunk_header *header, void *payl
     header->token = shard->token;
     header->payload_bytes = bytes;
     header->checksum = cairn_chunk_checksum(payload, bytes);
+    if (payload != NULL && damages > 0) { // on its way
+        ((uint8_t *)payload)[bytes / 2] ^= 1;
+        damages--;
+    }
     cairn_chunk_encode(header, out);
     const cairn_status status = cairn_fabric_send(node->peer, out, sizeof out, payload, bytes,
                                                   payload != NULL ? on_data_sent : NULL, payload);
@@ -133,7 +138,8 @@ static void answer_fetch(struct node *node, const struct note *note)
     const size_t bytes = (left < most ? left : most) * sizeof(float);
     header.kind = CAIRN_CHUNK_DATA;
     header.tile = note->owner;
-    say(node, &header, memcpy(malloc(bytes), &given[header.tensor][first], bytes), bytes);
+    uint8_t *data = memcpy(malloc(bytes), &given[header.tensor][first], bytes);
+    say(node, &header, data, bytes);
 }
 
 static void take_commit(const struct note *note)
@@ -379,6 +385,7 @@ static void open_scene(const char *const kinds[SHARDS])
     note_count = committed = 0;
     round_granted = 0;
     holds_acks = holds_fetches = declines = false;
+    damages = 0;
     refuses = CAIRN_OK;
     for (int t = 0; t < TENSORS; t++)
         for (int i = 0; i < ELEMS; i++) given[t][i] = (float)(t + 1) + (float)i / ELEMS;
@@ -564,6 +571,22 @@ START_TEST(what_the_host_shares_with_a_relay_only_is_fetched_from_it)
 }
 END_TEST
 
+START_TEST(a_chunk_that_came_damaged_is_asked_for_again)
+{
+    open_host();
+    call(step);
+    declines = true; // what comes is carried
+    damages = 2;
+    call(fetch);
+    ck_assert_uint_eq(damages, 0);
+    ck_assert_uint_eq(count(1, CAIRN_CHUNK_FETCH, 1), CHUNKS + 2);
+    int tensor = 0;
+    while (owner_of((uint32_t)tensor, 0) != 1) tensor++;
+    ck_assert_mem_eq(got, given[tensor], sizeof got);
+    close_scene();
+}
+END_TEST
+
 START_TEST(what_a_relay_has_not_the_owner_is_asked_for_until_the_next_grant)
 {
     open_host();
@@ -636,6 +659,7 @@ int main(void)
     tcase_add_test(tcase, the_next_round_without_it_goes_directly_whatever_its_ways_were);
     tcase_add_test(tcase, what_is_folded_where_it_lies_has_no_checksum_and_all_else_has_one);
     tcase_add_test(tcase, what_the_host_shares_with_a_relay_only_is_fetched_from_it);
+    tcase_add_test(tcase, a_chunk_that_came_damaged_is_asked_for_again);
     tcase_add_test(tcase, what_a_relay_has_not_the_owner_is_asked_for_until_the_next_grant);
     tcase_add_test(tcase, what_a_relay_that_is_lost_did_not_answer_is_asked_again);
     tcase_add_test(tcase, a_wait_that_times_out_names_the_relay_that_has_not_answered);

@@ -4,7 +4,7 @@
  *   push:  worker  checksum, PUSH ──►  shard  receive into a slot, checksum, ACK
  *          (to a peer that maps: no checksum; it reads all of it where it lies)
  *   fetch: worker  FETCH ──►  shard  copy of what is published, its checksum as kept, DATA ──►
- *          worker  receive, checksum
+ *          worker  receive around the caches, checksum on the way
  *          (to a peer that maps: straight from what is published)
  *
  * Headers of 128 bytes, CAIRN_BENCH_WINDOW chunks under way, each end one libuv loop that sleeps when there

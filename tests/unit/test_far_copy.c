@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/far_copy.h"
+#include "proto/fabric/far_copy.h"
 
 #define ROOM 1024
 
@@ -39,7 +39,7 @@ END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("client_far_copy");
+    Suite *suite = suite_create("far_copy");
     TCase *tests = tcase_create("far_copy");
     tcase_add_test(tests, a_copy_around_the_caches_is_a_copy);
     tcase_add_test(tests, many_lines_are_copied_too);

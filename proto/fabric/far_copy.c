@@ -1,4 +1,4 @@
-#include "client/far_copy.h"
+#include "proto/fabric/far_copy.h"
 
 #include <stdint.h>
 #include <string.h>

@@ -1,0 +1,162 @@
+/* Receives into memory that is not read soon (cairn_fabric_receive_far), over TCP.
+ *
+ * UCX reads a rendezvous from its socket into a segment and copies that into the buffer. Left to itself it
+ * brings each line of the buffer into the cache first, where the checksum is the only one to read it. A
+ * datatype of our own makes that copy ours: the checksum reads the segment, which is in the cache, and the
+ * copy goes around it. Into 64 MiB that is a third more goodput than UCX's copy and a pass over the buffer,
+ * and a sixth more than UCX's copy without one (raw loop of active messages, 1 MiB each).
+ *
+ * Only over TCP: a network that could write the buffer itself would be kept from it by such a datatype. */
+#include "proto/fabric/far_copy.h"
+#include "proto/fabric/ucx.h"
+#include "proto/wire/checksum.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct ucx_far {
+    LIST_ENTRY(ucx_far) link; /* fabric->fars or fabric->fars_spare */
+    struct ucx_fabric *ucx;
+    struct fabric_op *op;
+    uint8_t *buffer;            /* [op->payload_bytes], on loan */
+    struct cairn_checksum *sum; /* owned: of the first `at` bytes */
+    size_t at;                  /* SIZE_MAX: something came out of turn */
+};
+
+/* -- the datatype: one element is a whole payload ----------------------------------------------- */
+
+static void *start_unpack(void *context, void *far, size_t count)
+{
+    (void)context, (void)count;
+    return far;
+}
+
+static ucs_status_t unpack(void *state, size_t offset, const void *bytes, size_t count)
+{
+    struct ucx_far *far = state;
+    const size_t all = far->op->payload_bytes;
+    if (offset > all || count > all - offset) return UCS_ERR_MESSAGE_TRUNCATED;
+    if (offset == far->at) {
+        cairn_checksum_add(far->sum, bytes, count);
+        far->at += count;
+    } else {
+        far->at = SIZE_MAX;
+    }
+    cairn_far_copy(far->buffer + offset, bytes, count);
+    return UCS_OK;
+}
+
+static void finish(void *state)
+{
+    (void)state; // on_received follows
+}
+
+/* Nothing of it is ever sent. */
+static void *start_pack(void *context, const void *buffer, size_t count)
+{
+    (void)context, (void)buffer, (void)count;
+    abort();
+}
+
+static size_t packed_size(void *state)
+{
+    return ((const struct ucx_far *)state)->op->payload_bytes;
+}
+
+static size_t pack(void *state, size_t offset, void *bytes, size_t room)
+{
+    (void)state, (void)offset, (void)bytes, (void)room;
+    abort();
+}
+
+bool ucx_far_open(struct ucx_fabric *ucx, const struct cairn_fabric_options *options)
+{
+    const ucp_generic_dt_ops_t ops = {
+        .start_pack = start_pack,
+        .start_unpack = start_unpack,
+        .packed_size = packed_size,
+        .pack = pack,
+        .unpack = unpack,
+        .finish = finish,
+    };
+    const char *transports = options->transports;
+    const bool is_tcp = transports == NULL || transports[0] == '\0' ||
+                        strcmp(transports, "tcp") == 0;
+    ucx->has_far_type = is_tcp && ucp_dt_create_generic(&ops, NULL, &ucx->far_type) == UCS_OK;
+    return ucx->has_far_type;
+}
+
+static void far_free(struct ucx_far *far)
+{
+    LIST_REMOVE(far, link);
+    cairn_checksum_free(far->sum);
+    free(far);
+}
+
+void ucx_far_close(struct ucx_fabric *ucx)
+{
+    while (!LIST_EMPTY(&ucx->fars)) far_free(LIST_FIRST(&ucx->fars));
+    while (!LIST_EMPTY(&ucx->fars_spare)) far_free(LIST_FIRST(&ucx->fars_spare));
+    if (ucx->has_far_type) ucp_dt_destroy(ucx->far_type);
+    ucx->has_far_type = false;
+}
+
+/* -- receives ----------------------------------------------------------------------------------- */
+
+static struct ucx_far *far_new(struct ucx_fabric *ucx)
+{
+    struct ucx_far *far = LIST_FIRST(&ucx->fars_spare);
+    if (far != NULL) {
+        LIST_REMOVE(far, link);
+    } else {
+        far = calloc(1, sizeof *far);
+        if (far != NULL) far->sum = cairn_checksum_new();
+        if (far == NULL || far->sum == NULL) {
+            free(far);
+            return NULL;
+        }
+    }
+    LIST_INSERT_HEAD(&ucx->fars, far, link);
+    far->ucx = ucx;
+    far->at = 0;
+    cairn_checksum_begin(far->sum);
+    return far;
+}
+
+static void far_done(struct ucx_far *far, ucs_status_t status)
+{
+    struct fabric_op *op = far->op;
+    op->is_summed = far->at == op->payload_bytes;
+    if (op->is_summed) *op->checksum_out = cairn_checksum_end(far->sum);
+    LIST_REMOVE(far, link);
+    LIST_INSERT_HEAD(&far->ucx->fars_spare, far, link);
+    fabric_op_done(op, ucx_status(status));
+}
+
+static void on_received(void *request, ucs_status_t status, size_t length, void *arg)
+{
+    (void)length;
+    far_done(arg, status);
+    ucp_request_free(request);
+}
+
+bool ucx_far_receive(struct ucx_fabric *ucx, void *descriptor, struct fabric_op *op, void *buffer)
+{
+    if (!ucx->has_far_type || op->checksum_out == NULL || op->payload_bytes < UCX_FAR_MIN)
+        return false;
+    struct ucx_far *far = far_new(ucx);
+    if (far == NULL) return false;
+    far->op = op;
+    far->buffer = buffer;
+    const ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                        UCP_OP_ATTR_FIELD_DATATYPE,
+        .cb.recv_am = on_received,
+        .user_data = far,
+        .datatype = ucx->far_type,
+    };
+    ucs_status_ptr_t request = ucp_am_recv_data_nbx(ucx->worker, descriptor, far, 1, &param);
+    if (!UCS_PTR_IS_PTR(request)) far_done(far, UCS_PTR_STATUS(request));
+    return true;
+}

@@ -1,0 +1,161 @@
+/* Receives into memory that is not read soon: what lies there, what its checksum is said to be, and what
+ * becomes of those that are cut off. */
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/fabric/mem.h"
+#include "proto/wire/checksum.h"
+#include "proto/wire/chunk.h"
+#include "tests/support/fabric_node.h"
+
+enum { MEM, UCX, MAPPED, AUTO, KINDS };
+static const char *const kinds[KINDS] = { "mem", "ucx", "mapped", "auto" };
+
+enum { BYTES_MAX = 4 << 20, MARGIN = 192, CANARY = 0xa5 };
+
+static struct node a, b;
+static struct cairn_fabric_peer *to_b;
+static struct cairn_fabric_mem_hub *hub;
+static uint8_t bytes[BYTES_MAX], landing[BYTES_MAX + 2 * MARGIN];
+
+static void open_pair(int kind)
+{
+    const struct cairn_fabric_mem_options calm = { .seed = 7 };
+    hub = NULL;
+    if (kind == MEM) ck_assert_int_eq(cairn_fabric_mem_hub_open(&calm, &hub), CAIRN_OK);
+    const struct cairn_fabric_options options = { .hub = hub, .max_payload = BYTES_MAX };
+    node_open(&a, kinds[kind], &options);
+    node_open(&b, kinds[kind], &options);
+    to_b = node_connect_to(&a, &b);
+}
+
+static void close_pair(void)
+{
+    node_close(&a);
+    node_close(&b);
+    if (hub != NULL) cairn_fabric_mem_hub_close(hub);
+}
+
+struct receive {
+    uint64_t checksum;
+    unsigned ends;
+    cairn_status status;
+};
+
+static void on_received(void *arg, cairn_status status)
+{
+    struct receive *receive = arg;
+    receive->ends++;
+    receive->status = status;
+}
+
+static void receive_far(unsigned i, uint8_t *buffer, struct receive *receive)
+{
+    struct arrival *arrival = &b.arrivals[i];
+    *receive = (struct receive) { .ends = 0 };
+    ck_assert_int_eq(cairn_fabric_receive_far(arrival->message, buffer, arrival->payload_bytes,
+                                              &receive->checksum, on_received, receive),
+                     CAIRN_OK);
+    arrival->message = NULL;
+}
+
+static bool is_canary(const uint8_t *at, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (at[i] != CANARY) return false;
+    return true;
+}
+
+START_TEST(what_is_received_far_lies_there_and_its_checksum_is_said)
+{
+    static const size_t sizes[] = { 1,      5000,   40000,         262143,   262144,
+                                    300001, 700007, (1 << 20) + 3, BYTES_MAX };
+    open_pair(_i);
+    for (unsigned i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const size_t size = sizes[i];
+        uint8_t *at = landing + MARGIN - 7 * i; // lines begin anywhere
+        struct receive receive;
+        fill(bytes, size, i);
+        memset(landing, CANARY, sizeof landing);
+        node_send(&a, to_b, i, bytes, size);
+        pump(&a, &b, &b.arrived, i + 1);
+        receive_far(i, at, &receive);
+        pump(&a, &b, &receive.ends, 1);
+        pump(&a, &b, &a.sent, i + 1);
+        ck_assert_int_eq(receive.status, CAIRN_OK);
+        ck_assert(is_filled(at, size, i));
+        ck_assert(is_canary(landing, (size_t)(at - landing)));
+        ck_assert(is_canary(at + size, (size_t)(landing + sizeof landing - at) - size));
+        ck_assert_uint_eq(receive.checksum, cairn_chunk_checksum(bytes, size));
+    }
+    close_pair();
+}
+END_TEST
+
+START_TEST(many_at_a_time_do_not_mix)
+{
+    enum { MANY = 12, SIZE = 300000 };
+    struct receive receives[MANY];
+    open_pair(_i);
+    for (unsigned i = 0; i < MANY; i++) fill(bytes + (size_t)i * SIZE, SIZE, i);
+    for (unsigned i = 0; i < MANY; i++) node_send(&a, to_b, i, bytes + (size_t)i * SIZE, SIZE);
+    pump(&a, &b, &b.arrived, MANY);
+    for (unsigned i = MANY; i-- > 0;) receive_far(i, landing + (size_t)i * SIZE, &receives[i]);
+    for (unsigned i = 0; i < MANY; i++) {
+        const uint64_t id = b.arrivals[i].note.id;
+        pump(&a, &b, &receives[i].ends, 1);
+        ck_assert(is_filled(landing + (size_t)i * SIZE, SIZE, id));
+        ck_assert_uint_eq(receives[i].checksum, cairn_chunk_checksum(bytes + id * SIZE, SIZE));
+    }
+    close_pair();
+}
+END_TEST
+
+START_TEST(receives_that_are_cut_off_end_once_and_leave_nothing)
+{
+    enum { MANY = 8, SIZE = 500000 };
+    struct receive receives[MANY];
+    open_pair(_i);
+    for (unsigned i = 0; i < MANY; i++) node_send(&a, to_b, i, bytes, SIZE);
+    pump(&a, &b, &b.arrived, MANY);
+    for (unsigned i = 0; i < MANY; i++) receive_far(i, landing + (size_t)i * SIZE, &receives[i]);
+    pump(&a, &b, &receives[0].ends, 1); // the others are under way
+    node_close(&b);
+    node_close(&a);
+    for (unsigned i = 0; i < MANY; i++) ck_assert_uint_eq(receives[i].ends, 1);
+    if (hub != NULL) cairn_fabric_mem_hub_close(hub);
+}
+END_TEST
+
+START_TEST(a_checksum_of_pieces_is_that_of_the_whole)
+{
+    struct cairn_checksum *sum = cairn_checksum_new();
+    ck_assert_ptr_nonnull(sum);
+    for (size_t piece = 1; piece < 200000; piece = piece * 3 + 1) {
+        fill(bytes, 200000, piece);
+        cairn_checksum_begin(sum);
+        for (size_t at = 0; at < 200000; at += piece)
+            cairn_checksum_add(sum, bytes + at, 200000 - at < piece ? 200000 - at : piece);
+        ck_assert_uint_eq(cairn_checksum_end(sum), cairn_chunk_checksum(bytes, 200000));
+    }
+    cairn_checksum_free(sum);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("fabric_far");
+    TCase *tests = tcase_create("far");
+    tcase_set_timeout(tests, 40);
+    tcase_add_loop_test(tests, what_is_received_far_lies_there_and_its_checksum_is_said, 0, KINDS);
+    tcase_add_loop_test(tests, many_at_a_time_do_not_mix, 0, KINDS);
+    tcase_add_loop_test(tests, receives_that_are_cut_off_end_once_and_leave_nothing, 0, KINDS);
+    tcase_add_test(tests, a_checksum_of_pieces_is_that_of_the_whole);
+    suite_add_tcase(suite, tests);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
