@@ -45,13 +45,13 @@ static void say_relay(void)
 }
 
 /* The shard's own contributor is the one of another host. */
-static void open_round(void)
+static void open_round(uint64_t round)
 {
     uint64_t members[] = { 3 };
     Cairn__RoundOpen open = CAIRN__ROUND_OPEN__INIT;
     open.job = SCENE_JOB;
     open.epoch = scene.epoch;
-    open.round = scene.round = ROUND;
+    open.round = scene.round = round;
     open.generation = 1;
     open.n_members = 1;
     open.members = members;
@@ -75,7 +75,7 @@ static void grant(uint32_t owner)
 {
     owner_says(owner, (struct cairn_chunk_header) { .kind = CAIRN_CHUNK_GRANT,
                                                     .epoch = scene.epoch,
-                                                    .round = ROUND,
+                                                    .round = scene.round,
                                                     .value = 8,
                                                     .request = CAIRN_CHUNK_WAY(1, 1) });
 }
@@ -156,7 +156,7 @@ static void open_host(uint32_t chunk_leaves)
     for (int i = 0; i < ELEMS_MAX; i++) ones[i] = 1;
     say_relay();
     for (int i = 0; i < OWNERS; i++) scene_note(&scene, CAIRN_CHUNK_HELLO);
-    open_round();
+    open_round(ROUND);
     for (uint32_t o = 0; o < OWNERS; o++) grant(o);
 }
 
@@ -355,6 +355,83 @@ START_TEST(a_relay_that_cannot_queue_what_it_has_is_given_up)
 }
 END_TEST
 
+static uint64_t random_state = 88172645463325252ull;
+
+static uint64_t draw(void)
+{
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    return random_state ^= random_state << 17;
+}
+
+/* Small, near a bound, or anything. */
+static uint64_t odd_number(void)
+{
+    switch (draw() % 4) {
+    case 0: return draw() % 4;
+    case 1: return UINT32_MAX - draw() % 3;
+    case 2: return UINT64_MAX - draw() % 3;
+    default: return draw();
+    }
+}
+
+static struct cairn_chunk_header garbage(void)
+{
+    static const uint8_t kinds[] = { CAIRN_CHUNK_GRANT,     CAIRN_CHUNK_PUSH,
+                                     CAIRN_CHUNK_ACK,       CAIRN_CHUNK_NAK,
+                                     CAIRN_CHUNK_DATA,      CAIRN_CHUNK_MICRO_END,
+                                     CAIRN_CHUNK_MICRO_ACK, CAIRN_CHUNK_FETCH,
+                                     CAIRN_CHUNK_COMMIT };
+    return (struct cairn_chunk_header) {
+        .kind = kinds[draw() % sizeof kinds],
+        .dtype = (uint8_t)(draw() % 2 + 1),
+        .plane = (uint8_t)(draw() % 2),
+        .job = SCENE_JOB,
+        .epoch = draw() % 2 == 0 ? scene.epoch : odd_number(),
+        .round = draw() % 2 == 0 ? scene.round : draw() % (scene.round + 1),
+        .table_hash = draw() % 2 == 0 ? CAIRN_TABLE_HASH_WHOLE : draw(),
+        .tile = (uint32_t)odd_number(),
+        .tensor = (uint32_t)odd_number(),
+        .first_leaf = draw() % 2 == 0 ? draw() % 16 : odd_number() >> 12,
+        .leaf_count = (uint32_t)(draw() % 2 == 0 ? SCENE_CHUNK_LEAVES : odd_number() >> 8),
+        .micro = (uint32_t)odd_number(),
+        .generation = draw() % 3,
+        .step = odd_number(),
+        .request = odd_number(),
+        .value = odd_number(),
+    };
+}
+
+START_TEST(garbage_of_workers_and_owners_spoils_one_round_at_most)
+{
+    open_host(SCENE_CHUNK_LEAVES);
+    for (int i = 0; i < 2000; i++) {
+        const bool of_owner = draw() % 2 == 0;
+        struct cairn_chunk_header header = garbage();
+        header.member = of_owner ? RELAY : 1 + draw() % 3;
+        header.token = of_owner ? RELAY_TOKEN : 1000 + header.member;
+        if (of_owner && draw() % 2 == 0) header.tile = (uint32_t)(draw() % OWNERS);
+        scene_send(&scene, &header, draw() % 2 == 0 ? ones : NULL, 0);
+        if (i % 50 == 0) scene_settle(&scene);
+    }
+    scene_settle(&scene);
+    ck_assert_int_eq(scene.shard->jobs->state, CAIRN_JOB_SERVING);
+    scene_fence(&scene, 4);
+    scene_hear(&scene, CAIRN_MSG_ANSWER);
+    scene_resolve_none(&scene);
+    scene_settle(&scene);
+    for (size_t i = 0; i < scene.note_count; i++) scene.notes[i].taken = true;
+    open_round(ROUND + 1);
+    for (uint32_t o = 0; o < OWNERS; o++) {
+        grant(o);
+        push_both(o, 0);
+        const struct cairn_chunk_header sum = passed_on();
+        ck_assert_uint_eq(owner_of(&sum), o);
+    }
+    close_host();
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("shard_relay");
@@ -368,6 +445,7 @@ int main(void)
     tcase_add_test(tcase, a_relay_whose_host_has_no_pages_for_sums_is_given_up);
     tcase_add_test(tcase, a_relay_whose_sums_an_owner_refuses_is_given_up);
     tcase_add_test(tcase, a_relay_that_cannot_queue_what_it_has_is_given_up);
+    tcase_add_test(tcase, garbage_of_workers_and_owners_spoils_one_round_at_most);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_NORMAL);
