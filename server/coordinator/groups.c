@@ -264,18 +264,16 @@ static bool make_room(const struct cairn_cluster_job *job, const struct formed *
     return list_ranks(formed, &into->now) == CAIRN_OK;
 }
 
-/* Was one of the rounds that go by `now` decided? Then those were in force. */
-static void keep_before(struct cairn_cluster_job *job, uint64_t round)
+static void keep_before(struct cairn_cluster_groups *groups)
 {
-    struct cairn_cluster_groups *groups = job->groups;
-    if (cairn_round_last(job->core)->round >= groups->since_round) {
+    if (groups->made_step) {
         cairn_rank_groups_release(&groups->before);
         groups->before = groups->now;
     } else {
         cairn_rank_groups_release(&groups->now);
     }
     groups->now = (struct cairn_rank_groups) { NULL, NULL, 0, 0 };
-    groups->since_round = round;
+    groups->made_step = false;
 }
 
 /* What is formed becomes the job's, which takes all of it. */
@@ -285,7 +283,7 @@ static void take(struct cairn_cluster_job *job, uint64_t round, struct formed *f
     struct cairn_cluster_groups *groups = job->groups;
     const bool same = cairn_rank_groups_equal(&groups->now, &room->now);
     release_formed(groups);
-    keep_before(job, round);
+    keep_before(groups);
     groups->members = room->members;
     groups->opened = room->opened;
     groups->relays = room->relays;
@@ -324,7 +322,7 @@ static void give_up(struct cairn_cluster_job *job, uint64_t round)
     struct cairn_cluster_groups *groups = job->groups;
     cairn_cluster_groups_take_back(job);
     release_formed(groups);
-    keep_before(job, round);
+    keep_before(groups);
     cairn_sentence_set(&groups->off, "the coordinator is out of memory");
     log_change(job, round, false);
 }
@@ -379,6 +377,11 @@ bool cairn_cluster_groups_open(struct cairn_cluster_job *job, uint64_t round,
     return groups->plan.relay_count > 0;
 }
 
+void cairn_cluster_groups_stepped(struct cairn_cluster_job *job)
+{
+    if (job->groups != NULL) job->groups->made_step = true;
+}
+
 void cairn_cluster_groups_fill(const struct cairn_cluster_job *job, uint32_t shard,
                                Cairn__RoundOpen *open)
 {
@@ -414,9 +417,14 @@ void cairn_cluster_groups_forget(struct cairn_cluster_job *job)
 {
     struct cairn_cluster_groups *groups = job->groups;
     if (groups == NULL) return;
+    release_formed(groups);
+    if (!groups->made_step) { // the version is theirs who made the last one
+        cairn_rank_groups_release(&groups->now);
+        groups->now = groups->before;
+        groups->before = (struct cairn_rank_groups) { NULL, NULL, 0, 0 };
+    }
     cairn_rank_groups_release(&groups->before);
-    release_formed(groups); // `now` stays: the version is theirs
-    groups->since_round = 0;
+    groups->made_step = true;
     memset(groups->knows, 0, job->layout->shard_count * sizeof *groups->knows);
     memset(groups->may_relay, 0, job->layout->shard_count * sizeof *groups->may_relay);
 }
@@ -428,6 +436,7 @@ cairn_status cairn_cluster_groups_restored(struct cairn_cluster_job *job,
     struct cairn_cluster_groups *groups = groups_of(job);
     if (groups == NULL) return CAIRN_ERR_NO_MEMORY;
     const cairn_status status = cairn_rank_groups_copy(recorded, &groups->now);
+    groups->made_step = true;
     if (status == CAIRN_OK) describe(groups, &groups->told);
     return status;
 }
@@ -486,7 +495,6 @@ cairn_status cairn_cluster_groups_record(const struct cairn_cluster_job *job,
                                          struct cairn_rank_groups *out)
 {
     const struct cairn_cluster_groups *groups = job->groups;
-    if (groups == NULL || job->core == NULL) return CAIRN_OK;
-    const bool by_now = cairn_round_last(job->core)->round >= groups->since_round;
-    return cairn_rank_groups_copy(by_now ? &groups->now : &groups->before, out);
+    if (groups == NULL) return CAIRN_OK;
+    return cairn_rank_groups_copy(groups->made_step ? &groups->now : &groups->before, out);
 }

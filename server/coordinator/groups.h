@@ -62,9 +62,9 @@ struct cairn_cluster_groups {
     uint32_t *relay_of; /* [shard_count] place in relays; CAIRN_GROUPS_ALONE: it does not relay */
     char **names;       /* [now.group_count] "s0, s1"; NULL: not known, or no relay */
     uint64_t *opened;   /* [plan.group_count] for cairn_cluster_groups_fill */
-    /* owned: who is added up together; before: in the rounds until since_round */
+    /* owned: who is added up together; before: in the last step that others than `now` made */
     struct cairn_rank_groups now, before;
-    uint64_t since_round;
+    bool made_step; /* `now` made the last one */
     /* owned: of shards */
     bool *knows;     /* [shard_count] its connection is the one on which it was told */
     bool *may_relay; /* [shard_count] it may have a RelaySet, of this incarnation or another */
@@ -101,6 +101,8 @@ void cairn_cluster_groups_shard_gone(struct cairn_cluster_job *job, uint32_t sha
  * are none in it, every shard is opened alike. */
 bool cairn_cluster_groups_open(struct cairn_cluster_job *job, uint64_t round,
                                const uint64_t *members, uint32_t member_count);
+/* The open round is decided: it is a step. */
+void cairn_cluster_groups_stepped(struct cairn_cluster_job *job);
 /* The contributors of that round at a shard, and as what it relays; borrowed until the next call. */
 void cairn_cluster_groups_fill(const struct cairn_cluster_job *job, uint32_t shard,
                                Cairn__RoundOpen *open);

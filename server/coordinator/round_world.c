@@ -199,6 +199,7 @@ static void send_decide(struct cairn_cluster_job *job, const struct cairn_round_
     Cairn__Decision decision;
     Cairn__Decide decide = CAIRN__DECIDE__INIT;
     cairn_cluster_decision_to_message(action->decision, &decision);
+    if (decision.kind == CAIRN_DECISION_APPLY) cairn_cluster_groups_stepped(job);
     decide.job = job->id;
     decide.epoch = action->epoch;
     decide.decision = &decision;

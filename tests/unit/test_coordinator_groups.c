@@ -462,6 +462,33 @@ START_TEST(a_snapshot_says_the_groups_of_its_step_and_a_restore_forms_new_ones)
 }
 END_TEST
 
+START_TEST(a_round_that_made_no_step_and_a_write_leave_the_recorded_groups_alone)
+{
+    struct fake_peer admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
+    const uint64_t job = attach_all("aabb", CAIRN_GROUPS_HOST);
+    one_round(job, 0, 4);
+    fake.shards[2].holds_reduced = true;
+    fake_peer_close(&w[3]);
+    fake_until(&fake, fake.shards[0].seen[CAIRN_MSG_MEMBER_LEAVE] > 0);
+    (void)fake_begin(&fake, &w[0], job); // of 0-1 and 2
+    fake_peer_close(&w[2]);
+    for (uint32_t i = 0; i < 2; i++) // void
+        cairn_message_free(fake_expect(&fake, &w[i], CAIRN_MSG_ROUND_RESULT, 0));
+    fake.shards[2].holds_reduced = false;
+    Cairn__WriteBegin begin = CAIRN__WRITE_BEGIN__INIT;
+    begin.job = job;
+    const uint32_t request = fake_request(&w[1], CAIRN_MSG_WRITE_BEGIN, &begin.base);
+    Cairn__RoundOpened *opened = (Cairn__RoundOpened *)fake_expect(&fake, &w[1],
+                                                                   CAIRN_MSG_ROUND_OPENED, request);
+    fake_commit(&fake, &w[1], job, opened->round);
+    cairn_message_free(&opened->base);
+    char *saved = save(&admin);
+    expect_recorded(saved, "0-1 2-3");
+    free(saved);
+    fake_peer_close(&admin);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("coordinator_groups");
@@ -485,6 +512,7 @@ int main(void)
     tcase_add_test(tcase, tiles_end_the_groups_and_it_is_shown);
     tcase_add_test(tcase, a_job_shows_the_groups_of_its_last_round);
     tcase_add_test(tcase, a_snapshot_says_the_groups_of_its_step_and_a_restore_forms_new_ones);
+    tcase_add_test(tcase, a_round_that_made_no_step_and_a_write_leave_the_recorded_groups_alone);
     suite_add_tcase(suite, plan);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);
