@@ -113,7 +113,7 @@ cairn_status cairn_budget_take(struct cairn_budget *budget, uint64_t bytes, cons
     if (bytes > left) {
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY,
                           "%s needs %llu bytes, and %llu of memory.limit = %llu are left: raise "
-                          "memory.limit, add shards, or drop a job",
+                          "memory.limit, or add shards",
                           what, (unsigned long long)bytes, (unsigned long long)left,
                           (unsigned long long)budget->limit_bytes);
     }

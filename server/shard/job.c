@@ -181,25 +181,74 @@ static size_t holds_bytes(const struct cairn_shard_job *job)
     return members * CAIRN_STEP_HOLDS_BYTES(job->grad_chunk_count);
 }
 
+/* What a job needs of the budget. */
+struct need {
+    uint64_t state, landing, rest; /* bytes */
+};
+
+/* With chunks of half as many leaves, and so on, until it fits: there are more of them, and with them more of
+ * the rest. 0: it never does. */
+static uint32_t leaves_that_fit(const struct cairn_shard_job *job, const struct need *need,
+                                uint64_t room)
+{
+    const uint64_t now = (job->slot_bytes - 1) / (CAIRN_LEAF_ELEMS * sizeof(float)) + 1;
+    for (uint64_t leaves = now / 2; leaves > 0; leaves /= 2)
+        if (need->state + (need->landing / now + 1) * leaves +
+                need->rest * ((now - 1) / leaves + 1) <=
+            room)
+            return (uint32_t)leaves;
+    return 0;
+}
+
+static uint32_t window_that_fits(const struct cairn_shard_job *job, const struct need *need,
+                                 uint64_t room)
+{
+    const uint64_t per_window = (uint64_t)job->slot_count / job->spec.window * job->slot_bytes;
+    for (uint32_t window = job->spec.window / 2; window > 0; window /= 2)
+        if (need->state + need->landing - per_window * (job->spec.window - window) + need->rest <=
+            room)
+            return window;
+    return 0;
+}
+
+/* How the job would fit into the room there is, if its chunks in flight are what is too much. */
+static void advise(const struct cairn_shard_job *job, const struct need *need,
+                   struct cairn_sentence *why)
+{
+    const uint64_t room = job->shard->budget.limit_bytes - job->shard->budget.used_bytes;
+    const uint32_t leaves = leaves_that_fit(job, need, room);
+    const uint32_t window = window_that_fits(job, need, room);
+    if (leaves > 0)
+        cairn_sentence_add(why, "; it fits with chunk_leaves %u (now %u)", leaves,
+                           job->spec.chunk_leaves);
+    if (window > 0)
+        cairn_sentence_add(why, "%s window %u (now %u)", leaves > 0 ? ", or" : "; it fits with",
+                           window, job->spec.window);
+}
+
 static cairn_status take_budget(struct cairn_shard_job *job, const struct totals *totals,
                                 size_t step_bytes, size_t actions_max, struct cairn_sentence *why)
 {
-    const uint64_t state = totals->param_bytes + totals->trained_elems * sizeof(float) +
-                           job->plane_bytes[CAIRN_PLANE_EXP_AVG] +
-                           job->plane_bytes[CAIRN_PLANE_EXP_AVG_SQ] + 2 * totals->wire_bytes;
-    const uint64_t landing = (uint64_t)job->slot_count * job->slot_bytes +
-                             (uint64_t)job->put_max * job->put_bytes;
-    const uint64_t rest = step_bytes + job->slot_count * (sizeof *job->slots + sizeof *job->folds) +
-                          actions_max * sizeof *job->actions.list + job->map.chunk_count * 32 +
-                          job->map.extent_count * 128 + holds_bytes(job) +
-                          job->grad_chunk_count * (sizeof *job->chunk_sums + sizeof *job->summed);
+    const struct need need = {
+        .state = totals->param_bytes + totals->trained_elems * sizeof(float) +
+                 job->plane_bytes[CAIRN_PLANE_EXP_AVG] + job->plane_bytes[CAIRN_PLANE_EXP_AVG_SQ] +
+                 2 * totals->wire_bytes,
+        .landing = (uint64_t)job->slot_count * job->slot_bytes +
+                   (uint64_t)job->put_max * job->put_bytes,
+        .rest = step_bytes + job->slot_count * (sizeof *job->slots + sizeof *job->folds) +
+                actions_max * sizeof *job->actions.list + job->map.chunk_count * 32 +
+                job->map.extent_count * 128 + holds_bytes(job) +
+                job->grad_chunk_count * (sizeof *job->chunk_sums + sizeof *job->summed),
+    };
+    const uint64_t bytes = need.state + need.landing + need.rest;
     char what[CAIRN_NAME_MAX + 160];
     snprintf(what, sizeof what,
              "job %s (%llu elements here: state %llu bytes, landing %u x %zu bytes)",
-             job->spec.name, (unsigned long long)job->map.elem_count, (unsigned long long)state,
-             job->slot_count, job->slot_bytes);
-    cairn_status status = cairn_budget_take(&job->shard->budget, state + landing + rest, what, why);
-    if (status == CAIRN_OK) job->budget_bytes = state + landing + rest;
+             job->spec.name, (unsigned long long)job->map.elem_count,
+             (unsigned long long)need.state, job->slot_count, job->slot_bytes);
+    cairn_status status = cairn_budget_take(&job->shard->budget, bytes, what, why);
+    if (status == CAIRN_OK) job->budget_bytes = bytes;
+    if (status != CAIRN_OK) advise(job, &need, why);
     return status;
 }
 

@@ -1,0 +1,96 @@
+/* A job that a shard has no room for: the refusal says what to ask less of, and that fits. */
+#include <check.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cairn.h>
+
+#include "tests/support/cluster.h"
+
+enum { WAIT_MS = 20000 };
+
+static cairn_status open_job(cairn *session, const char *name, uint64_t elems,
+                             uint32_t chunk_leaves, uint32_t window, cairn_job **job_out)
+{
+    const struct cairn_group adamw = CAIRN_GROUP_INIT;
+    const struct cairn_tensor tensor = { .struct_size = sizeof tensor,
+                                         .name = "w",
+                                         .rank = 1,
+                                         .shape = { elems },
+                                         .init = { CAIRN_INIT_ZEROS, 0, 0, 0 } };
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = &tensor,
+                                         .tensor_count = 1,
+                                         .groups = &adamw,
+                                         .group_count = 1,
+                                         .chunk_leaves = chunk_leaves,
+                                         .window = window };
+    return cairn_job_open(session, name, &spec, CAIRN_WORKER, WAIT_MS, job_out);
+}
+
+/* The number behind the word in the last error. */
+static uint32_t advised(const char *word)
+{
+    const char *at = strstr(cairn_error(), word);
+    ck_assert_msg(at != NULL, "no %sin: %s", word, cairn_error());
+    return (uint32_t)strtoul(at + strlen(word), NULL, 10);
+}
+
+/* Refused as it is, there with what the refusal says of `word`. */
+static void check_advice(uint64_t elems, const char *word, bool by_window)
+{
+    struct cluster cluster;
+    cairn *session;
+    cairn_job *job;
+    cluster_start(&cluster, 1, NULL); // memory.limit=256MiB
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
+    ck_assert_msg(cairn_open(&opts, &session) == CAIRN_OK, "%s", cairn_error());
+    ck_assert_int_eq(open_job(session, "refused", elems, 0, 0, &job), CAIRN_ERR_NO_MEMORY);
+    const uint32_t number = advised(word);
+    const cairn_status status = open_job(session, "fits", elems, by_window ? 0 : number,
+                                         by_window ? number : 0, &job);
+    ck_assert_msg(status == CAIRN_OK, "%s", cairn_error());
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+
+START_TEST(a_job_that_is_refused_fits_as_the_refusal_says)
+{
+    check_advice(1 << 20, "chunk_leaves ", false);
+    check_advice(1 << 20, "window ", true);
+    check_advice(5 << 20, "chunk_leaves ", false);
+    check_advice(200000, "window ", true);
+}
+END_TEST
+
+START_TEST(of_one_whose_state_is_too_large_it_promises_nothing)
+{
+    struct cluster cluster;
+    cluster_start(&cluster, 1, NULL);
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
+    cairn *session;
+    cairn_job *job;
+    ck_assert_msg(cairn_open(&opts, &session) == CAIRN_OK, "%s", cairn_error());
+    ck_assert_int_eq(open_job(session, "large", 40 << 20, 0, 0, &job), CAIRN_ERR_NO_MEMORY);
+    ck_assert_msg(strstr(cairn_error(), "add shards") != NULL, "%s", cairn_error());
+    ck_assert_msg(strstr(cairn_error(), "it fits with") == NULL, "%s", cairn_error());
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("no_room");
+    TCase *tcase = tcase_create("no_room");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_test(tcase, a_job_that_is_refused_fits_as_the_refusal_says);
+    tcase_add_test(tcase, of_one_whose_state_is_too_large_it_promises_nothing);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
