@@ -3,9 +3,9 @@
  * endpoint for each).
  *
  * A node listens under a random name of the abstract namespace: no file stays behind, no folder has to be
- * shared with whom a daemon's PrivateTmp keeps apart, and no mode decides who connects: that does the key
- * in the address (mapped_frame.h). With options.socket_folder it is a socket file there, for containers
- * that share a folder but no network namespace. */
+ * shared with whom a daemon's PrivateTmp keeps apart, and no mode decides who connects: that does the key in
+ * the address (mapped_frame.h). With options.socket_folder it is a socket file there, for containers that
+ * share a folder but no network namespace. */
 #include "proto/fabric/mapped.h"
 
 #include <errno.h>

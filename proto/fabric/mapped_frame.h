@@ -1,5 +1,5 @@
-/* The frames of the mapped fabric: one per message of a Unix SOCK_SEQPACKET connection, numbers as this
- * host has them (both ends are on it). Private to proto/fabric.
+/* The frames of the mapped fabric: one per message of a Unix SOCK_SEQPACKET connection, numbers as this host
+ * has them (both ends are on it). Private to proto/fabric.
  *
  *   who connects (sends messages)             who accepted (receives them)
  *                                        <-   CHALLENGE  { nonce }
@@ -10,9 +10,9 @@
  *   REGION_GONE { slot }                 ->
  *                                        <-   RELEASE    { serials }
  *
- * The proofs are HMAC-SHA-512-256 over both nonces, keyed with the 32 random bytes of the acceptor's
- * address: each shows that it knows the address, which only members have, without sending it to a
- * stranger who took the socket's name. A descriptor comes with REGION, one, and with nothing else. */
+ * The proofs are HMAC-SHA-512-256 over both nonces, keyed with the 32 random bytes of the acceptor's address:
+ * each shows that it knows the address, which only members have, without sending it to a stranger who took
+ * the socket's name. A descriptor comes with REGION, one, and with nothing else. */
 #ifndef CAIRN_FABRIC_MAPPED_FRAME_H
 #define CAIRN_FABRIC_MAPPED_FRAME_H
 

@@ -1,8 +1,8 @@
 /* Connections that we accepted: messages of peers come by them, our releases leave.
  *
- * Whatever is wrong with a frame ends its connection, and nothing else. Messages that are held stay
- * readable then, and the socket stays open, unread, until they are dropped: a sender that hears of the
- * end uses its memory again. */
+ * Whatever is wrong with a frame ends its connection, and nothing else. Messages that are held stay readable
+ * then, and the socket stays open, unread, until they are dropped: a sender that hears of the end
+ * uses its memory again. */
 #include "proto/fabric/mapped.h"
 
 #include <stdlib.h>

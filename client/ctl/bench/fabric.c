@@ -1,9 +1,10 @@
 /* cairn bench fabric: what the fabric makes of the bytes of pushes and fetches, with all that client and
  * shard do to a chunk on its way (fabric_ends.h), against what moves as many and does nothing else:
  *
- *   --path ucx     ucx_perftest -t ucp_am_bw -E sleep -e with chunks, window, header and settings of the
- *                  fabric (raw TCP where it is not installed)
- *   --path mapped  memcpy
+ *   --path ucx        ucx_perftest -t ucp_am_bw -E sleep -e with chunks, window, header and settings of the
+ *                     fabric (raw TCP where it is not installed)
+ *   --path one-sided  the same; chunks are read by their receiver, over TCP emulated by UCX
+ *   --path mapped     memcpy
  *
  * A run pushes RUN_BYTES and fetches as many; its figure is all of it by the time of both.
  *
@@ -38,6 +39,7 @@ struct fabric_bench {
     struct cairn_bench_ends *ends;
     size_t chunk_bytes;
     uint64_t chunks; /* of a run, each way */
+    const char *path;
     bool is_mapped, has_perftest;
     uint32_t runs;
     /* [runs] */
@@ -92,8 +94,9 @@ static int judge(const struct ctl *ctl, struct fabric_bench *bench)
     const char *path = ctl->path != NULL ? ctl->path : "ucx";
     const uint64_t chunk = ctl->bench.chunk > 0 ? ctl->bench.chunk : CHUNK_DEFAULT;
     bench->is_mapped = strcmp(path, "mapped") == 0;
-    if (!bench->is_mapped && strcmp(path, "ucx") != 0)
-        return cairn_ctl_usage_fail(ctl, "--path %s: ucx and mapped are allowed", path);
+    bench->path = path;
+    if (!bench->is_mapped && strcmp(path, "ucx") != 0 && strcmp(path, "one-sided") != 0)
+        return cairn_ctl_usage_fail(ctl, "--path %s: ucx, one-sided and mapped are allowed", path);
     if (chunk > CHUNK_MAX || chunk % sizeof(float) != 0)
         return cairn_ctl_usage_fail(ctl, "--chunk %llu: 4 to %llu bytes, in fours, are allowed",
                                     (unsigned long long)chunk, (unsigned long long)CHUNK_MAX);
@@ -109,10 +112,10 @@ static void describe(struct fabric_bench *bench, struct cairn_bench_result *resu
     const uint32_t count = bench->runs - 1; // the first was not measured
     const double push = cairn_bench_spread_of(bench->pushes + 1, count).median;
     const double fetch = cairn_bench_spread_of(bench->fetches + 1, count).median;
-    result->params = json_pack(
-        "{s:s, s:I, s:I, s:I, s:s}", "path", bench->is_mapped ? "mapped" : "ucx", "chunk_bytes",
-        (json_int_t)bench->chunk_bytes, "window", (json_int_t)CAIRN_BENCH_WINDOW, "chunks",
-        (json_int_t)bench->chunks, "fabric", cairn_bench_ends_describe(bench->ends));
+    result->params = json_pack("{s:s, s:I, s:I, s:I, s:s}", "path", bench->path, "chunk_bytes",
+                               (json_int_t)bench->chunk_bytes, "window",
+                               (json_int_t)CAIRN_BENCH_WINDOW, "chunks", (json_int_t)bench->chunks,
+                               "fabric", cairn_bench_ends_describe(bench->ends));
     result->parts = json_pack(
         "{s:f, s:f, s:f, s:f, s:f, s:f}", "push_GB/s", push, "fetch_GB/s", fetch, "push_ratio",
         push / result->reference.median, "fetch_ratio", fetch / result->reference.median,
@@ -131,7 +134,7 @@ int cairn_bench_fabric(struct ctl *ctl)
     static struct fabric_bench bench;
     int done = judge(ctl, &bench);
     if (done >= 0) return done;
-    bench.ends = cairn_bench_ends_open(bench.is_mapped ? "mapped" : "ucx", bench.chunk_bytes);
+    bench.ends = cairn_bench_ends_open(bench.path, bench.chunk_bytes);
     if (bench.ends == NULL) return 1;
     struct cairn_bench_result result = {
         .bench = "fabric",

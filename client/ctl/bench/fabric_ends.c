@@ -340,10 +340,14 @@ static bool exchange(struct end *end, int line)
 static bool end_open(struct end *end, const char *path, int line)
 {
     struct cairn_sentence why = { "" };
-    const struct cairn_fabric_options options = { .on_message = on_message,
-                                                  .on_message_arg = end,
-                                                  .max_payload = CAIRN_CHUNK_PAYLOAD_MAX };
-    cairn_status status = cairn_fabric_open(path, &options, &end->fabric, &why);
+    const bool one_sided = strcmp(path, "one-sided") == 0;
+    const struct cairn_fabric_options options = {
+        .on_message = on_message,
+        .on_message_arg = end,
+        .max_payload = CAIRN_CHUNK_PAYLOAD_MAX,
+        .one_sided = one_sided ? CAIRN_ONE_SIDED_ON : CAIRN_ONE_SIDED_OFF,
+    };
+    cairn_status status = cairn_fabric_open(one_sided ? "ucx" : path, &options, &end->fabric, &why);
     if (status != CAIRN_OK) {
         cairn_ctl_fail(status, "no fabric of kind %s: %s", path, why.text);
         return false;
