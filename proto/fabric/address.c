@@ -9,20 +9,22 @@
 /* How an address travels: this, then the backend's own bytes. Little endian, as all hosts here. */
 struct envelope {
     char magic[8];
-    char kind[8];
-    uint64_t bytes;    /* of the address behind this */
-    uint64_t checksum; /* XXH3-64 of those, seeded with their number */
+    char kind[7];
+    uint8_t flags;  /* of enum flag; others are of later versions, and mean nothing to this one */
+    uint64_t bytes; /* of the address behind this */
+    uint64_t checksum; /* XXH3-64 of those, seeded with their number, plus the flags */
 };
 static_assert(sizeof(struct envelope) == 32, "wire format");
 /* The number grows with what two ends have to have alike. 2: UCX's segments are 256 KiB; one that is
  * longer than its receiver's aborts the receiver. */
 static const char envelope_magic[8] = "CAIRNFA2";
+enum flag { FLAG_ONE_SIDED = 1 }; /* it may read, and be read */
 
-/* The kind as 8 bytes, padded with NUL; names of backends are shorter. */
-static void write_kind(const char *kind, char kind_out[8])
+/* The kind as 7 bytes, padded with NUL; names of backends are shorter. */
+static void write_kind(const char *kind, char kind_out[7])
 {
-    memset(kind_out, 0, 8);
-    memcpy(kind_out, kind, strnlen(kind, 8));
+    memset(kind_out, 0, 7);
+    memcpy(kind_out, kind, strnlen(kind, 7));
 }
 
 uint64_t fabric_hash(const void *bytes, size_t count)
@@ -36,6 +38,8 @@ cairn_status fabric_set_address(struct cairn_fabric *fabric, const void *raw, si
     if (bytes > sizeof fabric->address - sizeof envelope) return CAIRN_ERR_UNSUPPORTED;
     memcpy(envelope.magic, envelope_magic, sizeof envelope.magic);
     write_kind(fabric->backend->kind, envelope.kind);
+    envelope.flags = fabric->is_one_sided ? FLAG_ONE_SIDED : 0;
+    envelope.checksum += envelope.flags;
     memcpy(fabric->address, &envelope, sizeof envelope);
     memcpy(fabric->address + sizeof envelope, raw, bytes);
     fabric->address_bytes = sizeof envelope + bytes;
@@ -52,14 +56,14 @@ static const uint8_t *open_envelope(const uint8_t *address, size_t bytes,
     const uint8_t *raw = address + sizeof envelope;
     if (memcmp(envelope.magic, envelope_magic, sizeof envelope.magic) != 0 ||
         envelope.bytes != bytes - sizeof envelope ||
-        envelope.checksum != fabric_hash(raw, envelope.bytes))
+        envelope.checksum != fabric_hash(raw, envelope.bytes) + envelope.flags)
         return NULL;
     *envelope_out = envelope;
     return raw;
 }
 
 /* An "auto" address is the envelopes of several kinds, one after the other. */
-static const uint8_t *find_part(const uint8_t *raw, size_t bytes, const char kind[8],
+static const uint8_t *find_part(const uint8_t *raw, size_t bytes, const char kind[7],
                                 size_t *raw_bytes_out)
 {
     struct envelope part;
@@ -82,7 +86,7 @@ static const uint8_t *find_part(const uint8_t *raw, size_t bytes, const char kin
 const void *fabric_open_part(const void *address, size_t bytes, const char *of_kind,
                              size_t *raw_bytes_out)
 {
-    static const char several[8] = "auto";
+    static const char several[7] = "auto";
     struct envelope envelope;
     char kind[sizeof envelope.kind];
     write_kind(of_kind, kind);
@@ -109,6 +113,15 @@ const char *cairn_fabric_address_kind(const void *address, size_t bytes)
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
         if (strncmp(envelope.kind, kinds[i], sizeof envelope.kind) == 0) return kinds[i];
     return "";
+}
+
+const char *cairn_fabric_address_ways(const void *address, size_t bytes)
+{
+    struct envelope envelope;
+    const char *kind = cairn_fabric_address_kind(address, bytes);
+    if (open_envelope(address, bytes, &envelope) == NULL || (envelope.flags & FLAG_ONE_SIDED) == 0)
+        return kind;
+    return strcmp(kind, "auto") == 0 ? "auto, one-sided" : "ucx, one-sided";
 }
 
 const void *cairn_fabric_address(const struct cairn_fabric *fabric, size_t *bytes_out)

@@ -41,6 +41,7 @@ static cairn_status publish_address(struct auto_fabric *fabric)
     uint8_t both[CAIRN_FABRIC_ADDRESS_MAX];
     const struct cairn_fabric *const insides[2] = { fabric->mapped, fabric->ucx };
     size_t bytes = 0;
+    fabric->common.is_one_sided = fabric->ucx->is_one_sided;
     for (int i = 0; i < 2; i++) {
         if (insides[i] == NULL) continue;
         if (insides[i]->address_bytes > sizeof both - bytes) return CAIRN_ERR_UNSUPPORTED;

@@ -111,6 +111,8 @@ struct cairn_fabric {
     int event_fd;
     uint8_t address[CAIRN_FABRIC_ADDRESS_MAX]; /* in its envelope */
     size_t address_bytes;
+    bool
+        is_one_sided; /* ucx, and what has one: it may read and be read one-sidedly; in the address */
     char describe[CAIRN_FABRIC_DESCRIBE_MAX];
     struct cairn_fabric_stats stats;
 

@@ -141,6 +141,8 @@ const void *cairn_fabric_address(const struct cairn_fabric *fabric, size_t *byte
 /* The kind of fabric that an address is of: the ways by which its owner can be reached ("auto": mapped and
  * ucx). Static; "" if it is no address. Needs no fabric. */
 const char *cairn_fabric_address_kind(const void *address, size_t bytes);
+/* The same for people; "ucx, one-sided": its owner may read and be read one-sidedly. */
+const char *cairn_fabric_address_ways(const void *address, size_t bytes);
 /* The host that the owner of an address is on, ended by NUL: those of one host map each other's memory.
  * False: it has none (not "mapped" or "auto"), or is no address, or the name does not fit. */
 bool cairn_fabric_address_host(const void *address, size_t bytes, char *out, size_t out_bytes);

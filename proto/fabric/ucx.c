@@ -60,7 +60,7 @@ static cairn_status ucx_start(struct cairn_fabric *fabric,
     struct ucx_fabric *ucx = ucx_of(fabric);
     STAILQ_INIT(&ucx->reads_later); // all other lists are empty as they are: zero
     STAILQ_INIT(&ucx->graves);
-    ucx->is_one_sided = ucx_one_sided_is_possible(options);
+    fabric->is_one_sided = ucx_one_sided_is_possible(options);
     ucx->refer_min = options->one_sided == CAIRN_ONE_SIDED_ON ? 1 : UCX_REFER_MIN;
     cairn_status status = ucx_context_open(options, &ucx->context, why);
     if (status != CAIRN_OK) return status;

@@ -84,8 +84,8 @@ struct ucx_fabric {
     LIST_HEAD(, ucx_far) fars_spare;
 
     /* one-sided reads */
-    bool is_one_sided; /* else nothing below is used */
-    uint64_t node;     /* our name in frames */
+    /* common.is_one_sided: else nothing below is used */
+    uint64_t node; /* our name in frames */
     uint32_t endpoints, generations, reads_now;
     size_t refer_min; /* bytes */
     uint64_t grave_bytes;

@@ -185,7 +185,7 @@ static ucs_status_t on_control(void *arg, const void *header, size_t header_byte
     size_t size;
     (void)data;
     (void)param;
-    if (!ucx->is_one_sided || ucx->common.is_closing) return UCS_OK;
+    if (!ucx->common.is_one_sided || ucx->common.is_closing) return UCS_OK;
     const enum ucx_frame_kind kind = ucx_frame_judge(header, header_bytes, &frame, &size);
     if (kind == UCX_FRAME_MALFORMED || payload_bytes != 0) {
         ucx->common.stats.messages_refused++;
@@ -219,7 +219,7 @@ void ucx_meet(struct ucx_peer *peer, const void *address, size_t bytes)
     struct ucx_fabric *ucx = ucx_of(peer->common.fabric);
     const bool is_forced = ucx->common.options.one_sided == CAIRN_ONE_SIDED_ON;
     LIST_INIT(&peer->referred);
-    if (!ucx->is_one_sided) return;
+    if (!ucx->common.is_one_sided) return;
     peer->node = fabric_hash(address, bytes);
     peer->endpoint = ++ucx->endpoints;
     peer->may_read = is_forced || has_native_lanes(peer->ep);
@@ -245,14 +245,14 @@ void ucx_part(struct ucx_peer *peer)
 
 void ucx_one_sided_begin_stop(struct ucx_fabric *ucx)
 {
-    if (!ucx->is_one_sided) return;
+    if (!ucx->common.is_one_sided) return;
     ucx_reads_begin_stop(ucx);
     ucx_shares_close(ucx); // what the owner did not drop; fabric.c frees the objects
 }
 
 void ucx_one_sided_end_stop(struct ucx_fabric *ucx)
 {
-    if (!ucx->is_one_sided) return;
+    if (!ucx->common.is_one_sided) return;
     ucx_reads_end_stop(ucx);
     while (!LIST_EMPTY(&ucx->controls)) control_free(LIST_FIRST(&ucx->controls));
     ucx_graves_close(ucx);

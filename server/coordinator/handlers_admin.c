@@ -14,7 +14,7 @@
 /* For a field of a message, which nobody writes. */
 static char *path_of(const uint8_t *address, size_t bytes)
 {
-    return (char *)(uintptr_t)cairn_fabric_address_kind(address, bytes);
+    return (char *)(uintptr_t)cairn_fabric_address_ways(address, bytes);
 }
 
 static void fill_shard(Cairn__MemberStatus *out, const struct cairn_cluster_seat *seat,

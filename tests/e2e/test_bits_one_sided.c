@@ -39,6 +39,8 @@ static void check_was_read(const struct cluster *cluster)
     ck_assert_msg(is_read, "%s", said.out);
     cluster_cli(cluster, &said, "job", "show", BITS_JOB, NULL);
     ck_assert_ptr_nonnull(strstr(said.out, "read one-sidedly: pushed"));
+    cluster_cli(cluster, &said, "cluster", "status", NULL);
+    ck_assert_msg(strstr(said.out, "ucx, one-sided") != NULL, "%s", said.out);
 }
 
 START_TEST(two_workers_and_two_shards_make_the_bits_of_every_other_way)

@@ -119,6 +119,9 @@ START_TEST(a_payload_of_a_region_is_read_by_its_receiver_and_released_by_the_rea
     ck_assert_uint_eq(stats_of(&a).references_sent, 1);
     ck_assert_uint_eq(stats_of(&b).bytes_read, BIG);
     ck_assert_uint_eq(stats_of(&b).bytes_received, BIG);
+    size_t address_bytes;
+    const void *address = cairn_fabric_address(a.fabric, &address_bytes);
+    ck_assert_str_eq(cairn_fabric_address_ways(address, address_bytes), "ucx, one-sided");
     ck_assert_uint_eq(a.send_errors + b.receive_errors + refusals, 0);
     end_memory(&memory);
     close_nodes();

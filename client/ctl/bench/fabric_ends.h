@@ -29,7 +29,8 @@ enum cairn_bench_less {
 
 struct cairn_bench_ends;
 
-/* path: a kind of fabric, or "one-sided": ucx, whose ends read each other's memory. NULL: it could not be, and that was said. */
+/* path: a kind of fabric, or "one-sided": ucx, whose ends read each other's memory.
+ * NULL: it could not be, and that was said. */
 struct cairn_bench_ends *cairn_bench_ends_open(const char *path, size_t chunk_bytes);
 void cairn_bench_ends_close(struct cairn_bench_ends *ends);
 /* Moves so many chunks, one way or the other, `less` of enum cairn_bench_less; the seconds it took. 0: it
