@@ -6,7 +6,7 @@
  *   workers ── PUSH, MICRO_END, COMMIT ──► relay_collect.c ──► step.h (forwards), one core an owner
  *                                 relay_fold.c ◄── relay_act.c ◄──┘         │ FORWARD
  *   owners ◄── relay_link.c ◄───────────────── relay_send.c ◄──────────────┘
- *   workers ── FETCH ──► relay_fetch.c ──► relay_link.c ──► owners
+ *   workers ── FETCH ──► relay_fetch.c ──► relay_ask.c ──► relay_link.c ──► owners
  *
  * To its workers it is the owner (proto/wire/chunk.h, "Relays"); to an owner it is a worker: the member
  * `number`, whose rank is the least of its workers'. The bits are those of step.h: a strict left fold
@@ -315,6 +315,10 @@ void cairn_relay_fetch_close(struct cairn_relay *relay);
  * asked. */
 void cairn_relay_fetch(struct cairn_member *member, const struct cairn_chunk_header *header,
                        struct cairn_fabric_message *message);
+/* The member is gone: it waits for nothing any more. */
+void cairn_relay_fetch_forget(struct cairn_relay *relay, uint64_t member);
+
+/* ---- relay_ask.c: what owners are asked for ---- */
 /* DATA or NAK of one of our FETCHes (request has CAIRN_RELAY_FETCH_COOKIE set). Takes or drops it. */
 #define CAIRN_RELAY_FETCH_COOKIE ((uint64_t)1 << 63)
 void cairn_relay_fetch_on_answer(struct cairn_relay_owner *owner,
@@ -325,7 +329,5 @@ void cairn_relay_fetch_tick(struct cairn_relay_owner *owner);
 /* The connection, or the owner's to us, is lost: what is unanswered is asked again. */
 void cairn_relay_fetch_lost(struct cairn_relay_owner *owner);
 bool cairn_relay_fetch_waits(const struct cairn_relay_owner *owner);
-/* The member is gone: it waits for nothing any more. */
-void cairn_relay_fetch_forget(struct cairn_relay *relay, uint64_t member);
 
 #endif

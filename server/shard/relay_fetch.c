@@ -6,41 +6,13 @@
  *                        ├────► a new one: QUEUED ── FETCH ──► owner ── DATA ──► HERE
  *                        └────► no place is at rest: waits without one
  *
- * What a version is, its owner knows: NOT_READY and VERSION_GONE are passed on to all who wait. Any other
- * refusal may be of the relay, and not of the worker: it is told to ask the owner (NOT_FOUND).
- *
  * A worker that stops pins the places that are being sent to it, at most CAIRN_SHARD_REPLIES_MAX, until
  * its endpoint is cut. Loop thread; nothing is allocated after the relay was opened. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/shard/relay_cache.h"
-
-#define DAMAGED_MAX   16 /* then the way there is broken, and the workers shall try theirs */
-#define IN_FLIGHT_MAX 8  /* chunks unanswered by one owner; it holds at most twice as many for us */
-
-/* What is to be asked of an owner. */
-struct asks {
-    struct cairn_relay_entries queue;
-    uint32_t in_flight; /* ASKED */
-    bool busy;          /* it refused one for now: no more before an answer or the next tick */
-};
-
-struct cairn_relay_fetches {
-    struct cairn_relay *relay; /* borrowed */
-    struct cairn_relay_cache cache;
-    struct asks *asks;              /* owned: [relay->owner_count] */
-    struct cairn_relay_want *wants; /* owned: [want_count] as many as all members may have */
-    uint32_t want_count;
-    uint32_t under_way; /* sends and receives */
-    struct cairn_relay_wants wants_free, without_place;
-};
-
-static struct asks *asks_of(const struct cairn_relay_owner *owner)
-{
-    return &owner->relay->fetches->asks[owner - owner->relay->owners];
-}
+#include "server/shard/relay_fetch.h"
 
 static uint32_t rank_of(const struct cairn_relay *relay, uint64_t member)
 {
@@ -78,8 +50,6 @@ static void want_refuse(struct cairn_relay_fetches *fetches, struct cairn_relay_
     want_end(fetches, want);
 }
 
-static void serve_waiting(struct cairn_relay_fetches *fetches);
-
 static void on_sent(void *arg, cairn_status status)
 {
     struct cairn_relay_want *want = arg;
@@ -93,7 +63,7 @@ static void on_sent(void *arg, cairn_status status)
     }
     cairn_relay_cache_return(&fetches->cache, want->entry, rank, relay->member_count);
     want_end(fetches, want);
-    serve_waiting(fetches);
+    cairn_relay_fetch_serve(fetches);
     cairn_relay_idle(relay);
 }
 
@@ -138,48 +108,7 @@ static void want_send(struct cairn_relay_fetches *fetches, struct cairn_relay_wa
     want_refuse(fetches, want, CAIRN_ERR_BUSY);
 }
 
-/* ---- to owners ---- */
-
-static void enqueue(struct cairn_relay_entry *entry)
-{
-    entry->state = CAIRN_RELAY_ENTRY_QUEUED;
-    TAILQ_INSERT_TAIL(&asks_of(entry->owner)->queue, entry, link);
-}
-
-static cairn_status ask(const struct cairn_relay_fetches *fetches,
-                        const struct cairn_relay_entry *entry)
-{
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&entry->owner->map, entry->chunk);
-    const uint64_t index = (uint64_t)(entry - fetches->cache.entries);
-    struct cairn_chunk_header header = {
-        .kind = CAIRN_CHUNK_FETCH,
-        .plane = CAIRN_PLANE_WIRE,
-        .tile = CAIRN_TILE_WHOLE,
-        .table_hash = CAIRN_TABLE_HASH_WHOLE,
-        .tensor = place.tensor,
-        .first_leaf = place.first_leaf,
-        .leaf_count = (uint32_t)place.leaf_count,
-        .generation = entry->version.generation,
-        .step = entry->version.step,
-        .request = CAIRN_RELAY_FETCH_COOKIE | (uint64_t)entry->serial << 32 | index,
-    };
-    return cairn_relay_link_send(entry->owner, &header, NULL, 0, NULL, NULL);
-}
-
-static void pump(struct cairn_relay_owner *owner)
-{
-    struct asks *asks = asks_of(owner);
-    // Before the owner's HELLO it is not known by which of its endpoints it will answer.
-    while (owner->link.peer != NULL && owner->link.endpoint != 0 && !asks->busy &&
-           asks->in_flight < IN_FLIGHT_MAX && !TAILQ_EMPTY(&asks->queue)) {
-        struct cairn_relay_entry *entry = TAILQ_FIRST(&asks->queue);
-        if (ask(owner->relay->fetches, entry) != CAIRN_OK)
-            return; // BUSY: the next answer or tick; CLOSED: the next connection
-        TAILQ_REMOVE(&asks->queue, entry, link);
-        entry->state = CAIRN_RELAY_ENTRY_ASKED;
-        asks->in_flight++;
-    }
-}
+/* ---- who waits ---- */
 
 /* Gives the want what it asks for, or an entry to wait for. False: there is no place for one. */
 static bool serve(struct cairn_relay_fetches *fetches, struct cairn_relay_want *want)
@@ -198,13 +127,12 @@ static bool serve(struct cairn_relay_fetches *fetches, struct cairn_relay_want *
     want->state = CAIRN_RELAY_WANT_ENTRY;
     want->entry = entry;
     STAILQ_INSERT_TAIL(&entry->wants, want, link);
-    if (is_new) enqueue(entry);
-    pump(want->owner);
+    if (is_new) cairn_relay_ask(entry);
+    cairn_relay_ask_pump(want->owner);
     return true;
 }
 
-/* A place may be at rest, or free: in the order in which they came, those who can be served are. */
-static void serve_waiting(struct cairn_relay_fetches *fetches)
+void cairn_relay_fetch_serve(struct cairn_relay_fetches *fetches)
 {
     if (fetches->relay->leaving || fetches->relay->job->shard->closing) return;
     struct cairn_relay_wants waiting = STAILQ_HEAD_INITIALIZER(waiting);
@@ -213,6 +141,27 @@ static void serve_waiting(struct cairn_relay_fetches *fetches)
         struct cairn_relay_want *want = STAILQ_FIRST(&waiting);
         STAILQ_REMOVE_HEAD(&waiting, link);
         if (!serve(fetches, want)) STAILQ_INSERT_TAIL(&fetches->without_place, want, link);
+    }
+}
+
+void cairn_relay_fetch_refuse_all(struct cairn_relay_fetches *fetches,
+                                  struct cairn_relay_entry *entry, cairn_status status)
+{
+    while (!STAILQ_EMPTY(&entry->wants)) {
+        struct cairn_relay_want *want = STAILQ_FIRST(&entry->wants);
+        STAILQ_REMOVE_HEAD(&entry->wants, link);
+        want_refuse(fetches, want, status);
+    }
+    cairn_relay_cache_forget(&fetches->cache, entry);
+}
+
+void cairn_relay_fetch_send_all(struct cairn_relay_fetches *fetches,
+                                struct cairn_relay_entry *entry)
+{
+    while (!STAILQ_EMPTY(&entry->wants)) {
+        struct cairn_relay_want *want = STAILQ_FIRST(&entry->wants);
+        STAILQ_REMOVE_HEAD(&entry->wants, link);
+        want_send(fetches, want, entry);
     }
 }
 
@@ -280,7 +229,7 @@ void cairn_relay_fetch(struct cairn_member *member, const struct cairn_chunk_hea
     struct cairn_relay_fetches *fetches = relay->fetches;
     struct cairn_relay_want *want = want_open(fetches, member, owner, chunk, header);
     STAILQ_INSERT_TAIL(&fetches->without_place, want, link);
-    serve_waiting(fetches);
+    cairn_relay_fetch_serve(fetches);
     // The shard's memory is used up by others, perhaps for long.
     if (want->state == CAIRN_RELAY_WANT_PLACE && fetches->cache.entry_count == 0) {
         STAILQ_REMOVE(&fetches->without_place, want, cairn_relay_want, link);
@@ -290,166 +239,7 @@ void cairn_relay_fetch(struct cairn_member *member, const struct cairn_chunk_hea
     cairn_shard_job_settle(job);
 }
 
-/* ---- answers of owners ---- */
-
-static void refuse_all(struct cairn_relay_fetches *fetches, struct cairn_relay_entry *entry,
-                       cairn_status status)
-{
-    while (!STAILQ_EMPTY(&entry->wants)) {
-        struct cairn_relay_want *want = STAILQ_FIRST(&entry->wants);
-        STAILQ_REMOVE_HEAD(&entry->wants, link);
-        want_refuse(fetches, want, status);
-    }
-    cairn_relay_cache_forget(&fetches->cache, entry);
-}
-
-static void send_all(struct cairn_relay_fetches *fetches, struct cairn_relay_entry *entry)
-{
-    while (!STAILQ_EMPTY(&entry->wants)) {
-        struct cairn_relay_want *want = STAILQ_FIRST(&entry->wants);
-        STAILQ_REMOVE_HEAD(&entry->wants, link);
-        want_send(fetches, want, entry);
-    }
-}
-
-static void ask_again_damaged(struct cairn_relay_fetches *fetches, struct cairn_relay_entry *entry)
-{
-    if (++entry->damaged < DAMAGED_MAX)
-        enqueue(entry);
-    else
-        refuse_all(fetches, entry, CAIRN_ERR_NOT_FOUND);
-}
-
-static void on_received(void *arg, cairn_status status)
-{
-    struct cairn_relay_entry *entry = arg;
-    struct cairn_relay_owner *owner = entry->owner;
-    struct cairn_relay_fetches *fetches = owner->relay->fetches;
-    const uint8_t *bytes = cairn_relay_cache_bytes(&fetches->cache, entry);
-    fetches->under_way--;
-    if (status == CAIRN_OK && cairn_chunk_checksum(bytes, entry->byte_count) == entry->checksum) {
-        cairn_relay_cache_arrived(&fetches->cache, entry);
-        send_all(fetches, entry);
-    } else if (owner->link.lost) {
-        entry->state = CAIRN_RELAY_ENTRY_ASKED; // the link's loss asks again
-    } else {
-        ask_again_damaged(fetches, entry);
-    }
-    pump(owner);
-    serve_waiting(fetches);
-    cairn_shard_job_settle(owner->relay->job);
-    cairn_relay_link_loan_back(owner);
-}
-
-static bool is_answer_to(const struct cairn_chunk_header *header,
-                         const struct cairn_relay_entry *entry)
-{
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&entry->owner->map, entry->chunk);
-    return header->kind == CAIRN_CHUNK_DATA && header->tensor == place.tensor &&
-           header->first_leaf == place.first_leaf && header->leaf_count == place.leaf_count &&
-           header->plane == CAIRN_PLANE_WIRE && header->dtype == entry->dtype &&
-           header->payload_bytes == entry->byte_count &&
-           header->generation == entry->version.generation && header->step == entry->version.step;
-}
-
-static void receive(struct cairn_relay_fetches *fetches, struct cairn_relay_entry *entry,
-                    const struct cairn_chunk_header *header, struct cairn_fabric_message *message)
-{
-    entry->checksum = header->checksum;
-    const cairn_status status = cairn_fabric_receive(
-        message, cairn_relay_cache_bytes(&fetches->cache, entry), fetches->cache.place_bytes,
-        on_received, entry);
-    if (status == CAIRN_OK) {
-        entry->state = CAIRN_RELAY_ENTRY_RECEIVING;
-        fetches->under_way++;
-        cairn_relay_link_loan(entry->owner);
-        return;
-    }
-    cairn_fabric_drop(message);
-    asks_of(entry->owner)->busy = true;
-    enqueue(entry);
-}
-
-static void on_nak(struct cairn_relay_fetches *fetches, struct cairn_relay_entry *entry,
-                   uint64_t value)
-{
-    if (value == CAIRN_ERR_BUSY) {
-        asks_of(entry->owner)->busy = true;
-        enqueue(entry);
-    } else {
-        const bool is_of_version = value == CAIRN_ERR_NOT_READY || value == CAIRN_ERR_VERSION_GONE;
-        refuse_all(fetches, entry, is_of_version ? (cairn_status)value : CAIRN_ERR_NOT_FOUND);
-    }
-}
-
-/* The entry that an answer is for, no longer in flight; NULL: of a former use or connection. */
-static struct cairn_relay_entry *entry_answered(struct cairn_relay_owner *owner,
-                                                const struct cairn_chunk_header *header)
-{
-    const struct cairn_relay_cache *cache = &owner->relay->fetches->cache;
-    const uint32_t index = (uint32_t)header->request;
-    const uint32_t serial = (uint32_t)(header->request >> 32) & 0x7fffffffu;
-    if (index >= cache->entry_count) return NULL;
-    struct cairn_relay_entry *entry = &cache->entries[index];
-    if (entry->state != CAIRN_RELAY_ENTRY_ASKED || entry->serial != serial || entry->owner != owner)
-        return NULL;
-    asks_of(owner)->in_flight--;
-    asks_of(owner)->busy = false;
-    return entry;
-}
-
-void cairn_relay_fetch_on_answer(struct cairn_relay_owner *owner,
-                                 const struct cairn_chunk_header *header,
-                                 struct cairn_fabric_message *message)
-{
-    struct cairn_relay_fetches *fetches = owner->relay->fetches;
-    struct cairn_relay_entry *entry = NULL;
-    if (fetches != NULL && !owner->relay->leaving) entry = entry_answered(owner, header);
-    if (entry != NULL && message != NULL && is_answer_to(header, entry)) {
-        receive(fetches, entry, header, message);
-        message = NULL;
-    } else if (entry != NULL && header->kind == CAIRN_CHUNK_NAK) {
-        on_nak(fetches, entry, header->value);
-    } else if (entry != NULL) {
-        refuse_all(fetches, entry, CAIRN_ERR_NOT_FOUND);
-    }
-    if (message != NULL) cairn_fabric_drop(message);
-    if (entry == NULL) return;
-    pump(owner);
-    serve_waiting(fetches);
-    cairn_shard_job_settle(owner->relay->job);
-}
-
-/* ---- losses ---- */
-
-void cairn_relay_fetch_tick(struct cairn_relay_owner *owner)
-{
-    struct cairn_relay_fetches *fetches = owner->relay->fetches;
-    if (fetches == NULL) return;
-    asks_of(owner)->busy = false;
-    pump(owner);
-    serve_waiting(fetches); // there may be memory again
-}
-
-void cairn_relay_fetch_lost(struct cairn_relay_owner *owner)
-{
-    struct cairn_relay_fetches *fetches = owner->relay->fetches;
-    if (fetches == NULL || owner->relay->leaving) return;
-    for (uint32_t i = 0; i < fetches->cache.entry_count; i++) {
-        struct cairn_relay_entry *entry = &fetches->cache.entries[i];
-        if (entry->state == CAIRN_RELAY_ENTRY_ASKED && entry->owner == owner) enqueue(entry);
-    }
-    asks_of(owner)->in_flight = 0;
-    asks_of(owner)->busy = false;
-    pump(owner);
-}
-
-bool cairn_relay_fetch_waits(const struct cairn_relay_owner *owner)
-{
-    if (owner->relay->fetches == NULL) return false;
-    const struct asks *asks = asks_of(owner);
-    return asks->in_flight > 0 || !TAILQ_EMPTY(&asks->queue);
-}
+/* ---- who is gone ---- */
 
 /* Out of the list in which it waits. What nobody waits for any more is not asked for. */
 static void want_detach(struct cairn_relay_fetches *fetches, struct cairn_relay_want *want)
@@ -461,7 +251,7 @@ static void want_detach(struct cairn_relay_fetches *fetches, struct cairn_relay_
     }
     STAILQ_REMOVE(&entry->wants, want, cairn_relay_want, link);
     if (entry->state != CAIRN_RELAY_ENTRY_QUEUED || !STAILQ_EMPTY(&entry->wants)) return;
-    TAILQ_REMOVE(&asks_of(entry->owner)->queue, entry, link);
+    cairn_relay_ask_not(entry);
     cairn_relay_cache_forget(&fetches->cache, entry);
 }
 
@@ -480,7 +270,7 @@ void cairn_relay_fetch_forget(struct cairn_relay *relay, uint64_t member)
         want_detach(fetches, want);
         want_end(fetches, want);
     }
-    serve_waiting(fetches);
+    cairn_relay_fetch_serve(fetches);
 }
 
 static void refuse_waiting(struct cairn_relay_fetches *fetches)
