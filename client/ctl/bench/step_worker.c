@@ -1,11 +1,11 @@
 /* A worker of the bench of a step. Its gradients are made once, as fp32, as autograd leaves them; a step
  * begins a round, casts them for the wire where that is bf16, pushes each tensor as it is ready, commits,
- * and fetches all parameters (or had read them before, unit by unit: step_units.c). Memory that is pushed
- * from and fetched to is of cairn_alloc, so that the library may take the shortest way there is. */
+ * and fetches all parameters (or had read them before, unit by unit: step_units.c). All of its memory is of
+ * cairn_alloc, as the gradients of the Python package are: so the library may take the shortest way there is,
+ * and it has large pages. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -24,7 +24,7 @@ static void fill(float *grads, size_t count, uint32_t rank)
 static bool take_memory(struct step_worker *w)
 {
     const size_t count = w->plan->model.tensors * w->elems, bytes = count * w->elem_bytes;
-    void *grads = NULL, *params = NULL;
+    void *grads = NULL, *params = NULL, *made = NULL;
     cairn_status status = cairn_alloc(w->member.session, bytes, -1, &grads);
     if (status == CAIRN_OK) status = cairn_alloc(w->member.session, bytes, -1, &params);
     if (!cairn_bench_is_ok(status)) return false;
@@ -36,12 +36,9 @@ static bool take_memory(struct step_worker *w)
         return true;
     }
     memset(grads, 1, bytes);
-    w->made = mmap(NULL, count * sizeof *w->made, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (w->made == MAP_FAILED) {
-        (void)cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory for %zu gradients", count);
-        return false;
-    }
+    status = cairn_alloc(w->member.session, count * sizeof *w->made, -1, &made);
+    if (!cairn_bench_is_ok(status)) return false;
+    w->made = made;
     fill(w->made, count, w->rank);
     return true;
 }

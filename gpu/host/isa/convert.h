@@ -35,7 +35,16 @@ static inline u16_vector narrow_vector(f32_vector x)
 
 static void narrow(uint16_t *restrict dst, const float *restrict src, size_t elems)
 {
-    for (size_t i = 0; i < elems; i++) dst[i] = narrow_one(src[i]);
+    size_t i = 0;
+    for (; i + STEP_ELEMS <= elems; i += STEP_ELEMS) {
+        prefetch_step(src + i, sizeof *src, AHEAD_BYTES);
+#pragma GCC unroll 8
+        for (size_t k = i; k < i + STEP_ELEMS; k += VECTOR_ELEMS) {
+            const u16_vector half = narrow_vector(load_f32(src + k));
+            memcpy(dst + k, &half, sizeof half);
+        }
+    }
+    for (; i < elems; i++) dst[i] = narrow_one(src[i]);
 }
 
 static void convert(void *dst, cairn_dtype dst_dtype, const void *src, cairn_dtype src_dtype,
