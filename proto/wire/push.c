@@ -369,7 +369,7 @@ static void end_again(struct cairn_push *push, uint32_t shard, struct cairn_push
 {
     uint32_t i = push->shards[shard].head;
     while (i != NONE && push->entries[i].kind != MICRO_END) i = push->entries[i].next;
-    if (i == NONE || !push->entries[i].sent || push->voided) return;
+    if (i == NONE || !push->entries[i].sent || push->voided || MUTANT(33)) return;
     push->entries[i].sent = false;
     pump(push, shard, actions);
 }

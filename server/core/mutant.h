@@ -40,7 +40,8 @@
  * 29  a relay's end of a micro-batch counts what it passed on in those before, too
  * 30  a relay goes on with the sum that it has passed on
  * 31  what comes again when a relay has committed is refused
- * 32  a relay ends micro-batches of which nobody knows whether there are any */
-#define CAIRN_MUTANT_COUNT 32
+ * 32  a relay ends micro-batches of which nobody knows whether there are any
+ * 33  an end that was refused for now is not sent again */
+#define CAIRN_MUTANT_COUNT 33
 
 #endif

@@ -20,6 +20,7 @@
     X(refused_stale, "chunks, ends and commits refused: stale")                        \
     X(refused_fenced, "chunks, ends and commits refused: not a contributor")           \
     X(refused_checksum, "chunks refused: checksum")                                    \
+    X(end_damaged, "ends of micro-batches refused: checksum")                          \
     X(end_overtook, "ends of micro-batches that overtook a chunk")                     \
     X(commit_overtook, "commits that overtook the last end")                           \
     X(resent, "chunks sent again after a lost connection")                             \

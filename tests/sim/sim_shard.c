@@ -312,6 +312,25 @@ static void from_coordinator(struct sim *sim, uint32_t shard, const struct messa
     relay_from_coordinator(sim, shard, message);
 }
 
+/* The list of what a micro-batch has nothing of was damaged on its way: the end is to be sent again. */
+static bool end_is_damaged(struct sim *sim, uint32_t shard, const struct message *message)
+{
+    if (message->kind != M_MICRO_END || sim->healed) return false;
+    if (!rng_chance(&sim->fault, sim->scenario.corrupt)) return false;
+    struct message nak = { .kind = M_REFUSE,
+                           .status = CAIRN_ERR_CHECKSUM,
+                           .epoch = message->epoch,
+                           .round = message->round,
+                           .member = message->member,
+                           .micro = message->micro,
+                           .chunk = CAIRN_STEP_NO_CHUNK,
+                           .owner = message->owner,
+                           .relayed = message->relayed };
+    sim->seen[SEEN_end_damaged]++;
+    peer_send(sim, shard, &nak);
+    return true;
+}
+
 static void from_worker(struct sim *sim, uint32_t shard, const struct event *in)
 {
     const struct message *message = in->message;
@@ -325,6 +344,7 @@ static void from_worker(struct sim *sim, uint32_t shard, const struct event *in)
         sim_fail(sim, "shard %u got a message of a peer that it does not know", shard);
         return;
     }
+    if (end_is_damaged(sim, shard, message)) return;
     if (message->relayed) {
         relay_from_worker(sim, shard, in);
         return;
