@@ -76,7 +76,8 @@ typedef void cairn_fabric_message_fn(void *arg, const void *header, size_t heade
  * what lies there. Both ends must allow it; it is agreed on for each endpoint. */
 enum cairn_one_sided {
     CAIRN_ONE_SIDED_AUTO, /* where the endpoint's lanes do it natively (InfiniBand, RoCE); not over TCP */
-    CAIRN_ONE_SIDED_ON, /* always: over TCP UCX emulates it, which gains nothing. For tests */
+    CAIRN_ONE_SIDED_ON, /* always: over TCP UCX emulates it, which gains nothing, and UCX 1.13 may crash
+                         * whoever is read as an endpoint ends. For tests */
     CAIRN_ONE_SIDED_OFF,
 };
 const char *cairn_one_sided_name(enum cairn_one_sided value); /* "auto", "on", "off" */

@@ -14,7 +14,9 @@ static const size_t sizes[] = {
 
 static bool judge_hello(const struct ucx_frame_hello *f)
 {
-    return f->endpoint != 0 && f->reads <= 1 && f->asks <= 1 && f->zero[0] == 0 && f->zero[1] == 0;
+    static const uint8_t zero[sizeof f->zero];
+    return f->endpoint != 0 && f->oldest <= f->endpoint && f->reads <= 1 && f->asks <= 1 &&
+           memcmp(f->zero, zero, sizeof zero) == 0;
 }
 
 /* An address range that ends behind the last address is none. */
@@ -35,9 +37,11 @@ static bool judge_reference(const struct ucx_frame_reference *f, size_t rest)
 static bool judge(const union ucx_frame *frame, size_t rest)
 {
     switch ((enum ucx_frame_kind)frame->head.kind) {
-    case UCX_FRAME_HELLO: return rest == 0 && judge_hello(&frame->hello);
+    case UCX_FRAME_HELLO:
+        return rest == 0 && judge_hello(&frame->hello) && frame->hello.oldest != 0;
     case UCX_FRAME_BYE:
-        return rest == 0 && judge_hello(&frame->hello) && !frame->hello.reads && !frame->hello.asks;
+        return rest == 0 && judge_hello(&frame->hello) && !frame->hello.reads &&
+               !frame->hello.asks && frame->hello.oldest == 0;
     case UCX_FRAME_REGION: return judge_region(&frame->region, rest);
     case UCX_FRAME_REFERENCE: return judge_reference(&frame->reference, rest);
     case UCX_FRAME_REGION_GONE:

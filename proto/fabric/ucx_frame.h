@@ -11,10 +11,11 @@
  *   REGION_GONE { slot, generation }            ->
  *
  * Each node says HELLO over each endpoint that it makes, and answers the other's if it asks: so both
- * know, in whatever order they were connected. Who closes its endpoint says BYE { its number } if it can.
- * The two endpoints of two nodes are a pair to UCX: a read over the one is answered over the other, and
- * never ends if that is gone (UCX 1.13). So BYE, or a HELLO with another number than before, ends the
- * receiver's own.
+ * know, in whatever order they were connected. Two nodes may have several (a session with two jobs). Each
+ * is to UCX one of a pair, by the order in which either node made them: a read over the one is answered
+ * over the other, and never ends if that is gone (UCX 1.13). So every frame is of the endpoint that it
+ * came by, which UCX tells, and the end of an endpoint ends the other one of its pair: who closes one
+ * says BYE { its number }, over another one if need be, and HELLO says which is the oldest that is left.
  *
  * `from` names the sender: the hash of its worker's address, which only members have. Frames MAY OVERTAKE
  * EACH OTHER: slots carry generations, serials too, and a REFERENCE of a region that is not known (yet)
@@ -59,9 +60,10 @@ struct ucx_frame_head {
 struct ucx_frame_hello { /* and BYE, which says no more than its number */
     struct ucx_frame_head head;
     uint32_t endpoint; /* its number: grows with every one that the node makes */
+    uint32_t oldest;   /* of those to you that are left; BYE: 0 */
     uint8_t reads;     /* 1: refer to your memory */
     uint8_t asks;      /* 1: say HELLO, too */
-    uint8_t zero[2];
+    uint8_t zero[6];
 };
 struct ucx_frame_region { /* key_bytes of packed key follow */
     struct ucx_frame_head head;
@@ -96,7 +98,7 @@ struct ucx_frame_release { /* and DECLINE */
 };
 
 static_assert(sizeof(struct ucx_frame_head) == 16, "wire format");
-static_assert(sizeof(struct ucx_frame_hello) == 24, "wire format");
+static_assert(sizeof(struct ucx_frame_hello) == 32, "wire format");
 static_assert(sizeof(struct ucx_frame_region) == 48, "wire format");
 static_assert(offsetof(struct ucx_frame_region, generation) == 40, "wire format");
 static_assert(sizeof(struct ucx_frame_gone) == 24, "wire format");

@@ -96,7 +96,7 @@ cairn_status ucx_control_send(struct ucx_peer *peer, const void *frame, size_t f
     const ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
                         UCP_OP_ATTR_FIELD_FLAGS,
-        .flags = UCP_AM_SEND_FLAG_EAGER,
+        .flags = UCP_AM_SEND_FLAG_EAGER | UCP_AM_SEND_FLAG_REPLY, // it tells the pair's other end
         .cb.send = on_control_sent,
     };
     struct cairn_fabric *fabric = peer->common.fabric;
@@ -120,53 +120,100 @@ cairn_status ucx_control_send(struct ucx_peer *peer, const void *frame, size_t f
     return ucx_status(UCS_PTR_STATUS(request));
 }
 
-static void greet(struct ucx_peer *peer, enum ucx_frame_kind kind, bool asks)
+static bool is_live(const struct ucx_peer *peer)
 {
-    struct ucx_fabric *ucx = ucx_of(peer->common.fabric);
+    return !peer->common.is_down && !peer->common.is_closed;
+}
+
+/* The number of the oldest endpoint to the peer's node that is left. */
+static uint32_t oldest_of(const struct ucx_peer *peer)
+{
+    const struct ucx_fabric *ucx = ucx_of(peer->common.fabric);
+    const struct ucx_peer *one;
+    uint32_t oldest = peer->endpoint;
+    LIST_FOREACH (one, &ucx->nodes[peer->node % UCX_NODES], by_node)
+        if (one->node == peer->node && is_live(one) && one->endpoint < oldest)
+            oldest = one->endpoint;
+    return oldest;
+}
+
+static void say_hello(struct ucx_peer *peer, bool asks)
+{
     const struct ucx_frame_hello hello = {
-        .head = ucx_frame_head(kind, ucx->node),
+        .head = ucx_frame_head(UCX_FRAME_HELLO, ucx_of(peer->common.fabric)->node),
         .endpoint = peer->endpoint,
-        .reads = kind == UCX_FRAME_HELLO && peer->may_read,
+        .oldest = oldest_of(peer),
+        .reads = peer->may_read,
         .asks = asks,
     };
     const cairn_status status = ucx_control_send(peer, &hello, sizeof hello, NULL, 0);
     (void)status; // without it messages come whole
 }
 
+/* Over itself, if the owner gives it up; what is lost is not there any more: over another one. Where there is
+ * none, the next HELLO tells. */
+static void say_bye(struct ucx_peer *peer)
+{
+    struct ucx_fabric *ucx = ucx_of(peer->common.fabric);
+    const struct ucx_frame_hello bye = {
+        .head = ucx_frame_head(UCX_FRAME_BYE, ucx->node),
+        .endpoint = peer->endpoint,
+    };
+    struct ucx_peer *by = peer;
+    if (peer->common.why != CAIRN_OK)
+        LIST_FOREACH (by, &ucx->nodes[peer->node % UCX_NODES], by_node)
+            if (by->node == peer->node && is_live(by)) break;
+    if (by == NULL) return;
+    const cairn_status status = ucx_control_send(by, &bye, sizeof bye, NULL, 0);
+    (void)status;
+}
+
 /* -- frames in ---------------------------------------------------------------------------------- */
 
-static struct ucx_peer *find_peer(struct ucx_fabric *ucx, uint64_t node)
+/* Ours that a frame came by. */
+static struct ucx_peer *find_peer(struct ucx_fabric *ucx, uint64_t node, ucp_ep_h ep)
 {
     struct ucx_peer *peer;
     LIST_FOREACH (peer, &ucx->nodes[node % UCX_NODES], by_node)
-        if (peer->node == node && !peer->common.is_down && !peer->common.is_closed) return peer;
+        if (peer->node == node && peer->ep == ep && is_live(peer)) return peer;
     return NULL;
 }
 
-/* Whom we knew under another number has closed what our endpoint is a pair with. */
-static void on_hello(struct ucx_peer *peer, const struct ucx_frame_hello *hello)
+/* The endpoints of `node` with numbers from `first` to before `end` are gone: ours that are pairs with them
+ * are of no use any more. */
+static void lose_pairs(struct ucx_fabric *ucx, uint64_t node, uint32_t first, uint32_t end)
 {
-    if (hello->endpoint < peer->paired) return; // was overtaken
-    if (peer->paired != 0 && hello->endpoint > peer->paired) {
-        fabric_peer_lost(&peer->common, CAIRN_ERR_CLOSED);
-        return;
-    }
+    struct ucx_peer *peer;
+    LIST_FOREACH (peer, &ucx->nodes[node % UCX_NODES], by_node)
+        if (peer->node == node && peer->paired >= first && peer->paired < end)
+            fabric_peer_lost(&peer->common, CAIRN_ERR_CLOSED);
+}
+
+static void on_hello(struct ucx_fabric *ucx, struct ucx_peer *peer,
+                     const struct ucx_frame_hello *hello)
+{
+    lose_pairs(ucx, hello->head.from, 1, hello->oldest);
+    if (peer == NULL || hello->endpoint < peer->paired) return; // not ours yet; was overtaken
     peer->paired = hello->endpoint;
     peer->reads = hello->reads != 0;
-    if (hello->asks != 0) greet(peer, UCX_FRAME_HELLO, false);
+    if (hello->asks != 0) say_hello(peer, false);
 }
 
-static void on_bye(struct ucx_peer *peer, const struct ucx_frame_hello *bye)
+static void on_bye(struct ucx_fabric *ucx, struct ucx_peer *peer, const struct ucx_frame_hello *bye)
 {
-    if (bye->endpoint >= peer->paired) fabric_peer_lost(&peer->common, CAIRN_ERR_CLOSED);
+    lose_pairs(ucx, bye->head.from, bye->endpoint, bye->endpoint + 1);
+    if (peer != NULL && peer->paired == 0) fabric_peer_lost(&peer->common, CAIRN_ERR_CLOSED);
 }
 
-static void take(struct ucx_peer *peer, enum ucx_frame_kind kind, const union ucx_frame *frame,
-                 const void *rest)
+/* peer: NULL, if it came by no endpoint of ours (any more). That is nothing to us but for what it says of others:
+ * it heard, or hears, that its pair is gone. */
+static void take(struct ucx_fabric *ucx, struct ucx_peer *peer, enum ucx_frame_kind kind,
+                 const union ucx_frame *frame, const void *rest)
 {
+    if (peer == NULL && kind != UCX_FRAME_HELLO && kind != UCX_FRAME_BYE) return;
     switch (kind) {
-    case UCX_FRAME_HELLO: on_hello(peer, &frame->hello); break;
-    case UCX_FRAME_BYE: on_bye(peer, &frame->hello); break;
+    case UCX_FRAME_HELLO: on_hello(ucx, peer, &frame->hello); break;
+    case UCX_FRAME_BYE: on_bye(ucx, peer, &frame->hello); break;
     case UCX_FRAME_REGION: ucx_on_region(peer, &frame->region, rest); break;
     case UCX_FRAME_REGION_GONE: ucx_on_region_gone(peer, &frame->gone); break;
     case UCX_FRAME_REFERENCE: ucx_on_reference(peer, &frame->reference, rest); break;
@@ -176,7 +223,6 @@ static void take(struct ucx_peer *peer, enum ucx_frame_kind kind, const union uc
     }
 }
 
-/* What comes from no peer of ours (any more) is nothing to us: it heard, or hears, that its pair is gone. */
 static ucs_status_t on_control(void *arg, const void *header, size_t header_bytes, void *data,
                                size_t payload_bytes, const ucp_am_recv_param_t *param)
 {
@@ -184,7 +230,6 @@ static ucs_status_t on_control(void *arg, const void *header, size_t header_byte
     union ucx_frame frame;
     size_t size;
     (void)data;
-    (void)param;
     if (!ucx->common.is_one_sided || ucx->common.is_closing) return UCS_OK;
     const enum ucx_frame_kind kind = ucx_frame_judge(header, header_bytes, &frame, &size);
     if (kind == UCX_FRAME_MALFORMED || payload_bytes != 0) {
@@ -193,8 +238,9 @@ static ucs_status_t on_control(void *arg, const void *header, size_t header_byte
                    header_bytes);
         return UCS_OK;
     }
-    struct ucx_peer *peer = find_peer(ucx, frame.head.from);
-    if (peer != NULL) take(peer, kind, &frame, (const uint8_t *)header + size);
+    const bool has_ep = (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0;
+    struct ucx_peer *peer = has_ep ? find_peer(ucx, frame.head.from, param->reply_ep) : NULL;
+    take(ucx, peer, kind, &frame, (const uint8_t *)header + size);
     return UCS_OK;
 }
 
@@ -225,10 +271,9 @@ void ucx_meet(struct ucx_peer *peer, const void *address, size_t bytes)
     peer->may_read = is_forced || has_native_lanes(peer->ep);
     peer->is_known = true;
     LIST_INSERT_HEAD(&ucx->nodes[peer->node % UCX_NODES], peer, by_node);
-    greet(peer, UCX_FRAME_HELLO, true);
+    say_hello(peer, true);
 }
 
-/* It hears of it if it can: what the owner gives up is there still, what is lost is not. */
 void ucx_part(struct ucx_peer *peer)
 {
     struct ucx_fabric *ucx = ucx_of(peer->common.fabric);
@@ -236,7 +281,7 @@ void ucx_part(struct ucx_peer *peer)
     peer->is_known = false;
     LIST_REMOVE(peer, by_node);
     ucx_forget_told(peer);
-    if (peer->common.why == CAIRN_OK) greet(peer, UCX_FRAME_BYE, false);
+    say_bye(peer);
     ucx_forget_reader(peer);
     struct ucx_control *control;
     LIST_FOREACH (control, &ucx->controls, link)

@@ -21,14 +21,18 @@ START_TEST(a_frame_is_exactly_as_long_as_it_says)
                                                           .generation = 1,
                                                           .header_bytes = 12 };
     static const struct ucx_frame_hello hello = { .head = { UCX_FRAME_MAGIC, UCX_FRAME_HELLO, 1 },
-                                                  .endpoint = 1 };
+                                                  .endpoint = 1,
+                                                  .oldest = 1 };
+    static const struct ucx_frame_hello bye = { .head = { UCX_FRAME_MAGIC, UCX_FRAME_BYE, 1 },
+                                                .endpoint = 1 };
     const struct {
         const void *bytes;
         size_t size, rest;
     } frames[] = { { &region, sizeof region, 12 },
                    { &reference, sizeof reference, 12 },
-                   { &hello, sizeof hello, 0 } };
-    for (unsigned i = 0; i < 3; i++) {
+                   { &hello, sizeof hello, 0 },
+                   { &bye, sizeof bye, 0 } };
+    for (unsigned i = 0; i < 4; i++) {
         uint8_t bytes[100] = { 0 };
         union ucx_frame frame;
         size_t size = 0;
@@ -71,6 +75,16 @@ START_TEST(numbers_that_nobody_means_are_no_frame)
     uint8_t bytes[UCX_FRAME_MAX + 1] = { 0 };
     memcpy(bytes, &longest, sizeof longest);
     ck_assert_int_eq(ucx_frame_judge(bytes, sizeof bytes, &frame, &size), UCX_FRAME_MALFORMED);
+    const struct ucx_frame_hello hellos[] = {
+        { .head = ucx_frame_head(UCX_FRAME_HELLO, 1), .endpoint = 3 },
+        { .head = ucx_frame_head(UCX_FRAME_HELLO, 1), .endpoint = 3, .oldest = 4 },
+        { .head = ucx_frame_head(UCX_FRAME_HELLO, 1), .endpoint = 3, .oldest = 3, .zero[5] = 1 },
+        { .head = ucx_frame_head(UCX_FRAME_BYE, 1), .endpoint = 3, .oldest = 3 },
+        { .head = ucx_frame_head(UCX_FRAME_BYE, 1), .endpoint = 3, .reads = 1 },
+    };
+    for (unsigned i = 0; i < 5; i++)
+        ck_assert_int_eq(ucx_frame_judge(&hellos[i], sizeof hellos[i], &frame, &size),
+                         UCX_FRAME_MALFORMED);
     const struct ucx_frame_release why = { .head = ucx_frame_head(UCX_FRAME_DECLINE, 1), .why = 2 };
     ck_assert_int_eq(ucx_frame_judge(&why, sizeof why, &frame, &size), UCX_FRAME_MALFORMED);
 }
