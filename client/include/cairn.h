@@ -593,7 +593,8 @@ CAIRN_EXPORT cairn_status cairn_version_wait(cairn_job *job, struct cairn_versio
  * CAIRN_ERR_VERSION_GONE, CAIRN_ERR_NO_MEMORY (a shard's memory.limit has no room for one copy more),
  * CAIRN_ERR_BUSY (leases.versions_max, 4, versions are leased), CAIRN_ERR_INVALID (over leases.ttl_max, 10
  * min). It ends by cairn_lease_end, with its time, the job handle, or the connection to the coordinator
- * (renew it then: shards hold it for a quarter longer). No update waits for it. */
+ * (renew it then: shards hold it for a quarter longer, unless others need its room). No update waits for
+ * it. */
 CAIRN_EXPORT cairn_status cairn_lease(cairn_job *job, struct cairn_version version, int ttl_ms,
                                       int timeout_ms, struct cairn_version *out) CAIRN_CHECKED;
 /* Ends the lease of a version; CAIRN_OK if there is none. CAIRN_ERR_TIMEOUT: it ends with its time. */

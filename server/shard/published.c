@@ -280,6 +280,29 @@ static struct cairn_shard_lease *find_lease(struct cairn_shard_job *job, uint64_
     return NULL;
 }
 
+/* A coordinator before this one asked for it, and this one knows nothing of it. */
+static bool is_orphan(const struct cairn_shard_job *job, const struct cairn_shard_lease *lease)
+{
+    return lease->number != 0 && lease->coordinator != job->shard->session.coordinator_incarnation;
+}
+
+/* But for those of the version that is wanted. False: there was none. */
+static bool end_orphans(struct cairn_shard_job *job, struct cairn_version wanted)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < CAIRN_SHARD_LEASES_MAX; i++) {
+        struct cairn_shard_lease *lease = &job->leases[i];
+        if (!is_orphan(job, lease) || same_version(lease->version, wanted)) continue;
+        *lease = (struct cairn_shard_lease) { .number = 0 };
+        count++;
+    }
+    if (count == 0) return false;
+    cairn_log_info("job %s: %u leases of a coordinator before this one have ended, to make room",
+                   job->spec.name, count);
+    give_copies(job);
+    return true;
+}
+
 /* Sets the timer to the next end. */
 static void set_timer(struct cairn_shard *shard)
 {
@@ -318,6 +341,26 @@ static cairn_status judge_keep(struct cairn_shard_job *job, const Cairn__LeaseKe
                       (unsigned long long)newest.generation, (unsigned long long)newest.step);
 }
 
+/* In the place of one of an earlier coordinator, if there is no other. */
+static cairn_status begin_lease(struct cairn_shard_job *job, const Cairn__LeaseKeep *message,
+                                struct cairn_shard_lease **out, struct cairn_sentence *why)
+{
+    const struct cairn_version wanted = { message->generation, message->step };
+    struct cairn_shard_lease *lease = find_lease(job, 0);
+    cairn_status status = CAIRN_OK;
+    for (uint32_t i = 0; lease == NULL && i < CAIRN_SHARD_LEASES_MAX; i++)
+        if (is_orphan(job, &job->leases[i]) && same_version(job->leases[i].version, wanted))
+            lease = &job->leases[i];
+    if (lease == NULL)
+        return cairn_fail(why, CAIRN_ERR_BUSY, "%d leases of job %s are held already",
+                          CAIRN_SHARD_LEASES_MAX, job->spec.name);
+    if (!is_leased(job, wanted)) status = take_copy(job, message, why);
+    if (status != CAIRN_OK) return status;
+    *lease = (struct cairn_shard_lease) { .number = message->lease, .version = wanted };
+    *out = lease;
+    return CAIRN_OK;
+}
+
 cairn_status cairn_shard_lease_keep(struct cairn_shard_job *job, const Cairn__LeaseKeep *message,
                                     struct cairn_sentence *why)
 {
@@ -327,15 +370,11 @@ cairn_status cairn_shard_lease_keep(struct cairn_shard_job *job, const Cairn__Le
     struct cairn_shard_lease *lease = find_lease(job, message->lease);
     if (lease != NULL && !same_version(lease->version, wanted))
         return cairn_fail(why, CAIRN_ERR_EXISTS, "that lease is of another version");
-    if (lease == NULL) {
-        lease = find_lease(job, 0);
-        if (lease == NULL)
-            return cairn_fail(why, CAIRN_ERR_BUSY, "%d leases of job %s are held already",
-                              CAIRN_SHARD_LEASES_MAX, job->spec.name);
-        if (!is_leased(job, wanted)) status = take_copy(job, message, why);
-        if (status != CAIRN_OK) return status;
-        *lease = (struct cairn_shard_lease) { .number = message->lease, .version = wanted };
-    }
+    if (lease == NULL) status = begin_lease(job, message, &lease, why);
+    if (status != CAIRN_OK && end_orphans(job, wanted))
+        status = begin_lease(job, message, &lease, why);
+    if (status != CAIRN_OK) return status;
+    lease->coordinator = job->shard->session.coordinator_incarnation;
     lease->ends_ms = uv_now(job->shard->loop) + message->ttl_ms + message->ttl_ms / 4;
     set_timer(job->shard);
     return CAIRN_OK;

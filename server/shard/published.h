@@ -7,7 +7,8 @@
  * allocates nothing and waits for nobody. Only published copies (the wire plane) are leased.
  *
  * The coordinator keeps the leases and ends them. A shard that hears no more of one ends it by its own
- * clock, a quarter of its time later. Loop thread only; compute threads write the copy that was begun. */
+ * clock, a quarter of its time later; one of a coordinator before this one, whose holder may be about to
+ * renew it, when what this one asks for has no room. Loop thread only; compute threads write the copy that was begun. */
 #ifndef CAIRN_SHARD_PUBLISHED_H
 #define CAIRN_SHARD_PUBLISHED_H
 
@@ -46,7 +47,8 @@ struct cairn_published {
 struct cairn_shard_lease {
     uint64_t number; /* 0: none */
     struct cairn_version version;
-    uint64_t ends_ms; /* of uv_now */
+    uint64_t ends_ms;     /* of uv_now */
+    uint64_t coordinator; /* the incarnation that said so last */
 };
 
 /* The copies of every job, before a lease: budget is taken by the caller. CAIRN_ERR_NO_MEMORY. */

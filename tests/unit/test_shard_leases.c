@@ -185,6 +185,40 @@ START_TEST(as_many_versions_as_there_may_be_are_leased_and_updates_go_on)
 }
 END_TEST
 
+START_TEST(leases_of_a_coordinator_before_this_one_make_room_for_what_it_asks_for)
+{
+    for (uint64_t step = 0; step < CAIRN_LEASED_VERSIONS_MAX; step++) {
+        train_to(step);
+        ck_assert_int_eq(keep(10 + step, 1, step, LONG_MS, NULL), CAIRN_OK);
+    }
+    train_to(at + 2);
+    scene.shard->session.coordinator_incarnation++;
+    ck_assert_int_eq(keep(20, 1, 1, LONG_MS, NULL), CAIRN_OK); // renewed: nothing has to go
+    check_copies(CAIRN_LEASED_VERSIONS_MAX);
+    check_wire(0);
+    ck_assert_int_eq(keep(21, 1, at, LONG_MS, NULL), CAIRN_OK);
+    check_copies(2);
+    check_gone(0);
+    check_gone(2);
+    check_wire(1);
+    scene.shard->session.coordinator_incarnation++;
+    scene.shard->budget.limit_bytes = scene.shard->budget.used_bytes;
+    train_to(at + 2);
+    ck_assert_int_eq(keep(22, 1, at, LONG_MS, NULL), CAIRN_OK); // the memory is theirs, too
+    check_copies(1);
+    check_gone(1);
+    scene.shard->budget.limit_bytes = scene.shard->budget.used_bytes;
+    ck_assert_int_eq(keep(23, 1, at - 1, LONG_MS, "memory.limit"), CAIRN_ERR_NO_MEMORY);
+    for (uint64_t n = 30; n < 29 + CAIRN_SHARD_LEASES_MAX; n++)
+        ck_assert_int_eq(keep(n, 1, at, LONG_MS, NULL), CAIRN_OK);
+    ck_assert_int_eq(keep(99, 1, at, LONG_MS, "held already"), CAIRN_ERR_BUSY);
+    scene.shard->session.coordinator_incarnation++;
+    ck_assert_int_eq(keep(99, 1, at, LONG_MS, NULL),
+                     CAIRN_OK); // in the place of one of this version
+    check_copies(1);
+}
+END_TEST
+
 START_TEST(a_lease_that_the_coordinator_forgot_ends_by_the_shards_own_clock)
 {
     ck_assert_int_eq(keep(7, 1, 0, LONG_MS, NULL), CAIRN_OK);
@@ -241,6 +275,7 @@ int main(void)
     tcase_add_test(tcase, a_lease_that_does_not_fit_is_refused_with_the_numbers);
     tcase_add_test(tcase, leases_of_one_version_share_one_copy);
     tcase_add_test(tcase, as_many_versions_as_there_may_be_are_leased_and_updates_go_on);
+    tcase_add_test(tcase, leases_of_a_coordinator_before_this_one_make_room_for_what_it_asks_for);
     tcase_add_test(tcase, a_lease_that_the_coordinator_forgot_ends_by_the_shards_own_clock);
     tcase_add_test(tcase, what_is_not_kept_cannot_be_leased);
     tcase_add_test(tcase, a_job_that_is_dropped_gives_leased_copies_back);
