@@ -1,4 +1,4 @@
-/* The published copies of a job, and the leases on them: see published.h. */
+/* The published copies of a job: see published.h. */
 #include "server/shard/published.h"
 
 #include <assert.h>
@@ -134,21 +134,12 @@ cairn_status cairn_published_missing(const struct cairn_shard_job *job,
                                                                    : CAIRN_ERR_VERSION_GONE;
 }
 
-static bool is_leased(const struct cairn_shard_job *job, struct cairn_version version)
-{
-    for (uint32_t i = 0; i < CAIRN_SHARD_LEASES_MAX; i++) {
-        const struct cairn_shard_lease *lease = &job->leases[i];
-        if (lease->number != 0 && same_version(lease->version, version)) return true;
-    }
-    return false;
-}
-
 /* Nobody would miss it: not the newest, not leased, not being written. */
 static bool is_spare(const struct cairn_shard_job *job, uint32_t index)
 {
     const struct cairn_published *copy = &job->published[index];
     if (!is_there(copy) || index == job->newest || index == job->writing) return false;
-    return !copy->readable || !is_leased(job, copy->version);
+    return !copy->readable || !cairn_shard_is_leased(job, copy->version);
 }
 
 /* The spare copy of the oldest version, one that has none first; CAIRN_SHARD_PUBLISHED_MAX: none. */
@@ -198,7 +189,7 @@ void cairn_published_seal(struct cairn_shard_job *job, struct cairn_version vers
     job->published[0].readable = true;
 }
 
-/* ---- leases ---- */
+/* ---- copies for leases ---- */
 
 /* How many versions are leased: each of them has a copy beyond the two. */
 static uint32_t leased_count(const struct cairn_shard_job *job)
@@ -206,7 +197,7 @@ static uint32_t leased_count(const struct cairn_shard_job *job)
     uint32_t count = 0;
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
         const struct cairn_published *copy = &job->published[i];
-        count += copy->readable && is_leased(job, copy->version);
+        count += copy->readable && cairn_shard_is_leased(job, copy->version);
     }
     return count;
 }
@@ -218,11 +209,10 @@ static uint32_t copy_count(const struct cairn_shard_job *job)
     return count;
 }
 
-static cairn_status take_copy(struct cairn_shard_job *job, const Cairn__LeaseKeep *message,
-                              struct cairn_sentence *why)
+cairn_status cairn_published_add(struct cairn_shard_job *job, const char *what,
+                                 struct cairn_sentence *why)
 {
     const uint64_t bytes = copy_bytes(job);
-    char what[CAIRN_NAME_MAX + 96];
     uint32_t index = 0;
     while (index < CAIRN_SHARD_PUBLISHED_MAX && is_there(&job->published[index])) index++;
     if (index == CAIRN_SHARD_PUBLISHED_MAX)
@@ -230,9 +220,6 @@ static cairn_status take_copy(struct cairn_shard_job *job, const Cairn__LeaseKee
                           "%d versions of job %s are leased already, the most there can be: wait "
                           "until one of these leases ends, or share its version",
                           CAIRN_LEASED_VERSIONS_MAX, job->spec.name);
-    snprintf(what, sizeof what, "a lease of version %llu.%llu of job %s",
-             (unsigned long long)message->generation, (unsigned long long)message->step,
-             job->spec.name);
     cairn_status status = cairn_budget_take(&job->shard->budget, bytes, what, why);
     if (status != CAIRN_OK) return status;
     status = open_copy(job, index, job->published[job->newest].wire.bytes, why);
@@ -245,8 +232,7 @@ static cairn_status take_copy(struct cairn_shard_job *job, const Cairn__LeaseKee
     return CAIRN_OK;
 }
 
-/* Copies beyond two and one a leased version go, the oldest first. */
-static void give_copies(struct cairn_shard_job *job)
+void cairn_published_trim(struct cairn_shard_job *job)
 {
     const uint64_t bytes = copy_bytes(job);
     while (copy_count(job) > 2 + leased_count(job)) {
@@ -269,144 +255,6 @@ void cairn_published_return(struct cairn_shard_job *job, const struct cairn_publ
     assert(copy->sends > 0);
     if (--job->published[copy - job->published].sends > 0) return;
     if (job->state != CAIRN_JOB_SERVING) return;
-    give_copies(job);
+    cairn_published_trim(job);
     cairn_round_copies_ended(job);
-}
-
-static struct cairn_shard_lease *find_lease(struct cairn_shard_job *job, uint64_t number)
-{
-    for (uint32_t i = 0; i < CAIRN_SHARD_LEASES_MAX; i++)
-        if (job->leases[i].number == number) return &job->leases[i];
-    return NULL;
-}
-
-/* A coordinator before this one asked for it, and this one knows nothing of it. */
-static bool is_orphan(const struct cairn_shard_job *job, const struct cairn_shard_lease *lease)
-{
-    return lease->number != 0 && lease->coordinator != job->shard->session.coordinator_incarnation;
-}
-
-/* But for those of the version that is wanted. False: there was none. */
-static bool end_orphans(struct cairn_shard_job *job, struct cairn_version wanted)
-{
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < CAIRN_SHARD_LEASES_MAX; i++) {
-        struct cairn_shard_lease *lease = &job->leases[i];
-        if (!is_orphan(job, lease) || same_version(lease->version, wanted)) continue;
-        *lease = (struct cairn_shard_lease) { .number = 0 };
-        count++;
-    }
-    if (count == 0) return false;
-    cairn_log_info("job %s: %u leases of a coordinator before this one have ended, to make room",
-                   job->spec.name, count);
-    give_copies(job);
-    return true;
-}
-
-/* Sets the timer to the next end. */
-static void set_timer(struct cairn_shard *shard)
-{
-    const uint64_t now_ms = uv_now(shard->loop);
-    uint64_t first_ms = UINT64_MAX;
-    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
-        for (uint32_t i = 0; i < CAIRN_SHARD_LEASES_MAX; i++) {
-            const struct cairn_shard_lease *lease = &job->leases[i];
-            if (lease->number != 0 && lease->ends_ms < first_ms) first_ms = lease->ends_ms;
-        }
-    }
-    if (first_ms == UINT64_MAX)
-        uv_timer_stop(&shard->lease_timer);
-    else
-        uv_timer_start(&shard->lease_timer, cairn_shard_leases_expire,
-                       first_ms > now_ms ? first_ms - now_ms : 0, 0);
-}
-
-/* Judged as a whole before anything is taken. */
-static cairn_status judge_keep(struct cairn_shard_job *job, const Cairn__LeaseKeep *message,
-                               struct cairn_sentence *why)
-{
-    const struct cairn_version wanted = { message->generation, message->step };
-    if (message->lease == 0 || message->ttl_ms == 0 || message->ttl_ms > CAIRN_SHARD_LEASE_MS_MAX)
-        return cairn_fail(why, CAIRN_ERR_INVALID, "a lease of %u ms: 1 to %d are allowed",
-                          message->ttl_ms, CAIRN_SHARD_LEASE_MS_MAX);
-    if (job->state != CAIRN_JOB_SERVING)
-        return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s has no version yet", job->spec.name);
-    if (cairn_published_find(job, wanted) != NULL) return CAIRN_OK;
-    const struct cairn_version newest = job->published[job->newest].version;
-    const cairn_status status = cairn_published_missing(job, wanted);
-    return cairn_fail(why, status, "version %llu.%llu of job %s is %s, the newest is %llu.%llu",
-                      (unsigned long long)wanted.generation, (unsigned long long)wanted.step,
-                      job->spec.name,
-                      status == CAIRN_ERR_NOT_READY ? "not published yet" : "not kept any more",
-                      (unsigned long long)newest.generation, (unsigned long long)newest.step);
-}
-
-/* In the place of one of an earlier coordinator, if there is no other. */
-static cairn_status begin_lease(struct cairn_shard_job *job, const Cairn__LeaseKeep *message,
-                                struct cairn_shard_lease **out, struct cairn_sentence *why)
-{
-    const struct cairn_version wanted = { message->generation, message->step };
-    struct cairn_shard_lease *lease = find_lease(job, 0);
-    cairn_status status = CAIRN_OK;
-    for (uint32_t i = 0; lease == NULL && i < CAIRN_SHARD_LEASES_MAX; i++)
-        if (is_orphan(job, &job->leases[i]) && same_version(job->leases[i].version, wanted))
-            lease = &job->leases[i];
-    if (lease == NULL)
-        return cairn_fail(why, CAIRN_ERR_BUSY, "%d leases of job %s are held already",
-                          CAIRN_SHARD_LEASES_MAX, job->spec.name);
-    if (!is_leased(job, wanted)) status = take_copy(job, message, why);
-    if (status != CAIRN_OK) return status;
-    *lease = (struct cairn_shard_lease) { .number = message->lease, .version = wanted };
-    *out = lease;
-    return CAIRN_OK;
-}
-
-cairn_status cairn_shard_lease_keep(struct cairn_shard_job *job, const Cairn__LeaseKeep *message,
-                                    struct cairn_sentence *why)
-{
-    const struct cairn_version wanted = { message->generation, message->step };
-    cairn_status status = judge_keep(job, message, why);
-    if (status != CAIRN_OK) return status;
-    struct cairn_shard_lease *lease = find_lease(job, message->lease);
-    if (lease != NULL && !same_version(lease->version, wanted))
-        return cairn_fail(why, CAIRN_ERR_EXISTS, "that lease is of another version");
-    if (lease == NULL) status = begin_lease(job, message, &lease, why);
-    if (status != CAIRN_OK && end_orphans(job, wanted))
-        status = begin_lease(job, message, &lease, why);
-    if (status != CAIRN_OK) return status;
-    lease->coordinator = job->shard->session.coordinator_incarnation;
-    lease->ends_ms = uv_now(job->shard->loop) + message->ttl_ms + message->ttl_ms / 4;
-    set_timer(job->shard);
-    return CAIRN_OK;
-}
-
-void cairn_shard_lease_end(struct cairn_shard_job *job, uint64_t number)
-{
-    struct cairn_shard_lease *lease = number != 0 ? find_lease(job, number) : NULL;
-    if (lease == NULL) return;
-    *lease = (struct cairn_shard_lease) { .number = 0 };
-    give_copies(job);
-    set_timer(job->shard);
-}
-
-static void expire(struct cairn_shard_job *job, uint64_t now_ms)
-{
-    for (uint32_t i = 0; i < CAIRN_SHARD_LEASES_MAX; i++) {
-        struct cairn_shard_lease *lease = &job->leases[i];
-        if (lease->number == 0 || lease->ends_ms > now_ms) continue;
-        cairn_log_info("job %s: version %llu.%llu is leased no more: the coordinator has not said "
-                       "so for longer than the lease",
-                       job->spec.name, (unsigned long long)lease->version.generation,
-                       (unsigned long long)lease->version.step);
-        *lease = (struct cairn_shard_lease) { .number = 0 };
-        give_copies(job);
-    }
-}
-
-void cairn_shard_leases_expire(uv_timer_t *timer)
-{
-    struct cairn_shard *shard = timer->data;
-    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
-        expire(job, uv_now(shard->loop));
-    set_timer(shard);
 }

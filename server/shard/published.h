@@ -1,30 +1,20 @@
 /* The published copies of a job: which memory has which version, which is written next, which may go.
  *
  * Two copies are always there: the newest version, and the one before, which the next update overwrites. A
- * lease keeps a version from that: it takes one copy more, out of the shard's budget, at the moment it is
- * taken, and gives one back when nothing keeps its version any more. So with n versions leased there are
- * 2 + n copies, and one of them is neither the newest nor leased: an update takes the oldest of those,
- * allocates nothing and waits for nobody. Only published copies (the wire plane) are leased.
- *
- * The coordinator keeps the leases and ends them. A shard that hears no more of one ends it by its own
- * clock, a quarter of its time later; one of a coordinator before this one, whose holder may be about to
- * renew it, when what this one asks for has no room. Loop thread only; compute threads write the copy that was begun. */
+ * lease (leases.h) keeps a version from that: it takes one copy more, out of the shard's budget, at the
+ * moment it is taken, and gives one back when nothing keeps its version any more. So with n versions leased
+ * there are 2 + n copies, and one of them is neither the newest nor leased: an update takes the oldest of
+ * those, allocates nothing and waits for nobody. Loop thread only; compute threads write the copy that was
+ * begun. */
 #ifndef CAIRN_SHARD_PUBLISHED_H
 #define CAIRN_SHARD_PUBLISHED_H
-
-#include <uv.h>
 
 #include "proto/wire/messages.h"
 #include "server/core/decision.h"
 #include "server/shard/arena.h"
 
 #define CAIRN_PUBLISHED_NONE UINT32_MAX
-enum {
-    CAIRN_SHARD_PUBLISHED_MAX = 2 + CAIRN_LEASED_VERSIONS_MAX,
-    CAIRN_SHARD_LEASES_MAX = 4 *
-                             CAIRN_LEASED_VERSIONS_MAX, /* also of coordinators before this one */
-    CAIRN_SHARD_LEASE_MS_MAX = 86400000
-};
+enum { CAIRN_SHARD_PUBLISHED_MAX = 2 + CAIRN_LEASED_VERSIONS_MAX };
 
 struct cairn_member;
 struct cairn_shard;
@@ -41,14 +31,6 @@ struct cairn_published {
     bool stale;    /* its frozen tensors are not those of the newest */
     uint32_t
         sends; /* of it, to workers, under way: until they end it is neither written nor closed */
-};
-
-/* A version that the coordinator wants kept. */
-struct cairn_shard_lease {
-    uint64_t number; /* 0: none */
-    struct cairn_version version;
-    uint64_t ends_ms;     /* of uv_now */
-    uint64_t coordinator; /* the incarnation that said so last */
 };
 
 /* The copies of every job, before a lease: budget is taken by the caller. CAIRN_ERR_NO_MEMORY. */
@@ -75,13 +57,11 @@ void cairn_published_return(struct cairn_shard_job *job, const struct cairn_publ
 void cairn_published_end(struct cairn_shard_job *job, struct cairn_version version,
                          bool frozen_changed);
 
-/* Keeps a version, or goes on keeping it. CAIRN_ERR_VERSION_GONE, CAIRN_ERR_NOT_READY, CAIRN_ERR_BUSY (as
- * many as can be are kept), CAIRN_ERR_NO_MEMORY (with the numbers): as before. */
-CAIRN_MUST_CHECK cairn_status cairn_shard_lease_keep(struct cairn_shard_job *job,
-                                                     const Cairn__LeaseKeep *message,
-                                                     struct cairn_sentence *why);
-void cairn_shard_lease_end(struct cairn_shard_job *job, uint64_t number);
-/* Of shard->lease_timer: those end that the coordinator has forgotten. */
-void cairn_shard_leases_expire(uv_timer_t *timer);
+/* One copy more, out of the budget, for `what` (in words). CAIRN_ERR_BUSY: as many as can be are there;
+ * CAIRN_ERR_NO_MEMORY, with the numbers. */
+CAIRN_MUST_CHECK cairn_status cairn_published_add(struct cairn_shard_job *job, const char *what,
+                                                  struct cairn_sentence *why);
+/* Copies beyond two and one a leased version go, the oldest first. */
+void cairn_published_trim(struct cairn_shard_job *job);
 
 #endif

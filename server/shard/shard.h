@@ -4,7 +4,7 @@
  *                                            ├─ step.h ──┼─ act.c ─► fold, reduce, update (round.c)
  *   workers ────── landing.c ────────────────┘  (core)   └─ act.c ─► reduced, published (session.c)
  *                  put.c, origin.c: initial state    publish.c: fetch    pin.c, restore.c: snapshots
- *                  published.c: the versions that can be fetched, and leases on them
+ *                  published.c: the versions that can be fetched    leases.c: those kept for longer
  *                  tiles.c: what workers hold of the tensors
  *
  * One loop thread runs the control session, the fabric and the cores, and makes every decision. Two
@@ -36,6 +36,7 @@
 #include "server/core/step.h"
 #include "server/shard/arena.h"
 #include "server/shard/bytes.h"
+#include "server/shard/leases.h"
 #include "server/shard/pool.h"
 #include "server/shard/published.h"
 
@@ -371,7 +372,7 @@ struct cairn_shard {
     uint32_t endpoints_made;          /* to members: the number of the last one */
     uv_timer_t again;                 /* the next try to connect members with `again` */
     uv_timer_t relay_timer;           /* while a relay waits for something */
-    uv_timer_t lease_timer;           /* the next end of a lease: published.c */
+    uv_timer_t lease_timer;           /* the next end of a lease: leases.c */
     struct cairn_log_limit strangers; /* messages that belong to nobody */
     struct cairn_log_limit fabric_refusals;
 
