@@ -6,6 +6,8 @@
 
 #include "client/session.h"
 
+#define GRANT_MAX_MS 300 /* that a fetch waits, after the coordinator's word, for a shard's */
+
 /* ---- by whom ---- */
 
 static struct shard_link *carrier_of(struct shard_link *owner)
@@ -191,6 +193,7 @@ void cairn_client_round_on_opened(struct job *job, const Cairn__RoundOpened *ope
     for (uint32_t i = 0; i < job->shard_count; i++) {
         job->shards[i].carrier = NULL;
         job->shards[i].relayed = false;
+        job->shards[i].granted_by_ms = cairn_client_now_ms() + GRANT_MAX_MS;
         cairn_client_round_on_grant(&job->shards[i]);
     }
 }

@@ -169,9 +169,10 @@ struct shard_link {
     uint64_t published_bytes;        /* of a copy, once published_at is there */
     struct cairn_chunk_header grant; /* the last one; kind 0: none on its connection */
     struct shard_link
-        *carrier;  /* of what is pushed in the round at hand; NULL: it is not granted */
-    bool relayed;  /* it is marked for whom the carrier takes it */
-    bool declined; /* the relay that granted has no chunks of it to fetch */
+        *carrier;           /* of what is pushed in the round at hand; NULL: it is not granted */
+    bool relayed;           /* it is marked for whom the carrier takes it */
+    bool declined;          /* the relay that granted has no chunks of it to fetch */
+    uint64_t granted_by_ms; /* fetches of the round at hand wait no longer to hear who relays */
     struct part *first_waiting, *last_waiting; /* puts and fetches to send */
     uint32_t in_flight;                        /* puts and fetches unanswered */
     bool busy; /* it refused one for now: no more before an answer or the next tick */

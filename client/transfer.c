@@ -1,6 +1,6 @@
 /* Puts and fetches: cut into chunks, a few in flight to each shard, asked again when a connection is lost.
- * Where a shard of this host relays for one that is not of this host, fetches go to that (proto/wire/chunk.h,
- * "Relays"), and to the owner what it has not. Loop thread. */
+ * Where a shard of this host relays for one that is not of this host, fetches go to that
+ * (proto/wire/chunk.h, "Relays"), and to the owner what it has not. Loop thread. */
 #include <assert.h>
 
 #include "client/mapped.h"
@@ -45,19 +45,36 @@ static void count_back(struct part *part)
     part->job->shards[part->via].asked--;
 }
 
-/* Whom to ask: what this host has alone is not asked of a relay, nor is what it said that it has not. */
+/* What a relay may have, and this host has not without one. */
+static bool may_relay(const struct shard_link *owner, const struct part *part)
+{
+    return part->kind == CAIRN_CHUNK_FETCH && part->tile == CAIRN_TILE_WHOLE &&
+           part->plane == CAIRN_PLANE_WIRE && !part->direct && !cairn_link_shares(owner);
+}
+
+/* Whom to ask: not a relay for what it said that it has not. */
 static struct shard_link *route(struct shard_link *owner, const struct part *part)
 {
     struct shard_link *relay = cairn_link_granter(owner);
-    const bool may_relay = part->kind == CAIRN_CHUNK_FETCH && part->tile == CAIRN_TILE_WHOLE &&
-                           part->plane == CAIRN_PLANE_WIRE;
-    if (relay == owner || !may_relay || part->direct || owner->declined) return owner;
-    return cairn_link_shares(relay) && !cairn_link_shares(owner) ? relay : owner;
+    if (relay == owner || owner->declined || !may_relay(owner, part)) return owner;
+    return cairn_link_shares(relay) ? relay : owner;
+}
+
+/* Who relays, the GRANT of the round says, which may come after the coordinator's word. Without waiting
+ * for it each worker of the host would fetch for itself what the first round begins with. */
+static bool awaits_grant(const struct shard_link *owner, const struct part *part)
+{
+    const struct job *job = owner->job;
+    const bool is_known = owner->grant.kind != 0 && !owner->declined;
+    if (job->spec.reduce_groups != CAIRN_GROUPS_HOST || job->push == NULL || is_known) return false;
+    return owner->grant.round != job->push_round && may_relay(owner, part) &&
+           cairn_client_now_ms() < owner->granted_by_ms;
 }
 
 void cairn_transfer_pump(struct shard_link *owner)
 {
     while (!owner->busy && owner->in_flight < IN_FLIGHT_MAX && owner->first_waiting != NULL) {
+        if (awaits_grant(owner, owner->first_waiting)) return; // the GRANT, or the tick
         const struct shard_link *via = route(owner, owner->first_waiting);
         // Before the shard's HELLO it is not known by which of its endpoints it will answer.
         if (via->peer == NULL || via->endpoint == 0) return;

@@ -37,7 +37,7 @@ static struct note notes[NOTES];
 static uint32_t note_count;
 static uint32_t granted_by[SHARDS]; /* the script: who grants for it, */
 static bool marked[SHARDS];         /* as a relay */
-static bool holds_acks, holds_fetches, declines;
+static bool holds_acks, holds_fetches, holds_grants, declines;
 static uint32_t damages;     /* so many of the next answers */
 static cairn_status refuses; /* pushes */
 static uint64_t round_granted;
@@ -209,6 +209,7 @@ static void pump(void)
         if (nodes[i].fabric != NULL) cairn_fabric_progress(nodes[i].fabric);
     for (uint32_t i = 0; i < SHARDS; i++)
         if (fake.shards[i].round == 0 || fake.shards[i].round == round_granted) return;
+    if (holds_grants) return;
     round_granted = fake.shards[0].round; // it is open at all of them
     for (uint32_t i = 0; i < SHARDS; i++)
         if (nodes[i].peer != NULL) say_grants(&nodes[i]);
@@ -287,7 +288,8 @@ static void attach(void)
                                          .tensor_count = TENSORS,
                                          .groups = &group,
                                          .group_count = 1,
-                                         .chunk_leaves = 1 };
+                                         .chunk_leaves = 1,
+                                         .reduce_groups = CAIRN_GROUPS_HOST };
     const struct cairn_opts opts = { .struct_size = sizeof opts,
                                      .endpoint = fake.listen,
                                      .fabric = "auto" };
@@ -384,7 +386,7 @@ static void open_scene(const char *const kinds[SHARDS])
 {
     note_count = committed = 0;
     round_granted = 0;
-    holds_acks = holds_fetches = declines = false;
+    holds_acks = holds_fetches = holds_grants = declines = false;
     damages = 0;
     refuses = CAIRN_OK;
     for (int t = 0; t < TENSORS; t++)
@@ -624,6 +626,48 @@ START_TEST(what_a_relay_that_is_lost_did_not_answer_is_asked_again)
 }
 END_TEST
 
+/* What a trainer does first. */
+static void begin_and_fetch(void)
+{
+    round_at_hand = (struct cairn_round) { .struct_size = sizeof round_at_hand };
+    good(cairn_round_begin(job, WAIT_MS, &round_at_hand));
+    result.version = round_at_hand.version;
+    fetch();
+}
+
+static uint64_t now_ms(void)
+{
+    return uv_hrtime() / 1000000;
+}
+
+START_TEST(a_fetch_of_the_first_round_waits_until_it_is_known_who_relays)
+{
+    open_host();
+    holds_grants = true;
+    begin(begin_and_fetch);
+    until(fake.shards[0].round != 0);
+    for (const uint64_t end = now_ms() + 120; now_ms() < end;) pump();
+    ck_assert_uint_eq(count(1, CAIRN_CHUNK_FETCH, 1), 0);
+    holds_grants = false;
+    finish();
+    ck_assert_uint_eq(count(0, CAIRN_CHUNK_FETCH, 1), CHUNKS);
+    ck_assert_uint_eq(count(1, CAIRN_CHUNK_FETCH, 1), 0);
+    close_scene();
+}
+END_TEST
+
+START_TEST(a_fetch_that_nobody_relays_waits_no_longer_than_a_moment)
+{
+    open_host();
+    holds_grants = true;
+    const uint64_t begun = now_ms();
+    call(begin_and_fetch);
+    ck_assert_uint_lt(now_ms() - begun, 5000);
+    ck_assert_uint_eq(count(1, CAIRN_CHUNK_FETCH, 1), CHUNKS);
+    close_scene();
+}
+END_TEST
+
 static void wait_for_push(void)
 {
     cairn_op *op = NULL;
@@ -662,6 +706,8 @@ int main(void)
     tcase_add_test(tcase, a_chunk_that_came_damaged_is_asked_for_again);
     tcase_add_test(tcase, what_a_relay_has_not_the_owner_is_asked_for_until_the_next_grant);
     tcase_add_test(tcase, what_a_relay_that_is_lost_did_not_answer_is_asked_again);
+    tcase_add_test(tcase, a_fetch_of_the_first_round_waits_until_it_is_known_who_relays);
+    tcase_add_test(tcase, a_fetch_that_nobody_relays_waits_no_longer_than_a_moment);
     tcase_add_test(tcase, a_wait_that_times_out_names_the_relay_that_has_not_answered);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);
