@@ -1,6 +1,5 @@
 #include "proto/fabric/pages.h"
 
-#include <errno.h>
 #include <stdint.h>
 #include <sys/mman.h>
 
@@ -29,11 +28,9 @@ void *cairn_pages_map(size_t bytes, int protection, int flags, int fd)
     if (from == MAP_FAILED) return MAP_FAILED;
     uint8_t *to = (uint8_t *)large_up((uintptr_t)from);
     void *base = mmap(to, bytes, protection, flags | MAP_FIXED, fd, 0);
-    if (base == MAP_FAILED) {
-        const int error = errno;
+    if (base == MAP_FAILED) { // a file of larger pages still: the kernel knows where they may begin
         munmap(from, room);
-        errno = error;
-        return MAP_FAILED;
+        return mmap(NULL, bytes, protection, flags, fd, 0);
     }
     const size_t before = (size_t)(to - from), pages = (bytes + SMALL - 1) / SMALL * SMALL;
     if (before > 0) munmap(from, before);

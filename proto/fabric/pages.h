@@ -18,8 +18,8 @@ void *cairn_pages_map(size_t bytes, int protection, int flags, int fd);
 
 /* Backs the large pages that lie wholly in [base, base + bytes) of shared memory, mapped to be written
  * to. They are of the node of the thread that calls; best before anything is written there, as what is
- * there is copied. Memory that others write to meanwhile stays right. False: there were no more, or the
- * kernel has none. */
+ * there is copied. Memory that others write to meanwhile stays right. False, with errno: there were no
+ * more, or the kernel has none; EAGAIN: not this one, not now. */
 bool cairn_pages_back(void *base, size_t bytes);
 
 #endif

@@ -205,8 +205,8 @@ static void on_bye(struct ucx_fabric *ucx, struct ucx_peer *peer, const struct u
     if (peer != NULL && peer->paired == 0) fabric_peer_lost(&peer->common, CAIRN_ERR_CLOSED);
 }
 
-/* peer: NULL, if it came by no endpoint of ours (any more). That is nothing to us but for what it says of others:
- * it heard, or hears, that its pair is gone. */
+/* peer: NULL, if it came by no endpoint of ours (any more). That is nothing to us but for what it says of
+ * others: it heard, or hears, that its pair is gone. */
 static void take(struct ucx_fabric *ucx, struct ucx_peer *peer, enum ucx_frame_kind kind,
                  const union ucx_frame *frame, const void *rest)
 {

@@ -60,21 +60,25 @@ static size_t pages_of(const struct cairn_arena *arena, uint64_t from, uint64_t 
     return arena->large == NULL ? 0 : end < whole ? end : whole;
 }
 
-void cairn_arena_leave(struct cairn_arena *arena, uint64_t from, uint64_t bytes)
+void cairn_arena_leave(const struct cairn_arena *arena, uint64_t from, uint64_t bytes)
 {
     size_t page;
     for (const size_t end = pages_of(arena, from, bytes, &page); page < end; page++)
         atomic_store_explicit(&arena->large[page], LEFT, memory_order_relaxed);
 }
 
+/* A kernel that has none looks for some each time (it compacts, and reclaims of a container's limit): once is
+ * enough. */
 void cairn_arena_back(const struct cairn_arena *arena, uint64_t from, uint64_t bytes)
 {
     size_t page;
     for (const size_t end = pages_of(arena, from, bytes, &page); page < end; page++) {
         unsigned char wanted = WANTED;
-        if (atomic_compare_exchange_strong(&arena->large[page], &wanted, TAKEN))
-            (void)cairn_pages_back(arena->base + page * CAIRN_PAGES_LARGE_BYTES,
-                                   CAIRN_PAGES_LARGE_BYTES);
+        if (!atomic_compare_exchange_strong(&arena->large[page], &wanted, TAKEN)) continue;
+        if (!cairn_pages_back(arena->base + page * CAIRN_PAGES_LARGE_BYTES,
+                              CAIRN_PAGES_LARGE_BYTES) &&
+            errno != EAGAIN)
+            cairn_arena_leave(arena, 0, arena->bytes);
     }
 }
 

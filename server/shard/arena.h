@@ -33,10 +33,10 @@ CAIRN_MUST_CHECK cairn_status cairn_arena_open_scratch(const char *label, uint64
                                                        struct cairn_sentence *why);
 /* In these bytes of a state arena nothing will be written: a page that has any of them is no large one.
  * Before the first cairn_arena_back; one thread. */
-void cairn_arena_leave(struct cairn_arena *arena, uint64_t from, uint64_t bytes);
+void cairn_arena_leave(const struct cairn_arena *arena, uint64_t from, uint64_t bytes);
 /* Large pages for these bytes of a state arena, if the kernel has them (proto/fabric/pages.h), of the
  * node of the thread that calls first; for each page once, and best before it is written to. 0.1 ms a
- * MiB. Any thread, several at a time, while others write there. */
+ * MiB; once it had none, it is not asked again. Any thread, several at a time, while others write there. */
 void cairn_arena_back(const struct cairn_arena *arena, uint64_t from, uint64_t bytes);
 /* Of a state arena: the pages of that part are there from here on, so that to touch one first is no
  * SIGBUS where the host has none. CAIRN_ERR_NO_MEMORY: it has not. */

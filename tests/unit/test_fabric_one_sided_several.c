@@ -1,5 +1,5 @@
-/* One-sided reads over UCX between two nodes that have several connections with each other, as a session with two
- * jobs has with a shard. */
+/* One-sided reads over UCX between two nodes that have several connections with each other, as a session
+ * with two jobs has with a shard. */
 #include <check.h>
 #include <fcntl.h>
 #include <stdlib.h>

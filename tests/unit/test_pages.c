@@ -13,6 +13,9 @@
 #include "server/shard/arena.h"
 
 #define LARGE CAIRN_PAGES_LARGE_BYTES
+#ifndef MFD_HUGE_1GB
+#define MFD_HUGE_1GB (30U << 26) /* linux/memfd.h; glibc has it not */
+#endif
 
 static int shared(size_t bytes)
 {
@@ -95,6 +98,37 @@ START_TEST(no_page_is_taken_of_what_is_left)
 }
 END_TEST
 
+START_TEST(a_kernel_that_has_none_is_asked_once)
+{
+    struct cairn_arena arena;
+    struct cairn_sentence why;
+    ck_assert_int_eq(cairn_arena_open_state("test", 8 * LARGE, &arena, &why), CAIRN_OK);
+    ck_assert_int_eq(mprotect(arena.base, arena.bytes, PROT_READ), 0); // it refuses
+    cairn_arena_back(&arena, LARGE, 1);
+    ck_assert_int_eq(mprotect(arena.base, arena.bytes, PROT_READ | PROT_WRITE), 0);
+    cairn_arena_back(&arena, 0, arena.bytes);
+    ck_assert_uint_eq(resident(arena.fd), 0);
+    cairn_arena_close(&arena);
+}
+END_TEST
+
+/* They begin at multiples of a GiB. Nothing is touched, so none need be there. */
+START_TEST(a_file_of_pages_larger_still_is_mapped_too)
+{
+    const size_t bytes = (size_t)1 << 30;
+    const int flags = MAP_SHARED | MAP_NORESERVE;
+    const int fd = memfd_create("test", MFD_CLOEXEC | MFD_HUGETLB | MFD_HUGE_1GB);
+    if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0) return; // not on this machine
+    void *plain = mmap(NULL, bytes, PROT_READ, flags, fd, 0);
+    if (plain == MAP_FAILED) return;
+    void *at = cairn_pages_map(bytes, PROT_READ, flags, fd);
+    ck_assert(at != MAP_FAILED);
+    ck_assert_int_eq(munmap(at, bytes), 0);
+    munmap(plain, bytes);
+    close(fd);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("pages");
@@ -102,6 +136,8 @@ int main(void)
     tcase_add_test(tests, a_mapping_begins_at_a_large_page_and_goes_with_one_munmap);
     tcase_add_test(tests, what_is_there_stays_and_what_is_not_is_zero);
     tcase_add_test(tests, no_page_is_taken_of_what_is_left);
+    tcase_add_test(tests, a_kernel_that_has_none_is_asked_once);
+    tcase_add_test(tests, a_file_of_pages_larger_still_is_mapped_too);
     suite_add_tcase(suite, tests);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_ENV);
