@@ -81,6 +81,30 @@ START_TEST(every_bf16_widens_exactly_and_comes_back)
 }
 END_TEST
 
+START_TEST(
+    a_long_run_has_the_bits_of_short_ones) // of an instruction set; long ones go around the caches
+{
+    enum { LONG = 64 * CAIRN_LEAF_ELEMS + 37, SHORT = 1000 };
+    const struct cairn_backend *host = cairn_backend_host_at((uint32_t)_i);
+    if (host == NULL) return;
+    float *in = malloc(LONG * sizeof *in);
+    uint16_t *shorts = malloc(LONG * sizeof *shorts),
+             *longs = aligned_alloc(64, (LONG + 64) / 64 * 128);
+    ck_assert(in != NULL && shorts != NULL && longs != NULL);
+    for (uint32_t i = 0; i < LONG; i++) in[i] = cairn_f32_of_bits(i * 2654435761u);
+    for (size_t i = 0; i < LONG; i += SHORT)
+        host->convert(shorts + i, CAIRN_BF16, in + i, CAIRN_F32,
+                      LONG - i < SHORT ? LONG - i : SHORT);
+    for (size_t offset = 0; offset < 2; offset++) {
+        host->convert(longs + offset, CAIRN_BF16, in, CAIRN_F32, LONG);
+        ck_assert_int_eq(memcmp(longs + offset, shorts, LONG * sizeof *shorts), 0);
+    }
+    free(in);
+    free(shorts);
+    free(longs);
+}
+END_TEST
+
 START_TEST(the_same_dtype_is_copied_and_no_elements_touch_nothing)
 {
     const struct cairn_backend *host = cairn_backend_host();
@@ -118,6 +142,7 @@ int main(void)
     tcase_add_test(tcase, bf16_is_the_nearest_ties_to_even_for_sampled_inputs);
     tcase_add_loop_test(tcase, bf16_is_the_nearest_ties_to_even_for_all_inputs, 0,
                         CAIRN_HOST_ISA_COUNT);
+    tcase_add_loop_test(tcase, a_long_run_has_the_bits_of_short_ones, 0, CAIRN_HOST_ISA_COUNT);
     tcase_add_test(tcase, every_bf16_widens_exactly_and_comes_back);
     tcase_add_test(tcase, the_same_dtype_is_copied_and_no_elements_touch_nothing);
     tcase_add_test(tcase, only_f32_and_bf16_go_over_the_wire);
