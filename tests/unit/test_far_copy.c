@@ -12,7 +12,7 @@ START_TEST(a_copy_around_the_caches_is_a_copy)
 {
     static uint8_t from[ROOM], to[ROOM], expected[ROOM];
     for (size_t i = 0; i < ROOM; i++) from[i] = (uint8_t)(i * 7 + 3);
-    for (size_t bytes = 0; bytes < 330; bytes += bytes < 140 ? 1 : 13)
+    for (size_t bytes = 0; bytes < 700; bytes += bytes < 140 ? 1 : 13)
         for (size_t at = 0; at < 66; at++) {
             const size_t source = (at * 29 + bytes) % 131;
             memset(to, 0xee, ROOM);
