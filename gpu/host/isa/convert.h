@@ -49,10 +49,9 @@ static void narrow(uint16_t *restrict dst, const float *restrict src, size_t ele
             if (around)
                 stream_u16(dst + k, half);
             else
-                if (around) stream_u16(dst + k, half); else memcpy(dst + k, &half, sizeof half);
+                memcpy(dst + k, &half, sizeof half);
         }
     }
-    if (around) stream_end();
     if (around) stream_end();
     for (; i < elems; i++) dst[i] = narrow_one(src[i]);
 }
