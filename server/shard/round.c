@@ -88,13 +88,20 @@ static void run_fold(struct cairn_task *task, uint32_t item, uint32_t thread)
 /* The sum is wrong for good, as folds go on from it: the round must not be reported. */
 static void spoil(struct cairn_shard_job *job, const struct cairn_fold *fold)
 {
+    bool is_ours = true;
     job->spoiled_round = cairn_step_round_seen(job->step);
     for (uint32_t i = 0; i < fold->source_count; i++) {
         const struct cairn_slot *slot = &job->slots[fold->slots[i]];
         const uintptr_t from = (uintptr_t)slot->view, at = (uintptr_t)fold->failed_at;
-        if (slot->view != NULL && at - from < slot->payload_bytes)
-            cairn_member_unreadable(job, slot->member);
+        if (slot->view == NULL || at - from >= slot->payload_bytes) continue;
+        is_ours = false;
+        cairn_member_unreadable(job, slot->member);
     }
+    if (is_ours)
+        cairn_log_error(
+            "job %s: the host of shard %s has no page for a sum: it is out of memory, and "
+            "round %llu cannot end; give it more, and have a worker attach again",
+            job->spec.name, job->shard->name, (unsigned long long)job->spoiled_round);
 }
 
 static void fold_done(struct cairn_task *task)
