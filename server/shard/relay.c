@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TICK_MS 20
+#define TICK_MS          20
+#define SILENT_TICKS_MAX 750 /* without a word from an owner */
 
 /* ---- one in use ---- */
 
@@ -177,6 +178,7 @@ cairn_status cairn_relay_set(struct cairn_shard_job *job, const Cairn__RelaySet 
     relay->job = job;
     relay->number = message->relay;
     relay->token = message->token;
+    relay->silent_ticks_max = SILENT_TICKS_MAX;
     relay->sums = CAIRN_ARENA_NONE;
     relay->next = job->relays;
     job->relays = relay;

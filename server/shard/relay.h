@@ -41,6 +41,7 @@ struct cairn_relay_link {
     uint32_t endpoint;   /* the owner's to us, the newest heard of; 0: none on this connection */
     bool heard;          /* anything from it since the last tick */
     uint64_t quiet_since_ms;
+    uint32_t silent_ticks; /* with something to wait for, and not a word from it */
 };
 
 enum { CAIRN_RELAY_NONE = UINT32_MAX }; /* no buffer */
@@ -170,6 +171,7 @@ struct cairn_relay {
     uint32_t buffers_turn;     /* of owners, to have one that is free first */
     struct cairn_log_limit starving;
     uint64_t stuck_max_ms;      /* then it gives up */
+    uint32_t silent_ticks_max;  /* the same of owners that do not answer */
     uint64_t roomless_since_ms; /* payloads are refused for lack of memory; 0: none was */
     bool given_up;
     struct cairn_relay_fold *folds; /* owned: as many as can be under way */

@@ -70,11 +70,29 @@ static void connect_owner(struct cairn_relay_owner *owner, uint64_t now_ms)
     if (say_hello(owner) != CAIRN_OK) cairn_relay_link_close(owner);
 }
 
+static bool waits(const struct cairn_relay_owner *owner)
+{
+    return cairn_relay_send_waits(owner) || cairn_relay_fetch_waits(owner);
+}
+
+/* An owner that is hung, the coordinator notices. This one it hears, and we do not: the way between is
+ * broken, and the workers may have another. Ticks are counted, as they do not come while this process is
+ * stopped. */
+static void judge_silence(struct cairn_relay_owner *owner)
+{
+    struct cairn_relay_link *link = &owner->link;
+    const bool answers = link->peer != NULL && link->heard;
+    link->silent_ticks = answers || !waits(owner) ? 0 : link->silent_ticks + 1;
+    if (link->silent_ticks < owner->relay->silent_ticks_max) return;
+    link->silent_ticks = 0;
+    cairn_relay_give_up(owner->relay, "shard %s does not answer shard %s", owner->name,
+                        shard_of(owner)->name);
+}
+
 static void break_silence(struct cairn_relay_owner *owner, uint64_t now_ms)
 {
     struct cairn_relay_link *link = &owner->link;
-    const bool waits = cairn_relay_send_waits(owner) || cairn_relay_fetch_waits(owner);
-    if (link->heard || !waits) link->quiet_since_ms = now_ms;
+    if (link->heard || !waits(owner)) link->quiet_since_ms = now_ms;
     link->heard = false;
     if (now_ms - link->quiet_since_ms < QUIET_MAX_MS) return;
     link->quiet_since_ms = now_ms;
@@ -94,6 +112,7 @@ static void tell_loss(struct cairn_relay_owner *owner)
 void cairn_relay_link_tick(struct cairn_relay_owner *owner, uint64_t now_ms)
 {
     struct cairn_relay_link *link = &owner->link;
+    judge_silence(owner);
     if (link->peer != NULL) {
         cairn_relay_fetch_tick(owner);
         break_silence(owner, now_ms);

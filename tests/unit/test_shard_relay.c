@@ -338,6 +338,20 @@ START_TEST(a_relay_whose_sums_an_owner_refuses_is_given_up)
 }
 END_TEST
 
+START_TEST(a_relay_that_an_owner_does_not_answer_is_given_up)
+{
+    open_host(SCENE_CHUNK_LEAVES);
+    relay()->silent_ticks_max = 10;
+    scene_settle(&scene);
+    for (int i = 0; i < 8; i++) scene_settle(&scene);
+    ck_assert(!relay()->given_up); // it has nothing to wait for
+    push_both(1, 0);
+    passed_on();
+    hear_given_up("shard second does not answer shard s0");
+    close_host();
+}
+END_TEST
+
 START_TEST(a_relay_that_cannot_queue_what_it_has_is_given_up)
 {
     static const uint32_t absent[] = { T_WEIGHT };
@@ -444,6 +458,7 @@ int main(void)
     tcase_add_test(tcase, folds_go_on_when_the_shards_memory_has_room_again);
     tcase_add_test(tcase, a_relay_whose_host_has_no_pages_for_sums_is_given_up);
     tcase_add_test(tcase, a_relay_whose_sums_an_owner_refuses_is_given_up);
+    tcase_add_test(tcase, a_relay_that_an_owner_does_not_answer_is_given_up);
     tcase_add_test(tcase, a_relay_that_cannot_queue_what_it_has_is_given_up);
     tcase_add_test(tcase, garbage_of_workers_and_owners_spoils_one_round_at_most);
     suite_add_tcase(suite, tcase);
