@@ -459,6 +459,7 @@ bool cairn_cluster_groups_fault(struct cairn_cluster_job *job, uint64_t member, 
     for (uint32_t r = 0; r < groups->plan.relay_count; r++) {
         const struct cairn_group_relay *relay = &groups->relays[r];
         if (relay->number != member) continue;
+        if (!all_know(job)) return true; // a shard is or was away: all is told anew
         cairn_log_warn("job %s: no reduce groups until somebody comes or goes: relay %s: %s",
                        job->spec.name, job->shards[relay->shard].seat->name, text);
         cairn_sentence_set(&groups->refused, "relay %s failed: %.900s",

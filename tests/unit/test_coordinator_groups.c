@@ -346,6 +346,21 @@ START_TEST(a_relay_that_gives_up_in_a_round_ends_the_groups)
 }
 END_TEST
 
+START_TEST(a_relay_that_gives_up_because_a_shard_is_away_relays_when_it_is_back)
+{
+    const uint64_t job = attach_all("aabb", CAIRN_GROUPS_HOST);
+    one_round(job, 0, 4);
+    fake_shard_away(&fake, 1);
+    fake_shard_give_up(&fake.shards[2], "shard s1 does not answer shard s2");
+    fake_shard_up(&fake, 1);
+    for (uint32_t i = 0; i < 4; i++) // it has another address now
+        cairn_message_free(fake_expect(&fake, &w[i], CAIRN_MSG_SHARDS_CHANGED, 0));
+    one_round(job, 0, 4);
+    expect_opened(0, 2);
+    ck_assert_uint_ne(fake.shards[2].opened_relay, 0);
+}
+END_TEST
+
 START_TEST(tiles_end_the_groups_and_it_is_shown)
 {
     const uint64_t job = attach_all("aa", CAIRN_GROUPS_HOST);
@@ -509,6 +524,7 @@ int main(void)
     tcase_add_test(tcase, an_owner_that_refuses_a_relay_ends_the_groups);
     tcase_add_test(tcase, a_shard_that_cannot_relay_ends_the_groups);
     tcase_add_test(tcase, a_relay_that_gives_up_in_a_round_ends_the_groups);
+    tcase_add_test(tcase, a_relay_that_gives_up_because_a_shard_is_away_relays_when_it_is_back);
     tcase_add_test(tcase, tiles_end_the_groups_and_it_is_shown);
     tcase_add_test(tcase, a_job_shows_the_groups_of_its_last_round);
     tcase_add_test(tcase, a_snapshot_says_the_groups_of_its_step_and_a_restore_forms_new_ones);
