@@ -30,6 +30,7 @@ _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 _PAUSE_MAX = 64  # versions
 _IN_PLACE = frozenset("""__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __iand__
     __ior__ __ixor__ __ilshift__ __irshift__ __idiv__""".split())
+_GIVES_AWAY = frozenset("storage untyped_storage _storage _typed_storage __dlpack__".split())  # its memory
 _NO_WRITE = frozenset(["requires_grad_", "detach_", "rename_", "retain_grad"])  # changes what it is, not its values
 
 
@@ -133,12 +134,27 @@ class _Lent:
         if lent is not None and lent._cairn_loan.is_over and name != "__set__":
             raise Invalid("a tensor that was taken from a parameter in stage 3 is of a version that has ended: take it "
                           "anew, or a copy (.clone()) of what is to be kept")
-        if name.endswith("_") and _writes(name, args, kwargs) or _first([kwargs.get("out")]) is not None:
+        if name in _GIVES_AWAY and lent is not None:
+            raise Invalid(f"{name} of a parameter that is lent, read only, by the shards of this host: take it of a "
+                          "copy (.clone())")
+        if name.endswith("_") and _writes(name, args, kwargs) or _writes_beneath(args, kwargs):
             raise Invalid(f"{name} would write to a parameter that is lent, read only, by the shards of this host: "
                           "change it by m.write({name: values}); for one of this worker's alone, which ends with the "
                           "step, take `with m.gathered(name):`, or attach(…, mapped_parameters=False)")
         result = torch._C._disabled_torch_function_impl(function, types, args, kwargs)  # type: ignore[attr-defined]
         return result if lent is None else _guarded(result, name, lent)
+
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> torch.Tensor:
+        return memo.setdefault(id(self), self._copied())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._copied().__reduce_ex__(protocol)
+
+    def _copied(self) -> Any:
+        """Of the class that it has when it is not lent."""
+        copy = self.detach().clone()  # type: ignore[attr-defined]
+        return nn.Parameter(copy, self.requires_grad) if isinstance(self, nn.Parameter) else copy
 
 
 class _LentTensor(_Lent, torch.Tensor):
@@ -160,6 +176,14 @@ def _writes(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     if name.startswith("__") and name not in _IN_PLACE or name in _NO_WRITE:
         return False
     return _first(list(args[:1]) + [kwargs.get("input"), kwargs.get("tensor"), kwargs.get("self")]) is not None
+
+
+def _writes_beneath(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Functions of torch.nn.functional that are told to by an option; nobody is asked while they run."""
+    written = [kwargs.get("out")]
+    if kwargs.get("inplace") or kwargs.get("max_norm") is not None:
+        written += [*args, *kwargs.values()]
+    return _first(written) is not None
 
 
 def _guarded(result: Any, name: str, lent: _Lent) -> Any:

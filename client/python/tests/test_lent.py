@@ -2,6 +2,9 @@
 writes there, and that nothing reads there once the version, the job or the session is over."""
 
 import contextlib
+import copy
+import io
+import pickle
 import threading
 import unittest
 import warnings
@@ -15,6 +18,7 @@ except ImportError:
     skip("torch is not installed for this Python (Debian: python3-torch)")
 
 from torch import nn
+from torch.nn import functional
 
 import cairn
 import gpt
@@ -142,6 +146,9 @@ class Writing(Case):
                   lambda w: torch._foreach_mul_([w], 2.0), lambda w: w.t().zero_(),
                   lambda w: w[0].fill_(1), lambda w: w.chunk(2)[1].view(-1).add_(1),
                   lambda w: w.numpy().__setitem__(0, 1), lambda w: w.unbind()[0].data.zero_(),
+                  lambda w: functional.relu(w, inplace=True), lambda w: functional.dropout(w.t(), 0.5, True, True),
+                  lambda w: functional.embedding(torch.arange(8), w, max_norm=0.1),
+                  lambda w: w.storage().fill_(0), lambda w: torch.from_dlpack(w.data).zero_(),
                   *of_data(lambda w: w.zero_()), *of_data(lambda w: w.view(-1)[3:].mul_(2)), *of_data(times_two)]
         refused = []
 
@@ -159,6 +166,24 @@ class Writing(Case):
         self.assertEqual(len(refused), len(writes))
         self.assertTrue(all("lent, read only" in one or "read-only" in one for one in refused), refused)
         self.assertTrue(m.step().applied)
+
+    def test_copies_of_it_are_plain(self):
+        plain = []
+
+        def during(block):
+            block.during, file = None, io.BytesIO()
+            torch.save(block.state_dict(), file)
+            file.seek(0)
+            plain.extend([copy.deepcopy(block).weight, copy.deepcopy(block.weight.data[1:]).new_zeros(1),
+                          pickle.loads(pickle.dumps(block.weight)), torch.load(file)["weight"]])
+
+        m = self.attach(blocks(during, None))
+        pass_of(m.model).backward()
+        m.step()
+        self.assertEqual([type(one) for one in plain], [nn.Parameter, torch.Tensor, nn.Parameter, torch.Tensor])
+        for one in plain:
+            one.data.zero_()
+            self.assertEqual(one.sum().item(), 0.0)
 
     def test_in_gathered_it_is_this_workers_copy(self):
         m = self.attach(blocks(None, None))
