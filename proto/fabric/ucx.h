@@ -89,6 +89,7 @@ struct ucx_fabric {
     uint32_t endpoints, generations, reads_now;
     size_t refer_min; /* bytes */
     uint64_t grave_bytes;
+    uint32_t grave_count;
     struct ucx_share *slots[UCX_FRAME_SLOTS];
     LIST_HEAD(, ucx_peer) nodes[UCX_NODES]; /* by node */
     LIST_HEAD(, ucx_share) shares;

@@ -8,12 +8,15 @@
  * "grave", which costs addresses only). What such a reader has got is not what its checksum says, and it
  * is not the owner's any more. A card that refuses a read-only map (UCX asks verbs for more than it
  * needs) gets the owner's own; a late read then ends at the card, with an error for the reader. */
+#include "proto/fabric/pages.h"
 #include "proto/fabric/ucx.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#define GRAVES_BYTES_MAX (UINT64_C(1) << 40) /* of addresses; then the oldest goes */
+/* Then the oldest goes. A process may have some 65,000 maps. */
+#define GRAVES_BYTES_MAX (UINT64_C(1) << 40) /* of addresses */
+#define GRAVES_MAX       4096
 
 /* -- registering -------------------------------------------------------------------------------- */
 
@@ -39,7 +42,7 @@ static ucs_status_t register_memory(struct ucx_fabric *ucx, struct ucx_share *sh
 
 static bool open_share(struct ucx_fabric *ucx, struct ucx_share *share, int fd)
 {
-    void *view = mmap(NULL, share->bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    void *view = cairn_pages_map(share->bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd);
     if (view != MAP_FAILED) {
         share->view = view;
         if (register_memory(ucx, share, view) == UCS_OK) return true;
@@ -94,6 +97,7 @@ static void unmap_oldest(struct ucx_fabric *ucx)
     struct ucx_grave *grave = STAILQ_FIRST(&ucx->graves);
     STAILQ_REMOVE_HEAD(&ucx->graves, link);
     ucx->grave_bytes -= grave->bytes;
+    ucx->grave_count--;
     munmap(grave->view, grave->bytes);
     free(grave);
 }
@@ -110,7 +114,9 @@ static void bury(struct ucx_fabric *ucx, void *view, size_t bytes)
     *grave = (struct ucx_grave) { .view = view, .bytes = bytes };
     STAILQ_INSERT_TAIL(&ucx->graves, grave, link);
     ucx->grave_bytes += bytes;
-    while (ucx->grave_bytes > GRAVES_BYTES_MAX && STAILQ_FIRST(&ucx->graves) != grave)
+    ucx->grave_count++;
+    while ((ucx->grave_bytes > GRAVES_BYTES_MAX || ucx->grave_count > GRAVES_MAX) &&
+           STAILQ_FIRST(&ucx->graves) != grave)
         unmap_oldest(ucx);
 }
 
