@@ -162,6 +162,7 @@ static void ucx_stop(struct cairn_fabric *fabric)
             poll(&wait, 1, 10);
     while (ucp_worker_progress(ucx->worker) != 0 && now_ms() < deadline) {}
     ucx_one_sided_begin_stop(ucx);
+    ucx_one_sided_settle(ucx);
     ucp_worker_destroy(ucx->worker);
     ucp_cleanup(ucx->context);
     ucx_far_close(ucx);

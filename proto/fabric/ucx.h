@@ -199,6 +199,7 @@ cairn_status ucx_control_send(struct ucx_peer *peer, const void *frame, size_t f
 void ucx_refuse(struct ucx_fabric *ucx, uint64_t node, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 void ucx_one_sided_begin_stop(struct ucx_fabric *ucx); /* while the worker is there */
+void ucx_one_sided_settle(struct ucx_fabric *ucx);     /* last before it is destroyed */
 void ucx_one_sided_end_stop(struct ucx_fabric *ucx);   /* when it is not */
 const char *ucx_message_path(const struct cairn_fabric_message *message);
 const char *ucx_payload_path(const struct cairn_fabric_peer *peer, const void *payload,

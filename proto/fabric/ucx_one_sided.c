@@ -11,10 +11,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "proto/fabric/ucx_lanes.h"
 
 enum { CONTROL_ID = 8 }; /* of active messages, beside that of ucx_message.c */
+enum { SETTLE_TURNS = 200, SETTLE_TURN_US = 500 };
 
 /* TCP has no lanes that read, so that nothing has to be asked or said. */
 bool ucx_one_sided_is_possible(const struct cairn_fabric_options *options)
@@ -293,6 +295,23 @@ void ucx_one_sided_begin_stop(struct ucx_fabric *ucx)
     if (!ucx->common.is_one_sided) return;
     ucx_reads_begin_stop(ucx);
     ucx_shares_close(ucx); // what the owner did not drop; fabric.c frees the objects
+}
+
+/* UCX 1.13 aborts a process that destroys its worker before its answer is out to another's first wish
+ * to be answered, which may have come just now. Takes a bounded time. */
+void ucx_one_sided_settle(struct ucx_fabric *ucx)
+{
+    const ucp_request_param_t param = { .op_attr_mask = 0 };
+    if (!ucx->common.is_one_sided) return;
+    ucs_status_ptr_t request = ucp_worker_flush_nbx(ucx->worker, &param);
+    if (!UCS_PTR_IS_PTR(request)) return;
+    for (int turn = 0; turn < SETTLE_TURNS;) {
+        if (ucp_request_check_status(request) != UCS_INPROGRESS) break;
+        if (ucp_worker_progress(ucx->worker) != 0) continue;
+        usleep(SETTLE_TURN_US);
+        turn++;
+    }
+    ucp_request_free(request);
 }
 
 void ucx_one_sided_end_stop(struct ucx_fabric *ucx)
