@@ -377,7 +377,8 @@ CAIRN_EXPORT void cairn_close(cairn *session);
 CAIRN_EXPORT const char *cairn_error(void);
 
 /* Memory of the library, whole pages of zeros, until cairn_free or the end of cairn_close: shared memory,
- * which shards of this host may map. Whoever gives it to put, push or fetch lends it like any other; a
+ * which shards of this host may map. From 2 MiB on it is taken at once, not when it is touched, in large
+ * pages if the kernel has them. Whoever gives it to put, push or fetch lends it like any other; a
  * piece that reaches beyond its end is CAIRN_ERR_INVALID. device: -1 = host; CAIRN_ERR_UNSUPPORTED without
  * CUDA, CAIRN_ERR_NO_MEMORY. */
 CAIRN_EXPORT cairn_status cairn_alloc(cairn *session, size_t bytes, int device,
