@@ -111,8 +111,8 @@ static cairn_status send_word(struct job *job, bool (*run)(struct command *),
 static cairn_status send_sums(struct job *job, const struct cairn_round *round)
 {
     pthread_mutex_lock(&job->session->lock);
-    const bool mine = !job->sums_ended;
-    job->sums_ended = true;
+    const bool mine = !job->sums_ended && job->filling_round == round->round;
+    if (mine) job->sums_ended = true;
     pthread_mutex_unlock(&job->session->lock);
     if (!mine) return CAIRN_OK;
     cairn_status status = cairn_accumulate_send(job, round);
@@ -170,7 +170,7 @@ static cairn_status commit_once(struct job *job, const struct cairn_round *round
     status = send_word(job, cairn_client_round_commit_run, round, summed ? 0 : micros - 1, weight);
     if (status != CAIRN_OK) return status;
     pthread_mutex_lock(&job->session->lock);
-    job->committed = true;
+    if (job->filling_round == round->round) job->committed = true; // not a write that came between
     pthread_mutex_unlock(&job->session->lock);
     return CAIRN_OK;
 }

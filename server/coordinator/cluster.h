@@ -31,6 +31,7 @@
 #include "server/base/listener.h"
 #include "server/base/log.h"
 #include "server/coordinator/store.h"
+#include "server/coordinator/version_waits.h"
 #include "server/core/round.h"
 
 /* From the configuration; strings are borrowed for the cluster's life. */
@@ -141,10 +142,12 @@ struct cairn_cluster_member {
     uint32_t tiles_world;            /* of that TilesDeclare */
     struct cairn_paged tiles_pages;  /* owned; while tiles_arriving */
     bool tiles_arriving, tiles_declared;
-    uint32_t open_request, init_request, begin_request, commit_request, version_request,
-        write_request, state_request, amend_request;
+    uint32_t open_request, init_request, begin_request, commit_request, write_request,
+        amend_request;
     uint64_t commit_round;
-    struct cairn_version version_wanted;
+    struct cairn_cluster_version_wait
+        waits[CAIRN_MEMBER_WAITS_MAX]; /* [wait_count], oldest first */
+    uint32_t wait_count;
     uint64_t read_bytes;                  /* of published memory, by itself: as it told last */
     struct cairn_init_digest init_digest; /* of what it put */
     uint8_t *init_held; /* owned: InitDone.held, [tensor_count]; NULL: not to be compared */
@@ -346,10 +349,6 @@ void cairn_cluster_member_tell_shards(struct cairn_cluster_member *member);
 void cairn_cluster_members_tell_shard(struct cairn_cluster_job *job, uint32_t shard);
 void cairn_cluster_members_forget_shard(struct cairn_cluster_job *job, uint32_t shard);
 void cairn_cluster_members_shards_changed(struct cairn_cluster_job *job);
-/* Answers VersionWait where the version is there. */
-void cairn_cluster_members_answer_versions(struct cairn_cluster_job *job);
-/* The newest version and its client state to those who asked for it, if it is known now. */
-void cairn_cluster_members_answer_states(struct cairn_cluster_job *job);
 
 /* init.c: the initial state is there, and the same for all who looked. */
 void cairn_cluster_member_init_done(struct cairn_cluster_member *member, uint32_t request,

@@ -94,15 +94,7 @@ static void on_version_wait(struct cairn_cluster_session *session, uint32_t requ
                             const Cairn__VersionWait *message)
 {
     struct cairn_cluster_member *member = attached(session, request, message->job);
-    if (member == NULL) return;
-    if (message->client_state) {
-        member->state_request = request;
-        cairn_cluster_members_answer_states(member->job);
-        return;
-    }
-    member->version_request = request;
-    member->version_wanted = (struct cairn_version) { message->generation, message->step };
-    cairn_cluster_members_answer_versions(member->job);
+    if (member != NULL) cairn_cluster_member_version_wait(member, request, message);
 }
 
 static void on_lease_take(struct cairn_cluster_session *session, uint32_t request,

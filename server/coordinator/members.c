@@ -63,16 +63,18 @@ void cairn_cluster_member_free(struct cairn_cluster_member *member)
 void cairn_cluster_member_fail_requests(struct cairn_cluster_member *member, cairn_status status,
                                         const char *text)
 {
-    uint32_t *const requests[] = { &member->open_request,    &member->init_request,
-                                   &member->begin_request,   &member->commit_request,
-                                   &member->version_request, &member->tiles_request,
-                                   &member->write_request,   &member->state_request,
+    uint32_t *const requests[] = { &member->open_request,  &member->init_request,
+                                   &member->begin_request, &member->commit_request,
+                                   &member->tiles_request, &member->write_request,
                                    &member->amend_request };
     for (size_t i = 0; i < sizeof requests / sizeof *requests; i++) {
         if (*requests[i] == 0) continue;
         cairn_cluster_session_error(member->session, *requests[i], status, text);
         *requests[i] = 0;
     }
+    for (uint32_t i = 0; i < member->wait_count; i++)
+        cairn_cluster_session_error(member->session, member->waits[i].request, status, text);
+    member->wait_count = 0;
     member->tiles_arriving = false;
     if (member->job != NULL) cairn_cluster_leases_fail(member, status, text);
 }
@@ -302,41 +304,4 @@ void cairn_cluster_members_shards_changed(struct cairn_cluster_job *job)
         cairn_cluster_session_send(m->session, CAIRN_MSG_SHARDS_CHANGED, 0, &message.base);
     }
     cairn_cluster_shard_infos_release(&infos);
-}
-
-void cairn_cluster_members_answer_states(struct cairn_cluster_job *job)
-{
-    Cairn__VersionReady ready = CAIRN__VERSION_READY__INIT;
-    const uint8_t *state;
-    size_t bytes;
-    if (job->core == NULL || !cairn_round_client_state(job->core, &state, &bytes)) return;
-    const struct cairn_version now = cairn_cluster_job_version(job);
-    ready.job = job->id;
-    ready.generation = now.generation;
-    ready.step = now.step;
-    ready.client_state = (ProtobufCBinaryData) { bytes, (uint8_t *)(uintptr_t)state };
-    for (struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
-        const uint32_t request = m->state_request;
-        m->state_request = 0;
-        if (request == 0) continue;
-        cairn_cluster_session_send(m->session, CAIRN_MSG_VERSION_READY, request, &ready.base);
-    }
-}
-
-void cairn_cluster_members_answer_versions(struct cairn_cluster_job *job)
-{
-    if (!job->initialized || job->core == NULL) return;
-    const struct cairn_version now = cairn_cluster_job_version(job);
-    for (struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
-        const struct cairn_version want = m->version_wanted;
-        if (m->version_request == 0 || now.generation < want.generation) continue;
-        if (now.generation == want.generation && now.step < want.step) continue;
-        Cairn__VersionReady ready = CAIRN__VERSION_READY__INIT;
-        ready.job = job->id;
-        ready.generation = now.generation;
-        ready.step = now.step;
-        cairn_cluster_session_send(m->session, CAIRN_MSG_VERSION_READY, m->version_request,
-                                   &ready.base);
-        m->version_request = 0;
-    }
 }

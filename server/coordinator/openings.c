@@ -66,9 +66,8 @@ static void take_over(struct cairn_cluster_member *member, struct cairn_cluster_
         member->amend_request = same->amend_request;
         member->commit_request = same->commit_request;
         member->commit_round = same->commit_round;
-        member->version_request = same->version_request;
-        member->state_request = same->state_request;
-        member->version_wanted = same->version_wanted;
+        memcpy(member->waits, same->waits, sizeof member->waits);
+        member->wait_count = same->wait_count;
         if (!same->tiles_arriving) member->tiles_request = same->tiles_request;
         member->tiles_world = same->tiles_world;
     }

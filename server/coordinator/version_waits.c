@@ -1,0 +1,75 @@
+/* See version_waits.h. */
+#include "server/coordinator/version_waits.h"
+
+#include <string.h>
+
+#include "server/coordinator/cluster.h"
+
+static bool is_there(struct cairn_version now, struct cairn_version wanted)
+{
+    return now.generation != wanted.generation ? now.generation > wanted.generation
+                                               : now.step >= wanted.step;
+}
+
+static void take_out(struct cairn_cluster_member *member, uint32_t at)
+{
+    member->wait_count--;
+    memmove(&member->waits[at], &member->waits[at + 1],
+            (member->wait_count - at) * sizeof *member->waits);
+}
+
+/* Answers those of `state` that can be. */
+static void answer(struct cairn_cluster_job *job, bool state, const Cairn__VersionReady *ready)
+{
+    const struct cairn_version now = { ready->generation, ready->step };
+    for (struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
+        for (uint32_t i = 0; i < m->wait_count;) {
+            const struct cairn_cluster_version_wait wait = m->waits[i];
+            if (wait.state != state || !is_there(now, wait.wanted)) {
+                i++;
+                continue;
+            }
+            take_out(m, i);
+            cairn_cluster_session_send(m->session, CAIRN_MSG_VERSION_READY, wait.request,
+                                       &ready->base);
+        }
+    }
+}
+
+void cairn_cluster_member_version_wait(struct cairn_cluster_member *member, uint32_t request,
+                                       const Cairn__VersionWait *message)
+{
+    struct cairn_cluster_version_wait wait = { .request = request, .state = message->client_state };
+    if (!wait.state) wait.wanted = (struct cairn_version) { message->generation, message->step };
+    if (member->wait_count == CAIRN_MEMBER_WAITS_MAX) take_out(member, 0);
+    member->waits[member->wait_count++] = wait;
+    if (wait.state)
+        cairn_cluster_members_answer_states(member->job);
+    else
+        cairn_cluster_members_answer_versions(member->job);
+}
+
+void cairn_cluster_members_answer_states(struct cairn_cluster_job *job)
+{
+    Cairn__VersionReady ready = CAIRN__VERSION_READY__INIT;
+    const uint8_t *state;
+    size_t bytes;
+    if (job->core == NULL || !cairn_round_client_state(job->core, &state, &bytes)) return;
+    const struct cairn_version now = cairn_cluster_job_version(job);
+    ready.job = job->id;
+    ready.generation = now.generation;
+    ready.step = now.step;
+    ready.client_state = (ProtobufCBinaryData) { bytes, (uint8_t *)(uintptr_t)state };
+    answer(job, true, &ready);
+}
+
+void cairn_cluster_members_answer_versions(struct cairn_cluster_job *job)
+{
+    Cairn__VersionReady ready = CAIRN__VERSION_READY__INIT;
+    if (!job->initialized || job->core == NULL) return;
+    const struct cairn_version now = cairn_cluster_job_version(job);
+    ready.job = job->id;
+    ready.generation = now.generation;
+    ready.step = now.step;
+    answer(job, false, &ready);
+}

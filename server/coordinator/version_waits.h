@@ -1,0 +1,31 @@
+/* Who waits for a version, or for the client state of the newest. */
+#ifndef CAIRN_COORDINATOR_VERSION_WAITS_H
+#define CAIRN_COORDINATOR_VERSION_WAITS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/wire/messages.h"
+#include "server/core/decision.h"
+
+struct cairn_cluster_job;
+struct cairn_cluster_member;
+
+/* Threads of one member wait side by side. Of more the oldest is dropped: it may be one whose thread has
+ * given up, which nobody tells us. */
+enum { CAIRN_MEMBER_WAITS_MAX = 8 };
+struct cairn_cluster_version_wait {
+    uint32_t request;
+    bool state; /* the client state; else a version at least as new */
+    struct cairn_version wanted;
+};
+
+/* Answers it when it can. */
+void cairn_cluster_member_version_wait(struct cairn_cluster_member *member, uint32_t request,
+                                       const Cairn__VersionWait *message);
+/* Those where the version is there. */
+void cairn_cluster_members_answer_versions(struct cairn_cluster_job *job);
+/* The newest version and its client state to those who asked for it, if it is known now. */
+void cairn_cluster_members_answer_states(struct cairn_cluster_job *job);
+
+#endif
