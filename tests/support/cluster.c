@@ -153,15 +153,24 @@ static pid_t start_daemon(const struct cluster *cluster, struct arguments *args,
     return pid;
 }
 
+/* Of the build of this test, or of the folder that CAIRN_TEST_DAEMONS names. */
+static const char *daemon_path(char out[PATH_BYTES], const char *name)
+{
+    const char *folder = getenv("CAIRN_TEST_DAEMONS");
+    snprintf(out, PATH_BYTES, "%s/%s", folder != NULL ? folder : CAIRN_BIN_DIR, name);
+    return out;
+}
+
 static void start_coordinator(struct cluster *cluster)
 {
+    char program[PATH_BYTES];
     char listen[PATH_BYTES], shards[PATH_BYTES], store[PATH_BYTES], snapshots[PATH_BYTES];
     snprintf(listen, sizeof listen, "network.listen=%s", cluster->address);
     snprintf(shards, sizeof shards, "cluster.shards=%d", cluster->shard_count);
     snprintf(store, sizeof store, "store.path=%s/coordinator", cluster->folder);
     snprintf(snapshots, sizeof snapshots, "snapshots.path=%s", cluster->snapshots_path);
     struct arguments args = { .argc = 0 };
-    add_program(&args, cluster, 0, CAIRN_BIN_DIR "/cairn-coordinator");
+    add_program(&args, cluster, 0, daemon_path(program, "cairn-coordinator"));
     add(&args, "--set", listen);
     add(&args, "--set", shards);
     add(&args, "--set", store);
@@ -173,12 +182,13 @@ static void start_coordinator(struct cluster *cluster)
 
 static void start_shard(struct cluster *cluster, int shard)
 {
+    char program[PATH_BYTES];
     char name[32], set_name[PATH_BYTES], set_host[PATH_BYTES], coordinator[PATH_BYTES], ready[64];
     snprintf(name, sizeof name, "shard-%d", shard);
     snprintf(set_name, sizeof set_name, "shard.name=%s", name);
     snprintf(coordinator, sizeof coordinator, "shard.coordinator=%s", cluster->address);
     struct arguments args = { .argc = 0 };
-    add_program(&args, cluster, shard, CAIRN_BIN_DIR "/cairn-shard");
+    add_program(&args, cluster, shard, daemon_path(program, "cairn-shard"));
     add(&args, "--set", set_name);
     add(&args, "--set", coordinator);
     add(&args, "--set", "compute.threads=1");

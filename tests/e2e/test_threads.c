@@ -1,0 +1,226 @@
+/* Several threads of one job handle at once: one trains, others map, lease, fetch into memory of cairn_alloc,
+ * and prefetch. Under TSan (tests/run) this shows races of the client library, which tests/unit
+ * without a cluster does not. */
+#include <check.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include <cairn.h>
+
+#include "tests/support/cluster.h"
+
+enum {
+    WAIT_MS = 20000,
+    RUN_MS = 2000,
+    THREADS = 7,
+    ROWS = 300,
+    COLUMNS = 200,
+    ELEMS = ROWS * COLUMNS
+};
+
+static cairn *session;
+static cairn_job *job;
+static struct timespec end;
+
+/* One thread: what it does again and again, and how often it went well. */
+struct actor {
+    const char *name;
+    cairn_status (*act)(struct actor *actor, unsigned turn);
+    float *memory; /* of cairn_alloc; NULL: it needs none */
+    unsigned well;
+    cairn_status wrong; /* the first status that is no answer to others going on */
+    char why[256];
+};
+
+static bool is_over(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec != end.tv_sec ? now.tv_sec > end.tv_sec : now.tv_nsec > end.tv_nsec;
+}
+
+/* A round was void, or a version overtaken. */
+static bool is_expected(cairn_status status)
+{
+    return status == CAIRN_OK || status == CAIRN_ERR_EPOCH_CHANGED ||
+           status == CAIRN_ERR_VERSION_GONE || status == CAIRN_ERR_STALE ||
+           status == CAIRN_ERR_BUSY || status == CAIRN_ERR_REFUSED || status == CAIRN_ERR_NOT_READY;
+}
+
+static cairn_status newest(struct cairn_version *out)
+{
+    return cairn_version_wait(job, (struct cairn_version) { 0, 0 }, WAIT_MS, out);
+}
+
+static cairn_status train(struct actor *actor, unsigned turn)
+{
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_result result = { .struct_size = sizeof result };
+    const struct cairn_mem gradient = { .struct_size = sizeof gradient,
+                                        .ptr = actor->memory,
+                                        .dtype = CAIRN_F32 };
+    cairn_status status = cairn_round_begin(job, WAIT_MS, &round);
+    if (status == CAIRN_OK) status = cairn_push(job, &round, 0, "a", NULL, &gradient, NULL);
+    if (status != CAIRN_OK) return status;
+    if (turn % 7 == 6) return cairn_round_abandon(job, &round, WAIT_MS);
+    return cairn_commit(job, &round, 1, "state", 5, WAIT_MS, &result);
+}
+
+static cairn_status map_unit(struct cairn_version version, const char *unit)
+{
+    struct cairn_view view = { .struct_size = sizeof view };
+    size_t count = 1;
+    cairn_op *op;
+    cairn_status status = cairn_map(job, version, unit, &view, &count, &op);
+    if (status == CAIRN_OK) status = cairn_wait(op, WAIT_MS);
+    return status == CAIRN_OK ? cairn_unmap(job, &view, NULL) : status;
+}
+
+static cairn_status map(struct actor *actor, unsigned turn)
+{
+    struct cairn_version version;
+    const cairn_status status = newest(&version);
+    (void)actor;
+    return status == CAIRN_OK ? map_unit(version, turn % 2 == 0 ? "a" : "b") : status;
+}
+
+static cairn_status lease(struct actor *actor, unsigned turn)
+{
+    struct cairn_version version;
+    cairn_status status = cairn_lease(job, (struct cairn_version) { 0, 0 }, 1000, WAIT_MS,
+                                      &version);
+    (void)actor;
+    (void)turn;
+    if (status != CAIRN_OK) return status;
+    status = map_unit(version, "b");
+    const cairn_status ended = cairn_lease_end(job, version, WAIT_MS);
+    return status == CAIRN_OK ? ended : status;
+}
+
+static cairn_status fetch(struct actor *actor, unsigned turn)
+{
+    struct cairn_version version;
+    void *memory;
+    cairn_op *op;
+    (void)actor;
+    (void)turn;
+    cairn_status status = newest(&version);
+    if (status == CAIRN_OK) status = cairn_alloc(session, ELEMS * sizeof(float), -1, &memory);
+    if (status != CAIRN_OK) return status;
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = memory, .dtype = CAIRN_F32 };
+    status = cairn_fetch(job, version, "a", NULL, NULL, &mem, &op);
+    if (status == CAIRN_OK) status = cairn_wait(op, WAIT_MS);
+    const cairn_status freed = cairn_free(session, memory);
+    return status == CAIRN_OK ? freed : status;
+}
+
+static cairn_status prefetch(struct actor *actor, unsigned turn)
+{
+    static const char *const units[] = { "a", "b" };
+    struct cairn_stats stats = { .struct_size = sizeof stats };
+    struct cairn_version version;
+    char state[64];
+    size_t bytes;
+    (void)actor;
+    (void)turn;
+    cairn_status status = cairn_job_stats(job, &stats);
+    if (status == CAIRN_OK)
+        status = cairn_client_state(job, state, sizeof state, WAIT_MS, &bytes, &version);
+    return status == CAIRN_OK ? cairn_prefetch(job, version, units, 2) : status;
+}
+
+static void *run(void *arg)
+{
+    struct actor *actor = arg;
+    for (unsigned turn = 0; !is_over() && actor->wrong == CAIRN_OK; turn++) {
+        const cairn_status status = actor->act(actor, turn);
+        if (status == CAIRN_OK) actor->well++;
+        if (is_expected(status)) continue;
+        actor->wrong = status;
+        snprintf(actor->why, sizeof actor->why, "%s", cairn_error());
+    }
+    return NULL;
+}
+
+static void open_job(const struct cluster *cluster)
+{
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
+    const struct cairn_group adamw = CAIRN_GROUP_INIT;
+    const struct cairn_tensor tensors[] = {
+        { .struct_size = sizeof tensors[0],
+          .name = "a",
+          .rank = 1,
+          .shape = { ELEMS },
+          .init = { CAIRN_INIT_UNIFORM, -1, 1, 7 } },
+        { .struct_size = sizeof tensors[0],
+          .name = "b",
+          .rank = 2,
+          .shape = { ROWS, COLUMNS },
+          .init = { CAIRN_INIT_UNIFORM, -1, 1, 7 } },
+    };
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = tensors,
+                                         .tensor_count = 2,
+                                         .groups = &adamw,
+                                         .group_count = 1,
+                                         .client_state_max = 64,
+                                         .chunk_leaves = 4 };
+    ck_assert_msg(cairn_open(&opts, &session) == CAIRN_OK, "%s", cairn_error());
+    ck_assert_msg(cairn_job_open(session, "threads", &spec, CAIRN_WORKER, WAIT_MS, &job) ==
+                      CAIRN_OK,
+                  "%s", cairn_error());
+    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+}
+
+static float *memory_of_the_library(void)
+{
+    void *memory;
+    ck_assert_msg(cairn_alloc(session, ELEMS * sizeof(float), -1, &memory) == CAIRN_OK, "%s",
+                  cairn_error());
+    return memory;
+}
+
+START_TEST(threads_of_one_handle_do_not_disturb_each_other)
+{
+    struct cluster cluster;
+    pthread_t threads[THREADS];
+    cluster_start(&cluster, 2, NULL);
+    open_job(&cluster);
+    struct actor actors[THREADS] = {
+        { .name = "train", .act = train },      { .name = "map", .act = map },
+        { .name = "another map", .act = map },  { .name = "another prefetch", .act = prefetch },
+        { .name = "lease", .act = lease },      { .name = "fetch", .act = fetch },
+        { .name = "prefetch", .act = prefetch }
+    };
+    actors[0].memory = memory_of_the_library();
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    end.tv_sec += RUN_MS / 1000;
+    for (int i = 0; i < THREADS; i++)
+        ck_assert_int_eq(pthread_create(&threads[i], NULL, run, &actors[i]), 0);
+    for (int i = 0; i < THREADS; i++) ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
+    for (int i = 0; i < THREADS; i++) {
+        ck_assert_msg(actors[i].wrong == CAIRN_OK, "%s: status %d: %s", actors[i].name,
+                      (int)actors[i].wrong, actors[i].why);
+        printf("note: %s: %u turns\n", actors[i].name, actors[i].well);
+        ck_assert_msg(actors[i].well > 0, "%s never went well", actors[i].name);
+    }
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("threads");
+    TCase *tcase = tcase_create("threads");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_test(tcase, threads_of_one_handle_do_not_disturb_each_other);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
