@@ -41,7 +41,7 @@ struct ucx_share {
     LIST_ENTRY(ucx_share) link; /* fabric->shares */
     unsigned references;        /* of its region and of flights */
     const uint8_t *base;        /* the owner's addresses: [bytes] */
-    uint8_t *view; /* owned: our own read-only map of it; NULL: base itself is registered */
+    uint8_t *view;              /* owned: our own read-only map of it, which is registered */
     size_t bytes;
     ucp_mem_h memory;
     void *key; /* UCX's: packed, [key_bytes] */

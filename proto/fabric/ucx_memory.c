@@ -1,13 +1,15 @@
 /* Memory of ours that peers read by themselves: a region of the owner is registered when the first peer
  * is told of it, and until it is dropped and nothing of it is being read.
  *
- * What is registered is, where that is possible, a map of our own that cannot be written to. Over TCP UCX
- * emulates reads: our own progress copies out of the address that a request names, without looking
- * whether it is still registered (UCX 1.13). A request that is late, from a peer whose connection to us
- * is not the one that we lost, must not end this process: so the address stays, and gives zeros (a
+ * What is registered is a map of our own that cannot be written to: nothing that a peer does, and
+ * nothing that UCX asks of a card beyond what we ask of UCX, makes memory of ours writable from outside.
+ * A card that wants more than such a map can give is not told of the region: its payloads are sent whole.
+ *
+ * Over TCP UCX emulates reads: our own progress copies out of the address that a request names, without
+ * looking whether it is still registered (UCX 1.13). A request that is late, from a peer whose connection
+ * to us is not the one that we lost, must not end this process: so the address stays, and gives zeros (a
  * "grave", which costs addresses only). What such a reader has got is not what its checksum says, and it
- * is not the owner's any more. A card that refuses a read-only map (UCX asks verbs for more than it
- * needs) gets the owner's own; a late read then ends at the card, with an error for the reader. */
+ * is not the owner's any more. */
 #include "proto/fabric/pages.h"
 #include "proto/fabric/ucx.h"
 
@@ -20,7 +22,7 @@
 
 /* -- registering -------------------------------------------------------------------------------- */
 
-/* Never to be written by others; whether UCX tells that to its card is its own affair. */
+/* Never to be written by others: UCX may ask its card for more all the same (1.13 does of verbs). */
 static ucs_status_t register_memory(struct ucx_fabric *ucx, struct ucx_share *share, void *address)
 {
     const ucp_mem_map_params_t params = {
@@ -43,13 +45,11 @@ static ucs_status_t register_memory(struct ucx_fabric *ucx, struct ucx_share *sh
 static bool open_share(struct ucx_fabric *ucx, struct ucx_share *share, int fd)
 {
     void *view = cairn_pages_map(share->bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd);
-    if (view != MAP_FAILED) {
-        share->view = view;
-        if (register_memory(ucx, share, view) == UCS_OK) return true;
-        munmap(view, share->bytes);
-        share->view = NULL;
-    }
-    return register_memory(ucx, share, (void *)(uintptr_t)share->base) == UCS_OK;
+    if (view == MAP_FAILED) return false;
+    share->view = view;
+    if (register_memory(ucx, share, view) == UCS_OK) return true;
+    munmap(view, share->bytes);
+    return false;
 }
 
 static bool find_slot(const struct ucx_fabric *ucx, uint16_t *slot_out)
@@ -80,7 +80,8 @@ struct ucx_share *ucx_share_of(struct ucx_region *region)
     if (!open_share(ucx, share, region->common.fd)) {
         ucx_refuse(ucx, ucx->node,
                    "%zu bytes of memory cannot be registered to be read one-sidedly: they are sent "
-                   "(is the limit of locked memory, ulimit -l, too low?)",
+                   "whole (is the limit of locked memory, ulimit -l, too low? does the card "
+                   "refuse memory that it may not write?)",
                    share->bytes);
         free(share);
         return NULL;
@@ -124,7 +125,7 @@ static void close_share(struct ucx_fabric *ucx, struct ucx_share *share)
 {
     ucp_rkey_buffer_release(share->key);
     ucp_mem_unmap(ucx->context, share->memory);
-    if (share->view != NULL) bury(ucx, share->view, share->bytes);
+    bury(ucx, share->view, share->bytes);
     LIST_REMOVE(share, link);
     free(share);
 }

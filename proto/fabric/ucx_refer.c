@@ -29,7 +29,7 @@ static cairn_status tell(struct ucx_peer *peer, const struct ucx_share *share)
     if (peer->told[share->slot] == share->generation) return CAIRN_OK;
     const struct ucx_frame_region frame = {
         .head = ucx_frame_head(UCX_FRAME_REGION, ucx_of(peer->common.fabric)->node),
-        .address = (uintptr_t)(share->view != NULL ? share->view : share->base),
+        .address = (uintptr_t)share->view,
         .bytes = share->bytes,
         .key_checksum = fabric_hash(share->key, share->key_bytes),
         .generation = share->generation,
