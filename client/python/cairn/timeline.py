@@ -109,7 +109,8 @@ class Timeline:
             left = []
             for one in self._begun:
                 if all(operation.done() for operation in one.operations):
-                    end = max(operation.ended or one.begin for operation in one.operations)
+                    # what is lent already was there before it was asked for: a span of no length
+                    end = max([one.begin] + [operation.ended or one.begin for operation in one.operations])
                     one.ended.append(Span(one.name, one.begin, end))
                 else:
                     left.append(one)

@@ -239,6 +239,7 @@ class Recording(Case):
                              [("forward", name) for name in there] + [("backward", name) for name in there[::-1]])
             fetches = [one for one in timeline.fetches if one.name in there]
             self.assertEqual([one.name for one in fetches], there + there[::-1])
+            self.assertTrue(all(one.begin <= one.end for one in fetches), fetches)  # those that are lent already, too
             for before, fetch in zip(uses, fetches[1:]):  # the first of backward is nobody's next
                 if fetch is not fetches[4]:
                     self.assertTrue(before.begin <= fetch.begin <= before.end, (before, fetch))
