@@ -31,6 +31,7 @@
 #include "server/base/listener.h"
 #include "server/base/log.h"
 #include "server/coordinator/store.h"
+#include "server/coordinator/commits.h"
 #include "server/coordinator/version_waits.h"
 #include "server/core/round.h"
 
@@ -142,9 +143,10 @@ struct cairn_cluster_member {
     uint32_t tiles_world;            /* of that TilesDeclare */
     struct cairn_paged tiles_pages;  /* owned; while tiles_arriving */
     bool tiles_arriving, tiles_declared;
-    uint32_t open_request, init_request, begin_request, commit_request, write_request,
-        amend_request;
-    uint64_t commit_round;
+    uint32_t open_request, init_request, begin_request, write_request, amend_request;
+    struct cairn_cluster_commit
+        commits[CAIRN_MEMBER_COMMITS_MAX]; /* [commit_count], oldest first */
+    uint32_t commit_count;
     struct cairn_cluster_version_wait
         waits[CAIRN_MEMBER_WAITS_MAX]; /* [wait_count], oldest first */
     uint32_t wait_count;

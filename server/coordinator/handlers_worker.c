@@ -57,8 +57,7 @@ static void on_round_commit(struct cairn_cluster_session *session, uint32_t requ
                                     "the client state is longer than the job's client_state_max");
         return;
     }
-    member->commit_request = request;
-    member->commit_round = message->round;
+    cairn_cluster_commits_add(member, request, message->round);
     struct cairn_cluster_job *job = member->job;
     if (message->abandon && job->core != NULL &&
         message->round == cairn_round_open_round(job->core)) {

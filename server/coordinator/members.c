@@ -64,14 +64,14 @@ void cairn_cluster_member_fail_requests(struct cairn_cluster_member *member, cai
                                         const char *text)
 {
     uint32_t *const requests[] = { &member->open_request,  &member->init_request,
-                                   &member->begin_request, &member->commit_request,
-                                   &member->tiles_request, &member->write_request,
-                                   &member->amend_request };
+                                   &member->begin_request, &member->tiles_request,
+                                   &member->write_request, &member->amend_request };
     for (size_t i = 0; i < sizeof requests / sizeof *requests; i++) {
         if (*requests[i] == 0) continue;
         cairn_cluster_session_error(member->session, *requests[i], status, text);
         *requests[i] = 0;
     }
+    cairn_cluster_commits_fail(member, status, text);
     for (uint32_t i = 0; i < member->wait_count; i++)
         cairn_cluster_session_error(member->session, member->waits[i].request, status, text);
     member->wait_count = 0;

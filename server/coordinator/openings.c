@@ -64,8 +64,8 @@ static void take_over(struct cairn_cluster_member *member, struct cairn_cluster_
         member->begin_request = same->begin_request;
         member->write_request = same->write_request;
         member->amend_request = same->amend_request;
-        member->commit_request = same->commit_request;
-        member->commit_round = same->commit_round;
+        memcpy(member->commits, same->commits, sizeof member->commits);
+        member->commit_count = same->commit_count;
         memcpy(member->waits, same->waits, sizeof member->waits);
         member->wait_count = same->wait_count;
         if (!same->tiles_arriving) member->tiles_request = same->tiles_request;

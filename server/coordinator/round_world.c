@@ -277,17 +277,12 @@ static void send_result(struct cairn_cluster_job *job, const struct cairn_round_
 {
     struct cairn_cluster_member *member = cairn_cluster_job_member(job, action->member);
     if (member == NULL) return;
-    uint32_t request = 0;
-    if (member->commit_request != 0 && member->commit_round == action->round) {
-        request = member->commit_request;
-        member->commit_request = 0;
-    } else if (action->status != CAIRN_ERR_EPOCH_CHANGED) {
-        return; // nobody asked: it asks again
-    }
     Cairn__RoundResult result = CAIRN__ROUND_RESULT__INIT;
     struct cairn_sentence text;
     fill_result(job, action, &result, &text);
-    cairn_cluster_session_send(member->session, CAIRN_MSG_ROUND_RESULT, request, &result.base);
+    if (cairn_cluster_commits_answer(member, &result)) return;
+    if (action->status != CAIRN_ERR_EPOCH_CHANGED) return; // nobody asked: it asks again
+    cairn_cluster_session_send(member->session, CAIRN_MSG_ROUND_RESULT, 0, &result.base);
 }
 
 static const char *name_of_rank(const struct cairn_cluster_job *job,

@@ -28,8 +28,8 @@ size_t cairn_round_bytes(const struct cairn_round_config *config)
 
 size_t cairn_round_actions_max(const struct cairn_round_config *config)
 {
-    return 3 * (size_t)config->member_max +
-           16; // each worker hears of an end, a fence and a beginning
+    return (3 + ENDS_ASKED_MAX) * (size_t)config->member_max +
+           16; // each worker hears of an end unasked, of those it asked for, a fence and a beginning
 }
 
 struct cairn_round *cairn_round_init(void *memory, const struct cairn_round_config *config)
@@ -201,14 +201,38 @@ static cairn_status result_of(const struct cairn_round *core, uint64_t round)
 }
 
 /* In STEADY and OPEN `last` is resolved, so every round but the open one has its answer. */
-static void answer_waiting(const struct cairn_round *core, struct worker *worker,
-                           struct cairn_round_actions *actions)
+static bool end_known(const struct cairn_round *core, uint64_t round)
 {
-    const bool known = core->stage == CAIRN_ROUND_STEADY || core->stage == CAIRN_ROUND_OPEN;
-    const uint64_t round = worker->waiting_round;
-    if (round == 0 || !known || round == core->open_round) return;
-    worker->waiting_round = 0;
-    send_result(core, worker->id, round, result_of(core, round), actions);
+    const bool resolved = core->stage == CAIRN_ROUND_STEADY || core->stage == CAIRN_ROUND_OPEN;
+    return resolved && round != core->open_round;
+}
+
+static void answer_asked(const struct cairn_round *core, struct worker *worker,
+                         struct cairn_round_actions *actions)
+{
+    for (int i = 0; i < ENDS_ASKED_MAX; i++) {
+        const uint64_t round = worker->asked[i];
+        if (round == 0 || !end_known(core, round)) continue;
+        worker->asked[i] = 0;
+        send_result(core, worker->id, round, result_of(core, round), actions);
+    }
+}
+
+static bool has_asked(const struct worker *worker, uint64_t round)
+{
+    for (int i = 0; i < ENDS_ASKED_MAX; i++)
+        if (worker->asked[i] == round) return true;
+    return false;
+}
+
+/* Beside what another thread of it asks; of too many the oldest round is not answered. */
+static void note_asked(struct worker *worker, uint64_t round)
+{
+    uint64_t *place = &worker->asked[0];
+    if (has_asked(worker, round)) return;
+    for (int i = 1; i < ENDS_ASKED_MAX; i++)
+        if (worker->asked[i] < *place) place = &worker->asked[i];
+    *place = round;
 }
 
 /* Once a round: what is asked again after a reconnect says the same. */
@@ -226,13 +250,13 @@ static void on_worker_commit(struct cairn_round *core, const struct cairn_round_
 {
     struct worker *worker = find_worker(core, event->member);
     if (worker == NULL) return;
-    worker->waiting_round = event->round;
+    note_asked(worker, event->round);
     if (worker->contributor && core->stage == CAIRN_ROUND_OPEN &&
         event->round == core->open_round) {
         take_state(core, worker, event);
         worker->committed = true;
     }
-    answer_waiting(core, worker, actions);
+    answer_asked(core, worker, actions);
 }
 
 /* What it pushed cannot be taken back. That it has not committed the shards know: the outcome is theirs. */
@@ -241,10 +265,10 @@ static void on_worker_abandon(struct cairn_round *core, const struct cairn_round
 {
     struct worker *worker = find_worker(core, event->member);
     if (worker == NULL) return;
-    worker->waiting_round = event->round;
+    note_asked(worker, event->round);
     const bool open = core->stage == CAIRN_ROUND_OPEN && event->round == core->open_round;
     if (open && worker->contributor) core->need_epoch = true;
-    answer_waiting(core, worker, actions);
+    answer_asked(core, worker, actions);
 }
 
 /* ---- rounds ---- */
@@ -276,10 +300,10 @@ void cairn_round_finish(struct cairn_round *core, struct cairn_round_actions *ac
     core->version = core->last.version_after;
     for (uint32_t i = 0; i < core->worker_count; i++) {
         struct worker *worker = &core->workers[i];
-        const bool unasked = worker->waiting_round != round && worker->contributor && !ended;
+        const bool unasked = !has_asked(worker, round) && worker->contributor && !ended;
         worker->contributor = worker->committed = false;
         if (unasked) send_result(core, worker->id, round, CAIRN_ERR_EPOCH_CHANGED, actions);
-        answer_waiting(core, worker, actions);
+        answer_asked(core, worker, actions);
     }
 }
 

@@ -4,15 +4,18 @@
 
 #include "server/core/round.h"
 
+/* A member asks at most so many rounds how they end at a time: one thread trains, one writes. */
+#define ENDS_ASKED_MAX 2
+
 struct worker {
     uint64_t id;
     uint32_t rank;
-    uint32_t dense;         /* contributor: its place in the open round */
-    bool contributor;       /* of the open round */
-    bool committed;         /* the open round */
-    bool wants;             /* asked for a round, not answered */
-    bool writes;            /* asked to write, not answered */
-    uint64_t waiting_round; /* asked how this round ends, not answered; 0 = nothing */
+    uint32_t dense;                 /* contributor: its place in the open round */
+    bool contributor;               /* of the open round */
+    bool committed;                 /* the open round */
+    bool wants;                     /* asked for a round, not answered */
+    bool writes;                    /* asked to write, not answered */
+    uint64_t asked[ENDS_ASKED_MAX]; /* rounds: how do they end? not answered; 0 = none */
 };
 
 struct shard {

@@ -1,5 +1,5 @@
 /* Several threads of one job handle at once: one trains, others map, lease, fetch into memory of cairn_alloc,
- * and prefetch. Under TSan (tests/run) this shows races of the client library, which tests/unit
+ * prefetch and write. Under TSan (tests/run) this shows races of the client library, which tests/unit
  * without a cluster does not. */
 #include <check.h>
 #include <pthread.h>
@@ -12,9 +12,9 @@
 #include "tests/support/cluster.h"
 
 enum {
-    WAIT_MS = 20000,
+    WAIT_MS = 4000,
     RUN_MS = 2000,
-    THREADS = 7,
+    THREADS = 8,
     ROWS = 300,
     COLUMNS = 200,
     ELEMS = ROWS * COLUMNS
@@ -41,7 +41,7 @@ static bool is_over(void)
     return now.tv_sec != end.tv_sec ? now.tv_sec > end.tv_sec : now.tv_nsec > end.tv_nsec;
 }
 
-/* A round was void, or a version overtaken. */
+/* A round was void, a version overtaken, a write was begun by another or voided by the round. */
 static bool is_expected(cairn_status status)
 {
     return status == CAIRN_OK || status == CAIRN_ERR_EPOCH_CHANGED ||
@@ -131,6 +131,20 @@ static cairn_status prefetch(struct actor *actor, unsigned turn)
     return status == CAIRN_OK ? cairn_prefetch(job, version, units, 2) : status;
 }
 
+static cairn_status write_plane(struct actor *actor, unsigned turn)
+{
+    const struct cairn_mem mem = { .struct_size = sizeof mem,
+                                   .ptr = actor->memory,
+                                   .dtype = CAIRN_F32 };
+    struct cairn_version version;
+    (void)turn;
+    cairn_status status = cairn_write_begin(job, WAIT_MS);
+    if (status != CAIRN_OK) return status;
+    status = cairn_put(job, "b", "param", NULL, &mem, NULL);
+    const cairn_status ended = cairn_write_end(job, WAIT_MS, &version);
+    return status == CAIRN_OK ? ended : status;
+}
+
 static void *run(void *arg)
 {
     struct actor *actor = arg;
@@ -189,17 +203,21 @@ START_TEST(threads_of_one_handle_do_not_disturb_each_other)
     cluster_start(&cluster, 2, NULL);
     open_job(&cluster);
     struct actor actors[THREADS] = {
-        { .name = "train", .act = train },      { .name = "map", .act = map },
-        { .name = "another map", .act = map },  { .name = "another prefetch", .act = prefetch },
-        { .name = "lease", .act = lease },      { .name = "fetch", .act = fetch },
-        { .name = "prefetch", .act = prefetch }
+        { .name = "train", .act = train },       { .name = "map", .act = map },
+        { .name = "another map", .act = map },   { .name = "another prefetch", .act = prefetch },
+        { .name = "lease", .act = lease },       { .name = "fetch", .act = fetch },
+        { .name = "prefetch", .act = prefetch }, { .name = "write", .act = write_plane }
     };
     actors[0].memory = memory_of_the_library();
+    actors[THREADS - 1].memory = memory_of_the_library();
     clock_gettime(CLOCK_MONOTONIC, &end);
     end.tv_sec += RUN_MS / 1000;
     for (int i = 0; i < THREADS; i++)
         ck_assert_int_eq(pthread_create(&threads[i], NULL, run, &actors[i]), 0);
     for (int i = 0; i < THREADS; i++) ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
+    for (int i = 0; i < THREADS; i++)
+        if (actors[i].wrong != CAIRN_OK)
+            printf("%s: status %d: %s\n", actors[i].name, (int)actors[i].wrong, actors[i].why);
     for (int i = 0; i < THREADS; i++) {
         ck_assert_msg(actors[i].wrong == CAIRN_OK, "%s: status %d: %s", actors[i].name,
                       (int)actors[i].wrong, actors[i].why);

@@ -181,6 +181,74 @@ START_TEST(a_new_incarnation_gives_all_the_write_that_one_shard_has)
 }
 END_TEST
 
+/* A's step round was void when its other thread wanted to write; its write is open. Returns that; the step
+ * round is the one before. */
+static uint64_t write_over_own_round(void)
+{
+    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    const uint64_t round = start_round(1);
+    want_to_write(A);
+    resolve_all(&none, 0);
+    ck_assert(expect(CAIRN_ROUND_OPEN_SEND)->write);
+    ck_assert_uint_eq(cairn_round_open_round(core), round + 1);
+    clear();
+    return round + 1;
+}
+
+START_TEST(a_late_commit_beside_a_decided_write_of_the_other_thread_is_answered_with_it)
+{
+    const uint64_t write = write_over_own_round();
+    reduced(0, 0, 0, 1);
+    reduced(1, 0, 0, 1);
+    ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_DECIDED);
+    clear();
+    ask(A, write - 1);
+    ask(A, write);
+    published_at(0, write, 2, 0);
+    published_at(1, write, 2, 0);
+    ck_assert_uint_eq(expect_result(A, CAIRN_OK)->round, write);
+    ck_assert_uint_eq(expect_result(A, CAIRN_ERR_EPOCH_CHANGED)->round, write - 1);
+}
+END_TEST
+
+START_TEST(a_late_commit_or_abandon_leaves_the_other_threads_commit_waiting)
+{
+    const uint64_t write = write_over_own_round();
+    ask(A, write);
+    ck_assert_uint_eq(out.count, 0);
+    ask(A, write - 1);
+    ck_assert_uint_eq(expect_result(A, CAIRN_ERR_EPOCH_CHANGED)->round, write - 1);
+    clear();
+    GIVE(.kind = CAIRN_ROUND_WORKER_ABANDON, .member = A, .round = write - 1);
+    ck_assert_uint_eq(expect_result(A, CAIRN_ERR_EPOCH_CHANGED)->round, write - 1);
+    reduced(0, 0, 0, 1);
+    reduced(1, 0, 0, 1);
+    published_at(0, write, 2, 0);
+    published_at(1, write, 2, 0);
+    ck_assert_uint_eq(expect_result(A, CAIRN_OK)->round, write);
+}
+END_TEST
+
+START_TEST(both_threads_that_ask_amid_a_change_of_epoch_are_answered_after_it)
+{
+    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    const uint64_t write = write_over_own_round();
+    shard_down(1);
+    shard_up(1);
+    expect(CAIRN_ROUND_PERSIST);
+    clear();
+    ask(A, write - 1);
+    ask(A, write);
+    ask(A, write - 1);
+    ck_assert_uint_eq(out.count, 0);
+    resolve_all(&none, 0);
+    ck_assert_uint_eq(find(CAIRN_ROUND_WORKER_RESULT, 0)->round +
+                          find(CAIRN_ROUND_WORKER_RESULT, 1)->round,
+                      write + write - 1);
+    ck_assert_ptr_null(find(CAIRN_ROUND_WORKER_RESULT, 2));
+}
+END_TEST
+
 int main(void)
 {
     TCase *tcase = tcase_create("round_write");
@@ -193,5 +261,9 @@ int main(void)
     tcase_add_test(tcase, a_write_that_is_given_up_or_late_is_void);
     tcase_add_test(tcase, a_wish_that_is_withdrawn_opens_nothing);
     tcase_add_test(tcase, a_new_incarnation_gives_all_the_write_that_one_shard_has);
+    tcase_add_test(tcase,
+                   a_late_commit_beside_a_decided_write_of_the_other_thread_is_answered_with_it);
+    tcase_add_test(tcase, a_late_commit_or_abandon_leaves_the_other_threads_commit_waiting);
+    tcase_add_test(tcase, both_threads_that_ask_amid_a_change_of_epoch_are_answered_after_it);
     return run("round_write", tcase);
 }
