@@ -115,6 +115,9 @@ static void draw_faults(struct scenario *sc, struct rng *rng)
     sc->kill_midway = sometimes(rng, 0.3, 0.05);
     sc->break_midway = sometimes(rng, 0.3, 0.05);
     sc->faults_end = MS(50) + rng_below(rng, MS(400));
+    // Where somebody stalls, mostly long enough for the deadline to end it.
+    const bool is_awaited = sc->weight[6] != 0 && sc->deadline_ms < 1000;
+    if (is_awaited) sc->faults_end += MS(2 * sc->deadline_ms);
 }
 
 /* In some seeds workers and shards share hosts, and the shards of a host of several workers relay. */
