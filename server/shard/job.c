@@ -191,9 +191,13 @@ struct need {
 static uint32_t leaves_that_fit(const struct cairn_shard_job *job, const struct need *need,
                                 uint64_t room)
 {
-    const uint64_t now = (job->slot_bytes - 1) / (CAIRN_LEAF_ELEMS * sizeof(float)) + 1;
+    const uint64_t leaf_bytes = CAIRN_LEAF_ELEMS * sizeof(float);
+    const uint64_t now = (job->slot_bytes - 1) / leaf_bytes +
+                         1; // the last one may be a part of one
+    const uint64_t boxes = job->put_max * (uint64_t)(job->put_bytes - job->slot_bytes);
+    const uint64_t chunks = (uint64_t)job->slot_count + job->put_max;
     for (uint64_t leaves = now / 2; leaves > 0; leaves /= 2)
-        if (need->state + (need->landing / now + 1) * leaves +
+        if (need->state + boxes + chunks * leaves * leaf_bytes +
                 need->rest * ((now - 1) / leaves + 1) <=
             room)
             return (uint32_t)leaves;

@@ -29,16 +29,22 @@ static cairn_status open_job(cairn *session, const char *name, uint64_t elems,
     return cairn_job_open(session, name, &spec, CAIRN_WORKER, WAIT_MS, job_out);
 }
 
-/* The number behind the word in the last error. */
+/* A job, by what its landing memory depends on; 0: as by default. */
+struct wish {
+    uint64_t elems;
+    uint32_t chunk_leaves, window;
+};
+
+/* The number behind the word in the last error; 0: it names none. */
 static uint32_t advised(const char *word)
 {
-    const char *at = strstr(cairn_error(), word);
-    ck_assert_msg(at != NULL, "no %sin: %s", word, cairn_error());
-    return (uint32_t)strtoul(at + strlen(word), NULL, 10);
+    const char *promise = strstr(cairn_error(), "it fits with");
+    const char *at = promise != NULL ? strstr(promise, word) : NULL;
+    return at != NULL ? (uint32_t)strtoul(at + strlen(word), NULL, 10) : 0;
 }
 
-/* Refused as it is, there with what the refusal says of `word`. */
-static void check_advice(uint64_t elems, const char *word, bool by_window)
+/* Refused as it is, there with what the refusal says of `word`, if it does. True: it did. */
+static bool keeps_word(struct wish wish, const char *word, bool by_window)
 {
     struct cluster cluster;
     cairn *session;
@@ -46,21 +52,39 @@ static void check_advice(uint64_t elems, const char *word, bool by_window)
     cluster_start(&cluster, 1, NULL); // memory.limit=256MiB
     const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
     ck_assert_msg(cairn_open(&opts, &session) == CAIRN_OK, "%s", cairn_error());
-    ck_assert_int_eq(open_job(session, "refused", elems, 0, 0, &job), CAIRN_ERR_NO_MEMORY);
+    ck_assert_int_eq(open_job(session, "refused", wish.elems, wish.chunk_leaves, wish.window, &job),
+                     CAIRN_ERR_NO_MEMORY);
     const uint32_t number = advised(word);
-    const cairn_status status = open_job(session, "fits", elems, by_window ? 0 : number,
-                                         by_window ? number : 0, &job);
-    ck_assert_msg(status == CAIRN_OK, "%s", cairn_error());
+    if (number != 0 && by_window) wish.window = number;
+    if (number != 0 && !by_window) wish.chunk_leaves = number;
+    if (number != 0)
+        ck_assert_msg(
+            open_job(session, "fits", wish.elems, wish.chunk_leaves, wish.window, &job) == CAIRN_OK,
+            "%llu elements, %s%u: %s", (unsigned long long)wish.elems, word, number, cairn_error());
     cairn_close(session);
     cluster_stop(&cluster);
+    return number != 0;
 }
 
 START_TEST(a_job_that_is_refused_fits_as_the_refusal_says)
 {
-    check_advice(1 << 20, "chunk_leaves ", false);
-    check_advice(1 << 20, "window ", true);
-    check_advice(5 << 20, "chunk_leaves ", false);
-    check_advice(200000, "window ", true);
+    ck_assert(keeps_word((struct wish) { 1 << 20, 0, 0 }, "chunk_leaves ", false));
+    ck_assert(keeps_word((struct wish) { 1 << 20, 0, 0 }, "window ", true));
+    ck_assert(keeps_word((struct wish) { 5 << 20, 0, 0 }, "chunk_leaves ", false));
+    ck_assert(keeps_word((struct wish) { 200000, 0, 0 }, "window ", true));
+}
+END_TEST
+
+/* Chunks that end within a leaf, and numbers that halves are no whole number of. */
+START_TEST(odd_jobs_that_are_refused_fit_as_the_refusal_says)
+{
+    const struct wish wishes[] = { { 3 * 4096 + 1, 0, 150 }, { 1 << 20, 33, 31 } };
+    // Two leaves, of which the second has one element: half as many are more than half of it.
+    ck_assert(!keeps_word((struct wish) { 4097, 0, 300 }, "chunk_leaves ", false));
+    for (size_t i = 0; i < sizeof wishes / sizeof *wishes; i++) {
+        ck_assert(keeps_word(wishes[i], "chunk_leaves ", false));
+        ck_assert(keeps_word(wishes[i], "window ", true));
+    }
 }
 END_TEST
 
@@ -86,6 +110,7 @@ int main(void)
     TCase *tcase = tcase_create("no_room");
     tcase_set_timeout(tcase, 60);
     tcase_add_test(tcase, a_job_that_is_refused_fits_as_the_refusal_says);
+    tcase_add_test(tcase, odd_jobs_that_are_refused_fit_as_the_refusal_says);
     tcase_add_test(tcase, of_one_whose_state_is_too_large_it_promises_nothing);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);
