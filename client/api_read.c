@@ -62,6 +62,7 @@ cairn_status cairn_version_wait(cairn_job *handle, struct cairn_version at_least
         Cairn__VersionWait message = CAIRN__VERSION_WAIT__INIT;
         message.generation = at_least.generation;
         message.step = at_least.step;
+        message.timeout_ms = (uint32_t)timeout_ms;
         ProtobufCMessage *reply;
         status = cairn_control_ask(job->session, job, CAIRN_MSG_VERSION_WAIT, &message.base,
                                    CAIRN_MSG_VERSION_READY, cairn_api_deadline(timeout_ms), &reply);
@@ -108,6 +109,7 @@ cairn_status cairn_client_state(cairn_job *handle, void *buffer, size_t capacity
     if (status == CAIRN_OK) {
         Cairn__VersionWait message = CAIRN__VERSION_WAIT__INIT;
         message.client_state = true;
+        message.timeout_ms = (uint32_t)timeout_ms;
         ProtobufCMessage *reply;
         status = cairn_control_ask(job->session, job, CAIRN_MSG_VERSION_WAIT, &message.base,
                                    CAIRN_MSG_VERSION_READY, cairn_api_deadline(timeout_ms), &reply);

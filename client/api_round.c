@@ -119,7 +119,7 @@ static cairn_status send_sums(struct job *job, const struct cairn_round *round)
     if (status == CAIRN_OK) status = send_word(job, cairn_client_round_micro_end_run, round, 0, 0);
     if (status == CAIRN_OK) return CAIRN_OK;
     pthread_mutex_lock(&job->session->lock);
-    job->sums_ended = false; // it may be tried again
+    if (job->filling_round == round->round) job->sums_ended = false; // it may be tried again
     pthread_mutex_unlock(&job->session->lock);
     return status;
 }

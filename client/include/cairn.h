@@ -377,10 +377,11 @@ CAIRN_EXPORT void cairn_close(cairn *session);
 CAIRN_EXPORT const char *cairn_error(void);
 
 /* Memory of the library, whole pages of zeros, until cairn_free or the end of cairn_close: shared memory,
- * which shards of this host may map. From 2 MiB on it is taken at once, not when it is touched, in large
- * pages if the kernel has them. Whoever gives it to put, push or fetch lends it like any other; a
- * piece that reaches beyond its end is CAIRN_ERR_INVALID. device: -1 = host; CAIRN_ERR_UNSUPPORTED without
- * CUDA, CAIRN_ERR_NO_MEMORY. */
+ * which shards of this host may map. It is taken at once, not when it is touched, in large pages if the
+ * kernel has them. Whoever gives it to put, push or fetch lends it like any other; a piece that reaches
+ * beyond its end is CAIRN_ERR_INVALID. device: -1 = host; CAIRN_ERR_UNSUPPORTED without CUDA,
+ * CAIRN_ERR_NO_MEMORY: there is not as much, or the process may not have it. The limit of a container is
+ * the kernel's, who may end a process of it instead. */
 CAIRN_EXPORT cairn_status cairn_alloc(cairn *session, size_t bytes, int device,
                                       void **out) CAIRN_CHECKED;
 /* CAIRN_ERR_BUSY: an operation has it on loan, and it stays. CAIRN_ERR_INVALID: not what cairn_alloc gave. */
@@ -526,9 +527,9 @@ CAIRN_EXPORT cairn_status cairn_write_end(cairn_job *job, int timeout_ms,
                                           struct cairn_version *out) CAIRN_CHECKED;
 
 /* Waits for the next round to open. CAIRN_ERR_TIMEOUT names who is awaited (workers below
- * workers_min, a shard that is away, a write that is open, here too); CAIRN_ERR_NOT_READY: cairn_init_done
- * was not called;
- * CAIRN_ERR_FENCED: another worker has this one's rank now; CAIRN_ERR_JOB_LOST. */
+ * workers_min, a shard that is away, a write that is open, of this worker, too); CAIRN_ERR_NOT_READY:
+ * cairn_init_done was not called; CAIRN_ERR_FENCED: another worker has this one's rank now;
+ * CAIRN_ERR_JOB_LOST. */
 CAIRN_EXPORT cairn_status cairn_round_begin(cairn_job *job, int timeout_ms,
                                             struct cairn_round *out) CAIRN_CHECKED;
 /* The gradient of what this worker holds of a tensor (`box` NULL, or just that), for this round and
@@ -583,7 +584,8 @@ CAIRN_EXPORT cairn_status cairn_fetch(cairn_job *job, struct cairn_version versi
                                       const char *tensor, const char *plane,
                                       const struct cairn_box *box, const struct cairn_mem *mem,
                                       cairn_op **op_out) CAIRN_CHECKED;
-/* Waits for a version at least as new; {0, 0} gives the newest at once. */
+/* Waits for a version at least as new; {0, 0} gives the newest at once. CAIRN_ERR_BUSY: eight threads of
+ * this worker or reader wait already, here and in cairn_client_state. */
 CAIRN_EXPORT cairn_status cairn_version_wait(cairn_job *job, struct cairn_version at_least,
                                              int timeout_ms,
                                              struct cairn_version *out) CAIRN_CHECKED;

@@ -147,8 +147,8 @@ struct cairn_cluster_member {
     struct cairn_cluster_commit
         commits[CAIRN_MEMBER_COMMITS_MAX]; /* [commit_count], oldest first */
     uint32_t commit_count;
-    struct cairn_cluster_version_wait
-        waits[CAIRN_MEMBER_WAITS_MAX]; /* [wait_count], oldest first */
+    /* [wait_count], oldest first; one too many only while it is judged */
+    struct cairn_cluster_version_wait waits[CAIRN_MEMBER_WAITS_MAX + 1];
     uint32_t wait_count;
     uint64_t read_bytes;                  /* of published memory, by itself: as it told last */
     struct cairn_init_digest init_digest; /* of what it put */

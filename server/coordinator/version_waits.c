@@ -36,17 +36,36 @@ static void answer(struct cairn_cluster_job *job, bool state, const Cairn__Versi
     }
 }
 
+/* Of one too many: the first goes that nobody may wait for any more, or the last, which hears of it. */
+static void make_room(struct cairn_cluster_member *member, uint64_t now_ms)
+{
+    const uint32_t last = CAIRN_MEMBER_WAITS_MAX;
+    uint32_t at = 0;
+    struct cairn_sentence why;
+    while (at < last && member->waits[at].ends_ms > now_ms) at++;
+    const uint32_t request = member->waits[last].request;
+    take_out(member, at);
+    if (at < last) return;
+    cairn_sentence_set(&why,
+                       "%d threads of this member wait for versions or client states already: ask "
+                       "again when one of them has ended",
+                       CAIRN_MEMBER_WAITS_MAX);
+    cairn_cluster_session_error(member->session, request, CAIRN_ERR_BUSY, why.text);
+}
+
 void cairn_cluster_member_version_wait(struct cairn_cluster_member *member, uint32_t request,
                                        const Cairn__VersionWait *message)
 {
+    const uint64_t now_ms = uv_now(member->session->cluster->loop);
     struct cairn_cluster_version_wait wait = { .request = request, .state = message->client_state };
     if (!wait.state) wait.wanted = (struct cairn_version) { message->generation, message->step };
-    if (member->wait_count == CAIRN_MEMBER_WAITS_MAX) take_out(member, 0);
+    if (message->timeout_ms != 0) wait.ends_ms = now_ms + message->timeout_ms;
     member->waits[member->wait_count++] = wait;
     if (wait.state)
         cairn_cluster_members_answer_states(member->job);
     else
         cairn_cluster_members_answer_versions(member->job);
+    if (member->wait_count > CAIRN_MEMBER_WAITS_MAX) make_room(member, now_ms);
 }
 
 void cairn_cluster_members_answer_states(struct cairn_cluster_job *job)

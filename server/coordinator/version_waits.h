@@ -11,16 +11,16 @@
 struct cairn_cluster_job;
 struct cairn_cluster_member;
 
-/* Threads of one member wait side by side. Of more the oldest is dropped: it may be one whose thread has
- * given up, which nobody tells us. */
+/* Threads of one member wait side by side. Those whose time is over make room, and are not answered. */
 enum { CAIRN_MEMBER_WAITS_MAX = 8 };
 struct cairn_cluster_version_wait {
     uint32_t request;
     bool state; /* the client state; else a version at least as new */
     struct cairn_version wanted;
+    uint64_t ends_ms; /* of uv_now: when the thread gives up; 0: it did not say */
 };
 
-/* Answers it when it can. */
+/* Answers it when it can. CAIRN_ERR_BUSY, to the peer: as many wait already. */
 void cairn_cluster_member_version_wait(struct cairn_cluster_member *member, uint32_t request,
                                        const Cairn__VersionWait *message);
 /* Those where the version is there. */

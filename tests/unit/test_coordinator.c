@@ -141,22 +141,27 @@ START_TEST(a_reader_of_no_job_hears_that_there_is_none)
 }
 END_TEST
 
+static void open_reader(struct fake_peer *r)
+{
+    Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
+    open.name = (char *)(uintptr_t) "toy";
+    open.role = CAIRN_ROLE_WIRE_READER;
+    open.session = 5;
+    const uint32_t request = fake_request(r, CAIRN_MSG_JOB_OPEN, &open.base);
+    cairn_message_free(fake_expect(&fake, r, CAIRN_MSG_ATTACHED, request));
+}
+
 START_TEST(a_reader_waits_for_a_version)
 {
     uint64_t job;
     struct fake_peer w = running_job(&job);
     struct fake_peer r = fake_connect(&fake, CAIRN_ROLE_WIRE_READER, "r0");
-    Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
-    open.name = (char *)(uintptr_t) "toy";
-    open.role = CAIRN_ROLE_WIRE_READER;
-    open.session = 5;
-    uint32_t request = fake_request(&r, CAIRN_MSG_JOB_OPEN, &open.base);
-    cairn_message_free(fake_expect(&fake, &r, CAIRN_MSG_ATTACHED, request));
+    open_reader(&r);
     Cairn__VersionWait wait = CAIRN__VERSION_WAIT__INIT;
     wait.job = job;
     wait.generation = 1;
     wait.step = 2;
-    request = fake_request(&r, CAIRN_MSG_VERSION_WAIT, &wait.base);
+    const uint32_t request = fake_request(&r, CAIRN_MSG_VERSION_WAIT, &wait.base);
     one_round(&w, job);
     one_round(&w, job);
     Cairn__VersionReady *ready = (Cairn__VersionReady *)fake_expect(
@@ -165,6 +170,45 @@ START_TEST(a_reader_waits_for_a_version)
     cairn_message_free(&ready->base);
     const uint32_t begin = ask_begin(&r, job);
     fake_expect_error(&fake, &r, begin, CAIRN_ERR_REFUSED, "reader");
+    fake_peer_close(&r);
+    fake_peer_close(&w);
+}
+END_TEST
+
+static uint32_t ask_version(struct fake_peer *peer, uint64_t job, uint64_t step, uint32_t ms)
+{
+    Cairn__VersionWait wait = CAIRN__VERSION_WAIT__INIT;
+    wait.job = job;
+    wait.generation = 1;
+    wait.step = step;
+    wait.timeout_ms = ms;
+    return fake_request(peer, CAIRN_MSG_VERSION_WAIT, &wait.base);
+}
+
+static void expect_version(struct fake_peer *peer, uint32_t request, uint64_t step)
+{
+    Cairn__VersionReady *ready = (Cairn__VersionReady *)fake_expect(
+        &fake, peer, CAIRN_MSG_VERSION_READY, request);
+    ck_assert_uint_eq(ready->step, step);
+    cairn_message_free(&ready->base);
+}
+
+START_TEST(who_waits_for_a_version_is_not_put_out_by_others_of_the_member)
+{
+    uint64_t job;
+    uint32_t waiting[8];
+    struct fake_peer w = running_job(&job), r = fake_connect(&fake, CAIRN_ROLE_WIRE_READER, "r0");
+    open_reader(&r);
+    waiting[0] = ask_version(&r, job, 1, 60000);
+    for (int i = 0; i < 20; i++) ask_version(&r, job, 9, 0); // for how long it does not say
+    for (int i = 0; i < 7; i++) ask_version(&r, job, 9, 1);
+    expect_version(&r, ask_version(&r, job, 0, 60000), 0); // what is there is said at once
+    uv_sleep(5);                                           // those of 1 ms have given up
+    for (int i = 1; i < 8; i++) waiting[i] = ask_version(&r, job, 1, 60000);
+    fake_expect_error(&fake, &r, ask_version(&r, job, 1, 60000), CAIRN_ERR_BUSY, "8 threads");
+    expect_version(&r, ask_version(&r, job, 0, 60000), 0);
+    one_round(&w, job);
+    for (int i = 0; i < 8; i++) expect_version(&r, waiting[i], 1);
     fake_peer_close(&r);
     fake_peer_close(&w);
 }
@@ -649,6 +693,7 @@ int main(void)
     tcase_add_test(tc, a_spec_that_differs_is_refused_with_the_differences);
     tcase_add_test(tc, a_reader_of_no_job_hears_that_there_is_none);
     tcase_add_test(tc, a_reader_waits_for_a_version);
+    tcase_add_test(tc, who_waits_for_a_version_is_not_put_out_by_others_of_the_member);
     tcase_add_test(tc, missing_tensors_are_named_to_the_source);
     tcase_add_test(tc, a_worker_that_is_not_the_source_waits_for_the_seal);
     tcase_add_test(tc, a_worker_that_dies_voids_the_open_round_for_the_others);
