@@ -5,11 +5,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "client/handle.h"
 #include "client/memory.h"
 #include "proto/fabric/pages.h"
+
+/* Taken from the kernel at a time: a call that a signal breaks off gives back what it took. */
+#define TAKE_BYTES ((size_t)32 << 20)
 
 struct region {
     uint8_t *base;
@@ -170,10 +174,32 @@ static cairn_status judge_device(int device)
 static cairn_status judge_bytes(size_t bytes)
 {
     const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    struct rlimit file;
     if (bytes == 0) return cairn_client_fail(CAIRN_ERR_INVALID, "bytes is 0");
+    // The kernel would answer with a signal.
+    if (getrlimit(RLIMIT_FSIZE, &file) == 0 && bytes > file.rlim_cur)
+        return cairn_client_fail(CAIRN_ERR_NO_MEMORY,
+                                 "%zu bytes of shared memory are more than this process's limit of "
+                                 "file size (%llu): raise it (ulimit -f)",
+                                 bytes, (unsigned long long)file.rlim_cur);
     if (pages <= 0 || page <= 0 || bytes / (size_t)page < (size_t)pages) return CAIRN_OK;
     return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "%zu bytes are more than this machine has (%zu)",
                              bytes, (size_t)pages * (size_t)page);
+}
+
+/* All of it, in large pages where the kernel has them: what is touched later is there. */
+static bool take(int fd, void *base, size_t bytes)
+{
+    (void)cairn_pages_back(base, bytes);
+    for (size_t at = 0, part; at < bytes; at += part) {
+        part = bytes - at < TAKE_BYTES ? bytes - at : TAKE_BYTES;
+        int status;
+        do {
+            status = fallocate(fd, 0, (off_t)at, (off_t)part);
+        } while (status != 0 && errno == EINTR);
+        if (status != 0) return false;
+    }
+    return true;
 }
 
 static cairn_status map(size_t bytes, struct region *out)
@@ -184,13 +210,13 @@ static cairn_status map(size_t bytes, struct region *out)
     if (fd >= 0 && ftruncate(fd, (off_t)whole) == 0 &&
         fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
         base = cairn_pages_map(whole, PROT_READ | PROT_WRITE, MAP_SHARED, fd);
-    if (base == MAP_FAILED) {
+    if (base == MAP_FAILED || !take(fd, base, whole)) {
         const int error = errno;
+        if (base != MAP_FAILED) munmap(base, whole);
         if (fd >= 0) close(fd);
         return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "%zu bytes of shared memory: %s", bytes,
                                  strerror(error));
     }
-    (void)cairn_pages_back(base, whole);
     *out = (struct region) { .base = base, .bytes = whole, .fd = fd };
     return CAIRN_OK;
 }

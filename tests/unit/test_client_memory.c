@@ -1,8 +1,11 @@
 /* Memory of cairn_alloc: what it is, who may free it when, and that nothing of it outlives its session. */
 #include <check.h>
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "client/handle.h"
@@ -49,6 +52,52 @@ START_TEST(it_is_whole_pages_of_zeros)
     toy_good(cairn_free(session, ptr));
     while (mapped() > 0)
         usleep(1000); // the library's own thread lets it go; the test's timeout ends it
+}
+END_TEST
+
+/* Bytes that the kernel has set aside for regions of ours. */
+static size_t taken(void)
+{
+    size_t bytes = 0;
+    DIR *fds = opendir("/proc/self/fd");
+    ck_assert_ptr_nonnull(fds);
+    for (const struct dirent *entry = readdir(fds); entry != NULL; entry = readdir(fds)) {
+        char name[64];
+        struct stat status;
+        const ssize_t length = readlinkat(dirfd(fds), entry->d_name, name, sizeof name - 1);
+        if (length < 0) continue;
+        name[length] = '\0';
+        if (strcmp(name, "/memfd:cairn (deleted)") != 0) continue;
+        ck_assert_int_eq(fstatat(dirfd(fds), entry->d_name, &status, 0), 0);
+        bytes += (size_t)status.st_blocks * 512;
+    }
+    closedir(fds);
+    return bytes;
+}
+
+START_TEST(all_of_it_is_there_before_it_is_touched)
+{
+    const size_t sizes[] = { 1, 5000, 1 << 20, (5 << 20) + 1, (33 << 20) + 5000 };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        void *ptr = NULL;
+        const size_t before = taken();
+        toy_good(cairn_alloc(session, sizes[i], -1, &ptr));
+        ck_assert_uint_ge(taken(), before + sizes[i]);
+    }
+}
+END_TEST
+
+START_TEST(a_limit_of_file_size_is_an_error_and_no_signal)
+{
+    struct rlimit before, small;
+    void *ptr = NULL;
+    ck_assert_int_eq(getrlimit(RLIMIT_FSIZE, &before), 0);
+    small = (struct rlimit) { 1 << 20, before.rlim_max };
+    ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &small), 0);
+    toy_fails(cairn_alloc(session, 2 << 20, -1, &ptr), CAIRN_ERR_NO_MEMORY, "ulimit -f");
+    toy_good(cairn_alloc(session, 1 << 20, -1, &ptr));
+    ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &before), 0);
+    toy_good(cairn_free(session, ptr));
 }
 END_TEST
 
@@ -190,6 +239,8 @@ int main(void)
     tcase_set_timeout(tcase, 60);
     tcase_add_checked_fixture(tcase, open_rooms, close_rooms);
     tcase_add_test(tcase, it_is_whole_pages_of_zeros);
+    tcase_add_test(tcase, all_of_it_is_there_before_it_is_touched);
+    tcase_add_test(tcase, a_limit_of_file_size_is_an_error_and_no_signal);
     tcase_add_test(tcase, what_cannot_be_had_is_refused);
     tcase_add_test(tcase, a_pointer_that_it_did_not_give_is_not_freed);
     tcase_add_test(tcase, memory_on_loan_is_not_freed);
