@@ -109,8 +109,10 @@ static cairn_status begin_lease(struct cairn_shard_job *job, const Cairn__LeaseK
         if (is_orphan(job, &job->leases[i]) && same_version(job->leases[i].version, wanted))
             lease = &job->leases[i];
     if (lease == NULL)
-        return cairn_fail(why, CAIRN_ERR_BUSY, "%d leases of job %s are held already",
-                          CAIRN_SHARD_LEASES_MAX, job->spec.name);
+        return cairn_fail(
+            why, CAIRN_ERR_BUSY,
+            "%d leases of job %s are held already: end one, or wait for one to run out",
+            CAIRN_SHARD_LEASES_MAX, job->spec.name);
     if (!cairn_shard_is_leased(job, wanted)) status = add_copy(job, wanted, why);
     if (status != CAIRN_OK) return status;
     *lease = (struct cairn_shard_lease) { .number = message->lease, .version = wanted };

@@ -88,7 +88,7 @@ static inline void stream_u16(uint16_t *at, u16_vector x)
     _mm256_stream_si256((__m256i *)(void *)at, (__m256i)x);
 #elif VECTOR_BYTES == 32
     _mm_stream_si128((__m128i *)(void *)at, (__m128i)x);
-#elif defined(__SSE2__)
+#elif defined(__SSE2__) && defined(__x86_64__) // 32 bits have no store of 64
     long long bits;
     memcpy(&bits, &x, sizeof bits);
     _mm_stream_si64((long long *)(void *)at, bits);
