@@ -12,7 +12,7 @@
 #include "tests/support/cluster.h"
 
 enum {
-    WAIT_MS = 4000,
+    WAIT_MS = 20000,
     RUN_MS = 2000,
     THREADS = 8,
     ROWS = 300,
