@@ -19,6 +19,7 @@ wait_until_gone() {
 
 for signal in TERM INT KILL; do
     mkdir "$tmp/run"
+    : >"$tmp/log" # with the last one's "step 50" in it the signal could meet this shell's child before it is env
     # A shell without job control starts background programs with SIGINT ignored; env takes that back.
     env --default-signal=INT TMPDIR="$tmp/run" "$1/deploy/quickstart" --bin "$2" >"$tmp/log" 2>&1 &
     quickstart=$!
