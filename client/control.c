@@ -199,7 +199,10 @@ static void answer(struct session *s, uint32_t request, uint16_t type, ProtobufC
     for (struct ask *ask = s->asks; ask != NULL; ask = ask->next) {
         if (ask->request != request || ask->done) continue;
         ask->done = true;
-        if (type == CAIRN_MSG_ERROR) {
+        if (type == CAIRN_MSG_ERROR && ask->job != NULL && ask->job->failed != CAIRN_OK) {
+            ask->status = ask->job->failed; // told just before it: an ask had crossed that
+            ask->why = ask->job->failed_why;
+        } else if (type == CAIRN_MSG_ERROR) {
             const Cairn__Error *error = (const Cairn__Error *)message;
             ask->status = cairn_status_known(error->status) && error->status != CAIRN_OK
                               ? (cairn_status)error->status
