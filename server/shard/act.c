@@ -8,34 +8,13 @@
 
 /* ---- to workers ---- */
 
-/* The chunk's place, and the numbers of the round it is of. */
-static struct cairn_chunk_header header_of(const struct cairn_shard_job *job,
-                                           const struct cairn_step_action *action, uint8_t kind)
-{
-    struct cairn_chunk_header header = {
-        .kind = kind,
-        .epoch = action->epoch,
-        .round = action->round,
-        .micro = action->micro,
-        .request = action->request,
-    };
-    const bool of_chunk = kind == CAIRN_CHUNK_ACK || kind == CAIRN_CHUNK_NAK;
-    if (of_chunk && action->chunk < job->grad_chunk_count) {
-        const struct cairn_chunk_place place = cairn_shard_map_chunk(
-            &job->map, job->grad_chunks[action->chunk]);
-        header.tensor = place.tensor;
-        header.first_leaf = place.first_leaf;
-        header.leaf_count = (uint32_t)place.leaf_count;
-    }
-    return header;
-}
-
 static void send_to(struct cairn_shard_job *job, const struct cairn_step_action *action,
                     uint8_t kind, uint64_t value)
 {
     struct cairn_member *member = cairn_member_find(job, action->member);
     if (member == NULL) return;
-    struct cairn_chunk_header header = header_of(job, action, kind);
+    struct cairn_chunk_header header = cairn_step_header_of(
+        action, kind, &job->map, job->grad_chunks, job->grad_chunk_count);
     header.value = value;
     if (kind == CAIRN_CHUNK_GRANT) header.request = cairn_member_way(member);
     cairn_member_send(member, &header);

@@ -105,15 +105,9 @@ static void on_push(struct cairn_member *member, const struct cairn_chunk_header
     job->waiting = message;
     job->waiting_header = *header;
     job->waiting_piece = piece;
-    cairn_shard_job_step(job, &(struct cairn_step_event) {
-                                  .kind = CAIRN_STEP_CHUNK,
-                                  .member = header->member,
-                                  .epoch = header->epoch,
-                                  .round = header->round,
-                                  .micro = header->micro,
-                                  .chunk = chunk,
-                                  .request = header->request,
-                              });
+    struct cairn_step_event event = cairn_step_event_of(header);
+    event.chunk = chunk;
+    cairn_shard_job_step(job, &event);
     cairn_landing_discard(job); // if a fault came before the core's word
 }
 
@@ -255,15 +249,9 @@ static void tell_micro_end(struct cairn_member *member, const struct cairn_chunk
         cairn_relay_on_micro_end(member, header, tensors, count);
         return;
     }
-    cairn_shard_job_step(member->job, &(struct cairn_step_event) {
-                                          .kind = CAIRN_STEP_MICRO_END,
-                                          .member = header->member,
-                                          .epoch = header->epoch,
-                                          .round = header->round,
-                                          .micro = header->micro,
-                                          .sent = (uint32_t)header->value,
-                                          .absent = absent,
-                                      });
+    struct cairn_step_event event = cairn_step_event_of(header);
+    event.absent = absent;
+    cairn_shard_job_step(member->job, &event);
 }
 
 static void on_note(void *arg, cairn_status status)
@@ -334,14 +322,8 @@ static void on_commit(struct cairn_member *member, const struct cairn_chunk_head
         cairn_relay_on_commit(member, header);
         return;
     }
-    cairn_shard_job_step(member->job, &(struct cairn_step_event) {
-                                          .kind = CAIRN_STEP_COMMIT,
-                                          .member = header->member,
-                                          .epoch = header->epoch,
-                                          .round = header->round,
-                                          .micro = header->micro,
-                                          .weight = header->value,
-                                      });
+    const struct cairn_step_event event = cairn_step_event_of(header);
+    cairn_shard_job_step(member->job, &event);
 }
 
 /* ---- all messages ---- */

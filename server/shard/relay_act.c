@@ -12,22 +12,9 @@ static void send_to(struct cairn_relay_owner *owner, const struct cairn_step_act
     const struct cairn_shard_job *job = owner->relay->job;
     struct cairn_member *member = cairn_member_find(job, action->member);
     if (member == NULL) return;
-    struct cairn_chunk_header header = {
-        .kind = kind,
-        .epoch = action->epoch,
-        .round = action->round,
-        .micro = action->micro,
-        .request = action->request,
-        .value = value,
-    };
-    const bool of_chunk = kind == CAIRN_CHUNK_ACK || kind == CAIRN_CHUNK_NAK;
-    if (of_chunk && action->chunk < owner->grad_chunk_count) {
-        const struct cairn_chunk_place place = cairn_shard_map_chunk(
-            &owner->map, owner->grad_chunks[action->chunk]);
-        header.tensor = place.tensor;
-        header.first_leaf = place.first_leaf;
-        header.leaf_count = (uint32_t)place.leaf_count;
-    }
+    struct cairn_chunk_header header = cairn_step_header_of(
+        action, kind, &owner->map, owner->grad_chunks, owner->grad_chunk_count);
+    header.value = value;
     if (kind == CAIRN_CHUNK_GRANT) {
         header.request = cairn_member_way(member);
         header.tensor = 1 + job->map.shard;

@@ -140,15 +140,9 @@ static void on_push(struct cairn_relay *relay, struct cairn_member *member,
         return;
     }
     relay->waiting = message;
-    cairn_relay_step(owner, &(struct cairn_step_event) {
-                                .kind = CAIRN_STEP_CHUNK,
-                                .member = header->member,
-                                .epoch = header->epoch,
-                                .round = header->round,
-                                .micro = header->micro,
-                                .chunk = chunk,
-                                .request = header->request,
-                            });
+    struct cairn_step_event event = cairn_step_event_of(header);
+    event.chunk = chunk;
+    cairn_relay_step(owner, &event);
     cairn_relay_discard(relay); // if a fault came before the core's word
 }
 
@@ -269,15 +263,9 @@ void cairn_relay_on_micro_end(struct cairn_member *member, const struct cairn_ch
     if (owner == NULL) return;
     struct cairn_relay *relay = owner->relay;
     cairn_relay_busy(relay);
-    cairn_relay_step(owner, &(struct cairn_step_event) {
-                                .kind = CAIRN_STEP_MICRO_END,
-                                .member = header->member,
-                                .epoch = header->epoch,
-                                .round = header->round,
-                                .micro = header->micro,
-                                .sent = (uint32_t)header->value,
-                                .absent = count_absent(owner, tensors, count),
-                            });
+    struct cairn_step_event event = cairn_step_event_of(header);
+    event.absent = count_absent(owner, tensors, count);
+    cairn_relay_step(owner, &event);
     cairn_relay_idle(relay);
 }
 
@@ -287,14 +275,8 @@ void cairn_relay_on_commit(struct cairn_member *member, const struct cairn_chunk
     if (owner == NULL) return;
     struct cairn_relay *relay = owner->relay;
     cairn_relay_busy(relay);
-    cairn_relay_step(owner, &(struct cairn_step_event) {
-                                .kind = CAIRN_STEP_COMMIT,
-                                .member = header->member,
-                                .epoch = header->epoch,
-                                .round = header->round,
-                                .micro = header->micro,
-                                .weight = header->value,
-                            });
+    const struct cairn_step_event event = cairn_step_event_of(header);
+    cairn_relay_step(owner, &event);
     cairn_relay_idle(relay);
 }
 

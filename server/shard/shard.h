@@ -430,6 +430,18 @@ void cairn_shard_job_idle(struct cairn_shard_job *job);
 /* Frees it whatever is in flight: the fabric and the pools are closed. */
 void cairn_shard_job_free(struct cairn_shard_job *job);
 
+/* ---- step_message.c: messages of the data plane as the core's events, and its actions as messages ---- */
+
+/* What a PUSH, MICRO_END or COMMIT tells a core, of the shard's own part or a relay's; chunk and absent
+ * are the caller's. */
+struct cairn_step_event cairn_step_event_of(const struct cairn_chunk_header *header);
+/* An answer's header: the numbers of the round, and of an ACK or NAK the place of the chunk, which the
+ * core knows as action->chunk: grad_chunks[0 .. grad_chunk_count) are the numbers in the map. */
+struct cairn_chunk_header cairn_step_header_of(const struct cairn_step_action *action, uint8_t kind,
+                                               const struct cairn_shard_map *map,
+                                               const uint32_t *grad_chunks,
+                                               uint32_t grad_chunk_count);
+
 /* ---- act.c: the core and what it asks for ---- */
 /* Tells the core and does its actions, and what follows from them. Not while job->stepping. */
 /* Bytes that a decision of the job may have beside itself. */
