@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/good.h"
 
 enum { SHARDS = 2, TENSORS = 3, STEPS = 4, MICROS = 3, ELEMS_MAX = 300 * 211 };
 
@@ -42,12 +43,6 @@ static const uint64_t psi_added = 4 * (300 * 211 + 211 * 200 + 77);
 static struct cluster cluster;
 static struct cluster_said said;
 static const char *const kinds[] = { "ucx", "auto" };
-
-#define good(call)                                                              \
-    do {                                                                        \
-        const cairn_status good_status = (call);                                \
-        ck_assert_msg(good_status == CAIRN_OK, "%s: %s", #call, cairn_error()); \
-    } while (0)
 
 static struct cairn_mem mem_of(int t, void *memory)
 {

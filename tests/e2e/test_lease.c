@@ -11,6 +11,7 @@
 #include <cairn.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/good.h"
 
 enum { WAIT_MS = 20000, LONG_MS = 60000, TENSORS = 3, ELEMS_MAX = 129 * 257, SHARDS = 2 };
 
@@ -27,12 +28,6 @@ static struct cluster cluster;
 static struct cluster_said said;
 static cairn *trainer, *evaluator;
 static cairn_job *trains, *reads;
-
-#define good(call)                                                              \
-    do {                                                                        \
-        const cairn_status good_status = (call);                                \
-        ck_assert_msg(good_status == CAIRN_OK, "%s: %s", #call, cairn_error()); \
-    } while (0)
 
 static size_t elems_of(int t)
 {

@@ -11,6 +11,7 @@
 #include <cairn.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/good.h"
 
 enum { WAIT_MS = 20000, SHARDS = 3, TENSORS = 3, ELEMS_MAX = 700 * 311 };
 
@@ -41,12 +42,6 @@ static struct cluster cluster;
 static struct cluster_said said;
 static cairn *session;
 static cairn_job *job;
-
-#define good(call)                                                              \
-    do {                                                                        \
-        const cairn_status good_status = (call);                                \
-        ck_assert_msg(good_status == CAIRN_OK, "%s: %s", #call, cairn_error()); \
-    } while (0)
 
 static size_t elems_of(int t)
 {

@@ -11,6 +11,7 @@
 #include <cairn.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/good.h"
 
 enum { WAIT_MS = 20000, TENSORS = 4, STEPS = 4, WORKERS_MAX = 5, HOSTS = 2, ELEMS_MAX = 300 * 411 };
 
@@ -61,12 +62,6 @@ struct worker {
 static struct cluster cluster;
 static struct cluster_said said;
 static const char *const hosts[HOSTS] = { "host-a", "host-b" };
-
-#define good(call)                                                              \
-    do {                                                                        \
-        const cairn_status good_status = (call);                                \
-        ck_assert_msg(good_status == CAIRN_OK, "%s: %s", #call, cairn_error()); \
-    } while (0)
 
 static size_t elems_of(int t)
 {

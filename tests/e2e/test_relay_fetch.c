@@ -9,6 +9,7 @@
 #include <cairn.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/good.h"
 
 enum { TENSORS = 2, STEPS = 4, GATHERS = STEPS, WORKERS = 8, HOSTS = 2, ELEMS_MAX = 512 * 700 };
 
@@ -40,12 +41,6 @@ static struct cluster cluster;
 static struct cluster_said said;
 static struct worker workers[WORKERS];
 static const char *const hosts[HOSTS] = { "host-a", "host-b" };
-
-#define good(call)                                                              \
-    do {                                                                        \
-        const cairn_status good_status = (call);                                \
-        ck_assert_msg(good_status == CAIRN_OK, "%s: %s", #call, cairn_error()); \
-    } while (0)
 
 static size_t elems_of(int t)
 {

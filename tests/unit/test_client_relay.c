@@ -11,6 +11,7 @@
 #include "client/session.h"
 #include "proto/fabric/mem.h"
 #include "tests/support/fake_cluster.h"
+#include "tests/support/good.h"
 
 enum { SHARDS = 3, TENSORS = 3, ELEMS = 20000, CHUNKS = 5, NOTES = 4096, WAIT_MS = 15000 };
 
@@ -265,12 +266,6 @@ static uint32_t count(uint32_t node, unsigned kind, uint32_t owner)
 }
 
 /* ---- a worker's side ---- */
-
-#define good(made)                                                               \
-    do {                                                                         \
-        const cairn_status status_of_it = (made);                                \
-        ck_assert_msg(status_of_it == CAIRN_OK, "%s: %s", #made, cairn_error()); \
-    } while (0)
 
 static void attach(void)
 {
