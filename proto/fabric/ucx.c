@@ -30,7 +30,9 @@ static ucs_status_t create_worker(struct ucx_fabric *ucx)
 {
     const ucp_worker_params_t params = {
         .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_FLAGS,
-        .thread_mode = UCS_THREAD_MODE_SINGLE,
+        // one thread at a time, but not always the one that opened it: a client's caller opens, its
+        // thread drives. SINGLE names the opener, and UCX 1.18 aborts when it is another one
+        .thread_mode = UCS_THREAD_MODE_SERIALIZED,
         .flags = UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK,
     };
     sigset_t all, before;
