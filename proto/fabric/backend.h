@@ -25,6 +25,7 @@ struct fabric_op {
     bool is_summed;         /* the backend set *checksum_out */
     uint64_t *checksum_out; /* receives: whoever waits for it wants it; NULL: nobody does */
     const void *buffer;     /* with it */
+    void *by;               /* the backend's: the connection that a receive needs; else NULL */
     size_t header_bytes;
     uint8_t header[CAIRN_FABRIC_HEADER_MAX]; /* sends: UCX reads it until the send is over */
 };

@@ -183,6 +183,7 @@ static struct fabric_op *op_new(struct cairn_fabric *fabric, bool is_send, size_
     op->header_bytes = 0;
     op->is_summed = false;
     op->checksum_out = NULL;
+    op->by = NULL;
     TAILQ_INSERT_TAIL(&fabric->flying, op, link);
     *(is_send ? &fabric->stats.sends_now : &fabric->stats.receives_now) += 1;
     return op;

@@ -120,16 +120,42 @@ static cairn_status ucx_connect(struct cairn_fabric_peer *peer, const void *addr
     return ucx_status(status);
 }
 
-/* Forced: waits for nobody. Flying sends are canceled by the next progresses. */
-static void ucx_disconnect(struct cairn_fabric_peer *peer)
+/* Forced: waits for nobody. Flying sends, and receives that came by it, are canceled by the next
+ * progresses. */
+static void close_endpoint(struct ucx_fabric *ucx, ucp_ep_h ep)
 {
     const ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
         .flags = UCP_EP_CLOSE_FLAG_FORCE,
     };
-    ucx_part(ucx_peer_of(peer));
-    ucs_status_ptr_t request = ucp_ep_close_nbx(((struct ucx_peer *)peer)->ep, &param);
+    struct fabric_op *op;
+    TAILQ_FOREACH (op, &ucx->common.flying, link)
+        if (op->by == ep) op->by = NULL;
+    ucs_status_ptr_t request = ucp_ep_close_nbx(ep, &param);
     if (UCS_PTR_IS_PTR(request)) ucp_request_free(request); // freed by UCX when it is over
+}
+
+static void ucx_disconnect(struct cairn_fabric_peer *peer)
+{
+    ucx_part(ucx_peer_of(peer));
+    close_endpoint(ucx_of(peer->fabric), ((struct ucx_peer *)peer)->ep);
+}
+
+/* A worker that is destroyed while a receive waits for its sender aborts the process (UCX 1.12 to 1.18:
+ * proto_reqs is not empty), unless the receive came by an endpoint of ours, which is closed before. The
+ * others came by endpoints that UCX made when a peer connected. UCX keeps such a one as long as a receive
+ * is under way by it: so it is there to be closed. */
+static void close_receives(struct ucx_fabric *ucx)
+{
+    struct fabric_op *op = TAILQ_FIRST(&ucx->common.flying);
+    while (op != NULL) {
+        if (op->by == NULL) {
+            op = TAILQ_NEXT(op, link);
+            continue;
+        }
+        close_endpoint(ucx, op->by); // receives may end here and now
+        op = TAILQ_FIRST(&ucx->common.flying);
+    }
 }
 
 /* -- driving ------------------------------------------------------------------------------------ */
@@ -152,13 +178,14 @@ static uint64_t now_ms(void)
     return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-/* Canceled sends end within a few progresses. A receive whose sender lives but sleeps may not: then
- * the worker is destroyed under it, after which UCX writes no more. */
+/* What is canceled ends within a few progresses. What does not, all the same, ends with the worker, after
+ * which UCX writes no more. */
 static void ucx_stop(struct cairn_fabric *fabric)
 {
     struct ucx_fabric *ucx = ucx_of(fabric);
     const uint64_t deadline = now_ms() + STOP_MS;
     struct pollfd wait = { .fd = fabric->event_fd, .events = POLLIN };
+    close_receives(ucx);
     while (!TAILQ_EMPTY(&fabric->flying) && now_ms() < deadline)
         if (ucp_worker_progress(ucx->worker) == 0 && ucp_worker_arm(ucx->worker) == UCS_OK)
             poll(&wait, 1, 10);

@@ -25,7 +25,8 @@ enum {
     UCX_CONTROLS_MAX = 16384, /* frames that a peer does not take, before it is given up */
     UCX_FAR_MIN =
         256 << 10, /* bytes: a smaller payload may well be read before it leaves the cache */
-    UCX_REFER_MIN = 32 << 10, /* bytes: a smaller payload goes along with its message (eager) */
+    UCX_RENDEZVOUS_MIN = 32 << 10, /* bytes with the header; less goes along (eager) */
+    UCX_REFER_MIN = UCX_RENDEZVOUS_MIN,
 };
 
 /* What became of the message that on_message is being shown right now. UCX wants to hear it as the
@@ -135,6 +136,7 @@ struct ucx_message {
     struct cairn_fabric_message common;
     void *data; /* UCX's: the payload (eager) or a descriptor (rendezvous) */
     bool is_rendezvous;
+    ucp_ep_h ep; /* UCX's end of the connection that a rendezvous came by; may be gone */
     /* by reference */
     struct ucx_told *region;       /* with a reference; else NULL */
     struct ucx_peer *peer;         /* NULL: it is closed */

@@ -21,7 +21,11 @@ static void on_ucx_sent(void *request, ucs_status_t status, void *arg)
 cairn_status ucx_send_whole(struct ucx_peer *peer, struct fabric_op *op, const void *payload)
 {
     const ucp_request_param_t param = {
-        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                        UCP_OP_ATTR_FIELD_FLAGS,
+        // tells the receiver by which of its ends, which it may have to close
+        .flags = op->header_bytes + op->payload_bytes < UCX_RENDEZVOUS_MIN ? 0
+                                                                           : UCP_AM_SEND_FLAG_REPLY,
         .cb.send = on_ucx_sent,
         .user_data = op,
     };
@@ -77,6 +81,7 @@ void ucx_receive(struct cairn_fabric_message *common, struct fabric_op *op, void
     }
     if (message->is_rendezvous) {
         if (is_shown) ucx->fate = FATE_RECEIVING;
+        op->by = message->ep;
         if (!ucx_far_receive(ucx, message->data, op, buffer))
             start_rendezvous(ucx, message->data, op, buffer);
         return;
@@ -129,6 +134,8 @@ static ucs_status_t on_ucx_message(void *arg, const void *header, size_t header_
     if (message == NULL) return UCS_OK;
     message->data = data;
     message->is_rendezvous = is_rendezvous;
+    message->ep = (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0 ? param->reply_ep
+                                                                            : NULL;
     return show(ucx, header, header_bytes, message);
 }
 

@@ -50,6 +50,16 @@ static void on_received(void *arg, cairn_status status)
     receive->status = status;
 }
 
+static void receive_near(unsigned i, uint8_t *buffer, struct receive *receive)
+{
+    struct arrival *arrival = &b.arrivals[i];
+    *receive = (struct receive) { .ends = 0 };
+    ck_assert_int_eq(cairn_fabric_receive(arrival->message, buffer, arrival->payload_bytes,
+                                          on_received, receive),
+                     CAIRN_OK);
+    arrival->message = NULL;
+}
+
 static void receive_far(unsigned i, uint8_t *buffer, struct receive *receive)
 {
     struct arrival *arrival = &b.arrivals[i];
@@ -128,6 +138,29 @@ START_TEST(receives_that_are_cut_off_end_once_and_leave_nothing)
 }
 END_TEST
 
+/* A sender that sleeps answers nothing, so the receives are under way for sure. Some of them share a
+ * connection that this end made, too, others one that it knows only by what came over it. */
+START_TEST(a_close_ends_receives_whose_sender_sleeps)
+{
+    enum { MANY = 6, SIZE = 500000 };
+    struct receive receives[MANY];
+    open_pair(_i % KINDS);
+    const bool is_known = _i >= KINDS;
+    struct cairn_fabric_peer *to_a = is_known ? node_connect_to(&b, &a) : NULL;
+    for (unsigned i = 0; i < MANY; i++) node_send(&a, to_b, i, bytes, SIZE);
+    if (is_known) node_send(&b, to_a, 0, bytes, SIZE); // nobody takes it
+    pump(&a, &b, &b.arrived, MANY);
+    for (unsigned i = 0; i < MANY; i++)
+        (i % 2 == 0 ? receive_far : receive_near)(i, landing + (size_t)i * SIZE, &receives[i]);
+    for (unsigned turn = 0; turn < 20; turn++) cairn_fabric_progress(b.fabric);
+    node_close(&b);
+    for (unsigned i = 0; i < MANY; i++) ck_assert_uint_eq(receives[i].ends, 1);
+    pump(&a, NULL, &a.downs, 1);
+    node_close(&a);
+    if (hub != NULL) cairn_fabric_mem_hub_close(hub);
+}
+END_TEST
+
 START_TEST(a_checksum_of_pieces_is_that_of_the_whole)
 {
     struct cairn_checksum *sum = cairn_checksum_new();
@@ -151,6 +184,7 @@ int main(void)
     tcase_add_loop_test(tests, what_is_received_far_lies_there_and_its_checksum_is_said, 0, KINDS);
     tcase_add_loop_test(tests, many_at_a_time_do_not_mix, 0, KINDS);
     tcase_add_loop_test(tests, receives_that_are_cut_off_end_once_and_leave_nothing, 0, KINDS);
+    tcase_add_loop_test(tests, a_close_ends_receives_whose_sender_sleeps, 0, 2 * KINDS);
     tcase_add_test(tests, a_checksum_of_pieces_is_that_of_the_whole);
     suite_add_tcase(suite, tests);
     SRunner *runner = srunner_create(suite);
