@@ -21,6 +21,10 @@
 
 /* ---- writing ---- */
 
+/* Whatever the umask. The group's, too: whoever reads snapshots need not be who writes them. */
+#define CAIRN_SNAPSHOT_FOLDER_MODE 0750
+#define CAIRN_SNAPSHOT_FILE_MODE   0640
+
 /* Makes <root>/<job>/<id>/{model,optim}, durably, with an id that was not there before. `root` must
  * exist. id_out and *folder_out (malloc'd, the caller's) are set only on success. */
 cairn_status cairn_snapshot_folder_make(const char *root, const char *job, uint64_t generation,

@@ -12,11 +12,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "proto/wire/file_mode.h"
 #include "proto/wire/snapshot_io.h"
 #include "proto/wire/xxh.h"
 
 #define PART (CAIRN_SNAPSHOT_FOLDER_CHARS + 1) // of a path, with its '/'
-
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files are little endian, memory as is");
 
 static cairn_status failed(struct cairn_sentence *why, const char *step, const char *path)
@@ -38,29 +38,44 @@ static cairn_status sync_folder(int folder_fd, const char *path, struct cairn_se
     return fsync(folder_fd) == 0 ? CAIRN_OK : failed(why, "fsync", path);
 }
 
-/* Opens the folder `name` in parent_fd, and makes it first if need be; new ones are durable. */
+/* Opens a folder that is there; one that was just made gets its mode first. */
+static cairn_status open_made(int parent_fd, const char *name, bool made, int *fd_out,
+                              struct cairn_sentence *why)
+{
+    const int fd = openat(parent_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) return failed(why, "open", name);
+    cairn_status status = CAIRN_OK;
+    if (made && cairn_file_mode_set(fd, CAIRN_SNAPSHOT_FOLDER_MODE) != 0)
+        status = failed(why, "chmod", name);
+    // One that was there may be another's who has not come so far, or was killed before.
+    if (status == CAIRN_OK) status = sync_folder(parent_fd, name, why);
+    if (status == CAIRN_OK)
+        *fd_out = fd;
+    else
+        close(fd);
+    return status;
+}
+
+/* Opens the folder `name` in parent_fd, and makes it first if need be; it is durable there. */
 static cairn_status make_folder(int parent_fd, const char *name, int *fd_out,
                                 struct cairn_sentence *why)
 {
-    if (mkdirat(parent_fd, name, 0755) == 0) {
-        cairn_status status = sync_folder(parent_fd, name, why);
-        if (status != CAIRN_OK) return status;
-    } else if (errno != EEXIST) {
-        return failed(why, "mkdir", name);
-    }
-    const int fd = openat(parent_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0) return failed(why, "open", name);
-    *fd_out = fd;
-    return CAIRN_OK;
+    const bool made = mkdirat(parent_fd, name, CAIRN_SNAPSHOT_FOLDER_MODE) == 0;
+    if (!made && errno != EEXIST) return failed(why, "mkdir", name);
+    return open_made(parent_fd, name, made, fd_out, why);
 }
 
 static cairn_status make_parts(int id_fd, struct cairn_sentence *why)
 {
-    for (int i = 0; i < CAIRN_SNAPSHOT_BLOBS; i++) { // that one where there are some
-        const char *part = cairn_snapshot_folder_name((enum cairn_snapshot_folder)i);
-        if (mkdirat(id_fd, part, 0755) != 0) return failed(why, "mkdir", part);
+    cairn_status status = CAIRN_OK;
+    for (int i = 0; i < CAIRN_SNAPSHOT_BLOBS && status == CAIRN_OK;
+         i++) { // that one where there are some
+        int fd = -1;
+        status = make_folder(id_fd, cairn_snapshot_folder_name((enum cairn_snapshot_folder)i), &fd,
+                             why);
+        if (fd >= 0) close(fd);
     }
-    return sync_folder(id_fd, "the snapshot's folder", why);
+    return status;
 }
 
 /* Makes a folder with an id that was not there, in the job's. */
@@ -69,13 +84,12 @@ static cairn_status make_id(int job_fd, uint64_t generation, uint64_t step,
 {
     for (uint32_t attempt = 1; attempt < 10000; attempt++) {
         cairn_snapshot_id_make(generation, step, attempt, id);
-        if (mkdirat(job_fd, id, 0755) == 0) break;
+        if (mkdirat(job_fd, id, CAIRN_SNAPSHOT_FOLDER_MODE) == 0) break;
         if (errno != EEXIST || attempt == 9999) return failed(why, "mkdir", id);
     }
-    cairn_status status = sync_folder(job_fd, id, why);
+    int fd = -1;
+    cairn_status status = open_made(job_fd, id, true, &fd, why);
     if (status != CAIRN_OK) return status;
-    const int fd = openat(job_fd, id, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0) return failed(why, "open", id);
     status = make_parts(fd, why);
     close(fd);
     return status;
@@ -124,8 +138,12 @@ static cairn_status begin_draft(struct draft *d, int folder_fd, const char *name
     if (faccessat(folder_fd, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0) {
         return cairn_fail(why, CAIRN_ERR_EXISTS, "%s is there already: another writer?", name);
     }
-    d->fd = openat(folder_fd, d->temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
-    return d->fd >= 0 ? CAIRN_OK : failed(why, "open", d->temp);
+    d->fd = openat(folder_fd, d->temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+                   CAIRN_SNAPSHOT_FILE_MODE);
+    if (d->fd < 0) return failed(why, "open", d->temp);
+    return cairn_file_mode_set(d->fd, CAIRN_SNAPSHOT_FILE_MODE) == 0
+               ? CAIRN_OK
+               : failed(why, "chmod", d->temp);
 }
 
 static cairn_status write_draft(struct draft *d, const void *bytes, size_t count,

@@ -1,5 +1,7 @@
 #include "server/base/durable.h"
 
+#include "proto/wire/file_mode.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -46,7 +48,10 @@ cairn_status cairn_durable_sync_folder(const char *path, struct cairn_sentence *
     const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return fail_step(why, "opening the folder", path);
     const int error = fsync(fd);
-    const cairn_status status = error == 0 ? CAIRN_OK : fail_step(why, "fsync of the folder", path);
+    // EINVAL: of a kind that keeps nothing, as /proc.
+    const cairn_status status = error == 0 || errno == EINVAL
+                                    ? CAIRN_OK
+                                    : fail_step(why, "fsync of the folder", path);
     close(fd);
     return status;
 }
@@ -127,20 +132,35 @@ cairn_status cairn_durable_read(const char *path, size_t bytes_max, uint8_t **by
     return status;
 }
 
-static cairn_status make_one(const char *path, struct cairn_sentence *why)
+/* The parent is synced also where the folder was there: who made it may have been killed before that. It was
+ * not this daemon where the parent may not be written. */
+static cairn_status sync_parent(const char *path, bool made, struct cairn_sentence *why)
 {
     char parent[PATH_MAX];
-    if (mkdir(path, 0700) == 0) {
-        parent_of(path, parent);
-        return cairn_durable_sync_folder(parent, why);
-    }
-    struct stat info;
-    if (errno != EEXIST) return fail_step(why, "making the folder", path);
-    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_IO, "%.300s is in the way: it is not a folder", path);
+    parent_of(path, parent);
+    if (!made && access(parent, R_OK | W_OK) != 0) return CAIRN_OK;
+    return cairn_durable_sync_folder(parent, why);
 }
 
-cairn_status cairn_durable_folder(const char *path, struct cairn_sentence *why)
+static cairn_status make_one(const char *path, mode_t mode, struct cairn_sentence *why)
+{
+    const bool made = mkdir(path, mode) == 0;
+    struct stat info;
+    if (!made && errno != EEXIST) return fail_step(why, "making the folder", path);
+    if (!made && (stat(path, &info) != 0 || !S_ISDIR(info.st_mode)))
+        return cairn_fail(why, CAIRN_ERR_IO, "%.300s is in the way: it is not a folder", path);
+    const int fd = made ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    const int error = made ? cairn_file_mode_set(fd, mode) : 0;
+    if (error != 0) {
+        const cairn_status status = fail_step(why, "setting the mode of", path);
+        if (fd >= 0) close(fd);
+        return status;
+    }
+    if (fd >= 0) close(fd);
+    return sync_parent(path, made, why);
+}
+
+cairn_status cairn_durable_folder(const char *path, mode_t mode, struct cairn_sentence *why)
 {
     char part[PATH_MAX];
     size_t length = strlen(path);
@@ -150,7 +170,7 @@ cairn_status cairn_durable_folder(const char *path, struct cairn_sentence *why)
     for (size_t i = 1; i <= length; i++) {
         if (i < length && (path[i] != '/' || path[i - 1] == '/')) continue;
         snprintf(part, sizeof part, "%.*s", (int)i, path);
-        const cairn_status status = make_one(part, why);
+        const cairn_status status = make_one(part, mode, why);
         if (status != CAIRN_OK) return status;
     }
     return CAIRN_OK;
@@ -187,7 +207,7 @@ static cairn_status lock_open(int fd, const char *folder, struct cairn_sentence 
 cairn_status cairn_durable_lock(const char *folder, int *lock_fd_out, struct cairn_sentence *why)
 {
     char path[PATH_MAX];
-    cairn_status status = cairn_durable_folder(folder, why);
+    cairn_status status = cairn_durable_folder(folder, 0700, why);
     if (status != CAIRN_OK) return status;
     if (snprintf(path, sizeof path, "%s/lock", folder) >= (int)sizeof path)
         return cairn_fail(why, CAIRN_ERR_INVALID, "the path %.100s... is too long", folder);

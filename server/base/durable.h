@@ -11,6 +11,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 /* Mode 0600. CAIRN_ERR_NO_SPACE, CAIRN_ERR_IO: PATH is unchanged and PATH.new is gone. (Only if the
  * very last step, the fsync of the folder, failed may PATH hold the new bytes, undurably.) */
@@ -23,9 +24,10 @@ CAIRN_MUST_CHECK cairn_status cairn_durable_read(const char *path, size_t bytes_
                                                  uint8_t **bytes_out, size_t *byte_count_out,
                                                  struct cairn_sentence *why);
 
-/* Makes the folder and its missing parents with mode 0700; each new one is durable in its parent.
- * One that exists is left as it is. */
-CAIRN_MUST_CHECK cairn_status cairn_durable_folder(const char *path, struct cairn_sentence *why);
+/* Makes the folder and its missing parents with that mode, whatever the umask; all are durable in their
+ * parents after it. One that exists is left as it is. */
+CAIRN_MUST_CHECK cairn_status cairn_durable_folder(const char *path, mode_t mode,
+                                                   struct cairn_sentence *why);
 
 /* Makes the daemon's data folder if need be, checks that it is a folder that can be written (by
  * writing), and locks it: two daemons never share one. The lock file PATH/lock holds the pid and

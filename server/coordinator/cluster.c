@@ -4,6 +4,7 @@
 #include <sodium.h>
 #include <stdlib.h>
 
+#include "proto/wire/snapshot_io.h"
 #include "server/base/durable.h"
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
@@ -116,7 +117,7 @@ static cairn_status open_folders(struct cairn_cluster *cluster, struct cairn_sen
         cluster->lock_fd = -1;
         return status;
     }
-    status = cairn_durable_folder(options->snapshots_path, why);
+    status = cairn_durable_folder(options->snapshots_path, CAIRN_SNAPSHOT_FOLDER_MODE, why);
     if (status != CAIRN_OK) return status;
     cluster->snapshots_path = realpath(options->snapshots_path, NULL);
     if (cluster->snapshots_path == NULL) {

@@ -1,11 +1,16 @@
 #include "server/coordinator/store.h"
 
 #include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <sqlite3.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+#include "proto/wire/file_mode.h"
 
 #define APPLICATION_ID 0x4341524e /* "CARN": marks the file as ours */
 #define SCHEMA_VERSION 1
@@ -176,6 +181,18 @@ static cairn_status set_up(struct cairn_store *store, struct cairn_sentence *why
     return CAIRN_OK;
 }
 
+/* An empty file is a new database. SQLite gives its journal the same mode. */
+static cairn_status open_private(const char *path, struct cairn_sentence *why)
+{
+    const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    const int error = fd < 0 ? -1 : cairn_file_mode_set(fd, 0600);
+    const int number = errno;
+    if (fd >= 0) close(fd);
+    if (error == 0) return CAIRN_OK;
+    return cairn_fail(why, number == ENOSPC ? CAIRN_ERR_NO_SPACE : CAIRN_ERR_IO, "opening %s: %s",
+                      path, strerror(number));
+}
+
 cairn_status cairn_store_open(const char *folder, struct cairn_store **store_out,
                               struct cairn_sentence *why)
 {
@@ -186,9 +203,9 @@ cairn_status cairn_store_open(const char *folder, struct cairn_store **store_out
         store->path = NULL;
         status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the store");
     }
+    if (status == CAIRN_OK) status = open_private(store->path, why);
     if (status == CAIRN_OK &&
-        sqlite3_open_v2(store->path, &store->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE,
-                        NULL) != SQLITE_OK) {
+        sqlite3_open_v2(store->path, &store->db, SQLITE_OPEN_READWRITE, NULL) != SQLITE_OK) {
         status = fail(store, "opening", why);
     }
     if (status == CAIRN_OK) status = set_up(store, why);

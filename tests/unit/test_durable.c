@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -117,14 +118,53 @@ START_TEST(folders_are_made_with_their_parents_for_this_user_only)
     struct stat info;
     char deep[200];
     snprintf(deep, sizeof deep, "%s/a//b/c/", folder);
-    ck_assert_msg(cairn_durable_folder(deep, &why) == CAIRN_OK, "%s", why.text);
-    ck_assert_int_eq(cairn_durable_folder(deep, &why), CAIRN_OK); // again
+    ck_assert_msg(cairn_durable_folder(deep, 0700, &why) == CAIRN_OK, "%s", why.text);
+    ck_assert_int_eq(cairn_durable_folder(deep, 0700, &why), CAIRN_OK); // again
     ck_assert_int_eq(stat(deep, &info), 0);
     ck_assert_uint_eq(info.st_mode & 0777, 0700);
     ck_assert_int_eq(cairn_durable_write(path, "x", 1, &why), CAIRN_OK);
     snprintf(deep, sizeof deep, "%s/state/b", folder);
-    ck_assert_int_eq(cairn_durable_folder(deep, &why), CAIRN_ERR_IO);
+    ck_assert_int_eq(cairn_durable_folder(deep, 0700, &why), CAIRN_ERR_IO);
     ck_assert_ptr_nonnull(strstr(why.text, "state is in the way: it is not a folder"));
+}
+END_TEST
+
+/* In place of libc's, for what is under test: which files were synced. */
+static ino_t synced[16];
+static size_t synced_count;
+int fsync(int fd)
+{
+    struct stat info;
+    ck_assert_int_eq(fstat(fd, &info), 0);
+    if (synced_count < sizeof synced / sizeof *synced) synced[synced_count++] = info.st_ino;
+    return (int)syscall(SYS_fsync, fd);
+}
+
+START_TEST(a_folder_has_the_mode_asked_for_whatever_the_umask)
+{
+    static const mode_t umasks[] = { 0, 027, 077 };
+    struct stat info;
+    char deep[200];
+    snprintf(deep, sizeof deep, "%s/a", folder);
+    umask(umasks[_i]);
+    ck_assert_int_eq(cairn_durable_folder(deep, 0750, &why), CAIRN_OK);
+    ck_assert_int_eq(stat(deep, &info), 0);
+    ck_assert_uint_eq(info.st_mode & 0777, 0750);
+}
+END_TEST
+
+START_TEST(the_parent_is_synced_also_where_the_folder_was_there)
+{
+    struct stat info;
+    char deep[200];
+    snprintf(deep, sizeof deep, "%s/a", folder);
+    ck_assert_int_eq(stat(folder, &info), 0);
+    for (int i = 0; i < 2; i++) {
+        synced_count = 0;
+        ck_assert_int_eq(cairn_durable_folder(deep, 0700, &why), CAIRN_OK);
+        ck_assert_uint_gt(synced_count, 0);
+        ck_assert_uint_eq(synced[synced_count - 1], info.st_ino);
+    }
 }
 END_TEST
 
@@ -192,6 +232,8 @@ int main(void)
     tcase_add_test(tcase, a_folder_in_the_way_is_the_step_renaming);
     tcase_add_test(tcase, reading_is_bounded_and_tells_missing_from_broken);
     tcase_add_test(tcase, folders_are_made_with_their_parents_for_this_user_only);
+    tcase_add_loop_test(tcase, a_folder_has_the_mode_asked_for_whatever_the_umask, 0, 3);
+    tcase_add_test(tcase, the_parent_is_synced_also_where_the_folder_was_there);
     tcase_add_test(tcase, two_daemons_never_share_a_data_folder);
     tcase_add_test(tcase, a_killed_daemon_leaves_no_lock);
     tcase_add_test(tcase, a_data_folder_that_cannot_be_written_says_what_to_do);

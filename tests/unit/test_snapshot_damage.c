@@ -1,5 +1,6 @@
 /* Snapshots on storage: damaged, incomplete, on a full disk, canceled, written twice. */
 #include <check.h>
+#include <ftw.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -273,6 +274,40 @@ START_TEST(a_manifest_is_not_committed_over_a_missing_file_or_twice)
 }
 END_TEST
 
+/* ---- who may read it ---- */
+
+static int check_mode(const char *path, const struct stat *info, int kind, struct FTW *ftw)
+{
+    const mode_t mode = kind == FTW_F ? 0640 : 0750;
+    if (ftw->level == 0) return 0; // the scratch folder: not ours
+    ck_assert_msg((info->st_mode & 0777) == mode, "%s: %o", path, info->st_mode & 0777);
+    return 0;
+}
+
+START_TEST(its_files_are_for_owner_and_group_whatever_the_umask)
+{
+    static const mode_t umasks[] = { 0, 027, 077 };
+    umask(umasks[_i]);
+    struct cairn_job_spec_data spec = cairn_sample_spec("adamw");
+    cairn_sample_tensor(&spec, "b", CAIRN_BLOB, (struct cairn_shape) { 1, { 5 } });
+    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 1, { 10 } });
+    char id[CAIRN_SNAPSHOT_ID_BYTES], *folder = NULL, path[300];
+    ck_assert_int_eq(cairn_snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
+    struct cairn_manifest manifest;
+    cairn_manifest_init(&manifest);
+    ck_assert_int_eq(cairn_spec_copy(&spec, &manifest.spec), CAIRN_OK);
+    const struct cairn_sample_ranges owned = { .at = { { 0, 0, 5 }, { 1, 0, 10 } }, .count = 2 };
+    cairn_sample_write(folder, &spec, 0, &owned, &manifest);
+    ck_assert_int_eq(cairn_manifest_commit(folder, &manifest, NULL), CAIRN_OK);
+    ck_assert_int_eq(nftw(scratch, check_mode, 16, FTW_PHYS), 0);
+    snprintf(path, sizeof path, "%s/blobs", folder);
+    ck_assert_int_eq(access(path, F_OK), 0);
+    cairn_manifest_release(&manifest);
+    cairn_spec_release(&spec);
+    free(folder);
+}
+END_TEST
+
 int main(void)
 {
     TCase *tcase = tcase_create("snapshot_damage");
@@ -283,6 +318,7 @@ int main(void)
     tcase_add_test(tcase, a_full_disk_fails_the_file_and_leaves_nothing);
     tcase_add_test(tcase, a_canceled_file_leaves_nothing_and_a_second_writer_is_refused);
     tcase_add_test(tcase, a_manifest_is_not_committed_over_a_missing_file_or_twice);
+    tcase_add_loop_test(tcase, its_files_are_for_owner_and_group_whatever_the_umask, 0, 3);
     Suite *suite = suite_create("snapshot_damage");
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);

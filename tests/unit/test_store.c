@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "server/coordinator/store.h"
@@ -165,6 +166,24 @@ static void write_file(const char *name, const void *bytes, size_t size, off_t a
     close(fd);
 }
 
+START_TEST(it_is_for_this_user_only_whatever_the_umask)
+{
+    static const mode_t umasks[] = { 0, 077 };
+    struct stat info;
+    char path[300];
+    umask(umasks[_i]);
+    struct cairn_store *store = open_store();
+    snprintf(path, sizeof path, "%s/coordinator.db", folder);
+    ck_assert_int_eq(stat(path, &info), 0);
+    ck_assert_uint_eq(info.st_mode & 0777, 0600);
+    cairn_store_close(store);
+    ck_assert_int_eq(chmod(path, 0644), 0); // as a former version made it
+    cairn_store_close(open_store());
+    ck_assert_int_eq(stat(path, &info), 0);
+    ck_assert_uint_eq(info.st_mode & 0777, 0600);
+}
+END_TEST
+
 START_TEST(a_file_that_is_no_database_is_refused)
 {
     struct cairn_store *store;
@@ -229,6 +248,7 @@ int main(void)
     tcase_add_test(tc, a_job_put_again_replaces_itself_and_its_shards);
     tcase_add_test(tc, a_second_job_of_a_name_is_refused_and_changes_nothing);
     tcase_add_test(tc, a_dropped_job_is_gone_with_its_shards);
+    tcase_add_loop_test(tc, it_is_for_this_user_only_whatever_the_umask, 0, 2);
     tcase_add_test(tc, a_file_that_is_no_database_is_refused);
     tcase_add_test(tc, a_database_of_another_program_is_refused);
     tcase_add_test(tc, a_database_of_a_newer_version_is_refused);
