@@ -39,7 +39,7 @@
     X(ERR_NONFINITE, 41, 1, "a gradient or an initial weight is not finite")              \
     /* this member, or its view of the job, is void */                                    \
     X(ERR_MISMATCH, 60, 1, "the job on the servers is another one than this spec")        \
-    X(ERR_FENCED, 61, 1, "a newer member took this one's place")                          \
+    X(ERR_FENCED, 61, 14, "a newer member took this one's place")                         \
     X(ERR_REFUSED, 62, 12, "not allowed")                                                 \
     X(ERR_NOT_READY, 63, 11, "the job is not ready")                                      \
     X(ERR_JOB_LOST, 64, 1, "a shard lost its part of the job; restore a snapshot")        \

@@ -43,9 +43,11 @@ static void on_tick(uv_timer_t *timer)
     cluster->last_tick_ms = now_ms;
     cluster->stopped_ms += away_ms;
     cairn_cluster_sessions_tick(cluster, now_ms, away_ms);
+    cairn_cluster_seats_tick(cluster);
     for (struct cairn_cluster_job *job = cluster->jobs; job != NULL; job = job->next) {
         cairn_cluster_job_tick(job, cairn_cluster_now_ms(cluster));
         cairn_cluster_leases_tick(job);
+        cairn_cluster_job_parts_tick(job);
     }
 }
 
@@ -62,10 +64,7 @@ static void free_cluster(struct cairn_cluster *cluster)
     while (cluster->seats != NULL) {
         struct cairn_cluster_seat *seat = cluster->seats;
         cluster->seats = seat->next;
-        free(seat->fabric_address);
-        free(seat->bytes);
-        free(seat->name);
-        free(seat);
+        cairn_cluster_seat_free(seat);
     }
     cairn_store_close(cluster->store);
     if (cluster->lock_fd >= 0) cairn_durable_unlock(cluster->lock_fd);

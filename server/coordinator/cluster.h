@@ -32,6 +32,7 @@
 #include "server/base/log.h"
 #include "server/coordinator/store.h"
 #include "server/coordinator/commits.h"
+#include "server/coordinator/seats.h"
 #include "server/coordinator/version_waits.h"
 #include "server/core/round.h"
 
@@ -75,22 +76,6 @@ uint64_t cairn_cluster_store_writes(const struct cairn_cluster *cluster);
 #define CAIRN_SESSION_WAITS_MAX   16 /* answers of cuts and restores it waits for */
 #define CAIRN_SESSION_PAGED_MAX   4  /* specs that are on their way on one connection */
 #define CAIRN_MISMATCH_LINES_MAX  10
-
-/* A shard, known by its name. */
-struct cairn_cluster_seat {
-    struct cairn_cluster_seat *next;       /* of the cluster's list, by name */
-    char *name;                            /* owned */
-    struct cairn_cluster_session *session; /* NULL = away */
-    uint64_t incarnation;
-    uint64_t since_ms;       /* of the loop's clock: when it came or went */
-    uint8_t *fabric_address; /* owned, [fabric_address_bytes]; the last one it had */
-    size_t fabric_address_bytes;
-    Cairn__ShardStats stats; /* of its last Heartbeat, if has_stats */
-    bool has_stats;
-    Cairn__BytesTold *bytes; /* owned, [bytes_count]: of the same Heartbeat */
-    size_t bytes_count;
-    uint64_t planned_bytes; /* of cairn_cluster_job_choose_shards, while it chooses */
-};
 
 /* A connection that said a good Hello. */
 struct cairn_cluster_session {
@@ -159,7 +144,7 @@ enum cairn_cluster_job_state {
     CAIRN_CLUSTER_JOB_CREATING,     /* shards make room; not in the store, no core */
     CAIRN_CLUSTER_JOB_INITIALIZING, /* the source puts */
     CAIRN_CLUSTER_JOB_RUNNING,
-    CAIRN_CLUSTER_JOB_LOST, /* until a restore; `lost` says why */
+    CAIRN_CLUSTER_JOB_LOST, /* until a restore, or until the missing parts are back; `lost` says why */
 };
 
 struct cairn_cluster_job_shard {
@@ -168,6 +153,8 @@ struct cairn_cluster_job_shard {
     uint64_t incarnation;  /* of the shard when JobCreate was sent */
     uint64_t address_told; /* hash of the fabric address that members know; 0 = none yet */
     bool tiling;           /* a MemberTiles is on its way to it */
+    uint64_t missed_ms;   /* cairn_cluster_now_ms: its shard came without the part; 0: it did not */
+    uint64_t patience_ms; /* until the job is LOST */
 };
 
 /* Who holds which boxes of the tensors: tiles.c. */
@@ -198,6 +185,7 @@ struct cairn_cluster_job {
     uint64_t id;
     enum cairn_cluster_job_state state;
     struct cairn_sentence lost;
+    bool may_return; /* LOST for want of parts only: the core lives */
     uint64_t generation, generation_reserved, epoch, round_reserved, base_step;
     bool initialized;
 
@@ -212,10 +200,11 @@ struct cairn_cluster_job {
     void *core_memory;
     struct cairn_round_actions actions;
 
-    struct cairn_round *core; /* in core_memory; NULL in CREATING; dead in LOST */
-    bool in_event;            /* the core is not entered twice */
-    bool persist_new;         /* the core has just asked for it */
-    bool persist_waits;       /* epoch and round_reserved are to be stored: next, or by the tick */
+    struct cairn_round
+        *core;          /* in core_memory; NULL in CREATING; dead in LOST, unless it may_return */
+    bool in_event;      /* the core is not entered twice */
+    bool persist_new;   /* the core has just asked for it */
+    bool persist_waits; /* epoch and round_reserved are to be stored: next, or by the tick */
     struct cairn_log_limit persist_failures;
     struct cairn_version version_told;  /* readers were told that it is there */
     struct cairn_sentence epoch_reason; /* why the last epoch changed, for logs and workers */
@@ -284,7 +273,7 @@ uint64_t cairn_cluster_now_ms(const struct cairn_cluster *cluster);
 /* A part of it is closed; frees it after the last. */
 void cairn_cluster_close_step(struct cairn_cluster *cluster);
 
-/* sessions.c: connections, Hello, leases, seats. */
+/* sessions.c: connections, Hello, leases. */
 void cairn_cluster_session_on_frame(struct cairn_peer *peer, const struct cairn_frame *frame,
                                     void *context);
 void cairn_cluster_session_on_gone(struct cairn_peer *peer, cairn_status status, const char *why,
@@ -302,11 +291,6 @@ void cairn_cluster_session_done(struct cairn_cluster_session *session, uint32_t 
 /* Sends bytes as Pages. */
 void cairn_cluster_session_pages(struct cairn_cluster_session *session, uint32_t request,
                                  enum cairn_page_what what, const uint8_t *bytes, size_t bytes_len);
-uint32_t cairn_cluster_seats_up(const struct cairn_cluster *cluster);
-/* Not 0. */
-uint64_t cairn_cluster_seat_address_hash(const struct cairn_cluster_seat *seat);
-/* Makes it if need be; NULL: no memory, or CAIRN_SEATS_MAX. */
-struct cairn_cluster_seat *cairn_cluster_seat_get(struct cairn_cluster *cluster, const char *name);
 
 /* calls.c: questions to shards. */
 struct cairn_cluster_gather;
@@ -334,6 +318,9 @@ struct cairn_cluster_member *cairn_cluster_member_find(struct cairn_cluster_sess
 struct cairn_cluster_member *cairn_cluster_job_member(struct cairn_cluster_job *job, uint64_t id);
 /* Gone, or gone from the job: the core and the shards hear of it; frees it. */
 void cairn_cluster_member_leave(struct cairn_cluster_member *member, const char *reason);
+/* Expels it, and the round goes on without it. */
+void cairn_cluster_member_put_out(struct cairn_cluster_member *member, cairn_status status,
+                                  const char *text);
 /* A shard cannot read what it pushed: it is expelled, and the open round is done again without it. */
 void cairn_cluster_member_fault(struct cairn_cluster_job *job, uint64_t id, const char *text);
 /* It may not go on: its requests fail with this and the shards drop it. One that was attached gets
@@ -418,8 +405,11 @@ cairn_status cairn_cluster_jobs_load(struct cairn_cluster *cluster, struct cairn
 cairn_status cairn_cluster_job_create(struct cairn_cluster *cluster,
                                       const struct cairn_job_spec_data *spec,
                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
-void cairn_cluster_job_lose(struct cairn_cluster_job *job, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
+/* Its members are expelled. may_return: its core goes on hearing of shards, for the parts may come back. */
+void cairn_cluster_job_lose(struct cairn_cluster_job *job, bool may_return, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* LOST, and a restore alone ends it. */
+bool cairn_cluster_job_dead(const struct cairn_cluster_job *job);
 /* Forgets it here, on disk and on its shards. Its members must be gone. */
 void cairn_cluster_job_drop(struct cairn_cluster_job *job);
 void cairn_cluster_job_free(struct cairn_cluster_job *job);
@@ -427,6 +417,11 @@ void cairn_cluster_job_free(struct cairn_cluster_job *job);
 void cairn_cluster_jobs_seat_up(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
                                 const Cairn__Hello *hello);
 void cairn_cluster_jobs_seat_down(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat);
+/* A part that is missing for too long makes its job LOST, until it is back. */
+void cairn_cluster_job_parts_tick(struct cairn_cluster_job *job);
+/* Of a part whose shard came without it: what is waited for. */
+void cairn_cluster_part_waiting(const struct cairn_cluster_job *job, uint32_t shard,
+                                struct cairn_sentence *out);
 /* It is back: with another address than the members were told? Notes the present one. */
 bool cairn_cluster_job_shard_moved(struct cairn_cluster_job_shard *shard);
 void cairn_cluster_job_try_seal(struct cairn_cluster_job *job);

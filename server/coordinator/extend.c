@@ -164,7 +164,7 @@ static void switch_over(struct cairn_cluster_job *job)
                    job->spec.tensor_count);
     cairn_sentence_set(&job->epoch_reason, "the job was amended");
     if (cairn_cluster_job_core_open(job, &why) != CAIRN_OK)
-        cairn_cluster_job_lose(job, "%s", why.text);
+        cairn_cluster_job_lose(job, false, "%s", why.text);
     cairn_cluster_openings_advance(job->cluster);
 }
 

@@ -136,7 +136,7 @@ void cairn_cluster_job_drop(struct cairn_cluster_job *job)
     cairn_cluster_job_free(job);
 }
 
-void cairn_cluster_job_lose(struct cairn_cluster_job *job, const char *format, ...)
+void cairn_cluster_job_lose(struct cairn_cluster_job *job, bool may_return, const char *format, ...)
 {
     va_list args;
     char what[CAIRN_SENTENCE_BYTES / 2];
@@ -148,13 +148,18 @@ void cairn_cluster_job_lose(struct cairn_cluster_job *job, const char *format, .
                        "snapshot list %s` shows which there are)",
                        what, job->spec.name, job->spec.name);
     job->state = CAIRN_CLUSTER_JOB_LOST;
+    job->may_return = may_return;
     cairn_log_error("job %s is %s", job->spec.name, job->lost.text);
     cairn_cluster_cut_abort(job, job->lost.text);
     cairn_cluster_extension_free(job->extension);
     job->extension = NULL;
-    while (job->members != NULL) {
-        cairn_cluster_member_expel(job->members, CAIRN_ERR_JOB_LOST, job->lost.text);
-    }
+    while (job->members != NULL)
+        cairn_cluster_member_put_out(job->members, CAIRN_ERR_JOB_LOST, job->lost.text);
+}
+
+bool cairn_cluster_job_dead(const struct cairn_cluster_job *job)
+{
+    return job->state == CAIRN_CLUSTER_JOB_LOST && !job->may_return;
 }
 
 /* ---- making one ---- */

@@ -123,16 +123,12 @@ cairn_status cairn_cluster_jobs_load(struct cairn_cluster *cluster, struct cairn
 
 /* ---- shards come and go ---- */
 
-static bool holds(const struct cairn_cluster_job *job, const Cairn__Hello *hello)
+static bool holds(const struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat)
 {
     uint64_t hash = 0;
     for (int i = 7; i >= 0; i--) hash = hash << 8 | job->layout->hash[i];
-    for (size_t i = 0; i < hello->n_held; i++) {
-        const Cairn__HeldJob *held = hello->held[i];
-        if (held->job == job->id && held->generation == job->generation)
-            return held->layout_hash == hash;
-    }
-    return false;
+    const struct cairn_seat_part part = { job->id, job->generation, hash };
+    return cairn_seat_has(&part, seat->held, seat->held_count);
 }
 
 /* An amendment was made or given up while the shard, or the coordinator, was away. */
@@ -161,18 +157,89 @@ static void start_over(struct cairn_cluster_job *job, const struct cairn_cluster
     cairn_cluster_job_drop(job);
 }
 
+/* ---- parts that are missed ----
+ *
+ * A shard that comes without its part of a job is another process than the one that had it. That one may have
+ * ended, and its memory with it; or it is stopped, or cut off, and comes back. So the job waits for it, and
+ * after a while its members are told that it is lost, which ends when the part is back, or by a restore. */
+
+/* A process whose connection was closed is gone or connects again at once; of one that fell silent
+ * nothing is known for a lease. */
+static uint64_t patience_ms(const struct cairn_cluster *cluster,
+                            const struct cairn_cluster_seat *seat)
+{
+    const struct cairn_cluster_options *options = cluster->options;
+    return (uint64_t)(seat->ended ? options->heartbeat_ms : options->lease_timeout_ms);
+}
+
+static void miss_part(struct cairn_cluster_job *job, uint32_t shard)
+{
+    struct cairn_cluster_job_shard *s = &job->shards[shard];
+    if (s->missed_ms != 0) return;
+    s->missed_ms = cairn_cluster_now_ms(job->cluster) + 1; // not 0
+    s->patience_ms = patience_ms(job->cluster, s->seat);
+    cairn_log_warn("job %s waits: shard %s restarted without its part of it", job->spec.name,
+                   s->seat->name);
+}
+
+void cairn_cluster_job_parts_tick(struct cairn_cluster_job *job)
+{
+    const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
+    if (job->state != CAIRN_CLUSTER_JOB_RUNNING) return;
+    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+        const struct cairn_cluster_job_shard *s = &job->shards[i];
+        if (s->missed_ms == 0 || now_ms < s->missed_ms + s->patience_ms) continue;
+        cairn_cluster_job_lose(
+            job, true,
+            "%s restarted without its part, and the process that had it is not back (if it still "
+            "runs, stopped or cut off, the job goes on when it is)",
+            s->seat->name);
+        return;
+    }
+}
+
+/* Are all there again? */
+static void find_part(struct cairn_cluster_job *job, uint32_t shard)
+{
+    if (job->shards[shard].missed_ms == 0) return;
+    job->shards[shard].missed_ms = 0;
+    cairn_log_info("job %s: shard %s is back with its part", job->spec.name,
+                   job->shards[shard].seat->name);
+    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+        if (job->shards[i].missed_ms != 0) return;
+    }
+    if (job->state == CAIRN_CLUSTER_JOB_LOST) job->state = CAIRN_CLUSTER_JOB_RUNNING;
+    job->may_return = false;
+}
+
+void cairn_cluster_part_waiting(const struct cairn_cluster_job *job, uint32_t shard,
+                                struct cairn_sentence *out)
+{
+    const struct cairn_cluster_seat *seat = job->shards[shard].seat;
+    const char *sitter = cairn_peer_name(seat->session->peer);
+    cairn_sentence_set(out, "the part of shard %s: the one at %s came without it", seat->name,
+                       sitter);
+    if (!cairn_cluster_seat_claimed(job->cluster, seat)) return;
+    cairn_sentence_add(
+        out,
+        ", and holds parts of other jobs; the one at %s has it and waits for the name: "
+        "end the one at %s and this job goes on, or restore a snapshot of this job and "
+        "end the other",
+        seat->claimant, sitter);
+}
+
 static void shard_up(struct cairn_cluster_job *job, uint32_t shard, const Cairn__Hello *hello)
 {
     struct cairn_cluster_job_shard *s = &job->shards[shard];
-    if (job->state == CAIRN_CLUSTER_JOB_CREATING || job->state == CAIRN_CLUSTER_JOB_LOST) return;
-    if (!holds(job, hello)) {
-        if (!job->initialized) {
+    if (job->state == CAIRN_CLUSTER_JOB_CREATING || cairn_cluster_job_dead(job)) return;
+    if (!holds(job, s->seat)) {
+        if (job->initialized)
+            miss_part(job, shard);
+        else
             start_over(job, s->seat);
-            return;
-        }
-        cairn_cluster_job_lose(job, "%s restarted without its part", s->seat->name);
         return;
     }
+    find_part(job, shard);
     settle_generations(job, shard, hello);
     s->up = true;
     cairn_cluster_members_tell_shard(job, shard);

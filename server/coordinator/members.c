@@ -135,8 +135,8 @@ void cairn_cluster_member_expel(struct cairn_cluster_member *member, cairn_statu
     cairn_peer_finish(session->peer, status, "%s", text);
 }
 
-/* Expels it, and the round goes on without it. */
-static void put_out(struct cairn_cluster_member *member, cairn_status status, const char *text)
+void cairn_cluster_member_put_out(struct cairn_cluster_member *member, cairn_status status,
+                                  const char *text)
 {
     struct cairn_cluster_job *job = member->job;
     const struct cairn_round_event event = { .kind = CAIRN_ROUND_WORKER_DOWN,
@@ -152,7 +152,7 @@ void cairn_cluster_member_fault(struct cairn_cluster_job *job, uint64_t id, cons
 {
     struct cairn_cluster_member *member = cairn_cluster_job_member(job, id);
     if (cairn_cluster_groups_fault(job, id, text) || member == NULL) return;
-    put_out(member, CAIRN_ERR_NO_MEMORY, text);
+    cairn_cluster_member_put_out(member, CAIRN_ERR_NO_MEMORY, text);
     cairn_cluster_tiles_advance(job);
 }
 
@@ -239,14 +239,15 @@ static void on_joined(void *context, cairn_status status, const char *why)
     }
     member->known_to[joining.shard] = UNKNOWN;
     if (status == CAIRN_ERR_CLOSED) return; // told again when the shard is back
-    put_out(member, status, why);
+    cairn_cluster_member_put_out(member, status, why);
 }
 
 static void tell_shard(struct cairn_cluster_member *member, uint32_t shard)
 {
     struct cairn_cluster_job *job = member->job;
     struct cairn_cluster_seat *seat = job->shards[shard].seat;
-    if (seat->session == NULL || seat->session->closing) return;
+    if (seat->session == NULL || seat->session->closing || job->shards[shard].missed_ms != 0)
+        return;
     struct joining *joining = calloc(1, sizeof *joining);
     struct cairn_cluster_gather *gather =
         joining == NULL ? NULL : cairn_cluster_gather_open(job->cluster, on_joined, joining);

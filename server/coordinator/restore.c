@@ -105,7 +105,7 @@ static void on_loaded(void *context, cairn_status status, const char *text)
     }
     job->restoring = false;
     if (status != CAIRN_OK && job->generation_reserved != 0) {
-        cairn_cluster_job_lose(job, "restoring %s failed (%s)", restore->folder, why.text);
+        cairn_cluster_job_lose(job, false, "restoring %s failed (%s)", restore->folder, why.text);
     } else if (status != CAIRN_OK) { // there was none before
         cairn_cluster_job_drop(job);
     }
@@ -197,7 +197,7 @@ static cairn_status replace(struct cairn_cluster_restore *restore, struct cairn_
     struct cairn_cluster_gather *gather = cairn_cluster_job_send_create(body, &load, on_loaded,
                                                                         restore);
     if (gather == NULL) {
-        cairn_cluster_job_lose(body, "no memory to restore it");
+        cairn_cluster_job_lose(body, false, "no memory to restore it");
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
     }
     cairn_cluster_gather_start(gather);

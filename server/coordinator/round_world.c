@@ -347,7 +347,8 @@ static void act(struct cairn_cluster_job *job, const struct cairn_round_action *
     case CAIRN_ROUND_WORKER_RESULT: send_result(job, action); break;
     case CAIRN_ROUND_WORKER_FENCE: fence_worker(job, action); break;
     case CAIRN_ROUND_FAIL:
-        cairn_cluster_job_lose(job, "%s: %s", job->shards[action->shard].seat->name, action->why);
+        cairn_cluster_job_lose(job, false, "%s: %s", job->shards[action->shard].seat->name,
+                               action->why);
         break;
     }
 }
@@ -370,17 +371,17 @@ static bool persist(struct cairn_cluster_job *job)
 
 void cairn_cluster_job_event(struct cairn_cluster_job *job, const struct cairn_round_event *event)
 {
-    if (job->core == NULL || job->state == CAIRN_CLUSTER_JOB_LOST) return;
+    if (job->core == NULL || cairn_cluster_job_dead(job)) return;
     assert(!job->in_event);
     job->in_event = true;
     struct cairn_round_event next = *event;
     for (;;) {
         job->actions.count = 0;
         cairn_round_on_event(job->core, &next, &job->actions);
-        for (size_t i = 0; i < job->actions.count && job->state != CAIRN_CLUSTER_JOB_LOST; i++) {
+        for (size_t i = 0; i < job->actions.count && !cairn_cluster_job_dead(job); i++) {
             act(job, &job->actions.list[i]);
         }
-        if (!job->persist_new || job->state == CAIRN_CLUSTER_JOB_LOST || !persist(job)) break;
+        if (!job->persist_new || cairn_cluster_job_dead(job) || !persist(job)) break;
         next = (struct cairn_round_event) { .kind = CAIRN_ROUND_PERSISTED, .epoch = job->epoch };
     }
     job->in_event = false;
@@ -399,7 +400,7 @@ void cairn_cluster_job_tick(struct cairn_cluster_job *job, uint64_t now_ms)
 {
     const struct cairn_round_event tick = { .kind = CAIRN_ROUND_TICK, .now_ms = now_ms };
     cairn_cluster_job_event(job, &tick);
-    if (!job->persist_waits || job->core == NULL || job->state == CAIRN_CLUSTER_JOB_LOST) return;
+    if (!job->persist_waits || job->core == NULL || cairn_cluster_job_dead(job)) return;
     if (!persist(job)) return; // a full disk: again with the next tick
     const struct cairn_round_event done = { .kind = CAIRN_ROUND_PERSISTED, .epoch = job->epoch };
     cairn_cluster_job_event(job, &done);
@@ -452,8 +453,12 @@ void cairn_cluster_job_waiting(const struct cairn_cluster_job *job, struct cairn
         return;
     }
     for (uint32_t i = 0; i < job->layout->shard_count; i++) {
-        if (job->shards[i].seat->session != NULL) continue;
-        cairn_sentence_set(out, "shard %s (it is away)", job->shards[i].seat->name);
+        const struct cairn_cluster_job_shard *s = &job->shards[i];
+        if (s->seat->session != NULL && s->missed_ms == 0) continue;
+        if (s->seat->session == NULL)
+            cairn_sentence_set(out, "shard %s (it is away)", s->seat->name);
+        else
+            cairn_cluster_part_waiting(job, i, out);
         return;
     }
     if (job->state == CAIRN_CLUSTER_JOB_CREATING) {

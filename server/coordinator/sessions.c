@@ -1,13 +1,10 @@
-/* Connections: who speaks, whether it lives, and which shard is which. */
+/* Connections: who speaks, and whether it lives. */
 #include <inttypes.h>
-#include <sodium.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "proto/fabric/fabric.h"
 #include "server/base/log.h"
-#include "server/base/notify.h"
 #include "server/coordinator/cluster.h"
 
 /* What is left out would break the order that the peer relies on: on_gone follows. */
@@ -75,93 +72,6 @@ void cairn_cluster_session_pages(struct cairn_cluster_session *session, uint32_t
     if (session->closing) return;
     const cairn_status status = cairn_paged_send(what, bytes, bytes_len, send_page, &target);
     if (status != CAIRN_OK && !session->closing) give_up(session, status, "pages");
-}
-
-/* ---- seats ---- */
-
-uint32_t cairn_cluster_seats_up(const struct cairn_cluster *cluster)
-{
-    uint32_t count = 0;
-    for (const struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next) {
-        count += s->session != NULL;
-    }
-    return count;
-}
-
-uint64_t cairn_cluster_seat_address_hash(const struct cairn_cluster_seat *seat)
-{
-    uint64_t hash[2];
-    crypto_generichash((unsigned char *)hash, sizeof hash, seat->fabric_address,
-                       seat->fabric_address_bytes, NULL, 0);
-    return hash[0] | 1;
-}
-
-struct cairn_cluster_seat *cairn_cluster_seat_get(struct cairn_cluster *cluster, const char *name)
-{
-    size_t count = 0;
-    struct cairn_cluster_seat **at = &cluster->seats;
-    for (; *at != NULL && strcmp((*at)->name, name) < 0; at = &(*at)->next) count++;
-    if (*at != NULL && strcmp((*at)->name, name) == 0) return *at;
-    for (const struct cairn_cluster_seat *s = *at; s != NULL; s = s->next) count++;
-    if (count >= CAIRN_SEATS_MAX) return NULL;
-    struct cairn_cluster_seat *seat = calloc(1, sizeof *seat);
-    if (seat == NULL || (seat->name = strdup(name)) == NULL) {
-        free(seat);
-        return NULL;
-    }
-    cairn__shard_stats__init(&seat->stats);
-    seat->since_ms = uv_now(cluster->loop);
-    seat->next = *at;
-    *at = seat;
-    return seat;
-}
-
-static bool job_uses(const struct cairn_cluster *cluster, const struct cairn_cluster_seat *seat)
-{
-    for (const struct cairn_cluster_job *job = cluster->jobs; job != NULL; job = job->next) {
-        for (uint32_t i = 0; i < job->layout->shard_count; i++) {
-            if (job->shards[i].seat == seat) return true;
-        }
-    }
-    return cluster->restores != NULL; // a body that is not linked yet may hold it
-}
-
-/* One that went and that nobody needs is forgotten, so that passing strangers leave nothing. */
-static void drop_unused_seat(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
-{
-    if (seat->session != NULL || job_uses(cluster, seat)) return;
-    struct cairn_cluster_seat **at = &cluster->seats;
-    while (*at != seat) at = &(*at)->next;
-    *at = seat->next;
-    free(seat->fabric_address);
-    free(seat->bytes);
-    free(seat->name);
-    free(seat);
-}
-
-static void tell_supervisor(const struct cairn_cluster *cluster)
-{
-    char text[96];
-    snprintf(text, sizeof text, "%" PRIu32 " of %" PRId64 " shards up",
-             cairn_cluster_seats_up(cluster), cluster->options->shards);
-    cairn_notify_status(text);
-}
-
-static void leave_seat(struct cairn_cluster_session *session, const char *why)
-{
-    struct cairn_cluster_seat *seat = session->seat;
-    if (seat == NULL) return;
-    session->seat = NULL;
-    seat->session = NULL;
-    seat->since_ms = uv_now(session->cluster->loop);
-    cairn__shard_stats__init(&seat->stats);
-    seat->has_stats = false;
-    seat->bytes_count = 0;
-    cairn_log_info("shard %s is away (%s)", seat->name, why);
-    cairn_cluster_calls_seat_gone(session->cluster, seat);
-    cairn_cluster_jobs_seat_down(session->cluster, seat);
-    drop_unused_seat(session->cluster, seat);
-    tell_supervisor(session->cluster);
 }
 
 /* ---- Hello ---- */
@@ -233,43 +143,6 @@ make_session(struct cairn_cluster *cluster, struct cairn_peer *peer, const Cairn
     return session;
 }
 
-/* A shard takes its seat; whoever sat there is an older process or a connection that died unseen. */
-static bool take_seat(struct cairn_cluster_session *session, const Cairn__Hello *hello)
-{
-    struct cairn_cluster *cluster = session->cluster;
-    struct cairn_cluster_seat *seat = cairn_cluster_seat_get(cluster, session->name);
-    uint8_t *address = malloc(session->fabric_address_bytes + 1);
-    if (seat == NULL || address == NULL) {
-        free(address);
-        return false;
-    }
-    if (seat->session != NULL) {
-        struct cairn_cluster_session *older = seat->session;
-        cairn_cluster_session_error(older, 0, CAIRN_ERR_FENCED,
-                                    "another shard of this name connected; names must be unique");
-        older->closing = true;
-        cairn_peer_finish(older->peer, CAIRN_ERR_FENCED, "shard %s connected again", seat->name);
-        seat->session = NULL; // the seat stays, whatever leave_seat would think of it
-        older->seat = NULL;
-        cairn_cluster_calls_seat_gone(cluster, seat);
-        cairn_cluster_jobs_seat_down(cluster, seat);
-    }
-    memcpy(address, session->fabric_address, session->fabric_address_bytes);
-    free(seat->fabric_address);
-    seat->fabric_address = address;
-    seat->fabric_address_bytes = session->fabric_address_bytes;
-    seat->incarnation = session->incarnation;
-    seat->since_ms = session->since_ms;
-    seat->session = session;
-    session->seat = seat;
-    cairn_log_info("shard %s is up at %s (%" PRIu32 " of %" PRId64 ")", seat->name,
-                   cairn_peer_name(session->peer), cairn_cluster_seats_up(cluster),
-                   cluster->options->shards);
-    tell_supervisor(cluster);
-    cairn_cluster_jobs_seat_up(cluster, seat, hello);
-    return true;
-}
-
 static void welcome(struct cairn_cluster_session *session, uint32_t request)
 {
     const struct cairn_cluster *cluster = session->cluster;
@@ -291,7 +164,9 @@ static void on_hello(struct cairn_cluster *cluster, struct cairn_peer *peer,
         cairn_peer_close(peer, CAIRN_ERR_PROTOCOL, "malformed Hello");
         return;
     }
-    const cairn_status status = judge_hello(cluster, hello, &why);
+    cairn_status status = judge_hello(cluster, hello, &why);
+    if (status == CAIRN_OK && hello->role == CAIRN_ROLE_WIRE_SHARD)
+        status = cairn_cluster_seat_claim(cluster, peer, hello, &why);
     struct cairn_cluster_session *session = NULL;
     if (status == CAIRN_OK) session = make_session(cluster, peer, hello);
     if (session == NULL) {
@@ -311,7 +186,7 @@ static void on_hello(struct cairn_cluster *cluster, struct cairn_peer *peer,
     welcome(session, frame->request);
     cairn_log_debug("%s %s connected from %s", cairn_role_name(session->role), session->name,
                     cairn_peer_name(peer));
-    if (session->role == CAIRN_ROLE_WIRE_SHARD && !take_seat(session, hello)) {
+    if (session->role == CAIRN_ROLE_WIRE_SHARD && !cairn_cluster_seat_take(session, hello)) {
         session->closing = true;
         cairn_peer_finish(peer, CAIRN_ERR_NO_MEMORY, "no place for another shard");
     }
@@ -379,7 +254,6 @@ void cairn_cluster_session_on_gone(struct cairn_peer *peer, cairn_status status,
 {
     struct cairn_cluster *cluster = context;
     struct cairn_cluster_session *session = cairn_peer_context(peer);
-    (void)status;
     if (session == NULL) return;
     struct cairn_cluster_session **at = &cluster->sessions;
     while (*at != session) at = &(*at)->next;
@@ -387,7 +261,7 @@ void cairn_cluster_session_on_gone(struct cairn_peer *peer, cairn_status status,
     session->closing = true;
     forget_waits(session);
     while (session->members != NULL) cairn_cluster_member_leave(session->members, why);
-    leave_seat(session, why);
+    cairn_cluster_seat_leave(session, status, why);
     free_session(session);
     if (!cluster->closing) cairn_cluster_openings_advance(cluster);
 }

@@ -298,6 +298,13 @@ static void on_job_switch(struct cairn_shard *shard, const Cairn__JobSwitch *mes
                    (unsigned long long)stays->generation);
 }
 
+/* It lives: that is the answer. */
+static void on_probe(struct cairn_shard *shard, uint32_t request)
+{
+    struct cairn_request answered = cairn_session_request(shard, request);
+    cairn_session_answer(shard, &answered, CAIRN_OK, NULL);
+}
+
 static void on_job_seal(struct cairn_shard *shard, uint32_t request, struct cairn_shard_job *job)
 {
     struct cairn_request answered = cairn_session_request(shard, request);
@@ -510,8 +517,12 @@ static void on_message_of_job(struct cairn_shard *shard, uint16_t type, uint32_t
     if (request != 0) cairn_session_answer(shard, &answered, CAIRN_ERR_NOT_FOUND, &why);
 }
 
-static void on_error(const Cairn__Error *error)
+static void on_error(struct cairn_shard *shard, const Cairn__Error *error)
 {
+    if (error->status == CAIRN_ERR_FENCED && error->job == 0) {
+        cairn_session_fenced(shard, error->text);
+        return;
+    }
     cairn_log_warn("the coordinator says: %s (%s)", error->text, cairn_status_name(error->status));
 }
 
@@ -536,6 +547,7 @@ void cairn_shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *f
     case CAIRN_MSG_JOB_DROP:
         on_job_drop(shard, frame->request, (const Cairn__JobDrop *)message);
         break;
+    case CAIRN_MSG_PROBE: on_probe(shard, frame->request); break;
     case CAIRN_MSG_JOB_SWITCH: on_job_switch(shard, (const Cairn__JobSwitch *)message); break;
     case CAIRN_MSG_JOB_SEAL:
     case CAIRN_MSG_MEMBER_JOIN:
@@ -548,7 +560,7 @@ void cairn_shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *f
     case CAIRN_MSG_PIN:
     case CAIRN_MSG_LEASE_KEEP:
     case CAIRN_MSG_LEASE_END: on_message_of_job(shard, frame->type, frame->request, message); break;
-    case CAIRN_MSG_ERROR: on_error((const Cairn__Error *)message); break;
+    case CAIRN_MSG_ERROR: on_error(shard, (const Cairn__Error *)message); break;
     case CAIRN_MSG_HEARTBEAT:
     case CAIRN_MSG_DONE: break; // they only renew the lease
     default:

@@ -93,6 +93,19 @@ static void on_ready(struct cairn_shard *shard, void *context)
     cairn_daemon_fail(&program->daemon, status, &why);
 }
 
+static void on_fenced_closed(void *context)
+{
+    struct program *program = context;
+    cairn_daemon_stop(&program->daemon, cairn_status_exit(CAIRN_ERR_FENCED));
+}
+
+static void on_fenced(struct cairn_shard *shard, void *context)
+{
+    struct program *program = context;
+    program->shard = NULL;
+    cairn_shard_close(shard, on_fenced_closed, program);
+}
+
 static cairn_status judge_network(const struct values *values, struct cairn_sentence *why)
 {
     if (strcmp(values->fabric_device, "lo") == 0) return CAIRN_OK;
@@ -200,6 +213,7 @@ static cairn_status open_shard(struct program *program, struct cairn_sentence *w
         .fabric_one_sided = one_sided,
         .fabric_host = values->fabric_host[0] != '\0' ? values->fabric_host : NULL,
         .on_ready = on_ready,
+        .on_fenced = on_fenced,
         .context = program,
     };
     return cairn_shard_open(&program->daemon.loop, &shard_options, &program->shard, why);

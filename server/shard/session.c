@@ -171,6 +171,12 @@ static void on_welcome(struct cairn_shard *shard, const Cairn__Welcome *welcome)
     if (shard->on_ready != NULL) shard->on_ready(shard, shard->context);
 }
 
+void cairn_session_fenced(struct cairn_shard *shard, const char *text)
+{
+    cairn_log_error("this process has lost its place in the cluster: %s", text);
+    if (shard->on_fenced != NULL && !shard->closing) shard->on_fenced(shard, shard->context);
+}
+
 static void on_first_frame(struct cairn_shard *shard, const struct cairn_frame *frame)
 {
     ProtobufCMessage *message = cairn_message_unpack(cairn_message_type(frame->type),
@@ -185,6 +191,7 @@ static void on_first_frame(struct cairn_shard *shard, const struct cairn_frame *
     } else {
         const Cairn__Error *error = (const Cairn__Error *)message;
         cairn_stream_close(shard->session.stream, CAIRN_ERR_REFUSED, "refused: %s", error->text);
+        if (error->status == CAIRN_ERR_FENCED) cairn_session_fenced(shard, error->text);
     }
     cairn_message_free(message);
 }

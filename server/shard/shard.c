@@ -154,6 +154,7 @@ cairn_status cairn_shard_open(uv_loop_t *loop, const struct cairn_shard_options 
     shard->budget.limit_bytes = options->memory_bytes;
     shard->relay_cache_bytes = options->relay_cache_bytes;
     shard->on_ready = options->on_ready;
+    shard->on_fenced = options->on_fenced;
     shard->context = options->context;
     cairn__shard_stats__init(&shard->stats);
     shard->name = strdup(options->name);

@@ -72,6 +72,9 @@ struct cairn_shard_options {
     struct cairn_fabric_mem_hub *hub; /* mem only */
     /* The first Welcome came: the shard serves. May be NULL. */
     void (*on_ready)(struct cairn_shard *shard, void *context);
+    /* The coordinator said that this process is to end (the log has the sentence); it may be closed in here.
+     * NULL: it goes on asking for its place. */
+    void (*on_fenced)(struct cairn_shard *shard, void *context);
     void *context;
 };
 
@@ -366,6 +369,7 @@ struct cairn_shard {
     const struct cairn_backend *backend; /* static */
     uv_loop_t *loop;                     /* borrowed */
     void (*on_ready)(struct cairn_shard *shard, void *context);
+    void (*on_fenced)(struct cairn_shard *shard, void *context);
     void *context;
 
     Cairn__ShardStats stats;
@@ -391,6 +395,8 @@ CAIRN_MUST_CHECK cairn_status cairn_session_open(struct cairn_shard *shard, cons
 void cairn_session_close(struct cairn_shard *shard, uv_close_cb on_timer_closed);
 void cairn_session_send(struct cairn_shard *shard, uint16_t type, uint32_t request,
                         const ProtobufCMessage *message);
+/* The coordinator says, with this sentence, that this process is to end. */
+void cairn_session_fenced(struct cairn_shard *shard, const char *text);
 /* Ends the connection with a reason told to the coordinator; a new one is tried. */
 void cairn_session_refuse(struct cairn_shard *shard, cairn_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

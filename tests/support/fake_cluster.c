@@ -220,7 +220,7 @@ struct fake_peer fake_connect_at(struct fake_cluster *fake, uint32_t role, const
 
 /* ---- shards ---- */
 
-void fake_shard_up(struct fake_cluster *fake, uint32_t i)
+void fake_shard_hello(struct fake_cluster *fake, uint32_t i)
 {
     struct fake_shard *shard = &fake->shards[i];
     Cairn__Hello hello = CAIRN__HELLO__INIT;
@@ -254,9 +254,15 @@ void fake_shard_up(struct fake_cluster *fake, uint32_t i)
     }
     shard->dead = false;
     fake_peer_close(&shard->peer);
-    const uint32_t welcomed = shard->seen[CAIRN_MSG_WELCOME];
     say_hello(fake, &shard->peer, &hello);
     if (shard->host[0] != '\0') free(hello.fabric_address.data);
+}
+
+void fake_shard_up(struct fake_cluster *fake, uint32_t i)
+{
+    struct fake_shard *shard = &fake->shards[i];
+    const uint32_t welcomed = shard->seen[CAIRN_MSG_WELCOME];
+    fake_shard_hello(fake, i);
     fake_until(fake, shard->seen[CAIRN_MSG_WELCOME] > welcomed);
 }
 

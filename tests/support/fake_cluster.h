@@ -90,7 +90,9 @@ struct fake_shard {
     uint64_t member, token;    /* of the last MemberJoin; and where its data goes */
     uint8_t member_address[4096];
     size_t member_address_bytes;
-    bool dead;
+    bool dead;          /* says nothing any more, whatever it is asked */
+    cairn_status error; /* the last one that it was told */
+    char error_text[512];
 };
 
 struct fake_cluster {
@@ -120,6 +122,8 @@ void fake_pump(struct fake_cluster *fake);
 
 /* Shard `i`, named "s<i>": connects (again) and says Hello; keeps what it holds. */
 void fake_shard_up(struct fake_cluster *fake, uint32_t i);
+/* The same, but for the Welcome, which may not come. */
+void fake_shard_hello(struct fake_cluster *fake, uint32_t i);
 void fake_shards_up(struct fake_cluster *fake, uint32_t count);
 /* Its connection ends, and the coordinator has seen it. */
 void fake_shard_away(struct fake_cluster *fake, uint32_t i);

@@ -518,6 +518,18 @@ void fake_shard_answer_pin(struct fake_shard *shard, const Cairn__Pin *pin)
 
 /* ---- what comes ---- */
 
+static void beat(struct fake_shard *shard)
+{
+    const Cairn__Heartbeat heartbeat = CAIRN__HEARTBEAT__INIT;
+    fake_send(&shard->peer, CAIRN_MSG_HEARTBEAT, 0, &heartbeat.base);
+}
+
+static void note_error(struct fake_shard *shard, const Cairn__Error *error)
+{
+    shard->error = (cairn_status)error->status;
+    snprintf(shard->error_text, sizeof shard->error_text, "%s", error->text);
+}
+
 static void handle(struct fake_shard *shard, uint16_t type, uint32_t request,
                    const ProtobufCMessage *message)
 {
@@ -536,6 +548,9 @@ static void handle(struct fake_shard *shard, uint16_t type, uint32_t request,
             done(shard, request);
         }
         break;
+    case CAIRN_MSG_HEARTBEAT: beat(shard); break;
+    case CAIRN_MSG_PROBE: done(shard, request); break;
+    case CAIRN_MSG_ERROR: note_error(shard, (const Cairn__Error *)message); break;
     case CAIRN_MSG_JOB_DROP:
         fake_shard_clear(shard);
         done(shard, request);

@@ -421,12 +421,12 @@ START_TEST(members_hear_where_a_shard_is_now)
 }
 END_TEST
 
-START_TEST(a_second_shard_of_a_name_takes_the_seat)
+START_TEST(a_shard_that_connects_again_takes_its_seat_at_once)
 {
     uint64_t job;
     struct fake_peer w = running_job(&job);
     struct fake_peer older = fake.shards[1].peer;
-    fake.shards[1].peer.fd = -1; // the connection stays, as of a process that hangs
+    fake.shards[1].peer.fd = -1; // the connection stays, as one that was lost unseen
     fake_shard_up(&fake, 1);
     fake_expect_end(&fake, &older);
     fake_peer_close(&older);
@@ -705,7 +705,7 @@ int main(void)
     tcase_add_test(tc, training_goes_on_when_a_shard_comes_back);
     tcase_add_test(tc, a_shard_that_lost_its_part_loses_the_job);
     tcase_add_test(tc, members_hear_where_a_shard_is_now);
-    tcase_add_test(tc, a_second_shard_of_a_name_takes_the_seat);
+    tcase_add_test(tc, a_shard_that_connects_again_takes_its_seat_at_once);
     tcase_add_test(tc, a_session_number_of_another_is_refused);
     tcase_add_test(tc, pages_that_do_not_follow_each_other_are_refused);
     tcase_add_test(tc, a_request_for_a_job_that_is_not_open_is_refused);

@@ -345,6 +345,8 @@ START_TEST(a_lost_job_is_brought_back_by_a_restore)
     train();
     fake_shard_forget(&fake, 1);
     fake_shard_up(&fake, 1);
+    const struct cairn_cluster_job *toy = cairn_cluster_job_find(fake.cluster, "toy");
+    fake_until(&fake, toy->state == CAIRN_CLUSTER_JOB_LOST);
     Cairn__JobShow show = CAIRN__JOB_SHOW__INIT;
     show.name = (char *)(uintptr_t) "toy";
     uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_SHOW, &show.base);
