@@ -1,6 +1,7 @@
 /* Amending a job: other hyper-parameters, schedules, clip norm, frozen groups and tensors. The amended spec
  * is judged as a new one is, made durable, and the core goes by it from the next round that opens; the round
- * that is open ends by the terms it began with. Tensors, optimizers and planes stay what they are.
+ * that is open ends by the terms it began with. Tensors, optimizers and planes stay what they are. One at a
+ * time is on its way to the store; others wait for it, since each is judged by what the job is then.
  *
  * A worker may attach with the spec as it was before any of the last amendments (its own script does not
  * change), so the spec keeps the hashes of what it was. */
@@ -11,10 +12,33 @@
 #include "proto/wire/optimizer.h"
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/saves.h"
+
+/* On its way to the store. */
+struct cairn_cluster_amending {
+    /* owned */
+    struct cairn_job_spec_data next; /* judged */
+    struct cairn_cluster_terms *terms;
+    uint8_t *spec_bytes;
+    size_t spec_bytes_len;
+};
+
+void cairn_cluster_amending_free(struct cairn_cluster_amending *amending)
+{
+    if (amending == NULL) return;
+    cairn_spec_release(&amending->next);
+    cairn_cluster_terms_free(amending->terms);
+    free(amending->spec_bytes);
+    free(amending);
+}
 
 static cairn_status judge_state(const struct cairn_cluster_job *job, const Cairn__JobAmend *amend,
                                 struct cairn_sentence *why)
 {
+    if (job->extension != NULL) {
+        return cairn_fail(why, CAIRN_ERR_BUSY,
+                          "job %s is being amended; amend it when that is over", job->spec.name);
+    }
     if (amend->revision != 0 && amend->revision != job->spec.revision) {
         return cairn_fail(why, CAIRN_ERR_STALE,
                           "job %s is at revision %" PRIu64 ", the amendment is of revision %" PRIu64
@@ -136,85 +160,134 @@ static cairn_status change(struct cairn_job_spec_data *next, const Cairn__JobAme
     return cairn_spec_check(next, cairn_optimizer_names(), why);
 }
 
-/* The job as it would be, before it is: durable with the new spec, or as before. */
-static cairn_status store(struct cairn_cluster_job *job, struct cairn_job_spec_data *next,
-                          struct cairn_sentence *why)
+/* ---- to the store ---- */
+
+static void answer(struct cairn_cluster_member *member, cairn_status status, const char *text)
 {
-    uint8_t *bytes = job->spec_bytes;
-    const size_t bytes_len = job->spec_bytes_len;
-    cairn_status status = cairn_spec_pack(next, &job->spec_bytes, &job->spec_bytes_len);
-    if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for the amended spec");
-    status = cairn_cluster_job_store(job, why);
-    if (status == CAIRN_OK) {
-        free(bytes);
-        return CAIRN_OK;
+    const struct cairn_cluster_job *job = member->job;
+    Cairn__JobAmended amended = CAIRN__JOB_AMENDED__INIT;
+    amended.revision = job->spec.revision;
+    if (status == CAIRN_OK)
+        cairn_cluster_session_send(member->session, CAIRN_MSG_JOB_AMENDED, member->amend_request,
+                                   &amended.base);
+    else
+        cairn_cluster_session_error(member->session, member->amend_request, status, text);
+    member->amend_request = 0;
+}
+
+/* Whoever waited for the one before. */
+static void take_waiting(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_member *m = job->members;
+    while (m != NULL && job->amending == NULL) {
+        Cairn__JobAmend *amend = m->amend_waits;
+        if (amend == NULL) {
+            m = m->next_of_job;
+            continue;
+        }
+        m->amend_waits = NULL;
+        if (m->amend_request != 0) cairn_cluster_job_amend(m, m->amend_request, amend);
+        cairn__job_amend__free_unpacked(amend, NULL);
+        m = job->members; // the event may have expelled some
     }
-    free(job->spec_bytes);
-    job->spec_bytes = bytes;
-    job->spec_bytes_len = bytes_len;
-    return status;
+}
+
+/* Durable, or as before. */
+static void on_stored(const struct cairn_cluster_saved *saved)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(saved->cluster, saved->job);
+    struct cairn_cluster_amending *amending = job != NULL ? job->amending : NULL;
+    if (amending == NULL || amending->next.amend_key != saved->number) return;
+    job->amending = NULL;
+    if (saved->status == CAIRN_OK && job->core != NULL) {
+        cairn_spec_release(&job->spec);
+        free(job->spec_bytes);
+        job->spec = amending->next;
+        job->spec_bytes = amending->spec_bytes;
+        job->spec_bytes_len = amending->spec_bytes_len;
+        cairn_cluster_terms_replace(job, amending->terms);
+        cairn_log_info("job %s: amended, revision %" PRIu64, job->spec.name, job->spec.revision);
+        free(amending);
+    } else {
+        cairn_cluster_amending_free(amending);
+    }
+    for (struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job)
+        if (m->amend_request != 0 && m->amend_waits == NULL) answer(m, saved->status, saved->why);
+    take_waiting(job);
 }
 
 /* Nothing but the terms is another: takes `next`. */
-static cairn_status take_terms(struct cairn_cluster_job *job, struct cairn_job_spec_data *next,
-                               struct cairn_sentence *why)
+static cairn_status store(struct cairn_cluster_job *job, struct cairn_job_spec_data *next,
+                          struct cairn_sentence *why)
 {
-    struct cairn_cluster_terms *terms = NULL;
-    cairn_status status = cairn_cluster_terms_make(next, &terms, why);
-    if (status == CAIRN_OK) status = store(job, next, why);
+    struct cairn_cluster_amending *amending = calloc(1, sizeof *amending);
+    if (amending == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to amend it");
+    cairn_spec_init(&amending->next);
+    cairn_status status = cairn_cluster_terms_make(next, &amending->terms, why);
+    if (status == CAIRN_OK) {
+        cairn_sentence_set(why, "no memory for the amended spec");
+        status = cairn_spec_pack(next, &amending->spec_bytes, &amending->spec_bytes_len);
+    }
+    if (status == CAIRN_OK)
+        status = cairn_cluster_save_job(job, amending->spec_bytes, amending->spec_bytes_len,
+                                        next->amend_key, on_stored, why);
     if (status != CAIRN_OK) {
-        cairn_cluster_terms_free(terms);
+        cairn_cluster_amending_free(amending);
         return status;
     }
-    cairn_spec_release(&job->spec);
-    job->spec = *next;
-    cairn_cluster_terms_replace(job, terms);
+    amending->next = *next;
+    job->amending = amending;
     return CAIRN_OK;
 }
 
+/* ---- the request ---- */
+
 static cairn_status amend_job(struct cairn_cluster_member *member, const Cairn__JobAmend *amend,
-                              bool *extends_out, struct cairn_sentence *why)
+                              struct cairn_sentence *why)
 {
     struct cairn_cluster_job *job = member->job;
     struct cairn_job_spec_data next;
+    bool extends = false;
     cairn_status status = judge_state(job, amend, why);
     if (status != CAIRN_OK) return status;
     status = cairn_spec_copy(&job->spec, &next);
     if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for the amended spec");
-    status = change(&next, amend, extends_out, why);
+    status = change(&next, amend, &extends, why);
     for (size_t i = 0; i < next.group_count && status == CAIRN_OK; i++)
         status = judge_planes(&job->spec.groups[i], &next.groups[i], why);
     if (status == CAIRN_OK)
-        status = *extends_out ? cairn_cluster_extend_begin(member, &next, why)
-                              : take_terms(job, &next, why);
+        status = extends ? cairn_cluster_extend_begin(member, &next, why) : store(job, &next, why);
     if (status != CAIRN_OK) cairn_spec_release(&next);
     return status;
+}
+
+/* A copy, until the one before is done. */
+static cairn_status wait_for_another(struct cairn_cluster_member *member,
+                                     const Cairn__JobAmend *amend)
+{
+    uint8_t *bytes = malloc(cairn__job_amend__get_packed_size(amend) + 1);
+    cairn__job_amend__free_unpacked(member->amend_waits, NULL); // it asked again
+    member->amend_waits = NULL;
+    if (bytes != NULL)
+        member->amend_waits = cairn__job_amend__unpack(NULL, cairn__job_amend__pack(amend, bytes),
+                                                       bytes);
+    free(bytes);
+    return member->amend_waits != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
 void cairn_cluster_job_amend(struct cairn_cluster_member *member, uint32_t request,
                              const Cairn__JobAmend *amend)
 {
     struct cairn_cluster_job *job = member->job;
-    struct cairn_cluster_session *session = member->session;
-    struct cairn_sentence why = { "" };
-    bool extends = false;
+    const struct cairn_cluster_amending *amending = job->amending;
+    struct cairn_sentence why = { "no memory to amend it" };
     const bool again = amend->key != 0 && amend->key == job->spec.amend_key;
-    if (cairn_cluster_extend_is(job, amend->key)) { // asked again after a reconnect
-        member->amend_request = request;
-        return;
-    }
     member->amend_request = request;
-    const cairn_status status = again ? CAIRN_OK : amend_job(member, amend, &extends, &why);
-    if (extends && status == CAIRN_OK) return; // answered at the end
-    member->amend_request = 0;
-    if (status != CAIRN_OK) {
-        cairn_cluster_session_error(session, request, status, why.text);
-        return;
-    }
-    if (!again)
-        cairn_log_info("job %s: amended by %s (rank %" PRIu32 "), revision %" PRIu64,
-                       job->spec.name, session->name, member->rank, job->spec.revision);
-    Cairn__JobAmended amended = CAIRN__JOB_AMENDED__INIT;
-    amended.revision = job->spec.revision;
-    cairn_cluster_session_send(session, CAIRN_MSG_JOB_AMENDED, request, &amended.base);
+    if (cairn_cluster_extend_is(job, amend->key)) return; // asked again after a reconnect
+    if (amending != NULL && amending->next.amend_key == amend->key) return;
+    const cairn_status status = again              ? CAIRN_OK
+                                : amending != NULL ? wait_for_another(member, amend)
+                                                   : amend_job(member, amend, &why);
+    // Else it is answered when it is done.
+    if (again || status != CAIRN_OK) answer(member, status, why.text);
 }

@@ -9,6 +9,7 @@
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/leases.h"
+#include "server/coordinator/saves.h"
 
 const char *cairn_cluster_address(const struct cairn_cluster *cluster)
 {
@@ -17,7 +18,7 @@ const char *cairn_cluster_address(const struct cairn_cluster *cluster)
 
 uint64_t cairn_cluster_store_writes(const struct cairn_cluster *cluster)
 {
-    return cairn_store_writes(cluster->store);
+    return cluster->store_writes;
 }
 
 /* ---- time ---- */
@@ -88,7 +89,7 @@ static void on_timer_closed(uv_handle_t *handle)
     cairn_cluster_close_step(cluster);
 }
 
-static void on_listener_closed(void *context)
+static void on_part_closed(void *context)
 {
     struct cairn_cluster *cluster = context;
     cluster->handles_open--;
@@ -103,7 +104,8 @@ void cairn_cluster_close(struct cairn_cluster *cluster, void (*on_closed)(void *
     cluster->on_closed = on_closed;
     cluster->on_closed_context = context;
     uv_close((uv_handle_t *)&cluster->tick, on_timer_closed);
-    cairn_listener_close(cluster->listener, on_listener_closed);
+    cairn_listener_close(cluster->listener, on_part_closed);
+    cairn_cluster_saves_close(cluster, on_part_closed, cluster);
 }
 
 /* ---- opening ---- */
@@ -162,18 +164,20 @@ cairn_status cairn_cluster_open(const struct cairn_cluster_options *options, uv_
     cluster->started_ms = cluster->last_tick_ms = uv_now(loop);
     status = open_folders(cluster, why);
     if (status == CAIRN_OK) status = cairn_cluster_jobs_load(cluster, why);
+    if (status == CAIRN_OK) status = cairn_cluster_saves_open(cluster, why);
     if (status == CAIRN_OK) {
         status = cairn_listener_open(loop, &options->network, CAIRN_MSG_HELLO, CAIRN_MSG_MAX,
                                      &events, cluster, &cluster->listener, why);
     }
     if (status != CAIRN_OK) {
+        cairn_cluster_saves_close(cluster, NULL, NULL);
         free_cluster(cluster);
         return status;
     }
     uv_timer_init(loop, &cluster->tick);
     cluster->tick.data = cluster;
     uv_timer_start(&cluster->tick, on_tick, tick_ms(cluster), tick_ms(cluster));
-    cluster->handles_open = 2;
+    cluster->handles_open = 3;
     cairn_log_info("cluster %s, incarnation %" PRIu64 ", waits for %" PRId64 " shard%s",
                    options->name, cairn_store_incarnation(cluster->store), options->shards,
                    options->shards == 1 ? "" : "s");

@@ -14,8 +14,8 @@
  * and one answer. A shard that goes away fails its calls with CAIRN_ERR_CLOSED.
  *
  * Memory: every list hangs on a connection or on a job and is bounded by an option or a constant
- * below. Everything runs on the loop's thread, but what work.c sends to
- * libuv's threads. Nothing blocks the loop longer than a commit of the store. */
+ * below. Everything runs on the loop's thread, but the store's writes (saves.c, a thread of their own) and
+ * what work.c sends to libuv's threads: no file is touched on the loop once it runs. */
 #ifndef CAIRN_COORDINATOR_CLUSTER_H
 #define CAIRN_COORDINATOR_CLUSTER_H
 
@@ -132,6 +132,9 @@ struct cairn_cluster_member {
     struct cairn_cluster_commit
         commits[CAIRN_MEMBER_COMMITS_MAX]; /* [commit_count], oldest first */
     uint32_t commit_count;
+    Cairn__JobAmend
+        *amend_waits;    /* owned: of amend_request, while another is on its way to the store */
+    bool write_reserves; /* its write_request waits for generations that are durable */
     /* [wait_count], oldest first; one too many only while it is judged */
     struct cairn_cluster_version_wait waits[CAIRN_MEMBER_WAITS_MAX + 1];
     uint32_t wait_count;
@@ -141,7 +144,7 @@ struct cairn_cluster_member {
 };
 
 enum cairn_cluster_job_state {
-    CAIRN_CLUSTER_JOB_CREATING,     /* shards make room; not in the store, no core */
+    CAIRN_CLUSTER_JOB_CREATING, /* shards make room, or are to give it back (dropping); no core */
     CAIRN_CLUSTER_JOB_INITIALIZING, /* the source puts */
     CAIRN_CLUSTER_JOB_RUNNING,
     CAIRN_CLUSTER_JOB_LOST, /* until a restore, or until the missing parts are back; `lost` says why */
@@ -201,10 +204,11 @@ struct cairn_cluster_job {
     struct cairn_round_actions actions;
 
     struct cairn_round
-        *core;          /* in core_memory; NULL in CREATING; dead in LOST, unless it may_return */
-    bool in_event;      /* the core is not entered twice */
-    bool persist_new;   /* the core has just asked for it */
-    bool persist_waits; /* epoch and round_reserved are to be stored: next, or by the tick */
+        *core;           /* in core_memory; NULL in CREATING; dead in LOST, unless it may_return */
+    bool in_event;       /* the core is not entered twice */
+    bool heard;          /* the shards have told this core the job's version */
+    bool persist_waits;  /* the core waits until epoch and round_reserved are durable */
+    bool persist_failed; /* they are to be stored again, by the tick */
     struct cairn_log_limit persist_failures;
     struct cairn_version version_told;  /* readers were told that it is there */
     struct cairn_sentence epoch_reason; /* why the last epoch changed, for logs and workers */
@@ -214,32 +218,18 @@ struct cairn_cluster_job {
     bool seal_wanted, seal_running; /* the source said InitDone */
     /* While this coordinator lives: what the source put, and what the callers gave. */
     struct cairn_init_digest init_source, init_given;
-    bool init_sourced; /* a source said InitDone; with tiles the others put theirs, too */
-    bool restoring;    /* CREATING from a snapshot */
+    bool init_sourced;         /* a source said InitDone; with tiles the others put theirs, too */
+    bool restoring;            /* CREATING from a snapshot */
+    bool stored;               /* in the store, or on its way there */
+    bool dropping;             /* on its way out of it, CREATING: then its shards hear of it, too */
+    uint64_t generation_asked; /* being reserved for writes; 0: none */
+    struct cairn_cluster_amending *amending; /* owned; amend.c: what is on its way to the store */
     struct cairn_cluster_tiles tiles;
     struct cairn_cluster_cut *cut;
     struct cairn_cluster_lease *leases;        /* owned; leases.h */
     struct cairn_cluster_kept *kept;           /* owned; the versions of them */
     struct cairn_cluster_extension *extension; /* owned; NULL: its tensors stay what they are */
     struct cairn_cluster_groups *groups;       /* owned; groups.h; NULL: there were none */
-};
-
-/* Somebody who waits for a cut or a restore; forgotten when the session goes. */
-struct cairn_cluster_waiter {
-    struct cairn_cluster_waiter *next;
-    struct cairn_cluster_session *session;
-    uint32_t request;
-};
-
-/* Work for one of libuv's threads; the first member of what it works on. */
-struct cairn_cluster_work {
-    uv_work_t req;
-    struct cairn_cluster_work *next; /* of the cluster's list */
-    struct cairn_cluster *cluster;
-    struct cairn_cluster_session *session; /* who is answered; NULL: nobody, or it went */
-    uint32_t request;
-    void (*run)(struct cairn_cluster_work *work);  /* on another thread */
-    void (*done)(struct cairn_cluster_work *work); /* on the loop; frees it */
 };
 
 struct cairn_cluster {
@@ -249,6 +239,9 @@ struct cairn_cluster {
     /* owned */
     struct cairn_listener *listener;
     struct cairn_store *store;
+    struct cairn_pool *saver;         /* the store's thread */
+    struct cairn_cluster_save *saves; /* on their way */
+    uint64_t store_writes;            /* rows written, of the saves that ended */
     int lock_fd;
     struct cairn_cluster_seat *seats;
     struct cairn_cluster_session *sessions;
@@ -334,6 +327,8 @@ void cairn_cluster_member_fail_requests(struct cairn_cluster_member *member, cai
 void cairn_cluster_member_free(struct cairn_cluster_member *member);
 /* MemberJoin to all shards of its job; Attached follows when all know it. */
 void cairn_cluster_member_tell_shards(struct cairn_cluster_member *member);
+/* Those whom all shards know, when the job's version is known. */
+void cairn_cluster_members_attach(struct cairn_cluster_job *job);
 /* A shard of the job is back: tell it of all members. */
 void cairn_cluster_members_tell_shard(struct cairn_cluster_job *job, uint32_t shard);
 void cairn_cluster_members_forget_shard(struct cairn_cluster_job *job, uint32_t shard);
@@ -410,7 +405,7 @@ void cairn_cluster_job_lose(struct cairn_cluster_job *job, bool may_return, cons
     __attribute__((format(printf, 3, 4)));
 /* LOST, and a restore alone ends it. */
 bool cairn_cluster_job_dead(const struct cairn_cluster_job *job);
-/* Forgets it here, on disk and on its shards. Its members must be gone. */
+/* Forgets it on disk, then here and on its shards; until then it is CREATING. Its members must be gone. */
 void cairn_cluster_job_drop(struct cairn_cluster_job *job);
 void cairn_cluster_job_free(struct cairn_cluster_job *job);
 /* The shard is there and says what it holds (held), or it is gone. */
@@ -465,9 +460,6 @@ cairn_cluster_job_send_create(struct cairn_cluster_job *job,
 /* All have made their part: is each still the process that did? CAIRN_ERR_CLOSED: not that one. */
 cairn_status cairn_cluster_job_judge_shards(const struct cairn_cluster_job *job,
                                             struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* Makes it durable as it is. */
-cairn_status cairn_cluster_job_store(struct cairn_cluster_job *job,
-                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
 void cairn_cluster_job_link(struct cairn_cluster_job *job);
 void cairn_cluster_job_unlink(struct cairn_cluster_job *job);
 void cairn_cluster_job_send_drop(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
@@ -485,9 +477,11 @@ const struct cairn_cluster_terms *cairn_cluster_terms_in_force(const struct cair
 void cairn_cluster_terms_replace(struct cairn_cluster_job *job, struct cairn_cluster_terms *terms);
 
 /* amend.c, amend_tensors.c */
-/* Judges and takes an amendment; the member is answered. */
+/* Judges an amendment, and takes it when it is durable; then the member is answered. */
 void cairn_cluster_job_amend(struct cairn_cluster_member *member, uint32_t request,
                              const Cairn__JobAmend *amend);
+/* With the job; NULL is fine. */
+void cairn_cluster_amending_free(struct cairn_cluster_amending *amending);
 /* Does to a copy of the job's spec what the amendment says of tensors; canonical after it, not judged.
  * *extends_out: planes begin or end, so the shards have to make a new generation. */
 cairn_status cairn_cluster_amend_tensors(struct cairn_job_spec_data *next,
@@ -547,23 +541,6 @@ void cairn_cluster_cut_forget(struct cairn_cluster_job *job,
                               const struct cairn_cluster_session *session);
 /* With the cluster. */
 void cairn_cluster_cut_close(struct cairn_cluster_job *job);
-
-/* work.c: other threads, and those who wait for them. */
-/* False if the session waits for too much, or there is no thread: nothing was begun. */
-bool cairn_cluster_work_start(struct cairn_cluster_work *work, struct cairn_cluster *cluster,
-                              struct cairn_cluster_session *session, uint32_t request);
-void cairn_cluster_works_forget(struct cairn_cluster *cluster,
-                                const struct cairn_cluster_session *session);
-/* False: the session waits for too much. */
-bool cairn_cluster_waiters_add(struct cairn_cluster_waiter **list,
-                               struct cairn_cluster_session *session, uint32_t request);
-void cairn_cluster_waiters_forget(struct cairn_cluster_waiter **list,
-                                  const struct cairn_cluster_session *session);
-/* To all, who then wait no more. */
-void cairn_cluster_waiters_answer(struct cairn_cluster_waiter **list, uint16_t type,
-                                  const ProtobufCMessage *message);
-void cairn_cluster_waiters_fail(struct cairn_cluster_waiter **list, cairn_status status,
-                                const char *text);
 
 /* snapshot_list.c */
 void cairn_cluster_snapshots_list(struct cairn_cluster_session *session, uint32_t request,

@@ -11,7 +11,7 @@
 #include "proto/wire/digest_tree.h"
 #include "proto/wire/manifest.h"
 #include "proto/wire/snapshot_file.h"
-#include "server/coordinator/cluster.h"
+#include "server/coordinator/works.h"
 
 #define CAIRN_CUT_NODES_MAX ((size_t)16 << 20)
 

@@ -17,6 +17,7 @@
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/groups.h"
+#include "server/coordinator/saves.h"
 
 struct cairn_cluster_extension {
     struct cairn_cluster_job *body; /* owned: spec, layout, shards and generation as they will be */
@@ -181,6 +182,35 @@ static cairn_status judge_made(const struct cairn_cluster_job *job, struct cairn
     return cairn_cluster_job_judge_shards(body, why);
 }
 
+static void on_put_back(const struct cairn_cluster_saved *saved)
+{
+    if (saved->status != CAIRN_OK)
+        cairn_log_error("job %016" PRIx64 ": the store has it as amended: %s", saved->job,
+                        saved->why);
+}
+
+/* It was lost before it became durable: it is what it was, and takes that generation no more. */
+static void put_back(struct cairn_cluster_job *job, uint64_t generation)
+{
+    struct cairn_sentence why;
+    if (job->generation_reserved < generation) job->generation_reserved = generation;
+    if (job->state == CAIRN_CLUSTER_JOB_CREATING) return; // restored, or dropped
+    if (cairn_cluster_save_job(job, job->spec_bytes, job->spec_bytes_len, 0, on_put_back, &why) !=
+        CAIRN_OK)
+        cairn_log_error("job %s: the store has it as amended: %s", job->spec.name, why.text);
+}
+
+/* Durable: it is the job, whatever has become of its shards. */
+static void on_stored(const struct cairn_cluster_saved *saved)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(saved->cluster, saved->job);
+    if (job == NULL) return;
+    const bool ours = job->extension != NULL && job->extension->body->generation == saved->number;
+    if (!ours && saved->status == CAIRN_OK) put_back(job, saved->number);
+    if (ours && saved->status == CAIRN_OK) switch_over(job);
+    if (ours && saved->status != CAIRN_OK) give_up(job, saved->status, saved->why);
+}
+
 static cairn_status store(struct cairn_cluster_job *job, struct cairn_sentence *why)
 {
     struct cairn_cluster_job *body = job->extension->body;
@@ -189,7 +219,8 @@ static cairn_status store(struct cairn_cluster_job *job, struct cairn_sentence *
     body->generation_reserved = job->generation_reserved > body->generation
                                     ? job->generation_reserved
                                     : body->generation;
-    return cairn_cluster_job_store(body, why);
+    return cairn_cluster_save_job(body, body->spec_bytes, body->spec_bytes_len, body->generation,
+                                  on_stored, why);
 }
 
 static void on_made(void *context, cairn_status status, const char *text)
@@ -202,10 +233,7 @@ static void on_made(void *context, cairn_status status, const char *text)
     cairn_sentence_set(&why, "%s", text);
     if (status == CAIRN_OK) status = judge_made(job, &why);
     if (status == CAIRN_OK) status = store(job, &why);
-    if (status == CAIRN_OK)
-        switch_over(job);
-    else
-        give_up(job, status, why.text);
+    if (status != CAIRN_OK) give_up(job, status, why.text);
 }
 
 /* ---- make ---- */

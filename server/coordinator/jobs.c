@@ -11,6 +11,7 @@
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/groups.h"
+#include "server/coordinator/saves.h"
 
 struct cairn_cluster_job *cairn_cluster_job_find(struct cairn_cluster *cluster, const char *name)
 {
@@ -44,7 +45,8 @@ void cairn_cluster_job_unlink(struct cairn_cluster_job *job)
 const char *cairn_cluster_job_state_name(const struct cairn_cluster_job *job)
 {
     switch (job->state) {
-    case CAIRN_CLUSTER_JOB_CREATING: return job->restoring ? "restoring" : "creating";
+    case CAIRN_CLUSTER_JOB_CREATING:
+        return job->restoring ? "restoring" : job->dropping ? "dropping" : "creating";
     case CAIRN_CLUSTER_JOB_INITIALIZING: return "initializing";
     case CAIRN_CLUSTER_JOB_RUNNING: return "running";
     case CAIRN_CLUSTER_JOB_LOST: return "lost";
@@ -98,6 +100,7 @@ void cairn_cluster_job_free(struct cairn_cluster_job *job)
     cairn_cluster_groups_free(job);
     cairn_cluster_tiles_release(job);
     cairn_cluster_extension_free(job->extension);
+    cairn_cluster_amending_free(job->amending);
     cairn_spec_release(&job->spec);
     cairn_layout_close(job->layout);
     free(job->spec_bytes);
@@ -117,23 +120,30 @@ void cairn_cluster_job_send_drop(struct cairn_cluster *cluster, struct cairn_clu
                                &drop.base);
 }
 
-static void drop_on_shards(struct cairn_cluster_job *job)
+static void forget(struct cairn_cluster_job *job)
 {
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
-        cairn_cluster_job_send_drop(job->cluster, job->shards[i].seat, job->id);
-    }
+    struct cairn_cluster *cluster = job->cluster;
+    for (uint32_t i = 0; i < job->layout->shard_count; i++)
+        cairn_cluster_job_send_drop(cluster, job->shards[i].seat, job->id);
+    cairn_cluster_job_unlink(job);
+    cairn_cluster_job_free(job);
+    cairn_cluster_openings_advance(cluster);
+}
+
+static void on_dropped(const struct cairn_cluster_saved *saved)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(saved->cluster, saved->job);
+    if (saved->status != CAIRN_OK) cairn_log_error("job %s: %s", job->spec.name, saved->why);
+    forget(job);
 }
 
 void cairn_cluster_job_drop(struct cairn_cluster_job *job)
 {
     struct cairn_sentence why;
-    if (job->state != CAIRN_CLUSTER_JOB_CREATING) {
-        const cairn_status status = cairn_store_drop_job(job->cluster->store, job->id, &why);
-        if (status != CAIRN_OK) cairn_log_error("job %s: %s", job->spec.name, why.text);
-    }
-    drop_on_shards(job);
-    cairn_cluster_job_unlink(job);
-    cairn_cluster_job_free(job);
+    job->state = CAIRN_CLUSTER_JOB_CREATING;
+    job->dropping = true;
+    cairn_cluster_job_core_close(job);
+    if (!job->stored || cairn_cluster_save_dropped(job, on_dropped, &why) != CAIRN_OK) forget(job);
 }
 
 void cairn_cluster_job_lose(struct cairn_cluster_job *job, bool may_return, const char *format, ...)
@@ -310,31 +320,6 @@ cairn_status cairn_cluster_job_judge_shards(const struct cairn_cluster_job *job,
     return CAIRN_OK;
 }
 
-cairn_status cairn_cluster_job_store(struct cairn_cluster_job *job, struct cairn_sentence *why)
-{
-    const uint32_t count = job->layout->shard_count;
-    const char **names = calloc(count, sizeof *names);
-    if (names == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
-    for (uint32_t i = 0; i < count; i++) names[i] = job->shards[i].seat->name;
-    const struct cairn_stored_job row = { .name = job->spec.name,
-                                          .spec = job->spec_bytes,
-                                          .spec_bytes = job->spec_bytes_len,
-                                          .layout = job->layout_bytes,
-                                          .layout_bytes = job->layout_bytes_len,
-                                          .shards = names,
-                                          .shard_count = count,
-                                          .id = job->id,
-                                          .generation = job->generation,
-                                          .generation_reserved = job->generation_reserved,
-                                          .epoch = job->epoch,
-                                          .round_reserved = job->round_reserved,
-                                          .base_step = job->base_step,
-                                          .initialized = job->initialized };
-    const cairn_status status = cairn_store_put_job(job->cluster->store, &row, why);
-    free(names);
-    return status;
-}
-
 /* A job that nobody puts is sealed as soon as its shards are there. */
 static void begin_itself(struct cairn_cluster_job *job)
 {
@@ -348,6 +333,39 @@ struct creation {
     uint64_t job;
 };
 
+static void creation_failed(struct cairn_cluster_job *job, cairn_status status, const char *text)
+{
+    cairn_log_warn("%s", text);
+    // A shard that went away: the openers wait for the next one.
+    if (status != CAIRN_ERR_CLOSED)
+        cairn_cluster_job_openers_fail(job->cluster, job->spec.name, status, text);
+    cairn_cluster_job_drop(job);
+}
+
+/* Durable: it is a job, if its shards are still the same. */
+static void on_stored(const struct cairn_cluster_saved *saved)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(saved->cluster, saved->job);
+    struct cairn_sentence why;
+    cairn_status status = saved->status;
+    if (job == NULL || job->dropping) return;
+    cairn_sentence_set(&why, "%s", saved->why);
+    if (status == CAIRN_OK) status = cairn_cluster_job_judge_shards(job, &why);
+    if (status == CAIRN_OK) {
+        job->state = CAIRN_CLUSTER_JOB_INITIALIZING;
+        status = cairn_cluster_job_core_open(job, &why);
+    }
+    if (status != CAIRN_OK) {
+        creation_failed(job, status, why.text);
+        return;
+    }
+    begin_itself(job);
+    cairn_log_info("job %s created: %zu tensors over %" PRIu32 " shards, heaviest/mean %.3f",
+                   job->spec.name, job->spec.tensor_count, job->layout->shard_count,
+                   job->heaviest_over_mean);
+    cairn_cluster_openings_advance(saved->cluster);
+}
+
 static void on_created(void *context, cairn_status status, const char *text)
 {
     const struct creation creation = *(struct creation *)context;
@@ -355,30 +373,13 @@ static void on_created(void *context, cairn_status status, const char *text)
     struct cairn_cluster *cluster = creation.cluster;
     struct cairn_cluster_job *job = cairn_cluster_job_by_id(cluster, creation.job);
     struct cairn_sentence why;
-    if (cluster->closing || job == NULL) return;
+    if (cluster->closing || job == NULL || job->dropping) return;
     cairn_sentence_set(&why, "job %s was not created: %s", job->spec.name, text);
     if (status == CAIRN_OK) status = cairn_cluster_job_judge_shards(job, &why);
-    if (status == CAIRN_OK) status = cairn_cluster_job_store(job, &why);
-    if (status == CAIRN_OK) {
-        job->state = CAIRN_CLUSTER_JOB_INITIALIZING;
-        status = cairn_cluster_job_core_open(job, &why);
-    }
-    if (status == CAIRN_OK) {
-        begin_itself(job);
-        cairn_log_info("job %s created: %zu tensors over %" PRIu32 " shards, heaviest/mean %.3f",
-                       job->spec.name, job->spec.tensor_count, job->layout->shard_count,
-                       job->heaviest_over_mean);
-    } else {
-        char *name = strdup(job->spec.name);
-        cairn_log_warn("%s", why.text);
-        cairn_cluster_job_drop(job);
-        // A shard that went away: the openers wait for the next one.
-        if (name != NULL && status != CAIRN_ERR_CLOSED) {
-            cairn_cluster_job_openers_fail(cluster, name, status, why.text);
-        }
-        free(name);
-    }
-    cairn_cluster_openings_advance(cluster);
+    if (status == CAIRN_OK)
+        status = cairn_cluster_save_job(job, job->spec_bytes, job->spec_bytes_len, 0, on_stored,
+                                        &why);
+    if (status != CAIRN_OK) creation_failed(job, status, why.text);
 }
 
 cairn_status cairn_cluster_job_create(struct cairn_cluster *cluster,
@@ -409,29 +410,24 @@ cairn_status cairn_cluster_job_create(struct cairn_cluster *cluster,
 
 /* ---- initial state ---- */
 
-static void on_sealed(void *context, cairn_status status, const char *text)
+static void seal_failed(struct cairn_cluster_job *job, cairn_status status, const char *text)
 {
-    const struct creation creation = *(struct creation *)context;
-    free(context);
-    struct cairn_cluster_job *job = cairn_cluster_job_by_id(creation.cluster, creation.job);
-    struct cairn_sentence why;
-    if (creation.cluster->closing || job == NULL || !job->seal_running) return;
-    job->seal_running = false;
-    if (status == CAIRN_ERR_CLOSED) {
-        cairn_cluster_job_try_seal(job); // the shard is back already, or asks when it is
-        return;
+    cairn_log_warn("job %s is not initialized: %s", job->spec.name, text);
+    for (struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
+        if (m->init_request == 0) continue;
+        cairn_cluster_session_error(m->session, m->init_request, status, text);
+        m->init_request = 0;
     }
-    job->seal_wanted = false;
-    cairn_sentence_set(&why, "%s", text);
-    if (status == CAIRN_OK)
-        status = cairn_store_set_initialized(job->cluster->store, job->id, &why);
-    if (status != CAIRN_OK) {
-        cairn_log_warn("job %s is not initialized: %s", job->spec.name, why.text);
-        for (struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
-            if (m->init_request == 0) continue;
-            cairn_cluster_session_error(m->session, m->init_request, status, why.text);
-            m->init_request = 0;
-        }
+}
+
+/* Durable: rounds may begin. */
+static void on_initialized(const struct cairn_cluster_saved *saved)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(saved->cluster, saved->job);
+    if (job == NULL || job->dropping || !job->seal_running) return;
+    job->seal_running = false;
+    if (saved->status != CAIRN_OK) {
+        seal_failed(job, saved->status, saved->why);
         return;
     }
     job->initialized = true;
@@ -442,6 +438,26 @@ static void on_sealed(void *context, cairn_status status, const char *text)
     cairn_cluster_job_event(job, &ready);
     cairn_cluster_members_answer_init(job);
     cairn_cluster_members_answer_versions(job);
+}
+
+static void on_sealed(void *context, cairn_status status, const char *text)
+{
+    const struct creation creation = *(struct creation *)context;
+    free(context);
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(creation.cluster, creation.job);
+    struct cairn_sentence why;
+    if (creation.cluster->closing || job == NULL || !job->seal_running) return;
+    if (status == CAIRN_ERR_CLOSED) {
+        job->seal_running = false;
+        cairn_cluster_job_try_seal(job); // the shard is back already, or asks when it is
+        return;
+    }
+    job->seal_wanted = false;
+    cairn_sentence_set(&why, "%s", text);
+    if (status == CAIRN_OK) status = cairn_cluster_save_initialized(job, on_initialized, &why);
+    if (status == CAIRN_OK) return;
+    job->seal_running = false;
+    seal_failed(job, status, why.text);
 }
 
 void cairn_cluster_job_try_seal(struct cairn_cluster_job *job)

@@ -98,6 +98,7 @@ static cairn_status load_job(void *context, const struct cairn_stored_job *row,
     job->round_reserved = row->round_reserved;
     job->base_step = row->base_step;
     job->initialized = row->initialized;
+    job->stored = true;
     job->state = row->initialized ? CAIRN_CLUSTER_JOB_RUNNING : CAIRN_CLUSTER_JOB_INITIALIZING;
     cairn_sentence_set(&job->epoch_reason, "the coordinator was started again");
     cairn_status status = fill_job(job, row, why);

@@ -51,6 +51,7 @@ void cairn_cluster_member_free(struct cairn_cluster_member *member)
     member->session->member_count--;
     cairn_paged_release(&member->pages);
     cairn_paged_release(&member->tiles_pages);
+    cairn__job_amend__free_unpacked(member->amend_waits, NULL); // NULL is fine
     free(member->init_held);
     cairn_spec_release(&member->spec);
     free(member->known_to);
@@ -190,13 +191,20 @@ static void send_attached(struct cairn_cluster_member *member)
     cairn_cluster_shard_infos_release(&infos);
 }
 
-static void attach_if_known(struct cairn_cluster_member *member)
+static bool may_attach(const struct cairn_cluster_member *member)
+{
+    const struct cairn_cluster_job *job = member->job;
+    if (member->phase != CAIRN_MEMBER_JOINING || job->core == NULL) return false;
+    if (job->initialized && !job->heard) return false; // nobody knows yet which step it is
+    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+        if (member->known_to[i] != KNOWN) return false;
+    }
+    return true;
+}
+
+static void attach(struct cairn_cluster_member *member)
 {
     struct cairn_cluster_job *job = member->job;
-    if (member->phase != CAIRN_MEMBER_JOINING || job->core == NULL) return;
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
-        if (member->known_to[i] != KNOWN) return;
-    }
     member->phase = CAIRN_MEMBER_ATTACHED;
     const uint64_t id = member->id;
     if (member->role == CAIRN_ROLE_WIRE_WORKER) {
@@ -214,6 +222,16 @@ static void attach_if_known(struct cairn_cluster_member *member)
                    cairn_role_name(member->role), member->session->name, member->rank,
                    job->spec.name, cairn_cluster_job_version(job).step);
     send_attached(member);
+}
+
+void cairn_cluster_members_attach(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_member *member = job->members;
+    while (member != NULL) {
+        const bool attaches = may_attach(member);
+        if (attaches) attach(member);
+        member = attaches ? job->members : member->next_of_job; // it may have expelled others
+    }
 }
 
 /* A MemberJoin on its way. */
@@ -234,7 +252,7 @@ static void on_joined(void *context, cairn_status status, const char *why)
     if (member == NULL || member->known_to[joining.shard] != TOLD) return;
     if (status == CAIRN_OK) {
         member->known_to[joining.shard] = KNOWN;
-        attach_if_known(member);
+        if (may_attach(member)) attach(member);
         return;
     }
     member->known_to[joining.shard] = UNKNOWN;

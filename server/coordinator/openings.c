@@ -63,7 +63,10 @@ static void take_over(struct cairn_cluster_member *member, struct cairn_cluster_
         member->init_request = same->init_request;
         member->begin_request = same->begin_request;
         member->write_request = same->write_request;
+        member->write_reserves = same->write_reserves;
         member->amend_request = same->amend_request;
+        member->amend_waits = same->amend_waits; // moves
+        same->amend_waits = NULL;
         memcpy(member->commits, same->commits, sizeof member->commits);
         member->commit_count = same->commit_count;
         memcpy(member->waits, same->waits, sizeof member->waits);

@@ -1,9 +1,11 @@
 /* A snapshot becomes a job: checked on another thread, then made on the shards in a new generation.
  *
  *   check    manifest, files, cover, checksums; nothing is touched, a failure changes nothing
+ *   reserve  a generation that the job has not used becomes durable, while the job goes on
  *   replace  the job's members are expelled, its body is planned anew over the shards there are, and
  *            JobCreate names the folder; from here on a failure leaves the job lost, and says so
- *   done     durable, the core READY at the snapshot's version with the payload of its last decision */
+ *   store    the new job becomes durable
+ *   done     the core READY at the snapshot's version with the payload of its last decision */
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
@@ -14,12 +16,16 @@
 #include "server/base/log.h"
 #include "server/coordinator/cut.h"
 #include "server/coordinator/groups.h"
+#include "server/coordinator/saves.h"
 
 struct cairn_cluster_restore {
     struct cairn_cluster_work work;
     struct cairn_cluster *cluster;
     struct cairn_cluster_waiter *waiter;
-    uint64_t job_id; /* once it is linked */
+    uint64_t job_id;     /* once it is linked */
+    uint64_t generation; /* of the restored job; 0: not chosen yet */
+    uint64_t old_id;     /* the job of which it is reserved; 0: of none */
+    bool reserving;
     cairn_status status;
     struct cairn_sentence why;
     struct cairn_cluster_restore *next;
@@ -71,6 +77,14 @@ static void check(struct cairn_cluster_work *work)
 {
     struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
     struct cairn_snapshot snapshot;
+    char *folder = realpath(restore->folder, NULL);
+    if (folder == NULL) {
+        restore->status = cairn_fail(&restore->why, CAIRN_ERR_NOT_FOUND, "there is no snapshot %s",
+                                     restore->folder);
+        return;
+    }
+    free(restore->folder);
+    restore->folder = folder;
     restore->status = cairn_snapshot_open(restore->folder, &snapshot, &restore->why);
     if (restore->status != CAIRN_OK) return;
     restore->status = cairn_snapshot_verify(&snapshot, &restore->why);
@@ -82,6 +96,40 @@ static void check(struct cairn_cluster_work *work)
 }
 
 /* ---- replace, on the loop ---- */
+
+static void end_load(struct cairn_cluster_restore *restore, struct cairn_cluster_job *job,
+                     cairn_status status, const char *text)
+{
+    job->restoring = false;
+    if (status != CAIRN_OK && job->generation_reserved != 0) {
+        cairn_cluster_job_lose(job, false, "restoring %s failed (%s)", restore->folder, text);
+    } else if (status != CAIRN_OK) { // there was none before
+        cairn_cluster_job_drop(job);
+    }
+    end_restore(restore, status, text);
+}
+
+/* Durable: it is the job, if its shards are still the same. */
+static void on_stored(const struct cairn_cluster_saved *saved)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(saved->cluster, saved->job);
+    struct cairn_cluster_restore *restore = saved->cluster->restores;
+    struct cairn_sentence why;
+    while (restore != NULL && restore->job_id != saved->job) restore = restore->next;
+    if (restore == NULL) return;
+    if (job == NULL || !job->restoring) {
+        free_restore(restore);
+        return;
+    }
+    cairn_status status = saved->status;
+    cairn_sentence_set(&why, "%s", saved->why);
+    if (status == CAIRN_OK) status = cairn_cluster_job_judge_shards(job, &why);
+    if (status == CAIRN_OK) {
+        job->state = CAIRN_CLUSTER_JOB_RUNNING;
+        status = cairn_cluster_job_core_open(job, &why);
+    }
+    end_load(restore, job, status, why.text);
+}
 
 static void on_loaded(void *context, cairn_status status, const char *text)
 {
@@ -97,42 +145,36 @@ static void on_loaded(void *context, cairn_status status, const char *text)
     if (status == CAIRN_OK) status = cairn_cluster_job_judge_shards(job, &why);
     if (status == CAIRN_OK) {
         job->initialized = true;
-        status = cairn_cluster_job_store(job, &why);
+        status = cairn_cluster_save_job(job, job->spec_bytes, job->spec_bytes_len, 0, on_stored,
+                                        &why);
     }
-    if (status == CAIRN_OK) {
-        job->state = CAIRN_CLUSTER_JOB_RUNNING;
-        status = cairn_cluster_job_core_open(job, &why);
-    }
-    job->restoring = false;
-    if (status != CAIRN_OK && job->generation_reserved != 0) {
-        cairn_cluster_job_lose(job, false, "restoring %s failed (%s)", restore->folder, why.text);
-    } else if (status != CAIRN_OK) { // there was none before
-        cairn_cluster_job_drop(job);
-    }
-    end_restore(restore, status, why.text);
+    if (status != CAIRN_OK) end_load(restore, job, status, why.text);
+}
+
+/* Above all that the job has used, or may use by what is durable of it. */
+static uint64_t next_generation(const struct cairn_cluster_job *old, const struct cairn_manifest *m)
+{
+    uint64_t newest = m->generation;
+    if (old == NULL) return newest + 1;
+    const uint64_t now = cairn_cluster_job_version(old).generation;
+    if (now > newest) newest = now;
+    if (old->generation_reserved > newest) newest = old->generation_reserved;
+    return newest + 1;
 }
 
 /* What stays of the job that was: its number, its epochs and rounds, and no generation twice. */
-static cairn_status inherit(struct cairn_cluster_job *body, struct cairn_cluster_job *old,
-                            const struct cairn_manifest *m, struct cairn_sentence *why)
+static void inherit(struct cairn_cluster_job *body, const struct cairn_cluster_job *old,
+                    const struct cairn_cluster_restore *restore)
 {
-    uint64_t newest = m->generation;
-    if (old != NULL) {
-        if (cairn_cluster_job_version(old).generation > newest)
-            newest = cairn_cluster_job_version(old).generation;
-        if (old->generation_reserved > newest) newest = old->generation_reserved;
-        body->id = old->id;
-        body->epoch = old->epoch;
-        body->round_reserved = old->round_reserved;
-        body->generation_reserved = newest + 1;
-    }
-    body->generation = newest + 1;
-    body->base_step = m->step;
+    body->generation = restore->generation;
+    body->base_step = restore->manifest.step;
     body->restoring = true;
-    if (old == NULL) return CAIRN_OK;
-    const cairn_status status = cairn_store_reserve_generation(old->cluster->store, old->id,
-                                                               body->generation, why);
-    return status == CAIRN_ERR_NOT_FOUND ? CAIRN_OK : status; // lost before it was ever stored
+    if (old == NULL) return;
+    body->id = old->id;
+    body->epoch = old->epoch;
+    body->round_reserved = old->round_reserved;
+    body->generation_reserved = body->generation;
+    body->stored = old->stored;
 }
 
 static bool in_layout(const struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat)
@@ -158,28 +200,32 @@ static void remove_old(struct cairn_cluster_job *old, const struct cairn_cluster
     cairn_cluster_job_free(old);
 }
 
-static cairn_status replace(struct cairn_cluster_restore *restore, struct cairn_sentence *why)
+static cairn_status judge_replace(const struct cairn_cluster_restore *restore,
+                                  const struct cairn_cluster_job *old, struct cairn_sentence *why)
 {
-    struct cairn_cluster *cluster = restore->cluster;
-    struct cairn_manifest *m = &restore->manifest;
-    if (restore->job_name != NULL && cairn_spec_set_name(&m->spec, restore->job_name) != CAIRN_OK) {
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
-    }
-    struct cairn_cluster_job *old = cairn_cluster_job_find(cluster, m->spec.name);
-    if (old != NULL &&
-        (old->cut != NULL || old->extension != NULL || old->state == CAIRN_CLUSTER_JOB_CREATING)) {
+    const struct cairn_manifest *m = &restore->manifest;
+    const int64_t workers_max = restore->cluster->options->workers_max;
+    if (old != NULL && (old->cut != NULL || old->extension != NULL || old->amending != NULL ||
+                        old->state == CAIRN_CLUSTER_JOB_CREATING)) {
         return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being saved, made, amended or restored",
                           m->spec.name);
     }
-    if (m->spec.workers_min > cluster->options->workers_max) {
+    if (m->spec.workers_min > workers_max) {
         return cairn_fail(why, CAIRN_ERR_INVALID,
                           "the job wants %" PRIu32 " workers, raise round.workers_max",
                           m->spec.workers_min);
     }
-    struct cairn_cluster_job *body = cairn_cluster_job_plan(cluster, &m->spec, why);
+    return CAIRN_OK;
+}
+
+static cairn_status replace(struct cairn_cluster_restore *restore, struct cairn_cluster_job *old,
+                            struct cairn_sentence *why)
+{
+    struct cairn_manifest *m = &restore->manifest;
+    struct cairn_cluster_job *body = cairn_cluster_job_plan(restore->cluster, &m->spec, why);
     if (body == NULL) return CAIRN_ERR_NOT_READY;
-    cairn_status status = inherit(body, old, m, why);
-    if (status == CAIRN_OK) status = cairn_cluster_groups_restored(body, &m->reduce_groups);
+    inherit(body, old, restore);
+    const cairn_status status = cairn_cluster_groups_restored(body, &m->reduce_groups);
     if (status != CAIRN_OK) {
         cairn_cluster_job_free(body);
         return status;
@@ -204,17 +250,58 @@ static cairn_status replace(struct cairn_cluster_restore *restore, struct cairn_
     return CAIRN_OK;
 }
 
+static void on_reserved(const struct cairn_cluster_saved *saved);
+
+/* Reserves a generation of the job that is there, and replaces it when that is durable. The job goes on
+ * meanwhile: if it has come to that generation by itself, a newer one is reserved. */
+static void advance(struct cairn_cluster_restore *restore)
+{
+    struct cairn_manifest *m = &restore->manifest;
+    struct cairn_cluster_job *old = cairn_cluster_job_find(restore->cluster, m->spec.name);
+    struct cairn_sentence why;
+    cairn_status status = judge_replace(restore, old, &why);
+    const uint64_t next = next_generation(old, m), id = old != NULL ? old->id : 0;
+    if (status == CAIRN_OK && (restore->generation < next || restore->old_id != id)) {
+        restore->generation = next;
+        restore->old_id = id;
+        restore->reserving = old != NULL && old->stored;
+        if (restore->reserving)
+            status = cairn_cluster_save_generation(old, next, on_reserved, &why);
+        if (restore->reserving && status == CAIRN_OK) return;
+    }
+    if (status == CAIRN_OK) status = replace(restore, old, &why);
+    if (status != CAIRN_OK) end_restore(restore, status, why.text);
+}
+
+static void on_reserved(const struct cairn_cluster_saved *saved)
+{
+    struct cairn_cluster_restore *restore = saved->cluster->restores;
+    while (restore != NULL && (!restore->reserving || restore->old_id != saved->job ||
+                               restore->generation != saved->number))
+        restore = restore->next;
+    if (restore == NULL) return;
+    restore->reserving = false;
+    if (saved->status == CAIRN_OK ||
+        saved->status == CAIRN_ERR_NOT_FOUND) // dropped, or never stored
+        advance(restore);
+    else
+        end_restore(restore, saved->status, saved->why);
+}
+
 static void on_checked(struct cairn_cluster_work *work)
 {
     struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
-    struct cairn_sentence why = restore->why;
     if (work->cluster->closing) {
         free_restore(restore);
         return;
     }
     cairn_status status = restore->status;
-    if (status == CAIRN_OK) status = replace(restore, &why);
-    if (status != CAIRN_OK) end_restore(restore, status, why.text);
+    if (status == CAIRN_OK && restore->job_name != NULL)
+        status = cairn_spec_set_name(&restore->manifest.spec, restore->job_name);
+    if (status == CAIRN_OK)
+        advance(restore);
+    else
+        end_restore(restore, status, restore->status != CAIRN_OK ? restore->why.text : "no memory");
 }
 
 /* ---- the request ---- */
@@ -245,13 +332,12 @@ static cairn_status judge(struct cairn_cluster_restore *restore,
     if (n < 0 || (size_t)n >= sizeof resolved) {
         return cairn_fail(why, CAIRN_ERR_INVALID, "the path is too long");
     }
-    restore->folder = realpath(resolved, NULL);
-    if (restore->folder == NULL) {
-        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "there is no snapshot %s", resolved);
-    }
-    if (message->job[0] == '\0') return CAIRN_OK;
-    restore->job_name = strdup(message->job);
-    return restore->job_name != NULL ? CAIRN_OK : cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    const bool renamed = message->job[0] != '\0';
+    restore->folder = strdup(resolved);
+    if (renamed) restore->job_name = strdup(message->job);
+    return restore->folder != NULL && (!renamed || restore->job_name != NULL)
+               ? CAIRN_OK
+               : cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
 }
 
 void cairn_cluster_restore_begin(struct cairn_cluster_session *session, uint32_t request,

@@ -8,6 +8,7 @@
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/groups.h"
 #include "server/coordinator/leases.h"
+#include "server/coordinator/saves.h"
 
 void cairn_cluster_decision_to_message(const struct cairn_decision *decision, Cairn__Decision *out)
 {
@@ -97,6 +98,7 @@ cairn_status cairn_cluster_job_core_open(struct cairn_cluster_job *job, struct c
                           job->spec.name);
     }
     job->core = cairn_round_init(job->core_memory, &config);
+    job->heard = false;
     // The core's clock starts here: a deadline set before its first tick would have passed at once.
     cairn_cluster_job_tick(job, cairn_cluster_now_ms(job->cluster));
     if (job->initialized) {
@@ -326,6 +328,37 @@ static void fence_worker(struct cairn_cluster_job *job, const struct cairn_round
     cairn_cluster_member_expel(member, status, text.text);
 }
 
+/* ---- the disk ---- */
+
+static void persist_again(struct cairn_cluster_job *job, const char *why)
+{
+    job->persist_failed = true;
+    cairn_log_limited(&job->persist_failures, CAIRN_LOG_ERROR,
+                      "job %s waits: epoch %" PRIu64 " cannot be stored: %s", job->spec.name,
+                      job->epoch, why); // with every tick while the disk is full
+}
+
+static void on_persisted(const struct cairn_cluster_saved *saved)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(saved->cluster, saved->job);
+    if (job == NULL || job->epoch != saved->number) return; // a later one is on its way
+    if (saved->status != CAIRN_OK) {
+        persist_again(job, saved->why);
+        return;
+    }
+    job->persist_waits = false;
+    const struct cairn_round_event done = { .kind = CAIRN_ROUND_PERSISTED, .epoch = job->epoch };
+    cairn_cluster_job_event(job, &done);
+}
+
+static void persist(struct cairn_cluster_job *job)
+{
+    struct cairn_sentence why;
+    job->persist_waits = true;
+    job->persist_failed = false;
+    if (cairn_cluster_save_epoch(job, on_persisted, &why) != CAIRN_OK) persist_again(job, why.text);
+}
+
 /* ---- one event ---- */
 
 static void act(struct cairn_cluster_job *job, const struct cairn_round_action *action)
@@ -334,7 +367,7 @@ static void act(struct cairn_cluster_job *job, const struct cairn_round_action *
     case CAIRN_ROUND_PERSIST:
         job->epoch = action->epoch;
         job->round_reserved = action->round_reserved;
-        job->persist_waits = job->persist_new = true;
+        persist(job);
         break;
     case CAIRN_ROUND_FENCE: send_fence(job, action); break;
     case CAIRN_ROUND_RESOLVE: send_resolve(job, action); break;
@@ -353,39 +386,22 @@ static void act(struct cairn_cluster_job *job, const struct cairn_round_action *
     }
 }
 
-static bool persist(struct cairn_cluster_job *job)
-{
-    struct cairn_sentence why;
-    job->persist_new = false;
-    const cairn_status status = cairn_store_set_epoch(job->cluster->store, job->id, job->epoch,
-                                                      job->round_reserved, &why);
-    if (status == CAIRN_OK) {
-        job->persist_waits = false;
-        return true;
-    }
-    cairn_log_limited(&job->persist_failures, CAIRN_LOG_ERROR,
-                      "job %s waits: epoch %" PRIu64 " cannot be stored: %s", job->spec.name,
-                      job->epoch, why.text); // with every tick while the disk is full
-    return false;
-}
-
 void cairn_cluster_job_event(struct cairn_cluster_job *job, const struct cairn_round_event *event)
 {
     if (job->core == NULL || cairn_cluster_job_dead(job)) return;
     assert(!job->in_event);
     job->in_event = true;
-    struct cairn_round_event next = *event;
-    for (;;) {
-        job->actions.count = 0;
-        cairn_round_on_event(job->core, &next, &job->actions);
-        for (size_t i = 0; i < job->actions.count && !cairn_cluster_job_dead(job); i++) {
-            act(job, &job->actions.list[i]);
-        }
-        if (!job->persist_new || cairn_cluster_job_dead(job) || !persist(job)) break;
-        next = (struct cairn_round_event) { .kind = CAIRN_ROUND_PERSISTED, .epoch = job->epoch };
+    job->actions.count = 0;
+    cairn_round_on_event(job->core, event, &job->actions);
+    for (size_t i = 0; i < job->actions.count && !cairn_cluster_job_dead(job); i++) {
+        act(job, &job->actions.list[i]);
     }
     job->in_event = false;
     if (job->tiles.changed) cairn_cluster_tiles_advance(job);
+    if (!job->heard && cairn_round_stage_of(job->core) >= CAIRN_ROUND_STEADY) {
+        job->heard = true;
+        cairn_cluster_members_attach(job);
+    }
     cairn_cluster_members_answer_states(job);
     const struct cairn_version now = cairn_cluster_job_version(job);
     if (now.generation != job->version_told.generation || now.step != job->version_told.step) {
@@ -400,10 +416,7 @@ void cairn_cluster_job_tick(struct cairn_cluster_job *job, uint64_t now_ms)
 {
     const struct cairn_round_event tick = { .kind = CAIRN_ROUND_TICK, .now_ms = now_ms };
     cairn_cluster_job_event(job, &tick);
-    if (!job->persist_waits || job->core == NULL || cairn_cluster_job_dead(job)) return;
-    if (!persist(job)) return; // a full disk: again with the next tick
-    const struct cairn_round_event done = { .kind = CAIRN_ROUND_PERSISTED, .epoch = job->epoch };
-    cairn_cluster_job_event(job, &done);
+    if (job->core != NULL && !cairn_cluster_job_dead(job) && job->persist_failed) persist(job);
 }
 
 /* The core says "shard 2" and "worker of rank 1"; people know names. */
@@ -461,12 +474,16 @@ void cairn_cluster_job_waiting(const struct cairn_cluster_job *job, struct cairn
             cairn_cluster_part_waiting(job, i, out);
         return;
     }
-    if (job->state == CAIRN_CLUSTER_JOB_CREATING) {
+    const bool saving = cairn_cluster_saving(job);
+    const bool making = cairn_cluster_extend_making(job);
+    if (saving && (job->state == CAIRN_CLUSTER_JOB_CREATING || making || job->seal_running)) {
+        cairn_sentence_set(out, "the store's disk");
+    } else if (job->state == CAIRN_CLUSTER_JOB_CREATING) {
         cairn_sentence_set(out, "the shards to %s",
                            job->restoring                ? "load the snapshot"
                            : job->spec.init_from != NULL ? "read its weights"
                                                          : "make room");
-    } else if (cairn_cluster_extend_making(job)) {
+    } else if (making) {
         cairn_sentence_set(out, "the shards to amend the job");
     } else if (cairn_cluster_tiles_waiting(job, out)) {
         // it says whom
@@ -475,9 +492,10 @@ void cairn_cluster_job_waiting(const struct cairn_cluster_job *job, struct cairn
                                     ? "the shards to publish the initial state"
                                     : "the initial state, from the worker of rank 0");
     } else if (job->persist_waits) {
-        cairn_sentence_set(out, "the coordinator's disk");
+        cairn_sentence_set(out, "the store's disk");
     } else {
         cairn_round_waiting(job->core, &core);
         put_names(job, core.text, out);
+        if (saving) cairn_sentence_add(out, "%sthe store's disk", out->text[0] != '\0' ? ", " : "");
     }
 }

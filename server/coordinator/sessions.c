@@ -5,7 +5,7 @@
 
 #include "proto/fabric/fabric.h"
 #include "server/base/log.h"
-#include "server/coordinator/cluster.h"
+#include "server/coordinator/works.h"
 
 /* What is left out would break the order that the peer relies on: on_gone follows. */
 static void give_up(struct cairn_cluster_session *session, cairn_status status, const char *what)

@@ -245,10 +245,11 @@ static cairn_status put_row(struct cairn_store *store, const struct cairn_stored
         store,
         "INSERT INTO jobs VALUES (?,?,?,?,?,?,?,?,?,?) ON CONFLICT (id) DO UPDATE SET"
         " name = excluded.name, spec = excluded.spec, layout = excluded.layout,"
-        " generation = excluded.generation,"
-        " generation_reserved = excluded.generation_reserved,"
-        " epoch = excluded.epoch, round_reserved = excluded.round_reserved,"
-        " base_step = excluded.base_step, initialized = excluded.initialized",
+        " generation = excluded.generation, base_step = excluded.base_step,"
+        " generation_reserved = max(generation_reserved, excluded.generation_reserved),"
+        " epoch = max(epoch, excluded.epoch),"
+        " round_reserved = max(round_reserved, excluded.round_reserved),"
+        " initialized = max(initialized, excluded.initialized)",
         &s, why);
     if (status != CAIRN_OK) return status;
     bind_u64(s, 1, job->id);
@@ -328,8 +329,10 @@ cairn_status cairn_store_drop_job(struct cairn_store *store, uint64_t id,
 cairn_status cairn_store_set_epoch(struct cairn_store *store, uint64_t id, uint64_t epoch,
                                    uint64_t round_reserved, struct cairn_sentence *why)
 {
-    return change_job(store, "UPDATE jobs SET epoch = ?2, round_reserved = ?3 WHERE id = ?1", id,
-                      epoch, round_reserved, why);
+    return change_job(store,
+                      "UPDATE jobs SET epoch = max(epoch, ?2), round_reserved = "
+                      "max(round_reserved, ?3) WHERE id = ?1",
+                      id, epoch, round_reserved, why);
 }
 
 cairn_status cairn_store_set_initialized(struct cairn_store *store, uint64_t id,
@@ -341,8 +344,9 @@ cairn_status cairn_store_set_initialized(struct cairn_store *store, uint64_t id,
 cairn_status cairn_store_reserve_generation(struct cairn_store *store, uint64_t id,
                                             uint64_t generation, struct cairn_sentence *why)
 {
-    return change_job(store, "UPDATE jobs SET generation_reserved = ?2 WHERE id = ?1", id,
-                      generation, 0, why);
+    return change_job(
+        store, "UPDATE jobs SET generation_reserved = max(generation_reserved, ?2) WHERE id = ?1",
+        id, generation, 0, why);
 }
 
 /* ---- reading them back ---- */

@@ -6,8 +6,10 @@
  * every shard of it holds its part, so a job in the store is one that did exist.
  *
  * One file, FOLDER/coordinator.db, WAL, synchronous=FULL: a call that returned CAIRN_OK survives the
- * loss of power. Every call is one transaction; one that fails changed nothing. Loop thread only;
- * each call blocks for one commit. Errors: CAIRN_ERR_IO, CAIRN_ERR_NO_SPACE, CAIRN_ERR_CORRUPT. */
+ * loss of power. Every call is one transaction; one that fails changed nothing. One thread at a time: each
+ * call blocks for one commit, as long as the disk takes (saves.c). Epochs, reserved numbers and
+ * `initialized` only grow: a row that was copied before one of them grew does not take it back. Errors:
+ * CAIRN_ERR_IO, CAIRN_ERR_NO_SPACE, CAIRN_ERR_CORRUPT. */
 #ifndef CAIRN_COORDINATOR_STORE_H
 #define CAIRN_COORDINATOR_STORE_H
 

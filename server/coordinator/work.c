@@ -1,7 +1,6 @@
-/* Work that blocks: on libuv's threads, with its answer back on the loop. */
-#include <stdlib.h>
+#include "server/coordinator/works.h"
 
-#include "server/coordinator/cluster.h"
+#include <stdlib.h>
 
 static void on_run(uv_work_t *req)
 {

@@ -4,36 +4,24 @@
 #include <inttypes.h>
 
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/saves.h"
 
 #define GENERATION_BLOCK 16 /* made durable at a time, and as many as can be asked for at once */
 
-static cairn_status reserve(struct cairn_cluster_job *job, struct cairn_sentence *why)
+/* So many that all may ask before one is answered. */
+static uint64_t generations_needed(const struct cairn_cluster_job *job)
 {
     uint64_t now = cairn_cluster_job_version(job).generation;
     const bool known = cairn_round_stage_of(job->core) >= CAIRN_ROUND_STEADY;
     // The shards were not heard yet: what was reserved may be used up.
     if (!known && job->generation_reserved > now) now = job->generation_reserved;
-    const uint64_t needed = now + 1 + job->member_count; // all may ask before one is answered
-    if (job->generation_reserved >= needed) return CAIRN_OK;
-    const cairn_status status = cairn_store_reserve_generation(job->cluster->store, job->id,
-                                                               needed + GENERATION_BLOCK, why);
-    if (status == CAIRN_OK) job->generation_reserved = needed + GENERATION_BLOCK;
-    return status;
+    return now + 1 + job->member_count;
 }
 
-void cairn_cluster_member_write(struct cairn_cluster_member *member, uint32_t request)
+static void begin(struct cairn_cluster_member *member)
 {
     struct cairn_cluster_job *job = member->job;
-    struct cairn_sentence why;
-    cairn_status status = CAIRN_ERR_NOT_READY;
-    cairn_sentence_set(&why, "job %s has no initial state yet: it is put, not written",
-                       job->spec.name);
-    if (job->initialized) status = reserve(job, &why);
-    if (status != CAIRN_OK) {
-        cairn_cluster_session_error(member->session, request, status, why.text);
-        return;
-    }
-    member->write_request = request;
+    member->write_reserves = false;
     if (cairn_round_stage_of(job->core) == CAIRN_ROUND_OPEN &&
         cairn_round_contributes(job->core, member->id)) {
         cairn_sentence_set(&job->epoch_reason, "worker %s (rank %" PRIu32 ") writes",
@@ -44,9 +32,68 @@ void cairn_cluster_member_write(struct cairn_cluster_member *member, uint32_t re
     cairn_cluster_job_event(job, &write);
 }
 
+static void fail(struct cairn_cluster_member *member, cairn_status status, const char *text)
+{
+    cairn_cluster_session_error(member->session, member->write_request, status, text);
+    member->write_request = 0;
+    member->write_reserves = false;
+}
+
+static struct cairn_cluster_member *find_reserving(const struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_member *member = job->members;
+    while (member != NULL && !member->write_reserves) member = member->next_of_job;
+    return member;
+}
+
+static void on_reserved(const struct cairn_cluster_saved *saved)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(saved->cluster, saved->job);
+    struct cairn_cluster_member *member;
+    if (job == NULL) return;
+    if (saved->status == CAIRN_OK && saved->number > job->generation_reserved)
+        job->generation_reserved = saved->number;
+    if (saved->number < job->generation_asked) return; // more are on their way
+    job->generation_asked = 0;
+    // An event may expel others: from the first again.
+    while ((member = find_reserving(job)) != NULL) {
+        if (saved->status == CAIRN_OK)
+            begin(member);
+        else
+            fail(member, saved->status, saved->why);
+    }
+}
+
+void cairn_cluster_member_write(struct cairn_cluster_member *member, uint32_t request)
+{
+    struct cairn_cluster_job *job = member->job;
+    struct cairn_sentence why;
+    member->write_request = request;
+    if (!job->initialized) {
+        cairn_sentence_set(&why, "job %s has no initial state yet: it is put, not written",
+                           job->spec.name);
+        fail(member, CAIRN_ERR_NOT_READY, why.text);
+        return;
+    }
+    const uint64_t needed = generations_needed(job);
+    if (job->generation_reserved >= needed) {
+        begin(member);
+        return;
+    }
+    member->write_reserves = true;
+    if (job->generation_asked >= needed) return;
+    const cairn_status status = cairn_cluster_save_generation(job, needed + GENERATION_BLOCK,
+                                                              on_reserved, &why);
+    if (status == CAIRN_OK)
+        job->generation_asked = needed + GENERATION_BLOCK;
+    else
+        fail(member, status, why.text);
+}
+
 void cairn_cluster_member_unwrite(struct cairn_cluster_member *member, uint64_t round)
 {
     struct cairn_cluster_job *job = member->job;
+    member->write_reserves = false;
     const struct cairn_round_event unwrite = { .kind = CAIRN_ROUND_WORKER_UNWRITE,
                                                .member = member->id,
                                                .round = round };

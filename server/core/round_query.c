@@ -148,8 +148,7 @@ void cairn_round_waiting(const struct cairn_round *core, struct cairn_sentence *
     list_shards(core, out);
     if (out->text[0] != '\0') return;
     if (core->persisting)
-        cairn_sentence_set(out, "the coordinator's disk (epoch %llu)",
-                           (unsigned long long)core->epoch);
+        cairn_sentence_set(out, "the store's disk (epoch %llu)", (unsigned long long)core->epoch);
     else if (core->stage == CAIRN_ROUND_OPEN)
         list_workers(core, out);
     else if (core->stage == CAIRN_ROUND_STEADY && !core->ready)

@@ -126,13 +126,19 @@ static cairn_status open_fabric(struct cairn_shard *shard,
     return CAIRN_OK;
 }
 
+/* Sums have the same bits whichever thread makes them. */
+static void assert_float_env(void)
+{
+    assert(cairn_float_env_ok());
+}
+
 static cairn_status open_parts(struct cairn_shard *shard, const struct cairn_shard_options *options,
                                struct cairn_sentence *why)
 {
     cairn_status status = cairn_pool_open(shard->loop, "cairn-compute", options->compute_threads,
-                                          &shard->compute, why);
+                                          assert_float_env, &shard->compute, why);
     if (status == CAIRN_OK)
-        status = cairn_pool_open(shard->loop, "cairn-files", 1, &shard->files, why);
+        status = cairn_pool_open(shard->loop, "cairn-files", 1, NULL, &shard->files, why);
     if (status == CAIRN_OK) status = open_fabric(shard, options, why);
     if (status == CAIRN_OK) status = cairn_session_open(shard, options->coordinator, why);
     return status;

@@ -37,7 +37,7 @@
 #include "server/shard/arena.h"
 #include "server/shard/bytes.h"
 #include "server/shard/leases.h"
-#include "server/shard/pool.h"
+#include "server/base/pool.h"
 #include "server/shard/published.h"
 
 enum {

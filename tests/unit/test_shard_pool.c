@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "server/shard/arena.h"
-#include "server/shard/pool.h"
+#include "server/base/pool.h"
 
 enum { TASKS = 20, ITEMS = 1000 };
 
@@ -44,7 +44,7 @@ static void setup(void)
     memset(counted, 0, sizeof counted);
     done_count = 0;
     uv_loop_init(&loop);
-    ck_assert_int_eq(cairn_pool_open(&loop, "test", 4, &pool, &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_pool_open(&loop, "test", 4, NULL, &pool, &why), CAIRN_OK);
 }
 
 static void teardown(void)

@@ -1,4 +1,4 @@
-#include "server/shard/pool.h"
+#include "server/base/pool.h"
 
 #include <assert.h>
 #include <pthread.h>
@@ -6,8 +6,6 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "gpu/gpu.h"
 
 struct task_list {
     struct cairn_task *first, *last;
@@ -25,6 +23,7 @@ struct cairn_pool {
     uint32_t thread_count;
     uv_async_t wake; /* there are ended tasks */
     char name[16];
+    void (*begin)(void);
 
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t work;
@@ -79,7 +78,7 @@ static void *thread_main(void *argument)
     struct pool_thread *thread = argument;
     struct cairn_pool *pool = thread->pool;
     pthread_setname_np(pthread_self(), pool->name);
-    assert(cairn_float_env_ok());
+    if (pool->begin != NULL) pool->begin();
 
     pthread_mutex_lock(&pool->lock);
     while (!pool->closing) {
@@ -124,12 +123,14 @@ static int start_thread(struct pool_thread *thread)
 }
 
 cairn_status cairn_pool_open(uv_loop_t *loop, const char *name, uint32_t thread_count,
-                             struct cairn_pool **pool_out, struct cairn_sentence *why)
+                             void (*begin)(void), struct cairn_pool **pool_out,
+                             struct cairn_sentence *why)
 {
     assert(thread_count >= 1 && thread_count <= CAIRN_POOL_THREADS_MAX);
     struct cairn_pool *pool = calloc(1, sizeof *pool);
     if (pool == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for threads");
     strncpy(pool->name, name, sizeof pool->name - 1);
+    pool->begin = begin;
     if (uv_async_init(loop, &pool->wake, on_wake) != 0) {
         free(pool);
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "libuv has no memory for a handle");

@@ -1,13 +1,13 @@
-/* Threads that do a shard's arithmetic and its file work, so that the loop never waits for either.
+/* Threads that do a daemon's file work, and a shard's arithmetic, so that the loop never waits for either.
  *
  * A task is a number of items, run in any order by any of the pool's threads; when the last has
  * run, `done` is called on the loop's thread, and the task is its owner's again. Tasks begin in the
- * order of submission. The queue is a list through the tasks themselves: it takes no memory, and is
- * bounded by the tasks that their owners have.
+ * order of submission: with one thread, one after the other. The queue is a list through the tasks
+ * themselves: it takes no memory, and is bounded by the tasks that their owners have.
  *
- * The threads block all signals but SIGBUS and assert cairn_float_env_ok() before their first item. */
-#ifndef CAIRN_SHARD_POOL_H
-#define CAIRN_SHARD_POOL_H
+ * The threads block all signals but SIGBUS. */
+#ifndef CAIRN_BASE_POOL_H
+#define CAIRN_BASE_POOL_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -34,9 +34,11 @@ struct cairn_task {
     uint32_t items_taken, items_ended;
 };
 
-/* Starts the threads. `name` (at most 15 bytes) is what they are called in ps. CAIRN_ERR_NO_MEMORY. */
+/* Starts the threads. `name` (at most 15 bytes) is what they are called in ps; `begin` (may be NULL) is the
+ * first that each of them does. CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status cairn_pool_open(uv_loop_t *loop, const char *name,
-                                              uint32_t thread_count, struct cairn_pool **pool_out,
+                                              uint32_t thread_count, void (*begin)(void),
+                                              struct cairn_pool **pool_out,
                                               struct cairn_sentence *why);
 /* Lets the items that run end, joins the threads, and closes its handle; on_closed (may be NULL)
  * follows from the loop. No task's `done` is called any more: tasks are their owners' at once. */

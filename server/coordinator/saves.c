@@ -1,0 +1,213 @@
+#include "server/coordinator/saves.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/base/pool.h"
+
+struct cairn_cluster_save {
+    struct cairn_task task;
+    struct cairn_cluster_save *next; /* of the cluster's list */
+    struct cairn_cluster_saved saved;
+    cairn_cluster_saved_fn then;
+    cairn_status (*write)(struct cairn_store *store, const struct cairn_stored_job *row,
+                          struct cairn_sentence *why);
+    struct cairn_stored_job row; /* what `write` wants of it; a whole one owns what it points to */
+    struct cairn_sentence why;
+    uint64_t store_writes; /* of the store when it was done */
+};
+
+/* ---- on the store's thread ---- */
+
+static cairn_status write_epoch(struct cairn_store *store, const struct cairn_stored_job *row,
+                                struct cairn_sentence *why)
+{
+    return cairn_store_set_epoch(store, row->id, row->epoch, row->round_reserved, why);
+}
+static cairn_status write_initialized(struct cairn_store *store, const struct cairn_stored_job *row,
+                                      struct cairn_sentence *why)
+{
+    return cairn_store_set_initialized(store, row->id, why);
+}
+static cairn_status write_generation(struct cairn_store *store, const struct cairn_stored_job *row,
+                                     struct cairn_sentence *why)
+{
+    return cairn_store_reserve_generation(store, row->id, row->generation_reserved, why);
+}
+static cairn_status write_dropped(struct cairn_store *store, const struct cairn_stored_job *row,
+                                  struct cairn_sentence *why)
+{
+    return cairn_store_drop_job(store, row->id, why);
+}
+
+static void run_save(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    struct cairn_cluster_save *save = (struct cairn_cluster_save *)task;
+    struct cairn_store *store = save->saved.cluster->store;
+    (void)item;
+    (void)thread;
+    save->saved.status = save->write(store, &save->row, &save->why);
+    save->store_writes = cairn_store_writes(store);
+}
+
+/* ---- on the loop ---- */
+
+static void free_save(struct cairn_cluster_save *save)
+{
+    for (uint32_t i = 0; save->row.shards != NULL && i < save->row.shard_count; i++)
+        free((char *)(uintptr_t)save->row.shards[i]);
+    free((char **)(uintptr_t)save->row.shards);
+    free((char *)(uintptr_t)save->row.name);
+    free((uint8_t *)(uintptr_t)save->row.spec);
+    free((uint8_t *)(uintptr_t)save->row.layout);
+    free(save);
+}
+
+static void on_saved(struct cairn_task *task)
+{
+    struct cairn_cluster_save *save = (struct cairn_cluster_save *)task;
+    struct cairn_cluster *cluster = save->saved.cluster;
+    struct cairn_cluster_save **at = &cluster->saves;
+    while (*at != save) at = &(*at)->next;
+    *at = save->next;
+    cluster->store_writes = save->store_writes;
+    if (!cluster->closing) save->then(&save->saved);
+    free_save(save);
+}
+
+static struct cairn_cluster_save *save_new(const struct cairn_cluster_job *job, uint64_t number,
+                                           cairn_cluster_saved_fn then)
+{
+    struct cairn_cluster_save *save = calloc(1, sizeof *save);
+    if (save == NULL) return NULL;
+    save->task = (struct cairn_task) { .run = run_save, .done = on_saved, .item_count = 1 };
+    save->saved = (struct cairn_cluster_saved) { job->cluster, job->id, number, CAIRN_OK,
+                                                 save->why.text };
+    save->then = then;
+    save->row.id = job->id;
+    return save;
+}
+
+static cairn_status save_start(struct cairn_cluster_save *save)
+{
+    struct cairn_cluster *cluster = save->saved.cluster;
+    save->next = cluster->saves;
+    cluster->saves = save;
+    cairn_pool_submit(cluster->saver, &save->task);
+    return CAIRN_OK;
+}
+
+static cairn_status fail_memory(struct cairn_sentence *why)
+{
+    return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+}
+
+cairn_status cairn_cluster_save_epoch(const struct cairn_cluster_job *job,
+                                      cairn_cluster_saved_fn then, struct cairn_sentence *why)
+{
+    struct cairn_cluster_save *save = save_new(job, job->epoch, then);
+    if (save == NULL) return fail_memory(why);
+    save->write = write_epoch;
+    save->row.epoch = job->epoch;
+    save->row.round_reserved = job->round_reserved;
+    return save_start(save);
+}
+
+cairn_status cairn_cluster_save_initialized(const struct cairn_cluster_job *job,
+                                            cairn_cluster_saved_fn then, struct cairn_sentence *why)
+{
+    struct cairn_cluster_save *save = save_new(job, 0, then);
+    if (save == NULL) return fail_memory(why);
+    save->write = write_initialized;
+    return save_start(save);
+}
+
+cairn_status cairn_cluster_save_generation(const struct cairn_cluster_job *job, uint64_t generation,
+                                           cairn_cluster_saved_fn then, struct cairn_sentence *why)
+{
+    struct cairn_cluster_save *save = save_new(job, generation, then);
+    if (save == NULL) return fail_memory(why);
+    save->write = write_generation;
+    save->row.generation_reserved = generation;
+    return save_start(save);
+}
+
+cairn_status cairn_cluster_save_dropped(const struct cairn_cluster_job *job,
+                                        cairn_cluster_saved_fn then, struct cairn_sentence *why)
+{
+    struct cairn_cluster_save *save = save_new(job, 0, then);
+    if (save == NULL) return fail_memory(why);
+    save->write = write_dropped;
+    return save_start(save);
+}
+
+static const uint8_t *copy_of(const uint8_t *bytes, size_t count)
+{
+    uint8_t *copy = malloc(count + 1);
+    if (copy != NULL && count > 0) memcpy(copy, bytes, count);
+    return copy;
+}
+
+/* False: no memory, and what there is is freed with the row. */
+static bool fill_row(const struct cairn_cluster_job *job, const uint8_t *spec, size_t spec_bytes,
+                     struct cairn_stored_job *row)
+{
+    const uint32_t count = job->layout->shard_count;
+    char **names = calloc(count + 1, sizeof *names);
+    *row = (struct cairn_stored_job) { .name = strdup(job->spec.name),
+                                       .spec = copy_of(spec, spec_bytes),
+                                       .spec_bytes = spec_bytes,
+                                       .layout = copy_of(job->layout_bytes, job->layout_bytes_len),
+                                       .layout_bytes = job->layout_bytes_len,
+                                       .shards = (const char *const *)names,
+                                       .shard_count = count,
+                                       .id = job->id,
+                                       .generation = job->generation,
+                                       .generation_reserved = job->generation_reserved,
+                                       .epoch = job->epoch,
+                                       .round_reserved = job->round_reserved,
+                                       .base_step = job->base_step,
+                                       .initialized = job->initialized };
+    bool whole = names != NULL && row->name != NULL && row->spec != NULL && row->layout != NULL;
+    for (uint32_t i = 0; whole && i < count; i++)
+        whole = (names[i] = strdup(job->shards[i].seat->name)) != NULL;
+    return whole;
+}
+
+cairn_status cairn_cluster_save_job(struct cairn_cluster_job *job, const uint8_t *spec,
+                                    size_t spec_bytes, uint64_t number, cairn_cluster_saved_fn then,
+                                    struct cairn_sentence *why)
+{
+    struct cairn_cluster_save *save = save_new(job, number, then);
+    if (save == NULL) return fail_memory(why);
+    if (!fill_row(job, spec, spec_bytes, &save->row)) {
+        free_save(save);
+        return fail_memory(why);
+    }
+    save->write = cairn_store_put_job;
+    job->stored = true;
+    return save_start(save);
+}
+
+bool cairn_cluster_saving(const struct cairn_cluster_job *job)
+{
+    const struct cairn_cluster_save *save = job->cluster->saves;
+    while (save != NULL && save->saved.job != job->id) save = save->next;
+    return save != NULL;
+}
+
+cairn_status cairn_cluster_saves_open(struct cairn_cluster *cluster, struct cairn_sentence *why)
+{
+    return cairn_pool_open(cluster->loop, "cairn-store", 1, NULL, &cluster->saver, why);
+}
+
+void cairn_cluster_saves_close(struct cairn_cluster *cluster, void (*on_closed)(void *context),
+                               void *context)
+{
+    if (cluster->saver != NULL) cairn_pool_close(cluster->saver, on_closed, context);
+    while (cluster->saves != NULL) {
+        struct cairn_cluster_save *save = cluster->saves;
+        cluster->saves = save->next;
+        free_save(save);
+    }
+}

@@ -1,0 +1,47 @@
+/* The store's writes: on a thread of their own, one after the other in the order in which they are asked for,
+ * so that the loop never waits for the disk. Whoever needs one durable goes on in its `then`.
+ *
+ * Each takes a copy of what it writes; `then` follows from the loop, unless the cluster is closed before.
+ * CAIRN_ERR_NO_MEMORY: nothing was begun. */
+#ifndef CAIRN_COORDINATOR_SAVES_H
+#define CAIRN_COORDINATOR_SAVES_H
+
+#include "server/coordinator/cluster.h"
+
+/* What a save came to. */
+struct cairn_cluster_saved {
+    struct cairn_cluster *cluster;
+    uint64_t job;    /* its id: it may be another one by then, or none */
+    uint64_t number; /* the asker's: which of its saves */
+    cairn_status status;
+    const char *why;
+};
+typedef void (*cairn_cluster_saved_fn)(const struct cairn_cluster_saved *saved);
+
+/* The whole row of the job as it is, but for its spec (packed). */
+cairn_status cairn_cluster_save_job(struct cairn_cluster_job *job, const uint8_t *spec,
+                                    size_t spec_bytes, uint64_t number, cairn_cluster_saved_fn then,
+                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Its epoch, which is saved->number, and the reserved rounds. */
+cairn_status cairn_cluster_save_epoch(const struct cairn_cluster_job *job,
+                                      cairn_cluster_saved_fn then,
+                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status cairn_cluster_save_initialized(const struct cairn_cluster_job *job,
+                                            cairn_cluster_saved_fn then,
+                                            struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Generations up to that one, which is saved->number, may be used. */
+cairn_status cairn_cluster_save_generation(const struct cairn_cluster_job *job, uint64_t generation,
+                                           cairn_cluster_saved_fn then,
+                                           struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status cairn_cluster_save_dropped(const struct cairn_cluster_job *job,
+                                        cairn_cluster_saved_fn then,
+                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Something of the job is on its way to the store. */
+bool cairn_cluster_saving(const struct cairn_cluster_job *job);
+cairn_status cairn_cluster_saves_open(struct cairn_cluster *cluster,
+                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Waits for the one that runs; the others are forgotten. on_closed follows if it was open. */
+void cairn_cluster_saves_close(struct cairn_cluster *cluster, void (*on_closed)(void *context),
+                               void *context);
+
+#endif
