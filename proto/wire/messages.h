@@ -76,14 +76,15 @@
     X(71, SNAPSHOT_LIST, SnapshotList, snapshot_list)               \
     X(72, SNAPSHOT_SHOW, SnapshotShow, snapshot_show)               \
     X(73, SNAPSHOT_RESTORE, SnapshotRestore, snapshot_restore)      \
-    X(90, PROBE, Probe, probe)
+    X(90, PROBE, Probe, probe)                                      \
+    X(95, PIN_FOLDER, PinFolder, pin_folder)
 
 enum cairn_message {
 #define X(number, constant, type, field) CAIRN_MSG_##constant = (number),
     CAIRN_MESSAGE_TABLE(X)
 #undef X
 };
-#define CAIRN_MSG_MAX 90
+#define CAIRN_MSG_MAX 95
 
 /* Versions of a job that can be leased at a time: for each, every shard has a published copy more. */
 #define CAIRN_LEASED_VERSIONS_MAX 4

@@ -1,6 +1,7 @@
 /* A cut: every shard's state of a job at one version, as digests and, for a snapshot, as files.
  *
  *   begin → the core's PIN → PINNED: Pin to all shards, between the same two decisions on each
+ *         → another thread makes the folder, whose name has the step; PinFolder to all shards
  *         → all parts in → WORKING (another thread): content root; manifest, last of all → answer
  *
  * One a job at a time. A part that fails, or a shard that goes away, fails the set: when no shard
@@ -29,12 +30,17 @@ struct cairn_cluster_cut {
     uint64_t number;
     bool is_snapshot;
     enum cairn_cluster_cut_stage stage;
+    bool making_folder;
     char id[CAIRN_SNAPSHOT_ID_BYTES];
     struct cairn_version version;
     uint64_t begun_ms;   /* of the loop's clock */
     cairn_status status; /* the first failure */
     struct cairn_sentence why;
     uint64_t bytes; /* of all files */
+    /* of the thread that makes the folder, until that is done */
+    const char *root; /* borrowed of the cluster */
+    cairn_status folder_status;
+    struct cairn_sentence folder_why;
 
     /* owned */
     char *folder;                         /* NULL in a digest */
@@ -45,6 +51,8 @@ struct cairn_cluster_cut {
     struct cairn_cluster_waiter *at_begin, *at_end;
 };
 
+/* Makes the folder, and the id. Any thread, as the next one. */
+void cairn_cluster_cut_make_folder(struct cairn_cluster_work *work);
 /* The content root of what the parts said, into the manifest, and for a snapshot the manifest onto
  * storage; on failure the folder is removed. Any thread: touches the cut alone, and its copy of the spec. */
 void cairn_cluster_cut_work(struct cairn_cluster_work *work);

@@ -144,6 +144,14 @@ static cairn_status make_root(struct cairn_cluster_cut *cut)
     return status;
 }
 
+void cairn_cluster_cut_make_folder(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_cut *cut = (struct cairn_cluster_cut *)work;
+    cut->folder_status = cairn_snapshot_folder_make(cut->root, cut->manifest.spec.name,
+                                                    cut->version.generation, cut->version.step,
+                                                    cut->id, &cut->folder, &cut->folder_why);
+}
+
 void cairn_cluster_cut_work(struct cairn_cluster_work *work)
 {
     struct cairn_cluster_cut *cut = (struct cairn_cluster_cut *)work;

@@ -78,7 +78,7 @@ static void on_worked(struct cairn_cluster_work *work)
 static void finish_if_whole(struct cairn_cluster_cut *cut)
 {
     const uint32_t count = cut->job->layout->shard_count;
-    if (cut->stage != CAIRN_CUT_PINNED) return;
+    if (cut->stage != CAIRN_CUT_PINNED || cut->making_folder) return;
     for (uint32_t i = 0; i < count; i++) {
         if (cut->parts[i] == CAIRN_PART_AWAITED) return;
     }
@@ -229,6 +229,7 @@ bool cairn_cluster_cut_waiting(const struct cairn_cluster_job *job, struct cairn
     bool is_away = false;
     out->text[0] = '\0';
     if (cut == NULL || cut->stage == CAIRN_CUT_PINNING) cairn_cluster_job_waiting(job, out);
+    if (cut != NULL && cut->making_folder) cairn_sentence_set(out, "the disk of snapshots.path");
     for (uint32_t i = 0; i < job->layout->shard_count; i++) {
         is_away |= job->shards[i].seat->session == NULL;
         if (cut == NULL || cut->parts[i] != CAIRN_PART_AWAITED) continue;
@@ -331,7 +332,7 @@ static void send_pins(struct cairn_cluster_cut *cut)
     Cairn__Pin pin = CAIRN__PIN__INIT;
     pin.job = cut->job->id;
     pin.snapshot = cut->number;
-    if (cut->folder != NULL) pin.path = cut->folder;
+    pin.files = cut->is_snapshot;
     for (uint32_t i = 0; i < cut->job->layout->shard_count; i++) {
         const struct cairn_cluster_job_shard *s = &cut->job->shards[i];
         if (!s->up) {
@@ -343,6 +344,48 @@ static void send_pins(struct cairn_cluster_cut *cut)
     }
 }
 
+static void send_folder(struct cairn_cluster_cut *cut)
+{
+    Cairn__PinFolder message = CAIRN__PIN_FOLDER__INIT;
+    message.job = cut->job->id;
+    message.snapshot = cut->number;
+    if (cut->status == CAIRN_OK) message.path = cut->folder; // else the copies are of no use
+    for (uint32_t i = 0; i < cut->job->layout->shard_count; i++) {
+        const struct cairn_cluster_job_shard *s = &cut->job->shards[i];
+        if (s->up)
+            cairn_cluster_session_send(s->seat->session, CAIRN_MSG_PIN_FOLDER, 0, &message.base);
+    }
+}
+
+static void on_folder(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_cut *cut = (struct cairn_cluster_cut *)work;
+    if (work->cluster->closing) {
+        free_cut(cut);
+        return;
+    }
+    cut->making_folder = false;
+    if (cut->folder_status != CAIRN_OK) fail_cut(cut, cut->folder_status, "", cut->folder_why.text);
+    send_folder(cut);
+    if (cut->status == CAIRN_OK) {
+        cairn_log_info("snapshot %s of job %s begins", cut->id, cut->job->spec.name);
+        answer_begun(cut);
+    }
+    finish_if_whole(cut);
+}
+
+/* The folder's name has the step, and the shards need the folder: it is made while they copy. */
+static void begin_folder(struct cairn_cluster_cut *cut)
+{
+    cut->root = cut->job->cluster->snapshots_path;
+    cut->work.run = cairn_cluster_cut_make_folder;
+    cut->work.done = on_folder;
+    cut->making_folder = cairn_cluster_work_start(&cut->work, cut->job->cluster, NULL, 0);
+    if (cut->making_folder) return;
+    fail_cut(cut, CAIRN_ERR_NO_MEMORY, "", "no thread for the snapshot");
+    send_folder(cut);
+}
+
 void cairn_cluster_cut_on_pin(struct cairn_cluster_job *job, uint64_t number,
                               struct cairn_version version)
 {
@@ -350,21 +393,13 @@ void cairn_cluster_cut_on_pin(struct cairn_cluster_job *job, uint64_t number,
     if (cut == NULL || cut->number != number || cut->stage != CAIRN_CUT_PINNING) return;
     cut->stage = CAIRN_CUT_PINNED;
     cut->version = version;
-    cairn_status status = fill_manifest(cut);
-    if (status == CAIRN_OK && cut->is_snapshot) {
-        // The folder's name has the step, and the shards need the folder: a few fsyncs, here.
-        status = cairn_snapshot_folder_make(job->cluster->snapshots_path, job->spec.name,
-                                            version.generation, version.step, cut->id, &cut->folder,
-                                            &cut->why);
-    }
-    if (status != CAIRN_OK) {
-        cut->status = status;
-    } else {
-        if (cut->is_snapshot) {
-            cairn_log_info("snapshot %s of job %s begins", cut->id, job->spec.name);
-        }
-        answer_begun(cut);
+    cut->status = fill_manifest(cut);
+    if (cut->status == CAIRN_OK) {
         send_pins(cut);
+        if (cut->is_snapshot)
+            begin_folder(cut);
+        else
+            answer_begun(cut);
     }
     finish_if_whole(cut);
 }

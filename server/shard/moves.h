@@ -49,6 +49,10 @@ void cairn_write_resolved(struct cairn_shard_job *job, uint64_t round);
 
 /* ---- pin.c, restore.c ---- */
 void cairn_pin_begin(struct cairn_shard_job *job, const Cairn__Pin *message);
+/* Where the copy is to be written, if anywhere. */
+void cairn_pin_folder(struct cairn_shard_job *job, const Cairn__PinFolder *message);
+/* The session ended: no folder comes any more to those that wait for one. */
+void cairn_pin_session_ended(struct cairn_shard_job *job);
 /* UPDATED: begins the copies that waited. */
 void cairn_pin_updated(struct cairn_shard_job *job);
 /* The job leaves: what runs on the files thread ends soon. */

@@ -1,7 +1,7 @@
 /* Snapshots and digests: a version is pinned, copied, and then hashed and written while training goes on.
  *
  *   Pin ─► waits for the UPDATE at hand ─► copy (compute pool; an UPDATE waits for it)
- *       ─► hash, write (files thread) ─► SnapshotPart
+ *       ─► waits for PinFolder, unless it is a digest ─► hash, write (files thread) ─► SnapshotPart
  *
  * The copy is staging, counted by the budget: where it does not fit, the part fails and training
  * goes on. A failed part leaves no files. */
@@ -31,12 +31,14 @@ struct cairn_pin {
     struct cairn_shard_job *job; /* borrowed */
     struct cairn_pin *next;
     uint64_t snapshot;
-    bool waits; /* for the UPDATE at hand */
+    bool waits;  /* for the UPDATE at hand */
+    bool writes; /* files: where, PinFolder says */
+    bool copied;
     atomic_bool canceled;
     struct cairn_version version;
 
     /* owned */
-    char *path; /* "": digests only */
+    char *path; /* NULL: a digest, or not told yet */
     struct cairn_arena
         staging; /* [planes][map.elem_count] words, as the state; what is not kept is never touched */
     uint64_t staging_budget;
@@ -102,12 +104,6 @@ static void pin_free(struct cairn_pin *pin)
 void cairn_pin_release(struct cairn_shard_job *job)
 {
     while (job->pins != NULL) pin_free(job->pins);
-}
-
-void cairn_pin_cancel(struct cairn_shard_job *job)
-{
-    for (struct cairn_pin *pin = job->pins; pin != NULL; pin = pin->next)
-        atomic_store(&pin->canceled, true);
 }
 
 static void send_part(struct cairn_shard *shard, const Cairn__SnapshotPart *part)
@@ -218,7 +214,7 @@ static cairn_status hash_extent(struct cairn_pin *pin, size_t number, enum cairn
     const uint64_t end = extent->first_leaf + extent->leaf_count;
     while (tree.next_leaf < end) {
         if (atomic_load(&pin->canceled))
-            return cairn_fail(&pin->why, CAIRN_ERR_CANCELED, "the job was dropped");
+            return cairn_fail(&pin->why, CAIRN_ERR_CANCELED, "it was given up");
         uint64_t leaves = end - tree.next_leaf;
         if (leaves > leaves_a_piece) leaves = leaves_a_piece;
         const uint64_t elem = cairn_leaf_first_elem(geometry, tree.next_leaf);
@@ -249,8 +245,7 @@ static cairn_status give_bytes(void *context, const struct cairn_safetensors_ent
 {
     const struct cairn_pin *pin = context;
     const struct cairn_geometry *geometry = &pin->job->layout->geometry[entry->tensor];
-    if (atomic_load(&pin->canceled))
-        return cairn_fail(why, CAIRN_ERR_CANCELED, "the job was dropped");
+    if (atomic_load(&pin->canceled)) return cairn_fail(why, CAIRN_ERR_CANCELED, "it was given up");
     const struct cairn_local_extent *extent = cairn_shard_map_find(
         &pin->job->map, entry->tensor, cairn_leaf_of_elem(geometry, first_elem));
     assert(extent != NULL && first_elem >= extent->first_elem);
@@ -318,7 +313,7 @@ static void run_files(struct cairn_task *task, uint32_t item, uint32_t thread)
     (void)thread;
     struct cairn_pin *pin = (struct cairn_pin *)task;
     pin->status = hash_all(pin);
-    if (pin->status == CAIRN_OK && pin->path[0] != '\0') pin->status = write_all(pin);
+    if (pin->status == CAIRN_OK && pin->writes) pin->status = write_all(pin);
 }
 
 static void files_done(struct cairn_task *task)
@@ -328,6 +323,43 @@ static void files_done(struct cairn_task *task)
     report(pin);
     pin_free(pin);
     cairn_shard_job_idle(job);
+}
+
+/* To the files thread, when both the copy and the folder are there, or nobody wants them any more. */
+static void go_on(struct cairn_pin *pin)
+{
+    const bool told = !pin->writes || pin->path != NULL || atomic_load(&pin->canceled);
+    if (!pin->copied || !told) return;
+    pin->task = (struct cairn_task) { .run = run_files, .done = files_done, .item_count = 1 };
+    cairn_pool_submit(pin->job->shard->files, &pin->task);
+    pin->copied = false; // once
+}
+
+void cairn_pin_folder(struct cairn_shard_job *job, const Cairn__PinFolder *message)
+{
+    struct cairn_pin *pin = job->pins;
+    while (pin != NULL && pin->snapshot != message->snapshot) pin = pin->next;
+    if (pin == NULL || !pin->writes || pin->path != NULL) return;
+    if (message->path[0] != '\0') pin->path = strdup(message->path);
+    if (pin->path == NULL) atomic_store(&pin->canceled, true);
+    go_on(pin);
+}
+
+void cairn_pin_session_ended(struct cairn_shard_job *job)
+{
+    for (struct cairn_pin *pin = job->pins; pin != NULL; pin = pin->next) {
+        if (!pin->writes || pin->path != NULL) continue;
+        atomic_store(&pin->canceled, true);
+        go_on(pin);
+    }
+}
+
+void cairn_pin_cancel(struct cairn_shard_job *job)
+{
+    for (struct cairn_pin *pin = job->pins; pin != NULL; pin = pin->next) {
+        atomic_store(&pin->canceled, true);
+        go_on(pin);
+    }
 }
 
 /* ---- the copy ---- */
@@ -355,8 +387,8 @@ static void copy_done(struct cairn_task *task)
     struct cairn_pin *pin = (struct cairn_pin *)task;
     struct cairn_shard_job *job = pin->job;
     job->copies--;
-    pin->task = (struct cairn_task) { .run = run_files, .done = files_done, .item_count = 1 };
-    cairn_pool_submit(job->shard->files, &pin->task);
+    pin->copied = true;
+    go_on(pin);
     if (job->state == CAIRN_JOB_SERVING) cairn_round_copies_ended(job);
 }
 
@@ -438,16 +470,13 @@ void cairn_pin_begin(struct cairn_shard_job *job, const Cairn__Pin *message)
         return;
     }
     struct cairn_pin *pin = calloc(1, sizeof *pin);
-    char *path = strdup(message->path);
-    if (pin == NULL || path == NULL) {
-        free(pin);
-        free(path);
+    if (pin == NULL) {
         refuse(job, message, CAIRN_ERR_NO_MEMORY, "no memory for a snapshot");
         return;
     }
     pin->job = job;
     pin->snapshot = message->snapshot;
-    pin->path = path;
+    pin->writes = message->files;
     pin->staging = CAIRN_ARENA_NONE;
     pin->next = job->pins;
     job->pins = pin;

@@ -225,6 +225,8 @@ static void on_close(struct cairn_stream *stream, cairn_status status, const cha
     session->welcome = false;
     session->serial++; // what was asked on the lost session is answered to nobody
     cairn_shard_drop_creates(shard);
+    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
+        cairn_pin_session_ended(job);
     uv_timer_start(&session->timer, on_timer, session->backoff_ms, 0);
     session->backoff_ms = session->backoff_ms * 2 < BACKOFF_MAX_MS ? session->backoff_ms * 2
                                                                    : BACKOFF_MAX_MS;

@@ -489,13 +489,13 @@ static void fill_part(struct fake_shard *shard, struct part *part, const char *f
     cairn_shard_map_release(&map);
 }
 
-void fake_shard_answer_pin(struct fake_shard *shard, const Cairn__Pin *pin)
+void fake_shard_answer_pin(struct fake_shard *shard, uint64_t snapshot, const char *folder)
 {
     struct part *part = calloc(1, sizeof *part);
     Cairn__SnapshotPart *m = &part->message;
     cairn__snapshot_part__init(m);
     m->job = shard->job;
-    m->snapshot = pin->snapshot;
+    m->snapshot = snapshot;
     m->generation = shard->version.generation;
     m->step = shard->version.step;
     m->digests = part->digests;
@@ -505,7 +505,7 @@ void fake_shard_answer_pin(struct fake_shard *shard, const Cairn__Pin *pin)
         m->status = CAIRN_ERR_NO_SPACE;
         m->text = (char *)(uintptr_t)shard->fail_part;
     } else {
-        fill_part(shard, part, pin->path);
+        fill_part(shard, part, folder);
     }
     fake_send(&shard->peer, CAIRN_MSG_SNAPSHOT_PART, 0, &m->base);
     for (size_t i = 0; i < m->n_digests; i++) free(part->digests[i]);
@@ -514,6 +514,16 @@ void fake_shard_answer_pin(struct fake_shard *shard, const Cairn__Pin *pin)
         free(part->files[i]);
     }
     free(part);
+}
+
+static void on_pin(struct fake_shard *shard, const Cairn__Pin *pin)
+{
+    if (!pin->files && !shard->holds_part) fake_shard_answer_pin(shard, pin->snapshot, "");
+}
+
+static void on_pin_folder(struct fake_shard *shard, const Cairn__PinFolder *folder)
+{
+    if (!shard->holds_part) fake_shard_answer_pin(shard, folder->snapshot, folder->path);
 }
 
 /* ---- what comes ---- */
@@ -569,9 +579,8 @@ static void handle(struct fake_shard *shard, uint16_t type, uint32_t request,
         on_lease_keep(shard, request, (const Cairn__LeaseKeep *)message);
         break;
     case CAIRN_MSG_LEASE_END: on_lease_end(shard, (const Cairn__LeaseEnd *)message); break;
-    case CAIRN_MSG_PIN:
-        if (!shard->holds_part) fake_shard_answer_pin(shard, (const Cairn__Pin *)message);
-        break;
+    case CAIRN_MSG_PIN: on_pin(shard, (const Cairn__Pin *)message); break;
+    case CAIRN_MSG_PIN_FOLDER: on_pin_folder(shard, (const Cairn__PinFolder *)message); break;
     default: break;
     }
 }

@@ -9,6 +9,6 @@ bool fake_shard_serve(struct fake_shard *shard);
 /* Forgets its job and frees what it has. */
 void fake_shard_clear(struct fake_shard *shard);
 /* Writes the files of a pin and reports. */
-void fake_shard_answer_pin(struct fake_shard *shard, const Cairn__Pin *pin);
+void fake_shard_answer_pin(struct fake_shard *shard, uint64_t snapshot, const char *folder);
 
 #endif

@@ -270,8 +270,13 @@ static const Cairn__SnapshotPart *pin(const char *path)
     Cairn__Pin message = CAIRN__PIN__INIT;
     message.job = SCENE_JOB;
     message.snapshot = 4;
-    message.path = (char *)path;
+    message.files = *path != '\0';
     scene_say(&scene, CAIRN_MSG_PIN, 0, &message.base);
+    Cairn__PinFolder folder = CAIRN__PIN_FOLDER__INIT;
+    folder.job = message.job;
+    folder.snapshot = message.snapshot;
+    folder.path = (char *)path;
+    if (message.files) scene_say(&scene, CAIRN_MSG_PIN_FOLDER, 0, &folder.base);
     return (const Cairn__SnapshotPart *)scene_hear(&scene, CAIRN_MSG_SNAPSHOT_PART).message;
 }
 
