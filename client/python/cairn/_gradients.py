@@ -1,36 +1,64 @@
-"""Where a gradient is until it is pushed: memory of cairn_alloc, which the shards of this host map and read from where
-it lies. What autograd made is copied there once, by its hook, and is free again at once.
+"""Where a gradient is from autograd's hook until its push is over, and not longer: in memory of cairn_alloc, which the
+shards of this host map and read from where it lies, or, without room for it there, where autograd left it (overflow;
+the library copies it on its way). So a backward pass never waits for a push, nor for the other ranks that a push waits
+for; what that costs is counted.
 
-Why autograd does not write there itself. It adds to a .grad that is there, so a view of this memory would have to be
-filled with -0.0 before (0 + -0 is 0): two passes over it more than copying what autograd hands over without a copy when
-.grad is None. Measured, four Linear(2048, 2048), 4 rows, a quiet machine: a backward pass with a view takes 1.11 (torch
-1.13) and 1.43 (2.15) of one that copies; with 64 rows of eight Linear(1024, 1024) 1.02. And `.grad` never shows this
-memory, so that nothing of the trainer's outlives it.
-
-A place is not written to while a push of it is under way. With several backward passes a step there are two places
-each; if both are on loan, the gradient is pushed from where autograd left it, which the library copies.
+Why autograd does not write to the shared memory itself. It adds to a .grad that is there, so a view of this memory
+would have to be filled with -0.0 before (0 + -0 is 0): two passes over it more than copying what autograd hands over
+without a copy when .grad is None. Measured, four Linear(2048, 2048), 4 rows, a quiet machine: a backward pass with a
+view takes 1.11 (torch 1.13) and 1.43 (2.15) of one that copies; with 64 rows of eight Linear(1024, 1024) 1.02. And
+`.grad` never shows this memory, so that nothing of the trainer's outlives it.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import Dict, List, Optional, Sequence
+from collections import deque
+from typing import Any, Callable, Deque, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 
 from . import _c
-from ._model import Slot
+from ._model import Slot, Unit
+from .memory import can_lend
 from .session import Operation, Session, check
 
 _ALIGN = 64
 _DTYPES = {torch.float16: torch.float32}  # widened, since it is not pushed
+_LOOKS = 8  # pushes under way that are asked about when a gradient comes: not all of them, each time
+
+
+class Hook:
+    """Calls when a parameter's .grad has all of a backward pass, behind the hooks of others there."""
+
+    def __init__(self, parameter: torch.Tensor, call: Callable[[], None]):
+        self._call = call
+        if hasattr(parameter, "register_post_accumulate_grad_hook"):  # torch 2.1 and later
+            self._on: Any = parameter
+        else:  # the node lives as long as somebody has it
+            self._on = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        self._register()
+
+    def _register(self) -> None:
+        register = getattr(self._on, "register_post_accumulate_grad_hook", None) or self._on.register_hook
+        self._handle = register(lambda *_: self._call())
+
+    def be_last(self) -> None:
+        """Behind those that were registered since, too."""
+        there = self._handle.hooks_dict_ref()
+        if there is not None and next(reversed(there)) != self._handle.id:
+            self._handle.remove()
+            self._register()
+
+    def remove(self) -> None:
+        self._handle.remove()
 
 
 class Place:
-    """For one gradient of a parameter."""
+    """One gradient, dense and of the host. `at`: where in the shared memory; None: it is memory of its own."""
 
-    def __init__(self, tensor: torch.Tensor):
-        self.tensor = tensor  # dense
+    def __init__(self, tensor: torch.Tensor, at: Optional[int], nbytes: int):
+        self.tensor, self.at, self.nbytes = tensor, at, nbytes
         self.push: Optional[Operation] = None
 
     def is_free(self) -> bool:
@@ -38,58 +66,125 @@ class Place:
         return self.push is None or self.push.done()
 
 
-class Gradients:
-    """`copies` places for each trained parameter of the host; nothing of it is used after close()."""
+class _Ranges:
+    """What is free of `nbytes` bytes: the first range that has room is taken."""
 
-    def __init__(self, session: Session, slots: Sequence[Slot], copies: int):
-        self._session, self._address = session, 0
-        self._places: Dict[Slot, List[Place]] = {}
-        self.nbytes = sum(_room(slot) for slot in slots) * copies
-        if self.nbytes == 0:
+    def __init__(self, nbytes: int):
+        self._free: List[Tuple[int, int]] = [(0, nbytes)] if nbytes > 0 else []  # in order, none beside another
+
+    def take(self, nbytes: int) -> Optional[int]:
+        for i, (at, room) in enumerate(self._free):
+            if room >= nbytes:
+                self._free[i:i + 1] = [(at + nbytes, room - nbytes)] if room > nbytes else []
+                return at
+        return None
+
+    def give(self, at: int, nbytes: int) -> None:
+        self._free = sorted(self._free + [(at, nbytes)])
+        joined: List[Tuple[int, int]] = []
+        for start, room in self._free:
+            if joined and sum(joined[-1]) == start:
+                joined[-1] = (joined[-1][0], joined[-1][1] + room)
+            else:
+                joined.append((start, room))
+        self._free = joined
+
+
+class Gradients:
+    """Those that are on their way. Nothing of the shared memory, `nbytes`, is used after close()."""
+
+    def __init__(self, session: Session):
+        self._session, self._address, self.nbytes = session, 0, 0
+        self._ranges = _Ranges(0)
+        self._pushed: Deque[Place] = deque()  # whose push may be under way
+        self.overflow = self.peak = 0  # bytes: in memory of their own now, and that and the shared memory at most
+
+    def share(self, nbytes: int) -> None:
+        """Gets the shared memory; none if nbytes is 0."""
+        if nbytes == 0:
             return
         out = ctypes.c_void_p()
-        check(_c.lib().cairn_alloc(session._living(), self.nbytes, -1, ctypes.byref(out)))
-        self._address = out.value or 0
-        memory, at = (ctypes.c_char * self.nbytes).from_address(self._address), 0
-        for slot in list(slots) * copies:
-            if _room(slot) > 0:
-                self._places.setdefault(slot, []).append(Place(_view(memory, at, slot)))
-                at += _room(slot)
+        check(_c.lib().cairn_alloc(self._session._living(), nbytes, -1, ctypes.byref(out)))
+        self._address, self.nbytes = out.value or 0, nbytes
+        self._memory = (ctypes.c_char * nbytes).from_address(self._address)
+        self._ranges, self.peak = _Ranges(nbytes), nbytes
 
-    def place(self, slot: Slot, gradient: torch.Tensor) -> Optional[Place]:
-        """A free place of the slot, with a copy of the gradient. None: there is none, push the gradient itself."""
+    def place(self, slot: Slot, gradient: torch.Tensor) -> Place:
+        """The gradient, ready to be pushed; to be given to `pushing` or `drop`."""
+        self.reclaim(_LOOKS)
+        place = self._shared(slot, gradient)
+        if place is None:
+            dtype = _dtype(gradient)
+            host = gradient.detach().to(device="cpu", dtype=dtype)
+            lent = host if can_lend(host) else host.contiguous()
+            place = Place(lent, None, lent.numel() * lent.element_size())
+            self.overflow += place.nbytes
+        self.peak = max(self.peak, self.nbytes + self.overflow)
+        return place
+
+    def _shared(self, slot: Slot, gradient: torch.Tensor) -> Optional[Place]:
+        """A copy in the shared memory, if that has room."""
         with self._session._writes() as is_open:  # the memory goes when the session is closed, by whichever thread
-            if self._address == 0 or not is_open:
+            nbytes = room(slot)
+            at = self._ranges.take(nbytes) if self._address != 0 and is_open and nbytes > 0 else None
+            if at is None:
                 return None
-            free = next((one for one in self._places.get(slot, ()) if one.is_free()), None)
-            if free is not None:
-                with torch.no_grad():
-                    free.tensor.copy_(gradient.detach())
-            return free
+            shape = slot.parameter.shape
+            place = Place(torch.frombuffer(self._memory, dtype=_dtype(gradient), count=shape.numel(),
+                                           offset=at).view(shape), at, nbytes)
+            with torch.no_grad():
+                place.tensor.copy_(gradient.detach())
+            return place
+
+    def pushing(self, place: Place, push: Operation) -> None:
+        place.push = push
+        self._pushed.append(place)
+
+    def drop(self, place: Place) -> None:
+        """It is on loan to nobody."""
+        if place.at is None:
+            self.overflow -= place.nbytes
+        elif self._address != 0:
+            self._ranges.give(place.at, place.nbytes)
+
+    def reclaim(self, looks: Optional[int] = None) -> None:
+        """Gives back what was pushed; asks about so many that are under way at most, from the first on. None: all."""
+        with self._session._memory_lock:
+            waiting: List[Place] = []
+            while looks is None or len(waiting) < looks:
+                try:
+                    place = self._pushed.popleft()
+                except IndexError:
+                    break
+                if place.is_free():
+                    self.drop(place)
+                else:
+                    waiting.append(place)
+            self._pushed.extendleft(reversed(waiting))
 
     def close(self) -> None:
-        """Gives the memory back; what is still on loan goes with the session. Twice is once."""
+        """Gives the shared memory back; what is still on loan goes with the session. Twice is once."""
         with self._session._memory_lock:
+            self.reclaim()
             address, self._address, self.nbytes = self._address, 0, 0
-            for place in [one for places in self._places.values() for one in places]:
-                place.is_free()
-            self._places = {}
             is_safe = not self._session._is_written_to  # else this is a signal handler amid a copy: with the session
             if address != 0 and is_safe and not self._session.closed:
                 _c.lib().cairn_free(self._session._living(), address)
 
 
-def _dtype(slot: Slot) -> torch.dtype:
-    return _DTYPES.get(slot.parameter.dtype, slot.parameter.dtype)
+def _dtype(tensor: torch.Tensor) -> torch.dtype:
+    return _DTYPES.get(tensor.dtype, tensor.dtype)
 
 
-def _room(slot: Slot) -> int:
+def room(slot: Slot) -> int:
+    """Bytes of shared memory for its gradient."""
     if not slot.trained or slot.parameter.device.type != "cpu":
         return 0
-    nbytes = slot.parameter.numel() * torch.empty((), dtype=_dtype(slot)).element_size()
+    nbytes = slot.parameter.numel() * torch.empty((), dtype=_dtype(slot.parameter)).element_size()
     return -(-nbytes // _ALIGN) * _ALIGN
 
 
-def _view(memory: ctypes.Array, at: int, slot: Slot) -> torch.Tensor:
-    shape = slot.parameter.shape
-    return torch.frombuffer(memory, dtype=_dtype(slot), count=shape.numel(), offset=at).view(shape)
+def window_bytes(slots: Iterable[Slot], units: Sequence[Unit], window: int) -> int:
+    """For the gradients of as many units as are gathered at once (of the root: of one parameter)."""
+    of_root = [room(slot) for slot in slots if not slot.units]
+    return window * max([sum(map(room, unit.slots)) for unit in units] + of_root, default=0)

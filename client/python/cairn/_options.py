@@ -7,6 +7,7 @@ from typing import Any, FrozenSet, List, Mapping, Optional
 
 from torch import nn
 
+from ._gradients import room, window_bytes
 from ._lent import is_lendable
 from ._model import WIRE_TORCH, Slot, Unit
 from .errors import Invalid, Unsupported
@@ -40,15 +41,20 @@ def warn_of_statistics(model: nn.Module) -> None:
                       stacklevel=4)
 
 
-def gradient_places(wanted: Optional[bool], slots: List[Slot], stage: int, micro_batches: int) -> int:
-    """Places in shared memory for each gradient: none where the library adds up a step's gradients in its own."""
+def gradient_bytes(wanted: Optional[bool], slots: List[Slot], stage: int, micro_batches: int, units: List[Unit],
+                   window: int) -> int:
+    """Shared memory that gradients are pushed from: none where the library adds up a step's gradients in its own; in
+    stage 3 as much as for the units that are gathered at once, else for those of two backward passes at most."""
     adds_up = stage < 2 and micro_batches > 1
     if wanted and adds_up:
         raise Invalid(f"mapped_gradients: in stage {stage} gradients of {micro_batches} micro-batches are added up in "
                       "memory of the library, and pushed from there; leave it out, or take stage 2")
     if wanted and not any(slot.trained and slot.parameter.device.type == "cpu" for slot in slots):
         raise Invalid("mapped_gradients: no parameter that is trained is in memory of the host; leave it out")
-    return 0 if wanted is False or adds_up else min(2, micro_batches)
+    if wanted is False or adds_up:
+        return 0
+    everything = sum(map(room, slots)) * min(2, micro_batches)
+    return min(everything, window_bytes(slots, units, window)) if stage == 3 else everything
 
 
 def _is_lent_whole(slot: Slot) -> bool:

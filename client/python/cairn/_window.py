@@ -36,8 +36,10 @@ class Memory(NamedTuple):
     largest_unit_bytes: int
     window: int
     root_bytes: int
-    gradient_bytes: int = 0  # shared memory that gradients are pushed from
+    gradient_bytes: int = 0  # shared memory that gradients are pushed from: stage 3: of `window` units, else of all
     lent_bytes: int = 0  # of parameters where shards of this host published them, at the newest version: not gathered
+    gradient_overflow_bytes: int = 0  # gradients on their way that had no room there, now
+    gradient_peak_bytes: int = 0  # most of both
 
 
 class _Cell:

@@ -567,7 +567,8 @@ class Session:
                        says which ones it has, the others it has whole
         mapped_gradients
                        gradients are copied once, by autograd's hook, into memory that the shards of this host map
-                       (Ψ bytes; twice with several micro_batches), instead of by the library later. None: where it
+                       (Ψ bytes, twice with several micro_batches; in stage 3 those of `window` units, and what finds
+                       no room there stays where it is), instead of by the library later. None: where it
                        helps, so not in stages 0 and 1 with several micro_batches, and given back after a step that
                        shared nothing; False: never; True: or Invalid
         mapped_parameters

@@ -32,7 +32,7 @@ import torch
 from torch import nn
 
 from . import _blobs, _lent, _options, _transfer
-from ._gradients import Gradients
+from ._gradients import Gradients, Hook
 from ._model import Slot, Unit, UnitChoice, buffers_of, set_parts, slots_of, tensors_of, units_of
 from ._window import Memory, Window
 from .env import env
@@ -64,14 +64,6 @@ def _groups(optim: Any, slots: List[Slot]) -> Tuple[List[Group], Dict[str, str]]
     if isinstance(optim, FromTorch):
         return optim.group_parameters(trained)
     return optim.group(list(trained))
-
-
-def _on_gradient(parameter: torch.Tensor, call: Callable[[], None]) -> Any:
-    """Calls when the parameter's .grad has all of a backward pass. What is returned must stay alive."""
-    if hasattr(parameter, "register_post_accumulate_grad_hook"):  # torch 2.1 and later
-        return parameter.register_post_accumulate_grad_hook(lambda _parameter: call())
-    node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
-    return node, node.register_hook(lambda *_: call())
 
 
 _attached: "weakref.WeakKeyDictionary[nn.Module, Session]" = weakref.WeakKeyDictionary()
@@ -120,8 +112,9 @@ class AttachedModel:
                              here.world if workers_min is None else workers_min, stage=stage, **state)
         self.clip_norm = self._spec.clip_norm
         self._micro_batches = at_least(1, "micro_batches", self._spec.micro_batches)
-        copies = _options.gradient_places(mapped_gradients, self._slots, self.stage, self._micro_batches)
-        self._gradients: Optional[Gradients] = None
+        shared = _options.gradient_bytes(mapped_gradients, self._slots, self.stage, self._micro_batches, modules,
+                                         window)
+        self._gradients = Gradients(session)
         self._judge_sharing = mapped_gradients is None  # after the first step
         self._timeline: Optional[Timeline] = None  # set by it
         self._round: Optional[RoundHandle] = None
@@ -140,12 +133,11 @@ class AttachedModel:
             _attached.pop(model, None)
             raise
         # Before any parameter is let go: autograd notes its shape now.
-        self._hooks = [_on_gradient(slot.parameter, functools.partial(self._took_gradient, slot))
-                       for slot in self._slots if slot.trained]
-        self._hooks.append(model.register_forward_pre_hook(lambda *_: self._before_forward()))
+        self._gradient_hooks = [Hook(slot.parameter, functools.partial(self._took_gradient, slot))
+                                for slot in self._slots if slot.trained]
+        self._hooks: List[Any] = [model.register_forward_pre_hook(lambda *_: self._before_forward())]
         try:
-            if copies > 0:
-                self._gradients = Gradients(session, self._slots, copies)
+            self._gradients.share(shared)
             self._bring_initial_state(opaque)
             if self.stage == 3:
                 self._window = Window(modules, window, self._start, self._lend, self._others_went_on,
@@ -170,10 +162,10 @@ class AttachedModel:
         self._job.close()
         self._job._session._readers.discard(self._end_loans)
         _attached.pop(self.model, None)
-        for hook in self._hooks + (self._window.hooks if self._window is not None else []):
-            (hook[1] if isinstance(hook, tuple) else hook).remove()
-        self._hooks, self._window = [], None
-        self._let_gradients_go()
+        for hook in self._gradient_hooks + self._hooks + (self._window.hooks if self._window is not None else []):
+            hook.remove()
+        self._gradient_hooks, self._hooks, self._window = [], [], None
+        self._gradients.close()
 
     def _declare_tiles(self) -> bool:
         """Whether tensors are held in parts: every worker is to say so, and brings its own."""
@@ -285,11 +277,13 @@ class AttachedModel:
             window.let_go(unit)
 
     def memory(self) -> Memory:
-        """Bytes of gathered parameters, stage 3 (in the other stages all of them stay here), lent ones, and what
-        gradients are pushed from. m.job.stats() counts what was sent, and how much of it through shared memory."""
+        """Bytes of gathered parameters, stage 3 (in the other stages all of them stay here), lent ones, and those of
+        gradients on their way. m.job.stats() counts what was sent, and how much of it through shared memory."""
         root = sum(slot.parameter.numel() * slot.parameter.element_size() for slot in self._resident())
         gathered = Memory(0, 0, 0, 0, root) if self._window is None else self._window.memory(root)
-        return gathered._replace(gradient_bytes=0 if self._gradients is None else self._gradients.nbytes)
+        self._gradients.reclaim()
+        return gathered._replace(gradient_bytes=self._gradients.nbytes, gradient_peak_bytes=self._gradients.peak,
+                                 gradient_overflow_bytes=self._gradients.overflow)
 
     # ---- a round ----
 
@@ -331,6 +325,8 @@ class AttachedModel:
                 if newest != self._version:
                     self._load_newest(newest)
             return
+        for hook in self._gradient_hooks:
+            hook.be_last()
         if self._pushed_in_pass and not self._local:
             self.micro_end()
         self.begin()
@@ -408,33 +404,25 @@ class AttachedModel:
         if slot.box is None and not self._counts:
             return  # the one that counts has the same gradient
         began = time.monotonic()
-        place = self._gradients.place(slot, gradient) if self._gradients is not None else None
-        host = gradient.detach().cpu() if place is None else place.tensor
-        dtype = _PUSHED.get(host.dtype)
-        if dtype is None:  # float16 is widened
-            host, dtype = host.to(torch.float32), "f32"
+        place = self._gradients.place(slot, gradient)
         self._touched = self._round.info.round
-        lent = host if can_lend(host) else host.contiguous()
-        if place is None and self._timeline is None:
-            self._round.push(slot.name, lent, micro=self._passes, dtype=dtype, box=slot.box)
-            return
-        operation = self._round.push_watched(slot.name, lent, micro=self._passes, dtype=dtype, box=slot.box)
-        if place is not None:
-            place.push = operation
+        try:
+            push = self._round.push_watched(slot.name, place.tensor, micro=self._passes, box=slot.box,
+                                            dtype=_PUSHED[place.tensor.dtype])
+        except BaseException:
+            self._gradients.drop(place)
+            raise
+        self._gradients.pushing(place, push)
         if self._timeline is not None:
-            self._timeline.pushed(slot.name, began, operation)
-
-    def _let_gradients_go(self) -> None:
-        if self._gradients is not None:
-            self._gradients.close()
-        self._gradients = None
+            self._timeline.pushed(slot.name, began, push)
 
     def _judge_gradients(self) -> None:
         """After a step: nothing is shared if no shard is on this host, and the copies were for nothing."""
-        if self._judge_sharing and self._gradients is not None:
+        self._gradients.reclaim()
+        if self._judge_sharing and self._gradients.nbytes > 0:
             stats = self._job.stats()
             if stats.pushed_bytes > 0 and stats.shared_pushed_bytes == 0:
-                self._let_gradients_go()
+                self._gradients.close()
             self._judge_sharing = stats.pushed_bytes == 0
 
     def micro_end(self) -> None:

@@ -62,7 +62,12 @@ class OneHost(Case):
                 self.assertGreater(stats.shared_pushed_bytes, 0)
                 self.assertEqual(stats.shared_pushed_bytes, stats.pushed_bytes)
                 self.assertGreater(stats.shared_fetched_bytes, 0)
-                self.assertGreaterEqual(m.memory().gradient_bytes, sum(4 * p.numel() for p in m.model.parameters()))
+                memory, everything = m.memory(), sum(4 * p.numel() for p in m.model.parameters())
+                if stage < 3:
+                    self.assertGreaterEqual(memory.gradient_bytes, everything)
+                else:
+                    self.assertTrue(2 * memory.largest_unit_bytes <= memory.gradient_bytes < everything, memory)
+                self.assertEqual(memory.gradient_overflow_bytes, 0)  # all are pushed
 
     def test_a_unit_is_mapped_where_shards_published_it_and_cannot_be_written_to(self):
         m = trained(self.attach(self.session()), 1)
@@ -114,15 +119,48 @@ class Bits(Case):
             def done(self):
                 return False
 
-        m = self.attach(self.session(), micro_batches=2)
-        slot, gradient = m._slots[0], torch.ones_like(m._slots[0].parameter)
-        first = m._gradients.place(slot, gradient)
-        first.push = Under()
-        second = m._gradients.place(slot, 2 * gradient)
-        second.push = Under()
-        self.assertIsNone(m._gradients.place(slot, 3 * gradient))
-        self.assertEqual((first.tensor.unique().tolist(), second.tensor.unique().tolist()), ([1.0], [2.0]))
-        first.push = second.push = None
+        m = self.attach(self.session(), stage=3)
+        slot, gradients = m._slots[0], m._gradients
+        places = [gradients.place(slot, torch.full(slot.parameter.shape, float(i)))
+                  for i in range(1 + gradients.nbytes // (4 * slot.parameter.numel()))]
+        for place in places:
+            gradients.pushing(place, Under())
+        self.assertEqual([place.tensor.unique().tolist() for place in places], [[i] for i in range(len(places))])
+        self.assertEqual([place.at is None for place in places], [False] * (len(places) - 1) + [True])
+        self.assertEqual(m.memory().gradient_overflow_bytes, places[-1].nbytes)
+        for i in (1, 0):  # out of order, beside each other: one range again
+            places[i].push = None
+            gradients.reclaim()
+        self.assertEqual(gradients._ranges.take(2 * places[0].nbytes), 0)
+        for place in places:
+            place.push = None
+        self.assertEqual(m.memory().gradient_overflow_bytes, 0)
+
+    def test_hooks_of_others_come_before(self):
+        """Registered before the attachment, behind it, and between two steps."""
+        model, seen, nodes = torch.nn.Linear(3, 2), [], []
+
+        def watch(name):
+            def look(*_):
+                seen.append((name, model.weight.grad is not None))
+
+            if hasattr(model.weight, "register_post_accumulate_grad_hook"):
+                return model.weight.register_post_accumulate_grad_hook(look)
+            nodes.append(model.weight.expand_as(model.weight).grad_fn.next_functions[0][0])
+            return nodes[-1].register_hook(look)
+
+        watch("before")
+        model.weight.register_hook(lambda gradient: seen.append(("gradient", True)) or 2 * gradient)
+        m = self.attach(self.session(), model, name="hooks")
+        watch("behind")
+        for step in range(2):
+            model(torch.ones(1, 3)).sum().backward()
+            self.assertIsNone(model.weight.grad)
+            self.assertEqual(round(m.step().grad_norm ** 2), 2 * 3 * 4 + 2)  # the doubled one was pushed
+            names = ["gradient", "before", "behind"] + ["later"] * step
+            self.assertEqual(seen, [(name, True) for name in names])
+            seen.clear()
+            watch("later")
 
 
 class Ends(Case):
@@ -149,7 +187,7 @@ class Ends(Case):
                                 m.step()
                     gradients = [p.grad for p in m.model.parameters() if p.grad is not None]
                     self.assertTrue(all(g.sum().isfinite() for g in gradients))
-                    self.assertIsNone(m._gradients)
+                    self.assertEqual(m._gradients.nbytes, 0)
 
     def test_while_a_backward_pass_runs(self):
         for i in range(5):
@@ -168,13 +206,15 @@ class Ends(Case):
     def test_by_a_signal_handler_amid_a_copy(self):
         session = self.session()
         m = self.attach(session)
-        gradients, place = m._gradients, m._gradients._places[m._slots[0]][0]
+        gradients, slot = m._gradients, m._slots[0]
+        place = gradients.place(slot, torch.zeros_like(slot.parameter))
+        self.assertIsNotNone(place.at)
         with session._writes() as is_open:
             m.close(), session.close()
             self.assertTrue(is_open and not session.closed)
             place.tensor.fill_(1.0)
         self.assertTrue(session.closed)
-        self.assertIsNone(gradients.place(m._slots[0], torch.ones_like(m._slots[0].parameter)))
+        self.assertIsNone(gradients.place(slot, torch.ones_like(slot.parameter)).at)
 
     def test_attaching_again_and_again_keeps_no_memory(self):
         session = self.session()

@@ -1,0 +1,125 @@
+"""What a stage 3 trainer has in memory, by the kernel's account: a window of its parameters and of their gradients."""
+
+import ctypes
+import re
+import threading
+import time
+import unittest
+import warnings
+
+from cluster import Cluster
+from runner import main, skip
+
+try:
+    import torch
+except ImportError:
+    skip("torch is not installed for this Python (Debian: python3-torch)")
+
+from torch import nn
+
+import cairn
+
+torch.set_num_threads(1)
+warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+
+ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: what is freed is given back, not kept in a heap with holes
+LAYERS, WIDTH = 10, 1024
+LAYER = 4 * WIDTH * WIDTH
+MODEL = LAYERS * LAYER
+
+
+def resident() -> int:
+    """Bytes of this process that it can write to: what it reads of the shards' memory is theirs."""
+    total, is_own = 0, False
+    with open("/proc/self/smaps") as smaps:
+        for line in smaps:
+            mapping = re.match(r"[0-9a-f]+-[0-9a-f]+ (\S{4}) ", line)
+            if mapping:
+                is_own = "w" in mapping[1]
+            elif is_own and line.startswith("Rss:"):
+                total += 1024 * int(line.split()[1])
+    return total
+
+
+class Layers(nn.Module):
+    def __init__(self, at_backward=None):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))
+        self.at_backward = at_backward
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+            if self.at_backward is not None:
+                x.register_hook(lambda _: self.at_backward())
+        return x
+
+
+def loss_of(model) -> torch.Tensor:
+    return model(torch.ones(1, WIDTH)).square().sum()
+
+
+class Memory(unittest.TestCase):
+    def setUp(self):
+        self.cluster = Cluster(shards=2)
+        self.addCleanup(self.cluster.stop)
+
+    def attach(self, model, fabric="auto", **options):
+        session = cairn.Session(self.cluster.endpoint, fabric=fabric)
+        self.addCleanup(session.close)
+        m = session.attach(model, cairn.SGD(lr=0.1), timeout=30, stage=3, name="memory", chunk_leaves=16,
+                           **options)
+        self.addCleanup(m.close)
+        return m
+
+    def drain(self, m):
+        """Until the pushes that are under way are over."""
+        deadline = time.monotonic() + 20
+        while m._gradients._pushed and time.monotonic() < deadline:
+            m.memory()
+        self.assertEqual((len(m._gradients._pushed), m.memory().gradient_overflow_bytes), (0, 0))
+
+    def test_a_gradient_is_there_until_it_is_pushed(self):
+        """Pushes keep up with the backward pass, over shared memory and as to another host."""
+        for fabric in ("auto", "ucx"):
+            with self.subTest(fabric=fabric):
+                before, model, most = resident(), Layers(), []
+                m = self.attach(model, fabric, rank=0, workers_min=1, mapped_parameters=False)
+                model.at_backward = lambda: self.drain(m) or most.append(resident())
+                for _ in range(2):
+                    loss_of(model).backward()
+                    m.step()
+                memory, taken = m.memory(), max(most) - before
+                print(f"note: stage 3, a model of {MODEL >> 20} MiB in layers of {LAYER >> 20}, {fabric}: a step takes "
+                      f"{taken / 2**20:.0f} MiB at most, gradients {memory.gradient_peak_bytes >> 20}")
+                self.assertEqual(len(most), 2 * LAYERS)
+                self.assertLess(taken, 7 * LAYER)  # two layers and their gradients, one that autograd makes
+                self.assertEqual(memory.gradient_bytes, 2 * LAYER if fabric == "auto" else 0)
+                self.assertLessEqual(memory.gradient_peak_bytes, 3 * LAYER)
+                m.close()
+
+    def test_a_backward_pass_waits_for_no_other_rank(self):
+        """Rank 1's gradients are folded behind those of rank 0, which has not begun: they take memory, and it is
+        counted until they are gone."""
+        first = self.attach(Layers(), rank=0, workers_min=2)
+        second = self.attach(Layers(), rank=1, workers_min=2)
+        began = time.monotonic()
+        loss_of(second.model).backward()
+        memory = second.memory()
+        print(f"note: beside a rank that pushes nothing a backward pass takes {time.monotonic() - began:.1f} s and "
+              f"{(memory.gradient_bytes + memory.gradient_overflow_bytes) >> 20} MiB of a model of {MODEL >> 20}")
+        self.assertEqual(memory.gradient_bytes, 2 * LAYER)
+        self.assertGreater(memory.gradient_overflow_bytes, 0)
+        self.assertLessEqual(memory.gradient_peak_bytes, MODEL)
+        loss_of(first.model).backward()
+        other = threading.Thread(target=first.step)
+        other.start()
+        self.assertTrue(second.step().applied)
+        other.join(30)
+        self.drain(second)
+        self.assertEqual(second.memory().gradient_peak_bytes, memory.gradient_peak_bytes)
+
+
+if __name__ == "__main__":
+    main()
