@@ -36,7 +36,8 @@ class Hook:
         if hasattr(parameter, "register_post_accumulate_grad_hook"):  # torch 2.1 and later
             self._on: Any = parameter
         else:  # the node lives as long as somebody has it
-            self._on = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+            with torch.enable_grad():
+                self._on = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
         self._register()
 
     def _register(self) -> None:
@@ -178,7 +179,7 @@ def _dtype(tensor: torch.Tensor) -> torch.dtype:
 
 def room(slot: Slot) -> int:
     """Bytes of shared memory for its gradient."""
-    if not slot.trained or slot.parameter.device.type != "cpu":
+    if not slot.trained or not slot.of_host:
         return 0
     nbytes = slot.parameter.numel() * torch.empty((), dtype=_dtype(slot.parameter)).element_size()
     return -(-nbytes // _ALIGN) * _ALIGN

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from .errors import Invalid, Unsupported
-from .spec import Box, Part, Tensor
+from .spec import Box, Init, Part, Tensor
 
 ROOT = "root"  # the unit of parameters that no unit has: gathered as long as a step lasts
 UnitChoice = Optional[Sequence[Union[str, type]]]
@@ -37,10 +37,17 @@ class Slot:
     units: List["Unit"] = field(default_factory=list)  # empty: of the root
     whole: Optional[Tuple[int, ...]] = None  # the tensor's shape, if the parameter is a part of it: of `box`
     box: Optional[Box] = None
+    init: Optional[Init] = None  # what the shards make of it
+    bare: bool = False  # it was on the meta device: its values are still to come
 
     @property
     def trained(self) -> bool:
         return self.kind == "trained"
+
+    @property
+    def of_host(self) -> bool:
+        """Or will be: it is on the meta device."""
+        return self.parameter.device.type in ("cpu", "meta")
 
 
 @dataclass(eq=False)
@@ -53,9 +60,6 @@ class Unit:
 # ---- parameters ----
 
 def _wire(name: str, parameter: nn.Parameter, wire_dtype: Any) -> str:
-    if parameter.is_meta:
-        raise Invalid(f"{name} is on the meta device: call model.to_empty(device='cpu') first; only rank 0 has to "
-                      "initialize it, and it too needs not if the job has its state")
     if parameter.dtype not in _WIRES:
         raise Unsupported(f"{name} is {parameter.dtype}: the servers keep fp32 masters, of parameters in float32, "
                           "bfloat16 or float16; convert the model, or take the tensor out of its parameters")
@@ -103,14 +107,14 @@ def buffers_of(model: nn.Module) -> List[Slot]:
     worker's own."""
     persistent = model.state_dict(keep_vars=True)
     return [Slot(name, buffer, _WIRES[buffer.dtype][0], "buffer") for name, buffer in model.named_buffers()
-            if name in persistent and buffer.dtype in _WIRES and not buffer.is_meta]
+            if name in persistent and buffer.dtype in _WIRES]
 
 
 def tensors_of(slot: Slot, group: Optional[str]) -> List[Tensor]:
     """The tensor, then its other names."""
     shape = tuple(slot.parameter.shape) if slot.whole is None else slot.whole
     unit = slot.units[0].name if slot.units else ROOT
-    first = Tensor(slot.name, shape, unit, group if slot.trained else None, slot.wire, slot.kind)
+    first = Tensor(slot.name, shape, unit, group if slot.trained else None, slot.wire, slot.kind, init=slot.init)
     return [first] + [Tensor(alias, shape, unit, wire=slot.wire, kind=slot.kind, alias_of=slot.name)
                       for alias in slot.aliases]
 

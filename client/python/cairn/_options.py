@@ -49,7 +49,7 @@ def gradient_bytes(wanted: Optional[bool], slots: List[Slot], stage: int, micro_
     if wanted and adds_up:
         raise Invalid(f"mapped_gradients: in stage {stage} gradients of {micro_batches} micro-batches are added up in "
                       "memory of the library, and pushed from there; leave it out, or take stage 2")
-    if wanted and not any(slot.trained and slot.parameter.device.type == "cpu" for slot in slots):
+    if wanted and not any(slot.trained and slot.of_host for slot in slots):
         raise Invalid("mapped_gradients: no parameter that is trained is in memory of the host; leave it out")
     if wanted is False or adds_up:
         return 0
@@ -58,8 +58,7 @@ def gradient_bytes(wanted: Optional[bool], slots: List[Slot], stage: int, micro_
 
 
 def _is_lent_whole(slot: Slot) -> bool:
-    return (slot.parameter.device.type == "cpu" and slot.box is None
-            and WIRE_TORCH[slot.wire] == slot.parameter.dtype)
+    return slot.of_host and slot.box is None and WIRE_TORCH[slot.wire] == slot.parameter.dtype
 
 
 def lendable_units(wanted: Optional[bool], units: List[Unit], stage: int) -> FrozenSet[Unit]:

@@ -76,9 +76,9 @@ def load(job: Job, version: Version, targets: List[Tuple[Slot, torch.Tensor]], t
 
 
 def put(job: Job, slots: Iterable[Slot]) -> None:
-    """The initial state, fp32, as far as this worker holds it. What is there already is left as it is."""
-    if job.describe().initialized:
-        return
+    """The initial state, fp32, as far as this worker holds it and the shards do not make it."""
     for slot in slots:
+        if slot.init is not None:
+            continue
         master = slot.parameter.detach().to(device="cpu", dtype=torch.float32)
         job.put(slot.name, master if can_lend(master) else master.contiguous(), box=slot.box)

@@ -49,7 +49,10 @@ class _Cell:
         self.slot, self.landing = slot, None  # type: Slot, Union[Landing, Loan, None]
         data = slot.parameter.data
         own = data.is_contiguous() and data.storage_offset() == 0 and _storage_bytes(data) == _bytes(data)
-        self.full = data if own else data.clone(memory_format=torch.contiguous_format)
+        if slot.bare:
+            self.full = torch.empty(data.shape, dtype=data.dtype)  # untouched, and let go at once
+        else:
+            self.full = data if own else data.clone(memory_format=torch.contiguous_format)
         self.bytes = _bytes(self.full)
         self.staged = 0  # bytes of what it is landing through
         self.is_in, self.is_lent = True, False

@@ -10,12 +10,28 @@ from torch import nn
 
 from . import _blobs, _transfer
 from ._model import Slot, slots_of
+from ._held import TRIES
 from .errors import Busy, Mismatch, NoMemory, VersionGone
 from .session import TIMEOUT_S, Job, Lease, Session
 from .spec import Version
 
 _LEASE_S = 60.0  # a load that takes longer may find its version gone
-_TRIES = 20  # a version that is gone, because training goes on, is asked for again as a newer one
+
+
+def match(job: Job, slots: List[Slot]) -> None:
+    """The slots have the names and shapes of the job, and take its dtypes on the wire; Mismatch lists what differs."""
+    there = {tensor.name: tensor for tensor in job.tensors()
+             if tensor.alias_of is None and tensor.kind not in ("buffer", "blob")}
+    here = {slot.name: tuple(slot.parameter.shape) if slot.whole is None else slot.whole for slot in slots}
+    odd = [f"{name}: {list(shape)} here, {list(there[name].shape)} in the job"
+           for name, shape in here.items() if name in there and shape != there[name].shape]
+    odd += [f"{name}: not in the job" for name in here.keys() - there.keys()]
+    odd += [f"{name}: not in the model" for name in there.keys() - here.keys()]
+    if odd:
+        raise Mismatch(f"the model is not that of job {job.name}: " + "; ".join(sorted(odd)[:10])
+                       + (f"; and {len(odd) - 10} more" if len(odd) > 10 else ""))
+    for slot in slots:
+        slot.wire = there[slot.name].wire
 
 
 class Reader:
@@ -60,20 +76,6 @@ class Reader:
             _transfer.load(self._job, kept, targets, self.timeout)
         return kept
 
-    def _match(self, slots: List[Slot]) -> None:
-        """The slots have the names and shapes of the job, and take its dtypes on the wire."""
-        there = {tensor.name: tensor for tensor in self._job.tensors()
-                 if tensor.alias_of is None and tensor.kind not in ("buffer", "blob")}
-        odd = [f"{slot.name}: {list(slot.parameter.shape)} here, {list(there[slot.name].shape)} in the job"
-               for slot in slots if slot.name in there and tuple(slot.parameter.shape) != there[slot.name].shape]
-        odd += [f"{slot.name}: not in the job" for slot in slots if slot.name not in there]
-        odd += [f"{name}: not in the model" for name in there.keys() - {slot.name for slot in slots}]
-        if odd:
-            raise Mismatch(f"the model is not that of job {self.name}: " + "; ".join(sorted(odd)[:10])
-                           + (f"; and {len(odd) - 10} more" if len(odd) > 10 else ""))
-        for slot in slots:
-            slot.wire = there[slot.name].wire
-
     def blob(self, name: str, version: Optional[Version] = None) -> bytes:
         """The bytes of a blob at a version (None: the newest). VersionGone if it is not kept any more."""
         return _blobs.read(self._job, name, self.timeout, version)
@@ -83,12 +85,12 @@ class Reader:
         differences. It is leased while it is read. VersionGone if the version asked for is not kept any more. Buffers
         are left as they are."""
         slots = slots_of(model)
-        self._match(slots)
+        match(self._job, slots)
         targets = [(slot, slot.parameter.data) for slot in slots]
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
             try:
                 return self._load(version, targets)
             except VersionGone:
                 if version is not None:
                     raise
-        raise VersionGone(f"job {self.name} goes on faster than it can be read here; {_TRIES} versions were gone")
+        raise VersionGone(f"job {self.name} goes on faster than it can be read here; {TRIES} versions were gone")

@@ -545,10 +545,13 @@ class Session:
         """Readable when an operation completed; read 8 bytes to clear it. Borrowed."""
         return _c.lib().cairn_event_fd(self._living())
 
-    def attach(self, model: Any, optim: Any, **options: Any) -> Any:
+    def attach(self, model: Any, optim: Any = None, **options: Any) -> Any:
         """Makes the servers hold a torch model's parameters and run its optimizer; returns cairn.torch.AttachedModel.
 
-        optim          AdamW, Adam or SGD of this package, or a torch optimizer (which from_torch takes over)
+        optim          AdamW, Adam or SGD of this package, or a torch optimizer (which from_torch takes over). None:
+                       nothing is trained here, see cairn.torch.ReadModel, which takes the options name, stage, units,
+                       window, wire_dtype, parts, init, init_from, init_prefix, init_nonfinite_ok, rank, workers_min,
+                       timeout
         name           of the job; None: the model's class in lower case
         stage          0 to 3, see cairn.torch
         units          classes and patterns of module names that are units; None: the blocks of the model
@@ -563,6 +566,9 @@ class Session:
         timeout        seconds, of every wait
         blobs          {name: bytes or uint8 tensor}: opaque bytes that the servers keep, save and give back as they
                        are; their lengths are part of the job. m.blob(name), m.write({name: bytes})
+        init           {name or pattern: Init} of parameters and buffers that the shards make, the first that matches.
+                       The model may be on torch's meta device: its values are then those of the job that is there,
+                       of init_from, or these; it gets parameters of the host, in stage 3 never all of them
         parts          {parameter name: Part}: parameters that are parts of tensors (tensor parallelism); every worker
                        says which ones it has, the others it has whole
         mapped_gradients

@@ -24,15 +24,14 @@ import contextlib
 import dataclasses
 import functools
 import time
-import weakref
-from fnmatch import fnmatchcase
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import torch
 from torch import nn
 
-from . import _blobs, _lent, _options, _transfer
+from . import _blobs, _lent, _meta, _options, _transfer
 from ._gradients import Gradients, Hook
+from ._held import TRIES, Held
 from ._model import Slot, Unit, UnitChoice, buffers_of, set_parts, slots_of, tensors_of, units_of
 from ._window import Memory, Window
 from .env import env
@@ -40,25 +39,26 @@ from .errors import CairnError, EpochChanged, Invalid, NotFound, Refused, Stale,
 from .evaluation import Reader
 from .memory import can_lend
 from .optim import FromTorch, Optimizer, changed_group, from_torch
-from .session import TIMEOUT_S, Job, Result, Round, RoundHandle, Session
-from .spec import Group, JobSpec, Part, Tile, Version, at_least
+from .reading import ReadModel
+from .session import TIMEOUT_S, Result, Round, RoundHandle, Session
+from .spec import Group, Init, JobSpec, Part, Tile, Version, at_least
 from .timeline import Timeline
 
-__all__ = ["AttachedModel", "Reader", "attach", "Memory"]
+__all__ = ["AttachedModel", "ReadModel", "Reader", "attach", "Memory"]
 
 _PUSHED = {torch.float32: "f32", torch.bfloat16: "bf16"}
-_TRIES = 20  # a version that is gone, because others go on, is asked for again as a newer one
 
 
-def attach(session: Session, model: nn.Module, optim: Any, **options: Any) -> "AttachedModel":
+def attach(session: Session, model: nn.Module, optim: Any, **options: Any) -> Union["AttachedModel", ReadModel]:
     """See Session.attach."""
-    return AttachedModel(session, model, optim, **options)
+    return ReadModel(session, model, **options) if optim is None else AttachedModel(session, model, optim, **options)
 
 
 def _groups(optim: Any, slots: List[Slot]) -> Tuple[List[Group], Dict[str, str]]:
     trained = {slot.name: slot.parameter for slot in slots if slot.trained}
     if not trained:
-        raise Invalid("no parameter of the model requires a gradient; there is nothing to train")
+        raise Invalid("no parameter of the model requires a gradient; there is nothing to train: to read or to keep "
+                      "such a model on the servers leave the optimizer out, attach(model)")
     if isinstance(optim, torch.optim.Optimizer) or not hasattr(optim, "group"):
         optim = from_torch(optim)
     if isinstance(optim, FromTorch):
@@ -66,17 +66,7 @@ def _groups(optim: Any, slots: List[Slot]) -> Tuple[List[Group], Dict[str, str]]
     return optim.group(list(trained))
 
 
-_attached: "weakref.WeakKeyDictionary[nn.Module, Session]" = weakref.WeakKeyDictionary()
-
-
-def _claim(model: nn.Module, session: Session) -> None:
-    if _attached.get(model) is session:
-        raise Invalid(f"this {type(model).__name__} is attached already: two jobs cannot drive the same parameters; "
-                      "close() the other one first")
-    _attached[model] = session
-
-
-class AttachedModel:
+class AttachedModel(Held):
     """A model whose parameters and optimizer are the servers'. Made by Session.attach.
 
     A step: forward (which begins the round and brings the round's parameters), backward, step(). EpochChanged may
@@ -89,14 +79,16 @@ class AttachedModel:
                  wire_dtype: Any = None, timeout: float = TIMEOUT_S, rank: Optional[int] = None,
                  workers_min: Optional[int] = None, parts: Mapping[str, Part] = {}, counts: bool = True,
                  blobs: Mapping[str, Any] = {}, mapped_gradients: Optional[bool] = None,
-                 mapped_parameters: Optional[bool] = None, **state: Any):
+                 mapped_parameters: Optional[bool] = None, init: Mapping[str, Init] = {}, **state: Any):
         here = env()
         _options.judge(model, name, units, parts, counts, mapped_gradients, mapped_parameters)
         _options.warn_of_statistics(model)
-        self.model, self.name = model, type(model).__name__.lower() if name is None else name
-        self.stage, self.timeout = _options.stage_of(stage), timeout
+        super().__init__(session, model, name, timeout)
+        self.stage = _options.stage_of(stage)
         self._slots, self._buffers = slots_of(model, wire_dtype), buffers_of(model)
         set_parts(self._slots, parts)
+        _meta.set_initializers(self._slots + self._buffers, init)
+        _meta.judge_buffers(model, self._buffers)
         self._counts = counts
         opaque = _blobs.taken(blobs, [slot.name for slot in self._slots + self._buffers])
         _blobs.warn_of_extra_state(model, opaque)
@@ -106,6 +98,9 @@ class AttachedModel:
         self._lender = _lent.Lender(_options.lendable_units(mapped_parameters, modules, self.stage),
                                     bool(mapped_parameters))
         groups, group_of = _groups(optim, self._slots)
+        first = (here.rank if rank is None else rank) == 0 or bool(parts)
+        if state.get("init_from") is None:
+            _meta.find_source(session, self.name, self._slots + self._buffers, first, timeout)
         tensors = [tensor for slot in self._slots + self._buffers
                    for tensor in tensors_of(slot, group_of.get(slot.name))] + _blobs.tensors(opaque)
         self._spec = JobSpec(tensors, groups, here.rank if rank is None else rank,
@@ -119,26 +114,27 @@ class AttachedModel:
         self._timeline: Optional[Timeline] = None  # set by it
         self._round: Optional[RoundHandle] = None
         self._failure: Optional[CairnError] = None  # of a hook, raised by what the trainer calls next
-        self._window: Optional[Window] = None
         self._rank = self._spec.rank  # dense, of the last round
         self._revision = 0  # of the job, in the last round
         self._refused: Set[Slot] = set()  # frozen in that revision
-        self._local, self._version = False, Version(0, 0)
+        self._local = False
         self._touched = 0  # the last round to which this worker gave something
         self._forget_gradients()
-        _claim(model, session)
+        self._job = session.open_worker(self.name, self._spec, timeout)
+        self._claim()
         try:
-            self._job = session.open_worker(self.name, self._spec, timeout)
+            self._bring_initial_state(opaque)
         except BaseException:
-            _attached.pop(model, None)
+            self._unclaim(), self._job.close()
             raise
+        _meta.materialize(model, self._slots + self._buffers, lambda slot: self.stage == 3 and bool(slot.units))
         # Before any parameter is let go: autograd notes its shape now.
         self._gradient_hooks = [Hook(slot.parameter, functools.partial(self._took_gradient, slot))
                                 for slot in self._slots if slot.trained]
         self._hooks: List[Any] = [model.register_forward_pre_hook(lambda *_: self._before_forward())]
         try:
             self._gradients.share(shared)
-            self._bring_initial_state(opaque)
+            self._take_initial_state()
             if self.stage == 3:
                 self._window = Window(modules, window, self._start, self._lend, self._others_went_on,
                                       lambda: self.timeout, lambda: self._timeline)
@@ -148,12 +144,6 @@ class AttachedModel:
             self.close()
             raise
 
-    def __enter__(self) -> "AttachedModel":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
     def close(self) -> None:
         """Leaves the job. The model keeps what it has; in stage 3 that is the root unit only. Before or after the
         session is closed."""
@@ -161,7 +151,7 @@ class AttachedModel:
             return self._job._session._close_later(self.close)
         self._job.close()
         self._job._session._readers.discard(self._end_loans)
-        _attached.pop(self.model, None)
+        self._unclaim()
         for hook in self._gradient_hooks + self._hooks + (self._window.hooks if self._window is not None else []):
             hook.remove()
         self._gradient_hooks, self._hooks, self._window = [], [], None
@@ -175,37 +165,32 @@ class AttachedModel:
         return bool(tiles)
 
     def _bring_initial_state(self, opaque: Mapping[str, bytes]) -> None:
+        """As far as it is for this worker to bring, and the job has none."""
         has_parts = self._declare_tiles()
+        if self._job.describe().initialized:
+            return
         if (self._spec.rank == 0 or has_parts) and self._spec.init_from is None:
+            _meta.judge_values(self.name, self._slots + self._buffers)
             _transfer.put(self._job, self._slots + self._buffers)
         if self._spec.rank == 0:
             _blobs.put(self._job, opaque)
+
+    def _take_initial_state(self) -> None:
         self._job.init_done(self.timeout)
         version = self._job.version_wait(timeout=self.timeout)
         _transfer.load(self._job, version, [(slot, slot.parameter) for slot in self._buffers], self.timeout)
 
     # ---- the parameters ----
 
-    @property
-    def job(self) -> Job:
-        return self._job
-
-    @property
-    def version(self) -> Version:
-        """Of the parameters that the model has."""
-        return self._version
-
-    def _resident(self) -> List[Slot]:
-        return [slot for slot in self._slots if self._window is None or slot not in self._window]
-
-    def _start(self, slot: Slot, into: torch.Tensor) -> _transfer.Landing:
-        return _transfer.Landing(self._job, self._version, slot.name, slot.wire, into, box=slot.box)
-
     def _lend(self, unit: Unit, had: Optional[_lent.Loan]) -> Optional[_lent.Loan]:
         """Of the round that is open, whose version stays."""
         if self._round is not None and self._round.info.version == self._version:
             return had or self._lender.lend(self._job, self._version, unit)
         return None
+
+    def _before_load(self) -> None:
+        super()._before_load()
+        self._lender.next_version()
 
     def _end_loans(self) -> bool:
         """False: a pass of the model is under way, which reads them."""
@@ -218,15 +203,6 @@ class AttachedModel:
     def _others_went_on(self, why: Exception) -> EpochChanged:
         return EpochChanged(f"the others went on without this worker, the step is to be done again: {why}")
 
-    def _load(self, version: Version) -> None:
-        self._version = Version(0, 0)  # of none, should this fail
-        if self._window is not None:
-            self._window.release_all()
-            self._window.end_loans()
-            self._lender.next_version()
-        _transfer.load(self._job, version, [(slot, slot.parameter.data) for slot in self._resident()], self.timeout)
-        self._version = version
-
     def resume(self) -> int:
         """Takes the servers' newest parameters, forgets gradients, and returns the step that comes next. What was
         pushed in an open round is withdrawn: the others do that step again."""
@@ -236,54 +212,13 @@ class AttachedModel:
         self._load_newest(Version(0, 0))
         return self._version.step
 
-    def _load_newest(self, at_least: Version) -> None:
-        for _ in range(_TRIES):
-            try:
-                return self._load(self._job.version_wait(at_least, self.timeout))
-            except VersionGone as gone:
-                last = gone
-        raise last
-
-    def _chosen(self, what: Union[str, nn.Module, torch.Tensor]) -> List[Slot]:
-        if isinstance(what, str):
-            found = [slot for slot in self._slots
-                     if any(fnmatchcase(name, what) for name in [slot.name] + slot.aliases)]
-        elif isinstance(what, (nn.Module, torch.Tensor)):
-            inside = {id(one) for one in (what.parameters() if isinstance(what, nn.Module) else [what])}
-            found = [slot for slot in self._slots if id(slot.parameter) in inside]
-            what = type(what).__name__
-        else:
-            raise Invalid(f"gathered: {what!r} is no name, pattern, module or parameter")
-        if not found:
-            raise Invalid(f"gathered: {what!r} matches no parameter of the model")
-        return found
-
-    @contextlib.contextmanager
-    def gathered(self, *what: Union[str, nn.Module, torch.Tensor]) -> Iterator[None]:
-        """Stage 3: parameters that are read outside their module are here inside the block; keep it around backward
-        too, and copy what is to be kept longer. Names, patterns, modules or parameters; one that is not of the
-        model is an error."""
-        chosen = {slot for one in what for slot in self._chosen(one)}
-        if not chosen:
-            raise Invalid("gathered: say which parameters, by names, patterns or modules")
-        if self._window is None:
-            yield
-            return
-        window = self._window
-        unit = window.hold([slot for slot in self._slots if slot in chosen])
-        try:
-            yield
-        finally:
-            window.let_go(unit)
-
     def memory(self) -> Memory:
         """Bytes of gathered parameters, stage 3 (in the other stages all of them stay here), lent ones, and those of
         gradients on their way. m.job.stats() counts what was sent, and how much of it through shared memory."""
-        root = sum(slot.parameter.numel() * slot.parameter.element_size() for slot in self._resident())
-        gathered = Memory(0, 0, 0, 0, root) if self._window is None else self._window.memory(root)
         self._gradients.reclaim()
-        return gathered._replace(gradient_bytes=self._gradients.nbytes, gradient_peak_bytes=self._gradients.peak,
-                                 gradient_overflow_bytes=self._gradients.overflow)
+        return super().memory()._replace(gradient_bytes=self._gradients.nbytes,
+                                         gradient_overflow_bytes=self._gradients.overflow,
+                                         gradient_peak_bytes=self._gradients.peak)
 
     # ---- a round ----
 
@@ -514,7 +449,7 @@ class AttachedModel:
             raise Invalid("a step is open: write before its first forward pass, or after step()")
         hosts = {name: value.detach().to(device="cpu", dtype=torch.float32) for name, value in values.items()}
         masters: Dict[str, Any] = {name: host if can_lend(host) else host.contiguous() for name, host in hosts.items()}
-        for left in reversed(range(_TRIES)):
+        for left in reversed(range(TRIES)):
             try:
                 version = self._write_once({**masters, **opaque}, plane)
                 break
@@ -557,32 +492,3 @@ class AttachedModel:
         committed. Every worker may call it: the first of the last round has it made and gets its id, others None.
         (m.job.snapshot() is for one who decides alone.)"""
         return self._job.snapshot(wait, timeout) if self._rank == 0 else None
-
-    def state_dict(self, plane: str = "param") -> Dict[str, torch.Tensor]:
-        """The newest state, read from the servers: fp32 masters ("param"), or a plane of the optimizer ("exp_avg",
-        "exp_avg_sq"), which only trained tensors have. Tied names show one tensor; the buffers are the model's own; a
-        blob with the name of a module's extra state is that, as a tensor of uint8."""
-        slots = [slot for slot in self._slots if slot.trained or plane == "param"]
-        into = {slot: torch.empty(self._shape(slot), dtype=torch.float32) for slot in slots}
-        for _ in range(_TRIES):
-            try:
-                newest = self._job.version_wait(timeout=self.timeout)
-                _transfer.load(self._job, newest, list(into.items()), self.timeout, wire="f32", plane=plane, whole=True)
-                extra = _blobs.extra_state(self._job, self.blobs, self.timeout, newest) if plane == "param" else {}
-                break
-            except VersionGone as gone:
-                last = gone
-        else:
-            raise last
-        named = {name: into[slot] for slot in slots for name in [slot.name] + slot.aliases}
-        if plane == "param":
-            persistent = self.model.state_dict(keep_vars=True)
-            named.update((name, buffer) for name, buffer in self.model.named_buffers() if name in persistent)
-            named.update((name, value) for name, value in extra.items() if name in persistent)
-        return named
-
-    def _shape(self, slot: Slot) -> Sequence[int]:
-        if slot.whole is not None:
-            return slot.whole
-        inside = self._window is not None and slot in self._window
-        return self._window.shape(slot) if inside else slot.parameter.shape  # type: ignore[union-attr]

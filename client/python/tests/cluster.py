@@ -17,6 +17,7 @@ DEADLINE_S = 60
 class Cluster:
     def __init__(self, shards: int = 1):
         self._folder = Path(tempfile.mkdtemp(prefix="cairn-python-"))
+        self.weights = self._folder / "weights"  # where files of init_from may be
         self._daemons = []
         try:
             self._start(shards)
@@ -32,12 +33,14 @@ class Cluster:
 
     def _start(self, shards: int) -> None:
         (self._folder / "snapshots").mkdir()
+        self.weights.mkdir()
         self.endpoint = self._daemon("coordinator", "network.listen=127.0.0.1:0", f"cluster.shards={shards}",
                                      f"store.path={self._folder}/coordinator",
                                      f"snapshots.path={self._folder}/snapshots")
         for i in range(1, shards + 1):
             self._daemon(f"shard-{i}", f"shard.name=shard-{i}", f"shard.coordinator={self.endpoint}",
-                         "memory.limit=256MiB", "compute.threads=1", program="cairn-shard")
+                         f"import.folders={self.weights}", "memory.limit=256MiB", "compute.threads=1",
+                         program="cairn-shard")
 
     def _daemon(self, name: str, *settings: str, program: str = "cairn-coordinator") -> str:
         ready, log = self._folder / f"{name}.ready", open(self._folder / f"{name}.log", "wb")

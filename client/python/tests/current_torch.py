@@ -12,7 +12,7 @@ from pathlib import Path
 
 from runner import skip
 
-NEEDS_TORCH = ("attach", "blobs", "gradients", "lent", "memory", "optim", "parts", "torch", "window")
+NEEDS_TORCH = ("attach", "blobs", "gradients", "lent", "memory", "meta", "optim", "parts", "torch", "window")
 SKIPPED = 77
 
 
