@@ -9,21 +9,54 @@
 #include <string.h>
 #include <ucs/debug/debug.h>
 
+/* -- what depends on the version of UCX that runs (not on the one that we were compiled with) ------ */
+
+static bool ucx_is_older_than(unsigned major_wanted, unsigned minor_wanted)
+{
+    unsigned major, minor, release;
+    ucp_get_version(&major, &minor, &release);
+    return major < major_wanted || (major == major_wanted && minor < minor_wanted);
+}
+
+/* Then the settings of a transport must not have its prefix; from then on they must. Others are silently
+ * unused. */
+static bool settings_of_tcp_have_no_prefix(void)
+{
+    return ucx_is_older_than(1, 17);
+}
+
+/* UCX 1.18 without it crashes when an endpoint is closed with a rendezvous under way (seen); not 1.13. */
+static bool can_do_without_rcache(void)
+{
+    return ucx_is_older_than(1, 14);
+}
+
+/* A connect() that is not waited for. Without it UCX aborts when the peer resets the connection while it is
+ * being made (1.12 to 1.18, tcp_ep.c: UCT_TCP_EP_FLAG_CTX_TYPE_TX). With it 1.12 and 1.13 abort at least as
+ * often, when a peer goes down with an answer to it under way (ucp_request.c: got REP message). */
+static bool connects_on_its_own(void)
+{
+    return !ucx_is_older_than(1, 14);
+}
+
+/* -- settings ----------------------------------------------------------------------------------- */
+
 /* Values that do not depend on options. They win over the environment: a forgotten UCX_* in a job
  * script must not change how a cluster behaves. */
 static const struct {
     const char *name, *value;
 } settings[] = {
-    // A tenth more than with 64k, more than twice as much as with 8k, the default. A connection has
-    // one while it is in the middle of a message. All nodes must have the same: see address.c.
-    { "TX_SEG_SIZE", "256k" },         //
-    { "RX_SEG_SIZE", "256k" },         //
     { "RX_MPOOL_SIZES", "64,1k,64k" }, // else a payload of 2k that is held takes a segment
     { "RNDV_THRESH", "32k" },          // larger payloads wait at their sender, not in our pools
     { "RNDV_SCHEME", "auto" },         //
     { "PROTO_ENABLE", "n" },           // 1.13: a fifth of the speed when on
     { "HANDLE_ERRORS", "none" },       // no backtraces, no freezing: we may be a guest in a trainer
     { "WARN_UNUSED_ENV_VARS", "n" },   // another UCX version's variable is not our user's problem
+}, settings_of_tcp[] = {
+    // A tenth more than with 64k, more than twice as much as with 8k, the default. A connection has
+    // one while it is in the middle of a message. All nodes must have the same: see address.c.
+    { "TX_SEG_SIZE", "256k" },
+    { "RX_SEG_SIZE", "256k" },
 };
 
 /* UCX installs handlers for these signals when it is loaded, before main. */
@@ -54,25 +87,38 @@ static void give_signals_back(void)
         if (handler_is_of_ucx(crash_signals[i])) ucs_debug_disable_signal(crash_signals[i]);
 }
 
-/* UCX 1.18 without it crashes when an endpoint is closed with a rendezvous under way (seen); not 1.13. */
-static bool can_do_without_rcache(void)
+static ucs_status_t set_of_tcp(ucp_config_t *config, const char *name, const char *value)
 {
-    unsigned major, minor, release;
-    ucp_get_version(&major, &minor, &release);
-    return major == 1 && minor <= 13;
+    char full[64];
+    snprintf(full, sizeof full, "%s%s", settings_of_tcp_have_no_prefix() ? "" : "TCP_", name);
+    return ucp_config_modify(config, full, value);
+}
+
+static ucs_status_t apply_fixed(ucp_config_t *config)
+{
+    ucs_status_t status = UCS_OK;
+    for (size_t i = 0; i < sizeof settings / sizeof *settings && status == UCS_OK; i++)
+        status = ucp_config_modify(config, settings[i].name, settings[i].value);
+    for (size_t i = 0; i < sizeof settings_of_tcp / sizeof *settings_of_tcp && status == UCS_OK;
+         i++)
+        status = set_of_tcp(config, settings_of_tcp[i].name, settings_of_tcp[i].value);
+    return status;
 }
 
 static ucs_status_t apply(ucp_config_t *config, const struct cairn_fabric_options *options)
 {
-    ucs_status_t status = UCS_OK;
-    for (size_t i = 0; i < sizeof settings / sizeof settings[0] && status == UCS_OK; i++)
-        status = ucp_config_modify(config, settings[i].name, settings[i].value);
+    const bool is_tcp = strcmp(or_default(options->transports, "tcp"), "tcp") == 0;
+    ucs_status_t status = apply_fixed(config);
     if (status == UCS_OK)
         status = ucp_config_modify(config, "TLS", or_default(options->transports, "tcp"));
     if (status == UCS_OK)
         status = ucp_config_modify(config, "NET_DEVICES", or_default(options->net_devices, "lo"));
     if (status == UCS_OK)
-        status = ucp_config_modify(config, "PORT_RANGE", or_default(options->port_range, "0"));
+        status = set_of_tcp(config, "PORT_RANGE", or_default(options->port_range, "0"));
+    if (status == UCS_OK) status = set_of_tcp(config, "CONN_NB", connects_on_its_own() ? "y" : "n");
+    // A segment of ours instead of writev() out of the payload: uct_tcp_ep_sendv() ends a send twice,
+    // and aborts, when its peer is killed just then (1.12 to 1.18, uct_iface.h: comp->count > 0).
+    if (status == UCS_OK && is_tcp) status = ucp_config_modify(config, "ZCOPY_THRESH", "inf");
     // The cache of registered memory listens to every munmap of the process. TCP registers nothing.
     if (status == UCS_OK && options->transports == NULL && can_do_without_rcache())
         status = ucp_config_modify(config, "RCACHE_ENABLE", "n");
