@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import ctypes
 import json
+import os
 import subprocess
 import sys
 import time
@@ -185,6 +186,7 @@ def join_team(tp, env):
         sys.exit(f"--tp {tp} with {env.world} workers; give a multiple of {tp}")
     if tp == 1:
         return Team()
+    os.environ.setdefault("USE_LIBUV", "0")  # Debian 13's torch asks for libuv, and is built without it
     dist.init_process_group("gloo")
     groups = [dist.new_group(list(range(first, first + tp))) for first in range(0, env.world, tp)]
     return Team(env.rank % tp, tp, groups[env.rank // tp])

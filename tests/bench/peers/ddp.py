@@ -22,7 +22,10 @@ def make(asked):
         raise peer.Absent(f"the gloo of torch {torch.__version__} has no all-reduce of bf16: {why}"[:200])
     model, parts = given.model_of(peer.shapes(asked), blocks=8)
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    try:  # torch 2.6 wants NCCL for it
+        wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    except TypeError as why:
+        raise peer.Absent(f"torch {torch.__version__} has no bf16 hook over gloo: {why}"[:200])
     optimizer = torch.optim.AdamW(model.parameters(), **peer.ADAMW)
 
     def prepare():
