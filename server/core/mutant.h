@@ -41,7 +41,10 @@
  * 30  a relay goes on with the sum that it has passed on
  * 31  what comes again when a relay has committed is refused
  * 32  a relay ends micro-batches of which nobody knows whether there are any
- * 33  an end that was refused for now is not sent again */
-#define CAIRN_MUTANT_COUNT 33
+ * 33  an end that was refused for now is not sent again
+ * 34  a newcomer of its name has a shard's seat while that shard lives
+ * 35  who holds the state does not get its seat back from an empty newcomer
+ * 36  an empty process counts as the shard whose name it has */
+#define CAIRN_MUTANT_COUNT 36
 
 #endif

@@ -1,10 +1,12 @@
 #include "server/core/seat.h"
 
+#include "server/core/mutant.h"
+
 enum cairn_seat_verdict cairn_seat_judge(const struct cairn_seat_claim *claim)
 {
     if (!claim->taken || claim->same) return CAIRN_SEAT_TAKES;
-    if (claim->probe == CAIRN_SEAT_SILENT) return CAIRN_SEAT_TAKES;
-    if (claim->newcomer_holds && !claim->sitter_holds) return CAIRN_SEAT_RELIEVES;
+    if (claim->probe == CAIRN_SEAT_SILENT || MUTANT(34)) return CAIRN_SEAT_TAKES;
+    if (claim->newcomer_holds && !claim->sitter_holds && !MUTANT(35)) return CAIRN_SEAT_RELIEVES;
     if (claim->probe == CAIRN_SEAT_UNASKED) return CAIRN_SEAT_PROBES;
     if (claim->probe == CAIRN_SEAT_ASKED) return CAIRN_SEAT_WAITS;
     return claim->newcomer_holds ? CAIRN_SEAT_STANDS : CAIRN_SEAT_ENDS;
@@ -17,5 +19,5 @@ bool cairn_seat_has(const struct cairn_seat_part *part, const struct cairn_seat_
         const bool same = held[i].job == part->job && held[i].generation == part->generation;
         if (same) return held[i].layout_hash == part->layout_hash;
     }
-    return false;
+    return MUTANT(36);
 }

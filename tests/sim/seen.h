@@ -72,6 +72,10 @@
     X(relay_more, "buffers of relays taken beyond those wanted")                       \
     X(relay_barrier, "contributions that waited for a relay's micro-batch to end")     \
     X(relay_alone, "members of relayed rounds that push to the owners")                \
+    X(twin_ended, "second processes of a shard's name that ended")                     \
+    X(twin_sat, "second processes of a shard's name that had its seat")                \
+    X(twin_relieved, "seats that the process with the state took back")                \
+    X(seat_silent, "seats lost by a process that was silent for a lease")              \
     X(scale_lowered, "loss scales lowered")                                            \
     X(clipped, "steps clipped")
 

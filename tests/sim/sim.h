@@ -13,6 +13,7 @@
  *   sim_relay_send.c   what it passes on to the owners
  *   sim_worker.c       the worker's process: the library and a trainer
  *   sim_oracle.c       what is true whatever happens
+ *   sim_twin.c         a second process under a shard's name, and who has the seat
  *   sim_faults.c       what happens
  *   sim_names.c        names for --verbose
  *
@@ -28,6 +29,7 @@
 #include "proto/wire/push.h"
 #include "gpu/gpu.h"
 #include "server/core/round.h"
+#include "server/core/seat.h"
 #include "server/core/step.h"
 #include "tests/sim/seen.h"
 
@@ -39,7 +41,7 @@
 #define MICROS_MAX  3
 #define WINDOW_MAX  4
 #define GROUPS      2
-#define FAULTS      10
+#define FAULTS      11
 #define LEDGER_MAX  1024
 #define STATE_MAX   40 /* of a trainer, bytes */
 #define PAYLOAD_MAX 256
@@ -50,6 +52,7 @@
 
 #define MS(x)   ((uint64_t)(x)*1000)
 #define LEASE   MS(60)
+#define NOTICE  2000      /* after which a lost control connection is noticed */
 #define HEALTHY 3         /* steps that must commit after the faults */
 #define LIMIT   MS(10000) /* within so long (P12) */
 
@@ -94,6 +97,11 @@ enum message_kind {
     M_ACK,
     M_REFUSE,
     M_MICRO_ACK,
+    /* of a seat */
+    M_PROBE,
+    M_ALIVE,
+    M_COME_AGAIN,
+    M_END,
 };
 
 struct message {
@@ -151,7 +159,12 @@ enum event_kind {
     E_COORDINATOR_START,
     E_PROCESS_START,
     E_FAULT,
-    E_HEAL
+    E_HEAL,
+    /* a second process of a shard's name: a = shard, or b in what it says */
+    E_TWIN_CONNECTS,
+    E_TWIN_FROM_COORDINATOR,
+    E_COORDINATOR_FROM_TWIN,
+    E_PROBE_ENDS /* conn = its number */
 };
 
 #define OWNED(owner, what) ((owner) << 8 | (what))
@@ -173,6 +186,20 @@ struct link {
 };
 
 /* ---- actors ---- */
+enum sitter { NO_SITTER = 0, THE_SHARD, THE_TWIN };
+struct seat {
+    enum sitter sitter;
+    uint64_t conn; /* of the sitter */
+    enum cairn_seat_probe probe;
+    uint64_t probe_number;
+};
+
+/* A second process under a shard's name: it holds nothing. */
+struct twin {
+    bool alive;
+    struct link control;
+};
+
 struct coordinator {
     bool alive;
     struct cairn_round *core;
@@ -181,7 +208,8 @@ struct coordinator {
     bool persisting;
     uint64_t persist_epoch, persist_reserved;
     uint64_t decided_round; /* by this incarnation, the last */
-    uint64_t pins;
+    uint64_t pins, probes;
+    struct seat seats[SHARDS_MAX];
     struct {
         uint64_t number; /* 0: it never was one */
         uint64_t members[PROCS_MAX];
@@ -376,6 +404,7 @@ struct sim {
 
     struct coordinator coordinator;
     struct sim_shard shards[SHARDS_MAX];
+    struct twin twins[SHARDS_MAX];
     struct sim_relay relays[SHARDS_MAX]; /* each of the shard's process */
     struct process procs[PROCS_MAX];
     uint64_t lives;
@@ -447,8 +476,19 @@ void coordinator_start(struct sim *sim);
 void coordinator_kill(struct sim *sim);
 void coordinator_event(struct sim *sim, const struct event *event);
 void coordinator_pin(struct sim *sim);
-void shard_link_break(struct sim *sim, uint32_t shard);
+/* Its control connection is lost. The coordinator notices in that time, about, if it has not come back by
+ * then. */
+void shard_link_break(struct sim *sim, uint32_t shard, double notice);
+void coordinator_core_event(struct sim *sim, struct cairn_round_event *event);
 void link_cut(struct sim *sim, struct link *link);
+
+/* sim_twin.c */
+void twin_start(struct sim *sim, uint32_t shard);
+void twin_lost(struct sim *sim, uint32_t shard); /* its connection, if it has one */
+void twin_event(struct sim *sim, const struct event *event);
+void seat_hello(struct sim *sim, uint32_t shard, enum sitter who);
+void seat_answers(struct sim *sim, uint32_t shard, enum sitter who);
+void seat_left(struct sim *sim, uint32_t shard, enum sitter who);
 
 /* sim_shard.c */
 void shard_start(struct sim *sim, uint32_t shard);

@@ -8,15 +8,14 @@ static void do_event(struct sim *sim, struct cairn_round_event *event);
 
 /* ---- connections ---- */
 
-/* A shard's control connection is lost; the coordinator notices later, if it has not come back by then. */
-void shard_link_break(struct sim *sim, uint32_t shard)
+void shard_link_break(struct sim *sim, uint32_t shard, double notice)
 {
     struct link *link = &sim->shards[shard].control;
     if (!link->up) return;
     link_cut(sim, link);
-    const uint64_t notice = rng_exponential(&sim->schedule, 2000);
-    sim_at(sim, notice, E_SHARD_DOWN, shard, 0, link->id);
-    sim_at(sim, rng_exponential(&sim->schedule, 3000), E_CONTROL_RECONNECT, shard, NOBODY, 0);
+    sim_at(sim, rng_exponential(&sim->schedule, notice), E_SHARD_DOWN, shard, 0, link->id);
+    sim_at(sim, rng_exponential(&sim->schedule, 1.5 * notice), E_CONTROL_RECONNECT, shard, NOBODY,
+           0);
 }
 
 void coordinator_kill(struct sim *sim)
@@ -49,6 +48,7 @@ void coordinator_kill(struct sim *sim)
         if (sim->shards[s].control.up) link_cut(sim, &sim->shards[s].control);
         sim->shards[s].known_up = false;
         sim_at(sim, rng_exponential(&sim->schedule, 3000), E_CONTROL_RECONNECT, s, NOBODY, 0);
+        twin_lost(sim, s);
     }
     for (uint32_t p = 0; p < PROCS_MAX; p++)
         if (sim->procs[p].alive) process_link_break(sim, p);
@@ -67,6 +67,7 @@ void coordinator_start(struct sim *sim)
     c->incarnation++;
     c->decided_round = 0;
     memset(c->relays, 0, sizeof c->relays);
+    memset(c->seats, 0, sizeof c->seats);
     sim_trace(sim, "coordinator starts", c->incarnation, c->durable_epoch, c->durable_reserved);
     // The core's clock starts here: a deadline set before its first tick would have passed at once.
     struct cairn_round_event tick = { .kind = CAIRN_ROUND_TICK, .now_ms = sim->now / 1000 };
@@ -189,7 +190,7 @@ static void to_shards(struct sim *sim, enum message_kind kind,
         }
         if (!sim->healed && rng_chance(&sim->fault, sc->break_midway)) {
             sim->seen[SEEN_control_lost]++;
-            shard_link_break(sim, shard);
+            shard_link_break(sim, shard, NOTICE);
         }
         to_shard(sim, shard, kind, action);
     }
@@ -300,6 +301,11 @@ static void do_event(struct sim *sim, struct cairn_round_event *event)
     }
 }
 
+void coordinator_core_event(struct sim *sim, struct cairn_round_event *event)
+{
+    do_event(sim, event);
+}
+
 /* ---- what comes in ---- */
 
 void coordinator_pin(struct sim *sim)
@@ -322,10 +328,8 @@ static void from_shard(struct sim *sim, uint32_t shard, const struct message *me
                                        .decision = &message->decision,
                                        .sums = &message->sums };
     switch (message->kind) {
-    case M_SHARD_HELLO:
-        event.kind = CAIRN_ROUND_SHARD_UP;
-        sim->shards[shard].known_up = true;
-        break;
+    case M_SHARD_HELLO: seat_hello(sim, shard, THE_SHARD); return;
+    case M_ALIVE: seat_answers(sim, shard, THE_SHARD); return;
     case M_ANSWER: event.kind = CAIRN_ROUND_ANSWER; break;
     case M_REDUCED: event.kind = CAIRN_ROUND_REDUCED; break;
     case M_PUBLISHED: event.kind = CAIRN_ROUND_PUBLISHED; break;
@@ -379,6 +383,8 @@ void coordinator_event(struct sim *sim, const struct event *event)
     switch (event->kind) {
     case E_COORDINATOR_FROM_SHARD: from_shard(sim, event->b, event->message); return;
     case E_COORDINATOR_FROM_WORKER: from_worker(sim, event->message); return;
+    case E_COORDINATOR_FROM_TWIN:
+    case E_PROBE_ENDS: twin_event(sim, event); return;
     case E_LEASE: lease_ended(sim, event->conn); return;
     case E_PERSISTED:
         if (event->conn != c->incarnation) return;
@@ -398,6 +404,7 @@ void coordinator_event(struct sim *sim, const struct event *event)
         if (sim->shards[event->a].control.id != event->conn || !sim->shards[event->a].known_up)
             return;
         sim->shards[event->a].known_up = false;
+        seat_left(sim, event->a, THE_SHARD);
         out.kind = CAIRN_ROUND_SHARD_DOWN;
         out.shard = event->a;
         break;

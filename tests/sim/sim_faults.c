@@ -14,7 +14,8 @@ enum fault {
     STALL,
     PIN,
     GARBAGE,
-    BREAK_ENDPOINT
+    BREAK_ENDPOINT,
+    SECOND_SHARD
 };
 
 void faults_start(struct sim *sim)
@@ -45,6 +46,13 @@ static void twin(struct sim *sim, uint32_t proc)
     if (sim->procs[proc].zombie || count_processes(sim) == PROCS_MAX) return;
     sim->procs[proc].zombie = true;
     process_start(sim, sim->procs[proc].rank);
+}
+
+/* Somebody starts a second process under a shard's name; the first one may be stopped for some leases. */
+static void second_shard(struct sim *sim, uint32_t shard)
+{
+    twin_start(sim, shard);
+    if (rng_chance(&sim->fault, 0.3)) shard_link_break(sim, shard, 2.0 * LEASE);
 }
 
 static uint32_t draw_fault(struct sim *sim)
@@ -82,8 +90,9 @@ static void do_fault(struct sim *sim, uint32_t kind)
     if (kind == KILL_COORDINATOR) coordinator_kill(sim);
     if (kind == BREAK_SHARD) {
         sim->seen[SEEN_control_lost]++;
-        shard_link_break(sim, shard);
+        shard_link_break(sim, shard, NOTICE);
     }
+    if (kind == SECOND_SHARD) second_shard(sim, shard);
     if (kind == PIN) coordinator_pin(sim);
     if (kind == GARBAGE) shard_garbage(sim, shard);
     if ((kind == BREAK_FABRIC || kind == BREAK_ENDPOINT) && relay_fault(sim, kind)) return;

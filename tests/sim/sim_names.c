@@ -6,10 +6,11 @@
 const char *message_name(enum message_kind kind)
 {
     static const char *const names[] = {
-        "FENCE",   "RESOLVE",   "OPEN",   "DECIDE",    "PIN",   "SHARD_HELLO", "ANSWER",
-        "REDUCED", "PUBLISHED", "ATTACH", "BEGIN",     "WRITE", "COMMIT",      "ABANDON",
-        "OPENED",  "RESULT",    "FENCED", "HELLO",     "CHUNK", "MICRO_END",   "SHARD_COMMIT",
-        "GRANT",   "ACK",       "REFUSE", "MICRO_ACK",
+        "FENCE",     "RESOLVE",   "OPEN",         "DECIDE",     "PIN",    "SHARD_HELLO",
+        "ANSWER",    "REDUCED",   "PUBLISHED",    "ATTACH",     "BEGIN",  "WRITE",
+        "COMMIT",    "ABANDON",   "OPENED",       "RESULT",     "FENCED", "HELLO",
+        "CHUNK",     "MICRO_END", "SHARD_COMMIT", "GRANT",      "ACK",    "REFUSE",
+        "MICRO_ACK", "PROBE",     "ALIVE",        "COME_AGAIN", "END",
     };
     return NAME(names, kind);
 }
@@ -42,6 +43,10 @@ const char *event_name(enum event_kind kind)
         "process start",
         "fault",
         "heal",
+        "twin connects",
+        "coordinator -> twin",
+        "twin -> coordinator",
+        "probe ends",
     };
     return NAME(names, kind);
 }

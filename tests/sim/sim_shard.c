@@ -287,6 +287,16 @@ void shard_core_event(struct sim *sim, uint32_t shard, const struct cairn_step_e
     do_event(sim, shard, event, NULL);
 }
 
+static void of_seat(struct sim *sim, uint32_t shard, const struct message *message)
+{
+    const struct message alive = { .kind = M_ALIVE };
+    if (message->kind == M_PROBE)
+        sim_send_control(sim, &sim->shards[shard].control, 0, E_COORDINATOR_FROM_SHARD, 0, shard,
+                         &alive);
+    else
+        shard_link_break(sim, shard, NOTICE); // it connects again
+}
+
 static void from_coordinator(struct sim *sim, uint32_t shard, const struct message *message)
 {
     uint8_t holds[HOLDS_MAX];
@@ -306,6 +316,9 @@ static void from_coordinator(struct sim *sim, uint32_t shard, const struct messa
         break;
     case M_DECIDE: event.kind = CAIRN_STEP_DECIDE; break;
     case M_PIN: oracle_pinned(sim, shard, message); return;
+    case M_PROBE:
+    case M_COME_AGAIN:
+    case M_END: of_seat(sim, shard, message); return;
     default: sim_fail(sim, "a shard got message %d", (int)message->kind); return;
     }
     do_event(sim, shard, &event, message);

@@ -107,7 +107,7 @@ static void draw_machines(struct scenario *sc, struct rng *rng)
 
 static void draw_faults(struct scenario *sc, struct rng *rng)
 {
-    for (uint32_t i = 0; i < FAULTS; i++)
+    for (uint32_t i = 0; i < FAULTS - 1; i++)
         sc->weight[i] = rng_chance(rng, 0.5) ? 1 + (uint32_t)rng_below(rng, 5) : 0;
     sc->weight[6] = rng_chance(rng, 0.1) ? 1 : 0; // a stall costs a whole deadline
     sc->weight[7] += 1;
@@ -156,6 +156,8 @@ static void draw_scenario(struct sim *sim)
     sc->give_up = sometimes(&whims, 0.3, 0.1);
     sc->client_state_max = (uint32_t)sometimes(&whims, 0.5, STATE_MAX);
     draw_hosts(sim);
+    struct rng twins = { mix(sim->seed, 105) };
+    sc->weight[FAULTS - 1] = (uint32_t)sometimes(&twins, 0.3, 4);
     // Cuts where they fall: a shard may own nothing.
     uint32_t cut[SHARDS_MAX + 1] = { 0 };
     for (uint32_t s = 1; s < sc->shards; s++) {
@@ -262,6 +264,7 @@ static void start(struct sim *sim, uint64_t seed, bool verbose)
     memset(&sim->coordinator, 0, sizeof sim->coordinator);
     memset(sim->shards, 0, sizeof sim->shards);
     memset(sim->procs, 0, sizeof sim->procs);
+    memset(sim->twins, 0, sizeof sim->twins);
     draw_scenario(sim);
     oracle_start(sim);
     for (uint32_t s = 0; s < sim->scenario.shards; s++) {
@@ -284,6 +287,11 @@ static bool arrives(struct sim *sim, const struct event *event)
     case E_COORDINATOR_FROM_WORKER: link = &sim->procs[event->b].control; break;
     case E_SHARD_FROM_COORDINATOR:
         link = &sim->shards[event->a].control;
+        drains = true;
+        break;
+    case E_COORDINATOR_FROM_TWIN: link = &sim->twins[event->b].control; break;
+    case E_TWIN_FROM_COORDINATOR:
+        link = &sim->twins[event->a].control;
         drains = true;
         break;
     case E_WORKER_FROM_COORDINATOR:
@@ -344,6 +352,8 @@ static void dispatch(struct sim *sim, const struct event *event)
     case E_RELAY_FOLDED:
     case E_PEER_DOWN:
     case E_ENDPOINT_DOWN: shard_event(sim, event); return;
+    case E_TWIN_CONNECTS:
+    case E_TWIN_FROM_COORDINATOR: twin_event(sim, event); return;
     default: coordinator_event(sim, event); return;
     }
 }
