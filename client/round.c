@@ -275,13 +275,22 @@ void cairn_client_round_on_answer(struct shard_link *link, const struct cairn_ch
     act(job);
 }
 
+/* Who asked late hears of a version that is not the newest any more. */
+static void note_version(struct job *job, struct cairn_version version)
+{
+    const bool newer = version.generation > job->newest.generation ||
+                       (version.generation == job->newest.generation &&
+                        version.step > job->newest.step);
+    if (newer) job->newest = version;
+}
+
 void cairn_client_round_on_result(struct job *job, const Cairn__RoundResult *result)
 {
     struct session *s = job->session;
     const bool is_void = result->status == CAIRN_ERR_EPOCH_CHANGED;
     pthread_mutex_lock(&s->lock);
     if (is_void && result->round > job->void_round) job->void_round = result->round;
-    if (!is_void) job->newest = (struct cairn_version) { result->generation, result->step };
+    if (!is_void) note_version(job, (struct cairn_version) { result->generation, result->step });
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
     if (job->push == NULL || job->push_round > result->round) return;

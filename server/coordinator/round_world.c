@@ -254,6 +254,11 @@ static void fill_result(const struct cairn_cluster_job *job,
     result->generation = action->version.generation;
     result->step = action->version.step;
     result->text = text->text;
+    if (action->why != NULL) {
+        cairn_sentence_set(text, "round %" PRIu64 ": %s; the job is at step %" PRIu64 " now",
+                           action->round, action->why, action->version.step);
+        return;
+    }
     if (action->status == CAIRN_ERR_EPOCH_CHANGED) {
         cairn_sentence_set(text, "round %" PRIu64 " is void: %s; recompute the step", action->round,
                            job->epoch_reason.text[0] != '\0' ? job->epoch_reason.text

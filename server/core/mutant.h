@@ -44,7 +44,8 @@
  * 33  an end that was refused for now is not sent again
  * 34  a newcomer of its name has a shard's seat while that shard lives
  * 35  who holds the state does not get its seat back from an empty newcomer
- * 36  an empty process counts as the shard whose name it has */
-#define CAIRN_MUTANT_COUNT 36
+ * 36  an empty process counts as the shard whose name it has
+ * 37  how a round ended is forgotten with the next one */
+#define CAIRN_MUTANT_COUNT 37
 
 #endif

@@ -21,7 +21,7 @@ size_t cairn_round_bytes(const struct cairn_round_config *config)
 {
     if (!config_ok(config)) return 0; // the limits above make what follows fit
     return sizeof(struct cairn_round) + config->shard_count * sizeof(struct shard) +
-           config->member_max * (sizeof(struct worker) + sizeof(uint64_t)) +
+           config->member_max * (sizeof(struct worker) + sizeof(struct absent) + sizeof(uint64_t)) +
            config->group_count * sizeof(struct cairn_group_scalars) +
            CAIRN_PAYLOAD_BYTES(config->group_count) + 2 * (size_t)config->client_state_max;
 }
@@ -41,7 +41,8 @@ struct cairn_round *cairn_round_init(void *memory, const struct cairn_round_conf
     core->terms_newest = config->terms;
     core->shards = (struct shard *)(core + 1);
     core->workers = (struct worker *)(core->shards + config->shard_count);
-    core->contributors = (uint64_t *)(core->workers + config->member_max);
+    core->absent = (struct absent *)(core->workers + config->member_max);
+    core->contributors = (uint64_t *)(core->absent + config->member_max);
     core->scalars = (struct cairn_group_scalars *)(core->contributors + config->member_max);
     core->payload = (uint8_t *)(core->scalars + config->group_count);
     core->payload_bytes_max = CAIRN_PAYLOAD_BYTES(config->group_count) + config->client_state_max;
@@ -104,6 +105,7 @@ static void remove_worker(struct cairn_round *core, struct worker *worker)
 {
     if (worker->contributor && core->stage == CAIRN_ROUND_OPEN) core->need_epoch = true;
     core->members_changed = true;
+    cairn_round_keep_ends(core, worker);
     const size_t index = (size_t)(worker - core->workers);
     core->worker_count--;
     memmove(worker, worker + 1, (core->worker_count - index) * sizeof *worker);
@@ -178,63 +180,6 @@ static void on_worker_unwrite(struct cairn_round *core, const struct cairn_round
     if (open && named && worker->contributor) core->need_epoch = true;
 }
 
-static void send_result(const struct cairn_round *core, uint64_t member, uint64_t round,
-                        cairn_status status, struct cairn_round_actions *actions)
-{
-    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_WORKER_RESULT);
-    action->member = member;
-    action->round = round;
-    action->status = status;
-    action->version = core->version;
-    if (status != CAIRN_ERR_EPOCH_CHANGED) action->decision = &core->last;
-    if (status == CAIRN_ERR_EPOCH_CHANGED && round < core->last.round)
-        action->why = "the round is over; how it ended is no longer known";
-}
-
-static cairn_status result_of(const struct cairn_round *core, uint64_t round)
-{
-    if (round != core->last.round) return CAIRN_ERR_EPOCH_CHANGED;
-    struct cairn_payload head;
-    if (cairn_payload_decode(core->last.payload, core->last.payload_bytes, &head) != CAIRN_OK)
-        return CAIRN_OK;
-    return head.fail ? CAIRN_ERR_NONFINITE : CAIRN_OK;
-}
-
-/* In STEADY and OPEN `last` is resolved, so every round but the open one has its answer. */
-static bool end_known(const struct cairn_round *core, uint64_t round)
-{
-    const bool resolved = core->stage == CAIRN_ROUND_STEADY || core->stage == CAIRN_ROUND_OPEN;
-    return resolved && round != core->open_round;
-}
-
-static void answer_asked(const struct cairn_round *core, struct worker *worker,
-                         struct cairn_round_actions *actions)
-{
-    for (int i = 0; i < ENDS_ASKED_MAX; i++) {
-        const uint64_t round = worker->asked[i];
-        if (round == 0 || !end_known(core, round)) continue;
-        worker->asked[i] = 0;
-        send_result(core, worker->id, round, result_of(core, round), actions);
-    }
-}
-
-static bool has_asked(const struct worker *worker, uint64_t round)
-{
-    for (int i = 0; i < ENDS_ASKED_MAX; i++)
-        if (worker->asked[i] == round) return true;
-    return false;
-}
-
-/* Beside what another thread of it asks; of too many the oldest round is not answered. */
-static void note_asked(struct worker *worker, uint64_t round)
-{
-    uint64_t *place = &worker->asked[0];
-    if (has_asked(worker, round)) return;
-    for (int i = 1; i < ENDS_ASKED_MAX; i++)
-        if (worker->asked[i] < *place) place = &worker->asked[i];
-    *place = round;
-}
-
 /* Once a round: what is asked again after a reconnect says the same. */
 static void take_state(struct cairn_round *core, const struct worker *worker,
                        const struct cairn_round_event *event)
@@ -250,13 +195,13 @@ static void on_worker_commit(struct cairn_round *core, const struct cairn_round_
 {
     struct worker *worker = find_worker(core, event->member);
     if (worker == NULL) return;
-    note_asked(worker, event->round);
+    cairn_round_note_asked(worker, event->round);
     if (worker->contributor && core->stage == CAIRN_ROUND_OPEN &&
         event->round == core->open_round) {
         take_state(core, worker, event);
         worker->committed = true;
     }
-    answer_asked(core, worker, actions);
+    cairn_round_answer_asked(core, worker, actions);
 }
 
 /* What it pushed cannot be taken back. That it has not committed the shards know: the outcome is theirs. */
@@ -265,10 +210,10 @@ static void on_worker_abandon(struct cairn_round *core, const struct cairn_round
 {
     struct worker *worker = find_worker(core, event->member);
     if (worker == NULL) return;
-    note_asked(worker, event->round);
+    cairn_round_note_asked(worker, event->round);
     const bool open = core->stage == CAIRN_ROUND_OPEN && event->round == core->open_round;
     if (open && worker->contributor) core->need_epoch = true;
-    answer_asked(core, worker, actions);
+    cairn_round_answer_asked(core, worker, actions);
 }
 
 /* ---- rounds ---- */
@@ -298,12 +243,14 @@ void cairn_round_finish(struct cairn_round *core, struct cairn_round_actions *ac
     core->writing = false;
     core->deadline_ms = 0;
     core->version = core->last.version_after;
+    cairn_round_note_absent(core, round);
     for (uint32_t i = 0; i < core->worker_count; i++) {
         struct worker *worker = &core->workers[i];
-        const bool unasked = !has_asked(worker, round) && worker->contributor && !ended;
+        if (worker->contributor && ended) cairn_round_note_end(core, worker->ends);
+        const bool unasked = !cairn_round_has_asked(worker, round) && worker->contributor && !ended;
         worker->contributor = worker->committed = false;
-        if (unasked) send_result(core, worker->id, round, CAIRN_ERR_EPOCH_CHANGED, actions);
-        answer_asked(core, worker, actions);
+        if (unasked) cairn_round_send_void(core, worker->id, round, actions);
+        cairn_round_answer_asked(core, worker, actions);
     }
 }
 

@@ -152,10 +152,13 @@ enum cairn_round_action_kind {
     /* to the worker `member` */
     CAIRN_ROUND_WORKER_OPENED, /* epoch, round, version, rank = the dense one, world, loss_scale; it goes by
                                 * the terms in force */
-    CAIRN_ROUND_WORKER_RESULT, /* round, status, version = now. OK or CAIRN_ERR_NONFINITE: how it ended is in
-                                * `decision`. CAIRN_ERR_EPOCH_CHANGED: void, recompute; comes unasked, too,
-                                * to each contributor of a round that is abandoned. With `why` not NULL the
-                                * round is too old: it was void, or ended while the worker was no member */
+    CAIRN_ROUND_WORKER_RESULT, /* round, status, version. OK or CAIRN_ERR_NONFINITE: how it ended is in
+                                * `decision` (its payload perhaps without groups and state), at that version;
+                                * of each worker the last step and the last write that it was in are known.
+                                * CAIRN_ERR_EPOCH_CHANGED: void, recompute; comes unasked, too, to each
+                                * contributor of a round that is abandoned; version = now. With `why` not NULL
+                                * it is not known any more whether the round was void: it is older, or of a
+                                * former incarnation, or the worker was away for long */
     CAIRN_ROUND_WORKER_FENCE, /* status: it is no member (any more).
                                 *   FENCED   a newer member has its rank
                                 *   TIMEOUT  it passed step_deadline in `round`

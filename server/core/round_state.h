@@ -7,6 +7,13 @@
 /* A member asks at most so many rounds how they end at a time: one thread trains, one writes. */
 #define ENDS_ASKED_MAX 2
 
+/* How a round ended. */
+struct end {
+    struct cairn_decision decision; /* round 0: none; its payload is set where it is given out */
+    uint8_t head[CAIRN_PAYLOAD_HEAD_BYTES]; /* of the payload, without groups and client state */
+};
+enum { END_OF_STEP, END_OF_WRITE, ENDS };
+
 struct worker {
     uint64_t id;
     uint32_t rank;
@@ -16,6 +23,15 @@ struct worker {
     bool wants;                     /* asked for a round, not answered */
     bool writes;                    /* asked to write, not answered */
     uint64_t asked[ENDS_ASKED_MAX]; /* rounds: how do they end? not answered; 0 = none */
+    struct end ends[ENDS];          /* the last ones that it contributed to */
+};
+
+/* One that left: it may be back, as the same member, and ask. */
+struct absent {
+    uint64_t id;    /* 0: none */
+    uint64_t round; /* that it contributed to, and that has not ended; 0: none */
+    uint64_t since; /* counts those that left */
+    struct end ends[ENDS];
 };
 
 struct shard {
@@ -56,11 +72,14 @@ struct cairn_round {
     uint64_t now_ms, deadline_ms; /* 0 = none */
     struct cairn_round_counts counts;
     uint32_t worker_count, world;
+    uint64_t left;        /* workers, so far */
+    struct end inherited; /* of the round that the incarnation before decided last */
 
     /* in the caller's memory, behind this struct */
-    struct shard *shards;                /* [shard_count] */
-    struct worker *workers;              /* [member_max], the first worker_count by rank */
-    uint64_t *contributors;              /* [member_max], world of them */
+    struct shard *shards;   /* [shard_count] */
+    struct worker *workers; /* [member_max], the first worker_count by rank */
+    struct absent *absent;  /* [member_max]: of more the one that left first is forgotten */
+    uint64_t *contributors; /* [member_max], world of them */
     struct cairn_group_scalars *scalars; /* [group_count], scratch */
     uint8_t *payload;                    /* [payload_bytes_max], of `last` */
     size_t payload_bytes_max;
@@ -76,6 +95,20 @@ void cairn_round_fail(struct cairn_round *core, uint32_t shard, const char *why,
 bool cairn_round_shards_up(const struct cairn_round *core);
 /* The open round, if there is one, ended with `last` or is void: tells whoever asked, and goes to STEADY. */
 void cairn_round_finish(struct cairn_round *core, struct cairn_round_actions *actions);
+
+/* round_ends.c: how rounds ended, for those who ask late. */
+/* `last` is the end of a round that its owner contributed to. */
+void cairn_round_note_end(struct cairn_round *core, struct end ends[ENDS]);
+/* That round has ended, or is void: for those who were in it and left. 0: of a former incarnation. */
+void cairn_round_note_absent(struct cairn_round *core, uint64_t round);
+void cairn_round_keep_ends(struct cairn_round *core, const struct worker *worker); /* it leaves */
+bool cairn_round_has_asked(const struct worker *worker, uint64_t round);
+void cairn_round_note_asked(struct worker *worker, uint64_t round);
+void cairn_round_answer_asked(struct cairn_round *core, struct worker *worker,
+                              struct cairn_round_actions *actions);
+/* Unasked. */
+void cairn_round_send_void(const struct cairn_round *core, uint64_t member, uint64_t round,
+                           struct cairn_round_actions *actions);
 
 /* round_decide.c */
 void cairn_round_on_reduced(struct cairn_round *core, const struct cairn_round_event *event,

@@ -330,7 +330,8 @@ struct process {
 
 /* ---- the truth ---- */
 struct ledger_entry {
-    bool uncounted; /* a skip because the weights add up to 0 */
+    uint64_t incarnation, lives; /* of the coordinator, of all members, when it was decided */
+    bool uncounted;              /* a skip because the weights add up to 0 */
     uint64_t round;
     enum cairn_decision_kind kind;
     struct cairn_version after;

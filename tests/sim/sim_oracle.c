@@ -417,6 +417,8 @@ static void enter(struct sim *sim, const struct cairn_decision *decision)
     else
         next_state(sim, round, entry);
     entry->after = (struct cairn_version) { o->generation, o->step };
+    entry->incarnation = sim->coordinator.incarnation;
+    entry->lives = sim->lives;
     o->ledger_count++;
 }
 
@@ -460,6 +462,34 @@ void oracle_compare(struct sim *sim, uint32_t shard)
     }
 }
 
+static bool contributed(const struct opened *round, uint64_t member)
+{
+    for (uint32_t i = 0; round != NULL && i < round->count; i++)
+        if (round->members[i] == member) return true;
+    return false;
+}
+
+/* That of a round in which it was a coordinator keeps, as long as not too many others come. */
+static bool must_know(struct sim *sim, const struct ledger_entry *entry, uint64_t member)
+{
+    return entry->incarnation == sim->coordinator.incarnation && entry->lives == sim->lives &&
+           contributed(find_opened(&sim->oracle, entry->round), member);
+}
+
+/* Who asks late hears the head alone. */
+static bool same_payload(const struct message *result, const struct ledger_entry *entry)
+{
+    struct cairn_payload told, truth;
+    const size_t bytes = result->decision.payload_bytes;
+    if (bytes == entry->payload_bytes) return memcmp(result->payload, entry->payload, bytes) == 0;
+    return cairn_payload_decode(result->payload, bytes, &told) == CAIRN_OK &&
+           cairn_payload_decode(entry->payload, entry->payload_bytes, &truth) == CAIRN_OK &&
+           cairn_f64_bits(told.grad_norm) == cairn_f64_bits(truth.grad_norm) &&
+           cairn_f64_bits(told.clip_scale) == cairn_f64_bits(truth.clip_scale) &&
+           cairn_f64_bits(told.lr) == cairn_f64_bits(truth.lr) && told.finite == truth.finite &&
+           told.fail == truth.fail;
+}
+
 void oracle_result(struct sim *sim, const struct message *result)
 {
     uint32_t index = 0;
@@ -468,6 +498,8 @@ void oracle_result(struct sim *sim, const struct message *result)
         sim->seen[SEEN_result_unknown]++;
         if (entry != NULL && index + 1 == sim->oracle.ledger_count)
             sim_fail(sim, "the result of the last round is not known");
+        if (entry != NULL && must_know(sim, entry, result->member))
+            sim_fail(sim, "how round %llu ended is forgotten", (unsigned long long)entry->round);
         return;
     }
     if (result->status == CAIRN_ERR_EPOCH_CHANGED) {
@@ -492,8 +524,8 @@ void oracle_result(struct sim *sim, const struct message *result)
     const bool fail = entry->kind == CAIRN_DECISION_SKIP && !entry->uncounted &&
                       sim->scenario.fail_nonfinite;
     if (result->status != (fail ? CAIRN_ERR_NONFINITE : CAIRN_OK) ||
-        result->decision.payload_bytes != entry->payload_bytes ||
-        memcmp(result->payload, entry->payload, entry->payload_bytes) != 0)
+        result->version.generation != entry->after.generation ||
+        result->version.step != entry->after.step || !same_payload(result, entry))
         sim_fail(sim, "a worker heard another result of round %llu than the true one",
                  (unsigned long long)result->round);
 }
