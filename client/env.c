@@ -59,18 +59,11 @@ static const char *const names[CAIRN_ENV_KEYS] = {
 };
 
 static const char *const defaults[CAIRN_ENV_KEYS] = {
-    [CAIRN_ENV_ENDPOINT] = "127.0.0.1:7077",
-    [CAIRN_ENV_FABRIC] = "auto",
-    [CAIRN_ENV_DEVICE] = "",
-    [CAIRN_ENV_HOST] = "",
-    [CAIRN_ENV_TRANSPORTS] = "",
-    [CAIRN_ENV_ONE_SIDED] = "auto",
-    [CAIRN_ENV_RANK] = "0",
-    [CAIRN_ENV_WORLD] = "1",
-    [CAIRN_ENV_LOCAL_RANK] = "0",
-    [CAIRN_ENV_NODE_RANK] = "0",
-    [CAIRN_ENV_RUN_ID] = "",
-    [CAIRN_ENV_RESTARTS] = "0",
+    [CAIRN_ENV_ENDPOINT] = "", // it is looked for
+    [CAIRN_ENV_FABRIC] = "auto", [CAIRN_ENV_DEVICE] = "",        [CAIRN_ENV_HOST] = "",
+    [CAIRN_ENV_TRANSPORTS] = "", [CAIRN_ENV_ONE_SIDED] = "auto", [CAIRN_ENV_RANK] = "0",
+    [CAIRN_ENV_WORLD] = "1",     [CAIRN_ENV_LOCAL_RANK] = "0",   [CAIRN_ENV_NODE_RANK] = "0",
+    [CAIRN_ENV_RUN_ID] = "",     [CAIRN_ENV_RESTARTS] = "0",
 };
 
 const char *cairn_env_get(void *context, const char *variable)
@@ -132,10 +125,10 @@ static cairn_status judge_endpoint(const struct cairn_env_value *value, struct c
     struct cairn_address address;
     const cairn_status status = cairn_address_parse(value->text, &address, why);
     if (status != CAIRN_OK) return cairn_fail(why, status, "%s: %s", value->source, why->text);
-    if (!address.is_unix && address.port != 0) return CAIRN_OK;
+    if (address.is_unix || address.port != 0) return CAIRN_OK;
     return cairn_fail(why, CAIRN_ERR_INVALID,
                       "%s = \"%.200s\" cannot be connected to: host:port with a port from 1 to "
-                      "65535 is allowed",
+                      "65535, or the /path of a socket, is allowed",
                       value->source, value->text);
 }
 
@@ -207,6 +200,15 @@ static cairn_status take(enum cairn_env_key key, const char *text, const char *s
     return status;
 }
 
+static cairn_status take_default_endpoint(const struct cairn_env_input *input,
+                                          struct cairn_env_report *report,
+                                          struct cairn_sentence *why)
+{
+    char text[CAIRN_ADDRESS_TEXT_BYTES];
+    const bool is_own = cairn_address_find(input->get(input->context, "XDG_RUNTIME_DIR"), text);
+    return take(CAIRN_ENV_ENDPOINT, text, is_own ? "XDG_RUNTIME_DIR" : NULL, report, why);
+}
+
 cairn_status cairn_env_find(const struct cairn_env_input *input, enum cairn_env_key key,
                             struct cairn_env_report *report, struct cairn_sentence *why)
 {
@@ -216,6 +218,7 @@ cairn_status cairn_env_find(const struct cairn_env_input *input, enum cairn_env_
         const char *text = variable_of(input, i, key);
         if (text != NULL) return take(key, text, launchers[i].variables[key], report, why);
     }
+    if (key == CAIRN_ENV_ENDPOINT) return take_default_endpoint(input, report, why);
     return take(key, defaults[key], NULL, report, why);
 }
 

@@ -10,7 +10,7 @@
  * another rank to the same work after a change of membership. What tells members apart is the
  * incarnation that every session draws; a newer one with the same rank in a job fences the older.
  *
- * Pure, but for what `get` does. */
+ * Pure, but for what `get` does, and for looking which socket is there. */
 #ifndef CAIRN_CLIENT_ENV_H
 #define CAIRN_CLIENT_ENV_H
 
@@ -23,7 +23,7 @@
 
 enum cairn_env_key {
     /* of the cluster */
-    CAIRN_ENV_ENDPOINT,   /* default 127.0.0.1:7077 */
+    CAIRN_ENV_ENDPOINT,   /* default: the socket of this host's coordinator (cairn_address_find) */
     CAIRN_ENV_FABRIC,     /* default ucx */
     CAIRN_ENV_DEVICE,     /* default "": what the fabric takes by itself */
     CAIRN_ENV_HOST,       /* which host this is; default "": what the kernel says */

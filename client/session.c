@@ -280,7 +280,8 @@ static cairn_status await_welcome(struct session *s, int timeout_ms)
     return cairn_client_fail(
         CAIRN_ERR_UNREACHABLE,
         "no coordinator answered at %s within %d ms (%s); is cairn-coordinator running "
-        "there? The address comes from cairn_opts.endpoint or CAIRN_ENDPOINT",
+        "there? The address comes from cairn_opts.endpoint or CAIRN_ENDPOINT, else it is a socket "
+        "in $XDG_RUNTIME_DIR/cairn or /run/cairn",
         s->endpoint_text, timeout_ms, why.text[0] != 0 ? why.text : "no answer");
 }
 

@@ -14,7 +14,7 @@
 #include "proto/loop/address.h"
 #include "proto/wire/frame.h"
 
-enum { REQUEST = 2, FIRST_QUESTION = 3, QUESTION_EVERY_MS = 1000 };
+enum { REQUEST = 2, FIRST_QUESTION = 3, QUESTION_EVERY_MS = 1000, FULL_MS = 10 };
 
 int cairn_ctl_fail(cairn_status status, const char *fmt, ...)
 {
@@ -79,16 +79,18 @@ static cairn_status connect_to(struct ctl *ctl, struct cairn_sentence *why)
 {
     struct cairn_address address;
     struct sockaddr_storage socket_address;
+    socklen_t length = 0;
     cairn_status status = cairn_address_parse(ctl->endpoint, &address, why);
-    if (status == CAIRN_OK) status = cairn_address_resolve(&address, &socket_address, why);
+    if (status == CAIRN_OK) status = cairn_address_resolve(&address, &socket_address, &length, why);
     if (status != CAIRN_OK) return status;
     ctl->fd = socket(socket_address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (ctl->fd < 0) return cairn_fail(why, CAIRN_ERR_IO, "no socket: %s", strerror(errno));
-    const socklen_t length = socket_address.ss_family == AF_INET ? sizeof(struct sockaddr_in)
-                                                                 : sizeof(struct sockaddr_in6);
     int error = 0;
     socklen_t error_bytes = sizeof error;
-    if (connect(ctl->fd, (struct sockaddr *)&socket_address, length) != 0) error = errno;
+    do { // a Unix socket with a full queue says so at once
+        if (error == EAGAIN) poll(NULL, 0, FULL_MS);
+        error = connect(ctl->fd, (struct sockaddr *)&socket_address, length) == 0 ? 0 : errno;
+    } while (error == EAGAIN && now_ms() < ctl->deadline_ms);
     if (error == EINPROGRESS) {
         status = await(ctl, POLLOUT, ctl->deadline_ms);
         if (status != CAIRN_OK)
@@ -99,7 +101,8 @@ static cairn_status connect_to(struct ctl *ctl, struct cairn_sentence *why)
     return cairn_fail(
         why, CAIRN_ERR_UNREACHABLE,
         "the coordinator at %s cannot be reached: %s; is it running, is --endpoint or "
-        "CAIRN_ENDPOINT right?",
+        "CAIRN_ENDPOINT right? (without them it is looked for in $XDG_RUNTIME_DIR/cairn and "
+        "/run/cairn)",
         ctl->endpoint, strerror(error));
 }
 

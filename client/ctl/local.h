@@ -32,6 +32,9 @@ struct local {
     char import[PATH_MAX]; /* import.folders of the shards; "": none */
     bool is_announced;     /* the endpoint file is ours */
     char endpoint[288];
+    char socket[PATH_MAX + 32]; /* what the coordinator shall listen on */
+    char socket_folder
+        [64]; /* made for it where `folder` has too long a name, or an odd one; else "" */
     struct local_daemon daemons[1 + CTL_SHARDS_MAX]; /* [daemon_count], the coordinator first */
     int daemon_count;
     bool is_debug;    /* the daemons log each round */
@@ -57,7 +60,7 @@ bool cairn_local_command_is_there(const char *command);
 bool cairn_local_folder_make(struct local *local, struct cairn_sentence *why);
 /* Where weights may be read from: --import, else the working folder if a configuration can hold its name. */
 bool cairn_local_import_find(struct local *local, struct cairn_sentence *why);
-/* Removes the folder with everything in it, if it is temporary. */
+/* Removes what was made, unless it is to be kept. */
 void cairn_local_folder_remove(struct local *local);
 /* Writes FOLDER/NAME.conf; for a shard, the endpoint is known by now. */
 bool cairn_local_config_write(const struct local *local, const char *name,

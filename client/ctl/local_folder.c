@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "client/ctl/local.h"
+#include "proto/loop/address.h"
 
 /* ---- programs ---- */
 
@@ -90,9 +91,28 @@ static bool take_kept(struct local *local, struct cairn_sentence *why)
     return false;
 }
 
+/* In the folder, if a socket's address and a line of the configuration can hold that name. */
+static bool place_socket(struct local *local, struct cairn_sentence *why)
+{
+    snprintf(local->socket, sizeof local->socket, "%s/coordinator.sock", local->folder);
+    if (strlen(local->socket) <= CAIRN_ADDRESS_PATH_BYTES &&
+        local->socket[strcspn(local->socket, " \t\r\n;")] == 0)
+        return true;
+    snprintf(local->socket_folder, sizeof local->socket_folder, "/tmp/cairn-local.XXXXXX");
+    if (mkdtemp(local->socket_folder) == NULL) {
+        local->socket_folder[0] = 0;
+        cairn_sentence_set(why, "no folder in /tmp for the socket: %s", strerror(errno));
+        return false;
+    }
+    snprintf(local->socket, sizeof local->socket, "%s/coordinator.sock", local->socket_folder);
+    return true;
+}
+
 bool cairn_local_folder_make(struct local *local, struct cairn_sentence *why)
 {
-    return local->ctl->keep != NULL ? take_kept(local, why) : make_temporary(local, why);
+    const bool is_there = local->ctl->keep != NULL ? take_kept(local, why)
+                                                   : make_temporary(local, why);
+    return is_there && place_socket(local, why);
 }
 
 bool cairn_local_import_find(struct local *local, struct cairn_sentence *why)
@@ -122,6 +142,11 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
 
 void cairn_local_folder_remove(struct local *local)
 {
+    if (local->socket_folder[0] != 0) {
+        unlink(local->socket); // of a coordinator that was killed
+        rmdir(local->socket_folder);
+        local->socket_folder[0] = 0;
+    }
     if (!local->is_temporary) return;
     nftw(local->folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
     local->is_temporary = false;
@@ -162,15 +187,15 @@ static long threads(const struct local *local, int shards)
 bool cairn_local_config_write(const struct local *local, const char *name,
                               struct cairn_sentence *why)
 {
-    char path[PATH_MAX + 32], text[PATH_MAX + 1024];
+    char path[PATH_MAX + 32], text[2 * PATH_MAX + 1024];
     const int shards = local->daemon_count - 1;
     snprintf(path, sizeof path, "%s/%s.conf", local->folder, name);
     if (local->endpoint[0] == 0)
         snprintf(text, sizeof text,
                  "# Made by cairn local. Paths are of this folder.\n[cluster]\nname = local\n"
                  "shards = %d\n[store]\npath = coordinator\n[snapshots]\npath = snapshots\n"
-                 "[network]\nlisten = 127.0.0.1:0\n",
-                 shards);
+                 "[network]\nlisten = %s\n",
+                 shards, local->socket);
     else
         snprintf(text, sizeof text,
                  "# Made by cairn local.\n[shard]\nname = %s\ncoordinator = %s\n[memory]\n"

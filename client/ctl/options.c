@@ -42,8 +42,9 @@ static const struct {
 } table[] = {
     { { "endpoint", 1, 0, OPT_ENDPOINT },
       CTL_TAKES_ENDPOINT,
-      "--endpoint HOST:PORT",
-      "the coordinator (else CAIRN_ENDPOINT, else 127.0.0.1:7077)" },
+      "--endpoint ADDRESS",
+      "the coordinator, HOST:PORT or /PATH (else CAIRN_ENDPOINT, else a socket in "
+      "$XDG_RUNTIME_DIR/cairn or /run/cairn)" },
     { { "timeout", 1, 0, OPT_TIMEOUT },
       CTL_TAKES_TIMEOUT,
       "--timeout SECONDS",

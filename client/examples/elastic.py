@@ -1,7 +1,7 @@
 """The elastic loop: workers come, go and are killed, and training goes on with those that are there.
 
     cairn local --shards 2                                           # prints the endpoint; it stays until Ctrl-C
-    export CAIRN_ENDPOINT=127.0.0.1:...
+    export CAIRN_ENDPOINT=/tmp/cairn-local.../coordinator.sock
     CAIRN_RANK=0 CAIRN_WORLD=1 python3 client/examples/elastic.py &
     CAIRN_RANK=1 CAIRN_WORLD=2 python3 client/examples/elastic.py &
     kill -9 %2                                                       # the first one goes on alone

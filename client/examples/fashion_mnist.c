@@ -458,7 +458,7 @@ static void usage(FILE *out)
 {
     fprintf(
         out,
-        "usage: fashion_mnist [--endpoint HOST:PORT] [--data FOLDER] [--job NAME]\n"
+        "usage: fashion_mnist [--endpoint ADDRESS] [--data FOLDER] [--job NAME]\n"
         "                     [--rank R] [--workers N] [--steps N] [--timeout SECONDS]\n"
         "Trains until the job is at step N; rank 0 then prints the accuracy on the test set.\n");
 }

@@ -179,8 +179,10 @@ typedef enum cairn_role { CAIRN_WORKER = 1, CAIRN_READER = 2 } cairn_role;
 /* Everything not set is taken from the environment, then from the default. */
 struct cairn_opts {
     size_t struct_size;
-    const char *endpoint;      /* "host:port" of the coordinator; CAIRN_ENDPOINT; 127.0.0.1:7077 */
-    const char *name;          /* for logs and error texts; "pid N on HOST" */
+    const char
+        *endpoint;    /* of the coordinator: "host:port" or its socket's "/path"; CAIRN_ENDPOINT;
+                                * cairn/coordinator.sock in $XDG_RUNTIME_DIR, else in /run */
+    const char *name; /* for logs and error texts; "pid N on HOST" */
     int connect_timeout_ms;    /* 0 = 10,000: how long cairn_open tries */
     const char *fabric;        /* "auto", "mapped", "ucx"; CAIRN_FABRIC */
     const char *fabric_device; /* network device of the data path; CAIRN_FABRIC_DEVICE; "lo" */

@@ -5,22 +5,30 @@
 #include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/un.h>
+
+_Static_assert(CAIRN_ADDRESS_PATH_BYTES + 1 < sizeof((struct sockaddr_un *)0)->sun_path,
+               "a path and one byte more fit, with a NUL");
 
 static cairn_status bad_address(const char *text, const char *what, struct cairn_sentence *why)
 {
     return cairn_fail(why, CAIRN_ERR_INVALID,
                       "\"%.200s\" is not an address: %s; write host:port, [v6 address]:port or "
-                      "unix:/path",
+                      "the /path of a socket",
                       text, what);
 }
 
 static cairn_status parse_unix(const char *text, const char *path, struct cairn_address *address,
                                struct cairn_sentence *why)
 {
+    char what[96];
     if (path[0] != '/') return bad_address(text, "the path of a socket must begin with /", why);
-    if (strlen(path) >= sizeof((struct sockaddr_un *)0)->sun_path)
-        return bad_address(text, "the path of a socket is too long (at most 107 bytes)", why);
+    if (strlen(path) > CAIRN_ADDRESS_PATH_BYTES) {
+        snprintf(what, sizeof what, "its path has %zu bytes, a socket's may have %d", strlen(path),
+                 CAIRN_ADDRESS_PATH_BYTES);
+        return bad_address(text, what, why);
+    }
     address->is_unix = true;
     memcpy(address->host, path, strlen(path) + 1);
     return CAIRN_OK;
@@ -44,8 +52,9 @@ cairn_status cairn_address_parse(const char *text, struct cairn_address *address
                                  struct cairn_sentence *why)
 {
     struct cairn_address address = { 0 };
-    if (strncmp(text, "unix:", 5) == 0) {
-        const cairn_status status = parse_unix(text, text + 5, &address, why);
+    const bool is_named = strncmp(text, "unix:", 5) == 0;
+    if (is_named || text[0] == '/') {
+        const cairn_status status = parse_unix(text, text + (is_named ? 5 : 0), &address, why);
         if (status == CAIRN_OK) *address_out = address;
         return status;
     }
@@ -73,20 +82,32 @@ void cairn_address_print(const struct cairn_address *address,
 {
     const char *format = strchr(address->host, ':') != NULL ? "[%s]:%u" : "%s:%u";
     if (address->is_unix)
-        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "unix:%s", address->host);
+        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "%s", address->host);
     else
         snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, format, address->host, address->port);
 }
 
+static void fill_unix(const char *path, struct sockaddr_storage *addr_out,
+                      socklen_t *addr_bytes_out)
+{
+    struct sockaddr_un *addr = (struct sockaddr_un *)addr_out;
+    memset(addr_out, 0, sizeof *addr_out);
+    addr->sun_family = AF_UNIX;
+    memcpy(addr->sun_path, path, strnlen(path, CAIRN_ADDRESS_PATH_BYTES));
+    *addr_bytes_out = sizeof *addr;
+}
+
 cairn_status cairn_address_resolve(const struct cairn_address *address,
-                                   struct sockaddr_storage *addr_out, struct cairn_sentence *why)
+                                   struct sockaddr_storage *addr_out, socklen_t *addr_bytes_out,
+                                   struct cairn_sentence *why)
 {
     const struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV };
     struct addrinfo *found = NULL;
     char port[8];
-    if (address->is_unix)
-        return cairn_fail(why, CAIRN_ERR_INVALID, "unix:%.200s is not a TCP address",
-                          address->host);
+    if (address->is_unix) {
+        fill_unix(address->host, addr_out, addr_bytes_out);
+        return CAIRN_OK;
+    }
     snprintf(port, sizeof port, "%u", address->port);
     const int error = getaddrinfo(address->host, port, &hints, &found);
     if (error != 0)
@@ -95,6 +116,7 @@ cairn_status cairn_address_resolve(const struct cairn_address *address,
     memset(addr_out, 0, sizeof *addr_out);
     const struct addrinfo *chosen = cairn_address_choose(found);
     memcpy(addr_out, chosen->ai_addr, chosen->ai_addrlen);
+    *addr_bytes_out = chosen->ai_addrlen;
     freeaddrinfo(found);
     return CAIRN_OK;
 }
@@ -104,6 +126,29 @@ const struct addrinfo *cairn_address_choose(const struct addrinfo *list)
     for (const struct addrinfo *item = list; item != NULL; item = item->ai_next)
         if (item->ai_family == AF_INET) return item;
     return list;
+}
+
+void cairn_address_default(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES])
+{
+    const bool is_own = runtime_dir != NULL && runtime_dir[0] != '\0';
+    snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "%s/cairn/coordinator.sock",
+             is_own ? runtime_dir : "/run");
+}
+
+static bool is_socket(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISSOCK(st.st_mode);
+}
+
+bool cairn_address_find(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES])
+{
+    char system[CAIRN_ADDRESS_TEXT_BYTES];
+    cairn_address_default(NULL, system);
+    cairn_address_default(runtime_dir, text_out);
+    if (is_socket(text_out) || !is_socket(system)) return strcmp(text_out, system) != 0;
+    memcpy(text_out, system, sizeof system);
+    return false;
 }
 
 bool cairn_address_is_loopback(const struct sockaddr_storage *addr)

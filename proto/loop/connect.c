@@ -108,12 +108,26 @@ cairn_status cairn_stream_connect(uv_loop_t *loop, const struct cairn_address *a
     return CAIRN_OK;
 }
 
+/* Who connected, as the kernel saw it then. */
+static void name_process(struct cairn_stream *stream)
+{
+    struct ucred who = { 0 };
+    socklen_t who_bytes = sizeof who;
+    uv_os_fd_t fd = -1;
+    if (uv_fileno(&stream->io.handle, &fd) == 0 &&
+        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &who_bytes) == 0)
+        snprintf(stream->peer, sizeof stream->peer, "pid=%ld,uid=%lu", (long)who.pid,
+                 (unsigned long)who.uid);
+    else
+        snprintf(stream->peer, sizeof stream->peer, "unix");
+}
+
 static void name_peer(struct cairn_stream *stream)
 {
     struct sockaddr_storage addr = { 0 };
     int addr_bytes = sizeof addr;
     if (stream->io.handle.type != UV_TCP)
-        snprintf(stream->peer, sizeof stream->peer, "unix");
+        name_process(stream);
     else if (uv_tcp_getpeername(&stream->io.tcp, (struct sockaddr *)&addr, &addr_bytes) != 0)
         snprintf(stream->peer, sizeof stream->peer, "a peer that is gone");
     else

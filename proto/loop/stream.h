@@ -78,7 +78,7 @@ void cairn_stream_close(struct cairn_stream *stream, cairn_status status, const 
 void cairn_stream_finish(struct cairn_stream *stream, cairn_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* "127.0.0.1:41234", "unix". Valid as long as the stream. */
+/* "127.0.0.1:41234", "pid=123,uid=1000", the path that it connected to. Valid as long as the stream. */
 const char *cairn_stream_peer(const struct cairn_stream *stream);
 void *cairn_stream_context(const struct cairn_stream *stream);
 uv_loop_t *cairn_stream_loop(const struct cairn_stream *stream);

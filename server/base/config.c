@@ -30,7 +30,7 @@ void cairn_config_release(struct cairn_config *config)
 {
     for (size_t i = 0; i < config->option_count; i++) {
         const struct cairn_option *option = &config->options[i];
-        if (option->type > CAIRN_OPTION_ADDRESS) continue;
+        if (option->type > CAIRN_OPTION_ADDRESSES) continue;
         char **place = (char **)(void *)((char *)config->values + option->offset);
         free(*place);
         *place = NULL;

@@ -28,7 +28,7 @@ static const struct unit *units_of(enum cairn_option_type type)
 
 static bool is_string(enum cairn_option_type type)
 {
-    return type == CAIRN_OPTION_STRING || type == CAIRN_OPTION_PATH || type == CAIRN_OPTION_ADDRESS;
+    return type <= CAIRN_OPTION_ADDRESSES; // the strings come first
 }
 
 // The largest unit that divides it: 65536 -> "64KiB".
@@ -49,7 +49,10 @@ void cairn_config_value_describe(const struct cairn_option *option, char *text_o
     switch (option->type) {
     case CAIRN_OPTION_STRING: snprintf(text_out, text_bytes, "a text"); return;
     case CAIRN_OPTION_PATH: snprintf(text_out, text_bytes, "a path"); return;
-    case CAIRN_OPTION_ADDRESS: snprintf(text_out, text_bytes, "host:port"); return;
+    case CAIRN_OPTION_ADDRESS: snprintf(text_out, text_bytes, "host:port or /path"); return;
+    case CAIRN_OPTION_ADDRESSES:
+        snprintf(text_out, text_bytes, "host:port or /path, blanks between several");
+        return;
     case CAIRN_OPTION_BOOL: snprintf(text_out, text_bytes, "yes or no"); return;
     case CAIRN_OPTION_INT:
     case CAIRN_OPTION_BYTES:
@@ -122,16 +125,37 @@ static cairn_status store_bool(const struct cairn_option *option, const char *te
     return refuse(option, text, "it is neither yes nor no", why);
 }
 
+// NULL if well, else what is wrong.
+static const char *judge_addresses(const char *text, struct cairn_sentence *what)
+{
+    char one[CAIRN_ADDRESS_TEXT_BYTES];
+    struct cairn_address address;
+    for (const char *at = text; *(at += strspn(at, " ")) != '\0'; at += strcspn(at, " ")) {
+        const size_t length = strcspn(at, " ");
+        if (length >= sizeof one) return "an address in it is too long";
+        snprintf(one, sizeof one, "%.*s", (int)length, at);
+        if (cairn_address_parse(one, &address, what) != CAIRN_OK) return what->text;
+    }
+    return NULL;
+}
+
+static const char *judge_string(const struct cairn_option *option, const char *text,
+                                struct cairn_sentence *what)
+{
+    struct cairn_address address;
+    const bool may_be_empty = option->default_text != NULL && option->default_text[0] == '\0';
+    if (option->type == CAIRN_OPTION_PATH && text[0] == '\0') return "it is empty";
+    if (option->type == CAIRN_OPTION_ADDRESSES) return judge_addresses(text, what);
+    if (option->type != CAIRN_OPTION_ADDRESS || (text[0] == '\0' && may_be_empty)) return NULL;
+    return cairn_address_parse(text, &address, what) == CAIRN_OK ? NULL : what->text;
+}
+
 static cairn_status store_string(const struct cairn_option *option, const char *text, char **place,
                                  struct cairn_sentence *why)
 {
-    struct cairn_address address;
-    struct cairn_sentence what;
-    if (option->type == CAIRN_OPTION_PATH && text[0] == '\0')
-        return refuse(option, text, "it is empty", why);
-    if (option->type == CAIRN_OPTION_ADDRESS &&
-        cairn_address_parse(text, &address, &what) != CAIRN_OK)
-        return refuse(option, text, "it is not an address", why);
+    struct cairn_sentence sentence;
+    const char *what = judge_string(option, text, &sentence);
+    if (what != NULL) return refuse(option, text, what, why);
     char *copy = strdup(text);
     if (copy == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a value");
     free(*place);

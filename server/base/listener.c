@@ -1,39 +1,15 @@
+#include "server/base/control_socket.h"
 #include "server/base/listener_private.h"
-
-#include "server/base/log.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define BACKLOG  1024
 #define GRACE_MS 100 // a half-open peer keeps its place at least so long
-
-static cairn_status judge_address(const struct cairn_listener_options *options,
-                                  struct sockaddr_storage *addr_out, struct cairn_sentence *why)
-{
-    struct cairn_address address;
-    cairn_status status = cairn_address_parse(options->listen, &address, why);
-    if (status != CAIRN_OK) return status;
-    status = cairn_address_resolve(&address, addr_out, why);
-    if (status != CAIRN_OK) return CAIRN_ERR_CONFIG;
-    if (cairn_address_is_loopback(addr_out)) return CAIRN_OK;
-    if (!options->insecure_network)
-        return cairn_fail(why, CAIRN_ERR_REFUSED,
-                          "refused to listen on %s: it is not a loopback address, and peers are "
-                          "not authenticated in this version, so whoever reaches the port could "
-                          "use it; listen on 127.0.0.1, or set insecure_network = yes in "
-                          "[network] if everyone who can reach it may do everything",
-                          options->listen);
-    cairn_log_warn("insecure_network = yes: whoever reaches %s can use this daemon, peers are not "
-                   "authenticated",
-                   options->listen);
-    return CAIRN_OK;
-}
 
 static uint64_t now_ms(const struct cairn_listener *listener)
 {
-    return uv_now(listener->tcp.loop);
+    return uv_now(listener->timer.loop);
 }
 
 static void watch_half_open(struct cairn_listener *listener);
@@ -51,6 +27,13 @@ static void on_half_open_due(uv_timer_t *timer)
     watch_half_open(listener);
 }
 
+static bool connection_waits(const struct cairn_listener *listener)
+{
+    for (size_t i = 0; i < listener->door_count; i++)
+        if (listener->doors[i].connection_waits) return true;
+    return false;
+}
+
 // Sets the timer to the moment when the oldest half-open peer must go, or may be pushed out.
 static void watch_half_open(struct cairn_listener *listener)
 {
@@ -60,7 +43,7 @@ static void watch_half_open(struct cairn_listener *listener)
         uv_timer_stop(&listener->timer);
         return;
     }
-    const uint64_t life_ms = listener->connection_waits ? GRACE_MS : listener->hello_timeout_ms;
+    const uint64_t life_ms = connection_waits(listener) ? GRACE_MS : listener->hello_timeout_ms;
     const uint64_t due_ms = oldest->since_ms + life_ms;
     const uint64_t now = now_ms(listener);
     uv_timer_start(&listener->timer, on_half_open_due, due_ms > now ? due_ms - now : 0, 0);
@@ -79,29 +62,34 @@ static bool make_place(struct cairn_listener *listener)
     return true;
 }
 
-// libuv holds one accepted connection and polls for no other until we take it: so new ones wait in
-// the kernel while all half-open places are taken.
-static void accept_waiting(struct cairn_listener *listener)
+// libuv holds one accepted connection of a door and polls for no other until we take it: so new ones
+// wait in the kernel while all half-open places are taken.
+static void accept_at(struct cairn_listener *listener, struct cairn_door *door)
 {
-    if (!listener->connection_waits || listener->is_closing || !make_place(listener)) return;
+    if (!door->connection_waits || listener->is_closing || !make_place(listener)) return;
     struct cairn_sentence why;
-    const cairn_status status = cairn_peer_accept(listener, &why);
-    listener->connection_waits = status == CAIRN_ERR_NO_MEMORY; // not taken: again later
+    const cairn_status status = cairn_peer_accept(door, &why);
+    door->connection_waits = status == CAIRN_ERR_NO_MEMORY; // not taken: again later
     if (status != CAIRN_OK)
         cairn_log_limited(&listener->accept_limit, CAIRN_LOG_WARN, "%s", why.text);
 }
 
-static void on_connection(uv_stream_t *server, int error)
+static void accept_waiting(struct cairn_listener *listener)
 {
-    struct cairn_listener *listener = server->data;
+    for (size_t i = 0; i < listener->door_count; i++) accept_at(listener, &listener->doors[i]);
+}
+
+void cairn_listener_on_connection(uv_stream_t *server, int error)
+{
+    struct cairn_door *door = server->data;
     if (error != 0) {
-        cairn_log_limited(&listener->accept_limit, CAIRN_LOG_WARN, "cannot accept a connection: %s",
-                          uv_strerror(error));
+        cairn_log_limited(&door->listener->accept_limit, CAIRN_LOG_WARN,
+                          "cannot accept a connection: %s", uv_strerror(error));
         return;
     }
-    listener->connection_waits = true;
-    accept_waiting(listener);
-    watch_half_open(listener);
+    door->connection_waits = true;
+    accept_at(door->listener, door);
+    watch_half_open(door->listener);
 }
 
 void cairn_listener_place_freed(struct cairn_listener *listener)
@@ -119,11 +107,21 @@ static void free_when_empty(struct cairn_listener *listener)
     if (on_closed != NULL) on_closed(context);
 }
 
-static void on_handle_closed(uv_handle_t *handle)
+static void handle_closed(struct cairn_listener *listener)
 {
-    struct cairn_listener *listener = handle->data;
     listener->open_handles--;
     free_when_empty(listener);
+}
+
+static void on_timer_closed(uv_handle_t *handle)
+{
+    handle_closed(handle->data);
+}
+
+static void on_door_closed(uv_handle_t *handle)
+{
+    const struct cairn_door *door = handle->data;
+    handle_closed(door->listener);
 }
 
 void cairn_listener_peer_gone(struct cairn_listener *listener)
@@ -137,8 +135,9 @@ void cairn_listener_peer_gone(struct cairn_listener *listener)
 static void close_handles(struct cairn_listener *listener)
 {
     listener->is_closing = true;
-    uv_close((uv_handle_t *)&listener->tcp, on_handle_closed);
-    uv_close((uv_handle_t *)&listener->timer, on_handle_closed);
+    for (size_t i = 0; i < listener->door_count; i++)
+        if (listener->doors[i].is_open) cairn_door_close(&listener->doors[i], on_door_closed);
+    uv_close((uv_handle_t *)&listener->timer, on_timer_closed);
 }
 
 void cairn_listener_close(struct cairn_listener *listener, void (*on_closed)(void *context))
@@ -149,29 +148,39 @@ void cairn_listener_close(struct cairn_listener *listener, void (*on_closed)(voi
     cairn_peer_close_all(listener);
 }
 
-static cairn_status bind_and_listen(struct cairn_listener *listener,
-                                    const struct sockaddr_storage *addr, struct cairn_sentence *why)
+// The addresses of `text`, in which blanks stand between them.
+static cairn_status open_doors(struct cairn_listener *listener, const char *text,
+                               const struct cairn_listener_options *options,
+                               struct cairn_sentence *why)
 {
-    struct sockaddr_storage bound = { 0 };
-    int bound_bytes = sizeof bound;
-    const char *wanted = listener->address;
-    int error = uv_tcp_bind(&listener->tcp, (const struct sockaddr *)addr, 0);
-    if (error == 0) error = uv_listen((uv_stream_t *)&listener->tcp, BACKLOG, on_connection);
-    if (error == UV_EADDRINUSE)
-        return cairn_fail(why, CAIRN_ERR_BUSY,
-                          "cannot listen on %s: another program has this port; stop it, or set "
-                          "another port (0 takes any free one)",
-                          wanted);
-    if (error != 0)
-        return cairn_fail(why, CAIRN_ERR_CONFIG, "cannot listen on %s: %s", wanted,
-                          uv_strerror(error));
-    error = uv_tcp_getsockname(&listener->tcp, (struct sockaddr *)&bound, &bound_bytes);
-    if (error != 0)
-        return cairn_fail(why, CAIRN_ERR_INTERNAL, "no name for the socket of %s: %s", wanted,
-                          uv_strerror(error));
-    cairn_address_print_socket(&bound, listener->address);
-    listener->port = (uint16_t)strtoul(strrchr(listener->address, ':') + 1, NULL, 10);
+    char one[CAIRN_ADDRESS_TEXT_BYTES];
+    for (const char *at = text; *(at += strspn(at, " ")) != '\0'; at += strcspn(at, " ")) {
+        if (listener->door_count == CAIRN_LISTEN_MAX)
+            return cairn_fail(why, CAIRN_ERR_CONFIG,
+                              "listen in [network] has more than %d addresses", CAIRN_LISTEN_MAX);
+        struct cairn_door *door = &listener->doors[listener->door_count++];
+        door->listener = listener;
+        snprintf(one, sizeof one, "%.*s", (int)strcspn(at, " "), at);
+        const cairn_status status = cairn_door_open(door, one, options, why);
+        listener->open_handles += door->is_open;
+        if (status != CAIRN_OK) return status;
+        const size_t length = strlen(listener->address);
+        snprintf(listener->address + length, sizeof listener->address - length, "%s%s",
+                 length > 0 ? " " : "", door->address);
+    }
     return CAIRN_OK;
+}
+
+static cairn_status open_all(struct cairn_listener *listener,
+                             const struct cairn_listener_options *options,
+                             struct cairn_sentence *why)
+{
+    char place[CAIRN_ADDRESS_TEXT_BYTES];
+    if (options->listen[strspn(options->listen, " ")] != '\0')
+        return open_doors(listener, options->listen, options, why);
+    cairn_address_default(getenv("XDG_RUNTIME_DIR"), place);
+    const cairn_status status = cairn_control_socket_folder(place, why);
+    return status == CAIRN_OK ? open_doors(listener, place, options, why) : status;
 }
 
 static void take_options(struct cairn_listener *listener,
@@ -185,7 +194,6 @@ static void take_options(struct cairn_listener *listener,
     listener->before_hello = (struct cairn_frame_limits) { hello_type, hello_type,
                                                            CAIRN_FRAME_HELLO_BYTES };
     listener->after_hello = (struct cairn_frame_limits) { 1, type_max, CAIRN_FRAME_BYTES_MAX };
-    snprintf(listener->address, sizeof listener->address, "%s", options->listen);
 }
 
 cairn_status cairn_listener_open(uv_loop_t *loop, const struct cairn_listener_options *options,
@@ -193,19 +201,15 @@ cairn_status cairn_listener_open(uv_loop_t *loop, const struct cairn_listener_op
                                  const struct cairn_listener_events *events, void *context,
                                  struct cairn_listener **listener_out, struct cairn_sentence *why)
 {
-    struct sockaddr_storage addr;
-    cairn_status status = judge_address(options, &addr, why);
-    if (status != CAIRN_OK) return status;
     struct cairn_listener *listener = calloc(1, sizeof *listener);
     if (listener == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a listener");
     take_options(listener, options, hello_type, type_max);
     listener->events = *events;
     listener->context = context;
-    uv_tcp_init(loop, &listener->tcp);
     uv_timer_init(loop, &listener->timer);
-    listener->tcp.data = listener->timer.data = listener;
-    listener->open_handles = 2;
-    status = bind_and_listen(listener, &addr, why);
+    listener->timer.data = listener;
+    listener->open_handles = 1;
+    const cairn_status status = open_all(listener, options, why);
     if (status != CAIRN_OK) {
         close_handles(listener); // frees it in the next turn of the loop
         return status;
@@ -217,11 +221,6 @@ cairn_status cairn_listener_open(uv_loop_t *loop, const struct cairn_listener_op
 const char *cairn_listener_address(const struct cairn_listener *listener)
 {
     return listener->address;
-}
-
-uint16_t cairn_listener_port(const struct cairn_listener *listener)
-{
-    return listener->port;
 }
 
 size_t cairn_listener_peer_count(const struct cairn_listener *listener)

@@ -1,4 +1,7 @@
-/* A daemon's control port: accepts peers, and keeps strangers from costing anything.
+/* A daemon's control sockets: accepts peers, and keeps strangers from costing anything.
+ *
+ * It listens on Unix sockets (mode 0660: its user and its group come in), TCP, or both; where the
+ * configuration names none, on the socket at which peers of this host look (cairn_address_default).
  *
  * A peer is half open until the daemon admits it (it said a valid Hello): it may send only frames
  * of type hello_type of at most 4 KiB, and has hello_timeout_ms for it. At most half_open_max such
@@ -7,20 +10,22 @@
  * peer but never shuts it out. The first bad byte closes a connection. Above connections_max new
  * ones are closed at once. Refusals are logged, at most one line per kind per second.
  *
- * Peers are not authenticated in this version, so the listener refuses any address but loopback
- * unless insecure_network is set, and then warns at each start. Loop thread only. */
+ * Peers over TCP are not authenticated in this version, so the listener refuses any address but
+ * loopback unless insecure_network is set, and then warns at each start. Loop thread only. */
 #ifndef CAIRN_BASE_LISTENER_H
 #define CAIRN_BASE_LISTENER_H
 
 #include "proto/loop/stream.h"
 #include "server/base/config.h"
 
+#define CAIRN_LISTEN_MAX 8 /* addresses */
+
 struct cairn_listener;
 struct cairn_peer;
 
 /* From the configuration. The strings are the configuration's. */
 struct cairn_listener_options {
-    char *listen; /* host:port; port 0 = any free one */
+    char *listen; /* addresses, blanks between; port 0 = any free one; "": the default socket */
     bool insecure_network;
     int64_t connections_max;
     int64_t half_open_max;
@@ -30,15 +35,17 @@ struct cairn_listener_options {
 
 /* The rows of a daemon's option table for the member `member` (a struct cairn_listener_options) of
  * its `struct_type`. */
-#define CAIRN_LISTENER_CONFIG(struct_type, member, default_listen)                           \
+#define CAIRN_LISTENER_CONFIG(struct_type, member)                                           \
     { "network",                                                                             \
       "listen",                                                                              \
-      CAIRN_OPTION_ADDRESS,                                                                  \
+      CAIRN_OPTION_ADDRESSES,                                                                \
       offsetof(struct_type, member.listen),                                                  \
-      default_listen,                                                                        \
+      "",                                                                                    \
       0,                                                                                     \
       0,                                                                                     \
-      "Control address, host:port. Port 0 takes any free one." },                            \
+      "Control addresses: the /path of a socket (mode 0660), or host:port, which each user " \
+      "of the host can reach (port 0: any free one). Empty: cairn/coordinator.sock in "      \
+      "$XDG_RUNTIME_DIR, else in /run." },                                                   \
         { "network",                                                                         \
           "insecure_network",                                                                \
           CAIRN_OPTION_BOOL,                                                                 \
@@ -90,7 +97,7 @@ struct cairn_listener_events {
 
 /* Listens. `type_max` is the last known message type. `events` and `options` are copied.
  * CAIRN_ERR_REFUSED: not loopback and not allowed. CAIRN_ERR_CONFIG: no such address.
- * CAIRN_ERR_BUSY: the port is taken. */
+ * CAIRN_ERR_BUSY: the port or the socket is another's. */
 CAIRN_MUST_CHECK cairn_status cairn_listener_open(
     uv_loop_t *loop, const struct cairn_listener_options *options, uint16_t hello_type,
     uint16_t type_max, const struct cairn_listener_events *events, void *context,
@@ -99,9 +106,9 @@ CAIRN_MUST_CHECK cairn_status cairn_listener_open(
  * (may be NULL). */
 void cairn_listener_close(struct cairn_listener *listener, void (*on_closed)(void *context));
 
-/* The address it listens on, with the real port: "127.0.0.1:40123". Valid as long as it is. */
+/* The addresses it listens on, as in the configuration, with real ports: "/run/cairn/coordinator.sock
+ * 127.0.0.1:40123". Valid as long as it is. */
 const char *cairn_listener_address(const struct cairn_listener *listener);
-uint16_t cairn_listener_port(const struct cairn_listener *listener);
 /* Peers now, half-open ones included. */
 size_t cairn_listener_peer_count(const struct cairn_listener *listener);
 
@@ -118,7 +125,7 @@ void cairn_peer_finish(struct cairn_peer *peer, cairn_status status, const char 
 /* The daemon's own pointer for it; NULL at first. */
 void cairn_peer_set_context(struct cairn_peer *peer, void *context);
 void *cairn_peer_context(const struct cairn_peer *peer);
-/* "127.0.0.1:41234". */
+/* "127.0.0.1:41234", "pid=123,uid=1000". */
 const char *cairn_peer_name(const struct cairn_peer *peer);
 
 #endif

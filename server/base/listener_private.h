@@ -1,4 +1,5 @@
-/* The inside of a listener (listener.c: places) and its peers (peer.c: one connection each). */
+/* The inside of a listener (listener.c: places), its doors (door.c: one address each) and its peers (peer.c:
+ * one connection each). */
 #ifndef CAIRN_BASE_LISTENER_PRIVATE_H
 #define CAIRN_BASE_LISTENER_PRIVATE_H
 
@@ -19,14 +20,27 @@ struct cairn_peer {
     void *context;
 };
 
-struct cairn_listener {
-    uv_tcp_t tcp;
-    uv_timer_t timer; /* runs only while there are half-open peers */
-    int open_handles; /* of tcp and timer, those whose close is not done */
-    bool is_closing;
+struct cairn_door {
+    union {
+        uv_handle_t handle;
+        uv_stream_t stream;
+        uv_tcp_t tcp;
+        uv_pipe_t pipe;
+    } io;
+    bool is_open;          /* io is libuv's */
+    bool is_made;          /* the socket at the path is ours */
     bool connection_waits; /* libuv holds one that was not taken */
-    uint16_t port;
     char address[CAIRN_ADDRESS_TEXT_BYTES];
+    struct cairn_listener *listener; /* borrowed */
+};
+
+struct cairn_listener {
+    struct cairn_door doors[CAIRN_LISTEN_MAX]; /* [door_count] */
+    size_t door_count;
+    uv_timer_t timer; /* runs only while there are half-open peers */
+    int open_handles; /* of doors and timer, those whose close is not done */
+    bool is_closing;
+    char address[CAIRN_LISTEN_MAX * CAIRN_ADDRESS_TEXT_BYTES];
 
     /* owned: doubly linked, in order of arrival */
     struct cairn_peer *half_open_first;
@@ -55,8 +69,15 @@ struct cairn_listener {
     void *context;
 };
 
-/* Takes the connection that waits; one over connections_max is closed at once. */
-CAIRN_MUST_CHECK cairn_status cairn_peer_accept(struct cairn_listener *listener,
+/* Listens on one address. If it fails and is_open, it is to be closed. */
+CAIRN_MUST_CHECK cairn_status cairn_door_open(struct cairn_door *door, const char *text,
+                                              const struct cairn_listener_options *options,
+                                              struct cairn_sentence *why);
+void cairn_door_close(struct cairn_door *door, uv_close_cb on_closed);
+void cairn_listener_on_connection(uv_stream_t *server, int error);
+
+/* Takes the connection that waits at the door; one over connections_max is closed at once. */
+CAIRN_MUST_CHECK cairn_status cairn_peer_accept(struct cairn_door *door,
                                                 struct cairn_sentence *why);
 void cairn_peer_close_all(struct cairn_listener *listener);
 /* A peer left the half-open list: one that waits may come in. */

@@ -78,22 +78,23 @@ static void on_stream_close(struct cairn_stream *stream, cairn_status status, co
     cairn_listener_peer_gone(listener);
 }
 
-cairn_status cairn_peer_accept(struct cairn_listener *listener, struct cairn_sentence *why)
+cairn_status cairn_peer_accept(struct cairn_door *door, struct cairn_sentence *why)
 {
+    struct cairn_listener *listener = door->listener;
     const struct cairn_stream_options options = { listener->before_hello,
                                                   listener->send_queue_bytes };
     const struct cairn_stream_events events = { .on_frame = on_stream_frame,
                                                 .on_close = on_stream_close };
     struct cairn_peer *peer = calloc(1, sizeof *peer);
     if (peer == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a peer");
-    const cairn_status status = cairn_stream_accept((uv_stream_t *)&listener->tcp, &options,
-                                                    &events, peer, &peer->stream, why);
+    const cairn_status status = cairn_stream_accept(&door->io.stream, &options, &events, peer,
+                                                    &peer->stream, why);
     if (status != CAIRN_OK) {
         free(peer);
         return status;
     }
     peer->listener = listener;
-    peer->since_ms = uv_now(listener->tcp.loop);
+    peer->since_ms = uv_now(listener->timer.loop);
     peer->is_half_open = true;
     link_last(&listener->half_open_first, &listener->half_open_last, peer);
     listener->half_open_count++;

@@ -63,7 +63,7 @@ cairn_status cairn_cluster_open(const struct cairn_cluster_options *options, uv_
  * NULL). Nothing is told to anyone: it is the same as being killed, only tidier. */
 void cairn_cluster_close(struct cairn_cluster *cluster, void (*on_closed)(void *context),
                          void *context);
-/* "127.0.0.1:40123" */
+/* "/run/cairn/coordinator.sock"; of several, blanks between */
 const char *cairn_cluster_address(const struct cairn_cluster *cluster);
 /* For tests: rows written to the store since it was opened. */
 uint64_t cairn_cluster_store_writes(const struct cairn_cluster *cluster);

@@ -11,7 +11,7 @@ static const struct cairn_option table[] = {
       "Data folder: jobs, layouts, epochs. One coordinator at a time." },
     { "snapshots", "path", CAIRN_OPTION_PATH, AT(snapshots_path), "snapshots", 0, 0,
       "Folder of snapshots; the shards write there too, so in a cluster it is shared." },
-    CAIRN_LISTENER_CONFIG(struct cairn_cluster_options, network, "127.0.0.1:7077"),
+    CAIRN_LISTENER_CONFIG(struct cairn_cluster_options, network),
     { "lease", "heartbeat", CAIRN_OPTION_DURATION, AT(heartbeat_ms), "1s", 10, 60000,
       "How often members are told that the coordinator lives, and say so themselves." },
     { "lease", "timeout", CAIRN_OPTION_DURATION, AT(lease_timeout_ms), "5s", 100, 600000,

@@ -1,4 +1,5 @@
 /* cairn-shard: the daemon. */
+#include <stdlib.h>
 #include <string.h>
 #include <sys/sysinfo.h>
 #include <unistd.h>
@@ -18,8 +19,9 @@ struct values {
 static const struct cairn_option options[] = {
     { "shard", "name", CAIRN_OPTION_STRING, offsetof(struct values, name), NULL, 0, 0,
       "What the cluster calls this shard: unique, and the same after a restart." },
-    { "shard", "coordinator", CAIRN_OPTION_ADDRESS, offsetof(struct values, coordinator), NULL, 0,
-      0, "The coordinator's control address, host:port." },
+    { "shard", "coordinator", CAIRN_OPTION_ADDRESS, offsetof(struct values, coordinator), "", 0, 0,
+      "The coordinator's control address. Empty: CAIRN_ENDPOINT of the environment, else "
+      "cairn/coordinator.sock in $XDG_RUNTIME_DIR, else in /run." },
     { "memory", "limit", CAIRN_OPTION_BYTES, offsetof(struct values, memory_bytes), "0", 0,
       INT64_MAX,
       "Memory for state, landing, staging and replies. 0: four fifths of the machine's." },
@@ -64,6 +66,7 @@ struct program {
     struct values values;
     struct cairn_daemon daemon;
     struct cairn_shard *shard;
+    char coordinator[CAIRN_ADDRESS_TEXT_BYTES]; /* where it is looked for, if none is named */
 };
 
 static void on_closed(void *context)
@@ -187,6 +190,15 @@ static const char *transports_of(const struct values *values)
     return transports[0] == '\0' || strcmp(transports, "tcp") == 0 ? NULL : transports;
 }
 
+static const char *find_coordinator(struct program *program)
+{
+    const char *endpoint = getenv("CAIRN_ENDPOINT");
+    if (program->values.coordinator[0] != '\0') return program->values.coordinator;
+    if (endpoint != NULL && endpoint[0] != '\0') return endpoint;
+    cairn_address_find(getenv("XDG_RUNTIME_DIR"), program->coordinator);
+    return program->coordinator;
+}
+
 static cairn_status open_shard(struct program *program, struct cairn_sentence *why)
 {
     const struct values *values = &program->values;
@@ -198,7 +210,7 @@ static cairn_status open_shard(struct program *program, struct cairn_sentence *w
     (void)cairn_one_sided_parse(values->fabric_one_sided, &one_sided); // was judged
     const struct cairn_shard_options shard_options = {
         .name = values->name,
-        .coordinator = values->coordinator,
+        .coordinator = find_coordinator(program),
         .import_folders = values->import_folders,
         .memory_bytes = values->memory_bytes > 0 ? (uint64_t)values->memory_bytes
                                                  : default_memory(),

@@ -170,4 +170,9 @@ run 0 --keep "$tmp/kept" -- true
 [ -s "$tmp/kept/shard-1.log" ] || fail "the folder was not kept"
 [ "$(stat -c %a "$tmp/kept")" = 700 ] || fail "the folder is open to others"
 run 0 --keep "$tmp/kept" -- true
+# One whose name no socket's address can hold, nor a line of a configuration: the socket is elsewhere.
+# shellcheck disable=SC2016
+run 0 --keep "$tmp/kept; $(printf %0100d 0)" -- sh -c '"$0" cluster status && echo "$CAIRN_ENDPOINT" >"$1"' \
+    "$bin/cairn" "$tmp/endpoint"
+[ ! -e "$(dirname "$(cat "$tmp/endpoint")")" ] || fail "the folder of the socket stays: $(cat "$tmp/endpoint")"
 echo "exit statuses, signals, deaths: nothing is left"

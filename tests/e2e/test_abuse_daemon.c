@@ -117,6 +117,26 @@ START_TEST(values_that_contradict_each_other_are_refused_before_the_start)
 }
 END_TEST
 
+/* As long as inih takes it: libucs has a copy of inih inside, which cuts at 200 bytes. */
+START_TEST(a_long_line_is_read_whole)
+{
+    char path[128], text[2100], line[2000];
+    memset(line, 'x', sizeof line - 1);
+    line[sizeof line - 1] = 0;
+    snprintf(text, sizeof text, "[log]\nlevel = %s\n", line);
+    cairn_scratch_file(folder, "conf", text, path, sizeof path);
+    const char *const programs[] = { COORDINATOR, SHARD };
+    for (size_t i = 0; i < 2; i++) {
+        const char *const argv[] = {
+            programs[i],      "--config", path, "--set", i == 0 ? "cluster.name=s" : "shard.name=s",
+            "--check-config", NULL
+        };
+        ck_assert_int_eq(run(argv), 2);
+        abuse_says(output, "log.level");
+    }
+}
+END_TEST
+
 /* ---- folders and addresses ---- */
 
 static int run_coordinator(const char *store, const char *snapshots, const char *listen)
@@ -159,6 +179,26 @@ START_TEST(a_folder_of_another_coordinator_is_left_alone)
                      cairn_status_exit(CAIRN_ERR_BUSY));
     abuse_says(output, store);
     cluster_stop(&cluster);
+}
+END_TEST
+
+START_TEST(a_socket_of_another_coordinator_is_left_alone)
+{
+    struct cluster cluster;
+    struct cluster_said said;
+    char store[160], snapshots[160];
+    cluster_start(&cluster, 1, NULL);
+    snprintf(store, sizeof store, "%s/store", folder);
+    snprintf(snapshots, sizeof snapshots, "%s/snapshots", folder);
+    ck_assert_int_eq(run_coordinator(store, snapshots, cluster.address),
+                     cairn_status_exit(CAIRN_ERR_BUSY));
+    abuse_says(output, cluster.address);
+    abuse_says(output, "another program listens there");
+    cluster_cli(&cluster, &said, "cluster", "status", NULL);
+    ck_assert_int_eq(said.status, 0);
+    abuse_says(said.out, "uid=");
+    cluster_stop(&cluster);
+    ck_assert_int_ne(access(cluster.address, F_OK), 0);
 }
 END_TEST
 
@@ -389,7 +429,9 @@ int main(void)
     tcase_add_test(tcase, a_good_configuration_is_good);
     tcase_add_test(tcase, values_that_contradict_each_other_are_refused_before_the_start);
     tcase_add_test(tcase, a_folder_that_cannot_be_written_is_named);
+    tcase_add_test(tcase, a_long_line_is_read_whole);
     tcase_add_test(tcase, a_folder_of_another_coordinator_is_left_alone);
+    tcase_add_test(tcase, a_socket_of_another_coordinator_is_left_alone);
     tcase_add_test(tcase, an_open_address_is_refused_unless_it_is_asked_for_and_then_warned_of);
     tcase_add_test(tcase, the_command_line_exits_as_documented);
     tcase_add_loop_test(tcase, a_wrong_line_is_one_sentence_that_says_where_to_look, 0,

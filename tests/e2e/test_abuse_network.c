@@ -28,7 +28,9 @@ enum { SLACK_BYTES = 4 << 20 };
 enum { CONNECTIONS = 1000 };
 
 static const char *const strict[] = { "network.hello_timeout=500ms", NULL };
-static const struct cluster_options options = { .coordinator_set = strict, .log_level = "error" };
+static const struct cluster_options options = { .coordinator_set = strict,
+                                                .coordinator_ip = "127.0.0.1",
+                                                .log_level = "error" };
 static struct cluster cluster;
 static cairn *session;
 static cairn_job *job;

@@ -215,9 +215,11 @@ void cluster_start(struct cluster *cluster, int shard_count, const struct cluste
     else
         snprintf(cluster->snapshots_path, sizeof cluster->snapshots_path, "%s/snapshots",
                  cluster->folder);
-    snprintf(cluster->address, sizeof cluster->address, "%s:0",
-             cluster->options.coordinator_ip != NULL ? cluster->options.coordinator_ip
-                                                     : "127.0.0.1");
+    if (cluster->options.coordinator_ip != NULL)
+        snprintf(cluster->address, sizeof cluster->address, "%s:0",
+                 cluster->options.coordinator_ip);
+    else
+        snprintf(cluster->address, sizeof cluster->address, "%s/coordinator.sock", cluster->folder);
     start_coordinator(cluster);
     for (int i = 0; i < shard_count; i++) start_shard(cluster, i);
 }

@@ -1,5 +1,5 @@
-/* A cluster of real daemons for one test: a coordinator and shards as child processes on loopback, on
- * ports of their own choice, with their data in a folder of their own.
+/* A cluster of real daemons for one test: a coordinator and shards as child processes on this host, with
+ * their data and the control socket in a folder of their own.
  *
  *   struct cluster cluster;
  *   cluster_start(&cluster, 3, NULL);
@@ -29,10 +29,10 @@ struct cluster_options {
     const char *const *coordinator_set;
     const char *const *shard_set;   /* of each shard; default: 1 compute thread, 256 MiB */
     const char *const *shard_hosts; /* [shard count] fabric.host of each; default: this host's */
-    /* [shard count] network namespaces; the coordinator is in the first, at this address. Default: ours, and
-     * 127.0.0.1 */
+    /* [shard count] network namespaces; the coordinator is in the first. Default: ours */
     const char *const *shard_netns;
-    const char *coordinator_ip;
+    const char *
+        coordinator_ip; /* it listens there, on a port of its choice. Default: a socket in the folder */
     const char *snapshots_path; /* default: "snapshots" in the folder */
     const char *log_level;      /* default: "info" */
 };
@@ -40,7 +40,7 @@ struct cluster_options {
 struct cluster {
     char folder[CAIRN_SCRATCH_BYTES]; /* logs: coordinator.log, shard-0.log, ... */
     char snapshots_path[CAIRN_SCRATCH_BYTES + 32];
-    char address[64]; /* of the coordinator: "127.0.0.1:40123"; the same after a restart */
+    char address[CAIRN_SCRATCH_BYTES + 32]; /* of the coordinator; the same after a restart */
     struct cluster_options options;
     int shard_count;
     pid_t coordinator; /* 0: not running */

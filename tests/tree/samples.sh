@@ -8,7 +8,7 @@ for daemon in cairn-coordinator cairn-shard; do
     "$2/$daemon" --print-config | diff "$sample" - ||
         { echo "FAILED: build/bin/$daemon --print-config >deploy/$daemon.conf.sample"; exit 1; }
     given=()
-    [ $daemon = cairn-coordinator ] || given=(--set shard.name=s --set shard.coordinator=127.0.0.1:1)
+    [ $daemon = cairn-coordinator ] || given=(--set shard.name=s)
     "$2/$daemon" --config "$sample" "${given[@]}" --check-config >/dev/null
     section=
     while read -r line; do

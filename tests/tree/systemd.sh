@@ -28,6 +28,5 @@ for daemon in cairn-coordinator:coordinator cairn-shard:shard; do
     unit=$(echo "$tmp/${daemon%:*}"*.service | cut -d ' ' -f 1)
     read -ra line < <(sed -zE 's|\\\n *||g' "$unit" | sed -nE "s|^ExecStart=||; T; s|%l|node|; s|%i|0|g; s|%t|/run|; \
         s|/etc/cairn/${daemon#*:}.conf|$1/deploy/${daemon%:*}.conf.sample|; p")
-    [ "${daemon%:*}" = cairn-coordinator ] || line+=(--set shard.coordinator=127.0.0.1:1)
     "${line[@]}" --check-config >/dev/null || fail "${line[*]}"
 done

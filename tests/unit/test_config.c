@@ -28,9 +28,15 @@ static const struct cairn_option options[] = {
       1 << 20, INT64_C(1) << 40, "How much." },
     { "limits", "wait", CAIRN_OPTION_DURATION, offsetof(struct values, wait_ms), "250ms", 1,
       86400000, "How long." },
-    CAIRN_LISTENER_CONFIG(struct values, network, "127.0.0.1:0"),
+    CAIRN_LISTENER_CONFIG(struct values, network),
 };
 #define OPTION_COUNT (sizeof options / sizeof options[0])
+
+// 107 bytes, one more than a path may have behind its /.
+#define TEN_BYTES "0123456789"
+#define LONG_NAME                                                                             \
+    TEN_BYTES TEN_BYTES TEN_BYTES TEN_BYTES TEN_BYTES TEN_BYTES TEN_BYTES TEN_BYTES TEN_BYTES \
+        TEN_BYTES "0123456"
 
 static char folder[CAIRN_SCRATCH_BYTES];
 static struct values values;
@@ -114,9 +120,13 @@ static const struct refusal refusals[] = {
     { "[limits]\nwait = 1.5s\n", "a duration has a unit" },
     { "[shard]\nloud = maybe\n", "allowed is yes or no" },
     { "[shard]\ndata =\n", "it is empty" },
-    { "[network]\nlisten = 127.0.0.1\n", "it is not an address; allowed is host:port" },
-    { "[network]\nlisten = 127.0.0.1:99999\n", "it is not an address" },
-    { "[network]\nlisten = ::1:80\n", "it is not an address" },
+    { "[network]\nlisten = 127.0.0.1\n", "is not an address: there is no port" },
+    { "[network]\nlisten = /run/x 127.0.0.1:99999\n", "is not an address: the port must" },
+    { "[network]\nlisten = ::1:80\n", "is not an address: a v6 address stands in brackets; write "
+                                      "host:port, [v6 address]:port or the "
+                                      "/path of a socket" },
+    { "[network]\nlisten = unix:run/x\n", "the path of a socket must begin with /" },
+    { "[network]\nlisten = /" LONG_NAME "\n", "its path has 108 bytes, a socket's may have 106" },
 };
 
 START_TEST(a_bad_line_is_refused_with_file_line_value_and_what_is_allowed)
@@ -191,7 +201,7 @@ START_TEST(the_printed_sample_is_read_back)
     ck_assert_msg(read_text(sample) == CAIRN_OK, "%s\n%s", why.text, sample);
     ck_assert_int_eq(values.count, 4);
     ck_assert_int_eq(values.wait_ms, 250);
-    ck_assert_str_eq(values.network.listen, "127.0.0.1:0");
+    ck_assert_str_eq(values.network.listen, "");
     ck_assert_int_eq(values.network.connections_max, 4096);
     for (size_t i = 0; i < OPTION_COUNT; i++) ck_assert_int_gt(config.given[i], 0);
 }

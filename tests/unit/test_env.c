@@ -2,10 +2,15 @@
 #include <cairn.h>
 
 #include <check.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "client/env.h"
+#include "server/base/control_socket.h"
+#include "tests/support/scratch.h"
 
 /* An environment: name, value, name, value, NULL. */
 static const char *get(void *context, const char *variable)
@@ -52,6 +57,37 @@ static void is_number(enum cairn_env_key key, uint64_t number, const char *sourc
         ck_assert_str_eq(value->source, source);
 }
 
+static bool has_socket_of_the_system(void)
+{
+    return access("/run/cairn/coordinator.sock", F_OK) == 0;
+}
+
+/* The user's own, as long as it is there or the system's is not. */
+START_TEST(the_coordinator_of_this_host_is_looked_for)
+{
+    char folder[CAIRN_SCRATCH_BYTES], own[CAIRN_SCRATCH_BYTES + 32];
+    const struct cairn_env_value *found = &report.values[CAIRN_ENV_ENDPOINT];
+    cairn_scratch_make(folder);
+    snprintf(own, sizeof own, "%s/cairn", folder);
+    ck_assert_int_eq(mkdir(own, 0700), 0);
+    snprintf(own, sizeof own, "%s/cairn/coordinator.sock", folder);
+    ck_assert_int_eq(find(ENV("XDG_RUNTIME_DIR", folder), NULL), CAIRN_OK);
+    ck_assert_str_eq(found->text, has_socket_of_the_system() ? "/run/cairn/coordinator.sock" : own);
+    struct cairn_sentence said;
+    int fd = -1;
+    ck_assert_int_eq(cairn_control_socket_open(own, 1, &fd, &said), CAIRN_OK);
+    ck_assert_int_eq(find(ENV("XDG_RUNTIME_DIR", folder), NULL), CAIRN_OK);
+    ck_assert_str_eq(found->text, own);
+    ck_assert_str_eq(found->source, "XDG_RUNTIME_DIR");
+    ck_assert_int_eq(find(ENV("XDG_RUNTIME_DIR", folder, "CAIRN_ENDPOINT", "/a/path"), NULL),
+                     CAIRN_OK);
+    ck_assert_str_eq(found->text, "/a/path");
+    ck_assert_str_eq(found->source, "CAIRN_ENDPOINT");
+    close(fd);
+    cairn_scratch_remove(folder);
+}
+END_TEST
+
 START_TEST(alone_it_is_rank_0_of_1)
 {
     ck_assert_int_eq(find(ENV("HOME", "/root"), NULL), CAIRN_OK);
@@ -59,7 +95,7 @@ START_TEST(alone_it_is_rank_0_of_1)
     is_number(CAIRN_ENV_RANK, 0, NULL);
     is_number(CAIRN_ENV_WORLD, 1, NULL);
     is_number(CAIRN_ENV_RESTARTS, 0, NULL);
-    ck_assert_str_eq(report.values[CAIRN_ENV_ENDPOINT].text, "127.0.0.1:7077");
+    ck_assert_str_eq(report.values[CAIRN_ENV_ENDPOINT].text, "/run/cairn/coordinator.sock");
     ck_assert_str_eq(report.values[CAIRN_ENV_FABRIC].text, "auto");
     ck_assert_str_eq(report.values[CAIRN_ENV_RUN_ID].text, "");
 }
@@ -159,7 +195,7 @@ static const struct {
     { { "CAIRN_RUN_ID", "a\nb" }, { "CAIRN_RUN_ID", "127 bytes", "control" } },
     { { "CAIRN_ENDPOINT", "here" }, { "CAIRN_ENDPOINT", "here", "host:port" } },
     { { "CAIRN_ENDPOINT", "here:0" }, { "CAIRN_ENDPOINT", "here:0", "1 to 65535" } },
-    { { "CAIRN_ENDPOINT", "unix:/tmp/x" }, { "CAIRN_ENDPOINT", "host:port" } },
+    { { "CAIRN_ENDPOINT", "unix:tmp/x" }, { "CAIRN_ENDPOINT", "host:port", "/path" } },
     { { "CAIRN_HOST", "a host" }, { "CAIRN_HOST = \"a host\"", "63 visible characters" } },
     { { "CAIRN_FABRIC", "pigeon" }, { "CAIRN_FABRIC = \"pigeon\"", "ucx" } },
 };
@@ -243,6 +279,7 @@ int main(void)
     Suite *suite = suite_create("env");
     TCase *tcase = tcase_create("env");
     tcase_add_test(tcase, alone_it_is_rank_0_of_1);
+    tcase_add_test(tcase, the_coordinator_of_this_host_is_looked_for);
     tcase_add_test(tcase, torchrun_is_understood);
     tcase_add_test(tcase, slurm_and_open_mpi_are_understood);
     tcase_add_test(tcase, the_nearer_one_wins_and_the_others_fill_what_it_leaves_open);

@@ -114,10 +114,14 @@ static void teardown(void)
 
 // ---- clients: plain blocking sockets on a thread of their own ----
 
+static uint16_t listener_port(void)
+{
+    return (uint16_t)atoi(strrchr(cairn_listener_address(listener), ':') + 1);
+}
+
 static int client_connect(void)
 {
-    struct sockaddr_in addr = { .sin_family = AF_INET,
-                                .sin_port = htons(cairn_listener_port(listener)) };
+    struct sockaddr_in addr = { .sin_family = AF_INET, .sin_port = htons(listener_port()) };
     const struct timeval patience = { 20, 0 };
     addr.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     const int fd = socket(AF_INET, SOCK_STREAM, 0);

@@ -24,8 +24,8 @@ __version__ = "0.1.0"
 
 
 def connect(endpoint=None, name=None, connect_timeout=10.0) -> Session:
-    """A session with the cluster at `endpoint` ("host:port"; None: CAIRN_ENDPOINT, then 127.0.0.1:7077). Rank and
-    world of the process are those of the environment, see env()."""
+    """A session with the cluster at `endpoint` ("host:port" or "/path"; None: CAIRN_ENDPOINT, then this host's). Rank
+    and world of the process are those of the environment, see env()."""
     return Session(endpoint=endpoint, name=name, connect_timeout=connect_timeout)
 
 

@@ -462,8 +462,9 @@ class RoundHandle:
 
 
 class Session:
-    """A session with a cluster. `endpoint`: "host:port" of the coordinator; None: CAIRN_ENDPOINT, then
-    127.0.0.1:7077. Unreachable after `connect_timeout` seconds. It outlives the coordinator."""
+    """A session with a cluster. `endpoint` of the coordinator: "host:port" or "/path"; None: CAIRN_ENDPOINT,
+    then cairn/coordinator.sock in $XDG_RUNTIME_DIR, then in /run. Unreachable after `connect_timeout`
+    seconds. It outlives the coordinator."""
 
     def __init__(self, endpoint: Optional[str] = None, name: Optional[str] = None, connect_timeout: float = 10.0,
                  fabric: Optional[str] = None, fabric_device: Optional[str] = None, prefetch_units: int = 0):

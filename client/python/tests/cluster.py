@@ -1,4 +1,4 @@
-"""A real cluster for a test: a coordinator and shards on loopback, on ports of their own, gone afterwards."""
+"""A real cluster for a test: a coordinator and shards with a socket and a folder of their own, gone afterwards."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Cluster:
     def _start(self, shards: int) -> None:
         (self._folder / "snapshots").mkdir()
         self.weights.mkdir()
-        self.endpoint = self._daemon("coordinator", "network.listen=127.0.0.1:0", f"cluster.shards={shards}",
-                                     f"store.path={self._folder}/coordinator",
+        self.endpoint = self._daemon("coordinator", f"network.listen={self._folder}/coordinator.sock",
+                                     f"cluster.shards={shards}", f"store.path={self._folder}/coordinator",
                                      f"snapshots.path={self._folder}/snapshots")
         for i in range(1, shards + 1):
             self._daemon(f"shard-{i}", f"shard.name=shard-{i}", f"shard.coordinator={self.endpoint}",

@@ -1,0 +1,97 @@
+/* One address that a listener listens on. */
+#include "server/base/control_socket.h"
+#include "server/base/listener_private.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define BACKLOG 1024
+
+static cairn_status judge_network(const struct cairn_listener_options *options, const char *text,
+                                  const struct sockaddr_storage *addr, struct cairn_sentence *why)
+{
+    if (cairn_address_is_loopback(addr)) {
+        cairn_log_info("any user of this host can reach %s", text);
+        return CAIRN_OK;
+    }
+    if (!options->insecure_network)
+        return cairn_fail(why, CAIRN_ERR_REFUSED,
+                          "refused to listen on %s: it is not a loopback address, and peers are "
+                          "not authenticated in this version, so whoever reaches the port could "
+                          "use it; listen on a socket or 127.0.0.1, or set insecure_network = yes "
+                          "in [network] if everyone who can reach it may do everything",
+                          text);
+    cairn_log_warn("insecure_network = yes: whoever reaches %s can use this daemon, peers are not "
+                   "authenticated",
+                   text);
+    return CAIRN_OK;
+}
+
+static cairn_status open_tcp(struct cairn_door *door, const struct sockaddr_storage *addr,
+                             struct cairn_sentence *why)
+{
+    struct sockaddr_storage bound = { 0 };
+    int bound_bytes = sizeof bound;
+    int error = uv_tcp_bind(&door->io.tcp, (const struct sockaddr *)addr, 0);
+    if (error == 0) error = uv_listen(&door->io.stream, BACKLOG, cairn_listener_on_connection);
+    if (error == UV_EADDRINUSE)
+        return cairn_fail(why, CAIRN_ERR_BUSY,
+                          "cannot listen on %s: another program has this port; stop it, or set "
+                          "another port (0 takes any free one)",
+                          door->address);
+    if (error == 0)
+        error = uv_tcp_getsockname(&door->io.tcp, (struct sockaddr *)&bound, &bound_bytes);
+    if (error != 0)
+        return cairn_fail(why, CAIRN_ERR_CONFIG, "cannot listen on %s: %s", door->address,
+                          uv_strerror(error));
+    cairn_address_print_socket(&bound, door->address);
+    return CAIRN_OK;
+}
+
+static cairn_status open_unix(struct cairn_door *door, struct cairn_sentence *why)
+{
+    int fd = -1;
+    const cairn_status status = cairn_control_socket_open(door->address, BACKLOG, &fd, why);
+    if (status != CAIRN_OK) return status;
+    door->is_made = true;
+    int error = uv_pipe_open(&door->io.pipe, fd);
+    if (error != 0)
+        close(fd);
+    else
+        error = uv_listen(&door->io.stream, BACKLOG, cairn_listener_on_connection);
+    if (error == 0) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_CONFIG, "cannot listen on %s: %s", door->address,
+                      uv_strerror(error));
+}
+
+cairn_status cairn_door_open(struct cairn_door *door, const char *text,
+                             const struct cairn_listener_options *options,
+                             struct cairn_sentence *why)
+{
+    struct cairn_address address;
+    struct sockaddr_storage addr;
+    socklen_t addr_bytes;
+    uv_loop_t *loop = door->listener->timer.loop;
+    cairn_status status = cairn_address_parse(text, &address, why);
+    if (status != CAIRN_OK) return status;
+    status = cairn_address_resolve(&address, &addr, &addr_bytes, why);
+    if (status != CAIRN_OK) return CAIRN_ERR_CONFIG;
+    if (!address.is_unix) status = judge_network(options, text, &addr, why);
+    if (status != CAIRN_OK) return status;
+    cairn_address_print(&address, door->address);
+    if (address.is_unix)
+        uv_pipe_init(loop, &door->io.pipe, 0);
+    else
+        uv_tcp_init(loop, &door->io.tcp);
+    door->io.handle.data = door;
+    door->is_open = true;
+    return address.is_unix ? open_unix(door, why) : open_tcp(door, &addr, why);
+}
+
+void cairn_door_close(struct cairn_door *door, uv_close_cb on_closed)
+{
+    // First the name, while nobody else could have taken it.
+    if (door->is_made) unlink(door->address);
+    uv_close(&door->io.handle, on_closed);
+}

@@ -1,0 +1,297 @@
+/* The socket that a coordinator listens on: whom its mode lets in, what it replaces, what it leaves alone. */
+#include "server/base/control_socket.h"
+#include "server/base/listener.h"
+#include "tests/support/scratch.h"
+
+#include <check.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static char folder[CAIRN_SCRATCH_BYTES], path[CAIRN_SCRATCH_BYTES + 16];
+static struct cairn_sentence why;
+
+static void setup(void)
+{
+    signal(SIGPIPE, SIG_IGN);
+    cairn_scratch_make(folder);
+    snprintf(path, sizeof path, "%s/sock", folder);
+}
+
+static void teardown(void)
+{
+    cairn_scratch_remove(folder);
+}
+
+static int connect_to(const char *where)
+{
+    struct sockaddr_un addr = { .sun_family = AF_UNIX };
+    snprintf(addr.sun_path, sizeof addr.sun_path, "%s", where);
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ck_assert_int_ge(fd, 0);
+    if (connect(fd, (struct sockaddr *)&addr, sizeof addr) == 0) return fd;
+    close(fd);
+    return -1;
+}
+
+static void is_reachable(const char *where)
+{
+    const int fd = connect_to(where);
+    ck_assert_int_ge(fd, 0);
+    close(fd);
+}
+
+static mode_t mode_of(const char *where)
+{
+    struct stat st;
+    ck_assert_int_eq(lstat(where, &st), 0);
+    return st.st_mode & 0777;
+}
+
+static int made(void)
+{
+    int fd = -1;
+    ck_assert_msg(cairn_control_socket_open(path, 16, &fd, &why) == CAIRN_OK, "%s", why.text);
+    return fd;
+}
+
+START_TEST(its_mode_lets_user_and_group_in_whatever_the_umask)
+{
+    static const mode_t masks[] = { 0, 0027, 0777 };
+    for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {
+        const mode_t before = umask(masks[i]);
+        const int fd = made();
+        umask(before);
+        ck_assert_uint_eq(mode_of(path), 0660);
+        is_reachable(path);
+        close(fd);
+    }
+}
+END_TEST
+
+START_TEST(that_of_a_dead_daemon_is_replaced)
+{
+    close(made());
+    ck_assert_int_lt(connect_to(path), 0); // it is there, and nobody listens
+    const int fd = made();
+    is_reachable(path);
+    close(fd);
+}
+END_TEST
+
+START_TEST(that_of_a_living_one_is_refused_and_goes_on)
+{
+    const int fd = made();
+    int second = -1;
+    ck_assert_int_eq(cairn_control_socket_open(path, 16, &second, &why), CAIRN_ERR_BUSY);
+    ck_assert_ptr_nonnull(strstr(why.text, path));
+    ck_assert_ptr_nonnull(strstr(why.text, "another program listens there; stop it"));
+    ck_assert_int_eq(second, -1);
+    is_reachable(path);
+    close(fd);
+}
+END_TEST
+
+START_TEST(what_is_no_socket_is_refused_and_stays)
+{
+    char file[CAIRN_SCRATCH_BYTES + 16];
+    int fd = -1;
+    cairn_scratch_file(folder, "sock", "precious", file, sizeof file);
+    ck_assert_int_eq(cairn_control_socket_open(path, 16, &fd, &why), CAIRN_ERR_CONFIG);
+    ck_assert_ptr_nonnull(strstr(why.text, "no socket; remove it"));
+    ck_assert_int_eq(access(file, F_OK), 0);
+    unlink(file);
+    ck_assert_int_eq(symlink("/nowhere/at/all", path), 0);
+    ck_assert_int_eq(cairn_control_socket_open(path, 16, &fd, &why), CAIRN_ERR_CONFIG);
+    snprintf(path, sizeof path, "%s/no/sock", folder);
+    ck_assert_int_eq(cairn_control_socket_open(path, 16, &fd, &why), CAIRN_ERR_CONFIG);
+    ck_assert_ptr_nonnull(strstr(why.text, "its folder cannot be opened: No such file"));
+    ck_assert_int_eq(fd, -1);
+}
+END_TEST
+
+enum { STARTERS = 8 };
+
+/* A child: at the word it tries, says how that went, and, if it listens, does until the test is over. */
+static void start_one(int go_fd, int said_fd, int end_fd)
+{
+    char byte;
+    int fd = -1;
+    (void)!read(go_fd, &byte, 1);
+    const cairn_status status = cairn_control_socket_open(path, 16, &fd, &why);
+    byte = status == CAIRN_OK ? 'o' : status == CAIRN_ERR_BUSY ? 'b' : '?';
+    (void)!write(said_fd, &byte, 1);
+    (void)!read(end_fd, &byte, 1);
+    _exit(0);
+}
+
+START_TEST(of_many_that_start_at_once_beside_a_dead_ones_socket_one_listens)
+{
+    int go[2], said[2], end[2], listening = 0, refused = 0;
+    close(made());
+    ck_assert_int_eq(pipe2(go, O_CLOEXEC), 0);
+    ck_assert_int_eq(pipe2(said, O_CLOEXEC), 0);
+    ck_assert_int_eq(pipe2(end, O_CLOEXEC), 0);
+    for (int i = 0; i < STARTERS; i++) {
+        if (fork() > 0) continue;
+        close(end[1]); // or no child would see its end
+        start_one(go[0], said[1], end[0]);
+    }
+    ck_assert_int_eq(write(go[1], "gogogogo", STARTERS), STARTERS);
+    for (int i = 0; i < STARTERS; i++) {
+        char byte;
+        ck_assert_int_eq(read(said[0], &byte, 1), 1);
+        listening += byte == 'o';
+        refused += byte == 'b';
+    }
+    is_reachable(path);
+    close(end[1]);
+    while (wait(NULL) > 0) {}
+    ck_assert_int_eq(listening, 1);
+    ck_assert_int_eq(refused, STARTERS - 1);
+}
+END_TEST
+
+/* ---- a listener with several addresses ---- */
+
+static int hello_count;
+static char peers[4][CAIRN_ADDRESS_TEXT_BYTES];
+
+static void on_frame(struct cairn_peer *peer, const struct cairn_frame *frame, void *context)
+{
+    (void)frame;
+    (void)context;
+    snprintf(peers[hello_count++ % 4], sizeof *peers, "%s", cairn_peer_name(peer));
+    cairn_peer_close(peer, CAIRN_OK, "heard");
+}
+
+static void on_gone(struct cairn_peer *peer, cairn_status status, const char *text, void *context)
+{
+    (void)peer;
+    (void)status;
+    (void)text;
+    (void)context;
+}
+
+static const struct cairn_listener_events events = { on_frame, on_gone };
+
+static void say_hello(uv_loop_t *loop, const char *where)
+{
+    const struct cairn_stream_options options = { .limits = { 1, 9, CAIRN_FRAME_HELLO_BYTES } };
+    const struct cairn_stream_events ends = { .on_open = NULL };
+    struct cairn_address address;
+    struct cairn_stream *stream;
+    const int before = hello_count;
+    ck_assert_msg(cairn_address_parse(where, &address, &why) == CAIRN_OK, "%s", why.text);
+    ck_assert_int_eq(
+        cairn_stream_connect(loop, &address, 5000, &options, &ends, NULL, &stream, &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_stream_send_bytes(stream, 1, 1, "x", 1, &why), CAIRN_OK);
+    while (hello_count == before) uv_run(loop, UV_RUN_ONCE);
+}
+
+static cairn_status listen_at(uv_loop_t *loop, const char *where, struct cairn_listener **out)
+{
+    const struct cairn_listener_options options = { .listen = (char *)(uintptr_t)where,
+                                                    .connections_max = 16,
+                                                    .half_open_max = 4,
+                                                    .hello_timeout_ms = 5000,
+                                                    .send_queue_bytes = 1 << 20 };
+    return cairn_listener_open(loop, &options, 1, 9, &events, NULL, out, &why);
+}
+
+START_TEST(a_listener_has_sockets_and_ports_side_by_side_and_tells_who_came)
+{
+    uv_loop_t loop;
+    struct cairn_listener *listener = NULL;
+    char where[256], told[3][128], who[64];
+    uv_loop_init(&loop);
+    snprintf(where, sizeof where, " %s  127.0.0.1:0 unix:%s2", path, path);
+    ck_assert_msg(listen_at(&loop, where, &listener) == CAIRN_OK, "%s", why.text);
+    ck_assert_int_eq(
+        sscanf(cairn_listener_address(listener), "%127s %127s %127s", told[0], told[1], told[2]),
+        3);
+    ck_assert_str_eq(told[0], path);
+    ck_assert_int_eq(strncmp(told[1], "127.0.0.1:", 10), 0);
+    ck_assert_int_eq(strncmp(told[2], path, strlen(path)), 0);
+    for (int i = 0; i < 3; i++) say_hello(&loop, told[i]);
+    snprintf(who, sizeof who, "pid=%ld,uid=%lu", (long)getpid(), (unsigned long)getuid());
+    ck_assert_str_eq(peers[0], who);
+    ck_assert_int_eq(strncmp(peers[1], "127.0.0.1:", 10), 0);
+    ck_assert_str_eq(peers[2], who);
+    cairn_listener_close(listener, NULL);
+    ck_assert_int_ne(access(told[0], F_OK), 0); // gone with it, at once
+    ck_assert_int_ne(access(told[2], F_OK), 0);
+    uv_run(&loop, UV_RUN_DEFAULT);
+    ck_assert_int_eq(uv_loop_close(&loop), 0);
+}
+END_TEST
+
+START_TEST(without_an_address_it_is_the_socket_that_peers_look_for)
+{
+    uv_loop_t loop;
+    struct cairn_listener *listener = NULL;
+    char expected[CAIRN_ADDRESS_TEXT_BYTES], found[CAIRN_ADDRESS_TEXT_BYTES];
+    uv_loop_init(&loop);
+    setenv("XDG_RUNTIME_DIR", folder, 1);
+    ck_assert_msg(listen_at(&loop, "", &listener) == CAIRN_OK, "%s", why.text);
+    snprintf(expected, sizeof expected, "%s/cairn/coordinator.sock", folder);
+    ck_assert_str_eq(cairn_listener_address(listener), expected);
+    ck_assert(cairn_address_find(folder, found));
+    ck_assert_str_eq(found, expected);
+    say_hello(&loop, found);
+    snprintf(found, sizeof found, "%s/cairn", folder);
+    ck_assert_uint_eq(mode_of(found) & 0007, 0);
+    cairn_listener_close(listener, NULL);
+    uv_run(&loop, UV_RUN_DEFAULT);
+    setenv("XDG_RUNTIME_DIR", "/nowhere/at/all", 1);
+    ck_assert_int_eq(listen_at(&loop, "", &listener), CAIRN_ERR_CONFIG);
+    ck_assert_ptr_nonnull(strstr(why.text, "/nowhere/at/all/cairn"));
+    ck_assert_ptr_nonnull(strstr(why.text, "set listen in [network]"));
+    uv_run(&loop, UV_RUN_DEFAULT);
+    ck_assert_int_eq(uv_loop_close(&loop), 0);
+}
+END_TEST
+
+START_TEST(one_bad_address_of_several_leaves_nothing_behind)
+{
+    uv_loop_t loop;
+    struct cairn_listener *listener = NULL;
+    char where[256];
+    uv_loop_init(&loop);
+    snprintf(where, sizeof where, "%s 0.0.0.0:0", path);
+    ck_assert_int_eq(listen_at(&loop, where, &listener), CAIRN_ERR_REFUSED);
+    ck_assert_int_ne(access(path, F_OK), 0);
+    uv_run(&loop, UV_RUN_DEFAULT);
+    ck_assert_int_eq(uv_loop_close(&loop), 0);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("control socket");
+    TCase *tcase = tcase_create("control socket");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, its_mode_lets_user_and_group_in_whatever_the_umask);
+    tcase_add_test(tcase, that_of_a_dead_daemon_is_replaced);
+    tcase_add_test(tcase, that_of_a_living_one_is_refused_and_goes_on);
+    tcase_add_test(tcase, what_is_no_socket_is_refused_and_stays);
+    tcase_add_test(tcase, of_many_that_start_at_once_beside_a_dead_ones_socket_one_listens);
+    tcase_add_test(tcase, a_listener_has_sockets_and_ports_side_by_side_and_tells_who_came);
+    tcase_add_test(tcase, without_an_address_it_is_the_socket_that_peers_look_for);
+    tcase_add_test(tcase, one_bad_address_of_several_leaves_nothing_behind);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
