@@ -1,18 +1,22 @@
-/* Questions to shards: one to several, one answer when all have answered. */
+/* Questions to shards: one to several, one answer when all have answered.
+ *
+ * A call stands in two lists, that of its question and that of its seat. A shard answers in the order in
+ * which it was asked, but for what takes it long, so the call of an answer is near the head of its seat's
+ * list: a thousand workers that join at hundreds of shards cost no more than their messages. */
 #include <stdlib.h>
 
 #include "server/coordinator/cluster.h"
 
-struct call {
-    struct call *next;
+struct cairn_cluster_call {
+    TAILQ_ENTRY(cairn_cluster_call) of_gather, of_seat;
+    struct cairn_cluster_gather *gather;
     struct cairn_cluster_seat *seat;
     uint32_t request;
 };
 
 struct cairn_cluster_gather {
-    struct cairn_cluster_gather *next; /* of the cluster's list */
     struct cairn_cluster *cluster;
-    struct call *calls; /* not answered yet */
+    struct cairn_cluster_calls calls; /* not answered yet */
     cairn_cluster_gather_fn on_done;
     void *context;
     cairn_status status; /* the first failure */
@@ -30,8 +34,7 @@ struct cairn_cluster_gather *cairn_cluster_gather_open(struct cairn_cluster *clu
     gather->on_done = on_done;
     gather->context = context;
     gather->status = CAIRN_OK;
-    gather->next = cluster->gathers;
-    cluster->gathers = gather;
+    TAILQ_INIT(&gather->calls);
     return gather;
 }
 
@@ -46,37 +49,30 @@ static void fail_gather(struct cairn_cluster_gather *gather, cairn_status status
 uint32_t cairn_cluster_gather_ask(struct cairn_cluster_gather *gather,
                                   struct cairn_cluster_seat *seat)
 {
-    struct call *call = calloc(1, sizeof *call);
+    struct cairn_cluster_call *call = calloc(1, sizeof *call);
     if (call == NULL || seat->session == NULL) {
         free(call);
         fail_gather(gather, CAIRN_ERR_CLOSED, seat->name, "it is away");
         return 0;
     }
     if (++gather->cluster->next_request == 0) gather->cluster->next_request = 1;
+    call->gather = gather;
     call->seat = seat;
     call->request = gather->cluster->next_request;
-    call->next = gather->calls;
-    gather->calls = call;
+    TAILQ_INSERT_TAIL(&gather->calls, call, of_gather);
+    TAILQ_INSERT_TAIL(&seat->calls, call, of_seat);
     return call->request;
 }
 
-static void free_gather(struct cairn_cluster_gather *gather)
-{
-    struct cairn_cluster_gather **at = &gather->cluster->gathers;
-    while (*at != gather) at = &(*at)->next;
-    *at = gather->next;
-    free(gather);
-}
-
-/* Unlinked before the callback, which may ask anew. */
+/* Freed before the callback, which may ask anew. */
 static void finish_if_answered(struct cairn_cluster_gather *gather)
 {
-    if (!gather->started || gather->calls != NULL) return;
+    if (!gather->started || !TAILQ_EMPTY(&gather->calls)) return;
     const cairn_cluster_gather_fn on_done = gather->on_done;
     void *context = gather->context;
     const cairn_status status = gather->status;
     const struct cairn_sentence why = gather->why;
-    free_gather(gather);
+    free(gather);
     on_done(context, status, why.text);
 }
 
@@ -89,47 +85,34 @@ void cairn_cluster_gather_start(struct cairn_cluster_gather *gather)
 void cairn_cluster_gather_awaited(const struct cairn_cluster_gather *gather,
                                   struct cairn_sentence *out)
 {
-    for (const struct call *call = gather->calls; call != NULL; call = call->next)
-        cairn_sentence_add(out, "%s%s", call == gather->calls ? "" : ", ", call->seat->name);
+    const struct cairn_cluster_call *call;
+    TAILQ_FOREACH (call, &gather->calls, of_gather)
+        cairn_sentence_add(out, "%s%s", call == TAILQ_FIRST(&gather->calls) ? "" : ", ",
+                           call->seat->name);
 }
 
-static bool take_call(struct cairn_cluster_gather *gather, const struct cairn_cluster_seat *seat,
-                      uint32_t request)
+static void end_call(struct cairn_cluster_call *call, cairn_status status, const char *text)
 {
-    for (struct call **at = &gather->calls; *at != NULL; at = &(*at)->next) {
-        struct call *call = *at;
-        if (call->seat != seat || (request != 0 && call->request != request)) continue;
-        *at = call->next;
-        free(call);
-        return true;
-    }
-    return false;
+    struct cairn_cluster_gather *gather = call->gather;
+    if (status != CAIRN_OK) fail_gather(gather, status, call->seat->name, text);
+    TAILQ_REMOVE(&gather->calls, call, of_gather);
+    TAILQ_REMOVE(&call->seat->calls, call, of_seat);
+    free(call);
+    finish_if_answered(gather);
 }
 
-void cairn_cluster_calls_reply(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
-                               uint32_t request, cairn_status status, const char *text)
+void cairn_cluster_calls_reply(struct cairn_cluster_seat *seat, uint32_t request,
+                               cairn_status status, const char *text)
 {
-    if (request == 0) return;
-    for (struct cairn_cluster_gather *g = cluster->gathers; g != NULL; g = g->next) {
-        if (!take_call(g, seat, request)) continue;
-        if (status != CAIRN_OK) fail_gather(g, status, seat->name, text);
-        finish_if_answered(g);
-        return;
-    }
+    struct cairn_cluster_call *call;
+    TAILQ_FOREACH (call, &seat->calls, of_seat)
+        if (call->request == request) break;
+    if (call != NULL) end_call(call, status, text);
 }
 
-void cairn_cluster_calls_seat_gone(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
+void cairn_cluster_calls_seat_gone(struct cairn_cluster_seat *seat)
 {
-    struct cairn_cluster_gather *g = cluster->gathers;
-    while (g != NULL) {
-        bool touched = false;
-        while (take_call(g, seat, 0)) touched = true;
-        if (!touched) {
-            g = g->next;
-            continue;
-        }
-        fail_gather(g, CAIRN_ERR_CLOSED, seat->name, "the connection was lost");
-        finish_if_answered(g);
-        g = cluster->gathers; // callbacks may have changed the list: look from its start
-    }
+    struct cairn_cluster_call *call;
+    while ((call = TAILQ_FIRST(&seat->calls)) != NULL)
+        end_call(call, CAIRN_ERR_CLOSED, "the connection was lost");
 }

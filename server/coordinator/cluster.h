@@ -72,9 +72,10 @@ uint64_t cairn_cluster_store_writes(const struct cairn_cluster *cluster);
 
 #define CAIRN_SEATS_MAX           4096 /* shards that are known by name */
 #define CAIRN_JOBS_MAX            1024
-#define CAIRN_SESSION_MEMBERS_MAX 64 /* jobs that one connection has open */
-#define CAIRN_SESSION_WAITS_MAX   16 /* answers of cuts and restores it waits for */
-#define CAIRN_SESSION_PAGED_MAX   4  /* specs that are on their way on one connection */
+#define CAIRN_SESSION_MEMBERS_MAX 64  /* jobs that one connection has open */
+#define CAIRN_SESSION_WAITS_MAX   16  /* answers of cuts and restores it waits for */
+#define CAIRN_SESSION_PAGED_MAX   4   /* specs that are on their way on one connection */
+#define CAIRN_MEMBER_BUCKETS      512 /* of a job's index of its members; their ids are random */
 #define CAIRN_MISMATCH_LINES_MAX  10
 
 /* A connection that said a good Hello. */
@@ -112,7 +113,7 @@ struct cairn_init_digest {
 /* A worker or reader and a job. Owned by its session. A request that waits is its request id; 0 =
  * none: one slot each, so that a peer cannot pile them up. */
 struct cairn_cluster_member {
-    struct cairn_cluster_member *next_of_session, *next_of_job;
+    struct cairn_cluster_member *next_of_session, *next_of_job, *next_of_bucket;
     struct cairn_cluster_session *session;
     struct cairn_cluster_job *job; /* while JOINING or ATTACHED */
     enum cairn_cluster_member_phase phase;
@@ -123,6 +124,7 @@ struct cairn_cluster_member {
     struct cairn_job_spec_data spec; /* owned; until ATTACHED; a reader's has no name */
     uint8_t *known_to;               /* owned, [shard_count]: enum member_known in members.c */
     uint8_t *tiles_known_to;         /* [shard_count], behind known_to: the same of its tiles */
+    uint32_t tiles_knowing;          /* shards that know its tiles */
     uint32_t tiles_serial;           /* counts what is told of its tiles */
     uint32_t tiles_request;          /* TilesDeclare: its pages arrive, or it waits for TilesSet */
     uint32_t tiles_world;            /* of that TilesDeclare */
@@ -155,7 +157,9 @@ struct cairn_cluster_job_shard {
     bool up;               /* as the core knows it */
     uint64_t incarnation;  /* of the shard when JobCreate was sent */
     uint64_t address_told; /* hash of the fabric address that members know; 0 = none yet */
-    bool tiling;           /* a MemberTiles is on its way to it */
+    size_t tiling_bytes;   /* of MemberTiles on their way to it */
+    struct cairn_cluster_member
+        *tiles_next;      /* whose tiles it is told of next, if it does not know them */
     uint64_t missed_ms;   /* cairn_cluster_now_ms: its shard came without the part; 0: it did not */
     uint64_t patience_ms; /* until the job is LOST */
 };
@@ -210,9 +214,10 @@ struct cairn_cluster_job {
     bool persist_waits;  /* the core waits until epoch and round_reserved are durable */
     bool persist_failed; /* they are to be stored again, by the tick */
     struct cairn_log_limit persist_failures;
-    struct cairn_version version_told;  /* readers were told that it is there */
-    struct cairn_sentence epoch_reason; /* why the last epoch changed, for logs and workers */
-    struct cairn_cluster_member *members;
+    struct cairn_version version_told;    /* readers were told that it is there */
+    struct cairn_sentence epoch_reason;   /* why the last epoch changed, for logs and workers */
+    struct cairn_cluster_member *members; /* list by next_of_job */
+    struct cairn_cluster_member *members_by_id[CAIRN_MEMBER_BUCKETS]; /* by next_of_bucket */
     uint32_t member_count;
     uint64_t read_bytes;            /* the same of members that have left, in this generation */
     bool seal_wanted, seal_running; /* the source said InitDone */
@@ -248,7 +253,6 @@ struct cairn_cluster {
     struct cairn_cluster_job *jobs;
     struct cairn_cluster_restore *restores; /* restore.c's, running ones */
     char *snapshots_path;                   /* absolute */
-    struct cairn_cluster_gather *gathers;   /* open questions to shards */
     uv_timer_t tick;
     uint64_t last_tick_ms, started_ms;
     uint64_t stopped_ms; /* how long this process was stopped, in all */
@@ -301,14 +305,18 @@ void cairn_cluster_gather_start(struct cairn_cluster_gather *gather);
 /* Adds the names of those that have not answered: "s1, s3". */
 void cairn_cluster_gather_awaited(const struct cairn_cluster_gather *gather,
                                   struct cairn_sentence *out);
-void cairn_cluster_calls_reply(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
-                               uint32_t request, cairn_status status, const char *text);
-void cairn_cluster_calls_seat_gone(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat);
+void cairn_cluster_calls_reply(struct cairn_cluster_seat *seat, uint32_t request,
+                               cairn_status status, const char *text);
+/* Nobody answers there any more: no new call to it is made in here. */
+void cairn_cluster_calls_seat_gone(struct cairn_cluster_seat *seat);
 
 /* members.c: workers and readers of jobs. */
 struct cairn_cluster_member *cairn_cluster_member_find(struct cairn_cluster_session *session,
                                                        uint64_t job_id);
 struct cairn_cluster_member *cairn_cluster_job_member(struct cairn_cluster_job *job, uint64_t id);
+/* Into the job's list and index, which cairn_cluster_member_free takes it out of. */
+void cairn_cluster_job_member_add(struct cairn_cluster_job *job,
+                                  struct cairn_cluster_member *member);
 /* Gone, or gone from the job: the core and the shards hear of it; frees it. */
 void cairn_cluster_member_leave(struct cairn_cluster_member *member, const char *reason);
 /* Expels it, and the round goes on without it. */
@@ -351,6 +359,10 @@ void cairn_cluster_tiles_heard(struct cairn_cluster_job *job, uint32_t world);
 /* Something changed: tells shards, judges the cover, answers, sets the core's gate. During an event of the
  * core: after it. */
 void cairn_cluster_tiles_advance(struct cairn_cluster_job *job);
+/* A shard, or a member that leaves the job's list, is not told of any more. */
+void cairn_cluster_tiles_shard_gone(struct cairn_cluster_member *m, uint32_t shard);
+void cairn_cluster_tiles_member_gone(struct cairn_cluster_job *job,
+                                     const struct cairn_cluster_member *m);
 /* Takes the tiles that the member declares for member->tiles_world ranks into the table; advance follows.
  * CAIRN_ERR_BUSY: it contributes to an open round. CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_cluster_tiles_set(struct cairn_cluster_member *member, struct cairn_tiles *tiles,

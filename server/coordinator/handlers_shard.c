@@ -128,10 +128,10 @@ bool cairn_cluster_handle_shard(struct cairn_cluster_session *session,
     switch (frame->type) {
     case CAIRN_MSG_HEARTBEAT: on_heartbeat(session, (const Cairn__Heartbeat *)message); return true;
     case CAIRN_MSG_DONE:
-        cairn_cluster_calls_reply(session->cluster, session->seat, frame->request, CAIRN_OK, "");
+        cairn_cluster_calls_reply(session->seat, frame->request, CAIRN_OK, "");
         return true;
     case CAIRN_MSG_ERROR:
-        cairn_cluster_calls_reply(session->cluster, session->seat, frame->request,
+        cairn_cluster_calls_reply(session->seat, frame->request,
                                   cairn_status_known(error->status) && error->status != CAIRN_OK
                                       ? (cairn_status)error->status
                                       : CAIRN_ERR_INTERNAL,

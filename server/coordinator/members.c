@@ -22,9 +22,21 @@ struct cairn_cluster_member *cairn_cluster_member_find(struct cairn_cluster_sess
 
 struct cairn_cluster_member *cairn_cluster_job_member(struct cairn_cluster_job *job, uint64_t id)
 {
-    struct cairn_cluster_member *m = job->members;
-    while (m != NULL && m->id != id) m = m->next_of_job;
+    struct cairn_cluster_member *m = job->members_by_id[id % CAIRN_MEMBER_BUCKETS];
+    while (m != NULL && m->id != id) m = m->next_of_bucket;
     return m;
+}
+
+void cairn_cluster_job_member_add(struct cairn_cluster_job *job,
+                                  struct cairn_cluster_member *member)
+{
+    struct cairn_cluster_member **bucket = &job->members_by_id[member->id % CAIRN_MEMBER_BUCKETS];
+    member->job = job;
+    member->job_id = job->id;
+    member->next_of_job = job->members;
+    member->next_of_bucket = *bucket;
+    job->members = *bucket = member;
+    job->member_count++;
 }
 
 static void leave_job_list(struct cairn_cluster_member *member)
@@ -35,9 +47,12 @@ static void leave_job_list(struct cairn_cluster_member *member)
     struct cairn_cluster_member **at = &job->members;
     while (*at != member) at = &(*at)->next_of_job;
     *at = member->next_of_job;
+    at = &job->members_by_id[member->id % CAIRN_MEMBER_BUCKETS];
+    while (*at != member) at = &(*at)->next_of_bucket;
+    *at = member->next_of_bucket;
     job->member_count--;
     job->read_bytes += member->read_bytes;
-    job->tiles.changed = true;
+    cairn_cluster_tiles_member_gone(job, member);
     cairn_cluster_groups_member_gone(job);
     member->job = NULL;
 }
@@ -304,7 +319,8 @@ void cairn_cluster_members_tell_shard(struct cairn_cluster_job *job, uint32_t sh
 void cairn_cluster_members_forget_shard(struct cairn_cluster_job *job, uint32_t shard)
 {
     for (struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
-        m->known_to[shard] = m->tiles_known_to[shard] = UNKNOWN;
+        m->known_to[shard] = UNKNOWN;
+        cairn_cluster_tiles_shard_gone(m, shard);
     }
 }
 

@@ -97,12 +97,8 @@ static void join(struct cairn_cluster_member *member, struct cairn_cluster_job *
     if (same != NULL) take_over(member, same);
     cairn_spec_release(&member->spec);
     member->tiles_known_to = member->known_to + job->layout->shard_count;
-    member->job = job;
-    member->job_id = job->id;
     member->phase = CAIRN_MEMBER_JOINING;
-    member->next_of_job = job->members;
-    job->members = member;
-    job->member_count++;
+    cairn_cluster_job_member_add(job, member);
     cairn_cluster_member_tell_shards(member);
 }
 

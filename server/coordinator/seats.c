@@ -40,6 +40,7 @@ struct cairn_cluster_seat *cairn_cluster_seat_get(struct cairn_cluster *cluster,
         return NULL;
     }
     cairn__shard_stats__init(&seat->stats);
+    TAILQ_INIT(&seat->calls);
     seat->since_ms = uv_now(cluster->loop);
     seat->next = *at;
     *at = seat;
@@ -94,7 +95,7 @@ static void unseat(struct cairn_cluster_seat *seat)
     cairn__shard_stats__init(&seat->stats);
     seat->has_stats = false;
     seat->bytes_count = 0;
-    cairn_cluster_calls_seat_gone(session->cluster, seat);
+    cairn_cluster_calls_seat_gone(seat);
     cairn_cluster_jobs_seat_down(session->cluster, seat);
 }
 

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/queue.h>
 
 #include "proto/wire/messages.h"
 #include "server/base/listener.h"
@@ -14,11 +15,14 @@
 struct cairn_cluster;
 struct cairn_cluster_session;
 
+TAILQ_HEAD(cairn_cluster_calls, cairn_cluster_call); /* of calls.c */
+
 /* A shard, known by its name. */
 struct cairn_cluster_seat {
     struct cairn_cluster_seat *next;       /* of the cluster's list, by name */
     char *name;                            /* owned */
     struct cairn_cluster_session *session; /* NULL = away */
+    struct cairn_cluster_calls calls; /* what it was asked and has not answered, oldest first */
     uint64_t incarnation;
     struct cairn_seat_part *held; /* owned, [held_count]: what it came with */
     size_t held_count;

@@ -7,7 +7,8 @@
  * exactly the declared ranks through. A new incarnation hears from the shards (Answer.tiles_world), before
  * any round can open, that there were tiles, and waits for all declarations.
  *
- * Ranks with equal lists share one. Shards are told one list at a time each, so no queue grows. */
+ * Ranks with equal lists share one. A shard is told a few lists ahead of its answers: a thousand ranks do not
+ * each wait for a way there and back, and no queue grows. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,9 @@
 #include "server/coordinator/cluster.h"
 
 enum { UNKNOWN, TOLD, KNOWN }; /* of a member's tiles, at a shard */
+
+#define TELL_AHEAD_BYTES   (64u << 10) /* lists on their way to a shard, or one that is larger */
+#define MEMBER_TILES_BYTES 64          /* what goes before a list, about */
 
 /* A list that some ranks have declared. */
 struct cairn_cluster_tile_list {
@@ -79,6 +83,11 @@ static bool is_worker(const struct cairn_cluster_member *m)
     return m->phase == CAIRN_MEMBER_ATTACHED && m->role == CAIRN_ROLE_WIRE_WORKER;
 }
 
+static bool is_halted(const struct cairn_cluster_job *job)
+{
+    return job->cluster->closing || job->core == NULL || job->state == CAIRN_CLUSTER_JOB_LOST;
+}
+
 /* It has declared all, and waits for the answer. */
 static bool waits(const struct cairn_cluster_member *m)
 {
@@ -94,6 +103,7 @@ void cairn_cluster_tiles_fail(struct cairn_cluster_member *m, cairn_status statu
 static void forget_told(struct cairn_cluster_member *m)
 {
     memset(m->tiles_known_to, UNKNOWN, m->job->layout->shard_count);
+    m->tiles_knowing = 0;
     m->tiles_serial++; // an answer on its way is of the list before
 }
 
@@ -216,10 +226,16 @@ static const struct cairn_cluster_tile_list *list_of(const struct cairn_cluster_
     return t->covered && m->tiles_declared ? t->of_rank[m->rank] : NULL;
 }
 
+static bool all_know(const struct cairn_cluster_member *m)
+{
+    return m->tiles_knowing == m->job->layout->shard_count;
+}
+
 /* A MemberTiles on its way. */
 struct telling {
     struct cairn_cluster *cluster;
     uint64_t job, member;
+    size_t bytes; /* about, on the wire */
     uint32_t shard, serial;
 };
 
@@ -238,6 +254,9 @@ static void refused(struct cairn_cluster_member *member, cairn_status status, co
     cairn_cluster_job_event(job, &down);
 }
 
+static void tell_more(struct cairn_cluster_job *job, uint32_t shard);
+static void settle(struct cairn_cluster_job *job);
+
 static void on_told(void *context, cairn_status status, const char *why)
 {
     const struct telling telling = *(struct telling *)context;
@@ -245,13 +264,20 @@ static void on_told(void *context, cairn_status status, const char *why)
     if (telling.cluster->closing) return;
     struct cairn_cluster_job *job = cairn_cluster_job_by_id(telling.cluster, telling.job);
     if (job == NULL || telling.shard >= job->layout->shard_count) return;
-    job->shards[telling.shard].tiling = false;
+    job->shards[telling.shard].tiling_bytes -= telling.bytes;
     struct cairn_cluster_member *member = cairn_cluster_job_member(job, telling.member);
-    if (member != NULL && member->tiles_serial == telling.serial &&
-        member->tiles_known_to[telling.shard] == TOLD) {
-        member->tiles_known_to[telling.shard] = status == CAIRN_OK ? KNOWN : UNKNOWN;
-        if (status != CAIRN_OK && status != CAIRN_ERR_CLOSED) refused(member, status, why);
+    const bool awaited = member != NULL && member->tiles_serial == telling.serial &&
+                         member->tiles_known_to[telling.shard] == TOLD;
+    if (awaited && status == CAIRN_OK) {
+        member->tiles_known_to[telling.shard] = KNOWN;
+        member->tiles_knowing++;
+        if (is_halted(job)) return;
+        tell_more(job, telling.shard);
+        if (all_know(member)) settle(job);
+        return;
     }
+    if (awaited) member->tiles_known_to[telling.shard] = UNKNOWN;
+    if (awaited && status != CAIRN_ERR_CLOSED) refused(member, status, why);
     cairn_cluster_tiles_advance(job);
 }
 
@@ -267,9 +293,11 @@ static void tell(struct cairn_cluster_member *member, uint32_t shard,
         free(telling);
         return; // with the next advance
     }
-    *telling = (struct telling) { job->cluster, job->id, member->id, shard, member->tiles_serial };
+    const size_t bytes = list->bytes_len + MEMBER_TILES_BYTES;
+    *telling = (struct telling) { job->cluster, job->id, member->id,
+                                  bytes,        shard,   member->tiles_serial };
     member->tiles_known_to[shard] = TOLD;
-    job->shards[shard].tiling = true;
+    job->shards[shard].tiling_bytes += bytes;
     Cairn__MemberTiles message = CAIRN__MEMBER_TILES__INIT;
     message.job = job->id;
     message.member = member->id;
@@ -283,24 +311,43 @@ static void tell(struct cairn_cluster_member *member, uint32_t shard,
     cairn_cluster_gather_start(gather);
 }
 
-/* Tells a shard of the next worker whose tiles it does not know. */
-static void tell_next(struct cairn_cluster_job *job, uint32_t shard)
+/* Tells a shard of the next workers whose tiles it does not know. It goes on where it was, so that it passes
+ * each worker once. */
+static void tell_more(struct cairn_cluster_job *job, uint32_t shard)
 {
-    const struct cairn_cluster_seat *seat = job->shards[shard].seat;
-    if (job->shards[shard].tiling || seat->session == NULL || seat->session->closing) return;
-    for (struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
-        const struct cairn_cluster_tile_list *list = list_of(m);
-        if (list == NULL || m->tiles_known_to[shard] != UNKNOWN) continue;
-        tell(m, shard, list);
-        return;
+    struct cairn_cluster_job_shard *s = &job->shards[shard];
+    for (; s->tiles_next != NULL; s->tiles_next = s->tiles_next->next_of_job) {
+        const struct cairn_cluster_tile_list *list = list_of(s->tiles_next);
+        if (list == NULL || s->tiles_next->tiles_known_to[shard] != UNKNOWN) continue;
+        if (s->seat->session == NULL || s->seat->session->closing) return;
+        if (s->tiling_bytes > 0 && s->tiling_bytes + list->bytes_len > TELL_AHEAD_BYTES) return;
+        tell(s->tiles_next, shard, list);
     }
 }
 
-static bool all_know(const struct cairn_cluster_member *m)
+/* From the first worker on, again. */
+static void tell_all(struct cairn_cluster_job *job)
 {
-    for (uint32_t i = 0; i < m->job->layout->shard_count; i++)
-        if (m->tiles_known_to[i] != KNOWN) return false;
-    return true;
+    const struct cairn_cluster_tiles *t = &job->tiles;
+    if (!t->telling || (t->world > 0 && !t->covered)) return;
+    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+        job->shards[i].tiles_next = job->members;
+        tell_more(job, i);
+    }
+}
+
+void cairn_cluster_tiles_shard_gone(struct cairn_cluster_member *m, uint32_t shard)
+{
+    if (m->tiles_known_to[shard] == KNOWN) m->tiles_knowing--;
+    m->tiles_known_to[shard] = UNKNOWN;
+}
+
+void cairn_cluster_tiles_member_gone(struct cairn_cluster_job *job,
+                                     const struct cairn_cluster_member *m)
+{
+    job->tiles.changed = true;
+    for (uint32_t i = 0; i < job->layout->shard_count; i++)
+        if (job->shards[i].tiles_next == m) job->shards[i].tiles_next = m->next_of_job;
 }
 
 /* ---- what follows ---- */
@@ -358,18 +405,10 @@ static void answer(struct cairn_cluster_job *job)
     }
 }
 
-void cairn_cluster_tiles_advance(struct cairn_cluster_job *job)
+/* Rounds may begin when all have declared and all shards know. */
+static void settle(struct cairn_cluster_job *job)
 {
-    struct cairn_cluster_tiles *t = &job->tiles;
-    if (job->cluster->closing || job->core == NULL || job->state == CAIRN_CLUSTER_JOB_LOST) return;
-    if (job->in_event) {
-        t->changed = true; // when the event is over
-        return;
-    }
-    t->changed = false;
-    judge_cover(job);
-    if (t->telling)
-        for (uint32_t i = 0; i < job->layout->shard_count; i++) tell_next(job, i);
+    const struct cairn_cluster_tiles *t = &job->tiles;
     bool known = t->world == 0 || t->covered, all_declared = true;
     for (const struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
         if (!is_worker(m) || !t->telling) continue;
@@ -380,4 +419,17 @@ void cairn_cluster_tiles_advance(struct cairn_cluster_job *job)
     }
     set_gate(job, !known || !all_declared || job->extension != NULL);
     if (known) answer(job);
+}
+
+void cairn_cluster_tiles_advance(struct cairn_cluster_job *job)
+{
+    if (is_halted(job)) return;
+    if (job->in_event) {
+        job->tiles.changed = true; // when the event is over
+        return;
+    }
+    job->tiles.changed = false;
+    judge_cover(job);
+    tell_all(job);
+    settle(job);
 }

@@ -1,7 +1,7 @@
 /* A coordinator in this process, with shards and workers that are only framed connections.
  *
  * Everything runs on the test's thread: fake_pump turns the coordinator's loop once and lets every
- * fake shard answer what it was asked, by its script; fake_expect pumps until a message comes or ten
+ * fake shard answer what it was asked, by its script; fake_expect pumps until a message comes or thirty
  * seconds are over. A fake shard holds no numbers: all its planes are zeros, so its files and digests
  * are real ones of an all-zero model. */
 #ifndef CAIRN_SUPPORT_FAKE_CLUSTER_H
@@ -14,9 +14,8 @@
 #include "server/coordinator/cluster.h"
 #include "tests/support/scratch.h"
 
-#define FAKE_SHARDS_MAX  5
-#define FAKE_LEASES_MAX  8
-#define FAKE_MEMBERS_MAX 64
+#define FAKE_SHARDS     5 /* there are as many, or as fake_open is told of, if that is more */
+#define FAKE_LEASES_MAX 8
 
 struct fake_peer {
     int fd;     /* -1 = closed */
@@ -35,7 +34,7 @@ struct fake_member {
 struct fake_relay {
     uint64_t number;
     uint64_t members[8];
-    uint32_t owners[FAKE_SHARDS_MAX];
+    uint32_t owners[FAKE_SHARDS];
     uint32_t member_count, owner_count;
 };
 
@@ -82,12 +81,13 @@ struct fake_shard {
     bool reduced;
     uint32_t member_count;            /* of the open round */
     uint64_t opened[8], opened_relay; /* of the last RoundOpen: members, as what it relays */
-    struct fake_member members[FAKE_MEMBERS_MAX]; /* whom it was told of and who has not left */
-    struct fake_relay relay;                      /* the last RelaySet */
-    uint32_t seen[CAIRN_MSG_MAX + 1];             /* how many of each message came */
-    char snapshot_path[256];                      /* of the last JobCreate */
-    struct fake_shard *staged; /* owned: a generation made by `extend`, what it has alone */
-    uint64_t member, token;    /* of the last MemberJoin; and where its data goes */
+    struct fake_member *members; /* owned: [member_places], whom it was told of; 0: a free place */
+    uint32_t member_places;
+    struct fake_relay relay;          /* the last RelaySet */
+    uint32_t seen[CAIRN_MSG_MAX + 1]; /* how many of each message came */
+    char snapshot_path[256];          /* of the last JobCreate */
+    struct fake_shard *staged;        /* owned: a generation made by `extend`, what it has alone */
+    uint64_t member, token;           /* of the last MemberJoin; and where its data goes */
     uint8_t member_address[4096];
     size_t member_address_bytes;
     bool dead;          /* says nothing any more, whatever it is asked */
@@ -101,8 +101,15 @@ struct fake_cluster {
     struct cairn_cluster *cluster; /* NULL while it is closed */
     char folder[CAIRN_SCRATCH_BYTES];
     char store[96], snapshots[96], listen[32];
-    struct fake_shard shards[FAKE_SHARDS_MAX];
+    struct fake_shard *shards; /* owned: [shard_count] */
+    uint32_t shard_count;
 };
+
+/* Without ck_assert's note of every place that was passed, which costs a system call. */
+#define fake_assert(condition)                            \
+    do {                                                  \
+        if (!(condition)) ck_abort_msg("%s", #condition); \
+    } while (0)
 
 void fake_open(struct fake_cluster *fake, uint32_t shards);
 void fake_close(struct fake_cluster *fake);

@@ -159,7 +159,7 @@ static void end_tiles(struct fake_shard *shard)
 static void on_tiles(struct fake_shard *shard, uint32_t request, const Cairn__MemberTiles *message)
 {
     cairn_paged_release(&shard->tiles_pages);
-    ck_assert_int_eq(cairn_paged_init(&shard->tiles_pages, message->tiles_bytes), CAIRN_OK);
+    fake_assert(cairn_paged_init(&shard->tiles_pages, message->tiles_bytes) == CAIRN_OK);
     shard->tiles_request = request;
     shard->tiles_world = message->world;
     end_tiles(shard);
@@ -168,8 +168,8 @@ static void on_tiles(struct fake_shard *shard, uint32_t request, const Cairn__Me
 static void on_page(struct fake_shard *shard, uint32_t request, const Cairn__Page *page)
 {
     if (page->what == CAIRN_PAGE_TILES) {
-        ck_assert_uint_eq(request, shard->tiles_request);
-        ck_assert_int_eq(cairn_paged_add(&shard->tiles_pages, page), CAIRN_OK);
+        fake_assert(request == shard->tiles_request);
+        fake_assert(cairn_paged_add(&shard->tiles_pages, page) == CAIRN_OK);
         end_tiles(shard);
         return;
     }
@@ -275,17 +275,30 @@ static void on_fence(struct fake_shard *shard, const Cairn__Fence *fence)
 
 /* ---- members ---- */
 
-/* The one of that number; 0: a free place. */
+/* The one of that number; 0: a free place. NULL: there is none. */
 static struct fake_member *find_member(struct fake_shard *shard, uint64_t number)
 {
-    for (int i = 0; i < FAKE_MEMBERS_MAX; i++)
+    for (uint32_t i = 0; i < shard->member_places; i++)
         if (shard->members[i].number == number) return &shard->members[i];
     return NULL;
 }
 
+static struct fake_member *free_place(struct fake_shard *shard)
+{
+    struct fake_member *member = find_member(shard, 0);
+    if (member != NULL) return member;
+    const uint32_t places = shard->member_places * 2 + 8;
+    shard->members = realloc(shard->members, places * sizeof *shard->members);
+    ck_assert_ptr_nonnull(shard->members);
+    member = &shard->members[shard->member_places];
+    memset(member, 0, (places - shard->member_places) * sizeof *member);
+    shard->member_places = places;
+    return member;
+}
+
 static void keep_address(struct fake_shard *shard, const Cairn__MemberJoin *join)
 {
-    ck_assert_uint_le(join->fabric_address.len, sizeof shard->member_address);
+    fake_assert(join->fabric_address.len <= sizeof shard->member_address);
     shard->member = join->member;
     shard->token = join->token;
     shard->member_address_bytes = join->fabric_address.len;
@@ -300,8 +313,7 @@ static void on_join(struct fake_shard *shard, uint32_t request, const Cairn__Mem
         return;
     }
     struct fake_member *member = find_member(shard, join->member);
-    if (member == NULL) member = find_member(shard, 0);
-    ck_assert_ptr_nonnull(member);
+    if (member == NULL) member = free_place(shard);
     member->number = join->member;
     member->rank = join->rank;
     snprintf(member->name, sizeof member->name, "%s", join->name);
@@ -593,7 +605,7 @@ bool fake_shard_serve(struct fake_shard *shard)
     while (fake_peer_next(&shard->peer, &frame)) {
         ProtobufCMessage *message = cairn_message_unpack(cairn_message_type(frame.type),
                                                          frame.payload, frame.payload_bytes);
-        ck_assert_ptr_nonnull(message);
+        fake_assert(message != NULL);
         shard->seen[frame.type]++;
         handle(shard, frame.type, frame.request, message);
         cairn_message_free(message);

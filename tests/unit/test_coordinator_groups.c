@@ -109,7 +109,7 @@ static void expect_opened(uint32_t shard, uint32_t count)
 
 static const struct fake_member *member_at(const struct fake_shard *shard, uint64_t number)
 {
-    for (int i = 0; i < FAKE_MEMBERS_MAX; i++)
+    for (uint32_t i = 0; i < shard->member_places; i++)
         if (shard->members[i].number == number) return &shard->members[i];
     return NULL;
 }
