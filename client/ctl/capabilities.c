@@ -6,10 +6,11 @@ static int print_json(const struct cairn_capability *rows, size_t count)
 {
     json_t *list = json_array();
     for (size_t i = 0; i < count; i++)
-        json_array_append_new(list, json_pack("{s:s, s:i, s:s, s:b}", "field",
-                                              cairn_capability_field_name(rows[i].field), "value",
-                                              rows[i].value, "name", rows[i].value_name,
-                                              "supported", (int)rows[i].supported));
+        json_array_append_new(list,
+                              json_pack("{s:s, s:i, s:s, s:b, s:s?}", "field",
+                                        cairn_capability_field_name(rows[i].field), "value",
+                                        rows[i].value, "name", rows[i].value_name, "supported",
+                                        (int)rows[i].supported, "instead", rows[i].instead));
     return cairn_ctl_print_json(json_pack("{s:o}", "capabilities", list));
 }
 
@@ -24,7 +25,11 @@ int cairn_ctl_capabilities(struct ctl *ctl)
         cairn_ctl_table_cell(table, "%s", cairn_capability_field_name(rows[i].field));
         cairn_ctl_table_cell(table, "%d", rows[i].value);
         cairn_ctl_table_cell(table, "%s", rows[i].value_name);
-        cairn_ctl_table_cell(table, "%s", rows[i].supported ? "yes" : "no, refused");
+        if (rows[i].supported)
+            cairn_ctl_table_cell(table, "yes");
+        else
+            cairn_ctl_table_cell(table, "no: %s",
+                                 rows[i].instead != NULL ? rows[i].instead : "refused");
     }
     cairn_ctl_table_close(table, ctl);
     return 0;

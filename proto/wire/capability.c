@@ -5,9 +5,9 @@
 #include "proto/wire/spec.h"
 
 static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
-    "kind",         "wire",          "reduce",   "master", "place",
-    "init",         "alias",         "schedule", "stage",  "loss_scale_policy",
-    "on_nonfinite", "reduce_groups",
+    "kind",         "wire",          "reduce",      "master", "place",
+    "init",         "alias",         "schedule",    "stage",  "loss_scale_policy",
+    "on_nonfinite", "reduce_groups", "combination",
 };
 
 /* Rows by field; the names of the fields stand once, above. */
@@ -41,7 +41,7 @@ static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
     X(ALIAS, 0, "none", true)                                     \
     X(ALIAS, 1, "whole", true)                                    \
     X(ALIAS, 2, "box, fetched", true)                             \
-    X(ALIAS, 3, "box, put or pushed", false)                      \
+    X(ALIAS, 3, "box, put or pushed", true)                       \
     X(SCHEDULE, CAIRN_SCHEDULE_CONSTANT, "constant", true)        \
     X(SCHEDULE, CAIRN_SCHEDULE_LINEAR, "linear", true)            \
     X(SCHEDULE, CAIRN_SCHEDULE_COSINE, "cosine", true)            \
@@ -58,9 +58,22 @@ static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
     X(GROUPS, CAIRN_GROUPS_NONE, "none", true)                    \
     X(GROUPS, CAIRN_GROUPS_HOST, "host", true)
 
+#define COMBINATIONS(X)                                                                         \
+    X(GROUPS_TILES, "reduce_groups host, with tiles", "no groups; the log and job show say so") \
+    X(PARTS_TILES, "alias of a box, declared as a tile", NULL)                                  \
+    X(BLOB_TILE, "blob, a part of it declared as a tile", NULL)                                 \
+    X(BLOB_INIT, "blob, with an init", NULL)                                                    \
+    X(BLOB_ALIAS, "blob, with an alias", NULL)                                                  \
+    X(NUMBERS_U8, "u8, of what is no blob", NULL)
+
 static const struct cairn_capability table[] = {
-#define X(field, value, name, supported) { CAIRN_CAPABILITY_##field, (value), (name), (supported) },
+#define X(field, value, name, supported) \
+    { CAIRN_CAPABILITY_##field, (value), (name), (supported), NULL },
     TABLE(X)
+#undef X
+#define X(value, name, instead) \
+    { CAIRN_CAPABILITY_COMBINATION, CAIRN_COMBINATION_##value, (name), false, (instead) },
+        COMBINATIONS(X)
 #undef X
 };
 #define ROWS (sizeof table / sizeof table[0])

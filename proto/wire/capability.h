@@ -1,6 +1,7 @@
-/* What this version supports: every choice that a job's spec offers, a row each. The judge of specs reads
- * it, `cairn capabilities` and the manual print it, and a test walks it: a row that is supported has an
- * effect that can be seen, a row that is not is refused at attach, and nothing is ever ignored.
+/* What this version supports: every choice that a job's spec offers, a row each, and choices that do not
+ * go together. The judge of specs reads it, `cairn capabilities` prints it, and a test (e2e.capabilities)
+ * makes each row's choice: one that is supported has an effect that can be seen, one that is not is refused
+ * when a worker attaches, and nothing is ignored without a word.
  *
  * Pure; static memory. */
 #ifndef CAIRN_WIRE_CAPABILITY_H
@@ -17,15 +18,26 @@ enum cairn_capability_field {
     CAIRN_CAPABILITY_WIRE, /* cairn_dtype of what is fetched; u8: of blobs only, and theirs */
     CAIRN_CAPABILITY_REDUCE,
     CAIRN_CAPABILITY_MASTER,
-    CAIRN_CAPABILITY_PLACE,      /* 0 rows, 1 whole */
-    CAIRN_CAPABILITY_INIT,       /* cairn_init_kind */
-    CAIRN_CAPABILITY_ALIAS,      /* 0 none, 1 whole, 2 box: fetched; 3 box: pushed */
-    CAIRN_CAPABILITY_SCHEDULE,   /* of a group; cairn_schedule_kind */
-    CAIRN_CAPABILITY_STAGE,      /* of the job */
-    CAIRN_CAPABILITY_LOSS_SCALE, /* cairn_loss_scale */
-    CAIRN_CAPABILITY_NONFINITE,  /* cairn_nonfinite */
-    CAIRN_CAPABILITY_GROUPS,     /* cairn_reduce_groups */
+    CAIRN_CAPABILITY_PLACE,       /* 0 rows, 1 whole */
+    CAIRN_CAPABILITY_INIT,        /* cairn_init_kind */
+    CAIRN_CAPABILITY_ALIAS,       /* 0 none, 1 whole, 2 box: fetched; 3 box: pushed */
+    CAIRN_CAPABILITY_SCHEDULE,    /* of a group; cairn_schedule_kind */
+    CAIRN_CAPABILITY_STAGE,       /* of the job */
+    CAIRN_CAPABILITY_LOSS_SCALE,  /* cairn_loss_scale */
+    CAIRN_CAPABILITY_NONFINITE,   /* cairn_nonfinite */
+    CAIRN_CAPABILITY_GROUPS,      /* cairn_reduce_groups */
+    CAIRN_CAPABILITY_COMBINATION, /* cairn_combination */
     CAIRN_CAPABILITY_FIELD_COUNT
+};
+
+/* Choices that are supported, but not together. */
+enum cairn_combination {
+    CAIRN_COMBINATION_GROUPS_TILES, /* reduce_groups host, and workers that declare tiles */
+    CAIRN_COMBINATION_PARTS_TILES,  /* a tile of what is an alias of a box */
+    CAIRN_COMBINATION_BLOB_TILE,
+    CAIRN_COMBINATION_BLOB_INIT,
+    CAIRN_COMBINATION_BLOB_ALIAS,
+    CAIRN_COMBINATION_NUMBERS_U8, /* u8 of what is no blob */
 };
 
 struct cairn_capability {
@@ -33,6 +45,7 @@ struct cairn_capability {
     int value;
     const char *value_name;
     bool supported;
+    const char *instead; /* not supported, and taken: what is done; NULL: it is refused */
 };
 
 /* All rows, by field. */

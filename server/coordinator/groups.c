@@ -183,7 +183,7 @@ struct formed {
 static void set_off(struct cairn_cluster_job *job, struct cairn_sentence *off)
 {
     if (job->tiles.world != 0)
-        cairn_sentence_set(off, "the workers hold tiles");
+        cairn_sentence_set(off, CAIRN_GROUPS_NOT_OF_TILES);
     else
         cairn_sentence_set(off, "%s", job->groups->refused.text);
 }
@@ -476,8 +476,10 @@ bool cairn_cluster_groups_fault(struct cairn_cluster_job *job, uint64_t member, 
 void cairn_cluster_groups_show(const struct cairn_cluster_job *job, struct cairn_groups_view *view,
                                Cairn__JobStatus *out)
 {
+    static const char no_tiles[] = CAIRN_GROUPS_NOT_OF_TILES;
     const struct cairn_cluster_groups *groups = job->groups;
-    if (groups == NULL) return;
+    if (job->tiles.world != 0) out->reduce_groups_off = (char *)(uintptr_t)no_tiles;
+    if (groups == NULL || job->tiles.world != 0) return;
     out->reduce_groups_off = (char *)(uintptr_t)groups->off.text;
     out->reduce_group_count = groups->now.group_count;
     out->reduce_groups = view->list;

@@ -112,12 +112,15 @@ bool cairn_cluster_groups_fault(struct cairn_cluster_job *job, uint64_t member, 
 
 /* ---- what there is ---- */
 
+/* Said wherever workers hold tiles in a job that wants groups. */
+#define CAIRN_GROUPS_NOT_OF_TILES "the workers hold tiles"
+
 #define CAIRN_GROUPS_SHOWN 64
 struct cairn_groups_view {
     Cairn__ReduceGroup groups[CAIRN_GROUPS_SHOWN];
     Cairn__ReduceGroup *list[CAIRN_GROUPS_SHOWN];
 };
-/* Those of the last round that opened, borrowed from the job. */
+/* Those of the last round that opened, borrowed from the job; none from when workers hold tiles. */
 void cairn_cluster_groups_show(const struct cairn_cluster_job *job, struct cairn_groups_view *view,
                                Cairn__JobStatus *out);
 /* Those of the round that made the version there is now. CAIRN_ERR_NO_MEMORY. */

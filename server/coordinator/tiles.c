@@ -16,6 +16,7 @@
 #include "proto/wire/chunk.h"
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/groups.h"
 
 enum { UNKNOWN, TOLD, KNOWN }; /* of a member's tiles, at a shard */
 
@@ -367,7 +368,9 @@ static void judge_cover(struct cairn_cluster_job *job)
     free(of_rank);
     t->covered = status == CAIRN_OK;
     if (t->covered) {
-        cairn_log_info("job %s: tiles of %" PRIu32 " ranks", job->spec.name, t->world);
+        const bool in_groups = job->spec.reduce_groups == CAIRN_GROUPS_HOST;
+        cairn_log_info("job %s: tiles of %" PRIu32 " ranks%s", job->spec.name, t->world,
+                       in_groups ? "; no reduce groups, because " CAIRN_GROUPS_NOT_OF_TILES : "");
         return;
     }
     cairn_log_warn("job %s: %s", job->spec.name, why.text);
