@@ -28,6 +28,7 @@ void cairn_attach_begin(struct job *job)
     open.session = job->member;
     open.token = job->token;
     open.spec_bytes = job->spec_byte_count;
+    open.attached = job->attached_once ? job->id : 0; // it is not to be made anew
     job->state = JOB_ATTACHING;
     job->attach_request = ++s->next_request;
     cairn_control_send(s, CAIRN_MSG_JOB_OPEN, job->attach_request, &open.base);

@@ -308,7 +308,8 @@ static struct ask *next_ask(struct session *s)
             ask->why = ask->job->failed_why;
             pthread_cond_broadcast(&s->changed);
         } else if (ask->request == 0 && s->ready &&
-                   (ask->job == NULL || ask->job->state == JOB_ATTACHED)) {
+                   (ask->job == NULL || ask->job->state == JOB_ATTACHED ||
+                    ask->type == CAIRN_MSG_WHO_IS_AWAITED)) { // for whom an attach waits, too
             return ask;
         }
     }
@@ -455,13 +456,11 @@ cairn_status cairn_control_fail_awaited(struct session *s, struct job *job, uint
     struct ask ask = { .job = job, .type = CAIRN_MSG_WHO_IS_AWAITED, .message = &message.base };
     pthread_mutex_lock(&s->lock);
     const uint64_t away_ms = s->welcome ? 0 : cairn_client_now_ms() - s->away_since_ms;
-    const bool attached = job == NULL || job->attached_once;
     pthread_mutex_unlock(&s->lock);
     if (away_ms > 0)
         return cairn_client_fail(
             CAIRN_ERR_TIMEOUT, "%s timed out: the coordinator at %s has been away for %llu ms",
             cairn_message_name(type), s->endpoint_text, (unsigned long long)away_ms);
-    if (!attached) ask.job = NULL;
     wait_for(s, &ask, cairn_client_now_ms() + AWAITED_TIMEOUT_MS);
     const Cairn__Awaited *awaited = ask.reply != NULL && ask.reply_type == CAIRN_MSG_AWAITED
                                         ? (Cairn__Awaited *)ask.reply

@@ -1,8 +1,48 @@
-/* cairn cluster status */
+/* cairn cluster status | forget */
 #include "client/ctl/ctl.h"
+
+static json_t *strange_json(const Cairn__StrangePart *s)
+{
+    char number[20];
+    snprintf(number, sizeof number, "%016llx", (unsigned long long)s->part->job);
+    return json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:i, s:i, s:I, s:s}", "shard", s->shard, "job",
+                     s->part->name, "number", number, "generation", (json_int_t)s->part->generation,
+                     "version_generation", (json_int_t)s->part->version_generation, "step",
+                     (json_int_t)s->part->version_step, "part", (int)s->part->shard_index + 1,
+                     "parts", (int)s->part->shard_count, "bytes", (json_int_t)s->part->bytes, "why",
+                     s->why);
+}
+
+static json_t *strangers_json(Cairn__StrangePart *const *parts, size_t count)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < count; i++) json_array_append_new(list, strange_json(parts[i]));
+    return list;
+}
+
+static void print_strangers(const struct ctl *ctl, Cairn__StrangePart *const *parts, size_t count)
+{
+    static const char *const headers[] = { "JOB",  "NUMBER", "GENERATION", "STEP",
+                                           "PART", "SHARD",  "MEMORY",     "WHY" };
+    struct ctl_table *table = cairn_ctl_table_open(headers, 8);
+    for (size_t i = 0; i < count; i++) {
+        const Cairn__HeldJob *part = parts[i]->part;
+        cairn_ctl_table_cell(table, "%s", part->name);
+        cairn_ctl_table_cell(table, "%016llx", (unsigned long long)part->job);
+        cairn_ctl_table_cell(table, "%llu", (unsigned long long)part->generation);
+        cairn_ctl_table_cell(table, "%llu", (unsigned long long)part->version_step);
+        cairn_ctl_table_cell(table, "%u of %u", part->shard_index + 1, part->shard_count);
+        cairn_ctl_table_cell(table, "%s", parts[i]->shard);
+        cairn_ctl_table_cell(table, "%s", cairn_ctl_bytes(part->bytes));
+        cairn_ctl_table_cell(table, "%s", parts[i]->why);
+    }
+    cairn_ctl_table_close(table, ctl);
+}
 
 static int print_json(const Cairn__ClusterStatus *status)
 {
+    char store[20];
+    snprintf(store, sizeof store, "%016llx", (unsigned long long)status->store);
     json_t *members = json_array();
     for (size_t i = 0; i < status->n_members; i++) {
         const Cairn__MemberStatus *m = status->members[i];
@@ -13,10 +53,11 @@ static int print_json(const Cairn__ClusterStatus *status)
                                                  (json_int_t)m->state_bytes));
     }
     return cairn_ctl_print_json(json_pack(
-        "{s:s, s:s, s:I, s:I, s:i, s:i, s:o}", "cluster", status->cluster, "version",
-        status->version, "coordinator_incarnation", (json_int_t)status->coordinator_incarnation,
-        "uptime_ms", (json_int_t)status->uptime_ms, "shards_expected", (int)status->shards_expected,
-        "jobs", (int)status->job_count, "members", members));
+        "{s:s, s:s, s:s, s:I, s:I, s:i, s:i, s:o, s:o}", "cluster", status->cluster, "store", store,
+        "version", status->version, "coordinator_incarnation",
+        (json_int_t)status->coordinator_incarnation, "uptime_ms", (json_int_t)status->uptime_ms,
+        "shards_expected", (int)status->shards_expected, "jobs", (int)status->job_count, "members",
+        members, "strangers", strangers_json(status->strangers, status->n_strangers)));
 }
 
 int cairn_ctl_cluster_status(struct ctl *ctl)
@@ -33,9 +74,9 @@ int cairn_ctl_cluster_status(struct ctl *ctl)
         print_json(status);
     } else {
         if (!ctl->quiet)
-            printf("cluster %s: coordinator %s, start %llu, up %llu s; %u shard%s expected, %u "
-                   "job%s\n\n",
-                   status->cluster, status->version,
+            printf("cluster %s: coordinator %s, store %016llx, start %llu, up %llu s; %u shard%s "
+                   "expected, %u job%s\n\n",
+                   status->cluster, status->version, (unsigned long long)status->store,
                    (unsigned long long)status->coordinator_incarnation,
                    (unsigned long long)status->uptime_ms / 1000, status->shards_expected,
                    status->shards_expected == 1 ? "" : "s", status->job_count,
@@ -52,6 +93,35 @@ int cairn_ctl_cluster_status(struct ctl *ctl)
             cairn_ctl_table_cell(table, "%s", m->address);
         }
         cairn_ctl_table_close(table, ctl);
+        if (status->n_strangers > 0) {
+            if (!ctl->quiet)
+                printf("\nheld by shards, but not acted on (`cairn cluster adopt` takes it, `cairn "
+                       "cluster forget JOB` drops it):\n\n");
+            print_strangers(ctl, status->strangers, status->n_strangers);
+        }
+    }
+    cairn_message_free(reply);
+    return 0;
+}
+
+int cairn_ctl_cluster_forget(struct ctl *ctl)
+{
+    Cairn__ClusterForget forget = CAIRN__CLUSTER_FORGET__INIT;
+    ProtobufCMessage *reply;
+    forget.job = ctl->argv[0];
+    forget.plan = !ctl->yes;
+    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_CLUSTER_FORGET, &forget.base,
+                                               CAIRN_MSG_CLUSTER_FORGOTTEN, &reply);
+    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    const Cairn__ClusterForgotten *forgotten = (const Cairn__ClusterForgotten *)reply;
+    if (ctl->json) {
+        cairn_ctl_print_json(json_pack("{s:b, s:o}", "done", (int)ctl->yes, "parts",
+                                       strangers_json(forgotten->parts, forgotten->n_parts)));
+    } else {
+        print_strangers(ctl, forgotten->parts, forgotten->n_parts);
+        if (!ctl->yes)
+            printf("\nnothing was dropped: with --yes these parts are, and nothing brings them "
+                   "back\n");
     }
     cairn_message_free(reply);
     return 0;

@@ -35,6 +35,7 @@ enum {
     CTL_TAKES_ONLY = 1u << 16,
     CTL_TAKES_TIMELINE = 1u << 17, /* --timeline, --backward, --read */
     CTL_TAKES_CHUNK = 1u << 18,
+    CTL_TAKES_YES = 1u << 20,
     CTL_BENCHES = CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS,
     CTL_ASKS = CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT,
     CTL_LISTS = CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET
@@ -57,7 +58,7 @@ struct ctl {
     /* the command line */
     const char *endpoint; /* "host:port" */
     int timeout_ms;
-    bool json, no_headers, quiet, wait;
+    bool json, no_headers, quiet, wait, yes;
     const char *job, *path; /* --job, --path; NULL: not given */
     uint32_t shards;        /* --shards; 0: not given */
     const char *endpoint_file, *keep, *import;
@@ -121,6 +122,7 @@ void cairn_ctl_job_bytes_print(const Cairn__JobStatus *job);
 
 /* ---- subcommands; each returns the exit status ---- */
 int cairn_ctl_cluster_status(struct ctl *ctl);
+int cairn_ctl_cluster_forget(struct ctl *ctl);
 int cairn_ctl_job_list(struct ctl *ctl);
 int cairn_ctl_job_show(struct ctl *ctl);
 int cairn_ctl_job_digest(struct ctl *ctl);

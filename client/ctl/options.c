@@ -13,6 +13,7 @@ enum {
     OPT_TIMEOUT,
     OPT_NO_HEADERS,
     OPT_WAIT,
+    OPT_YES,
     OPT_JOB,
     OPT_PATH,
     OPT_SHARDS,
@@ -58,6 +59,10 @@ static const struct {
       CTL_TAKES_QUIET,
       "-q, --quiet",
       "only what was asked for: names, an id, a root; local: no word that is not an error" },
+    { { "yes", 0, 0, OPT_YES },
+      CTL_TAKES_YES,
+      "--yes",
+      "do it; without it, only say what would be done" },
     { { "wait", 0, 0, OPT_WAIT }, CTL_TAKES_WAIT, "--wait", "return when it is committed" },
     { { "path", 1, 0, OPT_PATH }, CTL_TAKES_RESTORE, "--path FOLDER", "the folder of a snapshot" },
     { { "job", 1, 0, OPT_JOB }, CTL_TAKES_RESTORE, "--job NAME", "its job (else the snapshot's)" },
@@ -223,6 +228,7 @@ static int take(struct ctl *ctl, int option)
     case OPT_NO_HEADERS: ctl->no_headers = true; return -1;
     case 'q': ctl->quiet = true; return -1;
     case OPT_WAIT: ctl->wait = true; return -1;
+    case OPT_YES: ctl->yes = true; return -1;
     case OPT_JOB: ctl->job = optarg; return -1;
     case OPT_PATH: ctl->path = optarg; return -1;
     case OPT_SHARDS: return parse_number("shards", optarg, CAIRN_SHARDS_MAX, &ctl->shards);

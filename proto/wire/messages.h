@@ -57,11 +57,15 @@
     X(46, MEMBER_FAULT, MemberFault, member_fault)                  \
     X(47, JOB_SWITCH, JobSwitch, job_switch)                        \
     X(48, RELAY_SET, RelaySet, relay_set)                           \
+    X(49, JOB_TERMS, JobTerms, job_terms)                           \
     X(50, LEASE_TAKE, LeaseTake, lease_take)                        \
     X(51, LEASED, Leased, leased)                                   \
     X(52, LEASE_DROP, LeaseDrop, lease_drop)                        \
     X(53, LEASE_KEEP, LeaseKeep, lease_keep)                        \
     X(54, LEASE_END, LeaseEnd, lease_end)                           \
+    X(55, HELD_JOBS, HeldJobs, held_jobs)                           \
+    X(56, PART_GET, PartGet, part_get)                              \
+    X(57, PART, Part, part)                                         \
     X(60, CLUSTER_STATUS_GET, ClusterStatusGet, cluster_status_get) \
     X(61, CLUSTER_STATUS, ClusterStatus, cluster_status)            \
     X(62, JOB_LIST_GET, JobListGet, job_list_get)                   \
@@ -76,6 +80,12 @@
     X(71, SNAPSHOT_LIST, SnapshotList, snapshot_list)               \
     X(72, SNAPSHOT_SHOW, SnapshotShow, snapshot_show)               \
     X(73, SNAPSHOT_RESTORE, SnapshotRestore, snapshot_restore)      \
+    X(80, STORE_ADOPTED, StoreAdopted, store_adopted)               \
+    X(81, PART_DROP, PartDrop, part_drop)                           \
+    X(82, CLUSTER_ADOPT, ClusterAdopt, cluster_adopt)               \
+    X(83, CLUSTER_ADOPTED, ClusterAdopted, cluster_adopted)         \
+    X(84, CLUSTER_FORGET, ClusterForget, cluster_forget)            \
+    X(85, CLUSTER_FORGOTTEN, ClusterForgotten, cluster_forgotten)   \
     X(90, PROBE, Probe, probe)                                      \
     X(95, PIN_FOLDER, PinFolder, pin_folder)
 

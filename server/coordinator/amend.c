@@ -1,7 +1,8 @@
 /* Amending a job: other hyper-parameters, schedules, clip norm, frozen groups and tensors. The amended spec
- * is judged as a new one is, made durable, and the core goes by it from the next round that opens; the round
- * that is open ends by the terms it began with. Tensors, optimizers and planes stay what they are. One at a
- * time is on its way to the store; others wait for it, since each is judged by what the job is then.
+ * is judged as a new one is, made durable, told to the shards, and the core goes by it from the next round
+ * that opens; the round that is open ends by the terms it began with. It is answered when all shards have
+ * it. Tensors, optimizers and planes stay what they are. One at a time is on its way to the store; others
+ * wait for it, since each is judged by what the job is then.
  *
  * A worker may attach with the spec as it was before any of the last amendments (its own script does not
  * change), so the spec keeps the hashes of what it was. */
@@ -13,6 +14,7 @@
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/saves.h"
+#include "server/coordinator/standing.h"
 
 /* On its way to the store. */
 struct cairn_cluster_amending {
@@ -162,16 +164,16 @@ static cairn_status change(struct cairn_job_spec_data *next, const Cairn__JobAme
 
 /* ---- to the store ---- */
 
+/* At once, or when all shards have what is in the store. */
 static void answer(struct cairn_cluster_member *member, cairn_status status, const char *text)
 {
-    const struct cairn_cluster_job *job = member->job;
-    Cairn__JobAmended amended = CAIRN__JOB_AMENDED__INIT;
-    amended.revision = job->spec.revision;
-    if (status == CAIRN_OK)
-        cairn_cluster_session_send(member->session, CAIRN_MSG_JOB_AMENDED, member->amend_request,
-                                   &amended.base);
-    else
-        cairn_cluster_session_error(member->session, member->amend_request, status, text);
+    struct cairn_cluster_job *job = member->job;
+    member->amend_revision = job->spec.revision;
+    if (status == CAIRN_OK) {
+        cairn_cluster_terms_advance(job);
+        return;
+    }
+    cairn_cluster_session_error(member->session, member->amend_request, status, text);
     member->amend_request = 0;
 }
 
@@ -205,6 +207,7 @@ static void on_stored(const struct cairn_cluster_saved *saved)
         job->spec = amending->next;
         job->spec_bytes = amending->spec_bytes;
         job->spec_bytes_len = amending->spec_bytes_len;
+        cairn_cluster_terms_tell_all(job);
         cairn_cluster_terms_replace(job, amending->terms);
         cairn_log_info("job %s: amended, revision %" PRIu64, job->spec.name, job->spec.revision);
         free(amending);
@@ -283,6 +286,7 @@ void cairn_cluster_job_amend(struct cairn_cluster_member *member, uint32_t reque
     struct cairn_sentence why = { "no memory to amend it" };
     const bool again = amend->key != 0 && amend->key == job->spec.amend_key;
     member->amend_request = request;
+    member->amend_revision = 0;
     if (cairn_cluster_extend_is(job, amend->key)) return; // asked again after a reconnect
     if (amending != NULL && amending->next.amend_key == amend->key) return;
     const cairn_status status = again              ? CAIRN_OK

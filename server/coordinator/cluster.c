@@ -9,6 +9,7 @@
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/leases.h"
+#include "server/coordinator/standing.h"
 #include "server/coordinator/saves.h"
 
 const char *cairn_cluster_address(const struct cairn_cluster *cluster)
@@ -70,6 +71,7 @@ static void free_cluster(struct cairn_cluster *cluster)
     cairn_store_close(cluster->store);
     if (cluster->lock_fd >= 0) cairn_durable_unlock(cluster->lock_fd);
     free(cluster->snapshots_path);
+    free(cluster->dropped);
     free(cluster);
 }
 
@@ -125,7 +127,8 @@ static cairn_status open_folders(struct cairn_cluster *cluster, struct cairn_sen
         return cairn_fail(why, CAIRN_ERR_IO, "snapshots.path %s cannot be reached",
                           options->snapshots_path);
     }
-    return cairn_store_open(options->store_path, &cluster->store, why);
+    status = cairn_store_open(options->store_path, &cluster->store, why);
+    return status == CAIRN_OK ? cairn_cluster_standing_open(cluster, why) : status;
 }
 
 cairn_status cairn_cluster_options_judge(const struct cairn_cluster_options *options,

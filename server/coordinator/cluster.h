@@ -35,6 +35,7 @@
 #include "server/coordinator/seats.h"
 #include "server/coordinator/version_waits.h"
 #include "server/core/round.h"
+#include "server/core/standing.h"
 
 /* From the configuration; strings are borrowed for the cluster's life. */
 struct cairn_cluster_options {
@@ -130,6 +131,9 @@ struct cairn_cluster_member {
     uint32_t tiles_world;            /* of that TilesDeclare */
     struct cairn_paged tiles_pages;  /* owned; while tiles_arriving */
     bool tiles_arriving, tiles_declared;
+    uint64_t attached_id; /* of the job that it was a member of already; 0: of none */
+    uint64_t
+        amend_revision; /* of amend_request, once it is in the store: answered when all shards have it */
     uint32_t open_request, init_request, begin_request, write_request, amend_request;
     struct cairn_cluster_commit
         commits[CAIRN_MEMBER_COMMITS_MAX]; /* [commit_count], oldest first */
@@ -149,7 +153,7 @@ enum cairn_cluster_job_state {
     CAIRN_CLUSTER_JOB_CREATING, /* shards make room, or are to give it back (dropping); no core */
     CAIRN_CLUSTER_JOB_INITIALIZING, /* the source puts */
     CAIRN_CLUSTER_JOB_RUNNING,
-    CAIRN_CLUSTER_JOB_LOST, /* until a restore, or until the missing parts are back; `lost` says why */
+    CAIRN_CLUSTER_JOB_LOST, /* `lost` says why, and until when */
 };
 
 struct cairn_cluster_job_shard {
@@ -162,6 +166,8 @@ struct cairn_cluster_job_shard {
         *tiles_next;      /* whose tiles it is told of next, if it does not know them */
     uint64_t missed_ms;   /* cairn_cluster_now_ms: its shard came without the part; 0: it did not */
     uint64_t patience_ms; /* until the job is LOST */
+    bool newer;           /* it has a staged generation beside ours: the same */
+    uint64_t revision;    /* of the spec that it has; 0: not known */
 };
 
 /* Who holds which boxes of the tensors: tiles.c. */
@@ -193,6 +199,7 @@ struct cairn_cluster_job {
     enum cairn_cluster_job_state state;
     struct cairn_sentence lost;
     bool may_return; /* LOST for want of parts only: the core lives */
+    bool behind;     /* LOST, since our store is an older copy: until it is adopted */
     uint64_t generation, generation_reserved, epoch, round_reserved, base_step;
     bool initialized;
 
@@ -255,7 +262,11 @@ struct cairn_cluster {
     char *snapshots_path;                   /* absolute */
     uv_timer_t tick;
     uint64_t last_tick_ms, started_ms;
-    uint64_t stopped_ms; /* how long this process was stopped, in all */
+    uint64_t stopped_ms;            /* how long this process was stopped, in all */
+    struct cairn_coordinator_id id; /* of this process, and of its store */
+    uint64_t *dropped;              /* owned, [dropped_count]: as cairn_store_dropped has them */
+    size_t dropped_count;
+    struct cairn_cluster_adoption *adoption; /* owned; adopt.c; NULL: none runs */
     uint32_t next_request;
     struct cairn_cluster_work *works; /* on their way */
     bool advancing, advance_again;    /* cairn_cluster_openings_advance runs: not entered twice */
@@ -417,12 +428,14 @@ void cairn_cluster_job_lose(struct cairn_cluster_job *job, bool may_return, cons
     __attribute__((format(printf, 3, 4)));
 /* LOST, and a restore alone ends it. */
 bool cairn_cluster_job_dead(const struct cairn_cluster_job *job);
+/* A shard has seen more of it than our store knows of, in `what`: nothing is done until it is adopted. */
+void cairn_cluster_job_behind(struct cairn_cluster_job *job, const char *shard, const char *what);
 /* Forgets it on disk, then here and on its shards; until then it is CREATING. Its members must be gone. */
 void cairn_cluster_job_drop(struct cairn_cluster_job *job);
 void cairn_cluster_job_free(struct cairn_cluster_job *job);
 /* The shard is there and says what it holds (held), or it is gone. */
 void cairn_cluster_jobs_seat_up(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
-                                const Cairn__Hello *hello);
+                                Cairn__HeldJob *const *held, size_t held_count);
 void cairn_cluster_jobs_seat_down(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat);
 /* A part that is missing for too long makes its job LOST, until it is back. */
 void cairn_cluster_job_parts_tick(struct cairn_cluster_job *job);

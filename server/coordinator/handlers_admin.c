@@ -8,6 +8,7 @@
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/groups.h"
 #include "server/coordinator/leases.h"
+#include "server/coordinator/standing.h"
 
 /* ---- the cluster ---- */
 
@@ -23,7 +24,9 @@ static void fill_shard(Cairn__MemberStatus *out, const struct cairn_cluster_seat
     cairn__member_status__init(out);
     out->name = seat->name;
     out->role = CAIRN_ROLE_WIRE_SHARD;
-    out->state = (char *)(uintptr_t)(seat->session != NULL ? "up" : "away");
+    out->state = (char *)(uintptr_t)(seat->session == NULL            ? "away"
+                                     : cairn_cluster_seat_obeys(seat) ? "up"
+                                                                      : "not ours");
     if (seat->session != NULL) {
         out->address = (char *)(uintptr_t)cairn_peer_name(seat->session->peer);
         out->path = path_of(seat->fabric_address, seat->fabric_address_bytes);
@@ -66,9 +69,10 @@ static size_t fill_members(const struct cairn_cluster *cluster, Cairn__MemberSta
 static void on_cluster_status(struct cairn_cluster_session *session, uint32_t request)
 {
     const struct cairn_cluster *cluster = session->cluster;
+    struct cairn_cluster_strangers strangers;
     Cairn__MemberStatus *members = calloc(MEMBERS_MAX, sizeof *members);
     Cairn__MemberStatus **list = calloc(MEMBERS_MAX, sizeof *list);
-    if (members == NULL || list == NULL) {
+    if (members == NULL || list == NULL || !cairn_cluster_strangers_init(&strangers, cluster)) {
         free(members);
         free(list);
         cairn_cluster_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
@@ -76,7 +80,7 @@ static void on_cluster_status(struct cairn_cluster_session *session, uint32_t re
     }
     Cairn__ClusterStatus status = CAIRN__CLUSTER_STATUS__INIT;
     status.cluster = cluster->options->name;
-    status.coordinator_incarnation = cairn_store_incarnation(cluster->store);
+    status.coordinator_incarnation = cluster->id.incarnation;
     status.version = (char *)(uintptr_t)CAIRN_VERSION;
     status.uptime_ms = uv_now(cluster->loop) - cluster->started_ms;
     status.shards_expected = (uint32_t)cluster->options->shards;
@@ -85,7 +89,11 @@ static void on_cluster_status(struct cairn_cluster_session *session, uint32_t re
     for (size_t i = 0; i < status.n_members; i++) list[i] = &members[i];
     for (const struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next)
         status.job_count++;
+    status.store = cluster->id.store;
+    status.strangers = strangers.list;
+    status.n_strangers = strangers.count;
     cairn_cluster_session_send(session, CAIRN_MSG_CLUSTER_STATUS, request, &status.base);
+    cairn_cluster_strangers_release(&strangers);
     free(members);
     free(list);
 }
@@ -347,6 +355,9 @@ bool cairn_cluster_handle_admin(struct cairn_cluster_session *session,
     if (request == 0) return false;
     switch (frame->type) {
     case CAIRN_MSG_CLUSTER_STATUS_GET: on_cluster_status(session, request); return true;
+    case CAIRN_MSG_CLUSTER_FORGET:
+        cairn_cluster_forget(session, request, (const Cairn__ClusterForget *)message);
+        return true;
     case CAIRN_MSG_JOB_LIST_GET: on_job_list(session, request); return true;
     case CAIRN_MSG_JOB_SHOW:
         on_job_show(session, request, ((const Cairn__JobShow *)message)->name);

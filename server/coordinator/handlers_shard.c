@@ -3,6 +3,7 @@
 #include "server/base/log.h"
 #include "server/coordinator/bytes.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/standing.h"
 
 /* The job and the shard's place in it. NULL: it speaks of a job that is gone or not its own, which is
  * no fault: the job may have been dropped while it spoke. */
@@ -89,6 +90,7 @@ static bool on_answer(struct cairn_cluster_session *session, const Cairn__Answer
     const struct cairn_round_event event = { .kind = CAIRN_ROUND_ANSWER,
                                              .shard = shard,
                                              .epoch = message->epoch,
+                                             .refused = message->refused,
                                              .phase = (enum cairn_step_phase)message->phase,
                                              .round = message->open_round,
                                              .version = { message->generation, message->step },
@@ -146,6 +148,7 @@ bool cairn_cluster_handle_shard(struct cairn_cluster_session *session,
     case CAIRN_MSG_SNAPSHOT_PART:
         on_snapshot_part(session, (const Cairn__SnapshotPart *)message);
         return true;
+    case CAIRN_MSG_HELD_JOBS: return cairn_cluster_seat_held(session, frame);
     default: return false;
     }
 }

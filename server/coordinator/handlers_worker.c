@@ -4,6 +4,7 @@
 #include "server/coordinator/bytes.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/leases.h"
+#include "server/coordinator/standing.h"
 
 /* The member that a request is of; without one it is answered here. */
 static struct cairn_cluster_member *attached(struct cairn_cluster_session *session,
@@ -151,6 +152,10 @@ static void describe_opening(const struct cairn_cluster_session *session,
 {
     const struct cairn_cluster *cluster = session->cluster;
     const uint32_t up = cairn_cluster_seats_up(cluster);
+    for (const struct cairn_cluster_member *m = session->members; m != NULL; m = m->next_of_session)
+        if (m->phase == CAIRN_MEMBER_WAITING &&
+            cairn_cluster_job_is_strange(cluster, m->job_name, out))
+            return;
     if (up < (uint64_t)cluster->options->shards) {
         const uint64_t more = (uint64_t)cluster->options->shards - up;
         cairn_sentence_set(out,

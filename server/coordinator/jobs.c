@@ -12,6 +12,7 @@
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/groups.h"
 #include "server/coordinator/saves.h"
+#include "server/coordinator/standing.h"
 
 struct cairn_cluster_job *cairn_cluster_job_find(struct cairn_cluster *cluster, const char *name)
 {
@@ -49,7 +50,7 @@ const char *cairn_cluster_job_state_name(const struct cairn_cluster_job *job)
         return job->restoring ? "restoring" : job->dropping ? "dropping" : "creating";
     case CAIRN_CLUSTER_JOB_INITIALIZING: return "initializing";
     case CAIRN_CLUSTER_JOB_RUNNING: return "running";
-    case CAIRN_CLUSTER_JOB_LOST: return "lost";
+    case CAIRN_CLUSTER_JOB_LOST: return job->behind ? "behind" : "lost";
     }
     return "?";
 }
@@ -115,7 +116,7 @@ void cairn_cluster_job_send_drop(struct cairn_cluster *cluster, struct cairn_clu
     Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
     drop.job = job_id;
     if (++cluster->next_request == 0) cluster->next_request = 1;
-    // Its Done is nobody's: a job that could not be dropped is dropped at the next Hello.
+    // Its Done is nobody's: what could not be dropped is known as our own leftover at the next Hello.
     cairn_cluster_session_send(seat->session, CAIRN_MSG_JOB_DROP, cluster->next_request,
                                &drop.base);
 }
@@ -133,7 +134,10 @@ static void forget(struct cairn_cluster_job *job)
 static void on_dropped(const struct cairn_cluster_saved *saved)
 {
     struct cairn_cluster_job *job = cairn_cluster_job_by_id(saved->cluster, saved->job);
-    if (saved->status != CAIRN_OK) cairn_log_error("job %s: %s", job->spec.name, saved->why);
+    if (saved->status != CAIRN_OK)
+        cairn_log_error("job %s: %s", job->spec.name, saved->why);
+    else
+        cairn_cluster_dropped_add(job->cluster, job->id);
     forget(job);
 }
 
@@ -144,6 +148,29 @@ void cairn_cluster_job_drop(struct cairn_cluster_job *job)
     job->dropping = true;
     cairn_cluster_job_core_close(job);
     if (!job->stored || cairn_cluster_save_dropped(job, on_dropped, &why) != CAIRN_OK) forget(job);
+}
+
+/* `lost` says why. */
+static void stop(struct cairn_cluster_job *job)
+{
+    job->state = CAIRN_CLUSTER_JOB_LOST;
+    cairn_log_error("job %s is %s", job->spec.name, job->lost.text);
+    cairn_cluster_cut_abort(job, job->lost.text);
+    cairn_cluster_extension_free(job->extension);
+    job->extension = NULL;
+}
+
+void cairn_cluster_job_behind(struct cairn_cluster_job *job, const char *shard, const char *what)
+{
+    cairn_sentence_set(&job->lost,
+                       "behind: shard %s has seen a higher %s of it than the coordinator's store, "
+                       "which is an older copy; nothing is done with it before `cairn cluster "
+                       "adopt` has taken what the shards hold (or give the coordinator its newest "
+                       "store back)",
+                       shard, what);
+    job->behind = true;
+    job->may_return = false;
+    stop(job);
 }
 
 void cairn_cluster_job_lose(struct cairn_cluster_job *job, bool may_return, const char *format, ...)
@@ -157,12 +184,9 @@ void cairn_cluster_job_lose(struct cairn_cluster_job *job, bool may_return, cons
                        "lost: %s; restore a snapshot with `cairn snapshot restore %s ID` (`cairn "
                        "snapshot list %s` shows which there are)",
                        what, job->spec.name, job->spec.name);
-    job->state = CAIRN_CLUSTER_JOB_LOST;
+    job->behind = false;
     job->may_return = may_return;
-    cairn_log_error("job %s is %s", job->spec.name, job->lost.text);
-    cairn_cluster_cut_abort(job, job->lost.text);
-    cairn_cluster_extension_free(job->extension);
-    job->extension = NULL;
+    stop(job);
     while (job->members != NULL)
         cairn_cluster_member_put_out(job->members, CAIRN_ERR_JOB_LOST, job->lost.text);
 }
@@ -299,6 +323,7 @@ cairn_cluster_job_send_create(struct cairn_cluster_job *job,
         if (request == 0) continue;
         create.shard_index = i;
         job->shards[i].incarnation = seat->incarnation;
+        job->shards[i].revision = job->spec.revision;
         cairn_cluster_session_send(seat->session, CAIRN_MSG_JOB_CREATE, request, &create.base);
         cairn_cluster_session_pages(seat->session, request, CAIRN_PAGE_SPEC, job->spec_bytes,
                                     job->spec_bytes_len);
@@ -359,6 +384,7 @@ static void on_stored(const struct cairn_cluster_saved *saved)
         creation_failed(job, status, why.text);
         return;
     }
+    cairn_cluster_terms_tell_all(job);
     begin_itself(job);
     cairn_log_info("job %s created: %zu tensors over %" PRIu32 " shards, heaviest/mean %.3f",
                    job->spec.name, job->spec.tensor_count, job->layout->shard_count,
@@ -465,7 +491,7 @@ void cairn_cluster_job_try_seal(struct cairn_cluster_job *job)
     if (!job->seal_wanted || job->seal_running || job->state != CAIRN_CLUSTER_JOB_INITIALIZING)
         return;
     for (uint32_t i = 0; i < job->layout->shard_count; i++) {
-        if (!job->shards[i].up || job->shards[i].seat->session == NULL) return;
+        if (!job->shards[i].up || !cairn_cluster_seat_obeys(job->shards[i].seat)) return;
     }
     struct creation *creation = calloc(1, sizeof *creation);
     struct cairn_cluster_gather *gather =

@@ -7,6 +7,7 @@
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/groups.h"
+#include "server/coordinator/standing.h"
 
 /* ---- what the store knows ---- */
 
@@ -73,7 +74,7 @@ cairn_status cairn_cluster_job_choose_shards(struct cairn_cluster_job *job, uint
     if (job->shards == NULL) return CAIRN_ERR_NO_MEMORY;
     weigh_seats(job);
     for (struct cairn_cluster_seat *s = job->cluster->seats; s != NULL; s = s->next) {
-        if (s->session == NULL || count == CAIRN_SEATS_MAX) continue;
+        if (!cairn_cluster_seat_obeys(s) || count == CAIRN_SEATS_MAX) continue;
         uint32_t place = count++;
         for (; place > 0 && seats[place - 1]->planned_bytes > s->planned_bytes; place--)
             seats[place] = seats[place - 1];
@@ -124,24 +125,55 @@ cairn_status cairn_cluster_jobs_load(struct cairn_cluster *cluster, struct cairn
 
 /* ---- shards come and go ---- */
 
-static bool holds(const struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat)
+/* What a shard says that it holds: borrowed. */
+struct held {
+    Cairn__HeldJob *const *list;
+    size_t count;
+};
+
+/* Its part of the job as our store knows it; NULL: it has none. */
+static const Cairn__HeldJob *part_of(const struct cairn_cluster_job *job, const struct held *held)
 {
     uint64_t hash = 0;
     for (int i = 7; i >= 0; i--) hash = hash << 8 | job->layout->hash[i];
-    const struct cairn_seat_part part = { job->id, job->generation, hash };
-    return cairn_seat_has(&part, seat->held, seat->held_count);
+    for (size_t i = 0; i < held->count; i++) {
+        const Cairn__HeldJob *part = held->list[i];
+        if (part->job == job->id && part->generation == job->generation)
+            return part->layout_hash == hash ? part : NULL;
+    }
+    return NULL;
 }
 
-/* An amendment was made or given up while the shard, or the coordinator, was away. */
-static void settle_generations(const struct cairn_cluster_job *job, uint32_t shard,
-                               const Cairn__Hello *hello)
+/* In what our store is behind this shard; NULL: it is not. A generation that no coordinator has called
+ * durable counts above those that we have begun ourselves only. */
+static const char *behind_in(const struct cairn_cluster_job *job, const struct held *held)
 {
-    for (size_t i = 0; i < hello->n_held; i++) {
-        if (hello->held[i]->job != job->id || hello->held[i]->generation == job->generation)
-            continue;
-        cairn_cluster_job_send_switch(job, job->shards[shard].seat, job->generation);
-        return;
+    const struct cairn_marks ours = cairn_cluster_job_marks(job);
+    for (size_t i = 0; i < held->count; i++) {
+        struct cairn_marks seen = cairn_cluster_held_marks(held->list[i]);
+        if (held->list[i]->job != job->id || held->list[i]->staged) continue;
+        const bool begun = held->list[i]->unsettled && seen.generation <= job->generation_reserved;
+        if (begun) seen.generation = seen.revision = 0;
+        const char *what = cairn_marks_behind(&ours, &seen);
+        if (what != NULL) return what;
     }
+    return NULL;
+}
+
+/* An amendment was made or given up while the shard, or the coordinator, was away. What is older than what is
+ * in the store goes; what is newer when all shards have shown that the store is not an older copy. */
+static void settle_generations(const struct cairn_cluster_job *job, uint32_t shard,
+                               const struct held *held)
+{
+    struct cairn_cluster_job_shard *s = &job->shards[shard];
+    bool older = false;
+    s->newer = false;
+    for (size_t i = 0; i < held->count; i++) {
+        if (held->list[i]->job != job->id) continue;
+        older |= held->list[i]->generation < job->generation;
+        s->newer |= held->list[i]->generation > job->generation;
+    }
+    if (older && !s->newer) cairn_cluster_job_send_switch(job, s->seat, job->generation);
 }
 
 /* An uninitialized job has nothing to lose: it is made anew when a worker opens it again. */
@@ -156,6 +188,14 @@ static void start_over(struct cairn_cluster_job *job, const struct cairn_cluster
     while (job->members != NULL)
         cairn_cluster_member_expel(job->members, CAIRN_ERR_FENCED, why.text);
     cairn_cluster_job_drop(job);
+}
+
+/* Every shard has said what it holds, and nothing is newer than our store: what destroys may be done. */
+static bool all_here(const struct cairn_cluster_job *job)
+{
+    for (uint32_t i = 0; i < job->layout->shard_count; i++)
+        if (!cairn_cluster_seat_obeys(job->shards[i].seat)) return false;
+    return true;
 }
 
 /* ---- parts that are missed ----
@@ -186,7 +226,7 @@ static void miss_part(struct cairn_cluster_job *job, uint32_t shard)
 void cairn_cluster_job_parts_tick(struct cairn_cluster_job *job)
 {
     const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
-    if (job->state != CAIRN_CLUSTER_JOB_RUNNING) return;
+    if (job->state != CAIRN_CLUSTER_JOB_RUNNING || !all_here(job)) return;
     for (uint32_t i = 0; i < job->layout->shard_count; i++) {
         const struct cairn_cluster_job_shard *s = &job->shards[i];
         if (s->missed_ms == 0 || now_ms < s->missed_ms + s->patience_ms) continue;
@@ -229,20 +269,40 @@ void cairn_cluster_part_waiting(const struct cairn_cluster_job *job, uint32_t sh
         seat->claimant, sitter);
 }
 
-static void shard_up(struct cairn_cluster_job *job, uint32_t shard, const Cairn__Hello *hello)
+/* All are here. True: the job is gone. */
+static bool settle_all(struct cairn_cluster_job *job)
+{
+    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+        struct cairn_cluster_job_shard *s = &job->shards[i];
+        if (s->missed_ms != 0 && !job->initialized) {
+            start_over(job, s->seat);
+            return true;
+        }
+        if (s->newer) cairn_cluster_job_send_switch(job, s->seat, job->generation);
+        s->newer = false;
+    }
+    return false;
+}
+
+static void shard_up(struct cairn_cluster_job *job, uint32_t shard, const struct held *held)
 {
     struct cairn_cluster_job_shard *s = &job->shards[shard];
-    if (job->state == CAIRN_CLUSTER_JOB_CREATING || cairn_cluster_job_dead(job)) return;
-    if (!holds(job, s->seat)) {
-        if (job->initialized)
-            miss_part(job, shard);
-        else
-            start_over(job, s->seat);
-        return;
+    if (job->state == CAIRN_CLUSTER_JOB_CREATING || job->behind) return;
+    const char *behind = behind_in(job, held);
+    if (behind != NULL) cairn_cluster_job_behind(job, s->seat->name, behind);
+    if (cairn_cluster_job_dead(job)) return;
+    const Cairn__HeldJob *part = part_of(job, held);
+    if (part == NULL) {
+        miss_part(job, shard);
+    } else {
+        find_part(job, shard);
+        settle_generations(job, shard, held);
     }
-    find_part(job, shard);
-    settle_generations(job, shard, hello);
+    if (all_here(job) && settle_all(job)) return;
+    if (part == NULL) return;
+    s->revision = part->revision;
     s->up = true;
+    cairn_cluster_terms_tell(job, shard, !part->unsettled);
     cairn_cluster_members_tell_shard(job, shard);
     cairn_cluster_tiles_advance(job); // behind the members, on the same connection
     const struct cairn_round_event up = { .kind = CAIRN_ROUND_SHARD_UP, .shard = shard };
@@ -251,28 +311,16 @@ static void shard_up(struct cairn_cluster_job *job, uint32_t shard, const Cairn_
     cairn_cluster_job_try_seal(job);
 }
 
-/* What it holds of jobs that are not here is of jobs that were never finished, or dropped. */
-static void drop_strangers(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
-                           const Cairn__Hello *hello)
-{
-    for (size_t i = 0; i < hello->n_held; i++) {
-        if (cairn_cluster_job_by_id(cluster, hello->held[i]->job) != NULL) continue;
-        cairn_log_info("shard %s holds job %016" PRIx64 ", which is unknown: dropped", seat->name,
-                       hello->held[i]->job);
-        cairn_cluster_job_send_drop(cluster, seat, hello->held[i]->job);
-    }
-}
-
 void cairn_cluster_jobs_seat_up(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
-                                const Cairn__Hello *hello)
+                                Cairn__HeldJob *const *held, size_t held_count)
 {
-    drop_strangers(cluster, seat, hello);
+    const struct held list = { held, held_count };
     struct cairn_cluster_job *job = cluster->jobs;
     while (job != NULL) {
         struct cairn_cluster_job *next = job->next;
         for (uint32_t i = 0; i < job->layout->shard_count; i++) {
             if (job->shards[i].seat != seat) continue;
-            shard_up(job, i, hello);
+            shard_up(job, i, &list);
             break; // a shard stands in a layout once
         }
         job = next;
@@ -282,6 +330,8 @@ void cairn_cluster_jobs_seat_up(struct cairn_cluster *cluster, struct cairn_clus
 static void shard_down(struct cairn_cluster_job *job, uint32_t shard)
 {
     struct cairn_cluster_job_shard *s = &job->shards[shard];
+    s->newer = false;
+    s->revision = 0;
     cairn_cluster_members_forget_shard(job, shard);
     cairn_cluster_groups_shard_gone(job, shard);
     cairn_cluster_extend_shard_gone(job);

@@ -279,8 +279,7 @@ static void tell_shard(struct cairn_cluster_member *member, uint32_t shard)
 {
     struct cairn_cluster_job *job = member->job;
     struct cairn_cluster_seat *seat = job->shards[shard].seat;
-    if (seat->session == NULL || seat->session->closing || job->shards[shard].missed_ms != 0)
-        return;
+    if (!job->shards[shard].up || seat->session == NULL || seat->session->closing) return;
     struct joining *joining = calloc(1, sizeof *joining);
     struct cairn_cluster_gather *gather =
         joining == NULL ? NULL : cairn_cluster_gather_open(job->cluster, on_joined, joining);

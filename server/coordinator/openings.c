@@ -7,6 +7,7 @@
 #include "proto/wire/optimizer.h"
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/standing.h"
 
 struct lines {
     struct cairn_sentence *why;
@@ -67,6 +68,7 @@ static void take_over(struct cairn_cluster_member *member, struct cairn_cluster_
         member->amend_request = same->amend_request;
         member->amend_waits = same->amend_waits; // moves
         same->amend_waits = NULL;
+        member->amend_revision = same->amend_revision;
         memcpy(member->commits, same->commits, sizeof member->commits);
         member->commit_count = same->commit_count;
         memcpy(member->waits, same->waits, sizeof member->waits);
@@ -78,9 +80,27 @@ static void take_over(struct cairn_cluster_member *member, struct cairn_cluster_
     cairn_cluster_member_free(same);
 }
 
+/* A member of a job that is not here any more: it never makes another one of that name. */
+static void refuse_another(struct cairn_cluster_member *member)
+{
+    struct cairn_sentence why;
+    cairn_sentence_set(
+        &why,
+        "the coordinator does not know the job %s that this %s was attached to "
+        "(%016" PRIx64 "), and no shard that is here holds it: it was dropped, or the "
+        "coordinator runs on another store.path; close it and open it again to begin "
+        "a new one",
+        member->job_name, cairn_role_name(member->role), member->attached_id);
+    refuse(member, CAIRN_ERR_NOT_FOUND, why.text);
+}
+
 static void join(struct cairn_cluster_member *member, struct cairn_cluster_job *job)
 {
     struct cairn_sentence why;
+    if (member->attached_id != 0 && member->attached_id != job->id) {
+        refuse_another(member);
+        return;
+    }
     cairn_status status = judge_join(member, job, &why);
     if (status == CAIRN_OK) {
         member->known_to = calloc(job->layout->shard_count, 2);
@@ -109,17 +129,23 @@ static bool advance(struct cairn_cluster_member *member)
     struct cairn_cluster_job *job = cairn_cluster_job_find(cluster, member->job_name);
     struct cairn_sentence why;
     if (job != NULL) {
-        if (job->state == CAIRN_CLUSTER_JOB_CREATING || cairn_cluster_extend_making(job))
+        if (job->state == CAIRN_CLUSTER_JOB_CREATING || cairn_cluster_extend_making(job) ||
+            job->behind)
             return false;
         join(member, job);
         return true;
     }
+    if (cairn_cluster_job_is_strange(cluster, member->job_name, &why)) return false;
     if (member->role != CAIRN_ROLE_WIRE_WORKER) {
         cairn_sentence_set(&why, "there is no job %s", member->job_name);
         refuse(member, CAIRN_ERR_NOT_FOUND, why.text);
         return true;
     }
     if (cairn_cluster_seats_up(cluster) < (uint64_t)cluster->options->shards) return false;
+    if (member->attached_id != 0) {
+        refuse_another(member);
+        return true;
+    }
     const cairn_status status = cairn_cluster_job_create(cluster, &member->spec, &why);
     if (status != CAIRN_OK) refuse(member, status, why.text);
     return status != CAIRN_OK;
@@ -227,6 +253,7 @@ void cairn_cluster_member_open(struct cairn_cluster_session *session, uint32_t r
     member->token = open->token;
     member->role = open->role;
     member->rank = open->rank;
+    member->attached_id = open->attached;
     member->open_request = request;
     cairn_spec_init(&member->spec);
     member->next_of_session = session->members;

@@ -17,6 +17,7 @@
 #include "server/coordinator/cut.h"
 #include "server/coordinator/groups.h"
 #include "server/coordinator/saves.h"
+#include "server/coordinator/standing.h"
 
 struct cairn_cluster_restore {
     struct cairn_cluster_work work;
@@ -128,6 +129,7 @@ static void on_stored(const struct cairn_cluster_saved *saved)
         job->state = CAIRN_CLUSTER_JOB_RUNNING;
         status = cairn_cluster_job_core_open(job, &why);
     }
+    if (status == CAIRN_OK) cairn_cluster_terms_tell_all(job);
     end_load(restore, job, status, why.text);
 }
 
@@ -210,6 +212,10 @@ static cairn_status judge_replace(const struct cairn_cluster_restore *restore,
         return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being saved, made, amended or restored",
                           m->spec.name);
     }
+    if (old != NULL && old->behind)
+        return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s is %s", old->spec.name, old->lost.text);
+    if (cairn_cluster_job_is_strange(restore->cluster, m->spec.name, why))
+        return CAIRN_ERR_NOT_READY;
     if (m->spec.workers_min > workers_max) {
         return cairn_fail(why, CAIRN_ERR_INVALID,
                           "the job wants %" PRIu32 " workers, raise round.workers_max",

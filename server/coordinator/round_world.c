@@ -9,6 +9,7 @@
 #include "server/coordinator/groups.h"
 #include "server/coordinator/leases.h"
 #include "server/coordinator/saves.h"
+#include "server/coordinator/standing.h"
 
 void cairn_cluster_decision_to_message(const struct cairn_decision *decision, Cairn__Decision *out)
 {
@@ -384,6 +385,9 @@ static void act(struct cairn_cluster_job *job, const struct cairn_round_action *
     case CAIRN_ROUND_WORKER_OPENED: send_opened(job, action); break;
     case CAIRN_ROUND_WORKER_RESULT: send_result(job, action); break;
     case CAIRN_ROUND_WORKER_FENCE: fence_worker(job, action); break;
+    case CAIRN_ROUND_BEHIND:
+        cairn_cluster_job_behind(job, job->shards[action->shard].seat->name, "epoch");
+        break;
     case CAIRN_ROUND_FAIL:
         cairn_cluster_job_lose(job, false, "%s: %s", job->shards[action->shard].seat->name,
                                action->why);
@@ -472,9 +476,12 @@ void cairn_cluster_job_waiting(const struct cairn_cluster_job *job, struct cairn
     }
     for (uint32_t i = 0; i < job->layout->shard_count; i++) {
         const struct cairn_cluster_job_shard *s = &job->shards[i];
-        if (s->seat->session != NULL && s->missed_ms == 0) continue;
-        if (s->seat->session == NULL)
-            cairn_sentence_set(out, "shard %s (it is away)", s->seat->name);
+        if (cairn_cluster_seat_obeys(s->seat) && s->missed_ms == 0) continue;
+        if (!cairn_cluster_seat_obeys(s->seat))
+            cairn_sentence_set(out, "shard %s (%s)", s->seat->name,
+                               s->seat->session == NULL
+                                   ? "it is away"
+                                   : cairn_cluster_seat_standing_text(s->seat));
         else
             cairn_cluster_part_waiting(job, i, out);
         return;

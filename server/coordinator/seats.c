@@ -8,12 +8,13 @@
 #include "server/base/log.h"
 #include "server/base/notify.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/standing.h"
 
 uint32_t cairn_cluster_seats_up(const struct cairn_cluster *cluster)
 {
     uint32_t count = 0;
     for (const struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next) {
-        count += s->session != NULL;
+        count += cairn_cluster_seat_obeys(s);
     }
     return count;
 }
@@ -49,6 +50,7 @@ struct cairn_cluster_seat *cairn_cluster_seat_get(struct cairn_cluster *cluster,
 
 void cairn_cluster_seat_free(struct cairn_cluster_seat *seat)
 {
+    cairn_cluster_seat_forget_parts(seat);
     free(seat->fabric_address);
     free(seat->bytes);
     free(seat->held);
@@ -95,6 +97,7 @@ static void unseat(struct cairn_cluster_seat *seat)
     cairn__shard_stats__init(&seat->stats);
     seat->has_stats = false;
     seat->bytes_count = 0;
+    cairn_cluster_seat_forget_parts(seat);
     cairn_cluster_calls_seat_gone(seat);
     cairn_cluster_jobs_seat_down(session->cluster, seat);
 }
@@ -290,10 +293,13 @@ bool cairn_cluster_seat_take(struct cairn_cluster_session *session, const Cairn_
     seat->session = session;
     seat->claimed_ms = 0;
     session->seat = seat;
+    const bool obeys = cairn_cluster_seat_judge(cluster, seat, hello);
     cairn_log_info("shard %s is up at %s (%" PRIu32 " of %" PRId64 ")", seat->name,
                    cairn_peer_name(session->peer), cairn_cluster_seats_up(cluster),
                    cluster->options->shards);
     tell_supervisor(cluster);
-    cairn_cluster_jobs_seat_up(cluster, seat, hello);
+    if (!obeys) return true;
+    cairn_cluster_seat_clean(cluster, seat, hello);
+    cairn_cluster_jobs_seat_up(cluster, seat, hello->held, hello->n_held);
     return true;
 }

@@ -11,6 +11,7 @@
 #include "server/base/listener.h"
 #include "server/base/log.h"
 #include "server/core/seat.h"
+#include "server/core/standing.h"
 
 struct cairn_cluster;
 struct cairn_cluster_session;
@@ -39,6 +40,11 @@ struct cairn_cluster_seat {
     bool has_stats;
     Cairn__BytesTold *bytes; /* owned, [bytes_count]: of the same Heartbeat */
     size_t bytes_count;
+    /* of its session: may we act on what it holds, and what that is (standing.c) */
+    struct cairn_coordinator_id seen;
+    enum cairn_standing standing;
+    Cairn__HeldJobs *parts; /* owned; NULL: it has not told yet, or holds nothing */
+    bool parts_awaited; /* it holds jobs that are not known here, and has not told their names */
     uint64_t planned_bytes; /* of cairn_cluster_job_choose_shards, while it chooses */
 };
 

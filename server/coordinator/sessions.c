@@ -5,6 +5,8 @@
 
 #include "proto/fabric/fabric.h"
 #include "server/base/log.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/standing.h"
 #include "server/coordinator/works.h"
 
 /* What is left out would break the order that the peer relies on: on_gone follows. */
@@ -148,9 +150,11 @@ static void welcome(struct cairn_cluster_session *session, uint32_t request)
     const struct cairn_cluster *cluster = session->cluster;
     Cairn__Welcome message = CAIRN__WELCOME__INIT;
     message.cluster = cluster->options->name;
-    message.coordinator_incarnation = cairn_store_incarnation(cluster->store);
+    message.coordinator_incarnation = cluster->id.incarnation;
     message.heartbeat_ms = (uint32_t)cluster->options->heartbeat_ms;
     message.lease_ms = (uint32_t)cluster->options->lease_timeout_ms;
+    message.store = cluster->id.store;
+    message.process = cluster->id.process;
     cairn_cluster_session_send(session, CAIRN_MSG_WELCOME, request, &message.base);
 }
 

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <sodium.h>
 #include <sqlite3.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,8 +14,9 @@
 #include "proto/wire/file_mode.h"
 
 #define APPLICATION_ID 0x4341524e /* "CARN": marks the file as ours */
-#define SCHEMA_VERSION 1
+#define SCHEMA_VERSION 2
 
+/* Version 1, and what makes version 2 of it. */
 static const char schema[] =
     "CREATE TABLE meta (one INTEGER PRIMARY KEY CHECK (one = 1), incarnation INTEGER NOT NULL);"
     "INSERT INTO meta VALUES (1, 0);"
@@ -24,14 +26,18 @@ static const char schema[] =
     " initialized INTEGER NOT NULL);"
     "CREATE TABLE job_shards (job INTEGER NOT NULL REFERENCES jobs(id) ON DELETE CASCADE,"
     " place INTEGER NOT NULL, shard TEXT NOT NULL, PRIMARY KEY (job, place));"
-    "PRAGMA application_id = 1128354382; PRAGMA user_version = 1;";
-_Static_assert(APPLICATION_ID == 1128354382 && SCHEMA_VERSION == 1, "as in the schema");
+    "PRAGMA application_id = 1128354382;";
+static const char schema_2[] = "ALTER TABLE meta ADD COLUMN identity INTEGER NOT NULL DEFAULT 0;"
+                               "CREATE TABLE dropped (place INTEGER PRIMARY KEY AUTOINCREMENT,"
+                               " job INTEGER NOT NULL UNIQUE);"
+                               "PRAGMA user_version = 2;";
+_Static_assert(APPLICATION_ID == 1128354382 && SCHEMA_VERSION == 2, "as in the schema");
 
 struct cairn_store {
     /* owned */
     sqlite3 *db;
     char *path;
-    uint64_t incarnation;
+    uint64_t incarnation, identity;
     uint64_t opening_changes; /* rows that open itself wrote */
 };
 
@@ -119,9 +125,9 @@ static cairn_status end_transaction(struct cairn_store *store, cairn_status stat
 
 /* ---- open ---- */
 
-/* Whole, of this program, and of a version it knows. A new file is empty: application_id 0, no
- * tables. */
-static cairn_status judge_file(struct cairn_store *store, bool *fresh_out,
+/* Whole, of this program, and of a version it knows: *version_out. A new file is empty: application_id 0, no
+ * tables, version 0. */
+static cairn_status judge_file(struct cairn_store *store, int64_t *version_out,
                                struct cairn_sentence *why)
 {
     int64_t id, version, tables;
@@ -129,15 +135,15 @@ static cairn_status judge_file(struct cairn_store *store, bool *fresh_out,
     if (status == CAIRN_OK) status = ask(store, "PRAGMA user_version", &version, why);
     if (status == CAIRN_OK) status = ask(store, "SELECT count(*) FROM sqlite_master", &tables, why);
     if (status != CAIRN_OK) return status;
-    *fresh_out = id == 0 && version == 0 && tables == 0;
-    if (*fresh_out) return CAIRN_OK;
+    *version_out = version;
+    if (id == 0 && version == 0 && tables == 0) return CAIRN_OK;
     if (id != APPLICATION_ID) {
         return cairn_fail(why, CAIRN_ERR_CORRUPT,
                           "%s is not the database of a cairn-coordinator (application id %" PRId64
                           "); give another store.path",
                           store->path, id);
     }
-    if (version != SCHEMA_VERSION) {
+    if (version < 1 || version > SCHEMA_VERSION) {
         return cairn_fail(why, CAIRN_ERR_VERSION,
                           "%s has schema version %" PRId64
                           ", this program knows %d; run the program "
@@ -159,24 +165,56 @@ static cairn_status judge_file(struct cairn_store *store, bool *fresh_out,
     return status;
 }
 
+/* A statement with one number, which is bound to it. */
+static cairn_status run_with(struct cairn_store *store, const char *sql, uint64_t value,
+                             struct cairn_sentence *why)
+{
+    sqlite3_stmt *s;
+    const cairn_status status = prepare(store, sql, &s, why);
+    if (status != CAIRN_OK) return status;
+    bind_u64(s, 1, value);
+    return finish(store, s, why);
+}
+
+static uint64_t random_identity(void)
+{
+    uint64_t identity = 0;
+    while (identity == 0) randombytes_buf(&identity, sizeof identity);
+    return identity;
+}
+
+/* What is in memory of the one row. */
+static cairn_status read_meta(struct cairn_store *store, struct cairn_sentence *why)
+{
+    int64_t incarnation = 0, identity = 0;
+    cairn_status status = ask(store, "SELECT incarnation FROM meta", &incarnation, why);
+    if (status == CAIRN_OK) status = ask(store, "SELECT identity FROM meta", &identity, why);
+    if (status != CAIRN_OK) return status;
+    store->incarnation = (uint64_t)incarnation;
+    store->identity = (uint64_t)identity;
+    return CAIRN_OK;
+}
+
 static cairn_status set_up(struct cairn_store *store, struct cairn_sentence *why)
 {
-    bool fresh;
-    cairn_status status = judge_file(store, &fresh, why);
+    int64_t version;
+    cairn_status status = judge_file(store, &version, why);
     if (status != CAIRN_OK) return status;
     status = run(store,
                  "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL;"
                  "PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON; BEGIN IMMEDIATE",
                  why);
     if (status != CAIRN_OK) return status;
-    if (fresh) status = run(store, schema, why);
+    if (version < 1) status = run(store, schema, why);
+    if (status == CAIRN_OK && version < 2) status = run(store, schema_2, why);
     if (status == CAIRN_OK)
         status = run(store, "UPDATE meta SET incarnation = incarnation + 1", why);
+    if (status == CAIRN_OK) // made once
+        status = run_with(store, "UPDATE meta SET identity = ?1 WHERE identity = 0",
+                          random_identity(), why);
     status = end_transaction(store, status, why);
-    int64_t incarnation = 0;
-    if (status == CAIRN_OK) status = ask(store, "SELECT incarnation FROM meta", &incarnation, why);
+    if (status == CAIRN_OK) status = read_meta(store, why);
     if (status != CAIRN_OK) return status;
-    store->incarnation = (uint64_t)incarnation;
     store->opening_changes = (uint64_t)sqlite3_total_changes(store->db);
     return CAIRN_OK;
 }
@@ -228,6 +266,11 @@ void cairn_store_close(struct cairn_store *store)
 uint64_t cairn_store_incarnation(const struct cairn_store *store)
 {
     return store->incarnation;
+}
+
+uint64_t cairn_store_identity(const struct cairn_store *store)
+{
+    return store->identity;
 }
 
 uint64_t cairn_store_writes(const struct cairn_store *store)
@@ -320,10 +363,50 @@ static cairn_status change_job(struct cairn_store *store, const char *sql, uint6
     return status;
 }
 
+cairn_status cairn_store_adopt(struct cairn_store *store, const struct cairn_stored_job *jobs,
+                               size_t job_count, uint64_t incarnation, struct cairn_sentence *why)
+{
+    cairn_status status = run(store, "BEGIN IMMEDIATE", why);
+    if (status != CAIRN_OK) return status;
+    for (size_t i = 0; i < job_count && status == CAIRN_OK; i++) {
+        status = put_row(store, &jobs[i], why);
+        if (status == CAIRN_OK) status = put_shards(store, &jobs[i], why);
+    }
+    if (status == CAIRN_OK)
+        status = run_with(store, "UPDATE meta SET incarnation = max(incarnation, ?1) + 1",
+                          incarnation, why);
+    if (status == CAIRN_OK)
+        status = run_with(store, "UPDATE meta SET identity = ?1", random_identity(), why);
+    status = end_transaction(store, status, why);
+    return status == CAIRN_OK ? read_meta(store, why) : status;
+}
+
 cairn_status cairn_store_drop_job(struct cairn_store *store, uint64_t id,
                                   struct cairn_sentence *why)
 {
-    return change_job(store, "DELETE FROM jobs WHERE id = ?1", id, 0, 0, why);
+    cairn_status status = run(store, "BEGIN IMMEDIATE", why);
+    if (status != CAIRN_OK) return status;
+    status = change_job(store, "DELETE FROM jobs WHERE id = ?1", id, 0, 0, why);
+    if (status == CAIRN_OK)
+        status = run_with(store, "INSERT OR REPLACE INTO dropped (job) VALUES (?1)", id, why);
+    if (status == CAIRN_OK)
+        status = run_with(
+            store, "DELETE FROM dropped WHERE place <= (SELECT max(place) FROM dropped) - ?1",
+            CAIRN_STORE_DROPPED_MAX, why);
+    return end_transaction(store, status, why);
+}
+
+size_t cairn_store_dropped(const struct cairn_store *store,
+                           uint64_t ids_out[CAIRN_STORE_DROPPED_MAX])
+{
+    struct cairn_sentence why;
+    sqlite3_stmt *s;
+    size_t count = 0;
+    if (prepare(store, "SELECT job FROM dropped ORDER BY place", &s, &why) != CAIRN_OK) return 0;
+    while (count < CAIRN_STORE_DROPPED_MAX && sqlite3_step(s) == SQLITE_ROW)
+        ids_out[count++] = column_u64(s, 0);
+    sqlite3_finalize(s);
+    return count;
 }
 
 cairn_status cairn_store_set_epoch(struct cairn_store *store, uint64_t id, uint64_t epoch,

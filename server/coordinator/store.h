@@ -1,9 +1,10 @@
 /* What the coordinator keeps on disk, and the only door to SQLite.
  *
- * Durable are: the incarnation of the coordinator, the jobs with their spec, layout, shards and
- * generation, and per job an epoch and a reserved block of round numbers. Nothing is written per
- * round: the shards' answers are the rest of the memory (server/core/round.h). A job is written once
- * every shard of it holds its part, so a job in the store is one that did exist.
+ * Durable are: the identity of the store, the incarnation of the coordinator, the jobs with their spec,
+ * layout, shards and generation, and per job an epoch and a reserved block of round numbers; and the
+ * numbers of the last jobs that were dropped, since a shard that was away then has its part still. Nothing
+ * is written per round: the shards' answers are the rest of the memory (server/core/round.h). A job is
+ * written once every shard of it holds its part, so a job in the store is one that did exist.
  *
  * One file, FOLDER/coordinator.db, WAL, synchronous=FULL: a call that returned CAIRN_OK survives the
  * loss of power. Every call is one transaction; one that fails changed nothing. One thread at a time: each
@@ -49,6 +50,8 @@ void cairn_store_close(struct cairn_store *store); /* NULL is fine */
 
 /* From 1, one more with every open. */
 uint64_t cairn_store_incarnation(const struct cairn_store *store);
+/* Random, not 0: made with the store, and anew by cairn_store_adopt. */
+uint64_t cairn_store_identity(const struct cairn_store *store);
 /* Rows written since open: for the test that rounds write none. */
 uint64_t cairn_store_writes(const struct cairn_store *store);
 
@@ -57,6 +60,15 @@ cairn_status cairn_store_put_job(struct cairn_store *store, const struct cairn_s
                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;
 cairn_status cairn_store_drop_job(struct cairn_store *store, uint64_t id,
                                   struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* The last jobs that were dropped: what there is of them is a leftover of our own. Returns how many. */
+#define CAIRN_STORE_DROPPED_MAX 4096
+size_t cairn_store_dropped(const struct cairn_store *store,
+                           uint64_t ids_out[CAIRN_STORE_DROPPED_MAX]);
+/* All at once: adds or replaces the jobs, takes a new identity and an incarnation that is above `incarnation`
+ * and the present one. CAIRN_ERR_EXISTS: as cairn_store_put_job. */
+cairn_status cairn_store_adopt(struct cairn_store *store, const struct cairn_stored_job *jobs,
+                               size_t job_count, uint64_t incarnation,
+                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* CAIRN_ERR_NOT_FOUND: no such job. */
 cairn_status cairn_store_set_epoch(struct cairn_store *store, uint64_t id, uint64_t epoch,
                                    uint64_t round_reserved,

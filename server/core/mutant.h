@@ -45,7 +45,13 @@
  * 34  a newcomer of its name has a shard's seat while that shard lives
  * 35  who holds the state does not get its seat back from an empty newcomer
  * 36  an empty process counts as the shard whose name it has
- * 37  how a round ended is forgotten with the next one */
-#define CAIRN_MUTANT_COUNT 37
+ * 37  how a round ended is forgotten with the next one
+ * 38  a fence of the epoch that a shard is in is obeyed
+ * 39  a store whose epochs the shards are past acts on what they hold
+ * 40  a shard obeys a coordinator of another store
+ * 41  a shard obeys two coordinators of one incarnation
+ * 42  a store that was rebuilt begins with a round number that was used
+ * 43  a store that was rebuilt begins with the epoch of its first shard */
+#define CAIRN_MUTANT_COUNT 38
 
 #endif

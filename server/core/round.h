@@ -104,9 +104,9 @@ enum cairn_round_event_kind {
     CAIRN_ROUND_SHARD_UP,    /* shard: its control channel is up, with its state of the job */
     CAIRN_ROUND_SHARD_DOWN,  /* shard */
     CAIRN_ROUND_SHARD_EMPTY, /* shard: it is back without the state */
-    CAIRN_ROUND_ANSWER,      /* shard, epoch, phase, round, version, decision; as step.h's ANSWER */
-    CAIRN_ROUND_REDUCED,     /* shard, epoch, round, sums */
-    CAIRN_ROUND_PUBLISHED,   /* shard, epoch, round, version */
+    CAIRN_ROUND_ANSWER, /* shard, epoch, refused, phase, round, version, decision; as step.h's ANSWER */
+    CAIRN_ROUND_REDUCED,   /* shard, epoch, round, sums */
+    CAIRN_ROUND_PUBLISHED, /* shard, epoch, round, version */
     /* workers. Requests may be repeated after a reconnect */
     CAIRN_ROUND_WORKER_JOIN, /* member, rank: attached. Known already: nothing changes */
     CAIRN_ROUND_WORKER_DOWN, /* member: left, or its lease ran out (not: one connection was lost) */
@@ -132,7 +132,7 @@ struct cairn_round_event {
     uint64_t now_ms;
     uint64_t snapshot;
     uint32_t world;
-    bool shut;
+    bool shut, refused;
     /* borrowed for the call */
     const struct cairn_decision *decision;
     const struct cairn_step_sums *sums;
@@ -164,6 +164,8 @@ enum cairn_round_action_kind {
                                 *   TIMEOUT  it passed step_deadline in `round`
                                 *   BUSY     member_max are attached already */
     CAIRN_ROUND_FAIL, /* shard, why: the job is lost until a restore; nothing more will come */
+    CAIRN_ROUND_BEHIND, /* shard, epoch: it has seen this one, which we know nothing of: what the disk says is
+                         * an older copy. Nothing more will come */
 };
 
 struct cairn_round_action {

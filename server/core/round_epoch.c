@@ -58,7 +58,15 @@ static void keep(struct cairn_round *core, const struct cairn_decision *decision
 void cairn_round_on_answer(struct cairn_round *core, const struct cairn_round_event *event,
                            struct cairn_round_actions *actions)
 {
-    if (core->stage != CAIRN_ROUND_FENCING || event->epoch != core->epoch) return;
+    if (core->stage != CAIRN_ROUND_FENCING) return;
+    if (event->refused && event->epoch >= core->epoch) {
+        core->stage = CAIRN_ROUND_FAILED;
+        struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_BEHIND);
+        action->shard = event->shard;
+        action->epoch = event->epoch;
+        return;
+    }
+    if (event->refused || event->epoch != core->epoch) return;
     struct shard *shard = &core->shards[event->shard];
     if (shard->answered) return;
     if (event->decision->payload_bytes > core->payload_bytes_max) {

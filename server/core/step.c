@@ -299,6 +299,15 @@ static void on_decide(struct cairn_step *step, const struct cairn_step_event *ev
 static void on_fence(struct cairn_step *step, const struct cairn_step_event *event,
                      struct cairn_step_actions *actions)
 {
+    const bool ours = event->epoch == step->epoch && (step->config.forwards || MUTANT(38));
+    if (event->epoch <= step->epoch && !ours) {
+        struct cairn_step_action *refusal = cairn_step_act(actions, CAIRN_STEP_ANSWER);
+        refusal->refused = true;
+        refusal->epoch = step->epoch;
+        refusal->version = step->version;
+        refusal->decision = &step->last;
+        return;
+    }
     step->epoch = event->epoch;
     step->fenced = true;
     step->pending.round = 0;
@@ -395,8 +404,9 @@ static bool of_coordinator(enum cairn_step_event_kind kind)
 void cairn_step_on_event(struct cairn_step *step, const struct cairn_step_event *event,
                          struct cairn_step_actions *actions)
 {
-    // A coordinator that was replaced, and does not know it yet.
-    if (of_coordinator(event->kind) && event->epoch < step->epoch) return;
+    // Of before the last fence.
+    const bool stale = of_coordinator(event->kind) && event->epoch < step->epoch;
+    if (stale && event->kind != CAIRN_STEP_FENCE) return;
     switch (event->kind) {
     case CAIRN_STEP_READY: on_ready(step, event); return;
     case CAIRN_STEP_FENCE: on_fence(step, event, actions); return;

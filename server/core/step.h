@@ -79,7 +79,8 @@ struct cairn_step_sums {
 };
 
 enum cairn_step_event_kind {
-    /* from the coordinator, in order; an older epoch than the last FENCE's is ignored */
+    /* from the coordinator, in order; an older epoch than the last FENCE's is ignored, and a FENCE of it or
+     * of the last one is answered by what was seen: it is of a coordinator whose store is an older copy */
     CAIRN_STEP_READY,   /* version: the initial state is complete; only before the first OPEN */
     CAIRN_STEP_FENCE,   /* epoch → ANSWER */
     CAIRN_STEP_RESOLVE, /* epoch, decision: the last outcome anyone knows */
@@ -148,7 +149,8 @@ enum cairn_step_action_kind {
     /* to the coordinator */
     CAIRN_STEP_REDUCED_REPORT,   /* epoch, round, sums */
     CAIRN_STEP_PUBLISHED_REPORT, /* epoch, round, version */
-    CAIRN_STEP_ANSWER, /* epoch, phase, round = the prepared one or 0, version, decision = the last */
+    CAIRN_STEP_ANSWER, /* epoch, phase, round = the prepared one or 0, version, decision = the last; or
+                        * refused, epoch = the last one */
     /* the coordinator broke the protocol: stop this job here rather than publish a wrong parameter */
     CAIRN_STEP_FAULT, /* why */
 };
@@ -164,6 +166,7 @@ struct cairn_step_action {
     uint32_t slots[CAIRN_STEP_FOLD_MAX];
     uint32_t count;
     bool first;
+    bool refused;
     /* If the round has as many micro-batches as the one before, no FOLD of the chunk follows: its sums may be
      * made on the way, and count unless one does. */
     bool likely_last;

@@ -95,6 +95,7 @@ static void send_answer(struct cairn_shard_job *job, const struct cairn_step_act
     answer.step = action->version.step;
     answer.last = &last;
     answer.tiles_world = job->tiles_world;
+    answer.refused = action->refused;
     cairn_session_send(job->shard, CAIRN_MSG_ANSWER, 0, &answer.base);
 }
 

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "server/shard/extend.h"
+#include "server/shard/held.h"
 #include "server/shard/relay.h"
 #include "server/shard/shard.h"
 
@@ -24,6 +25,7 @@ void cairn_shard_drop_creates(struct cairn_shard *shard)
         create_free(create);
     }
     cairn_tiles_drop(shard);
+    cairn_terms_drop(shard);
 }
 
 /* Takes the create off the list without an answer. */
@@ -246,8 +248,8 @@ static void on_page(struct cairn_shard *shard, uint32_t request, const Cairn__Pa
 {
     struct cairn_create *create = shard->creates;
     while (create != NULL && create->request != request) create = create->next;
-    if (create == NULL) { // of a create that was refused, or of tiles
-        cairn_tiles_on_page(shard, request, page);
+    if (create == NULL) { // of a create that was refused, of terms or of tiles
+        if (!cairn_terms_on_page(shard, request, page)) cairn_tiles_on_page(shard, request, page);
         return;
     }
     struct cairn_paged *paged = page->what == CAIRN_PAGE_SPEC ? &create->spec : &create->layout;
@@ -292,6 +294,7 @@ static void on_job_switch(struct cairn_shard *shard, const Cairn__JobSwitch *mes
         return;
     }
     leave_all(shard, message->job, newest_held(shard, message->job), stays);
+    stays->settled = true;
     if (!stays->staged) return;
     stays->staged = false;
     cairn_log_info("job %s: generation %llu serves", stays->spec.name,
@@ -403,11 +406,12 @@ static void on_round_open(struct cairn_shard_job *job, const Cairn__RoundOpen *m
 
 static void on_fence(struct cairn_shard_job *job, const Cairn__Fence *message)
 {
+    const bool newer = message->epoch > cairn_step_epoch(job->step); // else it is refused
     cairn_shard_job_step(job, &(struct cairn_step_event) {
                                   .kind = CAIRN_STEP_FENCE,
                                   .epoch = message->epoch,
                               });
-    cairn_relay_on_fence(job, message->epoch);
+    if (newer) cairn_relay_on_fence(job, message->epoch);
 }
 
 static void on_relay_set(struct cairn_shard *shard, uint32_t request, struct cairn_shard_job *job,
@@ -538,6 +542,10 @@ void cairn_shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *f
                              cairn_message_name(frame->type), frame->payload_bytes);
         return;
     }
+    if (cairn_held_on_message(shard, frame, message)) {
+        cairn_message_free(message);
+        return;
+    }
     switch (frame->type) {
     case CAIRN_MSG_JOB_CREATE:
         on_job_create(shard, frame->request, (Cairn__JobCreate *)message);
@@ -550,6 +558,9 @@ void cairn_shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *f
         on_job_drop(shard, frame->request, (const Cairn__JobDrop *)message);
         break;
     case CAIRN_MSG_PROBE: on_probe(shard, frame->request); break;
+    case CAIRN_MSG_JOB_TERMS:
+        cairn_terms_on_message(shard, frame->request, (const Cairn__JobTerms *)message);
+        break;
     case CAIRN_MSG_JOB_SWITCH: on_job_switch(shard, (const Cairn__JobSwitch *)message); break;
     case CAIRN_MSG_JOB_SEAL:
     case CAIRN_MSG_MEMBER_JOIN:

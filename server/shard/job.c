@@ -52,6 +52,7 @@ static cairn_status decode_parts(struct cairn_shard_job *job, const struct cairn
     cairn_status status = cairn_spec_unpack(create->spec.bytes, create->spec.have_bytes,
                                             cairn_optimizer_names(), &job->spec, why);
     if (status != CAIRN_OK) return status;
+    job->revision = job->spec.revision;
     status = decode_layout(job, &create->layout, why);
     if (status != CAIRN_OK) return status;
     if (index >= job->layout->shard_count) {
@@ -410,6 +411,8 @@ cairn_status cairn_shard_job_open(struct cairn_shard *shard, const struct cairn_
     job->shard = shard;
     job->number = create->message->job;
     job->generation = create->message->generation;
+    job->base_step = create->message->step;
+    cairn_leaf_hash(create->spec.bytes, create->spec.have_bytes, &job->spec_digest);
     job->staged = create->message->extend;
     job->state = CAIRN_JOB_INITIALIZING;
     job->param = job->exp_avg = job->exp_avg_sq = job->acc = CAIRN_ARENA_NONE;
@@ -473,6 +476,7 @@ void cairn_shard_job_free(struct cairn_shard_job *job)
     free(job->parts);
     cairn_shard_map_release(&job->map);
     cairn_layout_close(job->layout);
+    cairn_paged_release(&job->terms);
     cairn_spec_release(&job->spec);
     cairn_budget_give(&job->shard->budget, job->budget_bytes);
     free(job);

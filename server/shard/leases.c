@@ -30,7 +30,7 @@ static struct cairn_shard_lease *find_lease(struct cairn_shard_job *job, uint64_
 /* A coordinator before this one asked for it, and this one knows nothing of it. */
 static bool is_orphan(const struct cairn_shard_job *job, const struct cairn_shard_lease *lease)
 {
-    return lease->number != 0 && lease->coordinator != job->shard->session.coordinator_incarnation;
+    return lease->number != 0 && lease->coordinator != job->shard->session.coordinator.incarnation;
 }
 
 /* But for those of the version that is wanted. False: there was none. */
@@ -133,7 +133,7 @@ cairn_status cairn_shard_lease_keep(struct cairn_shard_job *job, const Cairn__Le
     if (status != CAIRN_OK && end_orphans(job, wanted))
         status = begin_lease(job, message, &lease, why);
     if (status != CAIRN_OK) return status;
-    lease->coordinator = job->shard->session.coordinator_incarnation;
+    lease->coordinator = job->shard->session.coordinator.incarnation;
     lease->ends_ms = uv_now(job->shard->loop) + message->ttl_ms + message->ttl_ms / 4;
     set_timer(job->shard);
     return CAIRN_OK;

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "server/shard/held.h"
 #include "server/shard/shard.h"
 
 #define CONNECT_TIMEOUT_MS 5000
@@ -80,16 +81,8 @@ static void send_hello(struct cairn_shard *shard)
 {
     Cairn__HeldJob held[CAIRN_SHARD_JOBS_MAX];
     Cairn__HeldJob *held_list[CAIRN_SHARD_JOBS_MAX];
-    size_t held_count = 0;
-    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
-        if (job->state == CAIRN_JOB_LEAVING || job->state == CAIRN_JOB_FAULTED) continue;
-        cairn__held_job__init(&held[held_count]);
-        held[held_count].job = job->number;
-        held[held_count].generation = job->generation;
-        memcpy(&held[held_count].layout_hash, job->layout->hash, sizeof held->layout_hash);
-        held_list[held_count] = &held[held_count];
-        held_count++;
-    }
+    const size_t held_count = cairn_held_list(shard, held, false);
+    for (size_t i = 0; i < held_count; i++) held_list[i] = &held[i];
     Cairn__Hello hello = CAIRN__HELLO__INIT;
     hello.protocol = CAIRN_CONTROL_PROTOCOL;
     hello.role = CAIRN_ROLE_WIRE_SHARD;
@@ -101,6 +94,11 @@ static void send_hello(struct cairn_shard *shard)
     hello.memory_bytes = shard->budget.limit_bytes;
     hello.n_held = held_count;
     hello.held = held_list;
+    if (cairn_held_count(shard) > 0) {
+        hello.store = shard->seen.store;
+        hello.coordinator_incarnation = shard->seen.incarnation;
+        hello.coordinator_process = shard->seen.process;
+    }
     cairn_session_send(shard, CAIRN_MSG_HELLO, 0, &hello.base);
 }
 
@@ -160,12 +158,15 @@ static void on_welcome(struct cairn_shard *shard, const Cairn__Welcome *welcome)
     session->lease_ms = welcome->lease_ms;
     session->backoff_ms = BACKOFF_FIRST_MS;
     session->roll_due_ms = uv_now(shard->loop) + 2ull * session->lease_ms;
-    session->coordinator_incarnation = welcome->coordinator_incarnation;
+    session->coordinator = (struct cairn_coordinator_id) { welcome->store,
+                                                           welcome->coordinator_incarnation,
+                                                           welcome->process };
     cairn_stream_limit(session->stream, limits_after);
     uv_timer_start(&session->timer, on_timer, session->heartbeat_ms, session->heartbeat_ms);
     cairn_log_info("joined cluster %s: coordinator %s, incarnation %llu", welcome->cluster,
                    cairn_stream_peer(session->stream),
                    (unsigned long long)welcome->coordinator_incarnation);
+    cairn_held_judge(shard, welcome->cluster);
     if (session->served_before) return;
     session->served_before = true;
     if (shard->on_ready != NULL) shard->on_ready(shard, shard->context);

@@ -29,10 +29,12 @@
 #include "proto/loop/fabric_poll.h"
 #include "proto/loop/stream.h"
 #include "proto/wire/chunk.h"
+#include "proto/wire/digest_tree.h"
 #include "proto/wire/layout.h"
 #include "proto/wire/messages.h"
 #include "proto/wire/tiles.h"
 #include "server/base/log.h"
+#include "server/core/standing.h"
 #include "server/core/step.h"
 #include "server/shard/arena.h"
 #include "server/shard/bytes.h"
@@ -235,10 +237,15 @@ struct cairn_shard_job {
     struct cairn_shard_job *next;
     enum cairn_job_state state;
     bool staged; /* made of another generation, which still serves: only handlers.c sees it */
-    uint64_t number, generation;
-    uint64_t budget_bytes;    /* taken of shard->budget for all that is reserved here */
-    struct cairn_bytes bytes; /* of all members that there were */
-    uint64_t steps;           /* updated here, writes aside */
+    uint64_t number, generation, base_step;
+    bool settled;      /* a coordinator has said that this generation is in its store */
+    uint64_t revision; /* of the newest spec that it was told of .. */
+    struct cairn_paged
+        terms; /* owned: .. and its bytes, if it was amended since the job was made */
+    struct cairn_hash spec_digest; /* of its bytes, as they came */
+    uint64_t budget_bytes;         /* taken of shard->budget for all that is reserved here */
+    struct cairn_bytes bytes;      /* of all members that there were */
+    uint64_t steps;                /* updated here, writes aside */
 
     /* what it is; constant; owned */
     struct cairn_job_spec_data spec;
@@ -348,7 +355,8 @@ struct cairn_session {
     uint32_t backoff_ms;
     uint64_t heard_ms;    /* uv_now of the last frame */
     uint64_t roll_due_ms; /* when members not told of in this session are forgotten; 0: done */
-    uint64_t coordinator_incarnation;
+    struct cairn_coordinator_id coordinator; /* whose Welcome came */
+    enum cairn_standing standing;            /* of it to what we hold: we obey it, or not */
     struct cairn_log_limit down;
 };
 
@@ -363,6 +371,8 @@ struct cairn_shard {
     struct cairn_shard_job *jobs; /* at most CAIRN_SHARD_JOBS_MAX, LEAVING ones included */
     struct cairn_create *creates;
     struct cairn_tiling *tilings;
+    struct cairn_amending *amendings;
+    struct cairn_coordinator_id seen; /* the newest coordinator that was obeyed; of what is held */
     struct cairn_budget budget;
     uint64_t relay_cache_bytes; /* of it, at most, for the relay of a job */
 

@@ -48,6 +48,7 @@
     X(restart_open, "coordinators killed with a round open")                           \
     X(restart_decided, "coordinators killed after the decision")                       \
     X(restart_midway, "coordinators killed between sending to one shard and the next") \
+    X(stale_fence, "fences of an epoch that a shard was past, refused")                \
     X(persist_lost, "coordinators killed before an epoch was durable")                 \
     X(result_late, "results told by another incarnation than the one that decided")    \
     X(result_unknown, "workers that came back too late to hear how a round ended")     \

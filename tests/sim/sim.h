@@ -121,6 +121,7 @@ struct message {
     uint8_t state[STATE_MAX]; /* COMMIT */
     size_t state_bytes;
     bool unknown; /* RESULT: too old */
+    bool refused; /* ANSWER */
     bool write;   /* OPENED */
     /* between those that push and shards: whose chunks, and whether a relay is between */
     uint32_t owner;

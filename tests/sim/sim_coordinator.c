@@ -280,6 +280,10 @@ static void do_action(struct sim *sim, const struct cairn_round_action *action)
         if (action->status == CAIRN_ERR_FENCED) sim->seen[SEEN_workers_twin]++;
         to_worker(sim, M_FENCED, action);
         return;
+    case CAIRN_ROUND_BEHIND:
+        sim_fail(sim, "shard %u is in epoch %llu, which the coordinator knows nothing of",
+                 (unsigned)action->shard, (unsigned long long)action->epoch);
+        return;
     case CAIRN_ROUND_FAIL:
         sim_fail(sim, "the coordinator gave the job up: shard %u: %s", (unsigned)action->shard,
                  action->why);
@@ -330,7 +334,10 @@ static void from_shard(struct sim *sim, uint32_t shard, const struct message *me
     switch (message->kind) {
     case M_SHARD_HELLO: seat_hello(sim, shard, THE_SHARD); return;
     case M_ALIVE: seat_answers(sim, shard, THE_SHARD); return;
-    case M_ANSWER: event.kind = CAIRN_ROUND_ANSWER; break;
+    case M_ANSWER:
+        event.kind = CAIRN_ROUND_ANSWER;
+        event.refused = message->refused;
+        break;
     case M_REDUCED: event.kind = CAIRN_ROUND_REDUCED; break;
     case M_PUBLISHED: event.kind = CAIRN_ROUND_PUBLISHED; break;
     default: sim_fail(sim, "the coordinator got message %d", (int)message->kind); return;

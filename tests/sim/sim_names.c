@@ -88,6 +88,7 @@ const char *round_action_name(enum cairn_round_action_kind kind)
         [CAIRN_ROUND_WORKER_RESULT] = "coordinator: RESULT",
         [CAIRN_ROUND_WORKER_FENCE] = "coordinator: FENCED",
         [CAIRN_ROUND_FAIL] = "coordinator: FAIL",
+        [CAIRN_ROUND_BEHIND] = "coordinator: BEHIND",
     };
     return NAME(names, kind);
 }

@@ -118,6 +118,7 @@ static void to_coordinator(struct sim *sim, uint32_t shard, enum message_kind ki
                                .round = action->round,
                                .phase = action->phase,
                                .version = action->version,
+                               .refused = action->refused,
                                .sums = action->sums };
     if (action->decision != NULL) message.decision = *action->decision;
     sim_send_control(sim, &sim->shards[shard].control, 0, E_COORDINATOR_FROM_SHARD, 0, shard,
@@ -367,8 +368,29 @@ static void from_worker(struct sim *sim, uint32_t shard, const struct event *in)
 }
 
 /* Somebody who is no contributor, or was never a member, says anything at all: it may change nothing. */
+/* A coordinator whose store is an older copy fences: it hears what the shard has seen, and that is all. */
+static void stale_fence(struct sim *sim, uint32_t shard)
+{
+    struct cairn_step *core = sim->shards[shard].core;
+    const struct cairn_step_config config = sim_step_config(sim, shard);
+    struct cairn_step_actions actions = { sim->step_list, 0, cairn_step_actions_max(&config) };
+    const uint64_t epoch = cairn_step_epoch(core);
+    const struct cairn_step_event event = { .kind = CAIRN_STEP_FENCE,
+                                            .epoch = epoch - rng_below(&sim->fault, 2) };
+    if (epoch == 0) return;
+    cairn_step_on_event(core, &event, &actions);
+    const bool told = actions.count == 1 && actions.list[0].kind == CAIRN_STEP_ANSWER &&
+                      actions.list[0].refused && actions.list[0].epoch == epoch;
+    if (!told) sim_fail(sim, "shard %u obeyed a fence that it was past", shard);
+    sim->seen[SEEN_stale_fence]++;
+}
+
 void shard_garbage(struct sim *sim, uint32_t shard)
 {
+    if (rng_chance(&sim->fault, 0.2)) {
+        stale_fence(sim, shard);
+        return;
+    }
     static const enum cairn_step_event_kind kinds[] = { CAIRN_STEP_CHUNK, CAIRN_STEP_MICRO_END,
                                                         CAIRN_STEP_COMMIT };
     struct rng *rng = &sim->fault;

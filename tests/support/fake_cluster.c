@@ -244,16 +244,16 @@ void fake_shard_hello(struct fake_cluster *fake, uint32_t i)
     if (shard->host[0] != '\0') hello.fabric_address = address_on(shard->host);
     for (uint32_t m = 0; m < shard->member_places; m++) shard->members[m].number = 0; // told anew
     if (shard->has_job) {
-        held[0].job = shard->job;
-        held[0].generation = shard->generation;
-        memcpy(&held[0].layout_hash, shard->layout->hash, 8);
+        fake_shard_fill_held(shard, &held[0]);
         hello.held = list;
         hello.n_held = 1;
+        hello.store = shard->store;
+        hello.coordinator_incarnation = shard->coordinator_incarnation;
+        hello.coordinator_process = shard->coordinator_process;
     }
     if (staged != NULL) {
-        held[1].job = staged->job;
-        held[1].generation = staged->generation;
-        memcpy(&held[1].layout_hash, staged->layout->hash, 8);
+        fake_shard_fill_held(staged, &held[1]);
+        held[1].staged = true;
         hello.n_held = 2;
     }
     shard->dead = false;
@@ -392,6 +392,12 @@ static cairn_status send_page(void *context, const Cairn__Page *page)
 uint32_t fake_job_open(struct fake_peer *peer, const struct cairn_job_spec_data *spec,
                        uint64_t session, uint32_t rank)
 {
+    return fake_job_open_again(peer, spec, session, rank, 0);
+}
+
+uint32_t fake_job_open_again(struct fake_peer *peer, const struct cairn_job_spec_data *spec,
+                             uint64_t session, uint32_t rank, uint64_t attached)
+{
     uint8_t *bytes;
     size_t bytes_len;
     Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
@@ -399,6 +405,7 @@ uint32_t fake_job_open(struct fake_peer *peer, const struct cairn_job_spec_data 
     open.name = spec->name;
     open.role = CAIRN_ROLE_WIRE_WORKER;
     open.rank = rank;
+    open.attached = attached;
     open.session = session;
     open.token = session * 7;
     open.spec_bytes = bytes_len;

@@ -7,6 +7,7 @@
 #ifndef CAIRN_SUPPORT_FAKE_CLUSTER_H
 #define CAIRN_SUPPORT_FAKE_CLUSTER_H
 
+#include "proto/wire/digest_tree.h"
 #include "proto/wire/frame.h"
 #include "proto/wire/layout.h"
 #include "proto/wire/messages.h"
@@ -50,6 +51,7 @@ struct fake_shard {
     bool holds_part;          /* do not answer Pin */
     bool holds_seal;          /* do not answer JobSeal */
     bool holds_create;        /* do not answer JobCreate */
+    bool holds_terms;         /* do not answer JobTerms */
     bool dies_at_switch;      /* take nothing from JobSwitch on, until it is up again */
     const char *refuse_tiles; /* answer MemberTiles with NO_MEMORY and this */
     const char *refuse_lease; /* answer LeaseKeep with refuse_lease_status and this */
@@ -78,6 +80,12 @@ struct fake_shard {
     struct cairn_layout *layout;
     struct cairn_decision last;
     uint8_t payload[1024];
+    uint64_t store, coordinator_incarnation, coordinator_process; /* that it obeyed last */
+    uint64_t round_seen;
+    bool settled; /* a coordinator said that the job is in its store */
+    struct cairn_hash spec_digest;
+    struct cairn_paged terms_pages;
+    uint32_t terms_request, part_request;
     bool reduced;
     uint32_t member_count;            /* of the open round */
     uint64_t opened[8], opened_relay; /* of the last RoundOpen: members, as what it relays */
@@ -174,6 +182,9 @@ void fake_expect_silence(struct fake_cluster *fake, struct fake_peer *peer, uint
 struct cairn_job_spec_data fake_spec(uint32_t workers_min);
 uint32_t fake_job_open(struct fake_peer *peer, const struct cairn_job_spec_data *spec,
                        uint64_t session, uint32_t rank);
+/* The same of a member that was attached already, to that job. */
+uint32_t fake_job_open_again(struct fake_peer *peer, const struct cairn_job_spec_data *spec,
+                             uint64_t session, uint32_t rank, uint64_t attached);
 /* Opens and waits for Attached; returns the job's number. */
 uint64_t fake_attach(struct fake_cluster *fake, struct fake_peer *peer, uint64_t session,
                      uint32_t rank, uint32_t workers_min);

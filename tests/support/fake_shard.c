@@ -27,7 +27,10 @@ void fake_shard_clear(struct fake_shard *shard)
     cairn_paged_release(&shard->tiles_pages);
     shard->layout = NULL;
     shard->tiles_world = 0;
-    shard->has_job = shard->reduced = false;
+    cairn_paged_release(&shard->terms_pages);
+    shard->has_job = shard->reduced = shard->settled = false;
+    shard->round_seen = 0;
+    shard->epoch = 0;
     shard->round = shard->create_request = 0;
     shard->last = (struct cairn_decision) { .kind = CAIRN_DECISION_NONE };
 }
@@ -79,7 +82,8 @@ static void adopt(struct fake_shard *shard)
     fake_shard_clear(shard);
     shard->spec_pages = from->spec_pages;
     shard->layout_pages = from->layout_pages;
-    shard->has_job = true;
+    shard->has_job = shard->settled = true;
+    shard->spec_digest = from->spec_digest;
     shard->generation = from->generation;
     shard->index = from->index;
     shard->version = from->version;
@@ -119,7 +123,6 @@ static void on_create(struct fake_shard *shard, uint32_t request, const Cairn__J
     shard->generation = create->generation;
     shard->version = (struct cairn_version) { create->generation, create->step };
     shard->index = create->shard_index;
-    shard->epoch = create->epoch;
     snprintf(shard->snapshot_path, sizeof shard->snapshot_path, "%s", create->snapshot_path);
     shard->last.version_after = shard->version;
     if (create->last != NULL) keep(shard, create->last);
@@ -127,8 +130,14 @@ static void on_create(struct fake_shard *shard, uint32_t request, const Cairn__J
     ck_assert_int_eq(cairn_paged_init(&shard->layout_pages, create->layout_bytes), CAIRN_OK);
 }
 
+static void note_digest(struct fake_shard *shard)
+{
+    cairn_leaf_hash(shard->spec_pages.bytes, shard->spec_pages.have_bytes, &shard->spec_digest);
+}
+
 static void build(struct fake_shard *shard)
 {
+    note_digest(shard);
     ck_assert_int_eq(cairn_spec_unpack(shard->spec_pages.bytes, shard->spec_pages.have_bytes,
                                        cairn_optimizer_names(), &shard->spec, NULL),
                      CAIRN_OK);
@@ -165,8 +174,28 @@ static void on_tiles(struct fake_shard *shard, uint32_t request, const Cairn__Me
     end_tiles(shard);
 }
 
+void fake_shard_fill_held(const struct fake_shard *shard, Cairn__HeldJob *out)
+{
+    cairn__held_job__init(out);
+    if (!shard->has_job) return;
+    out->job = shard->job;
+    out->generation = shard->generation;
+    memcpy(&out->layout_hash, shard->layout->hash, 8);
+    out->epoch = shard->epoch;
+    out->revision = shard->spec.revision;
+    out->round = shard->round_seen;
+    out->unsettled = !shard->settled;
+}
+
+static void end_terms(struct fake_shard *shard);
+
 static void on_page(struct fake_shard *shard, uint32_t request, const Cairn__Page *page)
 {
+    if (request == shard->terms_request) {
+        ck_assert_int_eq(cairn_paged_add(&shard->terms_pages, page), CAIRN_OK);
+        end_terms(shard);
+        return;
+    }
     if (page->what == CAIRN_PAGE_TILES) {
         fake_assert(request == shard->tiles_request);
         fake_assert(cairn_paged_add(&shard->tiles_pages, page) == CAIRN_OK);
@@ -192,7 +221,7 @@ static void on_page(struct fake_shard *shard, uint32_t request, const Cairn__Pag
 
 void fake_shard_release(struct fake_shard *shard)
 {
-    shard->holds_create = shard->holds_seal = false;
+    shard->holds_create = shard->holds_seal = shard->holds_terms = false;
     done(shard, shard->held_request);
 }
 
@@ -363,7 +392,7 @@ static void on_open(struct fake_shard *shard, const Cairn__RoundOpen *open)
 {
     ck_assert_uint_eq(open->epoch, shard->epoch);
     expect_told(shard, open);
-    shard->round = open->round;
+    shard->round = shard->round_seen = open->round;
     shard->member_count = (uint32_t)open->n_members;
     if (!shard->holds_reduced) fake_shard_report_reduced(shard);
 }
@@ -528,6 +557,91 @@ void fake_shard_answer_pin(struct fake_shard *shard, uint64_t snapshot, const ch
     free(part);
 }
 
+/* ---- of which store it is ---- */
+
+void fake_shard_tell_held(struct fake_shard *shard, uint32_t request)
+{
+    Cairn__HeldJobs message = CAIRN__HELD_JOBS__INIT;
+    Cairn__HeldJob held, *list[] = { &held };
+    fake_shard_fill_held(shard, &held);
+    if (shard->has_job) {
+        held.name = shard->spec.name;
+        held.shard_index = shard->index;
+        held.shard_count = shard->layout->shard_count;
+        held.version_generation = shard->version.generation;
+        held.version_step = shard->version.step;
+        held.serving = true;
+        held.spec_hash = (ProtobufCBinaryData) { sizeof shard->spec_digest.byte,
+                                                 shard->spec_digest.byte };
+        message.held = list;
+        message.n_held = 1;
+    }
+    fake_send(&shard->peer, CAIRN_MSG_HELD_JOBS, request, &message.base);
+}
+
+static void on_welcome(struct fake_shard *shard, const Cairn__Welcome *welcome)
+{
+    if (shard->has_job) fake_shard_tell_held(shard, 0);
+    if (shard->has_job && shard->store != welcome->store) return; // it is not obeyed
+    shard->store = welcome->store;
+    shard->coordinator_incarnation = welcome->coordinator_incarnation;
+    shard->coordinator_process = welcome->process;
+}
+
+static void end_terms(struct fake_shard *shard)
+{
+    if (!cairn_paged_whole(&shard->terms_pages)) return;
+    if (shard->holds_terms)
+        shard->held_request = shard->terms_request;
+    else
+        done(shard, shard->terms_request);
+    if (shard->terms_pages.have_bytes == 0) return;
+    cairn_spec_release(&shard->spec);
+    ck_assert_int_eq(cairn_spec_unpack(shard->terms_pages.bytes, shard->terms_pages.have_bytes,
+                                       cairn_optimizer_names(), &shard->spec, NULL),
+                     CAIRN_OK);
+    cairn_paged_release(&shard->spec_pages);
+    shard->spec_pages = shard->terms_pages;
+    shard->terms_pages = (struct cairn_paged) { .bytes = NULL };
+    note_digest(shard);
+}
+
+static void on_terms(struct fake_shard *shard, uint32_t request, const Cairn__JobTerms *terms)
+{
+    shard->settled = true;
+    shard->terms_request = request;
+    cairn_paged_release(&shard->terms_pages);
+    ck_assert_int_eq(cairn_paged_init(&shard->terms_pages, terms->spec_bytes), CAIRN_OK);
+    end_terms(shard);
+}
+
+static cairn_status send_page(void *context, const Cairn__Page *page)
+{
+    struct fake_shard *shard = context;
+    fake_send(&shard->peer, CAIRN_MSG_PAGE, shard->part_request, &page->base);
+    return CAIRN_OK;
+}
+
+static void on_part_get(struct fake_shard *shard, uint32_t request, const Cairn__PartGet *message)
+{
+    if (message->job == 0) {
+        fake_shard_tell_held(shard, request);
+        return;
+    }
+    Cairn__Part part = CAIRN__PART__INIT;
+    ck_assert_uint_eq(message->job, shard->job);
+    part.spec_bytes = shard->spec_pages.have_bytes;
+    part.layout_bytes = shard->layout_pages.have_bytes;
+    shard->part_request = request;
+    fake_send(&shard->peer, CAIRN_MSG_PART, request, &part.base);
+    ck_assert_int_eq(cairn_paged_send(CAIRN_PAGE_SPEC, shard->spec_pages.bytes,
+                                      shard->spec_pages.have_bytes, send_page, shard),
+                     CAIRN_OK);
+    ck_assert_int_eq(cairn_paged_send(CAIRN_PAGE_LAYOUT, shard->layout_pages.bytes,
+                                      shard->layout_pages.have_bytes, send_page, shard),
+                     CAIRN_OK);
+}
+
 static void on_pin(struct fake_shard *shard, const Cairn__Pin *pin)
 {
     if (!pin->files && !shard->holds_part) fake_shard_answer_pin(shard, pin->snapshot, "");
@@ -557,6 +671,14 @@ static void handle(struct fake_shard *shard, uint16_t type, uint32_t request,
 {
     if (shard->dead) return;
     switch (type) {
+    case CAIRN_MSG_WELCOME: on_welcome(shard, (const Cairn__Welcome *)message); break;
+    case CAIRN_MSG_JOB_TERMS: on_terms(shard, request, (const Cairn__JobTerms *)message); break;
+    case CAIRN_MSG_PART_GET: on_part_get(shard, request, (const Cairn__PartGet *)message); break;
+    case CAIRN_MSG_STORE_ADOPTED:
+        shard->store = ((const Cairn__StoreAdopted *)message)->store;
+        shard->coordinator_incarnation = ((const Cairn__StoreAdopted *)message)->incarnation;
+        done(shard, request);
+        break;
     case CAIRN_MSG_JOB_SWITCH: on_switch(shard, (const Cairn__JobSwitch *)message); break;
     case CAIRN_MSG_JOB_CREATE: on_create(shard, request, (const Cairn__JobCreate *)message); break;
     case CAIRN_MSG_PAGE: on_page(shard, request, (const Cairn__Page *)message); break;

@@ -11,4 +11,9 @@ void fake_shard_clear(struct fake_shard *shard);
 /* Writes the files of a pin and reports. */
 void fake_shard_answer_pin(struct fake_shard *shard, uint64_t snapshot, const char *folder);
 
+/* Its job as Hello tells it. */
+void fake_shard_fill_held(const struct fake_shard *shard, Cairn__HeldJob *out);
+/* HeldJobs. */
+void fake_shard_tell_held(struct fake_shard *shard, uint32_t request);
+
 #endif

@@ -48,6 +48,8 @@ static void on_frame(struct cairn_peer *peer, const struct cairn_frame *frame, v
     welcome.cluster = (char *)"scene";
     welcome.coordinator_incarnation = 1;
     welcome.heartbeat_ms = 20;
+    welcome.store = 1;
+    welcome.process = 1;
     welcome.lease_ms = scene->lease_ms == 0 ? 60000 : scene->lease_ms;
     scene_say(scene, CAIRN_MSG_WELCOME, 0, &welcome.base);
 }

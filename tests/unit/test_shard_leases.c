@@ -192,7 +192,7 @@ START_TEST(leases_of_a_coordinator_before_this_one_make_room_for_what_it_asks_fo
         ck_assert_int_eq(keep(10 + step, 1, step, LONG_MS, NULL), CAIRN_OK);
     }
     train_to(at + 2);
-    scene.shard->session.coordinator_incarnation++;
+    scene.shard->session.coordinator.incarnation++;
     ck_assert_int_eq(keep(20, 1, 1, LONG_MS, NULL), CAIRN_OK); // renewed: nothing has to go
     check_copies(CAIRN_LEASED_VERSIONS_MAX);
     check_wire(0);
@@ -201,7 +201,7 @@ START_TEST(leases_of_a_coordinator_before_this_one_make_room_for_what_it_asks_fo
     check_gone(0);
     check_gone(2);
     check_wire(1);
-    scene.shard->session.coordinator_incarnation++;
+    scene.shard->session.coordinator.incarnation++;
     scene.shard->budget.limit_bytes = scene.shard->budget.used_bytes;
     train_to(at + 2);
     ck_assert_int_eq(keep(22, 1, at, LONG_MS, NULL), CAIRN_OK); // the memory is theirs, too
@@ -212,7 +212,7 @@ START_TEST(leases_of_a_coordinator_before_this_one_make_room_for_what_it_asks_fo
     for (uint64_t n = 30; n < 29 + CAIRN_SHARD_LEASES_MAX; n++)
         ck_assert_int_eq(keep(n, 1, at, LONG_MS, NULL), CAIRN_OK);
     ck_assert_int_eq(keep(99, 1, at, LONG_MS, "held already"), CAIRN_ERR_BUSY);
-    scene.shard->session.coordinator_incarnation++;
+    scene.shard->session.coordinator.incarnation++;
     ck_assert_int_eq(keep(99, 1, at, LONG_MS, NULL),
                      CAIRN_OK); // in the place of one of this version
     check_copies(1);

@@ -1,0 +1,37 @@
+/* What a shard holds, of which store, and the specs of it that the coordinator's store has: held.c,
+ * terms.c. */
+#ifndef CAIRN_SHARD_HELD_H
+#define CAIRN_SHARD_HELD_H
+
+#include "server/shard/shard.h"
+
+/* A JobTerms whose pages are arriving. */
+struct cairn_amending {
+    uint32_t request;
+    uint64_t job, generation;
+    struct cairn_paged spec;
+    struct cairn_amending *next;
+};
+
+/* ---- held.c: what is held, of which store, and for a coordinator that adopts it ---- */
+/* Parts that are held; none: whoever comes is obeyed. */
+size_t cairn_held_count(const struct cairn_shard *shard);
+/* Fills Hello's list, of at most CAIRN_SHARD_JOBS_MAX; returns how many. */
+size_t cairn_held_list(const struct cairn_shard *shard, Cairn__HeldJob *out, bool full);
+/* HeldJobs, as an answer if `request` is not 0. */
+void cairn_held_tell(struct cairn_shard *shard, uint32_t request);
+/* A coordinator says who it is: notes whether it is obeyed. */
+void cairn_held_judge(struct cairn_shard *shard, const char *cluster);
+/* What a coordinator may say that is not obeyed, too: true if it was that. */
+bool cairn_held_on_message(struct cairn_shard *shard, const struct cairn_frame *frame,
+                           const ProtobufCMessage *message);
+
+/* ---- terms.c: JobTerms ---- */
+void cairn_terms_on_message(struct cairn_shard *shard, uint32_t request,
+                            const Cairn__JobTerms *message);
+/* False: no terms of that request are awaited. */
+bool cairn_terms_on_page(struct cairn_shard *shard, uint32_t request, const Cairn__Page *page);
+/* The session ended: no more pages come. */
+void cairn_terms_drop(struct cairn_shard *shard);
+
+#endif

@@ -1,0 +1,254 @@
+/* Whose state it is: a coordinator with an empty, another or an older store acts on nothing that shards hold,
+ * and says so; its own leftovers it cleans up. Terms are on the shards before an amendment is answered. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/support/fake_cluster.h"
+
+static struct fake_cluster fake;
+
+static void set_up(void)
+{
+    fake_open(&fake, 2);
+}
+static void tear_down(void)
+{
+    fake_close(&fake);
+}
+
+static struct fake_peer worker(const char *name)
+{
+    return fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, name);
+}
+
+/* A job of one worker that has done a step. */
+static struct fake_peer running_job(uint64_t *job_out)
+{
+    fake_shards_up(&fake, 2);
+    struct fake_peer w = worker("w0");
+    *job_out = fake_attach(&fake, &w, 10, 0, 1);
+    fake_init(&fake, &w, *job_out);
+    ck_assert_uint_eq(fake_commit(&fake, &w, *job_out, fake_begin(&fake, &w, *job_out)), 1);
+    return w;
+}
+
+static void expect_awaited(struct fake_peer *peer, uint64_t job, const char *word)
+{
+    Cairn__WhoIsAwaited who = CAIRN__WHO_IS_AWAITED__INIT;
+    who.job = job;
+    const uint32_t request = fake_request(peer, CAIRN_MSG_WHO_IS_AWAITED, &who.base);
+    Cairn__Awaited *awaited = (Cairn__Awaited *)fake_expect(&fake, peer, CAIRN_MSG_AWAITED,
+                                                            request);
+    ck_assert_msg(strstr(awaited->text, word) != NULL, "\"%s\" has no \"%s\"", awaited->text, word);
+    cairn_message_free(&awaited->base);
+}
+
+static uint32_t count_seen(uint16_t type)
+{
+    return fake.shards[0].seen[type] + fake.shards[1].seen[type];
+}
+
+/* The database, as it is while the coordinator is stopped. */
+static void copy_store(const char *from, const char *to)
+{
+    char path[160], bytes[4096];
+    snprintf(path, sizeof path, "%s/coordinator.db", from);
+    FILE *in = fopen(path, "r");
+    snprintf(path, sizeof path, "%s/coordinator.db", to);
+    FILE *out = fopen(path, "w");
+    ck_assert(in != NULL && out != NULL);
+    for (size_t n; (n = fread(bytes, 1, sizeof bytes, in)) > 0;)
+        ck_assert_uint_eq(fwrite(bytes, 1, n, out), n);
+    fclose(in);
+    ck_assert_int_eq(fclose(out), 0);
+}
+
+/* The coordinator starts with no store; everybody comes again. */
+static void lose_store(void)
+{
+    char path[160];
+    fake_coordinator_stop(&fake);
+    snprintf(path, sizeof path, "%s/coordinator.db", fake.store);
+    ck_assert_int_eq(unlink(path), 0);
+    fake_coordinator_start(&fake);
+    fake_shards_up(&fake, 2);
+}
+
+START_TEST(an_empty_store_erases_nothing_and_creates_nothing_in_its_place)
+{
+    uint64_t job;
+    struct fake_peer w = running_job(&job);
+    const uint32_t fences = count_seen(CAIRN_MSG_FENCE);
+    struct cairn_job_spec_data spec = fake_spec(1);
+    fake_peer_close(&w);
+    lose_store();
+    w = worker("w0");
+    (void)fake_job_open_again(&w, &spec, 10, 0, job);
+    expect_awaited(&w, job, "held by shards, but of another store: s0, s1");
+    expect_awaited(&w, job, "cairn cluster adopt");
+    struct fake_peer fresh = worker("w1"); // a trainer that was started again
+    (void)fake_job_open(&fresh, &spec, 11, 0);
+    expect_awaited(&fresh, 0, "held by shards, but of another store: s0, s1");
+    ck_assert(fake.shards[0].has_job && fake.shards[1].has_job);
+    ck_assert_uint_eq(count_seen(CAIRN_MSG_JOB_DROP), 0);
+    ck_assert_uint_eq(count_seen(CAIRN_MSG_JOB_CREATE), 2);
+    ck_assert_uint_eq(count_seen(CAIRN_MSG_FENCE), fences);
+    cairn_spec_release(&spec);
+    fake_peer_close(&w);
+    fake_peer_close(&fresh);
+}
+END_TEST
+
+START_TEST(a_member_that_attaches_again_never_makes_a_job)
+{
+    fake_shards_up(&fake, 2);
+    struct fake_peer w = worker("w0");
+    struct cairn_job_spec_data spec = fake_spec(1);
+    const uint32_t request = fake_job_open_again(&w, &spec, 10, 0, 4711);
+    fake_expect_error(&fake, &w, request, CAIRN_ERR_NOT_FOUND, "was attached to");
+    const uint64_t job = fake_attach(&fake, &w, 11, 0, 1); // a newcomer does
+    const uint32_t other = fake_job_open_again(&w, &spec, 12, 0, job + 1);
+    fake_expect_error(&fake, &w, other, CAIRN_ERR_NOT_FOUND, "was attached to");
+    cairn_spec_release(&spec);
+    fake_peer_close(&w);
+}
+END_TEST
+
+START_TEST(what_was_never_finished_or_was_dropped_is_cleaned_up)
+{
+    struct cairn_job_spec_data spec = fake_spec(1);
+    fake_shards_up(&fake, 2);
+    struct fake_peer w = worker("w0");
+    fake.shards[1].holds_create = true;
+    (void)fake_job_open(&w, &spec, 10, 0);
+    fake_until(&fake, fake.shards[0].has_job && fake.shards[1].has_job);
+    fake_peer_close(&w);
+    fake_coordinator_stop(&fake); // half way
+    fake.shards[1].holds_create = false;
+    fake_coordinator_start(&fake);
+    fake_shards_up(&fake, 2);
+    fake_until(&fake, !fake.shards[0].has_job && !fake.shards[1].has_job);
+    // A job that was made, dropped while a shard was away: the other came back without its part.
+    w = worker("w0");
+    (void)fake_attach(&fake, &w, 10, 0, 1);
+    fake_until(&fake, fake.shards[0].settled && fake.shards[1].settled);
+    fake_peer_close(&w);
+    fake_shard_away(&fake, 0);
+    fake_shard_forget(&fake, 0);
+    fake_shard_up(&fake, 0);
+    fake.shards[1].dead = true; // does not hear that it is to drop it
+    fake_shard_away(&fake, 1);
+    fake_shard_up(&fake, 1);
+    fake_until(&fake, !fake.shards[1].has_job);
+    cairn_spec_release(&spec);
+}
+END_TEST
+
+START_TEST(an_older_store_does_nothing_with_a_job_that_has_gone_on)
+{
+    uint64_t job;
+    struct fake_peer w = running_job(&job);
+    struct cairn_job_spec_data spec = fake_spec(1);
+    fake_coordinator_stop(&fake);
+    copy_store(fake.store, fake.folder); // of here
+    fake_coordinator_start(&fake);
+    fake_shards_up(&fake, 2);
+    fake_peer_close(&w);
+    w = worker("w0");
+    ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
+    ck_assert_uint_eq(fake_commit(&fake, &w, job, fake_begin(&fake, &w, job)), 2);
+    fake_peer_close(&w);
+    fake_shard_away(&fake, 1);
+    fake_shard_forget(&fake, 1); // it restarted, too: the job is not called lost, nor made anew
+    fake_coordinator_stop(&fake);
+    copy_store(fake.folder, fake.store);
+    const uint32_t fences = count_seen(CAIRN_MSG_FENCE);
+    fake_coordinator_start(&fake);
+    fake_shards_up(&fake, 2);
+    w = worker("w0");
+    (void)fake_job_open_again(&w, &spec, 10, 0, job);
+    expect_awaited(&w, job, "s0 (it has obeyed a newer coordinator");
+    ck_assert_uint_eq(count_seen(CAIRN_MSG_FENCE), fences);
+    ck_assert(fake.shards[0].has_job);
+    cairn_spec_release(&spec);
+    fake_peer_close(&w);
+}
+END_TEST
+
+START_TEST(a_store_behind_the_epoch_of_a_job_says_so)
+{
+    uint64_t job;
+    struct fake_peer w = running_job(&job);
+    struct cairn_job_spec_data spec = fake_spec(1);
+    fake_peer_close(&w);
+    fake_coordinator_stop(&fake);
+    fake.shards[1].epoch += 7; // as after a copy was put back and started often enough
+    fake_coordinator_start(&fake);
+    fake_shards_up(&fake, 2);
+    w = worker("w0");
+    (void)fake_job_open_again(&w, &spec, 10, 0, job);
+    expect_awaited(&w, job, "shard s1 has seen a higher epoch");
+    cairn_spec_release(&spec);
+    fake_peer_close(&w);
+}
+END_TEST
+
+static uint32_t ask_freeze(struct fake_peer *w, uint64_t job, uint64_t key)
+{
+    char *freeze[] = { (char *)(uintptr_t) "all" };
+    Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
+    struct cairn_job_spec_data spec = fake_spec(1);
+    freeze[0] = spec.groups[0].name;
+    amend.job = job;
+    amend.key = key;
+    amend.freeze = freeze;
+    amend.n_freeze = 1;
+    const uint32_t request = fake_request(w, CAIRN_MSG_JOB_AMEND, &amend.base);
+    cairn_spec_release(&spec);
+    return request;
+}
+
+START_TEST(an_amendment_is_answered_when_every_shard_has_it)
+{
+    uint64_t job;
+    struct fake_peer w = running_job(&job);
+    fake.shards[1].holds_terms = true;
+    const uint32_t request = ask_freeze(&w, job, 3);
+    fake_until(&fake, fake.shards[1].spec.revision == 1 && fake.shards[0].spec.revision == 1);
+    expect_awaited(&w, job, ""); // no answer came before this one
+    ck_assert_uint_eq(fake.shards[1].spec.groups[0].frozen, true);
+    fake_shard_away(&fake, 1);
+    fake.shards[1].spec.revision = 0; // it had not taken it
+    fake.shards[1].holds_terms = false;
+    fake_shard_up(&fake, 1);
+    Cairn__JobAmended *amended = (Cairn__JobAmended *)fake_expect(&fake, &w, CAIRN_MSG_JOB_AMENDED,
+                                                                  request);
+    ck_assert_uint_eq(amended->revision, 1);
+    ck_assert_uint_eq(fake.shards[1].spec.revision, 1);
+    cairn_message_free(&amended->base);
+    fake_peer_close(&w);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("coordinator_standing");
+    TCase *tcase = tcase_create("standing");
+    tcase_add_checked_fixture(tcase, set_up, tear_down);
+    tcase_set_timeout(tcase, 60);
+    tcase_add_test(tcase, an_empty_store_erases_nothing_and_creates_nothing_in_its_place);
+    tcase_add_test(tcase, a_member_that_attaches_again_never_makes_a_job);
+    tcase_add_test(tcase, what_was_never_finished_or_was_dropped_is_cleaned_up);
+    tcase_add_test(tcase, an_older_store_does_nothing_with_a_job_that_has_gone_on);
+    tcase_add_test(tcase, a_store_behind_the_epoch_of_a_job_says_so);
+    tcase_add_test(tcase, an_amendment_is_answered_when_every_shard_has_it);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
