@@ -18,7 +18,12 @@ static void stop_unless(int holds, const char *what)
 
 void cairn_scratch_make(char folder_out[CAIRN_SCRATCH_BYTES])
 {
-    snprintf(folder_out, CAIRN_SCRATCH_BYTES, "/tmp/cairn-test-XXXXXX");
+    static const char name[] = "cairn-test-XXXXXX";
+    const char *parent = getenv("TMPDIR");
+    if (parent == NULL || parent[0] != '/' ||
+        strlen(parent) + 1 + sizeof name > CAIRN_SCRATCH_BYTES)
+        parent = "/tmp";
+    snprintf(folder_out, CAIRN_SCRATCH_BYTES, "%s/%s", parent, name);
     stop_unless(mkdtemp(folder_out) != NULL, "mkdtemp");
 }
 

@@ -91,6 +91,7 @@ static char *take_snapshot(const struct cairn_job_spec_data *spec, uint32_t shar
     return folder;
 }
 
+/* An assertion for each element would be a system call for each: Check's process is told of every one. */
 static void read_range(struct cairn_snapshot *snapshot, const struct cairn_snapshot_range *range)
 {
     const uint32_t stored = cairn_snapshot_planes(&snapshot->manifest.spec, range->tensor);
@@ -102,10 +103,12 @@ static void read_range(struct cairn_snapshot *snapshot, const struct cairn_snaps
         ck_assert_int_eq(cairn_snapshot_read(snapshot, range->tensor, plane, range->first_elem,
                                              range->elem_count, out, NULL),
                          CAIRN_OK);
+        uint64_t wrong = 0;
         for (uint64_t i = 0; i < range->elem_count; i++) {
             const uint32_t value = cairn_sample_value(range->tensor, plane, range->first_elem + i);
-            ck_assert_mem_eq(out + i * size, &value, size); // of a blob: the lowest byte
+            wrong += memcmp(out + i * size, &value, size) != 0; // of a blob: the lowest byte
         }
+        ck_assert_uint_eq(wrong, 0);
     }
     free(out);
 }
