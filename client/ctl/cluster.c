@@ -1,4 +1,4 @@
-/* cairn cluster status | forget */
+/* cairn cluster status | adopt | forget */
 #include "client/ctl/ctl.h"
 
 static json_t *strange_json(const Cairn__StrangePart *s)
@@ -125,4 +125,52 @@ int cairn_ctl_cluster_forget(struct ctl *ctl)
     }
     cairn_message_free(reply);
     return 0;
+}
+
+static json_t *adopted_json(const Cairn__ClusterAdopted *adopted)
+{
+    json_t *jobs = json_array();
+    for (size_t i = 0; i < adopted->n_jobs; i++) {
+        const Cairn__AdoptedJob *j = adopted->jobs[i];
+        json_array_append_new(jobs,
+                              json_pack("{s:s, s:I, s:I, s:i, s:s}", "job", j->name, "generation",
+                                        (json_int_t)j->generation, "step", (json_int_t)j->step,
+                                        "shards", (int)j->shards, "refused", j->refused));
+    }
+    return jobs;
+}
+
+int cairn_ctl_cluster_adopt(struct ctl *ctl)
+{
+    static const char *const headers[] = { "JOB", "GENERATION", "STEP", "SHARDS", "REFUSED" };
+    Cairn__ClusterAdopt adopt = CAIRN__CLUSTER_ADOPT__INIT;
+    ProtobufCMessage *reply;
+    size_t whole = 0;
+    adopt.plan = !ctl->yes;
+    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_CLUSTER_ADOPT, &adopt.base,
+                                               CAIRN_MSG_CLUSTER_ADOPTED, &reply);
+    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    const Cairn__ClusterAdopted *adopted = (const Cairn__ClusterAdopted *)reply;
+    for (size_t i = 0; i < adopted->n_jobs; i++) whole += adopted->jobs[i]->refused[0] == '\0';
+    if (ctl->json) {
+        cairn_ctl_print_json(json_pack("{s:b, s:o}", "done", (int)(ctl->yes && whole > 0), "jobs",
+                                       adopted_json(adopted)));
+    } else {
+        struct ctl_table *table = cairn_ctl_table_open(headers, 5);
+        for (size_t i = 0; i < adopted->n_jobs; i++) {
+            const Cairn__AdoptedJob *j = adopted->jobs[i];
+            cairn_ctl_table_cell(table, "%s", j->name);
+            cairn_ctl_table_cell(table, "%llu", (unsigned long long)j->generation);
+            cairn_ctl_table_cell(table, "%llu", (unsigned long long)j->step);
+            cairn_ctl_table_cell(table, "%u", j->shards);
+            cairn_ctl_table_cell(table, "%s", j->refused);
+        }
+        cairn_ctl_table_close(table, ctl);
+        if (!ctl->yes)
+            printf("\nnothing was adopted: with --yes these jobs are, but those that are refused; "
+                   "the store that they were of is not obeyed any more\n");
+    }
+    const bool none = adopted->n_jobs > 0 && whole == 0;
+    cairn_message_free(reply);
+    return none ? 1 : 0;
 }

@@ -122,6 +122,7 @@ void cairn_ctl_job_bytes_print(const Cairn__JobStatus *job);
 
 /* ---- subcommands; each returns the exit status ---- */
 int cairn_ctl_cluster_status(struct ctl *ctl);
+int cairn_ctl_cluster_adopt(struct ctl *ctl);
 int cairn_ctl_cluster_forget(struct ctl *ctl);
 int cairn_ctl_job_list(struct ctl *ctl);
 int cairn_ctl_job_show(struct ctl *ctl);

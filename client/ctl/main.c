@@ -27,6 +27,11 @@ static const struct subcommand subcommands[] = {
       0, CTL_TAKES_OUTPUT | CTL_TAKES_NO_HEADERS, cairn_ctl_capabilities },
     { "cluster", "status", "", "the coordinator, its shards and workers", 0, 0, CTL_LISTS,
       cairn_ctl_cluster_status },
+    { "cluster", "adopt", "[--yes]",
+      "take what the shards hold into the coordinator's store: after the store was lost, or an "
+      "older "
+      "copy was put back",
+      0, 0, CTL_ASKS | CTL_TAKES_YES, cairn_ctl_cluster_adopt },
     { "cluster", "forget", "JOB [--yes]",
       "drop the parts of a job that shards hold and that this coordinator does not know", 1, 1,
       CTL_ASKS | CTL_TAKES_YES, cairn_ctl_cluster_forget },

@@ -7,6 +7,7 @@
 #include "proto/wire/snapshot_io.h"
 #include "server/base/durable.h"
 #include "server/base/log.h"
+#include "server/coordinator/adopt.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/leases.h"
 #include "server/coordinator/standing.h"
@@ -46,6 +47,7 @@ static void on_tick(uv_timer_t *timer)
     cluster->stopped_ms += away_ms;
     cairn_cluster_sessions_tick(cluster, now_ms, away_ms);
     cairn_cluster_seats_tick(cluster);
+    cairn_cluster_adopt_tick(cluster);
     for (struct cairn_cluster_job *job = cluster->jobs; job != NULL; job = job->next) {
         cairn_cluster_job_tick(job, cairn_cluster_now_ms(cluster));
         cairn_cluster_leases_tick(job);
@@ -71,6 +73,7 @@ static void free_cluster(struct cairn_cluster *cluster)
     cairn_store_close(cluster->store);
     if (cluster->lock_fd >= 0) cairn_durable_unlock(cluster->lock_fd);
     free(cluster->snapshots_path);
+    cairn_cluster_adopt_close(cluster);
     free(cluster->dropped);
     free(cluster);
 }

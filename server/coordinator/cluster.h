@@ -418,6 +418,8 @@ void cairn_cluster_job_openers_fail(struct cairn_cluster *cluster, const char *n
 /* jobs.c: what jobs there are. */
 struct cairn_cluster_job *cairn_cluster_job_find(struct cairn_cluster *cluster, const char *name);
 struct cairn_cluster_job *cairn_cluster_job_by_id(struct cairn_cluster *cluster, uint64_t id);
+cairn_status cairn_cluster_job_load(struct cairn_cluster *cluster,
+                                    const struct cairn_stored_job *row, struct cairn_sentence *why);
 cairn_status cairn_cluster_jobs_load(struct cairn_cluster *cluster, struct cairn_sentence *why);
 /* Begins to make a job of the spec over the shards that are up; its openers wait. */
 cairn_status cairn_cluster_job_create(struct cairn_cluster *cluster,

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "proto/fabric/fabric.h"
+#include "server/coordinator/adopt.h"
 #include "server/coordinator/bytes.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/groups.h"
@@ -355,6 +356,9 @@ bool cairn_cluster_handle_admin(struct cairn_cluster_session *session,
     if (request == 0) return false;
     switch (frame->type) {
     case CAIRN_MSG_CLUSTER_STATUS_GET: on_cluster_status(session, request); return true;
+    case CAIRN_MSG_CLUSTER_ADOPT:
+        cairn_cluster_adopt(session, request, (const Cairn__ClusterAdopt *)message);
+        return true;
     case CAIRN_MSG_CLUSTER_FORGET:
         cairn_cluster_forget(session, request, (const Cairn__ClusterForget *)message);
         return true;

@@ -1,6 +1,7 @@
 /* What shards say: replies to questions, and reports to the cores of their jobs. */
 #include "proto/wire/exact.h"
 #include "server/base/log.h"
+#include "server/coordinator/adopt.h"
 #include "server/coordinator/bytes.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/standing.h"
@@ -147,6 +148,12 @@ bool cairn_cluster_handle_shard(struct cairn_cluster_session *session,
         return true;
     case CAIRN_MSG_SNAPSHOT_PART:
         on_snapshot_part(session, (const Cairn__SnapshotPart *)message);
+        return true;
+    case CAIRN_MSG_PART:
+        cairn_cluster_adopt_on_part(session, frame->request, (const Cairn__Part *)message);
+        return true;
+    case CAIRN_MSG_PAGE:
+        cairn_cluster_adopt_on_page(session, frame->request, (const Cairn__Page *)message);
         return true;
     case CAIRN_MSG_HELD_JOBS: return cairn_cluster_seat_held(session, frame);
     default: return false;

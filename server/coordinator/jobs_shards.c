@@ -84,10 +84,9 @@ cairn_status cairn_cluster_job_choose_shards(struct cairn_cluster_job *job, uint
     return count >= shard_count ? CAIRN_OK : CAIRN_ERR_NOT_READY;
 }
 
-static cairn_status load_job(void *context, const struct cairn_stored_job *row,
-                             struct cairn_sentence *why)
+cairn_status cairn_cluster_job_load(struct cairn_cluster *cluster,
+                                    const struct cairn_stored_job *row, struct cairn_sentence *why)
 {
-    struct cairn_cluster *cluster = context;
     struct cairn_cluster_job *job = calloc(1, sizeof *job);
     if (job == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
     cairn_spec_init(&job->spec);
@@ -116,6 +115,12 @@ static cairn_status load_job(void *context, const struct cairn_stored_job *row,
                    job->spec.name, job->generation, job->epoch, row->shard_count,
                    row->shard_count == 1 ? "" : "s");
     return CAIRN_OK;
+}
+
+static cairn_status load_job(void *context, const struct cairn_stored_job *row,
+                             struct cairn_sentence *why)
+{
+    return cairn_cluster_job_load(context, row, why);
 }
 
 cairn_status cairn_cluster_jobs_load(struct cairn_cluster *cluster, struct cairn_sentence *why)

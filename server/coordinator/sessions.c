@@ -5,6 +5,7 @@
 
 #include "proto/fabric/fabric.h"
 #include "server/base/log.h"
+#include "server/coordinator/adopt.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/standing.h"
 #include "server/coordinator/works.h"
@@ -250,6 +251,7 @@ static void forget_waits(struct cairn_cluster_session *session)
         cairn_cluster_cut_forget(job, session);
     }
     cairn_cluster_restores_forget(session->cluster, session);
+    cairn_cluster_adopt_forget(session->cluster, session);
     cairn_cluster_works_forget(session->cluster, session);
 }
 

@@ -1,0 +1,190 @@
+/* A lost store costs nothing: rebuilt from the shards, the run goes on with the same bits. */
+#include <cairn.h>
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/support/cluster.h"
+
+enum { ELEMS = 1500, STEPS_BEFORE = 3, STEPS_AFTER = 20 };
+
+struct run {
+    cairn *session;
+    cairn_job *job;
+    float values[ELEMS];
+};
+
+static const struct cairn_tensor tensors[] = {
+    { .struct_size = sizeof *tensors, .name = "body.w", .rank = 1, .shape = { ELEMS } },
+    { .struct_size = sizeof *tensors, .name = "head.w", .rank = 1, .shape = { ELEMS } },
+};
+
+#define good(call) ck_assert_msg((call) == CAIRN_OK, "%s: %s", #call, cairn_error())
+
+static void open_run(struct run *run, const struct cluster *cluster)
+{
+    struct cairn_group groups[2] = { CAIRN_GROUP_INIT, CAIRN_GROUP_INIT };
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
+    groups[0].name = "body";
+    groups[0].pattern = "body.*";
+    groups[1].name = "head";
+    groups[1].pattern = "*";
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = tensors,
+                                         .tensor_count = 2,
+                                         .groups = groups,
+                                         .group_count = 2,
+                                         .client_state_max = 16 };
+    const struct cairn_mem mem = { .struct_size = sizeof mem,
+                                   .ptr = run->values,
+                                   .dtype = CAIRN_F32 };
+    for (int i = 0; i < ELEMS; i++) run->values[i] = (float)i / 7;
+    good(cairn_open(&opts, &run->session));
+    good(cairn_job_open(run->session, "run", &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &run->job));
+    good(cairn_put(run->job, "body.w", "param", NULL, &mem, NULL));
+    good(cairn_put(run->job, "head.w", "param", NULL, &mem, NULL));
+    good(cairn_init_done(run->job, NULL, CLUSTER_WAIT_MS));
+}
+
+/* `frozen`: the head takes no gradient. */
+static void train(struct run *run, int steps, bool frozen)
+{
+    static float gradient[ELEMS];
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = gradient, .dtype = CAIRN_F32 };
+    for (int k = 0; k < steps; k++) {
+        struct cairn_round round = { .struct_size = sizeof round };
+        struct cairn_result result = { .struct_size = sizeof result };
+        char state[16];
+        good(cairn_round_begin(run->job, CLUSTER_WAIT_MS, &round));
+        for (int i = 0; i < ELEMS; i++)
+            gradient[i] = (float)((i * 31 + (int)round.step * 17) % 101);
+        good(cairn_push(run->job, &round, 0, "body.w", NULL, &mem, NULL));
+        if (!frozen) good(cairn_push(run->job, &round, 0, "head.w", NULL, &mem, NULL));
+        snprintf(state, sizeof state, "at %d", (int)round.step);
+        good(cairn_commit(run->job, &round, 1, state, sizeof state, CLUSTER_WAIT_MS, &result));
+    }
+}
+
+static void amend(struct run *run)
+{
+    static const char *const freeze[] = { "head" };
+    struct cairn_group body = CAIRN_GROUP_INIT;
+    body.name = "body";
+    body.lr = 0.02;
+    const struct cairn_amend amend = { .struct_size = sizeof amend,
+                                       .groups = &body,
+                                       .group_count = 1,
+                                       .freeze = freeze,
+                                       .freeze_count = 1 };
+    good(cairn_job_amend(run->job, &amend, CLUSTER_WAIT_MS));
+}
+
+static void write_plane(struct run *run)
+{
+    const struct cairn_mem mem = { .struct_size = sizeof mem,
+                                   .ptr = run->values,
+                                   .dtype = CAIRN_F32 };
+    struct cairn_version version;
+    good(cairn_write_begin(run->job, CLUSTER_WAIT_MS));
+    good(cairn_put(run->job, "head.w", "param", NULL, &mem, NULL));
+    good(cairn_write_end(run->job, CLUSTER_WAIT_MS, &version));
+}
+
+static void expect_said(const struct cluster *cluster, struct cluster_said *said, int status,
+                        const char *word)
+{
+    ck_assert_msg(said->status == status && strstr(said->out, word) != NULL,
+                  "%s: %d: no \"%s\" in %s%s", cluster->address, said->status, word, said->out,
+                  said->err);
+}
+
+enum slip { NONE, LOST, OLDER };
+
+/* What is in the store now comes back later, as from a backup. */
+static void back_up(struct cluster *cluster)
+{
+    char command[3 * CAIRN_SCRATCH_BYTES];
+    cluster_kill_coordinator(cluster);
+    snprintf(command, sizeof command, "cp -a '%s/coordinator' '%s/copy'", cluster->folder,
+             cluster->folder);
+    ck_assert_int_eq(system(command), 0);
+    cluster_restart_coordinator(cluster);
+}
+
+/* The coordinator comes back with an empty store, or an older one; the trainer's call says so, and its next
+ * ones go on. */
+static void slip_and_adopt(struct run *run, struct cluster *cluster, enum slip slip)
+{
+    static struct cluster_said said;
+    struct cairn_round round = { .struct_size = sizeof round };
+    char path[CAIRN_SCRATCH_BYTES + 64], moved[CAIRN_SCRATCH_BYTES + 64];
+    char copy[CAIRN_SCRATCH_BYTES + 64];
+    cluster_kill_coordinator(cluster);
+    snprintf(path, sizeof path, "%s/coordinator", cluster->folder);
+    snprintf(moved, sizeof moved, "%s/lost", cluster->folder);
+    snprintf(copy, sizeof copy, "%s/copy", cluster->folder);
+    ck_assert_int_eq(rename(path, moved), 0);
+    if (slip == OLDER) ck_assert_int_eq(rename(copy, path), 0);
+    cluster_restart_coordinator(cluster);
+    ck_assert_int_eq(cairn_round_begin(run->job, 1500, &round), CAIRN_ERR_TIMEOUT);
+    ck_assert_msg(strstr(cairn_error(), "cairn cluster adopt") != NULL, "%s", cairn_error());
+    cluster_cli(cluster, &said, "cluster", "status", NULL);
+    expect_said(cluster, &said, 0, slip == LOST ? "of another store" : "by a newer coordinator");
+    cluster_cli(cluster, &said, "cluster", "adopt", NULL);
+    expect_said(cluster, &said, 0, "nothing was adopted");
+    cluster_cli(cluster, &said, "cluster", "adopt", "--yes", NULL);
+    expect_said(cluster, &said, 0, "run");
+}
+
+static void root_of(enum slip slip, char root[128])
+{
+    static struct cluster_said said;
+    struct cluster cluster;
+    struct run run;
+    char state[16] = "";
+    size_t bytes = 0;
+    struct cairn_version version;
+    cluster_start(&cluster, 2, NULL);
+    open_run(&run, &cluster);
+    train(&run, STEPS_BEFORE, false);
+    if (slip == OLDER) back_up(&cluster);
+    amend(&run);
+    write_plane(&run);
+    train(&run, 1, true);
+    if (slip != NONE) slip_and_adopt(&run, &cluster, slip);
+    good(cairn_client_state(run.job, state, sizeof state, CLUSTER_WAIT_MS, &bytes, &version));
+    ck_assert_str_eq(state, "at 3");
+    train(&run, STEPS_AFTER, true);
+    cluster_cli(&cluster, &said, "job", "digest", "-q", "run", NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    snprintf(root, 128, "%.127s", said.out);
+    cairn_close(run.session);
+    cluster_stop(&cluster);
+}
+
+START_TEST(a_lost_store_and_an_older_one_cost_nothing)
+{
+    char kept[128], lost[128], older[128];
+    root_of(NONE, kept);
+    root_of(LOST, lost);
+    root_of(OLDER, older);
+    ck_assert_str_eq(lost, kept);
+    ck_assert_str_eq(older, kept);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("adopt");
+    TCase *tc = tcase_create("adopt");
+    tcase_set_timeout(tc, 90);
+    tcase_add_test(tc, a_lost_store_and_an_older_one_cost_nothing);
+    suite_add_tcase(suite, tc);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int bad = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return bad == 0 ? 0 : 1;
+}
