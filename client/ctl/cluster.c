@@ -1,5 +1,29 @@
 /* cairn cluster status | adopt | forget */
 #include "client/ctl/ctl.h"
+#include "proto/wire/lacks.h"
+
+static json_t *lacks_json(uint32_t lacks)
+{
+    json_t *names = json_array();
+    for (uint32_t i = 0; i < CAIRN_LACK_COUNT; i++)
+        if ((lacks & 1u << i) != 0) json_array_append_new(names, json_string(cairn_lack_name(i)));
+    return names;
+}
+
+/* Of all shards, those that lack the same in one line: shards of one kind of machine do. */
+static void print_lacks(const Cairn__ClusterStatus *status)
+{
+    for (uint32_t lacks = 1; lacks < 1u << CAIRN_LACK_COUNT; lacks++) {
+        struct cairn_sentence what, who = { "" };
+        size_t count = 0;
+        for (size_t i = 0; i < status->n_members; i++) {
+            if ((status->members[i]->lacks & ((1u << CAIRN_LACK_COUNT) - 1)) != lacks) continue;
+            cairn_sentence_add(&who, "%s%s", count++ > 0 ? ", " : "", status->members[i]->name);
+        }
+        cairn_lacks_print(lacks, &what);
+        if (count > 0) printf("\nwithout %s: %s\n", what.text, who.text);
+    }
+}
 
 static json_t *strange_json(const Cairn__StrangePart *s)
 {
@@ -46,11 +70,11 @@ static int print_json(const Cairn__ClusterStatus *status)
     json_t *members = json_array();
     for (size_t i = 0; i < status->n_members; i++) {
         const Cairn__MemberStatus *m = status->members[i];
-        json_array_append_new(members, json_pack("{s:s, s:s, s:s, s:s, s:s, s:I, s:I}", "name",
-                                                 m->name, "role", cairn_role_name(m->role), "state",
-                                                 m->state, "address", m->address, "path", m->path,
-                                                 "since_ms", (json_int_t)m->since_ms, "state_bytes",
-                                                 (json_int_t)m->state_bytes));
+        json_array_append_new(
+            members, json_pack("{s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:o}", "name", m->name, "role",
+                               cairn_role_name(m->role), "state", m->state, "address", m->address,
+                               "path", m->path, "since_ms", (json_int_t)m->since_ms, "state_bytes",
+                               (json_int_t)m->state_bytes, "lacks", lacks_json(m->lacks)));
     }
     return cairn_ctl_print_json(json_pack(
         "{s:s, s:s, s:s, s:I, s:I, s:i, s:i, s:o, s:o}", "cluster", status->cluster, "store", store,
@@ -93,6 +117,7 @@ int cairn_ctl_cluster_status(struct ctl *ctl)
             cairn_ctl_table_cell(table, "%s", m->address);
         }
         cairn_ctl_table_close(table, ctl);
+        if (!ctl->quiet) print_lacks(status);
         if (status->n_strangers > 0) {
             if (!ctl->quiet)
                 printf("\nheld by shards, but not acted on (`cairn cluster adopt` takes it, `cairn "

@@ -212,8 +212,9 @@ bool cairn_daemon_begin(struct cairn_daemon *daemon, const struct cairn_daemon_s
 cairn_status cairn_daemon_ready(struct cairn_daemon *daemon, const char *address,
                                 struct cairn_sentence *why)
 {
-    char text[512];
+    char text[4096]; // a listener's addresses, all of them
     const char *colon = strrchr(address, ':');
+    assert(strlen(address) + sizeof "ready on " < sizeof text);
     const uint64_t watchdog_ms = cairn_notify_watchdog_ms();
     if (daemon->ready_file != NULL) {
         const int length = snprintf(text, sizeof text, "%s\n", address);

@@ -87,6 +87,7 @@ struct cairn_cluster_session {
     uint32_t role;           /* enum cairn_role_wire */
     char *name;              /* owned */
     uint64_t incarnation;
+    uint32_t lacks;          /* of a shard: bits of enum cairn_lack */
     uint8_t *fabric_address; /* owned */
     size_t fabric_address_bytes;
     uint64_t last_frame_ms, since_ms;

@@ -31,6 +31,7 @@ static void fill_shard(Cairn__MemberStatus *out, const struct cairn_cluster_seat
     if (seat->session != NULL) {
         out->address = (char *)(uintptr_t)cairn_peer_name(seat->session->peer);
         out->path = path_of(seat->fabric_address, seat->fabric_address_bytes);
+        out->lacks = seat->session->lacks;
     }
     out->since_ms = now_ms - seat->since_ms;
     out->state_bytes = seat->stats.state_bytes;

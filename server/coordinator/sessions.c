@@ -132,6 +132,7 @@ make_session(struct cairn_cluster *cluster, struct cairn_peer *peer, const Cairn
     session->peer = peer;
     session->role = hello->role;
     session->incarnation = hello->incarnation;
+    session->lacks = hello->lacks;
     session->name = strdup(hello->name);
     session->fabric_address_bytes = hello->fabric_address.len;
     session->fabric_address = malloc(hello->fabric_address.len + 1);

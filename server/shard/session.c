@@ -92,6 +92,7 @@ static void send_hello(struct cairn_shard *shard)
                                                                 &hello.fabric_address.len);
     hello.version = (char *)CAIRN_VERSION;
     hello.memory_bytes = shard->budget.limit_bytes;
+    hello.lacks = shard->lacks;
     hello.n_held = held_count;
     hello.held = held_list;
     if (cairn_held_count(shard) > 0) {

@@ -1,4 +1,5 @@
 /* Opening and closing a shard. */
+#include "server/shard/lacks.h"
 #include "server/shard/shard.h"
 
 #include "server/base/guard.h"
@@ -122,7 +123,10 @@ static cairn_status open_fabric(struct cairn_shard *shard,
         return cairn_fail(why, status, "cannot watch the fabric: %s",
                           cairn_status_text((int)status));
     }
+    struct cairn_sentence lacks;
+    cairn_lacks_print(shard->lacks, &lacks);
     cairn_log_info("fabric: %s", cairn_fabric_describe(shard->fabric));
+    if (lacks.text[0] != '\0') cairn_log_info("without %s", lacks.text);
     return CAIRN_OK;
 }
 
@@ -157,6 +161,7 @@ cairn_status cairn_shard_open(uv_loop_t *loop, const struct cairn_shard_options 
     uv_timer_init(loop, &shard->relay_timer);
     shard->relay_timer.data = shard;
     shard->backend = cairn_backend_host();
+    shard->lacks = cairn_shard_find_lacks(shard->backend);
     shard->budget.limit_bytes = options->memory_bytes;
     shard->relay_cache_bytes = options->relay_cache_bytes;
     shard->on_ready = options->on_ready;

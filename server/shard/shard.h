@@ -377,6 +377,7 @@ struct cairn_shard {
     uint64_t relay_cache_bytes; /* of it, at most, for the relay of a job */
 
     const struct cairn_backend *backend; /* static */
+    uint32_t lacks;                      /* bits of enum cairn_lack */
     uv_loop_t *loop;                     /* borrowed */
     void (*on_ready)(struct cairn_shard *shard, void *context);
     void (*on_fenced)(struct cairn_shard *shard, void *context);

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "proto/wire/capability.h"
@@ -520,12 +521,48 @@ START_TEST(every_row_is_refused_or_has_its_effect)
 }
 END_TEST
 
+/* ---- what a build or a host lacks ---- */
+
+static int lines_with(const char *log, const char *word)
+{
+    char path[160], line[1024];
+    int count = 0;
+    snprintf(path, sizeof path, "%s/%s", cluster.folder, log);
+    FILE *file = fopen(path, "re");
+    ck_assert_ptr_nonnull(file);
+    while (fgets(line, sizeof line, file) != NULL) count += strstr(line, word) != NULL;
+    fclose(file);
+    return count;
+}
+
+START_TEST(what_a_build_or_host_lacks_is_said_once_and_is_no_warning)
+{
+    struct cluster_said said;
+    setenv("CAIRN_HOST_ISA", "plain", 1);
+    cluster_start(&cluster, 2, NULL);
+    cluster_cli(&cluster, &said, "cluster", "status", NULL);
+    const char *text = strstr(said.out, "without ");
+    ck_assert_msg(text != NULL, "%s", said.out);
+    ck_assert_ptr_nonnull(strstr(text, "GPU (this build"));
+    ck_assert_ptr_nonnull(strstr(text, "AVX-512 ("));
+    ck_assert_ptr_nonnull(strstr(text, ": shard-0, shard-1\n"));
+    cluster_cli(&cluster, &said, "cluster", "status", "-o", "json", NULL);
+    ck_assert_ptr_nonnull(strstr(said.out, "\"lacks\": ["));
+    ck_assert_ptr_nonnull(strstr(said.out, "\"AVX-512\""));
+    ck_assert_int_eq(lines_with("shard-0.log", "level=info msg=\"without "), 1);
+    ck_assert_int_eq(lines_with("shard-0.log", "level=warn"), 0);
+    ck_assert_int_eq(lines_with("coordinator.log", "level=warn"), 0);
+    cluster_stop(&cluster);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("capability");
     TCase *tcase = tcase_create("capability");
     tcase_set_timeout(tcase, 100);
     tcase_add_test(tcase, every_row_is_refused_or_has_its_effect);
+    tcase_add_test(tcase, what_a_build_or_host_lacks_is_said_once_and_is_no_warning);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_ENV);

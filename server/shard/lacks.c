@@ -1,0 +1,24 @@
+/* What this build and this host do not have. */
+#include <dirent.h>
+#include <string.h>
+
+#include "server/shard/lacks.h"
+
+static bool has_card(void)
+{
+    DIR *folder = opendir("/sys/class/infiniband");
+    bool found = false;
+    for (const struct dirent *entry; folder != NULL && (entry = readdir(folder)) != NULL;)
+        found |= entry->d_name[0] != '.';
+    if (folder != NULL) closedir(folder);
+    return found;
+}
+
+uint32_t cairn_shard_find_lacks(const struct cairn_backend *backend)
+{
+    uint32_t lacks = 0;
+    if (!has_card()) lacks |= CAIRN_LACKS_RDMA;
+    if (strcmp(backend->name, "host") == 0) lacks |= CAIRN_LACKS_GPU;
+    if (strcmp(backend->isa, "avx512") != 0) lacks |= CAIRN_LACKS_AVX512;
+    return lacks;
+}
