@@ -52,7 +52,8 @@ END_TEST
 
 START_TEST(micro_batches_that_ranks_add_up_give_the_bits_of_that)
 {
-    train_in_rooms((struct tiles_mesh) { .tp = 2, .dp = 2, .adds_up = true }, 3, false, NULL);
+    train_in_rooms((struct tiles_mesh) { .tp = 2, .dp = 2, .stage = CAIRN_STAGE(1) }, 3, false,
+                   NULL);
 }
 END_TEST
 

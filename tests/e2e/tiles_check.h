@@ -16,6 +16,9 @@ void tiles_check_against(const char *endpoint, struct cairn_fabric_mem_hub *hub,
 /* The same, of a reference that has trained so many steps with the mesh. */
 void tiles_check_state(const char *endpoint, struct cairn_fabric_mem_hub *hub,
                        struct tiles_mesh mesh, uint64_t steps);
+/* The same, whole tensors only. */
+void tiles_check_whole(const char *endpoint, struct cairn_fabric_mem_hub *hub,
+                       struct tiles_mesh mesh, uint64_t steps);
 /* The content root, as `cairn job digest` prints it. */
 void tiles_root(const char *endpoint, char hex_out[65]);
 /* Runs the suite of the test cases, ended by NULL; the exit status of main. */

@@ -4,7 +4,7 @@
 
 #include "gpu/gpu.h"
 
-const struct tiles_tensor tiles_tensors[TILES_TENSORS] = {
+struct tiles_tensor tiles_tensors[TILES_TENSORS] = {
     { "col", "adam", CAIRN_BF16, { 2, { 37, 301 } }, TILES_TP, 0 },
     { "embed", "decay", CAIRN_BF16, { 2, { 509, 23 } }, TILES_TP, 0 },
     { "empty", "decay", CAIRN_F32, { 2, { 0, 7 } }, TILES_TP, 0 },
@@ -50,6 +50,11 @@ struct cairn_group tiles_groups[TILES_GROUPS] = {
       .nesterov = true },
 };
 
+bool tiles_adds_up(struct tiles_mesh mesh)
+{
+    return mesh.stage == CAIRN_STAGE(0) || mesh.stage == CAIRN_STAGE(1);
+}
+
 struct cairn_job_spec tiles_spec(struct cairn_tensor tensors[TILES_TENSORS], struct tiles_mesh mesh,
                                  uint32_t rank)
 {
@@ -73,7 +78,7 @@ struct cairn_job_spec tiles_spec(struct cairn_tensor tensors[TILES_TENSORS], str
                                      .clip_norm = TILES_CLIP_NORM,
                                      .loss_scale = TILES_LOSS_SCALE,
                                      .chunk_leaves = 1,
-                                     .stage = mesh.adds_up ? CAIRN_STAGE(1) : CAIRN_STAGE(2),
+                                     .stage = mesh.stage,
                                      .micro_batches = TILES_MICROS_MAX };
 }
 

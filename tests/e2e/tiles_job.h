@@ -29,14 +29,17 @@ struct tiles_tensor {
     enum tiles_cut cut;
     uint32_t dim;
 };
-extern const struct tiles_tensor tiles_tensors[TILES_TENSORS]; /* by name, bytewise */
+/* By name, bytewise. A test that changes these tables does so before anything is opened. */
+extern struct tiles_tensor tiles_tensors[TILES_TENSORS];
 extern struct cairn_group tiles_groups[TILES_GROUPS];
 
 /* Rank r stands at tp place r % tp and dp place r / tp. */
 struct tiles_mesh {
     uint32_t tp, dp;
-    bool adds_up; /* each rank adds up its micro-batches: stage 1 */
+    uint32_t stage; /* CAIRN_STAGE(…); 0: of stage 2 */
 };
+/* Each rank adds up its micro-batches: in stages 0 and 1. */
+bool tiles_adds_up(struct tiles_mesh mesh);
 
 /* The spec points into static memory; `tensors` is the caller's. */
 struct cairn_job_spec tiles_spec(struct cairn_tensor tensors[TILES_TENSORS], struct tiles_mesh mesh,

@@ -103,7 +103,7 @@ static void sum_tensor(struct tiles_reference *ref, int t, struct cairn_sums *su
 {
     const struct cairn_geometry geometry = cairn_geometry_of(&tiles_tensors[t].shape);
     const uint32_t world = ref->mesh.tp * ref->mesh.dp;
-    const uint32_t together = ref->mesh.adds_up ? TILES_MICROS_MAX : 1;
+    const uint32_t together = tiles_adds_up(ref->mesh) ? TILES_MICROS_MAX : 1;
     uint8_t *seen = zeros(geometry.elems);
     memset(ref->tensor[t].sum, 0, geometry.elems * sizeof(float));
     for (uint32_t micro = 0; micro < TILES_MICROS_MAX; micro += together)
