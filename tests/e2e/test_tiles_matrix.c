@@ -1,5 +1,5 @@
-/* Every combination of mesh, optimizer, wire dtype and stage: trained with the bits of one process that has whole
- * tensors, or refused with a sentence. */
+/* Every combination of mesh, optimizer, wire dtype and stage: trained with the bits of one process that has
+ * whole tensors, or refused with a sentence. */
 #include <string.h>
 
 #include "tests/e2e/tiles_check.h"
