@@ -87,6 +87,8 @@
     X(84, CLUSTER_FORGET, ClusterForget, cluster_forget)            \
     X(85, CLUSTER_FORGOTTEN, ClusterForgotten, cluster_forgotten)   \
     X(90, PROBE, Probe, probe)                                      \
+    X(91, LACKS_GET, LacksGet, lacks_get)                           \
+    X(92, LACKS, Lacks, lacks)                                      \
     X(95, PIN_FOLDER, PinFolder, pin_folder)
 
 enum cairn_message {
@@ -100,6 +102,12 @@ enum cairn_message {
 #define CAIRN_LEASED_VERSIONS_MAX 4
 /* Heartbeat.bytes are not more. */
 #define CAIRN_BYTES_TOLD_MAX 1024
+
+/* Lacks.flags */
+enum cairn_lack_flags {
+    CAIRN_LACK_WAITS = 1,   /* something of it is here, and others come first */
+    CAIRN_LACK_RELAYED = 2, /* at the relay */
+};
 
 /* Who speaks, in Hello and in MemberJoin. */
 enum cairn_role_wire {

@@ -1,4 +1,6 @@
 /* What shards say: replies to questions, and reports to the cores of their jobs. */
+#include <stdlib.h>
+
 #include "proto/wire/exact.h"
 #include "server/base/log.h"
 #include "server/coordinator/adopt.h"
@@ -100,6 +102,33 @@ static bool on_answer(struct cairn_cluster_session *session, const Cairn__Answer
     return true;
 }
 
+static bool on_lacks(struct cairn_cluster_session *session, const Cairn__Lacks *message)
+{
+    const size_t count = message->n_members;
+    uint32_t shard;
+    if (message->n_micros != count || message->n_flags != count) return false;
+    struct cairn_cluster_job *job = place_of(session, message->job, &shard);
+    struct cairn_round_lack *lacks = job == NULL ? NULL : calloc(count + 1, sizeof *lacks);
+    if (lacks == NULL) return true; // without memory: it is asked again at the next deadline
+    for (size_t i = 0; i < count; i++) {
+        lacks[i] = (struct cairn_round_lack) {
+            .member = message->members[i],
+            .micro = message->micros[i],
+            .waits = (message->flags[i] & CAIRN_LACK_WAITS) != 0,
+            .relayed = (message->flags[i] & CAIRN_LACK_RELAYED) != 0,
+        };
+    }
+    const struct cairn_round_event event = { .kind = CAIRN_ROUND_LACKS,
+                                             .shard = shard,
+                                             .epoch = message->epoch,
+                                             .round = message->round,
+                                             .lacks = lacks,
+                                             .lack_count = (uint32_t)count };
+    cairn_cluster_job_event(job, &event);
+    free(lacks);
+    return true;
+}
+
 static void on_member_fault(struct cairn_cluster_session *session,
                             const Cairn__MemberFault *message)
 {
@@ -143,6 +172,7 @@ bool cairn_cluster_handle_shard(struct cairn_cluster_session *session,
     case CAIRN_MSG_REDUCED: return on_reduced(session, (const Cairn__Reduced *)message);
     case CAIRN_MSG_ANSWER: return on_answer(session, (const Cairn__Answer *)message);
     case CAIRN_MSG_PUBLISHED: on_published(session, (const Cairn__Published *)message); return true;
+    case CAIRN_MSG_LACKS: return on_lacks(session, (const Cairn__Lacks *)message);
     case CAIRN_MSG_MEMBER_FAULT:
         on_member_fault(session, (const Cairn__MemberFault *)message);
         return true;

@@ -17,7 +17,8 @@ static const struct cairn_option table[] = {
     { "lease", "timeout", CAIRN_OPTION_DURATION, AT(lease_timeout_ms), "5s", 100, 600000,
       "A member not heard of for so long is lost. At least twice the heartbeat." },
     { "round", "step_deadline", CAIRN_OPTION_DURATION, AT(step_deadline_ms), "10min", 0, 86400000,
-      "A worker that has not committed so long after a round opened is dropped. 0: never." },
+      "A worker of which a shard still lacks something so long after a round opened is dropped. 0: "
+      "never." },
     { "round", "workers_max", CAIRN_OPTION_INT, AT(workers_max), "64", 1, 65536,
       "Workers of a job at a time. Shards reserve memory for so many." },
     { "leases", "ttl_max", CAIRN_OPTION_DURATION, AT(lease_ttl_max_ms), "10min", 100, 86400000,

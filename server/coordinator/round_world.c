@@ -305,6 +305,43 @@ static const char *name_of_rank(const struct cairn_cluster_job *job,
     return "another worker";
 }
 
+/* Why a worker is dropped at the step's deadline. */
+static void say_late(const struct cairn_cluster_job *job, const struct cairn_round_action *action,
+                     struct cairn_sentence *out)
+{
+    if (action->world == 0) {
+        cairn_sentence_set(out, "round %" PRIu64 " was not ended", action->round);
+    } else {
+        cairn_sentence_set(out, "shard %s", job->shards[action->shard].seat->name);
+        if (action->world > 1) cairn_sentence_add(out, " and %" PRIu32 " more", action->world - 1);
+        cairn_sentence_add(out, " did not get all that it contributes to round %" PRIu64,
+                           action->round);
+    }
+    cairn_sentence_add(out, " within round.step_deadline (%" PRId64 " ms); open the job again",
+                       job->cluster->options->step_deadline_ms);
+}
+
+/* Whoever is to blame, no worker is: the round goes on. */
+static void say_late_shard(const struct cairn_cluster_job *job,
+                           const struct cairn_round_action *action)
+{
+    cairn_log_warn("job %s: shard %s holds round %" PRIu64
+                   " up: after round.step_deadline (%" PRId64 " ms) it lacks something of %" PRIu32
+                   " workers, of which the other shards have "
+                   "all; look at it, and at its network",
+                   job->spec.name, job->shards[action->shard].seat->name, action->round,
+                   job->cluster->options->step_deadline_ms, action->world);
+}
+
+static void ask_lacks(struct cairn_cluster_job *job, const struct cairn_round_action *action)
+{
+    Cairn__LacksGet get = CAIRN__LACKS_GET__INIT;
+    get.job = job->id;
+    get.epoch = action->epoch;
+    get.round = action->round;
+    cairn_cluster_job_send_all(job, CAIRN_MSG_LACKS_GET, &get.base);
+}
+
 static void fence_worker(struct cairn_cluster_job *job, const struct cairn_round_action *action)
 {
     struct cairn_cluster_member *member = cairn_cluster_job_member(job, action->member);
@@ -312,12 +349,9 @@ static void fence_worker(struct cairn_cluster_job *job, const struct cairn_round
     if (member == NULL) return;
     cairn_status status = CAIRN_ERR_FENCED;
     if (action->status == CAIRN_ERR_TIMEOUT) {
-        cairn_sentence_set(&text,
-                           "no commit of round %" PRIu64 " within round.step_deadline (%" PRId64
-                           " ms); open the job again",
-                           action->round, job->cluster->options->step_deadline_ms);
-        cairn_sentence_set(&job->epoch_reason, "worker %s (rank %" PRIu32 ") passed its deadline",
-                           member->session->name, member->rank);
+        say_late(job, action, &text);
+        cairn_sentence_set(&job->epoch_reason, "worker %s (rank %" PRIu32 ") was put out: %s",
+                           member->session->name, member->rank, text.text);
     } else if (action->status == CAIRN_ERR_BUSY) {
         status = CAIRN_ERR_BUSY;
         cairn_sentence_set(&text, "job %s has round.workers_max workers (%" PRId64 ")",
@@ -382,6 +416,8 @@ static void act(struct cairn_cluster_job *job, const struct cairn_round_action *
     case CAIRN_ROUND_PIN_SEND:
         cairn_cluster_cut_on_pin(job, action->snapshot, action->version);
         break;
+    case CAIRN_ROUND_ASK_LACKS: ask_lacks(job, action); break;
+    case CAIRN_ROUND_SHARD_LATE: say_late_shard(job, action); break;
     case CAIRN_ROUND_WORKER_OPENED: send_opened(job, action); break;
     case CAIRN_ROUND_WORKER_RESULT: send_result(job, action); break;
     case CAIRN_ROUND_WORKER_FENCE: fence_worker(job, action); break;

@@ -51,7 +51,8 @@
  * 40  a shard obeys a coordinator of another store
  * 41  a shard obeys two coordinators of one incarnation
  * 42  a store that was rebuilt begins with a round number that was used
- * 43  a store that was rebuilt begins with the epoch of its first shard */
+ * 43  a store that was rebuilt begins with the epoch of its first shard
+ * 44  at the step's deadline who waits for others is dropped, too */
 #define CAIRN_MUTANT_COUNT 38
 
 #endif

@@ -76,7 +76,7 @@ void cairn_round_fail(struct cairn_round *core, uint32_t shard, const char *why,
 
 /* ---- workers ---- */
 
-static struct worker *find_worker(const struct cairn_round *core, uint64_t id)
+struct worker *cairn_round_find_worker(const struct cairn_round *core, uint64_t id)
 {
     for (uint32_t i = 0; i < core->worker_count; i++)
         if (core->workers[i].id == id) return &core->workers[i];
@@ -101,7 +101,7 @@ static void send_fence(uint64_t member, cairn_status status, uint64_t round,
 }
 
 /* Before the decision a round cannot do without a contributor; after it, it can. */
-static void remove_worker(struct cairn_round *core, struct worker *worker)
+void cairn_round_remove_worker(struct cairn_round *core, struct worker *worker)
 {
     if (worker->contributor && core->stage == CAIRN_ROUND_OPEN) core->need_epoch = true;
     core->members_changed = true;
@@ -114,11 +114,11 @@ static void remove_worker(struct cairn_round *core, struct worker *worker)
 static void on_worker_join(struct cairn_round *core, const struct cairn_round_event *event,
                            struct cairn_round_actions *actions)
 {
-    if (find_worker(core, event->member) != NULL) return;
+    if (cairn_round_find_worker(core, event->member) != NULL) return;
     const uint32_t place = rank_place(core, event->rank);
     if (place < core->worker_count && core->workers[place].rank == event->rank) {
         send_fence(core->workers[place].id, CAIRN_ERR_FENCED, core->open_round, actions);
-        remove_worker(core, &core->workers[place]);
+        cairn_round_remove_worker(core, &core->workers[place]);
     }
     if (core->worker_count == core->config.member_max) {
         send_fence(event->member, CAIRN_ERR_BUSY, 0, actions);
@@ -149,7 +149,7 @@ static void send_opened(const struct cairn_round *core, struct worker *worker,
 static void on_worker_begin(struct cairn_round *core, uint64_t member,
                             struct cairn_round_actions *actions)
 {
-    struct worker *worker = find_worker(core, member);
+    struct worker *worker = cairn_round_find_worker(core, member);
     if (worker == NULL) return;
     worker->wants = true;
     // A contributor that has not committed has not heard of the round, or lost the answer.
@@ -160,7 +160,7 @@ static void on_worker_begin(struct cairn_round *core, uint64_t member,
 static void on_worker_write(struct cairn_round *core, uint64_t member,
                             struct cairn_round_actions *actions)
 {
-    struct worker *worker = find_worker(core, member);
+    struct worker *worker = cairn_round_find_worker(core, member);
     if (worker == NULL) return;
     worker->writes = true;
     if (core->stage != CAIRN_ROUND_OPEN || !worker->contributor || worker->committed) return;
@@ -172,7 +172,7 @@ static void on_worker_write(struct cairn_round *core, uint64_t member,
 
 static void on_worker_unwrite(struct cairn_round *core, const struct cairn_round_event *event)
 {
-    struct worker *worker = find_worker(core, event->member);
+    struct worker *worker = cairn_round_find_worker(core, event->member);
     const bool open = core->stage == CAIRN_ROUND_OPEN && core->writing;
     const bool named = event->round == 0 || event->round == core->open_round;
     if (worker == NULL) return;
@@ -193,7 +193,7 @@ static void take_state(struct cairn_round *core, const struct worker *worker,
 static void on_worker_commit(struct cairn_round *core, const struct cairn_round_event *event,
                              struct cairn_round_actions *actions)
 {
-    struct worker *worker = find_worker(core, event->member);
+    struct worker *worker = cairn_round_find_worker(core, event->member);
     if (worker == NULL) return;
     cairn_round_note_asked(worker, event->round);
     if (worker->contributor && core->stage == CAIRN_ROUND_OPEN &&
@@ -208,7 +208,7 @@ static void on_worker_commit(struct cairn_round *core, const struct cairn_round_
 static void on_worker_abandon(struct cairn_round *core, const struct cairn_round_event *event,
                               struct cairn_round_actions *actions)
 {
-    struct worker *worker = find_worker(core, event->member);
+    struct worker *worker = cairn_round_find_worker(core, event->member);
     if (worker == NULL) return;
     cairn_round_note_asked(worker, event->round);
     const bool open = core->stage == CAIRN_ROUND_OPEN && event->round == core->open_round;
@@ -303,6 +303,7 @@ static void open_round(struct cairn_round *core, struct cairn_round_actions *act
     core->open_round = core->round_next++;
     choose_contributors(core);
     core->reduced_count = 0;
+    core->asking = false;
     core->state_bytes = 0;
     memset(&core->sums, 0, sizeof core->sums);
     for (uint32_t s = 0; s < core->config.shard_count; s++) core->shards[s].reduced = false;
@@ -380,14 +381,10 @@ static void on_shard(struct cairn_round *core, const struct cairn_round_event *e
 static void on_tick(struct cairn_round *core, uint64_t now_ms, struct cairn_round_actions *actions)
 {
     core->now_ms = now_ms;
-    const bool due = core->stage == CAIRN_ROUND_OPEN && core->deadline_ms != 0;
+    const bool open = core->stage == CAIRN_ROUND_OPEN && !core->need_epoch; // or it is void anyway
+    const bool due = open && core->deadline_ms != 0;
     if (!due || now_ms < core->deadline_ms) return;
-    for (uint32_t i = core->worker_count; i-- > 0;) {
-        struct worker *worker = &core->workers[i];
-        if (!worker->contributor || worker->committed) continue;
-        send_fence(worker->id, CAIRN_ERR_TIMEOUT, core->open_round, actions);
-        remove_worker(core, worker);
-    }
+    cairn_round_on_deadline(core, actions);
 }
 
 static void on_ready(struct cairn_round *core, const struct cairn_round_event *event)
@@ -450,10 +447,11 @@ static void take_event(struct cairn_round *core, const struct cairn_round_event 
     case CAIRN_ROUND_ANSWER: cairn_round_on_answer(core, event, actions); return;
     case CAIRN_ROUND_REDUCED: cairn_round_on_reduced(core, event, actions); return;
     case CAIRN_ROUND_PUBLISHED: on_published(core, event, actions); return;
+    case CAIRN_ROUND_LACKS: cairn_round_on_lacks(core, event, actions); return;
     case CAIRN_ROUND_WORKER_JOIN: on_worker_join(core, event, actions); return;
     case CAIRN_ROUND_WORKER_DOWN: {
-        struct worker *worker = find_worker(core, event->member);
-        if (worker != NULL) remove_worker(core, worker);
+        struct worker *worker = cairn_round_find_worker(core, event->member);
+        if (worker != NULL) cairn_round_remove_worker(core, worker);
         return;
     }
     case CAIRN_ROUND_WORKER_BEGIN: on_worker_begin(core, event->member, actions); return;

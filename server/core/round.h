@@ -77,8 +77,8 @@ struct cairn_round_config {
     uint32_t member_max;  /* attached workers at a time, at least 1 */
     uint32_t workers_min; /* a round opens with at least so many, 1 to member_max */
     uint64_t
-        step_deadline_ms; /* a contributor that has not committed so long after the round opened
-                                * is dropped; 0 = never */
+        step_deadline_ms; /* so long after a round opened shards are asked whom they wait for, and
+                                * that is dropped; 0 = never */
     struct cairn_round_terms terms;
     uint32_t group_count;
     uint32_t
@@ -88,6 +88,15 @@ struct cairn_round_config {
     /* what the disk says: both 0 in a fresh job */
     uint64_t epoch;          /* the last one made durable */
     uint64_t round_reserved; /* no incarnation has used this round number or a higher one */
+};
+
+/* Of a contributor that is not done with a round at a shard, or at the relay there. */
+struct cairn_round_lack {
+    uint64_t member; /* a worker, or a relay */
+    uint32_t micro;  /* the micro-batch that it is in */
+    bool
+        waits; /* what it could send is here: others have to come first. Else something of it lacks */
+    bool relayed; /* at the relay of that shard */
 };
 
 enum cairn_round_event_kind {
@@ -107,6 +116,7 @@ enum cairn_round_event_kind {
     CAIRN_ROUND_ANSWER, /* shard, epoch, refused, phase, round, version, decision; as step.h's ANSWER */
     CAIRN_ROUND_REDUCED,   /* shard, epoch, round, sums */
     CAIRN_ROUND_PUBLISHED, /* shard, epoch, round, version */
+    CAIRN_ROUND_LACKS, /* shard, epoch, round, lacks: the answer to ASK_LACKS; nothing, if none */
     /* workers. Requests may be repeated after a reconnect */
     CAIRN_ROUND_WORKER_JOIN, /* member, rank: attached. Known already: nothing changes */
     CAIRN_ROUND_WORKER_DOWN, /* member: left, or its lease ran out (not: one connection was lost) */
@@ -137,7 +147,9 @@ struct cairn_round_event {
     const struct cairn_decision *decision;
     const struct cairn_step_sums *sums;
     const struct cairn_round_terms *terms; /* what they point to: see there */
-    const uint8_t *state;                  /* [state_bytes], at most client_state_max */
+    const struct cairn_round_lack *lacks;  /* [lack_count] */
+    uint32_t lack_count;
+    const uint8_t *state; /* [state_bytes], at most client_state_max */
     size_t state_bytes;
 };
 
@@ -149,6 +161,7 @@ enum cairn_round_action_kind {
     CAIRN_ROUND_OPEN_SEND, /* epoch, round, version, members by rank */
     CAIRN_ROUND_DECIDE,    /* epoch, decision */
     CAIRN_ROUND_PIN_SEND,  /* snapshot, version: what all shards have now */
+    CAIRN_ROUND_ASK_LACKS, /* epoch, round: whose contributions lack → LACKS */
     /* to the worker `member` */
     CAIRN_ROUND_WORKER_OPENED, /* epoch, round, version, rank = the dense one, world, loss_scale; it goes by
                                 * the terms in force */
@@ -161,8 +174,12 @@ enum cairn_round_action_kind {
                                 * former incarnation, or the worker was away for long */
     CAIRN_ROUND_WORKER_FENCE, /* status: it is no member (any more).
                                 *   FENCED   a newer member has its rank
-                                *   TIMEOUT  it passed step_deadline in `round`
+                                *   TIMEOUT  it passed step_deadline in `round`; world = the shards or relays
+                                *            that lack something of it, `shard` is one; 0: it did not end
+                                *            its write, or give its client state
                                 *   BUSY     member_max are attached already */
+    CAIRN_ROUND_SHARD_LATE, /* shard, round, world = contributors of which it lacks something: step_deadline
+                             * has passed, and no worker is to blame. It comes again with each deadline */
     CAIRN_ROUND_FAIL, /* shard, why: the job is lost until a restore; nothing more will come */
     CAIRN_ROUND_BEHIND, /* shard, epoch: it has seen this one, which we know nothing of: what the disk says is
                          * an older copy. Nothing more will come */

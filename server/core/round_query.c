@@ -117,6 +117,12 @@ static void list_shards(const struct cairn_round *core, struct cairn_sentence *o
 static void list_workers(const struct cairn_round *core, struct cairn_sentence *out)
 {
     const char *comma = "";
+    if (core->late_round == core->open_round) {
+        cairn_sentence_add(out, "shard %u (lacks something of %u of %u workers in round %llu)",
+                           (unsigned)core->late_shard, (unsigned)core->late_lacks,
+                           (unsigned)core->world, (unsigned long long)core->open_round);
+        return;
+    }
     const bool summed = core->reduced_count == core->config.shard_count;
     for (uint32_t i = 0; i < core->worker_count; i++) {
         const struct worker *worker = &core->workers[i];

@@ -24,6 +24,11 @@ struct worker {
     bool writes;                    /* asked to write, not answered */
     uint64_t asked[ENDS_ASKED_MAX]; /* rounds: how do they end? not answered; 0 = none */
     struct end ends[ENDS];          /* the last ones that it contributed to */
+    /* asked at the deadline: the least micro-batch .. */
+    uint32_t lacks;         /* .. that some shard lacks something of; UINT32_MAX: none */
+    uint32_t waits;         /* .. in which it waits for others somewhere; the same */
+    uint32_t lacked_by;     /* shards and relays */
+    uint32_t lacking_shard; /* one of them */
 };
 
 /* One that left: it may be back, as the same member, and ask. */
@@ -39,6 +44,8 @@ struct shard {
     bool answered;  /* FENCING */
     bool published; /* RESOLVING, DECIDED */
     bool reduced;   /* OPEN */
+    bool told;      /* OPEN, asked at the deadline: it has answered */
+    uint32_t lacks; /* then: contributors of which it lacks something */
     /* its answer */
     uint64_t prepared;   /* round; 0 = none */
     uint64_t last_round; /* of the last decision it has */
@@ -53,6 +60,9 @@ struct cairn_round {
     uint64_t round_next, round_end; /* numbers this incarnation may use */
     uint64_t open_round;            /* opened, and not resolved; 0 = none */
     bool writing;                   /* OPEN: it is a write of its one contributor */
+    bool asking;                    /* OPEN: the deadline has passed, shards say what they lack */
+    uint64_t late_round;            /* that late_shard holds up; 0: none did */
+    uint32_t late_shard, late_lacks;
     bool persisting;
     bool need_epoch;      /* a change is due as soon as all shards are up */
     bool members_changed; /* since the epoch was chosen: a change is due before the next round */
@@ -95,6 +105,15 @@ void cairn_round_fail(struct cairn_round *core, uint32_t shard, const char *why,
 bool cairn_round_shards_up(const struct cairn_round *core);
 /* The open round, if there is one, ended with `last` or is void: tells whoever asked, and goes to STEADY. */
 void cairn_round_finish(struct cairn_round *core, struct cairn_round_actions *actions);
+
+struct worker *cairn_round_find_worker(const struct cairn_round *core, uint64_t id);
+void cairn_round_remove_worker(struct cairn_round *core, struct worker *worker);
+
+/* round_late.c */
+/* The open round has passed its deadline. */
+void cairn_round_on_deadline(struct cairn_round *core, struct cairn_round_actions *actions);
+void cairn_round_on_lacks(struct cairn_round *core, const struct cairn_round_event *event,
+                          struct cairn_round_actions *actions);
 
 /* round_ends.c: how rounds ended, for those who ask late. */
 /* `last` is the end of a round that its owner contributed to. */

@@ -472,25 +472,3 @@ uint32_t cairn_step_slots_used(const struct cairn_step *step)
 {
     return step->slots_used;
 }
-
-size_t cairn_step_waiting(const struct cairn_step *step, struct cairn_step_waiting *out,
-                          size_t out_max)
-{
-    if (step->phase != CAIRN_STEP_COLLECTING) return 0;
-    size_t count = 0;
-    for (uint32_t i = 0; i < step->member_count; i++) {
-        const struct member *m = &step->members[i];
-        if (m->done) continue;
-        if (count < out_max)
-            out[count] = (struct cairn_step_waiting) {
-                .member = m->id,
-                .micro = m->micro,
-                .arrived = m->arrived,
-                .connected = !m->lost,
-                .ended = m->ended,
-                .committed = m->committed,
-            };
-        count++;
-    }
-    return count;
-}

@@ -219,6 +219,8 @@ struct cairn_step_waiting {
     uint32_t micro;                   /* the micro-batch it is in */
     uint32_t arrived;                 /* chunks of it that are here */
     bool connected, ended, committed; /* ended: the micro-batch's end is here */
+    bool
+        waits; /* what it could send is here: its slots are full, or the micro-batch is; others are next */
 };
 /* The first `out_max` contributors that are not done, by rank; returns how many there are. */
 size_t cairn_step_waiting(const struct cairn_step *step, struct cairn_step_waiting *out,

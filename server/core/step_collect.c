@@ -243,3 +243,44 @@ void cairn_step_on_commit(struct cairn_step *step, const struct cairn_step_event
     }
     cairn_step_advance(step, actions);
 }
+
+/* ---- whom it waits for ---- */
+
+static bool has_landed(const struct cairn_step *step, const struct member *member)
+{
+    const size_t first = (size_t)(member - step->members) * step->config.window;
+    for (uint32_t k = 0; k < step->config.window; k++)
+        if (step->slots[first + k].state == SLOT_LANDED) return true;
+    return false;
+}
+
+/* With a slot that is free, too: it may not push more before it has its buffers back. */
+static bool waits_for_others(const struct cairn_step *step, const struct member *member)
+{
+    if (member->receiving > 0) return false;
+    const bool all_here = member->ended && member->arrived == member->sent;
+    return all_here || has_landed(step, member);
+}
+
+size_t cairn_step_waiting(const struct cairn_step *step, struct cairn_step_waiting *out,
+                          size_t out_max)
+{
+    if (step->phase != CAIRN_STEP_COLLECTING) return 0;
+    size_t count = 0;
+    for (uint32_t i = 0; i < step->member_count; i++) {
+        const struct member *m = &step->members[i];
+        if (m->done) continue;
+        if (count < out_max)
+            out[count] = (struct cairn_step_waiting) {
+                .member = m->id,
+                .micro = m->micro,
+                .arrived = m->arrived,
+                .connected = !m->lost,
+                .ended = m->ended,
+                .committed = m->committed,
+                .waits = waits_for_others(step, m),
+            };
+        count++;
+    }
+    return count;
+}

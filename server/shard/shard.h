@@ -596,4 +596,8 @@ void cairn_fetch_release(struct cairn_shard_job *job);
 
 #include "server/shard/moves.h"
 
+/* ---- late.c ---- */
+/* Sends Lacks. */
+void cairn_shard_job_tell_lacks(struct cairn_shard_job *job, const Cairn__LacksGet *message);
+
 #endif

@@ -35,6 +35,7 @@
     X(workers_dead, "workers killed")                                                  \
     X(workers_twin, "workers whose rank a newer one took")                             \
     X(workers_deadline, "workers dropped at the step deadline")                        \
+    X(workers_mute, "workers of which nothing arrives any more but their word")        \
     X(given_up, "rounds given up by a worker that stayed")                             \
     X(fabric_lost, "fabric connections lost")                                          \
     X(control_lost, "control connections lost")                                        \

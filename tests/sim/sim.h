@@ -41,13 +41,14 @@
 #define MICROS_MAX  3
 #define WINDOW_MAX  4
 #define GROUPS      2
-#define FAULTS      11
+#define FAULTS      12
 #define LEDGER_MAX  1024
 #define STATE_MAX   40 /* of a trainer, bytes */
 #define PAYLOAD_MAX 256
 #define NOBODY      UINT32_MAX
 #define HOSTS_MAX   3
 #define PLACES_MAX  (PROCS_MAX + SHARDS_MAX) /* who pushes: processes, and the relay of each shard */
+#define LACKS_MAX   (PROCS_MAX * (SHARDS_MAX + 1))
 #define HOLDS_MAX   (PROCS_MAX * CHUNKS_MAX / 8)
 
 #define MS(x)   ((uint64_t)(x)*1000)
@@ -97,6 +98,9 @@ enum message_kind {
     M_ACK,
     M_REFUSE,
     M_MICRO_ACK,
+    /* the step's deadline */
+    M_ASK_LACKS,
+    M_LACKS,
     /* of a seat */
     M_PROBE,
     M_ALIVE,
@@ -131,6 +135,8 @@ struct message {
     uint64_t relay_members[PROCS_MAX];
     uint32_t relay_member_count;
     uint32_t relay_owners; /* a bit each */
+    struct cairn_round_lack lacks[LACKS_MAX];
+    uint32_t lack_count;
 };
 
 enum event_kind {
@@ -301,6 +307,7 @@ enum trainer { T_IDLE, T_COMPUTING, T_PUSHING, T_WAITING, T_GIVING_UP };
 
 struct process {
     bool alive, stalled;
+    bool mute;     /* what it sends to shards is lost, and nobody notices */
     uint64_t life; /* member number: process index + 16 * count */
     uint32_t rank;
     bool zombie; /* another process has its rank */
@@ -505,6 +512,10 @@ void relay_from_coordinator(struct sim *sim, uint32_t shard, const struct messag
 void relay_from_worker(struct sim *sim, uint32_t shard, const struct event *in);
 void relay_peer_event(struct sim *sim, uint32_t shard, const struct cairn_step_event *event);
 void relay_work_event(struct sim *sim, const struct event *in);
+/* Adds what its workers have not pushed to it in that round. */
+void relay_lacks(const struct sim *sim, uint32_t shard, uint64_t round, struct message *out);
+/* The same of any core. */
+void core_lacks(const struct cairn_step *core, bool relayed, struct message *out);
 void relay_garbage(struct sim *sim, uint32_t shard, const struct cairn_step_event *garbage);
 /* The buffer is not needed any more. */
 void relay_buffer_end(struct sim *sim, struct sim_relay *relay, struct relay_buffer *buffer);

@@ -236,11 +236,21 @@ static void see_result(struct sim *sim, const struct cairn_round_action *action)
 }
 
 /* Nothing takes so long in a round that no fault has touched: somebody waits for what does not come. */
-static void see_deadline(struct sim *sim)
+static void see_deadline(struct sim *sim, const struct cairn_round_action *action)
 {
+    const struct process *proc = sim_process(sim, action->member);
     sim->seen[SEEN_workers_deadline]++;
     if (sim->healed && sim->oracle.opened_count > sim->healthy_rounds)
         sim_fail(sim, "a worker was dropped at the step deadline after the faults stopped");
+    if (proc != NULL && !proc->stalled && !proc->mute && !proc->zombie)
+        sim_fail(sim, "process %u was dropped at the step deadline for another's fault",
+                 (unsigned)(proc - sim->procs));
+}
+
+static void see_late_shard(struct sim *sim, const struct cairn_round_action *action)
+{
+    if (sim->healed && sim->oracle.opened_count > sim->healthy_rounds)
+        sim_fail(sim, "shard %u was late after the faults stopped", (unsigned)action->shard);
 }
 
 static void do_action(struct sim *sim, const struct cairn_round_action *action)
@@ -266,6 +276,8 @@ static void do_action(struct sim *sim, const struct cairn_round_action *action)
         sim->coordinator.decided_round = action->decision->round;
         to_shards(sim, M_DECIDE, action);
         return;
+    case CAIRN_ROUND_ASK_LACKS: to_shards(sim, M_ASK_LACKS, action); return;
+    case CAIRN_ROUND_SHARD_LATE: see_late_shard(sim, action); return;
     case CAIRN_ROUND_PIN_SEND: to_shards(sim, M_PIN, action); return;
     case CAIRN_ROUND_WORKER_OPENED:
         oracle_told_worker(sim, action);
@@ -276,7 +288,7 @@ static void do_action(struct sim *sim, const struct cairn_round_action *action)
         to_worker(sim, M_RESULT, action);
         return;
     case CAIRN_ROUND_WORKER_FENCE:
-        if (action->status == CAIRN_ERR_TIMEOUT) see_deadline(sim);
+        if (action->status == CAIRN_ERR_TIMEOUT) see_deadline(sim, action);
         if (action->status == CAIRN_ERR_FENCED) sim->seen[SEEN_workers_twin]++;
         to_worker(sim, M_FENCED, action);
         return;
@@ -330,7 +342,9 @@ static void from_shard(struct sim *sim, uint32_t shard, const struct message *me
                                        .phase = message->phase,
                                        .version = message->version,
                                        .decision = &message->decision,
-                                       .sums = &message->sums };
+                                       .sums = &message->sums,
+                                       .lacks = message->lacks,
+                                       .lack_count = message->lack_count };
     switch (message->kind) {
     case M_SHARD_HELLO: seat_hello(sim, shard, THE_SHARD); return;
     case M_ALIVE: seat_answers(sim, shard, THE_SHARD); return;
@@ -340,6 +354,7 @@ static void from_shard(struct sim *sim, uint32_t shard, const struct message *me
         break;
     case M_REDUCED: event.kind = CAIRN_ROUND_REDUCED; break;
     case M_PUBLISHED: event.kind = CAIRN_ROUND_PUBLISHED; break;
+    case M_LACKS: event.kind = CAIRN_ROUND_LACKS; break;
     default: sim_fail(sim, "the coordinator got message %d", (int)message->kind); return;
     }
     do_event(sim, &event);

@@ -15,7 +15,8 @@ enum fault {
     PIN,
     GARBAGE,
     BREAK_ENDPOINT,
-    SECOND_SHARD
+    SECOND_SHARD,
+    MUTE
 };
 
 void faults_start(struct sim *sim)
@@ -109,6 +110,10 @@ static void do_fault(struct sim *sim, uint32_t kind)
     }
     if (kind == TWIN) twin(sim, proc);
     if (kind == STALL) sim->procs[proc].stalled = true;
+    if (kind == MUTE) {
+        sim->seen[SEEN_workers_mute]++;
+        sim->procs[proc].mute = true;
+    }
 }
 
 void faults_event(struct sim *sim)
@@ -124,7 +129,8 @@ void faults_heal(struct sim *sim)
     sim->healed = true;
     // A trainer that hangs for good outside of a round is nobody's to notice but its operator's.
     for (uint32_t i = 0; i < PROCS_MAX; i++)
-        if (sim->procs[i].alive && sim->procs[i].stalled) process_kill(sim, i);
+        if (sim->procs[i].alive && (sim->procs[i].stalled || sim->procs[i].mute))
+            process_kill(sim, i);
     sim->healthy_from = sim->oracle.applied;
     sim->healthy_rounds = sim->oracle.opened_count;
 }

@@ -6,11 +6,11 @@
 const char *message_name(enum message_kind kind)
 {
     static const char *const names[] = {
-        "FENCE",     "RESOLVE",   "OPEN",         "DECIDE",     "PIN",    "SHARD_HELLO",
-        "ANSWER",    "REDUCED",   "PUBLISHED",    "ATTACH",     "BEGIN",  "WRITE",
-        "COMMIT",    "ABANDON",   "OPENED",       "RESULT",     "FENCED", "HELLO",
-        "CHUNK",     "MICRO_END", "SHARD_COMMIT", "GRANT",      "ACK",    "REFUSE",
-        "MICRO_ACK", "PROBE",     "ALIVE",        "COME_AGAIN", "END",
+        "FENCE",   "RESOLVE",    "OPEN",   "DECIDE",    "PIN",       "SHARD_HELLO", "ANSWER",
+        "REDUCED", "PUBLISHED",  "ATTACH", "BEGIN",     "WRITE",     "COMMIT",      "ABANDON",
+        "OPENED",  "RESULT",     "FENCED", "HELLO",     "CHUNK",     "MICRO_END",   "SHARD_COMMIT",
+        "GRANT",   "ACK",        "REFUSE", "MICRO_ACK", "ASK_LACKS", "LACKS",       "PROBE",
+        "ALIVE",   "COME_AGAIN", "END",
     };
     return NAME(names, kind);
 }
@@ -83,6 +83,8 @@ const char *round_action_name(enum cairn_round_action_kind kind)
         [CAIRN_ROUND_RESOLVE] = "coordinator: RESOLVE",
         [CAIRN_ROUND_OPEN_SEND] = "coordinator: OPEN",
         [CAIRN_ROUND_DECIDE] = "coordinator: DECIDE",
+        [CAIRN_ROUND_ASK_LACKS] = "coordinator: ASK_LACKS",
+        [CAIRN_ROUND_SHARD_LATE] = "coordinator: SHARD_LATE",
         [CAIRN_ROUND_PIN_SEND] = "coordinator: PIN",
         [CAIRN_ROUND_WORKER_OPENED] = "coordinator: OPENED",
         [CAIRN_ROUND_WORKER_RESULT] = "coordinator: RESULT",

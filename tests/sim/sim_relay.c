@@ -327,3 +327,11 @@ void relay_work_event(struct sim *sim, const struct event *in)
     };
     do_event(sim, in->a, index, &event, NULL);
 }
+
+void relay_lacks(const struct sim *sim, uint32_t shard, uint64_t round, struct message *out)
+{
+    const struct sim_relay *relay = &sim->relays[shard];
+    if (relay->round != round) return;
+    for (uint32_t o = 0; o < sim->scenario.shards; o++)
+        if ((relay->owner_bits >> o & 1) != 0) core_lacks(relay->owners[o].core, true, out);
+}

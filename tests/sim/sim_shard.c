@@ -288,6 +288,26 @@ void shard_core_event(struct sim *sim, uint32_t shard, const struct cairn_step_e
     do_event(sim, shard, event, NULL);
 }
 
+void core_lacks(const struct cairn_step *core, bool relayed, struct message *out)
+{
+    struct cairn_step_waiting waiting[PROCS_MAX];
+    const size_t count = cairn_step_waiting(core, waiting, PROCS_MAX);
+    for (size_t i = 0; i < count; i++)
+        out->lacks[out->lack_count++] = (struct cairn_round_lack) { .member = waiting[i].member,
+                                                                    .micro = waiting[i].micro,
+                                                                    .waits = waiting[i].waits,
+                                                                    .relayed = relayed };
+}
+
+static void tell_lacks(struct sim *sim, uint32_t shard, const struct message *message)
+{
+    struct sim_shard *s = &sim->shards[shard];
+    struct message lacks = { .kind = M_LACKS, .epoch = message->epoch, .round = message->round };
+    if (cairn_step_round(s->core) == message->round) core_lacks(s->core, false, &lacks);
+    relay_lacks(sim, shard, message->round, &lacks);
+    sim_send_control(sim, &s->control, 0, E_COORDINATOR_FROM_SHARD, 0, shard, &lacks);
+}
+
 static void of_seat(struct sim *sim, uint32_t shard, const struct message *message)
 {
     const struct message alive = { .kind = M_ALIVE };
@@ -317,6 +337,7 @@ static void from_coordinator(struct sim *sim, uint32_t shard, const struct messa
         break;
     case M_DECIDE: event.kind = CAIRN_STEP_DECIDE; break;
     case M_PIN: oracle_pinned(sim, shard, message); return;
+    case M_ASK_LACKS: tell_lacks(sim, shard, message); return;
     case M_PROBE:
     case M_COME_AGAIN:
     case M_END: of_seat(sim, shard, message); return;

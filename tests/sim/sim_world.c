@@ -107,7 +107,7 @@ static void draw_machines(struct scenario *sc, struct rng *rng)
 
 static void draw_faults(struct scenario *sc, struct rng *rng)
 {
-    for (uint32_t i = 0; i < FAULTS - 1; i++)
+    for (uint32_t i = 0; i < FAULTS - 2; i++)
         sc->weight[i] = rng_chance(rng, 0.5) ? 1 + (uint32_t)rng_below(rng, 5) : 0;
     sc->weight[6] = rng_chance(rng, 0.1) ? 1 : 0; // a stall costs a whole deadline
     sc->weight[7] += 1;
@@ -157,7 +157,10 @@ static void draw_scenario(struct sim *sim)
     sc->client_state_max = (uint32_t)sometimes(&whims, 0.5, STATE_MAX);
     draw_hosts(sim);
     struct rng twins = { mix(sim->seed, 105) };
-    sc->weight[FAULTS - 1] = (uint32_t)sometimes(&twins, 0.3, 4);
+    sc->weight[FAULTS - 2] = (uint32_t)sometimes(&twins, 0.3, 4);
+    sc->weight[FAULTS - 1] = rng_chance(&twins, 0.1) ? 1 : 0;
+    if (sc->weight[FAULTS - 1] > 0 && sc->deadline_ms < 1000)
+        sc->faults_end += MS(2 * sc->deadline_ms);
     // Cuts where they fall: a shard may own nothing.
     uint32_t cut[SHARDS_MAX + 1] = { 0 };
     for (uint32_t s = 1; s < sc->shards; s++) {
@@ -298,7 +301,10 @@ static bool arrives(struct sim *sim, const struct event *event)
         link = &sim->procs[event->a].control;
         drains = sim->procs[event->a].life == event->message->member;
         break;
-    case E_SHARD_FROM_WORKER: link = sim_fabric(sim, event->b, event->a); break;
+    case E_SHARD_FROM_WORKER:
+        if (event->b < PROCS_MAX && sim->procs[event->b].mute) return false;
+        link = sim_fabric(sim, event->b, event->a);
+        break;
     case E_WORKER_FROM_SHARD: link = sim_fabric(sim, event->a, event->b); break;
     default: return true;
     }

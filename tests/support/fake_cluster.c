@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,6 +42,7 @@ void fake_coordinator_stop(struct fake_cluster *fake)
 void fake_open(struct fake_cluster *fake, uint32_t shards)
 {
     memset(fake, 0, sizeof *fake);
+    signal(SIGPIPE, SIG_IGN); // as a daemon does: peers close connections that it still writes to
     cairn_log_init("test", CAIRN_LOG_ERROR);
     cairn_scratch_make(fake->folder);
     snprintf(fake->store, sizeof fake->store, "%s/store", fake->folder);

@@ -47,7 +47,9 @@ struct fake_shard {
     const char *refuse_create; /* answer JobCreate with NO_MEMORY and this */
     const char *fail_part;     /* answer Pin with NO_SPACE and this */
     const char *fail_seal;
-    bool holds_reduced;       /* do not report Reduced by itself when a round opens */
+    bool holds_reduced; /* do not report Reduced by itself when a round opens */
+    uint64_t lacks[8];  /* [lack_count] members: the answer to LacksGet */
+    uint32_t lack_count;
     bool holds_part;          /* do not answer Pin */
     bool holds_seal;          /* do not answer JobSeal */
     bool holds_create;        /* do not answer JobCreate */

@@ -660,6 +660,19 @@ static void beat(struct fake_shard *shard)
     fake_send(&shard->peer, CAIRN_MSG_HEARTBEAT, 0, &heartbeat.base);
 }
 
+static void tell_lacks(struct fake_shard *shard, const Cairn__LacksGet *get)
+{
+    uint32_t zeros[8] = { 0 };
+    Cairn__Lacks lacks = CAIRN__LACKS__INIT;
+    lacks.job = get->job;
+    lacks.epoch = get->epoch;
+    lacks.round = get->round;
+    lacks.members = shard->lacks;
+    lacks.micros = lacks.flags = zeros;
+    lacks.n_members = lacks.n_micros = lacks.n_flags = shard->lack_count;
+    fake_send(&shard->peer, CAIRN_MSG_LACKS, 0, &lacks.base);
+}
+
 static void note_error(struct fake_shard *shard, const Cairn__Error *error)
 {
     shard->error = (cairn_status)error->status;
@@ -694,6 +707,7 @@ static void handle(struct fake_shard *shard, uint16_t type, uint32_t request,
         break;
     case CAIRN_MSG_HEARTBEAT: beat(shard); break;
     case CAIRN_MSG_PROBE: done(shard, request); break;
+    case CAIRN_MSG_LACKS_GET: tell_lacks(shard, (const Cairn__LacksGet *)message); break;
     case CAIRN_MSG_ERROR: note_error(shard, (const Cairn__Error *)message); break;
     case CAIRN_MSG_JOB_DROP:
         fake_shard_clear(shard);

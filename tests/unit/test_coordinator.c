@@ -360,6 +360,70 @@ START_TEST(a_stopped_coordinator_lets_no_deadline_pass)
 }
 END_TEST
 
+/* Two workers that have committed, in a round that no shard has summed up; its deadline is short. */
+static void two_workers_held_up(struct fake_peer w[2], uint64_t *job_out, uint32_t requests[2])
+{
+    fake_coordinator_stop(&fake);
+    fake.options.heartbeat_ms = 20;
+    fake.options.step_deadline_ms = 200;
+    fake_coordinator_start(&fake);
+    fake_shards_up(&fake, 2);
+    fake.shards[0].holds_reduced = fake.shards[1].holds_reduced = true;
+    w[0] = worker("w0");
+    w[1] = worker("w1");
+    *job_out = fake_attach(&fake, &w[0], 10, 0, 1);
+    fake_attach(&fake, &w[1], 11, 1, 1);
+    fake_init(&fake, &w[0], *job_out);
+    const uint64_t round = fake_begin(&fake, &w[0], *job_out);
+    ck_assert_uint_eq(fake_begin(&fake, &w[1], *job_out), round);
+    for (int i = 0; i < 2; i++) requests[i] = ask_commit(&w[i], *job_out, round);
+}
+
+START_TEST(a_worker_whose_word_arrives_and_whose_data_does_not_is_put_out_at_the_deadline)
+{
+    struct fake_peer w[2];
+    uint32_t requests[2];
+    uint64_t job;
+    fake.shards[0].lacks[0] = fake.shards[1].lacks[0] = 11;
+    fake.shards[0].lack_count = fake.shards[1].lack_count = 1;
+    two_workers_held_up(w, &job, requests);
+    fake_expect_error(&fake, &w[1], requests[1], CAIRN_ERR_FENCED,
+                      "and 1 more did not get all that it contributes to round");
+    Cairn__RoundResult *result = (Cairn__RoundResult *)fake_expect(
+        &fake, &w[0], CAIRN_MSG_ROUND_RESULT, requests[0]);
+    ck_assert_int_eq(result->status, CAIRN_ERR_EPOCH_CHANGED);
+    ck_assert_ptr_nonnull(strstr(result->text, "worker w1 (rank 1) was put out: shard s"));
+    cairn_message_free(&result->base);
+    fake.shards[0].holds_reduced = fake.shards[1].holds_reduced = false;
+    ck_assert_uint_eq(one_round(&w[0], job), 1);
+    fake_peer_close(&w[0]);
+    fake_peer_close(&w[1]);
+}
+END_TEST
+
+START_TEST(a_shard_that_alone_lacks_all_workers_is_named_at_the_deadline)
+{
+    struct fake_peer w[2];
+    uint32_t requests[2];
+    uint64_t job;
+    fake.shards[1].lacks[0] = 10;
+    fake.shards[1].lacks[1] = 11;
+    fake.shards[1].lack_count = 2;
+    two_workers_held_up(w, &job, requests);
+    fake_shard_report_reduced(&fake.shards[0]);
+    fake_until(&fake, fake.shards[1].seen[CAIRN_MSG_LACKS_GET] == 2); // again at the next deadline
+    expect_awaited(&w[0], job, "shard s1 (lacks something of 2 of 2 workers in round");
+    fake_shard_report_reduced(&fake.shards[1]);
+    for (int i = 0; i < 2; i++) {
+        Cairn__RoundResult *result = (Cairn__RoundResult *)fake_expect(
+            &fake, &w[i], CAIRN_MSG_ROUND_RESULT, requests[i]);
+        ck_assert_int_eq(result->status, CAIRN_OK);
+        cairn_message_free(&result->base);
+        fake_peer_close(&w[i]);
+    }
+}
+END_TEST
+
 /* ---- shards ---- */
 
 START_TEST(training_goes_on_when_a_shard_comes_back)
@@ -702,6 +766,9 @@ int main(void)
     tcase_add_test(tc, the_same_session_may_open_again);
     tcase_add_test(tc, a_silent_worker_loses_its_lease);
     tcase_add_test(tc, a_stopped_coordinator_lets_no_deadline_pass);
+    tcase_add_test(tc,
+                   a_worker_whose_word_arrives_and_whose_data_does_not_is_put_out_at_the_deadline);
+    tcase_add_test(tc, a_shard_that_alone_lacks_all_workers_is_named_at_the_deadline);
     tcase_add_test(tc, training_goes_on_when_a_shard_comes_back);
     tcase_add_test(tc, a_shard_that_lost_its_part_loses_the_job);
     tcase_add_test(tc, members_hear_where_a_shard_is_now);

@@ -333,25 +333,6 @@ START_TEST(more_workers_than_are_configured_are_turned_away)
 }
 END_TEST
 
-START_TEST(a_worker_that_passes_the_step_deadline_is_dropped)
-{
-    GIVE(.kind = CAIRN_ROUND_TICK, .now_ms = 50);
-    const uint64_t round = start_round(2);
-    ask(A, round);
-    struct cairn_sentence waiting;
-    cairn_round_waiting(core, &waiting);
-    ck_assert_str_eq(waiting.text, "worker of rank 1 (has not committed round 1)");
-    GIVE(.kind = CAIRN_ROUND_TICK, .now_ms = 1049);
-    ck_assert_uint_eq(out.count, 0);
-    GIVE(.kind = CAIRN_ROUND_TICK, .now_ms = 1050);
-    const struct cairn_round_action *fence = expect(CAIRN_ROUND_WORKER_FENCE);
-    ck_assert_uint_eq(fence->member, B);
-    ck_assert_int_eq(fence->status, CAIRN_ERR_TIMEOUT);
-    expect(CAIRN_ROUND_PERSIST);
-    ck_assert_uint_eq(cairn_round_worker_count(core), 1);
-}
-END_TEST
-
 START_TEST(a_pin_comes_between_the_same_two_decisions_on_every_shard)
 {
     const uint64_t round = start_round(1);
@@ -512,7 +493,6 @@ int main(void)
     tcase_add_test(tcase, round_numbers_that_are_used_up_change_the_epoch);
     tcase_add_test(tcase, the_same_rank_fences_the_older_worker);
     tcase_add_test(tcase, more_workers_than_are_configured_are_turned_away);
-    tcase_add_test(tcase, a_worker_that_passes_the_step_deadline_is_dropped);
     tcase_add_test(tcase, a_pin_comes_between_the_same_two_decisions_on_every_shard);
     tcase_add_test(tcase, shards_that_disagree_fail_the_job);
     tcase_add_test(tcase, a_shard_that_published_another_version_fails_the_job);

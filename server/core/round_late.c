@@ -1,0 +1,147 @@
+/* The step's deadline: who holds the open round up is known to the shards alone. A worker may have said that
+ * it committed, and nothing of it arrives; one that has not may wait for another. So every shard is asked of
+ * which contributors it lacks something, and which of them wait there for others: something of them is there,
+ * and those who come before have not come. Of the least (micro-batch, rank) that is lacking nobody can say
+ * that it waits, so somebody is found, or shards are at work. */
+#include "server/core/round_state.h"
+
+#include <assert.h>
+
+#include "server/core/mutant.h"
+
+#define NO_MICRO UINT32_MAX
+
+static void drop(struct cairn_round *core, struct worker *worker,
+                 struct cairn_round_actions *actions)
+{
+    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_WORKER_FENCE);
+    action->member = worker->id;
+    action->status = CAIRN_ERR_TIMEOUT;
+    action->round = core->open_round;
+    action->shard = worker->lacking_shard;
+    action->world = worker->lacked_by;
+    cairn_round_remove_worker(core, worker);
+}
+
+static void ask_shards(struct cairn_round *core, struct cairn_round_actions *actions)
+{
+    core->asking = true;
+    for (uint32_t s = 0; s < core->config.shard_count; s++) {
+        core->shards[s].told = false;
+        core->shards[s].lacks = 0;
+    }
+    for (uint32_t i = 0; i < core->worker_count; i++) {
+        core->workers[i].lacks = core->workers[i].waits = NO_MICRO;
+        core->workers[i].lacked_by = 0;
+    }
+    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_ASK_LACKS);
+    action->epoch = core->epoch;
+    action->round = core->open_round;
+}
+
+/* A write has one contributor, and all but the client state may be there of a step. */
+static bool is_late(const struct cairn_round *core, const struct worker *worker)
+{
+    if (!worker->contributor) return false;
+    return core->writing || (worker->dense == 0 && !worker->committed);
+}
+
+void cairn_round_on_deadline(struct cairn_round *core, struct cairn_round_actions *actions)
+{
+    core->deadline_ms = core->now_ms + core->config.step_deadline_ms;
+    if (!core->writing && core->reduced_count < core->config.shard_count) {
+        ask_shards(core, actions);
+        return;
+    }
+    for (uint32_t i = core->worker_count; i-- > 0;) {
+        struct worker *worker = &core->workers[i];
+        worker->lacked_by = 0;
+        if (is_late(core, worker)) drop(core, worker, actions);
+    }
+}
+
+/* ---- the answers ---- */
+
+static void note_lack(struct cairn_round *core, uint32_t shard, const struct cairn_round_lack *lack)
+{
+    if (!lack->relayed && !lack->waits) core->shards[shard].lacks++;
+    struct worker *worker = cairn_round_find_worker(core, lack->member);
+    if (worker == NULL || !worker->contributor) return; // a relay: its shard says whom that lacks
+    uint32_t *least = lack->waits && !MUTANT(44) ? &worker->waits : &worker->lacks;
+    if (lack->micro < *least) *least = lack->micro;
+    if (lack->waits) return;
+    worker->lacking_shard = shard;
+    worker->lacked_by++;
+}
+
+/* It lacks somewhere, and does not wait for others in that micro-batch or an earlier one. */
+static bool is_guilty(const struct worker *worker)
+{
+    if (!worker->contributor || worker->lacks == NO_MICRO) return false;
+    return worker->waits == NO_MICRO || worker->waits > worker->lacks;
+}
+
+static uint32_t count_guilty(const struct cairn_round *core, bool *committed_out)
+{
+    uint32_t guilty = 0;
+    *committed_out = true;
+    for (uint32_t i = 0; i < core->worker_count; i++) {
+        if (!is_guilty(&core->workers[i])) continue;
+        guilty++;
+        *committed_out = *committed_out && core->workers[i].committed;
+    }
+    return guilty;
+}
+
+/* The one that lacks most, of those that have not summed up; *alone_out: no other lacks anything. */
+static uint32_t neediest(const struct cairn_round *core, bool *alone_out)
+{
+    const struct shard *shards = core->shards;
+    uint32_t most = 0, lacking = 0;
+    for (uint32_t s = 0; s < core->config.shard_count; s++) {
+        lacking += shards[s].lacks > 0;
+        const bool more = !shards[s].reduced && shards[s].lacks > shards[most].lacks;
+        if (more || shards[most].reduced) most = s;
+    }
+    *alone_out = lacking == 1;
+    return most;
+}
+
+/* What most workers have sent to all others and one shard alone lacks is that shard's fault, or its
+ * network's. A job's only shard is believed, unless all of them say that they have sent everything. */
+static void judge(struct cairn_round *core, struct cairn_round_actions *actions)
+{
+    bool alone, committed;
+    const uint32_t shard = neediest(core, &alone), guilty = count_guilty(core, &committed);
+    const bool is_only = core->config.shard_count == 1;
+    const bool of_shard = alone && core->world > 1 && 2 * guilty > core->world &&
+                          (!is_only || committed);
+    core->asking = false;
+    if (guilty == 0 || of_shard) {
+        core->late_round = core->open_round;
+        core->late_shard = shard;
+        core->late_lacks = core->shards[shard].lacks;
+        struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_SHARD_LATE);
+        action->shard = shard;
+        action->round = core->open_round;
+        action->world = core->late_lacks;
+        return;
+    }
+    for (uint32_t i = core->worker_count; i-- > 0;)
+        if (is_guilty(&core->workers[i])) drop(core, &core->workers[i], actions);
+}
+
+void cairn_round_on_lacks(struct cairn_round *core, const struct cairn_round_event *event,
+                          struct cairn_round_actions *actions)
+{
+    struct shard *shard = &core->shards[event->shard];
+    const bool awaited = core->asking && core->stage == CAIRN_ROUND_OPEN && !core->need_epoch;
+    if (!awaited || event->epoch != core->epoch || event->round != core->open_round || shard->told)
+        return;
+    shard->told = true;
+    for (uint32_t i = 0; i < event->lack_count; i++)
+        note_lack(core, event->shard, &event->lacks[i]);
+    for (uint32_t s = 0; s < core->config.shard_count; s++)
+        if (!core->shards[s].told) return;
+    judge(core, actions);
+}

@@ -1,0 +1,134 @@
+/* A worker whose control connection lives while nothing that it pushes arrives: real daemons, a trainer, and
+ * beside it a worker that is a framed connection alone. */
+#include <cairn.h>
+#include <check.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/cluster.h"
+#include "tests/support/fake_cluster.h"
+
+enum { ROWS = 128, COLUMNS = 1024, BIAS = 10, MUTE_RANK = 1 };
+
+static struct cluster cluster;
+static struct fake_cluster fake; /* only to speak to the coordinator */
+static cairn *session;
+static cairn_job *job;
+
+/* The job that fake_spec describes. */
+static void open_job(void)
+{
+    static const struct cairn_tensor tensors[] = {
+        { .struct_size = sizeof *tensors,
+          .name = "fc.weight",
+          .group = "all",
+          .rank = 2,
+          .shape = { ROWS, COLUMNS } },
+        { .struct_size = sizeof *tensors,
+          .name = "fc.bias",
+          .group = "all",
+          .rank = 1,
+          .shape = { BIAS } },
+    };
+    struct cairn_group group = CAIRN_GROUP_INIT;
+    group.name = "all";
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = tensors,
+                                         .tensor_count = 2,
+                                         .groups = &group,
+                                         .group_count = 1 };
+    ck_assert_msg(cairn_open(&opts, &session) == CAIRN_OK, "%s", cairn_error());
+    ck_assert_msg(cairn_job_open(session, "toy", &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &job) ==
+                      CAIRN_OK,
+                  "%s", cairn_error());
+}
+
+static float values[ROWS * COLUMNS];
+static const struct cairn_mem mem = { .struct_size = sizeof mem,
+                                      .ptr = values,
+                                      .dtype = CAIRN_F32 };
+
+static void initialize(void)
+{
+    static const char *const names[] = { "fc.weight", "fc.bias" };
+    for (int i = 0; i < 2; i++)
+        ck_assert_msg(cairn_put(job, names[i], "param", NULL, &mem, NULL) == CAIRN_OK, "%s",
+                      cairn_error());
+    ck_assert_msg(cairn_init_done(job, NULL, CLUSTER_WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+}
+
+static struct cairn_result result = { .struct_size = sizeof result };
+
+static cairn_status train(void)
+{
+    struct cairn_round round = { .struct_size = sizeof round };
+    cairn_status status = cairn_round_begin(job, CLUSTER_WAIT_MS, &round);
+    if (status == CAIRN_OK) status = cairn_push(job, &round, 0, "fc.weight", NULL, &mem, NULL);
+    return status == CAIRN_OK ? cairn_commit(job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result)
+                              : status;
+}
+
+/* The other worker is the test's own thread. */
+static char error[512];
+static void *train_beside(void *arg)
+{
+    const cairn_status status = train();
+    snprintf(error, sizeof error, "%s", cairn_error());
+    (void)arg;
+    return (void *)(intptr_t)status;
+}
+
+/* Takes part in the round, and says that it has committed. */
+static void commit_nothing(struct fake_peer *mute)
+{
+    const uint64_t toy = fake_attach(&fake, mute, 4711, MUTE_RANK, 1);
+    pthread_t trainer;
+    void *status;
+    ck_assert_int_eq(pthread_create(&trainer, NULL, train_beside, NULL), 0);
+    Cairn__RoundCommit commit = CAIRN__ROUND_COMMIT__INIT;
+    commit.job = toy;
+    commit.round = fake_begin(&fake, mute, toy);
+    const uint32_t request = fake_request(mute, CAIRN_MSG_ROUND_COMMIT, &commit.base);
+    fake_expect_error(&fake, mute, request, CAIRN_ERR_FENCED,
+                      "did not get all that it contributes");
+    ck_assert_int_eq(pthread_join(trainer, &status), 0);
+    ck_assert_int_eq((intptr_t)status, CAIRN_ERR_EPOCH_CHANGED);
+}
+
+START_TEST(the_worker_whose_data_never_arrives_is_named_and_training_goes_on)
+{
+    static const char *const quick[] = { "round.step_deadline=1s", NULL };
+    const struct cluster_options options = { .coordinator_set = quick,
+                                             .coordinator_ip = "127.0.0.1" };
+    cluster_start(&cluster, 2, &options);
+    snprintf(fake.listen, sizeof fake.listen, "%.31s", cluster.address);
+    open_job();
+    initialize();
+    struct fake_peer mute = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "mute");
+    commit_nothing(&mute);
+    ck_assert_msg(strstr(error, "worker mute (rank 1) was put out") != NULL, "%s", error);
+    fake_expect_end(&fake, &mute);
+    fake_peer_close(&mute);
+    ck_assert_msg(train() == CAIRN_OK, "%s", cairn_error());
+    ck_assert_uint_eq(result.version.step, 1);
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("deadline");
+    TCase *tcase = tcase_create("deadline");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_test(tcase, the_worker_whose_data_never_arrives_is_named_and_training_goes_on);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}

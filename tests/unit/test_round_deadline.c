@@ -1,0 +1,203 @@
+/* The step's deadline: the shards say whom they wait for, and that worker is dropped; or a shard is named. */
+#include "tests/unit/round_driver.h"
+
+#define LACKS(id, m)                 \
+    {                                \
+        .member = (id), .micro = (m) \
+    }
+#define WAITS(id, m)                                \
+    {                                               \
+        .member = (id), .micro = (m), .waits = true \
+    }
+#define RELAYED(id, m)                                \
+    {                                                 \
+        .member = (id), .micro = (m), .relayed = true \
+    }
+
+static void tick(uint64_t now_ms)
+{
+    GIVE(.kind = CAIRN_ROUND_TICK, .now_ms = now_ms);
+}
+
+static void says(uint32_t shard, const struct cairn_round_lack *lacks, uint32_t count)
+{
+    GIVE(.kind = CAIRN_ROUND_LACKS, .shard = shard, .epoch = cairn_round_epoch(core),
+         .round = cairn_round_open_round(core), .lacks = lacks, .lack_count = count);
+}
+#define SAYS(shard, ...)                                             \
+    says((shard), (const struct cairn_round_lack[]) { __VA_ARGS__ }, \
+         sizeof((const struct cairn_round_lack[]) { __VA_ARGS__ }) / \
+             sizeof(struct cairn_round_lack))
+
+/* A round of so many workers, A first, that has passed its deadline. */
+static void pass_deadline(uint32_t workers)
+{
+    tick(50);
+    const uint64_t round = start_round(workers);
+    tick(1049);
+    ck_assert_uint_eq(out.count, 0);
+    tick(1050);
+    ck_assert_uint_eq(expect(CAIRN_ROUND_ASK_LACKS)->round, round);
+    ck_assert_ptr_null(find(CAIRN_ROUND_WORKER_FENCE, 0));
+    clear();
+}
+
+static void expect_dropped(uint64_t member, uint32_t shards)
+{
+    const struct cairn_round_action *fence = expect(CAIRN_ROUND_WORKER_FENCE);
+    ck_assert_uint_eq(fence->member, member);
+    ck_assert_int_eq(fence->status, CAIRN_ERR_TIMEOUT);
+    ck_assert_uint_eq(fence->world, shards);
+    ck_assert_ptr_null(find(CAIRN_ROUND_WORKER_FENCE, 1));
+    expect(CAIRN_ROUND_PERSIST);
+}
+
+START_TEST(a_worker_that_committed_and_of_which_nothing_arrives_is_dropped)
+{
+    pass_deadline(2);
+    ask(A, cairn_round_open_round(core));
+    ask(B, cairn_round_open_round(core)); // its word arrives, its data does not
+    SAYS(0, WAITS(A, 0), LACKS(B, 0));
+    ck_assert_uint_eq(out.count, 0);
+    SAYS(1, LACKS(B, 0));
+    expect_dropped(B, 2);
+}
+END_TEST
+
+START_TEST(who_waits_for_another_is_not_dropped_though_it_has_not_committed)
+{
+    pass_deadline(3);
+    SAYS(0, LACKS(A, 0), WAITS(B, 0), WAITS(C, 0));
+    SAYS(1, WAITS(B, 0), LACKS(C, 0)); // C cannot push on here, its buffers are taken there
+    expect_dropped(A, 1);
+}
+END_TEST
+
+START_TEST(who_waits_later_than_it_lacks_is_dropped)
+{
+    pass_deadline(2);
+    SAYS(0, WAITS(A, 1), LACKS(B, 0));
+    SAYS(1, LACKS(A, 1), WAITS(B, 1)); // A and B wait for each other: B lacks the older
+    expect_dropped(B, 1);
+}
+END_TEST
+
+START_TEST(several_are_dropped_in_one_round)
+{
+    pass_deadline(3);
+    SAYS(0, LACKS(A, 0), LACKS(C, 0));
+    SAYS(1, LACKS(A, 0), WAITS(B, 0), LACKS(C, 0));
+    ck_assert_uint_eq(find(CAIRN_ROUND_WORKER_FENCE, 0)->member, C);
+    ck_assert_uint_eq(find(CAIRN_ROUND_WORKER_FENCE, 1)->member, A);
+    ck_assert_uint_eq(cairn_round_worker_count(core), 1);
+}
+END_TEST
+
+START_TEST(one_shard_that_alone_lacks_most_workers_is_named_and_nobody_is_dropped)
+{
+    pass_deadline(3);
+    SAYS(0, WAITS(C, 0));
+    SAYS(1, LACKS(A, 0), LACKS(B, 0));
+    const struct cairn_round_action *late = expect(CAIRN_ROUND_SHARD_LATE);
+    ck_assert_uint_eq(late->shard, 1);
+    ck_assert_uint_eq(late->world, 2);
+    ck_assert_ptr_null(find(CAIRN_ROUND_WORKER_FENCE, 0));
+    struct cairn_sentence waiting;
+    cairn_round_waiting(core, &waiting);
+    ck_assert_str_eq(waiting.text, "shard 1 (lacks something of 2 of 3 workers in round 1)");
+    clear();
+    tick(2049);
+    ck_assert_uint_eq(out.count, 0);
+    tick(2050); // it is asked again
+    expect(CAIRN_ROUND_ASK_LACKS);
+    reduced(0, 1, 0, 1);
+    reduced(1, 1, 0, 1); // and comes round
+    expect(CAIRN_ROUND_DECIDE);
+}
+END_TEST
+
+START_TEST(one_shard_that_lacks_one_worker_of_several_blames_the_worker)
+{
+    pass_deadline(3);
+    SAYS(0, WAITS(C, 0));
+    SAYS(1, LACKS(B, 0), WAITS(C, 0));
+    expect_dropped(B, 1);
+}
+END_TEST
+
+START_TEST(a_jobs_only_worker_is_blamed_whoever_lacks_it)
+{
+    pass_deadline(1);
+    SAYS(1, LACKS(A, 0));
+    says(0, NULL, 0);
+    expect_dropped(A, 1);
+}
+END_TEST
+
+START_TEST(a_relay_is_its_members)
+{
+    pass_deadline(3);
+    const uint64_t relay = 4711;
+    SAYS(0, LACKS(relay, 0)); // of A and B, at shard 1
+    SAYS(1, LACKS(relay, 0), RELAYED(A, 0), RELAYED(A, 0));
+    expect_dropped(A, 2);
+}
+END_TEST
+
+START_TEST(shards_that_have_everything_and_are_slow_are_named)
+{
+    pass_deadline(2);
+    reduced(0, 1, 0, 1);
+    says(0, NULL, 0);
+    says(1, NULL, 0);
+    ck_assert_uint_eq(expect(CAIRN_ROUND_SHARD_LATE)->shard, 1);
+}
+END_TEST
+
+START_TEST(what_is_said_of_another_round_or_twice_changes_nothing)
+{
+    pass_deadline(2);
+    const struct cairn_round_lack lack = LACKS(B, 0);
+    GIVE(.kind = CAIRN_ROUND_LACKS, .shard = 1, .epoch = cairn_round_epoch(core),
+         .round = cairn_round_open_round(core) - 1, .lacks = &lack, .lack_count = 1);
+    SAYS(0, LACKS(B, 0));
+    SAYS(0, LACKS(A, 0));
+    ck_assert_uint_eq(out.count, 0);
+    shard_down(1); // the round is void: nobody is dropped for what a lost shard would say
+    SAYS(1, LACKS(B, 0));
+    tick(9000);
+    ck_assert_ptr_null(find(CAIRN_ROUND_WORKER_FENCE, 0));
+}
+END_TEST
+
+START_TEST(who_does_not_give_its_client_state_is_dropped)
+{
+    config.client_state_max = 8;
+    make(0, 0);
+    tick(50);
+    start_round(2);
+    reduced(0, 1, 0, 1);
+    reduced(1, 1, 0, 1);
+    clear();
+    tick(1050);
+    expect_dropped(A, 0);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tcase = tcase_create("round_deadline");
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, a_worker_that_committed_and_of_which_nothing_arrives_is_dropped);
+    tcase_add_test(tcase, who_waits_for_another_is_not_dropped_though_it_has_not_committed);
+    tcase_add_test(tcase, who_waits_later_than_it_lacks_is_dropped);
+    tcase_add_test(tcase, several_are_dropped_in_one_round);
+    tcase_add_test(tcase, one_shard_that_alone_lacks_most_workers_is_named_and_nobody_is_dropped);
+    tcase_add_test(tcase, one_shard_that_lacks_one_worker_of_several_blames_the_worker);
+    tcase_add_test(tcase, a_jobs_only_worker_is_blamed_whoever_lacks_it);
+    tcase_add_test(tcase, a_relay_is_its_members);
+    tcase_add_test(tcase, shards_that_have_everything_and_are_slow_are_named);
+    tcase_add_test(tcase, what_is_said_of_another_round_or_twice_changes_nothing);
+    tcase_add_test(tcase, who_does_not_give_its_client_state_is_dropped);
+    return run("round_deadline", tcase);
+}
