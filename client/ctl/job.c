@@ -96,6 +96,7 @@ static json_t *job_json(const Cairn__JobStatus *j)
                              (json_int_t)j->rounds_skipped, "rounds_abandoned",
                              (json_int_t)j->rounds_abandoned, "loss_scale", j->loss_scale,
                              "last_grad_norm", j->last_grad_norm, "layout_hash", j->layout_hash);
+    json_object_set_new(more, "put_out", json_string(j->put_out));
     json_object_set_new(more, "blobs", json_integer((json_int_t)j->blobs));
     json_object_set_new(more, "blob_bytes", json_integer((json_int_t)j->blob_bytes));
     json_object_update_missing(object, more);
@@ -219,6 +220,7 @@ static void print_job(const Cairn__JobStatus *j)
     cairn_ctl_line("epoch, round", "%llu, %llu", (unsigned long long)j->epoch,
                    (unsigned long long)j->round);
     if (j->awaited[0] != 0) cairn_ctl_line("waits for", "%s", j->awaited);
+    if (j->put_out[0] != 0) cairn_ctl_line("put out", "%s", j->put_out);
     cairn_ctl_line("workers", "%u attached, at least %u", j->workers, j->workers_min);
     if (j->heaviest_over_mean > 0)
         cairn_ctl_line("shards", "%u, heaviest/mean %.3f, layout %s", j->shards,

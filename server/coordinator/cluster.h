@@ -224,6 +224,7 @@ struct cairn_cluster_job {
     struct cairn_log_limit persist_failures;
     struct cairn_version version_told;    /* readers were told that it is there */
     struct cairn_sentence epoch_reason;   /* why the last epoch changed, for logs and workers */
+    struct cairn_sentence put_out;        /* who was, last, at the step's deadline; for status */
     struct cairn_cluster_member *members; /* list by next_of_job */
     struct cairn_cluster_member *members_by_id[CAIRN_MEMBER_BUCKETS]; /* by next_of_bucket */
     uint32_t member_count;

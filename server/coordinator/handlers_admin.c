@@ -218,6 +218,7 @@ static bool view_init(struct job_view *view, const struct cairn_cluster_job *job
     s->generation = version.generation;
     s->step = version.step;
     s->awaited = view->awaited.text;
+    s->put_out = (char *)(uintptr_t)job->put_out.text;
     s->workers_min = spec->workers_min;
     s->tensors = spec->tensor_count;
     s->groups = view->list;

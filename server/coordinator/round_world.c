@@ -352,6 +352,7 @@ static void fence_worker(struct cairn_cluster_job *job, const struct cairn_round
         say_late(job, action, &text);
         cairn_sentence_set(&job->epoch_reason, "worker %s (rank %" PRIu32 ") was put out: %s",
                            member->session->name, member->rank, text.text);
+        job->put_out = job->epoch_reason;
     } else if (action->status == CAIRN_ERR_BUSY) {
         status = CAIRN_ERR_BUSY;
         cairn_sentence_set(&text, "job %s has round.workers_max workers (%" PRId64 ")",

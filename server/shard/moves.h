@@ -64,4 +64,7 @@ CAIRN_MUST_CHECK cairn_status cairn_restore_begin(struct cairn_shard_job *job, c
 void cairn_restore_cancel(struct cairn_shard_job *job);
 void cairn_restore_release(struct cairn_shard_job *job);
 
+/* late.c: answers by Lacks. */
+void cairn_shard_job_tell_lacks(struct cairn_shard_job *job, const Cairn__LacksGet *message);
+
 #endif

@@ -596,8 +596,4 @@ void cairn_fetch_release(struct cairn_shard_job *job);
 
 #include "server/shard/moves.h"
 
-/* ---- late.c ---- */
-/* Sends Lacks. */
-void cairn_shard_job_tell_lacks(struct cairn_shard_job *job, const Cairn__LacksGet *message);
-
 #endif

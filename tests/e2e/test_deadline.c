@@ -110,6 +110,9 @@ START_TEST(the_worker_whose_data_never_arrives_is_named_and_training_goes_on)
     struct fake_peer mute = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "mute");
     commit_nothing(&mute);
     ck_assert_msg(strstr(error, "worker mute (rank 1) was put out") != NULL, "%s", error);
+    static struct cluster_said said;
+    cluster_cli(&cluster, &said, "job", "show", "toy", NULL);
+    ck_assert_msg(strstr(said.out, "worker mute (rank 1) was put out") != NULL, "%s", said.out);
     fake_expect_end(&fake, &mute);
     fake_peer_close(&mute);
     ck_assert_msg(train() == CAIRN_OK, "%s", cairn_error());
