@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Optional
 
 from cluster import BIN
-from runner import main, skip
+from runner import main, skip, torchrun_lacks
 
 try:
     import torch
@@ -184,10 +184,8 @@ class Gpt(Case):
         print(f"note: {share[0]} % of the push time is within the backward passes, in a model of 10,000 parameters")
 
     def test_torchrun_starts_it(self):
-        store = "import torch.distributed as d; d.TCPStore('127.0.0.1', 0, 1, True)"
-        tried = subprocess.run([sys.executable, "-c", store], text=True, capture_output=True)
-        if "without libuv" in tried.stderr:
-            self.skipTest(f"torchrun of this torch does not start: {tried.stderr.splitlines()[-1]}")
+        if torchrun_lacks():
+            self.skipTest(torchrun_lacks())
         # Debian's torch 1.13 has no torchrun in Python 3.11 without redirects.
         launch = ["-m", "torch.distributed.run", "-r", "1", "-t", "1", "--nproc_per_node", "2", "--master_port",
                   free_port(), "--log_dir", self.folder]

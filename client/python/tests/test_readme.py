@@ -10,7 +10,7 @@ import unittest
 from pathlib import Path
 
 from cluster import BIN
-from runner import main
+from runner import main, torchrun_lacks
 
 SOURCE = Path(os.environ.get("CAIRN_SOURCE", Path(__file__).resolve().parents[3]))
 
@@ -62,6 +62,9 @@ class TheReadme(unittest.TestCase):
         alone = run(*local, python, "train.py", cwd=self.folder, env=self.environment)
         self.assertEqual(alone.returncode, 0, alone.stdout)
         self.assertRegex(alone.stdout, r"step 50 loss .*\n(.*\n)*step 200 loss 0\.\d+ norm")
+        if torchrun_lacks():
+            print(f"skip: {torchrun_lacks()}")
+            return
         torchrun = [python, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-r", "1", "-t", "1",
                     "--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
         two = run(*local, *torchrun, "train.py", cwd=self.folder, env=self.environment)
