@@ -1,5 +1,6 @@
 #include "proto/fabric/pages.h"
 
+#include <errno.h>
 #include <stdint.h>
 #include <sys/mman.h>
 
@@ -47,4 +48,26 @@ bool cairn_pages_back(void *base, size_t bytes)
         backed = madvise((void *)at, SMALL, MADV_POPULATE_WRITE) == 0 &&
                  madvise((void *)at, LARGE, MADV_COLLAPSE) == 0;
     return backed;
+}
+
+/* Before Linux 5.14. Where there is no memory this is a SIGBUS, as it was. */
+static void touch_each(volatile uint8_t *base, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at += SMALL) base[at] = base[at];
+    base[bytes - 1] = base[bytes - 1];
+}
+
+bool cairn_pages_touch(void *base, size_t bytes)
+{
+    int failed;
+    if (bytes == 0) return true;
+    const uintptr_t first = (uintptr_t)base / SMALL * SMALL;
+    do {
+        failed = madvise((void *)first, (uintptr_t)base + bytes - first, MADV_POPULATE_WRITE);
+    } while (failed != 0 && (errno == EINTR || errno == EAGAIN));
+    if (failed != 0 && errno == EINVAL) {
+        touch_each(base, bytes);
+        return true;
+    }
+    return failed == 0;
 }

@@ -22,4 +22,8 @@ void *cairn_pages_map(size_t bytes, int protection, int flags, int fd);
  * more, or the kernel has none; EAGAIN: not this one, not now. */
 bool cairn_pages_back(void *base, size_t bytes);
 
+/* Makes every page of the bytes, which nobody else uses meanwhile, as writing to each would; what is there
+ * stays. False: there is no memory for all of them. */
+bool cairn_pages_touch(void *base, size_t bytes);
+
 #endif

@@ -3,14 +3,11 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "proto/fabric/pages.h"
-
-enum { WANTED, TAKEN, LEFT }; /* a large page: to be asked for, asked for, not of the arena's */
 
 static cairn_status map_arena(const char *label, uint64_t bytes, int fd, int flags,
                               struct cairn_arena *arena_out, struct cairn_sentence *why)
@@ -20,7 +17,7 @@ static cairn_status map_arena(const char *label, uint64_t bytes, int fd, int fla
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "cannot map %llu bytes for %s: %s",
                           (unsigned long long)bytes, label, strerror(errno));
     }
-    madvise(base, (size_t)bytes, MADV_HUGEPAGE); // a third faster; memfds: cairn_arena_back
+    madvise(base, (size_t)bytes, MADV_HUGEPAGE); // a third faster; memfds: cairn_arena_take
     *arena_out = (struct cairn_arena) { .base = base, .bytes = (size_t)bytes, .fd = fd };
     return CAIRN_OK;
 }
@@ -40,46 +37,8 @@ cairn_status cairn_arena_open_state(const char *label, uint64_t bytes,
                           (unsigned long long)bytes, label, strerror(error));
     }
     cairn_status status = map_arena(label, bytes, fd, MAP_SHARED, arena_out, why);
-    if (status != CAIRN_OK) {
-        close(fd);
-        return status;
-    }
-    const size_t pages = (size_t)(bytes / CAIRN_PAGES_LARGE_BYTES);
-    if (pages > 0) arena_out->large = calloc(pages, sizeof *arena_out->large); // NULL: small ones
-    return CAIRN_OK;
-}
-
-/* The pages that have any of the bytes: [*first_out, end). */
-static size_t pages_of(const struct cairn_arena *arena, uint64_t from, uint64_t bytes,
-                       size_t *first_out)
-{
-    const size_t size = CAIRN_PAGES_LARGE_BYTES, whole = arena->bytes / size;
-    assert(from <= arena->bytes && bytes <= arena->bytes - from);
-    *first_out = (size_t)from / size;
-    const size_t end = (size_t)(from + bytes + size - 1) / size;
-    return arena->large == NULL ? 0 : end < whole ? end : whole;
-}
-
-void cairn_arena_leave(const struct cairn_arena *arena, uint64_t from, uint64_t bytes)
-{
-    size_t page;
-    for (const size_t end = pages_of(arena, from, bytes, &page); page < end; page++)
-        atomic_store_explicit(&arena->large[page], LEFT, memory_order_relaxed);
-}
-
-/* A kernel that has none looks for some each time (it compacts, and reclaims of a container's limit): once is
- * enough. */
-void cairn_arena_back(const struct cairn_arena *arena, uint64_t from, uint64_t bytes)
-{
-    size_t page;
-    for (const size_t end = pages_of(arena, from, bytes, &page); page < end; page++) {
-        unsigned char wanted = WANTED;
-        if (!atomic_compare_exchange_strong(&arena->large[page], &wanted, TAKEN)) continue;
-        if (!cairn_pages_back(arena->base + page * CAIRN_PAGES_LARGE_BYTES,
-                              CAIRN_PAGES_LARGE_BYTES) &&
-            errno != EAGAIN)
-            cairn_arena_leave(arena, 0, arena->bytes);
-    }
+    if (status != CAIRN_OK) close(fd);
+    return status;
 }
 
 cairn_status cairn_arena_open_scratch(const char *label, uint64_t bytes,
@@ -102,11 +61,29 @@ cairn_status cairn_arena_hold(const struct cairn_arena *arena, uint64_t offset, 
     return status == 0 ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
+/* A kernel that has no large page looks for some each time (it compacts, and reclaims of a control group's
+ * limit): one that said no is not asked again for this part. */
+cairn_status cairn_arena_take(const struct cairn_arena *arena, uint64_t from, uint64_t bytes)
+{
+    const size_t large = CAIRN_PAGES_LARGE_BYTES;
+    const uint64_t end = from + bytes;
+    bool backed = arena->fd >= 0; // what is anonymous gets large ones as it is touched
+    assert(from <= arena->bytes && bytes <= arena->bytes - from);
+    while (from < end) {
+        const uint64_t cut = (from / large + 1) * large;
+        const uint64_t here = (cut < end ? cut : end) - from;
+        if (backed && here == large)
+            backed = cairn_pages_back(arena->base + from, large) || errno == EAGAIN;
+        if (!cairn_pages_touch(arena->base + from, (size_t)here)) return CAIRN_ERR_NO_MEMORY;
+        from += here;
+    }
+    return CAIRN_OK;
+}
+
 void cairn_arena_close(struct cairn_arena *arena)
 {
     if (arena->base != NULL) munmap(arena->base, arena->bytes);
     if (arena->base != NULL && arena->fd >= 0) close(arena->fd);
-    free(arena->large);
     *arena = CAIRN_ARENA_NONE;
 }
 

@@ -1,12 +1,10 @@
-/* A large array of a shard: reserved as a whole, backed by pages as they are touched, given back as a
- * whole. State lies in memfds (so that a supervisor can hold it for a restarted daemon); landing
+/* A large array of a shard: addresses as a whole, pages when they are taken (reserve.h) or touched, given
+ * back as a whole. State lies in memfds (so that a supervisor can hold it for a restarted daemon); landing
  * slots and staging are anonymous. What an arena takes is counted by the shard's budget at its full
  * size, touched or not. Any thread; the one that opened it closes it. */
 #ifndef CAIRN_SHARD_ARENA_H
 #define CAIRN_SHARD_ARENA_H
 
-#include <stdatomic.h>
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -16,9 +14,6 @@ struct cairn_arena {
     uint8_t *base; /* owned; page-aligned, zero at first; NULL if bytes is 0 */
     size_t bytes;
     int fd; /* owned; -1: anonymous */
-    /* owned: [bytes / CAIRN_PAGES_LARGE_BYTES] of the large pages that it may have: enum in arena.c.
-     * NULL: none */
-    atomic_uchar *large;
 };
 
 /* An arena of nothing: may be closed. */
@@ -31,13 +26,12 @@ CAIRN_MUST_CHECK cairn_status cairn_arena_open_state(const char *label, uint64_t
 CAIRN_MUST_CHECK cairn_status cairn_arena_open_scratch(const char *label, uint64_t bytes,
                                                        struct cairn_arena *arena_out,
                                                        struct cairn_sentence *why);
-/* In these bytes of a state arena nothing will be written: a page that has any of them is no large one.
- * Before the first cairn_arena_back; one thread. */
-void cairn_arena_leave(const struct cairn_arena *arena, uint64_t from, uint64_t bytes);
-/* Large pages for these bytes of a state arena, if the kernel has them (proto/fabric/pages.h), of the
- * node of the thread that calls first; for each page once, and best before it is written to. 0.1 ms a
- * MiB; once it had none, it is not asked again. Any thread, several at a time, while others write there. */
-void cairn_arena_back(const struct cairn_arena *arena, uint64_t from, uint64_t bytes);
+/* Makes the pages of these bytes, so that to touch them is never the end of the process: large ones if the
+ * kernel has them (proto/fabric/pages.h), where a whole one is wanted. 0.1 ms a MiB. Nobody else uses the
+ * bytes meanwhile. CAIRN_ERR_NO_MEMORY: not all; past a control group's limit the kernel kills instead, so
+ * see that there is room (server/base/headroom.h). Any thread, several at a time. */
+CAIRN_MUST_CHECK cairn_status cairn_arena_take(const struct cairn_arena *arena, uint64_t from,
+                                               uint64_t bytes);
 /* Of a state arena: the pages of that part are there from here on, so that to touch one first is no
  * SIGBUS where the host has none. CAIRN_ERR_NO_MEMORY: it has not. */
 CAIRN_MUST_CHECK cairn_status cairn_arena_hold(const struct cairn_arena *arena, uint64_t offset,

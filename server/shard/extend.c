@@ -95,7 +95,6 @@ static void copy_chunk(const struct cairn_extend *extend, uint32_t part, uint64_
     const size_t bytes = (size_t)elems * cairn_dtype_bytes((int)job->parts[part].master);
     for (size_t p = 0; p < sizeof planes / sizeof planes[0]; p++) {
         if ((kept & 1u << planes[p].plane) == 0) continue;
-        cairn_arena_back(planes[p].to, local_elem * sizeof(float), elems * sizeof(float));
         memcpy(planes[p].to->base + cairn_shard_job_plane_byte(job, part, local_elem),
                planes[p].from->base + cairn_shard_job_plane_byte(from, source, old_elem), bytes);
     }
@@ -140,6 +139,9 @@ static void extend_done(struct cairn_task *task)
 cairn_status cairn_extend_begin(struct cairn_shard_job *job, struct cairn_shard_job *from,
                                 struct cairn_sentence *why)
 {
+    if (from == NULL)
+        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "shard %s holds no part of job %s to extend",
+                          job->shard->name, job->spec.name);
     struct cairn_extend *extend = calloc(1, sizeof *extend +
                                                 job->map.extent_count * sizeof extend->source[0]);
     if (extend == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to extend a job");

@@ -2,7 +2,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/shard/extend.h"
 #include "server/shard/held.h"
 #include "server/shard/relay.h"
 #include "server/shard/shard.h"
@@ -92,17 +91,6 @@ static void leave_all(struct cairn_shard *shard, uint64_t number, uint64_t gener
     }
 }
 
-static cairn_status begin_state(struct cairn_shard_job *job, const struct cairn_create *create,
-                                struct cairn_sentence *why)
-{
-    if (!create->message->extend) {
-        return create->message->snapshot_path[0] != '\0'
-                   ? cairn_restore_begin(job, create->message->snapshot_path, why)
-                   : cairn_origin_begin(job, why);
-    }
-    return cairn_extend_begin(job, cairn_shard_job_find(job->shard, job->number), why);
-}
-
 /* Nothing of the job's number is held, or what is held stays beside it: makes it, or says why not. */
 static void create_open(struct cairn_shard *shard, struct cairn_create *create)
 {
@@ -115,22 +103,18 @@ static void create_open(struct cairn_shard *shard, struct cairn_create *create)
         create_end(shard, create, status, &why);
         return;
     }
-    cairn_log_info("holding job %s, generation %llu: %llu elements in %zu extents, %llu bytes",
-                   job->spec.name, (unsigned long long)job->generation,
-                   (unsigned long long)job->map.elem_count, job->map.extent_count,
-                   (unsigned long long)job->budget_bytes);
-    const bool loads = create->message->extend || create->message->snapshot_path[0] != '\0';
-    if (!loads && !cairn_origin_wanted(job)) {
-        create_end(shard, create, CAIRN_OK, NULL);
-        return;
-    }
-    status = begin_state(job, create, &why);
+    cairn_log_info(
+        "making room for job %s, generation %llu: %llu elements in %zu extents, %llu bytes",
+        job->spec.name, (unsigned long long)job->generation,
+        (unsigned long long)job->map.elem_count, job->map.extent_count,
+        (unsigned long long)job->budget_bytes);
+    status = cairn_admit_job(job, create->message->snapshot_path, &why);
     if (status != CAIRN_OK) {
         create_end(shard, create, status, &why);
         cairn_shard_job_leave(job);
         return;
     }
-    job->creating = cairn_session_request(shard, create->request); // Done follows when it is read
+    job->creating = cairn_session_request(shard, create->request); // Done follows
     create_drop(shard, create);
 }
 
@@ -431,9 +415,11 @@ static void on_member_join(struct cairn_shard *shard, uint32_t request, struct c
     struct cairn_request answered = cairn_session_request(shard, request);
     struct cairn_sentence why;
     cairn_status status = cairn_member_join(job, message, &why);
-    if (status != CAIRN_OK) {
-        cairn_log_warn("member %s of job %s refused: %s", message->name, job->spec.name, why.text);
+    if (status == CAIRN_OK) {
+        cairn_admit_member(job, message->member, answered);
+        return;
     }
+    cairn_log_warn("member %s of job %s refused: %s", message->name, job->spec.name, why.text);
     cairn_session_answer(shard, &answered, status, &why);
 }
 

@@ -146,13 +146,6 @@ uint64_t cairn_shard_job_plane_byte(const struct cairn_shard_job *job, uint32_t 
            (local_elem - first) * cairn_dtype_bytes((int)job->parts[extent].master);
 }
 
-void cairn_shard_plane_back(const struct cairn_arena *plane, const struct cairn_chunk_place *place)
-{
-    if (plane->base != NULL)
-        cairn_arena_back(plane, place->local_elem * sizeof(float),
-                         place->elem_count * sizeof(float));
-}
-
 /* The tables that make a chunk's place a matter of one look. */
 static cairn_status make_tables(struct cairn_shard_job *job, struct cairn_sentence *why)
 {
@@ -257,27 +250,6 @@ static cairn_status take_budget(struct cairn_shard_job *job, const struct totals
     return status;
 }
 
-/* Where a plane has nothing, it takes no memory, and so no large pages. */
-static void leave_gaps(struct cairn_shard_job *job)
-{
-    for (uint32_t i = 0; i < job->map.extent_count; i++) {
-        const struct cairn_part *part = &job->parts[i];
-        const struct {
-            struct cairn_arena *arena;
-            bool is_full;
-        } planes[] = {
-            { &job->param, cairn_dtype_bytes((int)part->master) == sizeof(float) },
-            { &job->exp_avg, (part->planes & 1u << CAIRN_PLANE_EXP_AVG) != 0 },
-            { &job->exp_avg_sq, (part->planes & 1u << CAIRN_PLANE_EXP_AVG_SQ) != 0 },
-            { &job->acc, part->trained },
-        };
-        for (size_t p = 0; p < sizeof planes / sizeof *planes; p++)
-            if (!planes[p].is_full && planes[p].arena->base != NULL)
-                cairn_arena_leave(planes[p].arena, job->map.extents[i].local_elem * sizeof(float),
-                                  job->map.extents[i].elem_count * sizeof(float));
-    }
-}
-
 static cairn_status open_arenas(struct cairn_shard_job *job, const struct totals *totals,
                                 struct cairn_sentence *why)
 {
@@ -298,7 +270,6 @@ static cairn_status open_arenas(struct cairn_shard_job *job, const struct totals
     }
     if (status == CAIRN_OK) status = cairn_published_open(job, totals->wire_bytes, why);
     if (status != CAIRN_OK) return status;
-    leave_gaps(job);
     status = cairn_arena_open_scratch("puts", (uint64_t)job->put_max * job->put_bytes,
                                       &job->putting, why);
     if (status != CAIRN_OK) return status;
@@ -458,6 +429,7 @@ void cairn_shard_job_free(struct cairn_shard_job *job)
     };
     for (size_t i = 0; i < sizeof arenas / sizeof *arenas; i++) cairn_arena_close(arenas[i]);
     cairn_published_close(job);
+    free(job->snapshot_path);
     free(job->step);
     free(job->actions.list);
     free(job->slots);
@@ -512,6 +484,7 @@ void cairn_shard_job_leave(struct cairn_shard_job *job)
     cairn_shard_job_busy(job); // not freed before we are through
     job->state = CAIRN_JOB_LEAVING;
     cairn_relay_leave(job);
+    cairn_reserve_cancel(job);
     cairn_pin_cancel(job);
     cairn_restore_cancel(job);
     cairn_origin_cancel(job);

@@ -1,15 +1,17 @@
 /* cairn-shard: the daemon. */
 #include <stdlib.h>
 #include <string.h>
-#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include "server/base/daemon.h"
+#include "server/base/headroom.h"
+#include "server/base/host_lock.h"
 #include "server/shard/shard.h"
 
 struct values {
     char *name, *coordinator, *import_folders;
     int64_t memory_bytes, relay_cache_bytes, compute_threads;
+    char *memory_lock;
     char *fabric_kind, *fabric_device, *fabric_port_range, *fabric_host, *fabric_transports,
         *fabric_one_sided;
     bool insecure_network;
@@ -24,7 +26,14 @@ static const struct cairn_option options[] = {
       "cairn/coordinator.sock in $XDG_RUNTIME_DIR, else in /run." },
     { "memory", "limit", CAIRN_OPTION_BYTES, offsetof(struct values, memory_bytes), "0", 0,
       INT64_MAX,
-      "Memory for state, landing, staging and replies. 0: four fifths of the machine's." },
+      "Memory for state, landing, staging and replies. 0: four fifths of the machine's, or of its "
+      "control "
+      "group's. What a job takes must be free besides." },
+    { "memory", "lock", CAIRN_OPTION_STRING, offsetof(struct values, memory_lock),
+      CAIRN_HOST_LOCK_PATH, 0, 0,
+      "A folder or file that all shards of this host lock while they take memory, one at a time: "
+      "the same "
+      "for all." },
     { "memory", "relay_cache", CAIRN_OPTION_BYTES, offsetof(struct values, relay_cache_bytes),
       "256MiB", 0, INT64_MAX,
       "Of the limit, at most, for what is fetched once for all workers of this host, of a job. 0: "
@@ -132,9 +141,9 @@ static uint32_t default_threads(void)
 
 static uint64_t default_memory(void)
 {
-    struct sysinfo info;
-    if (sysinfo(&info) != 0) return (uint64_t)1 << 30;
-    return (uint64_t)info.totalram * info.mem_unit / 5 * 4;
+    struct cairn_headroom headroom;
+    if (cairn_headroom_read("", &headroom, NULL) != CAIRN_OK) return (uint64_t)1 << 30;
+    return headroom.most_bytes / 5 * 4;
 }
 
 static cairn_status judge_folders(const char *folders, struct cairn_sentence *why)
@@ -215,6 +224,7 @@ static cairn_status open_shard(struct program *program, struct cairn_sentence *w
         .memory_bytes = values->memory_bytes > 0 ? (uint64_t)values->memory_bytes
                                                  : default_memory(),
         .relay_cache_bytes = (uint64_t)values->relay_cache_bytes,
+        .memory_lock = values->memory_lock,
         .compute_threads = values->compute_threads > 0 ? (uint32_t)values->compute_threads
                                                        : default_threads(),
         .fabric_kind = values->fabric_kind,

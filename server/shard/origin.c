@@ -98,8 +98,6 @@ static cairn_status read_extent(struct cairn_origin *origin, struct cairn_weight
         if (elems > PIECE_ELEMS) elems = PIECE_ELEMS;
         if (atomic_load(&origin->canceled))
             return cairn_fail(&origin->why, CAIRN_ERR_CANCELED, "the job was dropped");
-        cairn_arena_back(&job->param, (extent->local_elem + at) * sizeof(float),
-                         elems * sizeof(float));
         cairn_status status = cairn_weights_read(weights, weight, extent->first_elem + at, elems,
                                                  to + at, &origin->why);
         if (status != CAIRN_OK) return status;
@@ -151,7 +149,6 @@ static void run_fill(struct cairn_task *task, uint32_t item, uint32_t thread)
     const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->map, item);
     const struct cairn_tensor_spec *tensor = &job->spec.tensors[place.tensor];
     if (tensor->init.kind == CAIRN_INIT_NONE) return;
-    cairn_shard_plane_back(&job->param, &place);
     cairn_init_fill(&tensor->init, tensor->name, place.first_elem, place.elem_count,
                     (float *)job->param.base + place.local_elem);
     job->have[item] = 1;

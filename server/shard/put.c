@@ -138,7 +138,6 @@ static cairn_status keep(struct cairn_put *put, struct cairn_sentence *why)
     struct cairn_shard_job *job = put->job;
     const uint8_t *bytes = buffer_of(job, put);
     if (job->state == CAIRN_JOB_SERVING) return cairn_write_take(job, put, bytes, why);
-    cairn_shard_plane_back(&job->param, &put->place);
     if (put->piece.count == put->place.elem_count) {
         memcpy(param_of(job, put), bytes, (size_t)put->header.payload_bytes);
         job->have[put->chunk] = 1;

@@ -63,8 +63,6 @@ static cairn_status read_extent(struct cairn_restore *restore, struct cairn_snap
     cairn_status status = CAIRN_OK;
     for (size_t p = 0; status == CAIRN_OK && p < sizeof planes / sizeof *planes; p++) {
         if ((kept & 1u << planes[p].plane) == 0) continue;
-        cairn_arena_back(planes[p].arena, extent->local_elem * sizeof(float),
-                         extent->elem_count * sizeof(float));
         status = read_plane(restore, snapshot, (uint32_t)tensor, planes[p].plane, extent,
                             planes[p].arena->base + cairn_shard_job_plane_byte(
                                                         job, (uint32_t)number, extent->local_elem));

@@ -363,29 +363,11 @@ void cairn_round_copies_ended(struct cairn_shard_job *job)
 
 /* ---- the first publish ---- */
 
-/* What the seal is the first to write, and rounds to come; state that was loaded or put has been backed. */
-static void back_chunk(const struct cairn_shard_job *job, uint32_t chunk,
-                       const struct cairn_chunk_place *place)
-{
-    const size_t bytes = (size_t)place->elem_count *
-                         cairn_dtype_bytes((int)job->parts[job->chunk_part[chunk]].wire);
-    for (int i = 0; i < 2; i++) {
-        const struct cairn_published *copy = &job->published[i];
-        const uint8_t *at = wire_of(job, copy, chunk, place);
-        cairn_arena_back(&copy->wire, (uint64_t)(at - copy->wire.base), bytes);
-    }
-    const struct cairn_arena *planes[] = { &job->param, &job->exp_avg, &job->exp_avg_sq,
-                                           &job->acc };
-    for (size_t i = 0; i < sizeof planes / sizeof *planes; i++)
-        cairn_shard_plane_back(planes[i], place);
-}
-
 static void run_seal(struct cairn_task *task, uint32_t item, uint32_t thread)
 {
     (void)thread;
     struct cairn_shard_job *job = job_of_pass(task);
     const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->map, item);
-    back_chunk(job, item, &place);
     publish_chunk(job, &job->published[0], item, &place);
     // Updates pass frozen tensors by, so both copies have them from the start.
     if (!job->parts[job->chunk_part[item]].trained)

@@ -3,13 +3,15 @@
 #include "server/shard/shard.h"
 
 #include "server/base/guard.h"
+#include "server/base/host_lock.h"
 
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 
-#define HELD_MAX (1u << 18) /* messages: a window of each worker, read where it lies */
+#define HELD_MAX       (1u << 18) /* messages: a window of each worker, read where it lies */
+#define MEMORY_THREADS 2          /* make pages: from there on the kernel is what takes the time */
 
 /* Every step of closing ends here; the last one frees the shard. */
 static void handle_closed(struct cairn_shard *shard)
@@ -20,6 +22,8 @@ static void handle_closed(struct cairn_shard *shard)
     void *context = shard->closed_context;
     free(shard->name);
     free(shard->import_folders);
+    free(shard->memory_lock);
+    free(shard->host_root);
     free(shard);
     if (on_closed != NULL) on_closed(context);
 }
@@ -82,6 +86,12 @@ void cairn_shard_close(struct cairn_shard *shard, void (*on_closed)(void *contex
         shard->handles_open++;
         cairn_pool_close(shard->files, on_part_closed, shard);
     }
+    cairn_reserves_stop(shard);
+    if (shard->memory != NULL) {
+        shard->handles_open++;
+        cairn_pool_close(shard->memory, on_part_closed, shard);
+    }
+    cairn_reserves_free(shard);
     free_jobs(shard);
     handle_closed(shard);
 }
@@ -143,6 +153,9 @@ static cairn_status open_parts(struct cairn_shard *shard, const struct cairn_sha
                                           assert_float_env, &shard->compute, why);
     if (status == CAIRN_OK)
         status = cairn_pool_open(shard->loop, "cairn-files", 1, NULL, &shard->files, why);
+    if (status == CAIRN_OK)
+        status = cairn_pool_open(shard->loop, "cairn-memory", MEMORY_THREADS, NULL, &shard->memory,
+                                 why);
     if (status == CAIRN_OK) status = open_fabric(shard, options, why);
     if (status == CAIRN_OK) status = cairn_session_open(shard, options->coordinator, why);
     return status;
@@ -170,10 +183,13 @@ cairn_status cairn_shard_open(uv_loop_t *loop, const struct cairn_shard_options 
     cairn__shard_stats__init(&shard->stats);
     shard->name = strdup(options->name);
     shard->import_folders = strdup(options->import_folders != NULL ? options->import_folders : "");
+    shard->memory_lock = strdup(options->memory_lock != NULL ? options->memory_lock
+                                                             : CAIRN_HOST_LOCK_PATH);
+    shard->host_root = strdup(options->host_root != NULL ? options->host_root : "");
     cairn_status status = cairn_guard_install();
     ssize_t got = getrandom(&shard->incarnation, sizeof shard->incarnation, 0);
-    if (shard->name == NULL || shard->import_folders == NULL ||
-        got != (ssize_t)sizeof shard->incarnation) {
+    if (shard->name == NULL || shard->import_folders == NULL || shard->memory_lock == NULL ||
+        shard->host_root == NULL || got != (ssize_t)sizeof shard->incarnation) {
         status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory or no random numbers");
     }
     if (status == CAIRN_OK) status = open_parts(shard, options, why);

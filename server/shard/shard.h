@@ -7,12 +7,15 @@
  *                  published.c: the versions that can be fetched    leases.c: those kept for longer
  *                  tiles.c: what workers hold of the tensors
  *
- * One loop thread runs the control session, the fabric and the cores, and makes every decision. Two
+ * One loop thread runs the control session, the fabric and the cores, and makes every decision. Three
  * pools (pool.h) work for it: `compute` does arithmetic on the state, `files` (one thread) reads and
- * writes snapshots. What they touch is theirs until the task's `done` has run on the loop.
+ * writes snapshots, `memory` makes pages. What they touch is theirs until the task's `done` has run on
+ * the loop.
  *
- * Memory: the arenas of a job are reserved when it is created, or it is refused. Between landing and
- * publishing nothing is allocated. Replies and staging are allocated under bounds and counted.
+ * Memory: a job's part is counted when it is created, admitted against what the host and its control groups
+ * have, and its pages are made, or it is refused (reserve.h, admit.c); landing slots likewise as workers
+ * join. Between landing and publishing nothing is allocated. Replies and staging are allocated under bounds
+ * and counted.
  *
  * A job's life: LOADING (a snapshot → SEALING; what origin.c makes → INITIALIZING) or INITIALIZING (puts)
  * → SEALING → SERVING → LEAVING. A job that is dropped is LEAVING until nothing in flight refers to it
@@ -41,6 +44,7 @@
 #include "server/shard/leases.h"
 #include "server/base/pool.h"
 #include "server/shard/published.h"
+#include "server/shard/reserve.h"
 
 enum {
     CAIRN_SHARD_JOBS_MAX = 64,
@@ -65,6 +69,8 @@ struct cairn_shard_options {
     const char *import_folders; /* that weights may be read from, ':' between them; NULL: none */
     uint64_t memory_bytes;      /* for state, landing, staging and replies of all jobs */
     uint64_t relay_cache_bytes; /* of them for what is fetched for a host, of a job */
+    const char *memory_lock; /* what the shards of this host lock to take memory; NULL: as usual */
+    const char *host_root;   /* of cairn_headroom_read; NULL: "" */
     uint32_t compute_threads;
     const char *fabric_kind;                       /* as of cairn_fabric_open */
     const char *fabric_device, *fabric_port_range; /* NULL: the fabric's defaults; ucx only */
@@ -217,12 +223,6 @@ struct cairn_reply {
     uint8_t bytes[];                        /* owned: [job->reply_bytes] */
 };
 
-/* A request of the coordinator that is answered later, on the session it came by. */
-struct cairn_request {
-    uint64_t session; /* session.serial; 0: none waits */
-    uint32_t number;
-};
-
 enum cairn_job_state {
     CAIRN_JOB_LOADING,
     CAIRN_JOB_INITIALIZING,
@@ -270,6 +270,8 @@ struct cairn_shard_job {
     struct cairn_step *step; /* owned, as is its list of actions */
     struct cairn_step_actions actions;
     struct cairn_arena landing; /* [slot_count][slot_bytes] */
+    uint32_t slots_taken;       /* of them have their pages: those of as many workers as joined */
+    uint32_t slots_asked;       /* will have, when what the reserve at work takes is there */
     struct cairn_slot *slots;   /* owned: [slot_count] */
     uint32_t slot_count;
     size_t slot_bytes;
@@ -323,6 +325,7 @@ struct cairn_shard_job {
     struct cairn_relay *relays; /* owned; of relay.h, the first may work */
 
     uint32_t busy;                 /* receives, sends and tasks that refer to this job */
+    char *snapshot_path;           /* owned: that it begins with; "": none */
     struct cairn_request creating; /* or sealing */
     struct cairn_request dropping;
 };
@@ -362,19 +365,20 @@ struct cairn_session {
 
 struct cairn_shard {
     /* owned */
-    char *name, *import_folders;
+    char *name, *import_folders, *memory_lock, *host_root;
     uint64_t incarnation;
     struct cairn_session session;
     struct cairn_fabric *fabric;
     struct cairn_fabric_poll poll;
-    struct cairn_pool *compute, *files;
+    struct cairn_pool *compute, *files, *memory;
     struct cairn_shard_job *jobs; /* at most CAIRN_SHARD_JOBS_MAX, LEAVING ones included */
     struct cairn_create *creates;
     struct cairn_tiling *tilings;
     struct cairn_amending *amendings;
     struct cairn_coordinator_id seen; /* the newest coordinator that was obeyed; of what is held */
     struct cairn_budget budget;
-    uint64_t relay_cache_bytes; /* of it, at most, for the relay of a job */
+    struct cairn_reserve *reserves; /* what takes memory, one at a time */
+    uint64_t relay_cache_bytes;     /* of it, at most, for the relay of a job */
 
     const struct cairn_backend *backend; /* static */
     uint32_t lacks;                      /* bits of enum cairn_lack */
@@ -433,8 +437,6 @@ CAIRN_MUST_CHECK cairn_status cairn_shard_job_open(struct cairn_shard *shard,
                                                    struct cairn_sentence *why);
 /* Makes it LEAVING: members are cut, and it is freed when nothing refers to it, perhaps at once. */
 void cairn_shard_job_leave(struct cairn_shard_job *job);
-/* Large pages for a chunk in one of job->param, exp_avg, exp_avg_sq, acc: cairn_arena_back. */
-void cairn_shard_plane_back(const struct cairn_arena *plane, const struct cairn_chunk_place *place);
 /* Where a local element of an extent stands in a plane's arena, or in staging: what is behind it up to the
  * extent's end lies dense in the master dtype. */
 uint64_t cairn_shard_job_plane_byte(const struct cairn_shard_job *job, uint32_t extent,
@@ -446,6 +448,15 @@ void cairn_shard_job_busy(struct cairn_shard_job *job);
 void cairn_shard_job_idle(struct cairn_shard_job *job);
 /* Frees it whatever is in flight: the fabric and the pools are closed. */
 void cairn_shard_job_free(struct cairn_shard_job *job);
+
+/* ---- admit.c: memory is there before it is counted on ---- */
+/* LOADING: takes the memory of a job that was just opened, then loads or makes its state (`snapshot_path`,
+ * extend.h, origin.c) or awaits it; Done or an error, and it leaves, answers job->creating. */
+CAIRN_MUST_CHECK cairn_status cairn_admit_job(struct cairn_shard_job *job,
+                                              const char *snapshot_path,
+                                              struct cairn_sentence *why);
+/* A member joined: answers when all workers that did have their landing slots; without room it leaves. */
+void cairn_admit_member(struct cairn_shard_job *job, uint64_t member, struct cairn_request request);
 
 /* ---- step_message.c: messages of the data plane as the core's events, and its actions as messages ---- */
 

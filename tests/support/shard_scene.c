@@ -121,7 +121,7 @@ void scene_create(struct scene *scene, uint32_t request, uint64_t generation, ui
     free(layout);
 }
 
-void scene_join(struct scene *scene, uint64_t member, uint32_t role)
+void scene_ask_join(struct scene *scene, uint64_t member, uint32_t role)
 {
     Cairn__MemberJoin join = CAIRN__MEMBER_JOIN__INIT;
     char name[16];
@@ -135,6 +135,11 @@ void scene_join(struct scene *scene, uint64_t member, uint32_t role)
     join.fabric_address.data = (uint8_t *)cairn_fabric_address(scene->fabric,
                                                                &join.fabric_address.len);
     scene_say(scene, CAIRN_MSG_MEMBER_JOIN, 5, &join.base);
+}
+
+void scene_join(struct scene *scene, uint64_t member, uint32_t role)
+{
+    scene_ask_join(scene, member, role);
     scene_hear(scene, CAIRN_MSG_DONE);
 }
 
@@ -429,7 +434,7 @@ static void open_worker(struct scene *scene, const char *kind)
     connect_shard(scene);
 }
 
-void scene_open(struct scene *scene, const char *kind, uint32_t threads, uint64_t limit_bytes)
+static void open_scene(struct scene *scene, const char *kind, const struct cairn_shard_options *as)
 {
     struct cairn_sentence why;
     memset(scene, 0, sizeof *scene);
@@ -454,20 +459,35 @@ void scene_open(struct scene *scene, const char *kind, uint32_t threads, uint64_
                   "%s", why.text);
     snprintf(scene->coordinator, sizeof scene->coordinator, "%s",
              cairn_listener_address(scene->listener));
-    const struct cairn_shard_options options = {
-        .name = "s0",
-        .coordinator = scene->coordinator,
-        .memory_bytes = limit_bytes != 0 ? limit_bytes : (uint64_t)1 << 30,
-        .compute_threads = threads,
-        .fabric_kind = kind,
-        .hub = scene->hub,
-    };
+    struct cairn_shard_options options = *as;
+    options.name = "s0";
+    options.coordinator = scene->coordinator;
+    options.fabric_kind = kind;
+    options.hub = scene->hub;
     ck_assert_msg(cairn_shard_open(&scene->loop, &options, &scene->shard, &why) == CAIRN_OK, "%s",
                   why.text);
     make_spec(&scene->spec);
     make_layout(scene);
     open_worker(scene, kind);
     scene_hear(scene, CAIRN_MSG_HELLO);
+}
+
+void scene_open(struct scene *scene, const char *kind, uint32_t threads, uint64_t limit_bytes)
+{
+    const struct cairn_shard_options options = {
+        .memory_bytes = limit_bytes != 0 ? limit_bytes : (uint64_t)1 << 30,
+        .compute_threads = threads,
+    };
+    open_scene(scene, kind, &options);
+}
+
+void scene_open_on(struct scene *scene, const char *host_root, const char *memory_lock)
+{
+    const struct cairn_shard_options options = { .memory_bytes = (uint64_t)1 << 30,
+                                                 .compute_threads = 1,
+                                                 .host_root = host_root,
+                                                 .memory_lock = memory_lock };
+    open_scene(scene, "mem", &options);
 }
 
 void scene_close(struct scene *scene)

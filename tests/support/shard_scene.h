@@ -61,6 +61,9 @@ struct scene {
 /* Opens the shard (named "s0", `threads` compute threads) and waits for its Hello. kind: "mem" or
  * "ucx". `limit_bytes` 0: plenty. */
 void scene_open(struct scene *scene, const char *kind, uint32_t threads, uint64_t limit_bytes);
+/* The same on a host that is described in `host_root` (server/base/headroom.h) and whose shards lock
+ * `memory_lock`; NULL: on this one. */
+void scene_open_on(struct scene *scene, const char *host_root, const char *memory_lock);
 /* Closes everything; the loop must be empty after it. */
 void scene_close(struct scene *scene);
 
@@ -82,6 +85,8 @@ void scene_create(struct scene *scene, uint32_t request, uint64_t generation, ui
                   const char *snapshot_path);
 /* Joins a member with token 1000 + member and hears Done. */
 void scene_join(struct scene *scene, uint64_t member, uint32_t role);
+/* The same; the answer is not awaited. */
+void scene_ask_join(struct scene *scene, uint64_t member, uint32_t role);
 /* Seals and hears Done. */
 void scene_seal(struct scene *scene);
 void scene_fence(struct scene *scene, uint64_t epoch);

@@ -73,41 +73,39 @@ START_TEST(what_is_there_stays_and_what_is_not_is_zero)
 }
 END_TEST
 
-START_TEST(no_page_is_taken_of_what_is_left)
+/* Two neighbours that share a large page, as pieces of a plane with gaps do. */
+START_TEST(what_is_taken_is_there_and_nothing_beside_it)
 {
     struct cairn_arena arena;
     struct cairn_sentence why;
     ck_assert_int_eq(cairn_arena_open_state("test", 8 * LARGE + 10, &arena, &why), CAIRN_OK);
-    cairn_arena_leave(&arena, 2 * LARGE - 1, 2); // pages 1 and 2
-    cairn_arena_leave(&arena, 8 * LARGE, 10);    // behind the last
-    cairn_arena_back(&arena, LARGE, 2 * LARGE);
-    ck_assert_uint_eq(resident(arena.fd), 0);
-    cairn_arena_back(&arena, 3 * LARGE, 1);
-    ck_assert_uint_le(resident(arena.fd), LARGE);
-    cairn_arena_back(&arena, 0, arena.bytes);
-    cairn_arena_back(&arena, 0, arena.bytes);
-    ck_assert_uint_le(resident(arena.fd), 6 * LARGE);
-    for (size_t i = 0; i < arena.bytes; i += 4096) ck_assert_uint_eq(arena.base[i], 0);
-    cairn_arena_close(&arena);
-    ck_assert_int_eq(cairn_arena_open_state("test", 10, &arena, &why),
-                     CAIRN_OK); // has no large page
-    cairn_arena_leave(&arena, 0, 10);
-    cairn_arena_back(&arena, 0, 10);
-    ck_assert_uint_eq(resident(arena.fd), 0);
+    ck_assert_int_eq(cairn_arena_take(&arena, LARGE + 4096, 2 * LARGE), CAIRN_OK);
+    ck_assert_uint_eq(resident(arena.fd), 2 * LARGE);
+    ck_assert_int_eq(cairn_arena_take(&arena, 3 * LARGE + 4096, 1), CAIRN_OK);
+    ck_assert_uint_eq(resident(arena.fd), 2 * LARGE + 4096);
+    arena.base[LARGE + 4096] = 7;
+    ck_assert_int_eq(cairn_arena_take(&arena, 0, arena.bytes), CAIRN_OK);
+    ck_assert_uint_ge(resident(arena.fd), 8 * LARGE + 10);
+    for (size_t i = 0; i < arena.bytes; i += 4096)
+        ck_assert_uint_eq(arena.base[i], i == LARGE + 4096 ? 7 : 0);
     cairn_arena_close(&arena);
 }
 END_TEST
 
-START_TEST(a_kernel_that_has_none_is_asked_once)
+START_TEST(scratch_is_taken_too_and_what_the_kernel_refuses_is_said)
 {
     struct cairn_arena arena;
     struct cairn_sentence why;
-    ck_assert_int_eq(cairn_arena_open_state("test", 8 * LARGE, &arena, &why), CAIRN_OK);
-    ck_assert_int_eq(mprotect(arena.base, arena.bytes, PROT_READ), 0); // it refuses
-    cairn_arena_back(&arena, LARGE, 1);
-    ck_assert_int_eq(mprotect(arena.base, arena.bytes, PROT_READ | PROT_WRITE), 0);
-    cairn_arena_back(&arena, 0, arena.bytes);
-    ck_assert_uint_eq(resident(arena.fd), 0);
+    ck_assert_int_eq(cairn_arena_open_scratch("test", 3 * LARGE, &arena, &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_arena_take(&arena, 100, 2 * LARGE), CAIRN_OK);
+    unsigned char there[3 * LARGE / 4096];
+    ck_assert_int_eq(mincore(arena.base, arena.bytes, there), 0);
+    for (size_t i = 0; i <= 2 * LARGE / 4096; i++) ck_assert(there[i] & 1);
+    cairn_arena_close(&arena);
+    ck_assert_int_eq(cairn_arena_open_state("test", 3 * LARGE, &arena, &why), CAIRN_OK);
+    ck_assert_int_eq(ftruncate(arena.fd, LARGE), 0); // to touch what is behind would be a SIGBUS
+    ck_assert_int_eq(cairn_arena_take(&arena, 0, LARGE), CAIRN_OK);
+    ck_assert_int_eq(cairn_arena_take(&arena, LARGE, LARGE), CAIRN_ERR_NO_MEMORY);
     cairn_arena_close(&arena);
 }
 END_TEST
@@ -135,8 +133,8 @@ int main(void)
     TCase *tests = tcase_create("pages");
     tcase_add_test(tests, a_mapping_begins_at_a_large_page_and_goes_with_one_munmap);
     tcase_add_test(tests, what_is_there_stays_and_what_is_not_is_zero);
-    tcase_add_test(tests, no_page_is_taken_of_what_is_left);
-    tcase_add_test(tests, a_kernel_that_has_none_is_asked_once);
+    tcase_add_test(tests, what_is_taken_is_there_and_nothing_beside_it);
+    tcase_add_test(tests, scratch_is_taken_too_and_what_the_kernel_refuses_is_said);
     tcase_add_test(tests, a_file_of_pages_larger_still_is_mapped_too);
     suite_add_tcase(suite, tests);
     SRunner *runner = srunner_create(suite);

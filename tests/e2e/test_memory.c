@@ -1,0 +1,141 @@
+/* Shards in a control group with less memory than two of them ask for: the job is refused with the numbers of
+ * the group, both shards live on, and a job that fits trains there. Root makes the group; without it,
+ * or where the kernel lets nobody, this is skipped. */
+#include <check.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cairn.h>
+
+#include "tests/support/cluster.h"
+
+enum { WAIT_MS = 30000, SKIPPED = 77, SHARDS = 2 };
+#define MIB ((uint64_t)1 << 20)
+
+static char group[256],
+    inner[300]; /* the limit is the outer one's, the shards are in the inner one */
+
+static bool write_number(const char *folder, const char *name, uint64_t number)
+{
+    char path[512], text[32];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    const int fd = open(path, O_WRONLY | O_CLOEXEC);
+    const int length = snprintf(text, sizeof text, "%llu", (unsigned long long)number);
+    const bool written = fd >= 0 && write(fd, text, (size_t)length) == length;
+    if (fd >= 0) close(fd);
+    return written;
+}
+
+static bool make_group(const char *hierarchy, const char *limit)
+{
+    snprintf(group, sizeof group, "%s/cairn-test-%d", hierarchy, (int)getpid());
+    snprintf(inner, sizeof inner, "%s/shards", group);
+    if (mkdir(group, 0755) == 0 && write_number(group, limit, 256 * MIB) && mkdir(inner, 0755) == 0)
+        return true;
+    rmdir(group);
+    return false;
+}
+
+static bool make_any_group(void)
+{
+    return make_group("/sys/fs/cgroup/memory", "memory.limit_in_bytes") ||
+           make_group("/sys/fs/cgroup", "memory.max");
+}
+
+/* The daemons of a test that failed are being killed. */
+static void remove_group(void)
+{
+    for (int tries = 0; tries < 100 && rmdir(inner) != 0; tries++) usleep(20000);
+    rmdir(group);
+}
+
+static cairn_status open_job(cairn *session, const char *name, uint64_t elems, cairn_job **job_out)
+{
+    struct cairn_group sgd = CAIRN_GROUP_INIT;
+    sgd.optimizer = "sgd";
+    sgd.lr = 0.5;
+    sgd.weight_decay = 0;
+    const struct cairn_tensor tensor = { .struct_size = sizeof tensor,
+                                         .name = "w",
+                                         .rank = 2,
+                                         .shape = { 64, elems / 64 },
+                                         .init = { CAIRN_INIT_ZEROS, 0, 0, 0 } };
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = &tensor,
+                                         .tensor_count = 1,
+                                         .groups = &sgd,
+                                         .group_count = 1 };
+    return cairn_job_open(session, name, &spec, CAIRN_WORKER, WAIT_MS, job_out);
+}
+
+/* One step with gradients of 1. */
+static void train(cairn_job *job, uint64_t elems)
+{
+    float *ones = malloc(elems * sizeof *ones);
+    for (uint64_t i = 0; i < elems; i++) ones[i] = 1;
+    struct cairn_mem memory = { .struct_size = sizeof memory, .ptr = ones, .dtype = CAIRN_F32 };
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_result result = { .struct_size = sizeof result };
+    cairn_op *op;
+    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    ck_assert_msg(cairn_round_begin(job, WAIT_MS, &round) == CAIRN_OK, "%s", cairn_error());
+    ck_assert_msg(cairn_push(job, &round, 0, "w", NULL, &memory, NULL) == CAIRN_OK, "%s",
+                  cairn_error());
+    ck_assert_msg(cairn_commit(job, &round, 1, NULL, 0, WAIT_MS, &result) == CAIRN_OK, "%s",
+                  cairn_error());
+    ck_assert_uint_eq(result.step, 1);
+    ck_assert_msg(cairn_fetch(job, result.version, "w", NULL, NULL, &memory, &op) == CAIRN_OK, "%s",
+                  cairn_error());
+    ck_assert_msg(cairn_wait(op, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    for (uint64_t i = 0; i < elems; i++) ck_assert(ones[i] == -0.5f);
+    free(ones);
+}
+
+START_TEST(what_a_control_group_has_no_room_for_is_refused_and_kills_nobody)
+{
+    static const char *const room[] = { "memory.limit=2GiB", NULL };
+    const struct cluster_options options = { .shard_set = room };
+    struct cluster cluster;
+    cairn *session;
+    cairn_job *job;
+    cluster_start(&cluster, SHARDS, &options);
+    for (int i = 0; i < SHARDS; i++)
+        ck_assert(write_number(inner, "cgroup.procs", (uint64_t)cluster.shards[i]));
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
+    ck_assert_msg(cairn_open(&opts, &session) == CAIRN_OK, "%s", cairn_error());
+    // param, sums and two copies, 4 bytes each: 160 MiB a shard. Alone each would fit.
+    ck_assert_int_eq(open_job(session, "large", 20 * MIB, &job), CAIRN_ERR_NO_MEMORY);
+    ck_assert_msg(strstr(cairn_error(), group) != NULL, "%s", cairn_error());
+    ck_assert_msg(strstr(cairn_error(), ", which has 268435456") != NULL, "%s", cairn_error());
+    for (int i = 0; i < SHARDS; i++) ck_assert_int_eq(kill(cluster.shards[i], 0), 0);
+    ck_assert_msg(open_job(session, "fits", 4 * MIB, &job) == CAIRN_OK, "%s", cairn_error());
+    train(job, 4 * MIB);
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+int main(void)
+{
+    if (!make_any_group()) {
+        printf("skipped: this user or kernel makes no control group with a limit of memory\n");
+        return SKIPPED;
+    }
+    Suite *suite = suite_create("memory");
+    TCase *tcase = tcase_create("memory");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_test(tcase, what_a_control_group_has_no_room_for_is_refused_and_kills_nobody);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    remove_group();
+    return failed == 0 ? 0 : 1;
+}

@@ -1,0 +1,212 @@
+/* Memory is there before it is counted on: a job or a worker for which the host has none is refused, with the
+ * numbers; what is admitted has its pages; who waits for another shard's turn holds nothing else up. */
+#include <check.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/support/scratch.h"
+#include "tests/support/shard_scene.h"
+
+static struct scene scene;
+static char root[CAIRN_SCRATCH_BYTES];
+
+/* A host with so much left, without control groups. */
+static void leave_mib(unsigned mib)
+{
+    char path[128], text[128];
+    snprintf(text, sizeof text, "MemTotal: 1048576 kB\nMemAvailable: %u kB\n", mib * 1024);
+    cairn_scratch_file(root, "proc/meminfo", text, path, sizeof path);
+}
+
+static void set_up(void)
+{
+    char proc[CAIRN_SCRATCH_BYTES + 8];
+    cairn_scratch_make(root);
+    snprintf(proc, sizeof proc, "%s/proc", root);
+    ck_assert_int_eq(mkdir(proc, 0700), 0);
+    leave_mib(500);
+    scene_open_on(&scene, root, root);
+}
+
+static void tear_down(void)
+{
+    scene_close(&scene);
+    cairn_scratch_remove(root);
+}
+
+static const Cairn__Error *refusal(uint32_t request)
+{
+    const struct scene_frame frame = scene_hear(&scene, CAIRN_MSG_ERROR);
+    ck_assert_uint_eq(frame.request, request);
+    const Cairn__Error *error = (const Cairn__Error *)frame.message;
+    ck_assert_int_eq(error->status, CAIRN_ERR_NO_MEMORY);
+    return error;
+}
+
+static void create(void)
+{
+    scene_create(&scene, 3, 1, 0, "");
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 3);
+}
+
+static size_t resident(const struct cairn_arena *arena)
+{
+    const size_t pages = (arena->bytes + 4095) / 4096;
+    unsigned char *there = malloc(pages);
+    size_t count = 0;
+    ck_assert_int_eq(mincore(arena->base, arena->bytes, there), 0);
+    for (size_t i = 0; i < pages; i++) count += there[i] & 1;
+    free(there);
+    return count * 4096;
+}
+
+START_TEST(a_job_that_the_host_has_no_room_for_is_refused_with_the_numbers)
+{
+    leave_mib(8);
+    scene_create(&scene, 3, 1, 0, "");
+    const Cairn__Error *error = refusal(3);
+    ck_assert_msg(strstr(error->text, "the state of job play needs ") != NULL, "%s", error->text);
+    ck_assert_ptr_nonnull(strstr(error->text, "and 8388608 are available: of the host's RAM"));
+    scene_settle(&scene);
+    ck_assert_ptr_null(scene.shard->jobs);
+    ck_assert_uint_eq(scene.shard->budget.used_bytes, 0);
+    leave_mib(500);
+    create();
+}
+END_TEST
+
+START_TEST(what_is_admitted_has_its_pages_and_gaps_have_none)
+{
+    create();
+    const struct cairn_shard_job *job = scene.shard->jobs;
+    const struct cairn_arena *whole[] = { &job->param, &job->published[0].wire,
+                                          &job->published[1].wire, &job->putting };
+    for (size_t i = 0; i < sizeof whole / sizeof *whole; i++)
+        ck_assert_uint_ge(resident(whole[i]), whole[i]->bytes);
+    // sgd has no exp_avg_sq, and the frozen tensor takes no gradient.
+    ck_assert_uint_ge(resident(&job->exp_avg_sq), job->plane_bytes[CAIRN_PLANE_EXP_AVG_SQ]);
+    ck_assert_uint_lt(resident(&job->exp_avg_sq), job->exp_avg_sq.bytes);
+    ck_assert_uint_lt(resident(&job->acc), job->acc.bytes);
+    ck_assert_uint_eq(resident(&job->landing), 0);
+}
+END_TEST
+
+START_TEST(landing_slots_are_taken_as_workers_join)
+{
+    create();
+    const struct cairn_shard_job *job = scene.shard->jobs;
+    const size_t window_bytes = SCENE_WINDOW * job->slot_bytes;
+    scene_join(&scene, 1, CAIRN_ROLE_WIRE_READER);
+    ck_assert_uint_eq(resident(&job->landing), 0);
+    scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
+    ck_assert_uint_eq(resident(&job->landing), window_bytes);
+    scene_ask_join(&scene, 3, CAIRN_ROLE_WIRE_WORKER);
+    scene_join(&scene, 4, CAIRN_ROLE_WIRE_WORKER);
+    scene_hear(&scene, CAIRN_MSG_DONE);
+    ck_assert_uint_eq(resident(&job->landing), 3 * window_bytes);
+    // A round has no more members than the job was made for.
+    scene_join(&scene, 5, CAIRN_ROLE_WIRE_WORKER);
+    ck_assert_uint_eq(resident(&job->landing), job->landing.bytes);
+}
+END_TEST
+
+START_TEST(a_worker_without_room_to_land_is_refused_and_not_there)
+{
+    create();
+    scene_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
+    leave_mib(1);
+    scene_ask_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
+    const Cairn__Error *error = refusal(5);
+    ck_assert_msg(strstr(error->text, "landing memory of the workers of job play needs ") != NULL,
+                  "%s", error->text);
+    ck_assert_ptr_null(cairn_member_find(scene.shard->jobs, 2));
+    ck_assert_ptr_nonnull(cairn_member_find(scene.shard->jobs, 1));
+    leave_mib(500);
+    scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
+}
+END_TEST
+
+/* ---- another shard's turn ---- */
+
+static int take_turn(void)
+{
+    const int fd = open(root, O_RDONLY | O_CLOEXEC);
+    ck_assert_int_eq(flock(fd, LOCK_EX | LOCK_NB), 0);
+    return fd;
+}
+
+START_TEST(who_waits_for_another_shard_s_turn_is_alive_and_then_goes_on)
+{
+    const int fd = take_turn();
+    scene_create(&scene, 3, 1, 0, "");
+    scene_hear(&scene, CAIRN_MSG_HEARTBEAT);
+    scene_hear(&scene, CAIRN_MSG_HEARTBEAT);
+    ck_assert_int_eq(scene.shard->jobs->state, CAIRN_JOB_LOADING);
+    ck_assert_uint_eq(resident(&scene.shard->jobs->param), 0);
+    close(fd);
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 3);
+}
+END_TEST
+
+START_TEST(a_job_that_is_dropped_meanwhile_is_gone_without_its_turn)
+{
+    const int fd = take_turn();
+    Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
+    drop.job = SCENE_JOB;
+    scene_create(&scene, 3, 1, 0, "");
+    scene_hear(&scene, CAIRN_MSG_HEARTBEAT);
+    scene_say(&scene, CAIRN_MSG_JOB_DROP, 4, &drop.base);
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_ERROR).request, 3);
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 4);
+    ck_assert_ptr_null(scene.shard->jobs);
+    close(fd);
+    create();
+}
+END_TEST
+
+START_TEST(a_shard_that_is_closed_meanwhile_does_not_wait)
+{
+    const int fd = take_turn();
+    scene_create(&scene, 3, 1, 0, "");
+    scene_hear(&scene, CAIRN_MSG_HEARTBEAT);
+    scene_close(&scene);
+    close(fd);
+    scene_open_on(&scene, root, root); // for tear_down
+}
+END_TEST
+
+START_TEST(without_a_lock_jobs_are_made_all_the_same)
+{
+    scene_close(&scene);
+    scene_open_on(&scene, root, "/nowhere/at/all");
+    create();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("shard_memory");
+    TCase *tests = tcase_create("shard_memory");
+    tcase_add_checked_fixture(tests, set_up, tear_down);
+    tcase_set_timeout(tests, 30);
+    tcase_add_test(tests, a_job_that_the_host_has_no_room_for_is_refused_with_the_numbers);
+    tcase_add_test(tests, what_is_admitted_has_its_pages_and_gaps_have_none);
+    tcase_add_test(tests, landing_slots_are_taken_as_workers_join);
+    tcase_add_test(tests, a_worker_without_room_to_land_is_refused_and_not_there);
+    tcase_add_test(tests, who_waits_for_another_shard_s_turn_is_alive_and_then_goes_on);
+    tcase_add_test(tests, a_job_that_is_dropped_meanwhile_is_gone_without_its_turn);
+    tcase_add_test(tests, a_shard_that_is_closed_meanwhile_does_not_wait);
+    tcase_add_test(tests, without_a_lock_jobs_are_made_all_the_same);
+    suite_add_tcase(suite, tests);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
