@@ -18,7 +18,7 @@
 struct region {
     uint8_t *base;
     size_t bytes;
-    int fd; /* sealed: its size never changes */
+    int fd; /* sealed: its size never changes, and none of its pages goes */
     uint32_t loans;
     struct cairn_fabric_region *shown; /* the loop thread's; NULL: the fabric does not know it */
     bool asked;                        /* the fabric was told, or would not take it */
@@ -207,10 +207,10 @@ static cairn_status map(size_t bytes, struct region *out)
     const size_t page = (size_t)sysconf(_SC_PAGESIZE), whole = (bytes + page - 1) / page * page;
     const int fd = memfd_create("cairn", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     void *base = MAP_FAILED;
-    if (fd >= 0 && ftruncate(fd, (off_t)whole) == 0 &&
-        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
+    if (fd >= 0 && ftruncate(fd, (off_t)whole) == 0)
         base = cairn_pages_map(whole, PROT_READ | PROT_WRITE, MAP_SHARED, fd);
-    if (base == MAP_FAILED || !take(fd, base, whole)) {
+    if (base == MAP_FAILED || fcntl(fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS) != 0 ||
+        !take(fd, base, whole)) {
         const int error = errno;
         if (base != MAP_FAILED) munmap(base, whole);
         if (fd >= 0) close(fd);

@@ -211,12 +211,15 @@ size_t cairn_fabric_message_bytes(const struct cairn_fabric_message *message);
  * All other rules of this header hold; a fabric without such a way ("mem") ignores regions. */
 
 enum { CAIRN_FABRIC_NOTE_MAX = 64 }; /* bytes of a region's note */
+/* Of a region's memfd, set once its owner has it mapped to be written to: its size stays, peers cannot write,
+ * and nobody, its maker included, can take a page out of it, which would be a SIGBUS for whoever reads. */
+#define CAIRN_FABRIC_SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
 
-/* Tells of shared memory. `fd`: a memfd of at least `bytes` whose size is sealed (F_SEAL_SHRINK,
- * F_SEAL_GROW, F_SEAL_SEAL; F_SEAL_FUTURE_WRITE too, if peers must not write), mapped here at `base`; fd
- * and memory are borrowed until cairn_fabric_region_drop. `note`: what it is, in words of the
- * application, for the receiver's on_mapping. CAIRN_ERR_INVALID: not such a memfd, or some of these
- * addresses are of another region. CAIRN_ERR_BUSY: 4092 regions are there. CAIRN_ERR_NO_MEMORY. */
+/* Tells of shared memory. `fd`: a memfd of at least `bytes`, not of huge pages, sealed by CAIRN_FABRIC_SEALS
+ * once it was mapped here at `base`; fd and memory are borrowed until cairn_fabric_region_drop. What is sent
+ * of it by reference must have its pages: a peer that maps refuses the connection otherwise. `note`: what it
+ * is, in words of the application, for the receiver's on_mapping. CAIRN_ERR_INVALID: not such a memfd, or
+ * some of these addresses are of another region. CAIRN_ERR_BUSY: 4092 regions are there. CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status cairn_fabric_region_add(struct cairn_fabric *fabric, const void *base,
                                                       size_t bytes, int fd, const void *note,
                                                       size_t note_bytes,

@@ -129,7 +129,9 @@ struct cairn_fabric_mapping {
     struct mapped_in *in; /* whose mapped_bytes it is part of; NULL once that is freed */
     void *memory;         /* owned, [bytes], read-only */
     size_t bytes;
-    int fd; /* owned */
+    int fd; /* owned; -1: nobody needs it */
+    bool
+        is_whole; /* every page is there, and for good: nobody can take one out of what is sealed so */
     bool is_staging, is_shown;
     size_t note_bytes;
     uint8_t note[CAIRN_FABRIC_NOTE_MAX];
@@ -222,6 +224,8 @@ void mapped_memory_close(struct mapped_fabric *fabric);
 CAIRN_MUST_CHECK cairn_status mapped_mapping_open(struct mapped_in *in,
                                                   const struct frame_region *frame, int fd,
                                                   struct cairn_fabric_mapping **mapping_out);
+/* Every page of these bytes is there: to read them takes no memory, so it cannot fail for want of it. */
+bool mapped_mapping_has(const struct cairn_fabric_mapping *mapping, uint64_t offset, size_t bytes);
 /* The peer took it back or is gone; its slot's reference is given up. */
 void mapped_mapping_end(struct cairn_fabric_mapping *mapping);
 

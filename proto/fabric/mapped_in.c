@@ -229,6 +229,7 @@ static bool on_message(struct mapped_in *in, const struct frame_message *frame)
     struct cairn_fabric_mapping *mapping = mapping_of(in, frame->slot);
     if (mapping == NULL || frame->offset > mapping->bytes) return false;
     if (frame->payload_bytes > mapping->bytes - frame->offset) return false;
+    if (!mapped_mapping_has(mapping, frame->offset, frame->payload_bytes)) return false;
     if (!reserve_release(in)) return false;
     offer_reference(in, frame, mapping);
     return true;

@@ -1,10 +1,13 @@
 /* Memory of peers, mapped here to be read. A mapping lives as long as its slot, a message or a holder
- * refers to it, so that nobody who reads is harmed by its maker's end. */
+ * refers to it, so that nobody who reads is harmed by its maker's end. Nor by its emptiness: a page that is
+ * missing would be made for whoever reads it, at the cost of the reader's control group, which may kill it
+ * for that; so nothing is read that is not there, and seals keep it there. */
 #include "proto/fabric/mapped.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "proto/fabric/pages.h"
@@ -14,10 +17,20 @@ static cairn_status map(struct cairn_fabric_mapping *mapping, uint64_t bytes, in
     if (fabric_judge_memory(fd, bytes) != CAIRN_OK) return CAIRN_ERR_REFUSED;
     void *memory = cairn_pages_map(bytes, PROT_READ, MAP_SHARED, fd);
     if (memory == MAP_FAILED) return CAIRN_ERR_NO_MEMORY;
+    struct stat file;
     mapping->memory = memory;
     mapping->bytes = bytes;
     mapping->fd = fd;
+    mapping->is_whole = fstat(fd, &file) == 0 &&
+                        (uint64_t)file.st_blocks * 512 >= (uint64_t)file.st_size;
     return CAIRN_OK;
+}
+
+bool mapped_mapping_has(const struct cairn_fabric_mapping *mapping, uint64_t offset, size_t bytes)
+{
+    if (mapping->is_whole) return true;
+    const off_t hole = lseek(mapping->fd, (off_t)offset, SEEK_HOLE);
+    return hole >= 0 && (uint64_t)hole >= offset + bytes;
 }
 
 cairn_status mapped_mapping_open(struct mapped_in *in, const struct frame_region *frame, int fd,
@@ -37,7 +50,7 @@ cairn_status mapped_mapping_open(struct mapped_in *in, const struct frame_region
     mapping->is_staging = frame->is_staging != 0;
     mapping->note_bytes = frame->note_bytes;
     memcpy(mapping->note, frame->note, sizeof mapping->note);
-    if (mapping->is_staging || options->on_mapping == NULL) { // nobody asks for it
+    if (mapping->is_whole && (mapping->is_staging || options->on_mapping == NULL)) {
         close(mapping->fd);
         mapping->fd = -1;
     }

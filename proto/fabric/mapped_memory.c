@@ -72,14 +72,14 @@ static cairn_status arena_open(struct mapped_fabric *fabric, uint16_t slot)
 {
     struct mapped_arena *arena = &fabric->arenas[slot];
     const size_t bytes = (size_t)fabric->arena_pages * MAPPED_PAGE;
-    const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
     int fd = memfd_create("cairn-staging", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) return CAIRN_ERR_NO_MEMORY;
     void *memory = MAP_FAILED;
     if (ftruncate(fd, (off_t)bytes) == 0)
         memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     arena->taken = calloc(fabric->arena_pages / 64, sizeof *arena->taken);
-    if (memory != MAP_FAILED && arena->taken != NULL && fcntl(fd, F_ADD_SEALS, seals) == 0)
+    if (memory != MAP_FAILED && arena->taken != NULL &&
+        fcntl(fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS) == 0)
         arena->share = share_new(fd, bytes, slot);
     close(fd);
     if (arena->share == NULL) goto err_unmap;

@@ -52,8 +52,7 @@ static void share_copy(struct cairn_shard_job *job, struct cairn_published *copy
                                          .shard = job->map.shard,
                                          .job = job->number };
     memcpy(&note.layout_hash, job->layout->hash, sizeof note.layout_hash);
-    const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
-    if (fcntl(copy->wire.fd, F_ADD_SEALS, seals) != 0 ||
+    if (fcntl(copy->wire.fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS) != 0 ||
         cairn_fabric_region_add(job->shard->fabric, copy->wire.base, copy->wire.bytes,
                                 copy->wire.fd, &note, sizeof note, &copy->region) != CAIRN_OK) {
         copy->region = NULL;

@@ -236,9 +236,8 @@ static uint64_t measure(const struct cairn_relay *relay, size_t *largest_out)
 /* Workers of this host may map it, and nobody but this process writes to it. Without that it is sent. */
 static void share(struct cairn_relay_cache *cache)
 {
-    const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
     const struct cairn_arena *memory = &cache->memory;
-    if (fcntl(memory->fd, F_ADD_SEALS, seals) == 0 &&
+    if (fcntl(memory->fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS) == 0 &&
         cairn_fabric_region_add(cache->job->shard->fabric, memory->base, memory->bytes, memory->fd,
                                 NULL, 0, &cache->region) == CAIRN_OK)
         return;

@@ -282,8 +282,7 @@ static uint32_t clamp(uint64_t value, uint32_t low, uint32_t high)
 
 static void share(struct cairn_relay *relay)
 {
-    const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
-    if (relay->sums.base == NULL || fcntl(relay->sums.fd, F_ADD_SEALS, seals) != 0 ||
+    if (relay->sums.base == NULL || fcntl(relay->sums.fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS) != 0 ||
         cairn_fabric_region_add(relay->job->shard->fabric, relay->sums.base, relay->sums.bytes,
                                 relay->sums.fd, NULL, 0, &relay->region) != CAIRN_OK)
         relay->region = NULL; // what goes to this host is copied, then

@@ -14,7 +14,7 @@
 #include "proto/fabric/mapped.h"
 #include "tests/support/fabric_node.h"
 
-enum { BYTES = 1 << 16, SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL, ENVELOPE_BYTES = 32 };
+enum { BYTES = 1 << 16, SEALS = CAIRN_FABRIC_SEALS, ENVELOPE_BYTES = 32 };
 
 static struct node here;
 
@@ -186,6 +186,9 @@ static const struct lie lies[] = {
       { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 16, .payload_bytes = 2, .slot = 5,
                      .offset = UINT64_MAX } },
       MESSAGE_BYTES + 16 },
+    { "a payload of which no page is there",
+      { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 16, .payload_bytes = 16, .slot = 5 } },
+      MESSAGE_BYTES + 16 },
     { "a message that brings a payload by both ways",
       { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 16, .payload_bytes = 16, .slot = 5 } },
       MESSAGE_BYTES + 32 },
@@ -243,7 +246,29 @@ END_TEST
 
 /* -- descriptors -------------------------------------------------------------------------------- */
 
-enum offer { UNSEALED, HALF_SEALED, TOO_SMALL, A_PIPE, A_FILE, TWICE, MANY, TOO_MUCH, OFFERS };
+enum offer {
+    UNSEALED,
+    HALF_SEALED,
+    CAN_BE_EMPTIED, /* by MADV_REMOVE, or fallocate */
+    OF_HUGE_PAGES,  /* whose pool may be empty when one is read */
+    TOO_SMALL,
+    A_PIPE,
+    A_FILE,
+    TWICE,
+    MANY,
+    TOO_MUCH,
+    OFFERS
+};
+
+/* None of them need be there: nobody touches one. */
+static int make_huge_memory(void)
+{
+    const int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
+    if (fd < 0) return make_memory(BYTES, 0); // a kernel without them, which has no such danger
+    ck_assert_int_eq(ftruncate(fd, 1 << 30), 0);
+    ck_assert_int_eq(fcntl(fd, F_ADD_SEALS, SEALS), 0);
+    return fd;
+}
 
 static void offer(int fd, enum offer what)
 {
@@ -253,6 +278,8 @@ static void offer(int fd, enum offer what)
     for (size_t i = 0; i < count; i++) fds[i] = make_memory(BYTES, SEALS);
     if (what == UNSEALED) fds[0] = make_memory(BYTES, 0);
     if (what == HALF_SEALED) fds[0] = make_memory(BYTES, F_SEAL_SHRINK | F_SEAL_SEAL);
+    if (what == CAN_BE_EMPTIED) fds[0] = make_memory(BYTES, SEALS & ~F_SEAL_FUTURE_WRITE);
+    if (what == OF_HUGE_PAGES) fds[0] = make_huge_memory();
     if (what == TOO_SMALL) fds[0] = make_memory(BYTES - 1, SEALS);
     if (what == A_FILE) fds[0] = open("/dev/shm", O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
     if (what == A_PIPE) {
@@ -283,6 +310,43 @@ START_TEST(memory_that_is_none_or_too_much_is_refused_and_all_of_it_is_closed)
     ck_assert_uint_eq(count_descriptors(), own - 1); // the fabric kept none: its end is closed
     close(fd);
     ck_assert_uint_gt(own, descriptors);
+    node_close(&here);
+}
+END_TEST
+
+/* Of sparse memory, as a staging area is: what was written is read, what was not is refused. */
+START_TEST(only_pages_that_are_there_are_read)
+{
+    const struct frame_region region = region_frame(5, BYTES);
+    struct {
+        struct frame_message frame;
+        uint8_t header[16];
+    } say_it = { .frame = { .head = frame_head(FRAME_MESSAGE),
+                            .header_bytes = 16,
+                            .slot = 5,
+                            .offset = BYTES / 2 - 4096,
+                            .payload_bytes = 4096 } };
+    const int memory = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    uint8_t byte = 1;
+    ck_assert_int_eq(ftruncate(memory, BYTES), 0);
+    ck_assert_int_eq(pwrite(memory, &byte, 1, BYTES / 2 - 4096), 1);
+    ck_assert_int_eq(fcntl(memory, F_ADD_SEALS, SEALS), 0);
+    node_open(&here, "mapped", NULL);
+    here.manner = NODE_DROPS;
+    int fd = enter();
+    say(fd, &region, sizeof region, &memory, 1);
+    say(fd, &say_it, sizeof say_it, NULL, 0);
+    pump(&here, NULL, &here.arrived, 1);
+    say_it.frame.serial = 1;
+    say_it.frame.payload_bytes = 4097;
+    say(fd, &say_it, sizeof say_it, NULL, 0);
+    union frame frame;
+    size_t heard;
+    while ((heard = hear(fd, &frame)) != 0) ck_assert_uint_eq(frame.head.kind, FRAME_RELEASE);
+    ck_assert_uint_eq(refused(), 1);
+    ck_assert_uint_eq(here.arrived, 1);
+    close(fd);
+    close(memory);
     node_close(&here);
 }
 END_TEST
@@ -426,6 +490,7 @@ int main(void)
     tcase_add_test(tcase, a_frame_longer_than_any_is_a_lie);
     tcase_add_loop_test(tcase, memory_that_is_none_or_too_much_is_refused_and_all_of_it_is_closed,
                         0, OFFERS);
+    tcase_add_test(tcase, only_pages_that_are_there_are_read);
     tcase_add_test(tcase, a_descriptor_with_anything_but_a_region_is_refused);
     tcase_add_test(tcase, who_does_not_know_the_address_is_not_let_in);
     tcase_add_test(tcase, silent_strangers_are_few_and_do_not_stay);

@@ -59,14 +59,13 @@ static void agree(const void *payload)
     ck_abort_msg("they do not agree");
 }
 
-static struct memory make_memory(const struct node *node, int more_seals)
+static struct memory make_memory(const struct node *node)
 {
     struct memory memory = { .fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING) };
     ck_assert_int_eq(ftruncate(memory.fd, BYTES), 0);
     memory.at = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, memory.fd, 0);
     ck_assert_ptr_ne(memory.at, MAP_FAILED);
-    const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | more_seals;
-    ck_assert_int_eq(fcntl(memory.fd, F_ADD_SEALS, seals), 0);
+    ck_assert_int_eq(fcntl(memory.fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS), 0);
     ck_assert_int_eq(
         cairn_fabric_region_add(node->fabric, memory.at, BYTES, memory.fd, NULL, 0, &memory.region),
         CAIRN_OK);
@@ -103,7 +102,7 @@ static void close_nodes(void)
 START_TEST(a_payload_of_a_region_is_read_by_its_receiver_and_released_by_the_read)
 {
     open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct memory memory = make_memory(&a, F_SEAL_FUTURE_WRITE); // as published memory is
+    struct memory memory = make_memory(&a);
     agree(memory.at);
     fill(memory.at + 4096, BIG, 7);
     node_send(&a, to_b, 7, memory.at + 4096, BIG);
@@ -131,7 +130,7 @@ END_TEST
 START_TEST(a_dropped_message_is_released_and_nothing_is_read)
 {
     open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct memory memory = make_memory(&a, 0);
+    struct memory memory = make_memory(&a);
     agree(memory.at);
     b.manner = NODE_DROPS;
     for (unsigned i = 0; i < 50; i++) node_send(&a, to_b, i, memory.at, BIG);
@@ -149,8 +148,8 @@ START_TEST(many_at_once_all_come_whole)
 {
     enum { COUNT = 300 };
     open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct memory memory[2] = { make_memory(&a, 0), make_memory(&a, F_SEAL_FUTURE_WRITE) };
-    struct memory back = make_memory(&b, 0);
+    struct memory memory[2] = { make_memory(&a), make_memory(&a) };
+    struct memory back = make_memory(&b);
     agree(memory[0].at);
     a.manner = b.manner = NODE_RECEIVES;
     fill(back.at, BYTES, 1000);
@@ -180,7 +179,7 @@ START_TEST(memory_that_is_no_region_goes_as_it_always_did)
 {
     static uint8_t plain[BIG];
     open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct memory memory = make_memory(&a, 0);
+    struct memory memory = make_memory(&a);
     agree(memory.at);
     b.manner = NODE_RECEIVES;
     fill(plain, BIG, 5);
@@ -207,7 +206,7 @@ START_TEST(both_ends_have_to_allow_it_and_auto_does_not_over_tcp)
         { CAIRN_ONE_SIDED_AUTO, CAIRN_ONE_SIDED_AUTO },
     };
     open_nodes(pairs[_i][0], pairs[_i][1]);
-    struct memory memory = make_memory(&a, 0);
+    struct memory memory = make_memory(&a);
     b.manner = NODE_RECEIVES;
     pump_for_ms(&a, &b, 30);
     fill(memory.at, BIG, 5);
@@ -230,7 +229,7 @@ START_TEST(auto_asks_each_endpoint_for_its_lanes)
     node_open(&b, "ucx", &options);
     to_b = node_connect_to(&a, &b);
     to_a = node_connect_to(&b, &a);
-    struct memory memory = make_memory(&a, 0);
+    struct memory memory = make_memory(&a);
     b.manner = NODE_RECEIVES;
     pump_for_ms(&a, &b, 30);
     node_send(&a, to_b, 5, memory.at, BIG);
@@ -246,7 +245,7 @@ END_TEST
 START_TEST(a_region_that_is_dropped_stays_readable_for_what_is_held)
 {
     open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct memory memory = make_memory(&a, 0);
+    struct memory memory = make_memory(&a);
     agree(memory.at);
     fill(memory.at, BIG, 9);
     node_send(&a, to_b, 9, memory.at, BIG);
@@ -272,7 +271,7 @@ END_TEST
 START_TEST(a_late_read_of_memory_that_is_gone_ends_with_an_error_and_harms_nobody)
 {
     open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct memory memory = make_memory(&a, 0), other = make_memory(&a, 0);
+    struct memory memory = make_memory(&a), other = make_memory(&a);
     agree(memory.at);
     for (unsigned i = 0; i < 100; i++) node_send(&a, to_b, 9, memory.at, BIG);
     pump(&a, &b, &b.arrived, 100);
@@ -306,7 +305,7 @@ END_TEST
 START_TEST(a_reader_that_gives_its_endpoint_up_ends_the_other_and_what_it_was_referred_to)
 {
     open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct memory memory = make_memory(&a, 0);
+    struct memory memory = make_memory(&a);
     agree(memory.at);
     for (unsigned i = 0; i < 5; i++) node_send(&a, to_b, i, memory.at, BIG);
     pump(&a, &b, &b.arrived, 5);
@@ -334,7 +333,7 @@ END_TEST
 START_TEST(closing_either_end_with_reads_under_way_ends_all_of_them)
 {
     open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct memory memory = make_memory(&a, 0);
+    struct memory memory = make_memory(&a);
     agree(memory.at);
     for (unsigned i = 0; i < 200; i++) node_send(&a, to_b, i, memory.at, BIG);
     pump(&a, &b, &b.arrived, 200);
@@ -365,7 +364,7 @@ static void live_and_sleep(int fd)
     ck_assert_int_eq(read(fd, &count, sizeof count), sizeof count);
     ck_assert_int_eq(recv(fd, address, count, MSG_WAITALL), (ssize_t)count);
     struct cairn_fabric_peer *parent = node_connect(&there, address, count);
-    struct memory memory = make_memory(&there, 0);
+    struct memory memory = make_memory(&there);
     while (strcmp(cairn_fabric_payload_path(parent, memory.at, BIG), "one-sided") != 0)
         pump_for_ms(&there, NULL, 1);
     for (unsigned i = 0; i < 100; i++) node_send(&there, parent, i, memory.at, BYTES);
@@ -447,7 +446,7 @@ static const struct {
 START_TEST(a_reference_beyond_what_was_told_is_refused_by_name_and_nothing_is_lost)
 {
     open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct memory memory = make_memory(&a, 0);
+    struct memory memory = make_memory(&a);
     agree(memory.at);
     node_send(&a, to_b, 1, memory.at, BIG); // the region is told
     b.manner = NODE_RECEIVES;
@@ -480,7 +479,7 @@ END_TEST
 START_TEST(a_key_that_is_damaged_is_refused_by_name_and_what_lies_there_comes_whole)
 {
     open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct memory memory = make_memory(&a, 0);
+    struct memory memory = make_memory(&a);
     agree(memory.at);
     const uint8_t key[32] = { 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 200 };
     struct ucx_frame_region frame = {
@@ -509,7 +508,7 @@ END_TEST
 START_TEST(frames_of_strangers_and_what_is_none_change_nothing)
 {
     open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct memory memory = make_memory(&a, 0);
+    struct memory memory = make_memory(&a);
     agree(memory.at);
     node_send(&a, to_b, 1, memory.at, BIG);
     pump(&a, &b, &b.arrived, 1);

@@ -44,8 +44,7 @@ static struct memory make_memory(const struct node *node)
     ck_assert_int_eq(ftruncate(memory.fd, BYTES), 0);
     memory.at = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, memory.fd, 0);
     ck_assert_ptr_ne(memory.at, MAP_FAILED);
-    const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-    ck_assert_int_eq(fcntl(memory.fd, F_ADD_SEALS, seals), 0);
+    ck_assert_int_eq(fcntl(memory.fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS), 0);
     ck_assert_int_eq(
         cairn_fabric_region_add(node->fabric, memory.at, BYTES, memory.fd, NULL, 0, &memory.region),
         CAIRN_OK);

@@ -64,9 +64,9 @@ static int make_memory(size_t memory_bytes, int seals, uint8_t **memory_out)
     int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     ck_assert_int_ge(fd, 0);
     ck_assert_int_eq(ftruncate(fd, (off_t)memory_bytes), 0);
-    ck_assert_int_eq(fcntl(fd, F_ADD_SEALS, seals), 0);
     *memory_out = mmap(NULL, memory_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     ck_assert_ptr_ne(*memory_out, MAP_FAILED);
+    ck_assert_int_eq(fcntl(fd, F_ADD_SEALS, seals), 0);
     return fd;
 }
 
@@ -81,7 +81,7 @@ START_TEST(a_payload_of_a_region_travels_on_every_fabric)
     ck_assert_str_eq(cairn_fabric_address_kind(address, address_bytes), kinds[_i]);
     ck_assert_str_eq(cairn_fabric_address_kind(address, address_bytes - 1), "");
     ck_assert_str_eq(cairn_fabric_peer_path(to_b), _i == AUTO ? "mapped" : kinds[_i]);
-    int fd = make_memory(BYTES, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL, &memory);
+    int fd = make_memory(BYTES, CAIRN_FABRIC_SEALS, &memory);
     fill(memory, BYTES, 3);
     ck_assert_int_eq(cairn_fabric_region_add(a.fabric, memory, BYTES, fd, "grad", 4, &region),
                      CAIRN_OK);
@@ -103,14 +103,14 @@ END_TEST
 
 START_TEST(what_is_no_sealed_memory_of_that_size_or_overlaps_is_no_region)
 {
-    enum { BYTES = 1 << 16, SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL };
+    enum { BYTES = 1 << 16 };
     struct cairn_fabric_region *region, *other;
     uint8_t *memory, *open_memory;
     int pipes[2];
     open_pair(_i);
     struct cairn_fabric *f = a.fabric;
-    int fd = make_memory(BYTES, SEALS, &memory);
-    int open_fd = make_memory(BYTES, F_SEAL_SHRINK | F_SEAL_GROW, &open_memory);
+    int fd = make_memory(BYTES, CAIRN_FABRIC_SEALS, &memory);
+    int open_fd = make_memory(BYTES, CAIRN_FABRIC_SEALS & ~F_SEAL_FUTURE_WRITE, &open_memory);
     ck_assert_int_eq(pipe(pipes), 0);
 #define ADD(...) cairn_fabric_region_add(f, __VA_ARGS__, &region)
     ck_assert_int_eq(ADD(open_memory, BYTES, open_fd, NULL, 0), CAIRN_ERR_INVALID);

@@ -291,8 +291,7 @@ static uint8_t *map_area(struct end *end, size_t bytes)
     const int fd = memfd_create("cairn-bench", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) return NULL;
     void *area = MAP_FAILED;
-    if (ftruncate(fd, (off_t)bytes) == 0 &&
-        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
+    if (ftruncate(fd, (off_t)bytes) == 0)
         area = cairn_pages_map(bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd);
     if (area != MAP_FAILED) cairn_pages_back(area, bytes); // as library and shard do
     if (area != MAP_FAILED)
@@ -301,8 +300,9 @@ static uint8_t *map_area(struct end *end, size_t bytes)
             memcpy((uint8_t *)area + i, &word, sizeof word);
         }
     // The descriptor is the region's; both end with the process.
-    const bool ok = area != MAP_FAILED && cairn_fabric_region_add(end->fabric, area, bytes, fd, "",
-                                                                  0, &end->region) == CAIRN_OK;
+    const bool ok = area != MAP_FAILED && fcntl(fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS) == 0 &&
+                    cairn_fabric_region_add(end->fabric, area, bytes, fd, "", 0, &end->region) ==
+                        CAIRN_OK;
     return ok ? area : NULL;
 }
 
