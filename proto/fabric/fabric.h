@@ -219,7 +219,8 @@ enum { CAIRN_FABRIC_NOTE_MAX = 64 }; /* bytes of a region's note */
  * once it was mapped here at `base`; fd and memory are borrowed until cairn_fabric_region_drop. What is sent
  * of it by reference must have its pages: a peer that maps refuses the connection otherwise. `note`: what it
  * is, in words of the application, for the receiver's on_mapping. CAIRN_ERR_INVALID: not such a memfd, or
- * some of these addresses are of another region. CAIRN_ERR_BUSY: 4092 regions are there. CAIRN_ERR_NO_MEMORY. */
+ * some of these addresses are of another region. CAIRN_ERR_BUSY: 4092 regions are there.
+ * CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status cairn_fabric_region_add(struct cairn_fabric *fabric, const void *base,
                                                       size_t bytes, int fd, const void *note,
                                                       size_t note_bytes,

@@ -6,9 +6,11 @@
 #if defined(__SSE2__)
 #include <emmintrin.h>
 
-#define LINE ((size_t)64)
-#define STREAMS \
-    ((size_t)4) /* read at a time: a core has more lines under way than it asks for of one */
+#include "proto/fabric/stagger.h"
+
+#define LINE CAIRN_LINE_BYTES
+/* Read at a time: a core has more lines under way than it asks for of one. */
+#define STREAMS     ((size_t)4)
 #define AHEAD_BYTES 2048 /* the hardware's own prefetch ends with the page */
 
 static void stream_line(uint8_t *to, const uint8_t *from)
@@ -29,11 +31,12 @@ void cairn_far_copy(void *to, const void *from, size_t bytes)
     uint8_t *out = to;
     const uint8_t *in = from;
     const size_t odd = (LINE - (uintptr_t)out % LINE) % LINE, before = odd < bytes ? odd : bytes;
-    const size_t each = (bytes - before) / (STREAMS * LINE) * LINE;
+    const size_t each = cairn_stagger_cut(bytes - before, STREAMS);
     memcpy(out, in, before);
     for (size_t at = before; at < before + each; at += LINE)
         for (size_t s = 0; s < STREAMS; s++) stream_line(out + at + s * each, in + at + s * each);
-    const size_t done = before + STREAMS * each;
+    size_t done = before + STREAMS * each;
+    for (; bytes - done >= LINE; done += LINE) stream_line(out + done, in + done);
     memcpy(out + done, in + done, bytes - done);
     _mm_sfence(); // whoever hears that it is copied sees it
 }

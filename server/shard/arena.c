@@ -9,34 +9,40 @@
 
 #include "proto/fabric/pages.h"
 
-static cairn_status map_arena(const char *label, uint64_t bytes, int fd, int flags,
+/* `bytes` from `begin` on. */
+static cairn_status map_arena(const char *label, uint64_t bytes, size_t begin, int fd, int flags,
                               struct cairn_arena *arena_out, struct cairn_sentence *why)
 {
-    void *base = cairn_pages_map((size_t)bytes, PROT_READ | PROT_WRITE, flags | MAP_NORESERVE, fd);
-    if (base == MAP_FAILED) {
+    uint8_t *map = cairn_pages_map((size_t)bytes + begin, PROT_READ | PROT_WRITE,
+                                   flags | MAP_NORESERVE, fd);
+    if (map == MAP_FAILED) {
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "cannot map %llu bytes for %s: %s",
                           (unsigned long long)bytes, label, strerror(errno));
     }
-    madvise(base, (size_t)bytes, MADV_HUGEPAGE); // a third faster; memfds: cairn_arena_take
-    *arena_out = (struct cairn_arena) { .base = base, .bytes = (size_t)bytes, .fd = fd };
+    madvise(map, (size_t)bytes + begin, MADV_HUGEPAGE); // a third faster; memfds: cairn_arena_take
+    *arena_out = (struct cairn_arena) {
+        .base = map + begin, .begin = begin, .bytes = (size_t)bytes, .fd = fd
+    };
     return CAIRN_OK;
 }
 
 cairn_status cairn_arena_open_state(const char *label, uint64_t bytes,
-                                    struct cairn_arena *arena_out, struct cairn_sentence *why)
+                                    enum cairn_update_stream stream, struct cairn_arena *arena_out,
+                                    struct cairn_sentence *why)
 {
+    const size_t begin = cairn_stagger_begin(stream);
     if (bytes == 0) {
         *arena_out = CAIRN_ARENA_NONE;
         return CAIRN_OK;
     }
     int fd = memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd < 0 || bytes > INT64_MAX || ftruncate(fd, (off_t)bytes) != 0) {
+    if (fd < 0 || bytes > INT64_MAX - begin || ftruncate(fd, (off_t)(bytes + begin)) != 0) {
         int error = errno;
         if (fd >= 0) close(fd);
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "cannot make %llu bytes of memory for %s: %s",
                           (unsigned long long)bytes, label, strerror(error));
     }
-    cairn_status status = map_arena(label, bytes, fd, MAP_SHARED, arena_out, why);
+    cairn_status status = map_arena(label, bytes, begin, fd, MAP_SHARED, arena_out, why);
     if (status != CAIRN_OK) close(fd);
     return status;
 }
@@ -48,7 +54,7 @@ cairn_status cairn_arena_open_scratch(const char *label, uint64_t bytes,
         *arena_out = CAIRN_ARENA_NONE;
         return CAIRN_OK;
     }
-    return map_arena(label, bytes, -1, MAP_PRIVATE | MAP_ANONYMOUS, arena_out, why);
+    return map_arena(label, bytes, 0, -1, MAP_PRIVATE | MAP_ANONYMOUS, arena_out, why);
 }
 
 cairn_status cairn_arena_hold(const struct cairn_arena *arena, uint64_t offset, uint64_t bytes)
@@ -56,7 +62,7 @@ cairn_status cairn_arena_hold(const struct cairn_arena *arena, uint64_t offset, 
     int status;
     assert(offset <= arena->bytes && bytes <= arena->bytes - offset);
     do {
-        status = fallocate(arena->fd, 0, (off_t)offset, (off_t)bytes);
+        status = fallocate(arena->fd, 0, (off_t)(arena->begin + offset), (off_t)bytes);
     } while (status != 0 && errno == EINTR);
     return status == 0 ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
@@ -66,15 +72,17 @@ cairn_status cairn_arena_hold(const struct cairn_arena *arena, uint64_t offset, 
 cairn_status cairn_arena_take(const struct cairn_arena *arena, uint64_t from, uint64_t bytes)
 {
     const size_t large = CAIRN_PAGES_LARGE_BYTES;
-    const uint64_t end = from + bytes;
+    uint8_t *const map = arena->base - arena->begin;
     bool backed = arena->fd >= 0; // what is anonymous gets large ones as it is touched
     assert(from <= arena->bytes && bytes <= arena->bytes - from);
+    from += arena->begin;
+    const uint64_t end = from + bytes;
     while (from < end) {
         const uint64_t cut = (from / large + 1) * large;
         const uint64_t here = (cut < end ? cut : end) - from;
         if (backed && here == large)
-            backed = cairn_pages_back(arena->base + from, large) || errno == EAGAIN;
-        if (!cairn_pages_touch(arena->base + from, (size_t)here)) return CAIRN_ERR_NO_MEMORY;
+            backed = cairn_pages_back(map + from, large) || errno == EAGAIN;
+        if (!cairn_pages_touch(map + from, (size_t)here)) return CAIRN_ERR_NO_MEMORY;
         from += here;
     }
     return CAIRN_OK;
@@ -82,7 +90,7 @@ cairn_status cairn_arena_take(const struct cairn_arena *arena, uint64_t from, ui
 
 void cairn_arena_close(struct cairn_arena *arena)
 {
-    if (arena->base != NULL) munmap(arena->base, arena->bytes);
+    if (arena->base != NULL) munmap(arena->base - arena->begin, arena->begin + arena->bytes);
     if (arena->base != NULL && arena->fd >= 0) close(arena->fd);
     *arena = CAIRN_ARENA_NONE;
 }

@@ -8,19 +8,23 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "proto/fabric/stagger.h"
 #include "proto/wire/sentence.h"
 
 struct cairn_arena {
-    uint8_t *base; /* owned; page-aligned, zero at first; NULL if bytes is 0 */
+    uint8_t *base; /* owned; at the beginning of a line, zero at first; NULL if bytes is 0 */
     size_t bytes;
-    int fd; /* owned; -1: anonymous */
+    size_t begin; /* bytes of the mapping, and of the file, before it: proto/fabric/stagger.h */
+    int fd;       /* owned; -1: anonymous */
 };
 
 /* An arena of nothing: may be closed. */
 #define CAIRN_ARENA_NONE ((struct cairn_arena) { .fd = -1 })
 
-/* `label` names the memfd in /proc. CAIRN_ERR_NO_MEMORY says how much it wanted. */
+/* `label` names the memfd in /proc; `stream`: what it is to the loops of an update. CAIRN_STREAM_WIRE begins
+ * with its file. CAIRN_ERR_NO_MEMORY says how much it wanted. */
 CAIRN_MUST_CHECK cairn_status cairn_arena_open_state(const char *label, uint64_t bytes,
+                                                     enum cairn_update_stream stream,
                                                      struct cairn_arena *arena_out,
                                                      struct cairn_sentence *why);
 CAIRN_MUST_CHECK cairn_status cairn_arena_open_scratch(const char *label, uint64_t bytes,

@@ -186,10 +186,11 @@ static uint32_t leaves_that_fit(const struct cairn_shard_job *job, const struct 
                                 uint64_t room)
 {
     const uint64_t leaf_bytes = CAIRN_LEAF_ELEMS * sizeof(float);
-    const uint64_t now = (job->slot_bytes - 1) / leaf_bytes +
+    const uint64_t now = (job->reply_bytes - 1) / leaf_bytes +
                          1; // the last one may be a part of one
-    const uint64_t boxes = job->put_max * (uint64_t)(job->put_bytes - job->slot_bytes);
     const uint64_t chunks = (uint64_t)job->slot_count + job->put_max;
+    const uint64_t boxes = job->put_max * (uint64_t)(job->put_bytes - job->slot_bytes) +
+                           chunks * CAIRN_STAGGER_BYTES;
     for (uint64_t leaves = now / 2; leaves > 0; leaves /= 2)
         if (need->state + boxes + chunks * leaves * leaf_bytes +
                 need->rest * ((now - 1) / leaves + 1) <=
@@ -257,16 +258,19 @@ static cairn_status open_arenas(struct cairn_shard_job *job, const struct totals
     const struct {
         const char *label;
         struct cairn_arena *arena;
-        uint64_t bytes;
+        enum cairn_update_stream stream;
+        bool is_kept;
     } wanted[] = {
-        { "cairn-param", &job->param, plane_bytes },
-        { "cairn-exp_avg", &job->exp_avg, totals->exp_avg_elems > 0 ? plane_bytes : 0 },
-        { "cairn-exp_avg_sq", &job->exp_avg_sq, totals->exp_avg_sq_elems > 0 ? plane_bytes : 0 },
-        { "cairn-acc", &job->acc, totals->trained_elems > 0 ? plane_bytes : 0 },
+        { "cairn-param", &job->param, CAIRN_STREAM_PARAM, true },
+        { "cairn-exp_avg", &job->exp_avg, CAIRN_STREAM_EXP_AVG, totals->exp_avg_elems > 0 },
+        { "cairn-exp_avg_sq", &job->exp_avg_sq, CAIRN_STREAM_EXP_AVG_SQ,
+          totals->exp_avg_sq_elems > 0 },
+        { "cairn-acc", &job->acc, CAIRN_STREAM_SUM, totals->trained_elems > 0 },
     };
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; status == CAIRN_OK && i < sizeof wanted / sizeof *wanted; i++) {
-        status = cairn_arena_open_state(wanted[i].label, wanted[i].bytes, wanted[i].arena, why);
+        status = cairn_arena_open_state(wanted[i].label, wanted[i].is_kept ? plane_bytes : 0,
+                                        wanted[i].stream, wanted[i].arena, why);
     }
     if (status == CAIRN_OK) status = cairn_published_open(job, totals->wire_bytes, why);
     if (status != CAIRN_OK) return status;
@@ -356,9 +360,10 @@ static cairn_status reserve(struct cairn_shard_job *job, const struct totals *to
     }
     job->slot_count = config.member_max * config.window;
     job->put_max = job->slot_count < CAIRN_SHARD_PUTS_MAX ? job->slot_count : CAIRN_SHARD_PUTS_MAX;
-    job->slot_bytes = (size_t)ALIGN_UP(totals->chunk_elems_max * sizeof(float), (uint64_t)4096);
-    job->put_bytes = job->slot_bytes + (size_t)ALIGN_UP(CAIRN_BOX_BYTES_MAX, 4096u);
     job->reply_bytes = (size_t)totals->chunk_elems_max * sizeof(float);
+    // Contributions to one chunk are folded side by side.
+    job->slot_bytes = ALIGN_UP(job->reply_bytes, CAIRN_STAGGER_PAGE) + CAIRN_STAGGER_BYTES;
+    job->put_bytes = job->slot_bytes + (size_t)ALIGN_UP(CAIRN_BOX_BYTES_MAX, 4096u);
     cairn_status status = take_budget(job, totals, step_bytes, cairn_step_actions_max(&config),
                                       why);
     if (status == CAIRN_OK) status = make_tables(job, why); // as large as a worker's shapes say

@@ -80,7 +80,8 @@ static cairn_status open_copy(struct cairn_shard_job *job, uint32_t index, uint6
     copy->checksums = calloc((size_t)job->map.chunk_count + 1, sizeof *copy->checksums);
     if (copy->checksums == NULL)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the checksums of a version");
-    const cairn_status status = cairn_arena_open_state(label, wire_bytes, &copy->wire, why);
+    const cairn_status status = cairn_arena_open_state(label, wire_bytes, CAIRN_STREAM_WIRE,
+                                                       &copy->wire, why);
     if (status == CAIRN_OK) {
         cairn_published_head_init(head_of(copy), &job->map, job->number, wire_bytes);
         share_copy(job, copy);

@@ -262,8 +262,9 @@ static cairn_status open_tables(struct cairn_relay_cache *cache, struct cairn_se
     cache->had_by = calloc(cache->entry_max, cache->member_words * sizeof *cache->had_by);
     if (cache->entries == NULL || cache->buckets == NULL || cache->had_by == NULL)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for what is fetched for this host");
-    return cairn_arena_open_state(
-        "cairn-relay-cache", (uint64_t)cache->entry_max * cache->place_bytes, &cache->memory, why);
+    return cairn_arena_open_state("cairn-relay-cache",
+                                  (uint64_t)cache->entry_max * cache->place_bytes,
+                                  CAIRN_STREAM_WIRE, &cache->memory, why);
 }
 
 cairn_status cairn_relay_cache_open(const struct cairn_relay *relay,

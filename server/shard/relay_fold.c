@@ -315,7 +315,7 @@ cairn_status cairn_relay_folds_open(struct cairn_relay *relay, struct cairn_sent
     }
     const uint32_t reserved = clamp(chunks, 0, BUFFERS_WANTED_MIN);
     cairn_status status = cairn_arena_open_state("cairn-relay", chunks * relay->buffer_bytes,
-                                                 &relay->sums, why);
+                                                 CAIRN_STREAM_WIRE, &relay->sums, why);
     if (status == CAIRN_OK)
         status = cairn_budget_take(&relay->job->shard->budget,
                                    (uint64_t)reserved * relay->buffer_bytes, "a relay", why);

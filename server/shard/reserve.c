@@ -10,8 +10,9 @@
 #include "server/shard/shard.h"
 
 #define PIECE_BYTES     ((uint64_t)64 << 20) /* for a thread at a time */
-#define NEIGHBOUR_BYTES 4096  /* a smaller gap is taken along: it is of the same page */
-#define LOCK_TIMEOUT_MS 60000 /* another shard of the host takes memory: a second for some 5 GB */
+#define NEIGHBOUR_BYTES 4096 /* a smaller gap is taken along: it is of the same page */
+#define LOCK_TIMEOUT_MS \
+    900000 /* other shards of the host take memory first: a second for some 10 GB */
 
 struct piece {
     const struct cairn_arena *arena; /* borrowed */

@@ -11,7 +11,7 @@
 #include <sys/random.h>
 
 #define HELD_MAX       (1u << 18) /* messages: a window of each worker, read where it lies */
-#define MEMORY_THREADS 2          /* make pages: from there on the kernel is what takes the time */
+#define MEMORY_THREADS 4          /* make pages: from there on the kernel is what takes the time */
 
 /* Every step of closing ends here; the last one frees the shard. */
 static void handle_closed(struct cairn_shard *shard)

@@ -184,6 +184,7 @@ static void start_shard(struct cluster *cluster, int shard)
 {
     char program[PATH_BYTES];
     char name[32], set_name[PATH_BYTES], set_host[PATH_BYTES], coordinator[PATH_BYTES], ready[64];
+    char lock[PATH_BYTES];
     snprintf(name, sizeof name, "shard-%d", shard);
     snprintf(set_name, sizeof set_name, "shard.name=%s", name);
     snprintf(coordinator, sizeof coordinator, "shard.coordinator=%s", cluster->address);
@@ -193,6 +194,8 @@ static void start_shard(struct cluster *cluster, int shard)
     add(&args, "--set", coordinator);
     add(&args, "--set", "compute.threads=1");
     add(&args, "--set", "memory.limit=256MiB");
+    snprintf(lock, sizeof lock, "memory.lock=%s", cluster->folder); // other tests have theirs
+    add(&args, "--set", lock);
     if (cluster->options.shard_hosts != NULL) {
         snprintf(set_host, sizeof set_host, "fabric.host=%s", cluster->options.shard_hosts[shard]);
         add(&args, "--set", set_host);

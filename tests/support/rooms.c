@@ -30,6 +30,7 @@ static void open_shard(struct rooms *rooms, uint32_t shard)
     const struct cairn_shard_options options = { .name = name,
                                                  .coordinator = rooms->address,
                                                  .memory_bytes = 256 << 20,
+                                                 .memory_lock = rooms->folder,
                                                  .compute_threads = rooms->compute_threads,
                                                  .fabric_kind = "mem",
                                                  .hub = rooms->hub,

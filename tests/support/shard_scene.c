@@ -477,6 +477,7 @@ void scene_open(struct scene *scene, const char *kind, uint32_t threads, uint64_
     const struct cairn_shard_options options = {
         .memory_bytes = limit_bytes != 0 ? limit_bytes : (uint64_t)1 << 30,
         .compute_threads = threads,
+        .memory_lock = "/proc/self", // other tests have theirs
     };
     open_scene(scene, kind, &options);
 }

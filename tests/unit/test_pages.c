@@ -78,7 +78,8 @@ START_TEST(what_is_taken_is_there_and_nothing_beside_it)
 {
     struct cairn_arena arena;
     struct cairn_sentence why;
-    ck_assert_int_eq(cairn_arena_open_state("test", 8 * LARGE + 10, &arena, &why), CAIRN_OK);
+    ck_assert_int_eq(
+        cairn_arena_open_state("test", 8 * LARGE + 10, CAIRN_STREAM_WIRE, &arena, &why), CAIRN_OK);
     ck_assert_int_eq(cairn_arena_take(&arena, LARGE + 4096, 2 * LARGE), CAIRN_OK);
     ck_assert_uint_eq(resident(arena.fd), 2 * LARGE);
     ck_assert_int_eq(cairn_arena_take(&arena, 3 * LARGE + 4096, 1), CAIRN_OK);
@@ -102,7 +103,8 @@ START_TEST(scratch_is_taken_too_and_what_the_kernel_refuses_is_said)
     ck_assert_int_eq(mincore(arena.base, arena.bytes, there), 0);
     for (size_t i = 0; i <= 2 * LARGE / 4096; i++) ck_assert(there[i] & 1);
     cairn_arena_close(&arena);
-    ck_assert_int_eq(cairn_arena_open_state("test", 3 * LARGE, &arena, &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_arena_open_state("test", 3 * LARGE, CAIRN_STREAM_WIRE, &arena, &why),
+                     CAIRN_OK);
     ck_assert_int_eq(ftruncate(arena.fd, LARGE), 0); // to touch what is behind would be a SIGBUS
     ck_assert_int_eq(cairn_arena_take(&arena, 0, LARGE), CAIRN_OK);
     ck_assert_int_eq(cairn_arena_take(&arena, LARGE, LARGE), CAIRN_ERR_NO_MEMORY);

@@ -426,7 +426,7 @@ END_TEST
 START_TEST(who_left_while_the_coordinator_was_away_is_forgotten)
 {
     serve("mem", 1);
-    scene.lease_ms = 200;
+    scene.lease_ms = 600; // as long as a loaded machine may keep this process from it
     cairn_peer_close(scene.session, CAIRN_OK, "gone");
     scene_hear(&scene, CAIRN_MSG_HELLO);
     scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);

@@ -13,6 +13,8 @@
 #include "tests/support/scratch.h"
 #include "tests/support/shard_scene.h"
 
+#define STREAMS_APART_LINES 12
+
 static struct scene scene;
 static char root[CAIRN_SCRATCH_BYTES];
 
@@ -57,13 +59,21 @@ static void create(void)
 
 static size_t resident(const struct cairn_arena *arena)
 {
-    const size_t pages = (arena->bytes + 4095) / 4096;
+    uint8_t *const map = arena->base - arena->begin;
+    const size_t bytes = arena->begin + arena->bytes, pages = (bytes + 4095) / 4096;
     unsigned char *there = malloc(pages);
     size_t count = 0;
-    ck_assert_int_eq(mincore(arena->base, arena->bytes, there), 0);
+    ck_assert_int_eq(mincore(map, bytes, there), 0);
     for (size_t i = 0; i < pages; i++) count += there[i] & 1;
     free(there);
     return count * 4096;
+}
+
+/* The slots of so many workers, and no page more. */
+static void check_landing(const struct cairn_shard_job *job, uint32_t workers)
+{
+    const size_t bytes = workers * SCENE_WINDOW * job->slot_bytes;
+    ck_assert_uint_eq(resident(&job->landing), (bytes + 4095) / 4096 * 4096);
 }
 
 START_TEST(a_job_that_the_host_has_no_room_for_is_refused_with_the_numbers)
@@ -93,7 +103,28 @@ START_TEST(what_is_admitted_has_its_pages_and_gaps_have_none)
     ck_assert_uint_ge(resident(&job->exp_avg_sq), job->plane_bytes[CAIRN_PLANE_EXP_AVG_SQ]);
     ck_assert_uint_lt(resident(&job->exp_avg_sq), job->exp_avg_sq.bytes);
     ck_assert_uint_lt(resident(&job->acc), job->acc.bytes);
-    ck_assert_uint_eq(resident(&job->landing), 0);
+    check_landing(job, 0);
+}
+END_TEST
+
+/* What a loop goes through side by side begins at other lines of a page: proto/fabric/stagger.h. */
+START_TEST(no_two_streams_of_an_update_or_a_fold_collide)
+{
+    create();
+    const struct cairn_shard_job *job = scene.shard->jobs;
+    const void *streams[] = { job->published[0].wire.base, job->param.base, job->exp_avg.base,
+                              job->exp_avg_sq.base, job->acc.base };
+    for (size_t i = 0; i < CAIRN_STREAMS; i++)
+        for (size_t k = 0; k < i; k++)
+            ck_assert_uint_ge(cairn_stagger_apart(streams[i], streams[k]), STREAMS_APART_LINES);
+    for (uint32_t slot = 1; slot < job->slot_count; slot++)
+        ck_assert_uint_ge(cairn_stagger_apart(job->landing.base + slot * job->slot_bytes,
+                                              job->landing.base + (slot - 1) * job->slot_bytes),
+                          STREAMS_APART_LINES);
+    // A window apart, as the contributions of two workers to a chunk are.
+    ck_assert_uint_ge(
+        cairn_stagger_apart(job->landing.base + SCENE_WINDOW * job->slot_bytes, job->landing.base),
+        STREAMS_APART_LINES);
 }
 END_TEST
 
@@ -101,18 +132,17 @@ START_TEST(landing_slots_are_taken_as_workers_join)
 {
     create();
     const struct cairn_shard_job *job = scene.shard->jobs;
-    const size_t window_bytes = SCENE_WINDOW * job->slot_bytes;
     scene_join(&scene, 1, CAIRN_ROLE_WIRE_READER);
-    ck_assert_uint_eq(resident(&job->landing), 0);
+    check_landing(job, 0);
     scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
-    ck_assert_uint_eq(resident(&job->landing), window_bytes);
+    check_landing(job, 1);
     scene_ask_join(&scene, 3, CAIRN_ROLE_WIRE_WORKER);
     scene_join(&scene, 4, CAIRN_ROLE_WIRE_WORKER);
     scene_hear(&scene, CAIRN_MSG_DONE);
-    ck_assert_uint_eq(resident(&job->landing), 3 * window_bytes);
+    check_landing(job, 3);
     // A round has no more members than the job was made for.
     scene_join(&scene, 5, CAIRN_ROLE_WIRE_WORKER);
-    ck_assert_uint_eq(resident(&job->landing), job->landing.bytes);
+    check_landing(job, SCENE_MEMBERS);
 }
 END_TEST
 
@@ -197,6 +227,7 @@ int main(void)
     tcase_set_timeout(tests, 30);
     tcase_add_test(tests, a_job_that_the_host_has_no_room_for_is_refused_with_the_numbers);
     tcase_add_test(tests, what_is_admitted_has_its_pages_and_gaps_have_none);
+    tcase_add_test(tests, no_two_streams_of_an_update_or_a_fold_collide);
     tcase_add_test(tests, landing_slots_are_taken_as_workers_join);
     tcase_add_test(tests, a_worker_without_room_to_land_is_refused_and_not_there);
     tcase_add_test(tests, who_waits_for_another_shard_s_turn_is_alive_and_then_goes_on);

@@ -132,7 +132,8 @@ START_TEST(an_arena_is_zero_and_backed_as_it_is_touched)
     struct cairn_arena arena;
     struct cairn_sentence why;
     struct stat info;
-    ck_assert_int_eq(cairn_arena_open_state("test", 1 << 30, &arena, &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_arena_open_state("test", 1 << 30, CAIRN_STREAM_WIRE, &arena, &why),
+                     CAIRN_OK);
     ck_assert_uint_eq(arena.base[12345678], 0);
     arena.base[(1 << 30) - 1] = 1;
     ck_assert_int_eq(fstat(arena.fd, &info), 0);

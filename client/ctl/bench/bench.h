@@ -55,7 +55,8 @@ double cairn_bench_now(void);
 /* Cores that this process may use, and the memory that is available now. */
 uint32_t cairn_bench_core_count(void);
 uint64_t cairn_bench_memory_bytes(void);
-/* cpu, cores, memory_bytes, kernel, isa (of the kernels in gpu/host). A new object. */
+/* cpu, cores, memory_bytes, kernel, isa (of the kernels in gpu/host), l1d_bytes and _ways, l2_bytes,
+ * l3_bytes (of a core). A new object. */
 json_t *cairn_bench_machine(void);
 
 /* ---- the benches; each returns the exit status ---- */

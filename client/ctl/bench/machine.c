@@ -43,6 +43,13 @@ static void read_cpu(char *name_out, size_t name_bytes)
     if (file != NULL) fclose(file);
 }
 
+/* 0: the system does not say. */
+static json_int_t cache(int name)
+{
+    const long value = sysconf(name);
+    return value > 0 ? (json_int_t)value : 0;
+}
+
 json_t *cairn_bench_machine(void)
 {
     char cpu[128];
@@ -50,7 +57,10 @@ json_t *cairn_bench_machine(void)
     read_cpu(cpu, sizeof cpu);
     uname(&name);
     const long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGE_SIZE);
-    return json_pack("{s:s, s:I, s:I, s:s, s:s}", "cpu", cpu, "cores",
+    return json_pack("{s:I, s:I, s:I, s:I, s:s, s:I, s:I, s:s, s:s}", "l1d_bytes",
+                     cache(_SC_LEVEL1_DCACHE_SIZE), "l1d_ways", cache(_SC_LEVEL1_DCACHE_ASSOC),
+                     "l2_bytes", cache(_SC_LEVEL2_CACHE_SIZE), "l3_bytes",
+                     cache(_SC_LEVEL3_CACHE_SIZE), "cpu", cpu, "cores",
                      (json_int_t)cairn_bench_core_count(), "memory_bytes",
                      (json_int_t)pages * (json_int_t)page_bytes, "kernel", name.release, "isa",
                      cairn_backend_host()->isa);

@@ -19,6 +19,8 @@
 #include "client/ctl/bench/bench.h"
 #include "client/ctl/bench/streams.h"
 #include "gpu/gpu.h"
+#include "proto/fabric/pages.h"
+#include "proto/fabric/stagger.h"
 
 #define CHUNK_LEAVES   64
 #define CHUNK_ELEMS    ((size_t)CHUNK_LEAVES * CAIRN_LEAF_ELEMS)
@@ -42,6 +44,10 @@ struct update_bench {
     void *sources[SOURCES], *wire; /* [elems] wire_dtype */
     float *sum, *param, *exp_avg, *exp_avg_sq;
     struct cairn_bench_stream streams[CAIRN_BENCH_STREAMS_MAX]; /* the same arrays */
+    struct map {
+        void *at;
+        size_t bytes;
+    } maps[CAIRN_BENCH_STREAMS_MAX]; /* owned: of the same */
     size_t stream_count;
     size_t streams_bytes; /* an element: of all of them */
     struct cairn_sums sums[THREADS_MAX];
@@ -184,15 +190,25 @@ static double run_reference(void *context)
 
 /* ---- the arrays ---- */
 
-static void *make_array(struct update_bench *bench, size_t bytes_per_elem)
+/* `begin`: where a shard has it in a page, proto/fabric/stagger.h. */
+static void *make_array(struct update_bench *bench, size_t begin, size_t bytes_per_elem)
 {
-    const size_t bytes = bench->elems * bytes_per_elem;
-    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED) return NULL;
-    madvise(data, bytes, MADV_HUGEPAGE);
-    bench->streams[bench->stream_count++] = (struct cairn_bench_stream) { data, bytes_per_elem };
+    const size_t bytes = begin + bench->elems * bytes_per_elem;
+    char *map = cairn_pages_map(bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+    if (map == MAP_FAILED) return NULL;
+    madvise(map, bytes, MADV_HUGEPAGE);
+    bench->maps[bench->stream_count] = (struct map) { map, bytes };
+    bench->streams[bench->stream_count++] = (struct cairn_bench_stream) { map + begin,
+                                                                          bytes_per_elem };
     bench->streams_bytes += bytes_per_elem;
-    return data;
+    return map + begin;
+}
+
+/* Of an update, as a shard's arenas are. */
+static void *make_stream(struct update_bench *bench, enum cairn_update_stream stream,
+                         size_t bytes_per_elem)
+{
+    return make_array(bench, cairn_stagger_begin(stream), bytes_per_elem);
 }
 
 /* Gradients of about the size that a step has; parameters and moments begin as 0. */
@@ -216,19 +232,21 @@ static bool make_arrays(struct update_bench *bench)
     const size_t wire = cairn_dtype_bytes((int)bench->wire_dtype);
     bool ok = true;
     for (int s = 0; s < SOURCES && !bench->only_adamw; s++)
-        ok = ok && (bench->sources[s] = make_array(bench, wire)) != NULL;
-    ok = ok && (bench->sum = make_array(bench, sizeof(float))) != NULL;
-    ok = ok && (bench->param = make_array(bench, sizeof(float))) != NULL;
-    ok = ok && (bench->exp_avg = make_array(bench, sizeof(float))) != NULL;
-    ok = ok && (bench->exp_avg_sq = make_array(bench, sizeof(float))) != NULL;
-    if (!bench->only_adamw) ok = ok && (bench->wire = make_array(bench, wire)) != NULL;
+        ok = ok &&
+             (bench->sources[s] = make_array(bench, cairn_stagger_begin((size_t)s), wire)) != NULL;
+    ok = ok && (bench->sum = make_stream(bench, CAIRN_STREAM_SUM, 4)) != NULL;
+    ok = ok && (bench->param = make_stream(bench, CAIRN_STREAM_PARAM, 4)) != NULL;
+    ok = ok && (bench->exp_avg = make_stream(bench, CAIRN_STREAM_EXP_AVG, 4)) != NULL;
+    ok = ok && (bench->exp_avg_sq = make_stream(bench, CAIRN_STREAM_EXP_AVG_SQ, 4)) != NULL;
+    if (!bench->only_adamw)
+        ok = ok && (bench->wire = make_stream(bench, CAIRN_STREAM_WIRE, wire)) != NULL;
     return ok;
 }
 
 static void drop_arrays(struct update_bench *bench)
 {
     for (size_t s = 0; s < bench->stream_count; s++)
-        munmap(bench->streams[s].data, bench->elems * bench->streams[s].bytes_per_elem);
+        munmap(bench->maps[s].at, bench->maps[s].bytes);
 }
 
 /* ---- the bench ---- */

@@ -39,8 +39,8 @@ class Cluster:
                                      f"snapshots.path={self._folder}/snapshots")
         for i in range(1, shards + 1):
             self._daemon(f"shard-{i}", f"shard.name=shard-{i}", f"shard.coordinator={self.endpoint}",
-                         f"import.folders={self.weights}", "memory.limit=256MiB", "compute.threads=1",
-                         program="cairn-shard")
+                         f"import.folders={self.weights}", "memory.limit=256MiB", f"memory.lock={self._folder}",
+                         "compute.threads=1", program="cairn-shard")
 
     def _daemon(self, name: str, *settings: str, program: str = "cairn-coordinator") -> str:
         ready, log = self._folder / f"{name}.ready", open(self._folder / f"{name}.log", "wb")
