@@ -1,5 +1,8 @@
 #include "server/base/log.h"
 
+#include <limits.h>
+#include <poll.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -120,8 +123,33 @@ static void time_now(char text_out[static 32])
     snprintf(text_out, 32, "%s.%03dZ", seconds, (int)(now.tv_nsec / 1000000));
 }
 
+// A pipe says so when it takes PIPE_BUF bytes at once, more than a line has; a file always does.
+_Static_assert(LINE_BYTES <= PIPE_BUF, "a line fits where there is room");
+static bool has_room(void)
+{
+    struct pollfd out = { .fd = STDERR_FILENO, .events = POLLOUT };
+    return poll(&out, 1, 0) != 0;
+}
+
 // One write a line, so that lines of threads do not mix. A log that cannot be written is nobody's
 // error: there is no place left to say so.
+static void put_out(const char *line, size_t line_bytes)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // the room is for one line
+    static unsigned long long dropped;
+    char text[128];
+    pthread_mutex_lock(&lock);
+    if (has_room() && dropped > 0) {
+        const int length = snprintf(text, sizeof text,
+                                    "level=warn msg=\"lines dropped: nobody read them\" "
+                                    "lines=%llu\n",
+                                    dropped);
+        if (write(STDERR_FILENO, text, (size_t)length) == length) dropped = 0;
+    }
+    if (!has_room() || write(STDERR_FILENO, line, line_bytes) < 0) dropped++;
+    pthread_mutex_unlock(&lock);
+}
+
 static void emit(enum cairn_log_level level, const struct cairn_log_field *fields,
                  size_t field_count, const char *format, va_list args)
 {
@@ -132,8 +160,7 @@ static void emit(enum cairn_log_level level, const struct cairn_log_field *field
     vsnprintf(message, sizeof message, format, args);
     const size_t length = cairn_log_format(line, sizeof line, now, level_names[level], log_name,
                                            message, fields, field_count);
-    const ssize_t written = write(STDERR_FILENO, line, length);
-    (void)written;
+    put_out(line, length);
 }
 
 void cairn_log(enum cairn_log_level level, const char *format, ...)

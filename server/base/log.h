@@ -1,4 +1,5 @@
-/* The daemon's log: logfmt lines on stderr, one write(2) a line, from any thread.
+/* The daemon's log: logfmt lines on stderr, one write(2) a line, from any thread. A pipe or socket that
+ * nobody reads holds nobody up: what does not fit is dropped, and the next line that does says how many.
  *
  *   ts=2026-11-21T03:03:17.123Z level=warn name=shard-0 msg="refused chunk 17 ..." peer=w5
  *

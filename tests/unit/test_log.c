@@ -108,6 +108,36 @@ START_TEST(a_flood_of_one_kind_is_one_line_and_a_count)
 }
 END_TEST
 
+START_TEST(a_log_that_nobody_reads_holds_nobody_up_and_says_what_it_lost)
+{
+    enum { LINES = 5000 }; // much more than a pipe takes
+    static char said[1 << 20];
+    int ends[2];
+    size_t length = 0;
+    ssize_t got;
+    const int saved = dup(STDERR_FILENO);
+    ck_assert_int_eq(pipe(ends), 0);
+    dup2(ends[1], STDERR_FILENO);
+    for (int i = 0; i < LINES; i++) cairn_log_info("line %d, which nobody reads", i);
+    length += (size_t)read(ends[0], said, sizeof said / 2);
+    cairn_log_info("the last");
+    dup2(saved, STDERR_FILENO);
+    close(saved);
+    close(ends[1]);
+    while ((got = read(ends[0], said + length, sizeof said - 1 - length)) > 0)
+        length += (size_t)got;
+    said[length] = '\0';
+    close(ends[0]);
+    unsigned long long lines = 0, dropped = 0;
+    const char *told = strstr(said, "lines=");
+    for (const char *at = said; (at = strstr(at, "which nobody reads")) != NULL; at++) lines++;
+    ck_assert_ptr_nonnull(told);
+    ck_assert_int_eq(sscanf(told, "lines=%llu", &dropped), 1);
+    ck_assert_uint_eq(lines + dropped, LINES);
+    ck_assert_ptr_nonnull(strstr(told, "the last"));
+}
+END_TEST
+
 START_TEST(a_level_is_one_of_four_words)
 {
     enum cairn_log_level level = CAIRN_LOG_ERROR;
@@ -127,6 +157,7 @@ int main(void)
     tcase_add_test(tcase, a_long_line_is_cut_within_its_quotes);
     tcase_add_test(tcase, levels_below_the_wanted_one_are_silent);
     tcase_add_test(tcase, a_flood_of_one_kind_is_one_line_and_a_count);
+    tcase_add_test(tcase, a_log_that_nobody_reads_holds_nobody_up_and_says_what_it_lost);
     tcase_add_test(tcase, a_level_is_one_of_four_words);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);

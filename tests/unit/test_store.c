@@ -111,6 +111,24 @@ START_TEST(a_job_comes_back_as_it_was)
 }
 END_TEST
 
+START_TEST(a_row_that_was_copied_earlier_takes_no_number_back)
+{
+    struct cairn_store *store = open_store();
+    const struct cairn_stored_job job = sample();
+    ck_assert_int_eq(cairn_store_put_job(store, &job, NULL), CAIRN_OK);
+    ck_assert_int_eq(cairn_store_set_epoch(store, job.id, 9, 8192, NULL), CAIRN_OK);
+    ck_assert_int_eq(cairn_store_reserve_generation(store, job.id, 50, NULL), CAIRN_OK);
+    ck_assert_int_eq(cairn_store_put_job(store, &job, NULL), CAIRN_OK);
+    ck_assert_int_eq(cairn_store_set_epoch(store, job.id, 8, 4096, NULL), CAIRN_OK);
+    ck_assert_int_eq(cairn_store_reserve_generation(store, job.id, 5, NULL), CAIRN_OK);
+    const struct seen seen = read_all(store);
+    ck_assert_uint_eq(seen.last.epoch, 9);
+    ck_assert_uint_eq(seen.last.round_reserved, 8192);
+    ck_assert_uint_eq(seen.last.generation_reserved, 50);
+    cairn_store_close(store);
+}
+END_TEST
+
 START_TEST(a_job_put_again_replaces_itself_and_its_shards)
 {
     struct cairn_store *store = open_store();
@@ -245,6 +263,7 @@ int main(void)
     tcase_add_checked_fixture(tc, set_up, tear_down);
     tcase_add_test(tc, the_incarnation_grows_by_one_with_every_open);
     tcase_add_test(tc, a_job_comes_back_as_it_was);
+    tcase_add_test(tc, a_row_that_was_copied_earlier_takes_no_number_back);
     tcase_add_test(tc, a_job_put_again_replaces_itself_and_its_shards);
     tcase_add_test(tc, a_second_job_of_a_name_is_refused_and_changes_nothing);
     tcase_add_test(tc, a_dropped_job_is_gone_with_its_shards);

@@ -1,0 +1,256 @@
+/* Each kind of file operation takes longer than everybody's lease, once, in a cluster that trains: what needs
+ * it waits, says so, and succeeds; training does not notice, and no daemon touches a file on its loop. */
+#include <check.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cairn.h>
+
+#include "tests/support/cluster.h"
+#include "tests/support/good.h"
+
+enum { WAIT_MS = 60000, ELEMS = 4096 };
+
+static char root[CAIRN_SCRATCH_BYTES], control[CAIRN_SCRATCH_BYTES + 32];
+static struct cluster cluster;
+static struct cluster_said said;
+static cairn *trainer, *other;
+static cairn_job *trains;
+static pthread_t training, opening;
+static atomic_bool stop, opened;
+static atomic_llong longest_ms, steps;
+static int slow_ms, lease_ms;
+
+static long long now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (long long)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+static void pause_ms(long ms)
+{
+    nanosleep(&(struct timespec) { 0, ms * 1000000 }, NULL);
+}
+
+static bool is_there(const char *name)
+{
+    char path[sizeof control + 64];
+    snprintf(path, sizeof path, "%s/%s", control, name);
+    return access(path, F_OK) == 0;
+}
+
+static void write_control(const char *name, long number)
+{
+    char path[sizeof control + 64], fresh[sizeof control + 64];
+    snprintf(path, sizeof path, "%s/%s", control, name);
+    snprintf(fresh, sizeof fresh, "%s/fresh", control);
+    FILE *file = fopen(fresh, "we");
+    ck_assert_ptr_nonnull(file);
+    fprintf(file, "%ld", number);
+    ck_assert_int_eq(fclose(file), 0);
+    ck_assert_int_eq(rename(fresh, path), 0);
+}
+
+/* ---- the cluster ---- */
+
+static cairn_job *open_job(const char *name, cairn **session_out)
+{
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
+    const struct cairn_tensor tensor = { .struct_size = sizeof tensor,
+                                         .name = "w",
+                                         .rank = 1,
+                                         .shape = { ELEMS },
+                                         .init = { CAIRN_INIT_NORMAL, 0, 1, 7 } };
+    const struct cairn_group adamw = CAIRN_GROUP_INIT;
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = &tensor,
+                                         .tensor_count = 1,
+                                         .groups = &adamw,
+                                         .group_count = 1 };
+    cairn_job *job;
+    good(cairn_open(&opts, session_out));
+    good(cairn_job_open(*session_out, name, &spec, CAIRN_WORKER, WAIT_MS, &job));
+    good(cairn_init_done(job, NULL, WAIT_MS));
+    return job;
+}
+
+static void step(void)
+{
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_result result = { .struct_size = sizeof result };
+    good(cairn_round_begin(trains, WAIT_MS, &round));
+    good(cairn_commit(trains, &round, 1, NULL, 0, WAIT_MS, &result));
+    ck_assert(result.applied);
+    atomic_fetch_add(&steps, 1);
+}
+
+static void *train(void *unused)
+{
+    long long last = now_ms();
+    (void)unused;
+    while (!atomic_load(&stop)) {
+        step();
+        const long long now = now_ms();
+        if (now - last > atomic_load(&longest_ms)) atomic_store(&longest_ms, now - last);
+        last = now;
+        pause_ms(2);
+    }
+    return NULL;
+}
+
+static void set_up(void)
+{
+    static char store[sizeof root + 32], snapshots[sizeof root + 32], heartbeat[64], timeout[64];
+    const bool is_long = getenv("CAIRN_TEST_LONG") != NULL;
+    slow_ms = is_long ? 12000 : 1500;
+    lease_ms = is_long ? 10000 : 1200;
+    cairn_scratch_make(root);
+    snprintf(control, sizeof control, "%s/control", root);
+    ck_assert_int_eq(mkdir(control, 0700), 0);
+    snprintf(store, sizeof store, "store.path=%s/store", root);
+    snprintf(snapshots, sizeof snapshots, "%s/snapshots", root);
+    snprintf(heartbeat, sizeof heartbeat, "lease.heartbeat=%dms", lease_ms / 8);
+    snprintf(timeout, sizeof timeout, "lease.timeout=%dms", lease_ms);
+    const char *const set[] = { store, heartbeat, timeout, NULL };
+    const struct cluster_options options = { .coordinator_set = set, .snapshots_path = snapshots };
+    setenv("CAIRN_SLOW_FOLDER", control, 1);
+    setenv("LD_PRELOAD", CAIRN_SLOW_FILES, 1);
+    cluster_start(&cluster, 2, &options);
+    unsetenv("LD_PRELOAD");
+    trains = open_job("l", &trainer);
+    for (int i = 0; i < 3; i++) step(); // everything has been loaded and connected
+    write_control("armed", 1);
+    good((cairn_status)pthread_create(&training, NULL, train, NULL));
+}
+
+/* No lease was lost, and nobody's loop met a file. */
+static void tear_down(void)
+{
+    char line[512], path[sizeof control + 64];
+    atomic_store(&stop, true);
+    pthread_join(training, NULL);
+    printf("%lld steps; the longest took %lld ms, a lease %d, a call %d\n", atomic_load(&steps),
+           atomic_load(&longest_ms), lease_ms, slow_ms);
+    ck_assert_int_lt(atomic_load(&longest_ms), lease_ms / 2);
+    snprintf(path, sizeof path, "%s/loop", control);
+    FILE *file = fopen(path, "re");
+    if (file != NULL) ck_abort_msg("on a loop: %s", fgets(line, sizeof line, file));
+    snprintf(path, sizeof path, "%s/armed", control);
+    ck_assert_int_eq(unlink(path), 0); // ending is not training
+    cluster_cli(&cluster, &said, "cluster", "status", NULL);
+    ck_assert_int_eq(said.status, 0);
+    ck_assert_ptr_null(strstr(said.out, "away"));
+    cairn_close(trainer);
+    cluster_stop(&cluster);
+    cairn_scratch_remove(root);
+}
+
+/* The next call of that kind takes long. */
+static void arm(const char *call)
+{
+    char name[32];
+    snprintf(name, sizeof name, "arm-%s", call);
+    write_control(name, slow_ms);
+}
+
+/* It was made, of that kind, and what asked for it waited. */
+static void check_met(const char *call, long long begun_ms)
+{
+    char name[32];
+    snprintf(name, sizeof name, "arm-%s", call);
+    ck_assert_msg(!is_there(name), "no %s on the disk", call);
+    ck_assert_int_ge(now_ms() - begun_ms, slow_ms);
+}
+
+/* ---- what needs the disk ---- */
+
+START_TEST(snapshots_are_made_listed_and_restored_under_another_name)
+{
+    static const char *const calls[] = { "mkdir", "open", "fsync", "rename" };
+    char folder[sizeof root + 128];
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        const long long begun = now_ms();
+        arm(calls[i]);
+        cluster_cli(&cluster, &said, "snapshot", "create", "--wait", "-q", "l", NULL);
+        ck_assert_msg(said.status == 0, "%s: %s", calls[i], said.err);
+        check_met(calls[i], begun);
+    }
+    said.out[strcspn(said.out, "\n")] = '\0';
+    snprintf(folder, sizeof folder, "%s/snapshots/l/%.60s", root, said.out);
+    long long begun = now_ms();
+    arm("open");
+    cluster_cli(&cluster, &said, "snapshot", "list", NULL);
+    ck_assert_int_eq(said.status, 0);
+    check_met("open", begun);
+    begun = now_ms();
+    arm("realpath");
+    cluster_cli(&cluster, &said, "snapshot", "restore", "--path", folder, "--job", "again", NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    check_met("realpath", begun);
+}
+END_TEST
+
+START_TEST(an_amendment_waits_for_the_store_and_training_goes_on)
+{
+    const struct cairn_amend amend = { .struct_size = sizeof amend,
+                                       .set_clip_norm = true,
+                                       .clip_norm = 2 };
+    const long long begun = now_ms();
+    arm("fsync");
+    good(cairn_job_amend(trains, &amend, WAIT_MS));
+    check_met("fsync", begun);
+    ck_assert_int_gt(atomic_load(&steps), 10);
+}
+END_TEST
+
+static void *open_second(void *unused)
+{
+    (void)unused;
+    (void)open_job("second", &other);
+    atomic_store(&opened, true);
+    return NULL;
+}
+
+START_TEST(a_job_that_is_made_waits_for_the_store_and_says_so)
+{
+    const long long begun = now_ms();
+    arm("write");
+    ck_assert_int_eq(pthread_create(&opening, NULL, open_second, NULL), 0);
+    do {
+        cluster_cli(&cluster, &said, "job", "show", "second", NULL);
+        ck_assert_int_lt(now_ms() - begun, WAIT_MS);
+    } while (strstr(said.out, "the store's disk") == NULL && !atomic_load(&opened));
+    ck_assert_msg(!atomic_load(&opened), "it was opened before anybody said what it waits for");
+    pthread_join(opening, NULL);
+    check_met("write", begun);
+    cairn_close(other);
+}
+END_TEST
+
+int main(void)
+{
+    if (CAIRN_SLOW_FILES[0] == '\0') {
+        printf("skipped: a sanitizer wants to be the first library, and so does the slow disk\n");
+        return 77;
+    }
+    Suite *suite = suite_create("slow_disk");
+    TCase *tests = tcase_create("all");
+    tcase_set_timeout(tests, 200);
+    tcase_add_checked_fixture(tests, set_up, tear_down);
+    tcase_add_test(tests, snapshots_are_made_listed_and_restored_under_another_name);
+    tcase_add_test(tests, an_amendment_waits_for_the_store_and_training_goes_on);
+    tcase_add_test(tests, a_job_that_is_made_waits_for_the_store_and_says_so);
+    suite_add_tcase(suite, tests);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
