@@ -91,9 +91,11 @@ static void leave_all(struct cairn_shard *shard, uint64_t number, uint64_t gener
     }
 }
 
-/* Nothing of the job's number is held, or what is held stays beside it: makes it, or says why not. */
+/* Nothing of the job's number is held, or what is held stays beside it: makes it, or says why not; when what
+ * is being given back is there. */
 static void create_open(struct cairn_shard *shard, struct cairn_create *create)
 {
+    if (shard->releases != NULL) return;
     struct cairn_shard_job *job;
     struct cairn_sentence why;
     cairn_status status = cairn_shard_job_open(shard, create, &job, &why);
@@ -177,16 +179,15 @@ static void create_advance(struct cairn_shard *shard, struct cairn_create *creat
     create_end(shard, create, CAIRN_ERR_EXISTS, &why);
 }
 
-void cairn_shard_on_job_freed(struct cairn_shard *shard)
+void cairn_shard_on_memory_back(struct cairn_shard *shard)
 {
     struct cairn_create *create = shard->creates;
-    while (create != NULL) {
-        if (create_whole(create) && held_job(shard, create->message->job) == NULL) {
-            create_open(shard, create);
-            create = shard->creates; // the list changed
-        } else {
-            create = create->next;
-        }
+    while (create != NULL && shard->releases == NULL) {
+        const Cairn__JobCreate *message = create->message;
+        const bool goes_on = create_whole(create) &&
+                             (message->extend || held_job(shard, message->job) == NULL);
+        if (goes_on) create_advance(shard, create);
+        create = goes_on ? shard->creates : create->next; // the list changed
     }
 }
 

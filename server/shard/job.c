@@ -412,7 +412,8 @@ cairn_status cairn_shard_job_open(struct cairn_shard *shard, const struct cairn_
 
 /* ---- the end ---- */
 
-void cairn_shard_job_free(struct cairn_shard_job *job)
+/* The memory is there until it is unmapped; then `request`, if it is one, is answered. */
+static void free_job(struct cairn_shard_job *job, const struct cairn_request *request)
 {
     struct cairn_shard_job **link = &job->shard->jobs;
     while (*link != job) link = &(*link)->next;
@@ -432,7 +433,8 @@ void cairn_shard_job_free(struct cairn_shard_job *job)
     struct cairn_arena *arenas[] = {
         &job->param, &job->exp_avg, &job->exp_avg_sq, &job->acc, &job->landing, &job->putting,
     };
-    for (size_t i = 0; i < sizeof arenas / sizeof *arenas; i++) cairn_arena_close(arenas[i]);
+    for (size_t i = 0; i < sizeof arenas / sizeof *arenas; i++)
+        cairn_release(job->shard, arenas[i]);
     cairn_published_close(job);
     free(job->snapshot_path);
     free(job->step);
@@ -455,8 +457,13 @@ void cairn_shard_job_free(struct cairn_shard_job *job)
     cairn_layout_close(job->layout);
     cairn_paged_release(&job->terms);
     cairn_spec_release(&job->spec);
-    cairn_budget_give(&job->shard->budget, job->budget_bytes);
+    cairn_release_bytes(job->shard, job->budget_bytes, request);
     free(job);
+}
+
+void cairn_shard_job_free(struct cairn_shard_job *job)
+{
+    free_job(job, NULL);
 }
 
 void cairn_shard_job_busy(struct cairn_shard_job *job)
@@ -470,12 +477,11 @@ void cairn_shard_job_idle(struct cairn_shard_job *job)
     if (--job->busy > 0 || job->state != CAIRN_JOB_LEAVING) return;
     struct cairn_shard *shard = job->shard;
     if (shard->closing) return; // cairn_shard_close frees it
-    cairn_log_info("dropped job %s, generation %llu: %llu bytes are free again", job->spec.name,
+    cairn_log_info("dropped job %s, generation %llu: %llu bytes are being freed", job->spec.name,
                    (unsigned long long)job->generation, (unsigned long long)job->budget_bytes);
-    struct cairn_request dropping = job->dropping;
-    cairn_shard_job_free(job);
-    if (dropping.session != 0) cairn_session_answer(shard, &dropping, CAIRN_OK, NULL);
-    cairn_shard_on_job_freed(shard);
+    const struct cairn_request dropping = job->dropping;
+    free_job(job, &dropping);
+    cairn_shard_on_memory_back(shard);
 }
 
 void cairn_shard_job_leave(struct cairn_shard_job *job)

@@ -314,6 +314,7 @@ static void run_files(struct cairn_task *task, uint32_t item, uint32_t thread)
     struct cairn_pin *pin = (struct cairn_pin *)task;
     pin->status = hash_all(pin);
     if (pin->status == CAIRN_OK && pin->writes) pin->status = write_all(pin);
+    cairn_arena_close(&pin->staging); // here, since it takes 0.2 s a GiB
 }
 
 static void files_done(struct cairn_task *task)

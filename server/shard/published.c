@@ -99,7 +99,7 @@ static void close_copy(const struct cairn_shard_job *job, struct cairn_published
         head_of(copy)); // whoever has it mapped sees that it is no version any more
     // The fabric of a shard that is closed has dropped its regions.
     if (copy->region != NULL && !job->shard->closing) cairn_fabric_region_drop(copy->region);
-    cairn_arena_close(&copy->wire);
+    cairn_release(job->shard, &copy->wire);
     free(copy->checksums);
     *copy = (struct cairn_published) { .wire = CAIRN_ARENA_NONE };
 }
@@ -240,7 +240,7 @@ void cairn_published_trim(struct cairn_shard_job *job)
         assert(index < CAIRN_SHARD_PUBLISHED_MAX);   // of three that nobody leased, two are in use
         if (job->published[index].sends > 0) return; // when they end
         close_copy(job, &job->published[index]);
-        cairn_budget_give(&job->shard->budget, bytes);
+        cairn_budget_give(&job->shard->budget, bytes); // at once: the next lease takes them
         job->budget_bytes -= bytes;
     }
 }

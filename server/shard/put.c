@@ -91,7 +91,7 @@ static void close_buffers(struct cairn_shard_job *job)
     for (uint32_t i = 0; i < job->put_max; i++) {
         if (job->puts[i].job != NULL) return;
     }
-    cairn_arena_close(&job->putting);
+    cairn_release(job->shard, &job->putting);
 }
 
 cairn_status cairn_put_open_buffers(struct cairn_shard_job *job, struct cairn_sentence *why)

@@ -304,7 +304,7 @@ void cairn_relay_cache_release(struct cairn_relay_cache *cache)
     if (cache->region != NULL && !cache->job->shard->closing)
         cairn_fabric_region_drop(cache->region);
     cache->region = NULL;
-    cairn_arena_close(&cache->memory);
+    cairn_release(cache->job->shard, &cache->memory);
     free(cache->entries);
     free(cache->buckets);
     free(cache->had_by);

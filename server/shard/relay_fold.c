@@ -334,7 +334,7 @@ void cairn_relay_folds_close(struct cairn_relay *relay)
                                ? relay->buffers_counted
                                : relay->buffers_reserved;
     cairn_budget_give(&shard->budget, (uint64_t)taken * relay->buffer_bytes);
-    cairn_arena_close(&relay->sums);
+    cairn_release(shard, &relay->sums); // counted back already: the next relay takes the bytes
     free(relay->buffers);
     free(relay->folds);
 }

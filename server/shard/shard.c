@@ -92,6 +92,11 @@ void cairn_shard_close(struct cairn_shard *shard, void (*on_closed)(void *contex
         cairn_pool_close(shard->memory, on_part_closed, shard);
     }
     cairn_reserves_free(shard);
+    if (shard->releaser != NULL) {
+        shard->handles_open++;
+        cairn_pool_close(shard->releaser, on_part_closed, shard);
+    }
+    cairn_release_close(shard);
     free_jobs(shard);
     handle_closed(shard);
 }
@@ -156,6 +161,8 @@ static cairn_status open_parts(struct cairn_shard *shard, const struct cairn_sha
     if (status == CAIRN_OK)
         status = cairn_pool_open(shard->loop, "cairn-memory", MEMORY_THREADS, NULL, &shard->memory,
                                  why);
+    if (status == CAIRN_OK)
+        status = cairn_pool_open(shard->loop, "cairn-release", 1, NULL, &shard->releaser, why);
     if (status == CAIRN_OK) status = open_fabric(shard, options, why);
     if (status == CAIRN_OK) status = cairn_session_open(shard, options->coordinator, why);
     return status;

@@ -1,5 +1,6 @@
 /* Each kind of file operation takes longer than everybody's lease, once, in a cluster that trains: what needs
- * it waits, says so, and succeeds; training does not notice, and no daemon touches a file on its loop. */
+ * it waits, says so, and succeeds; training does not notice, and no daemon touches a file on its loop, or gives
+ * much memory back there. */
 #include <check.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -15,7 +16,7 @@
 #include "tests/support/cluster.h"
 #include "tests/support/good.h"
 
-enum { WAIT_MS = 60000, ELEMS = 4096 };
+enum { WAIT_MS = 60000, ELEMS = 4096, ELEMS_LARGE = 20 << 20 }; // of 2 shards: 40 MiB a plane
 
 static char root[CAIRN_SCRATCH_BYTES], control[CAIRN_SCRATCH_BYTES + 32];
 static struct cluster cluster;
@@ -60,19 +61,20 @@ static void write_control(const char *name, long number)
 
 /* ---- the cluster ---- */
 
-static cairn_job *open_job(const char *name, cairn **session_out)
+static cairn_job *open_job(const char *name, uint64_t elems, cairn **session_out)
 {
     const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
     const struct cairn_tensor tensor = { .struct_size = sizeof tensor,
                                          .name = "w",
                                          .rank = 1,
-                                         .shape = { ELEMS },
+                                         .shape = { elems },
                                          .init = { CAIRN_INIT_NORMAL, 0, 1, 7 } };
-    const struct cairn_group adamw = CAIRN_GROUP_INIT;
+    struct cairn_group sgd = CAIRN_GROUP_INIT;
+    sgd.optimizer = "sgd";
     const struct cairn_job_spec spec = { .struct_size = sizeof spec,
                                          .tensors = &tensor,
                                          .tensor_count = 1,
-                                         .groups = &adamw,
+                                         .groups = &sgd,
                                          .group_count = 1 };
     cairn_job *job;
     good(cairn_open(&opts, session_out));
@@ -119,12 +121,16 @@ static void set_up(void)
     snprintf(heartbeat, sizeof heartbeat, "lease.heartbeat=%dms", lease_ms / 8);
     snprintf(timeout, sizeof timeout, "lease.timeout=%dms", lease_ms);
     const char *const set[] = { store, heartbeat, timeout, NULL };
-    const struct cluster_options options = { .coordinator_set = set, .snapshots_path = snapshots };
+    static const char *const shard_set[] = { "memory.limit=1GiB",
+                                             NULL }; // of the large job once, not twice
+    const struct cluster_options options = { .coordinator_set = set,
+                                             .shard_set = shard_set,
+                                             .snapshots_path = snapshots };
     setenv("CAIRN_SLOW_FOLDER", control, 1);
     setenv("LD_PRELOAD", CAIRN_SLOW_FILES, 1);
     cluster_start(&cluster, 2, &options);
     unsetenv("LD_PRELOAD");
-    trains = open_job("l", &trainer);
+    trains = open_job("l", ELEMS, &trainer);
     for (int i = 0; i < 3; i++) step(); // everything has been loaded and connected
     write_control("armed", 1);
     good((cairn_status)pthread_create(&training, NULL, train, NULL));
@@ -213,7 +219,7 @@ END_TEST
 static void *open_second(void *unused)
 {
     (void)unused;
-    (void)open_job("second", &other);
+    (void)open_job("second", ELEMS, &other);
     atomic_store(&opened, true);
     return NULL;
 }
@@ -234,6 +240,20 @@ START_TEST(a_job_that_is_made_waits_for_the_store_and_says_so)
 }
 END_TEST
 
+START_TEST(the_memory_of_a_job_that_is_replaced_is_not_given_back_on_the_loop)
+{
+    (void)open_job("large", ELEMS_LARGE, &other);
+    cluster_cli(&cluster, &said, "snapshot", "create", "--wait", "-q", "large", NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    said.out[strcspn(said.out, "\n")] = '\0';
+    char id[64];
+    snprintf(id, sizeof id, "%.60s", said.out);
+    cluster_cli(&cluster, &said, "snapshot", "restore", "large", id, NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    cairn_close(other);
+}
+END_TEST
+
 int main(void)
 {
     if (CAIRN_SLOW_FILES[0] == '\0') {
@@ -247,6 +267,7 @@ int main(void)
     tcase_add_test(tests, snapshots_are_made_listed_and_restored_under_another_name);
     tcase_add_test(tests, an_amendment_waits_for_the_store_and_training_goes_on);
     tcase_add_test(tests, a_job_that_is_made_waits_for_the_store_and_says_so);
+    tcase_add_test(tests, the_memory_of_a_job_that_is_replaced_is_not_given_back_on_the_loop);
     suite_add_tcase(suite, tests);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_ENV);

@@ -5,8 +5,7 @@
  * a number of milliseconds, is taken away by the next CALL on the disk, which then takes so long (CALL has
  * neither the "at" nor the "64" of its variants). While a file "armed" is there, each call of the first
  * thread on any file is noted in the file "loop", a line each. Memory that looks like a file (memfd, /proc,
- * /dev) is none, but to give back much of it takes long, too: munmap, and close of a memfd, of MEMORY_BYTES
- * or more are noted there. */
+ * /dev) is none, but to give back much of it takes long, too: munmap of MEMORY_BYTES or more is noted. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -161,29 +160,13 @@ OF_PATH(int, fstatat, "stat", at, (int at, const char *path, struct stat *out, i
 
 /* ---- memory ---- */
 
-static void note_memory(const char *call, size_t bytes)
+int munmap(void *base, size_t bytes)
 {
     const char *folder = getenv("CAIRN_SLOW_FOLDER");
     char text[32];
-    if (folder == NULL || bytes < MEMORY_BYTES || syscall(SYS_gettid) != getpid()) return;
-    snprintf(text, sizeof text, "%zu bytes", bytes);
-    note(folder, call, text);
-}
-
-int munmap(void *base, size_t bytes)
-{
-    note_memory("munmap", bytes);
+    if (folder != NULL && bytes >= MEMORY_BYTES && syscall(SYS_gettid) == getpid()) {
+        snprintf(text, sizeof text, "%zu bytes", bytes);
+        note(folder, "munmap", text);
+    }
     return NEXT(munmap)(base, bytes);
-}
-
-int close(int fd)
-{
-    char link[64], path[PATH_MAX] = "";
-    struct stat info;
-    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    const long got = syscall(SYS_readlinkat, AT_FDCWD, link, path, sizeof path - 1);
-    const bool is_memfd = got > 0 && strncmp(path, "/memfd:", 7) == 0;
-    if (is_memfd && syscall(SYS_fstat, fd, &info) == 0)
-        note_memory("close", (size_t)info.st_blocks * 512);
-    return NEXT(close)(fd);
 }

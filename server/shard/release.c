@@ -1,0 +1,79 @@
+/* Memory that is given back: to unmap a GiB takes 0.2 s, so a thread of its own does it, one arena after the
+ * other, and the budget has the bytes again when that is done. Until then a JobCreate waits for them. */
+#include <stdlib.h>
+
+#include "server/shard/shard.h"
+
+struct cairn_release {
+    struct cairn_task task;
+    struct cairn_shard *shard; /* borrowed */
+    struct cairn_release *next;
+    struct cairn_arena arena; /* owned */
+    uint64_t budget_bytes;
+    struct cairn_request request; /* answered when it is done */
+};
+
+static void run_release(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    (void)item;
+    (void)thread;
+    cairn_arena_close(&((struct cairn_release *)task)->arena);
+}
+
+static void account(struct cairn_shard *shard, uint64_t budget_bytes, struct cairn_request *request)
+{
+    cairn_budget_give(&shard->budget, budget_bytes);
+    if (request->session != 0) cairn_session_answer(shard, request, CAIRN_OK, NULL);
+}
+
+static void on_released(struct cairn_task *task)
+{
+    struct cairn_release *release = (struct cairn_release *)task;
+    struct cairn_shard *shard = release->shard;
+    struct cairn_release **at = &shard->releases;
+    while (*at != release) at = &(*at)->next;
+    *at = release->next;
+    account(shard, release->budget_bytes, &release->request);
+    free(release);
+    cairn_shard_on_memory_back(shard);
+}
+
+/* False: here, then, and behind what is under way. */
+static bool begin(struct cairn_shard *shard, const struct cairn_release *what)
+{
+    struct cairn_release *release = shard->closing ? NULL : malloc(sizeof *release);
+    if (release == NULL) return false;
+    *release = *what;
+    release->task =
+        (struct cairn_task) { .run = run_release, .done = on_released, .item_count = 1 };
+    release->shard = shard;
+    release->next = shard->releases;
+    shard->releases = release;
+    cairn_pool_submit(shard->releaser, &release->task);
+    return true;
+}
+
+void cairn_release(struct cairn_shard *shard, struct cairn_arena *arena)
+{
+    const struct cairn_release release = { .arena = *arena };
+    if (arena->base != NULL && begin(shard, &release)) *arena = CAIRN_ARENA_NONE;
+    cairn_arena_close(arena);
+}
+
+void cairn_release_bytes(struct cairn_shard *shard, uint64_t budget_bytes,
+                         const struct cairn_request *request)
+{
+    struct cairn_release release = { .arena = CAIRN_ARENA_NONE, .budget_bytes = budget_bytes };
+    if (request != NULL) release.request = *request;
+    if (!begin(shard, &release)) account(shard, budget_bytes, &release.request);
+}
+
+void cairn_release_close(struct cairn_shard *shard)
+{
+    while (shard->releases != NULL) {
+        struct cairn_release *release = shard->releases;
+        shard->releases = release->next;
+        cairn_arena_close(&release->arena);
+        free(release);
+    }
+}
