@@ -4,7 +4,7 @@
  * configuration names none, on the socket at which peers of this host look (cairn_address_default).
  *
  * A peer is half open until the daemon admits it (it said a valid Hello): it may send only frames
- * of type hello_type of at most 4 KiB, and has hello_timeout_ms for it. At most half_open_max such
+ * of type hello_type of at most 32 KiB, and has hello_timeout_ms for it. At most half_open_max such
  * peers exist; when all places are taken, the oldest gives way once it has had 100 ms, and newer
  * connections wait in the kernel until then, so that a flood of silent connections delays a good
  * peer but never shuts it out. The first bad byte closes a connection. Above connections_max new

@@ -4,9 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/fabric/fabric.h"
+#include "proto/wire/frame.h"
 #include "proto/wire/messages.h"
 #include "proto/wire/optimizer.h"
 #include "proto/wire/status.h"
+#include "server/shard/shard.h"
 
 static struct cairn_job_spec_data a_spec(size_t tensor_count)
 {
@@ -149,6 +152,54 @@ START_TEST(memory_for_pages_grows_with_what_came_and_not_with_what_was_announced
 }
 END_TEST
 
+/* Every number of it as long as it can be. */
+static void fill_numbers(ProtobufCMessage *message)
+{
+    for (unsigned i = 0; i < message->descriptor->n_fields; i++) {
+        const ProtobufCFieldDescriptor *field = &message->descriptor->fields[i];
+        void *value = (uint8_t *)message + field->offset;
+        switch (field->type) {
+        case PROTOBUF_C_TYPE_UINT64:
+        case PROTOBUF_C_TYPE_FIXED64: memset(value, 0xff, 8); break;
+        case PROTOBUF_C_TYPE_UINT32:
+        case PROTOBUF_C_TYPE_FIXED32: memset(value, 0xff, 4); break;
+        case PROTOBUF_C_TYPE_BOOL: *(protobuf_c_boolean *)value = true; break;
+        default: break; // what has no end of its own is not in the Hello of a shard, or set below
+        }
+    }
+}
+
+START_TEST(the_largest_hello_of_a_shard_is_taken)
+{
+    static Cairn__HeldJob held[CAIRN_SHARD_JOBS_MAX];
+    static Cairn__HeldJob *list[CAIRN_SHARD_JOBS_MAX];
+    static uint8_t address[CAIRN_FABRIC_ADDRESS_MAX];
+    static char name[CAIRN_NAME_MAX + 1], version[64 + 1];
+    Cairn__Hello hello = CAIRN__HELLO__INIT;
+    struct cairn_sentence why;
+    uint8_t *bytes;
+    size_t byte_count;
+    for (size_t i = 0; i < CAIRN_SHARD_JOBS_MAX; i++) {
+        cairn__held_job__init(&held[i]);
+        fill_numbers(&held[i].base);
+        list[i] = &held[i];
+    }
+    fill_numbers(&hello.base);
+    memset(name, 'n', sizeof name - 1);
+    memset(version, 'v', sizeof version - 1);
+    hello.name = name;
+    hello.version = version;
+    hello.fabric_address = (ProtobufCBinaryData) { sizeof address, address };
+    hello.held = list;
+    hello.n_held = CAIRN_SHARD_JOBS_MAX;
+    ck_assert_msg(cairn_frame_pack(CAIRN_MSG_HELLO, 1, &hello.base, CAIRN_FRAME_HELLO_BYTES, &bytes,
+                                   &byte_count, &why) == CAIRN_OK,
+                  "%s", why.text);
+    ck_assert_uint_gt(byte_count, CAIRN_FABRIC_ADDRESS_MAX);
+    free(bytes);
+}
+END_TEST
+
 START_TEST(every_status_has_a_name_a_sentence_and_its_own_number)
 {
     ck_assert_str_eq(cairn_status_name(CAIRN_ERR_EPOCH_CHANGED), "CAIRN_ERR_EPOCH_CHANGED");
@@ -169,6 +220,7 @@ int main(void)
     tcase_add_test(tcase, garbage_is_not_a_spec);
     tcase_add_test(tcase, pages_come_together_in_order);
     tcase_add_test(tcase, memory_for_pages_grows_with_what_came_and_not_with_what_was_announced);
+    tcase_add_test(tcase, the_largest_hello_of_a_shard_is_taken);
     tcase_add_test(tcase, every_status_has_a_name_a_sentence_and_its_own_number);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);
