@@ -47,6 +47,16 @@ void cairn_write_apply(const struct cairn_shard_job *job, uint64_t chunk,
 /* The outcome of that round was told: a write of another one is void. */
 void cairn_write_resolved(struct cairn_shard_job *job, uint64_t round);
 
+/* ---- release.c: memory goes back to the system on another thread ---- */
+/* The arena becomes CAIRN_ARENA_NONE: nobody touches that memory any more. */
+void cairn_release(struct cairn_shard *shard, struct cairn_arena *arena);
+/* When all that were released before are unmapped, the budget has the bytes again, and the request (may be
+ * NULL) is answered. */
+void cairn_release_bytes(struct cairn_shard *shard, uint64_t budget_bytes,
+                         const struct cairn_request *request);
+/* With the shard, behind its pools. */
+void cairn_release_close(struct cairn_shard *shard);
+
 /* ---- pin.c, restore.c ---- */
 void cairn_pin_begin(struct cairn_shard_job *job, const Cairn__Pin *message);
 /* Where the copy is to be written, if anywhere. */

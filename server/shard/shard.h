@@ -426,16 +426,6 @@ void cairn_shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *f
 /* Memory, or what was held of a job, was given back: creates that waited for it go on, if nothing more is on
  * its way. */
 void cairn_shard_on_memory_back(struct cairn_shard *shard);
-
-/* ---- release.c: memory goes back to the system on another thread ---- */
-/* The arena becomes CAIRN_ARENA_NONE: nobody touches that memory any more. */
-void cairn_release(struct cairn_shard *shard, struct cairn_arena *arena);
-/* When all that were released before are unmapped, the budget has the bytes again, and the request (may be
- * NULL) is answered. */
-void cairn_release_bytes(struct cairn_shard *shard, uint64_t budget_bytes,
-                         const struct cairn_request *request);
-/* With the shard, behind its pools. */
-void cairn_release_close(struct cairn_shard *shard);
 void cairn_shard_drop_creates(struct cairn_shard *shard);
 
 /* ---- job.c ---- */
