@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "proto/wire/capability.h"
+#include "proto/wire/manifest_seal.h"
 #include "proto/wire/snapshot_file.h"
 
 void cairn_manifest_init(struct cairn_manifest *m)
@@ -289,14 +290,15 @@ cairn_status cairn_manifest_encode(struct cairn_manifest *m, char **text_out,
     json_decref(root);
     if (json == NULL)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the manifest's JSON");
-    const size_t length = strlen(json);
-    char *text = realloc(json, length + 2);
+    const size_t sealed = strlen(json) - strlen("\n}") + strlen(",\n");
+    char *text = realloc(json, sealed + CAIRN_MANIFEST_SEAL_BYTES + 1);
     if (text == NULL) {
         free(json);
         return CAIRN_ERR_NO_MEMORY;
     }
-    memcpy(text + length, "\n", 2);
+    memcpy(text + sealed - 2, ",\n", 2); // in place of the closing brace: one member more
+    cairn_manifest_seal(text, sealed, text + sealed);
     *text_out = text;
-    *text_bytes_out = length + 1;
+    *text_bytes_out = sealed + CAIRN_MANIFEST_SEAL_BYTES;
     return CAIRN_OK;
 }

@@ -2,7 +2,7 @@
  * to storage and loaded by snapshot_io.h.
  *
  * {
- *   "format": "cairn snapshot", "version": 2,
+ *   "format": "cairn snapshot", "version": 3,
  *   "cluster": text, "created": "2026-11-21T03:04:05Z",
  *   "generation": n, "step": n, "epoch": n, "shards": n,
  *   "loss_scale": x,                  in force at the step
@@ -25,18 +25,20 @@
  *                  "init"?: {"kind", "a", "b", "seed"}}, ...]
  *   },
  *   "reduce_groups"?: [[rank, ...], ...], of the step's round (rank_groups.h)
- *   "files": [{"path", "bytes", "xxh3_128": 32 hex digits, as `xxhsum -H2` prints}, ...]
+ *   "files": [{"path", "bytes", "xxh3_128": 32 hex digits, as `xxhsum -H2` prints}, ...],
+ *   "blake2b_256": 64 hex digits      of all bytes before this line (manifest_seal.h)
  * }
  *
  * The spec is complete, so that the job can be made again from it; groups, tensors and files are
  * sorted bytewise. Numbers are exact: doubles have 17 digits. Keys with a question mark may be missing: then
  * there is no such thing, or it is at its default. A reader takes nothing else: an unknown, missing or
  * repeated key, a number out of range, a path that is not one of snapshot_file.h and a spec that
- * cairn_spec_check refuses are errors. A change of this table is a new version; version 1, without the keys
- * with a question mark, is read as well. */
+ * cairn_spec_check refuses are errors. A change of this table is a new version; version 2,
+ * without the hash, and version 1, which has no keys with a question mark either, are read as well. */
 #ifndef CAIRN_WIRE_MANIFEST_H
 #define CAIRN_WIRE_MANIFEST_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -45,12 +47,13 @@
 #include "proto/wire/spec.h"
 #include "proto/wire/status.h"
 
-#define CAIRN_MANIFEST_NAME        "manifest.json"
-#define CAIRN_MANIFEST_VERSION     2
-#define CAIRN_MANIFEST_VERSION_MIN 1 /* that is read */
-#define CAIRN_MANIFEST_BYTES_MAX   ((size_t)512 << 20)
-#define CAIRN_MANIFEST_FILES_MAX   1000000
-#define CAIRN_MANIFEST_PAYLOAD_MAX ((size_t)1 << 20)
+#define CAIRN_MANIFEST_NAME           "manifest.json"
+#define CAIRN_MANIFEST_VERSION        3
+#define CAIRN_MANIFEST_VERSION_MIN    1 /* that is read */
+#define CAIRN_MANIFEST_VERSION_SEALED 3 /* from here on it has the hash over itself */
+#define CAIRN_MANIFEST_BYTES_MAX      ((size_t)512 << 20)
+#define CAIRN_MANIFEST_FILES_MAX      1000000
+#define CAIRN_MANIFEST_PAYLOAD_MAX    ((size_t)1 << 20)
 
 struct cairn_manifest_file {
     char *path;           /* owned by the manifest; relative to the snapshot's folder */
@@ -74,6 +77,7 @@ struct cairn_manifest {
     uint32_t shard_count;
     double loss_scale;
     uint8_t content_root[32];
+    bool unsealed; /* decoded of a version without the hash: nothing tells whether it was changed */
 };
 
 /* All zero, the spec as after cairn_spec_init. */

@@ -9,6 +9,7 @@
 
 #include "proto/wire/capability.h"
 #include "proto/wire/manifest.h"
+#include "proto/wire/manifest_seal.h"
 #include "proto/wire/optimizer.h"
 #include "proto/wire/snapshot_file.h"
 
@@ -331,18 +332,33 @@ static cairn_status read_payload(const char *hex, struct cairn_manifest *m,
 
 /* What a reader of another version looks at first: before the rest is judged by this one's rules.
  * */
-static cairn_status read_version(const json_t *root, struct cairn_sentence *why)
+static cairn_status read_version(const json_t *root, int *version_out, struct cairn_sentence *why)
 {
     const char *format = json_string_value(json_object_get(root, "format"));
     const json_int_t version = json_integer_value(json_object_get(root, "version"));
     if (format == NULL || strcmp(format, "cairn snapshot") != 0) {
         return corrupt(why, "format", "not \"cairn snapshot\"");
     }
+    *version_out = (int)version;
     if (version >= CAIRN_MANIFEST_VERSION_MIN && version <= CAIRN_MANIFEST_VERSION) return CAIRN_OK;
     return cairn_fail(why, CAIRN_ERR_VERSION,
                       "manifest: its version is %" JSON_INTEGER_FORMAT ", this Cairn "
                       "reads %d to %d; use the Cairn that wrote it",
                       version, CAIRN_MANIFEST_VERSION_MIN, CAIRN_MANIFEST_VERSION);
+}
+
+static cairn_status check_seal(const char *text, size_t text_bytes, struct cairn_sentence *why)
+{
+    char seal[CAIRN_MANIFEST_SEAL_BYTES + 1];
+    const size_t sealed = text_bytes < CAIRN_MANIFEST_SEAL_BYTES
+                              ? 0
+                              : text_bytes - CAIRN_MANIFEST_SEAL_BYTES;
+    cairn_manifest_seal(text, sealed, seal);
+    if (text_bytes - sealed == CAIRN_MANIFEST_SEAL_BYTES &&
+        memcmp(text + sealed, seal, CAIRN_MANIFEST_SEAL_BYTES) == 0)
+        return CAIRN_OK;
+    return corrupt(why, CAIRN_MANIFEST_SEAL_KEY,
+                   "not the hash of what stands before it: it was changed since it was written");
 }
 
 static cairn_status read_ranks(json_t *list, struct cairn_rank_groups *groups, uint32_t *at,
@@ -384,8 +400,8 @@ static cairn_status read_root(json_t *root, struct cairn_manifest *m, struct cai
     json_int_t version, generation, step, epoch, shards;
     json_t *spec, *files, *reduce_groups = NULL;
     json_error_t error;
-    cairn_status status = read_version(root, why);
-    if (status != CAIRN_OK) return status;
+    // The seal is judged already, of a version that has one; of another it would be a key too many.
+    if (!m->unsealed) json_object_del(root, CAIRN_MANIFEST_SEAL_KEY);
     if (json_unpack_ex(root, &error, JSON_STRICT,
                        "{s:s, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:F, s:s, s:s, s:o, s:o, s?o}",
                        "format", &format, "version", &version, "cluster", &cluster, "created",
@@ -408,7 +424,7 @@ static cairn_status read_root(json_t *root, struct cairn_manifest *m, struct cai
     m->cluster = strdup(cluster);
     if (m->cluster == NULL) return CAIRN_ERR_NO_MEMORY;
     if (!json_is_array(files)) return corrupt(why, "files", "not a list");
-    status = read_created(created, m, why);
+    cairn_status status = read_created(created, m, why);
     if (status == CAIRN_OK) status = read_payload(payload, m, why);
     if (status == CAIRN_OK) status = read_spec(spec, &m->spec, why);
     if (status == CAIRN_OK && reduce_groups != NULL)
@@ -430,8 +446,12 @@ cairn_status cairn_manifest_decode(const char *text, size_t text_bytes, struct c
                           error.text, error.line);
     }
     struct cairn_manifest m;
+    int version = 0;
     cairn_manifest_init(&m);
-    cairn_status status = read_root(root, &m, why);
+    cairn_status status = read_version(root, &version, why);
+    m.unsealed = version < CAIRN_MANIFEST_VERSION_SEALED;
+    if (status == CAIRN_OK && !m.unsealed) status = check_seal(text, text_bytes, why);
+    if (status == CAIRN_OK) status = read_root(root, &m, why);
     json_decref(root);
     if (status != CAIRN_OK) {
         cairn_manifest_release(&m);

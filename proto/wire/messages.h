@@ -66,6 +66,7 @@
     X(55, HELD_JOBS, HeldJobs, held_jobs)                           \
     X(56, PART_GET, PartGet, part_get)                              \
     X(57, PART, Part, part)                                         \
+    X(58, SNAPSHOT_PART_NEXT, SnapshotPartNext, snapshot_part_next) \
     X(60, CLUSTER_STATUS_GET, ClusterStatusGet, cluster_status_get) \
     X(61, CLUSTER_STATUS, ClusterStatus, cluster_status)            \
     X(62, JOB_LIST_GET, JobListGet, job_list_get)                   \

@@ -22,9 +22,6 @@ static cairn_status add_one(struct cairn_job_spec_data *next, const Cairn__Tenso
     struct cairn_box box;
     cairn_status status = cairn_tensor_of_message(message, &tensor, &box, why);
     if (status != CAIRN_OK) return status;
-    if (cairn_spec_find_tensor(next, tensor.name) != SIZE_MAX)
-        return cairn_fail(why, CAIRN_ERR_EXISTS, "job %s has a tensor \"%.128s\" already",
-                          next->name, tensor.name);
     if (tensor.alias_of != NULL)
         return cairn_fail(why, CAIRN_ERR_INVALID,
                           "tensor \"%.128s\": what is added is no alias; add it, and tie it",
@@ -45,11 +42,16 @@ static cairn_status add(struct cairn_job_spec_data *next, const Cairn__JobAmend 
                         struct cairn_sentence *why)
 {
     cairn_status status = CAIRN_OK;
-    for (size_t i = 0; i < amend->n_add && status == CAIRN_OK; i++) {
+    for (size_t i = 0; i < amend->n_add && status == CAIRN_OK; i++)
         status = add_one(next, amend->add[i], why);
-        cairn_spec_canonicalize(next); // for the next one to be found
+    if (status != CAIRN_OK || amend->n_add == 0) return status;
+    cairn_spec_canonicalize(next); // once: what is there twice are neighbours then
+    for (size_t i = 1; i < next->tensor_count; i++) {
+        if (strcmp(next->tensors[i - 1].name, next->tensors[i].name) == 0)
+            return cairn_fail(why, CAIRN_ERR_EXISTS, "job %s has a tensor \"%.128s\" already",
+                              next->name, next->tensors[i].name);
     }
-    return status;
+    return CAIRN_OK;
 }
 
 /* ---- tie ---- */

@@ -59,6 +59,7 @@ static void on_tick(uv_timer_t *timer)
 
 static void free_cluster(struct cairn_cluster *cluster)
 {
+    cairn_cluster_restores_close(cluster);
     while (cluster->jobs != NULL) {
         struct cairn_cluster_job *job = cluster->jobs;
         cluster->jobs = job->next;

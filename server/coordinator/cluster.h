@@ -479,6 +479,7 @@ bool cairn_cluster_job_fits_queue(const struct cairn_cluster_job *job, struct ca
 struct cairn_cluster_job_load {
     bool extend; /* made of the part that the shard has */
     const char *snapshot_path;
+    uint64_t digest; /* of a SnapshotPart of what was loaded; 0: none is wanted */
     struct cairn_version version;
     const struct cairn_decision *last; /* may be NULL */
 };
@@ -577,11 +578,17 @@ void cairn_cluster_snapshots_list(struct cairn_cluster_session *session, uint32_
 void cairn_cluster_snapshots_show(struct cairn_cluster_session *session, uint32_t request,
                                   const char *job, const char *id);
 
-/* restore.c */
+/* restore.c, restore_proof.c */
 void cairn_cluster_restore_begin(struct cairn_cluster_session *session, uint32_t request,
                                  const Cairn__SnapshotRestore *message);
 void cairn_cluster_restores_forget(struct cairn_cluster *cluster,
                                    const struct cairn_cluster_session *session);
+/* With the cluster: nobody is told. */
+void cairn_cluster_restores_close(struct cairn_cluster *cluster);
+/* True: it is of what a restore has loaded. */
+bool cairn_cluster_restore_on_part(struct cairn_cluster_session *session,
+                                   const Cairn__SnapshotPart *part);
+void cairn_cluster_restores_shard_gone(struct cairn_cluster_job *job, uint32_t shard);
 
 /* handlers_*.c: judged frames of each role. Returns false if the role may not say that. */
 bool cairn_cluster_handle_worker(struct cairn_cluster_session *session,

@@ -9,20 +9,19 @@
 #ifndef CAIRN_COORDINATOR_CUT_H
 #define CAIRN_COORDINATOR_CUT_H
 
-#include "proto/wire/digest_tree.h"
 #include "proto/wire/manifest.h"
 #include "proto/wire/snapshot_file.h"
+#include "server/coordinator/digests.h"
 #include "server/coordinator/works.h"
 
-#define CAIRN_CUT_NODES_MAX ((size_t)16 << 20)
-
 enum cairn_cluster_cut_stage { CAIRN_CUT_PINNING, CAIRN_CUT_PINNED, CAIRN_CUT_WORKING };
-enum cairn_part_state { CAIRN_PART_NONE, CAIRN_PART_AWAITED, CAIRN_PART_IN };
 
-struct cairn_cluster_cut_node {
-    uint32_t tensor, plane;
-    struct cairn_tree_node node;
-};
+/* Of a shard: BEGUN when its first message is in, and more are to come. */
+enum cairn_part_state { CAIRN_PART_NONE, CAIRN_PART_AWAITED, CAIRN_PART_BEGUN, CAIRN_PART_IN };
+static inline bool cairn_part_is_open(uint8_t part)
+{
+    return part == CAIRN_PART_AWAITED || part == CAIRN_PART_BEGUN;
+}
 
 struct cairn_cluster_cut {
     struct cairn_cluster_work work;
@@ -36,17 +35,17 @@ struct cairn_cluster_cut {
     uint64_t begun_ms;   /* of the loop's clock */
     cairn_status status; /* the first failure */
     struct cairn_sentence why;
-    uint64_t bytes; /* of all files */
     /* of the thread that makes the folder, until that is done */
     const char *root; /* borrowed of the cluster */
     cairn_status folder_status;
     struct cairn_sentence folder_why;
+    uint64_t bytes;   /* of all files */
+    bool has_payload; /* the manifest has one: of the first part that came */
 
     /* owned */
-    char *folder;                         /* NULL in a digest */
-    uint8_t *parts;                       /* [shard_count], enum cairn_part_state */
-    struct cairn_cluster_cut_node *nodes; /* [node_count] */
-    size_t node_count, node_capacity;
+    char *folder;   /* NULL in a digest */
+    uint8_t *parts; /* [shard_count], enum cairn_part_state */
+    struct cairn_cluster_digests digests;
     struct cairn_manifest manifest; /* of a digest too: content root, version, payload */
     struct cairn_cluster_waiter *at_begin, *at_end;
 };
@@ -56,6 +55,11 @@ void cairn_cluster_cut_make_folder(struct cairn_cluster_work *work);
 /* The content root of what the parts said, into the manifest, and for a snapshot the manifest onto
  * storage; on failure the folder is removed. Any thread: touches the cut alone, and its copy of the spec. */
 void cairn_cluster_cut_work(struct cairn_cluster_work *work);
+/* A shard's SnapshotPart was taken: it is asked for the next one of it. */
+void cairn_cluster_part_next(const struct cairn_cluster_seat *seat,
+                             const Cairn__SnapshotPart *part);
+/* Its own failure, as a status. */
+cairn_status cairn_cluster_part_failed(const Cairn__SnapshotPart *part, struct cairn_sentence *why);
 /* Removes a folder with everything in it. Blocks. */
 void cairn_cluster_folder_remove(const char *path);
 /* A status message that borrows from the manifest; state "committed". */

@@ -141,6 +141,7 @@ static void on_snapshot_part(struct cairn_cluster_session *session,
                              const Cairn__SnapshotPart *message)
 {
     uint32_t shard;
+    if (cairn_cluster_restore_on_part(session, message)) return;
     struct cairn_cluster_job *job = place_of(session, message->job, &shard);
     if (job != NULL) cairn_cluster_cut_on_part(job, shard, message);
 }

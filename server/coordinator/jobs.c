@@ -310,6 +310,7 @@ cairn_cluster_job_send_create(struct cairn_cluster_job *job,
     create.spec_bytes = job->spec_bytes_len;
     create.layout_bytes = job->layout_bytes_len;
     create.extend = load->extend;
+    create.digest = load->digest;
     create.member_max = (uint32_t)job->cluster->options->workers_max;
     create.snapshot_path = (char *)(uintptr_t)(load->snapshot_path != NULL ? load->snapshot_path
                                                                            : "");

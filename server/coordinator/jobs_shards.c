@@ -340,6 +340,7 @@ static void shard_down(struct cairn_cluster_job *job, uint32_t shard)
     cairn_cluster_members_forget_shard(job, shard);
     cairn_cluster_groups_shard_gone(job, shard);
     cairn_cluster_extend_shard_gone(job);
+    cairn_cluster_restores_shard_gone(job, shard);
     cairn_cluster_tiles_advance(job);
     if (!s->up) return;
     s->up = false;

@@ -1,40 +1,27 @@
 /* A snapshot becomes a job: checked on another thread, then made on the shards in a new generation.
  *
- *   check    manifest, files, cover, checksums; nothing is touched, a failure changes nothing
+ *   check    manifest, files, cover, checksums; where a job would be given up for it, the content root of
+ *            the files, too; nothing is touched, a failure changes nothing
  *   reserve  a generation that the job has not used becomes durable, while the job goes on
  *   replace  the job's members are expelled, its body is planned anew over the shards there are, and
  *            JobCreate names the folder; from here on a failure leaves the job lost, and says so
+ *   prove    the shards have told the digests of what they loaded, and these come to the manifest's root
  *   store    the new job becomes durable
  *   done     the core READY at the snapshot's version with the payload of its last decision */
+#include <assert.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "proto/wire/snapshot_io.h"
 #include "server/base/log.h"
-#include "server/coordinator/cut.h"
 #include "server/coordinator/groups.h"
+#include "server/coordinator/restore.h"
 #include "server/coordinator/saves.h"
 #include "server/coordinator/standing.h"
-
-struct cairn_cluster_restore {
-    struct cairn_cluster_work work;
-    struct cairn_cluster *cluster;
-    struct cairn_cluster_waiter *waiter;
-    uint64_t job_id;     /* once it is linked */
-    uint64_t generation; /* of the restored job; 0: not chosen yet */
-    uint64_t old_id;     /* the job of which it is reserved; 0: of none */
-    bool reserving;
-    cairn_status status;
-    struct cairn_sentence why;
-    struct cairn_cluster_restore *next;
-    /* owned */
-    char *folder;
-    char *job_name; /* under which name; NULL = the snapshot's */
-    struct cairn_manifest manifest;
-};
 
 static void free_restore(struct cairn_cluster_restore *restore)
 {
@@ -45,6 +32,8 @@ static void free_restore(struct cairn_cluster_restore *restore)
         cairn_cluster_waiters_forget(&restore->waiter, restore->waiter->session);
     }
     cairn_manifest_release(&restore->manifest);
+    cairn_cluster_digests_release(&restore->digests);
+    free(restore->parts);
     free(restore->folder);
     free(restore->job_name);
     free(restore);
@@ -133,13 +122,12 @@ static void on_stored(const struct cairn_cluster_saved *saved)
     end_load(restore, job, status, why.text);
 }
 
-static void on_loaded(void *context, cairn_status status, const char *text)
+/* All shards have made their part, and it was proven; or not. */
+static void on_loaded(struct cairn_cluster_restore *restore, cairn_status status, const char *text)
 {
-    struct cairn_cluster_restore *restore = context;
-    struct cairn_cluster *cluster = restore->cluster;
-    struct cairn_cluster_job *job = cairn_cluster_job_by_id(cluster, restore->job_id);
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(restore->cluster, restore->job_id);
     struct cairn_sentence why;
-    if (cluster->closing || job == NULL) {
+    if (restore->cluster->closing || job == NULL) {
         free_restore(restore);
         return;
     }
@@ -151,6 +139,41 @@ static void on_loaded(void *context, cairn_status status, const char *text)
                                         &why);
     }
     if (status != CAIRN_OK) end_load(restore, job, status, why.text);
+}
+
+static void on_proven(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    const struct cairn_sentence why = restore->why;
+    on_loaded(restore, restore->status, why.text);
+}
+
+void cairn_cluster_restore_advance(struct cairn_cluster_restore *restore)
+{
+    const struct cairn_cluster_job *job = cairn_cluster_job_by_id(restore->cluster,
+                                                                  restore->job_id);
+    if (!restore->made || job == NULL) return;
+    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+        if (cairn_part_is_open(restore->parts[i])) return;
+    }
+    restore->made = false; // once
+    restore->work.run = cairn_cluster_restore_prove_loaded;
+    restore->work.done = on_proven;
+    // A failure, too, ends on the loop later: the job may go then, and here somebody has it in hand.
+    const bool started = cairn_cluster_work_start(&restore->work, restore->cluster, NULL, 0);
+    assert(started); // of no session
+    (void)started;
+}
+
+static void on_made(void *context, cairn_status status, const char *text)
+{
+    struct cairn_cluster_restore *restore = context;
+    if (status != CAIRN_OK || restore->cluster->closing) {
+        on_loaded(restore, status, text);
+        return;
+    }
+    restore->made = true;
+    cairn_cluster_restore_advance(restore);
 }
 
 /* Above all that the job has used, or may use by what is durable of it. */
@@ -224,6 +247,18 @@ static cairn_status judge_replace(const struct cairn_cluster_restore *restore,
     return CAIRN_OK;
 }
 
+/* Every shard will tell of what it has loaded. */
+static cairn_status await_parts(struct cairn_cluster_restore *restore,
+                                const struct cairn_cluster_job *body, struct cairn_sentence *why)
+{
+    restore->parts = malloc(body->layout->shard_count);
+    if (restore->parts == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    memset(restore->parts, CAIRN_PART_AWAITED, body->layout->shard_count);
+    randombytes_buf(&restore->number, sizeof restore->number);
+    restore->number |= 1; // never 0
+    return CAIRN_OK;
+}
+
 static cairn_status replace(struct cairn_cluster_restore *restore, struct cairn_cluster_job *old,
                             struct cairn_sentence *why)
 {
@@ -231,7 +266,8 @@ static cairn_status replace(struct cairn_cluster_restore *restore, struct cairn_
     struct cairn_cluster_job *body = cairn_cluster_job_plan(restore->cluster, &m->spec, why);
     if (body == NULL) return CAIRN_ERR_NOT_READY;
     inherit(body, old, restore);
-    const cairn_status status = cairn_cluster_groups_restored(body, &m->reduce_groups);
+    cairn_status status = cairn_cluster_groups_restored(body, &m->reduce_groups);
+    if (status == CAIRN_OK) status = await_parts(restore, body, why);
     if (status != CAIRN_OK) {
         cairn_cluster_job_free(body);
         return status;
@@ -241,12 +277,13 @@ static cairn_status replace(struct cairn_cluster_restore *restore, struct cairn_
                                          .payload = m->payload,
                                          .payload_bytes = m->payload_bytes };
     const struct cairn_cluster_job_load load = { .snapshot_path = restore->folder,
+                                                 .digest = restore->number,
                                                  .version = { body->generation, m->step },
                                                  .last = &last };
     if (old != NULL) remove_old(old, body, restore->folder);
     cairn_cluster_job_link(body);
     restore->job_id = body->id;
-    struct cairn_cluster_gather *gather = cairn_cluster_job_send_create(body, &load, on_loaded,
+    struct cairn_cluster_gather *gather = cairn_cluster_job_send_create(body, &load, on_made,
                                                                         restore);
     if (gather == NULL) {
         cairn_cluster_job_lose(body, false, "no memory to restore it");
@@ -294,7 +331,7 @@ static void on_reserved(const struct cairn_cluster_saved *saved)
         end_restore(restore, saved->status, saved->why);
 }
 
-static void on_checked(struct cairn_cluster_work *work)
+static void begin_load(struct cairn_cluster_work *work)
 {
     struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
     if (work->cluster->closing) {
@@ -308,6 +345,30 @@ static void on_checked(struct cairn_cluster_work *work)
         advance(restore);
     else
         end_restore(restore, status, restore->status != CAIRN_OK ? restore->why.text : "no memory");
+}
+
+/* There is a job of its name that is not lost, and would be if it came to a failure later. */
+static bool is_risky(const struct cairn_cluster_restore *restore)
+{
+    const char *name = restore->job_name != NULL ? restore->job_name : restore->manifest.spec.name;
+    const struct cairn_cluster_job *old = cairn_cluster_job_find(restore->cluster, name);
+    return old != NULL && old->state != CAIRN_CLUSTER_JOB_LOST;
+}
+
+static void on_checked(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    if (restore->status == CAIRN_OK && restore->manifest.unsealed)
+        cairn_log_warn("the manifest of %s is of a former version, without a hash over itself: "
+                       "whether it was changed cannot be told but by its content root",
+                       restore->folder);
+    if (restore->status == CAIRN_OK && !work->cluster->closing && is_risky(restore)) {
+        work->run = cairn_cluster_restore_prove_files;
+        work->done = begin_load;
+        if (cairn_cluster_work_start(work, work->cluster, NULL, 0)) return;
+        restore->status = cairn_fail(&restore->why, CAIRN_ERR_NO_MEMORY, "no thread for it");
+    }
+    begin_load(work);
 }
 
 /* ---- the request ---- */
@@ -378,4 +439,9 @@ void cairn_cluster_restores_forget(struct cairn_cluster *cluster,
     for (struct cairn_cluster_restore *r = cluster->restores; r != NULL; r = r->next) {
         cairn_cluster_waiters_forget(&r->waiter, session);
     }
+}
+
+void cairn_cluster_restores_close(struct cairn_cluster *cluster)
+{
+    while (cluster->restores != NULL) free_restore(cluster->restores);
 }

@@ -16,7 +16,7 @@ static void free_cut(struct cairn_cluster_cut *cut)
     cairn_manifest_release(&cut->manifest);
     free(cut->folder);
     free(cut->parts);
-    free(cut->nodes);
+    cairn_cluster_digests_release(&cut->digests);
     free(cut);
 }
 
@@ -80,7 +80,7 @@ static void finish_if_whole(struct cairn_cluster_cut *cut)
     const uint32_t count = cut->job->layout->shard_count;
     if (cut->stage != CAIRN_CUT_PINNED || cut->making_folder) return;
     for (uint32_t i = 0; i < count; i++) {
-        if (cut->parts[i] == CAIRN_PART_AWAITED) return;
+        if (cairn_part_is_open(cut->parts[i])) return;
     }
     cut->stage = CAIRN_CUT_WORKING;
     cut->work.run = cairn_cluster_cut_work;
@@ -91,34 +91,6 @@ static void finish_if_whole(struct cairn_cluster_cut *cut)
 }
 
 /* ---- parts ---- */
-
-static cairn_status take_nodes(struct cairn_cluster_cut *cut, const Cairn__SnapshotPart *part,
-                               struct cairn_sentence *why)
-{
-    if (part->n_digests > CAIRN_CUT_NODES_MAX - cut->node_count) {
-        return cairn_fail(why, CAIRN_ERR_PROTOCOL, "too many digests");
-    }
-    const size_t need = cut->node_count + part->n_digests;
-    if (need > cut->node_capacity) {
-        struct cairn_cluster_cut_node *more = realloc(cut->nodes, need * sizeof *more);
-        if (more == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for digests");
-        cut->nodes = more;
-        cut->node_capacity = need;
-    }
-    for (size_t i = 0; i < part->n_digests; i++) {
-        const Cairn__DigestNode *d = part->digests[i];
-        if (d->tensor >= cut->job->spec.tensor_count || d->plane >= CAIRN_PLANE_COUNT ||
-            d->hash.len != CAIRN_HASH_BYTES) {
-            return cairn_fail(why, CAIRN_ERR_PROTOCOL, "a digest of no tensor of this job");
-        }
-        struct cairn_cluster_cut_node *node = &cut->nodes[cut->node_count++];
-        *node = (struct cairn_cluster_cut_node) { d->tensor,
-                                                  d->plane,
-                                                  { d->level, d->index, { { 0 } } } };
-        memcpy(node->node.hash.byte, d->hash.data, CAIRN_HASH_BYTES);
-    }
-    return CAIRN_OK;
-}
 
 static cairn_status take_files(struct cairn_cluster_cut *cut, const Cairn__SnapshotPart *part,
                                struct cairn_sentence *why)
@@ -139,10 +111,11 @@ static cairn_status take_files(struct cairn_cluster_cut *cut, const Cairn__Snaps
 
 /* Shards keep the same last decision, so their payloads are the same bytes. */
 static cairn_status take_payload(struct cairn_cluster_cut *cut, const Cairn__SnapshotPart *part,
-                                 bool is_first, struct cairn_sentence *why)
+                                 struct cairn_sentence *why)
 {
     struct cairn_manifest *m = &cut->manifest;
-    if (is_first) {
+    if (!cut->has_payload) {
+        cut->has_payload = true;
         const cairn_status status = cairn_manifest_set_payload(m, part->payload.data,
                                                                part->payload.len);
         return status == CAIRN_OK ? status : cairn_fail(why, status, "the payload is too long");
@@ -154,24 +127,39 @@ static cairn_status take_payload(struct cairn_cluster_cut *cut, const Cairn__Sna
     return cairn_fail(why, CAIRN_ERR_PROTOCOL, "its last decision is another one than the others'");
 }
 
+cairn_status cairn_cluster_part_failed(const Cairn__SnapshotPart *part, struct cairn_sentence *why)
+{
+    if (part->status == CAIRN_OK) return CAIRN_OK;
+    const bool known = cairn_status_known(part->status);
+    return cairn_fail(why, known ? (cairn_status)part->status : CAIRN_ERR_INTERNAL, "%s",
+                      part->text);
+}
+
 static cairn_status take_part(struct cairn_cluster_cut *cut, const Cairn__SnapshotPart *part,
                               bool is_first, struct cairn_sentence *why)
 {
-    if (part->status != CAIRN_OK) {
-        const int known = cairn_status_known(part->status);
-        return cairn_fail(why, known ? (cairn_status)part->status : CAIRN_ERR_INTERNAL, "%s",
-                          part->text);
-    }
+    cairn_status status = cairn_cluster_part_failed(part, why);
+    if (status != CAIRN_OK) return status;
     if (part->generation != cut->version.generation || part->step != cut->version.step) {
         return cairn_fail(why, CAIRN_ERR_PROTOCOL,
                           "it is of step %" PRIu64 " (generation %" PRIu64
                           "), the set of step %" PRIu64 " (%" PRIu64 ")",
                           part->step, part->generation, cut->version.step, cut->version.generation);
     }
-    cairn_status status = take_payload(cut, part, is_first, why);
+    if (is_first) status = take_payload(cut, part, why);
     if (status == CAIRN_OK) status = take_files(cut, part, why);
-    if (status == CAIRN_OK) status = take_nodes(cut, part, why);
+    if (status == CAIRN_OK)
+        status = cairn_cluster_digests_take(&cut->digests, cut->manifest.spec.tensor_count, part,
+                                            why);
     return status;
+}
+
+void cairn_cluster_part_next(const struct cairn_cluster_seat *seat, const Cairn__SnapshotPart *part)
+{
+    Cairn__SnapshotPartNext next = CAIRN__SNAPSHOT_PART_NEXT__INIT;
+    next.job = part->job;
+    next.snapshot = part->snapshot;
+    cairn_cluster_session_send(seat->session, CAIRN_MSG_SNAPSHOT_PART_NEXT, 0, &next.base);
 }
 
 void cairn_cluster_cut_on_part(struct cairn_cluster_job *job, uint32_t shard,
@@ -180,14 +168,16 @@ void cairn_cluster_cut_on_part(struct cairn_cluster_job *job, uint32_t shard,
     struct cairn_cluster_cut *cut = job->cut;
     struct cairn_sentence why;
     if (cut == NULL || cut->number != part->snapshot || cut->stage != CAIRN_CUT_PINNED) return;
-    if (cut->parts[shard] != CAIRN_PART_AWAITED) return;
-    bool is_first = true;
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
-        if (cut->parts[i] == CAIRN_PART_IN) is_first = false;
+    if (!cairn_part_is_open(cut->parts[shard])) return;
+    const struct cairn_cluster_seat *seat = job->shards[shard].seat;
+    const cairn_status status = take_part(cut, part, cut->parts[shard] == CAIRN_PART_AWAITED, &why);
+    if (status == CAIRN_OK && part->more) {
+        cut->parts[shard] = CAIRN_PART_BEGUN;
+        cairn_cluster_part_next(seat, part);
+        return;
     }
-    const cairn_status status = take_part(cut, part, is_first, &why);
     cut->parts[shard] = status == CAIRN_OK ? CAIRN_PART_IN : CAIRN_PART_NONE;
-    if (status != CAIRN_OK) fail_cut(cut, status, job->shards[shard].seat->name, why.text);
+    if (status != CAIRN_OK) fail_cut(cut, status, seat->name, why.text);
     finish_if_whole(cut);
 }
 
@@ -195,7 +185,7 @@ void cairn_cluster_cut_shard_gone(struct cairn_cluster_job *job, uint32_t shard)
 {
     struct cairn_cluster_cut *cut = job->cut;
     if (cut == NULL || cut->stage != CAIRN_CUT_PINNED) return;
-    if (cut->parts[shard] != CAIRN_PART_AWAITED) return;
+    if (!cairn_part_is_open(cut->parts[shard])) return;
     cut->parts[shard] = CAIRN_PART_NONE;
     fail_cut(cut, CAIRN_ERR_CLOSED, job->shards[shard].seat->name, "it went away while writing");
     finish_if_whole(cut);
@@ -232,7 +222,7 @@ bool cairn_cluster_cut_waiting(const struct cairn_cluster_job *job, struct cairn
     if (cut != NULL && cut->making_folder) cairn_sentence_set(out, "the disk of snapshots.path");
     for (uint32_t i = 0; i < job->layout->shard_count; i++) {
         is_away |= job->shards[i].seat->session == NULL;
-        if (cut == NULL || cut->parts[i] != CAIRN_PART_AWAITED) continue;
+        if (cut == NULL || !cairn_part_is_open(cut->parts[i])) continue;
         cairn_sentence_add(out, "%sshard %s", out->text[0] != '\0' ? ", " : "",
                            job->shards[i].seat->name);
     }

@@ -56,7 +56,8 @@ static cairn_status begin_state(struct cairn_shard_job *job, struct cairn_senten
 {
     if (job->staged)
         return cairn_extend_begin(job, cairn_shard_job_find(job->shard, job->number), why);
-    if (job->snapshot_path[0] != '\0') return cairn_restore_begin(job, job->snapshot_path, why);
+    if (job->snapshot_path[0] != '\0')
+        return cairn_restore_begin(job, job->snapshot_path, job->snapshot_digest, why);
     if (cairn_origin_wanted(job)) return cairn_origin_begin(job, why);
     job->state = CAIRN_JOB_INITIALIZING;
     cairn_session_answer(job->shard, &job->creating, CAIRN_OK, NULL);
@@ -80,10 +81,11 @@ static void on_state_taken(const struct cairn_reserve_request *request, cairn_st
     cairn_shard_job_leave(job);
 }
 
-cairn_status cairn_admit_job(struct cairn_shard_job *job, const char *snapshot_path,
+cairn_status cairn_admit_job(struct cairn_shard_job *job, const Cairn__JobCreate *create,
                              struct cairn_sentence *why)
 {
-    job->snapshot_path = strdup(snapshot_path);
+    job->snapshot_digest = create->digest;
+    job->snapshot_path = strdup(create->snapshot_path);
     if (job->snapshot_path == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
     job->state = CAIRN_JOB_LOADING;
     const struct cairn_reserve_request request = {

@@ -4,6 +4,7 @@
 
 #include "server/shard/held.h"
 #include "server/shard/relay.h"
+#include "server/shard/report.h"
 #include "server/shard/shard.h"
 
 /* ---- creating a job: pages first ---- */
@@ -110,7 +111,7 @@ static void create_open(struct cairn_shard *shard, struct cairn_create *create)
         job->spec.name, (unsigned long long)job->generation,
         (unsigned long long)job->map.elem_count, job->map.extent_count,
         (unsigned long long)job->budget_bytes);
-    status = cairn_admit_job(job, create->message->snapshot_path, &why);
+    status = cairn_admit_job(job, create->message, &why);
     if (status != CAIRN_OK) {
         create_end(shard, create, status, &why);
         cairn_shard_job_leave(job);
@@ -450,6 +451,7 @@ static uint64_t job_number(uint16_t type, const ProtobufCMessage *message)
     case CAIRN_MSG_PIN: return ((const Cairn__Pin *)message)->job;
     case CAIRN_MSG_LACKS_GET: return ((const Cairn__LacksGet *)message)->job;
     case CAIRN_MSG_PIN_FOLDER: return ((const Cairn__PinFolder *)message)->job;
+    case CAIRN_MSG_SNAPSHOT_PART_NEXT: return ((const Cairn__SnapshotPartNext *)message)->job;
     case CAIRN_MSG_LEASE_KEEP: return ((const Cairn__LeaseKeep *)message)->job;
     case CAIRN_MSG_LEASE_END: return ((const Cairn__LeaseEnd *)message)->job;
     default: return 0;
@@ -486,6 +488,9 @@ static void on_job_message(struct cairn_shard *shard, uint16_t type, uint32_t re
         cairn_shard_job_tell_lacks(job, (const Cairn__LacksGet *)message);
         break;
     case CAIRN_MSG_PIN_FOLDER: cairn_pin_folder(job, (const Cairn__PinFolder *)message); break;
+    case CAIRN_MSG_SNAPSHOT_PART_NEXT:
+        cairn_report_next(job, ((const Cairn__SnapshotPartNext *)message)->snapshot);
+        break;
     case CAIRN_MSG_LEASE_KEEP:
         on_lease_keep(shard, request, job, (const Cairn__LeaseKeep *)message);
         break;
@@ -564,6 +569,7 @@ void cairn_shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *f
     case CAIRN_MSG_PIN:
     case CAIRN_MSG_LACKS_GET:
     case CAIRN_MSG_PIN_FOLDER:
+    case CAIRN_MSG_SNAPSHOT_PART_NEXT:
     case CAIRN_MSG_LEASE_KEEP:
     case CAIRN_MSG_LEASE_END: on_message_of_job(shard, frame->type, frame->request, message); break;
     case CAIRN_MSG_ERROR: on_error(shard, (const Cairn__Error *)message); break;

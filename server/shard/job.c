@@ -7,6 +7,7 @@
 #include "proto/wire/published.h"
 #include "server/shard/extend.h"
 #include "server/shard/relay.h"
+#include "server/shard/report.h"
 #include "server/shard/shard.h"
 
 #define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
@@ -144,6 +145,21 @@ uint64_t cairn_shard_job_plane_byte(const struct cairn_shard_job *job, uint32_t 
     const uint64_t first = job->map.extents[extent].local_elem;
     return first * sizeof(float) +
            (local_elem - first) * cairn_dtype_bytes((int)job->parts[extent].master);
+}
+
+const struct cairn_arena *cairn_shard_job_plane(const struct cairn_shard_job *job,
+                                                enum cairn_plane plane)
+{
+    return plane == CAIRN_PLANE_PARAM     ? &job->param
+           : plane == CAIRN_PLANE_EXP_AVG ? &job->exp_avg
+                                          : &job->exp_avg_sq;
+}
+
+uint8_t *cairn_shard_job_at(const struct cairn_shard_job *job, enum cairn_plane plane,
+                            uint32_t extent, uint64_t local_elem)
+{
+    return cairn_shard_job_plane(job, plane)->base +
+           cairn_shard_job_plane_byte(job, extent, local_elem);
 }
 
 /* The tables that make a chunk's place a matter of one look. */
@@ -421,6 +437,7 @@ static void free_job(struct cairn_shard_job *job, const struct cairn_request *re
 
     cairn_relay_free_all(job);
     cairn_pin_release(job);
+    cairn_reports_drop(job);
     cairn_restore_release(job);
     cairn_origin_release(job);
     cairn_extend_release(job);

@@ -68,9 +68,10 @@ void cairn_pin_updated(struct cairn_shard_job *job);
 /* The job leaves: what runs on the files thread ends soon. */
 void cairn_pin_cancel(struct cairn_shard_job *job);
 void cairn_pin_release(struct cairn_shard_job *job);
-/* LOADING: reads the state, then seals, or answers with an error and leaves. */
+/* LOADING: reads the state, tells the digests of what it has then as the SnapshotPart `digest` (0: to
+ * nobody), and seals; or answers with an error and leaves. */
 CAIRN_MUST_CHECK cairn_status cairn_restore_begin(struct cairn_shard_job *job, const char *path,
-                                                  struct cairn_sentence *why);
+                                                  uint64_t digest, struct cairn_sentence *why);
 void cairn_restore_cancel(struct cairn_shard_job *job);
 void cairn_restore_release(struct cairn_shard_job *job);
 

@@ -4,12 +4,14 @@
 #include <string.h>
 
 #include "proto/wire/snapshot_io.h"
+#include "server/shard/report.h"
 #include "server/shard/shard.h"
 
 struct cairn_restore {
     struct cairn_task task;
     struct cairn_shard_job *job; /* borrowed */
     char *path;                  /* owned */
+    struct cairn_report *report; /* owned until it is sent; NULL: nobody wants to know */
     atomic_bool canceled;
     cairn_status status; /* the result */
     struct cairn_sentence why;
@@ -40,9 +42,15 @@ static bool same_form(const struct cairn_tensor_spec *a, const struct cairn_tens
            memcmp(a->shape.dim, b->shape.dim, a->shape.rank * sizeof *a->shape.dim) == 0;
 }
 
-/* All planes of one extent. The snapshot may list its tensors otherwise: they are found by name. */
+static const uint8_t *loaded_at(const void *job, enum cairn_plane plane, size_t extent,
+                                uint64_t local_elem)
+{
+    return cairn_shard_job_at(job, plane, (uint32_t)extent, local_elem);
+}
+
+/* A plane of one extent. The snapshot may list its tensors otherwise: they are found by name. */
 static cairn_status read_extent(struct cairn_restore *restore, struct cairn_snapshot *snapshot,
-                                size_t number)
+                                size_t number, enum cairn_plane plane)
 {
     const struct cairn_shard_job *job = restore->job;
     const struct cairn_local_extent *extent = &job->map.extents[number];
@@ -53,20 +61,32 @@ static cairn_status read_extent(struct cairn_restore *restore, struct cairn_snap
                           "snapshot %s has no tensor %s of the job's shape and master dtype",
                           restore->path, wanted->name);
     }
-    const struct {
-        enum cairn_plane plane;
-        const struct cairn_arena *arena;
-    } planes[] = { { CAIRN_PLANE_PARAM, &job->param },
-                   { CAIRN_PLANE_EXP_AVG, &job->exp_avg },
-                   { CAIRN_PLANE_EXP_AVG_SQ, &job->exp_avg_sq } };
     const uint32_t kept = 1u << CAIRN_PLANE_PARAM | job->parts[number].planes;
+    if ((kept & 1u << plane) == 0) return CAIRN_OK;
+    return read_plane(restore, snapshot, (uint32_t)tensor, plane, extent,
+                      cairn_shard_job_at(job, plane, (uint32_t)number, extent->local_elem));
+}
+
+/* A plane after the other: each has files of its own. */
+static cairn_status read_all(struct cairn_restore *restore, struct cairn_snapshot *snapshot)
+{
+    static const enum cairn_plane planes[] = { CAIRN_PLANE_PARAM, CAIRN_PLANE_EXP_AVG,
+                                               CAIRN_PLANE_EXP_AVG_SQ };
     cairn_status status = CAIRN_OK;
-    for (size_t p = 0; status == CAIRN_OK && p < sizeof planes / sizeof *planes; p++) {
-        if ((kept & 1u << planes[p].plane) == 0) continue;
-        status = read_plane(restore, snapshot, (uint32_t)tensor, planes[p].plane, extent,
-                            planes[p].arena->base + cairn_shard_job_plane_byte(
-                                                        job, (uint32_t)number, extent->local_elem));
+    for (size_t p = 0; p < sizeof planes / sizeof *planes; p++) {
+        for (size_t i = 0; i < restore->job->map.extent_count && status == CAIRN_OK; i++)
+            status = read_extent(restore, snapshot, i, planes[p]);
     }
+    return status;
+}
+
+static cairn_status hash_all(struct cairn_restore *restore)
+{
+    const struct cairn_shard_job *job = restore->job;
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; i < job->map.extent_count && status == CAIRN_OK; i++)
+        status = cairn_report_hash(restore->report, i, loaded_at, job, &restore->canceled,
+                                   &restore->why);
     return status;
 }
 
@@ -78,8 +98,8 @@ static void run_restore(struct cairn_task *task, uint32_t item, uint32_t thread)
     struct cairn_snapshot snapshot;
     restore->status = cairn_snapshot_open(restore->path, &snapshot, &restore->why);
     if (restore->status != CAIRN_OK) return;
-    for (size_t i = 0; restore->status == CAIRN_OK && i < restore->job->map.extent_count; i++)
-        restore->status = read_extent(restore, &snapshot, i);
+    restore->status = read_all(restore, &snapshot);
+    if (restore->status == CAIRN_OK && restore->report != NULL) restore->status = hash_all(restore);
     cairn_snapshot_close(&snapshot);
 }
 
@@ -89,6 +109,9 @@ static void restore_done(struct cairn_task *task)
     struct cairn_shard_job *job = restore->job;
     if (job->state == CAIRN_JOB_LOADING && restore->status == CAIRN_OK) {
         cairn_log_info("job %s: loaded %s", job->spec.name, restore->path);
+        if (restore->report != NULL)
+            cairn_report_send(restore->report, cairn_step_version(job->step), CAIRN_OK, NULL);
+        restore->report = NULL;
         cairn_round_seal(job);
     } else if (job->state == CAIRN_JOB_LOADING) {
         cairn_log_error("job %s: cannot load %s: %s", job->spec.name, restore->path,
@@ -99,18 +122,21 @@ static void restore_done(struct cairn_task *task)
     cairn_shard_job_idle(job);
 }
 
-cairn_status cairn_restore_begin(struct cairn_shard_job *job, const char *path,
+cairn_status cairn_restore_begin(struct cairn_shard_job *job, const char *path, uint64_t digest,
                                  struct cairn_sentence *why)
 {
     struct cairn_restore *restore = calloc(1, sizeof *restore);
     char *copy = strdup(path);
-    if (restore == NULL || copy == NULL) {
+    struct cairn_report *report = digest != 0 ? cairn_report_new(job, digest) : NULL;
+    if (restore == NULL || copy == NULL || (digest != 0 && report == NULL)) {
         free(restore);
         free(copy);
+        cairn_report_free(report);
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to load a snapshot");
     }
     restore->job = job;
     restore->path = copy;
+    restore->report = report;
     restore->task =
         (struct cairn_task) { .run = run_restore, .done = restore_done, .item_count = 1 };
     job->restore = restore;
@@ -128,6 +154,7 @@ void cairn_restore_cancel(struct cairn_shard_job *job)
 void cairn_restore_release(struct cairn_shard_job *job)
 {
     if (job->restore == NULL) return;
+    cairn_report_free(job->restore->report);
     free(job->restore->path);
     free(job->restore);
     job->restore = NULL;

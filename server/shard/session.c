@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "server/shard/held.h"
+#include "server/shard/report.h"
 #include "server/shard/shard.h"
 
 #define CONNECT_TIMEOUT_MS 5000
@@ -220,6 +221,8 @@ static void on_close(struct cairn_stream *stream, cairn_status status, const cha
         cairn_shard_stream_closed(shard);
         return;
     }
+    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
+        cairn_reports_drop(job);
     const bool news = session->welcome || status == CAIRN_ERR_REFUSED;
     cairn_log_limited(&session->down, news ? CAIRN_LOG_WARN : CAIRN_LOG_INFO,
                       "no coordinator: %s (%s); trying again in %u ms", why,

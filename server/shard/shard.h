@@ -316,7 +316,8 @@ struct cairn_shard_job {
     size_t reply_bytes;
     struct cairn_reply *replies_free;
     struct cairn_reply *deferred;
-    struct cairn_pin *pins; /* owned; see pin.c */
+    struct cairn_pin *pins;       /* owned; see pin.c */
+    struct cairn_report *reports; /* owned; being sent: report.h */
     struct cairn_restore *restore;
     struct cairn_origin *origin; /* owned; while it is at work */
     struct cairn_extend *extend; /* owned; the same */
@@ -326,6 +327,7 @@ struct cairn_shard_job {
 
     uint32_t busy;                 /* receives, sends and tasks that refer to this job */
     char *snapshot_path;           /* owned: that it begins with; "": none */
+    uint64_t snapshot_digest;      /* JobCreate.digest */
     struct cairn_request creating; /* or sealing */
     struct cairn_request dropping;
 };
@@ -443,6 +445,12 @@ void cairn_shard_job_leave(struct cairn_shard_job *job);
  * extent's end lies dense in the master dtype. */
 uint64_t cairn_shard_job_plane_byte(const struct cairn_shard_job *job, uint32_t extent,
                                     uint64_t local_elem);
+/* The arena of CAIRN_PLANE_PARAM or of one of the optimizer's. */
+const struct cairn_arena *cairn_shard_job_plane(const struct cairn_shard_job *job,
+                                                enum cairn_plane plane);
+/* The same as an address in the state; of CAIRN_PLANE_PARAM and the optimizer's. */
+uint8_t *cairn_shard_job_at(const struct cairn_shard_job *job, enum cairn_plane plane,
+                            uint32_t extent, uint64_t local_elem);
 /* It does nothing any more: a wrong parameter must not be published. */
 void cairn_shard_job_fault(struct cairn_shard_job *job, const char *why);
 /* Something in flight began or ended. `idle` may free the job. */
@@ -455,7 +463,7 @@ void cairn_shard_job_free(struct cairn_shard_job *job);
 /* LOADING: takes the memory of a job that was just opened, then loads or makes its state (`snapshot_path`,
  * extend.h, origin.c) or awaits it; Done or an error, and it leaves, answers job->creating. */
 CAIRN_MUST_CHECK cairn_status cairn_admit_job(struct cairn_shard_job *job,
-                                              const char *snapshot_path,
+                                              const Cairn__JobCreate *create,
                                               struct cairn_sentence *why);
 /* A member joined: answers when all workers that did have their landing slots; without room it leaves. */
 void cairn_admit_member(struct cairn_shard_job *job, uint64_t member, struct cairn_request request);

@@ -50,7 +50,9 @@ struct fake_shard {
     bool holds_reduced; /* do not report Reduced by itself when a round opens */
     uint64_t lacks[8];  /* [lack_count] members: the answer to LacksGet */
     uint32_t lack_count;
-    bool holds_part;          /* do not answer Pin */
+    bool holds_part;          /* do not answer Pin, nor say what was loaded */
+    bool loads_other;         /* what it says of a snapshot that it loaded is not what that has */
+    uint32_t part_batch;      /* digests in a SnapshotPart; 0: all of them */
     bool holds_seal;          /* do not answer JobSeal */
     bool holds_create;        /* do not answer JobCreate */
     bool holds_terms;         /* do not answer JobTerms */
@@ -96,6 +98,9 @@ struct fake_shard {
     struct fake_relay relay;          /* the last RelaySet */
     uint32_t seen[CAIRN_MSG_MAX + 1]; /* how many of each message came */
     char snapshot_path[256];          /* of the last JobCreate */
+    uint64_t digest;                  /* the same */
+    struct part *telling;             /* owned: a part of which more is to come */
+    uint32_t part_messages;           /* SnapshotParts that it sent */
     struct fake_shard *staged;        /* owned: a generation made by `extend`, what it has alone */
     uint64_t member, token;           /* of the last MemberJoin; and where its data goes */
     uint8_t member_address[4096];

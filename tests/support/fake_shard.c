@@ -9,6 +9,8 @@
 #include "proto/wire/optimizer.h"
 #include "proto/wire/snapshot_io.h"
 
+static void free_part(struct part *part);
+
 static void drop_staged(struct fake_shard *shard)
 {
     if (shard->staged == NULL) return;
@@ -32,6 +34,8 @@ void fake_shard_clear(struct fake_shard *shard)
     shard->round_seen = 0;
     shard->epoch = 0;
     shard->round = shard->create_request = 0;
+    free_part(shard->telling);
+    shard->telling = NULL;
     shard->last = (struct cairn_decision) { .kind = CAIRN_DECISION_NONE };
 }
 
@@ -123,6 +127,7 @@ static void on_create(struct fake_shard *shard, uint32_t request, const Cairn__J
     shard->generation = create->generation;
     shard->version = (struct cairn_version) { create->generation, create->step };
     shard->index = create->shard_index;
+    shard->digest = create->digest;
     snprintf(shard->snapshot_path, sizeof shard->snapshot_path, "%s", create->snapshot_path);
     shard->last.version_after = shard->version;
     if (create->last != NULL) keep(shard, create->last);
@@ -216,6 +221,9 @@ static void on_page(struct fake_shard *shard, uint32_t request, const Cairn__Pag
     }
     build(into);
     shard->held_request = request;
+    if (shard->digest != 0 && !shard->holds_part) {
+        fake_shard_answer_pin(shard, shard->digest, "");
+    }
     if (!shard->holds_create) done(shard, request);
 }
 
@@ -457,6 +465,7 @@ static cairn_status zeros(void *context, const struct cairn_safetensors_entry *e
 
 struct part {
     Cairn__SnapshotPart message;
+    size_t file_count, digest_count, told; /* of the digests */
     Cairn__DigestNode *digests[4096];
     Cairn__SnapshotFile *files[16];
 };
@@ -483,7 +492,7 @@ static void add_digests(struct part *part, const struct cairn_local_extent *e, u
         node->index = tree.node[i].index;
         node->hash.data = memcpy(node + 1, tree.node[i].hash.byte, CAIRN_HASH_BYTES);
         node->hash.len = CAIRN_HASH_BYTES;
-        part->digests[part->message.n_digests++] = node;
+        part->digests[part->digest_count++] = node;
     }
 }
 
@@ -510,7 +519,7 @@ static void write_files(struct fake_shard *shard, struct part *part, const char 
                       "%s", why.text);
         file->path = strdup(plan.files[i].path);
         file->bytes = plan.files[i].file_bytes;
-        part->files[part->message.n_files++] = file;
+        part->files[part->file_count++] = file;
     }
     cairn_snapshot_plan_release(&plan);
     free(ranges);
@@ -530,6 +539,35 @@ static void fill_part(struct fake_shard *shard, struct part *part, const char *f
     cairn_shard_map_release(&map);
 }
 
+static void free_part(struct part *part)
+{
+    if (part == NULL) return;
+    for (size_t i = 0; i < part->digest_count; i++) free(part->digests[i]);
+    for (size_t i = 0; i < part->file_count; i++) {
+        free(part->files[i]->path);
+        free(part->files[i]);
+    }
+    free(part);
+}
+
+/* What was not told yet of shard->telling, or as many digests of it as a batch has. */
+static void tell_part(struct fake_shard *shard)
+{
+    struct part *part = shard->telling;
+    Cairn__SnapshotPart *m = &part->message;
+    const size_t left = part->digest_count - part->told;
+    m->digests = part->digests + part->told;
+    m->n_digests = shard->part_batch != 0 && left > shard->part_batch ? shard->part_batch : left;
+    m->more = m->n_digests < left;
+    part->told += m->n_digests;
+    fake_send(&shard->peer, CAIRN_MSG_SNAPSHOT_PART, 0, &m->base);
+    m->payload.len = m->n_files = 0;
+    shard->part_messages++;
+    if (m->more) return;
+    free_part(part);
+    shard->telling = NULL;
+}
+
 void fake_shard_answer_pin(struct fake_shard *shard, uint64_t snapshot, const char *folder)
 {
     struct part *part = calloc(1, sizeof *part);
@@ -539,7 +577,6 @@ void fake_shard_answer_pin(struct fake_shard *shard, uint64_t snapshot, const ch
     m->snapshot = snapshot;
     m->generation = shard->version.generation;
     m->step = shard->version.step;
-    m->digests = part->digests;
     m->files = part->files;
     m->payload = (ProtobufCBinaryData) { shard->last.payload_bytes, shard->payload };
     if (shard->fail_part != NULL) {
@@ -548,13 +585,11 @@ void fake_shard_answer_pin(struct fake_shard *shard, uint64_t snapshot, const ch
     } else {
         fill_part(shard, part, folder);
     }
-    fake_send(&shard->peer, CAIRN_MSG_SNAPSHOT_PART, 0, &m->base);
-    for (size_t i = 0; i < m->n_digests; i++) free(part->digests[i]);
-    for (size_t i = 0; i < m->n_files; i++) {
-        free(part->files[i]->path);
-        free(part->files[i]);
-    }
-    free(part);
+    m->n_files = part->file_count;
+    if (shard->loads_other && shard->digest == snapshot) part->digests[0]->hash.data[5] ^= 1;
+    free_part(shard->telling);
+    shard->telling = part;
+    tell_part(shard);
 }
 
 /* ---- of which store it is ---- */
@@ -729,6 +764,9 @@ static void handle(struct fake_shard *shard, uint16_t type, uint32_t request,
     case CAIRN_MSG_LEASE_END: on_lease_end(shard, (const Cairn__LeaseEnd *)message); break;
     case CAIRN_MSG_PIN: on_pin(shard, (const Cairn__Pin *)message); break;
     case CAIRN_MSG_PIN_FOLDER: on_pin_folder(shard, (const Cairn__PinFolder *)message); break;
+    case CAIRN_MSG_SNAPSHOT_PART_NEXT:
+        if (shard->telling != NULL) tell_part(shard);
+        break;
     default: break;
     }
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "proto/wire/manifest.h"
+#include "proto/wire/manifest_seal.h"
 #include "proto/wire/optimizer.h"
 #include "proto/wire/snapshot_file.h"
 
@@ -162,8 +163,9 @@ struct damage {
 
 static const struct damage damages[] = {
     { "\"cairn snapshot\"", "\"zip\"", "format", CAIRN_ERR_CORRUPT },
-    { "\"version\": 2", "\"version\": 3", "reads 1 to 2", CAIRN_ERR_VERSION },
-    { "\"version\": 2", "\"version\": 0", "reads 1 to 2", CAIRN_ERR_VERSION },
+    { "\"version\": 3", "\"version\": 4", "reads 1 to 3", CAIRN_ERR_VERSION },
+    { "\"version\": 3", "\"version\": 0", "reads 1 to 3", CAIRN_ERR_VERSION },
+    { "\"version\": 3", "\"version\": 2", CAIRN_MANIFEST_SEAL_KEY, CAIRN_ERR_CORRUPT },
     { "\"epoch\": 7", "\"epoch\": -7", "out of range", CAIRN_ERR_CORRUPT },
     { "\"epoch\": 7", "\"epoch\": \"7\"", "the top", CAIRN_ERR_CORRUPT },
     { "\"epoch\": 7", "\"epoch\": 7, \"epoch\": 7", "not JSON", CAIRN_ERR_CORRUPT },
@@ -205,14 +207,34 @@ static const struct damage damages[] = {
     { "\"xxh3_128\": \"0102fe", "\"xxh3_128\": \"01", "32 hex digits", CAIRN_ERR_CORRUPT },
 };
 
+/* The text with one place changed; the caller's. */
+static char *altered(const char *text, const char *from, const char *to)
+{
+    const char *at = strstr(text, from);
+    char *bad = NULL;
+    ck_assert_msg(at != NULL, "%s is not in\n%s", from, text);
+    ck_assert_int_gt(asprintf(&bad, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from)), 0);
+    return bad;
+}
+
+/* Takes the text, and gives it with another end instead of its hash: "" is its hash anew. */
+static char *ended(char *text, const char *end)
+{
+    char *line = strstr(text, ",\n \"" CAIRN_MANIFEST_SEAL_KEY), *whole = NULL;
+    char seal[CAIRN_MANIFEST_SEAL_BYTES + 1] = "";
+    ck_assert_ptr_nonnull(line);
+    if (*end == '\0') line += 2;
+    *line = '\0';
+    if (*end == '\0') cairn_manifest_seal(text, strlen(text), seal);
+    ck_assert_int_gt(asprintf(&whole, "%s%s%s", text, end, seal), 0);
+    free(text);
+    return whole;
+}
+
 START_TEST(a_manifest_that_is_not_exactly_ours_is_refused)
 {
     const struct damage *damage = &damages[_i];
-    char *text = good_text(), *at = strstr(text, damage->from), *bad = NULL;
-    ck_assert_msg(at != NULL, "%s is not in\n%s", damage->from, text);
-    ck_assert_int_gt(
-        asprintf(&bad, "%.*s%s%s", (int)(at - text), text, damage->to, at + strlen(damage->from)),
-        0);
+    char *text = good_text(), *bad = ended(altered(text, damage->from, damage->to), "");
     struct cairn_manifest m;
     struct cairn_sentence why = { "" };
     cairn_status status = cairn_manifest_decode(bad, strlen(bad), &m, &why);
@@ -235,6 +257,64 @@ START_TEST(a_manifest_cut_anywhere_is_refused)
         free(cut);
     }
     free(text);
+}
+END_TEST
+
+START_TEST(a_value_that_was_changed_is_found)
+{
+    static const struct {
+        const char *from, *to;
+    } changes[] = {
+        { "\"lr\": 0.1", "\"lr\": 0.2" },
+        { "\"beta2\": 0.999", "\"beta2\": 0.998" },
+        { "\"step\": 9223372036854775807", "\"step\": 9223372036854775806" },
+        { "\"workers_min\": 1", "\"workers_min\": 2" },
+        { "\"cluster\": \"lab\"", "\"cluster\": \"lob\"" },
+        { "\"payload\": \"00ff10\"", "\"payload\": \"00ff11\"" },
+        { "\"xxh3_128\": \"0102fe", "\"xxh3_128\": \"0102ff" },
+        { " \"format\"", "  \"format\"" },
+    };
+    char *text = good_text(), *bad = altered(text, changes[_i].from, changes[_i].to);
+    struct cairn_manifest m;
+    struct cairn_sentence why = { "" };
+    ck_assert_int_eq(cairn_manifest_decode(bad, strlen(bad), &m, &why), CAIRN_ERR_CORRUPT);
+    ck_assert_msg(strstr(why.text, "was changed since it was written") != NULL, "%s", why.text);
+    free(text);
+    free(bad);
+}
+END_TEST
+
+START_TEST(no_byte_of_it_can_be_another_one)
+{
+    char *text = good_text();
+    const size_t bytes = strlen(text);
+    for (size_t i = 0; i < bytes; i++) {
+        struct cairn_manifest m;
+        text[i] ^= 1;
+        ck_assert_int_ne(cairn_manifest_decode(text, bytes, &m, NULL), CAIRN_OK);
+        text[i] ^= 1;
+    }
+    free(text);
+}
+END_TEST
+
+START_TEST(one_of_a_former_version_has_no_hash_and_says_so)
+{
+    char *text = good_text(),
+         *former = ended(altered(text, "\"version\": 3", "\"version\": 2"), "\n}\n");
+    struct cairn_manifest m;
+    struct cairn_sentence why = { "" };
+    ck_assert_msg(cairn_manifest_decode(former, strlen(former), &m, &why) == CAIRN_OK, "%s",
+                  why.text);
+    ck_assert(m.unsealed);
+    cairn_manifest_release(&m);
+    ck_assert_int_eq(cairn_manifest_decode(text, strlen(text), &m, NULL), CAIRN_OK);
+    ck_assert(!m.unsealed);
+    cairn_manifest_release(&m);
+    char *bare = ended(text, "\n}\n");
+    ck_assert_int_eq(cairn_manifest_decode(bare, strlen(bare), &m, NULL), CAIRN_ERR_CORRUPT);
+    free(bare);
+    free(former);
 }
 END_TEST
 
@@ -357,6 +437,9 @@ int main(void)
     tcase_add_loop_test(tcase, a_manifest_that_is_not_exactly_ours_is_refused, 0,
                         sizeof damages / sizeof damages[0]);
     tcase_add_test(tcase, a_manifest_cut_anywhere_is_refused);
+    tcase_add_loop_test(tcase, a_value_that_was_changed_is_found, 0, 8);
+    tcase_add_test(tcase, no_byte_of_it_can_be_another_one);
+    tcase_add_test(tcase, one_of_a_former_version_has_no_hash_and_says_so);
     tcase_add_test(tcase, what_a_reader_would_refuse_is_not_written);
     tcase_add_test(tcase, only_paths_of_our_own_form_pass);
     tcase_add_test(tcase, an_id_says_step_generation_and_attempt);

@@ -1,0 +1,172 @@
+/* A job of very many small tensors on one shard, with real daemons: trained, saved, digested, restored. Its
+ * digests take many messages. CAIRN_TEST_TENSORS: how many; 10,000 without. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include "proto/wire/snapshot_io.h"
+#include "proto/wire/xxh.h"
+#include "tests/support/cluster.h"
+#include "tests/support/good.h"
+
+static size_t tensor_count(void)
+{
+    const char *text = getenv("CAIRN_TEST_TENSORS");
+    const long count = text != NULL ? strtol(text, NULL, 10) : 10000;
+    ck_assert_int_gt(count, 0);
+    return (size_t)count;
+}
+
+static void say(const char *what)
+{
+    static struct timespec last;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (last.tv_sec != 0)
+        printf("%-10s %6.2f s\n", what,
+               (double)(now.tv_sec - last.tv_sec) + 1e-9 * (double)(now.tv_nsec - last.tv_nsec));
+    last = now;
+}
+
+struct many {
+    size_t count;
+    char (*names)[40];            /* owned: [count] */
+    struct cairn_tensor *tensors; /* owned: [count] */
+};
+
+static struct many make_many(size_t count)
+{
+    struct many many = { count, calloc(count, sizeof *many.names),
+                         calloc(count, sizeof *many.tensors) };
+    for (size_t i = 0; i < count; i++) {
+        snprintf(many.names[i], sizeof many.names[i], "block.%zu.scale", i);
+        many.tensors[i] =
+            (struct cairn_tensor) { .struct_size = sizeof *many.tensors,
+                                    .name = many.names[i],
+                                    .unit = "all",
+                                    .rank = 1,
+                                    .shape = { 3 },
+                                    .init = { .kind = CAIRN_INIT_NORMAL, .b = 1, .seed = i } };
+    }
+    return many;
+}
+
+static void train(cairn_job *job, const struct many *many)
+{
+    float gradient[3] = { 0.5f, -1, 0.25f };
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = gradient, .dtype = CAIRN_F32 };
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_result result = { .struct_size = sizeof result };
+    good(cairn_round_begin(job, CLUSTER_WAIT_MS, &round));
+    for (size_t i = 0; i < many->count; i++)
+        good(cairn_push(job, &round, 0, many->names[i], NULL, &mem, NULL));
+    good(cairn_commit(job, &round, 1, NULL, 0, 4 * CLUSTER_WAIT_MS, &result));
+    ck_assert_uint_eq(result.step, 1);
+}
+
+/* What `cairn ARGUMENTS -q` prints. */
+static void ask(const struct cluster *cluster, char out[256], const char *a, const char *b,
+                const char *c, const char *d)
+{
+    struct cluster_said said;
+    cluster_cli(cluster, &said, a, b, "-q", c, d, NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    ck_assert_int_eq(sscanf(said.out, "%255s", out), 1);
+}
+
+/* A byte of the file, its checksum, and the manifest's hash over itself: the content root alone tells. */
+static void alter(const char *folder)
+{
+    struct cairn_manifest m;
+    char path[1024];
+    ck_assert_int_eq(cairn_manifest_load(folder, &m, NULL), CAIRN_OK);
+    struct cairn_manifest_file *listed = &m.files[0];
+    snprintf(path, sizeof path, "%s/%s", folder, listed->path);
+    uint8_t *bytes = malloc(listed->bytes);
+    FILE *file = fopen(path, "r+b");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_uint_eq(fread(bytes, 1, listed->bytes, file), listed->bytes);
+    bytes[listed->bytes - 2] ^= 1;
+    rewind(file);
+    ck_assert_uint_eq(fwrite(bytes, 1, listed->bytes, file), listed->bytes);
+    fclose(file);
+    XXH128_canonical_t canonical;
+    XXH128_canonicalFromHash(&canonical, XXH3_128bits(bytes, listed->bytes));
+    memcpy(listed->xxh3_128, canonical.digest, 16);
+    free(bytes);
+    snprintf(path, sizeof path, "%s/" CAIRN_MANIFEST_NAME, folder);
+    ck_assert_int_eq(remove(path), 0);
+    ck_assert_int_eq(cairn_manifest_commit(folder, &m, NULL), CAIRN_OK);
+    cairn_manifest_release(&m);
+}
+
+START_TEST(very_many_tensors_on_one_shard_are_trained_saved_digested_and_restored)
+{
+    static const char *const shard_set[] = { "memory.limit=4GiB", "compute.threads=1", NULL };
+    const struct cluster_options options = { .shard_set = shard_set };
+    struct cluster cluster;
+    struct cluster_said said;
+    char root[256], again[256], id[256], folder[400];
+    struct many many = make_many(tensor_count());
+    const struct cairn_group group = CAIRN_GROUP_INIT;
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = many.tensors,
+                                         .tensor_count = many.count,
+                                         .groups = &group,
+                                         .group_count = 1,
+                                         .workers_min = 1 };
+    cairn *session;
+    cairn_job *job;
+    cluster_start(&cluster, 1, &options);
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
+    say("");
+    good(cairn_open(&opts, &session));
+    good(cairn_job_open(session, "many", &spec, CAIRN_WORKER, 4 * CLUSTER_WAIT_MS, &job));
+    good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
+    say("attach");
+    train(job, &many);
+    say("step");
+    ask(&cluster, root, "job", "digest", "many", NULL);
+    say("digest");
+    ask(&cluster, id, "snapshot", "create", "many", "--wait");
+    say("snapshot");
+    cairn_job_close(job);
+    cairn_close(session);
+    cluster_cli(&cluster, &said, "snapshot", "restore", "many", id, NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    say("restore");
+    ask(&cluster, again, "job", "digest", "many", NULL);
+    ck_assert_str_eq(again, root);
+    say("digest");
+
+    snprintf(folder, sizeof folder, "%s/many/%s", cluster.snapshots_path, id);
+    alter(folder);
+    cluster_cli(&cluster, &said, "snapshot", "restore", "--path", folder, NULL);
+    ck_assert_int_ne(said.status, 0);
+    ck_assert_msg(strstr(said.err, "its files have the content root") != NULL, "%s", said.err);
+    ask(&cluster, again, "job", "digest", "many", NULL);
+    ck_assert_str_eq(again, root); // it was not touched
+    cluster_cli(&cluster, &said, "snapshot", "restore", "--path", folder, "--job", "other", NULL);
+    ck_assert_int_ne(said.status, 0);
+    ck_assert_msg(strstr(said.err, "what the shards have loaded has") != NULL, "%s", said.err);
+    cluster_stop(&cluster);
+    free(many.names);
+    free(many.tensors);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("many_tensors");
+    TCase *tc = tcase_create("many_tensors");
+    tcase_set_timeout(tc, 600);
+    tcase_add_test(tc, very_many_tensors_on_one_shard_are_trained_saved_digested_and_restored);
+    suite_add_tcase(suite, tc);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
