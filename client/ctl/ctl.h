@@ -35,6 +35,7 @@ enum {
     CTL_TAKES_ONLY = 1u << 16,
     CTL_TAKES_TIMELINE = 1u << 17, /* --timeline, --backward, --read */
     CTL_TAKES_CHUNK = 1u << 18,
+    CTL_TAKES_FORCE = 1u << 19,
     CTL_TAKES_YES = 1u << 20,
     CTL_BENCHES = CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS,
     CTL_ASKS = CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT,
@@ -58,7 +59,7 @@ struct ctl {
     /* the command line */
     const char *endpoint; /* "host:port" */
     int timeout_ms;
-    bool json, no_headers, quiet, wait, yes;
+    bool json, no_headers, quiet, wait, yes, force;
     const char *job, *path; /* --job, --path; NULL: not given */
     uint32_t shards;        /* --shards; 0: not given */
     const char *endpoint_file, *keep, *import;
@@ -127,10 +128,12 @@ int cairn_ctl_cluster_forget(struct ctl *ctl);
 int cairn_ctl_job_list(struct ctl *ctl);
 int cairn_ctl_job_show(struct ctl *ctl);
 int cairn_ctl_job_digest(struct ctl *ctl);
+int cairn_ctl_job_drop(struct ctl *ctl);
 int cairn_ctl_snapshot_create(struct ctl *ctl);
 int cairn_ctl_snapshot_list(struct ctl *ctl);
 int cairn_ctl_snapshot_show(struct ctl *ctl);
 int cairn_ctl_snapshot_restore(struct ctl *ctl);
+int cairn_ctl_snapshot_rm(struct ctl *ctl);
 int cairn_ctl_env(struct ctl *ctl);
 int cairn_ctl_capabilities(struct ctl *ctl);
 int cairn_ctl_local(struct ctl *ctl);

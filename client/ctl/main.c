@@ -42,6 +42,9 @@ static const struct subcommand subcommands[] = {
       "the content root of the newest version: equal across layouts and restores (reads the whole "
       "state)",
       1, 1, CTL_ASKS | CTL_TAKES_QUIET, cairn_ctl_job_digest },
+    { "job", "drop", "JOB [--yes] [--force]",
+      "give its memory on all shards back, for good; its snapshots stay", 1, 1,
+      CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_YES | CTL_TAKES_FORCE, cairn_ctl_job_drop },
     { "snapshot", "create", "JOB [--wait]", "take a snapshot while training goes on", 1, 1,
       CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_WAIT, cairn_ctl_snapshot_create },
     { "snapshot", "list", "[JOB]", "committed snapshots", 0, 1, CTL_LISTS,
@@ -51,6 +54,8 @@ static const struct subcommand subcommands[] = {
     { "snapshot", "restore", "JOB ID | --path FOLDER [--job NAME]",
       "load a snapshot into a new generation, over the shards there are", 0, 2,
       CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_RESTORE, cairn_ctl_snapshot_restore },
+    { "snapshot", "rm", "JOB ID [--yes]", "remove a snapshot, for good", 2, 2,
+      CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_YES, cairn_ctl_snapshot_rm },
     { "bench", "update", "",
       "the shard's arithmetic (fold of 2 workers, norm, AdamW, publish) against the speed of "
       "memory; "

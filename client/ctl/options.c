@@ -14,6 +14,7 @@ enum {
     OPT_NO_HEADERS,
     OPT_WAIT,
     OPT_YES,
+    OPT_FORCE,
     OPT_JOB,
     OPT_PATH,
     OPT_SHARDS,
@@ -62,7 +63,11 @@ static const struct {
     { { "yes", 0, 0, OPT_YES },
       CTL_TAKES_YES,
       "--yes",
-      "do it; without it, only say what would be done" },
+      "do it, without being asked or shown what would be done" },
+    { { "force", 0, 0, OPT_FORCE },
+      CTL_TAKES_FORCE,
+      "--force",
+      "also while workers or readers are attached, who are put out, or it is being saved" },
     { { "wait", 0, 0, OPT_WAIT }, CTL_TAKES_WAIT, "--wait", "return when it is committed" },
     { { "path", 1, 0, OPT_PATH }, CTL_TAKES_RESTORE, "--path FOLDER", "the folder of a snapshot" },
     { { "job", 1, 0, OPT_JOB }, CTL_TAKES_RESTORE, "--job NAME", "its job (else the snapshot's)" },
@@ -229,6 +234,7 @@ static int take(struct ctl *ctl, int option)
     case 'q': ctl->quiet = true; return -1;
     case OPT_WAIT: ctl->wait = true; return -1;
     case OPT_YES: ctl->yes = true; return -1;
+    case OPT_FORCE: ctl->force = true; return -1;
     case OPT_JOB: ctl->job = optarg; return -1;
     case OPT_PATH: ctl->path = optarg; return -1;
     case OPT_SHARDS: return parse_number("shards", optarg, CAIRN_SHARDS_MAX, &ctl->shards);

@@ -81,6 +81,10 @@
     X(71, SNAPSHOT_LIST, SnapshotList, snapshot_list)               \
     X(72, SNAPSHOT_SHOW, SnapshotShow, snapshot_show)               \
     X(73, SNAPSHOT_RESTORE, SnapshotRestore, snapshot_restore)      \
+    X(74, JOB_REMOVE, JobRemove, job_remove)                        \
+    X(75, JOB_REMOVED, JobRemoved, job_removed)                     \
+    X(76, SNAPSHOT_REMOVE, SnapshotRemove, snapshot_remove)         \
+    X(77, SNAPSHOT_REMOVED, SnapshotRemoved, snapshot_removed)      \
     X(80, STORE_ADOPTED, StoreAdopted, store_adopted)               \
     X(81, PART_DROP, PartDrop, part_drop)                           \
     X(82, CLUSTER_ADOPT, ClusterAdopt, cluster_adopt)               \

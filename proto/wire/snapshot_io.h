@@ -55,6 +55,19 @@ cairn_status cairn_snapshot_write_file(const char *folder, const struct cairn_sn
 cairn_status cairn_manifest_commit(const char *folder, struct cairn_manifest *manifest,
                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
+/* ---- removing ---- */
+
+struct cairn_snapshot_removed {
+    uint32_t files;
+    uint64_t bytes;
+};
+/* Removes a snapshot, whole or begun or removed in part: the manifest first and durably, then the rest.
+ * After a crash, and after a failure, what is left is no snapshot, and is removed by another call.
+ * CAIRN_ERR_NOT_FOUND: there is no such folder. The caller knows that nobody writes it or reads it. */
+cairn_status cairn_snapshot_remove(const char *root, const char *job, const char *id,
+                                   struct cairn_snapshot_removed *removed_out,
+                                   struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
 /* ---- reading ---- */
 
 /* CAIRN_ERR_NOT_FOUND: the folder is none, or has no manifest, so it is not a snapshot. */

@@ -12,6 +12,7 @@
 #include "server/coordinator/leases.h"
 #include "server/coordinator/standing.h"
 #include "server/coordinator/saves.h"
+#include "server/coordinator/requests.h"
 
 const char *cairn_cluster_address(const struct cairn_cluster *cluster)
 {

@@ -261,6 +261,8 @@ struct cairn_cluster {
     struct cairn_cluster_session *sessions;
     struct cairn_cluster_job *jobs;
     struct cairn_cluster_restore *restores; /* restore.c's, running ones */
+    struct cairn_cluster_drop *drops;       /* drop.c's, the same */
+    struct cairn_cluster_removal *removals; /* snapshot_remove.c's, the same */
     char *snapshots_path;                   /* absolute */
     uv_timer_t tick;
     uint64_t last_tick_ms, started_ms;
@@ -571,24 +573,6 @@ void cairn_cluster_cut_forget(struct cairn_cluster_job *job,
                               const struct cairn_cluster_session *session);
 /* With the cluster. */
 void cairn_cluster_cut_close(struct cairn_cluster_job *job);
-
-/* snapshot_list.c */
-void cairn_cluster_snapshots_list(struct cairn_cluster_session *session, uint32_t request,
-                                  const char *job);
-void cairn_cluster_snapshots_show(struct cairn_cluster_session *session, uint32_t request,
-                                  const char *job, const char *id);
-
-/* restore.c, restore_proof.c */
-void cairn_cluster_restore_begin(struct cairn_cluster_session *session, uint32_t request,
-                                 const Cairn__SnapshotRestore *message);
-void cairn_cluster_restores_forget(struct cairn_cluster *cluster,
-                                   const struct cairn_cluster_session *session);
-/* With the cluster: nobody is told. */
-void cairn_cluster_restores_close(struct cairn_cluster *cluster);
-/* True: it is of what a restore has loaded. */
-bool cairn_cluster_restore_on_part(struct cairn_cluster_session *session,
-                                   const Cairn__SnapshotPart *part);
-void cairn_cluster_restores_shard_gone(struct cairn_cluster_job *job, uint32_t shard);
 
 /* handlers_*.c: judged frames of each role. Returns false if the role may not say that. */
 bool cairn_cluster_handle_worker(struct cairn_cluster_session *session,

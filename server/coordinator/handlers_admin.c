@@ -10,6 +10,7 @@
 #include "server/coordinator/groups.h"
 #include "server/coordinator/leases.h"
 #include "server/coordinator/standing.h"
+#include "server/coordinator/requests.h"
 
 /* ---- the cluster ---- */
 
@@ -343,6 +344,9 @@ static bool handle_snapshot(struct cairn_cluster_session *session, const struct 
         cairn_cluster_snapshots_show(session, request, show->job, show->id);
         return true;
     }
+    case CAIRN_MSG_SNAPSHOT_REMOVE:
+        cairn_cluster_snapshot_remove(session, request, (const Cairn__SnapshotRemove *)message);
+        return true;
     case CAIRN_MSG_SNAPSHOT_RESTORE:
         cairn_cluster_restore_begin(session, request, (const Cairn__SnapshotRestore *)message);
         return true;
@@ -367,6 +371,9 @@ bool cairn_cluster_handle_admin(struct cairn_cluster_session *session,
     case CAIRN_MSG_JOB_LIST_GET: on_job_list(session, request); return true;
     case CAIRN_MSG_JOB_SHOW:
         on_job_show(session, request, ((const Cairn__JobShow *)message)->name);
+        return true;
+    case CAIRN_MSG_JOB_REMOVE:
+        cairn_cluster_job_remove(session, request, (const Cairn__JobRemove *)message);
         return true;
     case CAIRN_MSG_JOB_DIGEST_GET:
         begin_cut(session, request, ((const Cairn__JobDigestGet *)message)->name, false, true);

@@ -7,6 +7,7 @@
 #include "server/coordinator/bytes.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/standing.h"
+#include "server/coordinator/requests.h"
 
 /* The job and the shard's place in it. NULL: it speaks of a job that is gone or not its own, which is
  * no fault: the job may have been dropped while it spoke. */

@@ -8,6 +8,7 @@
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/groups.h"
 #include "server/coordinator/standing.h"
+#include "server/coordinator/requests.h"
 
 /* ---- what the store knows ---- */
 

@@ -19,6 +19,7 @@
 #include "proto/wire/snapshot_io.h"
 #include "server/base/log.h"
 #include "server/coordinator/groups.h"
+#include "server/coordinator/requests.h"
 #include "server/coordinator/restore.h"
 #include "server/coordinator/saves.h"
 #include "server/coordinator/standing.h"
@@ -35,6 +36,7 @@ static void free_restore(struct cairn_cluster_restore *restore)
     cairn_cluster_digests_release(&restore->digests);
     free(restore->parts);
     free(restore->folder);
+    free(restore->asked);
     free(restore->job_name);
     free(restore);
 }
@@ -239,6 +241,8 @@ static cairn_status judge_replace(const struct cairn_cluster_restore *restore,
         return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s is %s", old->spec.name, old->lost.text);
     if (cairn_cluster_job_is_strange(restore->cluster, m->spec.name, why))
         return CAIRN_ERR_NOT_READY;
+    if (cairn_cluster_snapshot_removing(restore->cluster, restore->folder))
+        return cairn_fail(why, CAIRN_ERR_BUSY, "%s is being removed", restore->folder);
     if (m->spec.workers_min > workers_max) {
         return cairn_fail(why, CAIRN_ERR_INVALID,
                           "the job wants %" PRIu32 " workers, raise round.workers_max",
@@ -358,6 +362,7 @@ static bool is_risky(const struct cairn_cluster_restore *restore)
 static void on_checked(struct cairn_cluster_work *work)
 {
     struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    restore->checked = true;
     if (restore->status == CAIRN_OK && restore->manifest.unsealed)
         cairn_log_warn("the manifest of %s is of a former version, without a hash over itself: "
                        "whether it was changed cannot be told but by its content root",
@@ -401,8 +406,10 @@ static cairn_status judge(struct cairn_cluster_restore *restore,
     }
     const bool renamed = message->job[0] != '\0';
     restore->folder = strdup(resolved);
+    restore->asked = strdup(resolved);
     if (renamed) restore->job_name = strdup(message->job);
-    return restore->folder != NULL && (!renamed || restore->job_name != NULL)
+    return restore->folder != NULL && restore->asked != NULL &&
+                   (!renamed || restore->job_name != NULL)
                ? CAIRN_OK
                : cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
 }

@@ -17,8 +17,10 @@ struct cairn_cluster_restore {
     struct cairn_cluster_restore *next;
     uint64_t number; /* of the SnapshotParts of what was loaded */
     bool made;       /* all shards said Done */
+    bool checked;
     /* owned */
-    char *folder;
+    char *folder;   /* the thread's that checks it, until it has */
+    char *asked;    /* the same as it was asked for, perhaps by another name */
     char *job_name; /* under which name; NULL = the snapshot's */
     struct cairn_manifest manifest;
     uint8_t

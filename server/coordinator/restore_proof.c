@@ -7,6 +7,7 @@
 
 #include "gpu/gpu.h"
 #include "proto/wire/snapshot_io.h"
+#include "server/coordinator/requests.h"
 #include "server/coordinator/restore.h"
 
 /* ---- on another thread ---- */

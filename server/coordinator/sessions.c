@@ -8,6 +8,7 @@
 #include "server/coordinator/adopt.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/standing.h"
+#include "server/coordinator/requests.h"
 #include "server/coordinator/works.h"
 
 /* What is left out would break the order that the peer relies on: on_gone follows. */
@@ -253,6 +254,7 @@ static void forget_waits(struct cairn_cluster_session *session)
     }
     cairn_cluster_restores_forget(session->cluster, session);
     cairn_cluster_adopt_forget(session->cluster, session);
+    cairn_cluster_drops_forget(session->cluster, session);
     cairn_cluster_works_forget(session->cluster, session);
 }
 

@@ -4,6 +4,7 @@
 
 #include "proto/wire/snapshot_io.h"
 #include "server/coordinator/cut.h"
+#include "server/coordinator/requests.h"
 
 #define SNAPSHOTS_MAX 1000 /* in one answer: the newest */
 

@@ -5,6 +5,14 @@
 
 #include "server/shard/shard.h"
 
+/* ---- job.c: the state itself ---- */
+/* The arena of CAIRN_PLANE_PARAM or of one of the optimizer's. */
+const struct cairn_arena *cairn_shard_job_plane(const struct cairn_shard_job *job,
+                                                enum cairn_plane plane);
+/* cairn_shard_job_plane_byte of it, as an address. */
+uint8_t *cairn_shard_job_at(const struct cairn_shard_job *job, enum cairn_plane plane,
+                            uint32_t extent, uint64_t local_elem);
+
 /* ---- origin.c: initial state that the shards make themselves ---- */
 /* The job names weights, or a tensor here has an initializer. */
 bool cairn_origin_wanted(const struct cairn_shard_job *job);

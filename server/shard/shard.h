@@ -445,12 +445,6 @@ void cairn_shard_job_leave(struct cairn_shard_job *job);
  * extent's end lies dense in the master dtype. */
 uint64_t cairn_shard_job_plane_byte(const struct cairn_shard_job *job, uint32_t extent,
                                     uint64_t local_elem);
-/* The arena of CAIRN_PLANE_PARAM or of one of the optimizer's. */
-const struct cairn_arena *cairn_shard_job_plane(const struct cairn_shard_job *job,
-                                                enum cairn_plane plane);
-/* The same as an address in the state; of CAIRN_PLANE_PARAM and the optimizer's. */
-uint8_t *cairn_shard_job_at(const struct cairn_shard_job *job, enum cairn_plane plane,
-                            uint32_t extent, uint64_t local_elem);
 /* It does nothing any more: a wrong parameter must not be published. */
 void cairn_shard_job_fault(struct cairn_shard_job *job, const char *why);
 /* Something in flight began or ended. `idle` may free the job. */

@@ -7,6 +7,8 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/support/scratch.h"
@@ -274,6 +276,59 @@ START_TEST(a_manifest_is_not_committed_over_a_missing_file_or_twice)
 }
 END_TEST
 
+/* ---- removing ---- */
+
+/* In place of libc's, for what is under test: the process ends behind so many. */
+static int unlinks_left = -1;
+int unlinkat(int folder_fd, const char *name, int flags)
+{
+    const int error = (int)syscall(SYS_unlinkat, folder_fd, name, flags);
+    if (unlinks_left > 0 && --unlinks_left == 0) _exit(7);
+    return error;
+}
+
+static void count_one(void *context, const char *job, const char *id, const char *folder)
+{
+    (void)job;
+    (void)id;
+    (void)folder;
+    ++*(size_t *)context;
+}
+
+START_TEST(who_is_killed_while_removing_leaves_no_snapshot_and_the_next_ends_it)
+{
+    struct cairn_job_spec_data spec = cairn_sample_spec("adamw");
+    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 1, { 10 } });
+    char id[CAIRN_SNAPSHOT_ID_BYTES], *folder = NULL;
+    ck_assert_int_eq(cairn_snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
+    struct cairn_manifest manifest;
+    cairn_manifest_init(&manifest);
+    ck_assert_int_eq(cairn_spec_copy(&spec, &manifest.spec), CAIRN_OK);
+    const struct cairn_sample_ranges owned = { .at = { { 0, 0, 10 } }, .count = 1 };
+    cairn_sample_write(folder, &spec, 0, &owned, &manifest);
+    ck_assert_int_eq(cairn_manifest_commit(folder, &manifest, NULL), CAIRN_OK);
+    struct cairn_snapshot_removed removed;
+    struct cairn_sentence why = { "" };
+    size_t count = 0;
+    const pid_t child = fork();
+    if (child == 0) {
+        unlinks_left = _i + 1;
+        _exit(cairn_snapshot_remove(scratch, "job", id, &removed, NULL) == CAIRN_OK ? 0 : 1);
+    }
+    int status = 0;
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert_int_eq(WEXITSTATUS(status), 7);
+    ck_assert_int_eq(cairn_snapshot_list(scratch, NULL, count_one, &count, NULL), CAIRN_OK);
+    ck_assert_uint_eq(count, 0);
+    const cairn_status again = cairn_snapshot_remove(scratch, "job", id, &removed, &why);
+    ck_assert_msg(again == (_i == 5 ? CAIRN_ERR_NOT_FOUND : CAIRN_OK), "%s", why.text);
+    ck_assert_int_ne(access(folder, F_OK), 0);
+    cairn_manifest_release(&manifest);
+    cairn_spec_release(&spec);
+    free(folder);
+}
+END_TEST
+
 /* ---- who may read it ---- */
 
 static int check_mode(const char *path, const struct stat *info, int kind, struct FTW *ftw)
@@ -318,6 +373,9 @@ int main(void)
     tcase_add_test(tcase, a_full_disk_fails_the_file_and_leaves_nothing);
     tcase_add_test(tcase, a_canceled_file_leaves_nothing_and_a_second_writer_is_refused);
     tcase_add_test(tcase, a_manifest_is_not_committed_over_a_missing_file_or_twice);
+    // manifest, a file and its folder twice, the snapshot's folder
+    tcase_add_loop_test(tcase, who_is_killed_while_removing_leaves_no_snapshot_and_the_next_ends_it,
+                        0, 6);
     tcase_add_loop_test(tcase, its_files_are_for_owner_and_group_whatever_the_umask, 0, 3);
     Suite *suite = suite_create("snapshot_damage");
     suite_add_tcase(suite, tcase);

@@ -1,0 +1,83 @@
+/* cairn job drop, cairn snapshot rm: what cannot be taken back is asked for twice. */
+#include <string.h>
+#include <unistd.h>
+
+#include "client/ctl/ctl.h"
+
+#define REMOVE_TIMEOUT_MS 600000
+
+/* -1: go on; else the exit status. On a terminal the name of what goes is to be typed. */
+static int confirm(const struct ctl *ctl, const char *what, const char *name)
+{
+    char line[512];
+    if (ctl->yes) return -1;
+    if (!isatty(STDIN_FILENO))
+        return cairn_ctl_usage_fail(ctl, "this cannot be taken back: say --yes");
+    fprintf(stderr, "%s cannot be brought back. To go on, type %s: ", what, name);
+    fflush(stderr);
+    if (fgets(line, sizeof line, stdin) != NULL) {
+        line[strcspn(line, "\n")] = '\0';
+        if (strcmp(line, name) == 0) return -1;
+    }
+    return cairn_ctl_fail(CAIRN_ERR_CANCELED, "nothing was done");
+}
+
+int cairn_ctl_job_drop(struct ctl *ctl)
+{
+    Cairn__JobRemove remove = CAIRN__JOB_REMOVE__INIT;
+    ProtobufCMessage *reply;
+    const int refused = confirm(ctl, "The state of the job on its shards", ctl->argv[0]);
+    if (refused >= 0) return refused;
+    remove.name = ctl->argv[0];
+    remove.force = ctl->force;
+    if (ctl->timeout_ms == 0) ctl->timeout_ms = REMOVE_TIMEOUT_MS;
+    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_JOB_REMOVE, &remove.base,
+                                               CAIRN_MSG_JOB_REMOVED, &reply);
+    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    const Cairn__JobRemoved *removed = (const Cairn__JobRemoved *)reply;
+    json_t *away = json_array();
+    for (size_t i = 0; i < removed->n_away; i++)
+        json_array_append_new(away, json_string(removed->away[i]));
+    if (ctl->json) {
+        cairn_ctl_print_json(json_pack("{s:s, s:I, s:I, s:i, s:O, s:s}", "job", removed->name,
+                                       "generation", (json_int_t)removed->generation, "step",
+                                       (json_int_t)removed->step, "shards", (int)removed->shards,
+                                       "away", away, "note", removed->note));
+    } else if (!ctl->quiet) {
+        cairn_ctl_line("dropped", "%s", removed->name);
+        cairn_ctl_line("was at", "generation %llu, step %llu",
+                       (unsigned long long)removed->generation, (unsigned long long)removed->step);
+        cairn_ctl_line("shards", "%u have given its memory back", removed->shards);
+        for (size_t i = 0; i < removed->n_away; i++)
+            cairn_ctl_line("away", "%s, which drops its part when it is back", removed->away[i]);
+        if (removed->note[0] != '\0') cairn_ctl_line("note", "%s", removed->note);
+    }
+    json_decref(away);
+    cairn_message_free(reply);
+    return 0;
+}
+
+int cairn_ctl_snapshot_rm(struct ctl *ctl)
+{
+    Cairn__SnapshotRemove remove = CAIRN__SNAPSHOT_REMOVE__INIT;
+    ProtobufCMessage *reply;
+    const int refused = confirm(ctl, "The snapshot's files", ctl->argv[1]);
+    if (refused >= 0) return refused;
+    remove.job = ctl->argv[0];
+    remove.id = ctl->argv[1];
+    if (ctl->timeout_ms == 0) ctl->timeout_ms = REMOVE_TIMEOUT_MS;
+    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_SNAPSHOT_REMOVE, &remove.base,
+                                               CAIRN_MSG_SNAPSHOT_REMOVED, &reply);
+    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    const Cairn__SnapshotRemoved *removed = (const Cairn__SnapshotRemoved *)reply;
+    if (ctl->json) {
+        cairn_ctl_print_json(json_pack("{s:s, s:s, s:i, s:I}", "id", removed->id, "job",
+                                       removed->job, "files", (int)removed->files, "bytes",
+                                       (json_int_t)removed->bytes));
+    } else if (!ctl->quiet) {
+        cairn_ctl_line("removed", "%s of job %s", removed->id, removed->job);
+        cairn_ctl_line("size", "%s in %u files", cairn_ctl_bytes(removed->bytes), removed->files);
+    }
+    cairn_message_free(reply);
+    return 0;
+}

@@ -1,0 +1,37 @@
+/* What an admin asks for and is answered later: jobs that go, snapshots listed, removed, restored. */
+#ifndef CAIRN_COORDINATOR_REQUESTS_H
+#define CAIRN_COORDINATOR_REQUESTS_H
+
+#include "server/coordinator/cluster.h"
+
+/* snapshot_list.c */
+void cairn_cluster_snapshots_list(struct cairn_cluster_session *session, uint32_t request,
+                                  const char *job);
+void cairn_cluster_snapshots_show(struct cairn_cluster_session *session, uint32_t request,
+                                  const char *job, const char *id);
+
+/* drop.c */
+void cairn_cluster_job_remove(struct cairn_cluster_session *session, uint32_t request,
+                              const Cairn__JobRemove *message);
+void cairn_cluster_drops_forget(struct cairn_cluster *cluster,
+                                const struct cairn_cluster_session *session);
+
+/* snapshot_remove.c */
+void cairn_cluster_snapshot_remove(struct cairn_cluster_session *session, uint32_t request,
+                                   const Cairn__SnapshotRemove *message);
+/* The folder of a snapshot is being removed. */
+bool cairn_cluster_snapshot_removing(const struct cairn_cluster *cluster, const char *folder);
+
+/* restore.c, restore_proof.c */
+void cairn_cluster_restore_begin(struct cairn_cluster_session *session, uint32_t request,
+                                 const Cairn__SnapshotRestore *message);
+void cairn_cluster_restores_forget(struct cairn_cluster *cluster,
+                                   const struct cairn_cluster_session *session);
+/* With the cluster: nobody is told. */
+void cairn_cluster_restores_close(struct cairn_cluster *cluster);
+/* True: it is of what a restore has loaded. */
+bool cairn_cluster_restore_on_part(struct cairn_cluster_session *session,
+                                   const Cairn__SnapshotPart *part);
+void cairn_cluster_restores_shard_gone(struct cairn_cluster_job *job, uint32_t shard);
+
+#endif

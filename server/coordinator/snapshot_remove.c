@@ -1,0 +1,134 @@
+/* A snapshot is removed by the operator's word, on another thread. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/wire/snapshot_io.h"
+#include "server/base/log.h"
+#include "server/coordinator/cut.h"
+#include "server/coordinator/requests.h"
+#include "server/coordinator/restore.h"
+
+struct cairn_cluster_removal {
+    struct cairn_cluster_work work;
+    struct cairn_cluster_removal *next; /* of the cluster's list */
+    struct cairn_snapshot_removed removed;
+    cairn_status status;
+    struct cairn_sentence why;
+    char id[CAIRN_SNAPSHOT_ID_BYTES];
+    char *job, *folder; /* owned */
+};
+
+static void free_removal(struct cairn_cluster_removal *removal)
+{
+    struct cairn_cluster_removal **at = &removal->work.cluster->removals;
+    while (*at != NULL && *at != removal) at = &(*at)->next;
+    if (*at == removal) *at = removal->next;
+    free(removal->job);
+    free(removal->folder);
+    free(removal);
+}
+
+static void run(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_removal *removal = (struct cairn_cluster_removal *)work;
+    removal->status = cairn_snapshot_remove(work->cluster->snapshots_path, removal->job,
+                                            removal->id, &removal->removed, &removal->why);
+}
+
+static void on_removed(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_removal *removal = (struct cairn_cluster_removal *)work;
+    Cairn__SnapshotRemoved message = CAIRN__SNAPSHOT_REMOVED__INIT;
+    message.id = removal->id;
+    message.job = removal->job;
+    message.files = removal->removed.files;
+    message.bytes = removal->removed.bytes;
+    if (removal->status == CAIRN_OK)
+        cairn_log_info("snapshot %s of job %s is removed", removal->id, removal->job);
+    else
+        cairn_log_warn("snapshot %s of job %s: %s", removal->id, removal->job, removal->why.text);
+    if (work->session != NULL && removal->status == CAIRN_OK)
+        cairn_cluster_session_send(work->session, CAIRN_MSG_SNAPSHOT_REMOVED, work->request,
+                                   &message.base);
+    else if (work->session != NULL)
+        cairn_cluster_session_error(work->session, work->request, removal->status,
+                                    removal->why.text);
+    free_removal(removal);
+}
+
+bool cairn_cluster_snapshot_removing(const struct cairn_cluster *cluster, const char *folder)
+{
+    const struct cairn_cluster_removal *r = cluster->removals;
+    while (r != NULL && strcmp(r->folder, folder) != 0) r = r->next;
+    return r != NULL;
+}
+
+/* Nobody writes it or reads it as a whole. */
+static cairn_status judge(const struct cairn_cluster *cluster, const char *job, const char *id,
+                          const char *folder, struct cairn_sentence *why)
+{
+    for (const struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next) {
+        if (j->cut != NULL && strcmp(j->spec.name, job) == 0 && strcmp(j->cut->id, id) == 0)
+            return cairn_fail(why, CAIRN_ERR_BUSY, "snapshot %s of job %s is being written", id,
+                              job);
+    }
+    for (const struct cairn_cluster_restore *r = cluster->restores; r != NULL; r = r->next) {
+        if (strcmp(r->asked, folder) == 0 || (r->checked && strcmp(r->folder, folder) == 0))
+            return cairn_fail(why, CAIRN_ERR_BUSY,
+                              "snapshot %s of job %s is being restored: ask again when that has "
+                              "ended",
+                              id, job);
+    }
+    if (cairn_cluster_snapshot_removing(cluster, folder))
+        return cairn_fail(why, CAIRN_ERR_BUSY, "snapshot %s of job %s is being removed", id, job);
+    return CAIRN_OK;
+}
+
+static cairn_status begin(struct cairn_cluster_session *session, uint32_t request, const char *job,
+                          const char *id, char *folder, struct cairn_sentence *why)
+{
+    struct cairn_cluster *cluster = session->cluster;
+    cairn_status status = judge(cluster, job, id, folder, why);
+    struct cairn_cluster_removal *removal = status == CAIRN_OK ? calloc(1, sizeof *removal) : NULL;
+    char *name = status == CAIRN_OK ? strdup(job) : NULL;
+    if (status == CAIRN_OK && (removal == NULL || name == NULL))
+        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (status != CAIRN_OK) {
+        free(removal);
+        free(name);
+        free(folder);
+        return status;
+    }
+    removal->work.cluster = cluster;
+    removal->work.run = run;
+    removal->work.done = on_removed;
+    removal->job = name;
+    removal->folder = folder;
+    strncpy(removal->id, id, sizeof removal->id - 1); // it was parsed
+    removal->next = cluster->removals;
+    cluster->removals = removal;
+    if (cairn_cluster_work_start(&removal->work, cluster, session, request)) return CAIRN_OK;
+    free_removal(removal);
+    return cairn_fail(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+}
+
+void cairn_cluster_snapshot_remove(struct cairn_cluster_session *session, uint32_t request,
+                                   const Cairn__SnapshotRemove *message)
+{
+    struct cairn_sentence why;
+    uint64_t generation, step;
+    char *folder = NULL;
+    cairn_status status;
+    if (!cairn_job_name_ok(message->job) ||
+        !cairn_snapshot_id_parse(message->id, &generation, &step))
+        status = cairn_fail(&why, CAIRN_ERR_INVALID,
+                            "\"%.100s\", \"%.100s\": not a job's name and an id of a snapshot; "
+                            "`cairn snapshot list` prints them",
+                            message->job, message->id);
+    else if (asprintf(&folder, "%s/%s/%s", session->cluster->snapshots_path, message->job,
+                      message->id) < 0)
+        status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "no memory");
+    else
+        status = begin(session, request, message->job, message->id, folder, &why);
+    if (status != CAIRN_OK) cairn_cluster_session_error(session, request, status, why.text);
+}

@@ -1,0 +1,120 @@
+/* Jobs and snapshots that an operator takes away, with real daemons and the command line: their memory is
+ * there again, and so is their place among the 64 jobs of a shard. */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/support/cluster.h"
+#include "tests/support/good.h"
+
+enum { JOBS_MAX = 64, LARGE = 4 << 20 };
+
+static cairn_status open_job(cairn *session, const char *name, uint64_t elems, cairn_job **job)
+{
+    struct cairn_tensor tensor = { .struct_size = sizeof tensor,
+                                   .name = "w",
+                                   .rank = 1,
+                                   .shape = { elems },
+                                   .init = { .kind = CAIRN_INIT_ONES } };
+    const struct cairn_group group = CAIRN_GROUP_INIT;
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = &tensor,
+                                         .tensor_count = 1,
+                                         .groups = &group,
+                                         .group_count = 1,
+                                         .workers_min = 1,
+                                         .chunk_leaves = 4 };
+    return cairn_job_open(session, name, &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, job);
+}
+
+/* `cairn ARGUMENTS`: its exit status, and a word of what it says. */
+static void run(const struct cluster *cluster, int status, const char *word, const char *const *a)
+{
+    struct cluster_said said;
+    cluster_cli(cluster, &said, a[0], a[1], a[2], a[3], a[4], a[5], NULL);
+    ck_assert_msg(said.status == status, "%s %s %s: %d: %s%s", a[0], a[1], a[2], said.status,
+                  said.out, said.err);
+    ck_assert_msg(strstr(said.out, word) != NULL || strstr(said.err, word) != NULL, "%s%s",
+                  said.out, said.err);
+}
+#define RUN(cluster, status, word, ...) \
+    run(cluster, status, word, (const char *const[7]) { __VA_ARGS__ })
+
+START_TEST(what_is_dropped_gives_its_memory_and_its_place_back)
+{
+    static const char *const shard_set[] = { "memory.limit=200MiB", "compute.threads=1", NULL };
+    const struct cluster_options options = { .shard_set = shard_set };
+    struct cluster cluster;
+    cairn_job *jobs[JOBS_MAX], *large, *last;
+    char name[32];
+    cluster_start(&cluster, 1, &options);
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
+    cairn *session, *second; // one has at most 64 jobs open
+    good(cairn_open(&opts, &session));
+    good(cairn_open(&opts, &second));
+
+    good(open_job(session, "large", LARGE, &large));
+    good(cairn_init_done(large, NULL, CLUSTER_WAIT_MS));
+    ck_assert_int_eq(open_job(session, "other", LARGE, &last), CAIRN_ERR_NO_MEMORY);
+    RUN(&cluster, 11, "in use", "job", "drop", "large", "--yes");
+    cairn_job_close(large);
+    RUN(&cluster, 2, "--yes", "job", "drop", "large");
+    RUN(&cluster, 4, "no job", "job", "drop", "none", "--yes");
+    RUN(&cluster, 0, "\"shards\": 1", "job", "drop", "large", "--yes", "-o", "json");
+    good(open_job(session, "other", LARGE, &last));
+    cairn_job_close(last);
+    RUN(&cluster, 0, "given its memory back", "job", "drop", "other", "--yes");
+
+    for (int i = 0; i < JOBS_MAX; i++) {
+        snprintf(name, sizeof name, "job-%d", i);
+        good(open_job(session, name, 10, &jobs[i]));
+    }
+    ck_assert_int_eq(open_job(second, "one-more", 10, &last), CAIRN_ERR_NO_MEMORY);
+    RUN(&cluster, 0, "job-7", "job", "drop", "job-7", "--yes", "--force");
+    cairn_job_close(jobs[7]);
+    good(open_job(second, "one-more", 10, &last));
+    good(cairn_init_done(last, NULL, CLUSTER_WAIT_MS));
+    cairn_close(second);
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+START_TEST(a_snapshot_is_removed_when_it_is_asked_for_by_id)
+{
+    struct cluster cluster;
+    struct cluster_said said;
+    char id[128];
+    cairn *session;
+    cairn_job *job;
+    cluster_start(&cluster, 1, NULL);
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
+    good(cairn_open(&opts, &session));
+    good(open_job(session, "tiny", 10, &job));
+    good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
+    cluster_cli(&cluster, &said, "snapshot", "create", "-q", "tiny", "--wait", NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    ck_assert_int_eq(sscanf(said.out, "%127s", id), 1);
+    RUN(&cluster, 2, "--yes", "snapshot", "rm", "tiny", id);
+    RUN(&cluster, 4, "", "snapshot", "rm", "tiny", "step-000000000077-g1", "--yes");
+    RUN(&cluster, 0, "\"files\": 3", "snapshot", "rm", "tiny", id, "--yes", "-ojson");
+    RUN(&cluster, 4, "", "snapshot", "show", "tiny", id);
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("drop");
+    TCase *tc = tcase_create("drop");
+    tcase_set_timeout(tc, 110);
+    tcase_add_test(tc, what_is_dropped_gives_its_memory_and_its_place_back);
+    tcase_add_test(tc, a_snapshot_is_removed_when_it_is_asked_for_by_id);
+    suite_add_tcase(suite, tc);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}

@@ -1,0 +1,200 @@
+/* What an operator takes away: jobs, whose memory comes back, and snapshots. The shards are fake ones. */
+#include <check.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/support/fake_cluster.h"
+
+static struct fake_cluster fake;
+static struct fake_peer w, admin;
+static uint64_t job;
+
+static void set_up(void)
+{
+    fake_open(&fake, 2);
+    fake_shards_up(&fake, 2);
+    w = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w0");
+    admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
+    job = fake_attach(&fake, &w, 10, 0, 1);
+    fake_init(&fake, &w, job);
+    fake_commit(&fake, &w, job, fake_begin(&fake, &w, job));
+}
+static void tear_down(void)
+{
+    fake_peer_close(&w);
+    fake_peer_close(&admin);
+    fake_close(&fake);
+}
+
+static uint32_t ask_drop(const char *name, bool force)
+{
+    Cairn__JobRemove remove = CAIRN__JOB_REMOVE__INIT;
+    remove.name = (char *)(uintptr_t)name;
+    remove.force = force;
+    return fake_request(&admin, CAIRN_MSG_JOB_REMOVE, &remove.base);
+}
+
+static void leave(void)
+{
+    Cairn__JobLeave message = CAIRN__JOB_LEAVE__INIT;
+    message.job = job;
+    fake_send(&w, CAIRN_MSG_JOB_LEAVE, 0, &message.base);
+    fake_peer_close(&w);
+}
+
+static size_t job_count(void)
+{
+    const Cairn__JobListGet get = CAIRN__JOB_LIST_GET__INIT;
+    const uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_LIST_GET, &get.base);
+    Cairn__JobList *list = (Cairn__JobList *)fake_expect(&fake, &admin, CAIRN_MSG_JOB_LIST,
+                                                         request);
+    const size_t count = list->n_jobs;
+    cairn_message_free(&list->base);
+    return count;
+}
+
+static Cairn__SnapshotStatus *take_snapshot(bool wait)
+{
+    Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
+    create.job = (char *)(uintptr_t) "toy";
+    create.wait = wait;
+    const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_CREATE, &create.base);
+    return (Cairn__SnapshotStatus *)fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
+}
+
+static uint32_t ask_remove(const char *name, const char *id)
+{
+    Cairn__SnapshotRemove remove = CAIRN__SNAPSHOT_REMOVE__INIT;
+    remove.job = (char *)(uintptr_t)name;
+    remove.id = (char *)(uintptr_t)id;
+    return fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &remove.base);
+}
+
+static uint32_t ask_restore(const char *folder)
+{
+    Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
+    restore.path = (char *)(uintptr_t)folder;
+    return fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base);
+}
+
+START_TEST(a_job_that_nobody_uses_is_dropped_for_good_and_its_snapshots_stay)
+{
+    Cairn__SnapshotStatus *s = take_snapshot(true);
+    leave();
+    const uint32_t request = ask_drop("toy", false);
+    Cairn__JobRemoved *removed = (Cairn__JobRemoved *)fake_expect(&fake, &admin,
+                                                                  CAIRN_MSG_JOB_REMOVED, request);
+    ck_assert_str_eq(removed->name, "toy");
+    ck_assert_uint_eq(removed->step, 1);
+    ck_assert_uint_eq(removed->shards, 2);
+    ck_assert_uint_eq(removed->n_away, 0);
+    cairn_message_free(&removed->base);
+    ck_assert(!fake.shards[0].has_job && !fake.shards[1].has_job);
+    ck_assert_uint_eq(job_count(), 0);
+    fake_coordinator_stop(&fake);
+    fake_coordinator_start(&fake);
+    fake_shards_up(&fake, 2);
+    admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
+    ck_assert_uint_eq(job_count(), 0);
+    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, ask_restore(s->path)));
+    ck_assert_uint_eq(job_count(), 1);
+    cairn_message_free(&s->base);
+}
+END_TEST
+
+START_TEST(one_that_is_in_use_is_dropped_by_force_only)
+{
+    fake_expect_error(&fake, &admin, ask_drop("tox", false), CAIRN_ERR_NOT_FOUND, "tox");
+    fake_expect_error(&fake, &admin, ask_drop("toy", false), CAIRN_ERR_BUSY, "worker w0");
+    fake_commit(&fake, &w, job, fake_begin(&fake, &w, job)); // nothing happened
+    const uint32_t request = ask_drop("toy", true);
+    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_JOB_REMOVED, request));
+    fake_expect_error(&fake, &w, 0, CAIRN_ERR_CANCELED, "dropped by an operator");
+    ck_assert_uint_eq(job_count(), 0);
+}
+END_TEST
+
+START_TEST(a_shard_that_is_away_is_named_and_drops_its_part_when_it_comes)
+{
+    leave();
+    fake_shard_away(&fake, 1);
+    const uint32_t request = ask_drop("toy", false);
+    Cairn__JobRemoved *removed = (Cairn__JobRemoved *)fake_expect(&fake, &admin,
+                                                                  CAIRN_MSG_JOB_REMOVED, request);
+    ck_assert_uint_eq(removed->shards, 1);
+    ck_assert_uint_eq(removed->n_away, 1);
+    ck_assert_str_eq(removed->away[0], "s1");
+    cairn_message_free(&removed->base);
+    ck_assert(fake.shards[1].has_job);
+    fake_shard_up(&fake, 1);
+    fake_until(&fake, !fake.shards[1].has_job);
+}
+END_TEST
+
+START_TEST(one_that_is_being_saved_is_not_dropped_nor_is_what_is_written_removed)
+{
+    fake.shards[0].holds_part = true;
+    Cairn__SnapshotStatus *s = take_snapshot(false);
+    leave();
+    fake_expect_error(&fake, &admin, ask_drop("toy", false), CAIRN_ERR_BUSY, "being saved");
+    fake_expect_error(&fake, &admin, ask_remove("toy", s->id), CAIRN_ERR_BUSY, "being written");
+    cairn_message_free(&s->base);
+}
+END_TEST
+
+START_TEST(a_snapshot_is_removed_and_nothing_of_it_is_left)
+{
+    Cairn__SnapshotStatus *s = take_snapshot(true), *kept = take_snapshot(true);
+    const uint32_t request = ask_remove("toy", s->id);
+    Cairn__SnapshotRemoved *removed = (Cairn__SnapshotRemoved *)fake_expect(
+        &fake, &admin, CAIRN_MSG_SNAPSHOT_REMOVED, request);
+    ck_assert_uint_eq(removed->files, s->files + 1); // and the manifest
+    ck_assert_uint_gt(removed->bytes, s->bytes);
+    cairn_message_free(&removed->base);
+    ck_assert_int_ne(access(s->path, F_OK), 0);
+    ck_assert_int_eq(access(kept->path, F_OK), 0);
+    fake_expect_error(&fake, &admin, ask_remove("toy", s->id), CAIRN_ERR_NOT_FOUND, s->id);
+    fake_expect_error(&fake, &admin, ask_remove("toy", "../toy"), CAIRN_ERR_INVALID, "../toy");
+    fake_expect_error(&fake, &admin, ask_remove("..", s->id), CAIRN_ERR_INVALID,
+                      "not a job's name");
+    fake_commit(&fake, &w, job, fake_begin(&fake, &w, job));
+    cairn_message_free(&s->base);
+    cairn_message_free(&kept->base);
+}
+END_TEST
+
+START_TEST(one_that_is_being_restored_is_not_removed)
+{
+    Cairn__SnapshotStatus *s = take_snapshot(true);
+    fake.shards[1].holds_create = true;
+    const uint32_t restore = ask_restore(s->path);
+    fake_until(&fake, fake.shards[1].snapshot_path[0] != '\0');
+    fake_expect_error(&fake, &admin, ask_remove("toy", s->id), CAIRN_ERR_BUSY, "being restored");
+    fake_shard_release(&fake.shards[1]);
+    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, restore));
+    cairn_message_free(
+        fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_REMOVED, ask_remove("toy", s->id)));
+    cairn_message_free(&s->base);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("coordinator_drop");
+    TCase *tc = tcase_create("drop");
+    tcase_set_timeout(tc, 30);
+    tcase_add_checked_fixture(tc, set_up, tear_down);
+    tcase_add_test(tc, a_job_that_nobody_uses_is_dropped_for_good_and_its_snapshots_stay);
+    tcase_add_test(tc, one_that_is_in_use_is_dropped_by_force_only);
+    tcase_add_test(tc, a_shard_that_is_away_is_named_and_drops_its_part_when_it_comes);
+    tcase_add_test(tc, one_that_is_being_saved_is_not_dropped_nor_is_what_is_written_removed);
+    tcase_add_test(tc, a_snapshot_is_removed_and_nothing_of_it_is_left);
+    tcase_add_test(tc, one_that_is_being_restored_is_not_removed);
+    suite_add_tcase(suite, tc);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
