@@ -67,7 +67,7 @@ static void note_lack(struct cairn_round *core, uint32_t shard, const struct cai
     if (!lack->relayed && !lack->waits) core->shards[shard].lacks++;
     struct worker *worker = cairn_round_find_worker(core, lack->member);
     if (worker == NULL || !worker->contributor) return; // a relay: its shard says whom that lacks
-    uint32_t *least = lack->waits && !MUTANT(44) ? &worker->waits : &worker->lacks;
+    uint32_t *least = lack->waits && !MUTANT(39) ? &worker->waits : &worker->lacks;
     if (lack->micro < *least) *least = lack->micro;
     if (lack->waits) return;
     worker->lacking_shard = shard;
