@@ -1,4 +1,4 @@
-/* State that moves into a job and out of it: where it begins, writes at a boundary, snapshots. Part of
+/* What moves into a job and out of it: what lands, its first state, writes at a boundary, snapshots. Part of
  * shard.h, which includes it; all of it on the loop thread unless it says otherwise. */
 #ifndef CAIRN_SHARD_MOVES_H
 #define CAIRN_SHARD_MOVES_H
@@ -12,6 +12,24 @@ const struct cairn_arena *cairn_shard_job_plane(const struct cairn_shard_job *jo
 /* cairn_shard_job_plane_byte of it, as an address. */
 uint8_t *cairn_shard_job_at(const struct cairn_shard_job *job, enum cairn_plane plane,
                             uint32_t extent, uint64_t local_elem);
+
+/* ---- landing.c: what comes from the fabric ---- */
+void cairn_landing_on_message(void *shard, const void *header, size_t header_bytes,
+                              size_t payload_bytes, struct cairn_fabric_message *message);
+/* Where a PUSH belongs, judged without side effects. CAIRN_OK: *chunk_out is the core's number. Else
+ * `why` says which field is wrong. */
+CAIRN_MUST_CHECK cairn_status cairn_landing_judge_push(const struct cairn_member *member,
+                                                       const struct cairn_chunk_header *header,
+                                                       uint32_t *chunk_out,
+                                                       struct cairn_piece *piece_out,
+                                                       struct cairn_sentence *why);
+/* RECEIVE and DISCARD of the core: what waits goes into a slot, or is dropped. */
+void cairn_landing_receive(struct cairn_shard_job *job, uint32_t slot, uint32_t chunk);
+void cairn_landing_discard(struct cairn_shard_job *job);
+/* Nobody reads the slot's payload any more: a worker's memory goes back to it. */
+void cairn_landing_release(struct cairn_slot *slot);
+/* The job does nothing any more: all slots that are not being folded. */
+void cairn_landing_release_all(struct cairn_shard_job *job);
 
 /* ---- origin.c: initial state that the shards make themselves ---- */
 /* The job names weights, or a tensor here has an initializer. */

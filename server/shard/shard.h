@@ -573,24 +573,6 @@ bool cairn_tiles_put_whole(const struct cairn_shard_job *job, uint64_t chunk);
 /* Chunks of a trained tensor here that the member sends, if it touches the tensor. */
 uint64_t cairn_tiles_touched(const struct cairn_member *member, uint32_t tensor);
 
-/* ---- landing.c: what comes from the fabric ---- */
-void cairn_landing_on_message(void *shard, const void *header, size_t header_bytes,
-                              size_t payload_bytes, struct cairn_fabric_message *message);
-/* Where a PUSH belongs, judged without side effects. CAIRN_OK: *chunk_out is the core's number. Else
- * `why` says which field is wrong. */
-CAIRN_MUST_CHECK cairn_status cairn_landing_judge_push(const struct cairn_member *member,
-                                                       const struct cairn_chunk_header *header,
-                                                       uint32_t *chunk_out,
-                                                       struct cairn_piece *piece_out,
-                                                       struct cairn_sentence *why);
-/* RECEIVE and DISCARD of the core: what waits goes into a slot, or is dropped. */
-void cairn_landing_receive(struct cairn_shard_job *job, uint32_t slot, uint32_t chunk);
-void cairn_landing_discard(struct cairn_shard_job *job);
-/* Nobody reads the slot's payload any more: a worker's memory goes back to it. */
-void cairn_landing_release(struct cairn_slot *slot);
-/* The job does nothing any more: all slots that are not being folded. */
-void cairn_landing_release_all(struct cairn_shard_job *job);
-
 /* ---- put.c, publish.c ---- */
 void cairn_put_on_message(struct cairn_member *member, const struct cairn_chunk_header *header,
                           struct cairn_fabric_message *message);
