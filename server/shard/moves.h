@@ -31,6 +31,15 @@ void cairn_landing_release(struct cairn_slot *slot);
 /* The job does nothing any more: all slots that are not being folded. */
 void cairn_landing_release_all(struct cairn_shard_job *job);
 
+/* ---- admit.c: memory is there before it is counted on ---- */
+/* LOADING: takes the memory of a job that was just opened, then loads or makes its state (`snapshot_path`,
+ * extend.h, origin.c) or awaits it; Done or an error, and it leaves, answers job->creating. */
+CAIRN_MUST_CHECK cairn_status cairn_admit_job(struct cairn_shard_job *job,
+                                              const Cairn__JobCreate *create,
+                                              struct cairn_sentence *why);
+/* A member joined: answers when all workers that did have their landing slots; without room it leaves. */
+void cairn_admit_member(struct cairn_shard_job *job, uint64_t member, struct cairn_request request);
+
 /* ---- origin.c: initial state that the shards make themselves ---- */
 /* The job names weights, or a tensor here has an initializer. */
 bool cairn_origin_wanted(const struct cairn_shard_job *job);

@@ -12,10 +12,9 @@
  * writes snapshots, `memory` makes pages. What they touch is theirs until the task's `done` has run on
  * the loop.
  *
- * Memory: a job's part is counted when it is created, admitted against what the host and its control groups
- * have, and its pages are made, or it is refused (reserve.h, admit.c); landing slots likewise as workers
- * join. Between landing and publishing nothing is allocated. Replies and staging are allocated under bounds
- * and counted.
+ * Memory: a job's part is counted, admitted against what the host and its control groups have, and made, or
+ * it is refused (reserve.h); landing slots likewise as workers join. Between landing and publishing nothing
+ * is allocated. Replies and staging are allocated under bounds and counted.
  *
  * A job's life: LOADING (a snapshot → SEALING; what origin.c makes → INITIALIZING) or INITIALIZING (puts)
  * → SEALING → SERVING → LEAVING. A job that is dropped is LEAVING until nothing in flight refers to it
@@ -452,15 +451,6 @@ void cairn_shard_job_busy(struct cairn_shard_job *job);
 void cairn_shard_job_idle(struct cairn_shard_job *job);
 /* Frees it whatever is in flight: the fabric and the pools are closed. */
 void cairn_shard_job_free(struct cairn_shard_job *job);
-
-/* ---- admit.c: memory is there before it is counted on ---- */
-/* LOADING: takes the memory of a job that was just opened, then loads or makes its state (`snapshot_path`,
- * extend.h, origin.c) or awaits it; Done or an error, and it leaves, answers job->creating. */
-CAIRN_MUST_CHECK cairn_status cairn_admit_job(struct cairn_shard_job *job,
-                                              const Cairn__JobCreate *create,
-                                              struct cairn_sentence *why);
-/* A member joined: answers when all workers that did have their landing slots; without room it leaves. */
-void cairn_admit_member(struct cairn_shard_job *job, uint64_t member, struct cairn_request request);
 
 /* ---- step_message.c: messages of the data plane as the core's events, and its actions as messages ---- */
 
