@@ -7,7 +7,7 @@
 #include "tests/support/cluster.h"
 #include "tests/support/good.h"
 
-enum { JOBS_MAX = 64, LARGE = 4 << 20 };
+enum { JOBS_MAX = 64, LARGE = 6 << 20 };
 
 static cairn_status open_job(cairn *session, const char *name, uint64_t elems, cairn_job **job)
 {
@@ -42,7 +42,7 @@ static void run(const struct cluster *cluster, int status, const char *word, con
 
 START_TEST(what_is_dropped_gives_its_memory_and_its_place_back)
 {
-    static const char *const shard_set[] = { "memory.limit=200MiB", "compute.threads=1", NULL };
+    static const char *const shard_set[] = { "memory.limit=256MiB", "compute.threads=1", NULL };
     const struct cluster_options options = { .shard_set = shard_set };
     struct cluster cluster;
     cairn_job *jobs[JOBS_MAX], *large, *last;

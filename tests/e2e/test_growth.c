@@ -17,7 +17,7 @@
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SLACK_BYTES (1 << 30) /* what is measured is the sanitizer's */
 #else
-#define SLACK_BYTES (2 << 20)
+#define SLACK_BYTES (4 << 20) /* two large pages: landing memory is taken in these, not by slot */
 #endif
 
 enum { SHARDS = 2, WARM_STEPS = 3, STEPS = 15, WORKERS_MAX = 128, SIZES_MAX = 4 };

@@ -95,6 +95,7 @@ START_TEST(a_job_that_nobody_uses_is_dropped_for_good_and_its_snapshots_stay)
     fake_coordinator_stop(&fake);
     fake_coordinator_start(&fake);
     fake_shards_up(&fake, 2);
+    fake_peer_close(&admin);
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
     ck_assert_uint_eq(job_count(), 0);
     cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, ask_restore(s->path)));

@@ -187,6 +187,7 @@ START_TEST(a_coordinator_stopped_before_all_have_told_leaves_nothing_behind)
     expect_job("again", "restoring");
     fake_coordinator_stop(&fake);
     fake_coordinator_start(&fake);
+    fake_peer_close(&admin);
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
     expect_job("again", NULL);
     cairn_message_free(&s->base);

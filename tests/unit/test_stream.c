@@ -361,17 +361,17 @@ END_TEST
 START_TEST(limits_hold_for_the_next_frame)
 {
     far_options.limits = (struct cairn_frame_limits) { 3, 3, CAIRN_FRAME_HELLO_BYTES };
-    static const uint8_t payload[8000];
+    static const uint8_t payload[2 * CAIRN_FRAME_HELLO_BYTES];
     connect_near(&plain);
     send_near(1, payload, 4000);
     run_until(far.frame_count == 1);
     cairn_stream_limit(far.stream, plain.limits);
-    send_near(2, payload, 8000);
+    send_near(2, payload, sizeof payload);
     run_until(far.frame_count == 2);
     cairn_stream_limit(far.stream, far_options.limits);
-    send_near(3, payload, 8000);
+    send_near(3, payload, sizeof payload);
     run_until(far.close_count == 1);
-    ck_assert_ptr_nonnull(strstr(far.why, "claims 8000 bytes of payload, the limit is 4080"));
+    ck_assert_ptr_nonnull(strstr(far.why, "claims 65536 bytes of payload, the limit is 32752"));
 }
 END_TEST
 
