@@ -198,7 +198,16 @@ static void judge_job(struct cairn_cluster_adoption *adoption, struct adoptee *j
                                "part %" PRIu32 " of %" PRIu32 " is on no shard that is here", i + 1,
                                job->shard_count);
     judge_name(adoption, job);
-    cairn_marks_above(&job->marks, CAIRN_ROUND_BLOCK);
+    // Each incarnation may have skipped a block of which no shard heard a round.
+    cairn_marks_above(&job->marks, (adoption->incarnation + 1) * CAIRN_ROUND_BLOCK);
+}
+
+static void take_incarnations(struct cairn_cluster_adoption *adoption)
+{
+    adoption->incarnation = cairn_store_incarnation(adoption->cluster->store);
+    for (const struct cairn_cluster_seat *s = adoption->cluster->seats; s != NULL; s = s->next)
+        if (s->seen.incarnation > adoption->incarnation)
+            adoption->incarnation = s->seen.incarnation;
 }
 
 /* A job of which somebody holds a part that we do not act on. */
@@ -219,6 +228,7 @@ static cairn_status list_jobs(struct cairn_cluster_adoption *adoption)
         if (adoption->jobs[at].name == NULL) status = CAIRN_ERR_NO_MEMORY;
     }
     cairn_cluster_strangers_release(&strangers);
+    take_incarnations(adoption);
     for (size_t i = 0; i < adoption->job_count && status == CAIRN_OK; i++)
         judge_job(adoption, &adoption->jobs[i]);
     return status;
@@ -337,9 +347,6 @@ static void write_rows(struct cairn_cluster_adoption *adoption)
         fail(adoption, status, why.text);
         return;
     }
-    for (const struct cairn_cluster_seat *s = adoption->cluster->seats; s != NULL; s = s->next)
-        if (s->seen.incarnation > adoption->incarnation)
-            adoption->incarnation = s->seen.incarnation;
     adoption->writing = true;
     adoption->task = (struct cairn_task) { .run = run_write, .done = on_written, .item_count = 1 };
     cairn_pool_submit(adoption->cluster->saver, &adoption->task);

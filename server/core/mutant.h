@@ -47,7 +47,11 @@
  * 36  an empty process counts as the shard whose name it has
  * 37  how a round ended is forgotten with the next one
  * 38  a fence of the epoch that a shard is in is obeyed
- * 39  at the step's deadline who waits for others is dropped, too */
-#define CAIRN_MUTANT_COUNT 39
+ * 39  at the step's deadline who waits for others is dropped, too
+ * 40  a shard obeys the coordinator of another store
+ * 41  a store whose epochs the shards are past acts on what they hold
+ * 42  a store that was rebuilt begins with the epoch of its first shard
+ * 43  a store that was rebuilt begins with a round number that was used */
+#define CAIRN_MUTANT_COUNT 43
 
 #endif

@@ -43,7 +43,7 @@ const char *cairn_marks_behind(const struct cairn_marks *store, const struct cai
 
 /* Takes what one more shard has seen into what a rebuilt store begins with; first of all it is zero, and at
  * last cairn_marks_above makes it something that none of them has seen: `round_block` as many round numbers
- * as may have been used beyond those that a shard heard of. */
+ * as may have been used beyond those that a shard heard of, a CAIRN_ROUND_BLOCK for each incarnation. */
 void cairn_marks_add(struct cairn_marks *all, const struct cairn_marks *seen);
 void cairn_marks_above(struct cairn_marks *all, uint64_t round_block);
 

@@ -78,6 +78,10 @@
     X(twin_sat, "second processes of a shard's name that had its seat")                \
     X(twin_relieved, "seats that the process with the state took back")                \
     X(seat_silent, "seats lost by a process that was silent for a lease")              \
+    X(store_older, "stores put back from a backup")                                    \
+    X(store_other, "stores of another cluster")                                        \
+    X(store_refused, "shards that a coordinator might not act on")                     \
+    X(store_adopted, "stores made of what the shards hold")                            \
     X(scale_lowered, "loss scales lowered")                                            \
     X(clipped, "steps clipped")
 

@@ -14,6 +14,7 @@
  *   sim_worker.c       the worker's process: the library and a trainer
  *   sim_oracle.c       what is true whatever happens
  *   sim_twin.c         a second process under a shard's name, and who has the seat
+ *   sim_store.c        the coordinator's store, mixed up and adopted
  *   sim_faults.c       what happens
  *   sim_names.c        names for --verbose
  *
@@ -29,6 +30,7 @@
 #include "proto/wire/push.h"
 #include "gpu/gpu.h"
 #include "server/core/round.h"
+#include "server/core/standing.h"
 #include "server/core/seat.h"
 #include "server/core/step.h"
 #include "tests/sim/seen.h"
@@ -41,7 +43,7 @@
 #define MICROS_MAX  3
 #define WINDOW_MAX  4
 #define GROUPS      2
-#define FAULTS      12
+#define FAULTS      13
 #define LEDGER_MAX  1024
 #define STATE_MAX   40 /* of a trainer, bytes */
 #define PAYLOAD_MAX 256
@@ -171,7 +173,8 @@ enum event_kind {
     E_TWIN_CONNECTS,
     E_TWIN_FROM_COORDINATOR,
     E_COORDINATOR_FROM_TWIN,
-    E_PROBE_ENDS /* conn = its number */
+    E_PROBE_ENDS, /* conn = its number */
+    E_ADOPT       /* conn = the incarnation */
 };
 
 #define OWNED(owner, what) ((owner) << 8 | (what))
@@ -207,11 +210,16 @@ struct twin {
     struct link control;
 };
 
+struct store { /* what is durable */
+    uint64_t identity, incarnation, epoch, reserved;
+};
+
 struct coordinator {
     bool alive;
     struct cairn_round *core;
-    uint64_t incarnation;
-    uint64_t durable_epoch, durable_reserved;
+    uint64_t incarnation; /* one more with every process, whatever its store says */
+    struct store store, backup;
+    bool is_adopting; /* the operator knows that it should */
     bool persisting;
     uint64_t persist_epoch, persist_reserved;
     uint64_t decided_round; /* by this incarnation, the last */
@@ -238,8 +246,10 @@ struct landing { /* a contribution that is being read */
 
 struct sim_shard {
     struct cairn_step *core;
-    struct link control; /* to the coordinator */
-    bool known_up;       /* by the coordinator */
+    struct link control;                /* to the coordinator */
+    bool known_up;                      /* by the coordinator */
+    struct cairn_coordinator_id obeyed; /* the newest */
+    struct cairn_marks marks;           /* the highest it has seen */
     struct peer peers[PLACES_MAX];
     uint64_t endpoints;                /* made so far */
     uint32_t first_chunk, chunk_count; /* of the model */
@@ -413,6 +423,8 @@ struct sim {
 
     struct coordinator coordinator;
     struct sim_shard shards[SHARDS_MAX];
+    uint64_t stores; /* made so far */
+    bool slipped;    /* one was put in place of another */
     struct twin twins[SHARDS_MAX];
     struct sim_relay relays[SHARDS_MAX]; /* each of the shard's process */
     struct process procs[PROCS_MAX];
@@ -490,6 +502,17 @@ void coordinator_pin(struct sim *sim);
 void shard_link_break(struct sim *sim, uint32_t shard, double notice);
 void coordinator_core_event(struct sim *sim, struct cairn_round_event *event);
 void link_cut(struct sim *sim, struct link *link);
+
+/* sim_store.c */
+void store_made(struct sim *sim);
+void store_opened(struct sim *sim);
+void store_written(struct sim *sim, uint64_t epoch, uint64_t reserved);
+void store_slip(struct sim *sim); /* the coordinator is killed, and its store another one */
+bool store_admits(struct sim *sim, uint32_t shard); /* the coordinator may act on what it holds */
+void store_heard(struct sim *sim, uint32_t shard, const struct message *message);
+/* The highest that was: after a slip only what a shard heard counts, for a fence that none got fences nobody. */
+uint64_t store_epoch_used(const struct sim *sim);
+void store_adopts(struct sim *sim);
 
 /* sim_twin.c */
 void twin_start(struct sim *sim, uint32_t shard);

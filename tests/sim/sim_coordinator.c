@@ -37,8 +37,7 @@ void coordinator_kill(struct sim *sim)
     if (c->persisting) {
         // The write was under way: it is on the disk, or it is not.
         if (rng_chance(&sim->fault, 0.5)) {
-            c->durable_epoch = c->persist_epoch;
-            c->durable_reserved = c->persist_reserved;
+            store_written(sim, c->persist_epoch, c->persist_reserved);
         } else {
             sim->seen[SEEN_persist_lost]++;
         }
@@ -60,15 +59,16 @@ void coordinator_start(struct sim *sim)
     struct coordinator *c = &sim->coordinator;
     if (c->alive) return;
     struct cairn_round_config config = sim_round_config(sim);
-    config.epoch = c->durable_epoch;
-    config.round_reserved = c->durable_reserved;
+    store_opened(sim);
+    config.epoch = c->store.epoch;
+    config.round_reserved = c->store.reserved;
     c->core = cairn_round_init(sim->round_memory, &config);
     c->alive = true;
     c->incarnation++;
     c->decided_round = 0;
     memset(c->relays, 0, sizeof c->relays);
     memset(c->seats, 0, sizeof c->seats);
-    sim_trace(sim, "coordinator starts", c->incarnation, c->durable_epoch, c->durable_reserved);
+    sim_trace(sim, "coordinator starts", c->incarnation, c->store.epoch, c->store.reserved);
     // The core's clock starts here: a deadline set before its first tick would have passed at once.
     struct cairn_round_event tick = { .kind = CAIRN_ROUND_TICK, .now_ms = sim->now / 1000 };
     do_event(sim, &tick);
@@ -259,7 +259,7 @@ static void do_action(struct sim *sim, const struct cairn_round_action *action)
     switch (action->kind) {
     case CAIRN_ROUND_PERSIST: persist(sim, action); return;
     case CAIRN_ROUND_FENCE:
-        if (action->epoch <= sim->oracle.last_epoch)
+        if (action->epoch <= store_epoch_used(sim))
             sim_fail(sim, "epoch %llu was used before", (unsigned long long)action->epoch);
         sim->oracle.last_epoch = action->epoch;
         sim->seen[SEEN_epochs]++;
@@ -407,12 +407,14 @@ void coordinator_event(struct sim *sim, const struct event *event)
     case E_COORDINATOR_FROM_WORKER: from_worker(sim, event->message); return;
     case E_COORDINATOR_FROM_TWIN:
     case E_PROBE_ENDS: twin_event(sim, event); return;
+    case E_ADOPT:
+        if (event->conn == c->incarnation) store_adopts(sim);
+        return;
     case E_LEASE: lease_ended(sim, event->conn); return;
     case E_PERSISTED:
         if (event->conn != c->incarnation) return;
         c->persisting = false;
-        c->durable_epoch = c->persist_epoch;
-        c->durable_reserved = c->persist_reserved;
+        store_written(sim, c->persist_epoch, c->persist_reserved);
         out.kind = CAIRN_ROUND_PERSISTED;
         out.epoch = c->persist_epoch;
         break;

@@ -16,7 +16,8 @@ enum fault {
     GARBAGE,
     BREAK_ENDPOINT,
     SECOND_SHARD,
-    MUTE
+    MUTE,
+    SLIP
 };
 
 void faults_start(struct sim *sim)
@@ -94,6 +95,7 @@ static void do_fault(struct sim *sim, uint32_t kind)
         shard_link_break(sim, shard, NOTICE);
     }
     if (kind == SECOND_SHARD) second_shard(sim, shard);
+    if (kind == SLIP) store_slip(sim);
     if (kind == PIN) coordinator_pin(sim);
     if (kind == GARBAGE) shard_garbage(sim, shard);
     if ((kind == BREAK_FABRIC || kind == BREAK_ENDPOINT) && relay_fault(sim, kind)) return;

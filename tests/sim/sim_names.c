@@ -47,6 +47,7 @@ const char *event_name(enum event_kind kind)
         "coordinator -> twin",
         "twin -> coordinator",
         "probe ends",
+        "adopt",
     };
     return NAME(names, kind);
 }

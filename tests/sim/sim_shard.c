@@ -327,6 +327,7 @@ static void from_coordinator(struct sim *sim, uint32_t shard, const struct messa
                                       .decision = &message->decision,
                                       .members = message->members,
                                       .member_count = message->member_count };
+    store_heard(sim, shard, message);
     switch (message->kind) {
     case M_FENCE: event.kind = CAIRN_STEP_FENCE; break;
     case M_RESOLVE: event.kind = CAIRN_STEP_RESOLVE; break;

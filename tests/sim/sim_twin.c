@@ -103,7 +103,7 @@ static void take_seat(struct sim *sim, uint32_t shard, enum sitter who, bool end
     if (who == THE_TWIN) sim->seen[SEEN_twin_sat]++;
     if (!sim->coordinator.alive || !cairn_seat_has(&part, &part, held_count)) return;
     if (who == THE_TWIN) sim_fail(sim, "an empty process counts as shard %u", shard);
-    core_hears(sim, shard, CAIRN_ROUND_SHARD_UP);
+    if (store_admits(sim, shard)) core_hears(sim, shard, CAIRN_ROUND_SHARD_UP);
 }
 
 static void probe(struct sim *sim, uint32_t shard)

@@ -107,7 +107,7 @@ static void draw_machines(struct scenario *sc, struct rng *rng)
 
 static void draw_faults(struct scenario *sc, struct rng *rng)
 {
-    for (uint32_t i = 0; i < FAULTS - 2; i++)
+    for (uint32_t i = 0; i < FAULTS - 3; i++)
         sc->weight[i] = rng_chance(rng, 0.5) ? 1 + (uint32_t)rng_below(rng, 5) : 0;
     sc->weight[6] = rng_chance(rng, 0.1) ? 1 : 0; // a stall costs a whole deadline
     sc->weight[7] += 1;
@@ -157,9 +157,11 @@ static void draw_scenario(struct sim *sim)
     sc->client_state_max = (uint32_t)sometimes(&whims, 0.5, STATE_MAX);
     draw_hosts(sim);
     struct rng twins = { mix(sim->seed, 105) };
-    sc->weight[FAULTS - 2] = (uint32_t)sometimes(&twins, 0.3, 4);
-    sc->weight[FAULTS - 1] = rng_chance(&twins, 0.1) ? 1 : 0;
-    if (sc->weight[FAULTS - 1] > 0 && sc->deadline_ms < 1000)
+    sc->weight[FAULTS - 3] = (uint32_t)sometimes(&twins, 0.3, 4);
+    sc->weight[FAULTS - 2] = rng_chance(&twins, 0.1) ? 1 : 0;
+    struct rng stores = { mix(sim->seed, 106) };
+    sc->weight[FAULTS - 1] = (uint32_t)sometimes(&stores, 0.3, 3);
+    if (sc->weight[FAULTS - 2] > 0 && sc->deadline_ms < 1000)
         sc->faults_end += MS(2 * sc->deadline_ms);
     // Cuts where they fall: a shard may own nothing.
     uint32_t cut[SHARDS_MAX + 1] = { 0 };
@@ -274,6 +276,7 @@ static void start(struct sim *sim, uint64_t seed, bool verbose)
         shard_start(sim, s);
         if (sim->scenario.hosts > 0) relay_start(sim, s);
     }
+    store_made(sim);
     coordinator_start(sim);
     for (uint32_t r = 0; r < sim->scenario.ranks; r++)
         sim_at(sim, rng_exponential(&sim->schedule, 1000), E_PROCESS_START, r, 0, 0);

@@ -70,10 +70,12 @@ static long armed_ms(const char *folder, const char *call)
 static void meet(const char *call, const char *path)
 {
     const char *folder = getenv("CAIRN_SLOW_FOLDER");
-    if (folder == NULL || is_memory(path)) return;
-    if (syscall(SYS_gettid) == getpid()) note(folder, call, path);
+    if (folder == NULL) return;
     const char *end = strrchr(folder, '/'); // the disk is the folder that this one is in
-    if (end == NULL || strncmp(path, folder, (size_t)(end - folder) + 1) != 0) return;
+    const bool on_disk = end != NULL && strncmp(path, folder, (size_t)(end - folder) + 1) == 0;
+    if (!on_disk && is_memory(path)) return; // the disk itself may lie in /dev/shm
+    if (syscall(SYS_gettid) == getpid()) note(folder, call, path);
+    if (!on_disk) return;
     const long ms = armed_ms(folder, call);
     struct timespec left = { ms / 1000, ms % 1000 * 1000000 };
     while (ms > 0 && nanosleep(&left, &left) != 0) {}

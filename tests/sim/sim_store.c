@@ -1,0 +1,112 @@
+/* What the coordinator has on its disk, which an operator may mix up: an older copy is put back, or another
+ * cluster's store. Then the operator has it adopt what the shards hold. Judged by server/core/standing.h, as
+ * the daemons do. */
+#include "server/core/standing.h"
+#include "tests/sim/sim.h"
+
+/* The shards hold the job already. */
+void store_made(struct sim *sim)
+{
+    sim->coordinator.store.identity = sim->stores = 1;
+    sim->slipped = false;
+    for (uint32_t s = 0; s < sim->scenario.shards; s++) sim->shards[s].obeyed.store = 1;
+}
+
+/* As the coordinator starts: it counts itself. */
+void store_opened(struct sim *sim)
+{
+    struct coordinator *c = &sim->coordinator;
+    c->store.incarnation++;
+    c->is_adopting = false;
+}
+
+/* A backup is made now and then, of what is there before the next write. */
+void store_written(struct sim *sim, uint64_t epoch, uint64_t reserved)
+{
+    struct coordinator *c = &sim->coordinator;
+    if (!sim->healed && rng_chance(&sim->fault, 0.3)) c->backup = c->store;
+    c->store.epoch = epoch;
+    c->store.reserved = reserved;
+}
+
+void store_slip(struct sim *sim)
+{
+    struct coordinator *c = &sim->coordinator;
+    coordinator_kill(sim);
+    sim->slipped = true;
+    if (c->backup.identity == c->store.identity && rng_chance(&sim->fault, 0.5)) {
+        sim->seen[SEEN_store_older]++;
+        c->store = c->backup;
+        return;
+    }
+    sim->seen[SEEN_store_other]++;
+    c->store = (struct store) { .identity = ++sim->stores,
+                                .incarnation = rng_below(&sim->fault, 8),
+                                .epoch = rng_below(&sim->fault, 1000),
+                                .reserved = rng_below(&sim->fault, 100000) };
+}
+
+static struct cairn_coordinator_id id_of(const struct coordinator *c)
+{
+    return (struct cairn_coordinator_id) { c->store.identity, c->store.incarnation,
+                                           c->incarnation };
+}
+
+bool store_admits(struct sim *sim, uint32_t shard)
+{
+    struct coordinator *c = &sim->coordinator;
+    struct sim_shard *s = &sim->shards[shard];
+    const struct cairn_coordinator_id id = id_of(c);
+    const struct cairn_marks marks = { .epoch = c->store.epoch, .round = c->store.reserved };
+    if (cairn_standing_of(&id, &s->obeyed) == CAIRN_STANDING_GOOD &&
+        cairn_marks_behind(&marks, &s->marks) == NULL) {
+        if (s->obeyed.store != id.store)
+            sim_fail(sim, "shard %u obeys the coordinator of another store", shard);
+        s->obeyed = id;
+        return true;
+    }
+    sim->seen[SEEN_store_refused]++;
+    if (c->is_adopting) return false;
+    c->is_adopting = true;
+    sim_at(sim, rng_exponential(&sim->schedule, 5000), E_ADOPT, 0, 0, c->incarnation);
+    return false;
+}
+
+void store_heard(struct sim *sim, uint32_t shard, const struct message *message)
+{
+    struct cairn_marks *marks = &sim->shards[shard].marks;
+    if (message->epoch > marks->epoch) marks->epoch = message->epoch;
+    if (message->kind == M_OPEN && message->round > marks->round) marks->round = message->round;
+}
+
+uint64_t store_epoch_used(const struct sim *sim)
+{
+    uint64_t epoch = 0;
+    if (!sim->slipped) return sim->oracle.last_epoch;
+    for (uint32_t s = 0; s < sim->scenario.shards; s++)
+        if (sim->shards[s].marks.epoch > epoch) epoch = sim->shards[s].marks.epoch;
+    return epoch;
+}
+
+/* The operator's word: with all shards here, a store of a new identity, above all that they have seen. */
+void store_adopts(struct sim *sim)
+{
+    struct coordinator *c = &sim->coordinator;
+    struct cairn_marks all = { 0 };
+    uint64_t incarnation = 0;
+    for (uint32_t s = 0; s < sim->scenario.shards; s++) {
+        if (sim->coordinator.seats[s].sitter != THE_SHARD || !sim->shards[s].control.up) {
+            sim_at(sim, rng_exponential(&sim->schedule, 5000), E_ADOPT, 0, 0, c->incarnation);
+            return;
+        }
+        cairn_marks_add(&all, &sim->shards[s].marks);
+        if (sim->shards[s].obeyed.incarnation > incarnation)
+            incarnation = sim->shards[s].obeyed.incarnation;
+    }
+    cairn_marks_above(&all, (incarnation + 1) * CAIRN_ROUND_BLOCK);
+    sim->seen[SEEN_store_adopted]++;
+    coordinator_kill(sim); // all come anew, and so does whoever judges them
+    c->store = (struct store) { ++sim->stores, incarnation, all.epoch, all.round };
+    for (uint32_t s = 0; s < sim->scenario.shards; s++)
+        sim->shards[s].obeyed.store = c->store.identity;
+}
