@@ -190,6 +190,10 @@ static void judge_job(struct cairn_cluster_adoption *adoption, struct adoptee *j
         cairn_marks_add(&job->marks, &ours);
         if (known->generation > job->generation)
             refuse(job, "the store has a newer generation of it", job->name);
+        if (known->cut != NULL || known->extension != NULL || known->amending != NULL ||
+            known->state == CAIRN_CLUSTER_JOB_CREATING)
+            refuse(job, "it is being saved, amended or made: adopt again when that has ended",
+                   job->name);
     }
     if (job->shards == NULL) refuse(job, "no part of it was ever finished", job->name);
     for (uint32_t i = 0; i < job->shard_count && job->refused.text[0] == '\0'; i++)

@@ -215,7 +215,8 @@ static void on_stored(const struct cairn_cluster_saved *saved)
         cairn_cluster_amending_free(amending);
     }
     for (struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job)
-        if (m->amend_request != 0 && m->amend_waits == NULL) answer(m, saved->status, saved->why);
+        if (m->amend_request != 0 && m->amend_revision == 0 && m->amend_waits == NULL)
+            answer(m, saved->status, saved->why);
     take_waiting(job);
 }
 

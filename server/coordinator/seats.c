@@ -65,7 +65,8 @@ static bool job_uses(const struct cairn_cluster *cluster, const struct cairn_clu
             if (job->shards[i].seat == seat) return true;
         }
     }
-    return cluster->restores != NULL; // a body that is not linked yet may hold it
+    // A body that is not linked yet may hold it; an adoption has its name.
+    return cluster->restores != NULL || cluster->adoption != NULL;
 }
 
 /* One that went and that nobody needs is forgotten, so that passing strangers leave nothing. */
@@ -180,7 +181,9 @@ void cairn_cluster_seats_tick(struct cairn_cluster *cluster)
     const uint64_t now_ms = cairn_cluster_now_ms(cluster);
     const uint64_t lease_ms = (uint64_t)cluster->options->lease_timeout_ms;
     for (struct cairn_cluster_seat *seat = cluster->seats; seat != NULL; seat = seat->next) {
-        if (seat->probe != CAIRN_SEAT_ASKED || now_ms - seat->asked_ms < lease_ms) continue;
+        if (now_ms - seat->asked_ms < lease_ms) continue;
+        if (seat->probe == CAIRN_SEAT_ANSWERED) seat->probe = CAIRN_SEAT_UNASKED; // that was then
+        if (seat->probe != CAIRN_SEAT_ASKED) continue;
         seat->probe = CAIRN_SEAT_SILENT;
         seat->session->closing = true;
         cairn_peer_close(seat->session->peer, CAIRN_ERR_TIMEOUT,

@@ -17,7 +17,7 @@ size_t cairn_held_count(const struct cairn_shard *shard)
 {
     size_t count = 0;
     for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
-        count += is_held(job);
+        count += is_held(job) && job->state != CAIRN_JOB_FAULTED; // that one nobody can have
     return count;
 }
 

@@ -65,7 +65,7 @@ cairn_status cairn_reserve_add(struct cairn_reserve *reserve, const struct cairn
         reserve->piece_count--;
     }
     while (from < end) { // cut where all cut, so that large pages are not
-        const uint64_t cut = (from / PIECE_BYTES + 1) * PIECE_BYTES;
+        const uint64_t cut = ((from + arena->begin) / PIECE_BYTES + 1) * PIECE_BYTES - arena->begin;
         struct piece *piece = add_piece(reserve);
         if (piece == NULL) return CAIRN_ERR_NO_MEMORY;
         *piece = (struct piece) { arena, from, (cut < end ? cut : end) - from };
