@@ -510,7 +510,7 @@ void store_written(struct sim *sim, uint64_t epoch, uint64_t reserved);
 void store_slip(struct sim *sim); /* the coordinator is killed, and its store another one */
 bool store_admits(struct sim *sim, uint32_t shard); /* the coordinator may act on what it holds */
 void store_heard(struct sim *sim, uint32_t shard, const struct message *message);
-/* The highest that was: after a slip only what a shard heard counts, for a fence that none got fences nobody. */
+/* The highest that was: after a slip only what a shard heard counts; a fence that none got fences nobody. */
 uint64_t store_epoch_used(const struct sim *sim);
 void store_adopts(struct sim *sim);
 
