@@ -50,8 +50,7 @@ struct cairn_cluster_adoption {
 static void free_adoption(struct cairn_cluster_adoption *adoption)
 {
     adoption->cluster->adoption = NULL;
-    while (adoption->waiter != NULL)
-        cairn_cluster_waiters_forget(&adoption->waiter, adoption->waiter->session);
+    cairn_cluster_waiters_release(&adoption->waiter);
     for (size_t i = 0; i < adoption->job_count; i++) {
         cairn_paged_release(&adoption->jobs[i].spec);
         cairn_paged_release(&adoption->jobs[i].layout);

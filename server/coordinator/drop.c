@@ -29,7 +29,7 @@ static void free_drop(struct cairn_cluster_drop *drop)
     struct cairn_cluster_drop **at = &drop->cluster->drops;
     while (*at != NULL && *at != drop) at = &(*at)->next;
     if (*at == drop) *at = drop->next;
-    while (drop->waiter != NULL) cairn_cluster_waiters_forget(&drop->waiter, drop->waiter->session);
+    cairn_cluster_waiters_release(&drop->waiter);
     for (size_t i = 0; i < drop->removed.n_away; i++) free(drop->away[i]);
     free(drop->away);
     free(drop->name);

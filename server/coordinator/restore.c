@@ -29,9 +29,7 @@ static void free_restore(struct cairn_cluster_restore *restore)
     struct cairn_cluster_restore **at = &restore->cluster->restores;
     while (*at != NULL && *at != restore) at = &(*at)->next;
     if (*at == restore) *at = restore->next;
-    while (restore->waiter != NULL) {
-        cairn_cluster_waiters_forget(&restore->waiter, restore->waiter->session);
-    }
+    cairn_cluster_waiters_release(&restore->waiter);
     cairn_manifest_release(&restore->manifest);
     cairn_cluster_digests_release(&restore->digests);
     free(restore->parts);

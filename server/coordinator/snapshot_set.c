@@ -10,21 +10,11 @@
 #include "server/coordinator/cut.h"
 #include "server/coordinator/groups.h"
 
-/* Who still waits when the coordinator stops: the connections end, that is answer enough. */
-static void free_waiters(struct cairn_cluster_waiter *waiter)
-{
-    while (waiter != NULL) {
-        struct cairn_cluster_waiter *next = waiter->next;
-        free(waiter);
-        waiter = next;
-    }
-}
-
 static void free_cut(struct cairn_cluster_cut *cut)
 {
     if (cut->job != NULL && cut->job->cut == cut) cut->job->cut = NULL;
-    free_waiters(cut->at_begin);
-    free_waiters(cut->at_end);
+    cairn_cluster_waiters_release(&cut->at_begin);
+    cairn_cluster_waiters_release(&cut->at_end);
     cairn_manifest_release(&cut->manifest);
     free(cut->folder);
     free(cut->parts);

@@ -72,6 +72,15 @@ void cairn_cluster_waiters_forget(struct cairn_cluster_waiter **list,
     }
 }
 
+void cairn_cluster_waiters_release(struct cairn_cluster_waiter **list)
+{
+    while (*list != NULL) {
+        struct cairn_cluster_waiter *waiter = *list;
+        *list = waiter->next;
+        free(waiter);
+    }
+}
+
 void cairn_cluster_waiters_answer(struct cairn_cluster_waiter **list, uint16_t type,
                                   const ProtobufCMessage *message)
 {

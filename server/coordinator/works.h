@@ -33,6 +33,8 @@ bool cairn_cluster_waiters_add(struct cairn_cluster_waiter **list,
                                struct cairn_cluster_session *session, uint32_t request);
 void cairn_cluster_waiters_forget(struct cairn_cluster_waiter **list,
                                   const struct cairn_cluster_session *session);
+/* Who still waits when the coordinator stops: the connections end, that is answer enough. */
+void cairn_cluster_waiters_release(struct cairn_cluster_waiter **list);
 /* To all, who then wait no more. */
 void cairn_cluster_waiters_answer(struct cairn_cluster_waiter **list, uint16_t type,
                                   const ProtobufCMessage *message);
