@@ -466,3 +466,16 @@ uint64_t fake_commit(struct fake_cluster *fake, struct fake_peer *peer, uint64_t
     cairn_message_free(&result->base);
     return step;
 }
+
+uint64_t fake_open_trained(struct fake_cluster *fake, struct fake_peer *worker_out,
+                           struct fake_peer *admin_out)
+{
+    fake_open(fake, 2);
+    fake_shards_up(fake, 2);
+    *worker_out = fake_connect(fake, CAIRN_ROLE_WIRE_WORKER, "w0");
+    *admin_out = fake_connect(fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
+    const uint64_t job = fake_attach(fake, worker_out, 10, 0, 1);
+    fake_init(fake, worker_out, job);
+    fake_commit(fake, worker_out, job, fake_begin(fake, worker_out, job));
+    return job;
+}

@@ -202,5 +202,8 @@ uint64_t fake_begin(struct fake_cluster *fake, struct fake_peer *peer, uint64_t 
 /* RoundCommit to a RoundResult that is applied; returns the step after it. */
 uint64_t fake_commit(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job,
                      uint64_t round);
+/* fake_open of two shards, and a worker, an admin and their job at step 1; returns the job's number. */
+uint64_t fake_open_trained(struct fake_cluster *fake, struct fake_peer *worker_out,
+                           struct fake_peer *admin_out);
 
 #endif

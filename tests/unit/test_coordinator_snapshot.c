@@ -22,13 +22,7 @@ static void train(void)
 /* Two shards, a job at step 1. */
 static void set_up(void)
 {
-    fake_open(&fake, 2);
-    fake_shards_up(&fake, 2);
-    w = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w0");
-    admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
-    job = fake_attach(&fake, &w, 10, 0, 1);
-    fake_init(&fake, &w, job);
-    train();
+    job = fake_open_trained(&fake, &w, &admin);
 }
 static void tear_down(void)
 {
