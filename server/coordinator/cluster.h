@@ -421,7 +421,7 @@ void cairn_cluster_job_openers_fail(struct cairn_cluster *cluster, const char *n
 
 /* jobs.c: what jobs there are. */
 struct cairn_cluster_job *cairn_cluster_job_find(struct cairn_cluster *cluster, const char *name);
-struct cairn_cluster_job *cairn_cluster_job_by_id(struct cairn_cluster *cluster, uint64_t id);
+struct cairn_cluster_job *cairn_cluster_job_by_id(const struct cairn_cluster *cluster, uint64_t id);
 cairn_status cairn_cluster_job_load(struct cairn_cluster *cluster,
                                     const struct cairn_stored_job *row, struct cairn_sentence *why);
 cairn_status cairn_cluster_jobs_load(struct cairn_cluster *cluster, struct cairn_sentence *why);

@@ -21,7 +21,7 @@ struct cairn_cluster_job *cairn_cluster_job_find(struct cairn_cluster *cluster, 
     return job;
 }
 
-struct cairn_cluster_job *cairn_cluster_job_by_id(struct cairn_cluster *cluster, uint64_t id)
+struct cairn_cluster_job *cairn_cluster_job_by_id(const struct cairn_cluster *cluster, uint64_t id)
 {
     struct cairn_cluster_job *job = cluster->jobs;
     while (job != NULL && job->id != id) job = job->next;

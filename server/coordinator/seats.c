@@ -27,6 +27,14 @@ uint64_t cairn_cluster_seat_address_hash(const struct cairn_cluster_seat *seat)
     return hash[0] | 1;
 }
 
+struct cairn_cluster_seat *cairn_cluster_seat_find(const struct cairn_cluster *cluster,
+                                                   const char *name)
+{
+    struct cairn_cluster_seat *seat = cluster->seats;
+    while (seat != NULL && strcmp(seat->name, name) != 0) seat = seat->next;
+    return seat;
+}
+
 struct cairn_cluster_seat *cairn_cluster_seat_get(struct cairn_cluster *cluster, const char *name)
 {
     size_t count = 0;
@@ -117,18 +125,10 @@ void cairn_cluster_seat_leave(struct cairn_cluster_session *session, cairn_statu
 
 /* ---- two processes of one name ---- */
 
-static struct cairn_cluster_seat *find_seat(struct cairn_cluster *cluster, const char *name)
-{
-    struct cairn_cluster_seat *seat = cluster->seats;
-    while (seat != NULL && strcmp(seat->name, name) != 0) seat = seat->next;
-    return seat;
-}
-
 /* A job may want it: of what is known to be replaced by a later generation nobody wants anything. */
 static bool may_want(const struct cairn_cluster *cluster, uint64_t job_id, uint64_t generation)
 {
-    const struct cairn_cluster_job *job = cluster->jobs;
-    while (job != NULL && job->id != job_id) job = job->next;
+    const struct cairn_cluster_job *job = cairn_cluster_job_by_id(cluster, job_id);
     return job == NULL || generation >= job->generation;
 }
 
@@ -243,7 +243,7 @@ static cairn_status refuse_newcomer(struct cairn_cluster_seat *seat, const char 
 cairn_status cairn_cluster_seat_claim(struct cairn_cluster *cluster, struct cairn_peer *peer,
                                       const Cairn__Hello *hello, struct cairn_sentence *why)
 {
-    struct cairn_cluster_seat *seat = find_seat(cluster, hello->name);
+    struct cairn_cluster_seat *seat = cairn_cluster_seat_find(cluster, hello->name);
     if (seat == NULL || seat->session == NULL) return CAIRN_OK;
     const struct cairn_seat_claim claim = { .taken = true,
                                             .same = seat->incarnation == hello->incarnation,

@@ -51,6 +51,9 @@ struct cairn_cluster_seat {
 uint32_t cairn_cluster_seats_up(const struct cairn_cluster *cluster);
 /* Not 0. */
 uint64_t cairn_cluster_seat_address_hash(const struct cairn_cluster_seat *seat);
+/* NULL: there is none of that name. */
+struct cairn_cluster_seat *cairn_cluster_seat_find(const struct cairn_cluster *cluster,
+                                                   const char *name);
 /* Makes it if need be; NULL: no memory, or CAIRN_SEATS_MAX. */
 struct cairn_cluster_seat *cairn_cluster_seat_get(struct cairn_cluster *cluster, const char *name);
 void cairn_cluster_seat_free(struct cairn_cluster_seat *seat);

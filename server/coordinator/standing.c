@@ -146,8 +146,7 @@ bool cairn_cluster_part_is_strange(const struct cairn_cluster_seat *seat,
                                : "of this store, by a newer coordinator");
         return true;
     }
-    const struct cairn_cluster_job *job = cluster->jobs;
-    while (job != NULL && job->id != part->job) job = job->next;
+    const struct cairn_cluster_job *job = cairn_cluster_job_by_id(cluster, part->job);
     const bool leftover = part->unsettled || was_dropped(cluster, part->job);
     if (job == NULL && leftover) return false; // it is being dropped
     if (job == NULL) {
@@ -250,13 +249,6 @@ static void forget_part(struct cairn_cluster *cluster, struct cairn_cluster_seat
                                &drop.base);
 }
 
-static struct cairn_cluster_seat *seat_of(struct cairn_cluster *cluster, const char *name)
-{
-    struct cairn_cluster_seat *seat = cluster->seats;
-    while (strcmp(seat->name, name) != 0) seat = seat->next;
-    return seat;
-}
-
 void cairn_cluster_forget(struct cairn_cluster_session *session, uint32_t request,
                           const Cairn__ClusterForget *message)
 {
@@ -282,6 +274,7 @@ void cairn_cluster_forget(struct cairn_cluster_session *session, uint32_t reques
         cairn_cluster_session_send(session, CAIRN_MSG_CLUSTER_FORGOTTEN, request, &forgotten.base);
     }
     for (size_t i = 0; i < forgotten.n_parts && !message->plan; i++)
-        forget_part(cluster, seat_of(cluster, forgotten.parts[i]->shard), forgotten.parts[i]->part);
+        forget_part(cluster, cairn_cluster_seat_find(cluster, forgotten.parts[i]->shard),
+                    forgotten.parts[i]->part);
     cairn_cluster_strangers_release(&strangers);
 }
