@@ -135,8 +135,7 @@ static void on_told(void *context, cairn_status status, const char *why)
         struct cairn_cluster_adoptee *job = &adoption->jobs[i];
         if (job->refused.text[0] != '\0') continue;
         Cairn__PartGet get = CAIRN__PART_GET__INIT;
-        if (++cluster->next_request == 0) cluster->next_request = 1;
-        job->request = cluster->next_request;
+        job->request = cairn_cluster_request_new(cluster);
         get.job = job->id;
         get.generation = job->generation;
         cairn_cluster_session_send(job->from->session, CAIRN_MSG_PART_GET, job->request, &get.base);

@@ -46,6 +46,12 @@ static void fail_gather(struct cairn_cluster_gather *gather, cairn_status status
     cairn_sentence_set(&gather->why, "%s: %s", name, text);
 }
 
+uint32_t cairn_cluster_request_new(struct cairn_cluster *cluster)
+{
+    if (++cluster->next_request == 0) cluster->next_request = 1;
+    return cluster->next_request;
+}
+
 uint32_t cairn_cluster_gather_ask(struct cairn_cluster_gather *gather,
                                   struct cairn_cluster_seat *seat)
 {
@@ -55,10 +61,9 @@ uint32_t cairn_cluster_gather_ask(struct cairn_cluster_gather *gather,
         fail_gather(gather, CAIRN_ERR_CLOSED, seat->name, "it is away");
         return 0;
     }
-    if (++gather->cluster->next_request == 0) gather->cluster->next_request = 1;
     call->gather = gather;
     call->seat = seat;
-    call->request = gather->cluster->next_request;
+    call->request = cairn_cluster_request_new(gather->cluster);
     TAILQ_INSERT_TAIL(&gather->calls, call, of_gather);
     TAILQ_INSERT_TAIL(&seat->calls, call, of_seat);
     return call->request;

@@ -306,6 +306,8 @@ void cairn_cluster_session_pages(struct cairn_cluster_session *session, uint32_t
 
 /* calls.c: questions to shards. */
 struct cairn_cluster_gather;
+/* The id of a request of ours, not 0; of one whose answer nobody waits for, too. */
+uint32_t cairn_cluster_request_new(struct cairn_cluster *cluster);
 /* `status` CAIRN_OK: all said Done. Else the first failure, and whose. */
 typedef void (*cairn_cluster_gather_fn)(void *context, cairn_status status, const char *why);
 /* An empty question; ask shards with it, then cairn_cluster_gather_start. NULL: no memory. */

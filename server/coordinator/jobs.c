@@ -115,10 +115,9 @@ void cairn_cluster_job_send_drop(struct cairn_cluster *cluster, struct cairn_clu
 {
     Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
     drop.job = job_id;
-    if (++cluster->next_request == 0) cluster->next_request = 1;
     // Its Done is nobody's: what could not be dropped is known as our own leftover at the next Hello.
-    cairn_cluster_session_send(seat->session, CAIRN_MSG_JOB_DROP, cluster->next_request,
-                               &drop.base);
+    cairn_cluster_session_send(seat->session, CAIRN_MSG_JOB_DROP,
+                               cairn_cluster_request_new(cluster), &drop.base);
 }
 
 static void forget(struct cairn_cluster_job *job)

@@ -242,11 +242,10 @@ static void forget_part(struct cairn_cluster *cluster, struct cairn_cluster_seat
     Cairn__PartDrop drop = CAIRN__PART_DROP__INIT;
     drop.job = part->job;
     drop.generation = part->generation;
-    if (++cluster->next_request == 0) cluster->next_request = 1;
     cairn_log_info("shard %s drops generation %" PRIu64 " of job %s, by the operator's word",
                    seat->name, part->generation, part->name);
-    cairn_cluster_session_send(seat->session, CAIRN_MSG_PART_DROP, cluster->next_request,
-                               &drop.base);
+    cairn_cluster_session_send(seat->session, CAIRN_MSG_PART_DROP,
+                               cairn_cluster_request_new(cluster), &drop.base);
 }
 
 void cairn_cluster_forget(struct cairn_cluster_session *session, uint32_t request,

@@ -8,17 +8,28 @@
 
 #include "server/shard/held.h"
 
+/* One that faulted is of no use to anybody. */
 static bool is_held(const struct cairn_shard_job *job)
 {
-    return job->state != CAIRN_JOB_LEAVING;
+    return job->state != CAIRN_JOB_LEAVING && job->state != CAIRN_JOB_FAULTED;
 }
 
 size_t cairn_held_count(const struct cairn_shard *shard)
 {
     size_t count = 0;
     for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
-        count += is_held(job) && job->state != CAIRN_JOB_FAULTED; // that one nobody can have
+        count += is_held(job);
     return count;
+}
+
+struct cairn_shard_job *cairn_held_find(struct cairn_shard *shard, uint64_t number,
+                                        uint64_t generation)
+{
+    struct cairn_shard_job *job = shard->jobs;
+    while (job != NULL && (job->number != number || job->generation != generation ||
+                           job->state == CAIRN_JOB_LEAVING))
+        job = job->next;
+    return job;
 }
 
 /* What a Hello has no room for. */
@@ -41,7 +52,7 @@ size_t cairn_held_list(const struct cairn_shard *shard, Cairn__HeldJob *out, boo
 {
     size_t count = 0;
     for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
-        if (!is_held(job) || job->state == CAIRN_JOB_FAULTED) continue;
+        if (!is_held(job)) continue;
         Cairn__HeldJob *held = &out[count++];
         cairn__held_job__init(held);
         held->job = job->number;
@@ -96,15 +107,6 @@ void cairn_held_judge(struct cairn_shard *shard, const char *cluster)
 }
 
 /* ---- the operator's word ---- */
-
-static struct cairn_shard_job *find_part(struct cairn_shard *shard, uint64_t number,
-                                         uint64_t generation)
-{
-    struct cairn_shard_job *job = shard->jobs;
-    while (job != NULL && (job->number != number || job->generation != generation || !is_held(job)))
-        job = job->next;
-    return job;
-}
 
 struct page_target {
     struct cairn_shard *shard;
@@ -161,7 +163,7 @@ static void on_part_get(struct cairn_shard *shard, uint32_t request, const Cairn
         cairn_held_tell(shard, request);
         return;
     }
-    const struct cairn_shard_job *job = find_part(shard, message->job, message->generation);
+    const struct cairn_shard_job *job = cairn_held_find(shard, message->job, message->generation);
     if (job == NULL)
         refuse(shard, request, CAIRN_ERR_NOT_FOUND, "it is not held any more");
     else
@@ -172,7 +174,7 @@ static void on_part_drop(struct cairn_shard *shard, uint32_t request,
                          const Cairn__PartDrop *message)
 {
     struct cairn_request answered = cairn_session_request(shard, request);
-    struct cairn_shard_job *job = find_part(shard, message->job, message->generation);
+    struct cairn_shard_job *job = cairn_held_find(shard, message->job, message->generation);
     if (job == NULL) {
         cairn_session_answer(shard, &answered, CAIRN_OK, NULL);
         return;

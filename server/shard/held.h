@@ -16,6 +16,9 @@ struct cairn_amending {
 /* ---- held.c: what is held, of which store, and for a coordinator that adopts it ---- */
 /* Parts that are held; none: whoever comes is obeyed. */
 size_t cairn_held_count(const struct cairn_shard *shard);
+/* The part of that generation, faulted ones too; NULL: there is none, or it leaves. */
+struct cairn_shard_job *cairn_held_find(struct cairn_shard *shard, uint64_t number,
+                                        uint64_t generation);
 /* Fills Hello's list, of at most CAIRN_SHARD_JOBS_MAX; returns how many. */
 size_t cairn_held_list(const struct cairn_shard *shard, Cairn__HeldJob *out, bool full);
 /* HeldJobs, as an answer if `request` is not 0. */

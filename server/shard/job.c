@@ -147,6 +147,20 @@ uint64_t cairn_shard_job_plane_byte(const struct cairn_shard_job *job, uint32_t 
            (local_elem - first) * cairn_dtype_bytes((int)job->parts[extent].master);
 }
 
+const enum cairn_plane cairn_state_planes[CAIRN_STATE_PLANES] = { CAIRN_PLANE_PARAM,
+                                                                  CAIRN_PLANE_EXP_AVG,
+                                                                  CAIRN_PLANE_EXP_AVG_SQ };
+
+bool cairn_part_keeps(const struct cairn_part *part, enum cairn_plane plane)
+{
+    return plane == CAIRN_PLANE_PARAM || (part->planes & 1u << plane) != 0;
+}
+
+cairn_dtype cairn_part_dtype(const struct cairn_part *part, enum cairn_plane plane)
+{
+    return plane == CAIRN_PLANE_PARAM ? part->master : CAIRN_F32;
+}
+
 const struct cairn_arena *cairn_shard_job_plane(const struct cairn_shard_job *job,
                                                 enum cairn_plane plane)
 {

@@ -6,6 +6,10 @@
 #include "server/shard/shard.h"
 
 /* ---- job.c: the state itself ---- */
+#define CAIRN_STATE_PLANES 3
+extern const enum cairn_plane cairn_state_planes[CAIRN_STATE_PLANES]; /* param, then the moments */
+bool cairn_part_keeps(const struct cairn_part *part, enum cairn_plane plane);
+cairn_dtype cairn_part_dtype(const struct cairn_part *part, enum cairn_plane plane);
 /* The arena of CAIRN_PLANE_PARAM or of one of the optimizer's. */
 const struct cairn_arena *cairn_shard_job_plane(const struct cairn_shard_job *job,
                                                 enum cairn_plane plane);

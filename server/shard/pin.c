@@ -39,28 +39,14 @@ struct cairn_pin {
     struct cairn_sentence why;
 };
 
-static const enum cairn_plane planes_of_state[] = { CAIRN_PLANE_PARAM, CAIRN_PLANE_EXP_AVG,
-                                                    CAIRN_PLANE_EXP_AVG_SQ };
-#define STATE_PLANES (sizeof planes_of_state / sizeof *planes_of_state)
-
-static bool keeps(const struct cairn_part *part, enum cairn_plane plane)
-{
-    return plane == CAIRN_PLANE_PARAM || (part->planes & 1u << plane) != 0;
-}
-
 /* Where a local element of an extent's plane stands in staging. */
 static uint8_t *staged(const struct cairn_pin *pin, enum cairn_plane plane, size_t extent,
                        uint64_t local_elem)
 {
     size_t p = 0;
-    while (planes_of_state[p] != plane) p++;
+    while (cairn_state_planes[p] != plane) p++;
     return pin->staging.base + p * pin->job->map.elem_count * sizeof(float) +
            cairn_shard_job_plane_byte(pin->job, (uint32_t)extent, local_elem);
-}
-
-static cairn_dtype dtype_of(const struct cairn_part *part, enum cairn_plane plane)
-{
-    return plane == CAIRN_PLANE_PARAM ? part->master : CAIRN_F32;
 }
 
 /* ---- the end ---- */
@@ -244,12 +230,12 @@ static void run_copy(struct cairn_task *task, uint32_t item, uint32_t thread)
     const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->map, item);
     const uint32_t number = job->chunk_part[item];
     const struct cairn_part *part = &job->parts[number];
-    for (size_t p = 0; p < STATE_PLANES; p++) {
-        const enum cairn_plane plane = planes_of_state[p];
-        if (!keeps(part, plane)) continue;
+    for (size_t p = 0; p < CAIRN_STATE_PLANES; p++) {
+        const enum cairn_plane plane = cairn_state_planes[p];
+        if (!cairn_part_keeps(part, plane)) continue;
         memcpy(staged(pin, plane, number, place.local_elem),
                cairn_shard_job_at(job, plane, number, place.local_elem),
-               (size_t)place.elem_count * cairn_dtype_bytes((int)dtype_of(part, plane)));
+               (size_t)place.elem_count * cairn_dtype_bytes((int)cairn_part_dtype(part, plane)));
     }
 }
 
@@ -267,12 +253,14 @@ static cairn_status take_staging(struct cairn_pin *pin)
 {
     const struct cairn_shard_job *job = pin->job;
     uint64_t bytes = 0;
-    for (size_t p = 0; p < STATE_PLANES; p++) bytes += job->plane_bytes[planes_of_state[p]];
+    for (size_t p = 0; p < CAIRN_STATE_PLANES; p++)
+        bytes += job->plane_bytes[cairn_state_planes[p]];
     cairn_status status = cairn_budget_take(&job->shard->budget, bytes, "the staging of a snapshot",
                                             &pin->why);
     if (status != CAIRN_OK) return status;
     pin->staging_budget = bytes;
-    return cairn_arena_open_scratch("staging", STATE_PLANES * job->map.elem_count * sizeof(float),
+    return cairn_arena_open_scratch("staging",
+                                    CAIRN_STATE_PLANES * job->map.elem_count * sizeof(float),
                                     &pin->staging, &pin->why);
 }
 

@@ -51,20 +51,16 @@ static cairn_status judge_state(const struct cairn_shard_job *job,
                                 const struct cairn_chunk_header *header, uint64_t chunk,
                                 const struct cairn_chunk_place *place, struct source *source_out)
 {
-    const struct cairn_arena *arena = header->plane == CAIRN_PLANE_PARAM     ? &job->param
-                                      : header->plane == CAIRN_PLANE_EXP_AVG ? &job->exp_avg
-                                                                             : &job->exp_avg_sq;
     const uint32_t part = job->chunk_part[chunk];
-    const uint32_t kept = 1u << CAIRN_PLANE_PARAM | job->parts[part].planes;
     const cairn_dtype dtype = job->parts[part].master;
-    if ((kept & 1u << header->plane) == 0) return CAIRN_ERR_NOT_FOUND;
+    if (!cairn_part_keeps(&job->parts[part], header->plane)) return CAIRN_ERR_NOT_FOUND;
     if (job->updating) return CAIRN_ERR_BUSY;
     const struct cairn_version newest = job->published[job->newest].version;
     if (newest.generation != header->generation || newest.step != header->step)
         return cairn_published_missing(job,
                                        (struct cairn_version) { header->generation, header->step });
     *source_out = (struct source) {
-        .bytes = arena->base + cairn_shard_job_plane_byte(job, part, place->local_elem),
+        .bytes = cairn_shard_job_at(job, header->plane, part, place->local_elem),
         .byte_count = (size_t)place->elem_count * cairn_dtype_bytes((int)dtype),
         .dtype = dtype,
     };

@@ -77,7 +77,7 @@ static cairn_status hash_plane(struct cairn_report *report, size_t number, enum 
     const struct cairn_shard_job *job = report->job;
     const struct cairn_local_extent *extent = &job->map.extents[number];
     const struct cairn_geometry *geometry = &job->layout->geometry[extent->tensor];
-    const cairn_dtype dtype = plane == CAIRN_PLANE_PARAM ? job->parts[number].master : CAIRN_F32;
+    const cairn_dtype dtype = cairn_part_dtype(&job->parts[number], plane);
     const uint64_t leaves_a_piece = 1024, end = extent->first_leaf + extent->leaf_count;
     struct cairn_tree tree;
     cairn_tree_init(&tree, extent->first_leaf);
@@ -97,13 +97,11 @@ cairn_status cairn_report_hash(struct cairn_report *report, size_t extent, cairn
                                const void *context, const atomic_bool *canceled,
                                struct cairn_sentence *why)
 {
-    static const enum cairn_plane planes[] = { CAIRN_PLANE_PARAM, CAIRN_PLANE_EXP_AVG,
-                                               CAIRN_PLANE_EXP_AVG_SQ };
-    const uint32_t kept = 1u << CAIRN_PLANE_PARAM | report->job->parts[extent].planes;
+    const struct cairn_part *part = &report->job->parts[extent];
     cairn_status status = CAIRN_OK;
-    for (size_t p = 0; status == CAIRN_OK && p < sizeof planes / sizeof *planes; p++) {
-        if ((kept & 1u << planes[p]) == 0) continue;
-        status = hash_plane(report, extent, planes[p], at, context, canceled, why);
+    for (size_t p = 0; status == CAIRN_OK && p < CAIRN_STATE_PLANES; p++) {
+        if (!cairn_part_keeps(part, cairn_state_planes[p])) continue;
+        status = hash_plane(report, extent, cairn_state_planes[p], at, context, canceled, why);
     }
     return status;
 }

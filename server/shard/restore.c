@@ -61,8 +61,7 @@ static cairn_status read_extent(struct cairn_restore *restore, struct cairn_snap
                           "snapshot %s has no tensor %s of the job's shape and master dtype",
                           restore->path, wanted->name);
     }
-    const uint32_t kept = 1u << CAIRN_PLANE_PARAM | job->parts[number].planes;
-    if ((kept & 1u << plane) == 0) return CAIRN_OK;
+    if (!cairn_part_keeps(&job->parts[number], plane)) return CAIRN_OK;
     return read_plane(restore, snapshot, (uint32_t)tensor, plane, extent,
                       cairn_shard_job_at(job, plane, (uint32_t)number, extent->local_elem));
 }
@@ -70,12 +69,10 @@ static cairn_status read_extent(struct cairn_restore *restore, struct cairn_snap
 /* A plane after the other: each has files of its own. */
 static cairn_status read_all(struct cairn_restore *restore, struct cairn_snapshot *snapshot)
 {
-    static const enum cairn_plane planes[] = { CAIRN_PLANE_PARAM, CAIRN_PLANE_EXP_AVG,
-                                               CAIRN_PLANE_EXP_AVG_SQ };
     cairn_status status = CAIRN_OK;
-    for (size_t p = 0; p < sizeof planes / sizeof *planes; p++) {
+    for (size_t p = 0; p < CAIRN_STATE_PLANES; p++) {
         for (size_t i = 0; i < restore->job->map.extent_count && status == CAIRN_OK; i++)
-            status = read_extent(restore, snapshot, i, planes[p]);
+            status = read_extent(restore, snapshot, i, cairn_state_planes[p]);
     }
     return status;
 }

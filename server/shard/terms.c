@@ -8,16 +8,6 @@
 
 #define AMENDINGS_MAX 8
 
-/* The part of that generation. */
-static struct cairn_shard_job *find(struct cairn_shard *shard, uint64_t number, uint64_t generation)
-{
-    struct cairn_shard_job *job = shard->jobs;
-    while (job != NULL && (job->number != number || job->generation != generation ||
-                           job->state == CAIRN_JOB_LEAVING))
-        job = job->next;
-    return job;
-}
-
 static bool same_tensor(const struct cairn_tensor_spec *a, const struct cairn_tensor_spec *b)
 {
     return strcmp(a->name, b->name) == 0 && a->kind == b->kind && a->master == b->master &&
@@ -49,7 +39,7 @@ static cairn_status judge(const struct cairn_shard_job *job, const struct cairn_
 static cairn_status take(struct cairn_shard *shard, struct cairn_amending *amending,
                          struct cairn_sentence *why)
 {
-    struct cairn_shard_job *job = find(shard, amending->job, amending->generation);
+    struct cairn_shard_job *job = cairn_held_find(shard, amending->job, amending->generation);
     struct cairn_job_spec_data next;
     if (job == NULL) return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "the job is not held any more");
     cairn_status status = cairn_spec_unpack(amending->spec.bytes, amending->spec.have_bytes,
@@ -117,7 +107,7 @@ static cairn_status begin(struct cairn_shard *shard, uint32_t request,
 void cairn_terms_on_message(struct cairn_shard *shard, uint32_t request,
                             const Cairn__JobTerms *message)
 {
-    struct cairn_shard_job *job = find(shard, message->job, message->generation);
+    struct cairn_shard_job *job = cairn_held_find(shard, message->job, message->generation);
     struct cairn_sentence why;
     cairn_status status = CAIRN_OK;
     if (job == NULL) {

@@ -82,8 +82,7 @@ cairn_status cairn_write_judge(const struct cairn_member *member,
                           job->spec.tensors[header->tensor].name, header->plane,
                           cairn_dtype_name(header->dtype), cairn_dtype_name((int)dtype));
     }
-    const uint32_t kept = 1u << CAIRN_PLANE_PARAM | job->parts[job->chunk_part[out->chunk]].planes;
-    if ((kept & 1u << header->plane) == 0) {
+    if (!cairn_part_keeps(&job->parts[job->chunk_part[out->chunk]], header->plane)) {
         return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "tensor %s keeps no %s",
                           job->spec.tensors[header->tensor].name, cairn_plane_name(header->plane));
     }
