@@ -243,10 +243,9 @@ void cairn_round_finish(struct cairn_round *core, struct cairn_round_actions *ac
     core->writing = false;
     core->deadline_ms = 0;
     core->version = core->last.version_after;
-    cairn_round_note_absent(core, round);
+    cairn_round_note_end(core, round);
     for (uint32_t i = 0; i < core->worker_count; i++) {
         struct worker *worker = &core->workers[i];
-        if (worker->contributor && ended) cairn_round_note_end(core, worker->ends);
         const bool unasked = !cairn_round_has_asked(worker, round) && worker->contributor && !ended;
         worker->contributor = worker->committed = false;
         if (unasked) cairn_round_send_void(core, worker->id, round, actions);

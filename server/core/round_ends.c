@@ -26,23 +26,32 @@ static void take_end(const struct cairn_round *core, struct end *end)
     end->decision.payload_bytes = cairn_payload_encode(&head, NULL, end->head);
 }
 
-void cairn_round_note_end(struct cairn_round *core, struct end ends[ENDS])
+/* Of contributors that left before it ended: whether it counted is known now. */
+static void note_absent(struct cairn_round *core, uint64_t round, int kind, const struct end *end)
 {
-    take_end(core, &ends[core->last.kind == CAIRN_DECISION_WRITE ? END_OF_WRITE : END_OF_STEP]);
-}
-
-void cairn_round_note_absent(struct cairn_round *core, uint64_t round)
-{
-    if (round == 0) {
-        if (core->last.round > core->inherited.decision.round) take_end(core, &core->inherited);
-        return;
-    }
+    if (!core->absent_contribute) return;
+    core->absent_contribute = false;
     for (uint32_t i = 0; i < core->config.member_max; i++) {
         struct absent *absent = &core->absent[i];
         if (absent->id == 0 || absent->round != round) continue;
         absent->round = 0;
-        if (core->last.round == round) cairn_round_note_end(core, absent->ends);
+        if (end != NULL) absent->ends[kind] = *end;
     }
+}
+
+void cairn_round_note_end(struct cairn_round *core, uint64_t round)
+{
+    struct end end;
+    const int kind = core->last.kind == CAIRN_DECISION_WRITE ? END_OF_WRITE : END_OF_STEP;
+    const bool ended = round != 0 && core->last.round == round;
+    if (round == 0) {
+        if (core->last.round > core->inherited.decision.round) take_end(core, &core->inherited);
+        return;
+    }
+    if (ended) take_end(core, &end);
+    for (uint32_t i = 0; ended && i < core->worker_count; i++)
+        if (core->workers[i].contributor) core->workers[i].ends[kind] = end;
+    note_absent(core, round, kind, ended ? &end : NULL);
 }
 
 static struct absent *find_absent(struct cairn_round *core, uint64_t id)
@@ -73,7 +82,10 @@ void cairn_round_keep_ends(struct cairn_round *core, const struct worker *worker
     struct absent *place = find_absent(core, worker->id);
     if (place == NULL) place = make_place(core, worker->id);
     place->since = ++core->left;
-    if (worker->contributor) place->round = core->open_round;
+    if (worker->contributor) {
+        place->round = core->open_round;
+        core->absent_contribute = true;
+    }
     for (int i = 0; i < ENDS; i++)
         if (worker->ends[i].decision.round > place->ends[i].decision.round)
             place->ends[i] = worker->ends[i];

@@ -82,8 +82,9 @@ struct cairn_round {
     uint64_t now_ms, deadline_ms; /* 0 = none */
     struct cairn_round_counts counts;
     uint32_t worker_count, world;
-    uint64_t left;        /* workers, so far */
-    struct end inherited; /* of the round that the incarnation before decided last */
+    uint64_t left;          /* workers, so far */
+    bool absent_contribute; /* to the open round: some that left */
+    struct end inherited;   /* of the round that the incarnation before decided last */
 
     /* in the caller's memory, behind this struct */
     struct shard *shards;   /* [shard_count] */
@@ -116,10 +117,9 @@ void cairn_round_on_lacks(struct cairn_round *core, const struct cairn_round_eve
                           struct cairn_round_actions *actions);
 
 /* round_ends.c: how rounds ended, for those who ask late. */
-/* `last` is the end of a round that its owner contributed to. */
-void cairn_round_note_end(struct cairn_round *core, struct end ends[ENDS]);
-/* That round has ended, or is void: for those who were in it and left. 0: of a former incarnation. */
-void cairn_round_note_absent(struct cairn_round *core, uint64_t round);
+/* That round has ended, as `last` if it is of it, or is void: for its contributors, also those who left.
+ * 0: of a former incarnation. */
+void cairn_round_note_end(struct cairn_round *core, uint64_t round);
 void cairn_round_keep_ends(struct cairn_round *core, const struct worker *worker); /* it leaves */
 bool cairn_round_has_asked(const struct worker *worker, uint64_t round);
 void cairn_round_note_asked(struct worker *worker, uint64_t round);
