@@ -57,6 +57,10 @@ cairn_status cairn_api_finished(struct job *job, uint8_t kind, cairn_op **op_out
 cairn_status cairn_api_begin(struct job *job, uint8_t kind, bool (*run)(struct command *),
                              const struct command *pattern, cairn_op **op_out) CAIRN_MUST_CHECK;
 
+/* What these structs were in the first release: a caller may have been compiled with it. */
+#define CAIRN_API_ROUND_LEAST  offsetof(struct cairn_round, skips)
+#define CAIRN_API_RESULT_LEAST offsetof(struct cairn_result, skips)
+
 /* Waits for a round of its own (CAIRN_MSG_WRITE_BEGIN) or of all (CAIRN_MSG_ROUND_BEGIN). */
 cairn_status cairn_api_round_begin(struct job *job, uint16_t type, uint64_t deadline_ms,
                                    struct cairn_round *out) CAIRN_MUST_CHECK;

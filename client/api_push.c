@@ -5,6 +5,7 @@
 #include "client/api.h"
 #include "client/assemble.h"
 #include "client/handle.h"
+#include "client/struct.h"
 
 cairn_status cairn_api_judge_begun(const struct job *job, const struct cairn_round *round)
 {
@@ -85,9 +86,8 @@ static cairn_status fill(struct job *job, uint32_t micro, size_t tensor)
 cairn_status cairn_api_judge_fill(struct job *job, const struct cairn_round *round, uint32_t micro,
                                   size_t tensor)
 {
-    if (round == NULL || round->struct_size != sizeof *round)
-        return cairn_client_fail(CAIRN_ERR_INVALID, "round must be given, its struct_size be %zu",
-                                 sizeof *round);
+    if (!cairn_struct_fits(round, CAIRN_API_ROUND_LEAST))
+        return cairn_client_fail(CAIRN_ERR_INVALID, "round must be given, with its struct_size");
     pthread_mutex_lock(&job->session->lock);
     while (tensor == CAIRN_API_NO_TENSOR && job->adding > 0) // they wait for nothing
         pthread_cond_wait(&job->session->changed, &job->session->lock);
@@ -124,9 +124,8 @@ static cairn_status judge_frozen(struct job *job, size_t tensor)
 static cairn_status fill_part(struct job *job, const struct cairn_round *round,
                               const struct portion *portion, struct assembly **out)
 {
-    if (round == NULL || round->struct_size != sizeof *round)
-        return cairn_client_fail(CAIRN_ERR_INVALID, "round must be given, its struct_size be %zu",
-                                 sizeof *round);
+    if (!cairn_struct_fits(round, CAIRN_API_ROUND_LEAST))
+        return cairn_client_fail(CAIRN_ERR_INVALID, "round must be given, with its struct_size");
     pthread_mutex_lock(&job->session->lock);
     cairn_status status = cairn_api_judge_round(job, round);
     if (status == CAIRN_OK) status = judge_micro(job, portion->micro);

@@ -6,6 +6,7 @@
 #include "client/api.h"
 #include "client/assemble.h"
 #include "client/handle.h"
+#include "client/struct.h"
 
 static void note_frozen(struct job *job, const Cairn__RoundOpened *opened)
 {
@@ -46,6 +47,8 @@ static bool take_round(struct job *job, const Cairn__RoundOpened *opened, struct
     out->revision = opened->revision;
     out->micro_batches = opened->micro_batches;
     out->job = job->number;
+    out->skips = opened->skips;
+    out->index = opened->step + opened->skips;
     return true;
 }
 
@@ -81,16 +84,17 @@ cairn_status cairn_round_begin(cairn_job *handle, int timeout_ms, struct cairn_r
     struct job *job = cairn_api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
     cairn_status status = cairn_api_check(job);
-    if (status == CAIRN_OK && (out == NULL || out->struct_size != sizeof *out || timeout_ms < 0))
-        status = cairn_client_fail(
-            CAIRN_ERR_INVALID, "out must be given, its struct_size be %zu, timeout_ms 0 or more",
-            sizeof *out);
+    struct cairn_round round = { .struct_size = sizeof round };
+    if (status == CAIRN_OK && (!cairn_struct_fits(out, CAIRN_API_ROUND_LEAST) || timeout_ms < 0))
+        status = cairn_client_fail(CAIRN_ERR_INVALID,
+                                   "out must be given, with its struct_size, timeout_ms 0 or more");
     if (status == CAIRN_OK && job->role != CAIRN_WORKER)
         status = cairn_client_fail(CAIRN_ERR_REFUSED, "a reader takes no part in rounds");
     const uint64_t deadline_ms = cairn_api_deadline(timeout_ms);
     if (status == CAIRN_OK) status = cairn_api_await_write(job, deadline_ms);
     if (status == CAIRN_OK)
-        status = cairn_api_round_begin(job, CAIRN_MSG_ROUND_BEGIN, deadline_ms, out);
+        status = cairn_api_round_begin(job, CAIRN_MSG_ROUND_BEGIN, deadline_ms, &round);
+    if (status == CAIRN_OK) cairn_struct_give(out, &round, sizeof round);
     cairn_handle_put(handle);
     return status;
 }
@@ -189,6 +193,8 @@ static cairn_status take_result(const Cairn__RoundResult *result, struct cairn_r
     out->lr = result->lr;
     out->applied = result->applied;
     out->finite = result->finite;
+    out->skips = result->skips;
+    out->index = result->step + result->skips;
     return CAIRN_OK;
 }
 
@@ -244,15 +250,16 @@ cairn_status cairn_commit(cairn_job *handle, const struct cairn_round *round, ui
     if (job == NULL) return CAIRN_ERR_HANDLE;
     cairn_status status = cairn_api_check(job);
     const ProtobufCBinaryData state = { state_bytes, (uint8_t *)(uintptr_t)client_state };
-    if (status == CAIRN_OK && (out == NULL || out->struct_size != sizeof *out || timeout_ms < 0 ||
-                               round == NULL || round->struct_size != sizeof *round))
-        status = cairn_client_fail(CAIRN_ERR_INVALID,
-                                   "round and out must be given with their struct_size "
-                                   "(%zu, %zu), timeout_ms be 0 or more",
-                                   sizeof *round, sizeof *out);
+    struct cairn_result result = { .struct_size = sizeof result };
+    if (status == CAIRN_OK && (!cairn_struct_fits(out, CAIRN_API_RESULT_LEAST) || timeout_ms < 0 ||
+                               !cairn_struct_fits(round, CAIRN_API_ROUND_LEAST)))
+        status = cairn_client_fail(CAIRN_ERR_INVALID, "round and out must be given, with their "
+                                                      "struct_size, timeout_ms be 0 or more");
     if (status == CAIRN_OK) status = judge_state(job, round, &state);
     if (status == CAIRN_OK)
-        status = cairn_api_commit(job, round, weight, &state, cairn_api_deadline(timeout_ms), out);
+        status = cairn_api_commit(job, round, weight, &state, cairn_api_deadline(timeout_ms),
+                                  &result);
+    if (status == CAIRN_OK) cairn_struct_give(out, &result, sizeof result);
     cairn_handle_put(handle);
     return status;
 }
@@ -301,12 +308,9 @@ cairn_status cairn_round_abandon(cairn_job *handle, const struct cairn_round *ro
     struct job *job = cairn_api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
     cairn_status status = cairn_api_check(job);
-    if (status == CAIRN_OK &&
-        (round == NULL || round->struct_size != sizeof *round || timeout_ms < 0))
-        status = cairn_client_fail(CAIRN_ERR_INVALID,
-                                   "round must be given, its struct_size be %zu, timeout_ms be 0 "
-                                   "or more",
-                                   sizeof *round);
+    if (status == CAIRN_OK && (!cairn_struct_fits(round, CAIRN_API_ROUND_LEAST) || timeout_ms < 0))
+        status = cairn_client_fail(CAIRN_ERR_INVALID, "round must be given, with its struct_size, "
+                                                      "timeout_ms be 0 or more");
     if (status == CAIRN_OK) status = abandon_inside(job, round, cairn_api_deadline(timeout_ms));
     cairn_handle_put(handle);
     return status;

@@ -1,5 +1,4 @@
 /* Attaching to a job, and again after every loss of the control connection. Loop thread. */
-#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,11 +10,11 @@
 #define RETRY_MIN_MS 100
 #define RETRY_MAX_MS 1000
 
-static cairn_status send_page(void *context, const Cairn__Page *page)
+static void put_off(struct job *job, const char *why)
 {
-    struct job *job = context;
-    cairn_control_send(job->session, CAIRN_MSG_PAGE, job->attach_request, &page->base);
-    return CAIRN_OK;
+    pthread_mutex_lock(&job->session->lock);
+    cairn_sentence_set(&job->put_off, "%s", why);
+    pthread_mutex_unlock(&job->session->lock);
 }
 
 void cairn_attach_begin(struct job *job)
@@ -27,14 +26,14 @@ void cairn_attach_begin(struct job *job)
     open.rank = job->rank;
     open.session = job->member;
     open.token = job->token;
-    open.spec_bytes = job->spec_byte_count;
+    open.spec_bytes = job->spec_packed != NULL ? job->spec_packed->size : 0;
     open.attached = job->attached_once ? job->id : 0; // it is not to be made anew
     job->state = JOB_ATTACHING;
+    put_off(job, "");
     job->attach_request = ++s->next_request;
     cairn_control_send(s, CAIRN_MSG_JOB_OPEN, job->attach_request, &open.base);
-    cairn_status status = cairn_paged_send(CAIRN_PAGE_SPEC, job->spec_bytes, job->spec_byte_count,
-                                           send_page, job);
-    assert(status == CAIRN_OK); // send_page never fails: a broken stream is told by its end
+    if (job->spec_packed != NULL)
+        cairn_control_send_pages(s, job->attach_request, CAIRN_PAGE_SPEC, job->spec_packed);
 }
 
 static void drop_pages(struct job *job)
@@ -48,6 +47,7 @@ static void drop_pages(struct job *job)
 void cairn_attach_lost(struct job *job)
 {
     drop_pages(job);
+    put_off(job, "");
     job->tiles_request = 0;
     job->state = JOB_DETACHED;
 }
@@ -75,6 +75,7 @@ void cairn_attach_on_error(struct job *job, cairn_status status, const char *tex
         cairn_job_fail(job, status, text);
         return;
     }
+    put_off(job, text);
     const uint32_t twice_ms = 2 * job->attach_delay_ms;
     job->attach_delay_ms = twice_ms < RETRY_MIN_MS   ? RETRY_MIN_MS
                            : twice_ms > RETRY_MAX_MS ? RETRY_MAX_MS
@@ -267,6 +268,13 @@ static void restart_links(struct job *job)
     for (uint32_t i = 0; i < job->shard_count; i++) cairn_link_restart(&job->shards[i]);
 }
 
+/* Not with the next tick: its first words to the shards would wait for that. */
+static void connect_links(struct job *job)
+{
+    const uint64_t now_ms = cairn_client_now_ms();
+    for (uint32_t i = 0; i < job->shard_count; i++) cairn_link_tick(&job->shards[i], now_ms);
+}
+
 static void attached(struct job *job)
 {
     struct session *s = job->session;
@@ -296,6 +304,7 @@ static void attached(struct job *job)
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
     drop_pages(job);
+    connect_links(job);
     cairn_client_tiles_again(job);
     ask_how_the_round_ended(job);
     cairn_session_kick(s);

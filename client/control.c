@@ -56,7 +56,17 @@ void cairn_control_send(struct session *s, uint16_t type, uint32_t request,
     if (s->stream == NULL) return;
     s->spoke_ms = cairn_client_now_ms();
     cairn_status status = cairn_stream_send(s->stream, type, request, message, &why);
-    if (status == CAIRN_ERR_INVALID) cairn_stream_close(s->stream, status, "%s", why.text);
+    if (status == CAIRN_ERR_INVALID || status == CAIRN_ERR_NO_MEMORY)
+        cairn_stream_close(s->stream, status, "%s", why.text);
+}
+
+void cairn_control_send_pages(struct session *s, uint32_t request, enum cairn_page_what what,
+                              struct cairn_packed *packed)
+{
+    struct cairn_sentence why;
+    if (s->stream == NULL) return;
+    cairn_status status = cairn_stream_send_pages(s->stream, request, what, packed, &why);
+    if (status == CAIRN_ERR_NO_MEMORY) cairn_stream_close(s->stream, status, "%s", why.text);
 }
 
 static void on_open(struct cairn_stream *stream, void *context)
@@ -358,7 +368,7 @@ static void send_ask(struct session *s, struct ask *ask)
     ask->request = ++s->next_request;
     cairn_control_send(s, ask->type, ask->request, message);
     if (ask->type == CAIRN_MSG_TILES_DECLARE)
-        cairn_client_tiles_send_pages(s, ask->request, ask->job->declaring);
+        cairn_control_send_pages(s, ask->request, CAIRN_PAGE_TILES, ask->job->declaring->packed);
 }
 
 static void close_jobs(struct session *s)

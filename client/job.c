@@ -27,7 +27,7 @@ static void free_job(struct job *job)
     free(job->parts);
     free(job->push_memory);
     free(job->actions.list);
-    free(job->spec_bytes);
+    cairn_packed_release(job->spec_packed);
     cairn_client_tiles_free(job->declared);
     free(job->filled);
     free(job->frozen);
@@ -67,9 +67,10 @@ static cairn_status fill_spec(struct job *job, const struct cairn_job_spec *from
     status = cairn_client_spec_fill(from, &job->spec);
     if (status != CAIRN_OK) return status;
     job->rank = from->rank;
-    status = cairn_spec_pack(&job->spec, &job->spec_bytes, &job->spec_byte_count);
-    return status == CAIRN_OK ? status
-                              : cairn_client_fail(status, "out of memory for the job's spec");
+    job->spec_packed = cairn_packed_spec(&job->spec);
+    return job->spec_packed != NULL
+               ? CAIRN_OK
+               : cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the job's spec");
 }
 
 /* ---- open ---- */
@@ -139,11 +140,13 @@ static cairn_status await_attach(struct job *job, uint64_t deadline_ms)
     const bool ended = s->ended;
     const bool attached = job->attached_once;
     const cairn_status failed = job->failed;
-    const struct cairn_sentence why = job->failed_why;
+    const struct cairn_sentence why = job->failed_why, put_off = job->put_off;
     pthread_mutex_unlock(&s->lock);
     if (failed != CAIRN_OK) return cairn_client_fail(failed, "%s", why.text);
     if (ended) return cairn_client_fail(CAIRN_ERR_CLOSED, "the session was closed");
     if (attached) return CAIRN_OK;
+    if (put_off.text[0] != '\0')
+        return cairn_client_fail(CAIRN_ERR_TIMEOUT, "JobOpen timed out: %s", put_off.text);
     return cairn_control_fail_awaited(s, job, CAIRN_MSG_JOB_OPEN);
 }
 

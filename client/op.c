@@ -68,6 +68,8 @@ static void complete(struct op *op)
 {
     struct session *s = op->session;
     cairn_memory_return(s, op->lent);
+    // Before who waits for the op may go on: what it holds is given back, and not counted, by then.
+    if (op->on_done != NULL) op->on_done(op->context, op->status, op->why.text);
     pthread_mutex_lock(&s->lock);
     op->done = true;
     if (open_count(op) != NULL) (*open_count(op))--;
@@ -79,10 +81,7 @@ static void complete(struct op *op)
     }
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
-    if (op->on_done != NULL)
-        op->on_done(op->context, op->status, op->why.text);
-    else
-        tell(s);
+    if (op->on_done == NULL) tell(s);
     cairn_op_unref(op);
 }
 

@@ -64,8 +64,7 @@ struct declared {
     struct cairn_tiles tiles; /* without whole tensors: those are not listed */
     uint64_t hash;
     uint32_t world;
-    size_t byte_count;
-    uint8_t *bytes; /* owned: packed */
+    struct cairn_packed *packed; /* held: the same */
 };
 
 /* The part of a tensor that a put, push or fetch is about. */
@@ -198,9 +197,8 @@ struct job {
     struct job *next;        /* loop thread: the session's list */
     /* constant from open on */
     struct cairn_job_spec_data
-        spec;            /* canonical; of a reader: set by the first attach, then constant */
-    uint8_t *spec_bytes; /* packed; NULL for a reader */
-    size_t spec_byte_count;
+        spec; /* canonical; of a reader: set by the first attach, then constant */
+    struct cairn_packed *spec_packed; /* held; NULL for a reader */
     char *name;
     cairn_role role;
     uint32_t rank;
@@ -214,6 +212,7 @@ struct job {
     bool initialized;
     cairn_status failed; /* not OK: fenced, mismatch, lost: every call says so */
     struct cairn_sentence failed_why;
+    struct cairn_sentence put_off;    /* why the coordinator will be asked again; else empty */
     struct cairn_version newest;      /* that this client heard of */
     double clip_norm;                 /* likewise: amendments change it */
     bool awaited_asked, awaited_told; /* by a call that timed out; by the loop thread */
@@ -348,6 +347,8 @@ void cairn_control_run(struct session *s);  /* send what waits */
 /* Sends without an ask; a failure shows as the stream's end. */
 void cairn_control_send(struct session *s, uint16_t type, uint32_t request,
                         const ProtobufCMessage *message);
+void cairn_control_send_pages(struct session *s, uint32_t request, enum cairn_page_what what,
+                              struct cairn_packed *packed);
 /* What the job's member read of published memory since it attached to this coordinator; it is to be told. */
 uint64_t cairn_control_job_read(struct job *job);
 /* Caller's thread: sends the request, waits for its reply of `reply_type` (*reply_out, freed by the
@@ -376,9 +377,6 @@ bool cairn_client_tiles_hold(const struct job *job);
 /* Any thread: what this worker holds of a tensor. */
 struct piece cairn_client_tiles_own(struct job *job, size_t tensor);
 void cairn_client_tiles_free(struct declared *declared); /* NULL is fine */
-/* Loop thread: the pages of a declaration, behind its message. */
-void cairn_client_tiles_send_pages(struct session *s, uint32_t request,
-                                   const struct declared *declared);
 /* Loop thread, attached again: what was declared is declared once more, before anything else. */
 void cairn_client_tiles_again(struct job *job);
 /* Loop thread: TilesSet, in reply to `request`. */

@@ -281,6 +281,8 @@ static void fill_job(struct cairn_job_spec_data *spec, const struct cairn_job_sp
     spec->client_state_max = from->client_state_max;
     spec->init_nonfinite_ok = from->init_nonfinite_ok;
     spec->reduce_groups = from->reduce_groups;
+    if (from->skips_max != 0) // 64 bits: 32 would lie in what older callers have as padding
+        spec->skips_max = from->skips_max < UINT32_MAX ? (uint32_t)from->skips_max : UINT32_MAX;
 }
 
 static cairn_status fill(struct cairn_job_spec_data *spec, struct groups *groups,
@@ -314,5 +316,6 @@ cairn_status cairn_client_spec_fill(const struct cairn_job_spec *from,
     if (status != CAIRN_OK) return status;
     struct cairn_sentence why = { "" };
     status = cairn_spec_check(spec, cairn_optimizer_names(), &why);
+    if (status == CAIRN_OK) status = cairn_spec_check_usable(spec, &why);
     return status == CAIRN_OK ? status : cairn_client_fail(status, "%s", why.text);
 }

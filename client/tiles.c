@@ -1,7 +1,6 @@
 /* Tiles: what this worker holds of each tensor. The caller's list becomes a declaration; it holds from
  * the coordinator's word that those of all ranks fit together, and is made again whenever the job is
  * attached again. */
-#include <assert.h>
 #include <stdlib.h>
 
 #include "client/api.h"
@@ -12,7 +11,7 @@ void cairn_client_tiles_free(struct declared *declared)
 {
     if (declared == NULL) return;
     cairn_tiles_release(&declared->tiles);
-    free(declared->bytes);
+    cairn_packed_release(declared->packed);
     free(declared);
 }
 
@@ -44,32 +43,11 @@ struct piece cairn_client_tiles_own(struct job *job, size_t tensor)
 
 /* ---- loop thread ---- */
 
-struct pages {
-    struct session *session;
-    uint32_t request;
-};
-
-static cairn_status send_page(void *context, const Cairn__Page *page)
-{
-    const struct pages *pages = context;
-    cairn_control_send(pages->session, CAIRN_MSG_PAGE, pages->request, &page->base);
-    return CAIRN_OK;
-}
-
-void cairn_client_tiles_send_pages(struct session *s, uint32_t request,
-                                   const struct declared *declared)
-{
-    struct pages pages = { s, request };
-    const cairn_status status = cairn_paged_send(CAIRN_PAGE_TILES, declared->bytes,
-                                                 declared->byte_count, send_page, &pages);
-    assert(status == CAIRN_OK); // send_page never fails: a broken stream is told by its end
-}
-
 static Cairn__TilesDeclare message_of(const struct declared *declared)
 {
     Cairn__TilesDeclare message = CAIRN__TILES_DECLARE__INIT;
     message.world = declared->world;
-    message.tiles_bytes = declared->byte_count;
+    message.tiles_bytes = declared->packed->size;
     return message;
 }
 
@@ -81,7 +59,7 @@ void cairn_client_tiles_again(struct job *job)
     message.job = job->id;
     job->tiles_request = ++job->session->next_request;
     cairn_control_send(job->session, CAIRN_MSG_TILES_DECLARE, job->tiles_request, &message.base);
-    cairn_client_tiles_send_pages(job->session, job->tiles_request, declared);
+    cairn_control_send_pages(job->session, job->tiles_request, CAIRN_PAGE_TILES, declared->packed);
 }
 
 /* Is it the reply to the call that waits now? Under the lock. */
@@ -168,8 +146,9 @@ static cairn_status make_declared(const struct job *job, const struct cairn_tile
         status = add_tile(job, cairn_struct_at(tiles, i), &declared->tiles);
     if (status == CAIRN_OK) {
         declared->hash = cairn_tiles_hash(&declared->tiles);
-        status = cairn_tiles_pack(&declared->tiles, &declared->bytes, &declared->byte_count);
-        if (status != CAIRN_OK) cairn_client_fail(status, "out of memory for the tiles");
+        declared->packed = cairn_packed_tiles(&declared->tiles);
+        if (declared->packed == NULL)
+            status = cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the tiles");
     }
     if (status != CAIRN_OK) {
         cairn_client_tiles_free(declared);

@@ -1,26 +1,31 @@
-/* cairn cluster status | adopt | forget */
+/* cairn cluster status | adopt | backup | forget */
 #include "client/ctl/ctl.h"
-#include "proto/wire/lacks.h"
+#include "proto/wire/without.h"
 
-static json_t *lacks_json(uint32_t lacks)
+/* The coordinator gives up sooner where nobody answers it, and says who. */
+#define ADOPT_TIMEOUT_MS 600000
+
+static json_t *without_json(uint32_t without)
 {
     json_t *names = json_array();
-    for (uint32_t i = 0; i < CAIRN_LACK_COUNT; i++)
-        if ((lacks & 1u << i) != 0) json_array_append_new(names, json_string(cairn_lack_name(i)));
+    for (uint32_t i = 0; i < CAIRN_WITHOUT_COUNT; i++)
+        if ((without & 1u << i) != 0)
+            json_array_append_new(names, json_string(cairn_without_name(i)));
     return names;
 }
 
 /* Of all shards, those that lack the same in one line: shards of one kind of machine do. */
-static void print_lacks(const Cairn__ClusterStatus *status)
+static void print_without(const Cairn__ClusterStatus *status)
 {
-    for (uint32_t lacks = 1; lacks < 1u << CAIRN_LACK_COUNT; lacks++) {
+    for (uint32_t without = 1; without < 1u << CAIRN_WITHOUT_COUNT; without++) {
         struct cairn_sentence what, who = { "" };
         size_t count = 0;
         for (size_t i = 0; i < status->n_members; i++) {
-            if ((status->members[i]->lacks & ((1u << CAIRN_LACK_COUNT) - 1)) != lacks) continue;
+            if ((status->members[i]->without & ((1u << CAIRN_WITHOUT_COUNT) - 1)) != without)
+                continue;
             cairn_sentence_add(&who, "%s%s", count++ > 0 ? ", " : "", status->members[i]->name);
         }
-        cairn_lacks_print(lacks, &what);
+        cairn_without_print(without, &what);
         if (count > 0) printf("\nwithout %s: %s\n", what.text, who.text);
     }
 }
@@ -74,7 +79,7 @@ static int print_json(const Cairn__ClusterStatus *status)
             members, json_pack("{s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:o}", "name", m->name, "role",
                                cairn_role_name(m->role), "state", m->state, "address", m->address,
                                "path", m->path, "since_ms", (json_int_t)m->since_ms, "state_bytes",
-                               (json_int_t)m->state_bytes, "lacks", lacks_json(m->lacks)));
+                               (json_int_t)m->state_bytes, "without", without_json(m->without)));
     }
     return cairn_ctl_print_json(json_pack(
         "{s:s, s:s, s:s, s:I, s:I, s:i, s:i, s:o, s:o}", "cluster", status->cluster, "store", store,
@@ -117,7 +122,7 @@ int cairn_ctl_cluster_status(struct ctl *ctl)
             cairn_ctl_table_cell(table, "%s", m->address);
         }
         cairn_ctl_table_close(table, ctl);
-        if (!ctl->quiet) print_lacks(status);
+        if (!ctl->quiet) print_without(status);
         if (status->n_strangers > 0) {
             if (!ctl->quiet)
                 printf("\nheld by shards, but not acted on (`cairn cluster adopt` takes it, `cairn "
@@ -152,6 +157,30 @@ int cairn_ctl_cluster_forget(struct ctl *ctl)
     return 0;
 }
 
+int cairn_ctl_cluster_backup(struct ctl *ctl)
+{
+    Cairn__ClusterBackup backup = CAIRN__CLUSTER_BACKUP__INIT;
+    ProtobufCMessage *reply;
+    char path[PATH_MAX];
+    const int refused = cairn_ctl_absolute("FILE", ctl->argv[0], path);
+    if (refused >= 0) return refused;
+    backup.path = path;
+    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_CLUSTER_BACKUP, &backup.base,
+                                               CAIRN_MSG_CLUSTER_BACKED_UP, &reply);
+    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    const Cairn__ClusterBackedUp *made = (const Cairn__ClusterBackedUp *)reply;
+    if (ctl->json)
+        cairn_ctl_print_json(
+            json_pack("{s:s, s:I}", "path", made->path, "bytes", (json_int_t)made->bytes));
+    else if (ctl->quiet)
+        printf("%s\n", made->path);
+    else
+        cairn_ctl_line("copied to", "%s, %s, on the coordinator's host", made->path,
+                       cairn_ctl_bytes(made->bytes));
+    cairn_message_free(reply);
+    return 0;
+}
+
 static json_t *adopted_json(const Cairn__ClusterAdopted *adopted)
 {
     json_t *jobs = json_array();
@@ -172,6 +201,7 @@ int cairn_ctl_cluster_adopt(struct ctl *ctl)
     ProtobufCMessage *reply;
     size_t whole = 0;
     adopt.plan = !ctl->yes;
+    if (ctl->timeout_ms == 0) ctl->timeout_ms = ADOPT_TIMEOUT_MS;
     const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_CLUSTER_ADOPT, &adopt.base,
                                                CAIRN_MSG_CLUSTER_ADOPTED, &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);

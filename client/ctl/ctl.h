@@ -3,6 +3,7 @@
 #define CAIRN_CTL_CTL_H
 
 #include <jansson.h>
+#include <limits.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -99,6 +100,14 @@ void cairn_ctl_options_print(FILE *out, unsigned takes);
 int cairn_ctl_usage_fail(const struct ctl *ctl, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 
+/* ---- confirm.c ---- */
+/* May `what` go, which is called `name`? -1: go on; else the exit status. */
+int cairn_ctl_confirm(const struct ctl *ctl, const char *what, const char *name);
+
+/* ---- absolute.c ---- */
+/* What was given as `what`, from the root. -1: go on; else the exit status. */
+int cairn_ctl_absolute(const char *what, const char *path, char out[static PATH_MAX]);
+
 /* ---- output.c ---- */
 /* A table: rows of cells, columns as wide as their widest cell. Cells are copied. */
 struct ctl_table;
@@ -109,12 +118,20 @@ void cairn_ctl_table_cell(struct ctl_table *table, const char *fmt, ...)
 void cairn_ctl_table_close(struct ctl_table *table, const struct ctl *ctl);
 /* "name: value" lines of one thing. */
 void cairn_ctl_line(const char *name, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void cairn_ctl_version_line(const char *name, uint64_t generation, uint64_t step, bool unknown);
+/* A new number, or null. */
+json_t *cairn_ctl_json_known(bool known, uint64_t number);
 /* Prints the object (taken) with schema_version, and returns 0. */
 int cairn_ctl_print_json(json_t *object);
 /* Lower-case hexadecimal; "" for no bytes. Static memory, valid until the call after next. */
 const char *cairn_ctl_hex(ProtobufCBinaryData bytes);
 /* "12.3 MiB". Static memory, valid until the fourth call after it. */
 const char *cairn_ctl_bytes(uint64_t bytes);
+
+/* ---- snapshot.c ---- */
+#define CTL_SNAPSHOT_TIMEOUT_MS 600000                                  /* if none is given */
+json_t *cairn_ctl_snapshot_json(const Cairn__SnapshotStatus *snapshot); /* a new object */
+void cairn_ctl_snapshot_print(const Cairn__SnapshotStatus *snapshot);
 
 /* ---- job_bytes.c: what the shards counted of a job ---- */
 /* A new object; with how the bytes came by, of all and of each worker. */
@@ -124,12 +141,15 @@ void cairn_ctl_job_bytes_print(const Cairn__JobStatus *job);
 /* ---- subcommands; each returns the exit status ---- */
 int cairn_ctl_cluster_status(struct ctl *ctl);
 int cairn_ctl_cluster_adopt(struct ctl *ctl);
+int cairn_ctl_cluster_backup(struct ctl *ctl);
 int cairn_ctl_cluster_forget(struct ctl *ctl);
+int cairn_ctl_shard_forget(struct ctl *ctl);
 int cairn_ctl_job_list(struct ctl *ctl);
 int cairn_ctl_job_show(struct ctl *ctl);
 int cairn_ctl_job_digest(struct ctl *ctl);
 int cairn_ctl_job_drop(struct ctl *ctl);
 int cairn_ctl_snapshot_create(struct ctl *ctl);
+int cairn_ctl_snapshot_cancel(struct ctl *ctl);
 int cairn_ctl_snapshot_list(struct ctl *ctl);
 int cairn_ctl_snapshot_show(struct ctl *ctl);
 int cairn_ctl_snapshot_restore(struct ctl *ctl);

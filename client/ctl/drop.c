@@ -1,32 +1,13 @@
-/* cairn job drop, cairn snapshot rm: what cannot be taken back is asked for twice. */
-#include <string.h>
-#include <unistd.h>
-
+/* cairn job drop, cairn snapshot rm */
 #include "client/ctl/ctl.h"
 
 #define REMOVE_TIMEOUT_MS 600000
-
-/* -1: go on; else the exit status. On a terminal the name of what goes is to be typed. */
-static int confirm(const struct ctl *ctl, const char *what, const char *name)
-{
-    char line[512];
-    if (ctl->yes) return -1;
-    if (!isatty(STDIN_FILENO))
-        return cairn_ctl_usage_fail(ctl, "this cannot be taken back: say --yes");
-    fprintf(stderr, "%s cannot be brought back. To go on, type %s: ", what, name);
-    fflush(stderr);
-    if (fgets(line, sizeof line, stdin) != NULL) {
-        line[strcspn(line, "\n")] = '\0';
-        if (strcmp(line, name) == 0) return -1;
-    }
-    return cairn_ctl_fail(CAIRN_ERR_CANCELED, "nothing was done");
-}
 
 int cairn_ctl_job_drop(struct ctl *ctl)
 {
     Cairn__JobRemove remove = CAIRN__JOB_REMOVE__INIT;
     ProtobufCMessage *reply;
-    const int refused = confirm(ctl, "The state of the job on its shards", ctl->argv[0]);
+    const int refused = cairn_ctl_confirm(ctl, "The state of the job on its shards", ctl->argv[0]);
     if (refused >= 0) return refused;
     remove.name = ctl->argv[0];
     remove.force = ctl->force;
@@ -39,14 +20,16 @@ int cairn_ctl_job_drop(struct ctl *ctl)
     for (size_t i = 0; i < removed->n_away; i++)
         json_array_append_new(away, json_string(removed->away[i]));
     if (ctl->json) {
-        cairn_ctl_print_json(json_pack("{s:s, s:I, s:I, s:i, s:O, s:s}", "job", removed->name,
-                                       "generation", (json_int_t)removed->generation, "step",
-                                       (json_int_t)removed->step, "shards", (int)removed->shards,
-                                       "away", away, "note", removed->note));
+        const bool known = !removed->version_unknown;
+        cairn_ctl_print_json(json_pack("{s:s, s:o, s:o, s:i, s:O, s:s}", "job", removed->name,
+                                       "generation",
+                                       cairn_ctl_json_known(known, removed->generation), "step",
+                                       cairn_ctl_json_known(known, removed->step), "shards",
+                                       (int)removed->shards, "away", away, "note", removed->note));
     } else if (!ctl->quiet) {
         cairn_ctl_line("dropped", "%s", removed->name);
-        cairn_ctl_line("was at", "generation %llu, step %llu",
-                       (unsigned long long)removed->generation, (unsigned long long)removed->step);
+        cairn_ctl_version_line("was at", removed->generation, removed->step,
+                               removed->version_unknown);
         cairn_ctl_line("shards", "%u have given its memory back", removed->shards);
         for (size_t i = 0; i < removed->n_away; i++)
             cairn_ctl_line("away", "%s, which drops its part when it is back", removed->away[i]);
@@ -61,7 +44,7 @@ int cairn_ctl_snapshot_rm(struct ctl *ctl)
 {
     Cairn__SnapshotRemove remove = CAIRN__SNAPSHOT_REMOVE__INIT;
     ProtobufCMessage *reply;
-    const int refused = confirm(ctl, "The snapshot's files", ctl->argv[1]);
+    const int refused = cairn_ctl_confirm(ctl, "The snapshot's files", ctl->argv[1]);
     if (refused >= 0) return refused;
     remove.job = ctl->argv[0];
     remove.id = ctl->argv[1];

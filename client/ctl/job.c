@@ -36,7 +36,7 @@ static json_t *group_json(const Cairn__GroupSpec *g)
 /* What the spec says of the job as a whole. */
 static json_t *spec_json(const Cairn__JobSpec *s)
 {
-    return json_pack("{s:I, s:i, s:i, s:f, s:s, s:s, s:i, s:f, s:f, s:s}", "revision",
+    return json_pack("{s:I, s:i, s:i, s:f, s:s, s:s, s:i, s:f, s:f, s:s, s:I}", "revision",
                      (json_int_t)s->revision, "stage", (int)s->stage, "micro_batches",
                      (int)s->micro_batches, "clip_norm", s->clip_norm, "on_nonfinite",
                      cairn_capability_name(CAIRN_CAPABILITY_NONFINITE, (int)s->on_nonfinite),
@@ -44,7 +44,8 @@ static json_t *spec_json(const Cairn__JobSpec *s)
                      cairn_capability_name(CAIRN_CAPABILITY_LOSS_SCALE, (int)s->loss_scale_policy),
                      "loss_scale_growth_steps", (int)s->loss_scale_growth_steps, "loss_scale_min",
                      s->loss_scale_min, "loss_scale_max", s->loss_scale_max, "reduce_groups",
-                     cairn_capability_name(CAIRN_CAPABILITY_GROUPS, (int)s->reduce_groups));
+                     cairn_capability_name(CAIRN_CAPABILITY_GROUPS, (int)s->reduce_groups),
+                     "skips_max", (json_int_t)s->skips_max);
 }
 
 /* All its shards have said what they hold and carried. */
@@ -80,39 +81,61 @@ static json_t *leases_json(const Cairn__JobStatus *j)
     return leases;
 }
 
+/* What belongs to the version is not known before the shards have told it. */
+static void set_version(json_t *object, const Cairn__JobStatus *j)
+{
+    const bool known = !j->version_unknown;
+    json_object_set_new(object, "generation", cairn_ctl_json_known(known, j->generation));
+    json_object_set_new(object, "step", cairn_ctl_json_known(known, j->step));
+    set_known(object, "loss_scale", known, json_real(j->loss_scale));
+    set_known(object, "last_grad_norm", known, json_real(j->last_grad_norm));
+    json_object_set_new(object, "client_state_bytes",
+                        cairn_ctl_json_known(known, j->client_state_bytes));
+}
+
 static json_t *job_json(const Cairn__JobStatus *j)
 {
     json_t *groups = json_array();
     for (size_t i = 0; i < j->n_groups; i++)
         json_array_append_new(groups, group_json(j->groups[i]));
-    json_t *object = json_pack(
-        "{s:s, s:s, s:I, s:I, s:I, s:I, s:s, s:i, s:i, s:i, s:I, s:I, s:o}", "name", j->name,
-        "state", j->state, "generation", (json_int_t)j->generation, "step", (json_int_t)j->step,
-        "epoch", (json_int_t)j->epoch, "round", (json_int_t)j->round, "awaited", j->awaited,
-        "workers", (int)j->workers, "workers_min", (int)j->workers_min, "shards", (int)j->shards,
-        "tensors", (json_int_t)j->tensors, "elems", (json_int_t)j->elems, "groups", groups);
-    json_t *more = json_pack("{s:I, s:I, s:I, s:f, s:f, s:s}", "steps_applied",
-                             (json_int_t)j->steps_applied, "rounds_skipped",
-                             (json_int_t)j->rounds_skipped, "rounds_abandoned",
-                             (json_int_t)j->rounds_abandoned, "loss_scale", j->loss_scale,
-                             "last_grad_norm", j->last_grad_norm, "layout_hash", j->layout_hash);
+    json_t *object = json_pack("{s:s, s:s, s:I, s:I, s:s, s:i, s:i, s:i, s:I, s:I, s:o}", "name",
+                               j->name, "state", j->state, "epoch", (json_int_t)j->epoch, "round",
+                               (json_int_t)j->round, "awaited", j->awaited, "workers",
+                               (int)j->workers, "workers_min", (int)j->workers_min, "shards",
+                               (int)j->shards, "tensors", (json_int_t)j->tensors, "elems",
+                               (json_int_t)j->elems, "groups", groups);
+    set_version(object, j);
+    json_t *more = json_pack("{s:I, s:I, s:I, s:s}", "steps_applied", (json_int_t)j->steps_applied,
+                             "rounds_skipped", (json_int_t)j->rounds_skipped, "rounds_abandoned",
+                             (json_int_t)j->rounds_abandoned, "layout_hash", j->layout_hash);
+    json_object_set_new(more, "skips", json_integer((json_int_t)j->skips));
+    json_object_set_new(more, "skips_in_row", json_integer((json_int_t)j->skips_in_row));
     json_object_set_new(more, "put_out", json_string(j->put_out));
     json_object_set_new(more, "blobs", json_integer((json_int_t)j->blobs));
     json_object_set_new(more, "blob_bytes", json_integer((json_int_t)j->blob_bytes));
     json_object_update_missing(object, more);
     json_decref(more);
-    set_known(object, "state_bytes", is_told(j), json_integer((json_int_t)j->state_bytes));
-    set_known(object, "pushed_bytes", is_told(j), json_integer((json_int_t)j->pushed_bytes));
-    set_known(object, "fetched_bytes", is_told(j), json_integer((json_int_t)j->fetched_bytes));
+    json_object_set_new(object, "state_bytes", cairn_ctl_json_known(is_told(j), j->state_bytes));
+    json_object_set_new(object, "pushed_bytes", cairn_ctl_json_known(is_told(j), j->pushed_bytes));
+    json_object_set_new(object, "fetched_bytes",
+                        cairn_ctl_json_known(is_told(j), j->fetched_bytes));
     set_known(object, "heaviest_over_mean", j->heaviest_over_mean > 0,
               json_real(j->heaviest_over_mean));
-    json_object_set_new(object, "client_state_bytes",
-                        json_integer((json_int_t)j->client_state_bytes));
     if (j->spec != NULL) json_object_set_new(object, "spec", spec_json(j->spec));
     if (j->n_bytes > 0) set_known(object, "bytes", is_told(j), cairn_ctl_job_bytes_json(j));
     json_object_set_new(object, "leases", leases_json(j));
     cairn_ctl_groups_json(j, object);
     return object;
+}
+
+static void print_version_cells(struct ctl_table *table, const Cairn__JobStatus *j)
+{
+    const uint64_t numbers[] = { j->generation, j->step };
+    for (size_t i = 0; i < 2; i++)
+        if (j->version_unknown)
+            cairn_ctl_table_cell(table, "-");
+        else
+            cairn_ctl_table_cell(table, "%llu", (unsigned long long)numbers[i]);
 }
 
 int cairn_ctl_job_list(struct ctl *ctl)
@@ -138,8 +161,7 @@ int cairn_ctl_job_list(struct ctl *ctl)
             const Cairn__JobStatus *j = list->jobs[i];
             cairn_ctl_table_cell(table, "%s", j->name);
             cairn_ctl_table_cell(table, "%s", j->state);
-            cairn_ctl_table_cell(table, "%llu", (unsigned long long)j->generation);
-            cairn_ctl_table_cell(table, "%llu", (unsigned long long)j->step);
+            print_version_cells(table, j);
             cairn_ctl_table_cell(table, "%u of %u", j->workers, j->workers_min);
             cairn_ctl_table_cell(table, "%u", j->shards);
             char state[64];
@@ -215,8 +237,7 @@ static void print_job(const Cairn__JobStatus *j)
     char text[64], other[64];
     cairn_ctl_line("job", "%s", j->name);
     cairn_ctl_line("state", "%s", j->state);
-    cairn_ctl_line("version", "generation %llu, step %llu", (unsigned long long)j->generation,
-                   (unsigned long long)j->step);
+    cairn_ctl_version_line("version", j->generation, j->step, j->version_unknown);
     cairn_ctl_line("epoch, round", "%llu, %llu", (unsigned long long)j->epoch,
                    (unsigned long long)j->round);
     if (j->awaited[0] != 0) cairn_ctl_line("waits for", "%s", j->awaited);
@@ -236,8 +257,8 @@ static void print_job(const Cairn__JobStatus *j)
     for (size_t i = 0; i < j->n_groups; i++) print_group(j->groups[i]);
     print_frozen(j);
     cairn_ctl_groups_print(j);
-    print_loss_scale(j);
-    if (j->spec != NULL && j->spec->client_state_max > 0)
+    if (!j->version_unknown) print_loss_scale(j);
+    if (!j->version_unknown && j->spec != NULL && j->spec->client_state_max > 0)
         cairn_ctl_line("client state", "%llu bytes, at most %u",
                        (unsigned long long)j->client_state_bytes, j->spec->client_state_max);
     for (size_t i = 0; i < j->n_leases; i++) {
@@ -246,7 +267,7 @@ static void print_job(const Cairn__JobStatus *j)
                        (unsigned long long)l->generation, (unsigned long long)l->step,
                        cairn_role_name(l->role), l->holder, (double)l->left_ms / 1000);
     }
-    cairn_ctl_line("gradient norm", "%g", j->last_grad_norm);
+    if (!j->version_unknown) cairn_ctl_line("gradient norm", "%g", j->last_grad_norm);
     cairn_ctl_line("pushed, fetched", "%s, %s", told_bytes(j, j->pushed_bytes, text),
                    told_bytes(j, j->fetched_bytes, other));
     if (is_told(j)) cairn_ctl_job_bytes_print(j);
@@ -254,6 +275,12 @@ static void print_job(const Cairn__JobStatus *j)
                    "%llu applied, %llu skipped, %llu abandoned since the coordinator started",
                    (unsigned long long)j->steps_applied, (unsigned long long)j->rounds_skipped,
                    (unsigned long long)j->rounds_abandoned);
+    if (j->skips > 0)
+        cairn_ctl_line("skipped", "%llu in all; the next batch is number %llu",
+                       (unsigned long long)j->skips, (unsigned long long)(j->step + j->skips));
+    if (j->skips_in_row > 0 && j->spec != NULL)
+        cairn_ctl_line("", "%u in a row with the loss scale at its least, at most %u",
+                       j->skips_in_row, j->spec->skips_max);
 }
 
 int cairn_ctl_job_show(struct ctl *ctl)

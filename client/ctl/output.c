@@ -86,6 +86,20 @@ void cairn_ctl_line(const char *name, const char *fmt, ...)
     printf("\n");
 }
 
+void cairn_ctl_version_line(const char *name, uint64_t generation, uint64_t step, bool unknown)
+{
+    if (unknown)
+        cairn_ctl_line(name, "unknown: not all shards have told it");
+    else
+        cairn_ctl_line(name, "generation %llu, step %llu", (unsigned long long)generation,
+                       (unsigned long long)step);
+}
+
+json_t *cairn_ctl_json_known(bool known, uint64_t number)
+{
+    return known ? json_integer((json_int_t)number) : json_null();
+}
+
 int cairn_ctl_print_json(json_t *object)
 {
     json_object_set_new(object, "schema_version", json_integer(CAIRN_CTL_SCHEMA_VERSION));

@@ -1,9 +1,7 @@
-/* cairn snapshot create | list | show | restore */
+/* cairn snapshot create | cancel | list | show */
 #include <time.h>
 
 #include "client/ctl/ctl.h"
-
-#define SNAPSHOT_TIMEOUT_MS 600000
 
 static const char *created(const Cairn__SnapshotStatus *s)
 {
@@ -15,7 +13,7 @@ static const char *created(const Cairn__SnapshotStatus *s)
     return text;
 }
 
-static json_t *snapshot_json(const Cairn__SnapshotStatus *s)
+json_t *cairn_ctl_snapshot_json(const Cairn__SnapshotStatus *s)
 {
     return json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:i, s:i, s:s, s:s}", "id", s->id, "job",
                      s->job, "state", s->state, "path", s->path, "generation",
@@ -24,7 +22,7 @@ static json_t *snapshot_json(const Cairn__SnapshotStatus *s)
                      "content_root", cairn_ctl_hex(s->content_root), "created", created(s));
 }
 
-static void print_snapshot(const Cairn__SnapshotStatus *s)
+void cairn_ctl_snapshot_print(const Cairn__SnapshotStatus *s)
 {
     cairn_ctl_line("snapshot", "%s", s->id);
     cairn_ctl_line("job", "%s", s->job);
@@ -44,16 +42,16 @@ static void print_snapshot(const Cairn__SnapshotStatus *s)
 static int call_and_print(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message)
 {
     ProtobufCMessage *reply;
-    if (ctl->timeout_ms == 0) ctl->timeout_ms = SNAPSHOT_TIMEOUT_MS;
+    if (ctl->timeout_ms == 0) ctl->timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
     cairn_status called = cairn_ctl_call(ctl, type, message, CAIRN_MSG_SNAPSHOT_STATUS, &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     const Cairn__SnapshotStatus *snapshot = (const Cairn__SnapshotStatus *)reply;
     if (ctl->json)
-        cairn_ctl_print_json(snapshot_json(snapshot));
+        cairn_ctl_print_json(cairn_ctl_snapshot_json(snapshot));
     else if (ctl->quiet)
         printf("%s\n", snapshot->id);
     else
-        print_snapshot(snapshot);
+        cairn_ctl_snapshot_print(snapshot);
     cairn_message_free(reply);
     return 0;
 }
@@ -67,31 +65,34 @@ int cairn_ctl_snapshot_create(struct ctl *ctl)
     return call_and_print(ctl, CAIRN_MSG_SNAPSHOT_CREATE, &create.base);
 }
 
+int cairn_ctl_snapshot_cancel(struct ctl *ctl)
+{
+    Cairn__SnapshotCancel cancel = CAIRN__SNAPSHOT_CANCEL__INIT;
+    ProtobufCMessage *reply;
+    cancel.job = ctl->argv[0];
+    if (ctl->argc == 2) cancel.id = ctl->argv[1];
+    ctl->cut_of = cancel.job;
+    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_SNAPSHOT_CANCEL, &cancel.base,
+                                               CAIRN_MSG_SNAPSHOT_CANCELED, &reply);
+    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    const Cairn__SnapshotCanceled *canceled = (const Cairn__SnapshotCanceled *)reply;
+    const char *what = canceled->digest ? "digest" : "snapshot";
+    if (ctl->json)
+        cairn_ctl_print_json(
+            json_pack("{s:s, s:s, s:s}", "job", canceled->job, "what", what, "id", canceled->id));
+    else if (!ctl->quiet)
+        cairn_ctl_line("given up", "%s %s%sof job %s", what, canceled->id,
+                       canceled->id[0] != '\0' ? " " : "", canceled->job);
+    cairn_message_free(reply);
+    return 0;
+}
+
 int cairn_ctl_snapshot_show(struct ctl *ctl)
 {
     Cairn__SnapshotShow show = CAIRN__SNAPSHOT_SHOW__INIT;
     show.job = ctl->argv[0];
     show.id = ctl->argv[1];
     return call_and_print(ctl, CAIRN_MSG_SNAPSHOT_SHOW, &show.base);
-}
-
-int cairn_ctl_snapshot_restore(struct ctl *ctl)
-{
-    Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
-    const bool by_id = ctl->argc == 2 && ctl->path == NULL && ctl->job == NULL;
-    const bool by_path = ctl->argc == 0 && ctl->path != NULL;
-    if (!by_id && !by_path)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID,
-                              "usage: cairn snapshot restore JOB ID, or "
-                              "cairn snapshot restore --path FOLDER [--job NAME]");
-    if (by_id) {
-        restore.job = ctl->argv[0];
-        restore.id = ctl->argv[1];
-    } else {
-        restore.path = (char *)(uintptr_t)ctl->path;
-        if (ctl->job != NULL) restore.job = (char *)(uintptr_t)ctl->job;
-    }
-    return call_and_print(ctl, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base);
 }
 
 int cairn_ctl_snapshot_list(struct ctl *ctl)
@@ -108,7 +109,7 @@ int cairn_ctl_snapshot_list(struct ctl *ctl)
     if (ctl->json) {
         json_t *snapshots = json_array();
         for (size_t i = 0; i < list->n_snapshots; i++)
-            json_array_append_new(snapshots, snapshot_json(list->snapshots[i]));
+            json_array_append_new(snapshots, cairn_ctl_snapshot_json(list->snapshots[i]));
         cairn_ctl_print_json(json_pack("{s:o}", "snapshots", snapshots));
     } else if (ctl->quiet) {
         for (size_t i = 0; i < list->n_snapshots; i++) printf("%s\n", list->snapshots[i]->id);

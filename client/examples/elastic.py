@@ -23,8 +23,8 @@ from gpt import GPT, Text, evaluate
 def train(m, model, text, steps, rows):
     while m.version.step < steps:
         try:
-            here = m.begin()  # which step, and which of how many workers this one is: ask each time
-            mine = text.batch(rows, here.step)[here.rank::here.world]
+            here = m.begin()  # which batch, and which of how many workers this one is: ask each time
+            mine = text.batch(rows, here.index)[here.rank::here.world]
             tokens = mine[:, 1:].numel()
             loss = model.loss(mine) * tokens  # a sum, with its count as weight: however the rows are cut,
             loss.backward()  # the servers have the mean over all of them

@@ -236,14 +236,14 @@ static void backward_layer(const struct model *m, struct pass *p, size_t l, stru
         if (p->x[l][i] <= 0) p->d[l][i] = 0;
 }
 
-/* Batch of (step, rank, world): worker `rank` goes through the images rank, rank + world, ... in an
+/* Batch of (index, rank, world): worker `rank` goes through the images rank, rank + world, ... in an
  * order that each pass over them draws anew. */
-static void load_batch(const struct images *set, uint64_t step, uint32_t rank, uint32_t world,
+static void load_batch(const struct images *set, uint64_t index, uint32_t rank, uint32_t world,
                        struct pass *p)
 {
     const uint64_t mine = set->count / world;
     for (size_t b = 0; b < BATCH; b++) {
-        const uint64_t at = step * BATCH + b;
+        const uint64_t at = index * BATCH + b;
         uint64_t draw = at / mine * 1000003 + rank;
         const uint64_t shift = splitmix(&draw) % mine;
         // 7919 is prime and divides no part of the set: multiplying permutes it.
@@ -384,7 +384,7 @@ static cairn_status train_round(struct trainer *t, const struct cairn_round *rou
     const int timeout_ms = t->options->timeout_ms;
     cairn_status status = fetch_model(t->job, round->version, &t->model, timeout_ms);
     if (status != CAIRN_OK) return status;
-    load_batch(&t->train, round->step, round->rank, round->world, &t->pass);
+    load_batch(&t->train, round->index, round->rank, round->world, &t->pass);
     forward(&t->model, &t->pass);
     *loss_out = loss_and_gradient(&t->pass, round->loss_scale);
     for (size_t l = LAYERS; status == CAIRN_OK && l-- > 0;) {

@@ -69,7 +69,7 @@ def main():
         while m.version.step < args.steps:
             try:
                 here = m.begin()
-                model.loss(text.batch(args.batch, here.step)[here.rank::here.world]).backward()
+                model.loss(text.batch(args.batch, here.index)[here.rank::here.world]).backward()
                 m.step()
             except cairn.EpochChanged:
                 continue  # nothing was applied; the step is done again

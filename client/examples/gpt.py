@@ -239,7 +239,7 @@ def main():
         while m.version.step < args.steps:
             try:
                 here = m.begin()
-                mine = text.batch(args.batch, here.step)[here.rank // args.tp::here.world // args.tp]
+                mine = text.batch(args.batch, here.index)[here.rank // args.tp::here.world // args.tp]
                 loss = phase(timeline, "forward", lambda: model.loss(mine))
                 phase(timeline, "backward", loss.backward)
                 done = phase(timeline, "step", m.step)

@@ -7,11 +7,18 @@
  * Manners. Handles are opaque and may be used from several threads at once; a closed or wrong handle
  * gives CAIRN_ERR_HANDLE. Strings and structs are copied before a call returns. A result named *_out is set
  * only on CAIRN_OK. Structs that may grow begin with struct_size: set it to sizeof the struct, and
- * everything not set to 0 (= the default). A buffer given to put, push or fetch is on loan until its
- * operation completes (cairn_wait); operations given as NULL are completed by cairn_commit (pushes) or
- * cairn_init_done (puts). Timeouts are milliseconds, finite and not negative; CAIRN_ERR_TIMEOUT changes
- * nothing, and cairn_error() then names who is awaited. The library never aborts, prints, forks, or
- * touches signals; it owns one thread and one descriptor to poll. Not for use after fork() without exec().
+ * everything not set to 0 (= the default, but for a group's numbers: see below). A buffer given to put, push
+ * or fetch is on loan until its operation completes (cairn_wait); operations given as NULL are completed by
+ * cairn_commit (pushes) or cairn_init_done (puts). Timeouts are milliseconds, finite and not negative;
+ * CAIRN_ERR_TIMEOUT changes nothing, and cairn_error() then names who is awaited. The library never aborts,
+ * prints, forks, or touches signals; it owns one thread and one descriptor to poll. Not for use after fork()
+ * without exec().
+ *
+ * What 0 stands for. The default: in cairn_opts, cairn_tensor, cairn_mem and cairn_job_spec wherever it says
+ * so, and for a cairn_group's name, pattern and schedule. Itself: for the group's lr, beta1, beta2, eps,
+ * weight_decay and momentum, since most of these may be 0; and it has to name its optimizer. So begin a group
+ * with CAIRN_GROUP_INIT and change what is to be different. With lr 0 nothing is learnt; an eps of 0 is
+ * refused for "adamw" and "adam", which divide by it.
  *
  * Not in this version: streams and GPU memory; memory of the caller is staged (cairn_register). */
 #ifndef CAIRN_H
@@ -232,7 +239,7 @@ struct cairn_group {
     size_t struct_size;
     const char *name;                                     /* NULL = "default" */
     const char *optimizer;                                /* "adamw", "adam", "sgd" */
-    double lr, beta1, beta2, eps, weight_decay, momentum; /* start from CAIRN_GROUP_INIT */
+    double lr, beta1, beta2, eps, weight_decay, momentum; /* no default at 0: CAIRN_GROUP_INIT */
     bool nesterov;
     /* Trained tensors that name no group belong to the first group in the list whose pattern matches their
      * name (fnmatch: "*.bias"), without one to "default". A pattern that no tensor takes is
@@ -291,6 +298,9 @@ struct cairn_job_spec {
     /* CAIRN_GROUPS_NONE, or CAIRN_GROUPS_HOST; then no groups while the workers hold tiles (cairn_tiles). It
      * stays what it is: no amendment changes it. */
     cairn_reduce_groups reduce_groups;
+    /* So many rounds in a row skipped, with the loss scale at its least (or fixed), and no further one opens:
+     * cairn_round_begin says CAIRN_ERR_NONFINITE, until the job is amended, written or restored. 0 = 100 */
+    uint64_t skips_max;
 };
 
 /* What a worker holds of a tensor. An extent of 0: nothing. */
@@ -320,11 +330,14 @@ struct cairn_round {
     size_t struct_size;
     uint64_t round, step, epoch;
     struct cairn_version version; /* compute with this one */
-    uint32_t rank, world; /* dense, of this round's contributors: address the batch by them */
+    uint32_t rank, world; /* dense, of this round's contributors: address the batch by them .. */
     double loss_scale;    /* multiply the loss by it before backward */
     uint64_t revision;    /* of the spec: one more with every amendment */
     uint32_t micro_batches;
     uint32_t job; /* which open job of this process it is of: no other takes it */
+    /* Rounds of the job that were skipped so far, and .. by step + skips, the number of the batch. A skip
+     * leaves the step and uses its batch up; a void round does not count, its batch comes again. */
+    uint64_t skips, index;
 };
 
 struct cairn_result {
@@ -334,6 +347,7 @@ struct cairn_result {
     double grad_norm, clip_scale, lr;
     bool applied; /* false: skipped */
     bool finite;
+    uint64_t skips, index; /* after the round: index is the number of the next batch */
 };
 
 struct cairn_stats {
@@ -400,7 +414,7 @@ CAIRN_EXPORT int cairn_event_fd(const cairn *session);
 /* Creates the job or attaches to it. WORKER: `spec` must equal the job's, or CAIRN_ERR_MISMATCH with the
  * differences in cairn_error(). READER: spec NULL; CAIRN_ERR_NOT_FOUND if there is no such job. Waits
  * for the shards that the coordinator expects. CAIRN_ERR_EXISTS: it is open in this session, which speaks
- * for one member of a job. */
+ * for one member of a job. CAIRN_ERR_REFUSED: 64 jobs are open in this session. */
 CAIRN_EXPORT cairn_status cairn_job_open(cairn *session, const char *name,
                                          const struct cairn_job_spec *spec, cairn_role role,
                                          int timeout_ms, cairn_job **out) CAIRN_CHECKED;
@@ -531,7 +545,7 @@ CAIRN_EXPORT cairn_status cairn_write_end(cairn_job *job, int timeout_ms,
 /* Waits for the next round to open. CAIRN_ERR_TIMEOUT names who is awaited (workers below
  * workers_min, a shard that is away, a write that is open, of this worker, too); CAIRN_ERR_NOT_READY:
  * cairn_init_done was not called; CAIRN_ERR_FENCED: another worker has this one's rank now;
- * CAIRN_ERR_JOB_LOST. */
+ * CAIRN_ERR_JOB_LOST; CAIRN_ERR_NONFINITE: skips_max rounds in a row were skipped. */
 CAIRN_EXPORT cairn_status cairn_round_begin(cairn_job *job, int timeout_ms,
                                             struct cairn_round *out) CAIRN_CHECKED;
 /* The gradient of what this worker holds of a tensor (`box` NULL, or just that), for this round and

@@ -3,6 +3,7 @@
  * the process on garbage. */
 #include "proto/fabric/ucx.h"
 
+#include <assert.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -144,11 +145,15 @@ static void ucx_disconnect(struct cairn_fabric_peer *peer)
 /* A worker that is destroyed while a receive waits for its sender aborts the process (UCX 1.12 to 1.18:
  * proto_reqs is not empty), unless the receive came by an endpoint of ours, which is closed before. The
  * others came by endpoints that UCX made when a peer connected. UCX keeps such a one as long as a receive
- * is under way by it: so it is there to be closed. */
+ * is under way by it: so it is there to be closed.
+ *
+ * Every receive of a rendezvous has its endpoint in `by` (ucx_receive: also one into a far buffer), while it
+ * flies; nothing else reads it. Sends and one-sided reads have none: they go by endpoints of ours. */
 static void close_receives(struct ucx_fabric *ucx)
 {
     struct fabric_op *op = TAILQ_FIRST(&ucx->common.flying);
     while (op != NULL) {
+        assert(op->by == NULL || !op->is_send);
         if (op->by == NULL) {
             op = TAILQ_NEXT(op, link);
             continue;

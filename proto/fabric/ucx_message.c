@@ -81,7 +81,7 @@ void ucx_receive(struct cairn_fabric_message *common, struct fabric_op *op, void
     }
     if (message->is_rendezvous) {
         if (is_shown) ucx->fate = FATE_RECEIVING;
-        op->by = message->ep;
+        op->by = message->ep; // of either receive, before it flies: close_receives looks for it
         if (!ucx_far_receive(ucx, message->data, op, buffer))
             start_rendezvous(ucx, message->data, op, buffer);
         return;

@@ -1,42 +1,13 @@
 #include "proto/loop/stream_private.h"
 
 #include <assert.h>
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define FINISH_MS  2000        // how long a peer may take to read its last frames
-#define KEEP_BYTES (64u << 10) // outboxes above this are freed when empty
-
-static void outbox_release(struct cairn_stream_outbox *box)
-{
-    free(box->bytes);
-    memset(box, 0, sizeof *box);
-}
-
-static void outbox_empty(struct cairn_stream_outbox *box)
-{
-    if (box->capacity_bytes > KEEP_BYTES) outbox_release(box);
-    box->used_bytes = 0;
-}
-
-// Growth doubles; the caller has checked the queue's bound.
-static cairn_status outbox_append(struct cairn_stream_outbox *box, const uint8_t *bytes,
-                                  size_t byte_count)
-{
-    if (byte_count > box->capacity_bytes - box->used_bytes) {
-        size_t capacity = box->used_bytes + byte_count;
-        if (capacity < 2 * box->capacity_bytes) capacity = 2 * box->capacity_bytes;
-        uint8_t *grown = realloc(box->bytes, capacity);
-        if (grown == NULL) return CAIRN_ERR_NO_MEMORY;
-        box->bytes = grown;
-        box->capacity_bytes = capacity;
-    }
-    memcpy(box->bytes + box->used_bytes, bytes, byte_count);
-    box->used_bytes += byte_count;
-    return CAIRN_OK;
-}
+#define FINISH_MS 2000 // how long a peer may take to read its last frames
 
 struct cairn_stream *cairn_stream_new(uv_loop_t *loop, bool is_unix,
                                       const struct cairn_stream_options *options,
@@ -69,8 +40,8 @@ void cairn_stream_drop(struct cairn_stream *stream)
     if (stream->events.on_close != NULL)
         stream->events.on_close(stream, stream->status, stream->why.text, stream->context);
     cairn_frame_decoder_release(&stream->decoder);
-    outbox_release(&stream->pending);
-    outbox_release(&stream->writing);
+    cairn_outbox_release(&stream->pending);
+    cairn_outbox_frames_release(&stream->writing);
     free(stream);
 }
 
@@ -210,7 +181,7 @@ static void on_written(uv_write_t *request, int error)
 {
     struct cairn_stream *stream = request->data;
     stream->is_writing = false;
-    outbox_empty(&stream->writing);
+    cairn_outbox_frames_empty(&stream->writing);
     if (stream->state == CAIRN_STREAM_CLOSING) return;
     if (error != 0) {
         cairn_stream_close(stream, CAIRN_ERR_CLOSED, "writing to %s failed: %s", stream->peer,
@@ -224,10 +195,13 @@ static void on_written(uv_write_t *request, int error)
 // One write at a time: frames that come meanwhile go out together in the next.
 static void write_pending(struct cairn_stream *stream)
 {
-    if (stream->is_writing || stream->pending.used_bytes == 0) return;
-    const struct cairn_stream_outbox emptied = stream->writing;
-    stream->writing = stream->pending;
-    stream->pending = emptied;
+    if (stream->is_writing) return;
+    const cairn_status status = cairn_outbox_take(&stream->pending, &stream->writing);
+    if (status == CAIRN_ERR_NOT_FOUND) return;
+    if (status != CAIRN_OK) {
+        cairn_stream_close(stream, status, "no memory for a page to %s", stream->peer);
+        return;
+    }
     uv_buf_t buf = uv_buf_init((char *)stream->writing.bytes, (unsigned)stream->writing.used_bytes);
     stream->write.data = stream;
     stream->is_writing = true;
@@ -240,31 +214,36 @@ static void write_pending(struct cairn_stream *stream)
 
 size_t cairn_stream_queued_bytes(const struct cairn_stream *stream)
 {
-    return stream->pending.used_bytes + uv_stream_get_write_queue_size(&stream->io.stream);
+    return stream->pending.frame_bytes + uv_stream_get_write_queue_size(&stream->io.stream);
 }
 
-static cairn_status judge_send(struct cairn_stream *stream, size_t frame_bytes,
-                               struct cairn_sentence *why)
+// `queued` of `limit` bytes wait, and `more` are to.
+static cairn_status judge_send(struct cairn_stream *stream, uint64_t queued, uint64_t more,
+                               uint64_t limit, struct cairn_sentence *why)
 {
-    const size_t queued_bytes = cairn_stream_queued_bytes(stream);
     if (stream->state >= CAIRN_STREAM_FINISHING)
         return cairn_fail(why, CAIRN_ERR_CLOSED, "the connection to %s is closed: %.300s",
                           stream->peer, stream->why.text);
-    if (frame_bytes <= stream->send_queue_bytes &&
-        queued_bytes <= stream->send_queue_bytes - frame_bytes)
-        return CAIRN_OK;
+    if (more <= limit && queued <= limit - more) return CAIRN_OK;
     cairn_stream_close(stream, CAIRN_ERR_BUSY,
-                       "%s does not read: %zu bytes wait for it, the limit is %zu", stream->peer,
-                       queued_bytes, stream->send_queue_bytes);
+                       "%s does not read: %" PRIu64 " bytes wait for it, the limit is %" PRIu64,
+                       stream->peer, queued, limit);
     return cairn_fail(why, CAIRN_ERR_BUSY, "%s", stream->why.text);
 }
 
-static cairn_status queue_bytes(struct cairn_stream *stream, const uint8_t *bytes,
-                                size_t byte_count, struct cairn_sentence *why)
+// A whole frame in one or two pieces.
+static cairn_status queue_frame(struct cairn_stream *stream, const uint8_t *head, size_t head_bytes,
+                                const uint8_t *tail, size_t tail_bytes, struct cairn_sentence *why)
 {
-    if (outbox_append(&stream->pending, bytes, byte_count) == CAIRN_OK) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to queue %zu bytes for %s", byte_count,
-                      stream->peer);
+    cairn_status status = judge_send(stream, cairn_stream_queued_bytes(stream),
+                                     head_bytes + tail_bytes, stream->send_queue_bytes, why);
+    if (status != CAIRN_OK) return status;
+    status = cairn_outbox_add(&stream->pending, head, head_bytes, tail, tail_bytes);
+    if (status != CAIRN_OK)
+        return cairn_fail(why, status, "no memory to queue %zu bytes for %s",
+                          head_bytes + tail_bytes, stream->peer);
+    if (stream->state == CAIRN_STREAM_OPEN) write_pending(stream);
+    return CAIRN_OK;
 }
 
 cairn_status cairn_stream_send_bytes(struct cairn_stream *stream, uint16_t type, uint32_t request,
@@ -275,16 +254,8 @@ cairn_status cairn_stream_send_bytes(struct cairn_stream *stream, uint16_t type,
     if (payload_bytes > CAIRN_FRAME_BYTES_MAX - sizeof header)
         return cairn_fail(why, CAIRN_ERR_INVALID, "%zu bytes are larger than a frame may be",
                           payload_bytes);
-    cairn_status status = judge_send(stream, sizeof header + payload_bytes, why);
-    if (status != CAIRN_OK) return status;
     cairn_frame_header_write(header, type, request, (uint32_t)payload_bytes);
-    const size_t used_before = stream->pending.used_bytes;
-    status = queue_bytes(stream, header, sizeof header, why);
-    if (status == CAIRN_OK && payload_bytes > 0)
-        status = queue_bytes(stream, payload, payload_bytes, why);
-    if (status != CAIRN_OK) stream->pending.used_bytes = used_before; // no half frame
-    if (status == CAIRN_OK && stream->state == CAIRN_STREAM_OPEN) write_pending(stream);
-    return status;
+    return queue_frame(stream, header, sizeof header, payload, payload_bytes, why);
 }
 
 cairn_status cairn_stream_send(struct cairn_stream *stream, uint16_t type, uint32_t request,
@@ -295,11 +266,23 @@ cairn_status cairn_stream_send(struct cairn_stream *stream, uint16_t type, uint3
     cairn_status status = cairn_frame_pack(type, request, message, CAIRN_FRAME_BYTES_MAX, &frame,
                                            &frame_bytes, why);
     if (status != CAIRN_OK) return status;
-    status = judge_send(stream, frame_bytes, why);
-    if (status == CAIRN_OK) status = queue_bytes(stream, frame, frame_bytes, why);
-    if (status == CAIRN_OK && stream->state == CAIRN_STREAM_OPEN) write_pending(stream);
+    status = queue_frame(stream, frame, frame_bytes, NULL, 0, why);
     free(frame);
     return status;
+}
+
+cairn_status cairn_stream_send_pages(struct cairn_stream *stream, uint32_t request,
+                                     enum cairn_page_what what, struct cairn_packed *packed,
+                                     struct cairn_sentence *why)
+{
+    cairn_status status = judge_send(stream, stream->pending.paged_bytes, packed->size,
+                                     CAIRN_STREAM_PAGED_BYTES, why);
+    if (status != CAIRN_OK) return status;
+    status = cairn_outbox_add_pages(&stream->pending, request, what, packed);
+    if (status != CAIRN_OK)
+        return cairn_fail(why, status, "no memory to queue pages for %s", stream->peer);
+    if (stream->state == CAIRN_STREAM_OPEN) write_pending(stream);
+    return CAIRN_OK;
 }
 
 void cairn_stream_begin(struct cairn_stream *stream)

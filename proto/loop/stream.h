@@ -9,18 +9,22 @@
  * Writing to a peer that is gone raises SIGPIPE: the loop's thread must ignore it (daemons) or block
  * it (the client library, which may not touch its host's signal handlers).
  *
- * Memory is bounded by the options: a receive buffer of at most one frame (4 KiB when idle), and a
- * send queue. A peer that does not read is closed when its queue is full, with a reason; the sender
- * gets CAIRN_ERR_BUSY. There are no heartbeats here: leases are the members' own business. */
+ * Memory is bounded: a receive buffer of at most one frame (4 KiB when idle), a send queue, one page of
+ * what is sent in pages, and CAIRN_STREAM_PAGED_BYTES that are held to be sent so. A peer that does not read
+ * is closed when its queue is full, with a reason; the sender gets CAIRN_ERR_BUSY. There are no
+ * heartbeats here: leases are the members' own business. */
 #ifndef CAIRN_LOOP_STREAM_H
 #define CAIRN_LOOP_STREAM_H
 
 #include "proto/loop/address.h"
 #include "proto/wire/frame.h"
+#include "proto/wire/messages.h"
+#include "proto/wire/packed.h"
 
 #include <uv.h>
 
 #define CAIRN_STREAM_SEND_QUEUE_BYTES (8u << 20) /* default bound of the send queue */
+#define CAIRN_STREAM_PAGED_BYTES      (4 * CAIRN_PAGED_BYTES_MAX)
 
 struct cairn_stream;
 
@@ -67,6 +71,14 @@ CAIRN_MUST_CHECK cairn_status cairn_stream_send_bytes(struct cairn_stream *strea
                                                       size_t payload_bytes,
                                                       struct cairn_sentence *why);
 
+/* Queues packed bytes as Page frames of CAIRN_PAGE_BYTES. They are held, not copied, and each page is made
+ * when its turn comes: they do not count in the queue's bound, frames behind them do. Errors as of
+ * cairn_stream_send; CAIRN_ERR_BUSY: over CAIRN_STREAM_PAGED_BYTES. */
+CAIRN_MUST_CHECK cairn_status cairn_stream_send_pages(struct cairn_stream *stream, uint32_t request,
+                                                      enum cairn_page_what what,
+                                                      struct cairn_packed *packed,
+                                                      struct cairn_sentence *why);
+
 /* Changes what is taken from the next frame on. */
 void cairn_stream_limit(struct cairn_stream *stream, struct cairn_frame_limits limits);
 
@@ -82,7 +94,7 @@ void cairn_stream_finish(struct cairn_stream *stream, cairn_status status, const
 const char *cairn_stream_peer(const struct cairn_stream *stream);
 void *cairn_stream_context(const struct cairn_stream *stream);
 uv_loop_t *cairn_stream_loop(const struct cairn_stream *stream);
-/* Bytes queued and not yet given to the kernel. */
+/* Bytes queued and not yet given to the kernel, without pages whose turn has not come. */
 size_t cairn_stream_queued_bytes(const struct cairn_stream *stream);
 /* True once its end was asked for or found: sends are refused. */
 bool cairn_stream_is_closing(const struct cairn_stream *stream);

@@ -2,6 +2,7 @@
 #ifndef CAIRN_LOOP_STREAM_PRIVATE_H
 #define CAIRN_LOOP_STREAM_PRIVATE_H
 
+#include "proto/loop/outbox.h"
 #include "proto/loop/stream.h"
 
 enum cairn_stream_state {
@@ -9,13 +10,6 @@ enum cairn_stream_state {
     CAIRN_STREAM_OPEN,
     CAIRN_STREAM_FINISHING, /* what is queued goes out, what arrives is dropped */
     CAIRN_STREAM_CLOSING,   /* handles are being closed; on_close comes when `open_count` is 0 */
-};
-
-/* Frames waiting to be written, one after the other. */
-struct cairn_stream_outbox {
-    uint8_t *bytes; /* [capacity] */
-    size_t used_bytes;
-    size_t capacity_bytes;
 };
 
 struct cairn_stream {
@@ -28,8 +22,8 @@ struct cairn_stream {
     } io;
     uv_timer_t timer; /* of the connection's beginning, then of its end */
     struct cairn_frame_decoder decoder;
-    struct cairn_stream_outbox pending; /* grows while `writing` is with the kernel */
-    struct cairn_stream_outbox writing;
+    struct cairn_outbox pending; /* grows while `writing` is with the kernel */
+    struct cairn_outbox_frames writing;
     uv_write_t write;
     uv_connect_t connect;
     uv_shutdown_t shutdown;

@@ -6,7 +6,8 @@
  *   "cluster": text, "created": "2026-11-21T03:04:05Z",
  *   "generation": n, "step": n, "epoch": n, "shards": n,
  *   "loss_scale": x,                  in force at the step
- *   "payload": hex,                   of the last decision: what schedule and optimizer go on with, and
+ *   "payload": hex,                   of the last decision: what schedule and optimizer go on with,
+ *                                     how many rounds were skipped (an older one: none), and
  *                                     the client state
  *   "content_root": 64 hex digits,    the same for any number of shards
  *   "spec": {
@@ -15,6 +16,7 @@
  *     "micro_batches"?, "loss_scale_policy"?: "fixed" | "dynamic", "loss_scale_growth_steps"?,
  *     "loss_scale_min"?, "loss_scale_max"?, "former"?: [64 hex digits, ...],
  *     "init_from"?, "init_prefix"?, "client_state_max"?, "init_nonfinite_ok"?, "reduce_groups"?: "host",
+ *     "skips_max"?,
  *     "groups": [{"name", "optimizer", "lr", "beta1", "beta2", "eps", "weight_decay", "momentum",
  *                 "nesterov", "frozen"?, "schedule"?: {"kind": "constant" | "linear" | "cosine" |
  *                 "wsd" | "table", "warmup_steps", "total_steps", "decay_steps", "lr_min",

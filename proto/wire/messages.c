@@ -105,21 +105,16 @@ cairn_status cairn_paged_add(struct cairn_paged *paged, const Cairn__Page *page)
     return CAIRN_OK;
 }
 
-cairn_status cairn_paged_send(enum cairn_page_what what, const uint8_t *bytes, size_t bytes_len,
-                              cairn_page_fn send, void *context)
+size_t cairn_page_cut(enum cairn_page_what what, const uint8_t *bytes, size_t bytes_len,
+                      size_t offset, Cairn__Page *page_out)
 {
-    for (size_t offset = 0; offset < bytes_len;) {
-        const size_t left = bytes_len - offset;
-        const size_t len = left < CAIRN_PAGE_BYTES ? left : CAIRN_PAGE_BYTES;
-        Cairn__Page page = CAIRN__PAGE__INIT;
-        page.what = what;
-        page.offset = offset;
-        page.total_bytes = bytes_len;
-        page.bytes.data = (uint8_t *)(uintptr_t)(bytes + offset); // protobuf-c lacks the const
-        page.bytes.len = len;
-        cairn_status status = send(context, &page);
-        if (status != CAIRN_OK) return status;
-        offset += len;
-    }
-    return CAIRN_OK;
+    const size_t left = bytes_len - offset;
+    Cairn__Page page = CAIRN__PAGE__INIT;
+    page.what = what;
+    page.offset = offset;
+    page.total_bytes = bytes_len;
+    page.bytes.data = (uint8_t *)(uintptr_t)(bytes + offset); // protobuf-c lacks the const
+    page.bytes.len = left < CAIRN_PAGE_BYTES ? left : CAIRN_PAGE_BYTES;
+    *page_out = page;
+    return page.bytes.len;
 }

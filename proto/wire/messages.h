@@ -10,7 +10,7 @@
 #include "proto/wire/spec.h"
 #include "proto/wire/status.h"
 
-#define CAIRN_CONTROL_PROTOCOL 1
+#define CAIRN_CONTROL_PROTOCOL 2
 
 /* X(number, CONSTANT, ProtobufMessage, proto_message) */
 #define CAIRN_MESSAGE_TABLE(X)                                      \
@@ -91,9 +91,14 @@
     X(83, CLUSTER_ADOPTED, ClusterAdopted, cluster_adopted)         \
     X(84, CLUSTER_FORGET, ClusterForget, cluster_forget)            \
     X(85, CLUSTER_FORGOTTEN, ClusterForgotten, cluster_forgotten)   \
+    X(86, SNAPSHOT_CANCEL, SnapshotCancel, snapshot_cancel)         \
+    X(87, SNAPSHOT_CANCELED, SnapshotCanceled, snapshot_canceled)   \
+    X(88, SHARD_FORGET, ShardForget, shard_forget)                  \
+    X(89, CLUSTER_BACKUP, ClusterBackup, cluster_backup)            \
     X(90, PROBE, Probe, probe)                                      \
     X(91, LACKS_GET, LacksGet, lacks_get)                           \
     X(92, LACKS, Lacks, lacks)                                      \
+    X(93, CLUSTER_BACKED_UP, ClusterBackedUp, cluster_backed_up)    \
     X(95, PIN_FOLDER, PinFolder, pin_folder)
 
 enum cairn_message {
@@ -156,10 +161,9 @@ static inline int cairn_paged_whole(const struct cairn_paged *paged)
 {
     return paged->have_bytes == paged->total_bytes;
 }
-/* Calls send(context, page) for each page of the bytes; stops at the first failure and returns it. */
-typedef cairn_status (*cairn_page_fn)(void *context, const Cairn__Page *page);
-cairn_status cairn_paged_send(enum cairn_page_what what, const uint8_t *bytes, size_t bytes_len,
-                              cairn_page_fn send, void *context) CAIRN_MUST_CHECK;
+/* Fills the page that begins at `offset`, which is within the bytes; it borrows them. How many it has. */
+size_t cairn_page_cut(enum cairn_page_what what, const uint8_t *bytes, size_t bytes_len,
+                      size_t offset, Cairn__Page *page_out);
 
 /* A spec as bytes of a JobSpec, malloc'ed; the caller frees them. CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_spec_pack(const struct cairn_job_spec_data *spec, uint8_t **bytes_out,

@@ -8,24 +8,24 @@
 #define FIELD(field) #field, offsetof(struct cairn_group_hyper, field)
 
 static const struct cairn_hyper_info adam_hypers[] = {
-    { FIELD(lr), 1e-3, 0, HYPER_MAX, false, false },
-    { FIELD(beta1), 0.9, 0, 1, true, false },
-    { FIELD(beta2), 0.999, 0, 1, true, false },
-    { FIELD(eps), 1e-8, 0, HYPER_MAX, false, false },
-    { FIELD(weight_decay), 0, 0, HYPER_MAX, false, false },
+    { FIELD(lr), 1e-3, 0, HYPER_MAX, false, false, false },
+    { FIELD(beta1), 0.9, 0, 1, true, false, false },
+    { FIELD(beta2), 0.999, 0, 1, true, false, false },
+    { FIELD(eps), 1e-8, 0, HYPER_MAX, false, false, true },
+    { FIELD(weight_decay), 0, 0, HYPER_MAX, false, false, false },
 };
 static const struct cairn_hyper_info adamw_hypers[] = {
-    { FIELD(lr), 1e-3, 0, HYPER_MAX, false, false },
-    { FIELD(beta1), 0.9, 0, 1, true, false },
-    { FIELD(beta2), 0.999, 0, 1, true, false },
-    { FIELD(eps), 1e-8, 0, HYPER_MAX, false, false },
-    { FIELD(weight_decay), 0.01, 0, HYPER_MAX, false, false },
+    { FIELD(lr), 1e-3, 0, HYPER_MAX, false, false, false },
+    { FIELD(beta1), 0.9, 0, 1, true, false, false },
+    { FIELD(beta2), 0.999, 0, 1, true, false, false },
+    { FIELD(eps), 1e-8, 0, HYPER_MAX, false, false, true },
+    { FIELD(weight_decay), 0.01, 0, HYPER_MAX, false, false, false },
 };
 static const struct cairn_hyper_info sgd_hypers[] = {
-    { FIELD(lr), 1e-3, 0, HYPER_MAX, false, false },
-    { FIELD(momentum), 0, 0, HYPER_MAX, false, false },
-    { FIELD(nesterov), 0, 0, 1, false, true },
-    { FIELD(weight_decay), 0, 0, HYPER_MAX, false, false },
+    { FIELD(lr), 1e-3, 0, HYPER_MAX, false, false, false },
+    { FIELD(momentum), 0, 0, HYPER_MAX, false, false, false },
+    { FIELD(nesterov), 0, 0, 1, false, true, false },
+    { FIELD(weight_decay), 0, 0, HYPER_MAX, false, false, false },
 };
 
 static uint32_t adam_planes(const struct cairn_group_hyper *hyper)
@@ -121,13 +121,20 @@ struct cairn_group_hyper cairn_group_hyper_default(uint32_t optimizer)
     return hyper;
 }
 
-double *cairn_group_hyper_field(struct cairn_group_hyper *hyper, const char *name)
+const struct cairn_hyper_info *cairn_optimizer_hyper(const struct cairn_optimizer *optimizer,
+                                                     const char *name)
 {
-    const struct cairn_optimizer *o = cairn_optimizer_by_id(hyper->optimizer);
-    for (size_t i = 0; o != NULL && i < o->hyper_count; i++) {
-        if (strcmp(o->hypers[i].name, name) == 0) return field_at(hyper, o->hypers[i].offset_bytes);
+    for (size_t i = 0; optimizer != NULL && i < optimizer->hyper_count; i++) {
+        if (strcmp(optimizer->hypers[i].name, name) == 0) return &optimizer->hypers[i];
     }
     return NULL;
+}
+
+double *cairn_group_hyper_field(struct cairn_group_hyper *hyper, const char *name)
+{
+    const struct cairn_hyper_info *info = cairn_optimizer_hyper(
+        cairn_optimizer_by_id(hyper->optimizer), name);
+    return info != NULL ? field_at(hyper, info->offset_bytes) : NULL;
 }
 
 static bool in_range(const struct cairn_hyper_info *info, double value)
@@ -202,10 +209,9 @@ cairn_status cairn_group_spec_unused(const struct cairn_group_spec *group, const
     if (o == NULL) return refuse("optimizer", field_out);
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         const double value = fields[i].value;
-        bool used = value == 0 || value == fields[i].value_default;
-        for (size_t k = 0; k < o->hyper_count && !used; k++)
-            used = strcmp(o->hypers[k].name, fields[i].name) == 0;
-        if (!used) return refuse(fields[i].name, field_out);
+        const bool unsaid = value == 0 || value == fields[i].value_default;
+        if (!unsaid && cairn_optimizer_hyper(o, fields[i].name) == NULL)
+            return refuse(fields[i].name, field_out);
     }
     return CAIRN_OK;
 }

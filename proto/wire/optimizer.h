@@ -29,6 +29,7 @@ struct cairn_hyper_info {
     double value_default, min, max;
     bool max_open;
     bool is_switch; /* 0 or 1 */
+    bool divides;   /* the rule divides by it: 0, as fp32, makes NaN of a gradient of 0 */
 };
 
 struct cairn_optimizer {
@@ -50,6 +51,10 @@ const struct cairn_optimizer *cairn_optimizer_by_name(const char *name);
 
 /* The names, ended by NULL: for cairn_spec_check. Static memory. */
 const char *const *cairn_optimizer_names(void);
+
+/* NULL: the optimizer (which may be NULL) has none of that name. Static memory. */
+const struct cairn_hyper_info *cairn_optimizer_hyper(const struct cairn_optimizer *optimizer,
+                                                     const char *name);
 
 /* The hyper-parameters of a spec's group; those that its optimizer does not use become 0.
  * CAIRN_ERR_INVALID as cairn_group_hyper_check. */

@@ -15,6 +15,7 @@ void cairn_spec_init(struct cairn_job_spec_data *spec)
         .chunk_leaves = 64,
         .spread = 64,
         .window = 8,
+        .skips_max = CAIRN_SPEC_SKIPS_DEFAULT,
     };
 }
 
@@ -241,6 +242,7 @@ static void fill_defaults(struct cairn_job_spec_data *spec)
 {
     const double start = spec->loss_scale;
     if (spec->micro_batches == 0) spec->micro_batches = 1;
+    if (spec->skips_max == 0) spec->skips_max = CAIRN_SPEC_SKIPS_DEFAULT;
     if (spec->loss_scale_policy == CAIRN_LOSS_SCALE_DEFAULT)
         spec->loss_scale_policy = start > 1 ? CAIRN_LOSS_SCALE_DYNAMIC : CAIRN_LOSS_SCALE_FIXED;
     if (spec->loss_scale_policy != CAIRN_LOSS_SCALE_DYNAMIC) return;

@@ -32,7 +32,8 @@
 #define CAIRN_SPEC_MICRO_MAX        65536
 #define CAIRN_SPEC_PATH_MAX         1023 /* bytes of init_from, without the terminating NUL */
 #define CAIRN_SPEC_CLIENT_STATE_MAX 65536
-#define CAIRN_SPEC_FORMER_MAX       64 /* hashes of what a spec was before its amendments */
+#define CAIRN_SPEC_SKIPS_DEFAULT    100 /* skips_max */
+#define CAIRN_SPEC_FORMER_MAX       64  /* hashes of what a spec was before its amendments */
 
 /* What a round with a non-finite gradient does: SKIP changes nothing and goes on, FAIL reports
  * CAIRN_ERR_NONFINITE to every worker. */
@@ -143,13 +144,16 @@ struct cairn_job_spec_data {
      * cut over the shards; pushes once, too. 2: every micro-batch is pushed. 3: a client gives fetched units
      * back after use as well */
     uint32_t stage;
-    uint32_t micro_batches;            /* of a round, each worker: 1 to CAIRN_SPEC_MICRO_MAX */
-    uint32_t workers_min;              /* a round opens with at least so many */
-    uint32_t chunk_leaves;             /* leaves in a full chunk; 64 = 1 MiB of f32 */
-    uint32_t spread;                   /* a unit stands on at most so many shards */
-    uint32_t window;                   /* chunks in flight, per worker and shard */
-    bool init_nonfinite_ok;            /* init_from may have weights that are NaN or infinite */
-    uint32_t client_state_max;         /* bytes that a trainer may give with a step; 0: none */
+    uint32_t micro_batches;    /* of a round, each worker: 1 to CAIRN_SPEC_MICRO_MAX */
+    uint32_t workers_min;      /* a round opens with at least so many */
+    uint32_t chunk_leaves;     /* leaves in a full chunk; 64 = 1 MiB of f32 */
+    uint32_t spread;           /* a unit stands on at most so many shards */
+    uint32_t window;           /* chunks in flight, per worker and shard */
+    bool init_nonfinite_ok;    /* init_from may have weights that are NaN or infinite */
+    uint32_t client_state_max; /* bytes that a trainer may give with a step; 0: none */
+    /* So many skipped rounds in a row that found the loss scale at its least, and no further one opens (until
+     * an amendment, a write or a restore); at least 1. Not to be amended */
+    uint32_t skips_max;
     cairn_reduce_groups reduce_groups; /* not to be amended */
     uint64_t revision;                 /* counted by the coordinator; not part of hash and diff */
     uint64_t amend_key; /* of the last amendment; 0: none. Likewise, and not in a manifest */
@@ -190,7 +194,7 @@ cairn_status cairn_spec_add_former(struct cairn_job_spec_data *spec,
 bool cairn_spec_was(const struct cairn_job_spec_data *spec, const uint8_t hash[32]);
 
 /* Sorts tensors and groups bytewise by name: afterwards an index means the same to everyone. Puts the
- * defaults of the loss scale's policy and of micro_batches where 0 stands for them. */
+ * defaults of the loss scale's policy, of micro_batches and skips_max where 0 stands for them. */
 void cairn_spec_canonicalize(struct cairn_job_spec_data *spec);
 /* Index of the tensor or group of that name in a canonical spec; SIZE_MAX if there is none. */
 size_t cairn_spec_find_tensor(const struct cairn_job_spec_data *spec, const char *name);
@@ -203,6 +207,10 @@ size_t cairn_spec_find_group(const struct cairn_job_spec_data *spec, const char 
  * value and what is allowed. CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_spec_check(const struct cairn_job_spec_data *spec, const char *const *optimizers,
                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Of a judged spec that is new, or amended: values that a rule cannot use. Those that are stored, by an older
+ * version, go on. CAIRN_ERR_INVALID with a sentence. */
+cairn_status cairn_spec_check_usable(const struct cairn_job_spec_data *spec,
+                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* The tensor that `tensor` is another name of, itself if it is none, of a judged canonical spec. */
 size_t cairn_spec_target(const struct cairn_job_spec_data *spec, size_t tensor);
 /* True if the shards make the tensor's initial state: nobody puts it. Never of a blob. */

@@ -1,5 +1,6 @@
 /* Judging a job spec: every rule of spec.h, one sentence each, no side effects. */
 #include "proto/wire/capability.h"
+#include "proto/wire/optimizer.h"
 #include "proto/wire/spec.h"
 #include "proto/wire/spec_names.h"
 
@@ -128,6 +129,7 @@ static cairn_status check_job(const struct cairn_job_spec_data *spec, struct cai
         !count_in("workers_min", spec->workers_min, 1, CAIRN_SPEC_WORKERS_MAX, why) ||
         !count_in("chunk_leaves", spec->chunk_leaves, 1, CAIRN_SPEC_CHUNK_LEAVES_MAX, why) ||
         !count_in("spread", spec->spread, 1, CAIRN_SPEC_SPREAD_MAX, why) ||
+        !count_in("skips_max", spec->skips_max, 1, UINT32_MAX, why) ||
         !count_in("window", spec->window, 1, CAIRN_SPEC_WINDOW_MAX, why) ||
         !count_in("client_state_max", spec->client_state_max, 0, CAIRN_SPEC_CLIENT_STATE_MAX,
                   why)) {
@@ -410,4 +412,21 @@ cairn_status cairn_spec_check(const struct cairn_job_spec_data *spec, const char
     if (status == CAIRN_OK) status = check_tensors(spec, &table, why);
     if (status == CAIRN_OK) status = cairn_spec_check_names(spec, why);
     return status;
+}
+
+cairn_status cairn_spec_check_usable(const struct cairn_job_spec_data *spec,
+                                     struct cairn_sentence *why)
+{
+    for (size_t i = 0; i < spec->group_count; i++) {
+        const struct cairn_group_spec *g = &spec->groups[i];
+        const struct cairn_hyper_info *eps = cairn_optimizer_hyper(
+            cairn_optimizer_by_name(g->optimizer), "eps");
+        if (eps == NULL || !eps->divides || (float)g->eps > 0) continue;
+        return cairn_fail(
+            why, CAIRN_ERR_INVALID,
+            "group \"%s\": eps is %g, and %s divides by it, as fp32: parameters would "
+            "become NaN (CAIRN_GROUP_INIT has %g)",
+            g->name, g->eps, g->optimizer, eps->value_default);
+    }
+    return CAIRN_OK;
 }

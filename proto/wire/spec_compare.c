@@ -118,6 +118,10 @@ static void hash_canonical(const struct cairn_job_spec_data *spec, uint8_t hash_
         hash_text(&state, "reduce_groups");
         hash_number(&state, spec->reduce_groups);
     }
+    if (spec->skips_max != CAIRN_SPEC_SKIPS_DEFAULT) {
+        hash_text(&state, "skips_max");
+        hash_number(&state, spec->skips_max);
+    }
     crypto_generichash_final(&state, hash_out, 32);
 }
 
@@ -347,6 +351,7 @@ static void diff_job(struct diff *diff, const struct cairn_job_spec_data *here,
                   there->init_nonfinite_ok);
     differ_number(diff, "job", job, "reduce_groups (0 none, 1 host)", here->reduce_groups,
                   there->reduce_groups);
+    differ_number(diff, "job", job, "skips_max", here->skips_max, there->skips_max);
     differ_path(diff, job, "init_from", here->init_from, there->init_from);
     differ_path(diff, job, "init_prefix", here->init_prefix, there->init_prefix);
 }

@@ -83,8 +83,10 @@ static cairn_status judge_place(const char *path, struct cairn_sentence *why)
 }
 
 /* Nobody can connect before it listens, and then it has its mode. */
-static cairn_status make(const char *path, int backlog, int *fd_out, struct cairn_sentence *why)
+static cairn_status make(const char *path, int backlog, struct cairn_control_socket *socket_out,
+                         struct cairn_sentence *why)
 {
+    struct stat st;
     char beside[CAIRN_ADDRESS_PATH_BYTES + 2];
     struct sockaddr_un addr;
     snprintf(beside, sizeof beside, "%s~", path);
@@ -92,8 +94,8 @@ static cairn_status make(const char *path, int backlog, int *fd_out, struct cair
     const int fd = socket_of(beside, &addr);
     if (fd < 0) return refuse(path, "no socket", errno, why);
     if (bind(fd, (struct sockaddr *)&addr, sizeof addr) == 0 && chmod(beside, 0660) == 0 &&
-        listen(fd, backlog) == 0 && rename(beside, path) == 0) {
-        *fd_out = fd;
+        listen(fd, backlog) == 0 && lstat(beside, &st) == 0 && rename(beside, path) == 0) {
+        *socket_out = (struct cairn_control_socket) { fd, st.st_dev, st.st_ino };
         return CAIRN_OK;
     }
     const cairn_status status = refuse(path, "it cannot be made", errno, why);
@@ -102,16 +104,24 @@ static cairn_status make(const char *path, int backlog, int *fd_out, struct cair
     return status;
 }
 
-cairn_status cairn_control_socket_open(const char *path, int backlog, int *fd_out,
+cairn_status cairn_control_socket_open(const char *path, int backlog,
+                                       struct cairn_control_socket *socket_out,
                                        struct cairn_sentence *why)
 {
     int lock_fd = -1;
     cairn_status status = lock_folder(path, &lock_fd, why);
     if (status != CAIRN_OK) return status;
     status = judge_place(path, why);
-    if (status == CAIRN_OK) status = make(path, backlog, fd_out, why);
+    if (status == CAIRN_OK) status = make(path, backlog, socket_out, why);
     close(lock_fd);
     return status;
+}
+
+void cairn_control_socket_unlink(const char *path, const struct cairn_control_socket *socket)
+{
+    struct stat st;
+    if (lstat(path, &st) == 0 && st.st_dev == socket->device && st.st_ino == socket->inode)
+        unlink(path);
 }
 
 cairn_status cairn_control_socket_folder(const char *path, struct cairn_sentence *why)

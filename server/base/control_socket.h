@@ -9,10 +9,23 @@
 
 #include "proto/wire/sentence.h"
 
+#include <sys/types.h>
+
+struct cairn_control_socket {
+    int fd; /* the caller's */
+    /* what was made at the path: nothing else has these numbers while fd is open */
+    dev_t device;
+    ino_t inode;
+};
+
 /* `path`: one that cairn_address_parse took. The folder must exist. CAIRN_ERR_BUSY: somebody listens there.
  * CAIRN_ERR_CONFIG: it cannot be made there. */
-CAIRN_MUST_CHECK cairn_status cairn_control_socket_open(const char *path, int backlog, int *fd_out,
+CAIRN_MUST_CHECK cairn_status cairn_control_socket_open(const char *path, int backlog,
+                                                        struct cairn_control_socket *socket_out,
                                                         struct cairn_sentence *why);
+/* Takes the name away, while socket->fd is open still. What somebody else made at the path stays: whoever
+ * finds the name gone makes another there, also while we listen. */
+void cairn_control_socket_unlink(const char *path, const struct cairn_control_socket *socket);
 /* Makes the folder of the path, mode 0750, if it is not there; its parent must be. CAIRN_ERR_CONFIG. */
 CAIRN_MUST_CHECK cairn_status cairn_control_socket_folder(const char *path,
                                                           struct cairn_sentence *why);

@@ -128,8 +128,13 @@ static int judge_command(struct cairn_daemon *daemon, const struct command *comm
     }
     if (cairn_config_finish(&daemon->config, &why) != CAIRN_OK)
         return complain(&daemon->spec, why.text);
-    if (daemon->spec.judge != NULL && daemon->spec.judge(daemon->spec.values, &why) != CAIRN_OK)
-        return complain(&daemon->spec, why.text);
+    const cairn_status status = daemon->spec.judge != NULL
+                                    ? daemon->spec.judge(daemon->spec.values, &why)
+                                    : CAIRN_OK;
+    if (status != CAIRN_OK) {
+        complain(&daemon->spec, why.text);
+        return cairn_status_exit((int)status);
+    }
     if (command->check) {
         printf("%s: the configuration is good\n", daemon->spec.name);
         return 0;

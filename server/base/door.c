@@ -8,24 +8,48 @@
 
 #define BACKLOG 1024
 
-static cairn_status judge_network(const struct cairn_listener_options *options, const char *text,
-                                  const struct sockaddr_storage *addr, struct cairn_sentence *why)
+/* Where that is, if it may be listened on. */
+struct place {
+    struct cairn_address address;
+    struct sockaddr_storage addr;
+    bool is_loopback;
+};
+
+static cairn_status find_place(const char *text, const struct cairn_listener_options *options,
+                               struct place *place, struct cairn_sentence *why)
 {
-    if (cairn_address_is_loopback(addr)) {
-        cairn_log_info("any user of this host can reach %s", text);
-        return CAIRN_OK;
-    }
-    if (!options->insecure_network)
+    socklen_t addr_bytes;
+    cairn_status status = cairn_address_parse(text, &place->address, why);
+    if (status != CAIRN_OK) return status;
+    status = cairn_address_resolve(&place->address, &place->addr, &addr_bytes, why);
+    if (status != CAIRN_OK) return CAIRN_ERR_CONFIG;
+    place->is_loopback = place->address.is_unix || cairn_address_is_loopback(&place->addr);
+    if (!place->is_loopback && !options->insecure_network)
         return cairn_fail(why, CAIRN_ERR_REFUSED,
                           "refused to listen on %s: it is not a loopback address, and peers are "
                           "not authenticated in this version, so whoever reaches the port could "
                           "use it; listen on a socket or 127.0.0.1, or set insecure_network = yes "
                           "in [network] if everyone who can reach it may do everything",
                           text);
-    cairn_log_warn("insecure_network = yes: whoever reaches %s can use this daemon, peers are not "
-                   "authenticated",
-                   text);
     return CAIRN_OK;
+}
+
+cairn_status cairn_door_judge(const char *text, const struct cairn_listener_options *options,
+                              struct cairn_sentence *why)
+{
+    struct place place;
+    return find_place(text, options, &place, why);
+}
+
+static void say_who_may_come(const struct place *place, const char *text)
+{
+    if (place->address.is_unix) return;
+    if (place->is_loopback)
+        cairn_log_info("any user of this host can reach %s", text);
+    else
+        cairn_log_warn("insecure_network = yes: whoever reaches %s can use this daemon, peers are "
+                       "not authenticated",
+                       text);
 }
 
 static cairn_status open_tcp(struct cairn_door *door, const struct sockaddr_storage *addr,
@@ -49,17 +73,24 @@ static cairn_status open_tcp(struct cairn_door *door, const struct sockaddr_stor
     return CAIRN_OK;
 }
 
+static void unlink_made(struct cairn_door *door)
+{
+    if (door->is_made) cairn_control_socket_unlink(door->address, &door->made);
+    door->is_made = false;
+}
+
 static cairn_status open_unix(struct cairn_door *door, struct cairn_sentence *why)
 {
-    int fd = -1;
-    const cairn_status status = cairn_control_socket_open(door->address, BACKLOG, &fd, why);
+    const cairn_status status = cairn_control_socket_open(door->address, BACKLOG, &door->made, why);
     if (status != CAIRN_OK) return status;
     door->is_made = true;
-    int error = uv_pipe_open(&door->io.pipe, fd);
-    if (error != 0)
-        close(fd);
-    else
+    int error = uv_pipe_open(&door->io.pipe, door->made.fd);
+    if (error != 0) {
+        unlink_made(door);
+        close(door->made.fd);
+    } else {
         error = uv_listen(&door->io.stream, BACKLOG, cairn_listener_on_connection);
+    }
     if (error == 0) return CAIRN_OK;
     return cairn_fail(why, CAIRN_ERR_CONFIG, "cannot listen on %s: %s", door->address,
                       uv_strerror(error));
@@ -69,29 +100,24 @@ cairn_status cairn_door_open(struct cairn_door *door, const char *text,
                              const struct cairn_listener_options *options,
                              struct cairn_sentence *why)
 {
-    struct cairn_address address;
-    struct sockaddr_storage addr;
-    socklen_t addr_bytes;
+    struct place place;
     uv_loop_t *loop = door->listener->timer.loop;
-    cairn_status status = cairn_address_parse(text, &address, why);
+    const cairn_status status = find_place(text, options, &place, why);
     if (status != CAIRN_OK) return status;
-    status = cairn_address_resolve(&address, &addr, &addr_bytes, why);
-    if (status != CAIRN_OK) return CAIRN_ERR_CONFIG;
-    if (!address.is_unix) status = judge_network(options, text, &addr, why);
-    if (status != CAIRN_OK) return status;
-    cairn_address_print(&address, door->address);
-    if (address.is_unix)
+    say_who_may_come(&place, text);
+    cairn_address_print(&place.address, door->address);
+    if (place.address.is_unix)
         uv_pipe_init(loop, &door->io.pipe, 0);
     else
         uv_tcp_init(loop, &door->io.tcp);
     door->io.handle.data = door;
     door->is_open = true;
-    return address.is_unix ? open_unix(door, why) : open_tcp(door, &addr, why);
+    return place.address.is_unix ? open_unix(door, why) : open_tcp(door, &place.addr, why);
 }
 
 void cairn_door_close(struct cairn_door *door, uv_close_cb on_closed)
 {
-    // First the name, while nobody else could have taken it.
-    if (door->is_made) unlink(door->address);
+    // First: once the socket is closed, its inode's number may be another one's.
+    unlink_made(door);
     uv_close(&door->io.handle, on_closed);
 }

@@ -56,12 +56,11 @@ cairn_status cairn_durable_sync_folder(const char *path, struct cairn_sentence *
     return status;
 }
 
-// Fills PATH.new and makes it durable. The fd is closed in every case.
-static cairn_status fill(const char *fresh, const void *bytes, size_t byte_count,
+// Fills PATH.new and makes it durable. The fd is closed in every case; what was begun is removed.
+static cairn_status fill(const char *fresh, int how, const void *bytes, size_t byte_count,
                          struct cairn_sentence *why)
 {
-    const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW;
-    const int fd = open(fresh, flags, 0600);
+    const int fd = open(fresh, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | how, 0600);
     if (fd < 0) return fail_step(why, "creating", fresh);
     cairn_status status = CAIRN_OK;
     if (write_all(fd, bytes, byte_count) != 0)
@@ -69,11 +68,34 @@ static cairn_status fill(const char *fresh, const void *bytes, size_t byte_count
     else if (fsync(fd) != 0)
         status = fail_step(why, "fsync of", fresh);
     if (close(fd) != 0 && status == CAIRN_OK) status = fail_step(why, "closing", fresh);
+    if (status != CAIRN_OK) unlink(fresh);
     return status;
 }
 
-cairn_status cairn_durable_write(const char *path, const void *bytes, size_t byte_count,
-                                 struct cairn_sentence *why)
+static cairn_status put_over(const char *fresh, const char *path, struct cairn_sentence *why)
+{
+    if (rename(fresh, path) == 0) return CAIRN_OK;
+    const cairn_status status = fail_step(why, "renaming a new file to", path);
+    unlink(fresh);
+    return status;
+}
+
+static cairn_status put_beside(const char *fresh, const char *path, struct cairn_sentence *why)
+{
+    cairn_status status = CAIRN_OK;
+    if (link(fresh, path) != 0)
+        status = errno == EEXIST
+                     ? cairn_fail(why, CAIRN_ERR_EXISTS, "%.300s is there already", path)
+                     : fail_step(why, "linking a new file to", path);
+    unlink(fresh);
+    return status;
+}
+
+// PATH.new, opened with `how`, whole and durable; then `put` makes it PATH.
+static cairn_status write_by(const char *path, int how, const void *bytes, size_t byte_count,
+                             cairn_status (*put)(const char *fresh, const char *path,
+                                                 struct cairn_sentence *why),
+                             struct cairn_sentence *why)
 {
     char fresh[PATH_MAX];
     char parent[PATH_MAX];
@@ -81,14 +103,21 @@ cairn_status cairn_durable_write(const char *path, const void *bytes, size_t byt
         return cairn_fail(why, CAIRN_ERR_INVALID, "the path %.100s... is too long", path);
     snprintf(fresh, sizeof fresh, "%s.new", path);
     parent_of(path, parent);
-    cairn_status status = fill(fresh, bytes, byte_count, why);
-    if (status == CAIRN_OK && rename(fresh, path) != 0)
-        status = fail_step(why, "renaming a new file to", path);
-    if (status != CAIRN_OK) {
-        unlink(fresh);
-        return status;
-    }
-    return cairn_durable_sync_folder(parent, why);
+    cairn_status status = fill(fresh, how, bytes, byte_count, why);
+    if (status == CAIRN_OK) status = put(fresh, path, why);
+    return status == CAIRN_OK ? cairn_durable_sync_folder(parent, why) : status;
+}
+
+cairn_status cairn_durable_write(const char *path, const void *bytes, size_t byte_count,
+                                 struct cairn_sentence *why)
+{
+    return write_by(path, O_TRUNC, bytes, byte_count, put_over, why); // PATH.new is ours
+}
+
+cairn_status cairn_durable_create(const char *path, const void *bytes, size_t byte_count,
+                                  struct cairn_sentence *why)
+{
+    return write_by(path, O_EXCL, bytes, byte_count, put_beside, why);
 }
 
 static cairn_status read_open(int fd, const char *path, size_t bytes_max, uint8_t **bytes_out,

@@ -18,6 +18,11 @@
 CAIRN_MUST_CHECK cairn_status cairn_durable_write(const char *path, const void *bytes,
                                                   size_t byte_count, struct cairn_sentence *why);
 
+/* The same of a file that is not there yet. CAIRN_ERR_EXISTS: it is, and stays as it is; so does a PATH.new
+ * that is there, which is CAIRN_ERR_IO. */
+CAIRN_MUST_CHECK cairn_status cairn_durable_create(const char *path, const void *bytes,
+                                                   size_t byte_count, struct cairn_sentence *why);
+
 /* Reads a whole small file into *bytes_out, malloc'd and ended by a NUL that is not counted.
  * CAIRN_ERR_NOT_FOUND; CAIRN_ERR_CORRUPT: larger than bytes_max; CAIRN_ERR_IO. */
 CAIRN_MUST_CHECK cairn_status cairn_durable_read(const char *path, size_t bytes_max,

@@ -148,19 +148,39 @@ void cairn_listener_close(struct cairn_listener *listener, void (*on_closed)(voi
     cairn_peer_close_all(listener);
 }
 
-// The addresses of `text`, in which blanks stand between them.
+// The next of the addresses in *at, between which blanks stand. False: there is none.
+static bool next_address(const char **at, char one_out[CAIRN_ADDRESS_TEXT_BYTES])
+{
+    *at += strspn(*at, " ");
+    const size_t length = strcspn(*at, " ");
+    snprintf(one_out, CAIRN_ADDRESS_TEXT_BYTES, "%.*s", (int)length, *at);
+    *at += length;
+    return length > 0;
+}
+
+cairn_status cairn_listener_judge(const struct cairn_listener_options *options,
+                                  struct cairn_sentence *why)
+{
+    char one[CAIRN_ADDRESS_TEXT_BYTES];
+    size_t count = 0;
+    for (const char *at = options->listen; next_address(&at, one);) {
+        if (++count > CAIRN_LISTEN_MAX)
+            return cairn_fail(why, CAIRN_ERR_CONFIG,
+                              "listen in [network] has more than %d addresses", CAIRN_LISTEN_MAX);
+        const cairn_status status = cairn_door_judge(one, options, why);
+        if (status != CAIRN_OK) return status;
+    }
+    return CAIRN_OK;
+}
+
 static cairn_status open_doors(struct cairn_listener *listener, const char *text,
                                const struct cairn_listener_options *options,
                                struct cairn_sentence *why)
 {
     char one[CAIRN_ADDRESS_TEXT_BYTES];
-    for (const char *at = text; *(at += strspn(at, " ")) != '\0'; at += strcspn(at, " ")) {
-        if (listener->door_count == CAIRN_LISTEN_MAX)
-            return cairn_fail(why, CAIRN_ERR_CONFIG,
-                              "listen in [network] has more than %d addresses", CAIRN_LISTEN_MAX);
+    while (next_address(&text, one)) {
         struct cairn_door *door = &listener->doors[listener->door_count++];
         door->listener = listener;
-        snprintf(one, sizeof one, "%.*s", (int)strcspn(at, " "), at);
         const cairn_status status = cairn_door_open(door, one, options, why);
         listener->open_handles += door->is_open;
         if (status != CAIRN_OK) return status;
@@ -176,10 +196,12 @@ static cairn_status open_all(struct cairn_listener *listener,
                              struct cairn_sentence *why)
 {
     char place[CAIRN_ADDRESS_TEXT_BYTES];
+    cairn_status status = cairn_listener_judge(options, why);
+    if (status != CAIRN_OK) return status;
     if (options->listen[strspn(options->listen, " ")] != '\0')
         return open_doors(listener, options->listen, options, why);
     cairn_address_default(getenv("XDG_RUNTIME_DIR"), place);
-    const cairn_status status = cairn_control_socket_folder(place, why);
+    status = cairn_control_socket_folder(place, why);
     return status == CAIRN_OK ? open_doors(listener, place, options, why) : status;
 }
 

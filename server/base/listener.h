@@ -95,6 +95,10 @@ struct cairn_listener_events {
     void (*on_gone)(struct cairn_peer *peer, cairn_status status, const char *why, void *context);
 };
 
+/* Are these addresses that may be listened on? As cairn_listener_open says it, before it. */
+CAIRN_MUST_CHECK cairn_status cairn_listener_judge(const struct cairn_listener_options *options,
+                                                   struct cairn_sentence *why);
+
 /* Listens. `type_max` is the last known message type. `events` and `options` are copied.
  * CAIRN_ERR_REFUSED: not loopback and not allowed. CAIRN_ERR_CONFIG: no such address.
  * CAIRN_ERR_BUSY: the port or the socket is another's. */
@@ -117,6 +121,10 @@ void cairn_peer_admit(struct cairn_peer *peer);
 /* See cairn_stream_send. */
 CAIRN_MUST_CHECK cairn_status cairn_peer_send(struct cairn_peer *peer, uint16_t type,
                                               uint32_t request, const ProtobufCMessage *message);
+/* See cairn_stream_send_pages. */
+CAIRN_MUST_CHECK cairn_status cairn_peer_send_pages(struct cairn_peer *peer, uint32_t request,
+                                                    enum cairn_page_what what,
+                                                    struct cairn_packed *packed);
 /* Closes it now, or once the queue went out; on_gone comes later with this reason. */
 void cairn_peer_close(struct cairn_peer *peer, cairn_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

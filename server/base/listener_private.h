@@ -3,6 +3,7 @@
 #ifndef CAIRN_BASE_LISTENER_PRIVATE_H
 #define CAIRN_BASE_LISTENER_PRIVATE_H
 
+#include "server/base/control_socket.h"
 #include "server/base/listener.h"
 #include "server/base/log.h"
 
@@ -28,10 +29,11 @@ struct cairn_door {
         uv_pipe_t pipe;
     } io;
     bool is_open;          /* io is libuv's */
-    bool is_made;          /* the socket at the path is ours */
+    bool is_made;          /* a socket, by us, at a path */
     bool connection_waits; /* libuv holds one that was not taken */
     char address[CAIRN_ADDRESS_TEXT_BYTES];
-    struct cairn_listener *listener; /* borrowed */
+    struct cairn_control_socket made; /* if is_made; its fd is io's */
+    struct cairn_listener *listener;  /* borrowed */
 };
 
 struct cairn_listener {
@@ -69,6 +71,10 @@ struct cairn_listener {
     void *context;
 };
 
+/* May it be listened on? As cairn_door_open says it. */
+CAIRN_MUST_CHECK cairn_status cairn_door_judge(const char *text,
+                                               const struct cairn_listener_options *options,
+                                               struct cairn_sentence *why);
 /* Listens on one address. If it fails and is_open, it is to be closed. */
 CAIRN_MUST_CHECK cairn_status cairn_door_open(struct cairn_door *door, const char *text,
                                               const struct cairn_listener_options *options,

@@ -130,6 +130,12 @@ cairn_status cairn_peer_send(struct cairn_peer *peer, uint16_t type, uint32_t re
     return cairn_stream_send(peer->stream, type, request, message, NULL);
 }
 
+cairn_status cairn_peer_send_pages(struct cairn_peer *peer, uint32_t request,
+                                   enum cairn_page_what what, struct cairn_packed *packed)
+{
+    return cairn_stream_send_pages(peer->stream, request, what, packed, NULL);
+}
+
 void cairn_peer_close(struct cairn_peer *peer, cairn_status status, const char *format, ...)
 {
     char text[CAIRN_SENTENCE_BYTES];

@@ -9,7 +9,7 @@
 #include "server/coordinator/adopt_private.h"
 #include "server/coordinator/works.h"
 
-#define ADOPT_TIMEOUT_MS 30000
+#define ADOPT_TIMEOUT_MS 20000 /* without a word from whom is asked; cairn(1) waits much longer */
 
 static void free_adoption(struct cairn_cluster_adoption *adoption)
 {
@@ -65,6 +65,50 @@ void cairn_cluster_adoption_answer(struct cairn_cluster_adoption *adoption)
     free_adoption(adoption);
 }
 
+/* ---- questions to the shards ---- */
+
+/* One on its way: the adoption may have been given up by then. */
+struct asking {
+    struct cairn_cluster *cluster;
+    uint32_t number; /* of the adoption */
+};
+
+/* False: no memory. */
+static bool open_question(struct cairn_cluster_adoption *adoption, cairn_cluster_gather_fn on_done)
+{
+    struct asking *asking = malloc(sizeof *asking);
+    if (asking == NULL) return false;
+    *asking = (struct asking) { adoption->cluster, adoption->number };
+    adoption->gather = cairn_cluster_gather_open(adoption->cluster, on_done, asking);
+    adoption->began_ms = cairn_cluster_now_ms(adoption->cluster);
+    if (adoption->gather == NULL) free(asking);
+    return adoption->gather != NULL;
+}
+
+/* It is answered. NULL: nobody waits for it any more. */
+static struct cairn_cluster_adoption *close_question(void *context)
+{
+    const struct asking asking = *(struct asking *)context;
+    struct cairn_cluster_adoption *adoption = asking.cluster->adoption;
+    free(context);
+    if (asking.cluster->closing || adoption == NULL || adoption->number != asking.number)
+        return NULL;
+    adoption->gather = NULL;
+    return adoption;
+}
+
+static uint32_t ask(struct cairn_cluster_adoption *adoption, struct cairn_cluster_seat *seat,
+                    uint64_t job, uint64_t generation)
+{
+    const uint32_t request = cairn_cluster_gather_ask(adoption->gather, seat);
+    Cairn__PartGet get = CAIRN__PART_GET__INIT;
+    get.job = job;
+    get.generation = generation;
+    if (request != 0)
+        cairn_cluster_session_send(seat->session, CAIRN_MSG_PART_GET, request, &get.base);
+    return request;
+}
+
 /* ---- their specs and layouts ---- */
 
 static struct cairn_cluster_adoptee *find_request(struct cairn_cluster_session *session,
@@ -73,8 +117,7 @@ static struct cairn_cluster_adoptee *find_request(struct cairn_cluster_session *
     struct cairn_cluster_adoption *adoption = session->cluster->adoption;
     for (size_t i = 0; adoption != NULL && i < adoption->job_count; i++) {
         struct cairn_cluster_adoptee *job = &adoption->jobs[i];
-        if (job->request == request && request != 0 && job->from == session->seat && !job->here)
-            return job;
+        if (job->request == request && request != 0 && job->from == session->seat) return job;
     }
     return NULL;
 }
@@ -105,41 +148,64 @@ void cairn_cluster_adopt_on_page(struct cairn_cluster_session *session, uint32_t
                                     "the pages of a part do not follow each other");
         return;
     }
+    adoption->began_ms = cairn_cluster_now_ms(adoption->cluster); // it is being answered
     if (job->spec.total_bytes == 0 || !cairn_paged_whole(&job->spec) ||
         !cairn_paged_whole(&job->layout))
         return;
-    job->here = true;
-    for (size_t i = 0; i < adoption->job_count; i++)
-        if (adoption->jobs[i].refused.text[0] == '\0' && !adoption->jobs[i].here) return;
-    cairn_cluster_adoption_write(adoption);
+    job->request = 0; // no page of it is taken any more
+    cairn_cluster_calls_reply(session->seat, request, CAIRN_OK, "");
 }
 
-static void on_told(void *context, cairn_status status, const char *why)
+static void get_next(struct cairn_cluster_adoption *adoption);
+
+static void on_part(void *context, cairn_status status, const char *why)
 {
-    struct cairn_cluster *cluster = context;
-    struct cairn_cluster_adoption *adoption = cluster->adoption;
+    struct cairn_cluster_adoption *adoption = close_question(context);
+    if (adoption == NULL) return;
+    if (status == CAIRN_OK)
+        get_next(adoption);
+    else
+        cairn_cluster_adoption_fail(adoption, status, why);
+}
+
+/* One after the other: a shard copies what it sends. */
+static void get_next(struct cairn_cluster_adoption *adoption)
+{
+    size_t i = adoption->asked_count;
+    while (i < adoption->job_count && adoption->jobs[i].refused.text[0] != '\0') i++;
+    adoption->asked_count = i + 1;
+    if (i == adoption->job_count) {
+        cairn_cluster_adoption_write(adoption);
+        return;
+    }
+    if (!open_question(adoption, on_part)) {
+        cairn_cluster_adoption_fail(adoption, CAIRN_ERR_NO_MEMORY, "no memory");
+        return;
+    }
+    struct cairn_cluster_adoptee *job = &adoption->jobs[i];
+    job->request = ask(adoption, job->from, job->id, job->generation);
+    cairn_cluster_gather_start(adoption->gather);
+}
+
+static void on_held(void *context, cairn_status status, const char *why)
+{
+    struct cairn_cluster_adoption *adoption = close_question(context);
     size_t whole = 0;
-    if (adoption == NULL || cluster->closing) return;
-    if (status == CAIRN_OK) status = cairn_cluster_adoption_plan(adoption);
+    if (adoption == NULL) return;
+    if (status == CAIRN_OK) {
+        status = cairn_cluster_adoption_plan(adoption);
+        why = "no memory";
+    }
     if (status != CAIRN_OK) {
         cairn_cluster_adoption_fail(adoption, status, why);
         return;
     }
     for (size_t i = 0; i < adoption->job_count; i++)
         whole += adoption->jobs[i].refused.text[0] == '\0';
-    if (adoption->plan || whole == 0) {
+    if (adoption->plan || whole == 0)
         cairn_cluster_adoption_answer(adoption);
-        return;
-    }
-    for (size_t i = 0; i < adoption->job_count; i++) {
-        struct cairn_cluster_adoptee *job = &adoption->jobs[i];
-        if (job->refused.text[0] != '\0') continue;
-        Cairn__PartGet get = CAIRN__PART_GET__INIT;
-        job->request = cairn_cluster_request_new(cluster);
-        get.job = job->id;
-        get.generation = job->generation;
-        cairn_cluster_session_send(job->from->session, CAIRN_MSG_PART_GET, job->request, &get.base);
-    }
+    else
+        get_next(adoption);
 }
 
 /* ---- the request ---- */
@@ -151,27 +217,28 @@ void cairn_cluster_adopt(struct cairn_cluster_session *session, uint32_t request
     struct cairn_cluster_adoption *adoption = cluster->adoption != NULL
                                                   ? NULL
                                                   : calloc(1, sizeof *adoption);
-    struct cairn_cluster_gather *gather =
-        adoption == NULL ? NULL : cairn_cluster_gather_open(cluster, on_told, cluster);
-    if (gather == NULL) {
-        free(adoption);
+    if (adoption == NULL) {
         cairn_cluster_session_error(session, request, CAIRN_ERR_BUSY,
                                     "the shards are being adopted already, or there is no memory");
         return;
     }
     adoption->cluster = cluster;
+    adoption->number = cairn_cluster_request_new(cluster);
     adoption->plan = message->plan;
-    adoption->began_ms = cairn_cluster_now_ms(cluster);
     cluster->adoption = adoption;
-    (void)cairn_cluster_waiters_add(&adoption->waiter, session, request);
-    const Cairn__PartGet get = CAIRN__PART_GET__INIT; // everything
-    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next) {
-        if (s->session == NULL) continue;
-        const uint32_t asked = cairn_cluster_gather_ask(gather, s);
-        if (asked != 0)
-            cairn_cluster_session_send(s->session, CAIRN_MSG_PART_GET, asked, &get.base);
+    if (!cairn_cluster_waiters_add(&adoption->waiter, session, request)) {
+        free_adoption(adoption);
+        cairn_cluster_session_error(session, request, CAIRN_ERR_BUSY,
+                                    "too many requests wait on this connection");
+        return;
     }
-    cairn_cluster_gather_start(gather);
+    if (!open_question(adoption, on_held)) {
+        cairn_cluster_adoption_fail(adoption, CAIRN_ERR_NO_MEMORY, "no memory");
+        return;
+    }
+    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
+        if (s->session != NULL) (void)ask(adoption, s, 0, 0); // everything
+    cairn_cluster_gather_start(adoption->gather);
 }
 
 void cairn_cluster_adopt_forget(struct cairn_cluster *cluster,
@@ -184,11 +251,13 @@ void cairn_cluster_adopt_forget(struct cairn_cluster *cluster,
 void cairn_cluster_adopt_tick(struct cairn_cluster *cluster)
 {
     struct cairn_cluster_adoption *adoption = cluster->adoption;
-    if (adoption == NULL || adoption->writing ||
+    struct cairn_sentence why;
+    if (adoption == NULL || adoption->gather == NULL || // it is being written
         cairn_cluster_now_ms(cluster) - adoption->began_ms < ADOPT_TIMEOUT_MS)
         return;
-    cairn_cluster_adoption_fail(adoption, CAIRN_ERR_TIMEOUT,
-                                "a shard did not say what it holds; adopt again");
+    cairn_sentence_set(&why, "adopt again; these shards do not say what they hold: ");
+    cairn_cluster_gather_awaited(adoption->gather, &why);
+    cairn_cluster_adoption_fail(adoption, CAIRN_ERR_TIMEOUT, why.text);
 }
 
 void cairn_cluster_adopt_close(struct cairn_cluster *cluster)

@@ -11,26 +11,29 @@ struct cairn_cluster_adoptee {
     Cairn__HeldJob *best;            /* borrowed: of the newest spec */
     struct cairn_cluster_seat *from; /* who has it */
     struct cairn_marks marks;        /* the highest of all */
-    uint64_t generation, version_generation, step;
+    uint64_t generation, below;      /* the one that is judged; it is older than that */
+    uint64_t version_generation, step, lowest_step;
     struct cairn_sentence refused; /* empty: it is whole */
     /* owned */
     char *name;
-    const char **shards; /* [shard_count]: names, borrowed of the seats */
+    const char **shards; /* [CAIRN_SEATS_MAX], shard_count of them: names, borrowed of the seats */
     uint32_t shard_count;
     struct cairn_paged spec, layout;
     uint64_t id, base_step;
-    uint32_t request; /* of its PartGet */
-    bool here;        /* its pages are */
+    uint32_t request; /* of its PartGet; 0: not asked, or its pages are here */
 };
 
 struct cairn_cluster_adoption {
     struct cairn_task task;
     struct cairn_cluster *cluster;
     struct cairn_cluster_waiter *waiter;
-    bool plan, writing;
-    uint64_t began_ms;
+    struct cairn_cluster_gather *gather; /* borrowed: what is asked; NULL: it is being written */
+    uint32_t number;                     /* of no other adoption */
+    bool plan;
+    uint64_t began_ms;                  /* what is asked */
     struct cairn_cluster_adoptee *jobs; /* owned: [job_count] */
     size_t job_count;
+    size_t asked_count; /* of the jobs: their parts were asked for, or they are refused */
     struct cairn_stored_job *rows; /* owned: [row_count] */
     size_t row_count;
     uint64_t incarnation;

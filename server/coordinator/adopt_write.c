@@ -7,6 +7,7 @@
 #include "proto/wire/optimizer.h"
 #include "server/base/log.h"
 #include "server/coordinator/adopt_private.h"
+#include "server/coordinator/cuts.h"
 
 static void run_write(struct cairn_task *task, uint32_t item, uint32_t thread)
 {
@@ -60,7 +61,6 @@ static void on_written(struct cairn_task *task)
     struct cairn_cluster_adoption *adoption = (struct cairn_cluster_adoption *)task;
     struct cairn_cluster *cluster = adoption->cluster;
     if (cluster->closing) return; // freed with the cluster
-    adoption->writing = false;
     if (adoption->status != CAIRN_OK) {
         cairn_cluster_adoption_fail(adoption, adoption->status, adoption->why.text);
         return;
@@ -76,16 +76,38 @@ static void on_written(struct cairn_task *task)
     cairn_cluster_openings_advance(cluster);
 }
 
+/* Its bytes are a layout of these tensors, on as many shards as hold it. */
+static cairn_status judge_layout(const struct cairn_cluster_adoptee *job,
+                                 const struct cairn_job_spec_data *spec, struct cairn_sentence *why)
+{
+    struct cairn_layout *layout = NULL;
+    struct cairn_layout_tensor *tensors = cairn_cluster_layout_tensors_of(spec);
+    cairn_status status = CAIRN_ERR_NO_MEMORY;
+    if (tensors != NULL)
+        status = cairn_layout_decode(job->layout.bytes, job->layout.have_bytes, tensors,
+                                     (uint32_t)spec->tensor_count, &layout);
+    free(tensors);
+    if (status == CAIRN_OK && layout->shard_count != job->shard_count) status = CAIRN_ERR_MISMATCH;
+    cairn_layout_close(layout);
+    if (status == CAIRN_OK) return CAIRN_OK;
+    return cairn_fail(why, status, "job %s: shard %s sent a layout that does not fit its spec: %s",
+                      job->name, job->from->name, cairn_status_text((int)status));
+}
+
 /* The pages are what the shard said that it has. */
 static cairn_status judge_pages(const struct cairn_cluster_adoptee *job, struct cairn_sentence *why)
 {
     struct cairn_job_spec_data spec;
+    if (job->request != 0)
+        return cairn_fail(why, CAIRN_ERR_PROTOCOL, "job %s: shard %s answered without its part",
+                          job->name, job->from->name);
     cairn_status status = cairn_spec_unpack(job->spec.bytes, job->spec.have_bytes,
                                             cairn_optimizer_names(), &spec, why);
     if (status != CAIRN_OK) return status;
     if (strcmp(spec.name, job->name) != 0)
         status = cairn_fail(why, CAIRN_ERR_MISMATCH, "job %s: its spec is of job %s", job->name,
                             spec.name);
+    if (status == CAIRN_OK) status = judge_layout(job, &spec, why);
     cairn_spec_release(&spec);
     return status;
 }
@@ -119,7 +141,6 @@ void cairn_cluster_adoption_write(struct cairn_cluster_adoption *adoption)
         cairn_cluster_adoption_fail(adoption, status, why.text);
         return;
     }
-    adoption->writing = true;
     adoption->task = (struct cairn_task) { .run = run_write, .done = on_written, .item_count = 1 };
     cairn_pool_submit(adoption->cluster->saver, &adoption->task);
 }

@@ -21,8 +21,7 @@ struct cairn_cluster_amending {
     /* owned */
     struct cairn_job_spec_data next; /* judged */
     struct cairn_cluster_terms *terms;
-    uint8_t *spec_bytes;
-    size_t spec_bytes_len;
+    struct cairn_packed *spec_packed;
 };
 
 void cairn_cluster_amending_free(struct cairn_cluster_amending *amending)
@@ -30,7 +29,7 @@ void cairn_cluster_amending_free(struct cairn_cluster_amending *amending)
     if (amending == NULL) return;
     cairn_spec_release(&amending->next);
     cairn_cluster_terms_free(amending->terms);
-    free(amending->spec_bytes);
+    cairn_packed_release(amending->spec_packed);
     free(amending);
 }
 
@@ -159,7 +158,8 @@ static cairn_status change(struct cairn_job_spec_data *next, const Cairn__JobAme
     next->amend_key = amend->key;
     status = add_plain_former(next, amend);
     if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for the amended spec");
-    return cairn_spec_check(next, cairn_optimizer_names(), why);
+    status = cairn_spec_check(next, cairn_optimizer_names(), why);
+    return status == CAIRN_OK ? cairn_spec_check_usable(next, why) : status;
 }
 
 /* ---- to the store ---- */
@@ -203,10 +203,9 @@ static void on_stored(const struct cairn_cluster_saved *saved)
     job->amending = NULL;
     if (saved->status == CAIRN_OK && job->core != NULL) {
         cairn_spec_release(&job->spec);
-        free(job->spec_bytes);
+        cairn_packed_release(job->spec_packed);
         job->spec = amending->next;
-        job->spec_bytes = amending->spec_bytes;
-        job->spec_bytes_len = amending->spec_bytes_len;
+        job->spec_packed = amending->spec_packed;
         cairn_cluster_terms_tell_all(job);
         cairn_cluster_terms_replace(job, amending->terms);
         cairn_log_info("job %s: amended, revision %" PRIu64, job->spec.name, job->spec.revision);
@@ -230,11 +229,14 @@ static cairn_status store(struct cairn_cluster_job *job, struct cairn_job_spec_d
     cairn_status status = cairn_cluster_terms_make(next, &amending->terms, why);
     if (status == CAIRN_OK) {
         cairn_sentence_set(why, "no memory for the amended spec");
-        status = cairn_spec_pack(next, &amending->spec_bytes, &amending->spec_bytes_len);
+        amending->spec_packed = cairn_packed_spec(next);
+        if (amending->spec_packed == NULL) status = CAIRN_ERR_NO_MEMORY;
     }
     if (status == CAIRN_OK)
-        status = cairn_cluster_save_job(job, amending->spec_bytes, amending->spec_bytes_len,
-                                        next->amend_key, on_stored, why);
+        status = cairn_cluster_judge_packed(next->name, amending->spec_packed, why);
+    if (status == CAIRN_OK)
+        status = cairn_cluster_save_job(job, amending->spec_packed, next->amend_key, on_stored,
+                                        why);
     if (status != CAIRN_OK) {
         cairn_cluster_amending_free(amending);
         return status;
@@ -295,4 +297,5 @@ void cairn_cluster_job_amend(struct cairn_cluster_member *member, uint32_t reque
                                                    : amend_job(member, amend, &why);
     // Else it is answered when it is done.
     if (again || status != CAIRN_OK) answer(member, status, why.text);
+    if (again && member->amend_request != 0) cairn_cluster_terms_tell_all(job); // one had no room
 }

@@ -9,6 +9,7 @@
 #include "server/base/log.h"
 #include "server/coordinator/adopt.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/cuts.h"
 #include "server/coordinator/leases.h"
 #include "server/coordinator/standing.h"
 #include "server/coordinator/saves.h"
@@ -53,6 +54,7 @@ static void on_tick(uv_timer_t *timer)
         cairn_cluster_job_tick(job, cairn_cluster_now_ms(cluster));
         cairn_cluster_leases_tick(job);
         cairn_cluster_job_parts_tick(job);
+        cairn_cluster_cut_tick(job);
     }
 }
 
@@ -61,6 +63,7 @@ static void on_tick(uv_timer_t *timer)
 static void free_cluster(struct cairn_cluster *cluster)
 {
     cairn_cluster_restores_close(cluster);
+    cairn_cluster_drops_close(cluster);
     while (cluster->jobs != NULL) {
         struct cairn_cluster_job *job = cluster->jobs;
         cluster->jobs = job->next;
@@ -76,6 +79,7 @@ static void free_cluster(struct cairn_cluster *cluster)
     if (cluster->lock_fd >= 0) cairn_durable_unlock(cluster->lock_fd);
     free(cluster->snapshots_path);
     cairn_cluster_adopt_close(cluster);
+    cairn_cluster_backup_close(cluster);
     free(cluster->dropped);
     free(cluster);
 }
@@ -151,7 +155,7 @@ cairn_status cairn_cluster_options_judge(const struct cairn_cluster_options *opt
         return cairn_fail(why, CAIRN_ERR_CONFIG,
                           "log.level is \"%s\": give error, warn, info or debug", text);
     }
-    return CAIRN_OK;
+    return cairn_listener_judge(&options->network, why);
 }
 
 cairn_status cairn_cluster_open(const struct cairn_cluster_options *options, uv_loop_t *loop,

@@ -87,7 +87,7 @@ struct cairn_cluster_session {
     uint32_t role;           /* enum cairn_role_wire */
     char *name;              /* owned */
     uint64_t incarnation;
-    uint32_t lacks;          /* of a shard: bits of enum cairn_lack */
+    uint32_t without;        /* of a shard: bits of enum cairn_without */
     uint8_t *fabric_address; /* owned */
     size_t fabric_address_bytes;
     uint64_t last_frame_ms, since_ms;
@@ -206,8 +206,7 @@ struct cairn_cluster_job {
 
     /* owned */
     struct cairn_job_spec_data spec;
-    uint8_t *spec_bytes, *layout_bytes;
-    size_t spec_bytes_len, layout_bytes_len;
+    struct cairn_packed *spec_packed, *layout_packed; /* held */
     struct cairn_layout *layout;
     double heaviest_over_mean;
     struct cairn_cluster_job_shard *shards; /* [layout->shard_count], by index in the layout */
@@ -216,12 +215,13 @@ struct cairn_cluster_job {
     struct cairn_round_actions actions;
 
     struct cairn_round
-        *core;           /* in core_memory; NULL in CREATING; dead in LOST, unless it may_return */
-    bool in_event;       /* the core is not entered twice */
-    bool heard;          /* the shards have told this core the job's version */
-    bool persist_waits;  /* the core waits until epoch and round_reserved are durable */
-    bool persist_failed; /* they are to be stored again, by the tick */
-    struct cairn_log_limit persist_failures;
+        *core;            /* in core_memory; NULL in CREATING; dead in LOST, unless it may_return */
+    bool in_event;        /* the core is not entered twice */
+    bool heard;           /* the shards have told this core the job's version */
+    bool version_unknown; /* it comes from the store, and was not heard yet */
+    bool persist_waits;   /* the core waits until epoch and round_reserved are durable */
+    bool persist_failed;  /* they are to be stored again, by the tick */
+    struct cairn_log_limit persist_failures, skips_said;
     struct cairn_version version_told;    /* readers were told that it is there */
     struct cairn_sentence epoch_reason;   /* why the last epoch changed, for logs and workers */
     struct cairn_sentence put_out;        /* who was, last, at the step's deadline; for status */
@@ -271,6 +271,7 @@ struct cairn_cluster {
     uint64_t *dropped;              /* owned, [dropped_count]: as cairn_store_dropped has them */
     size_t dropped_count;
     struct cairn_cluster_adoption *adoption; /* owned; adopt.c; NULL: none runs */
+    struct cairn_cluster_backup *backup;     /* owned; backup.c; the same */
     uint32_t next_request;
     struct cairn_cluster_work *works; /* on their way */
     bool advancing, advance_again;    /* cairn_cluster_openings_advance runs: not entered twice */
@@ -300,9 +301,9 @@ void cairn_cluster_session_error(struct cairn_cluster_session *session, uint32_t
 void cairn_cluster_session_expelled(struct cairn_cluster_session *session, uint64_t job,
                                     cairn_status status, const char *text);
 void cairn_cluster_session_done(struct cairn_cluster_session *session, uint32_t request);
-/* Sends bytes as Pages. */
+/* Holds the bytes and sends them as Pages; without a session nothing happens, as with all of these. */
 void cairn_cluster_session_pages(struct cairn_cluster_session *session, uint32_t request,
-                                 enum cairn_page_what what, const uint8_t *bytes, size_t bytes_len);
+                                 enum cairn_page_what what, struct cairn_packed *packed);
 
 /* calls.c: questions to shards. */
 struct cairn_cluster_gather;
@@ -473,12 +474,14 @@ uint32_t cairn_cluster_elem_weight(const struct cairn_job_spec_data *spec, size_
 /* For the planner and the layout's decoder, [tensor_count], the caller's; NULL: no memory. */
 struct cairn_layout_tensor *cairn_cluster_layout_tensors_of(const struct cairn_job_spec_data *spec);
 
+/* A spec or a layout that nobody could take is refused before it is stored: CAIRN_ERR_INVALID. */
+CAIRN_MUST_CHECK cairn_status cairn_cluster_judge_packed(const char *job,
+                                                         const struct cairn_packed *packed,
+                                                         struct cairn_sentence *why);
 /* A job's body before it is known: spec, layout, shards. Shared by creation and restore. */
 struct cairn_cluster_job *cairn_cluster_job_plan(struct cairn_cluster *cluster,
                                                  const struct cairn_job_spec_data *spec,
                                                  struct cairn_sentence *why);
-/* Spec and layout can be sent; else `why` names the setting. */
-bool cairn_cluster_job_fits_queue(const struct cairn_cluster_job *job, struct cairn_sentence *why);
 /* JobCreate and its pages to all shards of the body. NULL: no memory. */
 struct cairn_cluster_job_load {
     bool extend; /* made of the part that the shard has */
@@ -555,26 +558,6 @@ void cairn_cluster_decision_to_message(const struct cairn_decision *decision, Ca
 /* Borrows the payload. CAIRN_ERR_MALFORMED. */
 cairn_status cairn_cluster_decision_of_message(const Cairn__Decision *message,
                                                struct cairn_decision *out) CAIRN_MUST_CHECK;
-
-/* snapshot_set.c: cuts. */
-/* Begins one; `path_wanted` false: a digest. The waiter (session may be NULL) is answered later. */
-cairn_status cairn_cluster_cut_begin(struct cairn_cluster_job *job, bool is_snapshot,
-                                     struct cairn_cluster_session *session, uint32_t request,
-                                     bool wait, struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* For whom the job's cut waits; empty: for nobody. True: for somebody who is not there. */
-bool cairn_cluster_cut_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out);
-void cairn_cluster_cut_on_pin(struct cairn_cluster_job *job, uint64_t number,
-                              struct cairn_version version);
-void cairn_cluster_cut_on_part(struct cairn_cluster_job *job, uint32_t shard,
-                               const Cairn__SnapshotPart *part);
-void cairn_cluster_cut_shard_gone(struct cairn_cluster_job *job, uint32_t shard);
-/* The job is lost, replaced or freed. */
-void cairn_cluster_cut_abort(struct cairn_cluster_job *job, const char *reason);
-/* A session went: nobody waits with it any more. */
-void cairn_cluster_cut_forget(struct cairn_cluster_job *job,
-                              const struct cairn_cluster_session *session);
-/* With the cluster. */
-void cairn_cluster_cut_close(struct cairn_cluster_job *job);
 
 /* handlers_*.c: judged frames of each role. Returns false if the role may not say that. */
 bool cairn_cluster_handle_worker(struct cairn_cluster_session *session,

@@ -4,8 +4,8 @@
  *         → another thread makes the folder, whose name has the step; PinFolder to all shards
  *         → all parts in → WORKING (another thread): content root; manifest, last of all → answer
  *
- * One a job at a time. A part that fails, or a shard that goes away, fails the set: when no shard
- * writes any more its folder is removed, and training never notices. */
+ * One a job at a time. A part that fails, a shard that goes away, or an operator's word fails the set: the
+ * others are told to stop, the folder is removed when they have, and training never notices. */
 #ifndef CAIRN_COORDINATOR_CUT_H
 #define CAIRN_COORDINATOR_CUT_H
 
@@ -33,6 +33,7 @@ struct cairn_cluster_cut {
     char id[CAIRN_SNAPSHOT_ID_BYTES];
     struct cairn_version version;
     uint64_t begun_ms;   /* of the loop's clock */
+    uint64_t stuck_ms;   /* cairn_cluster_now_ms: since when it waits in vain; 0: it does not */
     cairn_status status; /* the first failure */
     struct cairn_sentence why;
     /* of the thread that makes the folder, until that is done */
@@ -47,9 +48,21 @@ struct cairn_cluster_cut {
     uint8_t *parts; /* [shard_count], enum cairn_part_state */
     struct cairn_cluster_digests digests;
     struct cairn_manifest manifest; /* of a digest too: content root, version, payload */
-    struct cairn_cluster_waiter *at_begin, *at_end;
+    struct cairn_cluster_waiter *at_begin, *at_end, *at_cancel;
 };
 
+/* ---- cut_end.c ---- */
+/* The first failure counts; the shards that are at work are told to stop. */
+void cairn_cluster_cut_fail(struct cairn_cluster_cut *cut, cairn_status status, const char *name,
+                            const char *text);
+/* To the other thread, if all parts are in or will never come. */
+void cairn_cluster_cut_advance(struct cairn_cluster_cut *cut);
+/* PinFolder to the shards that are at work; path "": what they do is of no use. */
+void cairn_cluster_cut_tell_folder(const struct cairn_cluster_cut *cut, const char *path);
+/* Answers nobody. */
+void cairn_cluster_cut_free(struct cairn_cluster_cut *cut);
+
+/* ---- cut_work.c ---- */
 /* Makes the folder, and the id. Any thread, as the next one. */
 void cairn_cluster_cut_make_folder(struct cairn_cluster_work *work);
 /* The content root of what the parts said, into the manifest, and for a snapshot the manifest onto

@@ -5,6 +5,7 @@
 
 #include "proto/wire/snapshot_io.h"
 #include "server/coordinator/cut.h"
+#include "server/coordinator/cuts.h"
 
 static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *ftw)
 {

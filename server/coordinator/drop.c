@@ -5,6 +5,7 @@
 
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/cuts.h"
 #include "server/coordinator/requests.h"
 #include "server/coordinator/saves.h"
 #include "server/coordinator/standing.h"
@@ -43,6 +44,11 @@ void cairn_cluster_drops_forget(struct cairn_cluster *cluster,
         cairn_cluster_waiters_forget(&d->waiter, session);
 }
 
+void cairn_cluster_drops_close(struct cairn_cluster *cluster)
+{
+    while (cluster->drops != NULL) free_drop(cluster->drops);
+}
+
 /* The job is gone whatever the shards say: one whose connection was lost meanwhile drops its part later. */
 static void on_dropped(void *context, cairn_status status, const char *text)
 {
@@ -74,12 +80,12 @@ static cairn_status refuse_members(const struct cairn_cluster_job *job, struct c
 static cairn_status judge(struct cairn_cluster_job *job, bool force, struct cairn_sentence *why)
 {
     if (force && job->cut != NULL) cairn_cluster_cut_abort(job, "the job is to be dropped");
-    if (job->cut != NULL || job->extension != NULL || job->amending != NULL ||
-        job->state == CAIRN_CLUSTER_JOB_CREATING)
-        return cairn_fail(why, CAIRN_ERR_BUSY,
-                          "job %s is being saved, digested, made, amended or restored: ask again "
-                          "when that has ended",
-                          job->spec.name);
+    if (job->cut != NULL) return cairn_cluster_cut_refuse(job, why);
+    if (job->extension != NULL || job->amending != NULL || job->state == CAIRN_CLUSTER_JOB_CREATING)
+        return cairn_fail(
+            why, CAIRN_ERR_BUSY,
+            "job %s is being made, amended or restored: ask again when that has ended",
+            job->spec.name);
     if (job->behind)
         return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s is %s", job->spec.name, job->lost.text);
     if (job->members != NULL && !force) return refuse_members(job, why);
@@ -108,6 +114,7 @@ static struct cairn_cluster_drop *new_drop(const struct cairn_cluster_job *job)
     drop->removed.away = drop->away;
     drop->removed.generation = version.generation;
     drop->removed.step = version.step;
+    drop->removed.version_unknown = job->version_unknown;
     return drop;
 }
 

@@ -125,11 +125,9 @@ static void become(struct cairn_cluster_job *job, struct cairn_cluster_job *body
 {
     const struct cairn_cluster_job was = *job;
     job->spec = body->spec;
-    job->spec_bytes = body->spec_bytes;
-    job->spec_bytes_len = body->spec_bytes_len;
+    job->spec_packed = body->spec_packed;
     job->layout = body->layout;
-    job->layout_bytes = body->layout_bytes;
-    job->layout_bytes_len = body->layout_bytes_len;
+    job->layout_packed = body->layout_packed;
     job->heaviest_over_mean = body->heaviest_over_mean;
     job->shards = body->shards;
     job->generation = body->generation;
@@ -137,9 +135,9 @@ static void become(struct cairn_cluster_job *job, struct cairn_cluster_job *body
     job->base_step = body->base_step;
     job->read_bytes = 0;
     body->spec = was.spec;
-    body->spec_bytes = was.spec_bytes;
+    body->spec_packed = was.spec_packed;
     body->layout = was.layout;
-    body->layout_bytes = was.layout_bytes;
+    body->layout_packed = was.layout_packed;
     body->shards = was.shards;
 }
 
@@ -195,8 +193,7 @@ static void put_back(struct cairn_cluster_job *job, uint64_t generation)
     struct cairn_sentence why;
     if (job->generation_reserved < generation) job->generation_reserved = generation;
     if (job->state == CAIRN_CLUSTER_JOB_CREATING) return; // restored, or dropped
-    if (cairn_cluster_save_job(job, job->spec_bytes, job->spec_bytes_len, 0, on_put_back, &why) !=
-        CAIRN_OK)
+    if (cairn_cluster_save_job(job, job->spec_packed, 0, on_put_back, &why) != CAIRN_OK)
         cairn_log_error("job %s: the store has it as amended: %s", job->spec.name, why.text);
 }
 
@@ -219,8 +216,7 @@ static cairn_status store(struct cairn_cluster_job *job, struct cairn_sentence *
     body->generation_reserved = job->generation_reserved > body->generation
                                     ? job->generation_reserved
                                     : body->generation;
-    return cairn_cluster_save_job(body, body->spec_bytes, body->spec_bytes_len, body->generation,
-                                  on_stored, why);
+    return cairn_cluster_save_job(body, body->spec_packed, body->generation, on_stored, why);
 }
 
 static void on_made(void *context, cairn_status status, const char *text)
@@ -299,11 +295,8 @@ static cairn_status plan_layout(const struct cairn_cluster_job *job, struct cair
     free(tensors);
     free(was);
     if (status != CAIRN_OK) return status;
-    body->layout_bytes_len = cairn_layout_encoded_bytes(body->layout);
-    body->layout_bytes = malloc(body->layout_bytes_len);
-    if (body->layout_bytes == NULL) return CAIRN_ERR_NO_MEMORY;
-    cairn_layout_encode(body->layout, body->layout_bytes);
-    return CAIRN_OK;
+    body->layout_packed = cairn_packed_layout(body->layout);
+    return body->layout_packed != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
 /* Takes `next` if it can. */
@@ -320,11 +313,14 @@ static cairn_status make_body(const struct cairn_cluster_job *job, struct cairn_
     cairn_status status = body->shards == NULL ? CAIRN_ERR_NO_MEMORY : CAIRN_OK;
     for (uint32_t i = 0; i < count && status == CAIRN_OK; i++)
         body->shards[i].seat = job->shards[i].seat;
-    if (status == CAIRN_OK)
-        status = cairn_spec_pack(&body->spec, &body->spec_bytes, &body->spec_bytes_len);
+    if (status == CAIRN_OK) body->spec_packed = cairn_packed_spec(&body->spec);
+    if (body->spec_packed == NULL) status = CAIRN_ERR_NO_MEMORY;
     if (status == CAIRN_OK) status = plan_layout(job, body);
     cairn_sentence_set(why, "planning job %s: %s", job->spec.name, cairn_status_text((int)status));
-    if (status == CAIRN_OK && !cairn_cluster_job_fits_queue(body, why)) status = CAIRN_ERR_INVALID;
+    if (status == CAIRN_OK)
+        status = cairn_cluster_judge_packed(job->spec.name, body->spec_packed, why);
+    if (status == CAIRN_OK)
+        status = cairn_cluster_judge_packed(job->spec.name, body->layout_packed, why);
     if (status != CAIRN_OK) cairn_spec_init(&body->spec);
     return status;
 }

@@ -1,104 +1,28 @@
-/* What the command line asks: the cluster, the jobs, snapshots. */
+/* What the command line asks: shards, jobs, snapshots. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "proto/fabric/fabric.h"
 #include "server/coordinator/adopt.h"
 #include "server/coordinator/bytes.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/cuts.h"
 #include "server/coordinator/groups.h"
 #include "server/coordinator/leases.h"
 #include "server/coordinator/standing.h"
 #include "server/coordinator/requests.h"
 
-/* ---- the cluster ---- */
+/* ---- shards ---- */
 
-/* For a field of a message, which nobody writes. */
-static char *path_of(const uint8_t *address, size_t bytes)
+static void on_shard_forget(struct cairn_cluster_session *session, uint32_t request,
+                            const Cairn__ShardForget *forget)
 {
-    return (char *)(uintptr_t)cairn_fabric_address_ways(address, bytes);
-}
-
-static void fill_shard(Cairn__MemberStatus *out, const struct cairn_cluster_seat *seat,
-                       uint64_t now_ms)
-{
-    cairn__member_status__init(out);
-    out->name = seat->name;
-    out->role = CAIRN_ROLE_WIRE_SHARD;
-    out->state = (char *)(uintptr_t)(seat->session == NULL            ? "away"
-                                     : cairn_cluster_seat_obeys(seat) ? "up"
-                                                                      : "not ours");
-    if (seat->session != NULL) {
-        out->address = (char *)(uintptr_t)cairn_peer_name(seat->session->peer);
-        out->path = path_of(seat->fabric_address, seat->fabric_address_bytes);
-        out->lacks = seat->session->lacks;
-    }
-    out->since_ms = now_ms - seat->since_ms;
-    out->state_bytes = seat->stats.state_bytes;
-}
-
-static void fill_session(Cairn__MemberStatus *out, const struct cairn_cluster_session *session,
-                         uint64_t now_ms)
-{
-    cairn__member_status__init(out);
-    out->name = session->name;
-    out->role = session->role;
-    out->state = (char *)(uintptr_t) "up";
-    out->address = (char *)(uintptr_t)cairn_peer_name(session->peer);
-    out->path = path_of(session->fabric_address, session->fabric_address_bytes);
-    out->since_ms = now_ms - session->since_ms;
-}
-
-/* Shards first, then workers and readers; at most MEMBERS_MAX, so that a frame holds them. */
-#define MEMBERS_MAX 4096
-static size_t fill_members(const struct cairn_cluster *cluster, Cairn__MemberStatus *out)
-{
-    const uint64_t now_ms = uv_now(cluster->loop);
-    size_t n = 0;
-    for (const struct cairn_cluster_seat *s = cluster->seats; s != NULL && n < MEMBERS_MAX;
-         s = s->next) {
-        fill_shard(&out[n++], s, now_ms);
-    }
-    for (const struct cairn_cluster_session *s = cluster->sessions; s != NULL && n < MEMBERS_MAX;
-         s = s->next) {
-        if (s->role == CAIRN_ROLE_WIRE_WORKER || s->role == CAIRN_ROLE_WIRE_READER) {
-            fill_session(&out[n++], s, now_ms);
-        }
-    }
-    return n;
-}
-
-static void on_cluster_status(struct cairn_cluster_session *session, uint32_t request)
-{
-    const struct cairn_cluster *cluster = session->cluster;
-    struct cairn_cluster_strangers strangers;
-    Cairn__MemberStatus *members = calloc(MEMBERS_MAX, sizeof *members);
-    Cairn__MemberStatus **list = calloc(MEMBERS_MAX, sizeof *list);
-    if (members == NULL || list == NULL || !cairn_cluster_strangers_init(&strangers, cluster)) {
-        free(members);
-        free(list);
-        cairn_cluster_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
-        return;
-    }
-    Cairn__ClusterStatus status = CAIRN__CLUSTER_STATUS__INIT;
-    status.cluster = cluster->options->name;
-    status.coordinator_incarnation = cluster->id.incarnation;
-    status.version = (char *)(uintptr_t)CAIRN_VERSION;
-    status.uptime_ms = uv_now(cluster->loop) - cluster->started_ms;
-    status.shards_expected = (uint32_t)cluster->options->shards;
-    status.members = list;
-    status.n_members = fill_members(cluster, members);
-    for (size_t i = 0; i < status.n_members; i++) list[i] = &members[i];
-    for (const struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next)
-        status.job_count++;
-    status.store = cluster->id.store;
-    status.strangers = strangers.list;
-    status.n_strangers = strangers.count;
-    cairn_cluster_session_send(session, CAIRN_MSG_CLUSTER_STATUS, request, &status.base);
-    cairn_cluster_strangers_release(&strangers);
-    free(members);
-    free(list);
+    struct cairn_sentence why;
+    const cairn_status status = cairn_cluster_seat_forget(session->cluster, forget->name, &why);
+    if (status == CAIRN_OK)
+        cairn_cluster_session_done(session, request);
+    else
+        cairn_cluster_session_error(session, request, status, why.text);
 }
 
 /* ---- jobs ---- */
@@ -133,6 +57,8 @@ static void fill_rounds(Cairn__JobStatus *s, const struct cairn_cluster_job *job
     s->workers = cairn_round_worker_count(job->core);
     s->steps_applied = counts.applied;
     s->rounds_skipped = counts.skipped;
+    s->skips = cairn_round_skips(job->core).all;
+    s->skips_in_row = cairn_round_skips(job->core).in_row;
     s->rounds_abandoned = counts.abandoned;
     s->loss_scale = cairn_round_loss_scale(job->core);
     if (last->payload_bytes > 0 &&
@@ -218,6 +144,7 @@ static bool view_init(struct job_view *view, const struct cairn_cluster_job *job
     s->state = (char *)(uintptr_t)cairn_cluster_job_state_name(job);
     s->generation = version.generation;
     s->step = version.step;
+    s->version_unknown = job->version_unknown;
     s->awaited = view->awaited.text;
     s->put_out = (char *)(uintptr_t)job->put_out.text;
     s->workers_min = spec->workers_min;
@@ -308,6 +235,16 @@ static void begin_cut(struct cairn_cluster_session *session, uint32_t request, c
     if (status != CAIRN_OK) cairn_cluster_session_error(session, request, status, why.text);
 }
 
+static void cancel_cut(struct cairn_cluster_session *session, uint32_t request,
+                       const Cairn__SnapshotCancel *cancel)
+{
+    struct cairn_cluster_job *job = job_or_error(session, request, cancel->job);
+    struct cairn_sentence why;
+    if (job == NULL) return;
+    const cairn_status status = cairn_cluster_cut_cancel(job, cancel->id, session, request, &why);
+    if (status != CAIRN_OK) cairn_cluster_session_error(session, request, status, why.text);
+}
+
 static void on_who_is_awaited(struct cairn_cluster_session *session, uint32_t request,
                               const Cairn__WhoIsAwaited *message)
 {
@@ -335,6 +272,9 @@ static bool handle_snapshot(struct cairn_cluster_session *session, const struct 
         begin_cut(session, request, create->job, true, create->wait);
         return true;
     }
+    case CAIRN_MSG_SNAPSHOT_CANCEL:
+        cancel_cut(session, request, (const Cairn__SnapshotCancel *)message);
+        return true;
     case CAIRN_MSG_SNAPSHOT_LIST_GET:
         cairn_cluster_snapshots_list(session, request,
                                      ((const Cairn__SnapshotListGet *)message)->job);
@@ -361,12 +301,18 @@ bool cairn_cluster_handle_admin(struct cairn_cluster_session *session,
     if (frame->type == CAIRN_MSG_HEARTBEAT) return true;
     if (request == 0) return false;
     switch (frame->type) {
-    case CAIRN_MSG_CLUSTER_STATUS_GET: on_cluster_status(session, request); return true;
+    case CAIRN_MSG_CLUSTER_STATUS_GET: cairn_cluster_status_answer(session, request); return true;
     case CAIRN_MSG_CLUSTER_ADOPT:
         cairn_cluster_adopt(session, request, (const Cairn__ClusterAdopt *)message);
         return true;
     case CAIRN_MSG_CLUSTER_FORGET:
         cairn_cluster_forget(session, request, (const Cairn__ClusterForget *)message);
+        return true;
+    case CAIRN_MSG_CLUSTER_BACKUP:
+        cairn_cluster_backup_begin(session, request, (const Cairn__ClusterBackup *)message);
+        return true;
+    case CAIRN_MSG_SHARD_FORGET:
+        on_shard_forget(session, request, (const Cairn__ShardForget *)message);
         return true;
     case CAIRN_MSG_JOB_LIST_GET: on_job_list(session, request); return true;
     case CAIRN_MSG_JOB_SHOW:

@@ -6,6 +6,7 @@
 #include "server/coordinator/adopt.h"
 #include "server/coordinator/bytes.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/cuts.h"
 #include "server/coordinator/standing.h"
 #include "server/coordinator/requests.h"
 

@@ -3,6 +3,7 @@
 
 #include "server/coordinator/bytes.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/cuts.h"
 #include "server/coordinator/leases.h"
 #include "server/coordinator/standing.h"
 

@@ -10,6 +10,7 @@
 #include "proto/wire/snapshot_file.h"
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/cuts.h"
 #include "server/coordinator/groups.h"
 #include "server/coordinator/saves.h"
 #include "server/coordinator/standing.h"
@@ -49,7 +50,9 @@ const char *cairn_cluster_job_state_name(const struct cairn_cluster_job *job)
     case CAIRN_CLUSTER_JOB_CREATING:
         return job->restoring ? "restoring" : job->dropping ? "dropping" : "creating";
     case CAIRN_CLUSTER_JOB_INITIALIZING: return "initializing";
-    case CAIRN_CLUSTER_JOB_RUNNING: return "running";
+    case CAIRN_CLUSTER_JOB_RUNNING:
+        if (job->version_unknown) return "waiting";
+        return job->core != NULL && cairn_round_halted(job->core) ? "halted" : "running";
     case CAIRN_CLUSTER_JOB_LOST: return job->behind ? "behind" : "lost";
     }
     return "?";
@@ -104,8 +107,8 @@ void cairn_cluster_job_free(struct cairn_cluster_job *job)
     cairn_cluster_amending_free(job->amending);
     cairn_spec_release(&job->spec);
     cairn_layout_close(job->layout);
-    free(job->spec_bytes);
-    free(job->layout_bytes);
+    cairn_packed_release(job->spec_packed);
+    cairn_packed_release(job->layout_packed);
     free(job->shards);
     free(job);
 }
@@ -237,25 +240,18 @@ static cairn_status plan_layout(struct cairn_cluster_job *job, uint32_t shard_co
     free(tensors);
     if (status != CAIRN_OK) return status;
     job->heaviest_over_mean = report.heaviest_over_mean;
-    job->layout_bytes_len = cairn_layout_encoded_bytes(job->layout);
-    job->layout_bytes = malloc(job->layout_bytes_len);
-    if (job->layout_bytes == NULL) return CAIRN_ERR_NO_MEMORY;
-    cairn_layout_encode(job->layout, job->layout_bytes);
-    return CAIRN_OK;
+    job->layout_packed = cairn_packed_layout(job->layout);
+    return job->layout_packed != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
-/* Spec and layout are sent as one burst, to each shard and to each that attaches: where the queue is
- * too short for it, every one of these connections would be closed, again and again. */
-bool cairn_cluster_job_fits_queue(const struct cairn_cluster_job *job, struct cairn_sentence *why)
+cairn_status cairn_cluster_judge_packed(const char *job, const struct cairn_packed *packed,
+                                        struct cairn_sentence *why)
 {
-    const size_t limit = (size_t)job->cluster->options->network.send_queue_bytes;
-    const size_t bytes = job->spec_bytes_len + job->layout_bytes_len;
-    if (bytes + bytes / 16 <= limit) return true; // and the frames around the pages
-    cairn_sentence_set(why,
-                       "job %s: its list of tensors and its layout take %zu bytes, more than "
-                       "send_queue in [network] lets wait (%zu): raise it at the coordinator",
-                       job->spec.name, bytes, limit);
-    return false;
+    if (packed->size <= CAIRN_PAGED_BYTES_MAX) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_INVALID,
+                      "the list of tensors of job %s, or its layout, would take %zu bytes: at most "
+                      "%" PRIu64 " can be sent",
+                      job, packed->size, CAIRN_PAGED_BYTES_MAX);
 }
 
 struct cairn_cluster_job *cairn_cluster_job_plan(struct cairn_cluster *cluster,
@@ -276,11 +272,14 @@ struct cairn_cluster_job *cairn_cluster_job_plan(struct cairn_cluster *cluster,
         status = cairn_spec_copy(spec, &job->spec);
     }
     if (status == CAIRN_OK) {
-        status = cairn_spec_pack(&job->spec, &job->spec_bytes, &job->spec_bytes_len);
+        job->spec_packed = cairn_packed_spec(&job->spec);
+        if (job->spec_packed == NULL) status = CAIRN_ERR_NO_MEMORY;
     }
     if (status == CAIRN_OK) status = cairn_cluster_job_choose_shards(job, shard_count);
     if (status == CAIRN_OK) status = plan_layout(job, shard_count);
-    if (status == CAIRN_OK && cairn_cluster_job_fits_queue(job, why)) return job;
+    if (status == CAIRN_OK &&
+        cairn_cluster_judge_packed(spec->name, job->layout_packed, why) == CAIRN_OK)
+        return job;
     if (status == CAIRN_OK) {
         // `why` says it
     } else if (status == CAIRN_ERR_NOT_READY) {
@@ -306,8 +305,8 @@ cairn_cluster_job_send_create(struct cairn_cluster_job *job,
     create.generation = load->version.generation;
     create.step = load->version.step;
     create.epoch = job->epoch;
-    create.spec_bytes = job->spec_bytes_len;
-    create.layout_bytes = job->layout_bytes_len;
+    create.spec_bytes = job->spec_packed->size;
+    create.layout_bytes = job->layout_packed->size;
     create.extend = load->extend;
     create.digest = load->digest;
     create.member_max = (uint32_t)job->cluster->options->workers_max;
@@ -325,10 +324,8 @@ cairn_cluster_job_send_create(struct cairn_cluster_job *job,
         job->shards[i].incarnation = seat->incarnation;
         job->shards[i].revision = job->spec.revision;
         cairn_cluster_session_send(seat->session, CAIRN_MSG_JOB_CREATE, request, &create.base);
-        cairn_cluster_session_pages(seat->session, request, CAIRN_PAGE_SPEC, job->spec_bytes,
-                                    job->spec_bytes_len);
-        cairn_cluster_session_pages(seat->session, request, CAIRN_PAGE_LAYOUT, job->layout_bytes,
-                                    job->layout_bytes_len);
+        cairn_cluster_session_pages(seat->session, request, CAIRN_PAGE_SPEC, job->spec_packed);
+        cairn_cluster_session_pages(seat->session, request, CAIRN_PAGE_LAYOUT, job->layout_packed);
     }
     return gather;
 }
@@ -403,8 +400,7 @@ static void on_created(void *context, cairn_status status, const char *text)
     cairn_sentence_set(&why, "job %s was not created: %s", job->spec.name, text);
     if (status == CAIRN_OK) status = cairn_cluster_job_judge_shards(job, &why);
     if (status == CAIRN_OK)
-        status = cairn_cluster_save_job(job, job->spec_bytes, job->spec_bytes_len, 0, on_stored,
-                                        &why);
+        status = cairn_cluster_save_job(job, job->spec_packed, 0, on_stored, &why);
     if (status != CAIRN_OK) creation_failed(job, status, why.text);
 }
 
@@ -412,10 +408,14 @@ cairn_status cairn_cluster_job_create(struct cairn_cluster *cluster,
                                       const struct cairn_job_spec_data *spec,
                                       struct cairn_sentence *why)
 {
+    const cairn_status usable = cairn_spec_check_usable(spec, why);
+    if (usable != CAIRN_OK) return usable;
     size_t count = 0;
     for (const struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next) count++;
     if (count >= CAIRN_JOBS_MAX) {
-        return cairn_fail(why, CAIRN_ERR_BUSY, "there are %zu jobs already", count);
+        return cairn_fail(why, CAIRN_ERR_REFUSED,
+                          "there are %zu jobs, which are the most; `cairn job drop` takes one away",
+                          count);
     }
     struct cairn_cluster_job *job = cairn_cluster_job_plan(cluster, spec, why);
     if (job == NULL) return CAIRN_ERR_NO_MEMORY;

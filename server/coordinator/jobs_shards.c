@@ -6,6 +6,7 @@
 #include "proto/wire/optimizer.h"
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/cuts.h"
 #include "server/coordinator/groups.h"
 #include "server/coordinator/standing.h"
 #include "server/coordinator/requests.h"
@@ -15,23 +16,20 @@
 static cairn_status fill_job(struct cairn_cluster_job *job, const struct cairn_stored_job *row,
                              struct cairn_sentence *why)
 {
+    struct cairn_sentence reason = { "" };
     cairn_status status = cairn_spec_unpack(row->spec, row->spec_bytes, cairn_optimizer_names(),
-                                            &job->spec, why);
-    if (status != CAIRN_OK) return status;
+                                            &job->spec, &reason);
+    if (status != CAIRN_OK)
+        return cairn_fail(why, status, "the stored spec of job %s: %s", row->name, reason.text);
     struct cairn_layout_tensor *tensors = cairn_cluster_layout_tensors_of(&job->spec);
-    job->spec_bytes = malloc(row->spec_bytes);
-    job->layout_bytes = malloc(row->layout_bytes);
+    job->spec_packed = cairn_packed_copy(row->spec, row->spec_bytes);
+    job->layout_packed = cairn_packed_copy(row->layout, row->layout_bytes);
     job->shards = calloc(row->shard_count, sizeof *job->shards);
     status = CAIRN_ERR_NO_MEMORY;
-    if (tensors != NULL && job->spec_bytes != NULL && job->layout_bytes != NULL &&
-        job->shards != NULL) {
-        memcpy(job->spec_bytes, row->spec, row->spec_bytes);
-        memcpy(job->layout_bytes, row->layout, row->layout_bytes);
-        job->spec_bytes_len = row->spec_bytes;
-        job->layout_bytes_len = row->layout_bytes;
+    if (tensors != NULL && job->spec_packed != NULL && job->layout_packed != NULL &&
+        job->shards != NULL)
         status = cairn_layout_decode(row->layout, row->layout_bytes, tensors,
                                      (uint32_t)job->spec.tensor_count, &job->layout);
-    }
     free(tensors);
     if (status != CAIRN_OK) {
         return cairn_fail(why, status, "the stored layout of job %s: %s", row->name,
@@ -99,6 +97,7 @@ cairn_status cairn_cluster_job_load(struct cairn_cluster *cluster,
     job->round_reserved = row->round_reserved;
     job->base_step = row->base_step;
     job->initialized = row->initialized;
+    job->version_unknown = row->initialized;
     job->stored = true;
     job->state = row->initialized ? CAIRN_CLUSTER_JOB_RUNNING : CAIRN_CLUSTER_JOB_INITIALIZING;
     cairn_sentence_set(&job->epoch_reason, "the coordinator was started again");
@@ -227,6 +226,7 @@ static void miss_part(struct cairn_cluster_job *job, uint32_t shard)
     s->patience_ms = patience_ms(job->cluster, s->seat);
     cairn_log_warn("job %s waits: shard %s restarted without its part of it", job->spec.name,
                    s->seat->name);
+    cairn_cluster_cut_part_missed(job, shard);
 }
 
 void cairn_cluster_job_parts_tick(struct cairn_cluster_job *job)

@@ -192,17 +192,15 @@ static void send_attached(struct cairn_cluster_member *member)
     message.generation = version.generation;
     message.step = version.step;
     message.initialized = job->initialized;
-    message.spec_bytes = job->spec_bytes_len;
-    message.layout_bytes = job->layout_bytes_len;
+    message.spec_bytes = job->spec_packed->size;
+    message.layout_bytes = job->layout_packed->size;
     message.shards = infos.list;
     message.n_shards = count;
     const uint32_t request = member->open_request;
     member->open_request = 0;
     cairn_cluster_session_send(member->session, CAIRN_MSG_ATTACHED, request, &message.base);
-    cairn_cluster_session_pages(member->session, request, CAIRN_PAGE_SPEC, job->spec_bytes,
-                                job->spec_bytes_len);
-    cairn_cluster_session_pages(member->session, request, CAIRN_PAGE_LAYOUT, job->layout_bytes,
-                                job->layout_bytes_len);
+    cairn_cluster_session_pages(member->session, request, CAIRN_PAGE_SPEC, job->spec_packed);
+    cairn_cluster_session_pages(member->session, request, CAIRN_PAGE_LAYOUT, job->layout_packed);
     cairn_cluster_shard_infos_release(&infos);
 }
 

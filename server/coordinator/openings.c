@@ -198,8 +198,17 @@ static cairn_status judge_open(const struct cairn_cluster_session *session,
          m = m->next_of_session) {
         arriving += m->phase == CAIRN_MEMBER_PAGES;
     }
-    if (session->member_count >= CAIRN_SESSION_MEMBERS_MAX || arriving >= CAIRN_SESSION_PAGED_MAX) {
-        return cairn_fail(why, CAIRN_ERR_BUSY, "too many jobs are open on this connection");
+    // Not BUSY, at which a client asks again until its deadline: only its own cairn_job_close can help.
+    if (session->member_count >= CAIRN_SESSION_MEMBERS_MAX) {
+        return cairn_fail(why, CAIRN_ERR_REFUSED,
+                          "%" PRIu32 " jobs are open on this connection, which are the most: close "
+                          "one, or open this one in another session",
+                          session->member_count);
+    }
+    if (arriving >= CAIRN_SESSION_PAGED_MAX) {
+        return cairn_fail(why, CAIRN_ERR_BUSY,
+                          "%" PRIu32 " specs are on their way on this connection already",
+                          arriving);
     }
     if (!cairn_job_name_ok(open->name)) {
         return cairn_fail(why, CAIRN_ERR_INVALID,

@@ -1,8 +1,11 @@
-/* What an admin asks for and is answered later: jobs that go, snapshots listed, removed, restored. */
+/* What an admin asks for, each in a file of its own; but for the status, it is answered later. */
 #ifndef CAIRN_COORDINATOR_REQUESTS_H
 #define CAIRN_COORDINATOR_REQUESTS_H
 
 #include "server/coordinator/cluster.h"
+
+/* cluster_status.c */
+void cairn_cluster_status_answer(struct cairn_cluster_session *session, uint32_t request);
 
 /* snapshot_list.c */
 void cairn_cluster_snapshots_list(struct cairn_cluster_session *session, uint32_t request,
@@ -15,6 +18,16 @@ void cairn_cluster_job_remove(struct cairn_cluster_session *session, uint32_t re
                               const Cairn__JobRemove *message);
 void cairn_cluster_drops_forget(struct cairn_cluster *cluster,
                                 const struct cairn_cluster_session *session);
+/* Behind the sessions and the saves: nothing comes back to those that are left. */
+void cairn_cluster_drops_close(struct cairn_cluster *cluster);
+
+/* backup.c */
+void cairn_cluster_backup_begin(struct cairn_cluster_session *session, uint32_t request,
+                                const Cairn__ClusterBackup *message);
+void cairn_cluster_backup_forget(struct cairn_cluster *cluster,
+                                 const struct cairn_cluster_session *session);
+/* With the cluster, whose threads have ended. */
+void cairn_cluster_backup_close(struct cairn_cluster *cluster);
 
 /* snapshot_remove.c */
 void cairn_cluster_snapshot_remove(struct cairn_cluster_session *session, uint32_t request,

@@ -18,6 +18,7 @@
 
 #include "proto/wire/snapshot_io.h"
 #include "server/base/log.h"
+#include "server/coordinator/cuts.h"
 #include "server/coordinator/groups.h"
 #include "server/coordinator/requests.h"
 #include "server/coordinator/restore.h"
@@ -46,15 +47,10 @@ static void end_restore(struct cairn_cluster_restore *restore, cairn_status stat
         cairn_log_warn("restore of %s failed: %s", restore->folder, text);
         cairn_cluster_waiters_fail(&restore->waiter, status, text);
     } else {
-        Cairn__SnapshotStatus message;
-        const char *slash = strrchr(restore->folder, '/');
-        cairn_cluster_manifest_to_status(&restore->manifest,
-                                         slash == NULL ? restore->folder : slash + 1,
-                                         restore->folder, &message);
-        message.job = restore->manifest.spec.name;
-        cairn_log_info("job %s restored from %s at step %" PRIu64, message.job, restore->folder,
-                       message.step);
-        cairn_cluster_waiters_answer(&restore->waiter, CAIRN_MSG_SNAPSHOT_STATUS, &message.base);
+        cairn_log_info("job %s restored from %s at step %" PRIu64 " as generation %" PRIu64,
+                       restore->manifest.spec.name, restore->folder, restore->manifest.step,
+                       restore->generation);
+        cairn_cluster_restore_answer(restore);
     }
     struct cairn_cluster *cluster = restore->cluster;
     free_restore(restore);
@@ -77,7 +73,7 @@ static void check(struct cairn_cluster_work *work)
     restore->folder = folder;
     restore->status = cairn_snapshot_open(restore->folder, &snapshot, &restore->why);
     if (restore->status != CAIRN_OK) return;
-    restore->status = cairn_snapshot_verify(&snapshot, &restore->why);
+    if (!restore->plan) restore->status = cairn_snapshot_verify(&snapshot, &restore->why);
     if (restore->status == CAIRN_OK) {
         restore->manifest = snapshot.manifest; // moves
         cairn_manifest_init(&snapshot.manifest);
@@ -135,8 +131,7 @@ static void on_loaded(struct cairn_cluster_restore *restore, cairn_status status
     if (status == CAIRN_OK) status = cairn_cluster_job_judge_shards(job, &why);
     if (status == CAIRN_OK) {
         job->initialized = true;
-        status = cairn_cluster_save_job(job, job->spec_bytes, job->spec_bytes_len, 0, on_stored,
-                                        &why);
+        status = cairn_cluster_save_job(job, job->spec_packed, 0, on_stored, &why);
     }
     if (status != CAIRN_OK) end_load(restore, job, status, why.text);
 }
@@ -230,9 +225,10 @@ static cairn_status judge_replace(const struct cairn_cluster_restore *restore,
 {
     const struct cairn_manifest *m = &restore->manifest;
     const int64_t workers_max = restore->cluster->options->workers_max;
-    if (old != NULL && (old->cut != NULL || old->extension != NULL || old->amending != NULL ||
+    if (old != NULL && old->cut != NULL) return cairn_cluster_cut_refuse(old, why);
+    if (old != NULL && (old->extension != NULL || old->amending != NULL ||
                         old->state == CAIRN_CLUSTER_JOB_CREATING)) {
-        return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being saved, made, amended or restored",
+        return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being made, amended or restored",
                           m->spec.name);
     }
     if (old != NULL && old->behind)
@@ -282,7 +278,10 @@ static cairn_status replace(struct cairn_cluster_restore *restore, struct cairn_
                                                  .digest = restore->number,
                                                  .version = { body->generation, m->step },
                                                  .last = &last };
-    if (old != NULL) remove_old(old, body, restore->folder);
+    if (old != NULL) {
+        cairn_cluster_restore_replaces(restore, old);
+        remove_old(old, body, restore->folder);
+    }
     cairn_cluster_job_link(body);
     restore->job_id = body->id;
     struct cairn_cluster_gather *gather = cairn_cluster_job_send_create(body, &load, on_made,
@@ -349,18 +348,34 @@ static void begin_load(struct cairn_cluster_work *work)
         end_restore(restore, status, restore->status != CAIRN_OK ? restore->why.text : "no memory");
 }
 
+static const struct cairn_cluster_job *job_there(const struct cairn_cluster_restore *restore)
+{
+    return cairn_cluster_job_find(restore->cluster, cairn_cluster_restore_job_name(restore));
+}
+
 /* There is a job of its name that is not lost, and would be if it came to a failure later. */
 static bool is_risky(const struct cairn_cluster_restore *restore)
 {
-    const char *name = restore->job_name != NULL ? restore->job_name : restore->manifest.spec.name;
-    const struct cairn_cluster_job *old = cairn_cluster_job_find(restore->cluster, name);
+    const struct cairn_cluster_job *old = job_there(restore);
     return old != NULL && old->state != CAIRN_CLUSTER_JOB_LOST;
+}
+
+static void end_plan(struct cairn_cluster_restore *restore)
+{
+    const struct cairn_cluster_job *old = job_there(restore);
+    if (old != NULL) cairn_cluster_restore_replaces(restore, old);
+    cairn_cluster_restore_answer(restore);
+    free_restore(restore);
 }
 
 static void on_checked(struct cairn_cluster_work *work)
 {
     struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
     restore->checked = true;
+    if (restore->plan && restore->status == CAIRN_OK && !work->cluster->closing) {
+        end_plan(restore);
+        return;
+    }
     if (restore->status == CAIRN_OK && restore->manifest.unsealed)
         cairn_log_warn("the manifest of %s is of a former version, without a hash over itself: "
                        "whether it was changed cannot be told but by its content root",
@@ -422,6 +437,7 @@ void cairn_cluster_restore_begin(struct cairn_cluster_session *session, uint32_t
         return;
     }
     restore->cluster = session->cluster;
+    restore->plan = message->plan;
     cairn_manifest_init(&restore->manifest);
     restore->work.run = check;
     restore->work.done = on_checked;

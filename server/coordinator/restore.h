@@ -16,7 +16,10 @@ struct cairn_cluster_restore {
     struct cairn_sentence why;
     struct cairn_cluster_restore *next;
     uint64_t number; /* of the SnapshotParts of what was loaded */
-    bool made;       /* all shards said Done */
+    bool plan;       /* nothing is done, but said */
+    bool replaces;   /* a job: `replaced` is what it was, its texts borrowed */
+    Cairn__ReplacedJob replaced;
+    bool made; /* all shards said Done */
     bool checked;
     /* owned */
     char *folder;   /* the thread's that checks it, until it has */
@@ -27,6 +30,15 @@ struct cairn_cluster_restore {
         *parts; /* [shard_count of the job], enum cairn_part_state; NULL: it is not being loaded */
     struct cairn_cluster_digests digests;
 };
+
+/* restore_told.c */
+/* Under which name it is, or will be, a job. */
+const char *cairn_cluster_restore_job_name(const struct cairn_cluster_restore *restore);
+/* Notes what the job is that goes for it. */
+void cairn_cluster_restore_replaces(struct cairn_cluster_restore *restore,
+                                    const struct cairn_cluster_job *old);
+/* It is done, or planned: who asked hears of it. */
+void cairn_cluster_restore_answer(struct cairn_cluster_restore *restore);
 
 /* restore_proof.c */
 /* On another thread: the content root of the files, which were verified, against the manifest's. */

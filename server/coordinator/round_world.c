@@ -6,6 +6,7 @@
 
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/cuts.h"
 #include "server/coordinator/groups.h"
 #include "server/coordinator/leases.h"
 #include "server/coordinator/saves.h"
@@ -60,6 +61,7 @@ static struct cairn_round_config core_config(const struct cairn_cluster_job *job
                      .max = spec->loss_scale_max,
                      .growth_rounds = spec->loss_scale_growth_steps },
         .fail_nonfinite = spec->on_nonfinite == CAIRN_NONFINITE_FAIL,
+        .skips_max = spec->skips_max,
         .epoch = job->epoch,
         .round_reserved = job->round_reserved,
     };
@@ -197,6 +199,38 @@ static void send_open(struct cairn_cluster_job *job, const struct cairn_round_ac
     }
 }
 
+/* Why no round opens, to whoever asks for one, and to the log. */
+static void say_halted(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+{
+    cairn_sentence_set(out,
+                       "job %s is halted at step %" PRIu64 ": %" PRIu32
+                       " rounds in a row were skipped, because gradients were not finite, and the "
+                       "loss scale is at its least (skips_max is %" PRIu32
+                       "); no round opens until it is amended (a lower lr, say), or restored from "
+                       "a snapshot",
+                       job->spec.name, cairn_round_version(job->core).step,
+                       cairn_round_skips(job->core).in_row, job->spec.skips_max);
+}
+
+/* Of gradients that are not finite. One that lowers the loss scale is the way things go. */
+static void say_skip(struct cairn_cluster_job *job, const struct cairn_decision *skip)
+{
+    struct cairn_payload head;
+    struct cairn_sentence text;
+    const cairn_status status = cairn_payload_decode(skip->payload, skip->payload_bytes, &head);
+    if (status != CAIRN_OK || head.finite || head.skips.in_row == 0) return;
+    if (cairn_round_halted(job->core)) {
+        say_halted(job, &text);
+        cairn_log_error("%s", text.text);
+        return;
+    }
+    cairn_log_limited(
+        &job->skips_said, CAIRN_LOG_WARN,
+        "job %s: round %" PRIu64 " of step %" PRIu64
+        " is skipped, because a gradient is not finite: %" PRIu32 " in a row, %" PRIu64 " so far",
+        job->spec.name, skip->round, skip->version_after.step, head.skips.in_row, head.skips.all);
+}
+
 static void send_decide(struct cairn_cluster_job *job, const struct cairn_round_action *action)
 {
     Cairn__Decision decision;
@@ -211,6 +245,7 @@ static void send_decide(struct cairn_cluster_job *job, const struct cairn_round_
                     : decision.kind == CAIRN_DECISION_WRITE ? "write"
                                                             : "skip");
     cairn_cluster_job_send_all(job, CAIRN_MSG_DECIDE, &decide.base);
+    if (decision.kind == CAIRN_DECISION_SKIP) say_skip(job, action->decision);
 }
 
 /* ---- to the workers ---- */
@@ -231,6 +266,7 @@ static void send_opened(struct cairn_cluster_job *job, const struct cairn_round_
     opened.rank = action->rank;
     opened.world = action->world;
     opened.loss_scale = action->loss_scale;
+    opened.skips = action->skips;
     opened.micro_batches = job->spec.micro_batches;
     opened.revision = cairn_round_terms_of(job->core)->revision;
     opened.clip_norm = cairn_round_terms_of(job->core)->clip_norm;
@@ -240,6 +276,17 @@ static void send_opened(struct cairn_cluster_job *job, const struct cairn_round_
     opened.n_frozen_tensors = cairn_cluster_terms_in_force(job)->frozen_tensor_count;
     cairn_cluster_session_send(member->session, CAIRN_MSG_ROUND_OPENED, *request, &opened.base);
     *request = 0;
+}
+
+static void refuse_begin(struct cairn_cluster_job *job, const struct cairn_round_action *action)
+{
+    struct cairn_cluster_member *member = cairn_cluster_job_member(job, action->member);
+    struct cairn_sentence text;
+    if (member == NULL || member->begin_request == 0) return; // it asks again after a reconnect
+    say_halted(job, &text);
+    cairn_cluster_session_error(member->session, member->begin_request, CAIRN_ERR_NONFINITE,
+                                text.text);
+    member->begin_request = 0;
 }
 
 static void fill_result(const struct cairn_cluster_job *job,
@@ -273,6 +320,7 @@ static void fill_result(const struct cairn_cluster_job *job,
     result->grad_norm = head.grad_norm;
     result->clip_scale = head.clip_scale;
     result->lr = head.lr;
+    result->skips = head.skips.all;
     if (action->status == CAIRN_ERR_NONFINITE) {
         cairn_sentence_set(text,
                            "a gradient of round %" PRIu64
@@ -422,6 +470,7 @@ static void act(struct cairn_cluster_job *job, const struct cairn_round_action *
     case CAIRN_ROUND_WORKER_OPENED: send_opened(job, action); break;
     case CAIRN_ROUND_WORKER_RESULT: send_result(job, action); break;
     case CAIRN_ROUND_WORKER_FENCE: fence_worker(job, action); break;
+    case CAIRN_ROUND_WORKER_REFUSED: refuse_begin(job, action); break;
     case CAIRN_ROUND_BEHIND:
         cairn_cluster_job_behind(job, job->shards[action->shard].seat->name, "epoch");
         break;
@@ -446,6 +495,7 @@ void cairn_cluster_job_event(struct cairn_cluster_job *job, const struct cairn_r
     if (job->tiles.changed) cairn_cluster_tiles_advance(job);
     if (!job->heard && cairn_round_stage_of(job->core) >= CAIRN_ROUND_STEADY) {
         job->heard = true;
+        job->version_unknown = false;
         cairn_cluster_members_attach(job);
     }
     cairn_cluster_members_answer_states(job);

@@ -12,7 +12,8 @@ struct cairn_cluster_save {
     cairn_cluster_saved_fn then;
     cairn_status (*write)(struct cairn_store *store, const struct cairn_stored_job *row,
                           struct cairn_sentence *why);
-    struct cairn_stored_job row; /* what `write` wants of it; a whole one owns what it points to */
+    struct cairn_stored_job row;        /* what `write` wants of it; a whole one owns its names */
+    struct cairn_packed *spec, *layout; /* held: what a whole one points to */
     struct cairn_sentence why;
     uint64_t store_writes; /* of the store when it was done */
 };
@@ -58,8 +59,8 @@ static void free_save(struct cairn_cluster_save *save)
         free((char *)(uintptr_t)save->row.shards[i]);
     free((char **)(uintptr_t)save->row.shards);
     free((char *)(uintptr_t)save->row.name);
-    free((uint8_t *)(uintptr_t)save->row.spec);
-    free((uint8_t *)(uintptr_t)save->row.layout);
+    cairn_packed_release(save->spec);
+    cairn_packed_release(save->layout);
     free(save);
 }
 
@@ -141,24 +142,17 @@ cairn_status cairn_cluster_save_dropped(const struct cairn_cluster_job *job,
     return save_start(save);
 }
 
-static const uint8_t *copy_of(const uint8_t *bytes, size_t count)
-{
-    uint8_t *copy = malloc(count + 1);
-    if (copy != NULL && count > 0) memcpy(copy, bytes, count);
-    return copy;
-}
-
 /* False: no memory, and what there is is freed with the row. */
-static bool fill_row(const struct cairn_cluster_job *job, const uint8_t *spec, size_t spec_bytes,
+static bool fill_row(const struct cairn_cluster_job *job, const struct cairn_packed *spec,
                      struct cairn_stored_job *row)
 {
     const uint32_t count = job->layout->shard_count;
     char **names = calloc(count + 1, sizeof *names);
     *row = (struct cairn_stored_job) { .name = strdup(job->spec.name),
-                                       .spec = copy_of(spec, spec_bytes),
-                                       .spec_bytes = spec_bytes,
-                                       .layout = copy_of(job->layout_bytes, job->layout_bytes_len),
-                                       .layout_bytes = job->layout_bytes_len,
+                                       .spec = spec->bytes,
+                                       .spec_bytes = spec->size,
+                                       .layout = job->layout_packed->bytes,
+                                       .layout_bytes = job->layout_packed->size,
                                        .shards = (const char *const *)names,
                                        .shard_count = count,
                                        .id = job->id,
@@ -168,19 +162,21 @@ static bool fill_row(const struct cairn_cluster_job *job, const uint8_t *spec, s
                                        .round_reserved = job->round_reserved,
                                        .base_step = job->base_step,
                                        .initialized = job->initialized };
-    bool whole = names != NULL && row->name != NULL && row->spec != NULL && row->layout != NULL;
+    bool whole = names != NULL && row->name != NULL;
     for (uint32_t i = 0; whole && i < count; i++)
         whole = (names[i] = strdup(job->shards[i].seat->name)) != NULL;
     return whole;
 }
 
-cairn_status cairn_cluster_save_job(struct cairn_cluster_job *job, const uint8_t *spec,
-                                    size_t spec_bytes, uint64_t number, cairn_cluster_saved_fn then,
+cairn_status cairn_cluster_save_job(struct cairn_cluster_job *job, struct cairn_packed *spec,
+                                    uint64_t number, cairn_cluster_saved_fn then,
                                     struct cairn_sentence *why)
 {
     struct cairn_cluster_save *save = save_new(job, number, then);
     if (save == NULL) return fail_memory(why);
-    if (!fill_row(job, spec, spec_bytes, &save->row)) {
+    save->spec = cairn_packed_hold(spec);
+    save->layout = cairn_packed_hold(job->layout_packed);
+    if (!fill_row(job, spec, &save->row)) {
         free_save(save);
         return fail_memory(why);
     }

@@ -19,8 +19,8 @@ struct cairn_cluster_saved {
 typedef void (*cairn_cluster_saved_fn)(const struct cairn_cluster_saved *saved);
 
 /* The whole row of the job as it is, but for its spec (packed). */
-cairn_status cairn_cluster_save_job(struct cairn_cluster_job *job, const uint8_t *spec,
-                                    size_t spec_bytes, uint64_t number, cairn_cluster_saved_fn then,
+cairn_status cairn_cluster_save_job(struct cairn_cluster_job *job, struct cairn_packed *spec,
+                                    uint64_t number, cairn_cluster_saved_fn then,
                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Its epoch, which is saved->number, and the reserved rounds. */
 cairn_status cairn_cluster_save_epoch(const struct cairn_cluster_job *job,

@@ -66,25 +66,63 @@ void cairn_cluster_seat_free(struct cairn_cluster_seat *seat)
     free(seat);
 }
 
-static bool job_uses(const struct cairn_cluster *cluster, const struct cairn_cluster_seat *seat)
+/* A job that has a part there; NULL: none. */
+static const struct cairn_cluster_job *user_of(const struct cairn_cluster *cluster,
+                                               const struct cairn_cluster_seat *seat)
 {
     for (const struct cairn_cluster_job *job = cluster->jobs; job != NULL; job = job->next) {
         for (uint32_t i = 0; i < job->layout->shard_count; i++) {
-            if (job->shards[i].seat == seat) return true;
+            if (job->shards[i].seat == seat) return job;
         }
     }
-    // A body that is not linked yet may hold it; an adoption has its name.
+    return NULL;
+}
+
+/* A body that is not linked yet may hold a seat; an adoption has its name. */
+static bool unknown_uses(const struct cairn_cluster *cluster)
+{
     return cluster->restores != NULL || cluster->adoption != NULL;
+}
+
+static void remove_seat(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
+{
+    struct cairn_cluster_seat **at = &cluster->seats;
+    while (*at != seat) at = &(*at)->next;
+    *at = seat->next;
+    cairn_cluster_seat_free(seat);
 }
 
 /* One that went and that nobody needs is forgotten, so that passing strangers leave nothing. */
 static void drop_unused_seat(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
 {
-    if (seat->session != NULL || job_uses(cluster, seat)) return;
-    struct cairn_cluster_seat **at = &cluster->seats;
-    while (*at != seat) at = &(*at)->next;
-    *at = seat->next;
-    cairn_cluster_seat_free(seat);
+    if (seat->session != NULL || user_of(cluster, seat) != NULL || unknown_uses(cluster)) return;
+    remove_seat(cluster, seat);
+}
+
+cairn_status cairn_cluster_seat_forget(struct cairn_cluster *cluster, const char *name,
+                                       struct cairn_sentence *why)
+{
+    struct cairn_cluster_seat *seat = cairn_cluster_seat_find(cluster, name);
+    if (seat == NULL)
+        return cairn_fail(why, CAIRN_ERR_NOT_FOUND,
+                          "there is no shard %.128s; `cairn cluster status`", name);
+    if (seat->session != NULL)
+        return cairn_fail(why, CAIRN_ERR_BUSY,
+                          "shard %s is connected from %s: end its process first", name,
+                          cairn_peer_name(seat->session->peer));
+    const struct cairn_cluster_job *job = user_of(cluster, seat);
+    if (job != NULL)
+        return cairn_fail(why, CAIRN_ERR_BUSY,
+                          "job %s has a part on shard %s: restore it over other shards (`cairn "
+                          "snapshot restore`) or drop it (`cairn job drop %s`) first",
+                          job->spec.name, name, job->spec.name);
+    if (unknown_uses(cluster))
+        return cairn_fail(why, CAIRN_ERR_BUSY,
+                          "a snapshot is being restored, or the shards' state adopted: ask again "
+                          "when that has ended");
+    cairn_log_info("shard %s was forgotten by an operator", name);
+    remove_seat(cluster, seat);
+    return CAIRN_OK;
 }
 
 static void tell_supervisor(const struct cairn_cluster *cluster)

@@ -56,6 +56,9 @@ struct cairn_cluster_seat *cairn_cluster_seat_find(const struct cairn_cluster *c
                                                    const char *name);
 /* Makes it if need be; NULL: no memory, or CAIRN_SEATS_MAX. */
 struct cairn_cluster_seat *cairn_cluster_seat_get(struct cairn_cluster *cluster, const char *name);
+/* By the operator's word: it is gone for good. CAIRN_ERR_BUSY: it is here, or a job has a part on it. */
+cairn_status cairn_cluster_seat_forget(struct cairn_cluster *cluster, const char *name,
+                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
 void cairn_cluster_seat_free(struct cairn_cluster_seat *seat);
 /* May the shard that says this Hello have its seat? CAIRN_OK: nobody has it now. CAIRN_ERR_BUSY: it is to
  * come again. CAIRN_ERR_FENCED: its process is to end. */

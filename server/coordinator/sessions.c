@@ -7,6 +7,7 @@
 #include "server/base/log.h"
 #include "server/coordinator/adopt.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/cuts.h"
 #include "server/coordinator/standing.h"
 #include "server/coordinator/requests.h"
 #include "server/coordinator/works.h"
@@ -59,23 +60,12 @@ void cairn_cluster_session_done(struct cairn_cluster_session *session, uint32_t 
     cairn_cluster_session_send(session, CAIRN_MSG_DONE, request, &done.base);
 }
 
-struct page_target {
-    struct cairn_cluster_session *session;
-    uint32_t request;
-};
-static cairn_status send_page(void *context, const Cairn__Page *page)
-{
-    struct page_target *target = context;
-    cairn_cluster_session_send(target->session, CAIRN_MSG_PAGE, target->request, &page->base);
-    return target->session->closing ? CAIRN_ERR_CLOSED : CAIRN_OK;
-}
 void cairn_cluster_session_pages(struct cairn_cluster_session *session, uint32_t request,
-                                 enum cairn_page_what what, const uint8_t *bytes, size_t bytes_len)
+                                 enum cairn_page_what what, struct cairn_packed *packed)
 {
-    struct page_target target = { session, request };
-    if (session->closing) return;
-    const cairn_status status = cairn_paged_send(what, bytes, bytes_len, send_page, &target);
-    if (status != CAIRN_OK && !session->closing) give_up(session, status, "pages");
+    if (session == NULL || session->closing) return;
+    const cairn_status status = cairn_peer_send_pages(session->peer, request, what, packed);
+    if (status != CAIRN_OK) give_up(session, status, "pages");
 }
 
 /* ---- Hello ---- */
@@ -133,7 +123,7 @@ make_session(struct cairn_cluster *cluster, struct cairn_peer *peer, const Cairn
     session->peer = peer;
     session->role = hello->role;
     session->incarnation = hello->incarnation;
-    session->lacks = hello->lacks;
+    session->without = hello->without;
     session->name = strdup(hello->name);
     session->fabric_address_bytes = hello->fabric_address.len;
     session->fabric_address = malloc(hello->fabric_address.len + 1);
@@ -254,6 +244,7 @@ static void forget_waits(struct cairn_cluster_session *session)
     }
     cairn_cluster_restores_forget(session->cluster, session);
     cairn_cluster_adopt_forget(session->cluster, session);
+    cairn_cluster_backup_forget(session->cluster, session);
     cairn_cluster_drops_forget(session->cluster, session);
     cairn_cluster_works_forget(session->cluster, session);
 }

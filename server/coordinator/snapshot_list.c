@@ -41,6 +41,27 @@ static void free_listing(struct listing *listing)
     free(listing);
 }
 
+/* The newest first: by when they were taken, to the second, then by version. */
+static int newer_first(const void *a, const void *b)
+{
+    const struct found *x = a, *y = b;
+    const struct cairn_manifest *m = &x->manifest, *n = &y->manifest;
+    if (m->created_unix_s != n->created_unix_s)
+        return m->created_unix_s > n->created_unix_s ? -1 : 1;
+    if (m->generation != n->generation) return m->generation > n->generation ? -1 : 1;
+    if (m->step != n->step) return m->step > n->step ? -1 : 1;
+    return strcmp(y->id, x->id);
+}
+
+static void drop_oldest(struct listing *listing)
+{
+    struct found *oldest = listing->found;
+    for (size_t i = 1; i < listing->count; i++)
+        if (newer_first(&listing->found[i], oldest) > 0) oldest = &listing->found[i];
+    release_found(oldest);
+    *oldest = listing->found[--listing->count];
+}
+
 /* A manifest that cannot be read is not listed: show and restore say what is wrong with it. */
 static void on_snapshot(void *context, const char *job, const char *id, const char *folder)
 {
@@ -65,9 +86,7 @@ static void on_snapshot(void *context, const char *job, const char *id, const ch
         listing->status = cairn_fail(&listing->why, CAIRN_ERR_NO_MEMORY, "no memory");
         return;
     }
-    if (++listing->count < SNAPSHOTS_MAX) return;
-    release_found(&listing->found[0]);
-    memmove(listing->found, listing->found + 1, --listing->count * sizeof *listing->found);
+    if (++listing->count > SNAPSHOTS_MAX) drop_oldest(listing);
 }
 
 static void read_store(struct cairn_cluster_work *work)
@@ -81,6 +100,7 @@ static void read_store(struct cairn_cluster_work *work)
     struct cairn_sentence why;
     const cairn_status status = cairn_snapshot_list(listing->root, listing->job, on_snapshot,
                                                     listing, &why);
+    qsort(listing->found, listing->count, sizeof *listing->found, newer_first);
     if (status == CAIRN_OK || listing->status != CAIRN_OK) return;
     listing->status = status;
     listing->why = why;

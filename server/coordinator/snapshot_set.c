@@ -1,4 +1,4 @@
-/* Cuts on the loop: begun, pinned by the core, gathered from the shards, answered. See cut.h. */
+/* Cuts on the loop: begun, pinned by the core, gathered from the shards. See cut.h. */
 #include <inttypes.h>
 #include <sodium.h>
 #include <stdlib.h>
@@ -8,89 +8,8 @@
 #include "proto/wire/snapshot_io.h"
 #include "server/base/log.h"
 #include "server/coordinator/cut.h"
+#include "server/coordinator/cuts.h"
 #include "server/coordinator/groups.h"
-
-static void free_cut(struct cairn_cluster_cut *cut)
-{
-    if (cut->job != NULL && cut->job->cut == cut) cut->job->cut = NULL;
-    cairn_cluster_waiters_release(&cut->at_begin);
-    cairn_cluster_waiters_release(&cut->at_end);
-    cairn_manifest_release(&cut->manifest);
-    free(cut->folder);
-    free(cut->parts);
-    cairn_cluster_digests_release(&cut->digests);
-    free(cut);
-}
-
-static void fail_cut(struct cairn_cluster_cut *cut, cairn_status status, const char *name,
-                     const char *text)
-{
-    if (cut->status != CAIRN_OK) return;
-    cut->status = status == CAIRN_OK ? CAIRN_ERR_INTERNAL : status;
-    cairn_sentence_set(&cut->why, "%s%s%s", name, *name == '\0' ? "" : ": ", text);
-}
-
-/* ---- the end ---- */
-
-static void answer(struct cairn_cluster_cut *cut)
-{
-    struct cairn_manifest *m = &cut->manifest;
-    if (!cut->is_snapshot) {
-        Cairn__JobDigest digest = CAIRN__JOB_DIGEST__INIT;
-        digest.generation = cut->version.generation;
-        digest.step = cut->version.step;
-        digest.root.data = m->content_root;
-        digest.root.len = sizeof m->content_root;
-        cairn_cluster_waiters_answer(&cut->at_end, CAIRN_MSG_JOB_DIGEST, &digest.base);
-        return;
-    }
-    Cairn__SnapshotStatus status;
-    cairn_cluster_manifest_to_status(m, cut->id, cut->folder, &status);
-    cairn_log_info("snapshot %s of job %s committed: %" PRIu32 " files, %" PRIu64 " bytes, %" PRIu64
-                   " ms",
-                   cut->id, cut->job->spec.name, status.files, status.bytes,
-                   uv_now(cut->work.cluster->loop) - cut->begun_ms);
-    cairn_cluster_waiters_answer(&cut->at_end, CAIRN_MSG_SNAPSHOT_STATUS, &status.base);
-}
-
-static void finish(struct cairn_cluster_cut *cut)
-{
-    if (cut->status == CAIRN_OK) {
-        answer(cut);
-    } else {
-        cairn_log_warn("%s of job %s failed: %s", cut->is_snapshot ? "snapshot" : "digest",
-                       cut->job->spec.name, cut->why.text);
-        cairn_cluster_waiters_fail(&cut->at_begin, cut->status, cut->why.text);
-        cairn_cluster_waiters_fail(&cut->at_end, cut->status, cut->why.text);
-    }
-    free_cut(cut);
-}
-
-static void on_worked(struct cairn_cluster_work *work)
-{
-    struct cairn_cluster_cut *cut = (struct cairn_cluster_cut *)work;
-    if (work->cluster->closing) {
-        free_cut(cut);
-        return;
-    }
-    finish(cut);
-}
-
-/* All parts are in or will never come: to the other thread. */
-static void finish_if_whole(struct cairn_cluster_cut *cut)
-{
-    const uint32_t count = cut->job->layout->shard_count;
-    if (cut->stage != CAIRN_CUT_PINNED || cut->making_folder) return;
-    for (uint32_t i = 0; i < count; i++) {
-        if (cairn_part_is_open(cut->parts[i])) return;
-    }
-    cut->stage = CAIRN_CUT_WORKING;
-    cut->work.run = cairn_cluster_cut_work;
-    cut->work.done = on_worked;
-    if (cairn_cluster_work_start(&cut->work, cut->job->cluster, NULL, 0)) return;
-    fail_cut(cut, CAIRN_ERR_NO_MEMORY, "", "no thread for the snapshot");
-    finish(cut);
-}
 
 /* ---- parts ---- */
 
@@ -173,37 +92,14 @@ void cairn_cluster_cut_on_part(struct cairn_cluster_job *job, uint32_t shard,
     if (!cairn_part_is_open(cut->parts[shard])) return;
     const struct cairn_cluster_seat *seat = job->shards[shard].seat;
     const cairn_status status = take_part(cut, part, cut->parts[shard] == CAIRN_PART_AWAITED, &why);
-    if (status == CAIRN_OK && part->more) {
+    if (status == CAIRN_OK && part->more && cut->status == CAIRN_OK) {
         cut->parts[shard] = CAIRN_PART_BEGUN;
         cairn_cluster_part_next(seat, part);
         return;
     }
     cut->parts[shard] = status == CAIRN_OK ? CAIRN_PART_IN : CAIRN_PART_NONE;
-    if (status != CAIRN_OK) fail_cut(cut, status, seat->name, why.text);
-    finish_if_whole(cut);
-}
-
-void cairn_cluster_cut_shard_gone(struct cairn_cluster_job *job, uint32_t shard)
-{
-    struct cairn_cluster_cut *cut = job->cut;
-    if (cut == NULL || cut->stage != CAIRN_CUT_PINNED) return;
-    if (!cairn_part_is_open(cut->parts[shard])) return;
-    cut->parts[shard] = CAIRN_PART_NONE;
-    fail_cut(cut, CAIRN_ERR_CLOSED, job->shards[shard].seat->name, "it went away while writing");
-    finish_if_whole(cut);
-}
-
-void cairn_cluster_cut_abort(struct cairn_cluster_job *job, const char *reason)
-{
-    struct cairn_cluster_cut *cut = job->cut;
-    if (cut == NULL || cut->stage == CAIRN_CUT_WORKING) return;
-    fail_cut(cut, CAIRN_ERR_CANCELED, "", reason);
-    if (cut->stage == CAIRN_CUT_PINNING) {
-        finish(cut);
-        return;
-    }
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) cut->parts[i] = CAIRN_PART_NONE;
-    finish_if_whole(cut);
+    if (status != CAIRN_OK) cairn_cluster_cut_fail(cut, status, seat->name, why.text);
+    cairn_cluster_cut_advance(cut);
 }
 
 /* ---- the beginning ---- */
@@ -231,16 +127,16 @@ bool cairn_cluster_cut_waiting(const struct cairn_cluster_job *job, struct cairn
     return is_away && out->text[0] != '\0';
 }
 
-/* One a job at a time: for whom the one that is there waits. */
-static cairn_status refuse_another(const struct cairn_cluster_job *job, struct cairn_sentence *why)
+cairn_status cairn_cluster_cut_refuse(const struct cairn_cluster_job *job,
+                                      struct cairn_sentence *why)
 {
     struct cairn_sentence awaited;
     cairn_cluster_cut_waiting(job, &awaited);
     return cairn_fail(why, CAIRN_ERR_BUSY,
                       "a snapshot or digest of job %s is being taken%s%.300s; try again when it is "
-                      "done",
+                      "done, or give it up: `cairn snapshot cancel %s`",
                       job->spec.name, awaited.text[0] != '\0' ? " and waits for " : "",
-                      awaited.text);
+                      awaited.text, job->spec.name);
 }
 
 static struct cairn_cluster_cut *new_cut(struct cairn_cluster_job *job)
@@ -253,7 +149,7 @@ static struct cairn_cluster_cut *new_cut(struct cairn_cluster_job *job)
     randombytes_buf(&cut->number, sizeof cut->number);
     cut->parts = calloc(job->layout->shard_count, 1);
     if (cut->parts != NULL) return cut;
-    free_cut(cut);
+    cairn_cluster_cut_free(cut);
     return NULL;
 }
 
@@ -271,16 +167,16 @@ cairn_status cairn_cluster_cut_begin(struct cairn_cluster_job *job, bool is_snap
     if (job->extension != NULL)
         return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being amended; ask again",
                           job->spec.name);
-    if (!inherits && (job->cut != NULL || cairn_round_pin_pending(job->core)))
-        return refuse_another(job, why);
+    if (!inherits && job->cut != NULL) return cairn_cluster_cut_refuse(job, why);
     struct cairn_cluster_cut *cut = inherits ? job->cut : new_cut(job);
     if (cut == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
     if (!cairn_cluster_waiters_add(wait ? &cut->at_end : &cut->at_begin, session, request)) {
-        if (!inherits) free_cut(cut);
+        if (!inherits) cairn_cluster_cut_free(cut);
         return cairn_fail(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     }
     cut->is_snapshot = is_snapshot;
     cut->begun_ms = uv_now(job->cluster->loop);
+    cut->stuck_ms = 0;
     if (inherits) return CAIRN_OK; // the core knows of it
     job->cut = cut;
     const struct cairn_round_event pin = { .kind = CAIRN_ROUND_PIN, .snapshot = cut->number };
@@ -328,7 +224,7 @@ static void send_pins(struct cairn_cluster_cut *cut)
     for (uint32_t i = 0; i < cut->job->layout->shard_count; i++) {
         const struct cairn_cluster_job_shard *s = &cut->job->shards[i];
         if (!s->up) {
-            fail_cut(cut, CAIRN_ERR_CLOSED, s->seat->name, "it is away");
+            cairn_cluster_cut_fail(cut, CAIRN_ERR_CLOSED, s->seat->name, "it is away");
             continue;
         }
         cut->parts[i] = CAIRN_PART_AWAITED;
@@ -336,34 +232,22 @@ static void send_pins(struct cairn_cluster_cut *cut)
     }
 }
 
-static void send_folder(struct cairn_cluster_cut *cut)
-{
-    Cairn__PinFolder message = CAIRN__PIN_FOLDER__INIT;
-    message.job = cut->job->id;
-    message.snapshot = cut->number;
-    if (cut->status == CAIRN_OK) message.path = cut->folder; // else the copies are of no use
-    for (uint32_t i = 0; i < cut->job->layout->shard_count; i++) {
-        const struct cairn_cluster_job_shard *s = &cut->job->shards[i];
-        if (s->up)
-            cairn_cluster_session_send(s->seat->session, CAIRN_MSG_PIN_FOLDER, 0, &message.base);
-    }
-}
-
 static void on_folder(struct cairn_cluster_work *work)
 {
     struct cairn_cluster_cut *cut = (struct cairn_cluster_cut *)work;
     if (work->cluster->closing) {
-        free_cut(cut);
+        cairn_cluster_cut_free(cut);
         return;
     }
     cut->making_folder = false;
-    if (cut->folder_status != CAIRN_OK) fail_cut(cut, cut->folder_status, "", cut->folder_why.text);
-    send_folder(cut);
+    if (cut->folder_status != CAIRN_OK)
+        cairn_cluster_cut_fail(cut, cut->folder_status, "", cut->folder_why.text);
+    cairn_cluster_cut_tell_folder(cut, cut->status == CAIRN_OK ? cut->folder : "");
     if (cut->status == CAIRN_OK) {
         cairn_log_info("snapshot %s of job %s begins", cut->id, cut->job->spec.name);
         answer_begun(cut);
     }
-    finish_if_whole(cut);
+    cairn_cluster_cut_advance(cut);
 }
 
 /* The folder's name has the step, and the shards need the folder: it is made while they copy. */
@@ -374,8 +258,7 @@ static void begin_folder(struct cairn_cluster_cut *cut)
     cut->work.done = on_folder;
     cut->making_folder = cairn_cluster_work_start(&cut->work, cut->job->cluster, NULL, 0);
     if (cut->making_folder) return;
-    fail_cut(cut, CAIRN_ERR_NO_MEMORY, "", "no thread for the snapshot");
-    send_folder(cut);
+    cairn_cluster_cut_fail(cut, CAIRN_ERR_NO_MEMORY, "", "no thread for the snapshot");
 }
 
 void cairn_cluster_cut_on_pin(struct cairn_cluster_job *job, uint64_t number,
@@ -393,26 +276,5 @@ void cairn_cluster_cut_on_pin(struct cairn_cluster_job *job, uint64_t number,
         else
             answer_begun(cut);
     }
-    finish_if_whole(cut);
-}
-
-void cairn_cluster_cut_forget(struct cairn_cluster_job *job,
-                              const struct cairn_cluster_session *session)
-{
-    if (job->cut == NULL) return;
-    cairn_cluster_waiters_forget(&job->cut->at_begin, session);
-    cairn_cluster_waiters_forget(&job->cut->at_end, session);
-}
-
-/* With the cluster: nobody is told, a folder without a manifest is no snapshot. */
-void cairn_cluster_cut_close(struct cairn_cluster_job *job)
-{
-    if (job->cut == NULL) return;
-    while (job->cut->at_begin != NULL) {
-        cairn_cluster_waiters_forget(&job->cut->at_begin, job->cut->at_begin->session);
-    }
-    while (job->cut->at_end != NULL) {
-        cairn_cluster_waiters_forget(&job->cut->at_end, job->cut->at_end->session);
-    }
-    free_cut(job->cut);
+    cairn_cluster_cut_advance(cut);
 }

@@ -5,13 +5,13 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <sodium.h>
-#include <sqlite3.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "proto/wire/file_mode.h"
+#include "server/coordinator/store_private.h"
 
 #define APPLICATION_ID 0x4341524e /* "CARN": marks the file as ours */
 #define SCHEMA_VERSION 2
@@ -33,14 +33,6 @@ static const char schema_2[] = "ALTER TABLE meta ADD COLUMN identity INTEGER NOT
                                "PRAGMA user_version = 2;";
 _Static_assert(APPLICATION_ID == 1128354382 && SCHEMA_VERSION == 2, "as in the schema");
 
-struct cairn_store {
-    /* owned */
-    sqlite3 *db;
-    char *path;
-    uint64_t incarnation, identity;
-    uint64_t opening_changes; /* rows that open itself wrote */
-};
-
 /* The library's last error as a status and a sentence that says what to do. */
 static cairn_status fail(const struct cairn_store *store, const char *doing,
                          struct cairn_sentence *why)
@@ -52,10 +44,11 @@ static cairn_status fail(const struct cairn_store *store, const char *doing,
                           doing);
     }
     if (code == SQLITE_CORRUPT || code == SQLITE_NOTADB) {
-        return cairn_fail(why, CAIRN_ERR_CORRUPT,
-                          "%s: %s: %s; restore the file, or move it away and restore the jobs from "
-                          "their snapshots",
-                          store->path, doing, text);
+        return cairn_fail(
+            why, CAIRN_ERR_CORRUPT,
+            "%s: %s: %s; restore the file, or move it away and take the jobs from the "
+            "shards (`cairn cluster adopt`)",
+            store->path, doing, text);
     }
     if (code == SQLITE_BUSY) {
         return cairn_fail(why, CAIRN_ERR_BUSY, "%s: %s: another process has it open", store->path,
@@ -156,10 +149,11 @@ static cairn_status judge_file(struct cairn_store *store, int64_t *version_out,
     if (sqlite3_step(s) != SQLITE_ROW) {
         status = fail(store, "checking", why);
     } else if (strcmp((const char *)sqlite3_column_text(s, 0), "ok") != 0) {
-        status = cairn_fail(why, CAIRN_ERR_CORRUPT,
-                            "%s is damaged (%s); restore the file, or move it away and restore the "
-                            "jobs from their snapshots",
-                            store->path, (const char *)sqlite3_column_text(s, 0));
+        status = cairn_fail(
+            why, CAIRN_ERR_CORRUPT,
+            "%s is damaged (%s); restore the file, or move it away and take the jobs "
+            "from the shards (`cairn cluster adopt`)",
+            store->path, (const char *)sqlite3_column_text(s, 0));
     }
     sqlite3_finalize(s);
     return status;

@@ -79,6 +79,12 @@ cairn_status cairn_store_reserve_generation(struct cairn_store *store, uint64_t 
                                             uint64_t generation,
                                             struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
+/* The bytes of a file (malloc'd, the caller's) that opens as a store with everything that is in this one now.
+ * CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_store_picture(const struct cairn_store *store, uint8_t **bytes_out,
+                                 size_t *byte_count_out,
+                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
 /* Gives every job to `take`, by name; stops at the first that it refuses and returns that status. */
 typedef cairn_status (*cairn_stored_job_fn)(void *context, const struct cairn_stored_job *job,
                                             struct cairn_sentence *why);

@@ -85,12 +85,12 @@ void cairn_cluster_terms_tell(struct cairn_cluster_job *job, uint32_t shard, boo
     terms.job = job->id;
     terms.generation = job->generation;
     terms.revision = job->spec.revision;
-    terms.spec_bytes = newer ? job->spec_bytes_len : 0;
+    terms.spec_bytes = newer ? job->spec_packed->size : 0;
     if (request != 0) {
         cairn_cluster_session_send(s->seat->session, CAIRN_MSG_JOB_TERMS, request, &terms.base);
         if (newer)
-            cairn_cluster_session_pages(s->seat->session, request, CAIRN_PAGE_SPEC, job->spec_bytes,
-                                        job->spec_bytes_len);
+            cairn_cluster_session_pages(s->seat->session, request, CAIRN_PAGE_SPEC,
+                                        job->spec_packed);
     }
     cairn_cluster_gather_start(gather);
 }

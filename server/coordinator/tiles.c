@@ -28,9 +28,8 @@ struct cairn_cluster_tile_list {
     struct cairn_cluster_tile_list *next;
     uint32_t refs; /* ranks */
     uint64_t hash;
-    struct cairn_tiles tiles; /* owned */
-    uint8_t *bytes;           /* owned: the same, packed */
-    size_t bytes_len;
+    struct cairn_tiles tiles;    /* owned */
+    struct cairn_packed *packed; /* held: the same; NULL: of the whole tensors */
 };
 
 /* ---- lists ---- */
@@ -38,7 +37,7 @@ struct cairn_cluster_tile_list {
 static void list_free(struct cairn_cluster_tile_list *list)
 {
     cairn_tiles_release(&list->tiles);
-    free(list->bytes);
+    cairn_packed_release(list->packed);
     free(list);
 }
 
@@ -64,7 +63,8 @@ static struct cairn_cluster_tile_list *list_get(struct cairn_cluster_tiles *t,
     }
     struct cairn_cluster_tile_list *list = calloc(1, sizeof *list);
     if (list == NULL) return NULL;
-    if (cairn_tiles_pack(tiles, &list->bytes, &list->bytes_len) != CAIRN_OK) {
+    list->packed = cairn_packed_tiles(tiles);
+    if (list->packed == NULL) {
         free(list);
         return NULL;
     }
@@ -282,6 +282,11 @@ static void on_told(void *context, cairn_status status, const char *why)
     cairn_cluster_tiles_advance(job);
 }
 
+static size_t told_bytes(const struct cairn_cluster_tile_list *list)
+{
+    return MEMBER_TILES_BYTES + (list->packed != NULL ? list->packed->size : 0);
+}
+
 static void tell(struct cairn_cluster_member *member, uint32_t shard,
                  const struct cairn_cluster_tile_list *list)
 {
@@ -294,7 +299,7 @@ static void tell(struct cairn_cluster_member *member, uint32_t shard,
         free(telling);
         return; // with the next advance
     }
-    const size_t bytes = list->bytes_len + MEMBER_TILES_BYTES;
+    const size_t bytes = told_bytes(list);
     *telling = (struct telling) { job->cluster, job->id, member->id,
                                   bytes,        shard,   member->tiles_serial };
     member->tiles_known_to[shard] = TOLD;
@@ -303,12 +308,12 @@ static void tell(struct cairn_cluster_member *member, uint32_t shard,
     message.job = job->id;
     message.member = member->id;
     message.tiles_hash = list->hash;
-    message.tiles_bytes = list->bytes_len;
+    message.tiles_bytes = list->packed != NULL ? list->packed->size : 0;
     message.world = job->tiles.world;
     const uint32_t request = cairn_cluster_gather_ask(gather, seat);
     cairn_cluster_session_send(seat->session, CAIRN_MSG_MEMBER_TILES, request, &message.base);
-    cairn_cluster_session_pages(seat->session, request, CAIRN_PAGE_TILES, list->bytes,
-                                list->bytes_len);
+    if (list->packed != NULL)
+        cairn_cluster_session_pages(seat->session, request, CAIRN_PAGE_TILES, list->packed);
     cairn_cluster_gather_start(gather);
 }
 
@@ -321,7 +326,7 @@ static void tell_more(struct cairn_cluster_job *job, uint32_t shard)
         const struct cairn_cluster_tile_list *list = list_of(s->tiles_next);
         if (list == NULL || s->tiles_next->tiles_known_to[shard] != UNKNOWN) continue;
         if (s->seat->session == NULL || s->seat->session->closing) return;
-        if (s->tiling_bytes > 0 && s->tiling_bytes + list->bytes_len > TELL_AHEAD_BYTES) return;
+        if (s->tiling_bytes > 0 && s->tiling_bytes + told_bytes(list) > TELL_AHEAD_BYTES) return;
         tell(s->tiles_next, shard, list);
     }
 }

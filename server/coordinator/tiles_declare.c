@@ -28,10 +28,6 @@ static cairn_status judge(const struct cairn_cluster_member *member, uint32_t wo
                           world, member->rank, world - 1);
     if (world == 0 && bytes > 0)
         return cairn_fail(why, CAIRN_ERR_INVALID, "tiles of no ranks at all");
-    // To a shard it goes as one burst.
-    if (bytes > (uint64_t)options->network.send_queue_bytes / 2)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "a list of tiles of %" PRIu64 " bytes; raise network.send_queue", bytes);
     return CAIRN_OK;
 }
 

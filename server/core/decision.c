@@ -8,18 +8,24 @@
 #define PAYLOAD_MAGIC 0x31505243u /* "CRP1" */
 #define FLAG_FINITE   1u
 #define FLAG_FAIL     2u
-#define FLAG_STATE    4u /* what follows the groups is the client state, not empty */
+#define FLAG_STATE    4u /* the end is the client state, not empty */
+#define FLAG_SKIPS    8u /* behind the groups: u64 all, u64 revision, u32 in_row; without it none */
+#define FLAGS         15u
 
 static void put_u32(uint8_t *out, uint32_t x)
 {
     for (int i = 0; i < 4; i++) out[i] = (uint8_t)(x >> (8 * i));
 }
 
+static void put_u64(uint8_t *out, uint64_t x)
+{
+    put_u32(out, (uint32_t)x);
+    put_u32(out + 4, (uint32_t)(x >> 32));
+}
+
 static void put_f64(uint8_t *out, double x)
 {
-    const uint64_t bits = cairn_f64_bits(x);
-    put_u32(out, (uint32_t)bits);
-    put_u32(out + 4, (uint32_t)(bits >> 32));
+    put_u64(out, cairn_f64_bits(x));
 }
 
 static uint32_t get_u32(const uint8_t *in)
@@ -27,15 +33,35 @@ static uint32_t get_u32(const uint8_t *in)
     return (uint32_t)in[0] | (uint32_t)in[1] << 8 | (uint32_t)in[2] << 16 | (uint32_t)in[3] << 24;
 }
 
+static uint64_t get_u64(const uint8_t *in)
+{
+    return (uint64_t)get_u32(in) | (uint64_t)get_u32(in + 4) << 32;
+}
+
 static double get_f64(const uint8_t *in)
 {
-    return cairn_f64_of_bits((uint64_t)get_u32(in) | (uint64_t)get_u32(in + 4) << 32);
+    return cairn_f64_of_bits(get_u64(in));
+}
+
+static void put_skips(uint8_t *out, const struct cairn_skips *skips)
+{
+    put_u64(out, skips->all);
+    put_u64(out + 8, skips->revision);
+    put_u32(out + 16, skips->in_row);
+}
+
+static struct cairn_skips get_skips(const uint8_t *in)
+{
+    return (struct cairn_skips) { .all = get_u64(in),
+                                  .revision = get_u64(in + 8),
+                                  .in_row = get_u32(in + 16) };
 }
 
 size_t cairn_payload_encode(const struct cairn_payload *head,
                             const struct cairn_group_scalars *groups, uint8_t *out)
 {
-    const size_t fixed_bytes = CAIRN_PAYLOAD_BYTES(head->group_count);
+    const size_t groups_end = CAIRN_PAYLOAD_BYTES(head->group_count);
+    const size_t fixed_bytes = groups_end + (head->skips.all > 0 ? CAIRN_PAYLOAD_SKIPS_BYTES : 0);
     // First: it may be where the head of the new payload goes.
     if (head->state_bytes > 0) memmove(out + fixed_bytes, head->state, head->state_bytes);
     put_u32(out, PAYLOAD_MAGIC);
@@ -46,7 +72,9 @@ size_t cairn_payload_encode(const struct cairn_payload *head,
     put_f64(out + 32, head->loss_scale);
     put_u32(out + 40, head->good_rounds);
     put_u32(out + 44, (head->finite ? FLAG_FINITE : 0) | (head->fail ? FLAG_FAIL : 0) |
+                          (head->skips.all > 0 ? FLAG_SKIPS : 0) |
                           (head->state_bytes > 0 ? FLAG_STATE : 0));
+    if (head->skips.all > 0) put_skips(out + groups_end, &head->skips);
     for (uint32_t i = 0; i < head->group_count; i++)
         cairn_group_scalars_encode(&groups[i], out + CAIRN_PAYLOAD_BYTES(i));
     return fixed_bytes + head->state_bytes;
@@ -61,9 +89,16 @@ cairn_status cairn_payload_decode(const void *bytes, size_t bytes_len,
     const uint32_t groups = get_u32(in + 4), flags = get_u32(in + 44);
     const size_t tail = bytes_len - CAIRN_PAYLOAD_HEAD_BYTES;
     if (groups > tail / CAIRN_GROUP_SCALARS_BYTES) return CAIRN_ERR_MALFORMED;
-    const size_t state_bytes = tail - (size_t)groups * CAIRN_GROUP_SCALARS_BYTES;
-    if ((flags & ~(FLAG_FINITE | FLAG_FAIL | FLAG_STATE)) != 0) return CAIRN_ERR_MALFORMED;
+    const size_t skips_bytes = (flags & FLAG_SKIPS) != 0 ? CAIRN_PAYLOAD_SKIPS_BYTES : 0;
+    const size_t rest = tail - (size_t)groups * CAIRN_GROUP_SCALARS_BYTES;
+    if ((flags & ~FLAGS) != 0 || rest < skips_bytes) return CAIRN_ERR_MALFORMED;
+    const size_t state_bytes = rest - skips_bytes;
     if ((state_bytes > 0) != ((flags & FLAG_STATE) != 0)) return CAIRN_ERR_MALFORMED;
+    struct cairn_skips skips = { 0 };
+    if (skips_bytes > 0) {
+        skips = get_skips(in + CAIRN_PAYLOAD_BYTES(groups));
+        if (skips.all == 0 || skips.in_row > skips.all) return CAIRN_ERR_MALFORMED;
+    }
     *head_out = (struct cairn_payload) {
         .grad_norm = get_f64(in + 8),
         .clip_scale = get_f64(in + 16),
@@ -72,8 +107,9 @@ cairn_status cairn_payload_decode(const void *bytes, size_t bytes_len,
         .good_rounds = get_u32(in + 40),
         .finite = (flags & FLAG_FINITE) != 0,
         .fail = (flags & FLAG_FAIL) != 0,
+        .skips = skips,
         .group_count = groups,
-        .state = state_bytes > 0 ? in + CAIRN_PAYLOAD_BYTES(groups) : NULL,
+        .state = state_bytes > 0 ? in + CAIRN_PAYLOAD_BYTES(groups) + skips_bytes : NULL,
         .state_bytes = state_bytes,
     };
     return CAIRN_OK;

@@ -34,6 +34,15 @@ struct cairn_decision {
     size_t payload_bytes;               /* 0: none */
 };
 
+/* Rounds that ended with SKIP. */
+struct cairn_skips {
+    uint64_t all; /* of the job, ever: step + all counts the rounds that used a batch up */
+    /* Of them in a row, nothing applied or written between, that found the loss scale at its least (or
+     * fixed), by the terms of `revision`: by others the row begins anew. */
+    uint32_t in_row;
+    uint64_t revision; /* 0 with in_row 0 */
+};
+
 /* What the payload says, but for the groups' scalars. */
 struct cairn_payload {
     double grad_norm;  /* of the mean gradient, before the clip; NaN if the round was not finite */
@@ -42,8 +51,9 @@ struct cairn_payload {
     double loss_scale; /* of the rounds after this one */
     uint32_t good_rounds; /* applied since the loss scale last changed */
     bool finite;
-    bool fail;            /* not finite, and the job's policy is to tell the workers so */
-    uint32_t group_count; /* of scalars; 0 with SKIP and NONE */
+    bool fail;                /* not finite, and the job's policy is to tell the workers so */
+    struct cairn_skips skips; /* this round among them */
+    uint32_t group_count;     /* of scalars; 0 with SKIP and NONE */
     /* Of the trainer, for the version after the decision: opaque; 0 bytes: it gave none. Decoded: borrowed
      * from the payload. Encoded: may lie in `out`. */
     const uint8_t *state; /* [state_bytes] */
@@ -54,8 +64,13 @@ struct cairn_payload {
 #define CAIRN_PAYLOAD_BYTES(group_count) \
     (CAIRN_PAYLOAD_HEAD_BYTES + (size_t)(group_count)*CAIRN_GROUP_SCALARS_BYTES)
 
-/* Writes CAIRN_PAYLOAD_BYTES(head->group_count) + head->state_bytes bytes, and returns how many: the head,
- * the groups in the spec's order, the client state. */
+#define CAIRN_PAYLOAD_SKIPS_BYTES 20
+/* What no payload of a job is longer than. */
+#define CAIRN_PAYLOAD_MAX(group_count, state_max) \
+    (CAIRN_PAYLOAD_BYTES(group_count) + CAIRN_PAYLOAD_SKIPS_BYTES + (size_t)(state_max))
+
+/* Writes at most CAIRN_PAYLOAD_MAX(head->group_count, head->state_bytes) bytes, and returns how many: the
+ * head, the groups in the spec's order, the skips if there are any, the client state. */
 size_t cairn_payload_encode(const struct cairn_payload *head,
                             const struct cairn_group_scalars *groups, uint8_t *out);
 /* CAIRN_ERR_MALFORMED: a length that does not fit, an unknown flag. */

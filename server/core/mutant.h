@@ -51,7 +51,10 @@
  * 40  a shard obeys the coordinator of another store
  * 41  a store whose epochs the shards are past acts on what they hold
  * 42  a store that was rebuilt begins with the epoch of its first shard
- * 43  a store that was rebuilt begins with a round number that was used */
-#define CAIRN_MUTANT_COUNT 43
+ * 43  a store that was rebuilt begins with a round number that was used
+ * 44  the number of skips is forgotten by a new coordinator
+ * 45  a round opens after too many skips in a row
+ * 46  other terms do not let it go on after too many skips in a row */
+#define CAIRN_MUTANT_COUNT 46
 
 #endif

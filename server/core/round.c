@@ -23,7 +23,7 @@ size_t cairn_round_bytes(const struct cairn_round_config *config)
     return sizeof(struct cairn_round) + config->shard_count * sizeof(struct shard) +
            config->member_max * (sizeof(struct worker) + sizeof(struct absent) + sizeof(uint64_t)) +
            config->group_count * sizeof(struct cairn_group_scalars) +
-           CAIRN_PAYLOAD_BYTES(config->group_count) + 2 * (size_t)config->client_state_max;
+           CAIRN_PAYLOAD_MAX(config->group_count, 2 * (size_t)config->client_state_max);
 }
 
 size_t cairn_round_actions_max(const struct cairn_round_config *config)
@@ -45,7 +45,7 @@ struct cairn_round *cairn_round_init(void *memory, const struct cairn_round_conf
     core->contributors = (uint64_t *)(core->absent + config->member_max);
     core->scalars = (struct cairn_group_scalars *)(core->contributors + config->member_max);
     core->payload = (uint8_t *)(core->scalars + config->group_count);
-    core->payload_bytes_max = CAIRN_PAYLOAD_BYTES(config->group_count) + config->client_state_max;
+    core->payload_bytes_max = CAIRN_PAYLOAD_MAX(config->group_count, config->client_state_max);
     core->state = core->payload + core->payload_bytes_max;
     core->last.payload = core->payload;
     core->epoch = config->epoch;
@@ -143,6 +143,7 @@ static void send_opened(const struct cairn_round *core, struct worker *worker,
     action->rank = worker->dense;
     action->world = core->world;
     action->loss_scale = core->loss_scale;
+    action->skips = core->skips.all;
     action->write = core->writing;
 }
 
@@ -273,7 +274,7 @@ static struct worker *find_writer(const struct cairn_round *core)
 static bool round_wanted(const struct cairn_round *core)
 {
     if (!core->gate_shut && find_writer(core) != NULL) return true;
-    if (!gate_lets(core)) return false;
+    if (!gate_lets(core) || cairn_round_halted(core)) return false;
     if (!core->ready || core->worker_count < core->config.workers_min) return false;
     for (uint32_t i = 0; i < core->worker_count; i++)
         if (core->workers[i].wants) return true;
@@ -419,7 +420,7 @@ static bool advance(struct cairn_round *core, struct cairn_round_actions *action
     else if (wanted)
         open_round(core, actions);
     else
-        return false;
+        return steady && cairn_round_refuse(core, actions);
     return true;
 }
 
@@ -431,7 +432,6 @@ static void take_event(struct cairn_round *core, const struct cairn_round_event 
     case CAIRN_ROUND_PERSISTED: cairn_round_on_persisted(core, event, actions); return;
     case CAIRN_ROUND_READY: on_ready(core, event); return;
     case CAIRN_ROUND_PIN:
-        assert(!core->pin_pending);
         core->pin_pending = true;
         core->pin_snapshot = event->snapshot;
         return;

@@ -22,6 +22,9 @@
  *  - Workers hear "committed" only when all shards have published.
  *  - Where the trainer gives states, one belongs to each version: that of the round's rank 0, without whose
  *    COMMIT nothing is decided; a skip and a write keep it. It travels in the payload, as the loss scale.
+ *  - A skip leaves step and parameters, and is counted for good: step + skips is the number of the batch that
+ *    comes next. After skips_max of them in a row that no loss scale could help no round of steps opens, and
+ *    who asks for one is refused, until there are other terms, a write or a restore.
  *
  *  - A write is a round of one contributor, who puts planes instead of gradients: opened and decided (WRITE:
  *    the next generation of the same step), void and resolved as any other. While it is open nobody else
@@ -85,6 +88,7 @@ struct cairn_round_config {
         client_state_max; /* bytes, at most CAIRN_SPEC_CLIENT_STATE_MAX; 0: the trainer gives none */
     struct cairn_round_scaling scaling;
     bool fail_nonfinite; /* the policy: tell the workers (and skip) */
+    uint32_t skips_max;  /* in a row (struct cairn_skips); 0 = any number */
     /* what the disk says: both 0 in a fresh job */
     uint64_t epoch;          /* the last one made durable */
     uint64_t round_reserved; /* no incarnation has used this round number or a higher one */
@@ -105,7 +109,7 @@ enum cairn_round_event_kind {
     CAIRN_ROUND_PERSISTED, /* epoch: the last PERSIST is durable */
     CAIRN_ROUND_READY, /* version: every trained plane has its source and every shard was told. Rounds
                             * may open. Also first thing in a new incarnation of an initialized job */
-    CAIRN_ROUND_PIN,   /* snapshot; none may be pending (cairn_round_pin_pending) */
+    CAIRN_ROUND_PIN,   /* snapshot; one that is pending (cairn_round_pin_pending) is forgotten */
     CAIRN_ROUND_GATE, /* world, shut: from now a round opens only of exactly the ranks 0, ..., world - 1
                         * (world 0: of any workers), and not while it is shut. Before: 0, not shut */
     CAIRN_ROUND_AMEND, /* terms: in force from the next round that opens */
@@ -172,12 +176,13 @@ enum cairn_round_action_kind {
                                 * contributor of a round that is abandoned; version = now. With `why` not NULL
                                 * it is not known any more whether the round was void: it is older, or of a
                                 * former incarnation, or the worker was away for long */
-    CAIRN_ROUND_WORKER_FENCE, /* status: it is no member (any more).
+    CAIRN_ROUND_WORKER_FENCE,   /* status: it is no member (any more).
                                 *   FENCED   a newer member has its rank
                                 *   TIMEOUT  it passed step_deadline in `round`; world = the shards or relays
                                 *            that lack something of it, `shard` is one; 0: it did not end
                                 *            its write, or give its client state
                                 *   BUSY     member_max are attached already */
+    CAIRN_ROUND_WORKER_REFUSED, /* what it began: no round opens, see cairn_round_halted */
     CAIRN_ROUND_SHARD_LATE, /* shard, round, world = contributors of which it lacks something: step_deadline
                              * has passed, and no worker is to blame. It comes again with each deadline */
     CAIRN_ROUND_FAIL, /* shard, why: the job is lost until a restore; nothing more will come */
@@ -194,6 +199,7 @@ struct cairn_round_action {
     bool write; /* OPEN_SEND, WORKER_OPENED */
     uint32_t shard;
     double loss_scale;
+    uint64_t skips; /* WORKER_OPENED: of the job so far */
     cairn_status status;
     struct cairn_version version;
     uint64_t snapshot;
@@ -232,6 +238,10 @@ uint64_t cairn_round_open_round(const struct cairn_round *core); /* not resolved
 /* The one that all shards have published; in FENCING and before, the last that was known. */
 struct cairn_version cairn_round_version(const struct cairn_round *core);
 double cairn_round_loss_scale(const struct cairn_round *core);
+/* In FENCING and before, what was known last. */
+struct cairn_skips cairn_round_skips(const struct cairn_round *core);
+/* skips_max rounds in a row were skipped by the newest terms: no round of steps opens. */
+bool cairn_round_halted(const struct cairn_round *core);
 const struct cairn_decision *cairn_round_last(const struct cairn_round *core);
 /* The client state of cairn_round_version; valid until the next event. False: not known now, because an epoch
  * changes or a decision is being carried out. */

@@ -42,6 +42,12 @@ void cairn_round_on_reduced(struct cairn_round *core, const struct cairn_round_e
     core->reduced_count++;
 }
 
+/* The least that a dynamic loss scale may be; a fixed one is that always. */
+static bool scale_is_least(const struct cairn_round *core)
+{
+    return !core->config.scaling.dynamic || core->loss_scale <= core->config.scaling.min;
+}
+
 /* A skip halves a dynamic loss scale, long success doubles it, as torch.cuda.amp.GradScaler does. */
 static void adapt_loss_scale(struct cairn_round *core, bool applied)
 {
@@ -131,6 +137,8 @@ static void decide_write(struct cairn_round *core, struct cairn_round_actions *a
                                   .loss_scale = core->loss_scale,
                                   .good_rounds = core->good_rounds,
                                   .finite = true };
+    cairn_round_end_row(core);
+    head.skips = core->skips;
     keep_state(core, &head);
     const size_t bytes = cairn_payload_encode(&head, core->scalars, core->payload);
     core->last = (struct cairn_decision) {
@@ -154,12 +162,18 @@ void cairn_round_decide(struct cairn_round *core, struct cairn_round_actions *ac
     if (core->config.group_count > 0)
         head.lr = cairn_round_group_lr(&core->config.terms, 0, core->version.step);
     const bool apply = judge_sums(core, &head);
-    if (core->sums.weight > 0 || core->sums.nonfinite > 0) {
+    const bool counted = core->sums.weight > 0 || core->sums.nonfinite > 0;
+    if (apply)
+        cairn_round_end_row(core);
+    else
+        cairn_round_count_skip(core, counted && scale_is_least(core));
+    if (counted) {
         adapt_loss_scale(core, apply);
     } else {
         head.finite = true;
         head.fail = false; // nobody counted anything: no fault of the gradients
     }
+    head.skips = core->skips;
     head.loss_scale = core->loss_scale;
     head.good_rounds = core->good_rounds;
     head.state = core->state;

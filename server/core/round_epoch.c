@@ -100,6 +100,7 @@ static cairn_status take_job_state(struct cairn_round *core)
 {
     core->loss_scale = core->config.scaling.start;
     core->good_rounds = 0;
+    cairn_round_take_skips(core, NULL);
     if (core->last.payload_bytes == 0 || MUTANT(15)) return CAIRN_OK;
     struct cairn_payload head;
     const cairn_status status = cairn_payload_decode(core->last.payload, core->last.payload_bytes,
@@ -108,6 +109,7 @@ static cairn_status take_job_state(struct cairn_round *core)
     if (head.state_bytes > core->config.client_state_max) return CAIRN_ERR_MALFORMED;
     core->loss_scale = head.loss_scale;
     core->good_rounds = head.good_rounds;
+    cairn_round_take_skips(core, &head.skips);
     return CAIRN_OK;
 }
 

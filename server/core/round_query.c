@@ -37,6 +37,11 @@ double cairn_round_loss_scale(const struct cairn_round *core)
     return core->loss_scale;
 }
 
+struct cairn_skips cairn_round_skips(const struct cairn_round *core)
+{
+    return core->skips;
+}
+
 const struct cairn_decision *cairn_round_last(const struct cairn_round *core)
 {
     return &core->last;
@@ -159,6 +164,11 @@ void cairn_round_waiting(const struct cairn_round *core, struct cairn_sentence *
         list_workers(core, out);
     else if (core->stage == CAIRN_ROUND_STEADY && !core->ready)
         cairn_sentence_set(out, "the initial state of the job");
+    else if (core->stage == CAIRN_ROUND_STEADY && cairn_round_halted(core))
+        cairn_sentence_set(out,
+                           "an amendment or a restore (%u rounds in a row were skipped, their "
+                           "gradients not finite, and the loss scale is at its least)",
+                           (unsigned)core->skips.in_row);
     else if (core->stage == CAIRN_ROUND_STEADY && core->worker_count < core->config.workers_min)
         cairn_sentence_set(out, "%u more workers (%u of %u attached)",
                            (unsigned)(core->config.workers_min - core->worker_count),

@@ -10,7 +10,7 @@
 /* How a round ended. */
 struct end {
     struct cairn_decision decision; /* round 0: none; its payload is set where it is given out */
-    uint8_t head[CAIRN_PAYLOAD_HEAD_BYTES]; /* of the payload, without groups and client state */
+    uint8_t head[CAIRN_PAYLOAD_MAX(0, 0)]; /* of the payload, without groups and client state */
 };
 enum { END_OF_STEP, END_OF_WRITE, ENDS };
 
@@ -72,6 +72,7 @@ struct cairn_round {
     struct cairn_version version;
     double loss_scale;
     uint32_t good_rounds;
+    struct cairn_skips skips;
     /* The last decision made here, or found in the shards' answers; resolved in STEADY and OPEN. Its
      * payload is the core's. */
     struct cairn_decision last;
@@ -128,6 +129,16 @@ void cairn_round_answer_asked(struct cairn_round *core, struct worker *worker,
 /* Unasked. */
 void cairn_round_send_void(const struct cairn_round *core, uint64_t member, uint64_t round,
                            struct cairn_round_actions *actions);
+
+/* round_skips.c */
+/* As the last decision's payload tells them; NULL: none. Of a restored job, or one that an amendment remade,
+ * which has no last round, no row goes on. */
+void cairn_round_take_skips(struct cairn_round *core, const struct cairn_skips *told);
+void cairn_round_end_row(struct cairn_round *core); /* something was applied or written */
+/* The round at hand. is_hopeless: it found the loss scale as low as it gets. */
+void cairn_round_count_skip(struct cairn_round *core, bool is_hopeless);
+/* Refuses those who wait for a round that does not open; false: nobody does, or it may open. */
+bool cairn_round_refuse(struct cairn_round *core, struct cairn_round_actions *actions);
 
 /* round_decide.c */
 void cairn_round_on_reduced(struct cairn_round *core, const struct cairn_round_event *event,

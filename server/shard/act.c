@@ -24,9 +24,9 @@ static void refuse(struct cairn_shard_job *job, const struct cairn_step_action *
 {
     struct cairn_member *member = cairn_member_find(job, action->member);
     job->shard->stats.chunks_refused++;
-    if (member != NULL) {
+    if (member != NULL) { // a late one is what an end of an epoch leaves on its way
         cairn_log_limited(
-            &member->refusals, CAIRN_LOG_WARN,
+            &member->refusals, action->status == CAIRN_ERR_STALE ? CAIRN_LOG_INFO : CAIRN_LOG_WARN,
             "refused chunk %u of job %s from %s: %s; it is of epoch %llu, round %llu, "
             "shard %s is at epoch %llu, round %llu",
             action->chunk, job->spec.name, member->name, cairn_status_text((int)action->status),

@@ -2,290 +2,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/shard/create.h"
 #include "server/shard/held.h"
 #include "server/shard/relay.h"
 #include "server/shard/report.h"
 #include "server/shard/shard.h"
-
-/* ---- creating a job: pages first ---- */
-
-static void create_free(struct cairn_create *create)
-{
-    cairn_message_free(&create->message->base);
-    cairn_paged_release(&create->spec);
-    cairn_paged_release(&create->layout);
-    free(create);
-}
-
-void cairn_shard_drop_creates(struct cairn_shard *shard)
-{
-    while (shard->creates != NULL) {
-        struct cairn_create *create = shard->creates;
-        shard->creates = create->next;
-        create_free(create);
-    }
-    cairn_tiles_drop(shard);
-    cairn_terms_drop(shard);
-}
-
-/* Takes the create off the list without an answer. */
-static void create_drop(struct cairn_shard *shard, struct cairn_create *create)
-{
-    struct cairn_create **link = &shard->creates;
-    while (*link != create) link = &(*link)->next;
-    *link = create->next;
-    create_free(create);
-}
-
-/* Answers it, and takes it off the list; CAIRN_OK is Done. */
-static void create_end(struct cairn_shard *shard, struct cairn_create *create, cairn_status status,
-                       const struct cairn_sentence *why)
-{
-    struct cairn_request request = cairn_session_request(shard, create->request);
-    cairn_session_answer(shard, &request, status, why);
-    create_drop(shard, create);
-}
-
-static bool create_whole(const struct cairn_create *create)
-{
-    return cairn_paged_whole(&create->spec) && cairn_paged_whole(&create->layout);
-}
-
-/* The job of that number; without it one that is staged, without that one that is LEAVING. */
-static struct cairn_shard_job *held_job(struct cairn_shard *shard, uint64_t number)
-{
-    struct cairn_shard_job *held = cairn_shard_job_find(shard, number);
-    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
-        if (job->number != number) continue;
-        if (held == NULL || held->state == CAIRN_JOB_LEAVING) held = job;
-    }
-    return held;
-}
-
-static uint64_t newest_held(const struct cairn_shard *shard, uint64_t number)
-{
-    uint64_t newest = 0;
-    for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
-        if (job->number == number && job->generation > newest) newest = job->generation;
-    }
-    return newest;
-}
-
-/* The encoded layout ends in its hash. */
-static bool same_layout(const struct cairn_shard_job *job, const struct cairn_paged *layout)
-{
-    if (layout->have_bytes < CAIRN_LAYOUT_HASH_BYTES) return false;
-    return memcmp(job->layout->hash, layout->bytes + layout->have_bytes - CAIRN_LAYOUT_HASH_BYTES,
-                  CAIRN_LAYOUT_HASH_BYTES) == 0;
-}
-
-/* Those of that number up to a generation: when one is freed, a create that waited may make a newer one. */
-static void leave_all(struct cairn_shard *shard, uint64_t number, uint64_t generation_max,
-                      const struct cairn_shard_job *but)
-{
-    struct cairn_shard_job *job = shard->jobs;
-    while (job != NULL) {
-        const bool leaves = job->number == number && job->generation <= generation_max &&
-                            job != but && job->state != CAIRN_JOB_LEAVING;
-        if (leaves) cairn_shard_job_leave(job);
-        job = leaves ? shard->jobs : job->next; // it may be freed
-    }
-}
-
-/* Nothing of the job's number is held, or what is held stays beside it: makes it, or says why not; when what
- * is being given back is there. */
-static void create_open(struct cairn_shard *shard, struct cairn_create *create)
-{
-    if (shard->releases != NULL) return;
-    struct cairn_shard_job *job;
-    struct cairn_sentence why;
-    cairn_status status = cairn_shard_job_open(shard, create, &job, &why);
-    if (status != CAIRN_OK) {
-        cairn_log_error("cannot hold job %016llx: %s", (unsigned long long)create->message->job,
-                        why.text);
-        create_end(shard, create, status, &why);
-        return;
-    }
-    cairn_log_info(
-        "making room for job %s, generation %llu: %llu elements in %zu extents, %llu bytes",
-        job->spec.name, (unsigned long long)job->generation,
-        (unsigned long long)job->map.elem_count, job->map.extent_count,
-        (unsigned long long)job->budget_bytes);
-    status = cairn_admit_job(job, create->message, &why);
-    if (status != CAIRN_OK) {
-        create_end(shard, create, status, &why);
-        cairn_shard_job_leave(job);
-        return;
-    }
-    job->creating = cairn_session_request(shard, create->request); // Done follows
-    create_drop(shard, create);
-}
-
-/* What it is made of goes on serving. One that was given up may be there still. */
-static void create_beside(struct cairn_shard *shard, struct cairn_create *create)
-{
-    const uint64_t number = create->message->job;
-    const struct cairn_shard_job *from = cairn_shard_job_find(shard, number);
-    if (from == NULL) {
-        struct cairn_sentence why;
-        cairn_sentence_set(&why, "shard %s holds no part of job %016llx to extend", shard->name,
-                           (unsigned long long)number);
-        create_end(shard, create, CAIRN_ERR_NOT_FOUND, &why);
-        return;
-    }
-    leave_all(shard, number, newest_held(shard, number), from);
-    create_open(shard, create);
-}
-
-/* A whole create meets what is held of its number. */
-static void create_advance(struct cairn_shard *shard, struct cairn_create *create)
-{
-    const Cairn__JobCreate *message = create->message;
-    struct cairn_shard_job *held = held_job(shard, message->job);
-    if (message->extend) {
-        create_beside(shard, create);
-        return;
-    }
-    if (held == NULL) {
-        create_open(shard, create);
-        return;
-    }
-    if (held->state == CAIRN_JOB_LEAVING) return; // goes on when it is freed
-    if (message->generation > held->generation) {
-        cairn_log_info("job %s: generation %llu replaces %llu", held->spec.name,
-                       (unsigned long long)message->generation,
-                       (unsigned long long)held->generation);
-        // The create goes on when they are freed: now, or later.
-        leave_all(shard, message->job, message->generation - 1, NULL);
-        return;
-    }
-    if (message->generation == held->generation && held->state != CAIRN_JOB_FAULTED &&
-        same_layout(held, &create->layout)) {
-        // Asked again after a lost connection.
-        if (held->state == CAIRN_JOB_LOADING || held->state == CAIRN_JOB_SEALING) {
-            held->creating = cairn_session_request(shard, create->request);
-            create_drop(shard, create);
-        } else {
-            create_end(shard, create, CAIRN_OK, NULL);
-        }
-        return;
-    }
-    struct cairn_sentence why;
-    cairn_sentence_set(&why,
-                       "shard %s holds job %016llx in generation %llu already: only a higher one "
-                       "replaces it, not %llu",
-                       shard->name, (unsigned long long)message->job,
-                       (unsigned long long)held->generation,
-                       (unsigned long long)message->generation);
-    create_end(shard, create, CAIRN_ERR_EXISTS, &why);
-}
-
-void cairn_shard_on_memory_back(struct cairn_shard *shard)
-{
-    struct cairn_create *create = shard->creates;
-    while (create != NULL && shard->releases == NULL) {
-        const Cairn__JobCreate *message = create->message;
-        const bool goes_on = create_whole(create) &&
-                             (message->extend || held_job(shard, message->job) == NULL);
-        if (goes_on) create_advance(shard, create);
-        create = goes_on ? shard->creates : create->next; // the list changed
-    }
-}
-
-static cairn_status create_begin(struct cairn_shard *shard, uint32_t request,
-                                 Cairn__JobCreate *message, struct cairn_sentence *why)
-{
-    size_t count = 0;
-    for (struct cairn_create *c = shard->creates; c != NULL; c = c->next) count++;
-    if (count >= CAIRN_SHARD_CREATES_MAX) {
-        return cairn_fail(why, CAIRN_ERR_BUSY, "%zu jobs are being created already", count);
-    }
-    struct cairn_create *create = calloc(1, sizeof *create);
-    if (create == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job");
-    if (message->spec_bytes == 0 || message->layout_bytes == 0 ||
-        cairn_paged_init(&create->spec, message->spec_bytes) != CAIRN_OK ||
-        cairn_paged_init(&create->layout, message->layout_bytes) != CAIRN_OK) {
-        cairn_paged_release(&create->spec);
-        free(create);
-        return cairn_fail(
-            why, CAIRN_ERR_INVALID, "spec of %llu bytes, layout of %llu: each must be 1 to %llu",
-            (unsigned long long)message->spec_bytes, (unsigned long long)message->layout_bytes,
-            (unsigned long long)CAIRN_PAGED_BYTES_MAX);
-    }
-    create->request = request;
-    create->message = message;
-    create->next = shard->creates;
-    shard->creates = create;
-    return CAIRN_OK;
-}
-
-/* Owns the message. */
-static void on_job_create(struct cairn_shard *shard, uint32_t request, Cairn__JobCreate *message)
-{
-    struct cairn_sentence why;
-    cairn_status status = create_begin(shard, request, message, &why);
-    if (status == CAIRN_OK) return; // its pages follow
-    struct cairn_request answered = cairn_session_request(shard, request);
-    cairn_session_answer(shard, &answered, status, &why);
-    cairn_message_free(&message->base);
-}
-
-static void on_page(struct cairn_shard *shard, uint32_t request, const Cairn__Page *page)
-{
-    struct cairn_create *create = shard->creates;
-    while (create != NULL && create->request != request) create = create->next;
-    if (create == NULL) { // of a create that was refused, of terms or of tiles
-        if (!cairn_terms_on_page(shard, request, page)) cairn_tiles_on_page(shard, request, page);
-        return;
-    }
-    struct cairn_paged *paged = page->what == CAIRN_PAGE_SPEC ? &create->spec : &create->layout;
-    cairn_status status = CAIRN_ERR_PROTOCOL;
-    if (page->what == CAIRN_PAGE_SPEC || page->what == CAIRN_PAGE_LAYOUT) {
-        status = cairn_paged_add(paged, page);
-    }
-    if (status != CAIRN_OK) {
-        struct cairn_sentence why;
-        cairn_sentence_set(&why, "page at %llu of part %u does not follow %zu of %llu bytes",
-                           (unsigned long long)page->offset, page->what, paged->have_bytes,
-                           (unsigned long long)paged->total_bytes);
-        create_end(shard, create, status, &why);
-        return;
-    }
-    if (create_whole(create)) create_advance(shard, create);
-}
-
-static void on_job_drop(struct cairn_shard *shard, uint32_t request, const Cairn__JobDrop *message)
-{
-    struct cairn_request answered = cairn_session_request(shard, request);
-    struct cairn_shard_job *job = held_job(shard, message->job);
-    if (job == NULL) {
-        cairn_session_answer(shard, &answered, CAIRN_OK, NULL);
-        return;
-    }
-    job->dropping = answered; // answered when its memory is back
-    const uint64_t newest = newest_held(shard, message->job);
-    leave_all(shard, message->job, newest, NULL);
-}
-
-static void on_job_switch(struct cairn_shard *shard, const Cairn__JobSwitch *message)
-{
-    struct cairn_shard_job *stays = shard->jobs;
-    while (stays != NULL &&
-           (stays->number != message->job || stays->generation != message->generation ||
-            stays->state == CAIRN_JOB_LEAVING))
-        stays = stays->next;
-    if (stays == NULL) {
-        cairn_log_warn("job %016llx is not held in generation %llu: nothing is switched",
-                       (unsigned long long)message->job, (unsigned long long)message->generation);
-        return;
-    }
-    leave_all(shard, message->job, newest_held(shard, message->job), stays);
-    stays->settled = true;
-    if (!stays->staged) return;
-    stays->staged = false;
-    cairn_log_info("job %s: generation %llu serves", stays->spec.name,
-                   (unsigned long long)stays->generation);
-}
 
 /* It lives: that is the answer. */
 static void on_probe(struct cairn_shard *shard, uint32_t request)
@@ -544,20 +265,24 @@ void cairn_shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *f
     }
     switch (frame->type) {
     case CAIRN_MSG_JOB_CREATE:
-        on_job_create(shard, frame->request, (Cairn__JobCreate *)message);
+        cairn_create_on_message(shard, frame->request, (Cairn__JobCreate *)message);
         return; // owns the message
     case CAIRN_MSG_MEMBER_TILES:
         cairn_tiles_on_message(shard, frame->request, (Cairn__MemberTiles *)message);
         return; // the same
-    case CAIRN_MSG_PAGE: on_page(shard, frame->request, (const Cairn__Page *)message); break;
+    case CAIRN_MSG_JOB_TERMS:
+        cairn_terms_on_message(shard, frame->request, (Cairn__JobTerms *)message);
+        return; // the same
+    case CAIRN_MSG_PAGE:
+        cairn_arriving_on_page(shard, frame->request, (const Cairn__Page *)message);
+        break;
     case CAIRN_MSG_JOB_DROP:
-        on_job_drop(shard, frame->request, (const Cairn__JobDrop *)message);
+        cairn_create_on_drop(shard, frame->request, (const Cairn__JobDrop *)message);
         break;
     case CAIRN_MSG_PROBE: on_probe(shard, frame->request); break;
-    case CAIRN_MSG_JOB_TERMS:
-        cairn_terms_on_message(shard, frame->request, (const Cairn__JobTerms *)message);
+    case CAIRN_MSG_JOB_SWITCH:
+        cairn_create_on_switch(shard, (const Cairn__JobSwitch *)message);
         break;
-    case CAIRN_MSG_JOB_SWITCH: on_job_switch(shard, (const Cairn__JobSwitch *)message); break;
     case CAIRN_MSG_JOB_SEAL:
     case CAIRN_MSG_MEMBER_JOIN:
     case CAIRN_MSG_MEMBER_LEAVE:

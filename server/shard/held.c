@@ -1,7 +1,6 @@
 /* What is held, and of which store. State outlives the coordinator that made it: a coordinator of another
  * store, or one whose store is an older copy, is not obeyed. It may ask what is held, and by its operator's
  * word adopt it or have it dropped. */
-#include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -108,17 +107,6 @@ void cairn_held_judge(struct cairn_shard *shard, const char *cluster)
 
 /* ---- the operator's word ---- */
 
-struct page_target {
-    struct cairn_shard *shard;
-    uint32_t request;
-};
-static cairn_status send_page(void *context, const Cairn__Page *page)
-{
-    const struct page_target *target = context;
-    cairn_session_send(target->shard, CAIRN_MSG_PAGE, target->request, &page->base);
-    return CAIRN_OK;
-}
-
 static void refuse(struct cairn_shard *shard, uint32_t request, cairn_status status,
                    const char *text)
 {
@@ -132,29 +120,22 @@ static void refuse(struct cairn_shard *shard, uint32_t request, cairn_status sta
 static void send_part(struct cairn_shard *shard, uint32_t request,
                       const struct cairn_shard_job *job)
 {
-    const size_t layout_bytes = cairn_layout_encoded_bytes(job->layout);
-    uint8_t *layout = malloc(layout_bytes), *packed = NULL;
-    Cairn__Part part = CAIRN__PART__INIT;
-    size_t spec_bytes = job->terms.have_bytes;
-    const bool amended = spec_bytes > 0;
-    if (layout == NULL ||
-        (!amended && cairn_spec_pack(&job->spec, &packed, &spec_bytes) != CAIRN_OK)) {
-        free(layout);
+    const bool amended = job->terms.have_bytes > 0;
+    struct cairn_packed *spec = amended ? cairn_packed_copy(job->terms.bytes, job->terms.have_bytes)
+                                        : cairn_packed_spec(&job->spec);
+    struct cairn_packed *layout = cairn_packed_layout(job->layout);
+    if (spec == NULL || layout == NULL) {
         refuse(shard, request, CAIRN_ERR_NO_MEMORY, "no memory to send the spec of a job");
-        return;
+    } else {
+        Cairn__Part part = CAIRN__PART__INIT;
+        part.spec_bytes = spec->size;
+        part.layout_bytes = layout->size;
+        cairn_session_send(shard, CAIRN_MSG_PART, request, &part.base);
+        cairn_session_send_pages(shard, request, CAIRN_PAGE_SPEC, spec);
+        cairn_session_send_pages(shard, request, CAIRN_PAGE_LAYOUT, layout);
     }
-    const uint8_t *spec = amended ? job->terms.bytes : packed;
-    struct page_target target = { shard, request };
-    cairn_layout_encode(job->layout, layout);
-    part.spec_bytes = spec_bytes;
-    part.layout_bytes = layout_bytes;
-    cairn_session_send(shard, CAIRN_MSG_PART, request, &part.base);
-    cairn_status status = cairn_paged_send(CAIRN_PAGE_SPEC, spec, spec_bytes, send_page, &target);
-    if (status == CAIRN_OK)
-        status = cairn_paged_send(CAIRN_PAGE_LAYOUT, layout, layout_bytes, send_page, &target);
-    assert(status == CAIRN_OK); // send_page never fails
-    free(layout);
-    free(packed);
+    cairn_packed_release(spec);
+    cairn_packed_release(layout);
 }
 
 static void on_part_get(struct cairn_shard *shard, uint32_t request, const Cairn__PartGet *message)
@@ -190,6 +171,14 @@ static void on_part_drop(struct cairn_shard *shard, uint32_t request,
         cairn_session_refuse(shard, CAIRN_ERR_FENCED, "what this shard held was forgotten");
 }
 
+/* A coordinator drops parts that are not settled: they are leftovers of its own work. These are not, since
+ * another coordinator had them made; whether its store had them too, nobody knows any more. */
+static void settle_adopted(struct cairn_shard *shard)
+{
+    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
+        job->settled = true;
+}
+
 /* The numbers begin anew, in a store that nobody has seen before. */
 static void on_adopted(struct cairn_shard *shard, uint32_t request,
                        const Cairn__StoreAdopted *message)
@@ -198,6 +187,7 @@ static void on_adopted(struct cairn_shard *shard, uint32_t request,
     struct cairn_session *session = &shard->session;
     session->coordinator.store = message->store;
     session->coordinator.incarnation = message->incarnation;
+    if (session->standing != CAIRN_STANDING_GOOD) settle_adopted(shard);
     obey(shard);
     cairn_log_warn("what this shard holds was adopted by store %016" PRIx64 " (start %" PRIu64
                    "): no other store is obeyed any more",

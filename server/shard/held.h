@@ -5,14 +5,6 @@
 
 #include "server/shard/shard.h"
 
-/* A JobTerms whose pages are arriving. */
-struct cairn_amending {
-    uint32_t request;
-    uint64_t job, generation;
-    struct cairn_paged spec;
-    struct cairn_amending *next;
-};
-
 /* ---- held.c: what is held, of which store, and for a coordinator that adopts it ---- */
 /* Parts that are held; none: whoever comes is obeyed. */
 size_t cairn_held_count(const struct cairn_shard *shard);
@@ -30,11 +22,7 @@ bool cairn_held_on_message(struct cairn_shard *shard, const struct cairn_frame *
                            const ProtobufCMessage *message);
 
 /* ---- terms.c: JobTerms ---- */
-void cairn_terms_on_message(struct cairn_shard *shard, uint32_t request,
-                            const Cairn__JobTerms *message);
-/* False: no terms of that request are awaited. */
-bool cairn_terms_on_page(struct cairn_shard *shard, uint32_t request, const Cairn__Page *page);
-/* The session ended: no more pages come. */
-void cairn_terms_drop(struct cairn_shard *shard);
+/* Owns the message. */
+void cairn_terms_on_message(struct cairn_shard *shard, uint32_t request, Cairn__JobTerms *message);
 
 #endif

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "proto/wire/published.h"
+#include "server/shard/create.h"
 #include "server/shard/extend.h"
 #include "server/shard/relay.h"
 #include "server/shard/report.h"
@@ -46,15 +47,16 @@ static cairn_status decode_layout(struct cairn_shard_job *job, const struct cair
     return CAIRN_OK;
 }
 
-static cairn_status decode_parts(struct cairn_shard_job *job, const struct cairn_create *create,
+static cairn_status decode_parts(struct cairn_shard_job *job, const Cairn__JobCreate *message,
+                                 const struct cairn_paged *spec, const struct cairn_paged *layout,
                                  struct cairn_sentence *why)
 {
-    const uint32_t index = create->message->shard_index;
-    cairn_status status = cairn_spec_unpack(create->spec.bytes, create->spec.have_bytes,
-                                            cairn_optimizer_names(), &job->spec, why);
+    const uint32_t index = message->shard_index;
+    cairn_status status = cairn_spec_unpack(spec->bytes, spec->have_bytes, cairn_optimizer_names(),
+                                            &job->spec, why);
     if (status != CAIRN_OK) return status;
     job->revision = job->spec.revision;
-    status = decode_layout(job, &create->layout, why);
+    status = decode_layout(job, layout, why);
     if (status != CAIRN_OK) return status;
     if (index >= job->layout->shard_count) {
         return cairn_fail(why, CAIRN_ERR_INVALID, "shard index %u of a layout of %u shards", index,
@@ -366,7 +368,7 @@ static cairn_status make_step(struct cairn_shard_job *job, const struct cairn_st
 
 size_t cairn_shard_payload_max(const struct cairn_shard_job *job)
 {
-    return CAIRN_PAYLOAD_BYTES(job->spec.group_count) + job->spec.client_state_max;
+    return CAIRN_PAYLOAD_MAX(job->spec.group_count, job->spec.client_state_max);
 }
 
 static cairn_status reserve(struct cairn_shard_job *job, const struct totals *totals,
@@ -403,7 +405,8 @@ static cairn_status reserve(struct cairn_shard_job *job, const struct totals *to
     return status;
 }
 
-cairn_status cairn_shard_job_open(struct cairn_shard *shard, const struct cairn_create *create,
+cairn_status cairn_shard_job_open(struct cairn_shard *shard, const Cairn__JobCreate *message,
+                                  const struct cairn_paged *spec, const struct cairn_paged *layout,
                                   struct cairn_shard_job **job_out, struct cairn_sentence *why)
 {
     size_t count = 0;
@@ -415,11 +418,11 @@ cairn_status cairn_shard_job_open(struct cairn_shard *shard, const struct cairn_
     struct cairn_shard_job *job = calloc(1, sizeof *job);
     if (job == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job");
     job->shard = shard;
-    job->number = create->message->job;
-    job->generation = create->message->generation;
-    job->base_step = create->message->step;
-    cairn_leaf_hash(create->spec.bytes, create->spec.have_bytes, &job->spec_digest);
-    job->staged = create->message->extend;
+    job->number = message->job;
+    job->generation = message->generation;
+    job->base_step = message->step;
+    cairn_leaf_hash(spec->bytes, spec->have_bytes, &job->spec_digest);
+    job->staged = message->extend;
     job->state = CAIRN_JOB_INITIALIZING;
     job->param = job->exp_avg = job->exp_avg_sq = job->acc = CAIRN_ARENA_NONE;
     job->landing = job->putting = CAIRN_ARENA_NONE;
@@ -429,9 +432,9 @@ cairn_status cairn_shard_job_open(struct cairn_shard *shard, const struct cairn_
     shard->jobs = job;
 
     struct totals totals = { .wire_bytes = CAIRN_PUBLISHED_PAGE_BYTES };
-    cairn_status status = decode_parts(job, create, why);
+    cairn_status status = decode_parts(job, message, spec, layout, why);
     if (status == CAIRN_OK) status = make_parts(job, &totals, why);
-    if (status == CAIRN_OK) status = reserve(job, &totals, create->message, why);
+    if (status == CAIRN_OK) status = reserve(job, &totals, message, why);
     if (status != CAIRN_OK) {
         cairn_shard_job_free(job);
         return status;
@@ -512,7 +515,7 @@ void cairn_shard_job_idle(struct cairn_shard_job *job)
                    (unsigned long long)job->generation, (unsigned long long)job->budget_bytes);
     const struct cairn_request dropping = job->dropping;
     free_job(job, &dropping);
-    cairn_shard_on_memory_back(shard);
+    cairn_create_on_memory_back(shard);
 }
 
 void cairn_shard_job_leave(struct cairn_shard_job *job)

@@ -1,4 +1,5 @@
 /* cairn-shard: the daemon. */
+#include <net/if.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -118,18 +119,41 @@ static void on_fenced(struct cairn_shard *shard, void *context)
     cairn_shard_close(shard, on_fenced_closed, program);
 }
 
-static cairn_status judge_network(const struct values *values, struct cairn_sentence *why)
+static bool is_local(const struct values *values)
 {
-    if (strcmp(values->fabric_device, "lo") == 0) return CAIRN_OK;
-    if (!values->insecure_network) {
+    return strcmp(values->fabric_device, "lo") == 0;
+}
+
+/* A card is "mlx5_0:1", anything else a device of the kernel. */
+static bool is_device(const char *name)
+{
+    char path[CAIRN_NAME_MAX + 64];
+    const size_t length = strcspn(name, ":");
+    if (name[length] != ':') return if_nametoindex(name) != 0;
+    snprintf(path, sizeof path, "/sys/class/infiniband/%.*s", (int)length, name);
+    return access(path, F_OK) == 0;
+}
+
+static cairn_status judge_devices(const struct values *values, struct cairn_sentence *why)
+{
+    char one[CAIRN_NAME_MAX + 1];
+    if (!is_local(values) && !values->insecure_network) {
         return cairn_fail(
             why, CAIRN_ERR_REFUSED,
             "fabric.device = %s is not loopback, and peers are not authenticated yet: "
             "use lo, or set network.insecure_network = yes on a network that you trust",
             values->fabric_device);
     }
-    cairn_log_warn("insecure network: whoever reaches device %s can write to this process",
-                   values->fabric_device);
+    for (const char *at = values->fabric_device; *at != '\0';) {
+        const size_t length = strcspn(at, ",");
+        snprintf(one, sizeof one, "%.*s", (int)length, at);
+        if (!is_device(one))
+            return cairn_fail(why, CAIRN_ERR_CONFIG,
+                              "fabric.device = %s: this host has no device %s; `ip link` and "
+                              "/sys/class/infiniband list those it has",
+                              values->fabric_device, one);
+        at += length + (at[length] == ',');
+    }
     return CAIRN_OK;
 }
 
@@ -189,7 +213,8 @@ static cairn_status judge(const void *of_daemon, struct cairn_sentence *why)
                           "fabric.host = %s: at most %d visible characters are allowed",
                           values->fabric_host, CAIRN_FABRIC_HOST_BYTES - 1);
     }
-    return judge_folders(values->import_folders, why);
+    cairn_status status = judge_devices(values, why);
+    return status == CAIRN_OK ? judge_folders(values->import_folders, why) : status;
 }
 
 /* NULL: the fabric's default, for which it needs no cache of registered memory. */
@@ -214,8 +239,9 @@ static cairn_status open_shard(struct program *program, struct cairn_sentence *w
     enum cairn_log_level level;
     if (cairn_log_level_parse(values->log_level, &level)) cairn_log_init(values->name, level);
     enum cairn_one_sided one_sided = CAIRN_ONE_SIDED_AUTO;
-    cairn_status status = judge_network(values, why);
-    if (status != CAIRN_OK) return status;
+    if (!is_local(values))
+        cairn_log_warn("insecure network: whoever reaches device %s can write to this process",
+                       values->fabric_device);
     (void)cairn_one_sided_parse(values->fabric_one_sided, &one_sided); // was judged
     const struct cairn_shard_options shard_options = {
         .name = values->name,

@@ -197,9 +197,10 @@ void cairn_pin_folder(struct cairn_shard_job *job, const Cairn__PinFolder *messa
 {
     struct cairn_pin *pin = job->pins;
     while (pin != NULL && pin->snapshot != message->snapshot) pin = pin->next;
-    if (pin == NULL || !pin->writes || pin->path != NULL) return;
-    if (message->path[0] != '\0') pin->path = strdup(message->path);
-    if (pin->path == NULL) atomic_store(&pin->canceled, true);
+    if (pin == NULL) return;
+    const bool given_up = message->path[0] == '\0';
+    if (!given_up && pin->writes && pin->path == NULL) pin->path = strdup(message->path);
+    if (given_up || (pin->writes && pin->path == NULL)) atomic_store(&pin->canceled, true);
     go_on(pin);
 }
 

@@ -2,6 +2,7 @@
  * other, and the budget has the bytes again when that is done. Until then a JobCreate waits for them. */
 #include <stdlib.h>
 
+#include "server/shard/create.h"
 #include "server/shard/shard.h"
 
 struct cairn_release {
@@ -35,10 +36,10 @@ static void on_released(struct cairn_task *task)
     *at = release->next;
     account(shard, release->budget_bytes, &release->request);
     free(release);
-    cairn_shard_on_memory_back(shard);
+    cairn_create_on_memory_back(shard);
 }
 
-/* False: here, then, and behind what is under way. */
+/* False: without a thread, then. */
 static bool begin(struct cairn_shard *shard, const struct cairn_release *what)
 {
     struct cairn_release *release = shard->closing ? NULL : malloc(sizeof *release);
@@ -65,7 +66,19 @@ void cairn_release_bytes(struct cairn_shard *shard, uint64_t budget_bytes,
 {
     struct cairn_release release = { .arena = CAIRN_ARENA_NONE, .budget_bytes = budget_bytes };
     if (request != NULL) release.request = *request;
-    if (!begin(shard, &release)) account(shard, budget_bytes, &release.request);
+    if (begin(shard, &release)) return;
+    struct cairn_release *newest = shard->closing ? NULL : shard->releases;
+    if (newest == NULL) {
+        account(shard, budget_bytes, &release.request);
+        return;
+    }
+    // No memory for one of its own: with the newest, behind which it would have come. If somebody waits for
+    // that one already, this is answered too early, which is no harm: a JobCreate waits for all of them.
+    newest->budget_bytes += budget_bytes;
+    if (newest->request.session == 0)
+        newest->request = release.request;
+    else
+        account(shard, 0, &release.request);
 }
 
 void cairn_release_close(struct cairn_shard *shard)

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "server/shard/arriving.h"
 #include "server/shard/held.h"
 #include "server/shard/report.h"
 #include "server/shard/shard.h"
@@ -25,6 +26,15 @@ static const struct cairn_frame_limits limits_after = { .type_min = CAIRN_MSG_WE
 
 static void on_timer(uv_timer_t *timer);
 
+/* A message that is left out would break the order that the coordinator relies on. */
+static void judge_sent(struct cairn_session *session, cairn_status status, uint16_t type,
+                       const struct cairn_sentence *why)
+{
+    if (status == CAIRN_OK || status == CAIRN_ERR_CLOSED) return;
+    cairn_log_error("cannot send %s to the coordinator: %s", cairn_message_name(type), why->text);
+    cairn_stream_close(session->stream, status, "%s", why->text);
+}
+
 void cairn_session_send(struct cairn_shard *shard, uint16_t type, uint32_t request,
                         const ProtobufCMessage *message)
 {
@@ -32,10 +42,17 @@ void cairn_session_send(struct cairn_shard *shard, uint16_t type, uint32_t reque
     if (session->stream == NULL || (!session->welcome && type != CAIRN_MSG_HELLO)) return;
     struct cairn_sentence why;
     cairn_status status = cairn_stream_send(session->stream, type, request, message, &why);
-    if (status == CAIRN_OK || status == CAIRN_ERR_CLOSED) return;
-    cairn_log_error("cannot send %s to the coordinator: %s", cairn_message_name(type), why.text);
-    // A message that is left out would break the order that the coordinator relies on.
-    cairn_stream_close(session->stream, status, "%s", why.text);
+    judge_sent(session, status, type, &why);
+}
+
+void cairn_session_send_pages(struct cairn_shard *shard, uint32_t request,
+                              enum cairn_page_what what, struct cairn_packed *packed)
+{
+    struct cairn_session *session = &shard->session;
+    if (session->stream == NULL || !session->welcome) return;
+    struct cairn_sentence why;
+    cairn_status status = cairn_stream_send_pages(session->stream, request, what, packed, &why);
+    judge_sent(session, status, CAIRN_MSG_PAGE, &why);
 }
 
 void cairn_session_refuse(struct cairn_shard *shard, cairn_status status, const char *format, ...)
@@ -93,7 +110,7 @@ static void send_hello(struct cairn_shard *shard)
                                                                 &hello.fabric_address.len);
     hello.version = (char *)CAIRN_VERSION;
     hello.memory_bytes = shard->budget.limit_bytes;
-    hello.lacks = shard->lacks;
+    hello.without = shard->without;
     hello.n_held = held_count;
     hello.held = held_list;
     if (cairn_held_count(shard) > 0) {
@@ -229,7 +246,7 @@ static void on_close(struct cairn_stream *stream, cairn_status status, const cha
                       cairn_status_name((int)status), session->backoff_ms);
     session->welcome = false;
     session->serial++; // what was asked on the lost session is answered to nobody
-    cairn_shard_drop_creates(shard);
+    cairn_arriving_drop_all(shard);
     for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
         cairn_pin_session_ended(job);
     uv_timer_start(&session->timer, on_timer, session->backoff_ms, 0);

@@ -1,5 +1,6 @@
 /* Opening and closing a shard. */
-#include "server/shard/lacks.h"
+#include "server/shard/arriving.h"
+#include "server/shard/without.h"
 #include "server/shard/shard.h"
 
 #include "server/base/guard.h"
@@ -50,7 +51,7 @@ void cairn_shard_close(struct cairn_shard *shard, void (*on_closed)(void *contex
     shard->on_closed = on_closed;
     shard->closed_context = context;
     shard->handles_open = 1;
-    cairn_shard_drop_creates(shard);
+    cairn_arriving_drop_all(shard);
     for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
         cairn_pin_cancel(job);
         cairn_restore_cancel(job);
@@ -138,10 +139,10 @@ static cairn_status open_fabric(struct cairn_shard *shard,
         return cairn_fail(why, status, "cannot watch the fabric: %s",
                           cairn_status_text((int)status));
     }
-    struct cairn_sentence lacks;
-    cairn_lacks_print(shard->lacks, &lacks);
+    struct cairn_sentence without;
+    cairn_without_print(shard->without, &without);
     cairn_log_info("fabric: %s", cairn_fabric_describe(shard->fabric));
-    if (lacks.text[0] != '\0') cairn_log_info("without %s", lacks.text);
+    if (without.text[0] != '\0') cairn_log_info("without %s", without.text);
     return CAIRN_OK;
 }
 
@@ -181,7 +182,7 @@ cairn_status cairn_shard_open(uv_loop_t *loop, const struct cairn_shard_options 
     uv_timer_init(loop, &shard->relay_timer);
     shard->relay_timer.data = shard;
     shard->backend = cairn_backend_host();
-    shard->lacks = cairn_shard_find_lacks(shard->backend);
+    shard->without = cairn_shard_find_without(shard->backend);
     shard->budget.limit_bytes = options->memory_bytes;
     shard->relay_cache_bytes = options->relay_cache_bytes;
     shard->on_ready = options->on_ready;

@@ -36,19 +36,17 @@
 #include "proto/wire/messages.h"
 #include "proto/wire/tiles.h"
 #include "server/base/log.h"
+#include "server/base/pool.h"
 #include "server/core/standing.h"
 #include "server/core/step.h"
 #include "server/shard/arena.h"
 #include "server/shard/bytes.h"
 #include "server/shard/leases.h"
-#include "server/base/pool.h"
 #include "server/shard/published.h"
 #include "server/shard/reserve.h"
 
 enum {
     CAIRN_SHARD_JOBS_MAX = 64,
-    CAIRN_SHARD_CREATES_MAX = 8,    /* jobs whose pages are arriving */
-    CAIRN_SHARD_TILINGS_MAX = 8,    /* lists of tiles whose pages are arriving */
     CAIRN_SHARD_MEMBERS_MAX = 6144, /* of a job: workers, readers, relays of two workers or more */
     CAIRN_SHARD_REPLIES_MAX = 16,   /* fetches of a member that wait or are being sent */
     CAIRN_SHARD_NOTES_MAX = 4, /* micro-batch ends of a member whose payload is being received */
@@ -331,22 +329,6 @@ struct cairn_shard_job {
     struct cairn_request dropping;
 };
 
-/* A JobCreate whose pages are arriving, or that waits for an older generation to be freed. */
-struct cairn_create {
-    uint32_t request;
-    Cairn__JobCreate *message; /* owned */
-    struct cairn_paged spec, layout;
-    struct cairn_create *next;
-};
-
-/* A MemberTiles whose pages are arriving. */
-struct cairn_tiling {
-    uint32_t request;
-    Cairn__MemberTiles *message; /* owned */
-    struct cairn_paged bytes;
-    struct cairn_tiling *next;
-};
-
 /* The connection to the coordinator; it comes and goes, and the state stays. */
 struct cairn_session {
     struct cairn_address address;
@@ -372,18 +354,16 @@ struct cairn_shard {
     struct cairn_fabric *fabric;
     struct cairn_fabric_poll poll;
     struct cairn_pool *compute, *files, *memory, *releaser;
-    struct cairn_release *releases; /* on their way: release.c */
-    struct cairn_shard_job *jobs;   /* at most CAIRN_SHARD_JOBS_MAX, LEAVING ones included */
-    struct cairn_create *creates;
-    struct cairn_tiling *tilings;
-    struct cairn_amending *amendings;
+    struct cairn_release *releases;   /* on their way: release.c */
+    struct cairn_shard_job *jobs;     /* at most CAIRN_SHARD_JOBS_MAX, LEAVING ones included */
+    struct cairn_arriving *arriving;  /* what of the coordinator's is on its way: arriving.h */
     struct cairn_coordinator_id seen; /* the newest coordinator that was obeyed; of what is held */
     struct cairn_budget budget;
     struct cairn_reserve *reserves; /* what takes memory, one at a time */
     uint64_t relay_cache_bytes;     /* of it, at most, for the relay of a job */
 
     const struct cairn_backend *backend; /* static */
-    uint32_t lacks;                      /* bits of enum cairn_lack */
+    uint32_t without;                    /* bits of enum cairn_without */
     uv_loop_t *loop;                     /* borrowed */
     void (*on_ready)(struct cairn_shard *shard, void *context);
     void (*on_fenced)(struct cairn_shard *shard, void *context);
@@ -412,6 +392,8 @@ CAIRN_MUST_CHECK cairn_status cairn_session_open(struct cairn_shard *shard, cons
 void cairn_session_close(struct cairn_shard *shard, uv_close_cb on_timer_closed);
 void cairn_session_send(struct cairn_shard *shard, uint16_t type, uint32_t request,
                         const ProtobufCMessage *message);
+void cairn_session_send_pages(struct cairn_shard *shard, uint32_t request,
+                              enum cairn_page_what what, struct cairn_packed *packed);
 /* The coordinator says, with this sentence, that this process is to end. */
 void cairn_session_fenced(struct cairn_shard *shard, const char *text);
 /* Ends the connection with a reason told to the coordinator; a new one is tried. */
@@ -424,20 +406,16 @@ struct cairn_request cairn_session_request(const struct cairn_shard *shard, uint
 
 /* ---- handlers.c: what the coordinator says ---- */
 void cairn_shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *frame);
-/* Memory, or what was held of a job, was given back: creates that waited for it go on, if nothing more is on
- * its way. */
-void cairn_shard_on_memory_back(struct cairn_shard *shard);
-void cairn_shard_drop_creates(struct cairn_shard *shard);
 
 /* ---- job.c ---- */
 /* NULL if there is none of that number that is not LEAVING or staged. */
 struct cairn_shard_job *cairn_shard_job_find(struct cairn_shard *shard, uint64_t number);
-/* Judges the create and reserves everything. CAIRN_ERR_MALFORMED, _INVALID, _UNSUPPORTED: the spec or
- * the layout; CAIRN_ERR_NO_MEMORY: it does not fit, with the numbers. Not OK: nothing is held. */
-CAIRN_MUST_CHECK cairn_status cairn_shard_job_open(struct cairn_shard *shard,
-                                                   const struct cairn_create *create,
-                                                   struct cairn_shard_job **job_out,
-                                                   struct cairn_sentence *why);
+/* Judges a create, of which spec and layout are here, and reserves everything. CAIRN_ERR_MALFORMED, _INVALID,
+ * _UNSUPPORTED: the spec or the layout; CAIRN_ERR_NO_MEMORY: it does not fit, with the numbers. Not OK:
+ * nothing is held. */
+CAIRN_MUST_CHECK cairn_status cairn_shard_job_open(
+    struct cairn_shard *shard, const Cairn__JobCreate *message, const struct cairn_paged *spec,
+    const struct cairn_paged *layout, struct cairn_shard_job **job_out, struct cairn_sentence *why);
 /* Makes it LEAVING: members are cut, and it is freed when nothing refers to it, perhaps at once. */
 void cairn_shard_job_leave(struct cairn_shard_job *job);
 /* Where a local element of an extent stands in a plane's arena, or in staging: what is behind it up to the
@@ -523,10 +501,6 @@ void cairn_member_refuse(struct cairn_member *member, const struct cairn_chunk_h
 /* Owns the message. */
 void cairn_tiles_on_message(struct cairn_shard *shard, uint32_t request,
                             Cairn__MemberTiles *message);
-/* A page of tiles; nothing happens if none of that request are awaited. */
-void cairn_tiles_on_page(struct cairn_shard *shard, uint32_t request, const Cairn__Page *page);
-/* The session ended: no more pages come. */
-void cairn_tiles_drop(struct cairn_shard *shard);
 /* Replaces what the member holds by a judged list. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_BUSY: as before. */
 CAIRN_MUST_CHECK cairn_status cairn_tiles_set_member(struct cairn_member *member,
                                                      const struct cairn_tiles *tiles,

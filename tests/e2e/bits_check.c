@@ -1,4 +1,5 @@
 #include "tests/e2e/bits_check.h"
+#include "tests/support/suite.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -42,9 +43,5 @@ int bits_run_suite(const char *name, TCase *const *cases)
         tcase_set_timeout(*cases, 60);
         suite_add_tcase(suite, *cases);
     }
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/suite.h"
 
 enum { ELEMS = 1 << 20, WORKERS = 2, STEPS = 4 };
 
@@ -132,9 +133,5 @@ int main(void)
     tcase_add_test(tcase, rounds_that_are_given_up_leave_no_bit_behind);
     Suite *suite = suite_create("abandon");
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

@@ -8,6 +8,7 @@
 
 #include "proto/wire/status.h"
 #include "tests/e2e/abuse_job.h"
+#include "tests/support/suite.h"
 
 #define COORDINATOR CAIRN_BIN_DIR "/cairn-coordinator"
 #define SHARD       CAIRN_BIN_DIR "/cairn-shard"
@@ -114,6 +115,30 @@ START_TEST(values_that_contradict_each_other_are_refused_before_the_start)
     ck_assert_int_eq(run(fabric), 2);
     abuse_says(output, "pigeon");
     abuse_says(output, "ucx");
+}
+END_TEST
+
+/* What would end the start ends the check, with the same status. */
+START_TEST(a_check_judges_as_the_start_does)
+{
+    const char *const listen[] = { COORDINATOR, "--check-config", "--set",
+                                   "network.listen=0.0.0.0:1", NULL };
+    ck_assert_int_eq(run(listen), cairn_status_exit(CAIRN_ERR_REFUSED));
+    abuse_says(output, "insecure_network = yes");
+    const char *const device[] = { SHARD,   "--check-config",
+                                   "--set", "shard.name=s",
+                                   "--set", "shard.coordinator=127.0.0.1:1",
+                                   "--set", "fabric.device=eth0",
+                                   NULL };
+    ck_assert_int_eq(run(device), cairn_status_exit(CAIRN_ERR_REFUSED));
+    const char *const none[] = { SHARD,   "--check-config",
+                                 "--set", "shard.name=s",
+                                 "--set", "shard.coordinator=127.0.0.1:1",
+                                 "--set", "network.insecure_network=yes",
+                                 "--set", "fabric.device=lo,cairn-none",
+                                 NULL };
+    ck_assert_int_eq(run(none), 2);
+    abuse_says(output, "this host has no device cairn-none");
 }
 END_TEST
 
@@ -428,6 +453,7 @@ int main(void)
                         0, CONFIG_CASES);
     tcase_add_test(tcase, a_good_configuration_is_good);
     tcase_add_test(tcase, values_that_contradict_each_other_are_refused_before_the_start);
+    tcase_add_test(tcase, a_check_judges_as_the_start_does);
     tcase_add_test(tcase, a_folder_that_cannot_be_written_is_named);
     tcase_add_test(tcase, a_long_line_is_read_whole);
     tcase_add_test(tcase, a_folder_of_another_coordinator_is_left_alone);
@@ -440,9 +466,5 @@ int main(void)
     tcase_add_test(tcase, env_says_what_it_found_and_refuses_nonsense);
     tcase_add_test(tcase, what_it_prints_as_json_is_json_with_its_schema_version);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

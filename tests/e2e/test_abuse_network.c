@@ -14,6 +14,7 @@
 
 #include "proto/wire/frame.h"
 #include "tests/e2e/abuse_job.h"
+#include "tests/support/suite.h"
 
 #ifdef __has_feature
 #define HAS_FEATURE(name) __has_feature(name)
@@ -307,9 +308,5 @@ int main(void)
     tcase_add_test(tcase, an_idle_cluster_costs_less_than_one_percent_of_a_core);
     tcase_add_test(tcase, an_empty_step_writes_nothing_to_disk);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -147,7 +147,7 @@ START_TEST(a_damaged_snapshot_is_refused_by_name_and_the_job_is_untouched)
         snprintf(copy, sizeof copy, "%s/copy-%d", folder, i);
         shell("cp -r \"$2\" \"$1\"", copy);
         shell(damage->shell, copy);
-        cluster_cli(&cluster, &said, "snapshot", "restore", "--path", copy, NULL);
+        cluster_cli(&cluster, &said, "snapshot", "restore", "--path", copy, "--yes", NULL);
         ck_assert_msg(said.status != 0, "%s was restored", damage->what);
         ck_assert_msg(strstr(said.err, damage->says) != NULL, "%s: \"%s\" should say %s",
                       damage->what, said.err, damage->says);
@@ -164,10 +164,11 @@ START_TEST(an_id_that_is_a_path_is_refused)
     cairn_scratch_make(folder);
     open_tiny(NULL);
     take_snapshot();
-    cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", "../tiny", NULL);
+    cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", "../tiny", "--yes", NULL);
     ck_assert_int_eq(said.status, 2);
     abuse_says(said.err, "../tiny");
-    cluster_cli(&cluster, &said, "snapshot", "restore", "../tiny", "step-000000000003-g1", NULL);
+    cluster_cli(&cluster, &said, "snapshot", "restore", "../tiny", "step-000000000003-g1", "--yes",
+                NULL);
     ck_assert_int_eq(said.status, 2);
     abuse_says(said.err, "../tiny");
     cluster_cli(&cluster, &said, "snapshot", "show", "tiny", "step-000000000099-g1", NULL);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "tests/e2e/abuse_job.h"
+#include "tests/support/suite.h"
 
 static const char *const leases[] = { "lease.heartbeat=100ms", "lease.timeout=500ms", NULL };
 static const struct cluster_options options = { .coordinator_set = leases };
@@ -244,7 +245,7 @@ static void restore_tiny(void)
     cluster_cli(&cluster, &said, "snapshot", "list", "tiny", "--no-headers", NULL);
     char id[64] = "";
     ck_assert_msg(sscanf(said.out, "tiny %63s", id) == 1, "%s", said.out);
-    cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, NULL);
+    cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, "--yes", NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
 }
 
@@ -345,9 +346,5 @@ int main(void)
     tcase_add_test(tcase, a_job_closed_while_a_commit_waits_ends_the_commit);
     tcase_add_test(tcase, a_session_closed_with_operations_in_flight_is_closed_within_two_seconds);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

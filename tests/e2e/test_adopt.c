@@ -1,12 +1,16 @@
-/* A lost store costs nothing: rebuilt from the shards, the run goes on with the same bits. */
+/* A lost store costs nothing: rebuilt from the shards, or copied back, it goes on with the same bits. */
 #include <cairn.h>
 #include <check.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/suite.h"
 
 enum { ELEMS = 1500, STEPS_BEFORE = 3, STEPS_AFTER = 20 };
 
@@ -102,23 +106,24 @@ static void expect_said(const struct cluster *cluster, struct cluster_said *said
 
 enum slip { NONE, LOST, OLDER };
 
-/* What is in the store now comes back later, as from a backup. */
-static void back_up(struct cluster *cluster)
-{
-    char command[3 * CAIRN_SCRATCH_BYTES];
-    cluster_kill_coordinator(cluster);
-    snprintf(command, sizeof command, "cp -a '%s/coordinator' '%s/copy'", cluster->folder,
-             cluster->folder);
-    ck_assert_int_eq(system(command), 0);
-    cluster_restart_coordinator(cluster);
-}
-
-/* The coordinator comes back with an empty store, or an older one; the trainer's call says so, and its next
- * ones go on. */
-static void slip_and_adopt(struct run *run, struct cluster *cluster, enum slip slip)
+/* A copy of what is in the store now; training goes on. */
+static void back_up(const struct cluster *cluster)
 {
     static struct cluster_said said;
-    struct cairn_round round = { .struct_size = sizeof round };
+    char path[CAIRN_SCRATCH_BYTES + 64];
+    snprintf(path, sizeof path, "%s/copy", cluster->folder);
+    ck_assert_int_eq(mkdir(path, 0700), 0);
+    snprintf(path, sizeof path, "%s/copy/coordinator.db", cluster->folder);
+    cluster_cli(cluster, &said, "cluster", "backup", path, NULL);
+    expect_said(cluster, &said, 0, path);
+    cluster_cli(cluster, &said, "cluster", "backup", path, NULL);
+    ck_assert_int_ne(said.status, 0);
+    ck_assert_msg(strstr(said.err, "is there already") != NULL, "%s", said.err);
+}
+
+/* The coordinator comes back with an empty store, or an older one. */
+static void slip_store(struct cluster *cluster, enum slip slip)
+{
     char path[CAIRN_SCRATCH_BYTES + 64], moved[CAIRN_SCRATCH_BYTES + 64];
     char copy[CAIRN_SCRATCH_BYTES + 64];
     cluster_kill_coordinator(cluster);
@@ -128,6 +133,14 @@ static void slip_and_adopt(struct run *run, struct cluster *cluster, enum slip s
     ck_assert_int_eq(rename(path, moved), 0);
     if (slip == OLDER) ck_assert_int_eq(rename(copy, path), 0);
     cluster_restart_coordinator(cluster);
+}
+
+/* The trainer's call says so, and its next ones go on. */
+static void slip_and_adopt(struct run *run, struct cluster *cluster, enum slip slip)
+{
+    static struct cluster_said said;
+    struct cairn_round round = { .struct_size = sizeof round };
+    slip_store(cluster, slip);
     ck_assert_int_eq(cairn_round_begin(run->job, 1500, &round), CAIRN_ERR_TIMEOUT);
     ck_assert_msg(strstr(cairn_error(), "cairn cluster adopt") != NULL, "%s", cairn_error());
     cluster_cli(cluster, &said, "cluster", "status", NULL);
@@ -149,7 +162,11 @@ static void root_of(enum slip slip, char root[128])
     cluster_start(&cluster, 2, NULL);
     open_run(&run, &cluster);
     train(&run, STEPS_BEFORE, false);
-    if (slip == OLDER) back_up(&cluster);
+    if (slip == OLDER) {
+        back_up(&cluster);
+        cluster_kill_coordinator(&cluster); // a newer one than that of the copy is obeyed
+        cluster_restart_coordinator(&cluster);
+    }
     amend(&run);
     write_plane(&run);
     train(&run, 1, true);
@@ -175,16 +192,102 @@ START_TEST(a_lost_store_and_an_older_one_cost_nothing)
 }
 END_TEST
 
+START_TEST(a_backup_that_is_put_back_before_anything_changed_goes_on_by_itself)
+{
+    struct cluster cluster;
+    struct run run;
+    cluster_start(&cluster, 2, NULL);
+    open_run(&run, &cluster);
+    train(&run, 1, false);
+    back_up(&cluster);
+    train(&run, 1, false); // nothing of it is in the store
+    slip_store(&cluster, OLDER);
+    train(&run, 1, false);
+    cairn_close(run.session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+/* Asks until it says as many times that word. */
+static void wait_said(const struct cluster *cluster, struct cluster_said *said, const char *verb,
+                      const char *word, int times)
+{
+    const time_t end = time(NULL) + CLUSTER_WAIT_MS / 1000;
+    for (int found = -1; found != times;) {
+        ck_assert_msg(time(NULL) < end, "%s: \"%s\" is not there %d times: %s%s", verb, word, times,
+                      said->out, said->err);
+        cluster_cli(cluster, said, "cluster", verb, NULL);
+        found = 0;
+        for (const char *at = said->out; (at = strstr(at, word)) != NULL; at++) found++;
+    }
+}
+
+START_TEST(with_a_shard_away_nothing_is_adopted_and_with_it_back_the_run_goes_on)
+{
+    static struct cluster_said said;
+    struct cluster cluster;
+    struct run run;
+    char store[64];
+    cluster_start(&cluster, 2, NULL);
+    open_run(&run, &cluster);
+    train(&run, STEPS_BEFORE, false);
+    ck_assert_int_eq(kill(cluster.shards[1], SIGSTOP), 0);
+    slip_store(&cluster, LOST);
+    wait_said(&cluster, &said, "status", "of another store", 1);
+    snprintf(store, sizeof store, "%.31s", strstr(said.out, "store ")); // its number, and start 1
+    cluster_cli(&cluster, &said, "cluster", "adopt", "--yes", NULL);
+    expect_said(&cluster, &said, 1, "is on no shard that is here");
+    cluster_cli(&cluster, &said, "cluster", "status", NULL);
+    expect_said(&cluster, &said, 0, "of another store");
+    expect_said(&cluster, &said, 0, store);
+    cluster_cli(&cluster, &said, "job", "list", "-q", NULL);
+    ck_assert_msg(strstr(said.out, "run") == NULL, "%s", said.out);
+    ck_assert_int_eq(kill(cluster.shards[1], SIGCONT), 0);
+    wait_said(&cluster, &said, "status", "of another store", 2);
+    cluster_cli(&cluster, &said, "cluster", "adopt", "--yes", NULL);
+    expect_said(&cluster, &said, 0, "run");
+    train(&run, 1, false);
+    cairn_close(run.session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+START_TEST(what_is_forgotten_is_gone_and_its_name_is_free)
+{
+    static struct cluster_said said;
+    struct cluster cluster;
+    struct run run;
+    cluster_start(&cluster, 2, NULL);
+    open_run(&run, &cluster);
+    train(&run, STEPS_BEFORE, false);
+    cairn_close(run.session);
+    slip_store(&cluster, LOST);
+    wait_said(&cluster, &said, "status", "of another store", 2);
+    cluster_cli(&cluster, &said, "cluster", "forget", "walk", "--yes", NULL);
+    ck_assert_int_ne(said.status, 0);
+    ck_assert_msg(strstr(said.err, "no shard that is here holds parts") != NULL, "%s", said.err);
+    cluster_cli(&cluster, &said, "cluster", "forget", "run", NULL);
+    expect_said(&cluster, &said, 0, "nothing was dropped");
+    wait_said(&cluster, &said, "status", "of another store", 2);
+    cluster_cli(&cluster, &said, "cluster", "forget", "run", "--yes", NULL);
+    expect_said(&cluster, &said, 0, "2 of 2");
+    wait_said(&cluster, &said, "status", "of another store", 0);
+    open_run(&run, &cluster);
+    train(&run, 1, false);
+    cairn_close(run.session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("adopt");
     TCase *tc = tcase_create("adopt");
     tcase_set_timeout(tc, 90);
     tcase_add_test(tc, a_lost_store_and_an_older_one_cost_nothing);
+    tcase_add_test(tc, a_backup_that_is_put_back_before_anything_changed_goes_on_by_itself);
+    tcase_add_test(tc, with_a_shard_away_nothing_is_adopted_and_with_it_back_the_run_goes_on);
+    tcase_add_test(tc, what_is_forgotten_is_gone_and_its_name_is_free);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int bad = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return bad == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -10,6 +10,7 @@
 
 #include "tests/e2e/amend_model.h"
 #include "tests/support/cluster.h"
+#include "tests/support/suite.h"
 
 enum { WAIT_MS = 20000, END_STEP = 10, MORE_STEP = 13 };
 
@@ -218,7 +219,7 @@ START_TEST(tensors_are_added_tied_and_thawed_while_training_goes_on_with_the_bit
 
     cluster_start(&other, shards % 3 + 1, NULL);
     snprintf(path, sizeof path, "%s/%s/%s", cluster.snapshots_path, AMEND_JOB, id);
-    cluster_cli(&other, &said, "snapshot", "restore", "--path", path, NULL);
+    cluster_cli(&other, &said, "snapshot", "restore", "--path", path, "--yes", NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
     start(workers, &other, false, MORE_STEP); // both with the spec as it was
     join(workers);
@@ -387,9 +388,5 @@ int main(void)
                    a_worker_that_is_killed_meanwhile_and_an_open_round_do_not_stop_an_amendment);
     tcase_add_test(tcase, what_cannot_be_or_does_not_fit_changes_nothing);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/suite.h"
 #include "tests/support/weights_sample.h"
 
 /* LONG is cut over three shards; the others are of every length around a word. */
@@ -204,7 +205,7 @@ static void root_of(const struct cluster *cluster, char out[128])
 
 static void restore(const struct cluster *cluster, const char *id)
 {
-    cluster_cli(cluster, &said, "snapshot", "restore", "tiny", id, NULL);
+    cluster_cli(cluster, &said, "snapshot", "restore", "tiny", id, "--yes", NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
 }
 
@@ -461,9 +462,5 @@ int main(void)
     tcase_add_test(tcase, what_cannot_be_done_with_a_blob_is_refused_with_a_sentence);
     Suite *suite = suite_create("blobs");
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

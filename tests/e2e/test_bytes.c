@@ -11,6 +11,7 @@
 
 #include "tests/support/cluster.h"
 #include "tests/support/good.h"
+#include "tests/support/suite.h"
 
 enum { SHARDS = 2, TENSORS = 3, STEPS = 4, MICROS = 3, ELEMS_MAX = 300 * 211 };
 
@@ -272,9 +273,5 @@ int main(void)
     tcase_add_test(tests, what_a_worker_read_is_counted_when_it_has_left);
     tcase_add_loop_test(tests, micro_batches_that_are_pushed_cost_a_psi_each, 0, 2);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/suite.h"
 
 enum { ELEMS = 5000, STATE_MAX = 65536 };
 
@@ -167,7 +168,8 @@ START_TEST(it_is_in_the_content_root_and_in_snapshots_on_any_number_of_shards)
     const char *at = strstr(said.out, one.snapshots_path);
     ck_assert_ptr_nonnull(at);
     snprintf(path, sizeof path, "%.*s", (int)strcspn(at, "\n"), at);
-    cluster_cli(&three, &said, "snapshot", "restore", "--path", path, "--job", "twin", NULL);
+    cluster_cli(&three, &said, "snapshot", "restore", "--path", path, "--job", "twin", "--yes",
+                NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
     ask(&three, other, "job", "digest", "twin");
     ck_assert_str_eq(root, other);
@@ -220,9 +222,5 @@ int main(void)
     tcase_add_test(tcase, rank_0_gives_it_and_what_cannot_be_is_refused);
     Suite *suite = suite_create("client_state");
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/suite.h"
 
 enum { ELEMS = 2 << 20 };
 
@@ -222,9 +223,5 @@ int main(void)
     tcase_add_test(tc, what_is_done_twice_is_refused);
     tcase_add_test(tc, sessions_open_and_close_again_and_again);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -1,18 +1,23 @@
-/* A digest or a snapshot that has to wait says for whom, at once and once, and names it when time is up. */
+/* A digest or a snapshot that has to wait says for whom, at once and once, and names it when time is up. One
+ * that waits in vain is given up, by itself or by an operator, and holds nothing up any more. */
 #include <cairn.h>
 #include <check.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/suite.h"
 
 enum { TRIES = 300, TRY_NS = 50 * 1000000 };
 
 /* A cluster of two shards with a job that is initialized. */
-static void start(struct cluster *cluster, cairn **session_out, cairn_job **job_out)
+static void start(struct cluster *cluster, const struct cluster_options *options,
+                  cairn **session_out, cairn_job **job_out)
 {
-    cluster_start(cluster, 2, NULL);
+    cluster_start(cluster, 2, options);
     const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
     const struct cairn_tensor tensor = { .struct_size = sizeof tensor,
                                          .name = "w",
@@ -59,6 +64,10 @@ static void name_of_away(const struct cluster *cluster, char name[64])
     ck_assert_msg(name[0] != '\0', "%s", said.out);
 }
 
+/* Nothing is given up meanwhile. */
+static const char *const long_lease[] = { "lease.timeout=60s", NULL };
+static const struct cluster_options patient = { .coordinator_set = long_lease };
+
 START_TEST(a_cut_that_waits_for_a_shard_says_so_at_once_and_when_its_time_is_up)
 {
     struct cluster cluster;
@@ -66,7 +75,7 @@ START_TEST(a_cut_that_waits_for_a_shard_says_so_at_once_and_when_its_time_is_up)
     cairn *session;
     cairn_job *job;
     char name[64], id[64], log[CAIRN_SCRATCH_BYTES + 32], text[512] = "";
-    start(&cluster, &session, &job);
+    start(&cluster, &patient, &session, &job);
     cluster_cli(&cluster, &said, "job", "digest", "tiny", NULL);
     ck_assert_msg(said.status == 0 && said.err[0] == '\0', "%s", said.err); // nobody is awaited
     cluster_cli(&cluster, &said, "snapshot", "create", "--wait", "tiny", NULL);
@@ -116,16 +125,87 @@ START_TEST(a_cut_that_waits_for_a_shard_says_so_at_once_and_when_its_time_is_up)
 }
 END_TEST
 
+static const char *const short_lease[] = { "lease.heartbeat=200ms", "lease.timeout=2s", NULL };
+
+/* `cairn ARGUMENTS`: its exit status, and a word of what it says. */
+static void run(const struct cluster *cluster, struct cluster_said *said, int status,
+                const char *word, const char *const *a)
+{
+    cluster_cli(cluster, said, a[0], a[1], a[2], a[3], a[4], a[5], NULL);
+    ck_assert_msg(said->status == status, "%s %s %s: %d: %s%s", a[0], a[1], a[2], said->status,
+                  said->out, said->err);
+    ck_assert_msg(strstr(said->out, word) != NULL || strstr(said->err, word) != NULL, "%s%s",
+                  said->out, said->err);
+}
+#define RUN(status, word, ...) \
+    run(&cluster, &said, status, word, (const char *const[7]) { __VA_ARGS__ })
+
+static void until_nobody_is_away(const struct cluster *cluster)
+{
+    static struct cluster_said said;
+    for (int i = 0; i < TRIES; i++) {
+        cluster_cli(cluster, &said, "job", "list", NULL);
+        if (said.status == 0 && strstr(said.out, "away") == NULL) return;
+        nanosleep(&(struct timespec) { 0, TRY_NS }, NULL);
+    }
+    ck_abort_msg("%s%s", said.out, said.err);
+}
+
+START_TEST(a_shard_that_died_ends_the_snapshot_by_itself_and_the_job_is_restored)
+{
+    const struct cluster_options options = { .coordinator_set = short_lease };
+    struct cluster cluster;
+    struct cluster_said said;
+    cairn *session;
+    cairn_job *job;
+    char id[64];
+    start(&cluster, &options, &session, &job);
+    RUN(0, "step-", "snapshot", "create", "tiny", "--wait", "-q");
+    ck_assert_int_eq(sscanf(said.out, "%63s", id), 1);
+    cluster_kill_shard(&cluster, 1);
+    RUN(10, "it is away for longer than lease.timeout", "snapshot", "create", "tiny", "--wait");
+    cluster_restart_shard(&cluster, 1); // an empty one
+    RUN(0, id, "snapshot", "restore", "tiny", id, "--yes");
+    RUN(0, "", "job", "digest", "tiny");
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+START_TEST(what_an_operator_gives_up_leaves_no_files_and_the_next_snapshot_is_taken)
+{
+    const struct cluster_options options = { .coordinator_set = short_lease };
+    struct cluster cluster;
+    struct cluster_said said;
+    cairn *session;
+    cairn_job *job;
+    char id[64], folder[CAIRN_SCRATCH_BYTES + 128];
+    start(&cluster, &options, &session, &job);
+    RUN(4, "no snapshot or digest of job tiny", "snapshot", "cancel", "tiny");
+    RUN(4, "no job", "snapshot", "cancel", "none");
+    kill(cluster.shards[1], SIGSTOP); // as if its disk hung
+    RUN(0, "step-", "snapshot", "create", "tiny", "-q");
+    ck_assert_int_eq(sscanf(said.out, "%63s", id), 1);
+    snprintf(folder, sizeof folder, "%s/tiny/%s", cluster.snapshots_path, id);
+    ck_assert_int_eq(access(folder, F_OK), 0);
+    RUN(0, id, "snapshot", "cancel", "tiny", id);
+    ck_assert_int_ne(access(folder, F_OK), 0);
+    kill(cluster.shards[1], SIGCONT);
+    until_nobody_is_away(&cluster);
+    RUN(0, "committed", "snapshot", "create", "tiny", "--wait");
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
 int main(void)
 {
     TCase *tcase = tcase_create("cut_awaited");
     tcase_set_timeout(tcase, 90);
     tcase_add_test(tcase, a_cut_that_waits_for_a_shard_says_so_at_once_and_when_its_time_is_up);
+    tcase_add_test(tcase, a_shard_that_died_ends_the_snapshot_by_itself_and_the_job_is_restored);
+    tcase_add_test(tcase, what_an_operator_gives_up_leaves_no_files_and_the_next_snapshot_is_taken);
     Suite *suite = suite_create("cut_awaited");
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

@@ -9,6 +9,7 @@
 
 #include "tests/support/cluster.h"
 #include "tests/support/fake_cluster.h"
+#include "tests/support/suite.h"
 
 enum { ROWS = 128, COLUMNS = 1024, BIAS = 10, MUTE_RANK = 1 };
 
@@ -129,9 +130,5 @@ int main(void)
     tcase_set_timeout(tcase, 60);
     tcase_add_test(tcase, the_worker_whose_data_never_arrives_is_named_and_training_goes_on);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -6,6 +6,7 @@
 
 #include "tests/support/cluster.h"
 #include "tests/support/good.h"
+#include "tests/support/suite.h"
 
 enum { JOBS_MAX = 64, LARGE = 6 << 20 };
 
@@ -112,9 +113,5 @@ int main(void)
     tcase_add_test(tc, what_is_dropped_gives_its_memory_and_its_place_back);
     tcase_add_test(tc, a_snapshot_is_removed_when_it_is_asked_for_by_id);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

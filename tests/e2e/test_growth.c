@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/suite.h"
 #include "tests/support/toy.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -278,9 +279,5 @@ int main(void)
     tcase_add_test(tests, in_memory_a_worker_more_costs_what_the_one_before_did);
     tcase_add_loop_test(tests, of_real_processes_none_grows_faster_than_its_peers, 0, 2);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -12,6 +12,7 @@
 
 #include "tests/support/cluster.h"
 #include "tests/support/good.h"
+#include "tests/support/suite.h"
 
 enum { WAIT_MS = 20000, LONG_MS = 60000, TENSORS = 3, ELEMS_MAX = 129 * 257, SHARDS = 2 };
 
@@ -311,9 +312,5 @@ int main(int argc, char **argv)
     tcase_add_test(tcase, a_reader_that_is_killed_holds_no_memory);
     tcase_add_test(tcase, a_write_beside_a_lease_leaves_its_version_as_it_was);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

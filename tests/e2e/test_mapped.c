@@ -12,6 +12,7 @@
 
 #include "tests/support/cluster.h"
 #include "tests/support/good.h"
+#include "tests/support/suite.h"
 
 enum { WAIT_MS = 20000, SHARDS = 3, TENSORS = 3, ELEMS_MAX = 700 * 311 };
 
@@ -305,9 +306,5 @@ int main(void)
     tcase_add_test(cases, units_are_mapped_while_another_thread_prefetches_them);
     tcase_add_test(cases, a_wait_that_times_out_names_the_shard_that_owes_it);
     suite_add_tcase(suite, cases);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

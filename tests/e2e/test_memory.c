@@ -93,7 +93,9 @@ static void train(cairn_job *job, uint64_t elems)
     ck_assert_msg(cairn_fetch(job, result.version, "w", NULL, NULL, &memory, &op) == CAIRN_OK, "%s",
                   cairn_error());
     ck_assert_msg(cairn_wait(op, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
-    for (uint64_t i = 0; i < elems; i++) ck_assert(ones[i] == -0.5f);
+    uint64_t right = 0; // one assertion: each is a system call
+    while (right < elems && ones[right] == -0.5f) right++;
+    ck_assert_uint_eq(right, elems);
     free(ones);
 }
 

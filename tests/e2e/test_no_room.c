@@ -7,6 +7,7 @@
 #include <cairn.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/suite.h"
 
 enum { WAIT_MS = 20000 };
 
@@ -113,9 +114,5 @@ int main(void)
     tcase_add_test(tcase, odd_jobs_that_are_refused_fit_as_the_refusal_says);
     tcase_add_test(tcase, of_one_whose_state_is_too_large_it_promises_nothing);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -10,6 +10,7 @@
 
 #include "proto/wire/initializer.h"
 #include "tests/support/cluster.h"
+#include "tests/support/suite.h"
 #include "tests/support/weights_sample.h"
 
 enum { TENSORS = 7, WAIT_MS = 20000 };
@@ -347,7 +348,7 @@ START_TEST(a_snapshot_of_it_is_restored_and_the_same_spec_goes_on)
     cairn_close(session);
 
     start(&other, 2, cluster.snapshots_path);
-    cluster_cli(&other, &said, "snapshot", "restore", "model", id, NULL);
+    cluster_cli(&other, &said, "snapshot", "restore", "model", id, "--yes", NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
     check_root(&other, root);
     session = open_session(&other);
@@ -371,9 +372,5 @@ int main(void)
     tcase_add_test(tcase, weights_that_do_not_fit_are_refused_by_name_and_the_cluster_goes_on);
     tcase_add_test(tcase, a_snapshot_of_it_is_restored_and_the_same_spec_goes_on);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "tests/e2e/overload_worker.h"
+#include "tests/support/suite.h"
 
 enum { SHARDS = 2, WORKERS = 4, MICROS = 8, REPLIES = 16, MEMFDS_MAX = 256, STEPS_MAX_MS = 4000 };
 #define MIB ((uint64_t)1 << 20)
@@ -277,9 +278,5 @@ int main(void)
     tcase_add_loop_test(cases, members_that_are_stopped_hold_nobody_up, 0, 2);
     tcase_add_loop_test(cases, workers_that_come_and_go_leave_no_descriptor, 0, 2);
     suite_add_tcase(suite, cases);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -10,12 +10,14 @@
 #include <unistd.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/suite.h"
 
 enum {
     SHARDS = 2,
     DAEMONS = 1 + SHARDS,
     ROUNDS = 300,
-    QUIET_MS = 3000,
+    WINDOWS = 3,
+    WINDOW_MS = 1000,
     SHARE_MAX = 5 /* a 1000th: 0.5 % of a core */
 };
 
@@ -127,8 +129,7 @@ END_TEST
 
 /* ---- processors ---- */
 
-/* Nanoseconds of processor time that it has used, in all of its threads: not of the clock on the wall, so a
- * machine that is busy with others changes nothing. */
+/* Nanoseconds of processor time that it has used, in all of its threads: not of the clock on the wall. */
 static uint64_t used_ns(pid_t pid)
 {
     clockid_t clock;
@@ -138,7 +139,15 @@ static uint64_t used_ns(pid_t pid)
     return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
 
-/* This process waits in cairn_round_begin for a second worker, who does not come. */
+static void note_used(const struct cluster *cluster, uint64_t ns[DAEMONS + 1])
+{
+    for (int i = 0; i <= DAEMONS; i++)
+        ns[i] = used_ns(i < DAEMONS ? daemon_of(cluster, i) : getpid());
+}
+
+/* This process waits in cairn_round_begin for a second worker, who does not come. What a process does again
+ * and again it does in every window: a client's 23 wake-ups take 1.2 ms, with ASan 1.7 ms. What counts is the
+ * least of the windows: what a host takes from its virtual machine is counted as used, and was 20 ms once. */
 START_TEST(what_waits_uses_no_processor)
 {
     struct cluster cluster;
@@ -146,16 +155,19 @@ START_TEST(what_waits_uses_no_processor)
     cairn *session = open_session(&cluster);
     cairn_job *job = open_job(session, 2);
     struct cairn_round round = { .struct_size = sizeof round };
-    uint64_t before_ns[DAEMONS + 1];
-    for (int i = 0; i <= DAEMONS; i++)
-        before_ns[i] = used_ns(i < DAEMONS ? daemon_of(&cluster, i) : getpid());
-    ck_assert_int_eq(cairn_round_begin(job, QUIET_MS, &round), CAIRN_ERR_TIMEOUT);
-    for (int i = 0; i <= DAEMONS; i++) {
-        const uint64_t ns = used_ns(i < DAEMONS ? daemon_of(&cluster, i) : getpid()) - before_ns[i];
-        ck_assert_msg(ns <= (uint64_t)QUIET_MS * 1000 * SHARE_MAX,
-                      "%s %d used %.3f ms in %d ms in which nothing happened",
-                      i < DAEMONS ? "daemon" : "client", i, (double)ns * 1e-6, QUIET_MS);
+    uint64_t least_ns[DAEMONS + 1], before_ns[DAEMONS + 1], after_ns[DAEMONS + 1];
+    memset(least_ns, 0xff, sizeof least_ns);
+    for (int window = 0; window < WINDOWS; window++) {
+        note_used(&cluster, before_ns);
+        ck_assert_int_eq(cairn_round_begin(job, WINDOW_MS, &round), CAIRN_ERR_TIMEOUT);
+        note_used(&cluster, after_ns);
+        for (int i = 0; i <= DAEMONS; i++)
+            if (after_ns[i] - before_ns[i] < least_ns[i]) least_ns[i] = after_ns[i] - before_ns[i];
     }
+    for (int i = 0; i <= DAEMONS; i++)
+        ck_assert_msg(least_ns[i] <= (uint64_t)WINDOW_MS * 1000 * SHARE_MAX,
+                      "%s %d used %.3f ms in each %d ms in which nothing happened",
+                      i < DAEMONS ? "daemon" : "client", i, (double)least_ns[i] * 1e-6, WINDOW_MS);
     cairn_close(session);
     cluster_stop(&cluster);
 }
@@ -169,9 +181,5 @@ int main(void)
     tcase_add_test(tests, rounds_write_nothing_to_disk);
     tcase_add_test(tests, what_waits_uses_no_processor);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -12,6 +12,7 @@
 
 #include "tests/support/cluster.h"
 #include "tests/support/good.h"
+#include "tests/support/suite.h"
 
 enum { WAIT_MS = 20000, TENSORS = 4, STEPS = 4, WORKERS_MAX = 5, HOSTS = 2, ELEMS_MAX = 300 * 411 };
 
@@ -218,9 +219,5 @@ int main(void)
     tcase_set_timeout(tcase, 100);
     Suite *suite = suite_create("relay");
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

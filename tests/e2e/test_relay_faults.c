@@ -12,6 +12,7 @@
 #include <cairn.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/suite.h"
 
 enum { WAIT_MS = 20000, TENSORS = 2, ELEMS = 90000, WORKERS = 4, STEPS = 7, NEVER = 1000 };
 
@@ -242,9 +243,5 @@ int main(int argc, char **argv)
     tcase_set_timeout(tcase, 60);
     Suite *suite = suite_create("relay faults");
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -10,6 +10,7 @@
 
 #include "tests/support/cluster.h"
 #include "tests/support/good.h"
+#include "tests/support/suite.h"
 
 enum { TENSORS = 2, STEPS = 4, GATHERS = STEPS, WORKERS = 8, HOSTS = 2, ELEMS_MAX = 512 * 700 };
 
@@ -172,9 +173,5 @@ int main(void)
     tcase_set_timeout(tcase, 60);
     Suite *suite = suite_create("relay_fetch");
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

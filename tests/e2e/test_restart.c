@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/suite.h"
 
 enum { TENSORS = 64, ELEMS = 1 << 20, LIMIT_MS = 2000 };
 
@@ -143,9 +144,5 @@ int main(int argc, char **argv)
     tcase_set_timeout(tc, 90);
     tcase_add_test(tc, a_trainer_that_was_killed_trains_again_within_two_seconds);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int bad = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return bad == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -15,6 +15,7 @@
 
 #include "tests/support/cluster.h"
 #include "tests/support/good.h"
+#include "tests/support/suite.h"
 
 enum { WAIT_MS = 60000, ELEMS = 4096, ELEMS_LARGE = 20 << 20 }; // of 2 shards: 40 MiB a plane
 
@@ -198,7 +199,8 @@ START_TEST(snapshots_are_made_listed_and_restored_under_another_name)
     check_met("open", begun);
     begun = now_ms();
     arm("realpath");
-    cluster_cli(&cluster, &said, "snapshot", "restore", "--path", folder, "--job", "again", NULL);
+    cluster_cli(&cluster, &said, "snapshot", "restore", "--path", folder, "--job", "again", "--yes",
+                NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
     check_met("realpath", begun);
 }
@@ -249,7 +251,7 @@ START_TEST(the_memory_of_a_job_that_is_replaced_is_not_given_back_on_the_loop)
     said.out[strcspn(said.out, "\n")] = '\0';
     char id[64];
     snprintf(id, sizeof id, "%.60s", said.out);
-    cluster_cli(&cluster, &said, "snapshot", "restore", "large", id, NULL);
+    cluster_cli(&cluster, &said, "snapshot", "restore", "large", id, "--yes", NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
     cairn_close(other);
 }
@@ -270,9 +272,5 @@ int main(void)
     tcase_add_test(tests, a_job_that_is_made_waits_for_the_store_and_says_so);
     tcase_add_test(tests, the_memory_of_a_job_that_is_replaced_is_not_given_back_on_the_loop);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/suite.h"
 
 enum { ROWS = 4, COLUMNS = 3, WEIGHTS = ROWS * COLUMNS, BIAS = 5, COUNTS = 2 };
 
@@ -191,7 +192,7 @@ START_TEST(a_restored_job_goes_on_in_the_middle_of_its_schedule)
     for (int k = 3; k < 7; k++) ck_assert(train(&j) == rates[k]);
     root(&cluster, "tiny", uninterrupted);
     leave(&j);
-    cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, NULL);
+    cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, "--yes", NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
     open_job(&j, &cluster, "tiny");
     for (int k = 3; k < 7; k++) ck_assert(train(&j) == rates[k]);
@@ -315,7 +316,7 @@ START_TEST(a_buffer_is_put_fetched_and_saved_and_never_trained)
     ck_assert(counts[0] == 0 && counts[1] == 1);
     ck_assert_int_eq(cairn_snapshot(j.job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id), CAIRN_OK);
     leave(&j);
-    cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, NULL);
+    cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, "--yes", NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
     open_job(&j, &cluster, "tiny");
     fetch(&j, "counts", NULL, counts);
@@ -524,14 +525,15 @@ START_TEST(an_amendment_holds_from_the_next_round_on_through_restarts_and_a_rest
     ck_assert(train(&j) == 0.5); // it attached again, with the spec of before both
     expect_said(&cluster, "tiny", "amended           2 times\n");
     snprintf(path, sizeof path, "%s/tiny/%s", cluster.snapshots_path, before);
-    cluster_cli(&cluster, &said, "snapshot", "restore", "--path", path, "--job", "twin", NULL);
+    cluster_cli(&cluster, &said, "snapshot", "restore", "--path", path, "--job", "twin", "--yes",
+                NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
     expect_said(&cluster, "twin", "body: sgd lr 0.125");
     expect_said(&cluster, "twin", "amended           1 time\n");
     ck_assert_msg(cairn_snapshot(j.job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id) == CAIRN_OK, "%s",
                   cairn_error());
     leave(&j);
-    cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, NULL);
+    cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, "--yes", NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
     const double lrs[] = { 1, 0.125, 0.5 }; // all that it was, and what it is
     for (int i = 0; i < 3; i++) {
@@ -632,7 +634,7 @@ START_TEST(a_frozen_tensor_stays_as_it_is_through_restarts_and_a_restore)
     ck_assert_msg(cairn_snapshot(j.job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id) == CAIRN_OK, "%s",
                   cairn_error());
     leave(&j);
-    cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, NULL);
+    cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, "--yes", NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
     open_job(&j, &cluster, "tiny"); // with the spec as it was
     const struct cairn_round restored = begin(&j);
@@ -717,9 +719,5 @@ int main(void)
     tcase_add_test(tcase, a_frozen_tensor_stays_as_it_is_through_restarts_and_a_restore);
     tcase_add_test(tcase, an_amendment_that_cannot_be_changes_nothing);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -10,6 +10,7 @@
 #include <cairn.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/suite.h"
 
 enum {
     WAIT_MS = 20000,
@@ -236,9 +237,5 @@ int main(void)
     tcase_set_timeout(tcase, 60);
     tcase_add_test(tcase, threads_of_one_handle_do_not_disturb_each_other);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

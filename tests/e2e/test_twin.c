@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/suite.h"
 
 enum { ELEMS = 1000, EXIT_FENCED = 14 };
 
@@ -150,7 +151,7 @@ START_TEST(a_shard_whose_job_was_restored_without_it_ends_when_it_wakes)
     const pid_t twin = start_twin(log);
     train_until_lost();
     cairn_close(session);
-    cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, NULL);
+    cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, "--yes", NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
     open_job();
     ck_assert_int_eq(kill(cluster.shards[1], SIGCONT), 0);
@@ -170,9 +171,5 @@ int main(void)
     tcase_add_test(tcase, a_stopped_shard_takes_its_place_back_from_an_empty_one_and_lost_ends);
     tcase_add_test(tcase, a_shard_whose_job_was_restored_without_it_ends_when_it_wakes);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

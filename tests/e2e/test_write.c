@@ -9,6 +9,7 @@
 
 #include "proto/wire/tensor.h"
 #include "tests/support/cluster.h"
+#include "tests/support/suite.h"
 
 enum { TENSORS = 3, WAIT_MS = 20000, ELEMS_MAX = 129 * 257 };
 
@@ -319,7 +320,7 @@ START_TEST(a_snapshot_of_a_write_is_restored_into_a_newer_generation)
     ck_assert_int_eq(cairn_write_end(job, WAIT_MS, &version), CAIRN_OK);
     ck_assert_uint_eq(version.generation, 3);
     cairn_close(session);
-    cluster_cli(&cluster, &said, "snapshot", "restore", "w", id, NULL);
+    cluster_cli(&cluster, &said, "snapshot", "restore", "w", id, "--yes", NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
     job = open_job(&cluster, 0, 1, &session);
     version = train_a_step(job);
@@ -343,9 +344,5 @@ int main(void)
     tcase_add_test(tcase, a_coordinator_that_dies_in_a_write_voids_it_and_one_after_it_finds_it);
     tcase_add_test(tcase, a_snapshot_of_a_write_is_restored_into_a_newer_generation);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/suite.h"
 
 void tiles_train(const struct tiles_worker *pattern)
 {
@@ -153,9 +154,5 @@ int tiles_run_suite(const char *name, TCase *const *cases)
         tcase_set_timeout(*cases, 60);
         suite_add_tcase(suite, *cases);
     }
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -14,6 +14,17 @@ header=$(find "$tmp" -name cairn.h)
 library=$(find "$tmp" -name libcairn.so)
 pc=$(find "$tmp" -name cairn.pc)
 
+cmake --install "$build" --prefix "$tmp/elsewhere" >"$tmp/install.log" || fail "cmake --install --prefix"
+for file in $(find "$tmp/elsewhere" -name cairn.pc) "$tmp"/elsewhere/lib/systemd/system/*.service; do
+    grep -q "$tmp/elsewhere" "$file" || fail "$file names another place than where it is installed"
+    grep -qE '@[A-Z_]+@' "$file" && fail "$file has a placeholder"
+done
+[ -x "$(sed -n 's/^ExecStart=\([^ ]*\).*/\1/p' "$tmp/elsewhere/lib/systemd/system/cairn-coordinator.service")" ] ||
+    fail "the unit starts a program that is not installed"
+PKG_CONFIG_PATH=$(dirname "$(find "$tmp/elsewhere" -name cairn.pc)") pkg-config --cflags cairn |
+    grep -q "$tmp/elsewhere" || fail "cairn.pc names another place than where it is installed"
+rm -rf "$tmp/elsewhere"
+
 grep -oE 'cairn_[a-z_]+\(' "$header" | tr -d '(' | sort -u >"$tmp/declared"
 nm -D --defined-only "$library" | awk '$2 == "T" { print $3 }' | sed 's/@.*//' | sort -u >"$tmp/exported"
 grep -E 'CAIRN_EXPORT' -A1 "$header" | grep -oE 'cairn_[a-z_]+\(' | tr -d '(' | sort -u >"$tmp/promised"

@@ -83,6 +83,8 @@
     X(store_refused, "shards that a coordinator might not act on")                     \
     X(store_adopted, "stores made of what the shards hold")                            \
     X(scale_lowered, "loss scales lowered")                                            \
+    X(halted, "rounds refused after too many skips in a row")                          \
+    X(amended, "terms that let a job go on")                                           \
     X(clipped, "steps clipped")
 
 enum seen {

@@ -91,6 +91,7 @@ enum message_kind {
     M_OPENED,
     M_RESULT,
     M_FENCED,
+    M_REFUSED,
     /* workers and shards */
     M_HELLO,
     M_CHUNK,
@@ -174,7 +175,9 @@ enum event_kind {
     E_TWIN_FROM_COORDINATOR,
     E_COORDINATOR_FROM_TWIN,
     E_PROBE_ENDS, /* conn = its number */
-    E_ADOPT       /* conn = the incarnation */
+    E_ADOPT,      /* conn = the incarnation */
+    E_AMEND,      /* the same */
+    E_ASK_AGAIN   /* a = process; conn = its life */
 };
 
 #define OWNED(owner, what) ((owner) << 8 | (what))
@@ -362,7 +365,8 @@ struct opened {
     uint32_t count;
     uint64_t members[PROCS_MAX];
     bool write;
-    bool voided; /* a worker was told so */
+    bool voided;       /* a worker was told so */
+    uint64_t revision; /* of the terms that it goes by */
 };
 
 struct oracle {
@@ -372,6 +376,7 @@ struct oracle {
     uint32_t opened_count;
     uint64_t step, generation;
     double loss_scale;
+    struct cairn_skips skips;
     uint8_t state[STATE_MAX]; /* of the trainer, at the step */
     size_t state_bytes;
     uint32_t applied;
@@ -387,6 +392,7 @@ struct scenario { /* drawn from the seed */
     struct cairn_group_hyper groups[GROUPS];
     double clip_norm, loss_scale;
     bool fail_nonfinite;
+    uint32_t skips_max;
     /* the workload */
     double absent, unheld, poison, weightless;
     uint32_t micros_max;
@@ -429,6 +435,7 @@ struct sim {
     struct sim_relay relays[SHARDS_MAX]; /* each of the shard's process */
     struct process procs[PROCS_MAX];
     uint64_t lives;
+    uint64_t revision; /* of the terms; every coordinator knows the newest */
     struct oracle oracle;
 
     /* memory and scratch of the cores, made once and used for all seeds */
@@ -587,6 +594,8 @@ size_t truth_state(const struct sim *sim, uint64_t round, uint64_t member, uint8
 uint32_t truth_gives_up(const struct sim *sim, uint64_t round, uint64_t member);
 /* What a write leaves in a chunk: false, nothing was put. */
 bool truth_write(const struct sim *sim, uint64_t round, uint32_t chunk, float *param, float *m);
+/* No round of steps may open: too many skips in a row, and nobody has amended the job since. */
+bool oracle_halted(const struct sim *sim);
 void oracle_opened(struct sim *sim, const struct cairn_round_action *open);
 /* A shard begins to do as the decision says. */
 void oracle_executes(struct sim *sim, uint32_t shard, const struct cairn_decision *decision);

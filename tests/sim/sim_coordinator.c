@@ -253,6 +253,26 @@ static void see_late_shard(struct sim *sim, const struct cairn_round_action *act
         sim_fail(sim, "shard %u was late after the faults stopped", (unsigned)action->shard);
 }
 
+/* An operator hears of it. */
+static void refuse(struct sim *sim, const struct cairn_round_action *action)
+{
+    if (!oracle_halted(sim)) sim_fail(sim, "a worker is refused a round that could open");
+    sim->seen[SEEN_halted]++;
+    to_worker(sim, M_REFUSED, action);
+    const uint64_t delay = rng_exponential(&sim->schedule, 3000);
+    sim_at(sim, delay, E_AMEND, 0, 0, sim->coordinator.incarnation);
+}
+
+static void amend(struct sim *sim)
+{
+    if (!cairn_round_halted(sim->coordinator.core)) return; // it was amended meanwhile, or written
+    sim->revision++;
+    sim->seen[SEEN_amended]++;
+    const struct cairn_round_config config = sim_round_config(sim);
+    struct cairn_round_event event = { .kind = CAIRN_ROUND_AMEND, .terms = &config.terms };
+    do_event(sim, &event);
+}
+
 static void do_action(struct sim *sim, const struct cairn_round_action *action)
 {
     sim_trace(sim, round_action_name(action->kind), action->member, action->epoch, action->round);
@@ -292,6 +312,7 @@ static void do_action(struct sim *sim, const struct cairn_round_action *action)
         if (action->status == CAIRN_ERR_FENCED) sim->seen[SEEN_workers_twin]++;
         to_worker(sim, M_FENCED, action);
         return;
+    case CAIRN_ROUND_WORKER_REFUSED: refuse(sim, action); return;
     case CAIRN_ROUND_BEHIND:
         sim_fail(sim, "shard %u is in epoch %llu, which the coordinator knows nothing of",
                  (unsigned)action->shard, (unsigned long long)action->epoch);
@@ -409,6 +430,9 @@ void coordinator_event(struct sim *sim, const struct event *event)
     case E_PROBE_ENDS: twin_event(sim, event); return;
     case E_ADOPT:
         if (event->conn == c->incarnation) store_adopts(sim);
+        return;
+    case E_AMEND:
+        if (event->conn == c->incarnation) amend(sim);
         return;
     case E_LEASE: lease_ended(sim, event->conn); return;
     case E_PERSISTED:

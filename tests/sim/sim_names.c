@@ -6,11 +6,12 @@
 const char *message_name(enum message_kind kind)
 {
     static const char *const names[] = {
-        "FENCE",   "RESOLVE",    "OPEN",   "DECIDE",    "PIN",       "SHARD_HELLO", "ANSWER",
-        "REDUCED", "PUBLISHED",  "ATTACH", "BEGIN",     "WRITE",     "COMMIT",      "ABANDON",
-        "OPENED",  "RESULT",     "FENCED", "HELLO",     "CHUNK",     "MICRO_END",   "SHARD_COMMIT",
-        "GRANT",   "ACK",        "REFUSE", "MICRO_ACK", "ASK_LACKS", "LACKS",       "PROBE",
-        "ALIVE",   "COME_AGAIN", "END",
+        "FENCE",      "RESOLVE",   "OPEN",      "DECIDE",       "PIN",    "SHARD_HELLO",
+        "ANSWER",     "REDUCED",   "PUBLISHED", "ATTACH",       "BEGIN",  "WRITE",
+        "COMMIT",     "ABANDON",   "OPENED",    "RESULT",       "FENCED", "REFUSED",
+        "HELLO",      "CHUNK",     "MICRO_END", "SHARD_COMMIT", "GRANT",  "ACK",
+        "REFUSE",     "MICRO_ACK", "ASK_LACKS", "LACKS",        "PROBE",  "ALIVE",
+        "COME_AGAIN", "END",
     };
     return NAME(names, kind);
 }
@@ -48,6 +49,8 @@ const char *event_name(enum event_kind kind)
         "twin -> coordinator",
         "probe ends",
         "adopt",
+        "amend",
+        "asks again",
     };
     return NAME(names, kind);
 }
@@ -90,6 +93,7 @@ const char *round_action_name(enum cairn_round_action_kind kind)
         [CAIRN_ROUND_WORKER_OPENED] = "coordinator: OPENED",
         [CAIRN_ROUND_WORKER_RESULT] = "coordinator: RESULT",
         [CAIRN_ROUND_WORKER_FENCE] = "coordinator: FENCED",
+        [CAIRN_ROUND_WORKER_REFUSED] = "coordinator: REFUSED",
         [CAIRN_ROUND_FAIL] = "coordinator: FAIL",
         [CAIRN_ROUND_BEHIND] = "coordinator: BEHIND",
     };

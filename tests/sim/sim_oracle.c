@@ -252,12 +252,35 @@ static void update_all(struct sim *sim, const struct cairn_group_scalars *scalar
     }
 }
 
-static void lower_loss_scale(struct sim *sim)
+/* False: it is at its least. */
+static bool lower_loss_scale(struct sim *sim)
 {
     struct oracle *o = &sim->oracle;
-    if (o->loss_scale <= 1) return;
+    if (o->loss_scale <= 1) return false;
     o->loss_scale = o->loss_scale / 2;
     sim->seen[SEEN_scale_lowered]++;
+    return true;
+}
+
+/* Something was applied or written. */
+static void end_row(struct oracle *o)
+{
+    o->skips.in_row = 0;
+    o->skips.revision = 0;
+}
+
+static void skip_in_row(struct oracle *o, uint64_t revision)
+{
+    if (o->skips.revision != revision) end_row(o);
+    o->skips.in_row++;
+    o->skips.revision = revision;
+}
+
+bool oracle_halted(const struct sim *sim)
+{
+    const struct cairn_skips *skips = &sim->oracle.skips;
+    return sim->scenario.skips_max > 0 && skips->in_row >= sim->scenario.skips_max &&
+           skips->revision == sim->revision;
 }
 
 /* Applied since the last skip; a write is neither, nor a round in which nobody counted anything. */
@@ -288,6 +311,8 @@ static void write_state(struct sim *sim, const struct opened *round, struct ledg
     struct cairn_payload head = {
         .clip_scale = 1, .loss_scale = o->loss_scale, .good_rounds = good_rounds(o), .finite = true
     };
+    end_row(o);
+    head.skips = o->skips;
     put_client_state(sim, round, false, &head);
     for (uint32_t c = 0; c < sim->scenario.chunks; c++)
         (void)truth_write(sim, round->round, c, o->param[c], o->m[c]);
@@ -327,13 +352,16 @@ static void next_state(struct sim *sim, const struct opened *round, struct ledge
         head.clip_scale = norm.clip_scale;
         o->step++;
         o->applied++;
+        end_row(o);
         update_all(sim, scalars);
         sim->seen[SEEN_applied]++;
         if (norm.clip_scale < 1) sim->seen[SEEN_clipped]++;
     } else {
         sim->seen[weight == 0 ? SEEN_skipped_unweighted : SEEN_skipped]++;
-        if (!entry->uncounted) lower_loss_scale(sim);
+        o->skips.all++;
+        if (!entry->uncounted && !lower_loss_scale(sim)) skip_in_row(o, round->revision);
     }
+    head.skips = o->skips;
     head.loss_scale = o->loss_scale;
     head.good_rounds = apply ? good_rounds(o) + 1 : entry->uncounted ? good_rounds(o) : 0;
     entry->kind = apply ? CAIRN_DECISION_APPLY : CAIRN_DECISION_SKIP;
@@ -363,8 +391,12 @@ void oracle_opened(struct sim *sim, const struct cairn_round_action *open)
         sim_fail(sim, "round %llu opens at step %llu, but not every shard has published step %llu",
                  (unsigned long long)open->round, (unsigned long long)open->version.step,
                  (unsigned long long)o->step);
+    if (!open->write && oracle_halted(sim))
+        sim_fail(sim, "round %llu opens after %u skips in a row", (unsigned long long)open->round,
+                 (unsigned)o->skips.in_row);
     struct opened *opened = &o->opened[o->opened_count++];
     memset(opened, 0, sizeof *opened);
+    opened->revision = sim->revision;
     opened->round = open->round;
     opened->count = open->member_count;
     opened->write = open->write;
@@ -384,6 +416,9 @@ void oracle_told_worker(struct sim *sim, const struct cairn_round_action *opened
     if (cairn_f64_bits(opened->loss_scale) != cairn_f64_bits(sim->oracle.loss_scale))
         sim_fail(sim, "a worker is told the loss scale %g; it is %g", opened->loss_scale,
                  sim->oracle.loss_scale);
+    if (opened->skips != sim->oracle.skips.all)
+        sim_fail(sim, "a worker is told of %llu skips; there were %llu",
+                 (unsigned long long)opened->skips, (unsigned long long)sim->oracle.skips.all);
     const uint8_t *state;
     size_t bytes;
     if (!cairn_round_client_state(sim->coordinator.core, &state, &bytes) ||
@@ -487,7 +522,7 @@ static bool same_payload(const struct message *result, const struct ledger_entry
            cairn_f64_bits(told.grad_norm) == cairn_f64_bits(truth.grad_norm) &&
            cairn_f64_bits(told.clip_scale) == cairn_f64_bits(truth.clip_scale) &&
            cairn_f64_bits(told.lr) == cairn_f64_bits(truth.lr) && told.finite == truth.finite &&
-           told.fail == truth.fail;
+           told.fail == truth.fail && told.skips.all == truth.skips.all;
 }
 
 void oracle_result(struct sim *sim, const struct message *result)

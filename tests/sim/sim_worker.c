@@ -351,6 +351,8 @@ static void from_coordinator(struct sim *sim, uint32_t index, const struct messa
     if (proc->stalled && message->kind != M_FENCED) return;
     if (message->kind == M_OPENED) on_opened(sim, index, message);
     if (message->kind == M_RESULT) on_result(sim, index, message);
+    if (message->kind == M_REFUSED)
+        sim_at(sim, rng_exponential(&sim->schedule, 3000), E_ASK_AGAIN, index, 0, proc->life);
     if (message->kind == M_FENCED)
         process_kill(sim, index); // the library tells the trainer, which exits
 }
@@ -455,6 +457,9 @@ void process_event(struct sim *sim, const struct event *event)
         if (!proc->alive || proc->life != event->conn || (uint32_t)proc->round != event->b) return;
         proc->computed = true;
         break;
+    case E_ASK_AGAIN:
+        if (proc->alive && proc->life == event->conn && proc->state == T_IDLE) ask(sim, event->a);
+        return;
     case E_WORKER_FROM_COORDINATOR: from_coordinator(sim, event->a, event->message); break;
     case E_WORKER_FROM_SHARD: from_shard(sim, event->b, event->a, event->message); break;
     default: return;

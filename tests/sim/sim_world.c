@@ -20,7 +20,9 @@ struct cairn_round_config sim_round_config(const struct sim *sim)
         .member_max = PROCS_MAX,
         .workers_min = sim->scenario.workers_min,
         .step_deadline_ms = sim->scenario.deadline_ms,
-        .terms = { .groups = sim->scenario.groups, .clip_norm = sim->scenario.clip_norm },
+        .terms = { .groups = sim->scenario.groups,
+                   .clip_norm = sim->scenario.clip_norm,
+                   .revision = sim->revision },
         .group_count = GROUPS,
         .client_state_max = sim->scenario.client_state_max,
         .scaling = { .start = sim->scenario.loss_scale,
@@ -29,6 +31,7 @@ struct cairn_round_config sim_round_config(const struct sim *sim)
                      .max = sim->scenario.loss_scale,
                      .growth_rounds = 2000 },
         .fail_nonfinite = sim->scenario.fail_nonfinite,
+        .skips_max = sim->scenario.skips_max,
     };
 }
 
@@ -156,6 +159,8 @@ static void draw_scenario(struct sim *sim)
     sc->give_up = sometimes(&whims, 0.3, 0.1);
     sc->client_state_max = (uint32_t)sometimes(&whims, 0.5, STATE_MAX);
     draw_hosts(sim);
+    struct rng skips = { mix(sim->seed, 107) };
+    sc->skips_max = rng_chance(&skips, 0.5) ? 1 + (uint32_t)rng_below(&skips, 3) : 0;
     struct rng twins = { mix(sim->seed, 105) };
     sc->weight[FAULTS - 3] = (uint32_t)sometimes(&twins, 0.3, 4);
     sc->weight[FAULTS - 2] = rng_chance(&twins, 0.1) ? 1 : 0;
@@ -263,7 +268,7 @@ static void start(struct sim *sim, uint64_t seed, bool verbose)
     sim->healed = sim->failed = sim->done = false;
     sim->failure[0] = '\0';
     sim->trace = mix(seed, 1);
-    sim->lives = 0;
+    sim->lives = sim->revision = 0;
     sim->schedule.state = mix(seed, 2);
     sim->fault.state = mix(seed, 3);
     memset(&sim->coordinator, 0, sizeof sim->coordinator);
@@ -350,6 +355,7 @@ static void dispatch(struct sim *sim, const struct event *event)
             relay_from_owner(sim, event->a - PROCS_MAX, event->b, event->message);
         return;
     case E_COMPUTED:
+    case E_ASK_AGAIN:
     case E_WORKER_FROM_COORDINATOR: process_event(sim, event); return;
     case E_SHARD_FROM_COORDINATOR:
     case E_SHARD_FROM_WORKER:

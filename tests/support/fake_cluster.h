@@ -51,11 +51,14 @@ struct fake_shard {
     uint64_t lacks[8];  /* [lack_count] members: the answer to LacksGet */
     uint32_t lack_count;
     bool holds_part;          /* do not answer Pin, nor say what was loaded */
+    bool ignores_stop;        /* do not answer a PinFolder without a path */
     bool loads_other;         /* what it says of a snapshot that it loaded is not what that has */
     uint32_t part_batch;      /* digests in a SnapshotPart; 0: all of them */
     bool holds_seal;          /* do not answer JobSeal */
     bool holds_create;        /* do not answer JobCreate */
     bool holds_terms;         /* do not answer JobTerms */
+    const char *refuse_terms; /* answer one that has a spec with NO_MEMORY and this */
+    bool holds_parts;         /* do not answer PartGet */
     bool dies_at_switch;      /* take nothing from JobSwitch on, until it is up again */
     const char *refuse_tiles; /* answer MemberTiles with NO_MEMORY and this */
     const char *refuse_lease; /* answer LeaseKeep with refuse_lease_status and this */
@@ -85,8 +88,10 @@ struct fake_shard {
     struct cairn_decision last;
     uint8_t payload[1024];
     uint64_t store, coordinator_incarnation, coordinator_process; /* that it obeyed last */
-    uint64_t round_seen;
+    uint64_t welcome_process; /* of the one it is connected to */
+    uint64_t round_seen, base_step;
     bool settled; /* a coordinator said that the job is in its store */
+    bool serving; /* sealed, loaded or made of another */
     struct cairn_hash spec_digest;
     struct cairn_paged terms_pages;
     uint32_t terms_request, part_request;
@@ -101,6 +106,7 @@ struct fake_shard {
     uint64_t digest;                  /* the same */
     struct part *telling;             /* owned: a part of which more is to come */
     uint32_t part_messages;           /* SnapshotParts that it sent */
+    uint32_t told_to_stop;            /* PinFolders without a path */
     struct fake_shard *staged;        /* owned: a generation made by `extend`, what it has alone */
     uint64_t member, token;           /* of the last MemberJoin; and where its data goes */
     uint8_t member_address[4096];
@@ -118,6 +124,7 @@ struct fake_cluster {
     char store[96], snapshots[96], listen[32];
     struct fake_shard *shards; /* owned: [shard_count] */
     uint32_t shard_count;
+    uint32_t idle_pumps; /* in a row, in which nothing happened */
 };
 
 /* Without ck_assert's note of every place that was passed, which costs a system call. */
@@ -131,15 +138,17 @@ void fake_close(struct fake_cluster *fake);
 /* The coordinator alone: as if it was killed, and started again on the same port and folder. */
 void fake_coordinator_stop(struct fake_cluster *fake);
 void fake_coordinator_start(struct fake_cluster *fake);
+/* It starts again with an empty store, and nobody has come yet. */
+void fake_store_lose(struct fake_cluster *fake);
 void fake_pump(struct fake_cluster *fake);
 /* Pumps until it holds, or fails the test. */
-#define fake_until(fake, condition)                                           \
-    do {                                                                      \
-        const uint64_t fake_until_ms = uv_hrtime() / 1000000 + 10000;         \
-        while (!(condition)) {                                                \
-            ck_assert_msg(uv_hrtime() / 1000000 < fake_until_ms, #condition); \
-            fake_pump(fake);                                                  \
-        }                                                                     \
+#define fake_until(fake, condition)                                               \
+    do {                                                                          \
+        const uint64_t fake_until_ms = uv_hrtime() / 1000000 + 10000;             \
+        while (!(condition)) {                                                    \
+            if (uv_hrtime() / 1000000 >= fake_until_ms) ck_abort_msg(#condition); \
+            fake_pump(fake);                                                      \
+        }                                                                         \
     } while (0)
 
 /* Shard `i`, named "s<i>": connects (again) and says Hello; keeps what it holds. */
@@ -202,6 +211,14 @@ uint64_t fake_begin(struct fake_cluster *fake, struct fake_peer *peer, uint64_t 
 /* RoundCommit to a RoundResult that is applied; returns the step after it. */
 uint64_t fake_commit(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job,
                      uint64_t round);
+/* JobAmend: a trained tensor more, "late"; and its answer. */
+uint32_t fake_amend_more(struct fake_peer *peer, uint64_t job, uint64_t key);
+/* JobAmend: the only group is frozen. */
+uint32_t fake_amend_freeze(struct fake_peer *peer, uint64_t job, uint64_t key);
+void fake_expect_amended(struct fake_cluster *fake, struct fake_peer *peer, uint32_t request,
+                         uint64_t revision);
+/* A worker comes (again) with the spec as it was: a step more, in that generation, on two shards. */
+void fake_goes_on(struct fake_cluster *fake, uint64_t generation, size_t tensors);
 /* fake_open of two shards, and a worker, an admin and their job at step 1; returns the job's number. */
 uint64_t fake_open_trained(struct fake_cluster *fake, struct fake_peer *worker_out,
                            struct fake_peer *admin_out);

@@ -1,4 +1,5 @@
 #include "tests/support/fake_shard.h"
+#include "tests/support/pages.h"
 
 #include <check.h>
 #include <stdlib.h>
@@ -30,7 +31,7 @@ void fake_shard_clear(struct fake_shard *shard)
     shard->layout = NULL;
     shard->tiles_world = 0;
     cairn_paged_release(&shard->terms_pages);
-    shard->has_job = shard->reduced = shard->settled = false;
+    shard->has_job = shard->reduced = shard->settled = shard->serving = false;
     shard->round_seen = 0;
     shard->epoch = 0;
     shard->round = shard->create_request = 0;
@@ -86,10 +87,12 @@ static void adopt(struct fake_shard *shard)
     fake_shard_clear(shard);
     shard->spec_pages = from->spec_pages;
     shard->layout_pages = from->layout_pages;
-    shard->has_job = shard->settled = true;
+    shard->job = from->job;
+    shard->has_job = shard->settled = shard->serving = true;
     shard->spec_digest = from->spec_digest;
     shard->generation = from->generation;
     shard->index = from->index;
+    shard->base_step = from->base_step;
     shard->version = from->version;
     shard->spec = from->spec;
     shard->layout = from->layout;
@@ -125,9 +128,11 @@ static void on_create(struct fake_shard *shard, uint32_t request, const Cairn__J
     shard->create_request = request;
     shard->job = create->job;
     shard->generation = create->generation;
+    shard->base_step = create->step;
     shard->version = (struct cairn_version) { create->generation, create->step };
     shard->index = create->shard_index;
     shard->digest = create->digest;
+    shard->serving = create->extend || create->digest != 0;
     snprintf(shard->snapshot_path, sizeof shard->snapshot_path, "%s", create->snapshot_path);
     shard->last.version_after = shard->version;
     if (create->last != NULL) keep(shard, create->last);
@@ -177,19 +182,6 @@ static void on_tiles(struct fake_shard *shard, uint32_t request, const Cairn__Me
     shard->tiles_request = request;
     shard->tiles_world = message->world;
     end_tiles(shard);
-}
-
-void fake_shard_fill_held(const struct fake_shard *shard, Cairn__HeldJob *out)
-{
-    cairn__held_job__init(out);
-    if (!shard->has_job) return;
-    out->job = shard->job;
-    out->generation = shard->generation;
-    memcpy(&out->layout_hash, shard->layout->hash, 8);
-    out->epoch = shard->epoch;
-    out->revision = shard->spec.revision;
-    out->round = shard->round_seen;
-    out->unsettled = !shard->settled;
 }
 
 static void end_terms(struct fake_shard *shard);
@@ -594,29 +586,59 @@ void fake_shard_answer_pin(struct fake_shard *shard, uint64_t snapshot, const ch
 
 /* ---- of which store it is ---- */
 
+static void fill_held(const struct fake_shard *shard, Cairn__HeldJob *out)
+{
+    cairn__held_job__init(out);
+    out->job = shard->job;
+    out->generation = shard->generation;
+    memcpy(&out->layout_hash, shard->layout->hash, 8);
+    out->epoch = shard->epoch;
+    out->revision = shard->spec.revision;
+    out->round = shard->round_seen;
+    out->unsettled = !shard->settled;
+}
+
+/* What a Hello has no room for. */
+static void fill_more(struct fake_shard *shard, Cairn__HeldJob *out)
+{
+    out->name = shard->spec.name;
+    out->shard_index = shard->index;
+    out->shard_count = shard->layout->shard_count;
+    out->version_generation = shard->version.generation;
+    out->version_step = shard->version.step;
+    out->base_step = shard->base_step;
+    out->serving = shard->serving;
+    out->spec_hash = (ProtobufCBinaryData) { sizeof shard->spec_digest.byte,
+                                             shard->spec_digest.byte };
+}
+
+size_t fake_shard_fill_held(struct fake_shard *shard, Cairn__HeldJob out[2], bool full)
+{
+    struct fake_shard *parts[2] = { shard, shard->staged };
+    size_t count = 0;
+    for (int i = 0; i < 2; i++) {
+        if (parts[i] == NULL || !parts[i]->has_job) continue;
+        fill_held(parts[i], &out[count]);
+        out[count].staged = i == 1;
+        if (full) fill_more(parts[i], &out[count]);
+        count++;
+    }
+    return count;
+}
+
 void fake_shard_tell_held(struct fake_shard *shard, uint32_t request)
 {
     Cairn__HeldJobs message = CAIRN__HELD_JOBS__INIT;
-    Cairn__HeldJob held, *list[] = { &held };
-    fake_shard_fill_held(shard, &held);
-    if (shard->has_job) {
-        held.name = shard->spec.name;
-        held.shard_index = shard->index;
-        held.shard_count = shard->layout->shard_count;
-        held.version_generation = shard->version.generation;
-        held.version_step = shard->version.step;
-        held.serving = true;
-        held.spec_hash = (ProtobufCBinaryData) { sizeof shard->spec_digest.byte,
-                                                 shard->spec_digest.byte };
-        message.held = list;
-        message.n_held = 1;
-    }
+    Cairn__HeldJob held[2], *list[] = { &held[0], &held[1] };
+    message.n_held = fake_shard_fill_held(shard, held, true);
+    message.held = list;
     fake_send(&shard->peer, CAIRN_MSG_HELD_JOBS, request, &message.base);
 }
 
 static void on_welcome(struct fake_shard *shard, const Cairn__Welcome *welcome)
 {
     if (shard->has_job) fake_shard_tell_held(shard, 0);
+    shard->welcome_process = welcome->process;
     if (shard->has_job && shard->store != welcome->store) return; // it is not obeyed
     shard->store = welcome->store;
     shard->coordinator_incarnation = welcome->coordinator_incarnation;
@@ -626,6 +648,10 @@ static void on_welcome(struct fake_shard *shard, const Cairn__Welcome *welcome)
 static void end_terms(struct fake_shard *shard)
 {
     if (!cairn_paged_whole(&shard->terms_pages)) return;
+    if (shard->refuse_terms != NULL && shard->terms_pages.total_bytes > 0) {
+        refuse(shard, shard->terms_request, CAIRN_ERR_NO_MEMORY, shard->refuse_terms);
+        return;
+    }
     if (shard->holds_terms)
         shard->held_request = shard->terms_request;
     else
@@ -650,31 +676,46 @@ static void on_terms(struct fake_shard *shard, uint32_t request, const Cairn__Jo
     end_terms(shard);
 }
 
-static cairn_status send_page(void *context, const Cairn__Page *page)
+static void send_page(void *context, const Cairn__Page *page)
 {
     struct fake_shard *shard = context;
     fake_send(&shard->peer, CAIRN_MSG_PAGE, shard->part_request, &page->base);
-    return CAIRN_OK;
+}
+
+static void send_pages(struct fake_shard *shard, uint32_t what, const struct cairn_paged *paged)
+{
+    pages_each(what, paged->bytes, paged->have_bytes, send_page, shard);
 }
 
 static void on_part_get(struct fake_shard *shard, uint32_t request, const Cairn__PartGet *message)
 {
+    shard->part_request = request;
+    if (shard->holds_parts) return;
     if (message->job == 0) {
         fake_shard_tell_held(shard, request);
         return;
     }
     Cairn__Part part = CAIRN__PART__INIT;
-    ck_assert_uint_eq(message->job, shard->job);
-    part.spec_bytes = shard->spec_pages.have_bytes;
-    part.layout_bytes = shard->layout_pages.have_bytes;
-    shard->part_request = request;
+    const struct fake_shard *from = shard->generation == message->generation ? shard
+                                                                             : shard->staged;
+    ck_assert(from != NULL && from->generation == message->generation && from->job == message->job);
+    part.spec_bytes = from->spec_pages.have_bytes;
+    part.layout_bytes = from->layout_pages.have_bytes;
     fake_send(&shard->peer, CAIRN_MSG_PART, request, &part.base);
-    ck_assert_int_eq(cairn_paged_send(CAIRN_PAGE_SPEC, shard->spec_pages.bytes,
-                                      shard->spec_pages.have_bytes, send_page, shard),
-                     CAIRN_OK);
-    ck_assert_int_eq(cairn_paged_send(CAIRN_PAGE_LAYOUT, shard->layout_pages.bytes,
-                                      shard->layout_pages.have_bytes, send_page, shard),
-                     CAIRN_OK);
+    send_pages(shard, CAIRN_PAGE_SPEC, &from->spec_pages);
+    send_pages(shard, CAIRN_PAGE_LAYOUT, &from->layout_pages);
+}
+
+/* Nothing of it is a leftover any more. */
+static void on_adopted(struct fake_shard *shard, uint32_t request,
+                       const Cairn__StoreAdopted *message)
+{
+    shard->store = message->store;
+    shard->coordinator_incarnation = message->incarnation;
+    shard->coordinator_process = shard->welcome_process;
+    shard->settled = true;
+    if (shard->staged != NULL) shard->staged->settled = true;
+    done(shard, request);
 }
 
 static void on_pin(struct fake_shard *shard, const Cairn__Pin *pin)
@@ -682,9 +723,24 @@ static void on_pin(struct fake_shard *shard, const Cairn__Pin *pin)
     if (!pin->files && !shard->holds_part) fake_shard_answer_pin(shard, pin->snapshot, "");
 }
 
+static void answer_stop(struct fake_shard *shard, uint64_t snapshot)
+{
+    Cairn__SnapshotPart part = CAIRN__SNAPSHOT_PART__INIT;
+    part.job = shard->job;
+    part.snapshot = snapshot;
+    part.status = CAIRN_ERR_CANCELED;
+    part.text = (char *)(uintptr_t) "it was given up";
+    fake_send(&shard->peer, CAIRN_MSG_SNAPSHOT_PART, 0, &part.base);
+}
+
 static void on_pin_folder(struct fake_shard *shard, const Cairn__PinFolder *folder)
 {
-    if (!shard->holds_part) fake_shard_answer_pin(shard, folder->snapshot, folder->path);
+    if (folder->path[0] == '\0') {
+        shard->told_to_stop++;
+        if (!shard->ignores_stop) answer_stop(shard, folder->snapshot);
+    } else if (!shard->holds_part) {
+        fake_shard_answer_pin(shard, folder->snapshot, folder->path);
+    }
 }
 
 /* ---- what comes ---- */
@@ -723,9 +779,7 @@ static void handle(struct fake_shard *shard, uint16_t type, uint32_t request,
     case CAIRN_MSG_JOB_TERMS: on_terms(shard, request, (const Cairn__JobTerms *)message); break;
     case CAIRN_MSG_PART_GET: on_part_get(shard, request, (const Cairn__PartGet *)message); break;
     case CAIRN_MSG_STORE_ADOPTED:
-        shard->store = ((const Cairn__StoreAdopted *)message)->store;
-        shard->coordinator_incarnation = ((const Cairn__StoreAdopted *)message)->incarnation;
-        done(shard, request);
+        on_adopted(shard, request, (const Cairn__StoreAdopted *)message);
         break;
     case CAIRN_MSG_JOB_SWITCH: on_switch(shard, (const Cairn__JobSwitch *)message); break;
     case CAIRN_MSG_JOB_CREATE: on_create(shard, request, (const Cairn__JobCreate *)message); break;
@@ -737,6 +791,7 @@ static void handle(struct fake_shard *shard, uint16_t type, uint32_t request,
         } else if (shard->fail_seal != NULL) {
             refuse(shard, request, CAIRN_ERR_NOT_READY, shard->fail_seal);
         } else {
+            shard->serving = true;
             done(shard, request);
         }
         break;

@@ -11,8 +11,8 @@ void fake_shard_clear(struct fake_shard *shard);
 /* Writes the files of a pin and reports. */
 void fake_shard_answer_pin(struct fake_shard *shard, uint64_t snapshot, const char *folder);
 
-/* Its job as Hello tells it. */
-void fake_shard_fill_held(const struct fake_shard *shard, Cairn__HeldJob *out);
+/* What it has of its job, and what it has staged, as Hello tells it, or HeldJobs (full); how many. */
+size_t fake_shard_fill_held(struct fake_shard *shard, Cairn__HeldJob out[2], bool full);
 /* HeldJobs. */
 void fake_shard_tell_held(struct fake_shard *shard, uint32_t request);
 

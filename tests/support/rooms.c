@@ -76,7 +76,7 @@ static void open_inside(struct rooms *rooms, uint32_t shard_count, uint32_t work
     rooms->compute_threads = 1;
     rooms->workers_max = workers_max;
     cairn_log_init("rooms", CAIRN_LOG_ERROR);
-    cairn_scratch_make(rooms->folder);
+    cairn_scratch_make_quick(rooms->folder);
     snprintf(rooms->store, sizeof rooms->store, "%s/store", rooms->folder);
     snprintf(rooms->snapshots, sizeof rooms->snapshots, "%s/snapshots", rooms->folder);
     rooms->options = options_of(rooms);

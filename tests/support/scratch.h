@@ -9,6 +9,9 @@
 
 /* A new folder under $TMPDIR's usual place, /tmp. Aborts the test if there is none. */
 void cairn_scratch_make(char folder_out[CAIRN_SCRATCH_BYTES]);
+/* The same in memory, if there is a place: where nothing is asked of the disk, an fsync or unlink that waits
+ * for others' is only time. */
+void cairn_scratch_make_quick(char folder_out[CAIRN_SCRATCH_BYTES]);
 /* Removes it with everything in it. */
 void cairn_scratch_remove(const char *folder);
 

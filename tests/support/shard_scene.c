@@ -1,3 +1,4 @@
+#include "tests/support/pages.h"
 #include "tests/support/shard_scene.h"
 
 #include <check.h>
@@ -84,12 +85,11 @@ struct scene_frame scene_hear(struct scene *scene, uint16_t type)
     }
 }
 
-static cairn_status send_page(void *context, const Cairn__Page *page)
+static void send_page(void *context, const Cairn__Page *page)
 {
     struct scene *scene = context;
     const uint32_t *request = uv_loop_get_data(&scene->loop);
     scene_say(scene, CAIRN_MSG_PAGE, *request, &page->base);
-    return CAIRN_OK;
 }
 
 void scene_create(struct scene *scene, uint32_t request, uint64_t generation, uint64_t step,
@@ -113,10 +113,8 @@ void scene_create(struct scene *scene, uint32_t request, uint64_t generation, ui
     create.snapshot_path = (char *)snapshot_path;
     scene_say(scene, CAIRN_MSG_JOB_CREATE, request, &create.base);
     uv_loop_set_data(&scene->loop, &request);
-    ck_assert_int_eq(cairn_paged_send(CAIRN_PAGE_SPEC, spec, spec_bytes, send_page, scene),
-                     CAIRN_OK);
-    ck_assert_int_eq(cairn_paged_send(CAIRN_PAGE_LAYOUT, layout, layout_bytes, send_page, scene),
-                     CAIRN_OK);
+    pages_each(CAIRN_PAGE_SPEC, spec, spec_bytes, send_page, scene);
+    pages_each(CAIRN_PAGE_LAYOUT, layout, layout_bytes, send_page, scene);
     free(spec);
     free(layout);
 }
@@ -168,6 +166,19 @@ void scene_resolve_none(struct scene *scene)
     resolve.epoch = scene->epoch;
     resolve.decision = &none;
     scene_say(scene, CAIRN_MSG_RESOLVE, 0, &resolve.base);
+}
+
+void scene_serve(struct scene *scene, uint32_t workers, uint64_t epoch)
+{
+    scene_create(scene, 3, 1, 0, "");
+    ck_assert_uint_eq(scene_hear(scene, CAIRN_MSG_DONE).request, 3);
+    for (uint64_t m = 1; m <= workers; m++) scene_join(scene, m, CAIRN_ROLE_WIRE_WORKER);
+    scene_put_all(scene, 1);
+    scene_seal(scene);
+    scene_fence(scene, epoch);
+    scene_hear(scene, CAIRN_MSG_ANSWER);
+    scene_resolve_none(scene);
+    scene_hear(scene, CAIRN_MSG_PUBLISHED);
 }
 
 void scene_round_open(struct scene *scene, uint64_t round, uint64_t step, uint32_t member_count)

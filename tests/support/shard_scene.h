@@ -92,6 +92,8 @@ void scene_seal(struct scene *scene);
 void scene_fence(struct scene *scene, uint64_t epoch);
 /* Resolve with the outcome "none". */
 void scene_resolve_none(struct scene *scene);
+/* A job at version 1.0, of initial values, with workers 1 to `workers`. */
+void scene_serve(struct scene *scene, uint32_t workers, uint64_t epoch);
 /* Opens round `round` at step `step` for the members 1 to member_count. */
 void scene_round_open(struct scene *scene, uint64_t round, uint64_t step, uint32_t member_count);
 

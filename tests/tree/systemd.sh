@@ -9,8 +9,8 @@ fail() { echo "FAILED: $*"; exit 1; }
 
 # It wants to see the programs and the user: here they are this build's and a user of every system.
 for unit in cairn-coordinator.service cairn-shard@.service; do
-    grep -q '@CMAKE' "$2/systemd/$unit" && fail "$unit: a variable was left"
-    sed -E "s|^ExecStart=[^ ]*/|ExecStart=$2/bin/|; s|^User=.*|User=daemon|" "$2/systemd/$unit" >"$tmp/$unit"
+    sed -E "s|^ExecStart=[^ ]*/|ExecStart=$2/bin/|; s|^User=.*|User=daemon|" "$1/deploy/systemd/$unit.in" >"$tmp/$unit"
+    grep -q '@CMAKE' "$tmp/$unit" && fail "$unit: a variable was left"
 done
 ln -s cairn-shard@.service "$tmp/cairn-shard@0.service"
 for unit in cairn-coordinator.service cairn-shard@0.service; do

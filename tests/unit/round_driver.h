@@ -11,6 +11,7 @@
 
 #include "proto/wire/optimizer.h"
 #include "server/core/round.h"
+#include "tests/support/suite.h"
 
 #define SHARDS 2
 #define A      101
@@ -208,11 +209,7 @@ static inline int run(const char *name, TCase *tcase)
 {
     Suite *suite = suite_create(name);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }
 
 #endif

@@ -15,6 +15,7 @@
 #include "client/session.h"
 #include "proto/wire/frame.h"
 #include "tests/support/shard_scene.h"
+#include "tests/support/suite.h"
 #include "tests/support/toy.h"
 
 /* ---- messages ---- */
@@ -296,9 +297,5 @@ int main(void)
                         CAIRN_ROLE_WIRE_WORKER, CAIRN_ROLE_WIRE_ADMIN + 1);
     tcase_add_test(tcase, a_shard_takes_or_refuses_each_from_its_coordinator);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -1,5 +1,6 @@
 /* Boxes against an oracle that marks one element after another. */
 #include "proto/wire/box.h"
+#include "tests/support/suite.h"
 
 #include <check.h>
 #include <stdlib.h>
@@ -238,9 +239,5 @@ int main(void)
     tcase_add_test(tests, a_box_survives_its_bytes_and_other_bytes_are_refused);
     tcase_add_test(tests, the_text_of_a_box_fits_whatever_its_numbers_are);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

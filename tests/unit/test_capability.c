@@ -10,6 +10,7 @@
 #include "proto/wire/messages.h"
 #include "proto/wire/optimizer.h"
 #include "proto/wire/snapshot_file.h"
+#include "tests/support/suite.h"
 
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
 
@@ -120,6 +121,7 @@ CHANGE(workers_min, s->workers_min = 3)
 CHANGE(chunk_leaves, s->chunk_leaves = 3)
 CHANGE(spread, s->spread = 3)
 CHANGE(window, s->window = 3)
+CHANGE(skips_max, s->skips_max = 3)
 CHANGE(client_state_max, s->client_state_max = 3)
 CHANGE(reduce_groups, s->reduce_groups = CAIRN_GROUPS_HOST)
 CHANGE(nonfinite_ok, s->init_from = strdup("/w"); s->init_nonfinite_ok = true)
@@ -170,6 +172,7 @@ static const struct {
     FIELD(chunk_leaves),
     FIELD(spread),
     FIELD(window),
+    FIELD(skips_max),
     FIELD(client_state_max),
     FIELD(reduce_groups),
     FIELD(nonfinite_ok),
@@ -314,9 +317,5 @@ int main(void)
     tcase_add_test(tcase, what_has_no_elements_and_what_is_an_alias_has_no_state);
     tcase_add_test(tcase, a_spec_remembers_its_first_form_and_the_last_ones);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

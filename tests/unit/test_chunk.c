@@ -5,6 +5,7 @@
 
 #include "proto/wire/chunk.h"
 #include "proto/wire/tensor.h"
+#include "tests/support/suite.h"
 
 static struct cairn_chunk_header a_push(void)
 {
@@ -216,9 +217,5 @@ int main(void)
     tcase_add_test(tcase, another_protocol_and_another_magic_are_told_apart);
     tcase_add_test(tcase, random_headers_never_pass_with_a_size_that_is_not_theirs);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

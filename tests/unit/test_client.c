@@ -10,6 +10,7 @@
 #include "client/handle.h"
 #include "proto/wire/status.h"
 #include "proto/wire/tensor.h"
+#include "tests/support/suite.h"
 
 START_TEST(cairn_h_has_the_numbers_of_the_status_table)
 {
@@ -165,9 +166,5 @@ int main(void)
     tcase_add_test(tcase, nobody_at_the_endpoint_is_said_within_the_time_given);
     tcase_add_test(tcase, options_that_make_no_sense_are_refused);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

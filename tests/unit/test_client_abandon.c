@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/support/suite.h"
 #include "tests/support/toy.h"
 
 static struct rooms rooms;
@@ -96,9 +97,5 @@ int main(void)
     tcase_add_test(tcase, a_round_that_is_none_is_not_given_up);
     Suite *suite = suite_create("client_abandon");
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

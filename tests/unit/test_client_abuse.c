@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/support/suite.h"
 #include "tests/support/toy.h"
 
 enum { SHORT_MS = 3, THREADS = 4 };
@@ -667,9 +668,5 @@ int main(void)
     tcase_add_test(abuse, threads_may_close_the_same_handle_at_once);
     suite_add_tcase(suite, table);
     suite_add_tcase(suite, abuse);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

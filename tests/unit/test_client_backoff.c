@@ -12,6 +12,7 @@
 
 #include "proto/wire/frame.h"
 #include "proto/wire/messages.h"
+#include "tests/support/suite.h"
 
 enum { TRY_MS = 1600, CONNECTIONS_MAX = 8 }; /* 50 + 100 + 200 + 400 + 800 ms between them */
 
@@ -86,9 +87,5 @@ int main(void)
     tcase_set_timeout(tc, 30);
     tcase_add_test(tc, a_coordinator_that_closes_at_once_is_asked_less_and_less_often);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

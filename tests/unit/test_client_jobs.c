@@ -2,9 +2,11 @@
 #include <check.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/support/suite.h"
 #include "tests/support/toy.h"
 
 enum { STEPS = 12 };
@@ -112,6 +114,45 @@ START_TEST(two_jobs_of_a_session_train_at_once_and_as_they_would_alone)
         read_all(trainers[i].job, version, values[i]);
         ck_assert_int_eq(memcmp(values[i], values[0], sizeof values[0]), 0);
     }
+}
+END_TEST
+
+enum { JOBS_MAX = 64 };
+
+START_TEST(more_jobs_than_a_session_may_have_are_refused_at_once)
+{
+    const struct cairn_job_spec spec = toy_spec(0, 1);
+    cairn_job *jobs[JOBS_MAX + 1];
+    char name[16];
+    for (int i = 0; i < JOBS_MAX; i++) {
+        snprintf(name, sizeof name, "job%d", i);
+        jobs[i] = toy_open(session, name, &spec);
+    }
+    const uint64_t before_ns = uv_hrtime();
+    toy_fails(cairn_job_open(session, "more", &spec, CAIRN_WORKER, TOY_WAIT_MS, &jobs[JOBS_MAX]),
+              CAIRN_ERR_REFUSED, "64 jobs are open");
+    ck_assert_uint_lt(uv_hrtime() - before_ns, (uint64_t)TOY_WAIT_MS * 1000000 / 2);
+    cairn_job_close(jobs[0]);
+    toy_open(session, "job0", &spec);
+}
+END_TEST
+
+/* Members come and go, so it asks again; what it was told is what it says in the end. */
+START_TEST(who_is_put_off_until_its_deadline_says_why)
+{
+    static struct rooms few;
+    const struct cairn_fabric_mem_options fabric = { .seed = 11 };
+    const struct cairn_job_spec spec = toy_spec(0, 1);
+    cairn *sessions[3];
+    cairn_job *job;
+    rooms_open_for(&few, 1, 1, &fabric);
+    for (int i = 0; i < 3; i++) sessions[i] = toy_session(&few, "member");
+    toy_open(sessions[0], "toy", &spec);
+    toy_open(sessions[1], "toy", NULL);
+    toy_fails(cairn_job_open(sessions[2], "toy", NULL, CAIRN_READER, 250, &job), CAIRN_ERR_TIMEOUT,
+              "job toy has 2 members; raise round.workers_max");
+    for (int i = 0; i < 3; i++) cairn_close(sessions[i]);
+    rooms_close(&few);
 }
 END_TEST
 
@@ -228,14 +269,12 @@ int main(void)
     tcase_set_timeout(tcase, 60);
     tcase_add_checked_fixture(tcase, open_rooms, close_rooms);
     tcase_add_test(tcase, two_jobs_of_a_session_train_at_once_and_as_they_would_alone);
+    tcase_add_test(tcase, more_jobs_than_a_session_may_have_are_refused_at_once);
+    tcase_add_test(tcase, who_is_put_off_until_its_deadline_says_why);
     tcase_add_test(tcase, a_job_that_is_closed_leaves_the_other_one_undisturbed);
     tcase_add_test(tcase, a_job_that_is_fenced_leaves_the_other_one_undisturbed);
     tcase_add_test(tcase, an_evaluator_reads_whole_versions_while_training_goes_on);
     tcase_add_test(tcase, a_slow_evaluator_is_told_to_begin_anew_and_can);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

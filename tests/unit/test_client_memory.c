@@ -10,6 +10,7 @@
 
 #include "client/handle.h"
 #include "client/memory.h"
+#include "tests/support/suite.h"
 #include "tests/support/toy.h"
 
 static struct rooms rooms;
@@ -251,9 +252,5 @@ int main(void)
     tcase_add_test(tcase, closing_the_session_frees_all_of_it);
     tcase_add_test(tcase, memory_of_the_caller_is_staged_and_said_to_be);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/support/suite.h"
 #include "tests/support/toy.h"
 
 enum { ROWS = 50, COLUMNS = 30, ELEMS = ROWS * COLUMNS, GATE_ROWS = 20, TENSORS = 5 };
@@ -333,9 +334,5 @@ int main(void)
     tcase_add_test(tests, a_worker_with_a_tile_of_the_tensor_gives_that);
     tcase_add_test(tests, a_write_of_a_part_is_of_its_box);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -6,6 +6,7 @@
 #include "client/handle.h"
 #include "client/session.h"
 #include "tests/support/rooms.h"
+#include "tests/support/suite.h"
 
 enum { ELEMS = 30, SHARDS = 2, WAIT_MS = 20000 };
 
@@ -175,9 +176,5 @@ int main(void)
     tcase_add_test(tc, a_job_is_described_with_the_clip_norm_that_it_has);
     tcase_add_test(tc, a_name_with_control_characters_is_refused_at_once);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

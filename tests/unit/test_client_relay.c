@@ -12,6 +12,7 @@
 #include "proto/fabric/mem.h"
 #include "tests/support/fake_cluster.h"
 #include "tests/support/good.h"
+#include "tests/support/suite.h"
 
 enum { SHARDS = 3, TENSORS = 3, ELEMS = 20000, CHUNKS = 5, NOTES = 4096, WAIT_MS = 15000 };
 
@@ -705,9 +706,5 @@ int main(void)
     tcase_add_test(tcase, a_fetch_that_nobody_relays_waits_no_longer_than_a_moment);
     tcase_add_test(tcase, a_wait_that_times_out_names_the_relay_that_has_not_answered);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

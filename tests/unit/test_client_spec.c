@@ -5,6 +5,7 @@
 
 #include "client/session.h"
 #include "client/spec.h"
+#include "tests/support/suite.h"
 
 static struct cairn_tensor tensor;
 static struct cairn_group group;
@@ -51,6 +52,19 @@ START_TEST(a_field_that_the_optimizer_ignores_is_refused)
 {
     group.momentum = 0.5;
     check_refused("momentum");
+}
+END_TEST
+
+/* Its rule would divide by 0 wherever a gradient is 0. */
+START_TEST(a_group_that_says_only_its_optimizer_is_sent_to_CAIRN_GROUP_INIT)
+{
+    group = (struct cairn_group) { .struct_size = sizeof group, .optimizer = "adamw" };
+    check_refused("eps is 0, and adamw divides by it");
+    ck_assert_ptr_nonnull(strstr(cairn_error(), "CAIRN_GROUP_INIT"));
+    teardown();
+    setup();
+    group = (struct cairn_group) { .struct_size = sizeof group, .optimizer = "sgd", .lr = 0.1 };
+    ck_assert_int_eq(cairn_client_spec_fill(&spec, &data), CAIRN_OK);
 }
 END_TEST
 
@@ -109,14 +123,11 @@ int main(void)
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, a_count_without_an_array_is_refused);
     tcase_add_test(tc, a_field_that_the_optimizer_ignores_is_refused);
+    tcase_add_test(tc, a_group_that_says_only_its_optimizer_is_sent_to_CAIRN_GROUP_INIT);
     tcase_add_test(tc, betas_of_sgd_are_refused_but_for_the_defaults);
     tcase_add_test(tc, a_loss_scale_that_fp32_cannot_bear_is_refused);
     tcase_add_test(tc, a_zero_has_no_sign);
     tcase_add_test(tc, a_group_of_what_is_not_trained_is_refused);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/support/suite.h"
 #include "tests/support/toy.h"
 
 enum { STEPS = 3, MICROS = 3 };
@@ -291,9 +292,5 @@ int main(void)
     tcase_add_test(tcase, a_micro_batch_beyond_those_declared_is_refused);
     tcase_add_test(tcase, what_was_added_up_in_a_void_round_is_forgotten);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

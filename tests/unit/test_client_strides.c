@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/support/suite.h"
 #include "tests/support/toy.h"
 
 enum { WEIGHT = 0, ROWS = 60, COLUMNS = 20, SPREAD = 3, FAR = ROWS * COLUMNS * SPREAD };
@@ -222,9 +223,5 @@ int main(void)
     tcase_add_test(tests, memory_of_cairn_alloc_must_hold_all_that_the_strides_reach);
     tcase_add_test(tests, the_struct_of_the_first_release_is_dense_memory_of_the_host);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "tests/support/suite.h"
 #include "tests/support/toy.h"
 
 enum { WINDOW = 2, UNITS = 4 };
@@ -398,9 +399,5 @@ int main(void)
     tcase_add_test(tcase, a_job_may_be_closed_with_everything_on_loan);
     tcase_add_test(tcase, threads_share_what_is_mapped);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

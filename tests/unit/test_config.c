@@ -1,6 +1,7 @@
 #include "server/base/config.h"
 #include "server/base/listener.h"
 #include "tests/support/scratch.h"
+#include "tests/support/suite.h"
 
 #include <check.h>
 #include <stdlib.h>
@@ -222,9 +223,5 @@ int main(void)
     tcase_add_test(tcase, a_missing_file_is_named);
     tcase_add_test(tcase, the_printed_sample_is_read_back);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

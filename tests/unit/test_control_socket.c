@@ -2,6 +2,7 @@
 #include "server/base/control_socket.h"
 #include "server/base/listener.h"
 #include "tests/support/scratch.h"
+#include "tests/support/suite.h"
 
 #include <check.h>
 #include <fcntl.h>
@@ -56,10 +57,18 @@ static mode_t mode_of(const char *where)
     return st.st_mode & 0777;
 }
 
+static cairn_status make(int *fd_out)
+{
+    struct cairn_control_socket socket = { .fd = -1 };
+    const cairn_status status = cairn_control_socket_open(path, 16, &socket, &why);
+    *fd_out = socket.fd;
+    return status;
+}
+
 static int made(void)
 {
-    int fd = -1;
-    ck_assert_msg(cairn_control_socket_open(path, 16, &fd, &why) == CAIRN_OK, "%s", why.text);
+    int fd;
+    ck_assert_msg(make(&fd) == CAIRN_OK, "%s", why.text);
     return fd;
 }
 
@@ -90,8 +99,8 @@ END_TEST
 START_TEST(that_of_a_living_one_is_refused_and_goes_on)
 {
     const int fd = made();
-    int second = -1;
-    ck_assert_int_eq(cairn_control_socket_open(path, 16, &second, &why), CAIRN_ERR_BUSY);
+    int second;
+    ck_assert_int_eq(make(&second), CAIRN_ERR_BUSY);
     ck_assert_ptr_nonnull(strstr(why.text, path));
     ck_assert_ptr_nonnull(strstr(why.text, "another program listens there; stop it"));
     ck_assert_int_eq(second, -1);
@@ -105,14 +114,14 @@ START_TEST(what_is_no_socket_is_refused_and_stays)
     char file[CAIRN_SCRATCH_BYTES + 16];
     int fd = -1;
     cairn_scratch_file(folder, "sock", "precious", file, sizeof file);
-    ck_assert_int_eq(cairn_control_socket_open(path, 16, &fd, &why), CAIRN_ERR_CONFIG);
+    ck_assert_int_eq(make(&fd), CAIRN_ERR_CONFIG);
     ck_assert_ptr_nonnull(strstr(why.text, "no socket; remove it"));
     ck_assert_int_eq(access(file, F_OK), 0);
     unlink(file);
     ck_assert_int_eq(symlink("/nowhere/at/all", path), 0);
-    ck_assert_int_eq(cairn_control_socket_open(path, 16, &fd, &why), CAIRN_ERR_CONFIG);
+    ck_assert_int_eq(make(&fd), CAIRN_ERR_CONFIG);
     snprintf(path, sizeof path, "%s/no/sock", folder);
-    ck_assert_int_eq(cairn_control_socket_open(path, 16, &fd, &why), CAIRN_ERR_CONFIG);
+    ck_assert_int_eq(make(&fd), CAIRN_ERR_CONFIG);
     ck_assert_ptr_nonnull(strstr(why.text, "its folder cannot be opened: No such file"));
     ck_assert_int_eq(fd, -1);
 }
@@ -126,7 +135,7 @@ static void start_one(int go_fd, int said_fd, int end_fd)
     char byte;
     int fd = -1;
     (void)!read(go_fd, &byte, 1);
-    const cairn_status status = cairn_control_socket_open(path, 16, &fd, &why);
+    const cairn_status status = make(&fd);
     byte = status == CAIRN_OK ? 'o' : status == CAIRN_ERR_BUSY ? 'b' : '?';
     (void)!write(said_fd, &byte, 1);
     (void)!read(end_fd, &byte, 1);
@@ -234,6 +243,23 @@ START_TEST(a_listener_has_sockets_and_ports_side_by_side_and_tells_who_came)
 }
 END_TEST
 
+/* Ours was deleted by somebody, and another daemon begins to listen at the path before we end. */
+START_TEST(a_listener_that_ends_leaves_the_socket_that_another_made_at_its_path)
+{
+    uv_loop_t loop;
+    struct cairn_listener *listener = NULL;
+    uv_loop_init(&loop);
+    ck_assert_msg(listen_at(&loop, path, &listener) == CAIRN_OK, "%s", why.text);
+    ck_assert_int_eq(unlink(path), 0);
+    const int fd = made();
+    cairn_listener_close(listener, NULL);
+    ck_assert_int_eq(uv_run(&loop, UV_RUN_DEFAULT), 0);
+    ck_assert_int_eq(uv_loop_close(&loop), 0);
+    is_reachable(path);
+    close(fd);
+}
+END_TEST
+
 START_TEST(without_an_address_it_is_the_socket_that_peers_look_for)
 {
     uv_loop_t loop;
@@ -286,12 +312,9 @@ int main(void)
     tcase_add_test(tcase, what_is_no_socket_is_refused_and_stays);
     tcase_add_test(tcase, of_many_that_start_at_once_beside_a_dead_ones_socket_one_listens);
     tcase_add_test(tcase, a_listener_has_sockets_and_ports_side_by_side_and_tells_who_came);
+    tcase_add_test(tcase, a_listener_that_ends_leaves_the_socket_that_another_made_at_its_path);
     tcase_add_test(tcase, without_an_address_it_is_the_socket_that_peers_look_for);
     tcase_add_test(tcase, one_bad_address_of_several_leaves_nothing_behind);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

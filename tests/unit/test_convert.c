@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "gpu/gpu.h"
+#include "tests/support/suite.h"
 
 static double value_of_bf16(uint16_t bits) // infinity counts as the next step, 2^128
 {
@@ -148,9 +149,5 @@ int main(void)
     tcase_add_test(tcase, only_f32_and_bf16_go_over_the_wire);
     Suite *suite = suite_create("convert");
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

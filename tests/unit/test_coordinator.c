@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "tests/support/fake_cluster.h"
+#include "tests/support/suite.h"
 
 static struct fake_cluster fake;
 
@@ -653,7 +654,7 @@ START_TEST(a_peer_of_another_protocol_is_told_so)
     hello.role = CAIRN_ROLE_WIRE_WORKER;
     hello.name = (char *)(uintptr_t) "w0";
     const uint32_t request = fake_request(&peer, CAIRN_MSG_HELLO, &hello.base);
-    fake_expect_error(&fake, &peer, request, CAIRN_ERR_VERSION, "protocol 1, not 99");
+    fake_expect_error(&fake, &peer, request, CAIRN_ERR_VERSION, "protocol 2, not 99");
     fake_peer_close(&peer);
 }
 END_TEST
@@ -787,9 +788,5 @@ int main(void)
     tcase_add_test(tc, a_peer_of_another_protocol_is_told_so);
     tcase_add_test(tc, a_role_that_says_what_it_may_not_is_cut_off);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

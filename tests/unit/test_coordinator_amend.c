@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "tests/support/fake_cluster.h"
+#include "tests/support/suite.h"
 
 static struct fake_cluster fake;
 
@@ -34,59 +35,6 @@ static struct fake_peer running_job(uint64_t *job_out)
     return w;
 }
 
-/* Asks for a trained tensor more. */
-static uint32_t ask_amend(struct fake_peer *w, uint64_t job, uint64_t key)
-{
-    Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
-    Cairn__TensorSpec tensor = CAIRN__TENSOR_SPEC__INIT;
-    Cairn__TensorSpec *list[1] = { &tensor };
-    struct cairn_job_spec_data spec = fake_spec(1);
-    uint64_t shape[2] = { 300, 1000 };
-    cairn_tensor_to_message(&spec.tensors[0], &tensor);
-    tensor.name = (char *)(uintptr_t) "late";
-    tensor.unit = tensor.name;
-    tensor.shape = shape;
-    tensor.n_shape = 2;
-    tensor.init = CAIRN_INIT_ONES;
-    amend.job = job;
-    amend.key = key;
-    amend.add = list;
-    amend.n_add = 1;
-    const uint32_t request = fake_request(w, CAIRN_MSG_JOB_AMEND, &amend.base);
-    cairn_spec_release(&spec);
-    return request;
-}
-
-static void expect_amended(struct fake_peer *w, uint32_t request, uint64_t revision)
-{
-    Cairn__JobAmended *amended = (Cairn__JobAmended *)fake_expect(&fake, w, CAIRN_MSG_JOB_AMENDED,
-                                                                  request);
-    ck_assert_uint_eq(amended->revision, revision);
-    cairn_message_free(&amended->base);
-}
-
-/* A worker that comes (again) with the spec as it was: a step more, in that generation. */
-static void check_goes_on(uint64_t generation, size_t tensors)
-{
-    struct fake_peer w = worker("again");
-    struct cairn_job_spec_data spec = fake_spec(1);
-    const uint32_t request = fake_job_open(&w, &spec, 77, 0);
-    Cairn__Attached *attached = (Cairn__Attached *)fake_expect(&fake, &w, CAIRN_MSG_ATTACHED,
-                                                               request);
-    ck_assert_uint_eq(attached->generation, generation);
-    const uint64_t job = attached->job, step = fake.shards[0].version.step;
-    cairn_message_free(&attached->base);
-    ck_assert_uint_eq(fake_commit(&fake, &w, job, fake_begin(&fake, &w, job)), step + 1);
-    for (int i = 0; i < 2; i++) {
-        ck_assert_ptr_null(fake.shards[i].staged);
-        ck_assert_uint_eq(fake.shards[i].spec.tensor_count, tensors);
-        ck_assert_uint_eq(fake.shards[i].version.generation, generation);
-        ck_assert_uint_eq(fake.shards[i].version.step, step + 1);
-    }
-    cairn_spec_release(&spec);
-    fake_peer_close(&w);
-}
-
 static bool both_staged(void)
 {
     return fake.shards[0].staged != NULL && fake.shards[0].staged->has_job &&
@@ -104,18 +52,18 @@ START_TEST(all_shards_make_it_then_it_is_stored_then_they_switch_and_all_open_th
     open.session = 5;
     cairn_message_free(fake_expect(&fake, &reader, CAIRN_MSG_ATTACHED,
                                    fake_request(&reader, CAIRN_MSG_JOB_OPEN, &open.base)));
-    expect_amended(&w, ask_amend(&w, job, 3), 1);
+    fake_expect_amended(&fake, &w, fake_amend_more(&w, job, 3), 1);
     fake_expect_error(&fake, &w, 0, CAIRN_ERR_FENCED, "close it and open it again");
     fake_expect_error(&fake, &reader, 0, CAIRN_ERR_FENCED, "close it and open it again");
     for (int i = 0; i < 2; i++) {
         ck_assert_uint_eq(fake.shards[i].seen[CAIRN_MSG_JOB_SWITCH], 1);
         ck_assert_uint_eq(fake.shards[i].generation, 2);
     }
-    check_goes_on(2, 3);
+    fake_goes_on(&fake, 2, 3);
     fake_coordinator_stop(&fake);
     fake_coordinator_start(&fake);
     fake_shards_up(&fake, 2);
-    check_goes_on(2, 3);
+    fake_goes_on(&fake, 2, 3);
     fake_peer_close(&w);
     fake_peer_close(&reader);
 }
@@ -126,12 +74,12 @@ START_TEST(a_shard_without_room_refuses_it_and_the_others_drop_what_they_made)
     uint64_t job;
     struct fake_peer w = running_job(&job);
     fake.shards[1].refuse_create = "needs 12 GiB, has 8";
-    const uint32_t request = ask_amend(&w, job, 3);
+    const uint32_t request = fake_amend_more(&w, job, 3);
     fake_expect_error(&fake, &w, request, CAIRN_ERR_NO_MEMORY, "s1: needs 12 GiB, has 8");
     fake.shards[1].refuse_create = NULL;
     fake_until(&fake, fake.shards[0].staged == NULL && fake.shards[1].staged == NULL);
     ck_assert_uint_eq(fake_commit(&fake, &w, job, fake_begin(&fake, &w, job)), 2); // still attached
-    check_goes_on(1, 2);
+    fake_goes_on(&fake, 1, 2);
     fake_peer_close(&w);
 }
 END_TEST
@@ -141,7 +89,7 @@ START_TEST(a_shard_that_is_lost_while_it_makes_it_voids_it)
     uint64_t job;
     struct fake_peer w = running_job(&job);
     fake.shards[1].holds_create = true;
-    const uint32_t request = ask_amend(&w, job, 3);
+    const uint32_t request = fake_amend_more(&w, job, 3);
     fake_until(&fake, both_staged());
     fake_shard_away(&fake, 1);
     fake_expect_error(&fake, &w, request, CAIRN_ERR_NOT_READY, "s1: the connection was lost");
@@ -149,8 +97,8 @@ START_TEST(a_shard_that_is_lost_while_it_makes_it_voids_it)
     fake.shards[1].holds_create = false;
     fake_shard_up(&fake, 1); // says that it holds two
     fake_until(&fake, fake.shards[1].staged == NULL);
-    expect_amended(&w, ask_amend(&w, job, 4), 1); // once more
-    check_goes_on(2, 3);
+    fake_expect_amended(&fake, &w, fake_amend_more(&w, job, 4), 1); // once more
+    fake_goes_on(&fake, 2, 3);
     fake_peer_close(&w);
 }
 END_TEST
@@ -160,7 +108,7 @@ START_TEST(a_shard_that_comes_back_while_others_make_it_voids_it)
     uint64_t job;
     struct fake_peer w = running_job(&job);
     fake.shards[1].holds_create = true;
-    const uint32_t request = ask_amend(&w, job, 3);
+    const uint32_t request = fake_amend_more(&w, job, 3);
     fake_until(&fake, both_staged());
     fake_shard_away(&fake, 0);
     fake_shard_up(&fake, 0); // is told to drop it
@@ -168,7 +116,7 @@ START_TEST(a_shard_that_comes_back_while_others_make_it_voids_it)
     fake_shard_release(&fake.shards[1]);
     fake_expect_error(&fake, &w, request, CAIRN_ERR_NOT_READY, "a shard went away");
     fake_until(&fake, fake.shards[1].staged == NULL);
-    check_goes_on(1, 2);
+    fake_goes_on(&fake, 1, 2);
     fake_peer_close(&w);
 }
 END_TEST
@@ -178,14 +126,14 @@ START_TEST(a_coordinator_lost_before_it_is_stored_leaves_the_job_as_it_was)
     uint64_t job;
     struct fake_peer w = running_job(&job);
     fake.shards[1].holds_create = true;
-    (void)ask_amend(&w, job, 3);
+    (void)fake_amend_more(&w, job, 3);
     fake_until(&fake, both_staged());
     fake_coordinator_stop(&fake);
     fake.shards[1].holds_create = false;
     fake_coordinator_start(&fake);
     fake_shards_up(&fake, 2);
     fake_until(&fake, fake.shards[0].staged == NULL && fake.shards[1].staged == NULL);
-    check_goes_on(1, 2);
+    fake_goes_on(&fake, 1, 2);
     fake_peer_close(&w);
 }
 END_TEST
@@ -195,13 +143,13 @@ START_TEST(a_coordinator_lost_before_the_shards_switched_leaves_the_amended_job)
     uint64_t job;
     struct fake_peer w = running_job(&job);
     fake.shards[0].dies_at_switch = fake.shards[1].dies_at_switch = true;
-    expect_amended(&w, ask_amend(&w, job, 3), 1);
+    fake_expect_amended(&fake, &w, fake_amend_more(&w, job, 3), 1);
     fake_until(&fake, fake.shards[0].dead && fake.shards[1].dead);
     fake_coordinator_stop(&fake);
     fake.shards[0].dies_at_switch = fake.shards[1].dies_at_switch = false;
     fake_coordinator_start(&fake);
     fake_shards_up(&fake, 2);
-    check_goes_on(2, 3);
+    fake_goes_on(&fake, 2, 3);
     fake_peer_close(&w);
 }
 END_TEST
@@ -211,12 +159,12 @@ START_TEST(a_shard_that_missed_the_switch_is_told_when_it_is_back)
     uint64_t job;
     struct fake_peer w = running_job(&job);
     fake.shards[1].dies_at_switch = true;
-    expect_amended(&w, ask_amend(&w, job, 3), 1);
+    fake_expect_amended(&fake, &w, fake_amend_more(&w, job, 3), 1);
     fake_until(&fake, fake.shards[1].dead);
     fake_shard_away(&fake, 1);
     fake.shards[1].dies_at_switch = false;
     fake_shard_up(&fake, 1);
-    check_goes_on(2, 3);
+    fake_goes_on(&fake, 2, 3);
     fake_peer_close(&w);
 }
 END_TEST
@@ -251,13 +199,13 @@ START_TEST(an_open_round_that_would_wait_for_the_caller_is_void)
     ck_assert_uint_eq(opened->world, 2);
     const uint64_t round = opened->round;
     cairn_message_free(&opened->base);
-    const uint32_t request = ask_amend(&w, job, 3);
+    const uint32_t request = fake_amend_more(&w, job, 3);
     expect_void(&w, round);
     expect_void(&other, round);
-    expect_amended(&w, request, 1);
+    fake_expect_amended(&fake, &w, request, 1);
     fake_expect_error(&fake, &other, 0, CAIRN_ERR_FENCED, "open it again");
     fake.shards[0].holds_reduced = false;
-    check_goes_on(2, 3);
+    fake_goes_on(&fake, 2, 3);
     fake_peer_close(&w);
     fake_peer_close(&other);
 }
@@ -271,15 +219,15 @@ START_TEST(meanwhile_nobody_else_amends_saves_or_joins_and_the_same_request_is_a
     Cairn__SnapshotCreate save = CAIRN__SNAPSHOT_CREATE__INIT;
     save.job = (char *)(uintptr_t) "toy";
     fake.shards[1].holds_create = true;
-    (void)ask_amend(&w, job, 3);
+    (void)fake_amend_more(&w, job, 3);
     fake_until(&fake, both_staged());
-    const uint32_t other = ask_amend(&w, job, 4);
+    const uint32_t other = fake_amend_more(&w, job, 4);
     fake_expect_error(&fake, &w, other, CAIRN_ERR_BUSY, "is being amended");
     const uint32_t saving = fake_request(&w, CAIRN_MSG_SNAPSHOT_CREATE, &save.base);
     fake_expect_error(&fake, &w, saving, CAIRN_ERR_BUSY, "is being amended");
     struct cairn_job_spec_data spec = fake_spec(1);
     const uint32_t joins = fake_job_open(&late, &spec, 12, 1);
-    const uint32_t again = ask_amend(&w, job, 3);
+    const uint32_t again = fake_amend_more(&w, job, 3);
     const uint32_t begins = ask_begin(&w, job);
     ck_assert_uint_eq(fake.shards[0].round, 0);
     Cairn__WhoIsAwaited who = CAIRN__WHO_IS_AWAITED__INIT;
@@ -289,7 +237,7 @@ START_TEST(meanwhile_nobody_else_amends_saves_or_joins_and_the_same_request_is_a
     ck_assert_str_eq(awaited->text, "the shards to amend the job");
     cairn_message_free(&awaited->base);
     fake_shard_release(&fake.shards[1]);
-    expect_amended(&w, again, 1);
+    fake_expect_amended(&fake, &w, again, 1);
     fake_expect_error(&fake, &w, begins, CAIRN_ERR_FENCED, "open it again");
     Cairn__Attached *attached = (Cairn__Attached *)fake_expect(&fake, &late, CAIRN_MSG_ATTACHED,
                                                                joins);
@@ -319,9 +267,5 @@ int main(void)
     tcase_add_test(
         tcase, meanwhile_nobody_else_amends_saves_or_joins_and_the_same_request_is_answered_once);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "server/coordinator/bytes.h"
+#include "tests/support/suite.h"
 
 enum { SHARDS = 2, JOB = 7 };
 
@@ -126,9 +127,5 @@ int main(void)
     tcase_add_test(tests, a_shard_that_tells_too_much_is_cut_short);
     tcase_add_test(tests, what_members_read_by_themselves_is_added_and_stays_when_they_leave);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -2,6 +2,7 @@
 #include <check.h>
 
 #include "tests/support/fake_cluster.h"
+#include "tests/support/suite.h"
 
 static struct fake_cluster fake;
 static struct fake_peer worker;
@@ -104,9 +105,5 @@ int main(void)
     tcase_add_test(tcase, all_who_ask_for_the_end_of_one_round_hear_it);
     tcase_add_test(tcase, one_call_too_many_is_told_so_and_the_others_are_answered);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

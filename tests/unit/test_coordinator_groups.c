@@ -7,6 +7,7 @@
 #include "proto/wire/snapshot_io.h"
 #include "server/coordinator/groups.h"
 #include "tests/support/fake_cluster.h"
+#include "tests/support/suite.h"
 
 #define COUNT(array) ((uint32_t)(sizeof(array) / sizeof(array)[0]))
 
@@ -531,9 +532,5 @@ int main(void)
     tcase_add_test(tcase, a_round_that_made_no_step_and_a_write_leave_the_recorded_groups_alone);
     suite_add_tcase(suite, plan);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "tests/support/fake_cluster.h"
+#include "tests/support/suite.h"
 
 enum { LONG_MS = 60000 };
 
@@ -326,9 +327,5 @@ int main(void)
     tcase_add_checked_fixture(ticking, set_up_ticking, tear_down);
     tcase_add_test(ticking, a_lease_that_is_not_renewed_ends);
     suite_add_tcase(suite, ticking);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -9,6 +9,7 @@
 #include "proto/wire/snapshot_io.h"
 #include "proto/wire/xxh.h"
 #include "tests/support/fake_cluster.h"
+#include "tests/support/suite.h"
 
 static struct fake_cluster fake;
 static struct fake_peer w, admin;
@@ -218,9 +219,5 @@ int main(void)
     tcase_add_test(tc, a_coordinator_stopped_before_all_have_told_leaves_nothing_behind);
     tcase_add_test(tc, a_part_in_many_messages_is_one_part);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

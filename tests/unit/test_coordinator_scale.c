@@ -8,6 +8,8 @@
 #include <time.h>
 
 #include "tests/support/fake_cluster.h"
+#include "tests/support/pages.h"
+#include "tests/support/suite.h"
 
 enum { WORKERS_MAX = 1024 };
 enum { TENSORS = 64, COLUMNS = 1024 };
@@ -84,11 +86,10 @@ static void attach_all(void)
     }
 }
 
-static cairn_status send_page(void *context, const Cairn__Page *page)
+static void send_page(void *context, const Cairn__Page *page)
 {
     struct fake_peer *peer = context;
     fake_send(peer, CAIRN_MSG_PAGE, peer->last_request, &page->base);
-    return CAIRN_OK;
 }
 
 /* Its columns of every weight; the bias it holds whole. */
@@ -110,7 +111,7 @@ static uint32_t declare_columns(struct fake_peer *peer, uint32_t rank)
     message.world = worker_count;
     message.tiles_bytes = size;
     const uint32_t request = fake_request(peer, CAIRN_MSG_TILES_DECLARE, &message.base);
-    ck_assert_int_eq(cairn_paged_send(CAIRN_PAGE_TILES, bytes, size, send_page, peer), CAIRN_OK);
+    pages_each(CAIRN_PAGE_TILES, bytes, size, send_page, peer);
     free(bytes);
     cairn_tiles_release(&tiles);
     return request;
@@ -160,9 +161,5 @@ int main(void)
     tcase_set_timeout(tc, 200);
     tcase_add_test(tc, all_attach_and_come_back_within_a_lease);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

@@ -7,6 +7,7 @@
 
 #include "server/core/seat.h"
 #include "tests/support/fake_cluster.h"
+#include "tests/support/suite.h"
 
 static struct fake_cluster fake;
 static struct fake_peer worker;
@@ -246,9 +247,5 @@ int main(void)
     tcase_add_test(tcase, every_claim_has_its_verdict);
     tcase_add_test(tcase, a_part_is_there_if_job_generation_and_layout_are);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

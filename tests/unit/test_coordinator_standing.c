@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "tests/support/fake_cluster.h"
+#include "tests/support/suite.h"
 
 static struct fake_cluster fake;
 
@@ -66,17 +67,6 @@ static void copy_store(const char *from, const char *to)
     ck_assert_int_eq(fclose(out), 0);
 }
 
-/* The coordinator starts with no store; everybody comes again. */
-static void lose_store(void)
-{
-    char path[160];
-    fake_coordinator_stop(&fake);
-    snprintf(path, sizeof path, "%s/coordinator.db", fake.store);
-    ck_assert_int_eq(unlink(path), 0);
-    fake_coordinator_start(&fake);
-    fake_shards_up(&fake, 2);
-}
-
 START_TEST(an_empty_store_erases_nothing_and_creates_nothing_in_its_place)
 {
     uint64_t job;
@@ -84,7 +74,8 @@ START_TEST(an_empty_store_erases_nothing_and_creates_nothing_in_its_place)
     const uint32_t fences = count_seen(CAIRN_MSG_FENCE);
     struct cairn_job_spec_data spec = fake_spec(1);
     fake_peer_close(&w);
-    lose_store();
+    fake_store_lose(&fake);
+    fake_shards_up(&fake, 2);
     w = worker("w0");
     (void)fake_job_open_again(&w, &spec, 10, 0, job);
     expect_awaited(&w, job, "held by shards, but of another store: s0, s1");
@@ -196,27 +187,12 @@ START_TEST(a_store_behind_the_epoch_of_a_job_says_so)
 }
 END_TEST
 
-static uint32_t ask_freeze(struct fake_peer *w, uint64_t job, uint64_t key)
-{
-    char *freeze[] = { (char *)(uintptr_t) "all" };
-    Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
-    struct cairn_job_spec_data spec = fake_spec(1);
-    freeze[0] = spec.groups[0].name;
-    amend.job = job;
-    amend.key = key;
-    amend.freeze = freeze;
-    amend.n_freeze = 1;
-    const uint32_t request = fake_request(w, CAIRN_MSG_JOB_AMEND, &amend.base);
-    cairn_spec_release(&spec);
-    return request;
-}
-
 START_TEST(an_amendment_is_answered_when_every_shard_has_it)
 {
     uint64_t job;
     struct fake_peer w = running_job(&job);
     fake.shards[1].holds_terms = true;
-    const uint32_t request = ask_freeze(&w, job, 3);
+    const uint32_t request = fake_amend_freeze(&w, job, 3);
     fake_until(&fake, fake.shards[1].spec.revision == 1 && fake.shards[0].spec.revision == 1);
     expect_awaited(&w, job, ""); // no answer came before this one
     ck_assert_uint_eq(fake.shards[1].spec.groups[0].frozen, true);
@@ -224,11 +200,25 @@ START_TEST(an_amendment_is_answered_when_every_shard_has_it)
     fake.shards[1].spec.revision = 0; // it had not taken it
     fake.shards[1].holds_terms = false;
     fake_shard_up(&fake, 1);
-    Cairn__JobAmended *amended = (Cairn__JobAmended *)fake_expect(&fake, &w, CAIRN_MSG_JOB_AMENDED,
-                                                                  request);
-    ck_assert_uint_eq(amended->revision, 1);
+    fake_expect_amended(&fake, &w, request, 1);
     ck_assert_uint_eq(fake.shards[1].spec.revision, 1);
-    cairn_message_free(&amended->base);
+    fake_peer_close(&w);
+}
+END_TEST
+
+START_TEST(an_amendment_that_a_shard_had_no_memory_for_is_told_again_when_it_is_asked_again)
+{
+    uint64_t job;
+    struct fake_peer w = running_job(&job);
+    fake.shards[1].refuse_terms = "no room";
+    uint32_t request = fake_amend_freeze(&w, job, 3);
+    fake_expect_error(&fake, &w, request, CAIRN_ERR_NO_MEMORY, "not on all shards: s1: no room");
+    ck_assert_uint_eq(fake.shards[1].spec.revision, 0);
+    request = fake_amend_freeze(&w, job, 3); // it still has none
+    fake_expect_error(&fake, &w, request, CAIRN_ERR_NO_MEMORY, "not on all shards: s1: no room");
+    fake.shards[1].refuse_terms = NULL;
+    fake_expect_amended(&fake, &w, fake_amend_freeze(&w, job, 3), 1);
+    ck_assert_uint_eq(fake.shards[1].spec.revision, 1);
     fake_peer_close(&w);
 }
 END_TEST
@@ -245,10 +235,8 @@ int main(void)
     tcase_add_test(tcase, an_older_store_does_nothing_with_a_job_that_has_gone_on);
     tcase_add_test(tcase, a_store_behind_the_epoch_of_a_job_says_so);
     tcase_add_test(tcase, an_amendment_is_answered_when_every_shard_has_it);
+    tcase_add_test(
+        tcase, an_amendment_that_a_shard_had_no_memory_for_is_told_again_when_it_is_asked_again);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

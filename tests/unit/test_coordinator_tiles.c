@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include "tests/support/fake_cluster.h"
+#include "tests/support/pages.h"
+#include "tests/support/suite.h"
 
 enum { BIAS, WEIGHT }; /* of fake_spec: [10] and [128, 1024] */
 
@@ -31,11 +33,10 @@ struct target {
     struct fake_peer *peer;
     uint32_t request;
 };
-static cairn_status send_page(void *context, const Cairn__Page *page)
+static void send_page(void *context, const Cairn__Page *page)
 {
     const struct target *target = context;
     fake_send(target->peer, CAIRN_MSG_PAGE, target->request, &page->base);
-    return CAIRN_OK;
 }
 
 static uint32_t declare_tiles(struct fake_peer *peer, uint64_t job, uint32_t world,
@@ -49,7 +50,7 @@ static uint32_t declare_tiles(struct fake_peer *peer, uint64_t job, uint32_t wor
     message.world = world;
     message.tiles_bytes = size;
     struct target target = { peer, fake_request(peer, CAIRN_MSG_TILES_DECLARE, &message.base) };
-    ck_assert_int_eq(cairn_paged_send(CAIRN_PAGE_TILES, bytes, size, send_page, &target), CAIRN_OK);
+    pages_each(CAIRN_PAGE_TILES, bytes, size, send_page, &target);
     free(bytes);
     return target.request;
 }
@@ -206,7 +207,7 @@ START_TEST(a_declaration_that_cannot_be_is_refused)
     message.world = 4;
     message.tiles_bytes = UINT64_MAX;
     request = fake_request(&w0, CAIRN_MSG_TILES_DECLARE, &message.base);
-    fake_expect_error(&fake, &w0, request, CAIRN_ERR_INVALID, "send_queue");
+    fake_expect_error(&fake, &w0, request, CAIRN_ERR_INVALID, "64 MiB");
     message.tiles_bytes = 8;
     request = fake_request(&w0, CAIRN_MSG_TILES_DECLARE, &message.base);
     Cairn__Page page = CAIRN__PAGE__INIT;
@@ -518,9 +519,5 @@ int main(void)
     tcase_add_test(tcase, a_round_that_was_prepared_when_the_coordinator_died_is_resolved_first);
     tcase_add_test(tcase, a_session_that_reconnects_keeps_its_tiles);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

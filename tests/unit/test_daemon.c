@@ -1,6 +1,7 @@
 #include "server/base/daemon.h"
 #include "server/base/notify.h"
 #include "tests/support/scratch.h"
+#include "tests/support/suite.h"
 
 #include <check.h>
 #include <signal.h>
@@ -217,9 +218,5 @@ int main(void)
     tcase_add_test(tcase, a_status_is_one_line);
     tcase_add_test(tcase, without_a_supervisor_nothing_is_told);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

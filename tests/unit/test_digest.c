@@ -9,6 +9,7 @@
 
 #include "gpu/gpu.h"
 #include "proto/wire/digest_tree.h"
+#include "tests/support/suite.h"
 
 static void check_hash(const struct cairn_hash *a, const struct cairn_hash *b)
 {
@@ -409,9 +410,5 @@ int main(void)
     tcase_add_test(tcase, a_plane_or_a_group_given_twice_is_refused);
     Suite *suite = suite_create("digest");
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

@@ -1,5 +1,6 @@
 #include "server/base/durable.h"
 #include "tests/support/scratch.h"
+#include "tests/support/suite.h"
 
 #include <check.h>
 #include <fcntl.h>
@@ -45,6 +46,36 @@ static void assert_no_fresh_file(void)
     snprintf(fresh, sizeof fresh, "%s.new", path);
     ck_assert_int_ne(access(fresh, F_OK), 0);
 }
+
+START_TEST(a_file_that_is_to_be_new_replaces_none)
+{
+    struct stat info;
+    ck_assert_int_eq(cairn_durable_create(path, "one", 3, &why), CAIRN_OK);
+    ck_assert_int_eq(stat(path, &info), 0);
+    ck_assert_uint_eq(info.st_mode & 0777, 0600);
+    ck_assert_uint_eq(info.st_nlink, 1);
+    ck_assert_int_eq(cairn_durable_create(path, "second", 6, &why), CAIRN_ERR_EXISTS);
+    ck_assert_ptr_nonnull(strstr(why.text, path));
+    assert_holds("one");
+    assert_no_fresh_file();
+}
+END_TEST
+
+START_TEST(a_file_that_is_to_be_new_leaves_a_strangers_file_beside_it_as_it_is)
+{
+    char beside[300];
+    snprintf(beside, sizeof beside, "%s.new", path);
+    FILE *file = fopen(beside, "we");
+    ck_assert_ptr_nonnull(file);
+    fputs("mine", file);
+    ck_assert_int_eq(fclose(file), 0);
+    ck_assert_int_eq(cairn_durable_create(path, "one", 3, &why), CAIRN_ERR_IO);
+    ck_assert_ptr_nonnull(strstr(why.text, beside));
+    ck_assert_int_ne(access(path, F_OK), 0);
+    strncat(path, ".new", sizeof path - strlen(path) - 1);
+    assert_holds("mine");
+}
+END_TEST
 
 START_TEST(a_file_is_replaced_as_a_whole)
 {
@@ -225,6 +256,8 @@ int main(void)
     Suite *suite = suite_create("durable");
     TCase *tcase = tcase_create("durable");
     tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, a_file_that_is_to_be_new_replaces_none);
+    tcase_add_test(tcase, a_file_that_is_to_be_new_leaves_a_strangers_file_beside_it_as_it_is);
     tcase_add_test(tcase, a_file_is_replaced_as_a_whole);
     tcase_add_test(tcase, what_a_crash_left_behind_is_overwritten);
     tcase_add_test(tcase, a_failed_write_names_its_step_and_leaves_the_old_file);
@@ -238,9 +271,5 @@ int main(void)
     tcase_add_test(tcase, a_killed_daemon_leaves_no_lock);
     tcase_add_test(tcase, a_data_folder_that_cannot_be_written_says_what_to_do);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

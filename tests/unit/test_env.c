@@ -11,6 +11,7 @@
 #include "client/env.h"
 #include "server/base/control_socket.h"
 #include "tests/support/scratch.h"
+#include "tests/support/suite.h"
 
 /* An environment: name, value, name, value, NULL. */
 static const char *get(void *context, const char *variable)
@@ -74,8 +75,8 @@ START_TEST(the_coordinator_of_this_host_is_looked_for)
     ck_assert_int_eq(find(ENV("XDG_RUNTIME_DIR", folder), NULL), CAIRN_OK);
     ck_assert_str_eq(found->text, has_socket_of_the_system() ? "/run/cairn/coordinator.sock" : own);
     struct cairn_sentence said;
-    int fd = -1;
-    ck_assert_int_eq(cairn_control_socket_open(own, 1, &fd, &said), CAIRN_OK);
+    struct cairn_control_socket made;
+    ck_assert_int_eq(cairn_control_socket_open(own, 1, &made, &said), CAIRN_OK);
     ck_assert_int_eq(find(ENV("XDG_RUNTIME_DIR", folder), NULL), CAIRN_OK);
     ck_assert_str_eq(found->text, own);
     ck_assert_str_eq(found->source, "XDG_RUNTIME_DIR");
@@ -83,7 +84,7 @@ START_TEST(the_coordinator_of_this_host_is_looked_for)
                      CAIRN_OK);
     ck_assert_str_eq(found->text, "/a/path");
     ck_assert_str_eq(found->source, "CAIRN_ENDPOINT");
-    close(fd);
+    close(made.fd);
     cairn_scratch_remove(folder);
 }
 END_TEST
@@ -292,9 +293,5 @@ int main(void)
     tcase_add_test(tcase, a_wrong_struct_is_refused);
     tcase_add_test(tcase, a_session_takes_its_place_of_the_same_reader);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -7,6 +7,7 @@
 
 #include "proto/wire/exact.h"
 #include "proto/wire/scalars.h"
+#include "tests/support/suite.h"
 
 #define BITS (64 * CAIRN_EXACT_LIMBS)
 
@@ -195,9 +196,5 @@ int main(void)
     tcase_add_test(tcase, eighty_bytes_carry_a_sum_little_end_first);
     Suite *suite = suite_create("exact");
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

@@ -8,6 +8,7 @@
 #include "proto/fabric/mem.h"
 #include "proto/loop/fabric_poll.h"
 #include "tests/support/fabric_node.h"
+#include "tests/support/suite.h"
 
 enum { MEM, UCX, MAPPED, AUTO, KINDS };
 static const char *const kinds[KINDS] = { "mem", "ucx", "mapped", "auto" };
@@ -594,9 +595,5 @@ int main(void)
     Suite *suite = suite_create("fabric");
     suite_add_tcase(suite, all);
     suite_add_tcase(suite, mem);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

@@ -8,6 +8,7 @@
 #include "proto/wire/checksum.h"
 #include "proto/wire/chunk.h"
 #include "tests/support/fabric_node.h"
+#include "tests/support/suite.h"
 
 enum { MEM, UCX, MAPPED, AUTO, KINDS };
 static const char *const kinds[KINDS] = { "mem", "ucx", "mapped", "auto" };
@@ -187,9 +188,5 @@ int main(void)
     tcase_add_loop_test(tests, a_close_ends_receives_whose_sender_sleeps, 0, 2 * KINDS);
     tcase_add_test(tests, a_checksum_of_pieces_is_that_of_the_whole);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -13,6 +13,7 @@
 
 #include "proto/fabric/mapped.h"
 #include "tests/support/fabric_node.h"
+#include "tests/support/suite.h"
 
 enum { BYTES = 1 << 16, SEALS = CAIRN_FABRIC_SEALS, ENVELOPE_BYTES = 32 };
 
@@ -499,9 +500,5 @@ int main(void)
         who_took_the_name_of_a_node_gets_no_message_and_who_releases_what_he_never_had_is_lost);
     Suite *suite = suite_create("fabric hostile");
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

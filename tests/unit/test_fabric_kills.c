@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "proto/fabric/fabric.h"
+#include "tests/support/suite.h"
 
 enum { BIG = 1 << 20, WINDOW = 6, KILLS = 40, KILLS_LONG = 3000, DEADLINE_MS = 10000 };
 
@@ -252,9 +253,5 @@ int main(void)
     tcase_set_timeout(tcase, 1200);
     tcase_add_test(tcase, no_peers_death_ends_a_process_or_loses_a_receive);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

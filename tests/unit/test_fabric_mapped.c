@@ -14,6 +14,7 @@
 
 #include "tests/support/fabric_node.h"
 #include "tests/support/scratch.h"
+#include "tests/support/suite.h"
 
 enum { BYTES = 1 << 20 };
 
@@ -623,9 +624,5 @@ int main(void)
     tcase_add_test(tcase, auto_without_a_place_for_its_socket_is_ucx_and_says_why);
     Suite *suite = suite_create("fabric mapped");
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

@@ -14,6 +14,7 @@
 
 #include "proto/fabric/ucx_frame.h"
 #include "tests/support/fabric_node.h"
+#include "tests/support/suite.h"
 
 enum { BYTES = 1 << 20, BIG = 100000 };
 
@@ -565,9 +566,5 @@ int main(void)
     add_tests(pair);
     Suite *suite = suite_create("fabric one-sided");
     suite_add_tcase(suite, pair);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "tests/support/fabric_node.h"
+#include "tests/support/suite.h"
 
 enum { BYTES = 1 << 20, BIG = 100000 };
 
@@ -172,9 +173,5 @@ int main(void)
     tcase_add_test(several, two_hundred_connections_that_come_and_go_leave_nothing_behind);
     Suite *suite = suite_create("fabric one-sided, several connections");
     suite_add_tcase(suite, several);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

@@ -18,6 +18,7 @@
 
 #include "proto/loop/fabric_poll.h"
 #include "tests/support/fabric_node.h"
+#include "tests/support/suite.h"
 
 enum { WINDOW = 8, BIG = 200000 };
 
@@ -448,9 +449,5 @@ int main(void)
     tcase_add_loop_test(tcase, a_loop_at_rest_costs_no_cpu, 0, 2);
     Suite *suite = suite_create("fabric over ucx");
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

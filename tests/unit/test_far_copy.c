@@ -6,6 +6,7 @@
 
 #include "proto/fabric/far_copy.h"
 #include "proto/fabric/stagger.h"
+#include "tests/support/suite.h"
 
 #define ROOM 1024
 
@@ -79,9 +80,5 @@ int main(void)
     tcase_add_test(tests, the_streams_of_a_copy_never_collide);
     tcase_add_test(tests, streams_that_begin_apart_are_apart);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

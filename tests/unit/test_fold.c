@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "gpu/gpu.h"
+#include "tests/support/suite.h"
 
 #define ELEMS   ((size_t)10007) // no multiple of a vector or a block
 #define SOURCES 5
@@ -273,9 +274,5 @@ int main(void)
     tcase_add_test(tcase, a_thread_that_rounds_otherwise_is_noticed);
     Suite *suite = suite_create("fold");
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

@@ -1,6 +1,7 @@
 #include "proto/wire/frame.h"
 #include "proto/wire/messages.h"
 #include "tests/support/scratch.h"
+#include "tests/support/suite.h"
 
 #include <check.h>
 #include <stdlib.h>
@@ -281,9 +282,5 @@ int main(void)
     tcase_add_loop_test(tcase, mutated_streams_never_break_the_decoder, 0, 4);
     tcase_add_test(tcase, a_sentence_is_cut_and_says_so);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "server/base/guard.h"
+#include "tests/support/suite.h"
 
 enum { PAGE = 4096, PAGES = 4 };
 
@@ -105,9 +106,5 @@ int main(void)
                                 SIGBUS);
 #endif
     suite_add_tcase(suite, cases);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -13,6 +13,7 @@
 #include "server/base/headroom.h"
 #include "server/base/host_lock.h"
 #include "tests/support/scratch.h"
+#include "tests/support/suite.h"
 
 #define MIB ((uint64_t)1 << 20)
 
@@ -220,9 +221,5 @@ int main(void)
     tcase_add_test(tests, one_at_a_time_has_the_lock_and_the_other_hears_who_does);
     tcase_add_test(tests, a_lock_that_cannot_be_opened_says_so);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -7,6 +7,7 @@
 
 #include "proto/wire/initializer.h"
 #include "proto/wire/scalars.h"
+#include "tests/support/suite.h"
 
 enum { MANY = 200000 };
 
@@ -185,9 +186,5 @@ int main(void)
     tcase_add_test(tcase, another_seed_or_name_gives_other_values);
     tcase_add_test(tcase, normal_and_uniform_values_look_like_it);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "gpu/gpu.h"
+#include "tests/support/suite.h"
 
 #define ELEMS   ((size_t)(3 * CAIRN_LEAF_ELEMS + 77))
 #define SOURCES 5
@@ -307,9 +308,5 @@ int main(void)
     tcase_add_test(tcase, the_one_that_is_used_is_the_widest_or_the_one_that_was_asked_for);
     Suite *suite = suite_create("isa");
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

@@ -1,5 +1,6 @@
 /* The table, its bytes under hostile hands, a shard's map and the grid of chunks. */
 #include "proto/wire/layout.h"
+#include "tests/support/suite.h"
 
 #include <check.h>
 #include <stdio.h>
@@ -423,9 +424,5 @@ int main(void)
     tcase_add_test(tests, hostile_bytes_are_refused_and_never_crash);
     Suite *suite = suite_create("layout");
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

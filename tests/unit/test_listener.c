@@ -1,6 +1,7 @@
 #include "server/base/listener.h"
 #include "proto/wire/messages.h"
 #include "tests/support/scratch.h"
+#include "tests/support/suite.h"
 
 #include <check.h>
 #include <malloc.h>
@@ -387,9 +388,5 @@ int main(void)
     tcase_add_test(tcase, only_loopback_unless_insecure_is_said);
     tcase_add_test(tcase, a_port_in_use_is_named);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -1,4 +1,5 @@
 #include "server/base/log.h"
+#include "tests/support/suite.h"
 
 #include <check.h>
 #include <stdio.h>
@@ -160,9 +161,5 @@ int main(void)
     tcase_add_test(tcase, a_log_that_nobody_reads_holds_nobody_up_and_says_what_it_lost);
     tcase_add_test(tcase, a_level_is_one_of_four_words);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -10,6 +10,8 @@
 #include "proto/wire/optimizer.h"
 #include "proto/wire/status.h"
 #include "server/shard/shard.h"
+#include "tests/support/pages.h"
+#include "tests/support/suite.h"
 
 static struct cairn_job_spec_data a_spec(size_t tensor_count)
 {
@@ -111,9 +113,9 @@ START_TEST(garbage_is_not_a_spec)
 }
 END_TEST
 
-static cairn_status take_page(void *context, const Cairn__Page *page)
+static void take_page(void *context, const Cairn__Page *page)
 {
-    return cairn_paged_add(context, page);
+    ck_assert_int_eq(cairn_paged_add(context, page), CAIRN_OK);
 }
 
 START_TEST(pages_come_together_in_order)
@@ -123,7 +125,7 @@ START_TEST(pages_come_together_in_order)
     for (size_t i = 0; i < len; i++) bytes[i] = (uint8_t)(i * 7);
     struct cairn_paged paged;
     ck_assert_int_eq(cairn_paged_init(&paged, len), CAIRN_OK);
-    ck_assert_int_eq(cairn_paged_send(CAIRN_PAGE_SPEC, bytes, len, take_page, &paged), CAIRN_OK);
+    pages_each(CAIRN_PAGE_SPEC, bytes, len, take_page, &paged);
     ck_assert(cairn_paged_whole(&paged));
     ck_assert_mem_eq(paged.bytes, bytes, len);
     cairn_paged_release(&paged);
@@ -223,9 +225,5 @@ int main(void)
     tcase_add_test(tcase, the_largest_hello_of_a_shard_is_taken);
     tcase_add_test(tcase, every_status_has_a_name_a_sentence_and_its_own_number);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

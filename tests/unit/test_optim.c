@@ -8,6 +8,7 @@
 
 #include "gpu/gpu.h"
 #include "tests/golden/optim_golden.h"
+#include "tests/support/suite.h"
 
 #define GOLDEN_COUNT (sizeof golden / sizeof golden[0])
 
@@ -319,9 +320,5 @@ int main(void)
     tcase_add_test(tcase, sgd_without_momentum_needs_no_moments);
     Suite *suite = suite_create("optim");
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

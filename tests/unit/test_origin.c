@@ -7,6 +7,7 @@
 #include "proto/wire/messages.h"
 #include "proto/wire/optimizer.h"
 #include "tests/support/snapshot_sample.h"
+#include "tests/support/suite.h"
 
 static struct cairn_sentence why;
 
@@ -141,9 +142,5 @@ int main(void)
     tcase_add_test(tcase, a_path_that_cannot_be_one_is_refused);
     tcase_add_test(tcase, a_job_initializes_itself_if_every_tensor_has_an_origin);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -11,6 +11,7 @@
 
 #include "proto/fabric/pages.h"
 #include "server/shard/arena.h"
+#include "tests/support/suite.h"
 
 #define LARGE CAIRN_PAGES_LARGE_BYTES
 #ifndef MFD_HUGE_1GB
@@ -139,9 +140,5 @@ int main(void)
     tcase_add_test(tests, scratch_is_taken_too_and_what_the_kernel_refuses_is_said);
     tcase_add_test(tests, a_file_of_pages_larger_still_is_mapped_too);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

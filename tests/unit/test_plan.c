@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "tests/support/plan_oracle.h"
+#include "tests/support/suite.h"
 
 #define SEEDS 200
 
@@ -365,9 +366,5 @@ int main(void)
                    a_thousand_shards_and_a_hundred_thousand_tensors_take_well_under_a_second);
     Suite *suite = suite_create("plan");
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

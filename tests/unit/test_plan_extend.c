@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "tests/support/plan_oracle.h"
+#include "tests/support/suite.h"
 
 #define SEEDS 100
 
@@ -124,9 +125,5 @@ int main(void)
     tcase_add_test(tests, a_tensor_of_another_shape_is_refused);
     Suite *suite = suite_create("plan_extend");
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -6,6 +6,7 @@
 
 #include "proto/wire/plan.h"
 #include "proto/wire/published.h"
+#include "tests/support/suite.h"
 
 enum { TENSORS = 5, PAGE = CAIRN_PUBLISHED_PAGE_BYTES };
 
@@ -153,9 +154,5 @@ int main(void)
     tcase_add_test(cases, a_copy_is_read_at_its_version_only);
     tcase_add_test(cases, a_version_that_is_overwritten_while_it_is_read_is_never_taken_for_whole);
     suite_add_tcase(suite, cases);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "proto/wire/push.h"
+#include "tests/support/suite.h"
 
 #define SHARDS 2
 #define QUEUE  12
@@ -430,9 +431,5 @@ int main(void)
     tcase_add_test(tcase, a_configuration_that_cannot_work_has_no_size);
     Suite *suite = suite_create("push");
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

@@ -6,6 +6,7 @@
 
 #include "client/session.h"
 #include "tests/support/rooms.h"
+#include "tests/support/suite.h"
 
 enum { ELEMS = 30, SHARDS = 2, WAIT_MS = 20000 };
 
@@ -115,9 +116,5 @@ int main(void)
     tcase_add_test(tc, the_same_values_may_be_put_again);
     tcase_add_test(tc, nothing_is_sealed_with_other_values_than_were_put_last);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

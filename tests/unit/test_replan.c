@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "tests/support/plan_oracle.h"
+#include "tests/support/suite.h"
 
 #define SEEDS 200
 
@@ -169,9 +170,5 @@ int main(void)
     tcase_add_test(tests, nothing_moves_when_nothing_changes);
     Suite *suite = suite_create("replan");
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

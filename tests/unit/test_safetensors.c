@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "proto/wire/safetensors.h"
+#include "tests/support/suite.h"
 
 static struct cairn_safetensors_entry entry(const char *key, cairn_dtype dtype, uint64_t start,
                                             uint64_t rows)
@@ -209,9 +210,5 @@ int main(void)
     tcase_add_test(tcase, no_damage_of_one_byte_crashes_the_parser);
     Suite *suite = suite_create("safetensors");
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

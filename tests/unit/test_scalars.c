@@ -5,6 +5,7 @@
 
 #include "proto/wire/optimizer.h"
 #include "proto/wire/scalars.h"
+#include "tests/support/suite.h"
 
 static struct cairn_exact exact_of(double x)
 {
@@ -291,9 +292,5 @@ int main(void)
     tcase_add_test(tcase, malformed_scalars_are_refused);
     Suite *suite = suite_create("scalars");
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

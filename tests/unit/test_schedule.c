@@ -6,6 +6,7 @@
 
 #include "proto/wire/schedule.h"
 #include "tests/golden/schedule_golden.h"
+#include "tests/support/suite.h"
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof(array)[0]))
 
@@ -144,9 +145,5 @@ int main(void)
                         COUNT(bad));
     tcase_add_test(tcase, a_kind_has_a_name_and_the_name_its_kind);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

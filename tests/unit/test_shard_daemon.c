@@ -1,14 +1,17 @@
 /* The shard's daemon on a stage: rounds with the bits of the kernels, fetches, snapshots, and its
  * dealings with the coordinator. What bad messages get: test_shard_refusals.c. */
 #include <check.h>
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "tests/support/scratch.h"
 #include "tests/support/shard_model.h"
 #include "tests/support/shard_scene.h"
+#include "tests/support/suite.h"
 
 static struct scene scene;
 static struct model model;
@@ -16,16 +19,7 @@ static struct model model;
 static void serve(const char *kind, uint32_t threads)
 {
     scene_open(&scene, kind, threads, 0);
-    scene_create(&scene, 3, 1, 0, "");
-    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 3);
-    scene_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
-    scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
-    scene_put_all(&scene, 1);
-    scene_seal(&scene);
-    scene_fence(&scene, 1);
-    scene_hear(&scene, CAIRN_MSG_ANSWER);
-    scene_resolve_none(&scene);
-    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
+    scene_serve(&scene, 2, 1);
     model_open(&model, &scene);
 }
 
@@ -385,6 +379,66 @@ START_TEST(a_snapshot_that_cannot_be_written_fails_alone)
 }
 END_TEST
 
+/* Holds the shard's files thread up until it is released. */
+struct hold_up {
+    struct cairn_task task;
+    sem_t release;
+};
+static void wait_for_release(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    (void)item;
+    (void)thread;
+    sem_wait(&((struct hold_up *)task)->release);
+}
+static void on_released(struct cairn_task *task)
+{
+    sem_destroy(&((struct hold_up *)task)->release);
+}
+
+static void say_folder(const char *path)
+{
+    Cairn__PinFolder folder = CAIRN__PIN_FOLDER__INIT;
+    folder.job = SCENE_JOB;
+    folder.snapshot = 4;
+    folder.path = (char *)(uintptr_t)path;
+    scene_say(&scene, CAIRN_MSG_PIN_FOLDER, 0, &folder.base);
+}
+
+START_TEST(a_snapshot_or_digest_that_is_given_up_ends_and_leaves_neither_files_nor_staging)
+{
+    static struct hold_up hold_up = {
+        .task = { .run = wait_for_release, .done = on_released, .item_count = 1 }
+    };
+    char folder[CAIRN_SCRATCH_BYTES];
+    cairn_scratch_make(folder);
+    serve("mem", 1);
+    for (int files = 0; files < 2; files++) {
+        const uint64_t before = scene.shard->budget.used_bytes;
+        ck_assert_int_eq(sem_init(&hold_up.release, 0, 0), 0);
+        cairn_pool_submit(scene.shard->files, &hold_up.task);
+        Cairn__Pin message = CAIRN__PIN__INIT;
+        message.job = SCENE_JOB;
+        message.snapshot = 4;
+        message.files = files;
+        scene_say(&scene, CAIRN_MSG_PIN, 0, &message.base);
+        if (files) say_folder(folder);
+        say_folder("");
+        const Cairn__Probe probe = CAIRN__PROBE__INIT; // answered behind it
+        scene_say(&scene, CAIRN_MSG_PROBE, 9, &probe.base);
+        scene_hear(&scene, CAIRN_MSG_DONE);
+        sem_post(&hold_up.release);
+        const Cairn__SnapshotPart *part =
+            (const Cairn__SnapshotPart *)scene_hear(&scene, CAIRN_MSG_SNAPSHOT_PART).message;
+        ck_assert_int_eq(part->status, CAIRN_ERR_CANCELED);
+        ck_assert_ptr_null(scene.shard->jobs->pins);
+        ck_assert_uint_eq(scene.shard->budget.used_bytes, before);
+    }
+    ck_assert_int_eq(rmdir(folder), 0); // empty
+    model_round(&model, &scene, 1, 0);
+    leave();
+}
+END_TEST
+
 START_TEST(a_snapshot_that_is_missing_fails_the_create_and_holds_nothing)
 {
     scene_open(&scene, "mem", 1, 0);
@@ -558,6 +612,8 @@ int main(void)
     tcase_add_test(tcase, a_digest_is_of_the_pinned_version);
     tcase_add_test(tcase, a_snapshot_is_restored_into_a_new_generation_bit_for_bit);
     tcase_add_test(tcase, a_snapshot_that_cannot_be_written_fails_alone);
+    tcase_add_test(tcase,
+                   a_snapshot_or_digest_that_is_given_up_ends_and_leaves_neither_files_nor_staging);
     tcase_add_test(tcase, a_snapshot_that_is_missing_fails_the_create_and_holds_nothing);
     tcase_add_test(tcase, a_lost_coordinator_finds_the_job_and_the_round_again);
     tcase_add_test(tcase, who_left_while_the_coordinator_was_away_is_forgotten);
@@ -568,9 +624,5 @@ int main(void)
     tcase_add_test(tcase, a_decision_without_a_round_stops_the_job_before_a_parameter_changes);
     tcase_add_test(tcase, a_round_before_the_seal_stops_the_job);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

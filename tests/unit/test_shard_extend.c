@@ -6,21 +6,25 @@
 
 #include "proto/wire/plan.h"
 #include "tests/support/shard_scene.h"
+#include "tests/support/suite.h"
 
 static struct scene scene;
+
+/* malloc is this file's (tests/CMakeLists.txt): it fails for so many bytes, or notes how many are wanted. */
+static size_t malloc_fails_for, malloc_wanted;
+
+void *__real_malloc(size_t bytes);
+void *__wrap_malloc(size_t bytes);
+void *__wrap_malloc(size_t bytes)
+{
+    malloc_wanted = bytes;
+    return bytes == malloc_fails_for && bytes > 0 ? NULL : __real_malloc(bytes);
+}
 
 static void serve(void)
 {
     scene_open(&scene, "mem", 2, 0);
-    scene_create(&scene, 3, 1, 0, "");
-    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 3);
-    scene_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
-    scene_put_all(&scene, 1);
-    scene_seal(&scene);
-    scene_fence(&scene, 1);
-    scene_hear(&scene, CAIRN_MSG_ANSWER);
-    scene_resolve_none(&scene);
-    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
+    scene_serve(&scene, 1, 1);
 }
 
 static void leave(void)
@@ -116,6 +120,48 @@ START_TEST(what_both_have_is_copied_what_is_new_begins_and_the_old_one_serves_un
 }
 END_TEST
 
+/* The parts that it says it holds, of which none, or all, are settled. */
+static void expect_held(uint32_t request, bool settled)
+{
+    const Cairn__PartGet get = CAIRN__PART_GET__INIT;
+    scene_say(&scene, CAIRN_MSG_PART_GET, request, &get.base);
+    const struct scene_frame frame = scene_hear(&scene, CAIRN_MSG_HELD_JOBS);
+    const Cairn__HeldJobs *held = (const Cairn__HeldJobs *)frame.message;
+    ck_assert_uint_eq(frame.request, request);
+    ck_assert_uint_eq(held->n_held, 2);
+    for (size_t i = 0; i < 2; i++) {
+        ck_assert_int_eq(held->held[i]->staged, held->held[i]->generation == 2);
+        ck_assert_int_eq(held->held[i]->unsettled, !settled);
+        ck_assert(held->held[i]->serving);
+    }
+}
+
+START_TEST(a_store_that_adopts_gets_the_staged_generation_and_nothing_is_a_leftover_to_it)
+{
+    Cairn__PartGet get = CAIRN__PART_GET__INIT;
+    Cairn__StoreAdopted adopted = CAIRN__STORE_ADOPTED__INIT;
+    serve();
+    amend_scene(CAIRN_INIT_CONSTANT);
+    scene_create(&scene, 9, 2, 0, "");
+    scene_hear(&scene, CAIRN_MSG_DONE);
+    expect_held(10, false);
+    scene.shard->session.standing = CAIRN_STANDING_FOREIGN; // its own store was lost
+    get.job = SCENE_JOB;
+    get.generation = 2;
+    scene_say(&scene, CAIRN_MSG_PART_GET, 11, &get.base);
+    const struct scene_frame frame = scene_hear(&scene, CAIRN_MSG_PART);
+    ck_assert_uint_eq(frame.request, 11);
+    ck_assert_uint_eq(((const Cairn__Part *)frame.message)->layout_bytes,
+                      cairn_layout_encoded_bytes(scene.layout));
+    adopted.store = 4711;
+    adopted.incarnation = 2;
+    scene_say(&scene, CAIRN_MSG_STORE_ADOPTED, 12, &adopted.base);
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 12);
+    expect_held(13, true);
+    leave();
+}
+END_TEST
+
 START_TEST(a_generation_that_was_given_up_is_forgotten_with_its_memory)
 {
     serve();
@@ -130,6 +176,34 @@ START_TEST(a_generation_that_was_given_up_is_forgotten_with_its_memory)
         ck_assert_uint_eq(held(), 1);
     }
     ck_assert_uint_eq(cairn_shard_job_find(scene.shard, SCENE_JOB)->generation, 1);
+    leave();
+}
+END_TEST
+
+/* From here on memory that is given back is so at once: there is none to note it for the thread. */
+static void give_back_at_once(void)
+{
+    struct cairn_sentence why;
+    struct cairn_arena arena;
+    ck_assert_int_eq(cairn_arena_open_scratch("some", 4096, &arena, &why), CAIRN_OK);
+    cairn_release(scene.shard, &arena);
+    malloc_fails_for = malloc_wanted;
+    scene_settle(&scene);
+}
+
+START_TEST(one_takes_the_place_of_one_that_was_given_up_though_that_is_freed_at_once)
+{
+    serve();
+    amend_scene(CAIRN_INIT_CONSTANT);
+    scene_create(&scene, 9, 2, 0, "");
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 9);
+    give_back_at_once();
+    scene_create(&scene, 10, 3, 0, "");
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 10);
+    malloc_fails_for = 0;
+    ck_assert_uint_eq(held(), 2);
+    say_switch(3);
+    ck_assert_uint_eq(cairn_shard_job_find(scene.shard, SCENE_JOB)->generation, 3);
     leave();
 }
 END_TEST
@@ -176,14 +250,14 @@ int main(void)
     tcase_set_timeout(tcase, 60);
     tcase_add_test(
         tcase, what_both_have_is_copied_what_is_new_begins_and_the_old_one_serves_until_the_switch);
+    tcase_add_test(tcase,
+                   a_store_that_adopts_gets_the_staged_generation_and_nothing_is_a_leftover_to_it);
     tcase_add_test(tcase, a_generation_that_was_given_up_is_forgotten_with_its_memory);
+    tcase_add_test(tcase,
+                   one_takes_the_place_of_one_that_was_given_up_though_that_is_freed_at_once);
     tcase_add_test(tcase, what_does_not_fit_beside_it_is_refused_with_the_numbers);
     tcase_add_test(tcase,
                    another_step_an_older_generation_and_a_tensor_without_a_beginning_are_refused);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

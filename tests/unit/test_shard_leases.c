@@ -5,6 +5,7 @@
 
 #include "tests/support/shard_model.h"
 #include "tests/support/shard_scene.h"
+#include "tests/support/suite.h"
 
 enum { LONG_MS = 60000, MODELS = CAIRN_LEASED_VERSIONS_MAX + 4 };
 
@@ -53,16 +54,7 @@ static void train_to(uint64_t step)
 static void serve(void)
 {
     scene_open(&scene, "mem", 2, 0);
-    scene_create(&scene, 3, 1, 0, "");
-    scene_hear(&scene, CAIRN_MSG_DONE);
-    scene_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
-    scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
-    scene_put_all(&scene, 1);
-    scene_seal(&scene);
-    scene_fence(&scene, 1);
-    scene_hear(&scene, CAIRN_MSG_ANSWER);
-    scene_resolve_none(&scene);
-    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
+    scene_serve(&scene, 2, 1);
     model_open(&now, &scene);
     at = 0;
     model_copy(&then[0], &now);
@@ -280,9 +272,5 @@ int main(void)
     tcase_add_test(tcase, what_is_not_kept_cannot_be_leased);
     tcase_add_test(tcase, a_job_that_is_dropped_gives_leased_copies_back);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -12,6 +12,7 @@
 
 #include "tests/support/scratch.h"
 #include "tests/support/shard_scene.h"
+#include "tests/support/suite.h"
 
 #define STREAMS_APART_LINES 12
 
@@ -200,6 +201,25 @@ START_TEST(a_job_that_is_dropped_meanwhile_is_gone_without_its_turn)
 }
 END_TEST
 
+/* It waits for the memory of the generation before it. */
+START_TEST(a_job_that_is_dropped_before_it_is_made_is_not_made)
+{
+    Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
+    drop.job = SCENE_JOB;
+    create();
+    scene_say(&scene, CAIRN_MSG_JOB_DROP, 8, &drop.base);
+    scene_create(&scene, 9, 2, 0, "");
+    scene_say(&scene, CAIRN_MSG_JOB_DROP, 10, &drop.base);
+    const struct scene_frame frame = scene_hear(&scene, CAIRN_MSG_ERROR);
+    ck_assert_uint_eq(frame.request, 9);
+    ck_assert_int_eq(((const Cairn__Error *)frame.message)->status, CAIRN_ERR_CANCELED);
+    for (int i = 0; i < 2; i++) ck_assert_uint_ne(scene_hear(&scene, CAIRN_MSG_DONE).request, 9);
+    scene_settle(&scene);
+    ck_assert_ptr_null(scene.shard->jobs);
+    ck_assert_uint_eq(scene.shard->budget.used_bytes, 0);
+}
+END_TEST
+
 START_TEST(a_shard_that_is_closed_meanwhile_does_not_wait)
 {
     const int fd = take_turn();
@@ -232,12 +252,9 @@ int main(void)
     tcase_add_test(tests, a_worker_without_room_to_land_is_refused_and_not_there);
     tcase_add_test(tests, who_waits_for_another_shard_s_turn_is_alive_and_then_goes_on);
     tcase_add_test(tests, a_job_that_is_dropped_meanwhile_is_gone_without_its_turn);
+    tcase_add_test(tests, a_job_that_is_dropped_before_it_is_made_is_not_made);
     tcase_add_test(tests, a_shard_that_is_closed_meanwhile_does_not_wait);
     tcase_add_test(tests, without_a_lock_jobs_are_made_all_the_same);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -8,6 +8,7 @@
 #include "proto/wire/initializer.h"
 #include "tests/support/scratch.h"
 #include "tests/support/shard_scene.h"
+#include "tests/support/suite.h"
 #include "tests/support/weights_sample.h"
 
 static struct scene scene;
@@ -251,9 +252,5 @@ int main(void)
     tcase_add_test(tcase, a_buffer_may_begin_with_infinities);
     tcase_add_test(tcase, a_job_that_is_dropped_while_its_state_is_made_is_forgotten);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

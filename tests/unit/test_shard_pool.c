@@ -9,6 +9,7 @@
 
 #include "server/shard/arena.h"
 #include "server/base/pool.h"
+#include "tests/support/suite.h"
 
 enum { TASKS = 20, ITEMS = 1000 };
 
@@ -180,9 +181,5 @@ int main(void)
     tcase_add_test(memory, an_arena_is_zero_and_backed_as_it_is_touched);
     tcase_add_test(memory, a_budget_says_what_is_missing_and_takes_nothing);
     suite_add_tcase(suite, memory);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

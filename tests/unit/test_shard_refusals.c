@@ -5,6 +5,7 @@
 #include "proto/fabric/mem.h"
 #include "tests/support/shard_model.h"
 #include "tests/support/shard_scene.h"
+#include "tests/support/suite.h"
 
 static struct scene scene;
 static struct model model;
@@ -14,17 +15,8 @@ static float payload[SCENE_CHUNK_LEAVES * 4096];
 static void setup(void)
 {
     scene_open(&scene, "mem", 1, 0);
-    scene_create(&scene, 3, 1, 0, "");
-    scene_hear(&scene, CAIRN_MSG_DONE);
-    scene_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
-    scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
+    scene_serve(&scene, 2, 3);
     scene_join(&scene, 3, CAIRN_ROLE_WIRE_READER);
-    scene_put_all(&scene, 1);
-    scene_seal(&scene);
-    scene_fence(&scene, 3);
-    scene_hear(&scene, CAIRN_MSG_ANSWER);
-    scene_resolve_none(&scene);
-    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
     model_open(&model, &scene);
 }
 
@@ -417,9 +409,5 @@ int main(void)
     tcase_add_test(tcase, a_hello_is_answered_with_a_hello_and_the_grant);
     tcase_add_test(tcase, a_shard_that_lost_its_endpoint_alone_says_so_by_the_next_one);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -6,6 +6,7 @@
 
 #include "server/shard/relay.h"
 #include "tests/support/shard_scene.h"
+#include "tests/support/suite.h"
 
 enum { RELAY = 900, RELAY_TOKEN = 9000, OWNERS = 2, WORKERS = 2, ROUND = 5, ELEMS_MAX = 1 << 16 };
 
@@ -142,15 +143,7 @@ static void open_host(uint32_t chunk_leaves)
     scene.spec.chunk_leaves = chunk_leaves;
     cairn_shard_map_release(&scene.map);
     ck_assert_int_eq(cairn_shard_map_init(&scene.map, scene.layout, 0, chunk_leaves), CAIRN_OK);
-    scene_create(&scene, 3, 1, 0, "");
-    scene_hear(&scene, CAIRN_MSG_DONE);
-    for (uint64_t m = 1; m <= 3; m++) scene_join(&scene, m, CAIRN_ROLE_WIRE_WORKER);
-    scene_put_all(&scene, 1);
-    scene_seal(&scene);
-    scene_fence(&scene, 3);
-    scene_hear(&scene, CAIRN_MSG_ANSWER);
-    scene_resolve_none(&scene);
-    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
+    scene_serve(&scene, 3, 3);
     for (uint32_t o = 0; o < OWNERS; o++)
         ck_assert_int_eq(cairn_shard_map_init(&maps[o], scene.layout, o, chunk_leaves), CAIRN_OK);
     for (int i = 0; i < ELEMS_MAX; i++) ones[i] = 1;
@@ -462,9 +455,5 @@ int main(void)
     tcase_add_test(tcase, a_relay_that_cannot_queue_what_it_has_is_given_up);
     tcase_add_test(tcase, garbage_of_workers_and_owners_spoils_one_round_at_most);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -6,6 +6,7 @@
 #include "proto/fabric/mem.h"
 #include "server/shard/relay_cache.h"
 #include "tests/support/shard_scene.h"
+#include "tests/support/suite.h"
 
 enum { RELAY = 900, RELAY_TOKEN = 9000, OWNER = 1, PLACE = 32768 };
 
@@ -59,15 +60,7 @@ static void open_host(uint32_t places)
 {
     scene_open(&scene, "mem", 1, 0);
     scene.shard->relay_cache_bytes = (uint64_t)places * PLACE;
-    scene_create(&scene, 3, 1, 0, "");
-    scene_hear(&scene, CAIRN_MSG_DONE);
-    for (uint64_t m = 1; m <= 3; m++) scene_join(&scene, m, CAIRN_ROLE_WIRE_WORKER);
-    scene_put_all(&scene, 1);
-    scene_seal(&scene);
-    scene_fence(&scene, 3);
-    scene_hear(&scene, CAIRN_MSG_ANSWER);
-    scene_resolve_none(&scene);
-    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
+    scene_serve(&scene, 3, 3);
     ck_assert_int_eq(cairn_shard_map_init(&owned, scene.layout, OWNER, SCENE_CHUNK_LEAVES),
                      CAIRN_OK);
 }
@@ -474,9 +467,5 @@ int main(void)
     tcase_add_test(tcase,
                    first_goes_what_all_had_then_an_older_version_then_what_was_used_longest_ago);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

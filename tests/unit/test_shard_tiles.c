@@ -4,7 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/shard/arriving.h"
+#include "tests/support/pages.h"
 #include "tests/support/shard_scene.h"
+#include "tests/support/suite.h"
 
 enum { WORKERS = 3, MICROS = 2, CHUNK_ELEMS = SCENE_CHUNK_LEAVES * 4096 };
 
@@ -46,10 +49,9 @@ static void hold_pieces(void)
     hold(3, T_FROZEN, (struct cairn_box) { 2, { 0, 250 }, { 20, 250 } });
 }
 
-static cairn_status send_page(void *context, const Cairn__Page *page)
+static void send_page(void *context, const Cairn__Page *page)
 {
     scene_say(&scene, CAIRN_MSG_PAGE, *(const uint32_t *)context, &page->base);
-    return CAIRN_OK;
 }
 
 static void say_tiles(uint64_t member, uint64_t hash, const uint8_t *bytes, size_t size)
@@ -62,8 +64,7 @@ static void say_tiles(uint64_t member, uint64_t hash, const uint8_t *bytes, size
     message.tiles_bytes = size;
     message.world = WORKERS;
     scene_say(&scene, CAIRN_MSG_MEMBER_TILES, request, &message.base);
-    ck_assert_int_eq(cairn_paged_send(CAIRN_PAGE_TILES, bytes, size, send_page, &request),
-                     CAIRN_OK);
+    pages_each(CAIRN_PAGE_TILES, bytes, size, send_page, &request);
 }
 
 static void tell_tiles(uint64_t member)
@@ -509,9 +510,9 @@ START_TEST(no_more_lists_arrive_at_a_time_than_are_allowed)
     message.job = SCENE_JOB;
     message.member = 1;
     message.tiles_bytes = 1000;
-    for (uint32_t i = 0; i <= CAIRN_SHARD_TILINGS_MAX; i++)
+    for (uint32_t i = 0; i <= CAIRN_ARRIVING_MAX; i++)
         scene_say(&scene, CAIRN_MSG_MEMBER_TILES, 100 + i, &message.base);
-    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_ERROR).request, 100 + CAIRN_SHARD_TILINGS_MAX);
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_ERROR).request, 100 + CAIRN_ARRIVING_MAX);
     Cairn__Page page = CAIRN__PAGE__INIT; // of another length than announced
     page.what = CAIRN_PAGE_TILES;
     page.total_bytes = 999;
@@ -690,9 +691,5 @@ int main(void)
     tcase_add_test(putting, a_chunk_is_put_when_all_its_boxes_are_put);
     tcase_add_test(putting, one_worker_may_put_whole_tensors_of_a_tiled_job);
     suite_add_tcase(suite, putting);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

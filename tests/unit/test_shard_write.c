@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "tests/support/shard_scene.h"
+#include "tests/support/suite.h"
 
 enum { ROUND = 7 };
 static struct scene scene;
@@ -12,16 +13,7 @@ static uint64_t used_before;
 static void serve(void)
 {
     scene_open(&scene, "mem", 2, 0);
-    scene_create(&scene, 3, 1, 0, "");
-    scene_hear(&scene, CAIRN_MSG_DONE);
-    scene_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
-    scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
-    scene_put_all(&scene, 1);
-    scene_seal(&scene);
-    scene_fence(&scene, 1);
-    scene_hear(&scene, CAIRN_MSG_ANSWER);
-    scene_resolve_none(&scene);
-    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
+    scene_serve(&scene, 2, 1);
     used_before = scene.shard->budget.used_bytes;
 }
 
@@ -262,9 +254,5 @@ int main(void)
     tcase_add_test(tcase, nobody_but_the_writer_puts_and_only_while_it_writes);
     tcase_add_test(tcase, a_write_that_does_not_fit_is_refused_and_the_state_stands);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

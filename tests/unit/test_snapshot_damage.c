@@ -13,6 +13,7 @@
 
 #include "tests/support/scratch.h"
 #include "tests/support/snapshot_sample.h"
+#include "tests/support/suite.h"
 
 static char scratch[CAIRN_SCRATCH_BYTES];
 
@@ -379,9 +380,5 @@ int main(void)
     tcase_add_loop_test(tcase, its_files_are_for_owner_and_group_whatever_the_umask, 0, 3);
     Suite *suite = suite_create("snapshot_damage");
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

@@ -7,6 +7,7 @@
 
 #include "proto/wire/optimizer.h"
 #include "proto/wire/spec.h"
+#include "tests/support/suite.h"
 
 static const char *const optimizers[] = { "adamw", "adam", "sgd", NULL };
 
@@ -86,6 +87,10 @@ static void no_spread(struct cairn_job_spec_data *s)
 {
     s->spread = 0;
 }
+static void no_skips(struct cairn_job_spec_data *s)
+{
+    s->skips_max = 0;
+}
 static void nan_clip(struct cairn_job_spec_data *s)
 {
     s->clip_norm = NAN;
@@ -121,6 +126,30 @@ static void lr_infinite(struct cairn_job_spec_data *s)
 static void lr_negative(struct cairn_job_spec_data *s)
 {
     s->groups[0].lr = -1;
+}
+static void eps_zero(struct cairn_job_spec_data *s)
+{
+    s->groups[0].eps = 0;
+}
+static void eps_tiny(struct cairn_job_spec_data *s)
+{
+    s->groups[0].eps = 1e-60;
+}
+static void eps_nan(struct cairn_job_spec_data *s)
+{
+    s->groups[0].eps = (double)NAN;
+}
+static void decay_negative(struct cairn_job_spec_data *s)
+{
+    s->groups[0].weight_decay = -0.5;
+}
+static void momentum_infinite(struct cairn_job_spec_data *s)
+{
+    s->groups[0].momentum = (double)INFINITY;
+}
+static void beta_negative(struct cairn_job_spec_data *s)
+{
+    s->groups[0].beta1 = -0.5;
 }
 static void nesterov_alone(struct cairn_job_spec_data *s)
 {
@@ -256,6 +285,7 @@ static const struct spoil spoils[] = {
     { "window", wide_window, CAIRN_ERR_INVALID, "window is 4294967295" },
     { "chunk", huge_chunk, CAIRN_ERR_INVALID, "chunk_leaves is 1025" },
     { "spread", no_spread, CAIRN_ERR_INVALID, "spread is 0" },
+    { "skips", no_skips, CAIRN_ERR_INVALID, "skips_max is 0; allowed: 1 to 4294967295" },
     { "clip", nan_clip, CAIRN_ERR_INVALID, "clip_norm" },
     { "scale", zero_scale, CAIRN_ERR_INVALID, "loss_scale" },
     { "policy", policy_3, CAIRN_ERR_INVALID, "on_nonfinite is 3" },
@@ -265,6 +295,10 @@ static const struct spoil spoils[] = {
     { "beta 1", beta_one, CAIRN_ERR_INVALID, "beta2 is 1" },
     { "lr", lr_negative, CAIRN_ERR_INVALID, "lr is -1" },
     { "lr inf", lr_infinite, CAIRN_ERR_INVALID, "lr is inf; allowed: 0 to 1e+18" },
+    { "eps NaN", eps_nan, CAIRN_ERR_INVALID, "eps is nan; allowed: 0 to 1e+18" },
+    { "weight decay", decay_negative, CAIRN_ERR_INVALID, "weight_decay is -0.5; allowed: 0 to" },
+    { "momentum", momentum_infinite, CAIRN_ERR_INVALID, "momentum is inf; allowed: 0 to 1e+18" },
+    { "beta below 0", beta_negative, CAIRN_ERR_INVALID, "beta1 is -0.5; allowed: 0 to below 1" },
     { "nesterov", nesterov_alone, CAIRN_ERR_INVALID, "momentum" },
     { "unused group", unused_group, CAIRN_ERR_INVALID, "\"embeddings\" has no trained tensor" },
     { "two groups", twin_group, CAIRN_ERR_INVALID, "two groups have the name \"all\"" },
@@ -331,10 +365,31 @@ START_TEST(a_blob_of_any_length_passes_and_nobody_but_a_worker_brings_it)
 }
 END_TEST
 
+/* A gradient of zeros would make 0 / 0 of it. What is stored, by an older version, goes on. */
+START_TEST(no_new_job_divides_by_an_eps_that_is_0_as_fp32)
+{
+    struct cairn_job_spec_data spec = good_spec();
+    struct cairn_sentence why;
+    void (*const zeros[])(struct cairn_job_spec_data *) = { eps_zero, eps_tiny };
+    ck_assert_int_eq(cairn_spec_check_usable(&spec, &why), CAIRN_OK);
+    for (size_t i = 0; i < 2; i++) {
+        zeros[i](&spec);
+        ck_assert_int_eq(cairn_spec_check(&spec, optimizers, &why), CAIRN_OK);
+        ck_assert_int_eq(cairn_spec_check_usable(&spec, &why), CAIRN_ERR_INVALID);
+        ck_assert_ptr_nonnull(strstr(why.text, "adamw divides by it"));
+        ck_assert_ptr_nonnull(strstr(why.text, "(CAIRN_GROUP_INIT has 1e-08)"));
+    }
+    spec.groups[0].eps = 0x1p-149;
+    ck_assert_int_eq(cairn_spec_check_usable(&spec, &why), CAIRN_OK);
+    cairn_spec_release(&spec);
+}
+END_TEST
+
 START_TEST(what_the_check_passes_every_optimizer_takes)
 {
     const double extremes[] = { 0, 5e-324, 1e-8, CAIRN_SPEC_HYPER_MAX };
     const double betas[] = { 0, 5e-324, 0.9, 0x1.fffffffffffffp-1 };
+    const double epses[] = { 0, 0x1p-149, 1e-8, CAIRN_SPEC_HYPER_MAX };
     struct cairn_job_spec_data spec = good_spec();
     struct cairn_group_spec *g = &spec.groups[0];
     for (const char *const *name = cairn_optimizer_names(); *name != NULL; name++) {
@@ -343,7 +398,7 @@ START_TEST(what_the_check_passes_every_optimizer_takes)
             g->lr = extremes[i & 3];
             g->beta1 = betas[i >> 2 & 3];
             g->beta2 = betas[i >> 4 & 3];
-            g->eps = extremes[i >> 6 & 3];
+            g->eps = epses[i >> 6 & 3];
             g->weight_decay = extremes[i >> 8 & 3];
             g->momentum = extremes[i >> 10 & 3];
             g->nesterov = i >> 12 != 0;
@@ -464,6 +519,7 @@ int main(void)
     tcase_add_loop_test(tcase, a_bad_spec_is_refused_with_field_value_and_what_is_allowed, 0,
                         sizeof spoils / sizeof spoils[0]);
     tcase_add_test(tcase, a_blob_of_any_length_passes_and_nobody_but_a_worker_brings_it);
+    tcase_add_test(tcase, no_new_job_divides_by_an_eps_that_is_0_as_fp32);
     tcase_add_test(tcase, what_the_check_passes_every_optimizer_takes);
     tcase_add_test(tcase, a_name_of_255_bytes_passes_and_of_256_is_refused);
     tcase_add_test(tcase, an_index_means_the_same_whatever_order_a_worker_lists);
@@ -471,9 +527,5 @@ int main(void)
     tcase_add_test(tcase, differences_are_listed_in_words_and_the_rest_is_counted);
     Suite *suite = suite_create("spec");
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

@@ -4,6 +4,7 @@
 
 #include "server/core/round.h"
 #include "server/core/standing.h"
+#include "tests/support/suite.h"
 
 static enum cairn_standing standing(uint64_t store, uint64_t incarnation, uint64_t process)
 {
@@ -62,9 +63,5 @@ int main(void)
     tcase_add_test(tcase, a_store_is_behind_in_whatever_it_has_less_of);
     tcase_add_test(tcase, a_rebuilt_store_begins_above_what_any_shard_has_seen);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

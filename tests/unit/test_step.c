@@ -1,6 +1,7 @@
 /* The shard's round machine while it collects, event by event. What it does under every kind of fault is
  * cairn-sim's; how a round ends is test_step_outcome.c's. */
 #include "tests/unit/step_driver.h"
+#include "tests/support/suite.h"
 
 START_TEST(every_contributor_of_a_new_round_is_granted)
 {
@@ -572,9 +573,5 @@ int main(void)
     tcase_add_test(tcase, a_configuration_that_cannot_work_has_no_size);
     Suite *suite = suite_create("step");
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

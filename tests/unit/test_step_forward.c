@@ -1,6 +1,7 @@
 /* The shard's round machine as that of a relay (config.forwards): what it passes on, and when. Members A
  * and B, as in step_driver.h; begin_relay opens round 100 of epoch 5. */
 #include "tests/unit/step_driver.h"
+#include "tests/support/suite.h"
 
 static void begin_members(uint32_t chunk_count, uint32_t window, const uint64_t *members,
                           uint32_t member_count, const uint8_t *holds)
@@ -453,9 +454,5 @@ int main(void)
     tcase_add_test(tcase, no_event_gives_more_actions_than_there_is_room_for);
     Suite *suite = suite_create("step_forward");
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

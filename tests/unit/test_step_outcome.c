@@ -1,5 +1,6 @@
 /* The shard's round machine when a round ends: prepared, told, fenced, void. */
 #include "tests/unit/step_driver.h"
+#include "tests/support/suite.h"
 
 START_TEST(a_prepared_shard_reports_its_sums_and_applies_when_told)
 {
@@ -236,9 +237,5 @@ int main(void)
     tcase_add_test(tcase, the_initial_state_is_ready_at_the_version_it_is_told);
     Suite *suite = suite_create("step_outcome");
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

@@ -1,5 +1,6 @@
 /* Writes at a step boundary, in the shard's round machine: WRITE updates to the next generation. */
 #include "tests/unit/step_driver.h"
+#include "tests/support/suite.h"
 
 static struct cairn_decision write_to(uint64_t generation, uint64_t step_after)
 {
@@ -61,9 +62,5 @@ int main(void)
     tcase_add_test(tcase, a_prepared_shard_takes_the_write_over_that_another_has);
     tcase_add_test(tcase, a_write_that_skips_a_version_or_was_not_prepared_is_a_fault);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

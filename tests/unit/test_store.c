@@ -1,6 +1,7 @@
 /* What the coordinator keeps on disk: it comes back, whole, and a foreign file is refused. */
 #include <check.h>
 #include <fcntl.h>
+#include <sqlite3.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +10,7 @@
 
 #include "server/coordinator/store.h"
 #include "tests/support/scratch.h"
+#include "tests/support/suite.h"
 
 static char folder[CAIRN_SCRATCH_BYTES];
 
@@ -240,6 +242,59 @@ START_TEST(a_database_of_a_newer_version_is_refused)
 }
 END_TEST
 
+/* As the versions without an identity wrote it, after seven starts. */
+static void write_version_1(void)
+{
+    static const char sql[] =
+        "PRAGMA journal_mode = WAL;"
+        "CREATE TABLE meta (one INTEGER PRIMARY KEY CHECK (one = 1), incarnation INTEGER NOT NULL);"
+        "INSERT INTO meta VALUES (1, 7);"
+        "CREATE TABLE jobs (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, spec BLOB NOT NULL,"
+        " layout BLOB NOT NULL, generation INTEGER NOT NULL, generation_reserved INTEGER NOT NULL,"
+        " epoch INTEGER NOT NULL, round_reserved INTEGER NOT NULL, base_step INTEGER NOT NULL,"
+        " initialized INTEGER NOT NULL);"
+        "CREATE TABLE job_shards (job INTEGER NOT NULL REFERENCES jobs(id) ON DELETE CASCADE,"
+        " place INTEGER NOT NULL, shard TEXT NOT NULL, PRIMARY KEY (job, place));"
+        "INSERT INTO jobs VALUES (11, 'mnist', x'73706563', x'6c61796f7574', 2, 3, 7, 4096, 12, 1);"
+        "INSERT INTO job_shards VALUES (11, 0, 's0'), (11, 1, 's1');"
+        "PRAGMA application_id = 1128354382; PRAGMA user_version = 1;";
+    char path[CAIRN_SCRATCH_BYTES + 32];
+    sqlite3 *db;
+    snprintf(path, sizeof path, "%s/coordinator.db", folder);
+    ck_assert_int_eq(sqlite3_open(path, &db), SQLITE_OK);
+    ck_assert_int_eq(sqlite3_exec(db, sql, NULL, NULL, NULL), SQLITE_OK);
+    ck_assert_int_eq(sqlite3_close(db), SQLITE_OK);
+}
+
+START_TEST(one_of_version_1_keeps_its_jobs_and_its_incarnation_and_gets_an_identity)
+{
+    uint64_t identity = 0, dropped[CAIRN_STORE_DROPPED_MAX];
+    write_version_1();
+    for (uint64_t start = 8; start <= 9; start++) { // and the next time it is one of ours
+        struct cairn_store *store = open_store();
+        const struct seen seen = read_all(store);
+        ck_assert_uint_eq(cairn_store_incarnation(store), start);
+        ck_assert_uint_eq(seen.count, 1);
+        ck_assert_str_eq(seen.name, "mnist");
+        ck_assert_str_eq(seen.spec, "spec");
+        ck_assert_str_eq(seen.shard, "s1");
+        ck_assert_uint_eq(seen.last.id, 11);
+        ck_assert_uint_eq(seen.last.generation_reserved, 3);
+        ck_assert_uint_eq(seen.last.epoch, 7);
+        ck_assert_uint_eq(seen.last.round_reserved, 4096);
+        ck_assert_uint_eq(seen.last.base_step, 12);
+        ck_assert(seen.last.initialized);
+        if (start == 8) identity = cairn_store_identity(store);
+        ck_assert_uint_ne(identity, 0);
+        ck_assert_uint_eq(cairn_store_identity(store), identity);
+        ck_assert_uint_eq(cairn_store_dropped(store, dropped), 0);
+        if (start == 9) ck_assert_int_eq(cairn_store_drop_job(store, 11, NULL), CAIRN_OK);
+        if (start == 9) ck_assert_uint_eq(cairn_store_dropped(store, dropped), 1);
+        cairn_store_close(store);
+    }
+}
+END_TEST
+
 START_TEST(a_damaged_database_is_refused)
 {
     struct cairn_store *store = open_store();
@@ -256,12 +311,49 @@ START_TEST(a_damaged_database_is_refused)
 }
 END_TEST
 
+START_TEST(a_picture_of_the_store_opens_as_a_store_with_its_jobs_and_its_identity)
+{
+    struct cairn_store *store = open_store();
+    struct cairn_stored_job job = sample();
+    struct cairn_sentence why = { "" };
+    uint8_t *bytes;
+    size_t byte_count;
+    char path[CAIRN_SCRATCH_BYTES + 32];
+    ck_assert_int_eq(cairn_store_put_job(store, &job, &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_store_picture(store, &bytes, &byte_count, &why), CAIRN_OK);
+    job.id++;
+    job.name = "later";
+    ck_assert_int_eq(cairn_store_put_job(store, &job, &why), CAIRN_OK); // it goes on
+    ck_assert_uint_eq(read_all(store).count, 2);
+    const uint64_t identity = cairn_store_identity(store);
+    cairn_store_close(store);
+    tear_down();
+    set_up(); // another folder
+    snprintf(path, sizeof path, "%s/coordinator.db", folder);
+    FILE *file = fopen(path, "we");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_uint_eq(fwrite(bytes, 1, byte_count, file), byte_count);
+    ck_assert_int_eq(fclose(file), 0);
+    free(bytes);
+    store = open_store();
+    const struct seen seen = read_all(store);
+    ck_assert_uint_eq(seen.count, 1);
+    ck_assert_str_eq(seen.name, "mnist");
+    ck_assert_str_eq(seen.shard, "s2");
+    ck_assert_uint_eq(seen.last.epoch, 7);
+    ck_assert_uint_eq(cairn_store_identity(store), identity);
+    ck_assert_uint_eq(cairn_store_incarnation(store), 2);
+    cairn_store_close(store);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("store");
     TCase *tc = tcase_create("store");
     tcase_add_checked_fixture(tc, set_up, tear_down);
     tcase_add_test(tc, the_incarnation_grows_by_one_with_every_open);
+    tcase_add_test(tc, a_picture_of_the_store_opens_as_a_store_with_its_jobs_and_its_identity);
     tcase_add_test(tc, a_job_comes_back_as_it_was);
     tcase_add_test(tc, a_row_that_was_copied_earlier_takes_no_number_back);
     tcase_add_test(tc, a_job_put_again_replaces_itself_and_its_shards);
@@ -271,11 +363,8 @@ int main(void)
     tcase_add_test(tc, a_file_that_is_no_database_is_refused);
     tcase_add_test(tc, a_database_of_another_program_is_refused);
     tcase_add_test(tc, a_database_of_a_newer_version_is_refused);
+    tcase_add_test(tc, one_of_version_1_keeps_its_jobs_and_its_incarnation_and_gets_an_identity);
     tcase_add_test(tc, a_damaged_database_is_refused);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -1,6 +1,7 @@
 #include "proto/loop/stream.h"
 #include "proto/wire/messages.h"
 #include "tests/support/scratch.h"
+#include "tests/support/suite.h"
 
 #include <check.h>
 #include <fcntl.h>
@@ -24,8 +25,9 @@ struct end {
     cairn_status status;
     char why[CAIRN_SENTENCE_BYTES];
     char last[64];
-    int echo;     // answers each frame with the same
-    int close_on; // closes at this frame
+    int echo;                  // answers each frame with the same
+    int close_on;              // closes at this frame
+    struct cairn_paged *paged; // takes the pages
 };
 
 static uv_loop_t loop;
@@ -45,9 +47,18 @@ static void on_open(struct cairn_stream *stream, void *context)
     end->open_count++;
 }
 
+static void take_page(struct cairn_paged *paged, const struct cairn_frame *frame)
+{
+    ProtobufCMessage *page;
+    ck_assert_int_eq(cairn_frame_unpack(&cairn__page__descriptor, frame, &page, NULL), CAIRN_OK);
+    ck_assert_int_eq(cairn_paged_add(paged, (const Cairn__Page *)page), CAIRN_OK);
+    protobuf_c_message_free_unpacked(page, NULL);
+}
+
 static void on_frame(struct cairn_stream *stream, const struct cairn_frame *frame, void *context)
 {
     struct end *end = context;
+    if (end->paged != NULL && frame->type == CAIRN_MSG_PAGE) take_page(end->paged, frame);
     ck_assert_int_eq(end->close_count, 0);
     end->frame_count++;
     end->out_of_order += frame->request != (uint32_t)end->frame_count;
@@ -188,6 +199,108 @@ START_TEST(a_message_is_packed_and_sent)
     ck_assert_int_eq(cairn_stream_send(near.stream, 3, 1, &error.base, NULL), CAIRN_OK);
     run_until(far.frame_count == 1);
     ck_assert_str_eq(far.last, "\x12\x03why");
+}
+END_TEST
+
+enum { PAGED = 30 * CAIRN_PAGE_BYTES + 5 };
+
+static struct cairn_packed *make_packed(void)
+{
+    uint8_t *bytes = malloc(PAGED);
+    for (size_t i = 0; i < PAGED; i++) bytes[i] = (uint8_t)(i * 31 >> 3);
+    return cairn_packed_take(bytes, PAGED);
+}
+
+static void send_pages(struct cairn_packed *packed)
+{
+    ck_assert_int_eq(cairn_stream_send_pages(near.stream, 2, CAIRN_PAGE_SPEC, packed, NULL),
+                     CAIRN_OK);
+}
+
+/* Hundreds of times the queue's bound, twice, in order with what is sent before, between and behind. */
+START_TEST(pages_are_cut_when_their_turn_comes)
+{
+    const struct cairn_stream_options narrow = { plain.limits, 32 << 10 };
+    struct cairn_packed *packed = make_packed();
+    struct cairn_paged paged;
+    uint64_t total = 0;
+    size_t queued_max = 0;
+    connect_near(&narrow);
+    for (int turn = 0; turn < 2; turn++) { // the first before the connection stands
+        ck_assert_int_eq(cairn_paged_init(&paged, PAGED), CAIRN_OK);
+        far.paged = &paged;
+        send_near(1, "before", 6);
+        send_pages(packed);
+        ck_assert_uint_eq(packed->holds, 2);
+        send_near(3, "behind", 6);
+        total += 2 + 31;
+        while (far.frame_count < (int)total) {
+            uv_run(&loop, UV_RUN_ONCE);
+            const size_t queued = cairn_stream_queued_bytes(near.stream);
+            if (queued > queued_max) queued_max = queued;
+        }
+        ck_assert_str_eq(far.last, "behind");
+        ck_assert(cairn_paged_whole(&paged));
+        ck_assert_mem_eq(paged.bytes, packed->bytes, PAGED);
+        cairn_paged_release(&paged);
+    }
+    ck_assert_uint_le(queued_max, CAIRN_PAGE_BYTES + 1024);
+    ck_assert_uint_eq(packed->holds, 1);
+    cairn_packed_release(packed);
+}
+END_TEST
+
+START_TEST(an_end_gives_back_the_pages_that_wait)
+{
+    struct cairn_packed *packed = make_packed();
+    connect_near(&plain);
+    run_until(far.stream != NULL && near.open_count == 1);
+    send_pages(packed);
+    send_pages(packed);
+    ck_assert_uint_eq(packed->holds, 3);
+    cairn_stream_close(near.stream, CAIRN_OK, "enough");
+    ck_assert_int_eq(cairn_stream_send_pages(near.stream, 2, CAIRN_PAGE_SPEC, packed, NULL),
+                     CAIRN_ERR_CLOSED);
+    run_until(near.close_count == 1);
+    ck_assert_uint_eq(packed->holds, 1);
+    cairn_packed_release(packed);
+}
+END_TEST
+
+START_TEST(a_peer_that_takes_no_pages_is_closed)
+{
+    struct cairn_packed *packed = make_packed();
+    cairn_status status = CAIRN_OK;
+    uint64_t held = 0;
+    connect_near(&plain);
+    while (status == CAIRN_OK && held <= CAIRN_STREAM_PAGED_BYTES) {
+        status = cairn_stream_send_pages(near.stream, 2, CAIRN_PAGE_SPEC, packed, NULL);
+        if (status == CAIRN_OK) held += PAGED;
+    }
+    ck_assert_int_eq(status, CAIRN_ERR_BUSY);
+    ck_assert_uint_gt(held, CAIRN_STREAM_PAGED_BYTES - PAGED);
+    run_until(near.close_count == 1);
+    ck_assert_int_eq(near.status, CAIRN_ERR_BUSY);
+    ck_assert_uint_eq(packed->holds, 1);
+    cairn_packed_release(packed);
+}
+END_TEST
+
+START_TEST(finish_sends_the_pages_that_wait)
+{
+    struct cairn_packed *packed = make_packed();
+    struct cairn_paged paged;
+    ck_assert_int_eq(cairn_paged_init(&paged, PAGED), CAIRN_OK);
+    connect_near(&plain);
+    run_until(far.stream != NULL && near.open_count == 1);
+    far.paged = &paged;
+    send_pages(packed);
+    cairn_stream_finish(near.stream, CAIRN_OK, "that was all");
+    run_until(far.close_count == 1);
+    ck_assert(cairn_paged_whole(&paged));
+    cairn_paged_release(&paged);
+    run_until(near.close_count == 1);
+    cairn_packed_release(packed);
 }
 END_TEST
 
@@ -466,6 +579,10 @@ int main(void)
     tcase_add_test(tcase, frames_arrive_whole_and_in_order_both_ways);
     tcase_add_test(tcase, the_largest_frame_passes_and_a_larger_one_is_not_sent);
     tcase_add_test(tcase, a_message_is_packed_and_sent);
+    tcase_add_test(tcase, pages_are_cut_when_their_turn_comes);
+    tcase_add_test(tcase, an_end_gives_back_the_pages_that_wait);
+    tcase_add_test(tcase, a_peer_that_takes_no_pages_is_closed);
+    tcase_add_test(tcase, finish_sends_the_pages_that_wait);
     tcase_add_test(tcase, a_unix_socket_works_the_same);
     tcase_add_test(tcase, a_name_is_resolved);
     tcase_add_loop_test(tcase, a_connect_closed_at_once_ends_once, 0, 2);
@@ -481,9 +598,5 @@ int main(void)
     tcase_add_test(tcase, finish_does_not_wait_for_ever);
     tcase_add_test(tcase, an_address_has_one_written_form);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -5,6 +5,7 @@
 
 #include "client/strides.h"
 #include "proto/wire/box.h"
+#include "tests/support/suite.h"
 
 enum { ELEMS_MAX = 600, FAR = 5000 };
 
@@ -181,9 +182,5 @@ int main(void)
     tcase_add_test(tests, any_range_of_any_layout_is_gathered_and_scattered_as_indices_say);
     tcase_add_test(tests, elements_of_2_and_8_bytes_are_whole);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "client/struct.h"
+#include "tests/support/suite.h"
 
 struct ours { /* of this library: `c` is new */
     size_t struct_size;
@@ -95,9 +96,5 @@ int main(void)
     tcase_add_test(tc, a_result_fills_what_the_caller_has_room_for);
     tcase_add_test(tc, an_array_is_as_wide_as_its_caller_says);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -1,5 +1,6 @@
 /* Rows, quanta, leaves and boxes against an oracle that counts one element after another. */
 #include "proto/wire/tensor.h"
+#include "tests/support/suite.h"
 
 #include <check.h>
 #include <stdio.h>
@@ -315,9 +316,5 @@ int main(void)
     tcase_add_test(tests, dtypes_and_planes_answer_for_numbers_that_are_none);
     Suite *suite = suite_create("tensor");
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "proto/wire/chunk.h"
+#include "tests/support/suite.h"
 
 #define RANKS_MAX 16
 
@@ -404,9 +405,5 @@ int main(void)
     tcase_add_test(tests, a_strangers_list_is_judged);
     tcase_add_test(tests, any_bytes_at_all_are_refused_or_judged);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

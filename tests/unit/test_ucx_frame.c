@@ -6,6 +6,7 @@
 
 #include "proto/fabric/ucx_frame.h"
 #include "proto/fabric/ucx_lanes.h"
+#include "tests/support/suite.h"
 
 START_TEST(a_frame_is_exactly_as_long_as_it_says)
 {
@@ -131,9 +132,5 @@ int main(void)
                         sizeof lanes / sizeof *lanes);
     Suite *suite = suite_create("ucx frame");
     suite_add_tcase(suite, pure);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

@@ -9,6 +9,7 @@
 #include "client/handle.h"
 #include "client/session.h"
 #include "tests/support/rooms.h"
+#include "tests/support/suite.h"
 
 enum { ELEMS = 100000, SHARDS = 2, TURNS = 30, CUTS = 20, WAIT_MS = 20000 };
 
@@ -129,9 +130,5 @@ int main(void)
     tcase_add_test(tcase, puts_and_fetches_are_asked_again);
     tcase_add_test(tcase, pushes_are_sent_again);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -11,6 +11,7 @@
 #include "proto/wire/safetensors_folder.h"
 #include "proto/wire/scalars.h"
 #include "tests/support/scratch.h"
+#include "tests/support/suite.h"
 #include "tests/support/weights_sample.h"
 
 static char folder[CAIRN_SCRATCH_BYTES], root[CAIRN_SCRATCH_BYTES + 16], paths[4][256];
@@ -373,9 +374,5 @@ int main(void)
     tcase_add_test(tcase, a_tensor_takes_its_own_name_then_the_prefixed_one_then_its_initializer);
     tcase_add_test(tcase, every_tensor_that_does_not_fit_is_named_up_to_twenty);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -15,6 +15,7 @@ from .errors import Invalid, NotFound, VersionGone
 from .memory import Memory
 from .session import Job
 from .spec import Tensor, Version
+from ._wrapped import own_name
 
 _TRIES = 20  # a version that is gone, because training goes on, is asked for again as a newer one
 
@@ -45,7 +46,7 @@ def tensors(blobs: Mapping[str, bytes]) -> List[Tensor]:
 
 def warn_of_extra_state(model: nn.Module, blobs: Collection[str]) -> None:
     """torch's state_dict has a module's extra state as a pickle of anything; whoever needs it says so."""
-    extra = [f"{name}._extra_state".lstrip(".") for name, module in model.named_modules()
+    extra = [f"{own_name(name)}._extra_state".lstrip(".") for name, module in model.named_modules()
              if type(module).get_extra_state is not nn.Module.get_extra_state]
     missing = [key for key in extra if key not in blobs]
     if missing:

@@ -84,7 +84,7 @@ class JobSpec(Sized):
                 ("loss_scale_min", c_double), ("loss_scale_max", c_double), ("loss_scale_policy", c_int),
                 ("loss_scale_growth_steps", c_uint32), ("stage", c_uint32), ("micro_batches", c_uint32),
                 ("init_from", c_char_p), ("init_prefix", c_char_p), ("client_state_max", c_uint32),
-                ("init_nonfinite_ok", c_bool), ("reduce_groups", c_int)]
+                ("init_nonfinite_ok", c_bool), ("reduce_groups", c_int), ("skips_max", c_uint64)]
 
 
 class Tie(ctypes.Structure):
@@ -109,12 +109,14 @@ class Mem(Sized):
 class Round(Sized):
     _fields_ = [("struct_size", c_size_t), ("round", c_uint64), ("step", c_uint64), ("epoch", c_uint64),
                 ("version", Version), ("rank", c_uint32), ("world", c_uint32), ("loss_scale", c_double),
-                ("revision", c_uint64), ("micro_batches", c_uint32), ("job", c_uint32)]
+                ("revision", c_uint64), ("micro_batches", c_uint32), ("job", c_uint32), ("skips", c_uint64),
+                ("index", c_uint64)]
 
 
 class Result(Sized):
     _fields_ = [("struct_size", c_size_t), ("step", c_uint64), ("version", Version), ("grad_norm", c_double),
-                ("clip_scale", c_double), ("lr", c_double), ("applied", c_bool), ("finite", c_bool)]
+                ("clip_scale", c_double), ("lr", c_double), ("applied", c_bool), ("finite", c_bool),
+                ("skips", c_uint64), ("index", c_uint64)]
 
 
 class Stats(Sized):

@@ -150,6 +150,8 @@ class Gradients:
 
     def reclaim(self, looks: Optional[int] = None) -> None:
         """Gives back what was pushed; asks about so many that are under way at most, from the first on. None: all."""
+        if not self._session._is_mine():
+            return
         with self._session._memory_lock:
             waiting: List[Place] = []
             while looks is None or len(waiting) < looks:
@@ -165,6 +167,8 @@ class Gradients:
 
     def close(self) -> None:
         """Gives the shared memory back; what is still on loan goes with the session. Twice is once."""
+        if not self._session._is_mine():
+            return
         with self._session._memory_lock:
             self.reclaim()
             address, self._address, self.nbytes = self._address, 0, 0

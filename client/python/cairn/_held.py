@@ -17,6 +17,7 @@ from ._window import Memory, Window
 from .errors import Invalid, VersionGone
 from .session import Job, Session
 from .spec import Version
+from ._wrapped import inner, own_name
 
 TRIES = 20  # a version that is gone, because others go on, is asked for again as a newer one
 
@@ -29,7 +30,7 @@ class Held:
     _job: Job
 
     def __init__(self, session: Session, model: nn.Module, name: Optional[str], timeout: float):
-        self.model, self.name = model, type(model).__name__.lower() if name is None else name
+        self.model, self.name = model, type(inner(model)).__name__.lower() if name is None else name
         self.timeout = timeout
         self.blobs: Dict[str, int] = {}  # bytes of each
         self._session = session
@@ -37,8 +38,8 @@ class Held:
         self._buffers: List[Slot] = []
         self._window: Optional[Window] = None
         self._version = Version(0, 0)
-        if _attached.get(model) is session:
-            raise Invalid(f"this {type(model).__name__} is attached already: two jobs cannot drive the same "
+        if _attached.get(inner(model)) is session:
+            raise Invalid(f"this {type(inner(model)).__name__} is attached already: two jobs cannot drive the same "
                           "parameters; close() the other one first")
 
     def close(self) -> None:
@@ -51,10 +52,10 @@ class Held:
         self.close()
 
     def _claim(self) -> None:
-        _attached[self.model] = self._session
+        _attached[inner(self.model)] = self._session
 
     def _unclaim(self) -> None:
-        _attached.pop(self.model, None)
+        _attached.pop(inner(self.model), None)
 
     @property
     def job(self) -> Job:
@@ -153,8 +154,9 @@ class Held:
             raise last
         named = {name: into[slot] for slot in slots for name in [slot.name] + slot.aliases}
         if plane == "param":
-            persistent = self.model.state_dict(keep_vars=True)
-            named.update((name, buffer) for name, buffer in self.model.named_buffers() if name in persistent)
+            persistent = set(map(own_name, self.model.state_dict(keep_vars=True)))
+            buffers = [(own_name(name), buffer) for name, buffer in self.model.named_buffers()]
+            named.update((name, buffer) for name, buffer in buffers if name in persistent)
             named.update((name, value) for name, value in extra.items() if name in persistent)
         return named
 

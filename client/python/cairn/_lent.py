@@ -23,6 +23,7 @@ from torch import nn
 from .errors import Invalid
 from .memory import Memory
 from ._model import Unit
+from ._wrapped import is_compiled
 from .session import Job, Mapped, Operation
 from .spec import Version
 
@@ -102,8 +103,7 @@ def is_lendable(module: nn.Module) -> bool:
     for one in module.modules():
         if getattr(one, "max_norm", None) is not None:  # an embedding that renormalizes its weight in forward
             return False
-        if isinstance(one, torch.jit.ScriptModule) or type(one).__name__ == "OptimizedModule" or getattr(
-                one, "_compiled_call_impl", None) is not None:
+        if is_compiled(one):
             return False
     return True
 
@@ -136,7 +136,7 @@ class _Lent:
                           "anew, or a copy (.clone()) of what is to be kept")
         if name in _GIVES_AWAY and lent is not None:
             raise Invalid(f"{name} of a parameter that is lent, read only, by the shards of this host: take it of a "
-                          "copy (.clone())")
+                          "copy (.clone()). If this is torch.compile: compile first, then attach")
         if name.endswith("_") and _writes(name, args, kwargs) or _writes_beneath(args, kwargs):
             raise Invalid(f"{name} would write to a parameter that is lent, read only, by the shards of this host: "
                           "change it by m.write({name: values}); for one of this worker's alone, which ends with the "

@@ -17,6 +17,7 @@ from ._model import Slot
 from .errors import Invalid, NotFound
 from .session import Session
 from .spec import Init, Tensor
+from ._wrapped import own_name
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -42,7 +43,7 @@ def set_initializers(slots: Sequence[Slot], init: Any) -> None:
 def judge_buffers(model: nn.Module, kept: Sequence[Slot]) -> None:
     """Those on the meta device that no server has: nobody could say what is in them."""
     ours = {slot.name for slot in kept}
-    lost = [name for name, buffer in model.named_buffers() if buffer.is_meta and name not in ours]
+    lost = [own_name(name) for name, buffer in model.named_buffers() if buffer.is_meta and own_name(name) not in ours]
     if lost:
         where, _, last = lost[0].rpartition(".")
         raise Invalid(f"buffers on the meta device that the servers do not keep, since they are not persistent or are "
@@ -50,7 +51,8 @@ def judge_buffers(model: nn.Module, kept: Sequence[Slot]) -> None:
                       f"as in model.{where + '.' if where else ''}{last} = torch.tensor(…)")
 
 
-def _missing(slots: Sequence[Slot]) -> List[Slot]:
+def missing(slots: Sequence[Slot]) -> List[Slot]:
+    """Those without values, here or by an initializer."""
     return [slot for slot in slots if slot.parameter.is_meta and slot.init is None]
 
 
@@ -66,24 +68,24 @@ def tensors_of_job(session: Session, name: str, timeout: float) -> Optional[Dict
 def find_source(session: Session, name: str, slots: Sequence[Slot], must_make: bool, timeout: float) -> None:
     """What has no values here: of a job that is there, whose initializers are taken over, so that it is the same job.
     `must_make`: it is for this worker to bring the initial state, else for another one."""
-    if not _missing(slots):
+    if not missing(slots):
         return
     there = tensors_of_job(session, name, timeout)
     if there is None and must_make:
-        raise _without_source(name, _missing(slots))
-    for slot in _missing(slots):
+        raise _without_source(name, missing(slots))
+    for slot in missing(slots):
         slot.init = there[slot.name].init if there is not None and slot.name in there else None
 
 
 def judge_values(name: str, slots: Sequence[Slot]) -> None:
     """The initial state is this worker's to bring."""
-    if _missing(slots):
-        raise _without_source(name, _missing(slots))
+    if missing(slots):
+        raise _without_source(name, missing(slots))
 
 
-def _without_source(name: str, missing: Sequence[Slot]) -> Invalid:
+def _without_source(name: str, lacking: Sequence[Slot]) -> Invalid:
     return Invalid(f"nobody has the initial values of job {name}: on the meta device are "
-                   f"{_listed([slot.name for slot in missing])}; give init={{pattern: cairn.Init(…)}}, init_from=… "
+                   f"{_listed([slot.name for slot in lacking])}; give init={{pattern: cairn.Init(…)}}, init_from=… "
                    "(the shards read safetensors), or attach a model on the CPU as rank 0 first")
 
 

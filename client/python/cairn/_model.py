@@ -16,6 +16,7 @@ from torch import nn
 
 from .errors import Invalid, Unsupported
 from .spec import Box, Init, Part, Tensor
+from ._wrapped import inner, judge, own_name
 
 ROOT = "root"  # the unit of parameters that no unit has: gathered as long as a step lasts
 UnitChoice = Optional[Sequence[Union[str, type]]]
@@ -75,8 +76,10 @@ def _wire(name: str, parameter: nn.Parameter, wire_dtype: Any) -> str:
 
 def slots_of(model: nn.Module, wire_dtype: Any = None) -> List[Slot]:
     """Every parameter once, in the order of the model."""
+    judge(model)
     slots: Dict[int, Slot] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
+        prefix = own_name(prefix)
         for last, parameter in module._parameters.items():
             if parameter is None:
                 continue
@@ -106,7 +109,7 @@ def buffers_of(model: nn.Module) -> List[Slot]:
     """Those that a state dict has and that are floating point of a kind that the servers keep; others are this
     worker's own."""
     persistent = model.state_dict(keep_vars=True)
-    return [Slot(name, buffer, _WIRES[buffer.dtype][0], "buffer") for name, buffer in model.named_buffers()
+    return [Slot(own_name(name), buffer, _WIRES[buffer.dtype][0], "buffer") for name, buffer in model.named_buffers()
             if name in persistent and buffer.dtype in _WIRES]
 
 
@@ -126,11 +129,12 @@ def _has_parameters(module: nn.Module) -> bool:
 
 
 def _walk_blocks(module: nn.Module, prefix: str, found: Dict[str, nn.Module]) -> None:
+    module = inner(module)
     for last, child in module.named_children():
         name = f"{prefix}{last}"
         if not _has_parameters(child) or any(child is one for one in found.values()):
             continue
-        if isinstance(child, _LISTS) or (not isinstance(module, _LISTS) and any(
+        if isinstance(inner(child), _LISTS) or (not isinstance(module, _LISTS) and any(
                 isinstance(inner, (nn.ModuleList, nn.ModuleDict)) for inner in child.modules())):
             _walk_blocks(child, name + ".", found)
         else:
@@ -140,12 +144,12 @@ def _walk_blocks(module: nn.Module, prefix: str, found: Dict[str, nn.Module]) ->
 def _is_chosen(name: str, module: nn.Module, choice: Union[str, type]) -> bool:
     if isinstance(choice, str):
         return fnmatchcase(name, choice)
-    return isinstance(module, choice)
+    return isinstance(inner(module), choice)
 
 
 def _walk_chosen(module: nn.Module, prefix: str, choices: Sequence[Union[str, type]], found: Dict[str, nn.Module],
                  used: set) -> None:
-    for last, child in module.named_children():
+    for last, child in inner(module).named_children():
         name = f"{prefix}{last}"
         taken = [i for i, choice in enumerate(choices) if _is_chosen(name, child, choice)]
         used.update(taken)
@@ -166,7 +170,7 @@ def units_of(model: nn.Module, slots: Sequence[Slot], choice: UnitChoice) -> Lis
         for i, one in enumerate(choice):
             if i not in used:
                 raise Invalid(f"units: {one if isinstance(one, str) else one.__name__!r} matches no module; there are "
-                              + ", ".join(name for name, _ in list(model.named_modules())[1:6]) + ", …")
+                              + ", ".join(name for name, _ in list(inner(model).named_modules())[1:6]) + ", …")
     units = [Unit(name, module) for name, module in found.items()]
     inside = {id(inner) for unit in units for inner in unit.module.modules()}  # type: ignore[union-attr]
     of_root = {id(p) for module in model.modules() if id(module) not in inside

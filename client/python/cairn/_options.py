@@ -10,12 +10,13 @@ from torch import nn
 from ._gradients import room, window_bytes
 from ._lent import is_lendable
 from ._model import WIRE_TORCH, Slot, Unit
+from ._wrapped import inside_compiled, own_name
 from .errors import Invalid, Unsupported
 from .spec import Part, at_least
 
 
 def judge(model: Any, name: Any, units: Any, parts: Any, counts: Any, mapped_gradients: Any,
-          mapped_parameters: Any) -> None:
+          mapped_parameters: Any, must_exist: Any) -> None:
     if not isinstance(model, nn.Module):
         raise Invalid(f"attach takes a torch.nn.Module, not {model!r}")
     if name is not None and (not isinstance(name, str) or not name):
@@ -24,15 +25,16 @@ def judge(model: Any, name: Any, units: Any, parts: Any, counts: Any, mapped_gra
         raise Invalid(f"units is {units!r}; give a list of classes and patterns: units=[…]")
     if not isinstance(parts, Mapping) or not all(isinstance(part, Part) for part in parts.values()):
         raise Invalid("parts must be {parameter name: cairn.Part}")
-    if not isinstance(counts, bool):
-        raise Invalid(f"counts is {counts!r}; it is True or False")
+    for word, flag in (("counts", counts), ("must_exist", must_exist)):
+        if not isinstance(flag, bool):
+            raise Invalid(f"{word} is {flag!r}; it is True or False")
     for word, mapped in (("mapped_gradients", mapped_gradients), ("mapped_parameters", mapped_parameters)):
         if mapped is not None and not isinstance(mapped, bool):
             raise Invalid(f"{word} is {mapped!r}; it is True, False, or None for where it helps")
 
 
 def warn_of_statistics(model: nn.Module) -> None:
-    running = [name or type(module).__name__ for name, module in model.named_modules()
+    running = [own_name(name) or type(module).__name__ for name, module in model.named_modules()
                if getattr(module, "running_mean", None) is not None]
     if running and model.training:
         warnings.warn("running statistics are changed by the forward pass of each worker and stay with it: "
@@ -61,7 +63,7 @@ def _is_lent_whole(slot: Slot) -> bool:
     return slot.of_host and slot.box is None and WIRE_TORCH[slot.wire] == slot.parameter.dtype
 
 
-def lendable_units(wanted: Optional[bool], units: List[Unit], stage: int) -> FrozenSet[Unit]:
+def lendable_units(wanted: Optional[bool], model: nn.Module, units: List[Unit], stage: int) -> FrozenSet[Unit]:
     """Whose parameters may be where shards published them: whole, of the host, as they are on the wire, and not known
     to be written to by their module."""
     if wanted and stage != 3:
@@ -69,8 +71,9 @@ def lendable_units(wanted: Optional[bool], units: List[Unit], stage: int) -> Fro
                       "out, or give stage=3")
     if wanted is False or stage != 3:
         return frozenset()
-    found = frozenset(unit for unit in units if unit.module is not None and is_lendable(unit.module)
-                      and all(map(_is_lent_whole, unit.slots)))
+    compiled = inside_compiled(model)
+    found = frozenset(unit for unit in units if unit.module is not None and id(unit.module) not in compiled
+                      and is_lendable(unit.module) and all(map(_is_lent_whole, unit.slots)))
     if wanted and not found:
         raise Invalid("mapped_parameters: no unit can be lent: they are compiled, have max_norm, or parameters that "
                       "are parts of tensors, on a device, or of another dtype than on the wire; leave it out")

@@ -23,6 +23,7 @@ from . import _absent, _lent
 from ._lent import Loan
 from ._model import Slot, Unit
 from ._transfer import Landing, wait_all
+from ._wrapped import outside
 from .errors import CairnError, Stale, Timeout, VersionGone
 from .timeline import Timeline
 
@@ -310,8 +311,8 @@ class Window:
     def _hook(self, unit: Unit) -> Iterator[Any]:
         module = unit.module
         assert isinstance(module, nn.Module)
-        yield module.register_forward_pre_hook(lambda _module, _args: self._before_forward(unit))
-        yield module.register_forward_hook(lambda _module, _args, out: self._after_forward(unit, out))
+        yield module.register_forward_pre_hook(outside(lambda _module, _args: self._before_forward(unit)))
+        yield module.register_forward_hook(outside(lambda _module, _args, out: self._after_forward(unit, out)))
 
     def begin_pass(self) -> None:
         """A forward pass of the whole model begins: the order of the last one is what is prefetched by."""

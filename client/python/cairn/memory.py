@@ -48,8 +48,9 @@ class Memory:
     """`address` of the `nbytes` bytes of `owner`, valid as long as this object lives. They are dense, or `strides`
     says how they lie, elements for each dimension of `shape`."""
 
+    _view: Optional[_PyBuffer] = None  # here, for __del__ of one that was never made
+
     def __init__(self, owner: Any, writable: bool):
-        self._view: Optional[_PyBuffer] = None
         self.owner = owner
         self.strides: Optional[Tuple[int, ...]] = None
         self.shape: Tuple[int, ...] = ()

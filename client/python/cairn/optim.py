@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Dict, Iterable, List, Mapping, Protocol, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 from .errors import Invalid, Unsupported
 from . import _c
@@ -116,6 +116,18 @@ def table(points: Sequence[Tuple[int, float]], warmup_steps: int = 0) -> Schedul
     return Schedule(_c.SCHEDULE_TABLE, warmup_steps, points=tuple((int(k), float(f)) for k, f in points))
 
 
+def lr_is_zero(group: Group, step: int) -> bool:
+    """In the round of this step, and, unless the schedule is a table, ever after."""
+    schedule = group.schedule
+    if schedule.kind == _c.SCHEDULE_TABLE:
+        around = ([factor for at, factor in schedule.points if at <= step][-1:]
+                  + [factor for at, factor in schedule.points if at >= step][:1])
+        return group.lr == 0 or not any(around)
+    if schedule.kind == _c.SCHEDULE_CONSTANT:
+        return group.lr == 0
+    return schedule.lr_min == 0 and (group.lr == 0 or step >= schedule.total_steps)
+
+
 @dataclass(frozen=True)
 class AdamW(_Described):
     """Decoupled weight decay, as torch.optim.AdamW."""
@@ -163,11 +175,23 @@ _SAME = {"params", "foreach", "fused", "capturable", "initial_lr", "name"}  # ch
 _MUST_BE_OFF = ("amsgrad", "maximize", "differentiable", "dampening", "decoupled_weight_decay")
 
 
+def _lrs(optimizer: Any) -> List[float]:
+    return [] if optimizer is None else [float(options["lr"]) for options in optimizer.param_groups]
+
+
 class FromTorch:
     """A torch optimizer's groups, taken over as they are. Made by from_torch."""
 
-    def __init__(self, kind: str, groups: List[Tuple[Group, List[int]]]):
+    def __init__(self, kind: str, groups: List[Tuple[Group, List[int]]], optimizer: Any = None):
         self.kind, self._groups = kind, groups
+        self._optimizer, self._lrs = optimizer, _lrs(optimizer)
+
+    def changed(self) -> Optional[str]:
+        """What of the torch optimizer's lr is another one since; None: nothing."""
+        for i, (was, now) in enumerate(zip(self._lrs, _lrs(self._optimizer))):
+            if was != now:
+                return f"the lr of param group {i} of the torch {self.kind} went from {was:g} to {now:g}"
+        return None
 
     def group(self, tensors: Sequence[str]) -> Grouping:
         raise Invalid("a torch optimizer knows parameters, not names; give it to attach with its model")
@@ -197,9 +221,25 @@ def _judge_options(kind: str, options: Mapping[str, Any]) -> None:
         raise Unsupported(f"torch.optim.{kind} has {', '.join(unknown)}, which this package does not know")
 
 
-def from_torch(optimizer: Any) -> FromTorch:
+def _judge_scheduler(kind: str, options: Mapping[str, Any], schedule: Optional[Schedule]) -> float:
+    """The lr that the schedule begins from. A torch scheduler, which would change another one than the servers', sets
+    initial_lr."""
+    lr = float(options.get("initial_lr", options["lr"]))
+    if schedule is None and "initial_lr" in options:
+        raise Unsupported(
+            f"a torch scheduler drives this {kind} (its param groups have an initial_lr): it would change lr here, "
+            f"and the servers would stay at {float(options['lr']):g}. They run the schedule themselves: leave the "
+            f"scheduler out and give attach cairn.{kind}(lr={lr:g}, schedule=cairn.cosine(total_steps=…, "
+            "warmup_steps=…)), or linear, wsd, constant(warmup_steps=…), for another LambdaLR "
+            "table([(step, factor), …]); to keep the optimizer's param groups: cairn.from_torch(optimizer, "
+            "schedule=…)")
+    return lr
+
+
+def from_torch(optimizer: Any, schedule: Optional[Schedule] = None) -> FromTorch:
     """torch.optim.AdamW, Adam or SGD (exactly these, not subclasses) with their param_groups. Whatever else there is
-    is refused with a sentence: another optimizer would train another model."""
+    is refused with a sentence: another optimizer would train another model. So is one with a torch scheduler, whose
+    place `schedule` takes: cosine(), linear() and so on, of all its groups, from their initial lr."""
     kind = type(optimizer).__name__
     if not type(optimizer).__module__.startswith("torch.optim") or kind not in _TAKEN:
         raise Unsupported(f"{type(optimizer).__module__}.{kind} is not run by the servers, and nothing is put in its "
@@ -211,11 +251,20 @@ def from_torch(optimizer: Any) -> FromTorch:
     groups = []
     for i, options in enumerate(optimizer.param_groups):
         _judge_options(kind, options)
+        members = [id(p) for p in options["params"] if p.requires_grad]
+        if not members:
+            continue
         made = {name: options[name] for name in _TAKEN[kind]}
+        made["lr"] = _judge_scheduler(kind, options, schedule)
+        made["schedule"] = Schedule() if schedule is None else schedule
         described = _BY_NAME[kind](**made)
         name = "default" if i == 0 else f"group{i}"
-        groups.append((described._made(name, made), [id(p) for p in options["params"] if p.requires_grad]))
-    return FromTorch(kind, [(group, members) for group, members in groups if members])
+        groups.append((described._made(name, made), members))
+    if groups and all(group.lr == 0 for group, _ in groups):
+        raise Invalid(f"the lr of every param group of the {kind} is 0, and the servers would keep it so: nothing "
+                      "would be trained. Give the lr that a schedule begins from, or freeze the parameters "
+                      "(requires_grad_(False))")
+    return FromTorch(kind, groups, optimizer if schedule is None else None)  # with one its own lr counts for nothing
 
 
 _BY_NAME = {"AdamW": AdamW, "Adam": Adam, "SGD": SGD}

@@ -3,22 +3,26 @@ of a job that others train, or of one that nobody does. The trainer's side is ca
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from typing import Any, List, Mapping, Optional
 
 from torch import nn
 
-from . import _meta, _options, _transfer
+from . import _again, _meta, _options, _transfer
+from ._beside import refuse_loading
 from ._held import TRIES, Held
 from ._model import UnitChoice, buffers_of, set_parts, slots_of, tensors_of, units_of
 from ._window import Window
+from ._wrapped import judge_hooked, outside
 from .env import env
-from .errors import Busy, Invalid, NoMemory, NotFound, VersionGone
+from .errors import Busy, Fenced, Invalid, NoMemory, NotFound, VersionGone
 from .evaluation import match
 from .session import TIMEOUT_S, Lease, Session
 from .spec import Init, JobSpec, Part, Tile, Version
 
+_LOOK_S = 0.1  # between looks whether another worker made the job
 _LEASE_S = 60.0  # of the version that stage 3 reads from; renewed by forward passes
 
 
@@ -30,19 +34,21 @@ class ReadModel(Held):
     through the model to its inputs; the version is leased meanwhile, and where a pause was longer than the lease
     VersionGone says so. In the other stages all of the model is here.
 
-    A job that does not exist is made if no parameter requires a gradient: of frozen tensors, whose values are the
-    model's, or those of `init` and `init_from`. Persistent buffers come with it; those that the job lacks stay.
+    A job that does not exist is made if no parameter requires a gradient, by rank 0 and by every rank that holds
+    parts: of frozen tensors, whose values are the model's, or those of `init` and `init_from`. Persistent buffers
+    come with it; those that the job lacks stay.
     """
 
     def __init__(self, session: Session, model: nn.Module, *, name: Optional[str] = None, stage: int = 2,
                  units: UnitChoice = None, window: Optional[int] = None, wire_dtype: Any = None,
                  timeout: float = TIMEOUT_S, rank: Optional[int] = None, workers_min: Optional[int] = None,
                  parts: Mapping[str, Part] = {}, init: Mapping[str, Init] = {}, init_from: Optional[str] = None,
-                 init_prefix: Optional[str] = None, init_nonfinite_ok: bool = False, **others: Any):
+                 init_prefix: Optional[str] = None, init_nonfinite_ok: bool = False, must_exist: bool = False,
+                 **others: Any):
         if others:
             raise Invalid(f"{', '.join(others)}: of training, and attach(model) without an optimizer only reads; leave "
                           "it out, or give an optimizer")
-        _options.judge(model, name, units, parts, True, None, None)
+        _options.judge(model, name, units, parts, True, None, None, must_exist)
         super().__init__(session, model, name, timeout)
         self.stage = _options.stage_of(stage)
         self._slots, self._buffers = slots_of(model, wire_dtype), buffers_of(model)
@@ -50,24 +56,31 @@ class ReadModel(Held):
         _meta.set_initializers(self._slots + self._buffers, init)
         modules = units_of(model, self._slots, units)
         window = _options.window_size(window, self.stage, modules)
+        if self.stage == 3:
+            judge_hooked(model, modules)
         self._lease: Optional[Lease] = None
         self._leased = 0.0  # when
         self._hooks: List[Any] = []
-        there = _meta.tensors_of_job(session, self.name, timeout)
-        if there is None:
+        state = self._has_state()
+        if state is None and must_exist:
+            raise _again.missing(self.name)
+        if not state:
             here = env()
-            self._make(JobSpec([], (), here.rank if rank is None else rank,
-                               here.world if workers_min is None else workers_min, init_from=init_from,
-                               init_prefix=init_prefix, init_nonfinite_ok=init_nonfinite_ok))
+            spec = JobSpec([], (), here.rank if rank is None else rank,
+                           here.world if workers_min is None else workers_min, init_from=init_from,
+                           init_prefix=init_prefix, init_nonfinite_ok=init_nonfinite_ok)
+            self._see_to_it(spec, state is not None)
         self._job = session.open_reader(self.name, timeout)
         self._claim()
         try:
             self._match(model)
             _meta.materialize(model, self._slots + self._buffers, lambda slot: self.stage == 3 and bool(slot.units))
+            self._hooks = refuse_loading(model, "m.refresh() takes newer values")
             if self.stage == 3:
                 self._window = Window(modules, window, self._start, self._lend, self._gone, lambda: self.timeout,
                                       lambda: None)
-                self._hooks = [model.register_forward_pre_hook(lambda *_: self._before_forward())] + self._window.hooks
+                self._hooks += self._window.hooks
+                self._hooks.append(model.register_forward_pre_hook(outside(lambda *_: self._before_forward())))
             self.refresh()
         except BaseException:
             self.close()
@@ -75,22 +88,54 @@ class ReadModel(Held):
 
     def close(self) -> None:
         """Leaves the job. The model keeps what it has; in stage 3 that is the root unit only."""
-        if not self._job.closed:
-            self._end_lease()
-        self._job.close()
-        self._unclaim()
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks, self._window = [], None
+        try:
+            if not self._job.closed:
+                self._end_lease()
+        finally:
+            self._job.close()
+            self._unclaim()
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks, self._window = [], None
 
     # ---- a job of its own ----
 
+    def _has_state(self) -> Optional[bool]:
+        """Whether the job has its state, or gets it from a trainer; None: there is no job."""
+        try:
+            with self._session.open_reader(self.name, self.timeout) as job:
+                return job.describe().initialized or any(tensor.kind == "trained" for tensor in job.tensors())
+        except NotFound:
+            return None
+
+    def _see_to_it(self, spec: JobSpec, is_there: bool) -> None:
+        """A job of frozen tensors is made by rank 0, and by every worker that holds parts: without one of them it gets
+        no state. So they ask for that, and not whether there is the job: the first of them made it. Others wait, and
+        so does who has no values for a job that is there."""
+        trained = any(slot.trained for slot in self._slots)
+        makes = not trained and (spec.rank == 0 or any(slot.box is not None for slot in self._slots))
+        if makes and is_there and spec.init_from is None and _meta.missing(self._slots + self._buffers):
+            makes = False
+            if any(slot.box is not None for slot in self._slots):
+                _meta.judge_values(self.name, self._slots + self._buffers)  # nobody else has its part
+        deadline = time.monotonic() + self.timeout
+        while not makes and self._has_state() is None:
+            if trained or time.monotonic() > deadline:
+                raise self._not_there(trained)
+            time.sleep(_LOOK_S)
+        if makes:
+            with contextlib.suppress(Fenced):  # another process with this rank came, which makes it
+                self._make(spec)
+
+    def _not_there(self, trained: bool) -> NotFound:
+        if trained:
+            return NotFound(f"there is no job {self.name} to read; its trainer makes it, by attach(model, optimizer). "
+                            "To keep a model there that nobody trains: model.requires_grad_(False)")
+        return NotFound(f"there is no job {self.name} to read after {self.timeout:g} s: rank 0 makes it, and did not")
+
     def _make(self, spec: JobSpec) -> None:
-        """The job of frozen tensors, by as many workers as there are; then they are gone."""
+        """Together with the others who do; then they are gone."""
         slots = self._slots + self._buffers
-        if any(slot.trained for slot in self._slots):
-            raise NotFound(f"there is no job {self.name} to read; its trainer makes it, by attach(model, optimizer). "
-                           "To keep a model there that nobody trains: model.requires_grad_(False)")
         tiles = [Tile(slot.name, slot.box) for slot in self._slots if slot.box is not None]
         brings = (spec.rank == 0 or bool(tiles)) and spec.init_from is None
         if brings:

@@ -8,7 +8,8 @@ from .spec import Version
 
 
 class Round(NamedTuple):
-    """One attempt at a step. Address the batch by (step, rank, world); multiply the loss by loss_scale."""
+    """One attempt at a step. Address the batch by (index, rank, world); multiply the loss by loss_scale. `index` is
+    step + skips: a round that was skipped leaves the step, and its batch is used up all the same."""
 
     round: int
     step: int
@@ -19,10 +20,13 @@ class Round(NamedTuple):
     loss_scale: float
     revision: int
     micro_batches: int
+    skips: int  # rounds of the job that were skipped so far
+    index: int
 
 
 class Result(NamedTuple):
-    """How a round ended. `step` and `version`: after it. `applied` is False if it was skipped."""
+    """How a round ended. `step` and `version`: after it, `index` too: the number of the next batch. `applied` is False
+    if it was skipped, `finite` if a gradient was the reason."""
 
     step: int
     version: Version
@@ -32,6 +36,8 @@ class Result(NamedTuple):
     applied: bool
     finite: bool
     loss_scale: float
+    skips: int
+    index: int
 
 
 class ClientState(NamedTuple):

@@ -15,7 +15,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set
 
-from . import _c
+from . import _c, _log
 from .errors import BadHandle, CairnError, Exists, Invalid, NotFound, Timeout, error
 from .memory import Memory
 from .records import ClientState, JobInfo, Result, Round, Stats
@@ -69,6 +69,7 @@ class Operation:
 
     def wait(self, timeout: float = TIMEOUT_S) -> None:
         """Its result. A second wait gives it at once."""
+        self._job._session._judge_process()
         with self._lock:
             if self._handle is None:
                 return self._tell()
@@ -90,6 +91,7 @@ class Operation:
     def done(self) -> bool:
         """Whether it has ended, well or not, and its buffer is back; its result is kept for `wait`. Does not wait; of
         an operation that another thread waits for it says no until that one knows."""
+        self._job._session._judge_process()
         with self._lock:
             if self._handle is None or self._is_awaited:
                 return self._handle is None
@@ -200,6 +202,7 @@ class Job:
         self._open: Dict[int, Operation] = {}  # by handle
         self._leases: Dict[Version, int] = {}  # how many there are of a version
         self._is_writing = False
+        self._skips = _log.Skips(name)
         self._loans: List[Memory] = []  # of puts and pushes without an operation of their own
         session._jobs.add(self)
         self._tensors = {t.name: t for t in (spec.tensors if spec is not None else self.tensors())}
@@ -221,7 +224,8 @@ class Job:
         return self._handle is None
 
     def _living(self) -> ctypes.c_void_p:
-        if self._handle is None or not self._session._is_mine():
+        self._session._judge_process()
+        if self._handle is None:
             raise BadHandle(f"job {self.name} is closed here; open it again")
         return self._handle
 
@@ -330,7 +334,8 @@ class Job:
     # ---- a round ----
 
     def round_begin(self, timeout: float = TIMEOUT_S) -> "RoundHandle":
-        """Waits for the next round. Timeout names who is awaited; Fenced, JobLost."""
+        """Waits for the next round. Timeout names who is awaited; Fenced, JobLost; NonFinite: too many rounds in a row
+        were skipped (skips_max), and none opens until the job is amended or restored."""
         out = _c.Round()
         sliced(lambda ms: _c.lib().cairn_round_begin(self._living(), ms, ctypes.byref(out)), timeout)
         self._loans.clear()  # a void round's buffers are back
@@ -410,7 +415,8 @@ class RoundHandle:
     def __init__(self, job: Job, round_: _c.Round):
         self._job, self._round = job, round_
         self.info = Round(round_.round, round_.step, round_.epoch, _version_of(round_.version), round_.rank,
-                          round_.world, round_.loss_scale, round_.revision, round_.micro_batches)
+                          round_.world, round_.loss_scale, round_.revision, round_.micro_batches, round_.skips,
+                          round_.index)
 
     def push(self, tensor: str, gradient: Any, micro: int = 0, dtype: str = "f32",
              box: Optional[Box] = None) -> None:
@@ -450,9 +456,10 @@ class RoundHandle:
         sliced(lambda ms: _c.lib().cairn_commit(self._job._living(), ctypes.byref(self._round), weight, state, size,
                                                 ms, ctypes.byref(out)), timeout)
         self._job._loans.clear()
-        return Result(out.step, _version_of(out.version), out.grad_norm, out.clip_scale, out.lr, out.applied,
-                      out.finite, self._round.loss_scale)
-
+        result = Result(out.step, _version_of(out.version), out.grad_norm, out.clip_scale, out.lr, out.applied,
+                        out.finite, self._round.loss_scale, out.skips, out.index)
+        self._job._skips.note(self.info, result)
+        return result
 
     def abandon(self, timeout: float = TIMEOUT_S) -> None:
         """Gives the round up, uncommitted: it is void for all, and the step is done again. This worker stays in the
@@ -490,9 +497,19 @@ class Session:
     def _is_mine(self) -> bool:
         return self._pid == os.getpid()
 
+    def _judge_process(self) -> None:
+        """Before any lock: a thread that is not here any more may have held it when this process was forked."""
+        if not self._is_mine():
+            raise BadHandle("the session was opened before this process was forked, and is that of the other one: one "
+                            "that needs its own is started anew, not forked (multiprocessing's \"spawn\"), and "
+                            "connects there")
+
     @contextlib.contextmanager
     def _writes(self) -> Iterator[bool]:
         """Until its end memory of cairn_alloc stays, if it gives True: the session is open."""
+        if not self._is_mine():
+            yield False
+            return
         with self._memory_lock:
             self._is_written_to = True
             try:
@@ -508,14 +525,15 @@ class Session:
         return self._handle is None or not self._is_mine()
 
     def _living(self) -> ctypes.c_void_p:
+        self._judge_process()
         if self._handle is None:
             raise BadHandle("the session is closed; connect again")
-        if not self._is_mine():
-            raise BadHandle("the session was opened before this process was forked; connect anew here")
         return self._handle
 
     def close(self) -> None:
         """Closes its jobs too and ends what is under way; about a second at most. Twice is once."""
+        if not self._is_mine():
+            return
         with self._memory_lock:
             if self._is_written_to:  # this is a signal handler, amid a copy of its own thread: behind it
                 self._is_to_close = True
@@ -523,7 +541,7 @@ class Session:
             if not all([ended() for ended in list(self._readers)]):
                 return self._close_later(self.close)
             handle, self._handle = self._handle, None
-        if handle is None or not self._is_mine():
+        if handle is None:
             return
         atexit.unregister(self.close)
         jobs = list(self._jobs)
@@ -549,18 +567,20 @@ class Session:
     def attach(self, model: Any, optim: Any = None, **options: Any) -> Any:
         """Makes the servers hold a torch model's parameters and run its optimizer; returns cairn.torch.AttachedModel.
 
-        optim          AdamW, Adam or SGD of this package, or a torch optimizer (which from_torch takes over). None:
-                       nothing is trained here, see cairn.torch.ReadModel, which takes the options name, stage, units,
-                       window, wire_dtype, parts, init, init_from, init_prefix, init_nonfinite_ok, rank, workers_min,
-                       timeout
+        optim          AdamW, Adam or SGD of this package, or a torch optimizer without a scheduler (see from_torch).
+                       None: nothing is trained here, see cairn.torch.ReadModel, which takes the options name, stage,
+                       units, window, wire_dtype, parts, init, init_from, init_prefix, init_nonfinite_ok, rank,
+                       workers_min, timeout, must_exist
         name           of the job; None: the model's class in lower case
+        must_exist     True: NotFound if there is no job of that name, which would otherwise be created, and trained
+                       from the beginning; for a program that goes on with one
         stage          0 to 3, see cairn.torch
         units          classes and patterns of module names that are units; None: the blocks of the model
         window         stage 3 only: units in memory at once, the ones that are prefetched included; None: 2
         wire_dtype     of fetched parameters, torch.float32 or torch.bfloat16; None: that of the parameter
         micro_batches  backward passes of a step, at most
         clip_norm, loss_scale, loss_scale_policy, on_nonfinite, init_from, init_prefix, init_nonfinite_ok,
-        client_state_max, reduce_groups
+        client_state_max, reduce_groups, skips_max
                        state of the job, see JobSpec; with init_from the shards read the initial state themselves
         rank, workers_min
                        None: rank and world of the environment, see env()
@@ -586,7 +606,8 @@ class Session:
                        and of parameters that all have whole, the gradient of the one that counts is taken
 
         Rank 0 brings the initial state, if the job has none. Mismatch lists how this model and optimizer differ from
-        a job that exists; what this version cannot do is refused with Unsupported."""
+        a job that exists, and the call of m.amend where that makes the one the other; what this version cannot do is
+        refused with Unsupported."""
         from . import torch as torch_part
         return torch_part.attach(self, model, optim, **options)
 

@@ -117,7 +117,9 @@ class JobSpec:
     "fixed", "dynamic", or "default": dynamic if loss_scale is above 1. `micro_batches`: of each worker in a round.
     `init_from`: a safetensors file or Hugging Face folder, where the shards are, that they begin with.
     `client_state_max`: bytes that a commit may give of the trainer's own. `reduce_groups`: "none", or "host": shards
-    add up what the workers of their host push before it goes on; the bits then depend on who shares a host."""
+    add up what the workers of their host push before it goes on; the bits then depend on who shares a host.
+    `skips_max`: so many rounds in a row that are skipped with the loss scale at its least, and no further one opens;
+    0 = 100."""
 
     tensors: Sequence[Tensor]
     groups: Sequence[Group] = field(default_factory=lambda: (Group(),))
@@ -134,6 +136,7 @@ class JobSpec:
     client_state_max: int = 0
     init_nonfinite_ok: bool = False
     reduce_groups: str = "none"
+    skips_max: int = 0
     chunk_leaves: int = 0
     window: int = 0
 
@@ -260,6 +263,7 @@ def to_c(spec: JobSpec) -> Tuple[_c.JobSpec, List[Any]]:
                       client_state_max=at_least(0, "client_state_max", spec.client_state_max),
                       init_nonfinite_ok=bool(spec.init_nonfinite_ok),
                       reduce_groups=number(REDUCE_GROUPS, "reduce_groups", spec.reduce_groups),
+                      skips_max=at_least(0, "skips_max", spec.skips_max),
                       chunk_leaves=at_least(0, "chunk_leaves", spec.chunk_leaves),
                       window=at_least(0, "window", spec.window))
     return made, alive

@@ -13,6 +13,9 @@ undivided. Parameters that get no gradient count as 0.
 Tensor parallelism is the model's: it cuts its layers and sends activations between the workers of a team, and says
 by `parts` where its parameters lie. Gradients and parameters go through the servers, each worker's own part.
 
+torch.compile is seen through, of the model or of its blocks: names are those without it. Compile, then attach. DDP and
+FSDP are not, since they do themselves what the servers do: attach the module inside.
+
 Buffers begin as those of rank 0, which the servers keep and a snapshot has; afterwards each worker has its own
 (BatchNorm's statistics are of its batches, as with DistributedDataParallel without broadcasts). Integer
 buffers are never sent.
@@ -29,11 +32,14 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 import torch
 from torch import nn
 
-from . import _blobs, _lent, _meta, _options, _transfer
+from . import _again, _blobs, _lent, _meta, _options, _transfer
+from ._beside import Replaced, TorchOptimizers, refuse_loading
 from ._gradients import Gradients, Hook
 from ._held import TRIES, Held
 from ._model import Slot, Unit, UnitChoice, buffers_of, set_parts, slots_of, tensors_of, units_of
+from ._still import Stillness
 from ._window import Memory, Window
+from ._wrapped import judge_hooked, outside
 from .env import env
 from .errors import CairnError, EpochChanged, Invalid, NotFound, Refused, Stale, Timeout, Unsupported, VersionGone
 from .evaluation import Reader
@@ -54,13 +60,17 @@ def attach(session: Session, model: nn.Module, optim: Any, **options: Any) -> Un
     return ReadModel(session, model, **options) if optim is None else AttachedModel(session, model, optim, **options)
 
 
+def _taken(optim: Any) -> Any:
+    """A torch optimizer as one of the servers'."""
+    is_torch = isinstance(optim, torch.optim.Optimizer) or not hasattr(optim, "group")
+    return from_torch(optim) if is_torch else optim
+
+
 def _groups(optim: Any, slots: List[Slot]) -> Tuple[List[Group], Dict[str, str]]:
     trained = {slot.name: slot.parameter for slot in slots if slot.trained}
     if not trained:
         raise Invalid("no parameter of the model requires a gradient; there is nothing to train: to read or to keep "
                       "such a model on the servers leave the optimizer out, attach(model)")
-    if isinstance(optim, torch.optim.Optimizer) or not hasattr(optim, "group"):
-        optim = from_torch(optim)
     if isinstance(optim, FromTorch):
         return optim.group_parameters(trained)
     return optim.group(list(trained))
@@ -71,7 +81,8 @@ class AttachedModel(Held):
 
     A step: forward (which begins the round and brings the round's parameters), backward, step(). EpochChanged may
     come out of any of the three: somebody came or went, nothing was applied; do the step again. Address the
-    batch by `begin()`'s step, rank and world where that is to give the same batch again.
+    batch by `begin()`'s index, rank and world where that is to give the same batch again, and another one after a
+    round that was skipped (step().applied is False, the log says it).
     """
 
     def __init__(self, session: Session, model: nn.Module, optim: Union[Optimizer, "torch.optim.Optimizer"], *,
@@ -79,11 +90,14 @@ class AttachedModel(Held):
                  wire_dtype: Any = None, timeout: float = TIMEOUT_S, rank: Optional[int] = None,
                  workers_min: Optional[int] = None, parts: Mapping[str, Part] = {}, counts: bool = True,
                  blobs: Mapping[str, Any] = {}, mapped_gradients: Optional[bool] = None,
-                 mapped_parameters: Optional[bool] = None, init: Mapping[str, Init] = {}, **state: Any):
+                 mapped_parameters: Optional[bool] = None, init: Mapping[str, Init] = {}, must_exist: bool = False,
+                 **state: Any):
         here = env()
-        _options.judge(model, name, units, parts, counts, mapped_gradients, mapped_parameters)
+        _options.judge(model, name, units, parts, counts, mapped_gradients, mapped_parameters, must_exist)
         _options.warn_of_statistics(model)
         super().__init__(session, model, name, timeout)
+        if must_exist:
+            _again.judge(session, self.name, timeout)
         self.stage = _options.stage_of(stage)
         self._slots, self._buffers = slots_of(model, wire_dtype), buffers_of(model)
         set_parts(self._slots, parts)
@@ -94,9 +108,11 @@ class AttachedModel(Held):
         _blobs.warn_of_extra_state(model, opaque)
         self.blobs = {name: len(value) for name, value in opaque.items()}  # bytes of each
         modules = units_of(model, self._slots, units)
+        judge_hooked(model, modules if self.stage == 3 else ())
         window = _options.window_size(window, self.stage, modules)
-        self._lender = _lent.Lender(_options.lendable_units(mapped_parameters, modules, self.stage),
+        self._lender = _lent.Lender(_options.lendable_units(mapped_parameters, model, modules, self.stage),
                                     bool(mapped_parameters))
+        optim = _taken(optim)
         groups, group_of = _groups(optim, self._slots)
         first = (here.rank if rank is None else rank) == 0 or bool(parts)
         if state.get("init_from") is None:
@@ -117,10 +133,11 @@ class AttachedModel(Held):
         self._rank = self._spec.rank  # dense, of the last round
         self._revision = 0  # of the job, in the last round
         self._refused: Set[Slot] = set()  # frozen in that revision
+        self._stillness = Stillness()
         self._local = False
         self._touched = 0  # the last round to which this worker gave something
         self._forget_gradients()
-        self._job = session.open_worker(self.name, self._spec, timeout)
+        self._job = _again.open_worker(session, self.name, self._spec, timeout)
         self._claim()
         try:
             self._bring_initial_state(opaque)
@@ -131,8 +148,12 @@ class AttachedModel(Held):
         # Before any parameter is let go: autograd notes its shape now.
         self._gradient_hooks = [Hook(slot.parameter, functools.partial(self._took_gradient, slot))
                                 for slot in self._slots if slot.trained]
-        self._hooks: List[Any] = [model.register_forward_pre_hook(lambda *_: self._before_forward())]
+        self._replaced, self._optimizers = Replaced(model, self._slots), TorchOptimizers(self._slots, optim)
+        self._hooks: List[Any] = self._optimizers.hooks
         try:
+            self._hooks.append(model.register_forward_pre_hook(outside(lambda *_: self._before_forward())))
+            self._hooks += refuse_loading(
+                model, "Load before attach; to change the values of a job: m.write({name: tensor})")
             self._gradients.share(shared)
             self._take_initial_state()
             if self.stage == 3:
@@ -223,9 +244,10 @@ class AttachedModel(Held):
     # ---- a round ----
 
     def begin(self) -> Round:
-        """The round that is open, or the next one; the first forward pass of a step calls it by itself. Its step, rank
-        and world say which batch is this worker's."""
+        """The round that is open, or the next one; the first forward pass of a step calls it by itself. Its index,
+        rank and world say which batch is this worker's."""
         self._raise_failure()
+        self._job._living()
         if self._round is None:
             opened = self._job.round_begin(self.timeout)
             if opened.info.round == self._touched:  # it was dropped half done, and pushes cannot be taken back
@@ -260,6 +282,7 @@ class AttachedModel(Held):
                 if newest != self._version:
                     self._load_newest(newest)
             return
+        self._replaced.judge()
         for hook in self._gradient_hooks:
             hook.be_last()
         if self._pushed_in_pass and not self._local:
@@ -326,7 +349,8 @@ class AttachedModel(Held):
     def _judge(self, slot: Slot, gradient: torch.Tensor) -> None:
         if slot in self._pushed_in_pass:
             raise Invalid(f"a second gradient of {slot.name} since the last forward pass of the model: call "
-                          "m.micro_end() between two backward passes, or with m.no_sync() add them up here first")
+                          "m.micro_end() between two backward passes, or with m.no_sync() add them up here first. "
+                          "(DistributedDataParallel around an attached model makes one, too: leave it out)")
         if self._passes >= self._micro_batches:
             raise Invalid(f"this is backward pass {self._passes + 1} of the step, and micro_batches is "
                           f"{self._micro_batches}: give attach(…, micro_batches={self._passes + 1}), call m.step() "
@@ -419,6 +443,8 @@ class AttachedModel(Held):
             self._load_after(result.version)
         elif self._window is not None:
             self._window.release_all()
+        self._stillness.saw(result, self._spec.groups)
+        self._optimizers.judge_lr()
         return result
 
     def _load_after(self, version: Version) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from runner import skip
 
-NEEDS_TORCH = ("attach", "blobs", "gradients", "lent", "memory", "meta", "optim", "parts", "torch", "window")
+NEEDS_TORCH = ("again", "attach", "beside", "blobs", "gradients", "lent", "memory", "meta", "optim", "parts", "torch",
+               "window", "wrapped")
 SKIPPED = 77
 
 

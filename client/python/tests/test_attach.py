@@ -182,12 +182,43 @@ class AStep(Case):
     def test_a_gradient_that_is_not_finite_is_skipped(self):
         model = line()
         m = self.attach(model)
+        self.assertEqual(m.begin().index, 0)
         loss(model, float("inf")).backward()
-        result = m.step()
+        with self.assertLogs("cairn", "WARNING") as said:
+            result = m.step()
         self.assertEqual((result.applied, result.finite, result.step), (False, False, 0))
+        self.assertEqual(len(said.output), 1)
+        self.assertRegex(said.output[0], "of step 0 was skipped.* a gradient is not finite; 1 skipped so far, the next "
+                                         "batch is number 1")
+        self.assertEqual((result.skips, result.index, m.begin().skips, m.begin().index), (1, 1, 1, 1))
         loss(model, 3.0).backward()
         self.assertTrue(m.step().applied)
+        self.assertEqual((m.begin().step, m.begin().index), (1, 2))
         self.assertEqual(model.weight.item(), 0.5)
+
+    def test_one_bad_batch_costs_one_round(self):
+        model = line()
+        m = self.attach(model)
+        with self.assertLogs("cairn", "WARNING"):
+            while m.version.step < 8:
+                here = m.begin()
+                loss(model, float("nan") if here.index % 16 == 3 else 1.0).backward()
+                result = m.step()
+        self.assertEqual((result.step, result.skips, result.index), (8, 1, 9))
+
+    def test_too_many_skips_in_a_row_end_it_until_the_job_is_amended(self):
+        model = line()
+        m = self.attach(model, skips_max=3)
+        with self.assertLogs("cairn", "WARNING") as said:
+            for _ in range(3):
+                loss(model, float("nan")).backward()
+                self.assertFalse(m.step().applied)
+        self.assertEqual(len(said.output), 1)  # not one a round
+        with self.assertRaisesRegex(cairn.NonFinite, "3 rounds in a row were skipped"):
+            loss(model, 3.0)
+        m.amend({"default": dict(lr=0.25)})
+        loss(model, 3.0).backward()
+        self.assertTrue(m.step().applied)
 
     def test_evaluation_begins_no_round(self):
         for stage in (2, 3):
@@ -443,6 +474,7 @@ class Refusals(Case):
             ("rank is -1", dict(rank=-1)), ("workers_min is -1", dict(workers_min=-1)),
             ("timeout of -1", dict(timeout=-1)), ("timeout of '9'", dict(timeout="9")), ("parts must", dict(parts=[3])),
             ("parts must", dict(parts={"weight": (4, 4)})), ("counts is 0", dict(counts=0)),
+            ("must_exist is 'yes'", dict(must_exist="yes")),
         ]:
             with self.subTest(options=options):
                 self.refused((cairn.Invalid, cairn.Unsupported), words, lambda: self.session.attach(
@@ -489,6 +521,49 @@ class Refusals(Case):
 
 
 class TorchOptimizers(Case):
+    def test_a_torch_scheduler_is_refused_and_a_schedule_takes_its_place(self):
+        model = line()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 4))
+        self.assertEqual(optimizer.param_groups[0]["lr"], 0.0)  # for ever, were it taken over
+        with self.assertRaisesRegex(cairn.Unsupported, r"torch scheduler drives this AdamW.*stay at 0\..*give attach "
+                                    r"cairn.AdamW\(lr=0.001, schedule=cairn.cosine\(total_steps=…, warmup_steps=…\)\)"
+                                    r".*table\(\[\(step, factor\).*from_torch\(optimizer, schedule=…\)"):
+            self.attach(model, optimizer)
+        m = self.attach(model, cairn.from_torch(optimizer, schedule=cairn.constant(warmup_steps=4)))
+        for step in range(6):
+            loss(model, 1.0).backward()
+            self.assertAlmostEqual(m.step().lr, optimizer.param_groups[0]["lr"], places=12)
+            optimizer.step(), scheduler.step()
+
+    def test_a_learning_rate_of_0_is_refused(self):
+        model = line()
+        with self.assertRaisesRegex(cairn.Invalid, "lr of every param group of the SGD is 0.*or freeze"):
+            self.attach(model, torch.optim.SGD(model.parameters(), lr=0.0))
+        groups = [{"params": [model.weight]}, {"params": [model.bias], "lr": 0.0}]  # one may be raised later
+        self.attach(model, torch.optim.SGD(groups, lr=0.1))
+
+    def test_a_group_that_does_not_learn_is_warned_of_once(self):
+        model = nn.Sequential(line(), line())
+        m = self.attach(model, cairn.SGD(lr=0.5, groups={"0.*": dict(lr=0.0)}))
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            for _ in range(220):
+                (0 * loss(model, 1.0)).backward()
+                m.step()
+        told = [str(one.message) for one in seen if "has not changed" in str(one.message)]
+        self.assertEqual(len(told), 1, told)
+        self.assertIn("group '0.*' has not changed for 100 steps, since its lr is 0", told[0])
+        self.assertIn("m.amend({'0.*': dict(lr=…", told[0])
+        m.amend({"0.*": dict(lr=0.5)})  # as it says
+        m.close()
+        model = line()
+        m = self.attach(model, cairn.SGD(lr=0.5, schedule=cairn.linear(5)), name="over")
+        with self.assertWarnsRegex(UserWarning, r"its schedule is at 0 \(total_steps 5\)"):
+            for _ in range(110):
+                (0 * loss(model, 1.0)).backward()
+                m.step()
+
     def test_a_torch_optimizer_is_taken_over_with_its_groups(self):
         for kind, options in ((torch.optim.AdamW, dict(lr=0.01, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.3)),
                               (torch.optim.Adam, dict(lr=0.02, weight_decay=0.1)),

@@ -5,6 +5,7 @@ import ctypes
 import json
 import struct
 import unittest
+import unittest.mock
 import warnings
 
 from cluster import Cluster
@@ -234,6 +235,16 @@ class Reading(Case):
             self.assertTrue(x.grad is not None and x.grad.abs().sum() > 0)
             self.assertTrue(torch.equal(m.model(tokens), own(tokens)))
             self.assertTrue(all(p.grad is None for p in reference.parameters()))
+
+    def test_a_close_whose_lease_cannot_be_ended_closes_all_the_same(self):
+        trained(self.worker(gpt.gpt()), 1)
+        reads = self.attach(generator(), session=self.another_session(), stage=3)
+        job, hooks = reads.job, len(reads.model._forward_pre_hooks)
+        with unittest.mock.patch.object(reads, "_end_lease", side_effect=cairn.Timeout("asked for too long")):
+            self.refused(cairn.Timeout, "asked for too long", reads.close)
+        self.assertTrue(job.closed)
+        self.assertLess(len(reads.model._forward_pre_hooks), hooks)
+        self.assertNotIn(reads.model, cairn._held._attached)
 
     def test_what_is_for_trainers_is_refused(self):
         m = self.attach(generator(3).requires_grad_(False), rank=0, workers_min=1)

@@ -3,6 +3,7 @@
 import unittest
 
 import cairn
+from cairn import optim
 from runner import main
 
 NAMES = ["a.weight", "a.bias", "b.weight", "b.bias"]
@@ -38,6 +39,17 @@ class Groups(unittest.TestCase):
             state, param_groups = {}, []
         with self.assertRaisesRegex(cairn.Unsupported, "Muon is not run by the servers, and nothing is put in its"):
             cairn.from_torch(Muon())
+
+    def test_where_a_learning_rate_is_zero_is_known(self):
+        Schedule = cairn.Schedule
+        for lr, schedule, step, is_zero in (
+                (0.0, Schedule(), 5, True), (0.1, Schedule(), 5, False), (0.1, cairn.constant(10), 0, False),
+                (0.1, cairn.cosine(100), 99, False), (0.1, cairn.cosine(100), 100, True),
+                (0.1, cairn.linear(100, lr_min=0.01), 200, False), (0.0, cairn.linear(100, lr_min=0.01), 5, False),
+                (0.0, cairn.wsd(100, 10), 5, True), (0.1, cairn.table([(10, 1.0), (20, 0.0)]), 15, False),
+                (0.1, cairn.table([(10, 1.0), (20, 0.0)]), 30, True), (0.0, cairn.table([(10, 1.0)]), 0, True)):
+            with self.subTest(lr=lr, schedule=schedule, step=step):
+                self.assertEqual(optim.lr_is_zero(cairn.Group(lr=lr, schedule=schedule), step), is_zero)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 equals the same model in one process, in every stage; several teams average their batches."""
 
 import threading
+import time
 import unittest
 import warnings
 
@@ -218,6 +219,45 @@ class Parts(unittest.TestCase):
         wanted, state = reference(20, 2), self.train("teams", 20, 2, 3)
         for name, p in wanted.items():
             self.assertTrue(((state[name] - p).abs() <= 1e-6 * (p.abs() + LR * 20)).all(), name)
+
+    def read_frozen(self, name: str, first: int, with_parts: bool) -> list:
+        """Two ranks of a model that nobody trains; `first` begins, and the other comes when that one has had time."""
+        models = [Renamed(rank, Team(2)) if with_parts else nn.Linear(4, 2) for rank in range(2)]
+        failures = []
+
+        def attach(rank: int) -> None:
+            try:
+                with cairn.connect(self.cluster.endpoint) as session:
+                    where = models[rank].where(rank) if with_parts else {}
+                    with session.attach(models[rank].requires_grad_(False), name=name, rank=rank, workers_min=2,
+                                        timeout=20, parts=where) as m:
+                        self.assertEqual(m.version.step, 0)
+            except BaseException as failure:  # noqa: BLE001 - shown below
+                failures.append((rank, failure))
+
+        threads = [threading.Thread(target=attach, args=(rank,), daemon=True) for rank in (first, 1 - first)]
+        threads[0].start()
+        time.sleep(0.5)
+        threads[1].start()
+        for thread in threads:
+            thread.join(60)
+        self.assertEqual(failures, [])
+        return models
+
+    def test_what_nobody_trains_is_made_by_all_who_hold_parts_whoever_comes_first(self):
+        whole = dict(Model().named_parameters())
+        for first in (0, 1):
+            with self.subTest(first=first):
+                for rank, model in enumerate(self.read_frozen(f"frozen{first}", first, True)):
+                    for name, parameter in model.named_parameters():
+                        ours = name.replace(".weight", f"{rank}.weight") if name in model.where(rank) else name
+                        self.assertTrue(torch.equal(parameter, whole[ours]), name)
+
+    def test_what_nobody_trains_is_made_by_rank_0_whoever_comes_first(self):
+        for first in (0, 1):
+            with self.subTest(first=first):
+                zero, one = self.read_frozen(f"alike{first}", first, False)
+                self.assertTrue(torch.equal(zero.weight, one.weight))
 
     def test_parts_that_leave_a_hole_are_refused(self):
         with cairn.connect(self.cluster.endpoint) as session:

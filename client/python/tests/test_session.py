@@ -5,9 +5,11 @@ import dataclasses
 import math
 import os
 import pickle
+import signal
 import struct
 import subprocess
 import sys
+import threading
 import unittest
 from unittest import mock
 
@@ -214,6 +216,55 @@ class AJob(unittest.TestCase):
         with self.assertRaises(cairn.BadHandle):
             session.open_reader("closed")
 
+    def in_child(self, call) -> str:
+        """What the call raises in a process that is forked from this one; a hang is ended."""
+        here, there = os.pipe()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            try:
+                said = f"returned {call()}"
+            except BaseException as error:  # noqa: BLE001 - the child must not run the rest of the tests
+                said = f"{type(error).__name__}: {error}"
+            os.write(there, said.encode())
+            os._exit(0)
+        os.close(there)
+        with open(here) as pipe:
+            said = pipe.read()
+        os.waitpid(child, 0)
+        return said
+
+    def test_a_forked_process_is_told_at_once(self):
+        """Whatever it calls, and whoever held a lock when it was forked; the other process goes on."""
+        session = self.session()
+        job = opened(session, "forked")
+        version, into = job.version_wait(), floats(0)
+        pending, lease = job.fetch(version, "b", into), job.lease()
+        round_ = job.round_begin(20)
+        for name, call in {
+                "wait": pending.wait, "done": pending.done, "begin": job.round_begin, "commit": round_.commit,
+                "push": lambda: round_.push("b", floats(1)), "stats": job.stats, "describe": job.describe,
+                "renew": lease.renew, "open": lambda: session.open_reader("forked"),
+                "event_fd": lambda: session.event_fd, "snapshot": job.snapshot, "amend": job.amend}.items():
+            with self.subTest(call=name):
+                self.assertRegex(self.in_child(call), "^BadHandle: .* before this process was forked.*spawn")
+        is_held, may_end = threading.Event(), threading.Event()
+
+        def hold():
+            with session._memory_lock, pending._lock:
+                is_held.set()
+                may_end.wait(60)
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        is_held.wait(60)
+        self.assertEqual(self.in_child(lambda: (job.close(), session.close())), "returned (None, None)")
+        self.assertRegex(self.in_child(pending.done), "^BadHandle")
+        may_end.set()
+        holder.join()
+        pending.wait(20)
+        self.assertTrue(round_.commit(timeout=20).applied)
+
     def test_a_newer_member_fences_the_older(self):
         older = opened(self.session(), "fence")
         opened(self.session(), "fence")
@@ -245,6 +296,20 @@ class AJob(unittest.TestCase):
         job = opened(self.session(), "kept")
         name = job.snapshot(wait=True, timeout=30)
         self.assertEqual(self.cluster.ctl("snapshot", "show", "kept", name)["step"], 0)
+
+    def test_the_newest_snapshot_is_restored_by_the_word_latest(self):
+        job = opened(self.session(), "last")
+        for step in range(2):
+            job.round_begin(20).commit(timeout=20)
+            job.snapshot(wait=True, timeout=30)
+        job.round_begin(20).commit(timeout=20)
+        job.close()
+        self.cluster.ctl("job", "drop", "last", "--yes")
+        self.assertEqual(self.cluster.ctl("snapshot", "restore", "last", "latest", "--yes")["step"], 2)
+        self.assertEqual(self.session().open_reader("last", timeout=20).version_wait().step, 2)
+        opened(self.session(), "never_saved")
+        with self.assertRaisesRegex(RuntimeError, r"job never_saved has no committed snapshot.*\[CAIRN-E0006\]"):
+            self.cluster.ctl("snapshot", "restore", "never_saved", "latest", "--yes")
 
 
 class TheLibrary(unittest.TestCase):

@@ -1,0 +1,150 @@
+/* cairn snapshot restore: asks before it replaces a job that is not lost. */
+#include <limits.h>
+#include <string.h>
+
+#include "client/ctl/ctl.h"
+#include "proto/wire/snapshot_file.h"
+
+static cairn_status call(struct ctl *ctl, const Cairn__SnapshotRestore *restore,
+                         Cairn__SnapshotStatus **reply_out)
+{
+    ProtobufCMessage *reply = NULL;
+    const cairn_status status = cairn_ctl_call(ctl, CAIRN_MSG_SNAPSHOT_RESTORE, &restore->base,
+                                               CAIRN_MSG_SNAPSHOT_STATUS, &reply);
+    *reply_out = (Cairn__SnapshotStatus *)reply;
+    return status;
+}
+
+static void print_members(struct cairn_sentence *out, const Cairn__ReplacedJob *replaced)
+{
+    const struct {
+        uint32_t count;
+        const char *name;
+    } kinds[] = { { replaced->workers, "worker" }, { replaced->readers, "reader" } };
+    out->text[0] = '\0';
+    for (size_t i = 0; i < 2; i++) {
+        if (kinds[i].count == 0) continue;
+        cairn_sentence_add(out, "%s%u %s%s", out->text[0] != '\0' ? " and " : "", kinds[i].count,
+                           kinds[i].name, kinds[i].count == 1 ? "" : "s");
+    }
+    if (out->text[0] == '\0') cairn_sentence_set(out, "nobody");
+}
+
+/* -1: go on; else the exit status. What a lost job has learned is lost already, or its parts may return. */
+static int confirm(struct ctl *ctl, const Cairn__SnapshotRestore *restore)
+{
+    Cairn__SnapshotRestore question = *restore;
+    Cairn__SnapshotStatus *plan;
+    struct cairn_sentence what, members;
+    if (ctl->yes) return -1;
+    question.plan = true;
+    const cairn_status called = call(ctl, &question, &plan);
+    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    const Cairn__ReplacedJob *replaced = plan->replaced;
+    int refused = -1;
+    if (replaced != NULL && (strcmp(replaced->state, "lost") != 0 || replaced->may_return)) {
+        print_members(&members, replaced);
+        cairn_sentence_set(&what, "Job %s is %s, at ", plan->job, replaced->state);
+        if (replaced->version_unknown)
+            cairn_sentence_add(&what, "an unknown step");
+        else
+            cairn_sentence_add(&what, "generation %llu, step %llu",
+                               (unsigned long long)replaced->generation,
+                               (unsigned long long)replaced->step);
+        cairn_sentence_add(&what, ", and %s has it open: what is not in the snapshot of step %llu",
+                           members.text, (unsigned long long)plan->step);
+        refused = cairn_ctl_confirm(ctl, what.text, plan->job);
+    }
+    cairn_message_free(&plan->base);
+    return refused;
+}
+
+static json_t *replaced_json(const Cairn__ReplacedJob *r)
+{
+    const bool known = !r->version_unknown;
+    return json_pack("{s:s, s:o, s:o, s:i, s:i}", "state", r->state, "generation",
+                     cairn_ctl_json_known(known, r->generation), "step",
+                     cairn_ctl_json_known(known, r->step), "workers", (int)r->workers, "readers",
+                     (int)r->readers);
+}
+
+static int print_json(const Cairn__SnapshotStatus *s)
+{
+    json_t *object = cairn_ctl_snapshot_json(s);
+    json_object_set_new(object, "restored_generation",
+                        json_integer((json_int_t)s->restored_generation));
+    json_object_set_new(object, "replaced",
+                        s->replaced == NULL ? json_null() : replaced_json(s->replaced));
+    return cairn_ctl_print_json(object);
+}
+
+static void print(const Cairn__SnapshotStatus *s)
+{
+    struct cairn_sentence members;
+    cairn_ctl_snapshot_print(s);
+    cairn_ctl_line("restored", "job %s, generation %llu", s->job,
+                   (unsigned long long)s->restored_generation);
+    if (s->replaced == NULL) return;
+    print_members(&members, s->replaced);
+    cairn_ctl_version_line("replaced", s->replaced->generation, s->replaced->step,
+                           s->replaced->version_unknown);
+    cairn_ctl_line("must open again", "%s", members.text);
+}
+
+/* The id of the job's newest snapshot. -1: go on; else the exit status, and what is wrong was said. */
+static int find_latest(struct ctl *ctl, const char *job, char id_out[CAIRN_SNAPSHOT_ID_BYTES])
+{
+    Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
+    get.job = (char *)(uintptr_t)job;
+    ProtobufCMessage *reply;
+    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base,
+                                               CAIRN_MSG_SNAPSHOT_LIST, &reply);
+    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    const Cairn__SnapshotList *list = (const Cairn__SnapshotList *)reply;
+    const bool found = list->n_snapshots > 0; // the newest first
+    if (found) snprintf(id_out, CAIRN_SNAPSHOT_ID_BYTES, "%s", list->snapshots[0]->id);
+    cairn_message_free(reply);
+    if (found) return -1;
+    return cairn_ctl_fail(CAIRN_ERR_NOT_FOUND,
+                          "job %s has no committed snapshot; see cairn snapshot list", job);
+}
+
+int cairn_ctl_snapshot_restore(struct ctl *ctl)
+{
+    Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
+    Cairn__SnapshotStatus *reply;
+    char path[PATH_MAX], latest[CAIRN_SNAPSHOT_ID_BYTES];
+    const bool by_id = ctl->argc == 2 && ctl->path == NULL && ctl->job == NULL;
+    const bool by_path = ctl->argc == 0 && ctl->path != NULL;
+    if (!by_id && !by_path)
+        return cairn_ctl_fail(CAIRN_ERR_INVALID,
+                              "usage: cairn snapshot restore JOB ID|latest, or "
+                              "cairn snapshot restore --path FOLDER [--job NAME]");
+    int refused = by_path ? cairn_ctl_absolute("--path", ctl->path, path) : -1;
+    if (refused >= 0) return refused;
+    if (by_id) {
+        restore.job = ctl->argv[0];
+        restore.id = ctl->argv[1];
+    } else {
+        restore.path = path;
+        if (ctl->job != NULL) restore.job = (char *)(uintptr_t)ctl->job;
+    }
+    if (ctl->timeout_ms == 0) ctl->timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
+    if (by_id && strcmp(restore.id, "latest") == 0) {
+        restore.id = latest;
+        refused = find_latest(ctl, restore.job, latest);
+        if (refused >= 0) return refused;
+    }
+    refused = confirm(ctl, &restore);
+    if (refused >= 0) return refused;
+    const cairn_status called = call(ctl, &restore, &reply);
+    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (ctl->json)
+        print_json(reply);
+    else if (ctl->quiet)
+        printf("%s\n", reply->id);
+    else
+        print(reply);
+    cairn_message_free(&reply->base);
+    return 0;
+}

@@ -1,0 +1,31 @@
+"""What the package says in the trainer's own log: the logger "cairn" of the logging module."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from .records import Result, Round
+
+_LOG = logging.getLogger("cairn")
+SECONDS = 10.0  # between two lines of a job
+
+
+class Skips:
+    """Says of a job's rounds that they were skipped: who looks at the steps alone sees nothing go wrong."""
+
+    def __init__(self, job: str):
+        self._job, self._next, self._unsaid = job, 0.0, 0
+
+    def note(self, round_: Round, result: Result) -> None:
+        if result.applied:
+            return
+        if time.monotonic() < self._next:
+            self._unsaid += 1
+            return
+        self._next = time.monotonic() + SECONDS
+        why = "no worker counts anything in it" if result.finite else "a gradient is not finite"
+        before, self._unsaid = self._unsaid, 0
+        _LOG.warning("job %s: round %d of step %d was skipped, nothing was applied: %s; %d skipped so far%s, the next "
+                     "batch is number %d", self._job, round_.round, round_.step, why, result.skips,
+                     f" ({before} since this was last said)" if before else "", result.index)

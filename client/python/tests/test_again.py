@@ -1,0 +1,91 @@
+"""Attaching to a job that is there, or is not, or is another one."""
+
+import unittest
+import warnings
+
+from cluster import Cluster
+from runner import main, skip
+
+try:
+    import torch
+except ImportError:
+    skip("torch is not installed for this Python (Debian: python3-torch)")
+
+from torch import nn
+
+import cairn
+
+torch.set_num_threads(1)
+warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+
+
+class Case(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.cluster = Cluster()
+        cls.addClassCleanup(cls.cluster.stop)
+        cls.session = cairn.connect(cls.cluster.endpoint)
+        cls.addClassCleanup(cls.session.close)
+
+    def attach(self, optim, **options):
+        m = self.session.attach(nn.Linear(2, 2), optim, rank=0, workers_min=1, timeout=20,
+                                **{"name": self.id().rsplit(".", 1)[1], **options})
+        self.addCleanup(m.close)
+        return m
+
+
+class TheJob(Case):
+    def test_a_name_that_is_wrong_begins_nothing(self):
+        self.attach(cairn.SGD(), name="right").close()
+        self.attach(cairn.SGD(), name="right", must_exist=True).close()
+        for optim in (cairn.SGD(), None):
+            with self.assertRaisesRegex(cairn.NotFound, r"no job wrong, and must_exist=True begins none: `cairn job "
+                                        r"list`.*`cairn snapshot restore wrong latest`"):
+                self.session.attach(nn.Linear(2, 2).requires_grad_(optim is not None), optim, name="wrong", timeout=20,
+                                    must_exist=True)
+        self.assertEqual([job["name"] for job in self.cluster.ctl("job", "list")["jobs"]], ["right"])
+
+
+class AnotherOne(Case):
+    """A trainer that is started again with other terms is told the call that changes them, and the call does it."""
+
+    def amended(self, was, now, was_clip: float = 0.0, now_clip: float = 0.0) -> str:
+        self.attach(was, clip_norm=was_clip).close()
+        with self.assertRaisesRegex(cairn.Mismatch, "on the servers") as caught:
+            self.attach(now, clip_norm=now_clip)
+        self.assertIn("\nThese may change while it trains: attach as it was, then m.amend(", str(caught.exception))
+        call = str(caught.exception).rpartition("then ")[2]
+        m = self.attach(was, clip_norm=was_clip)
+        eval(call, {"m": m, "cairn": cairn})
+        m.close()
+        self.attach(now, clip_norm=now_clip).close()
+        self.attach(was, clip_norm=was_clip).close()  # as it was is good, too
+        return call
+
+    def test_a_learning_rate(self):
+        self.assertEqual(self.amended(cairn.AdamW(lr=0.1), cairn.AdamW(lr=0.05)),
+                         "m.amend({'default': dict(lr=0.05)})")
+
+    def test_the_number_of_steps(self):
+        self.assertEqual(self.amended(cairn.AdamW(lr=0.1, schedule=cairn.cosine(100, warmup_steps=5)),
+                                      cairn.AdamW(lr=0.1, schedule=cairn.cosine(200, warmup_steps=5))),
+                         "m.amend({'default': dict(schedule=cairn.cosine(total_steps=200, warmup_steps=5))})")
+
+    def test_several_groups_and_the_clip_norm(self):
+        call = self.amended(cairn.AdamW(lr=0.1, groups={"bias": dict(weight_decay=0.0)}),
+                            cairn.AdamW(lr=0.1, betas=(0.8, 0.9), groups={"bias": dict(
+                                weight_decay=0.5, schedule=cairn.wsd(10, 5))}), now_clip=2.0)
+        self.assertRegex(call, r"^m.amend\(\{'bias': dict\(.*weight_decay=0.5, schedule=cairn.wsd\(total_steps=10, "
+                         r"decay_steps=5\)\), 'default': dict\(beta1=0.8, beta2=0.9\)\}, clip_norm=2.0\)$")
+
+    def test_what_no_amendment_does_is_not_promised(self):
+        self.attach(cairn.SGD(lr=0.1)).close()
+        for other in (dict(optim=cairn.AdamW(lr=0.1)), dict(optim=cairn.SGD(lr=0.1, momentum=0.9)),
+                      dict(optim=cairn.SGD(lr=0.2), stage=1), dict(optim=cairn.SGD(lr=0.1, groups={"bias": {}}))):
+            with self.assertRaisesRegex(cairn.Mismatch, "on the servers") as caught:
+                self.attach(**other)
+            self.assertNotIn("m.amend", str(caught.exception))
+
+
+if __name__ == "__main__":
+    main()

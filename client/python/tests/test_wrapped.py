@@ -1,0 +1,243 @@
+"""Models in wrappers: what torch.compile makes is seen through, what exchanges or cuts parameters itself is refused."""
+
+import unittest
+import warnings
+
+from cluster import Cluster
+from runner import main, skip
+
+try:
+    import torch
+except ImportError:
+    skip("torch is not installed for this Python (Debian: python3-torch)")
+
+from torch import nn
+
+import cairn
+from cairn.memory import Memory
+
+torch.set_num_threads(1)
+warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+CAN_COMPILE = hasattr(torch, "compile")
+SAYS_COMPILE_FIRST = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15)
+
+
+class OptimizedModule(nn.Module):
+    """What torch.compile makes, as far as names go; for torch 1.13, which has none."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self._orig_mod = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._orig_mod(x)
+
+
+def compiled(module: nn.Module) -> nn.Module:
+    return torch.compile(module, backend="aot_eager") if CAN_COMPILE else OptimizedModule(module)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.norm(torch.tanh(self.up(x)))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers, self.head = nn.ModuleList([Block(), Block(), Block()]), nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def whole(model: Net) -> nn.Module:
+    return compiled(model)
+
+
+def blocks(model: Net) -> nn.Module:
+    for i in range(2):
+        model.layers[i] = compiled(model.layers[i])
+    return model
+
+
+def in_place(model: Net) -> nn.Module:
+    """module.compile(), of torch 2."""
+    if CAN_COMPILE:
+        model.compile(backend="aot_eager")
+    return model
+
+
+def blocks_in_place(model: Net) -> nn.Module:
+    for layer in model.layers if CAN_COMPILE else ():
+        layer.compile(backend="aot_eager")
+    return model
+
+
+WAYS = (whole, blocks, in_place, blocks_in_place)
+
+
+class Case(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.cluster = Cluster(shards=2)
+        cls.addClassCleanup(cls.cluster.stop)
+        cls.session = cairn.connect(cls.cluster.endpoint)
+        cls.addClassCleanup(cls.session.close)
+        warnings.filterwarnings("ignore", message="running statistics")
+
+    def attach(self, model, name, **options):
+        m = self.session.attach(model, cairn.SGD(lr=0.1), name=name, rank=0, workers_min=1, timeout=20, **options)
+        self.addCleanup(m.close)
+        return m
+
+    def trained(self, wrap, name: str, stage: int) -> dict:
+        """Losses of three steps, and what the job and its state are then."""
+        if CAN_COMPILE:
+            torch._dynamo.reset()
+        torch.manual_seed(0)
+        model, losses = wrap(Net()), []
+        m = self.attach(model, name, stage=stage)
+        for step in range(3):
+            loss = model(torch.arange(8.0).view(2, 4) + step).square().mean()
+            loss.backward()
+            m.step()
+            losses.append(round(loss.item(), 4))
+        job = [(tensor.name, tensor.unit, tensor.kind) for tensor in m.job.tensors()]
+        seen = {"losses": losses, "job": job, "state": list(m.state_dict())}
+        m.close()
+        return seen
+
+
+class Compiled(Case):
+    def test_names_units_and_training_are_those_of_the_model_itself(self):
+        for stage in (2, 3):
+            plain = self.trained(lambda model: model, f"plain{stage}", stage)
+            self.assertIn("layers.0.norm.running_mean", plain["state"])
+            for wrap in WAYS:
+                with self.subTest(wrap=wrap.__name__, stage=stage):
+                    self.assertEqual(self.trained(wrap, f"{wrap.__name__}{stage}", stage), plain)
+
+    def test_a_job_goes_on_compiled_or_not(self):
+        m = self.attach(Net(), "either")
+        m.close()
+        m = self.attach(compiled(Net()), "either")
+        self.assertEqual(m.version.step, 0)
+        m.close()
+        self.assertEqual(self.attach(whole(blocks(Net())), None).name, "net")
+
+    def test_units_are_chosen_by_what_is_inside(self):
+        for i, units in enumerate(([Block], ["layers.*"])):
+            m = self.attach(blocks(Net()), f"chosen{i}", units=units)
+            self.assertEqual({t.unit for t in m.job.tensors()}, {"layers.0", "layers.1", "layers.2", "root"})
+            with self.assertRaisesRegex(cairn.Invalid, "there are layers, layers.0"):
+                self.attach(compiled(Net()), "nowhere", units=["tail.*"])
+
+    def test_it_is_attached_once(self):
+        model = Net()
+        self.attach(model, "once")
+        with self.assertRaisesRegex(cairn.Invalid, "this Net is attached already"):
+            self.attach(compiled(model), "twice")
+
+    def test_what_is_read_is_seen_through_too(self):
+        self.attach(Net(), "read")
+        for stage in (2, 3):
+            session = cairn.connect(self.cluster.endpoint)
+            self.addCleanup(session.close)
+            read = session.attach(compiled(Net()), name="read", stage=stage)
+            self.assertTrue(torch.isfinite(read.model(torch.ones(2, 4))).all())
+        with cairn.reader("read", self.cluster.endpoint) as reader:
+            reader.load_into(compiled(Net()))
+
+    @unittest.skipUnless(SAYS_COMPILE_FIRST, "torch 2.6 goes on without compiling, or fails in the backward pass")
+    def test_stage_3_says_compile_first(self):
+        model = Net()
+        self.attach(model, "late", stage=3)
+        with self.assertRaisesRegex(Exception, "compile first, then attach"):
+            compiled(model)(torch.ones(2, 4))
+
+
+class Refused(Case):
+    def one_process(self) -> None:
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        self.addCleanup(torch.distributed.destroy_process_group)
+
+    def test_what_exchanges_gradients_itself(self):
+        self.one_process()
+        ddp = nn.parallel.DistributedDataParallel(Net())
+        for model, where in ((ddp, "the model is in DistributedDataParallel"),
+                             (nn.Sequential(ddp), "0 of the model is in DistributedDataParallel"),
+                             (compiled(nn.DataParallel(Net())), "the model is in DataParallel")):
+            with self.assertRaisesRegex(cairn.Invalid, where + r".*give the module inside \(\.module\)"):
+                self.attach(model, "refused")
+            with self.assertRaisesRegex(cairn.Invalid, where):
+                self.session.attach(model, name="refused")
+        self.attach(ddp.module, "inside")
+
+    def test_one_that_is_put_around_it_later(self):
+        self.one_process()
+        m = self.attach(Net(), "around")
+        ddp = nn.parallel.DistributedDataParallel(m.model)
+        with self.assertRaisesRegex(cairn.Invalid, "second gradient of .*DistributedDataParallel .* leave it out"):
+            ddp(torch.arange(8.0).view(2, 4)).sum().backward()
+            m.step()
+
+    def test_parameters_that_are_cut(self):
+        class Cut(nn.Parameter):
+            placements = ("Shard(0)",)
+
+        model = Net()
+        model.head.weight = Cut(model.head.weight.data)
+        with self.assertRaisesRegex(cairn.Invalid, r"head.weight is a Cut.*fully_shard.*without that; stage=3"):
+            self.attach(model, "cut")
+
+    def test_a_model_of_fully_shard(self):
+        if not CAN_COMPILE:
+            self.skipTest("fully_shard is of torch 2.6")
+        from torch.distributed.fsdp import fully_shard
+        self.one_process()
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        model = Net()
+        fully_shard(model, mesh=mesh)
+        with self.assertRaisesRegex(cairn.Invalid, r"layers.0.up.weight is a DTensor.*fully_shard"):
+            self.attach(model, "sharded")
+
+
+class Scripted(Case):
+    @staticmethod
+    def with_one() -> nn.Module:
+        """A scripted block, which may be a unit, and one that holds one."""
+        model = Net()
+        model.layers[0] = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+        model.layers[1] = nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.Tanh())))
+        return model
+
+    def test_what_takes_no_hooks_is_said_before_anything_is_sent(self):
+        for stage, model, what in ((2, torch.jit.script(nn.Sequential(nn.Linear(4, 4))), "the model is made by"),
+                                   (3, self.with_one(), "unit layers.0 is made by")):
+            with self.assertRaisesRegex(cairn.Unsupported, what + " torch.jit.*take no hooks"):
+                self.attach(model, "scripted", stage=stage)
+        self.assertNotIn("scripted", [job["name"] for job in self.cluster.ctl("job", "list")["jobs"]])
+
+    def test_what_is_inside_a_unit_trains(self):
+        for stage, units in ((2, None), (3, ["layers.1", "layers.2"])):
+            m = self.attach(self.with_one(), f"inside{stage}", stage=stage, units=units)
+            for _ in range(2):
+                m.model(torch.ones(2, 4)).sum().backward()
+                self.assertTrue(m.step().grad_norm > 0)
+
+
+class HalfMade(unittest.TestCase):
+    def test_what_was_never_made_goes_quietly(self):
+        """An exception out of __init__ is one exception, not another one out of __del__."""
+        Memory.__new__(Memory).__del__()
+
+
+if __name__ == "__main__":
+    main()

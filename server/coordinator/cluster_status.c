@@ -1,0 +1,93 @@
+/* What `cairn cluster status` shows: the coordinator, its shards, workers and readers. */
+#include <stdlib.h>
+
+#include "proto/fabric/fabric.h"
+#include "server/coordinator/requests.h"
+#include "server/coordinator/standing.h"
+
+/* For a field of a message, which nobody writes. */
+static char *path_of(const uint8_t *address, size_t bytes)
+{
+    return (char *)(uintptr_t)cairn_fabric_address_ways(address, bytes);
+}
+
+static void fill_shard(Cairn__MemberStatus *out, const struct cairn_cluster_seat *seat,
+                       uint64_t now_ms)
+{
+    cairn__member_status__init(out);
+    out->name = seat->name;
+    out->role = CAIRN_ROLE_WIRE_SHARD;
+    out->state = (char *)(uintptr_t)(seat->session == NULL            ? "away"
+                                     : cairn_cluster_seat_obeys(seat) ? "up"
+                                                                      : "not ours");
+    if (seat->session != NULL) {
+        out->address = (char *)(uintptr_t)cairn_peer_name(seat->session->peer);
+        out->path = path_of(seat->fabric_address, seat->fabric_address_bytes);
+        out->without = seat->session->without;
+    }
+    out->since_ms = now_ms - seat->since_ms;
+    out->state_bytes = seat->stats.state_bytes;
+}
+
+static void fill_session(Cairn__MemberStatus *out, const struct cairn_cluster_session *session,
+                         uint64_t now_ms)
+{
+    cairn__member_status__init(out);
+    out->name = session->name;
+    out->role = session->role;
+    out->state = (char *)(uintptr_t) "up";
+    out->address = (char *)(uintptr_t)cairn_peer_name(session->peer);
+    out->path = path_of(session->fabric_address, session->fabric_address_bytes);
+    out->since_ms = now_ms - session->since_ms;
+}
+
+/* Shards first, then workers and readers; at most MEMBERS_MAX, so that a frame holds them. */
+#define MEMBERS_MAX 4096
+static size_t fill_members(const struct cairn_cluster *cluster, Cairn__MemberStatus *out)
+{
+    const uint64_t now_ms = uv_now(cluster->loop);
+    size_t n = 0;
+    for (const struct cairn_cluster_seat *s = cluster->seats; s != NULL && n < MEMBERS_MAX;
+         s = s->next) {
+        fill_shard(&out[n++], s, now_ms);
+    }
+    for (const struct cairn_cluster_session *s = cluster->sessions; s != NULL && n < MEMBERS_MAX;
+         s = s->next) {
+        if (s->role == CAIRN_ROLE_WIRE_WORKER || s->role == CAIRN_ROLE_WIRE_READER) {
+            fill_session(&out[n++], s, now_ms);
+        }
+    }
+    return n;
+}
+
+void cairn_cluster_status_answer(struct cairn_cluster_session *session, uint32_t request)
+{
+    const struct cairn_cluster *cluster = session->cluster;
+    struct cairn_cluster_strangers strangers;
+    Cairn__MemberStatus *members = calloc(MEMBERS_MAX, sizeof *members);
+    Cairn__MemberStatus **list = calloc(MEMBERS_MAX, sizeof *list);
+    if (members == NULL || list == NULL || !cairn_cluster_strangers_init(&strangers, cluster)) {
+        free(members);
+        free(list);
+        cairn_cluster_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
+        return;
+    }
+    Cairn__ClusterStatus status = CAIRN__CLUSTER_STATUS__INIT;
+    status.cluster = cluster->options->name;
+    status.coordinator_incarnation = cluster->id.incarnation;
+    status.version = (char *)(uintptr_t)CAIRN_VERSION;
+    status.uptime_ms = uv_now(cluster->loop) - cluster->started_ms;
+    status.shards_expected = (uint32_t)cluster->options->shards;
+    status.members = list;
+    status.n_members = fill_members(cluster, members);
+    for (size_t i = 0; i < status.n_members; i++) list[i] = &members[i];
+    for (const struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next)
+        status.job_count++;
+    status.store = cluster->id.store;
+    status.strangers = strangers.list;
+    status.n_strangers = strangers.count;
+    cairn_cluster_session_send(session, CAIRN_MSG_CLUSTER_STATUS, request, &status.base);
+    cairn_cluster_strangers_release(&strangers);
+    free(members);
+    free(list);
+}

@@ -1,0 +1,56 @@
+#!/bin/bash
+# The shell's completions: nouns, verbs and options as --help has them, names as the cluster's.
+# usage: completions.sh SOURCE_FOLDER BUILD_FOLDER
+set -euo pipefail
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+
+# A cairn whose cluster has two jobs, one with a snapshot.
+cat >"$tmp/cairn" <<END
+#!/bin/bash
+case "\$*" in
+"--timeout 1 job list -q") echo gpt; echo toy ;;
+"--timeout 1 snapshot list toy -q") echo step-000000000001-g1 ;;
+*) exec $2/bin/cairn "\$@" ;;
+esac
+END
+chmod +x "$tmp/cairn"
+cat >"$tmp/cases" <<'END'
+cairn sn|snapshot
+cairn cluster a|adopt
+cairn job drop t|toy
+cairn job show |gpt toy
+cairn snapshot restore toy |step-000000000001-g1
+cairn --endpoint /x job -o j|json
+cairn job drop toy --f|--force
+cairn snapshot rm toy step-000000000001-g1 --y|--yes
+cairn nothing |
+END
+
+# check SHELL...: each case in that shell. What does not begin with the word zsh leaves out by itself.
+check() {
+    local line got
+    while IFS='|' read -r line wanted; do
+        # shellcheck disable=SC2016 # the other shell's
+        got=$(PATH=$tmp:$PATH "$@" -c '
+            if [ -n "${ZSH_VERSION:-}" ]; then
+                autoload -U +X compinit bashcompinit
+                compinit -D
+                bashcompinit
+                emulate sh
+                setopt kshglob noshglob braceexpand
+            fi
+            . "$0"
+            COMP_WORDS=($1)
+            case $1 in *" ") COMP_WORDS+=("") ;; esac
+            COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+            _cairn
+            printf "%s\n" "${COMPREPLY[@]}" | grep "^${COMP_WORDS[COMP_CWORD]}" | xargs' \
+            "$source/deploy/completions/cairn.bash" "$line" 2>&1)
+        [ "$got" = "$wanted" ] || { echo "FAILED: $1: \"$line\" gave \"$got\", not \"$wanted\""; exit 1; }
+    done <"$tmp/cases"
+    echo "$1: $(wc -l <"$tmp/cases") lines are completed"
+}
+source=$1
+check bash --norc
+if command -v zsh >/dev/null; then check zsh -f; else echo "skip: zsh is not here, its completion was not tried"; fi
