@@ -12,7 +12,8 @@
  * cairn_commit (pushes) or cairn_init_done (puts). Timeouts are milliseconds, finite and not negative;
  * CAIRN_ERR_TIMEOUT changes nothing, and cairn_error() then names who is awaited. The library never aborts,
  * prints, forks, or touches signals; it owns one thread and one descriptor to poll. Not for use after fork()
- * without exec().
+ * without exec(), cairn_open() included: UCX may have a thread from the moment it is loaded, and a lock of
+ * that thread would stay held in the child (UCX_VFS_ENABLE=n starts none).
  *
  * What 0 stands for. The default: in cairn_opts, cairn_tensor, cairn_mem and cairn_job_spec wherever it says
  * so, and for a cairn_group's name, pattern and schedule. Itself: for the group's lr, beta1, beta2, eps,

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "tests/e2e/abuse_job.h"
+#include "tests/support/suite.h"
 
 static struct cluster cluster;
 static struct cluster_said said;
@@ -190,10 +191,7 @@ int main(void)
     tcase_add_test(tcase, a_damaged_snapshot_is_refused_by_name_and_the_job_is_untouched);
     tcase_add_test(tcase, an_id_that_is_a_path_is_refused);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
+    const int failed = suite_run(suite);
     if (!has_disk) printf("skip: a full disk, since this user may not mount a tmpfs\n");
     return failed != 0 ? 1 : has_disk ? 0 : 77;
 }

@@ -14,6 +14,7 @@
 #include <cairn.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/suite.h"
 
 enum { WAIT_MS = 30000, SKIPPED = 77, SHARDS = 2 };
 #define MIB ((uint64_t)1 << 20)
@@ -134,10 +135,7 @@ int main(void)
     tcase_set_timeout(tcase, 60);
     tcase_add_test(tcase, what_a_control_group_has_no_room_for_is_refused_and_kills_nobody);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
+    const int failed = suite_run(suite);
     remove_group();
-    return failed == 0 ? 0 : 1;
+    return failed;
 }

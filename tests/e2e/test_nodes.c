@@ -14,6 +14,7 @@
 #include <cairn.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/suite.h"
 
 enum {
     WAIT_MS = 30000,
@@ -261,10 +262,7 @@ int main(int argc, char **argv)
     tcase_set_timeout(tcase, 100);
     Suite *suite = suite_create("nodes");
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
+    const int failed = suite_run(suite);
     drop_nodes();
-    return failed == 0 ? 0 : 1;
+    return failed;
 }
