@@ -7,12 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/support/cluster.h"
 #include "tests/support/suite.h"
+#include "tests/support/tiny_job.h"
 
 enum { ELEMS = 1 << 20, WORKERS = 2, STEPS = 4 };
-
-#define GOOD(call) ck_assert_msg((call) == CAIRN_OK, "%s: %s", #call, cairn_error())
 
 struct worker {
     cairn *session;
@@ -24,39 +22,27 @@ struct worker {
 static void attach(struct worker *worker, const struct cluster *cluster, const char *name,
                    uint32_t rank)
 {
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
-    const struct cairn_tensor tensor = { .struct_size = sizeof tensor,
-                                         .name = "w",
-                                         .rank = 1,
-                                         .shape = { ELEMS },
-                                         .init = { .kind = CAIRN_INIT_ONES } };
-    const struct cairn_group group = CAIRN_GROUP_INIT;
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = &tensor,
-                                         .tensor_count = 1,
-                                         .groups = &group,
-                                         .group_count = 1,
-                                         .rank = rank,
-                                         .workers_min = WORKERS,
-                                         .chunk_leaves = 16,
-                                         .window = 2 };
-    *worker = (struct worker) { .gradient = NULL };
-    GOOD(cairn_open(&opts, &worker->session));
-    GOOD(cairn_job_open(worker->session, name, &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &worker->job));
-    GOOD(cairn_init_done(worker->job, NULL, CLUSTER_WAIT_MS));
+    struct tiny_job tiny;
+    tiny_describe(&tiny, ELEMS);
+    tiny.spec.rank = rank;
+    tiny.spec.workers_min = WORKERS;
+    tiny.spec.chunk_leaves = 16;
+    tiny.spec.window = 2;
+    *worker = (struct worker) { .session = tiny_session(cluster, NULL) };
+    worker->job = tiny_open(worker->session, name, &tiny);
 }
 
 static void push(struct worker *worker, uint32_t rank, float scale)
 {
     worker->round = (struct cairn_round) { .struct_size = sizeof worker->round };
-    GOOD(cairn_round_begin(worker->job, CLUSTER_WAIT_MS, &worker->round));
+    good(cairn_round_begin(worker->job, CLUSTER_WAIT_MS, &worker->round));
     worker->gradient = malloc(ELEMS * sizeof(float));
     for (uint32_t i = 0; i < ELEMS; i++)
         worker->gradient[i] = scale * (float)((i + rank + worker->round.step) % 13);
     const struct cairn_mem mem = { .struct_size = sizeof mem,
                                    .ptr = worker->gradient,
                                    .dtype = CAIRN_F32 };
-    GOOD(cairn_push(worker->job, &worker->round, 0, "w", NULL, &mem, NULL));
+    good(cairn_push(worker->job, &worker->round, 0, "w", NULL, &mem, NULL));
 }
 
 static cairn_status commit(struct worker *worker, int timeout_ms)
@@ -75,8 +61,8 @@ static void step(struct worker workers[WORKERS])
 {
     for (uint32_t rank = 0; rank < WORKERS; rank++) push(&workers[rank], rank, 0.25f);
     ck_assert_int_eq(commit(&workers[0], 1), CAIRN_ERR_TIMEOUT); // it is under way
-    GOOD(commit(&workers[1], CLUSTER_WAIT_MS));
-    GOOD(commit(&workers[0], CLUSTER_WAIT_MS));
+    good(commit(&workers[1], CLUSTER_WAIT_MS));
+    good(commit(&workers[0], CLUSTER_WAIT_MS));
 }
 
 /* Worker `who` gives up a round with other gradients than the step's. */
@@ -90,7 +76,7 @@ static void give_up(struct worker workers[WORKERS], uint32_t who, const struct c
         ck_assert_int_eq(cairn_round_abandon(workers[who].job, &workers[who].round, 50),
                          CAIRN_ERR_TIMEOUT);
     if (cluster != NULL) kill(cluster->coordinator, SIGCONT);
-    GOOD(cairn_round_abandon(workers[who].job, &workers[who].round, CLUSTER_WAIT_MS));
+    good(cairn_round_abandon(workers[who].job, &workers[who].round, CLUSTER_WAIT_MS));
     free(workers[who].gradient);
     ck_assert_int_eq(commit(&workers[other], CLUSTER_WAIT_MS), CAIRN_ERR_EPOCH_CHANGED);
 }

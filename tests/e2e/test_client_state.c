@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/support/cluster.h"
 #include "tests/support/suite.h"
+#include "tests/support/tiny_job.h"
 
 enum { ELEMS = 5000, STATE_MAX = 65536 };
 
@@ -17,48 +17,29 @@ struct trainer {
     cairn_job *job;
 };
 
-#define GOOD(call) ck_assert_msg((call) == CAIRN_OK, "%s: %s", #call, cairn_error())
 #define FAILS(call, status, word)                                                \
     do {                                                                         \
         ck_assert_int_eq(call, status);                                          \
         ck_assert_msg(strstr(cairn_error(), word) != NULL, "%s", cairn_error()); \
     } while (0)
 
-static cairn *open_session(const struct cluster *cluster)
-{
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
-    cairn *session;
-    GOOD(cairn_open(&opts, &session));
-    return session;
-}
-
 static struct trainer attach(const struct cluster *cluster, const char *name, uint32_t rank,
                              uint32_t workers_min, uint32_t client_state_max)
 {
-    struct cairn_tensor tensor = { .struct_size = sizeof tensor,
-                                   .name = "w",
-                                   .rank = 1,
-                                   .shape = { ELEMS },
-                                   .init = { .kind = CAIRN_INIT_ONES } };
-    const struct cairn_group group = CAIRN_GROUP_INIT;
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = &tensor,
-                                         .tensor_count = 1,
-                                         .groups = &group,
-                                         .group_count = 1,
-                                         .rank = rank,
-                                         .workers_min = workers_min,
-                                         .client_state_max = client_state_max };
-    struct trainer t = { .session = open_session(cluster) };
-    GOOD(cairn_job_open(t.session, name, &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &t.job));
-    GOOD(cairn_init_done(t.job, NULL, CLUSTER_WAIT_MS));
+    struct tiny_job tiny;
+    tiny_describe(&tiny, ELEMS);
+    tiny.spec.rank = rank;
+    tiny.spec.workers_min = workers_min;
+    tiny.spec.client_state_max = client_state_max;
+    struct trainer t = { .session = tiny_session(cluster, NULL) };
+    t.job = tiny_open(t.session, name, &tiny);
     return t;
 }
 
 static struct cairn_round begin(const struct trainer *t)
 {
     struct cairn_round round = { .struct_size = sizeof round };
-    GOOD(cairn_round_begin(t->job, CLUSTER_WAIT_MS, &round));
+    good(cairn_round_begin(t->job, CLUSTER_WAIT_MS, &round));
     return round;
 }
 
@@ -74,14 +55,14 @@ static void push(const struct trainer *t, const struct cairn_round *round, float
     static float gradient[ELEMS];
     const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = gradient, .dtype = CAIRN_F32 };
     for (int i = 0; i < ELEMS; i++) gradient[i] = value;
-    GOOD(cairn_push(t->job, round, 0, "w", NULL, &mem, NULL));
+    good(cairn_push(t->job, round, 0, "w", NULL, &mem, NULL));
 }
 
 static void train(const struct trainer *t, const char *state)
 {
     const struct cairn_round round = begin(t);
     push(t, &round, 0.5f);
-    GOOD(commit(t, &round, state, state != NULL ? strlen(state) : 0, CLUSTER_WAIT_MS));
+    good(commit(t, &round, state, state != NULL ? strlen(state) : 0, CLUSTER_WAIT_MS));
 }
 
 /* The newest version has this state, and is of that step. */
@@ -90,7 +71,7 @@ static void expect_state(cairn_job *job, const char *expected, uint64_t step)
     static char buffer[STATE_MAX];
     struct cairn_version version;
     size_t bytes;
-    GOOD(cairn_client_state(job, buffer, sizeof buffer, CLUSTER_WAIT_MS, &bytes, &version));
+    good(cairn_client_state(job, buffer, sizeof buffer, CLUSTER_WAIT_MS, &bytes, &version));
     ck_assert_msg(bytes == strlen(expected) && memcmp(buffer, expected, bytes) == 0, "%.*s, not %s",
                   (int)bytes, buffer, expected);
     ck_assert_uint_eq(version.step, step);
@@ -111,15 +92,15 @@ START_TEST(it_belongs_to_the_version_whoever_dies_and_whoever_reads)
     struct cluster_said said;
     cluster_start(&cluster, 2, NULL);
     struct trainer t = attach(&cluster, "tiny", 0, 1, STATE_MAX);
-    cairn *session = open_session(&cluster);
+    cairn *session = tiny_session(&cluster, NULL);
     cairn_job *reader;
-    GOOD(cairn_job_open(session, "tiny", NULL, CAIRN_READER, CLUSTER_WAIT_MS, &reader));
+    good(cairn_job_open(session, "tiny", NULL, CAIRN_READER, CLUSTER_WAIT_MS, &reader));
     expect_state(reader, "", 0);
     train(&t, "batch 17");
     expect_state(reader, "batch 17", 1);
     struct cairn_round round = begin(&t); // one that is skipped keeps it
     push(&t, &round, NAN);
-    GOOD(commit(&t, &round, "batch 18", 8, CLUSTER_WAIT_MS));
+    good(commit(&t, &round, "batch 18", 8, CLUSTER_WAIT_MS));
     expect_state(t.job, "batch 17", 1);
     round = begin(&t);
     push(&t, &round, 1);
@@ -198,8 +179,8 @@ START_TEST(rank_0_gives_it_and_what_cannot_be_is_refused)
     FAILS(commit(&t[0], &rounds[0], NULL, 5, 0), CAIRN_ERR_INVALID, "client_state is NULL");
     for (int i = 0; i < 2; i++) push(&t[i], &rounds[i], 1);
     FAILS(commit(&t[1], &rounds[1], NULL, 0, 1), CAIRN_ERR_TIMEOUT, "rank 0");
-    GOOD(commit(&t[0], &rounds[0], "1234", 4, CLUSTER_WAIT_MS));
-    GOOD(commit(&t[1], &rounds[1], NULL, 0, CLUSTER_WAIT_MS));
+    good(commit(&t[0], &rounds[0], "1234", 4, CLUSTER_WAIT_MS));
+    good(commit(&t[1], &rounds[1], NULL, 0, CLUSTER_WAIT_MS));
     FAILS(cairn_client_state(t[1].job, small, 2, CLUSTER_WAIT_MS, &bytes, NULL), CAIRN_ERR_INVALID,
           "4 bytes");
     ck_assert_uint_eq(bytes, 4);

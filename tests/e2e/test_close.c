@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "tests/support/cluster.h"
 #include "tests/support/suite.h"
+#include "tests/support/tiny_job.h"
 
 enum { ELEMS = 2 << 20 };
 
@@ -19,29 +19,15 @@ static uint64_t now_ms(void)
     return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
-static cairn *open_session(const struct cluster *cluster)
-{
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
-    cairn *session;
-    ck_assert_msg(cairn_open(&opts, &session) == CAIRN_OK, "%s", cairn_error());
-    return session;
-}
-
 static cairn_status open_job(cairn *session, uint32_t workers_min, int timeout_ms, cairn_job **out)
 {
-    static const struct cairn_tensor tensor = {
-        .struct_size = sizeof tensor, .name = "w", .rank = 1, .shape = { ELEMS }
-    };
-    const struct cairn_group group = CAIRN_GROUP_INIT;
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = &tensor,
-                                         .tensor_count = 1,
-                                         .groups = &group,
-                                         .group_count = 1,
-                                         .workers_min = workers_min,
-                                         .chunk_leaves = 16,
-                                         .window = 4 };
-    return cairn_job_open(session, "tiny", &spec, CAIRN_WORKER, timeout_ms, out);
+    struct tiny_job tiny;
+    tiny_describe(&tiny, ELEMS);
+    tiny.tensor.init.kind = CAIRN_INIT_NONE;
+    tiny.spec.workers_min = workers_min;
+    tiny.spec.chunk_leaves = 16;
+    tiny.spec.window = 4;
+    return cairn_job_open(session, "tiny", &tiny.spec, CAIRN_WORKER, timeout_ms, out);
 }
 
 static void initialize(cairn_job *job, float *values)
@@ -57,7 +43,7 @@ START_TEST(closing_a_session_does_not_wait_for_a_stopped_shard)
     struct cluster cluster;
     cluster_start(&cluster, 2, NULL);
     float *values = calloc(ELEMS, sizeof *values), *copy = calloc(ELEMS, sizeof *copy);
-    cairn *session = open_session(&cluster);
+    cairn *session = tiny_session(&cluster, NULL);
     cairn_job *job;
     cairn_op *fetch;
     struct cairn_round round = { .struct_size = sizeof round };
@@ -101,7 +87,7 @@ static void close_beside_a_waiter(bool whole_session)
     struct cluster cluster;
     cluster_start(&cluster, 1, NULL);
     float *values = calloc(ELEMS, sizeof *values);
-    cairn *session = open_session(&cluster);
+    cairn *session = tiny_session(&cluster, NULL);
     struct waiter waiter = { .status = CAIRN_OK };
     ck_assert_int_eq(open_job(session, 2, CLUSTER_WAIT_MS, &waiter.job), CAIRN_OK);
     initialize(waiter.job, values);
@@ -144,7 +130,7 @@ START_TEST(a_job_given_up_while_it_was_opened_can_be_opened_again)
     struct cluster cluster;
     cluster_start(&cluster, 2, NULL);
     float *values = calloc(ELEMS, sizeof *values);
-    cairn *session = open_session(&cluster);
+    cairn *session = tiny_session(&cluster, NULL);
     cairn_job *job;
     kill(cluster.shards[0], SIGSTOP); // nobody can attach
     ck_assert_int_eq(open_job(session, 1, 100, &job), CAIRN_ERR_TIMEOUT);
@@ -166,7 +152,7 @@ START_TEST(sessions_open_and_close_again_and_again)
     cluster_start(&cluster, 1, NULL);
     for (int i = 0; i < 10; i++) {
         cairn_job *job;
-        cairn *session = open_session(&cluster);
+        cairn *session = tiny_session(&cluster, NULL);
         ck_assert_msg(open_job(session, 1, CLUSTER_WAIT_MS, &job) == CAIRN_OK, "%s", cairn_error());
         if (i % 2 == 0) cairn_job_close(job);
         cairn_close(session);
@@ -180,7 +166,7 @@ START_TEST(what_is_done_twice_is_refused)
     struct cluster cluster;
     cluster_start(&cluster, 1, NULL);
     float *values = calloc(ELEMS, sizeof *values);
-    cairn *session = open_session(&cluster);
+    cairn *session = tiny_session(&cluster, NULL);
     cairn_job *job, *again;
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };

@@ -8,8 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "tests/support/cluster.h"
 #include "tests/support/suite.h"
+#include "tests/support/tiny_job.h"
 
 enum { TRIES = 300, TRY_NS = 50 * 1000000 };
 
@@ -17,24 +17,11 @@ enum { TRIES = 300, TRY_NS = 50 * 1000000 };
 static void start(struct cluster *cluster, const struct cluster_options *options,
                   cairn **session_out, cairn_job **job_out)
 {
+    struct tiny_job tiny;
+    tiny_describe(&tiny, 20000);
     cluster_start(cluster, 2, options);
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
-    const struct cairn_tensor tensor = { .struct_size = sizeof tensor,
-                                         .name = "w",
-                                         .rank = 1,
-                                         .shape = { 20000 },
-                                         .init = { .kind = CAIRN_INIT_ONES } };
-    const struct cairn_group group = CAIRN_GROUP_INIT;
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = &tensor,
-                                         .tensor_count = 1,
-                                         .groups = &group,
-                                         .group_count = 1 };
-    ck_assert_int_eq(cairn_open(&opts, session_out), CAIRN_OK);
-    ck_assert_msg(cairn_job_open(*session_out, "tiny", &spec, CAIRN_WORKER, CLUSTER_WAIT_MS,
-                                 job_out) == CAIRN_OK,
-                  "%s", cairn_error());
-    ck_assert_int_eq(cairn_init_done(*job_out, NULL, CLUSTER_WAIT_MS), CAIRN_OK);
+    *session_out = tiny_session(cluster, NULL);
+    *job_out = tiny_open(*session_out, "tiny", &tiny);
 }
 
 static void check_named(const char *said, const char *command, const char *shard)

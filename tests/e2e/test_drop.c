@@ -4,42 +4,18 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tests/support/cluster.h"
-#include "tests/support/good.h"
 #include "tests/support/suite.h"
+#include "tests/support/tiny_job.h"
 
 enum { JOBS_MAX = 64, LARGE = 6 << 20 };
 
 static cairn_status open_job(cairn *session, const char *name, uint64_t elems, cairn_job **job)
 {
-    struct cairn_tensor tensor = { .struct_size = sizeof tensor,
-                                   .name = "w",
-                                   .rank = 1,
-                                   .shape = { elems },
-                                   .init = { .kind = CAIRN_INIT_ONES } };
-    const struct cairn_group group = CAIRN_GROUP_INIT;
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = &tensor,
-                                         .tensor_count = 1,
-                                         .groups = &group,
-                                         .group_count = 1,
-                                         .workers_min = 1,
-                                         .chunk_leaves = 4 };
-    return cairn_job_open(session, name, &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, job);
+    struct tiny_job tiny;
+    tiny_describe(&tiny, elems);
+    tiny.spec.chunk_leaves = 4;
+    return cairn_job_open(session, name, &tiny.spec, CAIRN_WORKER, CLUSTER_WAIT_MS, job);
 }
-
-/* `cairn ARGUMENTS`: its exit status, and a word of what it says. */
-static void run(const struct cluster *cluster, int status, const char *word, const char *const *a)
-{
-    struct cluster_said said;
-    cluster_cli(cluster, &said, a[0], a[1], a[2], a[3], a[4], a[5], NULL);
-    ck_assert_msg(said.status == status, "%s %s %s: %d: %s%s", a[0], a[1], a[2], said.status,
-                  said.out, said.err);
-    ck_assert_msg(strstr(said.out, word) != NULL || strstr(said.err, word) != NULL, "%s%s",
-                  said.out, said.err);
-}
-#define RUN(cluster, status, word, ...) \
-    run(cluster, status, word, (const char *const[7]) { __VA_ARGS__ })
 
 START_TEST(what_is_dropped_gives_its_memory_and_its_place_back)
 {
@@ -49,29 +25,27 @@ START_TEST(what_is_dropped_gives_its_memory_and_its_place_back)
     cairn_job *jobs[JOBS_MAX], *large, *last;
     char name[32];
     cluster_start(&cluster, 1, &options);
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
-    cairn *session, *second; // one has at most 64 jobs open
-    good(cairn_open(&opts, &session));
-    good(cairn_open(&opts, &second));
+    cairn *session = tiny_session(&cluster, NULL);
+    cairn *second = tiny_session(&cluster, NULL); // one has at most 64 jobs open
 
     good(open_job(session, "large", LARGE, &large));
     good(cairn_init_done(large, NULL, CLUSTER_WAIT_MS));
     ck_assert_int_eq(open_job(session, "other", LARGE, &last), CAIRN_ERR_NO_MEMORY);
-    RUN(&cluster, 11, "in use", "job", "drop", "large", "--yes");
+    cluster_says(&cluster, 11, "in use", "job", "drop", "large", "--yes", NULL);
     cairn_job_close(large);
-    RUN(&cluster, 2, "--yes", "job", "drop", "large");
-    RUN(&cluster, 4, "no job", "job", "drop", "none", "--yes");
-    RUN(&cluster, 0, "\"shards\": 1", "job", "drop", "large", "--yes", "-o", "json");
+    cluster_says(&cluster, 2, "--yes", "job", "drop", "large", NULL);
+    cluster_says(&cluster, 4, "no job", "job", "drop", "none", "--yes", NULL);
+    cluster_says(&cluster, 0, "\"shards\": 1", "job", "drop", "large", "--yes", "-o", "json", NULL);
     good(open_job(session, "other", LARGE, &last));
     cairn_job_close(last);
-    RUN(&cluster, 0, "given its memory back", "job", "drop", "other", "--yes");
+    cluster_says(&cluster, 0, "given its memory back", "job", "drop", "other", "--yes", NULL);
 
     for (int i = 0; i < JOBS_MAX; i++) {
         snprintf(name, sizeof name, "job-%d", i);
         good(open_job(session, name, 10, &jobs[i]));
     }
     ck_assert_int_eq(open_job(second, "one-more", 10, &last), CAIRN_ERR_NO_MEMORY);
-    RUN(&cluster, 0, "job-7", "job", "drop", "job-7", "--yes", "--force");
+    cluster_says(&cluster, 0, "job-7", "job", "drop", "job-7", "--yes", "--force", NULL);
     cairn_job_close(jobs[7]);
     good(open_job(second, "one-more", 10, &last));
     good(cairn_init_done(last, NULL, CLUSTER_WAIT_MS));
@@ -96,10 +70,11 @@ START_TEST(a_snapshot_is_removed_when_it_is_asked_for_by_id)
     cluster_cli(&cluster, &said, "snapshot", "create", "-q", "tiny", "--wait", NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
     ck_assert_int_eq(sscanf(said.out, "%127s", id), 1);
-    RUN(&cluster, 2, "--yes", "snapshot", "rm", "tiny", id);
-    RUN(&cluster, 4, "", "snapshot", "rm", "tiny", "step-000000000077-g1", "--yes");
-    RUN(&cluster, 0, "\"files\": 3", "snapshot", "rm", "tiny", id, "--yes", "-ojson");
-    RUN(&cluster, 4, "", "snapshot", "show", "tiny", id);
+    cluster_says(&cluster, 2, "--yes", "snapshot", "rm", "tiny", id, NULL);
+    cluster_says(&cluster, 4, "", "snapshot", "rm", "tiny", "step-000000000077-g1", "--yes", NULL);
+    cluster_says(&cluster, 0, "\"files\": 3", "snapshot", "rm", "tiny", id, "--yes", "-ojson",
+                 NULL);
+    cluster_says(&cluster, 4, "", "snapshot", "show", "tiny", id, NULL);
     cairn_close(session);
     cluster_stop(&cluster);
 }

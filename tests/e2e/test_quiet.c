@@ -9,8 +9,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "tests/support/cluster.h"
 #include "tests/support/suite.h"
+#include "tests/support/tiny_job.h"
 
 enum {
     SHARDS = 2,
@@ -21,34 +21,12 @@ enum {
     SHARE_MAX = 5 /* a 1000th: 0.5 % of a core */
 };
 
-static cairn *open_session(const struct cluster *cluster)
-{
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
-    cairn *session;
-    ck_assert_msg(cairn_open(&opts, &session) == CAIRN_OK, "%s", cairn_error());
-    return session;
-}
-
 static cairn_job *open_job(cairn *session, uint32_t workers_min)
 {
-    static const struct cairn_tensor tensor = { .struct_size = sizeof tensor,
-                                                .name = "w",
-                                                .rank = 1,
-                                                .shape = { 65536 },
-                                                .init.kind = CAIRN_INIT_ZEROS };
-    const struct cairn_group group = CAIRN_GROUP_INIT;
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = &tensor,
-                                         .tensor_count = 1,
-                                         .groups = &group,
-                                         .group_count = 1,
-                                         .workers_min = workers_min };
-    cairn_job *job;
-    ck_assert_msg(cairn_job_open(session, "tiny", &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &job) ==
-                      CAIRN_OK,
-                  "%s", cairn_error());
-    ck_assert_msg(cairn_init_done(job, NULL, CLUSTER_WAIT_MS) == CAIRN_OK, "%s", cairn_error());
-    return job;
+    struct tiny_job tiny;
+    tiny_describe(&tiny, 65536);
+    tiny.spec.workers_min = workers_min;
+    return tiny_open(session, "tiny", &tiny);
 }
 
 static pid_t daemon_of(const struct cluster *cluster, int i)
@@ -112,7 +90,7 @@ START_TEST(rounds_write_nothing_to_disk)
 {
     struct cluster cluster;
     cluster_start(&cluster, SHARDS, NULL);
-    cairn *session = open_session(&cluster);
+    cairn *session = tiny_session(&cluster, NULL);
     cairn_job *job = open_job(session, 1);
     uint64_t written[DAEMONS];
     run_rounds(job, 1);
@@ -152,7 +130,7 @@ START_TEST(what_waits_uses_no_processor)
 {
     struct cluster cluster;
     cluster_start(&cluster, SHARDS, NULL);
-    cairn *session = open_session(&cluster);
+    cairn *session = tiny_session(&cluster, NULL);
     cairn_job *job = open_job(session, 2);
     struct cairn_round round = { .struct_size = sizeof round };
     uint64_t least_ns[DAEMONS + 1], before_ns[DAEMONS + 1], after_ns[DAEMONS + 1];

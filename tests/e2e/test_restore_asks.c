@@ -6,9 +6,8 @@
 #include <unistd.h>
 
 #include "proto/wire/status.h"
-#include "tests/support/cluster.h"
-#include "tests/support/good.h"
 #include "tests/support/suite.h"
+#include "tests/support/tiny_job.h"
 
 static struct cluster cluster;
 static struct cluster_said said;
@@ -18,42 +17,21 @@ static char id[64];
 
 static void open_job(void)
 {
-    const struct cairn_tensor tensor = { .struct_size = sizeof tensor,
-                                         .name = "w",
-                                         .rank = 1,
-                                         .shape = { 100 },
-                                         .init = { .kind = CAIRN_INIT_ONES } };
-    struct cairn_group sgd = CAIRN_GROUP_INIT;
-    sgd.optimizer = "sgd";
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = &tensor,
-                                         .tensor_count = 1,
-                                         .groups = &sgd,
-                                         .group_count = 1 };
-    good(cairn_job_open(session, "tiny", &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &job));
-    good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
-}
-
-/* A round with nothing in it; the step after it. */
-static unsigned long long step(void)
-{
-    struct cairn_round round = { .struct_size = sizeof round };
-    struct cairn_result result = { .struct_size = sizeof result };
-    good(cairn_round_begin(job, CLUSTER_WAIT_MS, &round));
-    good(cairn_commit(job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result));
-    return result.step;
+    struct tiny_job tiny;
+    tiny_describe(&tiny, 100);
+    tiny.group.optimizer = "sgd";
+    job = tiny_open(session, "tiny", &tiny);
 }
 
 /* A job at step 1 with a snapshot of step 0. */
 static void set_up(void)
 {
     cluster_start(&cluster, 1, NULL);
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
-    good(cairn_open(&opts, &session));
+    session = tiny_session(&cluster, NULL);
     open_job();
     cluster_cli(&cluster, &said, "snapshot", "create", "-q", "tiny", "--wait", NULL);
     ck_assert_msg(said.status == 0 && sscanf(said.out, "%63s", id) == 1, "%s", said.err);
-    ck_assert_uint_eq(step(), 1);
+    ck_assert_uint_eq(tiny_step(job), 1);
 }
 static void tear_down(void)
 {
@@ -110,7 +88,7 @@ START_TEST(without_a_terminal_a_job_that_runs_is_replaced_with_yes_only)
     says(2,
          "Job tiny is running, at generation 1, step 1, and 1 worker has it open: what is not in "
          "the snapshot of step 0 cannot be brought back: without a terminal say --yes");
-    ck_assert_uint_eq(step(), 2); // nothing happened
+    ck_assert_uint_eq(tiny_step(job), 2); // nothing happened
     cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, "--yes", NULL);
     says(0, "restored          job tiny, generation 2\n");
     says(0, "replaced          generation 1, step 2\n");
@@ -122,7 +100,7 @@ START_TEST(on_a_terminal_the_name_of_the_job_is_to_be_typed)
 {
     restore_on_terminal("tinny\n");
     says(cairn_status_exit(CAIRN_ERR_CANCELED), "nothing was done");
-    ck_assert_uint_eq(step(), 2);
+    ck_assert_uint_eq(tiny_step(job), 2);
     restore_on_terminal("tiny\n");
     says(0, "job tiny, generation 2");
 }

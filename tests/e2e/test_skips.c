@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "tests/support/cluster.h"
 #include "tests/support/suite.h"
+#include "tests/support/tiny_job.h"
 
 enum { ELEMS = 5000, MAX = 4 };
 
@@ -16,34 +16,20 @@ struct trainer {
     cairn_job *job;
 };
 
-#define GOOD(call) ck_assert_msg((call) == CAIRN_OK, "%s: %s", #call, cairn_error())
-
 static struct trainer attach(const struct cluster *cluster, const char *name)
 {
-    struct cairn_tensor tensor = { .struct_size = sizeof tensor,
-                                   .name = "w",
-                                   .rank = 1,
-                                   .shape = { ELEMS },
-                                   .init = { .kind = CAIRN_INIT_ONES } };
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
-    const struct cairn_group group = CAIRN_GROUP_INIT;
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = &tensor,
-                                         .tensor_count = 1,
-                                         .groups = &group,
-                                         .group_count = 1,
-                                         .skips_max = MAX };
-    struct trainer t;
-    GOOD(cairn_open(&opts, &t.session));
-    GOOD(cairn_job_open(t.session, name, &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &t.job));
-    GOOD(cairn_init_done(t.job, NULL, CLUSTER_WAIT_MS));
+    struct tiny_job tiny;
+    tiny_describe(&tiny, ELEMS);
+    tiny.spec.skips_max = MAX;
+    struct trainer t = { .session = tiny_session(cluster, NULL) };
+    t.job = tiny_open(t.session, name, &tiny);
     return t;
 }
 
 static struct cairn_round begin(const struct trainer *t)
 {
     struct cairn_round round = { .struct_size = sizeof round };
-    GOOD(cairn_round_begin(t->job, CLUSTER_WAIT_MS, &round));
+    good(cairn_round_begin(t->job, CLUSTER_WAIT_MS, &round));
     ck_assert_uint_eq(round.index, round.step + round.skips);
     return round;
 }
@@ -53,7 +39,7 @@ static void push(const struct trainer *t, const struct cairn_round *round, float
     static float gradient[ELEMS];
     const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = gradient, .dtype = CAIRN_F32 };
     for (int i = 0; i < ELEMS; i++) gradient[i] = value;
-    GOOD(cairn_push(t->job, round, 0, "w", NULL, &mem, NULL));
+    good(cairn_push(t->job, round, 0, "w", NULL, &mem, NULL));
 }
 
 /* A round of the batch `index`, whose gradients are that. */
@@ -63,7 +49,7 @@ static struct cairn_result train(const struct trainer *t, uint64_t index, float 
     struct cairn_result result = { .struct_size = sizeof result };
     ck_assert_uint_eq(round.index, index);
     push(t, &round, value);
-    GOOD(cairn_commit(t->job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result));
+    good(cairn_commit(t->job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result));
     ck_assert_uint_eq(result.index, index + 1);
     ck_assert(result.applied == isfinite(value) && result.finite == isfinite(value));
     return result;
@@ -109,7 +95,7 @@ START_TEST(a_skip_uses_its_batch_up_whoever_dies_and_wherever_it_is_restored)
     ck_assert_uint_eq(train(&t, 2, INFINITY).step, 1);
     struct cairn_round round = begin(&t); // void: its batch comes again
     push(&t, &round, 1);
-    GOOD(cairn_round_abandon(t.job, &round, CLUSTER_WAIT_MS));
+    good(cairn_round_abandon(t.job, &round, CLUSTER_WAIT_MS));
     round = begin(&t);
     ck_assert_uint_eq(round.index, 3);
     cluster_kill_coordinator(&cluster);
@@ -156,7 +142,7 @@ START_TEST(too_many_in_a_row_end_it_until_the_job_is_amended_or_restored)
     const struct cairn_amend amend = { .struct_size = sizeof amend,
                                        .groups = &group,
                                        .group_count = 1 };
-    GOOD(cairn_job_amend(t.job, &amend, CLUSTER_WAIT_MS));
+    good(cairn_job_amend(t.job, &amend, CLUSTER_WAIT_MS));
     (void)train(&t, MAX, NAN);
     cluster_kill_coordinator(&cluster);
     cluster_restart_coordinator(&cluster);

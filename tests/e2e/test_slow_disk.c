@@ -13,9 +13,8 @@
 
 #include <cairn.h>
 
-#include "tests/support/cluster.h"
-#include "tests/support/good.h"
 #include "tests/support/suite.h"
+#include "tests/support/tiny_job.h"
 
 enum { WAIT_MS = 60000, ELEMS = 4096, ELEMS_LARGE = 20 << 20 }; // of 2 shards: 40 MiB a plane
 
@@ -64,22 +63,13 @@ static void write_control(const char *name, long number)
 
 static cairn_job *open_job(const char *name, uint64_t elems, cairn **session_out)
 {
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
-    const struct cairn_tensor tensor = { .struct_size = sizeof tensor,
-                                         .name = "w",
-                                         .rank = 1,
-                                         .shape = { elems },
-                                         .init = { CAIRN_INIT_NORMAL, 0, 1, 7 } };
-    struct cairn_group sgd = CAIRN_GROUP_INIT;
-    sgd.optimizer = "sgd";
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = &tensor,
-                                         .tensor_count = 1,
-                                         .groups = &sgd,
-                                         .group_count = 1 };
+    struct tiny_job tiny;
+    tiny_describe(&tiny, elems);
+    tiny.tensor.init = (struct cairn_init) { CAIRN_INIT_NORMAL, 0, 1, 7 };
+    tiny.group.optimizer = "sgd";
+    *session_out = tiny_session(&cluster, NULL);
     cairn_job *job;
-    good(cairn_open(&opts, session_out));
-    good(cairn_job_open(*session_out, name, &spec, CAIRN_WORKER, WAIT_MS, &job));
+    good(cairn_job_open(*session_out, name, &tiny.spec, CAIRN_WORKER, WAIT_MS, &job));
     good(cairn_init_done(job, NULL, WAIT_MS));
     return job;
 }

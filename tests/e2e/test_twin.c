@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/support/cluster.h"
 #include "tests/support/suite.h"
+#include "tests/support/tiny_job.h"
 
 enum { ELEMS = 1000, EXIT_FENCED = 14 };
 
@@ -18,28 +18,10 @@ static cairn_job *job;
 
 static void open_job(void)
 {
-    static const struct cairn_tensor tensor = {
-        .struct_size = sizeof tensor, .name = "w", .rank = 1, .shape = { ELEMS }
-    };
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
-    const struct cairn_group group = CAIRN_GROUP_INIT;
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = &tensor,
-                                         .tensor_count = 1,
-                                         .groups = &group,
-                                         .group_count = 1 };
-    ck_assert_msg(cairn_open(&opts, &session) == CAIRN_OK, "%s", cairn_error());
-    ck_assert_msg(cairn_job_open(session, "tiny", &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &job) ==
-                      CAIRN_OK,
-                  "%s", cairn_error());
-}
-
-static void initialize(void)
-{
-    static float values[ELEMS];
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
-    ck_assert_msg(cairn_put(job, "w", "param", NULL, &mem, NULL) == CAIRN_OK, "%s", cairn_error());
-    ck_assert_msg(cairn_init_done(job, NULL, CLUSTER_WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    struct tiny_job tiny;
+    tiny_describe(&tiny, ELEMS);
+    session = tiny_session(&cluster, NULL);
+    job = tiny_open(session, "tiny", &tiny);
 }
 
 /* A step to its end; returns the step after it. */
@@ -98,7 +80,6 @@ static void set_up(void)
     const struct cluster_options options = { .coordinator_set = quick };
     cluster_start(&cluster, 2, &options);
     open_job();
-    initialize();
     ck_assert_uint_eq(train(), 1);
 }
 static void tear_down(void)

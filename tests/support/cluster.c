@@ -301,14 +301,11 @@ static int unlinked_file(void)
     return fd;
 }
 
-void cluster_cli(const struct cluster *cluster, struct cluster_said *said, ...)
+static void run_cli(const struct cluster *cluster, struct cluster_said *said, va_list list)
 {
     struct arguments args = { .argv = { CAIRN_BIN_DIR "/cairn" }, .argc = 1 };
     add(&args, "--endpoint", cluster->address);
-    va_list list;
-    va_start(list, said);
     for (const char *arg; (arg = va_arg(list, const char *)) != NULL;) add(&args, arg, NULL);
-    va_end(list);
     const int out_fd = unlinked_file(), err_fd = unlinked_file();
     const pid_t pid = start_child(args.argv, out_fd, err_fd);
     said->status = cluster_wait(pid, CLUSTER_WAIT_MS);
@@ -317,4 +314,25 @@ void cluster_cli(const struct cluster *cluster, struct cluster_said *said, ...)
     read_back(err_fd, said->err, sizeof said->err);
     ck_assert_msg(said->status != -1, "cairn %s %s gave no answer in time", args.argv[3],
                   args.argc > 4 ? args.argv[4] : "");
+}
+
+void cluster_cli(const struct cluster *cluster, struct cluster_said *said, ...)
+{
+    va_list list;
+    va_start(list, said);
+    run_cli(cluster, said, list);
+    va_end(list);
+}
+
+void cluster_says(const struct cluster *cluster, int status, const char *word, ...)
+{
+    static struct cluster_said said;
+    va_list list;
+    va_start(list, word);
+    run_cli(cluster, &said, list);
+    va_end(list);
+    ck_assert_msg(said.status == status, "%d instead of %d: %s%s", said.status, status, said.out,
+                  said.err);
+    ck_assert_msg(strstr(said.out, word) != NULL || strstr(said.err, word) != NULL,
+                  "no \"%s\": %s%s", word, said.out, said.err);
 }

@@ -75,6 +75,10 @@ struct cluster_said {
 void cluster_cli(const struct cluster *cluster, struct cluster_said *said, ...)
     __attribute__((sentinel));
 
+/* The same; it ends with that status, and says that word. */
+void cluster_says(const struct cluster *cluster, int status, const char *word, ...)
+    __attribute__((sentinel));
+
 /* Starts a program with its output appended to the file log_path. */
 pid_t cluster_spawn(const char *const *argv, const char *log_path);
 /* Its exit as in cluster_said.status; -1: it still runs after timeout_ms. */
