@@ -27,10 +27,25 @@ class Optimizer(Protocol):
     def group(self, tensors: Sequence[str]) -> Grouping: ...
 
 
+_INSTEAD = {  # what a trainer calls of a torch optimizer
+    "step": "m.step() of the attached model makes the step",
+    "zero_grad": "leave it out: after m.step() no gradient is left",
+    "param_groups": "m.amend(…) changes a group, the lr of a step is in what m.step() returns",
+    "state_dict": "leave it out: attach goes on with the job's state, m.snapshot() saves it",
+    "load_state_dict": "leave it out: attach goes on with the job's state",
+}
+
+
 class _Described:
     """What AdamW, Adam and SGD have in common: a dataclass whose fields but `groups` are hyper-parameters."""
 
     groups: Mapping[str, Mapping[str, Any]]
+
+    def __getattr__(self, name: str) -> Any:  # of what is not there
+        kind = f"cairn.{type(self).__name__}"
+        if name in _INSTEAD:
+            raise AttributeError(f"{kind} has no {name}, it says what the servers run: {_INSTEAD[name]}")
+        raise AttributeError(f"{kind} has no attribute {name!r}")
 
     def _hyper(self) -> Dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "groups"}  # type: ignore

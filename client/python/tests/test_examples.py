@@ -94,7 +94,7 @@ def become(output: int, case: "Case", script: Path, options: tuple, environment:
         os.dup2(output, 1), os.dup2(output, 2)
         os.chdir(case.folder)
         os.environ.update({"CAIRN_ENDPOINT": case.endpoint, **environment})
-        sys.argv, sys.path[0] = [str(script), *options], str(EXAMPLES)
+        sys.argv, sys.path[0] = [str(script), *options], str(script.parent)
         runpy.run_path(str(script), run_name="__main__")
         status = 0
     except SystemExit as end:
@@ -138,7 +138,8 @@ class Case(unittest.TestCase):
         """One process a rank, with what a launcher sets."""
         port = free_port()
         return [Run(self, example, *options, RANK=str(rank), WORLD_SIZE=str(world),
-                    LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for rank in range(world)]
+                    LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=port, USE_LIBUV="0")
+                for rank in range(world)]  # Debian 13's torch asks for libuv, and is built without it
 
     def gpt(self, world: int, job: str, *options: str) -> Run:
         """Rank 0, which speaks for all."""

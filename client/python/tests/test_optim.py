@@ -1,5 +1,6 @@
 """Groups by pattern, without a cluster and without torch."""
 
+import copy
 import unittest
 
 import cairn
@@ -39,6 +40,16 @@ class Groups(unittest.TestCase):
             state, param_groups = {}, []
         with self.assertRaisesRegex(cairn.Unsupported, "Muon is not run by the servers, and nothing is put in its"):
             cairn.from_torch(Muon())
+
+    def test_what_a_torch_optimizer_has_is_answered_with_what_there_is_instead(self):
+        for name, instead in {"step": "m.step", "zero_grad": "leave it out", "state_dict": "m.snapshot",
+                              "load_state_dict": "attach goes on", "param_groups": "m.amend"}.items():
+            for optimizer in cairn.AdamW(), cairn.SGD():
+                with self.assertRaisesRegex(AttributeError, rf"^cairn\.\w+ has no {name}, .*{instead}"):
+                    getattr(optimizer, name)
+        with self.assertRaisesRegex(AttributeError, "^cairn.Adam has no attribute 'lrs'$"):
+            cairn.Adam().lrs
+        self.assertEqual(copy.deepcopy(cairn.AdamW(lr=0.5)), cairn.AdamW(lr=0.5))
 
     def test_where_a_learning_rate_is_zero_is_known(self):
         Schedule = cairn.Schedule
