@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/fork.h"
 #include "client/session.h"
 
 #define CONNECT_TRY_MS     2000
@@ -38,6 +39,7 @@ static void on_close(struct cairn_stream *stream, cairn_status status, const cha
     struct session *s = context;
     const bool was_ready = s->ready;
     (void)stream;
+    cairn_fork_forget(s);
     s->stream = NULL;
     s->ready = s->hello_sent = false;
     note_away(s, status == CAIRN_OK ? CAIRN_ERR_CLOSED : status, why);
@@ -76,6 +78,7 @@ static void on_open(struct cairn_stream *stream, void *context)
         cairn_stream_close(stream, CAIRN_OK, "the session is closed");
         return;
     }
+    cairn_fork_watch(s, cairn_stream_descriptor(stream));
     Cairn__Hello hello = CAIRN__HELLO__INIT;
     hello.protocol = CAIRN_CONTROL_PROTOCOL;
     hello.role = CAIRN_ROLE_WIRE_WORKER; // what a job's member may do is said by JobOpen

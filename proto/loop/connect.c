@@ -113,9 +113,7 @@ static void name_process(struct cairn_stream *stream)
 {
     struct ucred who = { 0 };
     socklen_t who_bytes = sizeof who;
-    uv_os_fd_t fd = -1;
-    if (uv_fileno(&stream->io.handle, &fd) == 0 &&
-        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &who_bytes) == 0)
+    if (getsockopt(cairn_stream_descriptor(stream), SOL_SOCKET, SO_PEERCRED, &who, &who_bytes) == 0)
         snprintf(stream->peer, sizeof stream->peer, "pid=%ld,uid=%lu", (long)who.pid,
                  (unsigned long)who.uid);
     else

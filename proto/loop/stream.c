@@ -311,6 +311,12 @@ void *cairn_stream_context(const struct cairn_stream *stream)
     return stream->context;
 }
 
+int cairn_stream_descriptor(const struct cairn_stream *stream)
+{
+    uv_os_fd_t fd = -1;
+    return uv_fileno(&stream->io.handle, &fd) == 0 ? fd : -1;
+}
+
 uv_loop_t *cairn_stream_loop(const struct cairn_stream *stream)
 {
     return stream->io.handle.loop;

@@ -93,6 +93,8 @@ void cairn_stream_finish(struct cairn_stream *stream, cairn_status status, const
 /* "127.0.0.1:41234", "pid=123,uid=1000", the path that it connected to. Valid as long as the stream. */
 const char *cairn_stream_peer(const struct cairn_stream *stream);
 void *cairn_stream_context(const struct cairn_stream *stream);
+/* Its socket, the stream's own; -1 when it is closed. */
+int cairn_stream_descriptor(const struct cairn_stream *stream);
 uv_loop_t *cairn_stream_loop(const struct cairn_stream *stream);
 /* Bytes queued and not yet given to the kernel, without pages whose turn has not come. */
 size_t cairn_stream_queued_bytes(const struct cairn_stream *stream);
