@@ -79,7 +79,9 @@ static void report_published(struct cairn_shard_job *job, const struct cairn_ste
     cairn_times_phases(job, us);
     times.us = us;
     times.n_us = 4;
-    if (action->round != 0) published.times = &times;
+    // Told once; 0: nothing was granted.
+    if (job->times.round != 0 && action->round == job->times.round) published.times = &times;
+    job->times.round = 0;
     cairn_session_send(job->shard, CAIRN_MSG_PUBLISHED, 0, &published.base);
 }
 
