@@ -1,5 +1,5 @@
-/* What a worker's step took by phase, from one commit to the next: told to the coordinator with the commit. Under
- * the session's lock, any thread. */
+/* What a worker's step took by phase, from one commit to the next: told to the coordinator with the
+ * commit. Under the session's lock, any thread. */
 #ifndef CAIRN_CLIENT_STEP_TIMES_H
 #define CAIRN_CLIENT_STEP_TIMES_H
 
@@ -30,8 +30,8 @@ void cairn_step_times_waited(struct step_times *times, enum cairn_step_phase_tim
 void cairn_step_times_pushed(struct step_times *times);
 /* A call of commit returns, which began then: it waited for its pushes first, then for the round's end. */
 void cairn_step_times_ended(struct step_times *times, uint64_t from_us);
-/* The round is about to be committed: `out`, which borrows `times`, is for the coordinator. False: there is no
- * step before, or the round was committed already. */
+/* The round is about to be committed: `out`, which borrows `times`, is for the coordinator. False: there
+ * is no step before, or the round was committed already. */
 bool cairn_step_times_commit(struct step_times *times, uint64_t round, Cairn__StepTimes *out);
 
 #endif

@@ -87,7 +87,8 @@ struct ctl {
  * cairn_message_free). Failure: the sentence is printed; the exit status is cairn_status_exit of it. */
 cairn_status cairn_ctl_call(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message,
                             uint16_t reply_type, ProtobufCMessage **reply_out) CAIRN_MUST_CHECK;
-/* The same of an answer that Pages follow: into `pages`, zeroed, the caller's to release if it is CAIRN_OK. */
+/* The same of an answer that Pages follow: into `pages`, zeroed, the caller's to release if it is
+ * CAIRN_OK. */
 cairn_status cairn_ctl_call_paged(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message,
                                   uint16_t reply_type, ProtobufCMessage **reply_out,
                                   struct cairn_paged *pages) CAIRN_MUST_CHECK;
@@ -151,8 +152,9 @@ void cairn_ctl_job_memory_print(const struct ctl *ctl, Cairn__MemoryTold *const 
                                 size_t count);
 
 /* ---- watch.c ---- */
-/* Runs it every ctl->every_s seconds until SIGINT or SIGTERM, over what it printed before on a terminal, an empty
- * line between elsewhere; or until it fails, but for a coordinator that was there and cannot be reached. */
+/* Runs it every ctl->every_s seconds until SIGINT or SIGTERM, over what it printed before on a terminal,
+ * an empty line between elsewhere; or until it fails, but for a coordinator that was there and cannot be
+ * reached. */
 int cairn_ctl_watch(struct ctl *ctl, int (*run)(struct ctl *ctl));
 
 /* ---- subcommands; each returns the exit status ---- */

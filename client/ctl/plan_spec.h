@@ -5,8 +5,8 @@
 #include "proto/wire/sentence.h"
 #include "proto/wire/spec.h"
 
-/* `path` is a folder with a manifest or with .safetensors, a .safetensors file, or JSON. `*out` is set on success
- * only. */
+/* `path` is a folder with a manifest or with .safetensors, a .safetensors file, or JSON. `*out` is set on
+ * success only. */
 cairn_status cairn_ctl_plan_spec(const char *path, struct cairn_job_spec_data *out,
                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;
 

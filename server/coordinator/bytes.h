@@ -1,5 +1,5 @@
-/* Bytes of a job, and the memory it takes, as its shards tell of them, added up for those who ask. Loop thread
- * only. */
+/* Bytes of a job, and the memory it takes, as its shards tell of them, added up for those who ask. Loop
+ * thread only. */
 #ifndef CAIRN_COORDINATOR_BYTES_H
 #define CAIRN_COORDINATOR_BYTES_H
 

@@ -1,5 +1,5 @@
-/* How long the last steps took, by phase: each worker's as it tells with its commits, each shard's as it tells
- * with what it publishes; and who of the workers the others wait for. Loop thread only. */
+/* How long the last steps took, by phase: each worker's as it tells with its commits, each shard's as it
+ * tells with what it publishes; and who of the workers the others wait for. Loop thread only. */
 #ifndef CAIRN_COORDINATOR_TIMES_H
 #define CAIRN_COORDINATOR_TIMES_H
 

@@ -34,7 +34,8 @@ struct cairn_need {
 uint64_t cairn_memory_sum(const struct cairn_memory *memory);
 
 /* Of a job that at most member_max workers join at a time. parts_out, [map->extent_count], zeroed, the
- * caller's; NULL: not wanted. CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_INVALID: what the spec says is not possible. */
+ * caller's; NULL: not wanted. CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_INVALID: what the spec says is not
+ * possible. */
 CAIRN_MUST_CHECK cairn_status cairn_need_of(const struct cairn_job_spec_data *spec,
                                             const struct cairn_shard_map *map, uint32_t member_max,
                                             struct cairn_part *parts_out,

@@ -13,8 +13,8 @@
  * the loop.
  *
  * Memory: a job's part is counted, admitted against what the host and its control groups have, and made, or
- * it is refused (need.h, reserve.h); landing slots likewise as workers join, until they leave. Between landing and publishing nothing
- * is allocated. Replies and staging are allocated under bounds and counted.
+ * it is refused (need.h, reserve.h); landing slots likewise as workers join, until they leave. Between
+ * landing and publishing nothing is allocated. Replies and staging are allocated under bounds and counted.
  *
  * A job's life: LOADING (a snapshot → SEALING; what origin.c makes → INITIALIZING) or INITIALIZING (puts)
  * → SEALING → SERVING → LEAVING. A job that is dropped is LEAVING until nothing in flight refers to it
@@ -472,9 +472,9 @@ void cairn_times_note(struct cairn_shard_job *job, const struct cairn_step_actio
 /* The pass of an UPDATE begins, and has ended. */
 void cairn_times_updating(struct cairn_shard_job *job);
 void cairn_times_updated(struct cairn_shard_job *job);
-/* Of the round that is being published, microseconds: collect, until the last contribution was there; fold and
- * add up; update, which writes the published copy as well; publish: waiting until nobody reads the copy that is
- * written, and telling. */
+/* Of the round that is being published, microseconds: collect, until the last contribution was there; fold
+ * and add up; update, which writes the published copy as well; publish: waiting until nobody reads the
+ * copy that is written, and telling. */
 void cairn_times_phases(const struct cairn_shard_job *job, uint32_t us_out[4]);
 
 /* ---- round.c: fold, reduce, update, first publish ---- */

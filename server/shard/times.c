@@ -1,5 +1,6 @@
-/* When a round got how far here, in microseconds of CLOCK_MONOTONIC, which all processes of a host share: told
- * to the coordinator by phase with Published, and for `cairn bench` as one line of the log at level debug. */
+/* When a round got how far here, in microseconds of CLOCK_MONOTONIC, which all processes of a host share:
+ * told to the coordinator by phase with Published, and for `cairn bench` as one line of the log at level
+ * debug. */
 #include <string.h>
 
 #include "server/shard/shard.h"
