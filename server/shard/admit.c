@@ -140,8 +140,10 @@ static void on_slots_taken(const struct cairn_reserve_request *request, cairn_st
     if (status != CAIRN_OK && member != NULL) {
         cairn_log_warn("member %s of job %s refused: %s", member->name, job->spec.name, why->text);
         cairn_member_leave(job, request->member);
-        cairn_admit_left(job);
+        job->landing_extra = true;
     }
+    if (job->landing_extra)
+        cairn_admit_left(job); // this one's, or those of others that left meanwhile
     cairn_session_answer(job->shard, &answered, status, why);
 }
 

@@ -216,6 +216,23 @@ START_TEST(a_worker_over_the_memory_limit_is_refused_with_the_numbers)
 }
 END_TEST
 
+START_TEST(slots_of_a_worker_that_left_while_they_were_made_are_given_back)
+{
+    create();
+    const struct cairn_shard_job *job = scene.shard->jobs;
+    const int fd = open(root, O_RDONLY | O_CLOEXEC);
+    ck_assert_int_eq(flock(fd, LOCK_EX | LOCK_NB), 0);
+    scene_ask_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
+    scene_hear(&scene, CAIRN_MSG_HEARTBEAT);
+    ck_assert_uint_gt(job->memory.landing, 0);
+    leave(1);
+    close(fd);
+    scene_hear(&scene, CAIRN_MSG_DONE);
+    ck_assert_uint_eq(job->memory.landing, 0);
+    check_landing(job, 0);
+}
+END_TEST
+
 /* The round's second worker has the second window, whoever is gone. */
 START_TEST(slots_of_an_open_round_are_kept_until_it_has_ended)
 {
@@ -324,6 +341,7 @@ int main(void)
     tcase_add_test(tests, a_worker_without_room_to_land_is_refused_and_not_there);
     tcase_add_test(tests, the_budget_counts_landing_slots_of_workers_that_are_there);
     tcase_add_test(tests, a_worker_over_the_memory_limit_is_refused_with_the_numbers);
+    tcase_add_test(tests, slots_of_a_worker_that_left_while_they_were_made_are_given_back);
     tcase_add_test(tests, slots_of_an_open_round_are_kept_until_it_has_ended);
     tcase_add_test(tests, who_waits_for_another_shard_s_turn_is_alive_and_then_goes_on);
     tcase_add_test(tests, a_job_that_is_dropped_meanwhile_is_gone_without_its_turn);
