@@ -64,6 +64,7 @@ cairn_status cairn_api_round_begin(struct job *job, uint16_t type, uint64_t dead
                                  "round, rank 0 after its cairn_put of each tensor",
                                  job->name);
     // A void round's buffers come back before the caller fills them again.
+    const uint64_t from_us = cairn_step_times_now();
     cairn_status status = cairn_api_await_none(job, &job->pushes_open, "pushes", deadline_ms);
     for (bool taken = false; status == CAIRN_OK && !taken;) {
         Cairn__RoundBegin begin = CAIRN__ROUND_BEGIN__INIT;
@@ -76,6 +77,9 @@ cairn_status cairn_api_round_begin(struct job *job, uint16_t type, uint64_t dead
         taken = take_round(job, (const Cairn__RoundOpened *)reply, out);
         cairn_message_free(reply);
     }
+    pthread_mutex_lock(&job->session->lock);
+    cairn_step_times_waited(&job->times, CAIRN_TIME_WAIT, from_us);
+    pthread_mutex_unlock(&job->session->lock);
     return status;
 }
 
@@ -198,6 +202,22 @@ static cairn_status take_result(const Cairn__RoundResult *result, struct cairn_r
     return CAIRN_OK;
 }
 
+/* Of a commit that is asked for. */
+static bool tell_times(struct job *job, uint64_t round, Cairn__StepTimes *out)
+{
+    pthread_mutex_lock(&job->session->lock);
+    const bool told = cairn_step_times_commit(&job->times, round, out);
+    pthread_mutex_unlock(&job->session->lock);
+    return told;
+}
+
+static void note_ended(struct job *job, uint64_t from_us)
+{
+    pthread_mutex_lock(&job->session->lock);
+    cairn_step_times_ended(&job->times, from_us);
+    pthread_mutex_unlock(&job->session->lock);
+}
+
 cairn_status cairn_api_commit(struct job *job, const struct cairn_round *round, uint64_t weight,
                               const ProtobufCBinaryData *state, uint64_t deadline_ms,
                               struct cairn_result *out)
@@ -206,11 +226,15 @@ cairn_status cairn_api_commit(struct job *job, const struct cairn_round *round, 
     if (status == CAIRN_OK) status = commit_once(job, round, weight);
     if (status != CAIRN_OK) return status;
     Cairn__RoundCommit message = CAIRN__ROUND_COMMIT__INIT;
+    Cairn__StepTimes times;
     message.round = round->round;
     message.client_state = *state;
+    if (tell_times(job, round->round, &times)) message.times = &times;
+    const uint64_t from_us = cairn_step_times_now();
     ProtobufCMessage *reply;
     status = cairn_control_ask(job->session, job, CAIRN_MSG_ROUND_COMMIT, &message.base,
                                CAIRN_MSG_ROUND_RESULT, deadline_ms, &reply);
+    note_ended(job, from_us);
     if (status != CAIRN_OK) return status;
     status = cairn_api_await_none(job, &job->pushes_open, "pushes", deadline_ms);
     if (status == CAIRN_OK) status = take_result((const Cairn__RoundResult *)reply, out);

@@ -73,6 +73,8 @@ static void complete(struct op *op)
     pthread_mutex_lock(&s->lock);
     op->done = true;
     if (open_count(op) != NULL) (*open_count(op))--;
+    if (op->kind == CAIRN_CHUNK_PUSH && op->job->pushes_open == 0)
+        cairn_step_times_pushed(&op->job->times);
     if (op->kind == CAIRN_CHUNK_PUT && op->status != CAIRN_OK)
         cairn_puts_failed(op->job, op->tensor);
     if (op->kind == CAIRN_CHUNK_PUT && op->status != CAIRN_OK && op->job->puts_status == CAIRN_OK) {
@@ -114,6 +116,15 @@ static cairn_status fail_awaited(struct op *op, int timeout_ms)
                              awaited.text[0] != 0 ? awaited.text : "the shards", job->name);
 }
 
+/* Under the lock: a call has waited for it since then. */
+static void note_time(struct op *op, uint64_t from_us)
+{
+    if (op->kind == CAIRN_CHUNK_FETCH)
+        cairn_step_times_waited(&op->job->times, CAIRN_TIME_FETCH, from_us);
+    else if (op->kind == CAIRN_CHUNK_PUSH)
+        cairn_step_times_waited(&op->job->times, CAIRN_TIME_PUSH, from_us);
+}
+
 cairn_status cairn_wait(cairn_op *handle, int timeout_ms)
 {
     if (timeout_ms < 0)
@@ -124,7 +135,9 @@ cairn_status cairn_wait(cairn_op *handle, int timeout_ms)
     const uint64_t deadline_ms = cairn_client_now_ms() + (uint64_t)timeout_ms;
     cairn_status status = CAIRN_ERR_TIMEOUT;
     pthread_mutex_lock(&s->lock);
+    const uint64_t from_us = op->done ? 0 : cairn_step_times_now();
     while (!op->done && cairn_session_sleep(s, deadline_ms)) {}
+    if (from_us != 0) note_time(op, from_us);
     if (op->done) status = op->status;
     struct cairn_sentence why = op->why;
     pthread_mutex_unlock(&s->lock);

@@ -21,6 +21,7 @@
 #include <stdatomic.h>
 #include <uv.h>
 
+#include "client/step_times.h"
 #include "proto/wire/push.h"
 #include "client/strides.h"
 #include "proto/fabric/fabric.h"
@@ -231,7 +232,8 @@ struct job {
     size_t stitch_parts;         /* of all of them */
     struct put_note *puts;       /* [tensor_count], of puts.c; NULL: nothing was put */
     struct cairn_stats stats;
-    uint64_t read_bytes; /* of published memory, by ourselves: no shard counts them */
+    struct step_times times; /* of a worker */
+    uint64_t read_bytes;     /* of published memory, by ourselves: no shard counts them */
     uint64_t
         filling_round; /* of the caller's pushes, and its micro-batch, to refuse nonsense early */
     uint32_t filling_micro;

@@ -212,9 +212,29 @@ static cairn_status await_answer(struct ctl *ctl, struct cairn_frame_decoder *de
     }
 }
 
+/* What follows an answer. */
+static cairn_status await_pages(struct ctl *ctl, struct cairn_frame_decoder *decoder,
+                                struct cairn_paged *pages, struct cairn_sentence *why)
+{
+    cairn_status status = CAIRN_OK;
+    do {
+        ProtobufCMessage *reply;
+        status = await_reply(ctl, decoder, ctl->deadline_ms, REQUEST, CAIRN_MSG_PAGE, &reply, why);
+        if (status != CAIRN_OK) return status;
+        const Cairn__Page *page = (const Cairn__Page *)reply;
+        if (pages->total_bytes == 0) status = cairn_paged_init(pages, page->total_bytes);
+        if (status == CAIRN_OK) status = cairn_paged_add(pages, page);
+        cairn_message_free(reply);
+    } while (status == CAIRN_OK && !cairn_paged_whole(pages));
+    if (status != CAIRN_OK) cairn_sentence_set(why, "the coordinator sent pages that do not fit");
+    return status;
+}
+
+/* `pages`: NULL, or behind the answer come some. */
 static cairn_status converse(struct ctl *ctl, struct cairn_frame_decoder *decoder, uint16_t type,
                              const ProtobufCMessage *message, uint16_t reply_type,
-                             ProtobufCMessage **reply_out, struct cairn_sentence *why)
+                             ProtobufCMessage **reply_out, struct cairn_paged *pages,
+                             struct cairn_sentence *why)
 {
     char name[64];
     snprintf(name, sizeof name, "cairn, pid %ld", (long)getpid());
@@ -233,11 +253,17 @@ static cairn_status converse(struct ctl *ctl, struct cairn_frame_decoder *decode
     cairn_message_free(welcome);
     if (status == CAIRN_OK) status = send_message(ctl, type, REQUEST, message);
     if (status == CAIRN_OK) status = await_answer(ctl, decoder, reply_type, reply_out, why);
+    if (status != CAIRN_OK || pages == NULL) return status;
+    status = await_pages(ctl, decoder, pages, why);
+    if (status == CAIRN_OK) return CAIRN_OK;
+    cairn_paged_release(pages);
+    cairn_message_free(*reply_out);
     return status;
 }
 
-cairn_status cairn_ctl_call(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message,
-                            uint16_t reply_type, ProtobufCMessage **reply_out)
+cairn_status cairn_ctl_call_paged(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message,
+                                  uint16_t reply_type, ProtobufCMessage **reply_out,
+                                  struct cairn_paged *pages)
 {
     struct cairn_frame_decoder decoder;
     struct cairn_sentence why = { "" };
@@ -246,10 +272,17 @@ cairn_status cairn_ctl_call(struct ctl *ctl, uint16_t type, const ProtobufCMessa
     if (ctl->timeout_ms == 0) ctl->timeout_ms = 30000;
     ctl->deadline_ms = now_ms() + (uint64_t)ctl->timeout_ms;
     cairn_frame_decoder_init(&decoder, limits);
-    cairn_status status = converse(ctl, &decoder, type, message, reply_type, reply_out, &why);
+    cairn_status status = converse(ctl, &decoder, type, message, reply_type, reply_out, pages,
+                                   &why);
     cairn_frame_decoder_release(&decoder);
     if (ctl->fd >= 0) close(ctl->fd);
     ctl->fd = -1;
     if (status != CAIRN_OK) cairn_ctl_fail(status, "%s", why.text);
     return status;
+}
+
+cairn_status cairn_ctl_call(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message,
+                            uint16_t reply_type, ProtobufCMessage **reply_out)
+{
+    return cairn_ctl_call_paged(ctl, type, message, reply_type, reply_out, NULL);
 }

@@ -38,9 +38,11 @@ enum {
     CTL_TAKES_CHUNK = 1u << 18,
     CTL_TAKES_FORCE = 1u << 19,
     CTL_TAKES_YES = 1u << 20,
+    CTL_TAKES_WATCH = 1u << 21, /* --watch */
+    CTL_TAKES_EVERY = 1u << 22, /* --every, --once */
     CTL_BENCHES = CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS,
     CTL_ASKS = CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT,
-    CTL_LISTS = CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET
+    CTL_LISTS = CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET | CTL_TAKES_WATCH
 };
 
 /* What a bench is asked to do; 0 and NULL: not given, the bench's default. */
@@ -60,7 +62,8 @@ struct ctl {
     /* the command line */
     const char *endpoint; /* "host:port" */
     int timeout_ms;
-    bool json, no_headers, quiet, wait, yes, force;
+    bool json, no_headers, quiet, wait, yes, force, watch, once;
+    double every_s;         /* --watch, --every; 0: not given */
     const char *job, *path; /* --job, --path; NULL: not given */
     uint32_t shards;        /* --shards; 0: not given */
     const char *endpoint_file, *keep, *import;
@@ -84,6 +87,11 @@ struct ctl {
  * cairn_message_free). Failure: the sentence is printed; the exit status is cairn_status_exit of it. */
 cairn_status cairn_ctl_call(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message,
                             uint16_t reply_type, ProtobufCMessage **reply_out) CAIRN_MUST_CHECK;
+/* The same of an answer that Pages follow: into `pages`, zeroed, the caller's to release if it is
+ * CAIRN_OK. */
+cairn_status cairn_ctl_call_paged(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message,
+                                  uint16_t reply_type, ProtobufCMessage **reply_out,
+                                  struct cairn_paged *pages) CAIRN_MUST_CHECK;
 
 /* Says what went wrong on stderr, with the stable code, and returns the exit status. */
 int cairn_ctl_fail(cairn_status status, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -138,6 +146,17 @@ void cairn_ctl_snapshot_print(const Cairn__SnapshotStatus *snapshot);
 json_t *cairn_ctl_job_bytes_json(const Cairn__JobStatus *job);
 void cairn_ctl_job_bytes_print(const Cairn__JobStatus *job);
 
+/* ---- job_memory.c: what it takes of its shards; an entry a shard ---- */
+json_t *cairn_ctl_job_memory_json(Cairn__MemoryTold *const *shards, size_t count);
+void cairn_ctl_job_memory_print(const struct ctl *ctl, Cairn__MemoryTold *const *shards,
+                                size_t count);
+
+/* ---- watch.c ---- */
+/* Runs it every ctl->every_s seconds until SIGINT or SIGTERM, over what it printed before on a terminal,
+ * an empty line between elsewhere; or until it fails, but for a coordinator that was there and cannot be
+ * reached. */
+int cairn_ctl_watch(struct ctl *ctl, int (*run)(struct ctl *ctl));
+
 /* ---- subcommands; each returns the exit status ---- */
 int cairn_ctl_cluster_status(struct ctl *ctl);
 int cairn_ctl_cluster_adopt(struct ctl *ctl);
@@ -146,6 +165,8 @@ int cairn_ctl_cluster_forget(struct ctl *ctl);
 int cairn_ctl_shard_forget(struct ctl *ctl);
 int cairn_ctl_job_list(struct ctl *ctl);
 int cairn_ctl_job_show(struct ctl *ctl);
+int cairn_ctl_job_plan(struct ctl *ctl);
+int cairn_ctl_job_top(struct ctl *ctl);
 int cairn_ctl_job_digest(struct ctl *ctl);
 int cairn_ctl_job_drop(struct ctl *ctl);
 int cairn_ctl_snapshot_create(struct ctl *ctl);

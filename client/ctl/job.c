@@ -1,4 +1,4 @@
-/* cairn job list | show | digest */
+/* cairn job list | show | digest; top and plan have files of their own */
 #include <string.h>
 
 #include "client/ctl/ctl.h"
@@ -116,6 +116,7 @@ static json_t *job_json(const Cairn__JobStatus *j)
     json_object_update_missing(object, more);
     json_decref(more);
     json_object_set_new(object, "state_bytes", cairn_ctl_json_known(is_told(j), j->state_bytes));
+    set_known(object, "memory", is_told(j), cairn_ctl_job_memory_json(j->memory, j->n_memory));
     json_object_set_new(object, "pushed_bytes", cairn_ctl_json_known(is_told(j), j->pushed_bytes));
     json_object_set_new(object, "fetched_bytes",
                         cairn_ctl_json_known(is_told(j), j->fetched_bytes));
@@ -140,8 +141,8 @@ static void print_version_cells(struct ctl_table *table, const Cairn__JobStatus 
 
 int cairn_ctl_job_list(struct ctl *ctl)
 {
-    static const char *const headers[] = { "JOB",     "STATE",  "GENERATION",  "STEP",
-                                           "WORKERS", "SHARDS", "STATE BYTES", "WAITS FOR" };
+    static const char *const headers[] = { "JOB",     "STATE",  "GENERATION", "STEP",
+                                           "WORKERS", "SHARDS", "MEMORY",     "WAITS FOR" };
     const Cairn__JobListGet get = CAIRN__JOB_LIST_GET__INIT;
     ProtobufCMessage *reply;
     cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_JOB_LIST_GET, &get.base, CAIRN_MSG_JOB_LIST,
@@ -232,7 +233,7 @@ static void print_frozen(const Cairn__JobStatus *j)
                        (unsigned long long)(j->frozen_tensor_count - j->n_frozen_tensors));
 }
 
-static void print_job(const Cairn__JobStatus *j)
+static void print_job(const struct ctl *ctl, const Cairn__JobStatus *j)
 {
     char text[64], other[64];
     cairn_ctl_line("job", "%s", j->name);
@@ -248,7 +249,7 @@ static void print_job(const Cairn__JobStatus *j)
                        j->heaviest_over_mean, j->layout_hash);
     else
         cairn_ctl_line("shards", "%u, layout %s", j->shards, j->layout_hash);
-    cairn_ctl_line("tensors", "%llu, %llu elements, state: %s", (unsigned long long)j->tensors,
+    cairn_ctl_line("tensors", "%llu, %llu elements, memory: %s", (unsigned long long)j->tensors,
                    (unsigned long long)j->elems, told_bytes(j, j->state_bytes, text));
     if (j->blobs > 0)
         cairn_ctl_line("", "%llu of them blobs, %llu bytes", (unsigned long long)j->blobs,
@@ -281,6 +282,9 @@ static void print_job(const Cairn__JobStatus *j)
     if (j->skips_in_row > 0 && j->spec != NULL)
         cairn_ctl_line("", "%u in a row with the loss scale at its least, at most %u",
                        j->skips_in_row, j->spec->skips_max);
+    if (!is_told(j) || j->n_memory == 0) return;
+    printf("\n");
+    cairn_ctl_job_memory_print(ctl, j->memory, j->n_memory);
 }
 
 int cairn_ctl_job_show(struct ctl *ctl)
@@ -294,7 +298,7 @@ int cairn_ctl_job_show(struct ctl *ctl)
     if (ctl->json)
         cairn_ctl_print_json(job_json((const Cairn__JobStatus *)reply));
     else
-        print_job((const Cairn__JobStatus *)reply);
+        print_job(ctl, (const Cairn__JobStatus *)reply);
     cairn_message_free(reply);
     return 0;
 }

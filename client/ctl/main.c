@@ -44,6 +44,13 @@ static const struct subcommand subcommands[] = {
     { "job", "list", "", "jobs, their versions and for whom they wait", 0, 0, CTL_LISTS,
       cairn_ctl_job_list },
     { "job", "show", "JOB", "one job in full", 1, 1, CTL_ASKS, cairn_ctl_job_show },
+    { "job", "top", "JOB [--every SECONDS] [--once]",
+      "where the last steps went: each worker's and shard's time by phase, and who is slow", 1, 1,
+      CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_EVERY, cairn_ctl_job_top },
+    { "job", "plan", "SPEC|JOB [--shards N] [--workers N]",
+      "what a job takes of the memory of its shards, by kind; of a file or folder nobody is asked",
+      1, 1, CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_SHARDS | CTL_TAKES_WORKERS,
+      cairn_ctl_job_plan },
     { "job", "digest", "JOB",
       "the content root of the newest version: equal across layouts and restores (reads the whole "
       "state)",
@@ -212,5 +219,5 @@ int main(int argc, char **argv)
         if (status != CAIRN_OK) return cairn_ctl_fail(status, "%s", why.text);
         ctl.endpoint = env.values[CAIRN_ENV_ENDPOINT].text;
     }
-    return subcommand->run(&ctl);
+    return ctl.watch ? cairn_ctl_watch(&ctl, subcommand->run) : subcommand->run(&ctl);
 }

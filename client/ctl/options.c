@@ -8,6 +8,8 @@
 #include "client/ctl/ctl.h"
 #include "proto/wire/layout.h"
 
+#define WATCH_EVERY_S 2
+
 enum {
     OPT_ENDPOINT = 256,
     OPT_TIMEOUT,
@@ -32,6 +34,9 @@ enum {
     OPT_BACKWARD,
     OPT_READ,
     OPT_CHUNK,
+    OPT_WATCH,
+    OPT_EVERY,
+    OPT_ONCE,
     OPT_HELP,
     OPT_VERSION
 };
@@ -68,6 +73,15 @@ static const struct {
       CTL_TAKES_FORCE,
       "--force",
       "also while workers or readers are attached, who are put out, or it is being saved" },
+    { { "watch", 2, 0, OPT_WATCH },
+      CTL_TAKES_WATCH,
+      "--watch [SECONDS]",
+      "again and again until it is interrupted (every 2 seconds)" },
+    { { "every", 1, 0, OPT_EVERY },
+      CTL_TAKES_EVERY,
+      "--every SECONDS",
+      "how long between two pictures (1)" },
+    { { "once", 0, 0, OPT_ONCE }, CTL_TAKES_EVERY, "--once", "one picture, as -o json has it" },
     { { "wait", 0, 0, OPT_WAIT }, CTL_TAKES_WAIT, "--wait", "return when it is committed" },
     { { "path", 1, 0, OPT_PATH }, CTL_TAKES_RESTORE, "--path FOLDER", "the folder of a snapshot" },
     { { "job", 1, 0, OPT_JOB }, CTL_TAKES_RESTORE, "--job NAME", "its job (else the snapshot's)" },
@@ -182,6 +196,18 @@ static int parse_timeout(struct ctl *ctl, const char *text)
     return -1;
 }
 
+/* The seconds may be the next word, if it is a number. */
+static int parse_watch(struct ctl *ctl)
+{
+    const char *next = optarg == NULL && optind < ctl->argc ? ctl->argv[optind] : NULL;
+    ctl->watch = true;
+    ctl->every_s = WATCH_EVERY_S;
+    if (next != NULL && next[strspn(next, "0123456789.")] == '\0' && next[0] != '\0') {
+        optarg = ctl->argv[optind++];
+    }
+    return optarg != NULL ? parse_seconds("watch", optarg, &ctl->every_s) : -1;
+}
+
 static int parse_output(struct ctl *ctl, const char *text)
 {
     ctl->json = strcmp(text, "json") == 0;
@@ -235,6 +261,9 @@ static int take(struct ctl *ctl, int option)
     case OPT_WAIT: ctl->wait = true; return -1;
     case OPT_YES: ctl->yes = true; return -1;
     case OPT_FORCE: ctl->force = true; return -1;
+    case OPT_WATCH: return parse_watch(ctl);
+    case OPT_EVERY: return parse_seconds("every", optarg, &ctl->every_s);
+    case OPT_ONCE: ctl->once = true; return -1;
     case OPT_JOB: ctl->job = optarg; return -1;
     case OPT_PATH: ctl->path = optarg; return -1;
     case OPT_SHARDS: return parse_number("shards", optarg, CAIRN_SHARDS_MAX, &ctl->shards);

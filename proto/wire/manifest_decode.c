@@ -10,6 +10,7 @@
 #include "proto/wire/capability.h"
 #include "proto/wire/manifest.h"
 #include "proto/wire/manifest_seal.h"
+#include "proto/wire/manifest_spec.h"
 #include "proto/wire/optimizer.h"
 #include "proto/wire/snapshot_file.h"
 
@@ -229,8 +230,8 @@ static cairn_status read_former(json_t *list, struct cairn_job_spec_data *spec,
     return status;
 }
 
-static cairn_status read_spec(json_t *json, struct cairn_job_spec_data *spec,
-                              struct cairn_sentence *why)
+cairn_status cairn_manifest_read_spec(json_t *json, struct cairn_job_spec_data *spec,
+                                      struct cairn_sentence *why)
 {
     const char *name, *on_nonfinite, *policy = NULL, *init_from = NULL, *init_prefix = NULL;
     const char *reduce_groups = "none";
@@ -428,7 +429,7 @@ static cairn_status read_root(json_t *root, struct cairn_manifest *m, struct cai
     if (!json_is_array(files)) return corrupt(why, "files", "not a list");
     cairn_status status = read_created(created, m, why);
     if (status == CAIRN_OK) status = read_payload(payload, m, why);
-    if (status == CAIRN_OK) status = read_spec(spec, &m->spec, why);
+    if (status == CAIRN_OK) status = cairn_manifest_read_spec(spec, &m->spec, why);
     if (status == CAIRN_OK && reduce_groups != NULL)
         status = read_reduce_groups(reduce_groups, &m->reduce_groups, why);
     for (size_t i = 0; i < json_array_size(files) && status == CAIRN_OK; i++) {

@@ -99,14 +99,16 @@
     X(91, LACKS_GET, LacksGet, lacks_get)                           \
     X(92, LACKS, Lacks, lacks)                                      \
     X(93, CLUSTER_BACKED_UP, ClusterBackedUp, cluster_backed_up)    \
-    X(95, PIN_FOLDER, PinFolder, pin_folder)
+    X(95, PIN_FOLDER, PinFolder, pin_folder)                        \
+    X(110, JOB_SPEC_GET, JobSpecGet, job_spec_get)                  \
+    X(111, JOB_SPEC_TOLD, JobSpecTold, job_spec_told)
 
 enum cairn_message {
 #define X(number, constant, type, field) CAIRN_MSG_##constant = (number),
     CAIRN_MESSAGE_TABLE(X)
 #undef X
 };
-#define CAIRN_MSG_MAX 95
+#define CAIRN_MSG_MAX 111
 
 /* Versions of a job that can be leased at a time: for each, every shard has a published copy more. */
 #define CAIRN_LEASED_VERSIONS_MAX 4

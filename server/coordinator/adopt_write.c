@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/wire/plan_job.h"
 #include "proto/wire/optimizer.h"
 #include "server/base/log.h"
 #include "server/coordinator/adopt_private.h"
@@ -81,7 +82,7 @@ static cairn_status judge_layout(const struct cairn_cluster_adoptee *job,
                                  const struct cairn_job_spec_data *spec, struct cairn_sentence *why)
 {
     struct cairn_layout *layout = NULL;
-    struct cairn_layout_tensor *tensors = cairn_cluster_layout_tensors_of(spec);
+    struct cairn_layout_tensor *tensors = cairn_plan_tensors(spec);
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     if (tensors != NULL)
         status = cairn_layout_decode(job->layout.bytes, job->layout.have_bytes, tensors,

@@ -3,8 +3,24 @@
 #include <stdlib.h>
 #include <string.h>
 
+static void take_memory(struct cairn_cluster_seat *seat, const Cairn__Heartbeat *message)
+{
+    const size_t count = message->n_memory < CAIRN_MEMORY_TOLD_MAX ? message->n_memory
+                                                                   : CAIRN_MEMORY_TOLD_MAX;
+    seat->memory_count = 0;
+    Cairn__MemoryTold *memory = realloc(seat->memory, (count + 1) * sizeof *memory);
+    if (memory == NULL) return;
+    seat->memory = memory;
+    for (size_t i = 0; i < count; i++) {
+        memory[i] = *message->memory[i];
+        memory[i].shard = NULL; // the message's; the rest are numbers
+    }
+    seat->memory_count = count;
+}
+
 void cairn_cluster_bytes_take(struct cairn_cluster_seat *seat, const Cairn__Heartbeat *message)
 {
+    take_memory(seat, message);
     const size_t count = message->n_bytes < CAIRN_BYTES_TOLD_MAX ? message->n_bytes
                                                                  : CAIRN_BYTES_TOLD_MAX;
     seat->bytes_count = 0;
@@ -91,4 +107,37 @@ const Cairn__BytesTold *cairn_cluster_bytes_of(const struct cairn_cluster_job *j
         out->list[i] = &out->told[i];
     }
     return &out->told[0];
+}
+
+/* ---- memory ---- */
+
+static void fill_memory(const struct cairn_cluster_job *job, uint32_t shard, Cairn__MemoryTold *out)
+{
+    const struct cairn_cluster_seat *seat = job->shards[shard].seat;
+    cairn__memory_told__init(out);
+    for (size_t i = 0; i < seat->memory_count; i++)
+        if (seat->memory[i].job == job->id) *out = seat->memory[i];
+    out->job = job->id;
+    out->shard_index = shard;
+    out->shard = seat->name;
+}
+
+void cairn_cluster_memory_of(const struct cairn_cluster_job *job, struct cairn_memory_view *out)
+{
+    const uint32_t shards = job->layout->shard_count;
+    *out = (struct cairn_memory_view) { .told = calloc(shards + 1, sizeof *out->told),
+                                        .list = calloc(shards + 1, sizeof *out->list) };
+    if (out->told == NULL || out->list == NULL) return;
+    out->count = shards;
+    for (uint32_t s = 0; s < shards; s++) {
+        Cairn__MemoryTold *told = out->list[s] = &out->told[s];
+        fill_memory(job, s, told);
+        out->sum += told->state + told->published + told->landing + told->staging + told->tables;
+    }
+}
+
+void cairn_cluster_memory_release(struct cairn_memory_view *view)
+{
+    free(view->told);
+    free(view->list);
 }

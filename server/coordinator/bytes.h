@@ -1,10 +1,12 @@
-/* Bytes of a job as its shards tell of them, added up for those who ask. Loop thread only. */
+/* Bytes of a job, and the memory it takes, as its shards tell of them, added up for those who ask. Loop
+ * thread only. */
 #ifndef CAIRN_COORDINATOR_BYTES_H
 #define CAIRN_COORDINATOR_BYTES_H
 
 #include "server/coordinator/cluster.h"
 
 #define CAIRN_BYTES_WORKERS_SHOWN 64
+#define CAIRN_MEMORY_TOLD_MAX     128 /* jobs of a shard */
 
 struct cairn_bytes_view {
     size_t count; /* the first is of all members, then workers by rank */
@@ -20,5 +22,15 @@ void cairn_cluster_bytes_read(struct cairn_cluster_member *member, uint64_t byte
  * move it. */
 const Cairn__BytesTold *cairn_cluster_bytes_of(const struct cairn_cluster_job *job,
                                                struct cairn_bytes_view *out);
+
+struct cairn_memory_view {
+    Cairn__MemoryTold *told;  /* owned: [shard_count] of the job, by index */
+    Cairn__MemoryTold **list; /* owned: [shard_count], to these */
+    size_t count;             /* 0: no memory */
+    uint64_t sum;
+};
+/* What the job's shards told last; their names are borrowed. */
+void cairn_cluster_memory_of(const struct cairn_cluster_job *job, struct cairn_memory_view *out);
+void cairn_cluster_memory_release(struct cairn_memory_view *view);
 
 #endif

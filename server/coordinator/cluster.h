@@ -33,6 +33,7 @@
 #include "server/coordinator/store.h"
 #include "server/coordinator/commits.h"
 #include "server/coordinator/seats.h"
+#include "server/coordinator/times.h"
 #include "server/coordinator/version_waits.h"
 #include "server/core/round.h"
 #include "server/core/standing.h"
@@ -146,6 +147,7 @@ struct cairn_cluster_member {
     struct cairn_cluster_version_wait waits[CAIRN_MEMBER_WAITS_MAX + 1];
     uint32_t wait_count;
     uint64_t read_bytes;                  /* of published memory, by itself: as it told last */
+    struct cairn_step_ring times;         /* of a worker */
     struct cairn_init_digest init_digest; /* of what it put */
     uint8_t *init_held; /* owned: InitDone.held, [tensor_count]; NULL: not to be compared */
 };
@@ -169,6 +171,7 @@ struct cairn_cluster_job_shard {
     uint64_t patience_ms; /* until the job is LOST */
     bool newer;           /* it has a staged generation beside ours: the same */
     uint64_t revision;    /* of the spec that it has; 0: not known */
+    struct cairn_step_ring times;
 };
 
 /* Who holds which boxes of the tensors: tiles.c. */
@@ -468,11 +471,6 @@ struct cairn_cluster_shard_infos {
 bool cairn_cluster_shard_infos_init(struct cairn_cluster_shard_infos *infos,
                                     const struct cairn_cluster_job *job);
 void cairn_cluster_shard_infos_release(struct cairn_cluster_shard_infos *infos);
-
-/* What an element costs its shard: master, sum, two published versions, the optimizer's planes. */
-uint32_t cairn_cluster_elem_weight(const struct cairn_job_spec_data *spec, size_t tensor);
-/* For the planner and the layout's decoder, [tensor_count], the caller's; NULL: no memory. */
-struct cairn_layout_tensor *cairn_cluster_layout_tensors_of(const struct cairn_job_spec_data *spec);
 
 /* A spec or a layout that nobody could take is refused before it is stored: CAIRN_ERR_INVALID. */
 CAIRN_MUST_CHECK cairn_status cairn_cluster_judge_packed(const char *job,

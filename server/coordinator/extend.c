@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/wire/plan.h"
+#include "proto/wire/plan_job.h"
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/groups.h"
@@ -281,7 +281,7 @@ static bool stays(const struct cairn_job_spec_data *was, size_t from,
 static cairn_status plan_layout(const struct cairn_cluster_job *job, struct cairn_cluster_job *body)
 {
     const uint32_t count = (uint32_t)body->spec.tensor_count;
-    struct cairn_layout_tensor *tensors = cairn_cluster_layout_tensors_of(&body->spec);
+    struct cairn_layout_tensor *tensors = cairn_plan_tensors(&body->spec);
     uint32_t *was = calloc((size_t)count + 1, sizeof *was);
     cairn_status status = tensors == NULL || was == NULL ? CAIRN_ERR_NO_MEMORY : CAIRN_OK;
     for (uint32_t t = 0; t < count && status == CAIRN_OK; t++) {

@@ -10,6 +10,7 @@
 #include "server/coordinator/groups.h"
 #include "server/coordinator/leases.h"
 #include "server/coordinator/standing.h"
+#include "server/coordinator/times.h"
 #include "server/coordinator/requests.h"
 
 /* ---- shards ---- */
@@ -42,6 +43,8 @@ struct job_view {
     Cairn__LeaseStatus leases[LEASES_SHOWN];
     Cairn__LeaseStatus *lease_list[LEASES_SHOWN];
     struct cairn_bytes_view bytes;
+    struct cairn_memory_view memory;
+    struct cairn_times_view times;
     struct cairn_groups_view reduce_groups;
 };
 
@@ -68,7 +71,6 @@ static void fill_rounds(Cairn__JobStatus *s, const struct cairn_cluster_job *job
     }
 }
 
-/* What a shard says of its state is of all its jobs together. */
 static void fill_shards(struct job_view *view, const struct cairn_cluster_job *job)
 {
     Cairn__JobStatus *s = &view->status;
@@ -78,11 +80,11 @@ static void fill_shards(struct job_view *view, const struct cairn_cluster_job *j
     s->pushed_bytes = all->pushed_shared + all->pushed_carried + all->put;
     s->fetched_bytes = all->fetched_shared + all->fetched_carried;
     s->shards = job->layout->shard_count;
-    for (uint32_t i = 0; i < s->shards; i++) {
-        const Cairn__ShardStats *stats = &job->shards[i].seat->stats;
-        s->shards_told += job->shards[i].seat->has_stats;
-        s->state_bytes += stats->state_bytes;
-    }
+    for (uint32_t i = 0; i < s->shards; i++) s->shards_told += job->shards[i].seat->has_stats;
+    cairn_cluster_memory_of(job, &view->memory);
+    s->memory = view->memory.list;
+    s->n_memory = view->memory.count;
+    s->state_bytes = view->memory.sum;
 }
 
 static void list_frozen(struct job_view *view, const struct cairn_job_spec_data *spec)
@@ -167,6 +169,8 @@ static void view_release(struct job_view *view)
 {
     free(view->groups);
     free(view->list);
+    cairn_cluster_memory_release(&view->memory);
+    cairn_cluster_times_release(&view->times);
 }
 
 static void on_job_list(struct cairn_cluster_session *session, uint32_t request)
@@ -211,17 +215,31 @@ static struct cairn_cluster_job *job_or_error(struct cairn_cluster_session *sess
     return NULL;
 }
 
-static void on_job_show(struct cairn_cluster_session *session, uint32_t request, const char *name)
+static void on_job_show(struct cairn_cluster_session *session, uint32_t request,
+                        const Cairn__JobShow *show)
 {
-    struct cairn_cluster_job *job = job_or_error(session, request, name);
+    struct cairn_cluster_job *job = job_or_error(session, request, show->name);
     struct job_view view = { .groups = NULL };
     if (job == NULL) return;
-    if (view_init(&view, job)) {
+    if (view_init(&view, job) &&
+        (!show->times || cairn_cluster_times_show(job, &view.times, &view.status))) {
         cairn_cluster_session_send(session, CAIRN_MSG_JOB_STATUS, request, &view.status.base);
     } else {
         cairn_cluster_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
     }
     view_release(&view);
+}
+
+static void on_job_spec(struct cairn_cluster_session *session, uint32_t request, const char *name)
+{
+    const struct cairn_cluster_job *job = job_or_error(session, request, name);
+    if (job == NULL) return;
+    Cairn__JobSpecTold told = CAIRN__JOB_SPEC_TOLD__INIT;
+    told.spec_bytes = job->spec_packed->size;
+    told.workers_max = (uint32_t)session->cluster->options->workers_max;
+    told.shards = job->layout->shard_count;
+    cairn_cluster_session_send(session, CAIRN_MSG_JOB_SPEC_TOLD, request, &told.base);
+    cairn_cluster_session_pages(session, request, CAIRN_PAGE_SPEC, job->spec_packed);
 }
 
 static void begin_cut(struct cairn_cluster_session *session, uint32_t request, const char *name,
@@ -316,7 +334,10 @@ bool cairn_cluster_handle_admin(struct cairn_cluster_session *session,
         return true;
     case CAIRN_MSG_JOB_LIST_GET: on_job_list(session, request); return true;
     case CAIRN_MSG_JOB_SHOW:
-        on_job_show(session, request, ((const Cairn__JobShow *)message)->name);
+        on_job_show(session, request, (const Cairn__JobShow *)message);
+        return true;
+    case CAIRN_MSG_JOB_SPEC_GET:
+        on_job_spec(session, request, ((const Cairn__JobSpecGet *)message)->name);
         return true;
     case CAIRN_MSG_JOB_REMOVE:
         cairn_cluster_job_remove(session, request, (const Cairn__JobRemove *)message);

@@ -72,6 +72,7 @@ static void on_published(struct cairn_cluster_session *session, const Cairn__Pub
     uint32_t shard;
     struct cairn_cluster_job *job = place_of(session, message->job, &shard);
     if (job == NULL) return;
+    cairn_step_ring_take(&job->shards[shard].times, message->times);
     const struct cairn_round_event event = { .kind = CAIRN_ROUND_PUBLISHED,
                                              .shard = shard,
                                              .epoch = message->epoch,

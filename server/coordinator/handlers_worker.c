@@ -60,6 +60,7 @@ static void on_round_commit(struct cairn_cluster_session *session, uint32_t requ
         return;
     }
     cairn_cluster_commits_add(member, request, message->round);
+    cairn_step_ring_take(&member->times, message->times);
     struct cairn_cluster_job *job = member->job;
     if (message->abandon && job->core != NULL &&
         message->round == cairn_round_open_round(job->core)) {

@@ -6,8 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/wire/plan.h"
-#include "proto/wire/snapshot_file.h"
+#include "proto/wire/plan_job.h"
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/cuts.h"
@@ -200,44 +199,10 @@ bool cairn_cluster_job_dead(const struct cairn_cluster_job *job)
 
 /* ---- making one ---- */
 
-uint32_t cairn_cluster_elem_weight(const struct cairn_job_spec_data *spec, size_t tensor)
-{
-    const struct cairn_tensor_spec *t = &spec->tensors[tensor];
-    uint32_t bytes = (uint32_t)(cairn_dtype_bytes((int)t->master) +
-                                2 * cairn_dtype_bytes((int)t->wire));
-    if (t->kind != CAIRN_TRAINED) return bytes;
-    bytes += 4;
-    const uint32_t planes = cairn_snapshot_planes(spec, tensor);
-    for (int p = CAIRN_PLANE_EXP_AVG; p < CAIRN_PLANE_COUNT; p++) {
-        if (planes & (1u << p)) bytes += 4;
-    }
-    return bytes;
-}
-
-struct cairn_layout_tensor *cairn_cluster_layout_tensors_of(const struct cairn_job_spec_data *spec)
-{
-    struct cairn_layout_tensor *tensors = calloc(spec->tensor_count + 1, sizeof *tensors);
-    if (tensors == NULL) return NULL;
-    for (size_t i = 0; i < spec->tensor_count; i++) {
-        tensors[i].name = spec->tensors[i].name;
-        tensors[i].unit = spec->tensors[i].unit;
-        tensors[i].shape = spec->tensors[i].shape;
-        tensors[i].elem_bytes = cairn_cluster_elem_weight(spec, i);
-    }
-    return tensors;
-}
-
 static cairn_status plan_layout(struct cairn_cluster_job *job, uint32_t shard_count)
 {
-    struct cairn_layout_tensor *tensors = cairn_cluster_layout_tensors_of(&job->spec);
-    if (tensors == NULL) return CAIRN_ERR_NO_MEMORY;
-    const struct cairn_plan_request request = { .tensors = tensors,
-                                                .tensor_count = (uint32_t)job->spec.tensor_count,
-                                                .shard_count = shard_count,
-                                                .spread = job->spec.spread };
     struct cairn_plan_report report;
-    const cairn_status status = cairn_plan_make(&request, &job->layout, &report);
-    free(tensors);
+    const cairn_status status = cairn_plan_job(&job->spec, shard_count, &job->layout, &report);
     if (status != CAIRN_OK) return status;
     job->heaviest_over_mean = report.heaviest_over_mean;
     job->layout_packed = cairn_packed_layout(job->layout);
@@ -258,8 +223,7 @@ struct cairn_cluster_job *cairn_cluster_job_plan(struct cairn_cluster *cluster,
                                                  const struct cairn_job_spec_data *spec,
                                                  struct cairn_sentence *why)
 {
-    // Stage 0: one shard holds all of the state.
-    const uint32_t shard_count = spec->stage == 0 ? 1 : (uint32_t)cluster->options->shards;
+    const uint32_t shard_count = cairn_plan_job_shards(spec, (uint32_t)cluster->options->shards);
     struct cairn_cluster_job *job = calloc(1, sizeof *job);
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     if (job != NULL) {

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/wire/plan_job.h"
 #include "proto/wire/optimizer.h"
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
@@ -21,7 +22,7 @@ static cairn_status fill_job(struct cairn_cluster_job *job, const struct cairn_s
                                             &job->spec, &reason);
     if (status != CAIRN_OK)
         return cairn_fail(why, status, "the stored spec of job %s: %s", row->name, reason.text);
-    struct cairn_layout_tensor *tensors = cairn_cluster_layout_tensors_of(&job->spec);
+    struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
     job->spec_packed = cairn_packed_copy(row->spec, row->spec_bytes);
     job->layout_packed = cairn_packed_copy(row->layout, row->layout_bytes);
     job->shards = calloc(row->shard_count, sizeof *job->shards);
@@ -60,7 +61,7 @@ static void weigh_seats(const struct cairn_cluster_job *body)
             const struct cairn_extent *extent = &j->layout->extents[e];
             j->shards[extent->shard].seat->planned_bytes +=
                 extent->quantum_count * j->layout->geometry[extent->tensor].quantum_elems *
-                cairn_cluster_elem_weight(&j->spec, extent->tensor);
+                cairn_plan_elem_weight(&j->spec, extent->tensor);
         }
     }
 }

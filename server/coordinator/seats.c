@@ -61,6 +61,7 @@ void cairn_cluster_seat_free(struct cairn_cluster_seat *seat)
     cairn_cluster_seat_forget_parts(seat);
     free(seat->fabric_address);
     free(seat->bytes);
+    free(seat->memory);
     free(seat->held);
     free(seat->name);
     free(seat);
@@ -143,7 +144,7 @@ static void unseat(struct cairn_cluster_seat *seat)
     seat->probe = CAIRN_SEAT_UNASKED;
     cairn__shard_stats__init(&seat->stats);
     seat->has_stats = false;
-    seat->bytes_count = 0;
+    seat->bytes_count = seat->memory_count = 0;
     cairn_cluster_seat_forget_parts(seat);
     cairn_cluster_calls_seat_gone(seat);
     cairn_cluster_jobs_seat_down(session->cluster, seat);

@@ -40,6 +40,8 @@ struct cairn_cluster_seat {
     bool has_stats;
     Cairn__BytesTold *bytes; /* owned, [bytes_count]: of the same Heartbeat */
     size_t bytes_count;
+    Cairn__MemoryTold *memory; /* owned, [memory_count]: likewise */
+    size_t memory_count;
     /* of its session: may we act on what it holds, and what that is (standing.c) */
     struct cairn_coordinator_id seen;
     enum cairn_standing standing;

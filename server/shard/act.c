@@ -74,6 +74,14 @@ static void report_published(struct cairn_shard_job *job, const struct cairn_ste
     published.round = action->round;
     published.generation = action->version.generation;
     published.step = action->version.step;
+    uint32_t us[4];
+    Cairn__StepTimes times = CAIRN__STEP_TIMES__INIT;
+    cairn_times_phases(job, us);
+    times.us = us;
+    times.n_us = 4;
+    // Told once; 0: nothing was granted.
+    if (job->times.round != 0 && action->round == job->times.round) published.times = &times;
+    job->times.round = 0;
     cairn_session_send(job->shard, CAIRN_MSG_PUBLISHED, 0, &published.base);
 }
 
@@ -184,6 +192,7 @@ void cairn_shard_job_settle(struct cairn_shard_job *job)
         if (job->members_cut) close_cut(job);
     }
     job->settling = false;
+    if (job->landing_extra) cairn_admit_left(job);
 }
 
 void cairn_shard_job_step(struct cairn_shard_job *job, const struct cairn_step_event *event)

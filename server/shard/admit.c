@@ -1,5 +1,6 @@
 /* Which memory is taken when: a job's state, published copies and buffers of puts when it is created, the
- * landing slots of a worker when it joins. */
+ * landing slots of a worker when it joins; they are given back when it has left. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -106,6 +107,18 @@ static uint32_t slots_wanted(const struct cairn_shard_job *job)
     return slots < job->slot_count ? (uint32_t)slots : job->slot_count;
 }
 
+static cairn_status count_slots(struct cairn_shard_job *job, struct cairn_sentence *why)
+{
+    const uint32_t wanted = slots_wanted(job);
+    char what[CAIRN_NAME_MAX + 64];
+    if (wanted <= job->slots_counted) return CAIRN_OK;
+    const uint64_t bytes = (uint64_t)(wanted - job->slots_counted) * job->slot_bytes;
+    snprintf(what, sizeof what, "landing memory of one more worker of job %s", job->spec.name);
+    const cairn_status status = cairn_shard_job_take(job, &job->memory.landing, bytes, what, why);
+    if (status == CAIRN_OK) job->slots_counted = wanted;
+    return status;
+}
+
 /* For all that joined by now: whoever comes after finds it done. */
 static cairn_status add_slots(struct cairn_reserve *reserve, struct cairn_shard_job *job)
 {
@@ -123,10 +136,14 @@ static void on_slots_taken(const struct cairn_reserve_request *request, cairn_st
     const struct cairn_member *member = cairn_member_find(job, request->member);
     if (status == CAIRN_OK && job->slots_asked > job->slots_taken)
         job->slots_taken = job->slots_asked;
+    job->slots_asked = job->slots_taken;
     if (status != CAIRN_OK && member != NULL) {
         cairn_log_warn("member %s of job %s refused: %s", member->name, job->spec.name, why->text);
         cairn_member_leave(job, request->member);
+        job->landing_extra = true;
     }
+    if (job->landing_extra)
+        cairn_admit_left(job); // this one's, or those of others that left meanwhile
     cairn_session_answer(job->shard, &answered, status, why);
 }
 
@@ -139,11 +156,38 @@ void cairn_admit_member(struct cairn_shard_job *job, uint64_t member, struct cai
                                                    .member = member,
                                                    .answer = answer };
     struct cairn_sentence why;
-    cairn_status status = CAIRN_OK;
-    if (slots_wanted(job) > job->slots_taken) {
+    cairn_status status = count_slots(job, &why);
+    if (status == CAIRN_OK && slots_wanted(job) > job->slots_taken) {
         status = cairn_reserve_begin(&request, &why);
         if (status == CAIRN_OK) return;
+    }
+    if (status != CAIRN_OK) {
+        cairn_log_warn("a member of job %s refused: %s", job->spec.name, why.text);
         cairn_member_leave(job, member);
+        cairn_admit_left(job);
     }
     cairn_session_answer(job->shard, &answer, status, &why);
+}
+
+/* Nothing lands or is folded, and no page is being made: a round has the windows from the lowest on. */
+static bool landing_rests(const struct cairn_shard_job *job)
+{
+    return cairn_step_phase_of(job->step) == CAIRN_STEP_IDLE &&
+           cairn_step_slots_used(job->step) == 0 && job->slots_asked <= job->slots_taken;
+}
+
+void cairn_admit_left(struct cairn_shard_job *job)
+{
+    const uint32_t keep = slots_wanted(job);
+    const bool is_extra = keep < job->slots_counted;
+    job->landing_extra = is_extra && !landing_rests(job);
+    if (!is_extra || job->landing_extra) return;
+    if (keep < job->slots_taken) {
+        cairn_arena_give(&job->landing, (uint64_t)keep * job->slot_bytes,
+                         (uint64_t)(job->slots_taken - keep) * job->slot_bytes);
+        job->slots_taken = job->slots_asked = keep;
+    }
+    cairn_shard_job_give(job, &job->memory.landing,
+                         (uint64_t)(job->slots_counted - keep) * job->slot_bytes);
+    job->slots_counted = keep;
 }

@@ -88,6 +88,14 @@ cairn_status cairn_arena_take(const struct cairn_arena *arena, uint64_t from, ui
     return CAIRN_OK;
 }
 
+void cairn_arena_give(const struct cairn_arena *arena, uint64_t from, uint64_t bytes)
+{
+    const uint64_t page = 4096, first = (from + page - 1) / page * page; // in use before `from`
+    assert(arena->fd < 0 && from <= arena->bytes && bytes <= arena->bytes - from);
+    if (first < from + bytes)
+        madvise(arena->base + first, (size_t)(from + bytes - first), MADV_DONTNEED);
+}
+
 void cairn_arena_close(struct cairn_arena *arena)
 {
     if (arena->base != NULL) munmap(arena->base - arena->begin, arena->begin + arena->bytes);

@@ -103,6 +103,32 @@ void cairn_bytes_list(const struct cairn_shard *shard, struct cairn_bytes_list *
         if (is_told(job)) add_workers(out, job);
 }
 
+_Static_assert(CAIRN_MEMORY_TOLD_JOBS == CAIRN_SHARD_JOBS_MAX, "a place each");
+
+static Cairn__MemoryTold *memory_of(struct cairn_memory_list *out, uint64_t job)
+{
+    for (size_t i = 0; i < out->count; i++)
+        if (out->told[i].job == job) return &out->told[i];
+    Cairn__MemoryTold *told = &out->told[out->count];
+    out->pointers[out->count++] = told;
+    cairn__memory_told__init(told);
+    told->job = job;
+    return told;
+}
+
+void cairn_memory_list(const struct cairn_shard *shard, struct cairn_memory_list *out)
+{
+    out->count = 0;
+    for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
+        Cairn__MemoryTold *told = memory_of(out, job->number);
+        told->state += job->memory.state;
+        told->published += job->memory.published;
+        told->landing += job->memory.landing;
+        told->staging += job->memory.staging;
+        told->tables += job->memory.tables;
+    }
+}
+
 void cairn_bytes_list_release(struct cairn_bytes_list *list)
 {
     free(list->told);

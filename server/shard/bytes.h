@@ -1,4 +1,5 @@
-/* Payload bytes by job, worker and way, told to the coordinator with each Heartbeat. Loop thread only. */
+/* Payload bytes by job, worker and way, and memory by job and kind: told to the coordinator with each
+ * Heartbeat. Loop thread only. */
 #ifndef CAIRN_SHARD_BYTES_H
 #define CAIRN_SHARD_BYTES_H
 
@@ -41,5 +42,14 @@ struct cairn_bytes_list {
 /* Of each job that serves one of all, then of workers, at most CAIRN_BYTES_TOLD_MAX. Without memory: none. */
 void cairn_bytes_list(const struct cairn_shard *shard, struct cairn_bytes_list *out);
 void cairn_bytes_list_release(struct cairn_bytes_list *list);
+
+#define CAIRN_MEMORY_TOLD_JOBS 64 /* CAIRN_SHARD_JOBS_MAX */
+struct cairn_memory_list {
+    size_t count;
+    Cairn__MemoryTold told[CAIRN_MEMORY_TOLD_JOBS];
+    Cairn__MemoryTold *pointers[CAIRN_MEMORY_TOLD_JOBS];
+};
+/* Of each job; generations of one are added up. */
+void cairn_memory_list(const struct cairn_shard *shard, struct cairn_memory_list *out);
 
 #endif

@@ -72,7 +72,7 @@ static void create_open(struct cairn_shard *shard, struct cairn_arriving *create
         "making room for job %s, generation %llu: %llu elements in %zu extents, %llu bytes",
         job->spec.name, (unsigned long long)job->generation,
         (unsigned long long)job->map.elem_count, job->map.extent_count,
-        (unsigned long long)job->budget_bytes);
+        (unsigned long long)cairn_memory_sum(&job->memory));
     status = cairn_admit_job(job, create_message(create), &why);
     if (status != CAIRN_OK) {
         cairn_arriving_end(shard, create, status, &why);

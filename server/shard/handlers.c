@@ -191,6 +191,7 @@ static void on_job_message(struct cairn_shard *shard, uint16_t type, uint32_t re
         break;
     case CAIRN_MSG_MEMBER_LEAVE:
         cairn_member_leave(job, ((const Cairn__MemberLeave *)message)->member);
+        cairn_admit_left(job);
         break;
     case CAIRN_MSG_ROUND_OPEN: on_round_open(job, (const Cairn__RoundOpen *)message); break;
     case CAIRN_MSG_DECIDE:

@@ -42,7 +42,7 @@ static void fill_more(const struct cairn_shard_job *job, Cairn__HeldJob *out)
     out->version_step = version.step;
     out->base_step = job->base_step;
     out->serving = job->state == CAIRN_JOB_SERVING;
-    out->bytes = job->budget_bytes;
+    out->bytes = cairn_memory_sum(&job->memory);
     out->spec_hash = (ProtobufCBinaryData) { sizeof job->spec_digest.byte,
                                              (uint8_t *)(uintptr_t)job->spec_digest.byte };
 }

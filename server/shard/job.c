@@ -11,7 +11,6 @@
 #include "server/shard/report.h"
 #include "server/shard/shard.h"
 
-#define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
 /* From here on nothing of a pass is in a cache when the next one comes to it, by measurement. */
 #define FAR_ELEMS ((uint64_t)4 << 20)
 
@@ -72,72 +71,22 @@ static cairn_status decode_parts(struct cairn_shard_job *job, const Cairn__JobCr
     return CAIRN_OK;
 }
 
-/* What the sizes come from, summed over the parts. */
-struct totals {
-    uint64_t trained_elems, exp_avg_elems, exp_avg_sq_elems; /* elements that have such a plane */
-    uint64_t param_bytes, wire_bytes, grad_chunks;
-    uint64_t chunk_elems_max;
-};
-
-static cairn_status judge_part(const struct cairn_shard_job *job,
-                               const struct cairn_tensor_spec *tensor, struct cairn_part *part,
-                               struct cairn_sentence *why)
-{
-    *part = (struct cairn_part) { .trained = tensor->kind == CAIRN_TRAINED,
-                                  .wire = tensor->wire,
-                                  .master = tensor->master };
-    if (!cairn_wire_dtype_ok((int)tensor->wire) && tensor->wire != tensor->master) {
-        return cairn_fail(why, CAIRN_ERR_UNSUPPORTED, "tensor %s: wire dtype %s", tensor->name,
-                          cairn_dtype_name((int)tensor->wire));
-    }
-    if (!part->trained) return CAIRN_OK;
-    const size_t group = cairn_spec_find_group(&job->spec, tensor->group);
-    assert(group < job->spec.group_count); // cairn_spec_check
-    struct cairn_group_hyper hyper;
-    const char *field = "?";
-    cairn_status status = cairn_group_hyper_of_spec(&job->spec.groups[group], &hyper, &field);
-    if (status != CAIRN_OK) {
-        return cairn_fail(why, status, "group %s: %s is out of its range", tensor->group, field);
-    }
-    part->group = (uint32_t)group;
-    part->planes = cairn_optimizer_planes(&hyper);
-    return CAIRN_OK;
-}
-
-static uint64_t elems_of_plane(const struct cairn_part *part, enum cairn_plane plane,
-                               uint64_t elem_count)
-{
-    return (part->planes & 1u << plane) != 0 ? elem_count : 0;
-}
-
-static cairn_status make_parts(struct cairn_shard_job *job, struct totals *totals,
-                               struct cairn_sentence *why)
+static cairn_status make_parts(struct cairn_shard_job *job, uint32_t member_max,
+                               struct cairn_need *need, struct cairn_sentence *why)
 {
     job->parts = calloc(job->map.extent_count + 1, sizeof *job->parts);
     if (job->parts == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job");
-    for (size_t i = 0; i < job->map.extent_count; i++) {
-        const struct cairn_local_extent *extent = &job->map.extents[i];
-        struct cairn_part *part = &job->parts[i];
-        cairn_status status = judge_part(job, &job->spec.tensors[extent->tensor], part, why);
-        if (status != CAIRN_OK) return status;
-        part->wire_byte = cairn_published_place(&job->map, i, cairn_dtype_bytes((int)part->wire),
-                                                &totals->wire_bytes);
-        totals->param_bytes += extent->elem_count * cairn_dtype_bytes((int)part->master);
-        totals->exp_avg_elems += elems_of_plane(part, CAIRN_PLANE_EXP_AVG, extent->elem_count);
-        totals->exp_avg_sq_elems += elems_of_plane(part, CAIRN_PLANE_EXP_AVG_SQ,
-                                                   extent->elem_count);
-        uint64_t chunk_elems = (uint64_t)job->map.chunk_leaves * CAIRN_LEAF_ELEMS;
-        if (chunk_elems > extent->elem_count) chunk_elems = extent->elem_count;
-        if (chunk_elems > totals->chunk_elems_max) totals->chunk_elems_max = chunk_elems;
-        if (!part->trained) continue;
-        part->grad_chunk = totals->grad_chunks;
-        totals->grad_chunks += extent->chunk_count;
-        totals->trained_elems += extent->elem_count;
-    }
-    job->grad_chunk_count = (uint32_t)totals->grad_chunks;
-    job->plane_bytes[CAIRN_PLANE_PARAM] = totals->param_bytes;
-    job->plane_bytes[CAIRN_PLANE_EXP_AVG] = totals->exp_avg_elems * sizeof(float);
-    job->plane_bytes[CAIRN_PLANE_EXP_AVG_SQ] = totals->exp_avg_sq_elems * sizeof(float);
+    cairn_status status = cairn_need_of(&job->spec, &job->map, member_max, job->parts, need, why);
+    if (status != CAIRN_OK) return status;
+    need->step.folds_wanted = cairn_pool_thread_count(job->shard->compute) +
+                              1; // one is handed over
+    job->grad_chunk_count = need->step.chunk_count;
+    memcpy(job->plane_bytes, need->plane_bytes, sizeof job->plane_bytes);
+    job->slot_count = need->slot_count;
+    job->slot_bytes = need->slot_bytes;
+    job->put_max = need->put_max;
+    job->put_bytes = need->put_bytes;
+    job->reply_bytes = need->reply_bytes;
     return CAIRN_OK;
 }
 
@@ -207,43 +156,44 @@ static size_t holds_bytes(const struct cairn_shard_job *job)
     return members * CAIRN_STEP_HOLDS_BYTES(job->grad_chunk_count);
 }
 
-/* What a job needs of the budget. */
-struct need {
-    uint64_t state, landing, rest; /* bytes */
-};
+/* Of the budget: what it takes, and the landing memory of the workers without whom no round opens. */
+static uint64_t least_bytes(const struct cairn_shard_job *job, const struct cairn_need *need)
+{
+    return cairn_memory_sum(&need->memory) + job->spec.workers_min * need->landing_bytes;
+}
 
 /* With chunks of half as many leaves, and so on, until it fits: there are more of them, and with them more of
  * the rest. 0: it never does. */
-static uint32_t leaves_that_fit(const struct cairn_shard_job *job, const struct need *need,
+static uint32_t leaves_that_fit(const struct cairn_shard_job *job, const struct cairn_need *need,
                                 uint64_t room)
 {
+    const struct cairn_memory *memory = &need->memory;
     const uint64_t leaf_bytes = CAIRN_LEAF_ELEMS * sizeof(float);
     const uint64_t now = (job->reply_bytes - 1) / leaf_bytes +
                          1; // the last one may be a part of one
-    const uint64_t chunks = (uint64_t)job->slot_count + job->put_max;
+    const uint64_t chunks = (uint64_t)job->spec.workers_min * job->spec.window + job->put_max;
     const uint64_t boxes = job->put_max * (uint64_t)(job->put_bytes - job->slot_bytes) +
                            chunks * CAIRN_STAGGER_BYTES;
     for (uint64_t leaves = now / 2; leaves > 0; leaves /= 2)
-        if (need->state + boxes + chunks * leaves * leaf_bytes +
-                need->rest * ((now - 1) / leaves + 1) <=
+        if (memory->state + memory->published + boxes + chunks * leaves * leaf_bytes +
+                memory->tables * ((now - 1) / leaves + 1) <=
             room)
             return (uint32_t)leaves;
     return 0;
 }
 
-static uint32_t window_that_fits(const struct cairn_shard_job *job, const struct need *need,
+static uint32_t window_that_fits(const struct cairn_shard_job *job, const struct cairn_need *need,
                                  uint64_t room)
 {
-    const uint64_t per_window = (uint64_t)job->slot_count / job->spec.window * job->slot_bytes;
+    const uint64_t per_window = (uint64_t)job->spec.workers_min * job->slot_bytes;
     for (uint32_t window = job->spec.window / 2; window > 0; window /= 2)
-        if (need->state + need->landing - per_window * (job->spec.window - window) + need->rest <=
-            room)
+        if (least_bytes(job, need) - per_window * (job->spec.window - window) <= room)
             return window;
     return 0;
 }
 
 /* How the job would fit into the room there is, if its chunks in flight are what is too much. */
-static void advise(const struct cairn_shard_job *job, const struct need *need,
+static void advise(const struct cairn_shard_job *job, const struct cairn_need *need,
                    struct cairn_sentence *why)
 {
     const uint64_t room = job->shard->budget.limit_bytes - job->shard->budget.used_bytes;
@@ -257,33 +207,46 @@ static void advise(const struct cairn_shard_job *job, const struct need *need,
                            window, job->spec.window);
 }
 
-static cairn_status take_budget(struct cairn_shard_job *job, const struct totals *totals,
-                                size_t step_bytes, size_t actions_max, struct cairn_sentence *why)
+/* Landing memory is taken as workers join (admit.c): a job that could never open a round is refused now. */
+static cairn_status take_budget(struct cairn_shard_job *job, const struct cairn_need *need,
+                                struct cairn_sentence *why)
 {
-    const struct need need = {
-        .state = totals->param_bytes + totals->trained_elems * sizeof(float) +
-                 job->plane_bytes[CAIRN_PLANE_EXP_AVG] + job->plane_bytes[CAIRN_PLANE_EXP_AVG_SQ] +
-                 2 * totals->wire_bytes,
-        .landing = (uint64_t)job->slot_count * job->slot_bytes +
-                   (uint64_t)job->put_max * job->put_bytes,
-        .rest = step_bytes + job->slot_count * (sizeof *job->slots + sizeof *job->folds) +
-                actions_max * sizeof *job->actions.list + job->map.chunk_count * 32 +
-                job->map.extent_count * 128 + holds_bytes(job) +
-                job->grad_chunk_count * (sizeof *job->chunk_sums + sizeof *job->summed),
-    };
-    const uint64_t bytes = need.state + need.landing + need.rest;
-    char what[CAIRN_NAME_MAX + 160];
+    struct cairn_budget *budget = &job->shard->budget;
+    const uint64_t bytes = cairn_memory_sum(&need->memory);
+    char what[CAIRN_NAME_MAX + 200];
     snprintf(what, sizeof what,
-             "job %s (%llu elements here: state %llu bytes, landing %u x %zu bytes)",
+             "job %s (%llu elements here: state %llu bytes, published %llu, landing %u x %zu bytes "
+             "for %u worker%s)",
              job->spec.name, (unsigned long long)job->map.elem_count,
-             (unsigned long long)need.state, job->slot_count, job->slot_bytes);
-    cairn_status status = cairn_budget_take(&job->shard->budget, bytes, what, why);
-    if (status == CAIRN_OK) job->budget_bytes = bytes;
-    if (status != CAIRN_OK) advise(job, &need, why);
+             (unsigned long long)need->memory.state, (unsigned long long)need->memory.published,
+             job->spec.workers_min * job->spec.window, job->slot_bytes, job->spec.workers_min,
+             job->spec.workers_min == 1 ? "" : "s");
+    cairn_status status = cairn_budget_take(budget, least_bytes(job, need), what, why);
+    if (status == CAIRN_OK) {
+        cairn_budget_give(budget, least_bytes(job, need) - bytes);
+        job->memory = need->memory;
+    } else {
+        advise(job, need, why);
+    }
     return status;
 }
 
-static cairn_status open_arenas(struct cairn_shard_job *job, const struct totals *totals,
+cairn_status cairn_shard_job_take(struct cairn_shard_job *job, uint64_t *kind, uint64_t bytes,
+                                  const char *what, struct cairn_sentence *why)
+{
+    const cairn_status status = cairn_budget_take(&job->shard->budget, bytes, what, why);
+    if (status == CAIRN_OK) *kind += bytes;
+    return status;
+}
+
+void cairn_shard_job_give(struct cairn_shard_job *job, uint64_t *kind, uint64_t bytes)
+{
+    assert(bytes <= *kind);
+    cairn_budget_give(&job->shard->budget, bytes);
+    *kind -= bytes;
+}
+
+static cairn_status open_arenas(struct cairn_shard_job *job, const struct cairn_need *need,
                                 struct cairn_sentence *why)
 {
     const uint64_t plane_bytes = job->map.elem_count * sizeof(float);
@@ -294,17 +257,18 @@ static cairn_status open_arenas(struct cairn_shard_job *job, const struct totals
         bool is_kept;
     } wanted[] = {
         { "cairn-param", &job->param, CAIRN_STREAM_PARAM, true },
-        { "cairn-exp_avg", &job->exp_avg, CAIRN_STREAM_EXP_AVG, totals->exp_avg_elems > 0 },
+        { "cairn-exp_avg", &job->exp_avg, CAIRN_STREAM_EXP_AVG,
+          need->plane_bytes[CAIRN_PLANE_EXP_AVG] > 0 },
         { "cairn-exp_avg_sq", &job->exp_avg_sq, CAIRN_STREAM_EXP_AVG_SQ,
-          totals->exp_avg_sq_elems > 0 },
-        { "cairn-acc", &job->acc, CAIRN_STREAM_SUM, totals->trained_elems > 0 },
+          need->plane_bytes[CAIRN_PLANE_EXP_AVG_SQ] > 0 },
+        { "cairn-acc", &job->acc, CAIRN_STREAM_SUM, need->trained_elems > 0 },
     };
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; status == CAIRN_OK && i < sizeof wanted / sizeof *wanted; i++) {
         status = cairn_arena_open_state(wanted[i].label, wanted[i].is_kept ? plane_bytes : 0,
                                         wanted[i].stream, wanted[i].arena, why);
     }
-    if (status == CAIRN_OK) status = cairn_published_open(job, totals->wire_bytes, why);
+    if (status == CAIRN_OK) status = cairn_published_open(job, need->wire_bytes, why);
     if (status != CAIRN_OK) return status;
     status = cairn_arena_open_scratch("puts", (uint64_t)job->put_max * job->put_bytes,
                                       &job->putting, why);
@@ -371,37 +335,18 @@ size_t cairn_shard_payload_max(const struct cairn_shard_job *job)
     return CAIRN_PAYLOAD_MAX(job->spec.group_count, job->spec.client_state_max);
 }
 
-static cairn_status reserve(struct cairn_shard_job *job, const struct totals *totals,
+static cairn_status reserve(struct cairn_shard_job *job, const struct cairn_need *need,
                             const Cairn__JobCreate *message, struct cairn_sentence *why)
 {
-    const struct cairn_step_config config = {
-        .chunk_count = job->grad_chunk_count,
-        .window = job->spec.window,
-        .member_max = message->member_max,
-        .payload_bytes_max = cairn_shard_payload_max(job),
-        .folds_wanted = cairn_pool_thread_count(job->shard->compute) + 1, // one is handed over
-    };
-    const size_t step_bytes = cairn_step_bytes(&config);
-    if (step_bytes == 0 || message->member_max > CAIRN_SPEC_WORKERS_MAX) {
-        return cairn_fail(why, CAIRN_ERR_INVALID, "%u members with a window of %u chunks",
-                          message->member_max, job->spec.window);
-    }
-    if (message->last != NULL && message->last->payload.len > config.payload_bytes_max) {
+    if (message->last != NULL && message->last->payload.len > need->step.payload_bytes_max) {
         return cairn_fail(why, CAIRN_ERR_INVALID, "a last decision of %zu bytes, at most %zu",
-                          message->last->payload.len, config.payload_bytes_max);
+                          message->last->payload.len, need->step.payload_bytes_max);
     }
-    job->slot_count = config.member_max * config.window;
-    job->put_max = job->slot_count < CAIRN_SHARD_PUTS_MAX ? job->slot_count : CAIRN_SHARD_PUTS_MAX;
-    job->reply_bytes = (size_t)totals->chunk_elems_max * sizeof(float);
-    // Contributions to one chunk are folded side by side.
-    job->slot_bytes = ALIGN_UP(job->reply_bytes, CAIRN_STAGGER_PAGE) + CAIRN_STAGGER_BYTES;
-    job->put_bytes = job->slot_bytes + (size_t)ALIGN_UP(CAIRN_BOX_BYTES_MAX, 4096u);
-    cairn_status status = take_budget(job, totals, step_bytes, cairn_step_actions_max(&config),
-                                      why);
+    cairn_status status = take_budget(job, need, why);
     if (status == CAIRN_OK) status = make_tables(job, why); // as large as a worker's shapes say
-    if (status == CAIRN_OK) status = open_arenas(job, totals, why);
+    if (status == CAIRN_OK) status = open_arenas(job, need, why);
     if (status == CAIRN_OK) status = make_round(job, why);
-    if (status == CAIRN_OK) status = make_step(job, &config, message, why);
+    if (status == CAIRN_OK) status = make_step(job, &need->step, message, why);
     return status;
 }
 
@@ -431,10 +376,10 @@ cairn_status cairn_shard_job_open(struct cairn_shard *shard, const Cairn__JobCre
     job->next = shard->jobs;
     shard->jobs = job;
 
-    struct totals totals = { .wire_bytes = CAIRN_PUBLISHED_PAGE_BYTES };
+    struct cairn_need need;
     cairn_status status = decode_parts(job, message, spec, layout, why);
-    if (status == CAIRN_OK) status = make_parts(job, &totals, why);
-    if (status == CAIRN_OK) status = reserve(job, &totals, message, why);
+    if (status == CAIRN_OK) status = make_parts(job, message->member_max, &need, why);
+    if (status == CAIRN_OK) status = reserve(job, &need, message, why);
     if (status != CAIRN_OK) {
         cairn_shard_job_free(job);
         return status;
@@ -491,7 +436,7 @@ static void free_job(struct cairn_shard_job *job, const struct cairn_request *re
     cairn_layout_close(job->layout);
     cairn_paged_release(&job->terms);
     cairn_spec_release(&job->spec);
-    cairn_release_bytes(job->shard, job->budget_bytes, request);
+    cairn_release_bytes(job->shard, cairn_memory_sum(&job->memory), request);
     free(job);
 }
 
@@ -512,7 +457,8 @@ void cairn_shard_job_idle(struct cairn_shard_job *job)
     struct cairn_shard *shard = job->shard;
     if (shard->closing) return; // cairn_shard_close frees it
     cairn_log_info("dropped job %s, generation %llu: %llu bytes are being freed", job->spec.name,
-                   (unsigned long long)job->generation, (unsigned long long)job->budget_bytes);
+                   (unsigned long long)job->generation,
+                   (unsigned long long)cairn_memory_sum(&job->memory));
     const struct cairn_request dropping = job->dropping;
     free_job(job, &dropping);
     cairn_create_on_memory_back(shard);

@@ -283,6 +283,7 @@ void cairn_members_forget_untold(struct cairn_shard_job *job)
         cairn_member_leave(job, member->number);
         i = 0; // those behind it moved up
     }
+    cairn_admit_left(job);
 }
 
 void cairn_members_release(struct cairn_shard_job *job)

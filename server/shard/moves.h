@@ -43,6 +43,9 @@ CAIRN_MUST_CHECK cairn_status cairn_admit_job(struct cairn_shard_job *job,
                                               struct cairn_sentence *why);
 /* A member joined: answers when all workers that did have their landing slots; without room it leaves. */
 void cairn_admit_member(struct cairn_shard_job *job, uint64_t member, struct cairn_request request);
+/* Workers may have left: gives back what landed from more of them than there are, when no round uses it;
+ * until then job->landing_extra is set, and this is called again. */
+void cairn_admit_left(struct cairn_shard_job *job);
 
 /* ---- origin.c: initial state that the shards make themselves ---- */
 /* The job names weights, or a tensor here has an initializer. */

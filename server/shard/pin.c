@@ -57,7 +57,7 @@ static void pin_free(struct cairn_pin *pin)
     while (*link != pin) link = &(*link)->next;
     *link = pin->next;
     cairn_arena_close(&pin->staging);
-    cairn_budget_give(&pin->job->shard->budget, pin->staging_budget);
+    cairn_shard_job_give(pin->job, &pin->job->memory.staging, pin->staging_budget);
     free(pin->path);
     cairn_report_free(pin->report);
     free(pin);
@@ -252,12 +252,12 @@ static void copy_done(struct cairn_task *task)
 
 static cairn_status take_staging(struct cairn_pin *pin)
 {
-    const struct cairn_shard_job *job = pin->job;
+    struct cairn_shard_job *job = pin->job;
     uint64_t bytes = 0;
     for (size_t p = 0; p < CAIRN_STATE_PLANES; p++)
         bytes += job->plane_bytes[cairn_state_planes[p]];
-    cairn_status status = cairn_budget_take(&job->shard->budget, bytes, "the staging of a snapshot",
-                                            &pin->why);
+    cairn_status status = cairn_shard_job_take(job, &job->memory.staging, bytes,
+                                               "the staging of a snapshot", &pin->why);
     if (status != CAIRN_OK) return status;
     pin->staging_budget = bytes;
     return cairn_arena_open_scratch("staging",

@@ -154,14 +154,14 @@ static struct cairn_reply *reply_open(struct cairn_shard_job *job)
         return reply;
     }
     const size_t bytes = sizeof *reply + job->reply_bytes;
-    if (cairn_budget_take(&job->shard->budget, bytes, "a reply", NULL) != CAIRN_OK) return NULL;
+    if (cairn_shard_job_take(job, &job->memory.staging, bytes, "a reply", NULL) != CAIRN_OK)
+        return NULL;
     reply = malloc(bytes);
     if (reply == NULL) {
-        cairn_budget_give(&job->shard->budget, bytes);
+        cairn_shard_job_give(job, &job->memory.staging, bytes);
         return NULL;
     }
     reply->job = job;
-    job->budget_bytes += bytes;
     return reply;
 }
 

@@ -220,15 +220,14 @@ cairn_status cairn_published_add(struct cairn_shard_job *job, const char *what,
                           "%d versions of job %s are leased already, the most there can be: wait "
                           "until one of these leases ends, or share its version",
                           CAIRN_LEASED_VERSIONS_MAX, job->spec.name);
-    cairn_status status = cairn_budget_take(&job->shard->budget, bytes, what, why);
+    cairn_status status = cairn_shard_job_take(job, &job->memory.published, bytes, what, why);
     if (status != CAIRN_OK) return status;
     status = open_copy(job, index, job->published[job->newest].wire.bytes, why);
     if (status != CAIRN_OK) {
-        cairn_budget_give(&job->shard->budget, bytes);
+        cairn_shard_job_give(job, &job->memory.published, bytes);
         return status;
     }
     job->published[index].stale = true; // it has no frozen tensors yet
-    job->budget_bytes += bytes;
     return CAIRN_OK;
 }
 
@@ -240,8 +239,8 @@ void cairn_published_trim(struct cairn_shard_job *job)
         assert(index < CAIRN_SHARD_PUBLISHED_MAX);   // of three that nobody leased, two are in use
         if (job->published[index].sends > 0) return; // when they end
         close_copy(job, &job->published[index]);
-        cairn_budget_give(&job->shard->budget, bytes); // at once: the next lease takes them
-        job->budget_bytes -= bytes;
+        // At once: the next lease takes them.
+        cairn_shard_job_give(job, &job->memory.published, bytes);
     }
 }
 

@@ -124,18 +124,15 @@ static cairn_status take_budget(struct cairn_relay_cache *cache, uint64_t bytes,
                                 struct cairn_sentence *why)
 {
     struct cairn_shard_job *job = cache->job;
-    const cairn_status status = cairn_budget_take(&job->shard->budget, bytes,
-                                                  "what is fetched for this host", why);
-    if (status != CAIRN_OK) return status;
-    cache->budget_bytes += bytes;
-    job->budget_bytes += bytes;
-    return CAIRN_OK;
+    const cairn_status status = cairn_shard_job_take(job, &job->memory.staging, bytes,
+                                                     "what is fetched for this host", why);
+    if (status == CAIRN_OK) cache->budget_bytes += bytes;
+    return status;
 }
 
 static void give_budget(struct cairn_relay_cache *cache, uint64_t bytes)
 {
-    cairn_budget_give(&cache->job->shard->budget, bytes);
-    cache->job->budget_bytes -= bytes;
+    cairn_shard_job_give(cache->job, &cache->job->memory.staging, bytes);
     cache->budget_bytes -= bytes;
 }
 

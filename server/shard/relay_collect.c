@@ -82,11 +82,13 @@ static cairn_status judge_push(const struct cairn_relay_owner *owner,
 /* Memory for a payload that does not lie in this host's shared memory. */
 static bool take_memory(struct cairn_relay *relay, size_t bytes)
 {
-    struct cairn_shard *shard = relay->job->shard;
+    struct cairn_shard_job *job = relay->job;
+    struct cairn_shard *shard = job->shard;
     struct cairn_sentence why;
-    if (cairn_budget_take(&shard->budget, bytes, "a payload to relay", &why) == CAIRN_OK) {
+    uint64_t *kind = &job->memory.staging;
+    if (cairn_shard_job_take(job, kind, bytes, "a payload to relay", &why) == CAIRN_OK) {
         relay->waiting_memory = malloc(bytes);
-        if (relay->waiting_memory == NULL) cairn_budget_give(&shard->budget, bytes);
+        if (relay->waiting_memory == NULL) cairn_shard_job_give(job, kind, bytes);
     }
     const uint64_t now_ms = uv_now(shard->loop);
     if (relay->waiting_memory != NULL)
@@ -106,7 +108,7 @@ static void give_memory(struct cairn_relay *relay, void **memory, size_t bytes)
     if (*memory == NULL) return;
     free(*memory);
     *memory = NULL;
-    cairn_budget_give(&relay->job->shard->budget, bytes);
+    cairn_shard_job_give(relay->job, &relay->job->memory.staging, bytes);
 }
 
 void cairn_relay_discard(struct cairn_relay *relay)

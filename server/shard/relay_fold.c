@@ -58,14 +58,16 @@ void cairn_relay_buffer_returned(struct cairn_relay *relay, uint32_t number)
 
 static cairn_status count_another(struct cairn_relay *relay, struct cairn_sentence *why)
 {
-    struct cairn_budget *budget = &relay->job->shard->budget;
+    struct cairn_shard_job *job = relay->job;
+    uint64_t *kind = &job->memory.staging;
     const bool is_counted = relay->buffers_counted < relay->buffers_reserved;
     cairn_status status = CAIRN_OK;
-    if (!is_counted) status = cairn_budget_take(budget, relay->buffer_bytes, "a sum to relay", why);
+    if (!is_counted)
+        status = cairn_shard_job_take(job, kind, relay->buffer_bytes, "a sum to relay", why);
     if (status != CAIRN_OK) return status;
     const uint64_t at = (uint64_t)relay->buffers_counted * relay->buffer_bytes;
     if (cairn_arena_hold(&relay->sums, at, relay->buffer_bytes) == CAIRN_OK) return CAIRN_OK;
-    if (!is_counted) cairn_budget_give(budget, relay->buffer_bytes);
+    if (!is_counted) cairn_shard_job_give(job, kind, relay->buffer_bytes);
     return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "The host is out of memory.");
 }
 
@@ -317,8 +319,8 @@ cairn_status cairn_relay_folds_open(struct cairn_relay *relay, struct cairn_sent
     cairn_status status = cairn_arena_open_state("cairn-relay", chunks * relay->buffer_bytes,
                                                  CAIRN_STREAM_WIRE, &relay->sums, why);
     if (status == CAIRN_OK)
-        status = cairn_budget_take(&relay->job->shard->budget,
-                                   (uint64_t)reserved * relay->buffer_bytes, "a relay", why);
+        status = cairn_shard_job_take(relay->job, &relay->job->memory.staging,
+                                      (uint64_t)reserved * relay->buffer_bytes, "a relay", why);
     if (status != CAIRN_OK) return status;
     relay->buffers_reserved = reserved;
     share(relay);
@@ -333,7 +335,8 @@ void cairn_relay_folds_close(struct cairn_relay *relay)
     const uint32_t taken = relay->buffers_counted > relay->buffers_reserved
                                ? relay->buffers_counted
                                : relay->buffers_reserved;
-    cairn_budget_give(&shard->budget, (uint64_t)taken * relay->buffer_bytes);
+    cairn_shard_job_give(relay->job, &relay->job->memory.staging,
+                         (uint64_t)taken * relay->buffer_bytes);
     cairn_release(shard, &relay->sums); // counted back already: the next relay takes the bytes
     free(relay->buffers);
     free(relay->folds);

@@ -312,6 +312,7 @@ static void run_update(struct cairn_task *task, uint32_t item, uint32_t thread)
 static void update_done(struct cairn_task *task)
 {
     struct cairn_shard_job *job = job_of_pass(task);
+    cairn_times_updated(job);
     cairn_published_end(job, job->version_next, job->update_writes);
     job->updating = false;
     if (job->update_writes) {
@@ -331,6 +332,7 @@ static void begin_update(struct cairn_shard_job *job)
 {
     const struct cairn_published *next = &job->published[job->writing];
     job->update_waits = false;
+    cairn_times_updating(job);
     const uint32_t all = (uint32_t)job->map.chunk_count;
     if (job->update_writes)
         submit_pass(job, all, run_write, update_done);

@@ -127,14 +127,18 @@ static void send_heartbeat(struct cairn_shard *shard)
     shard->stats.state_bytes = 0;
     shard->stats.landing_bytes = 0;
     for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
-        shard->stats.state_bytes += job->budget_bytes;
-        shard->stats.landing_bytes += job->landing.bytes;
+        shard->stats.state_bytes += cairn_memory_sum(&job->memory);
+        shard->stats.landing_bytes += job->memory.landing;
     }
     heartbeat.stats = &shard->stats;
     struct cairn_bytes_list list;
     cairn_bytes_list(shard, &list);
     heartbeat.bytes = list.pointers;
     heartbeat.n_bytes = list.count;
+    struct cairn_memory_list memory;
+    cairn_memory_list(shard, &memory);
+    heartbeat.memory = memory.pointers;
+    heartbeat.n_memory = memory.count;
     cairn_session_send(shard, CAIRN_MSG_HEARTBEAT, 0, &heartbeat.base);
     cairn_bytes_list_release(&list);
 }

@@ -13,8 +13,8 @@
  * the loop.
  *
  * Memory: a job's part is counted, admitted against what the host and its control groups have, and made, or
- * it is refused (reserve.h); landing slots likewise as workers join. Between landing and publishing nothing
- * is allocated. Replies and staging are allocated under bounds and counted.
+ * it is refused (need.h, reserve.h); landing slots likewise as workers join, until they leave. Between
+ * landing and publishing nothing is allocated. Replies and staging are allocated under bounds and counted.
  *
  * A job's life: LOADING (a snapshot → SEALING; what origin.c makes → INITIALIZING) or INITIALIZING (puts)
  * → SEALING → SERVING → LEAVING. A job that is dropped is LEAVING until nothing in flight refers to it
@@ -42,6 +42,7 @@
 #include "server/shard/arena.h"
 #include "server/shard/bytes.h"
 #include "server/shard/leases.h"
+#include "server/shard/need.h"
 #include "server/shard/published.h"
 #include "server/shard/reserve.h"
 
@@ -229,6 +230,13 @@ enum cairn_job_state {
     CAIRN_JOB_LEAVING
 };
 
+/* Microseconds of CLOCK_MONOTONIC; 0: not yet. */
+struct cairn_round_times {
+    uint64_t round;
+    uint64_t action_us[CAIRN_STEP_FAULT + 1];     /* the first of each kind */
+    uint64_t folding_us, updating_us, updated_us; /* the last FOLD; the pass of the UPDATE */
+};
+
 struct cairn_shard_job {
     struct cairn_shard *shard; /* borrowed */
     struct cairn_shard_job *next;
@@ -240,7 +248,7 @@ struct cairn_shard_job {
     struct cairn_paged
         terms; /* owned: .. and its bytes, if it was amended since the job was made */
     struct cairn_hash spec_digest; /* of its bytes, as they came */
-    uint64_t budget_bytes;         /* taken of shard->budget for all that is reserved here */
+    struct cairn_memory memory;    /* taken of shard->budget, by kind */
     struct cairn_bytes bytes;      /* of all members that there were */
     uint64_t steps;                /* updated here, writes aside */
 
@@ -267,9 +275,11 @@ struct cairn_shard_job {
     struct cairn_step *step; /* owned, as is its list of actions */
     struct cairn_step_actions actions;
     struct cairn_arena landing; /* [slot_count][slot_bytes] */
-    uint32_t slots_taken;       /* of them have their pages: those of as many workers as joined */
-    uint32_t slots_asked;       /* will have, when what the reserve at work takes is there */
-    struct cairn_slot *slots;   /* owned: [slot_count] */
+    uint32_t slots_counted;   /* of them are in the budget: those of as many workers as there are */
+    uint32_t slots_taken;     /* have their pages, too */
+    uint32_t slots_asked;     /* will have, when what the reserve at work takes is there */
+    bool landing_extra;       /* of more workers than there are: cairn_admit_left */
+    struct cairn_slot *slots; /* owned: [slot_count] */
     uint32_t slot_count;
     size_t slot_bytes;
     size_t put_bytes;          /* of a put: as many, and a box */
@@ -289,13 +299,13 @@ struct cairn_shard_job {
     struct cairn_version version_next;   /* of the UPDATE at hand */
     struct cairn_task pass;              /* REDUCE, UPDATE or the first publish: one at a time */
     bool updating;                       /* the UPDATE was decided and is not published yet */
-    bool update_waits;         /* for the copies of pins, and sends of what it overwrites */
-    bool update_writes;        /* the UPDATE is a write's */
-    struct cairn_write *write; /* owned; NULL: none is open */
-    uint64_t spoiled_round;    /* a sum of it is wrong: it is not reported */
-    uint64_t times_us[CAIRN_STEP_FAULT + 1]; /* of times.c, by kind of action; 0: not yet */
-    bool stepping, settling;                 /* the core's actions are being done: do not call it */
-    struct cairn_fabric_message *waiting;    /* of the CHUNK that the core is being told; or NULL */
+    bool update_waits;              /* for the copies of pins, and sends of what it overwrites */
+    bool update_writes;             /* the UPDATE is a write's */
+    struct cairn_write *write;      /* owned; NULL: none is open */
+    uint64_t spoiled_round;         /* a sum of it is wrong: it is not reported */
+    struct cairn_round_times times; /* of the round at hand, or the last one: times.c */
+    bool stepping, settling;        /* the core's actions are being done: do not call it */
+    struct cairn_fabric_message *waiting; /* of the CHUNK that the core is being told; or NULL */
     struct cairn_chunk_header waiting_header;
     struct cairn_piece waiting_piece;
     struct cairn_tiled *tiled; /* owned: tensors of which members hold parts */
@@ -418,6 +428,12 @@ CAIRN_MUST_CHECK cairn_status cairn_shard_job_open(
     const struct cairn_paged *layout, struct cairn_shard_job **job_out, struct cairn_sentence *why);
 /* Makes it LEAVING: members are cut, and it is freed when nothing refers to it, perhaps at once. */
 void cairn_shard_job_leave(struct cairn_shard_job *job);
+/* Takes of the shard's budget, counted under `kind`, which is one of job->memory's; as cairn_budget_take. And
+ * gives it back: what is not given back goes with the job. */
+CAIRN_MUST_CHECK cairn_status cairn_shard_job_take(struct cairn_shard_job *job, uint64_t *kind,
+                                                   uint64_t bytes, const char *what,
+                                                   struct cairn_sentence *why);
+void cairn_shard_job_give(struct cairn_shard_job *job, uint64_t *kind, uint64_t bytes);
 /* Where a local element of an extent stands in a plane's arena, or in staging: what is behind it up to the
  * extent's end lies dense in the master dtype. */
 uint64_t cairn_shard_job_plane_byte(const struct cairn_shard_job *job, uint32_t extent,
@@ -453,6 +469,13 @@ void cairn_shard_job_settle(struct cairn_shard_job *job);
 /* ---- times.c ---- */
 /* The action is about to be done. */
 void cairn_times_note(struct cairn_shard_job *job, const struct cairn_step_action *action);
+/* The pass of an UPDATE begins, and has ended. */
+void cairn_times_updating(struct cairn_shard_job *job);
+void cairn_times_updated(struct cairn_shard_job *job);
+/* Of the round that is being published, microseconds: collect, until the last contribution was there; fold
+ * and add up; update, which writes the published copy as well; publish: waiting until nobody reads the
+ * copy that is written, and telling. */
+void cairn_times_phases(const struct cairn_shard_job *job, uint32_t us_out[4]);
 
 /* ---- round.c: fold, reduce, update, first publish ---- */
 void cairn_round_fold(struct cairn_shard_job *job, const struct cairn_step_action *action);

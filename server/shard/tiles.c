@@ -83,22 +83,21 @@ static uint8_t *mark_of(struct cairn_held *held, uint64_t chunk)
 
 static void *take(struct cairn_shard_job *job, size_t bytes, struct cairn_sentence *why)
 {
-    if (cairn_budget_take(&job->shard->budget, bytes, "tiles", why) != CAIRN_OK) return NULL;
+    if (cairn_shard_job_take(job, &job->memory.tables, bytes, "tiles", why) != CAIRN_OK)
+        return NULL;
     void *memory = calloc(1, bytes);
     if (memory == NULL) {
-        cairn_budget_give(&job->shard->budget, bytes);
+        cairn_shard_job_give(job, &job->memory.tables, bytes);
         cairn_sentence_set(why, "no memory for tiles");
         return NULL;
     }
-    job->budget_bytes += bytes;
     return memory;
 }
 
 static void give(struct cairn_shard_job *job, void *memory, size_t bytes)
 {
     if (memory == NULL) return;
-    cairn_budget_give(&job->shard->budget, bytes);
-    job->budget_bytes -= bytes;
+    cairn_shard_job_give(job, &job->memory.tables, bytes);
     free(memory);
 }
 

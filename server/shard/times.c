@@ -1,5 +1,6 @@
-/* When a round got how far here, for `cairn bench`: one line of the log at level debug, in microseconds of
- * CLOCK_MONOTONIC, which all processes of a host share. At other levels nothing is noted. */
+/* When a round got how far here, in microseconds of CLOCK_MONOTONIC, which all processes of a host share:
+ * told to the coordinator by phase with Published, and for `cairn bench` as one line of the log at level
+ * debug. */
 #include <string.h>
 
 #include "server/shard/shard.h"
@@ -11,7 +12,7 @@ static uint64_t now_us(void)
 
 static void tell(const struct cairn_shard_job *job, uint64_t round)
 {
-    const uint64_t *us = job->times_us;
+    const uint64_t *us = job->times.action_us;
     cairn_log_fields(CAIRN_LOG_DEBUG,
                      CAIRN_FIELDS({ "job", job->spec.name, 0 }, { "round", NULL, round },
                                   { "grant_us", NULL, us[CAIRN_STEP_GRANT] },
@@ -26,13 +27,42 @@ static void tell(const struct cairn_shard_job *job, uint64_t round)
 
 void cairn_times_note(struct cairn_shard_job *job, const struct cairn_step_action *action)
 {
+    struct cairn_round_times *times = &job->times;
     const enum cairn_step_action_kind kind = action->kind;
-    if (!cairn_log_enabled(CAIRN_LOG_DEBUG)) return;
-    if (kind == CAIRN_STEP_GRANT && job->times_us[CAIRN_STEP_REDUCE] != 0)
-        memset(job->times_us, 0, sizeof job->times_us); // of the round before
-    if (job->times_us[kind] == 0) job->times_us[kind] = now_us();
-    if (kind == CAIRN_STEP_PUBLISHED_REPORT) {
+    if (kind == CAIRN_STEP_GRANT && action->round != times->round)
+        *times = (struct cairn_round_times) { .round = action->round };
+    if (kind == CAIRN_STEP_FOLD) times->folding_us = now_us();
+    if (times->action_us[kind] == 0) times->action_us[kind] = now_us();
+    if (kind == CAIRN_STEP_PUBLISHED_REPORT && cairn_log_enabled(CAIRN_LOG_DEBUG))
         tell(job, action->round);
-        memset(job->times_us, 0, sizeof job->times_us);
-    }
+}
+
+void cairn_times_updating(struct cairn_shard_job *job)
+{
+    job->times.updating_us = now_us();
+}
+
+void cairn_times_updated(struct cairn_shard_job *job)
+{
+    job->times.updated_us = now_us();
+}
+
+/* 0 if one of them has not been. */
+static uint32_t between(uint64_t from_us, uint64_t to_us)
+{
+    const uint64_t us = from_us != 0 && to_us > from_us ? to_us - from_us : 0;
+    return us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
+}
+
+void cairn_times_phases(const struct cairn_shard_job *job, uint32_t us_out[4])
+{
+    const struct cairn_round_times *t = &job->times;
+    const uint64_t *us = t->action_us;
+    const uint64_t granted = us[CAIRN_STEP_GRANT], reduced = us[CAIRN_STEP_REDUCED_REPORT];
+    const uint64_t folding = t->folding_us != 0 ? t->folding_us : us[CAIRN_STEP_REDUCE];
+    us_out[0] = between(granted, folding);
+    us_out[1] = between(folding, reduced);
+    us_out[2] = between(t->updating_us, t->updated_us);
+    us_out[3] = between(us[CAIRN_STEP_UPDATE], t->updating_us) +
+                between(t->updated_us, us[CAIRN_STEP_PUBLISHED_REPORT]);
 }

@@ -33,7 +33,7 @@ void cairn_write_close(struct cairn_shard_job *job)
             free(write->staged[p][c]);
         free(write->staged[p]);
     }
-    cairn_budget_give(&job->shard->budget, write->budget_bytes);
+    cairn_shard_job_give(job, &job->memory.staging, write->budget_bytes);
     free(write);
     cairn_put_end(job);
 }
@@ -45,14 +45,15 @@ void cairn_write_open(struct cairn_shard_job *job, uint64_t round, uint64_t memb
     const uint64_t bytes = sizeof(struct cairn_write) + PLANES * count * sizeof(uint8_t *);
     cairn_write_close(job);
     cairn_status status = cairn_put_open_buffers(job, &why);
-    if (status == CAIRN_OK) status = cairn_budget_take(&job->shard->budget, bytes, "a write", &why);
+    if (status == CAIRN_OK)
+        status = cairn_shard_job_take(job, &job->memory.staging, bytes, "a write", &why);
     if (status != CAIRN_OK) {
         cairn_log_warn("job %s: no write here: %s", job->spec.name, why.text);
         return; // its puts are refused, and so it is given up
     }
     struct cairn_write *write = calloc(1, sizeof *write);
     if (write == NULL) {
-        cairn_budget_give(&job->shard->budget, bytes);
+        cairn_shard_job_give(job, &job->memory.staging, bytes);
         return;
     }
     *write = (struct cairn_write) { .round = round, .member = member, .budget_bytes = bytes };
@@ -114,11 +115,12 @@ static cairn_status stage(struct cairn_shard_job *job, const struct cairn_put *p
     uint8_t **staged = &write->staged[plane][put->chunk];
     const size_t byte_count = (size_t)put->place.elem_count * cairn_dtype_bytes(put->header.dtype);
     if (*staged == NULL) {
-        cairn_status status = cairn_budget_take(&job->shard->budget, byte_count, "a write", why);
+        cairn_status status = cairn_shard_job_take(job, &job->memory.staging, byte_count, "a write",
+                                                   why);
         if (status != CAIRN_OK) return status;
         *staged = malloc(byte_count + 1);
         if (*staged == NULL) {
-            cairn_budget_give(&job->shard->budget, byte_count);
+            cairn_shard_job_give(job, &job->memory.staging, byte_count);
             return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a write");
         }
         write->budget_bytes += byte_count;

@@ -9,7 +9,7 @@
 #include "tests/support/cluster.h"
 #include "tests/support/suite.h"
 
-enum { WAIT_MS = 20000 };
+enum { WAIT_MS = 20000, WORKERS = 64 /* of whom landing memory is wanted, at once */ };
 
 static cairn_status open_job(cairn *session, const char *name, uint64_t elems,
                              uint32_t chunk_leaves, uint32_t window, cairn_job **job_out)
@@ -25,6 +25,7 @@ static cairn_status open_job(cairn *session, const char *name, uint64_t elems,
                                          .tensor_count = 1,
                                          .groups = &adamw,
                                          .group_count = 1,
+                                         .workers_min = WORKERS,
                                          .chunk_leaves = chunk_leaves,
                                          .window = window };
     return cairn_job_open(session, name, &spec, CAIRN_WORKER, WAIT_MS, job_out);

@@ -23,6 +23,10 @@ cairn job show |gpt toy
 cairn snapshot restore toy |step-000000000001-g1
 cairn --endpoint /x job -o j|json
 cairn job drop toy --f|--force
+cairn job to|top
+cairn job top |gpt toy
+cairn job plan t|toy
+cairn job list --w|--watch
 cairn snapshot rm toy step-000000000001-g1 --y|--yes
 cairn nothing |
 END

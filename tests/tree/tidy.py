@@ -40,7 +40,7 @@ ROOMS = {
     "server/shard/": ["server/core/", "server/base/", "gpu/", "proto/"],
     "server/coordinator/": ["server/core/", "server/base/", "gpu/", "proto/"],
     "client/": ["proto/"],
-    "client/ctl/": ["proto/", "client/env.h", "client/ctl/bench/bench.h"],
+    "client/ctl/": ["proto/", "client/env.h", "client/ctl/bench/bench.h", "server/shard/need.h"],
     "client/ctl/bench/": ["proto/", "gpu/gpu.h", "client/ctl/ctl.h", "client/ctl/local.h"],
     "client/examples/": [],
 }

@@ -7,7 +7,8 @@
 
 enum { SHARDS = 2, JOB = 7 };
 
-static struct cairn_cluster_seat seats[SHARDS];
+static struct cairn_cluster_seat seats[SHARDS] = { { .name = (char[]) { "s0" } },
+                                                   { .name = (char[]) { "s1" } } };
 static struct cairn_cluster_job_shard shards[SHARDS] = { { .seat = &seats[0] },
                                                          { .seat = &seats[1] } };
 static struct cairn_layout layout = { .shard_count = SHARDS };
@@ -43,7 +44,10 @@ static void take(int shard, Cairn__BytesTold *told, size_t count)
 
 static void tear_down(void)
 {
-    for (int s = 0; s < SHARDS; s++) free(seats[s].bytes);
+    for (int s = 0; s < SHARDS; s++) {
+        free(seats[s].bytes);
+        free(seats[s].memory);
+    }
 }
 
 START_TEST(each_shard_is_divided_by_its_own_steps)
@@ -117,6 +121,35 @@ START_TEST(what_members_read_by_themselves_is_added_and_stays_when_they_leave)
 }
 END_TEST
 
+START_TEST(memory_is_told_by_job_and_added_up_by_shard)
+{
+    Cairn__MemoryTold told[2], *list[] = { &told[0], &told[1] };
+    Cairn__Heartbeat beat = CAIRN__HEARTBEAT__INIT;
+    for (uint32_t i = 0; i < 2; i++) {
+        cairn__memory_told__init(&told[i]);
+        told[i].job = JOB + i;
+        told[i].state = 100 + i;
+        told[i].landing = 10;
+    }
+    beat.memory = list;
+    beat.n_memory = 2;
+    cairn_cluster_bytes_take(&seats[0], &beat);
+    struct cairn_memory_view all;
+    cairn_cluster_memory_of(&job, &all);
+    ck_assert_uint_eq(all.count, SHARDS);
+    ck_assert_uint_eq(all.list[0]->state, 100); // and nothing of the other job
+    ck_assert_uint_eq(all.list[1]->state, 0);   // it has told nothing
+    ck_assert_uint_eq(all.list[1]->shard_index, 1);
+    ck_assert_uint_eq(all.sum, 110);
+    cairn_cluster_memory_release(&all);
+    beat.n_memory = 0;
+    cairn_cluster_bytes_take(&seats[0], &beat); // it holds it no more
+    cairn_cluster_memory_of(&job, &all);
+    ck_assert_uint_eq(all.sum, 0);
+    cairn_cluster_memory_release(&all);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("coordinator_bytes");
@@ -126,6 +159,7 @@ int main(void)
     tcase_add_test(tests, workers_are_added_up_and_shown_by_rank_the_lowest_64);
     tcase_add_test(tests, a_shard_that_tells_too_much_is_cut_short);
     tcase_add_test(tests, what_members_read_by_themselves_is_added_and_stays_when_they_leave);
+    tcase_add_test(tests, memory_is_told_by_job_and_added_up_by_shard);
     suite_add_tcase(suite, tests);
     return suite_run(suite);
 }

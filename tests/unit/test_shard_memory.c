@@ -163,6 +163,95 @@ START_TEST(a_worker_without_room_to_land_is_refused_and_not_there)
 }
 END_TEST
 
+static void leave(uint64_t member)
+{
+    Cairn__MemberLeave message = CAIRN__MEMBER_LEAVE__INIT;
+    message.job = SCENE_JOB;
+    message.member = member;
+    scene_say(&scene, CAIRN_MSG_MEMBER_LEAVE, 0, &message.base);
+    scene_settle(&scene);
+}
+
+START_TEST(the_budget_counts_landing_slots_of_workers_that_are_there)
+{
+    create();
+    struct cairn_shard_job *job = scene.shard->jobs;
+    const uint64_t used = scene.shard->budget.used_bytes;
+    const uint64_t worker = SCENE_WINDOW * job->slot_bytes;
+    ck_assert_uint_eq(used, cairn_memory_sum(&job->memory));
+    ck_assert_uint_eq(job->memory.landing, 0);
+    for (uint64_t member = 1; member <= SCENE_MEMBERS; member++) {
+        scene_join(&scene, member, CAIRN_ROLE_WIRE_WORKER);
+        ck_assert_uint_eq(job->memory.landing, member * worker);
+        ck_assert_uint_eq(scene.shard->budget.used_bytes, used + member * worker);
+    }
+    scene_join(&scene, SCENE_MEMBERS + 1, CAIRN_ROLE_WIRE_READER);
+    scene_join(&scene, SCENE_MEMBERS, CAIRN_ROLE_WIRE_WORKER); // again, replaced
+    ck_assert_uint_eq(scene.shard->budget.used_bytes, used + SCENE_MEMBERS * worker);
+    for (uint64_t member = SCENE_MEMBERS; member >= 1; member--) {
+        leave(member);
+        check_landing(job, (uint32_t)member - 1);
+        ck_assert_uint_eq(scene.shard->budget.used_bytes, used + (member - 1) * worker);
+    }
+}
+END_TEST
+
+START_TEST(a_worker_over_the_memory_limit_is_refused_with_the_numbers)
+{
+    create();
+    scene_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
+    const uint64_t used = scene.shard->budget.used_bytes;
+    scene.shard->budget.limit_bytes = used + 1;
+    scene_ask_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
+    const Cairn__Error *error = refusal(5);
+    ck_assert_msg(strstr(error->text, "landing memory of one more worker of job play needs ") !=
+                          NULL &&
+                      strstr(error->text, "and 1 of memory.limit") != NULL,
+                  "%s", error->text);
+    ck_assert_ptr_null(cairn_member_find(scene.shard->jobs, 2));
+    ck_assert_uint_eq(scene.shard->budget.used_bytes, used);
+    leave(1); // makes room for another
+    scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
+    ck_assert_uint_eq(scene.shard->budget.used_bytes, used);
+}
+END_TEST
+
+START_TEST(slots_of_a_worker_that_left_while_they_were_made_are_given_back)
+{
+    create();
+    const struct cairn_shard_job *job = scene.shard->jobs;
+    const int fd = open(root, O_RDONLY | O_CLOEXEC);
+    ck_assert_int_eq(flock(fd, LOCK_EX | LOCK_NB), 0);
+    scene_ask_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
+    scene_hear(&scene, CAIRN_MSG_HEARTBEAT);
+    ck_assert_uint_gt(job->memory.landing, 0);
+    leave(1);
+    close(fd);
+    scene_hear(&scene, CAIRN_MSG_DONE);
+    ck_assert_uint_eq(job->memory.landing, 0);
+    check_landing(job, 0);
+}
+END_TEST
+
+/* The round's second worker has the second window, whoever is gone. */
+START_TEST(slots_of_an_open_round_are_kept_until_it_has_ended)
+{
+    scene_serve(&scene, 2, 1);
+    struct cairn_shard_job *job = scene.shard->jobs;
+    const uint64_t worker = SCENE_WINDOW * job->slot_bytes;
+    scene_round_open(&scene, 1, 0, 2);
+    scene_settle(&scene);
+    leave(1);
+    ck_assert_uint_eq(job->memory.landing, 2 * worker);
+    check_landing(job, 2);
+    scene_fence(&scene, 2);
+    scene_resolve_none(&scene);
+    scene_settle(&scene);
+    ck_assert_uint_eq(job->memory.landing, worker);
+    check_landing(job, 1);
+}
+END_TEST
+
 /* ---- another shard's turn ---- */
 
 static int take_turn(void)
@@ -250,6 +339,10 @@ int main(void)
     tcase_add_test(tests, no_two_streams_of_an_update_or_a_fold_collide);
     tcase_add_test(tests, landing_slots_are_taken_as_workers_join);
     tcase_add_test(tests, a_worker_without_room_to_land_is_refused_and_not_there);
+    tcase_add_test(tests, the_budget_counts_landing_slots_of_workers_that_are_there);
+    tcase_add_test(tests, a_worker_over_the_memory_limit_is_refused_with_the_numbers);
+    tcase_add_test(tests, slots_of_a_worker_that_left_while_they_were_made_are_given_back);
+    tcase_add_test(tests, slots_of_an_open_round_are_kept_until_it_has_ended);
     tcase_add_test(tests, who_waits_for_another_shard_s_turn_is_alive_and_then_goes_on);
     tcase_add_test(tests, a_job_that_is_dropped_meanwhile_is_gone_without_its_turn);
     tcase_add_test(tests, a_job_that_is_dropped_before_it_is_made_is_not_made);

@@ -357,13 +357,13 @@ START_TEST(a_job_goes_back_to_whole_tensors_and_gives_the_memory_back)
     push_round(5, 0);
     begin_epoch(4);
     ck_assert_ptr_nonnull(job()->tiled);
-    const uint64_t with = job()->budget_bytes;
+    const uint64_t with = job()->memory.tables;
     for (uint64_t m = 1; m <= WORKERS; m++) {
         cairn_tiles_release(&tiles[m]);
         tell_tiles(m);
     }
     ck_assert_ptr_null(job()->tiled);
-    ck_assert_uint_lt(job()->budget_bytes, with);
+    ck_assert_uint_lt(job()->memory.tables, with);
     push_round(6, 0);
     check_sums();
 }
@@ -455,9 +455,9 @@ START_TEST(tiles_do_not_change_while_a_round_collects)
     uint8_t *bytes;
     size_t size;
     ck_assert_int_eq(cairn_tiles_pack(&tiles[1], &bytes, &size), CAIRN_OK);
-    const uint64_t before = job()->budget_bytes;
+    const uint64_t before = job()->memory.tables;
     ck_assert_int_eq(refused_tiles(1, cairn_tiles_hash(&tiles[1]), bytes, size), CAIRN_ERR_BUSY);
-    ck_assert_uint_eq(job()->budget_bytes, before);
+    ck_assert_uint_eq(job()->memory.tables, before);
     free(bytes);
 }
 END_TEST
@@ -476,7 +476,7 @@ static cairn_status refused_list(uint64_t member, struct cairn_tile_box *list, s
 
 START_TEST(a_wrong_list_of_tiles_is_refused_and_changes_nothing)
 {
-    const uint64_t before = job()->budget_bytes, hash = cairn_tiles_hash(&tiles[1]);
+    const uint64_t before = job()->memory.tables, hash = cairn_tiles_hash(&tiles[1]);
     struct cairn_tile_box beyond = { T_WEIGHT, { 2, { 49, 0 }, { 2, 1000 } } };
     struct cairn_tile_box huge = { T_WEIGHT, { 2, { 1, 1 }, { UINT64_MAX, UINT64_MAX } } };
     struct cairn_tile_box nowhere = { TENSORS, { 1, { 0 }, { 1 } } };
@@ -498,7 +498,7 @@ START_TEST(a_wrong_list_of_tiles_is_refused_and_changes_nothing)
     message.tiles_bytes = UINT64_MAX;
     scene_say(&scene, CAIRN_MSG_MEMBER_TILES, 9, &message.base);
     ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_ERROR).request, 9);
-    ck_assert_uint_eq(job()->budget_bytes, before);
+    ck_assert_uint_eq(job()->memory.tables, before);
     push_round(5, 0);
     check_sums();
 }

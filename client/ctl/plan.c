@@ -1,0 +1,139 @@
+/* cairn job plan: what a job takes of its shards, by the functions by which they admit it. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "client/ctl/ctl.h"
+#include "client/ctl/plan_spec.h"
+#include "proto/wire/optimizer.h"
+#include "proto/wire/plan_job.h"
+#include "server/shard/need.h"
+
+#define WORKERS_MAX 64 /* round.workers_max, where no coordinator says it */
+
+struct plan {
+    struct cairn_job_spec_data spec; /* owned */
+    uint32_t shards, workers, workers_max;
+    double heaviest_over_mean;
+    Cairn__MemoryTold *told;  /* owned: [shards] */
+    Cairn__MemoryTold **list; /* owned: [shards] */
+};
+
+/* A path that is there is a spec. */
+static bool is_file(const char *argument)
+{
+    struct stat s;
+    return stat(argument, &s) == 0;
+}
+
+/* Of a job that is there; CAIRN_OK, or it was said why not. */
+static cairn_status ask_spec(struct ctl *ctl, struct plan *plan)
+{
+    Cairn__JobSpecGet get = CAIRN__JOB_SPEC_GET__INIT;
+    ProtobufCMessage *reply;
+    struct cairn_sentence why;
+    struct cairn_paged pages = { 0 };
+    get.name = ctl->argv[0];
+    cairn_status status = cairn_ctl_call_paged(ctl, CAIRN_MSG_JOB_SPEC_GET, &get.base,
+                                               CAIRN_MSG_JOB_SPEC_TOLD, &reply, &pages);
+    if (status != CAIRN_OK) return status;
+    const Cairn__JobSpecTold *told = (const Cairn__JobSpecTold *)reply;
+    plan->workers_max = told->workers_max;
+    if (plan->shards == 0) plan->shards = told->shards;
+    cairn_message_free(reply);
+    status = cairn_spec_unpack(pages.bytes, pages.have_bytes, cairn_optimizer_names(), &plan->spec,
+                               &why);
+    cairn_paged_release(&pages);
+    if (status != CAIRN_OK) cairn_ctl_fail(status, "the spec of job %s: %s", get.name, why.text);
+    return status;
+}
+
+static cairn_status add_shard(struct plan *plan, const struct cairn_layout *layout, uint32_t shard,
+                              struct cairn_sentence *why)
+{
+    struct cairn_shard_map map;
+    struct cairn_need need;
+    Cairn__MemoryTold *told = plan->list[shard] = &plan->told[shard];
+    cairn_status status = cairn_shard_map_init(&map, layout, shard, plan->spec.chunk_leaves);
+    if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for a map of the job");
+    status = cairn_need_of(&plan->spec, &map, plan->workers_max, NULL, &need, why);
+    cairn_shard_map_release(&map);
+    if (status != CAIRN_OK) return status;
+    cairn__memory_told__init(told);
+    told->shard_index = shard;
+    told->state = need.memory.state;
+    told->published = need.memory.published;
+    told->landing = plan->workers * need.landing_bytes;
+    told->staging = need.memory.staging;
+    told->tables = need.memory.tables;
+    return CAIRN_OK;
+}
+
+static cairn_status make(struct plan *plan, struct cairn_sentence *why)
+{
+    struct cairn_layout *layout = NULL;
+    struct cairn_plan_report report;
+    plan->shards = cairn_plan_job_shards(&plan->spec, plan->shards);
+    plan->told = calloc(plan->shards, sizeof *plan->told);
+    plan->list = calloc(plan->shards, sizeof *plan->list);
+    if (plan->told == NULL || plan->list == NULL)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "out of memory");
+    cairn_status status = cairn_plan_job(&plan->spec, plan->shards, &layout, &report);
+    if (status != CAIRN_OK)
+        return cairn_fail(why, status, "planning: %s", cairn_status_text((int)status));
+    plan->heaviest_over_mean = report.heaviest_over_mean;
+    for (uint32_t s = 0; s < plan->shards && status == CAIRN_OK; s++)
+        status = add_shard(plan, layout, s, why);
+    cairn_layout_close(layout);
+    return status;
+}
+
+static void print(const struct ctl *ctl, const struct plan *plan)
+{
+    if (ctl->json) {
+        cairn_ctl_print_json(
+            json_pack("{s:s, s:I, s:i, s:i, s:i, s:f, s:o}", "job", plan->spec.name, "tensors",
+                      (json_int_t)plan->spec.tensor_count, "shards", (int)plan->shards, "workers",
+                      (int)plan->workers, "workers_max", (int)plan->workers_max,
+                      "heaviest_over_mean", plan->heaviest_over_mean, "memory",
+                      cairn_ctl_job_memory_json(plan->list, plan->shards)));
+        return;
+    }
+    cairn_ctl_line("job", "%s, %zu tensors", plan->spec.name, plan->spec.tensor_count);
+    cairn_ctl_line("shards", "%u, heaviest/mean %.3f", plan->shards, plan->heaviest_over_mean);
+    cairn_ctl_line("workers", "%u, at most %u", plan->workers, plan->workers_max);
+    printf("\n");
+    cairn_ctl_job_memory_print(ctl, plan->list, plan->shards);
+}
+
+int cairn_ctl_job_plan(struct ctl *ctl)
+{
+    struct plan plan = { .shards = ctl->shards, .workers_max = WORKERS_MAX };
+    struct cairn_sentence why;
+    cairn_spec_init(&plan.spec);
+    const bool from_file = is_file(ctl->argv[0]);
+    if (!from_file && strchr(ctl->argv[0], '/') != NULL) // no job has it in its name
+        return cairn_ctl_fail(CAIRN_ERR_NOT_FOUND, "%s: there is no such file or folder",
+                              ctl->argv[0]);
+    cairn_status status = from_file ? cairn_ctl_plan_spec(ctl->argv[0], &plan.spec, &why)
+                                    : ask_spec(ctl, &plan);
+    bool is_said = !from_file; // what was asked for
+    if (status == CAIRN_OK) {
+        is_said = false;
+        if (plan.shards == 0) plan.shards = 1;
+        plan.workers = ctl->bench.workers != 0 ? ctl->bench.workers : plan.spec.workers_min;
+        status = plan.workers <= plan.workers_max
+                     ? make(&plan, &why)
+                     : cairn_fail(&why, CAIRN_ERR_INVALID,
+                                  "%u workers: round.workers_max is %u, so no more are taken",
+                                  plan.workers, plan.workers_max);
+    }
+    if (status == CAIRN_OK)
+        print(ctl, &plan);
+    else if (!is_said)
+        cairn_ctl_fail(status, "%s: %s", ctl->argv[0], why.text);
+    cairn_spec_release(&plan.spec);
+    free(plan.told);
+    free(plan.list);
+    return status == CAIRN_OK ? 0 : cairn_status_exit((int)status);
+}

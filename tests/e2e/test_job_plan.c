@@ -1,0 +1,220 @@
+/* `cairn job plan` says what `cairn job show` shows when the job is there: to the byte, by kind and shard,
+ * of a file, of a snapshot and of the job itself. */
+#include <cairn.h>
+#include <check.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/support/cluster.h"
+#include "tests/support/good.h"
+#include "tests/support/suite.h"
+
+enum { SHARDS = 2, TENSORS = 3, WORKERS_MAX = 6, TRIES = 1000 };
+
+static const struct cairn_tensor model[TENSORS] = {
+    { .struct_size = sizeof model[0],
+      .name = "big",
+      .unit = "u",
+      .rank = 2,
+      .shape = { 300, 211 },
+      .init = { CAIRN_INIT_NORMAL, 0, 1, 1 } },
+    { .struct_size = sizeof model[0],
+      .name = "half",
+      .unit = "v",
+      .rank = 2,
+      .shape = { 211, 200 },
+      .wire = CAIRN_BF16,
+      .init = { CAIRN_INIT_NORMAL, 0, 1, 2 } },
+    { .struct_size = sizeof model[0],
+      .name = "small",
+      .kind = CAIRN_FROZEN,
+      .unit = "v",
+      .rank = 1,
+      .shape = { 77 },
+      .init = { CAIRN_INIT_ONES, 0, 0, 0 } },
+};
+/* The same, as a person writes it: in any order, without what is at its default. */
+static const char spec_text[] =
+    "{\"tensors\": [{\"name\": \"small\", \"unit\": \"v\", \"shape\": [77], \"kind\": "
+    "\"frozen\"},\n"
+    "             {\"name\": \"big\", \"unit\": \"u\", \"shape\": [300, 211]},\n"
+    "             {\"name\": \"half\", \"unit\": \"v\", \"shape\": [211, 200], \"wire\": "
+    "\"bf16\"}],\n"
+    " \"chunk_leaves\": 4}\n";
+
+static struct cluster cluster;
+static struct cluster_said said;
+
+static cairn_job *open_worker(cairn *session, uint32_t rank)
+{
+    const struct cairn_group adamw = CAIRN_GROUP_INIT;
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = model,
+                                         .tensor_count = TENSORS,
+                                         .groups = &adamw,
+                                         .group_count = 1,
+                                         .rank = rank,
+                                         .chunk_leaves = 4 };
+    cairn_job *job;
+    good(cairn_job_open(session, "planned", &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &job));
+    return job;
+}
+
+/* `memory` of what was said; the caller's. */
+static json_t *memory_said(void)
+{
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    json_t *object = json_loads(said.out, 0, NULL);
+    json_t *memory = json_incref(json_object_get(object, "memory"));
+    json_decref(object);
+    return memory;
+}
+
+static json_t *planned(const char *what, const char *workers)
+{
+    cluster_cli(&cluster, &said, "job", "plan", what, "--shards", "2", "--workers", workers, "-o",
+                "json", NULL);
+    return memory_said();
+}
+
+static json_int_t kind_of(const json_t *memory, const char *kind)
+{
+    return json_integer_value(json_object_get(memory, kind));
+}
+
+/* With the shards' names, which a plan does not know. */
+static bool same(const json_t *memory, const json_t *plan)
+{
+    json_t *bare = json_deep_copy(memory);
+    json_t *shards = json_object_get(bare, "shards");
+    for (size_t i = 0; i < json_array_size(shards); i++)
+        json_object_del(json_array_get(shards, i), "shard");
+    const bool equal = json_equal(bare, plan) == 1;
+    json_decref(bare);
+    return equal;
+}
+
+/* Heartbeats bring it. */
+static void await_shown(const json_t *plan)
+{
+    for (int tries = 0; tries < TRIES; tries++) {
+        cluster_cli(&cluster, &said, "job", "show", "planned", "-o", "json", NULL);
+        json_t *memory = memory_said();
+        const bool equal = same(memory, plan);
+        json_decref(memory);
+        if (equal) return;
+    }
+    char *text = json_dumps(plan, JSON_INDENT(1));
+    ck_abort_msg("never shown: %s\nbut %s", text, said.out);
+}
+
+static void write_spec(char path[static CAIRN_SCRATCH_BYTES + 16])
+{
+    snprintf(path, CAIRN_SCRATCH_BYTES + 16, "%s/spec.json", cluster.folder);
+    FILE *file = fopen(path, "we");
+    ck_assert_ptr_nonnull(file);
+    fputs(spec_text, file);
+    fclose(file);
+}
+
+/* The total that `job list` shows is the job's own. */
+static void check_list(const json_t *plan)
+{
+    cluster_cli(&cluster, &said, "job", "list", "-o", "json", NULL);
+    json_t *list = json_loads(said.out, 0, NULL);
+    const json_t *job = json_array_get(json_object_get(list, "jobs"), 0);
+    ck_assert_int_eq(kind_of(job, "state_bytes"), kind_of(plan, "total"));
+    ck_assert(same(json_object_get(job, "memory"), plan));
+    json_decref(list);
+}
+
+static void check_snapshot(const json_t *plan)
+{
+    cluster_cli(&cluster, &said, "snapshot", "create", "planned", "--wait", "-o", "json", NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    json_t *snapshot = json_loads(said.out, 0, NULL);
+    char path[512];
+    snprintf(path, sizeof path, "%s", json_string_value(json_object_get(snapshot, "path")));
+    json_decref(snapshot);
+    json_t *again = planned(path, "1");
+    // Where nobody is asked, it is of another round.workers_max.
+    static const char *const kinds[] = { "state", "published", "landing", "staging" };
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        ck_assert_int_eq(kind_of(again, kinds[i]), kind_of(plan, kinds[i]));
+    json_decref(again);
+}
+
+START_TEST(a_plan_is_what_the_attached_job_then_takes)
+{
+    static const char *const few[] = { "lease.heartbeat=20ms", NULL };
+    const struct cluster_options options = { .coordinator_set = few };
+    const struct cairn_opts opts = { .struct_size = sizeof opts };
+    char path[CAIRN_SCRATCH_BYTES + 16];
+    cluster_start(&cluster, SHARDS, &options);
+    write_spec(path);
+    json_t *one = planned(path, "1"), *two = planned(path, "2");
+    ck_assert_int_gt(kind_of(one, "landing"), 0);
+    ck_assert_int_eq(2 * kind_of(one, "landing"), kind_of(two, "landing"));
+    ck_assert_uint_eq(json_array_size(json_object_get(one, "shards")), SHARDS);
+
+    struct cairn_opts here = opts;
+    here.endpoint = cluster.address;
+    cairn *sessions[2];
+    cairn_job *jobs[2];
+    good(cairn_open(&here, &sessions[0]));
+    jobs[0] = open_worker(sessions[0], 0);
+    good(cairn_init_done(jobs[0], NULL, CLUSTER_WAIT_MS));
+    await_shown(one);
+    check_list(one);
+    json_t *own = planned("planned", "1");
+    ck_assert(json_equal(own, one));
+    json_decref(own);
+    check_snapshot(one);
+
+    good(cairn_open(&here, &sessions[1]));
+    jobs[1] = open_worker(sessions[1], 1);
+    await_shown(two); // landing memory comes with a worker ..
+    cairn_close(sessions[1]);
+    await_shown(one); // .. and goes with it
+    cairn_close(sessions[0]);
+    json_decref(one);
+    json_decref(two);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+START_TEST(what_cannot_be_planned_is_said)
+{
+    char path[CAIRN_SCRATCH_BYTES + 16];
+    cluster_start(&cluster, 1, NULL);
+    cluster_cli(&cluster, &said, "job", "plan", "nothing", NULL);
+    ck_assert_int_eq(said.status, 4);
+    ck_assert_msg(strstr(said.err, "no job \"nothing\"") != NULL, "%s", said.err);
+    cluster_cli(&cluster, &said, "job", "plan", "no/where", NULL);
+    ck_assert_msg(strstr(said.err, "no/where: there is no such file or folder") != NULL, "%s",
+                  said.err);
+    write_spec(path);
+    cluster_cli(&cluster, &said, "job", "plan", path, "--workers", "65", NULL);
+    ck_assert_msg(strstr(said.err, "round.workers_max is 64") != NULL, "%s", said.err);
+    FILE *file = fopen(path, "we");
+    fputs("{\"tensors\": [{\"name\": \"a\", \"shape\": [4], \"color\": 3}]}", file);
+    fclose(file);
+    cluster_cli(&cluster, &said, "job", "plan", path, NULL);
+    ck_assert_msg(strstr(said.err, "color") != NULL, "%s", said.err);
+    ck_assert_int_ne(said.status, 0);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("job_plan");
+    TCase *tests = tcase_create("plan");
+    tcase_set_timeout(tests, 60);
+    tcase_add_test(tests, a_plan_is_what_the_attached_job_then_takes);
+    tcase_add_test(tests, what_cannot_be_planned_is_said);
+    suite_add_tcase(suite, tests);
+    return suite_run(suite);
+}

@@ -1,0 +1,219 @@
+/* Who is slow: `cairn job top` of a job in which one worker computes for longer than the others, and
+ * --watch. */
+#include <cairn.h>
+#include <check.h>
+#include <jansson.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/support/cluster.h"
+#include "tests/support/good.h"
+#include "tests/support/suite.h"
+
+enum { SHARDS = 2, WORKERS = 3, SLOW = 1, STEPS = 9, COMPUTE_MS = 4, SLOW_MS = 30, ELEMS = 40000 };
+
+static const struct cairn_tensor model = { .struct_size = sizeof model,
+                                           .name = "w",
+                                           .unit = "w",
+                                           .rank = 2,
+                                           .shape = { 200, 200 },
+                                           .init = { CAIRN_INIT_NORMAL, 0, 1, 1 } };
+
+static struct cluster cluster;
+static struct cluster_said said;
+
+struct worker {
+    pthread_t thread;
+    uint32_t rank;
+    cairn *session;
+    cairn_job *job;
+};
+static struct worker workers[WORKERS];
+
+static void open_worker(struct worker *w)
+{
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
+    const struct cairn_group adamw = CAIRN_GROUP_INIT;
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = &model,
+                                         .tensor_count = 1,
+                                         .groups = &adamw,
+                                         .group_count = 1,
+                                         .rank = w->rank,
+                                         .workers_min = WORKERS };
+    good(cairn_open(&opts, &w->session));
+    good(cairn_job_open(w->session, "slow", &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &w->job));
+}
+
+static cairn_status step(struct worker *w, float *values)
+{
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_result result = { .struct_size = sizeof result };
+    cairn_op *op;
+    cairn_status status = cairn_round_begin(w->job, CLUSTER_WAIT_MS, &round);
+    if (status == CAIRN_OK) status = cairn_fetch(w->job, round.version, "w", NULL, NULL, &mem, &op);
+    if (status == CAIRN_OK) status = cairn_wait(op, CLUSTER_WAIT_MS);
+    usleep((w->rank == SLOW ? SLOW_MS : COMPUTE_MS) * 1000); // it computes
+    if (status == CAIRN_OK) status = cairn_push(w->job, &round, 0, "w", NULL, &mem, NULL);
+    return status == CAIRN_OK ? cairn_commit(w->job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result)
+                              : status;
+}
+
+/* Check's asserts are the test thread's. */
+static void *train(void *arg)
+{
+    struct worker *w = arg;
+    float *values = calloc(ELEMS, sizeof *values);
+    cairn_status status = cairn_init_done(w->job, NULL, CLUSTER_WAIT_MS);
+    for (int i = 0; i < STEPS && status == CAIRN_OK; i++) status = step(w, values);
+    free(values);
+    return (void *)(intptr_t)status;
+}
+
+static void train_all(void)
+{
+    for (uint32_t i = 0; i < WORKERS; i++) {
+        workers[i].rank = i;
+        open_worker(&workers[i]);
+        ck_assert_int_eq(pthread_create(&workers[i].thread, NULL, train, &workers[i]), 0);
+    }
+    for (int i = 0; i < WORKERS; i++) {
+        void *status;
+        ck_assert_int_eq(pthread_join(workers[i].thread, &status), 0);
+        ck_assert_int_eq((intptr_t)status, CAIRN_OK);
+    }
+}
+
+static void set_up(void)
+{
+    static const char *const quick[] = { "lease.heartbeat=20ms", NULL };
+    const struct cluster_options options = { .coordinator_set = quick };
+    cluster_start(&cluster, SHARDS, &options);
+}
+
+static void tear_down(void)
+{
+    for (int i = 0; i < WORKERS; i++)
+        if (workers[i].session != NULL) cairn_close(workers[i].session);
+    cluster_stop(&cluster);
+}
+
+static double real(const json_t *entry, const char *key)
+{
+    const json_t *value = json_object_get(entry, key);
+    ck_assert_msg(json_is_number(value), "%s: %s", key, said.out);
+    return json_number_value(value);
+}
+
+static void check_worker(const json_t *entry, uint32_t rank)
+{
+    ck_assert_int_eq(json_integer_value(json_object_get(entry, "rank")), rank);
+    ck_assert_int_eq(json_integer_value(json_object_get(entry, "steps")), STEPS - 1);
+    ck_assert_msg(json_is_true(json_object_get(entry, "slowest")) == (rank == SLOW), "%s",
+                  said.out);
+    ck_assert_double_ge(real(entry, "compute_ms"), rank == SLOW ? SLOW_MS : COMPUTE_MS);
+    // A step takes as long for each of them: whoever is quick waits, or pushes behind the slow one.
+    ck_assert_double_ge(real(entry, "step_ms"), SLOW_MS);
+    const double waits = real(entry, "wait_ms") + real(entry, "push_ms");
+    if (rank != SLOW) ck_assert_double_ge(waits, (SLOW_MS - COMPUTE_MS) / 2.0);
+    ck_assert_double_ge(real(entry, "fetch_ms"), 0);
+}
+
+/* Bytes come with heartbeats, those of the last step perhaps later. */
+static json_t *await_bytes(void)
+{
+    for (int tries = 0; tries < 1000; tries++) {
+        cluster_cli(&cluster, &said, "job", "top", "slow", "-o", "json", NULL);
+        ck_assert_msg(said.status == 0, "%s", said.err);
+        json_t *top = json_loads(said.out, 0, NULL);
+        const json_t *first = json_array_get(json_object_get(top, "workers"), 0);
+        const json_t *bytes = json_object_get(first, "pushed_per_step");
+        if (json_real_value(bytes) == (double)ELEMS * sizeof(float)) return top;
+        json_decref(top);
+    }
+    ck_abort_msg("never told: %s", said.out);
+    return NULL;
+}
+
+START_TEST(the_worker_that_computes_slowly_is_marked)
+{
+    train_all();
+    json_t *top = await_bytes();
+    const json_t *list = json_object_get(top, "workers"), *shards = json_object_get(top, "shards");
+    ck_assert_uint_eq(json_array_size(list), WORKERS);
+    for (uint32_t i = 0; i < WORKERS; i++) check_worker(json_array_get(list, i), i);
+    ck_assert_uint_eq(json_array_size(shards), SHARDS);
+    for (size_t i = 0; i < SHARDS; i++) {
+        const json_t *shard = json_array_get(shards, i);
+        ck_assert_int_eq(json_integer_value(json_object_get(shard, "steps")), STEPS);
+        ck_assert_double_ge(real(shard, "collect_ms"), SLOW_MS / 2.0); // it waited, too
+        ck_assert_double_gt(real(shard, "fold_ms") + real(shard, "update_ms"), 0);
+        ck_assert_double_ge(real(shard, "publish_ms"), 0);
+        ck_assert_int_gt(json_integer_value(json_object_get(shard, "memory_bytes")), 0);
+    }
+    json_decref(top);
+
+    cluster_cli(&cluster, &said, "job", "top", "--once", "slow", NULL);
+    ck_assert_int_eq(said.status, 0);
+    char *mark = strstr(said.out, "<- slowest");
+    ck_assert_msg(mark != NULL, "%s", said.out);
+    while (mark > said.out && mark[-1] != '\n') mark--;
+    ck_assert_int_eq(strtol(mark, NULL, 10), SLOW);
+}
+END_TEST
+
+/* How often the text is there. */
+static int count(const char *text, const char *what)
+{
+    int n = 0;
+    for (const char *at = text; (at = strstr(at, what)) != NULL; at += strlen(what)) n++;
+    return n;
+}
+
+START_TEST(watched_lists_are_printed_again_until_they_are_interrupted)
+{
+    static char text[1 << 16];
+    char log[CAIRN_SCRATCH_BYTES + 16];
+    snprintf(log, sizeof log, "%s/watch.txt", cluster.folder);
+    const char *const argv[] = { CAIRN_BIN_DIR "/cairn",
+                                 "--endpoint",
+                                 cluster.address,
+                                 "job",
+                                 "list",
+                                 "--watch",
+                                 "0.01",
+                                 NULL };
+    const pid_t pid = cluster_spawn(argv, log);
+    for (int tries = 0; count(text, "GENERATION") < 3; tries++) {
+        ck_assert_msg(tries < 30000, "printed: %s", text);
+        FILE *file = fopen(log, "re");
+        const size_t bytes = file != NULL ? fread(text, 1, sizeof text - 1, file) : 0;
+        text[bytes] = '\0';
+        if (file != NULL) fclose(file);
+        usleep(1000);
+    }
+    ck_assert_ptr_nonnull(strstr(text, "\n\nJOB ")); // no terminal: an empty line between
+    ck_assert_ptr_null(strchr(text, '\033'));
+    kill(pid, SIGINT);
+    ck_assert_int_eq(cluster_wait(pid, CLUSTER_WAIT_MS), 130);
+    cluster_cli(&cluster, &said, "job", "show", "--watch", "1", "nothing", NULL);
+    ck_assert_msg(strstr(said.err, "does not take --watch") != NULL, "%s", said.err);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("job_top");
+    TCase *tests = tcase_create("top");
+    tcase_set_timeout(tests, 60);
+    tcase_add_checked_fixture(tests, set_up, tear_down);
+    tcase_add_test(tests, the_worker_that_computes_slowly_is_marked);
+    tcase_add_test(tests, watched_lists_are_printed_again_until_they_are_interrupted);
+    suite_add_tcase(suite, tests);
+    return suite_run(suite);
+}

@@ -1,0 +1,179 @@
+/* The last steps of workers and shards: medians, and who is marked. */
+#include <check.h>
+#include <string.h>
+
+#include "server/coordinator/cluster.h"
+#include "tests/support/suite.h"
+
+enum { WORKERS = 3, SHARDS = 2 };
+
+static struct cairn_step_ring ring;
+
+static void tell(struct cairn_step_ring *to, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    uint32_t us[] = { a, b, c, d };
+    Cairn__StepTimes told = CAIRN__STEP_TIMES__INIT;
+    told.us = us;
+    told.n_us = 4;
+    cairn_step_ring_take(to, &told);
+}
+
+static void set_up(void)
+{
+    memset(&ring, 0, sizeof ring);
+}
+
+START_TEST(medians_are_of_each_phase_and_of_the_whole_step)
+{
+    Cairn__StepTimes out;
+    uint32_t us[CAIRN_TIMES_PHASES];
+    ck_assert(!cairn_step_ring_medians(&ring, &out, us));
+    ck_assert_uint_eq(out.steps, 0);
+    tell(&ring, 10, 0, 100, 3);
+    tell(&ring, 20, 0, 50, 3);
+    tell(&ring, 90, 1, 1, 3);
+    ck_assert(cairn_step_ring_medians(&ring, &out, us));
+    ck_assert_uint_eq(out.steps, 3);
+    ck_assert_uint_eq(us[0], 20);
+    ck_assert_uint_eq(us[1], 0);
+    ck_assert_uint_eq(us[2], 50);
+    ck_assert_uint_eq(us[3], 3);
+    ck_assert_uint_eq(out.step_us, 95); // of 113, 73 and 95
+}
+END_TEST
+
+START_TEST(the_last_32_steps_count)
+{
+    Cairn__StepTimes out;
+    uint32_t us[CAIRN_TIMES_PHASES];
+    for (uint32_t i = 0; i < 100; i++) tell(&ring, 1000, 0, 0, 0);
+    for (uint32_t i = 0; i < CAIRN_TIMES_STEPS; i++) tell(&ring, 7, 0, 0, 0);
+    ck_assert(cairn_step_ring_medians(&ring, &out, us));
+    ck_assert_uint_eq(out.steps, CAIRN_TIMES_STEPS);
+    ck_assert_uint_eq(us[0], 7);
+}
+END_TEST
+
+START_TEST(what_is_not_told_or_too_much_does_no_harm)
+{
+    uint32_t many[1000] = { UINT32_MAX, UINT32_MAX }, us[CAIRN_TIMES_PHASES];
+    Cairn__StepTimes told = CAIRN__STEP_TIMES__INIT, out;
+    cairn_step_ring_take(&ring, NULL);
+    cairn_step_ring_take(&ring, &told);
+    ck_assert_uint_eq(ring.count, 0);
+    told.us = many;
+    told.n_us = 1;
+    cairn_step_ring_take(&ring, &told);
+    told.n_us = 1000;
+    cairn_step_ring_take(&ring, &told);
+    ck_assert(cairn_step_ring_medians(&ring, &out, us));
+    ck_assert_uint_eq(out.steps, 2);
+    ck_assert_uint_eq(out.step_us, UINT32_MAX);
+}
+END_TEST
+
+/* ---- who is marked ---- */
+
+static struct cairn_cluster_session session = { .name = (char[]) { "t" } };
+static struct cairn_cluster_member members[WORKERS];
+static struct cairn_cluster_seat seats[SHARDS] = { { .name = (char[]) { "s0" } },
+                                                   { .name = (char[]) { "s1" } } };
+static struct cairn_cluster_job_shard shards[SHARDS] = { { .seat = &seats[0] },
+                                                         { .seat = &seats[1] } };
+static struct cairn_layout layout = { .shard_count = SHARDS };
+static struct cairn_cluster_job job = { .layout = &layout, .shards = shards };
+
+/* Ranks descend along the list. */
+static void attach(uint32_t worker_count)
+{
+    job.members = NULL;
+    job.member_count = worker_count;
+    for (uint32_t i = 0; i < worker_count; i++) {
+        members[i] = (struct cairn_cluster_member) { .session = &session,
+                                                     .phase = CAIRN_MEMBER_ATTACHED,
+                                                     .role = CAIRN_ROLE_WIRE_WORKER,
+                                                     .rank = i,
+                                                     .next_of_job = job.members };
+        job.members = &members[i];
+    }
+}
+
+/* Who is marked of the workers (or shards); -1: nobody. */
+static int slowest(bool of_shard)
+{
+    Cairn__JobStatus status = CAIRN__JOB_STATUS__INIT;
+    struct cairn_times_view view;
+    int marked = -1;
+    ck_assert(cairn_cluster_times_show(&job, &view, &status));
+    ck_assert_uint_eq(status.n_times, job.member_count + SHARDS);
+    for (size_t i = 0; i < status.n_times; i++) {
+        const Cairn__StepTimes *t = status.times[i];
+        ck_assert_uint_eq(t->number, i < job.member_count ? i : i - job.member_count);
+        ck_assert_int_eq(t->of_shard, i >= job.member_count);
+        if (t->n_us > 0) ck_assert_uint_le(t->us[0], t->step_us); // its own
+        if (t->of_shard != of_shard || !t->slowest) continue;
+        ck_assert_int_eq(marked, -1);
+        marked = (int)t->number;
+    }
+    cairn_cluster_times_release(&view);
+    return marked;
+}
+
+START_TEST(who_computes_or_fetches_longer_is_marked_and_who_waits_is_not)
+{
+    attach(3);
+    tell(&members[0].times, 10000, 500, 20000, 100);
+    tell(&members[1].times, 30000, 500, 100, 100);
+    tell(&members[2].times, 10000, 20000, 500, 100);
+    ck_assert_int_eq(slowest(false), 1);
+    tell(&members[2].times, 0, 0, 0, 0);
+    memset(&members[2].times, 0, sizeof members[2].times);
+    tell(&members[2].times, 10000, 500, 100, 90000);
+    ck_assert_int_eq(slowest(false), 2);
+}
+END_TEST
+
+START_TEST(alone_or_alike_nobody_is_marked)
+{
+    attach(1);
+    tell(&members[0].times, 90000, 0, 0, 0);
+    ck_assert_int_eq(slowest(false), -1);
+    attach(3);
+    ck_assert_int_eq(slowest(false), -1); // nothing is known yet
+    tell(&members[0].times, 20000, 0, 0, 0);
+    ck_assert_int_eq(slowest(false), -1);
+    tell(&members[1].times, 21000, 0, 0, 0);
+    tell(&members[2].times, 19000, 0, 0, 0);
+    ck_assert_int_eq(slowest(false), -1);
+    attach(2); // much, but of nothing
+    tell(&members[0].times, 100, 0, 0, 0);
+    tell(&members[1].times, 900, 0, 0, 0);
+    ck_assert_int_eq(slowest(false), -1);
+}
+END_TEST
+
+START_TEST(of_shards_it_is_what_they_do_that_counts)
+{
+    attach(0);
+    memset(&shards[0].times, 0, sizeof ring);
+    memset(&shards[1].times, 0, sizeof ring);
+    tell(&shards[0].times, 90000, 1000, 2000, 100);
+    tell(&shards[1].times, 20000, 1000, 9000, 100);
+    ck_assert_int_eq(slowest(true), 1);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("coordinator_times");
+    TCase *tests = tcase_create("times");
+    tcase_add_checked_fixture(tests, set_up, NULL);
+    tcase_add_test(tests, medians_are_of_each_phase_and_of_the_whole_step);
+    tcase_add_test(tests, the_last_32_steps_count);
+    tcase_add_test(tests, what_is_not_told_or_too_much_does_no_harm);
+    tcase_add_test(tests, who_computes_or_fetches_longer_is_marked_and_who_waits_is_not);
+    tcase_add_test(tests, alone_or_alike_nobody_is_marked);
+    tcase_add_test(tests, of_shards_it_is_what_they_do_that_counts);
+    suite_add_tcase(suite, tests);
+    return suite_run(suite);
+}
