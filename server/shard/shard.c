@@ -3,6 +3,7 @@
 #include "server/shard/without.h"
 #include "server/shard/shard.h"
 
+#include "proto/fabric/where.h"
 #include "server/base/guard.h"
 #include "server/base/host_lock.h"
 
@@ -141,7 +142,12 @@ static cairn_status open_fabric(struct cairn_shard *shard,
     }
     struct cairn_sentence without;
     cairn_without_print(shard->without, &without);
+    char places[CAIRN_PLACE_BYTES];
+    size_t bytes;
+    const void *address = cairn_fabric_address(shard->fabric, &bytes);
+    cairn_fabric_address_print_places(address, bytes, places);
     cairn_log_info("fabric: %s", cairn_fabric_describe(shard->fabric));
+    if (places[0] != '\0') cairn_log_info("data from other hosts comes to %s", places);
     if (without.text[0] != '\0') cairn_log_info("without %s", without.text);
     return CAIRN_OK;
 }
