@@ -30,6 +30,15 @@ static void print_without(const Cairn__ClusterStatus *status)
     }
 }
 
+static void print_storage(const Cairn__ClusterStatus *status)
+{
+    for (size_t i = 0; i < status->n_members; i++) {
+        const Cairn__MemberStatus *m = status->members[i];
+        if (m->storage[0] != '\0')
+            printf("\nno snapshot can be saved: shard %s: %s\n", m->name, m->storage);
+    }
+}
+
 static json_t *strange_json(const Cairn__StrangePart *s)
 {
     char number[20];
@@ -125,6 +134,7 @@ int cairn_ctl_cluster_status(struct ctl *ctl)
         }
         cairn_ctl_table_close(table, ctl);
         if (!ctl->quiet) print_without(status);
+        if (!ctl->quiet) print_storage(status);
         if (status->n_strangers > 0) {
             if (!ctl->quiet)
                 printf("\nheld by shards, but not acted on (`cairn cluster adopt` takes it, `cairn "

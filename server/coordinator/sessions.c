@@ -152,6 +152,10 @@ static void welcome(struct cairn_cluster_session *session, uint32_t request)
     struct cairn_cluster_places places = { .count = 0 };
     if (session->role == CAIRN_ROLE_WIRE_WORKER || session->role == CAIRN_ROLE_WIRE_READER)
         cairn_cluster_places_find(cluster, &places);
+    if (session->role == CAIRN_ROLE_WIRE_SHARD) {
+        message.storage_path = cluster->snapshots_path;
+        message.storage_token = cluster->storage_token;
+    }
     message.places = places.list;
     message.n_places = places.count;
     cairn_cluster_session_send(session, CAIRN_MSG_WELCOME, request, &message.base);

@@ -26,6 +26,7 @@ static void handle_closed(struct cairn_shard *shard)
     free(shard->import_folders);
     free(shard->memory_lock);
     free(shard->host_root);
+    cairn_shard_storage_free(shard);
     free(shard);
     if (on_closed != NULL) on_closed(context);
 }
@@ -88,6 +89,7 @@ void cairn_shard_close(struct cairn_shard *shard, void (*on_closed)(void *contex
         shard->handles_open++;
         cairn_pool_close(shard->files, on_part_closed, shard);
     }
+    if (cairn_shard_storage_close(shard, on_part_closed)) shard->handles_open++;
     cairn_reserves_stop(shard);
     if (shard->memory != NULL) {
         shard->handles_open++;
@@ -170,6 +172,7 @@ static cairn_status open_parts(struct cairn_shard *shard, const struct cairn_sha
                                  why);
     if (status == CAIRN_OK)
         status = cairn_pool_open(shard->loop, "cairn-release", 1, NULL, &shard->releaser, why);
+    if (status == CAIRN_OK) status = cairn_shard_storage_open(shard, why);
     if (status == CAIRN_OK) status = open_fabric(shard, options, why);
     if (status == CAIRN_OK) status = cairn_session_open(shard, options->coordinator, why);
     return status;
