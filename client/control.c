@@ -12,6 +12,7 @@
 #define RETRY_MAX_MS       1000
 #define STEADY_MS          2000 /* a connection that stood so long was no failure */
 #define AWAITED_TIMEOUT_MS 500
+#define PLACES_RETRY_MS    100 /* while no shard has joined */
 
 /* ---- connection ---- */
 
@@ -33,6 +34,8 @@ static void retry_later(struct session *s)
     s->retry_delay_ms = s->retry_delay_ms * 2 < RETRY_MAX_MS ? s->retry_delay_ms * 2 : RETRY_MAX_MS;
 }
 
+static void connect_again(struct session *s);
+
 static void on_close(struct cairn_stream *stream, cairn_status status, const char *why,
                      void *context)
 {
@@ -42,13 +45,14 @@ static void on_close(struct cairn_stream *stream, cairn_status status, const cha
     cairn_fork_forget(s);
     s->stream = NULL;
     s->ready = s->hello_sent = false;
-    note_away(s, status == CAIRN_OK ? CAIRN_ERR_CLOSED : status, why);
+    if (!s->is_choosing) note_away(s, status == CAIRN_OK ? CAIRN_ERR_CLOSED : status, why);
     if (s->ended && !uv_is_closing((uv_handle_t *)&s->tick))
         uv_close((uv_handle_t *)&s->tick, NULL);
     for (struct job *job = s->jobs; job != NULL; job = job->next) cairn_attach_lost(job);
     if (was_ready && cairn_client_now_ms() - s->welcome_ms >= STEADY_MS)
         s->retry_delay_ms = RETRY_MIN_MS;
     retry_later(s);
+    if (s->is_choosing) connect_again(s);
 }
 
 void cairn_control_send(struct session *s, uint16_t type, uint32_t request,
@@ -85,9 +89,9 @@ static void on_open(struct cairn_stream *stream, void *context)
     hello.name = s->name;
     hello.incarnation = s->incarnation;
     hello.version = (char *)(uintptr_t)CAIRN_VERSION;
-    size_t bytes;
-    hello.fabric_address.data = (uint8_t *)(uintptr_t)cairn_fabric_address(s->fabric, &bytes);
-    hello.fabric_address.len = bytes;
+    if (s->fabric != NULL)
+        hello.fabric_address.data = (uint8_t *)(uintptr_t)cairn_fabric_address(
+            s->fabric, &hello.fabric_address.len);
     s->heard_ms = cairn_client_now_ms();
     s->hello_sent = true;
     cairn_control_send(s, CAIRN_MSG_HELLO, ++s->next_request, &hello.base);
@@ -233,8 +237,40 @@ static void answer(struct session *s, uint32_t request, uint16_t type, ProtobufC
     cairn_message_free(message);
 }
 
+/* The first Welcome tells where the shards are; the connection is made anew with the address of the fabric
+ * that was opened by it. */
+static void choose_path(struct session *s, const Cairn__Welcome *welcome)
+{
+    struct cairn_sentence why = { "" };
+    cairn_status status;
+    if (cairn_datapath_choose(s, welcome, &why, &status) && status != CAIRN_OK) {
+        note_away(s, status, why.text);
+        pthread_mutex_lock(&s->lock);
+        s->no_path = true;
+        pthread_cond_broadcast(&s->changed);
+        pthread_mutex_unlock(&s->lock);
+    }
+    s->is_choosing = true;
+    cairn_stream_close(s->stream, CAIRN_OK, "the data path is opened first");
+}
+
+/* The coordinator was asked for the shards' places only. */
+static void connect_again(struct session *s)
+{
+    s->is_choosing = false;
+    s->retry_at_ms = s->no_path ? UINT64_MAX : cairn_client_now_ms() + PLACES_RETRY_MS;
+    if (s->fabric == NULL) return;
+    s->retry_at_ms = 0;
+    s->retry_delay_ms = RETRY_MIN_MS;
+    if (!s->stopping) cairn_control_tick(s);
+}
+
 static void on_welcome(struct session *s, const Cairn__Welcome *welcome)
 {
+    if (s->fabric == NULL) {
+        choose_path(s, welcome);
+        return;
+    }
     s->ready = true;
     s->was_given_up = welcome->coordinator_incarnation == s->coordinator_incarnation;
     s->coordinator_incarnation = welcome->coordinator_incarnation;

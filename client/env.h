@@ -25,7 +25,7 @@ enum cairn_env_key {
     /* of the cluster */
     CAIRN_ENV_ENDPOINT,   /* default: the socket of this host's coordinator (cairn_address_find) */
     CAIRN_ENV_FABRIC,     /* default ucx */
-    CAIRN_ENV_DEVICE,     /* default "": what the fabric takes by itself */
+    CAIRN_ENV_DEVICE,     /* default "": those of the routes to the shards (datapath.c) */
     CAIRN_ENV_HOST,       /* which host this is; default "": what the kernel says */
     CAIRN_ENV_TRANSPORTS, /* UCX's; default "": what the fabric takes by itself */
     CAIRN_ENV_ONE_SIDED,  /* auto, on, off: proto/fabric/fabric.h; default auto */

@@ -86,6 +86,7 @@ static void break_silence(struct shard_link *link, uint64_t now_ms)
 void cairn_link_tick(struct shard_link *link, uint64_t now_ms)
 {
     link->busy = false;
+    cairn_datapath_judge(link, now_ms);
     cairn_transfer_pump(link);
     if (link->peer != NULL) {
         break_silence(link, now_ms);
@@ -232,7 +233,7 @@ void cairn_link_on_message(void *session, const void *header, size_t header_byte
     if (job != NULL) link = link_of_header(job, &h);
     if (link != NULL) sender = sender_of_header(link, &h);
     if (link != NULL && !sender->lost) {
-        sender->heard = true;
+        sender->heard = sender->reached = true;
         take(link, &h, message);
         cairn_session_kick(s); // a stalled command may go on
     } else if (message != NULL) {

@@ -12,7 +12,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "client/env.h"
 #include "client/handle.h"
 #include "client/mapped.h"
 #include "client/memory.h"
@@ -196,28 +195,10 @@ static char *own_name(const struct cairn_opts *opts)
     return strdup(text);
 }
 
-static cairn_status open_fabric(struct session *s, const struct cairn_env_report *env)
+static cairn_status open_fabric(struct session *s)
 {
     struct cairn_sentence why = { "" };
-    const char *device = env->values[CAIRN_ENV_DEVICE].text;
-    const char *host = env->values[CAIRN_ENV_HOST].text;
-    const char *transports = env->values[CAIRN_ENV_TRANSPORTS].text;
-    enum cairn_one_sided one_sided = CAIRN_ONE_SIDED_AUTO;
-    (void)cairn_one_sided_parse(env->values[CAIRN_ENV_ONE_SIDED].text, &one_sided); // was judged
-    const struct cairn_fabric_options options = {
-        .on_message = cairn_link_on_message,
-        .on_message_arg = s,
-        .on_mapping = cairn_mapped_on_mapping,
-        .on_mapping_gone = cairn_mapped_on_gone,
-        .max_payload = CAIRN_CHUNK_PAYLOAD_MAX,
-        .net_devices = device[0] != 0 ? device : NULL,
-        .host = host[0] != 0 ? host : NULL,
-        .transports = transports[0] != 0 && strcmp(transports, "tcp") != 0 ? transports : NULL,
-        .one_sided = one_sided,
-        .hub = s->hub,
-    };
-    const char *kind = s->hub != NULL ? "mem" : env->values[CAIRN_ENV_FABRIC].text;
-    cairn_status status = cairn_fabric_open(kind, &options, &s->fabric, &why);
+    const cairn_status status = cairn_datapath_open(s, &why);
     return status == CAIRN_OK
                ? status
                : cairn_client_fail(status, "the data path cannot be opened: %s", why.text);
@@ -232,7 +213,8 @@ static cairn_status init_loop(struct session *s)
     if (error == 0) error = uv_timer_init(&s->loop, &s->tick);
     if (error == 0) error = uv_timer_start(&s->tick, on_tick, TICK_MS, TICK_MS);
     s->kick.data = s->tick.data = s;
-    if (error == 0 && cairn_fabric_poll_init(&s->poll, &s->loop, s->fabric, 0) == CAIRN_OK)
+    if (error == 0 &&
+        (s->fabric == NULL || cairn_fabric_poll_init(&s->poll, &s->loop, s->fabric, 0) == CAIRN_OK))
         return CAIRN_OK;
     uv_walk(&s->loop, on_walk_close, NULL);
     uv_run(&s->loop, UV_RUN_DEFAULT);
@@ -269,13 +251,15 @@ static cairn_status await_welcome(struct session *s, int timeout_ms)
 {
     const uint64_t deadline_ms = cairn_client_now_ms() + (uint64_t)timeout_ms;
     pthread_mutex_lock(&s->lock);
-    while (!s->welcome && s->connect_status != CAIRN_ERR_VERSION &&
+    while (!s->welcome && !s->no_path && s->connect_status != CAIRN_ERR_VERSION &&
            cairn_session_sleep(s, deadline_ms)) {}
     const bool welcome = s->welcome;
     const cairn_status last = s->connect_status;
     const struct cairn_sentence why = s->connect_why;
+    const bool no_path = s->no_path;
     pthread_mutex_unlock(&s->lock);
     if (welcome) return CAIRN_OK;
+    if (no_path) return cairn_client_fail(last, "the data path cannot be opened: %s", why.text);
     if (last == CAIRN_ERR_VERSION) return cairn_client_fail(last, "%s", why.text);
     return cairn_client_fail(
         CAIRN_ERR_UNREACHABLE,
@@ -293,15 +277,15 @@ static void stop_thread(struct session *s)
     pthread_join(s->thread, NULL);
 }
 
-static cairn_status open_inside(struct session *s, const struct cairn_env_report *env)
+static cairn_status open_inside(struct session *s)
 {
-    cairn_status status = open_fabric(s, env);
+    cairn_status status = open_fabric(s);
     if (status != CAIRN_OK) return status;
     status = init_loop(s);
     if (status == CAIRN_OK) {
         status = start_thread(s);
         if (status == CAIRN_OK) return CAIRN_OK;
-        cairn_fabric_poll_close(&s->poll, NULL, NULL);
+        if (s->fabric != NULL) cairn_fabric_poll_close(&s->poll, NULL, NULL);
         uv_walk(&s->loop, on_walk_close, NULL);
         uv_run(&s->loop, UV_RUN_DEFAULT);
         uv_loop_close(&s->loop);
@@ -311,12 +295,12 @@ static cairn_status open_inside(struct session *s, const struct cairn_env_report
 }
 
 /* The library's threads, UCX's own included, take no signal of their host's. */
-static cairn_status open_unsignaled(struct session *s, const struct cairn_env_report *env)
+static cairn_status open_unsignaled(struct session *s)
 {
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    cairn_status status = open_inside(s, env);
+    cairn_status status = open_inside(s);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     return status;
 }
@@ -349,13 +333,12 @@ cairn_status cairn_client_open(const struct cairn_opts *opts, struct cairn_fabri
     if (s == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     s->hub = hub;
     s->prefetch_units = opts->prefetch_units != 0 ? opts->prefetch_units : PREFETCH_UNITS;
-    struct cairn_env_report env;
-    cairn_status status = read_environment(opts, &env);
+    cairn_status status = read_environment(opts, &s->env);
     if (status != CAIRN_OK) {
         free(s);
         return status;
     }
-    status = cairn_address_parse(env.values[CAIRN_ENV_ENDPOINT].text, &s->endpoint, NULL);
+    status = cairn_address_parse(s->env.values[CAIRN_ENV_ENDPOINT].text, &s->endpoint, NULL);
     assert(status == CAIRN_OK); // judged above
     cairn_address_print(&s->endpoint, s->endpoint_text);
     status = init_shared(s, opts);
@@ -363,7 +346,7 @@ cairn_status cairn_client_open(const struct cairn_opts *opts, struct cairn_fabri
         free(s);
         return status;
     }
-    status = open_unsignaled(s, &env);
+    status = open_unsignaled(s);
     if (status == CAIRN_OK) {
         status = await_welcome(s, opts->connect_timeout_ms > 0 ? opts->connect_timeout_ms
                                                                : CONNECT_MS);
@@ -411,6 +394,17 @@ void cairn_close(cairn *handle)
         cairn_memory_close(s);
     }
     cairn_handle_put(handle);
+}
+
+const char *cairn_data_path(const cairn *handle)
+{
+    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, handle);
+    if (s == NULL) {
+        cairn_client_fail(CAIRN_ERR_HANDLE, "not an open session");
+        return NULL;
+    }
+    cairn_handle_put(handle);
+    return s->data_path; // constant once it is open
 }
 
 int cairn_event_fd(const cairn *handle)

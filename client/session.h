@@ -23,6 +23,7 @@
 
 #include "client/step_times.h"
 #include "proto/wire/push.h"
+#include "client/env.h"
 #include "client/strides.h"
 #include "proto/fabric/fabric.h"
 #include "proto/loop/address.h"
@@ -188,7 +189,9 @@ struct shard_link {
     uint64_t way;        /* the highest of its HELLOs */
     uint32_t endpoint;   /* the shard's to us, the newest heard of; 0: none on this connection */
     bool heard;          /* anything from it since the last tick */
-    uint64_t quiet_since_ms; /* or since we had nothing to wait for */
+    uint64_t quiet_since_ms;   /* or since we had nothing to wait for */
+    bool reached;              /* something came from it, ever */
+    uint64_t unheard_since_ms; /* that it is there and cannot be heard; 0: not seen to */
 };
 
 enum job_state { JOB_DETACHED, JOB_ATTACHING, JOB_ATTACHED };
@@ -286,6 +289,8 @@ struct session {
     struct cairn_address endpoint;
     char endpoint_text[CAIRN_ADDRESS_TEXT_BYTES];
     char *name;
+    struct cairn_env_report env;          /* of the cluster */
+    char data_path[CAIRN_SENTENCE_BYTES]; /* how it was opened; constant once cairn_open is over */
     uint64_t incarnation;
     struct cairn_fabric_mem_hub *hub; /* borrowed; NULL but in tests: the data path is that one */
     int event_fd;
@@ -299,6 +304,7 @@ struct session {
     struct command *first_command, *last_command;
     struct job *jobs; /* changed by the loop thread only */
     bool welcome;
+    bool no_path;                /* connect_status and connect_why are of the data path, and last */
     uint32_t refs;               /* the handle, jobs */
     cairn_status connect_status; /* of the last attempt */
     struct cairn_sentence connect_why;
@@ -311,10 +317,12 @@ struct session {
     uint32_t prefetch_units; /* constant */
 
     /* loop thread */
-    struct cairn_fabric *fabric;
+    struct cairn_fabric *fabric; /* NULL: the shards' places are not known yet (datapath.c) */
+    uint64_t asked_places_ms;
     struct cairn_fabric_poll poll;
     struct cairn_stream *stream; /* NULL: not connected */
     bool hello_sent, ready;      /* Welcome came */
+    bool is_choosing;            /* this connection was for the shards' places only */
     uint32_t next_request;
     uint64_t retry_at_ms;
     uint32_t retry_delay_ms; /* grows while connections end as soon as they stand */
@@ -386,6 +394,15 @@ void cairn_client_tiles_on_set(struct job *job, uint32_t request);
 /* Loop thread: an Error. False: it is not about tiles declared again. */
 bool cairn_client_tiles_on_error(struct session *s, uint32_t request, cairn_status status,
                                  const char *text);
+
+/* ---- datapath.c ---- */
+/* Opens the fabric, unless its devices are to be chosen. */
+cairn_status cairn_datapath_open(struct session *s, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Loop thread, while there is none: chooses and opens, or fails. False: no shard is known yet, ask again. */
+bool cairn_datapath_choose(struct session *s, const Cairn__Welcome *welcome,
+                           struct cairn_sentence *why, cairn_status *status_out);
+/* Loop thread, each tick: a shard that was never heard fails the job, with both ends' addresses. */
+void cairn_datapath_judge(struct shard_link *link, uint64_t now_ms);
 
 /* ---- link.c: endpoints to shards, loop thread ---- */
 void cairn_link_tick(struct shard_link *link, uint64_t now_ms);

@@ -30,6 +30,15 @@ static void print_without(const Cairn__ClusterStatus *status)
     }
 }
 
+static void print_storage(const Cairn__ClusterStatus *status)
+{
+    for (size_t i = 0; i < status->n_members; i++) {
+        const Cairn__MemberStatus *m = status->members[i];
+        if (m->storage[0] != '\0')
+            printf("\nno snapshot can be saved: shard %s: %s\n", m->name, m->storage);
+    }
+}
+
 static json_t *strange_json(const Cairn__StrangePart *s)
 {
     char number[20];
@@ -76,9 +85,10 @@ static int print_json(const Cairn__ClusterStatus *status)
     for (size_t i = 0; i < status->n_members; i++) {
         const Cairn__MemberStatus *m = status->members[i];
         json_array_append_new(
-            members, json_pack("{s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:o}", "name", m->name, "role",
-                               cairn_role_name(m->role), "state", m->state, "address", m->address,
-                               "path", m->path, "since_ms", (json_int_t)m->since_ms, "state_bytes",
+            members, json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:o}", "name",
+                               m->name, "role", cairn_role_name(m->role), "state", m->state,
+                               "address", m->address, "path", m->path, "place", m->place, "storage",
+                               m->storage, "since_ms", (json_int_t)m->since_ms, "state_bytes",
                                (json_int_t)m->state_bytes, "without", without_json(m->without)));
     }
     return cairn_ctl_print_json(json_pack(
@@ -91,8 +101,8 @@ static int print_json(const Cairn__ClusterStatus *status)
 
 int cairn_ctl_cluster_status(struct ctl *ctl)
 {
-    static const char *const headers[] = { "NAME", "ROLE",   "STATE",  "FOR",
-                                           "PATH", "MEMORY", "ADDRESS" };
+    static const char *const headers[] = { "NAME", "ROLE",  "STATE",  "FOR",
+                                           "PATH", "PLACE", "MEMORY", "ADDRESS" };
     const Cairn__ClusterStatusGet get = CAIRN__CLUSTER_STATUS_GET__INIT;
     ProtobufCMessage *reply;
     cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_CLUSTER_STATUS_GET, &get.base,
@@ -110,7 +120,7 @@ int cairn_ctl_cluster_status(struct ctl *ctl)
                    (unsigned long long)status->uptime_ms / 1000, status->shards_expected,
                    status->shards_expected == 1 ? "" : "s", status->job_count,
                    status->job_count == 1 ? "" : "s");
-        struct ctl_table *table = cairn_ctl_table_open(headers, 7);
+        struct ctl_table *table = cairn_ctl_table_open(headers, 8);
         for (size_t i = 0; i < status->n_members; i++) {
             const Cairn__MemberStatus *m = status->members[i];
             cairn_ctl_table_cell(table, "%s", m->name);
@@ -118,11 +128,13 @@ int cairn_ctl_cluster_status(struct ctl *ctl)
             cairn_ctl_table_cell(table, "%s", m->state);
             cairn_ctl_table_cell(table, "%llu s", (unsigned long long)m->since_ms / 1000);
             cairn_ctl_table_cell(table, "%s", m->path);
+            cairn_ctl_table_cell(table, "%s", m->place);
             cairn_ctl_table_cell(table, "%s", cairn_ctl_bytes(m->state_bytes));
             cairn_ctl_table_cell(table, "%s", m->address);
         }
         cairn_ctl_table_close(table, ctl);
         if (!ctl->quiet) print_without(status);
+        if (!ctl->quiet) print_storage(status);
         if (status->n_strangers > 0) {
             if (!ctl->quiet)
                 printf("\nheld by shards, but not acted on (`cairn cluster adopt` takes it, `cairn "

@@ -191,10 +191,12 @@ struct cairn_opts {
         *endpoint;    /* of the coordinator: "host:port" or its socket's "/path"; CAIRN_ENDPOINT;
                                 * cairn/coordinator.sock in $XDG_RUNTIME_DIR, else in /run */
     const char *name; /* for logs and error texts; "pid N on HOST" */
-    int connect_timeout_ms;    /* 0 = 10,000: how long cairn_open tries */
-    const char *fabric;        /* "auto", "mapped", "ucx"; CAIRN_FABRIC */
-    const char *fabric_device; /* network device of the data path; CAIRN_FABRIC_DEVICE; "lo" */
-    uint32_t prefetch_units;   /* 0 = 2: the window of cairn_prefetch, of each job */
+    int connect_timeout_ms; /* 0 = 10,000: how long cairn_open tries */
+    const char *fabric;     /* "auto", "mapped", "ucx"; CAIRN_FABRIC */
+    /* Network devices of the data path between hosts; CAIRN_FABRIC_DEVICE; those of the routes to the shards
+     * (cairn_data_path) */
+    const char *fabric_device;
+    uint32_t prefetch_units; /* 0 = 2: the window of cairn_prefetch, of each job */
 };
 
 /* What the launcher says of this process. Rank is not identity: a restarted process has its
@@ -411,6 +413,10 @@ CAIRN_EXPORT cairn_status cairn_unregister(cairn *session, void *ptr) CAIRN_CHEC
 
 /* Borrowed; readable when an operation completed (read 8 bytes to clear it). -1: wrong handle. */
 CAIRN_EXPORT int cairn_event_fd(const cairn *session);
+
+/* For a log: how bulk data travels, as "auto; between hosts by 10.77.0.1 eth1 tcp, chosen by the routes to
+ * the shards". Constant, borrowed until cairn_close. NULL: wrong handle. */
+CAIRN_EXPORT const char *cairn_data_path(const cairn *session);
 
 /* Creates the job or attaches to it. WORKER: `spec` must equal the job's, or CAIRN_ERR_MISMATCH with the
  * differences in cairn_error(). READER: spec NULL; CAIRN_ERR_NOT_FOUND if there is no such job. Waits

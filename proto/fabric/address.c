@@ -62,22 +62,30 @@ static const uint8_t *open_envelope(const uint8_t *address, size_t bytes,
     return raw;
 }
 
-/* An "auto" address is the envelopes of several kinds, one after the other. */
-static const uint8_t *find_part(const uint8_t *raw, size_t bytes, const char kind[7],
-                                size_t *raw_bytes_out)
+const void *fabric_find_part(const void *address, size_t bytes, const char *of_kind, int index,
+                             size_t *part_bytes_out)
 {
+    static const char several[7] = "auto";
     struct envelope part;
+    char kind[sizeof part.kind];
+    write_kind(of_kind, kind);
+    const uint8_t *at = open_envelope(address, bytes, &part);
+    if (at == NULL) return NULL;
+    if (memcmp(part.kind, several, sizeof several) != 0) { // it is its only part
+        *part_bytes_out = bytes;
+        return memcmp(part.kind, kind, sizeof kind) == 0 && index == 0 ? address : NULL;
+    }
+    bytes = part.bytes;
     while (bytes > sizeof part) {
-        memcpy(&part, raw, sizeof part);
+        memcpy(&part, at, sizeof part);
         if (part.bytes > bytes - sizeof part) return NULL;
         const size_t part_bytes = sizeof part + part.bytes;
-        const uint8_t *inside = open_envelope(raw, part_bytes, &part);
-        if (inside == NULL) return NULL;
-        if (memcmp(part.kind, kind, sizeof part.kind) == 0) {
-            *raw_bytes_out = part.bytes;
-            return inside;
+        if (open_envelope(at, part_bytes, &part) == NULL) return NULL;
+        if (memcmp(part.kind, kind, sizeof part.kind) == 0 && index-- == 0) {
+            *part_bytes_out = part_bytes;
+            return at;
         }
-        raw += part_bytes;
+        at += part_bytes;
         bytes -= part_bytes;
     }
     return NULL;
@@ -86,15 +94,11 @@ static const uint8_t *find_part(const uint8_t *raw, size_t bytes, const char kin
 const void *fabric_open_part(const void *address, size_t bytes, const char *of_kind,
                              size_t *raw_bytes_out)
 {
-    static const char several[7] = "auto";
     struct envelope envelope;
-    char kind[sizeof envelope.kind];
-    write_kind(of_kind, kind);
-    const uint8_t *raw = open_envelope(address, bytes, &envelope);
-    if (raw == NULL) return NULL;
-    if (memcmp(envelope.kind, several, sizeof several) == 0)
-        return find_part(raw, envelope.bytes, kind, raw_bytes_out);
-    if (memcmp(envelope.kind, kind, sizeof kind) != 0) return NULL;
+    size_t part_bytes;
+    const void *part = fabric_find_part(address, bytes, of_kind, 0, &part_bytes);
+    if (part == NULL) return NULL;
+    const void *raw = open_envelope(part, part_bytes, &envelope);
     *raw_bytes_out = envelope.bytes;
     return raw;
 }

@@ -1,8 +1,12 @@
-/* The auto fabric: the mapped one to peers of this host that can be reached so, the ucx one to all
- * others. Two fabrics behind one face; peers and messages are of the one or the other, and whatever is
+/* The auto fabric: the mapped one to peers of this host that can be reached so, a ucx one to all
+ * others. Several fabrics behind one face; peers and messages are of one of them, and whatever is
  * done with them goes there by itself. A region is one of each.
  *
- * What is bounded (sends_max, held_max) is so for each of the two. Each end chooses for the messages that
+ * There is a ucx one for each network that is not reached from the others ("eth1;eth2"): of a fabric on
+ * several devices UCX takes any pair, and a peer on one network alone may be given the address on another
+ * (1.13, seen). Here the kernel's routes pair them.
+ *
+ * What is bounded (sends_max, held_max) is so for each of them. Each end chooses for the messages that
  * it sends: one direction may be mapped and the other not. */
 #include "proto/fabric/backend.h"
 
@@ -11,16 +15,18 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+enum { INSIDES_MAX = 5, UCX_FIRST = 1 };
+
 struct auto_fabric {
     struct cairn_fabric common;
-    /* owned */
-    struct cairn_fabric *mapped; /* NULL: it could not be opened */
-    struct cairn_fabric *ucx;
+    /* owned; [0] the mapped one, or NULL: it could not be opened; then the ucx ones, at least one */
+    struct cairn_fabric *insides[INSIDES_MAX];
+    int count; /* of insides */
 };
 
 struct auto_region {
     struct cairn_fabric_region common;
-    struct cairn_fabric_region *mapped, *ucx; /* owned by theirs; mapped may be NULL */
+    struct cairn_fabric_region *insides[INSIDES_MAX]; /* owned by theirs; NULL: none */
 };
 
 static struct auto_fabric *auto_of(struct cairn_fabric *fabric)
@@ -38,24 +44,59 @@ static bool watch(int epoll, const struct cairn_fabric *inside)
 
 static cairn_status publish_address(struct auto_fabric *fabric)
 {
-    uint8_t both[CAIRN_FABRIC_ADDRESS_MAX];
-    const struct cairn_fabric *const insides[2] = { fabric->mapped, fabric->ucx };
+    uint8_t all[CAIRN_FABRIC_ADDRESS_MAX];
     size_t bytes = 0;
-    fabric->common.is_one_sided = fabric->ucx->is_one_sided;
-    for (int i = 0; i < 2; i++) {
-        if (insides[i] == NULL) continue;
-        if (insides[i]->address_bytes > sizeof both - bytes) return CAIRN_ERR_UNSUPPORTED;
-        memcpy(both + bytes, insides[i]->address, insides[i]->address_bytes);
-        bytes += insides[i]->address_bytes;
+    for (int i = 0; i < fabric->count; i++) {
+        const struct cairn_fabric *inside = fabric->insides[i];
+        if (inside == NULL) continue;
+        if (inside->address_bytes > sizeof all - bytes) return CAIRN_ERR_UNSUPPORTED;
+        memcpy(all + bytes, inside->address, inside->address_bytes);
+        bytes += inside->address_bytes;
+        if (inside->is_one_sided) fabric->common.is_one_sided = true;
     }
-    return fabric_set_address(&fabric->common, both, bytes);
+    return fabric_set_address(&fabric->common, all, bytes);
 }
 
 static void close_insides(struct auto_fabric *fabric)
 {
-    cairn_fabric_close(fabric->mapped);
-    cairn_fabric_close(fabric->ucx);
+    for (int i = 0; i < fabric->count; i++) cairn_fabric_close(fabric->insides[i]);
     if (fabric->common.event_fd >= 0) close(fabric->common.event_fd);
+}
+
+/* One for each network that the options name. */
+static cairn_status open_ucx(struct auto_fabric *fabric, const struct cairn_fabric_options *options,
+                             struct cairn_sentence *why)
+{
+    struct cairn_fabric_options one = *options;
+    char devices[CAIRN_PLACE_DEVICES_BYTES * 2];
+    const char *at = options->net_devices != NULL ? options->net_devices : "";
+    fabric->count = UCX_FIRST;
+    do {
+        const size_t length = strcspn(at, ";");
+        if (fabric->count == INSIDES_MAX || length >= sizeof devices)
+            return cairn_fail(why, CAIRN_ERR_INVALID,
+                              "devices %s: at most %d networks with ';' between them, and each "
+                              "list under %zu bytes",
+                              options->net_devices, INSIDES_MAX - UCX_FIRST, sizeof devices);
+        memcpy(devices, at, length);
+        devices[length] = '\0';
+        if (options->net_devices != NULL) one.net_devices = devices;
+        const cairn_status status = cairn_fabric_open("ucx", &one, &fabric->insides[fabric->count],
+                                                      why);
+        if (status != CAIRN_OK) return status;
+        fabric->count++;
+        at += length + (at[length] == ';');
+    } while (*at != '\0');
+    return CAIRN_OK;
+}
+
+static bool watch_all(struct auto_fabric *fabric)
+{
+    fabric->common.event_fd = epoll_create1(EPOLL_CLOEXEC);
+    bool ok = fabric->common.event_fd >= 0;
+    for (int i = 0; i < fabric->count && ok; i++)
+        ok = watch(fabric->common.event_fd, fabric->insides[i]);
+    return ok;
 }
 
 static cairn_status auto_start(struct cairn_fabric *common,
@@ -64,41 +105,71 @@ static cairn_status auto_start(struct cairn_fabric *common,
 {
     struct auto_fabric *fabric = auto_of(common);
     struct cairn_sentence no_mapped = { "" };
-    cairn_status status = cairn_fabric_open("ucx", options, &fabric->ucx, why);
-    if (status != CAIRN_OK) return status;
-    if (cairn_fabric_open("mapped", options, &fabric->mapped, &no_mapped) != CAIRN_OK)
-        fabric->mapped = NULL;
-    common->event_fd = epoll_create1(EPOLL_CLOEXEC);
-    if (common->event_fd < 0 || !watch(common->event_fd, fabric->mapped) ||
-        !watch(common->event_fd, fabric->ucx)) {
+    cairn_status status = open_ucx(fabric, options, why);
+    if (status != CAIRN_OK) goto err_close;
+    if (cairn_fabric_open("mapped", options, &fabric->insides[0], &no_mapped) != CAIRN_OK)
+        fabric->insides[0] = NULL;
+    if (!watch_all(fabric)) {
         status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "fabric auto: no event descriptor: %m");
         goto err_close;
     }
     status = publish_address(fabric);
     if (status != CAIRN_OK) {
-        cairn_sentence_set(why, "fabric auto: both addresses together are over %d bytes",
+        cairn_sentence_set(why, "fabric auto: the addresses together are over %d bytes",
                            CAIRN_FABRIC_ADDRESS_MAX);
         goto err_close;
     }
     snprintf(common->describe, sizeof common->describe, "auto: %.240s; else %.240s",
-             fabric->mapped != NULL ? fabric->mapped->describe : no_mapped.text,
-             fabric->ucx->describe);
+             fabric->insides[0] != NULL ? fabric->insides[0]->describe : no_mapped.text,
+             fabric->insides[UCX_FIRST]->describe);
     return CAIRN_OK;
 err_close:
     close_insides(fabric);
     return status;
 }
 
-/* Both first: a callback of the one must not begin anything with the other. */
+/* All first: a callback of the one must not begin anything with the other. */
 static void auto_stop(struct cairn_fabric *common)
 {
     struct auto_fabric *fabric = auto_of(common);
-    if (fabric->mapped != NULL) fabric->mapped->is_closing = true;
-    fabric->ucx->is_closing = true;
+    for (int i = 0; i < fabric->count; i++)
+        if (fabric->insides[i] != NULL) fabric->insides[i]->is_closing = true;
     close_insides(fabric);
 }
 
 /* -- peers and regions -------------------------------------------------------------------------- */
+
+static bool is_on(const struct cairn_fabric *ucx, const char *device)
+{
+    struct cairn_place own;
+    return cairn_fabric_address_place(ucx->address, ucx->address_bytes, 0, &own) &&
+           cairn_devices_have(own.devices, device);
+}
+
+/* Which of ours, to which of theirs: as the kernel's routes go; else the first to the first. */
+static struct cairn_fabric *find_way(struct auto_fabric *fabric, const void **address,
+                                     size_t *bytes)
+{
+    struct cairn_place theirs;
+    struct cairn_route route;
+    size_t part_bytes;
+    const void *part = fabric_find_part(*address, *bytes, "ucx", 1, &part_bytes);
+    if (part != NULL || fabric->count > UCX_FIRST + 1) {
+        for (int n = 0; (part = fabric_find_part(*address, *bytes, "ucx", n, &part_bytes)) != NULL;
+             n++) {
+            if (!cairn_fabric_address_place(part, part_bytes, 0, &theirs) ||
+                !cairn_route_find(theirs.ip, &route))
+                continue;
+            for (int i = UCX_FIRST; i < fabric->count; i++) {
+                if (!is_on(fabric->insides[i], route.device)) continue;
+                *address = part;
+                *bytes = part_bytes;
+                return fabric->insides[i];
+            }
+        }
+    }
+    return fabric->insides[UCX_FIRST];
+}
 
 static cairn_status auto_connect(struct cairn_fabric *common, const void *address, size_t bytes,
                                  cairn_fabric_down_fn *on_down, void *arg,
@@ -106,42 +177,44 @@ static cairn_status auto_connect(struct cairn_fabric *common, const void *addres
 {
     struct auto_fabric *fabric = auto_of(common);
     cairn_status mapped = CAIRN_ERR_MALFORMED; // a fabric that is not there finds no address
-    if (fabric->mapped != NULL)
-        mapped = cairn_fabric_connect(fabric->mapped, address, bytes, on_down, arg, peer_out);
+    if (fabric->insides[0] != NULL)
+        mapped = cairn_fabric_connect(fabric->insides[0], address, bytes, on_down, arg, peer_out);
     if (mapped == CAIRN_OK) return CAIRN_OK;
-    const cairn_status ucx = cairn_fabric_connect(fabric->ucx, address, bytes, on_down, arg,
-                                                  peer_out);
+    struct cairn_fabric *way = find_way(fabric, &address, &bytes);
+    const cairn_status ucx = cairn_fabric_connect(way, address, bytes, on_down, arg, peer_out);
     return ucx == CAIRN_ERR_MALFORMED ? mapped : ucx;
 }
 
-/* The ucx one keeps what it is told and registers it when it is first read, so that this costs nothing
+static void auto_region_drop(struct cairn_fabric_region *common)
+{
+    const struct auto_region *region = (const struct auto_region *)common;
+    for (int i = 0; i < INSIDES_MAX; i++) cairn_fabric_region_drop(region->insides[i]);
+}
+
+/* A ucx one keeps what it is told and registers it when it is first read, so that this costs nothing
  * where nobody reads it so. */
 static cairn_status auto_region_add(struct cairn_fabric_region *common)
 {
     struct auto_fabric *fabric = auto_of(common->fabric);
     struct auto_region *region = (struct auto_region *)common;
-    cairn_status status = cairn_fabric_region_add(fabric->ucx, common->base, common->bytes,
-                                                  common->fd, common->note, common->note_bytes,
-                                                  &region->ucx);
-    if (status != CAIRN_OK || fabric->mapped == NULL) return status;
-    status = cairn_fabric_region_add(fabric->mapped, common->base, common->bytes, common->fd,
-                                     common->note, common->note_bytes, &region->mapped);
-    if (status != CAIRN_OK) cairn_fabric_region_drop(region->ucx);
-    return status;
+    for (int i = 0; i < fabric->count; i++) {
+        if (fabric->insides[i] == NULL) continue;
+        const cairn_status status = cairn_fabric_region_add(
+            fabric->insides[i], common->base, common->bytes, common->fd, common->note,
+            common->note_bytes, &region->insides[i]);
+        if (status == CAIRN_OK) continue;
+        auto_region_drop(common);
+        return status;
+    }
+    return CAIRN_OK;
 }
 
 static cairn_status auto_region_show(struct cairn_fabric_region *common,
                                      struct cairn_fabric_peer *peer)
 {
     const struct auto_region *region = (const struct auto_region *)common;
-    return region->mapped != NULL ? cairn_fabric_region_show(region->mapped, peer) : CAIRN_OK;
-}
-
-static void auto_region_drop(struct cairn_fabric_region *common)
-{
-    const struct auto_region *region = (const struct auto_region *)common;
-    cairn_fabric_region_drop(region->mapped);
-    cairn_fabric_region_drop(region->ucx);
+    return region->insides[0] != NULL ? cairn_fabric_region_show(region->insides[0], peer)
+                                      : CAIRN_OK;
 }
 
 /* -- driving ------------------------------------------------------------------------------------ */
@@ -150,8 +223,8 @@ static unsigned auto_progress(struct cairn_fabric *common)
 {
     struct auto_fabric *fabric = auto_of(common);
     unsigned count = 0;
-    if (fabric->mapped != NULL) count += cairn_fabric_progress(fabric->mapped);
-    count += cairn_fabric_progress(fabric->ucx);
+    for (int i = 0; i < fabric->count; i++)
+        if (fabric->insides[i] != NULL) count += cairn_fabric_progress(fabric->insides[i]);
     return count;
 }
 
@@ -159,33 +232,41 @@ static cairn_status auto_arm(struct cairn_fabric *common)
 {
     struct auto_fabric *fabric = auto_of(common);
     cairn_status status = CAIRN_OK;
-    if (fabric->mapped != NULL) status = cairn_fabric_arm(fabric->mapped);
-    return status == CAIRN_OK ? cairn_fabric_arm(fabric->ucx) : status;
+    for (int i = 0; i < fabric->count && status == CAIRN_OK; i++)
+        if (fabric->insides[i] != NULL) status = cairn_fabric_arm(fabric->insides[i]);
+    return status;
+}
+
+/* What only one kind counts is 0 of the others. */
+static void add_stats(struct cairn_fabric_stats *all, const struct cairn_fabric_stats *one)
+{
+    all->messages_sent += one->messages_sent;
+    all->bytes_sent += one->bytes_sent;
+    all->messages_received += one->messages_received;
+    all->bytes_received += one->bytes_received;
+    all->messages_dropped += one->messages_dropped;
+    all->messages_refused += one->messages_refused;
+    all->peers_down += one->peers_down;
+    all->connections_refused += one->connections_refused;
+    all->references_sent += one->references_sent;
+    all->references_declined += one->references_declined;
+    all->bytes_read += one->bytes_read;
+    all->sends_now += one->sends_now;
+    all->receives_now += one->receives_now;
+    all->held_now += one->held_now;
+    all->peers_now += one->peers_now;
 }
 
 static void auto_stats(const struct cairn_fabric *common, struct cairn_fabric_stats *stats_out)
 {
     const struct auto_fabric *fabric = (const struct auto_fabric *)common;
-    struct cairn_fabric_stats m = { 0 }, u;
-    if (fabric->mapped != NULL) cairn_fabric_stats(fabric->mapped, &m);
-    cairn_fabric_stats(fabric->ucx, &u);
-    *stats_out = (struct cairn_fabric_stats) {
-        .messages_sent = m.messages_sent + u.messages_sent,
-        .bytes_sent = m.bytes_sent + u.bytes_sent,
-        .messages_received = m.messages_received + u.messages_received,
-        .bytes_received = m.bytes_received + u.bytes_received,
-        .messages_dropped = m.messages_dropped + u.messages_dropped,
-        .messages_refused = m.messages_refused + u.messages_refused,
-        .peers_down = m.peers_down + u.peers_down,
-        .connections_refused = m.connections_refused + u.connections_refused,
-        .references_sent = u.references_sent,
-        .references_declined = u.references_declined,
-        .bytes_read = u.bytes_read,
-        .sends_now = m.sends_now + u.sends_now,
-        .receives_now = m.receives_now + u.receives_now,
-        .held_now = m.held_now + u.held_now,
-        .peers_now = m.peers_now + u.peers_now,
-    };
+    *stats_out = (struct cairn_fabric_stats) { 0 };
+    for (int i = 0; i < fabric->count; i++) {
+        struct cairn_fabric_stats one;
+        if (fabric->insides[i] == NULL) continue;
+        cairn_fabric_stats(fabric->insides[i], &one);
+        add_stats(stats_out, &one);
+    }
 }
 
 const struct fabric_backend fabric_auto = {

@@ -11,6 +11,7 @@
 #include <sys/queue.h>
 
 #include "proto/fabric/fabric.h"
+#include "proto/fabric/where.h"
 
 /* A send or a receive in flight. */
 struct fabric_op {
@@ -139,9 +140,16 @@ CAIRN_MUST_CHECK cairn_status fabric_set_address(struct cairn_fabric *fabric, co
  * not whole or of another kind of fabric. */
 const void *fabric_open_address(const struct cairn_fabric *fabric, const void *address,
                                 size_t bytes, size_t *raw_bytes_out);
+/* An "auto" address is the envelopes of several fabrics, one after the other: that of the kind, with its
+ * envelope. Any other address is its own part 0. NULL: there are not so many. */
+const void *fabric_find_part(const void *address, size_t bytes, const char *of_kind, int index,
+                             size_t *part_bytes_out);
 /* The same for a kind of fabric that need not be open. */
 const void *fabric_open_part(const void *address, size_t bytes, const char *of_kind,
                              size_t *raw_bytes_out);
+
+/* Puts the place behind a backend's address, raw [room], if it fits; returns the bytes there are then. */
+size_t fabric_add_place(const struct cairn_place *place, uint8_t *raw, size_t bytes, size_t room);
 
 /* XXH3-64, seeded with the count: against accidents, not against liars. */
 uint64_t fabric_hash(const void *bytes, size_t count);

@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <string.h>
 #include <time.h>
 
 enum { STOP_MS = 500 };
@@ -44,16 +45,24 @@ static ucs_status_t create_worker(struct ucx_fabric *ucx)
     return status;
 }
 
-static cairn_status publish_address(struct ucx_fabric *ucx)
+/* UCX's address, and where that is, in words. */
+static cairn_status publish_address(struct ucx_fabric *ucx, const char *devices,
+                                    const char *transports)
 {
+    uint8_t raw[CAIRN_FABRIC_ADDRESS_MAX];
+    struct cairn_place place;
     ucp_address_t *address;
     size_t bytes;
     ucs_status_t status = ucp_worker_get_address(ucx->worker, &address, &bytes);
     if (status != UCS_OK) return ucx_status(status);
-    cairn_status kept = fabric_set_address(&ucx->common, address, bytes);
-    ucx->node = fabric_hash(address, bytes);
+    const bool fits = bytes <= sizeof raw;
+    if (fits) memcpy(raw, address, bytes);
     ucp_worker_release_address(ucx->worker, address);
-    return kept;
+    if (!fits) return CAIRN_ERR_UNSUPPORTED;
+    if (cairn_place_of(devices, transports, &place))
+        bytes = fabric_add_place(&place, raw, bytes, sizeof raw);
+    ucx->node = fabric_hash(raw, bytes);
+    return fabric_set_address(&ucx->common, raw, bytes);
 }
 
 static cairn_status ucx_start(struct cairn_fabric *fabric,
@@ -73,14 +82,15 @@ static cairn_status ucx_start(struct cairn_fabric *fabric,
             why, CAIRN_ERR_UNREACHABLE,
             "UCX cannot open devices '%s', tcp ports '%s' (%s): is the device up and "
             "a port of the range free?",
-            options->net_devices != NULL ? options->net_devices : "lo",
-            options->port_range != NULL ? options->port_range : "any", ucs_status_string(ucs));
+            ucx_devices(options), options->port_range != NULL ? options->port_range : "any",
+            ucs_status_string(ucs));
         goto err_cleanup_context;
     }
     ucs = ucx_listen(ucx);
     if (ucs == UCS_OK) ucs = ucx_one_sided_listen(ucx);
     if (ucs == UCS_OK) ucs = ucp_worker_get_efd(ucx->worker, &fabric->event_fd);
-    status = ucs == UCS_OK ? publish_address(ucx) : ucx_status(ucs);
+    status = ucs == UCS_OK ? publish_address(ucx, ucx_devices(options), ucx_transports(options))
+                           : ucx_status(ucs);
     if (status != CAIRN_OK) {
         cairn_sentence_set(why, "UCX gives no event descriptor or address: %s",
                            cairn_status_text((int)status));

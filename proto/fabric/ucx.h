@@ -171,6 +171,9 @@ cairn_status ucx_status(ucs_status_t status);
 CAIRN_MUST_CHECK cairn_status ucx_context_open(const struct cairn_fabric_options *options,
                                                ucp_context_h *context_out,
                                                struct cairn_sentence *why);
+/* What they are without being set, too. */
+const char *ucx_devices(const struct cairn_fabric_options *options);
+const char *ucx_transports(const struct cairn_fabric_options *options);
 void ucx_describe(struct cairn_fabric *fabric, const struct cairn_fabric_options *options);
 
 /* ucx_message.c */

@@ -70,6 +70,16 @@ static const char *or_default(const char *value, const char *fallback)
     return value != NULL && value[0] != '\0' ? value : fallback;
 }
 
+const char *ucx_devices(const struct cairn_fabric_options *options)
+{
+    return or_default(options->net_devices, "lo");
+}
+
+const char *ucx_transports(const struct cairn_fabric_options *options)
+{
+    return or_default(options->transports, "tcp");
+}
+
 /* Only UCX's own: the host may have put its handler there since. */
 static bool handler_is_of_ucx(int signum)
 {
@@ -110,12 +120,10 @@ static ucs_status_t apply_fixed(ucp_config_t *config)
 
 static ucs_status_t apply(ucp_config_t *config, const struct cairn_fabric_options *options)
 {
-    const bool is_tcp = strcmp(or_default(options->transports, "tcp"), "tcp") == 0;
+    const bool is_tcp = strcmp(ucx_transports(options), "tcp") == 0;
     ucs_status_t status = apply_fixed(config);
-    if (status == UCS_OK)
-        status = ucp_config_modify(config, "TLS", or_default(options->transports, "tcp"));
-    if (status == UCS_OK)
-        status = ucp_config_modify(config, "NET_DEVICES", or_default(options->net_devices, "lo"));
+    if (status == UCS_OK) status = ucp_config_modify(config, "TLS", ucx_transports(options));
+    if (status == UCS_OK) status = ucp_config_modify(config, "NET_DEVICES", ucx_devices(options));
     if (status == UCS_OK)
         status = set_of_tcp(config, "PORT_RANGE", or_default(options->port_range, "0"));
     if (status == UCS_OK) status = set_of_tcp(config, "CONN_NB", connects_on_its_own() ? "y" : "n");
@@ -157,8 +165,7 @@ cairn_status ucx_context_open(const struct cairn_fabric_options *options,
     return cairn_fail(why, CAIRN_ERR_UNREACHABLE,
                       "UCX cannot use transports '%s' on devices '%s' (%s): ucx_info -d lists what "
                       "this host has",
-                      or_default(options->transports, "tcp"),
-                      or_default(options->net_devices, "lo"), ucs_status_string(status));
+                      ucx_transports(options), ucx_devices(options), ucs_status_string(status));
 }
 
 void ucx_describe(struct cairn_fabric *fabric, const struct cairn_fabric_options *options)
@@ -168,8 +175,7 @@ void ucx_describe(struct cairn_fabric *fabric, const struct cairn_fabric_options
         "ucx %s, transports %s, devices %s, tcp ports %s, segments of 256 KiB, "
         "rendezvous from 32 KiB, one-sided reads %s, payloads to %zu bytes, at most %u held and %u "
         "sends in flight",
-        ucp_get_version_string(), or_default(options->transports, "tcp"),
-        or_default(options->net_devices, "lo"), or_default(options->port_range, "any"),
-        cairn_one_sided_name(options->one_sided), options->max_payload, options->held_max,
-        options->sends_max);
+        ucp_get_version_string(), ucx_transports(options), ucx_devices(options),
+        or_default(options->port_range, "any"), cairn_one_sided_name(options->one_sided),
+        options->max_payload, options->held_max, options->sends_max);
 }

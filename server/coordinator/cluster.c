@@ -4,6 +4,7 @@
 #include <sodium.h>
 #include <stdlib.h>
 
+#include "proto/wire/storage.h"
 #include "proto/wire/snapshot_io.h"
 #include "server/base/durable.h"
 #include "server/base/log.h"
@@ -136,6 +137,11 @@ static cairn_status open_folders(struct cairn_cluster *cluster, struct cairn_sen
         return cairn_fail(why, CAIRN_ERR_IO, "snapshots.path %s cannot be reached",
                           options->snapshots_path);
     }
+    // Without it the shards are not asked; what is wrong with the folder shows at the first snapshot.
+    struct cairn_sentence no_mark;
+    if (cairn_storage_mark(cluster->snapshots_path, &cluster->storage_token, &no_mark) != CAIRN_OK)
+        cairn_log_warn("whether the shards see the snapshots' storage is not known: %s",
+                       no_mark.text);
     status = cairn_store_open(options->store_path, &cluster->store, why);
     return status == CAIRN_OK ? cairn_cluster_standing_open(cluster, why) : status;
 }

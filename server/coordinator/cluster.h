@@ -267,6 +267,7 @@ struct cairn_cluster {
     struct cairn_cluster_drop *drops;       /* drop.c's, the same */
     struct cairn_cluster_removal *removals; /* snapshot_remove.c's, the same */
     char *snapshots_path;                   /* absolute */
+    uint64_t storage_token;                 /* in it (proto/wire/storage.h); 0: there is none */
     uv_timer_t tick;
     uint64_t last_tick_ms, started_ms;
     uint64_t stopped_ms;            /* how long this process was stopped, in all */

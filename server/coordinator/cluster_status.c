@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "proto/fabric/fabric.h"
+#include "proto/fabric/where.h"
 #include "server/coordinator/requests.h"
 #include "server/coordinator/standing.h"
 
@@ -11,8 +12,15 @@ static char *path_of(const uint8_t *address, size_t bytes)
     return (char *)(uintptr_t)cairn_fabric_address_ways(address, bytes);
 }
 
+/* As path_of; written into `text`. */
+static char *place_of(const uint8_t *address, size_t bytes, char text[CAIRN_PLACE_BYTES])
+{
+    cairn_fabric_address_print_places(address, bytes, text);
+    return text;
+}
+
 static void fill_shard(Cairn__MemberStatus *out, const struct cairn_cluster_seat *seat,
-                       uint64_t now_ms)
+                       char place[CAIRN_PLACE_BYTES], uint64_t now_ms)
 {
     cairn__member_status__init(out);
     out->name = seat->name;
@@ -23,14 +31,16 @@ static void fill_shard(Cairn__MemberStatus *out, const struct cairn_cluster_seat
     if (seat->session != NULL) {
         out->address = (char *)(uintptr_t)cairn_peer_name(seat->session->peer);
         out->path = path_of(seat->fabric_address, seat->fabric_address_bytes);
+        out->place = place_of(seat->fabric_address, seat->fabric_address_bytes, place);
         out->without = seat->session->without;
+        out->storage = (char *)(uintptr_t)seat->storage.text;
     }
     out->since_ms = now_ms - seat->since_ms;
     out->state_bytes = seat->stats.state_bytes;
 }
 
 static void fill_session(Cairn__MemberStatus *out, const struct cairn_cluster_session *session,
-                         uint64_t now_ms)
+                         char place[CAIRN_PLACE_BYTES], uint64_t now_ms)
 {
     cairn__member_status__init(out);
     out->name = session->name;
@@ -38,23 +48,27 @@ static void fill_session(Cairn__MemberStatus *out, const struct cairn_cluster_se
     out->state = (char *)(uintptr_t) "up";
     out->address = (char *)(uintptr_t)cairn_peer_name(session->peer);
     out->path = path_of(session->fabric_address, session->fabric_address_bytes);
+    out->place = place_of(session->fabric_address, session->fabric_address_bytes, place);
     out->since_ms = now_ms - session->since_ms;
 }
 
 /* Shards first, then workers and readers; at most MEMBERS_MAX, so that a frame holds them. */
 #define MEMBERS_MAX 4096
-static size_t fill_members(const struct cairn_cluster *cluster, Cairn__MemberStatus *out)
+static size_t fill_members(const struct cairn_cluster *cluster, Cairn__MemberStatus *out,
+                           char (*places)[CAIRN_PLACE_BYTES])
 {
     const uint64_t now_ms = uv_now(cluster->loop);
     size_t n = 0;
     for (const struct cairn_cluster_seat *s = cluster->seats; s != NULL && n < MEMBERS_MAX;
          s = s->next) {
-        fill_shard(&out[n++], s, now_ms);
+        fill_shard(&out[n], s, places[n], now_ms);
+        n++;
     }
     for (const struct cairn_cluster_session *s = cluster->sessions; s != NULL && n < MEMBERS_MAX;
          s = s->next) {
         if (s->role == CAIRN_ROLE_WIRE_WORKER || s->role == CAIRN_ROLE_WIRE_READER) {
-            fill_session(&out[n++], s, now_ms);
+            fill_session(&out[n], s, places[n], now_ms);
+            n++;
         }
     }
     return n;
@@ -66,9 +80,12 @@ void cairn_cluster_status_answer(struct cairn_cluster_session *session, uint32_t
     struct cairn_cluster_strangers strangers;
     Cairn__MemberStatus *members = calloc(MEMBERS_MAX, sizeof *members);
     Cairn__MemberStatus **list = calloc(MEMBERS_MAX, sizeof *list);
-    if (members == NULL || list == NULL || !cairn_cluster_strangers_init(&strangers, cluster)) {
+    char(*places)[CAIRN_PLACE_BYTES] = calloc(MEMBERS_MAX, sizeof *places);
+    if (members == NULL || list == NULL || places == NULL ||
+        !cairn_cluster_strangers_init(&strangers, cluster)) {
         free(members);
         free(list);
+        free(places);
         cairn_cluster_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
         return;
     }
@@ -79,7 +96,7 @@ void cairn_cluster_status_answer(struct cairn_cluster_session *session, uint32_t
     status.uptime_ms = uv_now(cluster->loop) - cluster->started_ms;
     status.shards_expected = (uint32_t)cluster->options->shards;
     status.members = list;
-    status.n_members = fill_members(cluster, members);
+    status.n_members = fill_members(cluster, members, places);
     for (size_t i = 0; i < status.n_members; i++) list[i] = &members[i];
     for (const struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next)
         status.job_count++;
@@ -90,4 +107,5 @@ void cairn_cluster_status_answer(struct cairn_cluster_session *session, uint32_t
     cairn_cluster_strangers_release(&strangers);
     free(members);
     free(list);
+    free(places);
 }

@@ -149,11 +149,27 @@ static void on_snapshot_part(struct cairn_cluster_session *session,
     if (job != NULL) cairn_cluster_cut_on_part(job, shard, message);
 }
 
+/* A sentence of a shard goes into our log and to operators: one line. */
+static void take_storage(struct cairn_cluster_seat *seat, const char *why)
+{
+    struct cairn_sentence said;
+    cairn_sentence_set(&said, "%s", why);
+    for (char *c = said.text; *c != '\0'; c++)
+        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
+    if (strcmp(seat->storage.text, said.text) == 0) return;
+    seat->storage = said;
+    if (said.text[0] != '\0')
+        cairn_log_warn("no snapshot can be saved: shard %s: %s", seat->name, said.text);
+    else
+        cairn_log_info("shard %s can save snapshots again", seat->name);
+}
+
 static void on_heartbeat(struct cairn_cluster_session *session, const Cairn__Heartbeat *message)
 {
     if (session->seat == NULL || message->stats == NULL) return;
     session->seat->stats = *message->stats; // numbers only
     session->seat->has_stats = true;
+    take_storage(session->seat, message->storage);
     cairn_cluster_bytes_take(session->seat, message);
 }
 

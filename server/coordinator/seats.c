@@ -144,6 +144,7 @@ static void unseat(struct cairn_cluster_seat *seat)
     seat->probe = CAIRN_SEAT_UNASKED;
     cairn__shard_stats__init(&seat->stats);
     seat->has_stats = false;
+    seat->storage.text[0] = '\0';
     seat->bytes_count = seat->memory_count = 0;
     cairn_cluster_seat_forget_parts(seat);
     cairn_cluster_calls_seat_gone(seat);

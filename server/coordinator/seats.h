@@ -38,6 +38,8 @@ struct cairn_cluster_seat {
     size_t fabric_address_bytes;
     Cairn__ShardStats stats; /* of its last Heartbeat, if has_stats */
     bool has_stats;
+    struct cairn_sentence
+        storage;             /* why it cannot save snapshots; empty: it can, or has not said */
     Cairn__BytesTold *bytes; /* owned, [bytes_count]: of the same Heartbeat */
     size_t bytes_count;
     Cairn__MemoryTold *memory; /* owned, [memory_count]: likewise */

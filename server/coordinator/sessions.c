@@ -8,6 +8,7 @@
 #include "server/coordinator/adopt.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/cuts.h"
+#include "server/coordinator/places.h"
 #include "server/coordinator/standing.h"
 #include "server/coordinator/requests.h"
 #include "server/coordinator/works.h"
@@ -148,6 +149,15 @@ static void welcome(struct cairn_cluster_session *session, uint32_t request)
     message.lease_ms = (uint32_t)cluster->options->lease_timeout_ms;
     message.store = cluster->id.store;
     message.process = cluster->id.process;
+    struct cairn_cluster_places places = { .count = 0 };
+    if (session->role == CAIRN_ROLE_WIRE_WORKER || session->role == CAIRN_ROLE_WIRE_READER)
+        cairn_cluster_places_find(cluster, &places);
+    if (session->role == CAIRN_ROLE_WIRE_SHARD) {
+        message.storage_path = cluster->snapshots_path;
+        message.storage_token = cluster->storage_token;
+    }
+    message.places = places.list;
+    message.n_places = places.count;
     cairn_cluster_session_send(session, CAIRN_MSG_WELCOME, request, &message.base);
 }
 

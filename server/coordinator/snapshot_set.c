@@ -153,6 +153,18 @@ static struct cairn_cluster_cut *new_cut(struct cairn_cluster_job *job)
     return NULL;
 }
 
+/* Not at the end, when all others have written. */
+static cairn_status judge_storage(const struct cairn_cluster_job *job, struct cairn_sentence *why)
+{
+    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+        const struct cairn_cluster_seat *seat = job->shards[i].seat;
+        if (seat->storage.text[0] != '\0')
+            return cairn_fail(why, CAIRN_ERR_IO, "shard %s cannot save: %s", seat->name,
+                              seat->storage.text);
+    }
+    return CAIRN_OK;
+}
+
 cairn_status cairn_cluster_cut_begin(struct cairn_cluster_job *job, bool is_snapshot,
                                      struct cairn_cluster_session *session, uint32_t request,
                                      bool wait, struct cairn_sentence *why)
@@ -168,6 +180,8 @@ cairn_status cairn_cluster_cut_begin(struct cairn_cluster_job *job, bool is_snap
         return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being amended; ask again",
                           job->spec.name);
     if (!inherits && job->cut != NULL) return cairn_cluster_cut_refuse(job, why);
+    const cairn_status storage = is_snapshot ? judge_storage(job, why) : CAIRN_OK;
+    if (storage != CAIRN_OK) return storage;
     struct cairn_cluster_cut *cut = inherits ? job->cut : new_cut(job);
     if (cut == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
     if (!cairn_cluster_waiters_add(wait ? &cut->at_end : &cut->at_begin, session, request)) {

@@ -48,7 +48,9 @@ static const struct cairn_option options[] = {
       "How bulk data travels: mapped (memory that processes of this host share), ucx, or auto: "
       "mapped where it can, else ucx." },
     { "fabric", "device", CAIRN_OPTION_STRING, offsetof(struct values, fabric_device), "lo", 0, 0,
-      "Network device of the bulk data, such as lo, eth1 or mlx5_0:1." },
+      "Network device of the bulk data, such as lo, eth1 or mlx5_0:1,eth1. Of several networks: "
+      "eth1;eth2. "
+      "Workers take the device of their route to it." },
     { "fabric", "port_range", CAIRN_OPTION_STRING, offsetof(struct values, fabric_port_range), "",
       0, 0, "Ports of the bulk data, first-last. Empty: any free one." },
     { "fabric", "host", CAIRN_OPTION_STRING, offsetof(struct values, fabric_host), "", 0, 0,
@@ -145,14 +147,14 @@ static cairn_status judge_devices(const struct values *values, struct cairn_sent
             values->fabric_device);
     }
     for (const char *at = values->fabric_device; *at != '\0';) {
-        const size_t length = strcspn(at, ",");
+        const size_t length = strcspn(at, ",;");
         snprintf(one, sizeof one, "%.*s", (int)length, at);
         if (!is_device(one))
             return cairn_fail(why, CAIRN_ERR_CONFIG,
                               "fabric.device = %s: this host has no device %s; `ip link` and "
                               "/sys/class/infiniband list those it has",
                               values->fabric_device, one);
-        at += length + (at[length] == ',');
+        at += length + (at[length] != '\0');
     }
     return CAIRN_OK;
 }

@@ -121,7 +121,7 @@ static void send_hello(struct cairn_shard *shard)
     cairn_session_send(shard, CAIRN_MSG_HELLO, 0, &hello.base);
 }
 
-static void send_heartbeat(struct cairn_shard *shard)
+void cairn_session_beat(struct cairn_shard *shard)
 {
     Cairn__Heartbeat heartbeat = CAIRN__HEARTBEAT__INIT;
     shard->stats.state_bytes = 0;
@@ -131,6 +131,7 @@ static void send_heartbeat(struct cairn_shard *shard)
         shard->stats.landing_bytes += job->memory.landing;
     }
     heartbeat.stats = &shard->stats;
+    heartbeat.storage = shard->storage.said.text;
     struct cairn_bytes_list list;
     cairn_bytes_list(shard, &list);
     heartbeat.bytes = list.pointers;
@@ -190,6 +191,7 @@ static void on_welcome(struct cairn_shard *shard, const Cairn__Welcome *welcome)
                    cairn_stream_peer(session->stream),
                    (unsigned long long)welcome->coordinator_incarnation);
     cairn_held_judge(shard, welcome->cluster);
+    cairn_shard_storage_told(shard, welcome->storage_path, welcome->storage_token);
     if (session->served_before) return;
     session->served_before = true;
     if (shard->on_ready != NULL) shard->on_ready(shard, shard->context);
@@ -299,7 +301,8 @@ static void on_timer(uv_timer_t *timer)
                            (unsigned long long)silent_ms, session->lease_ms);
         return;
     }
-    send_heartbeat(shard);
+    cairn_shard_storage_tick(shard); // what it finds goes along
+    cairn_session_beat(shard);
     call_roll(shard);
 }
 

@@ -3,6 +3,7 @@
 #include "server/shard/without.h"
 #include "server/shard/shard.h"
 
+#include "proto/fabric/where.h"
 #include "server/base/guard.h"
 #include "server/base/host_lock.h"
 
@@ -25,6 +26,7 @@ static void handle_closed(struct cairn_shard *shard)
     free(shard->import_folders);
     free(shard->memory_lock);
     free(shard->host_root);
+    cairn_shard_storage_free(shard);
     free(shard);
     if (on_closed != NULL) on_closed(context);
 }
@@ -87,6 +89,7 @@ void cairn_shard_close(struct cairn_shard *shard, void (*on_closed)(void *contex
         shard->handles_open++;
         cairn_pool_close(shard->files, on_part_closed, shard);
     }
+    if (cairn_shard_storage_close(shard, on_part_closed)) shard->handles_open++;
     cairn_reserves_stop(shard);
     if (shard->memory != NULL) {
         shard->handles_open++;
@@ -141,7 +144,12 @@ static cairn_status open_fabric(struct cairn_shard *shard,
     }
     struct cairn_sentence without;
     cairn_without_print(shard->without, &without);
+    char places[CAIRN_PLACE_BYTES];
+    size_t bytes;
+    const void *address = cairn_fabric_address(shard->fabric, &bytes);
+    cairn_fabric_address_print_places(address, bytes, places);
     cairn_log_info("fabric: %s", cairn_fabric_describe(shard->fabric));
+    if (places[0] != '\0') cairn_log_info("data from other hosts comes to %s", places);
     if (without.text[0] != '\0') cairn_log_info("without %s", without.text);
     return CAIRN_OK;
 }
@@ -164,6 +172,7 @@ static cairn_status open_parts(struct cairn_shard *shard, const struct cairn_sha
                                  why);
     if (status == CAIRN_OK)
         status = cairn_pool_open(shard->loop, "cairn-release", 1, NULL, &shard->releaser, why);
+    if (status == CAIRN_OK) status = cairn_shard_storage_open(shard, why);
     if (status == CAIRN_OK) status = open_fabric(shard, options, why);
     if (status == CAIRN_OK) status = cairn_session_open(shard, options->coordinator, why);
     return status;

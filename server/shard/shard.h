@@ -45,6 +45,7 @@
 #include "server/shard/need.h"
 #include "server/shard/published.h"
 #include "server/shard/reserve.h"
+#include "server/shard/storage.h"
 
 enum {
     CAIRN_SHARD_JOBS_MAX = 64,
@@ -361,6 +362,7 @@ struct cairn_shard {
     char *name, *import_folders, *memory_lock, *host_root;
     uint64_t incarnation;
     struct cairn_session session;
+    struct cairn_shard_storage storage;
     struct cairn_fabric *fabric;
     struct cairn_fabric_poll poll;
     struct cairn_pool *compute, *files, *memory, *releaser;
@@ -404,6 +406,8 @@ void cairn_session_send(struct cairn_shard *shard, uint16_t type, uint32_t reque
                         const ProtobufCMessage *message);
 void cairn_session_send_pages(struct cairn_shard *shard, uint32_t request,
                               enum cairn_page_what what, struct cairn_packed *packed);
+/* A heartbeat now. */
+void cairn_session_beat(struct cairn_shard *shard);
 /* The coordinator says, with this sentence, that this process is to end. */
 void cairn_session_fenced(struct cairn_shard *shard, const char *text);
 /* Ends the connection with a reason told to the coordinator; a new one is tried. */

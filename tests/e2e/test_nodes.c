@@ -3,9 +3,6 @@
  *
  * `test_nodes worker ADDRESS RANK JOB STEPS GATHERS GROUPED` is one of the workers. Needs root. */
 #include <check.h>
-#include <poll.h>
-#include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +11,7 @@
 #include <cairn.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/netns.h"
 #include "tests/support/suite.h"
 
 enum {
@@ -123,50 +121,19 @@ static int work(char **argv)
 /* ---- the nodes ---- */
 
 static struct cluster cluster;
-static char netns[NODES][32];
+static char netns[NODES][NETNS_NAME_BYTES];
 static const char *const places[NODES] = { netns[0], netns[1] };
-
-/* Runs `ip` with these arguments; false: it failed. Not within a test only, so without Check. */
-static bool ip(const char *format, ...) __attribute__((format(printf, 1, 2)));
-static bool ip(const char *format, ...)
-{
-    char arguments_text[192], command[256];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(arguments_text, sizeof arguments_text, format, arguments);
-    va_end(arguments);
-    snprintf(command, sizeof command, "ip %s >/dev/null 2>&1", arguments_text);
-    return system(command) == 0;
-}
-
-/* The kernel says a moment after the other end that a wire is there. Bounded. */
-static bool is_up(const char *node)
-{
-    for (int i = 0; i < 500; i++) {
-        if (ip("-n %s link show dev cairn0 | grep -q 'state UP'", node)) return true;
-        poll(NULL, 0, 10);
-    }
-    return false;
-}
 
 static bool make_nodes(void)
 {
     bool ok = true;
-    for (int n = 0; n < NODES; n++) {
-        snprintf(netns[n], sizeof netns[n], "cairn-%d-%c", (int)getpid(), 'a' + n);
-        ok = ok && ip("netns add %s", netns[n]) && ip("-n %s link set lo up", netns[n]);
-    }
-    ok = ok && ip("-n %s link add cairn0 type veth peer name cairn0 netns %s", netns[0], netns[1]);
-    for (int n = 0; n < NODES; n++)
-        ok = ok && ip("-n %s address add 10.77.0.%d/24 dev cairn0", netns[n], n + 1) &&
-             ip("-n %s link set cairn0 up", netns[n]);
-    for (int n = 0; n < NODES; n++) ok = ok && is_up(netns[n]);
-    return ok;
+    for (int n = 0; n < NODES; n++) ok = ok && netns_make(netns[n], (char)('a' + n));
+    return ok && netns_wire(netns[0], netns[1], "cairn0", 77);
 }
 
 static void drop_nodes(void)
 {
-    for (int n = 0; n < NODES; n++) (void)ip("netns delete %s", netns[n]);
+    for (int n = 0; n < NODES; n++) (void)netns_drop(netns[n]);
 }
 
 /* Bytes that the first node has put on the wire. */

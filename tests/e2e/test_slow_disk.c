@@ -247,6 +247,48 @@ START_TEST(the_memory_of_a_job_that_is_replaced_is_not_given_back_on_the_loop)
 }
 END_TEST
 
+/* ---- a shard that joins ---- */
+
+static void await_status(const char *text, bool is_wanted)
+{
+    const long long begun_ms = now_ms();
+    do {
+        cluster_cli(&cluster, &said, "cluster", "status", NULL);
+        ck_assert_int_eq(said.status, 0);
+        ck_assert_msg(now_ms() - begun_ms < CLUSTER_WAIT_MS, "%s: %s", text, said.out);
+        pause_ms(50);
+    } while ((strstr(said.out, text) != NULL) != is_wanted);
+}
+
+START_TEST(storage_that_hangs_holds_up_no_join_and_is_said)
+{
+    static const char *const set[] = { "lease.heartbeat=100ms", NULL };
+    char snapshots[sizeof root + 32];
+    cairn_scratch_make(root);
+    snprintf(control, sizeof control, "%s/control", root);
+    ck_assert_int_eq(mkdir(control, 0700), 0);
+    snprintf(snapshots, sizeof snapshots, "%s/snapshots", root);
+    cluster_start(
+        &cluster, 1,
+        &(struct cluster_options) { .coordinator_set = set, .snapshots_path = snapshots });
+    cluster_kill_shard(&cluster, 0);
+    setenv("CAIRN_SLOW_FOLDER", control, 1);
+    setenv("LD_PRELOAD", CAIRN_SLOW_FILES, 1);
+    setenv("UCX_MEM_EVENTS", "n", 1);
+    slow_ms = 5000;
+    arm("open");
+    const long long begun_ms = now_ms();
+    cluster_restart_shard(&cluster, 0);
+    unsetenv("LD_PRELOAD");
+    ck_assert_int_lt(now_ms() - begun_ms, slow_ms);
+    await_status("/snapshots has not answered for 3 s or more: its storage hangs", true);
+    await_status("no snapshot can be saved", false);
+    check_met("open", begun_ms);
+    cluster_stop(&cluster);
+    cairn_scratch_remove(root);
+}
+END_TEST
+
 int main(void)
 {
     if (CAIRN_SLOW_FILES[0] == '\0') {
@@ -262,5 +304,9 @@ int main(void)
     tcase_add_test(tests, a_job_that_is_made_waits_for_the_store_and_says_so);
     tcase_add_test(tests, the_memory_of_a_job_that_is_replaced_is_not_given_back_on_the_loop);
     suite_add_tcase(suite, tests);
+    TCase *joins = tcase_create("joins");
+    tcase_set_timeout(joins, 60);
+    tcase_add_test(joins, storage_that_hangs_holds_up_no_join_and_is_said);
+    suite_add_tcase(suite, joins);
     return suite_run(suite);
 }

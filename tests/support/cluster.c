@@ -125,15 +125,19 @@ static void add_settings(struct arguments *args, const char *const *settings)
     for (; settings != NULL && *settings != NULL; settings++) add(args, "--set", *settings);
 }
 
-/* The program, in the network namespace of that shard. */
-static void add_program(struct arguments *args, const struct cluster *cluster, int shard,
-                        const char *path)
+/* The program, in that network namespace. */
+static void add_program(struct arguments *args, const char *netns, const char *path)
 {
-    if (cluster->options.shard_netns != NULL) {
+    if (netns != NULL) {
         add(args, "ip", "netns");
-        add(args, "exec", cluster->options.shard_netns[shard]);
+        add(args, "exec", netns);
     }
     add(args, path, NULL);
+}
+
+static const char *netns_of(const struct cluster *cluster, int shard)
+{
+    return cluster->options.shard_netns != NULL ? cluster->options.shard_netns[shard] : NULL;
 }
 
 /* The last --set of a key wins, so the test's own come last. */
@@ -170,7 +174,9 @@ static void start_coordinator(struct cluster *cluster)
     snprintf(store, sizeof store, "store.path=%s/coordinator", cluster->folder);
     snprintf(snapshots, sizeof snapshots, "snapshots.path=%s", cluster->snapshots_path);
     struct arguments args = { .argc = 0 };
-    add_program(&args, cluster, 0, daemon_path(program, "cairn-coordinator"));
+    const char *netns = cluster->options.coordinator_netns;
+    add_program(&args, netns != NULL ? netns : netns_of(cluster, 0),
+                daemon_path(program, "cairn-coordinator"));
     add(&args, "--set", listen);
     add(&args, "--set", shards);
     add(&args, "--set", store);
@@ -189,7 +195,10 @@ static void start_shard(struct cluster *cluster, int shard)
     snprintf(set_name, sizeof set_name, "shard.name=%s", name);
     snprintf(coordinator, sizeof coordinator, "shard.coordinator=%s", cluster->address);
     struct arguments args = { .argc = 0 };
-    add_program(&args, cluster, shard, daemon_path(program, "cairn-shard"));
+    if (cluster->options.shard_within != NULL)
+        for (const char *const *word = cluster->options.shard_within[shard]; *word != NULL; word++)
+            add(&args, *word, NULL);
+    add_program(&args, netns_of(cluster, shard), daemon_path(program, "cairn-shard"));
     add(&args, "--set", set_name);
     add(&args, "--set", coordinator);
     add(&args, "--set", "compute.threads=1");
@@ -200,8 +209,11 @@ static void start_shard(struct cluster *cluster, int shard)
         snprintf(set_host, sizeof set_host, "fabric.host=%s", cluster->options.shard_hosts[shard]);
         add(&args, "--set", set_host);
     }
-    cluster->shards[shard] = start_daemon(cluster, &args, name, cluster->options.shard_set, ready,
-                                          sizeof ready);
+    add_settings(&args, cluster->options.shard_set);
+    const char *const *own = cluster->options.shard_each != NULL
+                                 ? cluster->options.shard_each[shard]
+                                 : NULL;
+    cluster->shards[shard] = start_daemon(cluster, &args, name, own, ready, sizeof ready);
 }
 
 void cluster_start(struct cluster *cluster, int shard_count, const struct cluster_options *options)

@@ -29,8 +29,13 @@ struct cluster_options {
     const char *const *coordinator_set;
     const char *const *shard_set;   /* of each shard; default: 1 compute thread, 256 MiB */
     const char *const *shard_hosts; /* [shard count] fabric.host of each; default: this host's */
-    /* [shard count] network namespaces; the coordinator is in the first. Default: ours */
+    /* [shard count] network namespaces; the coordinator is in the first, unless in coordinator_netns.
+     * Default: ours */
     const char *const *shard_netns;
+    const char *coordinator_netns;
+    /* The programs of shard I begin with these words, ended by NULL, where they are there: "unshare", "-m" */
+    const char *const *const *shard_within;
+    const char *const *const *shard_each; /* of each shard, behind shard_set */
     const char *
         coordinator_ip; /* it listens there, on a port of its choice. Default: a socket in the folder */
     const char *snapshots_path; /* default: "snapshots" in the folder */

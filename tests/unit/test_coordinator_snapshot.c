@@ -92,6 +92,65 @@ static size_t folders_of_job(void)
     return count;
 }
 
+/* ---- storage ---- */
+
+static void tell_storage(uint32_t shard, const char *why)
+{
+    Cairn__ShardStats stats = CAIRN__SHARD_STATS__INIT;
+    Cairn__Heartbeat beat = CAIRN__HEARTBEAT__INIT;
+    const struct cairn_cluster_seat *seat = cairn_cluster_seat_find(fake.cluster,
+                                                                    fake.shards[shard].name);
+    beat.stats = &stats;
+    beat.storage = (char *)(uintptr_t)why;
+    fake_send(&fake.shards[shard].peer, CAIRN_MSG_HEARTBEAT, 0, &beat.base);
+    fake_until(&fake, strcmp(seat->storage.text, why) == 0);
+}
+
+static const char *status_of_shard(uint32_t shard, char *storage_out, size_t bytes)
+{
+    Cairn__ClusterStatusGet get = CAIRN__CLUSTER_STATUS_GET__INIT;
+    const uint32_t request = fake_request(&admin, CAIRN_MSG_CLUSTER_STATUS_GET, &get.base);
+    Cairn__ClusterStatus *status = (Cairn__ClusterStatus *)fake_expect(
+        &fake, &admin, CAIRN_MSG_CLUSTER_STATUS, request);
+    storage_out[0] = '\0';
+    for (size_t i = 0; i < status->n_members; i++)
+        if (strcmp(status->members[i]->name, fake.shards[shard].name) == 0)
+            snprintf(storage_out, bytes, "%s", status->members[i]->storage);
+    cairn_message_free(&status->base);
+    return storage_out;
+}
+
+START_TEST(a_shard_without_the_storage_refuses_snapshots_at_once)
+{
+    char storage[256];
+    tell_storage(1, "/snapshots is another folder here");
+    fake_expect_error(&fake, &admin, ask_snapshot(&admin, true), CAIRN_ERR_IO,
+                      "shard s1 cannot save: /snapshots is another folder here");
+    ck_assert_uint_eq(fake.shards[0].seen[CAIRN_MSG_PIN], 0);
+    ck_assert_str_eq(status_of_shard(1, storage, sizeof storage),
+                     "/snapshots is another folder here");
+    ck_assert_str_eq(status_of_shard(0, storage, sizeof storage), "");
+    train(); // and everything else goes on
+    uint8_t root[32];
+    uint64_t step;
+    digest(root, &step);
+    tell_storage(1, "");
+    Cairn__SnapshotStatus *s = take_snapshot();
+    ck_assert_str_eq(s->state, "committed");
+    cairn_message_free(&s->base);
+}
+END_TEST
+
+START_TEST(what_a_shard_says_of_the_storage_ends_with_its_connection)
+{
+    char storage[256];
+    tell_storage(1, "it hangs");
+    fake_shard_away(&fake, 1);
+    fake_shard_up(&fake, 1);
+    ck_assert_str_eq(status_of_shard(1, storage, sizeof storage), "");
+}
+END_TEST
+
 /* ---- taking ---- */
 
 START_TEST(a_snapshot_is_committed_listed_and_shown)
@@ -504,6 +563,8 @@ int main(void)
     tcase_set_timeout(tc, 30);
     tcase_add_checked_fixture(tc, set_up, tear_down);
     tcase_add_test(tc, a_snapshot_is_committed_listed_and_shown);
+    tcase_add_test(tc, a_shard_without_the_storage_refuses_snapshots_at_once);
+    tcase_add_test(tc, what_a_shard_says_of_the_storage_ends_with_its_connection);
     tcase_add_test(tc, a_worker_may_ask_and_go_on_before_it_is_committed);
     tcase_add_test(tc, a_failed_part_fails_the_set_and_leaves_nothing);
     tcase_add_test(tc, a_shard_that_goes_away_while_writing_fails_the_set);

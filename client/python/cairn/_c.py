@@ -164,6 +164,7 @@ FUNCTIONS = {
     "cairn_close": (None, [_handle]),
     "cairn_error": (c_char_p, []),
     "cairn_event_fd": (c_int, [_handle]),
+    "cairn_data_path": (c_char_p, [_handle]),
     "cairn_job_open": (c_int, [_handle, c_char_p, POINTER(JobSpec), c_int, c_int, POINTER(_handle)]),
     "cairn_job_close": (None, [_handle]),
     "cairn_put": (c_int, [_handle, c_char_p, c_char_p, POINTER(Box), POINTER(Mem), POINTER(_handle)]),

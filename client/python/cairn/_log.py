@@ -11,6 +11,10 @@ _LOG = logging.getLogger("cairn")
 SECONDS = 10.0  # between two lines of a job
 
 
+def opened(data_path: str) -> None:
+    _LOG.info("data path: %s", data_path)
+
+
 class Skips:
     """Says of a job's rounds that they were skipped: who looks at the steps alone sees nothing go wrong."""
 

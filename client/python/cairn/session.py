@@ -484,6 +484,7 @@ class Session:
         self._handle: Optional[ctypes.c_void_p] = handle
         self._memory_lock = threading.RLock()  # held while memory of cairn_alloc is written to
         self._is_written_to = self._is_to_close = False  # the latter by a signal handler meanwhile
+        _log.opened(self.data_path)
         self._timeline: Any = None  # that reads event_fd
         self._readers: Set[Callable[[], bool]] = set()  # have no parameters on loan from now on; False: not yet
         atexit.register(self.close)  # leaves in words, rather than by a lost connection
@@ -493,6 +494,11 @@ class Session:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+    @property
+    def data_path(self) -> str:
+        """How bulk data travels: the fabric, its devices and addresses, and who chose them."""
+        return (_c.lib().cairn_data_path(self._handle) or b"").decode()
 
     def _is_mine(self) -> bool:
         return self._pid == os.getpid()

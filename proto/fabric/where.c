@@ -1,0 +1,256 @@
+#include "proto/fabric/where.h"
+
+#include <arpa/inet.h>
+#include <assert.h>
+#include <dirent.h>
+#include <ifaddrs.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "proto/fabric/backend.h"
+
+/* ---- places ---- */
+
+/* The IP of an address of this host, if people would write it down. */
+static bool print_ip(const struct sockaddr *address, char out[INET6_ADDRSTRLEN])
+{
+    if (address == NULL) return false;
+    if (address->sa_family == AF_INET)
+        return inet_ntop(AF_INET, &((const struct sockaddr_in *)(const void *)address)->sin_addr,
+                         out, INET6_ADDRSTRLEN) != NULL;
+    const struct in6_addr *six = &((const struct sockaddr_in6 *)(const void *)address)->sin6_addr;
+    return address->sa_family == AF_INET6 && !IN6_IS_ADDR_LINKLOCAL(six) &&
+           inet_ntop(AF_INET6, six, out, INET6_ADDRSTRLEN) != NULL;
+}
+
+/* A second address of a device has a label behind ':'. */
+static bool is_of_device(const struct ifaddrs *one, const char *device, size_t length)
+{
+    return strcspn(one->ifa_name, ":") == length && strncmp(one->ifa_name, device, length) == 0;
+}
+
+/* IPv4 first, as UCX does. */
+static bool find_ip(const struct ifaddrs *all, const char *device, size_t length,
+                    char out[INET6_ADDRSTRLEN])
+{
+    static const int families[] = { AF_INET, AF_INET6 };
+    for (int f = 0; f < 2; f++)
+        for (const struct ifaddrs *one = all; one != NULL; one = one->ifa_next)
+            if (is_of_device(one, device, length) && one->ifa_addr != NULL &&
+                one->ifa_addr->sa_family == families[f] && print_ip(one->ifa_addr, out))
+                return true;
+    return false;
+}
+
+bool cairn_place_of(const char *devices, const char *transports, struct cairn_place *out)
+{
+    struct ifaddrs *all = NULL;
+    if (strlen(devices) >= sizeof out->devices || strlen(transports) >= sizeof out->transports)
+        return false;
+    *out = (struct cairn_place) { .ip = "-" };
+    memcpy(out->devices, devices, strlen(devices) + 1);
+    memcpy(out->transports, transports, strlen(transports) + 1);
+    if (getifaddrs(&all) != 0) return true;
+    bool found = false;
+    for (const char *at = devices; *at != '\0' && !found;) {
+        const size_t length = strcspn(at, ",");
+        found = find_ip(all, at, length, out->ip);
+        at += length + (at[length] == ',');
+    }
+    freeifaddrs(all);
+    return true;
+}
+
+void cairn_place_print(const struct cairn_place *place, char out[CAIRN_PLACE_BYTES])
+{
+    static_assert(sizeof *place <= CAIRN_PLACE_BYTES, "two blanks and a NUL for three NULs");
+    snprintf(out, CAIRN_PLACE_BYTES, "%s %s %s", place->ip, place->devices, place->transports);
+}
+
+bool cairn_place_parse(const char *text, struct cairn_place *out)
+{
+    int end = 0;
+    return sscanf(text, "%45[^ ] %95[^ ] %47[^ ]%n", out->ip, out->devices, out->transports,
+                  &end) == 3 &&
+           text[end] == '\0';
+}
+
+/* ---- routes ---- */
+
+static bool parse_ip(const char *ip, struct sockaddr_storage *out, socklen_t *bytes_out)
+{
+    struct sockaddr_in *four = (struct sockaddr_in *)out;
+    struct sockaddr_in6 *six = (struct sockaddr_in6 *)out;
+    memset(out, 0, sizeof *out);
+    if (inet_pton(AF_INET, ip, &four->sin_addr) == 1) {
+        four->sin_family = AF_INET;
+        four->sin_port = htons(9);
+        *bytes_out = sizeof *four;
+        return true;
+    }
+    if (inet_pton(AF_INET6, ip, &six->sin6_addr) != 1) return false;
+    six->sin6_family = AF_INET6;
+    six->sin6_port = htons(9);
+    *bytes_out = sizeof *six;
+    return true;
+}
+
+/* A datagram socket that is connected sends nothing, and has the source address of its route. */
+static bool find_source(const char *ip, char out[INET6_ADDRSTRLEN])
+{
+    struct sockaddr_storage to, from;
+    socklen_t to_bytes, from_bytes = sizeof from;
+    if (!parse_ip(ip, &to, &to_bytes)) return false;
+    const int fd = socket(to.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) return false;
+    const bool ok = connect(fd, (const struct sockaddr *)&to, to_bytes) == 0 &&
+                    getsockname(fd, (struct sockaddr *)&from, &from_bytes) == 0 &&
+                    print_ip((const struct sockaddr *)&from, out);
+    close(fd);
+    return ok;
+}
+
+bool cairn_route_find(const char *ip, struct cairn_route *out)
+{
+    struct ifaddrs *all = NULL;
+    char one_ip[INET6_ADDRSTRLEN];
+    if (!find_source(ip, out->source) || getifaddrs(&all) != 0) return false;
+    bool found = false;
+    for (const struct ifaddrs *one = all; one != NULL && !found; one = one->ifa_next) {
+        if (!print_ip(one->ifa_addr, one_ip) || strcmp(one_ip, out->source) != 0) continue;
+        snprintf(out->device, sizeof out->device, "%.*s", (int)strcspn(one->ifa_name, ":"),
+                 one->ifa_name);
+        found = true;
+    }
+    freeifaddrs(all);
+    return found;
+}
+
+/* ---- the choice ---- */
+
+bool cairn_devices_have(const char *devices, const char *device)
+{
+    const size_t length = strlen(device);
+    for (const char *at = devices; *at != '\0';) {
+        const size_t one = strcspn(at, ",;");
+        if (one == length && strncmp(at, device, one) == 0) return true;
+        at += one + (at[one] != '\0');
+    }
+    return false;
+}
+
+/* What there is no room for is left out. */
+static void add_device(char devices[CAIRN_PLACE_DEVICES_BYTES], const char *device, char between)
+{
+    const size_t used = strlen(devices);
+    const char mark[2] = { used > 0 ? between : '\0', '\0' };
+    if (cairn_devices_have(devices, device) ||
+        used + strlen(device) + 2 > CAIRN_PLACE_DEVICES_BYTES)
+        return;
+    snprintf(devices + used, CAIRN_PLACE_DEVICES_BYTES - used, "%s%s", mark, device);
+}
+
+static bool is_active(const char *infiniband, const char *card, const char *port)
+{
+    char path[PATH_MAX], state[32] = "";
+    snprintf(path, sizeof path, "%s/%s/ports/%s/state", infiniband, card, port);
+    FILE *file = fopen(path, "re");
+    if (file == NULL) return false;
+    const bool is_read = fgets(state, sizeof state, file) != NULL;
+    fclose(file);
+    return is_read && strstr(state, "ACTIVE") != NULL;
+}
+
+static void add_ports(const char *infiniband, const char *card, char *devices)
+{
+    char path[PATH_MAX], device[64];
+    snprintf(path, sizeof path, "%s/%s/ports", infiniband, card);
+    DIR *ports = opendir(path);
+    if (ports == NULL) return;
+    for (const struct dirent *port; (port = readdir(ports)) != NULL;) {
+        if (port->d_name[0] == '.' || !is_active(infiniband, card, port->d_name)) continue;
+        if (snprintf(device, sizeof device, "%s:%s", card, port->d_name) < (int)sizeof device)
+            add_device(devices, device, ',');
+    }
+    closedir(ports);
+}
+
+static void add_cards(const char *infiniband, char *devices)
+{
+    DIR *cards = opendir(infiniband);
+    if (cards == NULL) return;
+    for (const struct dirent *card; (card = readdir(cards)) != NULL;)
+        if (card->d_name[0] != '.') add_ports(infiniband, card->d_name, devices);
+    closedir(cards);
+}
+
+void cairn_choose(const struct cairn_place *places, size_t count, const char *infiniband,
+                  struct cairn_choice *out)
+{
+    struct cairn_route route;
+    *out = (struct cairn_choice) { .transports = NULL };
+    for (size_t i = 0; i < count && out->transports == NULL; i++) {
+        if (strcmp(places[i].transports, "tcp") == 0) continue;
+        add_cards(infiniband, out->devices);
+        if (out->devices[0] != '\0') out->transports = places[i].transports;
+    }
+    const char between = out->transports != NULL ? ',' : ';';
+    for (size_t i = 0; i < count; i++)
+        if (cairn_route_find(places[i].ip, &route)) add_device(out->devices, route.device, between);
+}
+
+/* ---- with an address ---- */
+
+/* Behind UCX's own bytes, which know their length: the text, its length as one byte, and this. */
+static const char tail_magic[8] = "CAIRNAT1";
+
+size_t fabric_add_place(const struct cairn_place *place, uint8_t *raw, size_t bytes, size_t room)
+{
+    char text[CAIRN_PLACE_BYTES];
+    cairn_place_print(place, text);
+    const size_t length = strlen(text);
+    if (room - bytes < length + 1 + sizeof tail_magic) return bytes;
+    memcpy(raw + bytes, text, length);
+    raw[bytes + length] = (uint8_t)length;
+    memcpy(raw + bytes + length + 1, tail_magic, sizeof tail_magic);
+    return bytes + length + 1 + sizeof tail_magic;
+}
+
+bool cairn_fabric_address_place(const void *address, size_t bytes, int index,
+                                struct cairn_place *out)
+{
+    char text[CAIRN_PLACE_BYTES];
+    size_t part_bytes, raw_bytes;
+    const void *part = fabric_find_part(address, bytes, "ucx", index, &part_bytes);
+    const uint8_t *raw = part != NULL ? fabric_open_part(part, part_bytes, "ucx", &raw_bytes)
+                                      : NULL;
+    if (raw == NULL || raw_bytes < 1 + sizeof tail_magic) return false;
+    const uint8_t *magic = raw + raw_bytes - sizeof tail_magic;
+    const size_t length = magic[-1];
+    if (memcmp(magic, tail_magic, sizeof tail_magic) != 0 || length >= sizeof text ||
+        raw_bytes - sizeof tail_magic - 1 < length)
+        return false;
+    memcpy(text, magic - 1 - length, length);
+    text[length] = '\0';
+    for (size_t i = 0; i < length; i++)
+        if (text[i] < 0x20 || text[i] > 0x7e) return false;
+    return cairn_place_parse(text, out);
+}
+
+void cairn_fabric_address_print_places(const void *address, size_t bytes,
+                                       char out[CAIRN_PLACE_BYTES])
+{
+    struct cairn_place place;
+    size_t used = 0;
+    out[0] = '\0';
+    for (int i = 0; cairn_fabric_address_place(address, bytes, i, &place); i++) {
+        char one[CAIRN_PLACE_BYTES];
+        cairn_place_print(&place, one);
+        if (used + strlen(one) + 3 > CAIRN_PLACE_BYTES) return;
+        used += (size_t)snprintf(out + used, CAIRN_PLACE_BYTES - used, "%s%s", used > 0 ? "; " : "",
+                                 one);
+    }
+}

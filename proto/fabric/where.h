@@ -1,0 +1,61 @@
+/* Where a fabric is in the network: its devices and their addresses. It travels with the fabric's address,
+ * for people, and for those who choose the device that leads there; nobody connects by it.
+ *
+ * A worker's device, unless it is set: that of the route to each shard. UCX's devices are fixed when a fabric
+ * is opened, so the shards are asked for first (Welcome.places). Thread-safe; waits for nothing. */
+#ifndef CAIRN_FABRIC_WHERE_H
+#define CAIRN_FABRIC_WHERE_H
+
+#include <net/if.h>
+#include <netinet/in.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+enum {
+    CAIRN_PLACE_BYTES = 192,       /* of a place as text, its NUL included */
+    CAIRN_PLACE_DEVICES_BYTES = 96 /* of devices, or of transports */
+};
+
+/* As text: "10.77.0.2 eth1 tcp". */
+struct cairn_place {
+    char ip[INET6_ADDRSTRLEN];               /* of the first device that has one; "-": none does */
+    char devices[CAIRN_PLACE_DEVICES_BYTES]; /* "mlx5_0:1,eth1", as they were set */
+    char transports[CAIRN_PLACE_DEVICES_BYTES / 2]; /* UCX's, as they were set: "tcp", "rc,tcp" */
+};
+
+/* The place of a fabric on these devices of this host. False: a name is too long. */
+bool cairn_place_of(const char *devices, const char *transports, struct cairn_place *out);
+void cairn_place_print(const struct cairn_place *place, char out[CAIRN_PLACE_BYTES]);
+bool cairn_place_parse(const char *text, struct cairn_place *out);
+
+/* Of a fabric's address: that of its ucx fabric number `index`, from 0. False: there are not so many, or it
+ * is of a version that does not say it. */
+bool cairn_fabric_address_place(const void *address, size_t bytes, int index,
+                                struct cairn_place *out);
+/* All of them, for people: "10.77.0.2 eth1 tcp; 10.78.0.2 eth2 tcp". */
+void cairn_fabric_address_print_places(const void *address, size_t bytes,
+                                       char out[CAIRN_PLACE_BYTES]);
+
+/* Is it one of "mlx5_0:1,eth1"? */
+bool cairn_devices_have(const char *devices, const char *device);
+
+/* Which way the kernel's packets to an IP go. */
+struct cairn_route {
+    char device[IF_NAMESIZE];
+    char source[INET6_ADDRSTRLEN]; /* our IP on it */
+};
+/* False: there is no route to it. */
+bool cairn_route_find(const char *ip, struct cairn_route *out);
+
+/* What a fabric opens to reach all of these places. */
+struct cairn_choice {
+    char devices[CAIRN_PLACE_DEVICES_BYTES]; /* "" : no place has a route */
+    const char *transports;                  /* of a place; NULL: tcp */
+};
+/* Of the routes to the places, each once, with ';' between them (proto/fabric/auto.c). Where a place takes
+ * InfiniBand or RoCE, too, its transports and, in front, this host's active ports, all with ',': `infiniband`
+ * is /sys/class/infiniband. */
+void cairn_choose(const struct cairn_place *places, size_t count, const char *infiniband,
+                  struct cairn_choice *out);
+
+#endif

@@ -1,0 +1,20 @@
+/* Network namespaces as hosts, with wires between them. Root and iproute2; what a test made, it drops. */
+#ifndef CAIRN_SUPPORT_NETNS_H
+#define CAIRN_SUPPORT_NETNS_H
+
+#include <stdbool.h>
+
+enum { NETNS_NAME_BYTES = 32 };
+
+/* Runs `ip` with these arguments; false: it failed. Not within a test only, so without Check. */
+bool netns_ip(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* Makes one, of a name of its own, with loopback. */
+bool netns_make(char name_out[NETNS_NAME_BYTES], char letter);
+/* A wire between two, 10.NETWORK.0.1 at the first end, .2 at the second; both ends are called `device`. */
+bool netns_wire(const char *first, const char *second, const char *device, int network);
+/* Waits, bounded, until the kernel says of the device, a moment after the other end, that it is up. */
+bool netns_is_up(const char *name, const char *device);
+/* False for one that is not there. */
+bool netns_drop(const char *name);
+
+#endif

@@ -1,0 +1,98 @@
+#include "proto/wire/storage.h"
+#include "tests/support/scratch.h"
+#include "tests/support/suite.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { STRANGER = 4711 };
+
+static char folder[CAIRN_SCRATCH_BYTES], path[256];
+static struct cairn_sentence why;
+static uint64_t token;
+
+static void setup(void)
+{
+    cairn_scratch_make(folder);
+    snprintf(path, sizeof path, "%s/%s", folder, CAIRN_STORAGE_FILE);
+    why.text[0] = '\0';
+    ck_assert_int_eq(cairn_storage_mark(folder, &token, &why), CAIRN_OK);
+}
+
+static void teardown(void)
+{
+    cairn_scratch_remove(folder);
+}
+
+START_TEST(a_token_is_made_once)
+{
+    uint64_t again = 0;
+    ck_assert_uint_ne(token, 0);
+    ck_assert_int_eq(cairn_storage_mark(folder, &again, &why), CAIRN_OK);
+    ck_assert_uint_eq(again, token);
+    ck_assert_int_eq(cairn_storage_check(folder, token, &why), CAIRN_OK);
+}
+END_TEST
+
+START_TEST(another_storage_is_seen)
+{
+    ck_assert_int_eq(cairn_storage_check(folder, token + 1, &why), CAIRN_ERR_NOT_FOUND);
+    ck_assert_ptr_nonnull(strstr(why.text, "another folder here than the coordinator's"));
+    ck_assert_int_eq(unlink(path), 0);
+    ck_assert_int_eq(cairn_storage_check(folder, token, &why), CAIRN_ERR_NOT_FOUND);
+    ck_assert_ptr_nonnull(strstr(why.text, folder));
+    ck_assert_int_eq(cairn_storage_check("/no/such/folder", token, &why), CAIRN_ERR_NOT_FOUND);
+    ck_assert_ptr_nonnull(strstr(why.text, "/no/such/folder"));
+}
+END_TEST
+
+START_TEST(what_is_no_token_is_no_token)
+{
+    FILE *file = fopen(path, "we");
+    ck_assert_ptr_nonnull(file);
+    fputs("0123456789abcdeX\n", file);
+    fclose(file);
+    ck_assert_int_eq(cairn_storage_check(folder, token, &why), CAIRN_ERR_NOT_FOUND);
+    ck_assert_int_eq(cairn_storage_mark(folder, &token, &why), CAIRN_ERR_MALFORMED);
+    ck_assert_int_eq(unlink(path), 0);
+    ck_assert_int_eq(mkfifo(path, 0600), 0); // nobody writes to it: it is not waited for
+    ck_assert_int_eq(cairn_storage_check(folder, token, &why), CAIRN_ERR_IO);
+}
+END_TEST
+
+START_TEST(another_user_is_told_both_numbers)
+{
+    char numbers[64];
+    if (geteuid() != 0) return; // who is no one else cannot become one
+    ck_assert_int_eq(chmod(folder, 0777), 0);
+    ck_assert_int_eq(chmod(path, 0644), 0);
+    const pid_t pid = fork();
+    ck_assert_int_ge(pid, 0);
+    if (pid == 0) {
+        if (setuid(STRANGER) != 0) _exit(2);
+        const cairn_status status = cairn_storage_check(folder, token, &why);
+        snprintf(numbers, sizeof numbers, "user 0, and this shard runs as user %d", STRANGER);
+        _exit(status == CAIRN_ERR_REFUSED && strstr(why.text, numbers) != NULL ? 0 : 1);
+    }
+    int status;
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    ck_assert_int_eq(status, 0);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("storage");
+    TCase *tcase = tcase_create("token");
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, a_token_is_made_once);
+    tcase_add_test(tcase, another_storage_is_seen);
+    tcase_add_test(tcase, what_is_no_token_is_no_token);
+    tcase_add_test(tcase, another_user_is_told_both_numbers);
+    suite_add_tcase(suite, tcase);
+    return suite_run(suite);
+}

@@ -1,0 +1,184 @@
+#include "proto/fabric/where.h"
+#include "proto/fabric/fabric.h"
+#include "tests/support/scratch.h"
+#include "tests/support/suite.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static char folder[CAIRN_SCRATCH_BYTES];
+static const struct cairn_place local = { "127.0.0.1", "lo", "tcp" };
+
+static void setup(void)
+{
+    cairn_scratch_make(folder);
+}
+
+static void teardown(void)
+{
+    cairn_scratch_remove(folder);
+}
+
+static void on_nothing(void *arg, const void *header, size_t header_bytes, size_t payload_bytes,
+                       struct cairn_fabric_message *message)
+{
+    (void)arg, (void)header, (void)header_bytes, (void)payload_bytes, (void)message;
+}
+
+static struct cairn_fabric *open_fabric(const char *kind, const char *devices)
+{
+    struct cairn_sentence why = { "" };
+    struct cairn_fabric *fabric;
+    const struct cairn_fabric_options options = { .on_message = on_nothing,
+                                                  .net_devices = devices };
+    ck_assert_msg(cairn_fabric_open(kind, &options, &fabric, &why) == CAIRN_OK, "%s", why.text);
+    return fabric;
+}
+
+/* ---- places ---- */
+
+START_TEST(a_place_is_read_as_it_was_written)
+{
+    char text[CAIRN_PLACE_BYTES];
+    struct cairn_place place;
+    ck_assert(cairn_place_of("lo", "tcp", &place));
+    cairn_place_print(&place, text);
+    ck_assert_str_eq(text, "127.0.0.1 lo tcp");
+    ck_assert(cairn_place_parse(text, &place));
+    ck_assert_str_eq(place.devices, "lo");
+    ck_assert(cairn_place_of("mlx5_0:1,lo", "rc,tcp", &place));
+    ck_assert_str_eq(place.ip, "127.0.0.1");
+    ck_assert(cairn_place_of("no-such-device", "tcp", &place));
+    ck_assert_str_eq(place.ip, "-");
+}
+END_TEST
+
+START_TEST(what_is_no_place_is_refused)
+{
+    static const char *const bad[] = { "", "1.2.3.4", "1.2.3.4 eth0", "1.2.3.4 eth0 tcp more",
+                                       "1.2.3.4  tcp" };
+    struct cairn_place place;
+    char long_one[200];
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        ck_assert(!cairn_place_parse(bad[i], &place));
+    memset(long_one, 'x', sizeof long_one - 1);
+    long_one[sizeof long_one - 1] = '\0';
+    ck_assert(!cairn_place_parse(long_one, &place));
+    ck_assert(!cairn_place_of(long_one, "tcp", &place));
+}
+END_TEST
+
+START_TEST(an_address_says_where_it_is)
+{
+    static const char *const kinds[] = { "ucx", "auto" };
+    struct cairn_fabric *fabric = open_fabric(kinds[_i], NULL);
+    struct cairn_place place;
+    size_t bytes;
+    const uint8_t *address = cairn_fabric_address(fabric, &bytes);
+    ck_assert(cairn_fabric_address_place(address, bytes, 0, &place));
+    ck_assert_str_eq(place.ip, "127.0.0.1");
+    ck_assert_str_eq(place.devices, "lo");
+    ck_assert_str_eq(place.transports, "tcp");
+    ck_assert(!cairn_fabric_address_place(address, bytes, 1, &place));
+    ck_assert(!cairn_fabric_address_place(address, bytes - 1, 0, &place));
+    ck_assert(!cairn_fabric_address_place("", 0, 0, &place));
+    cairn_fabric_close(fabric);
+}
+END_TEST
+
+START_TEST(each_network_has_a_fabric_and_a_place)
+{
+    struct cairn_fabric *fabric = open_fabric("auto", "lo;lo");
+    char text[CAIRN_PLACE_BYTES];
+    size_t bytes;
+    const void *address = cairn_fabric_address(fabric, &bytes);
+    cairn_fabric_address_print_places(address, bytes, text);
+    ck_assert_str_eq(text, "127.0.0.1 lo tcp; 127.0.0.1 lo tcp");
+    struct cairn_fabric_peer *peer;
+    ck_assert_int_eq(cairn_fabric_connect(fabric, address, bytes, NULL, NULL, &peer), CAIRN_OK);
+    cairn_fabric_close(fabric);
+}
+END_TEST
+
+START_TEST(too_many_networks_are_refused)
+{
+    struct cairn_sentence why = { "" };
+    struct cairn_fabric *fabric;
+    const struct cairn_fabric_options options = { .on_message = on_nothing,
+                                                  .net_devices = "lo;lo;lo;lo;lo" };
+    ck_assert_int_eq(cairn_fabric_open("auto", &options, &fabric, &why), CAIRN_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(why.text, "at most 4 networks"));
+}
+END_TEST
+
+/* ---- routes and the choice ---- */
+
+START_TEST(a_route_has_a_device_and_a_source)
+{
+    struct cairn_route route;
+    ck_assert(cairn_route_find("127.0.0.1", &route));
+    ck_assert_str_eq(route.device, "lo");
+    ck_assert_str_eq(route.source, "127.0.0.1");
+    ck_assert(!cairn_route_find("-", &route));
+    ck_assert(!cairn_route_find("nonsense", &route));
+}
+END_TEST
+
+START_TEST(the_device_of_each_route_is_taken_once)
+{
+    const struct cairn_place places[] = { local, { "-", "eth7", "tcp" }, local };
+    struct cairn_choice choice;
+    cairn_choose(places, 3, folder, &choice);
+    ck_assert_str_eq(choice.devices, "lo");
+    ck_assert_ptr_null(choice.transports);
+    cairn_choose(places + 1, 1, folder, &choice);
+    ck_assert_str_eq(choice.devices, "");
+}
+END_TEST
+
+static void make_port(const char *card, const char *state)
+{
+    char path[256], file[300];
+    static const char *const parts[] = { "", "/ports", "/ports/1" };
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        snprintf(path, sizeof path, "%s/%s%s", folder, card, parts[i]);
+        ck_assert_int_eq(mkdir(path, 0755), 0);
+    }
+    cairn_scratch_file(path, "state", state, file, sizeof file);
+}
+
+START_TEST(active_cards_come_first_where_a_shard_takes_them)
+{
+    const struct cairn_place places[] = { local, { "127.0.0.1", "mlx5_9:1,lo", "rc,tcp" } };
+    struct cairn_choice choice;
+    make_port("mlx5_0", "1: DOWN\n");
+    cairn_choose(places, 2, folder, &choice); // no card here: it is reached by tcp
+    ck_assert_str_eq(choice.devices, "lo");
+    ck_assert_ptr_null(choice.transports);
+    make_port("mlx5_1", "4: ACTIVE\n");
+    cairn_choose(places, 2, folder, &choice);
+    ck_assert_str_eq(choice.devices, "mlx5_1:1,lo");
+    ck_assert_str_eq(choice.transports, "rc,tcp");
+    cairn_choose(places, 1, folder, &choice); // no shard takes them
+    ck_assert_str_eq(choice.devices, "lo");
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("where");
+    TCase *tcase = tcase_create("where");
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, a_place_is_read_as_it_was_written);
+    tcase_add_test(tcase, what_is_no_place_is_refused);
+    tcase_add_loop_test(tcase, an_address_says_where_it_is, 0, 2);
+    tcase_add_test(tcase, each_network_has_a_fabric_and_a_place);
+    tcase_add_test(tcase, too_many_networks_are_refused);
+    tcase_add_test(tcase, a_route_has_a_device_and_a_source);
+    tcase_add_test(tcase, the_device_of_each_route_is_taken_once);
+    tcase_add_test(tcase, active_cards_come_first_where_a_shard_takes_them);
+    suite_add_tcase(suite, tcase);
+    return suite_run(suite);
+}
