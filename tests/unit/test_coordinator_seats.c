@@ -97,7 +97,8 @@ START_TEST(a_silent_shard_loses_its_seat_after_a_lease_and_not_before)
         ck_assert(fake.shards[2].error == CAIRN_ERR_BUSY);
     }
     const uint64_t took_ms = uv_hrtime() / 1000000 - begin_ms;
-    ck_assert_msg(took_ms >= 300 && took_ms < 10000, "it took %llu ms", (unsigned long long)took_ms);
+    ck_assert_msg(took_ms >= 300 && took_ms < 10000, "it took %llu ms",
+                  (unsigned long long)took_ms);
     expect_waiting("the part of shard s1: the one at");
     ck_assert_int_eq(the_job()->state, CAIRN_CLUSTER_JOB_RUNNING);
     ck_assert_uint_eq(fake.shards[1].seen[CAIRN_MSG_ERROR],
