@@ -222,8 +222,10 @@ struct cairn_cluster_job {
     bool persist_waits;   /* the core waits until epoch and round_reserved are durable */
     bool persist_failed;  /* they are to be stored again, by the tick */
     struct cairn_log_limit persist_failures, skips_said;
-    struct cairn_version version_told;    /* readers were told that it is there */
-    struct cairn_sentence epoch_reason;   /* why the last epoch changed, for logs and workers */
+    struct cairn_version version_told;  /* readers were told that it is there */
+    struct cairn_sentence epoch_reason; /* why the last epoch changed, for logs and workers */
+    struct cairn_sentence
+        snapshot_failed;                  /* the last periodic one; empty: it did not; for status */
     struct cairn_sentence put_out;        /* who was, last, at the step's deadline; for status */
     struct cairn_cluster_member *members; /* list by next_of_job */
     struct cairn_cluster_member *members_by_id[CAIRN_MEMBER_BUCKETS]; /* by next_of_bucket */
