@@ -167,6 +167,7 @@ struct cairn_cluster_job_shard {
         *tiles_next;      /* whose tiles it is told of next, if it does not know them */
     uint64_t missed_ms;   /* cairn_cluster_now_ms: its shard came without the part; 0: it did not */
     uint64_t patience_ms; /* until the job is LOST */
+    uint64_t away_ms;     /* likewise: since when it is away, as recovery.c saw it; 0: it is not */
     bool newer;           /* it has a staged generation beside ours: the same */
     uint64_t revision;    /* of the spec that it has; 0: not known */
 };
@@ -191,6 +192,15 @@ struct cairn_cluster_terms {
     struct cairn_round_terms core;     /* its arrays are owned */
     uint32_t *frozen_tensors;          /* owned: [frozen_tensor_count], by index */
     size_t frozen_tensor_count;
+};
+
+/* Of recovery.h. */
+struct cairn_cluster_recovery {
+    uint32_t restores; /* begun without a step applied in between */
+    uint32_t skip;     /* so many of the newest snapshots are damaged */
+    uint64_t retry_ms; /* cairn_cluster_now_ms: not before */
+    bool running, gave_up;
+    bool waited; /* it was pending with the last tick */
 };
 
 struct cairn_cluster_job {
@@ -240,6 +250,7 @@ struct cairn_cluster_job {
     bool dropping;             /* on its way out of it, CREATING: then its shards hear of it, too */
     uint64_t generation_asked; /* being reserved for writes; 0: none */
     struct cairn_cluster_amending *amending; /* owned; amend.c: what is on its way to the store */
+    struct cairn_cluster_recovery recovery;
     struct cairn_cluster_tiles tiles;
     struct cairn_cluster_cut *cut;
     struct cairn_cluster_lease *leases;        /* owned; leases.h */
