@@ -199,6 +199,7 @@ struct cairn_cluster_recovery {
     uint32_t restores; /* begun without a step applied in between */
     uint32_t skip;     /* so many of the newest snapshots are damaged */
     uint64_t retry_ms; /* cairn_cluster_now_ms: not before */
+    char why[300];     /* the job was lost */
     bool running, gave_up;
     bool waited; /* it was pending with the last tick */
 };

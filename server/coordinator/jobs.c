@@ -187,7 +187,7 @@ void cairn_cluster_job_lose(struct cairn_cluster_job *job, bool may_return, cons
     job->behind = false;
     job->may_return = may_return;
     job->state = CAIRN_CLUSTER_JOB_LOST;
-    cairn_cluster_recovery_lost(job);
+    cairn_cluster_recovery_lost(job, what);
     cairn_cluster_recovery_advise(job, &advice);
     cairn_sentence_set(&job->lost, "lost: %s; %s", what, advice.text);
     const bool pending = cairn_cluster_recovery_pending(job);

@@ -1,6 +1,7 @@
 #include "server/coordinator/recovery.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 
 #include "server/base/log.h"
 #include "server/coordinator/requests.h"
@@ -19,10 +20,11 @@ bool cairn_cluster_recovery_pending(const struct cairn_cluster_job *job)
     return !r->gave_up && r->restores < CAIRN_RESTORES_MAX && (job->may_return || r->restores > 0);
 }
 
-void cairn_cluster_recovery_lost(struct cairn_cluster_job *job)
+void cairn_cluster_recovery_lost(struct cairn_cluster_job *job, const char *why)
 {
     if (cairn_cluster_job_version(job).step > job->base_step)
         job->recovery = (struct cairn_cluster_recovery) { .running = job->recovery.running };
+    snprintf(job->recovery.why, sizeof job->recovery.why, "%s", why);
 }
 
 static uint32_t shards_wanted(const struct cairn_cluster_job *job)
@@ -150,6 +152,8 @@ void cairn_cluster_recovery_ended(const struct cairn_cluster_restore *restore, c
     if (job->state != CAIRN_CLUSTER_JOB_LOST) return;
     struct cairn_sentence advice;
     cairn_cluster_recovery_advise(job, &advice);
-    cairn_sentence_set(&job->lost, "lost: %.400s; %s", text, advice.text);
+    cairn_sentence_set(&job->lost, "lost: %s; ", r->why);
+    if (!restore->none_found) cairn_sentence_add(&job->lost, "restoring failed: %.300s; ", text);
+    cairn_sentence_add(&job->lost, "%s", advice.text);
     cairn_log_warn("job %s is %s", job->spec.name, job->lost.text);
 }

@@ -19,7 +19,7 @@
 /* The job is LOST, and will be restored by itself: nobody need give it up yet. */
 bool cairn_cluster_recovery_pending(const struct cairn_cluster_job *job);
 /* It is being lost. */
-void cairn_cluster_recovery_lost(struct cairn_cluster_job *job);
+void cairn_cluster_recovery_lost(struct cairn_cluster_job *job, const char *why);
 /* What comes next for a job that is LOST, or what an operator is to do: behind "lost: WHY; ". */
 void cairn_cluster_recovery_advise(const struct cairn_cluster_job *job, struct cairn_sentence *out);
 void cairn_cluster_recovery_tick(struct cairn_cluster_job *job);
