@@ -129,8 +129,7 @@ struct cairn_group_spec {
     struct cairn_schedule schedule; /* of lr; the points are owned by the spec */
 };
 
-/* What the coordinator does for the job by itself: server/coordinator/periodic.h, server/coordinator/recovery.h.
- * Amendable. */
+/* What the coordinator does for the job by itself: periodic.h and recovery.h there. Amendable. */
 struct cairn_policy {
     uint64_t snapshot_every; /* steps; 0: no periodic snapshots */
     uint64_t snapshot_keep;  /* so many periodic ones, the newest; 0: all */
@@ -218,7 +217,7 @@ cairn_status cairn_spec_add_former(struct cairn_job_spec_data *spec,
 bool cairn_spec_was(const struct cairn_job_spec_data *spec, const uint8_t hash[32]);
 
 /* Sorts tensors and groups bytewise by name: afterwards an index means the same to everyone. Puts the
- * defaults of the loss scale's policy, of micro_batches, skips_max and shard_loss_wait_s where 0 stands for them. */
+ * defaults of the loss scale's policy, micro_batches, skips_max, shard_loss_wait_s where 0 is them. */
 void cairn_spec_canonicalize(struct cairn_job_spec_data *spec);
 /* Index of the tensor or group of that name in a canonical spec; SIZE_MAX if there is none. */
 size_t cairn_spec_find_tensor(const struct cairn_job_spec_data *spec, const char *name);

@@ -233,6 +233,7 @@ struct cairn_cluster_job {
     bool persist_waits;   /* the core waits until epoch and round_reserved are durable */
     bool persist_failed;  /* they are to be stored again, by the tick */
     struct cairn_log_limit persist_failures, skips_said;
+    struct cairn_version stepped;       /* of periodic.c: as it was at the last event */
     struct cairn_version version_told;  /* readers were told that it is there */
     struct cairn_sentence epoch_reason; /* why the last epoch changed, for logs and workers */
     struct cairn_sentence

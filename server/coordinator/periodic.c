@@ -20,12 +20,18 @@ static void say_failed(struct cairn_cluster_job *job, uint64_t step, const char 
     cairn_log_warn("job %s: no periodic snapshot %s", job->spec.name, job->snapshot_failed.text);
 }
 
-void cairn_cluster_periodic_stepped(struct cairn_cluster_job *job, uint64_t step)
+/* Only a step that is applied while we look on: not one that a restore, or a start, begins with. */
+void cairn_cluster_periodic_advance(struct cairn_cluster_job *job)
 {
     const uint64_t every = job->spec.policy.snapshot_every;
+    const struct cairn_version was = job->stepped, now = cairn_cluster_job_version(job);
     struct cairn_sentence why;
-    if (every == 0 || step % every != 0) return;
-    if (cairn_cluster_cut_begin_periodic(job, &why) != CAIRN_OK) say_failed(job, step, why.text);
+    if (!job->heard || job->version_unknown) return;
+    job->stepped = now;
+    if (now.generation != was.generation || now.step <= was.step) return;
+    if (every == 0 || now.step % every != 0) return;
+    if (cairn_cluster_cut_begin_periodic(job, &why) != CAIRN_OK)
+        say_failed(job, now.step, why.text);
 }
 
 /* ---- old ones ---- */

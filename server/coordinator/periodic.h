@@ -10,8 +10,6 @@
 
 #include "server/coordinator/cut.h"
 
-/* A step was applied: the job is at it. */
-void cairn_cluster_periodic_stepped(struct cairn_cluster_job *job, uint64_t step);
 /* The cut is one, and has ended, well or not. */
 void cairn_cluster_periodic_ended(const struct cairn_cluster_cut *cut);
 

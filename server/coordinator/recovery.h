@@ -1,14 +1,14 @@
-/* A job whose shard has lost its part restores its newest whole snapshot by itself, if its on_shard_loss says
- * so: what the sentence of a lost job advises, without the operator.
+/* A job whose shard has lost its part restores its newest whole snapshot by itself, if its on_shard_loss
+ * says so: what the sentence of a lost job advises, without the operator.
  *
  *   a part is missed   its shard came without it (jobs_shards.c), or is away for shard_loss_wait_s
  *     → LOST           members are put out with ROLLED_BACK; who opens the job waits
- *     → restore        of the newest snapshot, or, if that is damaged, of the one before, as soon as there are
- *                      shards enough (restore.c); a part that comes back first ends it
+ *     → restore        of the newest snapshot, or, if that is damaged, of the one before, as soon as there
+ *                      are shards enough (restore.c); a part that comes back first ends it
  *     → running        in a new generation, at the snapshot's step
  *
- * At most CAIRN_RESTORES_MAX times without a step that is applied in between, while this coordinator lives; then
- * the job waits, and says so. */
+ * At most CAIRN_RESTORES_MAX times without a step that is applied in between, while this coordinator lives;
+ * then the job waits, and says so. */
 #ifndef CAIRN_COORDINATOR_RECOVERY_H
 #define CAIRN_COORDINATOR_RECOVERY_H
 

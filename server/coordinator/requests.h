@@ -40,7 +40,8 @@ bool cairn_cluster_snapshot_removing(const struct cairn_cluster *cluster, const 
 /* restore.c, restore_proof.c */
 void cairn_cluster_restore_begin(struct cairn_cluster_session *session, uint32_t request,
                                  const Cairn__SnapshotRestore *message);
-/* By itself: the newest snapshot but `skip`; cairn_cluster_recovery_ended hears of the end. False: not begun. */
+/* By itself: the newest snapshot but `skip`; cairn_cluster_recovery_ended hears of the end. False: it was not
+ * begun. */
 bool cairn_cluster_restore_latest(const struct cairn_cluster_job *job, size_t skip);
 void cairn_cluster_restores_forget(struct cairn_cluster *cluster,
                                    const struct cairn_cluster_session *session);

@@ -9,7 +9,6 @@
 #include "server/coordinator/cuts.h"
 #include "server/coordinator/groups.h"
 #include "server/coordinator/leases.h"
-#include "server/coordinator/periodic.h"
 #include "server/coordinator/saves.h"
 #include "server/coordinator/standing.h"
 
@@ -485,7 +484,6 @@ static void act(struct cairn_cluster_job *job, const struct cairn_round_action *
 void cairn_cluster_job_event(struct cairn_cluster_job *job, const struct cairn_round_event *event)
 {
     if (job->core == NULL || cairn_cluster_job_dead(job)) return;
-    const bool was_known = job->heard && !job->version_unknown;
     assert(!job->in_event);
     job->in_event = true;
     job->actions.count = 0;
@@ -501,15 +499,10 @@ void cairn_cluster_job_event(struct cairn_cluster_job *job, const struct cairn_r
         cairn_cluster_members_attach(job);
     }
     cairn_cluster_members_answer_states(job);
-    const struct cairn_version was = job->version_told, now = cairn_cluster_job_version(job);
-    if (now.generation != job->version_told.generation || now.step != job->version_told.step) {
-        job->version_told = now;
-        cairn_cluster_members_answer_versions(job);
-    }
+    cairn_cluster_members_tell_version(job);
     cairn_cluster_leases_advance(job);
     cairn_cluster_extend_advance(job);
-    if (was_known && now.generation == was.generation && now.step > was.step)
-        cairn_cluster_periodic_stepped(job, now.step);
+    cairn_cluster_periodic_advance(job);
 }
 
 void cairn_cluster_job_tick(struct cairn_cluster_job *job, uint64_t now_ms)

@@ -1,4 +1,4 @@
-/* on_shard_loss = restore-latest: a job whose shard has lost its part restores its newest snapshot by itself. */
+/* on_shard_loss = restore-latest: a job whose shard has lost its part restores its newest snapshot. */
 #include <check.h>
 #include <stdio.h>
 #include <string.h>

@@ -122,8 +122,8 @@ class JobSpec:
     `skips_max`: so many rounds in a row that are skipped with the loss scale at its least, and no further one opens;
     0 = 100. `snapshot_every`: the servers save a snapshot by themselves at each step that is a multiple of it, 0 =
     none; `snapshot_keep`: of these the newest so many stay, 0 = all. `on_shard_loss`: "wait", or "restore-latest": when
-    a shard came back without its part, or is away for more than `shard_loss_wait` seconds (0 = 300), the newest snapshot
-    is restored, and the workers get RolledBack."""
+    a shard came back without its part, or is away for more than `shard_loss_wait` seconds (0 = 300), the newest
+    snapshot is restored, and the workers get RolledBack."""
 
     tensors: Sequence[Tensor]
     groups: Sequence[Group] = field(default_factory=lambda: (Group(),))

@@ -549,10 +549,10 @@ class AttachedModel(Held):
         if unknown:
             raise NotFound(f"no group {', '.join(unknown)}; there are {', '.join(known)}")
         changed = [changed_group(known[name], change) for name, change in (groups or {}).items()]
+        snapshots = (wanted.snapshot_every, wanted.snapshot_keep) if "snapshot_every" in policy else None
+        shard_loss = (wanted.on_shard_loss, wanted.shard_loss_wait) if "on_shard_loss" in policy else None
         self._job.amend(changed, freeze, unfreeze, clip_norm, timeout=self.timeout, freeze_tensors=freeze_tensors,
-                        unfreeze_tensors=unfreeze_tensors,
-                        snapshots=(wanted.snapshot_every, wanted.snapshot_keep) if "snapshot_every" in policy else None,
-                        shard_loss=(wanted.on_shard_loss, wanted.shard_loss_wait) if "on_shard_loss" in policy else None)
+                        unfreeze_tensors=unfreeze_tensors, snapshots=snapshots, shard_loss=shard_loss)
         self.clip_norm = self.clip_norm if clip_norm is None else clip_norm
         now = {**known, **{group.name: group for group in changed}}
         self._spec = dataclasses.replace(wanted, groups=tuple(now.values()))

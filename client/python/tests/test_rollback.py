@@ -93,7 +93,8 @@ class Case(unittest.TestCase):
                 self.assertTrue(torch.equal(value, expected[name]), name)
             self.assertEqual(m.version.generation, 2)
             m.close()
-            self.cluster.ctl("job", "drop", f"rough{stage}", "--force", "--yes")
+            self.await_snapshot(m.name, 10)
+            self.cluster.ctl("job", "drop", m.name, "--yes")
 
     def test_an_operators_restore_rolls_back_too_and_a_policy_is_amended(self):
         m = self.attach("asked", snapshot_every=2)
