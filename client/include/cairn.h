@@ -67,11 +67,10 @@ typedef enum cairn_status {
     CAIRN_ERR_REFUSED = 62,       /* not allowed */
     CAIRN_ERR_NOT_READY = 63,     /* the job is not ready */
     CAIRN_ERR_JOB_LOST = 64,      /* a shard lost its part of the job; restore a snapshot */
-    CAIRN_ERR_ROLLED_BACK =
-        65, /* the job was restored from a snapshot: close it and open it again */
-    CAIRN_ERR_UNREACHABLE = 80, /* the peer cannot be reached */
-    CAIRN_ERR_CLOSED = 81,      /* the connection or session is closed */
-    CAIRN_ERR_INTERNAL = 99     /* a fault in Cairn; please report it */
+    CAIRN_ERR_ROLLED_BACK = 65,   /* the job was restored from a snapshot; open it again */
+    CAIRN_ERR_UNREACHABLE = 80,   /* the peer cannot be reached */
+    CAIRN_ERR_CLOSED = 81,        /* the connection or session is closed */
+    CAIRN_ERR_INTERNAL = 99       /* a fault in Cairn; please report it */
 } cairn_status;
 #endif
 
