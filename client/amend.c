@@ -178,6 +178,12 @@ static cairn_status fill(struct words *words, const struct cairn_amend *amend)
     m->n_freeze_tensors = amend->freeze_tensor_count;
     m->unfreeze_tensors = (char **)(uintptr_t)amend->unfreeze_tensors;
     m->n_unfreeze_tensors = amend->unfreeze_tensor_count;
+    m->set_snapshots = amend->set_snapshots;
+    m->snapshot_every = amend->snapshot_every;
+    m->snapshot_keep = amend->snapshot_keep;
+    m->set_shard_loss = amend->set_shard_loss;
+    m->on_shard_loss = (uint32_t)amend->on_shard_loss;
+    m->shard_loss_wait_s = amend->shard_loss_wait_s;
     cairn_status status = add_groups(words, amend);
     if (status == CAIRN_OK) status = add_tensors(words, amend);
     if (status == CAIRN_OK) status = add_ties(words, amend);

@@ -182,7 +182,23 @@ static cairn_status take_layout(struct job *job, struct cairn_sentence *why)
     if (same) return CAIRN_OK;
     cairn_sentence_set(why, "job %s was restored onto other shards; close it and open it again",
                        job->name);
-    return CAIRN_ERR_FENCED;
+    return CAIRN_ERR_ROLLED_BACK;
+}
+
+/* A restore that nobody could tell of: it was while the coordinator was away. */
+static cairn_status judge_step(const struct job *job, struct cairn_sentence *why)
+{
+    const uint64_t now = job->attaching->step;
+    pthread_mutex_lock(&job->session->lock);
+    const uint64_t was = job->newest.step;
+    pthread_mutex_unlock(&job->session->lock);
+    if (!job->attached_once || now >= was) return CAIRN_OK;
+    cairn_sentence_set(
+        why,
+        "job %s was restored: it was at step %llu, and is at step %llu; close it and "
+        "open it again",
+        job->name, (unsigned long long)was, (unsigned long long)now);
+    return CAIRN_ERR_ROLLED_BACK;
 }
 
 /* The spec that this member came with is the job's, or was before an amendment. */
@@ -282,6 +298,7 @@ static void attached(struct job *job)
     struct cairn_sentence why;
     cairn_sentence_set(&why, "the coordinator sent a layout that is not one of this job");
     cairn_status status = take_spec(job, &why);
+    if (status == CAIRN_OK) status = judge_step(job, &why);
     if (status == CAIRN_OK) status = take_layout(job, &why);
     if (status == CAIRN_OK) status = set_addresses(job, a->shards, a->n_shards);
     if (status != CAIRN_OK) {

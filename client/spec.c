@@ -283,6 +283,10 @@ static void fill_job(struct cairn_job_spec_data *spec, const struct cairn_job_sp
     spec->reduce_groups = from->reduce_groups;
     if (from->skips_max != 0) // 64 bits: 32 would lie in what older callers have as padding
         spec->skips_max = from->skips_max < UINT32_MAX ? (uint32_t)from->skips_max : UINT32_MAX;
+    spec->policy = (struct cairn_policy) { .snapshot_every = from->snapshot_every,
+                                           .snapshot_keep = from->snapshot_keep,
+                                           .on_shard_loss = from->on_shard_loss,
+                                           .shard_loss_wait_s = from->shard_loss_wait_s };
 }
 
 static cairn_status fill(struct cairn_job_spec_data *spec, struct groups *groups,

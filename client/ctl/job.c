@@ -5,6 +5,7 @@
 #include "client/ctl/job_groups.h"
 #include "proto/wire/capability.h"
 #include "proto/wire/schedule.h"
+#include "proto/wire/spec.h"
 
 #define DIGEST_TIMEOUT_MS 600000
 
@@ -36,8 +37,8 @@ static json_t *group_json(const Cairn__GroupSpec *g)
 /* What the spec says of the job as a whole. */
 static json_t *spec_json(const Cairn__JobSpec *s)
 {
-    return json_pack("{s:I, s:i, s:i, s:f, s:s, s:s, s:i, s:f, s:f, s:s, s:I}", "revision",
-                     (json_int_t)s->revision, "stage", (int)s->stage, "micro_batches",
+    return json_pack("{s:I, s:i, s:i, s:f, s:s, s:s, s:i, s:f, s:f, s:s, s:I, s:I, s:I, s:s, s:i}",
+                     "revision", (json_int_t)s->revision, "stage", (int)s->stage, "micro_batches",
                      (int)s->micro_batches, "clip_norm", s->clip_norm, "on_nonfinite",
                      cairn_capability_name(CAIRN_CAPABILITY_NONFINITE, (int)s->on_nonfinite),
                      "loss_scale_policy",
@@ -45,7 +46,11 @@ static json_t *spec_json(const Cairn__JobSpec *s)
                      "loss_scale_growth_steps", (int)s->loss_scale_growth_steps, "loss_scale_min",
                      s->loss_scale_min, "loss_scale_max", s->loss_scale_max, "reduce_groups",
                      cairn_capability_name(CAIRN_CAPABILITY_GROUPS, (int)s->reduce_groups),
-                     "skips_max", (json_int_t)s->skips_max);
+                     "skips_max", (json_int_t)s->skips_max, "snapshot_every",
+                     (json_int_t)s->snapshot_every, "snapshot_keep", (json_int_t)s->snapshot_keep,
+                     "on_shard_loss",
+                     cairn_capability_name(CAIRN_CAPABILITY_SHARD_LOSS, (int)s->on_shard_loss),
+                     "shard_loss_wait_s", (int)s->shard_loss_wait_s);
 }
 
 /* All its shards have said what they hold and carried. */
@@ -111,6 +116,8 @@ static json_t *job_json(const Cairn__JobStatus *j)
     json_object_set_new(more, "skips", json_integer((json_int_t)j->skips));
     json_object_set_new(more, "skips_in_row", json_integer((json_int_t)j->skips_in_row));
     json_object_set_new(more, "put_out", json_string(j->put_out));
+    json_object_set_new(more, "snapshot_failed", json_string(j->snapshot_failed));
+    json_object_set_new(more, "restores", json_integer((json_int_t)j->restores));
     json_object_set_new(more, "blobs", json_integer((json_int_t)j->blobs));
     json_object_set_new(more, "blob_bytes", json_integer((json_int_t)j->blob_bytes));
     json_object_update_missing(object, more);
@@ -208,6 +215,20 @@ static void print_spec(const Cairn__JobSpec *s)
     if (s->clip_norm > 0) cairn_ctl_line("clip norm", "%g", s->clip_norm);
     cairn_ctl_line("not finite", "%s",
                    cairn_capability_name(CAIRN_CAPABILITY_NONFINITE, (int)s->on_nonfinite));
+    if (s->snapshot_every > 0) {
+        char keep[64] = "all are kept";
+        if (s->snapshot_keep > 0)
+            snprintf(keep, sizeof keep, "the newest %llu are kept",
+                     (unsigned long long)s->snapshot_keep);
+        cairn_ctl_line("snapshots", "every %llu step%s, %s", (unsigned long long)s->snapshot_every,
+                       s->snapshot_every == 1 ? "" : "s", keep);
+    }
+    const char *loss = cairn_capability_name(CAIRN_CAPABILITY_SHARD_LOSS, (int)s->on_shard_loss);
+    if (s->on_shard_loss == CAIRN_SHARD_LOSS_WAIT)
+        cairn_ctl_line("on shard loss", "%s", loss);
+    else
+        cairn_ctl_line("on shard loss", "%s, when it is away for %u s or comes back empty", loss,
+                       s->shard_loss_wait_s);
     if (s->revision > 0)
         cairn_ctl_line("amended", "%llu time%s", (unsigned long long)s->revision,
                        s->revision == 1 ? "" : "s");
@@ -243,6 +264,10 @@ static void print_job(const struct ctl *ctl, const Cairn__JobStatus *j)
                    (unsigned long long)j->round);
     if (j->awaited[0] != 0) cairn_ctl_line("waits for", "%s", j->awaited);
     if (j->put_out[0] != 0) cairn_ctl_line("put out", "%s", j->put_out);
+    if (j->snapshot_failed[0] != 0) cairn_ctl_line("no snapshot", "%s", j->snapshot_failed);
+    if (j->restores > 0)
+        cairn_ctl_line("restored", "%u time%s by itself since a step was applied", j->restores,
+                       j->restores == 1 ? "" : "s");
     cairn_ctl_line("workers", "%u attached, at least %u", j->workers, j->workers_min);
     if (j->heaviest_over_mean > 0)
         cairn_ctl_line("shards", "%u, heaviest/mean %.3f, layout %s", j->shards,

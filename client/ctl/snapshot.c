@@ -15,11 +15,12 @@ static const char *created(const Cairn__SnapshotStatus *s)
 
 json_t *cairn_ctl_snapshot_json(const Cairn__SnapshotStatus *s)
 {
-    return json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:i, s:i, s:s, s:s}", "id", s->id, "job",
-                     s->job, "state", s->state, "path", s->path, "generation",
+    return json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:i, s:i, s:s, s:s, s:b}", "id", s->id,
+                     "job", s->job, "state", s->state, "path", s->path, "generation",
                      (json_int_t)s->generation, "step", (json_int_t)s->step, "bytes",
                      (json_int_t)s->bytes, "files", (int)s->files, "shards", (int)s->shards,
-                     "content_root", cairn_ctl_hex(s->content_root), "created", created(s));
+                     "content_root", cairn_ctl_hex(s->content_root), "created", created(s),
+                     "periodic", (int)s->periodic);
 }
 
 void cairn_ctl_snapshot_print(const Cairn__SnapshotStatus *s)
@@ -35,6 +36,7 @@ void cairn_ctl_snapshot_print(const Cairn__SnapshotStatus *s)
     if (s->content_root.len > 0)
         cairn_ctl_line("content root", "%s", cairn_ctl_hex(s->content_root));
     if (s->created_unix_ms > 0) cairn_ctl_line("created", "%s", created(s));
+    if (s->periodic) cairn_ctl_line("periodic", "yes");
     if (s->path[0] != 0) cairn_ctl_line("path", "%s", s->path);
 }
 
@@ -98,7 +100,7 @@ int cairn_ctl_snapshot_show(struct ctl *ctl)
 int cairn_ctl_snapshot_list(struct ctl *ctl)
 {
     static const char *const headers[] = { "JOB",  "ID",     "GENERATION", "STEP",
-                                           "SIZE", "SHARDS", "CREATED" };
+                                           "SIZE", "SHARDS", "CREATED",    "PERIODIC" };
     Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
     if (ctl->argc == 1) get.job = ctl->argv[0];
     ProtobufCMessage *reply;
@@ -114,7 +116,7 @@ int cairn_ctl_snapshot_list(struct ctl *ctl)
     } else if (ctl->quiet) {
         for (size_t i = 0; i < list->n_snapshots; i++) printf("%s\n", list->snapshots[i]->id);
     } else {
-        struct ctl_table *table = cairn_ctl_table_open(headers, 7);
+        struct ctl_table *table = cairn_ctl_table_open(headers, 8);
         for (size_t i = 0; i < list->n_snapshots; i++) {
             const Cairn__SnapshotStatus *s = list->snapshots[i];
             cairn_ctl_table_cell(table, "%s", s->job);
@@ -124,6 +126,7 @@ int cairn_ctl_snapshot_list(struct ctl *ctl)
             cairn_ctl_table_cell(table, "%s", cairn_ctl_bytes(s->bytes));
             cairn_ctl_table_cell(table, "%u", s->shards);
             cairn_ctl_table_cell(table, "%s", created(s));
+            cairn_ctl_table_cell(table, "%s", s->periodic ? "yes" : "no");
         }
         cairn_ctl_table_close(table, ctl);
     }

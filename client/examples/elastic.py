@@ -9,7 +9,8 @@
 
 A step has the same batch whoever computes it: row i is that of worker i modulo the number of workers. So nothing is
 lost and nothing is trained on twice. A worker that is killed keeps nothing that is missed; a new one begins with the
-servers' parameters.
+servers' parameters. A shard that is killed and started again has lost its part of the job: the newest snapshot is
+restored, and the workers go on from there.
 """
 
 import argparse
@@ -32,6 +33,8 @@ def train(m, model, text, steps, rows):
             print(f"step {done.step} worker {here.rank} of {here.world} rows {len(mine)}", flush=True)
         except cairn.EpochChanged as why:  # nothing was applied
             print(f"step {m.version.step + 1} is computed again: {why}", flush=True)
+        except cairn.RolledBack as why:  # a shard was lost: the newest snapshot's step, whose batch begin() tells
+            print(f"step {why.step + 1} comes next: {why}", flush=True)
 
 
 def flags():
@@ -41,6 +44,7 @@ def flags():
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--batch", type=int, default=12, help="rows of a step, over all workers")
     parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--snapshot-every", type=int, default=50, help="steps; the newest two snapshots are kept")
     return parser.parse_args()
 
 
@@ -51,7 +55,8 @@ def main():
     text, model = Text(args.text, context=64), GPT(args.width, layers=2, heads=4, context=64)
     with cairn.connect() as session:
         # A round opens with one worker, too. All others that are attached by then take part.
-        m = session.attach(model, cairn.AdamW(lr=2e-3), name=args.job, workers_min=1)
+        m = session.attach(model, cairn.AdamW(lr=2e-3), name=args.job, workers_min=1,
+                           snapshot_every=args.snapshot_every, snapshot_keep=2, on_shard_loss="restore-latest")
         print(f"attached at step {m.version.step}", flush=True)
         train(m, model, text, args.steps, args.batch)
         print(f"done step {m.version.step} evaluation loss {evaluate(model, text):.4f}", flush=True)

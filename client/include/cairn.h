@@ -68,6 +68,7 @@ typedef enum cairn_status {
     CAIRN_ERR_REFUSED = 62,       /* not allowed */
     CAIRN_ERR_NOT_READY = 63,     /* the job is not ready */
     CAIRN_ERR_JOB_LOST = 64,      /* a shard lost its part of the job; restore a snapshot */
+    CAIRN_ERR_ROLLED_BACK = 65,   /* the job was restored from a snapshot; open it again */
     CAIRN_ERR_UNREACHABLE = 80,   /* the peer cannot be reached */
     CAIRN_ERR_CLOSED = 81,        /* the connection or session is closed */
     CAIRN_ERR_INTERNAL = 99       /* a fault in Cairn; please report it */
@@ -114,6 +115,18 @@ typedef enum cairn_loss_scale {
     CAIRN_LOSS_SCALE_FIXED = 1,
     CAIRN_LOSS_SCALE_DYNAMIC = 2
 } cairn_loss_scale;
+#endif
+
+#ifndef CAIRN_SHARD_LOSS_DEFINED
+#define CAIRN_SHARD_LOSS_DEFINED
+/* A shard has lost its part of the job: it came back without it, or is away for longer than
+ * shard_loss_wait_s. WAIT: the job waits for the part, or for an operator. RESTORE_LATEST: the coordinator
+ * restores the job's newest whole snapshot onto the shards there are, at most three times without a step that
+ * is applied in between; workers get CAIRN_ERR_ROLLED_BACK. */
+typedef enum cairn_shard_loss {
+    CAIRN_SHARD_LOSS_WAIT = 0,
+    CAIRN_SHARD_LOSS_RESTORE_LATEST = 1
+} cairn_shard_loss;
 #endif
 
 #ifndef CAIRN_GROUPS_DEFINED
@@ -304,6 +317,13 @@ struct cairn_job_spec {
     /* So many rounds in a row skipped, with the loss scale at its least (or fixed), and no further one opens:
      * cairn_round_begin says CAIRN_ERR_NONFINITE, until the job is amended, written or restored. 0 = 100 */
     uint64_t skips_max;
+    /* Periodic snapshots: of each version whose step is a multiple of snapshot_every (steps, and no time: the
+     * same steps are saved in every run; 0 = none), of which the newest snapshot_keep stay (0 = all). A
+     * snapshot that somebody asked for is never removed. One that fails is said in the coordinator's log and
+     * by `cairn job show`, and training goes on; the next one is tried at its step. */
+    uint64_t snapshot_every, snapshot_keep;
+    cairn_shard_loss on_shard_loss; /* 0 = CAIRN_SHARD_LOSS_WAIT */
+    uint32_t shard_loss_wait_s;     /* with RESTORE_LATEST: seconds; 0 = 300 */
 };
 
 /* What a worker holds of a tensor. An extent of 0: nothing. */
@@ -496,6 +516,10 @@ struct cairn_amend {
     size_t add_count;
     const struct cairn_tie *ties; /* done after add */
     size_t tie_count;
+    uint64_t snapshot_every, snapshot_keep; /* if set_snapshots; as in struct cairn_job_spec */
+    cairn_shard_loss on_shard_loss;         /* if set_shard_loss, and shard_loss_wait_s */
+    uint32_t shard_loss_wait_s;
+    bool set_snapshots, set_shard_loss;
 };
 /* Amends the job at a step boundary: CAIRN_OK means that it is durable and that the next round that opens
  * goes by it; a round that is open ends by the terms it began with. Workers attach with the spec as it
@@ -552,7 +576,11 @@ CAIRN_EXPORT cairn_status cairn_write_end(cairn_job *job, int timeout_ms,
 /* Waits for the next round to open. CAIRN_ERR_TIMEOUT names who is awaited (workers below
  * workers_min, a shard that is away, a write that is open, of this worker, too); CAIRN_ERR_NOT_READY:
  * cairn_init_done was not called; CAIRN_ERR_FENCED: another worker has this one's rank now;
- * CAIRN_ERR_JOB_LOST; CAIRN_ERR_NONFINITE: skips_max rounds in a row were skipped. */
+ * CAIRN_ERR_JOB_LOST; CAIRN_ERR_NONFINITE: skips_max rounds in a row were skipped;
+ * CAIRN_ERR_ROLLED_BACK, from every call with the job's handle: the job was, or is being, restored from a
+ * snapshot. Close the handle and open the job again, in the same session and with the same spec: that waits
+ * for the restore, and the newest version (cairn_version_wait, cairn_client_state) says from where the
+ * trainer goes on. */
 CAIRN_EXPORT cairn_status cairn_round_begin(cairn_job *job, int timeout_ms,
                                             struct cairn_round *out) CAIRN_CHECKED;
 /* The gradient of what this worker holds of a tensor (`box` NULL, or just that), for this round and

@@ -5,9 +5,9 @@
 #include "proto/wire/spec.h"
 
 static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
-    "kind",         "wire",          "reduce",      "master", "place",
-    "init",         "alias",         "schedule",    "stage",  "loss_scale_policy",
-    "on_nonfinite", "reduce_groups", "combination",
+    "kind",         "wire",          "reduce",        "master",      "place",
+    "init",         "alias",         "schedule",      "stage",       "loss_scale_policy",
+    "on_nonfinite", "reduce_groups", "on_shard_loss", "combination",
 };
 
 /* Rows by field; the names of the fields stand once, above. */
@@ -56,7 +56,9 @@ static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
     X(NONFINITE, CAIRN_NONFINITE_SKIP, "skip", true)              \
     X(NONFINITE, CAIRN_NONFINITE_FAIL, "fail", true)              \
     X(GROUPS, CAIRN_GROUPS_NONE, "none", true)                    \
-    X(GROUPS, CAIRN_GROUPS_HOST, "host", true)
+    X(GROUPS, CAIRN_GROUPS_HOST, "host", true)                    \
+    X(SHARD_LOSS, CAIRN_SHARD_LOSS_WAIT, "wait", true)            \
+    X(SHARD_LOSS, CAIRN_SHARD_LOSS_RESTORE_LATEST, "restore-latest", true)
 
 #define COMBINATIONS(X)                                                                         \
     X(GROUPS_TILES, "reduce_groups host, with tiles", "no groups; the log and job show say so") \

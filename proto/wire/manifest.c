@@ -1,9 +1,11 @@
 /* A manifest in memory, and its way into JSON. The way back is manifest_decode.c. */
 #include "proto/wire/manifest.h"
 
+#include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
 #include <sodium.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -173,6 +175,20 @@ static json_t *file_json(const struct cairn_manifest_file *f)
         list = NULL;                                                       \
     }
 
+static json_t *with_policy(json_t *spec, const struct cairn_policy *p)
+{
+    if (p->snapshot_every != 0)
+        spec = with(spec, "snapshot_every", json_integer((json_int_t)p->snapshot_every));
+    if (spec != NULL && p->snapshot_keep != 0)
+        spec = with(spec, "snapshot_keep", json_integer((json_int_t)p->snapshot_keep));
+    if (spec == NULL || p->on_shard_loss == CAIRN_SHARD_LOSS_WAIT) return spec;
+    spec = with(
+        spec, "on_shard_loss",
+        json_string(cairn_capability_name(CAIRN_CAPABILITY_SHARD_LOSS, (int)p->on_shard_loss)));
+    if (spec == NULL) return NULL;
+    return with(spec, "shard_loss_wait_s", json_integer((json_int_t)p->shard_loss_wait_s));
+}
+
 static json_t *spec_json(const struct cairn_job_spec_data *s)
 {
     LIST_OF(groups, s->groups, s->group_count, group_json)
@@ -209,7 +225,7 @@ static json_t *spec_json(const struct cairn_job_spec_data *s)
     if (spec != NULL && s->skips_max != CAIRN_SPEC_SKIPS_DEFAULT)
         spec = with(spec, "skips_max", json_integer((json_int_t)s->skips_max));
     json_decref(more);
-    return spec;
+    return spec != NULL ? with_policy(spec, &s->policy) : NULL;
 }
 
 static json_t *ranks_json(const uint32_t *ranks, uint32_t count)
@@ -253,6 +269,11 @@ static json_t *root_json(const struct cairn_manifest *m)
                              hex_json(m->payload, m->payload_bytes), "content_root",
                              hex_json(m->content_root, sizeof m->content_root), "spec",
                              spec_json(&m->spec), "files", files);
+    if (root != NULL && m->periodic != 0) {
+        char number[17];
+        snprintf(number, sizeof number, "%016" PRIx64, m->periodic);
+        root = with(root, "periodic", json_string(number));
+    }
     if (root == NULL || m->reduce_groups.group_count == 0) return root;
     return with(root, "reduce_groups", reduce_groups_json(&m->reduce_groups));
 }

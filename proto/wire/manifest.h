@@ -16,7 +16,8 @@
  *     "micro_batches"?, "loss_scale_policy"?: "fixed" | "dynamic", "loss_scale_growth_steps"?,
  *     "loss_scale_min"?, "loss_scale_max"?, "former"?: [64 hex digits, ...],
  *     "init_from"?, "init_prefix"?, "client_state_max"?, "init_nonfinite_ok"?, "reduce_groups"?: "host",
- *     "skips_max"?,
+ *     "skips_max"?, "snapshot_every"?, "snapshot_keep"?, "on_shard_loss"?: "restore-latest",
+ *     "shard_loss_wait_s"?,
  *     "groups": [{"name", "optimizer", "lr", "beta1", "beta2", "eps", "weight_decay", "momentum",
  *                 "nesterov", "frozen"?, "schedule"?: {"kind": "constant" | "linear" | "cosine" |
  *                 "wsd" | "table", "warmup_steps", "total_steps", "decay_steps", "lr_min",
@@ -26,6 +27,7 @@
  *                  "whole", "frozen"?, "alias_of"?, "alias_box"?: [[start, ...], [extent, ...]],
  *                  "init"?: {"kind", "a", "b", "seed"}}, ...]
  *   },
+ *   "periodic"?: 16 hex digits,       taken by snapshot_every of the job of this number
  *   "reduce_groups"?: [[rank, ...], ...], of the step's round (rank_groups.h)
  *   "files": [{"path", "bytes", "xxh3_128": 32 hex digits, as `xxhsum -H2` prints}, ...],
  *   "blake2b_256": 64 hex digits      of all bytes before this line (manifest_seal.h)
@@ -75,6 +77,7 @@ struct cairn_manifest {
     size_t payload_bytes;
     size_t file_count, file_capacity;
     uint64_t generation, step, epoch;
+    uint64_t periodic; /* of which job, as the coordinator numbers it; 0: somebody asked for it */
     uint64_t created_unix_s;
     uint32_t shard_count;
     double loss_scale;

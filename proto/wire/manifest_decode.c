@@ -234,15 +234,16 @@ cairn_status cairn_manifest_read_spec(json_t *json, struct cairn_job_spec_data *
                                       struct cairn_sentence *why)
 {
     const char *name, *on_nonfinite, *policy = NULL, *init_from = NULL, *init_prefix = NULL;
-    const char *reduce_groups = "none";
+    const char *reduce_groups = "none", *on_shard_loss = "wait";
     json_int_t stage, workers_min, chunk_leaves, spread, window, revision,
-        micro = 1, growth = 0, state_max = 0, skips_max = 0;
+        micro = 1, growth = 0, state_max = 0, skips_max = 0, every = 0, keep = 0, loss_wait = 0;
     int nonfinite_ok = 0;
     json_t *groups, *tensors, *former = NULL;
     json_error_t error;
     if (json_unpack_ex(json, &error, JSON_STRICT,
                        "{s:s, s:F, s:F, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o,"
-                       " s?I, s?s, s?I, s?F, s?F, s?o, s?s, s?s, s?I, s?b, s?s, s?I}",
+                       " s?I, s?s, s?I, s?F, s?F, s?o, s?s, s?s, s?I, s?b, s?s, s?I,"
+                       " s?I, s?I, s?s, s?I}",
                        "name", &name, "clip_norm", &spec->clip_norm, "loss_scale",
                        &spec->loss_scale, "on_nonfinite", &on_nonfinite, "stage", &stage,
                        "workers_min", &workers_min, "chunk_leaves", &chunk_leaves, "spread",
@@ -252,12 +253,14 @@ cairn_status cairn_manifest_read_spec(json_t *json, struct cairn_job_spec_data *
                        "loss_scale_max", &spec->loss_scale_max, "former", &former, "init_from",
                        &init_from, "init_prefix", &init_prefix, "client_state_max", &state_max,
                        "init_nonfinite_ok", &nonfinite_ok, "reduce_groups", &reduce_groups,
-                       "skips_max", &skips_max) != 0) {
+                       "skips_max", &skips_max, "snapshot_every", &every, "snapshot_keep", &keep,
+                       "on_shard_loss", &on_shard_loss, "shard_loss_wait_s", &loss_wait) != 0) {
         return corrupt(why, "spec", error.text);
     }
     if (!fits_u32(stage) || !fits_u32(workers_min) || !fits_u32(chunk_leaves) ||
         !fits_u32(spread) || !fits_u32(window) || !fits_u32(micro) || !fits_u32(growth) ||
-        !fits_u32(state_max) || !fits_u32(skips_max) || revision < 0) {
+        !fits_u32(state_max) || !fits_u32(skips_max) || !fits_u32(loss_wait) || every < 0 ||
+        keep < 0 || revision < 0) {
         return corrupt(why, "spec", "a number is out of range");
     }
     spec->stage = (uint32_t)stage;
@@ -270,6 +273,13 @@ cairn_status cairn_manifest_read_spec(json_t *json, struct cairn_job_spec_data *
     spec->loss_scale_growth_steps = (uint32_t)growth;
     spec->client_state_max = (uint32_t)state_max;
     spec->skips_max = (uint32_t)skips_max; // 0, not written: the default
+    spec->policy = (struct cairn_policy) {
+        .snapshot_every = (uint64_t)every,
+        .snapshot_keep = (uint64_t)keep,
+        .on_shard_loss = (cairn_shard_loss)cairn_capability_value(CAIRN_CAPABILITY_SHARD_LOSS,
+                                                                  on_shard_loss),
+        .shard_loss_wait_s = (uint32_t)loss_wait // 0: the default
+    };
     spec->init_nonfinite_ok = nonfinite_ok != 0;
     spec->on_nonfinite = (cairn_nonfinite)cairn_capability_value(CAIRN_CAPABILITY_NONFINITE,
                                                                  on_nonfinite);
@@ -399,21 +409,26 @@ static cairn_status read_reduce_groups(json_t *list, struct cairn_rank_groups *g
 
 static cairn_status read_root(json_t *root, struct cairn_manifest *m, struct cairn_sentence *why)
 {
-    const char *format, *cluster, *created, *payload, *content_root;
+    const char *format, *cluster, *created, *payload, *content_root, *periodic = NULL;
     json_int_t version, generation, step, epoch, shards;
     json_t *spec, *files, *reduce_groups = NULL;
     json_error_t error;
     // The seal is judged already, of a version that has one; of another it would be a key too many.
     if (!m->unsealed) json_object_del(root, CAIRN_MANIFEST_SEAL_KEY);
     if (json_unpack_ex(root, &error, JSON_STRICT,
-                       "{s:s, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:F, s:s, s:s, s:o, s:o, s?o}",
+                       "{s:s, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:F, s:s, s:s, s:o, s:o, s?o,"
+                       " s?s}",
                        "format", &format, "version", &version, "cluster", &cluster, "created",
                        &created, "generation", &generation, "step", &step, "epoch", &epoch,
                        "shards", &shards, "loss_scale", &m->loss_scale, "payload", &payload,
                        "content_root", &content_root, "spec", &spec, "files", &files,
-                       "reduce_groups", &reduce_groups) != 0) {
+                       "reduce_groups", &reduce_groups, "periodic", &periodic) != 0) {
         return corrupt(why, "the top", error.text);
     }
+    uint8_t number[8] = { 0 };
+    if (periodic != NULL && !hex_bytes(periodic, number, sizeof number))
+        return corrupt(why, "periodic", "not 16 hex digits");
+    for (int i = 0; i < 8; i++) m->periodic = m->periodic << 8 | number[i];
     if (generation < 0 || step < 0 || epoch < 0 || !fits_u32(shards)) {
         return corrupt(why, "the top", "a number is out of range");
     }

@@ -164,6 +164,10 @@ void cairn_spec_to_message(const struct cairn_job_spec_data *spec, Cairn__JobSpe
     out->init_nonfinite_ok = spec->init_nonfinite_ok;
     out->reduce_groups = spec->reduce_groups;
     out->skips_max = spec->skips_max;
+    out->snapshot_every = spec->policy.snapshot_every;
+    out->snapshot_keep = spec->policy.snapshot_keep;
+    out->on_shard_loss = (uint32_t)spec->policy.on_shard_loss;
+    out->shard_loss_wait_s = spec->policy.shard_loss_wait_s;
 }
 
 static void pack_job(struct packing *p, const struct cairn_job_spec_data *spec)
@@ -293,6 +297,10 @@ static cairn_status unpack_job(const Cairn__JobSpec *in, struct cairn_job_spec_d
     spec->init_nonfinite_ok = in->init_nonfinite_ok;
     spec->reduce_groups = (cairn_reduce_groups)in->reduce_groups;
     spec->skips_max = in->skips_max;
+    spec->policy = (struct cairn_policy) { .snapshot_every = in->snapshot_every,
+                                           .snapshot_keep = in->snapshot_keep,
+                                           .on_shard_loss = (cairn_shard_loss)in->on_shard_loss,
+                                           .shard_loss_wait_s = in->shard_loss_wait_s };
     if (in->n_former > CAIRN_SPEC_FORMER_MAX) return CAIRN_ERR_INVALID;
     for (size_t i = 0; status == CAIRN_OK && i < in->n_former; i++) {
         if (in->former[i].len != 32) return CAIRN_ERR_INVALID;

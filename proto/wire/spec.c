@@ -16,6 +16,7 @@ void cairn_spec_init(struct cairn_job_spec_data *spec)
         .spread = 64,
         .window = 8,
         .skips_max = CAIRN_SPEC_SKIPS_DEFAULT,
+        .policy.shard_loss_wait_s = CAIRN_SPEC_LOSS_WAIT_S,
     };
 }
 
@@ -243,6 +244,8 @@ static void fill_defaults(struct cairn_job_spec_data *spec)
     const double start = spec->loss_scale;
     if (spec->micro_batches == 0) spec->micro_batches = 1;
     if (spec->skips_max == 0) spec->skips_max = CAIRN_SPEC_SKIPS_DEFAULT;
+    if (spec->policy.shard_loss_wait_s == 0)
+        spec->policy.shard_loss_wait_s = CAIRN_SPEC_LOSS_WAIT_S;
     if (spec->loss_scale_policy == CAIRN_LOSS_SCALE_DEFAULT)
         spec->loss_scale_policy = start > 1 ? CAIRN_LOSS_SCALE_DYNAMIC : CAIRN_LOSS_SCALE_FIXED;
     if (spec->loss_scale_policy != CAIRN_LOSS_SCALE_DYNAMIC) return;

@@ -32,8 +32,12 @@
 #define CAIRN_SPEC_MICRO_MAX        65536
 #define CAIRN_SPEC_PATH_MAX         1023 /* bytes of init_from, without the terminating NUL */
 #define CAIRN_SPEC_CLIENT_STATE_MAX 65536
-#define CAIRN_SPEC_SKIPS_DEFAULT    100 /* skips_max */
-#define CAIRN_SPEC_FORMER_MAX       64  /* hashes of what a spec was before its amendments */
+#define CAIRN_SPEC_SKIPS_DEFAULT    100                 /* skips_max */
+#define CAIRN_SPEC_EVERY_MAX        ((uint64_t)1 << 48) /* snapshot_every */
+#define CAIRN_SPEC_KEEP_MAX         1000                /* snapshot_keep: as many as are listed */
+#define CAIRN_SPEC_LOSS_WAIT_S      300                 /* shard_loss_wait_s */
+#define CAIRN_SPEC_LOSS_WAIT_MAX_S  (30 * 86400)
+#define CAIRN_SPEC_FORMER_MAX       64 /* hashes of what a spec was before its amendments */
 
 /* What a round with a non-finite gradient does: SKIP changes nothing and goes on, FAIL reports
  * CAIRN_ERR_NONFINITE to every worker. */
@@ -62,6 +66,15 @@ typedef enum cairn_reduce_groups {
     CAIRN_GROUPS_NONE = 0, /* nobody */
     CAIRN_GROUPS_HOST = 1
 } cairn_reduce_groups;
+#endif
+
+/* What the coordinator does when a shard has lost its part of the job. */
+#ifndef CAIRN_SHARD_LOSS_DEFINED
+#define CAIRN_SHARD_LOSS_DEFINED
+typedef enum cairn_shard_loss {
+    CAIRN_SHARD_LOSS_WAIT = 0, /* for the part, or for an operator */
+    CAIRN_SHARD_LOSS_RESTORE_LATEST = 1
+} cairn_shard_loss;
 #endif
 
 /* What a tensor's parameters begin as, made on the shards (proto/wire/initializer.h says how). */
@@ -116,6 +129,15 @@ struct cairn_group_spec {
     struct cairn_schedule schedule; /* of lr; the points are owned by the spec */
 };
 
+/* What the coordinator does for the job by itself: periodic.h and recovery.h there. Amendable. */
+struct cairn_policy {
+    uint64_t snapshot_every; /* steps; 0: no periodic snapshots */
+    uint64_t snapshot_keep;  /* so many periodic ones, the newest; 0: all */
+    cairn_shard_loss on_shard_loss;
+    uint32_t
+        shard_loss_wait_s; /* a shard that is away for longer counts as lost; RESTORE_LATEST only */
+};
+
 struct cairn_job_spec_data {
     /* owned: freed by cairn_spec_release */
     char *name; /* also the name of a folder: [A-Za-z0-9._-], not starting with '.' or '-' */
@@ -155,7 +177,8 @@ struct cairn_job_spec_data {
      * an amendment, a write or a restore); at least 1. Not to be amended */
     uint32_t skips_max;
     cairn_reduce_groups reduce_groups; /* not to be amended */
-    uint64_t revision;                 /* counted by the coordinator; not part of hash and diff */
+    struct cairn_policy policy;
+    uint64_t revision;  /* counted by the coordinator; not part of hash and diff */
     uint64_t amend_key; /* of the last amendment; 0: none. Likewise, and not in a manifest */
 };
 
@@ -194,11 +217,13 @@ cairn_status cairn_spec_add_former(struct cairn_job_spec_data *spec,
 bool cairn_spec_was(const struct cairn_job_spec_data *spec, const uint8_t hash[32]);
 
 /* Sorts tensors and groups bytewise by name: afterwards an index means the same to everyone. Puts the
- * defaults of the loss scale's policy, of micro_batches and skips_max where 0 stands for them. */
+ * defaults of the loss scale's policy, micro_batches, skips_max, shard_loss_wait_s where 0 is them. */
 void cairn_spec_canonicalize(struct cairn_job_spec_data *spec);
 /* Index of the tensor or group of that name in a canonical spec; SIZE_MAX if there is none. */
 size_t cairn_spec_find_tensor(const struct cairn_job_spec_data *spec, const char *name);
 size_t cairn_spec_find_group(const struct cairn_job_spec_data *spec, const char *name);
+
+bool cairn_policy_same(const struct cairn_policy *a, const struct cairn_policy *b);
 
 /* Judges everything this page promises of a spec, in any order of tensors: names (UTF-8, no control
  * characters, unique), groups (known, used by a trained tensor), optimizers (one of `optimizers`, a

@@ -112,7 +112,30 @@ static cairn_status check_job_choices(const struct cairn_job_spec_data *spec,
                                         why);
     if (status == CAIRN_OK)
         status = cairn_capability_check(CAIRN_CAPABILITY_GROUPS, (int)spec->reduce_groups, "", why);
+    if (status == CAIRN_OK)
+        status = cairn_capability_check(CAIRN_CAPABILITY_SHARD_LOSS,
+                                        (int)spec->policy.on_shard_loss, "", why);
     return status;
+}
+
+/* What would have no effect is refused. */
+static cairn_status check_policy(const struct cairn_policy *p, struct cairn_sentence *why)
+{
+    if (!count_in("snapshot_every", p->snapshot_every, 0, CAIRN_SPEC_EVERY_MAX, why) ||
+        !count_in("snapshot_keep", p->snapshot_keep, 0, CAIRN_SPEC_KEEP_MAX, why) ||
+        !count_in("shard_loss_wait_s", p->shard_loss_wait_s, 1, CAIRN_SPEC_LOSS_WAIT_MAX_S, why))
+        return CAIRN_ERR_INVALID;
+    if (p->snapshot_keep > 0 && p->snapshot_every == 0)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "snapshot_keep is %llu, and without snapshot_every there are no periodic "
+                          "snapshots; allowed: 0, or give snapshot_every",
+                          (unsigned long long)p->snapshot_keep);
+    if (p->shard_loss_wait_s != CAIRN_SPEC_LOSS_WAIT_S && p->on_shard_loss == CAIRN_SHARD_LOSS_WAIT)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "shard_loss_wait_s is %u, and with on_shard_loss wait it has no effect; "
+                          "allowed: 0, or on_shard_loss 1 (restore-latest)",
+                          p->shard_loss_wait_s);
+    return CAIRN_OK;
 }
 
 static cairn_status check_job(const struct cairn_job_spec_data *spec, struct cairn_sentence *why)
@@ -145,7 +168,8 @@ static cairn_status check_job(const struct cairn_job_spec_data *spec, struct cai
         return cairn_fail(why, CAIRN_ERR_INVALID, "loss_scale is %g; allowed: %g to %g",
                           spec->loss_scale, 1 / CAIRN_SPEC_SCALE_MAX, CAIRN_SPEC_SCALE_MAX);
     }
-    const cairn_status status = check_job_choices(spec, why);
+    cairn_status status = check_job_choices(spec, why);
+    if (status == CAIRN_OK) status = check_policy(&spec->policy, why);
     return status == CAIRN_OK ? check_loss_scale(spec, why) : status;
 }
 

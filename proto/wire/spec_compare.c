@@ -85,6 +85,24 @@ static void hash_group(crypto_generichash_state *state, const struct cairn_group
     hash_schedule(state, &g->schedule);
 }
 
+bool cairn_policy_same(const struct cairn_policy *a, const struct cairn_policy *b)
+{
+    return a->snapshot_every == b->snapshot_every && a->snapshot_keep == b->snapshot_keep &&
+           a->on_shard_loss == b->on_shard_loss && a->shard_loss_wait_s == b->shard_loss_wait_s;
+}
+
+/* Without one the hash is what it was before there was one. */
+static void hash_policy(crypto_generichash_state *state, const struct cairn_policy *policy)
+{
+    const struct cairn_policy none = { .shard_loss_wait_s = CAIRN_SPEC_LOSS_WAIT_S };
+    if (cairn_policy_same(policy, &none)) return;
+    hash_text(state, "policy");
+    hash_number(state, policy->snapshot_every);
+    hash_number(state, policy->snapshot_keep);
+    hash_number(state, (uint64_t)policy->on_shard_loss);
+    hash_number(state, policy->shard_loss_wait_s);
+}
+
 static void hash_canonical(const struct cairn_job_spec_data *spec, uint8_t hash_out[32])
 {
     crypto_generichash_state state;
@@ -122,6 +140,7 @@ static void hash_canonical(const struct cairn_job_spec_data *spec, uint8_t hash_
         hash_text(&state, "skips_max");
         hash_number(&state, spec->skips_max);
     }
+    hash_policy(&state, &spec->policy);
     crypto_generichash_final(&state, hash_out, 32);
 }
 
@@ -322,6 +341,19 @@ static void differ_path(struct diff *diff, const char *job, const char *field, c
     differ(diff, "job %s: %s \"%s\" here, \"%s\" on the servers", job, field, here, there);
 }
 
+static void diff_policy(struct diff *diff, const char *job, const struct cairn_policy *here,
+                        const struct cairn_policy *there)
+{
+    differ_number(diff, "job", job, "snapshot_every", (double)here->snapshot_every,
+                  (double)there->snapshot_every);
+    differ_number(diff, "job", job, "snapshot_keep", (double)here->snapshot_keep,
+                  (double)there->snapshot_keep);
+    differ_number(diff, "job", job, "on_shard_loss (0 wait, 1 restore-latest)", here->on_shard_loss,
+                  there->on_shard_loss);
+    differ_number(diff, "job", job, "shard_loss_wait_s", here->shard_loss_wait_s,
+                  there->shard_loss_wait_s);
+}
+
 static void diff_job(struct diff *diff, const struct cairn_job_spec_data *here,
                      const struct cairn_job_spec_data *there)
 {
@@ -352,6 +384,7 @@ static void diff_job(struct diff *diff, const struct cairn_job_spec_data *here,
     differ_number(diff, "job", job, "reduce_groups (0 none, 1 host)", here->reduce_groups,
                   there->reduce_groups);
     differ_number(diff, "job", job, "skips_max", here->skips_max, there->skips_max);
+    diff_policy(diff, job, &here->policy, &there->policy);
     differ_path(diff, job, "init_from", here->init_from, there->init_from);
     differ_path(diff, job, "init_prefix", here->init_prefix, there->init_prefix);
 }

@@ -47,7 +47,7 @@ static cairn_status judge_state(const struct cairn_cluster_job *job, const Cairn
                           job->spec.name, job->spec.revision, amend->revision);
     }
     const bool terms = amend->n_groups > 0 || amend->set_clip_norm || amend->n_freeze > 0 ||
-                       amend->n_unfreeze > 0;
+                       amend->n_unfreeze > 0 || amend->set_snapshots || amend->set_shard_loss;
     const bool tensors = amend->n_freeze_tensors > 0 || amend->n_unfreeze_tensors > 0 ||
                          amend->n_add > 0 || amend->n_ties > 0;
     if (amend->key == 0 || (!terms && !tensors)) {
@@ -138,6 +138,18 @@ static cairn_status add_plain_former(struct cairn_job_spec_data *next, const Cai
     return status == CAIRN_OK ? cairn_spec_add_former(next, hash) : status;
 }
 
+static void set_policy(struct cairn_policy *policy, const Cairn__JobAmend *amend)
+{
+    if (amend->set_snapshots) {
+        policy->snapshot_every = amend->snapshot_every;
+        policy->snapshot_keep = amend->snapshot_keep;
+    }
+    if (!amend->set_shard_loss) return;
+    policy->on_shard_loss = (cairn_shard_loss)amend->on_shard_loss;
+    policy->shard_loss_wait_s = amend->shard_loss_wait_s > 0 ? amend->shard_loss_wait_s
+                                                             : CAIRN_SPEC_LOSS_WAIT_S;
+}
+
 /* `next` is a copy of the job's spec. */
 static cairn_status change(struct cairn_job_spec_data *next, const Cairn__JobAmend *amend,
                            bool *extends_out, struct cairn_sentence *why)
@@ -154,6 +166,7 @@ static cairn_status change(struct cairn_job_spec_data *next, const Cairn__JobAme
     if (status == CAIRN_OK) status = cairn_cluster_amend_tensors(next, amend, extends_out, why);
     if (status != CAIRN_OK) return status;
     if (amend->set_clip_norm) next->clip_norm = amend->clip_norm;
+    set_policy(&next->policy, amend);
     next->revision++;
     next->amend_key = amend->key;
     status = add_plain_former(next, amend);

@@ -12,6 +12,7 @@
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/cuts.h"
 #include "server/coordinator/leases.h"
+#include "server/coordinator/recovery.h"
 #include "server/coordinator/standing.h"
 #include "server/coordinator/saves.h"
 #include "server/coordinator/requests.h"
@@ -56,6 +57,7 @@ static void on_tick(uv_timer_t *timer)
         cairn_cluster_leases_tick(job);
         cairn_cluster_job_parts_tick(job);
         cairn_cluster_cut_tick(job);
+        cairn_cluster_recovery_tick(job);
     }
 }
 

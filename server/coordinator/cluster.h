@@ -169,6 +169,7 @@ struct cairn_cluster_job_shard {
         *tiles_next;      /* whose tiles it is told of next, if it does not know them */
     uint64_t missed_ms;   /* cairn_cluster_now_ms: its shard came without the part; 0: it did not */
     uint64_t patience_ms; /* until the job is LOST */
+    uint64_t away_ms;     /* likewise: since when it is away, as recovery.c saw it; 0: it is not */
     bool newer;           /* it has a staged generation beside ours: the same */
     uint64_t revision;    /* of the spec that it has; 0: not known */
     struct cairn_step_ring times;
@@ -194,6 +195,16 @@ struct cairn_cluster_terms {
     struct cairn_round_terms core;     /* its arrays are owned */
     uint32_t *frozen_tensors;          /* owned: [frozen_tensor_count], by index */
     size_t frozen_tensor_count;
+};
+
+/* Of recovery.h. */
+struct cairn_cluster_recovery {
+    uint32_t restores; /* begun without a step applied in between */
+    uint32_t skip;     /* so many of the newest snapshots are damaged */
+    uint64_t retry_ms; /* cairn_cluster_now_ms: not before */
+    char why[300];     /* the job was lost */
+    bool running, gave_up;
+    bool waited; /* it was pending with the last tick */
 };
 
 struct cairn_cluster_job {
@@ -225,8 +236,11 @@ struct cairn_cluster_job {
     bool persist_waits;   /* the core waits until epoch and round_reserved are durable */
     bool persist_failed;  /* they are to be stored again, by the tick */
     struct cairn_log_limit persist_failures, skips_said;
-    struct cairn_version version_told;    /* readers were told that it is there */
-    struct cairn_sentence epoch_reason;   /* why the last epoch changed, for logs and workers */
+    struct cairn_version stepped;       /* of periodic.c: as it was at the last event */
+    struct cairn_version version_told;  /* readers were told that it is there */
+    struct cairn_sentence epoch_reason; /* why the last epoch changed, for logs and workers */
+    struct cairn_sentence
+        snapshot_failed;                  /* the last periodic one; empty: it did not; for status */
     struct cairn_sentence put_out;        /* who was, last, at the step's deadline; for status */
     struct cairn_cluster_member *members; /* list by next_of_job */
     struct cairn_cluster_member *members_by_id[CAIRN_MEMBER_BUCKETS]; /* by next_of_bucket */
@@ -241,6 +255,7 @@ struct cairn_cluster_job {
     bool dropping;             /* on its way out of it, CREATING: then its shards hear of it, too */
     uint64_t generation_asked; /* being reserved for writes; 0: none */
     struct cairn_cluster_amending *amending; /* owned; amend.c: what is on its way to the store */
+    struct cairn_cluster_recovery recovery;
     struct cairn_cluster_tiles tiles;
     struct cairn_cluster_cut *cut;
     struct cairn_cluster_lease *leases;        /* owned; leases.h */

@@ -23,11 +23,17 @@ static inline bool cairn_part_is_open(uint8_t part)
     return part == CAIRN_PART_AWAITED || part == CAIRN_PART_BEGUN;
 }
 
+/* Who hears of it when it has begun, and when it has ended. */
+struct cairn_cluster_cut_waiters {
+    struct cairn_cluster_waiter *at_begin, *at_end;
+};
+
 struct cairn_cluster_cut {
     struct cairn_cluster_work work;
     struct cairn_cluster_job *job; /* borrowed: neither restored nor freed while a cut runs */
     uint64_t number;
     bool is_snapshot;
+    bool is_periodic; /* periodic.h */
     enum cairn_cluster_cut_stage stage;
     bool making_folder;
     char id[CAIRN_SNAPSHOT_ID_BYTES];
@@ -48,8 +54,16 @@ struct cairn_cluster_cut {
     uint8_t *parts; /* [shard_count], enum cairn_part_state */
     struct cairn_cluster_digests digests;
     struct cairn_manifest manifest; /* of a digest too: content root, version, payload */
-    struct cairn_cluster_waiter *at_begin, *at_end, *at_cancel;
+    struct cairn_cluster_cut_waiters now;
+    struct cairn_cluster_cut_waiters
+        next; /* of a periodic one: they want one of their own, behind it */
+    struct cairn_cluster_waiter *at_cancel;
 };
+
+/* ---- snapshot_set.c ---- */
+/* One has ended: takes those who wait for the next. */
+void cairn_cluster_cut_follow(struct cairn_cluster_job *job,
+                              struct cairn_cluster_cut_waiters waiters);
 
 /* ---- cut_end.c ---- */
 /* The first failure counts; the shards that are at work are told to stop. */

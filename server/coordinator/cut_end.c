@@ -10,12 +10,15 @@
 #include "server/base/log.h"
 #include "server/coordinator/cut.h"
 #include "server/coordinator/cuts.h"
+#include "server/coordinator/periodic.h"
 
 void cairn_cluster_cut_free(struct cairn_cluster_cut *cut)
 {
     if (cut->job != NULL && cut->job->cut == cut) cut->job->cut = NULL;
-    cairn_cluster_waiters_release(&cut->at_begin);
-    cairn_cluster_waiters_release(&cut->at_end);
+    cairn_cluster_waiters_release(&cut->now.at_begin);
+    cairn_cluster_waiters_release(&cut->now.at_end);
+    cairn_cluster_waiters_release(&cut->next.at_begin);
+    cairn_cluster_waiters_release(&cut->next.at_end);
     cairn_cluster_waiters_release(&cut->at_cancel);
     cairn_manifest_release(&cut->manifest);
     free(cut->folder);
@@ -57,7 +60,7 @@ static void answer(struct cairn_cluster_cut *cut)
         digest.step = cut->version.step;
         digest.root.data = m->content_root;
         digest.root.len = sizeof m->content_root;
-        cairn_cluster_waiters_answer(&cut->at_end, CAIRN_MSG_JOB_DIGEST, &digest.base);
+        cairn_cluster_waiters_answer(&cut->now.at_end, CAIRN_MSG_JOB_DIGEST, &digest.base);
         return;
     }
     Cairn__SnapshotStatus status;
@@ -66,7 +69,7 @@ static void answer(struct cairn_cluster_cut *cut)
                    " ms",
                    cut->id, cut->job->spec.name, status.files, status.bytes,
                    uv_now(cut->work.cluster->loop) - cut->begun_ms);
-    cairn_cluster_waiters_answer(&cut->at_end, CAIRN_MSG_SNAPSHOT_STATUS, &status.base);
+    cairn_cluster_waiters_answer(&cut->now.at_end, CAIRN_MSG_SNAPSHOT_STATUS, &status.base);
 }
 
 static void answer_failed(struct cairn_cluster_cut *cut)
@@ -74,8 +77,8 @@ static void answer_failed(struct cairn_cluster_cut *cut)
     Cairn__SnapshotCanceled canceled = CAIRN__SNAPSHOT_CANCELED__INIT;
     cairn_log_warn("%s of job %s failed: %s", cut->is_snapshot ? "snapshot" : "digest",
                    cut->job->spec.name, cut->why.text);
-    cairn_cluster_waiters_fail(&cut->at_begin, cut->status, cut->why.text);
-    cairn_cluster_waiters_fail(&cut->at_end, cut->status, cut->why.text);
+    cairn_cluster_waiters_fail(&cut->now.at_begin, cut->status, cut->why.text);
+    cairn_cluster_waiters_fail(&cut->now.at_end, cut->status, cut->why.text);
     canceled.job = cut->job->spec.name;
     canceled.id = cut->id;
     canceled.digest = !cut->is_snapshot;
@@ -88,7 +91,12 @@ static void finish(struct cairn_cluster_cut *cut)
         answer(cut);
     else
         answer_failed(cut);
+    struct cairn_cluster_job *job = cut->job;
+    const struct cairn_cluster_cut_waiters next = cut->next;
+    cut->next = (struct cairn_cluster_cut_waiters) { NULL, NULL };
+    if (cut->is_periodic) cairn_cluster_periodic_ended(cut);
     cairn_cluster_cut_free(cut);
+    cairn_cluster_cut_follow(job, next);
 }
 
 static void on_worked(struct cairn_cluster_work *work)
@@ -220,8 +228,10 @@ void cairn_cluster_cut_forget(struct cairn_cluster_job *job,
                               const struct cairn_cluster_session *session)
 {
     if (job->cut == NULL) return;
-    cairn_cluster_waiters_forget(&job->cut->at_begin, session);
-    cairn_cluster_waiters_forget(&job->cut->at_end, session);
+    cairn_cluster_waiters_forget(&job->cut->now.at_begin, session);
+    cairn_cluster_waiters_forget(&job->cut->now.at_end, session);
+    cairn_cluster_waiters_forget(&job->cut->next.at_begin, session);
+    cairn_cluster_waiters_forget(&job->cut->next.at_end, session);
     cairn_cluster_waiters_forget(&job->cut->at_cancel, session);
 }
 

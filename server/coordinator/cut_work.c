@@ -59,4 +59,5 @@ void cairn_cluster_manifest_to_status(const struct cairn_manifest *manifest, con
     out->content_root.data = (uint8_t *)(uintptr_t)manifest->content_root;
     out->content_root.len = sizeof manifest->content_root;
     out->created_unix_ms = manifest->created_unix_s * 1000;
+    out->periodic = manifest->periodic != 0;
 }

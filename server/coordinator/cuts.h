@@ -4,10 +4,16 @@
 
 #include "server/coordinator/cluster.h"
 
-/* Begins one; `path_wanted` false: a digest. The waiter (session may be NULL) is answered later. */
+/* Begins one; `is_snapshot` false: a digest. The session is answered later. A snapshot that is asked for
+ * while a periodic one is being taken begins behind it. */
 cairn_status cairn_cluster_cut_begin(struct cairn_cluster_job *job, bool is_snapshot,
                                      struct cairn_cluster_session *session, uint32_t request,
                                      bool wait, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* A snapshot that nobody waits for: see periodic.h. CAIRN_ERR_BUSY: one is being taken. */
+cairn_status cairn_cluster_cut_begin_periodic(struct cairn_cluster_job *job,
+                                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* periodic.c: the job may be at a step that is to be saved. */
+void cairn_cluster_periodic_advance(struct cairn_cluster_job *job);
 /* For whom the job's cut waits; empty: for nobody. True: for somebody who is not there. */
 bool cairn_cluster_cut_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out);
 /* One is there, and waits for whom: CAIRN_ERR_BUSY. */

@@ -149,6 +149,8 @@ static bool view_init(struct job_view *view, const struct cairn_cluster_job *job
     s->version_unknown = job->version_unknown;
     s->awaited = view->awaited.text;
     s->put_out = (char *)(uintptr_t)job->put_out.text;
+    s->snapshot_failed = (char *)(uintptr_t)job->snapshot_failed.text;
+    s->restores = version.step > job->base_step ? 0 : job->recovery.restores;
     s->workers_min = spec->workers_min;
     s->tensors = spec->tensor_count;
     s->groups = view->list;

@@ -11,6 +11,7 @@
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/cuts.h"
 #include "server/coordinator/groups.h"
+#include "server/coordinator/recovery.h"
 #include "server/coordinator/saves.h"
 #include "server/coordinator/standing.h"
 
@@ -177,19 +178,22 @@ void cairn_cluster_job_behind(struct cairn_cluster_job *job, const char *shard, 
 void cairn_cluster_job_lose(struct cairn_cluster_job *job, bool may_return, const char *format, ...)
 {
     va_list args;
+    struct cairn_sentence advice;
     char what[CAIRN_SENTENCE_BYTES / 2];
     va_start(args, format);
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
-    cairn_sentence_set(&job->lost,
-                       "lost: %s; restore a snapshot with `cairn snapshot restore %s ID` (`cairn "
-                       "snapshot list %s` shows which there are)",
-                       what, job->spec.name, job->spec.name);
     job->behind = false;
     job->may_return = may_return;
+    job->state = CAIRN_CLUSTER_JOB_LOST;
+    cairn_cluster_recovery_lost(job, what);
+    cairn_cluster_recovery_advise(job, &advice);
+    cairn_sentence_set(&job->lost, "lost: %s; %s", what, advice.text);
+    const bool pending = cairn_cluster_recovery_pending(job);
     stop(job);
     while (job->members != NULL)
-        cairn_cluster_member_put_out(job->members, CAIRN_ERR_JOB_LOST, job->lost.text);
+        cairn_cluster_member_put_out(
+            job->members, pending ? CAIRN_ERR_ROLLED_BACK : CAIRN_ERR_JOB_LOST, job->lost.text);
 }
 
 bool cairn_cluster_job_dead(const struct cairn_cluster_job *job)

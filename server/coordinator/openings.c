@@ -7,6 +7,7 @@
 #include "proto/wire/optimizer.h"
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/recovery.h"
 #include "server/coordinator/standing.h"
 
 struct lines {
@@ -130,7 +131,7 @@ static bool advance(struct cairn_cluster_member *member)
     struct cairn_sentence why;
     if (job != NULL) {
         if (job->state == CAIRN_CLUSTER_JOB_CREATING || cairn_cluster_extend_making(job) ||
-            job->behind)
+            job->behind || cairn_cluster_recovery_pending(job))
             return false;
         join(member, job);
         return true;

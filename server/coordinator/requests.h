@@ -32,12 +32,17 @@ void cairn_cluster_backup_close(struct cairn_cluster *cluster);
 /* snapshot_remove.c */
 void cairn_cluster_snapshot_remove(struct cairn_cluster_session *session, uint32_t request,
                                    const Cairn__SnapshotRemove *message);
+/* One that is not wanted any more; if it cannot be removed now (it is being restored), it stays. */
+void cairn_cluster_snapshot_retire(struct cairn_cluster *cluster, const char *job, const char *id);
 /* The folder of a snapshot is being removed. */
 bool cairn_cluster_snapshot_removing(const struct cairn_cluster *cluster, const char *folder);
 
 /* restore.c, restore_proof.c */
 void cairn_cluster_restore_begin(struct cairn_cluster_session *session, uint32_t request,
                                  const Cairn__SnapshotRestore *message);
+/* By itself: the newest snapshot but `skip`; cairn_cluster_recovery_ended hears of the end. False: it was not
+ * begun. */
+bool cairn_cluster_restore_latest(const struct cairn_cluster_job *job, size_t skip);
 void cairn_cluster_restores_forget(struct cairn_cluster *cluster,
                                    const struct cairn_cluster_session *session);
 /* With the cluster: nobody is told. */

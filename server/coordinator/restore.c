@@ -20,9 +20,11 @@
 #include "server/base/log.h"
 #include "server/coordinator/cuts.h"
 #include "server/coordinator/groups.h"
+#include "server/coordinator/recovery.h"
 #include "server/coordinator/requests.h"
 #include "server/coordinator/restore.h"
 #include "server/coordinator/saves.h"
+#include "server/coordinator/snapshot_find.h"
 #include "server/coordinator/standing.h"
 
 static void free_restore(struct cairn_cluster_restore *restore)
@@ -43,8 +45,10 @@ static void free_restore(struct cairn_cluster_restore *restore)
 static void end_restore(struct cairn_cluster_restore *restore, cairn_status status,
                         const char *text)
 {
+    if (restore->of_job != 0) cairn_cluster_recovery_ended(restore, status, text);
     if (status != CAIRN_OK) {
-        cairn_log_warn("restore of %s failed: %s", restore->folder, text);
+        cairn_log_warn("restore of %s failed: %s",
+                       restore->folder != NULL ? restore->folder : "the newest snapshot", text);
         cairn_cluster_waiters_fail(&restore->waiter, status, text);
     } else {
         cairn_log_info("job %s restored from %s at step %" PRIu64 " as generation %" PRIu64,
@@ -59,10 +63,30 @@ static void end_restore(struct cairn_cluster_restore *restore, cairn_status stat
 
 /* ---- check, on another thread ---- */
 
+static void find_newest(struct cairn_cluster_restore *restore)
+{
+    struct cairn_cluster_found found;
+    const char *job = restore->job_name;
+    restore->status = cairn_cluster_find_snapshots(restore->cluster->snapshots_path, job, NULL,
+                                                   &found, &restore->why);
+    if (restore->status == CAIRN_OK && found.count <= restore->skip) {
+        restore->none_found = true;
+        restore->status = cairn_fail(&restore->why, CAIRN_ERR_NOT_FOUND,
+                                     "there is no whole snapshot of job %s (%zu damaged)", job,
+                                     restore->skip);
+    } else if (restore->status == CAIRN_OK) {
+        restore->folder = found.list[restore->skip].folder; // moves
+        found.list[restore->skip].folder = NULL;
+    }
+    cairn_cluster_found_release(&found);
+}
+
 static void check(struct cairn_cluster_work *work)
 {
     struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
     struct cairn_snapshot snapshot;
+    if (restore->of_job != 0) find_newest(restore);
+    if (restore->status != CAIRN_OK) return;
     char *folder = realpath(restore->folder, NULL);
     if (folder == NULL) {
         restore->status = cairn_fail(&restore->why, CAIRN_ERR_NOT_FOUND, "there is no snapshot %s",
@@ -195,6 +219,9 @@ static void inherit(struct cairn_cluster_job *body, const struct cairn_cluster_j
     body->round_reserved = old->round_reserved;
     body->generation_reserved = body->generation;
     body->stored = old->stored;
+    if (restore->of_job == 0) return;
+    body->recovery = old->recovery;
+    body->recovery.waited = true;
 }
 
 static bool in_layout(const struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat)
@@ -209,9 +236,11 @@ static void remove_old(struct cairn_cluster_job *old, const struct cairn_cluster
                        const char *folder)
 {
     struct cairn_sentence text;
-    cairn_sentence_set(&text, "job %s was restored from %s: open it again", old->spec.name, folder);
+    cairn_sentence_set(
+        &text, "job %s was restored from %s, of step %" PRIu64 ": close it and open it again",
+        old->spec.name, folder, body->base_step);
     while (old->members != NULL)
-        cairn_cluster_member_expel(old->members, CAIRN_ERR_FENCED, text.text);
+        cairn_cluster_member_expel(old->members, CAIRN_ERR_ROLLED_BACK, text.text);
     for (uint32_t i = 0; i < old->layout->shard_count; i++) {
         struct cairn_cluster_seat *seat = old->shards[i].seat;
         if (!in_layout(body, seat)) cairn_cluster_job_send_drop(old->cluster, seat, old->id);
@@ -225,6 +254,11 @@ static cairn_status judge_replace(const struct cairn_cluster_restore *restore,
 {
     const struct cairn_manifest *m = &restore->manifest;
     const int64_t workers_max = restore->cluster->options->workers_max;
+    if (restore->of_job != 0 &&
+        (old == NULL || old->id != restore->of_job || old->state != CAIRN_CLUSTER_JOB_LOST))
+        return cairn_fail(why, CAIRN_ERR_CANCELED,
+                          "job %s was lost, and is not any more: it needs no restore",
+                          m->spec.name);
     if (old != NULL && old->cut != NULL) return cairn_cluster_cut_refuse(old, why);
     if (old != NULL && (old->extension != NULL || old->amending != NULL ||
                         old->state == CAIRN_CLUSTER_JOB_CREATING)) {
@@ -304,6 +338,8 @@ static void advance(struct cairn_cluster_restore *restore)
     struct cairn_cluster_job *old = cairn_cluster_job_find(restore->cluster, m->spec.name);
     struct cairn_sentence why;
     cairn_status status = judge_replace(restore, old, &why);
+    if (status == CAIRN_OK && restore->of_job != 0)
+        status = cairn_cluster_recovery_keep_policy(&m->spec, &old->spec.policy);
     const uint64_t next = next_generation(old, m), id = old != NULL ? old->id : 0;
     if (status == CAIRN_OK && (restore->generation < next || restore->old_id != id)) {
         restore->generation = next;
@@ -427,22 +463,30 @@ static cairn_status judge(struct cairn_cluster_restore *restore,
                : cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
 }
 
+/* In the cluster's list. */
+static struct cairn_cluster_restore *new_restore(struct cairn_cluster *cluster)
+{
+    struct cairn_cluster_restore *restore = calloc(1, sizeof *restore);
+    if (restore == NULL) return NULL;
+    restore->cluster = cluster;
+    cairn_manifest_init(&restore->manifest);
+    restore->work.run = check;
+    restore->work.done = on_checked;
+    restore->next = cluster->restores;
+    cluster->restores = restore;
+    return restore;
+}
+
 void cairn_cluster_restore_begin(struct cairn_cluster_session *session, uint32_t request,
                                  const Cairn__SnapshotRestore *message)
 {
     struct cairn_sentence why;
-    struct cairn_cluster_restore *restore = calloc(1, sizeof *restore);
+    struct cairn_cluster_restore *restore = new_restore(session->cluster);
     if (restore == NULL) {
         cairn_cluster_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
         return;
     }
-    restore->cluster = session->cluster;
     restore->plan = message->plan;
-    cairn_manifest_init(&restore->manifest);
-    restore->work.run = check;
-    restore->work.done = on_checked;
-    restore->next = session->cluster->restores;
-    session->cluster->restores = restore;
     cairn_status status = judge(restore, message, &why);
     if (status == CAIRN_OK &&
         (!cairn_cluster_waiters_add(&restore->waiter, session, request) ||
@@ -452,6 +496,21 @@ void cairn_cluster_restore_begin(struct cairn_cluster_session *session, uint32_t
     if (status == CAIRN_OK) return;
     cairn_cluster_session_error(session, request, status, why.text);
     free_restore(restore);
+}
+
+bool cairn_cluster_restore_latest(const struct cairn_cluster_job *job, size_t skip)
+{
+    struct cairn_cluster_restore *restore = new_restore(job->cluster);
+    if (restore == NULL) return false;
+    restore->of_job = job->id;
+    restore->skip = skip;
+    restore->asked = strdup("");
+    restore->job_name = strdup(job->spec.name);
+    if (restore->asked != NULL && restore->job_name != NULL &&
+        cairn_cluster_work_start(&restore->work, job->cluster, NULL, 0))
+        return true;
+    free_restore(restore);
+    return false;
 }
 
 void cairn_cluster_restores_forget(struct cairn_cluster *cluster,

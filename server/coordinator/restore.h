@@ -21,9 +21,12 @@ struct cairn_cluster_restore {
     Cairn__ReplacedJob replaced;
     bool made; /* all shards said Done */
     bool checked;
+    uint64_t of_job; /* restored by itself (recovery.h); 0: by an operator's word */
+    size_t skip;     /* of that: so many of the newest snapshots are not taken */
+    bool none_found; /* of that: there are no more */
     /* owned */
-    char *folder;   /* the thread's that checks it, until it has */
-    char *asked;    /* the same as it was asked for, perhaps by another name */
+    char *folder; /* the thread's that checks it, until it has; NULL: the newest is not found yet */
+    char *asked;  /* the same as it was asked for, perhaps by another name; "": the newest */
     char *job_name; /* under which name; NULL = the snapshot's */
     struct cairn_manifest manifest;
     uint8_t

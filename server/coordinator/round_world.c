@@ -499,13 +499,10 @@ void cairn_cluster_job_event(struct cairn_cluster_job *job, const struct cairn_r
         cairn_cluster_members_attach(job);
     }
     cairn_cluster_members_answer_states(job);
-    const struct cairn_version now = cairn_cluster_job_version(job);
-    if (now.generation != job->version_told.generation || now.step != job->version_told.step) {
-        job->version_told = now;
-        cairn_cluster_members_answer_versions(job);
-    }
+    cairn_cluster_members_tell_version(job);
     cairn_cluster_leases_advance(job);
     cairn_cluster_extend_advance(job);
+    cairn_cluster_periodic_advance(job);
 }
 
 void cairn_cluster_job_tick(struct cairn_cluster_job *job, uint64_t now_ms)

@@ -1,17 +1,10 @@
-/* The snapshots in the store folder, read on another thread. Only committed ones have a manifest. */
+/* An admin asks for the snapshots in the store folder; they are read on another thread. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/wire/snapshot_io.h"
 #include "server/coordinator/cut.h"
 #include "server/coordinator/requests.h"
-
-#define SNAPSHOTS_MAX 1000 /* in one answer: the newest */
-
-struct found {
-    char *id, *folder; /* owned */
-    struct cairn_manifest manifest;
-};
+#include "server/coordinator/snapshot_find.h"
 
 struct listing {
     struct cairn_cluster_work work;
@@ -19,97 +12,30 @@ struct listing {
     struct cairn_sentence why;
     const char *root; /* the cluster's */
     /* owned */
-    char *job;           /* NULL = of all */
-    char *id;            /* one alone; NULL = list */
-    struct found *found; /* [count] */
-    size_t count;
+    char *job; /* NULL = of all */
+    char *id;  /* one alone; NULL = list */
+    struct cairn_cluster_found found;
 };
-
-static void release_found(struct found *found)
-{
-    free(found->id);
-    free(found->folder);
-    cairn_manifest_release(&found->manifest);
-}
 
 static void free_listing(struct listing *listing)
 {
-    for (size_t i = 0; i < listing->count; i++) release_found(&listing->found[i]);
-    free(listing->found);
+    cairn_cluster_found_release(&listing->found);
     free(listing->job);
     free(listing->id);
     free(listing);
 }
 
-/* The newest first: by when they were taken, to the second, then by version. */
-static int newer_first(const void *a, const void *b)
-{
-    const struct found *x = a, *y = b;
-    const struct cairn_manifest *m = &x->manifest, *n = &y->manifest;
-    if (m->created_unix_s != n->created_unix_s)
-        return m->created_unix_s > n->created_unix_s ? -1 : 1;
-    if (m->generation != n->generation) return m->generation > n->generation ? -1 : 1;
-    if (m->step != n->step) return m->step > n->step ? -1 : 1;
-    return strcmp(y->id, x->id);
-}
-
-static void drop_oldest(struct listing *listing)
-{
-    struct found *oldest = listing->found;
-    for (size_t i = 1; i < listing->count; i++)
-        if (newer_first(&listing->found[i], oldest) > 0) oldest = &listing->found[i];
-    release_found(oldest);
-    *oldest = listing->found[--listing->count];
-}
-
-/* A manifest that cannot be read is not listed: show and restore say what is wrong with it. */
-static void on_snapshot(void *context, const char *job, const char *id, const char *folder)
-{
-    struct listing *listing = context;
-    (void)job;
-    if (listing->id != NULL && strcmp(listing->id, id) != 0) return;
-    struct found *f = &listing->found[listing->count];
-    struct cairn_sentence why;
-    cairn_manifest_init(&f->manifest);
-    const cairn_status status = cairn_manifest_load(folder, &f->manifest, &why);
-    if (status != CAIRN_OK) {
-        if (listing->id != NULL) {
-            listing->status = status;
-            listing->why = why;
-        }
-        return;
-    }
-    f->id = strdup(id);
-    f->folder = strdup(folder);
-    if (f->id == NULL || f->folder == NULL) {
-        release_found(f);
-        listing->status = cairn_fail(&listing->why, CAIRN_ERR_NO_MEMORY, "no memory");
-        return;
-    }
-    if (++listing->count > SNAPSHOTS_MAX) drop_oldest(listing);
-}
-
 static void read_store(struct cairn_cluster_work *work)
 {
     struct listing *listing = (struct listing *)work;
-    listing->found = calloc(SNAPSHOTS_MAX + 1, sizeof *listing->found);
-    if (listing->found == NULL) {
-        listing->status = cairn_fail(&listing->why, CAIRN_ERR_NO_MEMORY, "no memory");
-        return;
-    }
-    struct cairn_sentence why;
-    const cairn_status status = cairn_snapshot_list(listing->root, listing->job, on_snapshot,
-                                                    listing, &why);
-    qsort(listing->found, listing->count, sizeof *listing->found, newer_first);
-    if (status == CAIRN_OK || listing->status != CAIRN_OK) return;
-    listing->status = status;
-    listing->why = why;
+    listing->status = cairn_cluster_find_snapshots(listing->root, listing->job, listing->id,
+                                                   &listing->found, &listing->why);
 }
 
 /* A job that was never here and has left no snapshots: a mistyped name, most likely. */
 static bool is_unknown(const struct listing *listing)
 {
-    return listing->job != NULL && listing->count == 0 &&
+    return listing->job != NULL && listing->found.count == 0 &&
            cairn_cluster_job_find(listing->work.cluster, listing->job) == NULL;
 }
 
@@ -123,17 +49,17 @@ static void send_list(struct listing *listing)
                                     CAIRN_ERR_NOT_FOUND, why.text);
         return;
     }
-    Cairn__SnapshotStatus *statuses = calloc(listing->count + 1, sizeof *statuses);
-    Cairn__SnapshotStatus **list = calloc(listing->count + 1, sizeof *list);
+    Cairn__SnapshotStatus *statuses = calloc(listing->found.count + 1, sizeof *statuses);
+    Cairn__SnapshotStatus **list = calloc(listing->found.count + 1, sizeof *list);
     if (statuses != NULL && list != NULL) {
-        for (size_t i = 0; i < listing->count; i++) {
-            const struct found *f = &listing->found[i];
+        for (size_t i = 0; i < listing->found.count; i++) {
+            const struct cairn_found_snapshot *f = &listing->found.list[i];
             cairn_cluster_manifest_to_status(&f->manifest, f->id, f->folder, &statuses[i]);
             list[i] = &statuses[i];
         }
         Cairn__SnapshotList message = CAIRN__SNAPSHOT_LIST__INIT;
         message.snapshots = list;
-        message.n_snapshots = listing->count;
+        message.n_snapshots = listing->found.count;
         cairn_cluster_session_send(listing->work.session, CAIRN_MSG_SNAPSHOT_LIST,
                                    listing->work.request, &message.base);
     } else {
@@ -148,7 +74,7 @@ static void send_one(struct listing *listing)
 {
     Cairn__SnapshotStatus status;
     struct cairn_sentence why;
-    if (listing->count == 0) {
+    if (listing->found.count == 0) {
         cairn_sentence_set(&why,
                            "there is no committed snapshot %s of job %s; `cairn snapshot list`",
                            listing->id, listing->job);
@@ -156,8 +82,8 @@ static void send_one(struct listing *listing)
                                     CAIRN_ERR_NOT_FOUND, why.text);
         return;
     }
-    cairn_cluster_manifest_to_status(&listing->found->manifest, listing->found->id,
-                                     listing->found->folder, &status);
+    const struct cairn_found_snapshot *f = listing->found.list;
+    cairn_cluster_manifest_to_status(&f->manifest, f->id, f->folder, &status);
     cairn_cluster_session_send(listing->work.session, CAIRN_MSG_SNAPSHOT_STATUS,
                                listing->work.request, &status.base);
 }

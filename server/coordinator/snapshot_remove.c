@@ -1,4 +1,4 @@
-/* A snapshot is removed by the operator's word, on another thread. */
+/* A snapshot is removed, by the operator's word or as an old periodic one, on another thread. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -84,10 +84,11 @@ static cairn_status judge(const struct cairn_cluster *cluster, const char *job, 
     return CAIRN_OK;
 }
 
-static cairn_status begin(struct cairn_cluster_session *session, uint32_t request, const char *job,
-                          const char *id, char *folder, struct cairn_sentence *why)
+/* Takes `folder`; nobody is answered if session is NULL. */
+static cairn_status begin(struct cairn_cluster *cluster, struct cairn_cluster_session *session,
+                          uint32_t request, const char *job, const char *id, char *folder,
+                          struct cairn_sentence *why)
 {
-    struct cairn_cluster *cluster = session->cluster;
     cairn_status status = judge(cluster, job, id, folder, why);
     struct cairn_cluster_removal *removal = status == CAIRN_OK ? calloc(1, sizeof *removal) : NULL;
     char *name = status == CAIRN_OK ? strdup(job) : NULL;
@@ -129,6 +130,17 @@ void cairn_cluster_snapshot_remove(struct cairn_cluster_session *session, uint32
                       message->id) < 0)
         status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "no memory");
     else
-        status = begin(session, request, message->job, message->id, folder, &why);
+        status = begin(session->cluster, session, request, message->job, message->id, folder, &why);
     if (status != CAIRN_OK) cairn_cluster_session_error(session, request, status, why.text);
+}
+
+void cairn_cluster_snapshot_retire(struct cairn_cluster *cluster, const char *job, const char *id)
+{
+    struct cairn_sentence why = { "no memory" };
+    char *folder;
+    if (asprintf(&folder, "%s/%s/%s", cluster->snapshots_path, job, id) >= 0 &&
+        begin(cluster, NULL, 0, job, id, folder, &why) == CAIRN_OK)
+        return;
+    cairn_log_info("the old periodic snapshot %s of job %s stays until the next one: %s", id, job,
+                   why.text);
 }

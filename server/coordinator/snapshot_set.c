@@ -107,8 +107,8 @@ void cairn_cluster_cut_on_part(struct cairn_cluster_job *job, uint32_t shard,
 /* A digest whose asker is gone before anything was pinned: whoever comes next has its place. */
 static bool is_abandoned(const struct cairn_cluster_cut *cut)
 {
-    return cut->stage == CAIRN_CUT_PINNING && !cut->is_snapshot && cut->at_begin == NULL &&
-           cut->at_end == NULL;
+    return cut->stage == CAIRN_CUT_PINNING && !cut->is_snapshot && cut->now.at_begin == NULL &&
+           cut->now.at_end == NULL;
 }
 
 bool cairn_cluster_cut_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out)
@@ -165,11 +165,10 @@ static cairn_status judge_storage(const struct cairn_cluster_job *job, struct ca
     return CAIRN_OK;
 }
 
-cairn_status cairn_cluster_cut_begin(struct cairn_cluster_job *job, bool is_snapshot,
-                                     struct cairn_cluster_session *session, uint32_t request,
-                                     bool wait, struct cairn_sentence *why)
+/* But for a cut that runs. */
+static cairn_status judge(const struct cairn_cluster_job *job, bool is_snapshot,
+                          struct cairn_sentence *why)
 {
-    const bool inherits = job->cut != NULL && is_abandoned(job->cut);
     if (job->state == CAIRN_CLUSTER_JOB_LOST)
         return cairn_fail(why, CAIRN_ERR_JOB_LOST, "%s", job->lost.text);
     if (job->state != CAIRN_CLUSTER_JOB_RUNNING) {
@@ -179,23 +178,70 @@ cairn_status cairn_cluster_cut_begin(struct cairn_cluster_job *job, bool is_snap
     if (job->extension != NULL)
         return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being amended; ask again",
                           job->spec.name);
-    if (!inherits && job->cut != NULL) return cairn_cluster_cut_refuse(job, why);
-    const cairn_status storage = is_snapshot ? judge_storage(job, why) : CAIRN_OK;
-    if (storage != CAIRN_OK) return storage;
-    struct cairn_cluster_cut *cut = inherits ? job->cut : new_cut(job);
-    if (cut == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
-    if (!cairn_cluster_waiters_add(wait ? &cut->at_end : &cut->at_begin, session, request)) {
-        if (!inherits) cairn_cluster_cut_free(cut);
-        return cairn_fail(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
-    }
+    return is_snapshot ? judge_storage(job, why) : CAIRN_OK;
+}
+
+static void start(struct cairn_cluster_job *job, struct cairn_cluster_cut *cut, bool is_snapshot)
+{
+    const bool inherits = job->cut == cut;
     cut->is_snapshot = is_snapshot;
     cut->begun_ms = uv_now(job->cluster->loop);
     cut->stuck_ms = 0;
-    if (inherits) return CAIRN_OK; // the core knows of it
+    if (inherits) return; // the core knows of it
     job->cut = cut;
     const struct cairn_round_event pin = { .kind = CAIRN_ROUND_PIN, .snapshot = cut->number };
     cairn_cluster_job_event(job, &pin);
+}
+
+cairn_status cairn_cluster_cut_begin(struct cairn_cluster_job *job, bool is_snapshot,
+                                     struct cairn_cluster_session *session, uint32_t request,
+                                     bool wait, struct cairn_sentence *why)
+{
+    const bool inherits = job->cut != NULL && is_abandoned(job->cut);
+    const bool follows = job->cut != NULL && job->cut->is_periodic && is_snapshot;
+    const cairn_status status = judge(job, is_snapshot, why);
+    if (status != CAIRN_OK) return status;
+    if (!inherits && !follows && job->cut != NULL) return cairn_cluster_cut_refuse(job, why);
+    struct cairn_cluster_cut *cut = inherits || follows ? job->cut : new_cut(job);
+    if (cut == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    struct cairn_cluster_cut_waiters *waiters = follows ? &cut->next : &cut->now;
+    if (!cairn_cluster_waiters_add(wait ? &waiters->at_end : &waiters->at_begin, session,
+                                   request)) {
+        if (cut != job->cut) cairn_cluster_cut_free(cut);
+        return cairn_fail(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+    }
+    if (!follows) start(job, cut, is_snapshot);
     return CAIRN_OK;
+}
+
+cairn_status cairn_cluster_cut_begin_periodic(struct cairn_cluster_job *job,
+                                              struct cairn_sentence *why)
+{
+    const cairn_status status = judge(job, true, why);
+    if (status != CAIRN_OK) return status;
+    if (job->cut != NULL) return cairn_cluster_cut_refuse(job, why);
+    struct cairn_cluster_cut *cut = new_cut(job);
+    if (cut == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    cut->is_periodic = true;
+    start(job, cut, true);
+    return CAIRN_OK;
+}
+
+void cairn_cluster_cut_follow(struct cairn_cluster_job *job,
+                              struct cairn_cluster_cut_waiters waiters)
+{
+    struct cairn_sentence why;
+    if (waiters.at_begin == NULL && waiters.at_end == NULL) return;
+    cairn_status status = judge(job, true, &why);
+    struct cairn_cluster_cut *cut = status == CAIRN_OK ? new_cut(job) : NULL;
+    if (cut != NULL) {
+        cut->now = waiters;
+        start(job, cut, true);
+        return;
+    }
+    if (status == CAIRN_OK) status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "no memory");
+    cairn_cluster_waiters_fail(&waiters.at_begin, status, why.text);
+    cairn_cluster_waiters_fail(&waiters.at_end, status, why.text);
 }
 
 static void answer_begun(struct cairn_cluster_cut *cut)
@@ -209,7 +255,7 @@ static void answer_begun(struct cairn_cluster_cut *cut)
     status.step = cut->version.step;
     status.shards = cut->job->layout->shard_count;
     status.created_unix_ms = cut->manifest.created_unix_s * 1000;
-    cairn_cluster_waiters_answer(&cut->at_begin, CAIRN_MSG_SNAPSHOT_STATUS, &status.base);
+    cairn_cluster_waiters_answer(&cut->now.at_begin, CAIRN_MSG_SNAPSHOT_STATUS, &status.base);
 }
 
 static cairn_status fill_manifest(struct cairn_cluster_cut *cut)
@@ -221,6 +267,7 @@ static cairn_status fill_manifest(struct cairn_cluster_cut *cut)
     m->step = cut->version.step;
     m->epoch = cairn_round_epoch(job->core);
     m->created_unix_s = (uint64_t)time(NULL);
+    m->periodic = cut->is_periodic ? job->id : 0;
     m->shard_count = job->layout->shard_count;
     // As it is at the pinned step: an amendment may come while the shards write.
     cairn_status status = cairn_spec_copy(&job->spec, &m->spec);

@@ -92,3 +92,12 @@ void cairn_cluster_members_answer_versions(struct cairn_cluster_job *job)
     ready.step = now.step;
     answer(job, false, &ready);
 }
+
+void cairn_cluster_members_tell_version(struct cairn_cluster_job *job)
+{
+    const struct cairn_version now = cairn_cluster_job_version(job);
+    if (now.generation == job->version_told.generation && now.step == job->version_told.step)
+        return;
+    job->version_told = now;
+    cairn_cluster_members_answer_versions(job);
+}

@@ -25,6 +25,8 @@ void cairn_cluster_member_version_wait(struct cairn_cluster_member *member, uint
                                        const Cairn__VersionWait *message);
 /* Those where the version is there. */
 void cairn_cluster_members_answer_versions(struct cairn_cluster_job *job);
+/* After an event of the core: if the version is another one than they were told. */
+void cairn_cluster_members_tell_version(struct cairn_cluster_job *job);
 /* The newest version and its client state to those who asked for it, if it is known now. */
 void cairn_cluster_members_answer_states(struct cairn_cluster_job *job);
 

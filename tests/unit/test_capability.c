@@ -122,6 +122,11 @@ CHANGE(chunk_leaves, s->chunk_leaves = 3)
 CHANGE(spread, s->spread = 3)
 CHANGE(window, s->window = 3)
 CHANGE(skips_max, s->skips_max = 3)
+CHANGE(snapshot_every, s->policy.snapshot_every = 3)
+CHANGE(snapshot_keep, s->policy.snapshot_every = 3; s->policy.snapshot_keep = 2)
+CHANGE(on_shard_loss, s->policy.on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST)
+CHANGE(shard_loss_wait_s, s->policy.on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST;
+       s->policy.shard_loss_wait_s = 7)
 CHANGE(client_state_max, s->client_state_max = 3)
 CHANGE(reduce_groups, s->reduce_groups = CAIRN_GROUPS_HOST)
 CHANGE(nonfinite_ok, s->init_from = strdup("/w"); s->init_nonfinite_ok = true)
@@ -173,6 +178,10 @@ static const struct {
     FIELD(spread),
     FIELD(window),
     FIELD(skips_max),
+    FIELD(snapshot_every),
+    FIELD(snapshot_keep),
+    FIELD(on_shard_loss),
+    FIELD(shard_loss_wait_s),
     FIELD(client_state_max),
     FIELD(reduce_groups),
     FIELD(nonfinite_ok),

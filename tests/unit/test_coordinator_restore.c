@@ -81,7 +81,7 @@ START_TEST(a_restore_tells_the_new_generation_and_how_many_have_to_open_the_job_
     ck_assert_uint_eq(done->replaced->workers, 1);
     ck_assert_uint_eq(done->replaced->readers, 0);
     cairn_message_free(&done->base);
-    fake_expect_error(&fake, &w, 0, CAIRN_ERR_FENCED, "open it again");
+    fake_expect_error(&fake, &w, 0, CAIRN_ERR_ROLLED_BACK, "open it again");
     done = restore("other", s->path, false);
     ck_assert_uint_eq(done->restored_generation, 2);
     ck_assert_ptr_null(done->replaced);

@@ -339,7 +339,7 @@ static void open_again(uint64_t step, uint64_t generation)
 /* The worker is told; it opens again and goes on behind the snapshot's step. */
 static void go_on_from(uint64_t step, uint64_t generation)
 {
-    fake_expect_error(&fake, &w, 0, CAIRN_ERR_FENCED, "open it again");
+    fake_expect_error(&fake, &w, 0, CAIRN_ERR_ROLLED_BACK, "open it again");
     open_again(step, generation);
 }
 

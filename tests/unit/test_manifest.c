@@ -93,6 +93,8 @@ static struct cairn_manifest good_manifest(void)
     ck_assert_int_eq(cairn_rank_groups_init(&m.reduce_groups, 5, 3), CAIRN_OK);
     memcpy(m.reduce_groups.ranks, (const uint32_t[]) { 0, 4294967295, 71, 72, 77 }, 20);
     memcpy(m.reduce_groups.ends, (const uint32_t[]) { 2, 3, 5 }, 12);
+    m.periodic = 0xfedcba9876543210;
+    m.spec.policy = (struct cairn_policy) { 1000, 3, CAIRN_SHARD_LOSS_RESTORE_LATEST, 60 };
     m.generation = 2;
     m.step = INT64_MAX;
     m.epoch = 7;
@@ -141,6 +143,7 @@ START_TEST(a_manifest_comes_back_exactly)
     ck_assert_uint_eq(b.epoch, a.epoch);
     ck_assert_uint_eq(b.shard_count, a.shard_count);
     ck_assert_uint_eq(b.created_unix_s, a.created_unix_s);
+    ck_assert_uint_eq(b.periodic, a.periodic);
     ck_assert_mem_eq(&b.loss_scale, &a.loss_scale, sizeof a.loss_scale);
     ck_assert_uint_eq(b.payload_bytes, 3);
     ck_assert_mem_eq(b.payload, a.payload, 3);

@@ -87,6 +87,18 @@ static void no_spread(struct cairn_job_spec_data *s)
 {
     s->spread = 0;
 }
+static void keep_of_none(struct cairn_job_spec_data *s)
+{
+    s->policy.snapshot_keep = 2;
+}
+static void loss_3(struct cairn_job_spec_data *s)
+{
+    s->policy.on_shard_loss = (cairn_shard_loss)3;
+}
+static void idle_wait(struct cairn_job_spec_data *s)
+{
+    s->policy.shard_loss_wait_s = 7;
+}
 static void no_skips(struct cairn_job_spec_data *s)
 {
     s->skips_max = 0;
@@ -285,6 +297,10 @@ static const struct spoil spoils[] = {
     { "window", wide_window, CAIRN_ERR_INVALID, "window is 4294967295" },
     { "chunk", huge_chunk, CAIRN_ERR_INVALID, "chunk_leaves is 1025" },
     { "spread", no_spread, CAIRN_ERR_INVALID, "spread is 0" },
+    { "keep", keep_of_none, CAIRN_ERR_INVALID, "without snapshot_every there are no periodic" },
+    { "loss", loss_3, CAIRN_ERR_INVALID,
+      "on_shard_loss is 3; allowed: 0 (wait), 1 (restore-latest)" },
+    { "wait", idle_wait, CAIRN_ERR_INVALID, "with on_shard_loss wait it has no effect" },
     { "skips", no_skips, CAIRN_ERR_INVALID, "skips_max is 0; allowed: 1 to 4294967295" },
     { "clip", nan_clip, CAIRN_ERR_INVALID, "clip_norm" },
     { "scale", zero_scale, CAIRN_ERR_INVALID, "loss_scale" },

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import time
 from typing import Any, Dict, Optional
 
 from . import _c
-from .errors import Mismatch, NotFound
+from .errors import Mismatch, NotFound, Timeout
 from .session import Job, Session
 from .spec import Group, JobSpec, Schedule
 
+_RESTORE_S = 3600.0
+_POLICY = {"snapshot_every": "snapshot_every", "snapshot_keep": "snapshot_keep", "on_shard_loss": "on_shard_loss",
+           "shard_loss_wait_s": "shard_loss_wait"}
 _HYPER = frozenset("lr beta1 beta2 eps weight_decay nesterov".split())
 _SCHEDULE = frozenset("schedule warmup_steps total_steps decay_steps lr_min point_count point".split())
 _MAKERS = {_c.SCHEDULE_CONSTANT: "constant", _c.SCHEDULE_LINEAR: "linear", _c.SCHEDULE_COSINE: "cosine",
@@ -41,14 +46,30 @@ def open_worker(session: Session, name: str, spec: JobSpec, timeout: float) -> J
         raise Mismatch(f"{mismatch}\nThese may change while it trains: attach as it was, then {call}") from None
 
 
+def after_restore(session: Session, name: str, spec: JobSpec, timeout: float) -> Job:
+    """Opens the job that is being restored: waits for that, which takes as long as a large snapshot does."""
+    give_up = time.monotonic() + max(timeout, _RESTORE_S)
+    while True:
+        try:
+            return session.open_worker(name, spec, timeout)
+        except Timeout as late:
+            if time.monotonic() >= give_up:
+                raise
+            logging.getLogger("cairn").warning("job %s is awaited: %s", name, late)
+
+
 def amendment(differences: str, spec: JobSpec) -> Optional[str]:
     """The call of m.amend that makes the job what `spec` is; None: it takes more than that, or not all is told.
     `differences`: a sentence, then a line each."""
     groups: Dict[str, Dict[str, str]] = {}
-    clip = ""
+    clip, policy = "", []
     for line in differences.splitlines()[1:]:
         if re.match(r"job .*: clip_norm .* here, ", line):
             clip = f"clip_norm={spec.clip_norm!r}"
+            continue
+        field = re.match(r"job \S+: (\w+) .*here, ", line)
+        if field is not None and field[1] in _POLICY:
+            policy.append(f"{_POLICY[field[1]]}={getattr(spec, _POLICY[field[1]])!r}")
             continue
         group = next((one for one in spec.groups if line.startswith(f"group {one.name}: ")), None)
         change = _change(group, line[len(f"group {group.name}: "):].split()[0]) if group is not None else None
@@ -57,7 +78,7 @@ def amendment(differences: str, spec: JobSpec) -> Optional[str]:
         groups.setdefault(group.name, {}).update(change)
     by_group = ", ".join(f"{name!r}: dict({', '.join(f'{key}={value}' for key, value in changes.items())})"
                          for name, changes in groups.items())
-    arguments = [f"{{{by_group}}}"] * bool(groups) + [clip] * bool(clip)
+    arguments = [f"{{{by_group}}}"] * bool(groups) + [clip] * bool(clip) + policy
     return f"m.amend({', '.join(arguments)})" if arguments else None
 
 

@@ -20,6 +20,7 @@ F32, BF16, F16, F64, U8 = 1, 2, 3, 4, 5
 TRAINED, FROZEN, BUFFER, BLOB = 1, 2, 3, 4
 NONFINITE_SKIP, NONFINITE_FAIL = 1, 2
 GROUPS_NONE, GROUPS_HOST = 0, 1
+SHARD_LOSS_WAIT, SHARD_LOSS_RESTORE_LATEST = 0, 1
 LOSS_SCALE_DEFAULT, LOSS_SCALE_FIXED, LOSS_SCALE_DYNAMIC = 0, 1, 2
 INIT_NONE, INIT_ZEROS, INIT_ONES, INIT_CONSTANT, INIT_UNIFORM, INIT_NORMAL = 0, 1, 2, 3, 4, 5
 SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE, SCHEDULE_WSD, SCHEDULE_TABLE = 0, 1, 2, 3, 4
@@ -84,7 +85,9 @@ class JobSpec(Sized):
                 ("loss_scale_min", c_double), ("loss_scale_max", c_double), ("loss_scale_policy", c_int),
                 ("loss_scale_growth_steps", c_uint32), ("stage", c_uint32), ("micro_batches", c_uint32),
                 ("init_from", c_char_p), ("init_prefix", c_char_p), ("client_state_max", c_uint32),
-                ("init_nonfinite_ok", c_bool), ("reduce_groups", c_int), ("skips_max", c_uint64)]
+                ("init_nonfinite_ok", c_bool), ("reduce_groups", c_int), ("skips_max", c_uint64),
+                ("snapshot_every", c_uint64), ("snapshot_keep", c_uint64), ("on_shard_loss", c_int),
+                ("shard_loss_wait_s", c_uint32)]
 
 
 class Tie(ctypes.Structure):
@@ -98,7 +101,9 @@ class Amend(Sized):
                 ("set_clip_norm", c_bool), ("freeze_tensors", POINTER(c_char_p)), ("freeze_tensor_count", c_size_t),
                 ("unfreeze_tensors", POINTER(c_char_p)), ("unfreeze_tensor_count", c_size_t),
                 ("unfreeze_tensor_groups", POINTER(c_char_p)), ("add", POINTER(Tensor)), ("add_count", c_size_t),
-                ("ties", POINTER(Tie)), ("tie_count", c_size_t)]
+                ("ties", POINTER(Tie)), ("tie_count", c_size_t), ("snapshot_every", c_uint64),
+                ("snapshot_keep", c_uint64), ("on_shard_loss", c_int), ("shard_loss_wait_s", c_uint32),
+                ("set_snapshots", c_bool), ("set_shard_loss", c_bool)]
 
 
 class Mem(Sized):

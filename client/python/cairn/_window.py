@@ -24,7 +24,7 @@ from ._lent import Loan
 from ._model import Slot, Unit
 from ._transfer import Landing, wait_all
 from ._wrapped import outside
-from .errors import CairnError, Stale, Timeout, VersionGone
+from .errors import CairnError, RolledBack, Stale, Timeout, VersionGone
 from .timeline import Timeline
 
 
@@ -232,7 +232,7 @@ class Window:
         try:
             self._begin(unit, own)
             self._land([cell for cell in map(self._cells.__getitem__, unit.slots) if cell.landing is not None])
-        except (VersionGone, Stale) as error:
+        except (VersionGone, Stale, RolledBack) as error:
             raise self._gone(error) from error
 
     def _land(self, coming: List[_Cell]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Dict, Type
+from typing import Dict, Optional, Type
 
 __all__ = ["CairnError", "Invalid", "BadHandle", "Unsupported", "Timeout", "Busy", "NotFound", "Exists",
            "NoMemory", "NoSpace", "InputOutput", "BadConfig", "Protocol", "WrongVersion", "Malformed",
            "Stale", "Duplicate", "Checksum", "Corrupt", "VersionGone", "Canceled", "EpochChanged",
-           "NonFinite", "Mismatch", "Fenced", "Refused", "NotReady", "JobLost", "Unreachable", "Closed",
-           "Internal"]
+           "NonFinite", "Mismatch", "Fenced", "Refused", "NotReady", "JobLost", "RolledBack", "Unreachable",
+           "Closed", "Internal"]
 
 
 class CairnError(Exception):
@@ -150,6 +150,15 @@ class NotReady(CairnError):
 class JobLost(CairnError):
     """A shard lost its part of the job: restore a snapshot (`cairn snapshot restore`), then start again."""
     status = 64
+
+
+class RolledBack(CairnError):
+    """The job was restored from a snapshot, by an operator or because a shard was lost (on_shard_loss). An attached
+    model has opened it again: go on from `step`, with the batches, the sampler and the scheduler of that step (they may
+    be in m.client_state()). `step` is None from a Job of one's own, which is to be closed and opened again, and from a
+    pass of the model: the next m.begin() raises it with its step."""
+    status = 65
+    step: Optional[int] = None
 
 
 class Unreachable(CairnError, ConnectionError):

@@ -275,7 +275,8 @@ class Job:
         and schedules of groups of these names, groups that are frozen or not any more, the clip norm (0: none).
         `revision`: what a Round said, else Stale; 0: whatever it is. More: freeze_tensors=[names],
         unfreeze_tensors=[names], or {name: group} of tensors that were declared frozen; add=[Tensor with an init];
-        ties={name: the tensor that it is from now on}. After the last three, or an unfreezing of what was declared
+        ties={name: the tensor that it is from now on}; snapshots=(snapshot_every, snapshot_keep),
+        shard_loss=(on_shard_loss, shard_loss_wait). After add, ties or an unfreezing of what was declared
         frozen, each handle of the job is Fenced: open it again, with the spec as it was or as it is."""
         made, alive = amend_to_c(Amendment(groups, freeze, unfreeze, clip_norm=clip_norm, **more), revision)
         check(_c.lib().cairn_job_amend(self._living(), ctypes.byref(made), milliseconds(timeout)))
@@ -586,7 +587,7 @@ class Session:
         wire_dtype     of fetched parameters, torch.float32 or torch.bfloat16; None: that of the parameter
         micro_batches  backward passes of a step, at most
         clip_norm, loss_scale, loss_scale_policy, on_nonfinite, init_from, init_prefix, init_nonfinite_ok,
-        client_state_max, reduce_groups, skips_max
+        client_state_max, reduce_groups, skips_max, snapshot_every, snapshot_keep, on_shard_loss, shard_loss_wait
                        state of the job, see JobSpec; with init_from the shards read the initial state themselves
         rank, workers_min
                        None: rank and world of the environment, see env()

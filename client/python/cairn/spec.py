@@ -16,6 +16,7 @@ INITS = {"zeros": _c.INIT_ZEROS, "ones": _c.INIT_ONES, "constant": _c.INIT_CONST
          "normal": _c.INIT_NORMAL}
 LOSS_SCALES = {"default": _c.LOSS_SCALE_DEFAULT, "fixed": _c.LOSS_SCALE_FIXED, "dynamic": _c.LOSS_SCALE_DYNAMIC}
 NONFINITE = {"skip": _c.NONFINITE_SKIP, "fail": _c.NONFINITE_FAIL}
+SHARD_LOSSES = {"wait": _c.SHARD_LOSS_WAIT, "restore-latest": _c.SHARD_LOSS_RESTORE_LATEST}
 REDUCE_GROUPS = {"none": _c.GROUPS_NONE, "host": _c.GROUPS_HOST}
 
 
@@ -119,7 +120,10 @@ class JobSpec:
     `client_state_max`: bytes that a commit may give of the trainer's own. `reduce_groups`: "none", or "host": shards
     add up what the workers of their host push before it goes on; the bits then depend on who shares a host.
     `skips_max`: so many rounds in a row that are skipped with the loss scale at its least, and no further one opens;
-    0 = 100."""
+    0 = 100. `snapshot_every`: the servers save a snapshot by themselves at each step that is a multiple of it, 0 =
+    none; `snapshot_keep`: of these the newest so many stay, 0 = all. `on_shard_loss`: "wait", or "restore-latest": when
+    a shard came back without its part, or is away for more than `shard_loss_wait` seconds (0 = 300), the newest
+    snapshot is restored, and the workers get RolledBack."""
 
     tensors: Sequence[Tensor]
     groups: Sequence[Group] = field(default_factory=lambda: (Group(),))
@@ -137,6 +141,10 @@ class JobSpec:
     init_nonfinite_ok: bool = False
     reduce_groups: str = "none"
     skips_max: int = 0
+    snapshot_every: int = 0
+    snapshot_keep: int = 0
+    on_shard_loss: str = "wait"
+    shard_loss_wait: int = 0
     chunk_leaves: int = 0
     window: int = 0
 
@@ -208,6 +216,8 @@ class Amendment:
     clip_norm: Optional[float] = None
     add: Sequence[Tensor] = ()
     ties: Mapping[str, str] = field(default_factory=dict)
+    snapshots: Optional[Tuple[int, int]] = None  # snapshot_every, snapshot_keep
+    shard_loss: Optional[Tuple[str, int]] = None  # on_shard_loss, shard_loss_wait
 
 
 def _tensor(tensor: Tensor, alive: List[Any]) -> _c.Tensor:
@@ -264,6 +274,10 @@ def to_c(spec: JobSpec) -> Tuple[_c.JobSpec, List[Any]]:
                       init_nonfinite_ok=bool(spec.init_nonfinite_ok),
                       reduce_groups=number(REDUCE_GROUPS, "reduce_groups", spec.reduce_groups),
                       skips_max=at_least(0, "skips_max", spec.skips_max),
+                      snapshot_every=at_least(0, "snapshot_every", spec.snapshot_every, 2 ** 48),
+                      snapshot_keep=at_least(0, "snapshot_keep", spec.snapshot_keep),
+                      on_shard_loss=number(SHARD_LOSSES, "on_shard_loss", spec.on_shard_loss),
+                      shard_loss_wait_s=at_least(0, "shard_loss_wait", spec.shard_loss_wait),
                       chunk_leaves=at_least(0, "chunk_leaves", spec.chunk_leaves),
                       window=at_least(0, "window", spec.window))
     return made, alive
@@ -284,6 +298,8 @@ def amend_to_c(amendment: Amendment, revision: int) -> Tuple[_c.Amend, List[Any]
     ties = (_c.Tie * len(a.ties))(*[_c.Tie(text(name), text(target)) for name, target in a.ties.items()])
     thawed = a.unfreeze_tensors if isinstance(a.unfreeze_tensors, Mapping) else dict.fromkeys(a.unfreeze_tensors)
     alive += [groups, added, ties]
+    every, keep = a.snapshots or (0, 0)
+    on_loss, loss_wait = a.shard_loss or ("wait", 0)
     made = _c.Amend(revision=revision, groups=ctypes.cast(groups, ctypes.POINTER(_c.Group)), group_count=len(groups),
                     clip_norm=a.clip_norm or 0.0, set_clip_norm=a.clip_norm is not None,
                     freeze=_strings(a.freeze, alive), freeze_count=len(a.freeze),
@@ -292,5 +308,10 @@ def amend_to_c(amendment: Amendment, revision: int) -> Tuple[_c.Amend, List[Any]
                     unfreeze_tensors=_strings(list(thawed), alive), unfreeze_tensor_count=len(thawed),
                     unfreeze_tensor_groups=_strings(list(thawed.values()), alive),
                     add=ctypes.cast(added, ctypes.POINTER(_c.Tensor)), add_count=len(added),
-                    ties=ctypes.cast(ties, ctypes.POINTER(_c.Tie)), tie_count=len(ties))
+                    ties=ctypes.cast(ties, ctypes.POINTER(_c.Tie)), tie_count=len(ties),
+                    set_snapshots=a.snapshots is not None,
+                    snapshot_every=at_least(0, "snapshot_every", every, 2 ** 48),
+                    snapshot_keep=at_least(0, "snapshot_keep", keep), set_shard_loss=a.shard_loss is not None,
+                    on_shard_loss=number(SHARD_LOSSES, "on_shard_loss", on_loss),
+                    shard_loss_wait_s=at_least(0, "shard_loss_wait", loss_wait))
     return made, alive

@@ -41,7 +41,8 @@ from ._still import Stillness
 from ._window import Memory, Window
 from ._wrapped import judge_hooked, outside
 from .env import env
-from .errors import CairnError, EpochChanged, Invalid, NotFound, Refused, Stale, Timeout, Unsupported, VersionGone
+from .errors import (CairnError, EpochChanged, Invalid, NotFound, Refused, RolledBack, Stale, Timeout, Unsupported,
+                     VersionGone)
 from .evaluation import Reader
 from .memory import can_lend
 from .optim import FromTorch, Optimizer, changed_group, from_torch
@@ -76,13 +77,39 @@ def _groups(optim: Any, slots: List[Slot]) -> Tuple[List[Group], Dict[str, str]]
     return optim.group(list(trained))
 
 
+def _policy(spec: JobSpec, changes: Mapping[str, Any]) -> JobSpec:
+    """What belongs together is amended together: what is left out is at its default."""
+    for first, second in (("snapshot_every", "snapshot_keep"), ("on_shard_loss", "shard_loss_wait")):
+        if second in changes and first not in changes:
+            raise Invalid(f"{second} without {first}: give both, {first}={getattr(spec, first)!r} to leave it")
+        if first in changes:
+            spec = dataclasses.replace(spec, **{first: changes[first], second: changes.get(second, 0)})
+    unknown = sorted(set(changes) - {"snapshot_every", "snapshot_keep", "on_shard_loss", "shard_loss_wait"})
+    if unknown:
+        raise TypeError(f"amend() has no argument {', '.join(unknown)}")
+    return spec
+
+
+def _goes_on(method: Callable[..., Any]) -> Callable[..., Any]:
+    """RolledBack out of it has its step: the job is open again."""
+    @functools.wraps(method)
+    def call(self: "AttachedModel", *given: Any, **options: Any) -> Any:
+        try:
+            return method(self, *given, **options)
+        except RolledBack as rolled:
+            self._roll_back(rolled)
+            raise
+    return call
+
+
 class AttachedModel(Held):
     """A model whose parameters and optimizer are the servers'. Made by Session.attach.
 
     A step: forward (which begins the round and brings the round's parameters), backward, step(). EpochChanged may
     come out of any of the three: somebody came or went, nothing was applied; do the step again. Address the
     batch by `begin()`'s index, rank and world where that is to give the same batch again, and another one after a
-    round that was skipped (step().applied is False, the log says it).
+    round that was skipped (step().applied is False, the log says it). RolledBack: the job was restored from a
+    snapshot and is open again here; go on from its `step`.
     """
 
     def __init__(self, session: Session, model: nn.Module, optim: Union[Optimizer, "torch.optim.Optimizer"], *,
@@ -137,6 +164,7 @@ class AttachedModel(Held):
         self._local = False
         self._touched = 0  # the last round to which this worker gave something
         self._forget_gradients()
+        self._opened_with = self._spec  # which no amendment changes
         self._job = _again.open_worker(session, self.name, self._spec, timeout)
         self._claim()
         try:
@@ -224,6 +252,7 @@ class AttachedModel(Held):
     def _others_went_on(self, why: Exception) -> EpochChanged:
         return EpochChanged(f"the others went on without this worker, the step is to be done again: {why}")
 
+    @_goes_on
     def resume(self) -> int:
         """Takes the servers' newest parameters, forgets gradients, and returns the step that comes next. What was
         pushed in an open round is withdrawn: the others do that step again."""
@@ -243,6 +272,7 @@ class AttachedModel(Held):
 
     # ---- a round ----
 
+    @_goes_on
     def begin(self) -> Round:
         """The round that is open, or the next one; the first forward pass of a step calls it by itself. Its index,
         rank and world say which batch is this worker's."""
@@ -262,6 +292,21 @@ class AttachedModel(Held):
             if opened.info.revision != self._revision:  # somebody has amended the job
                 self._revision, self._refused = opened.info.revision, set()
         return self._round.info
+
+    def _roll_back(self, rolled: RolledBack) -> None:
+        """Opens the job again, at the step that it was restored to."""
+        if rolled.step is not None or not self._end_loans():
+            return  # it is open; or a pass is under way, which reads what is lent: the next call does it
+        self._drop_round()
+        self._before_load()
+        self._job.close()
+        self._gradients.reclaim()
+        self._touched, self._revision, self._refused = 0, 0, set()
+        self._job = _again.after_restore(self._session, self.name, self._opened_with, self.timeout)
+        self._declare_tiles()
+        self._take_initial_state()
+        self._load_newest(Version(0, 0))
+        rolled.step = self._version.step
 
     def _give_up(self, round_: RoundHandle) -> None:
         """For all: the others do that step again, too."""
@@ -384,6 +429,7 @@ class AttachedModel(Held):
                 self._gradients.close()
             self._judge_sharing = stats.pushed_bytes == 0
 
+    @_goes_on
     def micro_end(self) -> None:
         """Ends a backward pass of several in a step. The next forward pass of the model does it by itself."""
         self._raise_failure()
@@ -412,6 +458,7 @@ class AttachedModel(Held):
             self._drop_round()
             raise
 
+    @_goes_on
     def step(self, clip_norm: Optional[float] = None, weight: Optional[int] = None,
              timeout: Optional[float] = None, client_state: Optional[bytes] = None) -> Result:
         """Commits this worker's part and waits until the servers have applied the round; then the model has the new
@@ -455,11 +502,13 @@ class AttachedModel(Held):
 
     # ---- snapshots and state ----
 
+    @_goes_on
     def client_state(self) -> bytes:
         """What was given to the step() that made the newest version, restored with it; b"" if nothing was. Between
         begin() and step() that is the version of the round."""
         return self._job.client_state(self.timeout).data
 
+    @_goes_on
     def write(self, values: Mapping[str, Any], plane: str = "param") -> Version:
         """Writes whole tensors outside the optimizer, between two steps, as one new version: {"head.bias": tensor}.
         Buffers and blobs (bytes) too; `plane` "exp_avg" or "exp_avg_sq" for moments. By one worker: the others have it
@@ -487,22 +536,28 @@ class AttachedModel(Held):
         _transfer.load(self._job, self._version, buffers, self.timeout)
         return version
 
+    @_goes_on
     def amend(self, groups: Optional[Mapping[str, Mapping[str, Any]]] = None, freeze: Sequence[str] = (),
               unfreeze: Sequence[str] = (), clip_norm: Optional[float] = None, freeze_tensors: Sequence[str] = (),
-              unfreeze_tensors: Sequence[str] = ()) -> None:
+              unfreeze_tensors: Sequence[str] = (), **policy: Any) -> None:
         """Changes the job for all its workers from the next round on: {"default": dict(lr=1e-4)}, names of groups or
-        of parameters that are frozen or not any more, the clip norm. One worker's call is enough."""
+        of parameters that are frozen or not any more, the clip norm; snapshot_every, snapshot_keep, on_shard_loss and
+        shard_loss_wait as in JobSpec. One worker's call is enough."""
+        wanted = _policy(self._spec, policy)
         known = {group.name: group for group in self._spec.groups}
         unknown = sorted(set(groups or {}) - set(known))
         if unknown:
             raise NotFound(f"no group {', '.join(unknown)}; there are {', '.join(known)}")
         changed = [changed_group(known[name], change) for name, change in (groups or {}).items()]
+        snapshots = (wanted.snapshot_every, wanted.snapshot_keep) if "snapshot_every" in policy else None
+        shard_loss = (wanted.on_shard_loss, wanted.shard_loss_wait) if "on_shard_loss" in policy else None
         self._job.amend(changed, freeze, unfreeze, clip_norm, timeout=self.timeout, freeze_tensors=freeze_tensors,
-                        unfreeze_tensors=unfreeze_tensors)
+                        unfreeze_tensors=unfreeze_tensors, snapshots=snapshots, shard_loss=shard_loss)
         self.clip_norm = self.clip_norm if clip_norm is None else clip_norm
         now = {**known, **{group.name: group for group in changed}}
-        self._spec = dataclasses.replace(self._spec, groups=tuple(now.values()))
+        self._spec = dataclasses.replace(wanted, groups=tuple(now.values()))
 
+    @_goes_on
     def blob(self, name: str) -> bytes:
         """The newest bytes of a blob, read from the servers."""
         return _blobs.read(self._job, name, self.timeout)
@@ -513,6 +568,7 @@ class AttachedModel(Held):
             self._job.put(name, master, plane=plane, dtype="u8" if name in self.blobs else "f32")
         return self._job.write_end(self.timeout)
 
+    @_goes_on
     def snapshot(self, wait: bool = True, timeout: float = 600.0) -> Optional[str]:
         """The servers write a snapshot of the newest version while training goes on; with wait: returns when it is
         committed. Every worker may call it: the first of the last round has it made and gets its id, others None.

@@ -38,9 +38,21 @@ class Cluster:
                                      f"cluster.shards={shards}", f"store.path={self._folder}/coordinator",
                                      f"snapshots.path={self._folder}/snapshots")
         for i in range(1, shards + 1):
-            self._daemon(f"shard-{i}", f"shard.name=shard-{i}", f"shard.coordinator={self.endpoint}",
-                         f"import.folders={self.weights}", "memory.limit=256MiB", f"memory.lock={self._folder}",
-                         "compute.threads=1", program="cairn-shard")
+            self._shard(i)
+
+    def _shard(self, i: int) -> None:
+        self._daemon(f"shard-{i}", f"shard.name=shard-{i}", f"shard.coordinator={self.endpoint}",
+                     f"import.folders={self.weights}", "memory.limit=256MiB", f"memory.lock={self._folder}",
+                     "compute.threads=1", program="cairn-shard")
+
+    def lose_shard(self, i: int) -> None:
+        """Kills it, and starts another one of its name, which has nothing."""
+        dead = self._daemons[i]
+        dead.kill()
+        dead.wait()
+        (self._folder / f"shard-{i}.ready").unlink()
+        self._shard(i)
+        self._daemons[i] = self._daemons.pop()
 
     def _daemon(self, name: str, *settings: str, program: str = "cairn-coordinator") -> str:
         ready, log = self._folder / f"{name}.ready", open(self._folder / f"{name}.log", "wb")

@@ -1,0 +1,33 @@
+/* A job whose shard has lost its part restores its newest whole snapshot by itself, if its on_shard_loss
+ * says so: what the sentence of a lost job advises, without the operator.
+ *
+ *   a part is missed   its shard came without it (jobs_shards.c), or is away for shard_loss_wait_s
+ *     → LOST           members are put out with ROLLED_BACK; who opens the job waits
+ *     → restore        of the newest snapshot, or, if that is damaged, of the one before, as soon as there
+ *                      are shards enough (restore.c); a part that comes back first ends it
+ *     → running        in a new generation, at the snapshot's step
+ *
+ * At most CAIRN_RESTORES_MAX times without a step that is applied in between, while this coordinator lives;
+ * then the job waits, and says so. */
+#ifndef CAIRN_COORDINATOR_RECOVERY_H
+#define CAIRN_COORDINATOR_RECOVERY_H
+
+#include "server/coordinator/restore.h"
+
+#define CAIRN_RESTORES_MAX 3
+
+/* The job is LOST, and will be restored by itself: nobody need give it up yet. */
+bool cairn_cluster_recovery_pending(const struct cairn_cluster_job *job);
+/* It is being lost. */
+void cairn_cluster_recovery_lost(struct cairn_cluster_job *job, const char *why);
+/* What comes next for a job that is LOST, or what an operator is to do: behind "lost: WHY; ". */
+void cairn_cluster_recovery_advise(const struct cairn_cluster_job *job, struct cairn_sentence *out);
+void cairn_cluster_recovery_tick(struct cairn_cluster_job *job);
+/* The snapshot's spec takes over what the job does by itself now, which may be newer. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_cluster_recovery_keep_policy(struct cairn_job_spec_data *spec,
+                                                const struct cairn_policy *policy) CAIRN_MUST_CHECK;
+/* A restore that began here has ended. */
+void cairn_cluster_recovery_ended(const struct cairn_cluster_restore *restore, cairn_status status,
+                                  const char *text);
+
+#endif

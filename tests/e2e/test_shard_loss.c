@@ -1,0 +1,171 @@
+/* Periodic snapshots, and a job that goes on from the newest one by itself when a shard has lost its part, on
+ * real daemons: with the bits of a run that lost nothing. */
+#include <cairn.h>
+#include <check.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "tests/support/cluster.h"
+#include "tests/support/suite.h"
+
+static const char *const quick[] = { "lease.heartbeat=100ms", NULL };
+enum { ELEMS = 5000, EVERY = 5, KEEP = 2, STEPS = 30, LOST_AT = 18 };
+
+struct trainer {
+    cairn *session;
+    cairn_job *job;
+    const char *name;
+};
+
+#define GOOD(call) ck_assert_msg((call) == CAIRN_OK, "%s: %s", #call, cairn_error())
+
+static void open_job(struct trainer *t)
+{
+    struct cairn_tensor tensor = { .struct_size = sizeof tensor,
+                                   .name = "w",
+                                   .rank = 1,
+                                   .shape = { ELEMS },
+                                   .init = { .kind = CAIRN_INIT_ONES } };
+    const struct cairn_group group = CAIRN_GROUP_INIT;
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = &tensor,
+                                         .tensor_count = 1,
+                                         .groups = &group,
+                                         .group_count = 1,
+                                         .snapshot_every = EVERY,
+                                         .snapshot_keep = KEEP,
+                                         .on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST };
+    GOOD(cairn_job_open(t->session, t->name, &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &t->job));
+    GOOD(cairn_init_done(t->job, NULL, CLUSTER_WAIT_MS));
+}
+
+static struct trainer attach(const struct cluster *cluster, const char *name)
+{
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
+    struct trainer t = { .name = name };
+    GOOD(cairn_open(&opts, &t.session));
+    open_job(&t);
+    return t;
+}
+
+/* The batch is the step's, so that a step done again is the same. */
+static cairn_status try_step(const struct trainer *t, uint64_t *step_out)
+{
+    static float gradient[ELEMS];
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = gradient, .dtype = CAIRN_F32 };
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_result result = { .struct_size = sizeof result };
+    cairn_status status = cairn_round_begin(t->job, CLUSTER_WAIT_MS, &round);
+    if (status != CAIRN_OK) return status;
+    for (int i = 0; i < ELEMS; i++) gradient[i] = (float)((i + (int)round.step * 7) % 11) - 5;
+    status = cairn_push(t->job, &round, 0, "w", NULL, &mem, NULL);
+    if (status == CAIRN_OK)
+        status = cairn_commit(t->job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result);
+    if (status == CAIRN_OK) *step_out = result.step;
+    return status;
+}
+
+static void list(const struct cluster *cluster, const char *job, struct cluster_said *said)
+{
+    cluster_cli(cluster, said, "snapshot", "list", "-q", job, NULL);
+    ck_assert_msg(said->status == 0, "%s", said->err);
+}
+
+/* A step takes less than a millisecond here, and a snapshot some more: until that of the step is there. */
+static void await_snapshot(const struct cluster *cluster, const char *job, uint64_t step)
+{
+    struct cluster_said said;
+    char id[64];
+    const time_t end = time(NULL) + CLUSTER_WAIT_MS / 1000;
+    snprintf(id, sizeof id, "step-%012llu-g", (unsigned long long)step);
+    do {
+        list(cluster, job, &said);
+        ck_assert_msg(time(NULL) < end, "no %s in:\n%s", id, said.out);
+    } while (strstr(said.out, id) == NULL);
+}
+
+/* To the last step; at step `lost_at` a shard loses everything. Returns how often the job was rolled back. */
+static int train(struct trainer *t, struct cluster *cluster, uint64_t lost_at)
+{
+    int rolled_back = 0;
+    for (uint64_t step = 0; step < STEPS;) {
+        const cairn_status status = try_step(t, &step);
+        if (status == CAIRN_ERR_ROLLED_BACK) {
+            struct cairn_version newest;
+            cairn_job_close(t->job);
+            open_job(t);
+            GOOD(cairn_version_wait(t->job, (struct cairn_version) { 0, 0 }, CLUSTER_WAIT_MS,
+                                    &newest));
+            ck_assert_uint_eq(newest.step, lost_at - lost_at % EVERY);
+            step = newest.step;
+            rolled_back++;
+        } else if (status != CAIRN_ERR_EPOCH_CHANGED) {
+            ck_assert_msg(status == CAIRN_OK, "%s", cairn_error());
+            if (step % EVERY == 0) await_snapshot(cluster, t->name, step);
+            if (step != lost_at || rolled_back > 0) continue;
+            cluster_kill_shard(cluster, 1);
+            cluster_restart_shard(cluster, 1);
+        }
+    }
+    return rolled_back;
+}
+
+static void digest(const struct cluster *cluster, const char *job, char out[128])
+{
+    struct cluster_said said;
+    cluster_cli(cluster, &said, "job", "digest", "-q", job, NULL);
+    ck_assert_msg(sscanf(said.out, "%127s", out) == 1, "%s", said.err);
+}
+
+/* Old ones go behind the newest's back: until so many are left. */
+static void expect_snapshots(const struct cluster *cluster, const char *job, const char *expected)
+{
+    struct cluster_said said;
+    const time_t end = time(NULL) + CLUSTER_WAIT_MS / 1000;
+    do {
+        list(cluster, job, &said);
+        ck_assert_msg(time(NULL) < end, "%s, not %s", said.out, expected);
+    } while (strcmp(said.out, expected) != 0);
+}
+
+START_TEST(a_job_goes_on_from_its_newest_snapshot_with_the_bits_of_one_that_lost_nothing)
+{
+    struct cluster cluster;
+    struct cluster_said said;
+    char calm[128], rough[128];
+    cluster_start(&cluster, 2, &(struct cluster_options) { .coordinator_set = quick });
+    struct trainer t = attach(&cluster, "calm");
+    ck_assert_int_eq(train(&t, &cluster, 0), 0);
+    expect_snapshots(&cluster, "calm", "step-000000000030-g1\nstep-000000000025-g1\n");
+    digest(&cluster, "calm", calm);
+    cairn_close(t.session);
+    cluster_cli(&cluster, &said, "job", "drop", "calm", "--yes", NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    t = attach(&cluster, "rough");
+    ck_assert_int_eq(train(&t, &cluster, LOST_AT), 1);
+    expect_snapshots(&cluster, "rough", "step-000000000030-g2\nstep-000000000025-g2\n");
+    digest(&cluster, "rough", rough);
+    ck_assert_str_eq(rough, calm);
+    cluster_cli(&cluster, &said, "snapshot", "list", "rough", NULL);
+    ck_assert_msg(strstr(said.out, "PERIODIC") != NULL && strstr(said.out, "yes") != NULL, "%s",
+                  said.out);
+    cluster_cli(&cluster, &said, "job", "show", "rough", NULL);
+    ck_assert_msg(strstr(said.out, "every 5 steps, the newest 2 are kept") != NULL &&
+                      strstr(said.out, "restore-latest, when it is away for 300 s") != NULL,
+                  "%s", said.out);
+    cairn_close(t.session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tcase = tcase_create("shard_loss");
+    tcase_set_timeout(tcase, 90);
+    tcase_add_test(tcase,
+                   a_job_goes_on_from_its_newest_snapshot_with_the_bits_of_one_that_lost_nothing);
+    Suite *suite = suite_create("shard_loss");
+    suite_add_tcase(suite, tcase);
+    return suite_run(suite);
+}
