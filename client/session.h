@@ -202,12 +202,15 @@ struct job {
     char *name;
     cairn_role role;
     uint32_t rank;
+    uint32_t start_wait_ms;
     uint64_t member, token;
     uint32_t number; /* of this process; in the rounds that it begins */
     void *handle;
     atomic_bool closing;
 
     /* lock */
+    uint32_t
+        launch; /* workers that came together; of the last round, once there was one. 0: not said */
     bool attached_once, closed;
     bool initialized;
     cairn_status failed; /* not OK: fenced, mismatch, lost: every call says so */

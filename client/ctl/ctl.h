@@ -38,6 +38,7 @@ enum {
     CTL_TAKES_CHUNK = 1u << 18,
     CTL_TAKES_FORCE = 1u << 19,
     CTL_TAKES_YES = 1u << 20,
+    CTL_TAKES_TERMS = 1u << 21, /* --workers MIN:MAX, --lr, --group, --clip-norm */
     CTL_BENCHES = CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS,
     CTL_ASKS = CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT,
     CTL_LISTS = CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET
@@ -62,7 +63,11 @@ struct ctl {
     int timeout_ms;
     bool json, no_headers, quiet, wait, yes, force;
     const char *job, *path; /* --job, --path; NULL: not given */
-    uint32_t shards;        /* --shards; 0: not given */
+    const char *group;      /* --group; the same */
+    bool has_lr, has_clip_norm;
+    double lr, clip_norm;
+    uint32_t workers_min, workers_max; /* --workers; 0: not given */
+    uint32_t shards;                   /* --shards; 0: not given */
     const char *endpoint_file, *keep, *import;
     struct ctl_bench bench;
     int argc; /* what follows the verb */
@@ -148,6 +153,7 @@ int cairn_ctl_job_list(struct ctl *ctl);
 int cairn_ctl_job_show(struct ctl *ctl);
 int cairn_ctl_job_digest(struct ctl *ctl);
 int cairn_ctl_job_drop(struct ctl *ctl);
+int cairn_ctl_job_amend(struct ctl *ctl);
 int cairn_ctl_snapshot_create(struct ctl *ctl);
 int cairn_ctl_snapshot_cancel(struct ctl *ctl);
 int cairn_ctl_snapshot_list(struct ctl *ctl);

@@ -301,6 +301,16 @@ struct cairn_job_spec {
     /* So many rounds in a row skipped, with the loss scale at its least (or fixed), and no further one opens:
      * cairn_round_begin says CAIRN_ERR_NONFINITE, until the job is amended, written or restored. 0 = 100 */
     uint64_t skips_max;
+    /* At most so many workers at a time: one more waits in cairn_job_open for a place, until
+     * CAIRN_ERR_TIMEOUT. 0 = as many as the cluster's round.workers_max. With workers_min equal to it (n
+     * workers, always), the spec also goes with a job whose bounds allow n (another launch, after an
+     * amendment). */
+    uint32_t workers_max;
+    /* How many workers come together; not part of the job. The first round after all workers were gone waits
+     * for so many, so that the first to arrive does not train alone, but for no longer than start_wait_ms
+     * after one of them came. 0 = for nobody beyond workers_min */
+    uint32_t world;
+    uint64_t start_wait_ms; /* with world; 0 = 30000 */
 };
 
 /* What a worker holds of a tensor. An extent of 0: nothing. */
@@ -433,6 +443,7 @@ struct cairn_job_info {
     uint32_t micro_batches;
     uint32_t client_state_max;
     cairn_reduce_groups reduce_groups;
+    uint32_t workers_max; /* 0: as many as the cluster's round.workers_max */
 };
 CAIRN_EXPORT cairn_status cairn_job_describe(cairn_job *job,
                                              struct cairn_job_info *out) CAIRN_CHECKED;
@@ -489,6 +500,10 @@ struct cairn_amend {
     size_t add_count;
     const struct cairn_tie *ties; /* done after add */
     size_t tie_count;
+    /* Bounds of the number of workers, as in cairn_job_spec; they count at once: workers that wait for
+     * workers_min, when that is lowered, go on without those who are missing. Who is attached stays: a
+     * workers_max below their number is CAIRN_ERR_BUSY. workers_min 0: both stay what they are. */
+    uint32_t workers_min, workers_max;
 };
 /* Amends the job at a step boundary: CAIRN_OK means that it is durable and that the next round that opens
  * goes by it; a round that is open ends by the terms it began with. Workers attach with the spec as it

@@ -16,7 +16,7 @@
  *     "micro_batches"?, "loss_scale_policy"?: "fixed" | "dynamic", "loss_scale_growth_steps"?,
  *     "loss_scale_min"?, "loss_scale_max"?, "former"?: [64 hex digits, ...],
  *     "init_from"?, "init_prefix"?, "client_state_max"?, "init_nonfinite_ok"?, "reduce_groups"?: "host",
- *     "skips_max"?,
+ *     "skips_max"?, "workers_max"?,
  *     "groups": [{"name", "optimizer", "lr", "beta1", "beta2", "eps", "weight_decay", "momentum",
  *                 "nesterov", "frozen"?, "schedule"?: {"kind": "constant" | "linear" | "cosine" |
  *                 "wsd" | "table", "warmup_steps", "total_steps", "decay_steps", "lr_min",

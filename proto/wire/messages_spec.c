@@ -164,6 +164,7 @@ void cairn_spec_to_message(const struct cairn_job_spec_data *spec, Cairn__JobSpe
     out->init_nonfinite_ok = spec->init_nonfinite_ok;
     out->reduce_groups = spec->reduce_groups;
     out->skips_max = spec->skips_max;
+    out->workers_max = spec->workers_max;
 }
 
 static void pack_job(struct packing *p, const struct cairn_job_spec_data *spec)
@@ -293,6 +294,7 @@ static cairn_status unpack_job(const Cairn__JobSpec *in, struct cairn_job_spec_d
     spec->init_nonfinite_ok = in->init_nonfinite_ok;
     spec->reduce_groups = (cairn_reduce_groups)in->reduce_groups;
     spec->skips_max = in->skips_max;
+    spec->workers_max = in->workers_max;
     if (in->n_former > CAIRN_SPEC_FORMER_MAX) return CAIRN_ERR_INVALID;
     for (size_t i = 0; status == CAIRN_OK && i < in->n_former; i++) {
         if (in->former[i].len != 32) return CAIRN_ERR_INVALID;

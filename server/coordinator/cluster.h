@@ -121,6 +121,7 @@ struct cairn_cluster_member {
     enum cairn_cluster_member_phase phase;
     uint64_t id, token, job_id;
     uint32_t role, rank;
+    uint32_t launch, start_wait_ms;  /* JobOpen.world: it came with others; 0: not said */
     char *job_name;                  /* owned */
     struct cairn_paged pages;        /* owned; in PAGES */
     struct cairn_job_spec_data spec; /* owned; until ATTACHED; a reader's has no name */
@@ -238,6 +239,8 @@ struct cairn_cluster_job {
     bool dropping;             /* on its way out of it, CREATING: then its shards hear of it, too */
     uint64_t generation_asked; /* being reserved for writes; 0: none */
     struct cairn_cluster_amending *amending; /* owned; amend.c: what is on its way to the store */
+    struct cairn_cluster_waiter *amenders;   /* admins, of the one amendment that is theirs */
+    uint64_t amenders_revision;              /* of it, once it is in the store; else 0 */
     struct cairn_cluster_tiles tiles;
     struct cairn_cluster_cut *cut;
     struct cairn_cluster_lease *leases;        /* owned; leases.h */
@@ -416,6 +419,10 @@ void cairn_cluster_member_open(struct cairn_cluster_session *session, uint32_t r
                                const Cairn__JobOpen *message);
 void cairn_cluster_member_page(struct cairn_cluster_session *session, uint32_t request,
                                const Cairn__Page *page);
+/* Its bounds are within round.workers_max. CAIRN_ERR_INVALID. */
+cairn_status cairn_cluster_judge_workers(const struct cairn_cluster *cluster,
+                                         const struct cairn_job_spec_data *spec,
+                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Those that wait for jobs look again: a shard came, a job was made, restored or dropped. */
 void cairn_cluster_openings_advance(struct cairn_cluster *cluster);
 /* The job could not be made: those that wait for it hear why. */
@@ -517,6 +524,11 @@ void cairn_cluster_terms_replace(struct cairn_cluster_job *job, struct cairn_clu
 /* Judges an amendment, and takes it when it is durable; then the member is answered. */
 void cairn_cluster_job_amend(struct cairn_cluster_member *member, uint32_t request,
                              const Cairn__JobAmend *amend);
+/* The same, by an admin. */
+void cairn_cluster_job_amend_by_name(struct cairn_cluster_session *session, uint32_t request,
+                                     const Cairn__JobAmend *amend);
+void cairn_cluster_amenders_forget(struct cairn_cluster *cluster,
+                                   const struct cairn_cluster_session *session);
 /* With the job; NULL is fine. */
 void cairn_cluster_amending_free(struct cairn_cluster_amending *amending);
 /* Does to a copy of the job's spec what the amendment says of tensors; canonical after it, not judged.

@@ -148,6 +148,7 @@ static bool view_init(struct job_view *view, const struct cairn_cluster_job *job
     s->awaited = view->awaited.text;
     s->put_out = (char *)(uintptr_t)job->put_out.text;
     s->workers_min = spec->workers_min;
+    s->workers_max = spec->workers_max;
     s->tensors = spec->tensor_count;
     s->groups = view->list;
     s->n_groups = spec->group_count;
@@ -317,6 +318,9 @@ bool cairn_cluster_handle_admin(struct cairn_cluster_session *session,
     case CAIRN_MSG_JOB_LIST_GET: on_job_list(session, request); return true;
     case CAIRN_MSG_JOB_SHOW:
         on_job_show(session, request, ((const Cairn__JobShow *)message)->name);
+        return true;
+    case CAIRN_MSG_JOB_AMEND:
+        cairn_cluster_job_amend_by_name(session, request, (const Cairn__JobAmend *)message);
         return true;
     case CAIRN_MSG_JOB_REMOVE:
         cairn_cluster_job_remove(session, request, (const Cairn__JobRemove *)message);

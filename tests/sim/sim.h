@@ -176,7 +176,7 @@ enum event_kind {
     E_COORDINATOR_FROM_TWIN,
     E_PROBE_ENDS, /* conn = its number */
     E_ADOPT,      /* conn = the incarnation */
-    E_AMEND,      /* the same */
+    E_AMEND,      /* the same; a: workers_min is lowered */
     E_ASK_AGAIN   /* a = process; conn = its life */
 };
 
@@ -227,6 +227,9 @@ struct coordinator {
     uint64_t persist_epoch, persist_reserved;
     uint64_t decided_round; /* by this incarnation, the last */
     uint64_t pins, probes;
+    bool started;     /* a round of steps has opened since workers came */
+    uint64_t came_ms; /* the first of them, by the core's clock */
+    uint64_t tick_ms;
     struct seat seats[SHARDS_MAX];
     struct {
         uint64_t number; /* 0: it never was one */
@@ -393,6 +396,8 @@ struct scenario { /* drawn from the seed */
     double clip_norm, loss_scale;
     bool fail_nonfinite;
     uint32_t skips_max;
+    uint32_t lowered;               /* what workers_min is amended to; 0: it is not */
+    uint32_t launch, start_wait_ms; /* of every worker; 0: it does not say */
     /* the workload */
     double absent, unheld, poison, weightless;
     uint32_t micros_max;

@@ -121,6 +121,7 @@ CHANGE(workers_min, s->workers_min = 3)
 CHANGE(chunk_leaves, s->chunk_leaves = 3)
 CHANGE(spread, s->spread = 3)
 CHANGE(window, s->window = 3)
+CHANGE(workers_max, s->workers_max = 9)
 CHANGE(skips_max, s->skips_max = 3)
 CHANGE(client_state_max, s->client_state_max = 3)
 CHANGE(reduce_groups, s->reduce_groups = CAIRN_GROUPS_HOST)
@@ -172,6 +173,7 @@ static const struct {
     FIELD(chunk_leaves),
     FIELD(spread),
     FIELD(window),
+    FIELD(workers_max),
     FIELD(skips_max),
     FIELD(client_state_max),
     FIELD(reduce_groups),

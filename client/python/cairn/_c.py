@@ -84,7 +84,8 @@ class JobSpec(Sized):
                 ("loss_scale_min", c_double), ("loss_scale_max", c_double), ("loss_scale_policy", c_int),
                 ("loss_scale_growth_steps", c_uint32), ("stage", c_uint32), ("micro_batches", c_uint32),
                 ("init_from", c_char_p), ("init_prefix", c_char_p), ("client_state_max", c_uint32),
-                ("init_nonfinite_ok", c_bool), ("reduce_groups", c_int), ("skips_max", c_uint64)]
+                ("init_nonfinite_ok", c_bool), ("reduce_groups", c_int), ("skips_max", c_uint64),
+                ("workers_max", c_uint32), ("world", c_uint32), ("start_wait_ms", c_uint64)]
 
 
 class Tie(ctypes.Structure):
@@ -98,7 +99,7 @@ class Amend(Sized):
                 ("set_clip_norm", c_bool), ("freeze_tensors", POINTER(c_char_p)), ("freeze_tensor_count", c_size_t),
                 ("unfreeze_tensors", POINTER(c_char_p)), ("unfreeze_tensor_count", c_size_t),
                 ("unfreeze_tensor_groups", POINTER(c_char_p)), ("add", POINTER(Tensor)), ("add_count", c_size_t),
-                ("ties", POINTER(Tie)), ("tie_count", c_size_t)]
+                ("ties", POINTER(Tie)), ("tie_count", c_size_t), ("workers_min", c_uint32), ("workers_max", c_uint32)]
 
 
 class Mem(Sized):
@@ -142,7 +143,8 @@ class JobInfo(Sized):
     _fields_ = [("struct_size", c_size_t), ("name", c_char_p), ("tensor_count", c_size_t), ("group_count", c_size_t),
                 ("rank", c_uint32), ("workers_min", c_uint32), ("clip_norm", c_double), ("loss_scale", c_double),
                 ("on_nonfinite", c_int), ("newest", Version), ("initialized", c_bool), ("stage", c_uint32),
-                ("micro_batches", c_uint32), ("client_state_max", c_uint32), ("reduce_groups", c_int)]
+                ("micro_batches", c_uint32), ("client_state_max", c_uint32), ("reduce_groups", c_int),
+                ("workers_max", c_uint32)]
 
 
 class Env(Sized):

@@ -256,7 +256,7 @@ class Job:
         return JobInfo(out.name.decode(), out.rank, out.workers_min, out.clip_norm, out.loss_scale,
                        word(NONFINITE, out.on_nonfinite), _version_of(out.newest), out.initialized,
                        out.stage - 1, out.micro_batches, out.client_state_max,
-                       word(REDUCE_GROUPS, out.reduce_groups))
+                       word(REDUCE_GROUPS, out.reduce_groups), out.workers_max)
 
     def tensors(self) -> List[Tensor]:
         """By name."""
@@ -275,7 +275,8 @@ class Job:
         and schedules of groups of these names, groups that are frozen or not any more, the clip norm (0: none).
         `revision`: what a Round said, else Stale; 0: whatever it is. More: freeze_tensors=[names],
         unfreeze_tensors=[names], or {name: group} of tensors that were declared frozen; add=[Tensor with an init];
-        ties={name: the tensor that it is from now on}. After the last three, or an unfreezing of what was declared
+        ties={name: the tensor that it is from now on}; workers=(min, max), or one
+        number. After add, ties, or an unfreezing of what was declared
         frozen, each handle of the job is Fenced: open it again, with the spec as it was or as it is."""
         made, alive = amend_to_c(Amendment(groups, freeze, unfreeze, clip_norm=clip_norm, **more), revision)
         check(_c.lib().cairn_job_amend(self._living(), ctypes.byref(made), milliseconds(timeout)))
@@ -570,7 +571,7 @@ class Session:
         optim          AdamW, Adam or SGD of this package, or a torch optimizer without a scheduler (see from_torch).
                        None: nothing is trained here, see cairn.torch.ReadModel, which takes the options name, stage,
                        units, window, wire_dtype, parts, init, init_from, init_prefix, init_nonfinite_ok, rank,
-                       workers_min, timeout, must_exist
+                       workers, world, start_wait, timeout, must_exist
         name           of the job; None: the model's class in lower case
         must_exist     True: NotFound if there is no job of that name, which would otherwise be created, and trained
                        from the beginning; for a program that goes on with one
@@ -582,8 +583,16 @@ class Session:
         clip_norm, loss_scale, loss_scale_policy, on_nonfinite, init_from, init_prefix, init_nonfinite_ok,
         client_state_max, reduce_groups, skips_max
                        state of the job, see JobSpec; with init_from the shards read the initial state themselves
-        rank, workers_min
-                       None: rank and world of the environment, see env()
+        rank           unique in the job; None: of the environment, see env()
+        workers        (min, max), as torchrun's --nnodes MIN:MAX, or n for (n, n): a round opens with at least min
+                       workers, and at most max may attach. None: as many as the environment launched, so that a lost
+                       worker is waited for until it is back; m.amend(workers=…) or `cairn job amend` changes it while
+                       the job trains. n, or None, also goes with a job whose bounds allow so many
+        world          how many workers come together, whose ranks are 0 to world - 1 where `parts` are given. None:
+                       of the environment; where rank is given, max
+        start_wait     seconds that the first round after all were gone waits for `world` workers, so that the first
+                       to arrive does not train alone; None: 30. Without effect if min is world
+        workers_min    in place of workers: min alone, max is the cluster's
         timeout        seconds, of every wait
         blobs          {name: bytes or uint8 tensor}: opaque bytes that the servers keep, save and give back as they
                        are; their lengths are part of the job. m.blob(name), m.write({name: bytes})

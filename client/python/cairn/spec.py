@@ -110,6 +110,9 @@ class Group:
     schedule: Schedule = Schedule()
 
 
+START_WAIT_S = 30.0
+
+
 @dataclass(frozen=True)
 class JobSpec:
     """`rank`: this worker's, unique in the job. `workers_min`: a round opens with at least so many.
@@ -119,7 +122,9 @@ class JobSpec:
     `client_state_max`: bytes that a commit may give of the trainer's own. `reduce_groups`: "none", or "host": shards
     add up what the workers of their host push before it goes on; the bits then depend on who shares a host.
     `skips_max`: so many rounds in a row that are skipped with the loss scale at its least, and no further one opens;
-    0 = 100."""
+    0 = 100. `workers_max`: attached at a time, 0 = as many as the cluster allows. `world`: how many workers come
+    together; the first round after all were gone waits for so many, `start_wait` seconds at most; 0: for nobody beyond
+    workers_min."""
 
     tensors: Sequence[Tensor]
     groups: Sequence[Group] = field(default_factory=lambda: (Group(),))
@@ -137,6 +142,9 @@ class JobSpec:
     init_nonfinite_ok: bool = False
     reduce_groups: str = "none"
     skips_max: int = 0
+    workers_max: int = 0
+    world: int = 0
+    start_wait: float = START_WAIT_S
     chunk_leaves: int = 0
     window: int = 0
 
@@ -154,6 +162,13 @@ def at_least(least: int, what: str, value: Any, most: int = 2 ** 31 - 1) -> int:
         raise Invalid(f"{what} is {value!r}; it must be a whole number of at least {least}"
                       + (f" and at most {most}" if type(value) is int and value > most else ""))
     return value
+
+
+def workers_of(workers: Any) -> Tuple[int, int]:
+    """(min, max) of what may be a number."""
+    bounds = workers if isinstance(workers, (tuple, list)) and len(workers) == 2 else (workers, workers)
+    least = at_least(1, "the least number of workers", bounds[0])
+    return least, at_least(least, "the greatest number of workers", bounds[1])
 
 
 def _real(what: str, value: Any) -> float:
@@ -208,6 +223,7 @@ class Amendment:
     clip_norm: Optional[float] = None
     add: Sequence[Tensor] = ()
     ties: Mapping[str, str] = field(default_factory=dict)
+    workers: Union[None, int, Tuple[int, int]] = None
 
 
 def _tensor(tensor: Tensor, alive: List[Any]) -> _c.Tensor:
@@ -264,6 +280,9 @@ def to_c(spec: JobSpec) -> Tuple[_c.JobSpec, List[Any]]:
                       init_nonfinite_ok=bool(spec.init_nonfinite_ok),
                       reduce_groups=number(REDUCE_GROUPS, "reduce_groups", spec.reduce_groups),
                       skips_max=at_least(0, "skips_max", spec.skips_max),
+                      workers_max=at_least(0, "workers_max", spec.workers_max),
+                      world=at_least(0, "world", spec.world) if _real("start_wait", spec.start_wait) > 0 else 0,
+                      start_wait_ms=max(1, int(spec.start_wait * 1000)),
                       chunk_leaves=at_least(0, "chunk_leaves", spec.chunk_leaves),
                       window=at_least(0, "window", spec.window))
     return made, alive
@@ -284,6 +303,7 @@ def amend_to_c(amendment: Amendment, revision: int) -> Tuple[_c.Amend, List[Any]
     ties = (_c.Tie * len(a.ties))(*[_c.Tie(text(name), text(target)) for name, target in a.ties.items()])
     thawed = a.unfreeze_tensors if isinstance(a.unfreeze_tensors, Mapping) else dict.fromkeys(a.unfreeze_tensors)
     alive += [groups, added, ties]
+    least, most = (0, 0) if a.workers is None else workers_of(a.workers)
     made = _c.Amend(revision=revision, groups=ctypes.cast(groups, ctypes.POINTER(_c.Group)), group_count=len(groups),
                     clip_norm=a.clip_norm or 0.0, set_clip_norm=a.clip_norm is not None,
                     freeze=_strings(a.freeze, alive), freeze_count=len(a.freeze),
@@ -292,5 +312,6 @@ def amend_to_c(amendment: Amendment, revision: int) -> Tuple[_c.Amend, List[Any]
                     unfreeze_tensors=_strings(list(thawed), alive), unfreeze_tensor_count=len(thawed),
                     unfreeze_tensor_groups=_strings(list(thawed.values()), alive),
                     add=ctypes.cast(added, ctypes.POINTER(_c.Tensor)), add_count=len(added),
-                    ties=ctypes.cast(ties, ctypes.POINTER(_c.Tie)), tie_count=len(ties))
+                    ties=ctypes.cast(ties, ctypes.POINTER(_c.Tie)), tie_count=len(ties),
+                    workers_min=least, workers_max=most)
     return made, alive

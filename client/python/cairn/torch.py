@@ -36,11 +36,11 @@ from . import _again, _blobs, _lent, _meta, _options, _transfer
 from ._beside import Replaced, TorchOptimizers, refuse_loading
 from ._gradients import Gradients, Hook
 from ._held import TRIES, Held
+from ._launch import launch
 from ._model import Slot, Unit, UnitChoice, buffers_of, set_parts, slots_of, tensors_of, units_of
 from ._still import Stillness
 from ._window import Memory, Window
 from ._wrapped import judge_hooked, outside
-from .env import env
 from .errors import CairnError, EpochChanged, Invalid, NotFound, Refused, Stale, Timeout, Unsupported, VersionGone
 from .evaluation import Reader
 from .memory import can_lend
@@ -88,11 +88,13 @@ class AttachedModel(Held):
     def __init__(self, session: Session, model: nn.Module, optim: Union[Optimizer, "torch.optim.Optimizer"], *,
                  name: Optional[str] = None, stage: int = 2, units: UnitChoice = None, window: Optional[int] = None,
                  wire_dtype: Any = None, timeout: float = TIMEOUT_S, rank: Optional[int] = None,
-                 workers_min: Optional[int] = None, parts: Mapping[str, Part] = {}, counts: bool = True,
+                 workers: Union[None, int, Tuple[int, int]] = None, workers_min: Optional[int] = None,
+                 world: Optional[int] = None, start_wait: Optional[float] = None,
+                 parts: Mapping[str, Part] = {}, counts: bool = True,
                  blobs: Mapping[str, Any] = {}, mapped_gradients: Optional[bool] = None,
                  mapped_parameters: Optional[bool] = None, init: Mapping[str, Init] = {}, must_exist: bool = False,
                  **state: Any):
-        here = env()
+        here = launch(rank, workers, workers_min, world, start_wait)
         _options.judge(model, name, units, parts, counts, mapped_gradients, mapped_parameters, must_exist)
         _options.warn_of_statistics(model)
         super().__init__(session, model, name, timeout)
@@ -114,13 +116,12 @@ class AttachedModel(Held):
                                     bool(mapped_parameters))
         optim = _taken(optim)
         groups, group_of = _groups(optim, self._slots)
-        first = (here.rank if rank is None else rank) == 0 or bool(parts)
+        first = here["rank"] == 0 or bool(parts)
         if state.get("init_from") is None:
             _meta.find_source(session, self.name, self._slots + self._buffers, first, timeout)
         tensors = [tensor for slot in self._slots + self._buffers
                    for tensor in tensors_of(slot, group_of.get(slot.name))] + _blobs.tensors(opaque)
-        self._spec = JobSpec(tensors, groups, here.rank if rank is None else rank,
-                             here.world if workers_min is None else workers_min, stage=stage, **state)
+        self._spec = JobSpec(tensors, groups, stage=stage, **here, **state)
         self.clip_norm = self._spec.clip_norm
         self._micro_batches = at_least(1, "micro_batches", self._spec.micro_batches)
         shared = _options.gradient_bytes(mapped_gradients, self._slots, self.stage, self._micro_batches, modules,
@@ -182,7 +183,7 @@ class AttachedModel(Held):
         """Whether tensors are held in parts: every worker is to say so, and brings its own."""
         tiles = [Tile(slot.name, slot.box) for slot in self._slots if slot.box is not None]
         if tiles:
-            self._job.tiles(tiles, self._spec.workers_min, self.timeout)
+            self._job.tiles(tiles, self._spec.world, self.timeout)
         return bool(tiles)
 
     def _bring_initial_state(self, opaque: Mapping[str, bytes]) -> None:
@@ -489,16 +490,17 @@ class AttachedModel(Held):
 
     def amend(self, groups: Optional[Mapping[str, Mapping[str, Any]]] = None, freeze: Sequence[str] = (),
               unfreeze: Sequence[str] = (), clip_norm: Optional[float] = None, freeze_tensors: Sequence[str] = (),
-              unfreeze_tensors: Sequence[str] = ()) -> None:
+              unfreeze_tensors: Sequence[str] = (), workers: Union[None, int, Tuple[int, int]] = None) -> None:
         """Changes the job for all its workers from the next round on: {"default": dict(lr=1e-4)}, names of groups or
-        of parameters that are frozen or not any more, the clip norm. One worker's call is enough."""
+        of parameters that are frozen or not any more, the clip norm, how many workers there are to be (at once, also
+        for those who wait). One worker's call is enough."""
         known = {group.name: group for group in self._spec.groups}
         unknown = sorted(set(groups or {}) - set(known))
         if unknown:
             raise NotFound(f"no group {', '.join(unknown)}; there are {', '.join(known)}")
         changed = [changed_group(known[name], change) for name, change in (groups or {}).items()]
         self._job.amend(changed, freeze, unfreeze, clip_norm, timeout=self.timeout, freeze_tensors=freeze_tensors,
-                        unfreeze_tensors=unfreeze_tensors)
+                        unfreeze_tensors=unfreeze_tensors, workers=workers)
         self.clip_norm = self.clip_norm if clip_norm is None else clip_norm
         now = {**known, **{group.name: group for group in changed}}
         self._spec = dataclasses.replace(self._spec, groups=tuple(now.values()))
