@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/pause.h"
 #include "client/session.h"
 #include "proto/wire/optimizer.h"
 
@@ -302,6 +303,7 @@ static void attached(struct job *job)
     connect_links(job);
     cairn_client_tiles_again(job);
     ask_how_the_round_ended(job);
+    cairn_client_pause_again(job);
     cairn_session_kick(s);
 }
 

@@ -184,6 +184,11 @@ typedef struct cairn_op cairn_op;   /* something under way */
 typedef enum cairn_role { CAIRN_WORKER = 1, CAIRN_READER = 2 } cairn_role;
 
 /* Everything not set is taken from the environment, then from the default. */
+/* Called by a call that waits beyond its time for a worker in a pause (cairn_pause), in its thread, whenever
+ * its time is over again, and every minute; no other call may be made in it. `text`, valid until it returns,
+ * says for whom and for what, paused_ms for how long at most. False: the call ends with CAIRN_ERR_TIMEOUT. */
+typedef bool (*cairn_wait_fn)(void *context, const char *job, const char *text, int paused_ms);
+
 struct cairn_opts {
     size_t struct_size;
     const char
@@ -194,6 +199,8 @@ struct cairn_opts {
     const char *fabric;        /* "auto", "mapped", "ucx"; CAIRN_FABRIC */
     const char *fabric_device; /* network device of the data path; CAIRN_FABRIC_DEVICE; "lo" */
     uint32_t prefetch_units;   /* 0 = 2: the window of cairn_prefetch, of each job */
+    cairn_wait_fn on_wait;     /* NULL: a line a minute on standard error, and the call waits on */
+    void *on_wait_context;
 };
 
 /* What the launcher says of this process. Rank is not identity: a restarted process has its
@@ -597,6 +604,16 @@ CAIRN_EXPORT cairn_status cairn_commit(cairn_job *job, const struct cairn_round 
                                        uint64_t weight, const void *client_state,
                                        size_t state_bytes, int timeout_ms,
                                        struct cairn_result *out) CAIRN_CHECKED;
+
+/* A pause: this worker is at work on something else (an evaluation, say), for at_most_ms (a day at most), in
+ * a round or between two. Until cairn_pause_end the other workers wait for it, however long their calls were
+ * to wait (cairn_opts.on_wait), and the step's deadline is suspended for it alone: that this process lives is
+ * not enough. After at_most_ms the pause ends by itself, and the usual rules hold; a worker that dies in one
+ * is given up as any other. `what`: "evaluating", 1 to 63 printable bytes. Again: replaces the one before. */
+CAIRN_EXPORT cairn_status cairn_pause(cairn_job *job, const char *what, int at_most_ms,
+                                      int timeout_ms) CAIRN_CHECKED;
+/* CAIRN_OK if there was none. */
+CAIRN_EXPORT cairn_status cairn_pause_end(cairn_job *job, int timeout_ms) CAIRN_CHECKED;
 
 /* Gives up a round that this worker has not committed, and stays in the job. What was pushed cannot be
  * taken back: the round is void for all, who do the step again. CAIRN_OK: it is, and every push's buffer is

@@ -78,6 +78,7 @@ uint64_t cairn_cluster_store_writes(const struct cairn_cluster *cluster);
 #define CAIRN_SESSION_PAGED_MAX   4   /* specs that are on their way on one connection */
 #define CAIRN_MEMBER_BUCKETS      512 /* of a job's index of its members; their ids are random */
 #define CAIRN_MISMATCH_LINES_MAX  10
+#define CAIRN_MEMBER_PAUSE_BYTES  64
 
 /* A connection that said a good Hello. */
 struct cairn_cluster_session {
@@ -133,6 +134,9 @@ struct cairn_cluster_member {
     uint32_t tiles_world;            /* of that TilesDeclare */
     struct cairn_paged tiles_pages;  /* owned; while tiles_arriving */
     bool tiles_arriving, tiles_declared;
+    uint64_t
+        pause_ends_ms; /* cairn_cluster_now_ms: it is at work on something else; 0: it is not */
+    char pause[CAIRN_MEMBER_PAUSE_BYTES]; /* then: what */
     uint64_t attached_id; /* of the job that it was a member of already; 0: of none */
     uint64_t
         amend_revision; /* of amend_request, once it is in the store: answered when all shards have it */
@@ -565,11 +569,17 @@ void cairn_cluster_job_event(struct cairn_cluster_job *job, const struct cairn_r
 void cairn_cluster_job_tick(struct cairn_cluster_job *job, uint64_t now_ms);
 void cairn_cluster_job_send_all(struct cairn_cluster_job *job, uint16_t type,
                                 const ProtobufCMessage *message);
-void cairn_cluster_job_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out);
 void cairn_cluster_decision_to_message(const struct cairn_decision *decision, Cairn__Decision *out);
 /* Borrows the payload. CAIRN_ERR_MALFORMED. */
 cairn_status cairn_cluster_decision_of_message(const Cairn__Decision *message,
                                                struct cairn_decision *out) CAIRN_MUST_CHECK;
+
+/* waiting.c */
+void cairn_cluster_job_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out);
+/* So long at most those whom it awaits pause; 0: not all that is awaited is of that kind. */
+uint64_t cairn_cluster_job_paused_ms(const struct cairn_cluster_job *job);
+void cairn_cluster_member_pause(struct cairn_cluster_member *member, uint32_t request,
+                                const Cairn__Pause *pause);
 
 /* handlers_*.c: judged frames of each role. Returns false if the role may not say that. */
 bool cairn_cluster_handle_worker(struct cairn_cluster_session *session,

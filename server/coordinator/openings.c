@@ -79,6 +79,8 @@ static void take_over(struct cairn_cluster_member *member, struct cairn_cluster_
         member->amend_waits = same->amend_waits; // moves
         same->amend_waits = NULL;
         member->amend_revision = same->amend_revision;
+        member->pause_ends_ms = same->pause_ends_ms;
+        memcpy(member->pause, same->pause, sizeof member->pause);
         memcpy(member->commits, same->commits, sizeof member->commits);
         member->commit_count = same->commit_count;
         memcpy(member->waits, same->waits, sizeof member->waits);

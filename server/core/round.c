@@ -405,6 +405,7 @@ static void on_shard(struct cairn_round *core, const struct cairn_round_event *e
 static void on_tick(struct cairn_round *core, uint64_t now_ms, struct cairn_round_actions *actions)
 {
     core->now_ms = now_ms;
+    cairn_round_end_pauses(core);
     const bool open = core->stage == CAIRN_ROUND_OPEN && !core->need_epoch; // or it is void anyway
     const bool due = open && core->deadline_ms != 0;
     if (!due || now_ms < core->deadline_ms) return;
@@ -481,6 +482,7 @@ static void take_event(struct cairn_round *core, const struct cairn_round_event 
     case CAIRN_ROUND_WORKER_COMMIT: on_worker_commit(core, event, actions); return;
     case CAIRN_ROUND_WORKER_ABANDON: on_worker_abandon(core, event, actions); return;
     case CAIRN_ROUND_WORKER_WRITE: on_worker_write(core, event->member, actions); return;
+    case CAIRN_ROUND_WORKER_PAUSE: cairn_round_on_pause(core, event); return;
     case CAIRN_ROUND_WORKER_UNWRITE: on_worker_unwrite(core, event); return;
     }
     assert(false && "an event of a kind that there is not");

@@ -134,6 +134,9 @@ enum cairn_round_event_kind {
                                  * → WORKER_RESULT, later */
     CAIRN_ROUND_WORKER_WRITE, /* member: wants to write → WORKER_OPENED, `write` set, later. An open round of
                                * steps that waits for its commit is void: it was opened for others */
+    CAIRN_ROUND_WORKER_PAUSE, /* member, wait_ms: it is at work on something else for so long at most (0: no
+                               * more), which suspends the step's deadline for it; when that ends, the
+                               * deadline begins anew */
     CAIRN_ROUND_WORKER_UNWRITE, /* member, round: it does not want to, any more; its open write of that
                                  * round, or (0) of any, is void */
 };
@@ -260,6 +263,8 @@ bool cairn_round_pin_pending(const struct cairn_round *core);
 uint32_t cairn_round_worker_count(const struct cairn_round *core);
 /* The open round, decided or not, counts on the worker. */
 bool cairn_round_contributes(const struct cairn_round *core, uint64_t member);
+/* So long the open round may wait for workers that pause, at most; 0: not for such. */
+uint64_t cairn_round_paused_ms(const struct cairn_round *core);
 /* Since this incarnation began. */
 struct cairn_round_counts {
     uint64_t applied, skipped, abandoned, epochs;

@@ -94,6 +94,20 @@ bool cairn_round_contributes(const struct cairn_round *core, uint64_t member)
     return false;
 }
 
+uint64_t cairn_round_paused_ms(const struct cairn_round *core)
+{
+    uint64_t most_ms = 0;
+    if (core->stage != CAIRN_ROUND_OPEN || core->need_epoch) return 0; // it ends without them
+    for (uint32_t i = 0; i < core->worker_count; i++) {
+        const struct worker *worker = &core->workers[i];
+        if (!worker->contributor || worker->committed || worker->paused_ms <= core->now_ms)
+            continue;
+        const uint64_t left_ms = worker->paused_ms - core->now_ms;
+        if (left_ms > most_ms) most_ms = left_ms;
+    }
+    return most_ms;
+}
+
 struct cairn_round_counts cairn_round_counts_of(const struct cairn_round *core)
 {
     return core->counts;

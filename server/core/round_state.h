@@ -19,6 +19,7 @@ struct worker {
     uint32_t rank;
     uint32_t dense;                 /* contributor: its place in the open round */
     uint32_t launch;                /* so many came together; 0: not said */
+    uint64_t paused_ms;             /* until then it pauses; 0: it does not */
     uint64_t start_ms;              /* until then a start waits for them */
     bool contributor;               /* of the open round */
     bool committed;                 /* the open round */
@@ -118,6 +119,9 @@ struct worker *cairn_round_find_worker(const struct cairn_round *core, uint64_t 
 void cairn_round_remove_worker(struct cairn_round *core, struct worker *worker);
 
 /* round_late.c */
+void cairn_round_on_pause(struct cairn_round *core, const struct cairn_round_event *event);
+/* Those whose time is over. */
+void cairn_round_end_pauses(struct cairn_round *core);
 /* The open round has passed its deadline. */
 void cairn_round_on_deadline(struct cairn_round *core, struct cairn_round_actions *actions);
 void cairn_round_on_lacks(struct cairn_round *core, const struct cairn_round_event *event,

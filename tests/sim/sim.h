@@ -88,6 +88,7 @@ enum message_kind {
     M_WRITE,
     M_COMMIT,
     M_ABANDON,
+    M_PAUSE,
     M_OPENED,
     M_RESULT,
     M_FENCED,
@@ -323,8 +324,9 @@ enum trainer { T_IDLE, T_COMPUTING, T_PUSHING, T_WAITING, T_GIVING_UP };
 
 struct process {
     bool alive, stalled;
-    bool mute;     /* what it sends to shards is lost, and nobody notices */
-    uint64_t life; /* member number: process index + 16 * count */
+    uint64_t pause_ends, paused_ms; /* as it says; as the coordinator knows. 0: it does not pause */
+    bool mute;                      /* what it sends to shards is lost, and nobody notices */
+    uint64_t life;                  /* member number: process index + 16 * count */
     uint32_t rank;
     bool zombie; /* another process has its rank */
     struct link control;
@@ -574,6 +576,7 @@ void process_start(struct sim *sim, uint32_t rank);
 void process_kill(struct sim *sim, uint32_t proc);
 void process_event(struct sim *sim, const struct event *event);
 void process_connect(struct sim *sim, uint32_t proc);
+void process_pause(struct sim *sim, uint32_t proc, uint64_t at_most_ms); /* says so */
 void process_link_break(struct sim *sim, uint32_t proc);
 void fabric_break(struct sim *sim, uint32_t shard, uint32_t proc);
 

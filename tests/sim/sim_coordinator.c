@@ -77,6 +77,7 @@ void coordinator_start(struct sim *sim)
     do_event(sim, &ready);
     sim_at(sim, MS(20), E_TICK, 0, 0, c->incarnation);
     c->started = false;
+    for (uint32_t p = 0; p < PROCS_MAX; p++) sim->procs[p].paused_ms = 0;
     if (sim->scenario.lowered > 0)
         sim_at(sim, rng_exponential(&sim->schedule, 30000), E_AMEND, 1, 0, c->incarnation);
 }
@@ -245,6 +246,9 @@ static void see_deadline(struct sim *sim, const struct cairn_round_action *actio
     sim->seen[SEEN_workers_deadline]++;
     if (sim->healed && sim->oracle.opened_count > sim->healthy_rounds)
         sim_fail(sim, "a worker was dropped at the step deadline after the faults stopped");
+    if (proc != NULL && proc->paused_ms > sim->now / 1000)
+        sim_fail(sim, "process %u was dropped at the step deadline while it pauses",
+                 (unsigned)(proc - sim->procs));
     if (proc != NULL && !proc->stalled && !proc->mute && !proc->zombie)
         sim_fail(sim, "process %u was dropped at the step deadline for another's fault",
                  (unsigned)(proc - sim->procs));
@@ -325,7 +329,10 @@ static void do_action(struct sim *sim, const struct cairn_round_action *action)
         sim->coordinator.decided_round = action->decision->round;
         to_shards(sim, M_DECIDE, action);
         return;
-    case CAIRN_ROUND_ASK_LACKS: to_shards(sim, M_ASK_LACKS, action); return;
+    case CAIRN_ROUND_ASK_LACKS:
+        sim->seen[SEEN_pauses] += cairn_round_paused_ms(sim->coordinator.core) > 0;
+        to_shards(sim, M_ASK_LACKS, action);
+        return;
     case CAIRN_ROUND_SHARD_LATE: see_late_shard(sim, action); return;
     case CAIRN_ROUND_PIN_SEND: to_shards(sim, M_PIN, action); return;
     case CAIRN_ROUND_WORKER_OPENED:
@@ -422,6 +429,12 @@ static void see_commit(struct sim *sim, enum cairn_round_stage before)
     if (before == CAIRN_ROUND_OPEN && decided) sim->seen[SEEN_state_awaited]++;
 }
 
+static void note_pause(struct sim *sim, const struct message *message)
+{
+    struct process *proc = sim_process(sim, message->member);
+    if (proc != NULL) proc->paused_ms = sim->coordinator.tick_ms + message->weight;
+}
+
 static void from_worker(struct sim *sim, const struct message *message)
 {
     const enum cairn_round_stage before = cairn_round_stage_of(sim->coordinator.core);
@@ -440,6 +453,11 @@ static void from_worker(struct sim *sim, const struct message *message)
     case M_WRITE: event.kind = CAIRN_ROUND_WORKER_WRITE; break;
     case M_COMMIT: event.kind = CAIRN_ROUND_WORKER_COMMIT; break;
     case M_ABANDON: event.kind = CAIRN_ROUND_WORKER_ABANDON; break;
+    case M_PAUSE:
+        event.kind = CAIRN_ROUND_WORKER_PAUSE;
+        event.wait_ms = message->weight;
+        note_pause(sim, message);
+        break;
     default: sim_fail(sim, "the coordinator got message %d", (int)message->kind); return;
     }
     do_event(sim, &event);

@@ -47,10 +47,13 @@ class Version(ctypes.Structure):
     _fields_ = [("generation", c_uint64), ("step", c_uint64)]
 
 
+ON_WAIT = ctypes.CFUNCTYPE(c_bool, c_void_p, c_char_p, c_char_p, c_int)
+
+
 class Opts(Sized):
     _fields_ = [("struct_size", c_size_t), ("endpoint", c_char_p), ("name", c_char_p),
                 ("connect_timeout_ms", c_int), ("fabric", c_char_p), ("fabric_device", c_char_p),
-                ("prefetch_units", c_uint32)]
+                ("prefetch_units", c_uint32), ("on_wait", ON_WAIT), ("on_wait_context", c_void_p)]
 
 
 class Init(ctypes.Structure):
@@ -188,6 +191,8 @@ FUNCTIONS = {
     "cairn_job_tensor": (c_int, [_handle, c_size_t, POINTER(Tensor)]),
     "cairn_tiles": (c_int, [_handle, POINTER(Tile), c_size_t, c_uint32, c_int]),
     "cairn_job_amend": (c_int, [_handle, POINTER(Amend), c_int]),
+    "cairn_pause": (c_int, [_handle, c_char_p, c_int, c_int]),
+    "cairn_pause_end": (c_int, [_handle, c_int]),
     "cairn_prefetch": (c_int, [_handle, Version, POINTER(c_char_p), c_size_t]),
     "cairn_map": (c_int, [_handle, Version, c_char_p, POINTER(View), POINTER(c_size_t), POINTER(_handle)]),
     "cairn_unmap": (c_int, [_handle, POINTER(View), c_void_p]),

@@ -39,12 +39,26 @@ def check(status: int) -> None:
         raise error(status, _c.lib().cairn_error().decode(errors="replace"))
 
 
+_paused = threading.local()  # seen: the call of this thread waited for a worker in a pause
+_waits = _log.Waits()
+
+
+@_c.ON_WAIT
+def _on_wait(_: Any, job: bytes, awaited: bytes, __: int) -> bool:
+    _paused.seen = True
+    _waits.note(job.decode(errors="replace"), awaited.decode(errors="replace"))
+    return False  # sliced calls again
+
+
 def sliced(call: Callable[[int], int], timeout: float) -> None:
     """Calls with at most half a second at a time: TIMEOUT changes nothing, and Ctrl-C is heard between."""
     left_ms = milliseconds(timeout)
     deadline = time.monotonic() + timeout
     while True:
+        _paused.seen = False
         status = call(min(left_ms, int(_SLICE_S * 1000)))
+        if _paused.seen:  # for a worker that said so: its time does not count
+            deadline = time.monotonic() + timeout
         left_ms = max(0, int((deadline - time.monotonic()) * 1000))
         if status != Timeout.status or left_ms == 0:
             return check(status)
@@ -282,6 +296,18 @@ class Job:
         check(_c.lib().cairn_job_amend(self._living(), ctypes.byref(made), milliseconds(timeout)))
         del alive
 
+    @contextlib.contextmanager
+    def pause(self, what: str, at_most: float = 600.0, timeout: float = TIMEOUT_S) -> Iterator[None]:
+        """This worker is at work on `what` ("evaluating"), for `at_most` seconds: the other workers wait for it, whatever
+        their timeouts are, with a line a minute in their log, and the step's deadline is suspended for it alone.
+        After `at_most` the usual rules hold."""
+        sliced(lambda ms: _c.lib().cairn_pause(self._living(), text(what), milliseconds(at_most), ms), timeout)
+        try:
+            yield
+        finally:
+            if not self.closed:
+                sliced(lambda ms: _c.lib().cairn_pause_end(self._living(), ms), timeout)
+
     def tiles(self, tiles: Sequence[Tile], world: int, timeout: float = TIMEOUT_S) -> None:
         """What this worker holds, of ranks 0 to world - 1; a tensor that is not listed it holds whole. Every worker
         calls it after opening the job. Mismatch names the tensor, the ranks, the overlap or the hole."""
@@ -480,7 +506,8 @@ class Session:
         self._jobs: Set[Job] = set()  # closed ones too: their loans end with the session
         handle = ctypes.c_void_p()
         opts = _c.Opts(endpoint=text(endpoint), name=text(name), connect_timeout_ms=milliseconds(connect_timeout),
-                       fabric=text(fabric), fabric_device=text(fabric_device), prefetch_units=prefetch_units)
+                       fabric=text(fabric), fabric_device=text(fabric_device), prefetch_units=prefetch_units,
+                       on_wait=_on_wait)
         check(_c.lib().cairn_open(ctypes.byref(opts), ctypes.byref(handle)))
         self._handle: Optional[ctypes.c_void_p] = handle
         self._memory_lock = threading.RLock()  # held while memory of cairn_alloc is written to

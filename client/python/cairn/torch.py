@@ -27,7 +27,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import torch
 from torch import nn
@@ -504,6 +504,11 @@ class AttachedModel(Held):
         self.clip_norm = self.clip_norm if clip_norm is None else clip_norm
         now = {**known, **{group.name: group for group in changed}}
         self._spec = dataclasses.replace(self._spec, groups=tuple(now.values()))
+
+    def pause(self, what: str, at_most: float = 600.0) -> ContextManager[None]:
+        """with m.pause("evaluating", at_most=600): the other workers wait for this one meanwhile, in a step or between
+        two, whatever their timeouts are, and say so once a minute. After `at_most` seconds the usual rules hold."""
+        return self._job.pause(what, at_most, self.timeout)
 
     def blob(self, name: str) -> bytes:
         """The newest bytes of a blob, read from the servers."""
