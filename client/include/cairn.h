@@ -183,12 +183,12 @@ typedef struct cairn_op cairn_op;   /* something under way */
 
 typedef enum cairn_role { CAIRN_WORKER = 1, CAIRN_READER = 2 } cairn_role;
 
-/* Everything not set is taken from the environment, then from the default. */
 /* Called by a call that waits beyond its time for a worker in a pause (cairn_pause), in its thread, whenever
  * its time is over again, and every minute; no other call may be made in it. `text`, valid until it returns,
  * says for whom and for what, paused_ms for how long at most. False: the call ends with CAIRN_ERR_TIMEOUT. */
 typedef bool (*cairn_wait_fn)(void *context, const char *job, const char *text, int paused_ms);
 
+/* Everything not set is taken from the environment, then from the default. */
 struct cairn_opts {
     size_t struct_size;
     const char

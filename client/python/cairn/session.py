@@ -298,9 +298,9 @@ class Job:
 
     @contextlib.contextmanager
     def pause(self, what: str, at_most: float = 600.0, timeout: float = TIMEOUT_S) -> Iterator[None]:
-        """This worker is at work on `what` ("evaluating"), for `at_most` seconds: the other workers wait for it, whatever
-        their timeouts are, with a line a minute in their log, and the step's deadline is suspended for it alone.
-        After `at_most` the usual rules hold."""
+        """This worker is at work on `what` ("evaluating"), for `at_most` seconds: the other workers wait for it,
+        whatever their timeouts are, with a line a minute in their log, and the step's deadline is suspended for it
+        alone. After `at_most` the usual rules hold."""
         sliced(lambda ms: _c.lib().cairn_pause(self._living(), text(what), milliseconds(at_most), ms), timeout)
         try:
             yield
