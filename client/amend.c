@@ -135,6 +135,10 @@ static cairn_status judge_names(const char *const *names, size_t count)
 
 static cairn_status judge(const struct cairn_amend *amend)
 {
+    if (amend->workers_min == 0 && amend->workers_max != 0)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "workers_max is %u without workers_min; give both",
+                                 amend->workers_max);
     const size_t max = CAIRN_SPEC_GROUPS_MAX, most = CAIRN_SPEC_TENSORS_MAX;
     if (amend->group_count > max || amend->freeze_count > max || amend->unfreeze_count > max)
         return cairn_client_fail(CAIRN_ERR_INVALID,
@@ -170,6 +174,8 @@ static cairn_status fill(struct words *words, const struct cairn_amend *amend)
     m->revision = amend->revision;
     m->set_clip_norm = amend->set_clip_norm;
     m->clip_norm = amend->clip_norm;
+    m->workers_min = amend->workers_min;
+    m->workers_max = amend->workers_max;
     m->freeze = (char **)(uintptr_t)amend->freeze; // protobuf-c lacks the const
     m->n_freeze = amend->freeze_count;
     m->unfreeze = (char **)(uintptr_t)amend->unfreeze;

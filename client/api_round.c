@@ -52,6 +52,14 @@ static bool take_round(struct job *job, const Cairn__RoundOpened *opened, struct
     return true;
 }
 
+/* Whom a new coordinator has to await, when this worker attaches to it: those who are left. */
+static void note_launch(struct job *job, uint32_t world)
+{
+    pthread_mutex_lock(&job->session->lock);
+    if (job->launch != 0) job->launch = world;
+    pthread_mutex_unlock(&job->session->lock);
+}
+
 cairn_status cairn_api_round_begin(struct job *job, uint16_t type, uint64_t deadline_ms,
                                    struct cairn_round *out)
 {
@@ -80,6 +88,7 @@ cairn_status cairn_api_round_begin(struct job *job, uint16_t type, uint64_t dead
     pthread_mutex_lock(&job->session->lock);
     cairn_step_times_waited(&job->times, CAIRN_TIME_WAIT, from_us);
     pthread_mutex_unlock(&job->session->lock);
+    if (status == CAIRN_OK && type == CAIRN_MSG_ROUND_BEGIN) note_launch(job, out->world);
     return status;
 }
 

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/pause.h"
 #include "client/session.h"
 #include "proto/wire/optimizer.h"
 
@@ -27,9 +28,13 @@ void cairn_attach_begin(struct job *job)
     open.session = job->member;
     open.token = job->token;
     open.spec_bytes = job->spec_packed != NULL ? job->spec_packed->size : 0;
+    open.start_wait_ms = job->start_wait_ms;
     open.attached = job->attached_once ? job->id : 0; // it is not to be made anew
     job->state = JOB_ATTACHING;
     put_off(job, "");
+    pthread_mutex_lock(&s->lock);
+    open.world = job->launch;
+    pthread_mutex_unlock(&s->lock);
     job->attach_request = ++s->next_request;
     cairn_control_send(s, CAIRN_MSG_JOB_OPEN, job->attach_request, &open.base);
     if (job->spec_packed != NULL)
@@ -201,15 +206,6 @@ static cairn_status judge_step(const struct job *job, struct cairn_sentence *why
     return CAIRN_ERR_ROLLED_BACK;
 }
 
-/* The spec that this member came with is the job's, or was before an amendment. */
-static bool same_job(const struct job *job, const struct cairn_job_spec_data *theirs)
-{
-    uint8_t hash[32];
-    if (cairn_spec_diff(&job->spec, theirs, 0, NULL, NULL) == 0) return true;
-    return theirs->former_count > 0 && cairn_spec_hash(&job->spec, hash) == CAIRN_OK &&
-           cairn_spec_was(theirs, hash);
-}
-
 static void note_clip_norm(struct job *job, double clip_norm)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -240,7 +236,7 @@ static cairn_status take_spec(struct job *job, struct cairn_sentence *why)
                                             cairn_optimizer_names(), &spec, why);
     if (status != CAIRN_OK) return status;
     const bool first = !job->attached_once;
-    if ((first && job->role == CAIRN_READER) || same_job(job, &spec)) {
+    if ((first && job->role == CAIRN_READER) || cairn_spec_joins(&job->spec, &spec)) {
         note_clip_norm(job, spec.clip_norm);
     } else {
         cairn_sentence_set(why, "job %s is another one now (%zu differences); open it again",
@@ -324,6 +320,7 @@ static void attached(struct job *job)
     connect_links(job);
     cairn_client_tiles_again(job);
     ask_how_the_round_ended(job);
+    cairn_client_pause_again(job);
     cairn_session_kick(s);
 }
 

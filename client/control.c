@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "client/fork.h"
+#include "client/pause.h"
 #include "client/session.h"
 
 #define CONNECT_TRY_MS     2000
@@ -380,6 +381,7 @@ static void send_ask(struct session *s, struct ask *ask)
         Cairn__WhoIsAwaited awaited;
         Cairn__TilesDeclare tiles;
         Cairn__JobAmend amend;
+        Cairn__Pause pause;
     } copy;
     const ProtobufCMessage *message = ask->message;
     const uint64_t id = ask->job != NULL ? ask->job->id : 0;
@@ -401,6 +403,7 @@ static void send_ask(struct session *s, struct ask *ask)
         WITH_JOB(WHO_IS_AWAITED, awaited, Cairn__WhoIsAwaited);
         WITH_JOB(TILES_DECLARE, tiles, Cairn__TilesDeclare);
         WITH_JOB(JOB_AMEND, amend, Cairn__JobAmend);
+        WITH_JOB(PAUSE, pause, Cairn__Pause);
     default: break;
     }
 #undef WITH_JOB
@@ -477,14 +480,18 @@ static void remove_ask(struct session *s, struct ask *ask)
     *link = ask->next;
 }
 
-/* Sleeps until the ask is answered. The ask is the caller's again, whatever happened. */
-static void wait_for(struct session *s, struct ask *ask, uint64_t deadline_ms)
+static void enlist(struct session *s, struct ask *ask)
 {
     pthread_mutex_lock(&s->lock);
     ask->next = s->asks;
     s->asks = ask;
     pthread_mutex_unlock(&s->lock);
     cairn_session_kick(s);
+}
+
+/* Sleeps until the ask is answered. */
+static void sleep_for(struct session *s, struct ask *ask, uint64_t deadline_ms)
+{
     pthread_mutex_lock(&s->lock);
     while (!ask->done && !s->ended && cairn_session_sleep(s, deadline_ms)) {}
     if (!ask->done && s->ended) {
@@ -492,34 +499,88 @@ static void wait_for(struct session *s, struct ask *ask, uint64_t deadline_ms)
         ask->status = CAIRN_ERR_CLOSED;
         cairn_sentence_set(&ask->why, "the session was closed");
     }
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* The ask is the caller's again, whatever happened. */
+static void delist(struct session *s, struct ask *ask)
+{
+    pthread_mutex_lock(&s->lock);
     remove_ask(s, ask);
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Whom a call waits for that has just timed out. */
-cairn_status cairn_control_fail_awaited(struct session *s, struct job *job, uint16_t type)
+Cairn__Awaited *cairn_control_awaited(struct session *s, struct job *job, uint16_t type)
 {
     Cairn__WhoIsAwaited message = CAIRN__WHO_IS_AWAITED__INIT;
     message.cut = type == CAIRN_MSG_SNAPSHOT_CREATE;
     message.lease = type == CAIRN_MSG_LEASE_TAKE;
     struct ask ask = { .job = job, .type = CAIRN_MSG_WHO_IS_AWAITED, .message = &message.base };
+    enlist(s, &ask);
+    sleep_for(s, &ask, cairn_client_now_ms() + AWAITED_TIMEOUT_MS);
+    delist(s, &ask);
+    if (ask.reply != NULL && ask.reply_type == CAIRN_MSG_AWAITED)
+        return (Cairn__Awaited *)ask.reply;
+    cairn_message_free(ask.reply);
+    return NULL;
+}
+
+/* Of a coordinator that is away nobody knows for whom it waits. */
+static uint64_t away_for_ms(struct session *s)
+{
     pthread_mutex_lock(&s->lock);
     const uint64_t away_ms = s->welcome ? 0 : cairn_client_now_ms() - s->away_since_ms;
     pthread_mutex_unlock(&s->lock);
+    return away_ms;
+}
+
+static cairn_status fail_awaited(struct session *s, const Cairn__Awaited *awaited, uint16_t type)
+{
+    const uint64_t away_ms = away_for_ms(s);
     if (away_ms > 0)
         return cairn_client_fail(
             CAIRN_ERR_TIMEOUT, "%s timed out: the coordinator at %s has been away for %llu ms",
             cairn_message_name(type), s->endpoint_text, (unsigned long long)away_ms);
-    wait_for(s, &ask, cairn_client_now_ms() + AWAITED_TIMEOUT_MS);
-    const Cairn__Awaited *awaited = ask.reply != NULL && ask.reply_type == CAIRN_MSG_AWAITED
-                                        ? (Cairn__Awaited *)ask.reply
-                                        : NULL;
-    cairn_client_fail(CAIRN_ERR_TIMEOUT, "%s timed out: %s", cairn_message_name(type),
-                      awaited != NULL && awaited->text[0] != 0
-                          ? awaited->text
-                          : "the coordinator does not say for whom it waits");
-    cairn_message_free(ask.reply);
-    return CAIRN_ERR_TIMEOUT;
+    return cairn_client_fail(CAIRN_ERR_TIMEOUT, "%s timed out: %s", cairn_message_name(type),
+                             awaited != NULL && awaited->text[0] != 0
+                                 ? awaited->text
+                                 : "the coordinator does not say for whom it waits");
+}
+
+/* Whom a call waits for that has just timed out. */
+cairn_status cairn_control_fail_awaited(struct session *s, struct job *job, uint16_t type)
+{
+    Cairn__Awaited *awaited = away_for_ms(s) > 0 ? NULL : cairn_control_awaited(s, job, type);
+    const cairn_status status = fail_awaited(s, awaited, type);
+    cairn_message_free((ProtobufCMessage *)awaited);
+    return status;
+}
+
+/* What waits for all workers. */
+static bool is_of_round(uint16_t type)
+{
+    return type == CAIRN_MSG_ROUND_BEGIN || type == CAIRN_MSG_ROUND_COMMIT ||
+           type == CAIRN_MSG_WRITE_BEGIN || type == CAIRN_MSG_INIT_DONE ||
+           type == CAIRN_MSG_TILES_DECLARE;
+}
+
+/* CAIRN_OK: it is answered. */
+static cairn_status await_answer(struct session *s, struct ask *ask, uint64_t deadline_ms)
+{
+    struct patience patience = cairn_client_patience(ask->job, deadline_ms);
+    cairn_status status = CAIRN_OK;
+    sleep_for(s, ask, deadline_ms);
+    while (!ask->done && status == CAIRN_OK) {
+        Cairn__Awaited *awaited = away_for_ms(s) > 0
+                                      ? NULL
+                                      : cairn_control_awaited(s, ask->job, ask->type);
+        if (is_of_round(ask->type) && cairn_client_waits_on(&patience, awaited, &deadline_ms))
+            sleep_for(s, ask, deadline_ms);
+        else
+            status = fail_awaited(s, awaited, ask->type);
+        cairn_message_free((ProtobufCMessage *)awaited);
+    }
+    return status;
 }
 
 cairn_status cairn_control_ask(struct session *s, struct job *job, uint16_t type,
@@ -527,8 +588,10 @@ cairn_status cairn_control_ask(struct session *s, struct job *job, uint16_t type
                                uint64_t deadline_ms, ProtobufCMessage **reply_out)
 {
     struct ask ask = { .job = job, .type = type, .message = message };
-    wait_for(s, &ask, deadline_ms);
-    if (!ask.done) return cairn_control_fail_awaited(s, job, type);
+    enlist(s, &ask);
+    const cairn_status waited = await_answer(s, &ask, deadline_ms);
+    delist(s, &ask);
+    if (!ask.done) return waited; // it may have come at the last moment
     if (ask.status != CAIRN_OK) return cairn_client_fail(ask.status, "%s", ask.why.text);
     if (ask.reply_type != reply_type) {
         cairn_message_free(ask.reply);

@@ -24,6 +24,7 @@ static void fill_info(struct job *job, struct cairn_job_info *info)
         .micro_batches = job->spec.micro_batches,
         .client_state_max = job->spec.client_state_max,
         .reduce_groups = job->spec.reduce_groups,
+        .workers_max = job->spec.workers_max,
     };
     pthread_mutex_unlock(&job->session->lock);
 }

@@ -67,6 +67,8 @@ static cairn_status fill_spec(struct job *job, const struct cairn_job_spec *from
     status = cairn_client_spec_fill(from, &job->spec);
     if (status != CAIRN_OK) return status;
     job->rank = from->rank;
+    status = cairn_client_spec_launch(from, &job->launch, &job->start_wait_ms);
+    if (status != CAIRN_OK) return status;
     job->spec_packed = cairn_packed_spec(&job->spec);
     return job->spec_packed != NULL
                ? CAIRN_OK

@@ -4,6 +4,7 @@
 
 #include "client/handle.h"
 #include "client/memory.h"
+#include "client/pause.h"
 #include "client/session.h"
 
 #define AWAITED_MS 200 /* that the loop thread has to say for whom a call waits */
@@ -125,6 +126,30 @@ static void note_time(struct op *op, uint64_t from_us)
         cairn_step_times_waited(&op->job->times, CAIRN_TIME_PUSH, from_us);
 }
 
+/* A push may wait for the contributions of other workers. Not under the lock. */
+static bool waits_on(const struct op *op, struct patience *patience, uint64_t *deadline_ms)
+{
+    if (op->kind != CAIRN_CHUNK_PUSH || patience->span_ms == 0) return false;
+    Cairn__Awaited *awaited = cairn_control_awaited(op->session, op->job, CAIRN_MSG_ROUND_COMMIT);
+    const bool waits = cairn_client_waits_on(patience, awaited, deadline_ms);
+    cairn_message_free((ProtobufCMessage *)awaited);
+    return waits;
+}
+
+/* Locked. Until it is done, or there is no time left. */
+static void sleep_for(struct op *op, uint64_t deadline_ms)
+{
+    struct session *s = op->session;
+    struct patience patience = cairn_client_patience(op->job, deadline_ms);
+    for (bool waits = true; waits && !op->done;) {
+        while (!op->done && cairn_session_sleep(s, deadline_ms)) {}
+        if (op->done) return;
+        pthread_mutex_unlock(&s->lock);
+        waits = waits_on(op, &patience, &deadline_ms);
+        pthread_mutex_lock(&s->lock);
+    }
+}
+
 cairn_status cairn_wait(cairn_op *handle, int timeout_ms)
 {
     if (timeout_ms < 0)
@@ -136,7 +161,7 @@ cairn_status cairn_wait(cairn_op *handle, int timeout_ms)
     cairn_status status = CAIRN_ERR_TIMEOUT;
     pthread_mutex_lock(&s->lock);
     const uint64_t from_us = op->done ? 0 : cairn_step_times_now();
-    while (!op->done && cairn_session_sleep(s, deadline_ms)) {}
+    sleep_for(op, deadline_ms);
     if (from_us != 0) note_time(op, from_us);
     if (op->done) status = op->status;
     struct cairn_sentence why = op->why;

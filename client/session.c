@@ -332,6 +332,8 @@ cairn_status cairn_client_open(const struct cairn_opts *opts, struct cairn_fabri
     struct session *s = calloc(1, sizeof *s);
     if (s == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     s->hub = hub;
+    s->on_wait = opts->on_wait;
+    s->on_wait_context = opts->on_wait_context;
     s->prefetch_units = opts->prefetch_units != 0 ? opts->prefetch_units : PREFETCH_UNITS;
     cairn_status status = read_environment(opts, &s->env);
     if (status != CAIRN_OK) {

@@ -206,13 +206,18 @@ struct job {
     char *name;
     cairn_role role;
     uint32_t rank;
+    uint32_t start_wait_ms;
     uint64_t member, token;
     uint32_t number; /* of this process; in the rounds that it begins */
     void *handle;
     atomic_bool closing;
 
     /* lock */
+    uint32_t
+        launch; /* workers that came together; of the last round, once there was one. 0: not said */
     bool attached_once, closed;
+    uint64_t pause_ends_ms; /* this worker is at work on something else; 0: it is not */
+    char pause[64];
     bool initialized;
     cairn_status failed; /* not OK: fenced, mismatch, lost: every call says so */
     struct cairn_sentence failed_why;
@@ -314,7 +319,9 @@ struct session {
     bool regions_changed;      /* since the fabric was told of them */
     struct gone *regions_gone; /* freed, and still known to the fabric; of memory.c */
     bool memory_closed;
-    uint32_t prefetch_units; /* constant */
+    uint32_t prefetch_units; /* constant, as these */
+    cairn_wait_fn on_wait;
+    void *on_wait_context;
 
     /* loop thread */
     struct cairn_fabric *fabric; /* NULL: the shards' places are not known yet (datapath.c) */
@@ -369,6 +376,8 @@ cairn_status cairn_control_ask(struct session *s, struct job *job, uint16_t type
 
 /* Caller's thread: sets this thread's sentence to whom a call waits for that has just timed out. */
 cairn_status cairn_control_fail_awaited(struct session *s, struct job *job, uint16_t type);
+/* The same thread: for whom; NULL: the coordinator does not say. Freed by the caller. */
+Cairn__Awaited *cairn_control_awaited(struct session *s, struct job *job, uint16_t type);
 
 /* ---- attach.c, loop thread ---- */
 void cairn_attach_begin(struct job *job);

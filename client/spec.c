@@ -14,6 +14,9 @@
 #define GROUP_LEAST         END_OF(cairn_group, nesterov)
 #define SPEC_LEAST          END_OF(cairn_job_spec, window)
 
+#define START_WAIT_MS     30000
+#define START_WAIT_MAX_MS 86400000
+
 static char *borrowed(const char *text)
 {
     return (char *)(uintptr_t)text; // whoever adds it copies it
@@ -281,6 +284,7 @@ static void fill_job(struct cairn_job_spec_data *spec, const struct cairn_job_sp
     spec->client_state_max = from->client_state_max;
     spec->init_nonfinite_ok = from->init_nonfinite_ok;
     spec->reduce_groups = from->reduce_groups;
+    spec->workers_max = from->workers_max;
     if (from->skips_max != 0) // 64 bits: 32 would lie in what older callers have as padding
         spec->skips_max = from->skips_max < UINT32_MAX ? (uint32_t)from->skips_max : UINT32_MAX;
     spec->policy = (struct cairn_policy) { .snapshot_every = from->snapshot_every,
@@ -302,6 +306,21 @@ static cairn_status fill(struct cairn_job_spec_data *spec, struct groups *groups
         return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the job's spec");
     cairn_spec_canonicalize(spec);
     return settle_aliases(spec);
+}
+
+cairn_status cairn_client_spec_launch(const struct cairn_job_spec *from, uint32_t *world_out,
+                                      uint32_t *start_wait_ms_out)
+{
+    struct cairn_job_spec own;
+    const cairn_status status = take(&own, sizeof own, SPEC_LEAST, from, "the job's spec");
+    if (status != CAIRN_OK) return status;
+    if (own.start_wait_ms > START_WAIT_MAX_MS)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "start_wait_ms is %llu; allowed: 0 (30000) to %d",
+                                 (unsigned long long)own.start_wait_ms, START_WAIT_MAX_MS);
+    *world_out = own.world;
+    *start_wait_ms_out = own.start_wait_ms != 0 ? (uint32_t)own.start_wait_ms : START_WAIT_MS;
+    return CAIRN_OK;
 }
 
 cairn_status cairn_client_spec_fill(const struct cairn_job_spec *from,

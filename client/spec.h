@@ -10,6 +10,9 @@
  * judged. A failure sets this thread's sentence; then `spec` is the caller's to release. */
 cairn_status cairn_client_spec_fill(const struct cairn_job_spec *from,
                                     struct cairn_job_spec_data *spec) CAIRN_MUST_CHECK;
+/* What *from says of who comes together with this worker, with its default. */
+cairn_status cairn_client_spec_launch(const struct cairn_job_spec *from, uint32_t *world_out,
+                                      uint32_t *start_wait_ms_out) CAIRN_MUST_CHECK;
 /* Appends the tensors of an amendment, which are no aliases; one that is trained and names no group is of
  * "default". As above. */
 cairn_status cairn_client_added_fill(const struct cairn_tensor *first, size_t count,

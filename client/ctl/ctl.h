@@ -40,6 +40,7 @@ enum {
     CTL_TAKES_YES = 1u << 20,
     CTL_TAKES_WATCH = 1u << 21, /* --watch */
     CTL_TAKES_EVERY = 1u << 22, /* --every, --once */
+    CTL_TAKES_TERMS = 1u << 23, /* --workers MIN:MAX, --lr, --group, --clip-norm */
     CTL_BENCHES = CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS,
     CTL_ASKS = CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT,
     CTL_LISTS = CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET | CTL_TAKES_WATCH
@@ -65,7 +66,11 @@ struct ctl {
     bool json, no_headers, quiet, wait, yes, force, watch, once;
     double every_s;         /* --watch, --every; 0: not given */
     const char *job, *path; /* --job, --path; NULL: not given */
-    uint32_t shards;        /* --shards; 0: not given */
+    const char *group;      /* --group; the same */
+    bool has_lr, has_clip_norm;
+    double lr, clip_norm;
+    uint32_t workers_min, workers_max; /* --workers; 0: not given */
+    uint32_t shards;                   /* --shards; 0: not given */
     const char *endpoint_file, *keep, *import;
     struct ctl_bench bench;
     int argc; /* what follows the verb */
@@ -169,6 +174,7 @@ int cairn_ctl_job_plan(struct ctl *ctl);
 int cairn_ctl_job_top(struct ctl *ctl);
 int cairn_ctl_job_digest(struct ctl *ctl);
 int cairn_ctl_job_drop(struct ctl *ctl);
+int cairn_ctl_job_amend(struct ctl *ctl);
 int cairn_ctl_snapshot_create(struct ctl *ctl);
 int cairn_ctl_snapshot_cancel(struct ctl *ctl);
 int cairn_ctl_snapshot_list(struct ctl *ctl);

@@ -113,6 +113,8 @@ static json_t *job_json(const Cairn__JobStatus *j)
     json_t *more = json_pack("{s:I, s:I, s:I, s:s}", "steps_applied", (json_int_t)j->steps_applied,
                              "rounds_skipped", (json_int_t)j->rounds_skipped, "rounds_abandoned",
                              (json_int_t)j->rounds_abandoned, "layout_hash", j->layout_hash);
+    json_object_set_new(more, "workers_max",
+                        cairn_ctl_json_known(j->workers_max > 0, j->workers_max));
     json_object_set_new(more, "skips", json_integer((json_int_t)j->skips));
     json_object_set_new(more, "skips_in_row", json_integer((json_int_t)j->skips_in_row));
     json_object_set_new(more, "put_out", json_string(j->put_out));
@@ -268,7 +270,11 @@ static void print_job(const struct ctl *ctl, const Cairn__JobStatus *j)
     if (j->restores > 0)
         cairn_ctl_line("restored", "%u time%s by itself since a step was applied", j->restores,
                        j->restores == 1 ? "" : "s");
-    cairn_ctl_line("workers", "%u attached, at least %u", j->workers, j->workers_min);
+    if (j->workers_max > 0)
+        snprintf(text, sizeof text, ", at most %u", j->workers_max);
+    else
+        text[0] = '\0';
+    cairn_ctl_line("workers", "%u attached, at least %u%s", j->workers, j->workers_min, text);
     if (j->heaviest_over_mean > 0)
         cairn_ctl_line("shards", "%u, heaviest/mean %.3f, layout %s", j->shards,
                        j->heaviest_over_mean, j->layout_hash);

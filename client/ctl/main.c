@@ -55,6 +55,9 @@ static const struct subcommand subcommands[] = {
       "the content root of the newest version: equal across layouts and restores (reads the whole "
       "state)",
       1, 1, CTL_ASKS | CTL_TAKES_QUIET, cairn_ctl_job_digest },
+    { "job", "amend", "JOB [--workers MIN:MAX] [--lr X [--group NAME]] [--clip-norm X]",
+      "change it while it trains, from the next round on; scripts that say what it was go on", 1, 1,
+      CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_TERMS, cairn_ctl_job_amend },
     { "job", "drop", "JOB [--yes] [--force]",
       "give its memory on all shards back, for good; its snapshots stay", 1, 1,
       CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_YES | CTL_TAKES_FORCE, cairn_ctl_job_drop },

@@ -37,6 +37,9 @@ enum {
     OPT_WATCH,
     OPT_EVERY,
     OPT_ONCE,
+    OPT_LR,
+    OPT_GROUP,
+    OPT_CLIP_NORM,
     OPT_HELP,
     OPT_VERSION
 };
@@ -99,6 +102,19 @@ static const struct {
       "--import FOLDER",
       "weights may be read from it (else from the working folder)" },
     { { "workers", 1, 0, OPT_WORKERS }, CTL_TAKES_WORKERS, "--workers N", "how many workers" },
+    { { "workers", 1, 0, OPT_WORKERS },
+      CTL_TAKES_TERMS,
+      "--workers MIN:MAX",
+      "a round opens with MIN workers, and MAX may attach; N is N:N" },
+    { { "lr", 1, 0, OPT_LR },
+      CTL_TAKES_TERMS,
+      "--lr X",
+      "the learning rate, at which its schedule is 1" },
+    { { "group", 1, 0, OPT_GROUP }, CTL_TAKES_TERMS, "--group NAME", "whose (else of all)" },
+    { { "clip-norm", 1, 0, OPT_CLIP_NORM },
+      CTL_TAKES_TERMS,
+      "--clip-norm X",
+      "of the global gradient norm; 0: no clipping" },
     { { "threads", 1, 0, OPT_THREADS },
       CTL_TAKES_THREADS,
       "--threads N",
@@ -250,6 +266,34 @@ static int parse_number(const char *name, const char *text, uint32_t max, uint32
     return done;
 }
 
+static int parse_real(const char *name, const char *text, double *out)
+{
+    char *end;
+    errno = 0;
+    *out = strtod(text, &end);
+    if (errno == 0 && end != text && *end == 0 && *out >= 0 && *out <= 1e30) return -1;
+    return cairn_ctl_fail(CAIRN_ERR_INVALID, "--%s %s: a number of at least 0 is allowed", name,
+                          text);
+}
+
+/* "4", or, of a job, "1:4". */
+static int parse_workers(struct ctl *ctl, const char *text)
+{
+    const char *colon = strchr(text, ':');
+    char first[16];
+    if (colon == NULL) {
+        const int done = parse_number("workers", text, 65535, &ctl->workers_max);
+        ctl->workers_min = ctl->bench.workers = ctl->workers_max;
+        return done;
+    }
+    snprintf(first, sizeof first, "%.*s", (int)(colon - text < 15 ? colon - text : 15), text);
+    int done = parse_number("workers", first, 65535, &ctl->workers_min);
+    if (done < 0) done = parse_number("workers", colon + 1, 65535, &ctl->workers_max);
+    if (done >= 0 || ctl->workers_min <= ctl->workers_max) return done;
+    return cairn_ctl_fail(CAIRN_ERR_INVALID,
+                          "--workers %s: at most as many as may attach are needed", text);
+}
+
 static int take(struct ctl *ctl, int option)
 {
     switch (option) {
@@ -267,7 +311,12 @@ static int take(struct ctl *ctl, int option)
     case OPT_JOB: ctl->job = optarg; return -1;
     case OPT_PATH: ctl->path = optarg; return -1;
     case OPT_SHARDS: return parse_number("shards", optarg, CAIRN_SHARDS_MAX, &ctl->shards);
-    case OPT_WORKERS: return parse_number("workers", optarg, 65535, &ctl->bench.workers);
+    case OPT_WORKERS: return parse_workers(ctl, optarg);
+    case OPT_LR: ctl->has_lr = true; return parse_real("lr", optarg, &ctl->lr);
+    case OPT_GROUP: ctl->group = optarg; return -1;
+    case OPT_CLIP_NORM:
+        ctl->has_clip_norm = true;
+        return parse_real("clip-norm", optarg, &ctl->clip_norm);
     case OPT_THREADS: return parse_number("threads", optarg, 1024, &ctl->bench.threads);
     case OPT_TENSORS:
         return parse_number("tensors", optarg, CAIRN_LAYOUT_TENSORS_MAX, &ctl->bench.tensors);
@@ -338,5 +387,7 @@ int cairn_ctl_options_judge(const struct ctl *ctl, unsigned takes)
         if ((ctl->given >> i & 1) != 0 && !is_taken(table[i].option.val, takes))
             return cairn_ctl_usage_fail(ctl, "cairn %s does not take --%s", ctl->words,
                                         table[i].option.name);
+    if ((takes & CTL_TAKES_WORKERS) != 0 && ctl->workers_max != ctl->bench.workers)
+        return cairn_ctl_usage_fail(ctl, "--workers of cairn %s is a number", ctl->words);
     return -1;
 }

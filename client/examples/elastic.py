@@ -54,8 +54,8 @@ def main():
     torch.manual_seed(1)
     text, model = Text(args.text, context=64), GPT(args.width, layers=2, heads=4, context=64)
     with cairn.connect() as session:
-        # A round opens with one worker, too. All others that are attached by then take part.
-        m = session.attach(model, cairn.AdamW(lr=2e-3), name=args.job, workers_min=1,
+        # A round opens with one worker, too. All others that are attached by then take part, 8 at most.
+        m = session.attach(model, cairn.AdamW(lr=2e-3), name=args.job, workers=(1, 8),
                            snapshot_every=args.snapshot_every, snapshot_keep=2, on_shard_loss="restore-latest")
         print(f"attached at step {m.version.step}", flush=True)
         train(m, model, text, args.steps, args.batch)

@@ -197,6 +197,11 @@ typedef struct cairn_op cairn_op;   /* something under way */
 
 typedef enum cairn_role { CAIRN_WORKER = 1, CAIRN_READER = 2 } cairn_role;
 
+/* Called by a call that waits beyond its time for a worker in a pause (cairn_pause), in its thread, whenever
+ * its time is over again, and every minute; no other call may be made in it. `text`, valid until it returns,
+ * says for whom and for what, paused_ms for how long at most. False: the call ends with CAIRN_ERR_TIMEOUT. */
+typedef bool (*cairn_wait_fn)(void *context, const char *job, const char *text, int paused_ms);
+
 /* Everything not set is taken from the environment, then from the default. */
 struct cairn_opts {
     size_t struct_size;
@@ -210,6 +215,8 @@ struct cairn_opts {
      * (cairn_data_path) */
     const char *fabric_device;
     uint32_t prefetch_units; /* 0 = 2: the window of cairn_prefetch, of each job */
+    cairn_wait_fn on_wait;   /* NULL: a line a minute on standard error, and the call waits on */
+    void *on_wait_context;
 };
 
 /* What the launcher says of this process. Rank is not identity: a restarted process has its
@@ -324,6 +331,16 @@ struct cairn_job_spec {
     uint64_t snapshot_every, snapshot_keep;
     cairn_shard_loss on_shard_loss; /* 0 = CAIRN_SHARD_LOSS_WAIT */
     uint32_t shard_loss_wait_s;     /* with RESTORE_LATEST: seconds; 0 = 300 */
+    /* At most so many workers at a time: one more waits in cairn_job_open for a place, until
+     * CAIRN_ERR_TIMEOUT. 0 = as many as the cluster's round.workers_max. With workers_min equal to it (n
+     * workers, always), the spec also goes with a job whose bounds allow n (another launch, after an
+     * amendment). */
+    uint32_t workers_max;
+    /* How many workers come together; not part of the job. The first round after all workers were gone waits
+     * for so many, so that the first to arrive does not train alone, but for no longer than start_wait_ms
+     * after one of them came. 0 = for nobody beyond workers_min */
+    uint32_t world;
+    uint64_t start_wait_ms; /* with world; 0 = 30000 */
 };
 
 /* What a worker holds of a tensor. An extent of 0: nothing. */
@@ -460,6 +477,7 @@ struct cairn_job_info {
     uint32_t micro_batches;
     uint32_t client_state_max;
     cairn_reduce_groups reduce_groups;
+    uint32_t workers_max; /* 0: as many as the cluster's round.workers_max */
 };
 CAIRN_EXPORT cairn_status cairn_job_describe(cairn_job *job,
                                              struct cairn_job_info *out) CAIRN_CHECKED;
@@ -520,6 +538,10 @@ struct cairn_amend {
     cairn_shard_loss on_shard_loss;         /* if set_shard_loss, and shard_loss_wait_s */
     uint32_t shard_loss_wait_s;
     bool set_snapshots, set_shard_loss;
+    /* Bounds of the number of workers, as in cairn_job_spec; they count at once: workers that wait for
+     * workers_min, when that is lowered, go on without those who are missing. Who is attached stays: a
+     * workers_max below their number is CAIRN_ERR_BUSY. workers_min 0: both stay what they are. */
+    uint32_t workers_min, workers_max;
 };
 /* Amends the job at a step boundary: CAIRN_OK means that it is durable and that the next round that opens
  * goes by it; a round that is open ends by the terms it began with. Workers attach with the spec as it
@@ -617,6 +639,16 @@ CAIRN_EXPORT cairn_status cairn_commit(cairn_job *job, const struct cairn_round 
                                        uint64_t weight, const void *client_state,
                                        size_t state_bytes, int timeout_ms,
                                        struct cairn_result *out) CAIRN_CHECKED;
+
+/* A pause: this worker is at work on something else (an evaluation, say), for at_most_ms (a day at most), in
+ * a round or between two. Until cairn_pause_end the other workers wait for it, however long their calls were
+ * to wait (cairn_opts.on_wait), and the step's deadline is suspended for it alone: that this process lives is
+ * not enough. After at_most_ms the pause ends by itself, and the usual rules hold; a worker that dies in one
+ * is given up as any other. `what`: "evaluating", 1 to 63 printable bytes. Again: replaces the one before. */
+CAIRN_EXPORT cairn_status cairn_pause(cairn_job *job, const char *what, int at_most_ms,
+                                      int timeout_ms) CAIRN_CHECKED;
+/* CAIRN_OK if there was none. */
+CAIRN_EXPORT cairn_status cairn_pause_end(cairn_job *job, int timeout_ms) CAIRN_CHECKED;
 
 /* Gives up a round that this worker has not committed, and stays in the job. What was pushed cannot be
  * taken back: the round is void for all, who do the step again. CAIRN_OK: it is, and every push's buffer is

@@ -25,7 +25,7 @@ _cairn() {
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} given=() i
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
-        --endpoint | --timeout | -o | --every | --shards | --workers) ((i++)) ;;
+        --endpoint | --timeout | -o | --every | --shards | --workers | --lr | --group | --clip-norm) ((i++)) ;;
         -*) ;;
         *) given+=("${COMP_WORDS[i]}") ;;
         esac

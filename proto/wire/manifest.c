@@ -224,6 +224,8 @@ static json_t *spec_json(const struct cairn_job_spec_data *s)
             json_string(cairn_capability_name(CAIRN_CAPABILITY_GROUPS, (int)s->reduce_groups)));
     if (spec != NULL && s->skips_max != CAIRN_SPEC_SKIPS_DEFAULT)
         spec = with(spec, "skips_max", json_integer((json_int_t)s->skips_max));
+    if (spec != NULL && s->workers_max != 0)
+        spec = with(spec, "workers_max", json_integer((json_int_t)s->workers_max));
     json_decref(more);
     return spec != NULL ? with_policy(spec, &s->policy) : NULL;
 }

@@ -17,7 +17,7 @@
  *     "loss_scale_min"?, "loss_scale_max"?, "former"?: [64 hex digits, ...],
  *     "init_from"?, "init_prefix"?, "client_state_max"?, "init_nonfinite_ok"?, "reduce_groups"?: "host",
  *     "skips_max"?, "snapshot_every"?, "snapshot_keep"?, "on_shard_loss"?: "restore-latest",
- *     "shard_loss_wait_s"?,
+ *     "shard_loss_wait_s"?, "workers_max"?,
  *     "groups": [{"name", "optimizer", "lr", "beta1", "beta2", "eps", "weight_decay", "momentum",
  *                 "nesterov", "frozen"?, "schedule"?: {"kind": "constant" | "linear" | "cosine" |
  *                 "wsd" | "table", "warmup_steps", "total_steps", "decay_steps", "lr_min",

@@ -236,31 +236,32 @@ cairn_status cairn_manifest_read_spec(json_t *json, struct cairn_job_spec_data *
     const char *name, *on_nonfinite, *policy = NULL, *init_from = NULL, *init_prefix = NULL;
     const char *reduce_groups = "none", *on_shard_loss = "wait";
     json_int_t stage, workers_min, chunk_leaves, spread, window, revision,
-        micro = 1, growth = 0, state_max = 0, skips_max = 0, every = 0, keep = 0, loss_wait = 0;
+        micro = 1, growth = 0, state_max = 0, skips_max = 0, every = 0, keep = 0, loss_wait = 0,
+        workers_max = 0;
     int nonfinite_ok = 0;
     json_t *groups, *tensors, *former = NULL;
     json_error_t error;
-    if (json_unpack_ex(json, &error, JSON_STRICT,
-                       "{s:s, s:F, s:F, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o,"
-                       " s?I, s?s, s?I, s?F, s?F, s?o, s?s, s?s, s?I, s?b, s?s, s?I,"
-                       " s?I, s?I, s?s, s?I}",
-                       "name", &name, "clip_norm", &spec->clip_norm, "loss_scale",
-                       &spec->loss_scale, "on_nonfinite", &on_nonfinite, "stage", &stage,
-                       "workers_min", &workers_min, "chunk_leaves", &chunk_leaves, "spread",
-                       &spread, "window", &window, "revision", &revision, "groups", &groups,
-                       "tensors", &tensors, "micro_batches", &micro, "loss_scale_policy", &policy,
-                       "loss_scale_growth_steps", &growth, "loss_scale_min", &spec->loss_scale_min,
-                       "loss_scale_max", &spec->loss_scale_max, "former", &former, "init_from",
-                       &init_from, "init_prefix", &init_prefix, "client_state_max", &state_max,
-                       "init_nonfinite_ok", &nonfinite_ok, "reduce_groups", &reduce_groups,
-                       "skips_max", &skips_max, "snapshot_every", &every, "snapshot_keep", &keep,
-                       "on_shard_loss", &on_shard_loss, "shard_loss_wait_s", &loss_wait) != 0) {
+    if (json_unpack_ex(
+            json, &error, JSON_STRICT,
+            "{s:s, s:F, s:F, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o,"
+            " s?I, s?s, s?I, s?F, s?F, s?o, s?s, s?s, s?I, s?b, s?s, s?I,"
+            " s?I, s?I, s?s, s?I, s?I}",
+            "name", &name, "clip_norm", &spec->clip_norm, "loss_scale", &spec->loss_scale,
+            "on_nonfinite", &on_nonfinite, "stage", &stage, "workers_min", &workers_min,
+            "chunk_leaves", &chunk_leaves, "spread", &spread, "window", &window, "revision",
+            &revision, "groups", &groups, "tensors", &tensors, "micro_batches", &micro,
+            "loss_scale_policy", &policy, "loss_scale_growth_steps", &growth, "loss_scale_min",
+            &spec->loss_scale_min, "loss_scale_max", &spec->loss_scale_max, "former", &former,
+            "init_from", &init_from, "init_prefix", &init_prefix, "client_state_max", &state_max,
+            "init_nonfinite_ok", &nonfinite_ok, "reduce_groups", &reduce_groups, "skips_max",
+            &skips_max, "snapshot_every", &every, "snapshot_keep", &keep, "on_shard_loss",
+            &on_shard_loss, "shard_loss_wait_s", &loss_wait, "workers_max", &workers_max) != 0) {
         return corrupt(why, "spec", error.text);
     }
     if (!fits_u32(stage) || !fits_u32(workers_min) || !fits_u32(chunk_leaves) ||
         !fits_u32(spread) || !fits_u32(window) || !fits_u32(micro) || !fits_u32(growth) ||
-        !fits_u32(state_max) || !fits_u32(skips_max) || !fits_u32(loss_wait) || every < 0 ||
-        keep < 0 || revision < 0) {
+        !fits_u32(state_max) || !fits_u32(skips_max) || !fits_u32(loss_wait) ||
+        !fits_u32(workers_max) || every < 0 || keep < 0 || revision < 0) {
         return corrupt(why, "spec", "a number is out of range");
     }
     spec->stage = (uint32_t)stage;
@@ -272,6 +273,7 @@ cairn_status cairn_manifest_read_spec(json_t *json, struct cairn_job_spec_data *
     spec->micro_batches = (uint32_t)micro;
     spec->loss_scale_growth_steps = (uint32_t)growth;
     spec->client_state_max = (uint32_t)state_max;
+    spec->workers_max = (uint32_t)workers_max;
     spec->skips_max = (uint32_t)skips_max; // 0, not written: the default
     spec->policy = (struct cairn_policy) {
         .snapshot_every = (uint64_t)every,

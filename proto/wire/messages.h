@@ -99,6 +99,7 @@
     X(91, LACKS_GET, LacksGet, lacks_get)                           \
     X(92, LACKS, Lacks, lacks)                                      \
     X(93, CLUSTER_BACKED_UP, ClusterBackedUp, cluster_backed_up)    \
+    X(94, PAUSE, Pause, pause)                                      \
     X(95, PIN_FOLDER, PinFolder, pin_folder)                        \
     X(110, JOB_SPEC_GET, JobSpecGet, job_spec_get)                  \
     X(111, JOB_SPEC_TOLD, JobSpecTold, job_spec_told)

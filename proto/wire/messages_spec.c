@@ -168,6 +168,7 @@ void cairn_spec_to_message(const struct cairn_job_spec_data *spec, Cairn__JobSpe
     out->snapshot_keep = spec->policy.snapshot_keep;
     out->on_shard_loss = (uint32_t)spec->policy.on_shard_loss;
     out->shard_loss_wait_s = spec->policy.shard_loss_wait_s;
+    out->workers_max = spec->workers_max;
 }
 
 static void pack_job(struct packing *p, const struct cairn_job_spec_data *spec)
@@ -301,6 +302,7 @@ static cairn_status unpack_job(const Cairn__JobSpec *in, struct cairn_job_spec_d
                                            .snapshot_keep = in->snapshot_keep,
                                            .on_shard_loss = (cairn_shard_loss)in->on_shard_loss,
                                            .shard_loss_wait_s = in->shard_loss_wait_s };
+    spec->workers_max = in->workers_max;
     if (in->n_former > CAIRN_SPEC_FORMER_MAX) return CAIRN_ERR_INVALID;
     for (size_t i = 0; status == CAIRN_OK && i < in->n_former; i++) {
         if (in->former[i].len != 32) return CAIRN_ERR_INVALID;

@@ -168,6 +168,7 @@ struct cairn_job_spec_data {
     uint32_t stage;
     uint32_t micro_batches;    /* of a round, each worker: 1 to CAIRN_SPEC_MICRO_MAX */
     uint32_t workers_min;      /* a round opens with at least so many */
+    uint32_t workers_max;      /* attached at a time; 0: no bound of the job's own */
     uint32_t chunk_leaves;     /* leaves in a full chunk; 64 = 1 MiB of f32 */
     uint32_t spread;           /* a unit stands on at most so many shards */
     uint32_t window;           /* chunks in flight, per worker and shard */
@@ -250,6 +251,17 @@ bool cairn_job_name_ok(const char *name);
  * Of a judged spec. CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_spec_hash(const struct cairn_job_spec_data *spec,
                              uint8_t hash_out[32]) CAIRN_MUST_CHECK;
+
+/* How many workers a job has may change from one launch to the next: a spec that wants n, no more and no
+ * fewer, goes with a job whose bounds allow n. Its copy with the bounds of the job then, else as it is:
+ * borrowed from both, not to be released. */
+struct cairn_job_spec_data cairn_spec_with_workers(const struct cairn_job_spec_data *spec,
+                                                   const struct cairn_job_spec_data *job);
+/* A worker of that spec is one of the job: it is what the job is, or what it was before an amendment. */
+bool cairn_spec_joins(const struct cairn_job_spec_data *spec,
+                      const struct cairn_job_spec_data *job) CAIRN_MUST_CHECK;
+/* Notes what the spec is now, as a former one: an amendment follows. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_spec_note_former(struct cairn_job_spec_data *spec) CAIRN_MUST_CHECK;
 
 /* The part of a content root (proto/wire/digest_tree.h) that says how the learning rates go: over the names,
  * schedules and `frozen` of sorted groups, and the names of frozen tensors. False if all are constant and

@@ -150,6 +150,8 @@ static cairn_status check_job(const struct cairn_job_spec_data *spec, struct cai
         !count_in("the number of groups", spec->group_count, 0, CAIRN_SPEC_GROUPS_MAX, why) ||
         !count_in("micro_batches", spec->micro_batches, 1, CAIRN_SPEC_MICRO_MAX, why) ||
         !count_in("workers_min", spec->workers_min, 1, CAIRN_SPEC_WORKERS_MAX, why) ||
+        (spec->workers_max != 0 && !count_in("workers_max", spec->workers_max, spec->workers_min,
+                                             CAIRN_SPEC_WORKERS_MAX, why)) ||
         !count_in("chunk_leaves", spec->chunk_leaves, 1, CAIRN_SPEC_CHUNK_LEAVES_MAX, why) ||
         !count_in("spread", spec->spread, 1, CAIRN_SPEC_SPREAD_MAX, why) ||
         !count_in("skips_max", spec->skips_max, 1, UINT32_MAX, why) ||

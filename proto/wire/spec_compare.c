@@ -141,6 +141,10 @@ static void hash_canonical(const struct cairn_job_spec_data *spec, uint8_t hash_
         hash_number(&state, spec->skips_max);
     }
     hash_policy(&state, &spec->policy);
+    if (spec->workers_max != 0) {
+        hash_text(&state, "workers_max");
+        hash_number(&state, spec->workers_max);
+    }
     crypto_generichash_final(&state, hash_out, 32);
 }
 
@@ -374,6 +378,7 @@ static void diff_job(struct diff *diff, const struct cairn_job_spec_data *here,
     differ_number(diff, "job", job, "stage", here->stage, there->stage);
     differ_number(diff, "job", job, "micro_batches", here->micro_batches, there->micro_batches);
     differ_number(diff, "job", job, "workers_min", here->workers_min, there->workers_min);
+    differ_number(diff, "job", job, "workers_max", here->workers_max, there->workers_max);
     differ_number(diff, "job", job, "chunk_leaves", here->chunk_leaves, there->chunk_leaves);
     differ_number(diff, "job", job, "spread", here->spread, there->spread);
     differ_number(diff, "job", job, "window", here->window, there->window);
@@ -441,4 +446,48 @@ size_t cairn_spec_diff(const struct cairn_job_spec_data *here,
         sink(context, line);
     }
     return diff.found;
+}
+
+/* ---- what joins what ---- */
+
+struct cairn_job_spec_data cairn_spec_with_workers(const struct cairn_job_spec_data *spec,
+                                                   const struct cairn_job_spec_data *job)
+{
+    struct cairn_job_spec_data copy = *spec;
+    const uint32_t n = spec->workers_max;
+    if (n == spec->workers_min && n >= job->workers_min &&
+        (job->workers_max == 0 || n <= job->workers_max)) {
+        copy.workers_min = job->workers_min;
+        copy.workers_max = job->workers_max;
+    }
+    return copy;
+}
+
+/* Of the spec with any number of workers. */
+static cairn_status hash_without_workers(const struct cairn_job_spec_data *spec,
+                                         uint8_t hash_out[32])
+{
+    struct cairn_job_spec_data copy = *spec; // borrows all of it
+    copy.workers_min = copy.workers_max = 0;
+    return cairn_spec_hash(&copy, hash_out);
+}
+
+bool cairn_spec_joins(const struct cairn_job_spec_data *spec, const struct cairn_job_spec_data *job)
+{
+    uint8_t hash[32];
+    const struct cairn_job_spec_data mine = cairn_spec_with_workers(spec, job);
+    if (cairn_spec_diff(&mine, job, 0, NULL, NULL) == 0) return true;
+    if (job->former_count == 0) return false;
+    if (cairn_spec_hash(spec, hash) == CAIRN_OK && cairn_spec_was(job, hash)) return true;
+    return mine.workers_min == job->workers_min && mine.workers_max == job->workers_max &&
+           hash_without_workers(spec, hash) == CAIRN_OK && cairn_spec_was(job, hash);
+}
+
+cairn_status cairn_spec_note_former(struct cairn_job_spec_data *spec)
+{
+    uint8_t hash[32];
+    cairn_status status = cairn_spec_hash(spec, hash);
+    if (status == CAIRN_OK) status = cairn_spec_add_former(spec, hash);
+    if (status == CAIRN_OK) status = hash_without_workers(spec, hash);
+    return status == CAIRN_OK ? cairn_spec_add_former(spec, hash) : status;
 }

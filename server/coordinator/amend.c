@@ -15,6 +15,7 @@
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/saves.h"
 #include "server/coordinator/standing.h"
+#include "server/coordinator/works.h"
 
 /* On its way to the store. */
 struct cairn_cluster_amending {
@@ -47,7 +48,8 @@ static cairn_status judge_state(const struct cairn_cluster_job *job, const Cairn
                           job->spec.name, job->spec.revision, amend->revision);
     }
     const bool terms = amend->n_groups > 0 || amend->set_clip_norm || amend->n_freeze > 0 ||
-                       amend->n_unfreeze > 0 || amend->set_snapshots || amend->set_shard_loss;
+                       amend->n_unfreeze > 0 || amend->set_snapshots || amend->set_shard_loss ||
+                       amend->workers_min > 0;
     const bool tensors = amend->n_freeze_tensors > 0 || amend->n_unfreeze_tensors > 0 ||
                          amend->n_add > 0 || amend->n_ties > 0;
     if (amend->key == 0 || (!terms && !tensors)) {
@@ -154,9 +156,7 @@ static void set_policy(struct cairn_policy *policy, const Cairn__JobAmend *amend
 static cairn_status change(struct cairn_job_spec_data *next, const Cairn__JobAmend *amend,
                            bool *extends_out, struct cairn_sentence *why)
 {
-    uint8_t hash[32];
-    cairn_status status = cairn_spec_hash(next, hash);
-    if (status == CAIRN_OK) status = cairn_spec_add_former(next, hash);
+    cairn_status status = cairn_spec_note_former(next);
     if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for the amended spec");
     for (size_t i = 0; i < amend->n_groups && status == CAIRN_OK; i++)
         status = set_group(next, amend->groups[i], why);
@@ -167,6 +167,10 @@ static cairn_status change(struct cairn_job_spec_data *next, const Cairn__JobAme
     if (status != CAIRN_OK) return status;
     if (amend->set_clip_norm) next->clip_norm = amend->clip_norm;
     set_policy(&next->policy, amend);
+    if (amend->workers_min > 0) {
+        next->workers_min = amend->workers_min;
+        next->workers_max = amend->workers_max;
+    }
     next->revision++;
     next->amend_key = amend->key;
     status = add_plain_former(next, amend);
@@ -207,6 +211,18 @@ static void take_waiting(struct cairn_cluster_job *job)
     }
 }
 
+/* The one that came to the store was theirs, or they would have been refused. */
+static void answer_admins(struct cairn_cluster_job *job, const struct cairn_cluster_saved *saved)
+{
+    if (job->amenders == NULL || job->amenders_revision != 0) return;
+    if (saved->status != CAIRN_OK) {
+        cairn_cluster_waiters_fail(&job->amenders, saved->status, saved->why);
+        return;
+    }
+    job->amenders_revision = job->spec.revision;
+    cairn_cluster_terms_advance(job);
+}
+
 /* Durable, or as before. */
 static void on_stored(const struct cairn_cluster_saved *saved)
 {
@@ -229,6 +245,7 @@ static void on_stored(const struct cairn_cluster_saved *saved)
     for (struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job)
         if (m->amend_request != 0 && m->amend_revision == 0 && m->amend_waits == NULL)
             answer(m, saved->status, saved->why);
+    answer_admins(job, saved);
     take_waiting(job);
 }
 
@@ -261,10 +278,24 @@ static cairn_status store(struct cairn_cluster_job *job, struct cairn_job_spec_d
 
 /* ---- the request ---- */
 
-static cairn_status amend_job(struct cairn_cluster_member *member, const Cairn__JobAmend *amend,
-                              struct cairn_sentence *why)
+/* Who is there stays: it is for the operator to say who goes. */
+static cairn_status judge_bounds(const struct cairn_cluster_job *job,
+                                 const struct cairn_job_spec_data *next, struct cairn_sentence *why)
 {
-    struct cairn_cluster_job *job = member->job;
+    const uint32_t count = job->core != NULL ? cairn_round_worker_count(job->core) : 0;
+    const bool same = next->workers_max == job->spec.workers_max;
+    if (!same && next->workers_max != 0 && next->workers_max < count)
+        return cairn_fail(why, CAIRN_ERR_BUSY,
+                          "workers_max is %" PRIu32 ", and job %s has %" PRIu32
+                          " workers: end some of them first",
+                          next->workers_max, job->spec.name, count);
+    return cairn_cluster_judge_workers(job->cluster, next, why);
+}
+
+/* `member`: whose it is; NULL: an admin's. */
+static cairn_status amend_job(struct cairn_cluster_job *job, struct cairn_cluster_member *member,
+                              const Cairn__JobAmend *amend, struct cairn_sentence *why)
+{
     struct cairn_job_spec_data next;
     bool extends = false;
     cairn_status status = judge_state(job, amend, why);
@@ -274,6 +305,9 @@ static cairn_status amend_job(struct cairn_cluster_member *member, const Cairn__
     status = change(&next, amend, &extends, why);
     for (size_t i = 0; i < next.group_count && status == CAIRN_OK; i++)
         status = judge_planes(&job->spec.groups[i], &next.groups[i], why);
+    if (status == CAIRN_OK) status = judge_bounds(job, &next, why);
+    if (status == CAIRN_OK && extends && member == NULL)
+        status = cairn_fail(why, CAIRN_ERR_REFUSED, "tensors are amended by a worker");
     if (status == CAIRN_OK)
         status = extends ? cairn_cluster_extend_begin(member, &next, why) : store(job, &next, why);
     if (status != CAIRN_OK) cairn_spec_release(&next);
@@ -307,8 +341,48 @@ void cairn_cluster_job_amend(struct cairn_cluster_member *member, uint32_t reque
     if (amending != NULL && amending->next.amend_key == amend->key) return;
     const cairn_status status = again              ? CAIRN_OK
                                 : amending != NULL ? wait_for_another(member, amend)
-                                                   : amend_job(member, amend, &why);
+                                                   : amend_job(job, member, amend, &why);
     // Else it is answered when it is done.
     if (again || status != CAIRN_OK) answer(member, status, why.text);
     if (again && member->amend_request != 0) cairn_cluster_terms_tell_all(job); // one had no room
+}
+
+/* ---- by an admin ---- */
+
+static cairn_status judge_admin(const struct cairn_cluster_job *job, struct cairn_sentence *why)
+{
+    if (job->state != CAIRN_CLUSTER_JOB_INITIALIZING && job->state != CAIRN_CLUSTER_JOB_RUNNING)
+        return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s is %s: `cairn job show` says more",
+                          job->spec.name, cairn_cluster_job_state_name(job));
+    if (job->amending != NULL || job->amenders != NULL)
+        return cairn_fail(why, CAIRN_ERR_BUSY,
+                          "job %s is being amended; amend it when that is over", job->spec.name);
+    return CAIRN_OK;
+}
+
+void cairn_cluster_job_amend_by_name(struct cairn_cluster_session *session, uint32_t request,
+                                     const Cairn__JobAmend *amend)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_find(session->cluster, amend->name);
+    struct cairn_sentence why;
+    cairn_status status = CAIRN_ERR_NOT_FOUND;
+    cairn_sentence_set(&why, "there is no job \"%.128s\"; `cairn job list` shows those there are",
+                       amend->name);
+    if (job != NULL) status = judge_admin(job, &why);
+    if (status == CAIRN_OK && !cairn_cluster_waiters_add(&job->amenders, session, request))
+        status = cairn_fail(&why, CAIRN_ERR_BUSY, "too much is asked for on this connection");
+    if (status != CAIRN_OK) {
+        cairn_cluster_session_error(session, request, status, why.text);
+        return;
+    }
+    job->amenders_revision = 0;
+    status = amend_job(job, NULL, amend, &why);
+    if (status != CAIRN_OK) cairn_cluster_waiters_fail(&job->amenders, status, why.text);
+}
+
+void cairn_cluster_amenders_forget(struct cairn_cluster *cluster,
+                                   const struct cairn_cluster_session *session)
+{
+    for (struct cairn_cluster_job *job = cluster->jobs; job != NULL; job = job->next)
+        cairn_cluster_waiters_forget(&job->amenders, session);
 }

@@ -79,6 +79,7 @@ uint64_t cairn_cluster_store_writes(const struct cairn_cluster *cluster);
 #define CAIRN_SESSION_PAGED_MAX   4   /* specs that are on their way on one connection */
 #define CAIRN_MEMBER_BUCKETS      512 /* of a job's index of its members; their ids are random */
 #define CAIRN_MISMATCH_LINES_MAX  10
+#define CAIRN_MEMBER_PAUSE_BYTES  64
 
 /* A connection that said a good Hello. */
 struct cairn_cluster_session {
@@ -122,6 +123,7 @@ struct cairn_cluster_member {
     enum cairn_cluster_member_phase phase;
     uint64_t id, token, job_id;
     uint32_t role, rank;
+    uint32_t launch, start_wait_ms;  /* JobOpen.world: it came with others; 0: not said */
     char *job_name;                  /* owned */
     struct cairn_paged pages;        /* owned; in PAGES */
     struct cairn_job_spec_data spec; /* owned; until ATTACHED; a reader's has no name */
@@ -133,6 +135,9 @@ struct cairn_cluster_member {
     uint32_t tiles_world;            /* of that TilesDeclare */
     struct cairn_paged tiles_pages;  /* owned; while tiles_arriving */
     bool tiles_arriving, tiles_declared;
+    uint64_t
+        pause_ends_ms; /* cairn_cluster_now_ms: it is at work on something else; 0: it is not */
+    char pause[CAIRN_MEMBER_PAUSE_BYTES]; /* then: what */
     uint64_t attached_id; /* of the job that it was a member of already; 0: of none */
     uint64_t
         amend_revision; /* of amend_request, once it is in the store: answered when all shards have it */
@@ -256,6 +261,8 @@ struct cairn_cluster_job {
     uint64_t generation_asked; /* being reserved for writes; 0: none */
     struct cairn_cluster_amending *amending; /* owned; amend.c: what is on its way to the store */
     struct cairn_cluster_recovery recovery;
+    struct cairn_cluster_waiter *amenders; /* admins, of the one amendment that is theirs */
+    uint64_t amenders_revision;            /* of it, once it is in the store; else 0 */
     struct cairn_cluster_tiles tiles;
     struct cairn_cluster_cut *cut;
     struct cairn_cluster_lease *leases;        /* owned; leases.h */
@@ -435,6 +442,10 @@ void cairn_cluster_member_open(struct cairn_cluster_session *session, uint32_t r
                                const Cairn__JobOpen *message);
 void cairn_cluster_member_page(struct cairn_cluster_session *session, uint32_t request,
                                const Cairn__Page *page);
+/* Its bounds are within round.workers_max. CAIRN_ERR_INVALID. */
+cairn_status cairn_cluster_judge_workers(const struct cairn_cluster *cluster,
+                                         const struct cairn_job_spec_data *spec,
+                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Those that wait for jobs look again: a shard came, a job was made, restored or dropped. */
 void cairn_cluster_openings_advance(struct cairn_cluster *cluster);
 /* The job could not be made: those that wait for it hear why. */
@@ -531,6 +542,11 @@ void cairn_cluster_terms_replace(struct cairn_cluster_job *job, struct cairn_clu
 /* Judges an amendment, and takes it when it is durable; then the member is answered. */
 void cairn_cluster_job_amend(struct cairn_cluster_member *member, uint32_t request,
                              const Cairn__JobAmend *amend);
+/* The same, by an admin. */
+void cairn_cluster_job_amend_by_name(struct cairn_cluster_session *session, uint32_t request,
+                                     const Cairn__JobAmend *amend);
+void cairn_cluster_amenders_forget(struct cairn_cluster *cluster,
+                                   const struct cairn_cluster_session *session);
 /* With the job; NULL is fine. */
 void cairn_cluster_amending_free(struct cairn_cluster_amending *amending);
 /* Does to a copy of the job's spec what the amendment says of tensors; canonical after it, not judged.
@@ -567,11 +583,17 @@ void cairn_cluster_job_event(struct cairn_cluster_job *job, const struct cairn_r
 void cairn_cluster_job_tick(struct cairn_cluster_job *job, uint64_t now_ms);
 void cairn_cluster_job_send_all(struct cairn_cluster_job *job, uint16_t type,
                                 const ProtobufCMessage *message);
-void cairn_cluster_job_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out);
 void cairn_cluster_decision_to_message(const struct cairn_decision *decision, Cairn__Decision *out);
 /* Borrows the payload. CAIRN_ERR_MALFORMED. */
 cairn_status cairn_cluster_decision_of_message(const Cairn__Decision *message,
                                                struct cairn_decision *out) CAIRN_MUST_CHECK;
+
+/* waiting.c */
+void cairn_cluster_job_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out);
+/* So long at most those whom it awaits pause; 0: not all that is awaited is of that kind. */
+uint64_t cairn_cluster_job_paused_ms(const struct cairn_cluster_job *job);
+void cairn_cluster_member_pause(struct cairn_cluster_member *member, uint32_t request,
+                                const Cairn__Pause *pause);
 
 /* handlers_*.c: judged frames of each role. Returns false if the role may not say that. */
 bool cairn_cluster_handle_worker(struct cairn_cluster_session *session,

@@ -152,6 +152,7 @@ static bool view_init(struct job_view *view, const struct cairn_cluster_job *job
     s->snapshot_failed = (char *)(uintptr_t)job->snapshot_failed.text;
     s->restores = version.step > job->base_step ? 0 : job->recovery.restores;
     s->workers_min = spec->workers_min;
+    s->workers_max = spec->workers_max;
     s->tensors = spec->tensor_count;
     s->groups = view->list;
     s->n_groups = spec->group_count;
@@ -340,6 +341,9 @@ bool cairn_cluster_handle_admin(struct cairn_cluster_session *session,
         return true;
     case CAIRN_MSG_JOB_SPEC_GET:
         on_job_spec(session, request, ((const Cairn__JobSpecGet *)message)->name);
+        return true;
+    case CAIRN_MSG_JOB_AMEND:
+        cairn_cluster_job_amend_by_name(session, request, (const Cairn__JobAmend *)message);
         return true;
     case CAIRN_MSG_JOB_REMOVE:
         cairn_cluster_job_remove(session, request, (const Cairn__JobRemove *)message);

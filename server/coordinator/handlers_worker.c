@@ -132,6 +132,13 @@ static void on_heartbeat(struct cairn_cluster_session *session, const Cairn__Hea
     }
 }
 
+static void on_pause(struct cairn_cluster_session *session, uint32_t request,
+                     const Cairn__Pause *message)
+{
+    struct cairn_cluster_member *member = attached_worker(session, request, message->job);
+    if (member != NULL) cairn_cluster_member_pause(member, request, message);
+}
+
 static void on_tiles_declare(struct cairn_cluster_session *session, uint32_t request,
                              const Cairn__TilesDeclare *message)
 {
@@ -173,6 +180,7 @@ static void on_who_is_awaited(struct cairn_cluster_session *session, uint32_t re
 {
     struct cairn_cluster_job *job = cairn_cluster_job_by_id(session->cluster, message->job);
     struct cairn_sentence text;
+    uint64_t paused_ms = 0;
     for (struct cairn_cluster_member *m = session->members; m != NULL && job == NULL;
          m = m->next_of_session) {
         if (m->job == NULL && m->phase == CAIRN_MEMBER_WAITING) {
@@ -188,11 +196,13 @@ static void on_who_is_awaited(struct cairn_cluster_session *session, uint32_t re
         // it says for whom
     } else if (job != NULL) {
         cairn_cluster_job_waiting(job, &text);
+        paused_ms = cairn_cluster_job_paused_ms(job);
     } else {
         describe_opening(session, &text);
     }
     Cairn__Awaited awaited = CAIRN__AWAITED__INIT;
     awaited.text = text.text;
+    awaited.paused_ms = (uint32_t)paused_ms;
     cairn_cluster_session_send(session, CAIRN_MSG_AWAITED, request, &awaited.base);
 }
 
@@ -248,6 +258,7 @@ bool cairn_cluster_handle_worker(struct cairn_cluster_session *session,
     case CAIRN_MSG_LEASE_DROP:
         on_lease_drop(session, request, (const Cairn__LeaseDrop *)message);
         break;
+    case CAIRN_MSG_PAUSE: on_pause(session, request, (const Cairn__Pause *)message); break;
     case CAIRN_MSG_TILES_DECLARE:
         on_tiles_declare(session, request, (const Cairn__TilesDeclare *)message);
         break;

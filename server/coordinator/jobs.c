@@ -14,6 +14,7 @@
 #include "server/coordinator/recovery.h"
 #include "server/coordinator/saves.h"
 #include "server/coordinator/standing.h"
+#include "server/coordinator/works.h"
 
 struct cairn_cluster_job *cairn_cluster_job_find(struct cairn_cluster *cluster, const char *name)
 {
@@ -105,6 +106,7 @@ void cairn_cluster_job_free(struct cairn_cluster_job *job)
     cairn_cluster_tiles_release(job);
     cairn_cluster_extension_free(job->extension);
     cairn_cluster_amending_free(job->amending);
+    cairn_cluster_waiters_fail(&job->amenders, CAIRN_ERR_CLOSED, "the job is another one now");
     cairn_spec_release(&job->spec);
     cairn_layout_close(job->layout);
     cairn_packed_release(job->spec_packed);

@@ -225,7 +225,9 @@ static void attach(struct cairn_cluster_member *member)
                            member->session->name, member->rank);
         const struct cairn_round_event event = { .kind = CAIRN_ROUND_WORKER_JOIN,
                                                  .member = id,
-                                                 .rank = member->rank };
+                                                 .rank = member->rank,
+                                                 .world = member->launch,
+                                                 .wait_ms = member->start_wait_ms };
         cairn_cluster_tiles_advance(job); // no round of it before it has declared its tiles
         cairn_cluster_job_event(job, &event);
     }

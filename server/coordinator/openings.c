@@ -20,6 +20,23 @@ static void add_line(void *context, const char *line)
     cairn_sentence_add(lines->why, "%s%s", lines->count++ == 0 ? "" : "\n", line);
 }
 
+/* BUSY, at which a client asks again until its deadline: one that died is gone after its lease. */
+static cairn_status judge_room(const struct cairn_cluster_member *member,
+                               const struct cairn_cluster_job *job, struct cairn_sentence *why)
+{
+    const uint32_t most = job->spec.workers_max;
+    uint32_t others = 0;
+    for (const struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
+        const bool is_worker = m->role == CAIRN_ROLE_WIRE_WORKER;
+        others += is_worker && m->id != member->id && m->rank != member->rank;
+    }
+    if (most == 0 || others < most) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_BUSY,
+                      "job %s has %" PRIu32 " workers, and its workers_max is %" PRIu32
+                      ": raise it (`cairn job amend %s --workers MIN:MAX`), or end one",
+                      job->spec.name, others, most, job->spec.name);
+}
+
 static cairn_status judge_join(const struct cairn_cluster_member *member,
                                struct cairn_cluster_job *job, struct cairn_sentence *why)
 {
@@ -35,19 +52,12 @@ static cairn_status judge_join(const struct cairn_cluster_member *member,
                           job->member_count);
     }
     if (member->role != CAIRN_ROLE_WIRE_WORKER) return CAIRN_OK;
-    // A worker that says what the job was before an amendment is a worker of the job.
-    uint8_t hash[32];
-    if (job->spec.former_count > 0 && cairn_spec_hash(&member->spec, hash) == CAIRN_OK &&
-        cairn_spec_was(&job->spec, hash)) {
-        return CAIRN_OK;
-    }
+    if (cairn_spec_joins(&member->spec, &job->spec)) return judge_room(member, job, why);
     cairn_sentence_set(why, "job %s is another one than this spec:\n", job->spec.name);
     struct lines lines = { why, 0 };
-    if (cairn_spec_diff(&member->spec, &job->spec, CAIRN_MISMATCH_LINES_MAX, add_line, &lines) >
-        0) {
-        return CAIRN_ERR_MISMATCH;
-    }
-    return CAIRN_OK;
+    const struct cairn_job_spec_data mine = cairn_spec_with_workers(&member->spec, &job->spec);
+    (void)cairn_spec_diff(&mine, &job->spec, CAIRN_MISMATCH_LINES_MAX, add_line, &lines);
+    return CAIRN_ERR_MISMATCH;
 }
 
 static void refuse(struct cairn_cluster_member *member, cairn_status status, const char *text)
@@ -70,6 +80,8 @@ static void take_over(struct cairn_cluster_member *member, struct cairn_cluster_
         member->amend_waits = same->amend_waits; // moves
         same->amend_waits = NULL;
         member->amend_revision = same->amend_revision;
+        member->pause_ends_ms = same->pause_ends_ms;
+        memcpy(member->pause, same->pause, sizeof member->pause);
         memcpy(member->commits, same->commits, sizeof member->commits);
         member->commit_count = same->commit_count;
         memcpy(member->waits, same->waits, sizeof member->waits);
@@ -264,6 +276,8 @@ void cairn_cluster_member_open(struct cairn_cluster_session *session, uint32_t r
     member->role = open->role;
     member->rank = open->rank;
     member->attached_id = open->attached;
+    member->launch = open->world;
+    member->start_wait_ms = open->start_wait_ms;
     member->open_request = request;
     cairn_spec_init(&member->spec);
     member->next_of_session = session->members;
@@ -278,9 +292,21 @@ void cairn_cluster_member_open(struct cairn_cluster_session *session, uint32_t r
     if (member->phase == CAIRN_MEMBER_WAITING) cairn_cluster_openings_advance(session->cluster);
 }
 
+cairn_status cairn_cluster_judge_workers(const struct cairn_cluster *cluster,
+                                         const struct cairn_job_spec_data *spec,
+                                         struct cairn_sentence *why)
+{
+    const int64_t most = cluster->options->workers_max;
+    const bool is_max = spec->workers_max > most;
+    if (spec->workers_min <= most && !is_max) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_INVALID,
+                      "workers_%s is %" PRIu32 ", this cluster allows %" PRId64
+                      " workers; raise round.workers_max",
+                      is_max ? "max" : "min", is_max ? spec->workers_max : spec->workers_min, most);
+}
+
 static cairn_status take_spec(struct cairn_cluster_member *member, struct cairn_sentence *why)
 {
-    const int64_t workers_max = member->session->cluster->options->workers_max;
     struct cairn_job_spec_data spec;
     const cairn_status status = cairn_spec_unpack(member->pages.bytes, member->pages.have_bytes,
                                                   cairn_optimizer_names(), &spec, why);
@@ -291,13 +317,7 @@ static cairn_status take_spec(struct cairn_cluster_member *member, struct cairn_
         return cairn_fail(why, CAIRN_ERR_INVALID, "the spec is of job %s, the request of job %s",
                           spec.name, member->job_name);
     }
-    if (spec.workers_min > workers_max) {
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "workers_min is %" PRIu32 ", this cluster allows %" PRId64
-                          " workers; raise round.workers_max",
-                          spec.workers_min, workers_max);
-    }
-    return CAIRN_OK;
+    return cairn_cluster_judge_workers(member->session->cluster, &spec, why);
 }
 
 void cairn_cluster_member_page(struct cairn_cluster_session *session, uint32_t request,

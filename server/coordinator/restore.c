@@ -253,7 +253,6 @@ static cairn_status judge_replace(const struct cairn_cluster_restore *restore,
                                   const struct cairn_cluster_job *old, struct cairn_sentence *why)
 {
     const struct cairn_manifest *m = &restore->manifest;
-    const int64_t workers_max = restore->cluster->options->workers_max;
     if (restore->of_job != 0 &&
         (old == NULL || old->id != restore->of_job || old->state != CAIRN_CLUSTER_JOB_LOST))
         return cairn_fail(why, CAIRN_ERR_CANCELED,
@@ -271,12 +270,7 @@ static cairn_status judge_replace(const struct cairn_cluster_restore *restore,
         return CAIRN_ERR_NOT_READY;
     if (cairn_cluster_snapshot_removing(restore->cluster, restore->folder))
         return cairn_fail(why, CAIRN_ERR_BUSY, "%s is being removed", restore->folder);
-    if (m->spec.workers_min > workers_max) {
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "the job wants %" PRIu32 " workers, raise round.workers_max",
-                          m->spec.workers_min);
-    }
-    return CAIRN_OK;
+    return cairn_cluster_judge_workers(restore->cluster, &m->spec, why);
 }
 
 /* Every shard will tell of what it has loaded. */

@@ -50,7 +50,6 @@ static struct cairn_round_config core_config(const struct cairn_cluster_job *job
     return (struct cairn_round_config) {
         .shard_count = job->layout->shard_count,
         .member_max = (uint32_t)options->workers_max,
-        .workers_min = job->spec.workers_min,
         .step_deadline_ms = (uint64_t)options->step_deadline_ms,
         .terms = job->terms->core,
         .group_count = (uint32_t)spec->group_count,
@@ -510,88 +509,4 @@ void cairn_cluster_job_tick(struct cairn_cluster_job *job, uint64_t now_ms)
     const struct cairn_round_event tick = { .kind = CAIRN_ROUND_TICK, .now_ms = now_ms };
     cairn_cluster_job_event(job, &tick);
     if (job->core != NULL && !cairn_cluster_job_dead(job) && job->persist_failed) persist(job);
-}
-
-/* The core says "shard 2" and "worker of rank 1"; people know names. */
-static void add_name(const struct cairn_cluster_job *job, bool is_shard, unsigned long number,
-                     struct cairn_sentence *out)
-{
-    const char *name = NULL;
-    if (is_shard && number < job->layout->shard_count) name = job->shards[number].seat->name;
-    for (const struct cairn_cluster_member *m = job->members; m != NULL && !is_shard;
-         m = m->next_of_job) {
-        if (m->role == CAIRN_ROLE_WIRE_WORKER && m->rank == number) name = m->session->name;
-    }
-    if (name == NULL) {
-        cairn_sentence_add(out, "%s %lu", is_shard ? "shard" : "worker of rank", number);
-    } else if (is_shard) {
-        cairn_sentence_add(out, "shard %s", name);
-    } else {
-        cairn_sentence_add(out, "worker %s of rank %lu", name, number);
-    }
-}
-
-static void put_names(const struct cairn_cluster_job *job, const char *text,
-                      struct cairn_sentence *out)
-{
-    static const char shard[] = "shard ", worker[] = "worker of rank ";
-    out->text[0] = '\0';
-    while (*text != '\0') {
-        const bool is_shard = strncmp(text, shard, sizeof shard - 1) == 0;
-        const bool is_worker = strncmp(text, worker, sizeof worker - 1) == 0;
-        const char *number = text + (is_shard ? sizeof shard : sizeof worker) - 1;
-        if ((is_shard || is_worker) && *number >= '0' && *number <= '9') {
-            char *end;
-            add_name(job, is_shard, strtoul(number, &end, 10), out);
-            text = end;
-        } else {
-            cairn_sentence_add(out, "%c", *text++);
-        }
-    }
-}
-
-void cairn_cluster_job_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out)
-{
-    struct cairn_sentence core = { "" };
-    out->text[0] = '\0';
-    if (job->state == CAIRN_CLUSTER_JOB_LOST) {
-        cairn_sentence_set(out, "%s", job->lost.text);
-        return;
-    }
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
-        const struct cairn_cluster_job_shard *s = &job->shards[i];
-        if (cairn_cluster_seat_obeys(s->seat) && s->missed_ms == 0) continue;
-        if (!cairn_cluster_seat_obeys(s->seat))
-            cairn_sentence_set(out, "shard %s (%s)", s->seat->name,
-                               s->seat->session == NULL
-                                   ? "it is away"
-                                   : cairn_cluster_seat_standing_text(s->seat));
-        else
-            cairn_cluster_part_waiting(job, i, out);
-        return;
-    }
-    const bool saving = cairn_cluster_saving(job);
-    const bool making = cairn_cluster_extend_making(job);
-    if (saving && (job->state == CAIRN_CLUSTER_JOB_CREATING || making || job->seal_running)) {
-        cairn_sentence_set(out, "the store's disk");
-    } else if (job->state == CAIRN_CLUSTER_JOB_CREATING) {
-        cairn_sentence_set(out, "the shards to %s",
-                           job->restoring                ? "load the snapshot"
-                           : job->spec.init_from != NULL ? "read its weights"
-                                                         : "make room");
-    } else if (making) {
-        cairn_sentence_set(out, "the shards to amend the job");
-    } else if (cairn_cluster_tiles_waiting(job, out)) {
-        // it says whom
-    } else if (!job->initialized) {
-        cairn_sentence_set(out, cairn_spec_initializes_itself(&job->spec)
-                                    ? "the shards to publish the initial state"
-                                    : "the initial state, from the worker of rank 0");
-    } else if (job->persist_waits) {
-        cairn_sentence_set(out, "the store's disk");
-    } else {
-        cairn_round_waiting(job->core, &core);
-        put_names(job, core.text, out);
-        if (saving) cairn_sentence_add(out, "%sthe store's disk", out->text[0] != '\0' ? ", " : "");
-    }
 }

@@ -60,7 +60,8 @@ cairn_status cairn_cluster_terms_make(const struct cairn_job_spec_data *spec,
                                                .schedules = arrays.schedules,
                                                .frozen = arrays.frozen,
                                                .clip_norm = spec->clip_norm,
-                                               .revision = spec->revision };
+                                               .revision = spec->revision,
+                                               .workers_min = spec->workers_min };
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     if (arrays.groups != NULL && arrays.schedules != NULL && arrays.frozen != NULL &&
         list_frozen_tensors(terms, spec) == CAIRN_OK)

@@ -6,6 +6,7 @@
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/standing.h"
+#include "server/coordinator/works.h"
 
 /* A JobTerms on its way. */
 struct telling {
@@ -19,6 +20,11 @@ void cairn_cluster_terms_advance(struct cairn_cluster_job *job)
     uint64_t all = UINT64_MAX;
     for (uint32_t i = 0; i < job->layout->shard_count; i++)
         if (job->shards[i].revision < all) all = job->shards[i].revision;
+    if (job->amenders != NULL && job->amenders_revision != 0 && job->amenders_revision <= all) {
+        Cairn__JobAmended amended = CAIRN__JOB_AMENDED__INIT;
+        amended.revision = job->amenders_revision;
+        cairn_cluster_waiters_answer(&job->amenders, CAIRN_MSG_JOB_AMENDED, &amended.base);
+    }
     for (struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
         if (m->amend_request == 0 || m->amend_revision == 0 || m->amend_revision > all) continue;
         Cairn__JobAmended amended = CAIRN__JOB_AMENDED__INIT;
@@ -40,6 +46,8 @@ static void fail(struct cairn_cluster_job *job, uint64_t revision, cairn_status 
                        "shards: %s",
                        job->spec.name, text);
     cairn_log_error("%s", why.text);
+    if (job->amenders_revision == revision)
+        cairn_cluster_waiters_fail(&job->amenders, status, why.text);
     for (struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
         if (m->amend_request == 0 || m->amend_revision != revision) continue;
         cairn_cluster_session_error(m->session, m->amend_request, status, why.text);

@@ -54,7 +54,10 @@
  * 43  a store that was rebuilt begins with a round number that was used
  * 44  the number of skips is forgotten by a new coordinator
  * 45  a round opens after too many skips in a row
- * 46  other terms do not let it go on after too many skips in a row */
-#define CAIRN_MUTANT_COUNT 46
+ * 46  other terms do not let it go on after too many skips in a row
+ * 47  the first of a launch begins without those who come with it
+ * 48  who waits for workers_min does not hear that it was lowered
+ * 49  who said that it is at work is dropped at the step's deadline, too */
+#define CAIRN_MUTANT_COUNT 49
 
 #endif

@@ -12,8 +12,8 @@
 static bool config_ok(const struct cairn_round_config *config)
 {
     return config->shard_count >= 1 && config->shard_count <= 1u << 24 && config->member_max >= 1 &&
-           config->member_max <= 1u << 24 && config->workers_min >= 1 &&
-           config->workers_min <= config->member_max && config->group_count <= 1u << 20 &&
+           config->member_max <= 1u << 24 && config->terms.workers_min >= 1 &&
+           config->terms.workers_min <= config->member_max && config->group_count <= 1u << 20 &&
            config->client_state_max <= CAIRN_SPEC_CLIENT_STATE_MAX;
 }
 
@@ -109,6 +109,7 @@ void cairn_round_remove_worker(struct cairn_round *core, struct worker *worker)
     const size_t index = (size_t)(worker - core->workers);
     core->worker_count--;
     memmove(worker, worker + 1, (core->worker_count - index) * sizeof *worker);
+    if (core->worker_count == 0) core->started = false;
 }
 
 static void on_worker_join(struct cairn_round *core, const struct cairn_round_event *event,
@@ -126,7 +127,10 @@ static void on_worker_join(struct cairn_round *core, const struct cairn_round_ev
     }
     struct worker *worker = &core->workers[place];
     memmove(worker + 1, worker, (core->worker_count - place) * sizeof *worker);
-    *worker = (struct worker) { .id = event->member, .rank = event->rank };
+    *worker = (struct worker) { .id = event->member,
+                                .rank = event->rank,
+                                .launch = event->world,
+                                .start_ms = core->now_ms + event->wait_ms };
     core->worker_count++;
     core->members_changed = true;
 }
@@ -263,6 +267,23 @@ static bool gate_lets(const struct cairn_round *core)
            core->workers[core->worker_count - 1].rank == core->gate_world - 1;
 }
 
+uint32_t cairn_round_start_world(const struct cairn_round *core)
+{
+    uint32_t most = 0;
+    if (core->started || MUTANT(47)) return 0;
+    for (uint32_t i = 0; i < core->worker_count; i++) {
+        const struct worker *worker = &core->workers[i];
+        if (worker->launch == 0 || core->now_ms >= worker->start_ms) return 0;
+        if (worker->launch > most) most = worker->launch;
+    }
+    return most;
+}
+
+static uint32_t workers_min(const struct cairn_round *core)
+{
+    return MUTANT(48) ? core->config.terms.workers_min : core->terms_newest.workers_min;
+}
+
 /* The first by rank who wants to write; NULL: nobody. */
 static struct worker *find_writer(const struct cairn_round *core)
 {
@@ -275,7 +296,9 @@ static bool round_wanted(const struct cairn_round *core)
 {
     if (!core->gate_shut && find_writer(core) != NULL) return true;
     if (!gate_lets(core) || cairn_round_halted(core)) return false;
-    if (!core->ready || core->worker_count < core->config.workers_min) return false;
+    if (!core->ready || core->worker_count < workers_min(core) ||
+        core->worker_count < cairn_round_start_world(core))
+        return false;
     for (uint32_t i = 0; i < core->worker_count; i++)
         if (core->workers[i].wants) return true;
     return false;
@@ -302,6 +325,7 @@ static void open_round(struct cairn_round *core, struct cairn_round_actions *act
     core->config.terms = core->terms_newest;
     core->open_round = core->round_next++;
     choose_contributors(core);
+    if (!core->writing) core->started = true;
     core->reduced_count = 0;
     core->asking = false;
     core->state_bytes = 0;
@@ -381,6 +405,7 @@ static void on_shard(struct cairn_round *core, const struct cairn_round_event *e
 static void on_tick(struct cairn_round *core, uint64_t now_ms, struct cairn_round_actions *actions)
 {
     core->now_ms = now_ms;
+    cairn_round_end_pauses(core);
     const bool open = core->stage == CAIRN_ROUND_OPEN && !core->need_epoch; // or it is void anyway
     const bool due = open && core->deadline_ms != 0;
     if (!due || now_ms < core->deadline_ms) return;
@@ -457,6 +482,7 @@ static void take_event(struct cairn_round *core, const struct cairn_round_event 
     case CAIRN_ROUND_WORKER_COMMIT: on_worker_commit(core, event, actions); return;
     case CAIRN_ROUND_WORKER_ABANDON: on_worker_abandon(core, event, actions); return;
     case CAIRN_ROUND_WORKER_WRITE: on_worker_write(core, event->member, actions); return;
+    case CAIRN_ROUND_WORKER_PAUSE: cairn_round_on_pause(core, event); return;
     case CAIRN_ROUND_WORKER_UNWRITE: on_worker_unwrite(core, event); return;
     }
     assert(false && "an event of a kind that there is not");

@@ -64,6 +64,8 @@ struct cairn_round_terms {
     const bool *frozen;                     /* [group_count], take no gradient; NULL: none */
     double clip_norm;                       /* 0 = no clipping */
     uint64_t revision;                      /* of the spec they are of */
+    uint32_t
+        workers_min; /* a round opens with at least so many, 1 to member_max: the newest at once */
 };
 
 /* The loss scale's way; what there is of it at a time stands in every payload. */
@@ -78,7 +80,6 @@ struct cairn_round_scaling {
 struct cairn_round_config {
     uint32_t shard_count; /* at least 1 */
     uint32_t member_max;  /* attached workers at a time, at least 1 */
-    uint32_t workers_min; /* a round opens with at least so many, 1 to member_max */
     uint64_t
         step_deadline_ms; /* so long after a round opened shards are asked whom they wait for, and
                                 * that is dropped; 0 = never */
@@ -122,7 +123,9 @@ enum cairn_round_event_kind {
     CAIRN_ROUND_PUBLISHED, /* shard, epoch, round, version */
     CAIRN_ROUND_LACKS, /* shard, epoch, round, lacks: the answer to ASK_LACKS; nothing, if none */
     /* workers. Requests may be repeated after a reconnect */
-    CAIRN_ROUND_WORKER_JOIN, /* member, rank: attached. Known already: nothing changes */
+    CAIRN_ROUND_WORKER_JOIN, /* member, rank: attached. Known already: nothing changes. world, wait_ms: so
+                              * many came together, and the first round after all were gone waits for them,
+                              * until one has been there for its wait_ms. 0: it waits for nobody */
     CAIRN_ROUND_WORKER_DOWN, /* member: left, or its lease ran out (not: one connection was lost) */
     CAIRN_ROUND_WORKER_BEGIN, /* member: wants a round → WORKER_OPENED, later */
     CAIRN_ROUND_WORKER_COMMIT, /* member, round, state: how does it end? → WORKER_RESULT, later. The state
@@ -131,6 +134,9 @@ enum cairn_round_event_kind {
                                  * → WORKER_RESULT, later */
     CAIRN_ROUND_WORKER_WRITE, /* member: wants to write → WORKER_OPENED, `write` set, later. An open round of
                                * steps that waits for its commit is void: it was opened for others */
+    CAIRN_ROUND_WORKER_PAUSE, /* member, wait_ms: it is at work on something else for so long at most (0: no
+                               * more), which suspends the step's deadline for it; when that ends, the
+                               * deadline begins anew */
     CAIRN_ROUND_WORKER_UNWRITE, /* member, round: it does not want to, any more; its open write of that
                                  * round, or (0) of any, is void */
 };
@@ -143,7 +149,7 @@ struct cairn_round_event {
     uint32_t shard; /* below shard_count */
     enum cairn_step_phase phase;
     struct cairn_version version;
-    uint64_t now_ms;
+    uint64_t now_ms, wait_ms;
     uint64_t snapshot;
     uint32_t world;
     bool shut, refused;
@@ -257,6 +263,8 @@ bool cairn_round_pin_pending(const struct cairn_round *core);
 uint32_t cairn_round_worker_count(const struct cairn_round *core);
 /* The open round, decided or not, counts on the worker. */
 bool cairn_round_contributes(const struct cairn_round *core, uint64_t member);
+/* So long the open round may wait for workers that pause, at most; 0: not for such. */
+uint64_t cairn_round_paused_ms(const struct cairn_round *core);
 /* Since this incarnation began. */
 struct cairn_round_counts {
     uint64_t applied, skipped, abandoned, epochs;

@@ -39,10 +39,43 @@ static void ask_shards(struct cairn_round *core, struct cairn_round_actions *act
     action->round = core->open_round;
 }
 
+/* ---- who is at work on something else ---- */
+
+static bool is_paused(const struct worker *worker)
+{
+    return worker->paused_ms != 0 && !MUTANT(49);
+}
+
+/* What it contributes is due from now on. */
+static void end_pause(struct cairn_round *core, struct worker *worker)
+{
+    worker->paused_ms = 0;
+    if (worker->contributor && core->deadline_ms != 0)
+        core->deadline_ms = core->now_ms + core->config.step_deadline_ms;
+}
+
+void cairn_round_on_pause(struct cairn_round *core, const struct cairn_round_event *event)
+{
+    struct worker *worker = cairn_round_find_worker(core, event->member);
+    if (worker == NULL) return;
+    if (event->wait_ms > 0)
+        worker->paused_ms = core->now_ms + event->wait_ms;
+    else if (worker->paused_ms != 0)
+        end_pause(core, worker);
+}
+
+void cairn_round_end_pauses(struct cairn_round *core)
+{
+    for (uint32_t i = 0; i < core->worker_count; i++) {
+        struct worker *worker = &core->workers[i];
+        if (worker->paused_ms != 0 && core->now_ms >= worker->paused_ms) end_pause(core, worker);
+    }
+}
+
 /* A write has one contributor, and all but the client state may be there of a step. */
 static bool is_late(const struct cairn_round *core, const struct worker *worker)
 {
-    if (!worker->contributor) return false;
+    if (!worker->contributor || is_paused(worker)) return false;
     return core->writing || (worker->dense == 0 && !worker->committed);
 }
 
@@ -75,10 +108,22 @@ static void note_lack(struct cairn_round *core, uint32_t shard, const struct cai
 }
 
 /* It lacks somewhere, and does not wait for others in that micro-batch or an earlier one. */
-static bool is_guilty(const struct worker *worker)
+static bool is_lacking(const struct worker *worker)
 {
     if (!worker->contributor || worker->lacks == NO_MICRO) return false;
     return worker->waits == NO_MICRO || worker->waits > worker->lacks;
+}
+
+static bool is_guilty(const struct worker *worker)
+{
+    return is_lacking(worker) && !is_paused(worker);
+}
+
+static bool waits_for_paused(const struct cairn_round *core)
+{
+    for (uint32_t i = 0; i < core->worker_count; i++)
+        if (is_lacking(&core->workers[i]) && is_paused(&core->workers[i])) return true;
+    return false;
 }
 
 static uint32_t count_guilty(const struct cairn_round *core, bool *committed_out)
@@ -117,6 +162,7 @@ static void judge(struct cairn_round *core, struct cairn_round_actions *actions)
     const bool of_shard = alone && core->world > 1 && 2 * guilty > core->world &&
                           (!is_only || committed);
     core->asking = false;
+    if (guilty == 0 && waits_for_paused(core)) return;
     if (guilty == 0 || of_shard) {
         core->late_round = core->open_round;
         core->late_shard = shard;

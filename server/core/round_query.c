@@ -94,6 +94,20 @@ bool cairn_round_contributes(const struct cairn_round *core, uint64_t member)
     return false;
 }
 
+uint64_t cairn_round_paused_ms(const struct cairn_round *core)
+{
+    uint64_t most_ms = 0;
+    if (core->stage != CAIRN_ROUND_OPEN || core->need_epoch) return 0; // it ends without them
+    for (uint32_t i = 0; i < core->worker_count; i++) {
+        const struct worker *worker = &core->workers[i];
+        if (!worker->contributor || worker->committed || worker->paused_ms <= core->now_ms)
+            continue;
+        const uint64_t left_ms = worker->paused_ms - core->now_ms;
+        if (left_ms > most_ms) most_ms = left_ms;
+    }
+    return most_ms;
+}
+
 struct cairn_round_counts cairn_round_counts_of(const struct cairn_round *core)
 {
     return core->counts;
@@ -153,6 +167,20 @@ static void list_workers(const struct cairn_round *core, struct cairn_sentence *
     }
 }
 
+/* Those who came together with the ones that are there. */
+static void wait_for_start(const struct cairn_round *core, struct cairn_sentence *out)
+{
+    const uint32_t world = cairn_round_start_world(core);
+    uint64_t until_ms = UINT64_MAX;
+    if (core->worker_count >= world) return;
+    for (uint32_t i = 0; i < core->worker_count; i++)
+        if (core->workers[i].start_ms < until_ms) until_ms = core->workers[i].start_ms;
+    cairn_sentence_set(out,
+                       "%u more workers of this launch (%u of %u attached; without them in %llu s)",
+                       (unsigned)(world - core->worker_count), (unsigned)core->worker_count,
+                       (unsigned)world, (unsigned long long)(until_ms - core->now_ms + 999) / 1000);
+}
+
 void cairn_round_waiting(const struct cairn_round *core, struct cairn_sentence *out)
 {
     cairn_sentence_set(out, "%s", "");
@@ -169,8 +197,11 @@ void cairn_round_waiting(const struct cairn_round *core, struct cairn_sentence *
                            "an amendment or a restore (%u rounds in a row were skipped, their "
                            "gradients not finite, and the loss scale is at its least)",
                            (unsigned)core->skips.in_row);
-    else if (core->stage == CAIRN_ROUND_STEADY && core->worker_count < core->config.workers_min)
+    else if (core->stage == CAIRN_ROUND_STEADY &&
+             core->worker_count < core->terms_newest.workers_min)
         cairn_sentence_set(out, "%u more workers (%u of %u attached)",
-                           (unsigned)(core->config.workers_min - core->worker_count),
-                           (unsigned)core->worker_count, (unsigned)core->config.workers_min);
+                           (unsigned)(core->terms_newest.workers_min - core->worker_count),
+                           (unsigned)core->worker_count, (unsigned)core->terms_newest.workers_min);
+    else if (core->stage == CAIRN_ROUND_STEADY)
+        wait_for_start(core, out);
 }

@@ -18,6 +18,9 @@ struct worker {
     uint64_t id;
     uint32_t rank;
     uint32_t dense;                 /* contributor: its place in the open round */
+    uint32_t launch;                /* so many came together; 0: not said */
+    uint64_t paused_ms;             /* until then it pauses; 0: it does not */
+    uint64_t start_ms;              /* until then a start waits for them */
     bool contributor;               /* of the open round */
     bool committed;                 /* the open round */
     bool wants;                     /* asked for a round, not answered */
@@ -67,6 +70,7 @@ struct cairn_round {
     bool need_epoch;      /* a change is due as soon as all shards are up */
     bool members_changed; /* since the epoch was chosen: a change is due before the next round */
     bool ready;
+    bool started;        /* a round of steps has opened since workers came */
     uint32_t gate_world; /* a round needs exactly the ranks below; 0 = any */
     bool gate_shut;      /* no round opens */
     struct cairn_version version;
@@ -108,10 +112,16 @@ bool cairn_round_shards_up(const struct cairn_round *core);
 /* The open round, if there is one, ended with `last` or is void: tells whoever asked, and goes to STEADY. */
 void cairn_round_finish(struct cairn_round *core, struct cairn_round_actions *actions);
 
+/* So many workers were launched together; 0: the start waits for nobody (any more). */
+uint32_t cairn_round_start_world(const struct cairn_round *core);
+
 struct worker *cairn_round_find_worker(const struct cairn_round *core, uint64_t id);
 void cairn_round_remove_worker(struct cairn_round *core, struct worker *worker);
 
 /* round_late.c */
+void cairn_round_on_pause(struct cairn_round *core, const struct cairn_round_event *event);
+/* Those whose time is over. */
+void cairn_round_end_pauses(struct cairn_round *core);
 /* The open round has passed its deadline. */
 void cairn_round_on_deadline(struct cairn_round *core, struct cairn_round_actions *actions);
 void cairn_round_on_lacks(struct cairn_round *core, const struct cairn_round_event *event,

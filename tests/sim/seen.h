@@ -85,6 +85,10 @@
     X(scale_lowered, "loss scales lowered")                                            \
     X(halted, "rounds refused after too many skips in a row")                          \
     X(amended, "terms that let a job go on")                                           \
+    X(start_waited, "rounds that waited for all of a launch")                          \
+    X(start_alone, "rounds that waited for some of a launch in vain")                  \
+    X(lowered, "workers that went on when fewer were asked for")                       \
+    X(pauses, "deadlines suspended for workers that said why")                         \
     X(clipped, "steps clipped")
 
 enum seen {

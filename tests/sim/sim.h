@@ -88,6 +88,7 @@ enum message_kind {
     M_WRITE,
     M_COMMIT,
     M_ABANDON,
+    M_PAUSE,
     M_OPENED,
     M_RESULT,
     M_FENCED,
@@ -176,7 +177,7 @@ enum event_kind {
     E_COORDINATOR_FROM_TWIN,
     E_PROBE_ENDS, /* conn = its number */
     E_ADOPT,      /* conn = the incarnation */
-    E_AMEND,      /* the same */
+    E_AMEND,      /* the same; a: workers_min is lowered */
     E_ASK_AGAIN   /* a = process; conn = its life */
 };
 
@@ -227,6 +228,9 @@ struct coordinator {
     uint64_t persist_epoch, persist_reserved;
     uint64_t decided_round; /* by this incarnation, the last */
     uint64_t pins, probes;
+    bool started;     /* a round of steps has opened since workers came */
+    uint64_t came_ms; /* the first of them, by the core's clock */
+    uint64_t tick_ms;
     struct seat seats[SHARDS_MAX];
     struct {
         uint64_t number; /* 0: it never was one */
@@ -320,8 +324,9 @@ enum trainer { T_IDLE, T_COMPUTING, T_PUSHING, T_WAITING, T_GIVING_UP };
 
 struct process {
     bool alive, stalled;
-    bool mute;     /* what it sends to shards is lost, and nobody notices */
-    uint64_t life; /* member number: process index + 16 * count */
+    uint64_t pause_ends, paused_ms; /* as it says; as the coordinator knows. 0: it does not pause */
+    bool mute;                      /* what it sends to shards is lost, and nobody notices */
+    uint64_t life;                  /* member number: process index + 16 * count */
     uint32_t rank;
     bool zombie; /* another process has its rank */
     struct link control;
@@ -393,6 +398,8 @@ struct scenario { /* drawn from the seed */
     double clip_norm, loss_scale;
     bool fail_nonfinite;
     uint32_t skips_max;
+    uint32_t lowered;               /* what workers_min is amended to; 0: it is not */
+    uint32_t launch, start_wait_ms; /* of every worker; 0: it does not say */
     /* the workload */
     double absent, unheld, poison, weightless;
     uint32_t micros_max;
@@ -569,6 +576,7 @@ void process_start(struct sim *sim, uint32_t rank);
 void process_kill(struct sim *sim, uint32_t proc);
 void process_event(struct sim *sim, const struct event *event);
 void process_connect(struct sim *sim, uint32_t proc);
+void process_pause(struct sim *sim, uint32_t proc, uint64_t at_most_ms); /* says so */
 void process_link_break(struct sim *sim, uint32_t proc);
 void fabric_break(struct sim *sim, uint32_t shard, uint32_t proc);
 

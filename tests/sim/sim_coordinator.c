@@ -76,6 +76,10 @@ void coordinator_start(struct sim *sim)
     struct cairn_round_event ready = { .kind = CAIRN_ROUND_READY, .version = { 1, 0 } };
     do_event(sim, &ready);
     sim_at(sim, MS(20), E_TICK, 0, 0, c->incarnation);
+    c->started = false;
+    for (uint32_t p = 0; p < PROCS_MAX; p++) sim->procs[p].paused_ms = 0;
+    if (sim->scenario.lowered > 0)
+        sim_at(sim, rng_exponential(&sim->schedule, 30000), E_AMEND, 1, 0, c->incarnation);
 }
 
 /* ---- what the core says ---- */
@@ -242,6 +246,9 @@ static void see_deadline(struct sim *sim, const struct cairn_round_action *actio
     sim->seen[SEEN_workers_deadline]++;
     if (sim->healed && sim->oracle.opened_count > sim->healthy_rounds)
         sim_fail(sim, "a worker was dropped at the step deadline after the faults stopped");
+    if (proc != NULL && proc->paused_ms > sim->now / 1000)
+        sim_fail(sim, "process %u was dropped at the step deadline while it pauses",
+                 (unsigned)(proc - sim->procs));
     if (proc != NULL && !proc->stalled && !proc->mute && !proc->zombie)
         sim_fail(sim, "process %u was dropped at the step deadline for another's fault",
                  (unsigned)(proc - sim->procs));
@@ -263,14 +270,39 @@ static void refuse(struct sim *sim, const struct cairn_round_action *action)
     sim_at(sim, delay, E_AMEND, 0, 0, sim->coordinator.incarnation);
 }
 
-static void amend(struct sim *sim)
+static void amend(struct sim *sim, bool lower)
 {
-    if (!cairn_round_halted(sim->coordinator.core)) return; // it was amended meanwhile, or written
+    struct scenario *sc = &sim->scenario;
+    if (lower ? sc->lowered == 0 : !cairn_round_halted(sim->coordinator.core))
+        return; // it was amended meanwhile, or written
     sim->revision++;
-    sim->seen[SEEN_amended]++;
+    if (lower) {
+        sc->workers_min = sc->lowered;
+        sc->lowered = 0;
+        sim->seen[SEEN_lowered] += cairn_round_worker_count(sim->coordinator.core) >=
+                                   sc->workers_min;
+    } else {
+        sim->seen[SEEN_amended]++;
+    }
     const struct cairn_round_config config = sim_round_config(sim);
     struct cairn_round_event event = { .kind = CAIRN_ROUND_AMEND, .terms = &config.terms };
     do_event(sim, &event);
+}
+
+/* The first round since workers came: of all that were launched, or the first of them has waited. */
+static void see_start(struct sim *sim, const struct cairn_round_action *open)
+{
+    struct coordinator *c = &sim->coordinator;
+    const struct scenario *sc = &sim->scenario;
+    if (c->started || open->write) return;
+    c->started = true;
+    if (sc->launch <= sc->workers_min) return;
+    const bool whole = open->member_count >= sc->launch;
+    if (!whole && sim->now / 1000 < c->came_ms + sc->start_wait_ms)
+        sim_fail(sim, "round %llu opens with %u workers of %u that were launched",
+                 (unsigned long long)open->round, (unsigned)open->member_count,
+                 (unsigned)sc->launch);
+    sim->seen[whole ? SEEN_start_waited : SEEN_start_alone]++;
 }
 
 static void do_action(struct sim *sim, const struct cairn_round_action *action)
@@ -289,6 +321,7 @@ static void do_action(struct sim *sim, const struct cairn_round_action *action)
     case CAIRN_ROUND_RESOLVE: to_shards(sim, M_RESOLVE, action); return;
     case CAIRN_ROUND_OPEN_SEND:
         oracle_opened(sim, action);
+        see_start(sim, action);
         form_relays(sim, action);
         to_shards(sim, M_OPEN, action);
         return;
@@ -296,7 +329,10 @@ static void do_action(struct sim *sim, const struct cairn_round_action *action)
         sim->coordinator.decided_round = action->decision->round;
         to_shards(sim, M_DECIDE, action);
         return;
-    case CAIRN_ROUND_ASK_LACKS: to_shards(sim, M_ASK_LACKS, action); return;
+    case CAIRN_ROUND_ASK_LACKS:
+        sim->seen[SEEN_pauses] += cairn_round_paused_ms(sim->coordinator.core) > 0;
+        to_shards(sim, M_ASK_LACKS, action);
+        return;
     case CAIRN_ROUND_SHARD_LATE: see_late_shard(sim, action); return;
     case CAIRN_ROUND_PIN_SEND: to_shards(sim, M_PIN, action); return;
     case CAIRN_ROUND_WORKER_OPENED:
@@ -329,7 +365,11 @@ static void do_event(struct sim *sim, struct cairn_round_event *event)
     struct coordinator *c = &sim->coordinator;
     struct cairn_round_config config = sim_round_config(sim);
     struct cairn_round_actions actions = { sim->round_list, 0, cairn_round_actions_max(&config) };
+    const uint32_t before = cairn_round_worker_count(c->core);
+    if (event->kind == CAIRN_ROUND_TICK) c->tick_ms = event->now_ms;
     cairn_round_on_event(c->core, event, &actions);
+    if (before == 0) c->came_ms = c->tick_ms;
+    if (cairn_round_worker_count(c->core) == 0) c->started = false;
     const uint64_t incarnation = c->incarnation;
     for (size_t i = 0; i < actions.count; i++) {
         if (!c->alive || c->incarnation != incarnation)
@@ -389,6 +429,12 @@ static void see_commit(struct sim *sim, enum cairn_round_stage before)
     if (before == CAIRN_ROUND_OPEN && decided) sim->seen[SEEN_state_awaited]++;
 }
 
+static void note_pause(struct sim *sim, const struct message *message)
+{
+    struct process *proc = sim_process(sim, message->member);
+    if (proc != NULL) proc->paused_ms = sim->coordinator.tick_ms + message->weight;
+}
+
 static void from_worker(struct sim *sim, const struct message *message)
 {
     const enum cairn_round_stage before = cairn_round_stage_of(sim->coordinator.core);
@@ -398,11 +444,20 @@ static void from_worker(struct sim *sim, const struct message *message)
                                        .state = message->state,
                                        .state_bytes = message->state_bytes };
     switch (message->kind) {
-    case M_ATTACH: event.kind = CAIRN_ROUND_WORKER_JOIN; break;
+    case M_ATTACH:
+        event.kind = CAIRN_ROUND_WORKER_JOIN;
+        event.world = sim->scenario.launch;
+        event.wait_ms = sim->scenario.start_wait_ms;
+        break;
     case M_BEGIN: event.kind = CAIRN_ROUND_WORKER_BEGIN; break;
     case M_WRITE: event.kind = CAIRN_ROUND_WORKER_WRITE; break;
     case M_COMMIT: event.kind = CAIRN_ROUND_WORKER_COMMIT; break;
     case M_ABANDON: event.kind = CAIRN_ROUND_WORKER_ABANDON; break;
+    case M_PAUSE:
+        event.kind = CAIRN_ROUND_WORKER_PAUSE;
+        event.wait_ms = message->weight;
+        note_pause(sim, message);
+        break;
     default: sim_fail(sim, "the coordinator got message %d", (int)message->kind); return;
     }
     do_event(sim, &event);
@@ -432,7 +487,7 @@ void coordinator_event(struct sim *sim, const struct event *event)
         if (event->conn == c->incarnation) store_adopts(sim);
         return;
     case E_AMEND:
-        if (event->conn == c->incarnation) amend(sim);
+        if (event->conn == c->incarnation) amend(sim, event->a != 0);
         return;
     case E_LEASE: lease_ended(sim, event->conn); return;
     case E_PERSISTED:

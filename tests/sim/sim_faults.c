@@ -111,6 +111,8 @@ static void do_fault(struct sim *sim, uint32_t kind)
         process_kill(sim, proc);
     }
     if (kind == TWIN) twin(sim, proc);
+    if (kind == STALL && rng_chance(&sim->fault, 0.5)) // and says so
+        process_pause(sim, proc, 1 + rng_below(&sim->fault, 3 * sim->scenario.deadline_ms));
     if (kind == STALL) sim->procs[proc].stalled = true;
     if (kind == MUTE) {
         sim->seen[SEEN_workers_mute]++;

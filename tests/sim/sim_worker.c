@@ -66,6 +66,7 @@ static void to_coordinator(struct sim *sim, uint32_t index, enum message_kind ki
     struct message message = {
         .kind = kind, .member = proc->life, .rank = proc->rank, .round = round
     };
+    if (kind == M_PAUSE) message.weight = (proc->pause_ends - sim->now) / 1000;
     if (kind == M_COMMIT) message.state_bytes = truth_state(sim, round, proc->life, message.state);
     sim_send_control(sim, &proc->control, 0, E_COORDINATOR_FROM_WORKER, 0, index, &message);
 }
@@ -82,6 +83,12 @@ static void ask_end(struct sim *sim, uint32_t index)
     to_coordinator(sim, index, proc->state == T_GIVING_UP ? M_ABANDON : M_COMMIT, proc->round);
 }
 
+void process_pause(struct sim *sim, uint32_t index, uint64_t at_most_ms)
+{
+    sim->procs[index].pause_ends = sim->now + MS(at_most_ms);
+    if (sim->procs[index].control.up) to_coordinator(sim, index, M_PAUSE, 0);
+}
+
 void process_connect(struct sim *sim, uint32_t index)
 {
     struct process *proc = &sim->procs[index];
@@ -95,6 +102,7 @@ void process_connect(struct sim *sim, uint32_t index)
     proc->control.up = true;
     proc->control.arrives[0] = proc->control.arrives[1] = sim->now;
     to_coordinator(sim, index, M_ATTACH, 0);
+    if (proc->pause_ends > sim->now) to_coordinator(sim, index, M_PAUSE, 0);
     // Whatever was asked may have been lost. Of a round that is open here: how does it end? (A round that
     // a coordinator told us of, and died before it told the shards, gets no GRANT, ever.)
     if (proc->state == T_IDLE)

@@ -18,11 +18,11 @@ struct cairn_round_config sim_round_config(const struct sim *sim)
     return (struct cairn_round_config) {
         .shard_count = sim->scenario.shards,
         .member_max = PROCS_MAX,
-        .workers_min = sim->scenario.workers_min,
         .step_deadline_ms = sim->scenario.deadline_ms,
         .terms = { .groups = sim->scenario.groups,
                    .clip_norm = sim->scenario.clip_norm,
-                   .revision = sim->revision },
+                   .revision = sim->revision,
+                   .workers_min = sim->scenario.workers_min },
         .group_count = GROUPS,
         .client_state_max = sim->scenario.client_state_max,
         .scaling = { .start = sim->scenario.loss_scale,
@@ -161,6 +161,15 @@ static void draw_scenario(struct sim *sim)
     draw_hosts(sim);
     struct rng skips = { mix(sim->seed, 107) };
     sc->skips_max = rng_chance(&skips, 0.5) ? 1 + (uint32_t)rng_below(&skips, 3) : 0;
+    struct rng launches = { mix(sim->seed, 108) };
+    if (rng_chance(&launches, 0.5)) {
+        sc->launch = sc->ranks;
+        sc->start_wait_ms = 20 + (uint32_t)rng_below(&launches, 300);
+    }
+    if (rng_chance(&launches, 0.15)) { // more than there are
+        sc->lowered = sc->workers_min;
+        sc->workers_min = sc->ranks + 1;
+    }
     struct rng twins = { mix(sim->seed, 105) };
     sc->weight[FAULTS - 3] = (uint32_t)sometimes(&twins, 0.3, 4);
     sc->weight[FAULTS - 2] = rng_chance(&twins, 0.1) ? 1 : 0;

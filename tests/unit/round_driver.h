@@ -54,9 +54,8 @@ static inline void setup(void)
     group = cairn_group_hyper_default(CAIRN_OPTIMIZER_ADAMW);
     config = (struct cairn_round_config) { .shard_count = SHARDS,
                                            .member_max = 4,
-                                           .workers_min = 1,
                                            .step_deadline_ms = 1000,
-                                           .terms = { .groups = &group },
+                                           .terms = { .groups = &group, .workers_min = 1 },
                                            .group_count = 1,
                                            .scaling = { .start = 1 } };
     core = NULL;

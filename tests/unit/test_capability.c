@@ -121,6 +121,7 @@ CHANGE(workers_min, s->workers_min = 3)
 CHANGE(chunk_leaves, s->chunk_leaves = 3)
 CHANGE(spread, s->spread = 3)
 CHANGE(window, s->window = 3)
+CHANGE(workers_max, s->workers_max = 9)
 CHANGE(skips_max, s->skips_max = 3)
 CHANGE(snapshot_every, s->policy.snapshot_every = 3)
 CHANGE(snapshot_keep, s->policy.snapshot_every = 3; s->policy.snapshot_keep = 2)
@@ -177,6 +178,7 @@ static const struct {
     FIELD(chunk_leaves),
     FIELD(spread),
     FIELD(window),
+    FIELD(workers_max),
     FIELD(skips_max),
     FIELD(snapshot_every),
     FIELD(snapshot_keep),

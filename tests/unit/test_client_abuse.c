@@ -325,6 +325,22 @@ NOTHING(cairn_lease)
     const struct cairn_version version = { 0, 0 };
     return cairn_lease(a->job, version, 0, -1, NULL);
 }
+GIVEN(cairn_pause)
+{
+    return cairn_pause(a->job, "evaluating", SHORT_MS, SHORT_MS);
+}
+NOTHING(cairn_pause)
+{
+    return cairn_pause(a->job, NULL, SHORT_MS, SHORT_MS);
+}
+GIVEN(cairn_pause_end)
+{
+    return cairn_pause_end(a->job, SHORT_MS);
+}
+NOTHING(cairn_pause_end)
+{
+    return cairn_pause_end(a->job, -1);
+}
 GIVEN(cairn_lease_end)
 {
     return cairn_lease_end(a->job, (struct cairn_version) { 1, 0 }, SHORT_MS);
@@ -430,6 +446,8 @@ static const struct call {
     CALL(cairn_snapshot, OF_JOB),
     CALL(cairn_lease, OF_JOB),
     CALL(cairn_lease_end, OF_JOB),
+    CALL(cairn_pause, OF_JOB),
+    CALL(cairn_pause_end, OF_JOB),
     CALL(cairn_prefetch, OF_JOB),
     CALL(cairn_map, OF_JOB),
     CALL(cairn_unmap, OF_JOB),

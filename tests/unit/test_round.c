@@ -4,7 +4,7 @@
 
 START_TEST(a_round_opens_when_enough_workers_are_attached_and_one_asks)
 {
-    config.workers_min = 2;
+    config.terms.workers_min = 2;
     make(0, 0);
     start();
     const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
@@ -425,7 +425,7 @@ START_TEST(a_configuration_that_cannot_work_has_no_size)
     bad.shard_count = 0;
     ck_assert_uint_eq(cairn_round_bytes(&bad), 0);
     bad = config;
-    bad.workers_min = bad.member_max + 1;
+    bad.terms.workers_min = bad.member_max + 1;
     ck_assert_uint_eq(cairn_round_bytes(&bad), 0);
     bad = config;
     bad.member_max = UINT32_MAX;

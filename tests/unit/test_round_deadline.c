@@ -184,6 +184,75 @@ START_TEST(who_does_not_give_its_client_state_is_dropped)
 }
 END_TEST
 
+static void pauses(uint64_t member, uint64_t at_most_ms)
+{
+    GIVE(.kind = CAIRN_ROUND_WORKER_PAUSE, .member = member, .wait_ms = at_most_ms);
+}
+
+START_TEST(who_said_that_it_is_at_work_is_not_dropped_until_that_ends)
+{
+    pass_deadline(2);
+    ask(B, cairn_round_open_round(core));
+    pauses(A, 5000);
+    SAYS(0, LACKS(A, 0), WAITS(B, 0));
+    SAYS(1, LACKS(A, 0));
+    ck_assert_uint_eq(out.count, 0); // nor is a shard late
+    ck_assert_uint_eq(cairn_round_paused_ms(core), 5000);
+    tick(2050);
+    expect(CAIRN_ROUND_ASK_LACKS);
+    clear();
+    SAYS(0, LACKS(A, 0));
+    SAYS(1, LACKS(A, 0));
+    ck_assert_uint_eq(out.count, 0);
+    pauses(A, 0); // its deadline begins anew
+    ck_assert_uint_eq(cairn_round_paused_ms(core), 0);
+    tick(3049);
+    ck_assert_uint_eq(out.count, 0);
+    tick(3050);
+    expect(CAIRN_ROUND_ASK_LACKS);
+    SAYS(0, LACKS(A, 0));
+    SAYS(1, LACKS(A, 0));
+    expect_dropped(A, 2);
+}
+END_TEST
+
+START_TEST(a_pause_ends_by_itself_and_excuses_nobody_else)
+{
+    pass_deadline(3);
+    pauses(A, 500);
+    SAYS(0, LACKS(A, 0), LACKS(B, 0));
+    SAYS(1, LACKS(A, 0), LACKS(B, 0), WAITS(C, 0));
+    expect_dropped(B, 2);
+    make(0, 0);
+    const uint64_t round = start_round(1);
+    pauses(A, 500);
+    tick(499);
+    ck_assert_uint_eq(cairn_round_paused_ms(core), 1);
+    tick(500);
+    tick(1499);
+    ck_assert_uint_eq(out.count, 0);
+    tick(1500);
+    ck_assert_uint_eq(expect(CAIRN_ROUND_ASK_LACKS)->round, round);
+}
+END_TEST
+
+START_TEST(a_writer_that_pauses_goes_on_with_its_write)
+{
+    start();
+    join(A, 0);
+    GIVE(.kind = CAIRN_ROUND_WORKER_WRITE, .member = A);
+    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    resolve_all(&none, 0);
+    pauses(A, 3000);
+    clear();
+    tick(1000);
+    ck_assert_uint_eq(out.count, 0);
+    tick(3000);
+    tick(4000);
+    ck_assert_uint_eq(expect(CAIRN_ROUND_WORKER_FENCE)->member, A);
+}
+END_TEST
+
 int main(void)
 {
     TCase *tcase = tcase_create("round_deadline");
@@ -199,5 +268,8 @@ int main(void)
     tcase_add_test(tcase, shards_that_have_everything_and_are_slow_are_named);
     tcase_add_test(tcase, what_is_said_of_another_round_or_twice_changes_nothing);
     tcase_add_test(tcase, who_does_not_give_its_client_state_is_dropped);
+    tcase_add_test(tcase, who_said_that_it_is_at_work_is_not_dropped_until_that_ends);
+    tcase_add_test(tcase, a_pause_ends_by_itself_and_excuses_nobody_else);
+    tcase_add_test(tcase, a_writer_that_pauses_goes_on_with_its_write);
     return run("round_deadline", tcase);
 }

@@ -297,13 +297,13 @@ END_TEST
 START_TEST(it_says_whom_it_waits_for)
 {
     struct cairn_sentence waiting;
-    config.workers_min = 3;
+    config.terms.workers_min = 3;
     make(0, 0);
     start();
     join(A, 0);
     cairn_round_waiting(core, &waiting);
     ck_assert_str_eq(waiting.text, "2 more workers (1 of 3 attached)");
-    config.workers_min = 1;
+    config.terms.workers_min = 1;
     make(0, 0);
     const uint64_t round = start_round(1);
     ask(A, round);

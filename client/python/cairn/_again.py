@@ -43,6 +43,8 @@ def open_worker(session: Session, name: str, spec: JobSpec, timeout: float) -> J
         call = amendment(str(mismatch), spec)
         if call is None:
             raise
+        if call.startswith("m.amend(workers="):
+            call += f", or `cairn job amend {name} --workers {spec.workers_min}:{spec.workers_max}`"
         raise Mismatch(f"{mismatch}\nThese may change while it trains: attach as it was, then {call}") from None
 
 
@@ -62,7 +64,7 @@ def amendment(differences: str, spec: JobSpec) -> Optional[str]:
     """The call of m.amend that makes the job what `spec` is; None: it takes more than that, or not all is told.
     `differences`: a sentence, then a line each."""
     groups: Dict[str, Dict[str, str]] = {}
-    clip, policy = "", []
+    clip, workers, policy = "", "", []
     for line in differences.splitlines()[1:]:
         if re.match(r"job .*: clip_norm .* here, ", line):
             clip = f"clip_norm={spec.clip_norm!r}"
@@ -70,6 +72,8 @@ def amendment(differences: str, spec: JobSpec) -> Optional[str]:
         field = re.match(r"job \S+: (\w+) .*here, ", line)
         if field is not None and field[1] in _POLICY:
             policy.append(f"{_POLICY[field[1]]}={getattr(spec, _POLICY[field[1]])!r}")
+        if re.match(r"job .*: workers_(min|max) .* here, ", line) and spec.workers_max:
+            workers = f"workers=({spec.workers_min}, {spec.workers_max})"
             continue
         group = next((one for one in spec.groups if line.startswith(f"group {one.name}: ")), None)
         change = _change(group, line[len(f"group {group.name}: "):].split()[0]) if group is not None else None
@@ -78,7 +82,7 @@ def amendment(differences: str, spec: JobSpec) -> Optional[str]:
         groups.setdefault(group.name, {}).update(change)
     by_group = ", ".join(f"{name!r}: dict({', '.join(f'{key}={value}' for key, value in changes.items())})"
                          for name, changes in groups.items())
-    arguments = [f"{{{by_group}}}"] * bool(groups) + [clip] * bool(clip) + policy
+    arguments = [f"{{{by_group}}}"] * bool(groups) + [clip] * bool(clip) + [workers] * bool(workers) + policy
     return f"m.amend({', '.join(arguments)})" if arguments else None
 
 

@@ -48,10 +48,13 @@ class Version(ctypes.Structure):
     _fields_ = [("generation", c_uint64), ("step", c_uint64)]
 
 
+ON_WAIT = ctypes.CFUNCTYPE(c_bool, c_void_p, c_char_p, c_char_p, c_int)
+
+
 class Opts(Sized):
     _fields_ = [("struct_size", c_size_t), ("endpoint", c_char_p), ("name", c_char_p),
                 ("connect_timeout_ms", c_int), ("fabric", c_char_p), ("fabric_device", c_char_p),
-                ("prefetch_units", c_uint32)]
+                ("prefetch_units", c_uint32), ("on_wait", ON_WAIT), ("on_wait_context", c_void_p)]
 
 
 class Init(ctypes.Structure):
@@ -87,7 +90,8 @@ class JobSpec(Sized):
                 ("init_from", c_char_p), ("init_prefix", c_char_p), ("client_state_max", c_uint32),
                 ("init_nonfinite_ok", c_bool), ("reduce_groups", c_int), ("skips_max", c_uint64),
                 ("snapshot_every", c_uint64), ("snapshot_keep", c_uint64), ("on_shard_loss", c_int),
-                ("shard_loss_wait_s", c_uint32)]
+                ("shard_loss_wait_s", c_uint32),
+                ("workers_max", c_uint32), ("world", c_uint32), ("start_wait_ms", c_uint64)]
 
 
 class Tie(ctypes.Structure):
@@ -103,7 +107,8 @@ class Amend(Sized):
                 ("unfreeze_tensor_groups", POINTER(c_char_p)), ("add", POINTER(Tensor)), ("add_count", c_size_t),
                 ("ties", POINTER(Tie)), ("tie_count", c_size_t), ("snapshot_every", c_uint64),
                 ("snapshot_keep", c_uint64), ("on_shard_loss", c_int), ("shard_loss_wait_s", c_uint32),
-                ("set_snapshots", c_bool), ("set_shard_loss", c_bool)]
+                ("set_snapshots", c_bool), ("set_shard_loss", c_bool),
+                ("workers_min", c_uint32), ("workers_max", c_uint32)]
 
 
 class Mem(Sized):
@@ -147,7 +152,8 @@ class JobInfo(Sized):
     _fields_ = [("struct_size", c_size_t), ("name", c_char_p), ("tensor_count", c_size_t), ("group_count", c_size_t),
                 ("rank", c_uint32), ("workers_min", c_uint32), ("clip_norm", c_double), ("loss_scale", c_double),
                 ("on_nonfinite", c_int), ("newest", Version), ("initialized", c_bool), ("stage", c_uint32),
-                ("micro_batches", c_uint32), ("client_state_max", c_uint32), ("reduce_groups", c_int)]
+                ("micro_batches", c_uint32), ("client_state_max", c_uint32), ("reduce_groups", c_int),
+                ("workers_max", c_uint32)]
 
 
 class Env(Sized):
@@ -192,6 +198,8 @@ FUNCTIONS = {
     "cairn_job_tensor": (c_int, [_handle, c_size_t, POINTER(Tensor)]),
     "cairn_tiles": (c_int, [_handle, POINTER(Tile), c_size_t, c_uint32, c_int]),
     "cairn_job_amend": (c_int, [_handle, POINTER(Amend), c_int]),
+    "cairn_pause": (c_int, [_handle, c_char_p, c_int, c_int]),
+    "cairn_pause_end": (c_int, [_handle, c_int]),
     "cairn_prefetch": (c_int, [_handle, Version, POINTER(c_char_p), c_size_t]),
     "cairn_map": (c_int, [_handle, Version, c_char_p, POINTER(View), POINTER(c_size_t), POINTER(_handle)]),
     "cairn_unmap": (c_int, [_handle, POINTER(View), c_void_p]),

@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Dict
 
 from .records import Result, Round
 
 _LOG = logging.getLogger("cairn")
 SECONDS = 10.0  # between two lines of a job
+MINUTE = 60.0  # the same, of one who waits
+
+
+class Waits:
+    """Says for whom a job waits that is at work on something else: what stands still looks as if it had died."""
+
+    def __init__(self) -> None:
+        self._next: Dict[str, float] = {}
+
+    def note(self, job: str, awaited: str) -> None:
+        if time.monotonic() < self._next.get(job, 0.0):
+            return
+        self._next[job] = time.monotonic() + MINUTE
+        _LOG.warning("job %s waits for %s", job, awaited)
 
 
 def opened(data_path: str) -> None:

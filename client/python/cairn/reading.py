@@ -6,17 +6,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from typing import Any, List, Mapping, Optional
+from typing import Any, List, Mapping, Optional, Tuple, Union
 
 from torch import nn
 
 from . import _again, _meta, _options, _transfer
 from ._beside import refuse_loading
 from ._held import TRIES, Held
+from ._launch import launch
 from ._model import UnitChoice, buffers_of, set_parts, slots_of, tensors_of, units_of
 from ._window import Window
 from ._wrapped import judge_hooked, outside
-from .env import env
 from .errors import Busy, Fenced, Invalid, NoMemory, NotFound, VersionGone
 from .evaluation import match
 from .session import TIMEOUT_S, Lease, Session
@@ -41,7 +41,9 @@ class ReadModel(Held):
 
     def __init__(self, session: Session, model: nn.Module, *, name: Optional[str] = None, stage: int = 2,
                  units: UnitChoice = None, window: Optional[int] = None, wire_dtype: Any = None,
-                 timeout: float = TIMEOUT_S, rank: Optional[int] = None, workers_min: Optional[int] = None,
+                 timeout: float = TIMEOUT_S, rank: Optional[int] = None,
+                 workers: Union[None, int, Tuple[int, int]] = None, workers_min: Optional[int] = None,
+                 world: Optional[int] = None, start_wait: Optional[float] = None,
                  parts: Mapping[str, Part] = {}, init: Mapping[str, Init] = {}, init_from: Optional[str] = None,
                  init_prefix: Optional[str] = None, init_nonfinite_ok: bool = False, must_exist: bool = False,
                  **others: Any):
@@ -65,10 +67,8 @@ class ReadModel(Held):
         if state is None and must_exist:
             raise _again.missing(self.name)
         if not state:
-            here = env()
-            spec = JobSpec([], (), here.rank if rank is None else rank,
-                           here.world if workers_min is None else workers_min, init_from=init_from,
-                           init_prefix=init_prefix, init_nonfinite_ok=init_nonfinite_ok)
+            spec = JobSpec([], (), init_from=init_from, init_prefix=init_prefix, init_nonfinite_ok=init_nonfinite_ok,
+                           **launch(rank, workers, workers_min, world, start_wait))
             self._see_to_it(spec, state is not None)
         self._job = session.open_reader(self.name, timeout)
         self._claim()
@@ -144,7 +144,7 @@ class ReadModel(Held):
         spec = dataclasses.replace(spec, tensors=tensors)
         with self._session.open_worker(self.name, spec, self.timeout) as job:
             if tiles:
-                job.tiles(tiles, spec.workers_min, self.timeout)
+                job.tiles(tiles, spec.world, self.timeout)
             if brings and not job.describe().initialized:
                 _transfer.put(job, slots)
             job.init_done(self.timeout)

@@ -86,3 +86,4 @@ class JobInfo(NamedTuple):
     micro_batches: int
     client_state_max: int
     reduce_groups: str
+    workers_max: int = 0  # 0: as many as the cluster allows

@@ -39,12 +39,26 @@ def check(status: int) -> None:
         raise error(status, _c.lib().cairn_error().decode(errors="replace"))
 
 
+_paused = threading.local()  # seen: the call of this thread waited for a worker in a pause
+_waits = _log.Waits()
+
+
+@_c.ON_WAIT
+def _on_wait(_: Any, job: bytes, awaited: bytes, __: int) -> bool:
+    _paused.seen = True
+    _waits.note(job.decode(errors="replace"), awaited.decode(errors="replace"))
+    return False  # sliced calls again
+
+
 def sliced(call: Callable[[int], int], timeout: float) -> None:
     """Calls with at most half a second at a time: TIMEOUT changes nothing, and Ctrl-C is heard between."""
     left_ms = milliseconds(timeout)
     deadline = time.monotonic() + timeout
     while True:
+        _paused.seen = False
         status = call(min(left_ms, int(_SLICE_S * 1000)))
+        if _paused.seen:  # for a worker that said so: its time does not count
+            deadline = time.monotonic() + timeout
         left_ms = max(0, int((deadline - time.monotonic()) * 1000))
         if status != Timeout.status or left_ms == 0:
             return check(status)
@@ -256,7 +270,7 @@ class Job:
         return JobInfo(out.name.decode(), out.rank, out.workers_min, out.clip_norm, out.loss_scale,
                        word(NONFINITE, out.on_nonfinite), _version_of(out.newest), out.initialized,
                        out.stage - 1, out.micro_batches, out.client_state_max,
-                       word(REDUCE_GROUPS, out.reduce_groups))
+                       word(REDUCE_GROUPS, out.reduce_groups), out.workers_max)
 
     def tensors(self) -> List[Tensor]:
         """By name."""
@@ -276,11 +290,24 @@ class Job:
         `revision`: what a Round said, else Stale; 0: whatever it is. More: freeze_tensors=[names],
         unfreeze_tensors=[names], or {name: group} of tensors that were declared frozen; add=[Tensor with an init];
         ties={name: the tensor that it is from now on}; snapshots=(snapshot_every, snapshot_keep),
-        shard_loss=(on_shard_loss, shard_loss_wait). After add, ties or an unfreezing of what was declared
+        shard_loss=(on_shard_loss, shard_loss_wait); workers=(min, max), or one number. After add, ties or an
+        unfreezing of what was declared
         frozen, each handle of the job is Fenced: open it again, with the spec as it was or as it is."""
         made, alive = amend_to_c(Amendment(groups, freeze, unfreeze, clip_norm=clip_norm, **more), revision)
         check(_c.lib().cairn_job_amend(self._living(), ctypes.byref(made), milliseconds(timeout)))
         del alive
+
+    @contextlib.contextmanager
+    def pause(self, what: str, at_most: float = 600.0, timeout: float = TIMEOUT_S) -> Iterator[None]:
+        """This worker is at work on `what` ("evaluating"), for `at_most` seconds: the other workers wait for it,
+        whatever their timeouts are, with a line a minute in their log, and the step's deadline is suspended for it
+        alone. After `at_most` the usual rules hold."""
+        sliced(lambda ms: _c.lib().cairn_pause(self._living(), text(what), milliseconds(at_most), ms), timeout)
+        try:
+            yield
+        finally:
+            if not self.closed:
+                sliced(lambda ms: _c.lib().cairn_pause_end(self._living(), ms), timeout)
 
     def tiles(self, tiles: Sequence[Tile], world: int, timeout: float = TIMEOUT_S) -> None:
         """What this worker holds, of ranks 0 to world - 1; a tensor that is not listed it holds whole. Every worker
@@ -480,7 +507,8 @@ class Session:
         self._jobs: Set[Job] = set()  # closed ones too: their loans end with the session
         handle = ctypes.c_void_p()
         opts = _c.Opts(endpoint=text(endpoint), name=text(name), connect_timeout_ms=milliseconds(connect_timeout),
-                       fabric=text(fabric), fabric_device=text(fabric_device), prefetch_units=prefetch_units)
+                       fabric=text(fabric), fabric_device=text(fabric_device), prefetch_units=prefetch_units,
+                       on_wait=_on_wait)
         check(_c.lib().cairn_open(ctypes.byref(opts), ctypes.byref(handle)))
         self._handle: Optional[ctypes.c_void_p] = handle
         self._memory_lock = threading.RLock()  # held while memory of cairn_alloc is written to
@@ -577,7 +605,7 @@ class Session:
         optim          AdamW, Adam or SGD of this package, or a torch optimizer without a scheduler (see from_torch).
                        None: nothing is trained here, see cairn.torch.ReadModel, which takes the options name, stage,
                        units, window, wire_dtype, parts, init, init_from, init_prefix, init_nonfinite_ok, rank,
-                       workers_min, timeout, must_exist
+                       workers, world, start_wait, timeout, must_exist
         name           of the job; None: the model's class in lower case
         must_exist     True: NotFound if there is no job of that name, which would otherwise be created, and trained
                        from the beginning; for a program that goes on with one
@@ -589,8 +617,16 @@ class Session:
         clip_norm, loss_scale, loss_scale_policy, on_nonfinite, init_from, init_prefix, init_nonfinite_ok,
         client_state_max, reduce_groups, skips_max, snapshot_every, snapshot_keep, on_shard_loss, shard_loss_wait
                        state of the job, see JobSpec; with init_from the shards read the initial state themselves
-        rank, workers_min
-                       None: rank and world of the environment, see env()
+        rank           unique in the job; None: of the environment, see env()
+        workers        (min, max), as torchrun's --nnodes MIN:MAX, or n for (n, n): a round opens with at least min
+                       workers, and at most max may attach. None: as many as the environment launched, so that a lost
+                       worker is waited for until it is back; m.amend(workers=…) or `cairn job amend` changes it while
+                       the job trains. n, or None, also goes with a job whose bounds allow so many
+        world          how many workers come together, whose ranks are 0 to world - 1 where `parts` are given. None:
+                       of the environment; where rank is given, max
+        start_wait     seconds that the first round after all were gone waits for `world` workers, so that the first
+                       to arrive does not train alone; None: 30. Without effect if min is world
+        workers_min    in place of workers: min alone, max is the cluster's
         timeout        seconds, of every wait
         blobs          {name: bytes or uint8 tensor}: opaque bytes that the servers keep, save and give back as they
                        are; their lengths are part of the job. m.blob(name), m.write({name: bytes})

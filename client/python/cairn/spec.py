@@ -111,6 +111,9 @@ class Group:
     schedule: Schedule = Schedule()
 
 
+START_WAIT_S = 30.0
+
+
 @dataclass(frozen=True)
 class JobSpec:
     """`rank`: this worker's, unique in the job. `workers_min`: a round opens with at least so many.
@@ -123,7 +126,10 @@ class JobSpec:
     0 = 100. `snapshot_every`: the servers save a snapshot by themselves at each step that is a multiple of it, 0 =
     none; `snapshot_keep`: of these the newest so many stay, 0 = all. `on_shard_loss`: "wait", or "restore-latest": when
     a shard came back without its part, or is away for more than `shard_loss_wait` seconds (0 = 300), the newest
-    snapshot is restored, and the workers get RolledBack."""
+    snapshot is restored, and the workers get RolledBack.
+    `workers_max`: attached at a time, 0 = as many as the cluster allows. `world`: how many workers come
+    together; the first round after all were gone waits for so many, `start_wait` seconds at most; 0: for nobody beyond
+    workers_min."""
 
     tensors: Sequence[Tensor]
     groups: Sequence[Group] = field(default_factory=lambda: (Group(),))
@@ -145,6 +151,9 @@ class JobSpec:
     snapshot_keep: int = 0
     on_shard_loss: str = "wait"
     shard_loss_wait: int = 0
+    workers_max: int = 0
+    world: int = 0
+    start_wait: float = START_WAIT_S
     chunk_leaves: int = 0
     window: int = 0
 
@@ -162,6 +171,13 @@ def at_least(least: int, what: str, value: Any, most: int = 2 ** 31 - 1) -> int:
         raise Invalid(f"{what} is {value!r}; it must be a whole number of at least {least}"
                       + (f" and at most {most}" if type(value) is int and value > most else ""))
     return value
+
+
+def workers_of(workers: Any) -> Tuple[int, int]:
+    """(min, max) of what may be a number."""
+    bounds = workers if isinstance(workers, (tuple, list)) and len(workers) == 2 else (workers, workers)
+    least = at_least(1, "the least number of workers", bounds[0])
+    return least, at_least(least, "the greatest number of workers", bounds[1])
 
 
 def _real(what: str, value: Any) -> float:
@@ -218,6 +234,7 @@ class Amendment:
     ties: Mapping[str, str] = field(default_factory=dict)
     snapshots: Optional[Tuple[int, int]] = None  # snapshot_every, snapshot_keep
     shard_loss: Optional[Tuple[str, int]] = None  # on_shard_loss, shard_loss_wait
+    workers: Union[None, int, Tuple[int, int]] = None
 
 
 def _tensor(tensor: Tensor, alive: List[Any]) -> _c.Tensor:
@@ -278,6 +295,9 @@ def to_c(spec: JobSpec) -> Tuple[_c.JobSpec, List[Any]]:
                       snapshot_keep=at_least(0, "snapshot_keep", spec.snapshot_keep),
                       on_shard_loss=number(SHARD_LOSSES, "on_shard_loss", spec.on_shard_loss),
                       shard_loss_wait_s=at_least(0, "shard_loss_wait", spec.shard_loss_wait),
+                      workers_max=at_least(0, "workers_max", spec.workers_max),
+                      world=at_least(0, "world", spec.world) if _real("start_wait", spec.start_wait) > 0 else 0,
+                      start_wait_ms=max(1, int(spec.start_wait * 1000)),
                       chunk_leaves=at_least(0, "chunk_leaves", spec.chunk_leaves),
                       window=at_least(0, "window", spec.window))
     return made, alive
@@ -299,7 +319,8 @@ def amend_to_c(amendment: Amendment, revision: int) -> Tuple[_c.Amend, List[Any]
     thawed = a.unfreeze_tensors if isinstance(a.unfreeze_tensors, Mapping) else dict.fromkeys(a.unfreeze_tensors)
     alive += [groups, added, ties]
     every, keep = a.snapshots or (0, 0)
-    on_loss, loss_wait = a.shard_loss or ("wait", 0)
+    on_loss, loss_wait = a.shard_loss or ("wait", 0,
+    least, most = (0, 0) if a.workers is None else workers_of(a.workers)
     made = _c.Amend(revision=revision, groups=ctypes.cast(groups, ctypes.POINTER(_c.Group)), group_count=len(groups),
                     clip_norm=a.clip_norm or 0.0, set_clip_norm=a.clip_norm is not None,
                     freeze=_strings(a.freeze, alive), freeze_count=len(a.freeze),
@@ -314,4 +335,5 @@ def amend_to_c(amendment: Amendment, revision: int) -> Tuple[_c.Amend, List[Any]
                     snapshot_keep=at_least(0, "snapshot_keep", keep), set_shard_loss=a.shard_loss is not None,
                     on_shard_loss=number(SHARD_LOSSES, "on_shard_loss", on_loss),
                     shard_loss_wait_s=at_least(0, "shard_loss_wait", loss_wait))
+                    workers_min=least, workers_max=most)
     return made, alive

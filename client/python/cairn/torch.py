@@ -27,7 +27,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import torch
 from torch import nn
@@ -36,6 +36,7 @@ from . import _again, _blobs, _lent, _meta, _options, _transfer
 from ._beside import Replaced, TorchOptimizers, refuse_loading
 from ._gradients import Gradients, Hook
 from ._held import TRIES, Held
+from ._launch import launch
 from ._model import Slot, Unit, UnitChoice, buffers_of, set_parts, slots_of, tensors_of, units_of
 from ._still import Stillness
 from ._window import Memory, Window
@@ -115,11 +116,13 @@ class AttachedModel(Held):
     def __init__(self, session: Session, model: nn.Module, optim: Union[Optimizer, "torch.optim.Optimizer"], *,
                  name: Optional[str] = None, stage: int = 2, units: UnitChoice = None, window: Optional[int] = None,
                  wire_dtype: Any = None, timeout: float = TIMEOUT_S, rank: Optional[int] = None,
-                 workers_min: Optional[int] = None, parts: Mapping[str, Part] = {}, counts: bool = True,
+                 workers: Union[None, int, Tuple[int, int]] = None, workers_min: Optional[int] = None,
+                 world: Optional[int] = None, start_wait: Optional[float] = None,
+                 parts: Mapping[str, Part] = {}, counts: bool = True,
                  blobs: Mapping[str, Any] = {}, mapped_gradients: Optional[bool] = None,
                  mapped_parameters: Optional[bool] = None, init: Mapping[str, Init] = {}, must_exist: bool = False,
                  **state: Any):
-        here = env()
+        here = launch(rank, workers, workers_min, world, start_wait)
         _options.judge(model, name, units, parts, counts, mapped_gradients, mapped_parameters, must_exist)
         _options.warn_of_statistics(model)
         super().__init__(session, model, name, timeout)
@@ -141,13 +144,12 @@ class AttachedModel(Held):
                                     bool(mapped_parameters))
         optim = _taken(optim)
         groups, group_of = _groups(optim, self._slots)
-        first = (here.rank if rank is None else rank) == 0 or bool(parts)
+        first = here["rank"] == 0 or bool(parts)
         if state.get("init_from") is None:
             _meta.find_source(session, self.name, self._slots + self._buffers, first, timeout)
         tensors = [tensor for slot in self._slots + self._buffers
                    for tensor in tensors_of(slot, group_of.get(slot.name))] + _blobs.tensors(opaque)
-        self._spec = JobSpec(tensors, groups, here.rank if rank is None else rank,
-                             here.world if workers_min is None else workers_min, stage=stage, **state)
+        self._spec = JobSpec(tensors, groups, stage=stage, **here, **state)
         self.clip_norm = self._spec.clip_norm
         self._micro_batches = at_least(1, "micro_batches", self._spec.micro_batches)
         shared = _options.gradient_bytes(mapped_gradients, self._slots, self.stage, self._micro_batches, modules,
@@ -210,7 +212,7 @@ class AttachedModel(Held):
         """Whether tensors are held in parts: every worker is to say so, and brings its own."""
         tiles = [Tile(slot.name, slot.box) for slot in self._slots if slot.box is not None]
         if tiles:
-            self._job.tiles(tiles, self._spec.workers_min, self.timeout)
+            self._job.tiles(tiles, self._spec.world, self.timeout)
         return bool(tiles)
 
     def _bring_initial_state(self, opaque: Mapping[str, bytes]) -> None:
@@ -539,9 +541,10 @@ class AttachedModel(Held):
     @_goes_on
     def amend(self, groups: Optional[Mapping[str, Mapping[str, Any]]] = None, freeze: Sequence[str] = (),
               unfreeze: Sequence[str] = (), clip_norm: Optional[float] = None, freeze_tensors: Sequence[str] = (),
-              unfreeze_tensors: Sequence[str] = (), **policy: Any) -> None:
+              unfreeze_tensors: Sequence[str] = (), workers: Union[None, int, Tuple[int, int]] = None, **policy: Any) -> None:
         """Changes the job for all its workers from the next round on: {"default": dict(lr=1e-4)}, names of groups or
-        of parameters that are frozen or not any more, the clip norm; snapshot_every, snapshot_keep, on_shard_loss and
+        of parameters that are frozen or not any more, the clip norm, how many workers there are to be (at once, also for
+        those who wait); snapshot_every, snapshot_keep, on_shard_loss and
         shard_loss_wait as in JobSpec. One worker's call is enough."""
         wanted = _policy(self._spec, policy)
         known = {group.name: group for group in self._spec.groups}
@@ -552,10 +555,15 @@ class AttachedModel(Held):
         snapshots = (wanted.snapshot_every, wanted.snapshot_keep) if "snapshot_every" in policy else None
         shard_loss = (wanted.on_shard_loss, wanted.shard_loss_wait) if "on_shard_loss" in policy else None
         self._job.amend(changed, freeze, unfreeze, clip_norm, timeout=self.timeout, freeze_tensors=freeze_tensors,
-                        unfreeze_tensors=unfreeze_tensors, snapshots=snapshots, shard_loss=shard_loss)
+                        unfreeze_tensors=unfreeze_tensors, snapshots=snapshots, shard_loss=shard_loss, workers=workers)
         self.clip_norm = self.clip_norm if clip_norm is None else clip_norm
         now = {**known, **{group.name: group for group in changed}}
         self._spec = dataclasses.replace(wanted, groups=tuple(now.values()))
+
+    def pause(self, what: str, at_most: float = 600.0) -> ContextManager[None]:
+        """with m.pause("evaluating", at_most=600): the other workers wait for this one meanwhile, in a step or between
+        two, whatever their timeouts are, and say so once a minute. After `at_most` seconds the usual rules hold."""
+        return self._job.pause(what, at_most, self.timeout)
 
     @_goes_on
     def blob(self, name: str) -> bytes:

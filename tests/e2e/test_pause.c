@@ -1,0 +1,136 @@
+/* A worker in a pause, as the others' calls of the C interface see it: real daemons, two sessions here. */
+#include <cairn.h>
+#include <check.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/support/cluster.h"
+#include "tests/support/suite.h"
+
+enum { ELEMS = 4096, SHORT_MS = 100, PAUSE_MS = 60000 };
+
+static struct cluster cluster;
+static cairn *sessions[2];
+static cairn_job *jobs[2];
+
+/* What the second worker hears while it waits. */
+static sem_t waited;
+static bool goes_on;
+static char heard[512];
+
+static bool on_wait(void *context, const char *job, const char *text, int paused_ms)
+{
+    ck_assert_ptr_eq(context, &waited);
+    ck_assert_str_eq(job, "paused");
+    ck_assert_int_gt(paused_ms, 0);
+    ck_assert_int_le(paused_ms, PAUSE_MS);
+    snprintf(heard, sizeof heard, "%s", text);
+    sem_post(&waited);
+    return goes_on;
+}
+
+static void open_worker(uint32_t rank)
+{
+    static const struct cairn_tensor tensor = { .struct_size = sizeof tensor,
+                                                .name = "w",
+                                                .rank = 1,
+                                                .shape = { ELEMS },
+                                                .init.kind = CAIRN_INIT_ZEROS };
+    const struct cairn_group group = CAIRN_GROUP_INIT;
+    const struct cairn_opts opts = { .struct_size = sizeof opts,
+                                     .endpoint = cluster.address,
+                                     .name = rank == 0 ? "first" : "second",
+                                     .on_wait = rank == 1 ? on_wait : NULL,
+                                     .on_wait_context = &waited };
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = &tensor,
+                                         .tensor_count = 1,
+                                         .groups = &group,
+                                         .group_count = 1,
+                                         .rank = rank,
+                                         .workers_min = 2,
+                                         .workers_max = 2 };
+    ck_assert_msg(cairn_open(&opts, &sessions[rank]) == CAIRN_OK, "%s", cairn_error());
+    ck_assert_msg(cairn_job_open(sessions[rank], "paused", &spec, CAIRN_WORKER, CLUSTER_WAIT_MS,
+                                 &jobs[rank]) == CAIRN_OK,
+                  "%s", cairn_error());
+    ck_assert_msg(cairn_init_done(jobs[rank], NULL, CLUSTER_WAIT_MS) == CAIRN_OK, "%s",
+                  cairn_error());
+}
+
+static void set_up(void)
+{
+    cluster_start(&cluster, 1, NULL);
+    sem_init(&waited, 0, 0);
+    open_worker(0);
+    open_worker(1);
+}
+
+static void tear_down(void)
+{
+    cairn_close(sessions[0]);
+    cairn_close(sessions[1]);
+    cluster_stop(&cluster);
+}
+
+static cairn_status step(cairn_job *job, int timeout_ms)
+{
+    static float gradient[ELEMS];
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = gradient, .dtype = CAIRN_F32 };
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_result result = { .struct_size = sizeof result };
+    cairn_status status = cairn_round_begin(job, timeout_ms, &round);
+    if (status == CAIRN_OK) status = cairn_push(job, &round, 0, "w", NULL, &mem, NULL);
+    return status == CAIRN_OK ? cairn_commit(job, &round, 1, NULL, 0, timeout_ms, &result) : status;
+}
+
+static cairn_status second_status;
+static char second_error[512];
+static void *second_steps(void *arg)
+{
+    (void)arg;
+    second_status = step(jobs[1], SHORT_MS);
+    snprintf(second_error, sizeof second_error, "%s", cairn_error());
+    return NULL;
+}
+
+START_TEST(calls_wait_beyond_their_time_and_say_for_whom)
+{
+    pthread_t second;
+    goes_on = true;
+    ck_assert_msg(cairn_pause(jobs[0], "evaluating", PAUSE_MS, CLUSTER_WAIT_MS) == CAIRN_OK, "%s",
+                  cairn_error());
+    pthread_create(&second, NULL, second_steps, NULL);
+    for (int i = 0; i < 3; i++) sem_wait(&waited);
+    ck_assert_int_eq(cairn_pause_end(jobs[0], CLUSTER_WAIT_MS), CAIRN_OK);
+    ck_assert_msg(step(jobs[0], CLUSTER_WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    pthread_join(second, NULL);
+    ck_assert_msg(second_status == CAIRN_OK, "%s", second_error);
+    ck_assert_ptr_nonnull(strstr(heard, "worker first of rank 0, which is evaluating"));
+    ck_assert_int_eq(cairn_pause_end(jobs[0], CLUSTER_WAIT_MS), CAIRN_OK); // there is none
+}
+END_TEST
+
+START_TEST(who_does_not_want_to_wait_has_its_timeout)
+{
+    goes_on = false;
+    ck_assert_int_eq(cairn_pause(jobs[0], "evaluating", PAUSE_MS, CLUSTER_WAIT_MS), CAIRN_OK);
+    (void)second_steps(NULL);
+    ck_assert_int_eq(second_status, CAIRN_ERR_TIMEOUT);
+    ck_assert_ptr_nonnull(strstr(second_error, "which is evaluating"));
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("pause");
+    TCase *tcase = tcase_create("pause");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_checked_fixture(tcase, set_up, tear_down);
+    tcase_add_test(tcase, calls_wait_beyond_their_time_and_say_for_whom);
+    tcase_add_test(tcase, who_does_not_want_to_wait_has_its_timeout);
+    suite_add_tcase(suite, tcase);
+    return suite_run(suite);
+}
