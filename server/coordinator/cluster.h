@@ -133,6 +133,8 @@ struct cairn_cluster_member {
     struct cairn_paged tiles_pages;  /* owned; while tiles_arriving */
     bool tiles_arriving, tiles_declared;
     uint64_t attached_id; /* of the job that it was a member of already; 0: of none */
+    bool must_exist;      /* it begins no job */
+    bool resumes;         /* without the job it wants the newest snapshot restored */
     uint64_t
         amend_revision; /* of amend_request, once it is in the store: answered when all shards have it */
     uint32_t open_request, init_request, begin_request, write_request, amend_request;
@@ -191,6 +193,7 @@ struct cairn_cluster_terms {
     struct cairn_round_terms core;     /* its arrays are owned */
     uint32_t *frozen_tensors;          /* owned: [frozen_tensor_count], by index */
     size_t frozen_tensor_count;
+    uint32_t *still; /* owned: [group_count], applied steps in a row with a learning rate of 0 */
 };
 
 struct cairn_cluster_job {
@@ -261,6 +264,7 @@ struct cairn_cluster {
     struct cairn_cluster_session *sessions;
     struct cairn_cluster_job *jobs;
     struct cairn_cluster_restore *restores; /* restore.c's, running ones */
+    struct cairn_cluster_resume *resumes;   /* resume.c's, likewise */
     struct cairn_cluster_drop *drops;       /* drop.c's, the same */
     struct cairn_cluster_removal *removals; /* snapshot_remove.c's, the same */
     char *snapshots_path;                   /* absolute */
@@ -419,6 +423,10 @@ void cairn_cluster_member_page(struct cairn_cluster_session *session, uint32_t r
 /* Those that wait for jobs look again: a shard came, a job was made, restored or dropped. */
 void cairn_cluster_openings_advance(struct cairn_cluster *cluster);
 /* The job could not be made: those that wait for it hear why. */
+/* What those who wait for it wished to be restored is there, or has nothing to be restored from; else they
+ * are refused. */
+void cairn_cluster_openers_resumed(struct cairn_cluster *cluster, const char *name,
+                                   cairn_status status, const char *text);
 void cairn_cluster_job_openers_fail(struct cairn_cluster *cluster, const char *name,
                                     cairn_status status, const char *text);
 
@@ -508,6 +516,8 @@ cairn_status cairn_cluster_terms_make(const struct cairn_job_spec_data *spec,
                                       struct cairn_cluster_terms **terms_out,
                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
 void cairn_cluster_terms_free(struct cairn_cluster_terms *terms); /* and the older; NULL is fine */
+/* A round is being applied: warns, once, of a group that does not learn for long. */
+void cairn_cluster_terms_applied(struct cairn_cluster_job *job);
 /* Those of the round that is open, of the last one if none is. */
 const struct cairn_cluster_terms *cairn_cluster_terms_in_force(const struct cairn_cluster_job *job);
 /* The job takes them, and its core goes by them from the next round on. */

@@ -25,8 +25,18 @@
 #include "server/coordinator/saves.h"
 #include "server/coordinator/standing.h"
 
+static void tell_resume(struct cairn_cluster_restore *restore, cairn_status status,
+                        const char *text)
+{
+    const cairn_cluster_restored_fn ended = restore->ended;
+    restore->ended = NULL;
+    if (ended != NULL && !restore->cluster->closing)
+        ended(restore->cluster, restore->job_name, status, text);
+}
+
 static void free_restore(struct cairn_cluster_restore *restore)
 {
+    tell_resume(restore, CAIRN_ERR_NOT_READY, "its restore was given up");
     struct cairn_cluster_restore **at = &restore->cluster->restores;
     while (*at != NULL && *at != restore) at = &(*at)->next;
     if (*at == restore) *at = restore->next;
@@ -52,6 +62,7 @@ static void end_restore(struct cairn_cluster_restore *restore, cairn_status stat
                        restore->generation);
         cairn_cluster_restore_answer(restore);
     }
+    tell_resume(restore, status, text);
     struct cairn_cluster *cluster = restore->cluster;
     free_restore(restore);
     cairn_cluster_openings_advance(cluster);
@@ -225,6 +236,8 @@ static cairn_status judge_replace(const struct cairn_cluster_restore *restore,
 {
     const struct cairn_manifest *m = &restore->manifest;
     const int64_t workers_max = restore->cluster->options->workers_max;
+    if (restore->ended != NULL && old != NULL && old->state != CAIRN_CLUSTER_JOB_LOST)
+        return cairn_fail(why, CAIRN_ERR_EXISTS, "job %s is there again", old->spec.name);
     if (old != NULL && old->cut != NULL) return cairn_cluster_cut_refuse(old, why);
     if (old != NULL && (old->extension != NULL || old->amending != NULL ||
                         old->state == CAIRN_CLUSTER_JOB_CREATING)) {
@@ -427,22 +440,29 @@ static cairn_status judge(struct cairn_cluster_restore *restore,
                : cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
 }
 
+static struct cairn_cluster_restore *new_restore(struct cairn_cluster *cluster)
+{
+    struct cairn_cluster_restore *restore = calloc(1, sizeof *restore);
+    if (restore == NULL) return NULL;
+    restore->cluster = cluster;
+    cairn_manifest_init(&restore->manifest);
+    restore->work.run = check;
+    restore->work.done = on_checked;
+    restore->next = cluster->restores;
+    cluster->restores = restore;
+    return restore;
+}
+
 void cairn_cluster_restore_begin(struct cairn_cluster_session *session, uint32_t request,
                                  const Cairn__SnapshotRestore *message)
 {
     struct cairn_sentence why;
-    struct cairn_cluster_restore *restore = calloc(1, sizeof *restore);
+    struct cairn_cluster_restore *restore = new_restore(session->cluster);
     if (restore == NULL) {
         cairn_cluster_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
         return;
     }
-    restore->cluster = session->cluster;
     restore->plan = message->plan;
-    cairn_manifest_init(&restore->manifest);
-    restore->work.run = check;
-    restore->work.done = on_checked;
-    restore->next = session->cluster->restores;
-    session->cluster->restores = restore;
     cairn_status status = judge(restore, message, &why);
     if (status == CAIRN_OK &&
         (!cairn_cluster_waiters_add(&restore->waiter, session, request) ||
@@ -452,6 +472,25 @@ void cairn_cluster_restore_begin(struct cairn_cluster_session *session, uint32_t
     if (status == CAIRN_OK) return;
     cairn_cluster_session_error(session, request, status, why.text);
     free_restore(restore);
+}
+
+cairn_status cairn_cluster_restore_resume(struct cairn_cluster *cluster, const char *job,
+                                          const char *folder, cairn_cluster_restored_fn ended,
+                                          struct cairn_sentence *why)
+{
+    Cairn__SnapshotRestore message = CAIRN__SNAPSHOT_RESTORE__INIT;
+    struct cairn_cluster_restore *restore = new_restore(cluster);
+    if (restore == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    message.job = (char *)(uintptr_t)job;
+    message.path = (char *)(uintptr_t)folder;
+    cairn_status status = judge(restore, &message, why);
+    if (status == CAIRN_OK && !cairn_cluster_work_start(&restore->work, cluster, NULL, 0))
+        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no thread for it");
+    if (status == CAIRN_OK)
+        restore->ended = ended;
+    else
+        free_restore(restore);
+    return status;
 }
 
 void cairn_cluster_restores_forget(struct cairn_cluster *cluster,

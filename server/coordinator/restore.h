@@ -3,6 +3,7 @@
 #define CAIRN_COORDINATOR_RESTORE_H
 
 #include "server/coordinator/cut.h"
+#include "server/coordinator/requests.h"
 
 struct cairn_cluster_restore {
     struct cairn_cluster_work work;
@@ -19,7 +20,8 @@ struct cairn_cluster_restore {
     bool plan;       /* nothing is done, but said */
     bool replaces;   /* a job: `replaced` is what it was, its texts borrowed */
     Cairn__ReplacedJob replaced;
-    bool made; /* all shards said Done */
+    bool made;                       /* all shards said Done */
+    cairn_cluster_restored_fn ended; /* of a resume, till it was told; NULL: an admin asks */
     bool checked;
     /* owned */
     char *folder;   /* the thread's that checks it, until it has */

@@ -17,7 +17,9 @@ struct listing {
     struct cairn_cluster_work work;
     cairn_status status;
     struct cairn_sentence why;
-    const char *root; /* the cluster's */
+    const char *root;                /* the cluster's */
+    cairn_cluster_found_fn on_found; /* NULL: a session asks */
+    void *context;
     /* owned */
     char *job;           /* NULL = of all */
     char *id;            /* one alone; NULL = list */
@@ -162,10 +164,27 @@ static void send_one(struct listing *listing)
                                listing->work.request, &status.base);
 }
 
+static void give_found(struct listing *listing)
+{
+    char **folders = calloc(listing->count + 1, sizeof *folders);
+    if (folders == NULL) {
+        listing->on_found(listing->context, CAIRN_ERR_NO_MEMORY, "no memory", NULL, 0);
+        return;
+    }
+    for (size_t i = 0; i < listing->count; i++) {
+        folders[i] = listing->found[i].folder;
+        listing->found[i].folder = NULL; // moves
+    }
+    listing->on_found(listing->context, listing->status, listing->why.text, folders,
+                      listing->count);
+}
+
 static void on_read(struct cairn_cluster_work *work)
 {
     struct listing *listing = (struct listing *)work;
-    if (work->session != NULL) {
+    if (listing->on_found != NULL) {
+        give_found(listing);
+    } else if (work->session != NULL) {
         if (listing->status != CAIRN_OK) {
             cairn_cluster_session_error(work->session, work->request, listing->status,
                                         listing->why.text);
@@ -178,21 +197,45 @@ static void on_read(struct cairn_cluster_work *work)
     free_listing(listing);
 }
 
+/* NULL: no memory. */
+static struct listing *new_listing(struct cairn_cluster *cluster, const char *job, const char *id)
+{
+    struct listing *listing = calloc(1, sizeof *listing);
+    if (listing == NULL) return NULL;
+    listing->root = cluster->snapshots_path;
+    listing->work.run = read_store;
+    listing->work.done = on_read;
+    if (job != NULL) listing->job = strdup(job);
+    if (id != NULL) listing->id = strdup(id);
+    if ((listing->job != NULL) == (job != NULL) && (listing->id != NULL) == (id != NULL))
+        return listing;
+    free_listing(listing);
+    return NULL;
+}
+
+static bool start(struct listing *listing, struct cairn_cluster *cluster,
+                  struct cairn_cluster_session *session, uint32_t request)
+{
+    if (listing == NULL) return false;
+    if (cairn_cluster_work_start(&listing->work, cluster, session, request)) return true;
+    free_listing(listing);
+    return false;
+}
+
+bool cairn_cluster_snapshots_find(struct cairn_cluster *cluster, const char *job,
+                                  cairn_cluster_found_fn found, void *context)
+{
+    struct listing *listing = new_listing(cluster, job, NULL);
+    if (listing == NULL) return false;
+    listing->on_found = found;
+    listing->context = context;
+    return start(listing, cluster, NULL, 0);
+}
+
 static void begin(struct cairn_cluster_session *session, uint32_t request, const char *job,
                   const char *id)
 {
-    struct listing *listing = calloc(1, sizeof *listing);
-    bool whole = listing != NULL;
-    if (whole && job != NULL) whole = (listing->job = strdup(job)) != NULL;
-    if (whole && id != NULL) whole = (listing->id = strdup(id)) != NULL;
-    if (whole) {
-        listing->root = session->cluster->snapshots_path;
-        listing->work.run = read_store;
-        listing->work.done = on_read;
-        whole = cairn_cluster_work_start(&listing->work, session->cluster, session, request);
-    }
-    if (whole) return;
-    if (listing != NULL) free_listing(listing);
+    if (start(new_listing(session->cluster, job, id), session->cluster, session, request)) return;
     cairn_cluster_session_error(session, request, CAIRN_ERR_BUSY,
                                 "too many requests wait on this connection");
 }

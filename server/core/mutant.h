@@ -54,7 +54,10 @@
  * 43  a store that was rebuilt begins with a round number that was used
  * 44  the number of skips is forgotten by a new coordinator
  * 45  a round opens after too many skips in a row
- * 46  other terms do not let it go on after too many skips in a row */
-#define CAIRN_MUTANT_COUNT 46
+ * 46  other terms do not let it go on after too many skips in a row
+ * 47  the learning rates that the trainer gave are forgotten by a new coordinator
+ * 48  who commits last gives the learning rate of a driven group, not the round's rank 0
+ * 49  a skipped round takes the learning rates that came with it */
+#define CAIRN_MUTANT_COUNT 49
 
 #endif

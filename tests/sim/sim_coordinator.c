@@ -381,7 +381,7 @@ static void from_shard(struct sim *sim, uint32_t shard, const struct message *me
     do_event(sim, &event);
 }
 
-/* Nothing but the client state can have been missing. */
+/* Nothing but what the trainer gives with it can have been missing. */
 static void see_commit(struct sim *sim, enum cairn_round_stage before)
 {
     const bool decided = sim->coordinator.alive &&
@@ -396,7 +396,8 @@ static void from_worker(struct sim *sim, const struct message *message)
                                        .rank = message->rank,
                                        .round = message->round,
                                        .state = message->state,
-                                       .state_bytes = message->state_bytes };
+                                       .state_bytes = message->state_bytes,
+                                       .driven = message->driven };
     switch (message->kind) {
     case M_ATTACH: event.kind = CAIRN_ROUND_WORKER_JOIN; break;
     case M_BEGIN: event.kind = CAIRN_ROUND_WORKER_BEGIN; break;

@@ -67,6 +67,7 @@ static void to_coordinator(struct sim *sim, uint32_t index, enum message_kind ki
         .kind = kind, .member = proc->life, .rank = proc->rank, .round = round
     };
     if (kind == M_COMMIT) message.state_bytes = truth_state(sim, round, proc->life, message.state);
+    for (uint32_t g = 0; g < GROUPS; g++) message.driven[g] = truth_lr(sim, round, proc->life, g);
     sim_send_control(sim, &proc->control, 0, E_COORDINATOR_FROM_WORKER, 0, index, &message);
 }
 

@@ -21,6 +21,7 @@ struct cairn_round_config sim_round_config(const struct sim *sim)
         .workers_min = sim->scenario.workers_min,
         .step_deadline_ms = sim->scenario.deadline_ms,
         .terms = { .groups = sim->scenario.groups,
+                   .schedules = sim->scenario.schedules,
                    .clip_norm = sim->scenario.clip_norm,
                    .revision = sim->revision },
         .group_count = GROUPS,
@@ -161,6 +162,12 @@ static void draw_scenario(struct sim *sim)
     draw_hosts(sim);
     struct rng skips = { mix(sim->seed, 107) };
     sc->skips_max = rng_chance(&skips, 0.5) ? 1 + (uint32_t)rng_below(&skips, 3) : 0;
+    struct rng driven = { mix(sim->seed, 108) };
+    for (uint32_t g = 0; g < GROUPS; g++) {
+        if (!rng_chance(&driven, 0.3)) continue;
+        sc->schedules[g].kind = CAIRN_SCHEDULE_DRIVEN;
+        sc->driven = true;
+    }
     struct rng twins = { mix(sim->seed, 105) };
     sc->weight[FAULTS - 3] = (uint32_t)sometimes(&twins, 0.3, 4);
     sc->weight[FAULTS - 2] = rng_chance(&twins, 0.1) ? 1 : 0;

@@ -30,10 +30,11 @@ def missing(name: str) -> NotFound:
                     f"(`cairn snapshot list {name}` shows all)")
 
 
-def open_worker(session: Session, name: str, spec: JobSpec, timeout: float) -> Job:
+def open_worker(session: Session, name: str, spec: JobSpec, timeout: float, must_exist: bool,
+                resume: Optional[str]) -> Job:
     """Mismatch says, too, what amends the job where that is enough."""
     try:
-        return session.open_worker(name, spec, timeout)
+        return session.open_worker(name, spec, timeout, must_exist, resume)
     except Mismatch as mismatch:
         call = amendment(str(mismatch), spec)
         if call is None:
@@ -50,6 +51,8 @@ def amendment(differences: str, spec: JobSpec) -> Optional[str]:
         if re.match(r"job .*: clip_norm .* here, ", line):
             clip = f"clip_norm={spec.clip_norm!r}"
             continue
+        if line.endswith(" driven on the servers") or " driven here, " in line:
+            return None  # no amendment makes the one the other
         group = next((one for one in spec.groups if line.startswith(f"group {one.name}: ")), None)
         change = _change(group, line[len(f"group {group.name}: "):].split()[0]) if group is not None else None
         if group is None or change is None:

@@ -7,7 +7,7 @@ from typing import Dict, Type
 __all__ = ["CairnError", "Invalid", "BadHandle", "Unsupported", "Timeout", "Busy", "NotFound", "Exists",
            "NoMemory", "NoSpace", "InputOutput", "BadConfig", "Protocol", "WrongVersion", "Malformed",
            "Stale", "Duplicate", "Checksum", "Corrupt", "VersionGone", "Canceled", "EpochChanged",
-           "NonFinite", "Mismatch", "Fenced", "Refused", "NotReady", "JobLost", "Unreachable", "Closed",
+           "NonFinite", "Mismatch", "Fenced", "Refused", "NotReady", "JobLost", "Halted", "Unreachable", "Closed",
            "Internal"]
 
 
@@ -150,6 +150,12 @@ class NotReady(CairnError):
 class JobLost(CairnError):
     """A shard lost its part of the job: restore a snapshot (`cairn snapshot restore`), then start again."""
     status = 64
+
+
+class Halted(CairnError):
+    """Too many rounds in a row were skipped; none opens until the job is amended or restored. No NonFinite, which a
+    loop may pass over batch by batch."""
+    status = 65
 
 
 class Unreachable(CairnError, ConnectionError):
