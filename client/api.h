@@ -64,10 +64,22 @@ cairn_status cairn_api_begin(struct job *job, uint8_t kind, bool (*run)(struct c
 /* Waits for a round of its own (CAIRN_MSG_WRITE_BEGIN) or of all (CAIRN_MSG_ROUND_BEGIN). */
 cairn_status cairn_api_round_begin(struct job *job, uint16_t type, uint64_t deadline_ms,
                                    struct cairn_round *out) CAIRN_MUST_CHECK;
-/* Commits it, once, with a client state that is judged, and waits for its end. */
+/* What goes with a commit, judged. */
+struct cairn_commit_words {
+    ProtobufCBinaryData state; /* the client state */
+    double *driven; /* [group_count] of the spec, rates of driven groups; NULL: none is */
+};
+/* Commits it, once, and waits for its end. */
 cairn_status cairn_api_commit(struct job *job, const struct cairn_round *round, uint64_t weight,
-                              const ProtobufCBinaryData *state, uint64_t deadline_ms,
+                              const struct cairn_commit_words *words, uint64_t deadline_ms,
                               struct cairn_result *out) CAIRN_MUST_CHECK;
+
+/* ---- driven.c ---- */
+/* [group_count], of which none was given; NULL: no memory. */
+double *cairn_driven_make(size_t group_count);
+/* The rates that go with a commit, by group; `room`: [group_count]. *driven_out: that, or NULL where no
+ * group is driven. CAIRN_ERR_INVALID: one has none yet. */
+cairn_status cairn_driven_take(struct job *job, double *room, double **driven_out) CAIRN_MUST_CHECK;
 
 /* ---- api_push.c ---- */
 /* Did this job begin it? Rounds of two jobs may have the same number. */

@@ -228,7 +228,7 @@ static void note_ended(struct job *job, uint64_t from_us)
 }
 
 cairn_status cairn_api_commit(struct job *job, const struct cairn_round *round, uint64_t weight,
-                              const ProtobufCBinaryData *state, uint64_t deadline_ms,
+                              const struct cairn_commit_words *words, uint64_t deadline_ms,
                               struct cairn_result *out)
 {
     cairn_status status = cairn_api_judge_begun(job, round);
@@ -237,9 +237,11 @@ cairn_status cairn_api_commit(struct job *job, const struct cairn_round *round, 
     Cairn__RoundCommit message = CAIRN__ROUND_COMMIT__INIT;
     Cairn__StepTimes times;
     message.round = round->round;
-    message.client_state = *state;
+    message.client_state = words->state;
     if (tell_times(job, round->round, &times)) message.times = &times;
     const uint64_t from_us = cairn_step_times_now();
+    message.driven = words->driven;
+    message.n_driven = words->driven != NULL ? job->spec.group_count : 0;
     ProtobufCMessage *reply;
     status = cairn_control_ask(job->session, job, CAIRN_MSG_ROUND_COMMIT, &message.base,
                                CAIRN_MSG_ROUND_RESULT, deadline_ms, &reply);
@@ -282,15 +284,17 @@ cairn_status cairn_commit(cairn_job *handle, const struct cairn_round *round, ui
     struct job *job = cairn_api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
     cairn_status status = cairn_api_check(job);
-    const ProtobufCBinaryData state = { state_bytes, (uint8_t *)(uintptr_t)client_state };
+    double room[CAIRN_SPEC_GROUPS_MAX];
+    struct cairn_commit_words words = { { state_bytes, (uint8_t *)(uintptr_t)client_state }, NULL };
     struct cairn_result result = { .struct_size = sizeof result };
     if (status == CAIRN_OK && (!cairn_struct_fits(out, CAIRN_API_RESULT_LEAST) || timeout_ms < 0 ||
                                !cairn_struct_fits(round, CAIRN_API_ROUND_LEAST)))
         status = cairn_client_fail(CAIRN_ERR_INVALID, "round and out must be given, with their "
                                                       "struct_size, timeout_ms be 0 or more");
-    if (status == CAIRN_OK) status = judge_state(job, round, &state);
+    if (status == CAIRN_OK) status = judge_state(job, round, &words.state);
+    if (status == CAIRN_OK) status = cairn_driven_take(job, room, &words.driven);
     if (status == CAIRN_OK)
-        status = cairn_api_commit(job, round, weight, &state, cairn_api_deadline(timeout_ms),
+        status = cairn_api_commit(job, round, weight, &words, cairn_api_deadline(timeout_ms),
                                   &result);
     if (status == CAIRN_OK) cairn_struct_give(out, &result, sizeof result);
     cairn_handle_put(handle);

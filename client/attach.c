@@ -30,6 +30,8 @@ void cairn_attach_begin(struct job *job)
     open.spec_bytes = job->spec_packed != NULL ? job->spec_packed->size : 0;
     open.start_wait_ms = job->start_wait_ms;
     open.attached = job->attached_once ? job->id : 0; // it is not to be made anew
+    open.must_exist = (job->open_flags & CAIRN_OPEN_MUST_EXIST) != 0;
+    open.resume_latest = (job->open_flags & CAIRN_OPEN_RESUME) != 0;
     job->state = JOB_ATTACHING;
     put_off(job, "");
     pthread_mutex_lock(&s->lock);
@@ -73,10 +75,20 @@ void cairn_job_fail(struct job *job, cairn_status status, const char *text)
     cairn_session_kick(s);
 }
 
+/* It was there, and lost while its shards heard of us: asked again, once, it is restored. */
+static bool was_lost_under_way(struct job *job, cairn_status status)
+{
+    const bool resumes = (job->open_flags & CAIRN_OPEN_RESUME) != 0 && !job->attached_once;
+    const bool again = resumes && status == CAIRN_ERR_JOB_LOST && !job->lost_under_way;
+    job->lost_under_way |= again;
+    return again;
+}
+
 void cairn_attach_on_error(struct job *job, cairn_status status, const char *text)
 {
     cairn_attach_lost(job);
-    if (status != CAIRN_ERR_BUSY && status != CAIRN_ERR_NOT_READY) {
+    if (status != CAIRN_ERR_BUSY && status != CAIRN_ERR_NOT_READY &&
+        !was_lost_under_way(job, status)) {
         cairn_job_fail(job, status, text);
         return;
     }

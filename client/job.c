@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "client/accumulate.h"
+#include "client/api.h"
 #include "client/assemble.h"
 #include "client/cache.h"
 #include "client/handle.h"
@@ -31,6 +32,7 @@ static void free_job(struct job *job)
     cairn_client_tiles_free(job->declared);
     free(job->filled);
     free(job->frozen);
+    free(job->driven);
     free(job->frozen_tensors);
     free(job->puts);
     cairn_client_write_release(job);
@@ -64,7 +66,7 @@ static cairn_status fill_spec(struct job *job, const struct cairn_job_spec *from
 {
     cairn_status status = cairn_spec_set_name(&job->spec, job->name);
     if (status != CAIRN_OK) return cairn_client_fail(status, "the job's name is not valid");
-    status = cairn_client_spec_fill(from, &job->spec);
+    status = cairn_client_spec_fill(from, &job->spec, &job->open_flags);
     if (status != CAIRN_OK) return status;
     job->rank = from->rank;
     status = cairn_client_spec_launch(from, &job->launch, &job->start_wait_ms);
@@ -174,11 +176,12 @@ static cairn_status open_inside(struct job *job, const struct cairn_job_spec *sp
     job->filled = status == CAIRN_OK ? calloc(job->spec.tensor_count + 1, 1) : NULL;
     job->frozen = status == CAIRN_OK ? calloc(job->spec.group_count + 1, sizeof *job->frozen)
                                      : NULL;
+    job->driven = status == CAIRN_OK ? cairn_driven_make(job->spec.group_count) : NULL;
     job->frozen_tensors = status == CAIRN_OK
                               ? calloc(job->spec.tensor_count + 1, sizeof *job->frozen_tensors)
                               : NULL;
-    if (status == CAIRN_OK &&
-        (job->filled == NULL || job->frozen == NULL || job->frozen_tensors == NULL))
+    if (status == CAIRN_OK && (job->filled == NULL || job->frozen == NULL || job->driven == NULL ||
+                               job->frozen_tensors == NULL))
         status = cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     if (status == CAIRN_OK) {
         cairn_job_ref(job); // before the handle can be closed by anyone

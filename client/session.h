@@ -207,6 +207,7 @@ struct job {
     cairn_role role;
     uint32_t rank;
     uint32_t start_wait_ms;
+    uint64_t open_flags; /* CAIRN_OPEN_* */
     uint64_t member, token;
     uint32_t number; /* of this process; in the rounds that it begins */
     void *handle;
@@ -253,6 +254,7 @@ struct job {
         *declaring;       /* of the call of cairn_tiles that waits for the others; NULL: none */
     bool declaring_holds; /* it is `declared` by now */
     bool *frozen;         /* [group_count] of a worker: takes no gradient in the round it has */
+    double *driven; /* [group_count] of a worker: what cairn_group_lr gave, NaN: nothing yet */
     bool *frozen_tensors; /* [tensor_count] the same of tensors */
     uint8_t *filled;      /* [tensor_count] 1: pushed in the micro-batch being filled */
     uint32_t refs;        /* the handle, the session's list, ops */
@@ -263,6 +265,7 @@ struct job {
     uint32_t attach_request;
     uint64_t attach_at_ms; /* not before */
     uint32_t attach_delay_ms;
+    bool lost_under_way; /* the first attach of CAIRN_OPEN_RESUME: it was, and asks again */
     uint64_t id, epoch;
     uint64_t read_told;     /* of read_bytes: what the coordinator was told last */
     uint64_t read_before;   /* of that: told when we were attached to it the time before */

@@ -12,6 +12,7 @@
 #define END_OF(type, field) (offsetof(struct type, field) + sizeof((struct type *)NULL)->field)
 #define TENSOR_LEAST        END_OF(cairn_tensor, kind)
 #define GROUP_LEAST         END_OF(cairn_group, nesterov)
+#define OPEN_FLAGS          (uint64_t)(CAIRN_OPEN_MUST_EXIST | CAIRN_OPEN_RESUME)
 #define SPEC_LEAST          END_OF(cairn_job_spec, window)
 
 #define START_WAIT_MS     30000
@@ -324,7 +325,7 @@ cairn_status cairn_client_spec_launch(const struct cairn_job_spec *from, uint32_
 }
 
 cairn_status cairn_client_spec_fill(const struct cairn_job_spec *from,
-                                    struct cairn_job_spec_data *spec)
+                                    struct cairn_job_spec_data *spec, uint64_t *open_flags_out)
 {
     struct cairn_job_spec own;
     struct groups groups = { NULL, NULL, 0 };
@@ -333,6 +334,12 @@ cairn_status cairn_client_spec_fill(const struct cairn_job_spec *from,
                                (own.groups == NULL && own.group_count > 0)))
         status = cairn_client_fail(CAIRN_ERR_INVALID,
                                    "tensors or groups are NULL, but their count is not 0");
+    if (status == CAIRN_OK && (own.open_flags & ~OPEN_FLAGS) != 0)
+        status = cairn_client_fail(CAIRN_ERR_INVALID,
+                                   "open_flags is %llu; allowed: CAIRN_OPEN_MUST_EXIST, "
+                                   "CAIRN_OPEN_RESUME",
+                                   (unsigned long long)own.open_flags);
+    if (status == CAIRN_OK) *open_flags_out = own.open_flags;
     if (status == CAIRN_OK) status = fill(spec, &groups, &own);
     free(groups.list);
     free(groups.taken);

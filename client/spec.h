@@ -9,7 +9,8 @@
 /* Fills `spec` (init'ed, its name set) with all of *from: defaults, groups by pattern, aliases; canonical and
  * judged. A failure sets this thread's sentence; then `spec` is the caller's to release. */
 cairn_status cairn_client_spec_fill(const struct cairn_job_spec *from,
-                                    struct cairn_job_spec_data *spec) CAIRN_MUST_CHECK;
+                                    struct cairn_job_spec_data *spec,
+                                    uint64_t *open_flags_out) CAIRN_MUST_CHECK;
 /* What *from says of who comes together with this worker, with its default. */
 cairn_status cairn_client_spec_launch(const struct cairn_job_spec *from, uint32_t *world_out,
                                       uint32_t *start_wait_ms_out) CAIRN_MUST_CHECK;

@@ -251,8 +251,8 @@ static cairn_status end_inside(struct job *job, uint64_t deadline_ms, struct cai
         give_up(job, round.round);
         return status;
     }
-    status = cairn_api_commit(job, &round, 1, &(ProtobufCBinaryData) { 0, NULL }, deadline_ms,
-                              &result);
+    status = cairn_api_commit(job, &round, 1, &(struct cairn_commit_words) { { 0, NULL }, NULL },
+                              deadline_ms, &result);
     if (status == CAIRN_ERR_TIMEOUT) return status; // called again, it goes on
     set_write(job, (struct cairn_round) { .round = 0 });
     if (status == CAIRN_OK) *out = result.version;

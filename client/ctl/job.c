@@ -206,7 +206,8 @@ static void print_group(const Cairn__GroupSpec *g)
     if (g->n_points > 0)
         used += snprintf(text + used, sizeof text - (size_t)used, " %zu points", g->n_points / 2);
     if (g->lr_min > 0) snprintf(text + used, sizeof text - (size_t)used, " to %g", g->lr_min);
-    cairn_ctl_line("", "  %s; lr of the next round %g", text, g->lr_now);
+    const bool driven = g->schedule == CAIRN_SCHEDULE_DRIVEN; // what comes next the trainer knows
+    cairn_ctl_line("", "  %s; lr of the %s round %g", text, driven ? "last" : "next", g->lr_now);
 }
 
 static void print_spec(const Cairn__JobSpec *s)

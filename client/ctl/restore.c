@@ -51,7 +51,7 @@ static int confirm(struct ctl *ctl, const Cairn__SnapshotRestore *restore)
             cairn_sentence_add(&what, "generation %llu, step %llu",
                                (unsigned long long)replaced->generation,
                                (unsigned long long)replaced->step);
-        cairn_sentence_add(&what, ", and %s has it open: what is not in the snapshot of step %llu",
+        cairn_sentence_add(&what, ", and open by %s: what is not in the snapshot of step %llu",
                            members.text, (unsigned long long)plan->step);
         refused = cairn_ctl_confirm(ctl, what.text, plan->job);
     }

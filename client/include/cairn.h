@@ -69,6 +69,7 @@ typedef enum cairn_status {
     CAIRN_ERR_NOT_READY = 63,     /* the job is not ready */
     CAIRN_ERR_JOB_LOST = 64,      /* a shard lost its part of the job; restore a snapshot */
     CAIRN_ERR_ROLLED_BACK = 65,   /* the job was restored from a snapshot; open it again */
+    CAIRN_ERR_HALTED = 66,        /* too many rounds in a row were skipped; amend or restore it */
     CAIRN_ERR_UNREACHABLE = 80,   /* the peer cannot be reached */
     CAIRN_ERR_CLOSED = 81,        /* the connection or session is closed */
     CAIRN_ERR_INTERNAL = 99       /* a fault in Cairn; please report it */
@@ -169,6 +170,7 @@ struct cairn_init {
  *   COSINE    m + (b - m) * (1 + cos(pi * (k - W) / (T - W))) / 2
  *   WSD       b while k < T - D, then m + (b - m) * (T - k) / D       warm-up, stable, decay
  *   TABLE     b * factor, linear between points by step; flat before the first, behind the last
+ *   DRIVEN    what rank 0 of the round gives with its commit: cairn_group_lr; no warm-up
  * These are torch's LambdaLR and Hugging Face's get_*_schedule_with_warmup with k = last_epoch. The
  * coordinator works them out: the state of a schedule is the step alone, so a restored job goes on. */
 #ifndef CAIRN_SCHEDULE_DEFINED
@@ -178,7 +180,8 @@ typedef enum cairn_schedule_kind {
     CAIRN_SCHEDULE_LINEAR = 1,
     CAIRN_SCHEDULE_COSINE = 2,
     CAIRN_SCHEDULE_WSD = 3,
-    CAIRN_SCHEDULE_TABLE = 4
+    CAIRN_SCHEDULE_TABLE = 4,
+    CAIRN_SCHEDULE_DRIVEN = 5
 } cairn_schedule_kind;
 struct cairn_schedule_point {
     uint64_t step;
@@ -322,7 +325,7 @@ struct cairn_job_spec {
      * stays what it is: no amendment changes it. */
     cairn_reduce_groups reduce_groups;
     /* So many rounds in a row skipped, with the loss scale at its least (or fixed), and no further one opens:
-     * cairn_round_begin says CAIRN_ERR_NONFINITE, until the job is amended, written or restored. 0 = 100 */
+     * cairn_round_begin says CAIRN_ERR_HALTED, until the job is amended, written or restored. 0 = 100 */
     uint64_t skips_max;
     /* Periodic snapshots: of each version whose step is a multiple of snapshot_every (steps, and no time: the
      * same steps are saved in every run; 0 = none), of which the newest snapshot_keep stay (0 = all). A
@@ -341,7 +344,14 @@ struct cairn_job_spec {
      * after one of them came. 0 = for nobody beyond workers_min */
     uint32_t world;
     uint64_t start_wait_ms; /* with world; 0 = 30000 */
+    /* How a worker opens it; no part of the job. CAIRN_OPEN_RESUME: where the cluster has no such job, or has
+     * lost it, the coordinator restores the newest whole snapshot of it first, once for all workers that come
+     * so; without one it is begun anew. CAIRN_OPEN_MUST_EXIST: CAIRN_ERR_NOT_FOUND instead of beginning it
+     * anew. The job is another one than the spec: CAIRN_ERR_MISMATCH, restored or not. */
+    uint64_t open_flags;
 };
+#define CAIRN_OPEN_MUST_EXIST 1
+#define CAIRN_OPEN_RESUME     2
 
 /* What a worker holds of a tensor. An extent of 0: nothing. */
 struct cairn_tile {
@@ -598,7 +608,7 @@ CAIRN_EXPORT cairn_status cairn_write_end(cairn_job *job, int timeout_ms,
 /* Waits for the next round to open. CAIRN_ERR_TIMEOUT names who is awaited (workers below
  * workers_min, a shard that is away, a write that is open, of this worker, too); CAIRN_ERR_NOT_READY:
  * cairn_init_done was not called; CAIRN_ERR_FENCED: another worker has this one's rank now;
- * CAIRN_ERR_JOB_LOST; CAIRN_ERR_NONFINITE: skips_max rounds in a row were skipped;
+ * CAIRN_ERR_JOB_LOST; CAIRN_ERR_HALTED: skips_max rounds in a row were skipped;
  * CAIRN_ERR_ROLLED_BACK, from every call with the job's handle: the job was, or is being, restored from a
  * snapshot. Close the handle and open the job again, in the same session and with the same spec: that waits
  * for the restore, and the newest version (cairn_version_wait, cairn_client_state) says from where the
@@ -649,6 +659,15 @@ CAIRN_EXPORT cairn_status cairn_pause(cairn_job *job, const char *what, int at_m
                                       int timeout_ms) CAIRN_CHECKED;
 /* CAIRN_OK if there was none. */
 CAIRN_EXPORT cairn_status cairn_pause_end(cairn_job *job, int timeout_ms) CAIRN_CHECKED;
+/* The learning rate of a group (NULL = "default") whose schedule is CAIRN_SCHEDULE_DRIVEN, from the next
+ * cairn_commit on until another is given. Every worker gives it before its first commit (else that is
+ * CAIRN_ERR_INVALID), from its own scheduler, which it moves on when a round was applied
+ * (cairn_result.applied). That of the round's rank 0 counts, the same double for all shards; it is kept with
+ * the version as client_state is, and a spec that begins with another lr is no mismatch. Does not wait.
+ * CAIRN_ERR_INVALID: it is no number from 0 to 1e18; CAIRN_ERR_NOT_FOUND: no such group; CAIRN_ERR_REFUSED:
+ * it is not driven, or this is a reader. */
+CAIRN_EXPORT cairn_status cairn_group_lr(cairn_job *job, const char *group,
+                                         double lr) CAIRN_CHECKED;
 
 /* Gives up a round that this worker has not committed, and stays in the job. What was pushed cannot be
  * taken back: the round is void for all, who do the step again. CAIRN_OK: it is, and every push's buffer is

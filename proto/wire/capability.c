@@ -47,6 +47,7 @@ static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
     X(SCHEDULE, CAIRN_SCHEDULE_COSINE, "cosine", true)            \
     X(SCHEDULE, CAIRN_SCHEDULE_WSD, "wsd", true)                  \
     X(SCHEDULE, CAIRN_SCHEDULE_TABLE, "table", true)              \
+    X(SCHEDULE, CAIRN_SCHEDULE_DRIVEN, "driven", true)            \
     X(STAGE, 0, "state on one shard, pushed once a round", true)  \
     X(STAGE, 1, "state on all shards, pushed once a round", true) \
     X(STAGE, 2, "every micro-batch pushed", true)                 \

@@ -7,7 +7,8 @@
  *           no leaves at all: BLAKE2b-256("")
  *   plane   BLAKE2b-256 of {"cairn plane 1", tensor, plane, dtype, shape, leaf count, tree}
  *   job     BLAKE2b-256 of {"cairn content 1", planes by tensor name (bytewise) and number, step,
- *           groups by name, schedule, loss scale, hash of the client state}
+ *           groups by name (of a driven one with its last lr), schedule, loss scale, hash of the client
+ *           state}
  *
  * Every part of the last two is preceded by its length or count, so no two inputs read alike. A shard
  * that owns the leaves [a, b) sends the maximal whole subtrees in that range, at most

@@ -6,7 +6,7 @@
 
 #define LR_MAX 1e18 // as every hyper-parameter (spec.h): scalars made of it are finite in fp32
 
-static const char *const names[] = { "constant", "linear", "cosine", "wsd", "table" };
+static const char *const names[] = { "constant", "linear", "cosine", "wsd", "table", "driven" };
 #define NAMES (sizeof names / sizeof names[0])
 
 const char *cairn_schedule_name(int kind)
@@ -95,12 +95,13 @@ cairn_status cairn_schedule_check(const struct cairn_schedule *schedule, double 
     if (kind < 0 || (size_t)kind >= NAMES) {
         return cairn_fail(why, CAIRN_ERR_INVALID,
                           "group \"%s\": schedule is %d; allowed: 0 (constant), 1 (linear), 2 "
-                          "(cosine), 3 (wsd), 4 (table)",
+                          "(cosine), 3 (wsd), 4 (table), 5 (driven)",
                           group, kind);
     }
     if (!count_in(&s, "warmup_steps", schedule->warmup_steps, 0, CAIRN_SCHEDULE_STEPS_MAX))
         return CAIRN_ERR_INVALID;
-    if (!unused(&s, "total_steps", has_end || schedule->total_steps == 0) ||
+    if (!unused(&s, "warmup_steps", kind != CAIRN_SCHEDULE_DRIVEN || schedule->warmup_steps == 0) ||
+        !unused(&s, "total_steps", has_end || schedule->total_steps == 0) ||
         !unused(&s, "decay_steps", kind == CAIRN_SCHEDULE_WSD || schedule->decay_steps == 0) ||
         !unused(&s, "lr_min", has_end || schedule->lr_min == 0) ||
         !unused(&s, "points", has_points || schedule->point_count == 0)) {
@@ -171,7 +172,8 @@ static double body(const struct cairn_schedule *s, double lr, uint64_t k)
 {
     const uint64_t warmup = s->warmup_steps, total = s->total_steps;
     switch (s->kind) {
-    case CAIRN_SCHEDULE_CONSTANT: return lr;
+    case CAIRN_SCHEDULE_CONSTANT:
+    case CAIRN_SCHEDULE_DRIVEN: return lr;
     case CAIRN_SCHEDULE_LINEAR:
         if (k >= total) return s->lr_min;
         return s->lr_min + (lr - s->lr_min) * (span(k, total) / span(warmup, total));

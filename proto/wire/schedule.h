@@ -13,6 +13,7 @@
  *     wsd       b for k < T - D (stable), then m + (b - m) * (T - k) / D for k < T, then m
  *     table     b * factor, linear between the points (step, factor); the first point's factor before
  *               it, the last one's after it. Steps of points are k, counted from the job's beginning
+ *     driven    what the trainer gives with each commit (the caller's b); no warm-up
  *   lr(k) = body(k) for k >= W, and in the warm-up before it body(W) * k / W: from 0 in the first round.
  *
  * Sources: Hugging Face transformers, optimization.py: get_constant_schedule_with_warmup,
@@ -39,7 +40,8 @@ typedef enum cairn_schedule_kind {
     CAIRN_SCHEDULE_LINEAR = 1,
     CAIRN_SCHEDULE_COSINE = 2,
     CAIRN_SCHEDULE_WSD = 3,
-    CAIRN_SCHEDULE_TABLE = 4
+    CAIRN_SCHEDULE_TABLE = 4,
+    CAIRN_SCHEDULE_DRIVEN = 5
 } cairn_schedule_kind;
 struct cairn_schedule_point {
     uint64_t step;
@@ -50,7 +52,7 @@ struct cairn_schedule_point {
 /* All zero: the group's lr, always. What a kind does not use is 0. */
 struct cairn_schedule {
     cairn_schedule_kind kind;
-    uint64_t warmup_steps; /* every kind */
+    uint64_t warmup_steps; /* every kind but driven */
     uint64_t total_steps; /* linear, cosine, wsd: more than warmup_steps, that of wsd's decay too */
     uint64_t decay_steps; /* wsd: at least 1 */
     double lr_min;        /* linear, cosine, wsd */

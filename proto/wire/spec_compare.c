@@ -79,7 +79,9 @@ static void hash_group(crypto_generichash_state *state, const struct cairn_group
 {
     hash_text(state, g->name);
     hash_text(state, g->optimizer);
-    const double hyper[] = { g->lr, g->beta1, g->beta2, g->eps, g->weight_decay, g->momentum };
+    const bool driven = g->schedule.kind == CAIRN_SCHEDULE_DRIVEN; // it begins where it likes
+    const double hyper[] = { driven ? 0 : g->lr, g->beta1,   g->beta2, g->eps,
+                             g->weight_decay,    g->momentum };
     for (size_t i = 0; i < sizeof hyper / sizeof hyper[0]; i++) hash_double(state, hyper[i]);
     hash_number(state, g->nesterov);
     hash_schedule(state, &g->schedule);
@@ -324,7 +326,8 @@ static void diff_group(struct diff *diff, const struct cairn_group_spec *here,
         differ(diff, "group %s: optimizer %s here, %s on the servers", here->name, here->optimizer,
                there->optimizer);
     }
-    differ_number(diff, "group", here->name, "lr", here->lr, there->lr);
+    if (here->schedule.kind != CAIRN_SCHEDULE_DRIVEN || there->schedule.kind != here->schedule.kind)
+        differ_number(diff, "group", here->name, "lr", here->lr, there->lr);
     differ_number(diff, "group", here->name, "beta1", here->beta1, there->beta1);
     differ_number(diff, "group", here->name, "beta2", here->beta2, there->beta2);
     differ_number(diff, "group", here->name, "eps", here->eps, there->eps);

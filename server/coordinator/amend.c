@@ -108,6 +108,13 @@ static cairn_status set_group(struct cairn_job_spec_data *spec, const Cairn__Gro
                           "allowed: \"%s\"",
                           message->name, from.optimizer, spec->groups[group].optimizer);
     }
+    const bool was = spec->groups[group].schedule.kind == CAIRN_SCHEDULE_DRIVEN;
+    if (was != (from.schedule.kind == CAIRN_SCHEDULE_DRIVEN)) {
+        return cairn_fail(why, CAIRN_ERR_UNSUPPORTED,
+                          "group %s %s; an amendment cannot change that", message->name,
+                          was ? "is driven: its learning rate comes with the commits"
+                              : "is not driven: its schedule is the servers'");
+    }
     return cairn_spec_set_group(spec, group, &from);
 }
 

@@ -66,6 +66,7 @@ static void on_tick(uv_timer_t *timer)
 static void free_cluster(struct cairn_cluster *cluster)
 {
     cairn_cluster_restores_close(cluster);
+    cairn_cluster_resumes_close(cluster);
     cairn_cluster_drops_close(cluster);
     while (cluster->jobs != NULL) {
         struct cairn_cluster_job *job = cluster->jobs;

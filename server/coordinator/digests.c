@@ -113,31 +113,35 @@ static cairn_status all_planes(const struct cairn_job_spec_data *spec,
     return cairn_fail(why, CAIRN_ERR_PROTOCOL, "a shard sent digests of no plane");
 }
 
-static cairn_status fill_groups(const struct cairn_job_spec_data *spec,
+/* With the learning rate that the payload has of a driven one. */
+static cairn_status fill_groups(const struct cairn_manifest *m, const struct cairn_payload *head,
                                 struct cairn_group_digest *groups, struct cairn_sentence *why)
 {
+    const struct cairn_job_spec_data *spec = &m->spec;
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < spec->group_count && status == CAIRN_OK; i++) {
         groups[i].name = spec->groups[i].name;
         status = cairn_group_hyper_of_spec(&spec->groups[i], &groups[i].hyper, NULL);
+        if (spec->groups[i].schedule.kind == CAIRN_SCHEDULE_DRIVEN && i < head->driven_count)
+            groups[i].hyper.lr = cairn_payload_driven(m->payload, head, (uint32_t)i);
     }
     return status == CAIRN_OK ? CAIRN_OK
                               : cairn_fail(why, status, "a group of the spec is not valid");
 }
 
-/* Group names and the hyper-parameters the core uses; loss scale and client state as the payload has them. */
+/* Group names and the hyper-parameters the core uses; loss scale and client state as in the payload. */
 static cairn_status join(const struct cairn_manifest *m, struct cairn_plane_digest *planes,
                          size_t plane_count, struct cairn_group_digest *groups,
                          struct cairn_hash *root_out, double *loss_scale_out,
                          struct cairn_sentence *why)
 {
     const struct cairn_job_spec_data *spec = &m->spec;
-    cairn_status status = fill_groups(spec, groups, why);
-    if (status != CAIRN_OK) return status;
     struct cairn_payload head = { .loss_scale = spec->loss_scale, .state_bytes = 0 };
     if (m->payload_bytes > 0 &&
         cairn_payload_decode(m->payload, m->payload_bytes, &head) != CAIRN_OK)
         return cairn_fail(why, CAIRN_ERR_PROTOCOL, "the payload of the last decision is none");
+    cairn_status status = fill_groups(m, &head, groups, why);
+    if (status != CAIRN_OK) return status;
     struct cairn_content content = { .step = m->step,
                                      .groups = groups,
                                      .group_count = spec->group_count,

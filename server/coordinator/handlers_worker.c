@@ -1,10 +1,12 @@
 /* What workers and readers say. */
 #include <inttypes.h>
 
+#include "proto/wire/optimizer.h"
 #include "server/coordinator/bytes.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/cuts.h"
 #include "server/coordinator/leases.h"
+#include "server/coordinator/requests.h"
 #include "server/coordinator/standing.h"
 
 /* The member that a request is of; without one it is answered here. */
@@ -49,6 +51,31 @@ static void on_round_begin(struct cairn_cluster_session *session, uint32_t reque
     cairn_cluster_job_event(member->job, &begin);
 }
 
+/* What drives the groups: a bad rate is refused here, and the round goes on without this commit. */
+static cairn_status judge_driven(const struct cairn_cluster_job *job,
+                                 const Cairn__RoundCommit *message, struct cairn_sentence *why)
+{
+    const struct cairn_round_terms *terms = cairn_round_terms_of(job->core);
+    if (message->n_driven != job->spec.group_count)
+        return cairn_fail(
+            why, CAIRN_ERR_INVALID,
+            "job %s has driven groups: a commit brings a learning rate for each of its "
+            "%zu groups, this one brings %zu",
+            job->spec.name, job->spec.group_count, message->n_driven);
+    for (size_t g = 0; g < job->spec.group_count; g++) {
+        struct cairn_group_hyper hyper = terms->groups[g];
+        hyper.lr = message->driven[g];
+        if (terms->schedules[g].kind != CAIRN_SCHEDULE_DRIVEN ||
+            cairn_group_hyper_check(&hyper, NULL) == CAIRN_OK)
+            continue;
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "group %s: the commit of round %" PRIu64
+                          " brings the learning rate %g; allowed: 0 to 1e18",
+                          job->spec.groups[g].name, message->round, hyper.lr);
+    }
+    return CAIRN_OK;
+}
+
 static void on_round_commit(struct cairn_cluster_session *session, uint32_t request,
                             const Cairn__RoundCommit *message)
 {
@@ -59,9 +86,16 @@ static void on_round_commit(struct cairn_cluster_session *session, uint32_t requ
                                     "the client state is longer than the job's client_state_max");
         return;
     }
+    struct cairn_cluster_job *job = member->job;
+    const bool driven = !message->abandon && job->core != NULL &&
+                        cairn_round_takes_driven(job->core, member->id, message->round);
+    struct cairn_sentence why;
+    if (driven && judge_driven(job, message, &why) != CAIRN_OK) {
+        cairn_cluster_session_error(session, request, CAIRN_ERR_INVALID, why.text);
+        return;
+    }
     cairn_cluster_commits_add(member, request, message->round);
     cairn_step_ring_take(&member->times, message->times);
-    struct cairn_cluster_job *job = member->job;
     if (message->abandon && job->core != NULL &&
         message->round == cairn_round_open_round(job->core)) {
         cairn_sentence_set(&job->epoch_reason, "worker %s (rank %" PRIu32 ") gave the round up",
@@ -72,7 +106,8 @@ static void on_round_commit(struct cairn_cluster_session *session, uint32_t requ
                                              .member = member->id,
                                              .round = message->round,
                                              .state = message->client_state.data,
-                                             .state_bytes = message->client_state.len };
+                                             .state_bytes = message->client_state.len,
+                                             .driven = driven ? message->driven : NULL };
     cairn_cluster_job_event(job, &event);
 }
 
@@ -165,6 +200,12 @@ static void describe_opening(const struct cairn_cluster_session *session,
         if (m->phase == CAIRN_MEMBER_WAITING &&
             cairn_cluster_job_is_strange(cluster, m->job_name, out))
             return;
+    for (const struct cairn_cluster_member *m = session->members; m != NULL; m = m->next_of_session)
+        if (m->phase == CAIRN_MEMBER_WAITING && cairn_cluster_resuming(cluster, m->job_name)) {
+            cairn_sentence_set(out, "waiting for the newest snapshot of job %s to be restored",
+                               m->job_name);
+            return;
+        }
     if (up < (uint64_t)cluster->options->shards) {
         const uint64_t more = (uint64_t)cluster->options->shards - up;
         cairn_sentence_set(out,

@@ -8,6 +8,7 @@
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/recovery.h"
+#include "server/coordinator/requests.h"
 #include "server/coordinator/standing.h"
 
 struct lines {
@@ -135,6 +136,22 @@ static void join(struct cairn_cluster_member *member, struct cairn_cluster_job *
     cairn_cluster_member_tell_shards(member);
 }
 
+/* It wants what there is of the job in the snapshots, and has not been told yet that there is nothing. */
+static bool wants_restore(const struct cairn_cluster_member *member)
+{
+    return member->resumes && member->attached_id == 0;
+}
+
+/* True if the member is gone; else it waits. */
+static bool begin_resume(struct cairn_cluster_member *member)
+{
+    struct cairn_cluster *cluster = member->session->cluster;
+    if (cairn_cluster_seats_up(cluster) < (uint64_t)cluster->options->shards) return false;
+    if (cairn_cluster_resume_begin(cluster, member->job_name)) return false;
+    refuse(member, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+    return true;
+}
+
 /* True if the member moved on (or is gone). */
 static bool advance(struct cairn_cluster_member *member)
 {
@@ -145,6 +162,8 @@ static bool advance(struct cairn_cluster_member *member)
         if (job->state == CAIRN_CLUSTER_JOB_CREATING || cairn_cluster_extend_making(job) ||
             job->behind || cairn_cluster_recovery_pending(job))
             return false;
+        const bool lost = job->state == CAIRN_CLUSTER_JOB_LOST; // also if its parts may return
+        if (lost && wants_restore(member)) return begin_resume(member);
         join(member, job);
         return true;
     }
@@ -157,6 +176,15 @@ static bool advance(struct cairn_cluster_member *member)
     if (cairn_cluster_seats_up(cluster) < (uint64_t)cluster->options->shards) return false;
     if (member->attached_id != 0) {
         refuse_another(member);
+        return true;
+    }
+    if (wants_restore(member)) return begin_resume(member);
+    if (member->must_exist) {
+        cairn_sentence_set(&why,
+                           "there is no job %s, and must_exist begins none; `cairn job list`, "
+                           "`cairn snapshot list`",
+                           member->job_name);
+        refuse(member, CAIRN_ERR_NOT_FOUND, why.text);
         return true;
     }
     const cairn_status status = cairn_cluster_job_create(cluster, &member->spec, &why);
@@ -196,6 +224,22 @@ void cairn_cluster_job_openers_fail(struct cairn_cluster *cluster, const char *n
             struct cairn_cluster_member *next = m->next_of_session;
             if (m->phase == CAIRN_MEMBER_WAITING && strcmp(m->job_name, name) == 0) {
                 refuse(m, status, text);
+            }
+            m = next;
+        }
+    }
+}
+
+void cairn_cluster_openers_resumed(struct cairn_cluster *cluster, const char *name,
+                                   cairn_status status, const char *text)
+{
+    for (struct cairn_cluster_session *s = cluster->sessions; s != NULL; s = s->next) {
+        struct cairn_cluster_member *m = s->members;
+        while (m != NULL) {
+            struct cairn_cluster_member *next = m->next_of_session;
+            if (m->phase == CAIRN_MEMBER_WAITING && m->resumes && strcmp(m->job_name, name) == 0) {
+                m->resumes = false;
+                if (status != CAIRN_OK) refuse(m, status, text);
             }
             m = next;
         }
@@ -278,6 +322,8 @@ void cairn_cluster_member_open(struct cairn_cluster_session *session, uint32_t r
     member->attached_id = open->attached;
     member->launch = open->world;
     member->start_wait_ms = open->start_wait_ms;
+    member->must_exist = open->must_exist;
+    member->resumes = open->resume_latest;
     member->open_request = request;
     cairn_spec_init(&member->spec);
     member->next_of_session = session->members;

@@ -91,6 +91,32 @@ static void watch(struct cairn_cluster_job *job)
 
 /* ---- the restore ---- */
 
+static void on_restored(const struct cairn_cluster_restore *restore, cairn_status status,
+                        const char *text)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(restore->cluster, restore->of_job);
+    if (job == NULL) return;
+    struct cairn_cluster_recovery *r = &job->recovery;
+    r->running = false;
+    if (status == CAIRN_OK) return;
+    const bool touched = restore->job_id != 0; // else the job is what it was
+    if (!touched && r->restores > 0) r->restores--;
+    if (restore->none_found)
+        r->gave_up = true;
+    else if (cairn_cluster_restore_is_damage(status))
+        r->skip++; // the one before
+    else
+        r->retry_ms = cairn_cluster_now_ms(job->cluster) +
+                      (uint64_t)job->cluster->options->lease_timeout_ms;
+    if (job->state != CAIRN_CLUSTER_JOB_LOST) return;
+    struct cairn_sentence advice;
+    cairn_cluster_recovery_advise(job, &advice);
+    cairn_sentence_set(&job->lost, "lost: %s; ", r->why);
+    if (!restore->none_found) cairn_sentence_add(&job->lost, "restoring failed: %.300s; ", text);
+    cairn_sentence_add(&job->lost, "%s", advice.text);
+    cairn_log_warn("job %s is %s", job->spec.name, job->lost.text);
+}
+
 static void try(struct cairn_cluster_job *job)
 {
     struct cairn_cluster_recovery *r = &job->recovery;
@@ -98,7 +124,8 @@ static void try(struct cairn_cluster_job *job)
     if (r->running || job->cut != NULL || now_ms < r->retry_ms ||
         cairn_cluster_seats_up(job->cluster) < shards_wanted(job))
         return;
-    r->running = cairn_cluster_restore_latest(job, r->skip);
+    r->running = cairn_cluster_restore_latest(job->cluster, job->spec.name, job->id, r->skip,
+                                              on_restored);
     if (r->running) r->restores++;
 }
 
@@ -124,36 +151,4 @@ cairn_status cairn_cluster_recovery_keep_policy(struct cairn_job_spec_data *spec
     if (status == CAIRN_OK) status = cairn_spec_add_former(spec, hash);
     if (status == CAIRN_OK) spec->policy = *policy;
     return status;
-}
-
-static bool is_damaged(cairn_status status)
-{
-    return status == CAIRN_ERR_CHECKSUM || status == CAIRN_ERR_CORRUPT ||
-           status == CAIRN_ERR_VERSION || status == CAIRN_ERR_NOT_FOUND;
-}
-
-void cairn_cluster_recovery_ended(const struct cairn_cluster_restore *restore, cairn_status status,
-                                  const char *text)
-{
-    struct cairn_cluster_job *job = cairn_cluster_job_by_id(restore->cluster, restore->of_job);
-    if (job == NULL) return;
-    struct cairn_cluster_recovery *r = &job->recovery;
-    r->running = false;
-    if (status == CAIRN_OK) return;
-    const bool touched = restore->job_id != 0; // else the job is what it was
-    if (!touched && r->restores > 0) r->restores--;
-    if (restore->none_found)
-        r->gave_up = true;
-    else if (is_damaged(status))
-        r->skip++; // the one before
-    else
-        r->retry_ms = cairn_cluster_now_ms(job->cluster) +
-                      (uint64_t)job->cluster->options->lease_timeout_ms;
-    if (job->state != CAIRN_CLUSTER_JOB_LOST) return;
-    struct cairn_sentence advice;
-    cairn_cluster_recovery_advise(job, &advice);
-    cairn_sentence_set(&job->lost, "lost: %s; ", r->why);
-    if (!restore->none_found) cairn_sentence_add(&job->lost, "restoring failed: %.300s; ", text);
-    cairn_sentence_add(&job->lost, "%s", advice.text);
-    cairn_log_warn("job %s is %s", job->spec.name, job->lost.text);
 }

@@ -26,8 +26,5 @@ void cairn_cluster_recovery_tick(struct cairn_cluster_job *job);
 /* The snapshot's spec takes over what the job does by itself now, which may be newer. CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_cluster_recovery_keep_policy(struct cairn_job_spec_data *spec,
                                                 const struct cairn_policy *policy) CAIRN_MUST_CHECK;
-/* A restore that began here has ended. */
-void cairn_cluster_recovery_ended(const struct cairn_cluster_restore *restore, cairn_status status,
-                                  const char *text);
 
 #endif

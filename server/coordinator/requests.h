@@ -13,6 +13,14 @@ void cairn_cluster_snapshots_list(struct cairn_cluster_session *session, uint32_
 void cairn_cluster_snapshots_show(struct cairn_cluster_session *session, uint32_t request,
                                   const char *job, const char *id);
 
+/* resume.c */
+/* Looks for snapshots of the job, and restores the newest that is whole, if that is not under way; then those
+ * who wait for it go on (cairn_cluster_openers_resumed). False: no memory. */
+bool cairn_cluster_resume_begin(struct cairn_cluster *cluster, const char *job);
+bool cairn_cluster_resuming(const struct cairn_cluster *cluster, const char *job);
+/* With the cluster, whose threads have ended: nobody is told. */
+void cairn_cluster_resumes_close(struct cairn_cluster *cluster);
+
 /* drop.c */
 void cairn_cluster_job_remove(struct cairn_cluster_session *session, uint32_t request,
                               const Cairn__JobRemove *message);
@@ -40,9 +48,17 @@ bool cairn_cluster_snapshot_removing(const struct cairn_cluster *cluster, const 
 /* restore.c, restore_proof.c */
 void cairn_cluster_restore_begin(struct cairn_cluster_session *session, uint32_t request,
                                  const Cairn__SnapshotRestore *message);
-/* By itself: the newest snapshot but `skip`; cairn_cluster_recovery_ended hears of the end. False: it was not
+/* Without an admin: the newest snapshot of the job but `skip`. of_job: of this one, which is lost (else
+ * CAIRN_ERR_CANCELED) and keeps its policy; 0: of any of that name that is lost, or of none (else
+ * CAIRN_ERR_EXISTS). `ended` hears of the end, once, unless the cluster closes before. False: it was not
  * begun. */
-bool cairn_cluster_restore_latest(const struct cairn_cluster_job *job, size_t skip);
+struct cairn_cluster_restore;
+typedef void (*cairn_cluster_restored_fn)(const struct cairn_cluster_restore *restore,
+                                          cairn_status status, const char *text);
+bool cairn_cluster_restore_latest(struct cairn_cluster *cluster, const char *job, uint64_t of_job,
+                                  size_t skip, cairn_cluster_restored_fn ended);
+/* The snapshot is to blame: the one before it may be whole. */
+bool cairn_cluster_restore_is_damage(cairn_status status);
 void cairn_cluster_restores_forget(struct cairn_cluster *cluster,
                                    const struct cairn_cluster_session *session);
 /* With the cluster: nobody is told. */

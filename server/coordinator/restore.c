@@ -27,8 +27,16 @@
 #include "server/coordinator/snapshot_find.h"
 #include "server/coordinator/standing.h"
 
+static void tell_ended(struct cairn_cluster_restore *restore, cairn_status status, const char *text)
+{
+    const cairn_cluster_restored_fn ended = restore->ended;
+    restore->ended = NULL;
+    if (ended != NULL && !restore->cluster->closing) ended(restore, status, text);
+}
+
 static void free_restore(struct cairn_cluster_restore *restore)
 {
+    tell_ended(restore, CAIRN_ERR_NOT_READY, "its restore was given up");
     struct cairn_cluster_restore **at = &restore->cluster->restores;
     while (*at != NULL && *at != restore) at = &(*at)->next;
     if (*at == restore) *at = restore->next;
@@ -45,10 +53,10 @@ static void free_restore(struct cairn_cluster_restore *restore)
 static void end_restore(struct cairn_cluster_restore *restore, cairn_status status,
                         const char *text)
 {
-    if (restore->of_job != 0) cairn_cluster_recovery_ended(restore, status, text);
     if (status != CAIRN_OK) {
-        cairn_log_warn("restore of %s failed: %s",
-                       restore->folder != NULL ? restore->folder : "the newest snapshot", text);
+        if (!restore->none_found) // who began it says so
+            cairn_log_warn("restore of %s failed: %s",
+                           restore->folder != NULL ? restore->folder : "the newest snapshot", text);
         cairn_cluster_waiters_fail(&restore->waiter, status, text);
     } else {
         cairn_log_info("job %s restored from %s at step %" PRIu64 " as generation %" PRIu64,
@@ -56,6 +64,7 @@ static void end_restore(struct cairn_cluster_restore *restore, cairn_status stat
                        restore->generation);
         cairn_cluster_restore_answer(restore);
     }
+    tell_ended(restore, status, text);
     struct cairn_cluster *cluster = restore->cluster;
     free_restore(restore);
     cairn_cluster_openings_advance(cluster);
@@ -85,7 +94,7 @@ static void check(struct cairn_cluster_work *work)
 {
     struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
     struct cairn_snapshot snapshot;
-    if (restore->of_job != 0) find_newest(restore);
+    if (restore->folder == NULL) find_newest(restore);
     if (restore->status != CAIRN_OK) return;
     char *folder = realpath(restore->folder, NULL);
     if (folder == NULL) {
@@ -258,6 +267,9 @@ static cairn_status judge_replace(const struct cairn_cluster_restore *restore,
         return cairn_fail(why, CAIRN_ERR_CANCELED,
                           "job %s was lost, and is not any more: it needs no restore",
                           m->spec.name);
+    if (restore->ended != NULL && restore->of_job == 0 && old != NULL &&
+        old->state != CAIRN_CLUSTER_JOB_LOST)
+        return cairn_fail(why, CAIRN_ERR_EXISTS, "job %s is there again", old->spec.name);
     if (old != NULL && old->cut != NULL) return cairn_cluster_cut_refuse(old, why);
     if (old != NULL && (old->extension != NULL || old->amending != NULL ||
                         old->state == CAIRN_CLUSTER_JOB_CREATING)) {
@@ -492,19 +504,29 @@ void cairn_cluster_restore_begin(struct cairn_cluster_session *session, uint32_t
     free_restore(restore);
 }
 
-bool cairn_cluster_restore_latest(const struct cairn_cluster_job *job, size_t skip)
+bool cairn_cluster_restore_latest(struct cairn_cluster *cluster, const char *job, uint64_t of_job,
+                                  size_t skip, cairn_cluster_restored_fn ended)
 {
-    struct cairn_cluster_restore *restore = new_restore(job->cluster);
+    struct cairn_cluster_restore *restore = new_restore(cluster);
     if (restore == NULL) return false;
-    restore->of_job = job->id;
+    restore->of_job = of_job;
     restore->skip = skip;
     restore->asked = strdup("");
-    restore->job_name = strdup(job->spec.name);
+    restore->job_name = strdup(job);
     if (restore->asked != NULL && restore->job_name != NULL &&
-        cairn_cluster_work_start(&restore->work, job->cluster, NULL, 0))
+        cairn_cluster_work_start(&restore->work, cluster, NULL, 0)) {
+        restore->ended = ended;
         return true;
+    }
     free_restore(restore);
     return false;
+}
+
+bool cairn_cluster_restore_is_damage(cairn_status status)
+{
+    return status == CAIRN_ERR_CHECKSUM || status == CAIRN_ERR_CORRUPT ||
+           status == CAIRN_ERR_MALFORMED || status == CAIRN_ERR_VERSION ||
+           status == CAIRN_ERR_NOT_FOUND;
 }
 
 void cairn_cluster_restores_forget(struct cairn_cluster *cluster,

@@ -3,6 +3,7 @@
 #define CAIRN_COORDINATOR_RESTORE_H
 
 #include "server/coordinator/cut.h"
+#include "server/coordinator/requests.h"
 
 struct cairn_cluster_restore {
     struct cairn_cluster_work work;
@@ -21,9 +22,11 @@ struct cairn_cluster_restore {
     Cairn__ReplacedJob replaced;
     bool made; /* all shards said Done */
     bool checked;
-    uint64_t of_job; /* restored by itself (recovery.h); 0: by an operator's word */
-    size_t skip;     /* of that: so many of the newest snapshots are not taken */
-    bool none_found; /* of that: there are no more */
+    /* without an admin: cairn_cluster_restore_latest */
+    cairn_cluster_restored_fn ended; /* NULL: an admin asks, or it was told */
+    uint64_t of_job;
+    size_t skip;
+    bool none_found; /* there are not more than `skip` */
     /* owned */
     char *folder; /* the thread's that checks it, until it has; NULL: the newest is not found yet */
     char *asked;  /* the same as it was asked for, perhaps by another name; "": the newest */

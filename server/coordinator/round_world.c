@@ -245,6 +245,7 @@ static void send_decide(struct cairn_cluster_job *job, const struct cairn_round_
                                                             : "skip");
     cairn_cluster_job_send_all(job, CAIRN_MSG_DECIDE, &decide.base);
     if (decision.kind == CAIRN_DECISION_SKIP) say_skip(job, action->decision);
+    if (decision.kind == CAIRN_DECISION_APPLY) cairn_cluster_terms_applied(job);
 }
 
 /* ---- to the workers ---- */
@@ -283,7 +284,7 @@ static void refuse_begin(struct cairn_cluster_job *job, const struct cairn_round
     struct cairn_sentence text;
     if (member == NULL || member->begin_request == 0) return; // it asks again after a reconnect
     say_halted(job, &text);
-    cairn_cluster_session_error(member->session, member->begin_request, CAIRN_ERR_NONFINITE,
+    cairn_cluster_session_error(member->session, member->begin_request, CAIRN_ERR_HALTED,
                                 text.text);
     member->begin_request = 0;
 }
@@ -320,12 +321,11 @@ static void fill_result(const struct cairn_cluster_job *job,
     result->clip_scale = head.clip_scale;
     result->lr = head.lr;
     result->skips = head.skips.all;
-    if (action->status == CAIRN_ERR_NONFINITE) {
+    if (action->status == CAIRN_ERR_NONFINITE)
         cairn_sentence_set(text,
                            "a gradient of round %" PRIu64
                            " is not finite and the job's policy is to fail; nothing was applied",
                            action->round);
-    }
 }
 
 static void send_result(struct cairn_cluster_job *job, const struct cairn_round_action *action)

@@ -3,7 +3,10 @@
 #include <stdlib.h>
 
 #include "proto/wire/optimizer.h"
+#include "server/base/log.h"
 #include "server/coordinator/cluster.h"
+
+#define STILL_STEPS 100 // applied, one after the other
 
 struct arrays {
     struct cairn_group_hyper *groups;
@@ -56,6 +59,7 @@ cairn_status cairn_cluster_terms_make(const struct cairn_job_spec_data *spec,
     const struct arrays arrays = { calloc(count, sizeof *arrays.groups),
                                    calloc(count, sizeof *arrays.schedules),
                                    calloc(count, sizeof *arrays.frozen) };
+    terms->still = calloc(count, sizeof *terms->still);
     terms->core = (struct cairn_round_terms) { .groups = arrays.groups,
                                                .schedules = arrays.schedules,
                                                .frozen = arrays.frozen,
@@ -64,7 +68,7 @@ cairn_status cairn_cluster_terms_make(const struct cairn_job_spec_data *spec,
                                                .workers_min = spec->workers_min };
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     if (arrays.groups != NULL && arrays.schedules != NULL && arrays.frozen != NULL &&
-        list_frozen_tensors(terms, spec) == CAIRN_OK)
+        terms->still != NULL && list_frozen_tensors(terms, spec) == CAIRN_OK)
         status = fill(terms, spec, &arrays, why);
     else
         cairn_sentence_set(why, "no memory for the groups");
@@ -84,9 +88,28 @@ void cairn_cluster_terms_free(struct cairn_cluster_terms *terms)
         free((void *)(uintptr_t)terms->core.schedules);
         free((void *)(uintptr_t)terms->core.frozen);
         free(terms->frozen_tensors);
+        free(terms->still);
         cairn_spec_release(&terms->own);
         free(terms);
         terms = older;
+    }
+}
+
+void cairn_cluster_terms_applied(struct cairn_cluster_job *job)
+{
+    const struct cairn_job_spec_data *own = &job->terms->own;
+    for (uint32_t g = 0; g < own->group_count; g++) {
+        uint32_t *still = &job->terms->still[g];
+        const bool learns = own->groups[g].frozen || cairn_round_lr(job->core, g) != 0;
+        *still = learns ? 0 : *still + 1;
+        if (*still != STILL_STEPS) continue;
+        const int kind = (int)own->groups[g].schedule.kind;
+        cairn_log_warn(
+            "job %s: group %s does not learn: its learning rate was 0 in each of the last "
+            "%d steps (schedule %s); %s",
+            job->spec.name, own->groups[g].name, STILL_STEPS, cairn_schedule_name(kind),
+            kind == CAIRN_SCHEDULE_DRIVEN ? "look at the trainer's scheduler"
+                                          : "amend the job, or freeze the group");
     }
 }
 

@@ -1,6 +1,7 @@
 #include "server/core/decision.h"
 
 #include <assert.h>
+#include <float.h>
 #include <string.h>
 
 /* Layout of the head, little-endian: u32 magic, u32 group_count, f64 grad_norm, f64 clip_scale, f64 lr,
@@ -10,7 +11,8 @@
 #define FLAG_FAIL     2u
 #define FLAG_STATE    4u /* the end is the client state, not empty */
 #define FLAG_SKIPS    8u /* behind the groups: u64 all, u64 revision, u32 in_row; without it none */
-#define FLAGS         15u
+#define FLAG_DRIVEN   16u /* behind those: u32 count, f64 each; without it none */
+#define FLAGS         31u
 
 static void put_u32(uint8_t *out, uint32_t x)
 {
@@ -57,11 +59,32 @@ static struct cairn_skips get_skips(const uint8_t *in)
                                   .in_row = get_u32(in + 16) };
 }
 
+static void put_driven(uint8_t *out, const struct cairn_payload *head)
+{
+    put_u32(out, head->driven_count);
+    for (uint32_t i = 0; i < head->driven_count; i++) put_f64(out + 4 + 8 * i, head->driven[i]);
+}
+
+/* Of the `rest` behind the skips; false: it does not fit, or a rate is none. */
+static bool judge_driven(const uint8_t *in, size_t rest, uint32_t *count_out)
+{
+    if (rest < 4) return false;
+    const uint32_t count = get_u32(in);
+    if (count == 0 || count > (rest - 4) / 8) return false;
+    for (uint32_t i = 0; i < count; i++) {
+        const double lr = get_f64(in + 4 + 8 * (size_t)i);
+        if (!(lr >= 0 && lr <= DBL_MAX)) return false;
+    }
+    *count_out = count;
+    return true;
+}
+
 size_t cairn_payload_encode(const struct cairn_payload *head,
                             const struct cairn_group_scalars *groups, uint8_t *out)
 {
     const size_t groups_end = CAIRN_PAYLOAD_BYTES(head->group_count);
-    const size_t fixed_bytes = groups_end + (head->skips.all > 0 ? CAIRN_PAYLOAD_SKIPS_BYTES : 0);
+    const size_t skips_end = groups_end + (head->skips.all > 0 ? CAIRN_PAYLOAD_SKIPS_BYTES : 0);
+    const size_t fixed_bytes = skips_end + CAIRN_PAYLOAD_DRIVEN_BYTES(head->driven_count);
     // First: it may be where the head of the new payload goes.
     if (head->state_bytes > 0) memmove(out + fixed_bytes, head->state, head->state_bytes);
     put_u32(out, PAYLOAD_MAGIC);
@@ -73,8 +96,10 @@ size_t cairn_payload_encode(const struct cairn_payload *head,
     put_u32(out + 40, head->good_rounds);
     put_u32(out + 44, (head->finite ? FLAG_FINITE : 0) | (head->fail ? FLAG_FAIL : 0) |
                           (head->skips.all > 0 ? FLAG_SKIPS : 0) |
+                          (head->driven_count > 0 ? FLAG_DRIVEN : 0) |
                           (head->state_bytes > 0 ? FLAG_STATE : 0));
     if (head->skips.all > 0) put_skips(out + groups_end, &head->skips);
+    if (head->driven_count > 0) put_driven(out + skips_end, head);
     for (uint32_t i = 0; i < head->group_count; i++)
         cairn_group_scalars_encode(&groups[i], out + CAIRN_PAYLOAD_BYTES(i));
     return fixed_bytes + head->state_bytes;
@@ -92,7 +117,12 @@ cairn_status cairn_payload_decode(const void *bytes, size_t bytes_len,
     const size_t skips_bytes = (flags & FLAG_SKIPS) != 0 ? CAIRN_PAYLOAD_SKIPS_BYTES : 0;
     const size_t rest = tail - (size_t)groups * CAIRN_GROUP_SCALARS_BYTES;
     if ((flags & ~FLAGS) != 0 || rest < skips_bytes) return CAIRN_ERR_MALFORMED;
-    const size_t state_bytes = rest - skips_bytes;
+    const uint8_t *driven = in + CAIRN_PAYLOAD_BYTES(groups) + skips_bytes;
+    uint32_t driven_count = 0;
+    if ((flags & FLAG_DRIVEN) != 0 && !judge_driven(driven, rest - skips_bytes, &driven_count))
+        return CAIRN_ERR_MALFORMED;
+    const size_t driven_bytes = CAIRN_PAYLOAD_DRIVEN_BYTES(driven_count);
+    const size_t state_bytes = rest - skips_bytes - driven_bytes;
     if ((state_bytes > 0) != ((flags & FLAG_STATE) != 0)) return CAIRN_ERR_MALFORMED;
     struct cairn_skips skips = { 0 };
     if (skips_bytes > 0) {
@@ -109,7 +139,8 @@ cairn_status cairn_payload_decode(const void *bytes, size_t bytes_len,
         .fail = (flags & FLAG_FAIL) != 0,
         .skips = skips,
         .group_count = groups,
-        .state = state_bytes > 0 ? in + CAIRN_PAYLOAD_BYTES(groups) + skips_bytes : NULL,
+        .driven_count = driven_count,
+        .state = state_bytes > 0 ? driven + driven_bytes : NULL,
         .state_bytes = state_bytes,
     };
     return CAIRN_OK;
@@ -121,4 +152,12 @@ cairn_status cairn_payload_group(const void *bytes, size_t bytes_len, uint32_t g
     assert(CAIRN_PAYLOAD_BYTES((size_t)group + 1) <= bytes_len);
     const uint8_t *in = (const uint8_t *)bytes + CAIRN_PAYLOAD_BYTES(group);
     return cairn_group_scalars_decode(in, CAIRN_GROUP_SCALARS_BYTES, scalars_out);
+}
+
+double cairn_payload_driven(const void *bytes, const struct cairn_payload *head, uint32_t i)
+{
+    assert(i < head->driven_count);
+    const size_t skips_bytes = head->skips.all > 0 ? CAIRN_PAYLOAD_SKIPS_BYTES : 0;
+    const uint8_t *in = (const uint8_t *)bytes + CAIRN_PAYLOAD_BYTES(head->group_count);
+    return get_f64(in + skips_bytes + 4 + 8 * (size_t)i);
 }

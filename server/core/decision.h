@@ -2,7 +2,8 @@
  *
  * A decision is made once, by the coordinator, and kept by every shard until the next one: it is how
  * a new coordinator learns what the old one said. So the payload carries everything that a worker may
- * still ask about the round, and the state of the job that no disk has (the loss scale, the client state).
+ * still ask about the round, and the state of the job that no disk has (the loss scale, the client state, the
+ * learning rates that the trainer gave).
  *
  * Pure; no allocation. */
 #ifndef CAIRN_CORE_DECISION_H
@@ -54,6 +55,10 @@ struct cairn_payload {
     bool fail;                /* not finite, and the job's policy is to tell the workers so */
     struct cairn_skips skips; /* this round among them */
     uint32_t group_count;     /* of scalars; 0 with SKIP and NONE */
+    /* By group, of the driven ones: what the version was made with. Decoded: NULL, see
+     * cairn_payload_driven. */
+    const double *driven;  /* [driven_count] */
+    uint32_t driven_count; /* of the job's groups, driven or not; 0: none is driven */
     /* Of the trainer, for the version after the decision: opaque; 0 bytes: it gave none. Decoded: borrowed
      * from the payload. Encoded: may lie in `out`. */
     const uint8_t *state; /* [state_bytes] */
@@ -65,12 +70,16 @@ struct cairn_payload {
     (CAIRN_PAYLOAD_HEAD_BYTES + (size_t)(group_count)*CAIRN_GROUP_SCALARS_BYTES)
 
 #define CAIRN_PAYLOAD_SKIPS_BYTES 20
+/* A count, and a learning rate each; 0 without any. */
+#define CAIRN_PAYLOAD_DRIVEN_BYTES(count) ((count) > 0 ? 4 + 8 * (size_t)(count) : 0)
 /* What no payload of a job is longer than. */
-#define CAIRN_PAYLOAD_MAX(group_count, state_max) \
-    (CAIRN_PAYLOAD_BYTES(group_count) + CAIRN_PAYLOAD_SKIPS_BYTES + (size_t)(state_max))
+#define CAIRN_PAYLOAD_MAX(group_count, state_max)                   \
+    (CAIRN_PAYLOAD_BYTES(group_count) + CAIRN_PAYLOAD_SKIPS_BYTES + \
+     CAIRN_PAYLOAD_DRIVEN_BYTES(group_count) + (size_t)(state_max))
 
-/* Writes at most CAIRN_PAYLOAD_MAX(head->group_count, head->state_bytes) bytes, and returns how many: the
- * head, the groups in the spec's order, the skips if there are any, the client state. */
+/* Writes at most CAIRN_PAYLOAD_MAX(groups of the job, head->state_bytes) bytes, and returns how many: the
+ * head, the groups in the spec's order, the skips if there are any, the learning rates of driven groups
+ * likewise, the client state. */
 size_t cairn_payload_encode(const struct cairn_payload *head,
                             const struct cairn_group_scalars *groups, uint8_t *out);
 /* CAIRN_ERR_MALFORMED: a length that does not fit, an unknown flag. */
@@ -79,5 +88,7 @@ cairn_status cairn_payload_decode(const void *bytes, size_t bytes_len,
 /* The scalars of group `group` < group_count of a payload that cairn_payload_decode accepts. */
 cairn_status cairn_payload_group(const void *bytes, size_t bytes_len, uint32_t group,
                                  struct cairn_group_scalars *scalars_out) CAIRN_MUST_CHECK;
+/* The learning rate of group `i` < driven_count of such a payload, if it is driven. */
+double cairn_payload_driven(const void *bytes, const struct cairn_payload *head, uint32_t i);
 
 #endif

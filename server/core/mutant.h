@@ -57,7 +57,10 @@
  * 46  other terms do not let it go on after too many skips in a row
  * 47  the first of a launch begins without those who come with it
  * 48  who waits for workers_min does not hear that it was lowered
- * 49  who said that it is at work is dropped at the step's deadline, too */
-#define CAIRN_MUTANT_COUNT 49
+ * 49  who said that it is at work is dropped at the step's deadline, too
+ * 50  the learning rates that the trainer gave are forgotten by a new coordinator
+ * 51  who commits last gives the learning rate of a driven group, not the round's rank 0
+ * 52  a skipped round takes the learning rates that came with it */
+#define CAIRN_MUTANT_COUNT 52
 
 #endif

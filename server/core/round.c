@@ -22,7 +22,7 @@ size_t cairn_round_bytes(const struct cairn_round_config *config)
     if (!config_ok(config)) return 0; // the limits above make what follows fit
     return sizeof(struct cairn_round) + config->shard_count * sizeof(struct shard) +
            config->member_max * (sizeof(struct worker) + sizeof(struct absent) + sizeof(uint64_t)) +
-           config->group_count * sizeof(struct cairn_group_scalars) +
+           config->group_count * (sizeof(struct cairn_group_scalars) + 2 * sizeof(double)) +
            CAIRN_PAYLOAD_MAX(config->group_count, 2 * (size_t)config->client_state_max);
 }
 
@@ -30,6 +30,17 @@ size_t cairn_round_actions_max(const struct cairn_round_config *config)
 {
     return (3 + ENDS_ASKED_MAX) * (size_t)config->member_max +
            16; // each worker hears of an end unasked, of those it asked for, a fence and a beginning
+}
+
+/* No amendment changes which groups are. */
+static void find_driven(struct cairn_round *core)
+{
+    const struct cairn_round_terms *terms = &core->config.terms;
+    for (uint32_t g = 0; g < core->config.group_count; g++) {
+        core->driven[g] = terms->groups[g].lr;
+        if (terms->schedules != NULL && terms->schedules[g].kind == CAIRN_SCHEDULE_DRIVEN)
+            core->driven_count = core->config.group_count;
+    }
 }
 
 struct cairn_round *cairn_round_init(void *memory, const struct cairn_round_config *config)
@@ -44,7 +55,9 @@ struct cairn_round *cairn_round_init(void *memory, const struct cairn_round_conf
     core->absent = (struct absent *)(core->workers + config->member_max);
     core->contributors = (uint64_t *)(core->absent + config->member_max);
     core->scalars = (struct cairn_group_scalars *)(core->contributors + config->member_max);
-    core->payload = (uint8_t *)(core->scalars + config->group_count);
+    core->driven = (double *)(core->scalars + config->group_count);
+    core->driven_given = core->driven + config->group_count;
+    core->payload = (uint8_t *)(core->driven_given + config->group_count);
     core->payload_bytes_max = CAIRN_PAYLOAD_MAX(config->group_count, config->client_state_max);
     core->state = core->payload + core->payload_bytes_max;
     core->last.payload = core->payload;
@@ -52,6 +65,7 @@ struct cairn_round *cairn_round_init(void *memory, const struct cairn_round_conf
     core->round_next = config->round_reserved > 0 && !MUTANT(6) ? config->round_reserved : 1;
     core->loss_scale = config->scaling.start;
     core->need_epoch = true;
+    find_driven(core);
     return core;
 }
 
@@ -185,11 +199,20 @@ static void on_worker_unwrite(struct cairn_round *core, const struct cairn_round
     if (open && named && worker->contributor) core->need_epoch = true;
 }
 
+static void take_driven(struct cairn_round *core, const struct cairn_round_event *event)
+{
+    if (core->driven_count == 0 || core->writing) return;
+    assert(event->driven != NULL);
+    memcpy(core->driven_given, event->driven, core->driven_count * sizeof *event->driven);
+}
+
 /* Once a round: what is asked again after a reconnect says the same. */
 static void take_state(struct cairn_round *core, const struct worker *worker,
                        const struct cairn_round_event *event)
 {
+    if (MUTANT(51) && !worker->committed) take_driven(core, event);
     if (worker->committed || worker->dense != 0) return;
+    take_driven(core, event);
     assert(event->state_bytes <= core->config.client_state_max);
     core->state_bytes = event->state_bytes;
     if (event->state_bytes > 0) memcpy(core->state, event->state, event->state_bytes);

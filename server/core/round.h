@@ -22,6 +22,7 @@
  *  - Workers hear "committed" only when all shards have published.
  *  - Where the trainer gives states, one belongs to each version: that of the round's rank 0, without whose
  *    COMMIT nothing is decided; a skip and a write keep it. It travels in the payload, as the loss scale.
+ *  - So does the learning rate of a driven group: the update goes by what rank 0 gave with its COMMIT.
  *  - A skip leaves step and parameters, and is counted for good: step + skips is the number of the batch that
  *    comes next. After skips_max of them in a row that no loss scale could help no round of steps opens, and
  *    who asks for one is refused, until there are other terms, a write or a restore.
@@ -128,8 +129,8 @@ enum cairn_round_event_kind {
                               * until one has been there for its wait_ms. 0: it waits for nobody */
     CAIRN_ROUND_WORKER_DOWN, /* member: left, or its lease ran out (not: one connection was lost) */
     CAIRN_ROUND_WORKER_BEGIN, /* member: wants a round → WORKER_OPENED, later */
-    CAIRN_ROUND_WORKER_COMMIT, /* member, round, state: how does it end? → WORKER_RESULT, later. The state
-                                * of the open round's rank 0 counts, the first that it gives */
+    CAIRN_ROUND_WORKER_COMMIT, /* member, round, state, driven: how does it end? → WORKER_RESULT, later. State
+                                * and rates of the open round's rank 0 count, the first that it gives */
     CAIRN_ROUND_WORKER_ABANDON, /* member, round: it gave up, uncommitted, and stays: void, if that is open
                                  * → WORKER_RESULT, later */
     CAIRN_ROUND_WORKER_WRITE, /* member: wants to write → WORKER_OPENED, `write` set, later. An open round of
@@ -161,6 +162,8 @@ struct cairn_round_event {
     uint32_t lack_count;
     const uint8_t *state; /* [state_bytes], at most client_state_max */
     size_t state_bytes;
+    const double
+        *driven; /* [group_count], rates of driven groups; NULL unless cairn_round_takes_driven */
 };
 
 enum cairn_round_action_kind {
@@ -256,7 +259,11 @@ bool cairn_round_client_state(const struct cairn_round *core, const uint8_t **st
 /* The terms of the open round, of the last one if none is open; no others are read any more but those of
  * the newest AMEND. */
 const struct cairn_round_terms *cairn_round_terms_of(const struct cairn_round *core);
-/* The learning rate of a group in the next round, by the newest terms. */
+/* A COMMIT of the member, of that round, has to bring the rates of driven groups: each one is finite, and its
+ * group's hyper-parameters pass their check with it. */
+bool cairn_round_takes_driven(const struct cairn_round *core, uint64_t member, uint64_t round);
+/* The learning rate of a group in the next round, by the newest terms; of a driven group the last that was
+ * given. */
 double cairn_round_lr(const struct cairn_round *core, uint32_t group);
 bool cairn_round_ready(const struct cairn_round *core);
 bool cairn_round_pin_pending(const struct cairn_round *core);

@@ -60,10 +60,14 @@ static void adapt_loss_scale(struct cairn_round *core, bool applied)
     core->loss_scale = core->loss_scale * 2 < s->max ? core->loss_scale * 2 : s->max;
 }
 
-double cairn_round_group_lr(const struct cairn_round_terms *terms, uint32_t group, uint64_t step)
+double cairn_round_group_lr(const struct cairn_round_terms *terms, const double *driven,
+                            uint32_t group, uint64_t step)
 {
     const double lr = terms->groups[group].lr;
-    return terms->schedules != NULL ? cairn_schedule_lr(&terms->schedules[group], lr, step) : lr;
+    if (terms->schedules == NULL) return lr;
+    const struct cairn_schedule *schedule = &terms->schedules[group];
+    if (schedule->kind == CAIRN_SCHEDULE_DRIVEN) return driven[group];
+    return cairn_schedule_lr(schedule, lr, step);
 }
 
 static void compute_scalars(struct cairn_round *core, uint32_t grad_scale)
@@ -71,10 +75,11 @@ static void compute_scalars(struct cairn_round *core, uint32_t grad_scale)
     const struct cairn_round_terms *terms = &core->config.terms;
     for (uint32_t g = 0; g < core->config.group_count; g++) {
         struct cairn_group_hyper hyper = terms->groups[g];
-        hyper.lr = cairn_round_group_lr(terms, g, core->version.step);
+        hyper.lr = cairn_round_group_lr(terms, core->driven_given, g, core->version.step);
         const cairn_status status = cairn_group_scalars_of(&hyper, core->version.step + 1,
                                                            grad_scale, &core->scalars[g]);
-        assert(status == CAIRN_OK); // the groups come from a spec that was judged
+        assert(status ==
+               CAIRN_OK); // the groups come from a spec that was judged, what drives them too
         if (terms->frozen != NULL && terms->frozen[g])
             core->scalars[g].flags |= CAIRN_SCALAR_FROZEN;
     }
@@ -110,7 +115,8 @@ static void send_decision(struct cairn_round *core, struct cairn_round_actions *
 
 bool cairn_round_state_there(const struct cairn_round *core)
 {
-    if (core->config.client_state_max == 0 || core->writing || MUTANT(24)) return true;
+    const bool awaited = core->config.client_state_max > 0 || core->driven_count > 0;
+    if (!awaited || core->writing || MUTANT(24)) return true;
     for (uint32_t i = 0; i < core->worker_count; i++)
         if (core->workers[i].contributor && core->workers[i].dense == 0)
             return core->workers[i].committed;
@@ -130,6 +136,12 @@ static void keep_state(const struct cairn_round *core, struct cairn_payload *hea
     head->state_bytes = last.state_bytes;
 }
 
+static void give_driven(const struct cairn_round *core, struct cairn_payload *head)
+{
+    head->driven = core->driven;
+    head->driven_count = core->driven_count;
+}
+
 /* What was put takes effect; of the job's state nothing changes but the generation. */
 static void decide_write(struct cairn_round *core, struct cairn_round_actions *actions)
 {
@@ -140,6 +152,7 @@ static void decide_write(struct cairn_round *core, struct cairn_round_actions *a
     cairn_round_end_row(core);
     head.skips = core->skips;
     keep_state(core, &head);
+    give_driven(core, &head);
     const size_t bytes = cairn_payload_encode(&head, core->scalars, core->payload);
     core->last = (struct cairn_decision) {
         .kind = CAIRN_DECISION_WRITE,
@@ -160,7 +173,8 @@ void cairn_round_decide(struct cairn_round *core, struct cairn_round_actions *ac
     struct cairn_payload head = { .grad_norm = (double)NAN, .clip_scale = 1 };
     head.fail = core->config.fail_nonfinite;
     if (core->config.group_count > 0)
-        head.lr = cairn_round_group_lr(&core->config.terms, 0, core->version.step);
+        head.lr = cairn_round_group_lr(&core->config.terms, core->driven_given, 0,
+                                       core->version.step);
     const bool apply = judge_sums(core, &head);
     const bool counted = core->sums.weight > 0 || core->sums.nonfinite > 0;
     if (apply)
@@ -179,6 +193,9 @@ void cairn_round_decide(struct cairn_round *core, struct cairn_round_actions *ac
     head.state = core->state;
     head.state_bytes = core->state_bytes;
     if (!apply && !MUTANT(23)) keep_state(core, &head);
+    if (apply || MUTANT(52))
+        memcpy(core->driven, core->driven_given, core->driven_count * sizeof *core->driven);
+    give_driven(core, &head);
     const size_t bytes = cairn_payload_encode(&head, core->scalars, core->payload);
 
     core->last = (struct cairn_decision) {

@@ -10,7 +10,7 @@
 
 /* ---- what is kept ---- */
 
-/* Without groups and client state, which nobody asks for. */
+/* Without groups, their learning rates and client state, which nobody asks for. */
 static void take_end(const struct cairn_round *core, struct end *end)
 {
     struct cairn_payload head;
@@ -21,7 +21,7 @@ static void take_end(const struct cairn_round *core, struct end *end)
     const cairn_status status = cairn_payload_decode(core->last.payload, core->last.payload_bytes,
                                                      &head);
     if (status != CAIRN_OK) return; // of a restored job, perhaps: its head says nothing of a round
-    head.group_count = 0;
+    head.group_count = head.driven_count = 0;
     head.state_bytes = 0;
     end->decision.payload_bytes = cairn_payload_encode(&head, NULL, end->head);
 }

@@ -95,13 +95,24 @@ static const char *judge_answer(const struct cairn_round *core, const struct sha
     return same ? NULL : "it is at another version than the other shards";
 }
 
+/* Without a payload that has them: the spec's. */
+static cairn_status take_driven(struct cairn_round *core, const struct cairn_payload *head)
+{
+    const uint32_t count = head != NULL && !MUTANT(50) ? head->driven_count : 0;
+    if (count != 0 && count != core->config.group_count) return CAIRN_ERR_MALFORMED;
+    for (uint32_t g = 0; g < core->config.group_count; g++)
+        core->driven[g] = count > 0 ? cairn_payload_driven(core->last.payload, head, g)
+                                    : core->config.terms.groups[g].lr;
+    return CAIRN_OK;
+}
+
 /* The job's state that is nowhere but in the last payload. (The client state stays there.) */
 static cairn_status take_job_state(struct cairn_round *core)
 {
     core->loss_scale = core->config.scaling.start;
     core->good_rounds = 0;
     cairn_round_take_skips(core, NULL);
-    if (core->last.payload_bytes == 0 || MUTANT(15)) return CAIRN_OK;
+    if (core->last.payload_bytes == 0 || MUTANT(15)) return take_driven(core, NULL);
     struct cairn_payload head;
     const cairn_status status = cairn_payload_decode(core->last.payload, core->last.payload_bytes,
                                                      &head);
@@ -110,7 +121,7 @@ static cairn_status take_job_state(struct cairn_round *core)
     core->loss_scale = head.loss_scale;
     core->good_rounds = head.good_rounds;
     cairn_round_take_skips(core, &head.skips);
-    return CAIRN_OK;
+    return take_driven(core, &head);
 }
 
 void cairn_round_resolve(struct cairn_round *core, struct cairn_round_actions *actions)

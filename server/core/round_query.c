@@ -69,7 +69,13 @@ const struct cairn_round_terms *cairn_round_terms_of(const struct cairn_round *c
 
 double cairn_round_lr(const struct cairn_round *core, uint32_t group)
 {
-    return cairn_round_group_lr(&core->terms_newest, group, core->version.step);
+    return cairn_round_group_lr(&core->terms_newest, core->driven, group, core->version.step);
+}
+
+bool cairn_round_takes_driven(const struct cairn_round *core, uint64_t member, uint64_t round)
+{
+    return core->driven_count > 0 && core->stage == CAIRN_ROUND_OPEN && !core->writing &&
+           round == core->open_round && cairn_round_contributes(core, member);
 }
 
 bool cairn_round_ready(const struct cairn_round *core)
@@ -147,7 +153,7 @@ static void list_workers(const struct cairn_round *core, struct cairn_sentence *
         const struct worker *worker = &core->workers[i];
         if (!worker->contributor || worker->committed) continue;
         if (summed && worker->dense != 0) continue; // it has; only what it asks is on its way
-        if (summed)
+        if (summed && core->config.client_state_max > 0)
             cairn_sentence_add(out, "%sworker of rank %u (its client state of round %llu)", comma,
                                (unsigned)worker->rank, (unsigned long long)core->open_round);
         else if (core->writing)

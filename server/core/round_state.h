@@ -101,6 +101,10 @@ struct cairn_round {
     size_t payload_bytes_max;
     uint8_t *state; /* [client_state_max], state_bytes of them: what the open round's rank 0 gave */
     size_t state_bytes;
+    /* [group_count], of driven groups; driven_count is that, or 0 where none is */
+    double *driven;       /* what the newest version was made with */
+    double *driven_given; /* by the open round's rank 0 */
+    uint32_t driven_count;
 };
 
 /* round.c */
@@ -153,9 +157,11 @@ bool cairn_round_refuse(struct cairn_round *core, struct cairn_round_actions *ac
 /* round_decide.c */
 void cairn_round_on_reduced(struct cairn_round *core, const struct cairn_round_event *event,
                             struct cairn_round_actions *actions);
-/* The learning rate of the round of that step. */
-double cairn_round_group_lr(const struct cairn_round_terms *terms, uint32_t group, uint64_t step);
-/* The client state that the open round is to have is there, or none is due. */
+/* The learning rate of the round of that step; `driven`: [group_count]. */
+double cairn_round_group_lr(const struct cairn_round_terms *terms, const double *driven,
+                            uint32_t group, uint64_t step);
+/* The client state and the rates of driven groups that the open round is to have are there, or none is
+ * due. */
 bool cairn_round_state_there(const struct cairn_round *core);
 /* Every shard is REDUCED: decides. */
 void cairn_round_decide(struct cairn_round *core, struct cairn_round_actions *actions);

@@ -95,13 +95,13 @@ static void choose_alias(struct sample *s, int value)
 static void choose_schedule(struct sample *s, cairn_schedule_kind kind)
 {
     s->group.schedule = kind;
-    s->group.warmup_steps = 1;
+    s->group.warmup_steps = kind == CAIRN_SCHEDULE_DRIVEN ? 0 : 1;
     if (kind == CAIRN_SCHEDULE_TABLE) {
         s->points[0] = (struct cairn_schedule_point) { 1, 1 };
         s->points[1] = (struct cairn_schedule_point) { 4, 0.25 };
         s->group.points = s->points;
         s->group.point_count = 2;
-    } else if (kind != CAIRN_SCHEDULE_CONSTANT) {
+    } else if (kind != CAIRN_SCHEDULE_CONSTANT && kind != CAIRN_SCHEDULE_DRIVEN) {
         s->group.total_steps = 4;
         s->group.decay_steps = kind == CAIRN_SCHEDULE_WSD ? 2 : 0;
         s->group.lr_min = 0.125;
@@ -357,6 +357,14 @@ static void show_alias(const struct sample *s)
     }
 }
 
+static void show_driven(const struct sample *s)
+{
+    for (int k = 1; k < 4; k++) {
+        good(cairn_group_lr(s->job, s->group.name, (double)LR / k));
+        ck_assert_double_eq(step(s, 1).lr, (double)LR / k);
+    }
+}
+
 /* The rates of all of its rounds, two behind its end. */
 static void show_schedule(const struct sample *s)
 {
@@ -473,7 +481,9 @@ static void show(struct sample *s)
     case CAIRN_CAPABILITY_PLACE: show_precision(s); break;
     case CAIRN_CAPABILITY_INIT: show_init(s); break;
     case CAIRN_CAPABILITY_ALIAS: show_alias(s); break;
-    case CAIRN_CAPABILITY_SCHEDULE: show_schedule(s); break;
+    case CAIRN_CAPABILITY_SCHEDULE:
+        (s->row->value == CAIRN_SCHEDULE_DRIVEN ? show_driven : show_schedule)(s);
+        break;
     case CAIRN_CAPABILITY_STAGE: show_stage(s); break;
     case CAIRN_CAPABILITY_LOSS_SCALE: show_loss_scale(s); break;
     case CAIRN_CAPABILITY_NONFINITE: show_nonfinite(s); break;

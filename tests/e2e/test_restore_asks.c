@@ -85,9 +85,8 @@ static void restore_on_terminal(const char *line)
 START_TEST(without_a_terminal_a_job_that_runs_is_replaced_with_yes_only)
 {
     cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, NULL);
-    says(2,
-         "Job tiny is running, at generation 1, step 1, and 1 worker has it open: what is not in "
-         "the snapshot of step 0 cannot be brought back: without a terminal say --yes");
+    says(2, "Job tiny is running, at generation 1, step 1, and open by 1 worker: what is not in "
+            "the snapshot of step 0 cannot be brought back: without a terminal say --yes");
     ck_assert_uint_eq(tiny_step(job), 2); // nothing happened
     cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, "--yes", NULL);
     says(0, "restored          job tiny, generation 2\n");

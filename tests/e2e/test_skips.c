@@ -78,7 +78,7 @@ static void expect_logged(const struct cluster *cluster, const char *text)
 static void expect_halted(const struct trainer *t)
 {
     struct cairn_round round = { .struct_size = sizeof round };
-    ck_assert_int_eq(cairn_round_begin(t->job, CLUSTER_WAIT_MS, &round), CAIRN_ERR_NONFINITE);
+    ck_assert_int_eq(cairn_round_begin(t->job, CLUSTER_WAIT_MS, &round), CAIRN_ERR_HALTED);
     ck_assert_msg(strstr(cairn_error(), "4 rounds in a row were skipped") != NULL, "%s",
                   cairn_error());
 }

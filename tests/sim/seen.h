@@ -59,8 +59,10 @@
     X(written, "writes between two steps")                                             \
     X(write_void, "writes that were void")                                             \
     X(carried_write, "epoch changes that carried a WRITE to a prepared shard")         \
-    X(state_awaited, "decisions that waited for a client state")                       \
+    X(state_awaited, "decisions that waited for a client state or a learning rate")    \
     X(state_kept, "client states kept by a skip or a write")                           \
+    X(driven, "updates with a learning rate of the trainer")                           \
+    X(driven_kept, "learning rates of the trainer kept by a skip or a write")          \
     X(relayed, "contributions of hosts in rounds that took effect")                    \
     X(forwards, "sums that relays passed on")                                          \
     X(relay_void, "relayed rounds void before the relay's commit")                     \

@@ -128,9 +128,10 @@ struct message {
     uint32_t member_count;
     uint8_t state[STATE_MAX]; /* COMMIT */
     size_t state_bytes;
-    bool unknown; /* RESULT: too old */
-    bool refused; /* ANSWER */
-    bool write;   /* OPENED */
+    double driven[GROUPS]; /* COMMIT */
+    bool unknown;          /* RESULT: too old */
+    bool refused;          /* ANSWER */
+    bool write;            /* OPENED */
     /* between those that push and shards: whose chunks, and whether a relay is between */
     uint32_t owner;
     bool relayed;
@@ -384,6 +385,7 @@ struct oracle {
     struct cairn_skips skips;
     uint8_t state[STATE_MAX]; /* of the trainer, at the step */
     size_t state_bytes;
+    double driven[GROUPS]; /* of driven groups, at the step */
     uint32_t applied;
     uint64_t last_epoch;
     float acc[CHUNKS_MAX][ELEMS_MAX];
@@ -395,6 +397,8 @@ struct scenario { /* drawn from the seed */
     uint32_t elems[CHUNKS_MAX];
     uint32_t client_state_max;
     struct cairn_group_hyper groups[GROUPS];
+    struct cairn_schedule schedules[GROUPS]; /* constant, or driven */
+    bool driven;                             /* some are */
     double clip_norm, loss_scale;
     bool fail_nonfinite;
     uint32_t skips_max;
@@ -598,6 +602,8 @@ void truth_gradient(const struct sim *sim, uint64_t round, uint64_t member, uint
                     uint32_t chunk, float *out);
 /* What the worker gives of its own with a commit; returns how many bytes. */
 size_t truth_state(const struct sim *sim, uint64_t round, uint64_t member, uint8_t out[STATE_MAX]);
+/* The learning rate that it gives for a driven group. */
+double truth_lr(const struct sim *sim, uint64_t round, uint64_t member, uint32_t group);
 /* After how many calls of the library a worker gives the round up; UINT32_MAX: it does not. */
 uint32_t truth_gives_up(const struct sim *sim, uint64_t round, uint64_t member);
 /* What a write leaves in a chunk: false, nothing was put. */

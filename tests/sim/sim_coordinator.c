@@ -421,7 +421,7 @@ static void from_shard(struct sim *sim, uint32_t shard, const struct message *me
     do_event(sim, &event);
 }
 
-/* Nothing but the client state can have been missing. */
+/* Nothing but what the trainer gives with it can have been missing. */
 static void see_commit(struct sim *sim, enum cairn_round_stage before)
 {
     const bool decided = sim->coordinator.alive &&
@@ -442,7 +442,8 @@ static void from_worker(struct sim *sim, const struct message *message)
                                        .rank = message->rank,
                                        .round = message->round,
                                        .state = message->state,
-                                       .state_bytes = message->state_bytes };
+                                       .state_bytes = message->state_bytes,
+                                       .driven = message->driven };
     switch (message->kind) {
     case M_ATTACH:
         event.kind = CAIRN_ROUND_WORKER_JOIN;

@@ -37,6 +37,11 @@ size_t truth_state(const struct sim *sim, uint64_t round, uint64_t member, uint8
     return bytes;
 }
 
+double truth_lr(const struct sim *sim, uint64_t round, uint64_t member, uint32_t group)
+{
+    return (double)(draw(sim, 14 + group, round, member) % 1000) / 9000; // 0 at times
+}
+
 uint32_t truth_gives_up(const struct sim *sim, uint64_t round, uint64_t member)
 {
     if (!chance(draw(sim, 10, round, member), sim->scenario.give_up)) return UINT32_MAX;
@@ -114,6 +119,7 @@ void oracle_start(struct sim *sim)
     struct oracle *o = &sim->oracle;
     memset(o, 0, sizeof *o);
     o->loss_scale = sim->scenario.loss_scale;
+    for (uint32_t g = 0; g < GROUPS; g++) o->driven[g] = sim->scenario.groups[g].lr;
     o->generation = 1;
     for (uint32_t c = 0; c < sim->scenario.chunks; c++)
         truth_gradient(sim, 0, 0, 0, c, o->param[c]); // any numbers
@@ -305,6 +311,28 @@ static void put_client_state(struct sim *sim, const struct opened *round, bool a
     head->state_bytes = o->state_bytes;
 }
 
+/* Of each group in that round. */
+static struct cairn_group_hyper hyper_of(const struct sim *sim, const struct opened *round,
+                                         uint32_t group)
+{
+    struct cairn_group_hyper hyper = sim->scenario.groups[group];
+    if (sim->scenario.schedules[group].kind == CAIRN_SCHEDULE_DRIVEN)
+        hyper.lr = truth_lr(sim, round->round, round->members[0], group);
+    return hyper;
+}
+
+static void put_driven(struct sim *sim, const struct opened *round, bool applied,
+                       struct cairn_payload *head)
+{
+    struct oracle *o = &sim->oracle;
+    if (!sim->scenario.driven) return;
+    for (uint32_t g = 0; applied && g < GROUPS; g++)
+        o->driven[g] = truth_lr(sim, round->round, round->members[0], g);
+    sim->seen[applied ? SEEN_driven : SEEN_driven_kept]++;
+    head->driven = o->driven;
+    head->driven_count = GROUPS;
+}
+
 static void write_state(struct sim *sim, const struct opened *round, struct ledger_entry *entry)
 {
     struct oracle *o = &sim->oracle;
@@ -314,6 +342,7 @@ static void write_state(struct sim *sim, const struct opened *round, struct ledg
     end_row(o);
     head.skips = o->skips;
     put_client_state(sim, round, false, &head);
+    put_driven(sim, round, false, &head);
     for (uint32_t c = 0; c < sim->scenario.chunks; c++)
         (void)truth_write(sim, round->round, c, o->param[c], o->m[c]);
     o->generation++;
@@ -334,7 +363,7 @@ static void next_state(struct sim *sim, const struct opened *round, struct ledge
     entry->uncounted = sums.nonfinite == 0 && weight == 0;
     struct cairn_payload head = { .clip_scale = 1,
                                   .grad_norm = (double)NAN,
-                                  .lr = sim->scenario.groups[0].lr,
+                                  .lr = hyper_of(sim, round, 0).lr,
                                   .fail = sums.nonfinite > 0 && sim->scenario.fail_nonfinite,
                                   .finite = sums.nonfinite == 0,
                                   .group_count = apply ? GROUPS : 0 };
@@ -344,8 +373,8 @@ static void next_state(struct sim *sim, const struct opened *round, struct ledge
                                                    sim->scenario.clip_norm, &norm);
         assert(status == CAIRN_OK);
         for (uint32_t g = 0; g < GROUPS; g++) {
-            status = cairn_group_scalars_of(&sim->scenario.groups[g], o->step + 1, norm.grad_scale,
-                                            &scalars[g]);
+            const struct cairn_group_hyper hyper = hyper_of(sim, round, g);
+            status = cairn_group_scalars_of(&hyper, o->step + 1, norm.grad_scale, &scalars[g]);
             assert(status == CAIRN_OK);
         }
         head.grad_norm = norm.grad_norm;
@@ -366,6 +395,7 @@ static void next_state(struct sim *sim, const struct opened *round, struct ledge
     head.good_rounds = apply ? good_rounds(o) + 1 : entry->uncounted ? good_rounds(o) : 0;
     entry->kind = apply ? CAIRN_DECISION_APPLY : CAIRN_DECISION_SKIP;
     put_client_state(sim, round, apply, &head);
+    put_driven(sim, round, apply, &head);
     entry->payload_bytes = cairn_payload_encode(&head, scalars, entry->payload);
 }
 

@@ -68,6 +68,7 @@ static void to_coordinator(struct sim *sim, uint32_t index, enum message_kind ki
     };
     if (kind == M_PAUSE) message.weight = (proc->pause_ends - sim->now) / 1000;
     if (kind == M_COMMIT) message.state_bytes = truth_state(sim, round, proc->life, message.state);
+    for (uint32_t g = 0; g < GROUPS; g++) message.driven[g] = truth_lr(sim, round, proc->life, g);
     sim_send_control(sim, &proc->control, 0, E_COORDINATOR_FROM_WORKER, 0, index, &message);
 }
 

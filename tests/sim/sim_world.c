@@ -20,6 +20,7 @@ struct cairn_round_config sim_round_config(const struct sim *sim)
         .member_max = PROCS_MAX,
         .step_deadline_ms = sim->scenario.deadline_ms,
         .terms = { .groups = sim->scenario.groups,
+                   .schedules = sim->scenario.schedules,
                    .clip_norm = sim->scenario.clip_norm,
                    .revision = sim->revision,
                    .workers_min = sim->scenario.workers_min },
@@ -169,6 +170,12 @@ static void draw_scenario(struct sim *sim)
     if (rng_chance(&launches, 0.15)) { // more than there are
         sc->lowered = sc->workers_min;
         sc->workers_min = sc->ranks + 1;
+    }
+    struct rng driven = { mix(sim->seed, 109) };
+    for (uint32_t g = 0; g < GROUPS; g++) {
+        if (!rng_chance(&driven, 0.3)) continue;
+        sc->schedules[g].kind = CAIRN_SCHEDULE_DRIVEN;
+        sc->driven = true;
     }
     struct rng twins = { mix(sim->seed, 105) };
     sc->weight[FAULTS - 3] = (uint32_t)sometimes(&twins, 0.3, 4);

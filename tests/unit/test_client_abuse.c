@@ -257,6 +257,14 @@ NOTHING(cairn_round_abandon)
 {
     return cairn_round_abandon(a->job, NULL, SHORT_MS);
 }
+GIVEN(cairn_group_lr)
+{
+    return cairn_group_lr(a->job, "default", 0.5);
+}
+NOTHING(cairn_group_lr)
+{
+    return cairn_group_lr(a->job, NULL, -1);
+}
 GIVEN(cairn_write_begin)
 {
     return cairn_write_begin(a->job, SHORT_MS);
@@ -438,6 +446,7 @@ static const struct call {
     CALL(cairn_micro_end, OF_JOB),
     CALL(cairn_commit, OF_JOB),
     CALL(cairn_round_abandon, OF_JOB),
+    CALL(cairn_group_lr, OF_JOB),
     CALL(cairn_write_begin, OF_JOB),
     CALL(cairn_write_end, OF_JOB),
     CALL(cairn_fetch, OF_JOB),

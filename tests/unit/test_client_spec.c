@@ -11,6 +11,7 @@ static struct cairn_tensor tensor;
 static struct cairn_group group;
 static struct cairn_job_spec spec;
 static struct cairn_job_spec_data data;
+static uint64_t open_flags;
 
 static void setup(void)
 {
@@ -33,7 +34,7 @@ static void teardown(void)
 
 static void check_refused(const char *word)
 {
-    ck_assert_int_eq(cairn_client_spec_fill(&spec, &data), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_client_spec_fill(&spec, &data, &open_flags), CAIRN_ERR_INVALID);
     ck_assert_msg(strstr(cairn_error(), word) != NULL, "\"%s\" does not name %s", cairn_error(),
                   word);
 }
@@ -64,14 +65,14 @@ START_TEST(a_group_that_says_only_its_optimizer_is_sent_to_CAIRN_GROUP_INIT)
     teardown();
     setup();
     group = (struct cairn_group) { .struct_size = sizeof group, .optimizer = "sgd", .lr = 0.1 };
-    ck_assert_int_eq(cairn_client_spec_fill(&spec, &data), CAIRN_OK);
+    ck_assert_int_eq(cairn_client_spec_fill(&spec, &data, &open_flags), CAIRN_OK);
 }
 END_TEST
 
 START_TEST(betas_of_sgd_are_refused_but_for_the_defaults)
 {
     group.optimizer = "sgd";
-    ck_assert_int_eq(cairn_client_spec_fill(&spec, &data), CAIRN_OK);
+    ck_assert_int_eq(cairn_client_spec_fill(&spec, &data, &open_flags), CAIRN_OK);
     teardown();
     setup();
     group.optimizer = "sgd";
@@ -91,7 +92,7 @@ START_TEST(a_zero_has_no_sign)
 {
     spec.clip_norm = -0.0;
     group.weight_decay = -0.0;
-    ck_assert_int_eq(cairn_client_spec_fill(&spec, &data), CAIRN_OK);
+    ck_assert_int_eq(cairn_client_spec_fill(&spec, &data, &open_flags), CAIRN_OK);
     ck_assert(!signbit(data.clip_norm));
     ck_assert(!signbit(data.groups[0].weight_decay));
 }

@@ -1,5 +1,6 @@
 /* Threads of one worker that wait for the ends of rounds, at the coordinator: each has its answer. */
 #include <check.h>
+#include <math.h>
 
 #include "tests/support/fake_cluster.h"
 #include "tests/support/suite.h"
@@ -61,6 +62,43 @@ static uint64_t begin_write(uint64_t step_round)
     return round;
 }
 
+/* Ends the round with these learning rates, of a job whose groups are driven. */
+static uint32_t commit_driven(uint64_t round, double *driven, size_t count)
+{
+    Cairn__RoundCommit commit = CAIRN__ROUND_COMMIT__INIT;
+    commit.job = job;
+    commit.round = round;
+    commit.driven = driven;
+    commit.n_driven = count;
+    return fake_request(&worker, CAIRN_MSG_ROUND_COMMIT, &commit.base);
+}
+
+START_TEST(a_bad_learning_rate_is_refused_with_its_group_and_the_round_waits_for_a_good_one)
+{
+    double bad[] = { NAN, -1e-3, INFINITY, 1e300, -0.5 }, good = 0.25;
+    struct cairn_job_spec_data spec = fake_spec(1);
+    spec.name[0] = 'T';
+    spec.groups[0].schedule.kind = CAIRN_SCHEDULE_DRIVEN;
+    struct fake_peer peer = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w1"), before = worker;
+    const uint32_t opening = fake_job_open(&peer, &spec, 11, 0);
+    Cairn__Attached *attached = (Cairn__Attached *)fake_expect(&fake, &peer, CAIRN_MSG_ATTACHED,
+                                                               opening);
+    worker = peer;
+    job = attached->job;
+    cairn_message_free(&attached->base);
+    cairn_spec_release(&spec);
+    fake_init(&fake, &worker, job);
+    const uint64_t round = fake_begin(&fake, &worker, job);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        fake_expect_error(&fake, &worker, commit_driven(round, &bad[i], 1), CAIRN_ERR_INVALID,
+                          "group all: the commit of round");
+    fake_expect_error(&fake, &worker, ask_commit(round), CAIRN_ERR_INVALID, "this one brings 0");
+    expect_end(commit_driven(round, &good, 1), round, CAIRN_OK);
+    fake_peer_close(&worker);
+    worker = before;
+}
+END_TEST
+
 START_TEST(a_late_commit_of_a_void_round_leaves_the_writers_commit_waiting)
 {
     hold(true);
@@ -101,6 +139,8 @@ int main(void)
     TCase *tcase = tcase_create("coordinator_commits");
     tcase_set_timeout(tcase, 60);
     tcase_add_checked_fixture(tcase, set_up, tear_down);
+    tcase_add_test(
+        tcase, a_bad_learning_rate_is_refused_with_its_group_and_the_round_waits_for_a_good_one);
     tcase_add_test(tcase, a_late_commit_of_a_void_round_leaves_the_writers_commit_waiting);
     tcase_add_test(tcase, all_who_ask_for_the_end_of_one_round_hear_it);
     tcase_add_test(tcase, one_call_too_many_is_told_so_and_the_others_are_answered);

@@ -89,7 +89,9 @@ static const struct {
     struct cairn_schedule schedule;
     const char *word;
 } bad[] = {
-    { { (cairn_schedule_kind)5, 0, 0, 0, 0, NULL, 0 }, "schedule is 5; allowed: 0 (constant)" },
+    { { (cairn_schedule_kind)6, 0, 0, 0, 0, NULL, 0 }, "schedule is 6; allowed: 0 (constant)" },
+    { { CAIRN_SCHEDULE_DRIVEN, 1, 0, 0, 0, NULL, 0 }, "driven: it has no warmup_steps" },
+    { { CAIRN_SCHEDULE_DRIVEN, 0, 0, 0, 1e-9, NULL, 0 }, "it has no lr_min" },
     { { (cairn_schedule_kind)-1, 0, 0, 0, 0, NULL, 0 }, "schedule is -1" },
     { { CAIRN_SCHEDULE_CONSTANT, 0, 10, 0, 0, NULL, 0 }, "constant: it has no total_steps" },
     { { CAIRN_SCHEDULE_CONSTANT, 0, 0, 1, 0, NULL, 0 }, "it has no decay_steps" },
@@ -125,9 +127,9 @@ END_TEST
 
 START_TEST(a_kind_has_a_name_and_the_name_its_kind)
 {
-    for (int kind = 0; kind <= CAIRN_SCHEDULE_TABLE; kind++)
+    for (int kind = 0; kind <= CAIRN_SCHEDULE_DRIVEN; kind++)
         ck_assert_int_eq(cairn_schedule_number(cairn_schedule_name(kind)), kind);
-    ck_assert_str_eq(cairn_schedule_name(5), "?");
+    ck_assert_str_eq(cairn_schedule_name(6), "?");
     ck_assert_int_eq(cairn_schedule_number("sine"), -1);
 }
 END_TEST

@@ -35,10 +35,11 @@ def missing(name: str) -> NotFound:
                     f"(`cairn snapshot list {name}` shows all)")
 
 
-def open_worker(session: Session, name: str, spec: JobSpec, timeout: float) -> Job:
+def open_worker(session: Session, name: str, spec: JobSpec, timeout: float, must_exist: bool,
+                resume: Optional[str]) -> Job:
     """Mismatch says, too, what amends the job where that is enough."""
     try:
-        return session.open_worker(name, spec, timeout)
+        return session.open_worker(name, spec, timeout, must_exist, resume)
     except Mismatch as mismatch:
         call = amendment(str(mismatch), spec)
         if call is None:
@@ -69,9 +70,12 @@ def amendment(differences: str, spec: JobSpec) -> Optional[str]:
         if re.match(r"job .*: clip_norm .* here, ", line):
             clip = f"clip_norm={spec.clip_norm!r}"
             continue
+        if line.endswith(" driven on the servers") or " driven here, " in line:
+            return None  # no amendment makes the one the other
         field = re.match(r"job \S+: (\w+) .*here, ", line)
         if field is not None and field[1] in _POLICY:
             policy.append(f"{_POLICY[field[1]]}={getattr(spec, _POLICY[field[1]])!r}")
+            continue
         if re.match(r"job .*: workers_(min|max) .* here, ", line) and spec.workers_max:
             workers = f"workers=({spec.workers_min}, {spec.workers_max})"
             continue

@@ -24,10 +24,12 @@ SHARD_LOSS_WAIT, SHARD_LOSS_RESTORE_LATEST = 0, 1
 LOSS_SCALE_DEFAULT, LOSS_SCALE_FIXED, LOSS_SCALE_DYNAMIC = 0, 1, 2
 INIT_NONE, INIT_ZEROS, INIT_ONES, INIT_CONSTANT, INIT_UNIFORM, INIT_NORMAL = 0, 1, 2, 3, 4, 5
 SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE, SCHEDULE_WSD, SCHEDULE_TABLE = 0, 1, 2, 3, 4
+SCHEDULE_DRIVEN = 5
 ROWS, WHOLE = 0, 1
 WORKER, READER = 1, 2
 SNAPSHOT_WAIT = 1
 WEIGHT_NONE = 2**64 - 1
+OPEN_MUST_EXIST, OPEN_RESUME = 1, 2
 
 DTYPE_BYTES = {F32: 4, BF16: 2, F16: 2, F64: 8, U8: 1}
 
@@ -91,7 +93,8 @@ class JobSpec(Sized):
                 ("init_nonfinite_ok", c_bool), ("reduce_groups", c_int), ("skips_max", c_uint64),
                 ("snapshot_every", c_uint64), ("snapshot_keep", c_uint64), ("on_shard_loss", c_int),
                 ("shard_loss_wait_s", c_uint32),
-                ("workers_max", c_uint32), ("world", c_uint32), ("start_wait_ms", c_uint64)]
+                ("workers_max", c_uint32), ("world", c_uint32), ("start_wait_ms", c_uint64),
+                ("open_flags", c_uint64)]
 
 
 class Tie(ctypes.Structure):
@@ -186,6 +189,7 @@ FUNCTIONS = {
     "cairn_micro_end": (c_int, [_handle, POINTER(Round), c_uint32]),
     "cairn_commit": (c_int, [_handle, POINTER(Round), c_uint64, c_void_p, c_size_t, c_int, POINTER(Result)]),
     "cairn_round_abandon": (c_int, [_handle, POINTER(Round), c_int]),
+    "cairn_group_lr": (c_int, [_handle, c_char_p, c_double]),
     "cairn_fetch": (c_int, [_handle, Version, c_char_p, c_char_p, POINTER(Box), POINTER(Mem), POINTER(_handle)]),
     "cairn_version_wait": (c_int, [_handle, Version, c_int, POINTER(Version)]),
     "cairn_client_state": (c_int, [_handle, c_void_p, c_size_t, c_int, POINTER(c_size_t), POINTER(Version)]),

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ._model import Slot
-from .errors import Invalid, NotFound
+from .errors import Invalid, NotFound, Unsupported
 from .session import Session
 from .spec import Init, Tensor
 from ._wrapped import own_name
@@ -65,12 +65,17 @@ def tensors_of_job(session: Session, name: str, timeout: float) -> Optional[Dict
         return None
 
 
-def find_source(session: Session, name: str, slots: Sequence[Slot], must_make: bool, timeout: float) -> None:
+def find_source(session: Session, name: str, slots: Sequence[Slot], must_make: bool, timeout: float,
+                resume: Optional[str]) -> None:
     """What has no values here: of a job that is there, whose initializers are taken over, so that it is the same job.
     `must_make`: it is for this worker to bring the initial state, else for another one."""
     if not missing(slots):
         return
     there = tensors_of_job(session, name, timeout)
+    if there is None and resume is not None:
+        raise Unsupported(f"resume={resume!r}: there is no job {name}, and what it was initialized with is not known "
+                          f"here, since {_listed([slot.name for slot in missing(slots)])} are on the meta device: "
+                          f"`cairn snapshot restore {name} latest` first, or attach a model on the CPU")
     if there is None and must_make:
         raise _without_source(name, missing(slots))
     for slot in missing(slots):

@@ -16,7 +16,7 @@ from .spec import Part, at_least
 
 
 def judge(model: Any, name: Any, units: Any, parts: Any, counts: Any, mapped_gradients: Any,
-          mapped_parameters: Any, must_exist: Any) -> None:
+          mapped_parameters: Any, must_exist: Any, resume: Any = None) -> None:
     if not isinstance(model, nn.Module):
         raise Invalid(f"attach takes a torch.nn.Module, not {model!r}")
     if name is not None and (not isinstance(name, str) or not name):
@@ -28,6 +28,8 @@ def judge(model: Any, name: Any, units: Any, parts: Any, counts: Any, mapped_gra
     for word, flag in (("counts", counts), ("must_exist", must_exist)):
         if not isinstance(flag, bool):
             raise Invalid(f"{word} is {flag!r}; it is True or False")
+    if resume not in (None, "latest"):
+        raise Invalid(f"resume is {resume!r}; it is None or 'latest'")
     for word, mapped in (("mapped_gradients", mapped_gradients), ("mapped_parameters", mapped_parameters)):
         if mapped is not None and not isinstance(mapped, bool):
             raise Invalid(f"{word} is {mapped!r}; it is True, False, or None for where it helps")

@@ -7,8 +7,8 @@ from typing import Dict, Optional, Type
 __all__ = ["CairnError", "Invalid", "BadHandle", "Unsupported", "Timeout", "Busy", "NotFound", "Exists",
            "NoMemory", "NoSpace", "InputOutput", "BadConfig", "Protocol", "WrongVersion", "Malformed",
            "Stale", "Duplicate", "Checksum", "Corrupt", "VersionGone", "Canceled", "EpochChanged",
-           "NonFinite", "Mismatch", "Fenced", "Refused", "NotReady", "JobLost", "RolledBack", "Unreachable",
-           "Closed", "Internal"]
+           "NonFinite", "Mismatch", "Fenced", "Refused", "NotReady", "JobLost", "RolledBack", "Halted",
+           "Unreachable", "Closed", "Internal"]
 
 
 class CairnError(Exception):
@@ -159,6 +159,12 @@ class RolledBack(CairnError):
     pass of the model: the next m.begin() raises it with its step."""
     status = 65
     step: Optional[int] = None
+
+
+class Halted(CairnError):
+    """Too many rounds in a row were skipped; none opens until the job is amended or restored. No NonFinite, which a
+    loop may pass over batch by batch."""
+    status = 66
 
 
 class Unreachable(CairnError, ConnectionError):

@@ -2,9 +2,10 @@
 
     cairn.AdamW(lr=3e-4, weight_decay=0.1, groups={"*.bias": dict(weight_decay=0.0), "*norm*": dict(weight_decay=0.0)})
 
-Defaults are torch's. `schedule`: constant(), linear(), cosine(), wsd() or table(), kept by the servers. `groups`:
-patterns (of fnmatch, over tensor names) with what differs there; the first that matches counts. A pattern that is
-left without a tensor is an error. What the servers do not run is refused by name, never replaced by something near.
+Defaults are torch's. `schedule`: constant(), linear(), cosine(), wsd() or table(), kept by the servers, or driven().
+`groups`: patterns (of fnmatch, over tensor names) with what differs there; the first that matches counts. A pattern
+that is left without a tensor is an error. What the servers do not run is refused by name, never replaced by
+something near.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Protocol, Seque
 
 from .errors import Invalid, Unsupported
 from . import _c
+from ._driven import Driver, is_scheduler, judge
 from .spec import Group, Schedule
 
 Grouping = Tuple[List[Group], Dict[str, str]]  # the groups, and the group's name by tensor
@@ -86,6 +88,9 @@ def changed_group(group: Group, change: Mapping[str, Any]) -> Group:
     if "betas" in given:
         given["beta1"], given["beta2"] = given.pop("betas")
     allowed = [f.name for f in dataclasses.fields(Group) if f.name not in ("name", "optimizer")]
+    if group.schedule.kind == _c.SCHEDULE_DRIVEN and ("lr" in given or "schedule" in given):
+        raise Invalid(f"group {group.name!r} is driven: its lr comes with the commits, from the trainer's scheduler or "
+                      "m.job.group_lr, and no amendment changes that")
     unknown = sorted(set(given) - set(allowed))
     if unknown:
         raise Invalid(f"group {group.name!r} has no {', '.join(unknown)}; it has {', '.join(allowed)}")
@@ -129,6 +134,12 @@ def wsd(total_steps: int, decay_steps: int, warmup_steps: int = 0, lr_min: float
 def table(points: Sequence[Tuple[int, float]], warmup_steps: int = 0) -> Schedule:
     """lr times a factor, linear between the points (step, factor), flat outside."""
     return Schedule(_c.SCHEDULE_TABLE, warmup_steps, points=tuple((int(k), float(f)) for k, f in points))
+
+
+def driven() -> Schedule:
+    """What the trainer gives: m.job.group_lr(group, lr), on every worker before m.step(); lr of the optimizer is not
+    looked at. A torch scheduler does it by itself: from_torch(optimizer, schedule=scheduler)."""
+    return Schedule(_c.SCHEDULE_DRIVEN)
 
 
 def lr_is_zero(group: Group, step: int) -> bool:
@@ -186,7 +197,8 @@ _TAKEN = {  # of a param group: what becomes a hyper-parameter
     "Adam": ("lr", "betas", "eps", "weight_decay"),
     "SGD": ("lr", "momentum", "weight_decay", "nesterov"),
 }
-_SAME = {"params", "foreach", "fused", "capturable", "initial_lr", "name"}  # changes no result
+_SAME = {"params", "foreach", "fused", "capturable", "initial_lr", "name",  # changes no result
+         "max_lr", "min_lr", "base_momentum", "max_momentum"}  # a scheduler's, which is judged by what it does
 _MUST_BE_OFF = ("amsgrad", "maximize", "differentiable", "dampening", "decoupled_weight_decay")
 
 
@@ -197,8 +209,9 @@ def _lrs(optimizer: Any) -> List[float]:
 class FromTorch:
     """A torch optimizer's groups, taken over as they are. Made by from_torch."""
 
-    def __init__(self, kind: str, groups: List[Tuple[Group, List[int]]], optimizer: Any = None):
-        self.kind, self._groups = kind, groups
+    def __init__(self, kind: str, groups: List[Tuple[Group, List[int]]], optimizer: Any = None,
+                 driver: Optional[Driver] = None):
+        self.kind, self._groups, self.driver = kind, groups, driver
         self._optimizer, self._lrs = optimizer, _lrs(optimizer)
 
     def changed(self) -> Optional[str]:
@@ -236,14 +249,15 @@ def _judge_options(kind: str, options: Mapping[str, Any]) -> None:
         raise Unsupported(f"torch.optim.{kind} has {', '.join(unknown)}, which this package does not know")
 
 
-def _judge_scheduler(kind: str, options: Mapping[str, Any], schedule: Optional[Schedule]) -> float:
+def _judge_scheduler(kind: str, options: Mapping[str, Any], schedule: Any) -> float:
     """The lr that the schedule begins from. A torch scheduler, which would change another one than the servers', sets
     initial_lr."""
     lr = float(options.get("initial_lr", options["lr"]))
     if schedule is None and "initial_lr" in options:
         raise Unsupported(
             f"a torch scheduler drives this {kind} (its param groups have an initial_lr): it would change lr here, "
-            f"and the servers would stay at {float(options['lr']):g}. They run the schedule themselves: leave the "
+            f"and the servers would stay at {float(options['lr']):g}. Give it: cairn.from_torch(optimizer, "
+            "schedule=scheduler), and m.step() moves it on. Or let the servers run the schedule: leave the "
             f"scheduler out and give attach cairn.{kind}(lr={lr:g}, schedule=cairn.cosine(total_steps=…, "
             "warmup_steps=…)), or linear, wsd, constant(warmup_steps=…), for another LambdaLR "
             "table([(step, factor), …]); to keep the optimizer's param groups: cairn.from_torch(optimizer, "
@@ -251,10 +265,12 @@ def _judge_scheduler(kind: str, options: Mapping[str, Any], schedule: Optional[S
     return lr
 
 
-def from_torch(optimizer: Any, schedule: Optional[Schedule] = None) -> FromTorch:
+def from_torch(optimizer: Any, schedule: Any = None) -> FromTorch:
     """torch.optim.AdamW, Adam or SGD (exactly these, not subclasses) with their param_groups. Whatever else there is
-    is refused with a sentence: another optimizer would train another model. So is one with a torch scheduler, whose
-    place `schedule` takes: cosine(), linear() and so on, of all its groups, from their initial lr."""
+    is refused with a sentence: another optimizer would train another model. `schedule`: the servers' own, cosine(),
+    linear() and so on, of all its groups, from their initial lr; or the optimizer's torch scheduler, as it was made:
+    m.step() moves it on when a round is applied, and sets it to the job's step after an attach or a restore; its lr
+    goes with the commits, that of the round's rank 0 counts, so every worker has one."""
     kind = type(optimizer).__name__
     if not type(optimizer).__module__.startswith("torch.optim") or kind not in _TAKEN:
         raise Unsupported(f"{type(optimizer).__module__}.{kind} is not run by the servers, and nothing is put in its "
@@ -263,7 +279,11 @@ def from_torch(optimizer: Any, schedule: Optional[Schedule] = None) -> FromTorch
     if optimizer.state:
         raise Unsupported(f"the {kind} has made steps already; its moments cannot be taken over in this version. "
                           "Attach before the first step")
-    groups = []
+    scheduler = schedule if is_scheduler(schedule) else None
+    if scheduler is not None:
+        judge(scheduler, optimizer)
+        schedule = driven()
+    groups, places = [], []
     for i, options in enumerate(optimizer.param_groups):
         _judge_options(kind, options)
         members = [id(p) for p in options["params"] if p.requires_grad]
@@ -275,11 +295,13 @@ def from_torch(optimizer: Any, schedule: Optional[Schedule] = None) -> FromTorch
         described = _BY_NAME[kind](**made)
         name = "default" if i == 0 else f"group{i}"
         groups.append((described._made(name, made), members))
+        places.append((name, i))
     if groups and all(group.lr == 0 for group, _ in groups):
         raise Invalid(f"the lr of every param group of the {kind} is 0, and the servers would keep it so: nothing "
                       "would be trained. Give the lr that a schedule begins from, or freeze the parameters "
                       "(requires_grad_(False))")
-    return FromTorch(kind, groups, optimizer if schedule is None else None)  # with one its own lr counts for nothing
+    driver = Driver(scheduler, places) if scheduler is not None else None
+    return FromTorch(kind, groups, optimizer if schedule is None else None, driver)  # else its lr counts for nothing
 
 
 _BY_NAME = {"AdamW": AdamW, "Adam": Adam, "SGD": SGD}

@@ -216,6 +216,7 @@ class Job:
         self._open: Dict[int, Operation] = {}  # by handle
         self._leases: Dict[Version, int] = {}  # how many there are of a version
         self._is_writing = False
+        self._rates: Dict[str, float] = {}  # given by group_lr
         self._skips = _log.Skips(name)
         self._loans: List[Memory] = []  # of puts and pushes without an operation of their own
         session._jobs.add(self)
@@ -297,6 +298,13 @@ class Job:
         check(_c.lib().cairn_job_amend(self._living(), ctypes.byref(made), milliseconds(timeout)))
         del alive
 
+    def group_lr(self, group: str, lr: float) -> None:
+        """The learning rate of a driven group (schedule=cairn.driven()), from the next commit on until another is
+        given. That of rank 0 of the round counts; every worker gives it, before its first commit. Invalid: it is no
+        number from 0 to 1e18."""
+        check(_c.lib().cairn_group_lr(self._living(), text(group), float(lr)))
+        self._rates[group] = float(lr)
+
     @contextlib.contextmanager
     def pause(self, what: str, at_most: float = 600.0, timeout: float = TIMEOUT_S) -> Iterator[None]:
         """This worker is at work on `what` ("evaluating"), for `at_most` seconds: the other workers wait for it,
@@ -362,7 +370,7 @@ class Job:
     # ---- a round ----
 
     def round_begin(self, timeout: float = TIMEOUT_S) -> "RoundHandle":
-        """Waits for the next round. Timeout names who is awaited; Fenced, JobLost; NonFinite: too many rounds in a row
+        """Waits for the next round. Timeout names who is awaited; Fenced, JobLost; Halted: too many rounds in a row
         were skipped (skips_max), and none opens until the job is amended or restored."""
         out = _c.Round()
         sliced(lambda ms: _c.lib().cairn_round_begin(self._living(), ms, ctypes.byref(out)), timeout)
@@ -602,13 +610,16 @@ class Session:
     def attach(self, model: Any, optim: Any = None, **options: Any) -> Any:
         """Makes the servers hold a torch model's parameters and run its optimizer; returns cairn.torch.AttachedModel.
 
-        optim          AdamW, Adam or SGD of this package, or a torch optimizer without a scheduler (see from_torch).
+        optim          AdamW, Adam or SGD of this package, or a torch optimizer, by from_torch if it has a scheduler.
                        None: nothing is trained here, see cairn.torch.ReadModel, which takes the options name, stage,
                        units, window, wire_dtype, parts, init, init_from, init_prefix, init_nonfinite_ok, rank,
                        workers, world, start_wait, timeout, must_exist
         name           of the job; None: the model's class in lower case
         must_exist     True: NotFound if there is no job of that name, which would otherwise be created, and trained
                        from the beginning; for a program that goes on with one
+        resume         "latest": where there is no such job, or it is lost, its newest whole snapshot is
+                       restored first, once for all workers that come so; without one it begins anew, or is NotFound
+                       with must_exist=True. None: as it is
         stage          0 to 3, see cairn.torch
         units          classes and patterns of module names that are units; None: the blocks of the model
         window         stage 3 only: units in memory at once, the ones that are prefetched included; None: 2
@@ -654,9 +665,14 @@ class Session:
         from . import torch as torch_part
         return torch_part.attach(self, model, optim, **options)
 
-    def open_worker(self, name: str, spec: JobSpec, timeout: float = TIMEOUT_S) -> Job:
-        """Creates the job or attaches to it; Mismatch lists how `spec` differs from the job's."""
+    def open_worker(self, name: str, spec: JobSpec, timeout: float = TIMEOUT_S, must_exist: bool = False,
+                    resume: Optional[str] = None) -> Job:
+        """Creates the job or attaches to it; Mismatch lists how `spec` differs from the job's. `must_exist`: NotFound
+        instead of creating it. `resume`: "latest", see attach."""
+        if resume not in (None, "latest"):
+            raise Invalid(f"resume is {resume!r}; it is None or 'latest'")
         made, alive = to_c(spec)
+        made.open_flags = _c.OPEN_MUST_EXIST * must_exist | _c.OPEN_RESUME * (resume is not None)
         handle = ctypes.c_void_p()
         check(_c.lib().cairn_job_open(self._living(), text(name), ctypes.byref(made), _c.WORKER,
                                       milliseconds(timeout), ctypes.byref(handle)))

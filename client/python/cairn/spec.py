@@ -319,7 +319,7 @@ def amend_to_c(amendment: Amendment, revision: int) -> Tuple[_c.Amend, List[Any]
     thawed = a.unfreeze_tensors if isinstance(a.unfreeze_tensors, Mapping) else dict.fromkeys(a.unfreeze_tensors)
     alive += [groups, added, ties]
     every, keep = a.snapshots or (0, 0)
-    on_loss, loss_wait = a.shard_loss or ("wait", 0,
+    on_loss, loss_wait = a.shard_loss or ("wait", 0)
     least, most = (0, 0) if a.workers is None else workers_of(a.workers)
     made = _c.Amend(revision=revision, groups=ctypes.cast(groups, ctypes.POINTER(_c.Group)), group_count=len(groups),
                     clip_norm=a.clip_norm or 0.0, set_clip_norm=a.clip_norm is not None,
@@ -334,6 +334,6 @@ def amend_to_c(amendment: Amendment, revision: int) -> Tuple[_c.Amend, List[Any]
                     snapshot_every=at_least(0, "snapshot_every", every, 2 ** 48),
                     snapshot_keep=at_least(0, "snapshot_keep", keep), set_shard_loss=a.shard_loss is not None,
                     on_shard_loss=number(SHARD_LOSSES, "on_shard_loss", on_loss),
-                    shard_loss_wait_s=at_least(0, "shard_loss_wait", loss_wait))
+                    shard_loss_wait_s=at_least(0, "shard_loss_wait", loss_wait),
                     workers_min=least, workers_max=most)
     return made, alive

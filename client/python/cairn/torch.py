@@ -121,12 +121,13 @@ class AttachedModel(Held):
                  parts: Mapping[str, Part] = {}, counts: bool = True,
                  blobs: Mapping[str, Any] = {}, mapped_gradients: Optional[bool] = None,
                  mapped_parameters: Optional[bool] = None, init: Mapping[str, Init] = {}, must_exist: bool = False,
-                 **state: Any):
+                 resume: Optional[str] = None, **state: Any):
         here = launch(rank, workers, workers_min, world, start_wait)
-        _options.judge(model, name, units, parts, counts, mapped_gradients, mapped_parameters, must_exist)
+        _options.judge(model, name, units, parts, counts, mapped_gradients, mapped_parameters, must_exist,
+                       resume)
         _options.warn_of_statistics(model)
         super().__init__(session, model, name, timeout)
-        if must_exist:
+        if must_exist and resume is None:
             _again.judge(session, self.name, timeout)
         self.stage = _options.stage_of(stage)
         self._slots, self._buffers = slots_of(model, wire_dtype), buffers_of(model)
@@ -146,7 +147,7 @@ class AttachedModel(Held):
         groups, group_of = _groups(optim, self._slots)
         first = here["rank"] == 0 or bool(parts)
         if state.get("init_from") is None:
-            _meta.find_source(session, self.name, self._slots + self._buffers, first, timeout)
+            _meta.find_source(session, self.name, self._slots + self._buffers, first, timeout, resume)
         tensors = [tensor for slot in self._slots + self._buffers
                    for tensor in tensors_of(slot, group_of.get(slot.name))] + _blobs.tensors(opaque)
         self._spec = JobSpec(tensors, groups, stage=stage, **here, **state)
@@ -162,12 +163,13 @@ class AttachedModel(Held):
         self._rank = self._spec.rank  # dense, of the last round
         self._revision = 0  # of the job, in the last round
         self._refused: Set[Slot] = set()  # frozen in that revision
+        self._driver = optim.driver if isinstance(optim, FromTorch) else None
         self._stillness = Stillness()
         self._local = False
         self._touched = 0  # the last round to which this worker gave something
         self._forget_gradients()
         self._opened_with = self._spec  # which no amendment changes
-        self._job = _again.open_worker(session, self.name, self._spec, timeout)
+        self._job = _again.open_worker(session, self.name, self._spec, timeout, must_exist, resume)
         self._claim()
         try:
             self._bring_initial_state(opaque)
@@ -262,6 +264,7 @@ class AttachedModel(Held):
             self._give_up(self._round)
         self._drop_round()
         self._load_newest(Version(0, 0))
+        self._drive(self._version.step)
         return self._version.step
 
     def memory(self) -> Memory:
@@ -483,18 +486,27 @@ class AttachedModel(Held):
         if client_state is not None and self._spec.client_state_max == 0:
             raise Invalid("the job keeps no client state: give attach(…, client_state_max=…), bytes at most")
         given = client_state if self._rank == 0 else None
+        self._drive(self.begin().step)
+        rates = dict(self._job._rates)
         result: Result = self._call_round(
             lambda round_: round_.commit(chosen, self.timeout if timeout is None else timeout, given))
         self._round = None
         self._forget_gradients()
         self._judge_gradients()
         if result.applied:
+            self._drive(result.step)
             self._load_after(result.version)
         elif self._window is not None:
             self._window.release_all()
-        self._stillness.saw(result, self._spec.groups)
+        self._stillness.saw(result, self._spec.groups, rates)
         self._optimizers.judge_lr()
         return result
+
+    def _drive(self, step: int) -> None:
+        """The torch scheduler stands at that step, and the next commit has its learning rates."""
+        if self._driver is not None:
+            for name, lr in self._driver.at(step).items():
+                self._job.group_lr(name, lr)
 
     def _load_after(self, version: Version) -> None:
         try:
@@ -541,11 +553,12 @@ class AttachedModel(Held):
     @_goes_on
     def amend(self, groups: Optional[Mapping[str, Mapping[str, Any]]] = None, freeze: Sequence[str] = (),
               unfreeze: Sequence[str] = (), clip_norm: Optional[float] = None, freeze_tensors: Sequence[str] = (),
-              unfreeze_tensors: Sequence[str] = (), workers: Union[None, int, Tuple[int, int]] = None, **policy: Any) -> None:
+              unfreeze_tensors: Sequence[str] = (), workers: Union[None, int, Tuple[int, int]] = None,
+              **policy: Any) -> None:
         """Changes the job for all its workers from the next round on: {"default": dict(lr=1e-4)}, names of groups or
-        of parameters that are frozen or not any more, the clip norm, how many workers there are to be (at once, also for
-        those who wait); snapshot_every, snapshot_keep, on_shard_loss and
-        shard_loss_wait as in JobSpec. One worker's call is enough."""
+        of parameters that are frozen or not any more, the clip norm, how many workers there are to be (at once, also
+        for those who wait); snapshot_every, snapshot_keep, on_shard_loss and shard_loss_wait as in JobSpec. One
+        worker's call is enough."""
         wanted = _policy(self._spec, policy)
         known = {group.name: group for group in self._spec.groups}
         unknown = sorted(set(groups or {}) - set(known))

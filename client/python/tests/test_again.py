@@ -43,7 +43,25 @@ class TheJob(Case):
                                         r"list`.*`cairn snapshot restore wrong latest`"):
                 self.session.attach(nn.Linear(2, 2).requires_grad_(optim is not None), optim, name="wrong", timeout=20,
                                     must_exist=True)
-        self.assertEqual([job["name"] for job in self.cluster.ctl("job", "list")["jobs"]], ["right"])
+        self.assertNotIn("wrong", [job["name"] for job in self.cluster.ctl("job", "list")["jobs"]])
+
+    def test_one_that_is_gone_is_resumed_from_its_newest_snapshot(self):
+        with self.assertRaisesRegex(cairn.Invalid, "resume is 'newest'; it is None or 'latest'"):
+            self.attach(cairn.SGD(), name="gone", resume="newest")
+        with self.assertRaisesRegex(cairn.NotFound, "there is no job gone"):
+            self.attach(cairn.SGD(), name="gone", resume="latest", must_exist=True)
+        m = self.attach(cairn.SGD(), name="gone", resume="latest")  # nothing to resume: begun anew
+        for _ in range(2):
+            m.begin(), m.step()
+        m.snapshot()
+        m.begin(), m.step()
+        m.close()
+        m = self.attach(cairn.SGD(), name="gone", resume="latest", must_exist=True)  # it is there, as it is
+        self.assertEqual(m.version.step, 3)
+        m.close()
+        self.cluster.ctl("job", "drop", "gone", "--yes")
+        m = self.attach(cairn.SGD(), name="gone", resume="latest", must_exist=True)
+        self.assertEqual(m.version.step, 2)
 
 
 class AnotherOne(Case):

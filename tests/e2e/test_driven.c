@@ -1,0 +1,256 @@
+/* Driven groups on real daemons: the trainer's own learning rate, by rank 0 of the round, kept with the
+ * version. A driven run has the bits of one whose schedule the servers know, whoever dies and whatever the
+ * others give. */
+#include <cairn.h>
+#include <check.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/cluster.h"
+#include "tests/support/suite.h"
+
+enum { ELEMS = 5000, STEPS = 6 };
+#define LR 0.25
+
+struct trainer {
+    cairn *session;
+    cairn_job *job;
+};
+
+#define GOOD(call) ck_assert_msg((call) == CAIRN_OK, "%s: %s", #call, cairn_error())
+#define FAILS(call, status, word)                                                \
+    do {                                                                         \
+        ck_assert_int_eq(call, status);                                          \
+        ck_assert_msg(strstr(cairn_error(), word) != NULL, "%s", cairn_error()); \
+    } while (0)
+
+/* A table that halves lr with every step: the same doubles as the trainer's own. */
+static struct cairn_group group_of(cairn_schedule_kind kind, struct cairn_schedule_point *points)
+{
+    struct cairn_group group = CAIRN_GROUP_INIT;
+    group.lr = LR;
+    group.schedule = kind;
+    for (uint64_t k = 0; k <= STEPS; k++)
+        points[k] = (struct cairn_schedule_point) { k, ldexp(1, -(int)k) };
+    if (kind == CAIRN_SCHEDULE_TABLE) group.points = points, group.point_count = STEPS + 1;
+    return group;
+}
+
+static cairn_status open_job(const struct cluster *cluster, const char *name, uint32_t rank,
+                             uint32_t workers_min, const struct cairn_group *group,
+                             struct trainer *t)
+{
+    struct cairn_tensor tensor = { .struct_size = sizeof tensor,
+                                   .name = "w",
+                                   .rank = 1,
+                                   .shape = { ELEMS },
+                                   .init = { .kind = CAIRN_INIT_ONES } };
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = &tensor,
+                                         .tensor_count = 1,
+                                         .groups = group,
+                                         .group_count = 1,
+                                         .rank = rank,
+                                         .workers_min = workers_min };
+    GOOD(cairn_open(&opts, &t->session));
+    return cairn_job_open(t->session, name, &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &t->job);
+}
+
+static struct trainer attach(const struct cluster *cluster, const char *name, uint32_t rank,
+                             uint32_t workers_min, cairn_schedule_kind kind)
+{
+    struct cairn_schedule_point points[STEPS + 1];
+    const struct cairn_group group = group_of(kind, points);
+    struct trainer t;
+    GOOD(open_job(cluster, name, rank, workers_min, &group, &t));
+    GOOD(cairn_init_done(t.job, NULL, CLUSTER_WAIT_MS));
+    return t;
+}
+
+static struct cairn_round begin(const struct trainer *t)
+{
+    struct cairn_round round = { .struct_size = sizeof round };
+    GOOD(cairn_round_begin(t->job, CLUSTER_WAIT_MS, &round));
+    return round;
+}
+
+static cairn_status commit(const struct trainer *t, const struct cairn_round *round, int timeout_ms)
+{
+    struct cairn_result result = { .struct_size = sizeof result };
+    return cairn_commit(t->job, round, 1, NULL, 0, timeout_ms, &result);
+}
+
+/* By step and world alone, so that a step done again is the same. */
+static void push(const struct trainer *t, const struct cairn_round *round, bool is_finite)
+{
+    static float gradients[2][ELEMS]; // on loan until the rank's commit
+    float *gradient = gradients[round->rank];
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = gradient, .dtype = CAIRN_F32 };
+    for (int i = 0; i < ELEMS; i++)
+        gradient[i] = (float)sin((double)(i + 1) * (double)(round->step + 1)) + (float)round->rank;
+    if (!is_finite) gradient[7] = NAN;
+    GOOD(cairn_push(t->job, round, 0, "w", NULL, &mem, NULL));
+}
+
+/* One step of both; rank 1's learning rate is another, and counts for nothing. */
+static void train(const struct trainer t[2], bool driven, bool is_finite)
+{
+    struct cairn_round rounds[2] = { begin(&t[0]), begin(&t[1]) };
+    for (int i = 0; i < 2; i++) {
+        if (driven)
+            GOOD(cairn_group_lr(t[i].job, NULL, i == 0 ? ldexp(LR, -(int)rounds[0].step) : 7));
+        push(&t[i], &rounds[i], is_finite);
+    }
+    FAILS(commit(&t[1], &rounds[1], 1), CAIRN_ERR_TIMEOUT, "rank 0");
+    for (int i = 0; i < 2; i++) GOOD(commit(&t[i], &rounds[i], CLUSTER_WAIT_MS));
+}
+
+static void weights(const struct trainer *t, float out[ELEMS])
+{
+    struct cairn_version version = { 0, 0 };
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = out, .dtype = CAIRN_F32 };
+    cairn_op *op;
+    GOOD(cairn_version_wait(t->job, version, CLUSTER_WAIT_MS, &version));
+    GOOD(cairn_fetch(t->job, version, "w", "param", NULL, &mem, &op));
+    GOOD(cairn_wait(op, CLUSTER_WAIT_MS));
+}
+
+static void ask(const struct cluster *cluster, char out[128], const char *a, const char *b,
+                const char *c)
+{
+    struct cluster_said said;
+    cluster_cli(cluster, &said, a, b, "-q", c, strcmp(a, "snapshot") == 0 ? "--wait" : NULL, NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    ck_assert_int_eq(sscanf(said.out, "%127s", out), 1);
+}
+
+START_TEST(a_driven_run_has_the_bits_of_the_servers_schedule_whoever_dies)
+{
+    static float expected[ELEMS], got[ELEMS];
+    struct cluster cluster;
+    struct cluster_said said;
+    char quiet[128], disturbed[128], id[128];
+    cluster_start(&cluster, 2, NULL);
+    struct trainer t[2];
+    for (uint32_t i = 0; i < 2; i++) t[i] = attach(&cluster, "table", i, 2, CAIRN_SCHEDULE_TABLE);
+    for (int k = 0; k < STEPS; k++) train(t, false, true);
+    weights(&t[0], expected);
+    for (int i = 0; i < 2; i++) cairn_close(t[i].session);
+
+    for (uint32_t i = 0; i < 2; i++) t[i] = attach(&cluster, "quiet", i, 2, CAIRN_SCHEDULE_DRIVEN);
+    for (int k = 0; k < STEPS; k++) train(t, true, true);
+    weights(&t[0], got);
+    ck_assert_mem_eq(got, expected, sizeof got);
+    ask(&cluster, quiet, "job", "digest", "quiet");
+    for (int i = 0; i < 2; i++) cairn_close(t[i].session);
+
+    for (uint32_t i = 0; i < 2; i++) t[i] = attach(&cluster, "tried", i, 2, CAIRN_SCHEDULE_DRIVEN);
+    train(t, true, true);
+    cairn_close(t[0].session); // rank 0 dies, and comes again with another lr in its spec
+    struct cairn_group group = CAIRN_GROUP_INIT;
+    group.lr = 99;
+    group.schedule = CAIRN_SCHEDULE_DRIVEN;
+    GOOD(open_job(&cluster, "tried", 0, 2, &group, &t[0]));
+    GOOD(cairn_init_done(t[0].job, NULL, CLUSTER_WAIT_MS));
+    train(t, true, true);
+    cluster_kill_coordinator(&cluster);
+    cluster_restart_coordinator(&cluster);
+    train(t, true, true);
+    ask(&cluster, id, "snapshot", "create", "tried");
+    train(t, true, true); // is undone
+    for (int i = 0; i < 2; i++) cairn_close(t[i].session);
+    cluster_cli(&cluster, &said, "snapshot", "restore", "tried", id, "--yes", NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    for (uint32_t i = 0; i < 2; i++) t[i] = attach(&cluster, "tried", i, 2, CAIRN_SCHEDULE_DRIVEN);
+    cluster_cli(&cluster, &said, "job", "show", "tried", NULL);
+    ck_assert_msg(strstr(said.out, "driven; lr of the last round 0.0625") != NULL, "%s", said.out);
+    for (int k = 3; k < STEPS; k++) train(t, true, true);
+    weights(&t[0], got);
+    ck_assert_mem_eq(got, expected, sizeof got);
+    ask(&cluster, disturbed, "job", "digest", "tried");
+    ck_assert_str_eq(disturbed, quiet);
+    for (int i = 0; i < 2; i++) cairn_close(t[i].session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+START_TEST(what_cannot_be_is_refused)
+{
+    struct cluster cluster;
+    cluster_start(&cluster, 1, NULL);
+    struct trainer t = attach(&cluster, "tiny", 0, 1, CAIRN_SCHEDULE_DRIVEN);
+    struct cairn_round round = begin(&t);
+    const double bad[] = { NAN, -1, -INFINITY, INFINITY, 1e19 };
+    FAILS(commit(&t, &round, 0), CAIRN_ERR_INVALID,
+          "group default is driven, and has no learning rate");
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        FAILS(cairn_group_lr(t.job, "default", bad[i]), CAIRN_ERR_INVALID, "group default: lr is");
+    FAILS(cairn_group_lr(t.job, "other", 1), CAIRN_ERR_NOT_FOUND, "no group \"other\"");
+    push(&t, &round, true);
+    GOOD(cairn_group_lr(t.job, "default", 1e-3));
+    GOOD(commit(&t, &round, CLUSTER_WAIT_MS));
+    round = begin(&t); // it stays
+    GOOD(commit(&t, &round, CLUSTER_WAIT_MS));
+    struct cairn_group group = CAIRN_GROUP_INIT;
+    const struct cairn_amend amend = { .struct_size = sizeof amend,
+                                       .groups = &group,
+                                       .group_count = 1 };
+    FAILS(cairn_job_amend(t.job, &amend, CLUSTER_WAIT_MS), CAIRN_ERR_UNSUPPORTED, "is driven");
+    struct trainer other = attach(&cluster, "own", 0, 1, CAIRN_SCHEDULE_TABLE);
+    FAILS(cairn_group_lr(other.job, "default", 1), CAIRN_ERR_REFUSED, "is not driven");
+    cairn_close(t.session);
+    cairn_close(other.session);
+    struct trainer mismatched;
+    ck_assert_int_eq(open_job(&cluster, "tiny", 0, 1, &group, &mismatched), CAIRN_ERR_MISMATCH);
+    ck_assert_ptr_nonnull(strstr(cairn_error(), "schedule constant here, driven on the servers"));
+    cairn_close(mismatched.session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+/* How often the coordinator's log says it. */
+static int said_of_stillness(const struct cluster *cluster)
+{
+    static char log[1 << 20];
+    char path[CAIRN_SCRATCH_BYTES + 32];
+    int times = 0;
+    snprintf(path, sizeof path, "%s/coordinator.log", cluster->folder);
+    FILE *file = fopen(path, "r");
+    ck_assert_ptr_nonnull(file);
+    log[fread(log, 1, sizeof log - 1, file)] = '\0';
+    fclose(file);
+    for (const char *at = log; (at = strstr(at, "group default does not learn")) != NULL; at++)
+        times++;
+    return times;
+}
+
+START_TEST(a_group_at_0_for_100_steps_is_in_the_log_once)
+{
+    struct cluster cluster;
+    cluster_start(&cluster, 1, NULL);
+    struct trainer t = attach(&cluster, "tiny", 0, 1, CAIRN_SCHEDULE_DRIVEN);
+    GOOD(cairn_group_lr(t.job, NULL, 0));
+    for (int k = 0; k < 103; k++) {
+        const struct cairn_round round = begin(&t);
+        GOOD(commit(&t, &round, CLUSTER_WAIT_MS));
+    }
+    cairn_close(t.session);
+    ck_assert_int_eq(said_of_stillness(&cluster), 1);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tcase = tcase_create("driven");
+    tcase_set_timeout(tcase, 90);
+    tcase_add_test(tcase, a_driven_run_has_the_bits_of_the_servers_schedule_whoever_dies);
+    tcase_add_test(tcase, what_cannot_be_is_refused);
+    tcase_add_test(tcase, a_group_at_0_for_100_steps_is_in_the_log_once);
+    Suite *suite = suite_create("driven");
+    suite_add_tcase(suite, tcase);
+    return suite_run(suite);
+}

@@ -1,0 +1,214 @@
+/* Workers that open a job so that its newest snapshot is restored where the job is not there, on real
+ * daemons. */
+#include <cairn.h>
+#include <check.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/cluster.h"
+#include "tests/support/suite.h"
+
+enum { ELEMS = 5000 };
+
+struct trainer {
+    cairn *session;
+    cairn_job *job;
+};
+
+#define GOOD(call) ck_assert_msg((call) == CAIRN_OK, "%s: %s", #call, cairn_error())
+
+static cairn_status try(const struct cluster *cluster, uint32_t rank, uint32_t workers_min,
+                        uint64_t open_flags, struct trainer *t)
+{
+    struct cairn_tensor tensor = { .struct_size = sizeof tensor,
+                                   .name = "w",
+                                   .rank = 1,
+                                   .shape = { ELEMS },
+                                   .init = { .kind = CAIRN_INIT_ONES } };
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
+    const struct cairn_group group = CAIRN_GROUP_INIT;
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = &tensor,
+                                         .tensor_count = 1,
+                                         .groups = &group,
+                                         .group_count = 1,
+                                         .rank = rank,
+                                         .workers_min = workers_min,
+                                         .open_flags = open_flags };
+    GOOD(cairn_open(&opts, &t->session));
+    return cairn_job_open(t->session, "tiny", &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &t->job);
+}
+
+/* The step at which it comes in. */
+static uint64_t attach(const struct cluster *cluster, uint32_t rank, uint32_t workers_min,
+                       struct trainer *t)
+{
+    struct cairn_version version = { 0, 0 };
+    GOOD(try(cluster, rank, workers_min, CAIRN_OPEN_RESUME, t));
+    GOOD(cairn_init_done(t->job, NULL, CLUSTER_WAIT_MS));
+    GOOD(cairn_version_wait(t->job, version, CLUSTER_WAIT_MS, &version));
+    return version.step;
+}
+
+static void train(const struct trainer *t)
+{
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_result result = { .struct_size = sizeof result };
+    GOOD(cairn_round_begin(t->job, CLUSTER_WAIT_MS, &round));
+    GOOD(cairn_commit(t->job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result));
+}
+
+static void say(const struct cluster *cluster, struct cluster_said *said, const char *a,
+                const char *b, const char *c)
+{
+    cluster_cli(cluster, said, a, b, "tiny", c, NULL);
+    ck_assert_msg(said->status == 0, "%s", said->err);
+}
+
+static void save(const struct cluster *cluster, char id[128])
+{
+    struct cluster_said said;
+    cluster_cli(cluster, &said, "snapshot", "create", "-q", "tiny", "--wait", NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    ck_assert_int_eq(sscanf(said.out, "%127s", id), 1);
+}
+
+static int times_logged(const struct cluster *cluster, const char *text)
+{
+    static char log[1 << 20];
+    char path[CAIRN_SCRATCH_BYTES + 32];
+    int times = 0;
+    snprintf(path, sizeof path, "%s/coordinator.log", cluster->folder);
+    FILE *file = fopen(path, "r");
+    ck_assert_ptr_nonnull(file);
+    log[fread(log, 1, sizeof log - 1, file)] = '\0';
+    fclose(file);
+    for (const char *at = log; (at = strstr(at, text)) != NULL; at++) times++;
+    return times;
+}
+
+START_TEST(without_job_and_snapshots_it_begins_anew_unless_it_must_exist)
+{
+    struct cluster cluster;
+    struct trainer t;
+    cluster_start(&cluster, 1, NULL);
+    for (uint64_t resume = 0; resume <= CAIRN_OPEN_RESUME; resume += CAIRN_OPEN_RESUME) {
+        ck_assert_int_eq(try(&cluster, 0, 1, resume | CAIRN_OPEN_MUST_EXIST, &t),
+                         CAIRN_ERR_NOT_FOUND);
+        ck_assert_msg(strstr(cairn_error(), "there is no job tiny") != NULL, "%s", cairn_error());
+        cairn_close(t.session);
+    }
+    ck_assert_int_eq(try(&cluster, 0, 1, 4, &t), CAIRN_ERR_INVALID);
+    cairn_close(t.session);
+    ck_assert_uint_eq(attach(&cluster, 0, 1, &t), 0);
+    train(&t);
+    cairn_close(t.session);
+    GOOD(try(&cluster, 0, 1, CAIRN_OPEN_MUST_EXIST, &t)); // it is there now, and is not restored
+    cairn_close(t.session);
+    ck_assert_uint_eq(attach(&cluster, 0, 1, &t), 1);
+    cairn_close(t.session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+struct arrival {
+    const struct cluster *cluster;
+    uint32_t rank;
+    uint64_t step;
+    struct trainer t;
+};
+
+static void *arrive(void *context)
+{
+    struct arrival *a = context;
+    a->step = attach(a->cluster, a->rank, 3, &a->t);
+    return NULL;
+}
+
+START_TEST(a_dropped_job_and_a_lost_one_are_restored_once_for_all_who_come)
+{
+    struct cluster cluster;
+    struct cluster_said said;
+    struct arrival all[3];
+    pthread_t threads[3];
+    char id[128];
+    cluster_start(&cluster, 2, NULL);
+    for (uint32_t i = 0; i < 3; i++) {
+        all[i] = (struct arrival) { &cluster, i, 9, { NULL, NULL } };
+        all[i].step = attach(&cluster, i, 3, &all[i].t);
+    }
+    for (int lost = 0; lost < 2; lost++) {
+        save(&cluster, id);
+        for (int i = 0; i < 3; i++) cairn_close(all[i].t.session);
+        if (lost) {
+            cluster_kill_shard(&cluster, 1);
+            cluster_restart_shard(&cluster, 1);
+        } else {
+            say(&cluster, &said, "job", "drop", "--yes");
+        }
+        for (int i = 0; i < 3; i++)
+            ck_assert_int_eq(pthread_create(&threads[i], NULL, arrive, &all[i]), 0);
+        for (int i = 0; i < 3; i++) ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
+        for (int i = 0; i < 3; i++) ck_assert_uint_eq(all[i].step, 0);
+        ck_assert_int_eq(times_logged(&cluster, "job tiny restored from"), lost + 1);
+    }
+    for (int i = 0; i < 3; i++) cairn_close(all[i].t.session);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+static void damage(const struct cluster *cluster, const char *id)
+{
+    char command[2 * CAIRN_SCRATCH_BYTES + 300];
+    snprintf(command, sizeof command,
+             "f=$(find '%s/tiny/%s' -type f -size +4k | head -1) && printf x | "
+             "dd of=\"$f\" bs=1 seek=5000 conv=notrunc status=none",
+             cluster->snapshots_path, id);
+    ck_assert_int_eq(system(command), 0);
+}
+
+START_TEST(a_damaged_snapshot_gives_way_to_the_one_before_and_without_a_whole_one_nothing_begins)
+{
+    struct cluster cluster;
+    struct cluster_said said;
+    struct trainer t;
+    char first[128], second[128];
+    cluster_start(&cluster, 1, NULL);
+    attach(&cluster, 0, 1, &t);
+    train(&t);
+    save(&cluster, first);
+    train(&t);
+    save(&cluster, second);
+    cairn_close(t.session);
+    say(&cluster, &said, "job", "drop", "--yes");
+    damage(&cluster, second);
+    ck_assert_uint_eq(attach(&cluster, 0, 1, &t), 1);
+    cairn_close(t.session);
+    say(&cluster, &said, "job", "drop", "--yes");
+    damage(&cluster, first);
+    const cairn_status status = try(&cluster, 0, 1, CAIRN_OPEN_RESUME, &t);
+    ck_assert_msg(status == CAIRN_ERR_CORRUPT, "%d: %s", (int)status, cairn_error());
+    ck_assert_msg(strstr(cairn_error(), "none of the 2 snapshots of job tiny") != NULL, "%s",
+                  cairn_error());
+    cairn_close(t.session);
+    cluster_cli(&cluster, &said, "job", "show", "tiny", NULL);
+    ck_assert_int_ne(said.status, 0);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tcase = tcase_create("resume");
+    tcase_set_timeout(tcase, 90);
+    tcase_add_test(tcase, without_job_and_snapshots_it_begins_anew_unless_it_must_exist);
+    tcase_add_test(tcase, a_dropped_job_and_a_lost_one_are_restored_once_for_all_who_come);
+    tcase_add_test(
+        tcase,
+        a_damaged_snapshot_gives_way_to_the_one_before_and_without_a_whole_one_nothing_begins);
+    Suite *suite = suite_create("resume");
+    suite_add_tcase(suite, tcase);
+    return suite_run(suite);
+}
