@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds the tree against its own rules: who may include what, sizes, words, file manners.
+"""Holds the tree against its own rules: who may include what, sizes, words, file manners, links that lead somewhere.
 
 usage: tidy.py [ROOT]    prints FILE:LINE: what is wrong, and exits with 1 if anything is
 """
@@ -49,6 +49,7 @@ BANNED_NAMES = re.compile(r"\w*(Manager|Helper|Util)\w*|\w*_(manager|helper|util
 BANNED_WORDS = re.compile(r"\b(TODO|FIXME|XXX)\b")
 FOREIGN_PATHS = re.compile(r"/work\b|\.library\b|shared/design")
 INCLUDE = re.compile(r'\s*#\s*include\s+(["<])([^">]+)[">]')
+LINK = re.compile(r"\]\(([^)#\s]*)#?([^)\s]*)\)")
 
 complaints = []
 notes = []
@@ -142,6 +143,24 @@ def check_manners(path, text, lines):
                 complain(path, number, f"banned: {match.group(0)}")
 
 
+def anchors(markdown):
+    """What links to its headings are called, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", markdown, flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def check_links(root, path, lines):
+    for number, line in enumerate(lines, 1):
+        for link, anchor in LINK.findall(line):
+            target = Path(root, os.path.dirname(path), link) if link else Path(root, path)
+            if "://" in link:
+                continue
+            if not target.exists():
+                complain(path, number, f"a link to {link}, which is not there")
+            elif anchor and anchor not in anchors(target.read_text(encoding="utf-8")):
+                complain(path, number, f"a link to #{anchor}, no heading of {link or path}")
+
+
 def check_file(root, path):
     full = os.path.join(root, path)
     if os.path.getsize(full) > FILE_BYTES:
@@ -155,6 +174,8 @@ def check_file(root, path):
     if text.startswith("#!") != os.access(full, os.X_OK):
         complain(path, 1, "a script is executable and begins with #!, nothing else does")
     check_manners(path, text, lines)
+    if path.endswith(".md"):
+        check_links(root, path, lines)
     if path.endswith((".c", ".h")):
         check_includes(path, lines)
         check_sizes(path, lines)

@@ -268,7 +268,7 @@ static struct sockaddr_in listening_address(void)
 }
 
 /* Random bytes, never UCX's magic: with the magic (it is public) UCX aborts, which the fabric cannot
- * prevent; the port belongs behind a firewall (README.md). */
+ * prevent; the port belongs behind a firewall (proto/fabric/README.md). */
 static void throw_garbage(const struct sockaddr_in *address, unsigned seed)
 {
     uint8_t garbage[4096];

@@ -60,7 +60,8 @@ def main():
         if step % EVERY == 0:
             m.snapshot(wait=False)
             if rank == 0:
-                print(f"step {step} evaluation loss {evaluate(model, unseen):.6f}", flush=True)
+                with m.pause("evaluating", at_most=600):  # the others wait, beyond their timeouts
+                    print(f"step {step} evaluation loss {evaluate(model, unseen):.6f}", flush=True)
     session.close()
 
 
