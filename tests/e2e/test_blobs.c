@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/good.h"
 #include "tests/support/suite.h"
 #include "tests/support/weights_sample.h"
 
@@ -80,28 +81,16 @@ static struct cairn_mem mem_of(const void *ptr, cairn_dtype dtype)
                                 .dtype = dtype };
 }
 
-#define GOOD(call)                                                              \
-    do {                                                                        \
-        const cairn_status good_status = (call);                                \
-        ck_assert_msg(good_status == CAIRN_OK, "%s: %s", #call, cairn_error()); \
-    } while (0)
-#define FAILS(call, expected, word)                                                       \
-    do {                                                                                  \
-        const cairn_status fail_status = (call);                                          \
-        ck_assert_msg(fail_status == (expected) && strstr(cairn_error(), (word)) != NULL, \
-                      "%s gave %d: %s", #call, (int)fail_status, cairn_error());          \
-    } while (0)
-
 static void open_session(struct side *s, const struct cluster *cluster)
 {
     const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
-    GOOD(cairn_open(&opts, &s->session));
+    good(cairn_open(&opts, &s->session));
 }
 
 static void put(const struct side *s, const char *name, const void *bytes, cairn_dtype dtype)
 {
     const struct cairn_mem mem = mem_of(bytes, dtype);
-    GOOD(cairn_put(s->job, name, "param", NULL, &mem, NULL));
+    good(cairn_put(s->job, name, "param", NULL, &mem, NULL));
 }
 
 static void put_weight(const struct side *s)
@@ -124,19 +113,19 @@ static void open_job(struct side *s, const struct cluster *cluster)
     struct cairn_job_info info = { .struct_size = sizeof info };
     describe(s);
     open_session(s, cluster);
-    GOOD(cairn_job_open(s->session, "tiny", &s->spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &s->job));
-    GOOD(cairn_job_describe(s->job, &info));
+    good(cairn_job_open(s->session, "tiny", &s->spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &s->job));
+    good(cairn_job_describe(s->job, &info));
     if (!info.initialized) {
         put_weight(s);
         put_blobs(s, 1);
     }
-    GOOD(cairn_init_done(s->job, NULL, CLUSTER_WAIT_MS));
+    good(cairn_init_done(s->job, NULL, CLUSTER_WAIT_MS));
 }
 
 static struct cairn_version newest(const struct side *s)
 {
     struct cairn_version version;
-    GOOD(cairn_version_wait(s->job, (struct cairn_version) { 0, 0 }, CLUSTER_WAIT_MS, &version));
+    good(cairn_version_wait(s->job, (struct cairn_version) { 0, 0 }, CLUSTER_WAIT_MS, &version));
     return version;
 }
 
@@ -147,9 +136,9 @@ static void train(const struct side *s)
     struct cairn_result result = { .struct_size = sizeof result };
     const struct cairn_mem mem = mem_of(gradient, CAIRN_F32);
     for (int i = 0; i < WEIGHTS; i++) gradient[i] = (float)(i % 7) - 3;
-    GOOD(cairn_round_begin(s->job, CLUSTER_WAIT_MS, &round));
-    GOOD(cairn_push(s->job, &round, 0, "weight", NULL, &mem, NULL));
-    GOOD(cairn_commit(s->job, &round, 0, NULL, 0, CLUSTER_WAIT_MS, &result));
+    good(cairn_round_begin(s->job, CLUSTER_WAIT_MS, &round));
+    good(cairn_push(s->job, &round, 0, "weight", NULL, &mem, NULL));
+    good(cairn_commit(s->job, &round, 0, NULL, 0, CLUSTER_WAIT_MS, &result));
 }
 
 static void fetch(const struct side *s, struct cairn_version version, const char *name,
@@ -157,8 +146,8 @@ static void fetch(const struct side *s, struct cairn_version version, const char
 {
     const struct cairn_mem mem = mem_of(out, CAIRN_U8);
     cairn_op *op;
-    GOOD(cairn_fetch(s->job, version, name, plane, box, &mem, &op));
-    GOOD(cairn_wait(op, CLUSTER_WAIT_MS));
+    good(cairn_fetch(s->job, version, name, plane, box, &mem, &op));
+    good(cairn_wait(op, CLUSTER_WAIT_MS));
 }
 
 /* Every blob at that version is of the seed; no byte behind one is touched. */
@@ -190,9 +179,9 @@ static void check_blobs(const struct side *s, struct cairn_version version, uint
 static struct cairn_version write_blobs(const struct side *s, uint32_t seed)
 {
     struct cairn_version version;
-    GOOD(cairn_write_begin(s->job, CLUSTER_WAIT_MS));
+    good(cairn_write_begin(s->job, CLUSTER_WAIT_MS));
     put_blobs(s, seed);
-    GOOD(cairn_write_end(s->job, CLUSTER_WAIT_MS, &version));
+    good(cairn_write_end(s->job, CLUSTER_WAIT_MS, &version));
     return version;
 }
 
@@ -216,7 +205,7 @@ static void live_a_life(struct cluster *cluster, char id[64], char root[128])
     open_job(&worker, cluster);
     describe(&reader);
     open_session(&reader, cluster);
-    GOOD(cairn_job_open(reader.session, "tiny", NULL, CAIRN_READER, CLUSTER_WAIT_MS, &reader.job));
+    good(cairn_job_open(reader.session, "tiny", NULL, CAIRN_READER, CLUSTER_WAIT_MS, &reader.job));
     check_blobs(&reader, newest(&reader), 1);
     for (int k = 0; k < 2; k++) train(&worker);
     const struct cairn_version before = newest(&reader);
@@ -227,7 +216,7 @@ static void live_a_life(struct cluster *cluster, char id[64], char root[128])
     check_blobs(&reader, before, 1); // is kept as it was
     train(&worker);
     check_blobs(&reader, newest(&reader), 2);
-    GOOD(cairn_snapshot(worker.job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id));
+    good(cairn_snapshot(worker.job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id));
     cluster_cli(cluster, &said, "job", "show", "tiny", NULL);
     ck_assert_msg(strstr(said.out, "12, 9000 elements") != NULL, "%s", said.out);
     ck_assert_msg(strstr(said.out, "11 of them blobs, 16432 bytes") != NULL, "%s", said.out);
@@ -292,10 +281,10 @@ START_TEST(blobs_are_put_where_the_rest_comes_from_a_file)
     describe(&s);
     s.spec.init_from = path;
     open_session(&s, &cluster);
-    GOOD(cairn_job_open(s.session, "tiny", &s.spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &s.job));
-    FAILS(cairn_init_done(s.job, NULL, CLUSTER_WAIT_MS), CAIRN_ERR_NOT_READY, "state.");
+    good(cairn_job_open(s.session, "tiny", &s.spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &s.job));
+    fails(cairn_init_done(s.job, NULL, CLUSTER_WAIT_MS), CAIRN_ERR_NOT_READY, "state.");
     put_blobs(&s, 1);
-    GOOD(cairn_init_done(s.job, NULL, CLUSTER_WAIT_MS));
+    good(cairn_init_done(s.job, NULL, CLUSTER_WAIT_MS));
     check_blobs(&s, newest(&s), 1);
     train(&s);
     check_blobs(&s, newest(&s), 1);
@@ -339,7 +328,7 @@ START_TEST(a_worker_that_holds_parts_of_tensors_holds_blobs_whole)
         s->spec.rank = rank;
         s->spec.workers_min = 2;
         open_session(s, &cluster);
-        GOOD(cairn_job_open(s->session, "tiny", &s->spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &s->job));
+        good(cairn_job_open(s->session, "tiny", &s->spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &s->job));
     }
     ck_assert_int_eq(pthread_create(&other, NULL, begin_with_half, &sides[1]), 0);
     const char *const mine = begin_with_half(&sides[0]);
@@ -364,9 +353,9 @@ START_TEST(one_byte_of_a_blob_is_another_content_root)
     for (int i = 0; i < 3; i++) {
         struct cairn_version version;
         bytes[0] = i == 1 ? 2 : 1;
-        GOOD(cairn_write_begin(side.job, CLUSTER_WAIT_MS));
+        good(cairn_write_begin(side.job, CLUSTER_WAIT_MS));
         put(&side, "state.4", bytes, CAIRN_U8);
-        GOOD(cairn_write_end(side.job, CLUSTER_WAIT_MS, &version));
+        good(cairn_write_end(side.job, CLUSTER_WAIT_MS, &version));
         root_of(&cluster, roots[i]);
     }
     ck_assert_str_ne(roots[0], roots[1]);
@@ -385,26 +374,26 @@ static void refuse_calls(const struct side *s)
     struct cairn_result result = { .struct_size = sizeof result };
     struct cairn_version version;
     cairn_op *op;
-    GOOD(cairn_round_begin(s->job, CLUSTER_WAIT_MS, &round));
-    FAILS(cairn_push(s->job, &round, 0, "state.9", NULL, &raw, NULL), CAIRN_ERR_INVALID,
+    good(cairn_round_begin(s->job, CLUSTER_WAIT_MS, &round));
+    fails(cairn_push(s->job, &round, 0, "state.9", NULL, &raw, NULL), CAIRN_ERR_INVALID,
           "state.9 is not trained; it takes no gradient: a blob is changed by cairn_write_begin");
-    FAILS(cairn_push(s->job, &round, 0, "weight", NULL, &raw, NULL), CAIRN_ERR_INVALID,
+    fails(cairn_push(s->job, &round, 0, "weight", NULL, &raw, NULL), CAIRN_ERR_INVALID,
           "mem.dtype is 5 (u8); CAIRN_F32 or CAIRN_BF16 is allowed here");
-    GOOD(cairn_commit(s->job, &round, 0, NULL, 0, CLUSTER_WAIT_MS, &result));
-    FAILS(cairn_fetch(s->job, result.version, "state.9", NULL, NULL, &f32, &op), CAIRN_ERR_INVALID,
+    good(cairn_commit(s->job, &round, 0, NULL, 0, CLUSTER_WAIT_MS, &result));
+    fails(cairn_fetch(s->job, result.version, "state.9", NULL, NULL, &f32, &op), CAIRN_ERR_INVALID,
           "CAIRN_U8 is allowed here");
-    FAILS(cairn_fetch(s->job, result.version, "state.9", "exp_avg", NULL, &raw, &op),
+    fails(cairn_fetch(s->job, result.version, "state.9", "exp_avg", NULL, &raw, &op),
           CAIRN_ERR_NOT_FOUND, "state.9 is a blob: it is not optimized");
-    GOOD(cairn_write_begin(s->job, CLUSTER_WAIT_MS));
-    FAILS(cairn_put(s->job, "state.9", "param", NULL, &f32, NULL), CAIRN_ERR_INVALID,
+    good(cairn_write_begin(s->job, CLUSTER_WAIT_MS));
+    fails(cairn_put(s->job, "state.9", "param", NULL, &f32, NULL), CAIRN_ERR_INVALID,
           "mem.dtype is 1 (f32); CAIRN_U8 is allowed here");
-    FAILS(cairn_put(s->job, "weight", "param", NULL, &raw, NULL), CAIRN_ERR_INVALID,
+    fails(cairn_put(s->job, "weight", "param", NULL, &raw, NULL), CAIRN_ERR_INVALID,
           "CAIRN_F32 is allowed here");
-    FAILS(cairn_put(s->job, "state.9", "exp_avg", NULL, &raw, NULL), CAIRN_ERR_NOT_FOUND, "a blob");
-    FAILS(cairn_put(s->job, "state.9", "param", &longer, &raw, NULL), CAIRN_ERR_INVALID, "state.9");
-    FAILS(cairn_put(s->job, "state.9", "param", &shorter, &raw, NULL), CAIRN_ERR_INVALID,
+    fails(cairn_put(s->job, "state.9", "exp_avg", NULL, &raw, NULL), CAIRN_ERR_NOT_FOUND, "a blob");
+    fails(cairn_put(s->job, "state.9", "param", &longer, &raw, NULL), CAIRN_ERR_INVALID, "state.9");
+    fails(cairn_put(s->job, "state.9", "param", &shorter, &raw, NULL), CAIRN_ERR_INVALID,
           "a blob is written whole; give NULL for the box, or [0, 9)");
-    GOOD(cairn_write_end(s->job, CLUSTER_WAIT_MS, &version));
+    good(cairn_write_end(s->job, CLUSTER_WAIT_MS, &version));
 }
 
 START_TEST(what_cannot_be_done_with_a_blob_is_refused_with_a_sentence)
@@ -419,31 +408,31 @@ START_TEST(what_cannot_be_done_with_a_blob_is_refused_with_a_sentence)
     cluster_start(&cluster, 2, NULL);
     describe(&side);
     open_session(&side, &cluster);
-    GOOD(
+    good(
         cairn_job_open(side.session, "tiny", &side.spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &side.job));
-    FAILS(cairn_tiles(side.job, &part, 1, 1, CLUSTER_WAIT_MS), CAIRN_ERR_INVALID,
+    fails(cairn_tiles(side.job, &part, 1, 1, CLUSTER_WAIT_MS), CAIRN_ERR_INVALID,
           "a blob is held whole by every worker");
-    FAILS(cairn_put(side.job, "state.9", "param", NULL, &f32, NULL), CAIRN_ERR_INVALID,
+    fails(cairn_put(side.job, "state.9", "param", NULL, &f32, NULL), CAIRN_ERR_INVALID,
           "CAIRN_U8 is allowed here");
-    FAILS(cairn_put(side.job, "state.9", "param", &longer, &raw, NULL), CAIRN_ERR_INVALID,
+    fails(cairn_put(side.job, "state.9", "param", &longer, &raw, NULL), CAIRN_ERR_INVALID,
           "state.9");
-    FAILS(cairn_put(side.job, "state.9", "param", &shorter, &raw, NULL), CAIRN_ERR_INVALID,
+    fails(cairn_put(side.job, "state.9", "param", &shorter, &raw, NULL), CAIRN_ERR_INVALID,
           "what this worker holds is");
     put_weight(&side);
-    FAILS(cairn_init_done(side.job, NULL, CLUSTER_WAIT_MS), CAIRN_ERR_NOT_READY, "state.");
+    fails(cairn_init_done(side.job, NULL, CLUSTER_WAIT_MS), CAIRN_ERR_NOT_READY, "state.");
     put_blobs(&side, 1);
     put_weight(&side);
-    GOOD(cairn_init_done(side.job, NULL, CLUSTER_WAIT_MS));
+    good(cairn_init_done(side.job, NULL, CLUSTER_WAIT_MS));
     refuse_calls(&side);
 
     describe(&wrong);
     wrong.tensors[8].shape[0] = 10;
     open_session(&wrong, &cluster);
-    FAILS(cairn_job_open(wrong.session, "tiny", &wrong.spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &job),
+    fails(cairn_job_open(wrong.session, "tiny", &wrong.spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &job),
           CAIRN_ERR_MISMATCH, "tensor state.9: shape [10] here, [9] on the servers");
     wrong.tensors[8] = side.tensors[8];
     wrong.tensors[8].kind = CAIRN_BUFFER;
-    FAILS(cairn_job_open(wrong.session, "tiny", &wrong.spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &job),
+    fails(cairn_job_open(wrong.session, "tiny", &wrong.spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &job),
           CAIRN_ERR_MISMATCH, "tensor state.9: kind buffer here, blob on the servers");
     cairn_close(wrong.session);
     cairn_close(side.session);

@@ -17,12 +17,6 @@ struct trainer {
     cairn_job *job;
 };
 
-#define FAILS(call, status, word)                                                \
-    do {                                                                         \
-        ck_assert_int_eq(call, status);                                          \
-        ck_assert_msg(strstr(cairn_error(), word) != NULL, "%s", cairn_error()); \
-    } while (0)
-
 static struct trainer attach(const struct cluster *cluster, const char *name, uint32_t rank,
                              uint32_t workers_min, uint32_t client_state_max)
 {
@@ -174,20 +168,20 @@ START_TEST(rank_0_gives_it_and_what_cannot_be_is_refused)
     struct cairn_round rounds[2] = { begin(&t[0]), begin(&t[1]) };
     size_t bytes = 0;
     char small[2];
-    FAILS(commit(&t[1], &rounds[1], "no", 2, 0), CAIRN_ERR_REFUSED, "this is rank 1");
-    FAILS(commit(&t[0], &rounds[0], "12345", 5, 0), CAIRN_ERR_INVALID, "client_state_max = 4");
-    FAILS(commit(&t[0], &rounds[0], NULL, 5, 0), CAIRN_ERR_INVALID, "client_state is NULL");
+    fails(commit(&t[1], &rounds[1], "no", 2, 0), CAIRN_ERR_REFUSED, "this is rank 1");
+    fails(commit(&t[0], &rounds[0], "12345", 5, 0), CAIRN_ERR_INVALID, "client_state_max = 4");
+    fails(commit(&t[0], &rounds[0], NULL, 5, 0), CAIRN_ERR_INVALID, "client_state is NULL");
     for (int i = 0; i < 2; i++) push(&t[i], &rounds[i], 1);
-    FAILS(commit(&t[1], &rounds[1], NULL, 0, 1), CAIRN_ERR_TIMEOUT, "rank 0");
+    fails(commit(&t[1], &rounds[1], NULL, 0, 1), CAIRN_ERR_TIMEOUT, "rank 0");
     good(commit(&t[0], &rounds[0], "1234", 4, CLUSTER_WAIT_MS));
     good(commit(&t[1], &rounds[1], NULL, 0, CLUSTER_WAIT_MS));
-    FAILS(cairn_client_state(t[1].job, small, 2, CLUSTER_WAIT_MS, &bytes, NULL), CAIRN_ERR_INVALID,
+    fails(cairn_client_state(t[1].job, small, 2, CLUSTER_WAIT_MS, &bytes, NULL), CAIRN_ERR_INVALID,
           "4 bytes");
     ck_assert_uint_eq(bytes, 4);
     expect_state(t[1].job, "1234", 1);
     struct trainer none = attach(&cluster, "none", 0, 1, 0);
     const struct cairn_round round = begin(&none);
-    FAILS(commit(&none, &round, "1", 1, 0), CAIRN_ERR_REFUSED, "declare client_state_max");
+    fails(commit(&none, &round, "1", 1, 0), CAIRN_ERR_REFUSED, "declare client_state_max");
     for (int i = 0; i < 2; i++) cairn_close(t[i].session);
     cairn_close(none.session);
     cluster_stop(&cluster);

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/support/cluster.h"
 #include "tests/support/suite.h"
+#include "tests/support/tiny_job.h"
 
 enum { ELEMS = 5000, STEPS = 6 };
 #define LR 0.25
@@ -18,13 +18,6 @@ struct trainer {
     cairn *session;
     cairn_job *job;
 };
-
-#define GOOD(call) ck_assert_msg((call) == CAIRN_OK, "%s: %s", #call, cairn_error())
-#define FAILS(call, status, word)                                                \
-    do {                                                                         \
-        ck_assert_int_eq(call, status);                                          \
-        ck_assert_msg(strstr(cairn_error(), word) != NULL, "%s", cairn_error()); \
-    } while (0)
 
 /* A table that halves lr with every step: the same doubles as the trainer's own. */
 static struct cairn_group group_of(cairn_schedule_kind kind, struct cairn_schedule_point *points)
@@ -42,21 +35,13 @@ static cairn_status open_job(const struct cluster *cluster, const char *name, ui
                              uint32_t workers_min, const struct cairn_group *group,
                              struct trainer *t)
 {
-    struct cairn_tensor tensor = { .struct_size = sizeof tensor,
-                                   .name = "w",
-                                   .rank = 1,
-                                   .shape = { ELEMS },
-                                   .init = { .kind = CAIRN_INIT_ONES } };
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = &tensor,
-                                         .tensor_count = 1,
-                                         .groups = group,
-                                         .group_count = 1,
-                                         .rank = rank,
-                                         .workers_min = workers_min };
-    GOOD(cairn_open(&opts, &t->session));
-    return cairn_job_open(t->session, name, &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &t->job);
+    struct tiny_job tiny;
+    tiny_describe(&tiny, ELEMS);
+    tiny.group = *group;
+    tiny.spec.rank = rank;
+    tiny.spec.workers_min = workers_min;
+    t->session = tiny_session(cluster, NULL);
+    return cairn_job_open(t->session, name, &tiny.spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &t->job);
 }
 
 static struct trainer attach(const struct cluster *cluster, const char *name, uint32_t rank,
@@ -65,15 +50,15 @@ static struct trainer attach(const struct cluster *cluster, const char *name, ui
     struct cairn_schedule_point points[STEPS + 1];
     const struct cairn_group group = group_of(kind, points);
     struct trainer t;
-    GOOD(open_job(cluster, name, rank, workers_min, &group, &t));
-    GOOD(cairn_init_done(t.job, NULL, CLUSTER_WAIT_MS));
+    good(open_job(cluster, name, rank, workers_min, &group, &t));
+    good(cairn_init_done(t.job, NULL, CLUSTER_WAIT_MS));
     return t;
 }
 
 static struct cairn_round begin(const struct trainer *t)
 {
     struct cairn_round round = { .struct_size = sizeof round };
-    GOOD(cairn_round_begin(t->job, CLUSTER_WAIT_MS, &round));
+    good(cairn_round_begin(t->job, CLUSTER_WAIT_MS, &round));
     return round;
 }
 
@@ -92,7 +77,7 @@ static void push(const struct trainer *t, const struct cairn_round *round, bool 
     for (int i = 0; i < ELEMS; i++)
         gradient[i] = (float)sin((double)(i + 1) * (double)(round->step + 1)) + (float)round->rank;
     if (!is_finite) gradient[7] = NAN;
-    GOOD(cairn_push(t->job, round, 0, "w", NULL, &mem, NULL));
+    good(cairn_push(t->job, round, 0, "w", NULL, &mem, NULL));
 }
 
 /* One step of both; rank 1's learning rate is another, and counts for nothing. */
@@ -101,11 +86,11 @@ static void train(const struct trainer t[2], bool driven, bool is_finite)
     struct cairn_round rounds[2] = { begin(&t[0]), begin(&t[1]) };
     for (int i = 0; i < 2; i++) {
         if (driven)
-            GOOD(cairn_group_lr(t[i].job, NULL, i == 0 ? ldexp(LR, -(int)rounds[0].step) : 7));
+            good(cairn_group_lr(t[i].job, NULL, i == 0 ? ldexp(LR, -(int)rounds[0].step) : 7));
         push(&t[i], &rounds[i], is_finite);
     }
-    FAILS(commit(&t[1], &rounds[1], 1), CAIRN_ERR_TIMEOUT, "rank 0");
-    for (int i = 0; i < 2; i++) GOOD(commit(&t[i], &rounds[i], CLUSTER_WAIT_MS));
+    fails(commit(&t[1], &rounds[1], 1), CAIRN_ERR_TIMEOUT, "rank 0");
+    for (int i = 0; i < 2; i++) good(commit(&t[i], &rounds[i], CLUSTER_WAIT_MS));
 }
 
 static void weights(const struct trainer *t, float out[ELEMS])
@@ -113,9 +98,9 @@ static void weights(const struct trainer *t, float out[ELEMS])
     struct cairn_version version = { 0, 0 };
     const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = out, .dtype = CAIRN_F32 };
     cairn_op *op;
-    GOOD(cairn_version_wait(t->job, version, CLUSTER_WAIT_MS, &version));
-    GOOD(cairn_fetch(t->job, version, "w", "param", NULL, &mem, &op));
-    GOOD(cairn_wait(op, CLUSTER_WAIT_MS));
+    good(cairn_version_wait(t->job, version, CLUSTER_WAIT_MS, &version));
+    good(cairn_fetch(t->job, version, "w", "param", NULL, &mem, &op));
+    good(cairn_wait(op, CLUSTER_WAIT_MS));
 }
 
 static void ask(const struct cluster *cluster, char out[128], const char *a, const char *b,
@@ -153,8 +138,8 @@ START_TEST(a_driven_run_has_the_bits_of_the_servers_schedule_whoever_dies)
     struct cairn_group group = CAIRN_GROUP_INIT;
     group.lr = 99;
     group.schedule = CAIRN_SCHEDULE_DRIVEN;
-    GOOD(open_job(&cluster, "tried", 0, 2, &group, &t[0]));
-    GOOD(cairn_init_done(t[0].job, NULL, CLUSTER_WAIT_MS));
+    good(open_job(&cluster, "tried", 0, 2, &group, &t[0]));
+    good(cairn_init_done(t[0].job, NULL, CLUSTER_WAIT_MS));
     train(t, true, true);
     cluster_kill_coordinator(&cluster);
     cluster_restart_coordinator(&cluster);
@@ -184,23 +169,23 @@ START_TEST(what_cannot_be_is_refused)
     struct trainer t = attach(&cluster, "tiny", 0, 1, CAIRN_SCHEDULE_DRIVEN);
     struct cairn_round round = begin(&t);
     const double bad[] = { NAN, -1, -INFINITY, INFINITY, 1e19 };
-    FAILS(commit(&t, &round, 0), CAIRN_ERR_INVALID,
+    fails(commit(&t, &round, 0), CAIRN_ERR_INVALID,
           "group default is driven, and has no learning rate");
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        FAILS(cairn_group_lr(t.job, "default", bad[i]), CAIRN_ERR_INVALID, "group default: lr is");
-    FAILS(cairn_group_lr(t.job, "other", 1), CAIRN_ERR_NOT_FOUND, "no group \"other\"");
+        fails(cairn_group_lr(t.job, "default", bad[i]), CAIRN_ERR_INVALID, "group default: lr is");
+    fails(cairn_group_lr(t.job, "other", 1), CAIRN_ERR_NOT_FOUND, "no group \"other\"");
     push(&t, &round, true);
-    GOOD(cairn_group_lr(t.job, "default", 1e-3));
-    GOOD(commit(&t, &round, CLUSTER_WAIT_MS));
+    good(cairn_group_lr(t.job, "default", 1e-3));
+    good(commit(&t, &round, CLUSTER_WAIT_MS));
     round = begin(&t); // it stays
-    GOOD(commit(&t, &round, CLUSTER_WAIT_MS));
+    good(commit(&t, &round, CLUSTER_WAIT_MS));
     struct cairn_group group = CAIRN_GROUP_INIT;
     const struct cairn_amend amend = { .struct_size = sizeof amend,
                                        .groups = &group,
                                        .group_count = 1 };
-    FAILS(cairn_job_amend(t.job, &amend, CLUSTER_WAIT_MS), CAIRN_ERR_UNSUPPORTED, "is driven");
+    fails(cairn_job_amend(t.job, &amend, CLUSTER_WAIT_MS), CAIRN_ERR_UNSUPPORTED, "is driven");
     struct trainer other = attach(&cluster, "own", 0, 1, CAIRN_SCHEDULE_TABLE);
-    FAILS(cairn_group_lr(other.job, "default", 1), CAIRN_ERR_REFUSED, "is not driven");
+    fails(cairn_group_lr(other.job, "default", 1), CAIRN_ERR_REFUSED, "is not driven");
     cairn_close(t.session);
     cairn_close(other.session);
     struct trainer mismatched;
@@ -232,10 +217,10 @@ START_TEST(a_group_at_0_for_100_steps_is_in_the_log_once)
     struct cluster cluster;
     cluster_start(&cluster, 1, NULL);
     struct trainer t = attach(&cluster, "tiny", 0, 1, CAIRN_SCHEDULE_DRIVEN);
-    GOOD(cairn_group_lr(t.job, NULL, 0));
+    good(cairn_group_lr(t.job, NULL, 0));
     for (int k = 0; k < 103; k++) {
         const struct cairn_round round = begin(&t);
-        GOOD(commit(&t, &round, CLUSTER_WAIT_MS));
+        good(commit(&t, &round, CLUSTER_WAIT_MS));
     }
     cairn_close(t.session);
     ck_assert_int_eq(said_of_stillness(&cluster), 1);

@@ -6,29 +6,20 @@
 
 #include <cairn.h>
 
-#include "tests/support/cluster.h"
 #include "tests/support/suite.h"
+#include "tests/support/tiny_job.h"
 
 enum { WAIT_MS = 20000, WORKERS = 64 /* of whom landing memory is wanted, at once */ };
 
 static cairn_status open_job(cairn *session, const char *name, uint64_t elems,
                              uint32_t chunk_leaves, uint32_t window, cairn_job **job_out)
 {
-    const struct cairn_group adamw = CAIRN_GROUP_INIT;
-    const struct cairn_tensor tensor = { .struct_size = sizeof tensor,
-                                         .name = "w",
-                                         .rank = 1,
-                                         .shape = { elems },
-                                         .init = { CAIRN_INIT_ZEROS, 0, 0, 0 } };
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = &tensor,
-                                         .tensor_count = 1,
-                                         .groups = &adamw,
-                                         .group_count = 1,
-                                         .workers_min = WORKERS,
-                                         .chunk_leaves = chunk_leaves,
-                                         .window = window };
-    return cairn_job_open(session, name, &spec, CAIRN_WORKER, WAIT_MS, job_out);
+    struct tiny_job tiny;
+    tiny_describe(&tiny, elems);
+    tiny.spec.workers_min = WORKERS;
+    tiny.spec.chunk_leaves = chunk_leaves;
+    tiny.spec.window = window;
+    return cairn_job_open(session, name, &tiny.spec, CAIRN_WORKER, WAIT_MS, job_out);
 }
 
 /* A job, by what its landing memory depends on; 0: as by default. */
@@ -49,11 +40,9 @@ static uint32_t advised(const char *word)
 static bool keeps_word(struct wish wish, const char *word, bool by_window)
 {
     struct cluster cluster;
-    cairn *session;
     cairn_job *job;
     cluster_start(&cluster, 1, NULL); // memory.limit=256MiB
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
-    ck_assert_msg(cairn_open(&opts, &session) == CAIRN_OK, "%s", cairn_error());
+    cairn *session = tiny_session(&cluster, NULL);
     ck_assert_int_eq(open_job(session, "refused", wish.elems, wish.chunk_leaves, wish.window, &job),
                      CAIRN_ERR_NO_MEMORY);
     const uint32_t number = advised(word);

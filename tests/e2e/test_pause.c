@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "tests/support/cluster.h"
 #include "tests/support/suite.h"
+#include "tests/support/tiny_job.h"
 
 enum { ELEMS = 4096, SHORT_MS = 100, PAUSE_MS = 60000 };
 
@@ -33,31 +33,17 @@ static bool on_wait(void *context, const char *job, const char *text, int paused
 
 static void open_worker(uint32_t rank)
 {
-    static const struct cairn_tensor tensor = { .struct_size = sizeof tensor,
-                                                .name = "w",
-                                                .rank = 1,
-                                                .shape = { ELEMS },
-                                                .init.kind = CAIRN_INIT_ZEROS };
-    const struct cairn_group group = CAIRN_GROUP_INIT;
+    struct tiny_job tiny;
+    tiny_describe(&tiny, ELEMS);
+    tiny.spec.rank = rank;
+    tiny.spec.workers_min = tiny.spec.workers_max = 2;
     const struct cairn_opts opts = { .struct_size = sizeof opts,
                                      .endpoint = cluster.address,
                                      .name = rank == 0 ? "first" : "second",
                                      .on_wait = rank == 1 ? on_wait : NULL,
                                      .on_wait_context = &waited };
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = &tensor,
-                                         .tensor_count = 1,
-                                         .groups = &group,
-                                         .group_count = 1,
-                                         .rank = rank,
-                                         .workers_min = 2,
-                                         .workers_max = 2 };
-    ck_assert_msg(cairn_open(&opts, &sessions[rank]) == CAIRN_OK, "%s", cairn_error());
-    ck_assert_msg(cairn_job_open(sessions[rank], "paused", &spec, CAIRN_WORKER, CLUSTER_WAIT_MS,
-                                 &jobs[rank]) == CAIRN_OK,
-                  "%s", cairn_error());
-    ck_assert_msg(cairn_init_done(jobs[rank], NULL, CLUSTER_WAIT_MS) == CAIRN_OK, "%s",
-                  cairn_error());
+    good(cairn_open(&opts, &sessions[rank]));
+    jobs[rank] = tiny_open(sessions[rank], "paused", &tiny);
 }
 
 static void set_up(void)

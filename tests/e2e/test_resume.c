@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/support/cluster.h"
 #include "tests/support/suite.h"
+#include "tests/support/tiny_job.h"
 
 enum { ELEMS = 5000 };
 
@@ -17,28 +17,16 @@ struct trainer {
     cairn_job *job;
 };
 
-#define GOOD(call) ck_assert_msg((call) == CAIRN_OK, "%s: %s", #call, cairn_error())
-
 static cairn_status try(const struct cluster *cluster, uint32_t rank, uint32_t workers_min,
                         uint64_t open_flags, struct trainer *t)
 {
-    struct cairn_tensor tensor = { .struct_size = sizeof tensor,
-                                   .name = "w",
-                                   .rank = 1,
-                                   .shape = { ELEMS },
-                                   .init = { .kind = CAIRN_INIT_ONES } };
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
-    const struct cairn_group group = CAIRN_GROUP_INIT;
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = &tensor,
-                                         .tensor_count = 1,
-                                         .groups = &group,
-                                         .group_count = 1,
-                                         .rank = rank,
-                                         .workers_min = workers_min,
-                                         .open_flags = open_flags };
-    GOOD(cairn_open(&opts, &t->session));
-    return cairn_job_open(t->session, "tiny", &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &t->job);
+    struct tiny_job tiny;
+    tiny_describe(&tiny, ELEMS);
+    tiny.spec.rank = rank;
+    tiny.spec.workers_min = workers_min;
+    tiny.spec.open_flags = open_flags;
+    t->session = tiny_session(cluster, NULL);
+    return cairn_job_open(t->session, "tiny", &tiny.spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &t->job);
 }
 
 /* The step at which it comes in. */
@@ -46,18 +34,10 @@ static uint64_t attach(const struct cluster *cluster, uint32_t rank, uint32_t wo
                        struct trainer *t)
 {
     struct cairn_version version = { 0, 0 };
-    GOOD(try(cluster, rank, workers_min, CAIRN_OPEN_RESUME, t));
-    GOOD(cairn_init_done(t->job, NULL, CLUSTER_WAIT_MS));
-    GOOD(cairn_version_wait(t->job, version, CLUSTER_WAIT_MS, &version));
+    good(try(cluster, rank, workers_min, CAIRN_OPEN_RESUME, t));
+    good(cairn_init_done(t->job, NULL, CLUSTER_WAIT_MS));
+    good(cairn_version_wait(t->job, version, CLUSTER_WAIT_MS, &version));
     return version.step;
-}
-
-static void train(const struct trainer *t)
-{
-    struct cairn_round round = { .struct_size = sizeof round };
-    struct cairn_result result = { .struct_size = sizeof result };
-    GOOD(cairn_round_begin(t->job, CLUSTER_WAIT_MS, &round));
-    GOOD(cairn_commit(t->job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result));
 }
 
 static void say(const struct cluster *cluster, struct cluster_said *said, const char *a,
@@ -103,9 +83,9 @@ START_TEST(without_job_and_snapshots_it_begins_anew_unless_it_must_exist)
     ck_assert_int_eq(try(&cluster, 0, 1, 4, &t), CAIRN_ERR_INVALID);
     cairn_close(t.session);
     ck_assert_uint_eq(attach(&cluster, 0, 1, &t), 0);
-    train(&t);
+    tiny_step(t.job);
     cairn_close(t.session);
-    GOOD(try(&cluster, 0, 1, CAIRN_OPEN_MUST_EXIST, &t)); // it is there now, and is not restored
+    good(try(&cluster, 0, 1, CAIRN_OPEN_MUST_EXIST, &t)); // it is there now, and is not restored
     cairn_close(t.session);
     ck_assert_uint_eq(attach(&cluster, 0, 1, &t), 1);
     cairn_close(t.session);
@@ -177,9 +157,9 @@ START_TEST(a_damaged_snapshot_gives_way_to_the_one_before_and_without_a_whole_on
     char first[128], second[128];
     cluster_start(&cluster, 1, NULL);
     attach(&cluster, 0, 1, &t);
-    train(&t);
+    tiny_step(t.job);
     save(&cluster, first);
-    train(&t);
+    tiny_step(t.job);
     save(&cluster, second);
     cairn_close(t.session);
     say(&cluster, &said, "job", "drop", "--yes");

@@ -6,8 +6,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "tests/support/cluster.h"
 #include "tests/support/suite.h"
+#include "tests/support/tiny_job.h"
 
 static const char *const quick[] = { "lease.heartbeat=100ms", NULL };
 enum { ELEMS = 5000, EVERY = 5, KEEP = 2, STEPS = 30, LOST_AT = 18 };
@@ -18,33 +18,19 @@ struct trainer {
     const char *name;
 };
 
-#define GOOD(call) ck_assert_msg((call) == CAIRN_OK, "%s: %s", #call, cairn_error())
-
 static void open_job(struct trainer *t)
 {
-    struct cairn_tensor tensor = { .struct_size = sizeof tensor,
-                                   .name = "w",
-                                   .rank = 1,
-                                   .shape = { ELEMS },
-                                   .init = { .kind = CAIRN_INIT_ONES } };
-    const struct cairn_group group = CAIRN_GROUP_INIT;
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = &tensor,
-                                         .tensor_count = 1,
-                                         .groups = &group,
-                                         .group_count = 1,
-                                         .snapshot_every = EVERY,
-                                         .snapshot_keep = KEEP,
-                                         .on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST };
-    GOOD(cairn_job_open(t->session, t->name, &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &t->job));
-    GOOD(cairn_init_done(t->job, NULL, CLUSTER_WAIT_MS));
+    struct tiny_job tiny;
+    tiny_describe(&tiny, ELEMS);
+    tiny.spec.snapshot_every = EVERY;
+    tiny.spec.snapshot_keep = KEEP;
+    tiny.spec.on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST;
+    t->job = tiny_open(t->session, t->name, &tiny);
 }
 
 static struct trainer attach(const struct cluster *cluster, const char *name)
 {
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
-    struct trainer t = { .name = name };
-    GOOD(cairn_open(&opts, &t.session));
+    struct trainer t = { .session = tiny_session(cluster, NULL), .name = name };
     open_job(&t);
     return t;
 }
@@ -95,7 +81,7 @@ static int train(struct trainer *t, struct cluster *cluster, uint64_t lost_at)
             struct cairn_version newest;
             cairn_job_close(t->job);
             open_job(t);
-            GOOD(cairn_version_wait(t->job, (struct cairn_version) { 0, 0 }, CLUSTER_WAIT_MS,
+            good(cairn_version_wait(t->job, (struct cairn_version) { 0, 0 }, CLUSTER_WAIT_MS,
                                     &newest));
             ck_assert_uint_eq(newest.step, lost_at - lost_at % EVERY);
             step = newest.step;
