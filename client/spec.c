@@ -155,6 +155,13 @@ static cairn_status add_tensor(struct cairn_job_spec_data *spec, struct groups *
         return cairn_client_fail(CAIRN_ERR_INVALID,
                                  "tensor %.64s has %u dimensions; at most %d are allowed", t->name,
                                  t->rank, CAIRN_RANK_MAX);
+    for (uint32_t d = t->rank; d < CAIRN_RANK_MAX; d++)
+        if (t->shape[d] != 0)
+            return cairn_client_fail(
+                CAIRN_ERR_INVALID,
+                "tensor %.64s has rank %u, and yet shape[%u] is %llu; allowed: "
+                "0 from there on, or a larger rank",
+                t->name, t->rank, d, (unsigned long long)t->shape[d]);
     const bool is_alias = t->alias_of != NULL;
     const cairn_kind kind = t->kind != 0 || is_alias ? t->kind : CAIRN_TRAINED;
     const cairn_dtype dtype = kind == CAIRN_BLOB ? CAIRN_U8 : CAIRN_F32; // where none is said

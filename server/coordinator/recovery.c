@@ -44,9 +44,14 @@ void cairn_cluster_recovery_advise(const struct cairn_cluster_job *job, struct c
         return;
     }
     out->text[0] = '\0';
-    if (wanted(job) && job->recovery.gave_up)
-        cairn_sentence_add(out, "on_shard_loss finds no whole snapshot of it; ");
-    else if (wanted(job) && job->recovery.restores >= CAIRN_RESTORES_MAX)
+    if (wanted(job) && job->recovery.gave_up) {
+        cairn_sentence_add(out,
+                           "on_shard_loss finds no whole snapshot of it: `cairn job drop %s` gives "
+                           "it up, so that it may begin anew",
+                           name);
+        return;
+    }
+    if (wanted(job) && job->recovery.restores >= CAIRN_RESTORES_MAX)
         cairn_sentence_add(out,
                            "on_shard_loss has restored it %d times without a step applied in "
                            "between, and waits now; ",

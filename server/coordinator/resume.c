@@ -76,6 +76,9 @@ static void on_restored(const struct cairn_cluster_restore *restore, cairn_statu
         if (!restore_next(resume)) end(resume, CAIRN_ERR_NO_MEMORY, "no thread to restore it");
     } else { // EXISTS: somebody has made the job meanwhile
         const bool fine = restore->none_found || status == CAIRN_ERR_EXISTS;
+        if (restore->none_found)
+            cairn_log_info("job %s: there is no snapshot of it in %s", resume->job,
+                           resume->cluster->snapshots_path);
         end(resume, fine ? CAIRN_OK : status, text);
     }
 }

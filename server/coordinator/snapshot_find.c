@@ -1,6 +1,8 @@
 #include "server/coordinator/snapshot_find.h"
 
 #include <stdlib.h>
+#include <sys/stat.h>
+#include <errno.h>
 #include <string.h>
 
 #include "proto/wire/snapshot_io.h"
@@ -81,9 +83,15 @@ cairn_status cairn_cluster_find_snapshots(const char *root, const char *job, con
 {
     struct finding finding = { out, id, CAIRN_OK, why };
     struct cairn_sentence list_why;
+    struct stat folder;
     out->count = 0;
     out->list = calloc(CAIRN_FOUND_MAX + 1, sizeof *out->list);
     if (out->list == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (stat(root, &folder) != 0) // which the coordinator made when it began
+        return cairn_fail(why, CAIRN_ERR_IO,
+                          "snapshots.path %s: %s; is the storage mounted? Mount it, or start the "
+                          "coordinator again to make an empty folder",
+                          root, strerror(errno));
     const cairn_status status = cairn_snapshot_list(root, job, on_snapshot, &finding, &list_why);
     qsort(out->list, out->count, sizeof *out->list, newer_first);
     if (status != CAIRN_OK && finding.status == CAIRN_OK) {

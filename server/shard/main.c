@@ -1,5 +1,6 @@
 /* cairn-shard: the daemon. */
 #include <net/if.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -191,6 +192,22 @@ static bool is_fabric(const char *kind)
     return strcmp(kind, "auto") == 0 || strcmp(kind, "mapped") == 0 || strcmp(kind, "ucx") == 0;
 }
 
+/* "7100-7199", as a firewall names it; UCX takes any port where it does not understand. */
+static cairn_status judge_ports(const char *range, struct cairn_sentence *why)
+{
+    unsigned first, last;
+    int end = 0;
+    if (range[0] == '\0') return CAIRN_OK;
+    if (strspn(range, "0123456789-") == strlen(range) &&
+        sscanf(range, "%5u-%5u%n", &first, &last, &end) == 2 && range[end] == '\0' && first > 0 &&
+        first <= last && last <= UINT16_MAX)
+        return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_CONFIG,
+                      "fabric.port_range is \"%.40s\"; allowed: first-last, of 1 to 65535, such as "
+                      "7100-7199, or empty: any port",
+                      range);
+}
+
 /* What the table of options cannot judge. */
 static cairn_status judge(const void *of_daemon, struct cairn_sentence *why)
 {
@@ -216,6 +233,7 @@ static cairn_status judge(const void *of_daemon, struct cairn_sentence *why)
                           values->fabric_host, CAIRN_FABRIC_HOST_BYTES - 1);
     }
     cairn_status status = judge_devices(values, why);
+    if (status == CAIRN_OK) status = judge_ports(values->fabric_port_range, why);
     return status == CAIRN_OK ? judge_folders(values->import_folders, why) : status;
 }
 

@@ -139,6 +139,19 @@ START_TEST(a_check_judges_as_the_start_does)
                                  NULL };
     ck_assert_int_eq(run(none), 2);
     abuse_says(output, "this host has no device cairn-none");
+    static const char *const ranges[] = { "abc",        "7100",       "7199-7100", "7100-",
+                                          "7100--7199", "7100-70000", "0-5" };
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
+        char range[64];
+        snprintf(range, sizeof range, "fabric.port_range=%s", ranges[i]);
+        const char *const ports[] = { SHARD,   "--check-config",
+                                      "--set", "shard.name=s",
+                                      "--set", "shard.coordinator=127.0.0.1:1",
+                                      "--set", range,
+                                      NULL };
+        ck_assert_int_eq(run(ports), 2);
+        abuse_says(output, "first-last, of 1 to 65535");
+    }
 }
 END_TEST
 

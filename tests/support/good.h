@@ -1,5 +1,5 @@
-/* For calls of the C interface that must succeed, or fail as is said: else the test fails with cairn_error() of
- * its thread. Check is told of nothing else, which would be a system call each. */
+/* For calls of the C interface that must succeed, or fail as is said: else the test fails with cairn_error()
+ * of its thread. Check is told of nothing else, which would be a system call each. */
 #ifndef CAIRN_SUPPORT_GOOD_H
 #define CAIRN_SUPPORT_GOOD_H
 

@@ -49,6 +49,14 @@ START_TEST(a_count_without_an_array_is_refused)
 }
 END_TEST
 
+/* As many elements as the shape seems to have would else not be trained. */
+START_TEST(a_shape_behind_its_rank_is_refused)
+{
+    tensor.shape[1] = 256;
+    check_refused("tensor w has rank 1, and yet shape[1] is 256");
+}
+END_TEST
+
 START_TEST(a_field_that_the_optimizer_ignores_is_refused)
 {
     group.momentum = 0.5;
@@ -123,6 +131,7 @@ int main(void)
     TCase *tc = tcase_create("spec");
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, a_count_without_an_array_is_refused);
+    tcase_add_test(tc, a_shape_behind_its_rank_is_refused);
     tcase_add_test(tc, a_field_that_the_optimizer_ignores_is_refused);
     tcase_add_test(tc, a_group_that_says_only_its_optimizer_is_sent_to_CAIRN_GROUP_INIT);
     tcase_add_test(tc, betas_of_sgd_are_refused_but_for_the_defaults);

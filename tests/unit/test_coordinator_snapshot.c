@@ -151,6 +151,19 @@ START_TEST(what_a_shard_says_of_the_storage_ends_with_its_connection)
 }
 END_TEST
 
+START_TEST(storage_that_is_gone_is_no_empty_list)
+{
+    char away[sizeof fake.snapshots + 8];
+    Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
+    snprintf(away, sizeof away, "%s.gone", fake.snapshots);
+    ck_assert_int_eq(rename(fake.snapshots, away), 0);
+    const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base);
+    fake_expect_error(&fake, &admin, request, CAIRN_ERR_IO, "is the storage mounted?");
+    ck_assert_int_eq(rename(away, fake.snapshots), 0);
+    ck_assert_uint_eq(listed(), 0);
+}
+END_TEST
+
 /* ---- taking ---- */
 
 START_TEST(a_snapshot_is_committed_listed_and_shown)
@@ -562,6 +575,7 @@ int main(void)
     TCase *tc = tcase_create("snapshot");
     tcase_set_timeout(tc, 30);
     tcase_add_checked_fixture(tc, set_up, tear_down);
+    tcase_add_test(tc, storage_that_is_gone_is_no_empty_list);
     tcase_add_test(tc, a_snapshot_is_committed_listed_and_shown);
     tcase_add_test(tc, a_shard_without_the_storage_refuses_snapshots_at_once);
     tcase_add_test(tc, what_a_shard_says_of_the_storage_ends_with_its_connection);

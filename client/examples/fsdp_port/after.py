@@ -52,16 +52,16 @@ def main():
             batches.seek(here.index, here.rank, here.world)
             loss = accumulate(model, batches)
             done = m.step()
+            rank, step, norm, lr = here.rank, done.step, done.grad_norm, done.lr
+            if rank == 0:
+                print(f"step {step} loss {loss:.6f} norm {norm:.4f} lr {lr:.3e}", flush=True)
+            if step % EVERY == 0:
+                m.snapshot(wait=False)
+                if rank == 0:
+                    with m.pause("evaluating", at_most=600):  # the others wait, beyond their timeouts
+                        print(f"step {step} evaluation loss {evaluate(model, unseen):.6f}", flush=True)
         except cairn.EpochChanged:
             continue  # somebody came or went: nothing was applied, the step is done again
-        rank, step, norm, lr = here.rank, done.step, done.grad_norm, done.lr
-        if rank == 0:
-            print(f"step {step} loss {loss:.6f} norm {norm:.4f} lr {lr:.3e}", flush=True)
-        if step % EVERY == 0:
-            m.snapshot(wait=False)
-            if rank == 0:
-                with m.pause("evaluating", at_most=600):  # the others wait, beyond their timeouts
-                    print(f"step {step} evaluation loss {evaluate(model, unseen):.6f}", flush=True)
     session.close()
 
 

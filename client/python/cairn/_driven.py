@@ -62,8 +62,8 @@ class Driver:
         if step < self._step:
             self._step, self._mark = 0, self._start
         self._restore(self._mark)
-        with warnings.catch_warnings():  # of an order that the servers keep
-            warnings.filterwarnings("ignore", module=r"torch\.optim\.lr_scheduler")
+        with warnings.catch_warnings():  # torch's, of an order that the servers keep
+            warnings.simplefilter("ignore", UserWarning)
             while self._step < step:
                 self._scheduler.step()
                 self._step += 1

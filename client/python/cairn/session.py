@@ -16,7 +16,7 @@ import time
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set
 
 from . import _c, _log
-from .errors import BadHandle, CairnError, Exists, Invalid, NotFound, Timeout, error
+from .errors import BadHandle, CairnError, Exists, Invalid, NotFound, RolledBack, Timeout, error
 from .memory import Memory
 from .records import ClientState, JobInfo, Result, Round, Stats
 from .spec import (DTYPES, NONFINITE, REDUCE_GROUPS, Amendment, Box, Group, JobSpec, Tensor, Tile, Version, amend_to_c,
@@ -315,7 +315,8 @@ class Job:
             yield
         finally:
             if not self.closed:
-                sliced(lambda ms: _c.lib().cairn_pause_end(self._living(), ms), timeout)
+                with contextlib.suppress(RolledBack):  # which the next round says
+                    sliced(lambda ms: _c.lib().cairn_pause_end(self._living(), ms), timeout)
 
     def tiles(self, tiles: Sequence[Tile], world: int, timeout: float = TIMEOUT_S) -> None:
         """What this worker holds, of ranks 0 to world - 1; a tensor that is not listed it holds whole. Every worker
