@@ -23,8 +23,9 @@ void cairn_cluster_recovery_lost(struct cairn_cluster_job *job, const char *why)
 /* What comes next for a job that is LOST, or what an operator is to do: behind "lost: WHY; ". */
 void cairn_cluster_recovery_advise(const struct cairn_cluster_job *job, struct cairn_sentence *out);
 void cairn_cluster_recovery_tick(struct cairn_cluster_job *job);
-/* The snapshot's spec takes over what the job does by itself now, which may be newer. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_cluster_recovery_keep_policy(struct cairn_job_spec_data *spec,
-                                                const struct cairn_policy *policy) CAIRN_MUST_CHECK;
+/* The snapshot's spec takes over what the job does by itself, and how many workers it has, as an amendment
+ * may have made it since: those who work for it now are to find their place in it. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_cluster_recovery_keep(struct cairn_job_spec_data *spec,
+                                         const struct cairn_job_spec_data *now) CAIRN_MUST_CHECK;
 
 #endif

@@ -188,6 +188,57 @@ START_TEST(without_progress_it_ends_after_so_many)
 }
 END_TEST
 
+START_TEST(no_snapshot_that_is_ahead_of_the_job_is_its_own)
+{
+    char folder[300];
+    train();
+    train();
+    take_snapshot(folder);
+    Cairn__JobRemove remove = CAIRN__JOB_REMOVE__INIT;
+    remove.name = (char *)(uintptr_t) "toy";
+    remove.force = true;
+    const uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_REMOVE, &remove.base);
+    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_JOB_REMOVED, request));
+    fake_peer_close(&w);
+    w = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w0");
+    job = fake_attach(&fake, &w, 11, 0, 1); // another one, from the beginning
+    fake_init(&fake, &w, job);
+    train();
+    amend(0);
+    lose_part(1);
+    expect_rolled_back();
+    fake_expect_error(&fake, &w, ask_open(), CAIRN_ERR_JOB_LOST, "finds no whole snapshot of it");
+}
+END_TEST
+
+/* Those who came for more workers than the snapshot's job has, and those who wait for a lost one. */
+START_TEST(it_keeps_how_many_workers_it_was_amended_to_have)
+{
+    char folder[300];
+    take_snapshot(folder);
+    amend(0);
+    Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;
+    message.job = job;
+    message.key = 2;
+    message.workers_min = 1;
+    message.workers_max = 4;
+    fake_expect_amended(&fake, &w, fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base), 2);
+    lose_part(1);
+    expect_rolled_back();
+    fake_peer_close(&w);
+    w = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w0");
+    struct cairn_job_spec_data spec = fake_spec(3);
+    spec.workers_max = 3; // within the bounds
+    const uint32_t request = fake_job_open(&w, &spec, 10, 0);
+    cairn_spec_release(&spec);
+    expect_attached(request, 2, 1);
+    ck_assert_uint_eq(toy()->spec.workers_min, 1);
+    ck_assert_uint_eq(toy()->spec.workers_max, 4);
+    expect_attached(ask_open(), 2, 1); // as it was before the amendment
+    train();
+}
+END_TEST
+
 START_TEST(by_default_the_job_waits)
 {
     char folder[300];
@@ -211,6 +262,8 @@ int main(void)
     tcase_add_test(tc, a_damaged_one_is_passed_over_for_the_one_before);
     tcase_add_test(tc, without_a_snapshot_the_job_is_lost_and_says_so);
     tcase_add_test(tc, without_progress_it_ends_after_so_many);
+    tcase_add_test(tc, no_snapshot_that_is_ahead_of_the_job_is_its_own);
+    tcase_add_test(tc, it_keeps_how_many_workers_it_was_amended_to_have);
     tcase_add_test(tc, by_default_the_job_waits);
     suite_add_tcase(suite, tc);
     return suite_run(suite);
