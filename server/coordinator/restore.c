@@ -242,6 +242,8 @@ static void inherit(struct cairn_cluster_job *body, const struct cairn_cluster_j
     body->round_reserved = old->round_reserved;
     body->generation_reserved = body->generation;
     body->stored = old->stored;
+    body->pause_ends_ms = old->pause_ends_ms;
+    memcpy(body->pause, old->pause, sizeof body->pause);
     if (restore->of_job == 0) return;
     body->recovery = old->recovery;
     body->recovery.waited = true;
@@ -317,6 +319,7 @@ static cairn_status replace(struct cairn_cluster_restore *restore, struct cairn_
     struct cairn_manifest *m = &restore->manifest;
     struct cairn_cluster_job *body = cairn_cluster_job_plan(restore->cluster, &m->spec, why);
     if (body == NULL) return CAIRN_ERR_NOT_READY;
+    if (old != NULL) cairn_cluster_job_keep_pauses(old);
     inherit(body, old, restore);
     cairn_status status = cairn_cluster_groups_restored(body, &m->reduce_groups);
     if (status == CAIRN_OK) status = await_parts(restore, body, why);

@@ -239,6 +239,54 @@ START_TEST(it_keeps_how_many_workers_it_was_amended_to_have)
 }
 END_TEST
 
+START_TEST(who_was_at_work_on_something_else_is_waited_for_afterwards_too)
+{
+    char folder[300];
+    struct fake_peer other = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w1");
+    take_snapshot(folder);
+    amend(0);
+    struct cairn_job_spec_data spec = fake_spec(1);
+    cairn_message_free(
+        fake_expect(&fake, &other, CAIRN_MSG_ATTACHED, fake_job_open(&other, &spec, 11, 1)));
+    cairn_spec_release(&spec);
+    Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;
+    message.job = job;
+    message.key = 2;
+    message.workers_min = message.workers_max = 2;
+    fake_expect_amended(&fake, &w, fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base), 2);
+    Cairn__Pause pause = CAIRN__PAUSE__INIT;
+    pause.job = job;
+    pause.at_most_ms = 60000;
+    pause.what = (char *)(uintptr_t) "evaluating";
+    cairn_message_free(fake_expect(&fake, &other, CAIRN_MSG_DONE,
+                                   fake_request(&other, CAIRN_MSG_PAUSE, &pause.base)));
+    lose_part(1);
+    expect_rolled_back();
+    fake_expect_error(&fake, &other, 0, CAIRN_ERR_ROLLED_BACK, "is restored by itself");
+    expect_attached(ask_open(), 2, 1);
+    Cairn__RoundBegin begin = CAIRN__ROUND_BEGIN__INIT;
+    begin.job = job;
+    const uint32_t begun = fake_request(&w, CAIRN_MSG_ROUND_BEGIN, &begin.base);
+    Cairn__WhoIsAwaited who = CAIRN__WHO_IS_AWAITED__INIT;
+    who.job = job;
+    Cairn__Awaited *awaited = (Cairn__Awaited *)fake_expect(
+        &fake, &w, CAIRN_MSG_AWAITED, fake_request(&w, CAIRN_MSG_WHO_IS_AWAITED, &who.base));
+    ck_assert_msg(awaited->paused_ms > 0, "%s", awaited->text);
+    ck_assert_msg(strstr(awaited->text, "1 more workers (1 of 2 attached)") != NULL &&
+                      strstr(awaited->text, "evaluating") != NULL,
+                  "%s", awaited->text);
+    cairn_message_free(&awaited->base);
+    fake_peer_close(&other);
+    other = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w1");
+    spec = fake_spec(1);
+    cairn_message_free(
+        fake_expect(&fake, &other, CAIRN_MSG_ATTACHED, fake_job_open(&other, &spec, 11, 1)));
+    cairn_spec_release(&spec);
+    cairn_message_free(fake_expect(&fake, &w, CAIRN_MSG_ROUND_OPENED, begun));
+    fake_peer_close(&other);
+}
+END_TEST
+
 START_TEST(by_default_the_job_waits)
 {
     char folder[300];
@@ -264,6 +312,7 @@ int main(void)
     tcase_add_test(tc, without_progress_it_ends_after_so_many);
     tcase_add_test(tc, no_snapshot_that_is_ahead_of_the_job_is_its_own);
     tcase_add_test(tc, it_keeps_how_many_workers_it_was_amended_to_have);
+    tcase_add_test(tc, who_was_at_work_on_something_else_is_waited_for_afterwards_too);
     tcase_add_test(tc, by_default_the_job_waits);
     suite_add_tcase(suite, tc);
     return suite_run(suite);
