@@ -119,6 +119,10 @@ class Case(unittest.TestCase):
         self.assertEqual((caught.exception.step, m.version), (2, (2, 2)))
         m.model(torch.ones(2, 4)).sum().backward()
         self.assertEqual(m.step().step, 3)
+        with self.assertRaises(cairn.RolledBack) as caught:
+            with m.pause("evaluating"):
+                self.cluster.ctl("snapshot", "restore", "asked", listed[2]["id"], "--yes")
+        self.assertEqual((caught.exception.step, m.version), (2, (3, 2)))
 
 
 if __name__ == "__main__":
