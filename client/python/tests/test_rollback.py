@@ -123,6 +123,10 @@ class Case(unittest.TestCase):
             with m.pause("evaluating"):
                 self.cluster.ctl("snapshot", "restore", "asked", listed[2]["id"], "--yes")
         self.assertEqual((caught.exception.step, m.version), (2, (3, 2)))
+        self.cluster.ctl("snapshot", "restore", "asked", listed[2]["id"], "--yes")
+        self.cluster.ctl("job", "drop", "asked", "--yes")
+        with self.assertRaises(cairn.NotFound):  # and begins none anew
+            m.begin()
 
 
 if __name__ == "__main__":
