@@ -124,6 +124,9 @@ START_TEST(a_shard_that_stays_away_is_given_up_for_one_that_is_there)
     expect_attached(ask_open(), 2, 1);
     ck_assert(fake.shards[0].has_job && fake.shards[2].has_job);
     train();
+    fake_shard_up(&fake, 1); // with a part that is of no use now
+    fake_until(&fake, !fake.shards[1].has_job);
+    train();
 }
 END_TEST
 
