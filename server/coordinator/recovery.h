@@ -5,7 +5,10 @@
  *     → LOST           members are put out with ROLLED_BACK; who opens the job waits
  *     → restore        of the newest snapshot, or, if that is damaged, of the one before, as soon as there
  *                      are shards enough (restore.c); a part that comes back first ends it
- *     → running        in a new generation, at the snapshot's step
+ *     → running        in a new generation, at the snapshot's step, with the policy and the bounds of workers
+ *                      that the job had
+ *
+ * A snapshot ahead of where the job was is not its own, but of one that had the name before it.
  *
  * At most CAIRN_RESTORES_MAX times without a step that is applied in between, while this coordinator lives;
  * then the job waits, and says so. */
