@@ -30,7 +30,10 @@ static cairn_status tell(struct job *job, const char *what, int at_most_ms, uint
     note(job, what, at_most_ms > 0 ? cairn_client_now_ms() + (uint64_t)at_most_ms : 0);
     const cairn_status status = cairn_control_ask(job->session, job, CAIRN_MSG_PAUSE, &message.base,
                                                   CAIRN_MSG_DONE, deadline_ms, &reply);
-    if (status == CAIRN_OK) cairn_message_free(reply);
+    if (status == CAIRN_OK)
+        cairn_message_free(reply);
+    else
+        note(job, "", 0); // who was told that it failed will not end it
     return status;
 }
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "client/ctl/ctl.h"
+#include "proto/wire/schedule.h"
 
 static cairn_status show(struct ctl *ctl, ProtobufCMessage **reply_out)
 {
@@ -19,6 +20,11 @@ static int fill_groups(const struct ctl *ctl, const Cairn__JobStatus *job, Cairn
     for (size_t i = 0; i < job->n_groups; i++) {
         Cairn__GroupSpec *group = job->groups[i];
         if (ctl->group != NULL && strcmp(group->name, ctl->group) != 0) continue;
+        if (group->schedule == CAIRN_SCHEDULE_DRIVEN)
+            return cairn_ctl_fail(CAIRN_ERR_UNSUPPORTED,
+                                  "group %s is driven: its lr is the trainer's, and comes with "
+                                  "each commit; name another with --group",
+                                  group->name);
         group->lr = ctl->lr;
         amend->groups[amend->n_groups++] = group;
     }

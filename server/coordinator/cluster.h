@@ -353,6 +353,8 @@ cairn_status cairn_cluster_decision_of_message(const Cairn__Decision *message,
 void cairn_cluster_job_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out);
 /* So long at most those whom it awaits pause; 0: not all that is awaited is of that kind. */
 uint64_t cairn_cluster_job_paused_ms(const struct cairn_cluster_job *job);
+/* Its members are put out, for a restore: whoever pauses is waited for in the restored job, too. */
+void cairn_cluster_job_keep_pauses(struct cairn_cluster_job *job);
 void cairn_cluster_member_pause(struct cairn_cluster_member *member, uint32_t request,
                                 const Cairn__Pause *pause);
 

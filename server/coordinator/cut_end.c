@@ -150,7 +150,10 @@ static void end_now(struct cairn_cluster_cut *cut)
 void cairn_cluster_cut_abort(struct cairn_cluster_job *job, const char *reason)
 {
     struct cairn_cluster_cut *cut = job->cut;
-    if (cut == NULL || cut->stage == CAIRN_CUT_WORKING) return;
+    if (cut == NULL) return;
+    cairn_cluster_waiters_fail(&cut->next.at_begin, CAIRN_ERR_CANCELED, reason);
+    cairn_cluster_waiters_fail(&cut->next.at_end, CAIRN_ERR_CANCELED, reason);
+    if (cut->stage == CAIRN_CUT_WORKING) return;
     cairn_cluster_cut_fail(cut, CAIRN_ERR_CANCELED, "", reason);
     end_now(cut);
 }

@@ -193,6 +193,7 @@ void cairn_cluster_job_lose(struct cairn_cluster_job *job, bool may_return, cons
     cairn_sentence_set(&job->lost, "lost: %s; %s", what, advice.text);
     const bool pending = cairn_cluster_recovery_pending(job);
     stop(job);
+    if (pending) cairn_cluster_job_keep_pauses(job);
     while (job->members != NULL)
         cairn_cluster_member_put_out(
             job->members, pending ? CAIRN_ERR_ROLLED_BACK : CAIRN_ERR_JOB_LOST, job->lost.text);

@@ -139,7 +139,7 @@ static void join(struct cairn_cluster_member *member, struct cairn_cluster_job *
 /* It wants what there is of the job in the snapshots, and has not been told yet that there is nothing. */
 static bool wants_restore(const struct cairn_cluster_member *member)
 {
-    return member->resumes && member->attached_id == 0;
+    return member->resumes && member->attached_id == 0 && member->role == CAIRN_ROLE_WIRE_WORKER;
 }
 
 /* True if the member is gone; else it waits. */
@@ -179,6 +179,8 @@ static bool advance(struct cairn_cluster_member *member)
         return true;
     }
     if (wants_restore(member)) return begin_resume(member);
+    if (cairn_cluster_resuming(cluster, member->job_name))
+        return false; // for others, and so for it
     if (member->must_exist) {
         cairn_sentence_set(&why,
                            "there is no job %s, and must_exist begins none; `cairn job list`, "

@@ -147,13 +147,16 @@ void cairn_cluster_recovery_tick(struct cairn_cluster_job *job)
         watch(job);
 }
 
-cairn_status cairn_cluster_recovery_keep_policy(struct cairn_job_spec_data *spec,
-                                                const struct cairn_policy *policy)
+cairn_status cairn_cluster_recovery_keep(struct cairn_job_spec_data *spec,
+                                         const struct cairn_job_spec_data *now)
 {
-    uint8_t hash[32];
-    if (cairn_policy_same(&spec->policy, policy)) return CAIRN_OK;
-    cairn_status status = cairn_spec_hash(spec, hash); // workers may come with it as it was
-    if (status == CAIRN_OK) status = cairn_spec_add_former(spec, hash);
-    if (status == CAIRN_OK) spec->policy = *policy;
-    return status;
+    if (cairn_policy_same(&spec->policy, &now->policy) && spec->workers_min == now->workers_min &&
+        spec->workers_max == now->workers_max)
+        return CAIRN_OK;
+    const cairn_status status = cairn_spec_note_former(spec); // workers may come with it as it was
+    if (status != CAIRN_OK) return status;
+    spec->policy = now->policy;
+    spec->workers_min = now->workers_min;
+    spec->workers_max = now->workers_max;
+    return CAIRN_OK;
 }

@@ -5,7 +5,10 @@
  *     → LOST           members are put out with ROLLED_BACK; who opens the job waits
  *     → restore        of the newest snapshot, or, if that is damaged, of the one before, as soon as there
  *                      are shards enough (restore.c); a part that comes back first ends it
- *     → running        in a new generation, at the snapshot's step
+ *     → running        in a new generation, at the snapshot's step, with the policy and the bounds of workers
+ *                      that the job had
+ *
+ * A snapshot ahead of where the job was is not its own, but of one that had the name before it.
  *
  * At most CAIRN_RESTORES_MAX times without a step that is applied in between, while this coordinator lives;
  * then the job waits, and says so. */
@@ -23,8 +26,9 @@ void cairn_cluster_recovery_lost(struct cairn_cluster_job *job, const char *why)
 /* What comes next for a job that is LOST, or what an operator is to do: behind "lost: WHY; ". */
 void cairn_cluster_recovery_advise(const struct cairn_cluster_job *job, struct cairn_sentence *out);
 void cairn_cluster_recovery_tick(struct cairn_cluster_job *job);
-/* The snapshot's spec takes over what the job does by itself now, which may be newer. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_cluster_recovery_keep_policy(struct cairn_job_spec_data *spec,
-                                                const struct cairn_policy *policy) CAIRN_MUST_CHECK;
+/* The snapshot's spec takes over what the job does by itself, and how many workers it has, as an amendment
+ * may have made it since: those who work for it now are to find their place in it. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_cluster_recovery_keep(struct cairn_job_spec_data *spec,
+                                         const struct cairn_job_spec_data *now) CAIRN_MUST_CHECK;
 
 #endif

@@ -49,9 +49,9 @@ bool cairn_cluster_snapshot_removing(const struct cairn_cluster *cluster, const 
 void cairn_cluster_restore_begin(struct cairn_cluster_session *session, uint32_t request,
                                  const Cairn__SnapshotRestore *message);
 /* Without an admin: the newest snapshot of the job but `skip`. of_job: of this one, which is lost (else
- * CAIRN_ERR_CANCELED) and keeps its policy; 0: of any of that name that is lost, or of none (else
- * CAIRN_ERR_EXISTS). `ended` hears of the end, once, unless the cluster closes before. False: it was not
- * begun. */
+ * CAIRN_ERR_CANCELED), and none that is ahead of it: that is of another job that had the name; 0: of any of
+ * that name that is lost, or of none (else CAIRN_ERR_EXISTS). A lost one keeps its policy and its workers'
+ * bounds. `ended` hears of the end, once, unless the cluster closes before. False: it was not begun. */
 struct cairn_cluster_restore;
 typedef void (*cairn_cluster_restored_fn)(const struct cairn_cluster_restore *restore,
                                           cairn_status status, const char *text);

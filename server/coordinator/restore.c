@@ -72,20 +72,34 @@ static void end_restore(struct cairn_cluster_restore *restore, cairn_status stat
 
 /* ---- check, on another thread ---- */
 
+static struct cairn_found_snapshot *choose(const struct cairn_cluster_restore *restore,
+                                           const struct cairn_cluster_found *found)
+{
+    const struct cairn_version *newest = &restore->newest;
+    size_t skip = restore->skip;
+    for (size_t i = 0; i < found->count; i++) {
+        const struct cairn_manifest *m = &found->list[i].manifest;
+        if (m->generation <= newest->generation && m->step <= newest->step && skip-- == 0)
+            return &found->list[i];
+    }
+    return NULL;
+}
+
 static void find_newest(struct cairn_cluster_restore *restore)
 {
     struct cairn_cluster_found found;
     const char *job = restore->job_name;
     restore->status = cairn_cluster_find_snapshots(restore->cluster->snapshots_path, job, NULL,
                                                    &found, &restore->why);
-    if (restore->status == CAIRN_OK && found.count <= restore->skip) {
+    struct cairn_found_snapshot *chosen = choose(restore, &found);
+    if (restore->status == CAIRN_OK && chosen == NULL) {
         restore->none_found = true;
         restore->status = cairn_fail(&restore->why, CAIRN_ERR_NOT_FOUND,
                                      "there is no whole snapshot of job %s (%zu damaged)", job,
                                      restore->skip);
     } else if (restore->status == CAIRN_OK) {
-        restore->folder = found.list[restore->skip].folder; // moves
-        found.list[restore->skip].folder = NULL;
+        restore->folder = chosen->folder; // moves
+        chosen->folder = NULL;
     }
     cairn_cluster_found_release(&found);
 }
@@ -228,6 +242,8 @@ static void inherit(struct cairn_cluster_job *body, const struct cairn_cluster_j
     body->round_reserved = old->round_reserved;
     body->generation_reserved = body->generation;
     body->stored = old->stored;
+    body->pause_ends_ms = old->pause_ends_ms;
+    memcpy(body->pause, old->pause, sizeof body->pause);
     if (restore->of_job == 0) return;
     body->recovery = old->recovery;
     body->recovery.waited = true;
@@ -303,6 +319,7 @@ static cairn_status replace(struct cairn_cluster_restore *restore, struct cairn_
     struct cairn_manifest *m = &restore->manifest;
     struct cairn_cluster_job *body = cairn_cluster_job_plan(restore->cluster, &m->spec, why);
     if (body == NULL) return CAIRN_ERR_NOT_READY;
+    if (old != NULL) cairn_cluster_job_keep_pauses(old);
     inherit(body, old, restore);
     cairn_status status = cairn_cluster_groups_restored(body, &m->reduce_groups);
     if (status == CAIRN_OK) status = await_parts(restore, body, why);
@@ -344,8 +361,8 @@ static void advance(struct cairn_cluster_restore *restore)
     struct cairn_cluster_job *old = cairn_cluster_job_find(restore->cluster, m->spec.name);
     struct cairn_sentence why;
     cairn_status status = judge_replace(restore, old, &why);
-    if (status == CAIRN_OK && restore->of_job != 0)
-        status = cairn_cluster_recovery_keep_policy(&m->spec, &old->spec.policy);
+    if (status == CAIRN_OK && restore->ended != NULL && old != NULL)
+        status = cairn_cluster_recovery_keep(&m->spec, &old->spec);
     const uint64_t next = next_generation(old, m), id = old != NULL ? old->id : 0;
     if (status == CAIRN_OK && (restore->generation < next || restore->old_id != id)) {
         restore->generation = next;
@@ -509,7 +526,11 @@ bool cairn_cluster_restore_latest(struct cairn_cluster *cluster, const char *job
 {
     struct cairn_cluster_restore *restore = new_restore(cluster);
     if (restore == NULL) return false;
+    const struct cairn_cluster_job *lost = cairn_cluster_job_by_id(cluster, of_job);
+    const bool known = lost != NULL && !lost->version_unknown;
     restore->of_job = of_job;
+    restore->newest = known ? cairn_cluster_job_version(lost)
+                            : (struct cairn_version) { UINT64_MAX, UINT64_MAX };
     restore->skip = skip;
     restore->asked = strdup("");
     restore->job_name = strdup(job);

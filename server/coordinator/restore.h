@@ -25,6 +25,7 @@ struct cairn_cluster_restore {
     /* without an admin: cairn_cluster_restore_latest */
     cairn_cluster_restored_fn ended; /* NULL: an admin asks, or it was told */
     uint64_t of_job;
+    struct cairn_version newest; /* none ahead of it, neither by generation nor by step */
     size_t skip;
     bool none_found; /* there are not more than `skip` */
     /* owned */

@@ -103,12 +103,30 @@ bool cairn_cluster_seat_held(struct cairn_cluster_session *session, const struct
     return true;
 }
 
+/* The job was restored onto other shards while this one was away: what it holds is of no use any more. */
+static bool was_left_behind(const struct cairn_cluster_job *job,
+                            const struct cairn_cluster_seat *seat, const Cairn__HeldJob *held)
+{
+    if (job->state != CAIRN_CLUSTER_JOB_RUNNING || held->generation >= job->generation)
+        return false;
+    for (uint32_t i = 0; i < job->layout->shard_count; i++)
+        if (job->shards[i].seat == seat) return false;
+    return true;
+}
+
 void cairn_cluster_seat_clean(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
                               const Cairn__Hello *hello)
 {
     for (size_t i = 0; i < hello->n_held; i++) {
         const Cairn__HeldJob *held = hello->held[i];
-        if (cairn_cluster_job_by_id(cluster, held->job) != NULL) continue;
+        const struct cairn_cluster_job *job = cairn_cluster_job_by_id(cluster, held->job);
+        if (job != NULL && was_left_behind(job, seat, held)) {
+            cairn_log_info("shard %s holds generation %" PRIu64
+                           " of job %s, which was restored onto others: dropped",
+                           seat->name, held->generation, job->spec.name);
+            cairn_cluster_job_send_drop(cluster, seat, held->job);
+        }
+        if (job != NULL) continue;
         const bool dropped = was_dropped(cluster, held->job);
         if (dropped || held->unsettled) {
             cairn_log_info("shard %s holds job %016" PRIx64 ", which %s here: dropped", seat->name,

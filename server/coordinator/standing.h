@@ -21,7 +21,8 @@ void cairn_cluster_seat_forget_parts(struct cairn_cluster_seat *seat);
 /* A frame of HeldJobs, the answer to a question if it has a request. False: not as it should be. */
 bool cairn_cluster_seat_held(struct cairn_cluster_session *session,
                              const struct cairn_frame *frame) CAIRN_MUST_CHECK;
-/* Leftovers of our own on it: of jobs that were never finished here, or dropped while it was away. */
+/* Leftovers of our own on it: of jobs that were never finished here, or were dropped, or restored onto other
+ * shards, while it was away. */
 void cairn_cluster_seat_clean(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
                               const Cairn__Hello *hello);
 /* What the shard has seen of a job; and what our store knows of it. */

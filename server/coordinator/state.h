@@ -201,7 +201,10 @@ struct cairn_cluster_job {
     struct cairn_version version_told;  /* readers were told that it is there */
     struct cairn_sentence epoch_reason; /* why the last epoch changed, for logs and workers */
     struct cairn_sentence
-        snapshot_failed;                  /* the last periodic one; empty: it did not; for status */
+        snapshot_failed; /* the last periodic one; empty: it did not; for status */
+    /* Of those who were put out for a restore, and come back when that is over. */
+    uint64_t pause_ends_ms; /* cairn_cluster_now_ms: of the longest pause; 0: of none */
+    char pause[CAIRN_MEMBER_PAUSE_BYTES];
     struct cairn_sentence put_out;        /* who was, last, at the step's deadline; for status */
     struct cairn_cluster_member *members; /* list by next_of_job */
     struct cairn_cluster_member *members_by_id[CAIRN_MEMBER_BUCKETS]; /* by next_of_bucket */

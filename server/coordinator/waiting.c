@@ -41,10 +41,32 @@ void cairn_cluster_member_pause(struct cairn_cluster_member *member, uint32_t re
     cairn_cluster_job_event(job, &event);
 }
 
+void cairn_cluster_job_keep_pauses(struct cairn_cluster_job *job)
+{
+    for (const struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job) {
+        if (m->pause_ends_ms <= job->pause_ends_ms) continue;
+        job->pause_ends_ms = m->pause_ends_ms;
+        memcpy(job->pause, m->pause, sizeof job->pause);
+    }
+}
+
+static uint64_t until_ms(const struct cairn_cluster *cluster, uint64_t ends_ms)
+{
+    const uint64_t now_ms = cairn_cluster_now_ms(cluster);
+    return ends_ms > now_ms ? ends_ms - now_ms : 0;
+}
+
 static uint64_t left_ms(const struct cairn_cluster_member *member)
 {
-    const uint64_t now_ms = cairn_cluster_now_ms(member->session->cluster);
-    return member->pause_ends_ms > now_ms ? member->pause_ends_ms - now_ms : 0;
+    return until_ms(member->session->cluster, member->pause_ends_ms);
+}
+
+/* Of who was put out: while a worker is missing, that may be the one. */
+static uint64_t absent_left_ms(const struct cairn_cluster_job *job)
+{
+    const bool is_missing = job->core != NULL && !cairn_cluster_job_dead(job) &&
+                            cairn_round_worker_count(job->core) < job->spec.workers_min;
+    return is_missing ? until_ms(job->cluster, job->pause_ends_ms) : 0;
 }
 
 /* Before the first round it is not asked whom each step of it waits for. */
@@ -55,6 +77,7 @@ uint64_t cairn_cluster_job_paused_ms(const struct cairn_cluster_job *job)
     if (job->core == NULL || cairn_cluster_job_dead(job)) return 0;
     for (uint32_t i = 0; i < job->layout->shard_count; i++)
         if (!job->shards[i].up) return 0;
+    if (absent_left_ms(job) > 0) return absent_left_ms(job);
     if (job->initialized && !cairn_cluster_tiles_waiting(job, &text))
         return cairn_round_paused_ms(job->core);
     for (const struct cairn_cluster_member *m = job->members; m != NULL; m = m->next_of_job)
@@ -149,6 +172,11 @@ void cairn_cluster_job_waiting(const struct cairn_cluster_job *job, struct cairn
     } else {
         cairn_round_waiting(job->core, &core);
         put_names(job, core.text, out);
+        if (out->text[0] != '\0' && absent_left_ms(job) > 0)
+            cairn_sentence_add(out,
+                               ", of whom one was %s when the job was restored, for %" PRIu64
+                               " s more at most",
+                               job->pause, (absent_left_ms(job) + 999) / 1000);
         if (saving) cairn_sentence_add(out, "%sthe store's disk", out->text[0] != '\0' ? ", " : "");
     }
 }

@@ -184,6 +184,11 @@ START_TEST(what_cannot_be_is_refused)
                                        .groups = &group,
                                        .group_count = 1 };
     fails(cairn_job_amend(t.job, &amend, CLUSTER_WAIT_MS), CAIRN_ERR_UNSUPPORTED, "is driven");
+    struct cluster_said said;
+    cluster_cli(&cluster, &said, "job", "amend", "tiny", "--lr", "0.5", NULL);
+    ck_assert_int_ne(said.status, 0);
+    ck_assert_msg(strstr(said.err, "group default is driven: its lr is the trainer's") != NULL,
+                  "%s", said.err);
     struct trainer other = attach(&cluster, "own", 0, 1, CAIRN_SCHEDULE_TABLE);
     fails(cairn_group_lr(other.job, "default", 1), CAIRN_ERR_REFUSED, "is not driven");
     cairn_close(t.session);

@@ -109,6 +109,24 @@ START_TEST(who_does_not_want_to_wait_has_its_timeout)
 }
 END_TEST
 
+START_TEST(a_pause_that_was_not_to_be_is_none_later)
+{
+    struct cairn_round rounds[2] = { { .struct_size = sizeof rounds[0] },
+                                     { .struct_size = sizeof rounds[1] } };
+    struct cairn_result result = { .struct_size = sizeof result };
+    goes_on = false;
+    cluster_kill_coordinator(&cluster);
+    ck_assert_int_eq(cairn_pause(jobs[0], "evaluating", PAUSE_MS, SHORT_MS), CAIRN_ERR_TIMEOUT);
+    cluster_restart_coordinator(&cluster);
+    for (int i = 1; i >= 0; i--)
+        ck_assert_msg(cairn_round_begin(jobs[i], CLUSTER_WAIT_MS, &rounds[i]) == CAIRN_OK, "%s",
+                      cairn_error());
+    ck_assert_int_eq(cairn_commit(jobs[1], &rounds[1], 1, NULL, 0, SHORT_MS, &result),
+                     CAIRN_ERR_TIMEOUT);
+    ck_assert_msg(strstr(cairn_error(), "evaluating") == NULL, "%s", cairn_error());
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("pause");
@@ -117,6 +135,7 @@ int main(void)
     tcase_add_checked_fixture(tcase, set_up, tear_down);
     tcase_add_test(tcase, calls_wait_beyond_their_time_and_say_for_whom);
     tcase_add_test(tcase, who_does_not_want_to_wait_has_its_timeout);
+    tcase_add_test(tcase, a_pause_that_was_not_to_be_is_none_later);
     suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

@@ -250,6 +250,23 @@ static void drop(void)
     cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_JOB_REMOVED, request));
 }
 
+START_TEST(whoever_waits_behind_one_begins_none_of_a_job_that_is_dropped)
+{
+    amend(2, 1, 1);
+    step_and_hold();
+    const uint32_t asked = ask_snapshot(true);
+    fake_until(&fake, toy()->cut->next.at_end != NULL);
+    Cairn__JobRemove message = CAIRN__JOB_REMOVE__INIT;
+    message.name = (char *)(uintptr_t) "toy";
+    message.force = true;
+    const uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_REMOVE, &message.base);
+    fake_expect_error(&fake, &admin, asked, CAIRN_ERR_CANCELED, "is to be dropped");
+    fake_expect_error(&fake, &admin, request, CAIRN_ERR_BUSY, "is being taken");
+    fake_until(&fake, toy()->cut == NULL);
+    drop();
+}
+END_TEST
+
 START_TEST(those_of_another_job_of_the_name_are_nobodys)
 {
     amend(2, 1, 1);
@@ -284,6 +301,7 @@ int main(void)
     tcase_add_test(tc, one_that_fails_is_said_and_no_old_one_goes_for_it);
     tcase_add_test(tc, none_begins_while_one_is_being_written);
     tcase_add_test(tc, whoever_asks_for_one_meanwhile_gets_one_behind_it);
+    tcase_add_test(tc, whoever_waits_behind_one_begins_none_of_a_job_that_is_dropped);
     tcase_add_test(tc, those_of_another_job_of_the_name_are_nobodys);
     suite_add_tcase(suite, tc);
     return suite_run(suite);

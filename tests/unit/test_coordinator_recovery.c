@@ -124,6 +124,9 @@ START_TEST(a_shard_that_stays_away_is_given_up_for_one_that_is_there)
     expect_attached(ask_open(), 2, 1);
     ck_assert(fake.shards[0].has_job && fake.shards[2].has_job);
     train();
+    fake_shard_up(&fake, 1); // with a part that is of no use now
+    fake_until(&fake, !fake.shards[1].has_job);
+    train();
 }
 END_TEST
 
@@ -188,6 +191,105 @@ START_TEST(without_progress_it_ends_after_so_many)
 }
 END_TEST
 
+START_TEST(no_snapshot_that_is_ahead_of_the_job_is_its_own)
+{
+    char folder[300];
+    train();
+    train();
+    take_snapshot(folder);
+    Cairn__JobRemove remove = CAIRN__JOB_REMOVE__INIT;
+    remove.name = (char *)(uintptr_t) "toy";
+    remove.force = true;
+    const uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_REMOVE, &remove.base);
+    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_JOB_REMOVED, request));
+    fake_peer_close(&w);
+    w = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w0");
+    job = fake_attach(&fake, &w, 11, 0, 1); // another one, from the beginning
+    fake_init(&fake, &w, job);
+    train();
+    amend(0);
+    lose_part(1);
+    expect_rolled_back();
+    fake_expect_error(&fake, &w, ask_open(), CAIRN_ERR_JOB_LOST, "finds no whole snapshot of it");
+}
+END_TEST
+
+/* Those who came for more workers than the snapshot's job has, and those who wait for a lost one. */
+START_TEST(it_keeps_how_many_workers_it_was_amended_to_have)
+{
+    char folder[300];
+    take_snapshot(folder);
+    amend(0);
+    Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;
+    message.job = job;
+    message.key = 2;
+    message.workers_min = 1;
+    message.workers_max = 4;
+    fake_expect_amended(&fake, &w, fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base), 2);
+    lose_part(1);
+    expect_rolled_back();
+    fake_peer_close(&w);
+    w = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w0");
+    struct cairn_job_spec_data spec = fake_spec(3);
+    spec.workers_max = 3; // within the bounds
+    const uint32_t request = fake_job_open(&w, &spec, 10, 0);
+    cairn_spec_release(&spec);
+    expect_attached(request, 2, 1);
+    ck_assert_uint_eq(toy()->spec.workers_min, 1);
+    ck_assert_uint_eq(toy()->spec.workers_max, 4);
+    expect_attached(ask_open(), 2, 1); // as it was before the amendment
+    train();
+}
+END_TEST
+
+START_TEST(who_was_at_work_on_something_else_is_waited_for_afterwards_too)
+{
+    char folder[300];
+    struct fake_peer other = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w1");
+    take_snapshot(folder);
+    amend(0);
+    struct cairn_job_spec_data spec = fake_spec(1);
+    cairn_message_free(
+        fake_expect(&fake, &other, CAIRN_MSG_ATTACHED, fake_job_open(&other, &spec, 11, 1)));
+    cairn_spec_release(&spec);
+    Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;
+    message.job = job;
+    message.key = 2;
+    message.workers_min = message.workers_max = 2;
+    fake_expect_amended(&fake, &w, fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base), 2);
+    Cairn__Pause pause = CAIRN__PAUSE__INIT;
+    pause.job = job;
+    pause.at_most_ms = 60000;
+    pause.what = (char *)(uintptr_t) "evaluating";
+    cairn_message_free(fake_expect(&fake, &other, CAIRN_MSG_DONE,
+                                   fake_request(&other, CAIRN_MSG_PAUSE, &pause.base)));
+    lose_part(1);
+    expect_rolled_back();
+    fake_expect_error(&fake, &other, 0, CAIRN_ERR_ROLLED_BACK, "is restored by itself");
+    expect_attached(ask_open(), 2, 1);
+    Cairn__RoundBegin begin = CAIRN__ROUND_BEGIN__INIT;
+    begin.job = job;
+    const uint32_t begun = fake_request(&w, CAIRN_MSG_ROUND_BEGIN, &begin.base);
+    Cairn__WhoIsAwaited who = CAIRN__WHO_IS_AWAITED__INIT;
+    who.job = job;
+    Cairn__Awaited *awaited = (Cairn__Awaited *)fake_expect(
+        &fake, &w, CAIRN_MSG_AWAITED, fake_request(&w, CAIRN_MSG_WHO_IS_AWAITED, &who.base));
+    ck_assert_msg(awaited->paused_ms > 0, "%s", awaited->text);
+    ck_assert_msg(strstr(awaited->text, "1 more workers (1 of 2 attached)") != NULL &&
+                      strstr(awaited->text, "evaluating") != NULL,
+                  "%s", awaited->text);
+    cairn_message_free(&awaited->base);
+    fake_peer_close(&other);
+    other = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w1");
+    spec = fake_spec(1);
+    cairn_message_free(
+        fake_expect(&fake, &other, CAIRN_MSG_ATTACHED, fake_job_open(&other, &spec, 11, 1)));
+    cairn_spec_release(&spec);
+    cairn_message_free(fake_expect(&fake, &w, CAIRN_MSG_ROUND_OPENED, begun));
+    fake_peer_close(&other);
+}
+END_TEST
+
 START_TEST(by_default_the_job_waits)
 {
     char folder[300];
@@ -211,6 +313,9 @@ int main(void)
     tcase_add_test(tc, a_damaged_one_is_passed_over_for_the_one_before);
     tcase_add_test(tc, without_a_snapshot_the_job_is_lost_and_says_so);
     tcase_add_test(tc, without_progress_it_ends_after_so_many);
+    tcase_add_test(tc, no_snapshot_that_is_ahead_of_the_job_is_its_own);
+    tcase_add_test(tc, it_keeps_how_many_workers_it_was_amended_to_have);
+    tcase_add_test(tc, who_was_at_work_on_something_else_is_waited_for_afterwards_too);
     tcase_add_test(tc, by_default_the_job_waits);
     suite_add_tcase(suite, tc);
     return suite_run(suite);

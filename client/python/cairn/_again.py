@@ -54,7 +54,7 @@ def after_restore(session: Session, name: str, spec: JobSpec, timeout: float) ->
     give_up = time.monotonic() + max(timeout, _RESTORE_S)
     while True:
         try:
-            return session.open_worker(name, spec, timeout)
+            return session.open_worker(name, spec, timeout, must_exist=True)
         except Timeout as late:
             if time.monotonic() >= give_up:
                 raise

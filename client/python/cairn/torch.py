@@ -27,7 +27,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import torch
 from torch import nn
@@ -573,10 +573,16 @@ class AttachedModel(Held):
         now = {**known, **{group.name: group for group in changed}}
         self._spec = dataclasses.replace(wanted, groups=tuple(now.values()))
 
-    def pause(self, what: str, at_most: float = 600.0) -> ContextManager[None]:
+    @contextlib.contextmanager
+    def pause(self, what: str, at_most: float = 600.0) -> Iterator[None]:
         """with m.pause("evaluating", at_most=600): the other workers wait for this one meanwhile, in a step or between
         two, whatever their timeouts are, and say so once a minute. After `at_most` seconds the usual rules hold."""
-        return self._job.pause(what, at_most, self.timeout)
+        try:
+            with self._job.pause(what, at_most, self.timeout):
+                yield
+        except RolledBack as rolled:
+            self._roll_back(rolled)
+            raise
 
     @_goes_on
     def blob(self, name: str) -> bytes:

@@ -120,6 +120,14 @@ class Case(unittest.TestCase):
         self.assertEqual((caught.exception.step, m.version), (2, (2, 2)))
         m.model(torch.ones(2, 4)).sum().backward()
         self.assertEqual(m.step().step, 3)
+        with self.assertRaises(cairn.RolledBack) as caught:
+            with m.pause("evaluating"):
+                self.cluster.ctl("snapshot", "restore", "asked", listed[2]["id"], "--yes")
+        self.assertEqual((caught.exception.step, m.version), (2, (3, 2)))
+        self.cluster.ctl("snapshot", "restore", "asked", listed[2]["id"], "--yes")
+        self.cluster.ctl("job", "drop", "asked", "--yes")
+        with self.assertRaises(cairn.NotFound):  # and begins none anew
+            m.begin()
 
 
 if __name__ == "__main__":
