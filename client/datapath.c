@@ -15,6 +15,7 @@
 
 #define SHARDS_WAIT_MS 3000 /* for the first shard to join a cluster of several hosts */
 #define SILENCE_MS     5000 /* of a shard that knew of us when we began to speak to it */
+#define LATE_MS        1000 /* between two looks: this process did not run, and read nothing */
 #define INFINIBAND     "/sys/class/infiniband"
 
 static const char *text_of(const struct session *s, enum cairn_env_key key)
@@ -138,9 +139,11 @@ bool cairn_datapath_choose(struct session *s, const Cairn__Welcome *welcome,
     struct cairn_place places[64];
     const size_t count = read_places(welcome, places, sizeof places / sizeof *places);
     const uint64_t now_ms = cairn_client_now_ms();
+    const uint64_t most_ms = s->connect_ms / 2; // cairn_open may not fail for want of shards
+    const uint64_t wait_ms = most_ms < SHARDS_WAIT_MS ? most_ms : SHARDS_WAIT_MS;
     *status_out = CAIRN_OK;
     if (s->asked_places_ms == 0) s->asked_places_ms = now_ms;
-    if (count == 0 && !is_local(&s->endpoint) && now_ms - s->asked_places_ms < SHARDS_WAIT_MS)
+    if (count == 0 && !is_local(&s->endpoint) && now_ms - s->asked_places_ms < wait_ms)
         return false;
     *status_out = open_chosen(s, places, count, why);
     if (*status_out == CAIRN_OK &&
@@ -205,7 +208,9 @@ void cairn_datapath_judge(struct shard_link *link, uint64_t now_ms)
     struct cairn_sentence why;
     const bool is_there = link->address_bytes > 0 && !cairn_link_shares(link);
     if (link->reached) return;
-    if (!is_there || link->unheard_since_ms == 0) link->unheard_since_ms = now_ms;
+    const bool is_late = now_ms - link->judged_ms > LATE_MS;
+    link->judged_ms = now_ms;
+    if (!is_there || is_late || link->unheard_since_ms == 0) link->unheard_since_ms = now_ms;
     if (now_ms - link->unheard_since_ms < SILENCE_MS) return;
     link->unheard_since_ms = 0;
     if (link->job->failed != CAIRN_OK ||

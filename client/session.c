@@ -247,9 +247,9 @@ static cairn_status start_thread(struct session *s)
                       : cairn_client_fail(CAIRN_ERR_NO_MEMORY, "no thread: %s", strerror(error));
 }
 
-static cairn_status await_welcome(struct session *s, int timeout_ms)
+static cairn_status await_welcome(struct session *s)
 {
-    const uint64_t deadline_ms = cairn_client_now_ms() + (uint64_t)timeout_ms;
+    const uint64_t deadline_ms = cairn_client_now_ms() + s->connect_ms;
     pthread_mutex_lock(&s->lock);
     while (!s->welcome && !s->no_path && s->connect_status != CAIRN_ERR_VERSION &&
            cairn_session_sleep(s, deadline_ms)) {}
@@ -263,10 +263,10 @@ static cairn_status await_welcome(struct session *s, int timeout_ms)
     if (last == CAIRN_ERR_VERSION) return cairn_client_fail(last, "%s", why.text);
     return cairn_client_fail(
         CAIRN_ERR_UNREACHABLE,
-        "no coordinator answered at %s within %d ms (%s); is cairn-coordinator running "
+        "no coordinator answered at %s within %u ms (%s); is cairn-coordinator running "
         "there? The address comes from cairn_opts.endpoint or CAIRN_ENDPOINT, else it is a socket "
         "in $XDG_RUNTIME_DIR/cairn or /run/cairn",
-        s->endpoint_text, timeout_ms, why.text[0] != 0 ? why.text : "no answer");
+        s->endpoint_text, s->connect_ms, why.text[0] != 0 ? why.text : "no answer");
 }
 
 static void stop_thread(struct session *s)
@@ -335,6 +335,7 @@ cairn_status cairn_client_open(const struct cairn_opts *opts, struct cairn_fabri
     s->on_wait = opts->on_wait;
     s->on_wait_context = opts->on_wait_context;
     s->prefetch_units = opts->prefetch_units != 0 ? opts->prefetch_units : PREFETCH_UNITS;
+    s->connect_ms = opts->connect_timeout_ms > 0 ? (uint32_t)opts->connect_timeout_ms : CONNECT_MS;
     cairn_status status = read_environment(opts, &s->env);
     if (status != CAIRN_OK) {
         free(s);
@@ -350,8 +351,7 @@ cairn_status cairn_client_open(const struct cairn_opts *opts, struct cairn_fabri
     }
     status = open_unsignaled(s);
     if (status == CAIRN_OK) {
-        status = await_welcome(s, opts->connect_timeout_ms > 0 ? opts->connect_timeout_ms
-                                                               : CONNECT_MS);
+        status = await_welcome(s);
         if (status == CAIRN_OK) {
             s->handle = cairn_handle_open(CAIRN_HANDLE_SESSION, s, on_handle_free);
             if (s->handle == NULL)

@@ -192,6 +192,7 @@ struct shard_link {
     uint64_t quiet_since_ms;   /* or since we had nothing to wait for */
     bool reached;              /* something came from it, ever */
     uint64_t unheard_since_ms; /* that it is there and cannot be heard; 0: not seen to */
+    uint64_t judged_ms;        /* when it was last looked whether it is */
 };
 
 enum job_state { JOB_DETACHED, JOB_ATTACHING, JOB_ATTACHED };
@@ -323,6 +324,7 @@ struct session {
     struct gone *regions_gone; /* freed, and still known to the fabric; of memory.c */
     bool memory_closed;
     uint32_t prefetch_units; /* constant, as these */
+    uint32_t connect_ms;     /* that cairn_open takes at most */
     cairn_wait_fn on_wait;
     void *on_wait_context;
 

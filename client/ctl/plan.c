@@ -9,7 +9,7 @@
 #include "proto/wire/plan_job.h"
 #include "server/shard/need.h"
 
-#define WORKERS_MAX 64 /* round.workers_max, where no coordinator says it */
+#define WORKERS_MAX 64 /* round.workers_max, where no coordinator says it and no more are planned */
 
 struct plan {
     struct cairn_job_spec_data spec; /* owned */
@@ -122,6 +122,7 @@ int cairn_ctl_job_plan(struct ctl *ctl)
         is_said = false;
         if (plan.shards == 0) plan.shards = 1;
         plan.workers = ctl->bench.workers != 0 ? ctl->bench.workers : plan.spec.workers_min;
+        if (from_file && plan.workers > plan.workers_max) plan.workers_max = plan.workers;
         status = plan.workers <= plan.workers_max
                      ? make(&plan, &why)
                      : cairn_fail(&why, CAIRN_ERR_INVALID,

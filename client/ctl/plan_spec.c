@@ -116,7 +116,7 @@ cairn_status cairn_ctl_plan_spec(const char *path, struct cairn_job_spec_data *o
     snprintf(manifest, sizeof manifest, "%s/%s", path, CAIRN_MANIFEST_NAME);
     if (is_folder && stat(manifest, &s) == 0) return of_manifest(manifest, out, why);
     if (is_folder ||
-        (length > sizeof weights && strcmp(path + length - (sizeof weights - 1), weights) == 0))
+        (length >= sizeof weights && strcmp(path + length - (sizeof weights - 1), weights) == 0))
         return of_weights(path, out, why);
     return of_json(path, out, why);
 }

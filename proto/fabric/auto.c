@@ -15,7 +15,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-enum { INSIDES_MAX = 5, UCX_FIRST = 1 };
+enum { UCX_FIRST = 1, INSIDES_MAX = UCX_FIRST + CAIRN_NETWORKS_MAX };
 
 struct auto_fabric {
     struct cairn_fabric common;
@@ -77,7 +77,7 @@ static cairn_status open_ucx(struct auto_fabric *fabric, const struct cairn_fabr
             return cairn_fail(why, CAIRN_ERR_INVALID,
                               "devices %s: at most %d networks with ';' between them, and each "
                               "list under %zu bytes",
-                              options->net_devices, INSIDES_MAX - UCX_FIRST, sizeof devices);
+                              options->net_devices, CAIRN_NETWORKS_MAX, sizeof devices);
         memcpy(devices, at, length);
         devices[length] = '\0';
         if (options->net_devices != NULL) one.net_devices = devices;

@@ -142,6 +142,13 @@ bool cairn_devices_have(const char *devices, const char *device)
     return false;
 }
 
+static int count_networks(const char *devices)
+{
+    int count = devices[0] != '\0';
+    for (; *devices != '\0'; devices++) count += *devices == ';';
+    return count;
+}
+
 /* What there is no room for is left out. */
 static void add_device(char devices[CAIRN_PLACE_DEVICES_BYTES], const char *device, char between)
 {
@@ -150,6 +157,7 @@ static void add_device(char devices[CAIRN_PLACE_DEVICES_BYTES], const char *devi
     if (cairn_devices_have(devices, device) ||
         used + strlen(device) + 2 > CAIRN_PLACE_DEVICES_BYTES)
         return;
+    if (between == ';' && count_networks(devices) == CAIRN_NETWORKS_MAX) return;
     snprintf(devices + used, CAIRN_PLACE_DEVICES_BYTES - used, "%s%s", mark, device);
 }
 

@@ -12,8 +12,9 @@
 #include <stddef.h>
 
 enum {
-    CAIRN_PLACE_BYTES = 192,       /* of a place as text, its NUL included */
-    CAIRN_PLACE_DEVICES_BYTES = 96 /* of devices, or of transports */
+    CAIRN_PLACE_BYTES = 192,        /* of a place as text, its NUL included */
+    CAIRN_PLACE_DEVICES_BYTES = 96, /* of devices, or of transports */
+    CAIRN_NETWORKS_MAX = 4          /* of an auto fabric, with ';' between them */
 };
 
 /* As text: "10.77.0.2 eth1 tcp". */
@@ -52,9 +53,9 @@ struct cairn_choice {
     char devices[CAIRN_PLACE_DEVICES_BYTES]; /* "" : no place has a route */
     const char *transports;                  /* of a place; NULL: tcp */
 };
-/* Of the routes to the places, each once, with ';' between them (proto/fabric/auto.c). Where a place takes
- * InfiniBand or RoCE, too, its transports and, in front, this host's active ports, all with ',': `infiniband`
- * is /sys/class/infiniband. */
+/* Of the routes to the places, each once, with ';' between them (proto/fabric/auto.c); of more than
+ * CAIRN_NETWORKS_MAX the first. Where a place takes InfiniBand or RoCE, too, its transports and, in front,
+ * this host's active ports, all with ',': `infiniband` is /sys/class/infiniband. */
 void cairn_choose(const struct cairn_place *places, size_t count, const char *infiniband,
                   struct cairn_choice *out);
 

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 struct task_list {
     struct cairn_task *first, *last;
@@ -32,6 +33,7 @@ struct cairn_pool {
     bool closing;
 
     /* loop thread only */
+    bool left; /* a thread hangs, and has this memory */
     void (*on_closed)(void *context);
     void *context;
 };
@@ -91,7 +93,7 @@ static void *thread_main(void *argument)
         pthread_mutex_unlock(&pool->lock);
         task->run(task, item, thread->number);
         pthread_mutex_lock(&pool->lock);
-        end_item(pool, task);
+        if (!pool->closing) end_item(pool, task);
     }
     pthread_mutex_unlock(&pool->lock);
     return NULL;
@@ -158,22 +160,51 @@ static void on_async_closed(uv_handle_t *handle)
     struct cairn_pool *pool = handle->data;
     void (*on_closed)(void *context) = pool->on_closed;
     void *context = pool->context;
-    pthread_cond_destroy(&pool->work);
-    pthread_mutex_destroy(&pool->lock);
-    free(pool);
+    if (!pool->left) {
+        pthread_cond_destroy(&pool->work);
+        pthread_mutex_destroy(&pool->lock);
+        free(pool);
+    }
     if (on_closed != NULL) on_closed(context);
 }
 
-void cairn_pool_close(struct cairn_pool *pool, void (*on_closed)(void *context), void *context)
+static void tell_threads(struct cairn_pool *pool)
 {
     pthread_mutex_lock(&pool->lock);
     pool->closing = true;
     pthread_cond_broadcast(&pool->work);
     pthread_mutex_unlock(&pool->lock);
-    for (uint32_t i = 0; i < pool->thread_count; i++) pthread_join(pool->threads[i].id, NULL);
+}
+
+static void close_wake(struct cairn_pool *pool, void (*on_closed)(void *context), void *context)
+{
     pool->on_closed = on_closed;
     pool->context = context;
     uv_close((uv_handle_t *)&pool->wake, on_async_closed);
+}
+
+void cairn_pool_close(struct cairn_pool *pool, void (*on_closed)(void *context), void *context)
+{
+    tell_threads(pool);
+    for (uint32_t i = 0; i < pool->thread_count; i++) pthread_join(pool->threads[i].id, NULL);
+    close_wake(pool, on_closed, context);
+}
+
+bool cairn_pool_close_within(struct cairn_pool *pool, uint32_t most_ms,
+                             void (*on_closed)(void *context), void *context)
+{
+    struct timespec until;
+    assert(pool->thread_count == 1);
+    clock_gettime(CLOCK_REALTIME, &until);
+    const uint64_t ns = (uint64_t)until.tv_nsec + (uint64_t)most_ms * 1000000;
+    until.tv_sec += (time_t)(ns / 1000000000);
+    until.tv_nsec = (long)(ns % 1000000000);
+    tell_threads(pool);
+    pool->left = pthread_timedjoin_np(pool->threads[0].id, NULL, &until) != 0;
+    if (pool->left) pthread_detach(pool->threads[0].id);
+    const bool ended = !pool->left;
+    close_wake(pool, on_closed, context);
+    return ended;
 }
 
 /* `done` follows from the loop all the same: who submits is not called back from within. */

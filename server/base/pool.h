@@ -43,6 +43,10 @@ CAIRN_MUST_CHECK cairn_status cairn_pool_open(uv_loop_t *loop, const char *name,
 /* Lets the items that run end, joins the threads, and closes its handle; on_closed (may be NULL)
  * follows from the loop. No task's `done` is called any more: tasks are their owners' at once. */
 void cairn_pool_close(struct cairn_pool *pool, void (*on_closed)(void *context), void *context);
+/* The same for a pool of one thread whose item may hang: it is waited for so long at most. False: it still
+ * runs, on memory that is its own from here on, for ever. */
+bool cairn_pool_close_within(struct cairn_pool *pool, uint32_t most_ms,
+                             void (*on_closed)(void *context), void *context);
 
 /* Gives a task to the threads; loop thread. */
 void cairn_pool_submit(struct cairn_pool *pool, struct cairn_task *task);

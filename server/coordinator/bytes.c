@@ -13,7 +13,10 @@ static void take_memory(struct cairn_cluster_seat *seat, const Cairn__Heartbeat 
     seat->memory = memory;
     for (size_t i = 0; i < count; i++) {
         memory[i] = *message->memory[i];
-        memory[i].shard = NULL; // the message's; the rest are numbers
+        // The message's, which is freed; the rest are numbers.
+        memory[i].shard = NULL;
+        memory[i].base.unknown_fields = NULL;
+        memory[i].base.n_unknown_fields = 0;
     }
     seat->memory_count = count;
 }

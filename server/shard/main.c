@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "proto/fabric/where.h"
 #include "server/base/daemon.h"
 #include "server/base/headroom.h"
 #include "server/base/host_lock.h"
@@ -137,6 +138,21 @@ static bool is_device(const char *name)
     return access(path, F_OK) == 0;
 }
 
+/* As the fabric would: proto/fabric/auto.c. */
+static cairn_status judge_networks(const struct values *values, struct cairn_sentence *why)
+{
+    int count = 1;
+    for (const char *c = values->fabric_device; *c != '\0'; c++) count += *c == ';' && c[1] != '\0';
+    if (count > CAIRN_NETWORKS_MAX)
+        return cairn_fail(why, CAIRN_ERR_CONFIG, "fabric.device = %s: at most %d networks",
+                          values->fabric_device, CAIRN_NETWORKS_MAX);
+    if (strchr(values->fabric_device, ';') != NULL && strcmp(values->fabric_kind, "ucx") == 0)
+        return cairn_fail(why, CAIRN_ERR_CONFIG,
+                          "fabric.device = %s: only fabric.kind = auto takes several networks",
+                          values->fabric_device);
+    return CAIRN_OK;
+}
+
 static cairn_status judge_devices(const struct values *values, struct cairn_sentence *why)
 {
     char one[CAIRN_NAME_MAX + 1];
@@ -157,7 +173,7 @@ static cairn_status judge_devices(const struct values *values, struct cairn_sent
                               values->fabric_device, one);
         at += length + (at[length] != '\0');
     }
-    return CAIRN_OK;
+    return judge_networks(values, why);
 }
 
 static uint32_t default_threads(void)

@@ -8,6 +8,17 @@
 
 #define AGAIN_MS 2000 /* after something was wrong */
 #define HANGS_MS 3000 /* then it is said */
+#define CLOSE_MS 500  /* then the thread is left behind */
+
+/* Of memory of its own: the storage may hang for longer than the shard lives. */
+struct cairn_storage_look {
+    struct cairn_task task;
+    struct cairn_shard *shard; /* borrowed; the loop's */
+    char *path;                /* owned */
+    uint64_t token;
+    cairn_status found;
+    struct cairn_sentence why;
+};
 
 cairn_status cairn_shard_storage_open(struct cairn_shard *shard, struct cairn_sentence *why)
 {
@@ -16,29 +27,30 @@ cairn_status cairn_shard_storage_open(struct cairn_shard *shard, struct cairn_se
 
 bool cairn_shard_storage_close(struct cairn_shard *shard, void (*on_closed)(void *context))
 {
-    if (shard->storage.thread == NULL) return false;
-    cairn_pool_close(shard->storage.thread, on_closed, shard);
+    struct cairn_shard_storage *storage = &shard->storage;
+    if (storage->thread == NULL) return false;
+    if (!cairn_pool_close_within(storage->thread, CLOSE_MS, on_closed, shard)) storage->look = NULL;
     return true;
+}
+
+static void free_look(struct cairn_storage_look *look)
+{
+    if (look == NULL) return;
+    free(look->path);
+    free(look);
 }
 
 void cairn_shard_storage_free(struct cairn_shard *shard)
 {
     free(shard->storage.path);
-    free(shard->storage.looked_path);
+    free_look(shard->storage.look);
 }
 
-static struct cairn_shard_storage *storage_of(struct cairn_task *task)
+static void run_look(struct cairn_task *task, uint32_t item, uint32_t thread)
 {
-    return (struct cairn_shard_storage *)((char *)task -
-                                          offsetof(struct cairn_shard_storage, task));
-}
-
-static void look(struct cairn_task *task, uint32_t item, uint32_t thread)
-{
-    struct cairn_shard_storage *storage = storage_of(task);
+    struct cairn_storage_look *look = (struct cairn_storage_look *)task;
     (void)item, (void)thread;
-    storage->found = cairn_storage_check(storage->looked_path, storage->looked_token,
-                                         &storage->found_why);
+    look->found = cairn_storage_check(look->path, look->token, &look->why);
 }
 
 static void say(struct cairn_shard *shard, const struct cairn_sentence *why)
@@ -57,37 +69,45 @@ static void look_again(struct cairn_shard *shard);
 
 static void on_looked(struct cairn_task *task)
 {
-    struct cairn_shard_storage *storage = storage_of(task);
-    struct cairn_shard *shard = (struct cairn_shard *)((char *)storage -
-                                                       offsetof(struct cairn_shard, storage));
+    const struct cairn_storage_look *look = (const struct cairn_storage_look *)task;
+    struct cairn_shard *shard = look->shard;
+    struct cairn_shard_storage *storage = &shard->storage;
     storage->is_looking = false;
     storage->since_ms = uv_now(shard->loop);
     if (storage->path == NULL) return;
-    if (storage->looked_token != storage->token ||
-        strcmp(storage->path, storage->looked_path) != 0) { // told anew meanwhile
-        look_again(shard);
+    if (look->token != storage->token || strcmp(storage->path, look->path) != 0) {
+        look_again(shard); // it was told anew meanwhile
         return;
     }
     struct cairn_sentence why = { "" };
-    if (storage->found != CAIRN_OK)
+    if (look->found != CAIRN_OK)
         cairn_sentence_set(&why,
                            "%s; mount the coordinator's snapshots.path at that path, for one user",
-                           storage->found_why.text);
+                           look->why.text);
     say(shard, &why);
 }
 
 static void look_again(struct cairn_shard *shard)
 {
     struct cairn_shard_storage *storage = &shard->storage;
+    struct cairn_storage_look *next = calloc(1, sizeof *next);
     char *path = strdup(storage->path);
-    if (path == NULL) return; // with the next heartbeat
-    free(storage->looked_path);
-    storage->looked_path = path;
-    storage->looked_token = storage->token;
+    if (next == NULL || path == NULL) {
+        free(next);
+        free(path);
+        return; // it is not looked at; a snapshot says what is wrong
+    }
+    *next = (struct cairn_storage_look) {
+        .task = { .run = run_look, .done = on_looked, .item_count = 1 },
+        .shard = shard,
+        .path = path,
+        .token = storage->token,
+    };
+    free_look(storage->look);
+    storage->look = next;
     storage->is_looking = true;
     storage->since_ms = uv_now(shard->loop);
-    storage->task = (struct cairn_task) { .run = look, .done = on_looked, .item_count = 1 };
-    cairn_pool_submit(storage->thread, &storage->task);
+    cairn_pool_submit(storage->thread, &next->task);
 }
 
 void cairn_shard_storage_told(struct cairn_shard *shard, const char *path, uint64_t token)

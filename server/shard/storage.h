@@ -1,23 +1,19 @@
 /* The storage of the snapshots, looked at when the coordinator is joined, on a thread of its own: it may
- * hang, and then the shard serves on, and says so. What is wrong goes with the heartbeats; it is looked at
- * again until it is right. Loop thread. */
+ * hang, and then the shard serves on, says so, and ends without it. What is wrong goes with the heartbeats;
+ * it is looked at again until it is right. Loop thread. */
 #ifndef CAIRN_SHARD_STORAGE_H
 #define CAIRN_SHARD_STORAGE_H
 
 #include "server/base/pool.h"
 
 struct cairn_shard;
+struct cairn_storage_look;
 
 struct cairn_shard_storage {
     struct cairn_pool *thread; /* owned */
-    struct cairn_task task;
-    char *path; /* owned; NULL: not told */
+    char *path;                /* owned; NULL: not told */
     uint64_t token;
-    /* while is_looking the thread's, else the loop's */
-    char *looked_path; /* owned */
-    uint64_t looked_token;
-    cairn_status found;
-    struct cairn_sentence found_why;
+    struct cairn_storage_look *look; /* owned; while is_looking the thread's */
 
     struct cairn_sentence said; /* the last one; empty: nothing is wrong, or not known yet */
     uint64_t since_ms;          /* of the loop's clock: when it was begun, or ended */

@@ -155,6 +155,22 @@ START_TEST(a_check_judges_as_the_start_does)
 }
 END_TEST
 
+START_TEST(networks_that_no_fabric_takes_are_refused_before_the_start)
+{
+    static const char *const bad[][2] = { { "fabric.kind=ucx", "fabric.device=lo;lo" },
+                                          { "fabric.kind=auto", "fabric.device=lo;lo;lo;lo;lo" } };
+    const char *const argv[] = { SHARD,   "--check-config",
+                                 "--set", "shard.name=s",
+                                 "--set", "shard.coordinator=127.0.0.1:1",
+                                 "--set", "network.insecure_network=yes",
+                                 "--set", bad[_i][0],
+                                 "--set", bad[_i][1],
+                                 NULL };
+    ck_assert_int_eq(run(argv), 2);
+    abuse_says(output, _i == 0 ? "only fabric.kind = auto" : "at most 4");
+}
+END_TEST
+
 /* As long as inih takes it: libucs has a copy of inih inside, which cuts at 200 bytes. */
 START_TEST(a_long_line_is_read_whole)
 {
@@ -467,6 +483,7 @@ int main(void)
     tcase_add_test(tcase, a_good_configuration_is_good);
     tcase_add_test(tcase, values_that_contradict_each_other_are_refused_before_the_start);
     tcase_add_test(tcase, a_check_judges_as_the_start_does);
+    tcase_add_loop_test(tcase, networks_that_no_fabric_takes_are_refused_before_the_start, 0, 2);
     tcase_add_test(tcase, a_folder_that_cannot_be_written_is_named);
     tcase_add_test(tcase, a_long_line_is_read_whole);
     tcase_add_test(tcase, a_folder_of_another_coordinator_is_left_alone);

@@ -172,6 +172,8 @@ START_TEST(a_plan_is_what_the_attached_job_then_takes)
     ck_assert(json_equal(own, one));
     json_decref(own);
     check_snapshot(one);
+    cluster_cli(&cluster, &said, "job", "plan", "planned", "--workers", "65", NULL);
+    ck_assert_msg(strstr(said.err, "round.workers_max is 64") != NULL, "%s", said.err);
 
     good(cairn_open(&here, &sessions[1]));
     jobs[1] = open_worker(sessions[1], 1);
@@ -197,13 +199,33 @@ START_TEST(what_cannot_be_planned_is_said)
                   said.err);
     write_spec(path);
     cluster_cli(&cluster, &said, "job", "plan", path, "--workers", "65", NULL);
-    ck_assert_msg(strstr(said.err, "round.workers_max is 64") != NULL, "%s", said.err);
+    ck_assert_msg(said.status == 0, "%s", said.err); // nobody said that there are fewer
+    ck_assert_ptr_nonnull(strstr(said.out, "65, at most 65"));
     FILE *file = fopen(path, "we");
     fputs("{\"tensors\": [{\"name\": \"a\", \"shape\": [4], \"color\": 3}]}", file);
     fclose(file);
     cluster_cli(&cluster, &said, "job", "plan", path, NULL);
     ck_assert_msg(strstr(said.err, "color") != NULL, "%s", said.err);
     ck_assert_int_ne(said.status, 0);
+    cluster_stop(&cluster);
+}
+END_TEST
+
+START_TEST(weights_of_a_short_name_are_weights)
+{
+    static const char header[] = "{\"w\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}";
+    const uint64_t header_bytes = sizeof header - 1, data = 0;
+    cluster_start(&cluster, 1, NULL);
+    ck_assert_int_eq(chdir(cluster.folder), 0);
+    FILE *file = fopen("m.safetensors", "we");
+    ck_assert_ptr_nonnull(file);
+    fwrite(&header_bytes, sizeof header_bytes, 1, file);
+    fwrite(header, header_bytes, 1, file);
+    fwrite(&data, sizeof data, 1, file);
+    fclose(file);
+    cluster_cli(&cluster, &said, "job", "plan", "m.safetensors", NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    ck_assert_int_eq(chdir("/"), 0);
     cluster_stop(&cluster);
 }
 END_TEST
@@ -215,6 +237,7 @@ int main(void)
     tcase_set_timeout(tests, 60);
     tcase_add_test(tests, a_plan_is_what_the_attached_job_then_takes);
     tcase_add_test(tests, what_cannot_be_planned_is_said);
+    tcase_add_test(tests, weights_of_a_short_name_are_weights);
     suite_add_tcase(suite, tests);
     return suite_run(suite);
 }

@@ -206,6 +206,42 @@ START_TEST(watched_lists_are_printed_again_until_they_are_interrupted)
 }
 END_TEST
 
+/* It is the program by now, and has a handler of SIGINT. */
+static bool has_handler(pid_t pid)
+{
+    char path[64], line[256], name[32] = "";
+    unsigned long caught = 0;
+    snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    FILE *file = fopen(path, "re");
+    ck_assert_ptr_nonnull(file);
+    while (fgets(line, sizeof line, file) != NULL)
+        if (sscanf(line, "Name: %31s", name) != 1 && sscanf(line, "SigCgt: %lx", &caught) == 1)
+            break;
+    fclose(file);
+    return strcmp(name, "cairn") == 0 && (caught >> (SIGINT - 1) & 1) != 0;
+}
+
+START_TEST(what_is_watched_is_interrupted_while_the_coordinator_hangs)
+{
+    char log[CAIRN_SCRATCH_BYTES + 16];
+    snprintf(log, sizeof log, "%s/hang.txt", cluster.folder);
+    const char *const argv[] = {
+        CAIRN_BIN_DIR "/cairn", "--endpoint", cluster.address, "job", "list", "--watch", NULL
+    };
+    kill(cluster.coordinator, SIGSTOP);
+    const pid_t pid = cluster_spawn(argv, log);
+    for (int tries = 0; !has_handler(pid); tries++) {
+        ck_assert_int_lt(tries, 30000);
+        usleep(1000);
+    }
+    kill(pid, SIGINT);
+    const int status = cluster_wait(pid, 5000);
+    kill(cluster.coordinator, SIGCONT);
+    if (status == -1) cluster_kill(pid);
+    ck_assert_int_eq(status, 130);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("job_top");
@@ -214,6 +250,7 @@ int main(void)
     tcase_add_checked_fixture(tests, set_up, tear_down);
     tcase_add_test(tests, the_worker_that_computes_slowly_is_marked);
     tcase_add_test(tests, watched_lists_are_printed_again_until_they_are_interrupted);
+    tcase_add_test(tests, what_is_watched_is_interrupted_while_the_coordinator_hangs);
     suite_add_tcase(suite, tests);
     return suite_run(suite);
 }

@@ -150,6 +150,29 @@ START_TEST(memory_is_told_by_job_and_added_up_by_shard)
 }
 END_TEST
 
+/* Of a newer version: an unknown field is in the message's memory, which is freed. */
+START_TEST(what_a_newer_shard_tells_besides_is_not_kept)
+{
+    uint8_t extra[] = { 1 };
+    ProtobufCMessageUnknownField unknown = { .tag = 999, .len = 1, .data = extra };
+    Cairn__MemoryTold told = CAIRN__MEMORY_TOLD__INIT, *list[] = { &told };
+    Cairn__Heartbeat beat = CAIRN__HEARTBEAT__INIT;
+    told.base.unknown_fields = &unknown;
+    told.base.n_unknown_fields = 1;
+    told.shard = (char[]) { "another" };
+    told.job = JOB;
+    beat.memory = list;
+    beat.n_memory = 1;
+    cairn_cluster_bytes_take(&seats[0], &beat);
+    struct cairn_memory_view all;
+    cairn_cluster_memory_of(&job, &all);
+    ck_assert_uint_eq(all.list[0]->base.n_unknown_fields, 0);
+    ck_assert_ptr_null(all.list[0]->base.unknown_fields);
+    ck_assert_str_eq(all.list[0]->shard, "s0");
+    cairn_cluster_memory_release(&all);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("coordinator_bytes");
@@ -160,6 +183,7 @@ int main(void)
     tcase_add_test(tests, a_shard_that_tells_too_much_is_cut_short);
     tcase_add_test(tests, what_members_read_by_themselves_is_added_and_stays_when_they_leave);
     tcase_add_test(tests, memory_is_told_by_job_and_added_up_by_shard);
+    tcase_add_test(tests, what_a_newer_shard_tells_besides_is_not_kept);
     suite_add_tcase(suite, tests);
     return suite_run(suite);
 }

@@ -1,6 +1,7 @@
 /* The shard's threads and its memory: pool.h and arena.h. */
 #include <check.h>
 #include <fcntl.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -166,6 +167,56 @@ START_TEST(a_budget_says_what_is_missing_and_takes_nothing)
 }
 END_TEST
 
+/* ---- a thread that hangs ---- */
+
+struct hanging {
+    struct cairn_task task;
+    sem_t begun, may_end;
+};
+
+static void run_hanging(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    struct hanging *hanging = (struct hanging *)task;
+    (void)item, (void)thread;
+    sem_post(&hanging->begun);
+    sem_wait(&hanging->may_end);
+}
+
+static void on_closed(void *context)
+{
+    *(bool *)context = true;
+}
+
+START_TEST(a_thread_that_hangs_is_left_behind)
+{
+    static struct hanging hanging = { .task = { .run = run_hanging, .item_count = 1 } };
+    struct cairn_sentence why;
+    static struct cairn_pool *one; // whose memory stays
+    bool closed = false;
+    sem_init(&hanging.begun, 0, 0);
+    sem_init(&hanging.may_end, 0, 0);
+    ck_assert_int_eq(cairn_pool_open(&loop, "hangs", 1, NULL, &one, &why), CAIRN_OK);
+    cairn_pool_submit(one, &hanging.task);
+    sem_wait(&hanging.begun);
+    ck_assert(!cairn_pool_close_within(one, 10, on_closed, &closed));
+    uv_run(&loop, UV_RUN_NOWAIT);
+    ck_assert(closed);
+    sem_post(&hanging.may_end); // what it still does it does with memory that is there
+}
+END_TEST
+
+START_TEST(a_thread_that_ends_in_time_is_not)
+{
+    struct cairn_sentence why;
+    struct cairn_pool *one;
+    bool closed = false;
+    ck_assert_int_eq(cairn_pool_open(&loop, "ends", 1, NULL, &one, &why), CAIRN_OK);
+    ck_assert(cairn_pool_close_within(one, 20000, on_closed, &closed));
+    uv_run(&loop, UV_RUN_NOWAIT);
+    ck_assert(closed);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("shard_pool");
@@ -176,6 +227,8 @@ int main(void)
     tcase_add_test(threads, a_small_task_runs_at_once_and_is_told_of_by_the_loop);
     tcase_add_test(threads, after_close_no_done_is_called);
     tcase_add_test(threads, signals_stay_with_the_loop);
+    tcase_add_test(threads, a_thread_that_hangs_is_left_behind);
+    tcase_add_test(threads, a_thread_that_ends_in_time_is_not);
     suite_add_tcase(suite, threads);
     TCase *memory = tcase_create("memory");
     tcase_add_test(memory, an_arena_is_zero_and_backed_as_it_is_touched);

@@ -1,12 +1,15 @@
 #include "proto/fabric/where.h"
 #include "proto/fabric/fabric.h"
+#include "tests/support/netns.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static char folder[CAIRN_SCRATCH_BYTES];
 static const struct cairn_place local = { "127.0.0.1", "lo", "tcp" };
@@ -166,6 +169,24 @@ START_TEST(active_cards_come_first_where_a_shard_takes_them)
 }
 END_TEST
 
+/* In a network namespace of its own. */
+START_TEST(of_more_networks_than_a_fabric_takes_the_first_are_chosen)
+{
+    struct cairn_place places[CAIRN_NETWORKS_MAX + 1];
+    struct cairn_choice choice;
+    if (geteuid() != 0 || unshare(CLONE_NEWNET) != 0 || !netns_ip("link set lo up")) return;
+    for (int i = 0; i <= CAIRN_NETWORKS_MAX; i++) {
+        if (!netns_ip("link add e%d type veth peer name f%d", i, i)) return;
+        ck_assert(netns_ip("address add 10.8.%d.1/24 dev e%d", i, i));
+        ck_assert(netns_ip("link set e%d up", i));
+        places[i] = (struct cairn_place) { .devices = "eth0", .transports = "tcp" };
+        snprintf(places[i].ip, sizeof places[i].ip, "10.8.%d.2", i);
+    }
+    cairn_choose(places, CAIRN_NETWORKS_MAX + 1, folder, &choice);
+    ck_assert_str_eq(choice.devices, "e0;e1;e2;e3");
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("where");
@@ -178,6 +199,7 @@ int main(void)
     tcase_add_test(tcase, too_many_networks_are_refused);
     tcase_add_test(tcase, a_route_has_a_device_and_a_source);
     tcase_add_test(tcase, the_device_of_each_route_is_taken_once);
+    tcase_add_test(tcase, of_more_networks_than_a_fabric_takes_the_first_are_chosen);
     tcase_add_test(tcase, active_cards_come_first_where_a_shard_takes_them);
     suite_add_tcase(suite, tcase);
     return suite_run(suite);

@@ -1,0 +1,102 @@
+/* How long a worker waits for the places of shards, and when it says that a way leads nowhere. */
+#include <check.h>
+#include <poll.h>
+#include <string.h>
+
+#include "client/session.h"
+#include "tests/support/suite.h"
+
+enum { STEP_MS = 50, BEGIN_MS = 1000 };
+
+static struct session session;
+static struct job job;
+static struct shard_link shard;
+
+static void on_nothing(void *arg, const void *header, size_t header_bytes, size_t payload_bytes,
+                       struct cairn_fabric_message *message)
+{
+    (void)arg, (void)header, (void)header_bytes, (void)payload_bytes, (void)message;
+}
+
+static void set_up(void)
+{
+    struct cairn_sentence why = { "" };
+    const struct cairn_fabric_options options = { .on_message = on_nothing };
+    size_t bytes;
+    memset(&session, 0, sizeof session);
+    memset(&job, 0, sizeof job);
+    memset(&shard, 0, sizeof shard);
+    pthread_mutex_init(&session.lock, NULL);
+    pthread_cond_init(&session.changed, NULL);
+    session.ended = true; // nobody is woken
+    job.session = &session;
+    shard.job = &job;
+    ck_assert_msg(cairn_fabric_open("ucx", &options, &session.fabric, &why) == CAIRN_OK, "%s",
+                  why.text);
+    const void *address = cairn_fabric_address(session.fabric, &bytes);
+    shard.address = (uint8_t *)(uintptr_t)address;
+    shard.address_bytes = bytes;
+}
+
+static void tear_down(void)
+{
+    cairn_fabric_close(session.fabric);
+}
+
+static uint64_t judge_until(uint64_t from_ms, uint64_t to_ms)
+{
+    for (; from_ms <= to_ms; from_ms += STEP_MS) cairn_datapath_judge(&shard, from_ms);
+    return from_ms;
+}
+
+START_TEST(a_shard_that_is_never_heard_fails_the_job)
+{
+    judge_until(BEGIN_MS, BEGIN_MS + 4900);
+    ck_assert_int_eq(job.failed, CAIRN_OK);
+    judge_until(BEGIN_MS + 4950, BEGIN_MS + 5000);
+    ck_assert_int_eq(job.failed, CAIRN_ERR_UNREACHABLE);
+}
+END_TEST
+
+/* It was stopped, or its host asleep: what came meanwhile is not read yet. */
+START_TEST(time_in_which_the_worker_did_not_run_does_not_count)
+{
+    const uint64_t stopped_ms = judge_until(BEGIN_MS, BEGIN_MS + 200);
+    judge_until(stopped_ms + 60000, stopped_ms + 64900);
+    ck_assert_int_eq(job.failed, CAIRN_OK);
+    judge_until(stopped_ms + 64950, stopped_ms + 65000);
+    ck_assert_int_eq(job.failed, CAIRN_ERR_UNREACHABLE);
+}
+END_TEST
+
+/* A cluster whose shards have not joined is there all the same. */
+START_TEST(shards_are_waited_for_within_the_time_of_the_connect)
+{
+    const Cairn__Welcome welcome = CAIRN__WELCOME__INIT;
+    struct cairn_sentence why;
+    struct session remote = { .connect_ms = 200 };
+    cairn_status status;
+    const uint64_t begin_ms = cairn_client_now_ms();
+    memcpy(remote.env.values[CAIRN_ENV_FABRIC].text, "none such",
+           sizeof "none such"); // it stops there
+    memcpy(remote.endpoint.host, "192.0.2.1", sizeof "192.0.2.1");
+    ck_assert(!cairn_datapath_choose(&remote, &welcome, &why, &status));
+    while (!cairn_datapath_choose(&remote, &welcome, &why, &status)) poll(NULL, 0, 1);
+    const uint64_t took_ms = cairn_client_now_ms() - begin_ms;
+    ck_assert_uint_ge(took_ms, 100);
+    ck_assert_uint_lt(took_ms, 3000);
+    ck_assert_int_ne(status, CAIRN_OK);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("client_datapath");
+    TCase *tests = tcase_create("datapath");
+    tcase_add_checked_fixture(tests, set_up, tear_down);
+    tcase_add_test(tests, a_shard_that_is_never_heard_fails_the_job);
+    tcase_add_test(tests, time_in_which_the_worker_did_not_run_does_not_count);
+    tcase_add_test(tests, shards_are_waited_for_within_the_time_of_the_connect);
+    suite_add_tcase(suite, tests);
+    return suite_run(suite);
+}
