@@ -123,6 +123,7 @@ class Case(unittest.TestCase):
         with self.assertRaises(cairn.RolledBack) as caught:
             with m.pause("evaluating"):
                 self.cluster.ctl("snapshot", "restore", "asked", listed[2]["id"], "--yes")
+                m.snapshot()
         self.assertEqual((caught.exception.step, m.version), (2, (3, 2)))
         self.cluster.ctl("snapshot", "restore", "asked", listed[2]["id"], "--yes")
         self.cluster.ctl("job", "drop", "asked", "--yes")
