@@ -103,6 +103,11 @@ static cairn_status add_groups(struct cairn_job_spec_data *spec, const struct gr
 {
     for (size_t i = 0; i < groups->count; i++) {
         const struct cairn_group_spec group = cairn_client_group_of(&groups->list[i]);
+        if (groups->list[i].optimizer == NULL)
+            return cairn_client_fail(CAIRN_ERR_INVALID,
+                                     "group %.64s names no optimizer; begin with CAIRN_GROUP_INIT, "
+                                     "and change what is to be different",
+                                     group.name);
         cairn_status status = cairn_spec_add_group(spec, &group);
         if (status == CAIRN_OK) {
             status = judge_unused(&group);

@@ -233,7 +233,10 @@ int cairn_ctl_cluster_adopt(struct ctl *ctl)
             cairn_ctl_table_cell(table, "%s", j->refused);
         }
         cairn_ctl_table_close(table, ctl);
-        if (!ctl->yes)
+        if (adopted->n_jobs == 0)
+            printf("\nnothing to adopt: the shards that are here hold no job but those of this "
+                   "coordinator\n");
+        else if (!ctl->yes)
             printf("\nnothing was adopted: with --yes these jobs are, but those that are refused; "
                    "the store that they were of is not obeyed any more\n");
     }

@@ -107,8 +107,8 @@ static ucs_status_t set_of_tcp(ucp_config_t *config, const char *name, const cha
     return ucp_config_modify(config, full, value);
 }
 
-/* A connect() that is waited for holds the loop up: so for 3 s where nothing answers, not for 127. The number
- * of tries is written as 8 bytes into the 4 that UCX 1.12 and 1.13 have for it: what is behind is said again. */
+/* A connect() that is waited for holds the loop up: so for 3 s where nothing answers, not for 127. The tries
+ * are written as 8 bytes into the 4 that UCX 1.12 and 1.13 have for them: what is behind is said again. */
 static ucs_status_t give_up_connecting(ucp_config_t *config)
 {
     const ucs_status_t status = set_of_tcp(config, "SYN_CNT", "1");

@@ -223,10 +223,12 @@ static void attach(struct cairn_cluster_member *member)
     if (member->role == CAIRN_ROLE_WIRE_WORKER) {
         cairn_sentence_set(&job->epoch_reason, "worker %s (rank %" PRIu32 ") joined",
                            member->session->name, member->rank);
+        const uint32_t most = job->spec.workers_max; // no more of a launch can come
+        const bool is_over = most > 0 && member->launch > most;
         const struct cairn_round_event event = { .kind = CAIRN_ROUND_WORKER_JOIN,
                                                  .member = id,
                                                  .rank = member->rank,
-                                                 .world = member->launch,
+                                                 .world = is_over ? most : member->launch,
                                                  .wait_ms = member->start_wait_ms };
         cairn_cluster_tiles_advance(job); // no round of it before it has declared its tiles
         cairn_cluster_job_event(job, &event);

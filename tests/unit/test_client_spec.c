@@ -49,6 +49,13 @@ START_TEST(a_count_without_an_array_is_refused)
 }
 END_TEST
 
+START_TEST(a_group_without_an_optimizer_is_sent_to_CAIRN_GROUP_INIT)
+{
+    group = (struct cairn_group) { .struct_size = sizeof group };
+    check_refused("names no optimizer; begin with CAIRN_GROUP_INIT");
+}
+END_TEST
+
 /* As many elements as the shape seems to have would else not be trained. */
 START_TEST(a_shape_behind_its_rank_is_refused)
 {
@@ -131,6 +138,7 @@ int main(void)
     TCase *tc = tcase_create("spec");
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, a_count_without_an_array_is_refused);
+    tcase_add_test(tc, a_group_without_an_optimizer_is_sent_to_CAIRN_GROUP_INIT);
     tcase_add_test(tc, a_shape_behind_its_rank_is_refused);
     tcase_add_test(tc, a_field_that_the_optimizer_ignores_is_refused);
     tcase_add_test(tc, a_group_that_says_only_its_optimizer_is_sent_to_CAIRN_GROUP_INIT);

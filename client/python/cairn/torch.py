@@ -307,7 +307,10 @@ class AttachedModel(Held):
         self._job.close()
         self._gradients.reclaim()
         self._touched, self._revision, self._refused = 0, 0, set()
+        rates = self._job._rates
         self._job = _again.after_restore(self._session, self.name, self._opened_with, self.timeout)
+        for group, lr in rates.items():
+            self._job.group_lr(group, lr)
         self._declare_tiles()
         self._take_initial_state()
         self._load_newest(Version(0, 0))
