@@ -187,8 +187,8 @@ static void step_and_hold(void)
 {
     fake.shards[0].holds_part = true;
     step();
-    fake_until(&fake,
-               toy()->cut != NULL && toy()->cut->folder != NULL && !toy()->cut->making_folder);
+    fake_until(&fake, // the folder is the other thread's while it is made
+               toy()->cut != NULL && !toy()->cut->making_folder && toy()->cut->folder != NULL);
     fake_pump(&fake);
     pinned = fake.shards[0];
 }
