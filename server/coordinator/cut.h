@@ -71,6 +71,8 @@ void cairn_cluster_cut_fail(struct cairn_cluster_cut *cut, cairn_status status, 
                             const char *text);
 /* To the other thread, if all parts are in or will never come. */
 void cairn_cluster_cut_advance(struct cairn_cluster_cut *cut);
+/* Of the snapshot; empty: it has none yet. */
+const char *cairn_cluster_cut_id(const struct cairn_cluster_cut *cut);
 /* PinFolder to the shards that are at work; path "": what they do is of no use. */
 void cairn_cluster_cut_tell_folder(const struct cairn_cluster_cut *cut, const char *path);
 /* Answers nobody. */

@@ -27,6 +27,11 @@ void cairn_cluster_cut_free(struct cairn_cluster_cut *cut)
     free(cut);
 }
 
+const char *cairn_cluster_cut_id(const struct cairn_cluster_cut *cut)
+{
+    return cut->making_folder ? "" : cut->id; // the other thread writes it
+}
+
 void cairn_cluster_cut_tell_folder(const struct cairn_cluster_cut *cut, const char *path)
 {
     Cairn__PinFolder message = CAIRN__PIN_FOLDER__INIT;
@@ -209,8 +214,7 @@ cairn_status cairn_cluster_cut_cancel(struct cairn_cluster_job *job, const char 
     if (cut == NULL)
         return cairn_fail(why, CAIRN_ERR_NOT_FOUND,
                           "no snapshot or digest of job %s is being taken", job->spec.name);
-    const char *present = cut->making_folder ? "" : cut->id; // the other thread writes it
-    if (*id != '\0' && strcmp(present, id) != 0)
+    if (*id != '\0' && strcmp(cairn_cluster_cut_id(cut), id) != 0)
         return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "no snapshot %.100s of job %s is being taken",
                           id, job->spec.name);
     if (cut->stage == CAIRN_CUT_WORKING)

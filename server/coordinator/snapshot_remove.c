@@ -68,7 +68,8 @@ static cairn_status judge(const struct cairn_cluster *cluster, const char *job, 
                           const char *folder, struct cairn_sentence *why)
 {
     for (const struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next) {
-        if (j->cut != NULL && strcmp(j->spec.name, job) == 0 && strcmp(j->cut->id, id) == 0)
+        if (j->cut != NULL && strcmp(j->spec.name, job) == 0 &&
+            strcmp(cairn_cluster_cut_id(j->cut), id) == 0)
             return cairn_fail(why, CAIRN_ERR_BUSY, "snapshot %s of job %s is being written", id,
                               job);
     }
