@@ -114,9 +114,21 @@ static bool is_lacking(const struct worker *worker)
     return worker->waits == NO_MICRO || worker->waits > worker->lacks;
 }
 
-static bool is_guilty(const struct worker *worker)
+/* The first micro-batch in which somebody is lacking. Who lacks a later one may wait for that: relays whose
+ * sums an owner cannot take yet take no more themselves. */
+static uint32_t least_lacking(const struct cairn_round *core)
 {
-    return is_lacking(worker) && !is_paused(worker);
+    uint32_t least = NO_MICRO;
+    for (uint32_t i = 0; i < core->worker_count; i++) {
+        const struct worker *worker = &core->workers[i];
+        if (is_lacking(worker) && worker->lacks < least) least = worker->lacks;
+    }
+    return least;
+}
+
+static bool is_guilty(const struct worker *worker, uint32_t least)
+{
+    return is_lacking(worker) && worker->lacks == least && !is_paused(worker);
 }
 
 static bool waits_for_paused(const struct cairn_round *core)
@@ -126,12 +138,12 @@ static bool waits_for_paused(const struct cairn_round *core)
     return false;
 }
 
-static uint32_t count_guilty(const struct cairn_round *core, bool *committed_out)
+static uint32_t count_guilty(const struct cairn_round *core, uint32_t least, bool *committed_out)
 {
     uint32_t guilty = 0;
     *committed_out = true;
     for (uint32_t i = 0; i < core->worker_count; i++) {
-        if (!is_guilty(&core->workers[i])) continue;
+        if (!is_guilty(&core->workers[i], least)) continue;
         guilty++;
         *committed_out = *committed_out && core->workers[i].committed;
     }
@@ -157,7 +169,8 @@ static uint32_t neediest(const struct cairn_round *core, bool *alone_out)
 static void judge(struct cairn_round *core, struct cairn_round_actions *actions)
 {
     bool alone, committed;
-    const uint32_t shard = neediest(core, &alone), guilty = count_guilty(core, &committed);
+    const uint32_t least = least_lacking(core), guilty = count_guilty(core, least, &committed);
+    const uint32_t shard = neediest(core, &alone);
     const bool is_only = core->config.shard_count == 1;
     const bool of_shard = alone && core->world > 1 && 2 * guilty > core->world &&
                           (!is_only || committed);
@@ -174,7 +187,7 @@ static void judge(struct cairn_round *core, struct cairn_round_actions *actions)
         return;
     }
     for (uint32_t i = core->worker_count; i-- > 0;)
-        if (is_guilty(&core->workers[i])) drop(core, &core->workers[i], actions);
+        if (is_guilty(&core->workers[i], least)) drop(core, &core->workers[i], actions);
 }
 
 void cairn_round_on_lacks(struct cairn_round *core, const struct cairn_round_event *event,

@@ -82,6 +82,16 @@ START_TEST(who_waits_later_than_it_lacks_is_dropped)
 }
 END_TEST
 
+/* Of B nothing is here yet of the second micro-batch: its relay takes no more before A's first is summed. */
+START_TEST(who_lacks_a_later_micro_batch_than_another_is_not_dropped)
+{
+    pass_deadline(2);
+    SAYS(0, LACKS(A, 0), LACKS(B, 1));
+    SAYS(1, LACKS(A, 0), LACKS(B, 1));
+    expect_dropped(A, 2);
+}
+END_TEST
+
 START_TEST(several_are_dropped_in_one_round)
 {
     pass_deadline(3);
@@ -260,6 +270,7 @@ int main(void)
     tcase_add_test(tcase, a_worker_that_committed_and_of_which_nothing_arrives_is_dropped);
     tcase_add_test(tcase, who_waits_for_another_is_not_dropped_though_it_has_not_committed);
     tcase_add_test(tcase, who_waits_later_than_it_lacks_is_dropped);
+    tcase_add_test(tcase, who_lacks_a_later_micro_batch_than_another_is_not_dropped);
     tcase_add_test(tcase, several_are_dropped_in_one_round);
     tcase_add_test(tcase, one_shard_that_alone_lacks_most_workers_is_named_and_nobody_is_dropped);
     tcase_add_test(tcase, one_shard_that_lacks_one_worker_of_several_blames_the_worker);
