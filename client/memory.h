@@ -2,13 +2,36 @@
 #ifndef CAIRN_CLIENT_MEMORY_H
 #define CAIRN_CLIENT_MEMORY_H
 
-#include "client/session.h"
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "proto/base/status.h"
+
+struct gone;
+struct region;
+struct session;
+
+/* Under the lock. */
+struct session_memory {
+    struct region *regions; /* owned: [count] of capacity, by address */
+    size_t count, capacity;
+    bool changed;      /* since the fabric was told of them */
+    struct gone *gone; /* owned: freed, and still known to the fabric */
+    bool closed;
+};
+
+/* A new region. */
+cairn_status cairn_memory_take(struct session *s, size_t bytes, void **out) CAIRN_MUST_CHECK;
+/* CAIRN_ERR_INVALID: ptr is none; CAIRN_ERR_BUSY: it is on loan. */
+cairn_status cairn_memory_free(struct session *s, const void *ptr) CAIRN_MUST_CHECK;
 
 /* If the `bytes` at ptr are in a region, it is on loan until cairn_memory_return(*lent_out); if they are
  * not, *lent_out is NULL. CAIRN_ERR_INVALID: they reach beyond the region's end. */
 cairn_status cairn_memory_lend(struct session *s, const void *ptr, size_t bytes,
                                const void **lent_out) CAIRN_MUST_CHECK;
 void cairn_memory_return(struct session *s, const void *lent); /* NULL is fine */
+/* Under the lock: bytes of all regions. */
+size_t cairn_memory_bytes(const struct session *s);
 /* Loop thread: tells the fabric of new regions, so that what is pushed from them is read where it lies,
  * and of those that are freed. */
 void cairn_memory_show(struct session *s);

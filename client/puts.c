@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/memory.h"
+#include "client/job.h"
 
 enum { DIGEST_BYTES = CAIRN_PUTS_DIGEST_BYTES };
 
@@ -66,9 +66,9 @@ size_t cairn_puts_digest(struct job *job, uint8_t digest_out[DIGEST_BYTES])
     size_t count = 0;
     crypto_generichash_init(&state, NULL, 0, DIGEST_BYTES);
     pthread_mutex_lock(&job->session->lock);
-    for (size_t i = 0; job->puts != NULL && i < job->spec.tensor_count; i++) {
-        if (!job->puts[i].known) continue;
-        crypto_generichash_update(&state, job->puts[i].digest, DIGEST_BYTES);
+    for (size_t i = 0; job->puts.notes != NULL && i < job->spec.tensor_count; i++) {
+        if (!job->puts.notes[i].known) continue;
+        crypto_generichash_update(&state, job->puts.notes[i].digest, DIGEST_BYTES);
         count++;
     }
     pthread_mutex_unlock(&job->session->lock);
@@ -83,8 +83,8 @@ uint8_t *cairn_puts_held(struct job *job)
     if (count > CAIRN_PAGE_BYTES / HELD) return NULL;
     uint8_t *held = calloc(count + 1, HELD);
     pthread_mutex_lock(&job->session->lock);
-    for (size_t i = 0; held != NULL && job->puts != NULL && i < count; i++)
-        if (job->puts[i].known) memcpy(held + i * HELD, job->puts[i].digest, HELD);
+    for (size_t i = 0; held != NULL && job->puts.notes != NULL && i < count; i++)
+        if (job->puts.notes[i].known) memcpy(held + i * HELD, job->puts.notes[i].digest, HELD);
     pthread_mutex_unlock(&job->session->lock);
     return held;
 }
@@ -96,25 +96,26 @@ static void forget(struct put_note *note)
 
 void cairn_puts_failed(struct job *job, size_t tensor)
 {
-    if (job->puts == NULL) return;
-    forget(&job->puts[tensor]);
-    job->puts[tensor].failed = !job->initialized;
+    if (job->puts.notes == NULL) return;
+    forget(&job->puts.notes[tensor]);
+    job->puts.notes[tensor].failed = !job->known.initialized;
 }
 
 bool cairn_puts_any_failed(const struct job *job)
 {
-    for (size_t i = 0; job->puts != NULL && i < job->spec.tensor_count; i++)
-        if (job->puts[i].failed) return true;
+    for (size_t i = 0; job->puts.notes != NULL && i < job->spec.tensor_count; i++)
+        if (job->puts.notes[i].failed) return true;
     return false;
 }
 
 cairn_status cairn_puts_claim(struct job *job, size_t tensor)
 {
-    if (job->puts == NULL) job->puts = calloc(job->spec.tensor_count + 1, sizeof *job->puts);
-    if (job->puts == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
-    const bool had = job->puts[tensor].put;
-    job->puts[tensor].put = true;
-    job->puts[tensor].failed = false;
+    if (job->puts.notes == NULL)
+        job->puts.notes = calloc(job->spec.tensor_count + 1, sizeof *job->puts.notes);
+    if (job->puts.notes == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    const bool had = job->puts.notes[tensor].put;
+    job->puts.notes[tensor].put = true;
+    job->puts.notes[tensor].failed = false;
     return had ? cairn_client_fail(CAIRN_ERR_EXISTS, "tensor %s was put already; each is put once",
                                    job->spec.tensors[tensor].name)
                : CAIRN_OK;
@@ -122,7 +123,7 @@ cairn_status cairn_puts_claim(struct job *job, size_t tensor)
 
 void cairn_puts_unclaim(struct job *job, size_t tensor)
 {
-    forget(&job->puts[tensor]);
+    forget(&job->puts.notes[tensor]);
 }
 
 cairn_status cairn_puts_hash(struct job *job, size_t tensor, const struct piece *piece,
@@ -139,8 +140,8 @@ cairn_status cairn_puts_hash(struct job *job, size_t tensor, const struct piece 
     hash_tensor(spec, &piece->strides, mem, elems, digest);
     cairn_memory_return(job->session, lent);
     pthread_mutex_lock(&job->session->lock);
-    memcpy(job->puts[tensor].digest, digest, sizeof digest);
-    job->puts[tensor].known = true;
+    memcpy(job->puts.notes[tensor].digest, digest, sizeof digest);
+    job->puts.notes[tensor].known = true;
     pthread_mutex_unlock(&job->session->lock);
     return CAIRN_OK;
 }
@@ -148,12 +149,13 @@ cairn_status cairn_puts_hash(struct job *job, size_t tensor, const struct piece 
 void cairn_puts_end(struct job *job, cairn_status status)
 {
     pthread_mutex_lock(&job->session->lock);
-    if (status == CAIRN_OK) job->initialized = true;
-    // Other values of replicas can be mended, too; those of rank 0 are what the job has.
+    if (status == CAIRN_OK) job->known.initialized = true;
+    // A shard may have been lost with its part: all may be put again. Other values of replicas can be mended,
+    // too; those of rank 0 are what the job has.
     const bool again = status == CAIRN_ERR_NOT_READY ||
                        (status == CAIRN_ERR_MISMATCH && cairn_client_tiles_hold(job));
-    for (size_t i = 0; again && job->puts != NULL && i < job->spec.tensor_count; i++)
-        forget(&job->puts[i]); // a shard may have been lost with its part: all may be put again
+    for (size_t i = 0; again && job->puts.notes != NULL && i < job->spec.tensor_count; i++)
+        forget(&job->puts.notes[i]);
     pthread_mutex_unlock(&job->session->lock);
 }
 

@@ -3,7 +3,20 @@
 #ifndef CAIRN_CLIENT_PUTS_H
 #define CAIRN_CLIENT_PUTS_H
 
-#include "client/session.h"
+#include <cairn.h>
+
+#include "client/base/piece.h"
+
+struct job;
+struct put_note;
+
+/* Under the lock. */
+struct puts {
+    struct put_note *notes; /* owned: [tensor_count]; NULL: nothing was put */
+    uint64_t open;          /* puts that are not done */
+    cairn_status status;    /* the first failure of a put */
+    struct cairn_sentence why;
+};
 
 #define CAIRN_PUTS_DIGEST_BYTES 32
 
@@ -21,6 +34,8 @@ size_t cairn_puts_digest(struct job *job, uint8_t digest_out[CAIRN_PUTS_DIGEST_B
  * memory, nothing was put, or the job has more tensors than go into a message. */
 #define CAIRN_PUTS_HELD_BYTES 8
 uint8_t *cairn_puts_held(struct job *job);
+/* Under the lock: a put failed: the tensor may be put again. */
+void cairn_puts_failed(struct job *job, size_t tensor);
 /* Under the lock: a put failed, and its tensor was not put again since. */
 bool cairn_puts_any_failed(const struct job *job);
 /* What the coordinator answered to InitDone. */

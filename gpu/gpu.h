@@ -18,11 +18,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "proto/wire/digest_tree.h"
-#include "proto/wire/exact.h"
-#include "proto/wire/optimizer.h"
-#include "proto/wire/scalars.h"
-#include "proto/wire/tensor.h"
+#include "proto/base/exact.h"
+#include "proto/geometry/tensor.h"
+#include "proto/spec/optimizer.h"
+#include "proto/spec/scalars.h"
+#include "proto/store/digest_tree.h"
 
 /* A landed contribution: elems elements of one chunk. */
 struct cairn_source {
@@ -63,8 +63,10 @@ struct cairn_update {
         far; /* wire is not read before the caches have forgotten it: it may be written around them */
 };
 
-typedef void (*cairn_update_fn)(const struct cairn_update *update,
-                                const struct cairn_group_scalars *scalars);
+/* Returns of how many elements a result is not finite: the parameter, a moment that the optimizer keeps, or
+ * the wire copy, which bf16 may have as infinite where the parameter is not. */
+typedef uint64_t (*cairn_update_fn)(const struct cairn_update *update,
+                                    const struct cairn_group_scalars *scalars);
 
 struct cairn_backend {
     const char *name; /* "host" */
@@ -95,7 +97,7 @@ struct cairn_backend {
                     size_t elems);
 
     /* Pushes the hashes of the leaves [tree->next_leaf, + leaf_count) to the tree. plane: the first
-     * element of that leaf, any dtype of proto/wire/tensor.h. NaN is hashed as the quiet NaN with
+     * element of that leaf, any dtype of proto/geometry/tensor.h. NaN is hashed as the quiet NaN with
      * a positive sign and no payload. */
     void (*hash_leaves)(const void *plane, cairn_dtype dtype, const struct cairn_geometry *geometry,
                         uint64_t leaf_count, struct cairn_tree *tree);

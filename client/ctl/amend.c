@@ -4,7 +4,8 @@
 #include <string.h>
 
 #include "client/ctl/ctl.h"
-#include "proto/wire/schedule.h"
+#include "proto/spec/capability.h"
+#include "proto/spec/schedule.h"
 
 static cairn_status show(struct ctl *ctl, ProtobufCMessage **reply_out)
 {
@@ -13,10 +14,9 @@ static cairn_status show(struct ctl *ctl, ProtobufCMessage **reply_out)
     return cairn_ctl_call(ctl, CAIRN_MSG_JOB_SHOW, &message.base, CAIRN_MSG_JOB_STATUS, reply_out);
 }
 
-/* The groups as they are, but for their lr; nobody may have amended them since. -1: go on. */
+/* The groups as they are, but for their lr. -1: go on. */
 static int fill_groups(const struct ctl *ctl, const Cairn__JobStatus *job, Cairn__JobAmend *amend)
 {
-    amend->revision = job->spec != NULL ? job->spec->revision : 0;
     for (size_t i = 0; i < job->n_groups; i++) {
         Cairn__GroupSpec *group = job->groups[i];
         if (ctl->group != NULL && strcmp(group->name, ctl->group) != 0) continue;
@@ -34,7 +34,19 @@ static int fill_groups(const struct ctl *ctl, const Cairn__JobStatus *job, Cairn
                           ctl->group != NULL ? ctl->group : "at all", job->name);
 }
 
-static int print(const struct ctl *ctl, uint64_t revision)
+/* More workers than are attached: the job does what was asked, and the operator may not see that it waits. */
+static void say_who_lacks(struct ctl *ctl)
+{
+    ProtobufCMessage *reply;
+    if (show(ctl, &reply) != CAIRN_OK) return;
+    const Cairn__JobStatus *job = (const Cairn__JobStatus *)reply;
+    if (job->workers > 0 && job->workers < job->workers_min)
+        cairn_ctl_line("waits", "for %u more: a round opens with %u workers, attached: %u",
+                       job->workers_min - job->workers, job->workers_min, job->workers);
+    cairn_message_free(reply);
+}
+
+static int print(struct ctl *ctl, uint64_t revision)
 {
     if (ctl->json)
         return cairn_ctl_print_json(
@@ -44,6 +56,7 @@ static int print(const struct ctl *ctl, uint64_t revision)
     } else {
         cairn_ctl_line("amended", "%s", ctl->argv[0]);
         cairn_ctl_line("revision", "%llu", (unsigned long long)revision);
+        if (ctl->workers_max > 0) say_who_lacks(ctl);
     }
     return 0;
 }
@@ -61,7 +74,58 @@ static int send(struct ctl *ctl, Cairn__JobAmend *amend)
     return done;
 }
 
-static int amend_groups(struct ctl *ctl, Cairn__JobAmend *amend)
+static bool changes_policy(const struct ctl *ctl)
+{
+    return ctl->has_snapshot_every || ctl->has_snapshot_keep || ctl->on_shard_loss != NULL ||
+           ctl->shard_loss_wait_s > 0;
+}
+
+/* What is not given stays as it is. */
+static void fill_snapshots(const struct ctl *ctl, const Cairn__JobSpec *now, Cairn__JobAmend *amend)
+{
+    const bool ends = ctl->has_snapshot_every && ctl->snapshot_every == 0;
+    amend->set_snapshots = ctl->has_snapshot_every || ctl->has_snapshot_keep;
+    amend->snapshot_every = ctl->has_snapshot_every ? ctl->snapshot_every : now->snapshot_every;
+    amend->snapshot_keep = ctl->has_snapshot_keep ? ctl->snapshot_keep
+                           : ends                 ? 0
+                                                  : now->snapshot_keep;
+}
+
+/* As above. -1: go on. */
+static int fill_shard_loss(const struct ctl *ctl, const Cairn__JobSpec *now, Cairn__JobAmend *amend)
+{
+    amend->set_shard_loss = ctl->on_shard_loss != NULL || ctl->shard_loss_wait_s > 0;
+    const int asked = ctl->on_shard_loss == NULL
+                          ? (int)now->on_shard_loss
+                          : cairn_capability_value(CAIRN_CAPABILITY_SHARD_LOSS, ctl->on_shard_loss);
+    if (asked < 0)
+        return cairn_ctl_fail(CAIRN_ERR_INVALID,
+                              "--on-shard-loss %s: wait and restore-latest are allowed",
+                              ctl->on_shard_loss);
+    amend->on_shard_loss = (uint32_t)asked;
+    if (ctl->shard_loss_wait_s > 0)
+        amend->shard_loss_wait_s = ctl->shard_loss_wait_s;
+    else if (amend->on_shard_loss != CAIRN_SHARD_LOSS_WAIT)
+        amend->shard_loss_wait_s = now->shard_loss_wait_s;
+    return -1;
+}
+
+/* What is said of the job as it is now: nobody may have amended it since. -1: go on. */
+static int fill(const struct ctl *ctl, const Cairn__JobStatus *job, Cairn__JobAmend *amend)
+{
+    if (job->spec == NULL)
+        return cairn_ctl_fail(CAIRN_ERR_PROTOCOL, "the coordinator does not say what job %s is",
+                              job->name);
+    amend->revision = job->spec->revision;
+    if (ctl->has_lr) {
+        const int done = fill_groups(ctl, job, amend);
+        if (done >= 0) return done;
+    }
+    fill_snapshots(ctl, job->spec, amend);
+    return fill_shard_loss(ctl, job->spec, amend);
+}
+
+static int amend_as_shown(struct ctl *ctl, Cairn__JobAmend *amend)
 {
     ProtobufCMessage *reply;
     const cairn_status called = show(ctl, &reply);
@@ -69,7 +133,7 @@ static int amend_groups(struct ctl *ctl, Cairn__JobAmend *amend)
     const Cairn__JobStatus *job = (const Cairn__JobStatus *)reply;
     Cairn__GroupSpec **groups = calloc(job->n_groups + 1, sizeof(Cairn__GroupSpec *));
     amend->groups = groups;
-    int done = groups != NULL ? fill_groups(ctl, job, amend)
+    int done = groups != NULL ? fill(ctl, job, amend)
                               : cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     if (done < 0) done = send(ctl, amend);
     free(groups);
@@ -80,8 +144,9 @@ static int amend_groups(struct ctl *ctl, Cairn__JobAmend *amend)
 int cairn_ctl_job_amend(struct ctl *ctl)
 {
     Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
-    if (!ctl->has_lr && !ctl->has_clip_norm && ctl->workers_max == 0)
-        return cairn_ctl_usage_fail(ctl, "it changes nothing: --workers, --lr and --clip-norm do");
+    const bool as_shown = ctl->has_lr || changes_policy(ctl);
+    if (!as_shown && !ctl->has_clip_norm && ctl->workers_max == 0)
+        return cairn_ctl_usage_fail(ctl, "it changes nothing: give what is to be another");
     if (ctl->group != NULL && !ctl->has_lr)
         return cairn_ctl_usage_fail(ctl, "--group is of --lr, which is not given");
     amend.name = ctl->argv[0];
@@ -89,5 +154,5 @@ int cairn_ctl_job_amend(struct ctl *ctl)
     amend.workers_max = ctl->workers_max;
     amend.set_clip_norm = ctl->has_clip_norm;
     amend.clip_norm = ctl->clip_norm;
-    return ctl->has_lr ? amend_groups(ctl, &amend) : send(ctl, &amend);
+    return as_shown ? amend_as_shown(ctl, &amend) : send(ctl, &amend);
 }

@@ -1,6 +1,6 @@
 /* cairn capabilities: what this version supports, from the table that judges specs. Asks nobody. */
 #include "client/ctl/ctl.h"
-#include "proto/wire/capability.h"
+#include "proto/spec/capability.h"
 
 static int print_json(const struct cairn_capability *rows, size_t count)
 {

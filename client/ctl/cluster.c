@@ -1,6 +1,6 @@
 /* cairn cluster status | adopt | backup | forget */
 #include "client/ctl/ctl.h"
-#include "proto/wire/without.h"
+#include "proto/spec/without.h"
 
 /* The coordinator gives up sooner where nobody answers it, and says who. */
 #define ADOPT_TIMEOUT_MS 600000
@@ -32,6 +32,7 @@ static void print_without(const Cairn__ClusterStatus *status)
 
 static void print_storage(const Cairn__ClusterStatus *status)
 {
+    if (status->storage[0] != '\0') printf("\nno snapshot can be saved: %s\n", status->storage);
     for (size_t i = 0; i < status->n_members; i++) {
         const Cairn__MemberStatus *m = status->members[i];
         if (m->storage[0] != '\0')
@@ -91,22 +92,42 @@ static int print_json(const Cairn__ClusterStatus *status)
                                m->storage, "since_ms", (json_int_t)m->since_ms, "state_bytes",
                                (json_int_t)m->state_bytes, "without", without_json(m->without)));
     }
-    return cairn_ctl_print_json(json_pack(
-        "{s:s, s:s, s:s, s:I, s:I, s:i, s:i, s:o, s:o}", "cluster", status->cluster, "store", store,
-        "version", status->version, "coordinator_incarnation",
-        (json_int_t)status->coordinator_incarnation, "uptime_ms", (json_int_t)status->uptime_ms,
-        "shards_expected", (int)status->shards_expected, "jobs", (int)status->job_count, "members",
-        members, "strangers", strangers_json(status->strangers, status->n_strangers)));
+    return cairn_ctl_print_json(
+        json_pack("{s:s, s:s, s:s, s:I, s:I, s:i, s:i, s:s, s:o, s:o}", "cluster", status->cluster,
+                  "store", store, "version", status->version, "coordinator_incarnation",
+                  (json_int_t)status->coordinator_incarnation, "uptime_ms",
+                  (json_int_t)status->uptime_ms, "shards_expected", (int)status->shards_expected,
+                  "jobs", (int)status->job_count, "storage", status->storage, "members", members,
+                  "strangers", strangers_json(status->strangers, status->n_strangers)));
+}
+
+static cairn_status ask_status(struct ctl *ctl, ProtobufCMessage **reply_out)
+{
+    const Cairn__ClusterStatusGet get = CAIRN__CLUSTER_STATUS_GET__INIT;
+    return cairn_ctl_call(ctl, CAIRN_MSG_CLUSTER_STATUS_GET, &get.base, CAIRN_MSG_CLUSTER_STATUS,
+                          reply_out);
+}
+
+void cairn_ctl_say_strangers(struct ctl *ctl)
+{
+    ProtobufCMessage *reply;
+    if (ask_status(ctl, &reply) != CAIRN_OK) return;
+    const size_t count = ((const Cairn__ClusterStatus *)reply)->n_strangers;
+    if (count > 0)
+        fprintf(stderr,
+                "cairn: the coordinator's store knows no job, and shards hold %zu part%s of jobs "
+                "that are not acted on: `cairn cluster status` lists them, `cairn cluster adopt` "
+                "takes them\n",
+                count, count == 1 ? "" : "s");
+    cairn_message_free(reply);
 }
 
 int cairn_ctl_cluster_status(struct ctl *ctl)
 {
     static const char *const headers[] = { "NAME", "ROLE",  "STATE",  "FOR",
                                            "PATH", "PLACE", "MEMORY", "ADDRESS" };
-    const Cairn__ClusterStatusGet get = CAIRN__CLUSTER_STATUS_GET__INIT;
     ProtobufCMessage *reply;
-    cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_CLUSTER_STATUS_GET, &get.base,
-                                         CAIRN_MSG_CLUSTER_STATUS, &reply);
+    const cairn_status called = ask_status(ctl, &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     const Cairn__ClusterStatus *status = (const Cairn__ClusterStatus *)reply;
     if (ctl->json) {

@@ -98,12 +98,11 @@ static cairn_status connect_to(struct ctl *ctl, struct cairn_sentence *why)
         getsockopt(ctl->fd, SOL_SOCKET, SO_ERROR, &error, &error_bytes);
     }
     if (error == 0) return CAIRN_OK;
-    return cairn_fail(
-        why, CAIRN_ERR_UNREACHABLE,
-        "the coordinator at %s cannot be reached: %s; is it running, is --endpoint or "
-        "CAIRN_ENDPOINT right? (without them it is looked for in $XDG_RUNTIME_DIR/cairn and "
-        "/run/cairn)",
-        ctl->endpoint, strerror(error));
+    return cairn_fail(why, CAIRN_ERR_UNREACHABLE,
+                      "the coordinator at %s cannot be reached: %s; is it running, is --endpoint "
+                      "or CAIRN_ENDPOINT right? (without them it is looked for in "
+                      "$XDG_RUNTIME_DIR/cairn and /run/cairn)",
+                      ctl->endpoint, strerror(error));
 }
 
 static cairn_status say_late(const struct ctl *ctl, struct cairn_sentence *why)
@@ -141,11 +140,19 @@ static cairn_status next_frame(const struct ctl *ctl, struct cairn_frame_decoder
     }
 }
 
+/* What is in it comes from shards and workers too, and goes to a terminal or into JSON. */
+static ProtobufCMessage *unpack(const struct cairn_frame *frame)
+{
+    ProtobufCMessage *message = cairn_message_unpack(cairn_message_type(frame->type),
+                                                     frame->payload, frame->payload_bytes);
+    if (message != NULL) cairn_message_mend(message);
+    return message;
+}
+
 /* Notes for whom the cut waits, and says so, once: if they are not there, or `is_late`. */
 static void take_awaited(struct ctl *ctl, const struct cairn_frame *frame, bool is_late)
 {
-    Cairn__Awaited *awaited = (Cairn__Awaited *)cairn_message_unpack(
-        cairn_message_type(frame->type), frame->payload, frame->payload_bytes);
+    Cairn__Awaited *awaited = (Cairn__Awaited *)unpack(frame);
     if (awaited == NULL) return;
     cairn_sentence_set(&ctl->awaited, "%s", awaited->text);
     const bool worth = awaited->text[0] != '\0' && (awaited->away || is_late);
@@ -172,8 +179,7 @@ static cairn_status await_reply(struct ctl *ctl, struct cairn_frame_decoder *dec
         if (frame.type != type && !is_error)
             return cairn_fail(why, CAIRN_ERR_PROTOCOL, "the coordinator answered with %s",
                               cairn_message_name(frame.type));
-        ProtobufCMessage *message = cairn_message_unpack(cairn_message_type(frame.type),
-                                                         frame.payload, frame.payload_bytes);
+        ProtobufCMessage *message = unpack(&frame);
         if (message == NULL)
             return cairn_fail(why, CAIRN_ERR_PROTOCOL, "the coordinator sent a bad %s",
                               cairn_message_name(frame.type));

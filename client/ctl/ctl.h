@@ -8,8 +8,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "proto/base/sentence.h"
 #include "proto/wire/messages.h"
-#include "proto/wire/sentence.h"
 
 /* Of the JSON that `-o json` prints; grows when a field changes its meaning or goes. */
 #define CAIRN_CTL_SCHEMA_VERSION 1
@@ -40,7 +40,7 @@ enum {
     CTL_TAKES_YES = 1u << 20,
     CTL_TAKES_WATCH = 1u << 21, /* --watch */
     CTL_TAKES_EVERY = 1u << 22, /* --every, --once */
-    CTL_TAKES_TERMS = 1u << 23, /* --workers MIN:MAX, --lr, --group, --clip-norm */
+    CTL_TAKES_TERMS = 1u << 23, /* what `job amend` changes */
     CTL_BENCHES = CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS,
     CTL_ASKS = CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT,
     CTL_LISTS = CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET | CTL_TAKES_WATCH
@@ -69,6 +69,10 @@ struct ctl {
     const char *group;      /* --group; the same */
     bool has_lr, has_clip_norm;
     double lr, clip_norm;
+    bool has_snapshot_every, has_snapshot_keep;
+    uint64_t snapshot_every, snapshot_keep;
+    const char *on_shard_loss;         /* --on-shard-loss; NULL: not given */
+    uint32_t shard_loss_wait_s;        /* --shard-loss-wait; 0: not given */
     uint32_t workers_min, workers_max; /* --workers; 0: not given */
     uint32_t shards;                   /* --shards; 0: not given */
     const char *endpoint_file, *keep, *import;
@@ -145,6 +149,10 @@ const char *cairn_ctl_bytes(uint64_t bytes);
 #define CTL_SNAPSHOT_TIMEOUT_MS 600000                                  /* if none is given */
 json_t *cairn_ctl_snapshot_json(const Cairn__SnapshotStatus *snapshot); /* a new object */
 void cairn_ctl_snapshot_print(const Cairn__SnapshotStatus *snapshot);
+/* The line "damaged" of a job or a snapshot: elements that are not finite, and their tensors. */
+void cairn_ctl_damaged_line(uint64_t nonfinite, const char *tensors);
+/* On stderr: a snapshot with such elements "is passed over", say. */
+void cairn_ctl_warn_damaged(const Cairn__SnapshotStatus *snapshot, const char *what);
 
 /* ---- job_bytes.c: what the shards counted of a job ---- */
 /* A new object; with how the bytes came by, of all and of each worker. */
@@ -152,6 +160,7 @@ json_t *cairn_ctl_job_bytes_json(const Cairn__JobStatus *job);
 void cairn_ctl_job_bytes_print(const Cairn__JobStatus *job);
 
 /* ---- job_memory.c: what it takes of its shards; an entry a shard ---- */
+uint64_t cairn_ctl_job_memory_sum(const Cairn__MemoryTold *memory); /* of all kinds */
 json_t *cairn_ctl_job_memory_json(Cairn__MemoryTold *const *shards, size_t count);
 void cairn_ctl_job_memory_print(const struct ctl *ctl, Cairn__MemoryTold *const *shards,
                                 size_t count);
@@ -164,6 +173,8 @@ int cairn_ctl_watch(struct ctl *ctl, int (*run)(struct ctl *ctl));
 
 /* ---- subcommands; each returns the exit status ---- */
 int cairn_ctl_cluster_status(struct ctl *ctl);
+/* On stderr, if there are any: parts that shards hold and that are not acted on. */
+void cairn_ctl_say_strangers(struct ctl *ctl);
 int cairn_ctl_cluster_adopt(struct ctl *ctl);
 int cairn_ctl_cluster_backup(struct ctl *ctl);
 int cairn_ctl_cluster_forget(struct ctl *ctl);

@@ -1,8 +1,8 @@
 /* cairn env */
 #include <string.h>
 
+#include "client/base/env.h"
 #include "client/ctl/ctl.h"
-#include "client/env.h"
 
 static const char *source_of(const struct cairn_env_report *report, enum cairn_env_key key)
 {

@@ -3,54 +3,31 @@
 
 #include "client/ctl/ctl.h"
 #include "client/ctl/job_groups.h"
-#include "proto/wire/capability.h"
-#include "proto/wire/schedule.h"
-#include "proto/wire/spec.h"
+#include "proto/spec/capability.h"
+#include "proto/spec/schedule.h"
+#include "proto/spec/spec.h"
+#include "proto/store/manifest_spec.h"
 
 #define DIGEST_TIMEOUT_MS 600000
 
-static json_t *schedule_json(const Cairn__GroupSpec *g)
-{
-    json_t *points = json_array();
-    for (size_t i = 0; i + 1 < g->n_points; i += 2) {
-        double factor; // two words a point: the step, the bits of the factor
-        memcpy(&factor, &g->points[i + 1], sizeof factor);
-        json_array_append_new(points, json_pack("[I, f]", (json_int_t)g->points[i], factor));
-    }
-    return json_pack(
-        "{s:s, s:I, s:I, s:I, s:f, s:o}", "kind", cairn_schedule_name((int)g->schedule),
-        "warmup_steps", (json_int_t)g->warmup_steps, "total_steps", (json_int_t)g->total_steps,
-        "decay_steps", (json_int_t)g->decay_steps, "lr_min", g->lr_min, "points", points);
-}
-
 static json_t *group_json(const Cairn__GroupSpec *g)
 {
-    json_t *group = json_pack("{s:s, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:b, s:b, s:f}", "name",
-                              g->name, "optimizer", g->optimizer, "lr", g->lr, "beta1", g->beta1,
-                              "beta2", g->beta2, "eps", g->eps, "weight_decay", g->weight_decay,
-                              "momentum", g->momentum, "nesterov", (int)g->nesterov, "frozen",
-                              (int)g->frozen, "lr_now", g->lr_now);
-    json_object_set_new(group, "schedule", schedule_json(g));
-    return group;
+    struct cairn_group_spec spec;
+    if (cairn_group_of_message(g, &spec) != CAIRN_OK) return json_null();
+    json_t *group = json_pack("{s:s, s:s, s:b, s:f, s:o}", "name", g->name, "optimizer",
+                              g->optimizer, "frozen", (int)g->frozen, "lr_now", g->lr_now,
+                              "schedule", cairn_schedule_json(&spec.schedule));
+    return cairn_spec_fields_json(group, &cairn_group_fields, CAIRN_SPEC_ALL, &spec);
 }
 
 /* What the spec says of the job as a whole. */
 static json_t *spec_json(const Cairn__JobSpec *s)
 {
-    return json_pack("{s:I, s:i, s:i, s:f, s:s, s:s, s:i, s:f, s:f, s:s, s:I, s:I, s:I, s:s, s:i}",
-                     "revision", (json_int_t)s->revision, "stage", (int)s->stage, "micro_batches",
-                     (int)s->micro_batches, "clip_norm", s->clip_norm, "on_nonfinite",
-                     cairn_capability_name(CAIRN_CAPABILITY_NONFINITE, (int)s->on_nonfinite),
-                     "loss_scale_policy",
-                     cairn_capability_name(CAIRN_CAPABILITY_LOSS_SCALE, (int)s->loss_scale_policy),
-                     "loss_scale_growth_steps", (int)s->loss_scale_growth_steps, "loss_scale_min",
-                     s->loss_scale_min, "loss_scale_max", s->loss_scale_max, "reduce_groups",
-                     cairn_capability_name(CAIRN_CAPABILITY_GROUPS, (int)s->reduce_groups),
-                     "skips_max", (json_int_t)s->skips_max, "snapshot_every",
-                     (json_int_t)s->snapshot_every, "snapshot_keep", (json_int_t)s->snapshot_keep,
-                     "on_shard_loss",
-                     cairn_capability_name(CAIRN_CAPABILITY_SHARD_LOSS, (int)s->on_shard_loss),
-                     "shard_loss_wait_s", (int)s->shard_loss_wait_s);
+    struct cairn_job_spec_data spec;
+    cairn_spec_init(&spec); // owns nothing
+    cairn_spec_fields_of_message(s, &spec);
+    json_t *object = json_pack("{s:I}", "revision", (json_int_t)s->revision);
+    return cairn_spec_fields_json(object, &cairn_spec_fields, CAIRN_SPEC_ALL, &spec);
 }
 
 /* All its shards have said what they hold and carried. */
@@ -117,8 +94,13 @@ static json_t *job_json(const Cairn__JobStatus *j)
                         cairn_ctl_json_known(j->workers_max > 0, j->workers_max));
     json_object_set_new(more, "skips", json_integer((json_int_t)j->skips));
     json_object_set_new(more, "skips_in_row", json_integer((json_int_t)j->skips_in_row));
+    json_object_set_new(more, "nonfinite", json_integer((json_int_t)j->nonfinite));
+    json_object_set_new(more, "nonfinite_tensors", json_string(j->nonfinite_tensors));
+    json_object_set_new(more, "gradient", json_string(j->gradient));
     json_object_set_new(more, "put_out", json_string(j->put_out));
     json_object_set_new(more, "snapshot_failed", json_string(j->snapshot_failed));
+    json_object_set_new(more, "passed_over", json_string(j->passed_over));
+    json_object_set_new(more, "saving", json_string(j->saving));
     json_object_set_new(more, "restores", json_integer((json_int_t)j->restores));
     json_object_set_new(more, "blobs", json_integer((json_int_t)j->blobs));
     json_object_set_new(more, "blob_bytes", json_integer((json_int_t)j->blob_bytes));
@@ -148,6 +130,17 @@ static void print_version_cells(struct ctl_table *table, const Cairn__JobStatus 
             cairn_ctl_table_cell(table, "%llu", (unsigned long long)numbers[i]);
 }
 
+/* How many there are, and may be. */
+static void print_workers_cell(struct ctl_table *table, const Cairn__JobStatus *j)
+{
+    if (j->workers_max == 0)
+        cairn_ctl_table_cell(table, "%u (%u or more)", j->workers, j->workers_min);
+    else if (j->workers_max > j->workers_min)
+        cairn_ctl_table_cell(table, "%u (%u to %u)", j->workers, j->workers_min, j->workers_max);
+    else
+        cairn_ctl_table_cell(table, "%u of %u", j->workers, j->workers_min);
+}
+
 int cairn_ctl_job_list(struct ctl *ctl)
 {
     static const char *const headers[] = { "JOB",     "STATE",  "GENERATION", "STEP",
@@ -172,7 +165,7 @@ int cairn_ctl_job_list(struct ctl *ctl)
             cairn_ctl_table_cell(table, "%s", j->name);
             cairn_ctl_table_cell(table, "%s", j->state);
             print_version_cells(table, j);
-            cairn_ctl_table_cell(table, "%u of %u", j->workers, j->workers_min);
+            print_workers_cell(table, j);
             cairn_ctl_table_cell(table, "%u", j->shards);
             char state[64];
             cairn_ctl_table_cell(table, "%s", told_bytes(j, j->state_bytes, state));
@@ -180,6 +173,7 @@ int cairn_ctl_job_list(struct ctl *ctl)
         }
         cairn_ctl_table_close(table, ctl);
     }
+    if (list->n_jobs == 0 && !ctl->quiet) cairn_ctl_say_strangers(ctl);
     cairn_message_free(reply);
     return 0;
 }
@@ -266,8 +260,12 @@ static void print_job(const struct ctl *ctl, const Cairn__JobStatus *j)
     cairn_ctl_line("epoch, round", "%llu, %llu", (unsigned long long)j->epoch,
                    (unsigned long long)j->round);
     if (j->awaited[0] != 0) cairn_ctl_line("waits for", "%s", j->awaited);
+    if (j->nonfinite > 0) cairn_ctl_damaged_line(j->nonfinite, j->nonfinite_tensors);
+    if (j->gradient[0] != 0) cairn_ctl_line("last round", "skipped: %s", j->gradient);
     if (j->put_out[0] != 0) cairn_ctl_line("put out", "%s", j->put_out);
     if (j->snapshot_failed[0] != 0) cairn_ctl_line("no snapshot", "%s", j->snapshot_failed);
+    if (j->saving[0] != 0) cairn_ctl_line("saving", "%s", j->saving);
+    if (j->passed_over[0] != 0) cairn_ctl_line("passed over", "%s", j->passed_over);
     if (j->restores > 0)
         cairn_ctl_line("restored", "%u time%s by itself since a step was applied", j->restores,
                        j->restores == 1 ? "" : "s");

@@ -2,8 +2,8 @@
 
 #include <string.h>
 
-#include "proto/wire/rank_groups.h"
-#include "proto/wire/spec.h"
+#include "proto/spec/rank_groups.h"
+#include "proto/spec/spec.h"
 
 static bool wants_them(const Cairn__JobStatus *j)
 {

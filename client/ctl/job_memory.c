@@ -1,7 +1,7 @@
 /* What a job takes of the memory of its shards, by kind. */
 #include "client/ctl/ctl.h"
 
-static uint64_t sum_of(const Cairn__MemoryTold *m)
+uint64_t cairn_ctl_job_memory_sum(const Cairn__MemoryTold *m)
 {
     return m->state + m->published + m->landing + m->staging + m->tables;
 }
@@ -24,7 +24,7 @@ static json_t *kinds_json(const Cairn__MemoryTold *m)
     return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "state", (json_int_t)m->state, "published",
                      (json_int_t)m->published, "landing", (json_int_t)m->landing, "staging",
                      (json_int_t)m->staging, "tables", (json_int_t)m->tables, "total",
-                     (json_int_t)sum_of(m));
+                     (json_int_t)cairn_ctl_job_memory_sum(m));
 }
 
 json_t *cairn_ctl_job_memory_json(Cairn__MemoryTold *const *shards, size_t count)
@@ -44,12 +44,11 @@ json_t *cairn_ctl_job_memory_json(Cairn__MemoryTold *const *shards, size_t count
 
 static void add_row(struct ctl_table *table, const char *name, const Cairn__MemoryTold *m)
 {
-    const uint64_t bytes[] = {
-        m->state, m->published, m->landing, m->staging, m->tables, sum_of(m)
-    };
+    const uint64_t bytes[] = { m->state,   m->published, m->landing,
+                               m->staging, m->tables,    cairn_ctl_job_memory_sum(m) };
     cairn_ctl_table_cell(table, "%s", name);
     for (size_t i = 0; i < sizeof bytes / sizeof *bytes; i++)
-        cairn_ctl_table_cell(table, "%s", cairn_ctl_bytes(bytes[i]));
+        cairn_ctl_table_cell(table, "%s", m->untold ? "-" : cairn_ctl_bytes(bytes[i]));
 }
 
 void cairn_ctl_job_memory_print(const struct ctl *ctl, Cairn__MemoryTold *const *shards,

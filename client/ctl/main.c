@@ -2,9 +2,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "client/base/env.h"
 #include "client/ctl/bench/bench.h"
 #include "client/ctl/ctl.h"
-#include "client/env.h"
 
 struct subcommand {
     const char *noun, *verb; /* verb "": the noun alone */
@@ -29,8 +29,7 @@ static const struct subcommand subcommands[] = {
       cairn_ctl_cluster_status },
     { "cluster", "adopt", "[--yes]",
       "take what the shards hold into the coordinator's store: after the store was lost, or an "
-      "older "
-      "copy was put back",
+      "older copy was put back",
       0, 0, CTL_ASKS | CTL_TAKES_YES, cairn_ctl_cluster_adopt },
     { "cluster", "backup", "FILE",
       "a copy of the coordinator's store, while it runs, into a new file on its host", 1, 1,
@@ -55,7 +54,9 @@ static const struct subcommand subcommands[] = {
       "the content root of the newest version: equal across layouts and restores (reads the whole "
       "state)",
       1, 1, CTL_ASKS | CTL_TAKES_QUIET, cairn_ctl_job_digest },
-    { "job", "amend", "JOB [--workers MIN:MAX] [--lr X [--group NAME]] [--clip-norm X]",
+    { "job", "amend",
+      "JOB [--workers MIN:MAX] [--lr X [--group NAME]] [--clip-norm X] [--snapshot-every N] "
+      "[--snapshot-keep N] [--on-shard-loss wait|restore-latest [--shard-loss-wait SECONDS]]",
       "change it while it trains, from the next round on; scripts that say what it was go on", 1, 1,
       CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_TERMS, cairn_ctl_job_amend },
     { "job", "drop", "JOB [--yes] [--force]",
@@ -79,8 +80,7 @@ static const struct subcommand subcommands[] = {
       CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_YES, cairn_ctl_snapshot_rm },
     { "bench", "update", "",
       "the shard's arithmetic (fold of 2 workers, norm, AdamW, publish) against the speed of "
-      "memory; "
-      "--only adamw",
+      "memory; --only adamw",
       0, 0, CTL_BENCHES | CTL_TAKES_PARAMS | CTL_TAKES_THREADS | CTL_TAKES_WIRE | CTL_TAKES_ONLY,
       cairn_bench_update },
     { "bench", "layout", "", "the planner, as a process of its own, against 1 s and 1 GiB", 0, 0,
@@ -96,8 +96,7 @@ static const struct subcommand subcommands[] = {
       0, 0, CTL_BENCHES | CTL_TAKES_WAY | CTL_TAKES_CHUNK, cairn_bench_fabric },
     { "bench", "step", "",
       "a step of worker processes: push, update, fetch; in a cluster of its own or in yours, "
-      "against "
-      "memcpy",
+      "against memcpy",
       0, 0,
       CTL_BENCHES | CTL_TAKES_ENDPOINT | CTL_TAKES_SHARDS | CTL_TAKES_WORKERS | CTL_TAKES_PARAMS |
           CTL_TAKES_TENSORS | CTL_TAKES_THREADS | CTL_TAKES_WIRE | CTL_TAKES_WAY |
@@ -105,9 +104,7 @@ static const struct subcommand subcommands[] = {
       cairn_bench_step },
     { "bench", "map", "",
       "one tensor over all shards, mapped where they published it and read, in a cluster of its "
-      "own "
-      "or in "
-      "yours, against memcpy",
+      "own or in yours, against memcpy",
       0, 0,
       CTL_BENCHES | CTL_TAKES_ENDPOINT | CTL_TAKES_SHARDS | CTL_TAKES_PARAMS | CTL_TAKES_WIRE |
           CTL_TAKES_WAY,

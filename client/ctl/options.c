@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "client/ctl/ctl.h"
-#include "proto/wire/layout.h"
+#include "proto/geometry/layout.h"
 
 #define WATCH_EVERY_S 2
 
@@ -40,6 +40,10 @@ enum {
     OPT_LR,
     OPT_GROUP,
     OPT_CLIP_NORM,
+    OPT_SNAPSHOT_EVERY,
+    OPT_SNAPSHOT_KEEP,
+    OPT_ON_SHARD_LOSS,
+    OPT_SHARD_LOSS_WAIT,
     OPT_HELP,
     OPT_VERSION
 };
@@ -115,6 +119,22 @@ static const struct {
       CTL_TAKES_TERMS,
       "--clip-norm X",
       "of the global gradient norm; 0: no clipping" },
+    { { "snapshot-every", 1, 0, OPT_SNAPSHOT_EVERY },
+      CTL_TAKES_TERMS,
+      "--snapshot-every N",
+      "steps from one periodic snapshot to the next; 0: none" },
+    { { "snapshot-keep", 1, 0, OPT_SNAPSHOT_KEEP },
+      CTL_TAKES_TERMS,
+      "--snapshot-keep N",
+      "of them, so many stay; 0: all" },
+    { { "on-shard-loss", 1, 0, OPT_ON_SHARD_LOSS },
+      CTL_TAKES_TERMS,
+      "--on-shard-loss wait|restore-latest",
+      "what the job does when a shard has lost its part" },
+    { { "shard-loss-wait", 1, 0, OPT_SHARD_LOSS_WAIT },
+      CTL_TAKES_TERMS,
+      "--shard-loss-wait SECONDS",
+      "so long a shard may be away before that (300)" },
     { { "threads", 1, 0, OPT_THREADS },
       CTL_TAKES_THREADS,
       "--threads N",
@@ -266,6 +286,13 @@ static int parse_number(const char *name, const char *text, uint32_t max, uint32
     return done;
 }
 
+/* The same, or 0. */
+static int parse_count_or_none(const char *name, const char *text, uint64_t max, uint64_t *out)
+{
+    *out = 0;
+    return strcmp(text, "0") == 0 ? -1 : parse_count(name, text, max, out);
+}
+
 static int parse_real(const char *name, const char *text, double *out)
 {
     char *end;
@@ -317,6 +344,18 @@ static int take(struct ctl *ctl, int option)
     case OPT_CLIP_NORM:
         ctl->has_clip_norm = true;
         return parse_real("clip-norm", optarg, &ctl->clip_norm);
+    case OPT_SNAPSHOT_EVERY:
+        ctl->has_snapshot_every = true;
+        return parse_count_or_none("snapshot-every", optarg, CAIRN_SPEC_EVERY_MAX,
+                                   &ctl->snapshot_every);
+    case OPT_SNAPSHOT_KEEP:
+        ctl->has_snapshot_keep = true;
+        return parse_count_or_none("snapshot-keep", optarg, CAIRN_SPEC_KEEP_MAX,
+                                   &ctl->snapshot_keep);
+    case OPT_ON_SHARD_LOSS: ctl->on_shard_loss = optarg; return -1;
+    case OPT_SHARD_LOSS_WAIT:
+        return parse_number("shard-loss-wait", optarg, CAIRN_SPEC_LOSS_WAIT_MAX_S,
+                            &ctl->shard_loss_wait_s);
     case OPT_THREADS: return parse_number("threads", optarg, 1024, &ctl->bench.threads);
     case OPT_TENSORS:
         return parse_number("tensors", optarg, CAIRN_LAYOUT_TENSORS_MAX, &ctl->bench.tensors);

@@ -5,9 +5,9 @@
 
 #include "client/ctl/ctl.h"
 #include "client/ctl/plan_spec.h"
-#include "proto/wire/optimizer.h"
-#include "proto/wire/plan_job.h"
-#include "server/shard/need.h"
+#include "proto/plan/plan_job.h"
+#include "proto/spec/optimizer.h"
+#include "server/shard/job/need.h"
 
 #define WORKERS_MAX 64 /* round.workers_max, where no coordinator says it and no more are planned */
 
@@ -64,7 +64,7 @@ static cairn_status add_shard(struct plan *plan, const struct cairn_layout *layo
     told->state = need.memory.state;
     told->published = need.memory.published;
     told->landing = plan->workers * need.landing_bytes;
-    told->staging = need.memory.staging;
+    told->staging = need.memory.staging + plan->workers * need.worker_staging_bytes;
     told->tables = need.memory.tables;
     return CAIRN_OK;
 }

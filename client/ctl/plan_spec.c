@@ -7,10 +7,11 @@
 #include <sys/stat.h>
 
 #include "client/ctl/ctl.h"
-#include "proto/wire/manifest.h"
-#include "proto/wire/manifest_spec.h"
-#include "proto/wire/optimizer.h"
-#include "proto/wire/safetensors_folder.h"
+#include "proto/base/text.h"
+#include "proto/safetensors/safetensors_folder.h"
+#include "proto/spec/optimizer.h"
+#include "proto/store/manifest.h"
+#include "proto/store/manifest_spec.h"
 
 /* The caller's. NULL: `why` says it. */
 static char *read_all(const char *path, size_t *bytes_out, struct cairn_sentence *why)
@@ -76,6 +77,28 @@ static cairn_status add_weight(struct cairn_job_spec_data *spec, const struct ca
     return cairn_spec_add_tensor(spec, &tensor);
 }
 
+/* All that a job could read. The rest, whole numbers, has no optimizer, and is said. */
+static cairn_status add_weights(struct cairn_job_spec_data *spec,
+                                const struct cairn_weights *weights)
+{
+    struct cairn_sentence rest = { "" };
+    size_t rest_count = 0;
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; i < weights->weight_count && status == CAIRN_OK; i++) {
+        const struct cairn_weight *weight = &weights->weights[i];
+        if (cairn_weight_readable(weight))
+            status = add_weight(spec, weight);
+        else if (rest_count++ < CAIRN_WEIGHTS_NAMES_MAX)
+            cairn_sentence_add(&rest, "%s%s (%s)", rest_count > 1 ? ", " : "", weight->key,
+                               weight->entry->dtype_name);
+    }
+    cairn_text_mend(rest.text, "");
+    if (rest_count > 0)
+        fprintf(stderr, "cairn: job plan: left out, since no job reads such numbers: %s%s\n",
+                rest.text, rest_count > CAIRN_WEIGHTS_NAMES_MAX ? ", and more" : "");
+    return status;
+}
+
 static cairn_status of_weights(const char *path, struct cairn_job_spec_data *out,
                                struct cairn_sentence *why)
 {
@@ -93,8 +116,7 @@ static cairn_status of_weights(const char *path, struct cairn_job_spec_data *out
     cairn_sentence_set(why, "more tensors than a job may have, or out of memory");
     status = cairn_spec_set_name(&spec, "weights");
     if (status == CAIRN_OK) status = cairn_spec_add_group(&spec, &group);
-    for (size_t i = 0; i < weights.weight_count && status == CAIRN_OK; i++)
-        status = add_weight(&spec, &weights.weights[i]);
+    if (status == CAIRN_OK) status = add_weights(&spec, &weights);
     cairn_weights_close(&weights);
     cairn_spec_canonicalize(&spec);
     if (status == CAIRN_OK) status = cairn_spec_check(&spec, cairn_optimizer_names(), why);

@@ -2,8 +2,8 @@
 #ifndef CAIRN_CTL_PLAN_SPEC_H
 #define CAIRN_CTL_PLAN_SPEC_H
 
-#include "proto/wire/sentence.h"
-#include "proto/wire/spec.h"
+#include "proto/base/sentence.h"
+#include "proto/spec/spec.h"
 
 /* `path` is a folder with a manifest or with .safetensors, a .safetensors file, or JSON. `*out` is set on
  * success only. */

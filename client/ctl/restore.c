@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "client/ctl/ctl.h"
-#include "proto/wire/snapshot_file.h"
+#include "proto/store/snapshot_file.h"
 
 static cairn_status call(struct ctl *ctl, const Cairn__SnapshotRestore *restore,
                          Cairn__SnapshotStatus **reply_out)
@@ -91,7 +91,8 @@ static void print(const Cairn__SnapshotStatus *s)
     cairn_ctl_line("must open again", "%s", members.text);
 }
 
-/* The id of the job's newest snapshot. -1: go on; else the exit status, and what is wrong was said. */
+/* The id of the job's newest snapshot that is not damaged. -1: go on; else the exit status, and what is
+ * wrong was said. */
 static int find_latest(struct ctl *ctl, const char *job, char id_out[CAIRN_SNAPSHOT_ID_BYTES])
 {
     Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
@@ -101,12 +102,18 @@ static int find_latest(struct ctl *ctl, const char *job, char id_out[CAIRN_SNAPS
                                                CAIRN_MSG_SNAPSHOT_LIST, &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     const Cairn__SnapshotList *list = (const Cairn__SnapshotList *)reply;
-    const bool found = list->n_snapshots > 0; // the newest first
-    if (found) snprintf(id_out, CAIRN_SNAPSHOT_ID_BYTES, "%s", list->snapshots[0]->id);
+    size_t at = 0; // the newest first
+    for (; at < list->n_snapshots && list->snapshots[at]->nonfinite > 0; at++)
+        cairn_ctl_warn_damaged(list->snapshots[at], "is passed over");
+    const bool found = at < list->n_snapshots;
+    if (found) snprintf(id_out, CAIRN_SNAPSHOT_ID_BYTES, "%s", list->snapshots[at]->id);
     cairn_message_free(reply);
     if (found) return -1;
-    return cairn_ctl_fail(CAIRN_ERR_NOT_FOUND,
-                          "job %s has no committed snapshot; see cairn snapshot list", job);
+    return cairn_ctl_fail(
+        CAIRN_ERR_NOT_FOUND,
+        at == 0 ? "job %s has no committed snapshot; see cairn snapshot list"
+                : "job %s has only damaged snapshots; name one by its id, or make the job anew",
+        job);
 }
 
 int cairn_ctl_snapshot_restore(struct ctl *ctl)
@@ -118,8 +125,8 @@ int cairn_ctl_snapshot_restore(struct ctl *ctl)
     const bool by_path = ctl->argc == 0 && ctl->path != NULL;
     if (!by_id && !by_path)
         return cairn_ctl_fail(CAIRN_ERR_INVALID,
-                              "usage: cairn snapshot restore JOB ID|latest, or "
-                              "cairn snapshot restore --path FOLDER [--job NAME]");
+                              "usage: cairn snapshot restore JOB ID|latest, or cairn snapshot "
+                              "restore --path FOLDER [--job NAME]");
     int refused = by_path ? cairn_ctl_absolute("--path", ctl->path, path) : -1;
     if (refused >= 0) return refused;
     if (by_id) {

@@ -15,12 +15,27 @@ static const char *created(const Cairn__SnapshotStatus *s)
 
 json_t *cairn_ctl_snapshot_json(const Cairn__SnapshotStatus *s)
 {
-    return json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:i, s:i, s:s, s:s, s:b}", "id", s->id,
-                     "job", s->job, "state", s->state, "path", s->path, "generation",
+    return json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:i, s:i, s:s, s:s, s:b, s:I, s:s}", "id",
+                     s->id, "job", s->job, "state", s->state, "path", s->path, "generation",
                      (json_int_t)s->generation, "step", (json_int_t)s->step, "bytes",
                      (json_int_t)s->bytes, "files", (int)s->files, "shards", (int)s->shards,
                      "content_root", cairn_ctl_hex(s->content_root), "created", created(s),
-                     "periodic", (int)s->periodic);
+                     "periodic", (int)s->periodic, "nonfinite", (json_int_t)s->nonfinite,
+                     "nonfinite_tensors", s->nonfinite_tensors);
+}
+
+void cairn_ctl_damaged_line(uint64_t nonfinite, const char *tensors)
+{
+    cairn_ctl_line("damaged", "of %llu elements a result of the last update is not finite: %s",
+                   (unsigned long long)nonfinite, tensors);
+}
+
+void cairn_ctl_warn_damaged(const Cairn__SnapshotStatus *s, const char *what)
+{
+    fprintf(stderr,
+            "cairn: snapshot %s of job %s %s: it is damaged, of %llu elements a result is not "
+            "finite: %s\n",
+            s->id, s->job, what, (unsigned long long)s->nonfinite, s->nonfinite_tensors);
 }
 
 void cairn_ctl_snapshot_print(const Cairn__SnapshotStatus *s)
@@ -37,6 +52,7 @@ void cairn_ctl_snapshot_print(const Cairn__SnapshotStatus *s)
         cairn_ctl_line("content root", "%s", cairn_ctl_hex(s->content_root));
     if (s->created_unix_ms > 0) cairn_ctl_line("created", "%s", created(s));
     if (s->periodic) cairn_ctl_line("periodic", "yes");
+    if (s->nonfinite > 0) cairn_ctl_damaged_line(s->nonfinite, s->nonfinite_tensors);
     if (s->path[0] != 0) cairn_ctl_line("path", "%s", s->path);
 }
 
@@ -54,6 +70,8 @@ static int call_and_print(struct ctl *ctl, uint16_t type, const ProtobufCMessage
         printf("%s\n", snapshot->id);
     else
         cairn_ctl_snapshot_print(snapshot);
+    if (type == CAIRN_MSG_SNAPSHOT_CREATE && snapshot->nonfinite > 0)
+        cairn_ctl_warn_damaged(snapshot, "is no good one");
     cairn_message_free(reply);
     return 0;
 }
@@ -99,8 +117,8 @@ int cairn_ctl_snapshot_show(struct ctl *ctl)
 
 int cairn_ctl_snapshot_list(struct ctl *ctl)
 {
-    static const char *const headers[] = { "JOB",  "ID",     "GENERATION", "STEP",
-                                           "SIZE", "SHARDS", "CREATED",    "PERIODIC" };
+    static const char *const headers[] = { "JOB",    "ID",      "GENERATION", "STEP",   "SIZE",
+                                           "SHARDS", "CREATED", "PERIODIC",   "DAMAGED" };
     Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
     if (ctl->argc == 1) get.job = ctl->argv[0];
     ProtobufCMessage *reply;
@@ -116,7 +134,7 @@ int cairn_ctl_snapshot_list(struct ctl *ctl)
     } else if (ctl->quiet) {
         for (size_t i = 0; i < list->n_snapshots; i++) printf("%s\n", list->snapshots[i]->id);
     } else {
-        struct ctl_table *table = cairn_ctl_table_open(headers, 8);
+        struct ctl_table *table = cairn_ctl_table_open(headers, 9);
         for (size_t i = 0; i < list->n_snapshots; i++) {
             const Cairn__SnapshotStatus *s = list->snapshots[i];
             cairn_ctl_table_cell(table, "%s", s->job);
@@ -127,6 +145,7 @@ int cairn_ctl_snapshot_list(struct ctl *ctl)
             cairn_ctl_table_cell(table, "%u", s->shards);
             cairn_ctl_table_cell(table, "%s", created(s));
             cairn_ctl_table_cell(table, "%s", s->periodic ? "yes" : "no");
+            cairn_ctl_table_cell(table, "%s", s->nonfinite > 0 ? "yes" : "no");
         }
         cairn_ctl_table_close(table, ctl);
     }

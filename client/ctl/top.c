@@ -25,14 +25,20 @@ static const Cairn__BytesTold *bytes_of(const Cairn__JobStatus *job, uint32_t ra
     return NULL;
 }
 
-static uint64_t memory_of(const Cairn__JobStatus *job, uint32_t shard)
+/* False: it does not tell. */
+static bool memory_of(const Cairn__JobStatus *job, const Cairn__StepTimes *t, uint64_t *bytes_out)
 {
+    const Cairn__WorkerMemory *worker = t->memory;
+    if (!t->of_shard && worker != NULL)
+        *bytes_out = worker->shared + worker->sums + worker->units + worker->copies;
+    if (!t->of_shard) return worker != NULL;
     for (size_t i = 0; i < job->n_memory; i++) {
         const Cairn__MemoryTold *m = job->memory[i];
-        if (m->shard_index == shard)
-            return m->state + m->published + m->landing + m->staging + m->tables;
+        if (m->shard_index != t->number || m->untold) continue;
+        *bytes_out = cairn_ctl_job_memory_sum(m);
+        return true;
     }
-    return 0;
+    return false;
 }
 
 /* ---- JSON ---- */
@@ -49,11 +55,10 @@ static json_t *entry_json(const Cairn__JobStatus *job, const Cairn__StepTimes *t
         json_object_set_new(entry, key, t->steps > 0 ? json_real(ms(phase_us(t, p))) : json_null());
     }
     json_object_set_new(entry, "step_ms", t->steps > 0 ? json_real(ms(t->step_us)) : json_null());
-    if (t->of_shard) {
-        json_object_set_new(entry, "memory_bytes",
-                            json_integer((json_int_t)memory_of(job, t->number)));
-        return entry;
-    }
+    uint64_t memory = 0;
+    const bool is_known = memory_of(job, t, &memory);
+    json_object_set_new(entry, "memory_bytes", cairn_ctl_json_known(is_known, memory));
+    if (t->of_shard) return entry;
     const Cairn__BytesTold *bytes = bytes_of(job, t->number);
     json_object_set_new(entry, "pushed_per_step",
                         bytes != NULL ? json_real(bytes->pushed_a_step) : json_null());
@@ -90,12 +95,20 @@ static void add_times(struct ctl_table *table, const Cairn__StepTimes *t)
     cairn_ctl_table_cell(table, "%u", t->steps);
 }
 
+static void add_memory(struct ctl_table *table, const Cairn__JobStatus *job,
+                       const Cairn__StepTimes *t)
+{
+    uint64_t bytes;
+    const bool is_known = memory_of(job, t, &bytes);
+    cairn_ctl_table_cell(table, "%s", is_known ? cairn_ctl_bytes(bytes) : "-");
+}
+
 static void print_workers(const struct ctl *ctl, const Cairn__JobStatus *job)
 {
     static const char *const headers[] = { "RANK",    "COMPUTE", "PUSH",     "WAIT",
                                            "FETCH",   "STEP MS", "OF STEPS", "PUSHED",
-                                           "FETCHED", "WORKER",  "" };
-    struct ctl_table *table = cairn_ctl_table_open(headers, 11);
+                                           "FETCHED", "MEMORY",  "WORKER",   "" };
+    struct ctl_table *table = cairn_ctl_table_open(headers, 12);
     for (size_t i = 0; i < job->n_times; i++) {
         const Cairn__StepTimes *t = job->times[i];
         if (t->of_shard) continue;
@@ -106,6 +119,7 @@ static void print_workers(const struct ctl *ctl, const Cairn__JobStatus *job)
                              bytes != NULL ? cairn_ctl_bytes((uint64_t)bytes->pushed_a_step) : "-");
         cairn_ctl_table_cell(
             table, "%s", bytes != NULL ? cairn_ctl_bytes((uint64_t)bytes->fetched_a_step) : "-");
+        add_memory(table, job, t);
         cairn_ctl_table_cell(table, "%s", t->name);
         cairn_ctl_table_cell(table, "%s", t->slowest ? "<- slowest" : "");
     }
@@ -122,7 +136,7 @@ static void print_shards(const struct ctl *ctl, const Cairn__JobStatus *job)
         if (!t->of_shard) continue;
         cairn_ctl_table_cell(table, "%s", t->name);
         add_times(table, t);
-        cairn_ctl_table_cell(table, "%s", cairn_ctl_bytes(memory_of(job, t->number)));
+        add_memory(table, job, t);
         cairn_ctl_table_cell(table, "%s", t->slowest ? "<- slowest" : "");
     }
     cairn_ctl_table_close(table, ctl);

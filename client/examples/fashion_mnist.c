@@ -371,7 +371,8 @@ static cairn_status fetch_model(cairn_job *job, struct cairn_version version, st
 
 struct trainer {
     const struct options *options;
-    cairn_job *job;
+    cairn *session;
+    cairn_job *job; /* NULL: not open */
     struct images train, test;
     struct model model, grad;
     struct pass pass;
@@ -405,6 +406,25 @@ static double now_s(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+/* Opens the job, once more if it is open already. */
+static cairn_status attach(struct trainer *t)
+{
+    const struct options *o = t->options;
+    struct cairn_version at = { 0, 0 };
+    cairn_job_close(t->job);
+    t->job = NULL;
+    cairn_status status = report("cairn_job_open", open_job(t->session, o, &t->job));
+    if (status != CAIRN_OK) return status;
+    status = report("initial state", init_job(t->job, o, &t->model));
+    if (status == CAIRN_OK)
+        status = report("version", cairn_version_wait(t->job, at, o->timeout_ms, &at));
+    if (status != CAIRN_OK) return status;
+    printf("rank %u attached at step %llu of generation %llu\n", o->rank,
+           (unsigned long long)at.step, (unsigned long long)at.generation);
+    fflush(stdout);
+    return CAIRN_OK;
+}
+
 static cairn_status train(struct trainer *t)
 {
     const struct options *o = t->options;
@@ -424,6 +444,10 @@ static cairn_status train(struct trainer *t)
             printf("rank %u: the membership changed, computing step %llu again\n", o->rank,
                    (unsigned long long)round.step);
             fflush(stdout);
+            continue;
+        }
+        if (status == CAIRN_ERR_ROLLED_BACK) { // restored from a snapshot: go on from there
+            if ((status = attach(t)) != CAIRN_OK) return status;
             continue;
         }
         if (report("round", status) != CAIRN_OK) return status;
@@ -509,21 +533,12 @@ int main(int argc, char **argv)
     model_alloc(&t.grad);
     pass_alloc(&t.pass);
 
-    cairn *session = NULL;
     struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = o.endpoint };
-    if (report("cairn_open", cairn_open(&opts, &session)) != CAIRN_OK) return 1;
-    cairn_status status = report("cairn_job_open", open_job(session, &o, &t.job));
-    if (status == CAIRN_OK) {
-        status = report("initial state", init_job(t.job, &o, &t.model));
-        struct cairn_version at = { 0, 0 };
-        if (status == CAIRN_OK) status = cairn_version_wait(t.job, at, o.timeout_ms, &at);
-        printf("rank %u attached at step %llu of generation %llu\n", o.rank,
-               (unsigned long long)at.step, (unsigned long long)at.generation);
-        fflush(stdout);
-        if (status == CAIRN_OK) status = train(&t);
-        if (status == CAIRN_OK) status = finish(&t);
-        cairn_job_close(t.job);
-    }
-    cairn_close(session);
+    if (report("cairn_open", cairn_open(&opts, &t.session)) != CAIRN_OK) return 1;
+    cairn_status status = attach(&t);
+    if (status == CAIRN_OK) status = train(&t);
+    if (status == CAIRN_OK) status = finish(&t);
+    cairn_job_close(t.job);
+    cairn_close(t.session);
     return status == CAIRN_OK ? 0 : 1;
 }

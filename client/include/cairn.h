@@ -11,9 +11,15 @@
  * or fetch is on loan until its operation completes (cairn_wait); operations given as NULL are completed by
  * cairn_commit (pushes) or cairn_init_done (puts). Timeouts are milliseconds, finite and not negative;
  * CAIRN_ERR_TIMEOUT changes nothing, and cairn_error() then names who is awaited. The library never aborts,
- * prints, forks, or touches signals; it owns one thread and one descriptor to poll. Not for use after fork()
- * without exec(), cairn_open() included: UCX may have a thread from the moment it is loaded, and a lock of
- * that thread would stay held in the child (UCX_VFS_ENABLE=n starts none).
+ * forks, or touches signals, and prints only what cairn_opts.on_wait would be told, where that is NULL; it
+ * owns one thread and one descriptor to poll. Not for use after fork() without exec(): there the parent's
+ * handles are CAIRN_ERR_HANDLE, cairn_close and cairn_job_close of them do nothing, and cairn_open may hang:
+ * UCX may have a thread from the moment it is loaded, and a lock of that thread would stay held in the child
+ * (UCX_VFS_ENABLE=n starts none).
+ *
+ * Names: of a job 1 to 255 bytes of [A-Za-z0-9._-], not beginning with '.' or '-'; of tensors, units and
+ * groups 1 to 255 bytes of UTF-8 without control characters. What an update computes, the formulas of the
+ * optimizers, of the mean, the norm and the clip: client/README.md, "The arithmetic".
  *
  * What 0 stands for. The default: in cairn_opts, cairn_tensor, cairn_mem and cairn_job_spec wherever it says
  * so, and for a cairn_group's name, pattern and schedule. Itself: for the group's lr, beta1, beta2, eps,
@@ -21,7 +27,8 @@
  * with CAIRN_GROUP_INIT and change what is to be different. With lr 0 nothing is learnt; an eps of 0 is
  * refused for "adamw" and "adam", which divide by it.
  *
- * Not in this version: streams and GPU memory; memory of the caller is staged (cairn_register). */
+ * Not in this version: streams and GPU memory; memory of the caller is staged (cairn_register). The host is
+ * 0 in cairn_mem.device, and -1 for cairn_alloc and cairn_register, where 0 is a GPU. */
 #ifndef CAIRN_H
 #define CAIRN_H
 
@@ -69,7 +76,7 @@ typedef enum cairn_status {
     CAIRN_ERR_NOT_READY = 63,     /* the job is not ready */
     CAIRN_ERR_JOB_LOST = 64,      /* a shard lost its part of the job; restore a snapshot */
     CAIRN_ERR_ROLLED_BACK = 65,   /* the job was restored from a snapshot; open it again */
-    CAIRN_ERR_HALTED = 66,        /* too many rounds in a row were skipped; amend or restore it */
+    CAIRN_ERR_HALTED = 66,        /* too many rounds were skipped in a row, or results not finite */
     CAIRN_ERR_UNREACHABLE = 80,   /* the peer cannot be reached */
     CAIRN_ERR_CLOSED = 81,        /* the connection or session is closed */
     CAIRN_ERR_INTERNAL = 99       /* a fault in Cairn; please report it */
@@ -103,7 +110,10 @@ struct cairn_version {
 
 #ifndef CAIRN_NONFINITE_DEFINED
 #define CAIRN_NONFINITE_DEFINED
-/* A round with a non-finite gradient: SKIP changes nothing and goes on, FAIL reports it. */
+/* A round with a non-finite gradient: SKIP changes nothing and goes on, FAIL reports it; cairn_result, or
+ * cairn_error(), has the tensors. An update of finite gradients whose results are not finite
+ * (cairn_result.nonfinite) stays: SKIP says so and goes on, FAIL opens no further round (CAIRN_ERR_HALTED),
+ * unless the job has init_nonfinite_ok. */
 typedef enum cairn_nonfinite { CAIRN_NONFINITE_SKIP = 1, CAIRN_NONFINITE_FAIL = 2 } cairn_nonfinite;
 #endif
 
@@ -200,12 +210,15 @@ typedef struct cairn_op cairn_op;   /* something under way */
 
 typedef enum cairn_role { CAIRN_WORKER = 1, CAIRN_READER = 2 } cairn_role;
 
-/* Called by a call that waits beyond its time for a worker in a pause (cairn_pause), in its thread, whenever
- * its time is over again, and every minute; no other call may be made in it. `text`, valid until it returns,
- * says for whom and for what, paused_ms for how long at most. False: the call ends with CAIRN_ERR_TIMEOUT. */
+/* Called by a call that waits, in its thread; no other call may be made in it. `text`, valid until it
+ * returns, says for whom and for what.
+ * paused_ms above 0: beyond its time the call waits for a worker in a pause (cairn_pause), so long at most;
+ * whenever its time is over again, and every minute. False: the call ends with CAIRN_ERR_TIMEOUT.
+ * paused_ms 0: the call has waited for 5 s, and then every minute; `text` is what its CAIRN_ERR_TIMEOUT would
+ * say. What is returned changes nothing: it waits until its own time is over. */
 typedef bool (*cairn_wait_fn)(void *context, const char *job, const char *text, int paused_ms);
 
-/* Everything not set is taken from the environment, then from the default. */
+/* Everything not set is taken from the environment, then from the default; NULL for all of it. */
 struct cairn_opts {
     size_t struct_size;
     const char
@@ -330,10 +343,11 @@ struct cairn_job_spec {
     /* Periodic snapshots: of each version whose step is a multiple of snapshot_every (steps, and no time: the
      * same steps are saved in every run; 0 = none), of which the newest snapshot_keep stay (0 = all). A
      * snapshot that somebody asked for is never removed. One that fails is said in the coordinator's log and
-     * by `cairn job show`, and training goes on; the next one is tried at its step. */
-    uint64_t snapshot_every, snapshot_keep;
-    cairn_shard_loss on_shard_loss; /* 0 = CAIRN_SHARD_LOSS_WAIT */
-    uint32_t shard_loss_wait_s;     /* with RESTORE_LATEST: seconds; 0 = 300 */
+     * by `cairn job show`, and training goes on; the next one is tried at its step. None is taken while
+     * results are not finite (cairn_result.nonfinite). */
+    uint64_t snapshot_every, snapshot_keep; /* snapshot_keep only with snapshot_every */
+    cairn_shard_loss on_shard_loss;         /* 0 = CAIRN_SHARD_LOSS_WAIT */
+    uint32_t shard_loss_wait_s;             /* with RESTORE_LATEST: seconds; 0 = 300 */
     /* At most so many workers at a time: one more waits in cairn_job_open for a place, until
      * CAIRN_ERR_TIMEOUT. 0 = as many as the cluster's round.workers_max. With workers_min equal to it (n
      * workers, always), the spec also goes with a job whose bounds allow n (another launch, after an
@@ -341,7 +355,9 @@ struct cairn_job_spec {
     uint32_t workers_max;
     /* How many workers come together; not part of the job. The first round after all workers were gone waits
      * for so many, so that the first to arrive does not train alone, but for no longer than start_wait_ms
-     * after one of them came. 0 = for nobody beyond workers_min */
+     * after one of them came. Those above workers_max cannot come: then it waits all of start_wait_ms. 0 =
+     * for nobody beyond workers_min. After CAIRN_ERR_ROLLED_BACK give the world
+     * of the last round, so that nobody is awaited who had left before. */
     uint32_t world;
     uint64_t start_wait_ms; /* with world; 0 = 30000 */
     /* How a worker opens it; no part of the job. CAIRN_OPEN_RESUME: where the cluster has no such job, or has
@@ -378,7 +394,9 @@ struct cairn_mem {
 
 struct cairn_round {
     size_t struct_size;
-    uint64_t round, step, epoch;
+    uint64_t round;               /* from 1; never twice in a job, those that were void included */
+    uint64_t step;                /* updates applied so far: this round makes step + 1 */
+    uint64_t epoch;               /* of the membership: one more when somebody came or went */
     struct cairn_version version; /* compute with this one */
     uint32_t rank, world; /* dense, of this round's contributors: address the batch by them .. */
     double loss_scale;    /* multiply the loss by it before backward */
@@ -394,10 +412,19 @@ struct cairn_result {
     size_t struct_size;
     uint64_t step;
     struct cairn_version version; /* after the round */
-    double grad_norm, clip_scale, lr;
-    bool applied; /* false: skipped */
+    double
+        grad_norm; /* L2, of the mean gradient of all trained tensors before the clip; NaN: not finite */
+    double clip_scale; /* what the mean was multiplied by; 1: not clipped */
+    double lr;         /* of the group whose name is first in bytewise order, in this round */
+    bool applied;      /* false: skipped */
     bool finite;
     uint64_t skips, index; /* after the round: index is the number of the next batch */
+    /* Applied: of so many elements the parameter, a moment or the published copy is not finite, although the
+     * gradients were. Skipped: of so many elements the gradient, summed over the workers. Which tensors:
+     * "a.weight (3), b (9) and others", by elements; "": none, or this was asked for too late: the version
+     * was not the newest any more, or the coordinator had started anew since the skip. */
+    uint64_t nonfinite;
+    char nonfinite_tensors[512];
 };
 
 struct cairn_stats {
@@ -432,9 +459,9 @@ struct cairn_view {
  * variables of torchrun, of Slurm, of Open MPI. CAIRN_ERR_INVALID names a variable that cannot be read,
  * its value and what is allowed, or the one of rank and world that is missing. `cairn env` prints it. */
 CAIRN_EXPORT cairn_status cairn_env_read(struct cairn_env *out) CAIRN_CHECKED;
-/* Connects to the coordinator. CAIRN_ERR_UNREACHABLE after connect_timeout_ms, CAIRN_ERR_VERSION,
- * CAIRN_ERR_INVALID. A session outlives the coordinator: it reconnects by itself, and calls wait
- * for that until their own deadline. */
+/* Connects to the coordinator; opts may be NULL. CAIRN_ERR_UNREACHABLE after connect_timeout_ms,
+ * CAIRN_ERR_VERSION, CAIRN_ERR_INVALID; CAIRN_ERR_REFUSED: this user may not use its socket. A session
+ * outlives the coordinator: it reconnects by itself, and calls wait for that until their own deadline. */
 CAIRN_EXPORT cairn_status cairn_open(const struct cairn_opts *opts, cairn **out) CAIRN_CHECKED;
 /* Closes jobs that are open, fails what is under way and every call that waits, returns loans; takes about a
  * second at most, a stopped shard or coordinator or not. */
@@ -445,7 +472,7 @@ CAIRN_EXPORT const char *cairn_error(void);
 /* Memory of the library, whole pages of zeros, until cairn_free or the end of cairn_close: shared memory,
  * which shards of this host may map. It is taken at once, not when it is touched, in large pages if the
  * kernel has them. Whoever gives it to put, push or fetch lends it like any other; a piece that reaches
- * beyond its end is CAIRN_ERR_INVALID. device: -1 = host; CAIRN_ERR_UNSUPPORTED without CUDA,
+ * beyond its end is CAIRN_ERR_INVALID. device: -1 = host; n = GPU n, CAIRN_ERR_UNSUPPORTED without CUDA;
  * CAIRN_ERR_NO_MEMORY: there is not as much, or the process may not have it. The limit of a container is
  * the kernel's, who may end a process of it instead. */
 CAIRN_EXPORT cairn_status cairn_alloc(cairn *session, size_t bytes, int device,
@@ -453,9 +480,10 @@ CAIRN_EXPORT cairn_status cairn_alloc(cairn *session, size_t bytes, int device,
 /* CAIRN_ERR_BUSY: an operation has it on loan, and it stays. CAIRN_ERR_INVALID: not what cairn_alloc gave. */
 CAIRN_EXPORT cairn_status cairn_free(cairn *session, void *ptr) CAIRN_CHECKED;
 /* Tells of the caller's memory that it will be pushed from and fetched to again and again.
- * CAIRN_ERR_UNSUPPORTED, always in this version: it is staged, and right as it is. */
+ * CAIRN_ERR_UNSUPPORTED, always in this version: it is staged, and right as it is. device: cairn_alloc's */
 CAIRN_EXPORT cairn_status cairn_register(cairn *session, void *ptr, size_t bytes,
                                          int device) CAIRN_CHECKED;
+/* CAIRN_ERR_INVALID, always in this version: nothing is registered. */
 CAIRN_EXPORT cairn_status cairn_unregister(cairn *session, void *ptr) CAIRN_CHECKED;
 
 /* Borrowed; readable when an operation completed (read 8 bytes to clear it). -1: wrong handle. */
@@ -468,7 +496,10 @@ CAIRN_EXPORT const char *cairn_data_path(const cairn *session);
 /* Creates the job or attaches to it. WORKER: `spec` must equal the job's, or CAIRN_ERR_MISMATCH with the
  * differences in cairn_error(). READER: spec NULL; CAIRN_ERR_NOT_FOUND if there is no such job. Waits
  * for the shards that the coordinator expects. CAIRN_ERR_EXISTS: it is open in this session, which speaks
- * for one member of a job. CAIRN_ERR_REFUSED: 64 jobs are open in this session. */
+ * for one member of a job. CAIRN_ERR_REFUSED: 64 jobs are open in this session. CAIRN_ERR_INVALID: name or
+ * spec, with field, value and what is allowed; CAIRN_ERR_UNSUPPORTED; CAIRN_ERR_NO_MEMORY,
+ * CAIRN_ERR_NO_SPACE: the shards have no room; CAIRN_ERR_NONFINITE, CAIRN_ERR_IO: of init_from;
+ * CAIRN_ERR_JOB_LOST. */
 CAIRN_EXPORT cairn_status cairn_job_open(cairn *session, const char *name,
                                          const struct cairn_job_spec *spec, cairn_role role,
                                          int timeout_ms, cairn_job **out) CAIRN_CHECKED;
@@ -495,7 +526,8 @@ CAIRN_EXPORT cairn_status cairn_job_describe(cairn_job *job,
  * out->struct_size first. */
 CAIRN_EXPORT cairn_status cairn_job_tensor(cairn_job *job, size_t index,
                                            struct cairn_tensor *out) CAIRN_CHECKED;
-/* Leaves the job. A round that this worker has not committed is abandoned for the others. */
+/* Leaves the job. A round that this worker has not committed is abandoned for the others. Operations that are
+ * open fail with CAIRN_ERR_CANCELED, and are still to be given to cairn_wait, which frees them. */
 CAIRN_EXPORT void cairn_job_close(cairn_job *job);
 
 /* Tensor parallelism: which boxes this worker holds, of ranks 0 to world - 1; a tensor that is not listed
@@ -576,19 +608,21 @@ CAIRN_EXPORT cairn_status cairn_job_amend(cairn_job *job, const struct cairn_ame
  * CAIRN_ERR_EXISTS if it was put already, if the shards make it (init, init_from), or if the job is
  * initialized: nothing to put. A job whose tensors are all made by the shards initializes itself. Without
  * tiles a worker of another rank may put the same tensors before the first update: nothing of them is
- * sent, cairn_init_done compares them with those of rank 0. */
+ * sent, cairn_init_done compares them with those of rank 0. What is put is not looked at: with a NaN in it
+ * the gradients are not finite, and rounds are skipped, or fail, by on_nonfinite. Waits for no shard; hashes
+ * the tensor. */
 CAIRN_EXPORT cairn_status cairn_put(cairn_job *job, const char *tensor, const char *plane,
                                     const struct cairn_box *box, const struct cairn_mem *mem,
                                     cairn_op **op_out) CAIRN_CHECKED;
 /* Every worker calls it before its first round: waits for its puts, then until the job is sealed, which is
  * when rank 0 (with tiles: every worker) has come so far; at once if it is initialized already.
  * CAIRN_ERR_NOT_READY names tensors that were not put: put them. What was put before stays, and may be put
- * again with the same values only (CAIRN_ERR_EXISTS: other ones). A put that failed makes it fail, too,
- * until that tensor is put again. CAIRN_ERR_MISMATCH: this rank put other tensors, or other bits (BLAKE2b),
- * than rank 0. With tiles, on all ranks, it names a tensor and two ranks that hold the same box and put other
- * bits; all may put again (not compared beyond 32,768 tensors). `digest`: NULL, or 32 bytes of the caller
- * that must be the same on all ranks that give some. Compared by the coordinator that took them, and not kept
- * over its end. */
+ * again with the same values only (CAIRN_ERR_EXISTS: other ones; `cairn job drop` to begin anew). A put that
+ * failed makes it fail, too, until that tensor is put again. CAIRN_ERR_MISMATCH: this rank put other
+ * tensors, or other bits (BLAKE2b), than rank 0. With tiles, on all ranks, it names a tensor and two ranks
+ * that hold the same box and put other bits; all may put again (not compared beyond 32,768 tensors).
+ * `digest`: NULL, or 32 bytes of the caller that must be the same on all ranks that give some. Compared by
+ * the coordinator that took them, and not kept over its end. */
 CAIRN_EXPORT cairn_status cairn_init_done(cairn_job *job, const uint8_t *digest,
                                           int timeout_ms) CAIRN_CHECKED;
 
@@ -605,10 +639,11 @@ CAIRN_EXPORT cairn_status cairn_write_begin(cairn_job *job, int timeout_ms) CAIR
 CAIRN_EXPORT cairn_status cairn_write_end(cairn_job *job, int timeout_ms,
                                           struct cairn_version *out) CAIRN_CHECKED;
 
-/* Waits for the next round to open. CAIRN_ERR_TIMEOUT names who is awaited (workers below
- * workers_min, a shard that is away, a write that is open, of this worker, too); CAIRN_ERR_NOT_READY:
- * cairn_init_done was not called; CAIRN_ERR_FENCED: another worker has this one's rank now;
- * CAIRN_ERR_JOB_LOST; CAIRN_ERR_HALTED: skips_max rounds in a row were skipped;
+/* Waits for the next round to open; gives the one that this worker has open again. CAIRN_ERR_TIMEOUT names
+ * who is awaited (workers below workers_min, a shard that is away, a write that is open, of this worker,
+ * too); CAIRN_ERR_NOT_READY: cairn_init_done was not called; CAIRN_ERR_FENCED: another worker has this one's
+ * rank now; CAIRN_ERR_JOB_LOST; CAIRN_ERR_HALTED: skips_max rounds in a row were skipped, or the last update
+ * left what is not finite, and the job's policy is to fail;
  * CAIRN_ERR_ROLLED_BACK, from every call with the job's handle: the job was, or is being, restored from a
  * snapshot. Close the handle and open the job again, in the same session and with the same spec: that waits
  * for the restore, and the newest version (cairn_version_wait, cairn_client_state) says from where the
@@ -620,12 +655,14 @@ CAIRN_EXPORT cairn_status cairn_round_begin(cairn_job *job, int timeout_ms,
  * tensor and micro-batch (else CAIRN_ERR_EXISTS); micro-batches in order. CAIRN_ERR_EPOCH_CHANGED: the
  * round is void. CAIRN_ERR_INVALID: no round is begun. CAIRN_ERR_STALE: the round is committed, or is
  * not the open one; call cairn_round_begin. Stages 0 and 1 with several micro-batches copy: the operation is
- * over at once; a micro-batch beyond the job's micro_batches is CAIRN_ERR_INVALID. */
+ * over at once; a micro-batch beyond the job's micro_batches is CAIRN_ERR_INVALID. Does not wait for a
+ * shard. */
 CAIRN_EXPORT cairn_status cairn_push(cairn_job *job, const struct cairn_round *round,
                                      uint32_t micro, const char *tensor,
                                      const struct cairn_box *box, const struct cairn_mem *mem,
                                      cairn_op **op_out) CAIRN_CHECKED;
-/* Ends micro-batch `micro`: tensors not pushed are absent from it. */
+/* Ends micro-batch `micro`: tensors not pushed are absent from it. Fails as cairn_push; CAIRN_ERR_INVALID,
+ * too, if another micro-batch is being filled. */
 CAIRN_EXPORT cairn_status cairn_micro_end(cairn_job *job, const struct cairn_round *round,
                                           uint32_t micro) CAIRN_CHECKED;
 /* Commits this worker's part with an integer weight (0 = one a micro-batch), ending the last
@@ -654,7 +691,8 @@ CAIRN_EXPORT cairn_status cairn_commit(cairn_job *job, const struct cairn_round 
  * a round or between two. Until cairn_pause_end the other workers wait for it, however long their calls were
  * to wait (cairn_opts.on_wait), and the step's deadline is suspended for it alone: that this process lives is
  * not enough. After at_most_ms the pause ends by itself, and the usual rules hold; a worker that dies in one
- * is given up as any other. `what`: "evaluating", 1 to 63 printable bytes. Again: replaces the one before. */
+ * is given up as any other. `what`: "evaluating", 1 to 63 bytes of UTF-8 without control
+ * characters. Again: replaces the one before. */
 CAIRN_EXPORT cairn_status cairn_pause(cairn_job *job, const char *what, int at_most_ms,
                                       int timeout_ms) CAIRN_CHECKED;
 /* CAIRN_OK if there was none. */
@@ -679,6 +717,7 @@ CAIRN_EXPORT cairn_status cairn_round_abandon(cairn_job *job, const struct cairn
  * worker with tiles, too; mem is of the box. `plane`: "wire" (the published copy, NULL means it),
  * "param", "exp_avg", "exp_avg_sq" (these only at the newest version). The operation fails with
  * CAIRN_ERR_VERSION_GONE if the version is no longer kept, CAIRN_ERR_NOT_READY if it is not published yet.
+ * op_out must be given: nothing else says when the memory is filled.
  *
  * The newest version and the one before are kept, so a round's own version stays until the round after it
  * ends, and training never waits for readers; others are kept while they are leased. */
@@ -727,7 +766,8 @@ CAIRN_EXPORT cairn_status cairn_map(cairn_job *job, struct cairn_version version
 CAIRN_EXPORT cairn_status cairn_unmap(cairn_job *job, const struct cairn_view *view,
                                       void *stream) CAIRN_CHECKED;
 
-/* Waits for an operation, gives its result, and frees it unless that is CAIRN_ERR_TIMEOUT. */
+/* Waits for an operation, gives its result, and frees it unless that is CAIRN_ERR_TIMEOUT. Two threads may
+ * wait for one: both have its result if both wait when it ends, who comes later has CAIRN_ERR_HANDLE. */
 CAIRN_EXPORT cairn_status cairn_wait(cairn_op *op, int timeout_ms) CAIRN_CHECKED;
 /* Has a cudaStream_t wait for the operation, which stays to be waited for. CAIRN_ERR_UNSUPPORTED without
  * CUDA. */
@@ -740,10 +780,15 @@ CAIRN_EXPORT cairn_status cairn_client_state(cairn_job *job, void *buffer, size_
                                              int timeout_ms, size_t *bytes_out,
                                              struct cairn_version *version_out) CAIRN_CHECKED;
 
+/* Saves the newest version; any worker or reader may. id_out: its name, which `cairn snapshot restore` takes.
+ * CAIRN_ERR_BUSY: another snapshot or digest is being taken, or an amendment made. CAIRN_ERR_NOT_READY,
+ * CAIRN_ERR_JOB_LOST, CAIRN_ERR_IO: there is nothing to save, or a shard cannot. After CAIRN_ERR_TIMEOUT it
+ * goes on: `cairn snapshot list`. */
 #define CAIRN_SNAPSHOT_WAIT 1u /* return when it is committed, else when it is begun */
 CAIRN_EXPORT cairn_status cairn_snapshot(cairn_job *job, uint32_t flags, int timeout_ms,
                                          char id_out[64]) CAIRN_CHECKED;
 
+/* What this handle has sent, fetched and holds so far; out->struct_size set. CAIRN_ERR_INVALID: it is not. */
 CAIRN_EXPORT cairn_status cairn_job_stats(cairn_job *job, struct cairn_stats *out) CAIRN_CHECKED;
 
 #ifdef __cplusplus

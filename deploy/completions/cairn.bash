@@ -25,13 +25,15 @@ _cairn() {
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} given=() i
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
-        --endpoint | --timeout | -o | --every | --shards | --workers | --lr | --group | --clip-norm) ((i++)) ;;
+        --endpoint | --timeout | -o | --every | --shards | --workers | --lr | --group | --clip-norm | \
+            --snapshot-every | --snapshot-keep | --on-shard-loss | --shard-loss-wait) ((i++)) ;;
         -*) ;;
         *) given+=("${COMP_WORDS[i]}") ;;
         esac
     done
     COMPREPLY=()
     case $before in
+    --on-shard-loss) COMPREPLY=($(compgen -W "wait restore-latest" -- "$word")) && return ;;
     -o) COMPREPLY=($(compgen -W "table json" -- "$word")) && return ;;
     --path | --keep | --import | --timeline | --endpoint-file)
         COMPREPLY=($(compgen -f -- "$word")) && return
@@ -44,6 +46,7 @@ _cairn() {
         case ${#given[@]}:${given[*]:0:2} in
         0:*) found=$(_cairn_words) ;;
         1:*) found=$(_cairn_words "${given[0]}") ;;
+        2:shard\ forget) found=$(_cairn_names cluster status | awk '$2 == "shard" { print $1 }') ;;
         2:job\ * | 2:snapshot\ *) found=$(_cairn_names job list) ;;
         3:snapshot\ *) found=$(_cairn_names snapshot list "${given[2]}") ;;
         esac

@@ -26,7 +26,8 @@ const struct cairn_backend *cairn_backend_host_at(uint32_t isa)
     if (isa == 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
         return &cairn_host_avx512;
-    if (isa == 1 && __builtin_cpu_supports("avx2")) return &cairn_host_avx2;
+    if (isa == 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        return &cairn_host_avx2;
 #endif
     return isa == 0 ? &cairn_host_plain : NULL;
 }

@@ -1,4 +1,5 @@
-/* Between fabric.c and the ways of carrying bytes (ucx*.c, mem.c). Private to proto/fabric.
+/* Between fabric.c and the ways of carrying bytes (ucx*.c, mapped.c, and a network that tests bring). Private
+ * to proto/fabric.
  *
  * fabric.c judges arguments, owns the objects, counts, and runs the owner's callbacks at the one
  * place where they may run. A backend moves bytes and reports: fabric_op_done when a buffer is free
@@ -107,14 +108,19 @@ struct fabric_backend {
     void (*stats)(const struct cairn_fabric *fabric, struct cairn_fabric_stats *stats_out);
 };
 
+/* A network that the caller brings (tests do), in front of its own struct. */
+struct cairn_fabric_hub {
+    const struct fabric_backend *backend;
+};
+
 struct cairn_fabric {
     const struct fabric_backend *backend;
     struct cairn_fabric_options options; /* resolved; the strings are not kept */
     int event_fd;
     uint8_t address[CAIRN_FABRIC_ADDRESS_MAX]; /* in its envelope */
     size_t address_bytes;
-    bool
-        is_one_sided; /* ucx, and what has one: it may read and be read one-sidedly; in the address */
+    /* ucx, and what has one: it may read and be read one-sidedly; in the address */
+    bool is_one_sided;
     char describe[CAIRN_FABRIC_DESCRIBE_MAX];
     struct cairn_fabric_stats stats;
 
@@ -150,6 +156,8 @@ const void *fabric_open_part(const void *address, size_t bytes, const char *of_k
 
 /* Puts the place behind a backend's address, raw [room], if it fits; returns the bytes there are then. */
 size_t fabric_add_place(const struct cairn_place *place, uint8_t *raw, size_t bytes, size_t room);
+/* Where the place begins; `bytes`: there is none. */
+size_t fabric_find_place(const uint8_t *raw, size_t bytes, struct cairn_place *out);
 
 /* XXH3-64, seeded with the count: against accidents, not against liars. */
 uint64_t fabric_hash(const void *bytes, size_t count);
@@ -181,6 +189,5 @@ unsigned fabric_deliver(struct cairn_fabric *fabric);
 extern const struct fabric_backend fabric_ucx;
 extern const struct fabric_backend fabric_auto;
 extern const struct fabric_backend fabric_mapped;
-extern const struct fabric_backend fabric_mem;
 
 #endif

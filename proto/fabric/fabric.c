@@ -7,13 +7,15 @@
 
 #include "proto/wire/chunk.h"
 
-static const struct fabric_backend *const backends[] = { &fabric_auto, &fabric_mapped, &fabric_ucx,
-                                                         &fabric_mem };
+static const struct fabric_backend *const backends[] = { &fabric_auto, &fabric_mapped,
+                                                         &fabric_ucx };
 
 enum { COUNT_MAX = 1 << 20 }; /* of held_max and sends_max */
 
-static const struct fabric_backend *find_backend(const char *kind)
+static const struct fabric_backend *find_backend(const char *kind,
+                                                 const struct cairn_fabric_hub *hub)
 {
+    if (hub != NULL && strcmp(hub->backend->kind, kind) == 0) return hub->backend;
     for (size_t i = 0; i < sizeof backends / sizeof backends[0]; i++)
         if (strcmp(backends[i]->kind, kind) == 0) return backends[i];
     return NULL;
@@ -47,10 +49,9 @@ static void resolve_options(struct cairn_fabric_options *o)
 cairn_status cairn_fabric_open(const char *kind, const struct cairn_fabric_options *options,
                                struct cairn_fabric **fabric_out, struct cairn_sentence *why)
 {
-    const struct fabric_backend *backend = find_backend(kind);
+    const struct fabric_backend *backend = find_backend(kind, options->hub);
     if (backend == NULL)
-        return cairn_fail(why, CAIRN_ERR_INVALID, "no fabric '%s': use auto, mapped, ucx or mem",
-                          kind);
+        return cairn_fail(why, CAIRN_ERR_INVALID, "no fabric '%s': use auto, mapped or ucx", kind);
     struct cairn_fabric_options resolved = *options;
     resolve_options(&resolved);
     if (resolved.on_message == NULL || resolved.max_payload > UINT32_MAX ||
@@ -316,15 +317,10 @@ cairn_status cairn_fabric_receive_far(struct cairn_fabric_message *message, void
 
 void cairn_fabric_drop(struct cairn_fabric_message *message)
 {
-    if (message->is_gone) return;
+    if (message == NULL || message->is_gone) return;
     message->fabric->stats.messages_dropped++;
     message->fabric->backend->drop(message);
     message_free(message);
-}
-
-size_t cairn_fabric_message_bytes(const struct cairn_fabric_message *message)
-{
-    return message->payload_bytes;
 }
 
 const void *cairn_fabric_message_view(const struct cairn_fabric_message *message)

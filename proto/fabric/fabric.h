@@ -2,8 +2,8 @@
  *
  * One table of functions, several ways to carry bytes: "ucx" (active messages over TCP today, the
  * network's own transports later), "mapped" (peers of one host read each other's memory where it
- * lies; descriptors and headers go over Unix sockets), "auto" (the better of these two for each
- * peer), and "mem" (a seeded network inside one process, see mem.h).
+ * lies; descriptors and headers go over Unix sockets), and "auto" (the better of these two for each
+ * peer). Tests bring one of their own, "mem" (a seeded network inside one process, tests/support/mem.h).
  * Nobody above this header knows which one it has.
  *
  * A message is a small header (<= 256 bytes, the application's own format) and a payload of 0 to
@@ -33,7 +33,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "proto/wire/sentence.h"
+#include "proto/base/sentence.h"
 
 enum {
     CAIRN_FABRIC_HEADER_MAX = 256,      /* bytes of a message's header */
@@ -48,7 +48,7 @@ struct cairn_fabric_peer;    /* somebody we send to */
 struct cairn_fabric_message; /* a payload that has been announced and not yet received or dropped */
 struct cairn_fabric_region;  /* shared memory of ours that peers of this host may map */
 struct cairn_fabric_mapping; /* shared memory of a peer of this host, mapped here to be read */
-struct cairn_fabric_mem_hub; /* mem.h */
+struct cairn_fabric_hub;     /* backend.h */
 
 /* A send or a receive is over and its buffer is the caller's again.
  *   sent:     CAIRN_OK says only that the buffer may be reused. The peer may never have it.
@@ -93,8 +93,8 @@ struct cairn_fabric_options {
 
     /* "ucx" only. All of these win over UCX_* of the environment: see README.md */
     const char *transports; /* UCX_TLS. Default "tcp"; no sysv, posix (README.md) */
-    const char
-        *net_devices;       /* UCX_NET_DEVICES. Default "lo"; a list such as "eth1" or "mlx5_0:1" */
+    /* UCX_NET_DEVICES. Default "lo"; a list such as "eth1" or "mlx5_0:1" */
+    const char *net_devices;
     const char *port_range; /* UCX_TCP_PORT_RANGE, "first-last", so that a firewall can name it.
                               * Default: any free port */
     enum cairn_one_sided one_sided;
@@ -102,26 +102,26 @@ struct cairn_fabric_options {
      * region and says what becomes of it. May be NULL */
     void (*on_refused)(void *on_message_arg, const char *what);
 
-    /* "mem" only, required there; borrowed, must outlive the fabric */
-    struct cairn_fabric_mem_hub *hub;
+    /* A network of the caller's own: used for its kind. NULL: none. Borrowed, must outlive the fabric */
+    struct cairn_fabric_hub *hub;
 
     /* "mapped" and "auto" */
     const char *socket_folder; /* where our Unix socket is made. Default: no file, the abstract
                                 * namespace; why, and when not: README.md */
-    const char
-        *host; /* which host this is, where that does not say it; peers of another host are not
-                       * mapped. Default: what the kernel calls this boot of it, and with an abstract
-                       * socket the network namespace, which that does not leave */
-    uint64_t
-        mapped_max; /* bytes that one peer may have us map, or that one of its regions may have to
-                          * be read one-sidedly. Default 1 TiB of addresses */
+    /* Which host this is, if the default does not tell: peers of another host are not mapped. Default: the
+     * kernel's id of this boot, and with an abstract socket the network namespace, which it does not leave */
+    const char *host;
+    /* Bytes that one peer may have us map, or that one of its regions may have to be read one-sidedly.
+     * Default 1 TiB of addresses */
+    uint64_t mapped_max;
     /* A peer showed us a region, and took it back; may be NULL */
     void (*on_mapping)(void *on_message_arg, struct cairn_fabric_mapping *mapping);
     void (*on_mapping_gone)(void *on_message_arg, struct cairn_fabric_mapping *mapping);
 };
 
 /* kind is "ucx", "mapped" (peers of this host only), "auto" (mapped to peers of this host that can be
- * reached so, ucx to all others), or "mem". CAIRN_ERR_INVALID: unknown kind or an option out of range.
+ * reached so, ucx to all others), or that of options.hub. CAIRN_ERR_INVALID: unknown kind or an option
+ * out of range.
  * CAIRN_ERR_UNREACHABLE: no such network device or port. CAIRN_ERR_NO_MEMORY.
  * UCX changes its process: it is kept from installing signal handlers, see README.md. */
 CAIRN_MUST_CHECK cairn_status cairn_fabric_open(const char *kind,
@@ -154,7 +154,9 @@ bool cairn_fabric_host_is_name(const char *host);
  * there: CAIRN_ERR_UNREACHABLE now or on_down later, both happen. The bytes are copied.
  * CAIRN_ERR_MALFORMED: not an address (wrong magic, length or checksum) or of another kind of fabric.
  * The checksum keeps accidents from UCX, which aborts on them. It does not stop a liar: connect only
- * to addresses that came from an authenticated member. */
+ * to addresses that came from an authenticated member.
+ * Packets that are dropped on the way: CAIRN_ERR_UNREACHABLE after 100 ms, and at once when it is tried
+ * again; a late answer counts then. */
 CAIRN_MUST_CHECK cairn_status cairn_fabric_connect(struct cairn_fabric *fabric, const void *address,
                                                    size_t bytes, cairn_fabric_down_fn *on_down,
                                                    void *arg, struct cairn_fabric_peer **peer_out);
@@ -191,10 +193,9 @@ CAIRN_MUST_CHECK cairn_status cairn_fabric_receive_far(struct cairn_fabric_messa
                                                        cairn_fabric_done_fn *on_received,
                                                        void *arg);
 
-/* Gives a held message up. Its sender's on_sent says CAIRN_OK all the same: tell it in a message. */
+/* Gives a held message up; NULL: there is none. Its sender's on_sent says CAIRN_OK all the same: tell it in a
+ * message. */
 void cairn_fabric_drop(struct cairn_fabric_message *message);
-
-size_t cairn_fabric_message_bytes(const struct cairn_fabric_message *message);
 
 /* ---- memory that peers map, or read ----
  *
@@ -251,7 +252,7 @@ int cairn_fabric_mapping_fd(
 void cairn_fabric_mapping_hold(struct cairn_fabric_mapping *mapping);
 void cairn_fabric_mapping_release(struct cairn_fabric_mapping *mapping);
 
-/* The way that a peer's messages go: "mapped", "ucx", "mem". Static. */
+/* The way that a peer's messages go: "mapped", "ucx", or a hub's. Static. */
 const char *cairn_fabric_peer_path(const struct cairn_fabric_peer *peer);
 
 /* The way that a message came, or that a payload would go now: as above, or "one-sided". Static. */

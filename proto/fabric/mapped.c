@@ -228,21 +228,21 @@ static cairn_status open_socket(struct mapped_fabric *fabric,
     if (!mapped_host_find(options, fabric->host))
         return cairn_fail(
             why, CAIRN_ERR_UNSUPPORTED,
-            "fabric mapped: /proc/sys/kernel/random/boot_id is not readable: peers "
-            "of this host cannot be told from others: name it (fabric.host, CAIRN_HOST)");
+            "fabric mapped: /proc/sys/kernel/random/boot_id is not readable: peers of this host "
+            "cannot be told from others: name it (fabric.host, CAIRN_HOST)");
     if (!name_socket(fabric, folder, &name))
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "fabric mapped: socket folder '%s' is too long: a socket's path has 107 "
-                          "bytes at most",
-                          folder);
+        return cairn_fail(
+            why, CAIRN_ERR_INVALID,
+            "fabric mapped: socket folder '%s' is too long: a socket's path has 107 bytes at most",
+            folder);
     const size_t length = folder != NULL ? strlen(name.sun_path) + 1
                                          : 1 + strlen(name.sun_path + 1);
     address.path_bytes = (uint32_t)length;
     if (listen_at(fabric, &name, address.path_bytes) != CAIRN_OK)
-        return cairn_fail(why, CAIRN_ERR_UNREACHABLE,
-                          "fabric mapped: cannot listen at %s%s: %m: may this process make Unix "
-                          "sockets there?",
-                          folder != NULL ? "" : "@", name.sun_path + (folder == NULL));
+        return cairn_fail(
+            why, CAIRN_ERR_UNREACHABLE,
+            "fabric mapped: cannot listen at %s%s: %m: may this process make Unix sockets there?",
+            folder != NULL ? "" : "@", name.sun_path + (folder == NULL));
     memcpy(address.host, fabric->host, sizeof address.host);
     memcpy(address.path, name.sun_path, length);
     memcpy(address.key, fabric->key, sizeof address.key);

@@ -130,8 +130,8 @@ struct cairn_fabric_mapping {
     void *memory;         /* owned, [bytes], read-only */
     size_t bytes;
     int fd; /* owned; -1: nobody needs it */
-    bool
-        is_whole; /* every page is there, and for good: nobody can take one out of what is sealed so */
+    /* every page is there, and for good: nobody can take one out of what is sealed so */
+    bool is_whole;
     bool is_staging, is_shown;
     size_t note_bytes;
     uint8_t note[CAIRN_FABRIC_NOTE_MAX];

@@ -47,12 +47,4 @@ static inline size_t cairn_stagger_cut(size_t bytes, size_t streams)
     return lines < wanted ? 0 : (lines - (lines - wanted) % page_lines) * CAIRN_LINE_BYTES;
 }
 
-/* Lines between the addresses and the next multiple of 4 KiB that they could be apart. */
-static inline size_t cairn_stagger_apart(const void *a, const void *b)
-{
-    const size_t apart = (size_t)((uintptr_t)a - (uintptr_t)b) % CAIRN_STAGGER_PAGE;
-    const size_t nearer = apart < CAIRN_STAGGER_PAGE - apart ? apart : CAIRN_STAGGER_PAGE - apart;
-    return nearer / CAIRN_LINE_BYTES;
-}
-
 #endif

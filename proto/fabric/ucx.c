@@ -8,7 +8,6 @@
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
-#include <time.h>
 
 enum { STOP_MS = 500 };
 
@@ -59,8 +58,10 @@ static cairn_status publish_address(struct ucx_fabric *ucx, const char *devices,
     if (fits) memcpy(raw, address, bytes);
     ucp_worker_release_address(ucx->worker, address);
     if (!fits) return CAIRN_ERR_UNSUPPORTED;
-    if (cairn_place_of(devices, transports, &place))
+    if (cairn_place_of(devices, transports, &place)) {
+        bytes = ucx_add_port(&place, raw, bytes, sizeof raw);
         bytes = fabric_add_place(&place, raw, bytes, sizeof raw);
+    }
     ucx->node = fabric_hash(raw, bytes);
     return fabric_set_address(&ucx->common, raw, bytes);
 }
@@ -78,12 +79,12 @@ static cairn_status ucx_start(struct cairn_fabric *fabric,
     if (status != CAIRN_OK) return status;
     ucs_status_t ucs = create_worker(ucx);
     if (ucs != UCS_OK) {
-        status = cairn_fail(
-            why, CAIRN_ERR_UNREACHABLE,
-            "UCX cannot open devices '%s', tcp ports '%s' (%s): is the device up and "
-            "a port of the range free?",
-            ucx_devices(options), options->port_range != NULL ? options->port_range : "any",
-            ucs_status_string(ucs));
+        status = cairn_fail(why, CAIRN_ERR_UNREACHABLE,
+                            "UCX cannot open devices '%s', tcp ports '%s' (%s): is the device up "
+                            "and a port of the range free?",
+                            ucx_devices(options),
+                            options->port_range != NULL ? options->port_range : "any",
+                            ucs_status_string(ucs));
         goto err_cleanup_context;
     }
     ucs = ucx_listen(ucx);
@@ -126,8 +127,15 @@ static cairn_status ucx_connect(struct cairn_fabric_peer *peer, const void *addr
         .err_mode = UCP_ERR_HANDLING_MODE_PEER,
         .err_handler = { .cb = on_ucx_down, .arg = peer },
     };
-    ucs_status_t status = ucp_ep_create(ucx_of(peer->fabric)->worker, &params, &ucx->ep);
-    if (status == UCS_OK) ucx_meet(ucx, address, bytes);
+    struct ucx_fabric *fabric = ucx_of(peer->fabric);
+    const cairn_status reached = ucx_reach(fabric, address, bytes);
+    if (reached != CAIRN_OK) return reached;
+    const uint64_t begin_ms = ucx_now_ms();
+    const ucs_status_t status = ucp_ep_create(fabric->worker, &params, &ucx->ep);
+    if (status == UCS_OK)
+        ucx_meet(ucx, address, bytes);
+    else
+        ucx_blocked(fabric, address, bytes, ucx_now_ms() - begin_ms);
     return ucx_status(status);
 }
 
@@ -186,31 +194,25 @@ static cairn_status ucx_arm(struct cairn_fabric *fabric)
     return status == UCS_OK ? CAIRN_OK : CAIRN_ERR_BUSY;
 }
 
-static uint64_t now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
 /* What is canceled ends within a few progresses. What does not, all the same, ends with the worker, after
  * which UCX writes no more. */
 static void ucx_stop(struct cairn_fabric *fabric)
 {
     struct ucx_fabric *ucx = ucx_of(fabric);
-    const uint64_t deadline = now_ms() + STOP_MS;
+    const uint64_t deadline = ucx_now_ms() + STOP_MS;
     struct pollfd wait = { .fd = fabric->event_fd, .events = POLLIN };
     close_receives(ucx);
-    while (!TAILQ_EMPTY(&fabric->flying) && now_ms() < deadline)
+    while (!TAILQ_EMPTY(&fabric->flying) && ucx_now_ms() < deadline)
         if (ucp_worker_progress(ucx->worker) == 0 && ucp_worker_arm(ucx->worker) == UCS_OK)
             poll(&wait, 1, 10);
-    while (ucp_worker_progress(ucx->worker) != 0 && now_ms() < deadline) {}
+    while (ucp_worker_progress(ucx->worker) != 0 && ucx_now_ms() < deadline) {}
     ucx_one_sided_begin_stop(ucx);
     ucx_one_sided_settle(ucx);
     ucp_worker_destroy(ucx->worker);
     ucp_cleanup(ucx->context);
     ucx_far_close(ucx);
     ucx_one_sided_end_stop(ucx);
+    ucx_reach_close(ucx);
 }
 
 const struct fabric_backend fabric_ucx = {

@@ -2,6 +2,7 @@
  *
  *   ucx.c           a node: its context and worker, its peers
  *   ucx_settings.c  how UCX is set up
+ *   ucx_reach.c     whether a peer answers, before UCX waits for it
  *   ucx_message.c   messages as active messages
  *   ucx_far.c       receives around the caches
  *   ucx_one_sided.c whether peers read each other's memory, and what they tell each other for it
@@ -13,11 +14,13 @@
 #ifndef CAIRN_FABRIC_UCX_H
 #define CAIRN_FABRIC_UCX_H
 
+#include <time.h>
 #include <ucp/api/ucp.h>
 
 #include "proto/fabric/backend.h"
 #include "proto/fabric/flight.h"
 #include "proto/fabric/ucx_frame.h"
+#include "proto/fabric/where.h"
 
 enum {
     UCX_NODES = 256,          /* lists of peers by the hash of their node */
@@ -27,6 +30,7 @@ enum {
         256 << 10, /* bytes: a smaller payload may well be read before it leaves the cache */
     UCX_RENDEZVOUS_MIN = 32 << 10, /* bytes with the header; less goes along (eager) */
     UCX_REFER_MIN = UCX_RENDEZVOUS_MIN,
+    UCX_ASKED_MAX = 32, /* addresses that did not answer at once */
 };
 
 /* What became of the message that on_message is being shown right now. UCX wants to hear it as the
@@ -71,12 +75,21 @@ struct ucx_control {
     uint8_t bytes[];
 };
 
+/* Whether there is an answer from an address, asked by a socket of ours. */
+struct ucx_asked {
+    uint64_t node;          /* hash of the address */
+    uint64_t at_ms;         /* when it was last; 0: unused */
+    uint64_t rest_until_ms; /* UCX waited for it in vain: it is left alone */
+    int fd;                 /* owned: connects; -1: none does */
+};
+
 struct ucx_fabric {
     struct cairn_fabric common;
     ucp_context_h context;
     ucp_worker_h worker;
     struct ucx_message *shown; /* inside on_message; else NULL */
     enum ucx_fate fate;
+    struct ucx_asked asked[UCX_ASKED_MAX];
 
     /* receives around the caches */
     ucp_datatype_t far_type;
@@ -164,6 +177,13 @@ static inline struct ucx_peer *ucx_peer_of(struct cairn_fabric_peer *peer)
     return (struct ucx_peer *)peer;
 }
 
+static inline uint64_t ucx_now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
 /* A foreign code becomes ours at the door. */
 cairn_status ucx_status(ucs_status_t status);
 
@@ -175,6 +195,19 @@ CAIRN_MUST_CHECK cairn_status ucx_context_open(const struct cairn_fabric_options
 const char *ucx_devices(const struct cairn_fabric_options *options);
 const char *ucx_transports(const struct cairn_fabric_options *options);
 void ucx_describe(struct cairn_fabric *fabric, const struct cairn_fabric_options *options);
+/* Does this UCX connect without waiting for it? */
+bool ucx_connects_on_its_own(void);
+
+/* ucx_reach.c */
+/* Puts the port that UCX listens on behind its address, raw [room], if one is found; returns the bytes there
+ * are then. The place, by which it is found, comes behind. */
+size_t ucx_add_port(const struct cairn_place *place, uint8_t *raw, size_t bytes, size_t room);
+/* CAIRN_OK: UCX may connect to it. CAIRN_ERR_UNREACHABLE: nothing answered, so far. It waits 100 ms at most,
+ * and for the same address once. */
+CAIRN_MUST_CHECK cairn_status ucx_reach(struct ucx_fabric *ucx, const void *raw, size_t bytes);
+/* UCX could not connect, and waited this long: much is not to come again soon. */
+void ucx_blocked(struct ucx_fabric *ucx, const void *raw, size_t bytes, uint64_t ms);
+void ucx_reach_close(struct ucx_fabric *ucx);
 
 /* ucx_message.c */
 ucs_status_t ucx_listen(struct ucx_fabric *ucx);

@@ -7,9 +7,9 @@
  * and a sixth more than UCX's copy without one (raw loop of active messages, 1 MiB each).
  *
  * Only over TCP: a network that could write the buffer itself would be kept from it by such a datatype. */
+#include "proto/base/checksum.h"
 #include "proto/fabric/far_copy.h"
 #include "proto/fabric/ucx.h"
-#include "proto/wire/checksum.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -30,9 +30,8 @@
 #include "proto/fabric/fabric.h"
 
 enum {
-    UCX_FRAME_SLOTS = 4096, /* regions that a peer may tell of at a time */
-    UCX_FRAME_KEY_MAX =
-        1024, /* bytes of a packed remote key; 12 over TCP, some 60 over InfiniBand */
+    UCX_FRAME_SLOTS = 4096,      /* regions that a peer may tell of at a time */
+    UCX_FRAME_KEY_MAX = 1024,    /* bytes of a packed remote key: TCP 12, InfiniBand some 60 */
     UCX_FRAME_MAGIC = 0x31425543 /* "CUB1" */
 };
 

@@ -80,8 +80,8 @@ struct ucx_share *ucx_share_of(struct ucx_region *region)
     if (!open_share(ucx, share, region->common.fd)) {
         ucx_refuse(ucx, ucx->node,
                    "%zu bytes of memory cannot be registered to be read one-sidedly: they are sent "
-                   "whole (is the limit of locked memory, ulimit -l, too low? does the card "
-                   "refuse memory that it may not write?)",
+                   "whole (is the limit of locked memory, ulimit -l, too low? does the card refuse "
+                   "memory that it may not write?)",
                    share->bytes);
         free(share);
         return NULL;

@@ -56,12 +56,11 @@ void ucx_on_region(struct ucx_peer *peer, const struct ucx_frame_region *frame, 
     if (!peer->may_read || told_of(peer, frame->slot, frame->generation) != NULL) return;
     if (frame->bytes > ucx->common.options.mapped_max ||
         fabric_hash(key, frame->key_bytes) != frame->key_checksum) {
-        ucx_refuse(
-            ucx, peer->node,
-            "region %u of %llu bytes: it is over %llu, or its key is damaged; what this node "
-            "has is sent whole from now on",
-            frame->slot, (unsigned long long)frame->bytes,
-            (unsigned long long)ucx->common.options.mapped_max);
+        ucx_refuse(ucx, peer->node,
+                   "region %u of %llu bytes: it is over %llu, or its key is damaged; what this "
+                   "node has is sent whole from now on",
+                   frame->slot, (unsigned long long)frame->bytes,
+                   (unsigned long long)ucx->common.options.mapped_max);
         peer->may_read = false;
         return;
     }
@@ -72,11 +71,10 @@ void ucx_on_region(struct ucx_peer *peer, const struct ucx_frame_region *frame, 
     }
     const ucs_status_t status = unpack(peer, key, frame->key_bytes, &told->key);
     if (status != UCS_OK) {
-        ucx_refuse(
-            ucx, peer->node,
-            "region %u: its key of %u bytes does not unpack (%s); what this node has is sent "
-            "whole from now on; do both ends have the same UCX and transports?",
-            frame->slot, frame->key_bytes, ucs_status_string(status));
+        ucx_refuse(ucx, peer->node,
+                   "region %u: its key of %u bytes does not unpack (%s); what this node has is "
+                   "sent whole from now on; do both ends have the same UCX and transports?",
+                   frame->slot, frame->key_bytes, ucs_status_string(status));
         peer->may_read = false;
         free(told);
         return;

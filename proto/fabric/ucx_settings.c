@@ -34,7 +34,7 @@ static bool can_do_without_rcache(void)
 /* A connect() that is not waited for. Without it UCX aborts when the peer resets the connection while it is
  * being made (1.12 to 1.18, tcp_ep.c: UCT_TCP_EP_FLAG_CTX_TYPE_TX). With it 1.12 and 1.13 abort at least as
  * often, when a peer goes down with an answer to it under way (ucp_request.c: got REP message). */
-static bool connects_on_its_own(void)
+bool ucx_connects_on_its_own(void)
 {
     return !ucx_is_older_than(1, 14);
 }
@@ -107,8 +107,9 @@ static ucs_status_t set_of_tcp(ucp_config_t *config, const char *name, const cha
     return ucp_config_modify(config, full, value);
 }
 
-/* A connect() that is waited for holds the loop up: so for 3 s where nothing answers, not for 127. The tries
- * are written as 8 bytes into the 4 that UCX 1.12 and 1.13 have for them: what is behind is said again. */
+/* A connect() that is waited for holds the loop up: so for 3 s where nothing answers, not for 127, if it
+ * comes to that in spite of ucx_reach.c. The tries are written as 8 bytes into the 4 that UCX 1.12 and 1.13
+ * have for them: what is behind is said again. */
 static ucs_status_t give_up_connecting(ucp_config_t *config)
 {
     const ucs_status_t status = set_of_tcp(config, "SYN_CNT", "1");
@@ -134,8 +135,9 @@ static ucs_status_t apply(ucp_config_t *config, const struct cairn_fabric_option
     if (status == UCS_OK) status = ucp_config_modify(config, "NET_DEVICES", ucx_devices(options));
     if (status == UCS_OK)
         status = set_of_tcp(config, "PORT_RANGE", or_default(options->port_range, "0"));
-    if (status == UCS_OK) status = set_of_tcp(config, "CONN_NB", connects_on_its_own() ? "y" : "n");
-    if (status == UCS_OK && !connects_on_its_own()) status = give_up_connecting(config);
+    if (status == UCS_OK)
+        status = set_of_tcp(config, "CONN_NB", ucx_connects_on_its_own() ? "y" : "n");
+    if (status == UCS_OK && !ucx_connects_on_its_own()) status = give_up_connecting(config);
     // A segment of ours instead of writev() out of the payload: uct_tcp_ep_sendv() ends a send twice,
     // and aborts, when its peer is killed just then (1.12 to 1.18, uct_iface.h: comp->count > 0).
     if (status == UCS_OK && is_tcp) status = ucp_config_modify(config, "ZCOPY_THRESH", "inf");
@@ -161,8 +163,7 @@ cairn_status ucx_context_open(const struct cairn_fabric_options *options,
     ucs_status_t status = ucp_config_read(NULL, NULL, &config);
     if (status != UCS_OK)
         return cairn_fail(why, CAIRN_ERR_CONFIG,
-                          "UCX cannot read its settings (%s): look for a "
-                          "malformed UCX_* variable",
+                          "UCX cannot read its settings (%s): look for a malformed UCX_* variable",
                           ucs_status_string(status));
     status = apply(config, options);
     if (status == UCS_OK) status = ucp_init(&params, config, context_out);
@@ -171,19 +172,18 @@ cairn_status ucx_context_open(const struct cairn_fabric_options *options,
         give_signals_back();
         return CAIRN_OK;
     }
-    return cairn_fail(why, CAIRN_ERR_UNREACHABLE,
-                      "UCX cannot use transports '%s' on devices '%s' (%s): ucx_info -d lists what "
-                      "this host has",
-                      ucx_transports(options), ucx_devices(options), ucs_status_string(status));
+    return cairn_fail(
+        why, CAIRN_ERR_UNREACHABLE,
+        "UCX cannot use transports '%s' on devices '%s' (%s): ucx_info -d lists what this host has",
+        ucx_transports(options), ucx_devices(options), ucs_status_string(status));
 }
 
 void ucx_describe(struct cairn_fabric *fabric, const struct cairn_fabric_options *options)
 {
     snprintf(
         fabric->describe, sizeof fabric->describe,
-        "ucx %s, transports %s, devices %s, tcp ports %s, segments of 256 KiB, "
-        "rendezvous from 32 KiB, one-sided reads %s, payloads to %zu bytes, at most %u held and %u "
-        "sends in flight",
+        "ucx %s, transports %s, devices %s, tcp ports %s, segments of 256 KiB, rendezvous from 32 "
+        "KiB, one-sided reads %s, payloads to %zu bytes, at most %u held and %u sends in flight",
         ucp_get_version_string(), ucx_transports(options), ucx_devices(options),
         or_default(options->port_range, "any"), cairn_one_sided_name(options->one_sided),
         options->max_payload, options->held_max, options->sends_max);

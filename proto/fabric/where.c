@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <ifaddrs.h>
 #include <limits.h>
+#include <linux/rtnetlink.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -14,8 +15,7 @@
 
 /* ---- places ---- */
 
-/* The IP of an address of this host, if people would write it down. */
-static bool print_ip(const struct sockaddr *address, char out[INET6_ADDRSTRLEN])
+bool cairn_ip_print(const struct sockaddr *address, char out[INET6_ADDRSTRLEN])
 {
     if (address == NULL) return false;
     if (address->sa_family == AF_INET)
@@ -40,7 +40,7 @@ static bool find_ip(const struct ifaddrs *all, const char *device, size_t length
     for (int f = 0; f < 2; f++)
         for (const struct ifaddrs *one = all; one != NULL; one = one->ifa_next)
             if (is_of_device(one, device, length) && one->ifa_addr != NULL &&
-                one->ifa_addr->sa_family == families[f] && print_ip(one->ifa_addr, out))
+                one->ifa_addr->sa_family == families[f] && cairn_ip_print(one->ifa_addr, out))
                 return true;
     return false;
 }
@@ -80,7 +80,7 @@ bool cairn_place_parse(const char *text, struct cairn_place *out)
 
 /* ---- routes ---- */
 
-static bool parse_ip(const char *ip, struct sockaddr_storage *out, socklen_t *bytes_out)
+bool cairn_ip_parse(const char *ip, struct sockaddr_storage *out, socklen_t *bytes_out)
 {
     struct sockaddr_in *four = (struct sockaddr_in *)out;
     struct sockaddr_in6 *six = (struct sockaddr_in6 *)out;
@@ -103,30 +103,89 @@ static bool find_source(const char *ip, char out[INET6_ADDRSTRLEN])
 {
     struct sockaddr_storage to, from;
     socklen_t to_bytes, from_bytes = sizeof from;
-    if (!parse_ip(ip, &to, &to_bytes)) return false;
+    if (!cairn_ip_parse(ip, &to, &to_bytes)) return false;
     const int fd = socket(to.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0) return false;
     const bool ok = connect(fd, (const struct sockaddr *)&to, to_bytes) == 0 &&
                     getsockname(fd, (struct sockaddr *)&from, &from_bytes) == 0 &&
-                    print_ip((const struct sockaddr *)&from, out);
+                    cairn_ip_print((const struct sockaddr *)&from, out);
     close(fd);
     return ok;
 }
 
-bool cairn_route_find(const char *ip, struct cairn_route *out)
+/* What the kernel answers to the question for a route, and where its attributes begin. */
+struct route_answer {
+    struct nlmsghdr head;
+    struct rtmsg route;
+    uint8_t attributes[1024];
+};
+
+static bool ask_route(const struct sockaddr_storage *to, struct route_answer *answer)
+{
+    const bool is_four = to->ss_family == AF_INET;
+    const void *ip = is_four ? (const void *)&((const struct sockaddr_in *)to)->sin_addr
+                             : (const void *)&((const struct sockaddr_in6 *)to)->sin6_addr;
+    const unsigned short ip_bytes = is_four ? sizeof(struct in_addr) : sizeof(struct in6_addr);
+    struct {
+        struct nlmsghdr head;
+        struct rtmsg route;
+        struct rtattr to;
+        uint8_t ip[sizeof(struct in6_addr)];
+    } ask = { .head = { .nlmsg_type = RTM_GETROUTE, .nlmsg_flags = NLM_F_REQUEST },
+              .route = { .rtm_family = (uint8_t)to->ss_family,
+                         .rtm_dst_len = (uint8_t)(ip_bytes * 8) },
+              .to = { .rta_type = RTA_DST, .rta_len = (unsigned short)RTA_LENGTH(ip_bytes) } };
+    memcpy(ask.ip, ip, ip_bytes);
+    ask.head.nlmsg_len = (uint32_t)(sizeof ask - sizeof ask.ip + ip_bytes);
+    const int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);
+    if (fd < 0) return false;
+    const ssize_t count = send(fd, &ask, ask.head.nlmsg_len, 0) == (ssize_t)ask.head.nlmsg_len
+                              ? recv(fd, answer, sizeof *answer, 0)
+                              : -1;
+    close(fd);
+    return count >= (ssize_t)NLMSG_LENGTH(sizeof answer->route) &&
+           answer->head.nlmsg_type == RTM_NEWROUTE && answer->head.nlmsg_len <= (size_t)count;
+}
+
+/* False: the kernel does not say it, or the IP is one of ours, to which its route is loopback. */
+static bool find_device_of_route(const char *ip, char out[IF_NAMESIZE])
+{
+    struct sockaddr_storage to;
+    socklen_t to_bytes;
+    struct route_answer answer;
+    if (!cairn_ip_parse(ip, &to, &to_bytes) || !ask_route(&to, &answer) ||
+        answer.route.rtm_type != RTN_UNICAST)
+        return false;
+    size_t left = RTM_PAYLOAD(&answer.head);
+    for (const struct rtattr *one = RTM_RTA(&answer.route); RTA_OK(one, left);
+         one = RTA_NEXT(one, left)) {
+        unsigned index;
+        if (one->rta_type != RTA_OIF || one->rta_len < RTA_LENGTH(sizeof index)) continue;
+        memcpy(&index, RTA_DATA(one), sizeof index);
+        return if_indextoname(index, out) != NULL;
+    }
+    return false;
+}
+
+static bool find_device_with(const char *ip, char out[IF_NAMESIZE])
 {
     struct ifaddrs *all = NULL;
     char one_ip[INET6_ADDRSTRLEN];
-    if (!find_source(ip, out->source) || getifaddrs(&all) != 0) return false;
     bool found = false;
+    if (getifaddrs(&all) != 0) return false;
     for (const struct ifaddrs *one = all; one != NULL && !found; one = one->ifa_next) {
-        if (!print_ip(one->ifa_addr, one_ip) || strcmp(one_ip, out->source) != 0) continue;
-        snprintf(out->device, sizeof out->device, "%.*s", (int)strcspn(one->ifa_name, ":"),
-                 one->ifa_name);
+        if (!cairn_ip_print(one->ifa_addr, one_ip) || strcmp(one_ip, ip) != 0) continue;
+        snprintf(out, IF_NAMESIZE, "%.*s", (int)strcspn(one->ifa_name, ":"), one->ifa_name);
         found = true;
     }
     freeifaddrs(all);
     return found;
+}
+
+bool cairn_route_find(const char *ip, struct cairn_route *out)
+{
+    return find_source(ip, out->source) &&
+           (find_device_of_route(ip, out->device) || find_device_with(out->source, out->device));
 }
 
 /* ---- the choice ---- */
@@ -227,25 +286,29 @@ size_t fabric_add_place(const struct cairn_place *place, uint8_t *raw, size_t by
     return bytes + length + 1 + sizeof tail_magic;
 }
 
-bool cairn_fabric_address_place(const void *address, size_t bytes, int index,
-                                struct cairn_place *out)
+size_t fabric_find_place(const uint8_t *raw, size_t bytes, struct cairn_place *out)
 {
     char text[CAIRN_PLACE_BYTES];
-    size_t part_bytes, raw_bytes;
-    const void *part = fabric_find_part(address, bytes, "ucx", index, &part_bytes);
-    const uint8_t *raw = part != NULL ? fabric_open_part(part, part_bytes, "ucx", &raw_bytes)
-                                      : NULL;
-    if (raw == NULL || raw_bytes < 1 + sizeof tail_magic) return false;
-    const uint8_t *magic = raw + raw_bytes - sizeof tail_magic;
+    if (bytes < 1 + sizeof tail_magic) return bytes;
+    const uint8_t *magic = raw + bytes - sizeof tail_magic;
     const size_t length = magic[-1];
     if (memcmp(magic, tail_magic, sizeof tail_magic) != 0 || length >= sizeof text ||
-        raw_bytes - sizeof tail_magic - 1 < length)
-        return false;
+        bytes - sizeof tail_magic - 1 < length)
+        return bytes;
     memcpy(text, magic - 1 - length, length);
     text[length] = '\0';
     for (size_t i = 0; i < length; i++)
-        if (text[i] < 0x20 || text[i] > 0x7e) return false;
-    return cairn_place_parse(text, out);
+        if (text[i] < 0x20 || text[i] > 0x7e) return bytes;
+    return cairn_place_parse(text, out) ? bytes - sizeof tail_magic - 1 - length : bytes;
+}
+
+bool cairn_fabric_address_place(const void *address, size_t bytes, int index,
+                                struct cairn_place *out)
+{
+    size_t part_bytes, raw_bytes;
+    const void *part = fabric_find_part(address, bytes, "ucx", index, &part_bytes);
+    const void *raw = part != NULL ? fabric_open_part(part, part_bytes, "ucx", &raw_bytes) : NULL;
+    return raw != NULL && fabric_find_place(raw, raw_bytes, out) < raw_bytes;
 }
 
 void cairn_fabric_address_print_places(const void *address, size_t bytes,

@@ -10,6 +10,7 @@
 #include <netinet/in.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <sys/socket.h>
 
 enum {
     CAIRN_PLACE_BYTES = 192,        /* of a place as text, its NUL included */
@@ -37,13 +38,18 @@ bool cairn_fabric_address_place(const void *address, size_t bytes, int index,
 void cairn_fabric_address_print_places(const void *address, size_t bytes,
                                        char out[CAIRN_PLACE_BYTES]);
 
+/* The IP in an address; false: it has none, or one that means something on its link only. */
+bool cairn_ip_print(const struct sockaddr *address, char out[INET6_ADDRSTRLEN]);
+/* The other way, with the port of "discard". False: it is no IP. */
+bool cairn_ip_parse(const char *ip, struct sockaddr_storage *out, socklen_t *bytes_out);
+
 /* Is it one of "mlx5_0:1,eth1"? */
 bool cairn_devices_have(const char *devices, const char *device);
 
 /* Which way the kernel's packets to an IP go. */
 struct cairn_route {
     char device[IF_NAMESIZE];
-    char source[INET6_ADDRSTRLEN]; /* our IP on it */
+    char source[INET6_ADDRSTRLEN]; /* our IP; not always one of the device */
 };
 /* False: there is no route to it. */
 bool cairn_route_find(const char *ip, struct cairn_route *out);

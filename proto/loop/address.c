@@ -14,8 +14,8 @@ _Static_assert(CAIRN_ADDRESS_PATH_BYTES + 1 < sizeof((struct sockaddr_un *)0)->s
 static cairn_status bad_address(const char *text, const char *what, struct cairn_sentence *why)
 {
     return cairn_fail(why, CAIRN_ERR_INVALID,
-                      "\"%.200s\" is not an address: %s; write host:port, [v6 address]:port or "
-                      "the /path of a socket",
+                      "\"%.200s\" is not an address: %s; write host:port, [v6 address]:port or the "
+                      "/path of a socket",
                       text, what);
 }
 

@@ -3,7 +3,7 @@
 #ifndef CAIRN_LOOP_ADDRESS_H
 #define CAIRN_LOOP_ADDRESS_H
 
-#include "proto/wire/sentence.h"
+#include "proto/base/sentence.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,12 +1,32 @@
 /* How a stream begins: connecting (with name service and a deadline) and accepting. */
 #include "proto/loop/stream_private.h"
 
+#include <grp.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+
+/* No later try helps against it. `path`: of the socket, which says who may. */
+static void refuse(struct cairn_stream *stream, const char *path)
+{
+    struct stat socket;
+    struct group group, *found = NULL;
+    char names[1024];
+    const bool is_seen = stat(path, &socket) == 0;
+    if (is_seen) (void)getgrgid_r(socket.st_gid, &group, names, sizeof names, &found);
+    cairn_stream_close(stream, CAIRN_ERR_REFUSED,
+                       "cannot connect to %s: permission denied; who may is the socket's user and "
+                       "its group%s%s: have this user added to the group, and log in anew",
+                       path, found != NULL ? " " : "", found != NULL ? found->gr_name : "");
+}
 
 static void fail(struct cairn_stream *stream, int error)
 {
+    if (error == UV_EACCES && stream->peer[0] == '/') {
+        refuse(stream, stream->peer);
+        return;
+    }
     cairn_stream_close(stream, CAIRN_ERR_UNREACHABLE, "cannot connect to %s: %s", stream->peer,
                        uv_strerror(error));
 }
@@ -33,11 +53,19 @@ static void on_connected(uv_connect_t *request, int error)
         stream->events.on_open(stream, stream->context);
 }
 
+static void tell_dial(struct cairn_stream *stream)
+{
+    if (stream->events.on_dial != NULL) stream->events.on_dial(stream, stream->context);
+}
+
 static void connect_socket(struct cairn_stream *stream, const struct sockaddr *addr)
 {
     stream->connect.data = stream;
     const int error = uv_tcp_connect(&stream->connect, &stream->io.tcp, addr, on_connected);
-    if (error != 0) fail(stream, error);
+    if (error != 0)
+        fail(stream, error);
+    else
+        tell_dial(stream);
 }
 
 static void on_resolved(uv_getaddrinfo_t *request, int error, struct addrinfo *found)
@@ -74,6 +102,7 @@ static void connect_unix(struct cairn_stream *stream, const struct cairn_address
 {
     stream->connect.data = stream;
     uv_pipe_connect(&stream->connect, &stream->io.pipe, address->host, on_connected);
+    tell_dial(stream);
 }
 
 static void connect_tcp(struct cairn_stream *stream, const struct cairn_address *address)

@@ -306,23 +306,8 @@ const char *cairn_stream_peer(const struct cairn_stream *stream)
     return stream->peer;
 }
 
-void *cairn_stream_context(const struct cairn_stream *stream)
-{
-    return stream->context;
-}
-
 int cairn_stream_descriptor(const struct cairn_stream *stream)
 {
     uv_os_fd_t fd = -1;
     return uv_fileno(&stream->io.handle, &fd) == 0 ? fd : -1;
-}
-
-uv_loop_t *cairn_stream_loop(const struct cairn_stream *stream)
-{
-    return stream->io.handle.loop;
-}
-
-bool cairn_stream_is_closing(const struct cairn_stream *stream)
-{
-    return stream->state >= CAIRN_STREAM_FINISHING;
 }

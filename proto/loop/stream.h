@@ -42,6 +42,8 @@ struct cairn_stream_events {
      * CAIRN_ERR_PROTOCOL: garbage; _UNREACHABLE, _TIMEOUT: connect failed; _BUSY: did not read. */
     void (*on_close)(struct cairn_stream *stream, cairn_status status, const char *why,
                      void *context);
+    /* Its socket is there, and about to be connected (only of connect, also within it). May be NULL. */
+    void (*on_dial)(struct cairn_stream *stream, void *context);
 };
 
 /* Begins to connect. CAIRN_OK: on_open or on_close follows (the latter also after timeout_ms with
@@ -92,13 +94,9 @@ void cairn_stream_finish(struct cairn_stream *stream, cairn_status status, const
 
 /* "127.0.0.1:41234", "pid=123,uid=1000", the path that it connected to. Valid as long as the stream. */
 const char *cairn_stream_peer(const struct cairn_stream *stream);
-void *cairn_stream_context(const struct cairn_stream *stream);
 /* Its socket, the stream's own; -1 when it is closed. */
 int cairn_stream_descriptor(const struct cairn_stream *stream);
-uv_loop_t *cairn_stream_loop(const struct cairn_stream *stream);
 /* Bytes queued and not yet given to the kernel, without pages whose turn has not come. */
 size_t cairn_stream_queued_bytes(const struct cairn_stream *stream);
-/* True once its end was asked for or found: sends are refused. */
-bool cairn_stream_is_closing(const struct cairn_stream *stream);
 
 #endif

@@ -4,9 +4,9 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "proto/wire/box.h"
-#include "proto/wire/tensor.h"
-#include "proto/wire/xxh.h"
+#include "proto/base/xxh.h"
+#include "proto/geometry/box.h"
+#include "proto/geometry/tensor.h"
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "the wire is little-endian, and so are we");

@@ -25,7 +25,7 @@
  * Messages to one peer may overtake each other; nothing here relies on their order. `token` is a secret
  * of the member's session (from the coordinator, over the control channel): a header with another
  * token is dropped. `epoch` and `round` fence: anything of an older one changes nothing. A PUSH, PUT, FETCH
- * or DATA is always of exactly one chunk of the layout's chunk grid (proto/wire/layout.h).
+ * or DATA is always of exactly one chunk of the layout's chunk grid (proto/geometry/layout.h).
  *
  * Ways. The worker's endpoint to a shard and the shard's to that worker are two, and each may be lost alone,
  * with what was sent on it. The worker notices its own loss, connects again, and asks again for all that is
@@ -39,7 +39,7 @@
  *
  * Relays. Where the job's reduce groups are hosts, shards of the host of several workers take what these
  * contribute to all shards, each for some of them (the owners): they add it up and pass on one
- * contribution (server/shard/relay.h). To its workers such a shard speaks for the owner, on its own
+ * contribution (server/shard/relay/relay.h). To its workers such a shard speaks for the owner, on its own
  * endpoints: in its GRANT, ACK, NAK and MICRO_ACK `tile` is the index of the owner, and `tensor` of GRANT is
  * 1 + its own. They send it PUSH as they would the owner, and MICRO_END and COMMIT with `tensor` = 1 + the
  * index of the owner (0: the receiver itself is meant). To the owner it is a worker of its own, of which the
@@ -63,7 +63,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "proto/wire/status.h"
+#include "proto/base/status.h"
 
 #define CAIRN_CHUNK_HEADER_BYTES 128
 #define CAIRN_CHUNK_MAGIC        0x434e5243u /* "CRNC" */

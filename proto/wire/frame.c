@@ -190,17 +190,3 @@ cairn_status cairn_frame_pack(uint16_t type, uint32_t request, const ProtobufCMe
     *frame_bytes_out = CAIRN_FRAME_HEADER_BYTES + payload_bytes;
     return CAIRN_OK;
 }
-
-cairn_status cairn_frame_unpack(const ProtobufCMessageDescriptor *descriptor,
-                                const struct cairn_frame *frame, ProtobufCMessage **message_out,
-                                struct cairn_sentence *why)
-{
-    ProtobufCMessage *message = cairn_message_unpack(descriptor, frame->payload,
-                                                     frame->payload_bytes);
-    if (message == NULL)
-        return cairn_fail(why, CAIRN_ERR_MALFORMED,
-                          "%zu bytes of payload are not a message %s of this version",
-                          frame->payload_bytes, descriptor->short_name);
-    *message_out = message;
-    return CAIRN_OK;
-}

@@ -22,13 +22,12 @@
 #ifndef CAIRN_WIRE_FRAME_H
 #define CAIRN_WIRE_FRAME_H
 
-#include "proto/wire/sentence.h"
+#include "proto/base/sentence.h"
 
 #include <protobuf-c/protobuf-c.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#define CAIRN_FRAME_MAGIC        0x314e5243u /* the bytes "CRN1" */
 #define CAIRN_FRAME_HEADER_BYTES 16u
 #define CAIRN_FRAME_HELLO_BYTES  (32u << 10) /* largest whole frame before Hello */
 #define CAIRN_FRAME_BYTES_MAX    (1u << 20)  /* largest whole frame after Hello */
@@ -99,13 +98,5 @@ CAIRN_MUST_CHECK cairn_status cairn_frame_pack(uint16_t type, uint32_t request,
                                                const ProtobufCMessage *message,
                                                uint32_t frame_bytes_max, uint8_t **frame_out,
                                                size_t *frame_bytes_out, struct cairn_sentence *why);
-
-/* Unpacks a payload by its descriptor; free with protobuf_c_message_free_unpacked(message, NULL).
- * What it may allocate is bounded as in cairn_message_unpack (proto/wire/messages.h).
- * CAIRN_ERR_MALFORMED: not such a message, or over it. */
-CAIRN_MUST_CHECK cairn_status cairn_frame_unpack(const ProtobufCMessageDescriptor *descriptor,
-                                                 const struct cairn_frame *frame,
-                                                 ProtobufCMessage **message_out,
-                                                 struct cairn_sentence *why);
 
 #endif

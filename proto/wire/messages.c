@@ -1,3 +1,4 @@
+#include "proto/base/text.h"
 #include "proto/wire/messages.h"
 
 #include <stdlib.h>
@@ -57,6 +58,31 @@ void cairn_message_free(ProtobufCMessage *message)
 {
     ProtobufCAllocator budget = { budget_alloc, budget_free, NULL };
     if (message != NULL) protobuf_c_message_free_unpacked(message, &budget);
+}
+
+/* A field's value, or one of a repeated field's. control.proto has no oneof, and no message
+ * that is in itself. */
+static void mend_value(const ProtobufCFieldDescriptor *field, void *value)
+{
+    if (value == NULL || value == field->default_value || value == protobuf_c_empty_string) return;
+    if (field->type == PROTOBUF_C_TYPE_STRING) cairn_text_mend(value, "\n");
+    if (field->type == PROTOBUF_C_TYPE_MESSAGE) cairn_message_mend(value);
+}
+
+void cairn_message_mend(ProtobufCMessage *message)
+{
+    for (unsigned i = 0; i < message->descriptor->n_fields; i++) {
+        const ProtobufCFieldDescriptor *field = &message->descriptor->fields[i];
+        uint8_t *at = (uint8_t *)message + field->offset;
+        const bool is_pointer = field->type == PROTOBUF_C_TYPE_STRING ||
+                                field->type == PROTOBUF_C_TYPE_MESSAGE;
+        const bool is_list = field->label == PROTOBUF_C_LABEL_REPEATED;
+        if (!is_pointer) continue;
+        const size_t count = is_list ? *(size_t *)((uint8_t *)message + field->quantifier_offset)
+                                     : 1;
+        void **values = is_list ? *(void ***)at : (void **)at;
+        for (size_t k = 0; k < count; k++) mend_value(field, values[k]);
+    }
 }
 
 const char *cairn_role_name(uint32_t role)

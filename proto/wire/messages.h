@@ -7,8 +7,8 @@
 #include <stdint.h>
 
 #include "control.pb-c.h"
-#include "proto/wire/spec.h"
-#include "proto/wire/status.h"
+#include "proto/base/status.h"
+#include "proto/spec/spec.h"
 
 #define CAIRN_CONTROL_PROTOCOL 2
 
@@ -143,6 +143,8 @@ const char *cairn_message_name(uint16_t number);
 ProtobufCMessage *cairn_message_unpack(const ProtobufCMessageDescriptor *type, const uint8_t *bytes,
                                        size_t bytes_len);
 void cairn_message_free(ProtobufCMessage *message); /* NULL is fine */
+/* For who shows it to people: makes text of every string in it, of one or several lines (cairn_text_mend). */
+void cairn_message_mend(ProtobufCMessage *message);
 
 /* What a Page is part of. */
 enum cairn_page_what { CAIRN_PAGE_SPEC = 1, CAIRN_PAGE_LAYOUT = 2, CAIRN_PAGE_TILES = 3 };
@@ -173,6 +175,8 @@ cairn_status cairn_spec_pack(const struct cairn_job_spec_data *spec, uint8_t **b
                              size_t *bytes_len_out) CAIRN_MUST_CHECK;
 /* Fills a message with all but tensors, groups and former hashes, that borrows the spec's strings. */
 void cairn_spec_to_message(const struct cairn_job_spec_data *spec, Cairn__JobSpec *out);
+/* The reverse, of the scalars alone. */
+void cairn_spec_fields_of_message(const Cairn__JobSpec *in, struct cairn_job_spec_data *spec);
 /* Fills a message that borrows the tensor's strings and shape; without the box of an alias. */
 void cairn_tensor_to_message(const struct cairn_tensor_spec *tensor, Cairn__TensorSpec *out);
 /* The reverse, of a stranger's message: fills a tensor that borrows from it and, for the box of an alias,

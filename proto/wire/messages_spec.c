@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/spec/spec_fields.h"
 #include "proto/wire/messages.h"
 
 /* The protobuf side of a spec: borrows the spec's strings, owns the arrays. */
@@ -94,19 +95,14 @@ void cairn_group_to_message(const struct cairn_group_spec *group, Cairn__GroupSp
     cairn__group_spec__init(out);
     out->name = group->name;
     out->optimizer = group->optimizer;
-    out->lr = group->lr;
-    out->beta1 = group->beta1;
-    out->beta2 = group->beta2;
-    out->eps = group->eps;
-    out->weight_decay = group->weight_decay;
-    out->momentum = group->momentum;
-    out->nesterov = group->nesterov;
     out->frozen = group->frozen;
     out->schedule = group->schedule.kind;
-    out->warmup_steps = group->schedule.warmup_steps;
-    out->total_steps = group->schedule.total_steps;
-    out->decay_steps = group->schedule.decay_steps;
-    out->lr_min = group->schedule.lr_min;
+#define X(name, ...) out->name = group->name;
+    CAIRN_GROUP_FIELDS(X)
+#undef X
+#define X(name, kind) out->name = group->schedule.name;
+    CAIRN_SCHEDULE_FIELDS(X)
+#undef X
     // A point is two words of 64 bits, step and factor, and so are two fixed64.
     _Static_assert(sizeof *group->schedule.points == 2 * sizeof *out->points, "no padding");
     out->points = (uint64_t *)(uintptr_t)group->schedule.points;
@@ -120,22 +116,17 @@ cairn_status cairn_group_of_message(const Cairn__GroupSpec *in, struct cairn_gro
     *out = (struct cairn_group_spec) {
         .name = in->name,
         .optimizer = in->optimizer,
-        .lr = in->lr,
-        .beta1 = in->beta1,
-        .beta2 = in->beta2,
-        .eps = in->eps,
-        .weight_decay = in->weight_decay,
-        .momentum = in->momentum,
-        .nesterov = in->nesterov,
         .frozen = in->frozen,
         .schedule = { .kind = (cairn_schedule_kind)in->schedule,
-                      .warmup_steps = in->warmup_steps,
-                      .total_steps = in->total_steps,
-                      .decay_steps = in->decay_steps,
-                      .lr_min = in->lr_min,
                       .points = (const struct cairn_schedule_point *)(const void *)in->points,
                       .point_count = in->n_points / 2 },
     };
+#define X(name, ...) out->name = in->name;
+    CAIRN_GROUP_FIELDS(X)
+#undef X
+#define X(name, kind) out->schedule.name = in->name;
+    CAIRN_SCHEDULE_FIELDS(X)
+#undef X
     return CAIRN_OK;
 }
 
@@ -143,32 +134,13 @@ void cairn_spec_to_message(const struct cairn_job_spec_data *spec, Cairn__JobSpe
 {
     cairn__job_spec__init(out);
     out->name = spec->name;
-    out->clip_norm = spec->clip_norm;
-    out->loss_scale = spec->loss_scale;
-    out->on_nonfinite = spec->on_nonfinite;
-    out->stage = spec->stage;
-    out->workers_min = spec->workers_min;
-    out->chunk_leaves = spec->chunk_leaves;
-    out->spread = spec->spread;
-    out->window = spec->window;
     out->revision = spec->revision;
+    out->amend_key = spec->amend_key;
     if (spec->init_from != NULL) out->init_from = spec->init_from;
     if (spec->init_prefix != NULL) out->init_prefix = spec->init_prefix;
-    out->loss_scale_policy = spec->loss_scale_policy;
-    out->loss_scale_growth_steps = spec->loss_scale_growth_steps;
-    out->loss_scale_min = spec->loss_scale_min;
-    out->loss_scale_max = spec->loss_scale_max;
-    out->micro_batches = spec->micro_batches;
-    out->amend_key = spec->amend_key;
-    out->client_state_max = spec->client_state_max;
-    out->init_nonfinite_ok = spec->init_nonfinite_ok;
-    out->reduce_groups = spec->reduce_groups;
-    out->skips_max = spec->skips_max;
-    out->snapshot_every = spec->policy.snapshot_every;
-    out->snapshot_keep = spec->policy.snapshot_keep;
-    out->on_shard_loss = (uint32_t)spec->policy.on_shard_loss;
-    out->shard_loss_wait_s = spec->policy.shard_loss_wait_s;
-    out->workers_max = spec->workers_max;
+#define X(name, member, ...) out->name = spec->member;
+    CAIRN_SPEC_FIELDS(X)
+#undef X
 }
 
 static void pack_job(struct packing *p, const struct cairn_job_spec_data *spec)
@@ -270,6 +242,15 @@ static cairn_status unpack_group(const Cairn__GroupSpec *in, struct cairn_job_sp
     return status == CAIRN_OK ? cairn_spec_add_group(spec, &group) : status;
 }
 
+void cairn_spec_fields_of_message(const Cairn__JobSpec *in, struct cairn_job_spec_data *spec)
+{
+    spec->revision = in->revision;
+    spec->amend_key = in->amend_key;
+#define X(name, member, ...) spec->member = in->name;
+    CAIRN_SPEC_FIELDS(X)
+#undef X
+}
+
 static cairn_status unpack_job(const Cairn__JobSpec *in, struct cairn_job_spec_data *spec,
                                struct cairn_sentence *why)
 {
@@ -279,30 +260,7 @@ static cairn_status unpack_job(const Cairn__JobSpec *in, struct cairn_job_spec_d
         status = unpack_tensor(in->tensors[i], spec, why);
     for (size_t i = 0; status == CAIRN_OK && i < in->n_groups; i++)
         status = unpack_group(in->groups[i], spec);
-    spec->clip_norm = in->clip_norm;
-    spec->loss_scale = in->loss_scale;
-    spec->on_nonfinite = (cairn_nonfinite)in->on_nonfinite;
-    spec->stage = in->stage;
-    spec->workers_min = in->workers_min;
-    spec->chunk_leaves = in->chunk_leaves;
-    spec->spread = in->spread;
-    spec->window = in->window;
-    spec->revision = in->revision;
-    spec->loss_scale_policy = (cairn_loss_scale)in->loss_scale_policy;
-    spec->loss_scale_growth_steps = in->loss_scale_growth_steps;
-    spec->loss_scale_min = in->loss_scale_min;
-    spec->loss_scale_max = in->loss_scale_max;
-    spec->micro_batches = in->micro_batches;
-    spec->amend_key = in->amend_key;
-    spec->client_state_max = in->client_state_max;
-    spec->init_nonfinite_ok = in->init_nonfinite_ok;
-    spec->reduce_groups = (cairn_reduce_groups)in->reduce_groups;
-    spec->skips_max = in->skips_max;
-    spec->policy = (struct cairn_policy) { .snapshot_every = in->snapshot_every,
-                                           .snapshot_keep = in->snapshot_keep,
-                                           .on_shard_loss = (cairn_shard_loss)in->on_shard_loss,
-                                           .shard_loss_wait_s = in->shard_loss_wait_s };
-    spec->workers_max = in->workers_max;
+    cairn_spec_fields_of_message(in, spec);
     if (in->n_former > CAIRN_SPEC_FORMER_MAX) return CAIRN_ERR_INVALID;
     for (size_t i = 0; status == CAIRN_OK && i < in->n_former; i++) {
         if (in->former[i].len != 32) return CAIRN_ERR_INVALID;

@@ -7,8 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "proto/wire/layout.h"
-#include "proto/wire/spec.h"
+#include "proto/geometry/layout.h"
+#include "proto/spec/spec.h"
 #include "proto/wire/tiles.h"
 
 struct cairn_packed {

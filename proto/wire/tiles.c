@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/base/lower_bound.h"
+#include "proto/spec/capability.h"
 #include "proto/wire/chunk.h"
 #include "proto/wire/messages.h"
 
@@ -17,15 +19,8 @@ void cairn_tiles_release(struct cairn_tiles *tiles)
 /* The place of the first box whose tensor is not below. */
 static size_t place_of(const struct cairn_tiles *tiles, uint32_t tensor)
 {
-    size_t low = 0, high = tiles->count;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        if (tiles->list[middle].tensor < tensor)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    return cairn_lower_bound(tiles->list, tiles->count, sizeof *tiles->list,
+                             offsetof(struct cairn_tile_box, tensor), tensor);
 }
 
 cairn_status cairn_tiles_set(struct cairn_tiles *tiles, uint32_t tensor,
@@ -150,11 +145,12 @@ static cairn_status unpack_box(const Cairn__TileBox *in, const struct cairn_job_
     if (cairn_box_check(&out->box, &tensor->shape, &detail) != CAIRN_OK)
         return cairn_fail(why, CAIRN_ERR_INVALID, "the tile of tensor %.80s: %s", tensor->name,
                           detail.text);
-    if (tensor->kind == CAIRN_BLOB && !cairn_box_is_whole(&out->box, &tensor->shape))
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "the tile of tensor %.80s: a blob is held whole by every worker",
-                          tensor->name);
-    return CAIRN_OK;
+    if (cairn_box_is_whole(&out->box, &tensor->shape)) return CAIRN_OK;
+    const struct cairn_refusal *refused = cairn_combination_refused(CAIRN_COMBINATION_OF_CUT,
+                                                                    tensor);
+    if (refused == NULL) return CAIRN_OK;
+    return cairn_fail(why, refused->status, "the tile of tensor %.80s: %s", tensor->name,
+                      refused->why);
 }
 
 static cairn_status unpack_boxes(const Cairn__TileList *in, const struct cairn_job_spec_data *spec,

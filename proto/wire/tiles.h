@@ -13,10 +13,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "proto/wire/box.h"
-#include "proto/wire/sentence.h"
-#include "proto/wire/spec.h"
-#include "proto/wire/status.h"
+#include "proto/base/sentence.h"
+#include "proto/base/status.h"
+#include "proto/geometry/box.h"
+#include "proto/spec/spec.h"
 
 struct cairn_tile_box {
     uint32_t tensor; /* index in the job's canonical tensor list */

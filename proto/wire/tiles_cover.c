@@ -208,11 +208,10 @@ static cairn_status cover_tensor(struct cover *c, size_t count)
     if (elems == cairn_box_elems(&whole)) return CAIRN_OK;
     const struct cairn_box hole = find_hole(c, count);
     char text[CAIRN_BOX_TEXT_BYTES];
-    return cairn_fail(
-        c->why, CAIRN_ERR_MISMATCH,
-        "the tiles of tensor %.80s: no rank holds %s; the tiles of all ranks together "
-        "must make up the whole tensor",
-        c->tensor->name, cairn_box_text(&hole, text));
+    return cairn_fail(c->why, CAIRN_ERR_MISMATCH,
+                      "the tiles of tensor %.80s: no rank holds %s; the tiles of all ranks "
+                      "together must make up the whole tensor",
+                      c->tensor->name, cairn_box_text(&hole, text));
 }
 
 cairn_status cairn_tiles_cover(const struct cairn_job_spec_data *spec,

@@ -8,7 +8,7 @@
 #ifndef CAIRN_BASE_CONFIG_H
 #define CAIRN_BASE_CONFIG_H
 
-#include "proto/wire/sentence.h"
+#include "proto/base/sentence.h"
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -66,20 +66,19 @@ static cairn_status judge_place(const char *path, struct cairn_sentence *why)
     if (lstat(path, &st) != 0)
         return errno == ENOENT ? CAIRN_OK : refuse(path, "it cannot be looked at", errno, why);
     if (!S_ISSOCK(st.st_mode))
-        return cairn_fail(why, CAIRN_ERR_CONFIG,
-                          "cannot listen on %s: what is there is no socket; remove it, or set "
-                          "another path",
-                          path);
+        return cairn_fail(
+            why, CAIRN_ERR_CONFIG,
+            "cannot listen on %s: what is there is no socket; remove it, or set another path",
+            path);
     const int fd = socket_of(path, &addr);
     if (fd < 0) return refuse(path, "no socket", errno, why);
     const bool is_dead = connect(fd, (struct sockaddr *)&addr, sizeof addr) != 0 &&
                          errno == ECONNREFUSED;
     close(fd);
     if (is_dead) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_BUSY,
-                      "cannot listen on %s: another program listens there; stop it, or set another "
-                      "path",
-                      path);
+    return cairn_fail(
+        why, CAIRN_ERR_BUSY,
+        "cannot listen on %s: another program listens there; stop it, or set another path", path);
 }
 
 /* Nobody can connect before it listens, and then it has its mode. */

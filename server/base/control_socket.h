@@ -7,7 +7,7 @@
 #ifndef CAIRN_BASE_CONTROL_SOCKET_H
 #define CAIRN_BASE_CONTROL_SOCKET_H
 
-#include "proto/wire/sentence.h"
+#include "proto/base/sentence.h"
 
 #include <sys/types.h>
 

@@ -1,6 +1,6 @@
 #include "server/base/durable.h"
 
-#include "proto/wire/file_mode.h"
+#include "proto/base/file_mode.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -43,7 +43,8 @@ static void parent_of(const char *path, char parent_out[PATH_MAX])
         snprintf(parent_out, PATH_MAX, "%.*s", slash == path ? 1 : (int)(slash - path), path);
 }
 
-cairn_status cairn_durable_sync_folder(const char *path, struct cairn_sentence *why)
+/* So that what was made, renamed or removed in it stays so. */
+static cairn_status sync_folder(const char *path, struct cairn_sentence *why)
 {
     const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return fail_step(why, "opening the folder", path);
@@ -105,7 +106,7 @@ static cairn_status write_by(const char *path, int how, const void *bytes, size_
     parent_of(path, parent);
     cairn_status status = fill(fresh, how, bytes, byte_count, why);
     if (status == CAIRN_OK) status = put(fresh, path, why);
-    return status == CAIRN_OK ? cairn_durable_sync_folder(parent, why) : status;
+    return status == CAIRN_OK ? sync_folder(parent, why) : status;
 }
 
 cairn_status cairn_durable_write(const char *path, const void *bytes, size_t byte_count,
@@ -120,47 +121,6 @@ cairn_status cairn_durable_create(const char *path, const void *bytes, size_t by
     return write_by(path, O_EXCL, bytes, byte_count, put_beside, why);
 }
 
-static cairn_status read_open(int fd, const char *path, size_t bytes_max, uint8_t **bytes_out,
-                              size_t *byte_count_out, struct cairn_sentence *why)
-{
-    struct stat info;
-    if (fstat(fd, &info) != 0) return fail_step(why, "reading", path);
-    if (!S_ISREG(info.st_mode) || info.st_size < 0 || (uint64_t)info.st_size > bytes_max)
-        return cairn_fail(why, CAIRN_ERR_CORRUPT,
-                          "%.300s is not a file of at most %zu bytes, as Cairn writes it", path,
-                          bytes_max);
-    const size_t wanted = (size_t)info.st_size;
-    uint8_t *bytes = malloc(wanted + 1);
-    if (bytes == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for %.300s", path);
-    size_t got = 0;
-    while (got < wanted) {
-        const ssize_t n = read(fd, bytes + got, wanted - got);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) break;
-        got += (size_t)n;
-    }
-    if (got < wanted) {
-        free(bytes);
-        return fail_step(why, "reading", path);
-    }
-    bytes[got] = '\0';
-    *bytes_out = bytes;
-    *byte_count_out = got;
-    return CAIRN_OK;
-}
-
-cairn_status cairn_durable_read(const char *path, size_t bytes_max, uint8_t **bytes_out,
-                                size_t *byte_count_out, struct cairn_sentence *why)
-{
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 && errno == ENOENT)
-        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "there is no file %.300s", path);
-    if (fd < 0) return fail_step(why, "opening", path);
-    const cairn_status status = read_open(fd, path, bytes_max, bytes_out, byte_count_out, why);
-    close(fd);
-    return status;
-}
-
 /* The parent is synced also where the folder was there: who made it may have been killed before that. It was
  * not this daemon where the parent may not be written. */
 static cairn_status sync_parent(const char *path, bool made, struct cairn_sentence *why)
@@ -168,14 +128,23 @@ static cairn_status sync_parent(const char *path, bool made, struct cairn_senten
     char parent[PATH_MAX];
     parent_of(path, parent);
     if (!made && access(parent, R_OK | W_OK) != 0) return CAIRN_OK;
-    return cairn_durable_sync_folder(parent, why);
+    return sync_folder(parent, why);
+}
+
+static cairn_status fail_to_make(const char *path, struct cairn_sentence *why)
+{
+    char here[PATH_MAX];
+    const cairn_status status = fail_step(why, "making the folder", path);
+    if (path[0] != '/' && getcwd(here, sizeof here) != NULL)
+        cairn_sentence_add(why, "; that is %s/%s", here, path);
+    return status;
 }
 
 static cairn_status make_one(const char *path, mode_t mode, struct cairn_sentence *why)
 {
     const bool made = mkdir(path, mode) == 0;
     struct stat info;
-    if (!made && errno != EEXIST) return fail_step(why, "making the folder", path);
+    if (!made && errno != EEXIST) return fail_to_make(path, why);
     if (!made && (stat(path, &info) != 0 || !S_ISDIR(info.st_mode)))
         return cairn_fail(why, CAIRN_ERR_IO, "%.300s is in the way: it is not a folder", path);
     const int fd = made ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
@@ -211,11 +180,10 @@ static cairn_status refuse_locked(int fd, const char *folder, struct cairn_sente
     const ssize_t n = pread(fd, pid, sizeof pid - 1, 0);
     pid[n > 0 ? n : 0] = '\0';
     pid[strcspn(pid, "\n")] = '\0';
-    return cairn_fail(
-        why, CAIRN_ERR_BUSY,
-        "the data folder %.300s is in use by process %s; stop it, or give this daemon "
-        "a folder of its own",
-        folder, pid[0] != '\0' ? pid : "?");
+    return cairn_fail(why, CAIRN_ERR_BUSY,
+                      "the data folder %.300s is in use by process %s; stop it, or give this "
+                      "daemon a folder of its own",
+                      folder, pid[0] != '\0' ? pid : "?");
 }
 
 // The pid is for people; what locks is flock, which the kernel drops with the process.

@@ -7,7 +7,7 @@
 #ifndef CAIRN_BASE_DURABLE_H
 #define CAIRN_BASE_DURABLE_H
 
-#include "proto/wire/sentence.h"
+#include "proto/base/sentence.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -23,12 +23,6 @@ CAIRN_MUST_CHECK cairn_status cairn_durable_write(const char *path, const void *
 CAIRN_MUST_CHECK cairn_status cairn_durable_create(const char *path, const void *bytes,
                                                    size_t byte_count, struct cairn_sentence *why);
 
-/* Reads a whole small file into *bytes_out, malloc'd and ended by a NUL that is not counted.
- * CAIRN_ERR_NOT_FOUND; CAIRN_ERR_CORRUPT: larger than bytes_max; CAIRN_ERR_IO. */
-CAIRN_MUST_CHECK cairn_status cairn_durable_read(const char *path, size_t bytes_max,
-                                                 uint8_t **bytes_out, size_t *byte_count_out,
-                                                 struct cairn_sentence *why);
-
 /* Makes the folder and its missing parents with that mode, whatever the umask; all are durable in their
  * parents after it. One that exists is left as it is. */
 CAIRN_MUST_CHECK cairn_status cairn_durable_folder(const char *path, mode_t mode,
@@ -41,9 +35,5 @@ CAIRN_MUST_CHECK cairn_status cairn_durable_folder(const char *path, mode_t mode
 CAIRN_MUST_CHECK cairn_status cairn_durable_lock(const char *folder, int *lock_fd_out,
                                                  struct cairn_sentence *why);
 void cairn_durable_unlock(int lock_fd);
-
-/* fsync of a folder, so that what was made, renamed or removed in it stays so. */
-CAIRN_MUST_CHECK cairn_status cairn_durable_sync_folder(const char *path,
-                                                        struct cairn_sentence *why);
 
 #endif

@@ -7,7 +7,7 @@
 #ifndef CAIRN_BASE_GUARD_H
 #define CAIRN_BASE_GUARD_H
 
-#include "proto/wire/status.h"
+#include "proto/base/status.h"
 
 /* Installs the handler of SIGBUS for the process, once; a SIGBUS outside of guarded code ends the process
  * as before. CAIRN_ERR_INTERNAL: the system refused. */

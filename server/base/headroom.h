@@ -13,7 +13,7 @@
 
 #include <stdint.h>
 
-#include "proto/wire/sentence.h"
+#include "proto/base/sentence.h"
 
 struct cairn_headroom {
     uint64_t available_bytes;

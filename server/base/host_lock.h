@@ -6,7 +6,7 @@
 
 #include <stdatomic.h>
 
-#include "proto/wire/sentence.h"
+#include "proto/base/sentence.h"
 
 #define CAIRN_HOST_LOCK_PATH "/dev/shm" /* anybody can open it, in every distribution */
 

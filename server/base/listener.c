@@ -244,8 +244,3 @@ const char *cairn_listener_address(const struct cairn_listener *listener)
 {
     return listener->address;
 }
-
-size_t cairn_listener_peer_count(const struct cairn_listener *listener)
-{
-    return listener->peer_count;
-}

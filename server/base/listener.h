@@ -113,8 +113,6 @@ void cairn_listener_close(struct cairn_listener *listener, void (*on_closed)(voi
 /* The addresses it listens on, as in the configuration, with real ports: "/run/cairn/coordinator.sock
  * 127.0.0.1:40123". Valid as long as it is. */
 const char *cairn_listener_address(const struct cairn_listener *listener);
-/* Peers now, half-open ones included. */
-size_t cairn_listener_peer_count(const struct cairn_listener *listener);
 
 /* The peer said a good Hello: all types and 1 MiB from the next frame on, no deadline. */
 void cairn_peer_admit(struct cairn_peer *peer);

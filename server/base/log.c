@@ -140,10 +140,9 @@ static void put_out(const char *line, size_t line_bytes)
     char text[128];
     pthread_mutex_lock(&lock);
     if (has_room() && dropped > 0) {
-        const int length = snprintf(text, sizeof text,
-                                    "level=warn msg=\"lines dropped: nobody read them\" "
-                                    "lines=%llu\n",
-                                    dropped);
+        const int length = snprintf(
+            text, sizeof text, "level=warn msg=\"lines dropped: nobody read them\" lines=%llu\n",
+            dropped);
         if (write(STDERR_FILENO, text, (size_t)length) == length) dropped = 0;
     }
     if (!has_room() || write(STDERR_FILENO, line, line_bytes) < 0) dropped++;

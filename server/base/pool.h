@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <uv.h>
 
-#include "proto/wire/sentence.h"
+#include "proto/base/sentence.h"
 
 #define CAIRN_POOL_THREADS_MAX 64
 
@@ -22,13 +22,11 @@ struct cairn_pool;
 /* Embedded in what the task works on. */
 struct cairn_task {
     /* the owner's, constant while the task is with the pool */
-    void (*run)(struct cairn_task *task, uint32_t item,
-                uint32_t thread);          /* thread < thread count */
-    void (*done)(struct cairn_task *task); /* loop thread */
-    uint32_t item_count;                   /* 0: done follows at once */
-    bool
-        is_small; /* quicker done than told to a thread: run within submit, as thread 0; not for what may
-                    * meet a SIGBUS */
+    void (*run)(struct cairn_task *task, uint32_t item, uint32_t thread); /* < thread count */
+    void (*done)(struct cairn_task *task);                                /* loop thread */
+    uint32_t item_count; /* 0: done follows at once */
+    /* Quicker done than told to a thread: run within submit, as thread 0. Not for what may meet a SIGBUS. */
+    bool is_small;
     /* private to the pool */
     struct cairn_task *next;
     uint32_t items_taken, items_ended;

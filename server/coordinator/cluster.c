@@ -1,21 +1,26 @@
 /* The coordinator as a whole: opened, ticking, closed. */
 #include <inttypes.h>
-#include <limits.h>
 #include <sodium.h>
 #include <stdlib.h>
 
-#include "proto/wire/storage.h"
-#include "proto/wire/snapshot_io.h"
 #include "server/base/durable.h"
 #include "server/base/log.h"
-#include "server/coordinator/adopt.h"
+#include "server/coordinator/base/job.h"
+#include "server/coordinator/base/seat.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/cuts.h"
-#include "server/coordinator/leases.h"
-#include "server/coordinator/recovery.h"
-#include "server/coordinator/standing.h"
-#include "server/coordinator/saves.h"
-#include "server/coordinator/requests.h"
+#include "server/coordinator/job/drop.h"
+#include "server/coordinator/job/jobs.h"
+#include "server/coordinator/job/parts.h"
+#include "server/coordinator/member/seats.h"
+#include "server/coordinator/restore/adopt.h"
+#include "server/coordinator/restore/recovery.h"
+#include "server/coordinator/restore/restore.h"
+#include "server/coordinator/restore/resume.h"
+#include "server/coordinator/seating.h"
+#include "server/coordinator/sessions.h"
+#include "server/coordinator/snapshot/cuts.h"
+#include "server/coordinator/store/backup.h"
+#include "server/coordinator/store/store.h"
 
 const char *cairn_cluster_address(const struct cairn_cluster *cluster)
 {
@@ -24,7 +29,7 @@ const char *cairn_cluster_address(const struct cairn_cluster *cluster)
 
 uint64_t cairn_cluster_store_writes(const struct cairn_cluster *cluster)
 {
-    return cluster->store_writes;
+    return cluster->saves.rows_written;
 }
 
 /* ---- time ---- */
@@ -37,7 +42,7 @@ static uint64_t tick_ms(const struct cairn_cluster *cluster)
 
 uint64_t cairn_cluster_now_ms(const struct cairn_cluster *cluster)
 {
-    return uv_now(cluster->loop) - cluster->stopped_ms;
+    return uv_now(cluster->loop) - cluster->clock.stopped_ms;
 }
 
 static void on_tick(uv_timer_t *timer)
@@ -45,12 +50,13 @@ static void on_tick(uv_timer_t *timer)
     struct cairn_cluster *cluster = timer->data;
     const uint64_t now_ms = uv_now(cluster->loop);
     // A tick that comes late says that we were stopped: nobody's lease or deadline ran in that time.
-    const uint64_t passed_ms = now_ms - cluster->last_tick_ms;
+    const uint64_t passed_ms = now_ms - cluster->clock.last_tick_ms;
     const uint64_t away_ms = passed_ms > 4 * tick_ms(cluster) ? passed_ms : 0;
-    cluster->last_tick_ms = now_ms;
-    cluster->stopped_ms += away_ms;
+    cluster->clock.last_tick_ms = now_ms;
+    cluster->clock.stopped_ms += away_ms;
     cairn_cluster_sessions_tick(cluster, now_ms, away_ms);
     cairn_cluster_seats_tick(cluster);
+    cairn_storage_watch_tick(&cluster->storage.watch);
     cairn_cluster_adopt_tick(cluster);
     for (struct cairn_cluster_job *job = cluster->jobs; job != NULL; job = job->next) {
         cairn_cluster_job_tick(job, cairn_cluster_now_ms(cluster));
@@ -81,10 +87,11 @@ static void free_cluster(struct cairn_cluster *cluster)
     }
     cairn_store_close(cluster->store);
     if (cluster->lock_fd >= 0) cairn_durable_unlock(cluster->lock_fd);
-    free(cluster->snapshots_path);
+    free(cluster->storage.path);
+    cairn_storage_watch_release(&cluster->storage.watch);
     cairn_cluster_adopt_close(cluster);
     cairn_cluster_backup_close(cluster);
-    free(cluster->dropped);
+    free(cluster->identity.dropped);
     free(cluster);
 }
 
@@ -118,9 +125,10 @@ void cairn_cluster_close(struct cairn_cluster *cluster, void (*on_closed)(void *
     cluster->closing = true;
     cluster->on_closed = on_closed;
     cluster->on_closed_context = context;
-    uv_close((uv_handle_t *)&cluster->tick, on_timer_closed);
+    uv_close((uv_handle_t *)&cluster->clock.tick, on_timer_closed);
     cairn_listener_close(cluster->listener, on_part_closed);
     cairn_cluster_saves_close(cluster, on_part_closed, cluster);
+    cairn_storage_watch_close(&cluster->storage.watch, on_part_closed, cluster);
 }
 
 /* ---- opening ---- */
@@ -133,19 +141,8 @@ static cairn_status open_folders(struct cairn_cluster *cluster, struct cairn_sen
         cluster->lock_fd = -1;
         return status;
     }
-    status = cairn_durable_folder(options->snapshots_path, CAIRN_SNAPSHOT_FOLDER_MODE, why);
-    if (status != CAIRN_OK) return status;
-    cluster->snapshots_path = realpath(options->snapshots_path, NULL);
-    if (cluster->snapshots_path == NULL) {
-        return cairn_fail(why, CAIRN_ERR_IO, "snapshots.path %s cannot be reached",
-                          options->snapshots_path);
-    }
-    // Without it the shards are not asked; what is wrong with the folder shows at the first snapshot.
-    struct cairn_sentence no_mark;
-    if (cairn_storage_mark(cluster->snapshots_path, &cluster->storage_token, &no_mark) != CAIRN_OK)
-        cairn_log_warn("whether the shards see the snapshots' storage is not known: %s",
-                       no_mark.text);
     status = cairn_store_open(options->store_path, &cluster->store, why);
+    if (status == CAIRN_OK) status = cairn_cluster_storage_open(cluster, why);
     return status == CAIRN_OK ? cairn_cluster_standing_open(cluster, why) : status;
 }
 
@@ -182,7 +179,7 @@ cairn_status cairn_cluster_open(const struct cairn_cluster_options *options, uv_
     cluster->options = options;
     cluster->loop = loop;
     cluster->lock_fd = -1;
-    cluster->started_ms = cluster->last_tick_ms = uv_now(loop);
+    cluster->clock.started_ms = cluster->clock.last_tick_ms = uv_now(loop);
     status = open_folders(cluster, why);
     if (status == CAIRN_OK) status = cairn_cluster_jobs_load(cluster, why);
     if (status == CAIRN_OK) status = cairn_cluster_saves_open(cluster, why);
@@ -192,13 +189,14 @@ cairn_status cairn_cluster_open(const struct cairn_cluster_options *options, uv_
     }
     if (status != CAIRN_OK) {
         cairn_cluster_saves_close(cluster, NULL, NULL);
+        cairn_storage_watch_close(&cluster->storage.watch, NULL, NULL);
         free_cluster(cluster);
         return status;
     }
-    uv_timer_init(loop, &cluster->tick);
-    cluster->tick.data = cluster;
-    uv_timer_start(&cluster->tick, on_tick, tick_ms(cluster), tick_ms(cluster));
-    cluster->handles_open = 3;
+    uv_timer_init(loop, &cluster->clock.tick);
+    cluster->clock.tick.data = cluster;
+    uv_timer_start(&cluster->clock.tick, on_tick, tick_ms(cluster), tick_ms(cluster));
+    cluster->handles_open = 4;
     cairn_log_info("cluster %s, incarnation %" PRIu64 ", waits for %" PRId64 " shard%s",
                    options->name, cairn_store_incarnation(cluster->store), options->shards,
                    options->shards == 1 ? "" : "s");

@@ -3,8 +3,11 @@
 
 #include "proto/fabric/fabric.h"
 #include "proto/fabric/where.h"
-#include "server/coordinator/requests.h"
-#include "server/coordinator/standing.h"
+#include "server/coordinator/base/job.h"
+#include "server/coordinator/base/seat.h"
+#include "server/coordinator/base/session.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/handlers.h"
 
 /* For a field of a message, which nobody writes. */
 static char *path_of(const uint8_t *address, size_t bytes)
@@ -91,16 +94,17 @@ void cairn_cluster_status_answer(struct cairn_cluster_session *session, uint32_t
     }
     Cairn__ClusterStatus status = CAIRN__CLUSTER_STATUS__INIT;
     status.cluster = cluster->options->name;
-    status.coordinator_incarnation = cluster->id.incarnation;
+    status.coordinator_incarnation = cluster->identity.id.incarnation;
     status.version = (char *)(uintptr_t)CAIRN_VERSION;
-    status.uptime_ms = uv_now(cluster->loop) - cluster->started_ms;
+    status.uptime_ms = uv_now(cluster->loop) - cluster->clock.started_ms;
     status.shards_expected = (uint32_t)cluster->options->shards;
     status.members = list;
     status.n_members = fill_members(cluster, members, places);
     for (size_t i = 0; i < status.n_members; i++) list[i] = &members[i];
     for (const struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next)
         status.job_count++;
-    status.store = cluster->id.store;
+    status.store = cluster->identity.id.store;
+    status.storage = (char *)(uintptr_t)cluster->storage.watch.said.text;
     status.strangers = strangers.list;
     status.n_strangers = strangers.count;
     cairn_cluster_session_send(session, CAIRN_MSG_CLUSTER_STATUS, request, &status.base);

@@ -1,17 +1,22 @@
 /* What the command line asks: shards, jobs, snapshots. */
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "server/coordinator/adopt.h"
-#include "server/coordinator/bytes.h"
+#include "server/coordinator/base/job.h"
+#include "server/coordinator/base/member.h"
+#include "server/coordinator/base/seat.h"
+#include "server/coordinator/base/session.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/cuts.h"
-#include "server/coordinator/groups.h"
-#include "server/coordinator/leases.h"
-#include "server/coordinator/standing.h"
-#include "server/coordinator/times.h"
-#include "server/coordinator/requests.h"
+#include "server/coordinator/handlers.h"
+#include "server/coordinator/job/bytes.h"
+#include "server/coordinator/job/drop.h"
+#include "server/coordinator/restore/adopt.h"
+#include "server/coordinator/restore/restore.h"
+#include "server/coordinator/round/groups.h"
+#include "server/coordinator/seating.h"
+#include "server/coordinator/snapshot/cuts.h"
+#include "server/coordinator/snapshot/find.h"
+#include "server/coordinator/store/backup.h"
 
 /* ---- shards ---- */
 
@@ -35,7 +40,7 @@ static void on_shard_forget(struct cairn_cluster_session *session, uint32_t requ
 struct job_view {
     Cairn__JobStatus status;
     Cairn__JobSpec spec;
-    struct cairn_sentence awaited;
+    struct cairn_sentence awaited, saving, gradient;
     char layout_hash[2 * CAIRN_LAYOUT_HASH_BYTES + 1];
     Cairn__GroupSpec *groups; /* owned */
     Cairn__GroupSpec **list;  /* owned */
@@ -46,10 +51,12 @@ struct job_view {
     struct cairn_memory_view memory;
     struct cairn_times_view times;
     struct cairn_groups_view reduce_groups;
+    char nonfinite[CAIRN_RESULTS_BYTES];
 };
 
-static void fill_rounds(Cairn__JobStatus *s, const struct cairn_cluster_job *job)
+static void fill_rounds(struct job_view *view, const struct cairn_cluster_job *job)
 {
+    Cairn__JobStatus *s = &view->status;
     s->loss_scale = job->spec.loss_scale;
     if (job->core == NULL) return;
     struct cairn_payload head;
@@ -64,9 +71,16 @@ static void fill_rounds(Cairn__JobStatus *s, const struct cairn_cluster_job *job
     s->skips_in_row = cairn_round_skips(job->core).in_row;
     s->rounds_abandoned = counts.abandoned;
     s->loss_scale = cairn_round_loss_scale(job->core);
+    s->nonfinite = cairn_cluster_halts_nonfinite(job, view->nonfinite);
+    s->nonfinite_tensors = view->nonfinite;
     if (last->payload_bytes > 0 &&
         cairn_payload_decode(last->payload, last->payload_bytes, &head) == CAIRN_OK) {
         s->last_grad_norm = head.grad_norm;
+        if (!head.finite) {
+            const struct cairn_results gradients = cairn_cluster_halts_gradients(job, last->round);
+            cairn_results_gradient(&gradients, &job->spec, &view->gradient);
+            s->gradient = view->gradient.text;
+        }
         s->client_state_bytes = head.state_bytes;
     }
 }
@@ -105,7 +119,7 @@ static void fill_leases(struct job_view *view, const struct cairn_cluster_job *j
     Cairn__JobStatus *s = &view->status;
     const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
     s->leases = view->lease_list;
-    for (const struct cairn_cluster_lease *l = job->leases; l != NULL; l = l->next) {
+    for (const struct cairn_cluster_lease *l = job->leases.list; l != NULL; l = l->next) {
         if (l->ends_ms == 0 || s->n_leases == LEASES_SHOWN) continue;
         Cairn__LeaseStatus *out = &view->leases[s->n_leases];
         cairn__lease_status__init(out);
@@ -148,20 +162,23 @@ static bool view_init(struct job_view *view, const struct cairn_cluster_job *job
     s->step = version.step;
     s->version_unknown = job->version_unknown;
     s->awaited = view->awaited.text;
-    s->put_out = (char *)(uintptr_t)job->put_out.text;
-    s->snapshot_failed = (char *)(uintptr_t)job->snapshot_failed.text;
-    s->restores = version.step > job->base_step ? 0 : job->recovery.restores;
+    s->put_out = (char *)(uintptr_t)job->rounds.put_out.text;
+    s->snapshot_failed = (char *)(uintptr_t)job->snapshots.failed.text;
+    s->passed_over = (char *)(uintptr_t)job->snapshots.passed_over.text;
+    cairn_cluster_cut_show(job, &view->saving);
+    s->saving = view->saving.text;
+    s->restores = version.step > job->base_step ? 0 : job->loss.recovery.restores;
     s->workers_min = spec->workers_min;
     s->workers_max = spec->workers_max;
     s->tensors = spec->tensor_count;
     s->groups = view->list;
     s->n_groups = spec->group_count;
     s->layout_hash = view->layout_hash;
-    s->heaviest_over_mean = job->heaviest_over_mean;
+    s->heaviest_over_mean = job->planned.heaviest_over_mean;
     cairn_spec_to_message(spec, &view->spec);
     s->spec = &view->spec;
     list_frozen(view, spec);
-    fill_rounds(s, job);
+    fill_rounds(view, job);
     fill_shards(view, job);
     fill_leases(view, job);
     cairn_cluster_groups_show(job, &view->reduce_groups, s);
@@ -238,11 +255,11 @@ static void on_job_spec(struct cairn_cluster_session *session, uint32_t request,
     const struct cairn_cluster_job *job = job_or_error(session, request, name);
     if (job == NULL) return;
     Cairn__JobSpecTold told = CAIRN__JOB_SPEC_TOLD__INIT;
-    told.spec_bytes = job->spec_packed->size;
+    told.spec_bytes = job->planned.spec->size;
     told.workers_max = (uint32_t)session->cluster->options->workers_max;
     told.shards = job->layout->shard_count;
     cairn_cluster_session_send(session, CAIRN_MSG_JOB_SPEC_TOLD, request, &told.base);
-    cairn_cluster_session_pages(session, request, CAIRN_PAGE_SPEC, job->spec_packed);
+    cairn_cluster_session_pages(session, request, CAIRN_PAGE_SPEC, job->planned.spec);
 }
 
 static void begin_cut(struct cairn_cluster_session *session, uint32_t request, const char *name,

@@ -1,14 +1,21 @@
 /* What shards say: replies to questions, and reports to the cores of their jobs. */
 #include <stdlib.h>
+#include <string.h>
 
-#include "proto/wire/exact.h"
+#include "proto/base/exact.h"
+#include "proto/base/text.h"
 #include "server/base/log.h"
-#include "server/coordinator/adopt.h"
-#include "server/coordinator/bytes.h"
-#include "server/coordinator/cluster.h"
-#include "server/coordinator/cuts.h"
-#include "server/coordinator/standing.h"
-#include "server/coordinator/requests.h"
+#include "server/coordinator/base/calls.h"
+#include "server/coordinator/base/job.h"
+#include "server/coordinator/base/seat.h"
+#include "server/coordinator/base/session.h"
+#include "server/coordinator/handlers.h"
+#include "server/coordinator/job/bytes.h"
+#include "server/coordinator/job/openings.h"
+#include "server/coordinator/member/standing.h"
+#include "server/coordinator/restore/adopt.h"
+#include "server/coordinator/restore/restore.h"
+#include "server/coordinator/snapshot/cuts.h"
 
 /* The job and the shard's place in it. NULL: it speaks of a job that is gone or not its own, which is
  * no fault: the job may have been dropped while it spoke. */
@@ -58,6 +65,7 @@ static bool on_reduced(struct cairn_cluster_session *session, const Cairn__Reduc
     if (!read_sums(message, &sums)) return false;
     struct cairn_cluster_job *job = place_of(session, message->job, &shard);
     if (job == NULL) return true;
+    cairn_cluster_halts_reduced(job, shard, message, sums.nonfinite);
     const struct cairn_round_event event = { .kind = CAIRN_ROUND_REDUCED,
                                              .shard = shard,
                                              .epoch = message->epoch,
@@ -73,11 +81,13 @@ static void on_published(struct cairn_cluster_session *session, const Cairn__Pub
     struct cairn_cluster_job *job = place_of(session, message->job, &shard);
     if (job == NULL) return;
     cairn_step_ring_take(&job->shards[shard].times, message->times);
+    cairn_cluster_halts_take(job, shard, message);
     const struct cairn_round_event event = { .kind = CAIRN_ROUND_PUBLISHED,
                                              .shard = shard,
                                              .epoch = message->epoch,
                                              .round = message->round,
-                                             .version = { message->generation, message->step } };
+                                             .version = { message->generation, message->step },
+                                             .nonfinite = message->nonfinite > 0 };
     cairn_cluster_job_event(job, &event);
 }
 
@@ -154,8 +164,7 @@ static void take_storage(struct cairn_cluster_seat *seat, const char *why)
 {
     struct cairn_sentence said;
     cairn_sentence_set(&said, "%s", why);
-    for (char *c = said.text; *c != '\0'; c++)
-        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
+    cairn_text_mend(said.text, "");
     if (strcmp(seat->storage.text, said.text) == 0) return;
     seat->storage = said;
     if (said.text[0] != '\0')
@@ -205,7 +214,10 @@ bool cairn_cluster_handle_shard(struct cairn_cluster_session *session,
     case CAIRN_MSG_PAGE:
         cairn_cluster_adopt_on_page(session, frame->request, (const Cairn__Page *)message);
         return true;
-    case CAIRN_MSG_HELD_JOBS: return cairn_cluster_seat_held(session, frame);
+    case CAIRN_MSG_HELD_JOBS:
+        if (!cairn_cluster_seat_held(session, frame)) return false;
+        cairn_cluster_openings_advance(session->cluster);
+        return true;
     default: return false;
     }
 }

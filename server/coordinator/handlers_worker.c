@@ -1,13 +1,16 @@
 /* What workers and readers say. */
 #include <inttypes.h>
 
-#include "proto/wire/optimizer.h"
-#include "server/coordinator/bytes.h"
+#include "proto/spec/optimizer.h"
+#include "server/coordinator/base/job.h"
+#include "server/coordinator/base/member.h"
+#include "server/coordinator/base/session.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/cuts.h"
-#include "server/coordinator/leases.h"
-#include "server/coordinator/requests.h"
-#include "server/coordinator/standing.h"
+#include "server/coordinator/handlers.h"
+#include "server/coordinator/job/bytes.h"
+#include "server/coordinator/member/seats.h"
+#include "server/coordinator/restore/resume.h"
+#include "server/coordinator/snapshot/cuts.h"
 
 /* The member that a request is of; without one it is answered here. */
 static struct cairn_cluster_member *attached(struct cairn_cluster_session *session,
@@ -57,11 +60,10 @@ static cairn_status judge_driven(const struct cairn_cluster_job *job,
 {
     const struct cairn_round_terms *terms = cairn_round_terms_of(job->core);
     if (message->n_driven != job->spec.group_count)
-        return cairn_fail(
-            why, CAIRN_ERR_INVALID,
-            "job %s has driven groups: a commit brings a learning rate for each of its "
-            "%zu groups, this one brings %zu",
-            job->spec.name, job->spec.group_count, message->n_driven);
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "job %s has driven groups: a commit brings a learning rate for each of "
+                          "its %zu groups, this one brings %zu",
+                          job->spec.name, job->spec.group_count, message->n_driven);
     for (size_t g = 0; g < job->spec.group_count; g++) {
         struct cairn_group_hyper hyper = terms->groups[g];
         hyper.lr = message->driven[g];
@@ -98,8 +100,9 @@ static void on_round_commit(struct cairn_cluster_session *session, uint32_t requ
     cairn_step_ring_take(&member->times, message->times);
     if (message->abandon && job->core != NULL &&
         message->round == cairn_round_open_round(job->core)) {
-        cairn_sentence_set(&job->epoch_reason, "worker %s (rank %" PRIu32 ") gave the round up",
-                           session->name, member->rank);
+        cairn_sentence_set(&job->rounds.epoch_reason,
+                           "worker %s (rank %" PRIu32 ") gave the round up", session->name,
+                           member->rank);
     }
     const struct cairn_round_event event = { .kind = message->abandon ? CAIRN_ROUND_WORKER_ABANDON
                                                                       : CAIRN_ROUND_WORKER_COMMIT,
@@ -221,7 +224,7 @@ static void on_who_is_awaited(struct cairn_cluster_session *session, uint32_t re
 {
     struct cairn_cluster_job *job = cairn_cluster_job_by_id(session->cluster, message->job);
     struct cairn_sentence text;
-    uint64_t paused_ms = 0;
+    Cairn__Awaited awaited = CAIRN__AWAITED__INIT;
     for (struct cairn_cluster_member *m = session->members; m != NULL && job == NULL;
          m = m->next_of_session) {
         if (m->job == NULL && m->phase == CAIRN_MEMBER_WAITING) {
@@ -237,13 +240,12 @@ static void on_who_is_awaited(struct cairn_cluster_session *session, uint32_t re
         // it says for whom
     } else if (job != NULL) {
         cairn_cluster_job_waiting(job, &text);
-        paused_ms = cairn_cluster_job_paused_ms(job);
+        awaited.paused_ms = (uint32_t)cairn_cluster_job_paused_ms(job);
+        awaited.silent = cairn_cluster_job_waits_for_silent(job);
     } else {
         describe_opening(session, &text);
     }
-    Cairn__Awaited awaited = CAIRN__AWAITED__INIT;
     awaited.text = text.text;
-    awaited.paused_ms = (uint32_t)paused_ms;
     cairn_cluster_session_send(session, CAIRN_MSG_AWAITED, request, &awaited.base);
 }
 
@@ -254,7 +256,8 @@ static void on_snapshot_create(struct cairn_cluster_session *session, uint32_t r
     struct cairn_cluster_job *job = cairn_cluster_job_find(session->cluster, message->job);
     struct cairn_sentence why;
     cairn_status status = CAIRN_ERR_NOT_FOUND;
-    cairn_sentence_set(&why, "there is no job %s", message->job);
+    cairn_sentence_set(&why, "there is no job %s; `cairn job list` shows those there are",
+                       message->job);
     if (job != NULL)
         status = cairn_cluster_cut_begin(job, true, session, request, message->wait, &why);
     if (status != CAIRN_OK) cairn_cluster_session_error(session, request, status, why.text);

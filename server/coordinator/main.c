@@ -28,12 +28,14 @@ static cairn_status judge(const void *values, struct cairn_sentence *why)
 
 int main(int argc, char **argv)
 {
-    struct cairn_daemon_spec spec = { .name = "cairn-coordinator",
-                                      .purpose = "Keeps the members, epochs, rounds, layouts and "
-                                                 "snapshots of a cluster of cairn-shard.",
-                                      .values = &options,
-                                      .judge = judge,
-                                      .on_stop = on_stop };
+    struct cairn_daemon_spec spec = {
+        .name = "cairn-coordinator",
+        .purpose =
+            "Keeps the members, epochs, rounds, layouts and snapshots of a cluster of cairn-shard.",
+        .values = &options,
+        .judge = judge,
+        .on_stop = on_stop
+    };
     struct cairn_daemon daemon;
     struct cairn_sentence why;
     int exit_code;

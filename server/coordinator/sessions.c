@@ -3,83 +3,24 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/base/text.h"
 #include "proto/fabric/fabric.h"
 #include "server/base/log.h"
-#include "server/coordinator/adopt.h"
+#include "server/coordinator/base/job.h"
+#include "server/coordinator/base/session.h"
+#include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/cuts.h"
-#include "server/coordinator/places.h"
-#include "server/coordinator/standing.h"
-#include "server/coordinator/requests.h"
-#include "server/coordinator/works.h"
-
-/* What is left out would break the order that the peer relies on: on_gone follows. */
-static void give_up(struct cairn_cluster_session *session, cairn_status status, const char *what)
-{
-    session->closing = true;
-    cairn_peer_close(session->peer, status, "cannot send %s to %s: %s", what, session->name,
-                     cairn_status_text((int)status));
-}
-
-void cairn_cluster_session_send(struct cairn_cluster_session *session, uint16_t type,
-                                uint32_t request, const ProtobufCMessage *message)
-{
-    if (session == NULL || session->closing) return;
-    const cairn_status status = cairn_peer_send(session->peer, type, request, message);
-    if (status == CAIRN_OK) return;
-    if (status == CAIRN_ERR_INVALID && request != 0 && type != CAIRN_MSG_ERROR) {
-        cairn_cluster_session_error(session, request, CAIRN_ERR_UNSUPPORTED,
-                                    "the answer is larger than a frame may be (1 MiB): ask for "
-                                    "less, one job or one snapshot");
-        return;
-    }
-    give_up(session, status, cairn_message_name(type));
-}
-
-void cairn_cluster_session_error(struct cairn_cluster_session *session, uint32_t request,
-                                 cairn_status status, const char *text)
-{
-    Cairn__Error error = CAIRN__ERROR__INIT;
-    error.status = (int32_t)status;
-    error.text = (char *)(uintptr_t)text;
-    cairn_cluster_session_send(session, CAIRN_MSG_ERROR, request, &error.base);
-}
-
-void cairn_cluster_session_expelled(struct cairn_cluster_session *session, uint64_t job,
-                                    cairn_status status, const char *text)
-{
-    Cairn__Error error = CAIRN__ERROR__INIT;
-    error.status = (int32_t)status;
-    error.text = (char *)(uintptr_t)text;
-    error.job = job;
-    cairn_cluster_session_send(session, CAIRN_MSG_ERROR, 0, &error.base);
-}
-
-void cairn_cluster_session_done(struct cairn_cluster_session *session, uint32_t request)
-{
-    const Cairn__Done done = CAIRN__DONE__INIT;
-    cairn_cluster_session_send(session, CAIRN_MSG_DONE, request, &done.base);
-}
-
-void cairn_cluster_session_pages(struct cairn_cluster_session *session, uint32_t request,
-                                 enum cairn_page_what what, struct cairn_packed *packed)
-{
-    if (session == NULL || session->closing) return;
-    const cairn_status status = cairn_peer_send_pages(session->peer, request, what, packed);
-    if (status != CAIRN_OK) give_up(session, status, "pages");
-}
+#include "server/coordinator/handlers.h"
+#include "server/coordinator/job/drop.h"
+#include "server/coordinator/member/places.h"
+#include "server/coordinator/restore/adopt.h"
+#include "server/coordinator/restore/restore.h"
+#include "server/coordinator/seating.h"
+#include "server/coordinator/sessions.h"
+#include "server/coordinator/snapshot/cuts.h"
+#include "server/coordinator/store/backup.h"
 
 /* ---- Hello ---- */
-
-static bool name_ok(const char *name)
-{
-    const size_t length = strlen(name);
-    if (length == 0 || length > CAIRN_NAME_MAX) return false;
-    for (size_t i = 0; i < length; i++) {
-        if ((unsigned char)name[i] < 0x20 || name[i] == 0x7f) return false;
-    }
-    return true;
-}
 
 static cairn_status judge_hello(const struct cairn_cluster *cluster, const Cairn__Hello *hello,
                                 struct cairn_sentence *why)
@@ -93,10 +34,8 @@ static cairn_status judge_hello(const struct cairn_cluster *cluster, const Cairn
     if (hello->role < CAIRN_ROLE_WIRE_WORKER || hello->role > CAIRN_ROLE_WIRE_ADMIN) {
         return cairn_fail(why, CAIRN_ERR_PROTOCOL, "there is no role %" PRIu32, hello->role);
     }
-    if (!name_ok(hello->name)) {
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "a name is 1 to %d bytes without control characters", CAIRN_NAME_MAX);
-    }
+    const cairn_status status = cairn_text_check("a name", hello->name, CAIRN_NAME_MAX, why);
+    if (status != CAIRN_OK) return status;
     if (hello->fabric_address.len > CAIRN_FABRIC_ADDRESS_MAX) {
         return cairn_fail(why, CAIRN_ERR_PROTOCOL, "the fabric address is too long");
     }
@@ -144,17 +83,17 @@ static void welcome(struct cairn_cluster_session *session, uint32_t request)
     const struct cairn_cluster *cluster = session->cluster;
     Cairn__Welcome message = CAIRN__WELCOME__INIT;
     message.cluster = cluster->options->name;
-    message.coordinator_incarnation = cluster->id.incarnation;
+    message.coordinator_incarnation = cluster->identity.id.incarnation;
     message.heartbeat_ms = (uint32_t)cluster->options->heartbeat_ms;
     message.lease_ms = (uint32_t)cluster->options->lease_timeout_ms;
-    message.store = cluster->id.store;
-    message.process = cluster->id.process;
+    message.store = cluster->identity.id.store;
+    message.process = cluster->identity.id.process;
     struct cairn_cluster_places places = { .count = 0 };
     if (session->role == CAIRN_ROLE_WIRE_WORKER || session->role == CAIRN_ROLE_WIRE_READER)
         cairn_cluster_places_find(cluster, &places);
     if (session->role == CAIRN_ROLE_WIRE_SHARD) {
-        message.storage_path = cluster->snapshots_path;
-        message.storage_token = cluster->storage_token;
+        message.storage_path = cluster->storage.path;
+        message.storage_token = cluster->storage.token;
     }
     message.places = places.list;
     message.n_places = places.count;

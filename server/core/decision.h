@@ -13,18 +13,17 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "proto/wire/scalars.h"
-#include "proto/wire/status.h"
-#include "proto/wire/tensor.h"
+#include "proto/base/status.h"
+#include "proto/geometry/tensor.h"
+#include "proto/spec/scalars.h"
 
 /* Numbers go over the wire (control.proto, Decision.kind). */
 enum cairn_decision_kind {
-    CAIRN_DECISION_NONE = 0,  /* no round of this job was decided yet */
-    CAIRN_DECISION_APPLY = 1, /* update with these scalars */
-    CAIRN_DECISION_SKIP = 2,  /* the round is used up and nothing changes but the job's state */
-    CAIRN_DECISION_ABANDON =
-        3, /* never kept, never sent to a shard: what a worker hears of a void round */
-    CAIRN_DECISION_WRITE = 4 /* what the round's one worker put takes effect: generation + 1 */
+    CAIRN_DECISION_NONE = 0,    /* no round of this job was decided yet */
+    CAIRN_DECISION_APPLY = 1,   /* update with these scalars */
+    CAIRN_DECISION_SKIP = 2,    /* the round is used up and nothing changes but the job's state */
+    CAIRN_DECISION_ABANDON = 3, /* the round is void: said to workers only, never kept */
+    CAIRN_DECISION_WRITE = 4    /* what the round's one worker put takes effect: generation + 1 */
 };
 
 struct cairn_decision {
@@ -38,8 +37,8 @@ struct cairn_decision {
 /* Rounds that ended with SKIP. */
 struct cairn_skips {
     uint64_t all; /* of the job, ever: step + all counts the rounds that used a batch up */
-    /* Of them in a row, nothing applied or written between, that found the loss scale at its least (or
-     * fixed), by the terms of `revision`: by others the row begins anew. */
+    /* How many in a row, with nothing applied or written between, found the loss scale at its least (or
+     * fixed) under the terms of `revision`. Under other terms the row begins anew. */
     uint32_t in_row;
     uint64_t revision; /* 0 with in_row 0 */
 };
@@ -55,13 +54,13 @@ struct cairn_payload {
     bool fail;                /* not finite, and the job's policy is to tell the workers so */
     struct cairn_skips skips; /* this round among them */
     uint32_t group_count;     /* of scalars; 0 with SKIP and NONE */
-    /* By group, of the driven ones: what the version was made with. Decoded: NULL, see
+    /* [driven_count] the learning rates of driven groups that the version was made with. Decoded: NULL, see
      * cairn_payload_driven. */
-    const double *driven;  /* [driven_count] */
-    uint32_t driven_count; /* of the job's groups, driven or not; 0: none is driven */
-    /* Of the trainer, for the version after the decision: opaque; 0 bytes: it gave none. Decoded: borrowed
-     * from the payload. Encoded: may lie in `out`. */
-    const uint8_t *state; /* [state_bytes] */
+    const double *driven;
+    uint32_t driven_count; /* all groups of the job, driven or not; 0: no group is driven */
+    /* [state_bytes] what the trainer gave for the version after the decision: opaque; 0 bytes: nothing.
+     * Decoded: borrowed from the payload. Encoded: may lie in `out`. */
+    const uint8_t *state;
     size_t state_bytes;
 };
 

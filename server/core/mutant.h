@@ -60,7 +60,13 @@
  * 49  who said that it is at work is dropped at the step's deadline, too
  * 50  the learning rates that the trainer gave are forgotten by a new coordinator
  * 51  who commits last gives the learning rate of a driven group, not the round's rank 0
- * 52  a skipped round takes the learning rates that came with it */
-#define CAIRN_MUTANT_COUNT 52
+ * 52  a skipped round takes the learning rates that came with it
+ * 53  a relay's fold waits for a buffer although no answer of the owner will free one
+ * 54  an owner holds more buffers of a relay than it has chunks
+ * 55  what is being sent to one owner keeps a buffer from another
+ * 56  a buffer of a void round is free while a fold writes it
+ * 57  a fold that waits for a buffer is forgotten when a later one comes
+ * 58  how long a relay has had no room is counted on when it had room between */
+#define CAIRN_MUTANT_COUNT 58
 
 #endif

@@ -3,7 +3,7 @@
 #include <assert.h>
 #include <string.h>
 
-#include "proto/wire/spec.h"
+#include "proto/spec/spec.h"
 #include "server/core/mutant.h"
 #include "server/core/round_state.h"
 
@@ -246,7 +246,7 @@ static void on_worker_abandon(struct cairn_round *core, const struct cairn_round
 
 /* ---- rounds ---- */
 
-bool cairn_round_shards_up(const struct cairn_round *core)
+static bool shards_up(const struct cairn_round *core)
 {
     for (uint32_t s = 0; s < core->config.shard_count; s++)
         if (!core->shards[s].up) return false;
@@ -261,7 +261,8 @@ static void count_end(struct cairn_round *core, bool ended)
     core->counts.skipped += ended && core->last.kind == CAIRN_DECISION_SKIP;
 }
 
-void cairn_round_finish(struct cairn_round *core, struct cairn_round_actions *actions)
+/* The open round, if there is one, ended with `last` or is void: tells whoever asked, and goes to STEADY. */
+static void finish(struct cairn_round *core, struct cairn_round_actions *actions)
 {
     const uint64_t round = core->open_round;
     const bool ended = round != 0 && core->last.round == round;
@@ -375,9 +376,7 @@ static void on_published(struct cairn_round *core, const struct cairn_round_even
 {
     const bool awaited = core->stage == CAIRN_ROUND_RESOLVING || core->stage == CAIRN_ROUND_DECIDED;
     if (!awaited || event->epoch != core->epoch || event->round != core->last.round) return;
-    const struct cairn_version *after = &core->last.version_after;
-    const bool same = event->version.generation == after->generation &&
-                      event->version.step == after->step;
+    const bool same = cairn_version_compare(event->version, core->last.version_after) == 0;
     const bool checked = core->last.round != 0 || (core->ready && !core->need_epoch);
     if (!same && checked) {
         cairn_round_fail(core, event->shard, "it published another version than was decided",
@@ -385,6 +384,7 @@ static void on_published(struct cairn_round *core, const struct cairn_round_even
         return;
     }
     core->shards[event->shard].published = true;
+    core->shards[event->shard].nonfinite = event->nonfinite;
 }
 
 static bool all_published(const struct cairn_round *core)
@@ -448,8 +448,7 @@ static void on_ready(struct cairn_round *core, const struct cairn_round_event *e
 static bool advance(struct cairn_round *core, struct cairn_round_actions *actions)
 {
     const enum cairn_round_stage stage = core->stage;
-    if (stage == CAIRN_ROUND_FAILED || core->persisting || !cairn_round_shards_up(core))
-        return false;
+    if (stage == CAIRN_ROUND_FAILED || core->persisting || !shards_up(core)) return false;
     const bool steady = stage == CAIRN_ROUND_STEADY;
     const bool wanted = steady && round_wanted(core);
     const bool used_up = core->round_next == core->round_end;
@@ -462,7 +461,7 @@ static bool advance(struct cairn_round *core, struct cairn_round_actions *action
         cairn_round_decide(core, actions);
     else if ((stage == CAIRN_ROUND_RESOLVING || stage == CAIRN_ROUND_DECIDED) &&
              all_published(core))
-        cairn_round_finish(core, actions);
+        finish(core, actions);
     else if ((steady || stage == CAIRN_ROUND_OPEN) && core->pin_pending)
         send_pin(core, actions);
     else if (wanted)

@@ -18,7 +18,7 @@
  *    incarnation remembers but the epoch and the reserved round numbers is needed by the next.
  *  - A decision stands once it is made. A worker lost after it changes the epoch before the next round.
  *  - A round's contributors are the workers attached when it opens, by rank. Joins never disturb it. Where
- *    workers hold parts of tensors a gate stands before it: a round needs exactly certain ranks.
+ *    workers hold tiles of tensors a gate stands before it: a round needs exactly certain ranks.
  *  - Workers hear "committed" only when all shards have published.
  *  - Where the trainer gives states, one belongs to each version: that of the round's rank 0, without whose
  *    COMMIT nothing is decided; a skip and a write keep it. It travels in the payload, as the loss scale.
@@ -39,9 +39,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "proto/wire/scalars.h"
-#include "proto/wire/schedule.h"
-#include "proto/wire/sentence.h"
+#include "proto/base/sentence.h"
+#include "proto/spec/scalars.h"
+#include "proto/spec/schedule.h"
 #include "server/core/decision.h"
 #include "server/core/step.h"
 
@@ -57,22 +57,22 @@ enum cairn_round_stage {
     CAIRN_ROUND_FAILED = 6 /* a shard lost its state, or shards disagree: restore a snapshot */
 };
 
-/* Of the update: what an amendment may change. Borrowed, in the spec's order: from when the core is told of
- * them until it says that others are in force (cairn_round_terms_of). */
+/* What an amendment may change of the update, in the spec's order. Borrowed from when the core is told of the
+ * terms until it says that others are in force (cairn_round_terms_of). */
 struct cairn_round_terms {
     const struct cairn_group_hyper *groups; /* [group_count] */
     const struct cairn_schedule *schedules; /* [group_count], of their lr; NULL: all are constant */
     const bool *frozen;                     /* [group_count], take no gradient; NULL: none */
     double clip_norm;                       /* 0 = no clipping */
-    uint64_t revision;                      /* of the spec they are of */
-    uint32_t
-        workers_min; /* a round opens with at least so many, 1 to member_max: the newest at once */
+    uint64_t revision;                      /* of their spec */
+    /* 1 to member_max: a round opens with at least so many workers. The newest value counts at once. */
+    uint32_t workers_min;
 };
 
-/* The loss scale's way; what there is of it at a time stands in every payload. */
+/* How the loss scale moves; its value stands in every payload. */
 struct cairn_round_scaling {
     double start; /* at the job's beginning; 1 = none */
-    /* halved by a skip down to min; doubled by growth_rounds applied in a row, up to max */
+    /* A skip halves it, down to min; growth_rounds applied in a row double it, up to max. */
     bool dynamic;
     double min, max;
     uint32_t growth_rounds;
@@ -81,28 +81,28 @@ struct cairn_round_scaling {
 struct cairn_round_config {
     uint32_t shard_count; /* at least 1 */
     uint32_t member_max;  /* attached workers at a time, at least 1 */
-    uint64_t
-        step_deadline_ms; /* so long after a round opened shards are asked whom they wait for, and
-                                * that is dropped; 0 = never */
+    /* So long after a round opened the shards are asked whom they wait for, and those workers are dropped;
+     * 0 = never. */
+    uint64_t step_deadline_ms;
     struct cairn_round_terms terms;
     uint32_t group_count;
-    uint32_t
-        client_state_max; /* bytes, at most CAIRN_SPEC_CLIENT_STATE_MAX; 0: the trainer gives none */
+    /* Bytes of client state, at most CAIRN_SPEC_CLIENT_STATE_MAX; 0: the trainer gives none. */
+    uint32_t client_state_max;
     struct cairn_round_scaling scaling;
-    bool fail_nonfinite; /* the policy: tell the workers (and skip) */
+    bool fail_nonfinite; /* sums that are not finite: the workers are told (and it is a skip) */
+    bool halt_nonfinite; /* after results that are not finite no round opens, until a write */
     uint32_t skips_max;  /* in a row (struct cairn_skips); 0 = any number */
     /* what the disk says: both 0 in a fresh job */
     uint64_t epoch;          /* the last one made durable */
     uint64_t round_reserved; /* no incarnation has used this round number or a higher one */
 };
 
-/* Of a contributor that is not done with a round at a shard, or at the relay there. */
+/* A contributor that is not done with a round at a shard, or at the relay there. */
 struct cairn_round_lack {
     uint64_t member; /* a worker, or a relay */
     uint32_t micro;  /* the micro-batch that it is in */
-    bool
-        waits; /* what it could send is here: others have to come first. Else something of it lacks */
-    bool relayed; /* at the relay of that shard */
+    bool waits; /* what it can send is here, and others come first. False: something of it lacks */
+    bool relayed; /* the relay says so, and not the shard for its own part */
 };
 
 enum cairn_round_event_kind {
@@ -121,7 +121,7 @@ enum cairn_round_event_kind {
     CAIRN_ROUND_SHARD_EMPTY, /* shard: it is back without the state */
     CAIRN_ROUND_ANSWER, /* shard, epoch, refused, phase, round, version, decision; as step.h's ANSWER */
     CAIRN_ROUND_REDUCED,   /* shard, epoch, round, sums */
-    CAIRN_ROUND_PUBLISHED, /* shard, epoch, round, version */
+    CAIRN_ROUND_PUBLISHED, /* shard, epoch, round, version, nonfinite */
     CAIRN_ROUND_LACKS, /* shard, epoch, round, lacks: the answer to ASK_LACKS; nothing, if none */
     /* workers. Requests may be repeated after a reconnect */
     CAIRN_ROUND_WORKER_JOIN, /* member, rank: attached. Known already: nothing changes. world, wait_ms: so
@@ -154,6 +154,7 @@ struct cairn_round_event {
     uint64_t snapshot;
     uint32_t world;
     bool shut, refused;
+    bool nonfinite; /* the update of that version left something there that is not finite */
     /* borrowed for the call */
     const struct cairn_decision *decision;
     const struct cairn_step_sums *sums;
@@ -162,8 +163,8 @@ struct cairn_round_event {
     uint32_t lack_count;
     const uint8_t *state; /* [state_bytes], at most client_state_max */
     size_t state_bytes;
-    const double
-        *driven; /* [group_count], rates of driven groups; NULL unless cairn_round_takes_driven */
+    /* [group_count] learning rates of driven groups; NULL unless cairn_round_takes_driven */
+    const double *driven;
 };
 
 enum cairn_round_action_kind {
@@ -241,7 +242,6 @@ void cairn_round_on_event(struct cairn_round *core, const struct cairn_round_eve
 
 /* ---- questions ---- */
 enum cairn_round_stage cairn_round_stage_of(const struct cairn_round *core);
-const char *cairn_round_stage_name(enum cairn_round_stage stage);
 uint64_t cairn_round_epoch(const struct cairn_round *core);
 uint64_t cairn_round_open_round(const struct cairn_round *core); /* not resolved yet; 0 = none */
 /* The one that all shards have published; in FENCING and before, the last that was known. */
@@ -249,37 +249,47 @@ struct cairn_version cairn_round_version(const struct cairn_round *core);
 double cairn_round_loss_scale(const struct cairn_round *core);
 /* In FENCING and before, what was known last. */
 struct cairn_skips cairn_round_skips(const struct cairn_round *core);
-/* skips_max rounds in a row were skipped by the newest terms: no round of steps opens. */
+/* No round of steps opens: skips_max in a row were skipped by the newest terms, or (of_results) the last
+ * update left what is not finite, and halt_nonfinite is set. */
 bool cairn_round_halted(const struct cairn_round *core);
+bool cairn_round_halted_of_results(const struct cairn_round *core);
 const struct cairn_decision *cairn_round_last(const struct cairn_round *core);
 /* The client state of cairn_round_version; valid until the next event. False: not known now, because an epoch
  * changes or a decision is being carried out. */
 bool cairn_round_client_state(const struct cairn_round *core, const uint8_t **state_out,
                               size_t *state_bytes_out);
-/* The terms of the open round, of the last one if none is open; no others are read any more but those of
- * the newest AMEND. */
+/* The terms of the open round, or of the last one. Besides them only those of the newest AMEND are still
+ * read. */
 const struct cairn_round_terms *cairn_round_terms_of(const struct cairn_round *core);
-/* A COMMIT of the member, of that round, has to bring the rates of driven groups: each one is finite, and its
+/* The member's COMMIT of that round has to bring the rates of driven groups: each one is finite, and the
  * group's hyper-parameters pass their check with it. */
 bool cairn_round_takes_driven(const struct cairn_round *core, uint64_t member, uint64_t round);
-/* The learning rate of a group in the next round, by the newest terms; of a driven group the last that was
- * given. */
+/* The learning rate of a group in the next round, by the newest terms; of a driven group the one that was
+ * given last. */
 double cairn_round_lr(const struct cairn_round *core, uint32_t group);
-bool cairn_round_ready(const struct cairn_round *core);
 bool cairn_round_pin_pending(const struct cairn_round *core);
 uint32_t cairn_round_worker_count(const struct cairn_round *core);
 /* The open round, decided or not, counts on the worker. */
 bool cairn_round_contributes(const struct cairn_round *core, uint64_t member);
-/* So long the open round may wait for workers that pause, at most; 0: not for such. */
+/* How long, at most, the open round may still wait for workers that pause; 0: it waits for none. */
 uint64_t cairn_round_paused_ms(const struct cairn_round *core);
+/* The open round waits for a worker that lives and does not pause. */
+bool cairn_round_waits_for_silent(const struct cairn_round *core);
 /* Since this incarnation began. */
 struct cairn_round_counts {
-    uint64_t applied, skipped, abandoned, epochs;
+    uint64_t applied, skipped, abandoned;
 };
 struct cairn_round_counts cairn_round_counts_of(const struct cairn_round *core);
 
 /* Whom it waits for, as the end of a sentence: "shard 2 (not connected)", "worker of rank 1 (has not
  * committed round 4711)", "2 more workers (1 of 3 attached)"; empty when it waits for nobody. */
-void cairn_round_waiting(const struct cairn_round *core, struct cairn_sentence *out);
+struct cairn_round_names { /* of those that the core knows by number */
+    /* Adds who it is to `out`; false, and adds nothing: the number will do. */
+    bool (*add)(const void *context, bool is_shard, uint32_t number, struct cairn_sentence *out);
+    const void *context;
+};
+/* names may be NULL. */
+void cairn_round_waiting(const struct cairn_round *core, const struct cairn_round_names *names,
+                         struct cairn_sentence *out);
 
 #endif

@@ -17,7 +17,6 @@ void cairn_round_epoch_begin(struct cairn_round *core, struct cairn_round_action
     core->members_changed = false;
     core->persisting = true;
     core->stage = CAIRN_ROUND_WAITING;
-    core->counts.epochs++;
     struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_PERSIST);
     action->epoch = core->epoch;
     action->round_reserved = core->round_end;
@@ -90,8 +89,7 @@ static const char *judge_answer(const struct cairn_round *core, const struct sha
     if (!has_it && shard->prepared != last->round && !MUTANT(4))
         return "it knows nothing of a round that another shard has applied";
     if (last->round != 0 || !core->ready) return NULL;
-    const bool same = shard->version.generation == last->version_after.generation &&
-                      shard->version.step == last->version_after.step;
+    const bool same = cairn_version_compare(shard->version, last->version_after) == 0;
     return same ? NULL : "it is at another version than the other shards";
 }
 

@@ -6,17 +6,6 @@ enum cairn_round_stage cairn_round_stage_of(const struct cairn_round *core)
     return core->stage;
 }
 
-const char *cairn_round_stage_name(enum cairn_round_stage stage)
-{
-    static const char *const names[] = {
-        [CAIRN_ROUND_WAITING] = "waiting",     [CAIRN_ROUND_FENCING] = "fencing",
-        [CAIRN_ROUND_RESOLVING] = "resolving", [CAIRN_ROUND_STEADY] = "steady",
-        [CAIRN_ROUND_OPEN] = "open",           [CAIRN_ROUND_DECIDED] = "decided",
-        [CAIRN_ROUND_FAILED] = "failed",
-    };
-    return (unsigned)stage < sizeof names / sizeof *names ? names[stage] : "?";
-}
-
 uint64_t cairn_round_epoch(const struct cairn_round *core)
 {
     return core->epoch;
@@ -78,11 +67,6 @@ bool cairn_round_takes_driven(const struct cairn_round *core, uint64_t member, u
            round == core->open_round && cairn_round_contributes(core, member);
 }
 
-bool cairn_round_ready(const struct cairn_round *core)
-{
-    return core->ready;
-}
-
 bool cairn_round_pin_pending(const struct cairn_round *core)
 {
     return core->pin_pending;
@@ -114,38 +98,84 @@ uint64_t cairn_round_paused_ms(const struct cairn_round *core)
     return most_ms;
 }
 
+bool cairn_round_waits_for_silent(const struct cairn_round *core)
+{
+    const bool summed = core->reduced_count == core->config.shard_count;
+    if (core->stage != CAIRN_ROUND_OPEN || core->need_epoch || summed) return false;
+    if (core->late_round == core->open_round) return false; // a shard is who lacks something
+    for (uint32_t i = 0; i < core->worker_count; i++) {
+        const struct worker *worker = &core->workers[i];
+        if (worker->contributor && !worker->committed && worker->paused_ms <= core->now_ms)
+            return true;
+    }
+    return false;
+}
+
 struct cairn_round_counts cairn_round_counts_of(const struct cairn_round *core)
 {
     return core->counts;
 }
 
-static void list_shards(const struct cairn_round *core, struct cairn_sentence *out)
+/* ---- who is awaited ---- */
+
+/* A list on its way into a sentence: "shard 2 (what it has not done), shard 3 (...)". */
+struct listing {
+    const struct cairn_round_names *names;
+    struct cairn_sentence *out;
+    bool any;
+};
+
+static void begin_entry(struct listing *listing, bool is_shard, uint32_t number)
 {
-    const char *comma = "";
+    const struct cairn_round_names *names = listing->names;
+    if (listing->any) cairn_sentence_add(listing->out, ", ");
+    listing->any = true;
+    if (names != NULL && names->add(names->context, is_shard, number, listing->out)) return;
+    cairn_sentence_add(listing->out, "%s %u", is_shard ? "shard" : "worker of rank",
+                       (unsigned)number);
+}
+
+static void list_shard(struct listing *listing, uint32_t shard, const char *what)
+{
+    begin_entry(listing, true, shard);
+    cairn_sentence_add(listing->out, " (%s)", what);
+}
+
+static void list_shards(const struct cairn_round *core, struct listing *listing)
+{
     for (uint32_t s = 0; s < core->config.shard_count; s++) {
         const struct shard *shard = &core->shards[s];
-        const char *what = NULL;
         if (!shard->up)
-            what = "not connected";
+            list_shard(listing, s, "not connected");
         else if (core->stage == CAIRN_ROUND_FENCING && !shard->answered)
-            what = "has not answered the fence";
+            list_shard(listing, s, "has not answered the fence");
         else if (core->stage == CAIRN_ROUND_RESOLVING && !shard->published)
-            what = "has not resolved the round";
+            list_shard(listing, s, "has not resolved the round");
         else if (core->stage == CAIRN_ROUND_DECIDED && !shard->published)
-            what = "has not published the update";
-        if (what == NULL) continue;
-        cairn_sentence_add(out, "%sshard %u (%s)", comma, (unsigned)s, what);
-        comma = ", ";
+            list_shard(listing, s, "has not published the update");
     }
 }
 
-static void list_workers(const struct cairn_round *core, struct cairn_sentence *out)
+static void list_worker(const struct cairn_round *core, struct listing *listing, uint32_t rank,
+                        bool summed)
 {
-    const char *comma = "";
+    const unsigned long long round = core->open_round;
+    begin_entry(listing, false, rank);
+    if (summed && core->config.client_state_max > 0)
+        cairn_sentence_add(listing->out, " (its client state of round %llu)", round);
+    else if (core->writing)
+        cairn_sentence_add(listing->out, " (has not ended its write)");
+    else
+        cairn_sentence_add(listing->out, " (has not committed round %llu)", round);
+}
+
+static void list_open_round(const struct cairn_round *core, struct listing *listing)
+{
+    const unsigned long long round = core->open_round;
     if (core->late_round == core->open_round) {
-        cairn_sentence_add(out, "shard %u (lacks something of %u of %u workers in round %llu)",
-                           (unsigned)core->late_shard, (unsigned)core->late_lacks,
-                           (unsigned)core->world, (unsigned long long)core->open_round);
+        begin_entry(listing, true, core->late_shard);
+        cairn_sentence_add(listing->out, " (lacks something of %u of %u workers in round %llu)",
+                           (unsigned)core->late_lacks, (unsigned)core->world, round);
         return;
     }
     const bool summed = core->reduced_count == core->config.shard_count;
@@ -153,23 +183,13 @@ static void list_workers(const struct cairn_round *core, struct cairn_sentence *
         const struct worker *worker = &core->workers[i];
         if (!worker->contributor || worker->committed) continue;
         if (summed && worker->dense != 0) continue; // it has; only what it asks is on its way
-        if (summed && core->config.client_state_max > 0)
-            cairn_sentence_add(out, "%sworker of rank %u (its client state of round %llu)", comma,
-                               (unsigned)worker->rank, (unsigned long long)core->open_round);
-        else if (core->writing)
-            cairn_sentence_add(out, "%sworker of rank %u (has not ended its write)", comma,
-                               (unsigned)worker->rank);
-        else
-            cairn_sentence_add(out, "%sworker of rank %u (has not committed round %llu)", comma,
-                               (unsigned)worker->rank, (unsigned long long)core->open_round);
-        comma = ", ";
+        list_worker(core, listing, worker->rank, summed);
     }
-    if (*comma != '\0') return;
+    if (listing->any) return;
     for (uint32_t s = 0; s < core->config.shard_count; s++) {
         if (core->shards[s].reduced) continue;
-        cairn_sentence_add(out, "%sshard %u (has not summed round %llu)", comma, (unsigned)s,
-                           (unsigned long long)core->open_round);
-        comma = ", ";
+        begin_entry(listing, true, s);
+        cairn_sentence_add(listing->out, " (has not summed round %llu)", round);
     }
 }
 
@@ -181,23 +201,40 @@ static void wait_for_start(const struct cairn_round *core, struct cairn_sentence
     if (core->worker_count >= world) return;
     for (uint32_t i = 0; i < core->worker_count; i++)
         if (core->workers[i].start_ms < until_ms) until_ms = core->workers[i].start_ms;
-    cairn_sentence_set(out,
-                       "%u more workers of this launch (%u of %u attached; without them in %llu s)",
-                       (unsigned)(world - core->worker_count), (unsigned)core->worker_count,
-                       (unsigned)world, (unsigned long long)(until_ms - core->now_ms + 999) / 1000);
+    cairn_sentence_set(
+        out, "%u more worker%s of this launch (%u of %u attached; without them in %llu s)",
+        (unsigned)(world - core->worker_count), world - core->worker_count == 1 ? "" : "s",
+        (unsigned)core->worker_count, (unsigned)world,
+        (unsigned long long)(until_ms - core->now_ms + 999) / 1000);
 }
 
-void cairn_round_waiting(const struct cairn_round *core, struct cairn_sentence *out)
+static void wait_for_least(const struct cairn_round *core, struct cairn_sentence *out)
 {
+    const uint32_t least = core->terms_newest.workers_min, missing = least - core->worker_count;
+    cairn_sentence_set(out,
+                       "%u more worker%s (%u of %u attached): start %s, or have the job take fewer "
+                       "(`cairn job amend JOB --workers MIN:MAX`)",
+                       (unsigned)missing, missing == 1 ? "" : "s", (unsigned)core->worker_count,
+                       (unsigned)least, missing == 1 ? "it" : "them");
+}
+
+void cairn_round_waiting(const struct cairn_round *core, const struct cairn_round_names *names,
+                         struct cairn_sentence *out)
+{
+    struct listing listing = { names, out, false };
     cairn_sentence_set(out, "%s", "");
-    list_shards(core, out);
-    if (out->text[0] != '\0') return;
+    list_shards(core, &listing);
+    if (listing.any) return;
     if (core->persisting)
         cairn_sentence_set(out, "the store's disk (epoch %llu)", (unsigned long long)core->epoch);
     else if (core->stage == CAIRN_ROUND_OPEN)
-        list_workers(core, out);
+        list_open_round(core, &listing);
     else if (core->stage == CAIRN_ROUND_STEADY && !core->ready)
         cairn_sentence_set(out, "the initial state of the job");
+    else if (core->stage == CAIRN_ROUND_STEADY && cairn_round_halted_of_results(core))
+        cairn_sentence_set(
+            out, "a restore or a write (results of the update to step %llu are not finite)",
+            (unsigned long long)core->version.step);
     else if (core->stage == CAIRN_ROUND_STEADY && cairn_round_halted(core))
         cairn_sentence_set(out,
                            "an amendment or a restore (%u rounds in a row were skipped, their "
@@ -205,9 +242,7 @@ void cairn_round_waiting(const struct cairn_round *core, struct cairn_sentence *
                            (unsigned)core->skips.in_row);
     else if (core->stage == CAIRN_ROUND_STEADY &&
              core->worker_count < core->terms_newest.workers_min)
-        cairn_sentence_set(out, "%u more workers (%u of %u attached)",
-                           (unsigned)(core->terms_newest.workers_min - core->worker_count),
-                           (unsigned)core->worker_count, (unsigned)core->terms_newest.workers_min);
+        wait_for_least(core, out);
     else if (core->stage == CAIRN_ROUND_STEADY)
         wait_for_start(core, out);
 }

@@ -1,7 +1,12 @@
-/* Rounds that were skipped: how many of the job, how many in a row, and the end of it when these are too
+/* What ends a job until somebody acts.
+ *
+ * Rounds that were skipped: how many of the job, how many in a row, and the end of it when these are too
  * many. A skip that lowers the loss scale is the way things go. One that finds it at its least, or fixed,
  * says that the model or its data is not fit, and the next round has no better chance. All of it travels in
- * the payload of the decisions, so that the next incarnation goes on with it. */
+ * the payload of the decisions, so that the next incarnation goes on with it.
+ *
+ * Results that are not finite, if the policy says so. Shards tell it of the version that they publish, again
+ * in each epoch, so that the next incarnation hears of it. No other terms mend them: a write does. */
 #include "server/core/round_state.h"
 
 #include "server/core/mutant.h"
@@ -27,9 +32,18 @@ void cairn_round_count_skip(struct cairn_round *core, bool is_hopeless)
     core->skips.revision = revision;
 }
 
+bool cairn_round_halted_of_results(const struct cairn_round *core)
+{
+    bool any = false;
+    if (!core->config.halt_nonfinite) return false;
+    for (uint32_t s = 0; s < core->config.shard_count; s++) any |= core->shards[s].nonfinite;
+    return any;
+}
+
 bool cairn_round_halted(const struct cairn_round *core)
 {
     const struct cairn_skips *skips = &core->skips;
+    if (cairn_round_halted_of_results(core)) return true;
     if (core->config.skips_max == 0 || skips->in_row < core->config.skips_max || MUTANT(45))
         return false;
     return skips->revision == core->terms_newest.revision || MUTANT(46);
@@ -38,7 +52,8 @@ bool cairn_round_halted(const struct cairn_round *core)
 bool cairn_round_refuse(struct cairn_round *core, struct cairn_round_actions *actions)
 {
     bool any = false;
-    for (uint32_t i = 0; cairn_round_halted(core) && i < core->worker_count; i++) {
+    if (!cairn_round_halted(core)) return false;
+    for (uint32_t i = 0; i < core->worker_count; i++) {
         struct worker *worker = &core->workers[i];
         if (!worker->wants) continue;
         worker->wants = false;

@@ -17,28 +17,28 @@ enum { END_OF_STEP, END_OF_WRITE, ENDS };
 struct worker {
     uint64_t id;
     uint32_t rank;
-    uint32_t dense;                 /* contributor: its place in the open round */
-    uint32_t launch;                /* so many came together; 0: not said */
-    uint64_t paused_ms;             /* until then it pauses; 0: it does not */
-    uint64_t start_ms;              /* until then a start waits for them */
-    bool contributor;               /* of the open round */
-    bool committed;                 /* the open round */
-    bool wants;                     /* asked for a round, not answered */
-    bool writes;                    /* asked to write, not answered */
-    uint64_t asked[ENDS_ASKED_MAX]; /* rounds: how do they end? not answered; 0 = none */
+    uint32_t dense;     /* contributor: its place in the open round */
+    uint32_t launch;    /* how many workers came together; 0: not said */
+    uint64_t paused_ms; /* until then it pauses; 0: it does not */
+    uint64_t start_ms;  /* until then the first round waits for the rest of its launch */
+    bool contributor;   /* of the open round */
+    bool committed;     /* the open round */
+    bool wants;         /* asked for a round, not answered */
+    bool writes;        /* asked to write, not answered */
+    uint64_t asked[ENDS_ASKED_MAX]; /* rounds whose end it asked for, not answered; 0 = none */
     struct end ends[ENDS];          /* the last ones that it contributed to */
-    /* asked at the deadline: the least micro-batch .. */
-    uint32_t lacks;         /* .. that some shard lacks something of; UINT32_MAX: none */
-    uint32_t waits;         /* .. in which it waits for others somewhere; the same */
-    uint32_t lacked_by;     /* shards and relays */
+    /* as the shards answered at the deadline */
+    uint32_t lacks;     /* the least micro-batch that a shard lacks; UINT32_MAX: none */
+    uint32_t waits;     /* the least micro-batch in which it waits for others; UINT32_MAX: none */
+    uint32_t lacked_by; /* how many shards and relays lack something of it */
     uint32_t lacking_shard; /* one of them */
 };
 
-/* One that left: it may be back, as the same member, and ask. */
+/* A worker that left: it may be back, as the same member, and ask. */
 struct absent {
     uint64_t id;    /* 0: none */
-    uint64_t round; /* that it contributed to, and that has not ended; 0: none */
-    uint64_t since; /* counts those that left */
+    uint64_t round; /* that it contributed to, if that has not ended; 0: none */
+    uint64_t since; /* its number among those that left */
     struct end ends[ENDS];
 };
 
@@ -46,9 +46,10 @@ struct shard {
     bool up;
     bool answered;  /* FENCING */
     bool published; /* RESOLVING, DECIDED */
+    bool nonfinite; /* as it said when it published last */
     bool reduced;   /* OPEN */
-    bool told;      /* OPEN, asked at the deadline: it has answered */
-    uint32_t lacks; /* then: contributors of which it lacks something */
+    bool told;      /* OPEN: at the deadline it was asked whom it lacks, and has answered */
+    uint32_t lacks; /* then: of how many contributors it lacks something */
     /* its answer */
     uint64_t prepared;   /* round; 0 = none */
     uint64_t last_round; /* of the last decision it has */
@@ -64,7 +65,7 @@ struct cairn_round {
     uint64_t open_round;            /* opened, and not resolved; 0 = none */
     bool writing;                   /* OPEN: it is a write of its one contributor */
     bool asking;                    /* OPEN: the deadline has passed, shards say what they lack */
-    uint64_t late_round;            /* that late_shard holds up; 0: none did */
+    uint64_t late_round;            /* the round that late_shard holds up; 0: no shard did */
     uint32_t late_shard, late_lacks;
     bool persisting;
     bool need_epoch;      /* a change is due as soon as all shards are up */
@@ -87,9 +88,9 @@ struct cairn_round {
     uint64_t now_ms, deadline_ms; /* 0 = none */
     struct cairn_round_counts counts;
     uint32_t worker_count, world;
-    uint64_t left;          /* workers, so far */
-    bool absent_contribute; /* to the open round: some that left */
-    struct end inherited;   /* of the round that the incarnation before decided last */
+    uint64_t left;          /* how many workers have left so far */
+    bool absent_contribute; /* some that left are contributors of the open round */
+    struct end inherited;   /* how the round ended that the incarnation before decided last */
 
     /* in the caller's memory, behind this struct */
     struct shard *shards;   /* [shard_count] */
@@ -99,7 +100,7 @@ struct cairn_round {
     struct cairn_group_scalars *scalars; /* [group_count], scratch */
     uint8_t *payload;                    /* [payload_bytes_max], of `last` */
     size_t payload_bytes_max;
-    uint8_t *state; /* [client_state_max], state_bytes of them: what the open round's rank 0 gave */
+    uint8_t *state; /* [client_state_max] what the open round's rank 0 gave: state_bytes */
     size_t state_bytes;
     /* [group_count], of driven groups; driven_count is that, or 0 where none is */
     double *driven;       /* what the newest version was made with */
@@ -112,11 +113,8 @@ struct cairn_round_action *cairn_round_act(struct cairn_round_actions *actions,
                                            enum cairn_round_action_kind kind);
 void cairn_round_fail(struct cairn_round *core, uint32_t shard, const char *why,
                       struct cairn_round_actions *actions);
-bool cairn_round_shards_up(const struct cairn_round *core);
-/* The open round, if there is one, ended with `last` or is void: tells whoever asked, and goes to STEADY. */
-void cairn_round_finish(struct cairn_round *core, struct cairn_round_actions *actions);
 
-/* So many workers were launched together; 0: the start waits for nobody (any more). */
+/* How many workers the start waits for; 0: for nobody, or not any more. */
 uint32_t cairn_round_start_world(const struct cairn_round *core);
 
 struct worker *cairn_round_find_worker(const struct cairn_round *core, uint64_t id);
@@ -124,7 +122,7 @@ void cairn_round_remove_worker(struct cairn_round *core, struct worker *worker);
 
 /* round_late.c */
 void cairn_round_on_pause(struct cairn_round *core, const struct cairn_round_event *event);
-/* Those whose time is over. */
+/* Ends the pauses whose time is over. */
 void cairn_round_end_pauses(struct cairn_round *core);
 /* The open round has passed its deadline. */
 void cairn_round_on_deadline(struct cairn_round *core, struct cairn_round_actions *actions);
@@ -145,8 +143,8 @@ void cairn_round_send_void(const struct cairn_round *core, uint64_t member, uint
                            struct cairn_round_actions *actions);
 
 /* round_skips.c */
-/* As the last decision's payload tells them; NULL: none. Of a restored job, or one that an amendment remade,
- * which has no last round, no row goes on. */
+/* Takes the skips over from the last decision's payload; NULL: it told none. A row goes on only if there is a
+ * last round: not in a job that was restored, or that an amendment remade. */
 void cairn_round_take_skips(struct cairn_round *core, const struct cairn_skips *told);
 void cairn_round_end_row(struct cairn_round *core); /* something was applied or written */
 /* The round at hand. is_hopeless: it found the loss scale as low as it gets. */

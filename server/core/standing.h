@@ -34,8 +34,8 @@ struct cairn_marks {
     uint64_t generation;
     uint64_t epoch;
     uint64_t revision; /* of the spec */
-    uint64_t
-        round; /* of a store: no round of this number or a higher one was opened; 0 = any was */
+    /* Of a store: it opened no round of this number or a higher one; 0 = it may have opened any. */
+    uint64_t round;
 };
 
 /* NULL: the store is not behind. Else what it is behind in: "generation", "epoch", "revision" or "round". */

@@ -199,8 +199,7 @@ static const char *judge_open(const struct cairn_step *step, const struct cairn_
     if (event->member_count < 1 || event->member_count > step->config.member_max)
         return "a round was opened with no contributors, or more than are configured";
     if (step->config.forwards) return NULL;
-    if (event->version.generation != step->version.generation ||
-        event->version.step != step->version.step)
+    if (cairn_version_compare(event->version, step->version) != 0)
         return "a round was opened at a version that is not this shard's";
     return NULL;
 }
@@ -241,11 +240,6 @@ static void report_published(const struct cairn_step *step, struct cairn_step_ac
     action->version = step->version;
 }
 
-static bool same_version(struct cairn_version a, struct cairn_version b)
-{
-    return a.generation == b.generation && a.step == b.step;
-}
-
 static const char *judge_decision(const struct cairn_step *step,
                                   const struct cairn_decision *decision)
 {
@@ -254,7 +248,7 @@ static const char *judge_decision(const struct cairn_step *step,
     struct cairn_version after = step->version;
     if (decision->kind == CAIRN_DECISION_APPLY) after.step++;
     if (decision->kind == CAIRN_DECISION_WRITE) after.generation++;
-    if (!same_version(decision->version_after, after) && !MUTANT(10))
+    if (cairn_version_compare(decision->version_after, after) != 0 && !MUTANT(10))
         return "a decision's version does not follow this shard's";
     return NULL;
 }
@@ -431,16 +425,6 @@ void cairn_step_on_event(struct cairn_step *step, const struct cairn_step_event 
 enum cairn_step_phase cairn_step_phase_of(const struct cairn_step *step)
 {
     return step->phase;
-}
-
-const char *cairn_step_phase_name(enum cairn_step_phase phase)
-{
-    static const char *const names[] = {
-        [CAIRN_STEP_IDLE] = "idle",         [CAIRN_STEP_COLLECTING] = "collecting",
-        [CAIRN_STEP_REDUCING] = "reducing", [CAIRN_STEP_REDUCED] = "prepared",
-        [CAIRN_STEP_UPDATING] = "updating", [CAIRN_STEP_DRAINING] = "draining",
-    };
-    return (unsigned)phase < sizeof names / sizeof *names ? names[phase] : "?";
 }
 
 uint64_t cairn_step_epoch(const struct cairn_step *step)

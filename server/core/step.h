@@ -39,24 +39,23 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "proto/wire/exact.h"
-#include "proto/wire/status.h"
+#include "proto/base/exact.h"
+#include "proto/base/status.h"
 #include "server/core/decision.h"
 
 #define CAIRN_STEP_FOLD_MAX 16         /* contributions in one FOLD */
 #define CAIRN_STEP_NO_CHUNK UINT32_MAX /* in REFUSE: of a MICRO_END or COMMIT */
-/* A member's row of a table of holds. */
+/* Bytes of a member's row in struct cairn_step_event's `holds`. */
 #define CAIRN_STEP_HOLDS_BYTES(chunk_count) (((size_t)(chunk_count) + 7) / 8)
 
-enum cairn_step_phase { /* numbers go over the wire (control.proto, Answer.phase) */
-                        CAIRN_STEP_IDLE = 0,
-                        CAIRN_STEP_COLLECTING = 1,
-                        CAIRN_STEP_REDUCING = 2, /* everything is in; the world computes the sums */
-                        CAIRN_STEP_REDUCED =
-                            3, /* prepared: resolves only by the coordinator's word */
-                        CAIRN_STEP_UPDATING = 4,
-                        CAIRN_STEP_DRAINING =
-                            5 /* void; receives, folds or sums in flight must end first */
+/* Numbers go over the wire (control.proto, Answer.phase). */
+enum cairn_step_phase {
+    CAIRN_STEP_IDLE = 0,
+    CAIRN_STEP_COLLECTING = 1,
+    CAIRN_STEP_REDUCING = 2, /* everything is in; the world computes the sums */
+    CAIRN_STEP_REDUCED = 3,  /* prepared: resolves only by the coordinator's word */
+    CAIRN_STEP_UPDATING = 4,
+    CAIRN_STEP_DRAINING = 5 /* void; receives, folds or sums in flight must end first */
 };
 
 struct cairn_step_config {
@@ -64,9 +63,9 @@ struct cairn_step_config {
     uint32_t window;      /* slots of each member, 1 to 1024 */
     uint32_t member_max;  /* contributors in a round, at least 1 */
     size_t payload_bytes_max;
-    /* FOLDs under way that keep the world at work: with so many, what has landed waits until all
-     * contributions of its chunk and micro-batch have, and goes through memory once with them, or until
-     * fewer are under way. 0: nothing waits. The bits are the same. */
+    /* How many FOLDs under way keep the world at work. While there are so many, what has landed waits until
+     * all contributions to its chunk and micro-batch have landed, and goes through memory once with them.
+     * 0: nothing waits. The bits are the same. */
     uint32_t folds_wanted;
     bool forwards; /* of a relay */
 };
@@ -167,8 +166,8 @@ struct cairn_step_action {
     uint32_t count;
     bool first;
     bool refused;
-    /* If the round has as many micro-batches as the one before, no FOLD of the chunk follows: its sums may be
-     * made on the way, and count unless one does. */
+    /* No FOLD of this chunk follows if the round has as many micro-batches as the one before. So the sums may
+     * be made on the way: they are valid unless another FOLD follows after all. */
     bool likely_last;
     uint64_t weight;
     enum cairn_step_phase phase;
@@ -204,11 +203,10 @@ void cairn_step_on_event(struct cairn_step *step, const struct cairn_step_event 
 
 /* ---- questions ---- */
 enum cairn_step_phase cairn_step_phase_of(const struct cairn_step *step);
-const char *cairn_step_phase_name(enum cairn_step_phase phase);
 uint64_t cairn_step_epoch(const struct cairn_step *step);
 uint64_t cairn_step_round(const struct cairn_step *step); /* of the phase; 0 = none yet, or void */
-uint64_t
-cairn_step_round_seen(const struct cairn_step *step); /* the highest that was opened here */
+/* The highest round that was opened here. */
+uint64_t cairn_step_round_seen(const struct cairn_step *step);
 struct cairn_version cairn_step_version(const struct cairn_step *step); /* the published one */
 const struct cairn_decision *cairn_step_last(const struct cairn_step *step);
 uint32_t cairn_step_slots_used(const struct cairn_step *step);
@@ -216,13 +214,13 @@ uint32_t cairn_step_slots_used(const struct cairn_step *step);
 /* Whom COLLECTING waits for. */
 struct cairn_step_waiting {
     uint64_t member;
-    uint32_t micro;                   /* the micro-batch it is in */
-    uint32_t arrived;                 /* chunks of it that are here */
-    bool connected, ended, committed; /* ended: the micro-batch's end is here */
-    bool
-        waits; /* what it could send is here: its slots are full, or the micro-batch is; others are next */
+    uint32_t micro;        /* the micro-batch it is in */
+    uint32_t arrived;      /* chunks of it that are here */
+    bool connected, ended; /* ended: the micro-batch's end is here */
+    /* What it can send is here, and others come first: its slots are full, or its micro-batch is complete. */
+    bool waits;
 };
-/* The first `out_max` contributors that are not done, by rank; returns how many there are. */
+/* Fills the first `out_max` contributors that are not done, by rank; returns how many there are. */
 size_t cairn_step_waiting(const struct cairn_step *step, struct cairn_step_waiting *out,
                           size_t out_max);
 /* Of a relay: a member may still contribute to the micro-batch at hand, and has a slot for it. False in

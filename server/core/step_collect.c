@@ -277,7 +277,6 @@ size_t cairn_step_waiting(const struct cairn_step *step, struct cairn_step_waiti
                 .arrived = m->arrived,
                 .connected = !m->lost,
                 .ended = m->ended,
-                .committed = m->committed,
                 .waits = waits_for_others(step, m),
             };
         count++;

@@ -1,7 +1,6 @@
 /* What a shard's round machine remembers. Private to step*.c; step.h is the contract.
  *
- * The path of a contribution: `at[member][chunk]` is NONE, then 1 + which of the member's
- * slots it is in
+ * The path of a contribution: `at[member][chunk]` is NONE, then 1 + which of the member's slots it is in
  * (RECEIVING, LANDED, FOLDING), then FOLDED; the row is cleared when the member's micro-batch is complete. */
 #ifndef CAIRN_CORE_STEP_STATE_H
 #define CAIRN_CORE_STEP_STATE_H
@@ -29,7 +28,7 @@ struct member {
     uint32_t micro;      /* the one that is coming in */
     uint32_t arrived;    /* chunks of it in a slot or folded */
     uint32_t unheld;     /* chunks that it holds nothing of, in every micro-batch */
-    uint32_t passed;     /* chunks whose cursor is past it: folded, known to be absent, or unheld */
+    uint32_t passed;     /* chunks whose cursor is past it: folded, absent, or unheld */
     uint32_t sent;       /* how many there will be, once `ended` */
     uint32_t last_micro; /* once `committed` */
     uint32_t receiving;  /* slots */

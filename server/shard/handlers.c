@@ -2,11 +2,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/shard/create.h"
-#include "server/shard/held.h"
-#include "server/shard/relay.h"
-#include "server/shard/report.h"
+#include "server/shard/connection.h"
+#include "server/shard/job/admit.h"
+#include "server/shard/job/create.h"
+#include "server/shard/job/held.h"
+#include "server/shard/job/members.h"
+#include "server/shard/job/own.h"
+#include "server/shard/job/terms.h"
+#include "server/shard/job/update.h"
+#include "server/shard/late.h"
+#include "server/shard/relay/relay.h"
 #include "server/shard/shard.h"
+#include "server/shard/state/pin.h"
+#include "server/shard/state/report.h"
+#include "server/shard/state/write.h"
 
 /* It lives: that is the answer. */
 static void on_probe(struct cairn_shard *shard, uint32_t request)
@@ -20,15 +29,15 @@ static void on_job_seal(struct cairn_shard *shard, uint32_t request, struct cair
     struct cairn_request answered = cairn_session_request(shard, request);
     struct cairn_sentence why;
     cairn_status status = CAIRN_OK;
-    if (job->origin != NULL)
+    if (job->load.at_work != NULL && job->load.at_work->puts_follow)
         status = cairn_fail(&why, CAIRN_ERR_NOT_READY, "its initial state is being made");
     if (job->state == CAIRN_JOB_INITIALIZING) status = cairn_put_whole(job, &why);
     if (status != CAIRN_OK || job->state == CAIRN_JOB_SERVING) {
         cairn_session_answer(shard, &answered, status, &why);
         return;
     }
-    job->creating = answered; // LOADING and SEALING answer when they are done
-    if (job->state == CAIRN_JOB_INITIALIZING) cairn_round_seal(job);
+    job->load.asked = answered; // LOADING and SEALING answer when they are done
+    if (job->state == CAIRN_JOB_INITIALIZING) cairn_pass_seal(job);
 }
 
 /* ---- rounds ---- */
@@ -58,29 +67,14 @@ static void on_decision(struct cairn_shard_job *job, enum cairn_step_event_kind 
         cairn_shard_job_fault(job, "a decision is of an unknown kind or too long");
         return;
     }
-    cairn_shard_job_step(job, &(struct cairn_step_event) {
-                                  .kind = kind,
-                                  .epoch = epoch,
-                                  .round = decision.round,
-                                  .version = decision.version_after,
-                                  .decision = &decision,
-                              });
+    cairn_own_step(job, &(struct cairn_step_event) {
+                            .kind = kind,
+                            .epoch = epoch,
+                            .round = decision.round,
+                            .version = decision.version_after,
+                            .decision = &decision,
+                        });
     cairn_write_resolved(job, decision.round);
-}
-
-static void note_frozen(struct cairn_shard_job *job, const Cairn__RoundOpen *message)
-{
-    const struct cairn_job_spec_data *spec = &job->spec;
-    memset(job->frozen, 0, spec->group_count * sizeof *job->frozen);
-    memset(job->frozen_tensors, 0, spec->tensor_count * sizeof *job->frozen_tensors);
-    job->frozen_round = message->round;
-    for (size_t i = 0; i < message->n_frozen; i++) {
-        if (message->frozen[i] < spec->group_count) job->frozen[message->frozen[i]] = true;
-    }
-    for (size_t i = 0; i < message->n_frozen_tensors; i++) {
-        const uint32_t tensor = message->frozen_tensors[i];
-        if (tensor < spec->tensor_count) job->frozen_tensors[tensor] = true;
-    }
 }
 
 static void on_round_open(struct cairn_shard_job *job, const Cairn__RoundOpen *message)
@@ -93,8 +87,8 @@ static void on_round_open(struct cairn_shard_job *job, const Cairn__RoundOpen *m
     cairn_write_close(job);
     if (message->write && message->n_members == 1)
         cairn_write_open(job, message->round, message->members[0]);
-    note_frozen(job, message);
-    cairn_shard_job_step(
+    cairn_frozen_note(&job->frozen, &job->spec, message);
+    cairn_own_step(
         job, &(struct cairn_step_event) {
                  .kind = CAIRN_STEP_OPEN,
                  .epoch = message->epoch,
@@ -106,18 +100,17 @@ static void on_round_open(struct cairn_shard_job *job, const Cairn__RoundOpen *m
              });
     if (cairn_relay_on_open(job, message) != CAIRN_OK)
         cairn_log_error(
-            "job %s: round %llu names a relay that shard %s is not: nothing of it comes "
-            "this way",
+            "job %s: round %llu names a relay that shard %s is not: nothing of it comes this way",
             job->spec.name, (unsigned long long)message->round, job->shard->name);
 }
 
 static void on_fence(struct cairn_shard_job *job, const Cairn__Fence *message)
 {
-    const bool newer = message->epoch > cairn_step_epoch(job->step); // else it is refused
-    cairn_shard_job_step(job, &(struct cairn_step_event) {
-                                  .kind = CAIRN_STEP_FENCE,
-                                  .epoch = message->epoch,
-                              });
+    const bool newer = message->epoch > cairn_step_epoch(job->collector.step); // else it is refused
+    cairn_own_step(job, &(struct cairn_step_event) {
+                            .kind = CAIRN_STEP_FENCE,
+                            .epoch = message->epoch,
+                        });
     if (newer) cairn_relay_on_fence(job, message->epoch);
 }
 
@@ -244,7 +237,7 @@ static void on_message_of_job(struct cairn_shard *shard, uint16_t type, uint32_t
 static void on_error(struct cairn_shard *shard, const Cairn__Error *error)
 {
     if (error->status == CAIRN_ERR_FENCED && error->job == 0) {
-        cairn_session_fenced(shard, error->text);
+        cairn_connection_fenced(shard, error->text);
         return;
     }
     cairn_log_warn("the coordinator says: %s (%s)", error->text, cairn_status_name(error->status));

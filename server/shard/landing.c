@@ -3,88 +3,21 @@
  * A header is nobody's until its job, member and token agree; such strangers are dropped and counted.
  * What a member sends and is not right is answered by a NAK. Nothing is received before it is judged, so
  * a wrong message changes nothing. */
-#include <assert.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "proto/wire/capability.h"
-#include "server/shard/relay.h"
+#include "server/shard/job/members.h"
+#include "server/shard/job/own.h"
+#include "server/shard/landing.h"
+#include "server/shard/read/fetch.h"
+#include "server/shard/relay/relay.h"
 #include "server/shard/shard.h"
 
-static void drop(struct cairn_fabric_message *message)
-{
-    if (message != NULL) cairn_fabric_drop(message);
-}
-
 /* ---- contributions ---- */
-
-cairn_status cairn_landing_judge_push(const struct cairn_member *member,
-                                      const struct cairn_chunk_header *header, uint32_t *chunk_out,
-                                      struct cairn_piece *piece_out, struct cairn_sentence *why)
-{
-    const struct cairn_shard_job *job = member->job;
-    if (header->tensor >= job->spec.tensor_count) {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u of %zu", header->tensor,
-                          job->spec.tensor_count);
-    }
-    const struct cairn_tensor_spec *tensor = &job->spec.tensors[header->tensor];
-    if (tensor->kind != CAIRN_TRAINED) {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %s is %s: it takes no gradient",
-                          tensor->name,
-                          cairn_capability_name(CAIRN_CAPABILITY_KIND, (int)tensor->kind));
-    }
-    if (header->dtype != CAIRN_F32 && header->dtype != CAIRN_BF16) {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED,
-                          "tensor %s: a contribution in %s, not f32 or bf16", tensor->name,
-                          cairn_dtype_name(header->dtype));
-    }
-    uint64_t chunk;
-    cairn_status status = cairn_shard_map_chunk_number(
-        &job->map, header->tensor, header->first_leaf, header->leaf_count, &chunk);
-    if (status != CAIRN_OK) {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED,
-                          "tensor %s: leaves %llu + %u are not a chunk of shard %s", tensor->name,
-                          (unsigned long long)header->first_leaf, header->leaf_count,
-                          job->shard->name);
-    }
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->map, chunk);
-    status = cairn_tiles_piece(member, header, chunk, &place, piece_out, why);
-    if (status != CAIRN_OK) return status;
-    const uint64_t bytes = piece_out->count * cairn_dtype_bytes(header->dtype);
-    if (header->payload_bytes != bytes) {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %s: a payload of %llu bytes, not %llu",
-                          tensor->name, (unsigned long long)header->payload_bytes,
-                          (unsigned long long)bytes);
-    }
-    const uint32_t part = job->chunk_part[chunk];
-    if (header->round == job->frozen_round && job->frozen[job->parts[part].group]) {
-        return cairn_fail(why, CAIRN_ERR_REFUSED,
-                          "tensor %s: its group %s is frozen in round %llu and takes no gradient",
-                          tensor->name, tensor->group, (unsigned long long)header->round);
-    }
-    if (header->round == job->frozen_round && job->frozen_tensors[header->tensor]) {
-        return cairn_fail(why, CAIRN_ERR_REFUSED,
-                          "tensor %s is frozen in round %llu and takes no gradient", tensor->name,
-                          (unsigned long long)header->round);
-    }
-    *chunk_out = (uint32_t)(job->parts[part].grad_chunk +
-                            (chunk - job->map.extents[part].first_chunk));
-    return CAIRN_OK;
-}
-
-static void note_refusal(struct cairn_member *member, const struct cairn_chunk_header *header,
-                         const char *why)
-{
-    member->job->shard->stats.chunks_refused++;
-    cairn_log_limited(&member->refusals, CAIRN_LOG_WARN, "refused %s of job %s from %s: %s",
-                      cairn_chunk_kind_name(header->kind), member->job->spec.name, member->name,
-                      why);
-}
 
 static void refuse(struct cairn_member *member, const struct cairn_chunk_header *header,
                    cairn_status status, const char *why)
 {
-    note_refusal(member, header, why);
+    cairn_member_note_refusal(member, header, why);
     cairn_member_refuse(member, header, status);
 }
 
@@ -96,110 +29,15 @@ static void on_push(struct cairn_member *member, const struct cairn_chunk_header
     struct cairn_piece piece;
     uint32_t chunk;
     if (cairn_relay_on_push(member, header, message)) return;
-    cairn_status status = cairn_landing_judge_push(member, header, &chunk, &piece, &why);
+    cairn_status status = cairn_collector_judge(&job->collector, member, header, &chunk, &piece,
+                                                &why);
     if (status != CAIRN_OK) {
         refuse(member, header, status, why.text);
-        drop(message);
+        cairn_fabric_drop(message);
         return;
     }
-    job->waiting = message;
-    job->waiting_header = *header;
-    job->waiting_piece = piece;
-    struct cairn_step_event event = cairn_step_event_of(header);
-    event.chunk = chunk;
-    cairn_shard_job_step(job, &event);
-    cairn_landing_discard(job); // if a fault came before the core's word
-}
-
-void cairn_landing_discard(struct cairn_shard_job *job)
-{
-    drop(job->waiting);
-    job->waiting = NULL;
-}
-
-static void slot_landed(struct cairn_slot *slot, cairn_status status)
-{
-    struct cairn_shard_job *job = slot->job;
-    if (status != CAIRN_OK && status != CAIRN_ERR_CHECKSUM) {
-        // The worker is not answered, so its connection must be lost if it is not.
-        struct cairn_member *member = cairn_member_find(job, slot->member);
-        if (member != NULL && member->peer != NULL && status != CAIRN_ERR_CLOSED) {
-            member->cut = job->members_cut = true;
-        }
-        status = CAIRN_ERR_CLOSED;
-    }
-    slot->status = status;
-    slot->next_landed = job->landed;
-    job->landed = slot;
-}
-
-static void on_landed(void *arg, cairn_status status)
-{
-    struct cairn_slot *slot = arg;
-    struct cairn_shard_job *job = slot->job;
-    const uint8_t *payload = job->landing.base + (size_t)(slot - job->slots) * job->slot_bytes;
-    if (status == CAIRN_OK) {
-        cairn_bytes_pushed(job, slot->member, slot->payload_bytes, slot->way);
-        if (cairn_chunk_checksum(payload, slot->payload_bytes) != slot->checksum)
-            status = CAIRN_ERR_CHECKSUM;
-    }
-    slot_landed(slot, status);
+    cairn_collector_push(&job->collector, header, chunk, &piece, message);
     cairn_shard_job_settle(job);
-    cairn_shard_job_idle(job);
-}
-
-void cairn_landing_release(struct cairn_slot *slot)
-{
-    // The fabric of a shard that is closed has dropped its messages.
-    if (slot->message != NULL && !slot->job->shard->closing) cairn_fabric_drop(slot->message);
-    slot->message = NULL;
-    slot->view = NULL;
-}
-
-void cairn_landing_release_all(struct cairn_shard_job *job)
-{
-    for (uint32_t i = 0; i < job->slot_count; i++)
-        if (job->slots[i].message != NULL && !job->slots[i].folding)
-            cairn_landing_release(&job->slots[i]);
-}
-
-/* The payload is read where it lies: there is nothing to wait for, and no way on which it was damaged. */
-static void land_view(struct cairn_slot *slot, struct cairn_fabric_message *message)
-{
-    slot->message = message;
-    slot->view = cairn_fabric_message_view(message);
-    cairn_bytes_pushed(slot->job, slot->member, slot->payload_bytes, CAIRN_WAY_SHARED);
-    slot_landed(slot, CAIRN_OK); // told to the core when its actions are done
-}
-
-void cairn_landing_receive(struct cairn_shard_job *job, uint32_t number, uint32_t chunk)
-{
-    struct cairn_slot *slot = &job->slots[number];
-    struct cairn_fabric_message *message = job->waiting;
-    const struct cairn_chunk_header *header = &job->waiting_header;
-    assert(message != NULL && number < job->slot_count && slot->message == NULL);
-    assert(header->payload_bytes <= job->slot_bytes);
-    job->waiting = NULL;
-    slot->chunk = chunk;
-    slot->piece = job->waiting_piece;
-    slot->member = header->member;
-    slot->dtype = (cairn_dtype)header->dtype;
-    slot->payload_bytes = (size_t)header->payload_bytes;
-    slot->checksum = header->checksum;
-    slot->way = cairn_way_of(cairn_fabric_message_path(message));
-    if (cairn_fabric_message_view(message) != NULL) {
-        land_view(slot, message);
-        return;
-    }
-    cairn_status status = cairn_fabric_receive(message,
-                                               job->landing.base + (size_t)number * job->slot_bytes,
-                                               job->slot_bytes, on_landed, slot);
-    if (status == CAIRN_OK) {
-        cairn_shard_job_busy(job);
-        return;
-    }
-    cairn_fabric_drop(message);
-    slot_landed(slot, status); // told to the core when its actions are done
 }
 
 /* ---- ends of micro-batches ---- */
@@ -209,12 +47,9 @@ static void refuse_end(struct cairn_member *member, const struct cairn_chunk_hea
                        cairn_status status, const char *why)
 {
     const struct cairn_shard_job *job = member->job;
-    note_refusal(member, header, why);
-    struct cairn_chunk_header nak = *header;
-    nak.kind = CAIRN_CHUNK_NAK;
-    nak.value = (uint64_t)status;
-    nak.payload_bytes = nak.checksum = 0;
-    cairn_member_send_for(member, &nak, header->tensor != 0 ? header->tensor - 1 : job->map.shard);
+    cairn_member_note_refusal(member, header, why);
+    cairn_member_refuse_for(member, header, status,
+                            header->tensor != 0 ? header->tensor - 1 : job->table.map.shard);
 }
 
 /* A micro-batch's end whose list of untouched tensors is being received. */
@@ -238,7 +73,7 @@ static bool count_absent(const struct cairn_member *member, const uint32_t *tens
         if (job->spec.tensors[tensors[i]].kind != CAIRN_TRAINED) return false;
         absent += cairn_tiles_touched(member, tensors[i]);
     }
-    *absent_out = (uint32_t)absent; // at most grad_chunk_count
+    *absent_out = (uint32_t)absent; // at most table.trained_count
     return true;
 }
 
@@ -251,7 +86,7 @@ static void tell_micro_end(struct cairn_member *member, const struct cairn_chunk
     }
     struct cairn_step_event event = cairn_step_event_of(header);
     event.absent = absent;
-    cairn_shard_job_step(member->job, &event);
+    cairn_own_step(member->job, &event);
 }
 
 static void on_note(void *arg, cairn_status status)
@@ -284,7 +119,7 @@ static void receive_note(struct cairn_member *member, const struct cairn_chunk_h
     if (member->notes < CAIRN_SHARD_NOTES_MAX) note = malloc(sizeof *note + bytes);
     if (note == NULL) {
         refuse_end(member, header, CAIRN_ERR_BUSY, "too many ends at a time");
-        drop(message);
+        cairn_fabric_drop(message);
         return;
     }
     note->job = member->job;
@@ -293,7 +128,7 @@ static void receive_note(struct cairn_member *member, const struct cairn_chunk_h
     cairn_status status = cairn_fabric_receive(message, note->tensors, bytes, on_note, note);
     if (status != CAIRN_OK) {
         refuse_end(member, header, CAIRN_ERR_BUSY, cairn_status_text((int)status));
-        drop(message);
+        cairn_fabric_drop(message);
         free(note);
         return;
     }
@@ -308,7 +143,7 @@ static void on_micro_end(struct cairn_member *member, const struct cairn_chunk_h
     if (header->value > UINT32_MAX || header->payload_bytes > bytes_max ||
         header->payload_bytes % sizeof(uint32_t) != 0) {
         refuse_end(member, header, CAIRN_ERR_MALFORMED, "its count or its list is too long");
-        drop(message);
+        cairn_fabric_drop(message);
     } else if (message != NULL) {
         receive_note(member, header, message);
     } else {
@@ -323,7 +158,7 @@ static void on_commit(struct cairn_member *member, const struct cairn_chunk_head
         return;
     }
     const struct cairn_step_event event = cairn_step_event_of(header);
-    cairn_shard_job_step(member->job, &event);
+    cairn_own_step(member->job, &event);
 }
 
 /* ---- all messages ---- */
@@ -347,7 +182,15 @@ static void on_round_message(struct cairn_member *member, const struct cairn_chu
     } else {
         on_commit(member, header);
     }
-    drop(message);
+    cairn_fabric_drop(message);
+}
+
+/* The chunk is of another shard's part. */
+static bool is_of_another(const struct cairn_shard_job *job,
+                          const struct cairn_chunk_header *header)
+{
+    return cairn_shard_map_find(&job->table.map, header->tensor, header->first_leaf) == NULL &&
+           cairn_layout_find(job->layout, header->tensor, header->first_leaf) != NULL;
 }
 
 static void on_member_message(struct cairn_member *member, const struct cairn_chunk_header *header,
@@ -355,7 +198,7 @@ static void on_member_message(struct cairn_member *member, const struct cairn_ch
 {
     if (header->kind == CAIRN_CHUNK_HELLO) {
         cairn_member_hello(member, header->request);
-        drop(message);
+        cairn_fabric_drop(message);
         return;
     }
     cairn_member_heard(member);
@@ -364,10 +207,15 @@ static void on_member_message(struct cairn_member *member, const struct cairn_ch
     case CAIRN_CHUNK_PUT:
     case CAIRN_CHUNK_MICRO_END:
     case CAIRN_CHUNK_COMMIT: on_round_message(member, header, message); return;
-    case CAIRN_CHUNK_FETCH: cairn_fetch_on_message(member, header, message); return;
+    case CAIRN_CHUNK_FETCH:
+        if (is_of_another(member->job, header))
+            cairn_relay_fetch(member, header, message);
+        else
+            cairn_fetch_on_message(member, header, message);
+        return;
     default: refuse(member, header, CAIRN_ERR_PROTOCOL, "it is not for a shard");
     }
-    drop(message);
+    cairn_fabric_drop(message);
 }
 
 /* Whose message it is; NULL if nobody's. */
@@ -395,7 +243,7 @@ void cairn_landing_on_message(void *arg, const void *header_bytes, size_t header
                           "dropped a message of %zu + %zu bytes: %s", header_size, payload_bytes,
                           status == CAIRN_OK ? "no member has that job, session and token"
                                              : cairn_status_text((int)status));
-        drop(message);
+        cairn_fabric_drop(message);
         return;
     }
     struct cairn_shard_job *job = member->job;

@@ -1,7 +1,8 @@
 /* Of which contributors something is missing in the open round: asked when the step's deadline has passed. */
 #include <stdlib.h>
 
-#include "server/shard/relay.h"
+#include "server/shard/late.h"
+#include "server/shard/relay/relay.h"
 #include "server/shard/shard.h"
 
 /* What does not fit into a frame is not told: who is named first is reason enough. */
@@ -33,10 +34,11 @@ void cairn_shard_job_tell_lacks(struct cairn_shard_job *job, const Cairn__LacksG
     const struct cairn_relay *relay = cairn_relay_of(job);
     Cairn__Lacks lacks = CAIRN__LACKS__INIT;
     if (list == NULL) return; // it is asked again at the next deadline
-    if (cairn_step_round(job->step) == message->round) add_core(list, job->step, 0);
+    if (cairn_step_round(job->collector.step) == message->round)
+        add_core(list, job->collector.step, 0);
     for (uint32_t i = 0; relay != NULL && relay->round == message->round && i < relay->owner_count;
          i++)
-        add_core(list, relay->owners[i].step, CAIRN_LACK_RELAYED);
+        add_core(list, relay->owners[i].collector.step, CAIRN_LACK_RELAYED);
     lacks.job = message->job;
     lacks.epoch = message->epoch;
     lacks.round = message->round;

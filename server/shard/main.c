@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "proto/fabric/where.h"
+#include "proto/spec/spec.h"
 #include "server/base/daemon.h"
 #include "server/base/headroom.h"
 #include "server/base/host_lock.h"
@@ -30,13 +31,11 @@ static const struct cairn_option options[] = {
     { "memory", "limit", CAIRN_OPTION_BYTES, offsetof(struct values, memory_bytes), "0", 0,
       INT64_MAX,
       "Memory for state, landing, staging and replies. 0: four fifths of the machine's, or of its "
-      "control "
-      "group's. What a job takes must be free besides." },
+      "control group's. What a job takes must be free besides." },
     { "memory", "lock", CAIRN_OPTION_STRING, offsetof(struct values, memory_lock),
       CAIRN_HOST_LOCK_PATH, 0, 0,
       "A folder or file that all shards of this host lock while they take memory, one at a time: "
-      "the same "
-      "for all." },
+      "the same for all." },
     { "memory", "relay_cache", CAIRN_OPTION_BYTES, offsetof(struct values, relay_cache_bytes),
       "256MiB", 0, INT64_MAX,
       "Of the limit, at most, for what is fetched once for all workers of this host, of a job. 0: "
@@ -51,14 +50,12 @@ static const struct cairn_option options[] = {
       "mapped where it can, else ucx." },
     { "fabric", "device", CAIRN_OPTION_STRING, offsetof(struct values, fabric_device), "lo", 0, 0,
       "Network device of the bulk data, such as lo, eth1 or mlx5_0:1,eth1. Of several networks: "
-      "eth1;eth2. "
-      "Workers take the device of their route to it." },
+      "eth1;eth2. Workers take the device of their route to it." },
     { "fabric", "port_range", CAIRN_OPTION_STRING, offsetof(struct values, fabric_port_range), "",
       0, 0, "Ports of the bulk data, first-last. Empty: any free one." },
     { "fabric", "host", CAIRN_OPTION_STRING, offsetof(struct values, fabric_host), "", 0, 0,
       "Which host this is, as CAIRN_HOST of its workers: memory is shared within a host only. "
-      "Empty: "
-      "what the kernel says." },
+      "Empty: what the kernel says." },
     { "fabric", "transports", CAIRN_OPTION_STRING, offsetof(struct values, fabric_transports),
       "tcp", 0, 0,
       "UCX's transports between hosts, as UCX_TLS names them: tcp, or rc or dc with tcp beside it. "
@@ -66,8 +63,7 @@ static const struct cairn_option options[] = {
     { "fabric", "one_sided", CAIRN_OPTION_STRING, offsetof(struct values, fabric_one_sided), "auto",
       0, 0,
       "Read the peer's memory over ucx instead of being sent it: auto, where the endpoint's lanes "
-      "do "
-      "it natively (rc, dc); on, always (over tcp it is emulated, for tests); off." },
+      "do it natively (rc, dc); on, always (over tcp it is emulated, for tests); off." },
     { "network", "insecure_network", CAIRN_OPTION_BOOL, offsetof(struct values, insecure_network),
       "no", 0, 0,
       "Allow a device other than lo. Peers are not authenticated yet: whoever reaches the port can "
@@ -159,8 +155,8 @@ static cairn_status judge_devices(const struct values *values, struct cairn_sent
     if (!is_local(values) && !values->insecure_network) {
         return cairn_fail(
             why, CAIRN_ERR_REFUSED,
-            "fabric.device = %s is not loopback, and peers are not authenticated yet: "
-            "use lo, or set network.insecure_network = yes on a network that you trust",
+            "fabric.device = %s is not loopback, and peers are not authenticated yet: use lo, or "
+            "set network.insecure_network = yes on a network that you trust",
             values->fabric_device);
     }
     for (const char *at = values->fabric_device; *at != '\0';) {
@@ -224,6 +220,16 @@ static cairn_status judge_ports(const char *range, struct cairn_sentence *why)
                       range);
 }
 
+/* As the coordinator would, before there is one. */
+static cairn_status judge_name(const char *name, struct cairn_sentence *why)
+{
+    if (cairn_job_name_ok(name)) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_CONFIG,
+                      "shard.name is \"%.100s\"; allowed: letters, digits, '.', '_' and '-', at "
+                      "most %d, and neither '.' nor '-' first",
+                      name, CAIRN_NAME_MAX);
+}
+
 /* What the table of options cannot judge. */
 static cairn_status judge(const void *of_daemon, struct cairn_sentence *why)
 {
@@ -248,7 +254,8 @@ static cairn_status judge(const void *of_daemon, struct cairn_sentence *why)
                           "fabric.host = %s: at most %d visible characters are allowed",
                           values->fabric_host, CAIRN_FABRIC_HOST_BYTES - 1);
     }
-    cairn_status status = judge_devices(values, why);
+    cairn_status status = judge_name(values->name, why);
+    if (status == CAIRN_OK) status = judge_devices(values, why);
     if (status == CAIRN_OK) status = judge_ports(values->fabric_port_range, why);
     return status == CAIRN_OK ? judge_folders(values->import_folders, why) : status;
 }

@@ -1,7 +1,14 @@
 /* Opening and closing a shard. */
-#include "server/shard/arriving.h"
-#include "server/shard/without.h"
+#include "server/shard/base/arriving.h"
+#include "server/shard/connection.h"
+#include "server/shard/job/admit.h"
+#include "server/shard/job/create.h"
+#include "server/shard/job/open.h"
+#include "server/shard/job/own.h"
+#include "server/shard/job/update.h"
+#include "server/shard/landing.h"
 #include "server/shard/shard.h"
+#include "server/shard/without.h"
 
 #include "proto/fabric/where.h"
 #include "server/base/guard.h"
@@ -18,15 +25,15 @@
 /* Every step of closing ends here; the last one frees the shard. */
 static void handle_closed(struct cairn_shard *shard)
 {
-    assert(shard->handles_open > 0);
-    if (--shard->handles_open > 0) return;
-    void (*on_closed)(void *context) = shard->on_closed;
-    void *context = shard->closed_context;
+    assert(shard->end.handles > 0);
+    if (--shard->end.handles > 0) return;
+    void (*on_closed)(void *context) = shard->end.on_closed;
+    void *context = shard->end.context;
     free(shard->name);
     free(shard->import_folders);
-    free(shard->memory_lock);
-    free(shard->host_root);
-    cairn_shard_storage_free(shard);
+    free(shard->memory.lock);
+    free(shard->memory.host_root);
+    cairn_storage_watch_release(&shard->storage);
     free(shard);
     if (on_closed != NULL) on_closed(context);
 }
@@ -50,55 +57,49 @@ void cairn_shard_close(struct cairn_shard *shard, void (*on_closed)(void *contex
 {
     assert(!shard->closing);
     shard->closing = true;
-    shard->on_closed = on_closed;
-    shard->closed_context = context;
-    shard->handles_open = 1;
+    shard->end.on_closed = on_closed;
+    shard->end.context = context;
+    shard->end.handles = 1;
     cairn_arriving_drop_all(shard);
     for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
         cairn_pin_cancel(job);
-        cairn_restore_cancel(job);
-        cairn_origin_cancel(job);
+        cairn_load_cancel(job);
     }
     if (shard->session.timer.data != NULL) {
         // The stream frees itself in its on_close, which still reads the shard: wait for both.
-        shard->handles_open += 1 + (shard->session.stream != NULL);
-        cairn_session_close(shard, on_timer_closed);
+        shard->end.handles += 1 + (shard->session.stream != NULL);
+        cairn_connection_close(shard, on_timer_closed);
     }
-    if (shard->again.data != NULL) {
-        shard->handles_open++;
-        uv_close((uv_handle_t *)&shard->again, on_timer_closed);
-    }
-    if (shard->lease_timer.data != NULL) {
-        shard->handles_open++;
-        uv_close((uv_handle_t *)&shard->lease_timer, on_timer_closed);
-    }
-    if (shard->relay_timer.data != NULL) {
-        shard->handles_open++;
-        uv_close((uv_handle_t *)&shard->relay_timer, on_timer_closed);
+    uv_timer_t *const timers[] = { &shard->connects.again, &shard->lease_timer, &shard->relay_timer,
+                                   &shard->memory.give_timer };
+    for (size_t i = 0; i < sizeof timers / sizeof *timers; i++) {
+        if (timers[i]->data == NULL) continue;
+        shard->end.handles++;
+        uv_close((uv_handle_t *)timers[i], on_timer_closed);
     }
     if (shard->poll.fabric != NULL) {
-        shard->handles_open++;
+        shard->end.handles++;
         cairn_fabric_poll_close(&shard->poll, on_part_closed, shard);
     }
     if (shard->compute != NULL) { // first: its threads may be reading the memory of workers
-        shard->handles_open++;
+        shard->end.handles++;
         cairn_pool_close(shard->compute, on_part_closed, shard);
     }
     cairn_fabric_close(shard->fabric); // every loan ends here
     if (shard->files != NULL) {
-        shard->handles_open++;
+        shard->end.handles++;
         cairn_pool_close(shard->files, on_part_closed, shard);
     }
-    if (cairn_shard_storage_close(shard, on_part_closed)) shard->handles_open++;
+    if (cairn_storage_watch_close(&shard->storage, on_part_closed, shard)) shard->end.handles++;
     cairn_reserves_stop(shard);
-    if (shard->memory != NULL) {
-        shard->handles_open++;
-        cairn_pool_close(shard->memory, on_part_closed, shard);
+    if (shard->memory.pool != NULL) {
+        shard->end.handles++;
+        cairn_pool_close(shard->memory.pool, on_part_closed, shard);
     }
     cairn_reserves_free(shard);
-    if (shard->releaser != NULL) {
-        shard->handles_open++;
-        cairn_pool_close(shard->releaser, on_part_closed, shard);
+    if (shard->memory.releaser != NULL) {
+        shard->end.handles++;
+        cairn_pool_close(shard->memory.releaser, on_part_closed, shard);
     }
     cairn_release_close(shard);
     free_jobs(shard);
@@ -154,6 +155,15 @@ static cairn_status open_fabric(struct cairn_shard *shard,
     return CAIRN_OK;
 }
 
+static const struct cairn_shard_up up = {
+    .unused = cairn_shard_job_unused,
+    .fault = cairn_shard_job_stop,
+    .settle = cairn_own_settle,
+    .loaded = cairn_admit_loaded,
+    .copies_ended = cairn_pass_copies_ended,
+    .memory_back = cairn_create_on_memory_back,
+};
+
 /* Sums have the same bits whichever thread makes them. */
 static void assert_float_env(void)
 {
@@ -168,13 +178,14 @@ static cairn_status open_parts(struct cairn_shard *shard, const struct cairn_sha
     if (status == CAIRN_OK)
         status = cairn_pool_open(shard->loop, "cairn-files", 1, NULL, &shard->files, why);
     if (status == CAIRN_OK)
-        status = cairn_pool_open(shard->loop, "cairn-memory", MEMORY_THREADS, NULL, &shard->memory,
-                                 why);
+        status = cairn_pool_open(shard->loop, "cairn-memory", MEMORY_THREADS, NULL,
+                                 &shard->memory.pool, why);
     if (status == CAIRN_OK)
-        status = cairn_pool_open(shard->loop, "cairn-release", 1, NULL, &shard->releaser, why);
+        status = cairn_pool_open(shard->loop, "cairn-release", 1, NULL, &shard->memory.releaser,
+                                 why);
     if (status == CAIRN_OK) status = cairn_shard_storage_open(shard, why);
     if (status == CAIRN_OK) status = open_fabric(shard, options, why);
-    if (status == CAIRN_OK) status = cairn_session_open(shard, options->coordinator, why);
+    if (status == CAIRN_OK) status = cairn_connection_open(shard, options->coordinator, why);
     return status;
 }
 
@@ -184,29 +195,33 @@ cairn_status cairn_shard_open(uv_loop_t *loop, const struct cairn_shard_options 
     struct cairn_shard *shard = calloc(1, sizeof *shard);
     if (shard == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a shard");
     shard->loop = loop;
-    uv_timer_init(loop, &shard->again);
-    shard->again.data = shard;
+    shard->up = &up;
+    uv_timer_init(loop, &shard->connects.again);
+    shard->connects.again.data = shard;
     uv_timer_init(loop, &shard->lease_timer);
     shard->lease_timer.data = shard;
     uv_timer_init(loop, &shard->relay_timer);
     shard->relay_timer.data = shard;
+    uv_timer_init(loop, &shard->memory.give_timer);
+    shard->memory.give_timer.data = shard;
+    shard->memory.give_max_bytes = CAIRN_GIVE_MAX_BYTES;
     shard->backend = cairn_backend_host();
     shard->without = cairn_shard_find_without(shard->backend);
-    shard->budget.limit_bytes = options->memory_bytes;
+    shard->memory.budget.limit_bytes = options->memory_bytes;
     shard->relay_cache_bytes = options->relay_cache_bytes;
-    shard->on_ready = options->on_ready;
-    shard->on_fenced = options->on_fenced;
-    shard->context = options->context;
+    shard->events.on_ready = options->on_ready;
+    shard->events.on_fenced = options->on_fenced;
+    shard->events.context = options->context;
     cairn__shard_stats__init(&shard->stats);
     shard->name = strdup(options->name);
     shard->import_folders = strdup(options->import_folders != NULL ? options->import_folders : "");
-    shard->memory_lock = strdup(options->memory_lock != NULL ? options->memory_lock
+    shard->memory.lock = strdup(options->memory_lock != NULL ? options->memory_lock
                                                              : CAIRN_HOST_LOCK_PATH);
-    shard->host_root = strdup(options->host_root != NULL ? options->host_root : "");
+    shard->memory.host_root = strdup(options->host_root != NULL ? options->host_root : "");
     cairn_status status = cairn_guard_install();
     ssize_t got = getrandom(&shard->incarnation, sizeof shard->incarnation, 0);
-    if (shard->name == NULL || shard->import_folders == NULL || shard->memory_lock == NULL ||
-        shard->host_root == NULL || got != (ssize_t)sizeof shard->incarnation) {
+    if (shard->name == NULL || shard->import_folders == NULL || shard->memory.lock == NULL ||
+        shard->memory.host_root == NULL || got != (ssize_t)sizeof shard->incarnation) {
         status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory or no random numbers");
     }
     if (status == CAIRN_OK) status = open_parts(shard, options, why);

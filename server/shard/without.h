@@ -2,7 +2,7 @@
 #define CAIRN_SHARD_WITHOUT_H
 
 #include "gpu/gpu.h"
-#include "proto/wire/without.h"
+#include "proto/spec/without.h"
 
 /* What this build and this host do not have, bits of enum cairn_without; reads /sys. */
 uint32_t cairn_shard_find_without(const struct cairn_backend *backend);

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "proto/wire/plan.h"
+#include "proto/plan/plan.h"
 #include "tests/bench/scale_model.h"
 #include "tests/bench/scale_text.h"
 

@@ -3,7 +3,7 @@
 #ifndef CAIRN_BENCH_SCALE_MODEL_H
 #define CAIRN_BENCH_SCALE_MODEL_H
 
-#include "proto/wire/layout.h"
+#include "proto/geometry/layout.h"
 
 #define SCALE_BLOCK_TENSORS_MAX 9
 #define SCALE_NAME_BYTES        48

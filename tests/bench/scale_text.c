@@ -7,7 +7,7 @@ const char scale_text_head[] =
     "was measured on such\n"
     "a cluster**: chunks and heaviest shards are counted in the tables that the real planner "
     "makes\n"
-    "(`proto/wire/plan.h`), the rest is arithmetic from the assumptions below.\n"
+    "(`proto/plan/plan.h`), the rest is arithmetic from the assumptions below.\n"
     "\n"
     "## What is assumed\n"
     "\n"

@@ -1,14 +1,12 @@
 #include "tests/e2e/amend_model.h"
 
 #include <check.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/spec.h"
+#include "client/base/spec.h"
 #include "gpu/gpu.h"
-#include "proto/wire/digest_tree.h"
-#include "proto/wire/initializer.h"
+#include "proto/spec/initializer.h"
 
 #define CLIP_NORM 0.5
 
@@ -104,43 +102,31 @@ void amend_gradient(uint64_t step, uint32_t rank, int tensor, const void *wire, 
 
 /* ---- the reference ---- */
 
-static float *zeros(uint64_t elems)
-{
-    float *memory = calloc(elems + 1, sizeof *memory);
-    ck_assert_ptr_nonnull(memory);
-    return memory;
-}
-
 static bool trains(const struct amend_reference *ref, int t)
 {
     return (ref->after ? amend_tensors[t].after : amend_tensors[t].before) == CAIRN_TRAINED;
 }
 
-static void drop(struct amend_reference *ref, int t)
-{
-    for (int p = 0; p < CAIRN_PLANE_COUNT; p++) {
-        free(ref->plane[t][p]);
-        ref->plane[t][p] = NULL;
-    }
-    free(ref->wire[t]);
-    ref->wire[t] = NULL;
-}
-
 static void begin(struct amend_reference *ref, int t)
 {
     const struct amend_tensor *tensor = &amend_tensors[t];
-    float *param = zeros(amend_elems(t));
+    const struct cairn_shape shape = { 2, { tensor->rows, tensor->columns } };
+    float *param = reference_zeros(amend_elems(t));
     cairn_init_fill(&tensor->init, tensor->name, 0, amend_elems(t), param);
-    ref->plane[t][CAIRN_PLANE_PARAM] = param;
-    ref->wire[t] = zeros(amend_elems(t));
-    cairn_backend_host()->convert(ref->wire[t], tensor->wire, param, CAIRN_F32, amend_elems(t));
+    reference_open(&ref->tensor[t], tensor->name, &shape, tensor->wire, param);
+}
+
+static struct cairn_group_hyper hyper(void)
+{
+    const struct cairn_group adamw = group();
+    return reference_hyper(&adamw);
 }
 
 static void add_moments(struct amend_reference *ref, int t)
 {
-    if (!trains(ref, t) || ref->plane[t][CAIRN_PLANE_EXP_AVG] != NULL) return;
-    ref->plane[t][CAIRN_PLANE_EXP_AVG] = zeros(amend_elems(t));
-    ref->plane[t][CAIRN_PLANE_EXP_AVG_SQ] = zeros(amend_elems(t));
+    const struct cairn_group_hyper adamw = hyper();
+    if (trains(ref, t) && ref->tensor[t].plane[CAIRN_PLANE_EXP_AVG] == NULL)
+        reference_train(&ref->tensor[t], &adamw);
 }
 
 void amend_reference_open(struct amend_reference *ref)
@@ -155,7 +141,7 @@ void amend_reference_open(struct amend_reference *ref)
 
 void amend_reference_close(struct amend_reference *ref)
 {
-    for (int t = 0; t < AMEND_TENSORS; t++) drop(ref, t);
+    for (int t = 0; t < AMEND_TENSORS; t++) reference_close(&ref->tensor[t]);
 }
 
 static void amend(struct amend_reference *ref)
@@ -163,7 +149,7 @@ static void amend(struct amend_reference *ref)
     ref->after = true;
     for (int t = 0; t < AMEND_TENSORS; t++) {
         if (amend_tensors[t].tied_to != NULL) {
-            drop(ref, t);
+            reference_close(&ref->tensor[t]);
             continue;
         }
         if (amend_tensors[t].before == 0) begin(ref, t);
@@ -171,30 +157,16 @@ static void amend(struct amend_reference *ref)
     }
 }
 
-static struct cairn_group_hyper hyper(void)
+static void sum_tensor(struct amend_reference *ref, int t, struct cairn_sums *sums)
 {
-    const struct cairn_group adamw = group();
-    return (struct cairn_group_hyper) {
-        .optimizer = cairn_optimizer_by_name("adamw")->id,
-        .lr = adamw.lr,
-        .beta1 = adamw.beta1,
-        .beta2 = adamw.beta2,
-        .eps = adamw.eps,
-        .weight_decay = adamw.weight_decay,
-    };
-}
-
-static void sum_tensor(struct amend_reference *ref, int t, float *sum, struct cairn_sums *sums)
-{
-    const struct cairn_shape shape = { 2, { amend_tensors[t].rows, amend_tensors[t].columns } };
-    const struct cairn_geometry geometry = cairn_geometry_of(&shape);
-    float *gradient = zeros(amend_elems(t));
+    struct reference_tensor *tensor = &ref->tensor[t];
+    float *gradient = reference_zeros(amend_elems(t));
     for (uint32_t rank = 0; rank < AMEND_WORKERS; rank++) {
         const struct cairn_source source = { gradient, CAIRN_F32 };
-        amend_gradient(ref->step, rank, t, ref->wire[t], gradient);
-        cairn_backend_host()->fold(sum, &source, 1, rank == 0, amend_elems(t));
+        amend_gradient(ref->step, rank, t, tensor->wire, gradient);
+        cairn_backend_host()->fold(tensor->sum, &source, 1, rank == 0, amend_elems(t));
     }
-    cairn_backend_host()->sum_leaves(sum, &geometry, 0, geometry.leaf_count, sums);
+    reference_measure(tensor, sums);
     free(gradient);
 }
 
@@ -202,29 +174,14 @@ static void train(struct amend_reference *ref)
 {
     struct cairn_sums sums = { .nonfinite = 0 };
     struct cairn_update_norm norm;
-    struct cairn_group_scalars scalars;
     const struct cairn_group_hyper adamw = hyper();
-    float *sum[AMEND_TENSORS] = { NULL };
-    for (int t = 0; t < AMEND_TENSORS; t++) {
-        if (!trains(ref, t)) continue;
-        sum[t] = zeros(amend_elems(t));
-        sum_tensor(ref, t, sum[t], &sums);
-    }
+    for (int t = 0; t < AMEND_TENSORS; t++)
+        if (trains(ref, t)) sum_tensor(ref, t, &sums);
     ck_assert_int_eq(cairn_update_norm_of(&sums.sum_squares, AMEND_WORKERS, 1, CLIP_NORM, &norm),
                      CAIRN_OK);
-    ck_assert_int_eq(cairn_group_scalars_of(&adamw, ref->step + 1, norm.grad_scale, &scalars),
-                     CAIRN_OK);
-    for (int t = 0; t < AMEND_TENSORS; t++) {
-        const struct cairn_update update = { .grad = sum[t],
-                                             .param = ref->plane[t][CAIRN_PLANE_PARAM],
-                                             .exp_avg = ref->plane[t][CAIRN_PLANE_EXP_AVG],
-                                             .exp_avg_sq = ref->plane[t][CAIRN_PLANE_EXP_AVG_SQ],
-                                             .wire = ref->wire[t],
-                                             .wire_dtype = amend_tensors[t].wire,
-                                             .elems = amend_elems(t) };
-        if (sum[t] != NULL) cairn_backend_host()->update[adamw.optimizer](&update, &scalars);
-        free(sum[t]);
-    }
+    for (int t = 0; t < AMEND_TENSORS; t++)
+        if (trains(ref, t))
+            reference_update(&ref->tensor[t], &adamw, ref->step + 1, norm.grad_scale);
     ref->step++;
 }
 
@@ -236,36 +193,15 @@ void amend_reference_run(struct amend_reference *ref, uint64_t until_step)
     }
 }
 
-static void digest_plane(const struct amend_reference *ref, int t, int plane,
-                         struct cairn_plane_digest *out)
-{
-    const struct cairn_shape shape = { 2, { amend_tensors[t].rows, amend_tensors[t].columns } };
-    const struct cairn_geometry geometry = cairn_geometry_of(&shape);
-    struct cairn_tree tree;
-    struct cairn_hash root;
-    cairn_tree_init(&tree, 0);
-    cairn_backend_host()->hash_leaves(ref->plane[t][plane], CAIRN_F32, &geometry,
-                                      geometry.leaf_count, &tree);
-    ck_assert_int_eq(cairn_tree_root(&tree, geometry.leaf_count, &root), CAIRN_OK);
-    out->tensor = amend_tensors[t].name;
-    out->plane = (enum cairn_plane)plane;
-    cairn_plane_root(out->tensor, out->plane, CAIRN_F32, &shape, geometry.leaf_count, &root,
-                     &out->root);
-}
-
 void amend_reference_root(const struct amend_reference *ref, char hex_out[65])
 {
     struct cairn_plane_digest planes[AMEND_TENSORS * CAIRN_PLANE_COUNT];
     struct cairn_group_digest groups[1] = { { "default", hyper() } };
     size_t count = 0;
     for (int t = 0; t < AMEND_TENSORS; t++)
-        for (int p = 1; p < CAIRN_PLANE_COUNT; p++)
-            if (ref->plane[t][p] != NULL) digest_plane(ref, t, p, &planes[count++]);
+        count += reference_digest(&ref->tensor[t], &planes[count]);
     struct cairn_content content = {
         .step = ref->step, .groups = groups, .group_count = 1, .loss_scale = 1
     };
-    struct cairn_hash root;
-    cairn_bytes_hash("", 0, &content.client_state);
-    ck_assert_int_eq(cairn_content_root(planes, count, &content, &root), CAIRN_OK);
-    for (int i = 0; i < CAIRN_HASH_BYTES; i++) snprintf(hex_out + 2 * i, 3, "%02x", root.byte[i]);
+    reference_root(planes, count, &content, hex_out);
 }

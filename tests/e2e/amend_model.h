@@ -9,7 +9,7 @@
 
 #include <cairn.h>
 
-#include "proto/wire/tensor.h"
+#include "tests/support/reference.h"
 
 #define AMEND_JOB "amended"
 enum { AMEND_TENSORS = 7, AMEND_WORKERS = 2, AMEND_STEP = 5, AMEND_ELEMS_MAX = 300 * 211 };
@@ -36,8 +36,7 @@ void amend_gradient(uint64_t step, uint32_t rank, int tensor, const void *wire, 
 struct amend_reference {
     uint64_t step;
     bool after;
-    float *plane[AMEND_TENSORS][CAIRN_PLANE_COUNT]; /* owned: [elems]; NULL: there is none */
-    void *wire[AMEND_TENSORS];
+    struct reference_tensor tensor[AMEND_TENSORS]; /* those that are not there: all 0 */
 };
 void amend_reference_open(struct amend_reference *ref);
 void amend_reference_close(struct amend_reference *ref);

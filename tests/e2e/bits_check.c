@@ -1,7 +1,7 @@
 #include "tests/e2e/bits_check.h"
-#include "tests/support/suite.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 void bits_check_root(const char *address, const char *root)
@@ -36,12 +36,24 @@ void bits_train_quietly(struct bits_worker pattern, const char *address, uint32_
     }
 }
 
-int bits_run_suite(const char *name, TCase *const *cases)
+pid_t bits_spawn_worker(const struct cluster *cluster, int rank, int die_at)
 {
-    Suite *suite = suite_create(name);
-    for (; *cases != NULL; cases++) {
-        tcase_set_timeout(*cases, 60);
-        suite_add_tcase(suite, *cases);
-    }
-    return suite_run(suite);
+    char rank_text[16], die_text[16], log[128];
+    snprintf(rank_text, sizeof rank_text, "%d", rank);
+    snprintf(die_text, sizeof die_text, "%d", die_at);
+    snprintf(log, sizeof log, "%s/worker-%d.log", cluster->folder, rank);
+    const char *const argv[] = { "/proc/self/exe", "--worker", cluster->address,
+                                 rank_text,        die_text,   NULL };
+    return cluster_spawn(argv, log);
+}
+
+int bits_be_worker(char **argv, struct bits_worker pattern)
+{
+    pattern.endpoint = argv[2];
+    pattern.rank = (uint32_t)atoi(argv[3]);
+    pattern.until_step = BITS_STEPS;
+    pattern.die_at = (uint64_t)atoi(argv[4]);
+    if (bits_worker_run(&pattern)) return 0;
+    fprintf(stderr, "%s\n", pattern.error);
+    return 1;
 }

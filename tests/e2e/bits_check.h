@@ -15,7 +15,10 @@ void bits_root_at(uint64_t step, char hex_out[65]);
 /* Both workers, as threads, to pattern.until_step; undisturbed: no round is void, and those that were
  * skipped are as many as given. */
 void bits_train_quietly(struct bits_worker pattern, const char *address, uint32_t skipped);
-/* Runs the suite of one test case; the exit status of main. */
-int bits_run_suite(const char *name, TCase *const *cases);
+
+/* ---- a worker as a process: `PROGRAM --worker ENDPOINT RANK DIE_AT` ---- */
+pid_t bits_spawn_worker(const struct cluster *cluster, int rank, int die_at);
+/* What main does with these words, on top of `pattern`; its exit status. */
+int bits_be_worker(char **argv, struct bits_worker pattern);
 
 #endif

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "gpu/gpu.h"
+#include "tests/support/reference.h"
 
 const struct bits_tensor bits_tensors[BITS_TENSORS] = {
     { "attn", "adam", CAIRN_BF16, { 2, { 129, 257 } } }, // a quantum is 16 rows, the last one 1
@@ -91,18 +91,9 @@ struct cairn_job_spec bits_spec(struct cairn_tensor tensors[BITS_TENSORS], uint3
                                      .window = window };
 }
 
-/* In [-1, 1), a multiple of 2^-15: exact in fp32. splitmix64's last lines over a counter. */
-static float noise(uint64_t seed, uint64_t elem)
-{
-    uint64_t z = (seed + 1) * UINT64_C(0x9e3779b97f4a7c15) + elem * UINT64_C(0xd1342543de82ef95);
-    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return (float)((int)((z ^ (z >> 31)) & 0xffff) - 0x8000) / 32768.0f;
-}
-
 float bits_initial(int tensor, uint64_t elem)
 {
-    return noise((uint64_t)tensor, elem) / 4;
+    return reference_noise((uint64_t)tensor, elem) / 4;
 }
 
 uint32_t bits_micros(uint64_t step, uint32_t rank)
@@ -138,7 +129,7 @@ void bits_gradient(uint64_t step, uint32_t rank, uint32_t micro, int tensor, dou
     if (weight == NULL) abort();
     cairn_backend_host()->convert(weight, CAIRN_F32, wire, bits_tensors[tensor].wire, elems);
     for (uint64_t i = 0; i < elems; i++)
-        grad[i] = (noise(seed, i) * amplitude + weight[i] * 0.015625f) * scale;
+        grad[i] = (reference_noise(seed, i) * amplitude + weight[i] * 0.015625f) * scale;
     if (with_nan) grad[elems / 2] = NAN;
     cairn_backend_host()->convert(out, bits_push_dtype(rank, tensor), grad, CAIRN_F32, elems);
     free(weight);

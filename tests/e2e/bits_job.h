@@ -9,7 +9,7 @@
 
 #include <cairn.h>
 
-#include "proto/wire/tensor.h"
+#include "proto/geometry/tensor.h"
 
 /* If this changes, the result of training changes: a new format of section 4 of the design, never a
  * side effect. */

@@ -3,19 +3,14 @@
 #ifndef CAIRN_E2E_BITS_REFERENCE_H
 #define CAIRN_E2E_BITS_REFERENCE_H
 
-#include "proto/wire/digest_tree.h"
 #include "tests/e2e/bits_job.h"
+#include "tests/support/reference.h"
 
 struct bits_reference {
     uint64_t step; /* updates applied */
     double loss_scale;
     uint32_t clipped; /* of the updates */
-    struct {
-        float
-            *plane[CAIRN_PLANE_COUNT]; /* owned: [elems]; NULL: not kept. [CAIRN_PLANE_WIRE] NULL */
-        void *wire;                    /* owned: [elems], in the tensor's wire dtype */
-        float *sum;                    /* owned: [elems] */
-    } tensor[BITS_TENSORS];
+    struct reference_tensor tensor[BITS_TENSORS];
 };
 
 void bits_reference_open(struct bits_reference *ref);

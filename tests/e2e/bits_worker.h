@@ -4,15 +4,15 @@
 
 #include <pthread.h>
 
-#include "proto/fabric/mem.h"
 #include "tests/e2e/bits_job.h"
+#include "tests/support/mem.h"
 
 #define BITS_WAIT_MS 30000 /* for any one call */
 
 struct bits_worker {
     const char *endpoint;
-    struct cairn_fabric_mem_hub *hub; /* NULL: ucx */
-    uint32_t rank, window;            /* window 0: 8 */
+    struct cairn_fabric_hub *hub; /* NULL: ucx */
+    uint32_t rank, window;        /* window 0: 8 */
     uint64_t until_step;
     uint64_t shuffle; /* not 0: a seed; tensors in another order each time, with delays */
     bool allocated;   /* pushes out of memory of cairn_alloc, not of malloc */

@@ -81,15 +81,7 @@ static void give_up(struct worker workers[WORKERS], uint32_t who, const struct c
     ck_assert_int_eq(commit(&workers[other], CLUSTER_WAIT_MS), CAIRN_ERR_EPOCH_CHANGED);
 }
 
-static void root(const struct cluster *cluster, const char *name, char out[128])
-{
-    struct cluster_said said;
-    cluster_cli(cluster, &said, "job", "digest", "-q", name, NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
-    ck_assert_int_eq(sscanf(said.out, "%127s", out), 1);
-}
-
-START_TEST(rounds_that_are_given_up_leave_no_bit_behind)
+TEST(rounds_that_are_given_up_leave_no_bit_behind)
 {
     struct cluster cluster;
     struct worker workers[WORKERS];
@@ -104,20 +96,11 @@ START_TEST(rounds_that_are_given_up_leave_no_bit_behind)
             step(workers);
         }
         ck_assert_uint_eq(workers[0].round.step, STEPS - 1);
-        root(&cluster, name, run == 0 ? quiet : disturbed);
+        trainer_digest(&cluster, name, run == 0 ? quiet : disturbed);
         for (uint32_t rank = 0; rank < WORKERS; rank++) cairn_close(workers[rank].session);
     }
     ck_assert_str_eq(disturbed, quiet);
     cluster_stop(&cluster);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("abandon");
-    tcase_set_timeout(tcase, 90);
-    tcase_add_test(tcase, rounds_that_are_given_up_leave_no_bit_behind);
-    Suite *suite = suite_create("abandon");
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(90);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/wire/status.h"
+#include "proto/base/status.h"
 #include "tests/e2e/abuse_job.h"
 #include "tests/support/suite.h"
 
@@ -75,7 +75,8 @@ static const struct config_case config_cases[] = {
 };
 enum { CONFIG_CASES = sizeof config_cases / sizeof *config_cases };
 
-START_TEST(a_wrong_configuration_is_refused_with_file_line_value_and_what_is_allowed)
+TEST_EACH(a_wrong_configuration_is_refused_with_file_line_value_and_what_is_allowed, 0,
+          CONFIG_CASES)
 {
     const struct config_case *wrong = &config_cases[_i];
     char path[128];
@@ -84,9 +85,8 @@ START_TEST(a_wrong_configuration_is_refused_with_file_line_value_and_what_is_all
     ck_assert_int_eq(run(argv), 2);
     for (int i = 0; i < 4 && wrong->says[i] != NULL; i++) abuse_says(output, wrong->says[i]);
 }
-END_TEST
 
-START_TEST(a_good_configuration_is_good)
+TEST(a_good_configuration_is_good)
 {
     char path[128];
     cairn_scratch_file(folder, "c.ini", "[cluster]\nshards = 3\n[lease]\ntimeout = 7s\n", path,
@@ -94,9 +94,8 @@ START_TEST(a_good_configuration_is_good)
     const char *const argv[] = { COORDINATOR, "--config", path, "--check-config", NULL };
     ck_assert_int_eq(run(argv), 0);
 }
-END_TEST
 
-START_TEST(values_that_contradict_each_other_are_refused_before_the_start)
+TEST(values_that_contradict_each_other_are_refused_before_the_start)
 {
     const char *const lease[] = { COORDINATOR, "--check-config",   "--set", "lease.heartbeat=5s",
                                   "--set",     "lease.timeout=6s", NULL };
@@ -116,10 +115,9 @@ START_TEST(values_that_contradict_each_other_are_refused_before_the_start)
     abuse_says(output, "pigeon");
     abuse_says(output, "ucx");
 }
-END_TEST
 
 /* What would end the start ends the check, with the same status. */
-START_TEST(a_check_judges_as_the_start_does)
+TEST(a_check_judges_as_the_start_does)
 {
     const char *const listen[] = { COORDINATOR, "--check-config", "--set",
                                    "network.listen=0.0.0.0:1", NULL };
@@ -153,9 +151,35 @@ START_TEST(a_check_judges_as_the_start_does)
         abuse_says(output, "first-last, of 1 to 65535");
     }
 }
-END_TEST
 
-START_TEST(networks_that_no_fabric_takes_are_refused_before_the_start)
+TEST(a_check_knows_what_the_coordinator_would_refuse)
+{
+    static const char *const bad[][2] = { { "shard.name=", "shard.name is \"\"" },
+                                          { "shard.name=a/b", "letters, digits" },
+                                          { "shard.name=.hidden", "neither '.' nor '-' first" } };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        const char *const argv[] = { SHARD,   "--check-config",
+                                     "--set", "shard.name=s",
+                                     "--set", "shard.coordinator=127.0.0.1:1",
+                                     "--set", bad[i][0],
+                                     NULL };
+        ck_assert_int_eq(run(argv), 2);
+        abuse_says(output, bad[i][1]);
+    }
+}
+
+/* Jobs are made without it, and the log says what that means: unit.shard_memory. */
+TEST(a_lock_that_is_not_there_keeps_no_shard_from_starting)
+{
+    const char *const argv[] = { SHARD,   "--check-config",
+                                 "--set", "shard.name=s",
+                                 "--set", "shard.coordinator=127.0.0.1:1",
+                                 "--set", "memory.lock=/nowhere/lock",
+                                 NULL };
+    ck_assert_int_eq(run(argv), 0);
+}
+
+TEST_EACH(networks_that_no_fabric_takes_are_refused_before_the_start, 0, 2)
 {
     static const char *const bad[][2] = { { "fabric.kind=ucx", "fabric.device=lo;lo" },
                                           { "fabric.kind=auto", "fabric.device=lo;lo;lo;lo;lo" } };
@@ -169,10 +193,9 @@ START_TEST(networks_that_no_fabric_takes_are_refused_before_the_start)
     ck_assert_int_eq(run(argv), 2);
     abuse_says(output, _i == 0 ? "only fabric.kind = auto" : "at most 4");
 }
-END_TEST
 
 /* As long as inih takes it: libucs has a copy of inih inside, which cuts at 200 bytes. */
-START_TEST(a_long_line_is_read_whole)
+TEST(a_long_line_is_read_whole)
 {
     char path[128], text[2100], line[2000];
     memset(line, 'x', sizeof line - 1);
@@ -189,7 +212,6 @@ START_TEST(a_long_line_is_read_whole)
         abuse_says(output, "log.level");
     }
 }
-END_TEST
 
 /* ---- folders and addresses ---- */
 
@@ -204,7 +226,7 @@ static int run_coordinator(const char *store, const char *snapshots, const char 
     return run(argv);
 }
 
-START_TEST(a_folder_that_cannot_be_written_is_named)
+TEST(a_folder_that_cannot_be_written_is_named)
 {
     char file[128], inside[160], good[160];
     cairn_scratch_file(folder, "file", "not a folder", file, sizeof file);
@@ -220,9 +242,8 @@ START_TEST(a_folder_that_cannot_be_written_is_named)
         abuse_says(output, bad[i][1]);
     }
 }
-END_TEST
 
-START_TEST(a_folder_of_another_coordinator_is_left_alone)
+TEST(a_folder_of_another_coordinator_is_left_alone)
 {
     struct cluster cluster;
     char store[160], snapshots[160];
@@ -234,9 +255,8 @@ START_TEST(a_folder_of_another_coordinator_is_left_alone)
     abuse_says(output, store);
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(a_socket_of_another_coordinator_is_left_alone)
+TEST(a_socket_of_another_coordinator_is_left_alone)
 {
     struct cluster cluster;
     struct cluster_said said;
@@ -254,9 +274,8 @@ START_TEST(a_socket_of_another_coordinator_is_left_alone)
     cluster_stop(&cluster);
     ck_assert_int_ne(access(cluster.address, F_OK), 0);
 }
-END_TEST
 
-START_TEST(an_open_address_is_refused_unless_it_is_asked_for_and_then_warned_of)
+TEST(an_open_address_is_refused_unless_it_is_asked_for_and_then_warned_of)
 {
     char store[160], snapshots[160], set_store[200], set_snapshots[200], log[160], ready[160];
     snprintf(store, sizeof store, "%s/store", folder);
@@ -308,7 +327,6 @@ START_TEST(an_open_address_is_refused_unless_it_is_asked_for_and_then_warned_of)
     abuse_says(output, "level=warn");
     abuse_says(output, "insecure");
 }
-END_TEST
 
 /* ---- the command line ---- */
 
@@ -317,7 +335,7 @@ static const char *const subcommands[] = { "cluster status", "job list",        
                                            "snapshot show",  "snapshot restore", "--timeout",
                                            "--endpoint",     "-o table|json",    "exit status" };
 
-START_TEST(the_command_line_exits_as_documented)
+TEST(the_command_line_exits_as_documented)
 {
     static struct cluster_said said;
     struct cluster cluster;
@@ -360,7 +378,6 @@ START_TEST(the_command_line_exits_as_documented)
     cluster_restart_coordinator(&cluster);
     cluster_stop(&cluster);
 }
-END_TEST
 
 /* One sentence, which names what is wrong and the page to read; never the whole usage. */
 static const struct {
@@ -386,7 +403,7 @@ static const struct {
 };
 enum { USAGE_CASES = sizeof usage_cases / sizeof *usage_cases };
 
-START_TEST(a_wrong_line_is_one_sentence_that_says_where_to_look)
+TEST_EACH(a_wrong_line_is_one_sentence_that_says_where_to_look, 0, USAGE_CASES)
 {
     const char *argv[6] = { CAIRN_BIN_DIR "/cairn" };
     for (int i = 0; i < 4; i++) argv[1 + i] = usage_cases[_i].line[i];
@@ -394,9 +411,8 @@ START_TEST(a_wrong_line_is_one_sentence_that_says_where_to_look)
     ck_assert_msg(strchr(output, '\n') == output + strlen(output) - 1, "not a line: %s", output);
     for (int i = 0; i < 2; i++) abuse_says(output, usage_cases[_i].says[i]);
 }
-END_TEST
 
-START_TEST(help_is_of_what_it_is_asked_for)
+TEST(help_is_of_what_it_is_asked_for)
 {
     const char *const one[] = { CAIRN_BIN_DIR "/cairn", "snapshot", "create", "--help", NULL };
     ck_assert_int_eq(run(one), 0);
@@ -408,9 +424,8 @@ START_TEST(help_is_of_what_it_is_asked_for)
     abuse_says(output, "cairn job digest JOB");
     ck_assert_ptr_null(strstr(output, "cairn snapshot"));
 }
-END_TEST
 
-START_TEST(env_says_what_it_found_and_refuses_nonsense)
+TEST(env_says_what_it_found_and_refuses_nonsense)
 {
     const char *const table[] = { CAIRN_BIN_DIR "/cairn", "env", NULL };
     const char *const json[] = { CAIRN_BIN_DIR "/cairn", "env", "-o", "json", NULL };
@@ -438,7 +453,6 @@ START_TEST(env_says_what_it_found_and_refuses_nonsense)
     ck_assert_int_eq(run(list), 2);
     abuse_says(output, "CAIRN_ENDPOINT: \"nowhere\"");
 }
-END_TEST
 
 static void check_json(const struct cluster *cluster, const char *noun, const char *verb,
                        const char *name, const char *key)
@@ -453,7 +467,7 @@ static void check_json(const struct cluster *cluster, const char *noun, const ch
     json_decref(json);
 }
 
-START_TEST(what_it_prints_as_json_is_json_with_its_schema_version)
+TEST(what_it_prints_as_json_is_json_with_its_schema_version)
 {
     struct cluster cluster;
     cluster_start(&cluster, 2, NULL);
@@ -469,32 +483,5 @@ START_TEST(what_it_prints_as_json_is_json_with_its_schema_version)
     cairn_close(session);
     cluster_stop(&cluster);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("abuse_daemon");
-    TCase *tcase = tcase_create("abuse_daemon");
-    tcase_set_timeout(tcase, 40);
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_add_loop_test(tcase,
-                        a_wrong_configuration_is_refused_with_file_line_value_and_what_is_allowed,
-                        0, CONFIG_CASES);
-    tcase_add_test(tcase, a_good_configuration_is_good);
-    tcase_add_test(tcase, values_that_contradict_each_other_are_refused_before_the_start);
-    tcase_add_test(tcase, a_check_judges_as_the_start_does);
-    tcase_add_loop_test(tcase, networks_that_no_fabric_takes_are_refused_before_the_start, 0, 2);
-    tcase_add_test(tcase, a_folder_that_cannot_be_written_is_named);
-    tcase_add_test(tcase, a_long_line_is_read_whole);
-    tcase_add_test(tcase, a_folder_of_another_coordinator_is_left_alone);
-    tcase_add_test(tcase, a_socket_of_another_coordinator_is_left_alone);
-    tcase_add_test(tcase, an_open_address_is_refused_unless_it_is_asked_for_and_then_warned_of);
-    tcase_add_test(tcase, the_command_line_exits_as_documented);
-    tcase_add_loop_test(tcase, a_wrong_line_is_one_sentence_that_says_where_to_look, 0,
-                        USAGE_CASES);
-    tcase_add_test(tcase, help_is_of_what_it_is_asked_for);
-    tcase_add_test(tcase, env_says_what_it_found_and_refuses_nonsense);
-    tcase_add_test(tcase, what_it_prints_as_json_is_json_with_its_schema_version);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(40, setup, teardown);

@@ -134,7 +134,7 @@ static void await_descriptors(pid_t pid, int count)
     ck_assert_int_le(abuse_descriptors(pid), count);
 }
 
-START_TEST(a_frame_of_four_gib_costs_the_connection_and_nothing_else)
+TEST(a_frame_of_four_gib_costs_the_connection_and_nothing_else)
 {
     const size_t before = cluster_resident_bytes(cluster.coordinator);
     const pthread_t thread = begin_training();
@@ -148,7 +148,6 @@ START_TEST(a_frame_of_four_gib_costs_the_connection_and_nothing_else)
     end_training(thread);
     ck_assert_uint_le(cluster_resident_bytes(cluster.coordinator), before + SLACK_BYTES);
 }
-END_TEST
 
 /* Half of them speak garbage, a quarter a good beginning, a quarter nothing at all; all stay open. */
 static void annoy(uint16_t port, int *fds, int count)
@@ -163,7 +162,7 @@ static void annoy(uint16_t port, int *fds, int count)
     }
 }
 
-START_TEST(a_thousand_garbage_connections_leave_the_coordinator_as_it_was)
+TEST(a_thousand_garbage_connections_leave_the_coordinator_as_it_was)
 {
     static int fds[CONNECTIONS];
     const size_t before = cluster_resident_bytes(cluster.coordinator);
@@ -178,7 +177,6 @@ START_TEST(a_thousand_garbage_connections_leave_the_coordinator_as_it_was)
            before / 1024, after / 1024, CONNECTIONS);
     ck_assert_uint_le(after, before + SLACK_BYTES);
 }
-END_TEST
 
 /* ---- UCX's own port ---- */
 
@@ -220,7 +218,7 @@ static int listening_ports(pid_t pid, uint16_t *ports, int max)
     return count;
 }
 
-START_TEST(garbage_at_the_port_of_ucx_does_not_stop_a_shard)
+TEST(garbage_at_the_port_of_ucx_does_not_stop_a_shard)
 {
     enum { COUNT = 200 };
     static int fds[COUNT];
@@ -245,7 +243,6 @@ START_TEST(garbage_at_the_port_of_ucx_does_not_stop_a_shard)
            abuse_descriptors(pid));
     abuse_train(job, 2);
 }
-END_TEST
 
 /* ---- nothing to do ---- */
 
@@ -269,7 +266,7 @@ static uint64_t run_ns(pid_t pid)
     return sum;
 }
 
-START_TEST(an_idle_cluster_costs_less_than_one_percent_of_a_core)
+TEST(an_idle_cluster_costs_less_than_one_percent_of_a_core)
 {
     enum { WATCH_MS = 2000 };
     const pid_t pids[] = { cluster.coordinator, cluster.shards[0], cluster.shards[1] };
@@ -282,9 +279,8 @@ START_TEST(an_idle_cluster_costs_less_than_one_percent_of_a_core)
         ck_assert_uint_lt(us, WATCH_MS * 10); // 1 %
     }
 }
-END_TEST
 
-START_TEST(an_empty_step_writes_nothing_to_disk)
+TEST(an_empty_step_writes_nothing_to_disk)
 {
     const pid_t pids[] = { cluster.coordinator, cluster.shards[0], cluster.shards[1] };
     uint64_t before[3];
@@ -294,19 +290,5 @@ START_TEST(an_empty_step_writes_nothing_to_disk)
     for (int i = 0; i < 3; i++)
         ck_assert_uint_eq(abuse_proc_number(pids[i], "io", "write_bytes"), before[i]);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("abuse_network");
-    TCase *tcase = tcase_create("abuse_network");
-    tcase_set_timeout(tcase, 40);
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_add_test(tcase, a_frame_of_four_gib_costs_the_connection_and_nothing_else);
-    tcase_add_test(tcase, a_thousand_garbage_connections_leave_the_coordinator_as_it_was);
-    tcase_add_test(tcase, garbage_at_the_port_of_ucx_does_not_stop_a_shard);
-    tcase_add_test(tcase, an_idle_cluster_costs_less_than_one_percent_of_a_core);
-    tcase_add_test(tcase, an_empty_step_writes_nothing_to_disk);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(40, setup, teardown);

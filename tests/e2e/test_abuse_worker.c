@@ -52,7 +52,7 @@ static void check_refused(struct cairn_job_spec spec, cairn_status status, const
     cairn_close(stranger);
 }
 
-START_TEST(a_worker_of_another_model_is_told_the_differences_and_training_goes_on)
+TEST(a_worker_of_another_model_is_told_the_differences_and_training_goes_on)
 {
     open_tiny();
     struct cairn_job_spec spec = abuse_spec(1);
@@ -69,9 +69,8 @@ START_TEST(a_worker_of_another_model_is_told_the_differences_and_training_goes_o
     check_refused(spec, CAIRN_ERR_MISMATCH, "w", "bf16");
     ck_assert_uint_eq(abuse_train(job, 1), 3);
 }
-END_TEST
 
-START_TEST(a_spec_that_makes_no_sense_is_refused_before_it_is_sent)
+TEST(a_spec_that_makes_no_sense_is_refused_before_it_is_sent)
 {
     struct cairn_job_spec spec = abuse_spec(0);
     struct cairn_group group = spec.groups[0];
@@ -88,9 +87,8 @@ START_TEST(a_spec_that_makes_no_sense_is_refused_before_it_is_sent)
     tensor.rank = 9;
     check_refused(spec, CAIRN_ERR_INVALID, "9 dimensions", "8");
 }
-END_TEST
 
-START_TEST(a_wrong_buffer_is_refused_and_the_round_goes_on)
+TEST(a_wrong_buffer_is_refused_and_the_round_goes_on)
 {
     open_tiny();
     static float data[ABUSE_ELEMS];
@@ -115,11 +113,10 @@ START_TEST(a_wrong_buffer_is_refused_and_the_round_goes_on)
     ck_assert_int_eq(cairn_commit(job, &round, 0, NULL, 0, ABUSE_WAIT_MS, &result), CAIRN_OK);
     ck_assert_uint_eq(result.version.step, 3);
 }
-END_TEST
 
 /* ---- the same rank twice ---- */
 
-START_TEST(a_second_worker_of_a_rank_fences_the_older_one)
+TEST(a_second_worker_of_a_rank_fences_the_older_one)
 {
     open_tiny();
     struct cairn_round round = { .struct_size = sizeof round };
@@ -137,7 +134,6 @@ START_TEST(a_second_worker_of_a_rank_fences_the_older_one)
     ck_assert_uint_eq(abuse_train(newer, 1), 5);
     cairn_close(second);
 }
-END_TEST
 
 /* ---- gradients that are not finite ---- */
 
@@ -166,21 +162,19 @@ static void check_nan(cairn_nonfinite policy)
     ck_assert_uint_eq(abuse_train(job, 1), 3);
 }
 
-START_TEST(a_round_with_a_nan_is_skipped_and_changes_no_bit)
+TEST(a_round_with_a_nan_is_skipped_and_changes_no_bit)
 {
     check_nan(CAIRN_NONFINITE_SKIP);
 }
-END_TEST
 
-START_TEST(a_job_that_fails_on_a_nan_says_so_and_changes_no_bit)
+TEST(a_job_that_fails_on_a_nan_says_so_and_changes_no_bit)
 {
     check_nan(CAIRN_NONFINITE_FAIL);
 }
-END_TEST
 
 /* ---- who is awaited ---- */
 
-START_TEST(waiting_for_workers_says_how_many)
+TEST(waiting_for_workers_says_how_many)
 {
     struct cairn_job_spec spec = abuse_spec(0);
     struct cairn_result result;
@@ -190,9 +184,8 @@ START_TEST(waiting_for_workers_says_how_many)
     abuse_says(cairn_error(), "worker");
     abuse_says(cairn_error(), "1");
 }
-END_TEST
 
-START_TEST(a_worker_that_does_not_commit_is_named)
+TEST(a_worker_that_does_not_commit_is_named)
 {
     open_tiny();
     cairn *other = abuse_session(&cluster, "the sleepy one");
@@ -208,9 +201,8 @@ START_TEST(a_worker_that_does_not_commit_is_named)
     abuse_train(job, 1);
     cairn_close(other);
 }
-END_TEST
 
-START_TEST(a_stopped_shard_is_named_and_training_goes_on_when_it_wakes)
+TEST(a_stopped_shard_is_named_and_training_goes_on_when_it_wakes)
 {
     open_tiny();
     struct cairn_result result;
@@ -223,9 +215,8 @@ START_TEST(a_stopped_shard_is_named_and_training_goes_on_when_it_wakes)
     kill(cluster.shards[1], SIGCONT);
     abuse_train(job, 2);
 }
-END_TEST
 
-START_TEST(an_absent_coordinator_is_named_and_training_goes_on_when_it_is_back)
+TEST(an_absent_coordinator_is_named_and_training_goes_on_when_it_is_back)
 {
     open_tiny();
     struct cairn_result result;
@@ -236,7 +227,6 @@ START_TEST(an_absent_coordinator_is_named_and_training_goes_on_when_it_is_back)
     cluster_restart_coordinator(&cluster);
     abuse_train(job, 2);
 }
-END_TEST
 
 /* The restore command that the error names, with the id of the one snapshot that there is. */
 static void restore_tiny(void)
@@ -249,7 +239,7 @@ static void restore_tiny(void)
     ck_assert_msg(said.status == 0, "%s", said.err);
 }
 
-START_TEST(a_job_whose_shard_lost_its_part_says_how_to_restore_and_is_restored)
+TEST(a_job_whose_shard_lost_its_part_says_how_to_restore_and_is_restored)
 {
     static struct cluster_said said;
     open_tiny();
@@ -271,7 +261,6 @@ START_TEST(a_job_whose_shard_lost_its_part_says_how_to_restore_and_is_restored)
     ck_assert_uint_eq(abuse_version(job).generation, 2);
     ck_assert_uint_eq(abuse_train(job, 1), 3);
 }
-END_TEST
 
 /* ---- handles ---- */
 
@@ -282,7 +271,7 @@ static void *commit_and_wait(void *arg)
     return (void *)(intptr_t)status;
 }
 
-START_TEST(a_job_closed_while_a_commit_waits_ends_the_commit)
+TEST(a_job_closed_while_a_commit_waits_ends_the_commit)
 {
     open_tiny();
     struct cairn_round round = { .struct_size = sizeof round };
@@ -303,9 +292,8 @@ START_TEST(a_job_closed_while_a_commit_waits_ends_the_commit)
     kill(cluster.shards[1], SIGCONT);
     ck_assert_int_eq(cairn_round_begin(job, 100, &round), CAIRN_ERR_HANDLE);
 }
-END_TEST
 
-START_TEST(a_session_closed_with_operations_in_flight_is_closed_within_two_seconds)
+TEST(a_session_closed_with_operations_in_flight_is_closed_within_two_seconds)
 {
     open_tiny();
     static float data[ABUSE_ELEMS];
@@ -324,27 +312,5 @@ START_TEST(a_session_closed_with_operations_in_flight_is_closed_within_two_secon
     kill(cluster.shards[0], SIGCONT);
     kill(cluster.shards[1], SIGCONT);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("abuse_worker");
-    TCase *tcase = tcase_create("abuse_worker");
-    tcase_set_timeout(tcase, 40);
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_add_test(tcase, a_worker_of_another_model_is_told_the_differences_and_training_goes_on);
-    tcase_add_test(tcase, a_spec_that_makes_no_sense_is_refused_before_it_is_sent);
-    tcase_add_test(tcase, a_wrong_buffer_is_refused_and_the_round_goes_on);
-    tcase_add_test(tcase, a_second_worker_of_a_rank_fences_the_older_one);
-    tcase_add_test(tcase, a_round_with_a_nan_is_skipped_and_changes_no_bit);
-    tcase_add_test(tcase, a_job_that_fails_on_a_nan_says_so_and_changes_no_bit);
-    tcase_add_test(tcase, waiting_for_workers_says_how_many);
-    tcase_add_test(tcase, a_worker_that_does_not_commit_is_named);
-    tcase_add_test(tcase, a_stopped_shard_is_named_and_training_goes_on_when_it_wakes);
-    tcase_add_test(tcase, an_absent_coordinator_is_named_and_training_goes_on_when_it_is_back);
-    tcase_add_test(tcase, a_job_whose_shard_lost_its_part_says_how_to_restore_and_is_restored);
-    tcase_add_test(tcase, a_job_closed_while_a_commit_waits_ends_the_commit);
-    tcase_add_test(tcase, a_session_closed_with_operations_in_flight_is_closed_within_two_seconds);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(40, setup, teardown);

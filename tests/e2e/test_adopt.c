@@ -9,8 +9,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "tests/support/cluster.h"
 #include "tests/support/suite.h"
+#include "tests/support/trainer.h"
 
 enum { ELEMS = 1500, STEPS_BEFORE = 3, STEPS_AFTER = 20 };
 
@@ -25,30 +25,22 @@ static const struct cairn_tensor tensors[] = {
     { .struct_size = sizeof *tensors, .name = "head.w", .rank = 1, .shape = { ELEMS } },
 };
 
-#define good(call) ck_assert_msg((call) == CAIRN_OK, "%s: %s", #call, cairn_error())
-
 static void open_run(struct run *run, const struct cluster *cluster)
 {
     struct cairn_group groups[2] = { CAIRN_GROUP_INIT, CAIRN_GROUP_INIT };
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
     groups[0].name = "body";
     groups[0].pattern = "body.*";
     groups[1].name = "head";
     groups[1].pattern = "*";
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = tensors,
-                                         .tensor_count = 2,
-                                         .groups = groups,
-                                         .group_count = 2,
-                                         .client_state_max = 16 };
-    const struct cairn_mem mem = { .struct_size = sizeof mem,
-                                   .ptr = run->values,
-                                   .dtype = CAIRN_F32 };
+    struct cairn_job_spec spec = trainer_spec(tensors, 2);
+    spec.groups = groups;
+    spec.group_count = 2;
+    spec.client_state_max = 16;
     for (int i = 0; i < ELEMS; i++) run->values[i] = (float)i / 7;
-    good(cairn_open(&opts, &run->session));
-    good(cairn_job_open(run->session, "run", &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &run->job));
-    good(cairn_put(run->job, "body.w", "param", NULL, &mem, NULL));
-    good(cairn_put(run->job, "head.w", "param", NULL, &mem, NULL));
+    run->session = trainer_session(cluster->address, NULL);
+    run->job = trainer_open(run->session, "run", &spec);
+    trainer_put(run->job, "body.w", run->values);
+    trainer_put(run->job, "head.w", run->values);
     good(cairn_init_done(run->job, NULL, CLUSTER_WAIT_MS));
 }
 
@@ -56,16 +48,14 @@ static void open_run(struct run *run, const struct cluster *cluster)
 static void train(struct run *run, int steps, bool frozen)
 {
     static float gradient[ELEMS];
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = gradient, .dtype = CAIRN_F32 };
     for (int k = 0; k < steps; k++) {
-        struct cairn_round round = { .struct_size = sizeof round };
         struct cairn_result result = { .struct_size = sizeof result };
-        char state[16];
-        good(cairn_round_begin(run->job, CLUSTER_WAIT_MS, &round));
+        char state[16] = "";
+        const struct cairn_round round = trainer_begin(run->job);
         for (int i = 0; i < ELEMS; i++)
             gradient[i] = (float)((i * 31 + (int)round.step * 17) % 101);
-        good(cairn_push(run->job, &round, 0, "body.w", NULL, &mem, NULL));
-        if (!frozen) good(cairn_push(run->job, &round, 0, "head.w", NULL, &mem, NULL));
+        trainer_push(run->job, &round, "body.w", gradient);
+        if (!frozen) trainer_push(run->job, &round, "head.w", gradient);
         snprintf(state, sizeof state, "at %d", (int)round.step);
         good(cairn_commit(run->job, &round, 1, state, sizeof state, CLUSTER_WAIT_MS, &result));
     }
@@ -87,12 +77,9 @@ static void amend(struct run *run)
 
 static void write_plane(struct run *run)
 {
-    const struct cairn_mem mem = { .struct_size = sizeof mem,
-                                   .ptr = run->values,
-                                   .dtype = CAIRN_F32 };
     struct cairn_version version;
     good(cairn_write_begin(run->job, CLUSTER_WAIT_MS));
-    good(cairn_put(run->job, "head.w", "param", NULL, &mem, NULL));
+    trainer_put(run->job, "head.w", run->values);
     good(cairn_write_end(run->job, CLUSTER_WAIT_MS, &version));
 }
 
@@ -145,15 +132,20 @@ static void slip_and_adopt(struct run *run, struct cluster *cluster, enum slip s
     ck_assert_msg(strstr(cairn_error(), "cairn cluster adopt") != NULL, "%s", cairn_error());
     cluster_cli(cluster, &said, "cluster", "status", NULL);
     expect_said(cluster, &said, 0, slip == LOST ? "of another store" : "by a newer coordinator");
+    cluster_cli(cluster, &said, "job", "list", NULL);
+    ck_assert_int_eq(said.status, 0);
+    ck_assert_msg(slip != LOST ||
+                      strstr(said.err, "of jobs that are not acted on: `cairn cluster status`") !=
+                          NULL,
+                  "%s", said.err);
     cluster_cli(cluster, &said, "cluster", "adopt", NULL);
     expect_said(cluster, &said, 0, "nothing was adopted");
     cluster_cli(cluster, &said, "cluster", "adopt", "--yes", NULL);
     expect_said(cluster, &said, 0, "run");
 }
 
-static void root_of(enum slip slip, char root[128])
+static void root_of(enum slip slip, char root[65])
 {
-    static struct cluster_said said;
     struct cluster cluster;
     struct run run;
     char state[16] = "";
@@ -174,25 +166,22 @@ static void root_of(enum slip slip, char root[128])
     good(cairn_client_state(run.job, state, sizeof state, CLUSTER_WAIT_MS, &bytes, &version));
     ck_assert_str_eq(state, "at 3");
     train(&run, STEPS_AFTER, true);
-    cluster_cli(&cluster, &said, "job", "digest", "-q", "run", NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
-    snprintf(root, 128, "%.127s", said.out);
+    trainer_digest(&cluster, "run", root);
     cairn_close(run.session);
     cluster_stop(&cluster);
 }
 
-START_TEST(a_lost_store_and_an_older_one_cost_nothing)
+TEST(a_lost_store_and_an_older_one_cost_nothing)
 {
-    char kept[128], lost[128], older[128];
+    char kept[65], lost[65], older[65];
     root_of(NONE, kept);
     root_of(LOST, lost);
     root_of(OLDER, older);
     ck_assert_str_eq(lost, kept);
     ck_assert_str_eq(older, kept);
 }
-END_TEST
 
-START_TEST(a_backup_that_is_put_back_before_anything_changed_goes_on_by_itself)
+TEST(a_backup_that_is_put_back_before_anything_changed_goes_on_by_itself)
 {
     struct cluster cluster;
     struct run run;
@@ -206,7 +195,6 @@ START_TEST(a_backup_that_is_put_back_before_anything_changed_goes_on_by_itself)
     cairn_close(run.session);
     cluster_stop(&cluster);
 }
-END_TEST
 
 /* Asks until it says as many times that word. */
 static void wait_said(const struct cluster *cluster, struct cluster_said *said, const char *verb,
@@ -222,7 +210,7 @@ static void wait_said(const struct cluster *cluster, struct cluster_said *said, 
     }
 }
 
-START_TEST(with_a_shard_away_nothing_is_adopted_and_with_it_back_the_run_goes_on)
+TEST(with_a_shard_away_nothing_is_adopted_and_with_it_back_the_run_goes_on)
 {
     static struct cluster_said said;
     struct cluster cluster;
@@ -250,9 +238,8 @@ START_TEST(with_a_shard_away_nothing_is_adopted_and_with_it_back_the_run_goes_on
     cairn_close(run.session);
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(what_is_forgotten_is_gone_and_its_name_is_free)
+TEST(what_is_forgotten_is_gone_and_its_name_is_free)
 {
     static struct cluster_said said;
     struct cluster cluster;
@@ -277,17 +264,5 @@ START_TEST(what_is_forgotten_is_gone_and_its_name_is_free)
     cairn_close(run.session);
     cluster_stop(&cluster);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("adopt");
-    TCase *tc = tcase_create("adopt");
-    tcase_set_timeout(tc, 90);
-    tcase_add_test(tc, a_lost_store_and_an_older_one_cost_nothing);
-    tcase_add_test(tc, a_backup_that_is_put_back_before_anything_changed_goes_on_by_itself);
-    tcase_add_test(tc, with_a_shard_away_nothing_is_adopted_and_with_it_back_the_run_goes_on);
-    tcase_add_test(tc, what_is_forgotten_is_gone_and_its_name_is_free);
-    suite_add_tcase(suite, tc);
-    return suite_run(suite);
-}
+SUITE(90);

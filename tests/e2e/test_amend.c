@@ -172,11 +172,12 @@ static void check_state(const struct cluster *cluster, const struct worker *w,
     ck_assert_uint_eq(version.step, ref->step);
     for (int t = 0; t < AMEND_TENSORS; t++) {
         for (int p = CAIRN_PLANE_PARAM; p < CAIRN_PLANE_COUNT; p++) {
-            if (ref->plane[t][p] == NULL) continue;
+            if (ref->tensor[t].plane[p] == NULL) continue;
             fetch(w->job, version, amend_tensors[t].name, cairn_plane_name(p), CAIRN_F32, values);
-            ck_assert_msg(memcmp(values, ref->plane[t][p], amend_elems(t) * sizeof *values) == 0,
-                          "%s %s differs at step %llu", amend_tensors[t].name, cairn_plane_name(p),
-                          (unsigned long long)ref->step);
+            ck_assert_msg(
+                memcmp(values, ref->tensor[t].plane[p], amend_elems(t) * sizeof *values) == 0,
+                "%s %s differs at step %llu", amend_tensors[t].name, cairn_plane_name(p),
+                (unsigned long long)ref->step);
         }
     }
     amend_reference_root(ref, root);
@@ -194,7 +195,8 @@ static void check_tied(const struct worker *w, struct cairn_version version)
     ck_assert_mem_eq(head, weight, amend_elems(6) * sizeof *head);
 }
 
-START_TEST(tensors_are_added_tied_and_thawed_while_training_goes_on_with_the_bits_of_one_process)
+TEST_EACH(tensors_are_added_tied_and_thawed_while_training_goes_on_with_the_bits_of_one_process, 1,
+          4)
 {
     struct cluster cluster, other;
     struct worker workers[AMEND_WORKERS];
@@ -230,9 +232,8 @@ START_TEST(tensors_are_added_tied_and_thawed_while_training_goes_on_with_the_bit
     cluster_stop(&cluster);
     amend_reference_close(&ref);
 }
-END_TEST
 
-START_TEST(coordinators_and_shards_that_come_back_have_the_amended_job)
+TEST(coordinators_and_shards_that_come_back_have_the_amended_job)
 {
     struct cluster cluster;
     struct worker workers[AMEND_WORKERS];
@@ -255,7 +256,6 @@ START_TEST(coordinators_and_shards_that_come_back_have_the_amended_job)
     cluster_stop(&cluster);
     amend_reference_close(&ref);
 }
-END_TEST
 
 /* A worker in a process of its own, which begins a round and then only stands there. */
 static pid_t stand_there(const struct cluster *cluster, int *begun)
@@ -277,7 +277,7 @@ static pid_t stand_there(const struct cluster *cluster, int *begun)
     return pid;
 }
 
-START_TEST(a_worker_that_is_killed_meanwhile_and_an_open_round_do_not_stop_an_amendment)
+TEST(a_worker_that_is_killed_meanwhile_and_an_open_round_do_not_stop_an_amendment)
 {
     struct cluster cluster;
     struct cairn_round round = { .struct_size = sizeof round };
@@ -308,7 +308,6 @@ START_TEST(a_worker_that_is_killed_meanwhile_and_an_open_round_do_not_stop_an_am
     cairn_close(w.session);
     cluster_stop(&cluster);
 }
-END_TEST
 
 static const struct wrong {
     const char *name, *alias_of, *thaw;
@@ -343,7 +342,7 @@ static cairn_status try_wrong(cairn_job *job, const struct wrong *wrong)
     return cairn_job_amend(job, &all, WAIT_MS);
 }
 
-START_TEST(what_cannot_be_or_does_not_fit_changes_nothing)
+TEST(what_cannot_be_or_does_not_fit_changes_nothing)
 {
     struct cluster cluster;
     struct cairn_tensor big = { .struct_size = sizeof big,
@@ -372,21 +371,5 @@ START_TEST(what_cannot_be_or_does_not_fit_changes_nothing)
     cairn_close(w.session);
     cluster_stop(&cluster);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("amend");
-    TCase *tcase = tcase_create("amend");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_loop_test(
-        tcase,
-        tensors_are_added_tied_and_thawed_while_training_goes_on_with_the_bits_of_one_process, 1,
-        4);
-    tcase_add_test(tcase, coordinators_and_shards_that_come_back_have_the_amended_job);
-    tcase_add_test(tcase,
-                   a_worker_that_is_killed_meanwhile_and_an_open_round_do_not_stop_an_amendment);
-    tcase_add_test(tcase, what_cannot_be_or_does_not_fit_changes_nothing);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60);

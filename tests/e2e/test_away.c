@@ -32,7 +32,7 @@ static void until_job_list_says(const char *word)
     ck_abort_msg("%s%s", said.out, said.err);
 }
 
-START_TEST(after_a_restart_a_job_is_waiting_and_its_step_unknown_until_its_shards_have_told)
+TEST(after_a_restart_a_job_is_waiting_and_its_step_unknown_until_its_shards_have_told)
 {
     char name[32], state[32], generation[32], step[32];
     cluster_start(&cluster, 2, NULL);
@@ -49,9 +49,8 @@ START_TEST(after_a_restart_a_job_is_waiting_and_its_step_unknown_until_its_shard
     RUN(0, "\"step\": null", "job", "show", "tiny", "-ojson");
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(a_shard_that_died_is_forgotten_when_its_job_has_gone)
+TEST(a_shard_that_died_is_forgotten_when_its_job_has_gone)
 {
     cluster_start(&cluster, 2, NULL);
     train_one_step();
@@ -68,16 +67,5 @@ START_TEST(a_shard_that_died_is_forgotten_when_its_job_has_gone)
     RUN(4, "no shard shard-1", "shard", "forget", "shard-1");
     cluster_stop(&cluster);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("away");
-    TCase *tc = tcase_create("away");
-    tcase_set_timeout(tc, 110);
-    tcase_add_test(
-        tc, after_a_restart_a_job_is_waiting_and_its_step_unknown_until_its_shards_have_told);
-    tcase_add_test(tc, a_shard_that_died_is_forgotten_when_its_job_has_gone);
-    suite_add_tcase(suite, tc);
-    return suite_run(suite);
-}
+SUITE(110);

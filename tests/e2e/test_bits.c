@@ -4,9 +4,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "proto/wire/plan.h"
+#include "proto/plan/plan.h"
 #include "tests/e2e/bits_check.h"
 #include "tests/support/rooms.h"
+#include "tests/support/suite.h"
 
 static void train_on_daemons(int shards, const struct cluster_options *options,
                              struct bits_worker pattern)
@@ -19,7 +20,7 @@ static void train_on_daemons(int shards, const struct cluster_options *options,
     cluster_stop(&cluster);
 }
 
-START_TEST(one_process_without_daemons_comes_to_the_golden_root)
+TEST(one_process_without_daemons_comes_to_the_golden_root)
 {
     struct bits_reference ref;
     char root[65];
@@ -31,9 +32,8 @@ START_TEST(one_process_without_daemons_comes_to_the_golden_root)
     bits_reference_close(&ref);
     ck_assert_str_eq(root, BITS_GOLDEN_ROOT);
 }
-END_TEST
 
-START_TEST(each_of_8_shards_owns_a_part_of_it)
+TEST(each_of_8_shards_owns_a_part_of_it)
 {
     struct bits_reference ref;
     struct cairn_layout_tensor tensors[BITS_TENSORS];
@@ -57,35 +57,30 @@ START_TEST(each_of_8_shards_owns_a_part_of_it)
     cairn_layout_close(layout);
     bits_reference_close(&ref);
 }
-END_TEST
 
 static const int shard_counts[] = { 1, 2, 3, 5, 8 };
 
-START_TEST(any_number_of_shards_gives_the_same_bits)
+TEST_EACH(any_number_of_shards_gives_the_same_bits, 0, 5)
 {
     train_on_daemons(shard_counts[_i], NULL, (struct bits_worker) { .window = 8 });
 }
-END_TEST
 
-START_TEST(two_compute_threads_give_the_same_bits)
+TEST(two_compute_threads_give_the_same_bits)
 {
     static const char *const set[] = { "compute.threads=2", NULL };
     train_on_daemons(3, &(struct cluster_options) { .shard_set = set },
                      (struct bits_worker) { .window = 8 });
 }
-END_TEST
 
-START_TEST(a_window_of_one_chunk_gives_the_same_bits)
+TEST(a_window_of_one_chunk_gives_the_same_bits)
 {
     train_on_daemons(2, NULL, (struct bits_worker) { .window = 1 });
 }
-END_TEST
 
-START_TEST(pushes_in_any_order_and_late_give_the_same_bits)
+TEST(pushes_in_any_order_and_late_give_the_same_bits)
 {
     train_on_daemons(3, NULL, (struct bits_worker) { .shuffle = 12345 });
 }
-END_TEST
 
 static const struct cairn_fabric_mem_options fabrics[] = {
     { .seed = 1 },
@@ -93,7 +88,7 @@ static const struct cairn_fabric_mem_options fabrics[] = {
     { .seed = 3, .delay_max_ticks = 6, .duplicate_permille = 200, .eager_bytes = 4096 },
 };
 
-START_TEST(a_fabric_in_memory_that_reorders_and_repeats_gives_the_same_bits)
+TEST_EACH(a_fabric_in_memory_that_reorders_and_repeats_gives_the_same_bits, 0, 3)
 {
     struct rooms rooms;
     rooms_open(&rooms, 3, &fabrics[_i]);
@@ -104,7 +99,6 @@ START_TEST(a_fabric_in_memory_that_reorders_and_repeats_gives_the_same_bits)
     bits_check_root(rooms.address, BITS_GOLDEN_ROOT);
     rooms_close(&rooms);
 }
-END_TEST
 
 static int print_root(void)
 {
@@ -119,18 +113,9 @@ static int print_root(void)
     return 0;
 }
 
+SUITE(60);
+
 int main(int argc, char **argv)
 {
-    if (argc == 2 && strcmp(argv[1], "--print-root") == 0) return print_root();
-    TCase *plain = tcase_create("reference"), *daemons = tcase_create("daemons"),
-          *memory = tcase_create("memory");
-    tcase_add_test(plain, one_process_without_daemons_comes_to_the_golden_root);
-    tcase_add_test(plain, each_of_8_shards_owns_a_part_of_it);
-    tcase_add_loop_test(daemons, any_number_of_shards_gives_the_same_bits, 0, 5);
-    tcase_add_test(daemons, two_compute_threads_give_the_same_bits);
-    tcase_add_test(daemons, a_window_of_one_chunk_gives_the_same_bits);
-    tcase_add_test(daemons, pushes_in_any_order_and_late_give_the_same_bits);
-    tcase_add_loop_test(memory, a_fabric_in_memory_that_reorders_and_repeats_gives_the_same_bits, 0,
-                        3);
-    return bits_run_suite("bits", (TCase *const[]) { plain, daemons, memory, NULL });
+    return argc == 2 && strcmp(argv[1], "--print-root") == 0 ? print_root() : suite_main();
 }

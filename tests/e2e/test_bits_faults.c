@@ -7,53 +7,29 @@
 
 #include "tests/e2e/bits_check.h"
 #include "tests/support/rooms.h"
-
-/* ---- workers as processes ---- */
-
-static pid_t spawn_worker(const struct cluster *cluster, int rank, int die_at)
-{
-    char rank_text[16], die_text[16], log[128];
-    snprintf(rank_text, sizeof rank_text, "%d", rank);
-    snprintf(die_text, sizeof die_text, "%d", die_at);
-    snprintf(log, sizeof log, "%s/worker-%d.log", cluster->folder, rank);
-    const char *const argv[] = { "/proc/self/exe", "--worker", cluster->address,
-                                 rank_text,        die_text,   NULL };
-    return cluster_spawn(argv, log);
-}
-
-static int be_worker(char **argv)
-{
-    struct bits_worker worker = { .endpoint = argv[2],
-                                  .rank = (uint32_t)atoi(argv[3]),
-                                  .until_step = BITS_STEPS,
-                                  .die_at = (uint64_t)atoi(argv[4]) };
-    if (bits_worker_run(&worker)) return 0;
-    fprintf(stderr, "%s\n", worker.error);
-    return 1;
-}
+#include "tests/support/suite.h"
 
 /* Each of the two, in its turn, in the middle of a round with one micro-batch and one with three. */
 static const struct death {
     int rank, step;
 } deaths[] = { { 0, 20 }, { 1, 21 }, { 1, 24 } };
 
-START_TEST(a_worker_killed_in_mid_round_and_started_again_changes_no_bit)
+TEST_EACH(a_worker_killed_in_mid_round_and_started_again_changes_no_bit, 0, 3)
 {
     const struct death *death = &deaths[_i];
     struct cluster cluster;
     cluster_start(&cluster, 3, NULL);
-    const pid_t dying = spawn_worker(&cluster, death->rank, death->step);
-    const pid_t other = spawn_worker(&cluster, 1 - death->rank, 0);
+    const pid_t dying = bits_spawn_worker(&cluster, death->rank, death->step);
+    const pid_t other = bits_spawn_worker(&cluster, 1 - death->rank, 0);
     ck_assert_int_eq(cluster_wait(dying, CLUSTER_WAIT_MS), 128 + SIGKILL);
-    const pid_t again = spawn_worker(&cluster, death->rank, 0);
+    const pid_t again = bits_spawn_worker(&cluster, death->rank, 0);
     ck_assert_msg(cluster_wait(again, CLUSTER_WAIT_MS) == 0, "see %s", cluster.folder);
     ck_assert_msg(cluster_wait(other, CLUSTER_WAIT_MS) == 0, "see %s", cluster.folder);
     bits_check_root(cluster.address, BITS_GOLDEN_ROOT);
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(a_coordinator_killed_and_started_again_changes_no_bit)
+TEST(a_coordinator_killed_and_started_again_changes_no_bit)
 {
     static const uint64_t steps[] = { 8, 22, 35 };
     struct cluster cluster;
@@ -72,9 +48,8 @@ START_TEST(a_coordinator_killed_and_started_again_changes_no_bit)
     bits_check_root(cluster.address, BITS_GOLDEN_ROOT);
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(connections_that_break_change_no_bit)
+TEST_EACH(connections_that_break_change_no_bit, 0, 3)
 {
     const struct cairn_fabric_mem_options fabric = { .seed = (uint64_t)_i + 10,
                                                      .delay_max_ticks = 4,
@@ -92,15 +67,12 @@ START_TEST(connections_that_break_change_no_bit)
     bits_check_root(rooms.address, BITS_GOLDEN_ROOT);
     rooms_close(&rooms);
 }
-END_TEST
+
+SUITE(60);
 
 int main(int argc, char **argv)
 {
-    if (argc == 5 && strcmp(argv[1], "--worker") == 0) return be_worker(argv);
-    TCase *daemons = tcase_create("daemons"), *memory = tcase_create("memory");
-    tcase_add_loop_test(daemons, a_worker_killed_in_mid_round_and_started_again_changes_no_bit, 0,
-                        3);
-    tcase_add_test(daemons, a_coordinator_killed_and_started_again_changes_no_bit);
-    tcase_add_loop_test(memory, connections_that_break_change_no_bit, 0, 3);
-    return bits_run_suite("bits_faults", (TCase *const[]) { daemons, memory, NULL });
+    return argc == 5 && strcmp(argv[1], "--worker") == 0
+               ? bits_be_worker(argv, (struct bits_worker) { 0 })
+               : suite_main();
 }

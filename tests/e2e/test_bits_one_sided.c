@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "tests/e2e/bits_check.h"
+#include "tests/support/suite.h"
 
 static const char *const set[] = { "fabric.kind=ucx", "fabric.one_sided=on", "compute.threads=1",
                                    "memory.limit=256MiB", NULL };
@@ -43,7 +44,7 @@ static void check_was_read(const struct cluster *cluster)
     ck_assert_msg(strstr(said.out, "ucx, one-sided") != NULL, "%s", said.out);
 }
 
-START_TEST(two_workers_and_two_shards_make_the_bits_of_every_other_way)
+TEST(two_workers_and_two_shards_make_the_bits_of_every_other_way)
 {
     struct cluster cluster;
     cluster_start(&cluster, 2, &options);
@@ -53,10 +54,9 @@ START_TEST(two_workers_and_two_shards_make_the_bits_of_every_other_way)
     check_was_read(&cluster);
     cluster_stop(&cluster);
 }
-END_TEST
 
 /* The one end allows it and the other does not: then everything goes as messages. */
-START_TEST(workers_that_do_not_allow_it_get_messages_and_the_same_bits)
+TEST(workers_that_do_not_allow_it_get_messages_and_the_same_bits)
 {
     static struct cluster_said said;
     struct cluster cluster;
@@ -69,56 +69,28 @@ START_TEST(workers_that_do_not_allow_it_get_messages_and_the_same_bits)
     ck_assert_ptr_null(strstr(said.out, "one-sided"));
     cluster_stop(&cluster);
 }
-END_TEST
 
-/* ---- workers as processes ---- */
-
-static pid_t spawn_worker(const struct cluster *cluster, int rank, int die_at)
-{
-    char rank_text[16], die_text[16], log[128];
-    snprintf(rank_text, sizeof rank_text, "%d", rank);
-    snprintf(die_text, sizeof die_text, "%d", die_at);
-    snprintf(log, sizeof log, "%s/worker-%d.log", cluster->folder, rank);
-    const char *const argv[] = { "/proc/self/exe", "--worker", cluster->address,
-                                 rank_text,        die_text,   NULL };
-    return cluster_spawn(argv, log);
-}
-
-static int be_worker(char **argv)
-{
-    struct bits_worker worker = { .endpoint = argv[2],
-                                  .rank = (uint32_t)atoi(argv[3]),
-                                  .until_step = BITS_STEPS,
-                                  .allocated = true,
-                                  .die_at = (uint64_t)atoi(argv[4]) };
-    if (bits_worker_run(&worker)) return 0;
-    fprintf(stderr, "%s\n", worker.error);
-    return 1;
-}
-
-START_TEST(a_worker_killed_while_its_pushes_are_read_changes_no_bit)
+TEST_EACH(a_worker_killed_while_its_pushes_are_read_changes_no_bit, 0, 2)
 {
     struct cluster cluster;
     cluster_start(&cluster, 2, &options);
-    const pid_t dying = spawn_worker(&cluster, _i, 20 + _i);
-    const pid_t other = spawn_worker(&cluster, 1 - _i, 0);
+    const pid_t dying = bits_spawn_worker(&cluster, _i, 20 + _i);
+    const pid_t other = bits_spawn_worker(&cluster, 1 - _i, 0);
     ck_assert_int_eq(cluster_wait(dying, CLUSTER_WAIT_MS), 128 + SIGKILL);
-    const pid_t again = spawn_worker(&cluster, _i, 0);
+    const pid_t again = bits_spawn_worker(&cluster, _i, 0);
     ck_assert_msg(cluster_wait(again, CLUSTER_WAIT_MS) == 0, "see %s", cluster.folder);
     ck_assert_msg(cluster_wait(other, CLUSTER_WAIT_MS) == 0, "see %s", cluster.folder);
     bits_check_root(cluster.address, BITS_GOLDEN_ROOT);
     cluster_stop(&cluster);
 }
-END_TEST
+
+SUITE(60);
 
 int main(int argc, char **argv)
 {
     setenv("CAIRN_FABRIC", "ucx", 1);
     setenv("CAIRN_FABRIC_ONE_SIDED", "on", 1);
-    if (argc == 5 && strcmp(argv[1], "--worker") == 0) return be_worker(argv);
-    TCase *daemons = tcase_create("daemons");
-    tcase_add_test(daemons, two_workers_and_two_shards_make_the_bits_of_every_other_way);
-    tcase_add_test(daemons, workers_that_do_not_allow_it_get_messages_and_the_same_bits);
-    tcase_add_loop_test(daemons, a_worker_killed_while_its_pushes_are_read_changes_no_bit, 0, 2);
-    return bits_run_suite("bits_one_sided", (TCase *const[]) { daemons, NULL });
+    return argc == 5 && strcmp(argv[1], "--worker") == 0
+               ? bits_be_worker(argv, (struct bits_worker) { .allocated = true })
+               : suite_main();
 }

@@ -4,8 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/wire/snapshot_file.h"
+#include "proto/store/snapshot_file.h"
 #include "tests/e2e/bits_check.h"
+#include "tests/support/good.h"
+#include "tests/support/suite.h"
 
 /* ---- a session of the test's own ---- */
 
@@ -14,7 +16,7 @@ static cairn_job *open_job(const char *address, cairn **session_out,
 {
     const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = address };
     cairn_job *job;
-    ck_assert_msg(cairn_open(&opts, session_out) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_open(&opts, session_out));
     const cairn_role role = spec != NULL ? CAIRN_WORKER : CAIRN_READER;
     ck_assert_msg(cairn_job_open(*session_out, BITS_JOB, spec, role, BITS_WAIT_MS, &job) ==
                       CAIRN_OK,
@@ -35,7 +37,7 @@ static void check_plane(cairn_job *job, int tensor, const char *plane, cairn_dty
     ck_assert_msg(cairn_fetch(job, newest, bits_tensors[tensor].name, plane, NULL, &mem, &op) ==
                       CAIRN_OK,
                   "%s", cairn_error());
-    ck_assert_msg(cairn_wait(op, BITS_WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_wait(op, BITS_WAIT_MS));
     ck_assert_msg(memcmp(got, expected, bytes) == 0, "%s of %s has other bits", plane,
                   bits_tensors[tensor].name);
     free(got);
@@ -51,7 +53,7 @@ static void check_all_planes(cairn_job *job, const struct bits_reference *ref)
     }
 }
 
-START_TEST(a_reader_gets_every_plane_bit_for_bit_and_frozen_ones_as_they_were_put)
+TEST(a_reader_gets_every_plane_bit_for_bit_and_frozen_ones_as_they_were_put)
 {
     struct cluster cluster;
     struct bits_reference ref;
@@ -68,9 +70,8 @@ START_TEST(a_reader_gets_every_plane_bit_for_bit_and_frozen_ones_as_they_were_pu
     bits_reference_close(&ref);
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(the_initial_state_is_what_rank_0_put_and_others_are_compared_with_it)
+TEST(the_initial_state_is_what_rank_0_put_and_others_are_compared_with_it)
 {
     struct cluster cluster;
     struct cairn_tensor tensors[BITS_TENSORS];
@@ -88,7 +89,6 @@ START_TEST(the_initial_state_is_what_rank_0_put_and_others_are_compared_with_it)
     bits_check_root(cluster.address, root);
     cluster_stop(&cluster);
 }
-END_TEST
 
 /* ---- snapshots ---- */
 
@@ -121,7 +121,7 @@ static void restore_and_finish(int shards, const char *snapshots_path, const cha
     cluster_stop(&cluster);
 }
 
-START_TEST(a_snapshot_of_3_shards_trains_on_alike_on_5_and_on_2)
+TEST(a_snapshot_of_3_shards_trains_on_alike_on_5_and_on_2)
 {
     struct cluster cluster;
     char id[64];
@@ -134,9 +134,8 @@ START_TEST(a_snapshot_of_3_shards_trains_on_alike_on_5_and_on_2)
     restore_and_finish(2, cluster.snapshots_path, id, step);
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(a_snapshot_taken_while_training_goes_on_is_of_one_step)
+TEST(a_snapshot_taken_while_training_goes_on_is_of_one_step)
 {
     struct cluster cluster;
     struct bits_run run;
@@ -155,14 +154,5 @@ START_TEST(a_snapshot_taken_while_training_goes_on_is_of_one_step)
     restore_and_finish(1, cluster.snapshots_path, id, step);
     cluster_stop(&cluster);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *planes = tcase_create("planes"), *snapshots = tcase_create("snapshots");
-    tcase_add_test(planes, a_reader_gets_every_plane_bit_for_bit_and_frozen_ones_as_they_were_put);
-    tcase_add_test(planes, the_initial_state_is_what_rank_0_put_and_others_are_compared_with_it);
-    tcase_add_test(snapshots, a_snapshot_of_3_shards_trains_on_alike_on_5_and_on_2);
-    tcase_add_test(snapshots, a_snapshot_taken_while_training_goes_on_is_of_one_step);
-    return bits_run_suite("bits_state", (TCase *const[]) { planes, snapshots, NULL });
-}
+SUITE(60);

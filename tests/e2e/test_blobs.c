@@ -7,9 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/support/cluster.h"
-#include "tests/support/good.h"
 #include "tests/support/suite.h"
+#include "tests/support/trainer.h"
 #include "tests/support/weights_sample.h"
 
 /* LONG is cut over three shards; the others are of every length around a word. */
@@ -74,13 +73,6 @@ static const uint8_t *bytes_of(uint32_t seed)
     return bytes;
 }
 
-static struct cairn_mem mem_of(const void *ptr, cairn_dtype dtype)
-{
-    return (struct cairn_mem) { .struct_size = sizeof(struct cairn_mem),
-                                .ptr = (void *)(uintptr_t)ptr,
-                                .dtype = dtype };
-}
-
 static void open_session(struct side *s, const struct cluster *cluster)
 {
     const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
@@ -89,7 +81,7 @@ static void open_session(struct side *s, const struct cluster *cluster)
 
 static void put(const struct side *s, const char *name, const void *bytes, cairn_dtype dtype)
 {
-    const struct cairn_mem mem = mem_of(bytes, dtype);
+    const struct cairn_mem mem = trainer_mem(bytes, dtype);
     good(cairn_put(s->job, name, "param", NULL, &mem, NULL));
 }
 
@@ -134,7 +126,7 @@ static void train(const struct side *s)
     static float gradient[WEIGHTS];
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
-    const struct cairn_mem mem = mem_of(gradient, CAIRN_F32);
+    const struct cairn_mem mem = trainer_mem(gradient, CAIRN_F32);
     for (int i = 0; i < WEIGHTS; i++) gradient[i] = (float)(i % 7) - 3;
     good(cairn_round_begin(s->job, CLUSTER_WAIT_MS, &round));
     good(cairn_push(s->job, &round, 0, "weight", NULL, &mem, NULL));
@@ -144,7 +136,7 @@ static void train(const struct side *s)
 static void fetch(const struct side *s, struct cairn_version version, const char *name,
                   const char *plane, const struct cairn_box *box, uint8_t *out)
 {
-    const struct cairn_mem mem = mem_of(out, CAIRN_U8);
+    const struct cairn_mem mem = trainer_mem(out, CAIRN_U8);
     cairn_op *op;
     good(cairn_fetch(s->job, version, name, plane, box, &mem, &op));
     good(cairn_wait(op, CLUSTER_WAIT_MS));
@@ -185,13 +177,6 @@ static struct cairn_version write_blobs(const struct side *s, uint32_t seed)
     return version;
 }
 
-static void root_of(const struct cluster *cluster, char out[128])
-{
-    cluster_cli(cluster, &said, "job", "digest", "-q", "tiny", NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
-    snprintf(out, 128, "%.127s", said.out);
-}
-
 static void restore(const struct cluster *cluster, const char *id)
 {
     cluster_cli(cluster, &said, "snapshot", "restore", "tiny", id, "--yes", NULL);
@@ -220,12 +205,12 @@ static void live_a_life(struct cluster *cluster, char id[64], char root[128])
     cluster_cli(cluster, &said, "job", "show", "tiny", NULL);
     ck_assert_msg(strstr(said.out, "12, 9000 elements") != NULL, "%s", said.out);
     ck_assert_msg(strstr(said.out, "11 of them blobs, 16432 bytes") != NULL, "%s", said.out);
-    root_of(cluster, root);
+    trainer_digest(cluster, "tiny", root);
     cairn_close(reader.session);
     cairn_close(worker.session);
 }
 
-START_TEST(a_blob_comes_back_bit_for_bit_from_any_number_of_shards)
+TEST(a_blob_comes_back_bit_for_bit_from_any_number_of_shards)
 {
     const int other_count[] = { 3, 1, 2 };
     static char roots[3][128];
@@ -239,7 +224,7 @@ START_TEST(a_blob_comes_back_bit_for_bit_from_any_number_of_shards)
         const struct cluster_options options = { .snapshots_path = cluster.snapshots_path };
         cluster_start(&other, other_count[i], &options);
         restore(&other, id);
-        root_of(&other, restored);
+        trainer_digest(&other, "tiny", restored);
         ck_assert_str_eq(restored, roots[0]);
         open_job(&side, &other);
         check_blobs(&side, newest(&side), 2);
@@ -250,7 +235,6 @@ START_TEST(a_blob_comes_back_bit_for_bit_from_any_number_of_shards)
         cluster_stop(&cluster);
     }
 }
-END_TEST
 
 /* FOLDER/weights.safetensors: "weight" of ones, and a "state.1" that nobody takes. */
 static void write_weights(const char *folder, char *path, size_t path_bytes)
@@ -266,7 +250,7 @@ static void write_weights(const char *folder, char *path, size_t path_bytes)
     sample_weights_write(path, weights, 2);
 }
 
-START_TEST(blobs_are_put_where_the_rest_comes_from_a_file)
+TEST(blobs_are_put_where_the_rest_comes_from_a_file)
 {
     char folder[CAIRN_SCRATCH_BYTES], path[CAIRN_SCRATCH_BYTES + 32];
     char allowed[CAIRN_SCRATCH_BYTES + 32];
@@ -292,7 +276,6 @@ START_TEST(blobs_are_put_where_the_rest_comes_from_a_file)
     cluster_stop(&cluster);
     cairn_scratch_remove(folder);
 }
-END_TEST
 
 /* A rank of two, which holds a half of "weight", comes as far as its first round; in a thread, since both
  * wait for each other. Returns NULL, or what failed. */
@@ -305,7 +288,7 @@ static void *begin_with_half(void *context)
     const struct cairn_tile tile = { sizeof tile,
                                      "weight",
                                      { 1, { rank * (WEIGHTS / 2) }, { WEIGHTS / 2 } } };
-    const struct cairn_mem mem = mem_of(half, CAIRN_F32);
+    const struct cairn_mem mem = trainer_mem(half, CAIRN_F32);
     cairn_status status = cairn_tiles(s->job, &tile, 1, 2, CLUSTER_WAIT_MS);
     if (status == CAIRN_OK) status = cairn_put(s->job, "weight", "param", NULL, &mem, NULL);
     if (status == CAIRN_OK && rank == 0) put_blobs(s, 1);
@@ -315,7 +298,7 @@ static void *begin_with_half(void *context)
     return said_by[rank];
 }
 
-START_TEST(a_worker_that_holds_parts_of_tensors_holds_blobs_whole)
+TEST(a_worker_that_holds_parts_of_tensors_holds_blobs_whole)
 {
     struct cluster cluster;
     struct side sides[2];
@@ -340,9 +323,8 @@ START_TEST(a_worker_that_holds_parts_of_tensors_holds_blobs_whole)
     for (int rank = 0; rank < 2; rank++) cairn_close(sides[rank].session);
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(one_byte_of_a_blob_is_another_content_root)
+TEST(one_byte_of_a_blob_is_another_content_root)
 {
     struct cluster cluster;
     struct side side;
@@ -356,19 +338,18 @@ START_TEST(one_byte_of_a_blob_is_another_content_root)
         good(cairn_write_begin(side.job, CLUSTER_WAIT_MS));
         put(&side, "state.4", bytes, CAIRN_U8);
         good(cairn_write_end(side.job, CLUSTER_WAIT_MS, &version));
-        root_of(&cluster, roots[i]);
+        trainer_digest(&cluster, "tiny", roots[i]);
     }
     ck_assert_str_ne(roots[0], roots[1]);
     ck_assert_str_eq(roots[0], roots[2]);
     cairn_close(side.session);
     cluster_stop(&cluster);
 }
-END_TEST
 
 static void refuse_calls(const struct side *s)
 {
     static uint8_t bytes[64];
-    const struct cairn_mem raw = mem_of(bytes, CAIRN_U8), f32 = mem_of(bytes, CAIRN_F32);
+    const struct cairn_mem raw = trainer_mem(bytes, CAIRN_U8), f32 = trainer_mem(bytes, CAIRN_F32);
     const struct cairn_box longer = { 1, { 0 }, { 10 } }, shorter = { 1, { 0 }, { 8 } };
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
@@ -396,10 +377,10 @@ static void refuse_calls(const struct side *s)
     good(cairn_write_end(s->job, CLUSTER_WAIT_MS, &version));
 }
 
-START_TEST(what_cannot_be_done_with_a_blob_is_refused_with_a_sentence)
+TEST(what_cannot_be_done_with_a_blob_is_refused_with_a_sentence)
 {
     static uint8_t bytes[64];
-    const struct cairn_mem raw = mem_of(bytes, CAIRN_U8), f32 = mem_of(bytes, CAIRN_F32);
+    const struct cairn_mem raw = trainer_mem(bytes, CAIRN_U8), f32 = trainer_mem(bytes, CAIRN_F32);
     const struct cairn_box longer = { 1, { 0 }, { 10 } }, shorter = { 1, { 0 }, { 8 } };
     const struct cairn_tile part = { sizeof part, "state.9", { 1, { 0 }, { 8 } } };
     struct cluster cluster;
@@ -438,18 +419,5 @@ START_TEST(what_cannot_be_done_with_a_blob_is_refused_with_a_sentence)
     cairn_close(side.session);
     cluster_stop(&cluster);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("blobs");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_test(tcase, a_blob_comes_back_bit_for_bit_from_any_number_of_shards);
-    tcase_add_test(tcase, blobs_are_put_where_the_rest_comes_from_a_file);
-    tcase_add_test(tcase, a_worker_that_holds_parts_of_tensors_holds_blobs_whole);
-    tcase_add_test(tcase, one_byte_of_a_blob_is_another_content_root);
-    tcase_add_test(tcase, what_cannot_be_done_with_a_blob_is_refused_with_a_sentence);
-    Suite *suite = suite_create("blobs");
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60);

@@ -9,33 +9,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/support/cluster.h"
-#include "tests/support/good.h"
 #include "tests/support/suite.h"
+#include "tests/support/trainer.h"
 
 enum { SHARDS = 2, TENSORS = 3, STEPS = 4, MICROS = 3, ELEMS_MAX = 300 * 211 };
 
 /* In its wire dtype is also what is pushed. */
 static const struct cairn_tensor model[TENSORS] = {
-    { .struct_size = sizeof model[0],
-      .name = "big",
-      .unit = "u",
-      .rank = 2,
-      .shape = { 300, 211 },
-      .init = { CAIRN_INIT_NORMAL, 0, 1, 1 } },
-    { .struct_size = sizeof model[0],
-      .name = "half",
-      .unit = "v",
-      .rank = 2,
-      .shape = { 211, 200 },
-      .wire = CAIRN_BF16,
-      .init = { CAIRN_INIT_NORMAL, 0, 1, 2 } },
-    { .struct_size = sizeof model[0],
-      .name = "small",
-      .unit = "v",
-      .rank = 1,
-      .shape = { 77 },
-      .init = { CAIRN_INIT_ONES, 0, 0, 0 } },
+    TRAINER_MATRIX("big", "u", 300, 211, 1),
+    TRAINER_MATRIX("half", "v", 211, 200, 2, .wire = CAIRN_BF16),
+    TRAINER_ONES("small", "v", 77),
 };
 static const uint64_t psi = 4 * 300 * 211 + 2 * 211 * 200 + 4 * 77;
 /* What was added up in the client is pushed in fp32. */
@@ -47,9 +30,7 @@ static const char *const kinds[] = { "ucx", "auto" };
 
 static struct cairn_mem mem_of(int t, void *memory)
 {
-    return (struct cairn_mem) { .struct_size = sizeof(struct cairn_mem),
-                                .ptr = memory,
-                                .dtype = model[t].wire == CAIRN_BF16 ? CAIRN_BF16 : CAIRN_F32 };
+    return trainer_mem(memory, model[t].wire == CAIRN_BF16 ? CAIRN_BF16 : CAIRN_F32);
 }
 
 static void fetch_all(cairn_job *job, struct cairn_version version)
@@ -82,9 +63,7 @@ static void train(cairn_job *job, uint32_t micros, int gathers, bool maps)
 {
     static float gradient[ELEMS_MAX];
     for (int step = 0; step < STEPS; step++) {
-        struct cairn_round round = { .struct_size = sizeof round };
-        struct cairn_result result = { .struct_size = sizeof result };
-        good(cairn_round_begin(job, CLUSTER_WAIT_MS, &round));
+        const struct cairn_round round = trainer_begin(job);
         for (int i = 0; i < gathers; i++) (maps ? map_all : fetch_all)(job, round.version);
         for (uint32_t m = 0; m < micros; m++) {
             for (int t = 0; t < TENSORS; t++) {
@@ -93,24 +72,17 @@ static void train(cairn_job *job, uint32_t micros, int gathers, bool maps)
             }
             if (m + 1 < micros) good(cairn_micro_end(job, &round, m));
         }
-        good(cairn_commit(job, &round, micros, NULL, 0, CLUSTER_WAIT_MS, &result));
-        ck_assert(result.applied);
+        trainer_commit(job, &round, micros);
     }
 }
 
 static cairn_job *open_job(cairn *session, const char *name, uint32_t stage, uint32_t micros)
 {
-    const struct cairn_group adamw = CAIRN_GROUP_INIT;
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = model,
-                                         .tensor_count = TENSORS,
-                                         .groups = &adamw,
-                                         .group_count = 1,
-                                         .chunk_leaves = 4,
-                                         .stage = CAIRN_STAGE(stage),
-                                         .micro_batches = micros };
-    cairn_job *job;
-    good(cairn_job_open(session, name, &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &job));
+    struct cairn_job_spec spec = trainer_spec(model, TENSORS);
+    spec.chunk_leaves = 4;
+    spec.stage = CAIRN_STAGE(stage);
+    spec.micro_batches = micros;
+    cairn_job *job = trainer_open(session, name, &spec);
     good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
     return job;
 }
@@ -161,14 +133,10 @@ struct expected {
  * again, as it may when a connection was lost or greeted anew, and counted that, too. */
 static bool check_once(const struct expected *e, int attempt)
 {
-    const struct cairn_opts opts = { .struct_size = sizeof opts,
-                                     .endpoint = cluster.address,
-                                     .fabric = e->kind };
     struct cairn_stats stats = { .struct_size = sizeof stats };
     char name[48];
     snprintf(name, sizeof name, "%s-%u-%u-%d-%d", e->kind, e->stage, e->micros, e->maps, attempt);
-    cairn *session;
-    good(cairn_open(&opts, &session));
+    cairn *session = trainer_session(cluster.address, e->kind);
     cairn_job *job = open_job(session, name, e->stage, e->micros);
     train(job, e->micros, e->gathers, e->maps);
     good(cairn_job_stats(job, &stats));
@@ -214,30 +182,25 @@ static void tear_down(void)
     cluster_stop(&cluster);
 }
 
-START_TEST(stages_0_to_2_move_two_psi_a_step)
+TEST_EACH(stages_0_to_2_move_two_psi_a_step, 0, 2)
 {
     for (uint32_t stage = 0; stage <= 2; stage++) check(kinds[_i], stage, 1, psi, 1, false);
 }
-END_TEST
 
-START_TEST(stage_3_with_a_fetch_in_backward_moves_three_psi)
+TEST_EACH(stage_3_with_a_fetch_in_backward_moves_three_psi, 0, 2)
 {
     check(kinds[_i], 3, 1, psi, 2, false);
 }
-END_TEST
 
-START_TEST(stage_3_with_units_mapped_in_forward_and_backward_moves_three_psi)
+TEST_EACH(stage_3_with_units_mapped_in_forward_and_backward_moves_three_psi, 0, 2)
 {
     check(kinds[_i], 3, 1, psi, 2, true);
 }
-END_TEST
 
 /* What it read last is told with its farewell, and stays in what is said of all. */
-START_TEST(what_a_worker_read_is_counted_when_it_has_left)
+TEST(what_a_worker_read_is_counted_when_it_has_left)
 {
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
-    cairn *session;
-    good(cairn_open(&opts, &session));
+    cairn *session = trainer_session(cluster.address, NULL);
     cairn_job *job = open_job(session, "left", 3, 1);
     train(job, 1, 2, true);
     cairn_close(session);
@@ -250,28 +213,12 @@ START_TEST(what_a_worker_read_is_counted_when_it_has_left)
         json_decref(show);
     }
 }
-END_TEST
 
 /* Stages 0 and 1 add micro-batches up and push once; stages 2 and 3 push each. */
-START_TEST(micro_batches_that_are_pushed_cost_a_psi_each)
+TEST_EACH(micro_batches_that_are_pushed_cost_a_psi_each, 0, 2)
 {
     check(kinds[_i], 1, MICROS, psi_added, 1, false);
     check(kinds[_i], 2, MICROS, MICROS * psi, 1, false);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("bytes");
-    TCase *tests = tcase_create("bytes");
-    tcase_set_timeout(tests, 60);
-    tcase_add_checked_fixture(tests, set_up, tear_down);
-    tcase_add_loop_test(tests, stages_0_to_2_move_two_psi_a_step, 0, 2);
-    tcase_add_loop_test(tests, stage_3_with_a_fetch_in_backward_moves_three_psi, 0, 2);
-    tcase_add_loop_test(tests, stage_3_with_units_mapped_in_forward_and_backward_moves_three_psi, 0,
-                        2);
-    tcase_add_test(tests, what_a_worker_read_is_counted_when_it_has_left);
-    tcase_add_loop_test(tests, micro_batches_that_are_pushed_cost_a_psi_each, 0, 2);
-    suite_add_tcase(suite, tests);
-    return suite_run(suite);
-}
+SUITE(60, set_up, tear_down);

@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/wire/capability.h"
-#include "proto/wire/schedule.h"
+#include "proto/spec/capability.h"
+#include "proto/spec/schedule.h"
 #include "tests/support/cluster.h"
 #include "tests/support/good.h"
 #include "tests/support/suite.h"
@@ -522,7 +522,7 @@ static void expect_refused(struct sample *s)
     ck_assert_ptr_nonnull(strstr(cairn_error(), "; allowed: "));
 }
 
-START_TEST(every_row_is_refused_or_has_its_effect)
+TEST(every_row_is_refused_or_has_its_effect)
 {
     size_t count;
     struct sample s;
@@ -542,23 +542,10 @@ START_TEST(every_row_is_refused_or_has_its_effect)
     }
     cluster_stop(&cluster);
 }
-END_TEST
 
 /* ---- what a build or a host lacks ---- */
 
-static int lines_with(const char *log, const char *word)
-{
-    char path[160], line[1024];
-    int count = 0;
-    snprintf(path, sizeof path, "%s/%s", cluster.folder, log);
-    FILE *file = fopen(path, "re");
-    ck_assert_ptr_nonnull(file);
-    while (fgets(line, sizeof line, file) != NULL) count += strstr(line, word) != NULL;
-    fclose(file);
-    return count;
-}
-
-START_TEST(what_a_build_or_host_lacks_is_said_once_and_is_no_warning)
+TEST(what_a_build_or_host_lacks_is_said_once_and_is_no_warning)
 {
     struct cluster_said said;
     setenv("CAIRN_HOST_ISA", "plain", 1);
@@ -572,20 +559,10 @@ START_TEST(what_a_build_or_host_lacks_is_said_once_and_is_no_warning)
     cluster_cli(&cluster, &said, "cluster", "status", "-o", "json", NULL);
     ck_assert_ptr_nonnull(strstr(said.out, "\"without\": ["));
     ck_assert_ptr_nonnull(strstr(said.out, "\"AVX-512\""));
-    ck_assert_int_eq(lines_with("shard-0.log", "msg=\"without "), 1);
-    ck_assert_int_eq(lines_with("shard-0.log", "level=warn"), 0);
-    ck_assert_int_eq(lines_with("coordinator.log", "level=warn"), 0);
+    ck_assert_int_eq(cluster_logged(&cluster, "shard-0.log", "msg=\"without "), 1);
+    ck_assert_int_eq(cluster_logged(&cluster, "shard-0.log", "level=warn"), 0);
+    ck_assert_int_eq(cluster_logged(&cluster, "coordinator.log", "level=warn"), 0);
     cluster_stop(&cluster);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("capability");
-    TCase *tcase = tcase_create("capability");
-    tcase_set_timeout(tcase, 100);
-    tcase_add_test(tcase, every_row_is_refused_or_has_its_effect);
-    tcase_add_test(tcase, what_a_build_or_host_lacks_is_said_once_and_is_no_warning);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(100);

@@ -12,11 +12,6 @@
 
 enum { ELEMS = 5000, STATE_MAX = 65536 };
 
-struct trainer {
-    cairn *session;
-    cairn_job *job;
-};
-
 static struct trainer attach(const struct cluster *cluster, const char *name, uint32_t rank,
                              uint32_t workers_min, uint32_t client_state_max)
 {
@@ -25,16 +20,7 @@ static struct trainer attach(const struct cluster *cluster, const char *name, ui
     tiny.spec.rank = rank;
     tiny.spec.workers_min = workers_min;
     tiny.spec.client_state_max = client_state_max;
-    struct trainer t = { .session = tiny_session(cluster, NULL) };
-    t.job = tiny_open(t.session, name, &tiny);
-    return t;
-}
-
-static struct cairn_round begin(const struct trainer *t)
-{
-    struct cairn_round round = { .struct_size = sizeof round };
-    good(cairn_round_begin(t->job, CLUSTER_WAIT_MS, &round));
-    return round;
+    return tiny_attach(cluster, name, &tiny);
 }
 
 static cairn_status commit(const struct trainer *t, const struct cairn_round *round,
@@ -44,18 +30,10 @@ static cairn_status commit(const struct trainer *t, const struct cairn_round *ro
     return cairn_commit(t->job, round, 1, state, bytes, timeout_ms, &result);
 }
 
-static void push(const struct trainer *t, const struct cairn_round *round, float value)
-{
-    static float gradient[ELEMS];
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = gradient, .dtype = CAIRN_F32 };
-    for (int i = 0; i < ELEMS; i++) gradient[i] = value;
-    good(cairn_push(t->job, round, 0, "w", NULL, &mem, NULL));
-}
-
 static void train(const struct trainer *t, const char *state)
 {
-    const struct cairn_round round = begin(t);
-    push(t, &round, 0.5f);
+    const struct cairn_round round = trainer_begin(t->job);
+    tiny_push(t->job, &round, ELEMS, 0.5f);
     good(commit(t, &round, state, state != NULL ? strlen(state) : 0, CLUSTER_WAIT_MS));
 }
 
@@ -71,16 +49,7 @@ static void expect_state(cairn_job *job, const char *expected, uint64_t step)
     ck_assert_uint_eq(version.step, step);
 }
 
-static void ask(const struct cluster *cluster, char out[128], const char *a, const char *b,
-                const char *c)
-{
-    struct cluster_said said;
-    cluster_cli(cluster, &said, a, b, "-q", c, strcmp(a, "snapshot") == 0 ? "--wait" : NULL, NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
-    ck_assert_int_eq(sscanf(said.out, "%127s", out), 1);
-}
-
-START_TEST(it_belongs_to_the_version_whoever_dies_and_whoever_reads)
+TEST(it_belongs_to_the_version_whoever_dies_and_whoever_reads)
 {
     struct cluster cluster;
     struct cluster_said said;
@@ -92,12 +61,12 @@ START_TEST(it_belongs_to_the_version_whoever_dies_and_whoever_reads)
     expect_state(reader, "", 0);
     train(&t, "batch 17");
     expect_state(reader, "batch 17", 1);
-    struct cairn_round round = begin(&t); // one that is skipped keeps it
-    push(&t, &round, NAN);
+    struct cairn_round round = trainer_begin(t.job); // one that is skipped keeps it
+    tiny_push(t.job, &round, ELEMS, NAN);
     good(commit(&t, &round, "batch 18", 8, CLUSTER_WAIT_MS));
     expect_state(t.job, "batch 17", 1);
-    round = begin(&t);
-    push(&t, &round, 1);
+    round = trainer_begin(t.job);
+    tiny_push(t.job, &round, ELEMS, 1);
     cluster_kill_coordinator(&cluster);
     cluster_restart_coordinator(&cluster);
     expect_state(t.job, "batch 17", 1); // it was on no disk
@@ -112,15 +81,14 @@ START_TEST(it_belongs_to_the_version_whoever_dies_and_whoever_reads)
     ck_assert_msg(strstr(said.out, "65536 bytes, at most 65536") != NULL, "%s", said.out);
     cairn_close(t.session); // a trainer that comes again begins with it
     t = attach(&cluster, "tiny", 0, 1, STATE_MAX);
-    begin(&t);
+    trainer_begin(t.job);
     expect_state(t.job, large, 2);
     cairn_close(t.session);
     cairn_close(session);
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(it_is_in_the_content_root_and_in_snapshots_on_any_number_of_shards)
+TEST(it_is_in_the_content_root_and_in_snapshots_on_any_number_of_shards)
 {
     struct cluster one, three;
     struct cluster_said said;
@@ -130,15 +98,15 @@ START_TEST(it_is_in_the_content_root_and_in_snapshots_on_any_number_of_shards)
     struct trainer a = attach(&one, "tiny", 0, 1, 100), b = attach(&three, "tiny", 0, 1, 100);
     train(&a, "alpha");
     train(&b, "beta");
-    ask(&one, root, "job", "digest", "tiny");
-    ask(&three, other, "job", "digest", "tiny");
+    cluster_word(&one, root, "job", "digest", "-q", "tiny", NULL);
+    cluster_word(&three, other, "job", "digest", "-q", "tiny", NULL);
     ck_assert_str_ne(root, other);
     train(&a, "gamma");
     train(&b, "gamma");
-    ask(&one, root, "job", "digest", "tiny");
-    ask(&three, other, "job", "digest", "tiny");
+    cluster_word(&one, root, "job", "digest", "-q", "tiny", NULL);
+    cluster_word(&three, other, "job", "digest", "-q", "tiny", NULL);
     ck_assert_str_eq(root, other);
-    ask(&one, id, "snapshot", "create", "tiny");
+    cluster_word(&one, id, "snapshot", "create", "-q", "tiny", "--wait", NULL);
     cluster_cli(&one, &said, "snapshot", "show", "tiny", id, NULL);
     const char *at = strstr(said.out, one.snapshots_path);
     ck_assert_ptr_nonnull(at);
@@ -146,7 +114,7 @@ START_TEST(it_is_in_the_content_root_and_in_snapshots_on_any_number_of_shards)
     cluster_cli(&three, &said, "snapshot", "restore", "--path", path, "--job", "twin", "--yes",
                 NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
-    ask(&three, other, "job", "digest", "twin");
+    cluster_word(&three, other, "job", "digest", "-q", "twin", NULL);
     ck_assert_str_eq(root, other);
     cairn_close(b.session);
     b = attach(&three, "twin", 0, 1, 100);
@@ -158,20 +126,19 @@ START_TEST(it_is_in_the_content_root_and_in_snapshots_on_any_number_of_shards)
     cluster_stop(&one);
     cluster_stop(&three);
 }
-END_TEST
 
-START_TEST(rank_0_gives_it_and_what_cannot_be_is_refused)
+TEST(rank_0_gives_it_and_what_cannot_be_is_refused)
 {
     struct cluster cluster;
     cluster_start(&cluster, 1, NULL);
     struct trainer t[2] = { attach(&cluster, "tiny", 0, 2, 4), attach(&cluster, "tiny", 1, 2, 4) };
-    struct cairn_round rounds[2] = { begin(&t[0]), begin(&t[1]) };
+    struct cairn_round rounds[2] = { trainer_begin(t[0].job), trainer_begin(t[1].job) };
     size_t bytes = 0;
     char small[2];
     fails(commit(&t[1], &rounds[1], "no", 2, 0), CAIRN_ERR_REFUSED, "this is rank 1");
     fails(commit(&t[0], &rounds[0], "12345", 5, 0), CAIRN_ERR_INVALID, "client_state_max = 4");
     fails(commit(&t[0], &rounds[0], NULL, 5, 0), CAIRN_ERR_INVALID, "client_state is NULL");
-    for (int i = 0; i < 2; i++) push(&t[i], &rounds[i], 1);
+    for (int i = 0; i < 2; i++) tiny_push(t[i].job, &rounds[i], ELEMS, 1);
     fails(commit(&t[1], &rounds[1], NULL, 0, 1), CAIRN_ERR_TIMEOUT, "rank 0");
     good(commit(&t[0], &rounds[0], "1234", 4, CLUSTER_WAIT_MS));
     good(commit(&t[1], &rounds[1], NULL, 0, CLUSTER_WAIT_MS));
@@ -180,22 +147,11 @@ START_TEST(rank_0_gives_it_and_what_cannot_be_is_refused)
     ck_assert_uint_eq(bytes, 4);
     expect_state(t[1].job, "1234", 1);
     struct trainer none = attach(&cluster, "none", 0, 1, 0);
-    const struct cairn_round round = begin(&none);
+    const struct cairn_round round = trainer_begin(none.job);
     fails(commit(&none, &round, "1", 1, 0), CAIRN_ERR_REFUSED, "declare client_state_max");
     for (int i = 0; i < 2; i++) cairn_close(t[i].session);
     cairn_close(none.session);
     cluster_stop(&cluster);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("client_state");
-    tcase_set_timeout(tcase, 90);
-    tcase_add_test(tcase, it_belongs_to_the_version_whoever_dies_and_whoever_reads);
-    tcase_add_test(tcase, it_is_in_the_content_root_and_in_snapshots_on_any_number_of_shards);
-    tcase_add_test(tcase, rank_0_gives_it_and_what_cannot_be_is_refused);
-    Suite *suite = suite_create("client_state");
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(90);

@@ -33,12 +33,12 @@ static cairn_status open_job(cairn *session, uint32_t workers_min, int timeout_m
 static void initialize(cairn_job *job, float *values)
 {
     const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
-    ck_assert_msg(cairn_put(job, "w", "param", NULL, &mem, NULL) == CAIRN_OK, "%s", cairn_error());
-    ck_assert_msg(cairn_init_done(job, NULL, CLUSTER_WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_put(job, "w", "param", NULL, &mem, NULL));
+    good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
 }
 
 /* The shard has what was sent to it unread, and a fetch may be half received. */
-START_TEST(closing_a_session_does_not_wait_for_a_stopped_shard)
+TEST(closing_a_session_does_not_wait_for_a_stopped_shard)
 {
     struct cluster cluster;
     cluster_start(&cluster, 2, NULL);
@@ -66,7 +66,6 @@ START_TEST(closing_a_session_does_not_wait_for_a_stopped_shard)
     ck_assert_msg(fetched == CAIRN_OK || fetched == CAIRN_ERR_CANCELED, "%d", (int)fetched);
     cluster_stop(&cluster);
 }
-END_TEST
 
 struct waiter {
     pthread_t thread;
@@ -112,20 +111,18 @@ static void close_beside_a_waiter(bool whole_session)
     cluster_stop(&cluster);
 }
 
-START_TEST(a_waiting_thread_hears_that_its_job_is_closed)
+TEST(a_waiting_thread_hears_that_its_job_is_closed)
 {
     close_beside_a_waiter(false);
 }
-END_TEST
 
-START_TEST(a_waiting_thread_hears_that_its_session_is_closed)
+TEST(a_waiting_thread_hears_that_its_session_is_closed)
 {
     close_beside_a_waiter(true);
 }
-END_TEST
 
 /* The coordinator must not take the first request's member for a worker. */
-START_TEST(a_job_given_up_while_it_was_opened_can_be_opened_again)
+TEST(a_job_given_up_while_it_was_opened_can_be_opened_again)
 {
     struct cluster cluster;
     cluster_start(&cluster, 2, NULL);
@@ -138,15 +135,14 @@ START_TEST(a_job_given_up_while_it_was_opened_can_be_opened_again)
     ck_assert_msg(open_job(session, 1, CLUSTER_WAIT_MS, &job) == CAIRN_OK, "%s", cairn_error());
     initialize(job, values);
     struct cairn_round round = { .struct_size = sizeof round };
-    ck_assert_msg(cairn_round_begin(job, CLUSTER_WAIT_MS, &round) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_round_begin(job, CLUSTER_WAIT_MS, &round));
     ck_assert_uint_eq(round.world, 1);
     cairn_close(session);
     free(values);
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(sessions_open_and_close_again_and_again)
+TEST(sessions_open_and_close_again_and_again)
 {
     struct cluster cluster;
     cluster_start(&cluster, 1, NULL);
@@ -159,9 +155,8 @@ START_TEST(sessions_open_and_close_again_and_again)
     }
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(what_is_done_twice_is_refused)
+TEST(what_is_done_twice_is_refused)
 {
     struct cluster cluster;
     cluster_start(&cluster, 1, NULL);
@@ -182,8 +177,7 @@ START_TEST(what_is_done_twice_is_refused)
                              CAIRN_ERR_EXISTS);
             ck_assert_int_eq(cairn_micro_end(job, &round, micro), CAIRN_OK);
         }
-        ck_assert_msg(cairn_commit(job, &round, 0, NULL, 0, CLUSTER_WAIT_MS, &result) == CAIRN_OK,
-                      "%s", cairn_error());
+        good(cairn_commit(job, &round, 0, NULL, 0, CLUSTER_WAIT_MS, &result));
         ck_assert_uint_eq(result.step, step);
     }
     // A round without a push ends, too; committed again it is known.
@@ -195,19 +189,5 @@ START_TEST(what_is_done_twice_is_refused)
     free(values);
     cluster_stop(&cluster);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("client_close");
-    TCase *tc = tcase_create("close");
-    tcase_set_timeout(tc, 90);
-    tcase_add_test(tc, closing_a_session_does_not_wait_for_a_stopped_shard);
-    tcase_add_test(tc, a_waiting_thread_hears_that_its_job_is_closed);
-    tcase_add_test(tc, a_waiting_thread_hears_that_its_session_is_closed);
-    tcase_add_test(tc, a_job_given_up_while_it_was_opened_can_be_opened_again);
-    tcase_add_test(tc, what_is_done_twice_is_refused);
-    tcase_add_test(tc, sessions_open_and_close_again_and_again);
-    suite_add_tcase(suite, tc);
-    return suite_run(suite);
-}
+SUITE(90);

@@ -55,7 +55,7 @@ static void name_of_away(const struct cluster *cluster, char name[64])
 static const char *const long_lease[] = { "lease.timeout=60s", NULL };
 static const struct cluster_options patient = { .coordinator_set = long_lease };
 
-START_TEST(a_cut_that_waits_for_a_shard_says_so_at_once_and_when_its_time_is_up)
+TEST(a_cut_that_waits_for_a_shard_says_so_at_once_and_when_its_time_is_up)
 {
     struct cluster cluster;
     struct cluster_said said;
@@ -110,7 +110,6 @@ START_TEST(a_cut_that_waits_for_a_shard_says_so_at_once_and_when_its_time_is_up)
     cairn_close(session);
     cluster_stop(&cluster);
 }
-END_TEST
 
 static const char *const short_lease[] = { "lease.heartbeat=200ms", "lease.timeout=2s", NULL };
 
@@ -138,7 +137,7 @@ static void until_nobody_is_away(const struct cluster *cluster)
     ck_abort_msg("%s%s", said.out, said.err);
 }
 
-START_TEST(a_shard_that_died_ends_the_snapshot_by_itself_and_the_job_is_restored)
+TEST(a_shard_that_died_ends_the_snapshot_by_itself_and_the_job_is_restored)
 {
     const struct cluster_options options = { .coordinator_set = short_lease };
     struct cluster cluster;
@@ -157,9 +156,8 @@ START_TEST(a_shard_that_died_ends_the_snapshot_by_itself_and_the_job_is_restored
     cairn_close(session);
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(what_an_operator_gives_up_leaves_no_files_and_the_next_snapshot_is_taken)
+TEST(what_an_operator_gives_up_leaves_no_files_and_the_next_snapshot_is_taken)
 {
     const struct cluster_options options = { .coordinator_set = short_lease };
     struct cluster cluster;
@@ -183,16 +181,5 @@ START_TEST(what_an_operator_gives_up_leaves_no_files_and_the_next_snapshot_is_ta
     cairn_close(session);
     cluster_stop(&cluster);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("cut_awaited");
-    tcase_set_timeout(tcase, 90);
-    tcase_add_test(tcase, a_cut_that_waits_for_a_shard_says_so_at_once_and_when_its_time_is_up);
-    tcase_add_test(tcase, a_shard_that_died_ends_the_snapshot_by_itself_and_the_job_is_restored);
-    tcase_add_test(tcase, what_an_operator_gives_up_leaves_no_files_and_the_next_snapshot_is_taken);
-    Suite *suite = suite_create("cut_awaited");
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(90);

@@ -9,6 +9,7 @@
 
 #include "tests/support/cluster.h"
 #include "tests/support/fake_cluster.h"
+#include "tests/support/good.h"
 #include "tests/support/suite.h"
 
 enum { ROWS = 128, COLUMNS = 1024, BIAS = 10, MUTE_RANK = 1 };
@@ -41,7 +42,7 @@ static void open_job(void)
                                          .tensor_count = 2,
                                          .groups = &group,
                                          .group_count = 1 };
-    ck_assert_msg(cairn_open(&opts, &session) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_open(&opts, &session));
     ck_assert_msg(cairn_job_open(session, "toy", &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &job) ==
                       CAIRN_OK,
                   "%s", cairn_error());
@@ -55,10 +56,8 @@ static const struct cairn_mem mem = { .struct_size = sizeof mem,
 static void initialize(void)
 {
     static const char *const names[] = { "fc.weight", "fc.bias" };
-    for (int i = 0; i < 2; i++)
-        ck_assert_msg(cairn_put(job, names[i], "param", NULL, &mem, NULL) == CAIRN_OK, "%s",
-                      cairn_error());
-    ck_assert_msg(cairn_init_done(job, NULL, CLUSTER_WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    for (int i = 0; i < 2; i++) good(cairn_put(job, names[i], "param", NULL, &mem, NULL));
+    good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
 }
 
 static struct cairn_result result = { .struct_size = sizeof result };
@@ -99,7 +98,7 @@ static void commit_nothing(struct fake_peer *mute)
     ck_assert_int_eq((intptr_t)status, CAIRN_ERR_EPOCH_CHANGED);
 }
 
-START_TEST(the_worker_whose_data_never_arrives_is_named_and_training_goes_on)
+TEST(the_worker_whose_data_never_arrives_is_named_and_training_goes_on)
 {
     static const char *const quick[] = { "round.step_deadline=1s", NULL };
     const struct cluster_options options = { .coordinator_set = quick,
@@ -121,14 +120,5 @@ START_TEST(the_worker_whose_data_never_arrives_is_named_and_training_goes_on)
     cairn_close(session);
     cluster_stop(&cluster);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("deadline");
-    TCase *tcase = tcase_create("deadline");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_test(tcase, the_worker_whose_data_never_arrives_is_named_and_training_goes_on);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60);

@@ -14,11 +14,6 @@
 enum { ELEMS = 5000, STEPS = 6 };
 #define LR 0.25
 
-struct trainer {
-    cairn *session;
-    cairn_job *job;
-};
-
 /* A table that halves lr with every step: the same doubles as the trainer's own. */
 static struct cairn_group group_of(cairn_schedule_kind kind, struct cairn_schedule_point *points)
 {
@@ -55,13 +50,6 @@ static struct trainer attach(const struct cluster *cluster, const char *name, ui
     return t;
 }
 
-static struct cairn_round begin(const struct trainer *t)
-{
-    struct cairn_round round = { .struct_size = sizeof round };
-    good(cairn_round_begin(t->job, CLUSTER_WAIT_MS, &round));
-    return round;
-}
-
 static cairn_status commit(const struct trainer *t, const struct cairn_round *round, int timeout_ms)
 {
     struct cairn_result result = { .struct_size = sizeof result };
@@ -73,17 +61,16 @@ static void push(const struct trainer *t, const struct cairn_round *round, bool 
 {
     static float gradients[2][ELEMS]; // on loan until the rank's commit
     float *gradient = gradients[round->rank];
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = gradient, .dtype = CAIRN_F32 };
     for (int i = 0; i < ELEMS; i++)
         gradient[i] = (float)sin((double)(i + 1) * (double)(round->step + 1)) + (float)round->rank;
     if (!is_finite) gradient[7] = NAN;
-    good(cairn_push(t->job, round, 0, "w", NULL, &mem, NULL));
+    trainer_push(t->job, round, "w", gradient);
 }
 
 /* One step of both; rank 1's learning rate is another, and counts for nothing. */
 static void train(const struct trainer t[2], bool driven, bool is_finite)
 {
-    struct cairn_round rounds[2] = { begin(&t[0]), begin(&t[1]) };
+    struct cairn_round rounds[2] = { trainer_begin(t[0].job), trainer_begin(t[1].job) };
     for (int i = 0; i < 2; i++) {
         if (driven)
             good(cairn_group_lr(t[i].job, NULL, i == 0 ? ldexp(LR, -(int)rounds[0].step) : 7));
@@ -96,23 +83,11 @@ static void train(const struct trainer t[2], bool driven, bool is_finite)
 static void weights(const struct trainer *t, float out[ELEMS])
 {
     struct cairn_version version = { 0, 0 };
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = out, .dtype = CAIRN_F32 };
-    cairn_op *op;
     good(cairn_version_wait(t->job, version, CLUSTER_WAIT_MS, &version));
-    good(cairn_fetch(t->job, version, "w", "param", NULL, &mem, &op));
-    good(cairn_wait(op, CLUSTER_WAIT_MS));
+    trainer_fetch(t->job, version, "w", "param", CAIRN_F32, out);
 }
 
-static void ask(const struct cluster *cluster, char out[128], const char *a, const char *b,
-                const char *c)
-{
-    struct cluster_said said;
-    cluster_cli(cluster, &said, a, b, "-q", c, strcmp(a, "snapshot") == 0 ? "--wait" : NULL, NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
-    ck_assert_int_eq(sscanf(said.out, "%127s", out), 1);
-}
-
-START_TEST(a_driven_run_has_the_bits_of_the_servers_schedule_whoever_dies)
+TEST(a_driven_run_has_the_bits_of_the_servers_schedule_whoever_dies)
 {
     static float expected[ELEMS], got[ELEMS];
     struct cluster cluster;
@@ -129,7 +104,7 @@ START_TEST(a_driven_run_has_the_bits_of_the_servers_schedule_whoever_dies)
     for (int k = 0; k < STEPS; k++) train(t, true, true);
     weights(&t[0], got);
     ck_assert_mem_eq(got, expected, sizeof got);
-    ask(&cluster, quiet, "job", "digest", "quiet");
+    cluster_word(&cluster, quiet, "job", "digest", "-q", "quiet", NULL);
     for (int i = 0; i < 2; i++) cairn_close(t[i].session);
 
     for (uint32_t i = 0; i < 2; i++) t[i] = attach(&cluster, "tried", i, 2, CAIRN_SCHEDULE_DRIVEN);
@@ -144,7 +119,7 @@ START_TEST(a_driven_run_has_the_bits_of_the_servers_schedule_whoever_dies)
     cluster_kill_coordinator(&cluster);
     cluster_restart_coordinator(&cluster);
     train(t, true, true);
-    ask(&cluster, id, "snapshot", "create", "tried");
+    cluster_word(&cluster, id, "snapshot", "create", "-q", "tried", "--wait", NULL);
     train(t, true, true); // is undone
     for (int i = 0; i < 2; i++) cairn_close(t[i].session);
     cluster_cli(&cluster, &said, "snapshot", "restore", "tried", id, "--yes", NULL);
@@ -155,19 +130,18 @@ START_TEST(a_driven_run_has_the_bits_of_the_servers_schedule_whoever_dies)
     for (int k = 3; k < STEPS; k++) train(t, true, true);
     weights(&t[0], got);
     ck_assert_mem_eq(got, expected, sizeof got);
-    ask(&cluster, disturbed, "job", "digest", "tried");
+    cluster_word(&cluster, disturbed, "job", "digest", "-q", "tried", NULL);
     ck_assert_str_eq(disturbed, quiet);
     for (int i = 0; i < 2; i++) cairn_close(t[i].session);
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(what_cannot_be_is_refused)
+TEST(what_cannot_be_is_refused)
 {
     struct cluster cluster;
     cluster_start(&cluster, 1, NULL);
     struct trainer t = attach(&cluster, "tiny", 0, 1, CAIRN_SCHEDULE_DRIVEN);
-    struct cairn_round round = begin(&t);
+    struct cairn_round round = trainer_begin(t.job);
     const double bad[] = { NAN, -1, -INFINITY, INFINITY, 1e19 };
     fails(commit(&t, &round, 0), CAIRN_ERR_INVALID,
           "group default is driven, and has no learning rate");
@@ -177,7 +151,7 @@ START_TEST(what_cannot_be_is_refused)
     push(&t, &round, true);
     good(cairn_group_lr(t.job, "default", 1e-3));
     good(commit(&t, &round, CLUSTER_WAIT_MS));
-    round = begin(&t); // it stays
+    round = trainer_begin(t.job); // it stays
     good(commit(&t, &round, CLUSTER_WAIT_MS));
     struct cairn_group group = CAIRN_GROUP_INIT;
     const struct cairn_amend amend = { .struct_size = sizeof amend,
@@ -199,48 +173,21 @@ START_TEST(what_cannot_be_is_refused)
     cairn_close(mismatched.session);
     cluster_stop(&cluster);
 }
-END_TEST
 
-/* How often the coordinator's log says it. */
-static int said_of_stillness(const struct cluster *cluster)
-{
-    static char log[1 << 20];
-    char path[CAIRN_SCRATCH_BYTES + 32];
-    int times = 0;
-    snprintf(path, sizeof path, "%s/coordinator.log", cluster->folder);
-    FILE *file = fopen(path, "r");
-    ck_assert_ptr_nonnull(file);
-    log[fread(log, 1, sizeof log - 1, file)] = '\0';
-    fclose(file);
-    for (const char *at = log; (at = strstr(at, "group default does not learn")) != NULL; at++)
-        times++;
-    return times;
-}
-
-START_TEST(a_group_at_0_for_100_steps_is_in_the_log_once)
+TEST(a_group_at_0_for_100_steps_is_in_the_log_once)
 {
     struct cluster cluster;
     cluster_start(&cluster, 1, NULL);
     struct trainer t = attach(&cluster, "tiny", 0, 1, CAIRN_SCHEDULE_DRIVEN);
     good(cairn_group_lr(t.job, NULL, 0));
     for (int k = 0; k < 103; k++) {
-        const struct cairn_round round = begin(&t);
+        const struct cairn_round round = trainer_begin(t.job);
         good(commit(&t, &round, CLUSTER_WAIT_MS));
     }
     cairn_close(t.session);
-    ck_assert_int_eq(said_of_stillness(&cluster), 1);
+    ck_assert_int_eq(cluster_logged(&cluster, "coordinator.log", "group default does not learn"),
+                     1);
     cluster_stop(&cluster);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("driven");
-    tcase_set_timeout(tcase, 90);
-    tcase_add_test(tcase, a_driven_run_has_the_bits_of_the_servers_schedule_whoever_dies);
-    tcase_add_test(tcase, what_cannot_be_is_refused);
-    tcase_add_test(tcase, a_group_at_0_for_100_steps_is_in_the_log_once);
-    Suite *suite = suite_create("driven");
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(90);

@@ -17,7 +17,7 @@ static cairn_status open_job(cairn *session, const char *name, uint64_t elems, c
     return cairn_job_open(session, name, &tiny.spec, CAIRN_WORKER, CLUSTER_WAIT_MS, job);
 }
 
-START_TEST(what_is_dropped_gives_its_memory_and_its_place_back)
+TEST(what_is_dropped_gives_its_memory_and_its_place_back)
 {
     static const char *const shard_set[] = { "memory.limit=256MiB", "compute.threads=1", NULL };
     const struct cluster_options options = { .shard_set = shard_set };
@@ -53,12 +53,10 @@ START_TEST(what_is_dropped_gives_its_memory_and_its_place_back)
     cairn_close(session);
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(a_snapshot_is_removed_when_it_is_asked_for_by_id)
+TEST(a_snapshot_is_removed_when_it_is_asked_for_by_id)
 {
     struct cluster cluster;
-    struct cluster_said said;
     char id[128];
     cairn *session;
     cairn_job *job;
@@ -67,9 +65,7 @@ START_TEST(a_snapshot_is_removed_when_it_is_asked_for_by_id)
     good(cairn_open(&opts, &session));
     good(open_job(session, "tiny", 10, &job));
     good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
-    cluster_cli(&cluster, &said, "snapshot", "create", "-q", "tiny", "--wait", NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
-    ck_assert_int_eq(sscanf(said.out, "%127s", id), 1);
+    cluster_word(&cluster, id, "snapshot", "create", "-q", "tiny", "--wait", NULL);
     cluster_says(&cluster, 2, "--yes", "snapshot", "rm", "tiny", id, NULL);
     cluster_says(&cluster, 4, "", "snapshot", "rm", "tiny", "step-000000000077-g1", "--yes", NULL);
     cluster_says(&cluster, 0, "\"files\": 3", "snapshot", "rm", "tiny", id, "--yes", "-ojson",
@@ -78,15 +74,5 @@ START_TEST(a_snapshot_is_removed_when_it_is_asked_for_by_id)
     cairn_close(session);
     cluster_stop(&cluster);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("drop");
-    TCase *tc = tcase_create("drop");
-    tcase_set_timeout(tc, 110);
-    tcase_add_test(tc, what_is_dropped_gives_its_memory_and_its_place_back);
-    tcase_add_test(tc, a_snapshot_is_removed_when_it_is_asked_for_by_id);
-    suite_add_tcase(suite, tc);
-    return suite_run(suite);
-}
+SUITE(110);

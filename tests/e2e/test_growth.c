@@ -172,7 +172,7 @@ static void write_whole(int fd, const struct figures *figures)
     if (write(fd, figures, sizeof *figures) != sizeof *figures) _exit(1);
 }
 
-START_TEST(in_memory_a_worker_more_costs_what_the_one_before_did)
+TEST(in_memory_a_worker_more_costs_what_the_one_before_did)
 {
     static const uint32_t sizes[] = { 2, 8, 32, 128 };
     struct figures figures[SIZES_MAX];
@@ -193,7 +193,6 @@ START_TEST(in_memory_a_worker_more_costs_what_the_one_before_did)
     check_process("all, in one process", sizes, figures, 4);
     check_time(sizes, figures, 4);
 }
-END_TEST
 
 /* ---- real processes ---- */
 
@@ -250,7 +249,7 @@ static struct processes measure_processes(const char *fabric, uint32_t count)
     return out;
 }
 
-START_TEST(of_real_processes_none_grows_faster_than_its_peers)
+TEST_EACH(of_real_processes_none_grows_faster_than_its_peers, 0, 2)
 {
     static const char *const fabrics[] = { "ucx", "auto" };
     static const uint32_t sizes[] = { 2, 8, 32 };
@@ -269,15 +268,5 @@ START_TEST(of_real_processes_none_grows_faster_than_its_peers)
     // A worker has shards for peers, not workers.
     ck_assert_double_le(worker[2].descriptors, worker[0].descriptors + 4);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("growth");
-    TCase *tests = tcase_create("growth");
-    tcase_set_timeout(tests, 110);
-    tcase_add_test(tests, in_memory_a_worker_more_costs_what_the_one_before_did);
-    tcase_add_loop_test(tests, of_real_processes_none_grows_faster_than_its_peers, 0, 2);
-    suite_add_tcase(suite, tests);
-    return suite_run(suite);
-}
+SUITE(110);

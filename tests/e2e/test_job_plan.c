@@ -7,33 +7,15 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tests/support/cluster.h"
-#include "tests/support/good.h"
 #include "tests/support/suite.h"
+#include "tests/support/trainer.h"
 
 enum { SHARDS = 2, TENSORS = 3, WORKERS_MAX = 6, TRIES = 1000 };
 
 static const struct cairn_tensor model[TENSORS] = {
-    { .struct_size = sizeof model[0],
-      .name = "big",
-      .unit = "u",
-      .rank = 2,
-      .shape = { 300, 211 },
-      .init = { CAIRN_INIT_NORMAL, 0, 1, 1 } },
-    { .struct_size = sizeof model[0],
-      .name = "half",
-      .unit = "v",
-      .rank = 2,
-      .shape = { 211, 200 },
-      .wire = CAIRN_BF16,
-      .init = { CAIRN_INIT_NORMAL, 0, 1, 2 } },
-    { .struct_size = sizeof model[0],
-      .name = "small",
-      .kind = CAIRN_FROZEN,
-      .unit = "v",
-      .rank = 1,
-      .shape = { 77 },
-      .init = { CAIRN_INIT_ONES, 0, 0, 0 } },
+    TRAINER_MATRIX("big", "u", 300, 211, 1),
+    TRAINER_MATRIX("half", "v", 211, 200, 2, .wire = CAIRN_BF16),
+    TRAINER_ONES("small", "v", 77, .kind = CAIRN_FROZEN),
 };
 /* The same, as a person writes it: in any order, without what is at its default. */
 static const char spec_text[] =
@@ -49,16 +31,10 @@ static struct cluster_said said;
 
 static cairn_job *open_worker(cairn *session, uint32_t rank)
 {
-    const struct cairn_group adamw = CAIRN_GROUP_INIT;
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = model,
-                                         .tensor_count = TENSORS,
-                                         .groups = &adamw,
-                                         .group_count = 1,
-                                         .rank = rank,
-                                         .chunk_leaves = 4 };
-    cairn_job *job;
-    good(cairn_job_open(session, "planned", &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &job));
+    struct cairn_job_spec spec = trainer_spec(model, TENSORS);
+    spec.chunk_leaves = 4;
+    spec.rank = rank;
+    cairn_job *job = trainer_open(session, "planned", &spec);
     return job;
 }
 
@@ -146,7 +122,7 @@ static void check_snapshot(const json_t *plan)
     json_decref(again);
 }
 
-START_TEST(a_plan_is_what_the_attached_job_then_takes)
+TEST(a_plan_is_what_the_attached_job_then_takes)
 {
     static const char *const few[] = { "lease.heartbeat=20ms", NULL };
     const struct cluster_options options = { .coordinator_set = few };
@@ -185,9 +161,8 @@ START_TEST(a_plan_is_what_the_attached_job_then_takes)
     json_decref(two);
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(what_cannot_be_planned_is_said)
+TEST(what_cannot_be_planned_is_said)
 {
     char path[CAIRN_SCRATCH_BYTES + 16];
     cluster_start(&cluster, 1, NULL);
@@ -209,35 +184,40 @@ START_TEST(what_cannot_be_planned_is_said)
     ck_assert_int_ne(said.status, 0);
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(weights_of_a_short_name_are_weights)
+static void write_weights(const char *name, const char *header, uint64_t data_bytes)
 {
-    static const char header[] = "{\"w\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}";
-    const uint64_t header_bytes = sizeof header - 1, data = 0;
-    cluster_start(&cluster, 1, NULL);
-    ck_assert_int_eq(chdir(cluster.folder), 0);
-    FILE *file = fopen("m.safetensors", "we");
+    static const uint8_t data[64];
+    const uint64_t header_bytes = strlen(header);
+    FILE *file = fopen(name, "we");
     ck_assert_ptr_nonnull(file);
     fwrite(&header_bytes, sizeof header_bytes, 1, file);
     fwrite(header, header_bytes, 1, file);
-    fwrite(&data, sizeof data, 1, file);
+    fwrite(data, data_bytes, 1, file);
     fclose(file);
-    cluster_cli(&cluster, &said, "job", "plan", "m.safetensors", NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
+}
+
+/* Whole numbers, as a BatchNorm counts its batches, have no optimizer and are read by no job. */
+TEST(of_weights_a_plan_counts_what_a_job_can_read)
+{
+    cluster_start(&cluster, 1, NULL);
+    ck_assert_int_eq(chdir(cluster.folder), 0);
+    write_weights("m.safetensors", // a short name
+                  "{\"w\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8);
+    write_weights("counts.safetensors",
+                  "{\"b.batches\":{\"dtype\":\"I64\",\"shape\":[3],\"data_offsets\":[0,24]},"
+                  "\"mask\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[24,28]},"
+                  "\"w\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[28,36]}}",
+                  36);
+    json_t *plain = planned("m.safetensors", "1"),
+           *with_counts = planned("counts.safetensors", "1");
+    ck_assert(json_equal(plain, with_counts));
+    ck_assert_msg(strstr(said.err, "left out") != NULL, "%s", said.err);
+    ck_assert_msg(strstr(said.err, "b.batches (I64), mask (U8)") != NULL, "%s", said.err);
+    json_decref(plain);
+    json_decref(with_counts);
     ck_assert_int_eq(chdir("/"), 0);
     cluster_stop(&cluster);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("job_plan");
-    TCase *tests = tcase_create("plan");
-    tcase_set_timeout(tests, 60);
-    tcase_add_test(tests, a_plan_is_what_the_attached_job_then_takes);
-    tcase_add_test(tests, what_cannot_be_planned_is_said);
-    tcase_add_test(tests, weights_of_a_short_name_are_weights);
-    suite_add_tcase(suite, tests);
-    return suite_run(suite);
-}
+SUITE(60);

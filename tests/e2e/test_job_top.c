@@ -68,10 +68,10 @@ static cairn_status step(struct worker *w, float *values)
 static void *train(void *arg)
 {
     struct worker *w = arg;
-    float *values = calloc(ELEMS, sizeof *values);
-    cairn_status status = cairn_init_done(w->job, NULL, CLUSTER_WAIT_MS);
+    void *values = NULL;
+    cairn_status status = cairn_alloc(w->session, ELEMS * sizeof(float), -1, &values);
+    if (status == CAIRN_OK) status = cairn_init_done(w->job, NULL, CLUSTER_WAIT_MS);
     for (int i = 0; i < STEPS && status == CAIRN_OK; i++) status = step(w, values);
-    free(values);
     return (void *)(intptr_t)status;
 }
 
@@ -122,6 +122,7 @@ static void check_worker(const json_t *entry, uint32_t rank)
     const double waits = real(entry, "wait_ms") + real(entry, "push_ms");
     if (rank != SLOW) ck_assert_double_ge(waits, (SLOW_MS - COMPUTE_MS) / 2.0);
     ck_assert_double_ge(real(entry, "fetch_ms"), 0);
+    ck_assert_double_ge(real(entry, "memory_bytes"), ELEMS * sizeof(float));
 }
 
 /* Bytes come with heartbeats, those of the last step perhaps later. */
@@ -140,7 +141,7 @@ static json_t *await_bytes(void)
     return NULL;
 }
 
-START_TEST(the_worker_that_computes_slowly_is_marked)
+TEST(the_worker_that_computes_slowly_is_marked)
 {
     train_all();
     json_t *top = await_bytes();
@@ -165,7 +166,20 @@ START_TEST(the_worker_that_computes_slowly_is_marked)
     while (mark > said.out && mark[-1] != '\n') mark--;
     ck_assert_int_eq(strtol(mark, NULL, 10), SLOW);
 }
-END_TEST
+
+TEST(what_was_not_told_is_not_shown_as_0)
+{
+    open_worker(&workers[0]);
+    cluster_cli(&cluster, &said, "job", "top", "slow", "-o", "json", NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    json_t *top = json_loads(said.out, 0, NULL);
+    const json_t *worker = json_array_get(json_object_get(top, "workers"), 0);
+    ck_assert_msg(json_is_null(json_object_get(worker, "memory_bytes")), "%s", said.out);
+    json_decref(top);
+    cluster_cli(&cluster, &said, "job", "top", "--once", "slow", NULL);
+    ck_assert_msg(strstr(said.out, "MEMORY") != NULL, "%s", said.out);
+    ck_assert_msg(strstr(strstr(said.out, "MEMORY"), " - ") != NULL, "%s", said.out);
+}
 
 /* How often the text is there. */
 static int count(const char *text, const char *what)
@@ -175,7 +189,7 @@ static int count(const char *text, const char *what)
     return n;
 }
 
-START_TEST(watched_lists_are_printed_again_until_they_are_interrupted)
+TEST(watched_lists_are_printed_again_until_they_are_interrupted)
 {
     static char text[1 << 16];
     char log[CAIRN_SCRATCH_BYTES + 16];
@@ -204,7 +218,6 @@ START_TEST(watched_lists_are_printed_again_until_they_are_interrupted)
     cluster_cli(&cluster, &said, "job", "show", "--watch", "1", "nothing", NULL);
     ck_assert_msg(strstr(said.err, "does not take --watch") != NULL, "%s", said.err);
 }
-END_TEST
 
 /* It is the program by now, and has a handler of SIGINT. */
 static bool has_handler(pid_t pid)
@@ -221,7 +234,7 @@ static bool has_handler(pid_t pid)
     return strcmp(name, "cairn") == 0 && (caught >> (SIGINT - 1) & 1) != 0;
 }
 
-START_TEST(what_is_watched_is_interrupted_while_the_coordinator_hangs)
+TEST(what_is_watched_is_interrupted_while_the_coordinator_hangs)
 {
     char log[CAIRN_SCRATCH_BYTES + 16];
     snprintf(log, sizeof log, "%s/hang.txt", cluster.folder);
@@ -240,17 +253,5 @@ START_TEST(what_is_watched_is_interrupted_while_the_coordinator_hangs)
     if (status == -1) cluster_kill(pid);
     ck_assert_int_eq(status, 130);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("job_top");
-    TCase *tests = tcase_create("top");
-    tcase_set_timeout(tests, 60);
-    tcase_add_checked_fixture(tests, set_up, tear_down);
-    tcase_add_test(tests, the_worker_that_computes_slowly_is_marked);
-    tcase_add_test(tests, watched_lists_are_printed_again_until_they_are_interrupted);
-    tcase_add_test(tests, what_is_watched_is_interrupted_while_the_coordinator_hangs);
-    suite_add_tcase(suite, tests);
-    return suite_run(suite);
-}
+SUITE(60, set_up, tear_down);

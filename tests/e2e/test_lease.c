@@ -10,9 +10,8 @@
 
 #include <cairn.h>
 
-#include "tests/support/cluster.h"
-#include "tests/support/good.h"
 #include "tests/support/suite.h"
+#include "tests/support/trainer.h"
 
 enum { WAIT_MS = 20000, LONG_MS = 60000, TENSORS = 3, ELEMS_MAX = 129 * 257, SHARDS = 2 };
 
@@ -90,8 +89,7 @@ static struct cairn_version train(int steps)
 {
     struct cairn_result result = { .struct_size = sizeof result };
     for (int i = 0; i < steps; i++) {
-        struct cairn_round round = { .struct_size = sizeof round };
-        good(cairn_round_begin(trains, WAIT_MS, &round));
+        const struct cairn_round round = trainer_begin(trains);
         good(cairn_commit(trains, &round, 1, NULL, 0, WAIT_MS, &result));
         ck_assert(result.applied);
     }
@@ -106,9 +104,7 @@ struct copy {
 static cairn_status read_all(cairn_job *job, struct cairn_version version, struct copy *out)
 {
     for (int t = 0; t < TENSORS; t++) {
-        const struct cairn_mem mem = { .struct_size = sizeof mem,
-                                       .ptr = out->bytes[t],
-                                       .dtype = model[t].wire };
+        const struct cairn_mem mem = trainer_mem(out->bytes[t], model[t].wire);
         cairn_op *op;
         cairn_status status = cairn_fetch(job, version, model[t].name, NULL, NULL, &mem, &op);
         if (status == CAIRN_OK) status = cairn_wait(op, WAIT_MS);
@@ -178,7 +174,7 @@ static void until_gone(struct cairn_version version, struct copy *copy)
     ck_assert_msg(status == CAIRN_ERR_VERSION_GONE, "%d: %s", (int)status, cairn_error());
 }
 
-START_TEST(a_leased_version_is_read_bit_for_bit_twenty_updates_later)
+TEST(a_leased_version_is_read_bit_for_bit_twenty_updates_later)
 {
     static struct copy first, later;
     struct cairn_version leased = { 0, 0 };
@@ -207,9 +203,8 @@ START_TEST(a_leased_version_is_read_bit_for_bit_twenty_updates_later)
     ck_assert_msg(strstr(cairn_error(), "not kept any more") != NULL, "%s", cairn_error());
     good(read_all(reads, newest, &later));
 }
-END_TEST
 
-START_TEST(a_lease_that_timed_out_was_not_begun_and_its_error_names_the_shard)
+TEST(a_lease_that_timed_out_was_not_begun_and_its_error_names_the_shard)
 {
     static struct copy copy;
     const struct cairn_version newest = { 0, 0 };
@@ -226,9 +221,8 @@ START_TEST(a_lease_that_timed_out_was_not_begun_and_its_error_names_the_shard)
     good(cairn_lease(reads, newest, LONG_MS, WAIT_MS, &leased));
     ck_assert_uint_eq(leased.step, 4);
 }
-END_TEST
 
-START_TEST(a_lease_outlives_a_coordinator_if_it_is_renewed)
+TEST(a_lease_outlives_a_coordinator_if_it_is_renewed)
 {
     static struct copy first, later;
     struct cairn_version leased = train(1);
@@ -244,9 +238,8 @@ START_TEST(a_lease_outlives_a_coordinator_if_it_is_renewed)
     check_same(&first, &later, true);
     ck_assert_ptr_nonnull(show("lease"));
 }
-END_TEST
 
-START_TEST(a_reader_that_is_killed_holds_no_memory)
+TEST(a_reader_that_is_killed_holds_no_memory)
 {
     static struct copy copy;
     struct cairn_version leased = train(1);
@@ -265,13 +258,12 @@ START_TEST(a_reader_that_is_killed_holds_no_memory)
     until_copies_are(before);
     ck_assert_ptr_null(show("lease"));
 }
-END_TEST
 
-START_TEST(a_write_beside_a_lease_leaves_its_version_as_it_was)
+TEST(a_write_beside_a_lease_leaves_its_version_as_it_was)
 {
     static struct copy first, later;
     static float values[ELEMS_MAX];
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
+    const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
     struct cairn_version leased = train(2), written = { 0, 0 };
     good(read_all(reads, leased, &first));
     good(cairn_lease(reads, leased, LONG_MS, WAIT_MS, &leased));
@@ -286,7 +278,6 @@ START_TEST(a_write_beside_a_lease_leaves_its_version_as_it_was)
     good(read_all(reads, leased, &later));
     check_same(&first, &later, true);
 }
-END_TEST
 
 /* What the killed reader of the test above is. */
 static int lease_and_hang(const char *address)
@@ -299,18 +290,9 @@ static int lease_and_hang(const char *address)
     for (;;) pause();
 }
 
+SUITE(60, set_up, tear_down);
+
 int main(int argc, char **argv)
 {
-    if (argc == 2) return lease_and_hang(argv[1]);
-    Suite *suite = suite_create("lease");
-    TCase *tcase = tcase_create("lease");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
-    tcase_add_test(tcase, a_leased_version_is_read_bit_for_bit_twenty_updates_later);
-    tcase_add_test(tcase, a_lease_that_timed_out_was_not_begun_and_its_error_names_the_shard);
-    tcase_add_test(tcase, a_lease_outlives_a_coordinator_if_it_is_renewed);
-    tcase_add_test(tcase, a_reader_that_is_killed_holds_no_memory);
-    tcase_add_test(tcase, a_write_beside_a_lease_leaves_its_version_as_it_was);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
+    return argc == 2 ? lease_and_hang(argv[1]) : suite_main();
 }

@@ -6,8 +6,8 @@
 #include <sys/stat.h>
 #include <time.h>
 
-#include "proto/wire/snapshot_io.h"
-#include "proto/wire/xxh.h"
+#include "proto/base/xxh.h"
+#include "proto/store/snapshot_io.h"
 #include "tests/support/cluster.h"
 #include "tests/support/good.h"
 #include "tests/support/suite.h"
@@ -64,16 +64,6 @@ static void train(cairn_job *job, const struct many *many)
     ck_assert_uint_eq(result.step, 1);
 }
 
-/* What `cairn ARGUMENTS -q` prints. */
-static void ask(const struct cluster *cluster, char out[256], const char *a, const char *b,
-                const char *c, const char *d)
-{
-    struct cluster_said said;
-    cluster_cli(cluster, &said, a, b, "-q", c, d, NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
-    ck_assert_int_eq(sscanf(said.out, "%255s", out), 1);
-}
-
 /* A byte of the file, its checksum, and the manifest's hash over itself: the content root alone tells. */
 static void alter(const char *folder)
 {
@@ -100,13 +90,13 @@ static void alter(const char *folder)
     cairn_manifest_release(&m);
 }
 
-START_TEST(very_many_tensors_on_one_shard_are_trained_saved_digested_and_restored)
+TEST(very_many_tensors_on_one_shard_are_trained_saved_digested_and_restored)
 {
     static const char *const shard_set[] = { "memory.limit=4GiB", "compute.threads=1", NULL };
     const struct cluster_options options = { .shard_set = shard_set };
     struct cluster cluster;
     struct cluster_said said;
-    char root[256], again[256], id[256], folder[400];
+    char root[CLUSTER_WORD_BYTES], again[CLUSTER_WORD_BYTES], id[CLUSTER_WORD_BYTES], folder[400];
     struct many many = make_many(tensor_count());
     const struct cairn_group group = CAIRN_GROUP_INIT;
     const struct cairn_job_spec spec = { .struct_size = sizeof spec,
@@ -126,16 +116,16 @@ START_TEST(very_many_tensors_on_one_shard_are_trained_saved_digested_and_restore
     say("attach");
     train(job, &many);
     say("step");
-    ask(&cluster, root, "job", "digest", "many", NULL);
+    cluster_word(&cluster, root, "job", "digest", "-q", "many", NULL);
     say("digest");
-    ask(&cluster, id, "snapshot", "create", "many", "--wait");
+    cluster_word(&cluster, id, "snapshot", "create", "-q", "many", "--wait", "--wait", NULL);
     say("snapshot");
     cairn_job_close(job);
     cairn_close(session);
     cluster_cli(&cluster, &said, "snapshot", "restore", "many", id, "--yes", NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
     say("restore");
-    ask(&cluster, again, "job", "digest", "many", NULL);
+    cluster_word(&cluster, again, "job", "digest", "-q", "many", NULL);
     ck_assert_str_eq(again, root);
     say("digest");
 
@@ -144,7 +134,7 @@ START_TEST(very_many_tensors_on_one_shard_are_trained_saved_digested_and_restore
     cluster_cli(&cluster, &said, "snapshot", "restore", "--path", folder, "--yes", NULL);
     ck_assert_int_ne(said.status, 0);
     ck_assert_msg(strstr(said.err, "its files have the content root") != NULL, "%s", said.err);
-    ask(&cluster, again, "job", "digest", "many", NULL);
+    cluster_word(&cluster, again, "job", "digest", "-q", "many", NULL);
     ck_assert_str_eq(again, root); // it was not touched
     cluster_cli(&cluster, &said, "snapshot", "restore", "--path", folder, "--job", "other", "--yes",
                 NULL);
@@ -154,14 +144,5 @@ START_TEST(very_many_tensors_on_one_shard_are_trained_saved_digested_and_restore
     free(many.names);
     free(many.tensors);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("many_tensors");
-    TCase *tc = tcase_create("many_tensors");
-    tcase_set_timeout(tc, 600);
-    tcase_add_test(tc, very_many_tensors_on_one_shard_are_trained_saved_digested_and_restored);
-    suite_add_tcase(suite, tc);
-    return suite_run(suite);
-}
+SUITE(600);

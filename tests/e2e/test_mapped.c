@@ -10,60 +10,31 @@
 
 #include <cairn.h>
 
-#include "tests/support/cluster.h"
-#include "tests/support/good.h"
 #include "tests/support/suite.h"
+#include "tests/support/trainer.h"
 
 enum { WAIT_MS = 20000, SHARDS = 3, TENSORS = 3, ELEMS_MAX = 700 * 311 };
 
 /* Cut in the middle of pages, small, and bf16. */
 static const struct cairn_tensor model[TENSORS] = {
-    { .struct_size = sizeof model[0],
-      .name = "big",
-      .unit = "u",
-      .rank = 2,
-      .shape = { 700, 311 },
-      .init = { CAIRN_INIT_NORMAL, 0, 1, 1 } },
-    { .struct_size = sizeof model[0],
-      .name = "half",
-      .unit = "u",
-      .rank = 2,
-      .shape = { 311, 500 },
-      .wire = CAIRN_BF16,
-      .init = { CAIRN_INIT_NORMAL, 0, 1, 2 } },
-    { .struct_size = sizeof model[0],
-      .name = "small",
-      .unit = "v",
-      .rank = 1,
-      .shape = { 77 },
-      .init = { CAIRN_INIT_ONES, 0, 0, 0 } },
+    TRAINER_MATRIX("big", "u", 700, 311, 1),
+    TRAINER_MATRIX("half", "u", 311, 500, 2, .wire = CAIRN_BF16),
+    TRAINER_ONES("small", "v", 77),
 };
 
 static struct cluster cluster;
-static struct cluster_said said;
 static cairn *session;
 static cairn_job *job;
 
-static size_t elems_of(int t)
-{
-    return (size_t)model[t].shape[0] * (model[t].rank > 1 ? (size_t)model[t].shape[1] : 1);
-}
-
 static void open_job(const char *name, const char *fabric)
 {
-    const struct cairn_opts opts = { .struct_size = sizeof opts,
-                                     .endpoint = cluster.address,
-                                     .fabric = fabric };
     struct cairn_group adamw = CAIRN_GROUP_INIT;
     adamw.weight_decay = 0.1;
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = model,
-                                         .tensor_count = TENSORS,
-                                         .groups = &adamw,
-                                         .group_count = 1,
-                                         .chunk_leaves = 4 };
-    good(cairn_open(&opts, &session));
-    good(cairn_job_open(session, name, &spec, CAIRN_WORKER, WAIT_MS, &job));
+    struct cairn_job_spec spec = trainer_spec(model, TENSORS);
+    spec.chunk_leaves = 4;
+    spec.groups = &adamw;
+    session = trainer_session(cluster.address, fabric);
+    job = trainer_open(session, name, &spec);
     good(cairn_init_done(job, NULL, WAIT_MS));
 }
 
@@ -80,7 +51,7 @@ static void tear_down(void)
 
 static void fill(float *to, int t, unsigned seed)
 {
-    for (size_t i = 0; i < elems_of(t); i++)
+    for (size_t i = 0; i < trainer_elems(&model[t]); i++)
         to[i] = (float)((i * 2654435761u + seed * 97u + (unsigned)t) % 2001) / 1000 - 1;
 }
 
@@ -91,18 +62,15 @@ static struct cairn_version train(int steps, bool allocated)
     float *memory[TENSORS];
     for (int t = 0; t < TENSORS; t++) {
         void *room = NULL;
-        if (allocated) good(cairn_alloc(session, elems_of(t) * sizeof(float), -1, &room));
-        memory[t] = allocated ? room : malloc(elems_of(t) * sizeof(float));
+        if (allocated)
+            good(cairn_alloc(session, trainer_elems(&model[t]) * sizeof(float), -1, &room));
+        memory[t] = allocated ? room : malloc(trainer_elems(&model[t]) * sizeof(float));
     }
     for (int step = 0; step < steps; step++) {
-        struct cairn_round round = { .struct_size = sizeof round };
-        good(cairn_round_begin(job, WAIT_MS, &round));
+        const struct cairn_round round = trainer_begin(job);
         for (int t = 0; t < TENSORS; t++) {
             fill(memory[t], t, (unsigned)round.step);
-            const struct cairn_mem mem = { .struct_size = sizeof mem,
-                                           .ptr = memory[t],
-                                           .dtype = CAIRN_F32 };
-            good(cairn_push(job, &round, 0, model[t].name, NULL, &mem, NULL));
+            trainer_push(job, &round, model[t].name, memory[t]);
         }
         good(cairn_commit(job, &round, 1, NULL, 0, WAIT_MS, &result));
         ck_assert(result.applied);
@@ -114,13 +82,6 @@ static struct cairn_version train(int steps, bool allocated)
     return result.version;
 }
 
-static void digest(const char *name, char *out, size_t bytes)
-{
-    cluster_cli(&cluster, &said, "job", "digest", "-q", name, NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
-    snprintf(out, bytes, "%.200s", said.out);
-}
-
 static struct cairn_stats stats(void)
 {
     struct cairn_stats out = { .struct_size = sizeof out };
@@ -128,17 +89,17 @@ static struct cairn_stats stats(void)
     return out;
 }
 
-START_TEST(every_way_makes_the_same_bits)
+TEST(every_way_makes_the_same_bits)
 {
     static const struct {
         const char *name, *fabric;
         bool allocated;
     } ways[] = { { "a", "ucx", false }, { "b", "auto", false }, { "c", "auto", true } };
-    char roots[3][512];
+    char roots[3][65];
     for (int i = 0; i < 3; i++) {
         open_job(ways[i].name, ways[i].fabric);
         train(5, ways[i].allocated);
-        digest(ways[i].name, roots[i], sizeof roots[i]);
+        trainer_digest(&cluster, ways[i].name, roots[i]);
         const struct cairn_stats s = stats();
         const bool shared = strcmp(ways[i].fabric, "auto") == 0;
         ck_assert_uint_eq(s.shared_pushed_bytes, shared ? s.pushed_bytes : 0);
@@ -146,7 +107,6 @@ START_TEST(every_way_makes_the_same_bits)
         if (i < 2) cairn_close(session);
     }
 }
-END_TEST
 
 /* A unit of tensors that lie on several shards, as one piece each. */
 static size_t map(struct cairn_version version, const char *unit, struct cairn_view *views)
@@ -164,18 +124,13 @@ static void is_whole(struct cairn_version version, const struct cairn_view *view
 {
     static uint8_t fetched[ELEMS_MAX * 4];
     for (int t = 0; t < 2; t++) {
-        const struct cairn_mem mem = { .struct_size = sizeof mem,
-                                       .ptr = fetched,
-                                       .dtype = views[t].dtype };
-        cairn_op *op;
-        good(cairn_fetch(job, version, views[t].tensor, NULL, NULL, &mem, &op));
-        good(cairn_wait(op, WAIT_MS));
+        trainer_fetch(job, version, views[t].tensor, NULL, views[t].dtype, fetched);
         ck_assert_mem_eq(views[t].ptr, fetched,
-                         elems_of(t) * (views[t].dtype == CAIRN_BF16 ? 2 : 4));
+                         trainer_elems(&model[t]) * (views[t].dtype == CAIRN_BF16 ? 2 : 4));
     }
 }
 
-START_TEST(a_map_lends_what_the_shards_published)
+TEST(a_map_lends_what_the_shards_published)
 {
     struct cairn_view views[TENSORS];
     open_job("m", "auto");
@@ -188,10 +143,9 @@ START_TEST(a_map_lends_what_the_shards_published)
     ck_assert_uint_eq(s.shared_fetched_bytes, s.fetched_bytes);
     good(cairn_unmap(job, &views[1], NULL));
 }
-END_TEST
 
 /* The pieces are kept for later versions of the same memory; where two shards meet on a page, too. */
-START_TEST(every_version_is_mapped_as_it_is)
+TEST(every_version_is_mapped_as_it_is)
 {
     struct cairn_view views[TENSORS], held[TENSORS];
     const void *places[2] = { NULL, NULL };
@@ -216,9 +170,8 @@ START_TEST(every_version_is_mapped_as_it_is)
     }
     ck_assert_int_eq(cairn_unmap(job, &held[0], NULL), CAIRN_ERR_VERSION_GONE);
 }
-END_TEST
 
-START_TEST(a_map_that_a_later_version_took_says_so_when_it_is_given_back)
+TEST(a_map_that_a_later_version_took_says_so_when_it_is_given_back)
 {
     struct cairn_view views[TENSORS], later[TENSORS];
     open_job("m", "auto");
@@ -233,9 +186,8 @@ START_TEST(a_map_that_a_later_version_took_says_so_when_it_is_given_back)
     map((struct cairn_version) { version.generation, version.step + 3 }, "u", views);
     good(cairn_unmap(job, &views[0], NULL));
 }
-END_TEST
 
-START_TEST(a_job_that_is_closed_takes_its_maps_along)
+TEST(a_job_that_is_closed_takes_its_maps_along)
 {
     struct cairn_view views[TENSORS];
     open_job("m", "auto");
@@ -243,7 +195,6 @@ START_TEST(a_job_that_is_closed_takes_its_maps_along)
     cairn_job_close(job);
     ck_assert_int_eq(cairn_unmap(job, &views[0], NULL), CAIRN_ERR_HANDLE);
 }
-END_TEST
 
 enum { TURNS = 3000 };
 
@@ -258,7 +209,7 @@ static void *prefetch_again_and_again(void *version)
 }
 
 /* What one thread has just made another may give back at once: seen by ThreadSanitizer, rarely by itself. */
-START_TEST(units_are_mapped_while_another_thread_prefetches_them)
+TEST(units_are_mapped_while_another_thread_prefetches_them)
 {
     struct cairn_view views[TENSORS];
     pthread_t thread;
@@ -273,14 +224,13 @@ START_TEST(units_are_mapped_while_another_thread_prefetches_them)
     ck_assert_int_eq(pthread_join(thread, &failed), 0);
     ck_assert_ptr_null(failed);
 }
-END_TEST
 
-START_TEST(a_wait_that_times_out_names_the_shard_that_owes_it)
+TEST(a_wait_that_times_out_names_the_shard_that_owes_it)
 {
     static float param[ELEMS_MAX];
     open_job("w", "ucx");
     const struct cairn_version version = train(1, false);
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = param, .dtype = CAIRN_F32 };
+    const struct cairn_mem mem = trainer_mem(param, CAIRN_F32);
     cairn_op *op;
     kill(cluster.shards[1], SIGSTOP);
     good(cairn_fetch(job, version, "big", "param", NULL, &mem, &op));
@@ -290,21 +240,5 @@ START_TEST(a_wait_that_times_out_names_the_shard_that_owes_it)
     kill(cluster.shards[1], SIGCONT);
     good(cairn_wait(op, WAIT_MS));
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("mapped");
-    TCase *cases = tcase_create("mapped");
-    tcase_set_timeout(cases, 60);
-    tcase_add_checked_fixture(cases, set_up, tear_down);
-    tcase_add_test(cases, every_way_makes_the_same_bits);
-    tcase_add_test(cases, a_map_lends_what_the_shards_published);
-    tcase_add_test(cases, every_version_is_mapped_as_it_is);
-    tcase_add_test(cases, a_map_that_a_later_version_took_says_so_when_it_is_given_back);
-    tcase_add_test(cases, a_job_that_is_closed_takes_its_maps_along);
-    tcase_add_test(cases, units_are_mapped_while_another_thread_prefetches_them);
-    tcase_add_test(cases, a_wait_that_times_out_names_the_shard_that_owes_it);
-    suite_add_tcase(suite, cases);
-    return suite_run(suite);
-}
+SUITE(60, set_up, tear_down);

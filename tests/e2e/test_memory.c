@@ -14,9 +14,10 @@
 #include <cairn.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/good.h"
 #include "tests/support/suite.h"
 
-enum { WAIT_MS = 30000, SKIPPED = 77, SHARDS = 2 };
+enum { WAIT_MS = 30000, SHARDS = 2 };
 #define MIB ((uint64_t)1 << 20)
 
 static char group[256],
@@ -84,23 +85,20 @@ static void train(cairn_job *job, uint64_t elems)
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
     cairn_op *op;
-    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
-    ck_assert_msg(cairn_round_begin(job, WAIT_MS, &round) == CAIRN_OK, "%s", cairn_error());
-    ck_assert_msg(cairn_push(job, &round, 0, "w", NULL, &memory, NULL) == CAIRN_OK, "%s",
-                  cairn_error());
-    ck_assert_msg(cairn_commit(job, &round, 1, NULL, 0, WAIT_MS, &result) == CAIRN_OK, "%s",
-                  cairn_error());
+    good(cairn_init_done(job, NULL, WAIT_MS));
+    good(cairn_round_begin(job, WAIT_MS, &round));
+    good(cairn_push(job, &round, 0, "w", NULL, &memory, NULL));
+    good(cairn_commit(job, &round, 1, NULL, 0, WAIT_MS, &result));
     ck_assert_uint_eq(result.step, 1);
-    ck_assert_msg(cairn_fetch(job, result.version, "w", NULL, NULL, &memory, &op) == CAIRN_OK, "%s",
-                  cairn_error());
-    ck_assert_msg(cairn_wait(op, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_fetch(job, result.version, "w", NULL, NULL, &memory, &op));
+    good(cairn_wait(op, WAIT_MS));
     uint64_t right = 0; // one assertion: each is a system call
     while (right < elems && ones[right] == -0.5f) right++;
     ck_assert_uint_eq(right, elems);
     free(ones);
 }
 
-START_TEST(what_a_control_group_has_no_room_for_is_refused_and_kills_nobody)
+TEST(what_a_control_group_has_no_room_for_is_refused_and_kills_nobody)
 {
     static const char *const room[] = { "memory.limit=2GiB", NULL };
     const struct cluster_options options = { .shard_set = room };
@@ -111,7 +109,7 @@ START_TEST(what_a_control_group_has_no_room_for_is_refused_and_kills_nobody)
     for (int i = 0; i < SHARDS; i++)
         ck_assert(write_number(inner, "cgroup.procs", (uint64_t)cluster.shards[i]));
     const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
-    ck_assert_msg(cairn_open(&opts, &session) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_open(&opts, &session));
     // param, sums and two copies, 4 bytes each: 160 MiB a shard. Alone each would fit.
     ck_assert_int_eq(open_job(session, "large", 20 * MIB, &job), CAIRN_ERR_NO_MEMORY);
     ck_assert_msg(strstr(cairn_error(), group) != NULL, "%s", cairn_error());
@@ -122,20 +120,16 @@ START_TEST(what_a_control_group_has_no_room_for_is_refused_and_kills_nobody)
     cairn_close(session);
     cluster_stop(&cluster);
 }
-END_TEST
+
+SUITE(60);
 
 int main(void)
 {
     if (!make_any_group()) {
         printf("skipped: this user or kernel makes no control group with a limit of memory\n");
-        return SKIPPED;
+        return SUITE_SKIPPED;
     }
-    Suite *suite = suite_create("memory");
-    TCase *tcase = tcase_create("memory");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_test(tcase, what_a_control_group_has_no_room_for_is_refused_and_kills_nobody);
-    suite_add_tcase(suite, tcase);
-    const int failed = suite_run(suite);
+    const int failed = suite_main();
     remove_group();
     return failed;
 }

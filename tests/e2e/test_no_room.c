@@ -1,6 +1,8 @@
-/* A job that a shard has no room for: the refusal says what to ask less of, and that fits. */
+/* A job that a shard has no room for: the refusal says what to ask less of, and that fits; or how many bytes,
+ * with which it trains. */
 #include <check.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -57,17 +59,16 @@ static bool keeps_word(struct wish wish, const char *word, bool by_window)
     return number != 0;
 }
 
-START_TEST(a_job_that_is_refused_fits_as_the_refusal_says)
+TEST(a_job_that_is_refused_fits_as_the_refusal_says)
 {
     ck_assert(keeps_word((struct wish) { 1 << 20, 0, 0 }, "chunk_leaves ", false));
     ck_assert(keeps_word((struct wish) { 1 << 20, 0, 0 }, "window ", true));
     ck_assert(keeps_word((struct wish) { 5 << 20, 0, 0 }, "chunk_leaves ", false));
     ck_assert(keeps_word((struct wish) { 200000, 0, 0 }, "window ", true));
 }
-END_TEST
 
 /* Chunks that end within a leaf, and numbers that halves are no whole number of. */
-START_TEST(odd_jobs_that_are_refused_fit_as_the_refusal_says)
+TEST(odd_jobs_that_are_refused_fit_as_the_refusal_says)
 {
     const struct wish wishes[] = { { 3 * 4096 + 1, 0, 150 }, { 1 << 20, 33, 31 } };
     // Two leaves, of which the second has one element: half as many are more than half of it.
@@ -77,32 +78,61 @@ START_TEST(odd_jobs_that_are_refused_fit_as_the_refusal_says)
         ck_assert(keeps_word(wishes[i], "window ", true));
     }
 }
-END_TEST
 
-START_TEST(of_one_whose_state_is_too_large_it_promises_nothing)
+TEST(of_one_whose_state_is_too_large_it_promises_nothing)
 {
     struct cluster cluster;
     cluster_start(&cluster, 1, NULL);
     const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
     cairn *session;
     cairn_job *job;
-    ck_assert_msg(cairn_open(&opts, &session) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_open(&opts, &session));
     ck_assert_int_eq(open_job(session, "large", 40 << 20, 0, 0, &job), CAIRN_ERR_NO_MEMORY);
     ck_assert_msg(strstr(cairn_error(), "add shards") != NULL, "%s", cairn_error());
     ck_assert_msg(strstr(cairn_error(), "it fits with") == NULL, "%s", cairn_error());
     cairn_close(session);
     cluster_stop(&cluster);
 }
-END_TEST
 
-int main(void)
+/* One shard with so much memory. */
+static void start_with(struct cluster *cluster, unsigned long long bytes)
 {
-    Suite *suite = suite_create("no_room");
-    TCase *tcase = tcase_create("no_room");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_test(tcase, a_job_that_is_refused_fits_as_the_refusal_says);
-    tcase_add_test(tcase, odd_jobs_that_are_refused_fit_as_the_refusal_says);
-    tcase_add_test(tcase, of_one_whose_state_is_too_large_it_promises_nothing);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
+    char limit[64];
+    snprintf(limit, sizeof limit, "memory.limit=%lluB", bytes);
+    const char *const set[] = { limit, NULL };
+    cluster_start(cluster, 1, &(struct cluster_options) { .shard_set = set });
 }
+
+/* By the network's way: what is fetched needs replies, far more at a time than one. */
+TEST(with_just_the_bytes_that_a_refusal_says_a_job_trains)
+{
+    static float values[1 << 16];
+    struct cluster cluster;
+    struct tiny_job tiny;
+    cairn_job *job;
+    tiny_describe(&tiny, 1 << 16);
+    tiny.spec.chunk_leaves = 1;
+    start_with(&cluster, 1 << 20);
+    cairn *session = tiny_session(&cluster, "ucx");
+    ck_assert_int_eq(cairn_job_open(session, "tight", &tiny.spec, CAIRN_WORKER, WAIT_MS, &job),
+                     CAIRN_ERR_NO_MEMORY);
+    const char *says = strstr(cairn_error(), ") needs ");
+    ck_assert_msg(says != NULL, "%s", cairn_error());
+    const unsigned long long bytes = strtoull(says + strlen(") needs "), NULL, 10);
+    cairn_close(session);
+    cluster_stop(&cluster);
+
+    start_with(&cluster, bytes);
+    session = tiny_session(&cluster, "ucx");
+    job = tiny_open(session, "tight", &tiny);
+    for (int step = 1; step <= 3; step++) {
+        ck_assert_uint_eq(tiny_step(job), (uint64_t)step);
+        const struct cairn_version newest = { 1, (uint64_t)step };
+        trainer_fetch(job, newest, "w", NULL, CAIRN_F32, values);
+    }
+    ck_assert_float_eq(values[1], 1);
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+
+SUITE(60);

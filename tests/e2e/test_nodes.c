@@ -22,7 +22,7 @@ enum {
     TENSORS = 4,
     STEPS = 6
 };
-enum { ROWS = 1000, COLUMNS = 1024, SKIPPED = 77 };
+enum { ROWS = 1000, COLUMNS = 1024 };
 
 #define ELEMS ((size_t)ROWS * COLUMNS)
 /* Bytes of the model on the wire. */
@@ -200,7 +200,7 @@ static void tear_down(void)
     cluster_stop(&cluster);
 }
 
-START_TEST(a_node_sends_one_sum_and_fetches_everything_once)
+TEST(a_node_sends_one_sum_and_fetches_everything_once)
 {
     // Half of the model is the other node's: each worker by itself would send Ψ / 2, and fetch as much.
     const double pushed = train("pushes", false, true);
@@ -213,23 +213,11 @@ START_TEST(a_node_sends_one_sum_and_fetches_everything_once)
     ck_assert(fetched <= 1.1 / 2);
     ck_assert(alone >= 3.5);
 }
-END_TEST
+
+SUITE(100, set_up, tear_down);
 
 int main(int argc, char **argv)
 {
     if (argc == 8 && strcmp(argv[1], "worker") == 0) return work(argv);
-    if (geteuid() != 0 || !make_nodes()) {
-        if (geteuid() == 0) drop_nodes();
-        printf("skipped: network namespaces need root, iproute2 and a kernel with veth\n");
-        return SKIPPED;
-    }
-    TCase *tcase = tcase_create("nodes");
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
-    tcase_add_test(tcase, a_node_sends_one_sum_and_fetches_everything_once);
-    tcase_set_timeout(tcase, 100);
-    Suite *suite = suite_create("nodes");
-    suite_add_tcase(suite, tcase);
-    const int failed = suite_run(suite);
-    drop_nodes();
-    return failed;
+    return netns_suite_main(make_nodes, drop_nodes);
 }

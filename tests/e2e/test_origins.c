@@ -8,8 +8,9 @@
 
 #include <cairn.h>
 
-#include "proto/wire/initializer.h"
+#include "proto/spec/initializer.h"
 #include "tests/support/cluster.h"
+#include "tests/support/good.h"
 #include "tests/support/suite.h"
 #include "tests/support/weights_sample.h"
 
@@ -175,15 +176,14 @@ static cairn *open_session(const struct cluster *cluster)
 {
     const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
     cairn *session;
-    ck_assert_msg(cairn_open(&opts, &session) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_open(&opts, &session));
     return session;
 }
 
 static cairn_job *open_job(cairn *session, const struct cairn_job_spec *spec)
 {
     cairn_job *job;
-    ck_assert_msg(cairn_job_open(session, "model", spec, CAIRN_WORKER, WAIT_MS, &job) == CAIRN_OK,
-                  "%s", cairn_error());
+    good(cairn_job_open(session, "model", spec, CAIRN_WORKER, WAIT_MS, &job));
     return job;
 }
 
@@ -203,7 +203,7 @@ static void check_made(int shards, const struct cairn_job_spec *spec, char root[
     start(&cluster, shards, NULL);
     cairn *session = open_session(&cluster);
     cairn_job *job = open_job(session, spec);
-    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_init_done(job, NULL, WAIT_MS));
     check_root(&cluster, root);
     cairn_close(session);
     cluster_stop(&cluster);
@@ -232,8 +232,7 @@ static void check_put(float (*value)(int t, size_t elem), char root[65])
                                        .dtype = CAIRN_F32 };
         cairn_op *op;
         for (size_t i = 0; i < elems; i++) values[i] = value(t, i);
-        ck_assert_msg(cairn_put(job, model[t].name, "param", NULL, &mem, &op) == CAIRN_OK, "%s",
-                      cairn_error());
+        good(cairn_put(job, model[t].name, "param", NULL, &mem, &op));
         ck_assert_int_eq(cairn_wait(op, WAIT_MS), CAIRN_OK);
         free(values);
     }
@@ -245,7 +244,7 @@ static void check_put(float (*value)(int t, size_t elem), char root[65])
 
 /* ---- the tests ---- */
 
-START_TEST(a_seed_gives_what_a_trainer_would_have_put_on_any_number_of_shards)
+TEST(a_seed_gives_what_a_trainer_would_have_put_on_any_number_of_shards)
 {
     static const int counts[] = { 1, 2, 3, 5 };
     char root[65] = "";
@@ -253,9 +252,8 @@ START_TEST(a_seed_gives_what_a_trainer_would_have_put_on_any_number_of_shards)
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) check_made(counts[i], &spec, root);
     check_put(seeded, root);
 }
-END_TEST
 
-START_TEST(weights_give_what_a_trainer_would_have_put_on_any_number_of_shards)
+TEST(weights_give_what_a_trainer_would_have_put_on_any_number_of_shards)
 {
     static const int counts[] = { 1, 2, 3, 5 };
     char root[65] = "", path[256];
@@ -267,9 +265,8 @@ START_TEST(weights_give_what_a_trainer_would_have_put_on_any_number_of_shards)
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) check_made(counts[i], &spec, root);
     check_put(filed, root);
 }
-END_TEST
 
-START_TEST(weights_that_do_not_fit_are_refused_by_name_and_the_cluster_goes_on)
+TEST(weights_that_do_not_fit_are_refused_by_name_and_the_cluster_goes_on)
 {
     struct cluster cluster;
     char path[256], root[65] = "";
@@ -307,7 +304,6 @@ START_TEST(weights_that_do_not_fit_are_refused_by_name_and_the_cluster_goes_on)
     cairn_close(session);
     cluster_stop(&cluster);
 }
-END_TEST
 
 /* One update with gradients of ones. */
 static uint64_t train_a_step(cairn_job *job)
@@ -317,18 +313,16 @@ static uint64_t train_a_step(cairn_job *job)
     static float ones[129 * 257 * 2];
     for (size_t i = 0; i < sizeof ones / sizeof *ones; i++) ones[i] = 1;
     const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = ones, .dtype = CAIRN_F32 };
-    ck_assert_msg(cairn_round_begin(job, WAIT_MS, &round) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_round_begin(job, WAIT_MS, &round));
     for (int t = 0; t < TENSORS; t++) {
         if (model[t].kind != CAIRN_TRAINED) continue;
-        ck_assert_msg(cairn_push(job, &round, 0, model[t].name, NULL, &mem, NULL) == CAIRN_OK, "%s",
-                      cairn_error());
+        good(cairn_push(job, &round, 0, model[t].name, NULL, &mem, NULL));
     }
-    ck_assert_msg(cairn_commit(job, &round, 1, NULL, 0, WAIT_MS, &result) == CAIRN_OK, "%s",
-                  cairn_error());
+    good(cairn_commit(job, &round, 1, NULL, 0, WAIT_MS, &result));
     return result.step;
 }
 
-START_TEST(a_snapshot_of_it_is_restored_and_the_same_spec_goes_on)
+TEST(a_snapshot_of_it_is_restored_and_the_same_spec_goes_on)
 {
     struct cluster cluster, other;
     char path[256], id[64], root[65] = "";
@@ -342,8 +336,7 @@ START_TEST(a_snapshot_of_it_is_restored_and_the_same_spec_goes_on)
     cairn_job *job = open_job(session, &spec);
     ck_assert_int_eq(cairn_init_done(job, NULL, WAIT_MS), CAIRN_OK);
     ck_assert_uint_eq(train_a_step(job), 1);
-    ck_assert_msg(cairn_snapshot(job, CAIRN_SNAPSHOT_WAIT, WAIT_MS, id) == CAIRN_OK, "%s",
-                  cairn_error());
+    good(cairn_snapshot(job, CAIRN_SNAPSHOT_WAIT, WAIT_MS, id));
     check_root(&cluster, root);
     cairn_close(session);
 
@@ -359,18 +352,5 @@ START_TEST(a_snapshot_of_it_is_restored_and_the_same_spec_goes_on)
     cluster_stop(&other);
     cluster_stop(&cluster);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("origins");
-    TCase *tcase = tcase_create("origins");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_checked_fixture(tcase, make_models, remove_models);
-    tcase_add_test(tcase, a_seed_gives_what_a_trainer_would_have_put_on_any_number_of_shards);
-    tcase_add_test(tcase, weights_give_what_a_trainer_would_have_put_on_any_number_of_shards);
-    tcase_add_test(tcase, weights_that_do_not_fit_are_refused_by_name_and_the_cluster_goes_on);
-    tcase_add_test(tcase, a_snapshot_of_it_is_restored_and_the_same_spec_goes_on);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60, make_models, remove_models);

@@ -141,7 +141,7 @@ static void pause_ms(int ms)
 }
 
 /* Shards that run a quarter of the time: what is pushed in a step is about twice what a shard may hold. */
-START_TEST(what_slow_shards_hold_is_bounded)
+TEST_EACH(what_slow_shards_hold_is_bounded, 0, 2)
 {
     struct overload_child workers[WORKERS];
     struct overload_plan plan = { .cluster = &cluster,
@@ -172,7 +172,6 @@ START_TEST(what_slow_shards_hold_is_bounded)
         ck_assert_uint_gt(memfd_bytes(cluster.shards[i]), OVERLOAD_ELEMS / SHARDS / 8 * 7 * 16);
     for (int i = 0; i < WORKERS; i++) overload_end(&workers[i]);
 }
-END_TEST
 
 /* ---- members that are stopped ---- */
 
@@ -188,7 +187,7 @@ static uint64_t train(const struct overload_child *trainer, uint64_t bound)
 }
 
 /* The reader is of the trainer's job; the holder is all there is of another one. */
-START_TEST(members_that_are_stopped_hold_nobody_up)
+TEST_EACH(members_that_are_stopped_hold_nobody_up, 0, 2)
 {
     struct overload_child trainer, reader, holder;
     struct overload_plan plan = { .cluster = &cluster,
@@ -220,7 +219,6 @@ START_TEST(members_that_are_stopped_hold_nobody_up)
     (void)train(&trainer, bound);
     overload_end(&trainer);
 }
-END_TEST
 
 /* ---- descriptors ---- */
 
@@ -243,8 +241,25 @@ static size_t fds_of_all(void)
     return count;
 }
 
+/* UCX 1.13 keeps the socket of each connection that it could not make: to one that dies after it has answered
+ * ucx_reach.c. The log has a line of each. */
+static size_t failed_connects(void)
+{
+    size_t count = 0;
+    for (int i = 0; i < SHARDS; i++) {
+        char path[CAIRN_SCRATCH_BYTES + 32], line[1024];
+        snprintf(path, sizeof path, "%s/shard-%d.log", cluster.folder, i);
+        FILE *file = fopen(path, "re");
+        ck_assert_ptr_nonnull(file);
+        while (fgets(line, sizeof line, file) != NULL)
+            count += strstr(line, "cannot reach") != NULL;
+        fclose(file);
+    }
+    return count;
+}
+
 /* Half of them end without a word. */
-START_TEST(workers_that_come_and_go_leave_no_descriptor)
+TEST_EACH(workers_that_come_and_go_leave_no_descriptor, 0, 2)
 {
     struct overload_plan plan = { .cluster = &cluster,
                                   .fabric = fabrics[_i],
@@ -252,32 +267,24 @@ START_TEST(workers_that_come_and_go_leave_no_descriptor)
                                   .tensors = 2,
                                   .world = 1,
                                   .micros = 1 };
-    size_t before = 0;
+    size_t before = 0, failed = 0;
     for (plan.rank = 0; plan.rank < 30; plan.rank++) {
         struct overload_child visitor;
         overload_start(&visitor, &plan, overload_visit);
         overload_end(&visitor);
-        if (plan.rank == 5) before = fds_of_all(); // those of the last may be closing
+        if (plan.rank != 5) continue; // those of the last may be closing
+        before = fds_of_all();
+        failed = failed_connects();
     }
-    size_t after = fds_of_all();
-    before += 5; // what a daemon opens once, and late; half of the 24 that came since leave more
-    for (const uint64_t end_ms = now_ms() + 5000; after > before && now_ms() < end_ms;) {
+    size_t after = fds_of_all(), kept = failed_connects() - failed;
+    for (const uint64_t end_ms = now_ms() + 5000; after > before + kept && now_ms() < end_ms;) {
         pause_ms(10);
         after = fds_of_all();
+        kept = failed_connects() - failed;
     }
-    ck_assert_msg(after <= before, "%zu descriptors, %zu after the first workers", after, before);
+    ck_assert_msg(after <= before + kept,
+                  "%zu descriptors, %zu after the first workers, %zu kept by UCX", after, before,
+                  kept);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("overload");
-    TCase *cases = tcase_create("overload");
-    tcase_set_timeout(cases, 100);
-    tcase_add_checked_fixture(cases, set_up, tear_down);
-    tcase_add_loop_test(cases, what_slow_shards_hold_is_bounded, 0, 2);
-    tcase_add_loop_test(cases, members_that_are_stopped_hold_nobody_up, 0, 2);
-    tcase_add_loop_test(cases, workers_that_come_and_go_leave_no_descriptor, 0, 2);
-    suite_add_tcase(suite, cases);
-    return suite_run(suite);
-}
+SUITE(100, set_up, tear_down);

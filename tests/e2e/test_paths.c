@@ -13,8 +13,9 @@
 
 #include "tests/support/cluster.h"
 #include "tests/support/netns.h"
+#include "tests/support/suite.h"
 
-enum { SKIPPED = 77, WAIT_MS = 30000, SHARDS = 2, ELEMS = 1 << 19, STEPS = 2 };
+enum { WAIT_MS = 30000, SHARDS = 2, ELEMS = 1 << 19, STEPS = 2 };
 
 /* ---- the worker ---- */
 
@@ -163,7 +164,7 @@ static void need_text(const char *text, const char *part)
     ck_assert_msg(strstr(text, part) != NULL, "\"%s\" is not in: %s", part, text);
 }
 
-START_TEST(a_worker_takes_the_devices_of_the_routes_to_the_shards)
+TEST(a_worker_takes_the_devices_of_the_routes_to_the_shards)
 {
     char said[8192];
     const int status = run_worker(said, sizeof said);
@@ -172,9 +173,8 @@ START_TEST(a_worker_takes_the_devices_of_the_routes_to_the_shards)
     need_text(said, "10.81.0.1 data0 tcp; 10.82.0.1 data1 tcp, chosen by the routes to the shards");
     ck_assert_msg(strstr(said, "mgmt") == NULL, "%s", said);
 }
-END_TEST
 
-START_TEST(a_path_that_leads_nowhere_is_named_within_seconds)
+TEST(a_path_that_leads_nowhere_is_named_within_seconds)
 {
     struct timespec begin, end;
     char said[8192];
@@ -187,9 +187,8 @@ START_TEST(a_path_that_leads_nowhere_is_named_within_seconds)
     need_text(said, "set CAIRN_FABRIC_DEVICE=data");
     ck_assert_int_le(end.tv_sec - begin.tv_sec, 10);
 }
-END_TEST
 
-START_TEST(the_status_says_where_the_data_of_each_comes_to)
+TEST(the_status_says_where_the_data_of_each_comes_to)
 {
     char said[8192];
     const int status = run_there((const char *const[]) { CAIRN_BIN_DIR "/cairn", "--endpoint",
@@ -200,28 +199,11 @@ START_TEST(the_status_says_where_the_data_of_each_comes_to)
     need_text(said, "10.81.0.2 data0 tcp");
     need_text(said, "10.82.0.2 data1 tcp");
 }
-END_TEST
+
+SUITE(60, set_up, tear_down);
 
 int main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], "worker") == 0) return work(argv[2]);
-    if (geteuid() != 0 || !make_hosts()) {
-        if (geteuid() == 0) drop_hosts();
-        printf("skipped: network namespaces need root, iproute2 and a kernel with veth\n");
-        return SKIPPED;
-    }
-    TCase *tcase = tcase_create("paths");
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
-    tcase_add_test(tcase, a_worker_takes_the_devices_of_the_routes_to_the_shards);
-    tcase_add_test(tcase, a_path_that_leads_nowhere_is_named_within_seconds);
-    tcase_add_test(tcase, the_status_says_where_the_data_of_each_comes_to);
-    tcase_set_timeout(tcase, 60);
-    Suite *suite = suite_create("paths");
-    suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    drop_hosts();
-    return failed == 0 ? 0 : 1;
+    return netns_suite_main(make_hosts, drop_hosts);
 }

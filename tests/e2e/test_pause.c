@@ -82,12 +82,11 @@ static void *second_steps(void *arg)
     return NULL;
 }
 
-START_TEST(calls_wait_beyond_their_time_and_say_for_whom)
+TEST(calls_wait_beyond_their_time_and_say_for_whom)
 {
     pthread_t second;
     goes_on = true;
-    ck_assert_msg(cairn_pause(jobs[0], "evaluating", PAUSE_MS, CLUSTER_WAIT_MS) == CAIRN_OK, "%s",
-                  cairn_error());
+    good(cairn_pause(jobs[0], "evaluating", PAUSE_MS, CLUSTER_WAIT_MS));
     pthread_create(&second, NULL, second_steps, NULL);
     for (int i = 0; i < 3; i++) sem_wait(&waited);
     ck_assert_int_eq(cairn_pause_end(jobs[0], CLUSTER_WAIT_MS), CAIRN_OK);
@@ -97,9 +96,8 @@ START_TEST(calls_wait_beyond_their_time_and_say_for_whom)
     ck_assert_ptr_nonnull(strstr(heard, "worker first of rank 0, which is evaluating"));
     ck_assert_int_eq(cairn_pause_end(jobs[0], CLUSTER_WAIT_MS), CAIRN_OK); // there is none
 }
-END_TEST
 
-START_TEST(who_does_not_want_to_wait_has_its_timeout)
+TEST(who_does_not_want_to_wait_has_its_timeout)
 {
     goes_on = false;
     ck_assert_int_eq(cairn_pause(jobs[0], "evaluating", PAUSE_MS, CLUSTER_WAIT_MS), CAIRN_OK);
@@ -107,9 +105,8 @@ START_TEST(who_does_not_want_to_wait_has_its_timeout)
     ck_assert_int_eq(second_status, CAIRN_ERR_TIMEOUT);
     ck_assert_ptr_nonnull(strstr(second_error, "which is evaluating"));
 }
-END_TEST
 
-START_TEST(a_pause_that_was_not_to_be_is_none_later)
+TEST(a_pause_that_was_not_to_be_is_none_later)
 {
     struct cairn_round rounds[2] = { { .struct_size = sizeof rounds[0] },
                                      { .struct_size = sizeof rounds[1] } };
@@ -118,24 +115,10 @@ START_TEST(a_pause_that_was_not_to_be_is_none_later)
     cluster_kill_coordinator(&cluster);
     ck_assert_int_eq(cairn_pause(jobs[0], "evaluating", PAUSE_MS, SHORT_MS), CAIRN_ERR_TIMEOUT);
     cluster_restart_coordinator(&cluster);
-    for (int i = 1; i >= 0; i--)
-        ck_assert_msg(cairn_round_begin(jobs[i], CLUSTER_WAIT_MS, &rounds[i]) == CAIRN_OK, "%s",
-                      cairn_error());
+    for (int i = 1; i >= 0; i--) good(cairn_round_begin(jobs[i], CLUSTER_WAIT_MS, &rounds[i]));
     ck_assert_int_eq(cairn_commit(jobs[1], &rounds[1], 1, NULL, 0, SHORT_MS, &result),
                      CAIRN_ERR_TIMEOUT);
-    ck_assert_msg(strstr(cairn_error(), "evaluating") == NULL, "%s", cairn_error());
+    ck_assert_msg(strstr(cairn_error(), "which is evaluating") == NULL, "%s", cairn_error());
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("pause");
-    TCase *tcase = tcase_create("pause");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
-    tcase_add_test(tcase, calls_wait_beyond_their_time_and_say_for_whom);
-    tcase_add_test(tcase, who_does_not_want_to_wait_has_its_timeout);
-    tcase_add_test(tcase, a_pause_that_was_not_to_be_is_none_later);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60, set_up, tear_down);

@@ -86,7 +86,7 @@ static uint64_t folder_state(const char *folder)
     return state;
 }
 
-START_TEST(rounds_write_nothing_to_disk)
+TEST(rounds_write_nothing_to_disk)
 {
     struct cluster cluster;
     cluster_start(&cluster, SHARDS, NULL);
@@ -103,7 +103,6 @@ START_TEST(rounds_write_nothing_to_disk)
     cairn_close(session);
     cluster_stop(&cluster);
 }
-END_TEST
 
 /* ---- processors ---- */
 
@@ -126,7 +125,7 @@ static void note_used(const struct cluster *cluster, uint64_t ns[DAEMONS + 1])
 /* This process waits in cairn_round_begin for a second worker, who does not come. What a process does again
  * and again it does in every window: a client's 23 wake-ups take 1.2 ms, with ASan 1.7 ms. What counts is the
  * least of the windows: what a host takes from its virtual machine is counted as used, and was 20 ms once. */
-START_TEST(what_waits_uses_no_processor)
+TEST(what_waits_uses_no_processor)
 {
     struct cluster cluster;
     cluster_start(&cluster, SHARDS, NULL);
@@ -149,15 +148,5 @@ START_TEST(what_waits_uses_no_processor)
     cairn_close(session);
     cluster_stop(&cluster);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("quiet");
-    TCase *tests = tcase_create("quiet");
-    tcase_set_timeout(tests, 60);
-    tcase_add_test(tests, rounds_write_nothing_to_disk);
-    tcase_add_test(tests, what_waits_uses_no_processor);
-    suite_add_tcase(suite, tests);
-    return suite_run(suite);
-}
+SUITE(60);

@@ -11,8 +11,8 @@
 
 #include <cairn.h>
 
-#include "tests/support/cluster.h"
 #include "tests/support/suite.h"
+#include "tests/support/trainer.h"
 
 enum { WAIT_MS = 20000, TENSORS = 2, ELEMS = 90000, WORKERS = 4, STEPS = 7, NEVER = 1000 };
 
@@ -148,19 +148,6 @@ static pid_t spawn(const char *job, int rank, int workers_min, int die_at, int l
     return pid;
 }
 
-static int count_joined(const char *job)
-{
-    char path[128], line[512], wanted[64];
-    int count = 0;
-    snprintf(path, sizeof path, "%s/coordinator.log", cluster.folder);
-    snprintf(wanted, sizeof wanted, " joined job %s ", job);
-    FILE *log = fopen(path, "re");
-    ck_assert_ptr_nonnull(log);
-    while (fgets(line, sizeof line, log) != NULL) count += strstr(line, wanted) != NULL;
-    fclose(log);
-    return count;
-}
-
 static bool coordinator_dies; // once all have joined
 
 /* Ranks 0, 2 on host A and 1, 3 on host B; rank 2 dies or leaves. Rank 0, which makes the job ready, comes
@@ -169,9 +156,12 @@ static void train(const char *job, int workers_min, int die_at, int leave_at, bo
                   char root_out[128])
 {
     pid_t pids[WORKERS];
+    char joined[64];
+    snprintf(joined, sizeof joined, " joined job %s ", job);
     for (int i = WORKERS - 1; i >= 0; i--) {
         pids[i] = spawn(job, i, workers_min, i == 2 ? die_at : NEVER, i == 2 ? leave_at : NEVER);
-        for (int turn = 0; count_joined(job) < WORKERS - i; turn++) {
+        for (int turn = 0; cluster_logged(&cluster, "coordinator.log", joined) < WORKERS - i;
+             turn++) {
             ck_assert_msg(turn < 2000, "rank %d does not join: see %s", i, cluster.folder);
             ck_assert_int_eq(cluster_wait(pids[WORKERS - 1], 5), -1); // a pause, if all is well
         }
@@ -186,9 +176,7 @@ static void train(const char *job, int workers_min, int die_at, int leave_at, bo
         if (i != 2 || die_at == NEVER || comes_back)
             ck_assert_msg(cluster_wait(pids[i], CLUSTER_WAIT_MS) == 0, "rank %d of %s, see %s", i,
                           job, cluster.folder);
-    cluster_cli(&cluster, &said, "job", "digest", "-q", job, NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
-    snprintf(root_out, 128, "%.120s", said.out);
+    trainer_digest(&cluster, job, root_out);
 }
 
 static void set_up(void)
@@ -202,16 +190,15 @@ static void tear_down(void)
     cluster_stop(&cluster);
 }
 
-START_TEST(a_worker_killed_in_mid_round_and_started_again_changes_no_bit)
+TEST(a_worker_killed_in_mid_round_and_started_again_changes_no_bit)
 {
     char calm[128], killed[128];
     train("calm", WORKERS, NEVER, NEVER, false, calm);
     train("killed", WORKERS, 3, NEVER, true, killed);
     ck_assert_str_eq(killed, calm);
 }
-END_TEST
 
-START_TEST(a_coordinator_killed_and_started_again_changes_no_bit)
+TEST(a_coordinator_killed_and_started_again_changes_no_bit)
 {
     char calm[128], killed[128];
     train("calm", WORKERS, NEVER, NEVER, false, calm);
@@ -219,9 +206,8 @@ START_TEST(a_coordinator_killed_and_started_again_changes_no_bit)
     train("killed", WORKERS, NEVER, NEVER, false, killed);
     ck_assert_str_eq(killed, calm);
 }
-END_TEST
 
-START_TEST(the_rest_of_a_worker_that_was_killed_is_made_as_if_it_had_left)
+TEST(the_rest_of_a_worker_that_was_killed_is_made_as_if_it_had_left)
 {
     char left[128], killed[128];
     train("left", WORKERS - 1, NEVER, 3, false, left);
@@ -230,18 +216,10 @@ START_TEST(the_rest_of_a_worker_that_was_killed_is_made_as_if_it_had_left)
     cluster_cli(&cluster, &said, "job", "show", "killed", NULL);
     ck_assert_msg(strstr(said.out, "ranks 1,3 by shard shard-1") != NULL, "%s", said.out);
 }
-END_TEST
+
+SUITE(60, set_up, tear_down);
 
 int main(int argc, char **argv)
 {
-    if (argc == 8 && strcmp(argv[1], "--worker") == 0) return be_worker(argv);
-    TCase *tcase = tcase_create("relay faults");
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
-    tcase_add_test(tcase, a_worker_killed_in_mid_round_and_started_again_changes_no_bit);
-    tcase_add_test(tcase, a_coordinator_killed_and_started_again_changes_no_bit);
-    tcase_add_test(tcase, the_rest_of_a_worker_that_was_killed_is_made_as_if_it_had_left);
-    tcase_set_timeout(tcase, 60);
-    Suite *suite = suite_create("relay faults");
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
+    return argc == 8 && strcmp(argv[1], "--worker") == 0 ? be_worker(argv) : suite_main();
 }

@@ -8,25 +8,14 @@
 
 #include <cairn.h>
 
-#include "tests/support/cluster.h"
-#include "tests/support/good.h"
 #include "tests/support/suite.h"
+#include "tests/support/trainer.h"
 
 enum { TENSORS = 2, STEPS = 4, GATHERS = STEPS, WORKERS = 8, HOSTS = 2, ELEMS_MAX = 512 * 700 };
 
 static const struct cairn_tensor model[TENSORS] = {
-    { .struct_size = sizeof model[0],
-      .name = "a",
-      .unit = "u",
-      .rank = 2,
-      .shape = { 512, 700 },
-      .init = { CAIRN_INIT_NORMAL, 0, 1, 1 } },
-    { .struct_size = sizeof model[0],
-      .name = "b",
-      .unit = "v",
-      .rank = 2,
-      .shape = { 300, 1000 },
-      .init = { CAIRN_INIT_NORMAL, 0, 1, 2 } },
+    TRAINER_MATRIX("a", "u", 512, 700, 1),
+    TRAINER_MATRIX("b", "v", 300, 1000, 2),
 };
 static const uint64_t psi = 4 * (512 * 700 + 300 * 1000);
 
@@ -43,11 +32,6 @@ static struct cluster_said said;
 static struct worker workers[WORKERS];
 static const char *const hosts[HOSTS] = { "host-a", "host-b" };
 
-static size_t elems_of(int t)
-{
-    return (size_t)(model[t].shape[0] * model[t].shape[1]);
-}
-
 static void set_up(void)
 {
     cluster_start(&cluster, HOSTS, &(struct cluster_options) { .shard_hosts = hosts });
@@ -61,33 +45,25 @@ static void tear_down(void)
 
 static void open_worker(struct worker *worker, int rank)
 {
-    const struct cairn_group adamw = CAIRN_GROUP_INIT;
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = model,
-                                         .tensor_count = TENSORS,
-                                         .groups = &adamw,
-                                         .group_count = 1,
-                                         .chunk_leaves = 4,
-                                         .workers_min = WORKERS,
-                                         .rank = (uint32_t)rank,
-                                         .micro_batches = 1,
-                                         .reduce_groups = CAIRN_GROUPS_HOST };
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
+    struct cairn_job_spec spec = trainer_spec(model, TENSORS);
+    spec.chunk_leaves = 4;
+    spec.workers_min = WORKERS;
+    spec.rank = (uint32_t)rank;
+    spec.micro_batches = 1;
+    spec.reduce_groups = CAIRN_GROUPS_HOST;
     *worker = (struct worker) { .rank = rank };
     setenv("CAIRN_HOST", hosts[rank / (WORKERS / HOSTS)], 1);
-    good(cairn_open(&opts, &worker->session));
-    good(cairn_job_open(worker->session, "hosts", &spec, CAIRN_WORKER, CLUSTER_WAIT_MS,
-                        &worker->job));
-    for (int t = 0; t < TENSORS; t++) worker->values[t] = calloc(elems_of(t), sizeof(float));
+    worker->session = trainer_session(cluster.address, NULL);
+    worker->job = trainer_open(worker->session, "hosts", &spec);
+    for (int t = 0; t < TENSORS; t++)
+        worker->values[t] = calloc(trainer_elems(&model[t]), sizeof(float));
 }
 
 static void gather(struct worker *worker, struct cairn_version version)
 {
     cairn_op *ops[TENSORS];
     for (int t = 0; t < TENSORS; t++) {
-        const struct cairn_mem mem = { .struct_size = sizeof mem,
-                                       .ptr = worker->values[t],
-                                       .dtype = CAIRN_F32 };
+        const struct cairn_mem mem = trainer_mem(worker->values[t], CAIRN_F32);
         good(cairn_fetch(worker->job, version, model[t].name, NULL, NULL, &mem, &ops[t]));
     }
     for (int t = 0; t < TENSORS; t++) good(cairn_wait(ops[t], CLUSTER_WAIT_MS));
@@ -101,18 +77,12 @@ static void *run_worker(void *arg)
         gradient[i] = (float)((i * 31 + (size_t)worker->rank) % 101);
     good(cairn_init_done(worker->job, NULL, CLUSTER_WAIT_MS));
     for (int step = 0; step < STEPS; step++) {
-        struct cairn_round round = { .struct_size = sizeof round };
-        struct cairn_result result = { .struct_size = sizeof result };
-        good(cairn_round_begin(worker->job, CLUSTER_WAIT_MS, &round));
+        const struct cairn_round round = trainer_begin(worker->job);
         gather(worker, round.version);
         for (int t = 0; t < TENSORS; t++) {
-            const struct cairn_mem mem = { .struct_size = sizeof mem,
-                                           .ptr = gradient,
-                                           .dtype = CAIRN_F32 };
-            good(cairn_push(worker->job, &round, 0, model[t].name, NULL, &mem, NULL));
+            trainer_push(worker->job, &round, model[t].name, gradient);
         }
-        good(cairn_commit(worker->job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result));
-        ck_assert(result.applied);
+        trainer_commit(worker->job, &round, 1);
     }
     free(gradient);
     return NULL;
@@ -138,7 +108,7 @@ static uint64_t counted_at_least(const char *key, const char *way, uint64_t leas
     return count;
 }
 
-START_TEST(what_a_host_fetches_crosses_the_line_once_a_gather)
+TEST(what_a_host_fetches_crosses_the_line_once_a_gather)
 {
     for (int i = 0; i < WORKERS; i++) open_worker(&workers[i], i);
     for (int i = 0; i < WORKERS; i++)
@@ -147,7 +117,7 @@ START_TEST(what_a_host_fetches_crosses_the_line_once_a_gather)
     for (int i = 1; i < WORKERS; i++)
         for (int t = 0; t < TENSORS; t++)
             ck_assert_mem_eq(workers[i].values[t], workers[0].values[t],
-                             elems_of(t) * sizeof(float));
+                             trainer_elems(&model[t]) * sizeof(float));
     // Each host lacks what the shard of the other has: together they lack all of it.
     const uint64_t carried = counted_at_least("fetched", "carried", GATHERS * psi);
     ck_assert_uint_ge(carried, GATHERS * psi);
@@ -163,15 +133,5 @@ START_TEST(what_a_host_fetches_crosses_the_line_once_a_gather)
         for (int t = 0; t < TENSORS; t++) free(workers[i].values[t]);
     }
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("relay_fetch");
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
-    tcase_add_test(tcase, what_a_host_fetches_crosses_the_line_once_a_gather);
-    tcase_set_timeout(tcase, 60);
-    Suite *suite = suite_create("relay_fetch");
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60, set_up, tear_down);

@@ -112,7 +112,7 @@ static int run_worker(const struct cluster *cluster, const char *die, char log[s
     return cluster_wait(cluster_spawn(argv, log), CLUSTER_WAIT_MS);
 }
 
-START_TEST(a_trainer_that_was_killed_trains_again_within_two_seconds)
+TEST(a_trainer_that_was_killed_trains_again_within_two_seconds)
 {
     static const char *const room[] = { "memory.limit=2GiB", NULL };
     const struct cluster_options options = { .shard_set = room };
@@ -133,16 +133,12 @@ START_TEST(a_trainer_that_was_killed_trains_again_within_two_seconds)
     ck_assert_msg(took_ms < LIMIT_MS, "it took %.0f ms", took_ms);
     cluster_stop(&cluster);
 }
-END_TEST
+
+SUITE(90);
 
 int main(int argc, char **argv)
 {
     if (argc == 4 && strcmp(argv[1], "--worker") == 0)
         return be_worker(argv[2], strcmp(argv[3], "1") == 0);
-    Suite *suite = suite_create("restart");
-    TCase *tc = tcase_create("restart");
-    tcase_set_timeout(tc, 90);
-    tcase_add_test(tc, a_trainer_that_was_killed_trains_again_within_two_seconds);
-    suite_add_tcase(suite, tc);
-    return suite_run(suite);
+    return suite_main();
 }

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "proto/wire/status.h"
+#include "proto/base/status.h"
 #include "tests/support/suite.h"
 #include "tests/support/tiny_job.h"
 
@@ -82,7 +82,7 @@ static void restore_on_terminal(const char *line)
     ck_assert(typed);
 }
 
-START_TEST(without_a_terminal_a_job_that_runs_is_replaced_with_yes_only)
+TEST(without_a_terminal_a_job_that_runs_is_replaced_with_yes_only)
 {
     cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, NULL);
     says(2, "Job tiny is running, at generation 1, step 1, and open by 1 worker: what is not in "
@@ -93,9 +93,8 @@ START_TEST(without_a_terminal_a_job_that_runs_is_replaced_with_yes_only)
     says(0, "replaced          generation 1, step 2\n");
     says(0, "must open again   1 worker\n");
 }
-END_TEST
 
-START_TEST(on_a_terminal_the_name_of_the_job_is_to_be_typed)
+TEST(on_a_terminal_the_name_of_the_job_is_to_be_typed)
 {
     restore_on_terminal("tinny\n");
     says(cairn_status_exit(CAIRN_ERR_CANCELED), "nothing was done");
@@ -103,9 +102,8 @@ START_TEST(on_a_terminal_the_name_of_the_job_is_to_be_typed)
     restore_on_terminal("tiny\n");
     says(0, "job tiny, generation 2");
 }
-END_TEST
 
-START_TEST(a_folder_may_be_given_as_it_is_seen_from_here_and_another_name_asks_nothing)
+TEST(a_folder_may_be_given_as_it_is_seen_from_here_and_another_name_asks_nothing)
 {
     char here[512], folder[256];
     ck_assert_ptr_nonnull(getcwd(here, sizeof here));
@@ -118,17 +116,5 @@ START_TEST(a_folder_may_be_given_as_it_is_seen_from_here_and_another_name_asks_n
     says(0, "\"replaced\": null");
     ck_assert_int_eq(chdir(here), 0);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("restore_asks");
-    TCase *tc = tcase_create("restore_asks");
-    tcase_set_timeout(tc, 110);
-    tcase_add_checked_fixture(tc, set_up, tear_down);
-    tcase_add_test(tc, without_a_terminal_a_job_that_runs_is_replaced_with_yes_only);
-    tcase_add_test(tc, on_a_terminal_the_name_of_the_job_is_to_be_typed);
-    tcase_add_test(tc, a_folder_may_be_given_as_it_is_seen_from_here_and_another_name_asks_nothing);
-    suite_add_tcase(suite, tc);
-    return suite_run(suite);
-}
+SUITE(110, set_up, tear_down);

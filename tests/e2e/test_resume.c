@@ -2,6 +2,7 @@
  * daemons. */
 #include <cairn.h>
 #include <check.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,11 +12,6 @@
 #include "tests/support/tiny_job.h"
 
 enum { ELEMS = 5000 };
-
-struct trainer {
-    cairn *session;
-    cairn_job *job;
-};
 
 static cairn_status try(const struct cluster *cluster, uint32_t rank, uint32_t workers_min,
                         uint64_t open_flags, struct trainer *t)
@@ -47,29 +43,7 @@ static void say(const struct cluster *cluster, struct cluster_said *said, const 
     ck_assert_msg(said->status == 0, "%s", said->err);
 }
 
-static void save(const struct cluster *cluster, char id[128])
-{
-    struct cluster_said said;
-    cluster_cli(cluster, &said, "snapshot", "create", "-q", "tiny", "--wait", NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
-    ck_assert_int_eq(sscanf(said.out, "%127s", id), 1);
-}
-
-static int times_logged(const struct cluster *cluster, const char *text)
-{
-    static char log[1 << 20];
-    char path[CAIRN_SCRATCH_BYTES + 32];
-    int times = 0;
-    snprintf(path, sizeof path, "%s/coordinator.log", cluster->folder);
-    FILE *file = fopen(path, "r");
-    ck_assert_ptr_nonnull(file);
-    log[fread(log, 1, sizeof log - 1, file)] = '\0';
-    fclose(file);
-    for (const char *at = log; (at = strstr(at, text)) != NULL; at++) times++;
-    return times;
-}
-
-START_TEST(without_job_and_snapshots_it_begins_anew_unless_it_must_exist)
+TEST(without_job_and_snapshots_it_begins_anew_unless_it_must_exist)
 {
     struct cluster cluster;
     struct trainer t;
@@ -91,7 +65,6 @@ START_TEST(without_job_and_snapshots_it_begins_anew_unless_it_must_exist)
     cairn_close(t.session);
     cluster_stop(&cluster);
 }
-END_TEST
 
 struct arrival {
     const struct cluster *cluster;
@@ -107,7 +80,7 @@ static void *arrive(void *context)
     return NULL;
 }
 
-START_TEST(a_dropped_job_and_a_lost_one_are_restored_once_for_all_who_come)
+TEST(a_dropped_job_and_a_lost_one_are_restored_once_for_all_who_come)
 {
     struct cluster cluster;
     struct cluster_said said;
@@ -116,11 +89,11 @@ START_TEST(a_dropped_job_and_a_lost_one_are_restored_once_for_all_who_come)
     char id[128];
     cluster_start(&cluster, 2, NULL);
     for (uint32_t i = 0; i < 3; i++) {
-        all[i] = (struct arrival) { &cluster, i, 9, { NULL, NULL } };
+        all[i] = (struct arrival) { &cluster, i, 9, { NULL, NULL, NULL } };
         all[i].step = attach(&cluster, i, 3, &all[i].t);
     }
     for (int lost = 0; lost < 2; lost++) {
-        save(&cluster, id);
+        cluster_word(&cluster, id, "snapshot", "create", "-q", "tiny", "--wait", NULL);
         for (int i = 0; i < 3; i++) cairn_close(all[i].t.session);
         if (lost) {
             cluster_kill_shard(&cluster, 1);
@@ -132,12 +105,12 @@ START_TEST(a_dropped_job_and_a_lost_one_are_restored_once_for_all_who_come)
             ck_assert_int_eq(pthread_create(&threads[i], NULL, arrive, &all[i]), 0);
         for (int i = 0; i < 3; i++) ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
         for (int i = 0; i < 3; i++) ck_assert_uint_eq(all[i].step, 0);
-        ck_assert_int_eq(times_logged(&cluster, "job tiny restored from"), lost + 1);
+        ck_assert_int_eq(cluster_logged(&cluster, "coordinator.log", "job tiny restored from"),
+                         lost + 1);
     }
     for (int i = 0; i < 3; i++) cairn_close(all[i].t.session);
     cluster_stop(&cluster);
 }
-END_TEST
 
 static void damage(const struct cluster *cluster, const char *id)
 {
@@ -149,7 +122,7 @@ static void damage(const struct cluster *cluster, const char *id)
     ck_assert_int_eq(system(command), 0);
 }
 
-START_TEST(a_damaged_snapshot_gives_way_to_the_one_before_and_without_a_whole_one_nothing_begins)
+TEST(a_damaged_snapshot_gives_way_to_the_one_before_and_without_a_whole_one_nothing_begins)
 {
     struct cluster cluster;
     struct cluster_said said;
@@ -158,9 +131,9 @@ START_TEST(a_damaged_snapshot_gives_way_to_the_one_before_and_without_a_whole_on
     cluster_start(&cluster, 1, NULL);
     attach(&cluster, 0, 1, &t);
     tiny_step(t.job);
-    save(&cluster, first);
+    cluster_word(&cluster, first, "snapshot", "create", "-q", "tiny", "--wait", NULL);
     tiny_step(t.job);
-    save(&cluster, second);
+    cluster_word(&cluster, second, "snapshot", "create", "-q", "tiny", "--wait", NULL);
     cairn_close(t.session);
     say(&cluster, &said, "job", "drop", "--yes");
     damage(&cluster, second);
@@ -177,18 +150,47 @@ START_TEST(a_damaged_snapshot_gives_way_to_the_one_before_and_without_a_whole_on
     ck_assert_int_ne(said.status, 0);
     cluster_stop(&cluster);
 }
-END_TEST
 
-int main(void)
+/* Until the status has this text, or has it no more. */
+static void await_status(const struct cluster *cluster, const char *text, bool is_there)
 {
-    TCase *tcase = tcase_create("resume");
-    tcase_set_timeout(tcase, 90);
-    tcase_add_test(tcase, without_job_and_snapshots_it_begins_anew_unless_it_must_exist);
-    tcase_add_test(tcase, a_dropped_job_and_a_lost_one_are_restored_once_for_all_who_come);
-    tcase_add_test(
-        tcase,
-        a_damaged_snapshot_gives_way_to_the_one_before_and_without_a_whole_one_nothing_begins);
-    Suite *suite = suite_create("resume");
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
+    struct cluster_said said;
+    for (int i = 0; i < CLUSTER_WAIT_MS / 50; i++) {
+        cluster_cli(cluster, &said, "cluster", "status", NULL);
+        if (said.status == 0 && (strstr(said.out, text) != NULL) == is_there) return;
+        poll(NULL, 0, 50);
+    }
+    ck_abort_msg("%s: %s", text, said.out);
 }
+
+TEST(a_coordinator_that_starts_before_the_storage_is_mounted_begins_no_job_anew)
+{
+    static const char *const other = "is not the one that snapshots were written to";
+    struct cluster cluster;
+    struct cluster_said said;
+    struct trainer t;
+    char id[128], aside[CAIRN_SCRATCH_BYTES + 48];
+    cluster_start(&cluster, 1, NULL);
+    attach(&cluster, 0, 1, &t);
+    tiny_step(t.job);
+    cluster_word(&cluster, id, "snapshot", "create", "-q", "tiny", "--wait", NULL);
+    cairn_close(t.session);
+    say(&cluster, &said, "job", "drop", "--yes");
+    cluster_kill_coordinator(&cluster);
+    snprintf(aside, sizeof aside, "%s-aside", cluster.snapshots_path);
+    ck_assert_int_eq(rename(cluster.snapshots_path, aside), 0);
+    cluster_restart_coordinator(&cluster);
+    await_status(&cluster, other, true);
+    await_status(&cluster, "no snapshot can be saved: shard shard-0", true); // it looks for itself
+    ck_assert_int_eq(try(&cluster, 0, 1, CAIRN_OPEN_RESUME, &t), CAIRN_ERR_IO);
+    ck_assert_msg(strstr(cairn_error(), other) != NULL, "%s", cairn_error());
+    cairn_close(t.session);
+    ck_assert_int_eq(rename(aside, cluster.snapshots_path), 0); // nobody has made it meanwhile
+    await_status(&cluster, "no snapshot can be saved", false);
+    ck_assert_uint_eq(attach(&cluster, 0, 1, &t), 1);
+    cluster_word(&cluster, id, "snapshot", "create", "-q", "tiny", "--wait", NULL);
+    cairn_close(t.session);
+    cluster_stop(&cluster);
+}
+
+SUITE(90);

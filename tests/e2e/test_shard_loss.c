@@ -12,12 +12,6 @@
 static const char *const quick[] = { "lease.heartbeat=100ms", NULL };
 enum { ELEMS = 5000, EVERY = 5, KEEP = 2, STEPS = 30, LOST_AT = 18 };
 
-struct trainer {
-    cairn *session;
-    cairn_job *job;
-    const char *name;
-};
-
 static void open_job(struct trainer *t)
 {
     struct tiny_job tiny;
@@ -39,7 +33,7 @@ static struct trainer attach(const struct cluster *cluster, const char *name)
 static cairn_status try_step(const struct trainer *t, uint64_t *step_out)
 {
     static float gradient[ELEMS];
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = gradient, .dtype = CAIRN_F32 };
+    const struct cairn_mem mem = trainer_mem(gradient, CAIRN_F32);
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
     cairn_status status = cairn_round_begin(t->job, CLUSTER_WAIT_MS, &round);
@@ -58,17 +52,18 @@ static void list(const struct cluster *cluster, const char *job, struct cluster_
     ck_assert_msg(said->status == 0, "%s", said->err);
 }
 
-/* A step takes less than a millisecond here, and a snapshot some more: until that of the step is there. */
+/* A step takes less than a millisecond here, and a snapshot some more; one that is due while another is under
+ * way is left out: until that of the step is committed. */
 static void await_snapshot(const struct cluster *cluster, const char *job, uint64_t step)
 {
-    struct cluster_said said;
-    char id[64];
     const time_t end = time(NULL) + CLUSTER_WAIT_MS / 1000;
-    snprintf(id, sizeof id, "step-%012llu-g", (unsigned long long)step);
-    do {
-        list(cluster, job, &said);
-        ck_assert_msg(time(NULL) < end, "no %s in:\n%s", id, said.out);
-    } while (strstr(said.out, id) == NULL);
+    for (unsigned generation = 1;; generation = 3 - generation) {
+        char committed[128];
+        snprintf(committed, sizeof committed, "snapshot step-%012llu-g%u of job %s committed",
+                 (unsigned long long)step, generation, job);
+        if (cluster_logged(cluster, "coordinator.log", committed) > 0) return;
+        ck_assert_msg(time(NULL) < end, "no %s", committed);
+    }
 }
 
 /* To the last step; at step `lost_at` a shard loses everything. Returns how often the job was rolled back. */
@@ -97,13 +92,6 @@ static int train(struct trainer *t, struct cluster *cluster, uint64_t lost_at)
     return rolled_back;
 }
 
-static void digest(const struct cluster *cluster, const char *job, char out[128])
-{
-    struct cluster_said said;
-    cluster_cli(cluster, &said, "job", "digest", "-q", job, NULL);
-    ck_assert_msg(sscanf(said.out, "%127s", out) == 1, "%s", said.err);
-}
-
 /* Old ones go behind the newest's back: until so many are left. */
 static void expect_snapshots(const struct cluster *cluster, const char *job, const char *expected)
 {
@@ -115,23 +103,23 @@ static void expect_snapshots(const struct cluster *cluster, const char *job, con
     } while (strcmp(said.out, expected) != 0);
 }
 
-START_TEST(a_job_goes_on_from_its_newest_snapshot_with_the_bits_of_one_that_lost_nothing)
+TEST(a_job_goes_on_from_its_newest_snapshot_with_the_bits_of_one_that_lost_nothing)
 {
     struct cluster cluster;
     struct cluster_said said;
-    char calm[128], rough[128];
+    char calm[65], rough[65];
     cluster_start(&cluster, 2, &(struct cluster_options) { .coordinator_set = quick });
     struct trainer t = attach(&cluster, "calm");
     ck_assert_int_eq(train(&t, &cluster, 0), 0);
     expect_snapshots(&cluster, "calm", "step-000000000030-g1\nstep-000000000025-g1\n");
-    digest(&cluster, "calm", calm);
+    trainer_digest(&cluster, "calm", calm);
     cairn_close(t.session);
     cluster_cli(&cluster, &said, "job", "drop", "calm", "--yes", NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
     t = attach(&cluster, "rough");
     ck_assert_int_eq(train(&t, &cluster, LOST_AT), 1);
     expect_snapshots(&cluster, "rough", "step-000000000030-g2\nstep-000000000025-g2\n");
-    digest(&cluster, "rough", rough);
+    trainer_digest(&cluster, "rough", rough);
     ck_assert_str_eq(rough, calm);
     cluster_cli(&cluster, &said, "snapshot", "list", "rough", NULL);
     ck_assert_msg(strstr(said.out, "PERIODIC") != NULL && strstr(said.out, "yes") != NULL, "%s",
@@ -143,15 +131,49 @@ START_TEST(a_job_goes_on_from_its_newest_snapshot_with_the_bits_of_one_that_lost
     cairn_close(t.session);
     cluster_stop(&cluster);
 }
-END_TEST
 
-int main(void)
+/* `cairn job amend` with that option; then `cairn job show` has the words. */
+static void amend(const struct cluster *cluster, const char *option, const char *value,
+                  const char *words)
 {
-    TCase *tcase = tcase_create("shard_loss");
-    tcase_set_timeout(tcase, 90);
-    tcase_add_test(tcase,
-                   a_job_goes_on_from_its_newest_snapshot_with_the_bits_of_one_that_lost_nothing);
-    Suite *suite = suite_create("shard_loss");
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
+    struct cluster_said said;
+    cluster_cli(cluster, &said, "job", "amend", "periodic", option, value, NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    cluster_cli(cluster, &said, "job", "show", "periodic", NULL);
+    ck_assert_msg(strstr(said.out, words) != NULL, "%s", said.out);
 }
+
+TEST(an_operator_amends_what_it_does_by_itself_and_what_is_not_named_stays)
+{
+    struct cluster cluster;
+    struct cluster_said said;
+    cluster_start(&cluster, 1, NULL);
+    struct trainer t = attach(&cluster, "periodic");
+    amend(&cluster, "--snapshot-every", "7", "every 7 steps, the newest 2 are kept");
+    amend(&cluster, "--shard-loss-wait", "60", "restore-latest, when it is away for 60 s");
+    amend(&cluster, "--snapshot-keep", "0", "every 7 steps, all are kept");
+    amend(&cluster, "--clip-norm", "3", "when it is away for 60 s");
+    amend(&cluster, "--on-shard-loss", "restore-latest", "when it is away for 60 s");
+    amend(&cluster, "--snapshot-keep", "4", "every 7 steps, the newest 4 are kept");
+    amend(&cluster, "--on-shard-loss", "wait", "on shard loss");
+    amend(&cluster, "--snapshot-every", "0", "on shard loss");
+    cluster_cli(&cluster, &said, "job", "show", "periodic", NULL);
+    ck_assert_msg(strstr(said.out, "are kept") == NULL && strstr(said.out, "60 s") == NULL, "%s",
+                  said.out);
+    cluster_cli(&cluster, &said, "job", "amend", "periodic", "--workers", "1:3", NULL);
+    ck_assert_msg(said.status == 0 && strstr(said.out, "waits") == NULL, "%s", said.out);
+    cluster_cli(&cluster, &said, "job", "amend", "periodic", "--workers", "3", NULL);
+    ck_assert_msg(strstr(said.out, "for 2 more: a round opens with 3 workers, attached: 1") != NULL,
+                  "%s", said.out);
+    cluster_cli(&cluster, &said, "job", "amend", "periodic", "--workers", "1", NULL);
+    cluster_says(&cluster, 2, "it changes nothing", "job", "amend", "periodic", NULL);
+    cluster_cli(&cluster, &said, "job", "amend", "periodic", "--on-shard-loss", "never", NULL);
+    ck_assert_int_ne(said.status, 0);
+    ck_assert_msg(strstr(said.err, "wait and restore-latest are allowed") != NULL, "%s", said.err);
+    cairn_close(t.session);
+    t = attach(&cluster, "periodic"); // with the spec as it was
+    cairn_close(t.session);
+    cluster_stop(&cluster);
+}
+
+SUITE(90);

@@ -12,9 +12,10 @@
 #include <cairn.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/good.h"
 #include "tests/support/suite.h"
 
-enum { SKIPPED = 77, WAIT_MS = 20000, TRIES = 400, TRY_MS = 50 };
+enum { WAIT_MS = 20000, TRIES = 400, TRY_MS = 50 };
 
 static struct cluster cluster;
 static char snapshots[CAIRN_SCRATCH_BYTES];
@@ -22,15 +23,16 @@ static char snapshots[CAIRN_SCRATCH_BYTES];
 static void set_up(void)
 {
     static const char *const plain[] = { NULL };
-    // another folder is mounted over it, until the file "seen" is there
+    // another folder is over it until the folder "seen" is there, and again when "gone" is, which goes then
     static const char *const blind[] = {
         "unshare",
         "--mount",
         "sh",
         "-c",
         "at=$CAIRN_TEST_SNAPSHOTS; mount -t tmpfs none $at || exit; "
-        "(until [ -e $at-seen ]; do sleep 0.05; kill -0 $$ || exit; done; umount $at) & exec "
-        "\"$@\"",
+        "await() { until [ -e $1 ]; do sleep 0.05; kill -0 $$ || exit; done; }; "
+        "(await $at-seen; umount $at; await $at-gone; mount -t tmpfs none $at && rmdir $at-gone) & "
+        "exec \"$@\"",
         "sh",
         NULL
     };
@@ -67,31 +69,46 @@ static cairn_job *open_job(cairn *session)
                                          .groups = &adamw,
                                          .group_count = 1,
                                          .chunk_leaves = 2,
-                                         .window = 2 };
+                                         .window = 2,
+                                         .on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST };
     cairn_job *job;
-    ck_assert_msg(cairn_job_open(session, "stored", &spec, CAIRN_WORKER, WAIT_MS, &job) == CAIRN_OK,
-                  "%s", cairn_error());
-    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_job_open(session, "stored", &spec, CAIRN_WORKER, WAIT_MS, &job));
+    good(cairn_init_done(job, NULL, WAIT_MS));
     return job;
 }
 
-/* Until the status has this text, or has it no more. */
-static void await_status(const char *text, bool is_there)
+/* Until `cairn NOUN VERB JOB` prints this text, or prints it no more. */
+static void await(const char *noun, const char *verb, const char *of_job, const char *text,
+                  bool is_there)
 {
     struct cluster_said said;
     for (int i = 0; i < TRIES; i++) {
-        cluster_cli(&cluster, &said, "cluster", "status", NULL);
+        cluster_cli(&cluster, &said, noun, verb, of_job, NULL);
         ck_assert_int_eq(said.status, 0);
         if ((strstr(said.out, text) != NULL) == is_there) return;
         poll(NULL, 0, TRY_MS);
     }
     ck_abort_msg("%s: %s", text, said.out);
 }
+static void await_status(const char *text, bool is_there)
+{
+    await("cluster", "status", NULL, text, is_there);
+}
 
-START_TEST(a_shard_that_sees_another_folder_joins_and_says_so)
+/* The shard sees the snapshots; until it is started again. */
+static void show_storage(void)
+{
+    char seen[CAIRN_SCRATCH_BYTES + 8];
+    snprintf(seen, sizeof seen, "%s-seen", snapshots);
+    ck_assert_int_eq(mkdir(seen, 0700), 0);
+    await_status("no snapshot can be saved", false);
+    ck_assert_int_eq(rmdir(seen), 0);
+}
+
+TEST(a_shard_that_sees_another_folder_joins_and_says_so)
 {
     struct cluster_said said;
-    char seen[CAIRN_SCRATCH_BYTES + 8], sentence[CAIRN_SCRATCH_BYTES + 64];
+    char sentence[CAIRN_SCRATCH_BYTES + 64];
     cairn *session;
     snprintf(sentence, sizeof sentence,
              "shard shard-1: %s is another folder here than the "
@@ -99,7 +116,7 @@ START_TEST(a_shard_that_sees_another_folder_joins_and_says_so)
              snapshots);
     await_status(sentence, true);
     const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
-    ck_assert_msg(cairn_open(&opts, &session) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_open(&opts, &session));
     cairn_job *job = open_job(session); // it serves
     cluster_cli(&cluster, &said, "snapshot", "create", "stored", NULL);
     ck_assert_int_ne(said.status, 0);
@@ -107,28 +124,71 @@ START_TEST(a_shard_that_sees_another_folder_joins_and_says_so)
                       strstr(said.err, "mount the coordinator's snapshots.path") != NULL,
                   "%s", said.err);
 
-    snprintf(seen, sizeof seen, "%s-seen", snapshots);
-    ck_assert_int_eq(mkdir(seen, 0700), 0);
-    await_status("no snapshot can be saved", false);
-    ck_assert_int_eq(rmdir(seen), 0);
+    show_storage();
     cluster_cli(&cluster, &said, "snapshot", "create", "stored", "--wait", NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
     cairn_job_close(job);
     cairn_close(session);
 }
-END_TEST
+
+static void hide_storage(void)
+{
+    char gone[CAIRN_SCRATCH_BYTES + 8];
+    snprintf(gone, sizeof gone, "%s-gone", snapshots);
+    ck_assert_int_eq(mkdir(gone, 0700), 0);
+    for (int i = 0; i < TRIES && access(gone, F_OK) == 0; i++) poll(NULL, 0, TRY_MS);
+    ck_assert_int_ne(access(gone, F_OK), 0);
+}
+
+/* A job on both shards, once the second one sees its storage, too. */
+static cairn_job *open_with_storage(cairn **session_out)
+{
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
+    await_status("no snapshot can be saved: shard shard-1", true);
+    show_storage();
+    good(cairn_open(&opts, session_out));
+    return open_job(*session_out);
+}
+
+TEST(storage_that_goes_while_a_shard_runs_is_said_once_a_snapshot_has_failed)
+{
+    cairn *session;
+    cairn_job *job = open_with_storage(&session);
+    hide_storage();
+    struct cluster_said said;
+    cluster_cli(&cluster, &said, "snapshot", "create", "stored", "--wait", NULL);
+    ck_assert_int_ne(said.status, 0);
+    ck_assert_msg(strstr(said.err, "shard-1: ") != NULL &&
+                      strstr(said.err, "is the storage mounted?") != NULL,
+                  "%s", said.err);
+    await_status("no snapshot can be saved: shard shard-1", true);
+    cairn_job_close(job);
+    cairn_close(session);
+}
+
+TEST(a_lost_job_waits_for_the_storage_of_a_shard_and_is_restored_with_it)
+{
+    cairn *session;
+    cairn_job *job = open_with_storage(&session);
+    cluster_says(&cluster, 0, "committed", "snapshot", "create", "stored", "--wait", NULL);
+    cluster_kill_shard(&cluster, 1);
+    cluster_restart_shard(&cluster, 1); // without the storage
+    await("job", "show", "stored", "once it is mounted at every shard", true);
+    await_status("no snapshot can be saved: shard shard-1", true);
+    show_storage();
+    await("job", "show", "stored", "lost", false);
+    cluster_says(&cluster, 0, "generation 1, step 0", "snapshot", "show", "stored",
+                 "step-000000000000-g1", NULL);
+    cairn_job_close(job);
+    cairn_close(session);
+}
+
+SUITE(60, set_up, tear_down);
 
 int main(void)
 {
-    if (geteuid() != 0 || system("unshare --mount mount -t tmpfs none /mnt 2>/dev/null") != 0) {
-        printf("skipped: a mount namespace needs root\n");
-        return SKIPPED;
-    }
-    Suite *suite = suite_create("storage");
-    TCase *tcase = tcase_create("storage");
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
-    tcase_add_test(tcase, a_shard_that_sees_another_folder_joins_and_says_so);
-    tcase_set_timeout(tcase, 60);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
+    if (geteuid() == 0 && system("unshare --mount mount -t tmpfs none /mnt 2>/dev/null") == 0)
+        return suite_main();
+    printf("skipped: a mount namespace needs root\n");
+    return SUITE_SKIPPED;
 }

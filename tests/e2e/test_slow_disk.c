@@ -169,7 +169,7 @@ static void check_met(const char *call, long long begun_ms)
 
 /* ---- what needs the disk ---- */
 
-START_TEST(snapshots_are_made_listed_and_restored_under_another_name)
+TEST(snapshots_are_made_listed_and_restored_under_another_name)
 {
     static const char *const calls[] = { "mkdir", "open", "fsync", "rename" };
     char folder[sizeof root + 128];
@@ -194,9 +194,8 @@ START_TEST(snapshots_are_made_listed_and_restored_under_another_name)
     ck_assert_msg(said.status == 0, "%s", said.err);
     check_met("realpath", begun);
 }
-END_TEST
 
-START_TEST(an_amendment_waits_for_the_store_and_training_goes_on)
+TEST(an_amendment_waits_for_the_store_and_training_goes_on)
 {
     const struct cairn_amend amend = { .struct_size = sizeof amend,
                                        .set_clip_norm = true,
@@ -207,7 +206,6 @@ START_TEST(an_amendment_waits_for_the_store_and_training_goes_on)
     check_met("fsync", begun);
     ck_assert_int_gt(atomic_load(&steps), 10);
 }
-END_TEST
 
 static void *open_second(void *unused)
 {
@@ -217,7 +215,7 @@ static void *open_second(void *unused)
     return NULL;
 }
 
-START_TEST(a_job_that_is_made_waits_for_the_store_and_says_so)
+TEST(a_job_that_is_made_waits_for_the_store_and_says_so)
 {
     const long long begun = now_ms();
     arm("write");
@@ -231,9 +229,8 @@ START_TEST(a_job_that_is_made_waits_for_the_store_and_says_so)
     check_met("write", begun);
     cairn_close(other);
 }
-END_TEST
 
-START_TEST(the_memory_of_a_job_that_is_replaced_is_not_given_back_on_the_loop)
+TEST(the_memory_of_a_job_that_is_replaced_is_not_given_back_on_the_loop)
 {
     (void)open_job("large", ELEMS_LARGE, &other);
     cluster_cli(&cluster, &said, "snapshot", "create", "--wait", "-q", "large", NULL);
@@ -245,7 +242,8 @@ START_TEST(the_memory_of_a_job_that_is_replaced_is_not_given_back_on_the_loop)
     ck_assert_msg(said.status == 0, "%s", said.err);
     cairn_close(other);
 }
-END_TEST
+
+SUITE(200, set_up, tear_down);
 
 /* ---- a shard that joins ---- */
 
@@ -260,7 +258,7 @@ static void await_status(const char *text, bool is_wanted)
     } while ((strstr(said.out, text) != NULL) != is_wanted);
 }
 
-START_TEST(storage_that_hangs_holds_up_no_join_and_is_said)
+TEST(storage_that_hangs_holds_up_no_join_and_is_said)
 {
     static const char *const set[] = { "lease.heartbeat=100ms", NULL };
     char snapshots[sizeof root + 32];
@@ -287,26 +285,12 @@ START_TEST(storage_that_hangs_holds_up_no_join_and_is_said)
     cluster_stop(&cluster);
     cairn_scratch_remove(root);
 }
-END_TEST
+
+SUITE(60);
 
 int main(void)
 {
-    if (CAIRN_SLOW_FILES[0] == '\0') {
-        printf("skipped: a sanitizer wants to be the first library, and so does the slow disk\n");
-        return 77;
-    }
-    Suite *suite = suite_create("slow_disk");
-    TCase *tests = tcase_create("all");
-    tcase_set_timeout(tests, 200);
-    tcase_add_checked_fixture(tests, set_up, tear_down);
-    tcase_add_test(tests, snapshots_are_made_listed_and_restored_under_another_name);
-    tcase_add_test(tests, an_amendment_waits_for_the_store_and_training_goes_on);
-    tcase_add_test(tests, a_job_that_is_made_waits_for_the_store_and_says_so);
-    tcase_add_test(tests, the_memory_of_a_job_that_is_replaced_is_not_given_back_on_the_loop);
-    suite_add_tcase(suite, tests);
-    TCase *joins = tcase_create("joins");
-    tcase_set_timeout(joins, 60);
-    tcase_add_test(joins, storage_that_hangs_holds_up_no_join_and_is_said);
-    suite_add_tcase(suite, joins);
-    return suite_run(suite);
+    if (CAIRN_SLOW_FILES[0] != '\0') return suite_main();
+    printf("skipped: a sanitizer wants to be the first library, and so does the slow disk\n");
+    return 77;
 }

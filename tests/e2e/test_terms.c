@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/support/cluster.h"
 #include "tests/support/suite.h"
+#include "tests/support/trainer.h"
 
 enum { ROWS = 4, COLUMNS = 3, WEIGHTS = ROWS * COLUMNS, BIAS = 5, COUNTS = 2 };
 
@@ -15,7 +15,7 @@ static cairn *open_session(const struct cluster *cluster)
 {
     const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
     cairn *session;
-    ck_assert_msg(cairn_open(&opts, &session) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_open(&opts, &session));
     return session;
 }
 
@@ -75,8 +75,7 @@ static cairn_status try_open(struct job *j, const struct cluster *cluster, const
 static void put(const struct job *j, const char *name, float *values)
 {
     const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
-    ck_assert_msg(cairn_put(j->job, name, "param", NULL, &mem, NULL) == CAIRN_OK, "%s",
-                  cairn_error());
+    good(cairn_put(j->job, name, "param", NULL, &mem, NULL));
 }
 
 /* Opens the job; a new one begins with weights 0 to 11, biases 0 to 4, counts 0 to 1. */
@@ -92,7 +91,7 @@ static void open_job(struct job *j, const struct cluster *cluster, const char *n
         put(j, "head.bias", values);
         put(j, "counts", values);
     }
-    ck_assert_msg(cairn_init_done(j->job, NULL, CLUSTER_WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_init_done(j->job, NULL, CLUSTER_WAIT_MS));
 }
 
 static void leave(struct job *j)
@@ -110,16 +109,14 @@ static cairn_status push(const struct job *j, const struct cairn_round *round, c
 static struct cairn_round begin(const struct job *j)
 {
     struct cairn_round round = { .struct_size = sizeof round };
-    ck_assert_msg(cairn_round_begin(j->job, CLUSTER_WAIT_MS, &round) == CAIRN_OK, "%s",
-                  cairn_error());
+    good(cairn_round_begin(j->job, CLUSTER_WAIT_MS, &round));
     return round;
 }
 
 static struct cairn_result commit(const struct job *j, const struct cairn_round *round)
 {
     struct cairn_result result = { .struct_size = sizeof result };
-    ck_assert_msg(cairn_commit(j->job, round, 0, NULL, 0, CLUSTER_WAIT_MS, &result) == CAIRN_OK,
-                  "%s", cairn_error());
+    good(cairn_commit(j->job, round, 0, NULL, 0, CLUSTER_WAIT_MS, &result));
     return result;
 }
 
@@ -140,9 +137,8 @@ static void fetch(const struct job *j, const char *name, const struct cairn_box 
     ck_assert_int_eq(
         cairn_version_wait(j->job, (struct cairn_version) { 0, 0 }, CLUSTER_WAIT_MS, &newest),
         CAIRN_OK);
-    ck_assert_msg(cairn_fetch(j->job, newest, name, NULL, box, &mem, &op) == CAIRN_OK, "%s",
-                  cairn_error());
-    ck_assert_msg(cairn_wait(op, CLUSTER_WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_fetch(j->job, newest, name, NULL, box, &mem, &op));
+    good(cairn_wait(op, CLUSTER_WAIT_MS));
 }
 
 static float first(const struct job *j, const char *name)
@@ -159,15 +155,7 @@ static void expect_said(const struct cluster *cluster, const char *name, const c
     ck_assert_msg(strstr(said.out, word) != NULL, "\"%s\" is not in\n%s", word, said.out);
 }
 
-static void root(const struct cluster *cluster, const char *name, char out[128])
-{
-    static struct cluster_said said;
-    cluster_cli(cluster, &said, "job", "digest", "-q", name, NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
-    snprintf(out, 128, "%.127s", said.out);
-}
-
-START_TEST(a_restored_job_goes_on_in_the_middle_of_its_schedule)
+TEST(a_restored_job_goes_on_in_the_middle_of_its_schedule)
 {
     const double rates[] = { 0, 0.5, 1, 0.75, 0.5, 0.25, 0 };
     struct cluster cluster;
@@ -185,25 +173,23 @@ START_TEST(a_restored_job_goes_on_in_the_middle_of_its_schedule)
     expect_said(&cluster, "tiny", "linear warm-up 2 total 6; lr of the next round 0");
     for (int k = 0; k < 3; k++) ck_assert(train(&j) == rates[k]);
     ck_assert(first(&j, "body.weight") == -1.5F);
-    ck_assert_msg(cairn_snapshot(j.job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id) == CAIRN_OK, "%s",
-                  cairn_error());
+    good(cairn_snapshot(j.job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id));
     cluster_kill_coordinator(&cluster);
     cluster_restart_coordinator(&cluster);
     for (int k = 3; k < 7; k++) ck_assert(train(&j) == rates[k]);
-    root(&cluster, "tiny", uninterrupted);
+    trainer_digest(&cluster, "tiny", uninterrupted);
     leave(&j);
     cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, "--yes", NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
     open_job(&j, &cluster, "tiny");
     for (int k = 3; k < 7; k++) ck_assert(train(&j) == rates[k]);
-    root(&cluster, "tiny", restored);
+    trainer_digest(&cluster, "tiny", restored);
     ck_assert_str_eq(restored, uninterrupted);
     leave(&j);
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(every_stage_gives_the_same_bits_with_one_micro_batch)
+TEST(every_stage_gives_the_same_bits_with_one_micro_batch)
 {
     static const char *const names[] = { "stage-0", "stage-1", "stage-2", "stage-3", "default" };
     struct cluster cluster;
@@ -218,7 +204,7 @@ START_TEST(every_stage_gives_the_same_bits_with_one_micro_batch)
         ck_assert_int_eq(cairn_job_describe(j.job, &info), CAIRN_OK);
         ck_assert_uint_eq(info.stage, stage < 4 ? CAIRN_STAGE(stage) : CAIRN_STAGE(2));
         for (int k = 0; k < 3; k++) train(&j);
-        root(&cluster, names[stage], roots[stage]);
+        trainer_digest(&cluster, names[stage], roots[stage]);
         ck_assert_str_eq(roots[stage], roots[0]);
         leave(&j);
     }
@@ -227,9 +213,8 @@ START_TEST(every_stage_gives_the_same_bits_with_one_micro_batch)
     expect_said(&cluster, "stage-2", "every micro-batch pushed");
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(jobs_of_stage_0_go_to_the_shard_that_has_least)
+TEST(jobs_of_stage_0_go_to_the_shard_that_has_least)
 {
     static const char *const names[] = { "one", "two", "three" };
     struct cluster cluster;
@@ -262,9 +247,8 @@ START_TEST(jobs_of_stage_0_go_to_the_shard_that_has_least)
     }
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(an_alias_is_its_target_by_another_name)
+TEST(an_alias_is_its_target_by_another_name)
 {
     struct cluster cluster;
     struct job j;
@@ -295,9 +279,8 @@ START_TEST(an_alias_is_its_target_by_another_name)
     leave(&j);
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(a_buffer_is_put_fetched_and_saved_and_never_trained)
+TEST(a_buffer_is_put_fetched_and_saved_and_never_trained)
 {
     struct cluster cluster;
     struct cluster_said said;
@@ -324,7 +307,6 @@ START_TEST(a_buffer_is_put_fetched_and_saved_and_never_trained)
     leave(&j);
     cluster_stop(&cluster);
 }
-END_TEST
 
 /* One change to a good spec, and a word of the sentence. */
 struct spoil {
@@ -459,7 +441,7 @@ static const struct spoil spoils[] = {
     { many_micros, CAIRN_ERR_INVALID, "micro_batches is 65537; allowed: 1 to 65536" },
 };
 
-START_TEST(what_cannot_be_is_refused_at_attach_with_field_value_and_what_is_allowed)
+TEST(what_cannot_be_is_refused_at_attach_with_field_value_and_what_is_allowed)
 {
     struct cluster cluster;
     cluster_start(&cluster, 1, NULL);
@@ -473,7 +455,6 @@ START_TEST(what_cannot_be_is_refused_at_attach_with_field_value_and_what_is_allo
     }
     cluster_stop(&cluster);
 }
-END_TEST
 
 static cairn_status amend_group(struct job *j, uint64_t revision, double lr)
 {
@@ -496,7 +477,7 @@ static cairn_status amend_frozen(struct job *j, const char *freeze, const char *
     return cairn_job_amend(j->job, &amend, CLUSTER_WAIT_MS);
 }
 
-START_TEST(an_amendment_holds_from_the_next_round_on_through_restarts_and_a_restore)
+TEST(an_amendment_holds_from_the_next_round_on_through_restarts_and_a_restore)
 {
     struct cluster cluster;
     struct cluster_said said;
@@ -530,8 +511,7 @@ START_TEST(an_amendment_holds_from_the_next_round_on_through_restarts_and_a_rest
     ck_assert_msg(said.status == 0, "%s", said.err);
     expect_said(&cluster, "twin", "body: sgd lr 0.125");
     expect_said(&cluster, "twin", "amended           1 time\n");
-    ck_assert_msg(cairn_snapshot(j.job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id) == CAIRN_OK, "%s",
-                  cairn_error());
+    good(cairn_snapshot(j.job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id));
     leave(&j);
     cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, "--yes", NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
@@ -552,9 +532,8 @@ START_TEST(an_amendment_holds_from_the_next_round_on_through_restarts_and_a_rest
     leave(&j);
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(a_frozen_group_stays_as_it_is_while_others_train)
+TEST(a_frozen_group_stays_as_it_is_while_others_train)
 {
     struct cluster cluster;
     struct job j;
@@ -586,7 +565,6 @@ START_TEST(a_frozen_group_stays_as_it_is_while_others_train)
     leave(&j);
     cluster_stop(&cluster);
 }
-END_TEST
 
 static cairn_status amend_tensor(struct job *j, const char *freeze, const char *unfreeze)
 {
@@ -598,7 +576,7 @@ static cairn_status amend_tensor(struct job *j, const char *freeze, const char *
     return cairn_job_amend(j->job, &amend, CLUSTER_WAIT_MS);
 }
 
-START_TEST(a_frozen_tensor_stays_as_it_is_through_restarts_and_a_restore)
+TEST(a_frozen_tensor_stays_as_it_is_through_restarts_and_a_restore)
 {
     struct cluster cluster;
     struct cluster_said said;
@@ -631,8 +609,7 @@ START_TEST(a_frozen_tensor_stays_as_it_is_through_restarts_and_a_restore)
     const struct cairn_round after_restart = begin(&j);
     ck_assert_int_eq(push(&j, &after_restart, "body.weight"), CAIRN_ERR_REFUSED);
     commit(&j, &after_restart);
-    ck_assert_msg(cairn_snapshot(j.job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id) == CAIRN_OK, "%s",
-                  cairn_error());
+    good(cairn_snapshot(j.job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id));
     leave(&j);
     cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, "--yes", NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
@@ -647,9 +624,8 @@ START_TEST(a_frozen_tensor_stays_as_it_is_through_restarts_and_a_restore)
     leave(&j);
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(an_amendment_that_cannot_be_changes_nothing)
+TEST(an_amendment_that_cannot_be_changes_nothing)
 {
     struct cluster cluster;
     struct job j;
@@ -701,23 +677,5 @@ START_TEST(an_amendment_that_cannot_be_changes_nothing)
     ck_assert_int_eq(cairn_job_amend(j.job, &amend, 0), CAIRN_ERR_HANDLE);
     cluster_stop(&cluster);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("terms");
-    TCase *tcase = tcase_create("terms");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_test(tcase, a_restored_job_goes_on_in_the_middle_of_its_schedule);
-    tcase_add_test(tcase, every_stage_gives_the_same_bits_with_one_micro_batch);
-    tcase_add_test(tcase, jobs_of_stage_0_go_to_the_shard_that_has_least);
-    tcase_add_test(tcase, an_alias_is_its_target_by_another_name);
-    tcase_add_test(tcase, a_buffer_is_put_fetched_and_saved_and_never_trained);
-    tcase_add_test(tcase, what_cannot_be_is_refused_at_attach_with_field_value_and_what_is_allowed);
-    tcase_add_test(tcase, an_amendment_holds_from_the_next_round_on_through_restarts_and_a_restore);
-    tcase_add_test(tcase, a_frozen_group_stays_as_it_is_while_others_train);
-    tcase_add_test(tcase, a_frozen_tensor_stays_as_it_is_through_restarts_and_a_restore);
-    tcase_add_test(tcase, an_amendment_that_cannot_be_changes_nothing);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60);

@@ -9,8 +9,8 @@
 
 #include <cairn.h>
 
-#include "tests/support/cluster.h"
 #include "tests/support/suite.h"
+#include "tests/support/trainer.h"
 
 enum {
     WAIT_MS = 20000,
@@ -59,9 +59,7 @@ static cairn_status train(struct actor *actor, unsigned turn)
 {
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
-    const struct cairn_mem gradient = { .struct_size = sizeof gradient,
-                                        .ptr = actor->memory,
-                                        .dtype = CAIRN_F32 };
+    const struct cairn_mem gradient = trainer_mem(actor->memory, CAIRN_F32);
     cairn_status status = cairn_round_begin(job, WAIT_MS, &round);
     if (status == CAIRN_OK) status = cairn_push(job, &round, 0, "a", NULL, &gradient, NULL);
     if (status != CAIRN_OK) return status;
@@ -110,7 +108,7 @@ static cairn_status fetch(struct actor *actor, unsigned turn)
     cairn_status status = newest(&version);
     if (status == CAIRN_OK) status = cairn_alloc(session, ELEMS * sizeof(float), -1, &memory);
     if (status != CAIRN_OK) return status;
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = memory, .dtype = CAIRN_F32 };
+    const struct cairn_mem mem = trainer_mem(memory, CAIRN_F32);
     status = cairn_fetch(job, version, "a", NULL, NULL, &mem, &op);
     if (status == CAIRN_OK) status = cairn_wait(op, WAIT_MS);
     const cairn_status freed = cairn_free(session, memory);
@@ -134,9 +132,7 @@ static cairn_status prefetch(struct actor *actor, unsigned turn)
 
 static cairn_status write_plane(struct actor *actor, unsigned turn)
 {
-    const struct cairn_mem mem = { .struct_size = sizeof mem,
-                                   .ptr = actor->memory,
-                                   .dtype = CAIRN_F32 };
+    const struct cairn_mem mem = trainer_mem(actor->memory, CAIRN_F32);
     struct cairn_version version;
     (void)turn;
     cairn_status status = cairn_write_begin(job, WAIT_MS);
@@ -182,22 +178,21 @@ static void open_job(const struct cluster *cluster)
                                          .group_count = 1,
                                          .client_state_max = 64,
                                          .chunk_leaves = 4 };
-    ck_assert_msg(cairn_open(&opts, &session) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_open(&opts, &session));
     ck_assert_msg(cairn_job_open(session, "threads", &spec, CAIRN_WORKER, WAIT_MS, &job) ==
                       CAIRN_OK,
                   "%s", cairn_error());
-    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_init_done(job, NULL, WAIT_MS));
 }
 
 static float *memory_of_the_library(void)
 {
     void *memory;
-    ck_assert_msg(cairn_alloc(session, ELEMS * sizeof(float), -1, &memory) == CAIRN_OK, "%s",
-                  cairn_error());
+    good(cairn_alloc(session, ELEMS * sizeof(float), -1, &memory));
     return memory;
 }
 
-START_TEST(threads_of_one_handle_do_not_disturb_each_other)
+TEST(threads_of_one_handle_do_not_disturb_each_other)
 {
     struct cluster cluster;
     pthread_t threads[THREADS];
@@ -228,14 +223,5 @@ START_TEST(threads_of_one_handle_do_not_disturb_each_other)
     cairn_close(session);
     cluster_stop(&cluster);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("threads");
-    TCase *tcase = tcase_create("threads");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_test(tcase, threads_of_one_handle_do_not_disturb_each_other);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60);

@@ -6,6 +6,7 @@
 
 #include "tests/e2e/tiles_check.h"
 #include "tests/support/rooms.h"
+#include "tests/support/suite.h"
 
 enum { WAIT_MS = 10000, RANKS = 2, ROWS = 8, COLUMNS = 4096, MICROS = 2, ROUNDS = 2 };
 
@@ -26,7 +27,7 @@ static const struct cairn_tensor tensors[] = {
 struct rank {
     uint32_t rank;
     const char *endpoint;
-    struct cairn_fabric_mem_hub *hub;
+    struct cairn_fabric_hub *hub;
     sem_t *pushed; /* of rank 1: its pushes are acknowledged, or it has failed */
     float *gradient;
     char error[1024];
@@ -114,7 +115,7 @@ static void *run_rank(void *arg)
     return NULL;
 }
 
-START_TEST(a_rank_waits_for_its_pushes_before_a_lower_one_has_pushed_anything)
+TEST(a_rank_waits_for_its_pushes_before_a_lower_one_has_pushed_anything)
 {
     struct rooms rooms;
     static float gradient[ROWS * COLUMNS];
@@ -136,11 +137,5 @@ START_TEST(a_rank_waits_for_its_pushes_before_a_lower_one_has_pushed_anything)
     sem_destroy(&pushed);
     rooms_close(&rooms);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *alone = tcase_create("alone");
-    tcase_add_test(alone, a_rank_waits_for_its_pushes_before_a_lower_one_has_pushed_anything);
-    return tiles_run_suite("tiles_alone", (TCase *const[]) { alone, NULL });
-}
+SUITE(60);

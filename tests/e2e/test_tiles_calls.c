@@ -5,7 +5,9 @@
 
 #include "client/session.h"
 #include "tests/e2e/tiles_check.h"
+#include "tests/support/good.h"
 #include "tests/support/rooms.h"
+#include "tests/support/suite.h"
 
 enum { WAIT_MS = 20000 };
 
@@ -88,7 +90,7 @@ static const struct misfit {
     { "one box within another", { 0, 2 }, { 8, 2 }, { "weight", "0", "1" } },
 };
 
-START_TEST(tiles_that_do_not_make_up_the_tensor_are_a_mismatch_and_can_be_mended)
+TEST(tiles_that_do_not_make_up_the_tensor_are_a_mismatch_and_can_be_mended)
 {
     struct rooms rooms;
     rooms_open(&rooms, 2, &(struct cairn_fabric_mem_options) { .seed = 1 });
@@ -123,9 +125,8 @@ START_TEST(tiles_that_do_not_make_up_the_tensor_are_a_mismatch_and_can_be_mended
     for (uint32_t r = 0; r < 2; r++) cairn_close(calls[r].member.session);
     rooms_close(&rooms);
 }
-END_TEST
 
-START_TEST(a_rank_that_declares_alone_hears_for_whom_it_waits)
+TEST(a_rank_that_declares_alone_hears_for_whom_it_waits)
 {
     struct rooms rooms;
     rooms_open(&rooms, 1, &(struct cairn_fabric_mem_options) { .seed = 1 });
@@ -138,9 +139,8 @@ START_TEST(a_rank_that_declares_alone_hears_for_whom_it_waits)
     cairn_close(m.session);
     rooms_close(&rooms);
 }
-END_TEST
 
-START_TEST(a_wrong_list_is_refused_before_anyone_hears_of_it)
+TEST(a_wrong_list_is_refused_before_anyone_hears_of_it)
 {
     struct rooms rooms;
     rooms_open(&rooms, 1, &(struct cairn_fabric_mem_options) { .seed = 1 });
@@ -166,7 +166,6 @@ START_TEST(a_wrong_list_is_refused_before_anyone_hears_of_it)
     cairn_close(m.session);
     rooms_close(&rooms);
 }
-END_TEST
 
 enum { DECLARERS = 4, DECLARATIONS = 60 };
 
@@ -183,7 +182,7 @@ static void *declare_thread(void *arg)
     return (void *)(uintptr_t)(taken + 1);
 }
 
-START_TEST(threads_that_declare_at_once_do_no_harm)
+TEST(threads_that_declare_at_once_do_no_harm)
 {
     struct rooms rooms;
     pthread_t threads[DECLARERS];
@@ -202,7 +201,6 @@ START_TEST(threads_that_declare_at_once_do_no_harm)
     cairn_close(m.session);
     rooms_close(&rooms);
 }
-END_TEST
 
 /* ---- what is not this worker's ---- */
 
@@ -213,7 +211,7 @@ static void check_invalid(cairn_status status, const char *first, const char *se
                   "%s", cairn_error());
 }
 
-START_TEST(what_a_worker_does_not_hold_it_can_neither_put_nor_push)
+TEST(what_a_worker_does_not_hold_it_can_neither_put_nor_push)
 {
     struct rooms rooms;
     float values[48] = { 0 };
@@ -243,7 +241,6 @@ START_TEST(what_a_worker_does_not_hold_it_can_neither_put_nor_push)
     for (uint32_t r = 0; r < 2; r++) cairn_close(calls[r].member.session);
     rooms_close(&rooms);
 }
-END_TEST
 
 /* Puts what it holds: columns of the weight, and a bias that both ranks have. */
 struct putter {
@@ -276,7 +273,7 @@ static void put_both(struct putter putters[2])
     for (int r = 0; r < 2; r++) pthread_join(threads[r], NULL);
 }
 
-START_TEST(replicas_that_put_different_values_are_named_and_may_put_again)
+TEST(replicas_that_put_different_values_are_named_and_may_put_again)
 {
     struct rooms rooms;
     rooms_open(&rooms, 1, &(struct cairn_fabric_mem_options) { .seed = 1 });
@@ -305,7 +302,6 @@ START_TEST(replicas_that_put_different_values_are_named_and_may_put_again)
     for (uint32_t r = 0; r < 2; r++) cairn_close(calls[r].member.session);
     rooms_close(&rooms);
 }
-END_TEST
 
 /* ---- slices of a job without tiles ---- */
 
@@ -314,9 +310,8 @@ static void read_box(cairn_job *job, struct cairn_version version, const struct 
 {
     const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = out, .dtype = CAIRN_F32 };
     cairn_op *op;
-    ck_assert_msg(cairn_fetch(job, version, "weight", NULL, box, &mem, &op) == CAIRN_OK, "%s",
-                  cairn_error());
-    ck_assert_msg(cairn_wait(op, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_fetch(job, version, "weight", NULL, box, &mem, &op));
+    good(cairn_wait(op, WAIT_MS));
 }
 
 static struct cairn_version train_once(cairn_job *job, const float *gradient)
@@ -326,7 +321,7 @@ static struct cairn_version train_once(cairn_job *job, const float *gradient)
                                    .dtype = CAIRN_F32 };
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
-    ck_assert_msg(cairn_round_begin(job, WAIT_MS, &round) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_round_begin(job, WAIT_MS, &round));
     ck_assert_int_eq(cairn_push(job, &round, 0, "weight", NULL, &mem, NULL), CAIRN_OK);
     ck_assert_int_eq(cairn_commit(job, &round, 0, NULL, 0, WAIT_MS, &result), CAIRN_OK);
     ck_assert(result.applied);
@@ -341,10 +336,10 @@ static void init_alone(cairn_job *job, float weight[48], float bias[10])
     };
     ck_assert_int_eq(cairn_put(job, "weight", "param", NULL, &mem[0], NULL), CAIRN_OK);
     ck_assert_int_eq(cairn_put(job, "bias", "param", NULL, &mem[1], NULL), CAIRN_OK);
-    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_init_done(job, NULL, WAIT_MS));
 }
 
-START_TEST(a_reader_gets_any_slice_of_an_exact_version_while_training_goes_on)
+TEST(a_reader_gets_any_slice_of_an_exact_version_while_training_goes_on)
 {
     struct rooms rooms;
     float weight[48], bias[10] = { 0 }, got[48], all[48];
@@ -377,17 +372,5 @@ START_TEST(a_reader_gets_any_slice_of_an_exact_version_while_training_goes_on)
     cairn_close(m.session);
     rooms_close(&rooms);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *calls = tcase_create("calls");
-    tcase_add_test(calls, tiles_that_do_not_make_up_the_tensor_are_a_mismatch_and_can_be_mended);
-    tcase_add_test(calls, a_rank_that_declares_alone_hears_for_whom_it_waits);
-    tcase_add_test(calls, a_wrong_list_is_refused_before_anyone_hears_of_it);
-    tcase_add_test(calls, threads_that_declare_at_once_do_no_harm);
-    tcase_add_test(calls, what_a_worker_does_not_hold_it_can_neither_put_nor_push);
-    tcase_add_test(calls, replicas_that_put_different_values_are_named_and_may_put_again);
-    tcase_add_test(calls, a_reader_gets_any_slice_of_an_exact_version_while_training_goes_on);
-    return tiles_run_suite("tiles_calls", (TCase *const[]) { calls, NULL });
-}
+SUITE(60);

@@ -8,11 +8,12 @@
 #include "tests/e2e/tiles_check.h"
 #include "tests/support/cluster.h"
 #include "tests/support/rooms.h"
+#include "tests/support/suite.h"
 
 enum { STEPS = 9 };
 static const struct tiles_mesh mesh = { .tp = 2, .dp = 2 };
 
-START_TEST(a_rank_that_comes_again_declares_again_and_goes_on)
+TEST_EACH(a_rank_that_comes_again_declares_again_and_goes_on, 0, 2)
 {
     struct rooms rooms;
     rooms_open(&rooms, 3, &(struct cairn_fabric_mem_options) { .seed = 5 });
@@ -24,7 +25,6 @@ START_TEST(a_rank_that_comes_again_declares_again_and_goes_on)
     tiles_check_state(rooms.address, rooms.hub, mesh, STEPS);
     rooms_close(&rooms);
 }
-END_TEST
 
 /* ---- ranks as processes ---- */
 
@@ -53,7 +53,7 @@ static int be_rank(char **argv)
     return 1;
 }
 
-START_TEST(a_rank_killed_in_mid_round_and_started_again_changes_no_bit)
+TEST_EACH(a_rank_killed_in_mid_round_and_started_again_changes_no_bit, 0, 2)
 {
     struct cluster cluster;
     pid_t ranks[4];
@@ -67,9 +67,8 @@ START_TEST(a_rank_killed_in_mid_round_and_started_again_changes_no_bit)
     tiles_check_state(cluster.address, NULL, mesh, STEPS);
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(a_coordinator_killed_and_started_again_hears_of_the_tiles_again)
+TEST(a_coordinator_killed_and_started_again_hears_of_the_tiles_again)
 {
     struct cluster cluster;
     struct tiles_run run;
@@ -85,9 +84,8 @@ START_TEST(a_coordinator_killed_and_started_again_hears_of_the_tiles_again)
     tiles_check_state(cluster.address, NULL, mesh, STEPS);
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(connections_that_break_change_no_bit)
+TEST_EACH(connections_that_break_change_no_bit, 0, 2)
 {
     const struct cairn_fabric_mem_options fabric = { .seed = (uint64_t)_i + 20,
                                                      .delay_max_ticks = 4,
@@ -101,15 +99,10 @@ START_TEST(connections_that_break_change_no_bit)
     tiles_check_state(rooms.address, rooms.hub, mesh, STEPS);
     rooms_close(&rooms);
 }
-END_TEST
+
+SUITE(60);
 
 int main(int argc, char **argv)
 {
-    if (argc == 5 && strcmp(argv[1], "--rank") == 0) return be_rank(argv);
-    TCase *daemons = tcase_create("daemons"), *memory = tcase_create("memory");
-    tcase_add_loop_test(memory, a_rank_that_comes_again_declares_again_and_goes_on, 0, 2);
-    tcase_add_loop_test(memory, connections_that_break_change_no_bit, 0, 2);
-    tcase_add_loop_test(daemons, a_rank_killed_in_mid_round_and_started_again_changes_no_bit, 0, 2);
-    tcase_add_test(daemons, a_coordinator_killed_and_started_again_hears_of_the_tiles_again);
-    return tiles_run_suite("tiles_faults", (TCase *const[]) { memory, daemons, NULL });
+    return argc == 5 && strcmp(argv[1], "--rank") == 0 ? be_rank(argv) : suite_main();
 }

@@ -4,6 +4,7 @@
 
 #include "tests/e2e/tiles_check.h"
 #include "tests/support/rooms.h"
+#include "tests/support/suite.h"
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
 enum { STEPS = 2 }; // of several micro-batches, and of one; the second has moments
@@ -63,7 +64,7 @@ static void make_job_of(const struct combination *c)
 
 /* ---- what is accepted ---- */
 
-START_TEST(each_that_is_accepted_has_the_bits_of_one_process)
+TEST_EACH(each_that_is_accepted_has_the_bits_of_one_process, 0, ACCEPTED)
 {
     const struct combination c = combination_of(_i, OPTIMIZERS, WIRES);
     struct rooms rooms;
@@ -75,7 +76,6 @@ START_TEST(each_that_is_accepted_has_the_bits_of_one_process)
     tiles_check_whole(rooms.address, rooms.hub, c.mesh, STEPS);
     rooms_close(&rooms);
 }
-END_TEST
 
 /* ---- what is not ---- */
 
@@ -88,7 +88,7 @@ static bool explains(const struct combination *c, const char *sentence)
     return fault && (strstr(sentence, "allowed") != NULL || strstr(sentence, "known") != NULL);
 }
 
-START_TEST(each_other_is_refused_with_a_sentence)
+TEST(each_other_is_refused_with_a_sentence)
 {
     struct rooms rooms;
     const struct cairn_fabric_mem_options fabric = { .seed = 1 };
@@ -115,12 +115,5 @@ START_TEST(each_other_is_refused_with_a_sentence)
     cairn_close(session);
     rooms_close(&rooms);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *accepted = tcase_create("accepted"), *refused = tcase_create("refused");
-    tcase_add_loop_test(accepted, each_that_is_accepted_has_the_bits_of_one_process, 0, ACCEPTED);
-    tcase_add_test(refused, each_other_is_refused_with_a_sentence);
-    return tiles_run_suite("tiles_matrix", (TCase *const[]) { accepted, refused, NULL });
-}
+SUITE(60);

@@ -5,6 +5,7 @@
 #include "tests/e2e/tiles_check.h"
 #include "tests/support/cluster.h"
 #include "tests/support/rooms.h"
+#include "tests/support/suite.h"
 
 enum { STEPS = 3 };
 
@@ -31,14 +32,13 @@ static void train_in_rooms(struct tiles_mesh mesh, uint32_t shards, bool rank_0_
     rooms_close(&rooms);
 }
 
-START_TEST(tp_and_dp_of_1_to_4_give_the_bits_of_whole_tensors)
+TEST_EACH(tp_and_dp_of_1_to_4_give_the_bits_of_whole_tensors, 0, 16)
 {
     const struct tiles_mesh mesh = { .tp = 1 + (uint32_t)_i % 4, .dp = 1 + (uint32_t)_i / 4 };
     train_in_rooms(mesh, 1 + (uint32_t)(_i + _i / 5) % 5, _i % 2 == 1, NULL);
 }
-END_TEST
 
-START_TEST(the_content_root_is_the_same_for_1_to_5_shards)
+TEST(the_content_root_is_the_same_for_1_to_5_shards)
 {
     const struct tiles_mesh mesh = { .tp = 3, .dp = 2 };
     char first[65], root[65];
@@ -48,16 +48,14 @@ START_TEST(the_content_root_is_the_same_for_1_to_5_shards)
         ck_assert_str_eq(root, first);
     }
 }
-END_TEST
 
-START_TEST(micro_batches_that_ranks_add_up_give_the_bits_of_that)
+TEST(micro_batches_that_ranks_add_up_give_the_bits_of_that)
 {
     train_in_rooms((struct tiles_mesh) { .tp = 2, .dp = 2, .stage = CAIRN_STAGE(1) }, 3, false,
                    NULL);
 }
-END_TEST
 
-START_TEST(ranks_that_declare_another_mesh_go_on_from_there)
+TEST(ranks_that_declare_another_mesh_go_on_from_there)
 {
     const struct tiles_mesh before = { .tp = 4, .dp = 1 }, after = { .tp = 2, .dp = 2 };
     struct rooms rooms;
@@ -78,9 +76,8 @@ START_TEST(ranks_that_declare_another_mesh_go_on_from_there)
     tiles_reference_close(&ref);
     rooms_close(&rooms);
 }
-END_TEST
 
-START_TEST(real_daemons_give_the_same_bits)
+TEST(real_daemons_give_the_same_bits)
 {
     const struct tiles_mesh mesh = { .tp = 2, .dp = 2 };
     struct cluster cluster;
@@ -90,16 +87,5 @@ START_TEST(real_daemons_give_the_same_bits)
     tiles_check_state(cluster.address, NULL, mesh, STEPS);
     cluster_stop(&cluster);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *meshes = tcase_create("meshes"), *shards = tcase_create("shards"),
-          *daemons = tcase_create("daemons");
-    tcase_add_loop_test(meshes, tp_and_dp_of_1_to_4_give_the_bits_of_whole_tensors, 0, 16);
-    tcase_add_test(meshes, micro_batches_that_ranks_add_up_give_the_bits_of_that);
-    tcase_add_test(meshes, ranks_that_declare_another_mesh_go_on_from_there);
-    tcase_add_test(shards, the_content_root_is_the_same_for_1_to_5_shards);
-    tcase_add_test(daemons, real_daemons_give_the_same_bits);
-    return tiles_run_suite("tiles_mesh", (TCase *const[]) { meshes, shards, daemons, NULL });
-}
+SUITE(60);

@@ -31,11 +31,9 @@ static uint64_t train(void)
     const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
-    ck_assert_msg(cairn_round_begin(job, CLUSTER_WAIT_MS, &round) == CAIRN_OK, "%s", cairn_error());
-    ck_assert_msg(cairn_push(job, &round, 0, "w", NULL, &mem, NULL) == CAIRN_OK, "%s",
-                  cairn_error());
-    ck_assert_msg(cairn_commit(job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result) == CAIRN_OK, "%s",
-                  cairn_error());
+    good(cairn_round_begin(job, CLUSTER_WAIT_MS, &round));
+    good(cairn_push(job, &round, 0, "w", NULL, &mem, NULL));
+    good(cairn_commit(job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result));
     return result.version.step;
 }
 
@@ -88,7 +86,7 @@ static void tear_down(void)
     cluster_stop(&cluster);
 }
 
-START_TEST(a_second_process_of_a_living_shards_name_ends_and_training_goes_on)
+TEST(a_second_process_of_a_living_shards_name_ends_and_training_goes_on)
 {
     char log[160];
     const pid_t twin = start_twin(log);
@@ -97,9 +95,8 @@ START_TEST(a_second_process_of_a_living_shards_name_ends_and_training_goes_on)
     expect_log(log, "lives, and names must be unique");
     ck_assert_uint_eq(train(), 3);
 }
-END_TEST
 
-START_TEST(a_stopped_shard_takes_its_place_back_from_an_empty_one_and_lost_ends)
+TEST(a_stopped_shard_takes_its_place_back_from_an_empty_one_and_lost_ends)
 {
     static struct cluster_said before, after;
     char log[160];
@@ -118,9 +115,8 @@ START_TEST(a_stopped_shard_takes_its_place_back_from_an_empty_one_and_lost_ends)
     ck_assert_int_ne(before.out[0], '\0');
     ck_assert_uint_eq(train(), 2);
 }
-END_TEST
 
-START_TEST(a_shard_whose_job_was_restored_without_it_ends_when_it_wakes)
+TEST(a_shard_whose_job_was_restored_without_it_ends_when_it_wakes)
 {
     static struct cluster_said said;
     char log[160], id[64] = "";
@@ -140,17 +136,5 @@ START_TEST(a_shard_whose_job_was_restored_without_it_ends_when_it_wakes)
     cluster.shards[1] = twin; // it serves, and is stopped with the cluster
     ck_assert_uint_eq(train(), 2);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("twin");
-    TCase *tcase = tcase_create("twin");
-    tcase_set_timeout(tcase, 90);
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
-    tcase_add_test(tcase, a_second_process_of_a_living_shards_name_ends_and_training_goes_on);
-    tcase_add_test(tcase, a_stopped_shard_takes_its_place_back_from_an_empty_one_and_lost_ends);
-    tcase_add_test(tcase, a_shard_whose_job_was_restored_without_it_ends_when_it_wakes);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(90, set_up, tear_down);

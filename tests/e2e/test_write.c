@@ -7,8 +7,9 @@
 
 #include <cairn.h>
 
-#include "proto/wire/tensor.h"
+#include "proto/geometry/tensor.h"
 #include "tests/support/cluster.h"
+#include "tests/support/good.h"
 #include "tests/support/suite.h"
 
 enum { TENSORS = 3, WAIT_MS = 20000, ELEMS_MAX = 129 * 257 };
@@ -52,10 +53,9 @@ static cairn_job *open_job(const struct cluster *cluster, uint32_t rank, uint32_
                                          .group_count = 1,
                                          .rank = rank,
                                          .workers_min = workers };
-    ck_assert_msg(cairn_open(&opts, session_out) == CAIRN_OK, "%s", cairn_error());
-    ck_assert_msg(cairn_job_open(*session_out, "w", &spec, CAIRN_WORKER, WAIT_MS, &job) == CAIRN_OK,
-                  "%s", cairn_error());
-    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_open(&opts, session_out));
+    good(cairn_job_open(*session_out, "w", &spec, CAIRN_WORKER, WAIT_MS, &job));
+    good(cairn_init_done(job, NULL, WAIT_MS));
     return job;
 }
 
@@ -76,8 +76,7 @@ static void check_values(cairn_job *job, struct cairn_version version, int t, co
     static float values[ELEMS_MAX];
     const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
     cairn_op *op;
-    ck_assert_msg(cairn_fetch(job, version, model[t].name, plane, NULL, &mem, &op) == CAIRN_OK,
-                  "%s", cairn_error());
+    good(cairn_fetch(job, version, model[t].name, plane, NULL, &mem, &op));
     ck_assert_msg(cairn_wait(op, WAIT_MS) == CAIRN_OK, "%s: %s", plane, cairn_error());
     for (size_t i = 0; i < elems_of(t); i++)
         ck_assert_msg(values[i] == value + (float)(i % 7) * step, "%s %s [%zu] is %g",
@@ -89,14 +88,13 @@ static struct cairn_version train_a_step(cairn_job *job)
 {
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
-    ck_assert_msg(cairn_round_begin(job, WAIT_MS, &round) == CAIRN_OK, "%s", cairn_error());
-    ck_assert_msg(cairn_commit(job, &round, 1, NULL, 0, WAIT_MS, &result) == CAIRN_OK, "%s",
-                  cairn_error());
+    good(cairn_round_begin(job, WAIT_MS, &round));
+    good(cairn_commit(job, &round, 1, NULL, 0, WAIT_MS, &result));
     ck_assert(result.applied);
     return result.version;
 }
 
-START_TEST(a_write_is_one_new_version_and_the_old_one_stays_readable)
+TEST(a_write_is_one_new_version_and_the_old_one_stays_readable)
 {
     struct cluster cluster;
     struct cairn_version version = { 0, 0 };
@@ -104,12 +102,12 @@ START_TEST(a_write_is_one_new_version_and_the_old_one_stays_readable)
     cluster_start(&cluster, 3, NULL);
     cairn_job *job = open_job(&cluster, 0, 1, &session);
     ck_assert_uint_eq(train_a_step(job).step, 1);
-    ck_assert_msg(cairn_write_begin(job, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_write_begin(job, WAIT_MS));
     ck_assert_int_eq(put(job, 0, "param", 50), CAIRN_OK);
     ck_assert_int_eq(put(job, 1, "param", 70), CAIRN_OK);
     ck_assert_int_eq(put(job, 2, "exp_avg_sq", 4), CAIRN_OK);
     check_values(job, (struct cairn_version) { 1, 1 }, 0, "param", 1, 0); // not before the end
-    ck_assert_msg(cairn_write_end(job, WAIT_MS, &version) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_write_end(job, WAIT_MS, &version));
     ck_assert_uint_eq(version.generation, 2);
     ck_assert_uint_eq(version.step, 1);
     check_values(job, version, 0, "wire", 50, 1);
@@ -128,9 +126,8 @@ START_TEST(a_write_is_one_new_version_and_the_old_one_stays_readable)
     cairn_close(session);
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(a_wrong_write_changes_nothing)
+TEST(a_wrong_write_changes_nothing)
 {
     struct cluster cluster;
     struct cairn_version version = { 0, 0 };
@@ -157,7 +154,6 @@ START_TEST(a_wrong_write_changes_nothing)
     cairn_close(session);
     cluster_stop(&cluster);
 }
-END_TEST
 
 /* A box of the weight, every element `value`. */
 static cairn_status put_box(cairn_job *job, const char *plane, float value, uint64_t row,
@@ -187,7 +183,7 @@ static void check_boxes(cairn_job *job, struct cairn_version version)
                                                                           : 3);
 }
 
-START_TEST(boxes_are_written_and_the_rest_of_the_tensor_stays)
+TEST(boxes_are_written_and_the_rest_of_the_tensor_stays)
 {
     struct cluster cluster;
     struct cairn_version version = { 0, 0 };
@@ -202,16 +198,15 @@ START_TEST(boxes_are_written_and_the_rest_of_the_tensor_stays)
     ck_assert_ptr_nonnull(strstr(cairn_error(), "[100:129, 0:150]"));
     ck_assert_int_eq(put(job, 2, "param", 9), CAIRN_ERR_EXISTS);
     ck_assert_int_eq(put_box(job, "param", 9, 120, 0, 10, 1), CAIRN_ERR_INVALID);
-    ck_assert_msg(cairn_write_end(job, WAIT_MS, &version) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_write_end(job, WAIT_MS, &version));
     check_boxes(job, version);
     ck_assert_int_eq(cairn_write_begin(job, WAIT_MS), CAIRN_OK); // and may be put again
     ck_assert_int_eq(put_box(job, "param", 7, 0, 200, 129, 4), CAIRN_OK);
-    ck_assert_msg(cairn_write_end(job, WAIT_MS, &version) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_write_end(job, WAIT_MS, &version));
     check_boxes(job, version);
     cairn_close(session);
     cluster_stop(&cluster);
 }
-END_TEST
 
 static void *train_once(void *job)
 {
@@ -220,7 +215,7 @@ static void *train_once(void *job)
 }
 
 /* The same worker: a thread of it trains, another one writes. */
-START_TEST(a_round_of_another_thread_waits_for_the_write_to_end)
+TEST(a_round_of_another_thread_waits_for_the_write_to_end)
 {
     struct cluster cluster;
     struct cairn_version version = { 0, 0 };
@@ -230,12 +225,12 @@ START_TEST(a_round_of_another_thread_waits_for_the_write_to_end)
     cluster_start(&cluster, 2, NULL);
     cairn_job *job = open_job(&cluster, 0, 1, &session);
     for (int i = 0; i < 3; i++) {
-        ck_assert_msg(cairn_write_begin(job, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+        good(cairn_write_begin(job, WAIT_MS));
         ck_assert_int_eq(cairn_round_begin(job, i * 20, &round), CAIRN_ERR_TIMEOUT);
         ck_assert_msg(strstr(cairn_error(), "a write of this worker") != NULL, "%s", cairn_error());
         pthread_create(&thread, NULL, train_once, job);
         ck_assert_int_eq(put(job, 1, "param", 50), CAIRN_OK);
-        ck_assert_msg(cairn_write_end(job, WAIT_MS, &version) == CAIRN_OK, "%s", cairn_error());
+        good(cairn_write_end(job, WAIT_MS, &version));
         pthread_join(thread, NULL);
     }
     ck_assert_int_eq(cairn_write_begin(job, WAIT_MS), CAIRN_OK); // a coordinator that dies voids it
@@ -250,9 +245,8 @@ START_TEST(a_round_of_another_thread_waits_for_the_write_to_end)
     cairn_close(session);
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(a_writer_that_dies_has_written_nothing_and_training_goes_on)
+TEST(a_writer_that_dies_has_written_nothing_and_training_goes_on)
 {
     struct cluster cluster;
     cairn *writer, *trainer;
@@ -273,9 +267,8 @@ START_TEST(a_writer_that_dies_has_written_nothing_and_training_goes_on)
     cairn_close(trainer);
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(a_coordinator_that_dies_in_a_write_voids_it_and_one_after_it_finds_it)
+TEST(a_coordinator_that_dies_in_a_write_voids_it_and_one_after_it_finds_it)
 {
     struct cluster cluster;
     struct cairn_version version = { 0, 0 };
@@ -289,7 +282,7 @@ START_TEST(a_coordinator_that_dies_in_a_write_voids_it_and_one_after_it_finds_it
     ck_assert_int_eq(cairn_write_end(job, WAIT_MS, &version), CAIRN_ERR_EPOCH_CHANGED);
     ck_assert_int_eq(cairn_write_begin(job, WAIT_MS), CAIRN_OK);
     ck_assert_int_eq(put(job, 2, "param", 60), CAIRN_OK);
-    ck_assert_msg(cairn_write_end(job, WAIT_MS, &version) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_write_end(job, WAIT_MS, &version));
     ck_assert_uint_eq(version.generation, 2);
     cluster_kill_coordinator(&cluster);
     cluster_restart_coordinator(&cluster);
@@ -301,9 +294,8 @@ START_TEST(a_coordinator_that_dies_in_a_write_voids_it_and_one_after_it_finds_it
     cairn_close(session);
     cluster_stop(&cluster);
 }
-END_TEST
 
-START_TEST(a_snapshot_of_a_write_is_restored_into_a_newer_generation)
+TEST(a_snapshot_of_a_write_is_restored_into_a_newer_generation)
 {
     struct cluster cluster;
     struct cairn_version version = { 0, 0 };
@@ -329,20 +321,5 @@ START_TEST(a_snapshot_of_a_write_is_restored_into_a_newer_generation)
     cairn_close(session);
     cluster_stop(&cluster);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("write");
-    TCase *tcase = tcase_create("write");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_test(tcase, a_write_is_one_new_version_and_the_old_one_stays_readable);
-    tcase_add_test(tcase, a_wrong_write_changes_nothing);
-    tcase_add_test(tcase, boxes_are_written_and_the_rest_of_the_tensor_stays);
-    tcase_add_test(tcase, a_round_of_another_thread_waits_for_the_write_to_end);
-    tcase_add_test(tcase, a_writer_that_dies_has_written_nothing_and_training_goes_on);
-    tcase_add_test(tcase, a_coordinator_that_dies_in_a_write_voids_it_and_one_after_it_finds_it);
-    tcase_add_test(tcase, a_snapshot_of_a_write_is_restored_into_a_newer_generation);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60);

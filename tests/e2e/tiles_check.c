@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "tests/support/cluster.h"
-#include "tests/support/suite.h"
+#include "tests/support/good.h"
 
 void tiles_train(const struct tiles_worker *pattern)
 {
@@ -38,10 +38,8 @@ static void *fetch(const struct reading *r, const struct cairn_box *box, uint64_
                                                 ? tiles_tensors[r->tensor].wire
                                                 : CAIRN_F32 };
     cairn_op *op;
-    ck_assert_msg(cairn_fetch(r->job, r->version, name, cairn_plane_name(r->plane), box, &mem,
-                              &op) == CAIRN_OK,
-                  "%s", cairn_error());
-    ck_assert_msg(cairn_wait(op, TILES_WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_fetch(r->job, r->version, name, cairn_plane_name(r->plane), box, &mem, &op));
+    good(cairn_wait(op, TILES_WAIT_MS));
     return got;
 }
 
@@ -86,7 +84,7 @@ static void check_grid(const struct reading *r)
     }
 }
 
-static void check_planes(const char *endpoint, struct cairn_fabric_mem_hub *hub,
+static void check_planes(const char *endpoint, struct cairn_fabric_hub *hub,
                          const struct tiles_reference *ref, bool in_boxes)
 {
     struct reading r;
@@ -108,14 +106,14 @@ static void check_planes(const char *endpoint, struct cairn_fabric_mem_hub *hub,
     cairn_close(session);
 }
 
-void tiles_check_against(const char *endpoint, struct cairn_fabric_mem_hub *hub,
+void tiles_check_against(const char *endpoint, struct cairn_fabric_hub *hub,
                          const struct tiles_reference *ref)
 {
     check_planes(endpoint, hub, ref, true);
 }
 
-static void check_state(const char *endpoint, struct cairn_fabric_mem_hub *hub,
-                        struct tiles_mesh mesh, uint64_t steps, bool in_boxes)
+static void check_state(const char *endpoint, struct cairn_fabric_hub *hub, struct tiles_mesh mesh,
+                        uint64_t steps, bool in_boxes)
 {
     struct tiles_reference ref;
     tiles_reference_open(&ref, mesh);
@@ -124,14 +122,14 @@ static void check_state(const char *endpoint, struct cairn_fabric_mem_hub *hub,
     tiles_reference_close(&ref);
 }
 
-void tiles_check_state(const char *endpoint, struct cairn_fabric_mem_hub *hub,
-                       struct tiles_mesh mesh, uint64_t steps)
+void tiles_check_state(const char *endpoint, struct cairn_fabric_hub *hub, struct tiles_mesh mesh,
+                       uint64_t steps)
 {
     check_state(endpoint, hub, mesh, steps, true);
 }
 
-void tiles_check_whole(const char *endpoint, struct cairn_fabric_mem_hub *hub,
-                       struct tiles_mesh mesh, uint64_t steps)
+void tiles_check_whole(const char *endpoint, struct cairn_fabric_hub *hub, struct tiles_mesh mesh,
+                       uint64_t steps)
 {
     check_state(endpoint, hub, mesh, steps, false);
 }
@@ -145,14 +143,4 @@ void tiles_root(const char *endpoint, char hex_out[65])
     ck_assert_msg(said.status == 0, "%s", said.err);
     snprintf(hex_out, 65, "%.64s", said.out);
     ck_assert_uint_eq(strlen(hex_out), 64);
-}
-
-int tiles_run_suite(const char *name, TCase *const *cases)
-{
-    Suite *suite = suite_create(name);
-    for (; *cases != NULL; cases++) {
-        tcase_set_timeout(*cases, 60);
-        suite_add_tcase(suite, *cases);
-    }
-    return suite_run(suite);
 }

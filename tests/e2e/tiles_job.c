@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-#include "gpu/gpu.h"
+#include "tests/support/reference.h"
 
 struct tiles_tensor tiles_tensors[TILES_TENSORS] = {
     { "col", "adam", CAIRN_BF16, { 2, { 37, 301 } }, TILES_TP, 0 },
@@ -133,18 +133,9 @@ uint64_t tiles_index(int tensor, const struct cairn_box *box, uint64_t k)
 
 /* ---- values ---- */
 
-/* In [-1, 1), a multiple of 2^-15: exact in fp32. splitmix64's last lines over a counter. */
-static float noise(uint64_t seed, uint64_t elem)
-{
-    uint64_t z = (seed + 1) * UINT64_C(0x9e3779b97f4a7c15) + elem * UINT64_C(0xd1342543de82ef95);
-    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return (float)((int)((z ^ (z >> 31)) & 0xffff) - 0x8000) / 32768.0f;
-}
-
 float tiles_initial(int tensor, uint64_t index)
 {
-    return noise((uint64_t)tensor, index) / 4;
+    return reference_noise((uint64_t)tensor, index) / 4;
 }
 
 uint32_t tiles_micros(uint64_t step, uint32_t rank)
@@ -185,7 +176,8 @@ void tiles_gradient(uint64_t step, uint32_t rank, uint32_t micro, int tensor,
     if (weight == NULL) abort();
     cairn_backend_host()->convert(weight, CAIRN_F32, wire, tiles_tensors[tensor].wire, elems);
     for (uint64_t k = 0; k < elems; k++)
-        grad[k] = (noise(seed, tiles_index(tensor, box, k)) * 0.004f + weight[k] * 0.015625f) *
+        grad[k] = (reference_noise(seed, tiles_index(tensor, box, k)) * 0.004f +
+                   weight[k] * 0.015625f) *
                   (float)TILES_LOSS_SCALE;
     cairn_backend_host()->convert(out, tiles_push_dtype(rank, tensor), grad, CAIRN_F32, elems);
     free(weight);

@@ -8,7 +8,7 @@
 
 #include <cairn.h>
 
-#include "proto/wire/tensor.h"
+#include "proto/geometry/tensor.h"
 
 #define TILES_JOB        "tiles"
 #define TILES_CLIP_NORM  0.75

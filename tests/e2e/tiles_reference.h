@@ -4,15 +4,12 @@
 #define CAIRN_E2E_TILES_REFERENCE_H
 
 #include "tests/e2e/tiles_job.h"
+#include "tests/support/reference.h"
 
 struct tiles_reference {
     struct tiles_mesh mesh;
     uint64_t step; /* updates applied */
-    struct {
-        float *plane[CAIRN_PLANE_COUNT]; /* owned: [elems]; NULL: not kept, and WIRE */
-        void *wire;                      /* owned: [elems], in the tensor's wire dtype */
-        float *sum;                      /* owned: [elems] */
-    } tensor[TILES_TENSORS];
+    struct reference_tensor tensor[TILES_TENSORS];
 };
 
 void tiles_reference_open(struct tiles_reference *ref, struct tiles_mesh mesh);

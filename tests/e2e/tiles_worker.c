@@ -1,4 +1,5 @@
 #include "tests/e2e/tiles_worker.h"
+#include "tests/support/good.h"
 
 #include <check.h>
 #include <signal.h>
@@ -7,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/session.h"
+#include "client/api/api.h"
 
 /* What a rank has while it runs. */
 struct trainer {
@@ -196,11 +197,11 @@ static bool attend(struct tiles_worker *w, cairn *session, bool *died)
     return good;
 }
 
-cairn *tiles_session(const char *endpoint, struct cairn_fabric_mem_hub *hub)
+cairn *tiles_session(const char *endpoint, struct cairn_fabric_hub *hub)
 {
     const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = endpoint };
     cairn *session = NULL;
-    ck_assert_msg(cairn_client_open(&opts, hub, &session) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_client_open(&opts, hub, &session));
     return session;
 }
 

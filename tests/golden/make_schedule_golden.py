@@ -93,7 +93,7 @@ def bits(x):
 def main():
     print(f"/* Made by make_schedule_golden.py with torch {torch.__version__}: do not edit. */")
     print("#ifndef CAIRN_TESTS_SCHEDULE_GOLDEN_H\n#define CAIRN_TESTS_SCHEDULE_GOLDEN_H\n")
-    print('#include <stdint.h>\n\n#include "proto/wire/schedule.h"\n')
+    print('#include <stdint.h>\n\n#include "proto/spec/schedule.h"\n')
     print(f"#define GOLDEN_STEPS {STEPS}\n")
     print("static const struct cairn_schedule_point golden_points[] = {")
     print("    " + ", ".join("{ %d, %r }" % p for p in TABLE) + "\n};")

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#include "proto/wire/schedule.h"
+#include "proto/spec/schedule.h"
 
 #define GOLDEN_STEPS 40
 

@@ -14,17 +14,6 @@ header=$(find "$tmp" -name cairn.h)
 library=$(find "$tmp" -name libcairn.so)
 pc=$(find "$tmp" -name cairn.pc)
 
-cmake --install "$build" --prefix "$tmp/elsewhere" >"$tmp/install.log" || fail "cmake --install --prefix"
-for file in $(find "$tmp/elsewhere" -name cairn.pc) "$tmp"/elsewhere/lib/systemd/system/*.service; do
-    grep -q "$tmp/elsewhere" "$file" || fail "$file names another place than where it is installed"
-    grep -qE '@[A-Z_]+@' "$file" && fail "$file has a placeholder"
-done
-[ -x "$(sed -n 's/^ExecStart=\([^ ]*\).*/\1/p' "$tmp/elsewhere/lib/systemd/system/cairn-coordinator.service")" ] ||
-    fail "the unit starts a program that is not installed"
-PKG_CONFIG_PATH=$(dirname "$(find "$tmp/elsewhere" -name cairn.pc)") pkg-config --cflags cairn |
-    grep -q "$tmp/elsewhere" || fail "cairn.pc names another place than where it is installed"
-rm -rf "$tmp/elsewhere"
-
 grep -oE 'cairn_[a-z_]+\(' "$header" | tr -d '(' | sort -u >"$tmp/declared"
 nm -D --defined-only "$library" | awk '$2 == "T" { print $3 }' | sed 's/@.*//' | sort -u >"$tmp/exported"
 grep -E 'CAIRN_EXPORT' -A1 "$header" | grep -oE 'cairn_[a-z_]+\(' | tr -d '(' | sort -u >"$tmp/promised"
@@ -79,6 +68,21 @@ flags=$(PKG_CONFIG_SYSROOT_DIR=$tmp PKG_CONFIG_PATH=$(dirname "$pc") pkg-config 
 # shellcheck disable=SC2086 # words on purpose
 "${CC:-gcc}" "$tmp/consumer.c" -o "$tmp/consumer" $flags || fail "a program cannot be built with cairn.pc"
 LD_LIBRARY_PATH=$(dirname "$library") "$tmp/consumer" || fail "the program does not run"
+
+cmake --install "$build" --prefix "$tmp/elsewhere" >"$tmp/install.log" || fail "cmake --install --prefix"
+for file in $(find "$tmp/elsewhere" -name cairn.pc) "$tmp"/elsewhere/lib/systemd/system/*.service; do
+    grep -q "$tmp/elsewhere" "$file" || fail "$file names another place than where it is installed"
+    grep -qE '@[A-Z_]+@' "$file" && fail "$file has a placeholder"
+done
+[ -x "$(sed -n 's/^ExecStart=\([^ ]*\).*/\1/p' "$tmp/elsewhere/lib/systemd/system/cairn-coordinator.service")" ] ||
+    fail "the unit starts a program that is not installed"
+(   # As deploy/README.md says, from a folder with nothing in it.
+    mkdir "$tmp/empty" && cd "$tmp/empty"
+    export PKG_CONFIG_PATH=$tmp/elsewhere/lib/pkgconfig LD_LIBRARY_PATH=$tmp/elsewhere/lib
+    # shellcheck disable=SC2046 # words on purpose
+    "${CC:-gcc}" "$tmp/consumer.c" $(pkg-config --cflags --libs cairn) -o consumer && ./consumer
+) || fail "a program cannot be built with an installation at a --prefix, or does not run"
+rm -rf "$tmp/elsewhere"
 
 # The program that the README shows, as it stands there; what it leaves to the reader is added.
 awk '/^```/ { inside = ($0 == "```c"); next } inside' "$source/README.md" >"$tmp/readme.c"

@@ -74,6 +74,8 @@
     X(relay_endpoint, "endpoints of owners to relays lost alone")                      \
     X(relay_waited, "folds of relays that waited for a buffer")                        \
     X(relay_more, "buffers of relays taken beyond those wanted")                       \
+    X(relay_roomless, "times that a relay's host had no room for another buffer")      \
+    X(relay_stuck, "times that nothing but room would let a relay go on")              \
     X(relay_barrier, "contributions that waited for a relay's micro-batch to end")     \
     X(relay_alone, "members of relayed rounds that push to the owners")                \
     X(twin_ended, "second processes of a shard's name that ended")                     \

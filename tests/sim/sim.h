@@ -1,5 +1,5 @@
 /* cairn-sim: a whole cluster in one process, on one seed. The real cores (server/core), the real push
- * machine (proto/wire/push) and the real arithmetic (gpu/host, proto/wire) run; clock, network, disk and
+ * machine (proto/link/push) and the real arithmetic (gpu/host, proto/wire) run; clock, network, disk and
  * processes are simulated, with faults. An oracle that knows only the contributions recomputes every round.
  *
  *   sim_main.c         seeds, the summary, what was seen how often
@@ -27,11 +27,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "proto/wire/push.h"
 #include "gpu/gpu.h"
+#include "proto/link/push.h"
+#include "server/core/buffer_pool.h"
 #include "server/core/round.h"
-#include "server/core/standing.h"
 #include "server/core/seat.h"
+#include "server/core/standing.h"
 #include "server/core/step.h"
 #include "tests/sim/seen.h"
 
@@ -159,6 +160,7 @@ enum event_kind {
     E_UPDATED,
     E_RELAY_LANDED, /* b = OWNED(owner, slot) */
     E_RELAY_FOLDED, /* b = OWNED(owner, chunk) */
+    E_RELAY_TICK,   /* folds wait */
     E_PERSISTED,
     E_TICK,
     E_COMPUTED,          /* a = process; conn = its life */
@@ -274,20 +276,12 @@ struct sim_shard {
     bool drain_counted;
 };
 
-/* ---- a shard as the relay of its host; as server/shard/relay.h ---- */
-enum buffer_state {
-    BUFFER_FREE = 0,
-    BUFFER_SUMMING,
-    BUFFER_SENDING,
-    BUFFER_ENDING /* free when the fold has ended */
-};
-
-struct relay_buffer {
-    enum buffer_state state;
+/* ---- a shard as the relay of its host; as server/shard/relay/relay.h ---- */
+struct relay_sum { /* what is in a buffer */
+    uint32_t micro;
+    uint8_t sent; /* enum sent */
     bool folding;
-    uint32_t owner, micro, chunk; /* of the owner */
-    uint8_t sent;                 /* enum sent */
-    float sum[ELEMS_MAX];
+    float elems[ELEMS_MAX];
 };
 
 struct relay_owner { /* of a relay: a shard that it passes on to */
@@ -295,11 +289,11 @@ struct relay_owner { /* of a relay: a shard that it passes on to */
     struct link link;
     struct landing landing[PROCS_MAX * WINDOW_MAX];
     struct cairn_step_action folds[CHUNKS_MAX];
-    uint32_t fold_buffer[CHUNKS_MAX]; /* of the fold under way */
-    uint32_t sums[CHUNKS_MAX];        /* buffers; NOBODY: none */
-    uint32_t held, sending;           /* buffers */
-    uint32_t forwards, micros;        /* passed on in this micro-batch; micro-batches ended */
-    struct cairn_push *push;          /* NULL: no round */
+    struct cairn_buffer_claim claims[CHUNKS_MAX]; /* of the folds under way */
+    struct cairn_buffer_owner buffers;
+    uint32_t sums[CHUNKS_MAX];
+    uint32_t forwards, micros; /* passed on in this micro-batch; micro-batches ended */
+    struct cairn_push *push;   /* NULL: no round */
     struct {
         uint64_t round, endpoint;
         uint32_t window;
@@ -308,16 +302,16 @@ struct relay_owner { /* of a relay: a shard that it passes on to */
 };
 
 struct sim_relay {
+    struct sim *sim;       /* borrowed */
     uint64_t number;       /* as a member of the owners; 0: never was one */
     uint64_t round, epoch; /* that it relays; round 0: none */
     uint32_t owner_bits;
     struct relay_owner owners[SHARDS_MAX];
-    uint32_t buffers_touched; /* the lowest so many were used */
-    struct relay_buffer buffers[CHUNKS_MAX];
-    struct {
-        uint32_t owner, chunk;
-    } waiting[CHUNKS_MAX]; /* folds that found no buffer, oldest first */
-    uint32_t waiting_count;
+    struct cairn_buffer_pool pool;
+    struct cairn_buffer buffers[CHUNKS_MAX];
+    struct relay_sum sums[CHUNKS_MAX]; /* by buffer */
+    uint64_t room_at;                  /* the host has none until then */
+    bool ticking;
 };
 
 enum sent { NOT_SENT = 0, SENT, SENT_BEFORE /* on a connection that is lost */ };
@@ -412,6 +406,7 @@ struct scenario { /* drawn from the seed */
     /* hosts with shards and workers, which relay; 0: everybody pushes to the owners */
     uint32_t hosts, shard_host[SHARDS_MAX];
     uint32_t buffers_wanted; /* of a relay */
+    double roomless;         /* its host, when it needs another buffer */
     /* the network and the machines: means, in us */
     double control_delay, fabric_delay, receive_delay, work_delay, compute_delay, disk_delay;
     double duplicate, corrupt;
@@ -553,13 +548,12 @@ void relay_from_coordinator(struct sim *sim, uint32_t shard, const struct messag
 void relay_from_worker(struct sim *sim, uint32_t shard, const struct event *in);
 void relay_peer_event(struct sim *sim, uint32_t shard, const struct cairn_step_event *event);
 void relay_work_event(struct sim *sim, const struct event *in);
+void relay_tick(struct sim *sim, uint32_t shard);
 /* Adds what its workers have not pushed to it in that round. */
 void relay_lacks(const struct sim *sim, uint32_t shard, uint64_t round, struct message *out);
 /* The same of any core. */
 void core_lacks(const struct cairn_step *core, bool relayed, struct message *out);
 void relay_garbage(struct sim *sim, uint32_t shard, const struct cairn_step_event *garbage);
-/* The buffer is not needed any more. */
-void relay_buffer_end(struct sim *sim, struct sim_relay *relay, struct relay_buffer *buffer);
 /* A buffer may be free: folds that wait go on. */
 void relay_advance(struct sim *sim, uint32_t shard);
 

@@ -495,8 +495,7 @@ void oracle_executes(struct sim *sim, uint32_t shard, const struct cairn_decisio
     if (sim->failed) return;
     const struct ledger_entry *entry = &o->ledger[at];
     if (entry->round != decision->round || entry->kind != decision->kind ||
-        entry->after.generation != decision->version_after.generation ||
-        entry->after.step != decision->version_after.step)
+        cairn_version_compare(entry->after, decision->version_after) != 0)
         sim_fail(sim,
                  "shard %u does %d of round %llu to step %llu; true is %d of round %llu to %llu",
                  shard, (int)decision->kind, (unsigned long long)decision->round,
@@ -589,8 +588,7 @@ void oracle_result(struct sim *sim, const struct message *result)
     const bool fail = entry->kind == CAIRN_DECISION_SKIP && !entry->uncounted &&
                       sim->scenario.fail_nonfinite;
     if (result->status != (fail ? CAIRN_ERR_NONFINITE : CAIRN_OK) ||
-        result->version.generation != entry->after.generation ||
-        result->version.step != entry->after.step || !same_payload(result, entry))
+        cairn_version_compare(result->version, entry->after) != 0 || !same_payload(result, entry))
         sim_fail(sim, "a worker heard another result of round %llu than the true one",
                  (unsigned long long)result->round);
 }
@@ -599,7 +597,7 @@ void oracle_pinned(struct sim *sim, uint32_t shard, const struct message *pin)
 {
     const struct cairn_version here = cairn_step_version(sim->shards[shard].core);
     sim->seen[SEEN_pinned]++;
-    if (here.step != pin->version.step || here.generation != pin->version.generation)
+    if (cairn_version_compare(here, pin->version) != 0)
         sim_fail(sim, "shard %u was pinned at step %llu in a cut of step %llu", shard,
                  (unsigned long long)here.step, (unsigned long long)pin->version.step);
 }

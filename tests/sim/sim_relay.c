@@ -1,11 +1,12 @@
-/* A shard as the relay of its host (server/shard/relay*.c): one core an owner, and buffers for the sums.
- *
- * It takes a buffer beyond those wanted only if no answer of the owner would free one: then what
- * completes the sums may be behind the contribution that waits. Counted by owner, because one owner's
- * answers may wait for what this host has not yet passed on to another. */
+/* A shard as the relay of its host (server/shard/relay*.c): one core an owner, and the real pool of buffers
+ * for the sums. */
 #include <string.h>
 
 #include "tests/sim/sim.h"
+
+#define ROOMLESS     MS(3) /* a host, on average */
+#define TICK         MS(2)
+#define STUCK_MAX_MS 300 /* far longer than any host is roomless */
 
 static void do_event(struct sim *sim, uint32_t shard, uint32_t owner,
                      const struct cairn_step_event *event, const struct message *message);
@@ -15,92 +16,136 @@ static bool relays(const struct sim *sim, uint32_t shard, uint32_t owner)
     return (sim->relays[shard].owner_bits >> owner & 1) != 0;
 }
 
+/* The pool's question. There is room for all, but perhaps not now. */
+static bool touch_another(struct cairn_buffer_pool *pool)
+{
+    struct sim_relay *relay = (struct sim_relay *)((char *)pool - offsetof(struct sim_relay, pool));
+    struct sim *sim = relay->sim;
+    if (sim->now < relay->room_at) return false;
+    if (sim->scenario.roomless > 0 && rng_chance(&sim->schedule, sim->scenario.roomless)) {
+        sim->seen[SEEN_relay_roomless]++;
+        relay->room_at = sim->now + rng_exponential(&sim->schedule, ROOMLESS);
+        return false;
+    }
+    if (pool->touched >= pool->wanted) sim->seen[SEEN_relay_more]++;
+    return true;
+}
+
 void relay_start(struct sim *sim, uint32_t shard)
 {
     struct sim_relay *relay = &sim->relays[shard];
     memset(relay, 0, sizeof *relay);
+    relay->sim = sim;
+    relay->pool = (struct cairn_buffer_pool) { .buffers = relay->buffers,
+                                               .count = sim->scenario.chunks,
+                                               .wanted = sim->scenario.buffers_wanted,
+                                               .stuck_max_ms = STUCK_MAX_MS,
+                                               .touch = touch_another };
     for (uint32_t o = 0; o < sim->scenario.shards; o++) {
+        struct relay_owner *owner = &relay->owners[o];
         struct cairn_step_config config = sim_step_config(sim, o);
         config.forwards = true;
-        relay->owners[o].core = cairn_step_init(sim->relay_step_memory[shard][o], &config,
-                                                (struct cairn_version) { 0 }, NULL);
-        for (uint32_t c = 0; c < CHUNKS_MAX; c++) relay->owners[o].sums[c] = NOBODY;
+        owner->core = cairn_step_init(sim->relay_step_memory[shard][o], &config,
+                                      (struct cairn_version) { 0 }, NULL);
+        owner->buffers.sums = owner->sums;
+        owner->buffers.chunk_count = sim->shards[o].chunk_count;
+        cairn_buffer_pool_add(&relay->pool, &owner->buffers);
     }
-}
-
-/* ---- buffers ---- */
-
-void relay_buffer_end(struct sim *sim, struct sim_relay *relay, struct relay_buffer *buffer)
-{
-    struct relay_owner *owner = &relay->owners[buffer->owner];
-    if (buffer->state != BUFFER_SUMMING && buffer->state != BUFFER_SENDING)
-        sim_fail(sim, "a buffer of a relay ends twice");
-    owner->sending -= buffer->state == BUFFER_SENDING;
-    owner->held--;
-    buffer->state = buffer->folding ? BUFFER_ENDING : BUFFER_FREE;
-    memset(buffer->sum, 0x5a, sizeof buffer->sum);
-}
-
-/* NOBODY: it has to wait for one. */
-static uint32_t find_buffer(struct sim *sim, struct sim_relay *relay, uint32_t index)
-{
-    const struct relay_owner *owner = &relay->owners[index];
-    if (owner->held >= sim->shards[index].chunk_count) return NOBODY; // its own share of them all
-    for (uint32_t i = 0; i < relay->buffers_touched; i++)
-        if (relay->buffers[i].state == BUFFER_FREE) return i;
-    const bool enough = relay->buffers_touched >= sim->scenario.buffers_wanted;
-    if (relay->buffers_touched == sim->scenario.chunks || (enough && owner->sending > 0))
-        return NOBODY;
-    if (enough) sim->seen[SEEN_relay_more]++;
-    return relay->buffers_touched++;
 }
 
 /* ---- folds ---- */
 
-/* False: it has to wait for a buffer. */
-static bool begin_fold(struct sim *sim, uint32_t shard, uint32_t index, uint32_t chunk)
+static struct relay_owner *owner_of(const struct cairn_buffer_claim *claim)
+{
+    return (struct relay_owner *)((char *)claim->owner - offsetof(struct relay_owner, buffers));
+}
+
+/* It has its buffer. */
+static void begin_fold(struct sim *sim, uint32_t shard, const struct cairn_buffer_claim *claim)
 {
     struct sim_relay *relay = &sim->relays[shard];
-    struct relay_owner *owner = &relay->owners[index];
-    if (owner->folds[chunk].first) {
-        const uint32_t found = find_buffer(sim, relay, index);
-        if (found == NOBODY) return false;
-        struct relay_buffer *taken = &relay->buffers[found];
-        *taken = (struct relay_buffer) { .state = BUFFER_SUMMING, .owner = index, .chunk = chunk };
-        owner->held++;
-        owner->sums[chunk] = found;
+    const uint32_t index = (uint32_t)(owner_of(claim) - relay->owners);
+    struct relay_sum *sum = &relay->sums[claim->buffer];
+    if (claim->begins) {
+        memset(sum->elems, 0x5a, sizeof sum->elems);
+        sum->sent = NOT_SENT;
     }
-    const uint32_t buffer = owner->sums[chunk];
-    if (buffer == NOBODY) {
-        sim_fail(sim, "relay %u adds to a sum that it has not begun", shard);
-        return true;
-    }
-    relay->buffers[buffer].folding = true;
-    owner->fold_buffer[chunk] = buffer;
+    if (sum->folding) sim_fail(sim, "two folds of relay %u write one buffer", shard);
+    sum->folding = true;
     sim_at(sim, rng_exponential(&sim->schedule, sim->scenario.work_delay), E_RELAY_FOLDED, shard,
-           OWNED(index, chunk), 0);
-    return true;
+           OWNED(index, claim->chunk), 0);
+}
+
+static void wake(struct sim *sim, uint32_t shard)
+{
+    if (sim->relays[shard].ticking) return;
+    sim->relays[shard].ticking = true;
+    sim_at(sim, TICK, E_RELAY_TICK, shard, NOBODY, 0);
 }
 
 static void fold(struct sim *sim, uint32_t shard, uint32_t index,
                  const struct cairn_step_action *action)
 {
     struct sim_relay *relay = &sim->relays[shard];
-    relay->owners[index].folds[action->chunk] = *action;
-    if (begin_fold(sim, shard, index, action->chunk)) return;
+    struct relay_owner *owner = &relay->owners[index];
+    struct cairn_buffer_claim *claim = &owner->claims[action->chunk];
+    if (!action->first && owner->sums[action->chunk] == CAIRN_BUFFER_NONE) {
+        sim_fail(sim, "relay %u adds to a sum that it has not begun", shard);
+        return;
+    }
+    owner->folds[action->chunk] = *action;
+    *claim = (struct cairn_buffer_claim) { .owner = &owner->buffers,
+                                           .chunk = action->chunk,
+                                           .begins = action->first };
+    if (cairn_buffer_pool_claim(&relay->pool, claim)) {
+        begin_fold(sim, shard, claim);
+        return;
+    }
     sim->seen[SEEN_relay_waited]++;
-    relay->waiting[relay->waiting_count].owner = index;
-    relay->waiting[relay->waiting_count++].chunk = action->chunk;
+    wake(sim, shard);
+}
+
+/* Somebody holds each buffer that there is. */
+static bool all_held(const struct sim_relay *relay)
+{
+    for (uint32_t i = 0; i < relay->pool.count; i++)
+        if (relay->buffers[i].state != CAIRN_BUFFER_SUMMING &&
+            relay->buffers[i].state != CAIRN_BUFFER_SENDING)
+            return false;
+    return true;
+}
+
+/* Room always comes, so no relay is given up. And no owner that needs a buffer, of which no answer frees
+ * one, waits for those that other owners hold. */
+static void judge_room(struct sim *sim, uint32_t shard)
+{
+    struct sim_relay *relay = &sim->relays[shard];
+    for (uint32_t o = 0; o < sim->scenario.shards; o++) {
+        struct relay_owner *owner = &relay->owners[o];
+        const bool was_stuck = owner->buffers.stuck_since_ms != 0;
+        if (cairn_buffer_pool_is_stuck(&relay->pool, &owner->buffers,
+                                       cairn_step_may_receive(owner->core), sim->now / 1000))
+            sim_fail(sim, "relay %u is given up for want of room to shard %u", shard, o);
+        if (owner->buffers.waiting != NULL && owner->buffers.sending == 0 && all_held(relay))
+            sim_fail(sim, "other shards hold all buffers of relay %u, and %u needs one", shard, o);
+        if (!was_stuck && owner->buffers.stuck_since_ms != 0) sim->seen[SEEN_relay_stuck]++;
+    }
 }
 
 void relay_advance(struct sim *sim, uint32_t shard)
 {
+    const struct cairn_buffer_claim *claim = cairn_buffer_pool_advance(&sim->relays[shard].pool);
+    for (; claim != NULL; claim = claim->next) begin_fold(sim, shard, claim);
+    judge_room(sim, shard);
+}
+
+void relay_tick(struct sim *sim, uint32_t shard)
+{
     struct sim_relay *relay = &sim->relays[shard];
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < relay->waiting_count; i++)
-        if (!begin_fold(sim, shard, relay->waiting[i].owner, relay->waiting[i].chunk))
-            relay->waiting[kept++] = relay->waiting[i];
-    relay->waiting_count = kept;
+    relay->ticking = false;
+    relay_advance(sim, shard); // there may be room again
+    for (uint32_t o = 0; o < sim->scenario.shards; o++)
+        if (relay->owners[o].buffers.waiting != NULL) wake(sim, shard);
 }
 
 static void folded(struct sim *sim, uint32_t shard, uint32_t index, uint32_t chunk)
@@ -108,14 +153,14 @@ static void folded(struct sim *sim, uint32_t shard, uint32_t index, uint32_t chu
     struct sim_relay *relay = &sim->relays[shard];
     struct relay_owner *owner = &relay->owners[index];
     const struct cairn_step_action *action = &owner->folds[chunk];
-    struct relay_buffer *buffer = &relay->buffers[owner->fold_buffer[chunk]];
+    const uint32_t buffer = owner->claims[chunk].buffer;
     struct cairn_source sources[CAIRN_STEP_FOLD_MAX];
     for (uint32_t i = 0; i < action->count; i++)
         sources[i] = (struct cairn_source) { owner->slots[action->slots[i]], CAIRN_F32 };
-    cairn_backend_host()->fold(buffer->sum, sources, action->count, action->first,
+    cairn_backend_host()->fold(relay->sums[buffer].elems, sources, action->count, action->first,
                                sim->scenario.elems[sim->shards[index].first_chunk + chunk]);
-    buffer->folding = false;
-    if (buffer->state == BUFFER_ENDING) buffer->state = BUFFER_FREE;
+    relay->sums[buffer].folding = false;
+    cairn_buffer_pool_return(&relay->pool, buffer);
     const struct cairn_step_event event = { .kind = CAIRN_STEP_FOLDED, .chunk = chunk };
     do_event(sim, shard, index, &event, NULL);
     relay_advance(sim, shard);
@@ -125,19 +170,14 @@ static void folded(struct sim *sim, uint32_t shard, uint32_t index, uint32_t chu
 static void void_folds(struct sim *sim, uint32_t shard)
 {
     struct sim_relay *relay = &sim->relays[shard];
-    for (uint32_t i = 0; i < relay->buffers_touched; i++) {
-        struct relay_buffer *buffer = &relay->buffers[i];
-        if (buffer->state != BUFFER_SUMMING) continue;
-        relay->owners[buffer->owner].sums[buffer->chunk] = NOBODY;
-        relay_buffer_end(sim, relay, buffer);
+    const struct cairn_buffer_claim *claim = cairn_buffer_pool_void(&relay->pool);
+    while (claim != NULL) {
+        const uint32_t index = (uint32_t)(owner_of(claim) - relay->owners);
+        const struct cairn_step_event event = { .kind = CAIRN_STEP_FOLDED, .chunk = claim->chunk };
+        claim = claim->next;
+        do_event(sim, shard, index, &event, NULL);
     }
-    const uint32_t count = relay->waiting_count;
-    relay->waiting_count = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        const struct cairn_step_event event = { .kind = CAIRN_STEP_FOLDED,
-                                                .chunk = relay->waiting[i].chunk };
-        do_event(sim, shard, relay->waiting[i].owner, &event, NULL);
-    }
+    judge_room(sim, shard);
 }
 
 /* ---- what a core says ---- */

@@ -25,7 +25,7 @@ static void send(struct sim *sim, uint32_t shard, uint32_t owner,
         message.kind = M_CHUNK;
         message.chunk = action->chunk;
         message.request = action->request;
-        uint8_t *sent = &relay->buffers[action->cookie].sent;
+        uint8_t *sent = &relay->sums[action->cookie].sent;
         if (*sent != NOT_SENT) sim->seen[SEEN_relay_resent]++;
         *sent = SENT;
     } else if (action->kind == CAIRN_PUSH_SEND_MICRO_END) {
@@ -48,7 +48,7 @@ static void act(struct sim *sim, uint32_t shard, uint32_t owner,
         const struct cairn_push_action *action = &actions->list[i];
         switch (action->kind) {
         case CAIRN_PUSH_RELEASED:
-            relay_buffer_end(sim, relay, &relay->buffers[action->cookie]);
+            cairn_buffer_pool_end(&relay->pool, (uint32_t)action->cookie);
             break;
         case CAIRN_PUSH_VOID: // the coordinator knows by itself
             if (action->status != CAIRN_ERR_STALE && action->status != CAIRN_ERR_FENCED)
@@ -85,11 +85,7 @@ void relay_send_end(struct sim *sim, uint32_t shard, uint32_t index)
 {
     struct sim_relay *relay = &sim->relays[shard];
     relay->owners[index].push = NULL;
-    for (uint32_t i = 0; i < relay->buffers_touched; i++) {
-        struct relay_buffer *buffer = &relay->buffers[i];
-        if (buffer->owner == index && buffer->state == BUFFER_SENDING)
-            relay_buffer_end(sim, relay, buffer);
-    }
+    cairn_buffer_pool_end_sending(&relay->pool, &relay->owners[index].buffers);
 }
 
 static cairn_status pass_on(struct sim *sim, uint32_t shard, uint32_t index,
@@ -98,19 +94,15 @@ static cairn_status pass_on(struct sim *sim, uint32_t shard, uint32_t index,
 {
     struct sim_relay *relay = &sim->relays[shard];
     struct relay_owner *owner = &relay->owners[index];
-    const uint32_t number = owner->sums[action->chunk];
-    if (number == NOBODY) {
+    if (owner->sums[action->chunk] == CAIRN_BUFFER_NONE) {
         sim_fail(sim, "relay %u passes on a sum that it has not begun", shard);
         return CAIRN_OK;
     }
-    struct relay_buffer *buffer = &relay->buffers[number];
-    owner->sums[action->chunk] = NOBODY;
-    owner->sending++;
-    buffer->state = BUFFER_SENDING;
-    buffer->micro = action->micro;
+    const uint32_t buffer = cairn_buffer_pool_final(&relay->pool, &owner->buffers, action->chunk);
+    relay->sums[buffer].micro = action->micro;
     const cairn_status status = cairn_push_chunk(owner->push, 0, action->micro, action->chunk,
-                                                 number, actions);
-    if (status != CAIRN_OK) relay_buffer_end(sim, relay, buffer);
+                                                 buffer, actions);
+    if (status != CAIRN_OK) cairn_buffer_pool_end(&relay->pool, buffer);
     return status;
 }
 
@@ -160,12 +152,13 @@ void relay_read(struct sim *sim, uint32_t owner, const struct landing *landing, 
     memset(out, 0x5a, ELEMS_MAX * sizeof *out);
     if (relay->round != landing->round) return;
     const uint32_t chunk = landing->chunk - sim->shards[owner].first_chunk;
-    for (uint32_t i = 0; i < relay->buffers_touched; i++) {
-        const struct relay_buffer *buffer = &relay->buffers[i];
-        if (buffer->state != BUFFER_SENDING || buffer->owner != owner || buffer->chunk != chunk ||
-            buffer->micro != landing->micro)
+    for (uint32_t i = 0; i < relay->pool.touched; i++) {
+        const struct cairn_buffer *buffer = &relay->buffers[i];
+        const struct relay_sum *sum = &relay->sums[i];
+        if (buffer->state != CAIRN_BUFFER_SENDING || buffer->chunk != chunk ||
+            buffer->owner != &relay->owners[owner].buffers || sum->micro != landing->micro)
             continue;
-        memcpy(out, buffer->sum, sizeof buffer->sum);
+        memcpy(out, sum->elems, sizeof sum->elems);
         return;
     }
     sim_fail(sim, "shard %u read chunk %u of micro-batch %u of a relay that has it back", owner,

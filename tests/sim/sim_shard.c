@@ -459,6 +459,7 @@ void shard_event(struct sim *sim, const struct event *in)
     case E_PEER_DOWN: peer_down(sim, in->a, in->b, in->conn); return;
     case E_RELAY_LANDED:
     case E_RELAY_FOLDED: relay_work_event(sim, in); return;
+    case E_RELAY_TICK: relay_tick(sim, in->a); return;
     case E_FOLDED:
         fold(sim, s, in->b);
         event.kind = CAIRN_STEP_FOLDED;

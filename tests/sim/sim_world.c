@@ -6,8 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/wire/optimizer.h"
+#include "proto/spec/optimizer.h"
 #include "tests/sim/sim.h"
+#include "tests/support/hyper.h"
 
 #define EVENTS_MAX 2000000 /* of a run; a usual one has a few thousand */
 
@@ -80,7 +81,7 @@ static void draw_model(struct scenario *sc, struct rng *rng)
     const uint32_t most = rng_chance(rng, 0.05) ? ELEMS_MAX : 16;
     for (uint32_t c = 0; c < sc->chunks; c++) sc->elems[c] = 1 + (uint32_t)rng_below(rng, most);
     for (uint32_t g = 0; g < GROUPS; g++) {
-        sc->groups[g] = cairn_group_hyper_default(optimizers[rng_below(rng, 3)]);
+        sc->groups[g] = cairn_hyper_default(optimizers[rng_below(rng, 3)]);
         sc->groups[g].lr = between(rng, 1e-4, 1e-1);
         if (sc->groups[g].optimizer == CAIRN_OPTIMIZER_SGD) sc->groups[g].momentum = 0.9;
     }
@@ -134,6 +135,7 @@ static void draw_hosts(struct sim *sim)
     for (uint32_t s = 0; s < sc->shards; s++)
         sc->shard_host[s] = (uint32_t)rng_below(&rng, sc->hosts);
     sc->buffers_wanted = 1 + (uint32_t)rng_below(&rng, rng_chance(&rng, 0.5) ? 4 : CHUNKS_MAX);
+    sc->roomless = rng_chance(&rng, 0.5) ? 0.3 : 0;
     sc->deadline_ms *= 2; // every contribution goes twice
 }
 
@@ -381,6 +383,7 @@ static void dispatch(struct sim *sim, const struct event *event)
     case E_UPDATED:
     case E_RELAY_LANDED:
     case E_RELAY_FOLDED:
+    case E_RELAY_TICK:
     case E_PEER_DOWN:
     case E_ENDPOINT_DOWN: shard_event(sim, event); return;
     case E_TWIN_CONNECTS:
@@ -389,14 +392,25 @@ static void dispatch(struct sim *sim, const struct event *event)
     }
 }
 
+static const char *stage_name(enum cairn_round_stage stage)
+{
+    static const char *const names[] = {
+        [CAIRN_ROUND_WAITING] = "waiting",     [CAIRN_ROUND_FENCING] = "fencing",
+        [CAIRN_ROUND_RESOLVING] = "resolving", [CAIRN_ROUND_STEADY] = "steady",
+        [CAIRN_ROUND_OPEN] = "open",           [CAIRN_ROUND_DECIDED] = "decided",
+        [CAIRN_ROUND_FAILED] = "failed",
+    };
+    return (unsigned)stage < sizeof names / sizeof *names ? names[stage] : "?";
+}
+
 static void say_stuck(struct sim *sim)
 {
     struct cairn_sentence waiting;
     cairn_sentence_set(&waiting, "%s", "a coordinator");
-    if (sim->coordinator.alive) cairn_round_waiting(sim->coordinator.core, &waiting);
+    if (sim->coordinator.alive) cairn_round_waiting(sim->coordinator.core, NULL, &waiting);
     sim_fail(sim, "no %d steps within %d s after the faults stopped: waits for %s (stage %s)",
              HEALTHY, (int)(LIMIT / MS(1000)), waiting.text,
-             cairn_round_stage_name(cairn_round_stage_of(sim->coordinator.core)));
+             stage_name(cairn_round_stage_of(sim->coordinator.core)));
 }
 
 /* Every shard has done all that was decided, and enough steps were made since the faults stopped. */

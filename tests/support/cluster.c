@@ -348,3 +348,28 @@ void cluster_says(const struct cluster *cluster, int status, const char *word, .
     ck_assert_msg(strstr(said.out, word) != NULL || strstr(said.err, word) != NULL,
                   "no \"%s\": %s%s", word, said.out, said.err);
 }
+
+void cluster_word(const struct cluster *cluster, char word_out[CLUSTER_WORD_BYTES], ...)
+{
+    static struct cluster_said said;
+    va_list list;
+    va_start(list, word_out);
+    run_cli(cluster, &said, list);
+    va_end(list);
+    ck_assert_msg(said.status == 0 && sscanf(said.out, "%127s", word_out) == 1, "%d: %s",
+                  said.status, said.err);
+}
+
+int cluster_logged(const struct cluster *cluster, const char *log, const char *text)
+{
+    char path[CAIRN_SCRATCH_BYTES + 64], *line = NULL;
+    size_t room = 0;
+    int count = 0;
+    snprintf(path, sizeof path, "%s/%s", cluster->folder, log);
+    FILE *file = fopen(path, "re");
+    ck_assert_ptr_nonnull(file);
+    while (getline(&line, &room, file) > 0) count += strstr(line, text) != NULL;
+    free(line);
+    fclose(file);
+    return count;
+}

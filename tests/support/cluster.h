@@ -84,6 +84,14 @@ void cluster_cli(const struct cluster *cluster, struct cluster_said *said, ...)
 void cluster_says(const struct cluster *cluster, int status, const char *word, ...)
     __attribute__((sentinel));
 
+/* The same; it ends with status 0, and this is the first word that it says. */
+enum { CLUSTER_WORD_BYTES = 128 };
+void cluster_word(const struct cluster *cluster, char word_out[CLUSTER_WORD_BYTES], ...)
+    __attribute__((sentinel));
+
+/* Lines with this text in a daemon's log: "coordinator.log", "shard-0.log". */
+int cluster_logged(const struct cluster *cluster, const char *log, const char *text);
+
 /* Starts a program with its output appended to the file log_path. */
 pid_t cluster_spawn(const char *const *argv, const char *log_path);
 /* Its exit as in cluster_said.status; -1: it still runs after timeout_ms. */

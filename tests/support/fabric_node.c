@@ -1,10 +1,15 @@
 #include "tests/support/fabric_node.h"
 
+#include "proto/fabric/backend.h"
+
 #include <check.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 void fill(uint8_t *bytes, size_t count, uint64_t id)
 {
@@ -49,7 +54,7 @@ static void on_message(void *arg, const void *header, size_t header_bytes, size_
         (struct arrival) { .payload_bytes = payload_bytes, .message = message, .node = node };
     memcpy(&arrival->note, header, sizeof arrival->note);
     if (message == NULL) return;
-    ck_assert_uint_eq(cairn_fabric_message_bytes(message), payload_bytes);
+    ck_assert_uint_eq(message->payload_bytes, payload_bytes);
     if (node->manner == NODE_RECEIVES) node_receive(node, node->arrived - 1);
     if (node->manner == NODE_DROPS) cairn_fabric_drop(message);
 }
@@ -151,4 +156,45 @@ void pump_for_ms(struct node *a, struct node *b, unsigned ms)
 {
     const uint64_t end = now_ms() + ms;
     while (now_ms() < end) turn(a, b);
+}
+
+/* ---- memory that is read by reference ---- */
+
+struct node_memory node_memory_make(const struct node *node, size_t bytes)
+{
+    struct node_memory memory = { .bytes = bytes,
+                                  .fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING) };
+    ck_assert_int_eq(ftruncate(memory.fd, (off_t)bytes), 0);
+    memory.at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.fd, 0);
+    ck_assert_ptr_ne(memory.at, MAP_FAILED);
+    ck_assert_int_eq(fcntl(memory.fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS), 0);
+    ck_assert_int_eq(
+        cairn_fabric_region_add(node->fabric, memory.at, bytes, memory.fd, NULL, 0, &memory.region),
+        CAIRN_OK);
+    return memory;
+}
+
+void node_memory_end(struct node_memory *memory)
+{
+    if (memory->region != NULL) cairn_fabric_region_drop(memory->region);
+    munmap(memory->at, memory->bytes);
+    close(memory->fd);
+}
+
+void node_agree(struct node *a, struct node *b, const struct cairn_fabric_peer *peer,
+                const void *payload, size_t payload_bytes)
+{
+    for (int i = 0; i < 2000; i++) {
+        if (strcmp(cairn_fabric_payload_path(peer, payload, payload_bytes), "one-sided") == 0)
+            return;
+        pump_for_ms(a, b, 1);
+    }
+    ck_abort_msg("they do not agree");
+}
+
+struct cairn_fabric_stats node_stats(const struct node *node)
+{
+    struct cairn_fabric_stats stats;
+    cairn_fabric_stats(node->fabric, &stats);
+    return stats;
 }

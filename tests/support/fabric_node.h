@@ -64,4 +64,18 @@ void pump_for_ms(struct node *a, struct node *b, unsigned ms);
 void fill(uint8_t *bytes, size_t count, uint64_t id);
 bool is_filled(const uint8_t *bytes, size_t count, uint64_t id);
 
+/* Sealed memory of a memfd that the node told its peers of: what is in it goes by reference. */
+struct node_memory {
+    uint8_t *at; /* [bytes] */
+    size_t bytes;
+    int fd;
+    struct cairn_fabric_region *region; /* NULL: dropped */
+};
+struct node_memory node_memory_make(const struct node *node, size_t bytes);
+void node_memory_end(struct node_memory *memory);
+/* Drives both until `a` would send such a payload one-sided. */
+void node_agree(struct node *a, struct node *b, const struct cairn_fabric_peer *peer,
+                const void *payload, size_t payload_bytes);
+struct cairn_fabric_stats node_stats(const struct node *node);
+
 #endif

@@ -14,7 +14,9 @@
 #include <unistd.h>
 
 #include "proto/fabric/fabric.h"
-#include "proto/wire/optimizer.h"
+#include "proto/spec/optimizer.h"
+#include "server/coordinator/base/seat.h"
+#include "server/coordinator/member/seats.h"
 #include "tests/support/fake_shard.h"
 #include "tests/support/pages.h"
 
@@ -315,8 +317,8 @@ static bool skipped(uint16_t type)
     return type == CAIRN_MSG_HEARTBEAT || type == CAIRN_MSG_PAGE;
 }
 
-ProtobufCMessage *fake_expect(struct fake_cluster *fake, struct fake_peer *peer, uint16_t type,
-                              uint32_t request)
+void *fake_expect(struct fake_cluster *fake, struct fake_peer *peer, uint16_t type,
+                  uint32_t request)
 {
     struct cairn_frame frame;
     const uint64_t end_ms = uv_hrtime() / 1000000 + 30000;
@@ -342,7 +344,7 @@ ProtobufCMessage *fake_expect(struct fake_cluster *fake, struct fake_peer *peer,
 void fake_expect_error(struct fake_cluster *fake, struct fake_peer *peer, uint32_t request,
                        cairn_status status, const char *word)
 {
-    Cairn__Error *error = (Cairn__Error *)fake_expect(fake, peer, CAIRN_MSG_ERROR, request);
+    Cairn__Error *error = fake_expect(fake, peer, CAIRN_MSG_ERROR, request);
     ck_assert_msg(error->status == (int32_t)status && strstr(error->text, word) != NULL,
                   "wanted %s with \"%s\", got %s: %s", cairn_status_name((int)status), word,
                   cairn_status_name(error->status), error->text);
@@ -361,12 +363,25 @@ void fake_expect_end(struct fake_cluster *fake, struct fake_peer *peer)
     }
 }
 
-void fake_expect_silence(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job)
+Cairn__Awaited *fake_awaited(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job)
 {
     Cairn__WhoIsAwaited who = CAIRN__WHO_IS_AWAITED__INIT;
     who.job = job;
     const uint32_t request = fake_request(peer, CAIRN_MSG_WHO_IS_AWAITED, &who.base);
-    cairn_message_free(fake_expect(fake, peer, CAIRN_MSG_AWAITED, request));
+    return fake_expect(fake, peer, CAIRN_MSG_AWAITED, request);
+}
+
+void fake_expect_awaited(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job,
+                         const char *word)
+{
+    Cairn__Awaited *awaited = fake_awaited(fake, peer, job);
+    ck_assert_msg(strstr(awaited->text, word) != NULL, "\"%s\" has no \"%s\"", awaited->text, word);
+    cairn_message_free(&awaited->base);
+}
+
+void fake_expect_silence(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job)
+{
+    cairn_message_free(&fake_awaited(fake, peer, job)->base);
 }
 
 /* ---- a worker's way ---- */
@@ -437,8 +452,7 @@ uint64_t fake_attach(struct fake_cluster *fake, struct fake_peer *peer, uint64_t
 {
     struct cairn_job_spec_data spec = fake_spec(workers_min);
     const uint32_t request = fake_job_open(peer, &spec, session, rank);
-    Cairn__Attached *attached = (Cairn__Attached *)fake_expect(fake, peer, CAIRN_MSG_ATTACHED,
-                                                               request);
+    Cairn__Attached *attached = fake_expect(fake, peer, CAIRN_MSG_ATTACHED, request);
     const uint64_t job = attached->job;
     cairn_message_free(&attached->base);
     cairn_spec_release(&spec);
@@ -454,31 +468,44 @@ void fake_init(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job)
     cairn_message_free(fake_expect(fake, peer, CAIRN_MSG_DONE, request));
 }
 
-uint64_t fake_begin(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job)
+uint32_t fake_ask_begin(struct fake_peer *peer, uint64_t job)
 {
     Cairn__RoundBegin begin = CAIRN__ROUND_BEGIN__INIT;
     begin.job = job;
-    const uint32_t request = fake_request(peer, CAIRN_MSG_ROUND_BEGIN, &begin.base);
-    Cairn__RoundOpened *opened = (Cairn__RoundOpened *)fake_expect(fake, peer,
-                                                                   CAIRN_MSG_ROUND_OPENED, request);
+    return fake_request(peer, CAIRN_MSG_ROUND_BEGIN, &begin.base);
+}
+
+uint64_t fake_begin(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job)
+{
+    Cairn__RoundOpened *opened = fake_expect(fake, peer, CAIRN_MSG_ROUND_OPENED,
+                                             fake_ask_begin(peer, job));
     const uint64_t round = opened->round;
     cairn_message_free(&opened->base);
     return round;
 }
 
-uint64_t fake_commit(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job,
-                     uint64_t round)
+uint32_t fake_ask_commit(struct fake_peer *peer, uint64_t job, uint64_t round)
 {
     Cairn__RoundCommit commit = CAIRN__ROUND_COMMIT__INIT;
     commit.job = job;
     commit.round = round;
-    const uint32_t request = fake_request(peer, CAIRN_MSG_ROUND_COMMIT, &commit.base);
-    Cairn__RoundResult *result = (Cairn__RoundResult *)fake_expect(fake, peer,
-                                                                   CAIRN_MSG_ROUND_RESULT, request);
+    return fake_request(peer, CAIRN_MSG_ROUND_COMMIT, &commit.base);
+}
+
+uint64_t fake_commit(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job,
+                     uint64_t round)
+{
+    Cairn__RoundResult *result = fake_expect(fake, peer, CAIRN_MSG_ROUND_RESULT,
+                                             fake_ask_commit(peer, job, round));
     ck_assert_msg(result->status == CAIRN_OK && result->applied, "%s", result->text);
     const uint64_t step = result->step;
     cairn_message_free(&result->base);
     return step;
+}
+
+uint64_t fake_step(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job)
+{
+    return fake_commit(fake, peer, job, fake_begin(fake, peer, job));
 }
 
 uint32_t fake_amend_more(struct fake_peer *peer, uint64_t job, uint64_t key)
@@ -517,8 +544,7 @@ uint32_t fake_amend_freeze(struct fake_peer *peer, uint64_t job, uint64_t key)
 void fake_expect_amended(struct fake_cluster *fake, struct fake_peer *peer, uint32_t request,
                          uint64_t revision)
 {
-    Cairn__JobAmended *amended = (Cairn__JobAmended *)fake_expect(fake, peer, CAIRN_MSG_JOB_AMENDED,
-                                                                  request);
+    Cairn__JobAmended *amended = fake_expect(fake, peer, CAIRN_MSG_JOB_AMENDED, request);
     ck_assert_uint_eq(amended->revision, revision);
     cairn_message_free(&amended->base);
 }
@@ -528,12 +554,11 @@ void fake_goes_on(struct fake_cluster *fake, uint64_t generation, size_t tensors
     struct fake_peer w = fake_connect(fake, CAIRN_ROLE_WIRE_WORKER, "again");
     struct cairn_job_spec_data spec = fake_spec(1);
     const uint32_t request = fake_job_open(&w, &spec, 77, 0);
-    Cairn__Attached *attached = (Cairn__Attached *)fake_expect(fake, &w, CAIRN_MSG_ATTACHED,
-                                                               request);
+    Cairn__Attached *attached = fake_expect(fake, &w, CAIRN_MSG_ATTACHED, request);
     ck_assert_uint_eq(attached->generation, generation);
     const uint64_t job = attached->job, step = fake->shards[0].version.step;
     cairn_message_free(&attached->base);
-    ck_assert_uint_eq(fake_commit(fake, &w, job, fake_begin(fake, &w, job)), step + 1);
+    ck_assert_uint_eq(fake_step(fake, &w, job), step + 1);
     for (int i = 0; i < 2; i++) {
         const struct fake_shard *shard = &fake->shards[i];
         ck_assert_ptr_null(shard->staged);
@@ -543,17 +568,4 @@ void fake_goes_on(struct fake_cluster *fake, uint64_t generation, size_t tensors
     }
     cairn_spec_release(&spec);
     fake_peer_close(&w);
-}
-
-uint64_t fake_open_trained(struct fake_cluster *fake, struct fake_peer *worker_out,
-                           struct fake_peer *admin_out)
-{
-    fake_open(fake, 2);
-    fake_shards_up(fake, 2);
-    *worker_out = fake_connect(fake, CAIRN_ROLE_WIRE_WORKER, "w0");
-    *admin_out = fake_connect(fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
-    const uint64_t job = fake_attach(fake, worker_out, 10, 0, 1);
-    fake_init(fake, worker_out, job);
-    fake_commit(fake, worker_out, job, fake_begin(fake, worker_out, job));
-    return job;
 }

@@ -7,11 +7,12 @@
 #ifndef CAIRN_SUPPORT_FAKE_CLUSTER_H
 #define CAIRN_SUPPORT_FAKE_CLUSTER_H
 
-#include "proto/wire/digest_tree.h"
+#include "proto/geometry/layout.h"
+#include "proto/store/digest_tree.h"
 #include "proto/wire/frame.h"
-#include "proto/wire/layout.h"
 #include "proto/wire/messages.h"
 #include "server/base/log.h"
+#include "server/coordinator/base/job.h"
 #include "server/coordinator/cluster.h"
 #include "tests/support/scratch.h"
 
@@ -44,9 +45,13 @@ struct fake_shard {
     char name[16];
     uint64_t incarnation;
     /* the script */
-    const char *refuse_create; /* answer JobCreate with NO_MEMORY and this */
-    const char *fail_part;     /* answer Pin with NO_SPACE and this */
+    const char *storage; /* what its heartbeats say of it */
+    const char
+        *refuse_create; /* answer JobCreate with refuse_create_status, or NO_MEMORY, and this */
+    cairn_status refuse_create_status;
+    const char *fail_part; /* answer Pin with NO_SPACE and this */
     const char *fail_seal;
+    uint64_t nonfinite; /* so many elements of tensor 0: what Published tells */
     bool holds_reduced; /* do not report Reduced by itself when a round opens */
     uint64_t lacks[8];  /* [lack_count] members: the answer to LacksGet */
     uint32_t lack_count;
@@ -183,14 +188,18 @@ bool fake_peer_next(struct fake_peer *peer, struct cairn_frame *frame_out);
 uint32_t fake_request(struct fake_peer *peer, uint16_t type, const ProtobufCMessage *message);
 void fake_send(struct fake_peer *peer, uint16_t type, uint32_t request,
                const ProtobufCMessage *message);
-/* The next message but Heartbeat and Page, of this type and request id; freed by the caller. */
-ProtobufCMessage *fake_expect(struct fake_cluster *fake, struct fake_peer *peer, uint16_t type,
-                              uint32_t request);
+/* The next message (a Cairn__ struct) but Heartbeat and Page, of this type and id; freed by the caller. */
+void *fake_expect(struct fake_cluster *fake, struct fake_peer *peer, uint16_t type,
+                  uint32_t request);
 /* An Error of this status whose text has the word. */
 void fake_expect_error(struct fake_cluster *fake, struct fake_peer *peer, uint32_t request,
                        cairn_status status, const char *word);
 /* The coordinator closes the connection; what it says before is not looked at. */
 void fake_expect_end(struct fake_cluster *fake, struct fake_peer *peer);
+/* What WhoIsAwaited is answered, the caller's to free; and that its text has the word. */
+Cairn__Awaited *fake_awaited(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job);
+void fake_expect_awaited(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job,
+                         const char *word);
 /* Nothing is on its way to the peer: a question is answered first. */
 void fake_expect_silence(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job);
 
@@ -206,11 +215,15 @@ uint64_t fake_attach(struct fake_cluster *fake, struct fake_peer *peer, uint64_t
                      uint32_t rank, uint32_t workers_min);
 /* InitDone of the source, to the end. */
 void fake_init(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job);
+uint32_t fake_ask_begin(struct fake_peer *peer, uint64_t job);
+uint32_t fake_ask_commit(struct fake_peer *peer, uint64_t job, uint64_t round);
 /* RoundBegin to RoundOpened; returns the round. */
 uint64_t fake_begin(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job);
 /* RoundCommit to a RoundResult that is applied; returns the step after it. */
 uint64_t fake_commit(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job,
                      uint64_t round);
+/* Both; the step after it. */
+uint64_t fake_step(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job);
 /* JobAmend: a trained tensor more, "late"; and its answer. */
 uint32_t fake_amend_more(struct fake_peer *peer, uint64_t job, uint64_t key);
 /* JobAmend: the only group is frozen. */
@@ -219,8 +232,5 @@ void fake_expect_amended(struct fake_cluster *fake, struct fake_peer *peer, uint
                          uint64_t revision);
 /* A worker comes (again) with the spec as it was: a step more, in that generation, on two shards. */
 void fake_goes_on(struct fake_cluster *fake, uint64_t generation, size_t tensors);
-/* fake_open of two shards, and a worker, an admin and their job at step 1; returns the job's number. */
-uint64_t fake_open_trained(struct fake_cluster *fake, struct fake_peer *worker_out,
-                           struct fake_peer *admin_out);
 
 #endif

@@ -6,9 +6,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "proto/wire/digest_tree.h"
-#include "proto/wire/optimizer.h"
-#include "proto/wire/snapshot_io.h"
+#include "proto/spec/optimizer.h"
+#include "proto/spec/planes.h"
+#include "proto/store/digest_tree.h"
+#include "proto/store/snapshot_io.h"
 
 static void free_part(struct part *part);
 
@@ -208,7 +209,9 @@ static void on_page(struct fake_shard *shard, uint32_t request, const Cairn__Pag
     ck_assert_int_eq(cairn_paged_add(paged, page), CAIRN_OK);
     if (!cairn_paged_whole(&into->spec_pages) || !cairn_paged_whole(&into->layout_pages)) return;
     if (shard->refuse_create != NULL) {
-        refuse(shard, request, CAIRN_ERR_NO_MEMORY, shard->refuse_create);
+        const cairn_status status = shard->refuse_create_status;
+        refuse(shard, request, status != CAIRN_OK ? status : CAIRN_ERR_NO_MEMORY,
+               shard->refuse_create);
         return;
     }
     build(into);
@@ -270,6 +273,10 @@ static void publish(struct fake_shard *shard, uint64_t round)
     published.round = round;
     published.generation = shard->version.generation;
     published.step = shard->version.step;
+    Cairn__TensorElems elems = CAIRN__TENSOR_ELEMS__INIT, *list[] = { &elems };
+    elems.elems = published.nonfinite = shard->nonfinite;
+    published.nonfinite_tensors = list;
+    published.n_nonfinite_tensors = shard->nonfinite > 0;
     fake_send(&shard->peer, CAIRN_MSG_PUBLISHED, 0, &published.base);
 }
 
@@ -522,7 +529,7 @@ static void fill_part(struct fake_shard *shard, struct part *part, const char *f
     struct cairn_shard_map map;
     ck_assert_int_eq(cairn_shard_map_init(&map, shard->layout, shard->index, 64), CAIRN_OK);
     for (size_t i = 0; i < map.extent_count; i++) {
-        const uint32_t planes = cairn_snapshot_planes(&shard->spec, map.extents[i].tensor);
+        const uint32_t planes = cairn_spec_planes(&shard->spec, map.extents[i].tensor);
         for (uint32_t p = 1; p < CAIRN_PLANE_COUNT; p++) {
             if (planes & (1u << p)) add_digests(part, &map.extents[i], p);
         }
@@ -747,7 +754,12 @@ static void on_pin_folder(struct fake_shard *shard, const Cairn__PinFolder *fold
 
 static void beat(struct fake_shard *shard)
 {
-    const Cairn__Heartbeat heartbeat = CAIRN__HEARTBEAT__INIT;
+    Cairn__ShardStats stats = CAIRN__SHARD_STATS__INIT;
+    Cairn__Heartbeat heartbeat = CAIRN__HEARTBEAT__INIT;
+    if (shard->storage != NULL) {
+        heartbeat.stats = &stats;
+        heartbeat.storage = (char *)(uintptr_t)shard->storage;
+    }
     fake_send(&shard->peer, CAIRN_MSG_HEARTBEAT, 0, &heartbeat.base);
 }
 

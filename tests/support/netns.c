@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "tests/support/suite.h"
+
 bool netns_ip(const char *format, ...)
 {
     char arguments_text[192], command[256];
@@ -47,4 +49,16 @@ bool netns_is_up(const char *name, const char *device)
 bool netns_drop(const char *name)
 {
     return netns_ip("netns delete %s", name);
+}
+
+int netns_suite_main(bool (*make)(void), void (*drop)(void))
+{
+    if (geteuid() != 0 || !make()) {
+        if (geteuid() == 0) drop();
+        printf("skipped: network namespaces need root, iproute2 and a kernel with veth\n");
+        return SUITE_SKIPPED;
+    }
+    const int failed = suite_main();
+    drop();
+    return failed;
 }

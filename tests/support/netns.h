@@ -16,5 +16,7 @@ bool netns_wire(const char *first, const char *second, const char *device, int n
 bool netns_is_up(const char *name, const char *device);
 /* False for one that is not there. */
 bool netns_drop(const char *name);
+/* main of a suite on hosts that `make` makes and `drop` drops, however many were made; skips without root. */
+int netns_suite_main(bool (*make)(void), void (*drop)(void));
 
 #endif

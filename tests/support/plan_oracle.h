@@ -2,7 +2,7 @@
 #ifndef CAIRN_TESTS_PLAN_ORACLE_H
 #define CAIRN_TESTS_PLAN_ORACLE_H
 
-#include "proto/wire/plan.h"
+#include "proto/plan/plan.h"
 
 #define ORACLE_SHARDS_MAX 256
 #define ORACLE_QUANTA_MAX 65536 /* of one tensor */

@@ -7,9 +7,9 @@
 #include <semaphore.h>
 #include <uv.h>
 
-#include "proto/fabric/mem.h"
 #include "server/coordinator/cluster.h"
 #include "server/shard/shard.h"
+#include "tests/support/mem.h"
 #include "tests/support/scratch.h"
 
 enum { ROOMS_SHARDS_MAX = 8 };
@@ -18,7 +18,7 @@ struct rooms {
     char folder[CAIRN_SCRATCH_BYTES], store[CAIRN_SCRATCH_BYTES + 16],
         snapshots[CAIRN_SCRATCH_BYTES + 16];
     char address[64]; /* of the coordinator */
-    struct cairn_fabric_mem_hub *hub;
+    struct cairn_fabric_hub *hub;
     uint32_t shard_count, compute_threads, workers_max;
     /* private */
     pthread_t thread;

@@ -333,6 +333,13 @@ float scene_initial(uint32_t tensor, uint64_t elem)
     return (float)((elem * 2654435761u + tensor * 97u) % 2001u) / 1000.0f - 1.0f;
 }
 
+const float *scene_param(const struct scene *scene, uint64_t chunk)
+{
+    const struct cairn_shard_job *job = scene->shard->jobs;
+    return cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM, job->table.extent_of[chunk],
+                           cairn_shard_map_chunk(&scene->map, chunk).local_elem);
+}
+
 void scene_put_all(struct scene *scene, uint64_t member)
 {
     for (uint64_t c = 0; c < scene->map.chunk_count; c++) {

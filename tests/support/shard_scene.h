@@ -5,6 +5,7 @@
 
 #include "server/base/listener.h"
 #include "server/shard/shard.h"
+#include "tests/support/mem.h"
 
 enum { SCENE_DEADLINE_MS = 10000, SCENE_JOB = 77, SCENE_SHARDS = 2 };
 
@@ -26,7 +27,7 @@ struct scene_note {
 struct scene {
     uv_loop_t loop;
     uv_timer_t deadline;
-    struct cairn_fabric_mem_hub *hub;
+    struct cairn_fabric_hub *hub;
     struct cairn_shard *shard;
     bool closing;
 
@@ -116,5 +117,7 @@ size_t scene_waiting(const struct scene *scene, uint8_t kind);
 /* Puts every chunk of the shard, waits for the ACKs, with scene_initial as values. */
 void scene_put_all(struct scene *scene, uint64_t member);
 float scene_initial(uint32_t tensor, uint64_t elem);
+/* What the shard's job has as parameters of a chunk. */
+const float *scene_param(const struct scene *scene, uint64_t chunk);
 
 #endif

@@ -4,8 +4,7 @@
 
 #include <cairn.h>
 
-#include "tests/support/cluster.h"
-#include "tests/support/good.h"
+#include "tests/support/trainer.h"
 
 /* Its parts stay where they are: the spec points to them. */
 struct tiny_job {
@@ -34,29 +33,47 @@ static inline void tiny_describe(struct tiny_job *tiny, uint64_t elems)
 /* By the data path of that name; NULL: the default. */
 static inline cairn *tiny_session(const struct cluster *cluster, const char *fabric)
 {
-    const struct cairn_opts opts = { .struct_size = sizeof opts,
-                                     .endpoint = cluster->address,
-                                     .fabric = fabric };
-    cairn *session;
-    good(cairn_open(&opts, &session));
-    return session;
+    return trainer_session(cluster->address, fabric);
 }
 
 /* The job under that name, initialized. */
 static inline cairn_job *tiny_open(cairn *session, const char *name, const struct tiny_job *tiny)
 {
-    cairn_job *job;
-    good(cairn_job_open(session, name, &tiny->spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &job));
+    cairn_job *job = trainer_open(session, name, &tiny->spec);
     good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
     return job;
+}
+
+struct trainer {
+    cairn *session;
+    cairn_job *job;
+    const char *name; /* the job's */
+};
+
+/* A session of its own, and the job. */
+static inline struct trainer tiny_attach(const struct cluster *cluster, const char *name,
+                                         const struct tiny_job *tiny)
+{
+    struct trainer t = { .session = tiny_session(cluster, NULL), .name = name };
+    t.job = tiny_open(t.session, name, tiny);
+    return t;
+}
+
+/* Every element of the gradient is `value`. */
+static inline void tiny_push(cairn_job *job, const struct cairn_round *round, uint64_t elems,
+                             float value)
+{
+    static float gradient[1 << 16];
+    ck_assert_uint_le(elems, 1 << 16);
+    for (uint64_t i = 0; i < elems; i++) gradient[i] = value;
+    trainer_push(job, round, "w", gradient);
 }
 
 /* A round with nothing in it; the step after it. */
 static inline uint64_t tiny_step(cairn_job *job)
 {
-    struct cairn_round round = { .struct_size = sizeof round };
+    const struct cairn_round round = trainer_begin(job);
     struct cairn_result result = { .struct_size = sizeof result };
-    good(cairn_round_begin(job, CLUSTER_WAIT_MS, &round));
     good(cairn_commit(job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result));
     return result.step;
 }

@@ -9,8 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/wire/optimizer.h"
+#include "proto/spec/optimizer.h"
 #include "server/core/round.h"
+#include "tests/support/hyper.h"
 #include "tests/support/suite.h"
 
 #define SHARDS 2
@@ -51,7 +52,7 @@ static inline void make(uint64_t epoch, uint64_t reserved)
 
 static inline void setup(void)
 {
-    group = cairn_group_hyper_default(CAIRN_OPTIMIZER_ADAMW);
+    group = cairn_hyper_default(CAIRN_OPTIMIZER_ADAMW);
     config = (struct cairn_round_config) { .shard_count = SHARDS,
                                            .member_max = 4,
                                            .step_deadline_ms = 1000,
@@ -196,19 +197,32 @@ static inline const struct cairn_round_action *expect_result(uint64_t member, ca
     return NULL;
 }
 
+/* Every shard says so of the open round, with gradients of weight 1. */
+static inline void all_reduced(uint64_t nonfinite)
+{
+    for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 1, nonfinite, 1);
+}
+
+static inline void all_published(uint64_t round, uint64_t step)
+{
+    for (uint32_t s = 0; s < SHARDS; s++) published(s, round, step);
+}
+
+/* The next round of the members there are. */
+static inline uint64_t next_round(void)
+{
+    want(A);
+    ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_OPEN);
+    clear();
+    return cairn_round_open_round(core);
+}
+
 static inline struct cairn_payload payload_of(const struct cairn_decision *decision)
 {
     struct cairn_payload head;
     ck_assert_int_eq(cairn_payload_decode(decision->payload, decision->payload_bytes, &head),
                      CAIRN_OK);
     return head;
-}
-
-static inline int run(const char *name, TCase *tcase)
-{
-    Suite *suite = suite_create(name);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
 }
 
 #endif

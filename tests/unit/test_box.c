@@ -1,5 +1,6 @@
 /* Boxes against an oracle that marks one element after another. */
-#include "proto/wire/box.h"
+#include "proto/geometry/box.h"
+#include "tests/support/random.h"
 #include "tests/support/suite.h"
 
 #include <check.h>
@@ -7,22 +8,6 @@
 #include <string.h>
 
 #define SEEDS 150
-
-static uint64_t random_state;
-
-/* splitmix64 */
-static uint64_t random_next(void)
-{
-    uint64_t z = (random_state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
-static uint64_t random_below(uint64_t limit)
-{
-    return random_next() % limit;
-}
 
 static uint64_t shape_elems(const struct cairn_shape *shape)
 {
@@ -102,7 +87,7 @@ static void compare_runs(const struct cairn_box *box, const struct cairn_shape *
     for (; seen < first + count; seen++) ck_assert(!oracle_has(box, shape, seen));
 }
 
-START_TEST(counts_and_runs_equal_those_of_a_walk_over_all_elements)
+TEST(counts_and_runs_equal_those_of_a_walk_over_all_elements)
 {
     for (uint32_t rank = 0; rank <= CAIRN_RANK_MAX; rank++) {
         random_state = 1000 * (uint64_t)rank;
@@ -118,9 +103,8 @@ START_TEST(counts_and_runs_equal_those_of_a_walk_over_all_elements)
         }
     }
 }
-END_TEST
 
-START_TEST(two_boxes_overlap_if_an_element_is_in_both)
+TEST(two_boxes_overlap_if_an_element_is_in_both)
 {
     random_state = 7;
     for (int seed = 0; seed < 2000; seed++) {
@@ -133,9 +117,8 @@ START_TEST(two_boxes_overlap_if_an_element_is_in_both)
         ck_assert(cairn_box_equal(&a, &a));
     }
 }
-END_TEST
 
-START_TEST(a_box_that_is_not_within_its_tensor_is_refused)
+TEST(a_box_that_is_not_within_its_tensor_is_refused)
 {
     const struct cairn_shape shape = { 2, { 6, 4 } };
     static const struct {
@@ -159,9 +142,8 @@ START_TEST(a_box_that_is_not_within_its_tensor_is_refused)
         ck_assert_msg((status == CAIRN_OK) == (why.text[0] == '\0'), "%s", rows[i].name);
     }
 }
-END_TEST
 
-START_TEST(a_box_of_an_empty_tensor_has_no_elements_whatever_the_other_extents_are)
+TEST(a_box_of_an_empty_tensor_has_no_elements_whatever_the_other_extents_are)
 {
     const struct cairn_shape shape = { 3, { UINT64_MAX, 0, UINT64_MAX } };
     const struct cairn_box box = cairn_box_of_shape(&shape);
@@ -170,9 +152,8 @@ START_TEST(a_box_of_an_empty_tensor_has_no_elements_whatever_the_other_extents_a
     ck_assert_uint_eq(cairn_box_before(&box, &shape, 0), 0);
     compare_runs(&box, &shape, 0, 0);
 }
-END_TEST
 
-START_TEST(a_run_of_a_large_tensor_is_found_without_a_walk)
+TEST(a_run_of_a_large_tensor_is_found_without_a_walk)
 {
     const struct cairn_shape shape = {
         3, { (uint64_t)1 << 20, (uint64_t)1 << 14, (uint64_t)1 << 14 }
@@ -189,9 +170,8 @@ START_TEST(a_run_of_a_large_tensor_is_found_without_a_walk)
     ck_assert_uint_eq(length, 8192 - 100);
     ck_assert(!cairn_box_runs_next(&runs, &at, &in_box, &length));
 }
-END_TEST
 
-START_TEST(a_box_survives_its_bytes_and_other_bytes_are_refused)
+TEST(a_box_survives_its_bytes_and_other_bytes_are_refused)
 {
     random_state = 3;
     for (uint32_t rank = 0; rank <= CAIRN_RANK_MAX; rank++) {
@@ -212,9 +192,8 @@ START_TEST(a_box_survives_its_bytes_and_other_bytes_are_refused)
     ck_assert_int_eq(cairn_box_decode(huge, sizeof huge, &back), CAIRN_ERR_MALFORMED);
     ck_assert_int_eq(cairn_box_decode(NULL, 0, &back), CAIRN_ERR_MALFORMED);
 }
-END_TEST
 
-START_TEST(the_text_of_a_box_fits_whatever_its_numbers_are)
+TEST(the_text_of_a_box_fits_whatever_its_numbers_are)
 {
     struct cairn_box box = { .rank = CAIRN_RANK_MAX };
     memset(box.start, 0xee, sizeof box.start);
@@ -224,20 +203,5 @@ START_TEST(the_text_of_a_box_fits_whatever_its_numbers_are)
     const struct cairn_box plain = { 2, { 0, 8 }, { 4, 8 } };
     ck_assert_str_eq(cairn_box_text(&plain, text), "[0:4, 8:16]");
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("box");
-    TCase *tests = tcase_create("box");
-    tcase_set_timeout(tests, 60);
-    tcase_add_test(tests, counts_and_runs_equal_those_of_a_walk_over_all_elements);
-    tcase_add_test(tests, two_boxes_overlap_if_an_element_is_in_both);
-    tcase_add_test(tests, a_box_that_is_not_within_its_tensor_is_refused);
-    tcase_add_test(tests, a_box_of_an_empty_tensor_has_no_elements_whatever_the_other_extents_are);
-    tcase_add_test(tests, a_run_of_a_large_tensor_is_found_without_a_walk);
-    tcase_add_test(tests, a_box_survives_its_bytes_and_other_bytes_are_refused);
-    tcase_add_test(tests, the_text_of_a_box_fits_whatever_its_numbers_are);
-    suite_add_tcase(suite, tests);
-    return suite_run(suite);
-}
+SUITE(60);

@@ -5,11 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/wire/capability.h"
-#include "proto/wire/manifest.h"
+#include "proto/spec/capability.h"
+#include "proto/spec/optimizer.h"
+#include "proto/spec/planes.h"
+#include "proto/spec/spec_fields.h"
+#include "proto/store/manifest.h"
+#include "proto/store/snapshot_file.h"
 #include "proto/wire/messages.h"
-#include "proto/wire/optimizer.h"
-#include "proto/wire/snapshot_file.h"
 #include "tests/support/suite.h"
 
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
@@ -109,11 +111,11 @@ CHANGE(alias_box, s->tensors[2].alias_box->start[0] = 2)
 CHANGE(alias_whole, free(s->tensors[2].alias_box); s->tensors[2].alias_box = NULL)
 CHANGE(clip_norm, s->clip_norm = 1)
 CHANGE(loss_scale, s->loss_scale = 32)
-CHANGE(policy, s->loss_scale_policy = CAIRN_LOSS_SCALE_FIXED; s->loss_scale_growth_steps = 0;
-       s->loss_scale_min = s->loss_scale_max = 0)
-CHANGE(growth, s->loss_scale_growth_steps = 5)
-CHANGE(scale_min, s->loss_scale_min = 2)
-CHANGE(scale_max, s->loss_scale_max = 128)
+CHANGE(loss_scale_policy, s->loss_scale_policy = CAIRN_LOSS_SCALE_FIXED;
+       s->loss_scale_growth_steps = 0; s->loss_scale_min = s->loss_scale_max = 0)
+CHANGE(loss_scale_growth_steps, s->loss_scale_growth_steps = 5)
+CHANGE(loss_scale_min, s->loss_scale_min = 2)
+CHANGE(loss_scale_max, s->loss_scale_max = 128)
 CHANGE(on_nonfinite, s->on_nonfinite = CAIRN_NONFINITE_FAIL)
 CHANGE(stage, s->stage = 1)
 CHANGE(micro_batches, s->micro_batches = 4)
@@ -130,7 +132,7 @@ CHANGE(shard_loss_wait_s, s->policy.on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LAT
        s->policy.shard_loss_wait_s = 7)
 CHANGE(client_state_max, s->client_state_max = 3)
 CHANGE(reduce_groups, s->reduce_groups = CAIRN_GROUPS_HOST)
-CHANGE(nonfinite_ok, s->init_from = strdup("/w"); s->init_nonfinite_ok = true)
+CHANGE(init_nonfinite_ok, s->init_from = strdup("/w"); s->init_nonfinite_ok = true)
 
 #define FIELD(name) \
     {               \
@@ -167,10 +169,10 @@ static const struct {
     FIELD(alias_whole),
     FIELD(clip_norm),
     FIELD(loss_scale),
-    FIELD(policy),
-    FIELD(growth),
-    FIELD(scale_min),
-    FIELD(scale_max),
+    FIELD(loss_scale_policy),
+    FIELD(loss_scale_growth_steps),
+    FIELD(loss_scale_min),
+    FIELD(loss_scale_max),
     FIELD(on_nonfinite),
     FIELD(stage),
     FIELD(micro_batches),
@@ -186,9 +188,28 @@ static const struct {
     FIELD(shard_loss_wait_s),
     FIELD(client_state_max),
     FIELD(reduce_groups),
-    FIELD(nonfinite_ok),
+    FIELD(init_nonfinite_ok),
     FIELD(blob),
 };
+
+TEST(every_scalar_of_a_spec_is_among_them)
+{
+    const struct cairn_spec_table *tables[] = { &cairn_spec_fields, &cairn_group_fields,
+                                                &cairn_schedule_fields };
+    for (size_t t = 0; t < COUNT(tables); t++) {
+        for (size_t i = 0; i < tables[t]->count; i++) {
+            const struct cairn_spec_field *field = &tables[t]->fields[i];
+            bool found = false;
+            for (size_t k = 0; k < COUNT(fields); k++)
+                found = found || strcmp(fields[k].name, field->name) == 0;
+            ck_assert_msg(found, "%s is not tried", field->name);
+            // What an older one leaves out comes as 0, and is to be the default.
+            ck_assert_msg(field->part == CAIRN_SPEC_FIRST || field->value_default == 0 ||
+                              field->min > 0,
+                          "%s: 0 is another value than its default", field->name);
+        }
+    }
+}
 
 static void hash_of(const struct cairn_job_spec_data *spec, uint8_t hash[32])
 {
@@ -224,7 +245,7 @@ static void expect_travels(const struct cairn_job_spec_data *spec, const uint8_t
     cairn_manifest_release(&read);
 }
 
-START_TEST(every_field_of_a_spec_is_compared_and_travels)
+TEST_EACH(every_field_of_a_spec_is_compared_and_travels, 0, (int)COUNT(fields))
 {
     struct cairn_job_spec_data plain = a_spec(), changed = a_spec();
     struct cairn_sentence why = { "" };
@@ -241,12 +262,11 @@ START_TEST(every_field_of_a_spec_is_compared_and_travels)
     cairn_spec_release(&plain);
     cairn_spec_release(&changed);
 }
-END_TEST
 
 /* ---- choices ---- */
 
 /* What each row does is shown by e2e.capabilities. */
-START_TEST(a_choice_that_is_not_supported_is_refused_with_those_that_are)
+TEST(a_choice_that_is_not_supported_is_refused_with_those_that_are)
 {
     size_t count;
     const struct cairn_capability *rows = cairn_capability_table(&count);
@@ -263,9 +283,8 @@ START_TEST(a_choice_that_is_not_supported_is_refused_with_those_that_are)
             ck_assert_ptr_nonnull(strstr(why.text, "; allowed: "));
     }
 }
-END_TEST
 
-START_TEST(a_value_and_its_name_belong_together)
+TEST(a_value_and_its_name_belong_together)
 {
     size_t count;
     const struct cairn_capability *rows = cairn_capability_table(&count);
@@ -282,22 +301,20 @@ START_TEST(a_value_and_its_name_belong_together)
     ck_assert_int_eq(cairn_capability_check(CAIRN_CAPABILITY_STAGE, -1, "", NULL),
                      CAIRN_ERR_INVALID);
 }
-END_TEST
 
-START_TEST(what_has_no_elements_and_what_is_an_alias_has_no_state)
+TEST(what_has_no_elements_and_what_is_an_alias_has_no_state)
 {
     struct cairn_job_spec_data spec = a_spec();
-    ck_assert_uint_eq(cairn_snapshot_planes(&spec, 2), 0); // "other"
+    ck_assert_uint_eq(cairn_spec_planes(&spec, 2), 0); // "other"
     ck_assert_uint_eq(cairn_spec_target(&spec, 2), 1);
     ck_assert_uint_eq(cairn_spec_target(&spec, 3), 3);
-    ck_assert_uint_ne(cairn_snapshot_planes(&spec, 1), 0);
+    ck_assert_uint_ne(cairn_spec_planes(&spec, 1), 0);
     spec.tensors[1].shape.dim[0] = 0;
-    ck_assert_uint_eq(cairn_snapshot_planes(&spec, 1), 0);
+    ck_assert_uint_eq(cairn_spec_planes(&spec, 1), 0);
     cairn_spec_release(&spec);
 }
-END_TEST
 
-START_TEST(a_spec_remembers_its_first_form_and_the_last_ones)
+TEST(a_spec_remembers_its_first_form_and_the_last_ones)
 {
     struct cairn_job_spec_data spec = a_spec(), copy;
     uint8_t hash[32] = { 0 };
@@ -315,18 +332,5 @@ START_TEST(a_spec_remembers_its_first_form_and_the_last_ones)
     cairn_spec_release(&spec);
     cairn_spec_release(&copy);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("capability");
-    TCase *tcase = tcase_create("capability");
-    tcase_add_loop_test(tcase, every_field_of_a_spec_is_compared_and_travels, 0,
-                        (int)COUNT(fields));
-    tcase_add_test(tcase, a_choice_that_is_not_supported_is_refused_with_those_that_are);
-    tcase_add_test(tcase, a_value_and_its_name_belong_together);
-    tcase_add_test(tcase, what_has_no_elements_and_what_is_an_alias_has_no_state);
-    tcase_add_test(tcase, a_spec_remembers_its_first_form_and_the_last_ones);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(4);

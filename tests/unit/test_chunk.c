@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/geometry/tensor.h"
 #include "proto/wire/chunk.h"
-#include "proto/wire/tensor.h"
 #include "tests/support/suite.h"
 
 static struct cairn_chunk_header a_push(void)
@@ -36,7 +36,7 @@ static cairn_status judge(struct cairn_chunk_header header, size_t payload_bytes
     return cairn_chunk_decode(bytes, sizeof bytes, payload_bytes, &out);
 }
 
-START_TEST(a_header_comes_back_as_it_was_written)
+TEST(a_header_comes_back_as_it_was_written)
 {
     const struct cairn_chunk_header header = a_push();
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
@@ -50,9 +50,8 @@ START_TEST(a_header_comes_back_as_it_was_written)
     ck_assert_uint_eq(back.leaf_count, header.leaf_count);
     ck_assert_uint_eq(back.checksum, header.checksum);
 }
-END_TEST
 
-START_TEST(the_bytes_are_nailed_down)
+TEST(the_bytes_are_nailed_down)
 {
     struct cairn_chunk_header header = a_push();
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
@@ -68,7 +67,6 @@ START_TEST(the_bytes_are_nailed_down)
     ck_assert_uint_eq(bytes[64], 16);   // first leaf
     ck_assert_uint_eq(bytes[72], 2);    // leaf count
 }
-END_TEST
 
 static const struct refusal {
     const char *what;
@@ -97,7 +95,7 @@ static const struct refusal {
       CAIRN_ERR_MALFORMED },
 };
 
-START_TEST(a_bad_header_is_refused)
+TEST_EACH(a_bad_header_is_refused, 0, sizeof refusals / sizeof refusals[0])
 {
     const struct refusal *row = &refusals[_i];
     struct cairn_chunk_header h = a_push();
@@ -109,9 +107,8 @@ START_TEST(a_bad_header_is_refused)
     const size_t payload_bytes = row->payload_bytes != 0 ? row->payload_bytes : h.payload_bytes;
     ck_assert_msg(judge(h, payload_bytes) == row->status, "%s", row->what);
 }
-END_TEST
 
-START_TEST(a_tile_may_have_fewer_elements_than_leaves_and_is_one_that_is_known)
+TEST(a_tile_may_have_fewer_elements_than_leaves_and_is_one_that_is_known)
 {
     struct cairn_chunk_header push = a_push();
     push.payload_bytes = 4;
@@ -129,9 +126,8 @@ START_TEST(a_tile_may_have_fewer_elements_than_leaves_and_is_one_that_is_known)
     data.tile = 4711;
     ck_assert_int_eq(judge(data, 4), CAIRN_OK);
 }
-END_TEST
 
-START_TEST(a_fetch_carries_a_box_if_it_asks_for_one_and_else_nothing)
+TEST(a_fetch_carries_a_box_if_it_asks_for_one_and_else_nothing)
 {
     struct cairn_chunk_header fetch = a_push();
     fetch.kind = CAIRN_CHUNK_FETCH;
@@ -150,9 +146,8 @@ START_TEST(a_fetch_carries_a_box_if_it_asks_for_one_and_else_nothing)
     fetch.tile = CAIRN_TILE_BOX + 1;
     ck_assert_int_eq(judge(fetch, 36), CAIRN_ERR_MALFORMED);
 }
-END_TEST
 
-START_TEST(a_put_of_a_box_carries_it_before_at_least_one_element)
+TEST(a_put_of_a_box_carries_it_before_at_least_one_element)
 {
     struct cairn_chunk_header put = a_push();
     put.kind = CAIRN_CHUNK_PUT;
@@ -171,9 +166,8 @@ START_TEST(a_put_of_a_box_carries_it_before_at_least_one_element)
         ck_assert_int_eq(judge(put, bad[i]), CAIRN_ERR_MALFORMED);
     }
 }
-END_TEST
 
-START_TEST(another_protocol_and_another_magic_are_told_apart)
+TEST(another_protocol_and_another_magic_are_told_apart)
 {
     struct cairn_chunk_header header = a_push(), out;
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
@@ -187,9 +181,8 @@ START_TEST(another_protocol_and_another_magic_are_told_apart)
     ck_assert_int_eq(cairn_chunk_decode(bytes, 127, header.payload_bytes, &out),
                      CAIRN_ERR_MALFORMED);
 }
-END_TEST
 
-START_TEST(random_headers_never_pass_with_a_size_that_is_not_theirs)
+TEST(random_headers_never_pass_with_a_size_that_is_not_theirs)
 {
     unsigned seed = 12345;
     for (int i = 0; i < 200000; i++) {
@@ -202,20 +195,5 @@ START_TEST(random_headers_never_pass_with_a_size_that_is_not_theirs)
         ck_assert_uint_lt(out.kind, CAIRN_CHUNK_KIND_COUNT);
     }
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("chunk");
-    TCase *tcase = tcase_create("chunk");
-    tcase_add_test(tcase, a_header_comes_back_as_it_was_written);
-    tcase_add_test(tcase, the_bytes_are_nailed_down);
-    tcase_add_loop_test(tcase, a_bad_header_is_refused, 0, sizeof refusals / sizeof refusals[0]);
-    tcase_add_test(tcase, a_tile_may_have_fewer_elements_than_leaves_and_is_one_that_is_known);
-    tcase_add_test(tcase, a_fetch_carries_a_box_if_it_asks_for_one_and_else_nothing);
-    tcase_add_test(tcase, a_put_of_a_box_carries_it_before_at_least_one_element);
-    tcase_add_test(tcase, another_protocol_and_another_magic_are_told_apart);
-    tcase_add_test(tcase, random_headers_never_pass_with_a_size_that_is_not_theirs);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(4);

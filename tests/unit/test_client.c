@@ -4,23 +4,29 @@
 #include <check.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
-#include "client/handle.h"
-#include "proto/wire/status.h"
-#include "proto/wire/tensor.h"
+#include "client/base/handle.h"
+#include "proto/base/status.h"
+#include "proto/geometry/tensor.h"
+#include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 
-START_TEST(cairn_h_has_the_numbers_of_the_status_table)
+TEST(cairn_h_has_the_numbers_of_the_status_table)
 {
 #define X(name, number, exit_code, text) ck_assert_int_eq((int)CAIRN_##name, number);
     CAIRN_STATUS_TABLE(X)
 #undef X
 }
-END_TEST
 
-START_TEST(cairn_h_has_the_numbers_of_the_wire)
+TEST(cairn_h_has_the_numbers_of_the_wire)
 {
     ck_assert_str_eq(cairn_dtype_name(CAIRN_F32), "f32");
     ck_assert_str_eq(cairn_dtype_name(CAIRN_BF16), "bf16");
@@ -29,7 +35,6 @@ START_TEST(cairn_h_has_the_numbers_of_the_wire)
     ck_assert_uint_eq(sizeof(struct cairn_box), 4 + 4 + 2 * 8 * 8);
     ck_assert_uint_eq(sizeof(struct cairn_version), 16);
 }
-END_TEST
 
 static atomic_int freed;
 
@@ -39,7 +44,7 @@ static void count_free(void *object)
     atomic_fetch_add(&freed, 1);
 }
 
-START_TEST(a_closed_handle_is_no_handle)
+TEST(a_closed_handle_is_no_handle)
 {
     int object;
     freed = 0;
@@ -59,7 +64,28 @@ START_TEST(a_closed_handle_is_no_handle)
     ck_assert_ptr_null(cairn_handle_get(CAIRN_HANDLE_JOB, &object)); // a pointer of somebody else
     ck_assert_ptr_null(cairn_handle_get(CAIRN_HANDLE_JOB, NULL));
 }
-END_TEST
+
+TEST(a_handle_is_no_handle_in_a_forked_process)
+{
+    int object, status;
+    char who[32];
+    void *handle = cairn_handle_open(CAIRN_HANDLE_SESSION, &object, NULL);
+    snprintf(who, sizeof who, "process %ld,", (long)getpid());
+    const pid_t child = fork();
+    ck_assert_int_ge(child, 0);
+    if (child == 0) {
+        void *buffer, *own = cairn_handle_open(CAIRN_HANDLE_SESSION, &object, NULL);
+        cairn_close(handle); // nothing to wait for
+        _exit(cairn_alloc(handle, 1, -1, &buffer) == CAIRN_ERR_HANDLE &&
+                      strstr(cairn_error(), who) != NULL &&
+                      cairn_handle_get(CAIRN_HANDLE_SESSION, own) == &object
+                  ? 0
+                  : 1);
+    }
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    ck_assert_ptr_eq(cairn_handle_get(CAIRN_HANDLE_SESSION, handle), &object);
+}
 
 enum { THREADS = 4, TURNS = 20000 };
 static void *shared_handle;
@@ -77,7 +103,7 @@ static void *get_and_put(void *arg)
     return NULL;
 }
 
-START_TEST(threads_may_close_and_use_a_handle_at_once)
+TEST(threads_may_close_and_use_a_handle_at_once)
 {
     pthread_t threads[THREADS];
     int object, misses[THREADS] = { 0 };
@@ -89,9 +115,8 @@ START_TEST(threads_may_close_and_use_a_handle_at_once)
     ck_assert_int_eq(freed, 1);
     for (int i = 0; i < THREADS; i++) ck_assert_int_gt(misses[i], 0);
 }
-END_TEST
 
-START_TEST(wrong_handles_are_errors_everywhere)
+TEST(wrong_handles_are_errors_everywhere)
 {
     int mine = 0;
     cairn *no_session = (cairn *)&mine;
@@ -124,9 +149,8 @@ START_TEST(wrong_handles_are_errors_everywhere)
     ck_assert_ptr_null(job);
     ck_assert_ptr_null(op);
 }
-END_TEST
 
-START_TEST(nobody_at_the_endpoint_is_said_within_the_time_given)
+TEST(nobody_at_the_endpoint_is_said_within_the_time_given)
 {
     cairn *session = NULL;
     const struct cairn_opts opts = { .struct_size = sizeof opts,
@@ -136,9 +160,41 @@ START_TEST(nobody_at_the_endpoint_is_said_within_the_time_given)
     ck_assert_ptr_nonnull(strstr(cairn_error(), "127.0.0.1:1"));
     ck_assert_ptr_null(session);
 }
-END_TEST
 
-START_TEST(options_that_make_no_sense_are_refused)
+TEST(who_may_not_use_the_socket_hears_at_once_who_may)
+{
+    struct sockaddr_un address = { .sun_family = AF_UNIX };
+    char folder[CAIRN_SCRATCH_BYTES];
+    cairn *session = NULL;
+    cairn_scratch_make(folder);
+    snprintf(address.sun_path, sizeof address.sun_path, "%s/s", folder);
+    const struct cairn_opts opts = { .struct_size = sizeof opts,
+                                     .endpoint = address.sun_path,
+                                     .connect_timeout_ms = 60000 }; // longer than the test's time
+    const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    ck_assert_int_eq(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
+    ck_assert_int_eq(listen(fd, 1), 0);
+    ck_assert_int_eq(chmod(address.sun_path, 0), 0);
+    ck_assert_int_eq(chmod(folder, 0777), 0);
+    if (geteuid() == 0) ck_assert_int_eq(seteuid(65534), 0); // root may all
+    ck_assert_int_eq(cairn_open(&opts, &session), CAIRN_ERR_REFUSED);
+    ck_assert_msg(strstr(cairn_error(), "permission denied") != NULL &&
+                      strstr(cairn_error(), "its group") != NULL,
+                  "%s", cairn_error());
+    if (getuid() == 0) ck_assert_int_eq(seteuid(0), 0);
+    close(fd);
+    cairn_scratch_remove(folder);
+}
+
+TEST(an_error_quotes_no_bytes_that_are_no_text)
+{
+    cairn *session = NULL;
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = "ho\xffst" };
+    ck_assert_int_eq(cairn_open(&opts, &session), CAIRN_ERR_INVALID);
+    ck_assert_msg(strstr(cairn_error(), "ho?st") != NULL, "%s", cairn_error());
+}
+
+TEST(options_that_make_no_sense_are_refused)
 {
     cairn *session = NULL;
     struct cairn_opts opts = { .struct_size = 3 };
@@ -149,22 +205,10 @@ START_TEST(options_that_make_no_sense_are_refused)
     opts = (struct cairn_opts) { .struct_size = sizeof opts, .connect_timeout_ms = -1 };
     ck_assert_int_eq(cairn_open(&opts, &session), CAIRN_ERR_INVALID);
     ck_assert_int_eq(cairn_open(&opts, NULL), CAIRN_ERR_INVALID);
+    opts = (struct cairn_opts) { .struct_size = sizeof opts, .name = "w\xff" };
+    ck_assert_int_eq(cairn_open(&opts, &session), CAIRN_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(cairn_error(), "opts.name: byte 0xff at 1 is no UTF-8"));
     ck_assert_ptr_null(session);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("client");
-    TCase *tcase = tcase_create("client");
-    tcase_set_timeout(tcase, 30);
-    tcase_add_test(tcase, cairn_h_has_the_numbers_of_the_status_table);
-    tcase_add_test(tcase, cairn_h_has_the_numbers_of_the_wire);
-    tcase_add_test(tcase, a_closed_handle_is_no_handle);
-    tcase_add_test(tcase, threads_may_close_and_use_a_handle_at_once);
-    tcase_add_test(tcase, wrong_handles_are_errors_everywhere);
-    tcase_add_test(tcase, nobody_at_the_endpoint_is_said_within_the_time_given);
-    tcase_add_test(tcase, options_that_make_no_sense_are_refused);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(30);

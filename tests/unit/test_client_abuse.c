@@ -473,7 +473,7 @@ static bool in_table(const char *name)
     return false;
 }
 
-START_TEST(the_table_has_every_function_that_is_exported)
+TEST(the_table_has_every_function_that_is_exported)
 {
     char word[128];
     int exported = 0;
@@ -487,7 +487,8 @@ START_TEST(the_table_has_every_function_that_is_exported)
     fclose(map);
     ck_assert_int_eq(exported, CALLS);
 }
-END_TEST
+
+SUITE(4);
 
 /* ---- the scene ---- */
 
@@ -541,7 +542,7 @@ static struct arguments with(void *handle)
     return a;
 }
 
-START_TEST(pointers_that_are_no_handles_are_said_to_be_none)
+TEST(pointers_that_are_no_handles_are_said_to_be_none)
 {
     int mine = 0;
     const uintptr_t real = (uintptr_t)live.session;
@@ -560,9 +561,8 @@ START_TEST(pointers_that_are_no_handles_are_said_to_be_none)
         check_all(&a, what);
     }
 }
-END_TEST
 
-START_TEST(handles_of_another_kind_are_no_handles)
+TEST(handles_of_another_kind_are_no_handles)
 {
     struct arguments a = live;
     a.session = (cairn *)live.job;
@@ -574,9 +574,8 @@ START_TEST(handles_of_another_kind_are_no_handles)
     a.op = (cairn_op *)live.job;
     check_all(&a, "a handle of another kind");
 }
-END_TEST
 
-START_TEST(closed_handles_are_no_handles)
+TEST(closed_handles_are_no_handles)
 {
     toy_good(cairn_wait(live.op, TOY_WAIT_MS));
     struct arguments a = live;
@@ -587,17 +586,15 @@ START_TEST(closed_handles_are_no_handles)
     cairn_close(live.session);
     check_all(&a, "a closed handle");
 }
-END_TEST
 
-START_TEST(a_session_that_is_closed_takes_its_jobs_with_it)
+TEST(a_session_that_is_closed_takes_its_jobs_with_it)
 {
     toy_good(cairn_wait(live.op, TOY_WAIT_MS));
     cairn_close(live.session);
     check_all(&live, "the handle of a closed session");
 }
-END_TEST
 
-START_TEST(nothing_given_is_an_error_that_says_something)
+TEST(nothing_given_is_an_error_that_says_something)
 {
     const struct arguments none = with(NULL);
     for (int i = 0; i < CALLS; i++) {
@@ -614,7 +611,6 @@ START_TEST(nothing_given_is_an_error_that_says_something)
     toy_good(cairn_wait(live.op, TOY_WAIT_MS));
     toy_commit(live.job, &live.round); // nothing of it did any harm
 }
-END_TEST
 
 /* ---- at once ---- */
 
@@ -661,17 +657,15 @@ static void close_session(void)
     cairn_close(live.session);
 }
 
-START_TEST(any_thread_may_close_the_job_that_others_use)
+TEST(any_thread_may_close_the_job_that_others_use)
 {
     close_beside_threads(close_job_then_session);
 }
-END_TEST
 
-START_TEST(any_thread_may_close_the_session_that_others_use)
+TEST(any_thread_may_close_the_session_that_others_use)
 {
     close_beside_threads(close_session);
 }
-END_TEST
 
 static void *close_both(void *arg)
 {
@@ -681,31 +675,12 @@ static void *close_both(void *arg)
     return NULL;
 }
 
-START_TEST(threads_may_close_the_same_handle_at_once)
+TEST(threads_may_close_the_same_handle_at_once)
 {
     pthread_t threads[THREADS];
     for (int i = 0; i < THREADS; i++)
         ck_assert_int_eq(pthread_create(&threads[i], NULL, close_both, NULL), 0);
     for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("client_abuse");
-    TCase *table = tcase_create("table"), *abuse = tcase_create("abuse");
-    tcase_add_test(table, the_table_has_every_function_that_is_exported);
-    tcase_set_timeout(abuse, 100);
-    tcase_add_checked_fixture(abuse, open_rooms, close_rooms);
-    tcase_add_test(abuse, pointers_that_are_no_handles_are_said_to_be_none);
-    tcase_add_test(abuse, handles_of_another_kind_are_no_handles);
-    tcase_add_test(abuse, closed_handles_are_no_handles);
-    tcase_add_test(abuse, a_session_that_is_closed_takes_its_jobs_with_it);
-    tcase_add_test(abuse, nothing_given_is_an_error_that_says_something);
-    tcase_add_test(abuse, any_thread_may_close_the_job_that_others_use);
-    tcase_add_test(abuse, any_thread_may_close_the_session_that_others_use);
-    tcase_add_test(abuse, threads_may_close_the_same_handle_at_once);
-    suite_add_tcase(suite, table);
-    suite_add_tcase(suite, abuse);
-    return suite_run(suite);
-}
+SUITE(100, open_rooms, close_rooms);

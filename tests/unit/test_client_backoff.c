@@ -59,7 +59,7 @@ static void open_listener(char endpoint[64])
     snprintf(endpoint, 64, "127.0.0.1:%d", ntohs(address.sin_port));
 }
 
-START_TEST(a_coordinator_that_closes_at_once_is_asked_less_and_less_often)
+TEST(a_coordinator_that_closes_at_once_is_asked_less_and_less_often)
 {
     char endpoint[64];
     open_listener(endpoint);
@@ -78,14 +78,5 @@ START_TEST(a_coordinator_that_closes_at_once_is_asked_less_and_less_often)
     pthread_join(thread, NULL);
     close(listening);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("client_backoff");
-    TCase *tc = tcase_create("backoff");
-    tcase_set_timeout(tc, 30);
-    tcase_add_test(tc, a_coordinator_that_closes_at_once_is_asked_less_and_less_often);
-    suite_add_tcase(suite, tc);
-    return suite_run(suite);
-}
+SUITE(30);

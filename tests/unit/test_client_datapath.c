@@ -1,9 +1,10 @@
 /* How long a worker waits for the places of shards, and when it says that a way leads nowhere. */
 #include <check.h>
 #include <poll.h>
+#include <stdio.h>
 #include <string.h>
 
-#include "client/session.h"
+#include "client/job.h"
 #include "tests/support/suite.h"
 
 enum { STEP_MS = 50, BEGIN_MS = 1000 };
@@ -31,16 +32,16 @@ static void set_up(void)
     session.ended = true; // nobody is woken
     job.session = &session;
     shard.job = &job;
-    ck_assert_msg(cairn_fabric_open("ucx", &options, &session.fabric, &why) == CAIRN_OK, "%s",
+    ck_assert_msg(cairn_fabric_open("ucx", &options, &session.path.fabric, &why) == CAIRN_OK, "%s",
                   why.text);
-    const void *address = cairn_fabric_address(session.fabric, &bytes);
+    const void *address = cairn_fabric_address(session.path.fabric, &bytes);
     shard.address = (uint8_t *)(uintptr_t)address;
     shard.address_bytes = bytes;
 }
 
 static void tear_down(void)
 {
-    cairn_fabric_close(session.fabric);
+    cairn_fabric_close(session.path.fabric);
 }
 
 static uint64_t judge_until(uint64_t from_ms, uint64_t to_ms)
@@ -49,28 +50,89 @@ static uint64_t judge_until(uint64_t from_ms, uint64_t to_ms)
     return from_ms;
 }
 
-START_TEST(a_shard_that_is_never_heard_fails_the_job)
+TEST(a_shard_that_is_never_heard_fails_the_job)
 {
     judge_until(BEGIN_MS, BEGIN_MS + 4900);
-    ck_assert_int_eq(job.failed, CAIRN_OK);
+    ck_assert_int_eq(job.failure.status, CAIRN_OK);
     judge_until(BEGIN_MS + 4950, BEGIN_MS + 5000);
-    ck_assert_int_eq(job.failed, CAIRN_ERR_UNREACHABLE);
+    ck_assert_int_eq(job.failure.status, CAIRN_ERR_UNREACHABLE);
 }
-END_TEST
 
 /* It was stopped, or its host asleep: what came meanwhile is not read yet. */
-START_TEST(time_in_which_the_worker_did_not_run_does_not_count)
+TEST(time_in_which_the_worker_did_not_run_does_not_count)
 {
     const uint64_t stopped_ms = judge_until(BEGIN_MS, BEGIN_MS + 200);
     judge_until(stopped_ms + 60000, stopped_ms + 64900);
-    ck_assert_int_eq(job.failed, CAIRN_OK);
+    ck_assert_int_eq(job.failure.status, CAIRN_OK);
     judge_until(stopped_ms + 64950, stopped_ms + 65000);
-    ck_assert_int_eq(job.failed, CAIRN_ERR_UNREACHABLE);
+    ck_assert_int_eq(job.failure.status, CAIRN_ERR_UNREACHABLE);
 }
-END_TEST
+
+/* ---- a shard that was heard ---- */
+
+static bool awaited;
+
+static bool waits(const struct cairn_chunk_link *link)
+{
+    (void)link;
+    return awaited;
+}
+
+static void be_attached(void)
+{
+    static const struct cairn_chunk_link_hands hands = { .waits = waits };
+    shard.conn.hands = &hands;
+    snprintf(shard.name, sizeof shard.name, "s0");
+    job.body.shards = &shard;
+    job.body.shard_count = 1;
+    job.attachment.state = JOB_ATTACHED;
+    awaited = true;
+    cairn_datapath_heard(&shard);
+}
+
+static bool is_said(const char *text)
+{
+    struct cairn_sentence silence;
+    cairn_client_silence(&job, &silence);
+    ck_assert_int_eq(job.failure.status, CAIRN_OK);
+    return strstr(silence.text, text) != NULL;
+}
+
+TEST(a_shard_that_is_no_longer_heard_is_named_and_the_job_goes_on)
+{
+    be_attached();
+    judge_until(BEGIN_MS, BEGIN_MS + 4900);
+    ck_assert(!is_said("s0"));
+    const uint64_t at_ms = judge_until(BEGIN_MS + 4950, BEGIN_MS + 60000);
+    ck_assert(is_said("nothing has come from shard s0 for 5 s and more over the data path from "));
+    ck_assert(is_said("to it (127.0.0.1 lo tcp), which led there before"));
+    cairn_datapath_heard(&shard);
+    judge_until(at_ms, at_ms);
+    ck_assert(!is_said("s0"));
+}
+
+TEST(a_shard_that_need_not_speak_is_not_silent)
+{
+    be_attached();
+    awaited = false;
+    uint64_t at_ms = judge_until(BEGIN_MS, BEGIN_MS + 20000);
+    awaited = true;
+    at_ms = judge_until(at_ms, at_ms + 4900);
+    ck_assert(!is_said("s0"));
+    at_ms = judge_until(at_ms, at_ms + 100);
+    ck_assert(is_said("s0"));
+    const size_t address_bytes = shard.address_bytes;
+    shard.address_bytes = 0; // away, by the coordinator's word
+    at_ms = judge_until(at_ms, at_ms + 20000);
+    ck_assert(!is_said("s0"));
+    shard.address_bytes = address_bytes;
+    job.attachment.state = JOB_ATTACHING;
+    at_ms = judge_until(at_ms, at_ms + 20000);
+    ck_assert(!is_said("s0"));
+}
 
 /* A cluster whose shards have not joined is there all the same. */
-START_TEST(shards_are_waited_for_within_the_time_of_the_connect)
+TEST(shards_are_waited_for_within_the_time_of_the_connect)
 {
     const Cairn__Welcome welcome = CAIRN__WELCOME__INIT;
     struct cairn_sentence why;
@@ -87,16 +149,5 @@ START_TEST(shards_are_waited_for_within_the_time_of_the_connect)
     ck_assert_uint_lt(took_ms, 3000);
     ck_assert_int_ne(status, CAIRN_OK);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("client_datapath");
-    TCase *tests = tcase_create("datapath");
-    tcase_add_checked_fixture(tests, set_up, tear_down);
-    tcase_add_test(tests, a_shard_that_is_never_heard_fails_the_job);
-    tcase_add_test(tests, time_in_which_the_worker_did_not_run_does_not_count);
-    tcase_add_test(tests, shards_are_waited_for_within_the_time_of_the_connect);
-    suite_add_tcase(suite, tests);
-    return suite_run(suite);
-}
+SUITE(4, set_up, tear_down);

@@ -97,7 +97,7 @@ static void read_all(cairn_job *job, struct cairn_version version, float values[
     }
 }
 
-START_TEST(two_jobs_of_a_session_train_at_once_and_as_they_would_alone)
+TEST(two_jobs_of_a_session_train_at_once_and_as_they_would_alone)
 {
     static float values[3][TOY_VALUES];
     const char *const names[] = { "actor", "critic", "alone" };
@@ -115,11 +115,10 @@ START_TEST(two_jobs_of_a_session_train_at_once_and_as_they_would_alone)
         ck_assert_int_eq(memcmp(values[i], values[0], sizeof values[0]), 0);
     }
 }
-END_TEST
 
 enum { JOBS_MAX = 64 };
 
-START_TEST(more_jobs_than_a_session_may_have_are_refused_at_once)
+TEST(more_jobs_than_a_session_may_have_are_refused_at_once)
 {
     const struct cairn_job_spec spec = toy_spec(0, 1);
     cairn_job *jobs[JOBS_MAX + 1];
@@ -135,10 +134,9 @@ START_TEST(more_jobs_than_a_session_may_have_are_refused_at_once)
     cairn_job_close(jobs[0]);
     toy_open(session, "job0", &spec);
 }
-END_TEST
 
 /* Members come and go, so it asks again; what it was told is what it says in the end. */
-START_TEST(who_is_put_off_until_its_deadline_says_why)
+TEST(who_is_put_off_until_its_deadline_says_why)
 {
     static struct rooms few;
     const struct cairn_fabric_mem_options fabric = { .seed = 11 };
@@ -154,9 +152,8 @@ START_TEST(who_is_put_off_until_its_deadline_says_why)
     for (int i = 0; i < 3; i++) cairn_close(sessions[i]);
     rooms_close(&few);
 }
-END_TEST
 
-START_TEST(a_job_that_is_closed_leaves_the_other_one_undisturbed)
+TEST(a_job_that_is_closed_leaves_the_other_one_undisturbed)
 {
     static struct trainer actor, critic;
     start(&actor, "actor", UINT32_MAX);
@@ -168,10 +165,9 @@ START_TEST(a_job_that_is_closed_leaves_the_other_one_undisturbed)
                   (int)actor.status, actor.error);
     end_well(&critic);
 }
-END_TEST
 
 /* The coordinator names the job whose place is lost, and keeps the connection. */
-START_TEST(a_job_that_is_fenced_leaves_the_other_one_undisturbed)
+TEST(a_job_that_is_fenced_leaves_the_other_one_undisturbed)
 {
     static struct trainer actor, critic;
     const struct cairn_job_spec spec = toy_spec(0, 1);
@@ -196,7 +192,6 @@ START_TEST(a_job_that_is_fenced_leaves_the_other_one_undisturbed)
     toy_fails(cairn_round_begin(taken, TOY_WAIT_MS, &round), CAIRN_ERR_FENCED, "of job actor");
     cairn_close(other);
 }
-END_TEST
 
 /* ---- an evaluator ---- */
 
@@ -218,7 +213,7 @@ static cairn_status read_version(cairn_job *job, struct cairn_version version,
     return status;
 }
 
-START_TEST(an_evaluator_reads_whole_versions_while_training_goes_on)
+TEST(an_evaluator_reads_whole_versions_while_training_goes_on)
 {
     static float first[TOY_VALUES], second[TOY_VALUES];
     static struct trainer trainer;
@@ -240,9 +235,8 @@ START_TEST(an_evaluator_reads_whole_versions_while_training_goes_on)
     end_well(&trainer);
     cairn_close(reader);
 }
-END_TEST
 
-START_TEST(a_slow_evaluator_is_told_to_begin_anew_and_can)
+TEST(a_slow_evaluator_is_told_to_begin_anew_and_can)
 {
     static float values[TOY_VALUES];
     const struct cairn_job_spec spec = toy_spec(0, 1);
@@ -260,21 +254,5 @@ START_TEST(a_slow_evaluator_is_told_to_begin_anew_and_can)
     toy_good(read_version(job, version, values));
     cairn_close(reader);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("client_jobs");
-    TCase *tcase = tcase_create("client_jobs");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_checked_fixture(tcase, open_rooms, close_rooms);
-    tcase_add_test(tcase, two_jobs_of_a_session_train_at_once_and_as_they_would_alone);
-    tcase_add_test(tcase, more_jobs_than_a_session_may_have_are_refused_at_once);
-    tcase_add_test(tcase, who_is_put_off_until_its_deadline_says_why);
-    tcase_add_test(tcase, a_job_that_is_closed_leaves_the_other_one_undisturbed);
-    tcase_add_test(tcase, a_job_that_is_fenced_leaves_the_other_one_undisturbed);
-    tcase_add_test(tcase, an_evaluator_reads_whole_versions_while_training_goes_on);
-    tcase_add_test(tcase, a_slow_evaluator_is_told_to_begin_anew_and_can);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60, open_rooms, close_rooms);

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "client/handle.h"
+#include "client/base/handle.h"
 #include "client/memory.h"
 #include "tests/support/suite.h"
 #include "tests/support/toy.h"
@@ -41,7 +41,7 @@ static int mapped(void)
     return count;
 }
 
-START_TEST(it_is_whole_pages_of_zeros)
+TEST(it_is_whole_pages_of_zeros)
 {
     void *ptr = NULL, *other = NULL;
     toy_good(cairn_alloc(session, 5000, -1, &ptr));
@@ -54,7 +54,6 @@ START_TEST(it_is_whole_pages_of_zeros)
     while (mapped() > 0)
         usleep(1000); // the library's own thread lets it go; the test's timeout ends it
 }
-END_TEST
 
 /* Bytes that the kernel has set aside for regions of ours. */
 static size_t taken(void)
@@ -76,7 +75,7 @@ static size_t taken(void)
     return bytes;
 }
 
-START_TEST(all_of_it_is_there_before_it_is_touched)
+TEST(all_of_it_is_there_before_it_is_touched)
 {
     const size_t sizes[] = { 1, 5000, 1 << 20, (5 << 20) + 1, (33 << 20) + 5000 };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -86,9 +85,8 @@ START_TEST(all_of_it_is_there_before_it_is_touched)
         ck_assert_uint_ge(taken(), before + sizes[i]);
     }
 }
-END_TEST
 
-START_TEST(a_limit_of_file_size_is_an_error_and_no_signal)
+TEST(a_limit_of_file_size_is_an_error_and_no_signal)
 {
     struct rlimit before, small;
     void *ptr = NULL;
@@ -100,9 +98,8 @@ START_TEST(a_limit_of_file_size_is_an_error_and_no_signal)
     ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &before), 0);
     toy_good(cairn_free(session, ptr));
 }
-END_TEST
 
-START_TEST(what_cannot_be_had_is_refused)
+TEST(what_cannot_be_had_is_refused)
 {
     void *ptr = NULL;
     toy_fails(cairn_alloc(session, 0, -1, &ptr), CAIRN_ERR_INVALID, "0");
@@ -113,9 +110,8 @@ START_TEST(what_cannot_be_had_is_refused)
     ck_assert_ptr_null(ptr);
     ck_assert_int_eq(mapped(), 0);
 }
-END_TEST
 
-START_TEST(a_pointer_that_it_did_not_give_is_not_freed)
+TEST(a_pointer_that_it_did_not_give_is_not_freed)
 {
     int mine = 0;
     void *ptr = NULL;
@@ -126,9 +122,8 @@ START_TEST(a_pointer_that_it_did_not_give_is_not_freed)
     toy_good(cairn_free(session, ptr));
     toy_fails(cairn_free(session, ptr), CAIRN_ERR_INVALID, "freed already");
 }
-END_TEST
 
-START_TEST(memory_on_loan_is_not_freed)
+TEST(memory_on_loan_is_not_freed)
 {
     struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, session);
     void *ptr = NULL;
@@ -140,9 +135,8 @@ START_TEST(memory_on_loan_is_not_freed)
     toy_good(cairn_free(session, ptr));
     cairn_handle_put(session);
 }
-END_TEST
 
-START_TEST(a_loan_outlives_the_session_and_the_memory_goes_with_it)
+TEST(a_loan_outlives_the_session_and_the_memory_goes_with_it)
 {
     struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, session);
     void *ptr = NULL, *other = NULL;
@@ -157,9 +151,8 @@ START_TEST(a_loan_outlives_the_session_and_the_memory_goes_with_it)
     ck_assert_int_eq(mapped(), 0);
     cairn_handle_put(session);
 }
-END_TEST
 
-START_TEST(a_tensor_that_does_not_fit_into_it_is_refused)
+TEST(a_tensor_that_does_not_fit_into_it_is_refused)
 {
     const struct cairn_job_spec spec = toy_spec(0, 1);
     cairn_job *job = toy_ready(session, "toy", &spec);
@@ -175,9 +168,8 @@ START_TEST(a_tensor_that_does_not_fit_into_it_is_refused)
               "4096 bytes to the end");
     toy_good(cairn_free(session, ptr));
 }
-END_TEST
 
-START_TEST(a_put_that_reaches_beyond_it_is_refused_before_it_is_read)
+TEST(a_put_that_reaches_beyond_it_is_refused_before_it_is_read)
 {
     const struct cairn_job_spec spec = toy_spec(0, 1);
     cairn_job *job = toy_open(session, "toy", &spec);
@@ -189,9 +181,8 @@ START_TEST(a_put_that_reaches_beyond_it_is_refused_before_it_is_read)
     toy_put(job); // and may be put yet
     toy_good(cairn_init_done(job, NULL, TOY_WAIT_MS));
 }
-END_TEST
 
-START_TEST(a_round_from_it_is_like_one_from_the_heap)
+TEST(a_round_from_it_is_like_one_from_the_heap)
 {
     const struct cairn_job_spec spec = toy_spec(0, 1);
     cairn_job *job = toy_ready(session, "toy", &spec);
@@ -208,9 +199,8 @@ START_TEST(a_round_from_it_is_like_one_from_the_heap)
     for (int i = 0; i < 1200; i++) // AdamW's first step is of length lr
         ck_assert_float_eq_tol(fetched[i], toy_initial(0, (uint64_t)i) - 1e-3f, 1e-5f);
 }
-END_TEST
 
-START_TEST(closing_the_session_frees_all_of_it)
+TEST(closing_the_session_frees_all_of_it)
 {
     void *ptr[40];
     for (int i = 0; i < 40; i++)
@@ -221,9 +211,8 @@ START_TEST(closing_the_session_frees_all_of_it)
     toy_fails(cairn_alloc(session, 64, -1, ptr), CAIRN_ERR_HANDLE, "session");
     toy_fails(cairn_free(session, ptr[1]), CAIRN_ERR_HANDLE, "session");
 }
-END_TEST
 
-START_TEST(memory_of_the_caller_is_staged_and_said_to_be)
+TEST(memory_of_the_caller_is_staged_and_said_to_be)
 {
     int mine[16];
     toy_fails(cairn_register(session, mine, sizeof mine, -1), CAIRN_ERR_UNSUPPORTED, "staged");
@@ -231,26 +220,5 @@ START_TEST(memory_of_the_caller_is_staged_and_said_to_be)
     toy_fails(cairn_register(session, mine, 16, 0), CAIRN_ERR_UNSUPPORTED, "CUDA");
     toy_fails(cairn_unregister(session, mine), CAIRN_ERR_INVALID, "not registered");
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("client_memory");
-    TCase *tcase = tcase_create("client_memory");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_checked_fixture(tcase, open_rooms, close_rooms);
-    tcase_add_test(tcase, it_is_whole_pages_of_zeros);
-    tcase_add_test(tcase, all_of_it_is_there_before_it_is_touched);
-    tcase_add_test(tcase, a_limit_of_file_size_is_an_error_and_no_signal);
-    tcase_add_test(tcase, what_cannot_be_had_is_refused);
-    tcase_add_test(tcase, a_pointer_that_it_did_not_give_is_not_freed);
-    tcase_add_test(tcase, memory_on_loan_is_not_freed);
-    tcase_add_test(tcase, a_loan_outlives_the_session_and_the_memory_goes_with_it);
-    tcase_add_test(tcase, a_tensor_that_does_not_fit_into_it_is_refused);
-    tcase_add_test(tcase, a_put_that_reaches_beyond_it_is_refused_before_it_is_read);
-    tcase_add_test(tcase, a_round_from_it_is_like_one_from_the_heap);
-    tcase_add_test(tcase, closing_the_session_frees_all_of_it);
-    tcase_add_test(tcase, memory_of_the_caller_is_staged_and_said_to_be);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60, open_rooms, close_rooms);

@@ -23,7 +23,7 @@ static void close_rooms(void)
     rooms_close(&rooms);
 }
 
-START_TEST(a_push_without_a_round_is_told_to_begin_one)
+TEST(a_push_without_a_round_is_told_to_begin_one)
 {
     const struct cairn_job_spec spec = toy_spec(0, 1);
     cairn_job *job = toy_ready(session, "toy", &spec);
@@ -43,10 +43,9 @@ START_TEST(a_push_without_a_round_is_told_to_begin_one)
     toy_fails(cairn_commit(job, &other, 0, NULL, 0, TOY_WAIT_MS, &result), CAIRN_ERR_STALE,
               "cairn_round_begin");
 }
-END_TEST
 
 /* Its structs end where those of the first release did. */
-START_TEST(a_caller_of_an_older_header_trains)
+TEST(a_caller_of_an_older_header_trains)
 {
     const struct cairn_job_spec spec = toy_spec(0, 1);
     cairn_job *job = toy_ready(session, "toy", &spec);
@@ -65,9 +64,8 @@ START_TEST(a_caller_of_an_older_header_trains)
     round.struct_size--;
     toy_fails(cairn_round_begin(job, TOY_WAIT_MS, &round), CAIRN_ERR_INVALID, "struct_size");
 }
-END_TEST
 
-START_TEST(a_push_after_the_commit_is_told_so)
+TEST(a_push_after_the_commit_is_told_so)
 {
     const struct cairn_job_spec spec = toy_spec(0, 1);
     cairn_job *job = toy_ready(session, "toy", &spec);
@@ -79,9 +77,8 @@ START_TEST(a_push_after_the_commit_is_told_so)
     toy_commit(job, &round); // without a push: an update of zeros
     toy_fails(cairn_push(job, &round, 0, "scale", NULL, &mem, NULL), CAIRN_ERR_STALE, "committed");
 }
-END_TEST
 
-START_TEST(a_forgotten_init_done_is_named)
+TEST(a_forgotten_init_done_is_named)
 {
     const struct cairn_job_spec spec = toy_spec(0, 1);
     cairn_job *job = toy_open(session, "toy", &spec);
@@ -92,9 +89,8 @@ START_TEST(a_forgotten_init_done_is_named)
     toy_good(cairn_init_done(job, NULL, TOY_WAIT_MS));
     toy_good(cairn_round_begin(job, TOY_WAIT_MS, &round));
 }
-END_TEST
 
-START_TEST(a_tensor_is_put_once_and_again_if_some_were_missing)
+TEST(a_tensor_is_put_once_and_again_if_some_were_missing)
 {
     const struct cairn_job_spec spec = toy_spec(0, 1);
     cairn_job *job = toy_open(session, "toy", &spec);
@@ -107,9 +103,8 @@ START_TEST(a_tensor_is_put_once_and_again_if_some_were_missing)
     toy_good(cairn_init_done(job, NULL, TOY_WAIT_MS));
     toy_fails(cairn_put(job, "scale", "param", NULL, &mem, NULL), CAIRN_ERR_EXISTS, "already");
 }
-END_TEST
 
-START_TEST(a_version_of_the_future_is_not_called_gone)
+TEST(a_version_of_the_future_is_not_called_gone)
 {
     const struct cairn_job_spec spec = toy_spec(0, 1);
     cairn_job *job = toy_open(session, "toy", &spec);
@@ -131,9 +126,8 @@ START_TEST(a_version_of_the_future_is_not_called_gone)
     toy_good(cairn_fetch(job, version, "scale", NULL, NULL, &mem, &op));
     toy_fails(cairn_wait(op, TOY_WAIT_MS), CAIRN_ERR_VERSION_GONE, "no longer kept");
 }
-END_TEST
 
-START_TEST(who_lost_its_place_hears_that_it_is_meant)
+TEST(who_lost_its_place_hears_that_it_is_meant)
 {
     const struct cairn_job_spec spec = toy_spec(0, 1);
     cairn_job *job = toy_ready(session, "toy", &spec);
@@ -145,11 +139,10 @@ START_TEST(who_lost_its_place_hears_that_it_is_meant)
     ck_assert_ptr_nonnull(strstr(cairn_error(), "a rank of its own"));
     cairn_close(second);
 }
-END_TEST
 
 /* ---- the initial state of other ranks ---- */
 
-START_TEST(ranks_that_hold_the_same_state_agree_and_nothing_of_it_travels)
+TEST(ranks_that_hold_the_same_state_agree_and_nothing_of_it_travels)
 {
     const struct cairn_job_spec source = toy_spec(0, 1), same = toy_spec(1, 1);
     cairn *second = toy_session(&rooms, "second");
@@ -164,9 +157,8 @@ START_TEST(ranks_that_hold_the_same_state_agree_and_nothing_of_it_travels)
     ck_assert_uint_eq(stats.put_bytes, 0);
     cairn_close(second);
 }
-END_TEST
 
-START_TEST(a_rank_with_another_state_is_told_and_the_others_train_on)
+TEST(a_rank_with_another_state_is_told_and_the_others_train_on)
 {
     const struct cairn_job_spec source = toy_spec(0, 1), different = toy_spec(1, 1);
     cairn *second = toy_session(&rooms, "second");
@@ -183,9 +175,8 @@ START_TEST(a_rank_with_another_state_is_told_and_the_others_train_on)
     toy_step(job, 1);
     toy_good(cairn_round_begin(job, TOY_WAIT_MS, &round));
 }
-END_TEST
 
-START_TEST(one_bit_of_a_state_makes_another_digest)
+TEST(one_bit_of_a_state_makes_another_digest)
 {
     const struct cairn_job_spec source = toy_spec(0, 1), different = toy_spec(1, 1);
     cairn *second = toy_session(&rooms, "second");
@@ -202,9 +193,8 @@ START_TEST(one_bit_of_a_state_makes_another_digest)
     ck_assert_ptr_null(strstr(cairn_error(), "tensors)"));
     cairn_close(second);
 }
-END_TEST
 
-START_TEST(a_digest_of_the_caller_is_the_same_on_all_ranks_that_give_one)
+TEST(a_digest_of_the_caller_is_the_same_on_all_ranks_that_give_one)
 {
     const struct cairn_job_spec source = toy_spec(0, 1), next = toy_spec(1, 1);
     cairn *second = toy_session(&rooms, "second");
@@ -219,9 +209,8 @@ START_TEST(a_digest_of_the_caller_is_the_same_on_all_ranks_that_give_one)
     toy_good(cairn_init_done(other, NULL, TOY_WAIT_MS)); // not compared
     cairn_close(second);
 }
-END_TEST
 
-START_TEST(after_the_first_update_nothing_is_compared)
+TEST(after_the_first_update_nothing_is_compared)
 {
     const struct cairn_job_spec source = toy_spec(0, 1), late = toy_spec(1, 1);
     cairn_job *job = toy_ready(session, "toy", &source);
@@ -235,26 +224,5 @@ START_TEST(after_the_first_update_nothing_is_compared)
     toy_good(cairn_init_done(other, NULL, TOY_WAIT_MS));
     cairn_close(second);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("client_messages");
-    TCase *tcase = tcase_create("client_messages");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_checked_fixture(tcase, open_rooms, close_rooms);
-    tcase_add_test(tcase, a_push_without_a_round_is_told_to_begin_one);
-    tcase_add_test(tcase, a_caller_of_an_older_header_trains);
-    tcase_add_test(tcase, a_push_after_the_commit_is_told_so);
-    tcase_add_test(tcase, a_forgotten_init_done_is_named);
-    tcase_add_test(tcase, a_tensor_is_put_once_and_again_if_some_were_missing);
-    tcase_add_test(tcase, a_version_of_the_future_is_not_called_gone);
-    tcase_add_test(tcase, who_lost_its_place_hears_that_it_is_meant);
-    tcase_add_test(tcase, ranks_that_hold_the_same_state_agree_and_nothing_of_it_travels);
-    tcase_add_test(tcase, a_rank_with_another_state_is_told_and_the_others_train_on);
-    tcase_add_test(tcase, one_bit_of_a_state_makes_another_digest);
-    tcase_add_test(tcase, a_digest_of_the_caller_is_the_same_on_all_ranks_that_give_one);
-    tcase_add_test(tcase, after_the_first_update_nothing_is_compared);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60, open_rooms, close_rooms);

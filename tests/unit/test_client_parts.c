@@ -124,7 +124,7 @@ static cairn_job *ready(cairn *of, const char *name, const struct cairn_job_spec
     return job;
 }
 
-START_TEST(a_tensor_put_by_its_parts_is_the_tensor_and_has_its_digest)
+TEST(a_tensor_put_by_its_parts_is_the_tensor_and_has_its_digest)
 {
     const struct cairn_job_spec first = spec_of(0, 1, 2, 1), second = spec_of(1, 1, 2, 1);
     cairn *other = toy_session(&rooms, "second");
@@ -139,7 +139,6 @@ START_TEST(a_tensor_put_by_its_parts_is_the_tensor_and_has_its_digest)
     ck_assert_uint_eq(stats.assembled_bytes_peak, ELEMS * sizeof(float));
     cairn_close(other);
 }
-END_TEST
 
 /* Two steps of micro-batches; what came of it. */
 static void train(const char *name, uint32_t stage, bool by_parts, float out[ELEMS])
@@ -159,7 +158,7 @@ static void train(const char *name, uint32_t stage, bool by_parts, float out[ELE
     cairn_job_close(job);
 }
 
-START_TEST(a_gradient_by_parts_has_the_bits_of_the_fused_one)
+TEST(a_gradient_by_parts_has_the_bits_of_the_fused_one)
 {
     float fused[ELEMS], parts[ELEMS];
     for (uint32_t stage = 1; stage < 3; stage++) {
@@ -169,7 +168,6 @@ START_TEST(a_gradient_by_parts_has_the_bits_of_the_fused_one)
         ck_assert_int_eq(memcmp(fused, parts, sizeof fused), 0);
     }
 }
-END_TEST
 
 /* A step of two workers; the first one by parts or not. */
 static void step_of_two(const char *name, bool by_parts, float out[ELEMS])
@@ -197,16 +195,15 @@ static void step_of_two(const char *name, bool by_parts, float out[ELEMS])
     cairn_job_close(job);
 }
 
-START_TEST(beside_a_worker_that_pushes_the_fused_one_it_is_the_same)
+TEST(beside_a_worker_that_pushes_the_fused_one_it_is_the_same)
 {
     float fused[ELEMS], parts[ELEMS];
     step_of_two("fused", false, fused);
     step_of_two("parts", true, parts);
     ck_assert_int_eq(memcmp(fused, parts, sizeof fused), 0);
 }
-END_TEST
 
-START_TEST(a_part_that_is_missing_counts_as_zeros)
+TEST(a_part_that_is_missing_counts_as_zeros)
 {
     const struct cairn_job_spec spec = spec_of(0, 1, 2, 1);
     float wanted[ELEMS], got[ELEMS];
@@ -224,9 +221,8 @@ START_TEST(a_part_that_is_missing_counts_as_zeros)
     fetch(job, toy_commit(job, &round).version, got);
     ck_assert_int_eq(memcmp(wanted, got, sizeof got), 0);
 }
-END_TEST
 
-START_TEST(what_was_pushed_in_a_void_round_is_forgotten)
+TEST(what_was_pushed_in_a_void_round_is_forgotten)
 {
     const struct cairn_job_spec first = spec_of(0, 1, 2, 1), second = spec_of(1, 1, 2, 1);
     cairn *other = toy_session(&rooms, "second");
@@ -250,9 +246,8 @@ START_TEST(what_was_pushed_in_a_void_round_is_forgotten)
     toy_good(cairn_job_stats(job, &stats));
     ck_assert_uint_eq(stats.assembled_bytes, 0);
 }
-END_TEST
 
-START_TEST(no_element_goes_twice)
+TEST(no_element_goes_twice)
 {
     const struct cairn_job_spec spec = spec_of(0, 1, 2, 1);
     static float values[ELEMS];
@@ -276,9 +271,8 @@ START_TEST(no_element_goes_twice)
     toy_fails(cairn_put(job, "middle", "param", NULL, &mem, NULL), CAIRN_ERR_EXISTS, "middle");
     toy_fails(cairn_put(job, "fused", "param", NULL, &mem, NULL), CAIRN_ERR_EXISTS, "fused");
 }
-END_TEST
 
-START_TEST(a_worker_with_a_tile_of_the_tensor_gives_that)
+TEST(a_worker_with_a_tile_of_the_tensor_gives_that)
 {
     const struct cairn_job_spec spec = spec_of(0, 1, 2, 1);
     static float values[ELEMS];
@@ -294,9 +288,8 @@ START_TEST(a_worker_with_a_tile_of_the_tensor_gives_that)
     push(job, &round, 0, 6, true);
     toy_commit(job, &round);
 }
-END_TEST
 
-START_TEST(a_write_of_a_part_is_of_its_box)
+TEST(a_write_of_a_part_is_of_its_box)
 {
     const struct cairn_job_spec spec = spec_of(0, 1, 2, 1);
     cairn_job *job = ready(session, "toy", &spec, false);
@@ -317,22 +310,5 @@ START_TEST(a_write_of_a_part_is_of_its_box)
         ck_assert_float_eq(got[i], written ? 9 : value(77, i));
     }
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("client_parts");
-    TCase *tests = tcase_create("client_parts");
-    tcase_set_timeout(tests, 30);
-    tcase_add_checked_fixture(tests, open_rooms, close_rooms);
-    tcase_add_test(tests, a_tensor_put_by_its_parts_is_the_tensor_and_has_its_digest);
-    tcase_add_test(tests, a_gradient_by_parts_has_the_bits_of_the_fused_one);
-    tcase_add_test(tests, beside_a_worker_that_pushes_the_fused_one_it_is_the_same);
-    tcase_add_test(tests, a_part_that_is_missing_counts_as_zeros);
-    tcase_add_test(tests, what_was_pushed_in_a_void_round_is_forgotten);
-    tcase_add_test(tests, no_element_goes_twice);
-    tcase_add_test(tests, a_worker_with_a_tile_of_the_tensor_gives_that);
-    tcase_add_test(tests, a_write_of_a_part_is_of_its_box);
-    suite_add_tcase(suite, tests);
-    return suite_run(suite);
-}
+SUITE(30, open_rooms, close_rooms);

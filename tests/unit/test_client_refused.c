@@ -3,8 +3,8 @@
 #include <check.h>
 #include <string.h>
 
-#include "client/handle.h"
-#include "client/session.h"
+#include "client/api/api.h"
+#include "client/base/handle.h"
 #include "tests/support/rooms.h"
 #include "tests/support/suite.h"
 
@@ -68,7 +68,7 @@ static void check_refused(cairn_status status, cairn_status wanted, const char *
                   word);
 }
 
-START_TEST(a_round_of_another_job_is_refused)
+TEST(a_round_of_another_job_is_refused)
 {
     struct cairn_round ours = { .struct_size = sizeof ours }, theirs = ours;
     struct cairn_result result = { .struct_size = sizeof result };
@@ -84,9 +84,32 @@ START_TEST(a_round_of_another_job_is_refused)
     ck_assert_int_eq(cairn_commit(actor, &ours, 1, NULL, 0, WAIT_MS, &result), CAIRN_OK);
     ck_assert_int_eq(cairn_commit(critic, &theirs, 1, NULL, 0, WAIT_MS, &result), CAIRN_OK);
 }
-END_TEST
 
-START_TEST(a_plane_that_a_tensor_has_not_is_refused_at_the_call)
+TEST(an_argument_that_is_wrong_is_named_with_its_value)
+{
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = copy, .dtype = CAIRN_F32 };
+    struct cairn_version version = { 0, 0 };
+    char id[64];
+    cairn_job *job;
+    cairn_op *op;
+    void *memory;
+    check_refused(cairn_version_wait(actor, version, -7, &version), CAIRN_ERR_INVALID,
+                  "timeout_ms is -7; give 0 or more");
+    check_refused(cairn_lease(actor, version, 1000, 0, NULL), CAIRN_ERR_INVALID, "out is NULL");
+    check_refused(cairn_lease(actor, version, -2, 0, &version), CAIRN_ERR_INVALID, "ttl_ms is -2");
+    check_refused(cairn_snapshot(actor, 6, 0, id), CAIRN_ERR_INVALID, "flags is 6");
+    check_refused(cairn_job_open(session, "a b", NULL, CAIRN_READER, 0, &job), CAIRN_ERR_INVALID,
+                  "name is \"a b\"; allowed: 1 to 255 bytes of [A-Za-z0-9._-]");
+    check_refused(cairn_job_open(session, "a", NULL, CAIRN_READER, -1, &job), CAIRN_ERR_INVALID,
+                  "timeout_ms is -1");
+    check_refused(cairn_alloc(session, 8, 0, &memory), CAIRN_ERR_UNSUPPORTED, "device is 0, a GPU");
+    check_refused(cairn_fetch(actor, version, "wieght", NULL, NULL, &mem, &op), CAIRN_ERR_NOT_FOUND,
+                  "job actor has no tensor wieght; cairn_job_tensor lists its 2");
+    check_refused(cairn_fetch(actor, version, "w", "momentum", NULL, &mem, &op),
+                  CAIRN_ERR_NOT_FOUND, "no plane \"momentum\"; planes are \"wire\", \"param\"");
+}
+
+TEST(a_plane_that_a_tensor_has_not_is_refused_at_the_call)
 {
     const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = copy, .dtype = CAIRN_F32 };
     struct cairn_version version = { 0, 0 };
@@ -102,20 +125,19 @@ START_TEST(a_plane_that_a_tensor_has_not_is_refused_at_the_call)
     ck_assert_int_eq(cairn_put(actor, "mean", "param", NULL, &mem, NULL), CAIRN_OK);
     ck_assert_msg(cairn_write_end(actor, WAIT_MS, &version) == CAIRN_OK, "%s", cairn_error());
 }
-END_TEST
 
 /* As if a shard had refused a put of the write. */
 static void fail_a_put(cairn_job *handle)
 {
     struct job *job = cairn_handle_get(CAIRN_HANDLE_JOB, handle);
     pthread_mutex_lock(&job->session->lock);
-    job->puts_status = CAIRN_ERR_NO_MEMORY;
-    cairn_sentence_set(&job->puts_why, "the shard is full");
+    job->puts.status = CAIRN_ERR_NO_MEMORY;
+    cairn_sentence_set(&job->puts.why, "the shard is full");
     pthread_mutex_unlock(&job->session->lock);
     cairn_handle_put(handle);
 }
 
-START_TEST(a_write_may_follow_one_that_failed_at_once)
+TEST(a_write_may_follow_one_that_failed_at_once)
 {
     const struct cairn_mem from = { .struct_size = sizeof from, .ptr = values, .dtype = CAIRN_F32 };
     struct cairn_version version;
@@ -131,9 +153,8 @@ START_TEST(a_write_may_follow_one_that_failed_at_once)
     struct cairn_round round = { .struct_size = sizeof round };
     ck_assert_msg(cairn_round_begin(actor, WAIT_MS, &round) == CAIRN_OK, "%s", cairn_error());
 }
-END_TEST
 
-START_TEST(a_job_is_described_with_the_clip_norm_that_it_has)
+TEST(a_job_is_described_with_the_clip_norm_that_it_has)
 {
     const struct cairn_amend amend = { .struct_size = sizeof amend,
                                        .clip_norm = 0.5,
@@ -145,16 +166,15 @@ START_TEST(a_job_is_described_with_the_clip_norm_that_it_has)
     ck_assert_int_eq(cairn_job_describe(actor, &info), CAIRN_OK);
     ck_assert(info.clip_norm == 0.5);
     pthread_mutex_lock(&job->session->lock);
-    job->clip_norm = 0; // as if another worker had amended it
+    job->known.clip_norm = 0; // as if another worker had amended it
     pthread_mutex_unlock(&job->session->lock);
     cairn_handle_put(actor);
     ck_assert_int_eq(cairn_round_begin(actor, WAIT_MS, &round), CAIRN_OK);
     ck_assert_int_eq(cairn_job_describe(actor, &info), CAIRN_OK);
     ck_assert(info.clip_norm == 0.5);
 }
-END_TEST
 
-START_TEST(a_name_with_control_characters_is_refused_at_once)
+TEST(a_name_with_control_characters_is_refused_at_once)
 {
     const struct cairn_opts opts = { .struct_size = sizeof opts,
                                      .endpoint = rooms.address,
@@ -162,19 +182,5 @@ START_TEST(a_name_with_control_characters_is_refused_at_once)
     cairn *another;
     check_refused(cairn_open(&opts, &another), CAIRN_ERR_INVALID, "opts.name");
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("client_refused");
-    TCase *tc = tcase_create("refused");
-    tcase_set_timeout(tc, 60);
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_add_test(tc, a_round_of_another_job_is_refused);
-    tcase_add_test(tc, a_plane_that_a_tensor_has_not_is_refused_at_the_call);
-    tcase_add_test(tc, a_write_may_follow_one_that_failed_at_once);
-    tcase_add_test(tc, a_job_is_described_with_the_clip_norm_that_it_has);
-    tcase_add_test(tc, a_name_with_control_characters_is_refused_at_once);
-    suite_add_tcase(suite, tc);
-    return suite_run(suite);
-}
+SUITE(60, setup, teardown);

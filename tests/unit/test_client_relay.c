@@ -8,10 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/session.h"
-#include "proto/fabric/mem.h"
+#include "client/api/api.h"
 #include "tests/support/fake_cluster.h"
 #include "tests/support/good.h"
+#include "tests/support/mem.h"
 #include "tests/support/suite.h"
 
 enum { SHARDS = 3, TENSORS = 3, ELEMS = 20000, CHUNKS = 5, NOTES = 4096, WAIT_MS = 15000 };
@@ -33,7 +33,7 @@ struct node {
 };
 
 static struct fake_cluster fake;
-static struct cairn_fabric_mem_hub *hub; /* NULL: real ways */
+static struct cairn_fabric_hub *hub; /* NULL: real ways */
 static struct node nodes[SHARDS];
 static struct note notes[NOTES];
 static uint32_t note_count;
@@ -423,7 +423,7 @@ static void close_scene(void)
 
 /* ---- pushes ---- */
 
-START_TEST(what_is_for_an_owner_goes_to_its_carrier_and_is_marked)
+TEST(what_is_for_an_owner_goes_to_its_carrier_and_is_marked)
 {
     open_mem();
     call(step);
@@ -442,9 +442,8 @@ START_TEST(what_is_for_an_owner_goes_to_its_carrier_and_is_marked)
     }
     close_scene();
 }
-END_TEST
 
-START_TEST(the_loss_of_the_carrier_sends_again_what_all_its_owners_owe)
+TEST(the_loss_of_the_carrier_sends_again_what_all_its_owners_owe)
 {
     open_mem();
     holds_acks = true;
@@ -465,9 +464,8 @@ START_TEST(the_loss_of_the_carrier_sends_again_what_all_its_owners_owe)
     ck_assert_uint_eq(count(2, CAIRN_CHUNK_PUSH, 2), CHUNKS);
     close_scene();
 }
-END_TEST
 
-START_TEST(the_loss_of_the_owner_is_nothing_to_what_its_carrier_has)
+TEST(the_loss_of_the_owner_is_nothing_to_what_its_carrier_has)
 {
     open_mem();
     holds_acks = true;
@@ -485,9 +483,8 @@ START_TEST(the_loss_of_the_owner_is_nothing_to_what_its_carrier_has)
     ck_assert_uint_eq(count(0, CAIRN_CHUNK_PUSH, 1), CHUNKS);
     close_scene();
 }
-END_TEST
 
-START_TEST(a_new_endpoint_of_the_carrier_is_told_to_all_its_owners_in_a_void_round_too)
+TEST(a_new_endpoint_of_the_carrier_is_told_to_all_its_owners_in_a_void_round_too)
 {
     open_mem();
     holds_acks = true;
@@ -508,9 +505,8 @@ START_TEST(a_new_endpoint_of_the_carrier_is_told_to_all_its_owners_in_a_void_rou
     until(count(0, CAIRN_CHUNK_PUSH, 0) + count(0, CAIRN_CHUNK_PUSH, 1) == 2 * CHUNKS - 1);
     close_scene();
 }
-END_TEST
 
-START_TEST(the_next_round_without_it_goes_directly_whatever_its_ways_were)
+TEST(the_next_round_without_it_goes_directly_whatever_its_ways_were)
 {
     open_mem();
     nodes[0].endpoint = 9; // higher than the others will ever be
@@ -530,9 +526,8 @@ START_TEST(the_next_round_without_it_goes_directly_whatever_its_ways_were)
     ck_assert_uint_eq(count(2, CAIRN_CHUNK_MICRO_END, 1), 1);
     close_scene();
 }
-END_TEST
 
-START_TEST(what_is_folded_where_it_lies_has_no_checksum_and_all_else_has_one)
+TEST(what_is_folded_where_it_lies_has_no_checksum_and_all_else_has_one)
 {
     uint32_t in_place = 0, carried = 0;
     open_host();
@@ -550,11 +545,10 @@ START_TEST(what_is_folded_where_it_lies_has_no_checksum_and_all_else_has_one)
     ck_assert_uint_ge(carried, CHUNKS);
     close_scene();
 }
-END_TEST
 
 /* ---- fetches ---- */
 
-START_TEST(what_the_host_shares_with_a_relay_only_is_fetched_from_it)
+TEST(what_the_host_shares_with_a_relay_only_is_fetched_from_it)
 {
     struct cairn_stats stats = { .struct_size = sizeof stats };
     open_host();
@@ -567,9 +561,8 @@ START_TEST(what_the_host_shares_with_a_relay_only_is_fetched_from_it)
     ck_assert_uint_eq(stats.shared_fetched_bytes, sizeof got);
     close_scene();
 }
-END_TEST
 
-START_TEST(a_chunk_that_came_damaged_is_asked_for_again)
+TEST(a_chunk_that_came_damaged_is_asked_for_again)
 {
     open_host();
     call(step);
@@ -583,9 +576,8 @@ START_TEST(a_chunk_that_came_damaged_is_asked_for_again)
     ck_assert_mem_eq(got, given[tensor], sizeof got);
     close_scene();
 }
-END_TEST
 
-START_TEST(what_a_relay_has_not_the_owner_is_asked_for_until_the_next_grant)
+TEST(what_a_relay_has_not_the_owner_is_asked_for_until_the_next_grant)
 {
     open_host();
     call(step);
@@ -604,9 +596,8 @@ START_TEST(what_a_relay_has_not_the_owner_is_asked_for_until_the_next_grant)
     ck_assert_uint_eq(count(0, CAIRN_CHUNK_FETCH, 1), CHUNKS);
     close_scene();
 }
-END_TEST
 
-START_TEST(what_a_relay_that_is_lost_did_not_answer_is_asked_again)
+TEST(what_a_relay_that_is_lost_did_not_answer_is_asked_again)
 {
     open_host();
     call(step);
@@ -620,7 +611,6 @@ START_TEST(what_a_relay_that_is_lost_did_not_answer_is_asked_again)
     ck_assert_uint_eq(count(1, CAIRN_CHUNK_FETCH, 1), CHUNKS);
     close_scene();
 }
-END_TEST
 
 /* What a trainer does first. */
 static void begin_and_fetch(void)
@@ -636,7 +626,7 @@ static uint64_t now_ms(void)
     return uv_hrtime() / 1000000;
 }
 
-START_TEST(a_fetch_of_the_first_round_waits_until_it_is_known_who_relays)
+TEST(a_fetch_of_the_first_round_waits_until_it_is_known_who_relays)
 {
     open_host();
     holds_grants = true;
@@ -650,9 +640,8 @@ START_TEST(a_fetch_of_the_first_round_waits_until_it_is_known_who_relays)
     ck_assert_uint_eq(count(1, CAIRN_CHUNK_FETCH, 1), 0);
     close_scene();
 }
-END_TEST
 
-START_TEST(a_fetch_that_nobody_relays_waits_no_longer_than_a_moment)
+TEST(a_fetch_that_nobody_relays_waits_no_longer_than_a_moment)
 {
     open_host();
     holds_grants = true;
@@ -662,7 +651,6 @@ START_TEST(a_fetch_that_nobody_relays_waits_no_longer_than_a_moment)
     ck_assert_uint_eq(count(1, CAIRN_CHUNK_FETCH, 1), CHUNKS);
     close_scene();
 }
-END_TEST
 
 static void wait_for_push(void)
 {
@@ -677,34 +665,12 @@ static void wait_for_push(void)
                   cairn_error());
 }
 
-START_TEST(a_wait_that_times_out_names_the_relay_that_has_not_answered)
+TEST(a_wait_that_times_out_names_the_relay_that_has_not_answered)
 {
     open_mem();
     holds_acks = true;
     call(wait_for_push);
     close_scene();
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("client relay");
-    TCase *tcase = tcase_create("client relay");
-    tcase_set_timeout(tcase, 40);
-    tcase_add_test(tcase, what_is_for_an_owner_goes_to_its_carrier_and_is_marked);
-    tcase_add_test(tcase, the_loss_of_the_carrier_sends_again_what_all_its_owners_owe);
-    tcase_add_test(tcase, the_loss_of_the_owner_is_nothing_to_what_its_carrier_has);
-    tcase_add_test(tcase,
-                   a_new_endpoint_of_the_carrier_is_told_to_all_its_owners_in_a_void_round_too);
-    tcase_add_test(tcase, the_next_round_without_it_goes_directly_whatever_its_ways_were);
-    tcase_add_test(tcase, what_is_folded_where_it_lies_has_no_checksum_and_all_else_has_one);
-    tcase_add_test(tcase, what_the_host_shares_with_a_relay_only_is_fetched_from_it);
-    tcase_add_test(tcase, a_chunk_that_came_damaged_is_asked_for_again);
-    tcase_add_test(tcase, what_a_relay_has_not_the_owner_is_asked_for_until_the_next_grant);
-    tcase_add_test(tcase, what_a_relay_that_is_lost_did_not_answer_is_asked_again);
-    tcase_add_test(tcase, a_fetch_of_the_first_round_waits_until_it_is_known_who_relays);
-    tcase_add_test(tcase, a_fetch_that_nobody_relays_waits_no_longer_than_a_moment);
-    tcase_add_test(tcase, a_wait_that_times_out_names_the_relay_that_has_not_answered);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(40);

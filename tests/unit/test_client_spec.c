@@ -2,9 +2,10 @@
 #include <cairn.h>
 #include <check.h>
 #include <math.h>
+#include <string.h>
 
+#include "client/base/spec.h"
 #include "client/session.h"
-#include "client/spec.h"
 #include "tests/support/suite.h"
 
 static struct cairn_tensor tensor;
@@ -39,7 +40,30 @@ static void check_refused(const char *word)
                   word);
 }
 
-START_TEST(a_count_without_an_array_is_refused)
+TEST(a_name_that_cannot_be_one_is_told_by_its_place_with_what_is_allowed)
+{
+    static char too_long[300];
+    struct cairn_tensor two[2] = { tensor, tensor };
+    spec.tensors = two;
+    spec.tensor_count = 2;
+    memset(too_long, 'x', sizeof too_long - 1);
+    two[1].name = "";
+    check_refused("tensors[1].name is empty; allowed: 1 to 255 bytes");
+    two[1].name = NULL;
+    check_refused("tensors[1].name is empty");
+    two[1].name = "a\xff";
+    check_refused("tensors[1].name: byte 0xff at 1 is no UTF-8");
+    two[1].name = too_long;
+    check_refused("tensors[1].name is longer than allowed: 1 to 255 bytes");
+    two[1].name = "v";
+    two[1].unit = too_long;
+    check_refused("tensors[1].unit is longer than allowed: 1 to 255 bytes");
+    two[1].unit = NULL;
+    group.name = too_long;
+    check_refused("groups[0].name is longer than allowed: 1 to 255 bytes");
+}
+
+TEST(a_count_without_an_array_is_refused)
 {
     spec.tensors = NULL;
     check_refused("NULL");
@@ -47,32 +71,28 @@ START_TEST(a_count_without_an_array_is_refused)
     spec.groups = NULL;
     check_refused("NULL");
 }
-END_TEST
 
-START_TEST(a_group_without_an_optimizer_is_sent_to_CAIRN_GROUP_INIT)
+TEST(a_group_without_an_optimizer_is_sent_to_CAIRN_GROUP_INIT)
 {
     group = (struct cairn_group) { .struct_size = sizeof group };
     check_refused("names no optimizer; begin with CAIRN_GROUP_INIT");
 }
-END_TEST
 
 /* As many elements as the shape seems to have would else not be trained. */
-START_TEST(a_shape_behind_its_rank_is_refused)
+TEST(a_shape_behind_its_rank_is_refused)
 {
     tensor.shape[1] = 256;
     check_refused("tensor w has rank 1, and yet shape[1] is 256");
 }
-END_TEST
 
-START_TEST(a_field_that_the_optimizer_ignores_is_refused)
+TEST(a_field_that_the_optimizer_ignores_is_refused)
 {
     group.momentum = 0.5;
     check_refused("momentum");
 }
-END_TEST
 
 /* Its rule would divide by 0 wherever a gradient is 0. */
-START_TEST(a_group_that_says_only_its_optimizer_is_sent_to_CAIRN_GROUP_INIT)
+TEST(a_group_that_says_only_its_optimizer_is_sent_to_CAIRN_GROUP_INIT)
 {
     group = (struct cairn_group) { .struct_size = sizeof group, .optimizer = "adamw" };
     check_refused("eps is 0, and adamw divides by it");
@@ -82,9 +102,8 @@ START_TEST(a_group_that_says_only_its_optimizer_is_sent_to_CAIRN_GROUP_INIT)
     group = (struct cairn_group) { .struct_size = sizeof group, .optimizer = "sgd", .lr = 0.1 };
     ck_assert_int_eq(cairn_client_spec_fill(&spec, &data, &open_flags), CAIRN_OK);
 }
-END_TEST
 
-START_TEST(betas_of_sgd_are_refused_but_for_the_defaults)
+TEST(betas_of_sgd_are_refused_but_for_the_defaults)
 {
     group.optimizer = "sgd";
     ck_assert_int_eq(cairn_client_spec_fill(&spec, &data, &open_flags), CAIRN_OK);
@@ -94,16 +113,14 @@ START_TEST(betas_of_sgd_are_refused_but_for_the_defaults)
     group.beta2 = 0.5;
     check_refused("beta2");
 }
-END_TEST
 
-START_TEST(a_loss_scale_that_fp32_cannot_bear_is_refused)
+TEST(a_loss_scale_that_fp32_cannot_bear_is_refused)
 {
     spec.loss_scale = 1e-300;
     check_refused("loss_scale");
 }
-END_TEST
 
-START_TEST(a_zero_has_no_sign)
+TEST(a_zero_has_no_sign)
 {
     spec.clip_norm = -0.0;
     group.weight_decay = -0.0;
@@ -111,9 +128,8 @@ START_TEST(a_zero_has_no_sign)
     ck_assert(!signbit(data.clip_norm));
     ck_assert(!signbit(data.groups[0].weight_decay));
 }
-END_TEST
 
-START_TEST(a_group_of_what_is_not_trained_is_refused)
+TEST(a_group_of_what_is_not_trained_is_refused)
 {
     struct cairn_tensor two[] = { tensor, tensor };
     two[1].name = "mean";
@@ -130,22 +146,5 @@ START_TEST(a_group_of_what_is_not_trained_is_refused)
     spec.tensor_count = 2;
     check_refused("nobody");
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("client_spec");
-    TCase *tc = tcase_create("spec");
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_add_test(tc, a_count_without_an_array_is_refused);
-    tcase_add_test(tc, a_group_without_an_optimizer_is_sent_to_CAIRN_GROUP_INIT);
-    tcase_add_test(tc, a_shape_behind_its_rank_is_refused);
-    tcase_add_test(tc, a_field_that_the_optimizer_ignores_is_refused);
-    tcase_add_test(tc, a_group_that_says_only_its_optimizer_is_sent_to_CAIRN_GROUP_INIT);
-    tcase_add_test(tc, betas_of_sgd_are_refused_but_for_the_defaults);
-    tcase_add_test(tc, a_loss_scale_that_fp32_cannot_bear_is_refused);
-    tcase_add_test(tc, a_zero_has_no_sign);
-    tcase_add_test(tc, a_group_of_what_is_not_trained_is_refused);
-    suite_add_tcase(suite, tc);
-    return suite_run(suite);
-}
+SUITE(4, setup, teardown);

@@ -123,7 +123,7 @@ static void check_same(const struct state *a, const struct state *b)
     ck_assert_int_eq(memcmp(a->values, b->values, sizeof a->values), 0);
 }
 
-START_TEST(with_one_micro_batch_all_stages_give_the_same_bits)
+TEST(with_one_micro_batch_all_stages_give_the_same_bits)
 {
     static struct state state[4];
     for (uint32_t stage = 0; stage < 4; stage++) {
@@ -135,9 +135,8 @@ START_TEST(with_one_micro_batch_all_stages_give_the_same_bits)
         ck_assert_uint_eq(state[stage].stats.pushed_bytes, state[0].stats.pushed_bytes);
     }
 }
-END_TEST
 
-START_TEST(with_several_stages_0_and_1_agree_and_2_and_3_do)
+TEST(with_several_stages_0_and_1_agree_and_2_and_3_do)
 {
     static struct state state[4];
     for (uint32_t stage = 0; stage < 4; stage++) {
@@ -148,9 +147,8 @@ START_TEST(with_several_stages_0_and_1_agree_and_2_and_3_do)
     check_same(&state[0], &state[1]);
     check_same(&state[2], &state[3]);
 }
-END_TEST
 
-START_TEST(what_is_added_up_is_pushed_once_and_is_the_sum_in_order)
+TEST(what_is_added_up_is_pushed_once_and_is_the_sum_in_order)
 {
     static struct state added, summed;
     struct cairn_job_spec spec = spec_of(1, MICROS);
@@ -174,9 +172,8 @@ START_TEST(what_is_added_up_is_pushed_once_and_is_the_sum_in_order)
     cairn_close(session);
     check_same(&added, &summed);
 }
-END_TEST
 
-START_TEST(gradients_of_bf16_are_added_up_in_f32)
+TEST(gradients_of_bf16_are_added_up_in_f32)
 {
     const struct cairn_job_spec spec = spec_of(1, 2);
     cairn *session = toy_session(&rooms, "narrow");
@@ -192,9 +189,8 @@ START_TEST(gradients_of_bf16_are_added_up_in_f32)
     ck_assert_double_eq(result.grad_norm, 1.00390625);
     cairn_close(session);
 }
-END_TEST
 
-START_TEST(fewer_micro_batches_than_declared_are_pushed_at_the_commit)
+TEST(fewer_micro_batches_than_declared_are_pushed_at_the_commit)
 {
     const struct cairn_job_spec spec = spec_of(0, MICROS);
     cairn *session = toy_session(&rooms, "fewer");
@@ -213,9 +209,8 @@ START_TEST(fewer_micro_batches_than_declared_are_pushed_at_the_commit)
     }
     cairn_close(session);
 }
-END_TEST
 
-START_TEST(a_micro_batch_beyond_those_declared_is_refused)
+TEST(a_micro_batch_beyond_those_declared_is_refused)
 {
     const struct cairn_job_spec spec = spec_of(1, 2);
     cairn *session = toy_session(&rooms, "more");
@@ -235,9 +230,8 @@ START_TEST(a_micro_batch_beyond_those_declared_is_refused)
     ck_assert(toy_commit(job, &round).applied);
     cairn_close(session);
 }
-END_TEST
 
-START_TEST(what_was_added_up_in_a_void_round_is_forgotten)
+TEST(what_was_added_up_in_a_void_round_is_forgotten)
 {
     static struct state quiet, disturbed;
     const struct cairn_job_spec spec = spec_of(1, MICROS);
@@ -276,21 +270,5 @@ START_TEST(what_was_added_up_in_a_void_round_is_forgotten)
     cairn_close(session);
     check_same(&quiet, &disturbed);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("client_stages");
-    TCase *tcase = tcase_create("client_stages");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_checked_fixture(tcase, open_rooms, close_rooms);
-    tcase_add_test(tcase, with_one_micro_batch_all_stages_give_the_same_bits);
-    tcase_add_test(tcase, with_several_stages_0_and_1_agree_and_2_and_3_do);
-    tcase_add_test(tcase, what_is_added_up_is_pushed_once_and_is_the_sum_in_order);
-    tcase_add_test(tcase, gradients_of_bf16_are_added_up_in_f32);
-    tcase_add_test(tcase, fewer_micro_batches_than_declared_are_pushed_at_the_commit);
-    tcase_add_test(tcase, a_micro_batch_beyond_those_declared_is_refused);
-    tcase_add_test(tcase, what_was_added_up_in_a_void_round_is_forgotten);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60, open_rooms, close_rooms);

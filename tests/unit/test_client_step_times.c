@@ -2,7 +2,8 @@
 #include <check.h>
 #include <string.h>
 
-#include "client/step_times.h"
+#include "client/base/clock.h"
+#include "client/base/step_times.h"
 #include "tests/support/suite.h"
 
 static struct step_times times;
@@ -16,10 +17,10 @@ static void begin(uint64_t ago_us)
     times.committed_us -= ago_us;
 }
 
-START_TEST(the_phases_make_up_the_step)
+TEST(the_phases_make_up_the_step)
 {
     begin(1000000);
-    const uint64_t now_us = cairn_step_times_now();
+    const uint64_t now_us = cairn_client_now_us();
     cairn_step_times_waited(&times, CAIRN_TIME_FETCH, now_us - 200000);
     cairn_step_times_waited(&times, CAIRN_TIME_WAIT, now_us - 300000);
     ck_assert(cairn_step_times_commit(&times, 2, &told));
@@ -30,16 +31,15 @@ START_TEST(the_phases_make_up_the_step)
     uint64_t sum = 0;
     for (int p = 0; p < CAIRN_TIMES; p++) sum += told.us[p];
     ck_assert_uint_ge(sum, 1000000);
-    ck_assert_uint_le(sum, 1000000 + (cairn_step_times_now() - now_us) + 1000);
+    ck_assert_uint_le(sum, 1000000 + (cairn_client_now_us() - now_us) + 1000);
     ck_assert(cairn_step_times_commit(&times, 3, &told)); // begun anew
     ck_assert_uint_eq(told.us[CAIRN_TIME_WAIT] + told.us[CAIRN_TIME_FETCH], 0);
 }
-END_TEST
 
-START_TEST(a_commit_waits_for_its_pushes_then_for_the_others)
+TEST(a_commit_waits_for_its_pushes_then_for_the_others)
 {
     begin(1000000);
-    const uint64_t from_us = cairn_step_times_now() - 500000;
+    const uint64_t from_us = cairn_client_now_us() - 500000;
     times.pushed_us = from_us + 200000;
     cairn_step_times_ended(&times, from_us);
     ck_assert_uint_eq(times.us[CAIRN_TIME_PUSH], 200000);
@@ -49,19 +49,17 @@ START_TEST(a_commit_waits_for_its_pushes_then_for_the_others)
     cairn_step_times_ended(&times, from_us);
     ck_assert_uint_eq(times.us[CAIRN_TIME_PUSH], 0);
 }
-END_TEST
 
-START_TEST(threads_that_wait_side_by_side_leave_no_time_to_compute_and_no_less)
+TEST(threads_that_wait_side_by_side_leave_no_time_to_compute_and_no_less)
 {
     begin(1000);
     for (int i = 0; i < 3; i++)
-        cairn_step_times_waited(&times, CAIRN_TIME_FETCH, cairn_step_times_now() - 1000);
+        cairn_step_times_waited(&times, CAIRN_TIME_FETCH, cairn_client_now_us() - 1000);
     ck_assert(cairn_step_times_commit(&times, 2, &told));
     ck_assert_uint_eq(told.us[CAIRN_TIME_COMPUTE], 0);
 }
-END_TEST
 
-START_TEST(a_round_that_is_committed_again_is_one_step)
+TEST(a_round_that_is_committed_again_is_one_step)
 {
     begin(1000);
     ck_assert(cairn_step_times_commit(&times, 2, &told));
@@ -70,16 +68,5 @@ START_TEST(a_round_that_is_committed_again_is_one_step)
     cairn_step_times_waited(&times, CAIRN_TIME_WAIT, 0);
     ck_assert_uint_lt(times.us[CAIRN_TIME_WAIT], 1000000);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("client_step_times");
-    TCase *tests = tcase_create("step_times");
-    tcase_add_test(tests, the_phases_make_up_the_step);
-    tcase_add_test(tests, a_commit_waits_for_its_pushes_then_for_the_others);
-    tcase_add_test(tests, threads_that_wait_side_by_side_leave_no_time_to_compute_and_no_less);
-    tcase_add_test(tests, a_round_that_is_committed_again_is_one_step);
-    suite_add_tcase(suite, tests);
-    return suite_run(suite);
-}
+SUITE(4);

@@ -76,7 +76,7 @@ static void train(const char *name, uint32_t stage, bool dense, float out[TOY_EL
     cairn_job_close(job);
 }
 
-START_TEST(what_is_put_from_a_transpose_is_the_tensor)
+TEST(what_is_put_from_a_transpose_is_the_tensor)
 {
     const struct cairn_job_spec spec = toy_spec(0, 1);
     cairn_job *job = toy_open(session, "toy", &spec);
@@ -86,9 +86,8 @@ START_TEST(what_is_put_from_a_transpose_is_the_tensor)
     toy_fetch(job, round.version, WEIGHT, NULL, CAIRN_F32, got);
     for (uint64_t i = 0; i < TOY_ELEMS; i++) ck_assert_float_eq(got[i], toy_initial(WEIGHT, i));
 }
-END_TEST
 
-START_TEST(its_digest_is_that_of_the_dense_tensor)
+TEST(its_digest_is_that_of_the_dense_tensor)
 {
     const struct cairn_job_spec first = toy_spec(0, 1), second = toy_spec(1, 1);
     cairn *other = toy_session(&rooms, "second");
@@ -98,9 +97,8 @@ START_TEST(its_digest_is_that_of_the_dense_tensor)
     (void)job;
     cairn_close(other);
 }
-END_TEST
 
-START_TEST(a_gradient_with_strides_has_the_bits_of_a_dense_one)
+TEST(a_gradient_with_strides_has_the_bits_of_a_dense_one)
 {
     float dense[TOY_ELEMS], apart[TOY_ELEMS];
     for (uint32_t stage = 1; stage < 3; stage++) { // added up here, and pushed as it is
@@ -110,9 +108,8 @@ START_TEST(a_gradient_with_strides_has_the_bits_of_a_dense_one)
         ck_assert_int_eq(memcmp(dense, apart, sizeof dense), 0);
     }
 }
-END_TEST
 
-START_TEST(a_fetch_writes_what_the_strides_name_and_nothing_else)
+TEST(a_fetch_writes_what_the_strides_name_and_nothing_else)
 {
     const struct cairn_job_spec spec = toy_spec(0, 1);
     cairn_job *job = toy_ready(session, "toy", &spec);
@@ -132,9 +129,8 @@ START_TEST(a_fetch_writes_what_the_strides_name_and_nothing_else)
             ck_assert_float_eq(*place(far, r * COLUMNS + c),
                                toy_initial(WEIGHT, (r + 7) * COLUMNS + c + 3));
 }
-END_TEST
 
-START_TEST(copies_are_counted_and_given_back)
+TEST(copies_are_counted_and_given_back)
 {
     const struct cairn_job_spec spec = toy_spec(0, 1);
     cairn_job *job = toy_open(session, "toy", &spec);
@@ -145,9 +141,8 @@ START_TEST(copies_are_counted_and_given_back)
     ck_assert_uint_gt(stats.packed_bytes_peak, 0);
     ck_assert_uint_le(stats.packed_bytes_peak, TOY_ELEMS * sizeof(float));
 }
-END_TEST
 
-START_TEST(memory_that_cannot_be_is_refused)
+TEST(memory_that_cannot_be_is_refused)
 {
     const struct cairn_job_spec spec = toy_spec(0, 1);
     cairn_job *job = toy_ready(session, "toy", &spec);
@@ -176,9 +171,8 @@ START_TEST(memory_that_cannot_be_is_refused)
     toy_good(cairn_push(job, &round, 0, "a.bias", NULL, &mem, NULL));
     toy_commit(job, &round);
 }
-END_TEST
 
-START_TEST(memory_of_cairn_alloc_must_hold_all_that_the_strides_reach)
+TEST(memory_of_cairn_alloc_must_hold_all_that_the_strides_reach)
 {
     const struct cairn_job_spec spec = toy_spec(0, 1);
     cairn_job *job = toy_ready(session, "toy", &spec);
@@ -190,9 +184,8 @@ START_TEST(memory_of_cairn_alloc_must_hold_all_that_the_strides_reach)
     toy_fails(cairn_fetch(job, round.version, "a.weight", NULL, NULL, &mem, &op), CAIRN_ERR_INVALID,
               "12288 bytes to the end");
 }
-END_TEST
 
-START_TEST(the_struct_of_the_first_release_is_dense_memory_of_the_host)
+TEST(the_struct_of_the_first_release_is_dense_memory_of_the_host)
 {
     const struct cairn_job_spec spec = toy_spec(0, 1);
     cairn_job *job = toy_ready(session, "toy", &spec);
@@ -206,22 +199,5 @@ START_TEST(the_struct_of_the_first_release_is_dense_memory_of_the_host)
     toy_good(cairn_wait(op, TOY_WAIT_MS));
     for (uint64_t i = 0; i < COLUMNS; i++) ck_assert_float_eq(got[i], toy_initial(1, i));
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("client_strides");
-    TCase *tests = tcase_create("client_strides");
-    tcase_set_timeout(tests, 30);
-    tcase_add_checked_fixture(tests, open_rooms, close_rooms);
-    tcase_add_test(tests, what_is_put_from_a_transpose_is_the_tensor);
-    tcase_add_test(tests, its_digest_is_that_of_the_dense_tensor);
-    tcase_add_test(tests, a_gradient_with_strides_has_the_bits_of_a_dense_one);
-    tcase_add_test(tests, a_fetch_writes_what_the_strides_name_and_nothing_else);
-    tcase_add_test(tests, copies_are_counted_and_given_back);
-    tcase_add_test(tests, memory_that_cannot_be_is_refused);
-    tcase_add_test(tests, memory_of_cairn_alloc_must_hold_all_that_the_strides_reach);
-    tcase_add_test(tests, the_struct_of_the_first_release_is_dense_memory_of_the_host);
-    suite_add_tcase(suite, tests);
-    return suite_run(suite);
-}
+SUITE(30, open_rooms, close_rooms);

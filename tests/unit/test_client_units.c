@@ -96,7 +96,7 @@ static void check_bits(const struct cairn_view *view, int tensor)
     ck_assert_int_eq(memcmp(view->ptr, expected, bytes), 0);
 }
 
-START_TEST(a_mapped_unit_has_the_bits_of_a_fetch)
+TEST(a_mapped_unit_has_the_bits_of_a_fetch)
 {
     struct cairn_view views[2];
     toy_good(cairn_wait(begin_map("a", newest, views), TOY_WAIT_MS));
@@ -111,9 +111,8 @@ START_TEST(a_mapped_unit_has_the_bits_of_a_fetch)
     }
     ck_assert_uint_eq(stats().mapped_bytes, 0);
 }
-END_TEST
 
-START_TEST(a_unit_mapped_twice_is_one_memory_until_the_last_unmap)
+TEST(a_unit_mapped_twice_is_one_memory_until_the_last_unmap)
 {
     const struct cairn_view first = map("b");
     const uint64_t fetched = stats().fetched_bytes;
@@ -126,9 +125,8 @@ START_TEST(a_unit_mapped_twice_is_one_memory_until_the_last_unmap)
     ck_assert_uint_eq(stats().mapped_bytes, 0);
     ck_assert_uint_eq(stats().mapped_bytes_peak, room(2));
 }
-END_TEST
 
-START_TEST(what_was_prefetched_is_not_fetched_again)
+TEST(what_was_prefetched_is_not_fetched_again)
 {
     prefetch(0, 2);
     const struct cairn_view first = map("a"); // it may still be on its way
@@ -144,9 +142,8 @@ START_TEST(what_was_prefetched_is_not_fetched_again)
     ck_assert_uint_eq(stats().fetched_bytes, bytes);
     ck_assert_uint_eq(stats().mapped_bytes, 0);
 }
-END_TEST
 
-START_TEST(memory_of_a_trainer_is_at_most_window_times_the_largest_unit)
+TEST(memory_of_a_trainer_is_at_most_window_times_the_largest_unit)
 {
     for (uint32_t step = 0; step < 4; step++) {
         const struct cairn_round round = toy_begin(job);
@@ -169,9 +166,8 @@ START_TEST(memory_of_a_trainer_is_at_most_window_times_the_largest_unit)
     ck_assert_uint_gt(seen.maps_prefetched, 4 * UNITS);
     ck_assert_uint_eq(seen.mapped_bytes, 0); // all of it was given back
 }
-END_TEST
 
-START_TEST(a_prefetch_beyond_the_window_is_dropped_or_takes_the_place_of_the_oldest)
+TEST(a_prefetch_beyond_the_window_is_dropped_or_takes_the_place_of_the_oldest)
 {
     prefetch(0, 3);
     ck_assert_uint_eq(stats().prefetches_dropped, 1);
@@ -185,9 +181,8 @@ START_TEST(a_prefetch_beyond_the_window_is_dropped_or_takes_the_place_of_the_old
     ck_assert_uint_eq(stats().prefetches_dropped, 2);
     ck_assert_uint_eq(stats().mapped_bytes, room(2) + room(4)); // "a" is gone
 }
-END_TEST
 
-START_TEST(a_map_is_never_refused_for_the_window_but_counted)
+TEST(a_map_is_never_refused_for_the_window_but_counted)
 {
     struct cairn_view views[UNITS];
     for (size_t i = 0; i < UNITS; i++) views[i] = map(units[i]);
@@ -195,9 +190,8 @@ START_TEST(a_map_is_never_refused_for_the_window_but_counted)
     for (size_t i = 0; i < UNITS; i++) unmap(views[i]);
     ck_assert_uint_eq(stats().mapped_bytes, 0);
 }
-END_TEST
 
-START_TEST(a_version_that_is_not_there_lends_nothing)
+TEST(a_version_that_is_not_there_lends_nothing)
 {
     struct cairn_view views[2];
     struct cairn_version future = newest;
@@ -215,9 +209,8 @@ START_TEST(a_version_that_is_not_there_lends_nothing)
     await_mapped(0);
     unmap(map("a")); // the newest is
 }
-END_TEST
 
-START_TEST(a_new_version_puts_out_what_is_left_of_the_one_before)
+TEST(a_new_version_puts_out_what_is_left_of_the_one_before)
 {
     prefetch(0, 2);
     unmap(map("a"));
@@ -229,9 +222,8 @@ START_TEST(a_new_version_puts_out_what_is_left_of_the_one_before)
     unmap(held);
     ck_assert_uint_eq(stats().mapped_bytes, 0);
 }
-END_TEST
 
-START_TEST(wrong_views_and_names_are_refused)
+TEST(wrong_views_and_names_are_refused)
 {
     struct cairn_view views[2] = { { .struct_size = sizeof *views } };
     struct cairn_view view = map("b");
@@ -252,9 +244,8 @@ START_TEST(wrong_views_and_names_are_refused)
     toy_fails(cairn_unmap(job, &view, NULL), CAIRN_ERR_INVALID, "not on loan");
     ck_assert_ptr_null(op);
 }
-END_TEST
 
-START_TEST(an_alias_is_mapped_as_what_it_stands_for)
+TEST(an_alias_is_mapped_as_what_it_stands_for)
 {
     const struct cairn_box rows = { .rank = 2, .start = { 10, 0 }, .extent = { 5, 20 } };
     struct cairn_tensor tensors[TOY_TENSORS + 2];
@@ -287,7 +278,6 @@ START_TEST(an_alias_is_mapped_as_what_it_stands_for)
     ck_assert_int_eq(memcmp(views[1].ptr, whole + 200, 100 * 4), 0);
     unmap(views[0]);
 }
-END_TEST
 
 /* A rank of two that hold b.weight by rows: 16 and 15 of them. */
 struct holder {
@@ -304,7 +294,7 @@ static void *declare(void *arg)
     return NULL;
 }
 
-START_TEST(a_worker_with_tiles_maps_what_it_holds)
+TEST(a_worker_with_tiles_maps_what_it_holds)
 {
     const struct cairn_job_spec spec = toy_spec(1, 1);
     cairn *second = toy_session(&rooms, "second");
@@ -336,9 +326,8 @@ START_TEST(a_worker_with_tiles_maps_what_it_holds)
     ck_assert_uint_eq(stats().mapped_bytes, 0);
     cairn_close(second);
 }
-END_TEST
 
-START_TEST(a_job_may_be_closed_with_everything_on_loan)
+TEST(a_job_may_be_closed_with_everything_on_loan)
 {
     struct cairn_view views[2];
     prefetch(0, 2);
@@ -348,7 +337,6 @@ START_TEST(a_job_may_be_closed_with_everything_on_loan)
     const cairn_status ended = cairn_wait(op, TOY_WAIT_MS);
     ck_assert_msg(ended == CAIRN_OK || ended == CAIRN_ERR_CANCELED, "%d", (int)ended);
 }
-END_TEST
 
 enum { THREADS = 4, TURNS = 60 };
 
@@ -365,7 +353,7 @@ static void *map_all(void *arg)
     return NULL;
 }
 
-START_TEST(threads_share_what_is_mapped)
+TEST(threads_share_what_is_mapped)
 {
     pthread_t threads[THREADS];
     size_t shifts[THREADS];
@@ -377,27 +365,5 @@ START_TEST(threads_share_what_is_mapped)
     ck_assert_uint_eq(stats().maps, THREADS * TURNS);
     ck_assert_uint_le(stats().mapped_bytes, WINDOW * (room(0) + room(1)));
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("client_units");
-    TCase *tcase = tcase_create("client_units");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_checked_fixture(tcase, open_rooms, close_rooms);
-    tcase_add_test(tcase, a_mapped_unit_has_the_bits_of_a_fetch);
-    tcase_add_test(tcase, a_unit_mapped_twice_is_one_memory_until_the_last_unmap);
-    tcase_add_test(tcase, what_was_prefetched_is_not_fetched_again);
-    tcase_add_test(tcase, memory_of_a_trainer_is_at_most_window_times_the_largest_unit);
-    tcase_add_test(tcase, a_prefetch_beyond_the_window_is_dropped_or_takes_the_place_of_the_oldest);
-    tcase_add_test(tcase, a_map_is_never_refused_for_the_window_but_counted);
-    tcase_add_test(tcase, a_version_that_is_not_there_lends_nothing);
-    tcase_add_test(tcase, a_new_version_puts_out_what_is_left_of_the_one_before);
-    tcase_add_test(tcase, wrong_views_and_names_are_refused);
-    tcase_add_test(tcase, an_alias_is_mapped_as_what_it_stands_for);
-    tcase_add_test(tcase, a_worker_with_tiles_maps_what_it_holds);
-    tcase_add_test(tcase, a_job_may_be_closed_with_everything_on_loan);
-    tcase_add_test(tcase, threads_share_what_is_mapped);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60, open_rooms, close_rooms);

@@ -64,7 +64,7 @@ static cairn_status read_text(const char *text)
     return cairn_config_read(&config, path, &why);
 }
 
-START_TEST(values_come_from_defaults_then_file_then_command_line)
+TEST(values_come_from_defaults_then_file_then_command_line)
 {
     ck_assert_int_eq(values.count, 4);
     ck_assert_int_eq(values.memory_bytes, 64 << 20);
@@ -89,7 +89,6 @@ START_TEST(values_come_from_defaults_then_file_then_command_line)
     ck_assert_str_eq(values.name, "a=b.c");
     ck_assert_int_eq(cairn_config_finish(&config, &why), CAIRN_OK);
 }
-END_TEST
 
 struct refusal {
     const char *text;
@@ -130,16 +129,16 @@ static const struct refusal refusals[] = {
     { "[network]\nlisten = /" LONG_NAME "\n", "its path has 108 bytes, a socket's may have 106" },
 };
 
-START_TEST(a_bad_line_is_refused_with_file_line_value_and_what_is_allowed)
+TEST_EACH(a_bad_line_is_refused_with_file_line_value_and_what_is_allowed, 0,
+          sizeof refusals / sizeof refusals[0])
 {
     const struct refusal *row = &refusals[_i];
     ck_assert_int_eq(read_text(row->text), CAIRN_ERR_CONFIG);
     ck_assert_msg(strstr(why.text, "cairn.conf:") != NULL, "%s", why.text);
     ck_assert_msg(strstr(why.text, row->says) != NULL, "%s", why.text);
 }
-END_TEST
 
-START_TEST(a_line_too_long_is_refused_and_not_cut)
+TEST(a_line_too_long_is_refused_and_not_cut)
 {
     char text[6000];
     memset(text, 'x', sizeof text - 1);
@@ -151,17 +150,15 @@ START_TEST(a_line_too_long_is_refused_and_not_cut)
     ck_assert_int_eq(read_text(text), CAIRN_OK);
     ck_assert_uint_eq(strlen(values.name), 4000 - 15);
 }
-END_TEST
 
-START_TEST(a_refused_value_changes_nothing)
+TEST(a_refused_value_changes_nothing)
 {
     ck_assert_int_eq(read_text("[limits]\ncount = 5\nmemory = 1\ncount = 6\n"), CAIRN_ERR_CONFIG);
     ck_assert_ptr_nonnull(strstr(why.text, ":3:")); // the first error is the one told
     ck_assert_int_eq(values.memory_bytes, 64 << 20);
 }
-END_TEST
 
-START_TEST(a_bad_override_is_quoted)
+TEST(a_bad_override_is_quoted)
 {
     ck_assert_int_eq(cairn_config_set(&config, "limits.count=many", &why), CAIRN_ERR_CONFIG);
     ck_assert_ptr_nonnull(strstr(why.text, "--set limits.count=many: count = \"many\""));
@@ -169,25 +166,22 @@ START_TEST(a_bad_override_is_quoted)
     ck_assert_ptr_nonnull(strstr(why.text, "section.key=value"));
     ck_assert_int_eq(cairn_config_set(&config, "a.b=1", &why), CAIRN_ERR_CONFIG);
 }
-END_TEST
 
-START_TEST(what_has_no_default_must_be_given)
+TEST(what_has_no_default_must_be_given)
 {
     ck_assert_int_eq(cairn_config_finish(&config, &why), CAIRN_ERR_CONFIG);
     ck_assert_ptr_nonnull(strstr(why.text, "data in [shard] must be set"));
     ck_assert_ptr_nonnull(strstr(why.text, "--set shard.data=..."));
 }
-END_TEST
 
-START_TEST(a_missing_file_is_named)
+TEST(a_missing_file_is_named)
 {
     ck_assert_int_eq(cairn_config_read(&config, "/nonexistent/cairn.conf", &why), CAIRN_ERR_IO);
     ck_assert_ptr_nonnull(strstr(why.text, "/nonexistent/cairn.conf: No such file"));
 }
-END_TEST
 
 // The sample, with its comment signs before keys removed, is a good file that changes nothing.
-START_TEST(the_printed_sample_is_read_back)
+TEST(the_printed_sample_is_read_back)
 {
     static char sample[8192];
     FILE *out = fmemopen(sample, sizeof sample, "w");
@@ -206,22 +200,5 @@ START_TEST(the_printed_sample_is_read_back)
     ck_assert_int_eq(values.network.connections_max, 4096);
     for (size_t i = 0; i < OPTION_COUNT; i++) ck_assert_int_gt(config.given[i], 0);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("config");
-    TCase *tcase = tcase_create("config");
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_add_test(tcase, values_come_from_defaults_then_file_then_command_line);
-    tcase_add_loop_test(tcase, a_bad_line_is_refused_with_file_line_value_and_what_is_allowed, 0,
-                        sizeof refusals / sizeof refusals[0]);
-    tcase_add_test(tcase, a_line_too_long_is_refused_and_not_cut);
-    tcase_add_test(tcase, a_refused_value_changes_nothing);
-    tcase_add_test(tcase, a_bad_override_is_quoted);
-    tcase_add_test(tcase, what_has_no_default_must_be_given);
-    tcase_add_test(tcase, a_missing_file_is_named);
-    tcase_add_test(tcase, the_printed_sample_is_read_back);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(4, setup, teardown);

@@ -72,7 +72,7 @@ static int made(void)
     return fd;
 }
 
-START_TEST(its_mode_lets_user_and_group_in_whatever_the_umask)
+TEST(its_mode_lets_user_and_group_in_whatever_the_umask)
 {
     static const mode_t masks[] = { 0, 0027, 0777 };
     for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {
@@ -84,9 +84,8 @@ START_TEST(its_mode_lets_user_and_group_in_whatever_the_umask)
         close(fd);
     }
 }
-END_TEST
 
-START_TEST(that_of_a_dead_daemon_is_replaced)
+TEST(that_of_a_dead_daemon_is_replaced)
 {
     close(made());
     ck_assert_int_lt(connect_to(path), 0); // it is there, and nobody listens
@@ -94,9 +93,8 @@ START_TEST(that_of_a_dead_daemon_is_replaced)
     is_reachable(path);
     close(fd);
 }
-END_TEST
 
-START_TEST(that_of_a_living_one_is_refused_and_goes_on)
+TEST(that_of_a_living_one_is_refused_and_goes_on)
 {
     const int fd = made();
     int second;
@@ -107,9 +105,8 @@ START_TEST(that_of_a_living_one_is_refused_and_goes_on)
     is_reachable(path);
     close(fd);
 }
-END_TEST
 
-START_TEST(what_is_no_socket_is_refused_and_stays)
+TEST(what_is_no_socket_is_refused_and_stays)
 {
     char file[CAIRN_SCRATCH_BYTES + 16];
     int fd = -1;
@@ -125,7 +122,6 @@ START_TEST(what_is_no_socket_is_refused_and_stays)
     ck_assert_ptr_nonnull(strstr(why.text, "its folder cannot be opened: No such file"));
     ck_assert_int_eq(fd, -1);
 }
-END_TEST
 
 enum { STARTERS = 8 };
 
@@ -142,7 +138,7 @@ static void start_one(int go_fd, int said_fd, int end_fd)
     _exit(0);
 }
 
-START_TEST(of_many_that_start_at_once_beside_a_dead_ones_socket_one_listens)
+TEST(of_many_that_start_at_once_beside_a_dead_ones_socket_one_listens)
 {
     int go[2], said[2], end[2], listening = 0, refused = 0;
     close(made());
@@ -167,7 +163,6 @@ START_TEST(of_many_that_start_at_once_beside_a_dead_ones_socket_one_listens)
     ck_assert_int_eq(listening, 1);
     ck_assert_int_eq(refused, STARTERS - 1);
 }
-END_TEST
 
 /* ---- a listener with several addresses ---- */
 
@@ -216,7 +211,7 @@ static cairn_status listen_at(uv_loop_t *loop, const char *where, struct cairn_l
     return cairn_listener_open(loop, &options, 1, 9, &events, NULL, out, &why);
 }
 
-START_TEST(a_listener_has_sockets_and_ports_side_by_side_and_tells_who_came)
+TEST(a_listener_has_sockets_and_ports_side_by_side_and_tells_who_came)
 {
     uv_loop_t loop;
     struct cairn_listener *listener = NULL;
@@ -241,10 +236,9 @@ START_TEST(a_listener_has_sockets_and_ports_side_by_side_and_tells_who_came)
     uv_run(&loop, UV_RUN_DEFAULT);
     ck_assert_int_eq(uv_loop_close(&loop), 0);
 }
-END_TEST
 
 /* Ours was deleted by somebody, and another daemon begins to listen at the path before we end. */
-START_TEST(a_listener_that_ends_leaves_the_socket_that_another_made_at_its_path)
+TEST(a_listener_that_ends_leaves_the_socket_that_another_made_at_its_path)
 {
     uv_loop_t loop;
     struct cairn_listener *listener = NULL;
@@ -258,9 +252,8 @@ START_TEST(a_listener_that_ends_leaves_the_socket_that_another_made_at_its_path)
     is_reachable(path);
     close(fd);
 }
-END_TEST
 
-START_TEST(without_an_address_it_is_the_socket_that_peers_look_for)
+TEST(without_an_address_it_is_the_socket_that_peers_look_for)
 {
     uv_loop_t loop;
     struct cairn_listener *listener = NULL;
@@ -284,9 +277,8 @@ START_TEST(without_an_address_it_is_the_socket_that_peers_look_for)
     uv_run(&loop, UV_RUN_DEFAULT);
     ck_assert_int_eq(uv_loop_close(&loop), 0);
 }
-END_TEST
 
-START_TEST(one_bad_address_of_several_leaves_nothing_behind)
+TEST(one_bad_address_of_several_leaves_nothing_behind)
 {
     uv_loop_t loop;
     struct cairn_listener *listener = NULL;
@@ -298,23 +290,5 @@ START_TEST(one_bad_address_of_several_leaves_nothing_behind)
     uv_run(&loop, UV_RUN_DEFAULT);
     ck_assert_int_eq(uv_loop_close(&loop), 0);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("control socket");
-    TCase *tcase = tcase_create("control socket");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_add_test(tcase, its_mode_lets_user_and_group_in_whatever_the_umask);
-    tcase_add_test(tcase, that_of_a_dead_daemon_is_replaced);
-    tcase_add_test(tcase, that_of_a_living_one_is_refused_and_goes_on);
-    tcase_add_test(tcase, what_is_no_socket_is_refused_and_stays);
-    tcase_add_test(tcase, of_many_that_start_at_once_beside_a_dead_ones_socket_one_listens);
-    tcase_add_test(tcase, a_listener_has_sockets_and_ports_side_by_side_and_tells_who_came);
-    tcase_add_test(tcase, a_listener_that_ends_leaves_the_socket_that_another_made_at_its_path);
-    tcase_add_test(tcase, without_an_address_it_is_the_socket_that_peers_look_for);
-    tcase_add_test(tcase, one_bad_address_of_several_leaves_nothing_behind);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60, setup, teardown);

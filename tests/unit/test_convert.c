@@ -47,7 +47,7 @@ static void check_inputs(const struct cairn_backend *host, uint64_t first, uint6
     }
 }
 
-START_TEST(bf16_is_the_nearest_ties_to_even_for_sampled_inputs)
+TEST(bf16_is_the_nearest_ties_to_even_for_sampled_inputs)
 {
     const struct cairn_backend *host = cairn_backend_host();
     check_inputs(host, 0, 9973);
@@ -56,18 +56,17 @@ START_TEST(bf16_is_the_nearest_ties_to_even_for_sampled_inputs)
     check_inputs(host, 0, 0x10000);
     check_inputs(host, 0xffff, 0x10000);
 }
-END_TEST
 
-START_TEST(bf16_is_the_nearest_ties_to_even_for_all_inputs) // of an instruction set
+TEST_EACH(bf16_is_the_nearest_ties_to_even_for_all_inputs, 0,
+          CAIRN_HOST_ISA_COUNT) // of an instruction set
 {
     if (getenv("CAIRN_TEST_LONG") == NULL) return;
     const struct cairn_backend *host = cairn_backend_host_at((uint32_t)_i);
     if (host == NULL) return;
     check_inputs(host, 0, 1);
 }
-END_TEST
 
-START_TEST(every_bf16_widens_exactly_and_comes_back)
+TEST(every_bf16_widens_exactly_and_comes_back)
 {
     const struct cairn_backend *host = cairn_backend_host();
     static uint16_t in[65536], back[65536];
@@ -80,10 +79,9 @@ START_TEST(every_bf16_widens_exactly_and_comes_back)
         ck_assert_uint_eq(back[i], isnan(wide[i]) ? 0x7fc0 : i);
     }
 }
-END_TEST
 
-START_TEST(
-    a_long_run_has_the_bits_of_short_ones) // of an instruction set; long ones go around the caches
+/* Of an instruction set; long ones go around the caches. */
+TEST_EACH(a_long_run_has_the_bits_of_short_ones, 0, CAIRN_HOST_ISA_COUNT)
 {
     enum { LONG = 64 * CAIRN_LEAF_ELEMS + 37, SHORT = 1000 };
     const struct cairn_backend *host = cairn_backend_host_at((uint32_t)_i);
@@ -104,9 +102,8 @@ START_TEST(
     free(shorts);
     free(longs);
 }
-END_TEST
 
-START_TEST(the_same_dtype_is_copied_and_no_elements_touch_nothing)
+TEST(the_same_dtype_is_copied_and_no_elements_touch_nothing)
 {
     const struct cairn_backend *host = cairn_backend_host();
     const float in[3] = { 1.5f, -0.0f, 0x1p-149f };
@@ -125,29 +122,13 @@ START_TEST(the_same_dtype_is_copied_and_no_elements_touch_nothing)
     host->convert(copy, CAIRN_U8, bytes, CAIRN_U8, 256);
     ck_assert_mem_eq(copy, bytes, 256);
 }
-END_TEST
 
-START_TEST(only_f32_and_bf16_go_over_the_wire)
+TEST(only_f32_and_bf16_go_over_the_wire)
 {
     ck_assert(cairn_wire_dtype_ok(CAIRN_F32) && cairn_wire_dtype_ok(CAIRN_BF16));
     ck_assert(!cairn_wire_dtype_ok(CAIRN_F16) && !cairn_wire_dtype_ok(CAIRN_F64));
     ck_assert(!cairn_wire_dtype_ok(CAIRN_U8)); // of blobs, which are never contributed to
     ck_assert(!cairn_wire_dtype_ok(0) && !cairn_wire_dtype_ok(-1));
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("convert");
-    tcase_set_timeout(tcase, 600); // for all inputs
-    tcase_add_test(tcase, bf16_is_the_nearest_ties_to_even_for_sampled_inputs);
-    tcase_add_loop_test(tcase, bf16_is_the_nearest_ties_to_even_for_all_inputs, 0,
-                        CAIRN_HOST_ISA_COUNT);
-    tcase_add_loop_test(tcase, a_long_run_has_the_bits_of_short_ones, 0, CAIRN_HOST_ISA_COUNT);
-    tcase_add_test(tcase, every_bf16_widens_exactly_and_comes_back);
-    tcase_add_test(tcase, the_same_dtype_is_copied_and_no_elements_touch_nothing);
-    tcase_add_test(tcase, only_f32_and_bf16_go_over_the_wire);
-    Suite *suite = suite_create("convert");
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(600);

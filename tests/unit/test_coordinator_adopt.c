@@ -5,30 +5,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/coordinator/adopt_private.h"
-#include "tests/support/fake_cluster.h"
+#include "server/coordinator/base/session.h"
+#include "server/coordinator/base/works.h"
+#include "server/coordinator/restore/adopt_private.h"
 #include "tests/support/fake_shard.h"
 #include "tests/support/suite.h"
-
-static struct fake_cluster fake;
-static struct fake_peer worker, admin; /* of the job at step 1 that is there at the beginning */
-static uint64_t job;
-
-static void set_up(void)
-{
-    job = fake_open_trained(&fake, &worker, &admin);
-}
-static void tear_down(void)
-{
-    fake_peer_close(&worker);
-    fake_peer_close(&admin);
-    fake_close(&fake);
-}
+#include "tests/support/trained_toy.h"
 
 /* The store is lost; `shards` of them come again. */
 static void lose_store(uint32_t shards)
 {
-    fake_peer_close(&worker);
+    fake_peer_close(&w);
     fake_peer_close(&admin);
     for (uint32_t i = 0; i < fake.shard_count; i++) fake.shards[i].dies_at_switch = false;
     fake_store_lose(&fake);
@@ -45,8 +32,7 @@ static uint32_t ask_adopt(bool plan)
 
 static Cairn__ClusterAdopted *adopt(bool plan)
 {
-    return (Cairn__ClusterAdopted *)fake_expect(&fake, &admin, CAIRN_MSG_CLUSTER_ADOPTED,
-                                                ask_adopt(plan));
+    return fake_expect(&fake, &admin, CAIRN_MSG_CLUSTER_ADOPTED, ask_adopt(plan));
 }
 
 static const Cairn__AdoptedJob *adopted_of(const Cairn__ClusterAdopted *adopted, uint64_t id)
@@ -71,7 +57,7 @@ static void expect_adopted(uint64_t generation, const char *refused)
         fake_shards_up(&fake, 2);
     } else {
         ck_assert_msg(strstr(it->refused, refused) != NULL, "\"%s\": %s", refused, it->refused);
-        ck_assert_uint_eq(adopted->store, fake.cluster->id.store);
+        ck_assert_uint_eq(adopted->store, fake.cluster->identity.id.store);
         ck_assert_uint_eq(fake.shards[0].seen[CAIRN_MSG_STORE_ADOPTED], 0);
         ck_assert(fake.shards[0].has_job);
     }
@@ -84,13 +70,13 @@ static void expect_adopted(uint64_t generation, const char *refused)
 static void amend(uint32_t first)
 {
     for (uint32_t i = first; i < 2; i++) fake.shards[i].dies_at_switch = true;
-    fake_expect_amended(&fake, &worker, fake_amend_more(&worker, job, 3), 1);
+    fake_expect_amended(&fake, &w, fake_amend_more(&w, job, 3), 1);
     for (uint32_t i = first; i < 2; i++) fake_until(&fake, fake.shards[i].dead);
     fake_until(&fake, first == 0 || fake.shards[0].staged == NULL);
     lose_store(2);
 }
 
-START_TEST(an_amendment_that_was_answered_is_the_job_though_no_shard_was_told_to_switch)
+TEST(an_amendment_that_was_answered_is_the_job_though_no_shard_was_told_to_switch)
 {
     amend(0);
     ck_assert(fake.shards[0].staged != NULL && fake.shards[1].staged != NULL);
@@ -98,9 +84,8 @@ START_TEST(an_amendment_that_was_answered_is_the_job_though_no_shard_was_told_to
     fake_goes_on(&fake, 2, 3);
     ck_assert(fake.shards[0].settled && fake.shards[1].settled);
 }
-END_TEST
 
-START_TEST(one_that_a_part_of_the_shards_switched_to_is_the_job)
+TEST(one_that_a_part_of_the_shards_switched_to_is_the_job)
 {
     amend(1);
     ck_assert_uint_eq(fake.shards[0].generation, 2);
@@ -108,12 +93,11 @@ START_TEST(one_that_a_part_of_the_shards_switched_to_is_the_job)
     expect_adopted(2, "");
     fake_goes_on(&fake, 2, 3);
 }
-END_TEST
 
-START_TEST(one_that_a_shard_has_not_made_yet_is_dropped_and_the_job_is_what_it_was)
+TEST(one_that_a_shard_has_not_made_yet_is_dropped_and_the_job_is_what_it_was)
 {
     fake.shards[1].holds_create = true;
-    (void)fake_amend_more(&worker, job, 3);
+    (void)fake_amend_more(&w, job, 3);
     fake_until(&fake, fake.shards[0].staged != NULL && fake.shards[0].staged->has_job);
     fake_until(&fake, fake.shards[1].staged != NULL && fake.shards[1].staged->has_job);
     fake.shards[1].staged->serving = false;
@@ -121,9 +105,8 @@ START_TEST(one_that_a_shard_has_not_made_yet_is_dropped_and_the_job_is_what_it_w
     expect_adopted(1, "");
     fake_goes_on(&fake, 1, 2);
 }
-END_TEST
 
-START_TEST(a_job_of_which_no_shard_was_told_that_it_is_stored_is_adopted_and_settled)
+TEST(a_job_of_which_no_shard_was_told_that_it_is_stored_is_adopted_and_settled)
 {
     fake.shards[0].settled = fake.shards[1].settled = false;
     lose_store(2);
@@ -131,7 +114,6 @@ START_TEST(a_job_of_which_no_shard_was_told_that_it_is_stored_is_adopted_and_set
     fake_goes_on(&fake, 1, 2);
     fake_until(&fake, fake.shards[0].settled && fake.shards[1].settled);
 }
-END_TEST
 
 /* ---- refusals ---- */
 
@@ -188,7 +170,8 @@ static const struct {
     { nowhere_whole, "part 1 of 2 is on no shard that is here" },
 };
 
-START_TEST(what_is_not_whole_is_refused_says_why_and_stays_as_it_is)
+TEST_EACH(what_is_not_whole_is_refused_says_why_and_stays_as_it_is, 0,
+          (int)(sizeof refusals / sizeof refusals[0]))
 {
     const uint32_t drops = fake.shards[0].seen[CAIRN_MSG_JOB_DROP];
     refusals[_i].spoil();
@@ -196,24 +179,22 @@ START_TEST(what_is_not_whole_is_refused_says_why_and_stays_as_it_is)
     expect_adopted(0, refusals[_i].word);
     ck_assert_uint_eq(fake.shards[0].seen[CAIRN_MSG_JOB_DROP], drops);
 }
-END_TEST
 
-START_TEST(three_shards_of_which_two_are_two_steps_apart_are_refused_in_any_order)
+TEST_EACH(three_shards_of_which_two_are_two_steps_apart_are_refused_in_any_order, 0, 4)
 {
     static const uint64_t steps[][3] = { { 1, 2, 3 }, { 2, 1, 3 }, { 2, 3, 1 }, { 3, 2, 1 } };
-    tear_down();
+    close_fake();
     fake_open(&fake, 3);
     fake_shards_up(&fake, 3);
-    worker = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w0");
-    job = fake_attach(&fake, &worker, 10, 0, 1);
-    fake_init(&fake, &worker, job);
+    w = worker("w0");
+    job = fake_attach(&fake, &w, 10, 0, 1);
+    fake_init(&fake, &w, job);
     for (int i = 0; i < 3; i++) fake.shards[i].version.step = steps[_i][i];
     lose_store(3);
     expect_adopted(0, "more than one step apart");
 }
-END_TEST
 
-START_TEST(a_job_that_was_never_sealed_is_refused)
+TEST(a_job_that_was_never_sealed_is_refused)
 {
     struct cairn_job_spec_data spec = fake_spec(1);
     ck_assert_int_eq(cairn_spec_set_name(&spec, "new"), CAIRN_OK);
@@ -222,17 +203,15 @@ START_TEST(a_job_that_was_never_sealed_is_refused)
     fake_shard_clear(&fake.shards[0]);
     fake_shard_clear(&fake.shards[1]);
     lose_store(2);
-    worker = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w0");
-    const uint32_t request = fake_job_open(&worker, &spec, 10, 0);
-    Cairn__Attached *attached = (Cairn__Attached *)fake_expect(&fake, &worker, CAIRN_MSG_ATTACHED,
-                                                               request);
+    w = worker("w0");
+    const uint32_t request = fake_job_open(&w, &spec, 10, 0);
+    Cairn__Attached *attached = fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request);
     job = attached->job;
     cairn_message_free(&attached->base);
     cairn_spec_release(&spec);
     lose_store(2);
     expect_adopted(0, "its part was never complete");
 }
-END_TEST
 
 /* A job of shards 2 and 3, while they are alone; returns its number. */
 static uint64_t make_second(const char *name)
@@ -241,18 +220,17 @@ static uint64_t make_second(const char *name)
     ck_assert_int_eq(cairn_spec_set_name(&spec, name), CAIRN_OK);
     fake_shard_up(&fake, 2);
     fake_shard_up(&fake, 3);
-    worker = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w1");
-    const uint32_t request = fake_job_open(&worker, &spec, 20, 0);
-    Cairn__Attached *attached = (Cairn__Attached *)fake_expect(&fake, &worker, CAIRN_MSG_ATTACHED,
-                                                               request);
+    w = worker("w1");
+    const uint32_t request = fake_job_open(&w, &spec, 20, 0);
+    Cairn__Attached *attached = fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request);
     const uint64_t id = attached->job;
     cairn_message_free(&attached->base);
     cairn_spec_release(&spec);
-    fake_init(&fake, &worker, id);
+    fake_init(&fake, &w, id);
     return id;
 }
 
-START_TEST(of_two_jobs_of_one_name_one_is_adopted)
+TEST(of_two_jobs_of_one_name_one_is_adopted)
 {
     fake_shard_away(&fake, 0);
     fake_shard_away(&fake, 1);
@@ -269,9 +247,8 @@ START_TEST(of_two_jobs_of_one_name_one_is_adopted)
         strstr(*refused[0] != '\0' ? refused[0] : refused[1], "there is another job of that name"));
     cairn_message_free(&adopted->base);
 }
-END_TEST
 
-START_TEST(one_that_is_refused_is_no_leftover_when_another_is_adopted)
+TEST(one_that_is_refused_is_no_leftover_when_another_is_adopted)
 {
     fake_shard_away(&fake, 0);
     fake_shard_away(&fake, 1);
@@ -293,12 +270,11 @@ START_TEST(one_that_is_refused_is_no_leftover_when_another_is_adopted)
     ck_assert_str_eq(adopted_of(adopted, second)->refused, "");
     cairn_message_free(&adopted->base);
 }
-END_TEST
 
-START_TEST(one_that_is_being_amended_is_refused_until_that_has_ended)
+TEST(one_that_is_being_amended_is_refused_until_that_has_ended)
 {
     fake.shards[1].holds_create = true;
-    (void)fake_amend_more(&worker, job, 3);
+    (void)fake_amend_more(&w, job, 3);
     fake_until(&fake, fake.shards[0].staged != NULL && fake.shards[0].staged->has_job);
     fake_shard_away(&fake, 0);
     fake.shards[0].store ^= 1;
@@ -307,7 +283,6 @@ START_TEST(one_that_is_being_amended_is_refused_until_that_has_ended)
     ck_assert_ptr_nonnull(strstr(adopted_of(adopted, job)->refused, "is being saved, amended"));
     cairn_message_free(&adopted->base);
 }
-END_TEST
 
 /* ---- the questions ---- */
 
@@ -316,7 +291,7 @@ static void wind_on(void)
     fake.cluster->adoption->began_ms -= 30000;
 }
 
-START_TEST(shards_that_do_not_answer_are_named_and_their_late_answer_is_of_no_other_question)
+TEST(shards_that_do_not_answer_are_named_and_their_late_answer_is_of_no_other_question)
 {
     uint32_t first[2];
     lose_store(2);
@@ -335,7 +310,6 @@ START_TEST(shards_that_do_not_answer_are_named_and_their_late_answer_is_of_no_ot
     wind_on();
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_TIMEOUT, "s1");
 }
-END_TEST
 
 /* Shard 0 is asked for its part of the job, and does not answer; returns the request of the adoption. */
 static uint32_t ask_for_part(void)
@@ -351,7 +325,7 @@ static uint32_t ask_for_part(void)
     return request;
 }
 
-START_TEST(a_shard_that_does_not_send_its_part_is_named)
+TEST(a_shard_that_does_not_send_its_part_is_named)
 {
     const uint32_t request = ask_for_part();
     wind_on();
@@ -360,18 +334,16 @@ START_TEST(a_shard_that_does_not_send_its_part_is_named)
     expect_adopted(1, "");
     fake_goes_on(&fake, 1, 2);
 }
-END_TEST
 
-START_TEST(a_part_that_is_answered_without_its_pages_is_not_written)
+TEST(a_part_that_is_answered_without_its_pages_is_not_written)
 {
     const Cairn__Done done = CAIRN__DONE__INIT;
     const uint32_t request = ask_for_part();
     fake_send(&fake.shards[0].peer, CAIRN_MSG_DONE, fake.shards[0].part_request, &done.base);
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_PROTOCOL, "s0 answered without its part");
 }
-END_TEST
 
-START_TEST(a_layout_that_is_of_other_tensors_is_not_written)
+TEST(a_layout_that_is_of_other_tensors_is_not_written)
 {
     lose_store(2);
     struct cairn_paged *layout = &fake.shards[0].layout_pages;
@@ -381,9 +353,8 @@ START_TEST(a_layout_that_is_of_other_tensors_is_not_written)
     layout->bytes[layout->have_bytes / 2] ^= 1;
     expect_adopted(1, "");
 }
-END_TEST
 
-START_TEST(a_shard_that_goes_while_it_is_asked_ends_it_at_once)
+TEST(a_shard_that_goes_while_it_is_asked_ends_it_at_once)
 {
     lose_store(2);
     fake.shards[1].holds_parts = true;
@@ -392,9 +363,8 @@ START_TEST(a_shard_that_goes_while_it_is_asked_ends_it_at_once)
     fake_shard_away(&fake, 1);
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_CLOSED, "s1: the connection was lost");
 }
-END_TEST
 
-START_TEST(who_waits_for_too_much_is_refused)
+TEST(who_waits_for_too_much_is_refused)
 {
     lose_store(2);
     struct cairn_cluster_session *session = fake.cluster->sessions;
@@ -406,35 +376,5 @@ START_TEST(who_waits_for_too_much_is_refused)
     session->wait_count = 0;
     expect_adopted(1, "");
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("coordinator_adopt");
-    TCase *tcase = tcase_create("adopt");
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
-    tcase_set_timeout(tcase, 60);
-    tcase_add_test(tcase,
-                   an_amendment_that_was_answered_is_the_job_though_no_shard_was_told_to_switch);
-    tcase_add_test(tcase, one_that_a_part_of_the_shards_switched_to_is_the_job);
-    tcase_add_test(tcase, one_that_a_shard_has_not_made_yet_is_dropped_and_the_job_is_what_it_was);
-    tcase_add_test(tcase,
-                   a_job_of_which_no_shard_was_told_that_it_is_stored_is_adopted_and_settled);
-    tcase_add_loop_test(tcase, what_is_not_whole_is_refused_says_why_and_stays_as_it_is, 0,
-                        (int)(sizeof refusals / sizeof refusals[0]));
-    tcase_add_loop_test(
-        tcase, three_shards_of_which_two_are_two_steps_apart_are_refused_in_any_order, 0, 4);
-    tcase_add_test(tcase, a_job_that_was_never_sealed_is_refused);
-    tcase_add_test(tcase, of_two_jobs_of_one_name_one_is_adopted);
-    tcase_add_test(tcase, one_that_is_refused_is_no_leftover_when_another_is_adopted);
-    tcase_add_test(tcase, one_that_is_being_amended_is_refused_until_that_has_ended);
-    tcase_add_test(
-        tcase, shards_that_do_not_answer_are_named_and_their_late_answer_is_of_no_other_question);
-    tcase_add_test(tcase, a_shard_that_does_not_send_its_part_is_named);
-    tcase_add_test(tcase, a_part_that_is_answered_without_its_pages_is_not_written);
-    tcase_add_test(tcase, a_layout_that_is_of_other_tensors_is_not_written);
-    tcase_add_test(tcase, a_shard_that_goes_while_it_is_asked_ends_it_at_once);
-    tcase_add_test(tcase, who_waits_for_too_much_is_refused);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60, open_trained, close_fake);

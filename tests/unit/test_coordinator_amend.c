@@ -5,35 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/support/fake_cluster.h"
 #include "tests/support/suite.h"
-
-static struct fake_cluster fake;
-
-static void set_up(void)
-{
-    fake_open(&fake, 2);
-}
-static void tear_down(void)
-{
-    fake_close(&fake);
-}
-
-static struct fake_peer worker(const char *name)
-{
-    return fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, name);
-}
-
-/* A job of one worker at step 1. */
-static struct fake_peer running_job(uint64_t *job_out)
-{
-    fake_shards_up(&fake, 2);
-    struct fake_peer w = worker("w0");
-    *job_out = fake_attach(&fake, &w, 10, 0, 1);
-    fake_init(&fake, &w, *job_out);
-    ck_assert_uint_eq(fake_commit(&fake, &w, *job_out, fake_begin(&fake, &w, *job_out)), 1);
-    return w;
-}
+#include "tests/support/trained_toy.h"
 
 static bool both_staged(void)
 {
@@ -41,10 +14,9 @@ static bool both_staged(void)
            fake.shards[1].staged != NULL && fake.shards[1].staged->has_job;
 }
 
-START_TEST(all_shards_make_it_then_it_is_stored_then_they_switch_and_all_open_the_job_again)
+TEST(all_shards_make_it_then_it_is_stored_then_they_switch_and_all_open_the_job_again)
 {
-    uint64_t job;
-    struct fake_peer w = running_job(&job);
+    start_trained();
     struct fake_peer reader = fake_connect(&fake, CAIRN_ROLE_WIRE_READER, "r0");
     Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
     open.name = (char *)(uintptr_t) "toy";
@@ -64,30 +36,24 @@ START_TEST(all_shards_make_it_then_it_is_stored_then_they_switch_and_all_open_th
     fake_coordinator_start(&fake);
     fake_shards_up(&fake, 2);
     fake_goes_on(&fake, 2, 3);
-    fake_peer_close(&w);
     fake_peer_close(&reader);
 }
-END_TEST
 
-START_TEST(a_shard_without_room_refuses_it_and_the_others_drop_what_they_made)
+TEST(a_shard_without_room_refuses_it_and_the_others_drop_what_they_made)
 {
-    uint64_t job;
-    struct fake_peer w = running_job(&job);
+    start_trained();
     fake.shards[1].refuse_create = "needs 12 GiB, has 8";
     const uint32_t request = fake_amend_more(&w, job, 3);
     fake_expect_error(&fake, &w, request, CAIRN_ERR_NO_MEMORY, "s1: needs 12 GiB, has 8");
     fake.shards[1].refuse_create = NULL;
     fake_until(&fake, fake.shards[0].staged == NULL && fake.shards[1].staged == NULL);
-    ck_assert_uint_eq(fake_commit(&fake, &w, job, fake_begin(&fake, &w, job)), 2); // still attached
+    ck_assert_uint_eq(train(), 2); // still attached
     fake_goes_on(&fake, 1, 2);
-    fake_peer_close(&w);
 }
-END_TEST
 
-START_TEST(a_shard_that_is_lost_while_it_makes_it_voids_it)
+TEST(a_shard_that_is_lost_while_it_makes_it_voids_it)
 {
-    uint64_t job;
-    struct fake_peer w = running_job(&job);
+    start_trained();
     fake.shards[1].holds_create = true;
     const uint32_t request = fake_amend_more(&w, job, 3);
     fake_until(&fake, both_staged());
@@ -99,14 +65,11 @@ START_TEST(a_shard_that_is_lost_while_it_makes_it_voids_it)
     fake_until(&fake, fake.shards[1].staged == NULL);
     fake_expect_amended(&fake, &w, fake_amend_more(&w, job, 4), 1); // once more
     fake_goes_on(&fake, 2, 3);
-    fake_peer_close(&w);
 }
-END_TEST
 
-START_TEST(a_shard_that_comes_back_while_others_make_it_voids_it)
+TEST(a_shard_that_comes_back_while_others_make_it_voids_it)
 {
-    uint64_t job;
-    struct fake_peer w = running_job(&job);
+    start_trained();
     fake.shards[1].holds_create = true;
     const uint32_t request = fake_amend_more(&w, job, 3);
     fake_until(&fake, both_staged());
@@ -117,14 +80,11 @@ START_TEST(a_shard_that_comes_back_while_others_make_it_voids_it)
     fake_expect_error(&fake, &w, request, CAIRN_ERR_NOT_READY, "a shard went away");
     fake_until(&fake, fake.shards[1].staged == NULL);
     fake_goes_on(&fake, 1, 2);
-    fake_peer_close(&w);
 }
-END_TEST
 
-START_TEST(a_coordinator_lost_before_it_is_stored_leaves_the_job_as_it_was)
+TEST(a_coordinator_lost_before_it_is_stored_leaves_the_job_as_it_was)
 {
-    uint64_t job;
-    struct fake_peer w = running_job(&job);
+    start_trained();
     fake.shards[1].holds_create = true;
     (void)fake_amend_more(&w, job, 3);
     fake_until(&fake, both_staged());
@@ -134,14 +94,11 @@ START_TEST(a_coordinator_lost_before_it_is_stored_leaves_the_job_as_it_was)
     fake_shards_up(&fake, 2);
     fake_until(&fake, fake.shards[0].staged == NULL && fake.shards[1].staged == NULL);
     fake_goes_on(&fake, 1, 2);
-    fake_peer_close(&w);
 }
-END_TEST
 
-START_TEST(a_coordinator_lost_before_the_shards_switched_leaves_the_amended_job)
+TEST(a_coordinator_lost_before_the_shards_switched_leaves_the_amended_job)
 {
-    uint64_t job;
-    struct fake_peer w = running_job(&job);
+    start_trained();
     fake.shards[0].dies_at_switch = fake.shards[1].dies_at_switch = true;
     fake_expect_amended(&fake, &w, fake_amend_more(&w, job, 3), 1);
     fake_until(&fake, fake.shards[0].dead && fake.shards[1].dead);
@@ -150,14 +107,11 @@ START_TEST(a_coordinator_lost_before_the_shards_switched_leaves_the_amended_job)
     fake_coordinator_start(&fake);
     fake_shards_up(&fake, 2);
     fake_goes_on(&fake, 2, 3);
-    fake_peer_close(&w);
 }
-END_TEST
 
-START_TEST(a_shard_that_missed_the_switch_is_told_when_it_is_back)
+TEST(a_shard_that_missed_the_switch_is_told_when_it_is_back)
 {
-    uint64_t job;
-    struct fake_peer w = running_job(&job);
+    start_trained();
     fake.shards[1].dies_at_switch = true;
     fake_expect_amended(&fake, &w, fake_amend_more(&w, job, 3), 1);
     fake_until(&fake, fake.shards[1].dead);
@@ -165,37 +119,28 @@ START_TEST(a_shard_that_missed_the_switch_is_told_when_it_is_back)
     fake.shards[1].dies_at_switch = false;
     fake_shard_up(&fake, 1);
     fake_goes_on(&fake, 2, 3);
-    fake_peer_close(&w);
-}
-END_TEST
-
-static uint32_t ask_begin(struct fake_peer *w, uint64_t job)
-{
-    Cairn__RoundBegin begin = CAIRN__ROUND_BEGIN__INIT;
-    begin.job = job;
-    return fake_request(w, CAIRN_MSG_ROUND_BEGIN, &begin.base);
 }
 
 static void expect_void(struct fake_peer *peer, uint64_t round)
 {
-    Cairn__RoundResult *result = (Cairn__RoundResult *)fake_expect(&fake, peer,
-                                                                   CAIRN_MSG_ROUND_RESULT, 0);
+    Cairn__RoundResult *result = fake_expect(&fake, peer, CAIRN_MSG_ROUND_RESULT, 0);
     ck_assert_uint_eq(result->round, round);
     ck_assert_int_eq(result->status, CAIRN_ERR_EPOCH_CHANGED);
     ck_assert_ptr_nonnull(strstr(result->text, "worker w0 (rank 0) amends the job"));
     cairn_message_free(&result->base);
 }
 
-START_TEST(an_open_round_that_would_wait_for_the_caller_is_void)
+TEST(an_open_round_that_would_wait_for_the_caller_is_void)
 {
     fake_shards_up(&fake, 2);
     fake.shards[0].holds_reduced = true;
-    struct fake_peer w = worker("w0"), other = worker("w1");
-    const uint64_t job = fake_attach(&fake, &w, 10, 0, 1);
+    w = worker("w0");
+    struct fake_peer other = worker("w1");
+    job = fake_attach(&fake, &w, 10, 0, 1);
     fake_init(&fake, &w, job);
     ck_assert_uint_eq(fake_attach(&fake, &other, 11, 1, 1), job);
-    Cairn__RoundOpened *opened = (Cairn__RoundOpened *)fake_expect(
-        &fake, &other, CAIRN_MSG_ROUND_OPENED, ask_begin(&other, job));
+    Cairn__RoundOpened *opened = fake_expect(&fake, &other, CAIRN_MSG_ROUND_OPENED,
+                                             fake_ask_begin(&other, job));
     ck_assert_uint_eq(opened->world, 2);
     const uint64_t round = opened->round;
     cairn_message_free(&opened->base);
@@ -206,15 +151,12 @@ START_TEST(an_open_round_that_would_wait_for_the_caller_is_void)
     fake_expect_error(&fake, &other, 0, CAIRN_ERR_FENCED, "open it again");
     fake.shards[0].holds_reduced = false;
     fake_goes_on(&fake, 2, 3);
-    fake_peer_close(&w);
     fake_peer_close(&other);
 }
-END_TEST
 
-START_TEST(meanwhile_nobody_else_amends_saves_or_joins_and_the_same_request_is_answered_once)
+TEST(meanwhile_nobody_else_amends_saves_or_joins_and_the_same_request_is_answered_once)
 {
-    uint64_t job;
-    struct fake_peer w = running_job(&job);
+    start_trained();
     struct fake_peer late = worker("late");
     Cairn__SnapshotCreate save = CAIRN__SNAPSHOT_CREATE__INIT;
     save.job = (char *)(uintptr_t) "toy";
@@ -228,44 +170,41 @@ START_TEST(meanwhile_nobody_else_amends_saves_or_joins_and_the_same_request_is_a
     struct cairn_job_spec_data spec = fake_spec(1);
     const uint32_t joins = fake_job_open(&late, &spec, 12, 1);
     const uint32_t again = fake_amend_more(&w, job, 3);
-    const uint32_t begins = ask_begin(&w, job);
+    const uint32_t begins = fake_ask_begin(&w, job);
     ck_assert_uint_eq(fake.shards[0].round, 0);
     Cairn__WhoIsAwaited who = CAIRN__WHO_IS_AWAITED__INIT;
     who.job = job;
-    Cairn__Awaited *awaited = (Cairn__Awaited *)fake_expect(
-        &fake, &w, CAIRN_MSG_AWAITED, fake_request(&w, CAIRN_MSG_WHO_IS_AWAITED, &who.base));
+    Cairn__Awaited *awaited = fake_expect(&fake, &w, CAIRN_MSG_AWAITED,
+                                          fake_request(&w, CAIRN_MSG_WHO_IS_AWAITED, &who.base));
     ck_assert_str_eq(awaited->text, "the shards to amend the job");
     cairn_message_free(&awaited->base);
     fake_shard_release(&fake.shards[1]);
     fake_expect_amended(&fake, &w, again, 1);
     fake_expect_error(&fake, &w, begins, CAIRN_ERR_FENCED, "open it again");
-    Cairn__Attached *attached = (Cairn__Attached *)fake_expect(&fake, &late, CAIRN_MSG_ATTACHED,
-                                                               joins);
+    Cairn__Attached *attached = fake_expect(&fake, &late, CAIRN_MSG_ATTACHED, joins);
     ck_assert_uint_eq(attached->generation, 2);
     cairn_message_free(&attached->base);
     cairn_spec_release(&spec);
-    fake_peer_close(&w);
     fake_peer_close(&late);
 }
-END_TEST
 
-int main(void)
+/* It is in the store, and a shard does not have it yet. */
+TEST(an_admin_who_waits_for_the_shards_of_a_job_that_is_lost_hears_of_it)
 {
-    Suite *suite = suite_create("coordinator_amend");
-    TCase *tcase = tcase_create("coordinator_amend");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
-    tcase_add_test(
-        tcase, all_shards_make_it_then_it_is_stored_then_they_switch_and_all_open_the_job_again);
-    tcase_add_test(tcase, a_shard_without_room_refuses_it_and_the_others_drop_what_they_made);
-    tcase_add_test(tcase, a_shard_that_is_lost_while_it_makes_it_voids_it);
-    tcase_add_test(tcase, a_shard_that_comes_back_while_others_make_it_voids_it);
-    tcase_add_test(tcase, a_coordinator_lost_before_it_is_stored_leaves_the_job_as_it_was);
-    tcase_add_test(tcase, a_coordinator_lost_before_the_shards_switched_leaves_the_amended_job);
-    tcase_add_test(tcase, a_shard_that_missed_the_switch_is_told_when_it_is_back);
-    tcase_add_test(tcase, an_open_round_that_would_wait_for_the_caller_is_void);
-    tcase_add_test(
-        tcase, meanwhile_nobody_else_amends_saves_or_joins_and_the_same_request_is_answered_once);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
+    start_trained();
+    admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
+    Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
+    amend.name = (char *)(uintptr_t) "toy";
+    amend.key = 9;
+    amend.set_clip_norm = true;
+    amend.clip_norm = 2;
+    fake.shards[1].holds_terms = true;
+    const uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_AMEND, &amend.base);
+    fake_until(&fake, toy()->amends.revision != 0);
+    tick_fast();
+    fake_shard_forget(&fake, 1);
+    fake_shard_up(&fake, 1);
+    fake_expect_error(&fake, &admin, request, CAIRN_ERR_JOB_LOST, "not on all shards, and the job");
 }
+
+SUITE(60, open_fake, close_fake);

@@ -7,29 +7,20 @@
 #include <unistd.h>
 
 #include "server/base/pool.h"
-#include "tests/support/fake_cluster.h"
+#include "server/coordinator/base/session.h"
 #include "tests/support/suite.h"
+#include "tests/support/trained_toy.h"
 
-static struct fake_cluster fake;
-static struct fake_peer w, admin;
-static uint64_t job;
 static char store[sizeof fake.folder + 8], file[sizeof store + 32];
 
 /* Two shards, a job at step 1. */
 static void set_up(void)
 {
-    job = fake_open_trained(&fake, &w, &admin);
+    open_trained();
     snprintf(store, sizeof store, "%s/copy", fake.folder);
     snprintf(file, sizeof file, "%s/coordinator.db", store);
     ck_assert_int_eq(mkdir(store, 0700), 0);
 }
-static void tear_down(void)
-{
-    fake_peer_close(&w);
-    fake_peer_close(&admin);
-    fake_close(&fake);
-}
-
 static uint32_t ask_backup(struct fake_peer *peer, const char *path)
 {
     Cairn__ClusterBackup backup = CAIRN__CLUSTER_BACKUP__INIT;
@@ -48,8 +39,8 @@ static size_t session_count(void)
 static void back_up(void)
 {
     struct stat info;
-    Cairn__ClusterBackedUp *made = (Cairn__ClusterBackedUp *)fake_expect(
-        &fake, &admin, CAIRN_MSG_CLUSTER_BACKED_UP, ask_backup(&admin, file));
+    Cairn__ClusterBackedUp *made = fake_expect(&fake, &admin, CAIRN_MSG_CLUSTER_BACKED_UP,
+                                               ask_backup(&admin, file));
     ck_assert_str_eq(made->path, file);
     ck_assert_int_eq(stat(file, &info), 0);
     ck_assert_uint_eq(made->bytes, (uint64_t)info.st_size);
@@ -57,23 +48,21 @@ static void back_up(void)
     cairn_message_free(&made->base);
 }
 
-START_TEST(a_coordinator_that_is_given_the_copy_goes_on_with_the_jobs)
+TEST(a_coordinator_that_is_given_the_copy_goes_on_with_the_jobs)
 {
     back_up();
-    fake_commit(&fake, &w, job, fake_begin(&fake, &w, job)); // nothing of a round is in it
+    train(); // nothing of a round is in it
     fake_coordinator_stop(&fake);
     snprintf(fake.store, sizeof fake.store, "%s", store);
     fake_coordinator_start(&fake);
     fake_shards_up(&fake, 2);
-    fake_peer_close(&w);
-    w = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w0");
+    come_again("w0");
     job = fake_attach(&fake, &w, 10, 0, 1);
     fake_init(&fake, &w, job);
-    ck_assert_uint_eq(fake_commit(&fake, &w, job, fake_begin(&fake, &w, job)), 3);
+    ck_assert_uint_eq(train(), 3);
 }
-END_TEST
 
-START_TEST(a_file_that_is_there_or_cannot_be_made_is_refused_and_nothing_is_left)
+TEST(a_file_that_is_there_or_cannot_be_made_is_refused_and_nothing_is_left)
 {
     char path[sizeof file + 16];
     back_up();
@@ -84,9 +73,8 @@ START_TEST(a_file_that_is_there_or_cannot_be_made_is_refused_and_nothing_is_left
     fake_expect_error(&fake, &admin, ask_backup(&admin, path), CAIRN_ERR_IO, path);
     snprintf(path, sizeof path, "%s.new", file);
     ck_assert_int_ne(access(path, F_OK), 0);
-    fake_commit(&fake, &w, job, fake_begin(&fake, &w, job));
+    train();
 }
-END_TEST
 
 /* Holds the store's thread up until it is released. */
 static struct hold_up {
@@ -108,21 +96,20 @@ static void hold_store_up(void)
     ck_assert_int_eq(sem_init(&hold_up.release, 0, 0), 0);
     hold_up.task =
         (struct cairn_task) { .run = wait_for_release, .done = on_released, .item_count = 1 };
-    cairn_pool_submit(fake.cluster->saver, &hold_up.task);
+    cairn_pool_submit(fake.cluster->saves.pool, &hold_up.task);
 }
 
-START_TEST(a_second_one_at_a_time_is_refused_and_training_waits_for_neither)
+TEST(a_second_one_at_a_time_is_refused_and_training_waits_for_neither)
 {
     hold_store_up();
     const uint32_t first = ask_backup(&admin, file), second = ask_backup(&admin, file);
     fake_expect_error(&fake, &admin, second, CAIRN_ERR_BUSY, "being copied");
-    fake_commit(&fake, &w, job, fake_begin(&fake, &w, job));
+    train();
     sem_post(&hold_up.release);
     cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_CLUSTER_BACKED_UP, first));
 }
-END_TEST
 
-START_TEST(one_whose_asker_is_gone_is_made_all_the_same)
+TEST(one_whose_asker_is_gone_is_made_all_the_same)
 {
     struct fake_peer asker = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "asker");
     const size_t sessions = session_count();
@@ -135,28 +122,13 @@ START_TEST(one_whose_asker_is_gone_is_made_all_the_same)
     fake_until(&fake, fake.cluster->backup == NULL);
     ck_assert_int_eq(access(file, F_OK), 0);
 }
-END_TEST
 
-START_TEST(a_coordinator_that_is_stopped_in_mid_way_ends)
+TEST(a_coordinator_that_is_stopped_in_mid_way_ends)
 {
     ask_backup(&admin, file);
     fake_until(&fake, fake.cluster->backup != NULL);
     fake_coordinator_stop(&fake);
     fake_coordinator_start(&fake);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("coordinator_backup");
-    TCase *tc = tcase_create("backup");
-    tcase_set_timeout(tc, 30);
-    tcase_add_checked_fixture(tc, set_up, tear_down);
-    tcase_add_test(tc, a_coordinator_that_is_given_the_copy_goes_on_with_the_jobs);
-    tcase_add_test(tc, a_file_that_is_there_or_cannot_be_made_is_refused_and_nothing_is_left);
-    tcase_add_test(tc, a_second_one_at_a_time_is_refused_and_training_waits_for_neither);
-    tcase_add_test(tc, one_whose_asker_is_gone_is_made_all_the_same);
-    tcase_add_test(tc, a_coordinator_that_is_stopped_in_mid_way_ends);
-    suite_add_tcase(suite, tc);
-    return suite_run(suite);
-}
+SUITE(30, set_up, close_fake);

@@ -2,7 +2,10 @@
 #include <check.h>
 #include <stdlib.h>
 
-#include "server/coordinator/bytes.h"
+#include "server/coordinator/base/job.h"
+#include "server/coordinator/base/member.h"
+#include "server/coordinator/base/seat.h"
+#include "server/coordinator/job/bytes.h"
 #include "tests/support/suite.h"
 
 enum { SHARDS = 2, JOB = 7 };
@@ -50,7 +53,7 @@ static void tear_down(void)
     }
 }
 
-START_TEST(each_shard_is_divided_by_its_own_steps)
+TEST(each_shard_is_divided_by_its_own_steps)
 {
     Cairn__BytesTold first[] = { told_of(JOB, 4, 400), told_of(JOB + 1, 1, 5) };
     Cairn__BytesTold second = told_of(JOB, 5, 1000);
@@ -63,9 +66,8 @@ START_TEST(each_shard_is_divided_by_its_own_steps)
     ck_assert_double_eq(all->pushed_a_step, 100 + 200);
     ck_assert_double_eq(all->fetched_a_step, 0);
 }
-END_TEST
 
-START_TEST(workers_are_added_up_and_shown_by_rank_the_lowest_64)
+TEST(workers_are_added_up_and_shown_by_rank_the_lowest_64)
 {
     Cairn__BytesTold down[100], up[100];
     for (uint32_t i = 0; i < 100; i++) {
@@ -82,9 +84,8 @@ START_TEST(workers_are_added_up_and_shown_by_rank_the_lowest_64)
         ck_assert_uint_eq(view.list[1 + i]->pushed_carried, 1 + i);
     }
 }
-END_TEST
 
-START_TEST(a_shard_that_tells_too_much_is_cut_short)
+TEST(a_shard_that_tells_too_much_is_cut_short)
 {
     static Cairn__BytesTold many[CAIRN_BYTES_TOLD_MAX + 10];
     for (uint32_t i = 0; i < CAIRN_BYTES_TOLD_MAX + 10; i++) many[i] = told_of(JOB, 0, 1);
@@ -95,9 +96,8 @@ START_TEST(a_shard_that_tells_too_much_is_cut_short)
     take(0, many, 0);                           // it replaces what was told before
     ck_assert_uint_eq(cairn_cluster_bytes_of(&job, &view)->pushed_carried, 0);
 }
-END_TEST
 
-START_TEST(what_members_read_by_themselves_is_added_and_stays_when_they_leave)
+TEST(what_members_read_by_themselves_is_added_and_stays_when_they_leave)
 {
     struct cairn_cluster_member reader = { .role = CAIRN_ROLE_WIRE_READER };
     struct cairn_cluster_member member = { .role = CAIRN_ROLE_WIRE_WORKER,
@@ -109,8 +109,8 @@ START_TEST(what_members_read_by_themselves_is_added_and_stays_when_they_leave)
     cairn_cluster_bytes_read(&member, 60);
     cairn_cluster_bytes_read(&member, 20); // an old word
     cairn_cluster_bytes_read(&reader, 8);
-    job.members = &member;
-    job.read_bytes = 12; // of those that have left
+    job.members.list = &member;
+    job.members.read_bytes = 12; // of those that have left
     const Cairn__BytesTold *all = cairn_cluster_bytes_of(&job, &view);
     ck_assert_uint_eq(view.count, 2);
     ck_assert_uint_eq(view.list[1]->rank, 3);
@@ -119,9 +119,8 @@ START_TEST(what_members_read_by_themselves_is_added_and_stays_when_they_leave)
     ck_assert_uint_eq(all->fetched_shared, 60 + 8 + 12);
     ck_assert_double_eq(all->fetched_a_step, 20);
 }
-END_TEST
 
-START_TEST(memory_is_told_by_job_and_added_up_by_shard)
+TEST(memory_is_told_by_job_and_added_up_by_shard)
 {
     Cairn__MemoryTold told[2], *list[] = { &told[0], &told[1] };
     Cairn__Heartbeat beat = CAIRN__HEARTBEAT__INIT;
@@ -139,6 +138,8 @@ START_TEST(memory_is_told_by_job_and_added_up_by_shard)
     ck_assert_uint_eq(all.count, SHARDS);
     ck_assert_uint_eq(all.list[0]->state, 100); // and nothing of the other job
     ck_assert_uint_eq(all.list[1]->state, 0);   // it has told nothing
+    ck_assert_int_eq(all.list[0]->untold, false);
+    ck_assert_int_eq(all.list[1]->untold, true);
     ck_assert_uint_eq(all.list[1]->shard_index, 1);
     ck_assert_uint_eq(all.sum, 110);
     cairn_cluster_memory_release(&all);
@@ -148,10 +149,9 @@ START_TEST(memory_is_told_by_job_and_added_up_by_shard)
     ck_assert_uint_eq(all.sum, 0);
     cairn_cluster_memory_release(&all);
 }
-END_TEST
 
 /* Of a newer version: an unknown field is in the message's memory, which is freed. */
-START_TEST(what_a_newer_shard_tells_besides_is_not_kept)
+TEST(what_a_newer_shard_tells_besides_is_not_kept)
 {
     uint8_t extra[] = { 1 };
     ProtobufCMessageUnknownField unknown = { .tag = 999, .len = 1, .data = extra };
@@ -171,19 +171,5 @@ START_TEST(what_a_newer_shard_tells_besides_is_not_kept)
     ck_assert_str_eq(all.list[0]->shard, "s0");
     cairn_cluster_memory_release(&all);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("coordinator_bytes");
-    TCase *tests = tcase_create("bytes");
-    tcase_add_checked_fixture(tests, NULL, tear_down);
-    tcase_add_test(tests, each_shard_is_divided_by_its_own_steps);
-    tcase_add_test(tests, workers_are_added_up_and_shown_by_rank_the_lowest_64);
-    tcase_add_test(tests, a_shard_that_tells_too_much_is_cut_short);
-    tcase_add_test(tests, what_members_read_by_themselves_is_added_and_stays_when_they_leave);
-    tcase_add_test(tests, memory_is_told_by_job_and_added_up_by_shard);
-    tcase_add_test(tests, what_a_newer_shard_tells_besides_is_not_kept);
-    suite_add_tcase(suite, tests);
-    return suite_run(suite);
-}
+SUITE(4, NULL, tear_down);

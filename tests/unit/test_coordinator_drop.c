@@ -4,31 +4,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tests/support/fake_cluster.h"
 #include "tests/support/suite.h"
-
-static struct fake_cluster fake;
-static struct fake_peer w, admin;
-static uint64_t job;
-
-static void set_up(void)
-{
-    job = fake_open_trained(&fake, &w, &admin);
-}
-static void tear_down(void)
-{
-    fake_peer_close(&w);
-    fake_peer_close(&admin);
-    fake_close(&fake);
-}
-
-static uint32_t ask_drop(const char *name, bool force)
-{
-    Cairn__JobRemove remove = CAIRN__JOB_REMOVE__INIT;
-    remove.name = (char *)(uintptr_t)name;
-    remove.force = force;
-    return fake_request(&admin, CAIRN_MSG_JOB_REMOVE, &remove.base);
-}
+#include "tests/support/trained_toy.h"
 
 static void leave(void)
 {
@@ -42,20 +19,10 @@ static size_t job_count(void)
 {
     const Cairn__JobListGet get = CAIRN__JOB_LIST_GET__INIT;
     const uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_LIST_GET, &get.base);
-    Cairn__JobList *list = (Cairn__JobList *)fake_expect(&fake, &admin, CAIRN_MSG_JOB_LIST,
-                                                         request);
+    Cairn__JobList *list = fake_expect(&fake, &admin, CAIRN_MSG_JOB_LIST, request);
     const size_t count = list->n_jobs;
     cairn_message_free(&list->base);
     return count;
-}
-
-static Cairn__SnapshotStatus *take_snapshot(bool wait)
-{
-    Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
-    create.job = (char *)(uintptr_t) "toy";
-    create.wait = wait;
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_CREATE, &create.base);
-    return (Cairn__SnapshotStatus *)fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
 }
 
 static uint32_t ask_remove(const char *name, const char *id)
@@ -66,20 +33,12 @@ static uint32_t ask_remove(const char *name, const char *id)
     return fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &remove.base);
 }
 
-static uint32_t ask_restore(const char *folder)
+TEST(a_job_that_nobody_uses_is_dropped_for_good_and_its_snapshots_stay)
 {
-    Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
-    restore.path = (char *)(uintptr_t)folder;
-    return fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base);
-}
-
-START_TEST(a_job_that_nobody_uses_is_dropped_for_good_and_its_snapshots_stay)
-{
-    Cairn__SnapshotStatus *s = take_snapshot(true);
+    Cairn__SnapshotStatus *s = take_snapshot();
     leave();
     const uint32_t request = ask_drop("toy", false);
-    Cairn__JobRemoved *removed = (Cairn__JobRemoved *)fake_expect(&fake, &admin,
-                                                                  CAIRN_MSG_JOB_REMOVED, request);
+    Cairn__JobRemoved *removed = fake_expect(&fake, &admin, CAIRN_MSG_JOB_REMOVED, request);
     ck_assert_str_eq(removed->name, "toy");
     ck_assert_uint_eq(removed->step, 1);
     ck_assert_uint_eq(removed->shards, 2);
@@ -93,41 +52,38 @@ START_TEST(a_job_that_nobody_uses_is_dropped_for_good_and_its_snapshots_stay)
     fake_peer_close(&admin);
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
     ck_assert_uint_eq(job_count(), 0);
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, ask_restore(s->path)));
+    cairn_message_free(
+        fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, ask_restore("", "", s->path)));
     ck_assert_uint_eq(job_count(), 1);
     cairn_message_free(&s->base);
 }
-END_TEST
 
-START_TEST(one_that_is_in_use_is_dropped_by_force_only)
+TEST(one_that_is_in_use_is_dropped_by_force_only)
 {
     fake_expect_error(&fake, &admin, ask_drop("tox", false), CAIRN_ERR_NOT_FOUND, "tox");
     fake_expect_error(&fake, &admin, ask_drop("toy", false), CAIRN_ERR_BUSY, "worker w0");
-    fake_commit(&fake, &w, job, fake_begin(&fake, &w, job)); // nothing happened
+    train(); // nothing happened
     const uint32_t request = ask_drop("toy", true);
     cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_JOB_REMOVED, request));
     fake_expect_error(&fake, &w, 0, CAIRN_ERR_CANCELED, "dropped by an operator");
     ck_assert_uint_eq(job_count(), 0);
 }
-END_TEST
 
 /* Asked for, and on its way to the store: what it holds is freed (a build with ASan tells). */
-START_TEST(a_coordinator_that_ends_meanwhile_forgets_the_drop)
+TEST(a_coordinator_that_ends_meanwhile_forgets_the_drop)
 {
     leave();
     ask_drop("toy", false);
     fake_until(&fake, fake.cluster->drops != NULL);
     fake_coordinator_stop(&fake);
 }
-END_TEST
 
-START_TEST(a_shard_that_is_away_is_named_and_drops_its_part_when_it_comes)
+TEST(a_shard_that_is_away_is_named_and_drops_its_part_when_it_comes)
 {
     leave();
     fake_shard_away(&fake, 1);
     const uint32_t request = ask_drop("toy", false);
-    Cairn__JobRemoved *removed = (Cairn__JobRemoved *)fake_expect(&fake, &admin,
-                                                                  CAIRN_MSG_JOB_REMOVED, request);
+    Cairn__JobRemoved *removed = fake_expect(&fake, &admin, CAIRN_MSG_JOB_REMOVED, request);
     ck_assert_uint_eq(removed->shards, 1);
     ck_assert_uint_eq(removed->n_away, 1);
     ck_assert_str_eq(removed->away[0], "s1");
@@ -136,25 +92,23 @@ START_TEST(a_shard_that_is_away_is_named_and_drops_its_part_when_it_comes)
     fake_shard_up(&fake, 1);
     fake_until(&fake, !fake.shards[1].has_job);
 }
-END_TEST
 
-START_TEST(one_that_is_being_saved_is_not_dropped_nor_is_what_is_written_removed)
+TEST(one_that_is_being_saved_is_not_dropped_nor_is_what_is_written_removed)
 {
     fake.shards[0].holds_part = true;
-    Cairn__SnapshotStatus *s = take_snapshot(false);
+    Cairn__SnapshotStatus *s = expect_snapshot(ask_snapshot(&admin, false));
     leave();
     fake_expect_error(&fake, &admin, ask_drop("toy", false), CAIRN_ERR_BUSY, "is being taken");
     fake_expect_error(&fake, &admin, ask_remove("toy", s->id), CAIRN_ERR_BUSY, "being written");
     cairn_message_free(&s->base);
 }
-END_TEST
 
-START_TEST(a_snapshot_is_removed_and_nothing_of_it_is_left)
+TEST(a_snapshot_is_removed_and_nothing_of_it_is_left)
 {
-    Cairn__SnapshotStatus *s = take_snapshot(true), *kept = take_snapshot(true);
+    Cairn__SnapshotStatus *s = take_snapshot(), *kept = take_snapshot();
     const uint32_t request = ask_remove("toy", s->id);
-    Cairn__SnapshotRemoved *removed = (Cairn__SnapshotRemoved *)fake_expect(
-        &fake, &admin, CAIRN_MSG_SNAPSHOT_REMOVED, request);
+    Cairn__SnapshotRemoved *removed = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_REMOVED,
+                                                  request);
     ck_assert_uint_eq(removed->files, s->files + 1); // and the manifest
     ck_assert_uint_gt(removed->bytes, s->bytes);
     cairn_message_free(&removed->base);
@@ -164,17 +118,16 @@ START_TEST(a_snapshot_is_removed_and_nothing_of_it_is_left)
     fake_expect_error(&fake, &admin, ask_remove("toy", "../toy"), CAIRN_ERR_INVALID, "../toy");
     fake_expect_error(&fake, &admin, ask_remove("..", s->id), CAIRN_ERR_INVALID,
                       "not a job's name");
-    fake_commit(&fake, &w, job, fake_begin(&fake, &w, job));
+    train();
     cairn_message_free(&s->base);
     cairn_message_free(&kept->base);
 }
-END_TEST
 
-START_TEST(one_that_is_being_restored_is_not_removed)
+TEST(one_that_is_being_restored_is_not_removed)
 {
-    Cairn__SnapshotStatus *s = take_snapshot(true);
+    Cairn__SnapshotStatus *s = take_snapshot();
     fake.shards[1].holds_create = true;
-    const uint32_t restore = ask_restore(s->path);
+    const uint32_t restore = ask_restore("", "", s->path);
     fake_until(&fake, fake.shards[1].snapshot_path[0] != '\0');
     fake_expect_error(&fake, &admin, ask_remove("toy", s->id), CAIRN_ERR_BUSY, "being restored");
     fake_shard_release(&fake.shards[1]);
@@ -183,21 +136,5 @@ START_TEST(one_that_is_being_restored_is_not_removed)
         fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_REMOVED, ask_remove("toy", s->id)));
     cairn_message_free(&s->base);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("coordinator_drop");
-    TCase *tc = tcase_create("drop");
-    tcase_set_timeout(tc, 30);
-    tcase_add_checked_fixture(tc, set_up, tear_down);
-    tcase_add_test(tc, a_job_that_nobody_uses_is_dropped_for_good_and_its_snapshots_stay);
-    tcase_add_test(tc, one_that_is_in_use_is_dropped_by_force_only);
-    tcase_add_test(tc, a_coordinator_that_ends_meanwhile_forgets_the_drop);
-    tcase_add_test(tc, a_shard_that_is_away_is_named_and_drops_its_part_when_it_comes);
-    tcase_add_test(tc, one_that_is_being_saved_is_not_dropped_nor_is_what_is_written_removed);
-    tcase_add_test(tc, a_snapshot_is_removed_and_nothing_of_it_is_left);
-    tcase_add_test(tc, one_that_is_being_restored_is_not_removed);
-    suite_add_tcase(suite, tc);
-    return suite_run(suite);
-}
+SUITE(30, open_trained, close_fake);

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/wire/snapshot_io.h"
-#include "server/coordinator/groups.h"
+#include "proto/store/snapshot_io.h"
+#include "server/coordinator/round/groups.h"
 #include "tests/support/fake_cluster.h"
 #include "tests/support/suite.h"
 
@@ -13,7 +13,7 @@
 
 /* ---- the plan ---- */
 
-START_TEST(groups_are_numbered_by_their_least_rank_and_others_are_alone)
+TEST(groups_are_numbered_by_their_least_rank_and_others_are_alone)
 {
     static const char *const workers[] = { "b", "a", "", "b", "a", "c", "", "b" };
     static const char *const shards[] = { "a", "b", "", "b", "d" };
@@ -30,9 +30,8 @@ START_TEST(groups_are_numbered_by_their_least_rank_and_others_are_alone)
     ck_assert_uint_eq(plan.first[3], 5); // of two on a host without a shard, or one with: alone
     cairn_groups_plan_release(&plan);
 }
-END_TEST
 
-START_TEST(a_relay_serves_itself_and_its_share_of_the_other_owners)
+TEST(a_relay_serves_itself_and_its_share_of_the_other_owners)
 {
     static const char *const workers[] = { "a", "a", "b" };
     static const char *const shards[] = { "b", "a", "b", "a", "b" };
@@ -46,7 +45,8 @@ START_TEST(a_relay_serves_itself_and_its_share_of_the_other_owners)
     }
     cairn_groups_plan_release(&plan);
 }
-END_TEST
+
+SUITE(4);
 
 /* ---- a job ---- */
 
@@ -74,8 +74,7 @@ static uint64_t attach(uint32_t i, const char *host, cairn_reduce_groups groups)
     spec.reduce_groups = groups;
     w[i] = fake_connect_at(&fake, CAIRN_ROLE_WIRE_WORKER, "worker", host);
     const uint32_t request = fake_job_open(&w[i], &spec, 10 + i, i);
-    Cairn__Attached *attached = (Cairn__Attached *)fake_expect(&fake, &w[i], CAIRN_MSG_ATTACHED,
-                                                               request);
+    Cairn__Attached *attached = fake_expect(&fake, &w[i], CAIRN_MSG_ATTACHED, request);
     const uint64_t job = attached->job;
     cairn_message_free(&attached->base);
     cairn_spec_release(&spec);
@@ -136,7 +135,7 @@ static void expect_owners(uint32_t relay, uint32_t first, uint32_t second, uint3
     if (count > 1) ck_assert_uint_eq(r->owners[1], second);
 }
 
-START_TEST(a_host_with_two_workers_and_a_shard_contributes_once_to_every_shard)
+TEST(a_host_with_two_workers_and_a_shard_contributes_once_to_every_shard)
 {
     one_round(attach_all("aabba", CAIRN_GROUPS_HOST), 0, 5);
     for (uint32_t i = 0; i < 3; i++) {
@@ -157,9 +156,8 @@ START_TEST(a_host_with_two_workers_and_a_shard_contributes_once_to_every_shard)
     expect_relay(2, 0, 0, "relay s0 (ranks 0-1,4)", 0);
     for (uint32_t i = 0; i < 3; i++) expect_relay(i, 1, 2, "relay s2 (ranks 2-3)", 2);
 }
-END_TEST
 
-START_TEST(a_worker_that_is_alone_stands_at_its_place_in_the_order_of_least_ranks)
+TEST(a_worker_that_is_alone_stands_at_its_place_in_the_order_of_least_ranks)
 {
     one_round(attach_all("bxaab", CAIRN_GROUPS_HOST), 0, 5);
     for (uint32_t i = 0; i < 3; i++) {
@@ -170,7 +168,6 @@ START_TEST(a_worker_that_is_alone_stands_at_its_place_in_the_order_of_least_rank
                      2);
     }
 }
-END_TEST
 
 static uint32_t told_of(uint16_t type)
 {
@@ -179,7 +176,7 @@ static uint32_t told_of(uint16_t type)
     return sum;
 }
 
-START_TEST(rounds_of_the_same_groups_are_told_nothing_more)
+TEST(rounds_of_the_same_groups_are_told_nothing_more)
 {
     const uint64_t job = attach_all("aabb", CAIRN_GROUPS_HOST);
     one_round(job, 0, 4);
@@ -191,9 +188,8 @@ START_TEST(rounds_of_the_same_groups_are_told_nothing_more)
     ck_assert_uint_eq(told_of(CAIRN_MSG_MEMBER_LEAVE), 0);
     expect_opened(2, 2);
 }
-END_TEST
 
-START_TEST(without_the_spec_s_word_nobody_relays)
+TEST(without_the_spec_s_word_nobody_relays)
 {
     one_round(attach_all("aabb", CAIRN_GROUPS_NONE), 0, 4);
     ck_assert_uint_eq(told_of(CAIRN_MSG_RELAY_SET), 0);
@@ -202,22 +198,20 @@ START_TEST(without_the_spec_s_word_nobody_relays)
         ck_assert_uint_eq(fake.shards[i].opened_relay, 0);
     }
 }
-END_TEST
 
-START_TEST(workers_that_share_no_host_with_a_shard_are_alone)
+TEST(workers_that_share_no_host_with_a_shard_are_alone)
 {
     one_round(attach_all("axxb", CAIRN_GROUPS_HOST), 0, 4);
     ck_assert_uint_eq(told_of(CAIRN_MSG_RELAY_SET), 0);
     expect_opened(0, 4);
 }
-END_TEST
 
 static void leave(uint32_t i)
 {
     fake_peer_close(&w[i]);
 }
 
-START_TEST(a_worker_that_leaves_has_the_groups_formed_anew)
+TEST(a_worker_that_leaves_has_the_groups_formed_anew)
 {
     const uint64_t job = attach_all("baab", CAIRN_GROUPS_HOST);
     one_round(job, 0, 4);
@@ -237,9 +231,8 @@ START_TEST(a_worker_that_leaves_has_the_groups_formed_anew)
     ck_assert_uint_eq(fake.shards[2].opened_relay, 0);
     ck_assert_uint_ne(fake.shards[0].relay.number, before);
 }
-END_TEST
 
-START_TEST(a_shard_that_comes_back_has_all_of_it_told_anew)
+TEST(a_shard_that_comes_back_has_all_of_it_told_anew)
 {
     const uint64_t job = attach_all("aabb", CAIRN_GROUPS_HOST);
     one_round(job, 0, 4);
@@ -257,9 +250,8 @@ START_TEST(a_shard_that_comes_back_has_all_of_it_told_anew)
         expect_relay(i, 1, 2, "relay s2 (ranks 2-3)", 2);
     }
 }
-END_TEST
 
-START_TEST(a_new_coordinator_forms_its_own_groups)
+TEST(a_new_coordinator_forms_its_own_groups)
 {
     const uint64_t job = attach_all("aab", CAIRN_GROUPS_HOST);
     one_round(job, 0, 3);
@@ -275,17 +267,15 @@ START_TEST(a_new_coordinator_forms_its_own_groups)
     ck_assert_uint_eq(fake.shards[2].seen[CAIRN_MSG_RELAY_SET], 1);
     ck_assert_uint_eq(fake.shards[2].relay.number, 0);
 }
-END_TEST
 
-START_TEST(a_write_is_opened_for_its_writer_alone)
+TEST(a_write_is_opened_for_its_writer_alone)
 {
     const uint64_t job = attach_all("aabb", CAIRN_GROUPS_HOST);
     one_round(job, 0, 4);
     Cairn__WriteBegin begin = CAIRN__WRITE_BEGIN__INIT;
     begin.job = job;
     const uint32_t request = fake_request(&w[3], CAIRN_MSG_WRITE_BEGIN, &begin.base);
-    Cairn__RoundOpened *opened = (Cairn__RoundOpened *)fake_expect(&fake, &w[3],
-                                                                   CAIRN_MSG_ROUND_OPENED, request);
+    Cairn__RoundOpened *opened = fake_expect(&fake, &w[3], CAIRN_MSG_ROUND_OPENED, request);
     for (uint32_t i = 0; i < 3; i++) {
         fake_until(&fake, fake.shards[i].member_count == 1);
         ck_assert_uint_eq(fake.shards[i].opened[0], 13);
@@ -297,14 +287,13 @@ START_TEST(a_write_is_opened_for_its_writer_alone)
     ck_assert_uint_eq(told_of(CAIRN_MSG_RELAY_SET), 3); // what was told before holds
     expect_opened(0, 2);
 }
-END_TEST
 
 static Cairn__JobStatus *show(struct fake_peer *admin)
 {
     Cairn__JobShow message = CAIRN__JOB_SHOW__INIT;
     message.name = (char *)(uintptr_t) "toy";
     const uint32_t request = fake_request(admin, CAIRN_MSG_JOB_SHOW, &message.base);
-    return (Cairn__JobStatus *)fake_expect(&fake, admin, CAIRN_MSG_JOB_STATUS, request);
+    return fake_expect(&fake, admin, CAIRN_MSG_JOB_STATUS, request);
 }
 
 /* The groups are given up in the round that is open, and its workers do it again by themselves. */
@@ -327,27 +316,24 @@ static void expect_given_up(bool gives_up, const char *why)
     fake_peer_close(&admin);
 }
 
-START_TEST(an_owner_that_refuses_a_relay_ends_the_groups)
+TEST(an_owner_that_refuses_a_relay_ends_the_groups)
 {
     fake.shards[1].refuse_relay = "no room for a relay";
     expect_given_up(false, "no room for a relay");
 }
-END_TEST
 
-START_TEST(a_shard_that_cannot_relay_ends_the_groups)
+TEST(a_shard_that_cannot_relay_ends_the_groups)
 {
     fake.shards[2].refuse_relay_set = "no memory for sums";
     expect_given_up(false, "relay s2 failed: s2: no memory for sums");
 }
-END_TEST
 
-START_TEST(a_relay_that_gives_up_in_a_round_ends_the_groups)
+TEST(a_relay_that_gives_up_in_a_round_ends_the_groups)
 {
     expect_given_up(true, "no memory for sums");
 }
-END_TEST
 
-START_TEST(a_relay_that_gives_up_because_a_shard_is_away_relays_when_it_is_back)
+TEST(a_relay_that_gives_up_because_a_shard_is_away_relays_when_it_is_back)
 {
     const uint64_t job = attach_all("aabb", CAIRN_GROUPS_HOST);
     one_round(job, 0, 4);
@@ -360,9 +346,8 @@ START_TEST(a_relay_that_gives_up_because_a_shard_is_away_relays_when_it_is_back)
     expect_opened(0, 2);
     ck_assert_uint_ne(fake.shards[2].opened_relay, 0);
 }
-END_TEST
 
-START_TEST(tiles_end_the_groups_and_it_is_shown)
+TEST(tiles_end_the_groups_and_it_is_shown)
 {
     const uint64_t job = attach_all("aa", CAIRN_GROUPS_HOST);
     one_round(job, 0, 2);
@@ -388,11 +373,10 @@ START_TEST(tiles_end_the_groups_and_it_is_shown)
     cairn_message_free(&status->base);
     fake_peer_close(&admin);
 }
-END_TEST
 
 /* ---- recorded ---- */
 
-START_TEST(a_job_shows_the_groups_of_its_last_round)
+TEST(a_job_shows_the_groups_of_its_last_round)
 {
     const uint64_t job = attach_all("aaxbb", CAIRN_GROUPS_HOST);
     one_round(job, 0, 5);
@@ -409,7 +393,6 @@ START_TEST(a_job_shows_the_groups_of_its_last_round)
     cairn_message_free(&status->base);
     fake_peer_close(&admin);
 }
-END_TEST
 
 static char *save(struct fake_peer *admin)
 {
@@ -417,8 +400,7 @@ static char *save(struct fake_peer *admin)
     create.job = (char *)(uintptr_t) "toy";
     create.wait = true;
     const uint32_t request = fake_request(admin, CAIRN_MSG_SNAPSHOT_CREATE, &create.base);
-    Cairn__SnapshotStatus *status = (Cairn__SnapshotStatus *)fake_expect(
-        &fake, admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
+    Cairn__SnapshotStatus *status = fake_expect(&fake, admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
     char *path = strdup(status->path);
     cairn_message_free(&status->base);
     return path;
@@ -450,7 +432,7 @@ static void expect_recorded(const char *folder, const char *text)
     cairn_manifest_release(&manifest);
 }
 
-START_TEST(a_snapshot_says_the_groups_of_its_step_and_a_restore_forms_new_ones)
+TEST(a_snapshot_says_the_groups_of_its_step_and_a_restore_forms_new_ones)
 {
     struct fake_peer admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
     const uint64_t job = attach_all("aaxbb", CAIRN_GROUPS_HOST);
@@ -476,9 +458,8 @@ START_TEST(a_snapshot_says_the_groups_of_its_step_and_a_restore_forms_new_ones)
     free(last);
     fake_peer_close(&admin);
 }
-END_TEST
 
-START_TEST(a_round_that_made_no_step_and_a_write_leave_the_recorded_groups_alone)
+TEST(a_round_that_made_no_step_and_a_write_leave_the_recorded_groups_alone)
 {
     struct fake_peer admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
     const uint64_t job = attach_all("aabb", CAIRN_GROUPS_HOST);
@@ -494,8 +475,7 @@ START_TEST(a_round_that_made_no_step_and_a_write_leave_the_recorded_groups_alone
     Cairn__WriteBegin begin = CAIRN__WRITE_BEGIN__INIT;
     begin.job = job;
     const uint32_t request = fake_request(&w[1], CAIRN_MSG_WRITE_BEGIN, &begin.base);
-    Cairn__RoundOpened *opened = (Cairn__RoundOpened *)fake_expect(&fake, &w[1],
-                                                                   CAIRN_MSG_ROUND_OPENED, request);
+    Cairn__RoundOpened *opened = fake_expect(&fake, &w[1], CAIRN_MSG_ROUND_OPENED, request);
     fake_commit(&fake, &w[1], job, opened->round);
     cairn_message_free(&opened->base);
     char *saved = save(&admin);
@@ -503,34 +483,5 @@ START_TEST(a_round_that_made_no_step_and_a_write_leave_the_recorded_groups_alone
     free(saved);
     fake_peer_close(&admin);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("coordinator_groups");
-    TCase *plan = tcase_create("plan"), *tcase = tcase_create("coordinator_groups");
-    tcase_add_test(plan, groups_are_numbered_by_their_least_rank_and_others_are_alone);
-    tcase_add_test(plan, a_relay_serves_itself_and_its_share_of_the_other_owners);
-    tcase_set_timeout(tcase, 60);
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
-    tcase_add_test(tcase, a_host_with_two_workers_and_a_shard_contributes_once_to_every_shard);
-    tcase_add_test(tcase, a_worker_that_is_alone_stands_at_its_place_in_the_order_of_least_ranks);
-    tcase_add_test(tcase, rounds_of_the_same_groups_are_told_nothing_more);
-    tcase_add_test(tcase, without_the_spec_s_word_nobody_relays);
-    tcase_add_test(tcase, workers_that_share_no_host_with_a_shard_are_alone);
-    tcase_add_test(tcase, a_worker_that_leaves_has_the_groups_formed_anew);
-    tcase_add_test(tcase, a_shard_that_comes_back_has_all_of_it_told_anew);
-    tcase_add_test(tcase, a_new_coordinator_forms_its_own_groups);
-    tcase_add_test(tcase, a_write_is_opened_for_its_writer_alone);
-    tcase_add_test(tcase, an_owner_that_refuses_a_relay_ends_the_groups);
-    tcase_add_test(tcase, a_shard_that_cannot_relay_ends_the_groups);
-    tcase_add_test(tcase, a_relay_that_gives_up_in_a_round_ends_the_groups);
-    tcase_add_test(tcase, a_relay_that_gives_up_because_a_shard_is_away_relays_when_it_is_back);
-    tcase_add_test(tcase, tiles_end_the_groups_and_it_is_shown);
-    tcase_add_test(tcase, a_job_shows_the_groups_of_its_last_round);
-    tcase_add_test(tcase, a_snapshot_says_the_groups_of_its_step_and_a_restore_forms_new_ones);
-    tcase_add_test(tcase, a_round_that_made_no_step_and_a_write_leave_the_recorded_groups_alone);
-    suite_add_tcase(suite, plan);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60, set_up, tear_down);

@@ -4,45 +4,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/support/fake_cluster.h"
 #include "tests/support/suite.h"
+#include "tests/support/trained_toy.h"
 
 enum { LONG_MS = 60000 };
-
-static struct fake_cluster fake;
-static struct fake_peer worker;
-static uint64_t job;
-
-static void start(void)
-{
-    fake_shards_up(&fake, 2);
-    worker = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w0");
-    job = fake_attach(&fake, &worker, 10, 0, 1);
-    fake_init(&fake, &worker, job);
-    ck_assert_uint_eq(fake_commit(&fake, &worker, job, fake_begin(&fake, &worker, job)), 1);
-}
-
-static void set_up(void)
-{
-    fake_open(&fake, 2);
-    start();
-}
-
-static void tear_down(void)
-{
-    fake_peer_close(&worker);
-    fake_close(&fake);
-}
 
 /* Ticks every 10 ms, and no lease is over LONG_MS. */
 static void set_up_ticking(void)
 {
-    fake_open(&fake, 2);
+    open_fake();
     fake_coordinator_stop(&fake);
     fake.options.heartbeat_ms = 20;
     fake.options.lease_ttl_max_ms = LONG_MS;
     fake_coordinator_start(&fake);
-    start();
+    start_trained();
+    admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
 }
 
 static struct fake_peer reader(uint64_t session)
@@ -76,13 +52,13 @@ static uint32_t ask(struct fake_peer *peer, uint64_t generation, uint64_t step, 
 
 static void expect_leased(struct fake_peer *peer, uint32_t request, uint64_t step)
 {
-    Cairn__Leased *leased = (Cairn__Leased *)fake_expect(&fake, peer, CAIRN_MSG_LEASED, request);
+    Cairn__Leased *leased = fake_expect(&fake, peer, CAIRN_MSG_LEASED, request);
     ck_assert_uint_eq(leased->generation, 1);
     ck_assert_uint_eq(leased->step, step);
     cairn_message_free(&leased->base);
 }
 
-static void drop(struct fake_peer *peer, uint64_t step, uint64_t key)
+static void drop_lease(struct fake_peer *peer, uint64_t step, uint64_t key)
 {
     Cairn__LeaseDrop message = CAIRN__LEASE_DROP__INIT;
     message.job = job;
@@ -98,25 +74,7 @@ static bool all_keep(uint32_t count)
     return fake.shards[0].lease_count == count && fake.shards[1].lease_count == count;
 }
 
-static void train(void)
-{
-    fake_commit(&fake, &worker, job, fake_begin(&fake, &worker, job));
-}
-
-/* What `cairn job show` is told. */
-static Cairn__JobStatus *show(void)
-{
-    struct fake_peer admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
-    Cairn__JobShow message = CAIRN__JOB_SHOW__INIT;
-    message.name = (char *)(uintptr_t) "toy";
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_SHOW, &message.base);
-    Cairn__JobStatus *status = (Cairn__JobStatus *)fake_expect(&fake, &admin, CAIRN_MSG_JOB_STATUS,
-                                                               request);
-    fake_peer_close(&admin);
-    return status;
-}
-
-START_TEST(a_version_is_kept_by_all_shards_until_it_is_dropped)
+TEST(a_version_is_kept_by_all_shards_until_it_is_dropped)
 {
     struct fake_peer r = reader(20);
     expect_leased(&r, ask(&r, 0, 0, 30000), 1); // the newest
@@ -127,9 +85,9 @@ START_TEST(a_version_is_kept_by_all_shards_until_it_is_dropped)
     }
     train();
     expect_leased(&r, ask(&r, 1, 1, LONG_MS), 1); // renewed
-    expect_leased(&worker, ask(&worker, 0, 0, 5000), 2);
+    expect_leased(&w, ask(&w, 0, 0, 5000), 2);
     ck_assert(all_keep(2));
-    Cairn__JobStatus *status = show();
+    Cairn__JobStatus *status = show_job("toy");
     ck_assert_uint_eq(status->n_leases, 2);
     ck_assert_str_eq(status->leases[1]->holder, "r0");
     ck_assert_uint_eq(status->leases[1]->step, 1);
@@ -137,16 +95,15 @@ START_TEST(a_version_is_kept_by_all_shards_until_it_is_dropped)
     ck_assert_uint_le(status->leases[1]->left_ms, LONG_MS);
     ck_assert_str_eq(status->leases[0]->holder, "w0");
     cairn_message_free(&status->base);
-    drop(&r, 1, 0);
+    drop_lease(&r, 1, 0);
     fake_until(&fake, all_keep(1));
-    drop(&r, 1, 0); // nothing to drop: no fault
-    drop(&worker, 2, 0);
+    drop_lease(&r, 1, 0); // nothing to drop: no fault
+    drop_lease(&w, 2, 0);
     fake_until(&fake, all_keep(0));
     fake_peer_close(&r);
 }
-END_TEST
 
-START_TEST(one_shard_that_refuses_ends_it_on_all)
+TEST(one_shard_that_refuses_ends_it_on_all)
 {
     struct fake_peer r = reader(20);
     fake.shards[1].refuse_lease = "a lease needs 10 bytes, and 3 are left";
@@ -167,24 +124,22 @@ START_TEST(one_shard_that_refuses_ends_it_on_all)
     fake_until(&fake, all_keep(0));
     fake_peer_close(&r);
 }
-END_TEST
 
-START_TEST(readers_of_one_version_share_what_the_shards_keep)
+TEST(readers_of_one_version_share_what_the_shards_keep)
 {
     struct fake_peer a = reader(20), b = reader(21);
     expect_leased(&a, ask(&a, 0, 0, LONG_MS), 1);
     expect_leased(&b, ask(&b, 1, 1, 1000), 1);
     ck_assert(all_keep(1));
     ck_assert_uint_gt(fake.shards[0].lease_ttl_ms, 30000); // for the longer of the two
-    drop(&a, 1, 0);
+    drop_lease(&a, 1, 0);
     ck_assert_uint_eq(fake.shards[0].seen[CAIRN_MSG_LEASE_END], 0);
     fake_peer_close(&b); // a reader that dies
     fake_until(&fake, all_keep(0));
     fake_peer_close(&a);
 }
-END_TEST
 
-START_TEST(a_reader_that_closes_the_job_ends_its_leases)
+TEST(a_reader_that_closes_the_job_ends_its_leases)
 {
     struct fake_peer r = reader(20);
     expect_leased(&r, ask(&r, 0, 0, LONG_MS), 1);
@@ -197,41 +152,23 @@ START_TEST(a_reader_that_closes_the_job_ends_its_leases)
     fake_until(&fake, all_keep(0));
     fake_peer_close(&r);
 }
-END_TEST
 
-START_TEST(a_lease_that_is_not_renewed_ends)
-{
-    struct fake_peer r = reader(20);
-    expect_leased(&r, ask(&r, 0, 0, 60), 1);
-    expect_leased(&worker, ask(&worker, 0, 0, 200), 1);
-    fake_until(&fake, all_keep(0));
-    Cairn__JobStatus *status = show();
-    ck_assert_uint_eq(status->n_leases, 0);
-    cairn_message_free(&status->base);
-    fake_expect_error(&fake, &r, ask(&r, 0, 0, LONG_MS + 1), CAIRN_ERR_INVALID, "leases.ttl_max");
-    fake_expect_error(&fake, &r, ask(&r, 0, 0, 0), CAIRN_ERR_INVALID, "leases.ttl_max");
-    fake_peer_close(&r);
-}
-END_TEST
-
-START_TEST(more_versions_than_the_configuration_allows_are_refused)
+TEST(more_versions_than_the_configuration_allows_are_refused)
 {
     struct fake_peer r = reader(20);
     fake.options.lease_versions_max = 1;
     expect_leased(&r, ask(&r, 0, 0, LONG_MS), 1);
     train();
-    fake_expect_error(&fake, &worker, ask(&worker, 0, 0, LONG_MS), CAIRN_ERR_BUSY,
-                      "leases.versions_max");
-    expect_leased(&worker, ask(&worker, 1, 1, LONG_MS), 1); // the same one is no other
-    drop(&r, 1, 0);
-    drop(&worker, 1, 0);
-    expect_leased(&worker, ask(&worker, 0, 0, LONG_MS), 2);
+    fake_expect_error(&fake, &w, ask(&w, 0, 0, LONG_MS), CAIRN_ERR_BUSY, "leases.versions_max");
+    expect_leased(&w, ask(&w, 1, 1, LONG_MS), 1); // the same one is no other
+    drop_lease(&r, 1, 0);
+    drop_lease(&w, 1, 0);
+    expect_leased(&w, ask(&w, 0, 0, LONG_MS), 2);
     ck_assert(all_keep(1));
     fake_peer_close(&r);
 }
-END_TEST
 
-START_TEST(a_lease_asked_for_while_a_shard_is_away_waits_for_it)
+TEST(a_lease_asked_for_while_a_shard_is_away_waits_for_it)
 {
     struct fake_peer r = reader(20);
     fake_shard_away(&fake, 1);
@@ -244,9 +181,8 @@ START_TEST(a_lease_asked_for_while_a_shard_is_away_waits_for_it)
     ck_assert(all_keep(1));
     fake_peer_close(&r);
 }
-END_TEST
 
-START_TEST(a_shard_that_goes_away_while_it_is_asked_refuses)
+TEST(a_shard_that_goes_away_while_it_is_asked_refuses)
 {
     struct fake_peer r = reader(20);
     fake.shards[1].holds_lease = true;
@@ -257,9 +193,8 @@ START_TEST(a_shard_that_goes_away_while_it_is_asked_refuses)
     fake_until(&fake, fake.shards[0].lease_count == 0);
     fake_peer_close(&r);
 }
-END_TEST
 
-START_TEST(a_wish_that_is_withdrawn_leaves_nothing_and_one_of_another_call_stays)
+TEST(a_wish_that_is_withdrawn_leaves_nothing_and_one_of_another_call_stays)
 {
     struct fake_peer r = reader(20);
     fake.shards[1].holds_lease = true;
@@ -276,56 +211,50 @@ START_TEST(a_wish_that_is_withdrawn_leaves_nothing_and_one_of_another_call_stays
     fake.shards[1].holds_lease = false;
     expect_leased(&r, ask_keyed(&r, 0, 0, LONG_MS, 78), 1);
     expect_leased(&r, ask_keyed(&r, 1, 1, LONG_MS, 79), 1); // a renewal
-    drop(&r, 0, 79);                                        // it is withdrawn, the lease stays
+    drop_lease(&r, 0, 79);                                  // it is withdrawn, the lease stays
     ck_assert(all_keep(1));
-    drop(&r, 0, 78);
+    drop_lease(&r, 0, 78);
     fake_until(&fake, all_keep(0));
     fake_peer_close(&r);
 }
-END_TEST
 
-START_TEST(a_new_coordinator_knows_no_leases_and_takes_one_anew)
+TEST(a_new_coordinator_knows_no_leases_and_takes_one_anew)
 {
     struct fake_peer r = reader(20);
     expect_leased(&r, ask(&r, 0, 0, LONG_MS), 1);
     fake_coordinator_stop(&fake);
     fake_peer_close(&r);
-    fake_peer_close(&worker);
+    fake_peer_close(&w);
+    fake_peer_close(&admin);
     fake_coordinator_start(&fake);
     fake_shards_up(&fake, 2);
+    admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
     r = reader(20);
-    Cairn__JobStatus *status = show();
+    Cairn__JobStatus *status = show_job("toy");
     ck_assert_uint_eq(status->n_leases, 0);
     cairn_message_free(&status->base);
     ck_assert(all_keep(1)); // of the former one: it ends by the clocks of the shards
     expect_leased(&r, ask(&r, 1, 1, LONG_MS), 1);
     ck_assert(all_keep(2));
-    drop(&r, 1, 0);
+    drop_lease(&r, 1, 0);
     fake_until(&fake, all_keep(1));
     fake_peer_close(&r);
 }
-END_TEST
 
-int main(void)
+SUITE(30, open_trained, close_fake);
+
+TEST(a_lease_that_is_not_renewed_ends)
 {
-    Suite *suite = suite_create("coordinator_leases");
-    TCase *tcase = tcase_create("coordinator_leases");
-    tcase_set_timeout(tcase, 30);
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
-    tcase_add_test(tcase, a_version_is_kept_by_all_shards_until_it_is_dropped);
-    tcase_add_test(tcase, one_shard_that_refuses_ends_it_on_all);
-    tcase_add_test(tcase, readers_of_one_version_share_what_the_shards_keep);
-    tcase_add_test(tcase, a_reader_that_closes_the_job_ends_its_leases);
-    tcase_add_test(tcase, more_versions_than_the_configuration_allows_are_refused);
-    tcase_add_test(tcase, a_lease_asked_for_while_a_shard_is_away_waits_for_it);
-    tcase_add_test(tcase, a_shard_that_goes_away_while_it_is_asked_refuses);
-    tcase_add_test(tcase, a_wish_that_is_withdrawn_leaves_nothing_and_one_of_another_call_stays);
-    tcase_add_test(tcase, a_new_coordinator_knows_no_leases_and_takes_one_anew);
-    suite_add_tcase(suite, tcase);
-    TCase *ticking = tcase_create("ticking");
-    tcase_set_timeout(ticking, 30);
-    tcase_add_checked_fixture(ticking, set_up_ticking, tear_down);
-    tcase_add_test(ticking, a_lease_that_is_not_renewed_ends);
-    suite_add_tcase(suite, ticking);
-    return suite_run(suite);
+    struct fake_peer r = reader(20);
+    expect_leased(&r, ask(&r, 0, 0, 60), 1);
+    expect_leased(&w, ask(&w, 0, 0, 200), 1);
+    fake_until(&fake, all_keep(0));
+    Cairn__JobStatus *status = show_job("toy");
+    ck_assert_uint_eq(status->n_leases, 0);
+    cairn_message_free(&status->base);
+    fake_expect_error(&fake, &r, ask(&r, 0, 0, LONG_MS + 1), CAIRN_ERR_INVALID, "leases.ttl_max");
+    fake_expect_error(&fake, &r, ask(&r, 0, 0, 0), CAIRN_ERR_INVALID, "leases.ttl_max");
+    fake_peer_close(&r);
 }
+
+SUITE(30, set_up_ticking, close_fake);

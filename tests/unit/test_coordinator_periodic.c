@@ -5,14 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/coordinator/cut.h"
-#include "tests/support/fake_cluster.h"
+#include "server/coordinator/snapshot/cut.h"
 #include "tests/support/fake_shard.h"
 #include "tests/support/suite.h"
-
-static struct fake_cluster fake;
-static struct fake_peer w, admin;
-static uint64_t job;
+#include "tests/support/trained_toy.h"
 
 static void amend(uint64_t every, uint64_t keep, uint64_t revision)
 {
@@ -26,30 +22,10 @@ static void amend(uint64_t every, uint64_t keep, uint64_t revision)
     fake_expect_amended(&fake, &w, request, revision);
 }
 
-/* Two shards, a job at step 1. */
-static void set_up(void)
-{
-    job = fake_open_trained(&fake, &w, &admin);
-}
-static void tear_down(void)
-{
-    fake_peer_close(&w);
-    fake_peer_close(&admin);
-    fake_close(&fake);
-}
-
-static Cairn__SnapshotList *list(void)
-{
-    Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
-    get.job = (char *)(uintptr_t) "toy";
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base);
-    return (Cairn__SnapshotList *)fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_LIST, request);
-}
-
 /* "8p 6p 3": steps of the newest first, p: periodic. */
 static void list_text(char out[200])
 {
-    Cairn__SnapshotList *listed = list();
+    Cairn__SnapshotList *listed = list_snapshots();
     size_t used = 0;
     out[0] = '\0';
     for (size_t i = 0; i < listed->n_snapshots; i++)
@@ -70,113 +46,120 @@ static void expect_listed(const char *expected)
     }
 }
 
-static struct cairn_cluster_job *toy(void)
-{
-    return cairn_cluster_job_find(fake.cluster, "toy");
-}
-
-static void step(void)
-{
-    fake_commit(&fake, &w, job, fake_begin(&fake, &w, job));
-}
-
 /* To that step; what is begun on the way is whole. */
-static void train(uint64_t until)
+static void train_to(uint64_t until)
 {
     do {
-        step();
-        fake_until(&fake, toy()->cut == NULL);
+        train();
+        fake_until(&fake, toy()->snapshots.cut == NULL);
     } while (cairn_cluster_job_version(toy()).step < until);
 }
 
 static void expect_shown(const char *word)
 {
-    Cairn__JobShow show = CAIRN__JOB_SHOW__INIT;
-    show.name = (char *)(uintptr_t) "toy";
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_SHOW, &show.base);
-    Cairn__JobStatus *s = (Cairn__JobStatus *)fake_expect(&fake, &admin, CAIRN_MSG_JOB_STATUS,
-                                                          request);
+    Cairn__JobStatus *s = show_job("toy");
     const bool right = *word == '\0' ? s->snapshot_failed[0] == '\0'
                                      : strstr(s->snapshot_failed, word) != NULL;
     ck_assert_msg(right, "\"%s\", not \"%s\"", s->snapshot_failed, word);
     cairn_message_free(&s->base);
 }
 
-static uint32_t ask_snapshot(bool wait)
-{
-    Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
-    create.job = (char *)(uintptr_t) "toy";
-    create.wait = wait;
-    return fake_request(&admin, CAIRN_MSG_SNAPSHOT_CREATE, &create.base);
-}
-
-static void take_by_hand(void)
-{
-    const uint32_t request = ask_snapshot(true);
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request));
-}
-
-START_TEST(they_are_of_their_steps_and_only_old_periodic_ones_go)
+TEST(they_are_of_their_steps_and_only_old_periodic_ones_go)
 {
     amend(2, 2, 1);
-    train(3);
-    take_by_hand();
-    train(9);
+    train_to(3);
+    cairn_message_free(&take_snapshot()->base);
+    train_to(9);
     expect_listed("8p 6p 3");
     amend(3, 1, 2);
-    train(11);
+    train_to(11);
     expect_listed("8p 6p 3"); // 9 was applied before
-    train(12);
+    train_to(12);
     expect_listed("12p 3");
     amend(0, 0, 3);
-    train(15);
+    train_to(15);
     expect_listed("12p 3");
 }
-END_TEST
 
-START_TEST(without_a_number_to_keep_all_stay)
+TEST(without_a_number_to_keep_all_stay)
 {
     amend(1, 0, 1);
-    train(5);
+    train_to(5);
     expect_listed("5p 4p 3p 2p");
 }
-END_TEST
 
-START_TEST(the_count_goes_on_in_another_coordinator)
+TEST(the_count_goes_on_in_another_coordinator)
 {
     amend(2, 2, 1);
-    train(5);
+    train_to(5);
     fake_coordinator_stop(&fake);
     fake_coordinator_start(&fake);
     fake_shards_up(&fake, 2);
     fake_peer_close(&w);
     fake_peer_close(&admin);
-    w = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "again");
+    w = worker("again");
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
     struct cairn_job_spec_data spec = fake_spec(1); // as it was before the amendment
     const uint32_t request = fake_job_open(&w, &spec, 78, 0);
     cairn_message_free(fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request));
     cairn_spec_release(&spec);
-    train(9);
+    train_to(9);
     expect_listed("8p 6p");
 }
-END_TEST
 
-START_TEST(one_that_fails_is_said_and_no_old_one_goes_for_it)
+TEST(one_that_fails_is_said_and_no_old_one_goes_for_it)
 {
     amend(1, 1, 1);
-    train(2);
+    train_to(2);
     expect_listed("2p");
     fake.shards[1].fail_part = "the disk is full";
-    train(4);
+    train_to(4);
     expect_shown("of step 4: s1: the disk is full; the next one is due at step 5");
     expect_listed("2p");
     fake.shards[1].fail_part = NULL;
-    train(5);
+    train_to(5);
     expect_shown("");
     expect_listed("5p");
 }
-END_TEST
+
+TEST(of_a_damaged_job_none_is_taken_by_itself_and_the_good_one_stays)
+{
+    amend(1, 1, 1);
+    train_to(2);
+    expect_listed("2p");
+    fake.shards[1].nonfinite = 3;
+    train_to(4);
+    expect_shown("none is taken while the job is damaged: restore it, or write");
+    expect_listed("2p");
+    fake.shards[1].nonfinite = 0;
+    train_to(5);
+    expect_shown("");
+    expect_listed("5p");
+}
+
+TEST(a_job_that_may_begin_with_what_is_not_finite_is_not_damaged_by_it)
+{
+    amend(1, 1, 1);
+    ck_assert_int_eq(cairn_spec_set_init_from(&toy()->spec, "/weights", NULL), CAIRN_OK);
+    toy()->spec.init_nonfinite_ok = true;
+    fake.shards[1].nonfinite = 3;
+    train_to(3);
+    expect_shown("");
+    expect_listed("3p");
+}
+
+TEST(one_that_is_asked_for_of_a_damaged_job_is_made_and_says_so)
+{
+    amend(1, 1, 1);
+    train_to(2);
+    fake.shards[1].nonfinite = 3;
+    train_to(3);
+    Cairn__SnapshotStatus *s = take_snapshot(); // the operator's word counts
+    ck_assert_uint_eq(s->nonfinite, 3);
+    ck_assert_msg(strstr(s->nonfinite_tensors, "(3)") != NULL, "%s", s->nonfinite_tensors);
+    cairn_message_free(&s->base);
+    expect_listed("3 2p");
+}
 
 /* The disk of a shard is slow: training goes on, and no second cut begins. */
 /* Shard 0 as it was when the cut was pinned: fake shards copy nothing. */
@@ -186,9 +169,10 @@ static struct fake_shard pinned;
 static void step_and_hold(void)
 {
     fake.shards[0].holds_part = true;
-    step();
+    train();
     fake_until(&fake, // the folder is the other thread's while it is made
-               toy()->cut != NULL && !toy()->cut->making_folder && toy()->cut->folder != NULL);
+               toy()->snapshots.cut != NULL && !toy()->snapshots.cut->making_folder &&
+                   toy()->snapshots.cut->folder != NULL);
     fake_pump(&fake);
     pinned = fake.shards[0];
 }
@@ -200,109 +184,76 @@ static void let_go(void)
     s->version = pinned.version;
     s->last = pinned.last;
     memcpy(s->payload, pinned.payload, sizeof s->payload);
-    fake_shard_answer_pin(s, toy()->cut->number, toy()->cut->folder);
+    fake_shard_answer_pin(s, toy()->snapshots.cut->number, toy()->snapshots.cut->folder);
     s->version = now.version;
     s->last = now.last;
     memcpy(s->payload, now.payload, sizeof s->payload);
 }
 
-START_TEST(none_begins_while_one_is_being_written)
+TEST(none_begins_while_one_is_being_written)
 {
     amend(2, 4, 1);
     step_and_hold();
-    for (int i = 0; i < 3; i++) step();
+    for (int i = 0; i < 3; i++) train();
     ck_assert_uint_eq(cairn_cluster_job_version(toy()).step, 5);
     expect_shown("of step 4: a snapshot or digest of job toy is being taken");
     expect_listed("");
     let_go();
-    fake_until(&fake, toy()->cut == NULL);
+    fake_until(&fake, toy()->snapshots.cut == NULL);
     expect_shown("");
-    train(6);
+    train_to(6);
     expect_listed("6p 2p");
 }
-END_TEST
 
-START_TEST(whoever_asks_for_one_meanwhile_gets_one_behind_it)
+TEST(whoever_asks_for_one_meanwhile_gets_one_behind_it)
 {
     amend(2, 1, 1);
     step_and_hold();
-    step();
-    const uint32_t begun = ask_snapshot(false), done = ask_snapshot(true);
-    fake_until(&fake, toy()->cut->next.at_end != NULL && toy()->cut->next.at_begin != NULL);
+    train();
+    const uint32_t begun = ask_snapshot(&admin, false), done = ask_snapshot(&admin, true);
+    fake_until(&fake, toy()->snapshots.cut->next.at_end != NULL &&
+                          toy()->snapshots.cut->next.at_begin != NULL);
     let_go();
-    Cairn__SnapshotStatus *s = (Cairn__SnapshotStatus *)fake_expect(
-        &fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, begun);
+    Cairn__SnapshotStatus *s = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, begun);
     ck_assert_uint_eq(s->step, 3);
     cairn_message_free(&s->base);
-    s = (Cairn__SnapshotStatus *)fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, done);
+    s = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, done);
     ck_assert(!s->periodic);
     cairn_message_free(&s->base);
     expect_listed("3 2p");
 }
-END_TEST
 
-static void drop(void)
-{
-    Cairn__JobRemove message = CAIRN__JOB_REMOVE__INIT;
-    message.name = (char *)(uintptr_t) "toy";
-    message.force = true;
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_REMOVE, &message.base);
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_JOB_REMOVED, request));
-}
-
-START_TEST(whoever_waits_behind_one_begins_none_of_a_job_that_is_dropped)
+TEST(whoever_waits_behind_one_begins_none_of_a_job_that_is_dropped)
 {
     amend(2, 1, 1);
     step_and_hold();
-    const uint32_t asked = ask_snapshot(true);
-    fake_until(&fake, toy()->cut->next.at_end != NULL);
-    Cairn__JobRemove message = CAIRN__JOB_REMOVE__INIT;
-    message.name = (char *)(uintptr_t) "toy";
-    message.force = true;
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_REMOVE, &message.base);
+    const uint32_t asked = ask_snapshot(&admin, true);
+    fake_until(&fake, toy()->snapshots.cut->next.at_end != NULL);
+    const uint32_t request = ask_drop("toy", true);
     fake_expect_error(&fake, &admin, asked, CAIRN_ERR_CANCELED, "is to be dropped");
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_BUSY, "is being taken");
-    fake_until(&fake, toy()->cut == NULL);
+    fake_until(&fake, toy()->snapshots.cut == NULL);
     drop();
 }
-END_TEST
 
-START_TEST(those_of_another_job_of_the_name_are_nobodys)
+TEST(those_of_another_job_of_the_name_are_nobodys)
 {
     amend(2, 1, 1);
-    train(2);
+    train_to(2);
     drop();
-    fake_peer_close(&w);
-    w = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "again");
+    come_again("again");
     job = fake_attach(&fake, &w, 79, 0, 1);
     fake_init(&fake, &w, job);
     amend(1, 1, 1);
-    train(3);
+    train_to(3);
     Cairn__SnapshotList *listed = NULL;
     for (size_t n = 0; n != 2;) { // step 2 of the first job, step 3 of this one
         if (listed != NULL) cairn_message_free(&listed->base);
-        listed = list();
+        listed = list_snapshots();
         n = listed->n_snapshots;
     }
     ck_assert_uint_eq(listed->snapshots[0]->step + listed->snapshots[1]->step, 5);
     cairn_message_free(&listed->base);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("coordinator_periodic");
-    TCase *tc = tcase_create("periodic");
-    tcase_set_timeout(tc, 30);
-    tcase_add_checked_fixture(tc, set_up, tear_down);
-    tcase_add_test(tc, they_are_of_their_steps_and_only_old_periodic_ones_go);
-    tcase_add_test(tc, without_a_number_to_keep_all_stay);
-    tcase_add_test(tc, the_count_goes_on_in_another_coordinator);
-    tcase_add_test(tc, one_that_fails_is_said_and_no_old_one_goes_for_it);
-    tcase_add_test(tc, none_begins_while_one_is_being_written);
-    tcase_add_test(tc, whoever_asks_for_one_meanwhile_gets_one_behind_it);
-    tcase_add_test(tc, whoever_waits_behind_one_begins_none_of_a_job_that_is_dropped);
-    tcase_add_test(tc, those_of_another_job_of_the_name_are_nobodys);
-    suite_add_tcase(suite, tc);
-    return suite_run(suite);
-}
+SUITE(30, open_trained, close_fake);

@@ -4,18 +4,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "server/coordinator/recovery.h"
-#include "tests/support/fake_cluster.h"
+#include "server/coordinator/base/seat.h"
+#include "server/coordinator/member/seats.h"
+#include "server/coordinator/restore/recovery.h"
 #include "tests/support/suite.h"
-
-static struct fake_cluster fake;
-static struct fake_peer w, admin;
-static uint64_t job;
-
-static struct cairn_cluster_job *toy(void)
-{
-    return cairn_cluster_job_find(fake.cluster, "toy");
-}
+#include "tests/support/trained_toy.h"
 
 static void amend(uint32_t wait_s)
 {
@@ -29,35 +22,10 @@ static void amend(uint32_t wait_s)
     fake_expect_amended(&fake, &w, request, 1);
 }
 
-/* Two shards, a job at step 1. */
-static void set_up(void)
-{
-    job = fake_open_trained(&fake, &w, &admin);
-    fake.options.heartbeat_ms = 20; // so long a part may be missed, of a shard that ended
-    uv_timer_set_repeat(&fake.cluster->tick, 10);
-    uv_timer_again(&fake.cluster->tick);
-}
-static void tear_down(void)
-{
-    fake_peer_close(&w);
-    fake_peer_close(&admin);
-    fake_close(&fake);
-}
-
-static void train(void)
-{
-    fake_commit(&fake, &w, job, fake_begin(&fake, &w, job));
-}
-
 /* Its folder. */
-static void take_snapshot(char folder_out[300])
+static void save(char folder_out[300])
 {
-    Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
-    create.job = (char *)(uintptr_t) "toy";
-    create.wait = true;
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_CREATE, &create.base);
-    Cairn__SnapshotStatus *s = (Cairn__SnapshotStatus *)fake_expect(
-        &fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
+    Cairn__SnapshotStatus *s = take_snapshot();
     snprintf(folder_out, 300, "%s", s->path);
     cairn_message_free(&s->base);
 }
@@ -70,8 +38,7 @@ static void lose_part(uint32_t shard)
 
 static uint32_t ask_open(void)
 {
-    fake_peer_close(&w);
-    w = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w0");
+    come_again("w0");
     struct cairn_job_spec_data spec = fake_spec(1); // as it was before the amendment
     const uint32_t request = fake_job_open(&w, &spec, 10, 0);
     cairn_spec_release(&spec);
@@ -80,8 +47,7 @@ static uint32_t ask_open(void)
 
 static void expect_attached(uint32_t request, uint64_t generation, uint64_t step)
 {
-    Cairn__Attached *attached = (Cairn__Attached *)fake_expect(&fake, &w, CAIRN_MSG_ATTACHED,
-                                                               request);
+    Cairn__Attached *attached = fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request);
     ck_assert_uint_eq(attached->generation, generation);
     ck_assert_uint_eq(attached->step, step);
     ck_assert_uint_eq(attached->job, job);
@@ -93,12 +59,12 @@ static void expect_rolled_back(void)
     fake_expect_error(&fake, &w, 0, CAIRN_ERR_ROLLED_BACK, "is restored by itself");
 }
 
-START_TEST(the_newest_snapshot_is_restored_and_workers_go_on_in_it)
+TEST(the_newest_snapshot_is_restored_and_workers_go_on_in_it)
 {
     char folder[300];
-    take_snapshot(folder); // without the amendment: the job keeps what it was amended to
+    save(folder); // without the amendment: the job keeps what it was amended to
     train();
-    take_snapshot(folder);
+    save(folder);
     amend(0);
     train();
     lose_part(1);
@@ -111,13 +77,12 @@ START_TEST(the_newest_snapshot_is_restored_and_workers_go_on_in_it)
     expect_attached(ask_open(), 3, 2);
     train();
 }
-END_TEST
 
-START_TEST(a_shard_that_stays_away_is_given_up_for_one_that_is_there)
+TEST(a_shard_that_stays_away_is_given_up_for_one_that_is_there)
 {
     char folder[300];
     fake_shard_up(&fake, 2);
-    take_snapshot(folder);
+    save(folder);
     amend(1);
     fake_shard_away(&fake, 1);
     expect_rolled_back();
@@ -128,12 +93,11 @@ START_TEST(a_shard_that_stays_away_is_given_up_for_one_that_is_there)
     fake_until(&fake, !fake.shards[1].has_job);
     train();
 }
-END_TEST
 
-START_TEST(a_part_that_comes_back_first_ends_it)
+TEST(a_part_that_comes_back_first_ends_it)
 {
     char folder[300];
-    take_snapshot(folder);
+    save(folder);
     train();
     amend(1);
     fake_shard_away(&fake, 1); // and none is there in its place
@@ -145,38 +109,169 @@ START_TEST(a_part_that_comes_back_first_ends_it)
     expect_attached(request, 1, 2);
     train();
 }
-END_TEST
 
-START_TEST(a_damaged_one_is_passed_over_for_the_one_before)
+static void damage(const char *folder)
 {
-    char folder[300], file[400];
-    take_snapshot(folder);
-    train();
-    take_snapshot(folder);
-    amend(0);
+    char file[400];
     snprintf(file, sizeof file, "%s/model/shard-00001-model-00001-of-00001.safetensors", folder);
     ck_assert_int_eq(truncate(file, 100), 0);
+}
+
+static void expect_passed_over(const char *text)
+{
+    Cairn__JobStatus *status = show_job("toy");
+    const bool fits = *text == '\0' ? status->passed_over[0] == '\0'
+                                    : strstr(status->passed_over, text) == status->passed_over;
+    ck_assert_msg(fits, "%s", status->passed_over);
+    cairn_message_free(&status->base);
+}
+
+TEST(a_damaged_one_is_passed_over_for_the_one_before)
+{
+    char folder[300];
+    save(folder);
+    train();
+    save(folder);
+    amend(0);
+    damage(folder);
     lose_part(1);
     expect_rolled_back();
     expect_attached(ask_open(), 2, 1);
+    expect_passed_over("step-000000000001-g1 was restored; the newest snapshot, "
+                       "step-000000000002-g1, is damaged: ");
+    train();
+    save(folder);
+    expect_passed_over("");
 }
-END_TEST
 
-START_TEST(without_a_snapshot_the_job_is_lost_and_says_so)
+static void unmount_at(uint32_t shard)
+{
+    fake.shards[shard].storage = "/snapshots is another folder here than the coordinator's";
+    fake.shards[shard].refuse_create = "there is no folder /snapshots/toy";
+    fake.shards[shard].refuse_create_status = CAIRN_ERR_NOT_FOUND;
+}
+static void mount_at(uint32_t shard)
+{
+    fake.shards[shard].storage = ""; // it says that it is right
+    fake.shards[shard].refuse_create = NULL;
+}
+
+TEST(storage_that_is_not_mounted_at_a_shard_is_waited_for_however_long)
+{
+    char folder[300];
+    save(folder);
+    train();
+    save(folder);
+    amend(0);
+    unmount_at(1);
+    lose_part(1);
+    expect_rolled_back();
+    const uint32_t request = ask_open();
+    fake_until(&fake, strstr(toy()->loss.why.text, "once it is mounted at every shard") != NULL);
+    ck_assert_ptr_nonnull(strstr(toy()->loss.why.text, "there is no folder /snapshots/toy"));
+    fake_until(&fake, !toy()->loss.recovery.running);
+    const uint32_t created = fake.shards[1].seen[CAIRN_MSG_JOB_CREATE];
+    toy()->loss.recovery.retry_ms = 0; // as after a while
+    fake_expect_silence(&fake, &w, 0);
+    ck_assert(cairn_cluster_recovery_pending(toy()));
+    ck_assert_uint_eq(fake.shards[1].seen[CAIRN_MSG_JOB_CREATE], created);
+    mount_at(1);
+    expect_attached(request, 3, 2); // the newest
+    train();
+}
+
+/* It said nothing when it joined, for then it was mounted. */
+TEST(a_shard_that_does_not_say_that_its_storage_is_gone_is_tried_again_and_again)
+{
+    char folder[300];
+    save(folder);
+    amend(0);
+    unmount_at(1);
+    fake.shards[1].storage = NULL;
+    // Read before the loss: the first try may have ended when ask_open() returns.
+    uint32_t created = fake.shards[1].seen[CAIRN_MSG_JOB_CREATE];
+    lose_part(1);
+    expect_rolled_back();
+    const uint32_t request = ask_open();
+    for (uint32_t i = 0; i <= CAIRN_RESTORES_MAX; i++) {
+        fake_until(&fake, fake.shards[1].seen[CAIRN_MSG_JOB_CREATE] > created &&
+                              !toy()->loss.recovery.running);
+        ck_assert_msg(cairn_cluster_recovery_pending(toy()), "%s", toy()->loss.why.text);
+        created = fake.shards[1].seen[CAIRN_MSG_JOB_CREATE];
+        toy()->loss.recovery.retry_ms = 0;
+    }
+    mount_at(1);
+    fake_until(&fake, toy()->state == CAIRN_CLUSTER_JOB_RUNNING);
+    expect_attached(request, toy()->generation, 1);
+}
+
+TEST(a_shard_that_sees_the_snapshots_is_taken_before_one_that_does_not)
+{
+    char folder[300];
+    save(folder);
+    amend(0);
+    unmount_at(1);
+    fake_shard_up(&fake, 2);
+    fake_until(&fake, cairn_cluster_seat_find(fake.cluster, "s1")->storage.text[0] != '\0');
+    lose_part(1);
+    expect_rolled_back();
+    expect_attached(ask_open(), 2, 1);
+    ck_assert(fake.shards[0].has_job && fake.shards[2].has_job);
+}
+
+TEST(one_that_is_removed_meanwhile_is_not_counted_twice)
+{
+    char folders[3][300];
+    for (int i = 0; i < 3; i++) {
+        if (i > 0) train();
+        save(folders[i]);
+    }
+    damage(folders[2]);
+    amend(0);
+    uv_timer_stop(&fake.cluster->clock.tick); // it is tried by this test's word
+    lose_part(1);
+    cairn_cluster_job_lose(toy(), true, "s1 lost it");
+    cairn_cluster_recovery_tick(toy());
+    ck_assert(toy()->loss.recovery.running);
+    fake_until(&fake, !toy()->loss.recovery.running);
+    Cairn__SnapshotRemove message = CAIRN__SNAPSHOT_REMOVE__INIT; // as its operator does
+    message.job = (char *)(uintptr_t) "toy";
+    message.id = strrchr(folders[2], '/') + 1;
+    const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &message.base);
+    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_REMOVED, request));
+    cairn_cluster_recovery_tick(toy());
+    fake_until(&fake, toy()->state == CAIRN_CLUSTER_JOB_RUNNING);
+    expect_attached(ask_open(), 2, 2);
+}
+
+TEST(without_a_snapshot_the_job_is_lost_and_says_so)
 {
     amend(0);
     lose_part(1);
     expect_rolled_back();
     const uint32_t request = ask_open();
-    fake_expect_error(&fake, &w, request, CAIRN_ERR_JOB_LOST, "finds no whole snapshot of it");
+    fake_expect_error(&fake, &w, request, CAIRN_ERR_JOB_LOST,
+                      "finds no whole snapshot of it: `cairn snapshot restore toy latest` tries "
+                      "again");
     ck_assert_int_eq(toy()->state, CAIRN_CLUSTER_JOB_LOST);
 }
-END_TEST
 
-START_TEST(without_progress_it_ends_after_so_many)
+TEST(with_one_alone_whose_results_are_not_finite_it_is_lost_and_says_how_to_take_that)
 {
     char folder[300];
-    take_snapshot(folder);
+    fake.shards[0].nonfinite = 2;
+    train();
+    save(folder);
+    amend(0);
+    lose_part(1);
+    expect_rolled_back();
+    fake_expect_error(&fake, &w, ask_open(), CAIRN_ERR_JOB_LOST, "`cairn snapshot restore toy ID`");
+}
+
+TEST(without_progress_it_ends_after_so_many)
+{
+    char folder[300];
+    save(folder);
     amend(0);
     for (uint64_t i = 0; i < CAIRN_RESTORES_MAX; i++) {
         lose_part(1);
@@ -189,21 +284,15 @@ START_TEST(without_progress_it_ends_after_so_many)
     const uint32_t request = ask_open();
     fake_expect_error(&fake, &w, request, CAIRN_ERR_JOB_LOST, "waits now; restore a snapshot with");
 }
-END_TEST
 
-START_TEST(no_snapshot_that_is_ahead_of_the_job_is_its_own)
+TEST(no_snapshot_that_is_ahead_of_the_job_is_its_own)
 {
     char folder[300];
     train();
     train();
-    take_snapshot(folder);
-    Cairn__JobRemove remove = CAIRN__JOB_REMOVE__INIT;
-    remove.name = (char *)(uintptr_t) "toy";
-    remove.force = true;
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_REMOVE, &remove.base);
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_JOB_REMOVED, request));
-    fake_peer_close(&w);
-    w = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w0");
+    save(folder);
+    drop();
+    come_again("w0");
     job = fake_attach(&fake, &w, 11, 0, 1); // another one, from the beginning
     fake_init(&fake, &w, job);
     train();
@@ -212,13 +301,12 @@ START_TEST(no_snapshot_that_is_ahead_of_the_job_is_its_own)
     expect_rolled_back();
     fake_expect_error(&fake, &w, ask_open(), CAIRN_ERR_JOB_LOST, "finds no whole snapshot of it");
 }
-END_TEST
 
 /* Those who came for more workers than the snapshot's job has, and those who wait for a lost one. */
-START_TEST(it_keeps_how_many_workers_it_was_amended_to_have)
+TEST(it_keeps_how_many_workers_it_was_amended_to_have)
 {
     char folder[300];
-    take_snapshot(folder);
+    save(folder);
     amend(0);
     Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;
     message.job = job;
@@ -228,8 +316,7 @@ START_TEST(it_keeps_how_many_workers_it_was_amended_to_have)
     fake_expect_amended(&fake, &w, fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base), 2);
     lose_part(1);
     expect_rolled_back();
-    fake_peer_close(&w);
-    w = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w0");
+    come_again("w0");
     struct cairn_job_spec_data spec = fake_spec(3);
     spec.workers_max = 3; // within the bounds
     const uint32_t request = fake_job_open(&w, &spec, 10, 0);
@@ -240,13 +327,12 @@ START_TEST(it_keeps_how_many_workers_it_was_amended_to_have)
     expect_attached(ask_open(), 2, 1); // as it was before the amendment
     train();
 }
-END_TEST
 
-START_TEST(who_was_at_work_on_something_else_is_waited_for_afterwards_too)
+TEST(who_was_at_work_on_something_else_is_waited_for_afterwards_too)
 {
     char folder[300];
-    struct fake_peer other = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w1");
-    take_snapshot(folder);
+    struct fake_peer other = worker("w1");
+    save(folder);
     amend(0);
     struct cairn_job_spec_data spec = fake_spec(1);
     cairn_message_free(
@@ -267,20 +353,15 @@ START_TEST(who_was_at_work_on_something_else_is_waited_for_afterwards_too)
     expect_rolled_back();
     fake_expect_error(&fake, &other, 0, CAIRN_ERR_ROLLED_BACK, "is restored by itself");
     expect_attached(ask_open(), 2, 1);
-    Cairn__RoundBegin begin = CAIRN__ROUND_BEGIN__INIT;
-    begin.job = job;
-    const uint32_t begun = fake_request(&w, CAIRN_MSG_ROUND_BEGIN, &begin.base);
-    Cairn__WhoIsAwaited who = CAIRN__WHO_IS_AWAITED__INIT;
-    who.job = job;
-    Cairn__Awaited *awaited = (Cairn__Awaited *)fake_expect(
-        &fake, &w, CAIRN_MSG_AWAITED, fake_request(&w, CAIRN_MSG_WHO_IS_AWAITED, &who.base));
+    const uint32_t begun = fake_ask_begin(&w, job);
+    Cairn__Awaited *awaited = fake_awaited(&fake, &w, job);
     ck_assert_msg(awaited->paused_ms > 0, "%s", awaited->text);
-    ck_assert_msg(strstr(awaited->text, "1 more workers (1 of 2 attached)") != NULL &&
+    ck_assert_msg(strstr(awaited->text, "1 more worker (1 of 2 attached)") != NULL &&
                       strstr(awaited->text, "evaluating") != NULL,
                   "%s", awaited->text);
     cairn_message_free(&awaited->base);
     fake_peer_close(&other);
-    other = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w1");
+    other = worker("w1");
     spec = fake_spec(1);
     cairn_message_free(
         fake_expect(&fake, &other, CAIRN_MSG_ATTACHED, fake_job_open(&other, &spec, 11, 1)));
@@ -288,35 +369,15 @@ START_TEST(who_was_at_work_on_something_else_is_waited_for_afterwards_too)
     cairn_message_free(fake_expect(&fake, &w, CAIRN_MSG_ROUND_OPENED, begun));
     fake_peer_close(&other);
 }
-END_TEST
 
-START_TEST(by_default_the_job_waits)
+TEST(by_default_the_job_waits)
 {
     char folder[300];
-    take_snapshot(folder);
+    save(folder);
     lose_part(1);
     fake_expect_error(&fake, &w, 0, CAIRN_ERR_JOB_LOST, "restore a snapshot with");
     const uint32_t request = ask_open();
-    fake_expect_error(&fake, &w, request, CAIRN_ERR_JOB_LOST, "lost: s1");
+    fake_expect_error(&fake, &w, request, CAIRN_ERR_JOB_LOST, "is lost: s1");
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("coordinator_recovery");
-    TCase *tc = tcase_create("recovery");
-    tcase_set_timeout(tc, 30);
-    tcase_add_checked_fixture(tc, set_up, tear_down);
-    tcase_add_test(tc, the_newest_snapshot_is_restored_and_workers_go_on_in_it);
-    tcase_add_test(tc, a_shard_that_stays_away_is_given_up_for_one_that_is_there);
-    tcase_add_test(tc, a_part_that_comes_back_first_ends_it);
-    tcase_add_test(tc, a_damaged_one_is_passed_over_for_the_one_before);
-    tcase_add_test(tc, without_a_snapshot_the_job_is_lost_and_says_so);
-    tcase_add_test(tc, without_progress_it_ends_after_so_many);
-    tcase_add_test(tc, no_snapshot_that_is_ahead_of_the_job_is_its_own);
-    tcase_add_test(tc, it_keeps_how_many_workers_it_was_amended_to_have);
-    tcase_add_test(tc, who_was_at_work_on_something_else_is_waited_for_afterwards_too);
-    tcase_add_test(tc, by_default_the_job_waits);
-    suite_add_tcase(suite, tc);
-    return suite_run(suite);
-}
+SUITE(30, open_ticking, close_fake);

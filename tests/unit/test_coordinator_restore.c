@@ -1,34 +1,8 @@
 /* What an operator is told of snapshots: their order, what a restore would replace, what it has replaced. */
 #include <check.h>
-#include <string.h>
 
-#include "tests/support/fake_cluster.h"
 #include "tests/support/suite.h"
-
-static struct fake_cluster fake;
-static struct fake_peer w, admin;
-static uint64_t job;
-
-/* Two shards, a job at step 1. */
-static void set_up(void)
-{
-    job = fake_open_trained(&fake, &w, &admin);
-}
-static void tear_down(void)
-{
-    fake_peer_close(&w);
-    fake_peer_close(&admin);
-    fake_close(&fake);
-}
-
-static Cairn__SnapshotStatus *take_snapshot(void)
-{
-    Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
-    create.job = (char *)(uintptr_t) "toy";
-    create.wait = true;
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_CREATE, &create.base);
-    return (Cairn__SnapshotStatus *)fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
-}
+#include "tests/support/trained_toy.h"
 
 static Cairn__SnapshotStatus *restore(const char *name, const char *path, bool plan)
 {
@@ -37,15 +11,10 @@ static Cairn__SnapshotStatus *restore(const char *name, const char *path, bool p
     message.path = (char *)(uintptr_t)path;
     message.plan = plan;
     const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &message.base);
-    return (Cairn__SnapshotStatus *)fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
+    return fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
 }
 
-static void train(void)
-{
-    fake_commit(&fake, &w, job, fake_begin(&fake, &w, job));
-}
-
-START_TEST(a_plan_says_what_would_be_replaced_and_touches_nothing)
+TEST(a_plan_says_what_would_be_replaced_and_touches_nothing)
 {
     Cairn__SnapshotStatus *s = take_snapshot();
     train();
@@ -66,9 +35,8 @@ START_TEST(a_plan_says_what_would_be_replaced_and_touches_nothing)
     train();
     cairn_message_free(&s->base);
 }
-END_TEST
 
-START_TEST(a_restore_tells_the_new_generation_and_how_many_have_to_open_the_job_again)
+TEST(a_restore_tells_the_new_generation_and_how_many_have_to_open_the_job_again)
 {
     Cairn__SnapshotStatus *s = take_snapshot();
     train();
@@ -88,9 +56,8 @@ START_TEST(a_restore_tells_the_new_generation_and_how_many_have_to_open_the_job_
     cairn_message_free(&done->base);
     cairn_message_free(&s->base);
 }
-END_TEST
 
-START_TEST(the_newest_snapshot_is_listed_first_also_after_a_restore)
+TEST(the_newest_snapshot_is_listed_first_also_after_a_restore)
 {
     Cairn__SnapshotStatus *first = take_snapshot();
     train();
@@ -99,8 +66,7 @@ START_TEST(the_newest_snapshot_is_listed_first_also_after_a_restore)
     Cairn__SnapshotStatus *third = take_snapshot();
     Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
     const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base);
-    Cairn__SnapshotList *list = (Cairn__SnapshotList *)fake_expect(
-        &fake, &admin, CAIRN_MSG_SNAPSHOT_LIST, request);
+    Cairn__SnapshotList *list = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_LIST, request);
     ck_assert_uint_eq(list->n_snapshots, 3);
     ck_assert_str_eq(list->snapshots[0]->id, third->id);
     ck_assert_str_eq(list->snapshots[1]->id, second->id);
@@ -110,17 +76,5 @@ START_TEST(the_newest_snapshot_is_listed_first_also_after_a_restore)
     cairn_message_free(&second->base);
     cairn_message_free(&third->base);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("coordinator_restore");
-    TCase *tc = tcase_create("restore");
-    tcase_set_timeout(tc, 30);
-    tcase_add_checked_fixture(tc, set_up, tear_down);
-    tcase_add_test(tc, a_plan_says_what_would_be_replaced_and_touches_nothing);
-    tcase_add_test(tc, a_restore_tells_the_new_generation_and_how_many_have_to_open_the_job_again);
-    tcase_add_test(tc, the_newest_snapshot_is_listed_first_also_after_a_restore);
-    suite_add_tcase(suite, tc);
-    return suite_run(suite);
-}
+SUITE(30, open_trained, close_fake);

@@ -1,54 +1,23 @@
 /* Workers that wish that the newest snapshot is restored, and those who come beside them without the wish. */
 #include <check.h>
 #include <stdlib.h>
+#include <string.h>
 
-#include "tests/support/fake_cluster.h"
 #include "tests/support/pages.h"
 #include "tests/support/suite.h"
-
-static struct fake_cluster fake;
-static struct fake_peer w, admin;
-static uint64_t job;
-
-static struct cairn_cluster_job *toy(void)
-{
-    return cairn_cluster_job_find(fake.cluster, "toy");
-}
+#include "tests/support/trained_toy.h"
 
 /* Two shards, a job at step 1, of which there is a snapshot. */
 static void set_up(void)
 {
-    Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
-    job = fake_open_trained(&fake, &w, &admin);
-    fake.options.heartbeat_ms = 20; // so long a part may be missed, of a shard that ended
-    uv_timer_set_repeat(&fake.cluster->tick, 10);
-    uv_timer_again(&fake.cluster->tick);
-    create.job = (char *)(uintptr_t) "toy";
-    create.wait = true;
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_CREATE, &create.base);
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request));
+    open_ticking();
+    cairn_message_free(&take_snapshot()->base);
 }
-static void tear_down(void)
-{
-    fake_peer_close(&w);
-    fake_peer_close(&admin);
-    fake_close(&fake);
-}
-
 static void lose(void)
 {
     fake_shard_forget(&fake, 1);
     fake_shard_up(&fake, 1);
-    fake_expect_error(&fake, &w, 0, CAIRN_ERR_JOB_LOST, "lost: s1");
-}
-
-static void drop(void)
-{
-    Cairn__JobRemove message = CAIRN__JOB_REMOVE__INIT;
-    message.name = (char *)(uintptr_t) "toy";
-    message.force = true;
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_REMOVE, &message.base);
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_JOB_REMOVED, request));
+    fake_expect_error(&fake, &w, 0, CAIRN_ERR_JOB_LOST, "is lost: s1");
 }
 
 static void send_page(void *context, const Cairn__Page *page)
@@ -76,18 +45,17 @@ static uint32_t ask_open(struct fake_peer *peer, const struct cairn_job_spec_dat
 
 static void expect_attached(struct fake_peer *peer, uint32_t request)
 {
-    Cairn__Attached *attached = (Cairn__Attached *)fake_expect(&fake, peer, CAIRN_MSG_ATTACHED,
-                                                               request);
+    Cairn__Attached *attached = fake_expect(&fake, peer, CAIRN_MSG_ATTACHED, request);
     ck_assert_uint_eq(attached->generation, 2);
     ck_assert_uint_eq(attached->step, 1);
     cairn_message_free(&attached->base);
 }
 
-START_TEST(who_comes_without_the_wish_begins_no_job_before_it_is_fulfilled)
+TEST(who_comes_without_the_wish_begins_no_job_before_it_is_fulfilled)
 {
     struct cairn_job_spec_data spec = fake_spec(1);
-    struct fake_peer with = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "with");
-    struct fake_peer without = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "without");
+    struct fake_peer with = worker("with");
+    struct fake_peer without = worker("without");
     drop();
     const uint32_t wish = ask_open(&with, &spec);
     const uint32_t plain = fake_job_open(&without, &spec, 60, 1);
@@ -97,9 +65,8 @@ START_TEST(who_comes_without_the_wish_begins_no_job_before_it_is_fulfilled)
     fake_peer_close(&with);
     fake_peer_close(&without);
 }
-END_TEST
 
-START_TEST(a_reader_has_nothing_restored)
+TEST(a_reader_has_nothing_restored)
 {
     Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
     struct fake_peer reader = fake_connect(&fake, CAIRN_ROLE_WIRE_READER, "reader");
@@ -109,13 +76,12 @@ START_TEST(a_reader_has_nothing_restored)
     open.session = 40;
     open.resume_latest = true;
     const uint32_t request = fake_request(&reader, CAIRN_MSG_JOB_OPEN, &open.base);
-    fake_expect_error(&fake, &reader, request, CAIRN_ERR_JOB_LOST, "lost: s1");
+    fake_expect_error(&fake, &reader, request, CAIRN_ERR_JOB_LOST, "is lost: s1");
     ck_assert_int_eq(toy()->state, CAIRN_CLUSTER_JOB_LOST);
     fake_peer_close(&reader);
 }
-END_TEST
 
-START_TEST(a_lost_job_keeps_how_many_workers_it_was_amended_to_have)
+TEST(a_lost_job_keeps_how_many_workers_it_was_amended_to_have)
 {
     Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;
     message.job = job;
@@ -124,24 +90,85 @@ START_TEST(a_lost_job_keeps_how_many_workers_it_was_amended_to_have)
     message.workers_max = 4;
     fake_expect_amended(&fake, &w, fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base), 1);
     lose();
-    fake_peer_close(&w);
-    w = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "again");
+    come_again("again");
     struct cairn_job_spec_data spec = fake_spec(1);
     spec.workers_max = 4;
     expect_attached(&w, ask_open(&w, &spec));
     cairn_spec_release(&spec);
 }
-END_TEST
 
-int main(void)
+TEST(a_damaged_snapshot_is_passed_over)
 {
-    Suite *suite = suite_create("coordinator_resume");
-    TCase *tc = tcase_create("resume");
-    tcase_set_timeout(tc, 30);
-    tcase_add_checked_fixture(tc, set_up, tear_down);
-    tcase_add_test(tc, who_comes_without_the_wish_begins_no_job_before_it_is_fulfilled);
-    tcase_add_test(tc, a_reader_has_nothing_restored);
-    tcase_add_test(tc, a_lost_job_keeps_how_many_workers_it_was_amended_to_have);
-    suite_add_tcase(suite, tc);
-    return suite_run(suite);
+    struct cairn_job_spec_data spec = fake_spec(1);
+    fake.shards[0].nonfinite = 2;
+    ck_assert_uint_eq(train(), 2);
+    cairn_message_free(&take_snapshot()->base);
+    drop();
+    come_again("again");
+    expect_attached(&w, ask_open(&w, &spec)); // at step 1
+    Cairn__JobStatus *s = show_job("toy");
+    ck_assert_msg(strstr(s->passed_over, "step-000000000002-g1, is damaged: of 2 elements") != NULL,
+                  "%s", s->passed_over);
+    cairn_message_free(&s->base);
+    cairn_spec_release(&spec);
 }
+
+TEST(with_damaged_snapshots_alone_the_job_does_not_begin_anew)
+{
+    struct cairn_job_spec_data spec = fake_spec(1);
+    Cairn__SnapshotRemove remove = CAIRN__SNAPSHOT_REMOVE__INIT;
+    Cairn__SnapshotList *listed = list_snapshots();
+    fake.shards[0].nonfinite = 2;
+    (void)train();
+    cairn_message_free(&take_snapshot()->base);
+    remove.job = listed->snapshots[0]->job;
+    remove.id = listed->snapshots[0]->id;
+    const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &remove.base);
+    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_REMOVED, request));
+    cairn_message_free(&listed->base);
+    drop();
+    come_again("again");
+    fake_expect_error(&fake, &w, ask_open(&w, &spec), CAIRN_ERR_CORRUPT,
+                      "that is not damaged; `cairn snapshot restore toy ID`");
+    ck_assert_ptr_null(toy());
+    cairn_spec_release(&spec);
+}
+
+TEST(who_comes_with_another_spec_has_nothing_restored)
+{
+    struct cairn_job_spec_data spec = fake_spec(1), other = fake_spec(1);
+    struct fake_peer stray = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "stray");
+    struct fake_peer with = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "with");
+    other.clip_norm = 77;
+    drop();
+    const uint32_t created = fake.shards[0].seen[CAIRN_MSG_JOB_CREATE];
+    fake_expect_error(&fake, &stray, ask_open(&stray, &other), CAIRN_ERR_MISMATCH, "clip_norm");
+    ck_assert_ptr_null(toy());
+    ck_assert_uint_eq(fake.shards[0].seen[CAIRN_MSG_JOB_CREATE], created);
+    const uint32_t wrong = ask_open(&stray, &other); // beside one who is right
+    const uint32_t right = ask_open(&with, &spec);
+    fake_expect_error(&fake, &stray, wrong, CAIRN_ERR_MISMATCH, "clip_norm");
+    expect_attached(&with, right);
+    fake_peer_close(&with);
+    cairn_spec_release(&spec);
+    cairn_spec_release(&other);
+    fake_peer_close(&stray);
+}
+
+/* The snapshots are whole: what is older would fail the same way. */
+TEST(storage_that_is_not_mounted_at_a_shard_is_no_damage)
+{
+    struct cairn_job_spec_data spec = fake_spec(1);
+    train();
+    cairn_message_free(&take_snapshot()->base);
+    drop();
+    come_again("again");
+    fake.shards[1].refuse_create = "there is no folder /snapshots/toy";
+    fake.shards[1].refuse_create_status = CAIRN_ERR_NOT_FOUND;
+    fake_expect_error(&fake, &w, ask_open(&w, &spec), CAIRN_ERR_IO,
+                      "is the storage of the snapshots mounted at that shard?");
+    ck_assert_ptr_null(toy());
+    cairn_spec_release(&spec);
+}
+
+SUITE(30, set_up, close_fake);

@@ -79,8 +79,7 @@ static void attach_all(void)
         request[i] = fake_job_open(&workers[i], &spec, 1000 + i, i);
     }
     for (uint32_t i = 0; i < worker_count; i++) {
-        Cairn__Attached *attached = (Cairn__Attached *)fake_expect(&fake, &workers[i],
-                                                                   CAIRN_MSG_ATTACHED, request[i]);
+        Cairn__Attached *attached = fake_expect(&fake, &workers[i], CAIRN_MSG_ATTACHED, request[i]);
         job = attached->job;
         cairn_message_free(&attached->base);
     }
@@ -134,7 +133,7 @@ static void expect_within_a_lease(const char *what, double since_s)
     ck_assert_double_lt(took_s, LEASE_S);
 }
 
-START_TEST(all_attach_and_come_back_within_a_lease)
+TEST(all_attach_and_come_back_within_a_lease)
 {
     double begin_s = now_s();
     attach_all();
@@ -151,15 +150,5 @@ START_TEST(all_attach_and_come_back_within_a_lease)
     declare_all();
     expect_within_a_lease("came back to a new coordinator, with tiles", begin_s);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("coordinator_scale");
-    TCase *tc = tcase_create("scale");
-    tcase_add_checked_fixture(tc, set_up, tear_down);
-    tcase_set_timeout(tc, 200);
-    tcase_add_test(tc, all_attach_and_come_back_within_a_lease);
-    suite_add_tcase(suite, tc);
-    return suite_run(suite);
-}
+SUITE(200, set_up, tear_down);

@@ -5,42 +5,26 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/coordinator/base/seat.h"
+#include "server/coordinator/base/session.h"
+#include "server/coordinator/member/seats.h"
 #include "server/core/seat.h"
-#include "tests/support/fake_cluster.h"
 #include "tests/support/suite.h"
-
-static struct fake_cluster fake;
-static struct fake_peer worker;
-static uint64_t job;
+#include "tests/support/trained_toy.h"
 
 /* A job of one worker over s0 and s1 that has made a step. */
 static void set_up(void)
 {
-    fake_open(&fake, 2);
+    open_fake();
     fake_coordinator_stop(&fake);
     fake.options.heartbeat_ms = 20;
     fake_coordinator_start(&fake);
     for (int i = 2; i < 4; i++) snprintf(fake.shards[i].name, sizeof fake.shards[i].name, "s1");
-    fake_shards_up(&fake, 2);
-    worker = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w0");
-    job = fake_attach(&fake, &worker, 10, 0, 1);
-    fake_init(&fake, &worker, job);
-    fake_commit(&fake, &worker, job, fake_begin(&fake, &worker, job));
+    start_trained();
 }
-static void tear_down(void)
-{
-    fake_peer_close(&worker);
-    fake_close(&fake);
-}
-
-static struct cairn_cluster_job *the_job(void)
-{
-    return cairn_cluster_job_find(fake.cluster, "toy");
-}
-
 static void expect_step(uint64_t step)
 {
-    ck_assert_uint_eq(fake_commit(&fake, &worker, job, fake_begin(&fake, &worker, job)), step);
+    ck_assert_uint_eq(train(), step);
 }
 
 /* Says Hello as shard `i` until it is told to end. */
@@ -60,7 +44,7 @@ static void expect_end(uint32_t i, const char *word)
 static void expect_waiting(const char *word)
 {
     struct cairn_sentence text;
-    cairn_cluster_job_waiting(the_job(), &text);
+    cairn_cluster_job_waiting(toy(), &text);
     ck_assert_msg(strstr(text.text, word) != NULL, "\"%s\" has no \"%s\"", text.text, word);
 }
 
@@ -72,7 +56,7 @@ static void stop_s1(void)
 
 /* ---- who has the seat ---- */
 
-START_TEST(a_newcomer_ends_while_the_shard_of_its_name_lives)
+TEST(a_newcomer_ends_while_the_shard_of_its_name_lives)
 {
     const uint32_t fences = fake.shards[1].seen[CAIRN_MSG_FENCE];
     expect_end(2, "lives");
@@ -81,11 +65,10 @@ START_TEST(a_newcomer_ends_while_the_shard_of_its_name_lives)
     ck_assert_uint_eq(fake.shards[1].seen[CAIRN_MSG_FENCE], fences); // no epoch since
     expect_step(2);
 }
-END_TEST
 
-START_TEST(a_silent_shard_loses_its_seat_after_a_lease_and_not_before)
+TEST(a_silent_shard_loses_its_seat_after_a_lease_and_not_before)
 {
-    fake_peer_close(&worker);
+    fake_peer_close(&w);
     fake.options.lease_timeout_ms = 400;
     const struct cairn_cluster_seat *s1 = cairn_cluster_seat_find(fake.cluster, "s1");
     stop_s1();
@@ -101,48 +84,46 @@ START_TEST(a_silent_shard_loses_its_seat_after_a_lease_and_not_before)
     ck_assert_msg(took_ms >= 300 && took_ms < 10000, "it took %llu ms",
                   (unsigned long long)took_ms);
     expect_waiting("the part of shard s1: the one at");
-    ck_assert_int_eq(the_job()->state, CAIRN_CLUSTER_JOB_RUNNING);
+    ck_assert_int_eq(toy()->state, CAIRN_CLUSTER_JOB_RUNNING);
     ck_assert_uint_eq(fake.shards[1].seen[CAIRN_MSG_ERROR],
                       0); // it holds the part: it is not told to end
     // It wakes up, and finds its connection closed.
     fake_shard_up(&fake, 1);
     fake_expect_end(&fake, &fake.shards[2].peer);
-    fake_until(&fake, cairn_round_stage_of(the_job()->core) == CAIRN_ROUND_STEADY);
-    worker = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w0");
-    ck_assert_uint_eq(fake_attach(&fake, &worker, 11, 0, 1), job);
+    fake_until(&fake, cairn_round_stage_of(toy()->core) == CAIRN_ROUND_STEADY);
+    w = worker("w0");
+    ck_assert_uint_eq(fake_attach(&fake, &w, 11, 0, 1), job);
     expect_step(2);
 }
-END_TEST
 
 /* ---- a part that is missed ---- */
 
-START_TEST(lost_ends_when_the_part_comes_back_and_the_empty_newcomer_ends)
+TEST(lost_ends_when_the_part_comes_back_and_the_empty_newcomer_ends)
 {
     fake_shard_away(&fake, 1);
     fake_shard_up(&fake, 2);
     expect_waiting("came without it");
-    fake_expect_error(&fake, &worker, 0, CAIRN_ERR_JOB_LOST, "the job goes on when it is");
-    fake_expect_end(&fake, &worker);
-    fake_peer_close(&worker);
-    ck_assert_int_eq(the_job()->state, CAIRN_CLUSTER_JOB_LOST);
+    fake_expect_error(&fake, &w, 0, CAIRN_ERR_JOB_LOST, "the job goes on when it is");
+    fake_expect_end(&fake, &w);
+    fake_peer_close(&w);
+    ck_assert_int_eq(toy()->state, CAIRN_CLUSTER_JOB_LOST);
     fake_shard_away(&fake, 0); // a LOST job hears of its other shards
     fake_shard_up(&fake, 0);
     fake_shard_up(&fake, 1);
     fake_until(&fake, fake.shards[2].error == CAIRN_ERR_FENCED);
     ck_assert_ptr_nonnull(strstr(fake.shards[2].error_text, "this process none"));
-    ck_assert_int_eq(the_job()->state, CAIRN_CLUSTER_JOB_RUNNING);
-    worker = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w0");
-    ck_assert_uint_eq(fake_attach(&fake, &worker, 11, 0, 1), job);
+    ck_assert_int_eq(toy()->state, CAIRN_CLUSTER_JOB_RUNNING);
+    w = worker("w0");
+    ck_assert_uint_eq(fake_attach(&fake, &w, 11, 0, 1), job);
     expect_step(2);
 }
-END_TEST
 
-START_TEST(a_worker_that_joins_while_a_part_is_missed_joins_when_it_is_back)
+TEST(a_worker_that_joins_while_a_part_is_missed_joins_when_it_is_back)
 {
     fake_shard_away(&fake, 1);
     fake.options.heartbeat_ms = 60000; // its patience
     fake_shard_up(&fake, 2);
-    struct fake_peer other = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w1");
+    struct fake_peer other = worker("w1");
     struct cairn_job_spec_data spec = fake_spec(1);
     const uint32_t request = fake_job_open(&other, &spec, 20, 1);
     fake_expect_silence(&fake, &other, 0);
@@ -150,9 +131,8 @@ START_TEST(a_worker_that_joins_while_a_part_is_missed_joins_when_it_is_back)
     cairn_message_free(fake_expect(&fake, &other, CAIRN_MSG_ATTACHED, request));
     cairn_spec_release(&spec);
     fake_peer_close(&other);
-    fake_expect_silence(&fake, &worker, job);
+    fake_expect_silence(&fake, &w, job);
 }
-END_TEST
 
 /* A job of other tensors, on s0 and the newcomer. */
 static void make_other_job(struct fake_peer *peer)
@@ -161,7 +141,7 @@ static void make_other_job(struct fake_peer *peer)
     spec.stage = 0;
     ck_assert_int_eq(cairn_spec_set_name(&spec, "other"), CAIRN_OK);
     fake_shard_away(&fake, 0); // so that it goes to the newcomer
-    *peer = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w1");
+    *peer = worker("w1");
     fake.options.shards = 1;
     const uint32_t request = fake_job_open(peer, &spec, 20, 0);
     cairn_message_free(fake_expect(&fake, peer, CAIRN_MSG_ATTACHED, request));
@@ -170,7 +150,7 @@ static void make_other_job(struct fake_peer *peer)
     fake_shard_up(&fake, 0);
 }
 
-START_TEST(of_two_that_hold_parts_an_operator_chooses_and_status_says_how)
+TEST(of_two_that_hold_parts_an_operator_chooses_and_status_says_how)
 {
     struct fake_peer other;
     fake_shard_away(&fake, 1);
@@ -183,20 +163,19 @@ START_TEST(of_two_that_hold_parts_an_operator_chooses_and_status_says_how)
         ck_assert_int_eq(fake.shards[1].error, CAIRN_ERR_BUSY); // it is never told to end
     }
     ck_assert_uint_eq(fake.shards[2].seen[CAIRN_MSG_PROBE], 1);
-    fake_until(&fake, the_job()->state == CAIRN_CLUSTER_JOB_LOST);
-    the_job()->state = CAIRN_CLUSTER_JOB_RUNNING; // what it says before
+    fake_until(&fake, toy()->state == CAIRN_CLUSTER_JOB_LOST);
+    toy()->state = CAIRN_CLUSTER_JOB_RUNNING; // what it says before
     expect_waiting("has it and waits for the name: end the one at 127.0.0.1");
-    the_job()->state = CAIRN_CLUSTER_JOB_LOST;
+    toy()->state = CAIRN_CLUSTER_JOB_LOST;
     fake_peer_close(&other);
     fake_shard_away(&fake, 2); // the operator ended it
     fake_shard_up(&fake, 1);
-    ck_assert_int_eq(the_job()->state, CAIRN_CLUSTER_JOB_RUNNING);
+    ck_assert_int_eq(toy()->state, CAIRN_CLUSTER_JOB_RUNNING);
 }
-END_TEST
 
 /* ---- the judgement ---- */
 
-START_TEST(every_claim_has_its_verdict)
+TEST(every_claim_has_its_verdict)
 {
     static const struct {
         struct cairn_seat_claim claim; // taken, same, newcomer_holds, sitter_holds, probe
@@ -219,9 +198,8 @@ START_TEST(every_claim_has_its_verdict)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         ck_assert_msg(cairn_seat_judge(&rows[i].claim) == rows[i].verdict, "row %zu", i);
 }
-END_TEST
 
-START_TEST(a_part_is_there_if_job_generation_and_layout_are)
+TEST(a_part_is_there_if_job_generation_and_layout_are)
 {
     const struct cairn_seat_part held[] = { { 1, 5, 70 }, { 1, 6, 71 }, { 2, 5, 72 } };
     struct cairn_seat_part part = { 1, 6, 71 };
@@ -233,21 +211,5 @@ START_TEST(a_part_is_there_if_job_generation_and_layout_are)
     part = (struct cairn_seat_part) { 3, 6, 71 };
     ck_assert(!cairn_seat_has(&part, held, 3));
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("coordinator_seats");
-    TCase *tcase = tcase_create("coordinator_seats");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
-    tcase_add_test(tcase, a_newcomer_ends_while_the_shard_of_its_name_lives);
-    tcase_add_test(tcase, a_silent_shard_loses_its_seat_after_a_lease_and_not_before);
-    tcase_add_test(tcase, lost_ends_when_the_part_comes_back_and_the_empty_newcomer_ends);
-    tcase_add_test(tcase, a_worker_that_joins_while_a_part_is_missed_joins_when_it_is_back);
-    tcase_add_test(tcase, of_two_that_hold_parts_an_operator_chooses_and_status_says_how);
-    tcase_add_test(tcase, every_claim_has_its_verdict);
-    tcase_add_test(tcase, a_part_is_there_if_job_generation_and_layout_are);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60, set_up, close_fake);

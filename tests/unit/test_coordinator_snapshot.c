@@ -1,58 +1,19 @@
 /* Snapshots, digests and restores of the coordinator, with shards that write real files of zeros. */
 #include <check.h>
-#include <dirent.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "tests/support/fake_cluster.h"
+#include "server/coordinator/base/seat.h"
+#include "server/coordinator/member/seats.h"
 #include "tests/support/suite.h"
-
-static struct fake_cluster fake;
-static struct fake_peer w, admin;
-static uint64_t job;
-
-static void train(void)
-{
-    const uint64_t round = fake_begin(&fake, &w, job);
-    fake_commit(&fake, &w, job, round);
-}
-
-/* Two shards, a job at step 1. */
-static void set_up(void)
-{
-    job = fake_open_trained(&fake, &w, &admin);
-}
-static void tear_down(void)
-{
-    fake_peer_close(&w);
-    fake_peer_close(&admin);
-    fake_close(&fake);
-}
-
-static uint32_t ask_snapshot(struct fake_peer *peer, bool wait)
-{
-    Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
-    create.job = (char *)(uintptr_t) "toy";
-    create.wait = wait;
-    return fake_request(peer, CAIRN_MSG_SNAPSHOT_CREATE, &create.base);
-}
-
-static Cairn__SnapshotStatus *take_snapshot(void)
-{
-    const uint32_t request = ask_snapshot(&admin, true);
-    return (Cairn__SnapshotStatus *)fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
-}
+#include "tests/support/trained_toy.h"
 
 static void digest(uint8_t root_out[32], uint64_t *step_out)
 {
-    Cairn__JobDigestGet get = CAIRN__JOB_DIGEST_GET__INIT;
-    get.name = (char *)(uintptr_t) "toy";
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_DIGEST_GET, &get.base);
-    Cairn__JobDigest *d = (Cairn__JobDigest *)fake_expect(&fake, &admin, CAIRN_MSG_JOB_DIGEST,
-                                                          request);
+    Cairn__JobDigest *d = fake_expect(&fake, &admin, CAIRN_MSG_JOB_DIGEST, ask_digest(&admin));
     ck_assert_uint_eq(d->root.len, 32);
     memcpy(root_out, d->root.data, 32);
     *step_out = d->step;
@@ -61,34 +22,9 @@ static void digest(uint8_t root_out[32], uint64_t *step_out)
 
 static size_t listed(void)
 {
-    Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
-    get.job = (char *)(uintptr_t) "toy";
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base);
-    Cairn__SnapshotList *list = (Cairn__SnapshotList *)fake_expect(
-        &fake, &admin, CAIRN_MSG_SNAPSHOT_LIST, request);
+    Cairn__SnapshotList *list = list_snapshots();
     const size_t count = list->n_snapshots;
     cairn_message_free(&list->base);
-    return count;
-}
-
-static uint32_t ask_restore(const char *name, const char *id, const char *path)
-{
-    Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
-    restore.job = (char *)(uintptr_t)name;
-    restore.id = (char *)(uintptr_t)id;
-    restore.path = (char *)(uintptr_t)path;
-    return fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base);
-}
-
-static size_t folders_of_job(void)
-{
-    char path[128];
-    size_t count = 0;
-    snprintf(path, sizeof path, "%s/toy", fake.snapshots);
-    DIR *dir = opendir(path);
-    if (dir == NULL) return 0;
-    for (struct dirent *e; (e = readdir(dir)) != NULL;) count += e->d_name[0] != '.';
-    closedir(dir);
     return count;
 }
 
@@ -110,8 +46,7 @@ static const char *status_of_shard(uint32_t shard, char *storage_out, size_t byt
 {
     Cairn__ClusterStatusGet get = CAIRN__CLUSTER_STATUS_GET__INIT;
     const uint32_t request = fake_request(&admin, CAIRN_MSG_CLUSTER_STATUS_GET, &get.base);
-    Cairn__ClusterStatus *status = (Cairn__ClusterStatus *)fake_expect(
-        &fake, &admin, CAIRN_MSG_CLUSTER_STATUS, request);
+    Cairn__ClusterStatus *status = fake_expect(&fake, &admin, CAIRN_MSG_CLUSTER_STATUS, request);
     storage_out[0] = '\0';
     for (size_t i = 0; i < status->n_members; i++)
         if (strcmp(status->members[i]->name, fake.shards[shard].name) == 0)
@@ -120,7 +55,7 @@ static const char *status_of_shard(uint32_t shard, char *storage_out, size_t byt
     return storage_out;
 }
 
-START_TEST(a_shard_without_the_storage_refuses_snapshots_at_once)
+TEST(a_shard_without_the_storage_refuses_snapshots_at_once)
 {
     char storage[256];
     tell_storage(1, "/snapshots is another folder here");
@@ -139,9 +74,8 @@ START_TEST(a_shard_without_the_storage_refuses_snapshots_at_once)
     ck_assert_str_eq(s->state, "committed");
     cairn_message_free(&s->base);
 }
-END_TEST
 
-START_TEST(what_a_shard_says_of_the_storage_ends_with_its_connection)
+TEST(what_a_shard_says_of_the_storage_ends_with_its_connection)
 {
     char storage[256];
     tell_storage(1, "it hangs");
@@ -149,9 +83,8 @@ START_TEST(what_a_shard_says_of_the_storage_ends_with_its_connection)
     fake_shard_up(&fake, 1);
     ck_assert_str_eq(status_of_shard(1, storage, sizeof storage), "");
 }
-END_TEST
 
-START_TEST(storage_that_is_gone_is_no_empty_list)
+TEST(storage_that_is_gone_is_no_empty_list)
 {
     char away[sizeof fake.snapshots + 8];
     Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
@@ -162,11 +95,10 @@ START_TEST(storage_that_is_gone_is_no_empty_list)
     ck_assert_int_eq(rename(away, fake.snapshots), 0);
     ck_assert_uint_eq(listed(), 0);
 }
-END_TEST
 
 /* ---- taking ---- */
 
-START_TEST(a_snapshot_is_committed_listed_and_shown)
+TEST(a_snapshot_is_committed_listed_and_shown)
 {
     Cairn__SnapshotStatus *s = take_snapshot();
     ck_assert_str_eq(s->state, "committed");
@@ -184,22 +116,19 @@ START_TEST(a_snapshot_is_committed_listed_and_shown)
     show.job = (char *)(uintptr_t) "toy";
     show.id = s->id;
     const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_SHOW, &show.base);
-    Cairn__SnapshotStatus *again = (Cairn__SnapshotStatus *)fake_expect(
-        &fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
+    Cairn__SnapshotStatus *again = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
     ck_assert_str_eq(again->path, s->path);
     ck_assert_uint_eq(again->bytes, s->bytes);
     cairn_message_free(&again->base);
     cairn_message_free(&s->base);
     train();
 }
-END_TEST
 
-START_TEST(a_worker_may_ask_and_go_on_before_it_is_committed)
+TEST(a_worker_may_ask_and_go_on_before_it_is_committed)
 {
     fake.shards[0].holds_part = true;
     const uint32_t request = ask_snapshot(&w, false);
-    Cairn__SnapshotStatus *s = (Cairn__SnapshotStatus *)fake_expect(
-        &fake, &w, CAIRN_MSG_SNAPSHOT_STATUS, request);
+    Cairn__SnapshotStatus *s = fake_expect(&fake, &w, CAIRN_MSG_SNAPSHOT_STATUS, request);
     ck_assert_str_eq(s->state, "writing");
     cairn_message_free(&s->base);
     train();
@@ -207,41 +136,31 @@ START_TEST(a_worker_may_ask_and_go_on_before_it_is_committed)
     const uint32_t second = ask_snapshot(&admin, true);
     fake_expect_error(&fake, &admin, second, CAIRN_ERR_BUSY, "is being taken");
 }
-END_TEST
 
-START_TEST(a_failed_part_fails_the_set_and_leaves_nothing)
+TEST(a_failed_part_fails_the_set_and_leaves_nothing)
 {
     fake.shards[1].fail_part = "model/shard-00002: no space left";
     uint32_t request = ask_snapshot(&admin, true);
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_NO_SPACE,
                       "s1: model/shard-00002: no space");
     ck_assert_uint_eq(listed(), 0);
-    ck_assert_uint_eq(folders_of_job(), 0);
+    ck_assert_uint_eq(snapshot_folders(), 0);
     train();
     fake.shards[1].fail_part = NULL;
     cairn_message_free(&take_snapshot()->base);
     ck_assert_uint_eq(listed(), 1);
 }
-END_TEST
 
-START_TEST(a_shard_that_goes_away_while_writing_fails_the_set)
+TEST(a_shard_that_goes_away_while_writing_fails_the_set)
 {
     fake.shards[0].holds_part = true;
     const uint32_t request = ask_snapshot(&admin, true);
     fake_until(&fake, fake.shards[0].seen[CAIRN_MSG_PIN] == 1);
     fake_shard_away(&fake, 0);
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_CLOSED, "s0: it went away while writing");
-    ck_assert_uint_eq(folders_of_job(), 0);
+    ck_assert_uint_eq(snapshot_folders(), 0);
     fake_shard_up(&fake, 0);
     train();
-}
-END_TEST
-
-static uint32_t ask_digest(struct fake_peer *peer)
-{
-    Cairn__JobDigestGet get = CAIRN__JOB_DIGEST_GET__INIT;
-    get.name = (char *)(uintptr_t) "toy";
-    return fake_request(peer, CAIRN_MSG_JOB_DIGEST_GET, &get.base);
 }
 
 static void until_only_s1_is_awaited(void)
@@ -251,14 +170,13 @@ static void until_only_s1_is_awaited(void)
     who.cut = true;
     for (bool only = false; !only;) {
         const uint32_t request = fake_request(&admin, CAIRN_MSG_WHO_IS_AWAITED, &who.base);
-        Cairn__Awaited *awaited = (Cairn__Awaited *)fake_expect(&fake, &admin, CAIRN_MSG_AWAITED,
-                                                                request);
+        Cairn__Awaited *awaited = fake_expect(&fake, &admin, CAIRN_MSG_AWAITED, request);
         only = strstr(awaited->text, "s0") == NULL && strstr(awaited->text, "s1") != NULL;
         cairn_message_free(&awaited->base);
     }
 }
 
-START_TEST(a_second_cut_is_told_which_shard_is_awaited)
+TEST(a_second_cut_is_told_which_shard_is_awaited)
 {
     fake.shards[1].holds_part = true;
     const uint32_t first = ask_digest(&admin);
@@ -270,9 +188,8 @@ START_TEST(a_second_cut_is_told_which_shard_is_awaited)
     fake_shard_up(&fake, 1);
     train();
 }
-END_TEST
 
-START_TEST(a_digest_whose_asker_is_gone_gives_way_to_a_snapshot)
+TEST(a_digest_whose_asker_is_gone_gives_way_to_a_snapshot)
 {
     struct fake_peer asker = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "asker");
     fake_shard_away(&fake, 1);
@@ -298,55 +215,45 @@ START_TEST(a_digest_whose_asker_is_gone_gives_way_to_a_snapshot)
         }
     }
     fake_shard_up(&fake, 1);
-    Cairn__SnapshotStatus *status = (Cairn__SnapshotStatus *)fake_expect(
-        &fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
+    Cairn__SnapshotStatus *status = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
     ck_assert_str_eq(status->state, "committed");
     cairn_message_free(&status->base);
     ck_assert_uint_eq(listed(), 1);
 }
-END_TEST
 
-START_TEST(a_snapshot_of_no_job_is_refused)
+TEST(a_snapshot_of_no_job_is_refused)
 {
     Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
     create.job = (char *)(uintptr_t) "nothing";
     const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_CREATE, &create.base);
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_NOT_FOUND, "nothing");
 }
-END_TEST
 
-START_TEST(a_coordinator_killed_while_a_set_is_written_lists_nothing)
+TEST(a_coordinator_killed_while_a_set_is_written_lists_nothing)
 {
     fake.shards[0].holds_part = true;
     ask_snapshot(&admin, true);
     fake_until(&fake, fake.shards[0].seen[CAIRN_MSG_PIN] == 1);
-    fake_coordinator_stop(&fake);
-    fake_coordinator_start(&fake);
-    fake_peer_close(&admin);
-    admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
+    restart_coordinator();
     ck_assert_uint_eq(listed(), 0);
 }
-END_TEST
 
 /* ---- restoring ---- */
 
 /* On a new connection. */
 static void open_again(uint64_t step, uint64_t generation)
 {
-    fake_peer_close(&w);
-    w = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w0");
+    come_again("w0");
     struct cairn_job_spec_data spec = fake_spec(1);
     const uint32_t request = fake_job_open(&w, &spec, 10, 0);
-    Cairn__Attached *attached = (Cairn__Attached *)fake_expect(&fake, &w, CAIRN_MSG_ATTACHED,
-                                                               request);
+    Cairn__Attached *attached = fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request);
     ck_assert_uint_eq(attached->step, step);
     ck_assert_uint_eq(attached->generation, generation);
     ck_assert(attached->initialized);
     job = attached->job;
     cairn_message_free(&attached->base);
     cairn_spec_release(&spec);
-    const uint64_t round = fake_begin(&fake, &w, job);
-    ck_assert_uint_eq(fake_commit(&fake, &w, job, round), step + 1);
+    ck_assert_uint_eq(train(), step + 1);
 }
 
 /* The worker is told; it opens again and goes on behind the snapshot's step. */
@@ -356,14 +263,13 @@ static void go_on_from(uint64_t step, uint64_t generation)
     open_again(step, generation);
 }
 
-START_TEST(a_restore_goes_back_to_the_snapshot_in_a_new_generation)
+TEST(a_restore_goes_back_to_the_snapshot_in_a_new_generation)
 {
     Cairn__SnapshotStatus *s = take_snapshot();
     train();
     train();
     const uint32_t request = ask_restore("toy", s->id, "");
-    Cairn__SnapshotStatus *done = (Cairn__SnapshotStatus *)fake_expect(
-        &fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
+    Cairn__SnapshotStatus *done = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
     ck_assert_uint_eq(done->step, 1);
     cairn_message_free(&done->base);
     ck_assert_str_eq(fake.shards[0].snapshot_path, s->path);
@@ -375,9 +281,8 @@ START_TEST(a_restore_goes_back_to_the_snapshot_in_a_new_generation)
     go_on_from(1, 2);
     cairn_message_free(&s->base);
 }
-END_TEST
 
-START_TEST(a_restored_job_survives_the_coordinator)
+TEST(a_restored_job_survives_the_coordinator)
 {
     Cairn__SnapshotStatus *s = take_snapshot();
     uint32_t request = ask_restore("toy", s->id, "");
@@ -386,17 +291,14 @@ START_TEST(a_restored_job_survives_the_coordinator)
     fake_coordinator_stop(&fake);
     fake_coordinator_start(&fake);
     fake_shards_up(&fake, 2);
-    fake_peer_close(&w);
-    w = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w0");
+    come_again("w0");
     job = fake_attach(&fake, &w, 10, 0, 1);
     fake_init(&fake, &w, job);
-    const uint64_t round = fake_begin(&fake, &w, job);
-    ck_assert_uint_eq(fake_commit(&fake, &w, job, round), 3);
+    ck_assert_uint_eq(train(), 3);
     cairn_message_free(&s->base);
 }
-END_TEST
 
-START_TEST(a_snapshot_is_restored_to_another_number_of_shards)
+TEST(a_snapshot_is_restored_to_another_number_of_shards)
 {
     Cairn__SnapshotStatus *s = take_snapshot();
     uint8_t root[32];
@@ -418,32 +320,24 @@ START_TEST(a_snapshot_is_restored_to_another_number_of_shards)
     ck_assert_mem_eq(root, s->content_root.data, 32);
     cairn_message_free(&s->base);
 }
-END_TEST
 
-START_TEST(a_lost_job_is_brought_back_by_a_restore)
+TEST(a_lost_job_is_brought_back_by_a_restore)
 {
     Cairn__SnapshotStatus *s = take_snapshot();
     train();
     fake_shard_forget(&fake, 1);
     fake_shard_up(&fake, 1);
-    const struct cairn_cluster_job *toy = cairn_cluster_job_find(fake.cluster, "toy");
-    fake_until(&fake, toy->state == CAIRN_CLUSTER_JOB_LOST);
-    Cairn__JobShow show = CAIRN__JOB_SHOW__INIT;
-    show.name = (char *)(uintptr_t) "toy";
-    uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_SHOW, &show.base);
-    Cairn__JobStatus *status = (Cairn__JobStatus *)fake_expect(&fake, &admin, CAIRN_MSG_JOB_STATUS,
-                                                               request);
+    fake_until(&fake, toy()->state == CAIRN_CLUSTER_JOB_LOST);
+    Cairn__JobStatus *status = show_job("toy");
     ck_assert_str_eq(status->state, "lost");
     ck_assert_ptr_nonnull(strstr(status->awaited, "cairn snapshot restore"));
     cairn_message_free(&status->base);
-    request = ask_restore("toy", s->id, "");
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request));
+    cairn_message_free(&expect_snapshot(ask_restore("toy", s->id, ""))->base);
     open_again(1, 2);
     cairn_message_free(&s->base);
 }
-END_TEST
 
-START_TEST(a_damaged_snapshot_is_refused_and_training_goes_on)
+TEST(a_damaged_snapshot_is_refused_and_training_goes_on)
 {
     Cairn__SnapshotStatus *s = take_snapshot();
     char file[512];
@@ -461,9 +355,8 @@ START_TEST(a_damaged_snapshot_is_refused_and_training_goes_on)
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_INVALID, "../../etc");
     cairn_message_free(&s->base);
 }
-END_TEST
 
-START_TEST(a_restore_that_fails_on_a_shard_leaves_the_job_lost_and_says_so)
+TEST(a_restore_that_fails_on_a_shard_leaves_the_job_lost_and_says_so)
 {
     Cairn__SnapshotStatus *s = take_snapshot();
     fake.shards[0].refuse_create = "the file cannot be read";
@@ -475,16 +368,14 @@ START_TEST(a_restore_that_fails_on_a_shard_leaves_the_job_lost_and_says_so)
     ck_assert_uint_eq(fake.shards[0].generation, 3); // 2 was used up
     cairn_message_free(&s->base);
 }
-END_TEST
 
 /* ---- what admins see ---- */
 
-START_TEST(status_tells_of_shards_workers_and_jobs)
+TEST(status_tells_of_shards_workers_and_jobs)
 {
     const Cairn__ClusterStatusGet get = CAIRN__CLUSTER_STATUS_GET__INIT;
     uint32_t request = fake_request(&admin, CAIRN_MSG_CLUSTER_STATUS_GET, &get.base);
-    Cairn__ClusterStatus *status = (Cairn__ClusterStatus *)fake_expect(
-        &fake, &admin, CAIRN_MSG_CLUSTER_STATUS, request);
+    Cairn__ClusterStatus *status = fake_expect(&fake, &admin, CAIRN_MSG_CLUSTER_STATUS, request);
     ck_assert_str_eq(status->cluster, "test");
     ck_assert_uint_eq(status->coordinator_incarnation, 1);
     ck_assert_uint_eq(status->n_members, 3);
@@ -494,8 +385,7 @@ START_TEST(status_tells_of_shards_workers_and_jobs)
     cairn_message_free(&status->base);
     const Cairn__JobListGet list_get = CAIRN__JOB_LIST_GET__INIT;
     request = fake_request(&admin, CAIRN_MSG_JOB_LIST_GET, &list_get.base);
-    Cairn__JobList *list = (Cairn__JobList *)fake_expect(&fake, &admin, CAIRN_MSG_JOB_LIST,
-                                                         request);
+    Cairn__JobList *list = fake_expect(&fake, &admin, CAIRN_MSG_JOB_LIST, request);
     ck_assert_uint_eq(list->n_jobs, 1);
     ck_assert_str_eq(list->jobs[0]->state, "running");
     ck_assert_uint_eq(list->jobs[0]->step, 1);
@@ -506,7 +396,6 @@ START_TEST(status_tells_of_shards_workers_and_jobs)
     ck_assert_double_eq(list->jobs[0]->last_grad_norm, 2.0 * 1.4142135623730951);
     cairn_message_free(&list->base);
 }
-END_TEST
 
 /* A job of 1,024 groups with the longest names: a third of a frame in a list. */
 static uint32_t ask_wide_job(const char *name, uint64_t session)
@@ -531,25 +420,22 @@ static uint32_t ask_wide_job(const char *name, uint64_t session)
 }
 
 /* Queued as a whole, it cost every shard its connection, and with it every job its round. */
-START_TEST(a_job_larger_than_the_send_queue_is_made_and_nobody_loses_its_connection)
+TEST(a_job_larger_than_the_send_queue_is_made_and_nobody_loses_its_connection)
 {
     fake_coordinator_stop(&fake);
     fake.options.network.send_queue_bytes = 512 << 10;
     fake_coordinator_start(&fake);
     fake_shards_up(&fake, 2);
-    fake_peer_close(&w);
-    w = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w0");
+    come_again("w0");
     job = fake_attach(&fake, &w, 11, 0, 1);
     const uint32_t request = ask_wide_job("wide", 20);
-    Cairn__Attached *attached = (Cairn__Attached *)fake_expect(&fake, &w, CAIRN_MSG_ATTACHED,
-                                                               request);
+    Cairn__Attached *attached = fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request);
     ck_assert_uint_gt(attached->spec_bytes, 512 << 10);
     cairn_message_free(&attached->base);
     for (int i = 0; i < 2; i++) ck_assert(!fake.shards[i].peer.ended);
 }
-END_TEST
 
-START_TEST(an_answer_larger_than_a_frame_is_an_error_and_no_silence)
+TEST(an_answer_larger_than_a_frame_is_an_error_and_no_silence)
 {
     const char *const names[] = { "wide-0", "wide-1", "wide-2", "wide-3" };
     for (size_t i = 0; i < 4; i++) {
@@ -559,42 +445,9 @@ START_TEST(an_answer_larger_than_a_frame_is_an_error_and_no_silence)
     const Cairn__JobListGet list_get = CAIRN__JOB_LIST_GET__INIT;
     uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_LIST_GET, &list_get.base);
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_UNSUPPORTED, "larger than a frame");
-    Cairn__JobShow show = CAIRN__JOB_SHOW__INIT;
-    show.name = (char *)(uintptr_t) "wide-3";
-    request = fake_request(&admin, CAIRN_MSG_JOB_SHOW, &show.base);
-    Cairn__JobStatus *status = (Cairn__JobStatus *)fake_expect(&fake, &admin, CAIRN_MSG_JOB_STATUS,
-                                                               request);
+    Cairn__JobStatus *status = show_job("wide-3");
     ck_assert_str_eq(status->state, "initializing");
     cairn_message_free(&status->base);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("coordinator_snapshot");
-    TCase *tc = tcase_create("snapshot");
-    tcase_set_timeout(tc, 30);
-    tcase_add_checked_fixture(tc, set_up, tear_down);
-    tcase_add_test(tc, storage_that_is_gone_is_no_empty_list);
-    tcase_add_test(tc, a_snapshot_is_committed_listed_and_shown);
-    tcase_add_test(tc, a_shard_without_the_storage_refuses_snapshots_at_once);
-    tcase_add_test(tc, what_a_shard_says_of_the_storage_ends_with_its_connection);
-    tcase_add_test(tc, a_worker_may_ask_and_go_on_before_it_is_committed);
-    tcase_add_test(tc, a_failed_part_fails_the_set_and_leaves_nothing);
-    tcase_add_test(tc, a_shard_that_goes_away_while_writing_fails_the_set);
-    tcase_add_test(tc, a_snapshot_of_no_job_is_refused);
-    tcase_add_test(tc, a_second_cut_is_told_which_shard_is_awaited);
-    tcase_add_test(tc, a_digest_whose_asker_is_gone_gives_way_to_a_snapshot);
-    tcase_add_test(tc, a_coordinator_killed_while_a_set_is_written_lists_nothing);
-    tcase_add_test(tc, a_restore_goes_back_to_the_snapshot_in_a_new_generation);
-    tcase_add_test(tc, a_restored_job_survives_the_coordinator);
-    tcase_add_test(tc, a_snapshot_is_restored_to_another_number_of_shards);
-    tcase_add_test(tc, a_lost_job_is_brought_back_by_a_restore);
-    tcase_add_test(tc, a_damaged_snapshot_is_refused_and_training_goes_on);
-    tcase_add_test(tc, a_restore_that_fails_on_a_shard_leaves_the_job_lost_and_says_so);
-    tcase_add_test(tc, status_tells_of_shards_workers_and_jobs);
-    tcase_add_test(tc, a_job_larger_than_the_send_queue_is_made_and_nobody_loses_its_connection);
-    tcase_add_test(tc, an_answer_larger_than_a_frame_is_an_error_and_no_silence);
-    suite_add_tcase(suite, tc);
-    return suite_run(suite);
-}
+SUITE(30, open_trained, close_fake);

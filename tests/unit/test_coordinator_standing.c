@@ -6,46 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tests/support/fake_cluster.h"
 #include "tests/support/suite.h"
-
-static struct fake_cluster fake;
-
-static void set_up(void)
-{
-    fake_open(&fake, 2);
-}
-static void tear_down(void)
-{
-    fake_close(&fake);
-}
-
-static struct fake_peer worker(const char *name)
-{
-    return fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, name);
-}
-
-/* A job of one worker that has done a step. */
-static struct fake_peer running_job(uint64_t *job_out)
-{
-    fake_shards_up(&fake, 2);
-    struct fake_peer w = worker("w0");
-    *job_out = fake_attach(&fake, &w, 10, 0, 1);
-    fake_init(&fake, &w, *job_out);
-    ck_assert_uint_eq(fake_commit(&fake, &w, *job_out, fake_begin(&fake, &w, *job_out)), 1);
-    return w;
-}
-
-static void expect_awaited(struct fake_peer *peer, uint64_t job, const char *word)
-{
-    Cairn__WhoIsAwaited who = CAIRN__WHO_IS_AWAITED__INIT;
-    who.job = job;
-    const uint32_t request = fake_request(peer, CAIRN_MSG_WHO_IS_AWAITED, &who.base);
-    Cairn__Awaited *awaited = (Cairn__Awaited *)fake_expect(&fake, peer, CAIRN_MSG_AWAITED,
-                                                            request);
-    ck_assert_msg(strstr(awaited->text, word) != NULL, "\"%s\" has no \"%s\"", awaited->text, word);
-    cairn_message_free(&awaited->base);
-}
+#include "tests/support/trained_toy.h"
 
 static uint32_t count_seen(uint16_t type)
 {
@@ -67,10 +29,9 @@ static void copy_store(const char *from, const char *to)
     ck_assert_int_eq(fclose(out), 0);
 }
 
-START_TEST(an_empty_store_erases_nothing_and_creates_nothing_in_its_place)
+TEST(an_empty_store_erases_nothing_and_creates_nothing_in_its_place)
 {
-    uint64_t job;
-    struct fake_peer w = running_job(&job);
+    start_trained();
     const uint32_t fences = count_seen(CAIRN_MSG_FENCE);
     struct cairn_job_spec_data spec = fake_spec(1);
     fake_peer_close(&w);
@@ -78,41 +39,37 @@ START_TEST(an_empty_store_erases_nothing_and_creates_nothing_in_its_place)
     fake_shards_up(&fake, 2);
     w = worker("w0");
     (void)fake_job_open_again(&w, &spec, 10, 0, job);
-    expect_awaited(&w, job, "held by shards, but of another store: s0, s1");
-    expect_awaited(&w, job, "cairn cluster adopt");
+    fake_expect_awaited(&fake, &w, job, "held by shards, but of another store: s0, s1");
+    fake_expect_awaited(&fake, &w, job, "cairn cluster adopt");
     struct fake_peer fresh = worker("w1"); // a trainer that was started again
     (void)fake_job_open(&fresh, &spec, 11, 0);
-    expect_awaited(&fresh, 0, "held by shards, but of another store: s0, s1");
+    fake_expect_awaited(&fake, &fresh, 0, "held by shards, but of another store: s0, s1");
     ck_assert(fake.shards[0].has_job && fake.shards[1].has_job);
     ck_assert_uint_eq(count_seen(CAIRN_MSG_JOB_DROP), 0);
     ck_assert_uint_eq(count_seen(CAIRN_MSG_JOB_CREATE), 2);
     ck_assert_uint_eq(count_seen(CAIRN_MSG_FENCE), fences);
     cairn_spec_release(&spec);
-    fake_peer_close(&w);
     fake_peer_close(&fresh);
 }
-END_TEST
 
-START_TEST(a_member_that_attaches_again_never_makes_a_job)
+TEST(a_member_that_attaches_again_never_makes_a_job)
 {
     fake_shards_up(&fake, 2);
-    struct fake_peer w = worker("w0");
+    w = worker("w0");
     struct cairn_job_spec_data spec = fake_spec(1);
     const uint32_t request = fake_job_open_again(&w, &spec, 10, 0, 4711);
     fake_expect_error(&fake, &w, request, CAIRN_ERR_NOT_FOUND, "was attached to");
-    const uint64_t job = fake_attach(&fake, &w, 11, 0, 1); // a newcomer does
+    job = fake_attach(&fake, &w, 11, 0, 1); // a newcomer does
     const uint32_t other = fake_job_open_again(&w, &spec, 12, 0, job + 1);
     fake_expect_error(&fake, &w, other, CAIRN_ERR_NOT_FOUND, "was attached to");
     cairn_spec_release(&spec);
-    fake_peer_close(&w);
 }
-END_TEST
 
-START_TEST(what_was_never_finished_or_was_dropped_is_cleaned_up)
+TEST(what_was_never_finished_or_was_dropped_is_cleaned_up)
 {
     struct cairn_job_spec_data spec = fake_spec(1);
     fake_shards_up(&fake, 2);
-    struct fake_peer w = worker("w0");
+    w = worker("w0");
     fake.shards[1].holds_create = true;
     (void)fake_job_open(&w, &spec, 10, 0);
     fake_until(&fake, fake.shards[0].has_job && fake.shards[1].has_job);
@@ -136,12 +93,10 @@ START_TEST(what_was_never_finished_or_was_dropped_is_cleaned_up)
     fake_until(&fake, !fake.shards[1].has_job);
     cairn_spec_release(&spec);
 }
-END_TEST
 
-START_TEST(an_older_store_does_nothing_with_a_job_that_has_gone_on)
+TEST(an_older_store_does_nothing_with_a_job_that_has_gone_on)
 {
-    uint64_t job;
-    struct fake_peer w = running_job(&job);
+    start_trained();
     struct cairn_job_spec_data spec = fake_spec(1);
     fake_coordinator_stop(&fake);
     copy_store(fake.store, fake.folder); // of here
@@ -150,7 +105,7 @@ START_TEST(an_older_store_does_nothing_with_a_job_that_has_gone_on)
     fake_peer_close(&w);
     w = worker("w0");
     ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
-    ck_assert_uint_eq(fake_commit(&fake, &w, job, fake_begin(&fake, &w, job)), 2);
+    ck_assert_uint_eq(train(), 2);
     fake_peer_close(&w);
     fake_shard_away(&fake, 1);
     fake_shard_forget(&fake, 1); // it restarted, too: the job is not called lost, nor made anew
@@ -161,18 +116,15 @@ START_TEST(an_older_store_does_nothing_with_a_job_that_has_gone_on)
     fake_shards_up(&fake, 2);
     w = worker("w0");
     (void)fake_job_open_again(&w, &spec, 10, 0, job);
-    expect_awaited(&w, job, "s0 (it has obeyed a newer coordinator");
+    fake_expect_awaited(&fake, &w, job, "s0 (it has obeyed a newer coordinator");
     ck_assert_uint_eq(count_seen(CAIRN_MSG_FENCE), fences);
     ck_assert(fake.shards[0].has_job);
     cairn_spec_release(&spec);
-    fake_peer_close(&w);
 }
-END_TEST
 
-START_TEST(a_store_behind_the_epoch_of_a_job_says_so)
+TEST(a_store_behind_the_epoch_of_a_job_says_so)
 {
-    uint64_t job;
-    struct fake_peer w = running_job(&job);
+    start_trained();
     struct cairn_job_spec_data spec = fake_spec(1);
     fake_peer_close(&w);
     fake_coordinator_stop(&fake);
@@ -181,20 +133,17 @@ START_TEST(a_store_behind_the_epoch_of_a_job_says_so)
     fake_shards_up(&fake, 2);
     w = worker("w0");
     (void)fake_job_open_again(&w, &spec, 10, 0, job);
-    expect_awaited(&w, job, "shard s1 has seen a higher epoch");
+    fake_expect_awaited(&fake, &w, job, "shard s1 has seen a higher epoch");
     cairn_spec_release(&spec);
-    fake_peer_close(&w);
 }
-END_TEST
 
-START_TEST(an_amendment_is_answered_when_every_shard_has_it)
+TEST(an_amendment_is_answered_when_every_shard_has_it)
 {
-    uint64_t job;
-    struct fake_peer w = running_job(&job);
+    start_trained();
     fake.shards[1].holds_terms = true;
     const uint32_t request = fake_amend_freeze(&w, job, 3);
     fake_until(&fake, fake.shards[1].spec.revision == 1 && fake.shards[0].spec.revision == 1);
-    expect_awaited(&w, job, ""); // no answer came before this one
+    fake_expect_awaited(&fake, &w, job, ""); // no answer came before this one
     ck_assert_uint_eq(fake.shards[1].spec.groups[0].frozen, true);
     fake_shard_away(&fake, 1);
     fake.shards[1].spec.revision = 0; // it had not taken it
@@ -202,14 +151,11 @@ START_TEST(an_amendment_is_answered_when_every_shard_has_it)
     fake_shard_up(&fake, 1);
     fake_expect_amended(&fake, &w, request, 1);
     ck_assert_uint_eq(fake.shards[1].spec.revision, 1);
-    fake_peer_close(&w);
 }
-END_TEST
 
-START_TEST(an_amendment_that_a_shard_had_no_memory_for_is_told_again_when_it_is_asked_again)
+TEST(an_amendment_that_a_shard_had_no_memory_for_is_told_again_when_it_is_asked_again)
 {
-    uint64_t job;
-    struct fake_peer w = running_job(&job);
+    start_trained();
     fake.shards[1].refuse_terms = "no room";
     uint32_t request = fake_amend_freeze(&w, job, 3);
     fake_expect_error(&fake, &w, request, CAIRN_ERR_NO_MEMORY, "not on all shards: s1: no room");
@@ -219,24 +165,6 @@ START_TEST(an_amendment_that_a_shard_had_no_memory_for_is_told_again_when_it_is_
     fake.shards[1].refuse_terms = NULL;
     fake_expect_amended(&fake, &w, fake_amend_freeze(&w, job, 3), 1);
     ck_assert_uint_eq(fake.shards[1].spec.revision, 1);
-    fake_peer_close(&w);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("coordinator_standing");
-    TCase *tcase = tcase_create("standing");
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
-    tcase_set_timeout(tcase, 60);
-    tcase_add_test(tcase, an_empty_store_erases_nothing_and_creates_nothing_in_its_place);
-    tcase_add_test(tcase, a_member_that_attaches_again_never_makes_a_job);
-    tcase_add_test(tcase, what_was_never_finished_or_was_dropped_is_cleaned_up);
-    tcase_add_test(tcase, an_older_store_does_nothing_with_a_job_that_has_gone_on);
-    tcase_add_test(tcase, a_store_behind_the_epoch_of_a_job_says_so);
-    tcase_add_test(tcase, an_amendment_is_answered_when_every_shard_has_it);
-    tcase_add_test(
-        tcase, an_amendment_that_a_shard_had_no_memory_for_is_told_again_when_it_is_asked_again);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60, open_fake, close_fake);

@@ -78,32 +78,13 @@ static void expect_set(struct fake_peer *peer, uint32_t request)
     cairn_message_free(fake_expect(&fake, peer, CAIRN_MSG_TILES_SET, request));
 }
 
-static uint32_t ask_begin(struct fake_peer *peer, uint64_t job)
-{
-    Cairn__RoundBegin begin = CAIRN__ROUND_BEGIN__INIT;
-    begin.job = job;
-    return fake_request(peer, CAIRN_MSG_ROUND_BEGIN, &begin.base);
-}
-
 static uint64_t expect_opened(struct fake_peer *peer, uint32_t request, uint32_t world)
 {
-    Cairn__RoundOpened *opened = (Cairn__RoundOpened *)fake_expect(&fake, peer,
-                                                                   CAIRN_MSG_ROUND_OPENED, request);
+    Cairn__RoundOpened *opened = fake_expect(&fake, peer, CAIRN_MSG_ROUND_OPENED, request);
     ck_assert_uint_eq(opened->world, world);
     const uint64_t round = opened->round;
     cairn_message_free(&opened->base);
     return round;
-}
-
-static void expect_awaited(struct fake_peer *peer, uint64_t job, const char *word)
-{
-    Cairn__WhoIsAwaited who = CAIRN__WHO_IS_AWAITED__INIT;
-    who.job = job;
-    const uint32_t request = fake_request(peer, CAIRN_MSG_WHO_IS_AWAITED, &who.base);
-    Cairn__Awaited *awaited = (Cairn__Awaited *)fake_expect(&fake, peer, CAIRN_MSG_AWAITED,
-                                                            request);
-    ck_assert_msg(strstr(awaited->text, word) != NULL, "\"%s\" has no \"%s\"", awaited->text, word);
-    cairn_message_free(&awaited->base);
 }
 
 /* Two ranks of one half each, set, before the initial state. */
@@ -140,22 +121,22 @@ static uint64_t running_halves(struct fake_peer *w0, struct fake_peer *w1)
 /* A round of both, to its end; the step after it. */
 static uint64_t one_round(struct fake_peer *w0, struct fake_peer *w1, uint64_t job)
 {
-    const uint32_t first = ask_begin(w0, job);
-    const uint32_t second = ask_begin(w1, job);
+    const uint32_t first = fake_ask_begin(w0, job);
+    const uint32_t second = fake_ask_begin(w1, job);
     const uint64_t round = expect_opened(w0, first, 2);
     ck_assert_uint_eq(expect_opened(w1, second, 2), round);
     fake_commit(&fake, w0, job, round);
     return fake_commit(&fake, w1, job, round);
 }
 
-START_TEST(tiles_are_set_when_all_ranks_have_declared_theirs)
+TEST(tiles_are_set_when_all_ranks_have_declared_theirs)
 {
     struct fake_peer w0 = worker("w0"), w1 = worker("w1");
     const uint64_t job = fake_attach(&fake, &w0, 10, 0, 1);
     const uint32_t first = declare_half(&w0, job, 0);
-    expect_awaited(&w0, job, "rank 1 (not attached)");
+    fake_expect_awaited(&fake, &w0, job, "rank 1 (not attached)");
     fake_attach(&fake, &w1, 11, 1, 1);
-    expect_awaited(&w0, job, "worker w1 of rank 1 (has not declared its tiles)");
+    fake_expect_awaited(&fake, &w0, job, "worker w1 of rank 1 (has not declared its tiles)");
     const uint32_t second = declare_half(&w1, job, 1);
     expect_set(&w0, first);
     expect_set(&w1, second);
@@ -166,9 +147,8 @@ START_TEST(tiles_are_set_when_all_ranks_have_declared_theirs)
     fake_peer_close(&w0);
     fake_peer_close(&w1);
 }
-END_TEST
 
-START_TEST(a_cover_that_is_not_exact_fails_for_all_who_wait)
+TEST(a_cover_that_is_not_exact_fails_for_all_who_wait)
 {
     struct fake_peer w0 = worker("w0"), w1 = worker("w1");
     const uint64_t job = fake_attach(&fake, &w0, 10, 0, 1);
@@ -190,9 +170,8 @@ START_TEST(a_cover_that_is_not_exact_fails_for_all_who_wait)
     fake_peer_close(&w0);
     fake_peer_close(&w1);
 }
-END_TEST
 
-START_TEST(a_declaration_that_cannot_be_is_refused)
+TEST(a_declaration_that_cannot_be_is_refused)
 {
     struct fake_peer w0 = worker("w0");
     const uint64_t job = fake_attach(&fake, &w0, 10, 3, 1);
@@ -221,12 +200,11 @@ START_TEST(a_declaration_that_cannot_be_is_refused)
     page.bytes = (ProtobufCBinaryData) { 8, (uint8_t *)(uintptr_t) "\xff\xff\xff\xff\xff\xff\xff" };
     fake_send(&w0, CAIRN_MSG_PAGE, request, &page.base);
     fake_expect_error(&fake, &w0, request, CAIRN_ERR_MALFORMED, "TileList");
-    expect_awaited(&w0, job, "the initial state"); // none of it counts
+    fake_expect_awaited(&fake, &w0, job, "the initial state"); // none of it counts
     fake_peer_close(&w0);
 }
-END_TEST
 
-START_TEST(a_shard_without_room_for_the_tiles_refuses_them)
+TEST(a_shard_without_room_for_the_tiles_refuses_them)
 {
     struct fake_peer w0 = worker("w0"), w1 = worker("w1");
     const uint64_t job = fake_attach(&fake, &w0, 10, 0, 1);
@@ -243,11 +221,10 @@ START_TEST(a_shard_without_room_for_the_tiles_refuses_them)
     fake_peer_close(&w0);
     fake_peer_close(&w1);
 }
-END_TEST
 
 /* ---- initial state ---- */
 
-START_TEST(a_tiled_job_is_sealed_when_all_ranks_have_put)
+TEST(a_tiled_job_is_sealed_when_all_ranks_have_put)
 {
     struct fake_peer w0, w1;
     const uint64_t job = two_halves(&w0, &w1);
@@ -261,23 +238,22 @@ START_TEST(a_tiled_job_is_sealed_when_all_ranks_have_put)
     fake_peer_close(&w0);
     fake_peer_close(&w1);
 }
-END_TEST
 
 /* ---- rounds ---- */
 
-START_TEST(a_restarted_rank_goes_on_when_it_has_declared_the_same)
+TEST(a_restarted_rank_goes_on_when_it_has_declared_the_same)
 {
     struct fake_peer w0, w1;
     const uint64_t job = running_halves(&w0, &w1);
     ck_assert_uint_eq(one_round(&w0, &w1, job), 1);
     fake_peer_close(&w1);
     fake_until(&fake, fake.shards[0].seen[CAIRN_MSG_MEMBER_LEAVE] == 1);
-    const uint32_t begin = ask_begin(&w0, job);
-    expect_awaited(&w0, job, "rank 1 (not attached)");
+    const uint32_t begin = fake_ask_begin(&w0, job);
+    fake_expect_awaited(&fake, &w0, job, "rank 1 (not attached)");
     w1 = worker("w1-again");
     fake_attach(&fake, &w1, 12, 1, 1);
-    const uint32_t second = ask_begin(&w1, job); // before it has declared
-    expect_awaited(&w0, job, "worker w1-again of rank 1 (has not declared its tiles)");
+    const uint32_t second = fake_ask_begin(&w1, job); // before it has declared
+    fake_expect_awaited(&fake, &w0, job, "worker w1-again of rank 1 (has not declared its tiles)");
     expect_set(&w1, declare_half(&w1, job, 1));
     const uint64_t round = expect_opened(&w0, begin, 2);
     ck_assert_uint_eq(expect_opened(&w1, second, 2), round);
@@ -285,24 +261,22 @@ START_TEST(a_restarted_rank_goes_on_when_it_has_declared_the_same)
     fake_peer_close(&w0);
     fake_peer_close(&w1);
 }
-END_TEST
 
-START_TEST(a_worker_that_is_not_one_of_the_ranks_is_waited_out)
+TEST(a_worker_that_is_not_one_of_the_ranks_is_waited_out)
 {
     struct fake_peer w0, w1;
     const uint64_t job = running_halves(&w0, &w1);
     struct fake_peer w2 = worker("w2");
     fake_attach(&fake, &w2, 12, 2, 1);
-    const uint32_t begin = ask_begin(&w0, job);
-    expect_awaited(&w0, job, "worker w2 of rank 2 (is not one of the ranks");
+    const uint32_t begin = fake_ask_begin(&w0, job);
+    fake_expect_awaited(&fake, &w0, job, "worker w2 of rank 2 (is not one of the ranks");
     fake_peer_close(&w2);
     expect_opened(&w0, begin, 2);
     fake_peer_close(&w0);
     fake_peer_close(&w1);
 }
-END_TEST
 
-START_TEST(tiles_change_between_rounds_only)
+TEST(tiles_change_between_rounds_only)
 {
     struct fake_peer w0, w1;
     const uint64_t job = running_halves(&w0, &w1);
@@ -317,7 +291,7 @@ START_TEST(tiles_change_between_rounds_only)
     fake.shards[0].holds_reduced = fake.shards[1].holds_reduced = false;
     ck_assert_uint_eq(fake_commit(&fake, &w0, job, round), 1);
     const uint32_t first = declare_columns(&w0, job, 2, 0, 400);
-    expect_awaited(&w0, job, "rank 1 (has not declared its tiles)"); // all begin anew
+    fake_expect_awaited(&fake, &w0, job, "rank 1 (has not declared its tiles)"); // all begin anew
     const uint32_t second = declare_columns(&w1, job, 2, 400, 624);
     expect_set(&w0, first);
     expect_set(&w1, second);
@@ -325,9 +299,8 @@ START_TEST(tiles_change_between_rounds_only)
     fake_peer_close(&w0);
     fake_peer_close(&w1);
 }
-END_TEST
 
-START_TEST(a_newcomer_has_to_fit_to_the_ranks_that_stay)
+TEST(a_newcomer_has_to_fit_to_the_ranks_that_stay)
 {
     struct fake_peer w0, w1;
     const uint64_t job = running_halves(&w0, &w1);
@@ -342,17 +315,16 @@ START_TEST(a_newcomer_has_to_fit_to_the_ranks_that_stay)
     fake_peer_close(&w0);
     fake_peer_close(&w1);
 }
-END_TEST
 
-START_TEST(another_number_of_ranks_clears_what_was_declared)
+TEST(another_number_of_ranks_clears_what_was_declared)
 {
     struct fake_peer w0, w1;
     const uint64_t job = running_halves(&w0, &w1);
     struct fake_peer w2 = worker("w2");
     fake_attach(&fake, &w2, 12, 2, 1);
     const uint32_t first = declare_columns(&w0, job, 3, 0, 300);
-    expect_awaited(&w0, job,
-                   "worker w1 of rank 1 (has not declared its tiles), worker w2 of rank 2");
+    fake_expect_awaited(&fake, &w0, job,
+                        "worker w1 of rank 1 (has not declared its tiles), worker w2 of rank 2");
     uint32_t second = declare_columns(&w1, job, 3, 300, 300);
     fake_expect_silence(&fake, &w1, job);                // it is there before the third
     uint32_t third = declare_columns(&w2, job, 4, 0, 1); // w2 thinks of four: the others hear it
@@ -365,15 +337,14 @@ START_TEST(another_number_of_ranks_clears_what_was_declared)
     expect_set(&w0, again);
     expect_set(&w1, second);
     expect_set(&w2, third);
-    const uint32_t begin = ask_begin(&w0, job);
+    const uint32_t begin = fake_ask_begin(&w0, job);
     expect_opened(&w0, begin, 3);
     fake_peer_close(&w0);
     fake_peer_close(&w1);
     fake_peer_close(&w2);
 }
-END_TEST
 
-START_TEST(a_job_goes_on_with_whole_tensors_when_nobody_with_tiles_is_left)
+TEST(a_job_goes_on_with_whole_tensors_when_nobody_with_tiles_is_left)
 {
     struct fake_peer w0, w1;
     const uint64_t job = running_halves(&w0, &w1);
@@ -382,15 +353,14 @@ START_TEST(a_job_goes_on_with_whole_tensors_when_nobody_with_tiles_is_left)
     fake_until(&fake, fake.shards[0].seen[CAIRN_MSG_MEMBER_LEAVE] == 2);
     struct fake_peer plain = worker("plain");
     fake_attach(&fake, &plain, 20, 0, 1);
-    const uint32_t begin = ask_begin(&plain, job);
+    const uint32_t begin = fake_ask_begin(&plain, job);
     const uint64_t round = expect_opened(&plain, begin, 1);
     ck_assert_uint_eq(fake.shards[0].tiles_world, 0); // the shards were told first
     ck_assert_uint_eq(fake_commit(&fake, &plain, job, round), 1);
     fake_peer_close(&plain);
 }
-END_TEST
 
-START_TEST(no_ranks_at_all_ends_the_tiles)
+TEST(no_ranks_at_all_ends_the_tiles)
 {
     struct fake_peer w0, w1;
     const uint64_t job = running_halves(&w0, &w1);
@@ -399,29 +369,27 @@ START_TEST(no_ranks_at_all_ends_the_tiles)
     ck_assert_uint_eq(fake.shards[0].tiles_world, 0);
     fake_peer_close(&w1);
     fake_until(&fake, fake.shards[0].seen[CAIRN_MSG_MEMBER_LEAVE] == 1);
-    const uint32_t begin = ask_begin(&w0, job);
+    const uint32_t begin = fake_ask_begin(&w0, job);
     expect_opened(&w0, begin, 1);
     fake_peer_close(&w0);
 }
-END_TEST
 
 /* ---- restarts ---- */
 
-START_TEST(a_shard_that_comes_back_is_told_again_before_a_round)
+TEST(a_shard_that_comes_back_is_told_again_before_a_round)
 {
     struct fake_peer w0, w1;
     const uint64_t job = running_halves(&w0, &w1);
     const uint32_t told = fake.shards[1].seen[CAIRN_MSG_MEMBER_TILES];
     fake_shard_away(&fake, 1);
-    const uint32_t begin = ask_begin(&w0, job);
-    expect_awaited(&w0, job, "shard s1 (it is away)");
+    const uint32_t begin = fake_ask_begin(&w0, job);
+    fake_expect_awaited(&fake, &w0, job, "shard s1 (it is away)");
     fake_shard_up(&fake, 1);
     expect_opened(&w0, begin, 2);
     ck_assert_uint_eq(fake.shards[1].seen[CAIRN_MSG_MEMBER_TILES], told + 2);
     fake_peer_close(&w0);
     fake_peer_close(&w1);
 }
-END_TEST
 
 /* Stops it and starts it; the shards are back. */
 static void restart(struct fake_peer *w0, struct fake_peer *w1)
@@ -433,7 +401,7 @@ static void restart(struct fake_peer *w0, struct fake_peer *w1)
     fake_shards_up(&fake, 2);
 }
 
-START_TEST(a_new_coordinator_opens_no_round_before_all_have_declared_again)
+TEST(a_new_coordinator_opens_no_round_before_all_have_declared_again)
 {
     struct fake_peer w0, w1;
     const uint64_t job = running_halves(&w0, &w1);
@@ -442,10 +410,11 @@ START_TEST(a_new_coordinator_opens_no_round_before_all_have_declared_again)
     const uint32_t opened = fake.shards[0].seen[CAIRN_MSG_ROUND_OPEN];
     w0 = worker("w0");
     fake_attach(&fake, &w0, 10, 0, 1);
-    expect_awaited(&w0, job, "worker w0 of rank 0 (has not declared its tiles), rank 1");
+    fake_expect_awaited(&fake, &w0, job,
+                        "worker w0 of rank 0 (has not declared its tiles), rank 1");
     const uint32_t first = declare_half(&w0, job, 0);
-    const uint32_t begin = ask_begin(&w0, job);
-    expect_awaited(&w0, job, "rank 1 (not attached)");
+    const uint32_t begin = fake_ask_begin(&w0, job);
+    fake_expect_awaited(&fake, &w0, job, "rank 1 (not attached)");
     ck_assert_uint_eq(fake.shards[0].seen[CAIRN_MSG_ROUND_OPEN], opened);
     w1 = worker("w1");
     fake_attach(&fake, &w1, 11, 1, 1);
@@ -457,9 +426,8 @@ START_TEST(a_new_coordinator_opens_no_round_before_all_have_declared_again)
     fake_peer_close(&w0);
     fake_peer_close(&w1);
 }
-END_TEST
 
-START_TEST(a_round_that_was_prepared_when_the_coordinator_died_is_resolved_first)
+TEST(a_round_that_was_prepared_when_the_coordinator_died_is_resolved_first)
 {
     struct fake_peer w0, w1;
     const uint64_t job = running_halves(&w0, &w1);
@@ -479,45 +447,19 @@ START_TEST(a_round_that_was_prepared_when_the_coordinator_died_is_resolved_first
     fake_peer_close(&w0);
     fake_peer_close(&w1);
 }
-END_TEST
 
-START_TEST(a_session_that_reconnects_keeps_its_tiles)
+TEST(a_session_that_reconnects_keeps_its_tiles)
 {
     struct fake_peer w0, w1;
     const uint64_t job = running_halves(&w0, &w1);
     struct fake_peer again = worker("w0");
     fake_attach(&fake, &again, 10, 0, 1);
-    const uint32_t begin = ask_begin(&again, job);
+    const uint32_t begin = fake_ask_begin(&again, job);
     expect_opened(&again, begin, 2);
     expect_set(&again, declare_half(&again, job, 0)); // in an open round, too
     fake_peer_close(&w0);
     fake_peer_close(&again);
     fake_peer_close(&w1);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("coordinator_tiles");
-    TCase *tcase = tcase_create("coordinator_tiles");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
-    tcase_add_test(tcase, tiles_are_set_when_all_ranks_have_declared_theirs);
-    tcase_add_test(tcase, a_cover_that_is_not_exact_fails_for_all_who_wait);
-    tcase_add_test(tcase, a_declaration_that_cannot_be_is_refused);
-    tcase_add_test(tcase, a_shard_without_room_for_the_tiles_refuses_them);
-    tcase_add_test(tcase, a_tiled_job_is_sealed_when_all_ranks_have_put);
-    tcase_add_test(tcase, a_restarted_rank_goes_on_when_it_has_declared_the_same);
-    tcase_add_test(tcase, a_worker_that_is_not_one_of_the_ranks_is_waited_out);
-    tcase_add_test(tcase, tiles_change_between_rounds_only);
-    tcase_add_test(tcase, a_newcomer_has_to_fit_to_the_ranks_that_stay);
-    tcase_add_test(tcase, another_number_of_ranks_clears_what_was_declared);
-    tcase_add_test(tcase, a_job_goes_on_with_whole_tensors_when_nobody_with_tiles_is_left);
-    tcase_add_test(tcase, no_ranks_at_all_ends_the_tiles);
-    tcase_add_test(tcase, a_shard_that_comes_back_is_told_again_before_a_round);
-    tcase_add_test(tcase, a_new_coordinator_opens_no_round_before_all_have_declared_again);
-    tcase_add_test(tcase, a_round_that_was_prepared_when_the_coordinator_died_is_resolved_first);
-    tcase_add_test(tcase, a_session_that_reconnects_keeps_its_tiles);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60, set_up, tear_down);

@@ -2,7 +2,10 @@
 #include <check.h>
 #include <string.h>
 
-#include "server/coordinator/cluster.h"
+#include "server/coordinator/base/job.h"
+#include "server/coordinator/base/member.h"
+#include "server/coordinator/base/seat.h"
+#include "server/coordinator/base/session.h"
 #include "tests/support/suite.h"
 
 enum { WORKERS = 3, SHARDS = 2 };
@@ -23,7 +26,7 @@ static void set_up(void)
     memset(&ring, 0, sizeof ring);
 }
 
-START_TEST(medians_are_of_each_phase_and_of_the_whole_step)
+TEST(medians_are_of_each_phase_and_of_the_whole_step)
 {
     Cairn__StepTimes out;
     uint32_t us[CAIRN_TIMES_PHASES];
@@ -40,9 +43,8 @@ START_TEST(medians_are_of_each_phase_and_of_the_whole_step)
     ck_assert_uint_eq(us[3], 3);
     ck_assert_uint_eq(out.step_us, 95); // of 113, 73 and 95
 }
-END_TEST
 
-START_TEST(the_last_32_steps_count)
+TEST(the_last_32_steps_count)
 {
     Cairn__StepTimes out;
     uint32_t us[CAIRN_TIMES_PHASES];
@@ -52,9 +54,8 @@ START_TEST(the_last_32_steps_count)
     ck_assert_uint_eq(out.steps, CAIRN_TIMES_STEPS);
     ck_assert_uint_eq(us[0], 7);
 }
-END_TEST
 
-START_TEST(what_is_not_told_or_too_much_does_no_harm)
+TEST(what_is_not_told_or_too_much_does_no_harm)
 {
     uint32_t many[1000] = { UINT32_MAX, UINT32_MAX }, us[CAIRN_TIMES_PHASES];
     Cairn__StepTimes told = CAIRN__STEP_TIMES__INIT, out;
@@ -70,7 +71,25 @@ START_TEST(what_is_not_told_or_too_much_does_no_harm)
     ck_assert_uint_eq(out.steps, 2);
     ck_assert_uint_eq(out.step_us, UINT32_MAX);
 }
-END_TEST
+
+TEST(memory_is_what_was_told_last_or_nothing)
+{
+    uint32_t us[] = { 1 };
+    Cairn__StepTimes told = CAIRN__STEP_TIMES__INIT;
+    Cairn__WorkerMemory memory = CAIRN__WORKER_MEMORY__INIT;
+    told.us = us;
+    told.n_us = 1;
+    told.memory = &memory;
+    memory.shared = 5;
+    cairn_step_ring_take(&ring, &told);
+    memory.sums = 6;
+    cairn_step_ring_take(&ring, &told);
+    ck_assert(ring.has_memory);
+    ck_assert_uint_eq(ring.memory.shared + ring.memory.sums, 11);
+    told.memory = NULL; // an older version
+    cairn_step_ring_take(&ring, &told);
+    ck_assert(!ring.has_memory);
+}
 
 /* ---- who is marked ---- */
 
@@ -86,15 +105,15 @@ static struct cairn_cluster_job job = { .layout = &layout, .shards = shards };
 /* Ranks descend along the list. */
 static void attach(uint32_t worker_count)
 {
-    job.members = NULL;
-    job.member_count = worker_count;
+    job.members.list = NULL;
+    job.members.count = worker_count;
     for (uint32_t i = 0; i < worker_count; i++) {
         members[i] = (struct cairn_cluster_member) { .session = &session,
                                                      .phase = CAIRN_MEMBER_ATTACHED,
                                                      .role = CAIRN_ROLE_WIRE_WORKER,
                                                      .rank = i,
-                                                     .next_of_job = job.members };
-        job.members = &members[i];
+                                                     .next_of_job = job.members.list };
+        job.members.list = &members[i];
     }
 }
 
@@ -105,11 +124,11 @@ static int slowest(bool of_shard)
     struct cairn_times_view view;
     int marked = -1;
     ck_assert(cairn_cluster_times_show(&job, &view, &status));
-    ck_assert_uint_eq(status.n_times, job.member_count + SHARDS);
+    ck_assert_uint_eq(status.n_times, job.members.count + SHARDS);
     for (size_t i = 0; i < status.n_times; i++) {
         const Cairn__StepTimes *t = status.times[i];
-        ck_assert_uint_eq(t->number, i < job.member_count ? i : i - job.member_count);
-        ck_assert_int_eq(t->of_shard, i >= job.member_count);
+        ck_assert_uint_eq(t->number, i < job.members.count ? i : i - job.members.count);
+        ck_assert_int_eq(t->of_shard, i >= job.members.count);
         if (t->n_us > 0) ck_assert_uint_le(t->us[0], t->step_us); // its own
         if (t->of_shard != of_shard || !t->slowest) continue;
         ck_assert_int_eq(marked, -1);
@@ -119,7 +138,7 @@ static int slowest(bool of_shard)
     return marked;
 }
 
-START_TEST(who_computes_or_fetches_longer_is_marked_and_who_waits_is_not)
+TEST(who_computes_or_fetches_longer_is_marked_and_who_waits_is_not)
 {
     attach(3);
     tell(&members[0].times, 10000, 500, 20000, 100);
@@ -131,9 +150,8 @@ START_TEST(who_computes_or_fetches_longer_is_marked_and_who_waits_is_not)
     tell(&members[2].times, 10000, 500, 100, 90000);
     ck_assert_int_eq(slowest(false), 2);
 }
-END_TEST
 
-START_TEST(alone_or_alike_nobody_is_marked)
+TEST(alone_or_alike_nobody_is_marked)
 {
     attach(1);
     tell(&members[0].times, 90000, 0, 0, 0);
@@ -150,9 +168,8 @@ START_TEST(alone_or_alike_nobody_is_marked)
     tell(&members[1].times, 900, 0, 0, 0);
     ck_assert_int_eq(slowest(false), -1);
 }
-END_TEST
 
-START_TEST(of_shards_it_is_what_they_do_that_counts)
+TEST(of_shards_it_is_what_they_do_that_counts)
 {
     attach(0);
     memset(&shards[0].times, 0, sizeof ring);
@@ -161,19 +178,5 @@ START_TEST(of_shards_it_is_what_they_do_that_counts)
     tell(&shards[1].times, 20000, 1000, 9000, 100);
     ck_assert_int_eq(slowest(true), 1);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("coordinator_times");
-    TCase *tests = tcase_create("times");
-    tcase_add_checked_fixture(tests, set_up, NULL);
-    tcase_add_test(tests, medians_are_of_each_phase_and_of_the_whole_step);
-    tcase_add_test(tests, the_last_32_steps_count);
-    tcase_add_test(tests, what_is_not_told_or_too_much_does_no_harm);
-    tcase_add_test(tests, who_computes_or_fetches_longer_is_marked_and_who_waits_is_not);
-    tcase_add_test(tests, alone_or_alike_nobody_is_marked);
-    tcase_add_test(tests, of_shards_it_is_what_they_do_that_counts);
-    suite_add_tcase(suite, tests);
-    return suite_run(suite);
-}
+SUITE(4, set_up, NULL);

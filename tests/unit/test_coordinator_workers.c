@@ -3,13 +3,11 @@
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-#include "tests/support/fake_cluster.h"
+#include "server/core/round.h"
 #include "tests/support/suite.h"
-
-static struct fake_cluster fake;
-static struct fake_peer w, admin;
-static uint64_t job;
+#include "tests/support/trained_toy.h"
 
 static uint32_t open_as(struct fake_peer *peer, uint64_t session, uint32_t rank, uint32_t min,
                         uint32_t max)
@@ -24,22 +22,15 @@ static uint32_t open_as(struct fake_peer *peer, uint64_t session, uint32_t rank,
 /* A worker, of two that the job is to have. */
 static void set_up(void)
 {
-    fake_open(&fake, 2);
+    open_fake();
     fake_shards_up(&fake, 2);
-    w = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w0");
+    w = worker("w0");
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
-    Cairn__Attached *attached = (Cairn__Attached *)fake_expect(&fake, &w, CAIRN_MSG_ATTACHED,
-                                                               open_as(&w, 10, 0, 2, 2));
+    Cairn__Attached *attached = fake_expect(&fake, &w, CAIRN_MSG_ATTACHED,
+                                            open_as(&w, 10, 0, 2, 2));
     job = attached->job;
     cairn_message_free(&attached->base);
     fake_init(&fake, &w, job);
-}
-
-static void tear_down(void)
-{
-    fake_peer_close(&w);
-    fake_peer_close(&admin);
-    fake_close(&fake);
 }
 
 static uint32_t amend(const char *name, uint32_t min, uint32_t max)
@@ -53,37 +44,33 @@ static uint32_t amend(const char *name, uint32_t min, uint32_t max)
     return fake_request(&admin, CAIRN_MSG_JOB_AMEND, &message.base);
 }
 
-START_TEST(an_admin_lets_who_waits_for_a_lost_worker_go_on)
+TEST(an_admin_lets_who_waits_for_a_lost_worker_go_on)
 {
-    Cairn__RoundBegin begin = CAIRN__ROUND_BEGIN__INIT;
-    begin.job = job;
-    const uint32_t request = fake_request(&w, CAIRN_MSG_ROUND_BEGIN, &begin.base);
+    const uint32_t request = fake_ask_begin(&w, job);
     fake_expect_silence(&fake, &w, job);
     fake_expect_amended(&fake, &admin, amend("toy", 1, 4), 1);
     cairn_message_free(fake_expect(&fake, &w, CAIRN_MSG_ROUND_OPENED, request));
 }
-END_TEST
 
-START_TEST(what_an_amendment_of_an_admin_cannot_do_is_said)
+TEST(what_an_amendment_of_an_admin_cannot_do_is_said)
 {
     fake_expect_error(&fake, &admin, amend("tox", 1, 4), CAIRN_ERR_NOT_FOUND, "cairn job list");
     fake_expect_error(&fake, &admin, amend("toy", 0, 0), CAIRN_ERR_INVALID, "changes nothing");
     fake_expect_error(&fake, &admin, amend("toy", 3, 2), CAIRN_ERR_INVALID, "workers_max is 2");
     fake_expect_error(&fake, &admin, amend("toy", 1, 70000), CAIRN_ERR_INVALID, "workers_max");
     fake_expect_amended(&fake, &admin, amend("toy", 1, 4), 1);
-    struct fake_peer second = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w1");
+    struct fake_peer second = worker("w1");
     cairn_message_free(
         fake_expect(&fake, &second, CAIRN_MSG_ATTACHED, open_as(&second, 11, 1, 1, 4)));
     fake_expect_error(&fake, &admin, amend("toy", 1, 1), CAIRN_ERR_BUSY, "has 2 workers");
     fake_peer_close(&second);
 }
-END_TEST
 
-START_TEST(one_more_than_there_may_be_is_told_so)
+TEST(one_more_than_there_may_be_is_told_so)
 {
-    struct fake_peer more = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w1");
+    struct fake_peer more = worker("w1");
     cairn_message_free(fake_expect(&fake, &more, CAIRN_MSG_ATTACHED, open_as(&more, 11, 1, 2, 2)));
-    struct fake_peer third = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w2");
+    struct fake_peer third = worker("w2");
     fake_expect_error(&fake, &third, open_as(&third, 12, 2, 2, 2), CAIRN_ERR_BUSY,
                       "`cairn job amend toy --workers MIN:MAX`");
     cairn_message_free( // in the place of another
@@ -91,11 +78,10 @@ START_TEST(one_more_than_there_may_be_is_told_so)
     fake_peer_close(&more);
     fake_peer_close(&third);
 }
-END_TEST
 
-START_TEST(another_number_of_workers_joins_where_the_bounds_allow_it)
+TEST(another_number_of_workers_joins_where_the_bounds_allow_it)
 {
-    struct fake_peer other = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w1");
+    struct fake_peer other = worker("w1");
     fake_expect_error(&fake, &other, open_as(&other, 11, 1, 3, 3), CAIRN_ERR_MISMATCH,
                       "workers_min 3 here, 2 on the servers");
     fake_expect_amended(&fake, &admin, amend("toy", 1, 4), 1);
@@ -112,18 +98,34 @@ START_TEST(another_number_of_workers_joins_where_the_bounds_allow_it)
         fake_expect(&fake, &other, CAIRN_MSG_ATTACHED, open_as(&other, 11, 1, 3, 3)));
     fake_peer_close(&other);
 }
-END_TEST
 
-int main(void)
+/* What the coordinator logs while `count` rounds are made; the caller's to free. */
+static char *log_of_rounds(uint32_t count)
 {
-    Suite *suite = suite_create("coordinator_workers");
-    TCase *tcase = tcase_create("coordinator_workers");
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
-    tcase_set_timeout(tcase, 60);
-    tcase_add_test(tcase, an_admin_lets_who_waits_for_a_lost_worker_go_on);
-    tcase_add_test(tcase, what_an_amendment_of_an_admin_cannot_do_is_said);
-    tcase_add_test(tcase, one_more_than_there_may_be_is_told_so);
-    tcase_add_test(tcase, another_number_of_workers_joins_where_the_bounds_allow_it);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
+    FILE *file = tmpfile();
+    const int saved = dup(STDERR_FILENO);
+    dup2(fileno(file), STDERR_FILENO);
+    cairn_log_init("test", CAIRN_LOG_INFO);
+    for (uint32_t i = 0; i < count; i++) train();
+    cairn_log_init("test", CAIRN_LOG_ERROR);
+    dup2(saved, STDERR_FILENO);
+    close(saved);
+    const long size = ftell(file);
+    char *text = calloc((size_t)size + 1, 1);
+    rewind(file);
+    ck_assert_uint_eq(fread(text, 1, (size_t)size, file), (size_t)size);
+    fclose(file);
+    return text;
 }
+
+TEST(a_new_block_of_round_numbers_is_not_laid_on_who_joined_last)
+{
+    fake_expect_amended(&fake, &admin, amend("toy", 1, 2), 1);
+    free(log_of_rounds(1)); // the epoch of who joined
+    char *text = log_of_rounds(CAIRN_ROUND_BLOCK);
+    ck_assert_ptr_nonnull(strstr(text, ", because its round numbers are used up"));
+    ck_assert_ptr_null(strstr(text, ", because worker"));
+    free(text);
+}
+
+SUITE(60, set_up, close_fake);

@@ -63,7 +63,7 @@ static int begin(const char *const *arguments)
     return cairn_daemon_begin(&daemon_under_test, &spec, argc, argv, &exit_code) ? -1 : exit_code;
 }
 
-START_TEST(a_signal_stops_it_cleanly)
+TEST_EACH(a_signal_stops_it_cleanly, 0, 2)
 {
     char ready[256];
     struct cairn_sentence why;
@@ -83,9 +83,8 @@ START_TEST(a_signal_stops_it_cleanly)
     ck_assert_int_eq(stop_count, 1);
     ck_assert_int_ne(access(ready, F_OK), 0);
 }
-END_TEST
 
-START_TEST(a_failed_start_has_the_exit_code_of_its_status)
+TEST(a_failed_start_has_the_exit_code_of_its_status)
 {
     struct cairn_sentence why;
     ck_assert_int_eq(begin((const char *[]) { NULL }), -1);
@@ -94,9 +93,8 @@ START_TEST(a_failed_start_has_the_exit_code_of_its_status)
     ck_assert_int_eq(cairn_daemon_run(&daemon_under_test), 12);
     ck_assert_int_eq(stop_count, 0);
 }
-END_TEST
 
-START_TEST(the_command_line_wins_over_the_file_in_any_order)
+TEST(the_command_line_wins_over_the_file_in_any_order)
 {
     cairn_scratch_file(folder, "good.conf", "[shard]\ncount = 3\n", path, sizeof path);
     ck_assert_int_eq(begin((const char *[]) { "--set", "shard.count=5", "--config", path,
@@ -106,9 +104,8 @@ START_TEST(the_command_line_wins_over_the_file_in_any_order)
     ck_assert_int_eq(begin((const char *[]) { "--config", path, "--check-config", NULL }), 0);
     ck_assert_int_eq(values.count, 3);
 }
-END_TEST
 
-START_TEST(a_bad_command_line_or_file_is_2)
+TEST(a_bad_command_line_or_file_is_2)
 {
     cairn_scratch_file(folder, "bad.conf", "[shard]\ncuont = 3\n", path, sizeof path);
     const char *const rows[][4] = {
@@ -125,15 +122,13 @@ START_TEST(a_bad_command_line_or_file_is_2)
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         ck_assert_msg(begin(rows[i]) == 2, "%s", rows[i][0]);
 }
-END_TEST
 
-START_TEST(help_version_and_sample_are_0)
+TEST(help_version_and_sample_are_0)
 {
     static const char *const rows[] = { "--help", "--version", "--print-config", "--check-config" };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         ck_assert_int_eq(begin((const char *[]) { rows[i], NULL }), 0);
 }
-END_TEST
 
 static int open_supervisor(char *name_out, size_t name_bytes)
 {
@@ -153,7 +148,7 @@ static const char *heard(int fd)
     return text;
 }
 
-START_TEST(a_supervisor_hears_ready_and_the_watchdog)
+TEST(a_supervisor_hears_ready_and_the_watchdog)
 {
     char name[200];
     char pid[24];
@@ -176,9 +171,8 @@ START_TEST(a_supervisor_hears_ready_and_the_watchdog)
     ck_assert_str_eq(last, "STOPPING=1");
     close(fd);
 }
-END_TEST
 
-START_TEST(a_status_is_one_line)
+TEST(a_status_is_one_line)
 {
     char name[200];
     const int fd = open_supervisor(name, sizeof name);
@@ -187,9 +181,8 @@ START_TEST(a_status_is_one_line)
     ck_assert_str_eq(heard(fd), "STATUS=step 41");
     close(fd);
 }
-END_TEST
 
-START_TEST(without_a_supervisor_nothing_is_told)
+TEST(without_a_supervisor_nothing_is_told)
 {
     ck_assert(!cairn_notify_ready("x"));
     ck_assert_uint_eq(cairn_notify_watchdog_ms(), 0);
@@ -201,22 +194,5 @@ START_TEST(without_a_supervisor_nothing_is_told)
     setenv("WATCHDOG_PID", "1", 1); // another process
     ck_assert_uint_eq(cairn_notify_watchdog_ms(), 0);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("daemon");
-    TCase *tcase = tcase_create("daemon");
-    tcase_set_timeout(tcase, 30);
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_add_loop_test(tcase, a_signal_stops_it_cleanly, 0, 2);
-    tcase_add_test(tcase, a_failed_start_has_the_exit_code_of_its_status);
-    tcase_add_test(tcase, the_command_line_wins_over_the_file_in_any_order);
-    tcase_add_test(tcase, a_bad_command_line_or_file_is_2);
-    tcase_add_test(tcase, help_version_and_sample_are_0);
-    tcase_add_test(tcase, a_supervisor_hears_ready_and_the_watchdog);
-    tcase_add_test(tcase, a_status_is_one_line);
-    tcase_add_test(tcase, without_a_supervisor_nothing_is_told);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(30, setup, teardown);

@@ -8,7 +8,8 @@
 #include <sodium.h>
 
 #include "gpu/gpu.h"
-#include "proto/wire/digest_tree.h"
+#include "proto/store/digest_tree.h"
+#include "tests/support/hyper.h"
 #include "tests/support/suite.h"
 
 static void check_hash(const struct cairn_hash *a, const struct cairn_hash *b)
@@ -62,7 +63,7 @@ static size_t range_nodes(uint64_t first, uint64_t end, struct cairn_tree_node *
     return tree.node_count;
 }
 
-START_TEST(leaves_pushed_in_order_give_the_root_of_rfc_6962)
+TEST(leaves_pushed_in_order_give_the_root_of_rfc_6962)
 {
     for (uint64_t n = 0; n <= 130; n++) {
         struct cairn_tree tree;
@@ -76,9 +77,8 @@ START_TEST(leaves_pushed_in_order_give_the_root_of_rfc_6962)
         check_hash(&root, &slow);
     }
 }
-END_TEST
 
-START_TEST(ranges_of_any_cut_in_any_order_combine_to_the_same_root)
+TEST(ranges_of_any_cut_in_any_order_combine_to_the_same_root)
 {
     srand(1);
     for (int trial = 0; trial < 300; trial++) {
@@ -102,18 +102,16 @@ START_TEST(ranges_of_any_cut_in_any_order_combine_to_the_same_root)
         check_hash(&root, &slow);
     }
 }
-END_TEST
 
-START_TEST(a_range_is_few_nodes)
+TEST(a_range_is_few_nodes)
 {
     struct cairn_tree_node nodes[CAIRN_TREE_NODES_MAX];
     ck_assert_uint_eq(range_nodes(1, 4095, nodes), 22); // 1, 2, 4 ... 1024, 1024 ... 2, 1 leaves
     ck_assert_uint_eq(range_nodes(4096, 8192, nodes), 1);
     ck_assert_uint_eq(range_nodes(5, 5, nodes), 0);
 }
-END_TEST
 
-START_TEST(the_longest_range_fits)
+TEST(the_longest_range_fits)
 {
     // All but the first and the last leaf of the largest tree: two nodes a level.
     struct cairn_tree tree;
@@ -130,9 +128,8 @@ START_TEST(the_longest_range_fits)
     ck_assert_uint_eq(tree.next_leaf, ((uint64_t)1 << CAIRN_TREE_LEVEL_MAX) - 1);
     ck_assert_uint_le(tree.node_count, CAIRN_TREE_NODES_MAX);
 }
-END_TEST
 
-START_TEST(gaps_overlaps_and_nodes_of_no_tree_are_refused)
+TEST(gaps_overlaps_and_nodes_of_no_tree_are_refused)
 {
     struct cairn_tree_node whole[2 * CAIRN_TREE_NODES_MAX], nodes[2 * CAIRN_TREE_NODES_MAX];
     struct cairn_hash root;
@@ -156,7 +153,6 @@ START_TEST(gaps_overlaps_and_nodes_of_no_tree_are_refused)
         ck_assert_int_eq(cairn_tree_combine(&foreign[i], 1, 1, &root), CAIRN_ERR_INVALID);
     }
 }
-END_TEST
 
 /* "w" of [3, 5000]: three quanta with a short leaf each. */
 static const struct cairn_shape shape = { .rank = 2, .dim = { 3, 5000 } };
@@ -185,14 +181,13 @@ static struct cairn_hash tree_root_of_w(void)
     return root;
 }
 
-START_TEST(plane_and_content_roots_are_those_that_python_makes)
+TEST(plane_and_content_roots_are_those_that_python_makes)
 {
     fill_w();
     struct cairn_hash tree_root = tree_root_of_w(), plane = plane_root_of_w(&tree_root), root;
     check_hex(&plane, "1aadea203922b49737dad8ed794724bcb5e5bdac80f0d5ee3652efebf3517a74");
     struct cairn_plane_digest planes[] = { { "w", CAIRN_PLANE_PARAM, plane } };
-    struct cairn_group_digest groups[] = { { "all",
-                                             cairn_group_hyper_default(CAIRN_OPTIMIZER_ADAMW) } };
+    struct cairn_group_digest groups[] = { { "all", cairn_hyper_default(CAIRN_OPTIMIZER_ADAMW) } };
     struct cairn_content content = {
         .step = 7, .groups = groups, .group_count = 1, .loss_scale = 1024
     };
@@ -200,9 +195,8 @@ START_TEST(plane_and_content_roots_are_those_that_python_makes)
     ck_assert_int_eq(cairn_content_root(planes, 1, &content, &root), CAIRN_OK);
     check_hex(&root, "6a9779582c4cf1289e507b9b48ca926edc0fc69944d4df6f6df74bf8698d24bc");
 }
-END_TEST
 
-START_TEST(leaves_hashed_by_several_owners_give_the_same_root)
+TEST(leaves_hashed_by_several_owners_give_the_same_root)
 {
     fill_w();
     const struct cairn_geometry geometry = cairn_geometry_of(&shape);
@@ -224,7 +218,6 @@ START_TEST(leaves_hashed_by_several_owners_give_the_same_root)
         check_hash(&root, &whole);
     }
 }
-END_TEST
 
 static struct cairn_hash hash_of_one(const void *element, cairn_dtype dtype)
 {
@@ -236,7 +229,7 @@ static struct cairn_hash hash_of_one(const void *element, cairn_dtype dtype)
     return tree.node[0].hash;
 }
 
-START_TEST(every_nan_hashes_alike_and_nothing_else_does)
+TEST(every_nan_hashes_alike_and_nothing_else_does)
 {
     const uint32_t f32[] = { 0x7fc00000, 0xffc00000, 0x7f800001, 0xffffffff,
                              0x7f800000, 0x80000000, 0 };
@@ -270,7 +263,6 @@ START_TEST(every_nan_hashes_alike_and_nothing_else_does)
         }
     }
 }
-END_TEST
 
 /* The root of a blob: one leaf of up to 4096 bytes after the other. */
 static struct cairn_hash hash_of_bytes(const uint8_t *bytes, uint64_t count, uint64_t cut)
@@ -287,7 +279,7 @@ static struct cairn_hash hash_of_bytes(const uint8_t *bytes, uint64_t count, uin
     return root;
 }
 
-START_TEST(bytes_are_hashed_as_they_are)
+TEST(bytes_are_hashed_as_they_are)
 {
     const uint32_t nans[] = { 0x7fc00000, 0xffc00000, 0x7f800001, 0xffffffff };
     struct cairn_hash hash[4], plain;
@@ -316,9 +308,8 @@ START_TEST(bytes_are_hashed_as_they_are)
         check_hash(&got, &whole);
     }
 }
-END_TEST
 
-START_TEST(a_plane_root_depends_on_each_of_its_parts)
+TEST(a_plane_root_depends_on_each_of_its_parts)
 {
     const struct cairn_hash a = leaf_of(1), b = leaf_of(2);
     const struct cairn_shape flat = { .rank = 1, .dim = { 15000 } };
@@ -335,7 +326,6 @@ START_TEST(a_plane_root_depends_on_each_of_its_parts)
         for (int k = 0; k < i; k++) ck_assert_mem_ne(root[i].byte, root[k].byte, CAIRN_HASH_BYTES);
     }
 }
-END_TEST
 
 static void content_root_of(struct cairn_content content, uint64_t plane, struct cairn_hash *out)
 {
@@ -347,9 +337,9 @@ static void content_root_of(struct cairn_content content, uint64_t plane, struct
     ck_assert_int_eq(planes[1].plane, CAIRN_PLANE_PARAM);
 }
 
-START_TEST(the_content_root_depends_on_each_of_its_parts)
+TEST(the_content_root_depends_on_each_of_its_parts)
 {
-    struct cairn_group_digest x = { "x", cairn_group_hyper_default(CAIRN_OPTIMIZER_ADAM) };
+    struct cairn_group_digest x = { "x", cairn_hyper_default(CAIRN_OPTIMIZER_ADAM) };
     struct cairn_group_digest y = x, renamed = x;
     y.hyper.lr = 2e-3;
     renamed.name = "y";
@@ -374,9 +364,8 @@ START_TEST(the_content_root_depends_on_each_of_its_parts)
         for (int k = 0; k < i; k++) ck_assert_mem_ne(root[i].byte, root[k].byte, CAIRN_HASH_BYTES);
     }
 }
-END_TEST
 
-START_TEST(a_plane_or_a_group_given_twice_is_refused)
+TEST(a_plane_or_a_group_given_twice_is_refused)
 {
     struct cairn_plane_digest planes[] = { { "b", CAIRN_PLANE_PARAM, leaf_of(1) },
                                            { "a", CAIRN_PLANE_PARAM, leaf_of(2) },
@@ -390,25 +379,5 @@ START_TEST(a_plane_or_a_group_given_twice_is_refused)
     content.group_count = 1;
     ck_assert_int_eq(cairn_content_root(planes, 1, &content, &root), CAIRN_OK);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("digest");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_test(tcase, leaves_pushed_in_order_give_the_root_of_rfc_6962);
-    tcase_add_test(tcase, ranges_of_any_cut_in_any_order_combine_to_the_same_root);
-    tcase_add_test(tcase, a_range_is_few_nodes);
-    tcase_add_test(tcase, the_longest_range_fits);
-    tcase_add_test(tcase, gaps_overlaps_and_nodes_of_no_tree_are_refused);
-    tcase_add_test(tcase, plane_and_content_roots_are_those_that_python_makes);
-    tcase_add_test(tcase, leaves_hashed_by_several_owners_give_the_same_root);
-    tcase_add_test(tcase, every_nan_hashes_alike_and_nothing_else_does);
-    tcase_add_test(tcase, bytes_are_hashed_as_they_are);
-    tcase_add_test(tcase, a_plane_root_depends_on_each_of_its_parts);
-    tcase_add_test(tcase, the_content_root_depends_on_each_of_its_parts);
-    tcase_add_test(tcase, a_plane_or_a_group_given_twice_is_refused);
-    Suite *suite = suite_create("digest");
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60);

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "client/env.h"
+#include "client/base/env.h"
 #include "server/base/control_socket.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
@@ -64,7 +64,7 @@ static bool has_socket_of_the_system(void)
 }
 
 /* The user's own, as long as it is there or the system's is not. */
-START_TEST(the_coordinator_of_this_host_is_looked_for)
+TEST(the_coordinator_of_this_host_is_looked_for)
 {
     char folder[CAIRN_SCRATCH_BYTES], own[CAIRN_SCRATCH_BYTES + 32];
     const struct cairn_env_value *found = &report.values[CAIRN_ENV_ENDPOINT];
@@ -87,9 +87,8 @@ START_TEST(the_coordinator_of_this_host_is_looked_for)
     close(made.fd);
     cairn_scratch_remove(folder);
 }
-END_TEST
 
-START_TEST(alone_it_is_rank_0_of_1)
+TEST(alone_it_is_rank_0_of_1)
 {
     ck_assert_int_eq(find(ENV("HOME", "/root"), NULL), CAIRN_OK);
     ck_assert_str_eq(report.launcher, "single");
@@ -100,9 +99,8 @@ START_TEST(alone_it_is_rank_0_of_1)
     ck_assert_str_eq(report.values[CAIRN_ENV_FABRIC].text, "auto");
     ck_assert_str_eq(report.values[CAIRN_ENV_RUN_ID].text, "");
 }
-END_TEST
 
-START_TEST(torchrun_is_understood)
+TEST(torchrun_is_understood)
 {
     ck_assert_int_eq(find(ENV(TORCHRUN), NULL), CAIRN_OK);
     ck_assert_str_eq(report.launcher, "torchrun");
@@ -113,9 +111,8 @@ START_TEST(torchrun_is_understood)
     is_number(CAIRN_ENV_RESTARTS, 3, "TORCHELASTIC_RESTART_COUNT");
     ck_assert_str_eq(report.values[CAIRN_ENV_RUN_ID].text, "none");
 }
-END_TEST
 
-START_TEST(slurm_and_open_mpi_are_understood)
+TEST(slurm_and_open_mpi_are_understood)
 {
     ck_assert_int_eq(find(ENV(SLURM), NULL), CAIRN_OK);
     ck_assert_str_eq(report.launcher, "slurm");
@@ -132,9 +129,8 @@ START_TEST(slurm_and_open_mpi_are_understood)
     is_number(CAIRN_ENV_LOCAL_RANK, 1, "OMPI_COMM_WORLD_LOCAL_RANK");
     is_number(CAIRN_ENV_NODE_RANK, 0, NULL);
 }
-END_TEST
 
-START_TEST(the_nearer_one_wins_and_the_others_fill_what_it_leaves_open)
+TEST(the_nearer_one_wins_and_the_others_fill_what_it_leaves_open)
 {
     ck_assert_int_eq(find(ENV(SLURM, OPENMPI, TORCHRUN), NULL), CAIRN_OK);
     ck_assert_str_eq(report.launcher, "torchrun");
@@ -152,9 +148,8 @@ START_TEST(the_nearer_one_wins_and_the_others_fill_what_it_leaves_open)
     ck_assert_str_eq(report.values[CAIRN_ENV_RUN_ID].text, "blue");
     is_number(CAIRN_ENV_RESTARTS, 3, "TORCHELASTIC_RESTART_COUNT");
 }
-END_TEST
 
-START_TEST(what_is_given_wins_and_what_is_empty_is_not_set)
+TEST(what_is_given_wins_and_what_is_empty_is_not_set)
 {
     ck_assert_int_eq(find(ENV("CAIRN_ENDPOINT", "a:1"), "b:2"), CAIRN_OK);
     ck_assert_str_eq(report.values[CAIRN_ENV_ENDPOINT].text, "b:2");
@@ -165,15 +160,13 @@ START_TEST(what_is_given_wins_and_what_is_empty_is_not_set)
     ck_assert_ptr_null(report.values[CAIRN_ENV_ENDPOINT].source);
     ck_assert_str_eq(report.launcher, "single");
 }
-END_TEST
 
-START_TEST(the_shell_of_a_slurm_allocation_is_no_task_of_it)
+TEST(the_shell_of_a_slurm_allocation_is_no_task_of_it)
 {
     ck_assert_int_eq(find(ENV("SLURM_JOB_ID", "9", "SLURM_NTASKS", "4"), NULL), CAIRN_OK);
     ck_assert_str_eq(report.launcher, "single");
     ck_assert_str_eq(report.values[CAIRN_ENV_RUN_ID].text, "9");
 }
-END_TEST
 
 static const struct {
     const char *environment[5], *says[3];
@@ -202,16 +195,15 @@ static const struct {
 };
 enum { REFUSALS = sizeof refusals / sizeof *refusals };
 
-START_TEST(nonsense_is_refused_with_variable_value_and_what_is_allowed)
+TEST_EACH(nonsense_is_refused_with_variable_value_and_what_is_allowed, 0, REFUSALS)
 {
     ck_assert_int_eq(find(refusals[_i].environment, NULL), CAIRN_ERR_INVALID);
     for (int i = 0; i < 3 && refusals[_i].says[i] != NULL; i++)
         ck_assert_msg(strstr(why.text, refusals[_i].says[i]) != NULL, "\"%s\" lacks \"%s\"",
                       why.text, refusals[_i].says[i]);
 }
-END_TEST
 
-START_TEST(a_value_of_any_length_is_judged_and_not_cut)
+TEST(a_value_of_any_length_is_judged_and_not_cut)
 {
     static char text[4096];
     memset(text, 'x', sizeof text - 1);
@@ -223,11 +215,10 @@ START_TEST(a_value_of_any_length_is_judged_and_not_cut)
     text[128] = 0;
     ck_assert_int_eq(find(ENV("CAIRN_RUN_ID", text), NULL), CAIRN_ERR_INVALID);
 }
-END_TEST
 
 /* ---- as cairn.h shows it ---- */
 
-START_TEST(the_library_reads_it_into_the_callers_struct)
+TEST(the_library_reads_it_into_the_callers_struct)
 {
     struct cairn_env env = { .struct_size = sizeof env };
     setenv("RANK", "1", 1);
@@ -246,18 +237,16 @@ START_TEST(the_library_reads_it_into_the_callers_struct)
     ck_assert_ptr_nonnull(strstr(cairn_error(), "WORLD_SIZE is not"));
     ck_assert_int_eq(memcmp(&env, &before, sizeof env), 0);
 }
-END_TEST
 
-START_TEST(a_wrong_struct_is_refused)
+TEST(a_wrong_struct_is_refused)
 {
     struct cairn_env env = { .struct_size = 8 };
     ck_assert_int_eq(cairn_env_read(NULL), CAIRN_ERR_INVALID);
     ck_assert_int_eq(cairn_env_read(&env), CAIRN_ERR_INVALID);
     ck_assert_ptr_nonnull(strstr(cairn_error(), "struct_size"));
 }
-END_TEST
 
-START_TEST(a_session_takes_its_place_of_the_same_reader)
+TEST(a_session_takes_its_place_of_the_same_reader)
 {
     cairn *session;
     struct cairn_opts opts = { .struct_size = sizeof opts, .connect_timeout_ms = 1 };
@@ -273,25 +262,5 @@ START_TEST(a_session_takes_its_place_of_the_same_reader)
     ck_assert_int_eq(cairn_open(&opts, &session), CAIRN_ERR_INVALID);
     ck_assert_ptr_nonnull(strstr(cairn_error(), "CAIRN_FABRIC"));
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("env");
-    TCase *tcase = tcase_create("env");
-    tcase_add_test(tcase, alone_it_is_rank_0_of_1);
-    tcase_add_test(tcase, the_coordinator_of_this_host_is_looked_for);
-    tcase_add_test(tcase, torchrun_is_understood);
-    tcase_add_test(tcase, slurm_and_open_mpi_are_understood);
-    tcase_add_test(tcase, the_nearer_one_wins_and_the_others_fill_what_it_leaves_open);
-    tcase_add_test(tcase, what_is_given_wins_and_what_is_empty_is_not_set);
-    tcase_add_test(tcase, the_shell_of_a_slurm_allocation_is_no_task_of_it);
-    tcase_add_loop_test(tcase, nonsense_is_refused_with_variable_value_and_what_is_allowed, 0,
-                        REFUSALS);
-    tcase_add_test(tcase, a_value_of_any_length_is_judged_and_not_cut);
-    tcase_add_test(tcase, the_library_reads_it_into_the_callers_struct);
-    tcase_add_test(tcase, a_wrong_struct_is_refused);
-    tcase_add_test(tcase, a_session_takes_its_place_of_the_same_reader);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(4);

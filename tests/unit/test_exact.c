@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/wire/exact.h"
-#include "proto/wire/scalars.h"
+#include "proto/base/exact.h"
+#include "proto/spec/scalars.h"
 #include "tests/support/suite.h"
 
 #define BITS (64 * CAIRN_EXACT_LIMBS)
@@ -72,7 +72,7 @@ static double random_leaf_sum(uint64_t *state)
     return ldexp((double)bits, exponent);
 }
 
-START_TEST(sums_of_random_leaves_equal_the_oracle_after_each)
+TEST_EACH(sums_of_random_leaves_equal_the_oracle_after_each, 0, 10)
 {
     uint64_t state = (uint64_t)_i;
     struct cairn_exact sum = { 0 };
@@ -84,9 +84,8 @@ START_TEST(sums_of_random_leaves_equal_the_oracle_after_each)
         check_same(&sum, &slow);
     }
 }
-END_TEST
 
-START_TEST(no_order_and_no_split_changes_a_bit)
+TEST(no_order_and_no_split_changes_a_bit)
 {
     uint64_t state = 7;
     double x[500];
@@ -102,9 +101,8 @@ START_TEST(no_order_and_no_split_changes_a_bit)
     for (int i = 0; i < 3; i++) ck_assert_int_eq(cairn_exact_add(&together, &parts[i]), CAIRN_OK);
     ck_assert_mem_eq(&forward, &together, sizeof forward);
 }
-END_TEST
 
-START_TEST(a_sum_rounds_to_nearest_and_ties_to_even)
+TEST(a_sum_rounds_to_nearest_and_ties_to_even)
 {
     const struct {
         double terms[3], rounded;
@@ -127,9 +125,8 @@ START_TEST(a_sum_rounds_to_nearest_and_ties_to_even)
                           cairn_f64_bits(cases[i].rounded));
     }
 }
-END_TEST
 
-START_TEST(a_number_that_is_no_sum_of_squares_is_refused_and_changes_nothing)
+TEST(a_number_that_is_no_sum_of_squares_is_refused_and_changes_nothing)
 {
     const double refused[] = { -1,      INFINITY, -INFINITY, NAN,      0x1p-299, 0x1.8p-298,
                                0x1p342, 0x1p1023, 0x1p-1074, 0x1p-362, 0x1p-400 };
@@ -139,9 +136,8 @@ START_TEST(a_number_that_is_no_sum_of_squares_is_refused_and_changes_nothing)
         ck_assert_mem_eq(&sum, &before, sizeof sum);
     }
 }
-END_TEST
 
-START_TEST(an_overflow_is_reported_and_changes_nothing)
+TEST(an_overflow_is_reported_and_changes_nothing)
 {
     struct cairn_exact full, one = { .limb = { 1 } }, zero = { 0 };
     memset(&full, 0xff, sizeof full);
@@ -154,9 +150,8 @@ START_TEST(an_overflow_is_reported_and_changes_nothing)
     ck_assert_mem_eq(&full, &before, sizeof full);
     ck_assert(cairn_exact_to_double(&full) == 0x1p342);
 }
-END_TEST
 
-START_TEST(a_carry_runs_through_every_limb)
+TEST(a_carry_runs_through_every_limb)
 {
     struct cairn_exact sum, one = { .limb = { 1 } }, top = { .limb = { [9] = 1 } };
     memset(&sum, 0xff, sizeof sum);
@@ -167,9 +162,8 @@ START_TEST(a_carry_runs_through_every_limb)
     ck_assert_mem_eq(&sum, &top, sizeof sum);
     ck_assert_mem_eq(&by_double, &top, sizeof sum);
 }
-END_TEST
 
-START_TEST(eighty_bytes_carry_a_sum_little_end_first)
+TEST(eighty_bytes_carry_a_sum_little_end_first)
 {
     struct cairn_exact sum = { .limb = { 0x0102030405060708, 9, [9] = 0xff00000000000000 } }, back;
     uint8_t bytes[CAIRN_EXACT_BYTES];
@@ -181,20 +175,5 @@ START_TEST(eighty_bytes_carry_a_sum_little_end_first)
     cairn_exact_decode(bytes, &back);
     ck_assert_mem_eq(&sum, &back, sizeof sum);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("exact");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_loop_test(tcase, sums_of_random_leaves_equal_the_oracle_after_each, 0, 10);
-    tcase_add_test(tcase, no_order_and_no_split_changes_a_bit);
-    tcase_add_test(tcase, a_sum_rounds_to_nearest_and_ties_to_even);
-    tcase_add_test(tcase, a_number_that_is_no_sum_of_squares_is_refused_and_changes_nothing);
-    tcase_add_test(tcase, an_overflow_is_reported_and_changes_nothing);
-    tcase_add_test(tcase, a_carry_runs_through_every_limb);
-    tcase_add_test(tcase, eighty_bytes_carry_a_sum_little_end_first);
-    Suite *suite = suite_create("exact");
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60);

@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/fabric/mem.h"
 #include "proto/loop/fabric_poll.h"
 #include "tests/support/fabric_node.h"
+#include "tests/support/mem.h"
 #include "tests/support/suite.h"
 
 enum { MEM, UCX, MAPPED, AUTO, KINDS };
@@ -16,7 +16,7 @@ static const char *const kinds[KINDS] = { "mem", "ucx", "mapped", "auto" };
 /* Two nodes that know each other. */
 static struct node a, b;
 static struct cairn_fabric_peer *to_a, *to_b;
-static struct cairn_fabric_mem_hub *hub;
+static struct cairn_fabric_hub *hub;
 static uint8_t bytes[2 << 20];
 
 static void open_pair(int kind, struct cairn_fabric_options options)
@@ -53,7 +53,7 @@ static void assert_quiet(const struct node *node)
 
 /* -- promises of all fabrics -------------------------------------------------------------------- */
 
-START_TEST(payloads_of_every_size_arrive_whole_in_both_directions)
+TEST_EACH(payloads_of_every_size_arrive_whole_in_both_directions, 0, KINDS)
 {
     static const size_t sizes[] = { 8, 64, 1000, 8192, 32767, 32768, 65536, 300001, 1 << 20 };
     enum { COUNT = sizeof sizes / sizeof sizes[0] };
@@ -79,9 +79,8 @@ START_TEST(payloads_of_every_size_arrive_whole_in_both_directions)
     assert_quiet(&b);
     close_pair();
 }
-END_TEST
 
-START_TEST(a_message_without_payload_is_only_its_header)
+TEST_EACH(a_message_without_payload_is_only_its_header, 0, KINDS)
 {
     open_pair(_i, (struct cairn_fabric_options) { 0 });
     node_send(&a, to_b, 42, NULL, 0);
@@ -91,9 +90,8 @@ START_TEST(a_message_without_payload_is_only_its_header)
     assert_quiet(&b);
     close_pair();
 }
-END_TEST
 
-START_TEST(sixty_four_held_messages_can_be_received_in_reverse_order)
+TEST_EACH(sixty_four_held_messages_can_be_received_in_reverse_order, 0, KINDS)
 {
     enum { HELD = 64, BYTES = 100000 }; // rendezvous
     open_pair(_i, (struct cairn_fabric_options) { 0 });
@@ -113,9 +111,8 @@ START_TEST(sixty_four_held_messages_can_be_received_in_reverse_order)
     free(payloads);
     close_pair();
 }
-END_TEST
 
-START_TEST(small_payloads_can_be_held_too)
+TEST_EACH(small_payloads_can_be_held_too, 0, KINDS)
 {
     enum { HELD = 64, BYTES = 3000 };
     open_pair(_i, (struct cairn_fabric_options) { 0 });
@@ -131,7 +128,6 @@ START_TEST(small_payloads_can_be_held_too)
         ck_assert(is_filled(b.arrivals[i].buffer, BYTES, b.arrivals[i].note.id));
     close_pair();
 }
-END_TEST
 
 static void on_never(void *arg, cairn_status status)
 {
@@ -139,7 +135,7 @@ static void on_never(void *arg, cairn_status status)
     ck_abort_msg("a refused operation was completed");
 }
 
-START_TEST(a_buffer_that_is_too_small_is_refused_and_the_message_stays_held)
+TEST_EACH(a_buffer_that_is_too_small_is_refused_and_the_message_stays_held, 0, KINDS)
 {
     static const size_t sizes[] = { 100, 200000 }; // eager, rendezvous
     open_pair(_i, (struct cairn_fabric_options) { 0 });
@@ -158,9 +154,8 @@ START_TEST(a_buffer_that_is_too_small_is_refused_and_the_message_stays_held)
     }
     close_pair();
 }
-END_TEST
 
-START_TEST(dropping_frees_the_sender_at_once_or_later)
+TEST_EACH(dropping_frees_the_sender_at_once_or_later, 0, KINDS)
 {
     open_pair(_i, (struct cairn_fabric_options) { 0 });
     b.manner = NODE_DROPS;
@@ -182,9 +177,8 @@ START_TEST(dropping_frees_the_sender_at_once_or_later)
     assert_quiet(&b);
     close_pair();
 }
-END_TEST
 
-START_TEST(a_send_over_a_limit_is_refused_before_it_leaves)
+TEST_EACH(a_send_over_a_limit_is_refused_before_it_leaves, 0, KINDS)
 {
     uint8_t header[CAIRN_FABRIC_HEADER_MAX + 1] = { 0 };
     open_pair(_i, (struct cairn_fabric_options) { .sends_max = 2 });
@@ -204,9 +198,8 @@ START_TEST(a_send_over_a_limit_is_refused_before_it_leaves)
     pump(&a, &b, &a.sent, 3);
     close_pair();
 }
-END_TEST
 
-START_TEST(what_is_too_large_or_too_much_for_the_receiver_is_refused_and_counted)
+TEST_EACH(what_is_too_large_or_too_much_for_the_receiver_is_refused_and_counted, 0, KINDS)
 {
     open_pair(_i, (struct cairn_fabric_options) { .held_max = 3 });
     for (unsigned i = 0; i < 5; i++) node_send(&a, to_b, i, bytes, 100000);
@@ -228,9 +221,8 @@ START_TEST(what_is_too_large_or_too_much_for_the_receiver_is_refused_and_counted
     node_close(&strict);
     close_pair();
 }
-END_TEST
 
-START_TEST(a_garbled_address_is_refused_wherever_the_damage_is)
+TEST_EACH(a_garbled_address_is_refused_wherever_the_damage_is, 0, KINDS)
 {
     open_pair(_i, (struct cairn_fabric_options) { 0 });
     uint8_t address[CAIRN_FABRIC_ADDRESS_MAX];
@@ -250,9 +242,8 @@ START_TEST(a_garbled_address_is_refused_wherever_the_damage_is)
                      CAIRN_ERR_MALFORMED);
     close_pair();
 }
-END_TEST
 
-START_TEST(closing_a_peer_is_quiet_here_and_both_can_meet_again)
+TEST_EACH(closing_a_peer_is_quiet_here_and_both_can_meet_again, 0, KINDS)
 {
     open_pair(_i, (struct cairn_fabric_options) { 0 });
     node_send(&a, to_b, 1, bytes, 8);
@@ -269,7 +260,6 @@ START_TEST(closing_a_peer_is_quiet_here_and_both_can_meet_again)
     pump(&a, &b, &b.arrived, 2);
     close_pair();
 }
-END_TEST
 
 static void on_gone(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
 {
@@ -277,7 +267,7 @@ static void on_gone(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
     ((struct node *)arg)->downs++;
 }
 
-START_TEST(a_peer_whose_process_is_gone_goes_down_once_and_sends_to_it_say_closed)
+TEST_EACH(a_peer_whose_process_is_gone_goes_down_once_and_sends_to_it_say_closed, 0, KINDS)
 {
     const struct note note = { 0 };
     open_pair(_i, (struct cairn_fabric_options) { 0 });
@@ -295,9 +285,8 @@ START_TEST(a_peer_whose_process_is_gone_goes_down_once_and_sends_to_it_say_close
     pump_for_ms(&a, NULL, 5);
     close_pair();
 }
-END_TEST
 
-START_TEST(an_address_where_nobody_lives_any_more_is_unreachable_now_or_goes_down)
+TEST_EACH(an_address_where_nobody_lives_any_more_is_unreachable_now_or_goes_down, 0, KINDS)
 {
     open_pair(_i, (struct cairn_fabric_options) { 0 });
     struct node gone;
@@ -316,9 +305,8 @@ START_TEST(an_address_where_nobody_lives_any_more_is_unreachable_now_or_goes_dow
     pump_for_ms(&a, &b, 5);
     close_pair();
 }
-END_TEST
 
-START_TEST(close_in_the_middle_of_everything_returns_every_buffer)
+TEST_EACH(close_in_the_middle_of_everything_returns_every_buffer, 0, KINDS)
 {
     enum { EACH = 16, BYTES = 200000 };
     open_pair(_i, (struct cairn_fabric_options) { 0 });
@@ -336,7 +324,6 @@ START_TEST(close_in_the_middle_of_everything_returns_every_buffer)
     pump(&a, NULL, &a.downs, 1);
     close_pair();
 }
-END_TEST
 
 /* On each arrival: answer, drop, and give the sender up, all inside the callback. */
 struct hasty {
@@ -356,7 +343,7 @@ static void on_hasty_message(void *arg, const void *header, size_t header_bytes,
     if (++hasty->arrived == 2) cairn_fabric_peer_close(hasty->peer);
 }
 
-START_TEST(callbacks_may_send_drop_and_close_peers)
+TEST_EACH(callbacks_may_send_drop_and_close_peers, 0, KINDS)
 {
     open_pair(_i, (struct cairn_fabric_options) { 0 });
     struct hasty hasty = { 0 };
@@ -379,7 +366,6 @@ START_TEST(callbacks_may_send_drop_and_close_peers)
     cairn_fabric_close(hasty.fabric);
     close_pair();
 }
-END_TEST
 
 static void on_stop(void *arg, cairn_status status)
 {
@@ -387,7 +373,7 @@ static void on_stop(void *arg, cairn_status status)
     uv_stop(arg);
 }
 
-START_TEST(a_libuv_loop_drives_it_and_ends_empty)
+TEST_EACH(a_libuv_loop_drives_it_and_ends_empty, 0, KINDS)
 {
     uv_loop_t loop;
     struct cairn_fabric_poll poll_a, poll_b;
@@ -409,7 +395,8 @@ START_TEST(a_libuv_loop_drives_it_and_ends_empty)
     uv_run(&loop, UV_RUN_DEFAULT);
     ck_assert_int_eq(uv_loop_close(&loop), 0);
 }
-END_TEST
+
+SUITE(30);
 
 /* -- only mem ----------------------------------------------------------------------------------- */
 
@@ -447,7 +434,7 @@ static void storm_trace(uint64_t seed, char *trace, size_t trace_bytes)
     cairn_fabric_mem_hub_close(hub);
 }
 
-START_TEST(one_seed_is_one_order_of_events)
+TEST(one_seed_is_one_order_of_events)
 {
     static char first[8192], second[8192], other[8192];
     storm_trace(11, first, sizeof first);
@@ -456,9 +443,8 @@ START_TEST(one_seed_is_one_order_of_events)
     ck_assert_str_eq(first, second);
     ck_assert_str_ne(first, other);
 }
-END_TEST
 
-START_TEST(messages_overtake_and_repeat_but_none_is_lost_without_a_cut)
+TEST(messages_overtake_and_repeat_but_none_is_lost_without_a_cut)
 {
     enum { COUNT = 300 };
     unsigned seen[COUNT] = { 0 }, overtaken = 0, repeated = 0;
@@ -483,9 +469,8 @@ START_TEST(messages_overtake_and_repeat_but_none_is_lost_without_a_cut)
     ck_assert_uint_eq(a.sent, COUNT);
     close_pair();
 }
-END_TEST
 
-START_TEST(a_cut_tells_both_ends_and_fails_what_was_held_or_under_way)
+TEST(a_cut_tells_both_ends_and_fails_what_was_held_or_under_way)
 {
     open_pair(MEM, (struct cairn_fabric_options) { 0 });
     node_send(&a, to_b, 1, bytes, 100000);
@@ -502,9 +487,8 @@ START_TEST(a_cut_tells_both_ends_and_fails_what_was_held_or_under_way)
     ck_assert_uint_eq(b.receive_errors, 1);
     close_pair();
 }
-END_TEST
 
-START_TEST(a_sender_that_touches_a_buffer_on_loan_is_found_out)
+TEST(a_sender_that_touches_a_buffer_on_loan_is_found_out)
 {
     open_pair(MEM, (struct cairn_fabric_options) { 0 });
     fill(bytes, 100000, 1);
@@ -517,7 +501,6 @@ START_TEST(a_sender_that_touches_a_buffer_on_loan_is_found_out)
     ck_assert(!is_filled(b.arrivals[0].buffer, 100000, 1));
     close_pair();
 }
-END_TEST
 
 static void *drive_b(void *unused)
 {
@@ -527,7 +510,7 @@ static void *drive_b(void *unused)
     return NULL;
 }
 
-START_TEST(nodes_may_live_on_threads_of_their_own)
+TEST(nodes_may_live_on_threads_of_their_own)
 {
     pthread_t thread;
     open_pair(MEM, (struct cairn_fabric_options) { 0 });
@@ -547,53 +530,15 @@ START_TEST(nodes_may_live_on_threads_of_their_own)
         ck_assert(is_filled(b.arrivals[i].buffer, b.arrivals[i].payload_bytes, 1));
     close_pair();
 }
-END_TEST
 
-START_TEST(an_unknown_kind_is_refused_with_the_known_ones)
+TEST(an_unknown_kind_is_refused_with_the_known_ones)
 {
     struct cairn_fabric *fabric;
     struct cairn_sentence why = { "" };
     ck_assert_int_eq(
         cairn_fabric_open("pigeon", &(struct cairn_fabric_options) { 0 }, &fabric, &why),
         CAIRN_ERR_INVALID);
-    ck_assert_str_eq(why.text, "no fabric 'pigeon': use auto, mapped, ucx or mem");
+    ck_assert_str_eq(why.text, "no fabric 'pigeon': use auto, mapped or ucx");
 }
-END_TEST
 
-int main(void)
-{
-    TCase *all = tcase_create("every fabric");
-    tcase_set_timeout(all, 30);
-    tcase_add_loop_test(all, payloads_of_every_size_arrive_whole_in_both_directions, 0, KINDS);
-    tcase_add_loop_test(all, a_message_without_payload_is_only_its_header, 0, KINDS);
-    tcase_add_loop_test(all, sixty_four_held_messages_can_be_received_in_reverse_order, 0, KINDS);
-    tcase_add_loop_test(all, small_payloads_can_be_held_too, 0, KINDS);
-    tcase_add_loop_test(all, a_buffer_that_is_too_small_is_refused_and_the_message_stays_held, 0,
-                        KINDS);
-    tcase_add_loop_test(all, dropping_frees_the_sender_at_once_or_later, 0, KINDS);
-    tcase_add_loop_test(all, a_send_over_a_limit_is_refused_before_it_leaves, 0, KINDS);
-    tcase_add_loop_test(all, what_is_too_large_or_too_much_for_the_receiver_is_refused_and_counted,
-                        0, KINDS);
-    tcase_add_loop_test(all, a_garbled_address_is_refused_wherever_the_damage_is, 0, KINDS);
-    tcase_add_loop_test(all, closing_a_peer_is_quiet_here_and_both_can_meet_again, 0, KINDS);
-    tcase_add_loop_test(all, a_peer_whose_process_is_gone_goes_down_once_and_sends_to_it_say_closed,
-                        0, KINDS);
-    tcase_add_loop_test(all, an_address_where_nobody_lives_any_more_is_unreachable_now_or_goes_down,
-                        0, KINDS);
-    tcase_add_loop_test(all, close_in_the_middle_of_everything_returns_every_buffer, 0, KINDS);
-    tcase_add_loop_test(all, callbacks_may_send_drop_and_close_peers, 0, KINDS);
-    tcase_add_loop_test(all, a_libuv_loop_drives_it_and_ends_empty, 0, KINDS);
-
-    TCase *mem = tcase_create("mem");
-    tcase_add_test(mem, one_seed_is_one_order_of_events);
-    tcase_add_test(mem, messages_overtake_and_repeat_but_none_is_lost_without_a_cut);
-    tcase_add_test(mem, a_cut_tells_both_ends_and_fails_what_was_held_or_under_way);
-    tcase_add_test(mem, a_sender_that_touches_a_buffer_on_loan_is_found_out);
-    tcase_add_test(mem, nodes_may_live_on_threads_of_their_own);
-    tcase_add_test(mem, an_unknown_kind_is_refused_with_the_known_ones);
-
-    Suite *suite = suite_create("fabric");
-    suite_add_tcase(suite, all);
-    suite_add_tcase(suite, mem);
-    return suite_run(suite);
-}
+SUITE(4);

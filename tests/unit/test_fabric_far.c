@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/fabric/mem.h"
-#include "proto/wire/checksum.h"
+#include "proto/base/checksum.h"
 #include "proto/wire/chunk.h"
 #include "tests/support/fabric_node.h"
+#include "tests/support/mem.h"
 #include "tests/support/suite.h"
 
 enum { MEM, UCX, MAPPED, AUTO, KINDS };
@@ -17,7 +17,7 @@ enum { BYTES_MAX = 4 << 20, MARGIN = 192, CANARY = 0xa5 };
 
 static struct node a, b;
 static struct cairn_fabric_peer *to_b;
-static struct cairn_fabric_mem_hub *hub;
+static struct cairn_fabric_hub *hub;
 static uint8_t bytes[BYTES_MAX], landing[BYTES_MAX + 2 * MARGIN];
 
 static void open_pair(int kind)
@@ -78,7 +78,7 @@ static bool is_canary(const uint8_t *at, size_t count)
     return true;
 }
 
-START_TEST(what_is_received_far_lies_there_and_its_checksum_is_said)
+TEST_EACH(what_is_received_far_lies_there_and_its_checksum_is_said, 0, KINDS)
 {
     static const size_t sizes[] = { 1,      5000,   40000,         262143,   262144,
                                     300001, 700007, (1 << 20) + 3, BYTES_MAX };
@@ -102,9 +102,8 @@ START_TEST(what_is_received_far_lies_there_and_its_checksum_is_said)
     }
     close_pair();
 }
-END_TEST
 
-START_TEST(many_at_a_time_do_not_mix)
+TEST_EACH(many_at_a_time_do_not_mix, 0, KINDS)
 {
     enum { MANY = 12, SIZE = 300000 };
     struct receive receives[MANY];
@@ -121,9 +120,8 @@ START_TEST(many_at_a_time_do_not_mix)
     }
     close_pair();
 }
-END_TEST
 
-START_TEST(receives_that_are_cut_off_end_once_and_leave_nothing)
+TEST_EACH(receives_that_are_cut_off_end_once_and_leave_nothing, 0, KINDS)
 {
     enum { MANY = 8, SIZE = 500000 };
     struct receive receives[MANY];
@@ -137,11 +135,10 @@ START_TEST(receives_that_are_cut_off_end_once_and_leave_nothing)
     for (unsigned i = 0; i < MANY; i++) ck_assert_uint_eq(receives[i].ends, 1);
     if (hub != NULL) cairn_fabric_mem_hub_close(hub);
 }
-END_TEST
 
 /* A sender that sleeps answers nothing, so the receives are under way for sure. Some of them share a
  * connection that this end made, too, others one that it knows only by what came over it. */
-START_TEST(a_close_ends_receives_whose_sender_sleeps)
+TEST_EACH(a_close_ends_receives_whose_sender_sleeps, 0, 2 * KINDS)
 {
     enum { MANY = 6, SIZE = 500000 };
     struct receive receives[MANY];
@@ -160,9 +157,8 @@ START_TEST(a_close_ends_receives_whose_sender_sleeps)
     node_close(&a);
     if (hub != NULL) cairn_fabric_mem_hub_close(hub);
 }
-END_TEST
 
-START_TEST(a_checksum_of_pieces_is_that_of_the_whole)
+TEST(a_checksum_of_pieces_is_that_of_the_whole)
 {
     struct cairn_checksum *sum = cairn_checksum_new();
     ck_assert_ptr_nonnull(sum);
@@ -175,18 +171,5 @@ START_TEST(a_checksum_of_pieces_is_that_of_the_whole)
     }
     cairn_checksum_free(sum);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("fabric_far");
-    TCase *tests = tcase_create("far");
-    tcase_set_timeout(tests, 40);
-    tcase_add_loop_test(tests, what_is_received_far_lies_there_and_its_checksum_is_said, 0, KINDS);
-    tcase_add_loop_test(tests, many_at_a_time_do_not_mix, 0, KINDS);
-    tcase_add_loop_test(tests, receives_that_are_cut_off_end_once_and_leave_nothing, 0, KINDS);
-    tcase_add_loop_test(tests, a_close_ends_receives_whose_sender_sleeps, 0, 2 * KINDS);
-    tcase_add_test(tests, a_checksum_of_pieces_is_that_of_the_whole);
-    suite_add_tcase(suite, tests);
-    return suite_run(suite);
-}
+SUITE(40);

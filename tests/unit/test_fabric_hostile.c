@@ -211,7 +211,7 @@ static void assert_refused(int fd, uint64_t before, const char *what)
     close(fd);
 }
 
-START_TEST(a_lie_ends_its_connection_and_leaves_nothing)
+TEST(a_lie_ends_its_connection_and_leaves_nothing)
 {
     node_open(&here, "mapped", NULL);
     pump_for_ms(&here, NULL, 2);
@@ -227,9 +227,8 @@ START_TEST(a_lie_ends_its_connection_and_leaves_nothing)
     ck_assert_uint_eq(here.arrived, 0);
     node_close(&here);
 }
-END_TEST
 
-START_TEST(a_frame_longer_than_any_is_a_lie)
+TEST(a_frame_longer_than_any_is_a_lie)
 {
     static uint8_t endless[FRAME_BYTES_MAX + 1];
     const struct frame_message message = { .head = frame_head(FRAME_MESSAGE),
@@ -243,7 +242,6 @@ START_TEST(a_frame_longer_than_any_is_a_lie)
     assert_refused(fd, 0, "longer");
     node_close(&here);
 }
-END_TEST
 
 /* -- descriptors -------------------------------------------------------------------------------- */
 
@@ -295,7 +293,7 @@ static void offer(int fd, enum offer what)
     say(fd, &frame, sizeof frame, fds, count);
 }
 
-START_TEST(memory_that_is_none_or_too_much_is_refused_and_all_of_it_is_closed)
+TEST_EACH(memory_that_is_none_or_too_much_is_refused_and_all_of_it_is_closed, 0, OFFERS)
 {
     const struct cairn_fabric_options options = { .mapped_max = 4 * BYTES };
     node_open(&here, "mapped", &options);
@@ -313,10 +311,9 @@ START_TEST(memory_that_is_none_or_too_much_is_refused_and_all_of_it_is_closed)
     ck_assert_uint_gt(own, descriptors);
     node_close(&here);
 }
-END_TEST
 
 /* Of sparse memory, as a staging area is: what was written is read, what was not is refused. */
-START_TEST(only_pages_that_are_there_are_read)
+TEST(only_pages_that_are_there_are_read)
 {
     const struct frame_region region = region_frame(5, BYTES);
     struct {
@@ -350,9 +347,8 @@ START_TEST(only_pages_that_are_there_are_read)
     close(memory);
     node_close(&here);
 }
-END_TEST
 
-START_TEST(a_descriptor_with_anything_but_a_region_is_refused)
+TEST(a_descriptor_with_anything_but_a_region_is_refused)
 {
     struct frame_message message = { .head = frame_head(FRAME_MESSAGE),
                                      .header_bytes = 1,
@@ -374,11 +370,10 @@ START_TEST(a_descriptor_with_anything_but_a_region_is_refused)
     close(memory);
     node_close(&here);
 }
-END_TEST
 
 /* -- strangers ---------------------------------------------------------------------------------- */
 
-START_TEST(who_does_not_know_the_address_is_not_let_in)
+TEST(who_does_not_know_the_address_is_not_let_in)
 {
     struct frame_greeting hello = { .head = frame_head(FRAME_HELLO) };
     uint8_t key[FRAME_KEY_BYTES] = { 9 };
@@ -395,9 +390,8 @@ START_TEST(who_does_not_know_the_address_is_not_let_in)
     assert_refused(fd, 1, "no hello");
     node_close(&here);
 }
-END_TEST
 
-START_TEST(silent_strangers_are_few_and_do_not_stay)
+TEST(silent_strangers_are_few_and_do_not_stay)
 {
     enum { CROWD = MAPPED_STRANGERS_MAX + 20 };
     static struct node there;
@@ -423,7 +417,6 @@ START_TEST(silent_strangers_are_few_and_do_not_stay)
     node_close(&there);
     node_close(&here);
 }
-END_TEST
 
 /* -- who accepts may lie, too ------------------------------------------------------------------- */
 
@@ -443,7 +436,7 @@ static int listen_as(struct mapped_address *address_out, struct cairn_fabric *fa
     return fd;
 }
 
-START_TEST(who_took_the_name_of_a_node_gets_no_message_and_who_releases_what_he_never_had_is_lost)
+TEST(who_took_the_name_of_a_node_gets_no_message_and_who_releases_what_he_never_had_is_lost)
 {
     static struct cairn_fabric face;
     struct mapped_address address;
@@ -481,24 +474,5 @@ START_TEST(who_took_the_name_of_a_node_gets_no_message_and_who_releases_what_he_
     close(listener);
     node_close(&here);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("hostile");
-    tcase_set_timeout(tcase, 30);
-    tcase_add_test(tcase, a_lie_ends_its_connection_and_leaves_nothing);
-    tcase_add_test(tcase, a_frame_longer_than_any_is_a_lie);
-    tcase_add_loop_test(tcase, memory_that_is_none_or_too_much_is_refused_and_all_of_it_is_closed,
-                        0, OFFERS);
-    tcase_add_test(tcase, only_pages_that_are_there_are_read);
-    tcase_add_test(tcase, a_descriptor_with_anything_but_a_region_is_refused);
-    tcase_add_test(tcase, who_does_not_know_the_address_is_not_let_in);
-    tcase_add_test(tcase, silent_strangers_are_few_and_do_not_stay);
-    tcase_add_test(
-        tcase,
-        who_took_the_name_of_a_node_gets_no_message_and_who_releases_what_he_never_had_is_lost);
-    Suite *suite = suite_create("fabric hostile");
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(30);

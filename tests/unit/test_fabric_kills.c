@@ -225,7 +225,7 @@ static unsigned kills_wanted(void)
     return getenv("CAIRN_TEST_LONG") != NULL ? KILLS_LONG : KILLS;
 }
 
-START_TEST(no_peers_death_ends_a_process_or_loses_a_receive)
+TEST(no_peers_death_ends_a_process_or_loses_a_receive)
 {
     static struct process survivor;
     const unsigned kills = kills_wanted();
@@ -242,16 +242,11 @@ START_TEST(no_peers_death_ends_a_process_or_loses_a_receive)
     ck_assert_uint_eq(atomic_load(&news->started),
                       atomic_load(&news->received) + atomic_load(&news->cut));
 }
-END_TEST
+
+SUITE(1200);
 
 int main(void)
 {
     news = mmap(NULL, sizeof *news, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (news == MAP_FAILED) return 1;
-    Suite *suite = suite_create("fabric_kills");
-    TCase *tcase = tcase_create("kills");
-    tcase_set_timeout(tcase, 1200);
-    tcase_add_test(tcase, no_peers_death_ends_a_process_or_loses_a_receive);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
+    return news == MAP_FAILED ? 1 : suite_main();
 }

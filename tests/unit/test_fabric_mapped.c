@@ -153,21 +153,19 @@ static void speaks_with_itself(const char *kind)
     unshare_memory(&memory);
 }
 
-START_TEST(a_node_reads_its_own_memory_where_it_lies)
+TEST(a_node_reads_its_own_memory_where_it_lies)
 {
     speaks_with_itself("mapped");
     node_close(&a);
 }
-END_TEST
 
-START_TEST(the_auto_fabric_reaches_its_own_node_by_memory)
+TEST(the_auto_fabric_reaches_its_own_node_by_memory)
 {
     speaks_with_itself("auto");
     node_close(&a);
 }
-END_TEST
 
-START_TEST(a_node_that_gives_itself_up_has_its_loans_back_and_its_copies_still)
+TEST(a_node_that_gives_itself_up_has_its_loans_back_and_its_copies_still)
 {
     node_open(&a, "mapped", NULL);
     struct cairn_fabric_peer *to_a = node_connect_to(&a, &a);
@@ -187,11 +185,10 @@ START_TEST(a_node_that_gives_itself_up_has_its_loans_back_and_its_copies_still)
     node_close(&a);
     unshare_closed(&memory);
 }
-END_TEST
 
 /* -- payloads ----------------------------------------------------------------------------------- */
 
-START_TEST(a_payload_of_a_region_is_read_where_it_lies_and_is_on_loan_until_it_is_dropped)
+TEST(a_payload_of_a_region_is_read_where_it_lies_and_is_on_loan_until_it_is_dropped)
 {
     open_three();
     struct memory memory = share(&a, "grad");
@@ -208,9 +205,8 @@ START_TEST(a_payload_of_a_region_is_read_where_it_lies_and_is_on_loan_until_it_i
     unshare_memory(&memory);
     close_three();
 }
-END_TEST
 
-START_TEST(any_other_payload_is_the_callers_again_at_once_and_the_copy_is_safe_from_it)
+TEST(any_other_payload_is_the_callers_again_at_once_and_the_copy_is_safe_from_it)
 {
     open_three();
     fill(bytes, BYTES, 1);
@@ -224,9 +220,8 @@ START_TEST(any_other_payload_is_the_callers_again_at_once_and_the_copy_is_safe_f
     ck_assert(is_filled(b.arrivals[0].buffer, BYTES, 1));
     close_three();
 }
-END_TEST
 
-START_TEST(what_is_in_flight_stays_readable_when_its_region_is_dropped)
+TEST(what_is_in_flight_stays_readable_when_its_region_is_dropped)
 {
     open_three();
     struct memory memory = share(&a, "grad");
@@ -241,11 +236,10 @@ START_TEST(what_is_in_flight_stays_readable_when_its_region_is_dropped)
     ck_assert_uint_eq(a.send_errors + b.receive_errors, 0);
     close_three();
 }
-END_TEST
 
 /* -- regions as mappings ------------------------------------------------------------------------ */
 
-START_TEST(a_shown_region_is_a_mapping_with_its_note_until_it_is_dropped)
+TEST(a_shown_region_is_a_mapping_with_its_note_until_it_is_dropped)
 {
     size_t mapped_bytes, note_bytes;
     open_three();
@@ -273,9 +267,8 @@ START_TEST(a_shown_region_is_a_mapping_with_its_note_until_it_is_dropped)
     ck_assert_uint_eq(mapped[7], 99); // held: also after the fabric
     cairn_fabric_mapping_release(mapping);
 }
-END_TEST
 
-START_TEST(a_slot_that_is_used_again_means_the_new_region)
+TEST(a_slot_that_is_used_again_means_the_new_region)
 {
     open_three();
     for (unsigned i = 0; i < 50; i++) {
@@ -293,11 +286,10 @@ START_TEST(a_slot_that_is_used_again_means_the_new_region)
     ck_assert_uint_eq(shown, 50);
     ck_assert_uint_eq(gone, 50);
 }
-END_TEST
 
 /* -- neighbours --------------------------------------------------------------------------------- */
 
-START_TEST(a_peer_that_never_releases_stops_itself_and_nobody_else)
+TEST(a_peer_that_never_releases_stops_itself_and_nobody_else)
 {
     enum { MANY = 100 };
     struct cairn_fabric_stats stats;
@@ -326,9 +318,8 @@ START_TEST(a_peer_that_never_releases_stops_itself_and_nobody_else)
     ck_assert_uint_eq(a.send_errors, 0);
     close_three();
 }
-END_TEST
 
-START_TEST(copies_for_a_peer_that_is_given_up_are_not_overwritten_while_it_reads_them)
+TEST(copies_for_a_peer_that_is_given_up_are_not_overwritten_while_it_reads_them)
 {
     open_three();
     c.manner = NODE_DROPS;
@@ -352,9 +343,8 @@ START_TEST(copies_for_a_peer_that_is_given_up_are_not_overwritten_while_it_reads
     pump_for_ms(&a, &b, 20);
     close_three();
 }
-END_TEST
 
-START_TEST(a_region_of_a_sender_that_gave_us_up_is_not_received_as_if_it_were_whole)
+TEST(a_region_of_a_sender_that_gave_us_up_is_not_received_as_if_it_were_whole)
 {
     open_three();
     struct memory memory = share(&a, "grad");
@@ -369,7 +359,6 @@ START_TEST(a_region_of_a_sender_that_gave_us_up_is_not_received_as_if_it_were_wh
     unshare_memory(&memory);
     close_three();
 }
-END_TEST
 
 static void tell_address(int fd, const struct node *node)
 {
@@ -401,7 +390,7 @@ static void live_as_sender(int fd)
     for (;;) pump_for_ms(&there, NULL, 1000);
 }
 
-START_TEST(views_of_a_killed_peer_stay_readable_and_its_end_is_told)
+TEST(views_of_a_killed_peer_stay_readable_and_its_end_is_told)
 {
     int fds[2], status;
     ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds), 0);
@@ -430,11 +419,10 @@ START_TEST(views_of_a_killed_peer_stay_readable_and_its_end_is_told)
     close(fds[0]);
     close(fds[1]);
 }
-END_TEST
 
 /* -- meeting ------------------------------------------------------------------------------------ */
 
-START_TEST(nothing_is_left_of_a_fabric_that_was_closed_in_the_middle_of_everything)
+TEST(nothing_is_left_of_a_fabric_that_was_closed_in_the_middle_of_everything)
 {
     const unsigned before = count_descriptors();
     open_three();
@@ -451,9 +439,8 @@ START_TEST(nothing_is_left_of_a_fabric_that_was_closed_in_the_middle_of_everythi
     ck_assert_uint_eq(a.sent, 120);
     ck_assert_uint_eq(count_descriptors(), before);
 }
-END_TEST
 
-START_TEST(with_a_folder_the_socket_is_a_file_there_and_goes_with_the_fabric)
+TEST(with_a_folder_the_socket_is_a_file_there_and_goes_with_the_fabric)
 {
     char folder[CAIRN_SCRATCH_BYTES];
     cairn_scratch_make(folder);
@@ -468,9 +455,8 @@ START_TEST(with_a_folder_the_socket_is_a_file_there_and_goes_with_the_fabric)
     node_close(&b);
     ck_assert_int_eq(rmdir(folder), 0);
 }
-END_TEST
 
-START_TEST(auto_meets_each_kind_by_the_way_that_both_have)
+TEST(auto_meets_each_kind_by_the_way_that_both_have)
 {
     static const char *const kinds[] = { "auto", "mapped", "ucx" };
     static const char *const paths[] = { "mapped", "mapped", "ucx" };
@@ -490,7 +476,6 @@ START_TEST(auto_meets_each_kind_by_the_way_that_both_have)
     }
     node_close(&a);
 }
-END_TEST
 
 static bool host_of(const struct node *node, char host_out[CAIRN_FABRIC_HOST_BYTES])
 {
@@ -499,7 +484,7 @@ static bool host_of(const struct node *node, char host_out[CAIRN_FABRIC_HOST_BYT
     return cairn_fabric_address_host(address, count, host_out, CAIRN_FABRIC_HOST_BYTES);
 }
 
-START_TEST(who_says_that_he_is_on_another_host_is_not_mapped)
+TEST(who_says_that_he_is_on_another_host_is_not_mapped)
 {
     static const char *const names[] = { "A", "B", "A" };
     char host[CAIRN_FABRIC_HOST_BYTES];
@@ -519,9 +504,8 @@ START_TEST(who_says_that_he_is_on_another_host_is_not_mapped)
     }
     node_close(&a);
 }
-END_TEST
 
-START_TEST(a_host_that_nobody_named_is_this_boot_in_this_network_namespace)
+TEST(a_host_that_nobody_named_is_this_boot_in_this_network_namespace)
 {
     char first[CAIRN_FABRIC_HOST_BYTES], second[CAIRN_FABRIC_HOST_BYTES];
     char folder[CAIRN_SCRATCH_BYTES];
@@ -540,9 +524,8 @@ START_TEST(a_host_that_nobody_named_is_this_boot_in_this_network_namespace)
     node_close(&a);
     ck_assert_int_eq(rmdir(folder), 0);
 }
-END_TEST
 
-START_TEST(an_address_without_a_host_has_none)
+TEST(an_address_without_a_host_has_none)
 {
     char host[CAIRN_FABRIC_HOST_BYTES];
     size_t count;
@@ -560,9 +543,8 @@ START_TEST(an_address_without_a_host_has_none)
     ck_assert(!cairn_fabric_address_host("", 0, host, sizeof host));
     node_close(&a);
 }
-END_TEST
 
-START_TEST(a_host_without_a_proper_name_is_refused)
+TEST(a_host_without_a_proper_name_is_refused)
 {
     static const char *const names[] = {
         "", "a host", "a\n", "h\xc3\xb6st",
@@ -576,9 +558,8 @@ START_TEST(a_host_without_a_proper_name_is_refused)
         ck_assert_ptr_nonnull(strstr(why.text, "63 visible"));
     }
 }
-END_TEST
 
-START_TEST(auto_without_a_place_for_its_socket_is_ucx_and_says_why)
+TEST(auto_without_a_place_for_its_socket_is_ucx_and_says_why)
 {
     const struct cairn_fabric_options nowhere = { .socket_folder = "/nonexistent" };
     node_open(&a, "auto", &nowhere);
@@ -593,36 +574,5 @@ START_TEST(auto_without_a_place_for_its_socket_is_ucx_and_says_why)
     node_close(&a);
     node_close(&b);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("mapped");
-    tcase_set_timeout(tcase, 30);
-    tcase_add_test(tcase,
-                   a_payload_of_a_region_is_read_where_it_lies_and_is_on_loan_until_it_is_dropped);
-    tcase_add_test(tcase,
-                   any_other_payload_is_the_callers_again_at_once_and_the_copy_is_safe_from_it);
-    tcase_add_test(tcase, what_is_in_flight_stays_readable_when_its_region_is_dropped);
-    tcase_add_test(tcase, a_shown_region_is_a_mapping_with_its_note_until_it_is_dropped);
-    tcase_add_test(tcase, a_slot_that_is_used_again_means_the_new_region);
-    tcase_add_test(tcase, a_peer_that_never_releases_stops_itself_and_nobody_else);
-    tcase_add_test(tcase,
-                   copies_for_a_peer_that_is_given_up_are_not_overwritten_while_it_reads_them);
-    tcase_add_test(tcase, a_region_of_a_sender_that_gave_us_up_is_not_received_as_if_it_were_whole);
-    tcase_add_test(tcase, views_of_a_killed_peer_stay_readable_and_its_end_is_told);
-    tcase_add_test(tcase, nothing_is_left_of_a_fabric_that_was_closed_in_the_middle_of_everything);
-    tcase_add_test(tcase, a_node_reads_its_own_memory_where_it_lies);
-    tcase_add_test(tcase, the_auto_fabric_reaches_its_own_node_by_memory);
-    tcase_add_test(tcase, a_node_that_gives_itself_up_has_its_loans_back_and_its_copies_still);
-    tcase_add_test(tcase, with_a_folder_the_socket_is_a_file_there_and_goes_with_the_fabric);
-    tcase_add_test(tcase, auto_meets_each_kind_by_the_way_that_both_have);
-    tcase_add_test(tcase, who_says_that_he_is_on_another_host_is_not_mapped);
-    tcase_add_test(tcase, a_host_that_nobody_named_is_this_boot_in_this_network_namespace);
-    tcase_add_test(tcase, an_address_without_a_host_has_none);
-    tcase_add_test(tcase, a_host_without_a_proper_name_is_refused);
-    tcase_add_test(tcase, auto_without_a_place_for_its_socket_is_ucx_and_says_why);
-    Suite *suite = suite_create("fabric mapped");
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(30);

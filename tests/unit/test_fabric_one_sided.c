@@ -30,54 +30,11 @@ static struct cairn_fabric_peer *to_b, *to_a;
 static char refused[CAIRN_SENTENCE_BYTES];
 static unsigned refusals;
 
-struct memory {
-    uint8_t *at; /* [BYTES] */
-    int fd;
-    struct cairn_fabric_region *region;
-};
-
 static void on_refused(void *arg, const char *what)
 {
     (void)arg;
     refusals++;
     snprintf(refused, sizeof refused, "%s", what);
-}
-
-static struct cairn_fabric_stats stats_of(const struct node *node)
-{
-    struct cairn_fabric_stats stats;
-    cairn_fabric_stats(node->fabric, &stats);
-    return stats;
-}
-
-/* Until the two have agreed on it. */
-static void agree(const void *payload)
-{
-    for (int i = 0; i < 2000; i++) {
-        if (strcmp(cairn_fabric_payload_path(to_b, payload, BIG), "one-sided") == 0) return;
-        pump_for_ms(&a, &b, 1);
-    }
-    ck_abort_msg("they do not agree");
-}
-
-static struct memory make_memory(const struct node *node)
-{
-    struct memory memory = { .fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING) };
-    ck_assert_int_eq(ftruncate(memory.fd, BYTES), 0);
-    memory.at = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, memory.fd, 0);
-    ck_assert_ptr_ne(memory.at, MAP_FAILED);
-    ck_assert_int_eq(fcntl(memory.fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS), 0);
-    ck_assert_int_eq(
-        cairn_fabric_region_add(node->fabric, memory.at, BYTES, memory.fd, NULL, 0, &memory.region),
-        CAIRN_OK);
-    return memory;
-}
-
-static void end_memory(struct memory *memory)
-{
-    if (memory->region != NULL) cairn_fabric_region_drop(memory->region);
-    munmap(memory->at, BYTES);
-    close(memory->fd);
 }
 
 static void open_nodes(enum cairn_one_sided of_a, enum cairn_one_sided of_b)
@@ -100,11 +57,11 @@ static void close_nodes(void)
 
 /* -- messages ----------------------------------------------------------------------------------- */
 
-START_TEST(a_payload_of_a_region_is_read_by_its_receiver_and_released_by_the_read)
+TEST(a_payload_of_a_region_is_read_by_its_receiver_and_released_by_the_read)
 {
     open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct memory memory = make_memory(&a);
-    agree(memory.at);
+    struct node_memory memory = node_memory_make(&a, BYTES);
+    node_agree(&a, &b, to_b, memory.at, BIG);
     fill(memory.at + 4096, BIG, 7);
     node_send(&a, to_b, 7, memory.at + 4096, BIG);
     pump(&a, &b, &b.arrived, 1);
@@ -116,42 +73,40 @@ START_TEST(a_payload_of_a_region_is_read_by_its_receiver_and_released_by_the_rea
     pump(&a, &b, &b.received, 1);
     pump(&a, &b, &a.sent, 1);
     ck_assert(is_filled(b.arrivals[0].buffer, BIG, 7));
-    ck_assert_uint_eq(stats_of(&a).references_sent, 1);
-    ck_assert_uint_eq(stats_of(&b).bytes_read, BIG);
-    ck_assert_uint_eq(stats_of(&b).bytes_received, BIG);
+    ck_assert_uint_eq(node_stats(&a).references_sent, 1);
+    ck_assert_uint_eq(node_stats(&b).bytes_read, BIG);
+    ck_assert_uint_eq(node_stats(&b).bytes_received, BIG);
     size_t address_bytes;
     const void *address = cairn_fabric_address(a.fabric, &address_bytes);
     ck_assert_str_eq(cairn_fabric_address_ways(address, address_bytes), "ucx, one-sided");
     ck_assert_uint_eq(a.send_errors + b.receive_errors + refusals, 0);
-    end_memory(&memory);
+    node_memory_end(&memory);
     close_nodes();
 }
-END_TEST
 
-START_TEST(a_dropped_message_is_released_and_nothing_is_read)
+TEST(a_dropped_message_is_released_and_nothing_is_read)
 {
     open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct memory memory = make_memory(&a);
-    agree(memory.at);
+    struct node_memory memory = node_memory_make(&a, BYTES);
+    node_agree(&a, &b, to_b, memory.at, BIG);
     b.manner = NODE_DROPS;
     for (unsigned i = 0; i < 50; i++) node_send(&a, to_b, i, memory.at, BIG);
     pump(&a, &b, &a.sent, 50);
     ck_assert_uint_eq(a.send_errors, 0);
-    ck_assert_uint_eq(stats_of(&a).references_sent, 50);
-    ck_assert_uint_eq(stats_of(&b).bytes_read, 0);
-    end_memory(&memory);
+    ck_assert_uint_eq(node_stats(&a).references_sent, 50);
+    ck_assert_uint_eq(node_stats(&b).bytes_read, 0);
+    node_memory_end(&memory);
     close_nodes();
 }
-END_TEST
 
 /* More than are read at a time, of sizes down to a byte, of two regions, both ways. */
-START_TEST(many_at_once_all_come_whole)
+TEST(many_at_once_all_come_whole)
 {
     enum { COUNT = 300 };
     open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct memory memory[2] = { make_memory(&a), make_memory(&a) };
-    struct memory back = make_memory(&b);
-    agree(memory[0].at);
+    struct node_memory memory[2] = { node_memory_make(&a, BYTES), node_memory_make(&a, BYTES) };
+    struct node_memory back = node_memory_make(&b, BYTES);
+    node_agree(&a, &b, to_b, memory[0].at, BIG);
     a.manner = b.manner = NODE_RECEIVES;
     fill(back.at, BYTES, 1000);
     for (unsigned i = 0; i < COUNT; i++) {
@@ -169,19 +124,18 @@ START_TEST(many_at_once_all_come_whole)
         ck_assert(is_filled(arrival->buffer, arrival->payload_bytes, arrival->note.id));
     }
     ck_assert(is_filled(a.arrivals[3].buffer, BYTES, 1000));
-    ck_assert_uint_eq(stats_of(&a).references_sent, COUNT);
-    for (int i = 0; i < 2; i++) end_memory(&memory[i]);
-    end_memory(&back);
+    ck_assert_uint_eq(node_stats(&a).references_sent, COUNT);
+    for (int i = 0; i < 2; i++) node_memory_end(&memory[i]);
+    node_memory_end(&back);
     close_nodes();
 }
-END_TEST
 
-START_TEST(memory_that_is_no_region_goes_as_it_always_did)
+TEST(memory_that_is_no_region_goes_as_it_always_did)
 {
     static uint8_t plain[BIG];
     open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct memory memory = make_memory(&a);
-    agree(memory.at);
+    struct node_memory memory = node_memory_make(&a, BYTES);
+    node_agree(&a, &b, to_b, memory.at, BIG);
     b.manner = NODE_RECEIVES;
     fill(plain, BIG, 5);
     ck_assert_str_eq(cairn_fabric_payload_path(to_b, plain, BIG), "ucx");
@@ -190,14 +144,13 @@ START_TEST(memory_that_is_no_region_goes_as_it_always_did)
     pump(&a, &b, &a.sent, 1);
     pump(&a, &b, &b.received, 1);
     ck_assert(is_filled(b.arrivals[0].buffer, BIG, 5));
-    ck_assert_uint_eq(stats_of(&a).references_sent, 0);
-    end_memory(&memory);
+    ck_assert_uint_eq(node_stats(&a).references_sent, 0);
+    node_memory_end(&memory);
     close_nodes();
 }
-END_TEST
 
 /* On TCP no card reads, so that "auto" says nothing. */
-START_TEST(both_ends_have_to_allow_it_and_auto_does_not_over_tcp)
+TEST_EACH(both_ends_have_to_allow_it_and_auto_does_not_over_tcp, 0, 5)
 {
     static const enum cairn_one_sided pairs[][2] = {
         { CAIRN_ONE_SIDED_OFF, CAIRN_ONE_SIDED_ON },
@@ -207,7 +160,7 @@ START_TEST(both_ends_have_to_allow_it_and_auto_does_not_over_tcp)
         { CAIRN_ONE_SIDED_AUTO, CAIRN_ONE_SIDED_AUTO },
     };
     open_nodes(pairs[_i][0], pairs[_i][1]);
-    struct memory memory = make_memory(&a);
+    struct node_memory memory = node_memory_make(&a, BYTES);
     b.manner = NODE_RECEIVES;
     pump_for_ms(&a, &b, 30);
     fill(memory.at, BIG, 5);
@@ -215,39 +168,37 @@ START_TEST(both_ends_have_to_allow_it_and_auto_does_not_over_tcp)
     pump(&a, &b, &b.received, 1);
     pump(&a, &b, &a.sent, 1);
     ck_assert(is_filled(b.arrivals[0].buffer, BIG, 5));
-    ck_assert_uint_eq(stats_of(&a).references_sent, 0);
-    ck_assert_uint_eq(stats_of(&b).bytes_read, 0);
-    end_memory(&memory);
+    ck_assert_uint_eq(node_stats(&a).references_sent, 0);
+    ck_assert_uint_eq(node_stats(&b).bytes_read, 0);
+    node_memory_end(&memory);
     close_nodes();
 }
-END_TEST
 
 /* TCP beside a choice of transports: UCX is asked for the lanes, and there are none that read. */
-START_TEST(auto_asks_each_endpoint_for_its_lanes)
+TEST(auto_asks_each_endpoint_for_its_lanes)
 {
     const struct cairn_fabric_options options = { .transports = "tcp,rc" };
     node_open(&a, "ucx", &options);
     node_open(&b, "ucx", &options);
     to_b = node_connect_to(&a, &b);
     to_a = node_connect_to(&b, &a);
-    struct memory memory = make_memory(&a);
+    struct node_memory memory = node_memory_make(&a, BYTES);
     b.manner = NODE_RECEIVES;
     pump_for_ms(&a, &b, 30);
     node_send(&a, to_b, 5, memory.at, BIG);
     pump(&a, &b, &b.received, 1);
-    ck_assert_uint_eq(stats_of(&a).references_sent, 0);
-    end_memory(&memory);
+    ck_assert_uint_eq(node_stats(&a).references_sent, 0);
+    node_memory_end(&memory);
     close_nodes();
 }
-END_TEST
 
 /* -- ends --------------------------------------------------------------------------------------- */
 
-START_TEST(a_region_that_is_dropped_stays_readable_for_what_is_held)
+TEST(a_region_that_is_dropped_stays_readable_for_what_is_held)
 {
     open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct memory memory = make_memory(&a);
-    agree(memory.at);
+    struct node_memory memory = node_memory_make(&a, BYTES);
+    node_agree(&a, &b, to_b, memory.at, BIG);
     fill(memory.at, BIG, 9);
     node_send(&a, to_b, 9, memory.at, BIG);
     pump(&a, &b, &b.arrived, 1);
@@ -261,19 +212,18 @@ START_TEST(a_region_that_is_dropped_stays_readable_for_what_is_held)
     node_send(&a, to_b, 10, memory.at, BIG); // plain memory now
     pump(&a, &b, &b.arrived, 2);
     ck_assert_str_eq(cairn_fabric_message_path(b.arrivals[1].message), "ucx");
-    end_memory(&memory);
+    node_memory_end(&memory);
     close_nodes();
 }
-END_TEST
 
 /* The sender closes its endpoint, gets its memory back, and unmaps it, while it is being read: over TCP
  * by its own progress, which must survive. The reader hears of the end, and both go on with new
  * endpoints. */
-START_TEST(a_late_read_of_memory_that_is_gone_ends_with_an_error_and_harms_nobody)
+TEST_EACH(a_late_read_of_memory_that_is_gone_ends_with_an_error_and_harms_nobody, 0, 3)
 {
     open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct memory memory = make_memory(&a), other = make_memory(&a);
-    agree(memory.at);
+    struct node_memory memory = node_memory_make(&a, BYTES), other = node_memory_make(&a, BYTES);
+    node_agree(&a, &b, to_b, memory.at, BIG);
     for (unsigned i = 0; i < 100; i++) node_send(&a, to_b, 9, memory.at, BIG);
     pump(&a, &b, &b.arrived, 100);
     for (unsigned i = 0; i < 90; i++) node_receive(&b, i);
@@ -281,7 +231,7 @@ START_TEST(a_late_read_of_memory_that_is_gone_ends_with_an_error_and_harms_nobod
     cairn_fabric_peer_close(to_b);
     cairn_fabric_progress(a.fabric);
     ck_assert_uint_eq(a.sent, 100);
-    end_memory(&memory);
+    node_memory_end(&memory);
     pump(&a, &b, &b.received, 90);
     pump(&a, &b, &b.downs, 1);
     ck_assert_uint_gt(b.receive_errors, 0);
@@ -292,22 +242,21 @@ START_TEST(a_late_read_of_memory_that_is_gone_ends_with_an_error_and_harms_nobod
     cairn_fabric_peer_close(to_a);
     to_b = node_connect_to(&a, &b);
     to_a = node_connect_to(&b, &a);
-    agree(other.at);
+    node_agree(&a, &b, to_b, other.at, BIG);
     fill(other.at, BIG, 11);
     b.manner = NODE_RECEIVES;
     node_send(&a, to_b, 11, other.at, BIG);
     pump(&a, &b, &a.sent, 101);
     ck_assert(is_filled(b.arrivals[100].buffer, BIG, 11));
-    end_memory(&other);
+    node_memory_end(&other);
     close_nodes();
 }
-END_TEST
 
-START_TEST(a_reader_that_gives_its_endpoint_up_ends_the_other_and_what_it_was_referred_to)
+TEST(a_reader_that_gives_its_endpoint_up_ends_the_other_and_what_it_was_referred_to)
 {
     open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct memory memory = make_memory(&a);
-    agree(memory.at);
+    struct node_memory memory = node_memory_make(&a, BYTES);
+    node_agree(&a, &b, to_b, memory.at, BIG);
     for (unsigned i = 0; i < 5; i++) node_send(&a, to_b, i, memory.at, BIG);
     pump(&a, &b, &b.arrived, 5);
     cairn_fabric_peer_close(to_a);
@@ -319,23 +268,22 @@ START_TEST(a_reader_that_gives_its_endpoint_up_ends_the_other_and_what_it_was_re
     cairn_fabric_peer_close(to_b);
     to_a = node_connect_to(&b, &a);
     to_b = node_connect_to(&a, &b);
-    agree(memory.at);
+    node_agree(&a, &b, to_b, memory.at, BIG);
     fill(memory.at, BIG, 6);
     b.manner = NODE_RECEIVES;
     node_send(&a, to_b, 6, memory.at, BIG);
     pump(&a, &b, &a.sent, 6);
     ck_assert(is_filled(b.arrivals[5].buffer, BIG, 6));
     ck_assert_uint_eq(a.downs + b.downs, 1);
-    end_memory(&memory);
+    node_memory_end(&memory);
     close_nodes();
 }
-END_TEST
 
-START_TEST(closing_either_end_with_reads_under_way_ends_all_of_them)
+TEST_EACH(closing_either_end_with_reads_under_way_ends_all_of_them, 0, 2)
 {
     open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct memory memory = make_memory(&a);
-    agree(memory.at);
+    struct node_memory memory = node_memory_make(&a, BYTES);
+    node_agree(&a, &b, to_b, memory.at, BIG);
     for (unsigned i = 0; i < 200; i++) node_send(&a, to_b, i, memory.at, BIG);
     pump(&a, &b, &b.arrived, 200);
     for (unsigned i = 0; i < 150; i++) node_receive(&b, i); // more than are read at a time
@@ -345,9 +293,8 @@ START_TEST(closing_either_end_with_reads_under_way_ends_all_of_them)
     node_close(&a);
     ck_assert_uint_eq(a.sent, 200);
     memory.region = NULL; // the fabric dropped it
-    end_memory(&memory);
+    node_memory_end(&memory);
 }
-END_TEST
 
 /* -- a peer that dies --------------------------------------------------------------------------- */
 
@@ -365,7 +312,7 @@ static void live_and_sleep(int fd)
     ck_assert_int_eq(read(fd, &count, sizeof count), sizeof count);
     ck_assert_int_eq(recv(fd, address, count, MSG_WAITALL), (ssize_t)count);
     struct cairn_fabric_peer *parent = node_connect(&there, address, count);
-    struct memory memory = make_memory(&there);
+    struct node_memory memory = node_memory_make(&there, BYTES);
     while (strcmp(cairn_fabric_payload_path(parent, memory.at, BIG), "one-sided") != 0)
         pump_for_ms(&there, NULL, 1);
     for (unsigned i = 0; i < 100; i++) node_send(&there, parent, i, memory.at, BYTES);
@@ -375,7 +322,7 @@ static void live_and_sleep(int fd)
 }
 
 /* It dies; or it sleeps on, and whoever reads gives it up. */
-START_TEST(a_peer_that_is_killed_or_left_in_mid_read_ends_every_read_with_an_error)
+TEST_EACH(a_peer_that_is_killed_or_left_in_mid_read_ends_every_read_with_an_error, 0, 2)
 {
     int fds[2];
     uint8_t address[CAIRN_FABRIC_ADDRESS_MAX];
@@ -404,14 +351,13 @@ START_TEST(a_peer_that_is_killed_or_left_in_mid_read_ends_every_read_with_an_err
     pump(&a, NULL, &a.downs, _i == 0);
     kill(pid, SIGKILL);
     ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
-    ck_assert_uint_eq(stats_of(&a).receives_now, 0);
-    ck_assert_uint_eq(stats_of(&a).held_now, 10);
+    ck_assert_uint_eq(node_stats(&a).receives_now, 0);
+    ck_assert_uint_eq(node_stats(&a).held_now, 10);
     node_receive(&a, 95); // held since before
     pump(&a, NULL, &a.receive_errors, 91);
     node_close(&a);
     close(fds[0]);
 }
-END_TEST
 
 /* -- what a peer may say ------------------------------------------------------------------------ */
 
@@ -444,11 +390,11 @@ static const struct {
     { "another slot", 0, 16, 1, 9, NULL },
 };
 
-START_TEST(a_reference_beyond_what_was_told_is_refused_by_name_and_nothing_is_lost)
+TEST_EACH(a_reference_beyond_what_was_told_is_refused_by_name_and_nothing_is_lost, 0, 5)
 {
     open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct memory memory = make_memory(&a);
-    agree(memory.at);
+    struct node_memory memory = node_memory_make(&a, BYTES);
+    node_agree(&a, &b, to_b, memory.at, BIG);
     node_send(&a, to_b, 1, memory.at, BIG); // the region is told
     b.manner = NODE_RECEIVES;
     pump(&a, &b, &a.sent, 1);
@@ -471,17 +417,16 @@ START_TEST(a_reference_beyond_what_was_told_is_refused_by_name_and_nothing_is_lo
     pump(&a, &b, &b.received, 2);
     pump(&a, &b, &a.sent, 2);
     ck_assert(is_filled(b.arrivals[1].buffer, BIG, 2));
-    ck_assert_uint_eq(stats_of(&a).references_declined, references[_i].said != NULL);
-    end_memory(&memory);
+    ck_assert_uint_eq(node_stats(&a).references_declined, references[_i].said != NULL);
+    node_memory_end(&memory);
     close_nodes();
 }
-END_TEST
 
-START_TEST(a_key_that_is_damaged_is_refused_by_name_and_what_lies_there_comes_whole)
+TEST_EACH(a_key_that_is_damaged_is_refused_by_name_and_what_lies_there_comes_whole, 0, 3)
 {
     open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct memory memory = make_memory(&a);
-    agree(memory.at);
+    struct node_memory memory = node_memory_make(&a, BYTES);
+    node_agree(&a, &b, to_b, memory.at, BIG);
     const uint8_t key[32] = { 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 200 };
     struct ucx_frame_region frame = {
         .head = ucx_frame_head(UCX_FRAME_REGION, node_of(&a)),
@@ -501,16 +446,15 @@ START_TEST(a_key_that_is_damaged_is_refused_by_name_and_what_lies_there_comes_wh
     pump(&a, &b, &b.received, 1);
     pump(&a, &b, &a.sent, 1);
     ck_assert(is_filled(b.arrivals[0].buffer, BIG, 2));
-    end_memory(&memory);
+    node_memory_end(&memory);
     close_nodes();
 }
-END_TEST
 
-START_TEST(frames_of_strangers_and_what_is_none_change_nothing)
+TEST(frames_of_strangers_and_what_is_none_change_nothing)
 {
     open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct memory memory = make_memory(&a);
-    agree(memory.at);
+    struct node_memory memory = node_memory_make(&a, BYTES);
+    node_agree(&a, &b, to_b, memory.at, BIG);
     node_send(&a, to_b, 1, memory.at, BIG);
     pump(&a, &b, &b.arrived, 1);
     for (uint32_t kind = 0; kind < 9; kind++) {
@@ -528,43 +472,11 @@ START_TEST(frames_of_strangers_and_what_is_none_change_nothing)
     pump_for_ms(&a, &b, 20);
     ck_assert_uint_eq(a.sent, 0);
     ck_assert_uint_eq(b.arrived, 1);
-    ck_assert_uint_gt(stats_of(&b).messages_refused, 0);
+    ck_assert_uint_gt(node_stats(&b).messages_refused, 0);
     node_receive(&b, 0);
     pump(&a, &b, &a.sent, 1);
-    end_memory(&memory);
+    node_memory_end(&memory);
     close_nodes();
 }
-END_TEST
 
-static void add_tests(TCase *pair)
-{
-    tcase_add_test(pair, a_payload_of_a_region_is_read_by_its_receiver_and_released_by_the_read);
-    tcase_add_test(pair, a_dropped_message_is_released_and_nothing_is_read);
-    tcase_add_test(pair, many_at_once_all_come_whole);
-    tcase_add_test(pair, memory_that_is_no_region_goes_as_it_always_did);
-    tcase_add_loop_test(pair, both_ends_have_to_allow_it_and_auto_does_not_over_tcp, 0, 5);
-    tcase_add_test(pair, auto_asks_each_endpoint_for_its_lanes);
-    tcase_add_test(pair, a_region_that_is_dropped_stays_readable_for_what_is_held);
-    tcase_add_loop_test(
-        pair, a_late_read_of_memory_that_is_gone_ends_with_an_error_and_harms_nobody, 0, 3);
-    tcase_add_test(pair,
-                   a_reader_that_gives_its_endpoint_up_ends_the_other_and_what_it_was_referred_to);
-    tcase_add_loop_test(pair, closing_either_end_with_reads_under_way_ends_all_of_them, 0, 2);
-    tcase_add_loop_test(
-        pair, a_peer_that_is_killed_or_left_in_mid_read_ends_every_read_with_an_error, 0, 2);
-    tcase_add_loop_test(
-        pair, a_reference_beyond_what_was_told_is_refused_by_name_and_nothing_is_lost, 0, 5);
-    tcase_add_loop_test(
-        pair, a_key_that_is_damaged_is_refused_by_name_and_what_lies_there_comes_whole, 0, 3);
-    tcase_add_test(pair, frames_of_strangers_and_what_is_none_change_nothing);
-}
-
-int main(void)
-{
-    TCase *pair = tcase_create("two nodes");
-    tcase_set_timeout(pair, 30);
-    add_tests(pair);
-    Suite *suite = suite_create("fabric one-sided");
-    suite_add_tcase(suite, pair);
-    return suite_run(suite);
-}
+SUITE(30);

@@ -16,49 +16,6 @@ enum { BYTES = 1 << 20, BIG = 100000 };
 static struct node a, b;
 static struct cairn_fabric_peer *to_b, *to_a;
 
-struct memory {
-    uint8_t *at; /* [BYTES] */
-    int fd;
-    struct cairn_fabric_region *region;
-};
-
-static struct cairn_fabric_stats stats_of(const struct node *node)
-{
-    struct cairn_fabric_stats stats;
-    cairn_fabric_stats(node->fabric, &stats);
-    return stats;
-}
-
-/* Until the two have agreed on it. */
-static void agree(const struct cairn_fabric_peer *peer, const void *payload)
-{
-    for (int i = 0; i < 2000; i++) {
-        if (strcmp(cairn_fabric_payload_path(peer, payload, BIG), "one-sided") == 0) return;
-        pump_for_ms(&a, &b, 1);
-    }
-    ck_abort_msg("they do not agree");
-}
-
-static struct memory make_memory(const struct node *node)
-{
-    struct memory memory = { .fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING) };
-    ck_assert_int_eq(ftruncate(memory.fd, BYTES), 0);
-    memory.at = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, memory.fd, 0);
-    ck_assert_ptr_ne(memory.at, MAP_FAILED);
-    ck_assert_int_eq(fcntl(memory.fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS), 0);
-    ck_assert_int_eq(
-        cairn_fabric_region_add(node->fabric, memory.at, BYTES, memory.fd, NULL, 0, &memory.region),
-        CAIRN_OK);
-    return memory;
-}
-
-static void end_memory(struct memory *memory)
-{
-    if (memory->region != NULL) cairn_fabric_region_drop(memory->region);
-    munmap(memory->at, BYTES);
-    close(memory->fd);
-}
-
 static void open_nodes(void)
 {
     const struct cairn_fabric_options options = { .one_sided = CAIRN_ONE_SIDED_ON };
@@ -75,15 +32,15 @@ static void close_nodes(void)
 }
 
 /* As of a session with two jobs on one shard: a connection each. */
-START_TEST(two_connections_of_the_same_two_nodes_disturb_each_other_in_nothing)
+TEST(two_connections_of_the_same_two_nodes_disturb_each_other_in_nothing)
 {
     open_nodes();
-    struct memory memory = make_memory(&a);
-    agree(to_b, memory.at);
+    struct node_memory memory = node_memory_make(&a, BYTES);
+    node_agree(&a, &b, to_b, memory.at, BIG);
     struct cairn_fabric_peer *second = node_connect_to(&a, &b);
     pump_for_ms(&a, &b, 30);
     node_connect_to(&b, &a);
-    agree(second, memory.at);
+    node_agree(&a, &b, second, memory.at, BIG);
     ck_assert_uint_eq(a.downs + b.downs, 0);
     b.manner = NODE_RECEIVES;
     fill(memory.at, BIG, 3);
@@ -96,10 +53,9 @@ START_TEST(two_connections_of_the_same_two_nodes_disturb_each_other_in_nothing)
     pump(&a, &b, &a.sent, 3);
     ck_assert_uint_eq(a.send_errors + b.receive_errors, 0);
     for (int i = 0; i < 3; i++) ck_assert(is_filled(b.arrivals[i].buffer, BIG, 3));
-    end_memory(&memory);
+    node_memory_end(&memory);
     close_nodes();
 }
-END_TEST
 
 static int open_descriptors(void)
 {
@@ -110,7 +66,7 @@ static int open_descriptors(void)
 
 /* Two of three connections come and go, in whatever order; the third is not disturbed. Nothing is being read
  * when one ends: UCX 1.13 may crash then (fabric.h). */
-static void come_and_go(const struct memory *memory, unsigned round)
+static void come_and_go(const struct node_memory *memory, unsigned round)
 {
     struct cairn_fabric_peer *of_a[2], *of_b[2];
     b.manner = round % 2 == 0 ? NODE_RECEIVES : NODE_DROPS;
@@ -138,21 +94,21 @@ static void come_and_go(const struct memory *memory, unsigned round)
     pump_for_ms(&a, &b, 3);
 }
 
-START_TEST(two_hundred_connections_that_come_and_go_leave_nothing_behind)
+TEST(two_hundred_connections_that_come_and_go_leave_nothing_behind)
 {
     int descriptors = 0;
     open_nodes();
-    struct memory memory = make_memory(&a);
-    agree(to_b, memory.at);
+    struct node_memory memory = node_memory_make(&a, BYTES);
+    node_agree(&a, &b, to_b, memory.at, BIG);
     fill(memory.at, BIG, 4);
     for (unsigned round = 0; round < 100; round++) {
         come_and_go(&memory, round);
         if (round == 10) descriptors = open_descriptors();
     }
     ck_assert_int_le(open_descriptors(), descriptors + 8); // UCX closes some of them later
-    ck_assert_uint_eq(stats_of(&a).sends_now + stats_of(&b).receives_now + stats_of(&b).held_now,
-                      0);
-    ck_assert_uint_eq(stats_of(&a).peers_now + stats_of(&b).peers_now, 2);
+    ck_assert_uint_eq(
+        node_stats(&a).sends_now + node_stats(&b).receives_now + node_stats(&b).held_now, 0);
+    ck_assert_uint_eq(node_stats(&a).peers_now + node_stats(&b).peers_now, 2);
     b.manner = NODE_RECEIVES;
     a.sent = b.received = 0;
     node_send(&a, to_b, 4, memory.at, BIG);
@@ -160,18 +116,8 @@ START_TEST(two_hundred_connections_that_come_and_go_leave_nothing_behind)
     pump(&a, &b, &b.received, 1);
     ck_assert(is_filled(b.arrivals[0].buffer, BIG, 4));
     ck_assert_uint_eq(a.send_errors + b.receive_errors, 0);
-    end_memory(&memory);
+    node_memory_end(&memory);
     close_nodes();
 }
-END_TEST
 
-int main(void)
-{
-    TCase *several = tcase_create("several");
-    tcase_set_timeout(several, 30);
-    tcase_add_test(several, two_connections_of_the_same_two_nodes_disturb_each_other_in_nothing);
-    tcase_add_test(several, two_hundred_connections_that_come_and_go_leave_nothing_behind);
-    Suite *suite = suite_create("fabric one-sided, several connections");
-    suite_add_tcase(suite, several);
-    return suite_run(suite);
-}
+SUITE(30);

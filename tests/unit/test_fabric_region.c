@@ -6,8 +6,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "proto/fabric/mem.h"
 #include "tests/support/fabric_node.h"
+#include "tests/support/mem.h"
 #include "tests/support/suite.h"
 
 enum { MEM, UCX, MAPPED, AUTO, KINDS };
@@ -16,7 +16,7 @@ static const char *const kinds[KINDS] = { "mem", "ucx", "mapped", "auto" };
 /* Two nodes; a sends to b. */
 static struct node a, b;
 static struct cairn_fabric_peer *to_b;
-static struct cairn_fabric_mem_hub *hub;
+static struct cairn_fabric_hub *hub;
 static uint8_t bytes[1 << 20];
 
 static void open_pair(int kind)
@@ -39,7 +39,7 @@ static void close_pair(void)
     if (hub != NULL) cairn_fabric_mem_hub_close(hub);
 }
 
-START_TEST(a_view_is_the_payload_or_nothing_and_the_message_is_received_all_the_same)
+TEST_EACH(a_view_is_the_payload_or_nothing_and_the_message_is_received_all_the_same, 0, KINDS)
 {
     static const size_t sizes[] = { 100, 8192, 200000 };
     open_pair(_i);
@@ -58,7 +58,6 @@ START_TEST(a_view_is_the_payload_or_nothing_and_the_message_is_received_all_the_
     }
     close_pair();
 }
-END_TEST
 
 static int make_memory(size_t memory_bytes, int seals, uint8_t **memory_out)
 {
@@ -71,7 +70,7 @@ static int make_memory(size_t memory_bytes, int seals, uint8_t **memory_out)
     return fd;
 }
 
-START_TEST(a_payload_of_a_region_travels_on_every_fabric)
+TEST_EACH(a_payload_of_a_region_travels_on_every_fabric, 0, KINDS)
 {
     enum { BYTES = 1 << 20 };
     struct cairn_fabric_region *region;
@@ -100,9 +99,8 @@ START_TEST(a_payload_of_a_region_travels_on_every_fabric)
     munmap(memory, BYTES);
     close(fd);
 }
-END_TEST
 
-START_TEST(what_is_no_sealed_memory_of_that_size_or_overlaps_is_no_region)
+TEST_EACH(what_is_no_sealed_memory_of_that_size_or_overlaps_is_no_region, 0, KINDS)
 {
     enum { BYTES = 1 << 16 };
     struct cairn_fabric_region *region, *other;
@@ -133,18 +131,5 @@ START_TEST(what_is_no_sealed_memory_of_that_size_or_overlaps_is_no_region)
     close(pipes[0]);
     close(pipes[1]);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *all = tcase_create("every fabric");
-    tcase_set_timeout(all, 30);
-    tcase_add_loop_test(
-        all, a_view_is_the_payload_or_nothing_and_the_message_is_received_all_the_same, 0, KINDS);
-    tcase_add_loop_test(all, a_payload_of_a_region_travels_on_every_fabric, 0, KINDS);
-    tcase_add_loop_test(all, what_is_no_sealed_memory_of_that_size_or_overlaps_is_no_region, 0,
-                        KINDS);
-    Suite *suite = suite_create("fabric region");
-    suite_add_tcase(suite, all);
-    return suite_run(suite);
-}
+SUITE(30);

@@ -123,7 +123,7 @@ static void send_for_echo(struct child *child, uint64_t id, const void *payload,
         CAIRN_OK);
 }
 
-START_TEST(every_size_comes_back_from_another_process)
+TEST(every_size_comes_back_from_another_process)
 {
     struct child child = spawn(live_as_echo);
     node_open(&here, "ucx", NULL);
@@ -140,9 +140,8 @@ START_TEST(every_size_comes_back_from_another_process)
     kill_child(&child);
     node_close(&here);
 }
-END_TEST
 
-START_TEST(many_messages_come_back_with_eight_on_the_way)
+TEST(many_messages_come_back_with_eight_on_the_way)
 {
     enum { COUNT = 200, SIZE = 256 << 10 };
     struct child child = spawn(live_as_echo);
@@ -164,9 +163,8 @@ START_TEST(many_messages_come_back_with_eight_on_the_way)
     kill_child(&child);
     node_close(&here);
 }
-END_TEST
 
-START_TEST(a_sender_killed_while_its_messages_are_held_harms_nobody)
+TEST(a_sender_killed_while_its_messages_are_held_harms_nobody)
 {
     struct child child = spawn(live_as_sender), other = spawn(live_as_echo);
     node_open(&here, "ucx", NULL);
@@ -190,9 +188,8 @@ START_TEST(a_sender_killed_while_its_messages_are_held_harms_nobody)
     kill_child(&other);
     node_close(&here);
 }
-END_TEST
 
-START_TEST(a_receiver_killed_while_we_send_is_told_once_and_returns_every_buffer)
+TEST(a_receiver_killed_while_we_send_is_told_once_and_returns_every_buffer)
 {
     const struct note note = { 0 };
     struct child child = spawn(live_as_hoarder);
@@ -214,7 +211,6 @@ START_TEST(a_receiver_killed_while_we_send_is_told_once_and_returns_every_buffer
     printf("kill -9 noticed after %.1f ms\n", took);
     node_close(&here);
 }
-END_TEST
 
 static int open_descriptors(void)
 {
@@ -223,7 +219,7 @@ static int open_descriptors(void)
     return count;
 }
 
-START_TEST(twenty_killed_peers_leave_no_descriptor_behind)
+TEST(twenty_killed_peers_leave_no_descriptor_behind)
 {
     enum { ROUNDS = 20 };
     struct child children[ROUNDS];
@@ -248,7 +244,6 @@ START_TEST(twenty_killed_peers_leave_no_descriptor_behind)
     }
     node_close(&here);
 }
-END_TEST
 
 /* -- strangers ---------------------------------------------------------------------------------- */
 
@@ -279,7 +274,7 @@ static void throw_garbage(const struct sockaddr_in *address, unsigned seed)
     close(fd);
 }
 
-START_TEST(garbage_at_the_port_is_survived_without_a_word)
+TEST(garbage_at_the_port_is_survived_without_a_word)
 {
     struct child child = spawn(live_as_echo);
     node_open(&here, "ucx", NULL);
@@ -308,9 +303,8 @@ START_TEST(garbage_at_the_port_is_survived_without_a_word)
     kill_child(&child);
     node_close(&here);
 }
-END_TEST
 
-START_TEST(the_port_is_in_the_configured_range_on_loopback)
+TEST(the_port_is_in_the_configured_range_on_loopback)
 {
     char range[32];
     const unsigned first = 20000 + (unsigned)getpid() % 400 * 100;
@@ -323,7 +317,6 @@ START_TEST(the_port_is_in_the_configured_range_on_loopback)
     ck_assert_ptr_nonnull(strstr(cairn_fabric_describe(here.fabric), range));
     node_close(&here);
 }
-END_TEST
 
 static void on_nothing(void *arg, const void *header, size_t header_bytes, size_t payload_bytes,
                        struct cairn_fabric_message *message)
@@ -331,7 +324,7 @@ static void on_nothing(void *arg, const void *header, size_t header_bytes, size_
     (void)arg, (void)header, (void)header_bytes, (void)payload_bytes, (void)message;
 }
 
-START_TEST(a_device_that_is_not_there_is_named_in_the_refusal)
+TEST(a_device_that_is_not_there_is_named_in_the_refusal)
 {
     struct cairn_sentence why = { "" };
     struct cairn_fabric *fabric;
@@ -339,11 +332,10 @@ START_TEST(a_device_that_is_not_there_is_named_in_the_refusal)
     ck_assert_int_eq(cairn_fabric_open("ucx", &options, &fabric, &why), CAIRN_ERR_UNREACHABLE);
     ck_assert_ptr_nonnull(strstr(why.text, "eth77"));
 }
-END_TEST
 
 /* -- a good guest ------------------------------------------------------------------------------- */
 
-START_TEST(the_environment_cannot_change_how_it_runs)
+TEST(the_environment_cannot_change_how_it_runs)
 {
     setenv("UCX_TLS", "posix,sysv", 1);
     setenv("UCX_NET_DEVICES", "eth77", 1);
@@ -363,14 +355,13 @@ START_TEST(the_environment_cannot_change_how_it_runs)
     kill_child(&child);
     node_close(&here);
 }
-END_TEST
 
 static void on_host_signal(int signum)
 {
     (void)signum;
 }
 
-START_TEST(crash_signals_belong_to_the_host_process)
+TEST(crash_signals_belong_to_the_host_process)
 {
     struct sigaction action;
     ck_assert_ptr_ne(signal(SIGBUS, on_host_signal), SIG_ERR);
@@ -387,7 +378,6 @@ START_TEST(crash_signals_belong_to_the_host_process)
     }
     node_close(&here);
 }
-END_TEST
 
 static double cpu_ms(void)
 {
@@ -402,7 +392,7 @@ static void on_time(uv_timer_t *timer)
     uv_stop(timer->loop);
 }
 
-START_TEST(a_loop_at_rest_costs_no_cpu)
+TEST_EACH(a_loop_at_rest_costs_no_cpu, 0, 2)
 {
     uv_loop_t loop;
     uv_timer_t timer;
@@ -430,24 +420,5 @@ START_TEST(a_loop_at_rest_costs_no_cpu)
     kill_child(&child);
     node_close(&here);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("ucx");
-    tcase_set_timeout(tcase, 30);
-    tcase_add_test(tcase, every_size_comes_back_from_another_process);
-    tcase_add_test(tcase, many_messages_come_back_with_eight_on_the_way);
-    tcase_add_test(tcase, a_sender_killed_while_its_messages_are_held_harms_nobody);
-    tcase_add_test(tcase, a_receiver_killed_while_we_send_is_told_once_and_returns_every_buffer);
-    tcase_add_test(tcase, twenty_killed_peers_leave_no_descriptor_behind);
-    tcase_add_test(tcase, garbage_at_the_port_is_survived_without_a_word);
-    tcase_add_test(tcase, the_port_is_in_the_configured_range_on_loopback);
-    tcase_add_test(tcase, a_device_that_is_not_there_is_named_in_the_refusal);
-    tcase_add_test(tcase, the_environment_cannot_change_how_it_runs);
-    tcase_add_test(tcase, crash_signals_belong_to_the_host_process);
-    tcase_add_loop_test(tcase, a_loop_at_rest_costs_no_cpu, 0, 2);
-    Suite *suite = suite_create("fabric over ucx");
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(30);

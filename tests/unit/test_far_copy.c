@@ -5,12 +5,12 @@
 #include <string.h>
 
 #include "proto/fabric/far_copy.h"
-#include "proto/fabric/stagger.h"
+#include "tests/support/apart.h"
 #include "tests/support/suite.h"
 
 #define ROOM 1024
 
-START_TEST(a_copy_around_the_caches_is_a_copy)
+TEST(a_copy_around_the_caches_is_a_copy)
 {
     static uint8_t from[ROOM], to[ROOM], expected[ROOM];
     for (size_t i = 0; i < ROOM; i++) from[i] = (uint8_t)(i * 7 + 3);
@@ -24,9 +24,8 @@ START_TEST(a_copy_around_the_caches_is_a_copy)
             ck_assert_mem_eq(to, expected, ROOM);
         }
 }
-END_TEST
 
-START_TEST(many_lines_are_copied_too)
+TEST(many_lines_are_copied_too)
 {
     const size_t bytes = ((size_t)3 << 20) + 77;
     uint8_t *from = malloc(bytes), *to = malloc(bytes);
@@ -37,10 +36,9 @@ START_TEST(many_lines_are_copied_too)
     free(from);
     free(to);
 }
-END_TEST
 
 /* Where each of four streams stands, whatever the length: proto/fabric/stagger.h. */
-START_TEST(the_streams_of_a_copy_never_collide)
+TEST(the_streams_of_a_copy_never_collide)
 {
     const uint8_t *memory = (const uint8_t *)(uintptr_t)CAIRN_STAGGER_PAGE;
     for (size_t bytes = 0; bytes < (4 << 20); bytes += bytes / 7 + 1) {
@@ -50,35 +48,22 @@ START_TEST(the_streams_of_a_copy_never_collide)
         if (bytes >= (64 << 10)) ck_assert_uint_gt(4 * each, bytes * 3 / 4);
         for (size_t s = 1; each > 0 && s < 4; s++)
             for (size_t other = 0; other < s; other++)
-                ck_assert_uint_ge(cairn_stagger_apart(memory + s * each, memory + other * each),
-                                  12);
+                ck_assert_uint_ge(lines_apart(memory + s * each, memory + other * each), 12);
     }
 }
-END_TEST
 
-START_TEST(streams_that_begin_apart_are_apart)
+TEST(streams_that_begin_apart_are_apart)
 {
     const uint8_t *page = (const uint8_t *)(uintptr_t)(5 * CAIRN_STAGGER_PAGE);
     for (size_t i = 0; i < CAIRN_STREAMS; i++)
         for (size_t k = 0; k < i; k++)
             for (size_t far = 4096; far <= (size_t)1 << 40; far *= 2)
-                ck_assert_uint_ge(cairn_stagger_apart(page + cairn_stagger_begin(i),
-                                                      page + far + cairn_stagger_begin(k)),
-                                  12);
-    ck_assert_uint_eq(cairn_stagger_apart(page, page + 4096 + 3 * 64), 3);
-    ck_assert_uint_eq(cairn_stagger_apart(page, page + 2 * 4096 - 3 * 64), 3);
-    ck_assert_uint_eq(cairn_stagger_apart(page, page + 256 * 4096), 0);
+                ck_assert_uint_ge(
+                    lines_apart(page + cairn_stagger_begin(i), page + far + cairn_stagger_begin(k)),
+                    12);
+    ck_assert_uint_eq(lines_apart(page, page + 4096 + 3 * 64), 3);
+    ck_assert_uint_eq(lines_apart(page, page + 2 * 4096 - 3 * 64), 3);
+    ck_assert_uint_eq(lines_apart(page, page + 256 * 4096), 0);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("far_copy");
-    TCase *tests = tcase_create("far_copy");
-    tcase_add_test(tests, a_copy_around_the_caches_is_a_copy);
-    tcase_add_test(tests, many_lines_are_copied_too);
-    tcase_add_test(tests, the_streams_of_a_copy_never_collide);
-    tcase_add_test(tests, streams_that_begin_apart_are_apart);
-    suite_add_tcase(suite, tests);
-    return suite_run(suite);
-}
+SUITE(4);

@@ -64,7 +64,7 @@ static void check_same(const float *a, const float *b, size_t elems)
     }
 }
 
-START_TEST(a_fold_is_the_left_fold_of_its_sources)
+TEST_EACH(a_fold_is_the_left_fold_of_its_sources, 0, 2)
 {
     struct contributions *c = make_contributions(_i == 1);
     static float acc[ELEMS], slow[ELEMS];
@@ -77,9 +77,8 @@ START_TEST(a_fold_is_the_left_fold_of_its_sources)
     check_same(acc, slow, ELEMS);
     free(c);
 }
-END_TEST
 
-START_TEST(sources_folded_together_or_one_by_one_give_the_same_bits)
+TEST(sources_folded_together_or_one_by_one_give_the_same_bits)
 {
     const struct cairn_backend *host = cairn_backend_host();
     struct contributions *c = make_contributions(true);
@@ -92,9 +91,8 @@ START_TEST(sources_folded_together_or_one_by_one_give_the_same_bits)
     check_same(together, twos, ELEMS);
     free(c);
 }
-END_TEST
 
-START_TEST(elements_folded_in_ranges_at_any_offset_give_the_same_bits)
+TEST(elements_folded_in_ranges_at_any_offset_give_the_same_bits)
 {
     const struct cairn_backend *host = cairn_backend_host();
     struct contributions *c = make_contributions(true);
@@ -115,9 +113,8 @@ START_TEST(elements_folded_in_ranges_at_any_offset_give_the_same_bits)
     check_same(whole, ranges, ELEMS);
     free(c);
 }
-END_TEST
 
-START_TEST(the_first_contribution_is_copied_so_that_minus_zero_stays)
+TEST(the_first_contribution_is_copied_so_that_minus_zero_stays)
 {
     const float minus_zero[1] = { -0.0f };
     const uint16_t minus_zero_bf16[1] = { 0x8000 };
@@ -130,9 +127,8 @@ START_TEST(the_first_contribution_is_copied_so_that_minus_zero_stays)
         ck_assert_uint_eq(cairn_f32_bits(acc[0]), 0x80000000);
     }
 }
-END_TEST
 
-START_TEST(no_contribution_at_all_is_plus_zero)
+TEST(no_contribution_at_all_is_plus_zero)
 {
     float acc[3] = { NAN, -1, -0.0f };
     const float zero[3] = { 0 };
@@ -142,7 +138,6 @@ START_TEST(no_contribution_at_all_is_plus_zero)
     cairn_backend_host()->fold(acc, NULL, 0, false, 3);
     ck_assert(acc[1] == 7);
 }
-END_TEST
 
 /* A tensor whose quanta end in short leaves: 9 rows of 1500 elements, three a quantum. */
 static struct cairn_geometry short_leaves(void)
@@ -171,7 +166,7 @@ static float *random_gradients(size_t elems)
     return g;
 }
 
-START_TEST(leaf_sums_follow_the_lane_tree_and_add_exactly)
+TEST(leaf_sums_follow_the_lane_tree_and_add_exactly)
 {
     const struct cairn_geometry geometry = short_leaves();
     float *g = random_gradients(geometry.elems);
@@ -188,9 +183,8 @@ START_TEST(leaf_sums_follow_the_lane_tree_and_add_exactly)
     ck_assert_uint_eq(sums.nonfinite, 0);
     free(g);
 }
-END_TEST
 
-START_TEST(no_split_of_the_leaves_changes_a_bit)
+TEST(no_split_of_the_leaves_changes_a_bit)
 {
     const struct cairn_backend *host = cairn_backend_host();
     const struct cairn_geometry geometry = short_leaves();
@@ -207,9 +201,8 @@ START_TEST(no_split_of_the_leaves_changes_a_bit)
     }
     free(g);
 }
-END_TEST
 
-START_TEST(extreme_gradients_neither_overflow_nor_vanish)
+TEST(extreme_gradients_neither_overflow_nor_vanish)
 {
     const struct cairn_shape shape = { .rank = 1, .dim = { 4096 } };
     const struct cairn_geometry geometry = cairn_geometry_of(&shape);
@@ -222,9 +215,8 @@ START_TEST(extreme_gradients_neither_overflow_nor_vanish)
     cairn_backend_host()->sum_leaves(g, &geometry, 0, 1, &small);
     ck_assert(cairn_exact_to_double(&small.sum_squares) == 0x1p-298);
 }
-END_TEST
 
-START_TEST(a_leaf_with_a_non_finite_element_is_counted_and_left_out)
+TEST(a_leaf_with_a_non_finite_element_is_counted_and_left_out)
 {
     const struct cairn_backend *host = cairn_backend_host();
     const struct cairn_geometry geometry = short_leaves();
@@ -242,9 +234,8 @@ START_TEST(a_leaf_with_a_non_finite_element_is_counted_and_left_out)
     ck_assert_mem_eq(&all.sum_squares, &rest.sum_squares, sizeof rest.sum_squares);
     free(g);
 }
-END_TEST
 
-START_TEST(a_thread_that_rounds_otherwise_is_noticed)
+TEST(a_thread_that_rounds_otherwise_is_noticed)
 {
     ck_assert(cairn_float_env_ok());
     volatile float third = 1.0f;
@@ -256,23 +247,5 @@ START_TEST(a_thread_that_rounds_otherwise_is_noticed)
     ck_assert(noticed);
     ck_assert(cairn_float_env_ok());
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("fold");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_loop_test(tcase, a_fold_is_the_left_fold_of_its_sources, 0, 2);
-    tcase_add_test(tcase, sources_folded_together_or_one_by_one_give_the_same_bits);
-    tcase_add_test(tcase, elements_folded_in_ranges_at_any_offset_give_the_same_bits);
-    tcase_add_test(tcase, the_first_contribution_is_copied_so_that_minus_zero_stays);
-    tcase_add_test(tcase, no_contribution_at_all_is_plus_zero);
-    tcase_add_test(tcase, leaf_sums_follow_the_lane_tree_and_add_exactly);
-    tcase_add_test(tcase, no_split_of_the_leaves_changes_a_bit);
-    tcase_add_test(tcase, extreme_gradients_neither_overflow_nor_vanish);
-    tcase_add_test(tcase, a_leaf_with_a_non_finite_element_is_counted_and_left_out);
-    tcase_add_test(tcase, a_thread_that_rounds_otherwise_is_noticed);
-    Suite *suite = suite_create("fold");
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60);

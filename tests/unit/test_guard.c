@@ -44,7 +44,7 @@ static void set_up(void)
     ck_assert_int_eq(cairn_guard_install(), CAIRN_OK);
 }
 
-START_TEST(a_page_that_is_not_there_ends_the_reading_and_nothing_else)
+TEST(a_page_that_is_not_there_ends_the_reading_and_nothing_else)
 {
     uint8_t *base = half_gone();
     for (int again = 0; again < 3; again++) {
@@ -57,7 +57,6 @@ START_TEST(a_page_that_is_not_there_ends_the_reading_and_nothing_else)
     }
     munmap(base, PAGES * PAGE);
 }
-END_TEST
 
 static void *read_guarded(void *arg)
 {
@@ -66,7 +65,7 @@ static void *read_guarded(void *arg)
     return NULL;
 }
 
-START_TEST(threads_that_meet_it_at_once_come_back_each)
+TEST(threads_that_meet_it_at_once_come_back_each)
 {
     enum { THREADS = 8 };
     uint8_t *base = half_gone();
@@ -82,29 +81,14 @@ START_TEST(threads_that_meet_it_at_once_come_back_each)
     }
     munmap(base, PAGES * PAGE);
 }
-END_TEST
 
 #ifndef __SANITIZE_ADDRESS__ // which makes an exit status of it
-START_TEST(outside_of_guarded_code_it_ends_the_process_as_before)
+TEST_KILLED(outside_of_guarded_code_it_ends_the_process_as_before, SIGBUS)
 {
     struct reading whole = { .bytes = half_gone(), .count = PAGES * PAGE };
     add_up(&whole);
     ck_abort_msg("a sum of %llu", (unsigned long long)whole.sum);
 }
-END_TEST
 #endif
 
-int main(void)
-{
-    Suite *suite = suite_create("guard");
-    TCase *cases = tcase_create("guard");
-    tcase_add_checked_fixture(cases, set_up, NULL);
-    tcase_add_test(cases, a_page_that_is_not_there_ends_the_reading_and_nothing_else);
-    tcase_add_test(cases, threads_that_meet_it_at_once_come_back_each);
-#ifndef __SANITIZE_ADDRESS__
-    tcase_add_test_raise_signal(cases, outside_of_guarded_code_it_ends_the_process_as_before,
-                                SIGBUS);
-#endif
-    suite_add_tcase(suite, cases);
-    return suite_run(suite);
-}
+SUITE(4, set_up, NULL);

@@ -80,14 +80,13 @@ static void check(uint64_t available_bytes, uint64_t limit_bytes, const char *by
     ck_assert_str_eq(found.by, by);
 }
 
-START_TEST(without_control_groups_the_host_s_memory_counts)
+TEST(without_control_groups_the_host_s_memory_counts)
 {
     check(700 * MIB, 1000 * MIB, "the host's RAM");
     ck_assert_uint_eq(headroom().most_bytes, 1000 * MIB);
 }
-END_TEST
 
-START_TEST(every_group_above_counts_and_cache_that_is_not_in_use_does_not)
+TEST(every_group_above_counts_and_cache_that_is_not_in_use_does_not)
 {
     put_v2("/system.slice/cairn.service", "/");
     put("sys/fs/cgroup/system.slice/cairn.service/memory.max", "max\n");
@@ -102,20 +101,18 @@ START_TEST(every_group_above_counts_and_cache_that_is_not_in_use_does_not)
     check(5 * MIB, 95 * MIB, "/sys/fs/cgroup/system.slice/cairn.service");
     ck_assert_uint_eq(headroom().most_bytes, 95 * MIB);
 }
-END_TEST
 
-START_TEST(a_group_that_is_past_its_limit_has_nothing)
+TEST(a_group_that_is_past_its_limit_has_nothing)
 {
     put_v2("/g", "/");
     put_number("sys/fs/cgroup/g/memory.max", 50 * MIB);
     put_number("sys/fs/cgroup/g/memory.current", 60 * MIB);
     check(0, 50 * MIB, "/sys/fs/cgroup/g");
 }
-END_TEST
 
 /* Mounted from the container's group on, or seen from a namespace of its own, or from within one that is
  * elsewhere. */
-START_TEST(a_container_s_group_is_found_where_it_is_mounted)
+TEST(a_container_s_group_is_found_where_it_is_mounted)
 {
     const struct {
         const char *group, *top;
@@ -127,9 +124,8 @@ START_TEST(a_container_s_group_is_found_where_it_is_mounted)
         check(50 * MIB, 80 * MIB, "/sys/fs/cgroup");
     }
 }
-END_TEST
 
-START_TEST(the_older_hierarchy_is_read_where_it_is_the_one)
+TEST(the_older_hierarchy_is_read_where_it_is_the_one)
 {
     put("proc/self/cgroup", "9:cpu,cpuacct:/x\n5:hugetlb,memory:/a/b\n0::/\n");
     put("proc/self/mountinfo",
@@ -144,9 +140,8 @@ START_TEST(the_older_hierarchy_is_read_where_it_is_the_one)
     put("sys/fs/cgroup/memory/a/memory.stat", "inactive_file 1\ntotal_inactive_file 10485760\n");
     check(110 * MIB, 400 * MIB, "/sys/fs/cgroup/memory/a");
 }
-END_TEST
 
-START_TEST(a_host_that_does_not_say_is_an_error)
+TEST(a_host_that_does_not_say_is_an_error)
 {
     struct cairn_headroom found;
     struct cairn_sentence why;
@@ -154,9 +149,8 @@ START_TEST(a_host_that_does_not_say_is_an_error)
     ck_assert_int_eq(cairn_headroom_read(root, &found, &why), CAIRN_ERR_IO);
     ck_assert_ptr_nonnull(strstr(why.text, "/meminfo"));
 }
-END_TEST
 
-START_TEST(a_refusal_says_what_is_needed_what_there_is_and_who_limits)
+TEST(a_refusal_says_what_is_needed_what_there_is_and_who_limits)
 {
     const struct cairn_headroom found = { .available_bytes = 100 * MIB,
                                           .limit_bytes = 300 * MIB,
@@ -171,11 +165,10 @@ START_TEST(a_refusal_says_what_is_needed_what_there_is_and_who_limits)
     const struct cairn_headroom none = { .by = "nothing" };
     ck_assert_int_eq(cairn_headroom_judge(&none, 0, "it", &why), CAIRN_OK);
 }
-END_TEST
 
 /* ---- the lock ---- */
 
-START_TEST(one_at_a_time_has_the_lock_and_the_other_hears_who_does)
+TEST(one_at_a_time_has_the_lock_and_the_other_hears_who_does)
 {
     atomic_bool canceled = false;
     struct cairn_sentence why;
@@ -193,9 +186,8 @@ START_TEST(one_at_a_time_has_the_lock_and_the_other_hears_who_does)
     ck_assert_int_eq(cairn_host_lock_take(root, 1000, &canceled, &second, &why), CAIRN_OK);
     close(second);
 }
-END_TEST
 
-START_TEST(a_lock_that_cannot_be_opened_says_so)
+TEST(a_lock_that_cannot_be_opened_says_so)
 {
     atomic_bool canceled = false;
     struct cairn_sentence why;
@@ -204,22 +196,5 @@ START_TEST(a_lock_that_cannot_be_opened_says_so)
                      CAIRN_ERR_IO);
     ck_assert_ptr_nonnull(strstr(why.text, "/nowhere/at/all"));
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("headroom");
-    TCase *tests = tcase_create("headroom");
-    tcase_add_checked_fixture(tests, set_up, tear_down);
-    tcase_add_test(tests, without_control_groups_the_host_s_memory_counts);
-    tcase_add_test(tests, every_group_above_counts_and_cache_that_is_not_in_use_does_not);
-    tcase_add_test(tests, a_group_that_is_past_its_limit_has_nothing);
-    tcase_add_test(tests, a_container_s_group_is_found_where_it_is_mounted);
-    tcase_add_test(tests, the_older_hierarchy_is_read_where_it_is_the_one);
-    tcase_add_test(tests, a_host_that_does_not_say_is_an_error);
-    tcase_add_test(tests, a_refusal_says_what_is_needed_what_there_is_and_who_limits);
-    tcase_add_test(tests, one_at_a_time_has_the_lock_and_the_other_hears_who_does);
-    tcase_add_test(tests, a_lock_that_cannot_be_opened_says_so);
-    suite_add_tcase(suite, tests);
-    return suite_run(suite);
-}
+SUITE(4, set_up, tear_down);

@@ -5,14 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/wire/initializer.h"
-#include "proto/wire/scalars.h"
+#include "proto/spec/initializer.h"
+#include "proto/spec/scalars.h"
 #include "tests/support/suite.h"
 
 enum { MANY = 200000 };
 
 /* kat_vectors of the authors' Random123. */
-START_TEST(philox_gives_the_vectors_of_its_authors)
+TEST(philox_gives_the_vectors_of_its_authors)
 {
     static const struct {
         uint32_t counter[4], key[2], out[4];
@@ -32,9 +32,8 @@ START_TEST(philox_gives_the_vectors_of_its_authors)
         ck_assert_mem_eq(words, rows[i].out, sizeof words);
     }
 }
-END_TEST
 
-START_TEST(the_logarithm_is_within_an_ulp_of_libm)
+TEST(the_logarithm_is_within_an_ulp_of_libm)
 {
     uint64_t seed = 1;
     for (int i = 0; i < MANY; i++) {
@@ -46,10 +45,9 @@ START_TEST(the_logarithm_is_within_an_ulp_of_libm)
     }
     ck_assert(cairn_logarithm(1.0) == 0.0);
 }
-END_TEST
 
 /* Values of the paper (AS 241, 1988), and symmetry. */
-START_TEST(the_quantile_gives_the_values_of_the_paper)
+TEST(the_quantile_gives_the_values_of_the_paper)
 {
     ck_assert_double_eq_tol(cairn_normal_quantile(0.25), -0.6744897501960817, 1e-15);
     ck_assert_double_eq_tol(cairn_normal_quantile(0.001), -3.090232306167814, 1e-14);
@@ -57,9 +55,8 @@ START_TEST(the_quantile_gives_the_values_of_the_paper)
     ck_assert(cairn_normal_quantile(0.5) == 0.0);
     ck_assert(cairn_normal_quantile(0x1p-53) == -cairn_normal_quantile(1 - 0x1p-53));
 }
-END_TEST
 
-START_TEST(elements_have_their_golden_bits)
+TEST(elements_have_their_golden_bits)
 {
     static const uint64_t elems[] = { 0, 1, 2, 3, 4095, 4096, ((uint64_t)1 << 33) + 1 };
     static const struct {
@@ -96,9 +93,8 @@ START_TEST(elements_have_their_golden_bits)
         }
     }
 }
-END_TEST
 
-START_TEST(any_cut_gives_the_same_bits)
+TEST(any_cut_gives_the_same_bits)
 {
     const struct cairn_init init = { CAIRN_INIT_NORMAL, 0, 1, 3 };
     static float whole[10001], parts[10001];
@@ -109,9 +105,8 @@ START_TEST(any_cut_gives_the_same_bits)
     }
     ck_assert_mem_eq(whole, parts, sizeof whole);
 }
-END_TEST
 
-START_TEST(another_seed_or_name_gives_other_values)
+TEST(another_seed_or_name_gives_other_values)
 {
     float a[64], b[64], c[64];
     struct cairn_init init = { CAIRN_INIT_UNIFORM, 0, 1, 3 };
@@ -121,7 +116,6 @@ START_TEST(another_seed_or_name_gives_other_values)
     cairn_init_fill(&init, "w", 0, 64, c);
     for (int i = 0; i < 64; i++) ck_assert(a[i] != b[i] && a[i] != c[i]);
 }
-END_TEST
 
 /* ---- distributions: values, sorted, against the distribution they should have ---- */
 
@@ -165,26 +159,12 @@ static void check_distribution(const struct cairn_init *init, double mean, doubl
     free(values);
 }
 
-START_TEST(normal_and_uniform_values_look_like_it)
+TEST(normal_and_uniform_values_look_like_it)
 {
     const struct cairn_init normal = { CAIRN_INIT_NORMAL, 1, 0.02, 5 };
     const struct cairn_init uniform = { CAIRN_INIT_UNIFORM, -3, 5, 5 };
     check_distribution(&normal, 1, 0.0004, 3, normal_cdf, 1, 0.02);
     check_distribution(&uniform, 1, 64.0 / 12, 1.8, uniform_cdf, -3, 8);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("initializer");
-    TCase *tcase = tcase_create("initializer");
-    tcase_add_test(tcase, philox_gives_the_vectors_of_its_authors);
-    tcase_add_test(tcase, the_logarithm_is_within_an_ulp_of_libm);
-    tcase_add_test(tcase, the_quantile_gives_the_values_of_the_paper);
-    tcase_add_test(tcase, elements_have_their_golden_bits);
-    tcase_add_test(tcase, any_cut_gives_the_same_bits);
-    tcase_add_test(tcase, another_seed_or_name_gives_other_values);
-    tcase_add_test(tcase, normal_and_uniform_values_look_like_it);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(4);

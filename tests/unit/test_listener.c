@@ -1,5 +1,5 @@
-#include "server/base/listener.h"
 #include "proto/wire/messages.h"
+#include "server/base/listener_private.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 
@@ -178,7 +178,7 @@ static void run_with(void (*work)(void))
 
 static void settle(void)
 {
-    while (cairn_listener_peer_count(listener) > 0) uv_run(&loop, UV_RUN_ONCE);
+    while (listener->peer_count > 0) uv_run(&loop, UV_RUN_ONCE);
 }
 
 static void one_good_client(void)
@@ -186,7 +186,7 @@ static void one_good_client(void)
     close(good_client());
 }
 
-START_TEST(a_good_peer_is_served_and_its_end_is_told)
+TEST(a_good_peer_is_served_and_its_end_is_told)
 {
     open_listener();
     ck_assert_int_eq(strncmp(cairn_listener_address(listener), "127.0.0.1:", 10), 0);
@@ -197,7 +197,6 @@ START_TEST(a_good_peer_is_served_and_its_end_is_told)
     ck_assert_int_eq(gone_count, 1);
     ck_assert_int_eq(gone_status, CAIRN_ERR_CLOSED);
 }
-END_TEST
 
 static void thousand_garbage_clients(void)
 {
@@ -226,7 +225,7 @@ static long resident_bytes(void)
     return pages * sysconf(_SC_PAGESIZE);
 }
 
-START_TEST(a_thousand_garbage_connections_leave_nothing_behind)
+TEST(a_thousand_garbage_connections_leave_nothing_behind)
 {
     open_listener();
     run_with(one_good_client); // whatever is allocated once
@@ -243,7 +242,6 @@ START_TEST(a_thousand_garbage_connections_leave_nothing_behind)
     run_with(one_good_client);
     ck_assert_int_eq(hello_count, 1 + 4 + 1);
 }
-END_TEST
 
 static int silent_fds[300];
 
@@ -254,7 +252,7 @@ static void silent_clients_and_a_good_one(void)
     for (int i = 0; i < 300; i++) close(silent_fds[i]);
 }
 
-START_TEST(silent_connections_delay_a_good_peer_but_never_shut_it_out)
+TEST(silent_connections_delay_a_good_peer_but_never_shut_it_out)
 {
     open_listener();
     const uint64_t begin = uv_hrtime();
@@ -263,7 +261,6 @@ START_TEST(silent_connections_delay_a_good_peer_but_never_shut_it_out)
     ck_assert_uint_lt(uv_hrtime() - begin, UINT64_C(20000000000));
     settle();
 }
-END_TEST
 
 static void one_silent_client(void)
 {
@@ -272,7 +269,7 @@ static void one_silent_client(void)
     close(fd);
 }
 
-START_TEST(a_connection_that_says_nothing_is_closed)
+TEST(a_connection_that_says_nothing_is_closed)
 {
     options.hello_timeout_ms = 30;
     open_listener();
@@ -280,7 +277,6 @@ START_TEST(a_connection_that_says_nothing_is_closed)
     settle();
     ck_assert_int_eq(gone_count, 0); // the daemon never knew of it
 }
-END_TEST
 
 static void one_client_of_another_version(void)
 {
@@ -291,7 +287,7 @@ static void one_client_of_another_version(void)
     close(fd);
 }
 
-START_TEST(a_refused_hello_is_answered_and_then_closed)
+TEST(a_refused_hello_is_answered_and_then_closed)
 {
     open_listener();
     run_with(one_client_of_another_version);
@@ -301,7 +297,6 @@ START_TEST(a_refused_hello_is_answered_and_then_closed)
     ck_assert_int_eq(gone_status, CAIRN_ERR_VERSION);
     ck_assert_str_eq(gone_why, "another version");
 }
-END_TEST
 
 static void one_client_too_many(void)
 {
@@ -314,7 +309,7 @@ static void one_client_too_many(void)
     close(first);
 }
 
-START_TEST(connections_above_the_limit_are_closed)
+TEST(connections_above_the_limit_are_closed)
 {
     options.connections_max = 2;
     open_listener();
@@ -322,7 +317,6 @@ START_TEST(connections_above_the_limit_are_closed)
     ck_assert_int_eq(hello_count, 2);
     settle();
 }
-END_TEST
 
 static int kept_fd;
 
@@ -331,7 +325,7 @@ static void one_client_that_stays(void)
     kept_fd = good_client();
 }
 
-START_TEST(closing_the_listener_ends_its_peers)
+TEST(closing_the_listener_ends_its_peers)
 {
     open_listener();
     run_with(one_client_that_stays);
@@ -344,9 +338,8 @@ START_TEST(closing_the_listener_ends_its_peers)
     listener = NULL;
     closed_count = 0;
 }
-END_TEST
 
-START_TEST(only_loopback_unless_insecure_is_said)
+TEST(only_loopback_unless_insecure_is_said)
 {
     struct cairn_sentence why;
     options.listen = "0.0.0.0:0";
@@ -357,9 +350,8 @@ START_TEST(only_loopback_unless_insecure_is_said)
     options.insecure_network = true;
     open_listener();
 }
-END_TEST
 
-START_TEST(a_port_in_use_is_named)
+TEST(a_port_in_use_is_named)
 {
     struct cairn_sentence why;
     struct cairn_listener *second = NULL;
@@ -370,23 +362,5 @@ START_TEST(a_port_in_use_is_named)
     ck_assert_ptr_nonnull(strstr(why.text, cairn_listener_address(listener)));
     ck_assert_ptr_null(second);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("listener");
-    TCase *tcase = tcase_create("listener");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_add_test(tcase, a_good_peer_is_served_and_its_end_is_told);
-    tcase_add_test(tcase, a_thousand_garbage_connections_leave_nothing_behind);
-    tcase_add_test(tcase, silent_connections_delay_a_good_peer_but_never_shut_it_out);
-    tcase_add_test(tcase, a_connection_that_says_nothing_is_closed);
-    tcase_add_test(tcase, a_refused_hello_is_answered_and_then_closed);
-    tcase_add_test(tcase, connections_above_the_limit_are_closed);
-    tcase_add_test(tcase, closing_the_listener_ends_its_peers);
-    tcase_add_test(tcase, only_loopback_unless_insecure_is_said);
-    tcase_add_test(tcase, a_port_in_use_is_named);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60, setup, teardown);

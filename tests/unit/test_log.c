@@ -17,7 +17,7 @@ static const char *format(const char *message, const struct cairn_log_field *fie
     return line;
 }
 
-START_TEST(a_line_is_logfmt)
+TEST(a_line_is_logfmt)
 {
     ck_assert_str_eq(
         format("refused chunk 17", CAIRN_FIELDS({ "peer", "w5", 0 }, { "step", NULL, 41 })),
@@ -25,9 +25,8 @@ START_TEST(a_line_is_logfmt)
     ck_assert_str_eq(format("ready", NULL, 0), "ts=T level=info name=s0 msg=ready\n");
     ck_assert_str_eq(format("", NULL, 0), "ts=T level=info name=s0 msg=\"\"\n");
 }
-END_TEST
 
-START_TEST(a_strangers_text_cannot_forge_a_line)
+TEST(a_strangers_text_cannot_forge_a_line)
 {
     ck_assert_str_eq(format("a\nts=X level=error", NULL, 0),
                      "ts=T level=info name=s0 msg=\"a\\nts=X level=error\"\n");
@@ -36,9 +35,8 @@ START_TEST(a_strangers_text_cannot_forge_a_line)
     ck_assert_str_eq(format("x", CAIRN_FIELDS({ "peer", "a b", 0 })),
                      "ts=T level=info name=s0 msg=x peer=\"a b\"\n");
 }
-END_TEST
 
-START_TEST(a_long_line_is_cut_within_its_quotes)
+TEST(a_long_line_is_cut_within_its_quotes)
 {
     char message[300];
     char cut[100];
@@ -51,7 +49,6 @@ START_TEST(a_long_line_is_cut_within_its_quotes)
     ck_assert_int_eq(cut[length - 3], '"'); // of a whole escape
     ck_assert_int_eq(cut[length - 4], '\\');
 }
-END_TEST
 
 // Runs `work` with stderr in a file, and gives what it wrote.
 static const char *capture(void (*work)(void))
@@ -77,7 +74,7 @@ static void log_at_all_levels(void)
     cairn_log_debug("four");
 }
 
-START_TEST(levels_below_the_wanted_one_are_silent)
+TEST(levels_below_the_wanted_one_are_silent)
 {
     const char *text = capture(log_at_all_levels);
     ck_assert_ptr_nonnull(strstr(text, "level=error name=shard-0 msg=one\n"));
@@ -87,7 +84,6 @@ START_TEST(levels_below_the_wanted_one_are_silent)
     ck_assert_int_eq(strncmp(text, "ts=20", 5), 0);
     ck_assert_int_eq(text[strcspn(text, " ") - 1], 'Z');
 }
-END_TEST
 
 static void log_a_flood(void)
 {
@@ -98,7 +94,7 @@ static void log_a_flood(void)
     cairn_log_limited(&limit, CAIRN_LOG_WARN, "more");
 }
 
-START_TEST(a_flood_of_one_kind_is_one_line_and_a_count)
+TEST(a_flood_of_one_kind_is_one_line_and_a_count)
 {
     const char *text = capture(log_a_flood);
     int lines = 0;
@@ -107,9 +103,8 @@ START_TEST(a_flood_of_one_kind_is_one_line_and_a_count)
     ck_assert_ptr_nonnull(strstr(text, "msg=\"garbage 0\"\n"));
     ck_assert_ptr_nonnull(strstr(text, "msg=more suppressed=999\n"));
 }
-END_TEST
 
-START_TEST(a_log_that_nobody_reads_holds_nobody_up_and_says_what_it_lost)
+TEST(a_log_that_nobody_reads_holds_nobody_up_and_says_what_it_lost)
 {
     enum { LINES = 5000 }; // much more than a pipe takes
     static char said[1 << 20];
@@ -137,9 +132,8 @@ START_TEST(a_log_that_nobody_reads_holds_nobody_up_and_says_what_it_lost)
     ck_assert_uint_eq(lines + dropped, LINES);
     ck_assert_ptr_nonnull(strstr(told, "the last"));
 }
-END_TEST
 
-START_TEST(a_level_is_one_of_four_words)
+TEST(a_level_is_one_of_four_words)
 {
     enum cairn_log_level level = CAIRN_LOG_ERROR;
     ck_assert(cairn_log_level_parse("debug", &level));
@@ -147,19 +141,5 @@ START_TEST(a_level_is_one_of_four_words)
     ck_assert(!cairn_log_level_parse("loud", &level));
     ck_assert_int_eq(level, CAIRN_LOG_DEBUG);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("log");
-    TCase *tcase = tcase_create("log");
-    tcase_add_test(tcase, a_line_is_logfmt);
-    tcase_add_test(tcase, a_strangers_text_cannot_forge_a_line);
-    tcase_add_test(tcase, a_long_line_is_cut_within_its_quotes);
-    tcase_add_test(tcase, levels_below_the_wanted_one_are_silent);
-    tcase_add_test(tcase, a_flood_of_one_kind_is_one_line_and_a_count);
-    tcase_add_test(tcase, a_log_that_nobody_reads_holds_nobody_up_and_says_what_it_lost);
-    tcase_add_test(tcase, a_level_is_one_of_four_words);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(4);

@@ -5,10 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/wire/manifest.h"
-#include "proto/wire/manifest_seal.h"
-#include "proto/wire/optimizer.h"
-#include "proto/wire/snapshot_file.h"
+#include "proto/spec/optimizer.h"
+#include "proto/spec/planes.h"
+#include "proto/store/manifest.h"
+#include "proto/store/manifest_seal.h"
+#include "proto/store/snapshot_file.h"
 #include "tests/support/suite.h"
 
 #define FILE_1 "model/shard-00001-model-00001-of-00001.safetensors"
@@ -95,6 +96,8 @@ static struct cairn_manifest good_manifest(void)
     memcpy(m.reduce_groups.ranks, (const uint32_t[]) { 0, 4294967295, 71, 72, 77 }, 20);
     memcpy(m.reduce_groups.ends, (const uint32_t[]) { 2, 3, 5 }, 12);
     m.periodic = 0xfedcba9876543210;
+    cairn_results_add(&m.nonfinite, 1, 3);
+    m.nonfinite.nonfinite = 5; // two are of others
     m.spec.policy = (struct cairn_policy) { 1000, 3, CAIRN_SHARD_LOSS_RESTORE_LATEST, 60 };
     m.generation = 2;
     m.step = INT64_MAX;
@@ -123,7 +126,7 @@ static char *good_text(void)
     return text;
 }
 
-START_TEST(a_manifest_comes_back_exactly)
+TEST(a_manifest_comes_back_exactly)
 {
     struct cairn_manifest a = good_manifest(), b;
     char *text = good_text();
@@ -145,6 +148,10 @@ START_TEST(a_manifest_comes_back_exactly)
     ck_assert_uint_eq(b.shard_count, a.shard_count);
     ck_assert_uint_eq(b.created_unix_s, a.created_unix_s);
     ck_assert_uint_eq(b.periodic, a.periodic);
+    ck_assert_uint_eq(b.nonfinite.nonfinite, 5);
+    ck_assert_uint_eq(b.nonfinite.tensor_count, 1);
+    ck_assert_uint_eq(b.nonfinite.tensors[0].tensor, 1);
+    ck_assert_uint_eq(b.nonfinite.tensors[0].elems, 3);
     ck_assert_mem_eq(&b.loss_scale, &a.loss_scale, sizeof a.loss_scale);
     ck_assert_uint_eq(b.payload_bytes, 3);
     ck_assert_mem_eq(b.payload, a.payload, 3);
@@ -158,7 +165,6 @@ START_TEST(a_manifest_comes_back_exactly)
     cairn_manifest_release(&a);
     cairn_manifest_release(&b);
 }
-END_TEST
 
 /* A good manifest with `from` replaced by `to`, and a word of the sentence. */
 struct damage {
@@ -208,6 +214,11 @@ static const struct damage damages[] = {
     { "   77\n", "   -77\n", "reduce_groups", CAIRN_ERR_CORRUPT },
     { "   71\n", "   78\n", "reduce_groups", CAIRN_ERR_CORRUPT },
     { "   4294967295\n", "   4294967296\n", "reduce_groups", CAIRN_ERR_CORRUPT },
+    { "\"elems\": 5", "\"elems\": 2", "nonfinite: a tensor", CAIRN_ERR_CORRUPT },
+    { "\"elems\": 5", "\"elems\": -5", "nonfinite: a tensor", CAIRN_ERR_CORRUPT },
+    { "\"elems\": 5", "\"elems\": 0.5", "nonfinite: ", CAIRN_ERR_CORRUPT },
+    { "\"tensors\": {\n   \"", "\"tensors\": {\n   \"no", "nonfinite: a tensor",
+      CAIRN_ERR_CORRUPT },
     { "   4294967295\n", "   71\n", "reduce_groups", CAIRN_ERR_CORRUPT },
     { "\"bytes\": 12345", "\"bytes\": -1", "below 0", CAIRN_ERR_CORRUPT },
     { "\"xxh3_128\": \"0102fe", "\"xxh3_128\": \"01", "32 hex digits", CAIRN_ERR_CORRUPT },
@@ -237,7 +248,7 @@ static char *ended(char *text, const char *end)
     return whole;
 }
 
-START_TEST(a_manifest_that_is_not_exactly_ours_is_refused)
+TEST_EACH(a_manifest_that_is_not_exactly_ours_is_refused, 0, sizeof damages / sizeof damages[0])
 {
     const struct damage *damage = &damages[_i];
     char *text = good_text(), *bad = ended(altered(text, damage->from, damage->to), "");
@@ -249,9 +260,8 @@ START_TEST(a_manifest_that_is_not_exactly_ours_is_refused)
     free(text);
     free(bad);
 }
-END_TEST
 
-START_TEST(a_manifest_cut_anywhere_is_refused)
+TEST(a_manifest_cut_anywhere_is_refused)
 {
     char *text = good_text();
     const size_t last = strlen(text) - 2; // behind the last brace there is a newline
@@ -264,9 +274,8 @@ START_TEST(a_manifest_cut_anywhere_is_refused)
     }
     free(text);
 }
-END_TEST
 
-START_TEST(a_value_that_was_changed_is_found)
+TEST_EACH(a_value_that_was_changed_is_found, 0, 8)
 {
     static const struct {
         const char *from, *to;
@@ -288,9 +297,8 @@ START_TEST(a_value_that_was_changed_is_found)
     free(text);
     free(bad);
 }
-END_TEST
 
-START_TEST(no_byte_of_it_can_be_another_one)
+TEST(no_byte_of_it_can_be_another_one)
 {
     char *text = good_text();
     const size_t bytes = strlen(text);
@@ -302,9 +310,8 @@ START_TEST(no_byte_of_it_can_be_another_one)
     }
     free(text);
 }
-END_TEST
 
-START_TEST(one_of_a_former_version_has_no_hash_and_says_so)
+TEST(one_of_a_former_version_has_no_hash_and_says_so)
 {
     char *text = good_text(),
          *former = ended(altered(text, "\"version\": 3", "\"version\": 2"), "\n}\n");
@@ -322,9 +329,8 @@ START_TEST(one_of_a_former_version_has_no_hash_and_says_so)
     free(bare);
     free(former);
 }
-END_TEST
 
-START_TEST(what_a_reader_would_refuse_is_not_written)
+TEST(what_a_reader_would_refuse_is_not_written)
 {
     struct cairn_manifest m = good_manifest();
     const uint8_t hash[16] = { 0 };
@@ -343,9 +349,8 @@ START_TEST(what_a_reader_would_refuse_is_not_written)
     ck_assert_ptr_null(text);
     cairn_manifest_release(&m);
 }
-END_TEST
 
-START_TEST(only_paths_of_our_own_form_pass)
+TEST(only_paths_of_our_own_form_pass)
 {
     ck_assert(cairn_snapshot_path_ok(FILE_1));
     ck_assert(cairn_snapshot_path_ok("blobs/shard-00001-model-00001-of-00001.safetensors"));
@@ -374,9 +379,8 @@ START_TEST(only_paths_of_our_own_form_pass)
         ck_assert_msg(!cairn_snapshot_path_ok(bad[i]), "%s", bad[i]);
     }
 }
-END_TEST
 
-START_TEST(an_id_says_step_generation_and_attempt)
+TEST(an_id_says_step_generation_and_attempt)
 {
     char id[CAIRN_SNAPSHOT_ID_BYTES];
     uint64_t generation = 0, step = 0;
@@ -401,9 +405,8 @@ START_TEST(an_id_says_step_generation_and_attempt)
         ck_assert_msg(!cairn_snapshot_id_parse(bad[i], &generation, &step), "%s", bad[i]);
     }
 }
-END_TEST
 
-START_TEST(a_key_leads_back_to_its_tensor_and_plane)
+TEST(a_key_leads_back_to_its_tensor_and_plane)
 {
     struct cairn_manifest m = good_manifest();
     add_tensor(&m.spec, "w.exp_avg", CAIRN_TRAINED, (struct cairn_shape) { 1, { 4 } });
@@ -414,7 +417,7 @@ START_TEST(a_key_leads_back_to_its_tensor_and_plane)
     for (uint32_t t = 0; t < spec->tensor_count; t++) {
         for (uint32_t p = CAIRN_PLANE_PARAM; p < CAIRN_PLANE_COUNT; p++) {
             char key[CAIRN_SNAPSHOT_KEY_BYTES];
-            const bool stored = (cairn_snapshot_planes(spec, t) & 1u << p) != 0;
+            const bool stored = (cairn_spec_planes(spec, t) & 1u << p) != 0;
             cairn_snapshot_key(spec->tensors[t].name, p, key);
             ck_assert(cairn_snapshot_key_find(spec,
                                               p != CAIRN_PLANE_PARAM ? CAIRN_SNAPSHOT_OPTIM
@@ -424,8 +427,8 @@ START_TEST(a_key_leads_back_to_its_tensor_and_plane)
             if (stored) ck_assert_uint_eq(plane, p);
         }
     }
-    ck_assert_uint_eq(cairn_snapshot_planes(spec, cairn_spec_find_tensor(spec, "empty")), 0);
-    ck_assert_uint_eq(cairn_snapshot_planes(spec, cairn_spec_find_tensor(spec, "scalar")),
+    ck_assert_uint_eq(cairn_spec_planes(spec, cairn_spec_find_tensor(spec, "empty")), 0);
+    ck_assert_uint_eq(cairn_spec_planes(spec, cairn_spec_find_tensor(spec, "scalar")),
                       1u << CAIRN_PLANE_PARAM);
     ck_assert(!cairn_snapshot_key_find(spec, CAIRN_SNAPSHOT_OPTIM, "state.", &tensor, &plane));
     ck_assert(!cairn_snapshot_key_find(spec, CAIRN_SNAPSHOT_OPTIM, "state.scalar.exp_avg", &tensor,
@@ -433,24 +436,5 @@ START_TEST(a_key_leads_back_to_its_tensor_and_plane)
     ck_assert(!cairn_snapshot_key_find(spec, CAIRN_SNAPSHOT_OPTIM, "w.exp_avg", &tensor, &plane));
     cairn_manifest_release(&m);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("manifest");
-    tcase_set_timeout(tcase, 30);
-    tcase_add_test(tcase, a_manifest_comes_back_exactly);
-    tcase_add_loop_test(tcase, a_manifest_that_is_not_exactly_ours_is_refused, 0,
-                        sizeof damages / sizeof damages[0]);
-    tcase_add_test(tcase, a_manifest_cut_anywhere_is_refused);
-    tcase_add_loop_test(tcase, a_value_that_was_changed_is_found, 0, 8);
-    tcase_add_test(tcase, no_byte_of_it_can_be_another_one);
-    tcase_add_test(tcase, one_of_a_former_version_has_no_hash_and_says_so);
-    tcase_add_test(tcase, what_a_reader_would_refuse_is_not_written);
-    tcase_add_test(tcase, only_paths_of_our_own_form_pass);
-    tcase_add_test(tcase, an_id_says_step_generation_and_attempt);
-    tcase_add_test(tcase, a_key_leads_back_to_its_tensor_and_plane);
-    Suite *suite = suite_create("manifest");
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(30);

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "client/ctl/plan_spec.h"
-#include "proto/wire/manifest_spec.h"
+#include "proto/store/manifest_spec.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 #include "tests/support/weights_sample.h"
@@ -13,7 +13,7 @@
 static struct cairn_job_spec_data spec;
 static struct cairn_sentence why;
 
-START_TEST(a_list_of_tensors_is_enough)
+TEST(a_list_of_tensors_is_enough)
 {
     static const char text[] =
         "{\"tensors\": [{\"name\": \"z\", \"shape\": [3, 4]},"
@@ -33,9 +33,8 @@ START_TEST(a_list_of_tensors_is_enough)
     ck_assert_str_eq(spec.groups[0].optimizer, "adamw");
     cairn_spec_release(&spec);
 }
-END_TEST
 
-START_TEST(what_is_given_stands)
+TEST(what_is_given_stands)
 {
     static const char text[] =
         "{\"groups\": [{\"name\": \"g\", \"optimizer\": \"sgd\", \"momentum\": 0.9}], \"window\": "
@@ -50,7 +49,6 @@ START_TEST(what_is_given_stands)
     ck_assert_uint_eq(spec.stage, 0);
     cairn_spec_release(&spec);
 }
-END_TEST
 
 static const struct {
     const char *text, *said;
@@ -70,7 +68,7 @@ static const struct {
       "spec" },
 };
 
-START_TEST(what_is_wrong_is_said)
+TEST_EACH(what_is_wrong_is_said, 0, sizeof wrong / sizeof *wrong)
 {
     const char *text = wrong[_i].text;
     const cairn_status status = cairn_spec_of_json(text, strlen(text), &spec, &why);
@@ -78,9 +76,8 @@ START_TEST(what_is_wrong_is_said)
     ck_assert_msg(strstr(why.text, wrong[_i].said) != NULL, "%s: %s", text, why.text);
     ck_assert_msg(strncmp(why.text, "manifest", 8) != 0, "%s", why.text);
 }
-END_TEST
 
-START_TEST(weights_are_tensors_that_are_trained)
+TEST(weights_are_tensors_that_are_trained)
 {
     char root[CAIRN_SCRATCH_BYTES], path[CAIRN_SCRATCH_BYTES + 32];
     static const uint8_t data[12];
@@ -101,16 +98,5 @@ START_TEST(weights_are_tensors_that_are_trained)
     }
     cairn_scratch_remove(root);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("manifest_spec");
-    TCase *tests = tcase_create("manifest_spec");
-    tcase_add_test(tests, a_list_of_tensors_is_enough);
-    tcase_add_test(tests, what_is_given_stands);
-    tcase_add_loop_test(tests, what_is_wrong_is_said, 0, sizeof wrong / sizeof *wrong);
-    tcase_add_test(tests, weights_are_tensors_that_are_trained);
-    suite_add_tcase(suite, tests);
-    return suite_run(suite);
-}
+SUITE(4);

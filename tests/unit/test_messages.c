@@ -4,11 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/base/status.h"
 #include "proto/fabric/fabric.h"
+#include "proto/spec/optimizer.h"
 #include "proto/wire/frame.h"
 #include "proto/wire/messages.h"
-#include "proto/wire/optimizer.h"
-#include "proto/wire/status.h"
 #include "server/shard/shard.h"
 #include "tests/support/pages.h"
 #include "tests/support/suite.h"
@@ -38,7 +38,7 @@ static struct cairn_job_spec_data a_spec(size_t tensor_count)
     return spec;
 }
 
-START_TEST(every_number_of_the_table_has_its_own_type)
+TEST(every_number_of_the_table_has_its_own_type)
 {
     size_t count = 0;
     for (uint16_t a = 0; a <= CAIRN_MSG_MAX + 10; a++) {
@@ -51,9 +51,8 @@ START_TEST(every_number_of_the_table_has_its_own_type)
     ck_assert_str_eq(cairn_message_name(CAIRN_MSG_ROUND_OPENED), "RoundOpened");
     ck_assert_ptr_null(cairn_message_type(CAIRN_MSG_MAX + 1));
 }
-END_TEST
 
-START_TEST(a_spec_comes_back_as_it_was_sent)
+TEST(a_spec_comes_back_as_it_was_sent)
 {
     struct cairn_job_spec_data spec = a_spec(1000), back;
     uint8_t *bytes, *again;
@@ -70,9 +69,8 @@ START_TEST(a_spec_comes_back_as_it_was_sent)
     cairn_spec_release(&spec);
     cairn_spec_release(&back);
 }
-END_TEST
 
-START_TEST(a_message_of_few_bytes_cannot_take_much_memory)
+TEST(a_message_of_few_bytes_cannot_take_much_memory)
 {
     // A million empty tensors: 2 bytes each on the wire, over 100 bytes each in memory.
     const size_t len = 2000000;
@@ -87,9 +85,8 @@ START_TEST(a_message_of_few_bytes_cannot_take_much_memory)
                      CAIRN_ERR_MALFORMED);
     free(bytes);
 }
-END_TEST
 
-START_TEST(garbage_is_not_a_spec)
+TEST(garbage_is_not_a_spec)
 {
     unsigned seed = 7;
     struct cairn_job_spec_data spec = a_spec(3), back;
@@ -111,14 +108,13 @@ START_TEST(garbage_is_not_a_spec)
     free(bytes);
     cairn_spec_release(&spec);
 }
-END_TEST
 
 static void take_page(void *context, const Cairn__Page *page)
 {
     ck_assert_int_eq(cairn_paged_add(context, page), CAIRN_OK);
 }
 
-START_TEST(pages_come_together_in_order)
+TEST(pages_come_together_in_order)
 {
     const size_t len = 3 * CAIRN_PAGE_BYTES + 17;
     uint8_t *bytes = malloc(len);
@@ -131,9 +127,8 @@ START_TEST(pages_come_together_in_order)
     cairn_paged_release(&paged);
     free(bytes);
 }
-END_TEST
 
-START_TEST(memory_for_pages_grows_with_what_came_and_not_with_what_was_announced)
+TEST(memory_for_pages_grows_with_what_came_and_not_with_what_was_announced)
 {
     struct cairn_paged paged;
     uint8_t byte = 1;
@@ -152,7 +147,6 @@ START_TEST(memory_for_pages_grows_with_what_came_and_not_with_what_was_announced
     ck_assert_int_eq(cairn_paged_add(&paged, &page), CAIRN_ERR_PROTOCOL); // another total
     cairn_paged_release(&paged);
 }
-END_TEST
 
 /* Every number of it as long as it can be. */
 static void fill_numbers(ProtobufCMessage *message)
@@ -171,7 +165,7 @@ static void fill_numbers(ProtobufCMessage *message)
     }
 }
 
-START_TEST(the_largest_hello_of_a_shard_is_taken)
+TEST(the_largest_hello_of_a_shard_is_taken)
 {
     static Cairn__HeldJob held[CAIRN_SHARD_JOBS_MAX];
     static Cairn__HeldJob *list[CAIRN_SHARD_JOBS_MAX];
@@ -200,9 +194,8 @@ START_TEST(the_largest_hello_of_a_shard_is_taken)
     ck_assert_uint_gt(byte_count, CAIRN_FABRIC_ADDRESS_MAX);
     free(bytes);
 }
-END_TEST
 
-START_TEST(every_status_has_a_name_a_sentence_and_its_own_number)
+TEST(every_status_has_a_name_a_sentence_and_its_own_number)
 {
     ck_assert_str_eq(cairn_status_name(CAIRN_ERR_EPOCH_CHANGED), "CAIRN_ERR_EPOCH_CHANGED");
     ck_assert_int_eq(cairn_status_exit(CAIRN_ERR_UNREACHABLE), 10);
@@ -210,20 +203,5 @@ START_TEST(every_status_has_a_name_a_sentence_and_its_own_number)
     ck_assert_int_eq(cairn_status_known(77), 0);
     ck_assert_str_eq(cairn_status_name(77), "CAIRN_ERR_?");
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("messages");
-    TCase *tcase = tcase_create("messages");
-    tcase_add_test(tcase, every_number_of_the_table_has_its_own_type);
-    tcase_add_test(tcase, a_spec_comes_back_as_it_was_sent);
-    tcase_add_test(tcase, a_message_of_few_bytes_cannot_take_much_memory);
-    tcase_add_test(tcase, garbage_is_not_a_spec);
-    tcase_add_test(tcase, pages_come_together_in_order);
-    tcase_add_test(tcase, memory_for_pages_grows_with_what_came_and_not_with_what_was_announced);
-    tcase_add_test(tcase, the_largest_hello_of_a_shard_is_taken);
-    tcase_add_test(tcase, every_status_has_a_name_a_sentence_and_its_own_number);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(4);

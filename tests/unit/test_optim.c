@@ -8,6 +8,7 @@
 
 #include "gpu/gpu.h"
 #include "tests/golden/optim_golden.h"
+#include "tests/support/hyper.h"
 #include "tests/support/suite.h"
 
 #define GOLDEN_COUNT (sizeof golden / sizeof golden[0])
@@ -105,7 +106,7 @@ static double largest_ratio(const struct golden *g, const float *param)
     return largest;
 }
 
-START_TEST(fifty_steps_are_within_the_bound_of_torch)
+TEST_EACH(fifty_steps_are_within_the_bound_of_torch, 0, (int)GOLDEN_COUNT)
 {
     const struct golden *g = &golden[_i];
     struct state s = new_state(GOLDEN_ELEMS);
@@ -118,9 +119,8 @@ START_TEST(fifty_steps_are_within_the_bound_of_torch)
     ck_assert_msg(ratio <= 1, "%f of the bound", ratio);
     free_state(&s);
 }
-END_TEST
 
-START_TEST(every_optimizer_has_a_kernel_and_golden_values)
+TEST(every_optimizer_has_a_kernel_and_golden_values)
 {
     ck_assert_ptr_null((void *)(uintptr_t)cairn_backend_host()->update[0]);
     for (uint32_t id = 1; id < CAIRN_OPTIMIZER_COUNT; id++) {
@@ -131,7 +131,6 @@ START_TEST(every_optimizer_has_a_kernel_and_golden_values)
         ck_assert_msg(cairn_backend_host()->update[id] != NULL, "%s has no host kernel", name);
     }
 }
-END_TEST
 
 /* The equations, an element at a time, each operation stored before the next one. */
 struct element {
@@ -212,7 +211,7 @@ static void check_same(const float *a, const float *b, size_t elems)
     }
 }
 
-START_TEST(a_kernel_has_the_bits_of_its_equations)
+TEST_EACH(a_kernel_has_the_bits_of_its_equations, 0, (int)GOLDEN_COUNT)
 {
     const struct cairn_group_hyper hyper = golden_hyper(&golden[_i]);
     struct state fast = new_state(ELEMS), slow = new_state(ELEMS);
@@ -238,9 +237,8 @@ START_TEST(a_kernel_has_the_bits_of_its_equations)
     free_state(&slow);
     free(grad);
 }
-END_TEST
 
-START_TEST(ranges_at_any_offset_have_the_bits_of_the_whole)
+TEST_EACH(ranges_at_any_offset_have_the_bits_of_the_whole, 0, (int)GOLDEN_COUNT)
 {
     const struct cairn_group_hyper hyper = golden_hyper(&golden[_i]);
     struct state whole = new_state(ELEMS), ranges = new_state(ELEMS);
@@ -268,9 +266,8 @@ START_TEST(ranges_at_any_offset_have_the_bits_of_the_whole)
     free(wire_whole);
     free(wire_ranges);
 }
-END_TEST
 
-START_TEST(the_wire_copy_is_the_new_parameter_converted)
+TEST_EACH(the_wire_copy_is_the_new_parameter_converted, 0, (int)GOLDEN_COUNT)
 {
     const struct cairn_group_hyper hyper = golden_hyper(&golden[_i]);
     struct cairn_group_scalars scalars;
@@ -293,11 +290,10 @@ START_TEST(the_wire_copy_is_the_new_parameter_converted)
     free(bf16);
     free(converted);
 }
-END_TEST
 
-START_TEST(sgd_without_momentum_needs_no_moments)
+TEST(sgd_without_momentum_needs_no_moments)
 {
-    const struct cairn_group_hyper hyper = cairn_group_hyper_default(CAIRN_OPTIMIZER_SGD);
+    const struct cairn_group_hyper hyper = cairn_hyper_default(CAIRN_OPTIMIZER_SGD);
     struct cairn_group_scalars scalars;
     float param[3] = { 1, 2, 3 }, grad[3] = { 1, 0, -1 };
     struct cairn_update u = { .grad = grad, .param = param, .elems = 3 };
@@ -305,20 +301,5 @@ START_TEST(sgd_without_momentum_needs_no_moments)
     cairn_backend_host()->update[CAIRN_OPTIMIZER_SGD](&u, &scalars);
     ck_assert(param[0] == 1 - 1e-3f && param[1] == 2 && param[2] == 3 + 1e-3f);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("optim");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_loop_test(tcase, fifty_steps_are_within_the_bound_of_torch, 0, (int)GOLDEN_COUNT);
-    tcase_add_test(tcase, every_optimizer_has_a_kernel_and_golden_values);
-    tcase_add_loop_test(tcase, a_kernel_has_the_bits_of_its_equations, 0, (int)GOLDEN_COUNT);
-    tcase_add_loop_test(tcase, ranges_at_any_offset_have_the_bits_of_the_whole, 0,
-                        (int)GOLDEN_COUNT);
-    tcase_add_loop_test(tcase, the_wire_copy_is_the_new_parameter_converted, 0, (int)GOLDEN_COUNT);
-    tcase_add_test(tcase, sgd_without_momentum_needs_no_moments);
-    Suite *suite = suite_create("optim");
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60);

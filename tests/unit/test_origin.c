@@ -3,9 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/wire/manifest.h"
+#include "proto/spec/optimizer.h"
+#include "proto/store/manifest.h"
 #include "proto/wire/messages.h"
-#include "proto/wire/optimizer.h"
 #include "tests/support/snapshot_sample.h"
 #include "tests/support/suite.h"
 
@@ -29,7 +29,7 @@ static void count_line(void *context, const char *line)
     ++*(size_t *)context;
 }
 
-START_TEST(path_and_prefix_travel_and_are_stored)
+TEST(path_and_prefix_travel_and_are_stored)
 {
     struct cairn_job_spec_data spec = spec_of("/models/base", "model.", CAIRN_INIT_NONE), got, copy;
     uint8_t *bytes;
@@ -58,9 +58,8 @@ START_TEST(path_and_prefix_travel_and_are_stored)
     cairn_manifest_release(&m);
     cairn_manifest_release(&back);
 }
-END_TEST
 
-START_TEST(another_path_or_prefix_is_another_job)
+TEST(another_path_or_prefix_is_another_job)
 {
     struct cairn_job_spec_data a = spec_of("/models/base", "model.", CAIRN_INIT_NONE);
     struct cairn_job_spec_data b = spec_of("/models/other", NULL, CAIRN_INIT_NONE);
@@ -74,9 +73,8 @@ START_TEST(another_path_or_prefix_is_another_job)
     cairn_spec_release(&a);
     cairn_spec_release(&b);
 }
-END_TEST
 
-START_TEST(weights_that_are_not_finite_are_wished_for_in_the_spec)
+TEST(weights_that_are_not_finite_are_wished_for_in_the_spec)
 {
     struct cairn_job_spec_data a = spec_of("/models/base", NULL, CAIRN_INIT_NONE);
     struct cairn_job_spec_data b = spec_of("/models/base", NULL, CAIRN_INIT_NONE);
@@ -92,9 +90,8 @@ START_TEST(weights_that_are_not_finite_are_wished_for_in_the_spec)
     cairn_spec_release(&a);
     cairn_spec_release(&b);
 }
-END_TEST
 
-START_TEST(a_path_that_cannot_be_one_is_refused)
+TEST(a_path_that_cannot_be_one_is_refused)
 {
     static char longest[CAIRN_SPEC_PATH_MAX + 3] = "/";
     memset(longest + 1, 'a', CAIRN_SPEC_PATH_MAX + 1);
@@ -112,9 +109,8 @@ START_TEST(a_path_that_cannot_be_one_is_refused)
     ck_assert_int_eq(cairn_spec_check(&spec, cairn_optimizer_names(), &why), CAIRN_OK);
     cairn_spec_release(&spec);
 }
-END_TEST
 
-START_TEST(a_job_initializes_itself_if_every_tensor_has_an_origin)
+TEST(a_job_initializes_itself_if_every_tensor_has_an_origin)
 {
     struct cairn_job_spec_data spec = spec_of(NULL, "", CAIRN_INIT_NONE);
     ck_assert(!cairn_spec_initializes_itself(&spec));
@@ -130,17 +126,5 @@ START_TEST(a_job_initializes_itself_if_every_tensor_has_an_origin)
     ck_assert(!cairn_spec_initializes_itself(&spec)); // nothing to make: as it always was
     cairn_spec_release(&spec);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("origin");
-    TCase *tcase = tcase_create("origin");
-    tcase_add_test(tcase, path_and_prefix_travel_and_are_stored);
-    tcase_add_test(tcase, another_path_or_prefix_is_another_job);
-    tcase_add_test(tcase, weights_that_are_not_finite_are_wished_for_in_the_spec);
-    tcase_add_test(tcase, a_path_that_cannot_be_one_is_refused);
-    tcase_add_test(tcase, a_job_initializes_itself_if_every_tensor_has_an_origin);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(4);

@@ -1,4 +1,4 @@
-/* Large pages (proto/fabric/pages.h, server/shard/arena.h): what is asked for where, and that no byte
+/* Large pages (proto/fabric/pages.h, server/shard/memory/arena.h): what is asked for where, and that no byte
  * changes. That the kernel has some to give is not promised, and not asserted. */
 #include <check.h>
 #include <fcntl.h>
@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "proto/fabric/pages.h"
-#include "server/shard/arena.h"
+#include "server/shard/memory/arena.h"
 #include "tests/support/suite.h"
 
 #define LARGE CAIRN_PAGES_LARGE_BYTES
@@ -33,7 +33,7 @@ static size_t resident(int fd)
     return (size_t)at.st_blocks * 512;
 }
 
-START_TEST(a_mapping_begins_at_a_large_page_and_goes_with_one_munmap)
+TEST(a_mapping_begins_at_a_large_page_and_goes_with_one_munmap)
 {
     const size_t sizes[] = { 1, 4096, LARGE - 1, LARGE, LARGE + 1, 3 * LARGE + 4097 };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -52,9 +52,8 @@ START_TEST(a_mapping_begins_at_a_large_page_and_goes_with_one_munmap)
     }
     ck_assert(cairn_pages_map(LARGE, PROT_READ, MAP_SHARED, -1) == MAP_FAILED);
 }
-END_TEST
 
-START_TEST(what_is_there_stays_and_what_is_not_is_zero)
+TEST(what_is_there_stays_and_what_is_not_is_zero)
 {
     const size_t bytes = 4 * LARGE + 8192;
     const int fd = shared(bytes);
@@ -72,10 +71,9 @@ START_TEST(what_is_there_stays_and_what_is_not_is_zero)
     munmap(at, bytes);
     close(fd);
 }
-END_TEST
 
 /* Two neighbours that share a large page, as pieces of a plane with gaps do. */
-START_TEST(what_is_taken_is_there_and_nothing_beside_it)
+TEST(what_is_taken_is_there_and_nothing_beside_it)
 {
     struct cairn_arena arena;
     struct cairn_sentence why;
@@ -92,9 +90,8 @@ START_TEST(what_is_taken_is_there_and_nothing_beside_it)
         ck_assert_uint_eq(arena.base[i], i == LARGE + 4096 ? 7 : 0);
     cairn_arena_close(&arena);
 }
-END_TEST
 
-START_TEST(scratch_is_taken_too_and_what_the_kernel_refuses_is_said)
+TEST(scratch_is_taken_too_and_what_the_kernel_refuses_is_said)
 {
     struct cairn_arena arena;
     struct cairn_sentence why;
@@ -111,10 +108,9 @@ START_TEST(scratch_is_taken_too_and_what_the_kernel_refuses_is_said)
     ck_assert_int_eq(cairn_arena_take(&arena, LARGE, LARGE), CAIRN_ERR_NO_MEMORY);
     cairn_arena_close(&arena);
 }
-END_TEST
 
 /* They begin at multiples of a GiB. Nothing is touched, so none need be there. */
-START_TEST(a_file_of_pages_larger_still_is_mapped_too)
+TEST(a_file_of_pages_larger_still_is_mapped_too)
 {
     const size_t bytes = (size_t)1 << 30;
     const int flags = MAP_SHARED | MAP_NORESERVE;
@@ -128,17 +124,5 @@ START_TEST(a_file_of_pages_larger_still_is_mapped_too)
     munmap(plain, bytes);
     close(fd);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("pages");
-    TCase *tests = tcase_create("pages");
-    tcase_add_test(tests, a_mapping_begins_at_a_large_page_and_goes_with_one_munmap);
-    tcase_add_test(tests, what_is_there_stays_and_what_is_not_is_zero);
-    tcase_add_test(tests, what_is_taken_is_there_and_nothing_beside_it);
-    tcase_add_test(tests, scratch_is_taken_too_and_what_the_kernel_refuses_is_said);
-    tcase_add_test(tests, a_file_of_pages_larger_still_is_mapped_too);
-    suite_add_tcase(suite, tests);
-    return suite_run(suite);
-}
+SUITE(4);

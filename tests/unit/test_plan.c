@@ -48,7 +48,7 @@ static void spread_is_kept(const struct job *job, const struct cairn_layout *lay
 
 /* --- fresh tables --------------------------------------------------------------------------------- */
 
-START_TEST(every_quantum_has_exactly_one_owner_and_no_unit_exceeds_its_spread)
+TEST(every_quantum_has_exactly_one_owner_and_no_unit_exceeds_its_spread)
 {
     double worst = 1;
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
@@ -76,10 +76,9 @@ START_TEST(every_quantum_has_exactly_one_owner_and_no_unit_exceeds_its_spread)
     printf("fresh, %d random jobs, the spread often too small: worst heaviest/mean %.3f\n", SEEDS,
            worst);
 }
-END_TEST
 
 /* Wherever each unit may use every shard, no shard is further than one quantum from its share. */
-START_TEST(shards_are_within_one_quantum_of_their_share_where_the_spread_allows_it)
+TEST(shards_are_within_one_quantum_of_their_share_where_the_spread_allows_it)
 {
     double worst_quanta = 0, worst_ratio = 1;
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
@@ -111,9 +110,8 @@ START_TEST(shards_are_within_one_quantum_of_their_share_where_the_spread_allows_
            SEEDS, worst_quanta, worst_ratio);
     ck_assert_double_le(worst_quanta, 1.0);
 }
-END_TEST
 
-START_TEST(transformers_are_level_and_widely_spread_over_few_and_many_shards)
+TEST(transformers_are_level_and_widely_spread_over_few_and_many_shards)
 {
     const struct {
         const char *name;
@@ -143,11 +141,10 @@ START_TEST(transformers_are_level_and_widely_spread_over_few_and_many_shards)
         job_close(&job);
     }
 }
-END_TEST
 
 /* Where shards are more than the spread, cuts that level them exist at least if every unit fits the
  * shares of one shard less than it may use, wherever it begins. */
-START_TEST(shards_beyond_the_spread_are_level_if_units_fit_their_shares)
+TEST(shards_beyond_the_spread_are_level_if_units_fit_their_shares)
 {
     double worst_quanta = 0, spread = 0;
     unsigned count = 0;
@@ -186,9 +183,8 @@ START_TEST(shards_beyond_the_spread_are_level_if_units_fit_their_shares)
            count, worst_quanta, 100 * spread / count);
     ck_assert_double_le(worst_quanta, 1.0);
 }
-END_TEST
 
-START_TEST(the_spread_wins_over_balance_and_the_report_says_so)
+TEST(the_spread_wins_over_balance_and_the_report_says_so)
 {
     struct job job = job_open(1);
     job_set(&job, 0, 0, matrix_of(4096, 1024)); // 16 MiB
@@ -201,9 +197,8 @@ START_TEST(the_spread_wins_over_balance_and_the_report_says_so)
     cairn_layout_close(layout);
     job_close(&job);
 }
-END_TEST
 
-START_TEST(fewer_rows_than_shards_scalars_and_empty_tensors_find_owners)
+TEST(fewer_rows_than_shards_scalars_and_empty_tensors_find_owners)
 {
     struct job job = job_open(4);
     job_set(&job, 0, 0, matrix_of(3, 1000000));
@@ -228,9 +223,8 @@ START_TEST(fewer_rows_than_shards_scalars_and_empty_tensors_find_owners)
     job.tensor_count = 4;
     job_close(&job);
 }
-END_TEST
 
-START_TEST(the_table_is_the_same_for_any_order_of_the_tensor_list)
+TEST(the_table_is_the_same_for_any_order_of_the_tensor_list)
 {
     for (uint64_t seed = 0; seed < 60; seed++) {
         random_state = seed;
@@ -280,11 +274,10 @@ START_TEST(the_table_is_the_same_for_any_order_of_the_tensor_list)
         job_close(&job);
     }
 }
-END_TEST
 
 /* --- refusals and speed --------------------------------------------------------------------------- */
 
-START_TEST(a_request_that_makes_no_sense_is_refused)
+TEST(a_request_that_makes_no_sense_is_refused)
 {
     struct job job = transformer(1, 64, 100), other = transformer(1, 128, 100);
     struct cairn_plan_request request = ask(&job, 2);
@@ -308,7 +301,6 @@ START_TEST(a_request_that_makes_no_sense_is_refused)
     job_close(&job);
     job_close(&other);
 }
-END_TEST
 
 static double seconds_now(void)
 {
@@ -318,7 +310,7 @@ static double seconds_now(void)
 }
 
 /* 100,000 tensors of 10 M parameters or fewer, ten to a unit. */
-START_TEST(a_thousand_shards_and_a_hundred_thousand_tensors_take_well_under_a_second)
+TEST(a_thousand_shards_and_a_hundred_thousand_tensors_take_well_under_a_second)
 {
     struct job job = job_open(100000);
     random_state = 1;
@@ -348,23 +340,5 @@ START_TEST(a_thousand_shards_and_a_hundred_thousand_tensors_take_well_under_a_se
     cairn_layout_close(next);
     job_close(&job);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tests = tcase_create("plan");
-    tcase_set_timeout(tests, 60);
-    tcase_add_test(tests, every_quantum_has_exactly_one_owner_and_no_unit_exceeds_its_spread);
-    tcase_add_test(tests, shards_are_within_one_quantum_of_their_share_where_the_spread_allows_it);
-    tcase_add_test(tests, transformers_are_level_and_widely_spread_over_few_and_many_shards);
-    tcase_add_test(tests, shards_beyond_the_spread_are_level_if_units_fit_their_shares);
-    tcase_add_test(tests, the_spread_wins_over_balance_and_the_report_says_so);
-    tcase_add_test(tests, fewer_rows_than_shards_scalars_and_empty_tensors_find_owners);
-    tcase_add_test(tests, the_table_is_the_same_for_any_order_of_the_tensor_list);
-    tcase_add_test(tests, a_request_that_makes_no_sense_is_refused);
-    tcase_add_test(tests,
-                   a_thousand_shards_and_a_hundred_thousand_tensors_take_well_under_a_second);
-    Suite *suite = suite_create("plan");
-    suite_add_tcase(suite, tests);
-    return suite_run(suite);
-}
+SUITE(60);

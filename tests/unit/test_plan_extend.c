@@ -39,7 +39,7 @@ static bool same_table(const struct cairn_layout *a, uint32_t t, const struct ca
 }
 
 /* The job of the first `kept` tensors is planned; the rest is added. */
-START_TEST(nothing_that_stays_moves_and_what_is_added_has_one_owner)
+TEST(nothing_that_stays_moves_and_what_is_added_has_one_owner)
 {
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
         random_state = seed;
@@ -62,9 +62,8 @@ START_TEST(nothing_that_stays_moves_and_what_is_added_has_one_owner)
         job_close(&job);
     }
 }
-END_TEST
 
-START_TEST(the_least_loaded_shards_fill_up_first)
+TEST(the_least_loaded_shards_fill_up_first)
 {
     struct job job = job_open(3);
     uint32_t was[3] = { 0, CAIRN_TENSOR_NEW, CAIRN_TENSOR_NEW };
@@ -97,9 +96,8 @@ START_TEST(the_least_loaded_shards_fill_up_first)
     cairn_layout_close(old);
     job_close(&job);
 }
-END_TEST
 
-START_TEST(a_tensor_of_another_shape_is_refused)
+TEST(a_tensor_of_another_shape_is_refused)
 {
     struct job job = job_open(1);
     struct cairn_layout *layout;
@@ -114,16 +112,5 @@ START_TEST(a_tensor_of_another_shape_is_refused)
     cairn_layout_close(old);
     job_close(&job);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tests = tcase_create("plan_extend");
-    tcase_set_timeout(tests, 60);
-    tcase_add_test(tests, nothing_that_stays_moves_and_what_is_added_has_one_owner);
-    tcase_add_test(tests, the_least_loaded_shards_fill_up_first);
-    tcase_add_test(tests, a_tensor_of_another_shape_is_refused);
-    Suite *suite = suite_create("plan_extend");
-    suite_add_tcase(suite, tests);
-    return suite_run(suite);
-}
+SUITE(60);

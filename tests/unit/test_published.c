@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/wire/plan.h"
-#include "proto/wire/published.h"
+#include "proto/geometry/published.h"
+#include "proto/plan/plan.h"
 #include "tests/support/suite.h"
 
 enum { TENSORS = 5, PAGE = CAIRN_PUBLISHED_PAGE_BYTES };
@@ -50,7 +50,7 @@ static void check_places(const struct cairn_shard_map *map, size_t elem_bytes)
     }
 }
 
-START_TEST(parts_of_a_tensor_can_be_mapped_one_behind_another)
+TEST(parts_of_a_tensor_can_be_mapped_one_behind_another)
 {
     for (uint32_t shards = 1; shards <= 5; shards++) {
         struct cairn_layout *layout = plan_for(shards);
@@ -64,7 +64,6 @@ START_TEST(parts_of_a_tensor_can_be_mapped_one_behind_another)
         cairn_layout_close(layout);
     }
 }
-END_TEST
 
 static struct cairn_published_head *head_of(struct cairn_layout *layout)
 {
@@ -77,7 +76,7 @@ static struct cairn_published_head *head_of(struct cairn_layout *layout)
     return head;
 }
 
-START_TEST(a_copy_is_read_at_its_version_only)
+TEST(a_copy_is_read_at_its_version_only)
 {
     struct cairn_layout *layout = plan_for(1);
     struct cairn_published_head *head = head_of(layout);
@@ -100,7 +99,6 @@ START_TEST(a_copy_is_read_at_its_version_only)
     free(head);
     cairn_layout_close(layout);
 }
-END_TEST
 
 struct race {
     struct cairn_published_head *head;
@@ -121,7 +119,7 @@ static void *write_versions(void *arg)
     return NULL;
 }
 
-START_TEST(a_version_that_is_overwritten_while_it_is_read_is_never_taken_for_whole)
+TEST(a_version_that_is_overwritten_while_it_is_read_is_never_taken_for_whole)
 {
     struct cairn_layout *layout = plan_for(1);
     struct race race = { .head = head_of(layout) };
@@ -144,15 +142,5 @@ START_TEST(a_version_that_is_overwritten_while_it_is_read_is_never_taken_for_who
     free(race.head);
     cairn_layout_close(layout);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("published");
-    TCase *cases = tcase_create("published");
-    tcase_add_test(cases, parts_of_a_tensor_can_be_mapped_one_behind_another);
-    tcase_add_test(cases, a_copy_is_read_at_its_version_only);
-    tcase_add_test(cases, a_version_that_is_overwritten_while_it_is_read_is_never_taken_for_whole);
-    suite_add_tcase(suite, cases);
-    return suite_run(suite);
-}
+SUITE(4);

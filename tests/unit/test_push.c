@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/wire/push.h"
+#include "proto/link/push.h"
 #include "tests/support/suite.h"
 
 #define SHARDS 2
@@ -41,7 +41,7 @@ static void expect(size_t index, enum cairn_push_action_kind kind, uint32_t chun
     ck_assert_uint_eq(list[index].chunk, chunk_or_sent);
 }
 
-START_TEST(nothing_is_sent_before_the_grant_and_then_no_more_than_the_window)
+TEST(nothing_is_sent_before_the_grant_and_then_no_more_than_the_window)
 {
     push_chunks(0, 0, 4);
     ck_assert_uint_eq(out.count, 0);
@@ -51,15 +51,9 @@ START_TEST(nothing_is_sent_before_the_grant_and_then_no_more_than_the_window)
     expect(1, CAIRN_PUSH_SEND_CHUNK, 1);
     cairn_push_on_grant(push, 0, 1, 2, &out); // a duplicate sends nothing again
     ck_assert_uint_eq(out.count, 2);
-    bool granted = false;
-    ck_assert_uint_eq(cairn_push_pending(push, 0, &granted), 4);
-    ck_assert(granted);
-    cairn_push_pending(push, 1, &granted);
-    ck_assert(!granted);
 }
-END_TEST
 
-START_TEST(an_ack_releases_the_buffer_once_and_lets_the_next_chunk_go)
+TEST(an_ack_releases_the_buffer_once_and_lets_the_next_chunk_go)
 {
     push_chunks(0, 0, 3);
     cairn_push_on_grant(push, 0, 1, 1, &out);
@@ -72,9 +66,8 @@ START_TEST(an_ack_releases_the_buffer_once_and_lets_the_next_chunk_go)
     ck_assert_int_eq(list[0].status, CAIRN_OK);
     expect(1, CAIRN_PUSH_SEND_CHUNK, 1);
 }
-END_TEST
 
-START_TEST(ends_and_commits_follow_the_chunks_and_the_next_micro_batch_waits_for_its_ack)
+TEST(ends_and_commits_follow_the_chunks_and_the_next_micro_batch_waits_for_its_ack)
 {
     push_chunks(0, 0, 1);
     ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
@@ -98,9 +91,8 @@ START_TEST(ends_and_commits_follow_the_chunks_and_the_next_micro_batch_waits_for
     cairn_push_on_ack(push, 0, first, &out);
     ck_assert_uint_eq(out.count, 1);
 }
-END_TEST
 
-START_TEST(a_shard_without_chunks_still_gets_the_end_and_the_commit)
+TEST(a_shard_without_chunks_still_gets_the_end_and_the_commit)
 {
     ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
     ck_assert_int_eq(cairn_push_commit(push, 1, &out), CAIRN_OK);
@@ -109,9 +101,8 @@ START_TEST(a_shard_without_chunks_still_gets_the_end_and_the_commit)
     expect(0, CAIRN_PUSH_SEND_MICRO_END, 0);
     ck_assert_int_eq(list[1].kind, CAIRN_PUSH_SEND_COMMIT);
 }
-END_TEST
 
-START_TEST(a_lost_connection_sends_everything_unanswered_again_oldest_first)
+TEST(a_lost_connection_sends_everything_unanswered_again_oldest_first)
 {
     push_chunks(0, 0, 4);
     ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
@@ -128,9 +119,8 @@ START_TEST(a_lost_connection_sends_everything_unanswered_again_oldest_first)
     expect(2, CAIRN_PUSH_SEND_CHUNK, 3);
     expect(3, CAIRN_PUSH_SEND_MICRO_END, 4);
 }
-END_TEST
 
-START_TEST(an_ack_of_an_earlier_sending_is_good_for_a_chunk_that_is_queued_again)
+TEST(an_ack_of_an_earlier_sending_is_good_for_a_chunk_that_is_queued_again)
 {
     push_chunks(0, 0, 2);
     cairn_push_on_grant(push, 0, 1, 2, &out);
@@ -144,9 +134,8 @@ START_TEST(an_ack_of_an_earlier_sending_is_good_for_a_chunk_that_is_queued_again
     ck_assert_uint_eq(out.count, 1);
     expect(0, CAIRN_PUSH_SEND_CHUNK, 1);
 }
-END_TEST
 
-START_TEST(a_grant_of_a_new_endpoint_sends_everything_unanswered_again_oldest_first)
+TEST(a_grant_of_a_new_endpoint_sends_everything_unanswered_again_oldest_first)
 {
     push_chunks(0, 0, 4);
     ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
@@ -173,9 +162,8 @@ START_TEST(a_grant_of_a_new_endpoint_sends_everything_unanswered_again_oldest_fi
     cairn_push_on_ack(push, 0, first, &out); // both were answered
     ck_assert_uint_eq(out.count, 1);
 }
-END_TEST
 
-START_TEST(after_the_loss_of_the_connection_any_endpoint_is_new)
+TEST(after_the_loss_of_the_connection_any_endpoint_is_new)
 {
     push_chunks(0, 0, 1);
     cairn_push_on_grant(push, 0, 7, 1, &out);
@@ -187,9 +175,8 @@ START_TEST(after_the_loss_of_the_connection_any_endpoint_is_new)
     ck_assert_uint_eq(out.count, 2);
     expect(1, CAIRN_PUSH_SEND_CHUNK, 0);
 }
-END_TEST
 
-START_TEST(in_a_void_round_a_new_endpoint_is_asked_again_who_reads_the_buffers)
+TEST(in_a_void_round_a_new_endpoint_is_asked_again_who_reads_the_buffers)
 {
     push_chunks(0, 0, 3);
     push_chunks(1, 0, 1);
@@ -217,9 +204,8 @@ START_TEST(in_a_void_round_a_new_endpoint_is_asked_again_who_reads_the_buffers)
     expect(1, CAIRN_PUSH_RELEASED, 1);
     ck_assert(!cairn_push_idle(push));
 }
-END_TEST
 
-START_TEST(a_shard_owes_something_until_the_last_end_is_answered)
+TEST(a_shard_owes_something_until_the_last_end_is_answered)
 {
     ck_assert(!cairn_push_waits(push, 0));
     push_chunks(0, 0, 1);
@@ -233,9 +219,8 @@ START_TEST(a_shard_owes_something_until_the_last_end_is_answered)
     cairn_push_on_micro_ack(push, 0, 0, &out);
     ck_assert(!cairn_push_waits(push, 0));
 }
-END_TEST
 
-START_TEST(busy_and_checksum_send_the_chunk_again)
+TEST(busy_and_checksum_send_the_chunk_again)
 {
     push_chunks(0, 0, 2);
     cairn_push_on_grant(push, 0, 1, 1, &out);
@@ -256,9 +241,8 @@ START_TEST(busy_and_checksum_send_the_chunk_again)
     expect(0, CAIRN_PUSH_SEND_CHUNK, 0);
     ck_assert(!cairn_push_idle(push));
 }
-END_TEST
 
-START_TEST(a_refusal_makes_the_round_void_and_what_was_sent_stays_on_loan_until_answered)
+TEST(a_refusal_makes_the_round_void_and_what_was_sent_stays_on_loan_until_answered)
 {
     push_chunks(0, 0, 4);
     push_chunks(1, 0, 1);
@@ -280,9 +264,8 @@ START_TEST(a_refusal_makes_the_round_void_and_what_was_sent_stays_on_loan_until_
     expect(0, CAIRN_PUSH_RELEASED, 1);
     ck_assert(cairn_push_idle(push));
 }
-END_TEST
 
-START_TEST(the_coordinators_void_waits_for_answers_or_the_loss_of_the_connection)
+TEST(the_coordinators_void_waits_for_answers_or_the_loss_of_the_connection)
 {
     push_chunks(0, 0, 1);
     push_chunks(1, 0, 1);
@@ -297,9 +280,8 @@ START_TEST(the_coordinators_void_waits_for_answers_or_the_loss_of_the_connection
     ck_assert_uint_eq(out.count, 2);
     ck_assert(cairn_push_idle(push));
 }
-END_TEST
 
-START_TEST(the_result_of_a_committed_round_releases_everything)
+TEST(the_result_of_a_committed_round_releases_everything)
 {
     push_chunks(0, 0, 2);
     ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
@@ -311,9 +293,8 @@ START_TEST(the_result_of_a_committed_round_releases_everything)
     ck_assert_int_eq(list[0].status, CAIRN_OK);
     ck_assert(cairn_push_idle(push));
 }
-END_TEST
 
-START_TEST(a_full_queue_is_busy_and_changes_nothing)
+TEST(a_full_queue_is_busy_and_changes_nothing)
 {
     push_chunks(0, 0, QUEUE);
     ck_assert_int_eq(cairn_push_chunk(push, 1, 0, 0, 0, &out), CAIRN_ERR_BUSY);
@@ -324,9 +305,8 @@ START_TEST(a_full_queue_is_busy_and_changes_nothing)
     for (int i = 0; i < 2; i++) cairn_push_on_ack(push, 0, requests[i], &out);
     ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
 }
-END_TEST
 
-START_TEST(calls_out_of_order_are_invalid_and_change_nothing)
+TEST(calls_out_of_order_are_invalid_and_change_nothing)
 {
     ck_assert_int_eq(cairn_push_commit(push, 1, &out), CAIRN_ERR_INVALID);
     ck_assert_int_eq(cairn_push_chunk(push, 0, 1, 0, 0, &out), CAIRN_ERR_INVALID);
@@ -341,9 +321,8 @@ START_TEST(calls_out_of_order_are_invalid_and_change_nothing)
     ck_assert_int_eq(cairn_push_chunk(push, 0, 2, 0, 0, &out), CAIRN_ERR_INVALID);
     ck_assert_int_eq(cairn_push_commit(push, 1, &out), CAIRN_ERR_INVALID);
 }
-END_TEST
 
-START_TEST(answers_that_nobody_waits_for_change_nothing)
+TEST(answers_that_nobody_waits_for_change_nothing)
 {
     push_chunks(0, 0, 1);
     cairn_push_on_grant(push, 0, 1, 1, &out);
@@ -362,9 +341,8 @@ START_TEST(answers_that_nobody_waits_for_change_nothing)
     ck_assert_uint_eq(out.count, 0);
     ck_assert(!cairn_push_idle(push));
 }
-END_TEST
 
-START_TEST(busy_and_checksum_send_the_end_again)
+TEST(busy_and_checksum_send_the_end_again)
 {
     ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
     ck_assert_int_eq(cairn_push_micro_end(push, 1, &out), CAIRN_OK);
@@ -382,9 +360,8 @@ START_TEST(busy_and_checksum_send_the_end_again)
     cairn_push_on_refuse(push, 0, 0, CAIRN_ERR_BUSY, &out);
     ck_assert_uint_eq(out.count, 0); // nobody waits for it
 }
-END_TEST
 
-START_TEST(a_refused_end_or_commit_makes_the_round_void)
+TEST(a_refused_end_or_commit_makes_the_round_void)
 {
     ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
     cairn_push_on_grant(push, 0, 1, 1, &out);
@@ -393,43 +370,12 @@ START_TEST(a_refused_end_or_commit_makes_the_round_void)
     ck_assert_uint_eq(out.count, 1);
     ck_assert_int_eq(list[0].kind, CAIRN_PUSH_VOID);
 }
-END_TEST
 
-START_TEST(a_configuration_that_cannot_work_has_no_size)
+TEST(a_configuration_that_cannot_work_has_no_size)
 {
     const struct cairn_push_config bad[] = { { 0, 10 }, { 3, 5 }, { 1, UINT32_MAX } };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         ck_assert_uint_eq(cairn_push_bytes(&bad[i]), 0);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("push");
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_add_test(tcase, nothing_is_sent_before_the_grant_and_then_no_more_than_the_window);
-    tcase_add_test(tcase, an_ack_releases_the_buffer_once_and_lets_the_next_chunk_go);
-    tcase_add_test(tcase,
-                   ends_and_commits_follow_the_chunks_and_the_next_micro_batch_waits_for_its_ack);
-    tcase_add_test(tcase, a_shard_without_chunks_still_gets_the_end_and_the_commit);
-    tcase_add_test(tcase, a_lost_connection_sends_everything_unanswered_again_oldest_first);
-    tcase_add_test(tcase, an_ack_of_an_earlier_sending_is_good_for_a_chunk_that_is_queued_again);
-    tcase_add_test(tcase, a_grant_of_a_new_endpoint_sends_everything_unanswered_again_oldest_first);
-    tcase_add_test(tcase, after_the_loss_of_the_connection_any_endpoint_is_new);
-    tcase_add_test(tcase, in_a_void_round_a_new_endpoint_is_asked_again_who_reads_the_buffers);
-    tcase_add_test(tcase, a_shard_owes_something_until_the_last_end_is_answered);
-    tcase_add_test(tcase, busy_and_checksum_send_the_chunk_again);
-    tcase_add_test(tcase,
-                   a_refusal_makes_the_round_void_and_what_was_sent_stays_on_loan_until_answered);
-    tcase_add_test(tcase, the_coordinators_void_waits_for_answers_or_the_loss_of_the_connection);
-    tcase_add_test(tcase, the_result_of_a_committed_round_releases_everything);
-    tcase_add_test(tcase, a_full_queue_is_busy_and_changes_nothing);
-    tcase_add_test(tcase, calls_out_of_order_are_invalid_and_change_nothing);
-    tcase_add_test(tcase, answers_that_nobody_waits_for_change_nothing);
-    tcase_add_test(tcase, busy_and_checksum_send_the_end_again);
-    tcase_add_test(tcase, a_refused_end_or_commit_makes_the_round_void);
-    tcase_add_test(tcase, a_configuration_that_cannot_work_has_no_size);
-    Suite *suite = suite_create("push");
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(4, setup, teardown);

@@ -4,7 +4,7 @@
 #include <check.h>
 #include <string.h>
 
-#include "client/session.h"
+#include "client/api/api.h"
 #include "tests/support/rooms.h"
 #include "tests/support/suite.h"
 
@@ -73,7 +73,7 @@ static void put_half(void)
     ck_assert_msg(strstr(cairn_error(), "b") != NULL, "%s", cairn_error());
 }
 
-START_TEST(what_was_missing_is_put_and_the_rest_stays)
+TEST(what_was_missing_is_put_and_the_rest_stays)
 {
     put_half();
     ck_assert_int_eq(put("b", other), CAIRN_OK);
@@ -81,9 +81,8 @@ START_TEST(what_was_missing_is_put_and_the_rest_stays)
     check_values("a", first);
     check_values("b", other);
 }
-END_TEST
 
-START_TEST(the_same_values_may_be_put_again)
+TEST(the_same_values_may_be_put_again)
 {
     put_half();
     ck_assert_msg(put("a", first) == CAIRN_OK, "%s", cairn_error());
@@ -91,30 +90,20 @@ START_TEST(the_same_values_may_be_put_again)
     ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
     check_values("a", first);
 }
-END_TEST
 
-START_TEST(nothing_is_sealed_with_other_values_than_were_put_last)
+TEST(nothing_is_sealed_with_other_values_than_were_put_last)
 {
     put_half();
     ck_assert_int_eq(put("a", other), CAIRN_ERR_EXISTS);
     ck_assert_int_eq(put("b", other), CAIRN_OK);
     for (int i = 0; i < 2; i++)
         ck_assert_int_eq(cairn_init_done(job, NULL, WAIT_MS), CAIRN_ERR_EXISTS);
+    ck_assert_msg(strstr(cairn_error(), "with other values before; give those, or drop the job") !=
+                      NULL,
+                  "%s", cairn_error());
     ck_assert_int_eq(put("a", first), CAIRN_OK);
     ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
     check_values("a", first);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("puts");
-    TCase *tc = tcase_create("puts");
-    tcase_set_timeout(tc, 60);
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_add_test(tc, what_was_missing_is_put_and_the_rest_stays);
-    tcase_add_test(tc, the_same_values_may_be_put_again);
-    tcase_add_test(tc, nothing_is_sealed_with_other_values_than_were_put_last);
-    suite_add_tcase(suite, tc);
-    return suite_run(suite);
-}
+SUITE(60, setup, teardown);

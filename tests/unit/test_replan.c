@@ -56,7 +56,7 @@ static void random_renumbering(uint32_t *renumbered, uint32_t old_count, uint32_
     }
 }
 
-START_TEST(a_re_plan_moves_no_more_than_the_bound_whatever_changes)
+TEST(a_re_plan_moves_no_more_than_the_bound_whatever_changes)
 {
     struct replan_figures figures = { 0 };
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
@@ -85,9 +85,8 @@ START_TEST(a_re_plan_moves_no_more_than_the_bound_whatever_changes)
            "at most %.2f further than the fresh table\n",
            figures.count, figures.moved_over_bound, figures.furthest_quanta, figures.beyond_fresh);
 }
-END_TEST
 
-START_TEST(growing_shrinking_and_reweighing_a_transformer_stays_level)
+TEST(growing_shrinking_and_reweighing_a_transformer_stays_level)
 {
     const uint32_t steps[] = { 3, 5, 8, 9, 16, 15, 64, 63, 65, 100, 40, 1, 7 };
     struct job job = transformer(12, 768, 50257);
@@ -114,9 +113,8 @@ START_TEST(growing_shrinking_and_reweighing_a_transformer_stays_level)
     cairn_layout_close(layout);
     job_close(&job);
 }
-END_TEST
 
-START_TEST(compact_gives_exactly_the_fresh_table)
+TEST(compact_gives_exactly_the_fresh_table)
 {
     for (uint64_t seed = 0; seed < 60; seed++) {
         random_state = seed;
@@ -140,9 +138,8 @@ START_TEST(compact_gives_exactly_the_fresh_table)
         job_close(&job);
     }
 }
-END_TEST
 
-START_TEST(nothing_moves_when_nothing_changes)
+TEST(nothing_moves_when_nothing_changes)
 {
     struct job job = transformer(4, 512, 1000);
     struct cairn_plan_request request = ask(&job, 6);
@@ -158,17 +155,5 @@ START_TEST(nothing_moves_when_nothing_changes)
     cairn_layout_close(layout);
     job_close(&job);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tests = tcase_create("replan");
-    tcase_set_timeout(tests, 60);
-    tcase_add_test(tests, a_re_plan_moves_no_more_than_the_bound_whatever_changes);
-    tcase_add_test(tests, growing_shrinking_and_reweighing_a_transformer_stays_level);
-    tcase_add_test(tests, compact_gives_exactly_the_fresh_table);
-    tcase_add_test(tests, nothing_moves_when_nothing_changes);
-    Suite *suite = suite_create("replan");
-    suite_add_tcase(suite, tests);
-    return suite_run(suite);
-}
+SUITE(60);

@@ -2,7 +2,7 @@
  * test_round_epoch.c's; every mixture of faults is cairn-sim's. */
 #include "tests/unit/round_driver.h"
 
-START_TEST(a_round_opens_when_enough_workers_are_attached_and_one_asks)
+TEST(a_round_opens_when_enough_workers_are_attached_and_one_asks)
 {
     config.terms.workers_min = 2;
     make(0, 0);
@@ -27,9 +27,8 @@ START_TEST(a_round_opens_when_enough_workers_are_attached_and_one_asks)
     want(A);
     ck_assert_uint_eq(expect(CAIRN_ROUND_WORKER_OPENED)->member, A);
 }
-END_TEST
 
-START_TEST(no_round_opens_before_the_job_is_ready)
+TEST(no_round_opens_before_the_job_is_ready)
 {
     const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
     for (uint32_t s = 0; s < SHARDS; s++) shard_up(s);
@@ -38,16 +37,15 @@ START_TEST(no_round_opens_before_the_job_is_ready)
     want(A);
     ck_assert_ptr_null(find(CAIRN_ROUND_OPEN_SEND, 0));
     struct cairn_sentence waiting;
-    cairn_round_waiting(core, &waiting);
+    cairn_round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text, "the initial state of the job");
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
     resolve_all(&none, 0);
     resolve_all(&none, 0); // A joined
     expect(CAIRN_ROUND_OPEN_SEND);
 }
-END_TEST
 
-START_TEST(a_join_does_not_disturb_the_open_round)
+TEST(a_join_does_not_disturb_the_open_round)
 {
     const uint64_t round = start_round(1);
     join(B, 1);
@@ -60,9 +58,8 @@ START_TEST(a_join_does_not_disturb_the_open_round)
     published(1, round, 1);
     expect(CAIRN_ROUND_PERSIST); // before the next round, which B asked for
 }
-END_TEST
 
-START_TEST(all_shards_reduced_give_one_decision_and_all_published_the_results)
+TEST(all_shards_reduced_give_one_decision_and_all_published_the_results)
 {
     const uint64_t round = start_round(2);
     ask(A, round);
@@ -89,9 +86,8 @@ START_TEST(all_shards_reduced_give_one_decision_and_all_published_the_results)
     expect_result(B, CAIRN_OK);
     ck_assert_uint_eq(cairn_round_counts_of(core).applied, 1);
 }
-END_TEST
 
-START_TEST(a_round_that_is_not_finite_is_skipped_and_lowers_the_loss_scale)
+TEST_EACH(a_round_that_is_not_finite_is_skipped_and_lowers_the_loss_scale, 0, 2)
 {
     scale_from(8);
     config.fail_nonfinite = _i == 1;
@@ -114,16 +110,14 @@ START_TEST(a_round_that_is_not_finite_is_skipped_and_lowers_the_loss_scale)
     ck_assert(expect(CAIRN_ROUND_WORKER_OPENED)->loss_scale == 4);
     ck_assert_uint_eq(list[0].round, round + 1); // the number is used up
 }
-END_TEST
 
-START_TEST(a_round_without_weight_is_skipped)
+TEST(a_round_without_weight_is_skipped)
 {
     start_round(1);
     reduced(0, 1, 0, 0);
     reduced(1, 1, 0, 0);
     ck_assert_int_eq(expect(CAIRN_ROUND_DECIDE)->decision->kind, CAIRN_DECISION_SKIP);
 }
-END_TEST
 
 /* One round of worker A, from BEGIN to its end. */
 static void one_round(uint64_t nonfinite, uint64_t step_after)
@@ -131,18 +125,18 @@ static void one_round(uint64_t nonfinite, uint64_t step_after)
     clear();
     want(A);
     const uint64_t round = cairn_round_open_round(core);
-    for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 1, nonfinite, 1);
-    for (uint32_t s = 0; s < SHARDS; s++) published(s, round, step_after);
+    all_reduced(nonfinite);
+    all_published(round, step_after);
     ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_STEADY);
 }
 
-START_TEST(a_lowered_loss_scale_grows_back_to_where_it_was_and_no_further)
+TEST(a_lowered_loss_scale_grows_back_to_where_it_was_and_no_further)
 {
     scale_from(2);
     make(0, 0);
     const uint64_t round = start_round(1);
-    for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 1, 1, 1);
-    for (uint32_t s = 0; s < SHARDS; s++) published(s, round, 0);
+    all_reduced(1);
+    all_published(round, 0);
     ck_assert(cairn_round_loss_scale(core) == 1);
     one_round(1, 0);
     ck_assert(cairn_round_loss_scale(core) == 1);
@@ -151,23 +145,21 @@ START_TEST(a_lowered_loss_scale_grows_back_to_where_it_was_and_no_further)
     for (uint64_t i = 2001; i <= 4050; i++) one_round(0, i);
     ck_assert(cairn_round_loss_scale(core) == 2);
 }
-END_TEST
 
-START_TEST(a_fixed_loss_scale_stays)
+TEST(a_fixed_loss_scale_stays)
 {
     config.scaling = (struct cairn_round_scaling) { .start = 8 };
     make(0, 0);
     const uint64_t round = start_round(1);
-    for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 1, 1, 1);
+    all_reduced(1);
     ck_assert_int_eq(expect(CAIRN_ROUND_DECIDE)->decision->kind, CAIRN_DECISION_SKIP);
-    for (uint32_t s = 0; s < SHARDS; s++) published(s, round, 0);
+    all_published(round, 0);
     ck_assert(cairn_round_loss_scale(core) == 8);
     one_round(0, 1);
     ck_assert(cairn_round_loss_scale(core) == 8);
 }
-END_TEST
 
-START_TEST(a_dynamic_loss_scale_keeps_its_bounds_and_grows_when_it_is_told_to)
+TEST(a_dynamic_loss_scale_keeps_its_bounds_and_grows_when_it_is_told_to)
 {
     scale_from(4);
     config.scaling.min = 1.5;
@@ -175,8 +167,8 @@ START_TEST(a_dynamic_loss_scale_keeps_its_bounds_and_grows_when_it_is_told_to)
     config.scaling.growth_rounds = 3;
     make(0, 0);
     const uint64_t round = start_round(1);
-    for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 1, 1, 1);
-    for (uint32_t s = 0; s < SHARDS; s++) published(s, round, 0);
+    all_reduced(1);
+    all_published(round, 0);
     ck_assert(cairn_round_loss_scale(core) == 2);
     one_round(1, 0);
     ck_assert(cairn_round_loss_scale(core) == 1.5);
@@ -189,9 +181,8 @@ START_TEST(a_dynamic_loss_scale_keeps_its_bounds_and_grows_when_it_is_told_to)
     for (uint64_t i = 13; i <= 15; i++) one_round(0, i);
     ck_assert(cairn_round_loss_scale(core) == 20);
 }
-END_TEST
 
-START_TEST(each_round_has_the_rate_of_its_step_and_a_skipped_one_keeps_it)
+TEST(each_round_has_the_rate_of_its_step_and_a_skipped_one_keeps_it)
 {
     const struct cairn_schedule linear = { CAIRN_SCHEDULE_LINEAR, 2, 6, 0, 0, NULL, 0 };
     const double rates[] = { 0, 0.5, 1, 0.75, 0.5, 0.25, 0, 0 };
@@ -199,9 +190,9 @@ START_TEST(each_round_has_the_rate_of_its_step_and_a_skipped_one_keeps_it)
     config.terms.schedules = &linear;
     make(0, 0);
     const uint64_t round = start_round(1);
-    for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 1, 1, 1);
+    all_reduced(1);
     ck_assert(payload_of(expect(CAIRN_ROUND_DECIDE)->decision).lr == rates[0]);
-    for (uint32_t s = 0; s < SHARDS; s++) published(s, round, 0);
+    all_published(round, 0);
     for (uint64_t step = 0; step < 8; step++) {
         struct cairn_group_scalars ours, hand;
         struct cairn_group_hyper at_step = group;
@@ -217,17 +208,16 @@ START_TEST(each_round_has_the_rate_of_its_step_and_a_skipped_one_keeps_it)
         ck_assert_mem_eq(&ours, &hand, sizeof ours);
     }
 }
-END_TEST
 
-START_TEST(a_new_incarnation_in_mid_schedule_decides_with_the_same_bits)
+TEST(a_new_incarnation_in_mid_schedule_decides_with_the_same_bits)
 {
     const struct cairn_schedule cosine = { CAIRN_SCHEDULE_COSINE, 3, 50, 0, 1e-5, NULL, 0 };
     uint8_t through[20][CAIRN_PAYLOAD_BYTES(1)];
     config.terms.schedules = &cosine;
     make(0, 0);
     start_round(1);
-    for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 1, 0, 1);
-    for (uint32_t s = 0; s < SHARDS; s++) published(s, cairn_round_open_round(core), 1);
+    all_reduced(0);
+    all_published(cairn_round_open_round(core), 1);
     for (uint64_t step = 1; step < 20; step++) {
         one_round(0, step + 1);
         memcpy(through[step], cairn_round_last(core)->payload, CAIRN_PAYLOAD_BYTES(1));
@@ -252,9 +242,8 @@ START_TEST(a_new_incarnation_in_mid_schedule_decides_with_the_same_bits)
         }
     }
 }
-END_TEST
 
-START_TEST(an_amendment_waits_for_the_next_round)
+TEST(an_amendment_waits_for_the_next_round)
 {
     struct cairn_group_hyper other = group;
     const bool frozen = true;
@@ -270,7 +259,7 @@ START_TEST(an_amendment_waits_for_the_next_round)
     const struct cairn_decision *decision = expect(CAIRN_ROUND_DECIDE)->decision;
     ck_assert(payload_of(decision).lr == group.lr);
     ck_assert(payload_of(decision).clip_scale == 1);
-    for (uint32_t s = 0; s < SHARDS; s++) published(s, round, 1);
+    all_published(round, 1);
     ck_assert(cairn_round_lr(core, 0) == 0.25);
     one_round(0, 2);
     ck_assert_uint_eq(cairn_round_terms_of(core)->revision, 7);
@@ -281,30 +270,28 @@ START_TEST(an_amendment_waits_for_the_next_round)
                      CAIRN_OK);
     ck_assert_uint_eq(scalars.flags, CAIRN_SCALAR_FROZEN);
 }
-END_TEST
 
-START_TEST(round_numbers_that_are_used_up_change_the_epoch)
+TEST(round_numbers_that_are_used_up_change_the_epoch)
 {
     const uint64_t round = start_round(1);
-    for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 1, 0, 1);
-    for (uint32_t s = 0; s < SHARDS; s++) published(s, round, 1);
+    all_reduced(0);
+    all_published(round, 1);
     uint64_t step = 1;
     while (cairn_round_stage_of(core) == CAIRN_ROUND_STEADY && step < 10000) {
         clear();
         want(A);
         if (cairn_round_stage_of(core) != CAIRN_ROUND_OPEN) break;
         const uint64_t next = cairn_round_open_round(core);
-        for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 1, 0, 1);
+        all_reduced(0);
         step++;
-        for (uint32_t s = 0; s < SHARDS; s++) published(s, next, step);
+        all_published(next, step);
     }
     const struct cairn_round_action *persist = expect(CAIRN_ROUND_PERSIST);
     ck_assert_uint_eq(step, CAIRN_ROUND_BLOCK);
     ck_assert_uint_eq(persist->round_reserved, 1 + 2 * CAIRN_ROUND_BLOCK);
 }
-END_TEST
 
-START_TEST(the_same_rank_fences_the_older_worker)
+TEST(the_same_rank_fences_the_older_worker)
 {
     const uint64_t round = start_round(2);
     ask(A, round);
@@ -318,9 +305,8 @@ START_TEST(the_same_rank_fences_the_older_worker)
     expect_result(A, CAIRN_ERR_EPOCH_CHANGED);
     ck_assert_uint_eq(cairn_round_worker_count(core), 2);
 }
-END_TEST
 
-START_TEST(more_workers_than_are_configured_are_turned_away)
+TEST(more_workers_than_are_configured_are_turned_away)
 {
     start();
     for (uint32_t i = 0; i < 4; i++) join(A + i, i);
@@ -331,9 +317,8 @@ START_TEST(more_workers_than_are_configured_are_turned_away)
     ck_assert_ptr_null(find(CAIRN_ROUND_WORKER_FENCE, 1));
     ck_assert_uint_eq(cairn_round_worker_count(core), 4);
 }
-END_TEST
 
-START_TEST(a_pin_comes_between_the_same_two_decisions_on_every_shard)
+TEST(a_pin_comes_between_the_same_two_decisions_on_every_shard)
 {
     const uint64_t round = start_round(1);
     GIVE(.kind = CAIRN_ROUND_PIN, .snapshot = 1); // a round is open, nothing is decided
@@ -353,9 +338,8 @@ START_TEST(a_pin_comes_between_the_same_two_decisions_on_every_shard)
     GIVE(.kind = CAIRN_ROUND_PIN, .snapshot = 3);
     ck_assert_uint_eq(out.count, 0);
 }
-END_TEST
 
-START_TEST(shards_that_disagree_fail_the_job)
+TEST(shards_that_disagree_fail_the_job)
 {
     start_round(1);
     reduced(0, 1, 0, 1);
@@ -367,9 +351,8 @@ START_TEST(shards_that_disagree_fail_the_job)
     shard_up(0);
     ck_assert_uint_eq(out.count, 0);
 }
-END_TEST
 
-START_TEST(a_shard_that_published_another_version_fails_the_job)
+TEST(a_shard_that_published_another_version_fails_the_job)
 {
     const uint64_t round = start_round(1);
     reduced(0, 1, 0, 1);
@@ -377,9 +360,8 @@ START_TEST(a_shard_that_published_another_version_fails_the_job)
     published(0, round, 2);
     ck_assert_uint_eq(expect(CAIRN_ROUND_FAIL)->shard, 0);
 }
-END_TEST
 
-START_TEST(what_is_not_of_this_round_changes_nothing)
+TEST(what_is_not_of_this_round_changes_nothing)
 {
     const uint64_t round = start_round(1);
     const struct cairn_step_sums sums = { .weight = 1 };
@@ -394,9 +376,8 @@ START_TEST(what_is_not_of_this_round_changes_nothing)
     ck_assert_uint_eq(out.count, 0);
     ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_OPEN);
 }
-END_TEST
 
-START_TEST(a_payload_of_another_length_or_with_unknown_flags_is_malformed)
+TEST(a_payload_of_another_length_or_with_unknown_flags_is_malformed)
 {
     uint8_t bytes[CAIRN_PAYLOAD_BYTES(1)];
     const struct cairn_payload head = {
@@ -417,9 +398,8 @@ START_TEST(a_payload_of_another_length_or_with_unknown_flags_is_malformed)
     bytes[0] ^= 1;
     ck_assert_int_eq(cairn_payload_decode(bytes, sizeof bytes, &back), CAIRN_ERR_MALFORMED);
 }
-END_TEST
 
-START_TEST(a_configuration_that_cannot_work_has_no_size)
+TEST(a_configuration_that_cannot_work_has_no_size)
 {
     struct cairn_round_config bad = config;
     bad.shard_count = 0;
@@ -431,9 +411,8 @@ START_TEST(a_configuration_that_cannot_work_has_no_size)
     bad.member_max = UINT32_MAX;
     ck_assert_uint_eq(cairn_round_bytes(&bad), 0);
 }
-END_TEST
 
-START_TEST(a_round_opens_of_exactly_the_ranks_that_the_gate_lets_through)
+TEST(a_round_opens_of_exactly_the_ranks_that_the_gate_lets_through)
 {
     const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
     start();
@@ -451,9 +430,8 @@ START_TEST(a_round_opens_of_exactly_the_ranks_that_the_gate_lets_through)
     ck_assert(cairn_round_contributes(core, A));
     ck_assert(!cairn_round_contributes(core, C));
 }
-END_TEST
 
-START_TEST(no_round_opens_while_the_gate_is_shut_and_the_open_one_goes_on)
+TEST(no_round_opens_while_the_gate_is_shut_and_the_open_one_goes_on)
 {
     const uint64_t round = start_round(2);
     GIVE(.kind = CAIRN_ROUND_GATE, .world = 2, .shut = true);
@@ -471,35 +449,5 @@ START_TEST(no_round_opens_while_the_gate_is_shut_and_the_open_one_goes_on)
     GIVE(.kind = CAIRN_ROUND_GATE, .world = 2);
     ck_assert_uint_eq(expect(CAIRN_ROUND_OPEN_SEND)->member_count, 2);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("round");
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_add_test(tcase, a_round_opens_when_enough_workers_are_attached_and_one_asks);
-    tcase_add_test(tcase, no_round_opens_before_the_job_is_ready);
-    tcase_add_test(tcase, a_join_does_not_disturb_the_open_round);
-    tcase_add_test(tcase, all_shards_reduced_give_one_decision_and_all_published_the_results);
-    tcase_add_loop_test(tcase, a_round_that_is_not_finite_is_skipped_and_lowers_the_loss_scale, 0,
-                        2);
-    tcase_add_test(tcase, a_round_without_weight_is_skipped);
-    tcase_add_test(tcase, a_lowered_loss_scale_grows_back_to_where_it_was_and_no_further);
-    tcase_add_test(tcase, a_fixed_loss_scale_stays);
-    tcase_add_test(tcase, a_dynamic_loss_scale_keeps_its_bounds_and_grows_when_it_is_told_to);
-    tcase_add_test(tcase, each_round_has_the_rate_of_its_step_and_a_skipped_one_keeps_it);
-    tcase_add_test(tcase, a_new_incarnation_in_mid_schedule_decides_with_the_same_bits);
-    tcase_add_test(tcase, an_amendment_waits_for_the_next_round);
-    tcase_add_test(tcase, round_numbers_that_are_used_up_change_the_epoch);
-    tcase_add_test(tcase, the_same_rank_fences_the_older_worker);
-    tcase_add_test(tcase, more_workers_than_are_configured_are_turned_away);
-    tcase_add_test(tcase, a_pin_comes_between_the_same_two_decisions_on_every_shard);
-    tcase_add_test(tcase, shards_that_disagree_fail_the_job);
-    tcase_add_test(tcase, a_shard_that_published_another_version_fails_the_job);
-    tcase_add_test(tcase, what_is_not_of_this_round_changes_nothing);
-    tcase_add_test(tcase, a_payload_of_another_length_or_with_unknown_flags_is_malformed);
-    tcase_add_test(tcase, a_configuration_that_cannot_work_has_no_size);
-    tcase_add_test(tcase, a_round_opens_of_exactly_the_ranks_that_the_gate_lets_through);
-    tcase_add_test(tcase, no_round_opens_while_the_gate_is_shut_and_the_open_one_goes_on);
-    return run("round", tcase);
-}
+SUITE(4, setup, teardown);

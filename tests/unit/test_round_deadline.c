@@ -52,7 +52,7 @@ static void expect_dropped(uint64_t member, uint32_t shards)
     expect(CAIRN_ROUND_PERSIST);
 }
 
-START_TEST(a_worker_that_committed_and_of_which_nothing_arrives_is_dropped)
+TEST(a_worker_that_committed_and_of_which_nothing_arrives_is_dropped)
 {
     pass_deadline(2);
     ask(A, cairn_round_open_round(core));
@@ -62,37 +62,33 @@ START_TEST(a_worker_that_committed_and_of_which_nothing_arrives_is_dropped)
     SAYS(1, LACKS(B, 0));
     expect_dropped(B, 2);
 }
-END_TEST
 
-START_TEST(who_waits_for_another_is_not_dropped_though_it_has_not_committed)
+TEST(who_waits_for_another_is_not_dropped_though_it_has_not_committed)
 {
     pass_deadline(3);
     SAYS(0, LACKS(A, 0), WAITS(B, 0), WAITS(C, 0));
     SAYS(1, WAITS(B, 0), LACKS(C, 0)); // C cannot push on here, its buffers are taken there
     expect_dropped(A, 1);
 }
-END_TEST
 
-START_TEST(who_waits_later_than_it_lacks_is_dropped)
+TEST(who_waits_later_than_it_lacks_is_dropped)
 {
     pass_deadline(2);
     SAYS(0, WAITS(A, 1), LACKS(B, 0));
     SAYS(1, LACKS(A, 1), WAITS(B, 1)); // A and B wait for each other: B lacks the older
     expect_dropped(B, 1);
 }
-END_TEST
 
 /* Of B nothing is here yet of the second micro-batch: its relay takes no more before A's first is summed. */
-START_TEST(who_lacks_a_later_micro_batch_than_another_is_not_dropped)
+TEST(who_lacks_a_later_micro_batch_than_another_is_not_dropped)
 {
     pass_deadline(2);
     SAYS(0, LACKS(A, 0), LACKS(B, 1));
     SAYS(1, LACKS(A, 0), LACKS(B, 1));
     expect_dropped(A, 2);
 }
-END_TEST
 
-START_TEST(several_are_dropped_in_one_round)
+TEST(several_are_dropped_in_one_round)
 {
     pass_deadline(3);
     SAYS(0, LACKS(A, 0), LACKS(C, 0));
@@ -101,9 +97,8 @@ START_TEST(several_are_dropped_in_one_round)
     ck_assert_uint_eq(find(CAIRN_ROUND_WORKER_FENCE, 1)->member, A);
     ck_assert_uint_eq(cairn_round_worker_count(core), 1);
 }
-END_TEST
 
-START_TEST(one_shard_that_alone_lacks_most_workers_is_named_and_nobody_is_dropped)
+TEST(one_shard_that_alone_lacks_most_workers_is_named_and_nobody_is_dropped)
 {
     pass_deadline(3);
     SAYS(0, WAITS(C, 0));
@@ -113,7 +108,7 @@ START_TEST(one_shard_that_alone_lacks_most_workers_is_named_and_nobody_is_droppe
     ck_assert_uint_eq(late->world, 2);
     ck_assert_ptr_null(find(CAIRN_ROUND_WORKER_FENCE, 0));
     struct cairn_sentence waiting;
-    cairn_round_waiting(core, &waiting);
+    cairn_round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text, "shard 1 (lacks something of 2 of 3 workers in round 1)");
     clear();
     tick(2049);
@@ -124,27 +119,24 @@ START_TEST(one_shard_that_alone_lacks_most_workers_is_named_and_nobody_is_droppe
     reduced(1, 1, 0, 1); // and comes round
     expect(CAIRN_ROUND_DECIDE);
 }
-END_TEST
 
-START_TEST(one_shard_that_lacks_one_worker_of_several_blames_the_worker)
+TEST(one_shard_that_lacks_one_worker_of_several_blames_the_worker)
 {
     pass_deadline(3);
     SAYS(0, WAITS(C, 0));
     SAYS(1, LACKS(B, 0), WAITS(C, 0));
     expect_dropped(B, 1);
 }
-END_TEST
 
-START_TEST(a_jobs_only_worker_is_blamed_whoever_lacks_it)
+TEST(a_jobs_only_worker_is_blamed_whoever_lacks_it)
 {
     pass_deadline(1);
     SAYS(1, LACKS(A, 0));
     says(0, NULL, 0);
     expect_dropped(A, 1);
 }
-END_TEST
 
-START_TEST(a_relay_is_its_members)
+TEST(a_relay_is_its_members)
 {
     pass_deadline(3);
     const uint64_t relay = 4711;
@@ -152,9 +144,8 @@ START_TEST(a_relay_is_its_members)
     SAYS(1, LACKS(relay, 0), RELAYED(A, 0), RELAYED(A, 0));
     expect_dropped(A, 2);
 }
-END_TEST
 
-START_TEST(shards_that_have_everything_and_are_slow_are_named)
+TEST(shards_that_have_everything_and_are_slow_are_named)
 {
     pass_deadline(2);
     reduced(0, 1, 0, 1);
@@ -162,9 +153,8 @@ START_TEST(shards_that_have_everything_and_are_slow_are_named)
     says(1, NULL, 0);
     ck_assert_uint_eq(expect(CAIRN_ROUND_SHARD_LATE)->shard, 1);
 }
-END_TEST
 
-START_TEST(what_is_said_of_another_round_or_twice_changes_nothing)
+TEST(what_is_said_of_another_round_or_twice_changes_nothing)
 {
     pass_deadline(2);
     const struct cairn_round_lack lack = LACKS(B, 0);
@@ -178,9 +168,8 @@ START_TEST(what_is_said_of_another_round_or_twice_changes_nothing)
     tick(9000);
     ck_assert_ptr_null(find(CAIRN_ROUND_WORKER_FENCE, 0));
 }
-END_TEST
 
-START_TEST(who_does_not_give_its_client_state_is_dropped)
+TEST(who_does_not_give_its_client_state_is_dropped)
 {
     config.client_state_max = 8;
     make(0, 0);
@@ -192,14 +181,13 @@ START_TEST(who_does_not_give_its_client_state_is_dropped)
     tick(1050);
     expect_dropped(A, 0);
 }
-END_TEST
 
 static void pauses(uint64_t member, uint64_t at_most_ms)
 {
     GIVE(.kind = CAIRN_ROUND_WORKER_PAUSE, .member = member, .wait_ms = at_most_ms);
 }
 
-START_TEST(who_said_that_it_is_at_work_is_not_dropped_until_that_ends)
+TEST(who_said_that_it_is_at_work_is_not_dropped_until_that_ends)
 {
     pass_deadline(2);
     ask(B, cairn_round_open_round(core));
@@ -208,6 +196,7 @@ START_TEST(who_said_that_it_is_at_work_is_not_dropped_until_that_ends)
     SAYS(1, LACKS(A, 0));
     ck_assert_uint_eq(out.count, 0); // nor is a shard late
     ck_assert_uint_eq(cairn_round_paused_ms(core), 5000);
+    ck_assert(!cairn_round_waits_for_silent(core));
     tick(2050);
     expect(CAIRN_ROUND_ASK_LACKS);
     clear();
@@ -216,6 +205,7 @@ START_TEST(who_said_that_it_is_at_work_is_not_dropped_until_that_ends)
     ck_assert_uint_eq(out.count, 0);
     pauses(A, 0); // its deadline begins anew
     ck_assert_uint_eq(cairn_round_paused_ms(core), 0);
+    ck_assert(cairn_round_waits_for_silent(core));
     tick(3049);
     ck_assert_uint_eq(out.count, 0);
     tick(3050);
@@ -224,9 +214,8 @@ START_TEST(who_said_that_it_is_at_work_is_not_dropped_until_that_ends)
     SAYS(1, LACKS(A, 0));
     expect_dropped(A, 2);
 }
-END_TEST
 
-START_TEST(a_pause_ends_by_itself_and_excuses_nobody_else)
+TEST(a_pause_ends_by_itself_and_excuses_nobody_else)
 {
     pass_deadline(3);
     pauses(A, 500);
@@ -244,9 +233,8 @@ START_TEST(a_pause_ends_by_itself_and_excuses_nobody_else)
     tick(1500);
     ck_assert_uint_eq(expect(CAIRN_ROUND_ASK_LACKS)->round, round);
 }
-END_TEST
 
-START_TEST(a_writer_that_pauses_goes_on_with_its_write)
+TEST(a_writer_that_pauses_goes_on_with_its_write)
 {
     start();
     join(A, 0);
@@ -261,26 +249,5 @@ START_TEST(a_writer_that_pauses_goes_on_with_its_write)
     tick(4000);
     ck_assert_uint_eq(expect(CAIRN_ROUND_WORKER_FENCE)->member, A);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("round_deadline");
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_add_test(tcase, a_worker_that_committed_and_of_which_nothing_arrives_is_dropped);
-    tcase_add_test(tcase, who_waits_for_another_is_not_dropped_though_it_has_not_committed);
-    tcase_add_test(tcase, who_waits_later_than_it_lacks_is_dropped);
-    tcase_add_test(tcase, who_lacks_a_later_micro_batch_than_another_is_not_dropped);
-    tcase_add_test(tcase, several_are_dropped_in_one_round);
-    tcase_add_test(tcase, one_shard_that_alone_lacks_most_workers_is_named_and_nobody_is_dropped);
-    tcase_add_test(tcase, one_shard_that_lacks_one_worker_of_several_blames_the_worker);
-    tcase_add_test(tcase, a_jobs_only_worker_is_blamed_whoever_lacks_it);
-    tcase_add_test(tcase, a_relay_is_its_members);
-    tcase_add_test(tcase, shards_that_have_everything_and_are_slow_are_named);
-    tcase_add_test(tcase, what_is_said_of_another_round_or_twice_changes_nothing);
-    tcase_add_test(tcase, who_does_not_give_its_client_state_is_dropped);
-    tcase_add_test(tcase, who_said_that_it_is_at_work_is_not_dropped_until_that_ends);
-    tcase_add_test(tcase, a_pause_ends_by_itself_and_excuses_nobody_else);
-    tcase_add_test(tcase, a_writer_that_pauses_goes_on_with_its_write);
-    return run("round_deadline", tcase);
-}
+SUITE(4, setup, teardown);

@@ -35,25 +35,7 @@ static void check_scalars(const struct cairn_decision *decision, uint64_t step, 
     ck_assert_double_eq(payload_of(decision).lr, lr);
 }
 
-static void all_reduced(uint64_t nonfinite)
-{
-    for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 1, nonfinite, 1);
-}
-
-static void all_published(uint64_t round, uint64_t step)
-{
-    for (uint32_t s = 0; s < SHARDS; s++) published(s, round, step);
-}
-
-static uint64_t next_round(void)
-{
-    want(A);
-    ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_OPEN);
-    clear();
-    return cairn_round_open_round(core);
-}
-
-START_TEST(the_update_goes_by_what_rank_0_gave_first)
+TEST(the_update_goes_by_what_rank_0_gave_first)
 {
     struct cairn_sentence waiting;
     const uint64_t round = start_round(2);
@@ -61,7 +43,7 @@ START_TEST(the_update_goes_by_what_rank_0_gave_first)
     ask_lr(B, round, 0.5); // not the one that counts
     all_reduced(0);
     ck_assert_ptr_null(find(CAIRN_ROUND_DECIDE, 0));
-    cairn_round_waiting(core, &waiting);
+    cairn_round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text, "worker of rank 0 (has not committed round 1)");
     ask_lr(A, round, 0.25);
     const struct cairn_decision *decision = expect(CAIRN_ROUND_DECIDE)->decision;
@@ -72,9 +54,8 @@ START_TEST(the_update_goes_by_what_rank_0_gave_first)
     all_published(round, 1);
     ck_assert_double_eq(cairn_round_lr(core, 0), 0.25);
 }
-END_TEST
 
-START_TEST(a_skip_and_a_write_keep_the_rate_of_the_version)
+TEST(a_skip_and_a_write_keep_the_rate_of_the_version)
 {
     uint64_t round = start_round(1);
     ck_assert_double_eq(cairn_round_lr(core, 0), group.lr); // the spec's, until one is given
@@ -92,9 +73,8 @@ START_TEST(a_skip_and_a_write_keep_the_rate_of_the_version)
     ck_assert_int_eq(expect(CAIRN_ROUND_DECIDE)->decision->kind, CAIRN_DECISION_WRITE);
     check_lr(expect(CAIRN_ROUND_DECIDE)->decision, 0.25);
 }
-END_TEST
 
-START_TEST(a_new_incarnation_finds_the_rate_with_the_shards)
+TEST(a_new_incarnation_finds_the_rate_with_the_shards)
 {
     uint8_t bytes[CAIRN_PAYLOAD_MAX(1, 0)];
     const uint64_t round = start_round(1);
@@ -109,9 +89,8 @@ START_TEST(a_new_incarnation_finds_the_rate_with_the_shards)
     resolve_all(&last, 1);
     ck_assert_double_eq(cairn_round_lr(core, 0), 0.25);
 }
-END_TEST
 
-START_TEST(a_payload_of_another_number_of_groups_fails_the_job)
+TEST(a_payload_of_another_number_of_groups_fails_the_job)
 {
     uint8_t bytes[CAIRN_PAYLOAD_MAX(2, 0)];
     const double two[2] = { 1, 2 };
@@ -126,9 +105,8 @@ START_TEST(a_payload_of_another_number_of_groups_fails_the_job)
     for (uint32_t s = 0; s < SHARDS; s++) answer(s, &last, 0, 41);
     expect(CAIRN_ROUND_FAIL);
 }
-END_TEST
 
-START_TEST(a_payload_carries_rates_between_skips_and_state_and_none_that_is_no_rate)
+TEST(a_payload_carries_rates_between_skips_and_state_and_none_that_is_no_rate)
 {
     uint8_t bytes[CAIRN_PAYLOAD_MAX(2, 3)];
     const double rates[2] = { 0, 1e-3 };
@@ -157,16 +135,5 @@ START_TEST(a_payload_carries_rates_between_skips_and_state_and_none_that_is_no_r
     bytes[at] = 0; // it says that there are some
     ck_assert_int_eq(cairn_payload_decode(bytes, count, &back), CAIRN_ERR_MALFORMED);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("round_driven");
-    tcase_add_checked_fixture(tcase, setup_driven, teardown);
-    tcase_add_test(tcase, the_update_goes_by_what_rank_0_gave_first);
-    tcase_add_test(tcase, a_skip_and_a_write_keep_the_rate_of_the_version);
-    tcase_add_test(tcase, a_new_incarnation_finds_the_rate_with_the_shards);
-    tcase_add_test(tcase, a_payload_of_another_number_of_groups_fails_the_job);
-    tcase_add_test(tcase, a_payload_carries_rates_between_skips_and_state_and_none_that_is_no_rate);
-    return run("round_driven", tcase);
-}
+SUITE(4, setup_driven, teardown);

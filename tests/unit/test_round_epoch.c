@@ -1,12 +1,12 @@
 /* The one path of every epoch change: fences, answers, outcomes, new incarnations. */
 #include "tests/unit/round_driver.h"
 
-START_TEST(an_epoch_is_used_only_when_it_is_durable_and_every_shard_is_up)
+TEST(an_epoch_is_used_only_when_it_is_durable_and_every_shard_is_up)
 {
     shard_up(0);
     ck_assert_uint_eq(out.count, 0);
     struct cairn_sentence waiting;
-    cairn_round_waiting(core, &waiting);
+    cairn_round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text, "shard 1 (not connected)");
     shard_up(1);
     ck_assert_uint_eq(out.count, 1);
@@ -15,13 +15,12 @@ START_TEST(an_epoch_is_used_only_when_it_is_durable_and_every_shard_is_up)
     ck_assert_uint_eq(persist->round_reserved, 1 + CAIRN_ROUND_BLOCK);
     persisted();
     ck_assert_uint_eq(expect(CAIRN_ROUND_FENCE)->epoch, 1);
-    cairn_round_waiting(core, &waiting);
+    cairn_round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text,
                      "shard 0 (has not answered the fence), shard 1 (has not answered the fence)");
 }
-END_TEST
 
-START_TEST(a_shard_lost_while_the_epoch_becomes_durable_needs_another_epoch)
+TEST(a_shard_lost_while_the_epoch_becomes_durable_needs_another_epoch)
 {
     shard_up(0);
     shard_up(1);
@@ -32,9 +31,8 @@ START_TEST(a_shard_lost_while_the_epoch_becomes_durable_needs_another_epoch)
     shard_up(1);
     ck_assert_uint_eq(expect(CAIRN_ROUND_PERSIST)->epoch, 2);
 }
-END_TEST
 
-START_TEST(a_worker_lost_before_the_decision_makes_the_round_void_for_the_others)
+TEST(a_worker_lost_before_the_decision_makes_the_round_void_for_the_others)
 {
     const uint64_t round = start_round(2);
     reduced(0, 1, 0, 1);
@@ -59,14 +57,13 @@ START_TEST(a_worker_lost_before_the_decision_makes_the_round_void_for_the_others
     ck_assert_uint_eq(expect(CAIRN_ROUND_OPEN_SEND)->round, round + 1);
     ck_assert_uint_eq(expect(CAIRN_ROUND_OPEN_SEND)->member_count, 1);
 }
-END_TEST
 
 static void give_up(uint64_t member, uint64_t round)
 {
     GIVE(.kind = CAIRN_ROUND_WORKER_ABANDON, .member = member, .round = round);
 }
 
-START_TEST(a_round_given_up_is_void_and_the_worker_stays)
+TEST(a_round_given_up_is_void_and_the_worker_stays)
 {
     const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
     const uint64_t round = start_round(2);
@@ -89,9 +86,8 @@ START_TEST(a_round_given_up_is_void_and_the_worker_stays)
     give_up(A, round); // that is not the one which is open
     ck_assert_ptr_null(find(CAIRN_ROUND_PERSIST, 0));
 }
-END_TEST
 
-START_TEST(a_round_that_is_decided_is_not_given_up)
+TEST(a_round_that_is_decided_is_not_given_up)
 {
     const uint64_t round = start_round(1);
     reduced(0, 1, 0, 1);
@@ -104,9 +100,8 @@ START_TEST(a_round_that_is_decided_is_not_given_up)
     expect_result(A, CAIRN_OK);
     ck_assert_uint_eq(cairn_round_version(core).step, 1);
 }
-END_TEST
 
-START_TEST(a_worker_lost_after_the_decision_changes_the_epoch_before_the_next_round)
+TEST(a_worker_lost_after_the_decision_changes_the_epoch_before_the_next_round)
 {
     const uint64_t round = start_round(2);
     reduced(0, 1, 0, 1);
@@ -121,9 +116,8 @@ START_TEST(a_worker_lost_after_the_decision_changes_the_epoch_before_the_next_ro
     want(A);
     expect(CAIRN_ROUND_PERSIST);
 }
-END_TEST
 
-START_TEST(a_new_incarnation_gives_all_the_apply_that_one_shard_has)
+TEST(a_new_incarnation_gives_all_the_apply_that_one_shard_has)
 {
     make(9, 5000);
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
@@ -160,9 +154,8 @@ START_TEST(a_new_incarnation_gives_all_the_apply_that_one_shard_has)
     ck_assert_uint_eq(expect(CAIRN_ROUND_OPEN_SEND)->round, 5000);
     ck_assert_uint_eq(expect(CAIRN_ROUND_OPEN_SEND)->version.step, 41);
 }
-END_TEST
 
-START_TEST(a_prepared_round_without_a_decision_is_void)
+TEST(a_prepared_round_without_a_decision_is_void)
 {
     make(9, 5000);
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
@@ -179,9 +172,8 @@ START_TEST(a_prepared_round_without_a_decision_is_void)
     published(1, 76, 40);
     ck_assert_ptr_null(expect_result(A, CAIRN_ERR_EPOCH_CHANGED)->why); // 77 never took effect
 }
-END_TEST
 
-START_TEST(a_shard_that_was_away_when_the_decision_was_sent_gets_it_on_return)
+TEST(a_shard_that_was_away_when_the_decision_was_sent_gets_it_on_return)
 {
     const uint64_t round = start_round(1);
     ask(A, round);
@@ -205,9 +197,8 @@ START_TEST(a_shard_that_was_away_when_the_decision_was_sent_gets_it_on_return)
     published(1, round, 1);
     expect_result(A, CAIRN_OK);
 }
-END_TEST
 
-START_TEST(a_shard_without_what_others_applied_fails_the_job)
+TEST(a_shard_without_what_others_applied_fails_the_job)
 {
     make(9, 5000);
     shard_up(0);
@@ -220,18 +211,16 @@ START_TEST(a_shard_without_what_others_applied_fails_the_job)
     ck_assert_uint_eq(expect(CAIRN_ROUND_FAIL)->shard, 1);
     ck_assert_ptr_null(find(CAIRN_ROUND_RESOLVE, 0));
 }
-END_TEST
 
-START_TEST(a_shard_that_comes_back_empty_fails_the_job)
+TEST(a_shard_that_comes_back_empty_fails_the_job)
 {
     start();
     shard_down(1);
     GIVE(.kind = CAIRN_ROUND_SHARD_EMPTY, .shard = 1);
     ck_assert_uint_eq(expect(CAIRN_ROUND_FAIL)->shard, 1);
 }
-END_TEST
 
-START_TEST(a_last_payload_that_is_damaged_or_too_long_fails_the_job)
+TEST_EACH(a_last_payload_that_is_damaged_or_too_long_fails_the_job, 0, 2)
 {
     uint8_t bytes[1000] = { 0 };
     struct cairn_decision last = known(CAIRN_DECISION_APPLY, 77, 41);
@@ -245,9 +234,8 @@ START_TEST(a_last_payload_that_is_damaged_or_too_long_fails_the_job)
     answer(1, &last, 0, 41);
     expect(CAIRN_ROUND_FAIL);
 }
-END_TEST
 
-START_TEST(answers_of_another_epoch_and_second_ones_change_nothing)
+TEST(answers_of_another_epoch_and_second_ones_change_nothing)
 {
     shard_up(0);
     shard_up(1);
@@ -260,9 +248,8 @@ START_TEST(answers_of_another_epoch_and_second_ones_change_nothing)
     answer(1, &none, 0, 0);
     expect(CAIRN_ROUND_RESOLVE);
 }
-END_TEST
 
-START_TEST(a_restored_job_goes_on_with_the_loss_scale_of_its_snapshot)
+TEST(a_restored_job_goes_on_with_the_loss_scale_of_its_snapshot)
 {
     scale_from(1024);
     make(9, 5000);
@@ -280,9 +267,8 @@ START_TEST(a_restored_job_goes_on_with_the_loss_scale_of_its_snapshot)
     ck_assert(cairn_round_loss_scale(core) == 256);
     ck_assert_uint_eq(cairn_round_version(core).step, 40);
 }
-END_TEST
 
-START_TEST(a_worker_that_returns_hears_of_the_open_round_again)
+TEST(a_worker_that_returns_hears_of_the_open_round_again)
 {
     const uint64_t round = start_round(2);
     want(A);
@@ -292,53 +278,32 @@ START_TEST(a_worker_that_returns_hears_of_the_open_round_again)
     want(A); // it has committed: it asks for the next one
     ck_assert_uint_eq(out.count, 0);
 }
-END_TEST
 
-START_TEST(it_says_whom_it_waits_for)
+TEST(it_says_whom_it_waits_for)
 {
     struct cairn_sentence waiting;
     config.terms.workers_min = 3;
     make(0, 0);
     start();
     join(A, 0);
-    cairn_round_waiting(core, &waiting);
-    ck_assert_str_eq(waiting.text, "2 more workers (1 of 3 attached)");
+    cairn_round_waiting(core, NULL, &waiting);
+    ck_assert_str_eq(waiting.text,
+                     "2 more workers (1 of 3 attached): start them, or have the job take fewer "
+                     "(`cairn job amend JOB --workers MIN:MAX`)");
     config.terms.workers_min = 1;
     make(0, 0);
     const uint64_t round = start_round(1);
     ask(A, round);
     reduced(1, 1, 0, 1);
-    cairn_round_waiting(core, &waiting);
+    cairn_round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text, "shard 0 (has not summed round 1)");
     reduced(0, 1, 0, 1);
     published(0, round, 1);
-    cairn_round_waiting(core, &waiting);
+    cairn_round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text, "shard 1 (has not published the update)");
     published(1, round, 1);
-    cairn_round_waiting(core, &waiting);
+    cairn_round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text, "");
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("round_epoch");
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_add_test(tcase, an_epoch_is_used_only_when_it_is_durable_and_every_shard_is_up);
-    tcase_add_test(tcase, a_shard_lost_while_the_epoch_becomes_durable_needs_another_epoch);
-    tcase_add_test(tcase, a_worker_lost_before_the_decision_makes_the_round_void_for_the_others);
-    tcase_add_test(tcase, a_round_given_up_is_void_and_the_worker_stays);
-    tcase_add_test(tcase, a_round_that_is_decided_is_not_given_up);
-    tcase_add_test(tcase, a_worker_lost_after_the_decision_changes_the_epoch_before_the_next_round);
-    tcase_add_test(tcase, a_new_incarnation_gives_all_the_apply_that_one_shard_has);
-    tcase_add_test(tcase, a_prepared_round_without_a_decision_is_void);
-    tcase_add_test(tcase, a_shard_that_was_away_when_the_decision_was_sent_gets_it_on_return);
-    tcase_add_test(tcase, a_shard_without_what_others_applied_fails_the_job);
-    tcase_add_test(tcase, a_shard_that_comes_back_empty_fails_the_job);
-    tcase_add_loop_test(tcase, a_last_payload_that_is_damaged_or_too_long_fails_the_job, 0, 2);
-    tcase_add_test(tcase, answers_of_another_epoch_and_second_ones_change_nothing);
-    tcase_add_test(tcase, a_restored_job_goes_on_with_the_loss_scale_of_its_snapshot);
-    tcase_add_test(tcase, a_worker_that_returns_hears_of_the_open_round_again);
-    tcase_add_test(tcase, it_says_whom_it_waits_for);
-    return run("round_epoch", tcase);
-}
+SUITE(4, setup, teardown);

@@ -73,7 +73,7 @@ static void expect_applied(uint64_t member, uint64_t round, uint64_t step)
     clear();
 }
 
-START_TEST(a_step_that_ended_before_a_write_did_is_told_as_applied)
+TEST(a_step_that_ended_before_a_write_did_is_told_as_applied)
 {
     const uint64_t round = start_round(2);
     end_round(4, 0);
@@ -86,9 +86,8 @@ START_TEST(a_step_that_ended_before_a_write_did_is_told_as_applied)
     ck_assert(payload_of(result->decision).grad_norm > 0);
     expect_applied(B, round, 1);
 }
-END_TEST
 
-START_TEST(a_write_that_ended_before_a_step_did_is_told_as_applied)
+TEST(a_write_that_ended_before_a_step_did_is_told_as_applied)
 {
     start_round(1);
     end_round(4, 0);
@@ -99,9 +98,8 @@ START_TEST(a_write_that_ended_before_a_step_did_is_told_as_applied)
     ck_assert_uint_eq(result->version.generation, 2);
     expect_applied(A, step, 2); // beside its own write
 }
-END_TEST
 
-START_TEST(a_round_that_was_not_finite_is_told_so_late)
+TEST(a_round_that_was_not_finite_is_told_so_late)
 {
     config.fail_nonfinite = true;
     make(0, 0);
@@ -111,9 +109,8 @@ START_TEST(a_round_that_was_not_finite_is_told_so_late)
     ask(A, round);
     ck_assert_int_eq(expect_result(A, CAIRN_ERR_NONFINITE)->decision->kind, CAIRN_DECISION_SKIP);
 }
-END_TEST
 
-START_TEST(a_member_that_comes_back_hears_how_its_round_ended)
+TEST(a_member_that_comes_back_hears_how_its_round_ended)
 {
     const uint64_t round = start_round(2);
     end_round(4, 0);
@@ -123,9 +120,8 @@ START_TEST(a_member_that_comes_back_hears_how_its_round_ended)
     expect_applied(A, round, 1);
     expect_applied(B, round, 1);
 }
-END_TEST
 
-START_TEST(a_member_that_left_before_its_round_ended_hears_the_end_too)
+TEST(a_member_that_left_before_its_round_ended_hears_the_end_too)
 {
     const uint64_t round = start_round(2);
     reduced(0, 4, 0, 1);
@@ -141,9 +137,8 @@ START_TEST(a_member_that_left_before_its_round_ended_hears_the_end_too)
     write_once(B);
     expect_applied(A, round, 1);
 }
-END_TEST
 
-START_TEST(a_void_round_stays_void_and_who_was_not_in_it_hears_nothing_of_it)
+TEST(a_void_round_stays_void_and_who_was_not_in_it_hears_nothing_of_it)
 {
     const uint64_t gone = start_round(2);
     down(B);
@@ -159,9 +154,8 @@ START_TEST(a_void_round_stays_void_and_who_was_not_in_it_hears_nothing_of_it)
     ask(C, round);
     ck_assert_ptr_nonnull(expect_result(C, CAIRN_ERR_EPOCH_CHANGED)->why);
 }
-END_TEST
 
-START_TEST(of_more_members_than_a_job_has_who_left_the_first_is_forgotten)
+TEST(of_more_members_than_a_job_has_who_left_the_first_is_forgotten)
 {
     const uint64_t first = start_round(1);
     uint64_t last = A, second = 0;
@@ -182,9 +176,8 @@ START_TEST(of_more_members_than_a_job_has_who_left_the_first_is_forgotten)
     ck_assert_ptr_nonnull(expect_result(A, CAIRN_ERR_EPOCH_CHANGED)->why);
     expect_applied(500, second, 2);
 }
-END_TEST
 
-START_TEST(what_the_incarnation_before_decided_last_is_known_after_later_rounds)
+TEST(what_the_incarnation_before_decided_last_is_known_after_later_rounds)
 {
     const struct cairn_decision apply = known(CAIRN_DECISION_APPLY, 77, 41);
     make(9, 5000);
@@ -196,19 +189,5 @@ START_TEST(what_the_incarnation_before_decided_last_is_known_after_later_rounds)
     write_once(A);
     expect_applied(A, 77, 41);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("round_late");
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_add_test(tcase, a_step_that_ended_before_a_write_did_is_told_as_applied);
-    tcase_add_test(tcase, a_write_that_ended_before_a_step_did_is_told_as_applied);
-    tcase_add_test(tcase, a_round_that_was_not_finite_is_told_so_late);
-    tcase_add_test(tcase, a_member_that_comes_back_hears_how_its_round_ended);
-    tcase_add_test(tcase, a_member_that_left_before_its_round_ended_hears_the_end_too);
-    tcase_add_test(tcase, a_void_round_stays_void_and_who_was_not_in_it_hears_nothing_of_it);
-    tcase_add_test(tcase, of_more_members_than_a_job_has_who_left_the_first_is_forgotten);
-    tcase_add_test(tcase, what_the_incarnation_before_decided_last_is_known_after_later_rounds);
-    return run("round_late", tcase);
-}
+SUITE(4, setup, teardown);

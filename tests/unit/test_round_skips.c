@@ -24,7 +24,7 @@ static const struct cairn_decision *end_round(uint64_t nonfinite, uint64_t weigh
     for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 1, nonfinite, weight);
     const struct cairn_decision *decision = expect(CAIRN_ROUND_DECIDE)->decision;
     step = decision->version_after.step;
-    for (uint32_t s = 0; s < SHARDS; s++) published(s, round, step);
+    all_published(round, step);
     return decision;
 }
 
@@ -80,7 +80,7 @@ static void restart(struct cairn_decision copy, uint64_t generation)
     if (cairn_round_stage_of(core) == CAIRN_ROUND_WAITING) resolve_all(&copy, step);
 }
 
-START_TEST(a_skip_is_counted_for_good_and_a_void_round_is_not)
+TEST(a_skip_is_counted_for_good_and_a_void_round_is_not)
 {
     (void)start_round(1);
     const struct cairn_decision skipped = keep(end_round(1, 1)), *decision;
@@ -97,9 +97,8 @@ START_TEST(a_skip_is_counted_for_good_and_a_void_round_is_not)
     ck_assert_uint_eq(payload_of(end_round(1, 1)).skips.all, 2);
     ck_assert_uint_eq(cairn_round_skips(core).all, 2);
 }
-END_TEST
 
-START_TEST(a_new_incarnation_goes_on_counting)
+TEST(a_new_incarnation_goes_on_counting)
 {
     (void)start_round(1);
     (void)end_round(0, 1);
@@ -109,9 +108,8 @@ START_TEST(a_new_incarnation_goes_on_counting)
     ck_assert_uint_eq(cairn_round_skips(core).in_row, 2);
     ck_assert_uint_eq(expect(CAIRN_ROUND_WORKER_OPENED)->skips, 2);
 }
-END_TEST
 
-START_TEST(too_many_in_a_row_end_it_until_the_terms_change)
+TEST(too_many_in_a_row_end_it_until_the_terms_change)
 {
     struct cairn_sentence waiting;
     (void)start_round(1);
@@ -121,7 +119,7 @@ START_TEST(too_many_in_a_row_end_it_until_the_terms_change)
     ck_assert(!opens(MAX)); // each one who asks hears it
     join(B, 1);
     ck_assert(!opens(MAX));
-    cairn_round_waiting(core, &waiting);
+    cairn_round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text,
                      "an amendment or a restore (3 rounds in a row were skipped, their gradients "
                      "not finite, and the loss scale is at its least)");
@@ -139,9 +137,8 @@ START_TEST(too_many_in_a_row_end_it_until_the_terms_change)
     ck_assert_uint_eq(payload_of(end_round(1, 1)).skips.in_row, 1);
     ck_assert_uint_eq(cairn_round_skips(core).all, MAX + 1);
 }
-END_TEST
 
-START_TEST(a_restored_job_counts_on_and_begins_the_row_anew)
+TEST(a_restored_job_counts_on_and_begins_the_row_anew)
 {
     (void)start_round(1);
     (void)end_round(1, 1);
@@ -153,9 +150,8 @@ START_TEST(a_restored_job_counts_on_and_begins_the_row_anew)
     ck_assert_uint_eq(expect(CAIRN_ROUND_WORKER_OPENED)->skips, MAX);
     ck_assert_uint_eq(payload_of(end_round(1, 1)).skips.in_row, 1);
 }
-END_TEST
 
-START_TEST(an_update_or_a_write_ends_the_row)
+TEST(an_update_or_a_write_ends_the_row)
 {
     (void)start_round(1);
     (void)end_round(1, 1);
@@ -166,16 +162,15 @@ START_TEST(an_update_or_a_write_ends_the_row)
     ck_assert(!opens(2 * MAX - 1));
     GIVE(.kind = CAIRN_ROUND_WORKER_WRITE, .member = A); // it mends them
     const uint64_t round = cairn_round_open_round(core);
-    for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 1, 0, 1);
+    all_reduced(0);
     for (uint32_t s = 0; s < SHARDS; s++)
         GIVE(.kind = CAIRN_ROUND_PUBLISHED, .shard = s, .epoch = cairn_round_epoch(core),
              .round = round, .version = { 2, step });
     ck_assert_uint_eq(cairn_round_skips(core).all, 2 * MAX - 1);
     ck_assert(opens(2 * MAX - 1));
 }
-END_TEST
 
-START_TEST(a_skip_that_lowers_the_loss_scale_is_none_of_the_row)
+TEST(a_skip_that_lowers_the_loss_scale_is_none_of_the_row)
 {
     scale_from(4);
     config.skips_max = MAX;
@@ -187,19 +182,17 @@ START_TEST(a_skip_that_lowers_the_loss_scale_is_none_of_the_row)
     skip(MAX);
     ck_assert(!opens(MAX + 2));
 }
-END_TEST
 
 /* Its batch is used up, but the gradients are not at fault. */
-START_TEST(a_round_in_which_nobody_counts_anything_is_none_of_the_row)
+TEST(a_round_in_which_nobody_counts_anything_is_none_of_the_row)
 {
     (void)start_round(1);
     (void)end_round(0, 0);
     ck_assert_uint_eq(cairn_round_skips(core).all, 1);
     ck_assert_uint_eq(cairn_round_skips(core).in_row, 0);
 }
-END_TEST
 
-START_TEST(a_job_without_a_bound_goes_on)
+TEST(a_job_without_a_bound_goes_on)
 {
     config.skips_max = 0;
     make(0, 0);
@@ -208,9 +201,8 @@ START_TEST(a_job_without_a_bound_goes_on)
     skip(200);
     ck_assert(opens(201));
 }
-END_TEST
 
-START_TEST(a_payload_without_skips_is_what_it_was_before_there_were_any)
+TEST(a_payload_without_skips_is_what_it_was_before_there_were_any)
 {
     uint8_t bytes[CAIRN_PAYLOAD_MAX(0, 3)];
     const struct cairn_skips skips = { .all = 1ull << 40, .in_row = 9, .revision = 8 };
@@ -232,20 +224,5 @@ START_TEST(a_payload_without_skips_is_what_it_was_before_there_were_any)
     memset(bytes + CAIRN_PAYLOAD_HEAD_BYTES, 0, 8); // more in a row than ever
     ck_assert_int_eq(cairn_payload_decode(bytes, count, &back), CAIRN_ERR_MALFORMED);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("round_skips");
-    tcase_add_checked_fixture(tcase, setup_skips, teardown);
-    tcase_add_test(tcase, a_skip_is_counted_for_good_and_a_void_round_is_not);
-    tcase_add_test(tcase, a_new_incarnation_goes_on_counting);
-    tcase_add_test(tcase, too_many_in_a_row_end_it_until_the_terms_change);
-    tcase_add_test(tcase, a_restored_job_counts_on_and_begins_the_row_anew);
-    tcase_add_test(tcase, an_update_or_a_write_ends_the_row);
-    tcase_add_test(tcase, a_skip_that_lowers_the_loss_scale_is_none_of_the_row);
-    tcase_add_test(tcase, a_round_in_which_nobody_counts_anything_is_none_of_the_row);
-    tcase_add_test(tcase, a_job_without_a_bound_goes_on);
-    tcase_add_test(tcase, a_payload_without_skips_is_what_it_was_before_there_were_any);
-    return run("round_skips", tcase);
-}
+SUITE(4, setup_skips, teardown);

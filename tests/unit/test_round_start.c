@@ -24,7 +24,7 @@ static bool is_open(void)
     return find(CAIRN_ROUND_OPEN_SEND, 0) != NULL;
 }
 
-START_TEST(the_first_of_a_launch_waits_for_the_others)
+TEST(the_first_of_a_launch_waits_for_the_others)
 {
     struct cairn_sentence waiting;
     start();
@@ -32,16 +32,15 @@ START_TEST(the_first_of_a_launch_waits_for_the_others)
     join_of_two(A, 0);
     tick(5999);
     ck_assert(!is_open());
-    cairn_round_waiting(core, &waiting);
+    cairn_round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text,
-                     "1 more workers of this launch (1 of 2 attached; without them in 1 s)");
+                     "1 more worker of this launch (1 of 2 attached; without them in 1 s)");
     join_of_two(B, 1);
     ck_assert(is_open());
     ck_assert_uint_eq(expect(CAIRN_ROUND_OPEN_SEND)->member_count, 2);
 }
-END_TEST
 
-START_TEST(and_begins_without_them_when_it_has_waited)
+TEST(and_begins_without_them_when_it_has_waited)
 {
     start();
     join_of_two(A, 0);
@@ -49,9 +48,8 @@ START_TEST(and_begins_without_them_when_it_has_waited)
     ck_assert(is_open());
     ck_assert_uint_eq(expect(CAIRN_ROUND_OPEN_SEND)->member_count, 1);
 }
-END_TEST
 
-START_TEST(who_is_left_goes_on_at_once_and_a_new_launch_waits_again)
+TEST(who_is_left_goes_on_at_once_and_a_new_launch_waits_again)
 {
     start();
     join_of_two(A, 0);
@@ -69,9 +67,8 @@ START_TEST(who_is_left_goes_on_at_once_and_a_new_launch_waits_again)
     tick(1000);
     ck_assert(is_open());
 }
-END_TEST
 
-START_TEST(a_write_waits_for_no_launch)
+TEST(a_write_waits_for_no_launch)
 {
     start();
     join_of_two(A, 0);
@@ -79,9 +76,8 @@ START_TEST(a_write_waits_for_no_launch)
     ck_assert(is_open());
     ck_assert(expect(CAIRN_ROUND_OPEN_SEND)->write);
 }
-END_TEST
 
-START_TEST(who_waits_for_workers_min_goes_on_when_it_is_lowered)
+TEST(who_waits_for_workers_min_goes_on_when_it_is_lowered)
 {
     struct cairn_sentence waiting;
     config.terms.workers_min = 2;
@@ -89,23 +85,14 @@ START_TEST(who_waits_for_workers_min_goes_on_when_it_is_lowered)
     start();
     join(A, 0);
     want(A);
-    cairn_round_waiting(core, &waiting);
-    ck_assert_str_eq(waiting.text, "1 more workers (1 of 2 attached)");
+    cairn_round_waiting(core, NULL, &waiting);
+    ck_assert_str_eq(waiting.text,
+                     "1 more worker (1 of 2 attached): start it, or have the job take fewer "
+                     "(`cairn job amend JOB --workers MIN:MAX`)");
     struct cairn_round_terms terms = config.terms;
     terms.workers_min = 1;
     GIVE(.kind = CAIRN_ROUND_AMEND, .terms = &terms);
     ck_assert(is_open());
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("start");
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_add_test(tcase, the_first_of_a_launch_waits_for_the_others);
-    tcase_add_test(tcase, and_begins_without_them_when_it_has_waited);
-    tcase_add_test(tcase, who_is_left_goes_on_at_once_and_a_new_launch_waits_again);
-    tcase_add_test(tcase, a_write_waits_for_no_launch);
-    tcase_add_test(tcase, who_waits_for_workers_min_goes_on_when_it_is_lowered);
-    return run("round_start", tcase);
-}
+SUITE(4, setup, teardown);

@@ -32,33 +32,14 @@ static void check_published(const char *expected)
     if (*expected != '\0') ck_assert_mem_eq(state, expected, bytes);
 }
 
-static void all_reduced(uint64_t nonfinite)
-{
-    for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 1, nonfinite, 1);
-}
-
-static void all_published(uint64_t round, uint64_t step)
-{
-    for (uint32_t s = 0; s < SHARDS; s++) published(s, round, step);
-}
-
-/* The next round of the members there are. */
-static uint64_t next_round(void)
-{
-    want(A);
-    ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_OPEN);
-    clear();
-    return cairn_round_open_round(core);
-}
-
-START_TEST(a_round_is_decided_when_its_rank_0_has_given_its_state)
+TEST(a_round_is_decided_when_its_rank_0_has_given_its_state)
 {
     struct cairn_sentence waiting;
     const uint64_t round = start_round(2);
     ask_with(B, round, "of B"); // not the one that counts
     all_reduced(0);
     ck_assert_ptr_null(find(CAIRN_ROUND_DECIDE, 0));
-    cairn_round_waiting(core, &waiting);
+    cairn_round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text, "worker of rank 0 (its client state of round 1)");
     ask_with(A, round, "first");
     check_state_of(expect(CAIRN_ROUND_DECIDE)->decision, "first");
@@ -68,9 +49,8 @@ START_TEST(a_round_is_decided_when_its_rank_0_has_given_its_state)
     all_published(round, 1);
     check_published("first");
 }
-END_TEST
 
-START_TEST(what_is_asked_again_does_not_change_the_state)
+TEST(what_is_asked_again_does_not_change_the_state)
 {
     const uint64_t round = start_round(1);
     ask_with(A, round, "first");
@@ -87,9 +67,8 @@ START_TEST(what_is_asked_again_does_not_change_the_state)
     all_published(second, 2);
     check_published("");
 }
-END_TEST
 
-START_TEST(a_skip_and_a_write_keep_the_state_of_the_version)
+TEST(a_skip_and_a_write_keep_the_state_of_the_version)
 {
     uint64_t round = start_round(1);
     ask_with(A, round, "kept");
@@ -108,9 +87,8 @@ START_TEST(a_skip_and_a_write_keep_the_state_of_the_version)
     ck_assert_int_eq(expect(CAIRN_ROUND_DECIDE)->decision->kind, CAIRN_DECISION_WRITE);
     check_state_of(expect(CAIRN_ROUND_DECIDE)->decision, "kept");
 }
-END_TEST
 
-START_TEST(a_state_of_a_void_round_is_forgotten)
+TEST(a_state_of_a_void_round_is_forgotten)
 {
     const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
     ask_with(A, start_round(2), "void");
@@ -124,9 +102,8 @@ START_TEST(a_state_of_a_void_round_is_forgotten)
     ask_with(A, round, "real");
     check_state_of(expect(CAIRN_ROUND_DECIDE)->decision, "real");
 }
-END_TEST
 
-START_TEST(a_new_incarnation_finds_the_state_with_the_shards)
+TEST(a_new_incarnation_finds_the_state_with_the_shards)
 {
     uint8_t bytes[CAIRN_PAYLOAD_BYTES(1) + STATE_MAX];
     const uint64_t round = start_round(1);
@@ -148,9 +125,8 @@ START_TEST(a_new_incarnation_finds_the_state_with_the_shards)
     all_reduced(1);
     check_state_of(expect(CAIRN_ROUND_DECIDE)->decision, "carried");
 }
-END_TEST
 
-START_TEST(a_state_that_is_longer_than_the_job_declares_fails_it)
+TEST(a_state_that_is_longer_than_the_job_declares_fails_it)
 {
     uint8_t bytes[CAIRN_PAYLOAD_HEAD_BYTES + STATE_MAX + 1];
     const struct cairn_payload head = { .loss_scale = 1,
@@ -167,9 +143,8 @@ START_TEST(a_state_that_is_longer_than_the_job_declares_fails_it)
     for (uint32_t s = 0; s < SHARDS; s++) answer(s, &last, 0, 41);
     expect(CAIRN_ROUND_FAIL);
 }
-END_TEST
 
-START_TEST(a_payload_carries_the_state_behind_its_groups_also_within_itself)
+TEST(a_payload_carries_the_state_behind_its_groups_also_within_itself)
 {
     uint8_t bytes[CAIRN_PAYLOAD_BYTES(2) + 5], copy[sizeof bytes];
     struct cairn_group_scalars scalars[2] = { { .optimizer = group.optimizer },
@@ -191,18 +166,5 @@ START_TEST(a_payload_carries_the_state_behind_its_groups_also_within_itself)
     bytes[4] = 3; // more groups than there is room for
     ck_assert_int_eq(cairn_payload_decode(bytes, count, &back), CAIRN_ERR_MALFORMED);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("round_state");
-    tcase_add_checked_fixture(tcase, setup_state, teardown);
-    tcase_add_test(tcase, a_round_is_decided_when_its_rank_0_has_given_its_state);
-    tcase_add_test(tcase, what_is_asked_again_does_not_change_the_state);
-    tcase_add_test(tcase, a_skip_and_a_write_keep_the_state_of_the_version);
-    tcase_add_test(tcase, a_state_of_a_void_round_is_forgotten);
-    tcase_add_test(tcase, a_new_incarnation_finds_the_state_with_the_shards);
-    tcase_add_test(tcase, a_state_that_is_longer_than_the_job_declares_fails_it);
-    tcase_add_test(tcase, a_payload_carries_the_state_behind_its_groups_also_within_itself);
-    return run("round_state", tcase);
-}
+SUITE(4, setup_state, teardown);

@@ -25,7 +25,7 @@ static uint64_t start_write(void)
     return cairn_round_open_round(core);
 }
 
-START_TEST(a_write_is_of_the_writer_alone_and_the_others_wait)
+TEST(a_write_is_of_the_writer_alone_and_the_others_wait)
 {
     const uint64_t round = start_write();
     const struct cairn_round_action *open = expect(CAIRN_ROUND_OPEN_SEND);
@@ -39,14 +39,13 @@ START_TEST(a_write_is_of_the_writer_alone_and_the_others_wait)
     want(B); // not this way
     ck_assert_uint_eq(out.count, 0);
     struct cairn_sentence waiting;
-    cairn_round_waiting(core, &waiting);
+    cairn_round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text, "worker of rank 1 (has not ended its write)");
     want_to_write(B); // lost the answer
     ck_assert_uint_eq(expect(CAIRN_ROUND_WORKER_OPENED)->round, round);
 }
-END_TEST
 
-START_TEST(a_write_ends_with_the_next_generation_of_the_same_step)
+TEST(a_write_ends_with_the_next_generation_of_the_same_step)
 {
     scale_from(64);
     make(0, 0);
@@ -70,9 +69,8 @@ START_TEST(a_write_ends_with_the_next_generation_of_the_same_step)
     ck_assert(!find(CAIRN_ROUND_OPEN_SEND, 1)->write);
     ck_assert_uint_eq(cairn_round_counts_of(core).applied, 0);
 }
-END_TEST
 
-START_TEST(a_write_waits_for_the_open_round_and_goes_before_the_next)
+TEST(a_write_waits_for_the_open_round_and_goes_before_the_next)
 {
     const uint64_t round = start_round(2);
     ask(B, round); // it has committed
@@ -86,7 +84,6 @@ START_TEST(a_write_waits_for_the_open_round_and_goes_before_the_next)
     ck_assert(expect(CAIRN_ROUND_OPEN_SEND)->write);
     ck_assert_uint_eq(expect(CAIRN_ROUND_OPEN_SEND)->version.step, 1);
 }
-END_TEST
 
 static void check_void(uint64_t round)
 {
@@ -99,7 +96,7 @@ static void check_void(uint64_t round)
     ck_assert_uint_ne(cairn_round_open_round(core), round);
 }
 
-START_TEST(a_round_that_opened_with_the_writer_in_it_is_void)
+TEST(a_round_that_opened_with_the_writer_in_it_is_void)
 {
     const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
     const uint64_t round = start_round(2); // A asked for it
@@ -112,9 +109,8 @@ START_TEST(a_round_that_opened_with_the_writer_in_it_is_void)
     ck_assert_uint_eq(expect(CAIRN_ROUND_WORKER_OPENED)->member, B);
     ck_assert_uint_eq(cairn_round_worker_count(core), 2);
 }
-END_TEST
 
-START_TEST(a_writer_that_is_lost_has_written_nothing)
+TEST(a_writer_that_is_lost_has_written_nothing)
 {
     const uint64_t round = start_write();
     clear();
@@ -124,9 +120,8 @@ START_TEST(a_writer_that_is_lost_has_written_nothing)
     want(A);
     ck_assert(!expect(CAIRN_ROUND_OPEN_SEND)->write);
 }
-END_TEST
 
-START_TEST(a_write_that_is_given_up_or_late_is_void)
+TEST(a_write_that_is_given_up_or_late_is_void)
 {
     uint64_t round = start_write();
     clear();
@@ -143,9 +138,8 @@ START_TEST(a_write_that_is_given_up_or_late_is_void)
     ck_assert_int_eq(expect(CAIRN_ROUND_WORKER_FENCE)->status, CAIRN_ERR_TIMEOUT);
     check_void(round);
 }
-END_TEST
 
-START_TEST(a_wish_that_is_withdrawn_opens_nothing)
+TEST(a_wish_that_is_withdrawn_opens_nothing)
 {
     const uint64_t round = start_round(1);
     ask(A, round);
@@ -158,9 +152,8 @@ START_TEST(a_wish_that_is_withdrawn_opens_nothing)
     published(1, round, 1);
     ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_STEADY);
 }
-END_TEST
 
-START_TEST(a_new_incarnation_gives_all_the_write_that_one_shard_has)
+TEST(a_new_incarnation_gives_all_the_write_that_one_shard_has)
 {
     make(9, 5000);
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
@@ -179,7 +172,6 @@ START_TEST(a_new_incarnation_gives_all_the_write_that_one_shard_has)
     ck_assert_uint_eq(cairn_round_version(core).generation, 2);
     ck_assert_uint_eq(cairn_round_version(core).step, 40);
 }
-END_TEST
 
 /* A's step round was void when its other thread wanted to write; its write is open. Returns that; the step
  * round is the one before. */
@@ -195,7 +187,7 @@ static uint64_t write_over_own_round(void)
     return round + 1;
 }
 
-START_TEST(a_late_commit_beside_a_decided_write_of_the_other_thread_is_answered_with_it)
+TEST(a_late_commit_beside_a_decided_write_of_the_other_thread_is_answered_with_it)
 {
     const uint64_t write = write_over_own_round();
     reduced(0, 0, 0, 1);
@@ -209,9 +201,8 @@ START_TEST(a_late_commit_beside_a_decided_write_of_the_other_thread_is_answered_
     ck_assert_uint_eq(expect_result(A, CAIRN_OK)->round, write);
     ck_assert_uint_eq(expect_result(A, CAIRN_ERR_EPOCH_CHANGED)->round, write - 1);
 }
-END_TEST
 
-START_TEST(a_late_commit_or_abandon_leaves_the_other_threads_commit_waiting)
+TEST(a_late_commit_or_abandon_leaves_the_other_threads_commit_waiting)
 {
     const uint64_t write = write_over_own_round();
     ask(A, write);
@@ -227,9 +218,8 @@ START_TEST(a_late_commit_or_abandon_leaves_the_other_threads_commit_waiting)
     published_at(1, write, 2, 0);
     ck_assert_uint_eq(expect_result(A, CAIRN_OK)->round, write);
 }
-END_TEST
 
-START_TEST(both_threads_that_ask_amid_a_change_of_epoch_are_answered_after_it)
+TEST(both_threads_that_ask_amid_a_change_of_epoch_are_answered_after_it)
 {
     const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
     const uint64_t write = write_over_own_round();
@@ -247,23 +237,5 @@ START_TEST(both_threads_that_ask_amid_a_change_of_epoch_are_answered_after_it)
                       write + write - 1);
     ck_assert_ptr_null(find(CAIRN_ROUND_WORKER_RESULT, 2));
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("round_write");
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_add_test(tcase, a_write_is_of_the_writer_alone_and_the_others_wait);
-    tcase_add_test(tcase, a_write_ends_with_the_next_generation_of_the_same_step);
-    tcase_add_test(tcase, a_write_waits_for_the_open_round_and_goes_before_the_next);
-    tcase_add_test(tcase, a_round_that_opened_with_the_writer_in_it_is_void);
-    tcase_add_test(tcase, a_writer_that_is_lost_has_written_nothing);
-    tcase_add_test(tcase, a_write_that_is_given_up_or_late_is_void);
-    tcase_add_test(tcase, a_wish_that_is_withdrawn_opens_nothing);
-    tcase_add_test(tcase, a_new_incarnation_gives_all_the_write_that_one_shard_has);
-    tcase_add_test(tcase,
-                   a_late_commit_beside_a_decided_write_of_the_other_thread_is_answered_with_it);
-    tcase_add_test(tcase, a_late_commit_or_abandon_leaves_the_other_threads_commit_waiting);
-    tcase_add_test(tcase, both_threads_that_ask_amid_a_change_of_epoch_are_answered_after_it);
-    return run("round_write", tcase);
-}
+SUITE(4, setup, teardown);

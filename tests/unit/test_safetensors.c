@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/wire/safetensors.h"
+#include "proto/safetensors/safetensors.h"
 #include "tests/support/suite.h"
 
 static struct cairn_safetensors_entry entry(const char *key, cairn_dtype dtype, uint64_t start,
@@ -17,7 +17,7 @@ static struct cairn_safetensors_entry entry(const char *key, cairn_dtype dtype, 
     };
 }
 
-START_TEST(the_bytes_of_a_header_are_nailed_down)
+TEST(the_bytes_of_a_header_are_nailed_down)
 {
     struct cairn_safetensors_entry entries[] = { entry("b", CAIRN_F32, 4, 2),
                                                  entry("c", CAIRN_BF16, 0, 1),
@@ -44,9 +44,8 @@ START_TEST(the_bytes_of_a_header_are_nailed_down)
     for (size_t i = 8 + sizeof json - 1; i < bytes; i++) ck_assert_int_eq(header[i], ' ');
     free(header);
 }
-END_TEST
 
-START_TEST(what_we_build_we_read_back)
+TEST(what_we_build_we_read_back)
 {
     struct cairn_safetensors_entry entries[] = { entry("x.weight", CAIRN_F32, 7, 5),
                                                  entry("x.bias", CAIRN_F64, 0, 0),
@@ -75,7 +74,6 @@ START_TEST(what_we_build_we_read_back)
     cairn_safetensors_release(&s);
     free(header);
 }
-END_TEST
 
 /* A header and the bytes after it; a word of the sentence, or NULL if it is good. */
 struct sample {
@@ -129,7 +127,7 @@ static const struct sample samples[] = {
       4, "no saved_offsets" },
 };
 
-START_TEST(each_rule_of_the_format_is_judged)
+TEST_EACH(each_rule_of_the_format_is_judged, 0, sizeof samples / sizeof samples[0])
 {
     const struct sample *sample = &samples[_i];
     const size_t json_bytes = strlen(sample->json);
@@ -150,9 +148,8 @@ START_TEST(each_rule_of_the_format_is_judged)
     }
     free(json);
 }
-END_TEST
 
-START_TEST(the_length_is_judged_before_anything_is_allocated)
+TEST(the_length_is_judged_before_anything_is_allocated)
 {
     const uint8_t huge[8] = { 0x01, 0xe1, 0xf5, 0x05 }; // 100,000,001
     const uint8_t all_ones[8] = { 255, 255, 255, 255, 255, 255, 255, 255 };
@@ -172,9 +169,8 @@ START_TEST(the_length_is_judged_before_anything_is_allocated)
     ck_assert_int_eq(cairn_safetensors_header_bytes(nine, 8, 17, &n, &why), CAIRN_OK);
     ck_assert_uint_eq(n, 9);
 }
-END_TEST
 
-START_TEST(no_damage_of_one_byte_crashes_the_parser)
+TEST(no_damage_of_one_byte_crashes_the_parser)
 {
     struct cairn_safetensors_entry entries[] = { entry("x", CAIRN_F32, 7, 5),
                                                  entry("y", CAIRN_BF16, 1, 9) };
@@ -196,19 +192,5 @@ START_TEST(no_damage_of_one_byte_crashes_the_parser)
     }
     free(header);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("safetensors");
-    tcase_set_timeout(tcase, 30);
-    tcase_add_test(tcase, the_bytes_of_a_header_are_nailed_down);
-    tcase_add_test(tcase, what_we_build_we_read_back);
-    tcase_add_loop_test(tcase, each_rule_of_the_format_is_judged, 0,
-                        sizeof samples / sizeof samples[0]);
-    tcase_add_test(tcase, the_length_is_judged_before_anything_is_allocated);
-    tcase_add_test(tcase, no_damage_of_one_byte_crashes_the_parser);
-    Suite *suite = suite_create("safetensors");
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(30);

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/wire/schedule.h"
+#include "proto/spec/schedule.h"
 #include "tests/golden/schedule_golden.h"
 #include "tests/support/suite.h"
 
@@ -17,7 +17,7 @@ static double of_bits(uint64_t bits)
     return x;
 }
 
-START_TEST(every_round_has_the_rate_that_torch_gives_it)
+TEST_EACH(every_round_has_the_rate_that_torch_gives_it, 0, COUNT(golden))
 {
     const struct cairn_schedule *s = &golden[_i].schedule;
     struct cairn_sentence why = { "" };
@@ -30,9 +30,8 @@ START_TEST(every_round_has_the_rate_that_torch_gives_it)
                       "case %d, round %d: %.17g, %.17g", _i, k, ours, torch);
     }
 }
-END_TEST
 
-START_TEST(the_cosine_is_within_its_bound_of_libm)
+TEST(the_cosine_is_within_its_bound_of_libm)
 {
     const double pi = 3.14159265358979323846;
     for (int i = 0; i <= 200000; i++) {
@@ -43,10 +42,9 @@ START_TEST(the_cosine_is_within_its_bound_of_libm)
     }
     ck_assert(cairn_cos_pi(0) == 1 && cairn_cos_pi(1) == -1 && cairn_cos_pi(0.5) == 0);
 }
-END_TEST
 
 /* Bits that every host must give: written down once, on x86-64. */
-START_TEST(the_same_bits_come_out_everywhere)
+TEST(the_same_bits_come_out_everywhere)
 {
     const struct cairn_schedule s = { CAIRN_SCHEDULE_COSINE, 100, 10000, 0, 1e-5, NULL, 0 };
     uint64_t mixed = 0;
@@ -58,9 +56,8 @@ START_TEST(the_same_bits_come_out_everywhere)
     }
     ck_assert_uint_eq(mixed, 17613115704378715565ull);
 }
-END_TEST
 
-START_TEST(warm_up_begins_at_0_and_every_end_stays)
+TEST(warm_up_begins_at_0_and_every_end_stays)
 {
     const struct cairn_schedule_point points[] = { { 2, 4.0 }, { 4, 8.0 } };
     const struct cairn_schedule kinds[] = {
@@ -80,7 +77,6 @@ START_TEST(warm_up_begins_at_0_and_every_end_stays)
         ck_assert(cairn_schedule_lr(&kinds[i], 1, UINT64_MAX) == ends[i]);
     }
 }
-END_TEST
 
 static const struct cairn_schedule_point down[] = { { 5, 1 }, { 5, 2 } };
 static const struct cairn_schedule_point nan_factor[] = { { 5, NAN } };
@@ -115,7 +111,7 @@ static const struct {
     { { CAIRN_SCHEDULE_TABLE, 0, 9, 0, 0, golden_points, 2 }, "table: it has no total_steps" },
 };
 
-START_TEST(an_impossible_schedule_is_refused_with_field_value_and_what_is_allowed)
+TEST_EACH(an_impossible_schedule_is_refused_with_field_value_and_what_is_allowed, 0, COUNT(bad))
 {
     struct cairn_sentence why = { "" };
     ck_assert_int_eq(cairn_schedule_check(&bad[_i].schedule, 2, "backbone", &why),
@@ -123,29 +119,13 @@ START_TEST(an_impossible_schedule_is_refused_with_field_value_and_what_is_allowe
     ck_assert_msg(strstr(why.text, bad[_i].word) != NULL, "\"%s\"", why.text);
     ck_assert_ptr_nonnull(strstr(why.text, "backbone"));
 }
-END_TEST
 
-START_TEST(a_kind_has_a_name_and_the_name_its_kind)
+TEST(a_kind_has_a_name_and_the_name_its_kind)
 {
     for (int kind = 0; kind <= CAIRN_SCHEDULE_DRIVEN; kind++)
         ck_assert_int_eq(cairn_schedule_number(cairn_schedule_name(kind)), kind);
     ck_assert_str_eq(cairn_schedule_name(6), "?");
     ck_assert_int_eq(cairn_schedule_number("sine"), -1);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("schedule");
-    TCase *tcase = tcase_create("schedule");
-    tcase_add_loop_test(tcase, every_round_has_the_rate_that_torch_gives_it, 0, COUNT(golden));
-    tcase_add_test(tcase, the_cosine_is_within_its_bound_of_libm);
-    tcase_add_test(tcase, the_same_bits_come_out_everywhere);
-    tcase_add_test(tcase, warm_up_begins_at_0_and_every_end_stays);
-    tcase_add_loop_test(tcase,
-                        an_impossible_schedule_is_refused_with_field_value_and_what_is_allowed, 0,
-                        COUNT(bad));
-    tcase_add_test(tcase, a_kind_has_a_name_and_the_name_its_kind);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(4);

@@ -73,19 +73,17 @@ static void run_steps(const char *kind, uint32_t threads)
     leave();
 }
 
-START_TEST(a_step_has_the_bits_of_the_kernels)
+TEST_EACH(a_step_has_the_bits_of_the_kernels, 1, 4)
 {
     run_steps("mem", (uint32_t)_i);
 }
-END_TEST
 
-START_TEST(a_step_over_ucx_has_the_same_bits)
+TEST(a_step_over_ucx_has_the_same_bits)
 {
     run_steps("ucx", 2);
 }
-END_TEST
 
-START_TEST(a_skipped_round_changes_nothing)
+TEST(a_skipped_round_changes_nothing)
 {
     serve("mem", 1);
     model_push_round(&scene, 1, 0);
@@ -107,9 +105,8 @@ START_TEST(a_skipped_round_changes_nothing)
     check_plane(CAIRN_PLANE_EXP_AVG, 1, 0, &model);
     leave();
 }
-END_TEST
 
-START_TEST(a_fenced_round_is_run_again_with_the_same_result)
+TEST(a_fenced_round_is_run_again_with_the_same_result)
 {
     serve("mem", 2);
     // Half of a round, then a new epoch: member 1 pushed a chunk, and nothing of it may stay.
@@ -128,10 +125,9 @@ START_TEST(a_fenced_round_is_run_again_with_the_same_result)
     check_plane(CAIRN_PLANE_WIRE, 1, 1, &model);
     leave();
 }
-END_TEST
 
 /* Over UCX the second half of a long message waits for its sender: closing the endpoint ends it. */
-START_TEST(a_worker_that_sleeps_in_the_middle_of_a_chunk_holds_up_no_round_after_it)
+TEST(a_worker_that_sleeps_in_the_middle_of_a_chunk_holds_up_no_round_after_it)
 {
     serve("ucx", 1);
     struct cairn_shard_job *job = scene.shard->jobs;
@@ -167,14 +163,13 @@ START_TEST(a_worker_that_sleeps_in_the_middle_of_a_chunk_holds_up_no_round_after
     open.members = &other;
     open.n_members = 1;
     scene_say(&scene, CAIRN_MSG_ROUND_OPEN, 0, &open.base);
-    while (cairn_step_round(job->step) != 2) uv_run(&scene.loop, UV_RUN_ONCE);
+    while (cairn_step_round(job->collector.step) != 2) uv_run(&scene.loop, UV_RUN_ONCE);
     ck_assert_uint_eq(job->busy, 0);
     uv_prepare_start(&scene.poll.prepare, awake);
     scene_settle(&scene);
     free(gradient);
     leave();
 }
-END_TEST
 
 /* ---- fetches ---- */
 
@@ -188,7 +183,7 @@ static cairn_status fetch_refusal(uint64_t generation, uint64_t step, enum cairn
     return (cairn_status)scene_note(&scene, CAIRN_CHUNK_NAK)->header.value;
 }
 
-START_TEST(a_version_is_gone_when_it_is_overwritten_and_never_another_is_given)
+TEST(a_version_is_gone_when_it_is_overwritten_and_never_another_is_given)
 {
     serve("mem", 1);
     model_round(&model, &scene, 1, 0);
@@ -199,9 +194,8 @@ START_TEST(a_version_is_gone_when_it_is_overwritten_and_never_another_is_given)
     ck_assert_int_eq(fetch_refusal(1, 1, CAIRN_PLANE_PARAM), CAIRN_ERR_VERSION_GONE);
     leave();
 }
-END_TEST
 
-START_TEST(a_peer_that_stops_reading_pins_no_more_than_its_replies)
+TEST(a_peer_that_stops_reading_pins_no_more_than_its_replies)
 {
     serve("mem", 1);
     scene.deaf = true;
@@ -217,17 +211,16 @@ START_TEST(a_peer_that_stops_reading_pins_no_more_than_its_replies)
     drop.job = SCENE_JOB;
     scene_say(&scene, CAIRN_MSG_JOB_DROP, 9, &drop.base);
     ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 9);
-    ck_assert_uint_eq(scene.shard->budget.used_bytes, 0);
+    ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, 0);
     ck_assert_ptr_null(scene.shard->jobs);
     leave();
 }
-END_TEST
 
 /* When the update waits for what the worker does not take, the coordinator has it leave. */
 static void leave_when_awaited(uv_check_t *check)
 {
     bool *awaited = check->data;
-    if (*awaited || !scene.shard->jobs->update_waits) return;
+    if (*awaited || !scene.shard->jobs->pass.update_waits) return;
     *awaited = true;
     Cairn__MemberLeave gone = CAIRN__MEMBER_LEAVE__INIT;
     gone.job = SCENE_JOB;
@@ -235,7 +228,7 @@ static void leave_when_awaited(uv_check_t *check)
     scene_say(&scene, CAIRN_MSG_MEMBER_LEAVE, 0, &gone.base);
 }
 
-START_TEST(what_a_worker_is_sent_is_not_overwritten_until_it_leaves)
+TEST(what_a_worker_is_sent_is_not_overwritten_until_it_leaves)
 {
     bool awaited = false;
     uv_check_t check;
@@ -252,10 +245,9 @@ START_TEST(what_a_worker_is_sent_is_not_overwritten_until_it_leaves)
     model_round(&model, &scene, 2, 1);
     uv_close((uv_handle_t *)&check, NULL);
     ck_assert(awaited);
-    ck_assert(!scene.shard->jobs->update_waits);
+    ck_assert(!scene.shard->jobs->pass.update_waits);
     leave();
 }
-END_TEST
 
 /* ---- snapshots ---- */
 
@@ -300,7 +292,7 @@ static void check_digests(const Cairn__SnapshotPart *part)
     ck_assert_uint_eq(at, part->n_digests);
 }
 
-START_TEST(a_digest_is_of_the_pinned_version)
+TEST(a_digest_is_of_the_pinned_version)
 {
     serve("mem", 2);
     model_round(&model, &scene, 1, 0);
@@ -312,7 +304,6 @@ START_TEST(a_digest_is_of_the_pinned_version)
     check_digests(part);
     leave();
 }
-END_TEST
 
 /* The whole model as a snapshot: shard 1's part is written by the test. */
 static void commit_snapshot(const char *folder, const Cairn__SnapshotPart *part)
@@ -335,7 +326,7 @@ static void commit_snapshot(const char *folder, const Cairn__SnapshotPart *part)
     cairn_manifest_release(&manifest);
 }
 
-START_TEST(a_snapshot_is_restored_into_a_new_generation_bit_for_bit)
+TEST(a_snapshot_is_restored_into_a_new_generation_bit_for_bit)
 {
     char root[CAIRN_SCRATCH_BYTES], id[CAIRN_SNAPSHOT_ID_BYTES], *folder;
     struct cairn_sentence why;
@@ -365,9 +356,8 @@ START_TEST(a_snapshot_is_restored_into_a_new_generation_bit_for_bit)
     free(folder);
     cairn_scratch_remove(root);
 }
-END_TEST
 
-START_TEST(a_snapshot_that_cannot_be_written_fails_alone)
+TEST(a_snapshot_that_cannot_be_written_fails_alone)
 {
     serve("mem", 1);
     const Cairn__SnapshotPart *part = pin("/nonexistent/folder");
@@ -377,7 +367,6 @@ START_TEST(a_snapshot_that_cannot_be_written_fails_alone)
     check_plane(CAIRN_PLANE_WIRE, 1, 1, &model);
     leave();
 }
-END_TEST
 
 /* Holds the shard's files thread up until it is released. */
 struct hold_up {
@@ -404,7 +393,7 @@ static void say_folder(const char *path)
     scene_say(&scene, CAIRN_MSG_PIN_FOLDER, 0, &folder.base);
 }
 
-START_TEST(a_snapshot_or_digest_that_is_given_up_ends_and_leaves_neither_files_nor_staging)
+TEST(a_snapshot_or_digest_that_is_given_up_ends_and_leaves_neither_files_nor_staging)
 {
     static struct hold_up hold_up = {
         .task = { .run = wait_for_release, .done = on_released, .item_count = 1 }
@@ -413,7 +402,7 @@ START_TEST(a_snapshot_or_digest_that_is_given_up_ends_and_leaves_neither_files_n
     cairn_scratch_make(folder);
     serve("mem", 1);
     for (int files = 0; files < 2; files++) {
-        const uint64_t before = scene.shard->budget.used_bytes;
+        const uint64_t before = scene.shard->memory.budget.used_bytes;
         ck_assert_int_eq(sem_init(&hold_up.release, 0, 0), 0);
         cairn_pool_submit(scene.shard->files, &hold_up.task);
         Cairn__Pin message = CAIRN__PIN__INIT;
@@ -430,16 +419,15 @@ START_TEST(a_snapshot_or_digest_that_is_given_up_ends_and_leaves_neither_files_n
         const Cairn__SnapshotPart *part =
             (const Cairn__SnapshotPart *)scene_hear(&scene, CAIRN_MSG_SNAPSHOT_PART).message;
         ck_assert_int_eq(part->status, CAIRN_ERR_CANCELED);
-        ck_assert_ptr_null(scene.shard->jobs->pins);
-        ck_assert_uint_eq(scene.shard->budget.used_bytes, before);
+        ck_assert_ptr_null(scene.shard->jobs->pins.list);
+        ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, before);
     }
     ck_assert_int_eq(rmdir(folder), 0); // empty
     model_round(&model, &scene, 1, 0);
     leave();
 }
-END_TEST
 
-START_TEST(a_snapshot_that_is_missing_fails_the_create_and_holds_nothing)
+TEST(a_snapshot_that_is_missing_fails_the_create_and_holds_nothing)
 {
     scene_open(&scene, "mem", 1, 0);
     scene_create(&scene, 3, 2, 1, "/nonexistent/snapshot");
@@ -448,14 +436,13 @@ START_TEST(a_snapshot_that_is_missing_fails_the_create_and_holds_nothing)
     ck_assert_int_eq(((const Cairn__Error *)answer.message)->status, CAIRN_ERR_NOT_FOUND);
     scene_settle(&scene);
     ck_assert_ptr_null(scene.shard->jobs);
-    ck_assert_uint_eq(scene.shard->budget.used_bytes, 0);
+    ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, 0);
     scene_close(&scene);
 }
-END_TEST
 
 /* ---- the coordinator ---- */
 
-START_TEST(a_lost_coordinator_finds_the_job_and_the_round_again)
+TEST(a_lost_coordinator_finds_the_job_and_the_round_again)
 {
     serve("mem", 1);
     model_push_round(&scene, 1, 0);
@@ -474,10 +461,9 @@ START_TEST(a_lost_coordinator_finds_the_job_and_the_round_again)
     check_plane(CAIRN_PLANE_WIRE, 1, 1, &model);
     leave();
 }
-END_TEST
 
 /* Its MemberLeave was said to nobody: the coordinator does not tell of it any more. */
-START_TEST(who_left_while_the_coordinator_was_away_is_forgotten)
+TEST(who_left_while_the_coordinator_was_away_is_forgotten)
 {
     serve("mem", 1);
     scene.lease_ms = 600; // as long as a loaded machine may keep this process from it
@@ -494,9 +480,8 @@ START_TEST(who_left_while_the_coordinator_was_away_is_forgotten)
     ck_assert_ptr_nonnull(cairn_member_find(job, 2));
     leave();
 }
-END_TEST
 
-START_TEST(a_job_that_does_not_fit_is_refused_with_the_numbers)
+TEST(a_job_that_does_not_fit_is_refused_with_the_numbers)
 {
     scene_open(&scene, "mem", 1, 200000);
     scene_create(&scene, 3, 1, 0, "");
@@ -508,7 +493,6 @@ START_TEST(a_job_that_does_not_fit_is_refused_with_the_numbers)
     ck_assert_ptr_null(scene.shard->jobs);
     scene_close(&scene);
 }
-END_TEST
 
 static long peak_kib(void)
 {
@@ -518,7 +502,7 @@ static long peak_kib(void)
 }
 
 /* 2^39 elements: the table of their chunks alone would be 128 MiB. */
-START_TEST(a_job_of_any_shape_costs_nothing_before_it_is_judged)
+TEST(a_job_of_any_shape_costs_nothing_before_it_is_judged)
 {
     scene_open(&scene, "mem", 1, 200000);
     scene_reshape_frozen(&scene, (uint64_t)1 << 23, 1 << 16);
@@ -529,9 +513,8 @@ START_TEST(a_job_of_any_shape_costs_nothing_before_it_is_judged)
     ck_assert_int_lt(peak_kib() - before, 32 * 1024);
     scene_close(&scene);
 }
-END_TEST
 
-START_TEST(a_seal_names_what_is_missing)
+TEST(a_seal_names_what_is_missing)
 {
     scene_open(&scene, "mem", 1, 0);
     scene_create(&scene, 3, 1, 0, "");
@@ -546,9 +529,8 @@ START_TEST(a_seal_names_what_is_missing)
     ck_assert_ptr_nonnull(strstr(error->text, "bias, emb, frozen, weight"));
     scene_close(&scene);
 }
-END_TEST
 
-START_TEST(an_older_generation_does_not_replace_a_job)
+TEST(an_older_generation_does_not_replace_a_job)
 {
     serve("mem", 1);
     scene_create(&scene, 8, 0, 0, "");
@@ -560,9 +542,8 @@ START_TEST(an_older_generation_does_not_replace_a_job)
     check_plane(CAIRN_PLANE_WIRE, 1, 0, &model);
     leave();
 }
-END_TEST
 
-START_TEST(a_decision_without_a_round_stops_the_job_before_a_parameter_changes)
+TEST(a_decision_without_a_round_stops_the_job_before_a_parameter_changes)
 {
     serve("mem", 1);
     Cairn__Decide decide = CAIRN__DECIDE__INIT;
@@ -579,9 +560,8 @@ START_TEST(a_decision_without_a_round_stops_the_job_before_a_parameter_changes)
     ck_assert_uint_eq(hello->n_held, 0); // the coordinator sees that it is lost here
     leave();
 }
-END_TEST
 
-START_TEST(a_round_before_the_seal_stops_the_job)
+TEST(a_round_before_the_seal_stops_the_job)
 {
     scene_open(&scene, "mem", 1, 0);
     scene_create(&scene, 3, 1, 0, "");
@@ -594,35 +574,5 @@ START_TEST(a_round_before_the_seal_stops_the_job)
     scene_hear(&scene, CAIRN_MSG_HELLO);
     scene_close(&scene);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("shard_daemon");
-    TCase *tcase = tcase_create("shard_daemon");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_loop_test(tcase, a_step_has_the_bits_of_the_kernels, 1, 4);
-    tcase_add_test(tcase, a_step_over_ucx_has_the_same_bits);
-    tcase_add_test(tcase, a_skipped_round_changes_nothing);
-    tcase_add_test(tcase, a_fenced_round_is_run_again_with_the_same_result);
-    tcase_add_test(tcase, a_worker_that_sleeps_in_the_middle_of_a_chunk_holds_up_no_round_after_it);
-    tcase_add_test(tcase, a_version_is_gone_when_it_is_overwritten_and_never_another_is_given);
-    tcase_add_test(tcase, a_peer_that_stops_reading_pins_no_more_than_its_replies);
-    tcase_add_test(tcase, what_a_worker_is_sent_is_not_overwritten_until_it_leaves);
-    tcase_add_test(tcase, a_digest_is_of_the_pinned_version);
-    tcase_add_test(tcase, a_snapshot_is_restored_into_a_new_generation_bit_for_bit);
-    tcase_add_test(tcase, a_snapshot_that_cannot_be_written_fails_alone);
-    tcase_add_test(tcase,
-                   a_snapshot_or_digest_that_is_given_up_ends_and_leaves_neither_files_nor_staging);
-    tcase_add_test(tcase, a_snapshot_that_is_missing_fails_the_create_and_holds_nothing);
-    tcase_add_test(tcase, a_lost_coordinator_finds_the_job_and_the_round_again);
-    tcase_add_test(tcase, who_left_while_the_coordinator_was_away_is_forgotten);
-    tcase_add_test(tcase, a_job_that_does_not_fit_is_refused_with_the_numbers);
-    tcase_add_test(tcase, a_job_of_any_shape_costs_nothing_before_it_is_judged);
-    tcase_add_test(tcase, a_seal_names_what_is_missing);
-    tcase_add_test(tcase, an_older_generation_does_not_replace_a_job);
-    tcase_add_test(tcase, a_decision_without_a_round_stops_the_job_before_a_parameter_changes);
-    tcase_add_test(tcase, a_round_before_the_seal_stops_the_job);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60);

@@ -1,10 +1,11 @@
 /* A shard makes a generation of a job of the one that serves: what it copies, what it begins, which of both
  * stays, and what it refuses. */
 #include <check.h>
+#include <semaphore.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/wire/plan.h"
+#include "proto/plan/plan.h"
 #include "tests/support/shard_scene.h"
 #include "tests/support/suite.h"
 
@@ -87,12 +88,14 @@ static size_t held(void)
 
 static void check_extent(const struct cairn_shard_job *job, size_t number)
 {
-    const struct cairn_local_extent *extent = &job->map.extents[number];
+    const struct cairn_local_extent *extent = &job->table.map.extents[number];
     const char *name = job->spec.tensors[extent->tensor].name;
     const bool late = strcmp(name, "late") == 0;
     const uint32_t was = extent->tensor > T_WEIGHT ? T_WEIGHT : extent->tensor;
-    const float *param = (const float *)job->param.base + extent->local_elem;
-    const float *moment = (const float *)job->exp_avg.base + extent->local_elem;
+    const float *param = cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM, number,
+                                         extent->local_elem);
+    const float *moment = cairn_planes_at(&job->planes, CAIRN_PLANE_EXP_AVG, number,
+                                          extent->local_elem);
     for (uint64_t i = 0; i < extent->elem_count; i++) {
         const float wanted = late ? 3.0F : scene_initial(was, extent->first_elem + i);
         ck_assert_msg(param[i] == wanted, "%s [%zu]", name, (size_t)i);
@@ -100,7 +103,7 @@ static void check_extent(const struct cairn_shard_job *job, size_t number)
     }
 }
 
-START_TEST(what_both_have_is_copied_what_is_new_begins_and_the_old_one_serves_until_the_switch)
+TEST(what_both_have_is_copied_what_is_new_begins_and_the_old_one_serves_until_the_switch)
 {
     serve();
     amend_scene(CAIRN_INIT_CONSTANT);
@@ -112,13 +115,12 @@ START_TEST(what_both_have_is_copied_what_is_new_begins_and_the_old_one_serves_un
     ck_assert_uint_eq(held(), 1);
     const struct cairn_shard_job *job = cairn_shard_job_find(scene.shard, SCENE_JOB);
     ck_assert_uint_eq(job->generation, 2);
-    ck_assert_uint_eq(cairn_step_version(job->step).generation, 2);
+    ck_assert_uint_eq(cairn_step_version(job->collector.step).generation, 2);
     ck_assert_uint_eq(job->spec.tensor_count, TENSORS + 1);
-    ck_assert_uint_eq(job->map.extent_count, TENSORS + 1); // "late" stands here, too
-    for (size_t i = 0; i < job->map.extent_count; i++) check_extent(job, i);
+    ck_assert_uint_eq(job->table.map.extent_count, TENSORS + 1); // "late" stands here, too
+    for (size_t i = 0; i < job->table.map.extent_count; i++) check_extent(job, i);
     leave();
 }
-END_TEST
 
 /* The parts that it says it holds, of which none, or all, are settled. */
 static void expect_held(uint32_t request, bool settled)
@@ -136,7 +138,7 @@ static void expect_held(uint32_t request, bool settled)
     }
 }
 
-START_TEST(a_store_that_adopts_gets_the_staged_generation_and_nothing_is_a_leftover_to_it)
+TEST(a_store_that_adopts_gets_the_staged_generation_and_nothing_is_a_leftover_to_it)
 {
     Cairn__PartGet get = CAIRN__PART_GET__INIT;
     Cairn__StoreAdopted adopted = CAIRN__STORE_ADOPTED__INIT;
@@ -160,25 +162,23 @@ START_TEST(a_store_that_adopts_gets_the_staged_generation_and_nothing_is_a_lefto
     expect_held(13, true);
     leave();
 }
-END_TEST
 
-START_TEST(a_generation_that_was_given_up_is_forgotten_with_its_memory)
+TEST(a_generation_that_was_given_up_is_forgotten_with_its_memory)
 {
     serve();
-    const uint64_t used = scene.shard->budget.used_bytes;
+    const uint64_t used = scene.shard->memory.budget.used_bytes;
     amend_scene(CAIRN_INIT_CONSTANT);
     for (uint32_t k = 0; k < 2; k++) { // and it can be asked for again
         scene_create(&scene, 9 + k, 2, 0, "");
         ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 9 + k);
-        ck_assert_uint_gt(scene.shard->budget.used_bytes, used);
+        ck_assert_uint_gt(scene.shard->memory.budget.used_bytes, used);
         say_switch(1);
-        ck_assert_uint_eq(scene.shard->budget.used_bytes, used);
+        ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, used);
         ck_assert_uint_eq(held(), 1);
     }
     ck_assert_uint_eq(cairn_shard_job_find(scene.shard, SCENE_JOB)->generation, 1);
     leave();
 }
-END_TEST
 
 /* From here on memory that is given back is so at once: there is none to note it for the thread. */
 static void give_back_at_once(void)
@@ -191,7 +191,7 @@ static void give_back_at_once(void)
     scene_settle(&scene);
 }
 
-START_TEST(one_takes_the_place_of_one_that_was_given_up_though_that_is_freed_at_once)
+TEST(one_takes_the_place_of_one_that_was_given_up_though_that_is_freed_at_once)
 {
     serve();
     amend_scene(CAIRN_INIT_CONSTANT);
@@ -206,7 +206,6 @@ START_TEST(one_takes_the_place_of_one_that_was_given_up_though_that_is_freed_at_
     ck_assert_uint_eq(cairn_shard_job_find(scene.shard, SCENE_JOB)->generation, 3);
     leave();
 }
-END_TEST
 
 static void expect_refusal(uint32_t request, uint64_t generation, uint64_t step,
                            cairn_status status, const char *word)
@@ -222,17 +221,110 @@ static void expect_refusal(uint32_t request, uint64_t generation, uint64_t step,
     ck_assert_int_eq(cairn_shard_job_find(scene.shard, SCENE_JOB)->state, CAIRN_JOB_SERVING);
 }
 
-START_TEST(what_does_not_fit_beside_it_is_refused_with_the_numbers)
+/* ---- while one is being made ---- */
+
+enum { COMPUTE_THREADS = 2 };
+
+/* Holds the shard's compute threads until they are released. */
+static sem_t released;
+
+static void wait_for_release(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    (void)task;
+    (void)item;
+    (void)thread;
+    while (sem_wait(&released) != 0) {}
+}
+
+static void on_released(struct cairn_task *task)
+{
+    (void)task;
+}
+
+static struct cairn_task holds = { .run = wait_for_release,
+                                   .done = on_released,
+                                   .item_count = COMPUTE_THREADS };
+
+static void release(void)
+{
+    for (int i = 0; i < COMPUTE_THREADS; i++) sem_post(&released);
+}
+
+/* Generation 2 is made of the first, and waits for a thread. */
+static struct cairn_shard_job *begin_extend(void)
+{
+    serve();
+    ck_assert_int_eq(sem_init(&released, 0, 0), 0);
+    cairn_pool_submit(scene.shard->compute, &holds);
+    amend_scene(CAIRN_INIT_CONSTANT);
+    scene_create(&scene, 9, 2, 0, "");
+    while (held() < 2 || scene.shard->jobs->load.at_work == NULL) uv_run(&scene.loop, UV_RUN_ONCE);
+    ck_assert(scene.shard->jobs->staged);
+    return scene.shard->jobs->next;
+}
+
+static void expect_error(uint32_t request, cairn_status status, const char *word)
+{
+    const struct scene_frame answer = scene_hear(&scene, CAIRN_MSG_ERROR);
+    const Cairn__Error *error = (const Cairn__Error *)answer.message;
+    ck_assert_uint_eq(answer.request, request);
+    ck_assert_int_eq(error->status, status);
+    ck_assert_msg(strstr(error->text, word) != NULL, "%s", error->text);
+}
+
+TEST(one_whose_origin_changes_meanwhile_is_given_up_and_the_origin_serves)
+{
+    struct cairn_shard_job *from = begin_extend();
+    const uint64_t used = cairn_memory_sum(&from->memory);
+    from->pass.updating = true; // an UPDATE was decided
+    release();
+    expect_error(9, CAIRN_ERR_NOT_READY, "changed while it was extended");
+    from->pass.updating = false;
+    while (scene.shard->memory.releases != NULL) uv_run(&scene.loop, UV_RUN_ONCE);
+    ck_assert_uint_eq(held(), 1);
+    ck_assert_ptr_eq(scene.shard->jobs, from);
+    ck_assert_uint_eq(from->busy, 0);
+    ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, used);
+    leave();
+}
+
+TEST(a_job_that_is_dropped_meanwhile_goes_with_both_generations_when_the_threads_are_done_with_them)
+{
+    Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
+    const Cairn__Probe probe = CAIRN__PROBE__INIT;
+    begin_extend();
+    drop.job = SCENE_JOB;
+    scene_say(&scene, CAIRN_MSG_JOB_DROP, 10, &drop.base);
+    expect_error(9, CAIRN_ERR_CANCELED, "dropped before it was ready");
+    scene_say(&scene, CAIRN_MSG_PROBE, 11, &probe.base);
+    while (scene_hear(&scene, CAIRN_MSG_DONE).request != 11) {}
+    ck_assert_uint_eq(held(), 2); // the threads refer to both
+    release();
+    while (scene.shard->jobs != NULL || scene.shard->memory.releases != NULL)
+        uv_run(&scene.loop, UV_RUN_ONCE);
+    ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, 0);
+    leave();
+}
+
+TEST(a_shard_that_is_closed_meanwhile_frees_both)
+{
+    begin_extend();
+    release();
+    leave();
+}
+
+/* ---- what is refused ---- */
+
+TEST(what_does_not_fit_beside_it_is_refused_with_the_numbers)
 {
     serve();
     amend_scene(CAIRN_INIT_CONSTANT);
-    scene.shard->budget.limit_bytes = scene.shard->budget.used_bytes + 100000;
+    scene.shard->memory.budget.limit_bytes = scene.shard->memory.budget.used_bytes + 100000;
     expect_refusal(9, 2, 0, CAIRN_ERR_NO_MEMORY, "state ");
     leave();
 }
-END_TEST
 
-START_TEST(another_step_an_older_generation_and_a_tensor_without_a_beginning_are_refused)
+TEST(another_step_an_older_generation_and_a_tensor_without_a_beginning_are_refused)
 {
     serve();
     amend_scene(CAIRN_INIT_NONE);
@@ -241,23 +333,5 @@ START_TEST(another_step_an_older_generation_and_a_tensor_without_a_beginning_are
     expect_refusal(11, 2, 0, CAIRN_ERR_INVALID, "late is new and has no initializer");
     leave();
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("shard_extend");
-    TCase *tcase = tcase_create("shard_extend");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_test(
-        tcase, what_both_have_is_copied_what_is_new_begins_and_the_old_one_serves_until_the_switch);
-    tcase_add_test(tcase,
-                   a_store_that_adopts_gets_the_staged_generation_and_nothing_is_a_leftover_to_it);
-    tcase_add_test(tcase, a_generation_that_was_given_up_is_forgotten_with_its_memory);
-    tcase_add_test(tcase,
-                   one_takes_the_place_of_one_that_was_given_up_though_that_is_freed_at_once);
-    tcase_add_test(tcase, what_does_not_fit_beside_it_is_refused_with_the_numbers);
-    tcase_add_test(tcase,
-                   another_step_an_older_generation_and_a_tensor_without_a_beginning_are_refused);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60);

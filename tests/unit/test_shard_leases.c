@@ -60,8 +60,9 @@ static void serve(void)
     model_copy(&then[0], &now);
     check_wire(0); // the buffers of replies are there from now on
     job = scene.shard->jobs;
-    used_before = scene.shard->budget.used_bytes;
-    copy_bytes = job->published[0].wire.bytes + (job->map.chunk_count + 1) * sizeof(uint64_t);
+    used_before = scene.shard->memory.budget.used_bytes;
+    copy_bytes = job->versions.copies[0].wire.bytes +
+                 (job->table.map.chunk_count + 1) * sizeof(uint64_t);
 }
 
 static void leave(void)
@@ -102,10 +103,10 @@ static void end(uint64_t lease)
 
 static void check_copies(uint64_t more)
 {
-    ck_assert_uint_eq(scene.shard->budget.used_bytes, used_before + more * copy_bytes);
+    ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, used_before + more * copy_bytes);
 }
 
-START_TEST(a_leased_version_stays_bit_for_bit_while_training_goes_on)
+TEST(a_leased_version_stays_bit_for_bit_while_training_goes_on)
 {
     train_to(1);
     ck_assert_int_eq(keep(7, 1, 0, LONG_MS, NULL), CAIRN_OK); // the one before the newest
@@ -122,20 +123,18 @@ START_TEST(a_leased_version_stays_bit_for_bit_while_training_goes_on)
     check_wire(MODELS - 1);
     check_wire(MODELS - 2);
 }
-END_TEST
 
-START_TEST(a_lease_that_does_not_fit_is_refused_with_the_numbers)
+TEST(a_lease_that_does_not_fit_is_refused_with_the_numbers)
 {
-    scene.shard->budget.limit_bytes = used_before + copy_bytes - 1;
+    scene.shard->memory.budget.limit_bytes = used_before + copy_bytes - 1;
     ck_assert_int_eq(keep(7, 1, 0, LONG_MS, "memory.limit"), CAIRN_ERR_NO_MEMORY);
     check_copies(0);
     train_to(2);
     check_gone(0);
     check_wire(2);
 }
-END_TEST
 
-START_TEST(leases_of_one_version_share_one_copy)
+TEST(leases_of_one_version_share_one_copy)
 {
     ck_assert_int_eq(keep(7, 1, 0, LONG_MS, NULL), CAIRN_OK);
     ck_assert_int_eq(keep(8, 1, 0, LONG_MS, NULL), CAIRN_OK);
@@ -151,9 +150,8 @@ START_TEST(leases_of_one_version_share_one_copy)
     check_copies(0);
     check_gone(0);
 }
-END_TEST
 
-START_TEST(as_many_versions_as_there_may_be_are_leased_and_updates_go_on)
+TEST(as_many_versions_as_there_may_be_are_leased_and_updates_go_on)
 {
     for (uint64_t step = 0; step < CAIRN_LEASED_VERSIONS_MAX; step++) {
         train_to(step);
@@ -175,9 +173,8 @@ START_TEST(as_many_versions_as_there_may_be_are_leased_and_updates_go_on)
     end(99);
     check_copies(0);
 }
-END_TEST
 
-START_TEST(leases_of_a_coordinator_before_this_one_make_room_for_what_it_asks_for)
+TEST(leases_of_a_coordinator_before_this_one_make_room_for_what_it_asks_for)
 {
     for (uint64_t step = 0; step < CAIRN_LEASED_VERSIONS_MAX; step++) {
         train_to(step);
@@ -194,12 +191,12 @@ START_TEST(leases_of_a_coordinator_before_this_one_make_room_for_what_it_asks_fo
     check_gone(2);
     check_wire(1);
     scene.shard->session.coordinator.incarnation++;
-    scene.shard->budget.limit_bytes = scene.shard->budget.used_bytes;
+    scene.shard->memory.budget.limit_bytes = scene.shard->memory.budget.used_bytes;
     train_to(at + 2);
     ck_assert_int_eq(keep(22, 1, at, LONG_MS, NULL), CAIRN_OK); // the memory is theirs, too
     check_copies(1);
     check_gone(1);
-    scene.shard->budget.limit_bytes = scene.shard->budget.used_bytes;
+    scene.shard->memory.budget.limit_bytes = scene.shard->memory.budget.used_bytes;
     ck_assert_int_eq(keep(23, 1, at - 1, LONG_MS, "memory.limit"), CAIRN_ERR_NO_MEMORY);
     for (uint64_t n = 30; n < 29 + CAIRN_SHARD_LEASES_MAX; n++)
         ck_assert_int_eq(keep(n, 1, at, LONG_MS, NULL), CAIRN_OK);
@@ -209,23 +206,21 @@ START_TEST(leases_of_a_coordinator_before_this_one_make_room_for_what_it_asks_fo
                      CAIRN_OK); // in the place of one of this version
     check_copies(1);
 }
-END_TEST
 
-START_TEST(a_lease_that_the_coordinator_forgot_ends_by_the_shards_own_clock)
+TEST(a_lease_that_the_coordinator_forgot_ends_by_the_shards_own_clock)
 {
     ck_assert_int_eq(keep(7, 1, 0, LONG_MS, NULL), CAIRN_OK);
     ck_assert_int_eq(keep(8, 1, 0, 50, NULL), CAIRN_OK);
     train_to(2);
-    while (job->leases[1].number != 0) uv_run(&scene.loop, UV_RUN_ONCE);
+    while (job->versions.leases[1].number != 0) uv_run(&scene.loop, UV_RUN_ONCE);
     check_wire(0);                                       // 7 keeps it
     ck_assert_int_eq(keep(7, 1, 0, 50, NULL), CAIRN_OK); // repeated: for shorter
-    while (job->leases[0].number != 0) uv_run(&scene.loop, UV_RUN_ONCE);
+    while (job->versions.leases[0].number != 0) uv_run(&scene.loop, UV_RUN_ONCE);
     check_gone(0);
     check_copies(0);
 }
-END_TEST
 
-START_TEST(what_is_not_kept_cannot_be_leased)
+TEST(what_is_not_kept_cannot_be_leased)
 {
     train_to(2);
     ck_assert_int_eq(keep(7, 1, 0, LONG_MS, "not kept any more"), CAIRN_ERR_VERSION_GONE);
@@ -241,9 +236,8 @@ START_TEST(what_is_not_kept_cannot_be_leased)
     ck_assert_int_eq(keep(99, 1, 2, LONG_MS, "held already"), CAIRN_ERR_BUSY);
     check_copies(1);
 }
-END_TEST
 
-START_TEST(a_job_that_is_dropped_gives_leased_copies_back)
+TEST(a_job_that_is_dropped_gives_leased_copies_back)
 {
     ck_assert_int_eq(keep(7, 1, 0, 50, NULL), CAIRN_OK);
     train_to(1);
@@ -251,26 +245,9 @@ START_TEST(a_job_that_is_dropped_gives_leased_copies_back)
     drop.job = SCENE_JOB;
     scene_say(&scene, CAIRN_MSG_JOB_DROP, 9, &drop.base);
     ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 9);
-    ck_assert_uint_eq(scene.shard->budget.used_bytes, 0);
+    ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, 0);
     while (uv_is_active((uv_handle_t *)&scene.shard->lease_timer)) // it finds nothing
         uv_run(&scene.loop, UV_RUN_ONCE);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("shard_leases");
-    TCase *tcase = tcase_create("shard_leases");
-    tcase_set_timeout(tcase, 30);
-    tcase_add_checked_fixture(tcase, serve, leave);
-    tcase_add_test(tcase, a_leased_version_stays_bit_for_bit_while_training_goes_on);
-    tcase_add_test(tcase, a_lease_that_does_not_fit_is_refused_with_the_numbers);
-    tcase_add_test(tcase, leases_of_one_version_share_one_copy);
-    tcase_add_test(tcase, as_many_versions_as_there_may_be_are_leased_and_updates_go_on);
-    tcase_add_test(tcase, leases_of_a_coordinator_before_this_one_make_room_for_what_it_asks_for);
-    tcase_add_test(tcase, a_lease_that_the_coordinator_forgot_ends_by_the_shards_own_clock);
-    tcase_add_test(tcase, what_is_not_kept_cannot_be_leased);
-    tcase_add_test(tcase, a_job_that_is_dropped_gives_leased_copies_back);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(30, serve, leave);

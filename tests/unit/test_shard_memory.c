@@ -10,6 +10,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "server/shard/job/admit.h"
+#include "server/shard/job/members.h"
+#include "tests/support/apart.h"
 #include "tests/support/scratch.h"
 #include "tests/support/shard_scene.h"
 #include "tests/support/suite.h"
@@ -73,11 +76,11 @@ static size_t resident(const struct cairn_arena *arena)
 /* The slots of so many workers, and no page more. */
 static void check_landing(const struct cairn_shard_job *job, uint32_t workers)
 {
-    const size_t bytes = workers * SCENE_WINDOW * job->slot_bytes;
-    ck_assert_uint_eq(resident(&job->landing), (bytes + 4095) / 4096 * 4096);
+    const size_t bytes = workers * SCENE_WINDOW * job->landing.slot_bytes;
+    ck_assert_uint_eq(resident(&job->landing.arena), (bytes + 4095) / 4096 * 4096);
 }
 
-START_TEST(a_job_that_the_host_has_no_room_for_is_refused_with_the_numbers)
+TEST(a_job_that_the_host_has_no_room_for_is_refused_with_the_numbers)
 {
     leave_mib(8);
     scene_create(&scene, 3, 1, 0, "");
@@ -86,50 +89,55 @@ START_TEST(a_job_that_the_host_has_no_room_for_is_refused_with_the_numbers)
     ck_assert_ptr_nonnull(strstr(error->text, "and 8388608 are available: of the host's RAM"));
     scene_settle(&scene);
     ck_assert_ptr_null(scene.shard->jobs);
-    ck_assert_uint_eq(scene.shard->budget.used_bytes, 0);
+    ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, 0);
     leave_mib(500);
     create();
 }
-END_TEST
 
-START_TEST(what_is_admitted_has_its_pages_and_gaps_have_none)
+TEST(what_is_admitted_has_its_pages_and_gaps_have_none)
 {
     create();
     const struct cairn_shard_job *job = scene.shard->jobs;
-    const struct cairn_arena *whole[] = { &job->param, &job->published[0].wire,
-                                          &job->published[1].wire, &job->putting };
+    const struct cairn_arena *home = job->planes.home;
+    const struct cairn_arena *whole[] = { &home[CAIRN_PLANE_PARAM], &job->versions.copies[0].wire,
+                                          &job->versions.copies[1].wire, &job->puts.arena };
     for (size_t i = 0; i < sizeof whole / sizeof *whole; i++)
         ck_assert_uint_ge(resident(whole[i]), whole[i]->bytes);
     // sgd has no exp_avg_sq, and the frozen tensor takes no gradient.
-    ck_assert_uint_ge(resident(&job->exp_avg_sq), job->plane_bytes[CAIRN_PLANE_EXP_AVG_SQ]);
-    ck_assert_uint_lt(resident(&job->exp_avg_sq), job->exp_avg_sq.bytes);
-    ck_assert_uint_lt(resident(&job->acc), job->acc.bytes);
+    uint64_t kept_bytes = 0;
+    for (size_t i = 0; i < job->table.map.extent_count; i++)
+        kept_bytes += cairn_form_bytes(&job->forms[i], CAIRN_PLANE_EXP_AVG_SQ,
+                                       job->table.map.extents[i].elem_count);
+    ck_assert_uint_ge(resident(&home[CAIRN_PLANE_EXP_AVG_SQ]), kept_bytes);
+    ck_assert_uint_lt(resident(&home[CAIRN_PLANE_EXP_AVG_SQ]), home[CAIRN_PLANE_EXP_AVG_SQ].bytes);
+    ck_assert_uint_lt(resident(&home[CAIRN_PLANE_SUM]), home[CAIRN_PLANE_SUM].bytes);
     check_landing(job, 0);
 }
-END_TEST
 
 /* What a loop goes through side by side begins at other lines of a page: proto/fabric/stagger.h. */
-START_TEST(no_two_streams_of_an_update_or_a_fold_collide)
+TEST(no_two_streams_of_an_update_or_a_fold_collide)
 {
     create();
     const struct cairn_shard_job *job = scene.shard->jobs;
-    const void *streams[] = { job->published[0].wire.base, job->param.base, job->exp_avg.base,
-                              job->exp_avg_sq.base, job->acc.base };
+    const struct cairn_arena *home = job->planes.home;
+    const void *streams[] = { job->versions.copies[0].wire.base, home[CAIRN_PLANE_PARAM].base,
+                              home[CAIRN_PLANE_EXP_AVG].base, home[CAIRN_PLANE_EXP_AVG_SQ].base,
+                              home[CAIRN_PLANE_SUM].base };
     for (size_t i = 0; i < CAIRN_STREAMS; i++)
         for (size_t k = 0; k < i; k++)
-            ck_assert_uint_ge(cairn_stagger_apart(streams[i], streams[k]), STREAMS_APART_LINES);
-    for (uint32_t slot = 1; slot < job->slot_count; slot++)
-        ck_assert_uint_ge(cairn_stagger_apart(job->landing.base + slot * job->slot_bytes,
-                                              job->landing.base + (slot - 1) * job->slot_bytes),
-                          STREAMS_APART_LINES);
+            ck_assert_uint_ge(lines_apart(streams[i], streams[k]), STREAMS_APART_LINES);
+    for (uint32_t slot = 1; slot < job->collector.slot_count; slot++)
+        ck_assert_uint_ge(
+            lines_apart(job->landing.arena.base + slot * job->landing.slot_bytes,
+                        job->landing.arena.base + (slot - 1) * job->landing.slot_bytes),
+            STREAMS_APART_LINES);
     // A window apart, as the contributions of two workers to a chunk are.
-    ck_assert_uint_ge(
-        cairn_stagger_apart(job->landing.base + SCENE_WINDOW * job->slot_bytes, job->landing.base),
-        STREAMS_APART_LINES);
+    ck_assert_uint_ge(lines_apart(job->landing.arena.base + SCENE_WINDOW * job->landing.slot_bytes,
+                                  job->landing.arena.base),
+                      STREAMS_APART_LINES);
 }
-END_TEST
 
-START_TEST(landing_slots_are_taken_as_workers_join)
+TEST(landing_slots_are_taken_as_workers_join)
 {
     create();
     const struct cairn_shard_job *job = scene.shard->jobs;
@@ -145,9 +153,8 @@ START_TEST(landing_slots_are_taken_as_workers_join)
     scene_join(&scene, 5, CAIRN_ROLE_WIRE_WORKER);
     check_landing(job, SCENE_MEMBERS);
 }
-END_TEST
 
-START_TEST(a_worker_without_room_to_land_is_refused_and_not_there)
+TEST(a_worker_without_room_to_land_is_refused_and_not_there)
 {
     create();
     scene_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
@@ -161,7 +168,6 @@ START_TEST(a_worker_without_room_to_land_is_refused_and_not_there)
     leave_mib(500);
     scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
 }
-END_TEST
 
 static void leave(uint64_t member)
 {
@@ -172,36 +178,58 @@ static void leave(uint64_t member)
     scene_settle(&scene);
 }
 
-START_TEST(the_budget_counts_landing_slots_of_workers_that_are_there)
+TEST(the_budget_counts_landing_slots_of_workers_that_are_there)
 {
     create();
     struct cairn_shard_job *job = scene.shard->jobs;
-    const uint64_t used = scene.shard->budget.used_bytes;
-    const uint64_t worker = SCENE_WINDOW * job->slot_bytes;
+    const uint64_t used = scene.shard->memory.budget.used_bytes;
+    const uint64_t landing = SCENE_WINDOW * job->landing.slot_bytes;
+    const uint64_t worker = landing + cairn_reply_bytes(job->replies.bytes);
     ck_assert_uint_eq(used, cairn_memory_sum(&job->memory));
     ck_assert_uint_eq(job->memory.landing, 0);
     for (uint64_t member = 1; member <= SCENE_MEMBERS; member++) {
         scene_join(&scene, member, CAIRN_ROLE_WIRE_WORKER);
-        ck_assert_uint_eq(job->memory.landing, member * worker);
-        ck_assert_uint_eq(scene.shard->budget.used_bytes, used + member * worker);
+        ck_assert_uint_eq(job->memory.landing, member * landing);
+        ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, used + member * worker);
     }
     scene_join(&scene, SCENE_MEMBERS + 1, CAIRN_ROLE_WIRE_READER);
     scene_join(&scene, SCENE_MEMBERS, CAIRN_ROLE_WIRE_WORKER); // again, replaced
-    ck_assert_uint_eq(scene.shard->budget.used_bytes, used + SCENE_MEMBERS * worker);
+    ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, used + SCENE_MEMBERS * worker);
     for (uint64_t member = SCENE_MEMBERS; member >= 1; member--) {
         leave(member);
         check_landing(job, (uint32_t)member - 1);
-        ck_assert_uint_eq(scene.shard->budget.used_bytes, used + (member - 1) * worker);
+        ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, used + (member - 1) * worker);
     }
 }
-END_TEST
 
-START_TEST(a_worker_over_the_memory_limit_is_refused_with_the_numbers)
+/* The loop does not stand still for it. */
+TEST(much_landing_memory_is_given_back_in_several_turns)
+{
+    create();
+    struct cairn_shard_job *job = scene.shard->jobs;
+    const uint64_t used = scene.shard->memory.budget.used_bytes,
+                   slots = SCENE_MEMBERS * SCENE_WINDOW;
+    for (uint64_t member = 1; member <= SCENE_MEMBERS; member++)
+        scene_join(&scene, member, CAIRN_ROLE_WIRE_WORKER);
+    scene.shard->memory.give_max_bytes = 2 * job->landing.slot_bytes;
+    for (uint64_t member = 1; member <= SCENE_MEMBERS; member++) cairn_member_leave(job, member);
+    for (int i = 0; i < 2; i++) cairn_admit_left(job); // the second one finds the turn's share used
+    ck_assert_uint_eq(job->memory.landing, (slots - 2) * job->landing.slot_bytes);
+    scene_settle(&scene);
+    ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, used);
+    check_landing(job, 0);
+    scene.shard->memory.give_max_bytes = 1; // a slot at least
+    scene_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
+    leave(1);
+    check_landing(job, 0);
+}
+
+TEST(a_worker_over_the_memory_limit_is_refused_with_the_numbers)
 {
     create();
     scene_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
-    const uint64_t used = scene.shard->budget.used_bytes;
-    scene.shard->budget.limit_bytes = used + 1;
+    const uint64_t used = scene.shard->memory.budget.used_bytes;
+    scene.shard->memory.budget.limit_bytes = used + 1;
     scene_ask_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
     const Cairn__Error *error = refusal(5);
     ck_assert_msg(strstr(error->text, "landing memory of one more worker of job play needs ") !=
@@ -209,21 +237,86 @@ START_TEST(a_worker_over_the_memory_limit_is_refused_with_the_numbers)
                       strstr(error->text, "and 1 of memory.limit") != NULL,
                   "%s", error->text);
     ck_assert_ptr_null(cairn_member_find(scene.shard->jobs, 2));
-    ck_assert_uint_eq(scene.shard->budget.used_bytes, used);
+    ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, used);
     leave(1); // makes room for another
     scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
-    ck_assert_uint_eq(scene.shard->budget.used_bytes, used);
+    ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, used);
 }
-END_TEST
 
-START_TEST(slots_of_a_worker_that_left_while_they_were_made_are_given_back)
+/* ---- replies ---- */
+
+/* What a refusal says that the job needs, with workers_min workers. */
+static uint64_t bytes_needed(void)
+{
+    scene.shard->memory.budget.limit_bytes = 1;
+    scene_create(&scene, 3, 1, 0, "");
+    const char *text = refusal(3)->text, *at = strstr(text, ") needs ");
+    ck_assert_msg(at != NULL, "%s", text);
+    scene_settle(&scene);
+    return strtoull(at + strlen(") needs "), NULL, 10);
+}
+
+static void ask(uint64_t member, enum cairn_plane plane)
+{
+    struct cairn_chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, member, 0);
+    fetch.plane = (uint8_t)plane;
+    fetch.generation = 1;
+    scene_send(&scene, &fetch, NULL, 0);
+}
+
+TEST(a_job_trains_with_exactly_the_bytes_that_its_refusal_said)
+{
+    static const enum cairn_plane planes[] = { CAIRN_PLANE_WIRE, CAIRN_PLANE_PARAM };
+    scene.shard->memory.budget.limit_bytes = bytes_needed();
+    scene_serve(&scene, 1, 1);
+    ck_assert_uint_eq(scene.shard->memory.budget.used_bytes,
+                      scene.shard->memory.budget.limit_bytes);
+    for (size_t i = 0; i < sizeof planes / sizeof *planes; i++) {
+        ask(1, planes[i]);
+        ck_assert(scene_note(&scene, CAIRN_CHUNK_DATA)->whole);
+    }
+    scene_join(&scene, 2, CAIRN_ROLE_WIRE_READER); // takes nothing of the worker's
+    ask(2, CAIRN_PLANE_WIRE);
+    ck_assert_uint_eq(scene_note(&scene, CAIRN_CHUNK_NAK)->header.value, CAIRN_ERR_BUSY);
+    ask(1, CAIRN_PLANE_WIRE);
+    ck_assert(scene_note(&scene, CAIRN_CHUNK_DATA)->whole);
+    scene.shard->memory.budget.limit_bytes += cairn_reply_bytes(scene.shard->jobs->replies.bytes);
+    ask(2, CAIRN_PLANE_WIRE);
+    ck_assert(scene_note(&scene, CAIRN_CHUNK_DATA)->whole);
+}
+
+/* Its reply is being sent yet: who comes in its place gets it when it is back. */
+TEST(the_reply_of_a_worker_that_left_is_the_next_one_s)
+{
+    scene.shard->memory.budget.limit_bytes = bytes_needed();
+    scene_serve(&scene, 1, 1);
+    struct cairn_shard_job *job = scene.shard->jobs;
+    scene.deaf = true;
+    ask(1, CAIRN_PLANE_PARAM);
+    scene_settle(&scene);
+    ck_assert_uint_eq(cairn_member_find(job, 1)->replies, 1);
+    cairn_member_leave(job, 1);
+    scene.deaf = false;
+    scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
+    scene_settle(&scene);
+    ask(2, CAIRN_PLANE_PARAM);
+    ck_assert(scene_note(&scene, CAIRN_CHUNK_DATA)->whole);
+    leave(2);
+    ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, cairn_memory_sum(&job->memory));
+    ck_assert_uint_eq(scene.shard->memory.budget.used_bytes,
+                      scene.shard->memory.budget.limit_bytes -
+                          SCENE_WINDOW * job->landing.slot_bytes -
+                          cairn_reply_bytes(job->replies.bytes));
+}
+
+TEST(slots_of_a_worker_that_left_while_they_were_made_are_given_back)
 {
     create();
     const struct cairn_shard_job *job = scene.shard->jobs;
     const int fd = open(root, O_RDONLY | O_CLOEXEC);
     ck_assert_int_eq(flock(fd, LOCK_EX | LOCK_NB), 0);
     scene_ask_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
-    scene_hear(&scene, CAIRN_MSG_HEARTBEAT);
+    scene_settle(&scene);
     ck_assert_uint_gt(job->memory.landing, 0);
     leave(1);
     close(fd);
@@ -231,14 +324,13 @@ START_TEST(slots_of_a_worker_that_left_while_they_were_made_are_given_back)
     ck_assert_uint_eq(job->memory.landing, 0);
     check_landing(job, 0);
 }
-END_TEST
 
 /* The round's second worker has the second window, whoever is gone. */
-START_TEST(slots_of_an_open_round_are_kept_until_it_has_ended)
+TEST(slots_of_an_open_round_are_kept_until_it_has_ended)
 {
     scene_serve(&scene, 2, 1);
     struct cairn_shard_job *job = scene.shard->jobs;
-    const uint64_t worker = SCENE_WINDOW * job->slot_bytes;
+    const uint64_t worker = SCENE_WINDOW * job->landing.slot_bytes;
     scene_round_open(&scene, 1, 0, 2);
     scene_settle(&scene);
     leave(1);
@@ -250,7 +342,6 @@ START_TEST(slots_of_an_open_round_are_kept_until_it_has_ended)
     ck_assert_uint_eq(job->memory.landing, worker);
     check_landing(job, 1);
 }
-END_TEST
 
 /* ---- another shard's turn ---- */
 
@@ -261,20 +352,19 @@ static int take_turn(void)
     return fd;
 }
 
-START_TEST(who_waits_for_another_shard_s_turn_is_alive_and_then_goes_on)
+TEST(who_waits_for_another_shard_s_turn_is_alive_and_then_goes_on)
 {
     const int fd = take_turn();
     scene_create(&scene, 3, 1, 0, "");
     scene_hear(&scene, CAIRN_MSG_HEARTBEAT);
     scene_hear(&scene, CAIRN_MSG_HEARTBEAT);
     ck_assert_int_eq(scene.shard->jobs->state, CAIRN_JOB_LOADING);
-    ck_assert_uint_eq(resident(&scene.shard->jobs->param), 0);
+    ck_assert_uint_eq(resident(&scene.shard->jobs->planes.home[CAIRN_PLANE_PARAM]), 0);
     close(fd);
     ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 3);
 }
-END_TEST
 
-START_TEST(a_job_that_is_dropped_meanwhile_is_gone_without_its_turn)
+TEST(a_job_that_is_dropped_meanwhile_is_gone_without_its_turn)
 {
     const int fd = take_turn();
     Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
@@ -288,10 +378,9 @@ START_TEST(a_job_that_is_dropped_meanwhile_is_gone_without_its_turn)
     close(fd);
     create();
 }
-END_TEST
 
 /* It waits for the memory of the generation before it. */
-START_TEST(a_job_that_is_dropped_before_it_is_made_is_not_made)
+TEST(a_job_that_is_dropped_before_it_is_made_is_not_made)
 {
     Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
     drop.job = SCENE_JOB;
@@ -305,11 +394,10 @@ START_TEST(a_job_that_is_dropped_before_it_is_made_is_not_made)
     for (int i = 0; i < 2; i++) ck_assert_uint_ne(scene_hear(&scene, CAIRN_MSG_DONE).request, 9);
     scene_settle(&scene);
     ck_assert_ptr_null(scene.shard->jobs);
-    ck_assert_uint_eq(scene.shard->budget.used_bytes, 0);
+    ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, 0);
 }
-END_TEST
 
-START_TEST(a_shard_that_is_closed_meanwhile_does_not_wait)
+TEST(a_shard_that_is_closed_meanwhile_does_not_wait)
 {
     const int fd = take_turn();
     scene_create(&scene, 3, 1, 0, "");
@@ -318,36 +406,12 @@ START_TEST(a_shard_that_is_closed_meanwhile_does_not_wait)
     close(fd);
     scene_open_on(&scene, root, root); // for tear_down
 }
-END_TEST
 
-START_TEST(without_a_lock_jobs_are_made_all_the_same)
+TEST(without_a_lock_jobs_are_made_all_the_same)
 {
     scene_close(&scene);
     scene_open_on(&scene, root, "/nowhere/at/all");
     create();
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("shard_memory");
-    TCase *tests = tcase_create("shard_memory");
-    tcase_add_checked_fixture(tests, set_up, tear_down);
-    tcase_set_timeout(tests, 30);
-    tcase_add_test(tests, a_job_that_the_host_has_no_room_for_is_refused_with_the_numbers);
-    tcase_add_test(tests, what_is_admitted_has_its_pages_and_gaps_have_none);
-    tcase_add_test(tests, no_two_streams_of_an_update_or_a_fold_collide);
-    tcase_add_test(tests, landing_slots_are_taken_as_workers_join);
-    tcase_add_test(tests, a_worker_without_room_to_land_is_refused_and_not_there);
-    tcase_add_test(tests, the_budget_counts_landing_slots_of_workers_that_are_there);
-    tcase_add_test(tests, a_worker_over_the_memory_limit_is_refused_with_the_numbers);
-    tcase_add_test(tests, slots_of_a_worker_that_left_while_they_were_made_are_given_back);
-    tcase_add_test(tests, slots_of_an_open_round_are_kept_until_it_has_ended);
-    tcase_add_test(tests, who_waits_for_another_shard_s_turn_is_alive_and_then_goes_on);
-    tcase_add_test(tests, a_job_that_is_dropped_meanwhile_is_gone_without_its_turn);
-    tcase_add_test(tests, a_job_that_is_dropped_before_it_is_made_is_not_made);
-    tcase_add_test(tests, a_shard_that_is_closed_meanwhile_does_not_wait);
-    tcase_add_test(tests, without_a_lock_jobs_are_made_all_the_same);
-    suite_add_tcase(suite, tests);
-    return suite_run(suite);
-}
+SUITE(30, set_up, tear_down);

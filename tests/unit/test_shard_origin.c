@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/wire/initializer.h"
+#include "proto/spec/initializer.h"
 #include "tests/support/scratch.h"
 #include "tests/support/shard_scene.h"
 #include "tests/support/suite.h"
@@ -53,16 +53,15 @@ static void check_refused(cairn_status status, const char *word)
     ck_assert_msg(strstr(error->text, word) != NULL, "\"%s\" is not in: %s", word, error->text);
     scene_settle(&scene);
     ck_assert_ptr_null(scene.shard->jobs);
-    ck_assert_uint_eq(scene.shard->budget.used_bytes, 0);
+    ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, 0);
 }
 
 /* What an element should be: value(tensor, elem). */
 static void check_param(float (*value)(uint32_t tensor, uint64_t elem))
 {
-    const struct cairn_shard_job *job = scene.shard->jobs;
     for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
         const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, c);
-        const float *got = (const float *)job->param.base + place.local_elem;
+        const float *got = scene_param(&scene, c);
         for (uint64_t i = 0; i < place.elem_count; i++)
             ck_assert(got[i] == value(place.tensor, place.first_elem + i));
     }
@@ -124,7 +123,7 @@ static void write_weights(const char *prefix, uint32_t without)
     for (size_t i = 0; i < count; i++) free((void *)(uintptr_t)weights[i].bytes);
 }
 
-START_TEST(a_job_of_initializers_needs_no_put)
+TEST(a_job_of_initializers_needs_no_put)
 {
     set_init(T_BIAS, CAIRN_INIT_ONES);
     set_init(T_EMB, CAIRN_INIT_NORMAL);
@@ -135,9 +134,8 @@ START_TEST(a_job_of_initializers_needs_no_put)
     scene_seal(&scene);
     check_param(initialized);
 }
-END_TEST
 
-START_TEST(what_has_no_initializer_is_put_and_what_has_one_is_not)
+TEST(what_has_no_initializer_is_put_and_what_has_one_is_not)
 {
     set_init(T_BIAS, CAIRN_INIT_ZEROS);
     set_init(T_EMB, CAIRN_INIT_NORMAL);
@@ -166,9 +164,8 @@ START_TEST(what_has_no_initializer_is_put_and_what_has_one_is_not)
     scene_seal(&scene);
     check_param(initialized_but_frozen);
 }
-END_TEST
 
-START_TEST(weights_come_first_and_initializers_fill_what_they_lack)
+TEST(weights_come_first_and_initializers_fill_what_they_lack)
 {
     set_init(T_BIAS, CAIRN_INIT_UNIFORM);
     set_init(T_EMB, CAIRN_INIT_NORMAL); // the file has it: not used
@@ -178,9 +175,8 @@ START_TEST(weights_come_first_and_initializers_fill_what_they_lack)
     check_param(initialized_bias);
     scene_seal(&scene);
 }
-END_TEST
 
-START_TEST(weights_that_do_not_fit_leave_nothing_behind)
+TEST(weights_that_do_not_fit_leave_nothing_behind)
 {
     write_weights("", T_WEIGHT);
     ck_assert_int_eq(cairn_spec_set_init_from(&scene.spec, path, NULL), CAIRN_OK);
@@ -192,9 +188,8 @@ START_TEST(weights_that_do_not_fit_leave_nothing_behind)
     create();
     check_param(counted);
 }
-END_TEST
 
-START_TEST(weights_that_are_not_finite_are_listed_unless_the_job_takes_them)
+TEST(weights_that_are_not_finite_are_listed_unless_the_job_takes_them)
 {
     spoiled = 1u << T_BIAS | 1u << T_EMB;
     write_weights("", TENSORS);
@@ -204,14 +199,11 @@ START_TEST(weights_that_are_not_finite_are_listed_unless_the_job_takes_them)
                                        "element 11999");
     scene.spec.init_nonfinite_ok = true;
     create();
-    const struct cairn_shard_job *job = scene.shard->jobs;
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, 0); // bias
-    ck_assert(isinf(((const float *)job->param.base)[place.local_elem + 7]));
+    ck_assert(isinf(scene_param(&scene, 0)[7])); // bias
     scene_seal(&scene);
 }
-END_TEST
 
-START_TEST(a_buffer_may_begin_with_infinities)
+TEST(a_buffer_may_begin_with_infinities)
 {
     spoiled = 1u << T_BIAS;
     write_weights("", TENSORS);
@@ -222,9 +214,8 @@ START_TEST(a_buffer_may_begin_with_infinities)
     check_param(value_in_file);
     scene_seal(&scene);
 }
-END_TEST
 
-START_TEST(a_job_that_is_dropped_while_its_state_is_made_is_forgotten)
+TEST(a_job_that_is_dropped_while_its_state_is_made_is_forgotten)
 {
     const Cairn__JobDrop drop = { .base = PROTOBUF_C_MESSAGE_INIT(&cairn__job_drop__descriptor),
                                   .job = SCENE_JOB };
@@ -236,21 +227,5 @@ START_TEST(a_job_that_is_dropped_while_its_state_is_made_is_forgotten)
     scene_settle(&scene);
     ck_assert_ptr_null(scene.shard->jobs);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("shard_origin");
-    TCase *tcase = tcase_create("shard_origin");
-    tcase_set_timeout(tcase, 30);
-    tcase_add_checked_fixture(tcase, make_folder, remove_folder);
-    tcase_add_test(tcase, a_job_of_initializers_needs_no_put);
-    tcase_add_test(tcase, what_has_no_initializer_is_put_and_what_has_one_is_not);
-    tcase_add_test(tcase, weights_come_first_and_initializers_fill_what_they_lack);
-    tcase_add_test(tcase, weights_that_do_not_fit_leave_nothing_behind);
-    tcase_add_test(tcase, weights_that_are_not_finite_are_listed_unless_the_job_takes_them);
-    tcase_add_test(tcase, a_buffer_may_begin_with_infinities);
-    tcase_add_test(tcase, a_job_that_is_dropped_while_its_state_is_made_is_forgotten);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(30, make_folder, remove_folder);

@@ -8,8 +8,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "server/shard/arena.h"
 #include "server/base/pool.h"
+#include "server/shard/memory/arena.h"
+#include "server/shard/memory/budget.h"
 #include "tests/support/suite.h"
 
 enum { TASKS = 20, ITEMS = 1000 };
@@ -56,7 +57,7 @@ static void teardown(void)
     ck_assert_int_eq(uv_loop_close(&loop), 0);
 }
 
-START_TEST(every_item_of_every_task_runs_once)
+TEST(every_item_of_every_task_runs_once)
 {
     for (unsigned i = 0; i < TASKS; i++) {
         counted[i].task =
@@ -70,18 +71,16 @@ START_TEST(every_item_of_every_task_runs_once)
             ck_assert_uint_eq(atomic_load(&counted[i].ran[item]), item < i * 50);
     }
 }
-END_TEST
 
-START_TEST(a_task_without_items_is_done)
+TEST(a_task_without_items_is_done)
 {
     counted[0].task = (struct cairn_task) { .run = run_counted, .done = on_done };
     cairn_pool_submit(pool, &counted[0].task);
     ck_assert_uint_eq(done_count, 0); // on the loop, never inside submit
     while (done_count < 1) uv_run(&loop, UV_RUN_ONCE);
 }
-END_TEST
 
-START_TEST(a_small_task_runs_at_once_and_is_told_of_by_the_loop)
+TEST(a_small_task_runs_at_once_and_is_told_of_by_the_loop)
 {
     counted[0].task = (struct cairn_task) {
         .run = run_counted, .done = on_done, .item_count = 3, .is_small = true
@@ -93,9 +92,8 @@ START_TEST(a_small_task_runs_at_once_and_is_told_of_by_the_loop)
     while (done_count < 1) uv_run(&loop, UV_RUN_ONCE);
     ck_assert_uint_eq(counted[0].done, 1);
 }
-END_TEST
 
-START_TEST(after_close_no_done_is_called)
+TEST(after_close_no_done_is_called)
 {
     for (unsigned i = 0; i < TASKS; i++) {
         counted[i].task =
@@ -107,7 +105,6 @@ START_TEST(after_close_no_done_is_called)
     uv_run(&loop, UV_RUN_DEFAULT);
     ck_assert_uint_eq(done_count, 0);
 }
-END_TEST
 
 static void look_at_signals(struct cairn_task *task, uint32_t item, uint32_t thread)
 {
@@ -119,7 +116,7 @@ static void look_at_signals(struct cairn_task *task, uint32_t item, uint32_t thr
                  sigismember(&blocked, SIGTERM) && sigismember(&blocked, SIGINT));
 }
 
-START_TEST(signals_stay_with_the_loop)
+TEST(signals_stay_with_the_loop)
 {
     counted[0].task =
         (struct cairn_task) { .run = look_at_signals, .done = on_done, .item_count = 1 };
@@ -127,45 +124,6 @@ START_TEST(signals_stay_with_the_loop)
     while (done_count < 1) uv_run(&loop, UV_RUN_ONCE);
     ck_assert_uint_eq(atomic_load(&counted[0].ran[0]), 1);
 }
-END_TEST
-
-START_TEST(an_arena_is_zero_and_backed_as_it_is_touched)
-{
-    struct cairn_arena arena;
-    struct cairn_sentence why;
-    struct stat info;
-    ck_assert_int_eq(cairn_arena_open_state("test", 1 << 30, CAIRN_STREAM_WIRE, &arena, &why),
-                     CAIRN_OK);
-    ck_assert_uint_eq(arena.base[12345678], 0);
-    arena.base[(1 << 30) - 1] = 1;
-    ck_assert_int_eq(fstat(arena.fd, &info), 0);
-    ck_assert_int_eq(info.st_size, 1 << 30);
-    ck_assert_int_lt(info.st_blocks * 512, 1 << 20);
-    const int fd = arena.fd;
-    cairn_arena_close(&arena);
-    cairn_arena_close(&arena);
-    ck_assert_int_eq(fcntl(fd, F_GETFD), -1);
-
-    ck_assert_int_eq(cairn_arena_open_scratch("test", 0, &arena, &why), CAIRN_OK);
-    ck_assert_ptr_null(arena.base);
-    cairn_arena_close(&arena);
-}
-END_TEST
-
-START_TEST(a_budget_says_what_is_missing_and_takes_nothing)
-{
-    struct cairn_budget budget = { .limit_bytes = 1000 };
-    struct cairn_sentence why;
-    ck_assert_int_eq(cairn_budget_take(&budget, 600, "job a", &why), CAIRN_OK);
-    ck_assert_int_eq(cairn_budget_take(&budget, 401, "job b", &why), CAIRN_ERR_NO_MEMORY);
-    ck_assert_ptr_nonnull(
-        strstr(why.text, "job b needs 401 bytes, and 400 of memory.limit = 1000"));
-    ck_assert_int_eq(cairn_budget_take(&budget, UINT64_MAX, "job c", &why), CAIRN_ERR_NO_MEMORY);
-    ck_assert_uint_eq(budget.used_bytes, 600);
-    cairn_budget_give(&budget, 600);
-    ck_assert_int_eq(cairn_budget_take(&budget, 1000, "job b", &why), CAIRN_OK);
-}
-END_TEST
 
 /* ---- a thread that hangs ---- */
 
@@ -187,7 +145,7 @@ static void on_closed(void *context)
     *(bool *)context = true;
 }
 
-START_TEST(a_thread_that_hangs_is_left_behind)
+TEST(a_thread_that_hangs_is_left_behind)
 {
     static struct hanging hanging = { .task = { .run = run_hanging, .item_count = 1 } };
     struct cairn_sentence why;
@@ -203,9 +161,8 @@ START_TEST(a_thread_that_hangs_is_left_behind)
     ck_assert(closed);
     sem_post(&hanging.may_end); // what it still does it does with memory that is there
 }
-END_TEST
 
-START_TEST(a_thread_that_ends_in_time_is_not)
+TEST(a_thread_that_ends_in_time_is_not)
 {
     struct cairn_sentence why;
     struct cairn_pool *one;
@@ -215,24 +172,43 @@ START_TEST(a_thread_that_ends_in_time_is_not)
     uv_run(&loop, UV_RUN_NOWAIT);
     ck_assert(closed);
 }
-END_TEST
 
-int main(void)
+SUITE(4, setup, teardown);
+
+TEST(an_arena_is_zero_and_backed_as_it_is_touched)
 {
-    Suite *suite = suite_create("shard_pool");
-    TCase *threads = tcase_create("threads");
-    tcase_add_checked_fixture(threads, setup, teardown);
-    tcase_add_test(threads, every_item_of_every_task_runs_once);
-    tcase_add_test(threads, a_task_without_items_is_done);
-    tcase_add_test(threads, a_small_task_runs_at_once_and_is_told_of_by_the_loop);
-    tcase_add_test(threads, after_close_no_done_is_called);
-    tcase_add_test(threads, signals_stay_with_the_loop);
-    tcase_add_test(threads, a_thread_that_hangs_is_left_behind);
-    tcase_add_test(threads, a_thread_that_ends_in_time_is_not);
-    suite_add_tcase(suite, threads);
-    TCase *memory = tcase_create("memory");
-    tcase_add_test(memory, an_arena_is_zero_and_backed_as_it_is_touched);
-    tcase_add_test(memory, a_budget_says_what_is_missing_and_takes_nothing);
-    suite_add_tcase(suite, memory);
-    return suite_run(suite);
+    struct cairn_arena arena;
+    struct cairn_sentence why;
+    struct stat info;
+    ck_assert_int_eq(cairn_arena_open_state("test", 1 << 30, CAIRN_STREAM_WIRE, &arena, &why),
+                     CAIRN_OK);
+    ck_assert_uint_eq(arena.base[12345678], 0);
+    arena.base[(1 << 30) - 1] = 1;
+    ck_assert_int_eq(fstat(arena.fd, &info), 0);
+    ck_assert_int_eq(info.st_size, 1 << 30);
+    ck_assert_int_lt(info.st_blocks * 512, 1 << 20);
+    const int fd = arena.fd;
+    cairn_arena_close(&arena);
+    cairn_arena_close(&arena);
+    ck_assert_int_eq(fcntl(fd, F_GETFD), -1);
+
+    ck_assert_int_eq(cairn_arena_open_scratch("test", 0, &arena, &why), CAIRN_OK);
+    ck_assert_ptr_null(arena.base);
+    cairn_arena_close(&arena);
 }
+
+TEST(a_budget_says_what_is_missing_and_takes_nothing)
+{
+    struct cairn_budget budget = { .limit_bytes = 1000 };
+    struct cairn_sentence why;
+    ck_assert_int_eq(cairn_budget_take(&budget, 600, "job a", &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_budget_take(&budget, 401, "job b", &why), CAIRN_ERR_NO_MEMORY);
+    ck_assert_ptr_nonnull(
+        strstr(why.text, "job b needs 401 bytes, and 400 of memory.limit = 1000"));
+    ck_assert_int_eq(cairn_budget_take(&budget, UINT64_MAX, "job c", &why), CAIRN_ERR_NO_MEMORY);
+    ck_assert_uint_eq(budget.used_bytes, 600);
+    cairn_budget_give(&budget, 600);
+    ck_assert_int_eq(cairn_budget_take(&budget, 1000, "job b", &why), CAIRN_OK);
+}
+
+SUITE(4);

@@ -2,7 +2,7 @@
 #include <check.h>
 #include <string.h>
 
-#include "proto/fabric/mem.h"
+#include "tests/support/mem.h"
 #include "tests/support/shard_model.h"
 #include "tests/support/shard_scene.h"
 #include "tests/support/suite.h"
@@ -30,7 +30,8 @@ static void teardown(void)
     scene_resolve_none(&scene);
     scene_hear(&scene, CAIRN_MSG_PUBLISHED);
     model_round(&model, &scene, 6, 0);
-    ck_assert_mem_eq(scene.shard->jobs->param.base, model.param, model.scene->map.elem_count * 4);
+    ck_assert_mem_eq(scene.shard->jobs->planes.home[CAIRN_PLANE_PARAM].base, model.param,
+                     model.scene->map.elem_count * 4);
     model_close(&model);
     scene_close(&scene);
 }
@@ -146,7 +147,7 @@ static const struct push_case push_cases[] = {
 };
 enum { PUSH_CASES = sizeof push_cases / sizeof *push_cases };
 
-START_TEST(a_wrong_chunk_is_refused_and_changes_nothing)
+TEST_EACH(a_wrong_chunk_is_refused_and_changes_nothing, 0, PUSH_CASES)
 {
     const struct push_case *wrong = &push_cases[_i];
     open_round();
@@ -158,20 +159,18 @@ START_TEST(a_wrong_chunk_is_refused_and_changes_nothing)
     ck_assert_msg(status == wrong->status, "a chunk %s: %s", wrong->what,
                   cairn_status_name((int)status));
     ck_assert_uint_gt(scene.shard->stats.chunks_refused, 0);
-    ck_assert_uint_eq(cairn_step_slots_used(scene.shard->jobs->step), 0);
+    ck_assert_uint_eq(cairn_step_slots_used(scene.shard->jobs->collector.step), 0);
 }
-END_TEST
 
-START_TEST(a_frozen_tensor_takes_no_gradient)
+TEST(a_frozen_tensor_takes_no_gradient)
 {
     open_round();
     const uint64_t chunk = chunk_of(T_FROZEN);
     struct cairn_chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
     ck_assert_int_eq(refusal_of(&push, bytes_of(chunk)), CAIRN_ERR_MALFORMED);
 }
-END_TEST
 
-START_TEST(a_group_that_is_frozen_in_the_round_takes_no_gradient)
+TEST(a_group_that_is_frozen_in_the_round_takes_no_gradient)
 {
     const char *group = scene.spec.tensors[T_WEIGHT].group;
     scene.frozen_group = (uint32_t)cairn_spec_find_group(&scene.spec, group);
@@ -184,9 +183,8 @@ START_TEST(a_group_that_is_frozen_in_the_round_takes_no_gradient)
     push.round--;
     ck_assert_int_eq(refusal_of(&push, bytes_of(chunk)), CAIRN_ERR_STALE);
 }
-END_TEST
 
-START_TEST(a_tensor_that_is_frozen_in_the_round_takes_no_gradient)
+TEST(a_tensor_that_is_frozen_in_the_round_takes_no_gradient)
 {
     scene.frozen_tensor = T_WEIGHT;
     scene.freezes_tensor = true;
@@ -198,9 +196,8 @@ START_TEST(a_tensor_that_is_frozen_in_the_round_takes_no_gradient)
     push.round--;
     ck_assert_int_eq(refusal_of(&push, bytes_of(chunk)), CAIRN_ERR_STALE);
 }
-END_TEST
 
-START_TEST(a_reader_only_fetches)
+TEST(a_reader_only_fetches)
 {
     open_round();
     const uint64_t chunk = chunk_of(T_BIAS);
@@ -216,9 +213,8 @@ START_TEST(a_reader_only_fetches)
     scene_send(&scene, &fetch, NULL, 0);
     ck_assert_uint_eq(scene_note(&scene, CAIRN_CHUNK_DATA)->header.payload_bytes, 40);
 }
-END_TEST
 
-START_TEST(a_member_who_is_not_in_the_round_is_fenced)
+TEST(a_member_who_is_not_in_the_round_is_fenced)
 {
     scene_join(&scene, 9, CAIRN_ROLE_WIRE_WORKER);
     open_round();
@@ -226,9 +222,8 @@ START_TEST(a_member_who_is_not_in_the_round_is_fenced)
     struct cairn_chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 9, chunk);
     ck_assert_int_eq(refusal_of(&push, bytes_of(chunk)), CAIRN_ERR_FENCED);
 }
-END_TEST
 
-START_TEST(more_chunks_than_the_window_are_told_to_wait)
+TEST(more_chunks_than_the_window_are_told_to_wait)
 {
     open_round();
     // Member 2's wait for member 1's, so its slots fill.
@@ -241,9 +236,8 @@ START_TEST(more_chunks_than_the_window_are_told_to_wait)
     struct cairn_chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 2,
                                                         first + SCENE_WINDOW);
     ck_assert_int_eq(refusal_of(&push, bytes_of(first + SCENE_WINDOW)), CAIRN_ERR_BUSY);
-    ck_assert_uint_eq(cairn_step_slots_used(scene.shard->jobs->step), SCENE_WINDOW);
+    ck_assert_uint_eq(cairn_step_slots_used(scene.shard->jobs->collector.step), SCENE_WINDOW);
 }
-END_TEST
 
 /* ---- strangers ---- */
 
@@ -257,7 +251,7 @@ static void check_ignored(struct cairn_chunk_header *header, size_t payload_byte
     ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_ACK), 0);
 }
 
-START_TEST(a_stranger_is_not_even_answered)
+TEST(a_stranger_is_not_even_answered)
 {
     open_round();
     const uint64_t chunk = chunk_of(T_BIAS);
@@ -274,9 +268,8 @@ START_TEST(a_stranger_is_not_even_answered)
     push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
     check_ignored(&push, 5000 * sizeof(float));
 }
-END_TEST
 
-START_TEST(a_member_who_left_is_a_stranger)
+TEST(a_member_who_left_is_a_stranger)
 {
     Cairn__MemberLeave gone = CAIRN__MEMBER_LEAVE__INIT;
     gone.job = SCENE_JOB;
@@ -286,11 +279,10 @@ START_TEST(a_member_who_left_is_a_stranger)
     struct cairn_chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 3, 0);
     check_ignored(&fetch, 0);
 }
-END_TEST
 
 /* ---- ends, commits, puts, fetches ---- */
 
-START_TEST(an_end_that_does_not_add_up_is_refused)
+TEST(an_end_that_does_not_add_up_is_refused)
 {
     static const uint32_t lists[][2] = {
         { T_EMB, T_BIAS }, { T_EMB, T_EMB }, { T_FROZEN, T_WEIGHT }, { T_BIAS, TENSORS }
@@ -311,16 +303,14 @@ START_TEST(an_end_that_does_not_add_up_is_refused)
     end.value = (uint64_t)1 << 40;
     ck_assert_int_eq(refusal_of(&end, 0), CAIRN_ERR_MALFORMED);
 }
-END_TEST
 
-START_TEST(a_put_after_the_seal_changes_nothing)
+TEST(a_put_after_the_seal_changes_nothing)
 {
     struct cairn_chunk_header put = scene_chunk_header(&scene, CAIRN_CHUNK_PUT, 1, 0);
     ck_assert_int_eq(refusal_of(&put, bytes_of(0)), CAIRN_ERR_EXISTS);
 }
-END_TEST
 
-START_TEST(a_fetch_of_what_is_not_there_is_refused)
+TEST(a_fetch_of_what_is_not_there_is_refused)
 {
     struct cairn_chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1,
                                                          chunk_of(T_FROZEN));
@@ -333,14 +323,12 @@ START_TEST(a_fetch_of_what_is_not_there_is_refused)
     fetch.tensor = 1u << 30;
     ck_assert_int_eq(refusal_of(&fetch, 0), CAIRN_ERR_MALFORMED);
 }
-END_TEST
 
-START_TEST(a_message_for_a_worker_is_refused)
+TEST(a_message_for_a_worker_is_refused)
 {
     struct cairn_chunk_header grant = scene_header(&scene, CAIRN_CHUNK_GRANT, 1);
     ck_assert_int_eq(refusal_of(&grant, 0), CAIRN_ERR_PROTOCOL);
 }
-END_TEST
 
 /* The shard's next HELLO, and the GRANT with it, to member 2 in round 5; returns their number. */
 static uint64_t hear_way(void)
@@ -362,7 +350,7 @@ static uint64_t say_hello(uint64_t connection)
     return hear_way();
 }
 
-START_TEST(a_hello_is_answered_with_a_hello_and_the_grant)
+TEST(a_hello_is_answered_with_a_hello_and_the_grant)
 {
     open_round();
     while (scene_waiting(&scene, CAIRN_CHUNK_HELLO) > 0) scene_note(&scene, CAIRN_CHUNK_HELLO);
@@ -373,9 +361,8 @@ START_TEST(a_hello_is_answered_with_a_hello_and_the_grant)
     ck_assert_uint_eq(say_hello(2), first + 1);
     ck_assert_uint_eq(say_hello(1), first + 1); // it was overtaken
 }
-END_TEST
 
-START_TEST(a_shard_that_lost_its_endpoint_alone_says_so_by_the_next_one)
+TEST(a_shard_that_lost_its_endpoint_alone_says_so_by_the_next_one)
 {
     open_round();
     while (scene_waiting(&scene, CAIRN_CHUNK_HELLO) > 0) scene_note(&scene, CAIRN_CHUNK_HELLO);
@@ -385,29 +372,5 @@ START_TEST(a_shard_that_lost_its_endpoint_alone_says_so_by_the_next_one)
     ck_assert_uint_gt(CAIRN_CHUNK_WAY_ENDPOINT(after), CAIRN_CHUNK_WAY_ENDPOINT(before));
     ck_assert_uint_eq((uint32_t)after, 1);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("shard_refusals");
-    TCase *tcase = tcase_create("shard_refusals");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_add_loop_test(tcase, a_wrong_chunk_is_refused_and_changes_nothing, 0, PUSH_CASES);
-    tcase_add_test(tcase, a_frozen_tensor_takes_no_gradient);
-    tcase_add_test(tcase, a_group_that_is_frozen_in_the_round_takes_no_gradient);
-    tcase_add_test(tcase, a_tensor_that_is_frozen_in_the_round_takes_no_gradient);
-    tcase_add_test(tcase, a_reader_only_fetches);
-    tcase_add_test(tcase, a_member_who_is_not_in_the_round_is_fenced);
-    tcase_add_test(tcase, more_chunks_than_the_window_are_told_to_wait);
-    tcase_add_test(tcase, a_stranger_is_not_even_answered);
-    tcase_add_test(tcase, a_member_who_left_is_a_stranger);
-    tcase_add_test(tcase, an_end_that_does_not_add_up_is_refused);
-    tcase_add_test(tcase, a_put_after_the_seal_changes_nothing);
-    tcase_add_test(tcase, a_fetch_of_what_is_not_there_is_refused);
-    tcase_add_test(tcase, a_message_for_a_worker_is_refused);
-    tcase_add_test(tcase, a_hello_is_answered_with_a_hello_and_the_grant);
-    tcase_add_test(tcase, a_shard_that_lost_its_endpoint_alone_says_so_by_the_next_one);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60, setup, teardown);

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/shard/relay.h"
+#include "server/shard/relay/relay.h"
 #include "tests/support/shard_scene.h"
 #include "tests/support/suite.h"
 
@@ -110,8 +110,8 @@ static void answer(const struct cairn_chunk_header *push, uint8_t kind, uint64_t
 static struct cairn_chunk_place place_of(uint32_t owner, uint32_t number)
 {
     const struct cairn_relay_owner *o = cairn_relay_owner_find(relay(), owner);
-    ck_assert_uint_lt(number, o->grad_chunk_count);
-    return cairn_shard_map_chunk(&maps[owner], o->grad_chunks[number]);
+    ck_assert_uint_lt(number, o->table.trained_count);
+    return cairn_shard_map_chunk(&maps[owner], o->table.trained[number]);
 }
 
 static void push(uint64_t worker, uint32_t micro, uint32_t owner, uint32_t number)
@@ -161,10 +161,10 @@ static void close_host(void)
 
 /* ---- */
 
-START_TEST(what_awaits_the_answer_of_one_owner_keeps_no_buffer_from_another)
+TEST(what_awaits_the_answer_of_one_owner_keeps_no_buffer_from_another)
 {
     open_host(SCENE_CHUNK_LEAVES);
-    relay()->buffers_wanted = 1;
+    relay()->sums.pool.wanted = 1;
     push_both(1, 0);
     const struct cairn_chunk_header second = passed_on();
     ck_assert_uint_eq(owner_of(&second), 1); // it is not answered: there another host is awaited,
@@ -174,11 +174,10 @@ START_TEST(what_awaits_the_answer_of_one_owner_keeps_no_buffer_from_another)
     answer(&first, CAIRN_CHUNK_ACK, 0);
     answer(&second, CAIRN_CHUNK_ACK, 0);
     scene_settle(&scene);
-    for (uint32_t i = 0; i < relay()->buffers_counted; i++)
-        ck_assert_int_eq(relay()->buffers[i].state, CAIRN_RELAY_FREE);
+    for (uint32_t i = 0; i < relay()->sums.pool.touched; i++)
+        ck_assert_int_eq(relay()->sums.pool.buffers[i].state, CAIRN_BUFFER_FREE);
     close_host();
 }
-END_TEST
 
 /* An end of the first micro-batch, of a worker that has nothing of the tensors listed. */
 static void end_micro(uint64_t worker, uint32_t owner, const uint32_t *absent, size_t bytes)
@@ -188,7 +187,7 @@ static void end_micro(uint64_t worker, uint32_t owner, const uint32_t *absent, s
     scene_send(&scene, &end, absent, bytes);
 }
 
-START_TEST(an_end_that_is_refused_for_now_is_so_in_the_name_of_its_owner)
+TEST(an_end_that_is_refused_for_now_is_so_in_the_name_of_its_owner)
 {
     static const uint32_t absent[] = { T_WEIGHT };
     open_host(SCENE_CHUNK_LEAVES);
@@ -204,7 +203,6 @@ START_TEST(an_end_that_is_refused_for_now_is_so_in_the_name_of_its_owner)
     }
     close_host();
 }
-END_TEST
 
 /* The relay says that it cannot go on, once, and its shard goes on. */
 static void hear_given_up(const char *why)
@@ -218,8 +216,8 @@ static void hear_given_up(const char *why)
     scene_fence(&scene, 4);
     scene_hear(&scene, CAIRN_MSG_ANSWER);
     scene_settle(&scene);
-    for (uint32_t i = 0; i < relay()->buffers_counted; i++)
-        ck_assert_int_ne(relay()->buffers[i].state, CAIRN_RELAY_SUMMING);
+    for (uint32_t i = 0; i < relay()->sums.pool.touched; i++)
+        ck_assert_int_ne(relay()->sums.pool.buffers[i].state, CAIRN_BUFFER_SUMMING);
     for (size_t i = 0; i < scene.frame_count; i++)
         ck_assert(scene.frames[i].taken || scene.frames[i].type != CAIRN_MSG_MEMBER_FAULT);
 }
@@ -237,25 +235,25 @@ static bool is_small(uint32_t chunk)
 /* The first worker is before the second by as many sums as have room, and its window is full of others. */
 static void push_far_ahead(void)
 {
-    struct cairn_budget *budget = &scene.shard->budget;
-    for (uint32_t c = 0; relay()->buffers_counted < relay()->buffers_reserved; c++) {
+    struct cairn_budget *budget = &scene.shard->memory.budget;
+    for (uint32_t c = 0; relay()->sums.pool.touched < relay()->sums.reserved; c++) {
         if (is_small(c)) continue;
         push(1, 0, 0, c);
         scene_note(&scene, CAIRN_CHUNK_ACK);
     }
-    budget->limit_bytes = budget->used_bytes + relay()->buffer_bytes - 1;
+    budget->limit_bytes = budget->used_bytes + relay()->sums.buffer_bytes - 1;
     push(1, 0, 0, small[0]);
     push(1, 0, 0, small[1]);
     scene_settle(&scene);
     ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_NAK), 0);
 }
 
-START_TEST(a_relay_that_waits_for_room_that_nothing_will_give_is_given_up)
+TEST(a_relay_that_waits_for_room_that_nothing_will_give_is_given_up)
 {
     open_host(1);
-    struct cairn_budget *budget = &scene.shard->budget;
+    struct cairn_budget *budget = &scene.shard->memory.budget;
     const uint64_t limit = budget->limit_bytes;
-    relay()->stuck_max_ms = 60;
+    relay()->sums.pool.stuck_max_ms = 60;
     push_far_ahead();
     for (int i = 0; i < 4; i++) scene_settle(&scene);
     ck_assert(!relay()->given_up); // the second worker may still send what ends a sum
@@ -265,35 +263,32 @@ START_TEST(a_relay_that_waits_for_room_that_nothing_will_give_is_given_up)
     budget->limit_bytes = limit;
     close_host();
 }
-END_TEST
 
-START_TEST(folds_go_on_when_the_shards_memory_has_room_again)
+TEST(folds_go_on_when_the_shards_memory_has_room_again)
 {
     open_host(1);
-    struct cairn_budget *budget = &scene.shard->budget;
+    struct cairn_budget *budget = &scene.shard->memory.budget;
     const uint64_t limit = budget->limit_bytes;
     push_far_ahead();
     budget->limit_bytes = limit;
     for (int i = 0; i < SCENE_WINDOW; i++) scene_note(&scene, CAIRN_CHUNK_ACK);
     close_host();
 }
-END_TEST
 
-START_TEST(a_relay_whose_host_has_no_pages_for_sums_is_given_up)
+TEST(a_relay_whose_host_has_no_pages_for_sums_is_given_up)
 {
     open_host(SCENE_CHUNK_LEAVES);
-    const int fd = relay()->sums.fd;
-    relay()->stuck_max_ms = 60;
-    relay()->sums.fd = -1; // there are none
+    const int fd = relay()->sums.arena.fd;
+    relay()->sums.pool.stuck_max_ms = 60;
+    relay()->sums.arena.fd = -1; // there are none
     for (uint32_t i = 0; i < SCENE_WINDOW; i++) {
         push(1, 0, 0, i);
         push(2, 0, 0, SCENE_WINDOW + i);
     }
     hear_given_up("give its host more memory");
-    relay()->sums.fd = fd;
+    relay()->sums.arena.fd = fd;
     close_host();
 }
-END_TEST
 
 /* As a worker does that is refused for now. */
 static void push_until_given_up(void)
@@ -306,21 +301,20 @@ static void push_until_given_up(void)
     }
 }
 
-START_TEST(a_relay_without_room_for_what_is_pushed_to_it_is_given_up)
+TEST(a_relay_without_room_for_what_is_pushed_to_it_is_given_up)
 {
     open_host(1);
-    struct cairn_budget *budget = &scene.shard->budget;
+    struct cairn_budget *budget = &scene.shard->memory.budget;
     const uint64_t limit = budget->limit_bytes;
-    relay()->stuck_max_ms = 60;
+    relay()->sums.pool.stuck_max_ms = 60;
     budget->limit_bytes = budget->used_bytes;
     push_until_given_up();
     hear_given_up("no memory for what workers push by another way");
     budget->limit_bytes = limit;
     close_host();
 }
-END_TEST
 
-START_TEST(a_relay_whose_sums_an_owner_refuses_is_given_up)
+TEST(a_relay_whose_sums_an_owner_refuses_is_given_up)
 {
     open_host(SCENE_CHUNK_LEAVES);
     push_both(1, 0);
@@ -329,9 +323,8 @@ START_TEST(a_relay_whose_sums_an_owner_refuses_is_given_up)
     hear_given_up("shard second refuses what is relayed");
     close_host();
 }
-END_TEST
 
-START_TEST(a_relay_that_an_owner_does_not_answer_is_given_up)
+TEST(a_relay_that_an_owner_does_not_answer_is_given_up)
 {
     open_host(SCENE_CHUNK_LEAVES);
     relay()->silent_ticks_max = 10;
@@ -343,24 +336,40 @@ START_TEST(a_relay_that_an_owner_does_not_answer_is_given_up)
     hear_given_up("shard second does not answer shard s0");
     close_host();
 }
-END_TEST
 
-START_TEST(a_relay_that_cannot_queue_what_it_has_is_given_up)
+/* An owner connects to a relay by itself, and may grant before the relay's own connection is there. */
+TEST(what_cannot_be_sent_for_want_of_a_connection_is_sent_on_the_next)
+{
+    open_host(SCENE_CHUNK_LEAVES);
+    struct cairn_chunk_link *link = &relay()->owners[1].link;
+    struct cairn_fabric_peer *peer = link->peer;
+    link->peer = NULL; // as before it was made
+    link->retry_at_ms = uv_now(scene.shard->loop) + 50;
+    push_both(1, 0);
+    scene_note(&scene, CAIRN_CHUNK_HELLO);
+    grant(1);
+    const struct cairn_chunk_header sum = passed_on();
+    ck_assert_uint_eq(owner_of(&sum), 1);
+    cairn_fabric_peer_close(peer);
+    close_host();
+}
+
+TEST(a_relay_that_cannot_queue_what_it_has_is_given_up)
 {
     static const uint32_t absent[] = { T_WEIGHT };
     open_host(SCENE_CHUNK_LEAVES);
     struct cairn_relay_owner *second = cairn_relay_owner_find(relay(), 1);
     cairn_status status = CAIRN_OK;
     for (uint32_t micro = 0; status == CAIRN_OK; micro++) { // as many ends as there is room for
-        status = cairn_push_micro_end(second->push, micro, &second->push_actions);
-        second->push_actions.count = 0;
+        status = cairn_push_micro_end(second->forward.pusher.push, micro,
+                                      &second->forward.pusher.actions);
+        second->forward.pusher.actions.count = 0;
     }
     ck_assert_int_eq(status, CAIRN_ERR_BUSY);
     for (uint64_t w = 1; w <= WORKERS; w++) end_micro(w, second->index, absent, sizeof absent);
     hear_given_up("what is for shard second cannot be passed on");
     close_host();
 }
-END_TEST
 
 static uint64_t random_state = 88172645463325252ull;
 
@@ -409,7 +418,7 @@ static struct cairn_chunk_header garbage(void)
     };
 }
 
-START_TEST(garbage_of_workers_and_owners_spoils_one_round_at_most)
+TEST(garbage_of_workers_and_owners_spoils_one_round_at_most)
 {
     open_host(SCENE_CHUNK_LEAVES);
     for (int i = 0; i < 2000; i++) {
@@ -437,23 +446,5 @@ START_TEST(garbage_of_workers_and_owners_spoils_one_round_at_most)
     }
     close_host();
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("shard_relay");
-    TCase *tcase = tcase_create("relay");
-    tcase_set_timeout(tcase, 30);
-    tcase_add_test(tcase, what_awaits_the_answer_of_one_owner_keeps_no_buffer_from_another);
-    tcase_add_test(tcase, an_end_that_is_refused_for_now_is_so_in_the_name_of_its_owner);
-    tcase_add_test(tcase, a_relay_that_waits_for_room_that_nothing_will_give_is_given_up);
-    tcase_add_test(tcase, a_relay_without_room_for_what_is_pushed_to_it_is_given_up);
-    tcase_add_test(tcase, folds_go_on_when_the_shards_memory_has_room_again);
-    tcase_add_test(tcase, a_relay_whose_host_has_no_pages_for_sums_is_given_up);
-    tcase_add_test(tcase, a_relay_whose_sums_an_owner_refuses_is_given_up);
-    tcase_add_test(tcase, a_relay_that_an_owner_does_not_answer_is_given_up);
-    tcase_add_test(tcase, a_relay_that_cannot_queue_what_it_has_is_given_up);
-    tcase_add_test(tcase, garbage_of_workers_and_owners_spoils_one_round_at_most);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(30);

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/fabric/mem.h"
-#include "server/shard/relay_cache.h"
+#include "server/shard/relay/fetches.h"
+#include "tests/support/mem.h"
 #include "tests/support/shard_scene.h"
 #include "tests/support/suite.h"
 
@@ -105,7 +105,7 @@ static struct cairn_chunk_header asked(void)
     const struct scene_note *fetch = scene_note(&scene, CAIRN_CHUNK_FETCH);
     ck_assert_uint_eq(fetch->header.member, RELAY);
     ck_assert_uint_eq(fetch->header.token, RELAY_TOKEN);
-    ck_assert_uint_ne(fetch->header.request & CAIRN_RELAY_FETCH_COOKIE, 0);
+    ck_assert_uint_ne(fetch->header.request & CAIRN_REQUEST_OF_ASKER, 0);
     return fetch->header;
 }
 
@@ -114,7 +114,7 @@ static size_t chunk_bytes(void)
     return cairn_shard_map_chunk(&owned, 0).elem_count * sizeof *values;
 }
 
-static void give_with(const struct cairn_chunk_header *fetch, uint64_t checksum)
+static void begin_giving(const struct cairn_chunk_header *fetch, uint64_t checksum)
 {
     struct cairn_chunk_header data = *fetch;
     for (size_t i = 0; i < chunk_bytes() / sizeof *values; i++)
@@ -124,6 +124,11 @@ static void give_with(const struct cairn_chunk_header *fetch, uint64_t checksum)
     data.dtype = CAIRN_BF16;
     data.checksum = checksum;
     scene_send(&scene, &data, values, chunk_bytes());
+}
+
+static void give_with(const struct cairn_chunk_header *fetch, uint64_t checksum)
+{
+    begin_giving(fetch, checksum);
     scene_settle(&scene);
 }
 
@@ -181,7 +186,7 @@ static void fetch_through(uint64_t member, uint64_t step)
 
 /* ---- */
 
-START_TEST(a_chunk_is_asked_for_once_for_all_workers_of_the_host)
+TEST(a_chunk_is_asked_for_once_for_all_workers_of_the_host)
 {
     open_relay(4);
     uint64_t request[4];
@@ -206,9 +211,8 @@ START_TEST(a_chunk_is_asked_for_once_for_all_workers_of_the_host)
     }
     close_host();
 }
-END_TEST
 
-START_TEST(what_the_owner_says_of_a_version_is_told_to_those_who_wait)
+TEST(what_the_owner_says_of_a_version_is_told_to_those_who_wait)
 {
     static const struct {
         cairn_status of_owner, told;
@@ -225,9 +229,8 @@ START_TEST(what_the_owner_says_of_a_version_is_told_to_those_who_wait)
     fetch_through(2, 7); // and nothing of it is kept
     close_host();
 }
-END_TEST
 
-START_TEST(a_busy_owner_is_asked_again)
+TEST(a_busy_owner_is_asked_again)
 {
     open_relay(4);
     const uint64_t request = ask(1, 0);
@@ -238,9 +241,8 @@ START_TEST(a_busy_owner_is_asked_again)
     hear_data(1, request, 0);
     close_host();
 }
-END_TEST
 
-START_TEST(a_damaged_answer_is_asked_for_again)
+TEST(a_damaged_answer_is_asked_for_again)
 {
     open_relay(4);
     const uint64_t request = ask(1, 0);
@@ -252,9 +254,20 @@ START_TEST(a_damaged_answer_is_asked_for_again)
     hear_data(1, request, 0);
     close_host();
 }
-END_TEST
 
-START_TEST(an_answer_that_never_arrives_whole_sends_the_worker_to_the_owner)
+TEST(an_owner_that_heard_it_damaged_is_asked_again)
+{
+    open_relay(4);
+    const uint64_t request = ask(1, 0);
+    struct cairn_chunk_header fetch = asked();
+    deny(&fetch, CAIRN_ERR_CHECKSUM);
+    fetch = asked();
+    give(&fetch);
+    hear_data(1, request, 0);
+    close_host();
+}
+
+TEST(an_answer_that_never_arrives_whole_sends_the_worker_to_the_owner)
 {
     open_relay(4);
     const uint64_t request = ask(1, 0);
@@ -265,9 +278,8 @@ START_TEST(an_answer_that_never_arrives_whole_sends_the_worker_to_the_owner)
     hear_nak(1, request, CAIRN_ERR_NOT_FOUND);
     close_host();
 }
-END_TEST
 
-START_TEST(what_is_unanswered_on_a_lost_connection_is_asked_on_the_next)
+TEST(what_is_unanswered_on_a_lost_connection_is_asked_on_the_next)
 {
     open_relay(4);
     const uint64_t request = ask(1, 0);
@@ -283,9 +295,28 @@ START_TEST(what_is_unanswered_on_a_lost_connection_is_asked_on_the_next)
     ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_DATA), 0);
     close_host();
 }
-END_TEST
 
-START_TEST(an_owner_that_lost_its_endpoint_is_asked_again)
+TEST(what_was_being_received_when_the_connection_was_lost_is_asked_again_and_not_called_damaged)
+{
+    open_relay(4);
+    const uint64_t request = ask(1, 0);
+    for (uint32_t connection = 2; connection < 20; connection++) {
+        const struct cairn_chunk_header lost = asked();
+        begin_giving(&lost, 12345);
+        while (relay()->fetches->under_way == 0)
+            ck_assert_uint_eq(cairn_fabric_mem_hub_step(scene.hub), 1);
+        cairn_fabric_mem_cut_one(relay()->owners[0].link.peer);
+        scene_settle(&scene);
+        ck_assert_uint_eq(scene_note(&scene, CAIRN_CHUNK_HELLO)->header.request, connection);
+        owner_hello(1, connection);
+    }
+    const struct cairn_chunk_header fetch = asked();
+    give(&fetch);
+    hear_data(1, request, 0);
+    close_host();
+}
+
+TEST(an_owner_that_lost_its_endpoint_is_asked_again)
 {
     open_relay(4);
     const uint64_t request = ask(1, 0);
@@ -296,9 +327,8 @@ START_TEST(an_owner_that_lost_its_endpoint_is_asked_again)
     hear_data(1, request, 0);
     close_host();
 }
-END_TEST
 
-START_TEST(a_place_is_given_away_when_nothing_of_it_is_being_sent)
+TEST(a_place_is_given_away_when_nothing_of_it_is_being_sent)
 {
     open_relay(1);
     fetch_through(1, 0);
@@ -320,9 +350,8 @@ START_TEST(a_place_is_given_away_when_nothing_of_it_is_being_sent)
     ck_assert_uint_ne(before, after);
     close_host();
 }
-END_TEST
 
-START_TEST(who_left_is_waited_for_by_nobody)
+TEST(who_left_is_waited_for_by_nobody)
 {
     open_relay(4);
     ask(1, 0);
@@ -339,37 +368,34 @@ START_TEST(who_left_is_waited_for_by_nobody)
     ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_DATA), 0);
     close_host();
 }
-END_TEST
 
-START_TEST(a_relay_that_ends_sends_those_who_wait_to_the_owner)
+TEST(a_relay_that_ends_sends_those_who_wait_to_the_owner)
 {
     open_relay(4);
-    const uint64_t used = scene.shard->budget.used_bytes;
+    const uint64_t used = scene.shard->memory.budget.used_bytes;
     const uint64_t request = ask(1, 0);
     asked();
     say_relay(0);
     hear_nak(1, request, CAIRN_ERR_NOT_FOUND);
     ck_assert_ptr_null(relay());
-    ck_assert_uint_lt(scene.shard->budget.used_bytes, used);
+    ck_assert_uint_lt(scene.shard->memory.budget.used_bytes, used);
     const uint64_t late = ask(1, 0);
     hear_nak(1, late, CAIRN_ERR_NOT_FOUND);
     close_host();
 }
-END_TEST
 
-START_TEST(without_room_for_a_chunk_the_owner_is_to_be_asked)
+TEST(without_room_for_a_chunk_the_owner_is_to_be_asked)
 {
     open_relay(0);
     const uint64_t request = ask(1, 0);
     hear_nak(1, request, CAIRN_ERR_NOT_FOUND);
     close_host();
 }
-END_TEST
 
-START_TEST(when_the_shards_memory_is_used_up_the_owner_is_to_be_asked)
+TEST(when_the_shards_memory_is_used_up_the_owner_is_to_be_asked)
 {
     open_relay(4);
-    struct cairn_budget *budget = &scene.shard->budget;
+    struct cairn_budget *budget = &scene.shard->memory.budget;
     const uint64_t limit = budget->limit_bytes;
     budget->limit_bytes = budget->used_bytes;
     const uint64_t request = ask(1, 0);
@@ -378,7 +404,6 @@ START_TEST(when_the_shards_memory_is_used_up_the_owner_is_to_be_asked)
     fetch_through(1, 0);
     close_host();
 }
-END_TEST
 
 /* ---- which place is given away ---- */
 
@@ -405,15 +430,17 @@ static bool is_kept(uint64_t chunk, uint64_t step)
     return cairn_relay_cache_find(&cache, &many, chunk, (struct cairn_version) { 1, step }) != NULL;
 }
 
-START_TEST(first_goes_what_all_had_then_an_older_version_then_what_was_used_longest_ago)
+TEST(first_goes_what_all_had_then_an_older_version_then_what_was_used_longest_ago)
 {
     open_host(3);
     struct cairn_relay host = {
         .job = scene.shard->jobs, .member_count = 2, .owners = &many, .owner_count = 1
     };
     struct cairn_sentence why;
-    const uint64_t used = scene.shard->budget.used_bytes;
-    many = (struct cairn_relay_owner) { .relay = &host, .index = OWNER, .map = scene.map };
+    const uint64_t used = scene.shard->memory.budget.used_bytes;
+    many = (struct cairn_relay_owner) { .relay = &host,
+                                        .index = OWNER,
+                                        .table = { .map = scene.map } };
     scene.shard->relay_cache_bytes = 1 << 20;
     ck_assert_int_eq(cairn_relay_cache_open(&host, &cache, &why), CAIRN_OK);
     scene.shard->relay_cache_bytes = 3 * cache.place_bytes;
@@ -442,30 +469,8 @@ START_TEST(first_goes_what_all_had_then_an_older_version_then_what_was_used_long
     ck_assert(is_kept(1, 6) && !is_kept(4, 6));
     cairn_relay_cache_return(&cache, new, UINT32_MAX, 2);
     cairn_relay_cache_release(&cache);
-    ck_assert_uint_eq(scene.shard->budget.used_bytes, used);
+    ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, used);
     close_host();
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("shard_relay_fetch");
-    TCase *tcase = tcase_create("fetch");
-    tcase_set_timeout(tcase, 30);
-    tcase_add_test(tcase, a_chunk_is_asked_for_once_for_all_workers_of_the_host);
-    tcase_add_test(tcase, what_the_owner_says_of_a_version_is_told_to_those_who_wait);
-    tcase_add_test(tcase, a_busy_owner_is_asked_again);
-    tcase_add_test(tcase, a_damaged_answer_is_asked_for_again);
-    tcase_add_test(tcase, an_answer_that_never_arrives_whole_sends_the_worker_to_the_owner);
-    tcase_add_test(tcase, what_is_unanswered_on_a_lost_connection_is_asked_on_the_next);
-    tcase_add_test(tcase, an_owner_that_lost_its_endpoint_is_asked_again);
-    tcase_add_test(tcase, a_place_is_given_away_when_nothing_of_it_is_being_sent);
-    tcase_add_test(tcase, who_left_is_waited_for_by_nobody);
-    tcase_add_test(tcase, a_relay_that_ends_sends_those_who_wait_to_the_owner);
-    tcase_add_test(tcase, without_room_for_a_chunk_the_owner_is_to_be_asked);
-    tcase_add_test(tcase, when_the_shards_memory_is_used_up_the_owner_is_to_be_asked);
-    tcase_add_test(tcase,
-                   first_goes_what_all_had_then_an_older_version_then_what_was_used_longest_ago);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(30);

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/shard/arriving.h"
+#include "server/shard/base/arriving.h"
 #include "tests/support/pages.h"
 #include "tests/support/shard_scene.h"
 #include "tests/support/suite.h"
@@ -317,7 +317,7 @@ static float expected_sum(uint32_t tensor, uint64_t elem)
 
 static void check_sums(void)
 {
-    const float *acc = (const float *)job()->acc.base;
+    const float *acc = (const float *)job()->planes.home[CAIRN_PLANE_SUM].base;
     for (size_t i = 0; i < scene.map.extent_count; i++) {
         const struct cairn_local_extent *extent = &scene.map.extents[i];
         if (extent->tensor == T_FROZEN) continue;
@@ -331,14 +331,13 @@ static void check_sums(void)
     }
 }
 
-START_TEST(pieces_are_folded_in_rank_order_where_they_lie)
+TEST(pieces_are_folded_in_rank_order_where_they_lie)
 {
     push_round(5, 0);
     check_sums();
 }
-END_TEST
 
-START_TEST(what_nobody_contributes_is_plus_zero_whatever_was_there_before)
+TEST(what_nobody_contributes_is_plus_zero_whatever_was_there_before)
 {
     push_round(5, 0);
     begin_epoch(4); // void: the sums of round 5 lie around
@@ -350,26 +349,24 @@ START_TEST(what_nobody_contributes_is_plus_zero_whatever_was_there_before)
     push_round(6, 0);
     check_sums();
 }
-END_TEST
 
-START_TEST(a_job_goes_back_to_whole_tensors_and_gives_the_memory_back)
+TEST(a_job_goes_back_to_whole_tensors_and_gives_the_memory_back)
 {
     push_round(5, 0);
     begin_epoch(4);
-    ck_assert_ptr_nonnull(job()->tiled);
+    ck_assert_ptr_nonnull(job()->tiling.list);
     const uint64_t with = job()->memory.tables;
     for (uint64_t m = 1; m <= WORKERS; m++) {
         cairn_tiles_release(&tiles[m]);
         tell_tiles(m);
     }
-    ck_assert_ptr_null(job()->tiled);
+    ck_assert_ptr_null(job()->tiling.list);
     ck_assert_uint_lt(job()->memory.tables, with);
     push_round(6, 0);
     check_sums();
 }
-END_TEST
 
-START_TEST(a_round_of_pieces_after_a_round_of_wholes_and_with_a_member_told_anew)
+TEST(a_round_of_pieces_after_a_round_of_wholes_and_with_a_member_told_anew)
 {
     struct cairn_tiles kept[WORKERS + 1];
     memcpy(kept, tiles, sizeof kept);
@@ -384,15 +381,13 @@ START_TEST(a_round_of_pieces_after_a_round_of_wholes_and_with_a_member_told_anew
     push_round(6, 0);
     check_sums();
 }
-END_TEST
 
-START_TEST(a_new_coordinator_learns_that_there_are_tiles)
+TEST(a_new_coordinator_learns_that_there_are_tiles)
 {
     scene_fence(&scene, 4);
     const struct scene_frame frame = scene_hear(&scene, CAIRN_MSG_ANSWER);
     ck_assert_uint_eq(((const Cairn__Answer *)frame.message)->tiles_world, WORKERS);
 }
-END_TEST
 
 /* ---- refusals ---- */
 
@@ -412,7 +407,7 @@ static cairn_status refusal_of(struct cairn_chunk_header *header, size_t size)
     return (cairn_status)nak->header.value;
 }
 
-START_TEST(a_piece_that_is_not_the_declared_one_is_refused)
+TEST(a_piece_that_is_not_the_declared_one_is_refused)
 {
     scene_round_open(&scene, 5, 0, WORKERS);
     for (int i = 0; i < WORKERS; i++) scene_note(&scene, CAIRN_CHUNK_GRANT);
@@ -439,14 +434,13 @@ START_TEST(a_piece_that_is_not_the_declared_one_is_refused)
     ck_assert_int_eq(refusal_of(&push, 40), CAIRN_ERR_MISMATCH);
     push = tile_header(CAIRN_CHUNK_PUSH, 1, chunk_of(T_BIAS)); // it holds nothing
     ck_assert_int_eq(refusal_of(&push, 40), CAIRN_ERR_MALFORMED);
-    ck_assert_uint_eq(cairn_step_slots_used(job()->step), 0);
+    ck_assert_uint_eq(cairn_step_slots_used(job()->collector.step), 0);
     struct cairn_chunk_header end = scene_header(&scene, CAIRN_CHUNK_MICRO_END, 1);
     end.value = scene.map.chunk_count; // more than it holds
     ck_assert_int_eq(refusal_of(&end, 0), CAIRN_ERR_PROTOCOL);
 }
-END_TEST
 
-START_TEST(tiles_do_not_change_while_a_round_collects)
+TEST(tiles_do_not_change_while_a_round_collects)
 {
     scene_round_open(&scene, 5, 0, WORKERS);
     scene_note(&scene, CAIRN_CHUNK_GRANT);
@@ -460,7 +454,6 @@ START_TEST(tiles_do_not_change_while_a_round_collects)
     ck_assert_uint_eq(job()->memory.tables, before);
     free(bytes);
 }
-END_TEST
 
 /* A list as it stands, without being judged. */
 static cairn_status refused_list(uint64_t member, struct cairn_tile_box *list, size_t count)
@@ -474,7 +467,7 @@ static cairn_status refused_list(uint64_t member, struct cairn_tile_box *list, s
     return status;
 }
 
-START_TEST(a_wrong_list_of_tiles_is_refused_and_changes_nothing)
+TEST(a_wrong_list_of_tiles_is_refused_and_changes_nothing)
 {
     const uint64_t before = job()->memory.tables, hash = cairn_tiles_hash(&tiles[1]);
     struct cairn_tile_box beyond = { T_WEIGHT, { 2, { 49, 0 }, { 2, 1000 } } };
@@ -502,9 +495,8 @@ START_TEST(a_wrong_list_of_tiles_is_refused_and_changes_nothing)
     push_round(5, 0);
     check_sums();
 }
-END_TEST
 
-START_TEST(no_more_lists_arrive_at_a_time_than_are_allowed)
+TEST(no_more_lists_arrive_at_a_time_than_are_allowed)
 {
     Cairn__MemberTiles message = CAIRN__MEMBER_TILES__INIT;
     message.job = SCENE_JOB;
@@ -520,49 +512,6 @@ START_TEST(no_more_lists_arrive_at_a_time_than_are_allowed)
     scene_say(&scene, CAIRN_MSG_PAGE, 100, &page.base);
     ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_ERROR).request, 100);
 }
-END_TEST
-
-/* ---- puts ---- */
-
-START_TEST(a_chunk_is_put_when_all_its_boxes_are_put)
-{
-    join_all();
-    hold_pieces();
-    for (uint64_t m = 1; m <= WORKERS; m++) tell_tiles(m);
-    for (uint32_t t = 0; t < TENSORS; t++) put_tensor(1, t);
-    put_tensor(2, T_BIAS);
-    put_tensor(2, T_FROZEN);
-    put_tensor(2, T_EMB);
-    Cairn__JobSeal seal = CAIRN__JOB_SEAL__INIT;
-    seal.job = SCENE_JOB;
-    scene_say(&scene, CAIRN_MSG_JOB_SEAL, 6, &seal.base);
-    const struct scene_frame frame = scene_hear(&scene, CAIRN_MSG_ERROR);
-    const char *text = ((const Cairn__Error *)frame.message)->text;
-    ck_assert_ptr_nonnull(strstr(text, "2 tensors: emb, weight"));
-    put_tensor(3, T_EMB);
-    put_tensor(3, T_WEIGHT);
-    scene_seal(&scene);
-    const float *param = (const float *)job()->param.base;
-    for (size_t i = 0; i < scene.map.extent_count; i++) {
-        const struct cairn_local_extent *extent = &scene.map.extents[i];
-        for (uint64_t e = 0; e < extent->elem_count; e++)
-            ck_assert_float_eq(param[extent->local_elem + e],
-                               scene_initial(extent->tensor, extent->first_elem + e));
-    }
-    teardown();
-}
-END_TEST
-
-START_TEST(one_worker_may_put_whole_tensors_of_a_tiled_job)
-{
-    join_all();
-    hold_pieces();
-    for (uint64_t m = 1; m <= WORKERS; m++) tell_tiles(m);
-    scene_put_all(&scene, 1);
-    scene_seal(&scene);
-    teardown();
-}
-END_TEST
 
 /* ---- fetches ---- */
 
@@ -587,7 +536,7 @@ static void check_data(const struct cairn_chunk_header *asked, const struct cair
     wait_for_sends();
 }
 
-START_TEST(a_worker_fetches_its_own_piece_of_a_chunk)
+TEST(a_worker_fetches_its_own_piece_of_a_chunk)
 {
     for (uint64_t c = 0; c < scene.map.chunk_count; c++)
         for (uint64_t member = 1; member <= WORKERS; member++)
@@ -607,7 +556,6 @@ START_TEST(a_worker_fetches_its_own_piece_of_a_chunk)
                 check_data(&fetch, box, c);
             }
 }
-END_TEST
 
 static void send_box_fetch(struct cairn_chunk_header *fetch, uint64_t member, uint64_t chunk,
                            const struct cairn_box *box, uint8_t bytes[CAIRN_BOX_BYTES_MAX])
@@ -619,7 +567,7 @@ static void send_box_fetch(struct cairn_chunk_header *fetch, uint64_t member, ui
     scene_send(&scene, fetch, bytes, cairn_box_encode(box, bytes));
 }
 
-START_TEST(a_reader_fetches_any_box_of_a_chunk)
+TEST(a_reader_fetches_any_box_of_a_chunk)
 {
     static const struct cairn_box boxes[] = {
         { 2, { 0, 0 }, { 50, 1000 } },
@@ -635,9 +583,8 @@ START_TEST(a_reader_fetches_any_box_of_a_chunk)
         check_data(&fetch, &boxes[i], chunk_of(T_WEIGHT));
     }
 }
-END_TEST
 
-START_TEST(a_box_that_is_not_one_of_the_chunk_is_refused)
+TEST(a_box_that_is_not_one_of_the_chunk_is_refused)
 {
     static const struct cairn_box boxes[] = {
         { 2, { 0, 0 }, { 51, 1000 } },                /* beyond the tensor */
@@ -665,31 +612,47 @@ START_TEST(a_box_that_is_not_one_of_the_chunk_is_refused)
     const struct cairn_member *member = cairn_member_find(job(), 1);
     ck_assert_uint_eq(member->replies, 0);
 }
-END_TEST
 
-int main(void)
+SUITE(60, setup, teardown);
+
+/* ---- puts ---- */
+
+TEST(a_chunk_is_put_when_all_its_boxes_are_put)
 {
-    Suite *suite = suite_create("shard_tiles");
-    TCase *serving = tcase_create("serving");
-    tcase_set_timeout(serving, 60);
-    tcase_add_checked_fixture(serving, setup, teardown);
-    tcase_add_test(serving, pieces_are_folded_in_rank_order_where_they_lie);
-    tcase_add_test(serving, what_nobody_contributes_is_plus_zero_whatever_was_there_before);
-    tcase_add_test(serving, a_job_goes_back_to_whole_tensors_and_gives_the_memory_back);
-    tcase_add_test(serving, a_round_of_pieces_after_a_round_of_wholes_and_with_a_member_told_anew);
-    tcase_add_test(serving, a_new_coordinator_learns_that_there_are_tiles);
-    tcase_add_test(serving, a_piece_that_is_not_the_declared_one_is_refused);
-    tcase_add_test(serving, tiles_do_not_change_while_a_round_collects);
-    tcase_add_test(serving, a_wrong_list_of_tiles_is_refused_and_changes_nothing);
-    tcase_add_test(serving, no_more_lists_arrive_at_a_time_than_are_allowed);
-    tcase_add_test(serving, a_worker_fetches_its_own_piece_of_a_chunk);
-    tcase_add_test(serving, a_reader_fetches_any_box_of_a_chunk);
-    tcase_add_test(serving, a_box_that_is_not_one_of_the_chunk_is_refused);
-    suite_add_tcase(suite, serving);
-    TCase *putting = tcase_create("putting");
-    tcase_set_timeout(putting, 60);
-    tcase_add_test(putting, a_chunk_is_put_when_all_its_boxes_are_put);
-    tcase_add_test(putting, one_worker_may_put_whole_tensors_of_a_tiled_job);
-    suite_add_tcase(suite, putting);
-    return suite_run(suite);
+    join_all();
+    hold_pieces();
+    for (uint64_t m = 1; m <= WORKERS; m++) tell_tiles(m);
+    for (uint32_t t = 0; t < TENSORS; t++) put_tensor(1, t);
+    put_tensor(2, T_BIAS);
+    put_tensor(2, T_FROZEN);
+    put_tensor(2, T_EMB);
+    Cairn__JobSeal seal = CAIRN__JOB_SEAL__INIT;
+    seal.job = SCENE_JOB;
+    scene_say(&scene, CAIRN_MSG_JOB_SEAL, 6, &seal.base);
+    const struct scene_frame frame = scene_hear(&scene, CAIRN_MSG_ERROR);
+    const char *text = ((const Cairn__Error *)frame.message)->text;
+    ck_assert_ptr_nonnull(strstr(text, "2 tensors: emb, weight"));
+    put_tensor(3, T_EMB);
+    put_tensor(3, T_WEIGHT);
+    scene_seal(&scene);
+    const float *param = (const float *)job()->planes.home[CAIRN_PLANE_PARAM].base;
+    for (size_t i = 0; i < scene.map.extent_count; i++) {
+        const struct cairn_local_extent *extent = &scene.map.extents[i];
+        for (uint64_t e = 0; e < extent->elem_count; e++)
+            ck_assert_float_eq(param[extent->local_elem + e],
+                               scene_initial(extent->tensor, extent->first_elem + e));
+    }
+    teardown();
 }
+
+TEST(one_worker_may_put_whole_tensors_of_a_tiled_job)
+{
+    join_all();
+    hold_pieces();
+    for (uint64_t m = 1; m <= WORKERS; m++) tell_tiles(m);
+    scene_put_all(&scene, 1);
+    scene_seal(&scene);
+    teardown();
+}
+
+SUITE(60);

@@ -14,7 +14,7 @@ static void serve(void)
 {
     scene_open(&scene, "mem", 2, 0);
     scene_serve(&scene, 2, 1);
-    used_before = scene.shard->budget.used_bytes;
+    used_before = scene.shard->memory.budget.used_bytes;
 }
 
 static void leave(void)
@@ -108,10 +108,9 @@ static void commit(void)
 
 static void check_param(uint64_t written)
 {
-    const struct cairn_shard_job *job = scene.shard->jobs;
     for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
         const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, c);
-        const float *got = (const float *)job->param.base + place.local_elem;
+        const float *got = scene_param(&scene, c);
         for (uint64_t i = 0; i < place.elem_count; i++)
             ck_assert(got[i] ==
                       (c == written ? 9 : scene_initial(place.tensor, place.first_elem + i)));
@@ -122,12 +121,12 @@ static void check_param(uint64_t written)
 static void check_forgotten(void)
 {
     scene_settle(&scene);
-    ck_assert_ptr_null(scene.shard->jobs->write);
-    ck_assert_ptr_null(scene.shard->jobs->putting.base);
-    ck_assert_uint_eq(scene.shard->budget.used_bytes, used_before);
+    ck_assert_ptr_null(scene.shard->jobs->puts.write);
+    ck_assert_ptr_null(scene.shard->jobs->puts.arena.base);
+    ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, used_before);
 }
 
-START_TEST(what_is_put_takes_effect_by_the_coordinators_word)
+TEST(what_is_put_takes_effect_by_the_coordinators_word)
 {
     const uint64_t chunk = chunk_of(T_WEIGHT);
     open_write();
@@ -151,9 +150,8 @@ START_TEST(what_is_put_takes_effect_by_the_coordinators_word)
     check_param(chunk);
     check_forgotten();
 }
-END_TEST
 
-START_TEST(what_a_box_does_not_have_stays_as_it_is)
+TEST(what_a_box_does_not_have_stays_as_it_is)
 {
     const uint64_t chunk = chunk_of(T_WEIGHT);
     const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, chunk);
@@ -173,14 +171,13 @@ START_TEST(what_a_box_does_not_have_stays_as_it_is)
     decide.decision = &write;
     scene_say(&scene, CAIRN_MSG_DECIDE, 0, &decide.base);
     scene_hear(&scene, CAIRN_MSG_PUBLISHED);
-    const float *got = (const float *)scene.shard->jobs->param.base + place.local_elem;
+    const float *got = scene_param(&scene, chunk);
     for (uint64_t i = 0; i < place.elem_count; i++)
         ck_assert(got[i] == (i < 3 * columns ? scene_initial(T_WEIGHT, place.first_elem + i) : 5));
     check_forgotten();
 }
-END_TEST
 
-START_TEST(a_box_that_is_none_or_whose_elements_are_not_there_is_refused)
+TEST(a_box_that_is_none_or_whose_elements_are_not_there_is_refused)
 {
     const uint64_t chunk = chunk_of(T_WEIGHT);
     open_write();
@@ -194,13 +191,12 @@ START_TEST(a_box_that_is_none_or_whose_elements_are_not_there_is_refused)
     check_param(UINT64_MAX);
     check_forgotten();
 }
-END_TEST
 
-START_TEST(a_void_write_is_forgotten)
+TEST(a_void_write_is_forgotten)
 {
     open_write();
     ck_assert_int_eq(put(1, ROUND, chunk_of(T_EMB), CAIRN_PLANE_PARAM), CAIRN_OK);
-    ck_assert_uint_gt(scene.shard->budget.used_bytes, used_before);
+    ck_assert_uint_gt(scene.shard->memory.budget.used_bytes, used_before);
     commit();
     scene_fence(&scene, 2);
     scene_hear(&scene, CAIRN_MSG_ANSWER);
@@ -210,9 +206,8 @@ START_TEST(a_void_write_is_forgotten)
     check_forgotten();
     ck_assert_int_eq(put(1, ROUND, 0, CAIRN_PLANE_PARAM), CAIRN_ERR_STALE);
 }
-END_TEST
 
-START_TEST(nobody_but_the_writer_puts_and_only_while_it_writes)
+TEST(nobody_but_the_writer_puts_and_only_while_it_writes)
 {
     ck_assert_int_eq(put(1, ROUND, 0, CAIRN_PLANE_PARAM), CAIRN_ERR_BUSY); // not open here yet
     open_write();
@@ -225,12 +220,11 @@ START_TEST(nobody_but_the_writer_puts_and_only_while_it_writes)
     ck_assert_int_eq(put(1, ROUND, 0, CAIRN_PLANE_PARAM), CAIRN_ERR_STALE);
     check_param(UINT64_MAX);
 }
-END_TEST
 
-START_TEST(a_write_that_does_not_fit_is_refused_and_the_state_stands)
+TEST(a_write_that_does_not_fit_is_refused_and_the_state_stands)
 {
     open_write();
-    scene.shard->budget.limit_bytes = scene.shard->budget.used_bytes;
+    scene.shard->memory.budget.limit_bytes = scene.shard->memory.budget.used_bytes;
     ck_assert_int_eq(put(1, ROUND, 0, CAIRN_PLANE_PARAM), CAIRN_ERR_NO_MEMORY);
     scene_fence(&scene, 2);
     scene_hear(&scene, CAIRN_MSG_ANSWER);
@@ -239,20 +233,5 @@ START_TEST(a_write_that_does_not_fit_is_refused_and_the_state_stands)
     check_param(UINT64_MAX);
     check_forgotten();
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("shard_write");
-    TCase *tcase = tcase_create("shard_write");
-    tcase_set_timeout(tcase, 30);
-    tcase_add_checked_fixture(tcase, serve, leave);
-    tcase_add_test(tcase, what_is_put_takes_effect_by_the_coordinators_word);
-    tcase_add_test(tcase, what_a_box_does_not_have_stays_as_it_is);
-    tcase_add_test(tcase, a_box_that_is_none_or_whose_elements_are_not_there_is_refused);
-    tcase_add_test(tcase, a_void_write_is_forgotten);
-    tcase_add_test(tcase, nobody_but_the_writer_puts_and_only_while_it_writes);
-    tcase_add_test(tcase, a_write_that_does_not_fit_is_refused_and_the_state_stands);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(30, serve, leave);

@@ -96,7 +96,7 @@ static const struct {
     { flip_data, "checksum", CAIRN_OK, CAIRN_ERR_CHECKSUM },
 };
 
-START_TEST(a_damaged_file_is_named)
+TEST_EACH(a_damaged_file_is_named, 0, sizeof spoils / sizeof spoils[0])
 {
     struct cairn_job_spec_data spec = cairn_sample_spec("adamw");
     cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 1, { 60000 } });
@@ -127,7 +127,6 @@ START_TEST(a_damaged_file_is_named)
     cairn_spec_release(&spec);
     free(folder);
 }
-END_TEST
 
 /* A snapshot of two shards that own what the test says, out of a tensor of 30000. */
 static cairn_status open_two(struct cairn_snapshot_range a, struct cairn_snapshot_range b,
@@ -154,7 +153,7 @@ static cairn_status open_two(struct cairn_snapshot_range a, struct cairn_snapsho
     return status;
 }
 
-START_TEST(elements_that_are_missing_or_twice_are_named)
+TEST(elements_that_are_missing_or_twice_are_named)
 {
     struct cairn_sentence why = { "" };
     typedef struct cairn_snapshot_range range;
@@ -171,7 +170,6 @@ START_TEST(elements_that_are_missing_or_twice_are_named)
                      CAIRN_ERR_CORRUPT);
     ck_assert_ptr_nonnull(strstr(why.text, "elements from 10000 are in two files"));
 }
-END_TEST
 
 /* ---- failures of writing ---- */
 
@@ -185,7 +183,7 @@ static int count_files(const char *folder, const char *part)
     return atoi(line);
 }
 
-START_TEST(a_full_disk_fails_the_file_and_leaves_nothing)
+TEST(a_full_disk_fails_the_file_and_leaves_nothing)
 {
     struct cairn_job_spec_data spec = cairn_sample_spec("sgd");
     cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 1, { 60000 } });
@@ -208,7 +206,6 @@ START_TEST(a_full_disk_fails_the_file_and_leaves_nothing)
     cairn_spec_release(&spec);
     free(folder);
 }
-END_TEST
 
 static cairn_status give_nothing(void *context, const struct cairn_safetensors_entry *entry,
                                  uint64_t first_elem, uint64_t elem_count, const void **bytes_out,
@@ -220,7 +217,7 @@ static cairn_status give_nothing(void *context, const struct cairn_safetensors_e
                       (unsigned long long)first_elem, (unsigned long long)elem_count);
 }
 
-START_TEST(a_canceled_file_leaves_nothing_and_a_second_writer_is_refused)
+TEST(a_canceled_file_leaves_nothing_and_a_second_writer_is_refused)
 {
     struct cairn_job_spec_data spec = cairn_sample_spec("sgd");
     cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 1, { 10 } });
@@ -246,9 +243,8 @@ START_TEST(a_canceled_file_leaves_nothing_and_a_second_writer_is_refused)
     cairn_spec_release(&spec);
     free(folder);
 }
-END_TEST
 
-START_TEST(a_manifest_is_not_committed_over_a_missing_file_or_twice)
+TEST(a_manifest_is_not_committed_over_a_missing_file_or_twice)
 {
     struct cairn_job_spec_data spec = cairn_sample_spec("sgd");
     cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 1, { 10 } });
@@ -275,7 +271,6 @@ START_TEST(a_manifest_is_not_committed_over_a_missing_file_or_twice)
     cairn_spec_release(&spec);
     free(folder);
 }
-END_TEST
 
 /* ---- removing ---- */
 
@@ -296,7 +291,7 @@ static void count_one(void *context, const char *job, const char *id, const char
     ++*(size_t *)context;
 }
 
-START_TEST(who_is_killed_while_removing_leaves_no_snapshot_and_the_next_ends_it)
+TEST_EACH(who_is_killed_while_removing_leaves_no_snapshot_and_the_next_ends_it, 0, 6)
 {
     struct cairn_job_spec_data spec = cairn_sample_spec("adamw");
     cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 1, { 10 } });
@@ -328,7 +323,6 @@ START_TEST(who_is_killed_while_removing_leaves_no_snapshot_and_the_next_ends_it)
     cairn_spec_release(&spec);
     free(folder);
 }
-END_TEST
 
 /* ---- who may read it ---- */
 
@@ -340,7 +334,7 @@ static int check_mode(const char *path, const struct stat *info, int kind, struc
     return 0;
 }
 
-START_TEST(its_files_are_for_owner_and_group_whatever_the_umask)
+TEST_EACH(its_files_are_for_owner_and_group_whatever_the_umask, 0, 3)
 {
     static const mode_t umasks[] = { 0, 027, 077 };
     umask(umasks[_i]);
@@ -362,23 +356,5 @@ START_TEST(its_files_are_for_owner_and_group_whatever_the_umask)
     cairn_spec_release(&spec);
     free(folder);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("snapshot_damage");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_checked_fixture(tcase, make_scratch, remove_scratch);
-    tcase_add_loop_test(tcase, a_damaged_file_is_named, 0, sizeof spoils / sizeof spoils[0]);
-    tcase_add_test(tcase, elements_that_are_missing_or_twice_are_named);
-    tcase_add_test(tcase, a_full_disk_fails_the_file_and_leaves_nothing);
-    tcase_add_test(tcase, a_canceled_file_leaves_nothing_and_a_second_writer_is_refused);
-    tcase_add_test(tcase, a_manifest_is_not_committed_over_a_missing_file_or_twice);
-    // manifest, a file and its folder twice, the snapshot's folder
-    tcase_add_loop_test(tcase, who_is_killed_while_removing_leaves_no_snapshot_and_the_next_ends_it,
-                        0, 6);
-    tcase_add_loop_test(tcase, its_files_are_for_owner_and_group_whatever_the_umask, 0, 3);
-    Suite *suite = suite_create("snapshot_damage");
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60, make_scratch, remove_scratch);

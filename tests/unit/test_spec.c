@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/wire/optimizer.h"
-#include "proto/wire/spec.h"
+#include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
 #include "tests/support/suite.h"
 
 static const char *const optimizers[] = { "adamw", "adam", "sgd", NULL };
@@ -43,7 +43,7 @@ static struct cairn_job_spec_data good_spec(void)
     return spec;
 }
 
-START_TEST(a_good_spec_passes)
+TEST(a_good_spec_passes)
 {
     struct cairn_job_spec_data spec = good_spec();
     struct cairn_sentence why = { "" };
@@ -51,7 +51,6 @@ START_TEST(a_good_spec_passes)
     ck_assert_str_eq(spec.tensors[0].unit, "fc2.weight");
     cairn_spec_release(&spec);
 }
-END_TEST
 
 /* One change to a good spec, and a word that the sentence must have. */
 struct spoil {
@@ -345,7 +344,8 @@ static const struct spoil spoils[] = {
     { "sum of elements", too_much_together, CAIRN_ERR_INVALID, "more than 2^48" },
 };
 
-START_TEST(a_bad_spec_is_refused_with_field_value_and_what_is_allowed)
+TEST_EACH(a_bad_spec_is_refused_with_field_value_and_what_is_allowed, 0,
+          sizeof spoils / sizeof spoils[0])
 {
     const struct spoil *spoil = &spoils[_i];
     struct cairn_job_spec_data spec = good_spec();
@@ -355,9 +355,8 @@ START_TEST(a_bad_spec_is_refused_with_field_value_and_what_is_allowed)
     ck_assert_msg(strstr(why.text, spoil->word) != NULL, "%s: \"%s\"", spoil->what, why.text);
     cairn_spec_release(&spec);
 }
-END_TEST
 
-START_TEST(a_blob_of_any_length_passes_and_nobody_but_a_worker_brings_it)
+TEST(a_blob_of_any_length_passes_and_nobody_but_a_worker_brings_it)
 {
     struct cairn_job_spec_data spec = good_spec(), other = good_spec();
     struct cairn_sentence why = { "" };
@@ -379,10 +378,9 @@ START_TEST(a_blob_of_any_length_passes_and_nobody_but_a_worker_brings_it)
     cairn_spec_release(&spec);
     cairn_spec_release(&other);
 }
-END_TEST
 
 /* A gradient of zeros would make 0 / 0 of it. What is stored, by an older version, goes on. */
-START_TEST(no_new_job_divides_by_an_eps_that_is_0_as_fp32)
+TEST(no_new_job_divides_by_an_eps_that_is_0_as_fp32)
 {
     struct cairn_job_spec_data spec = good_spec();
     struct cairn_sentence why;
@@ -399,9 +397,8 @@ START_TEST(no_new_job_divides_by_an_eps_that_is_0_as_fp32)
     ck_assert_int_eq(cairn_spec_check_usable(&spec, &why), CAIRN_OK);
     cairn_spec_release(&spec);
 }
-END_TEST
 
-START_TEST(what_the_check_passes_every_optimizer_takes)
+TEST(what_the_check_passes_every_optimizer_takes)
 {
     const double extremes[] = { 0, 5e-324, 1e-8, CAIRN_SPEC_HYPER_MAX };
     const double betas[] = { 0, 5e-324, 0.9, 0x1.fffffffffffffp-1 };
@@ -426,9 +423,8 @@ START_TEST(what_the_check_passes_every_optimizer_takes)
     }
     cairn_spec_release(&spec);
 }
-END_TEST
 
-START_TEST(a_name_of_255_bytes_passes_and_of_256_is_refused)
+TEST(a_name_of_255_bytes_passes_and_of_256_is_refused)
 {
     char name[257];
     struct cairn_job_spec_data spec = good_spec();
@@ -443,9 +439,8 @@ START_TEST(a_name_of_255_bytes_passes_and_of_256_is_refused)
     ck_assert_int_eq(cairn_spec_check(&spec, optimizers, NULL), CAIRN_OK);
     cairn_spec_release(&spec);
 }
-END_TEST
 
-START_TEST(an_index_means_the_same_whatever_order_a_worker_lists)
+TEST(an_index_means_the_same_whatever_order_a_worker_lists)
 {
     struct cairn_job_spec_data a = good_spec(), b;
     cairn_spec_init(&b);
@@ -467,9 +462,8 @@ START_TEST(an_index_means_the_same_whatever_order_a_worker_lists)
     cairn_spec_release(&a);
     cairn_spec_release(&b);
 }
-END_TEST
 
-START_TEST(a_copy_is_equal_and_owns_its_memory)
+TEST(a_copy_is_equal_and_owns_its_memory)
 {
     struct cairn_job_spec_data a = good_spec(), b;
     uint8_t hash_a[32], hash_b[32];
@@ -484,7 +478,6 @@ START_TEST(a_copy_is_equal_and_owns_its_memory)
     ck_assert_mem_ne(hash_a, hash_b, 32);
     cairn_spec_release(&b);
 }
-END_TEST
 
 struct lines {
     char text[16][512];
@@ -498,7 +491,7 @@ static void keep_line(void *context, const char *line)
     snprintf(lines->text[lines->count++], 512, "%s", line);
 }
 
-START_TEST(differences_are_listed_in_words_and_the_rest_is_counted)
+TEST(differences_are_listed_in_words_and_the_rest_is_counted)
 {
     struct cairn_job_spec_data here = good_spec(), there = good_spec();
     cairn_spec_canonicalize(&here);
@@ -526,22 +519,5 @@ START_TEST(differences_are_listed_in_words_and_the_rest_is_counted)
     cairn_spec_release(&here);
     cairn_spec_release(&there);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("spec");
-    tcase_add_test(tcase, a_good_spec_passes);
-    tcase_add_loop_test(tcase, a_bad_spec_is_refused_with_field_value_and_what_is_allowed, 0,
-                        sizeof spoils / sizeof spoils[0]);
-    tcase_add_test(tcase, a_blob_of_any_length_passes_and_nobody_but_a_worker_brings_it);
-    tcase_add_test(tcase, no_new_job_divides_by_an_eps_that_is_0_as_fp32);
-    tcase_add_test(tcase, what_the_check_passes_every_optimizer_takes);
-    tcase_add_test(tcase, a_name_of_255_bytes_passes_and_of_256_is_refused);
-    tcase_add_test(tcase, an_index_means_the_same_whatever_order_a_worker_lists);
-    tcase_add_test(tcase, a_copy_is_equal_and_owns_its_memory);
-    tcase_add_test(tcase, differences_are_listed_in_words_and_the_rest_is_counted);
-    Suite *suite = suite_create("spec");
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(4);

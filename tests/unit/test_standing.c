@@ -13,7 +13,7 @@ static enum cairn_standing standing(uint64_t store, uint64_t incarnation, uint64
     return cairn_standing_of(&ours, &seen);
 }
 
-START_TEST(only_the_same_store_and_no_older_coordinator_is_obeyed)
+TEST(only_the_same_store_and_no_older_coordinator_is_obeyed)
 {
     const struct cairn_coordinator_id nothing = { 0, 9, 9 }, anyone = { 3, 1, 1 };
     ck_assert_int_eq(cairn_standing_of(&anyone, &nothing), CAIRN_STANDING_GOOD);
@@ -24,9 +24,8 @@ START_TEST(only_the_same_store_and_no_older_coordinator_is_obeyed)
     ck_assert_int_eq(standing(7, 4, 101),
                      CAIRN_STANDING_SUPERSEDED); // a copy that was started, too
 }
-END_TEST
 
-START_TEST(a_store_is_behind_in_whatever_it_has_less_of)
+TEST(a_store_is_behind_in_whatever_it_has_less_of)
 {
     const struct cairn_marks store = { 2, 5, 1, 4096 };
     struct cairn_marks seen = { 2, 5, 1, 4095 };
@@ -40,9 +39,8 @@ START_TEST(a_store_is_behind_in_whatever_it_has_less_of)
     seen.generation = 3;
     ck_assert_str_eq(cairn_marks_behind(&store, &seen), "generation");
 }
-END_TEST
 
-START_TEST(a_rebuilt_store_begins_above_what_any_shard_has_seen)
+TEST(a_rebuilt_store_begins_above_what_any_shard_has_seen)
 {
     const struct cairn_marks parts[] = { { 2, 9, 1, 100 }, { 3, 8, 2, 90 }, { 1, 10, 0, 120 } };
     struct cairn_marks all = { 0 };
@@ -53,15 +51,5 @@ START_TEST(a_rebuilt_store_begins_above_what_any_shard_has_seen)
     ck_assert_uint_gt(all.round,
                       120 + CAIRN_ROUND_BLOCK - 1); // of a block that nobody heard the end of
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("standing");
-    TCase *tcase = tcase_create("standing");
-    tcase_add_test(tcase, only_the_same_store_and_no_older_coordinator_is_obeyed);
-    tcase_add_test(tcase, a_store_is_behind_in_whatever_it_has_less_of);
-    tcase_add_test(tcase, a_rebuilt_store_begins_above_what_any_shard_has_seen);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(4);

@@ -1,9 +1,9 @@
 /* The shard's round machine while it collects, event by event. What it does under every kind of fault is
  * cairn-sim's; how a round ends is test_step_outcome.c's. */
-#include "tests/unit/step_driver.h"
 #include "tests/support/suite.h"
+#include "tests/unit/step_driver.h"
 
-START_TEST(every_contributor_of_a_new_round_is_granted)
+TEST(every_contributor_of_a_new_round_is_granted)
 {
     begin();
     ck_assert_uint_eq(out.count, 2);
@@ -12,9 +12,8 @@ START_TEST(every_contributor_of_a_new_round_is_granted)
     ck_assert_uint_eq(list[0].window, WINDOW);
     ck_assert_uint_eq(expect(1, CAIRN_STEP_GRANT)->member, B);
 }
-END_TEST
 
-START_TEST(a_contribution_is_received_folded_and_acknowledged)
+TEST(a_contribution_is_received_folded_and_acknowledged)
 {
     begin();
     chunk(A, 0, 2);
@@ -30,9 +29,8 @@ START_TEST(a_contribution_is_received_folded_and_acknowledged)
     ck_assert_uint_eq(list[0].member, A);
     ck_assert_uint_eq(cairn_step_slots_used(step), 0);
 }
-END_TEST
 
-START_TEST(contributions_fold_in_the_order_of_ranks_whatever_lands_first)
+TEST(contributions_fold_in_the_order_of_ranks_whatever_lands_first)
 {
     begin();
     chunk(B, 0, 0);
@@ -46,9 +44,8 @@ START_TEST(contributions_fold_in_the_order_of_ranks_whatever_lands_first)
     ck_assert_uint_eq(list[0].slots[0], a);
     ck_assert_uint_eq(list[0].slots[1], b);
 }
-END_TEST
 
-START_TEST(an_absent_contribution_is_not_waited_for_once_the_end_says_so)
+TEST(an_absent_contribution_is_not_waited_for_once_the_end_says_so)
 {
     begin();
     chunk(B, 0, 0);
@@ -60,9 +57,8 @@ START_TEST(an_absent_contribution_is_not_waited_for_once_the_end_says_so)
     expect(0, CAIRN_STEP_RECEIVE);
     ck_assert_uint_eq(expect(1, CAIRN_STEP_FOLD)->chunk, 0);
 }
-END_TEST
 
-START_TEST(a_micro_batch_is_acknowledged_when_every_chunk_is_past_it)
+TEST(a_micro_batch_is_acknowledged_when_every_chunk_is_past_it)
 {
     begin();
     for (uint32_t c = 0; c < CHUNKS - 1; c++) contribute(A, 0, c);
@@ -77,9 +73,8 @@ START_TEST(a_micro_batch_is_acknowledged_when_every_chunk_is_past_it)
     ck_assert_uint_eq(expect(0, CAIRN_STEP_FOLD)->chunk, 0);
     ck_assert_int_eq(list[1].kind, CAIRN_STEP_MICRO_ACK);
 }
-END_TEST
 
-START_TEST(a_rank_with_fewer_micro_batches_is_absent_in_the_later_ones)
+TEST(a_rank_with_fewer_micro_batches_is_absent_in_the_later_ones)
 {
     begin();
     micro_end(A, 0, 0);
@@ -90,9 +85,8 @@ START_TEST(a_rank_with_fewer_micro_batches_is_absent_in_the_later_ones)
     commit(B, 1, 1);
     ck_assert_int_eq(cairn_step_phase_of(step), CAIRN_STEP_REDUCING);
 }
-END_TEST
 
-START_TEST(duplicates_are_acknowledged_when_folded_and_dropped_before)
+TEST(duplicates_are_acknowledged_when_folded_and_dropped_before)
 {
     begin();
     chunk(A, 0, 0);
@@ -112,7 +106,6 @@ START_TEST(duplicates_are_acknowledged_when_folded_and_dropped_before)
     micro_end(A, 0, 1);
     expect(0, CAIRN_STEP_MICRO_ACK);
 }
-END_TEST
 
 static const struct refusal {
     const char *what;
@@ -135,7 +128,7 @@ static const struct refusal {
       CAIRN_ERR_PROTOCOL },
 };
 
-START_TEST(a_chunk_that_does_not_belong_changes_nothing)
+TEST_EACH(a_chunk_that_does_not_belong_changes_nothing, 0, sizeof refusals / sizeof *refusals)
 {
     begin();
     struct cairn_step_event event = refusals[_i].event;
@@ -152,9 +145,8 @@ START_TEST(a_chunk_that_does_not_belong_changes_nothing)
     ck_assert_int_eq(expect(0, CAIRN_STEP_REFUSE)->status, refusals[_i].status);
     ck_assert_uint_eq(list[0].chunk, CAIRN_STEP_NO_CHUNK);
 }
-END_TEST
 
-START_TEST(a_chunk_beyond_the_window_finds_no_slot)
+TEST(a_chunk_beyond_the_window_finds_no_slot)
 {
     begin();
     for (uint32_t c = 0; c < WINDOW; c++) chunk(A, 0, c);
@@ -163,9 +155,8 @@ START_TEST(a_chunk_beyond_the_window_finds_no_slot)
     chunk(B, 0, 0); // another member's slots are its own
     expect(0, CAIRN_STEP_RECEIVE);
 }
-END_TEST
 
-START_TEST(more_chunks_than_the_end_said_break_the_protocol)
+TEST(more_chunks_than_the_end_said_break_the_protocol)
 {
     begin();
     micro_end(B, 0, 1);
@@ -177,9 +168,8 @@ START_TEST(more_chunks_than_the_end_said_break_the_protocol)
     micro_end(B, 0, 2); // and so does another end
     ck_assert_int_eq(expect(0, CAIRN_STEP_REFUSE)->status, CAIRN_ERR_PROTOCOL);
 }
-END_TEST
 
-START_TEST(a_chunk_declared_absent_cannot_come_when_another_was_lost)
+TEST(a_chunk_declared_absent_cannot_come_when_another_was_lost)
 {
     begin();
     micro_end(A, 0, 1);
@@ -191,9 +181,8 @@ START_TEST(a_chunk_declared_absent_cannot_come_when_another_was_lost)
     chunk(A, 0, 0);
     expect(0, CAIRN_STEP_RECEIVE);
 }
-END_TEST
 
-START_TEST(counts_that_do_not_add_up_are_refused)
+TEST(counts_that_do_not_add_up_are_refused)
 {
     begin();
     const uint32_t pairs[][2] = { { 0, 3 }, { 4, 1 }, { UINT32_MAX, 5 }, { 2, UINT32_MAX } };
@@ -207,9 +196,8 @@ START_TEST(counts_that_do_not_add_up_are_refused)
     micro_end(A, 0, 1); // two have arrived
     ck_assert_int_eq(expect(0, CAIRN_STEP_REFUSE)->status, CAIRN_ERR_PROTOCOL);
 }
-END_TEST
 
-START_TEST(a_commit_that_contradicts_what_came_is_refused)
+TEST(a_commit_that_contradicts_what_came_is_refused)
 {
     begin();
     commit(A, 0, UINT64_MAX);
@@ -228,9 +216,8 @@ START_TEST(a_commit_that_contradicts_what_came_is_refused)
     chunk(A, 1, 0); // beyond the committed last one
     expect_refused(CAIRN_ERR_PROTOCOL);
 }
-END_TEST
 
-START_TEST(a_damaged_chunk_is_refused_and_may_come_again)
+TEST(a_damaged_chunk_is_refused_and_may_come_again)
 {
     begin();
     chunk(A, 0, 0);
@@ -240,9 +227,8 @@ START_TEST(a_damaged_chunk_is_refused_and_may_come_again)
     ck_assert_uint_eq(cairn_step_slots_used(step), 0);
     contribute(A, 0, 0);
 }
-END_TEST
 
-START_TEST(a_worker_that_came_back_is_granted_when_nothing_of_its_past_is_in_flight)
+TEST(a_worker_that_came_back_is_granted_when_nothing_of_its_past_is_in_flight)
 {
     begin();
     chunk(A, 0, 0);
@@ -261,9 +247,8 @@ START_TEST(a_worker_that_came_back_is_granted_when_nothing_of_its_past_is_in_fli
     GIVE(.kind = CAIRN_STEP_PEER_UP, .member = 33); // a stranger
     ck_assert_uint_eq(out.count, 0);
 }
-END_TEST
 
-START_TEST(a_chunk_that_nobody_contributed_is_zeroed_before_the_sums)
+TEST(a_chunk_that_nobody_contributed_is_zeroed_before_the_sums)
 {
     begin();
     contribute(A, 0, 1);
@@ -276,9 +261,8 @@ START_TEST(a_chunk_that_nobody_contributed_is_zeroed_before_the_sums)
     for (size_t i = 0; i < 3; i++) ck_assert_uint_eq(expect(i, CAIRN_STEP_ZERO)->chunk, zeroed[i]);
     expect(3, CAIRN_STEP_REDUCE);
 }
-END_TEST
 
-START_TEST(a_shard_without_chunks_takes_part)
+TEST(a_shard_without_chunks_takes_part)
 {
     make(0, 1, 2);
     fence(5);
@@ -291,7 +275,6 @@ START_TEST(a_shard_without_chunks_takes_part)
     }
     expect(0, CAIRN_STEP_REDUCE);
 }
-END_TEST
 
 /* ---- members that hold some of the chunks ---- */
 
@@ -307,7 +290,7 @@ static void begin_halves(uint32_t chunk_count)
          .members = members, .member_count = 2, .holds = holds);
 }
 
-START_TEST(a_lower_rank_that_does_not_hold_the_chunk_is_not_waited_for)
+TEST(a_lower_rank_that_does_not_hold_the_chunk_is_not_waited_for)
 {
     begin_halves(CHUNKS);
     for (uint32_t micro = 0; micro < 3; micro++) {
@@ -326,9 +309,8 @@ START_TEST(a_lower_rank_that_does_not_hold_the_chunk_is_not_waited_for)
     ck_assert_uint_eq(expect(0, CAIRN_STEP_ZERO)->chunk, 0);
     expect(1, CAIRN_STEP_REDUCE);
 }
-END_TEST
 
-START_TEST(an_absent_contribution_of_a_chunk_that_is_held_is_waited_for)
+TEST(an_absent_contribution_of_a_chunk_that_is_held_is_waited_for)
 {
     begin_halves(CHUNKS);
     contribute(B, 0, 3);
@@ -340,9 +322,8 @@ START_TEST(an_absent_contribution_of_a_chunk_that_is_held_is_waited_for)
     micro_end(B, 1, 0); // everything is absent, and nobody is before it
     ck_assert_uint_eq(expect(0, CAIRN_STEP_MICRO_ACK)->micro, 1);
 }
-END_TEST
 
-START_TEST(a_chunk_that_its_member_does_not_hold_is_refused)
+TEST(a_chunk_that_its_member_does_not_hold_is_refused)
 {
     begin_halves(CHUNKS);
     chunk(A, 0, 2);
@@ -354,9 +335,8 @@ START_TEST(a_chunk_that_its_member_does_not_hold_is_refused)
     micro_end(B, 0, 2);
     expect(0, CAIRN_STEP_MICRO_ACK);
 }
-END_TEST
 
-START_TEST(a_chunk_that_nobody_holds_is_waited_for_by_nobody)
+TEST(a_chunk_that_nobody_holds_is_waited_for_by_nobody)
 {
     begin_halves(CHUNKS + 1);
     for (uint64_t member = A; member <= B; member += B - A) {
@@ -368,9 +348,8 @@ START_TEST(a_chunk_that_nobody_holds_is_waited_for_by_nobody)
     for (uint32_t c = 0; c <= CHUNKS; c++) expect(c, CAIRN_STEP_ZERO);
     expect(CHUNKS + 1, CAIRN_STEP_REDUCE);
 }
-END_TEST
 
-START_TEST(what_members_hold_is_of_one_round)
+TEST(what_members_hold_is_of_one_round)
 {
     begin_halves(CHUNKS);
     chunk(B, 0, 2);
@@ -390,9 +369,8 @@ START_TEST(what_members_hold_is_of_one_round)
     landed(expect(0, CAIRN_STEP_RECEIVE)->slot, CAIRN_OK);
     expect(0, CAIRN_STEP_FOLD);
 }
-END_TEST
 
-START_TEST(more_contributions_than_one_fold_takes_are_folded_in_two)
+TEST(more_contributions_than_one_fold_takes_are_folded_in_two)
 {
     make(1, 1, 20);
     uint64_t members[20];
@@ -413,7 +391,6 @@ START_TEST(more_contributions_than_one_fold_takes_are_folded_in_two)
     ck_assert_uint_eq(second->count, 20 - CAIRN_STEP_FOLD_MAX);
     ck_assert(!second->first);
 }
-END_TEST
 
 static void open_with_folds_wanted(uint32_t wanted)
 {
@@ -436,7 +413,7 @@ static uint32_t land(uint64_t member, uint32_t number)
     return slot;
 }
 
-START_TEST(what_lands_while_enough_is_folded_waits_for_company)
+TEST(what_lands_while_enough_is_folded_waits_for_company)
 {
     open_with_folds_wanted(1);
     const uint32_t alone = land(1, 0);
@@ -448,9 +425,8 @@ START_TEST(what_lands_while_enough_is_folded_waits_for_company)
     ck_assert_uint_eq(list[0].slots[0], first);
     ck_assert_uint_eq(list[0].slots[1], second);
 }
-END_TEST
 
-START_TEST(what_waits_for_company_is_folded_when_there_is_less_to_do)
+TEST(what_waits_for_company_is_folded_when_there_is_less_to_do)
 {
     open_with_folds_wanted(1);
     land(1, 0);
@@ -464,9 +440,8 @@ START_TEST(what_waits_for_company_is_folded_when_there_is_less_to_do)
     land(2, 1);
     ck_assert_uint_eq(expect(0, CAIRN_STEP_FOLD)->count, 2);
 }
-END_TEST
 
-START_TEST(what_waits_for_company_is_refused_when_its_round_is_void)
+TEST(what_waits_for_company_is_refused_when_its_round_is_void)
 {
     open_with_folds_wanted(1);
     land(1, 0);
@@ -481,7 +456,6 @@ START_TEST(what_waits_for_company_is_refused_when_its_round_is_void)
          .members = (const uint64_t[]) { 1, 2 }, .member_count = 2);
     ck_assert_uint_eq(cairn_step_slots_used(step), 0);
 }
-END_TEST
 
 /* Round 100 of as many micro-batches, all of A and B in chunk 0; what its last FOLD says of itself. */
 static bool last_fold_of(uint32_t micros)
@@ -501,7 +475,7 @@ static bool last_fold_of(uint32_t micros)
     return likely_last;
 }
 
-START_TEST(a_fold_is_likely_the_last_if_it_was_in_the_round_before)
+TEST(a_fold_is_likely_the_last_if_it_was_in_the_round_before)
 {
     const struct cairn_step_sums sums = { .nonfinite = 1 };
     begin();
@@ -515,16 +489,14 @@ START_TEST(a_fold_is_likely_the_last_if_it_was_in_the_round_before)
     landed(list[0].slot, CAIRN_OK);
     ck_assert(!expect(0, CAIRN_STEP_FOLD)->likely_last); // B's is to come
 }
-END_TEST
 
-START_TEST(every_fold_that_ends_the_micro_batch_expected_or_a_later_one_is_likely_the_last)
+TEST(every_fold_that_ends_the_micro_batch_expected_or_a_later_one_is_likely_the_last)
 {
     begin();
     ck_assert(last_fold_of(3));
 }
-END_TEST
 
-START_TEST(a_configuration_that_cannot_work_has_no_size)
+TEST(a_configuration_that_cannot_work_has_no_size)
 {
     const struct cairn_step_config bad[] = {
         { 1, 0, 1, 0, 0, false },          { 1, 1025, 1, 0, 0, false },
@@ -534,44 +506,5 @@ START_TEST(a_configuration_that_cannot_work_has_no_size)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         ck_assert_uint_eq(cairn_step_bytes(&bad[i]), 0);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("step");
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_add_test(tcase, every_contributor_of_a_new_round_is_granted);
-    tcase_add_test(tcase, what_lands_while_enough_is_folded_waits_for_company);
-    tcase_add_test(tcase, what_waits_for_company_is_folded_when_there_is_less_to_do);
-    tcase_add_test(tcase, what_waits_for_company_is_refused_when_its_round_is_void);
-    tcase_add_test(tcase, a_contribution_is_received_folded_and_acknowledged);
-    tcase_add_test(tcase, contributions_fold_in_the_order_of_ranks_whatever_lands_first);
-    tcase_add_test(tcase, an_absent_contribution_is_not_waited_for_once_the_end_says_so);
-    tcase_add_test(tcase, a_micro_batch_is_acknowledged_when_every_chunk_is_past_it);
-    tcase_add_test(tcase, a_rank_with_fewer_micro_batches_is_absent_in_the_later_ones);
-    tcase_add_test(tcase, duplicates_are_acknowledged_when_folded_and_dropped_before);
-    tcase_add_loop_test(tcase, a_chunk_that_does_not_belong_changes_nothing, 0,
-                        sizeof refusals / sizeof *refusals);
-    tcase_add_test(tcase, a_chunk_beyond_the_window_finds_no_slot);
-    tcase_add_test(tcase, more_chunks_than_the_end_said_break_the_protocol);
-    tcase_add_test(tcase, a_chunk_declared_absent_cannot_come_when_another_was_lost);
-    tcase_add_test(tcase, counts_that_do_not_add_up_are_refused);
-    tcase_add_test(tcase, a_commit_that_contradicts_what_came_is_refused);
-    tcase_add_test(tcase, a_damaged_chunk_is_refused_and_may_come_again);
-    tcase_add_test(tcase, a_worker_that_came_back_is_granted_when_nothing_of_its_past_is_in_flight);
-    tcase_add_test(tcase, a_chunk_that_nobody_contributed_is_zeroed_before_the_sums);
-    tcase_add_test(tcase, a_shard_without_chunks_takes_part);
-    tcase_add_test(tcase, a_lower_rank_that_does_not_hold_the_chunk_is_not_waited_for);
-    tcase_add_test(tcase, an_absent_contribution_of_a_chunk_that_is_held_is_waited_for);
-    tcase_add_test(tcase, a_chunk_that_its_member_does_not_hold_is_refused);
-    tcase_add_test(tcase, a_chunk_that_nobody_holds_is_waited_for_by_nobody);
-    tcase_add_test(tcase, what_members_hold_is_of_one_round);
-    tcase_add_test(tcase, more_contributions_than_one_fold_takes_are_folded_in_two);
-    tcase_add_test(tcase, a_fold_is_likely_the_last_if_it_was_in_the_round_before);
-    tcase_add_test(tcase,
-                   every_fold_that_ends_the_micro_batch_expected_or_a_later_one_is_likely_the_last);
-    tcase_add_test(tcase, a_configuration_that_cannot_work_has_no_size);
-    Suite *suite = suite_create("step");
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(4, setup, teardown);

@@ -1,7 +1,7 @@
 /* The shard's round machine as that of a relay (config.forwards): what it passes on, and when. Members A
  * and B, as in step_driver.h; begin_relay opens round 100 of epoch 5. */
-#include "tests/unit/step_driver.h"
 #include "tests/support/suite.h"
+#include "tests/unit/step_driver.h"
 
 static void begin_members(uint32_t chunk_count, uint32_t window, const uint64_t *members,
                           uint32_t member_count, const uint8_t *holds)
@@ -64,7 +64,7 @@ static void finish(void)
     ck_assert_int_eq(cairn_step_phase_of(step), CAIRN_STEP_REDUCING);
 }
 
-START_TEST(a_sum_is_passed_on_once_when_all_members_are_past_it_and_not_before_its_fold_ended)
+TEST(a_sum_is_passed_on_once_when_all_members_are_past_it_and_not_before_its_fold_ended)
 {
     begin_relay(CHUNKS, NULL);
     contribute(A, 0, 2);
@@ -83,9 +83,8 @@ START_TEST(a_sum_is_passed_on_once_when_all_members_are_past_it_and_not_before_i
     ck_assert_uint_eq(count_of(CAIRN_STEP_FORWARD), 0);
     ck_assert_uint_eq(only(CAIRN_STEP_FORWARD_END)->count, 1);
 }
-END_TEST
 
-START_TEST(what_only_one_member_has_is_passed_on_when_the_others_say_that_they_have_nothing)
+TEST(what_only_one_member_has_is_passed_on_when_the_others_say_that_they_have_nothing)
 {
     begin_relay(CHUNKS, NULL);
     contribute(A, 0, 0);
@@ -97,9 +96,8 @@ START_TEST(what_only_one_member_has_is_passed_on_when_the_others_say_that_they_h
     ck_assert_uint_eq(only(CAIRN_STEP_FORWARD_END)->count, 2); // nothing of the chunks 1 and 2
     ck_assert_uint_eq(only(CAIRN_STEP_FORWARD_END)->micro, 0);
 }
-END_TEST
 
-START_TEST(the_next_micro_batch_waits_for_the_end_of_this_one_and_begins_another_sum)
+TEST(the_next_micro_batch_waits_for_the_end_of_this_one_and_begins_another_sum)
 {
     begin_relay(CHUNKS, NULL);
     contribute(A, 0, 0);
@@ -122,9 +120,8 @@ START_TEST(the_next_micro_batch_waits_for_the_end_of_this_one_and_begins_another
     folded(0);
     ck_assert_uint_eq(only(CAIRN_STEP_FORWARD)->micro, 1);
 }
-END_TEST
 
-START_TEST(members_may_have_different_numbers_of_micro_batches)
+TEST(members_may_have_different_numbers_of_micro_batches)
 {
     begin_relay(1, NULL);
     contribute(A, 0, 0);
@@ -147,9 +144,8 @@ START_TEST(members_may_have_different_numbers_of_micro_batches)
     ck_assert_uint_eq(count_of(CAIRN_STEP_REDUCE) + count_of(CAIRN_STEP_ZERO), 0);
     ck_assert_int_eq(cairn_step_phase_of(step), CAIRN_STEP_REDUCING);
 }
-END_TEST
 
-START_TEST(a_commit_that_overtakes_the_ends_waits_for_them)
+TEST(a_commit_that_overtakes_the_ends_waits_for_them)
 {
     begin_relay(1, NULL);
     commit(A, 1, 1);
@@ -163,9 +159,8 @@ START_TEST(a_commit_that_overtakes_the_ends_waits_for_them)
     ck_assert_uint_eq(only(CAIRN_STEP_FORWARD_END)->micro, 1);
     only(CAIRN_STEP_FORWARD_COMMIT);
 }
-END_TEST
 
-START_TEST(an_owner_without_chunks_is_told_of_every_micro_batch_and_of_the_commit)
+TEST(an_owner_without_chunks_is_told_of_every_micro_batch_and_of_the_commit)
 {
     begin_relay(0, NULL);
     for (uint32_t micro = 0; micro < 1000; micro++) { // one is far ahead: no event says it all
@@ -181,9 +176,8 @@ START_TEST(an_owner_without_chunks_is_told_of_every_micro_batch_and_of_the_commi
     ck_assert_uint_eq(only(CAIRN_STEP_FORWARD_COMMIT)->micro, 999);
     ck_assert_uint_eq(only(CAIRN_STEP_FORWARD_COMMIT)->weight, 11);
 }
-END_TEST
 
-START_TEST(chunks_that_nobody_holds_are_past_every_micro_batch)
+TEST(chunks_that_nobody_holds_are_past_every_micro_batch)
 {
     static const uint8_t none[] = { 0, 0 };
     begin_relay(CHUNKS, none);
@@ -197,10 +191,9 @@ START_TEST(chunks_that_nobody_holds_are_past_every_micro_batch)
     ck_assert_uint_eq(out.count, 1);
     ck_assert_uint_eq(only(CAIRN_STEP_FORWARD_COMMIT)->micro, 0);
 }
-END_TEST
 
 /* B holds nothing, A the chunk: what A commits says that there is no other micro-batch. */
-START_TEST(no_micro_batch_ends_that_nobody_began)
+TEST(no_micro_batch_ends_that_nobody_began)
 {
     static const uint8_t halves[] = { 1, 0 };
     begin_relay(1, halves);
@@ -217,9 +210,8 @@ START_TEST(no_micro_batch_ends_that_nobody_began)
     commit(B, 1, 1);
     ck_assert_uint_eq(only(CAIRN_STEP_FORWARD_COMMIT)->micro, 1);
 }
-END_TEST
 
-START_TEST(a_member_that_holds_nothing_is_at_most_one_micro_batch_ahead)
+TEST(a_member_that_holds_nothing_is_at_most_one_micro_batch_ahead)
 {
     static const uint8_t halves[] = { 1, 0 };
     begin_relay(1, halves);
@@ -244,9 +236,8 @@ START_TEST(a_member_that_holds_nothing_is_at_most_one_micro_batch_ahead)
     commit(B, 2, 1);
     ck_assert_uint_eq(only(CAIRN_STEP_FORWARD_COMMIT)->micro, 2);
 }
-END_TEST
 
-START_TEST(what_comes_again_after_the_end_is_acknowledged)
+TEST(what_comes_again_after_the_end_is_acknowledged)
 {
     begin_relay(CHUNKS, NULL);
     contribute(A, 0, 1);
@@ -268,9 +259,8 @@ START_TEST(what_comes_again_after_the_end_is_acknowledged)
     commit(A, 0, 1);
     ck_assert_uint_eq(out.count, 0);
 }
-END_TEST
 
-START_TEST(a_fence_in_the_middle_ends_what_is_under_way_and_passes_nothing_on)
+TEST(a_fence_in_the_middle_ends_what_is_under_way_and_passes_nothing_on)
 {
     begin_relay(CHUNKS, NULL);
     const uint32_t first = receive(A, 0, 0), second = receive(B, 0, 1);
@@ -294,9 +284,8 @@ START_TEST(a_fence_in_the_middle_ends_what_is_under_way_and_passes_nothing_on)
     folded(0);
     ck_assert_uint_eq(only(CAIRN_STEP_FORWARD)->round, 101);
 }
-END_TEST
 
-START_TEST(a_fence_after_the_commit_makes_it_idle_and_the_round_unknown)
+TEST(a_fence_after_the_commit_makes_it_idle_and_the_round_unknown)
 {
     begin_relay(CHUNKS, NULL);
     finish();
@@ -311,9 +300,8 @@ START_TEST(a_fence_after_the_commit_makes_it_idle_and_the_round_unknown)
     GIVE(.kind = CAIRN_STEP_OPEN, .epoch = 6, .round = 101, .members = both, .member_count = 2);
     ck_assert_uint_eq(count_of(CAIRN_STEP_GRANT), 2);
 }
-END_TEST
 
-START_TEST(the_next_round_opens_without_a_fence_when_everything_was_passed_on)
+TEST(the_next_round_opens_without_a_fence_when_everything_was_passed_on)
 {
     begin_relay(CHUNKS, NULL);
     GIVE(.kind = CAIRN_STEP_OPEN, .epoch = 5, .round = 101, .members = both, .member_count = 2);
@@ -328,9 +316,8 @@ START_TEST(the_next_round_opens_without_a_fence_when_everything_was_passed_on)
     landed(only(CAIRN_STEP_RECEIVE)->slot, CAIRN_OK);
     ck_assert(only(CAIRN_STEP_FOLD)->first);
 }
-END_TEST
 
-START_TEST(more_members_than_one_fold_takes_are_one_contribution)
+TEST(more_members_than_one_fold_takes_are_one_contribution)
 {
     uint64_t members[20];
     for (uint32_t i = 0; i < 20; i++) members[i] = i + 1;
@@ -349,9 +336,8 @@ START_TEST(more_members_than_one_fold_takes_are_one_contribution)
     for (uint32_t i = 0; i < 20; i++) commit(members[i], 0, 1 + i);
     ck_assert_uint_eq(only(CAIRN_STEP_FORWARD_COMMIT)->weight, 210);
 }
-END_TEST
 
-START_TEST(what_waits_for_company_is_not_forgotten_at_the_end_of_a_micro_batch)
+TEST(what_waits_for_company_is_not_forgotten_at_the_end_of_a_micro_batch)
 {
     make_with(&(const struct cairn_step_config) { .chunk_count = 2,
                                                   .window = 2,
@@ -376,11 +362,10 @@ START_TEST(what_waits_for_company_is_not_forgotten_at_the_end_of_a_micro_batch)
     only(CAIRN_STEP_FORWARD_END);
     ck_assert_uint_eq(only(CAIRN_STEP_FOLD)->slots[0], early);
 }
-END_TEST
 
 /* All that one event can set free: every member's window in every chunk, and the ends of two
  * micro-batches. The driver's list has no more room than cairn_step_actions_max. */
-START_TEST(no_event_gives_more_actions_than_there_is_room_for)
+TEST(no_event_gives_more_actions_than_there_is_room_for)
 {
     enum { MEMBERS = 12, WIDTH = 4, COUNT = 4 };
     uint64_t members[MEMBERS];
@@ -407,9 +392,8 @@ START_TEST(no_event_gives_more_actions_than_there_is_room_for)
     ck_assert_uint_eq(count_of(CAIRN_STEP_FORWARD_END), 2);
     ck_assert_uint_eq(only(CAIRN_STEP_FORWARD_COMMIT)->weight, MEMBERS);
 }
-END_TEST
 
-START_TEST(who_may_still_contribute_has_a_slot_and_something_left_of_this_micro_batch)
+TEST(who_may_still_contribute_has_a_slot_and_something_left_of_this_micro_batch)
 {
     begin_relay(CHUNKS, NULL);
     ck_assert(cairn_step_may_receive(step));
@@ -425,34 +409,5 @@ START_TEST(who_may_still_contribute_has_a_slot_and_something_left_of_this_micro_
     fence(6);
     ck_assert(!cairn_step_may_receive(step));
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("step_forward");
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_add_test(
-        tcase, a_sum_is_passed_on_once_when_all_members_are_past_it_and_not_before_its_fold_ended);
-    tcase_add_test(
-        tcase, what_only_one_member_has_is_passed_on_when_the_others_say_that_they_have_nothing);
-    tcase_add_test(tcase,
-                   the_next_micro_batch_waits_for_the_end_of_this_one_and_begins_another_sum);
-    tcase_add_test(tcase, members_may_have_different_numbers_of_micro_batches);
-    tcase_add_test(tcase, a_commit_that_overtakes_the_ends_waits_for_them);
-    tcase_add_test(tcase, an_owner_without_chunks_is_told_of_every_micro_batch_and_of_the_commit);
-    tcase_add_test(tcase, chunks_that_nobody_holds_are_past_every_micro_batch);
-    tcase_add_test(tcase, no_micro_batch_ends_that_nobody_began);
-    tcase_add_test(tcase, a_member_that_holds_nothing_is_at_most_one_micro_batch_ahead);
-    tcase_add_test(tcase, what_comes_again_after_the_end_is_acknowledged);
-    tcase_add_test(tcase, a_fence_in_the_middle_ends_what_is_under_way_and_passes_nothing_on);
-    tcase_add_test(tcase, a_fence_after_the_commit_makes_it_idle_and_the_round_unknown);
-    tcase_add_test(tcase, the_next_round_opens_without_a_fence_when_everything_was_passed_on);
-    tcase_add_test(tcase, more_members_than_one_fold_takes_are_one_contribution);
-    tcase_add_test(tcase, what_waits_for_company_is_not_forgotten_at_the_end_of_a_micro_batch);
-    tcase_add_test(tcase,
-                   who_may_still_contribute_has_a_slot_and_something_left_of_this_micro_batch);
-    tcase_add_test(tcase, no_event_gives_more_actions_than_there_is_room_for);
-    Suite *suite = suite_create("step_forward");
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(4, setup, teardown);

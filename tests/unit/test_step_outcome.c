@@ -1,8 +1,8 @@
 /* The shard's round machine when a round ends: prepared, told, fenced, void. */
-#include "tests/unit/step_driver.h"
 #include "tests/support/suite.h"
+#include "tests/unit/step_driver.h"
 
-START_TEST(a_prepared_shard_reports_its_sums_and_applies_when_told)
+TEST(a_prepared_shard_reports_its_sums_and_applies_when_told)
 {
     prepare();
     ck_assert_uint_eq(out.count, 1);
@@ -16,9 +16,8 @@ START_TEST(a_prepared_shard_reports_its_sums_and_applies_when_told)
     chunk(A, 0, 0); // late: it was folded, like everything of this round
     expect(1, CAIRN_STEP_ACK);
 }
-END_TEST
 
-START_TEST(a_skip_uses_the_round_up_and_changes_only_the_jobs_state)
+TEST(a_skip_uses_the_round_up_and_changes_only_the_jobs_state)
 {
     prepare();
     decide(5, CAIRN_DECISION_SKIP, 100, 10);
@@ -31,9 +30,8 @@ START_TEST(a_skip_uses_the_round_up_and_changes_only_the_jobs_state)
     open_at(5, 101, 10);
     ck_assert_uint_eq(out.count, 2);
 }
-END_TEST
 
-START_TEST(a_prepared_shard_survives_a_fence_and_applies_what_others_applied)
+TEST(a_prepared_shard_survives_a_fence_and_applies_what_others_applied)
 {
     prepare();
     fence(6);
@@ -52,9 +50,8 @@ START_TEST(a_prepared_shard_survives_a_fence_and_applies_what_others_applied)
     ck_assert_uint_eq(expect(0, CAIRN_STEP_PUBLISHED_REPORT)->version.step, 11);
     ck_assert_uint_eq(list[0].epoch, 7);
 }
-END_TEST
 
-START_TEST(a_prepared_round_that_nobody_decided_is_void)
+TEST(a_prepared_round_that_nobody_decided_is_void)
 {
     prepare();
     fence(6);
@@ -67,9 +64,8 @@ START_TEST(a_prepared_round_that_nobody_decided_is_void)
     open_at(6, 101, 10);
     ck_assert_uint_eq(out.count, 2);
 }
-END_TEST
 
-START_TEST(a_void_round_drains_before_the_next_one_begins)
+TEST(a_void_round_drains_before_the_next_one_begins)
 {
     begin();
     chunk(A, 0, 0);
@@ -98,9 +94,8 @@ START_TEST(a_void_round_drains_before_the_next_one_begins)
     ck_assert_int_eq(expect(0, CAIRN_STEP_REFUSE)->status, CAIRN_ERR_STALE);
     ck_assert_uint_eq(expect(1, CAIRN_STEP_GRANT)->round, 101);
 }
-END_TEST
 
-START_TEST(a_receive_that_fails_while_draining_is_answered_for_its_duplicates_sake)
+TEST(a_receive_that_fails_while_draining_is_answered_for_its_duplicates_sake)
 {
     begin();
     chunk(A, 0, 0);
@@ -116,9 +111,8 @@ START_TEST(a_receive_that_fails_while_draining_is_answered_for_its_duplicates_sa
     ck_assert_int_eq(expect(0, CAIRN_STEP_REFUSE)->status, CAIRN_ERR_STALE);
     ck_assert_uint_eq(list[0].request, 1000);
 }
-END_TEST
 
-START_TEST(sums_of_a_void_round_are_forgotten)
+TEST(sums_of_a_void_round_are_forgotten)
 {
     begin();
     micro_end(A, 0, 0);
@@ -132,9 +126,8 @@ START_TEST(sums_of_a_void_round_are_forgotten)
     ck_assert_uint_eq(out.count, 0);
     ck_assert_int_eq(cairn_step_phase_of(step), CAIRN_STEP_IDLE);
 }
-END_TEST
 
-START_TEST(a_coordinator_of_an_older_epoch_is_ignored)
+TEST(a_coordinator_of_an_older_epoch_is_ignored)
 {
     prepare();
     for (uint64_t epoch = 4; epoch <= 5;
@@ -153,9 +146,8 @@ START_TEST(a_coordinator_of_an_older_epoch_is_ignored)
     ck_assert_uint_eq(out.count, 0);
     ck_assert_int_eq(cairn_step_phase_of(step), CAIRN_STEP_REDUCED);
 }
-END_TEST
 
-START_TEST(a_coordinator_that_breaks_the_protocol_stops_the_shard_rather_than_a_wrong_update)
+TEST(a_coordinator_that_breaks_the_protocol_stops_the_shard_rather_than_a_wrong_update)
 {
     prepare();
     decide(5, CAIRN_DECISION_APPLY, 99, 11); // another round
@@ -176,9 +168,8 @@ START_TEST(a_coordinator_that_breaks_the_protocol_stops_the_shard_rather_than_a_
     resolve(6, CAIRN_DECISION_APPLY, 98, 11); // of a round never prepared for
     expect_fault();
 }
-END_TEST
 
-START_TEST(a_round_opens_only_at_the_shards_own_version)
+TEST(a_round_opens_only_at_the_shards_own_version)
 {
     fence(5);
     open_at(5, 100, 10);
@@ -189,9 +180,8 @@ START_TEST(a_round_opens_only_at_the_shards_own_version)
     GIVE(.kind = CAIRN_STEP_OPEN, .epoch = 5, .round = 100, .version = { 1, 10 });
     expect_fault(); // nobody contributes
 }
-END_TEST
 
-START_TEST(a_restored_job_keeps_the_state_of_its_snapshot)
+TEST(a_restored_job_keeps_the_state_of_its_snapshot)
 {
     const struct cairn_step_config config = {
         .chunk_count = 1, .window = 1, .member_max = 1, .payload_bytes_max = 8
@@ -207,35 +197,13 @@ START_TEST(a_restored_job_keeps_the_state_of_its_snapshot)
     ck_assert_mem_eq(cairn_step_last(restored)->payload, "state", 5);
     free(memory);
 }
-END_TEST
 
-START_TEST(the_initial_state_is_ready_at_the_version_it_is_told)
+TEST(the_initial_state_is_ready_at_the_version_it_is_told)
 {
     GIVE(.kind = CAIRN_STEP_READY, .version = { 3, 0 });
     ck_assert_uint_eq(cairn_step_version(step).generation, 3);
     fence(5);
     ck_assert_uint_eq(expect(0, CAIRN_STEP_ANSWER)->decision->version_after.generation, 3);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tcase = tcase_create("step_outcome");
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_add_test(tcase, a_prepared_shard_reports_its_sums_and_applies_when_told);
-    tcase_add_test(tcase, a_skip_uses_the_round_up_and_changes_only_the_jobs_state);
-    tcase_add_test(tcase, a_prepared_shard_survives_a_fence_and_applies_what_others_applied);
-    tcase_add_test(tcase, a_prepared_round_that_nobody_decided_is_void);
-    tcase_add_test(tcase, a_void_round_drains_before_the_next_one_begins);
-    tcase_add_test(tcase, a_receive_that_fails_while_draining_is_answered_for_its_duplicates_sake);
-    tcase_add_test(tcase, sums_of_a_void_round_are_forgotten);
-    tcase_add_test(tcase, a_coordinator_of_an_older_epoch_is_ignored);
-    tcase_add_test(
-        tcase, a_coordinator_that_breaks_the_protocol_stops_the_shard_rather_than_a_wrong_update);
-    tcase_add_test(tcase, a_round_opens_only_at_the_shards_own_version);
-    tcase_add_test(tcase, a_restored_job_keeps_the_state_of_its_snapshot);
-    tcase_add_test(tcase, the_initial_state_is_ready_at_the_version_it_is_told);
-    Suite *suite = suite_create("step_outcome");
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(4, setup, teardown);

@@ -1,6 +1,6 @@
 /* Writes at a step boundary, in the shard's round machine: WRITE updates to the next generation. */
-#include "tests/unit/step_driver.h"
 #include "tests/support/suite.h"
+#include "tests/unit/step_driver.h"
 
 static struct cairn_decision write_to(uint64_t generation, uint64_t step_after)
 {
@@ -9,7 +9,7 @@ static struct cairn_decision write_to(uint64_t generation, uint64_t step_after)
     return d;
 }
 
-START_TEST(a_prepared_shard_takes_a_write_over_when_told)
+TEST(a_prepared_shard_takes_a_write_over_when_told)
 {
     const struct cairn_decision write = write_to(2, 10);
     prepare();
@@ -22,9 +22,8 @@ START_TEST(a_prepared_shard_takes_a_write_over_when_told)
     open_at(5, 101, 10); // of the generation before
     expect_fault();
 }
-END_TEST
 
-START_TEST(a_prepared_shard_takes_the_write_over_that_another_has)
+TEST(a_prepared_shard_takes_the_write_over_that_another_has)
 {
     const struct cairn_decision write = write_to(2, 10);
     prepare();
@@ -34,9 +33,8 @@ START_TEST(a_prepared_shard_takes_the_write_over_that_another_has)
     GIVE(.kind = CAIRN_STEP_UPDATED);
     ck_assert_uint_eq(expect(0, CAIRN_STEP_PUBLISHED_REPORT)->version.generation, 2);
 }
-END_TEST
 
-START_TEST(a_write_that_skips_a_version_or_was_not_prepared_is_a_fault)
+TEST(a_write_that_skips_a_version_or_was_not_prepared_is_a_fault)
 {
     const struct cairn_decision wrong[] = { write_to(1, 10), write_to(3, 10), write_to(2, 11) };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
@@ -51,16 +49,5 @@ START_TEST(a_write_that_skips_a_version_or_was_not_prepared_is_a_fault)
     GIVE(.kind = CAIRN_STEP_DECIDE, .epoch = 5, .decision = &write);
     expect_fault();
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("step_write");
-    TCase *tcase = tcase_create("step_write");
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_add_test(tcase, a_prepared_shard_takes_a_write_over_when_told);
-    tcase_add_test(tcase, a_prepared_shard_takes_the_write_over_that_another_has);
-    tcase_add_test(tcase, a_write_that_skips_a_version_or_was_not_prepared_is_a_fault);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(4, setup, teardown);

@@ -1,4 +1,4 @@
-#include "proto/wire/storage.h"
+#include "proto/store/storage.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 
@@ -28,7 +28,7 @@ static void teardown(void)
     cairn_scratch_remove(folder);
 }
 
-START_TEST(a_token_is_made_once)
+TEST(a_token_is_made_once)
 {
     uint64_t again = 0;
     ck_assert_uint_ne(token, 0);
@@ -36,9 +36,8 @@ START_TEST(a_token_is_made_once)
     ck_assert_uint_eq(again, token);
     ck_assert_int_eq(cairn_storage_check(folder, token, &why), CAIRN_OK);
 }
-END_TEST
 
-START_TEST(another_storage_is_seen)
+TEST(another_storage_is_seen)
 {
     ck_assert_int_eq(cairn_storage_check(folder, token + 1, &why), CAIRN_ERR_NOT_FOUND);
     ck_assert_ptr_nonnull(strstr(why.text, "another folder here than the coordinator's"));
@@ -48,9 +47,8 @@ START_TEST(another_storage_is_seen)
     ck_assert_int_eq(cairn_storage_check("/no/such/folder", token, &why), CAIRN_ERR_NOT_FOUND);
     ck_assert_ptr_nonnull(strstr(why.text, "/no/such/folder"));
 }
-END_TEST
 
-START_TEST(what_is_no_token_is_no_token)
+TEST(what_is_no_token_is_no_token)
 {
     FILE *file = fopen(path, "we");
     ck_assert_ptr_nonnull(file);
@@ -61,10 +59,10 @@ START_TEST(what_is_no_token_is_no_token)
     ck_assert_int_eq(unlink(path), 0);
     ck_assert_int_eq(mkfifo(path, 0600), 0); // nobody writes to it: it is not waited for
     ck_assert_int_eq(cairn_storage_check(folder, token, &why), CAIRN_ERR_IO);
+    ck_assert_msg(strstr(why.text, "it is no regular file") != NULL, "%s", why.text);
 }
-END_TEST
 
-START_TEST(another_user_is_told_both_numbers)
+TEST(another_user_is_told_both_numbers)
 {
     char numbers[64];
     if (geteuid() != 0) return; // who is no one else cannot become one
@@ -82,17 +80,29 @@ START_TEST(another_user_is_told_both_numbers)
     ck_assert_int_eq(waitpid(pid, &status, 0), pid);
     ck_assert_int_eq(status, 0);
 }
-END_TEST
 
-int main(void)
+/* The coordinator runs as another user than it did when it made the token. */
+TEST(the_token_is_the_coordinators_users)
 {
-    Suite *suite = suite_create("storage");
-    TCase *tcase = tcase_create("token");
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_add_test(tcase, a_token_is_made_once);
-    tcase_add_test(tcase, another_storage_is_seen);
-    tcase_add_test(tcase, what_is_no_token_is_no_token);
-    tcase_add_test(tcase, another_user_is_told_both_numbers);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
+    struct stat info;
+    if (geteuid() != 0) return; // who is no one else gives nothing away
+    ck_assert_int_eq(chown(path, STRANGER, STRANGER), 0);
+    ck_assert_int_eq(cairn_storage_own(folder, token, &why), CAIRN_OK);
+    ck_assert_int_eq(stat(path, &info), 0);
+    ck_assert_uint_eq(info.st_uid, 0);
+    ck_assert_int_eq(cairn_storage_seen(folder, token, &why), CAIRN_OK); // and the same token
+    ck_assert_int_eq(cairn_storage_own(folder, token + 1, &why), CAIRN_ERR_NOT_FOUND);
 }
+
+TEST(who_looks_leaves_nothing_behind)
+{
+    ck_assert(!cairn_storage_is_used(folder));
+    ck_assert_int_eq(cairn_storage_check(folder, token, &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_storage_own(folder, token, &why), CAIRN_OK);
+    ck_assert_int_eq(unlink(path), 0);
+    ck_assert_int_eq(rmdir(folder), 0);
+    ck_assert(!cairn_storage_is_used(folder));
+    ck_assert_int_eq(mkdir(folder, 0700), 0);
+}
+
+SUITE(4, setup, teardown);

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "server/coordinator/store.h"
+#include "server/coordinator/store/store.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 
@@ -76,7 +76,7 @@ static struct seen read_all(struct cairn_store *store)
     return seen;
 }
 
-START_TEST(the_incarnation_grows_by_one_with_every_open)
+TEST(the_incarnation_grows_by_one_with_every_open)
 {
     for (uint64_t i = 1; i <= 3; i++) {
         struct cairn_store *store = open_store();
@@ -85,9 +85,8 @@ START_TEST(the_incarnation_grows_by_one_with_every_open)
         cairn_store_close(store);
     }
 }
-END_TEST
 
-START_TEST(a_job_comes_back_as_it_was)
+TEST(a_job_comes_back_as_it_was)
 {
     struct cairn_store *store = open_store();
     const struct cairn_stored_job job = sample();
@@ -111,9 +110,8 @@ START_TEST(a_job_comes_back_as_it_was)
     ck_assert(seen.last.initialized);
     cairn_store_close(store);
 }
-END_TEST
 
-START_TEST(a_row_that_was_copied_earlier_takes_no_number_back)
+TEST(a_row_that_was_copied_earlier_takes_no_number_back)
 {
     struct cairn_store *store = open_store();
     const struct cairn_stored_job job = sample();
@@ -129,9 +127,8 @@ START_TEST(a_row_that_was_copied_earlier_takes_no_number_back)
     ck_assert_uint_eq(seen.last.generation_reserved, 50);
     cairn_store_close(store);
 }
-END_TEST
 
-START_TEST(a_job_put_again_replaces_itself_and_its_shards)
+TEST(a_job_put_again_replaces_itself_and_its_shards)
 {
     struct cairn_store *store = open_store();
     struct cairn_stored_job job = sample();
@@ -145,9 +142,8 @@ START_TEST(a_job_put_again_replaces_itself_and_its_shards)
     ck_assert_uint_eq(seen.last.generation, 3);
     cairn_store_close(store);
 }
-END_TEST
 
-START_TEST(a_second_job_of_a_name_is_refused_and_changes_nothing)
+TEST(a_second_job_of_a_name_is_refused_and_changes_nothing)
 {
     struct cairn_store *store = open_store();
     struct cairn_stored_job job = sample();
@@ -159,9 +155,8 @@ START_TEST(a_second_job_of_a_name_is_refused_and_changes_nothing)
     ck_assert_uint_eq(read_all(store).last.id, sample().id);
     cairn_store_close(store);
 }
-END_TEST
 
-START_TEST(a_dropped_job_is_gone_with_its_shards)
+TEST(a_dropped_job_is_gone_with_its_shards)
 {
     struct cairn_store *store = open_store();
     struct cairn_stored_job job = sample();
@@ -174,7 +169,6 @@ START_TEST(a_dropped_job_is_gone_with_its_shards)
     ck_assert_uint_eq(read_all(store).last.shard_count, 2);
     cairn_store_close(store);
 }
-END_TEST
 
 static void write_file(const char *name, const void *bytes, size_t size, off_t at)
 {
@@ -186,7 +180,7 @@ static void write_file(const char *name, const void *bytes, size_t size, off_t a
     close(fd);
 }
 
-START_TEST(it_is_for_this_user_only_whatever_the_umask)
+TEST_EACH(it_is_for_this_user_only_whatever_the_umask, 0, 2)
 {
     static const mode_t umasks[] = { 0, 077 };
     struct stat info;
@@ -202,9 +196,8 @@ START_TEST(it_is_for_this_user_only_whatever_the_umask)
     ck_assert_int_eq(stat(path, &info), 0);
     ck_assert_uint_eq(info.st_mode & 0777, 0600);
 }
-END_TEST
 
-START_TEST(a_file_that_is_no_database_is_refused)
+TEST(a_file_that_is_no_database_is_refused)
 {
     struct cairn_store *store;
     struct cairn_sentence why = { "" };
@@ -214,9 +207,8 @@ START_TEST(a_file_that_is_no_database_is_refused)
     ck_assert_int_eq(cairn_store_open(folder, &store, &why), CAIRN_ERR_CORRUPT);
     ck_assert_ptr_nonnull(strstr(why.text, "coordinator.db"));
 }
-END_TEST
 
-START_TEST(a_database_of_another_program_is_refused)
+TEST(a_database_of_another_program_is_refused)
 {
     struct cairn_store *store = open_store();
     struct cairn_sentence why = { "" };
@@ -228,9 +220,8 @@ START_TEST(a_database_of_another_program_is_refused)
     ck_assert_int_eq(cairn_store_open(folder, &store, &why), CAIRN_ERR_CORRUPT);
     ck_assert_ptr_nonnull(strstr(why.text, "not the database of a cairn-coordinator"));
 }
-END_TEST
 
-START_TEST(a_database_of_a_newer_version_is_refused)
+TEST(a_database_of_a_newer_version_is_refused)
 {
     struct cairn_store *store = open_store();
     struct cairn_sentence why = { "" };
@@ -240,7 +231,6 @@ START_TEST(a_database_of_a_newer_version_is_refused)
     ck_assert_int_eq(cairn_store_open(folder, &store, &why), CAIRN_ERR_VERSION);
     ck_assert_ptr_nonnull(strstr(why.text, "schema version 99"));
 }
-END_TEST
 
 /* As the versions without an identity wrote it, after seven starts. */
 static void write_version_1(void)
@@ -266,7 +256,7 @@ static void write_version_1(void)
     ck_assert_int_eq(sqlite3_close(db), SQLITE_OK);
 }
 
-START_TEST(one_of_version_1_keeps_its_jobs_and_its_incarnation_and_gets_an_identity)
+TEST(one_of_version_1_keeps_its_jobs_and_its_incarnation_and_gets_an_identity)
 {
     uint64_t identity = 0, dropped[CAIRN_STORE_DROPPED_MAX];
     write_version_1();
@@ -293,9 +283,20 @@ START_TEST(one_of_version_1_keeps_its_jobs_and_its_incarnation_and_gets_an_ident
         cairn_store_close(store);
     }
 }
-END_TEST
 
-START_TEST(a_damaged_database_is_refused)
+TEST(the_token_of_the_snapshots_folder_comes_back)
+{
+    write_version_1();
+    struct cairn_store *store = open_store();
+    ck_assert_uint_eq(cairn_store_storage(store), 0);
+    ck_assert_int_eq(cairn_store_set_storage(store, UINT64_MAX - 1, NULL), CAIRN_OK);
+    cairn_store_close(store);
+    store = open_store();
+    ck_assert_uint_eq(cairn_store_storage(store), UINT64_MAX - 1);
+    cairn_store_close(store);
+}
+
+TEST(a_damaged_database_is_refused)
 {
     struct cairn_store *store = open_store();
     struct cairn_sentence why = { "" };
@@ -309,9 +310,8 @@ START_TEST(a_damaged_database_is_refused)
     ck_assert_int_eq(cairn_store_open(folder, &store, &why), CAIRN_ERR_CORRUPT);
     ck_assert_ptr_nonnull(strstr(why.text, "restore"));
 }
-END_TEST
 
-START_TEST(a_picture_of_the_store_opens_as_a_store_with_its_jobs_and_its_identity)
+TEST(a_picture_of_the_store_opens_as_a_store_with_its_jobs_and_its_identity)
 {
     struct cairn_store *store = open_store();
     struct cairn_stored_job job = sample();
@@ -345,26 +345,5 @@ START_TEST(a_picture_of_the_store_opens_as_a_store_with_its_jobs_and_its_identit
     ck_assert_uint_eq(cairn_store_incarnation(store), 2);
     cairn_store_close(store);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("store");
-    TCase *tc = tcase_create("store");
-    tcase_add_checked_fixture(tc, set_up, tear_down);
-    tcase_add_test(tc, the_incarnation_grows_by_one_with_every_open);
-    tcase_add_test(tc, a_picture_of_the_store_opens_as_a_store_with_its_jobs_and_its_identity);
-    tcase_add_test(tc, a_job_comes_back_as_it_was);
-    tcase_add_test(tc, a_row_that_was_copied_earlier_takes_no_number_back);
-    tcase_add_test(tc, a_job_put_again_replaces_itself_and_its_shards);
-    tcase_add_test(tc, a_second_job_of_a_name_is_refused_and_changes_nothing);
-    tcase_add_test(tc, a_dropped_job_is_gone_with_its_shards);
-    tcase_add_loop_test(tc, it_is_for_this_user_only_whatever_the_umask, 0, 2);
-    tcase_add_test(tc, a_file_that_is_no_database_is_refused);
-    tcase_add_test(tc, a_database_of_another_program_is_refused);
-    tcase_add_test(tc, a_database_of_a_newer_version_is_refused);
-    tcase_add_test(tc, one_of_version_1_keeps_its_jobs_and_its_incarnation_and_gets_an_identity);
-    tcase_add_test(tc, a_damaged_database_is_refused);
-    suite_add_tcase(suite, tc);
-    return suite_run(suite);
-}
+SUITE(4, set_up, tear_down);

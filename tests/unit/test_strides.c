@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/strides.h"
-#include "proto/wire/box.h"
+#include "client/base/strides.h"
+#include "proto/geometry/box.h"
 #include "tests/support/suite.h"
 
 enum { ELEMS_MAX = 600, FAR = 5000 };
@@ -36,7 +36,7 @@ static void refused(uint32_t rank, const uint64_t *extent, const int64_t *stride
     ck_assert_msg(strstr(why.text, word) != NULL, "%s", why.text);
 }
 
-START_TEST(those_of_a_dense_box_are_none)
+TEST(those_of_a_dense_box_are_none)
 {
     ck_assert(!judged(2, (uint64_t[]) { 3, 4 }, (int64_t[]) { 0, 0 }).given);
     ck_assert(!judged(2, (uint64_t[]) { 3, 4 }, (int64_t[]) { 4, 1 }).given);
@@ -48,9 +48,8 @@ START_TEST(those_of_a_dense_box_are_none)
     ck_assert(judged(1, (uint64_t[]) { 3 }, (int64_t[]) { 2 }).given);
     ck_assert(judged(2, (uint64_t[]) { 3, 4 }, (int64_t[]) { 5, 1 }).given);
 }
-END_TEST
 
-START_TEST(dimensions_that_lie_behind_each_other_are_joined)
+TEST(dimensions_that_lie_behind_each_other_are_joined)
 {
     // channels_last: height and width are one run
     const struct strides s = judged(4, (uint64_t[]) { 2, 3, 4, 5 }, (int64_t[]) { 60, 1, 15, 3 });
@@ -59,9 +58,8 @@ START_TEST(dimensions_that_lie_behind_each_other_are_joined)
     ck_assert_uint_eq(s.stride[2], 3);
     ck_assert_uint_eq(cairn_strides_span(&s, 120, 4), 120 * 4);
 }
-END_TEST
 
-START_TEST(negative_and_endless_ones_are_refused)
+TEST(negative_and_endless_ones_are_refused)
 {
     refused(2, (uint64_t[]) { 3, 4 }, (int64_t[8]) { -4, 1 }, "mem.stride[0] is -4");
     refused(2, (uint64_t[]) { 3, 4 }, (int64_t[8]) { 4, 1, 1 }, "mem.stride[2] is 1");
@@ -69,9 +67,8 @@ START_TEST(negative_and_endless_ones_are_refused)
     refused(2, (uint64_t[]) { 3, 4 }, (int64_t[8]) { INT64_MAX / 4, 1 }, "beyond");
     refused(2, (uint64_t[]) { 1ull << 40, 4 }, (int64_t[8]) { 1ll << 40, 1 }, "beyond");
 }
-END_TEST
 
-START_TEST(only_what_is_surely_apart_may_be_written)
+TEST(only_what_is_surely_apart_may_be_written)
 {
     ck_assert(cairn_strides_apart(
         &(struct strides) { .given = false, .rank = 1, .extent = { 4 }, .stride = { 0 } }));
@@ -86,7 +83,6 @@ START_TEST(only_what_is_surely_apart_may_be_written)
     ck_assert(!cairn_strides_apart(&sliding));
     ck_assert(!cairn_strides_apart(&close));
 }
-END_TEST
 
 /* Where the n-th element lies, the plain way. */
 static uint64_t place(uint32_t rank, const uint64_t *extent, const int64_t *stride, uint64_t n)
@@ -143,7 +139,7 @@ static void walk_both_ways(uint32_t rank, const uint64_t *extent, const int64_t 
         ck_assert_float_eq(there[place(rank, extent, stride, first + i)], out[i]);
 }
 
-START_TEST(any_range_of_any_layout_is_gathered_and_scattered_as_indices_say)
+TEST(any_range_of_any_layout_is_gathered_and_scattered_as_indices_say)
 {
     uint64_t extent[8];
     int64_t stride[8];
@@ -154,9 +150,8 @@ START_TEST(any_range_of_any_layout_is_gathered_and_scattered_as_indices_say)
         walk_both_ways(rank, extent, stride, elems);
     }
 }
-END_TEST
 
-START_TEST(elements_of_2_and_8_bytes_are_whole)
+TEST(elements_of_2_and_8_bytes_are_whole)
 {
     const struct strides s = judged(2, (uint64_t[]) { 3, 4 }, (int64_t[]) { 1, 3 });
     uint16_t narrow[12], narrow_out[12];
@@ -169,18 +164,5 @@ START_TEST(elements_of_2_and_8_bytes_are_whole)
         ck_assert_double_eq(wide_out[i], wide[i % 4 * 3 + i / 4]);
     }
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("strides");
-    TCase *tests = tcase_create("strides");
-    tcase_add_test(tests, those_of_a_dense_box_are_none);
-    tcase_add_test(tests, dimensions_that_lie_behind_each_other_are_joined);
-    tcase_add_test(tests, negative_and_endless_ones_are_refused);
-    tcase_add_test(tests, only_what_is_surely_apart_may_be_written);
-    tcase_add_test(tests, any_range_of_any_layout_is_gathered_and_scattered_as_indices_say);
-    tcase_add_test(tests, elements_of_2_and_8_bytes_are_whole);
-    suite_add_tcase(suite, tests);
-    return suite_run(suite);
-}
+SUITE(4);

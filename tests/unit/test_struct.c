@@ -3,7 +3,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "client/struct.h"
+#include "client/base/struct.h"
 #include "tests/support/suite.h"
 
 struct ours { /* of this library: `c` is new */
@@ -21,7 +21,7 @@ struct newer {
     uint64_t c, d;
 };
 
-START_TEST(what_an_older_caller_lacks_is_0)
+TEST(what_an_older_caller_lacks_is_0)
 {
     const struct older from = { sizeof from, 1, 2 };
     struct ours to;
@@ -32,9 +32,8 @@ START_TEST(what_an_older_caller_lacks_is_0)
     ck_assert_uint_eq(to.b, 2);
     ck_assert_uint_eq(to.c, 0);
 }
-END_TEST
 
-START_TEST(what_we_do_not_know_must_be_0)
+TEST(what_we_do_not_know_must_be_0)
 {
     struct newer from = { sizeof from, 1, 2, 3, 0 };
     struct ours to = { 0 };
@@ -45,9 +44,8 @@ START_TEST(what_we_do_not_know_must_be_0)
     ck_assert(!cairn_struct_take(&to, sizeof to, sizeof(struct older), &from));
     ck_assert_uint_eq(to.c, 77);
 }
-END_TEST
 
-START_TEST(a_size_that_was_never_set_is_refused)
+TEST(a_size_that_was_never_set_is_refused)
 {
     struct ours to = { 0 }, from = { 0, 1, 2, 3 };
     ck_assert(!cairn_struct_take(&to, sizeof to, sizeof(struct older), NULL));
@@ -58,9 +56,8 @@ START_TEST(a_size_that_was_never_set_is_refused)
     ck_assert(!cairn_struct_take(&to, sizeof to, sizeof(struct older), &from));
     ck_assert(!cairn_struct_fits(&from, sizeof(struct older)));
 }
-END_TEST
 
-START_TEST(a_result_fills_what_the_caller_has_room_for)
+TEST(a_result_fills_what_the_caller_has_room_for)
 {
     const struct ours from = { sizeof from, 1, 2, 3 };
     struct {
@@ -77,24 +74,11 @@ START_TEST(a_result_fills_what_the_caller_has_room_for)
     ck_assert_uint_eq(out.c, 3);
     ck_assert_uint_eq(out.d, 0);
 }
-END_TEST
 
-START_TEST(an_array_is_as_wide_as_its_caller_says)
+TEST(an_array_is_as_wide_as_its_caller_says)
 {
     const struct newer list[2] = { { sizeof list[0], 1, 0, 0, 0 }, { sizeof list[0], 2, 0, 0, 0 } };
     ck_assert_ptr_eq(cairn_struct_at(list, 1), &list[1]);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("struct");
-    TCase *tc = tcase_create("struct");
-    tcase_add_test(tc, what_an_older_caller_lacks_is_0);
-    tcase_add_test(tc, what_we_do_not_know_must_be_0);
-    tcase_add_test(tc, a_size_that_was_never_set_is_refused);
-    tcase_add_test(tc, a_result_fills_what_the_caller_has_room_for);
-    tcase_add_test(tc, an_array_is_as_wide_as_its_caller_says);
-    suite_add_tcase(suite, tc);
-    return suite_run(suite);
-}
+SUITE(4);

@@ -1,5 +1,6 @@
 /* Rows, quanta, leaves and boxes against an oracle that counts one element after another. */
-#include "proto/wire/tensor.h"
+#include "proto/geometry/tensor.h"
+#include "tests/support/random.h"
 #include "tests/support/suite.h"
 
 #include <check.h>
@@ -8,22 +9,6 @@
 #include <string.h>
 
 #define SEEDS 400
-
-static uint64_t random_state;
-
-/* splitmix64 */
-static uint64_t random_next(void)
-{
-    uint64_t z = (random_state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
-static uint64_t random_below(uint64_t limit)
-{
-    return random_next() % limit;
-}
 
 static uint64_t elems_from(const struct cairn_shape *shape, uint32_t dim)
 {
@@ -91,7 +76,7 @@ static struct cairn_shape random_shape(uint32_t rank, uint64_t elems_about)
     return shape;
 }
 
-START_TEST(geometry_is_what_counting_gives_for_every_rank)
+TEST(geometry_is_what_counting_gives_for_every_rank)
 {
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
         random_state = seed;
@@ -101,9 +86,8 @@ START_TEST(geometry_is_what_counting_gives_for_every_rank)
         compare_with_walk(&shape);
     }
 }
-END_TEST
 
-START_TEST(geometry_of_slices_beyond_the_row_limit)
+TEST(geometry_of_slices_beyond_the_row_limit)
 {
     const struct cairn_shape shapes[] = {
         { 3, { 2, 3, ((uint64_t)1 << 20) + 1 } }, // rows of one element
@@ -113,9 +97,8 @@ START_TEST(geometry_of_slices_beyond_the_row_limit)
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) compare_with_walk(&shapes[i]);
 }
-END_TEST
 
-START_TEST(a_row_of_58_million_elements_is_divided)
+TEST(a_row_of_58_million_elements_is_divided)
 {
     const struct cairn_shape flat = { 2, { 3, 58000000 } };
     struct cairn_geometry g = cairn_geometry_of(&flat);
@@ -134,9 +117,8 @@ START_TEST(a_row_of_58_million_elements_is_divided)
     ck_assert_uint_eq(g.leaves_per_quantum, 2);
     ck_assert_uint_eq(cairn_leaf_first_elem(&g, 3), 8000 + 4096);
 }
-END_TEST
 
-START_TEST(a_scalar_is_one_element_in_one_box_without_dimensions)
+TEST(a_scalar_is_one_element_in_one_box_without_dimensions)
 {
     const struct cairn_shape scalar = { .rank = 0 };
     compare_with_walk(&scalar);
@@ -144,9 +126,8 @@ START_TEST(a_scalar_is_one_element_in_one_box_without_dimensions)
     ck_assert_uint_eq(cairn_range_boxes(&scalar, 0, 1, boxes), 1);
     ck_assert_uint_eq(boxes[0].rank, 0);
 }
-END_TEST
 
-START_TEST(an_empty_tensor_has_nothing_and_its_other_dimensions_do_not_matter)
+TEST(an_empty_tensor_has_nothing_and_its_other_dimensions_do_not_matter)
 {
     const struct cairn_shape empty = { 3, { UINT64_MAX, UINT64_MAX, 0 } };
     ck_assert_int_eq(cairn_shape_check(&empty), CAIRN_OK);
@@ -159,9 +140,8 @@ START_TEST(an_empty_tensor_has_nothing_and_its_other_dimensions_do_not_matter)
     struct cairn_box boxes[CAIRN_RANGE_BOXES_MAX];
     ck_assert_uint_eq(cairn_range_boxes(&empty, 0, 0, boxes), 0);
 }
-END_TEST
 
-START_TEST(shapes_over_the_limits_are_refused_and_never_overflow)
+TEST(shapes_over_the_limits_are_refused_and_never_overflow)
 {
     const struct {
         const char *claim;
@@ -182,7 +162,6 @@ START_TEST(shapes_over_the_limits_are_refused_and_never_overflow)
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
         ck_assert_msg(cairn_shape_check(&table[i].shape) == table[i].status, "%s", table[i].claim);
 }
-END_TEST
 
 /* Row-major number of a box's first element, and whether the box is contiguous with `elems`. */
 static uint64_t box_first(const struct cairn_shape *shape, const struct cairn_box *box)
@@ -259,7 +238,7 @@ static struct cairn_shape many_outer_dimensions(uint32_t rank)
     return shape;
 }
 
-START_TEST(boxes_cover_any_range_of_rows_exactly_with_the_fewest)
+TEST(boxes_cover_any_range_of_rows_exactly_with_the_fewest)
 {
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
         random_state = seed;
@@ -278,9 +257,8 @@ START_TEST(boxes_cover_any_range_of_rows_exactly_with_the_fewest)
     ck_assert_uint_eq(cairn_range_boxes(&worst, 1, cairn_geometry_of(&worst).elems - 2, boxes),
                       CAIRN_RANGE_BOXES_MAX);
 }
-END_TEST
 
-START_TEST(dtypes_and_planes_answer_for_numbers_that_are_none)
+TEST(dtypes_and_planes_answer_for_numbers_that_are_none)
 {
     ck_assert_uint_eq(cairn_dtype_bytes(CAIRN_F32), 4);
     ck_assert_uint_eq(cairn_dtype_bytes(CAIRN_BF16), 2);
@@ -300,21 +278,5 @@ START_TEST(dtypes_and_planes_answer_for_numbers_that_are_none)
     ck_assert_int_eq(cairn_plane_number("exp"), 0);
     ck_assert_int_eq(cairn_plane_number(""), 0);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *tests = tcase_create("tensor");
-    tcase_set_timeout(tests, 60);
-    tcase_add_test(tests, geometry_is_what_counting_gives_for_every_rank);
-    tcase_add_test(tests, geometry_of_slices_beyond_the_row_limit);
-    tcase_add_test(tests, a_row_of_58_million_elements_is_divided);
-    tcase_add_test(tests, a_scalar_is_one_element_in_one_box_without_dimensions);
-    tcase_add_test(tests, an_empty_tensor_has_nothing_and_its_other_dimensions_do_not_matter);
-    tcase_add_test(tests, shapes_over_the_limits_are_refused_and_never_overflow);
-    tcase_add_test(tests, boxes_cover_any_range_of_rows_exactly_with_the_fewest);
-    tcase_add_test(tests, dtypes_and_planes_answer_for_numbers_that_are_none);
-    Suite *suite = suite_create("tensor");
-    suite_add_tcase(suite, tests);
-    return suite_run(suite);
-}
+SUITE(60);

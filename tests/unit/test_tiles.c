@@ -7,25 +7,10 @@
 #include <string.h>
 
 #include "proto/wire/chunk.h"
+#include "tests/support/random.h"
 #include "tests/support/suite.h"
 
 #define RANKS_MAX 16
-
-static uint64_t random_state;
-
-/* splitmix64 */
-static uint64_t random_next(void)
-{
-    uint64_t z = (random_state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
-static uint64_t random_below(uint64_t limit)
-{
-    return random_next() % limit;
-}
 
 /* A spec of the tensors "t0", "t1", ... */
 static struct cairn_job_spec_data spec_of(const struct cairn_shape *shapes, size_t count)
@@ -151,15 +136,14 @@ static void one_random_world(uint64_t seed)
     cairn_spec_release(&spec);
 }
 
-START_TEST(the_cover_check_agrees_with_a_count_of_every_element)
+TEST(the_cover_check_agrees_with_a_count_of_every_element)
 {
     for (uint64_t seed = 1; seed <= 4000; seed++) one_random_world(seed);
 }
-END_TEST
 
 /* ---- sentences ---- */
 
-START_TEST(an_overlap_is_named_with_tensor_ranks_and_boxes)
+TEST(an_overlap_is_named_with_tensor_ranks_and_boxes)
 {
     const struct cairn_shape shapes[] = { { 1, { 4 } }, { 2, { 8, 6 } } };
     struct cairn_job_spec_data spec = spec_of(shapes, 2);
@@ -174,9 +158,8 @@ START_TEST(an_overlap_is_named_with_tensor_ranks_and_boxes)
     world_release(&w);
     cairn_spec_release(&spec);
 }
-END_TEST
 
-START_TEST(a_hole_is_named_with_tensor_and_box)
+TEST(a_hole_is_named_with_tensor_and_box)
 {
     const struct cairn_shape shape = { 2, { 8, 6 } };
     struct cairn_job_spec_data spec = spec_of(&shape, 1);
@@ -190,9 +173,8 @@ START_TEST(a_hole_is_named_with_tensor_and_box)
     world_release(&w);
     cairn_spec_release(&spec);
 }
-END_TEST
 
-START_TEST(a_tensor_that_no_rank_holds_is_named)
+TEST(a_tensor_that_no_rank_holds_is_named)
 {
     const struct cairn_shape shapes[] = { { 1, { 4 } }, { 0, { 0 } } };
     struct cairn_job_spec_data spec = spec_of(shapes, 2);
@@ -204,9 +186,8 @@ START_TEST(a_tensor_that_no_rank_holds_is_named)
     world_release(&w);
     cairn_spec_release(&spec);
 }
-END_TEST
 
-START_TEST(a_whole_tensor_and_a_part_of_it_overlap)
+TEST(a_whole_tensor_and_a_part_of_it_overlap)
 {
     const struct cairn_shape shape = { 1, { 10 } };
     struct cairn_job_spec_data spec = spec_of(&shape, 1);
@@ -218,9 +199,8 @@ START_TEST(a_whole_tensor_and_a_part_of_it_overlap)
     world_release(&w);
     cairn_spec_release(&spec);
 }
-END_TEST
 
-START_TEST(a_pinwheel_that_no_straight_cut_separates_is_a_cover)
+TEST(a_pinwheel_that_no_straight_cut_separates_is_a_cover)
 {
     const struct cairn_shape shape = { 2, { 3, 3 } };
     struct cairn_job_spec_data spec = spec_of(&shape, 1);
@@ -238,10 +218,9 @@ START_TEST(a_pinwheel_that_no_straight_cut_separates_is_a_cover)
     world_release(&w);
     cairn_spec_release(&spec);
 }
-END_TEST
 
 /* A grid of 64 x 64 different boxes and 4 replicas each; quadratic it would take minutes. */
-START_TEST(many_ranks_are_checked_at_once)
+TEST(many_ranks_are_checked_at_once)
 {
     enum { SIDE = 64, WORLD = 4 * SIDE * SIDE, TENSORS = 8 };
     struct cairn_shape shapes[TENSORS];
@@ -264,11 +243,10 @@ START_TEST(many_ranks_are_checked_at_once)
     free(of_rank);
     cairn_spec_release(&spec);
 }
-END_TEST
 
 /* ---- lists ---- */
 
-START_TEST(a_list_is_sorted_has_one_box_a_tensor_and_finds_it)
+TEST(a_list_is_sorted_has_one_box_a_tensor_and_finds_it)
 {
     struct cairn_tiles tiles = { 0 };
     random_state = 5;
@@ -289,9 +267,8 @@ START_TEST(a_list_is_sorted_has_one_box_a_tensor_and_finds_it)
     ck_assert_uint_eq(tiles.count, count);
     cairn_tiles_release(&tiles);
 }
-END_TEST
 
-START_TEST(a_list_survives_its_bytes_and_its_hash_names_it)
+TEST(a_list_survives_its_bytes_and_its_hash_names_it)
 {
     const struct cairn_shape shapes[] = { { 2, { 8, 6 } }, { 1, { 9 } }, { 0, { 0 } } };
     struct cairn_job_spec_data spec = spec_of(shapes, 3);
@@ -314,7 +291,6 @@ START_TEST(a_list_survives_its_bytes_and_its_hash_names_it)
     cairn_tiles_release(&back);
     cairn_spec_release(&spec);
 }
-END_TEST
 
 /* Packs without judging. */
 static cairn_status unpack_of(const struct cairn_tile_box *boxes, size_t count,
@@ -334,7 +310,7 @@ static cairn_status unpack_of(const struct cairn_tile_box *boxes, size_t count,
     return status;
 }
 
-START_TEST(a_strangers_list_is_judged)
+TEST(a_strangers_list_is_judged)
 {
     const struct cairn_shape shapes[] = { { 2, { 8, 6 } }, { 1, { 9 } } };
     struct cairn_job_spec_data spec = spec_of(shapes, 2);
@@ -368,9 +344,8 @@ START_TEST(a_strangers_list_is_judged)
     }
     cairn_spec_release(&spec);
 }
-END_TEST
 
-START_TEST(any_bytes_at_all_are_refused_or_judged)
+TEST(any_bytes_at_all_are_refused_or_judged)
 {
     const struct cairn_shape shapes[] = { { 2, { 8, 6 } }, { 1, { 9 } } };
     struct cairn_job_spec_data spec = spec_of(shapes, 2);
@@ -386,24 +361,5 @@ START_TEST(any_bytes_at_all_are_refused_or_judged)
     }
     cairn_spec_release(&spec);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("tiles");
-    TCase *tests = tcase_create("tiles");
-    tcase_set_timeout(tests, 60);
-    tcase_add_test(tests, the_cover_check_agrees_with_a_count_of_every_element);
-    tcase_add_test(tests, an_overlap_is_named_with_tensor_ranks_and_boxes);
-    tcase_add_test(tests, a_hole_is_named_with_tensor_and_box);
-    tcase_add_test(tests, a_tensor_that_no_rank_holds_is_named);
-    tcase_add_test(tests, a_whole_tensor_and_a_part_of_it_overlap);
-    tcase_add_test(tests, a_pinwheel_that_no_straight_cut_separates_is_a_cover);
-    tcase_add_test(tests, many_ranks_are_checked_at_once);
-    tcase_add_test(tests, a_list_is_sorted_has_one_box_a_tensor_and_finds_it);
-    tcase_add_test(tests, a_list_survives_its_bytes_and_its_hash_names_it);
-    tcase_add_test(tests, a_strangers_list_is_judged);
-    tcase_add_test(tests, any_bytes_at_all_are_refused_or_judged);
-    suite_add_tcase(suite, tests);
-    return suite_run(suite);
-}
+SUITE(60);

@@ -8,7 +8,7 @@
 #include "proto/fabric/ucx_lanes.h"
 #include "tests/support/suite.h"
 
-START_TEST(a_frame_is_exactly_as_long_as_it_says)
+TEST(a_frame_is_exactly_as_long_as_it_says)
 {
     static const struct ucx_frame_region region = { .head = { UCX_FRAME_MAGIC, UCX_FRAME_REGION,
                                                               1 },
@@ -50,9 +50,8 @@ START_TEST(a_frame_is_exactly_as_long_as_it_says)
         }
     }
 }
-END_TEST
 
-START_TEST(numbers_that_nobody_means_are_no_frame)
+TEST(numbers_that_nobody_means_are_no_frame)
 {
     const struct ucx_frame_region regions[] = {
         { .bytes = 0, .generation = 1, .key_bytes = 1 },
@@ -89,7 +88,6 @@ START_TEST(numbers_that_nobody_means_are_no_frame)
     const struct ucx_frame_release why = { .head = ucx_frame_head(UCX_FRAME_DECLINE, 1), .why = 2 };
     ck_assert_int_eq(ucx_frame_judge(&why, sizeof why, &frame, &size), UCX_FRAME_MALFORMED);
 }
-END_TEST
 
 #define LANE(n, resource, uses) \
     "#                 lane[" n "]:  " resource " md[1]      -> md[1]/x/sysdev[255] " uses "\n"
@@ -117,20 +115,9 @@ static const struct {
     { "lane[0]: 3:rc_mlx5\nlane[1]: 2:tcp/lo.0 rma#0\n", false },
 };
 
-START_TEST(lanes_that_read_are_told_from_those_that_do_not)
+TEST_EACH(lanes_that_read_are_told_from_those_that_do_not, 0, sizeof lanes / sizeof *lanes)
 {
     ck_assert_int_eq(ucx_lanes_are_native(lanes[_i].text), lanes[_i].is_native);
 }
-END_TEST
 
-int main(void)
-{
-    TCase *pure = tcase_create("pure");
-    tcase_add_test(pure, a_frame_is_exactly_as_long_as_it_says);
-    tcase_add_test(pure, numbers_that_nobody_means_are_no_frame);
-    tcase_add_loop_test(pure, lanes_that_read_are_told_from_those_that_do_not, 0,
-                        sizeof lanes / sizeof *lanes);
-    Suite *suite = suite_create("ucx frame");
-    suite_add_tcase(suite, pure);
-    return suite_run(suite);
-}
+SUITE(4);

@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "client/handle.h"
-#include "client/session.h"
+#include "client/api/api.h"
+#include "client/base/handle.h"
 #include "tests/support/rooms.h"
 #include "tests/support/suite.h"
 
@@ -45,7 +45,7 @@ static void setup(void)
     ck_assert_msg(cairn_job_open(session, "w", &spec, CAIRN_WORKER, WAIT_MS, &job) == CAIRN_OK,
                   "%s", cairn_error());
     const struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, session);
-    fabric = s->fabric; // constant while the session is open
+    fabric = s->path.fabric; // constant while the session is open
     cairn_handle_put(session);
     values = calloc(ELEMS, sizeof *values);
     copy = calloc(ELEMS, sizeof *copy);
@@ -81,7 +81,7 @@ static void put(int i)
     await(op);
 }
 
-START_TEST(puts_and_fetches_are_asked_again)
+TEST(puts_and_fetches_are_asked_again)
 {
     for (int i = 0; i < TURNS; i++) put(i);
     ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
@@ -97,9 +97,8 @@ START_TEST(puts_and_fetches_are_asked_again)
         ck_assert_mem_eq(copy, values, ELEMS * sizeof *copy);
     }
 }
-END_TEST
 
-START_TEST(pushes_are_sent_again)
+TEST(pushes_are_sent_again)
 {
     for (int i = 0; i < TURNS; i++) put(i);
     ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
@@ -119,16 +118,5 @@ START_TEST(pushes_are_sent_again)
         ck_assert_msg(status == CAIRN_OK, "%s", cairn_error());
     }
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("ways");
-    TCase *tcase = tcase_create("ways");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_add_test(tcase, puts_and_fetches_are_asked_again);
-    tcase_add_test(tcase, pushes_are_sent_again);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(60, setup, teardown);

@@ -8,8 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "proto/wire/safetensors_folder.h"
-#include "proto/wire/scalars.h"
+#include "proto/safetensors/safetensors_folder.h"
+#include "proto/spec/scalars.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 #include "tests/support/weights_sample.h"
@@ -58,7 +58,7 @@ static const struct sample_weight two[] = { { "b", "F32", 1, { 4 }, ramp, 16 },
 
 /* ---- what is opened ---- */
 
-START_TEST(a_file_in_an_allowed_folder_is_read)
+TEST(a_file_in_an_allowed_folder_is_read)
 {
     float values[8] = { 0 };
     sample_weights_write(at(0, "m.safetensors"), two, 2);
@@ -72,9 +72,8 @@ START_TEST(a_file_in_an_allowed_folder_is_read)
     }
     cairn_weights_close(&weights);
 }
-END_TEST
 
-START_TEST(nothing_outside_the_allowed_folders_is_opened)
+TEST(nothing_outside_the_allowed_folders_is_opened)
 {
     char outside[256], roots[512];
     snprintf(outside, sizeof outside, "%s/models.safetensors", folder);
@@ -92,9 +91,8 @@ START_TEST(nothing_outside_the_allowed_folders_is_opened)
     ck_assert_int_eq(cairn_weights_open(roots, outside, &weights, &why), CAIRN_OK);
     cairn_weights_close(&weights);
 }
-END_TEST
 
-START_TEST(a_link_that_stays_inside_is_followed_as_in_a_cache_of_the_hub)
+TEST(a_link_that_stays_inside_is_followed_as_in_a_cache_of_the_hub)
 {
     ck_assert_int_eq(mkdir(at(0, "blobs"), 0755), 0);
     ck_assert_int_eq(mkdir(at(0, "snapshot"), 0755), 0);
@@ -103,9 +101,8 @@ START_TEST(a_link_that_stays_inside_is_followed_as_in_a_cache_of_the_hub)
     check_opens(at(0, "snapshot"), 2);
     cairn_weights_close(&weights);
 }
-END_TEST
 
-START_TEST(what_is_no_file_of_weights_is_refused_by_name)
+TEST(what_is_no_file_of_weights_is_refused_by_name)
 {
     ck_assert_int_eq(mkdir(at(0, "empty"), 0755), 0);
     check_refused(paths[0], CAIRN_ERR_NOT_FOUND, "model.safetensors.index.json");
@@ -121,9 +118,8 @@ START_TEST(what_is_no_file_of_weights_is_refused_by_name)
     ck_assert_int_eq(mkdir(at(0, "model.safetensors"), 0755), 0);
     check_refused(root, CAIRN_ERR_REFUSED, "is a folder");
 }
-END_TEST
 
-START_TEST(a_part_of_a_tensor_is_not_taken_for_all_of_it)
+TEST(a_part_of_a_tensor_is_not_taken_for_all_of_it)
 {
     static const char json[] =
         "{\"__metadata__\":{\"DCP_SHARDING_INFO\":\"{\\\"w\\\":{\\\"saved_offsets\\\":[2]}}\"},"
@@ -133,9 +129,8 @@ START_TEST(a_part_of_a_tensor_is_not_taken_for_all_of_it)
     sample_bytes_write(at(0, "part.safetensors"), file, sizeof file);
     check_refused(paths[0], CAIRN_ERR_UNSUPPORTED, "cairn snapshot restore");
 }
-END_TEST
 
-START_TEST(a_file_that_changes_under_us_is_refused)
+TEST(a_file_that_changes_under_us_is_refused)
 {
     float value;
     sample_weights_write(at(0, "m.safetensors"), two, 2);
@@ -146,11 +141,10 @@ START_TEST(a_file_that_changes_under_us_is_refused)
                      CAIRN_ERR_CORRUPT);
     cairn_weights_close(&weights);
 }
-END_TEST
 
 /* ---- a folder with an index ---- */
 
-START_TEST(a_folder_with_an_index_is_one_model)
+TEST(a_folder_with_an_index_is_one_model)
 {
     static const char *const keys[] = { "a", "b", "c" };
     static const char *const files[] = { "model-2.safetensors", "model-2.safetensors",
@@ -168,9 +162,8 @@ START_TEST(a_folder_with_an_index_is_one_model)
     ck_assert(value == 11);
     cairn_weights_close(&weights);
 }
-END_TEST
 
-START_TEST(an_index_that_promises_too_much_is_refused)
+TEST(an_index_that_promises_too_much_is_refused)
 {
     static const char *const keys[] = { "a", "gone" };
     static const char *const files[] = { "model-1.safetensors", "model-1.safetensors" };
@@ -181,9 +174,8 @@ START_TEST(an_index_that_promises_too_much_is_refused)
     sample_index_write(at(0, "model.safetensors.index.json"), keys, absent, 2);
     check_refused(root, CAIRN_ERR_NOT_FOUND, "model-9.safetensors");
 }
-END_TEST
 
-START_TEST(every_bad_index_is_refused)
+TEST(every_bad_index_is_refused)
 {
     static const char *const bad[] = {
         "",
@@ -212,11 +204,10 @@ START_TEST(every_bad_index_is_refused)
                       "%s", bad[i]);
     }
 }
-END_TEST
 
 /* ---- values ---- */
 
-START_TEST(every_dtype_becomes_fp32_exactly_and_f64_is_rounded)
+TEST(every_dtype_becomes_fp32_exactly_and_f64_is_rounded)
 {
     static const uint16_t bf16[] = { 0x3f80, 0x8000, 0x0001, 0x7f80, 0xff80, 0xc2f7 };
     static const uint32_t of_bf16[] = { 0x3f800000, 0x80000000, 0x00010000,
@@ -245,9 +236,8 @@ START_TEST(every_dtype_becomes_fp32_exactly_and_f64_is_rounded)
     ck_assert_mem_eq(got, of_f64, sizeof of_f64);
     cairn_weights_close(&weights);
 }
-END_TEST
 
-START_TEST(every_f16_number_keeps_its_value)
+TEST(every_f16_number_keeps_its_value)
 {
     static uint16_t f16[65536];
     static float got[65536];
@@ -270,7 +260,6 @@ START_TEST(every_f16_number_keeps_its_value)
     }
     cairn_weights_close(&weights);
 }
-END_TEST
 
 /* ---- matching ---- */
 
@@ -287,7 +276,7 @@ static void add_tensor(struct cairn_job_spec_data *spec, const char *name, uint6
     ck_assert_int_eq(cairn_spec_add_tensor(spec, &tensor), CAIRN_OK);
 }
 
-START_TEST(a_tensor_takes_its_own_name_then_the_prefixed_one_then_its_initializer)
+TEST(a_tensor_takes_its_own_name_then_the_prefixed_one_then_its_initializer)
 {
     const struct sample_weight all[] = { { "bias", "F32", 1, { 4 }, ramp, 16 },
                                          { "model.bias", "F32", 1, { 4 }, ramp, 16 },
@@ -314,9 +303,8 @@ START_TEST(a_tensor_takes_its_own_name_then_the_prefixed_one_then_its_initialize
     cairn_weights_close(&weights);
     cairn_spec_release(&spec);
 }
-END_TEST
 
-START_TEST(every_tensor_that_does_not_fit_is_named_up_to_twenty)
+TEST(every_tensor_that_does_not_fit_is_named_up_to_twenty)
 {
     const struct sample_weight all[] = { { "long", "F32", 1, { 4 }, ramp, 16 },
                                          { "whole", "I32", 1, { 4 }, ramp, 16 } };
@@ -353,26 +341,5 @@ START_TEST(every_tensor_that_does_not_fit_is_named_up_to_twenty)
     cairn_weights_close(&weights);
     cairn_spec_release(&spec);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("weights");
-    TCase *tcase = tcase_create("weights");
-    tcase_add_checked_fixture(tcase, make_folder, remove_folder);
-    tcase_add_test(tcase, a_file_in_an_allowed_folder_is_read);
-    tcase_add_test(tcase, nothing_outside_the_allowed_folders_is_opened);
-    tcase_add_test(tcase, a_link_that_stays_inside_is_followed_as_in_a_cache_of_the_hub);
-    tcase_add_test(tcase, what_is_no_file_of_weights_is_refused_by_name);
-    tcase_add_test(tcase, a_part_of_a_tensor_is_not_taken_for_all_of_it);
-    tcase_add_test(tcase, a_file_that_changes_under_us_is_refused);
-    tcase_add_test(tcase, a_folder_with_an_index_is_one_model);
-    tcase_add_test(tcase, an_index_that_promises_too_much_is_refused);
-    tcase_add_test(tcase, every_bad_index_is_refused);
-    tcase_add_test(tcase, every_dtype_becomes_fp32_exactly_and_f64_is_rounded);
-    tcase_add_test(tcase, every_f16_number_keeps_its_value);
-    tcase_add_test(tcase, a_tensor_takes_its_own_name_then_the_prefixed_one_then_its_initializer);
-    tcase_add_test(tcase, every_tensor_that_does_not_fit_is_named_up_to_twenty);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
-}
+SUITE(4, make_folder, remove_folder);

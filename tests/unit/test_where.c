@@ -1,5 +1,5 @@
-#include "proto/fabric/where.h"
 #include "proto/fabric/fabric.h"
+#include "proto/fabric/where.h"
 #include "tests/support/netns.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
@@ -42,7 +42,7 @@ static struct cairn_fabric *open_fabric(const char *kind, const char *devices)
 
 /* ---- places ---- */
 
-START_TEST(a_place_is_read_as_it_was_written)
+TEST(a_place_is_read_as_it_was_written)
 {
     char text[CAIRN_PLACE_BYTES];
     struct cairn_place place;
@@ -56,9 +56,8 @@ START_TEST(a_place_is_read_as_it_was_written)
     ck_assert(cairn_place_of("no-such-device", "tcp", &place));
     ck_assert_str_eq(place.ip, "-");
 }
-END_TEST
 
-START_TEST(what_is_no_place_is_refused)
+TEST(what_is_no_place_is_refused)
 {
     static const char *const bad[] = { "", "1.2.3.4", "1.2.3.4 eth0", "1.2.3.4 eth0 tcp more",
                                        "1.2.3.4  tcp" };
@@ -71,9 +70,8 @@ START_TEST(what_is_no_place_is_refused)
     ck_assert(!cairn_place_parse(long_one, &place));
     ck_assert(!cairn_place_of(long_one, "tcp", &place));
 }
-END_TEST
 
-START_TEST(an_address_says_where_it_is)
+TEST_EACH(an_address_says_where_it_is, 0, 2)
 {
     static const char *const kinds[] = { "ucx", "auto" };
     struct cairn_fabric *fabric = open_fabric(kinds[_i], NULL);
@@ -89,9 +87,8 @@ START_TEST(an_address_says_where_it_is)
     ck_assert(!cairn_fabric_address_place("", 0, 0, &place));
     cairn_fabric_close(fabric);
 }
-END_TEST
 
-START_TEST(each_network_has_a_fabric_and_a_place)
+TEST(each_network_has_a_fabric_and_a_place)
 {
     struct cairn_fabric *fabric = open_fabric("auto", "lo;lo");
     char text[CAIRN_PLACE_BYTES];
@@ -103,9 +100,8 @@ START_TEST(each_network_has_a_fabric_and_a_place)
     ck_assert_int_eq(cairn_fabric_connect(fabric, address, bytes, NULL, NULL, &peer), CAIRN_OK);
     cairn_fabric_close(fabric);
 }
-END_TEST
 
-START_TEST(too_many_networks_are_refused)
+TEST(too_many_networks_are_refused)
 {
     struct cairn_sentence why = { "" };
     struct cairn_fabric *fabric;
@@ -114,11 +110,10 @@ START_TEST(too_many_networks_are_refused)
     ck_assert_int_eq(cairn_fabric_open("auto", &options, &fabric, &why), CAIRN_ERR_INVALID);
     ck_assert_ptr_nonnull(strstr(why.text, "at most 4 networks"));
 }
-END_TEST
 
 /* ---- routes and the choice ---- */
 
-START_TEST(a_route_has_a_device_and_a_source)
+TEST(a_route_has_a_device_and_a_source)
 {
     struct cairn_route route;
     ck_assert(cairn_route_find("127.0.0.1", &route));
@@ -127,9 +122,8 @@ START_TEST(a_route_has_a_device_and_a_source)
     ck_assert(!cairn_route_find("-", &route));
     ck_assert(!cairn_route_find("nonsense", &route));
 }
-END_TEST
 
-START_TEST(the_device_of_each_route_is_taken_once)
+TEST(the_device_of_each_route_is_taken_once)
 {
     const struct cairn_place places[] = { local, { "-", "eth7", "tcp" }, local };
     struct cairn_choice choice;
@@ -139,7 +133,6 @@ START_TEST(the_device_of_each_route_is_taken_once)
     cairn_choose(places + 1, 1, folder, &choice);
     ck_assert_str_eq(choice.devices, "");
 }
-END_TEST
 
 static void make_port(const char *card, const char *state)
 {
@@ -152,7 +145,7 @@ static void make_port(const char *card, const char *state)
     cairn_scratch_file(path, "state", state, file, sizeof file);
 }
 
-START_TEST(active_cards_come_first_where_a_shard_takes_them)
+TEST(active_cards_come_first_where_a_shard_takes_them)
 {
     const struct cairn_place places[] = { local, { "127.0.0.1", "mlx5_9:1,lo", "rc,tcp" } };
     struct cairn_choice choice;
@@ -167,10 +160,9 @@ START_TEST(active_cards_come_first_where_a_shard_takes_them)
     cairn_choose(places, 1, folder, &choice); // no shard takes them
     ck_assert_str_eq(choice.devices, "lo");
 }
-END_TEST
 
 /* In a network namespace of its own. */
-START_TEST(of_more_networks_than_a_fabric_takes_the_first_are_chosen)
+TEST(of_more_networks_than_a_fabric_takes_the_first_are_chosen)
 {
     struct cairn_place places[CAIRN_NETWORKS_MAX + 1];
     struct cairn_choice choice;
@@ -185,22 +177,32 @@ START_TEST(of_more_networks_than_a_fabric_takes_the_first_are_chosen)
     cairn_choose(places, CAIRN_NETWORKS_MAX + 1, folder, &choice);
     ck_assert_str_eq(choice.devices, "e0;e1;e2;e3");
 }
-END_TEST
 
-int main(void)
+/* Hosts that are routed to have their address on loopback, or the same one on several devices. */
+TEST(the_device_is_that_of_the_route_and_not_of_its_source)
 {
-    Suite *suite = suite_create("where");
-    TCase *tcase = tcase_create("where");
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_add_test(tcase, a_place_is_read_as_it_was_written);
-    tcase_add_test(tcase, what_is_no_place_is_refused);
-    tcase_add_loop_test(tcase, an_address_says_where_it_is, 0, 2);
-    tcase_add_test(tcase, each_network_has_a_fabric_and_a_place);
-    tcase_add_test(tcase, too_many_networks_are_refused);
-    tcase_add_test(tcase, a_route_has_a_device_and_a_source);
-    tcase_add_test(tcase, the_device_of_each_route_is_taken_once);
-    tcase_add_test(tcase, of_more_networks_than_a_fabric_takes_the_first_are_chosen);
-    tcase_add_test(tcase, active_cards_come_first_where_a_shard_takes_them);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
+    struct cairn_route route;
+    if (geteuid() != 0 || unshare(CLONE_NEWNET) != 0 || !netns_ip("link set lo up")) return;
+    for (int i = 0; i < 2; i++) {
+        if (!netns_ip("link add e%d type veth peer name f%d", i, i)) return;
+        ck_assert(netns_ip("address add 10.8.0.1/32 dev e%d", i));
+        ck_assert(netns_ip("link set e%d up", i));
+    }
+    ck_assert(netns_ip("address add 10.9.0.1/32 dev lo"));
+    ck_assert(netns_ip("route add 10.50.0.0/16 dev e0 src 10.9.0.1"));
+    ck_assert(netns_ip("route add 10.51.0.0/16 dev e1 src 10.8.0.1"));
+    ck_assert(netns_ip("-6 address add fd00:9::1/128 dev lo nodad"));
+    ck_assert(netns_ip("-6 route add fd00:50::/32 dev e1 src fd00:9::1"));
+    ck_assert(cairn_route_find("10.50.0.7", &route));
+    ck_assert_str_eq(route.device, "e0");
+    ck_assert_str_eq(route.source, "10.9.0.1");
+    ck_assert(cairn_route_find("10.51.0.7", &route));
+    ck_assert_str_eq(route.device, "e1");
+    ck_assert(cairn_route_find("fd00:50::7", &route));
+    ck_assert_str_eq(route.device, "e1");
+    ck_assert(!cairn_route_find("10.52.0.7", &route));
+    ck_assert(cairn_route_find("10.8.0.1", &route)); // our own: the kernel says loopback
+    ck_assert_str_eq(route.device, "e0");
 }
+
+SUITE(4, setup, teardown);

@@ -17,7 +17,7 @@
 #include "client/ctl/bench/bench.h"
 #include "client/ctl/bench/fabric_ends.h"
 #include "client/ctl/bench/fabric_reference.h"
-#include "proto/wire/tensor.h"
+#include "proto/geometry/tensor.h"
 
 #define RUN_BYTES     ((uint64_t)128 << 20)
 #define PERFTEST_RUNS 4

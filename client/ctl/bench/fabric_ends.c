@@ -16,9 +16,9 @@
 
 #include "client/ctl/bench/bench.h"
 #include "proto/fabric/pages.h"
+#include "proto/geometry/tensor.h"
 #include "proto/loop/fabric_poll.h"
 #include "proto/wire/chunk.h"
-#include "proto/wire/tensor.h"
 
 #define SLOTS      (8 * CAIRN_BENCH_WINDOW) /* releases come by another way than what is asked next */
 #define STALLED_MS 10000                    /* without a chunk: it will not come any more */

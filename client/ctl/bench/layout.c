@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "client/ctl/bench/bench.h"
-#include "proto/wire/plan.h"
+#include "proto/plan/plan.h"
 
 #define BOUND_SECONDS  1.0
 #define BOUND_BYTES    ((uint64_t)1 << 30)
@@ -78,8 +78,8 @@ static double run_plan(void *context)
     int status = 1;
     if (child < 0 || wait4(child, &status, 0, &usage) != child || status != 0) {
         cairn_ctl_fail(CAIRN_ERR_INVALID,
-                       "there is no plan of %llu parameters in %u tensors on %u "
-                       "shards: too many parameters, or too little memory",
+                       "there is no plan of %llu parameters in %u tensors on %u shards: too many "
+                       "parameters, or too little memory",
                        (unsigned long long)bench->params, bench->tensors, bench->shards);
         return 0;
     }

@@ -1,5 +1,5 @@
 /* How far the shards of a cluster of the bench's own got with each round, and when: out of their logs, which
- * say it at level debug (server/shard/times.c). */
+ * say it at level debug (server/shard/job/times.c). */
 #ifndef CAIRN_CTL_BENCH_TIMES_H
 #define CAIRN_CTL_BENCH_TIMES_H
 

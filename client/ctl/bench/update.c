@@ -1,6 +1,6 @@
 /* cairn bench update: what a shard does with the gradients of a step, by the kernels and in the passes of
- * server/shard/round.c, without the messages: two contributions are folded and summed, then AdamW updates
- * and publishes. Counted bytes an element, with bf16 on the wire (fp32):
+ * server/shard/job/update.c, without the messages: two contributions are folded and summed, then AdamW
+ * updates and publishes. Counted bytes an element, with bf16 on the wire (fp32):
  *
  *   fold      reads 2 contributions of 2 (4), writes the sum 4                          8  (12)
  *   update    reads the sum 4, reads and writes parameter and two moments 24,

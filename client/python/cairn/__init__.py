@@ -14,9 +14,11 @@ cairn.h with exceptions.
 from .env import Env, env
 from .errors import *  # noqa: F401,F403
 from .errors import CairnError
+from .job import Job, RoundHandle
+from .operation import Lease, Operation
 from .optim import SGD, Adam, AdamW, constant, cosine, driven, from_torch, linear, table, wsd
 from .records import ClientState, JobInfo, Result, Round, Stats
-from .session import Job, Lease, Operation, RoundHandle, Session
+from .session import Session
 from .spec import Box, Group, Init, JobSpec, Part, Schedule, Tensor, Tile, Version
 from .timeline import Timeline
 

@@ -73,7 +73,3 @@ def come(parameter: torch.Tensor, data: torch.Tensor) -> None:
         parameter.__class__ = parameter._cairn_class
         del parameter._cairn_name, parameter._cairn_class
     parameter.data = data
-
-
-def is_absent(parameter: torch.Tensor) -> bool:
-    return isinstance(parameter, _Absent)

@@ -9,7 +9,8 @@ from typing import Any, Dict, Optional
 
 from . import _c
 from .errors import Mismatch, NotFound, Timeout
-from .session import Job, Session
+from .job import Job
+from .session import Session
 from .spec import Group, JobSpec, Schedule
 
 _RESTORE_S = 3600.0
@@ -68,7 +69,7 @@ def amendment(differences: str, spec: JobSpec) -> Optional[str]:
     clip, workers, policy = "", "", []
     for line in differences.splitlines()[1:]:
         if re.match(r"job .*: clip_norm .* here, ", line):
-            clip = f"clip_norm={spec.clip_norm!r}"
+            clip = f"clip_norm={spec.clip_norm or 0.0!r}"
             continue
         if line.endswith(" driven on the servers") or " driven here, " in line:
             return None  # no amendment makes the one the other

@@ -1,12 +1,16 @@
 """What a trainer was used to do by itself, and what is the servers' now: it is refused or warned of, where torch lets
-us see it. (Not torch.nn.utils.clip_grad_norm_: that finds no gradients, which are on their way, and returns 0.)
+us see it.
 """
 
 from __future__ import annotations
 
+import functools
+import sys
+import threading
+import types
 import warnings
 import weakref
-from typing import Any, Iterable, List, Optional
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
 
 import torch
 from torch import nn
@@ -98,3 +102,65 @@ class TorchOptimizers:
                           "was given. Give attach cairn's (schedule=cairn.cosine(…)), or call m.amend({group: "
                           "dict(lr=…)})",
                           stacklevel=3)
+
+
+# ---- torch.nn.utils.clip_grad_norm_ ----
+
+_CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")  # the last one of torch 2.6
+
+
+class Clipping:
+    """Sees that torch is to clip gradients of ours, which are at the servers: it finds none, and that is said once."""
+
+    def __init__(self, slots: Iterable[Slot], clip_norm: Callable[[], float]):
+        self._parameters, self._clip_norm = {id(slot.parameter) for slot in slots if slot.trained}, clip_norm
+        self._is_told = False
+        with _lock:
+            _clippings.add(self)
+            _put_into_modules(_told)
+
+    def remove(self) -> None:
+        """With the last one torch's functions are where they were."""
+        with _lock:
+            _clippings.discard(self)
+            if not _clippings:
+                _put_into_modules({told: clip for clip, told in _told.items()})
+
+    def saw(self, name: str, parameters: Iterable[torch.Tensor]) -> None:
+        ours = [one for one in parameters if id(one) in self._parameters]
+        if self._is_told or not ours or any(one.grad is not None for one in ours):
+            return
+        self._is_told, clip_norm = True, self._clip_norm()
+        warnings.warn(f"torch.nn.utils.{name} clips nothing of a model that is attached: its gradients are at the "
+                      "servers, which clip by the norm of all of the job's: give attach(…, clip_norm=…), here "
+                      f"{clip_norm or 'none'}; m.step().grad_norm is the norm. Leave {name} out", stacklevel=3)
+
+
+def _telling(clip: Callable[..., Any]) -> Callable[..., Any]:
+    """Torch's function, which tells those who are attached what it is given."""
+    @functools.wraps(clip)
+    def told(parameters: Any, *options: Any, **named: Any) -> Any:
+        if isinstance(parameters, Iterator):  # it goes through them once
+            listed = list(parameters)
+            parameters, seen = (one for one in listed), listed
+        else:
+            seen = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+        for clipping in list(_clippings):
+            clipping.saw(clip.__name__, seen)
+        return clip(parameters, *options, **named)
+    return told
+
+
+_lock = threading.Lock()  # of what modules have
+_clippings: "weakref.WeakSet[Clipping]" = weakref.WeakSet()
+_told = {clip: _telling(clip) for clip in (getattr(nn.utils.clip_grad, name, None) for name in _CLIPS) if clip}
+
+
+def _put_into_modules(by: Dict[Callable[..., Any], Callable[..., Any]]) -> None:
+    """Every global of a loaded module, whatever it is called there (from torch.nn.utils import clip_grad_norm_)."""
+    for module in list(sys.modules.values()):
+        if issubclass(type(module), types.ModuleType):
+            there = object.__getattribute__(module, "__dict__")  # one that is loaded when it is asked stays unasked
+            for name, value in list(there.items()):
+                if type(value) is types.FunctionType and value in by:
+                    there[name] = by[value]

@@ -11,11 +11,11 @@ from typing import Any, Collection, Dict, List, Mapping, Optional
 import torch
 from torch import nn
 
-from .errors import Invalid, NotFound, VersionGone
-from .memory import Memory
-from .session import Job
-from .spec import Tensor, Version
 from ._wrapped import own_name
+from .errors import Invalid, NotFound, VersionGone
+from .job import Job
+from .memory import Memory
+from .spec import Tensor, Version
 
 _TRIES = 20  # a version that is gone, because training goes on, is asked for again as a newer one
 

@@ -129,7 +129,8 @@ class Round(Sized):
 class Result(Sized):
     _fields_ = [("struct_size", c_size_t), ("step", c_uint64), ("version", Version), ("grad_norm", c_double),
                 ("clip_scale", c_double), ("lr", c_double), ("applied", c_bool), ("finite", c_bool),
-                ("skips", c_uint64), ("index", c_uint64)]
+                ("skips", c_uint64), ("index", c_uint64), ("nonfinite", c_uint64),
+                ("nonfinite_tensors", c_char * 512)]
 
 
 class Stats(Sized):

@@ -13,15 +13,18 @@ view takes 1.11 (torch 1.13) and 1.43 (2.15) of one that copies; with 64 rows of
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections import deque
 from typing import Any, Callable, Deque, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 
 from . import _c
+from ._call import check
 from ._model import Slot, Unit
 from .memory import can_lend
-from .session import Operation, Session, check
+from .operation import Operation
+from .session import Session
 
 _ALIGN = 64
 _DTYPES = {torch.float16: torch.float32}  # widened, since it is not pushed
@@ -33,6 +36,8 @@ class Hook:
 
     def __init__(self, parameter: torch.Tensor, call: Callable[[], None]):
         self._call = call
+        self._lock = threading.Lock()  # a job may be closed by another thread than the one that trains
+        self._is_removed = False
         if hasattr(parameter, "register_post_accumulate_grad_hook"):  # torch 2.1 and later
             self._on: Any = parameter
         else:  # the node lives as long as somebody has it
@@ -46,13 +51,16 @@ class Hook:
 
     def be_last(self) -> None:
         """Behind those that were registered since, too."""
-        there = self._handle.hooks_dict_ref()
-        if there is not None and next(reversed(there)) != self._handle.id:
-            self._handle.remove()
-            self._register()
+        with self._lock:
+            there = None if self._is_removed else self._handle.hooks_dict_ref()
+            if there is not None and next(reversed(there)) != self._handle.id:
+                self._handle.remove()
+                self._register()
 
     def remove(self) -> None:
-        self._handle.remove()
+        with self._lock:
+            self._is_removed = True
+            self._handle.remove()
 
 
 class Place:

@@ -14,10 +14,11 @@ from torch import nn
 from . import _blobs, _lent, _transfer
 from ._model import Slot, Unit
 from ._window import Memory, Window
-from .errors import Invalid, VersionGone
-from .session import Job, Session
-from .spec import Version
 from ._wrapped import inner, own_name
+from .errors import Invalid, VersionGone
+from .job import Job
+from .session import Session
+from .spec import Version
 
 TRIES = 20  # a version that is gone, because others go on, is asked for again as a newer one
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+import threading
 from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 import torch
@@ -24,7 +25,8 @@ from .errors import Invalid
 from .memory import Memory
 from ._model import Unit
 from ._wrapped import is_compiled
-from .session import Job, Mapped, Operation
+from .job import Job
+from .operation import Mapped, Operation
 from .spec import Version
 
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -111,10 +113,11 @@ def is_lendable(module: nn.Module) -> bool:
 _PASSES = frozenset(one.__code__ for one in (nn.Module._call_impl, torch.autograd.backward, torch.autograd.grad))
 
 
-def is_pass_under_way() -> bool:
-    """Some thread is within a module's forward or a backward pass: that may read what is lent."""
-    for frame in sys._current_frames().values():
-        while frame is not None:
+def is_pass_under_way(but_here: bool = False) -> bool:
+    """Some thread, `but_here`: another than this one, is within a module's forward or a backward pass: that may read
+    what is lent."""
+    for thread, frame in sys._current_frames().items():
+        while frame is not None and not (but_here and thread == threading.get_ident()):
             if frame.f_code in _PASSES:
                 return True
             frame = frame.f_back  # type: ignore[assignment]

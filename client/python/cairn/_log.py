@@ -26,25 +26,56 @@ class Waits:
         _LOG.warning("job %s waits for %s", job, awaited)
 
 
+def waits(job: str, awaited: str) -> None:
+    _LOG.warning("job %s: %s", job, awaited)
+
+
+def is_new(job: str) -> None:
+    _LOG.info("job %s is new", job)
+
+
 def opened(data_path: str) -> None:
     _LOG.info("data path: %s", data_path)
 
 
-class Skips:
-    """Says of a job's rounds that they were skipped: who looks at the steps alone sees nothing go wrong."""
+class _Limit:
+    """At most a line in SECONDS; the next one says how many were left out."""
 
-    def __init__(self, job: str):
-        self._job, self._next, self._unsaid = job, 0.0, 0
+    def __init__(self) -> None:
+        self._next, self._unsaid = 0.0, 0
 
-    def note(self, round_: Round, result: Result) -> None:
-        if result.applied:
-            return
+    def passes(self) -> bool:
         if time.monotonic() < self._next:
             self._unsaid += 1
-            return
+            return False
         self._next = time.monotonic() + SECONDS
-        why = "no worker counts anything in it" if result.finite else "a gradient is not finite"
+        return True
+
+    def unsaid(self) -> str:
         before, self._unsaid = self._unsaid, 0
-        _LOG.warning("job %s: round %d of step %d was skipped, nothing was applied: %s; %d skipped so far%s, the next "
-                     "batch is number %d", self._job, round_.round, round_.step, why, result.skips,
-                     f" ({before} since this was last said)" if before else "", result.index)
+        return f" ({before} since this was last said)" if before else ""
+
+
+def _gradient(result: Result) -> str:
+    if not result.nonfinite_tensors:
+        return "a gradient is not finite"
+    return f"the gradient of {result.nonfinite_tensors} is not finite"
+
+
+class Ends:
+    """Says of a job's rounds that they were skipped, or left what is not finite: who looks at the steps alone sees
+    nothing go wrong."""
+
+    def __init__(self, job: str):
+        self._job, self._skips, self._results = job, _Limit(), _Limit()
+
+    def note(self, round_: Round, result: Result) -> None:
+        if not result.applied and self._skips.passes():
+            why = "no worker counts anything in it" if result.finite else _gradient(result)
+            _LOG.warning("job %s: round %d of step %d was skipped, nothing was applied: %s; %d skipped so far%s, the "
+                         "next batch is number %d", self._job, round_.round, round_.step, why, result.skips,
+                         self._skips.unsaid(), result.index)
+        if result.applied and result.nonfinite and self._results.passes():
+            _LOG.warning("job %s: of %d elements the parameter, a moment or the published copy is not finite after the "
+                         "update to step %d: %s%s", self._job, result.nonfinite, result.step, result.nonfinite_tensors,
+                         self._results.unsaid())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import inspect
 import warnings
-from typing import Any, FrozenSet, List, Mapping, Optional
+from typing import Any, Callable, FrozenSet, List, Mapping, Optional
 
 from torch import nn
 
@@ -12,7 +15,18 @@ from ._lent import is_lendable
 from ._model import WIRE_TORCH, Slot, Unit
 from ._wrapped import inside_compiled, own_name
 from .errors import Invalid, Unsupported
-from .spec import Part, at_least
+from .spec import JobSpec, Part, at_least
+
+
+def judge_names(options: Mapping[str, Any], attached: Callable[..., None]) -> None:
+    """What is no option of attach, which takes those of `attached` and the fields of JobSpec that it does not make."""
+    own = {name for name, one in inspect.signature(attached).parameters.items() if one.kind is one.KEYWORD_ONLY}
+    known = own | {field.name for field in dataclasses.fields(JobSpec)} - {"tensors", "groups", "workers_max"}
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), 1)
+            meant = f"; {near[0]} was meant?" if near else "; help(cairn.Session.attach) lists them"
+            raise TypeError(f"attach() has no option {name}{meant}")
 
 
 def judge(model: Any, name: Any, units: Any, parts: Any, counts: Any, mapped_gradients: Any,

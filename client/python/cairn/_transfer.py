@@ -8,8 +8,9 @@ import torch
 
 from ._model import WIRE_TORCH, Slot
 from .errors import CairnError, Timeout
+from .job import Job
 from .memory import can_lend, is_apart
-from .session import Job, Operation
+from .operation import Operation
 from .spec import Box, Version
 
 _IN_FLIGHT = 256  # tensors that are asked for at once

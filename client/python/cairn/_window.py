@@ -124,11 +124,11 @@ class _Call:
 
 class Window:
     """`start` begins a fetch of the version that the model computes with, `lend` a loan of a unit at it, or gives the
-    one that there is (None: not now); `gone` makes the error to raise when that version is not kept any more;
-    `timeline` is told what is fetched and used when, if there is one."""
+    one that there is (None: not now); `gone` makes the error to raise when that version is not kept any more, or the
+    job was restored; `timeline` is told what is fetched and used when, if there is one."""
 
     def __init__(self, units: List[Unit], size: int, start: Callable[[Slot, torch.Tensor], Landing],
-                 lend: Callable[[Unit, Optional[Loan]], Optional[Loan]], gone: Callable[[Exception], Exception],
+                 lend: Callable[[Unit, Optional[Loan]], Optional[Loan]], gone: Callable[[CairnError], CairnError],
                  timeout: Callable[[], float], timeline: Callable[[], Optional[Timeline]]):
         self._units, self._size, self._start, self._gone, self._timeout = units, size, start, gone, timeout
         self._timeline, self._lend = timeline, lend
@@ -233,7 +233,10 @@ class Window:
             self._begin(unit, own)
             self._land([cell for cell in map(self._cells.__getitem__, unit.slots) if cell.landing is not None])
         except (VersionGone, Stale, RolledBack) as error:
-            raise self._gone(error) from error
+            gone = self._gone(error)
+            if gone is error:
+                raise
+            raise gone from error
 
     def _land(self, coming: List[_Cell]) -> None:
         with torch.no_grad():

@@ -6,7 +6,7 @@ import ctypes
 from typing import NamedTuple
 
 from . import _c
-from .session import check
+from ._call import check
 
 
 class Env(NamedTuple):

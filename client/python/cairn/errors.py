@@ -123,7 +123,8 @@ class EpochChanged(CairnError):
 
 
 class NonFinite(CairnError, ArithmeticError):
-    """A gradient is not finite and the job's policy is to fail."""
+    """A gradient is not finite and the job's policy is to fail: the text has the tensors. The rank is not known once
+    gradients are added up: look at the loss of each, and at its gradients before they are pushed."""
     status = 41
 
 
@@ -155,15 +156,16 @@ class JobLost(CairnError):
 class RolledBack(CairnError):
     """The job was restored from a snapshot, by an operator or because a shard was lost (on_shard_loss). An attached
     model has opened it again: go on from `step`, with the batches, the sampler and the scheduler of that step (they may
-    be in m.client_state()). `step` is None from a Job of one's own, which is to be closed and opened again, and from a
-    pass of the model: the next m.begin() raises it with its step."""
+    be in m.client_state()). `step` is None from a Job of one's own, which is to be closed and opened again, and while
+    another thread is in a pass of a model: the next m.begin() raises it with its step."""
     status = 65
     step: Optional[int] = None
 
 
 class Halted(CairnError):
-    """Too many rounds in a row were skipped; none opens until the job is amended or restored. No NonFinite, which a
-    loop may pass over batch by batch."""
+    """No round opens: too many in a row were skipped, until the job is amended, written or restored; or the last update
+    left what is not finite and on_nonfinite is fail, until it is written or restored. No NonFinite, which a loop may
+    pass over batch by batch."""
     status = 66
 
 

@@ -9,10 +9,13 @@ import torch
 from torch import nn
 
 from . import _blobs, _transfer
-from ._model import Slot, slots_of
+from ._call import TIMEOUT_S
 from ._held import TRIES
+from ._model import Slot, slots_of
 from .errors import Busy, Mismatch, NoMemory, VersionGone
-from .session import TIMEOUT_S, Job, Lease, Session
+from .job import Job
+from .operation import Lease
+from .session import Session
 from .spec import Version
 
 _LEASE_S = 60.0  # a load that takes longer may find its version gone

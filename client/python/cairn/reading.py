@@ -12,6 +12,7 @@ from torch import nn
 
 from . import _again, _meta, _options, _transfer
 from ._beside import refuse_loading
+from ._call import TIMEOUT_S
 from ._held import TRIES, Held
 from ._launch import launch
 from ._model import UnitChoice, buffers_of, set_parts, slots_of, tensors_of, units_of
@@ -19,7 +20,8 @@ from ._window import Window
 from ._wrapped import judge_hooked, outside
 from .errors import Busy, Fenced, Invalid, NoMemory, NotFound, VersionGone
 from .evaluation import match
-from .session import TIMEOUT_S, Lease, Session
+from .operation import Lease
+from .session import Session
 from .spec import Init, JobSpec, Part, Tile, Version
 
 _LOOK_S = 0.1  # between looks whether another worker made the job

@@ -26,7 +26,9 @@ class Round(NamedTuple):
 
 class Result(NamedTuple):
     """How a round ended. `step` and `version`: after it, `index` too: the number of the next batch. `applied` is False
-    if it was skipped, `finite` if a gradient was the reason."""
+    if it was skipped, `finite` if a gradient was the reason. `nonfinite`: of so many elements the parameter, a moment
+    or the published copy is not finite after the update, although the gradients were; if the round was skipped, the
+    gradient, summed over the workers. `nonfinite_tensors` says of which tensors."""
 
     step: int
     version: Version
@@ -38,6 +40,8 @@ class Result(NamedTuple):
     loss_scale: float
     skips: int
     index: int
+    nonfinite: int
+    nonfinite_tensors: str
 
 
 class ClientState(NamedTuple):

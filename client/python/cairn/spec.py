@@ -117,7 +117,7 @@ START_WAIT_S = 30.0
 @dataclass(frozen=True)
 class JobSpec:
     """`rank`: this worker's, unique in the job. `workers_min`: a round opens with at least so many.
-    `clip_norm`: of the global gradient norm, 0 = none. `on_nonfinite`: "skip" or "fail". `loss_scale_policy`:
+    `clip_norm`: of the global gradient norm, 0 or None = none. `on_nonfinite`: "skip" or "fail". `loss_scale_policy`:
     "fixed", "dynamic", or "default": dynamic if loss_scale is above 1. `micro_batches`: of each worker in a round.
     `init_from`: a safetensors file or Hugging Face folder, where the shards are, that they begin with.
     `client_state_max`: bytes that a commit may give of the trainer's own. `reduce_groups`: "none", or "host": shards
@@ -135,7 +135,7 @@ class JobSpec:
     groups: Sequence[Group] = field(default_factory=lambda: (Group(),))
     rank: int = 0
     workers_min: int = 1
-    clip_norm: float = 0.0
+    clip_norm: Optional[float] = 0.0
     loss_scale: float = 1.0
     loss_scale_policy: str = "default"
     on_nonfinite: str = "skip"
@@ -180,10 +180,14 @@ def workers_of(workers: Any) -> Tuple[int, int]:
     return least, at_least(least, "the greatest number of workers", bounds[1])
 
 
-def _real(what: str, value: Any) -> float:
+def _real(what: str, value: Any, hint: str = "") -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise Invalid(f"{what} is {value!r}; it must be a number")
+        raise Invalid(f"{what} is {value!r}; it must be a number{hint}")
     return value
+
+
+def _clip_norm(value: Optional[float]) -> float:
+    return 0.0 if value is None else _real("clip_norm", value, ", and 0 is none")
 
 
 def text(string: Optional[str]) -> Optional[bytes]:
@@ -281,7 +285,7 @@ def to_c(spec: JobSpec) -> Tuple[_c.JobSpec, List[Any]]:
     made = _c.JobSpec(tensors=ctypes.cast(tensors, ctypes.POINTER(_c.Tensor)), tensor_count=len(spec.tensors),
                       groups=ctypes.cast(groups, ctypes.POINTER(_c.Group)), group_count=len(spec.groups),
                       rank=at_least(0, "rank", spec.rank), workers_min=at_least(0, "workers_min", spec.workers_min),
-                      clip_norm=_real("clip_norm", spec.clip_norm), loss_scale=spec.loss_scale,
+                      clip_norm=_clip_norm(spec.clip_norm), loss_scale=spec.loss_scale,
                       on_nonfinite=number(NONFINITE, "on_nonfinite", spec.on_nonfinite),
                       loss_scale_policy=number(LOSS_SCALES, "loss_scale_policy", spec.loss_scale_policy),
                       stage=spec.stage + 1,  # CAIRN_STAGE(n)

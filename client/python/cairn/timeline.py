@@ -11,7 +11,7 @@ import time
 from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
 from .errors import Invalid
-from .session import Operation
+from .operation import Operation
 
 
 class Span(NamedTuple):

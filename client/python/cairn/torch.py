@@ -27,28 +27,29 @@ import contextlib
 import dataclasses
 import functools
 import time
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Set, Tuple, Union
 
 import torch
 from torch import nn
 
 from . import _again, _blobs, _lent, _meta, _options, _transfer
-from ._beside import Replaced, TorchOptimizers, refuse_loading
+from ._beside import Clipping, Replaced, TorchOptimizers, refuse_loading
+from ._between import Between, goes_on
+from ._call import TIMEOUT_S
 from ._gradients import Gradients, Hook
-from ._held import TRIES, Held
 from ._launch import launch
 from ._model import Slot, Unit, UnitChoice, buffers_of, set_parts, slots_of, tensors_of, units_of
 from ._still import Stillness
 from ._window import Memory, Window
 from ._wrapped import judge_hooked, outside
-from .env import env
-from .errors import (CairnError, EpochChanged, Invalid, NotFound, Refused, RolledBack, Stale, Timeout, Unsupported,
+from .errors import (CairnError, EpochChanged, Invalid, Refused, RolledBack, Stale, Timeout, Unsupported,
                      VersionGone)
 from .evaluation import Reader
-from .memory import can_lend
-from .optim import FromTorch, Optimizer, changed_group, from_torch
+from .job import RoundHandle
+from .optim import FromTorch, Optimizer, from_torch
 from .reading import ReadModel
-from .session import TIMEOUT_S, Result, Round, RoundHandle, Session
+from .records import Result, Round
+from .session import Session
 from .spec import Group, Init, JobSpec, Part, Tile, Version, at_least
 from .timeline import Timeline
 
@@ -59,6 +60,7 @@ _PUSHED = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 def attach(session: Session, model: nn.Module, optim: Any, **options: Any) -> Union["AttachedModel", ReadModel]:
     """See Session.attach."""
+    _options.judge_names(options, AttachedModel.__init__)
     return ReadModel(session, model, **options) if optim is None else AttachedModel(session, model, optim, **options)
 
 
@@ -78,32 +80,7 @@ def _groups(optim: Any, slots: List[Slot]) -> Tuple[List[Group], Dict[str, str]]
     return optim.group(list(trained))
 
 
-def _policy(spec: JobSpec, changes: Mapping[str, Any]) -> JobSpec:
-    """What belongs together is amended together: what is left out is at its default."""
-    for first, second in (("snapshot_every", "snapshot_keep"), ("on_shard_loss", "shard_loss_wait")):
-        if second in changes and first not in changes:
-            raise Invalid(f"{second} without {first}: give both, {first}={getattr(spec, first)!r} to leave it")
-        if first in changes:
-            spec = dataclasses.replace(spec, **{first: changes[first], second: changes.get(second, 0)})
-    unknown = sorted(set(changes) - {"snapshot_every", "snapshot_keep", "on_shard_loss", "shard_loss_wait"})
-    if unknown:
-        raise TypeError(f"amend() has no argument {', '.join(unknown)}")
-    return spec
-
-
-def _goes_on(method: Callable[..., Any]) -> Callable[..., Any]:
-    """RolledBack out of it has its step: the job is open again."""
-    @functools.wraps(method)
-    def call(self: "AttachedModel", *given: Any, **options: Any) -> Any:
-        try:
-            return method(self, *given, **options)
-        except RolledBack as rolled:
-            self._roll_back(rolled)
-            raise
-    return call
-
-
-class AttachedModel(Held):
+class AttachedModel(Between):
     """A model whose parameters and optimizer are the servers'. Made by Session.attach.
 
     A step: forward (which begins the round and brings the round's parameters), backward, step(). EpochChanged may
@@ -151,7 +128,7 @@ class AttachedModel(Held):
         tensors = [tensor for slot in self._slots + self._buffers
                    for tensor in tensors_of(slot, group_of.get(slot.name))] + _blobs.tensors(opaque)
         self._spec = JobSpec(tensors, groups, stage=stage, **here, **state)
-        self.clip_norm = self._spec.clip_norm
+        self.clip_norm = self._spec.clip_norm or 0.0
         self._micro_batches = at_least(1, "micro_batches", self._spec.micro_batches)
         shared = _options.gradient_bytes(mapped_gradients, self._slots, self.stage, self._micro_batches, modules,
                                          window)
@@ -161,6 +138,7 @@ class AttachedModel(Held):
         self._round: Optional[RoundHandle] = None
         self._failure: Optional[CairnError] = None  # of a hook, raised by what the trainer calls next
         self._rank = self._spec.rank  # dense, of the last round
+        self._world = 0  # of the last round; 0: there was none
         self._revision = 0  # of the job, in the last round
         self._refused: Set[Slot] = set()  # frozen in that revision
         self._driver = optim.driver if isinstance(optim, FromTorch) else None
@@ -181,7 +159,7 @@ class AttachedModel(Held):
         self._gradient_hooks = [Hook(slot.parameter, functools.partial(self._took_gradient, slot))
                                 for slot in self._slots if slot.trained]
         self._replaced, self._optimizers = Replaced(model, self._slots), TorchOptimizers(self._slots, optim)
-        self._hooks: List[Any] = self._optimizers.hooks
+        self._hooks: List[Any] = self._optimizers.hooks + [Clipping(self._slots, lambda: self.clip_norm)]
         try:
             self._hooks.append(model.register_forward_pre_hook(outside(lambda *_: self._before_forward())))
             self._hooks += refuse_loading(
@@ -189,7 +167,7 @@ class AttachedModel(Held):
             self._gradients.share(shared)
             self._take_initial_state()
             if self.stage == 3:
-                self._window = Window(modules, window, self._start, self._lend, self._others_went_on,
+                self._window = Window(modules, window, self._start, self._lend, self._gone,
                                       lambda: self.timeout, lambda: self._timeline)
                 session._readers.add(self._end_loans)
             self.resume()
@@ -245,18 +223,26 @@ class AttachedModel(Held):
         super()._before_load()
         self._lender.next_version()
 
-    def _end_loans(self) -> bool:
-        """False: a pass of the model is under way, which reads them."""
+    def _end_loans(self, by_failure: bool = False) -> bool:
+        """False: a pass of the model is under way, which reads them; `by_failure`: this thread's own is over."""
         if self._window is not None and self._window.lends:
-            if _lent.is_pass_under_way():
+            if _lent.is_pass_under_way(but_here=by_failure):
                 return False
             self._window.end_loans()
         return True
 
+    def _gone(self, why: CairnError) -> CairnError:
+        """What goes out of a pass that cannot have its parameters."""
+        if isinstance(why, RolledBack):
+            self._roll_back(why)
+            return why
+        self._drop_round()
+        return self._others_went_on(why)
+
     def _others_went_on(self, why: Exception) -> EpochChanged:
         return EpochChanged(f"the others went on without this worker, the step is to be done again: {why}")
 
-    @_goes_on
+    @goes_on
     def resume(self) -> int:
         """Takes the servers' newest parameters, forgets gradients, and returns the step that comes next. What was
         pushed in an open round is withdrawn: the others do that step again."""
@@ -277,11 +263,14 @@ class AttachedModel(Held):
 
     # ---- a round ----
 
-    @_goes_on
+    @goes_on
     def begin(self) -> Round:
         """The round that is open, or the next one; the first forward pass of a step calls it by itself. Its index,
         rank and world say which batch is this worker's."""
         self._raise_failure()
+        return self._begun()
+
+    def _begun(self) -> Round:
         self._job._living()
         if self._round is None:
             opened = self._job.round_begin(self.timeout)
@@ -293,22 +282,25 @@ class AttachedModel(Held):
                     self._load(opened.info.version)
                 except (VersionGone, Stale) as gone:
                     raise self._others_went_on(gone) from gone
-            self._round, self._rank = opened, opened.info.rank
+            self._round, self._rank, self._world = opened, opened.info.rank, opened.info.world
             if opened.info.revision != self._revision:  # somebody has amended the job
                 self._revision, self._refused = opened.info.revision, set()
         return self._round.info
 
     def _roll_back(self, rolled: RolledBack) -> None:
-        """Opens the job again, at the step that it was restored to."""
-        if rolled.step is not None or not self._end_loans():
-            return  # it is open; or a pass is under way, which reads what is lent: the next call does it
+        """Opens the job again, at the step that it was restored to. The start is with those of the last round."""
+        if rolled.step is not None or not self._end_loans(by_failure=True):
+            return  # it is open; or another thread's pass reads what is lent: the next call does it
         self._drop_round()
         self._before_load()
         self._job.close()
         self._gradients.reclaim()
         self._touched, self._revision, self._refused = 0, 0, set()
         rates = self._job._rates
-        self._job = _again.after_restore(self._session, self.name, self._opened_with, self.timeout)
+        spec = self._opened_with
+        if spec.world > 0 and self._world > 0:
+            spec = dataclasses.replace(spec, world=self._world)
+        self._job = _again.after_restore(self._session, self.name, spec, self.timeout)
         for group, lr in rates.items():
             self._job.group_lr(group, lr)
         self._declare_tiles()
@@ -328,6 +320,7 @@ class AttachedModel(Held):
         self._round = self._failure = None
         self._forget_gradients()
 
+    @goes_on
     def _before_forward(self) -> None:
         if not (torch.is_grad_enabled() and self.model.training):
             if self._window is not None and self._round is None:  # nothing keeps the version while others go on
@@ -388,7 +381,7 @@ class AttachedModel(Held):
             return
         self._judge(slot, gradient)
         try:
-            self.begin()
+            self._begun()
             self._pushed_in_pass[slot] = True
             if slot not in self._refused:
                 self._push(slot, gradient)
@@ -437,7 +430,7 @@ class AttachedModel(Held):
                 self._gradients.close()
             self._judge_sharing = stats.pushed_bytes == 0
 
-    @_goes_on
+    @goes_on
     def micro_end(self) -> None:
         """Ends a backward pass of several in a step. The next forward pass of the model does it by itself."""
         self._raise_failure()
@@ -466,7 +459,7 @@ class AttachedModel(Held):
             self._drop_round()
             raise
 
-    @_goes_on
+    @goes_on
     def step(self, clip_norm: Optional[float] = None, weight: Optional[int] = None,
              timeout: Optional[float] = None, client_state: Optional[bytes] = None) -> Result:
         """Commits this worker's part and waits until the servers have applied the round; then the model has the new
@@ -516,91 +509,3 @@ class AttachedModel(Held):
             self._load(version)
         except VersionGone:
             self._load_newest(version)
-
-    # ---- snapshots and state ----
-
-    @_goes_on
-    def client_state(self) -> bytes:
-        """What was given to the step() that made the newest version, restored with it; b"" if nothing was. Between
-        begin() and step() that is the version of the round."""
-        return self._job.client_state(self.timeout).data
-
-    @_goes_on
-    def write(self, values: Mapping[str, Any], plane: str = "param") -> Version:
-        """Writes whole tensors outside the optimizer, between two steps, as one new version: {"head.bias": tensor}.
-        Buffers and blobs (bytes) too; `plane` "exp_avg" or "exp_avg_sq" for moments. By one worker: the others have it
-        with the next round."""
-        slots = {slot.name: slot for slot in self._slots + self._buffers}
-        opaque = {name: _blobs.to_write(self.blobs, name, value, plane) for name, value in values.items()
-                  if name in self.blobs}
-        values = {name: value for name, value in values.items() if name not in opaque}
-        for name, value in values.items():
-            if name not in slots or tuple(value.shape) != tuple(self._shape(slots[name])):
-                raise Invalid(f"{name} of {list(value.shape)} is no (first) name of a tensor of that shape")
-        if self._round is not None:
-            raise Invalid("a step is open: write before its first forward pass, or after step()")
-        hosts = {name: value.detach().to(device="cpu", dtype=torch.float32) for name, value in values.items()}
-        masters: Dict[str, Any] = {name: host if can_lend(host) else host.contiguous() for name, host in hosts.items()}
-        for left in reversed(range(TRIES)):
-            try:
-                version = self._write_once({**masters, **opaque}, plane)
-                break
-            except (EpochChanged, Stale):  # somebody came or went, nothing was written
-                if left == 0:
-                    raise
-        self._load_after(version)
-        buffers = [(slot, slot.parameter) for slot in self._buffers if slot.name in values]
-        _transfer.load(self._job, self._version, buffers, self.timeout)
-        return version
-
-    @_goes_on
-    def amend(self, groups: Optional[Mapping[str, Mapping[str, Any]]] = None, freeze: Sequence[str] = (),
-              unfreeze: Sequence[str] = (), clip_norm: Optional[float] = None, freeze_tensors: Sequence[str] = (),
-              unfreeze_tensors: Sequence[str] = (), workers: Union[None, int, Tuple[int, int]] = None,
-              **policy: Any) -> None:
-        """Changes the job for all its workers from the next round on: {"default": dict(lr=1e-4)}, names of groups or
-        of parameters that are frozen or not any more, the clip norm, how many workers there are to be (at once, also
-        for those who wait); snapshot_every, snapshot_keep, on_shard_loss and shard_loss_wait as in JobSpec. One
-        worker's call is enough."""
-        wanted = _policy(self._spec, policy)
-        known = {group.name: group for group in self._spec.groups}
-        unknown = sorted(set(groups or {}) - set(known))
-        if unknown:
-            raise NotFound(f"no group {', '.join(unknown)}; there are {', '.join(known)}")
-        changed = [changed_group(known[name], change) for name, change in (groups or {}).items()]
-        snapshots = (wanted.snapshot_every, wanted.snapshot_keep) if "snapshot_every" in policy else None
-        shard_loss = (wanted.on_shard_loss, wanted.shard_loss_wait) if "on_shard_loss" in policy else None
-        self._job.amend(changed, freeze, unfreeze, clip_norm, timeout=self.timeout, freeze_tensors=freeze_tensors,
-                        unfreeze_tensors=unfreeze_tensors, snapshots=snapshots, shard_loss=shard_loss, workers=workers)
-        self.clip_norm = self.clip_norm if clip_norm is None else clip_norm
-        now = {**known, **{group.name: group for group in changed}}
-        self._spec = dataclasses.replace(wanted, groups=tuple(now.values()))
-
-    @contextlib.contextmanager
-    def pause(self, what: str, at_most: float = 600.0) -> Iterator[None]:
-        """with m.pause("evaluating", at_most=600): the other workers wait for this one meanwhile, in a step or between
-        two, whatever their timeouts are, and say so once a minute. After `at_most` seconds the usual rules hold."""
-        try:
-            with self._job.pause(what, at_most, self.timeout):
-                yield
-        except RolledBack as rolled:
-            self._roll_back(rolled)
-            raise
-
-    @_goes_on
-    def blob(self, name: str) -> bytes:
-        """The newest bytes of a blob, read from the servers."""
-        return _blobs.read(self._job, name, self.timeout)
-
-    def _write_once(self, masters: Mapping[str, Any], plane: str) -> Version:
-        self._job.write_begin(self.timeout)
-        for name, master in masters.items():
-            self._job.put(name, master, plane=plane, dtype="u8" if name in self.blobs else "f32")
-        return self._job.write_end(self.timeout)
-
-    @_goes_on
-    def snapshot(self, wait: bool = True, timeout: float = 600.0) -> Optional[str]:
-        """The servers write a snapshot of the newest version while training goes on; with wait: returns when it is
-        committed. Every worker may call it: the first of the last round has it made and gets its id, others None.
-        (m.job.snapshot() is for one who decides alone.)"""
-        return self._job.snapshot(wait, timeout) if self._rank == 0 else None

@@ -1,35 +1,19 @@
 """Attaching to a job that is there, or is not, or is another one."""
 
-import unittest
-import warnings
 
-from cluster import Cluster
-from runner import main, skip
+from runner import main
+from torched import ClusterCase
 
-try:
-    import torch
-except ImportError:
-    skip("torch is not installed for this Python (Debian: python3-torch)")
-
+import torch
 from torch import nn
 
 import cairn
 
-torch.set_num_threads(1)
-warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 
-
-class Case(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.cluster = Cluster()
-        cls.addClassCleanup(cls.cluster.stop)
-        cls.session = cairn.connect(cls.cluster.endpoint)
-        cls.addClassCleanup(cls.session.close)
-
+class Case(ClusterCase):
     def attach(self, optim, **options):
         m = self.session.attach(nn.Linear(2, 2), optim, rank=0, workers_min=1, timeout=20,
-                                **{"name": self.id().rsplit(".", 1)[1], **options})
+                                **{"name": self.name, **options})
         self.addCleanup(m.close)
         return m
 

@@ -1,38 +1,25 @@
 """One process, one worker: what attach takes, what it refuses, and what a step does with it."""
 
 import copy
-import unittest
 import warnings
 
-from cluster import Cluster
-from runner import main, skip
+from runner import main
+from torched import ClusterCase
 
-try:
-    import torch
-except ImportError:
-    skip("torch is not installed for this Python (Debian: python3-torch)")
-
+import torch
 from torch import nn
 from torch.nn import functional
 
 import cairn
 import gpt
 
-torch.set_num_threads(1)
-warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 
-
-class Case(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.cluster = Cluster(shards=2)
-        cls.addClassCleanup(cls.cluster.stop)
-        cls.session = cairn.connect(cls.cluster.endpoint)
-        cls.addClassCleanup(cls.session.close)
+class Case(ClusterCase):
+    shards = 2
 
     def attach(self, model, optim=None, **options):
         m = self.session.attach(model, optim or cairn.SGD(lr=0.5), rank=0, workers_min=1, timeout=20,
-                                **{"name": self.id().rsplit(".", 1)[1], **options})
+                                **{"name": self.name, **options})
         self.addCleanup(m.close)
         return m
 
@@ -56,6 +43,26 @@ class AnAttachment(Case):
             self.attach(model, name="another")
         m.close()
         self.attach(model, name="another")
+
+    def test_a_job_that_is_new_is_told(self):
+        with self.assertLogs("cairn", "INFO") as logs:
+            self.attach(line()).close()
+        self.assertIn(f"INFO:cairn:job {self.name} is new", logs.output)
+        with self.assertLogs("cairn", "INFO") as logs:
+            self.connect()  # says its data path
+            self.attach(line())
+        self.assertNotIn("is new", str(logs.output))
+
+    def test_an_option_that_is_none_is_told_from_the_nearest(self):
+        with self.assertRaisesRegex(TypeError, r"^attach\(\) has no option clipnorm; clip_norm was meant\?$"):
+            self.attach(line(), clipnorm=1.0)
+        with self.assertRaisesRegex(TypeError, r"^attach\(\) has no option xyz; help\(cairn.Session.attach\) lists"):
+            self.session.attach(line(), xyz=1)
+
+    def test_no_clipping_is_none_or_0(self):
+        self.assertEqual(self.attach(line(), clip_norm=None).clip_norm, 0.0)
+        with self.assertRaisesRegex(cairn.Invalid, "^clip_norm is 'max'; it must be a number, and 0 is none$"):
+            self.attach(line(), clip_norm="max", name="another")
 
     def test_running_statistics_are_warned_of(self):
         model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
@@ -188,8 +195,9 @@ class AStep(Case):
             result = m.step()
         self.assertEqual((result.applied, result.finite, result.step), (False, False, 0))
         self.assertEqual(len(said.output), 1)
-        self.assertRegex(said.output[0], "of step 0 was skipped.* a gradient is not finite; 1 skipped so far, the next "
-                                         "batch is number 1")
+        self.assertRegex(said.output[0], r"of step 0 was skipped.* the gradient of weight \(1\) is not finite; 1 "
+                                         "skipped so far, the next batch is number 1")
+        self.assertEqual((result.nonfinite, result.nonfinite_tensors), (1, "weight (1)"))
         self.assertEqual((result.skips, result.index, m.begin().skips, m.begin().index), (1, 1, 1, 1))
         loss(model, 3.0).backward()
         self.assertTrue(m.step().applied)
@@ -220,6 +228,23 @@ class AStep(Case):
         m.amend({"default": dict(lr=0.25)})
         loss(model, 3.0).backward()
         self.assertTrue(m.step().applied)
+
+    def test_an_update_that_leaves_what_is_not_finite_is_said_and_under_fail_is_the_last(self):
+        for policy in ("skip", "fail"):
+            model = line()
+            m = self.attach(model, cairn.AdamW(lr=0.25), name=f"results-{policy}", on_nonfinite=policy)
+            with self.assertLogs("cairn", "WARNING") as said:
+                loss(model, 1e25).backward()  # its square is infinite
+                result = m.step()
+            self.assertEqual((result.applied, result.finite, result.nonfinite), (True, True, 1))
+            self.assertEqual(result.nonfinite_tensors, "weight (1)")
+            self.assertRegex(said.output[0], r"of 1 elements .* not finite after the update to step 1: weight \(1\)")
+            if policy == "skip":
+                loss(model, 3.0).backward()
+                self.assertEqual(m.step().nonfinite, 1)
+                continue
+            with self.assertRaisesRegex(cairn.Halted, r"not finite: weight \(1\)"):
+                loss(model, 3.0)
 
     def test_evaluation_begins_no_round(self):
         for stage in (2, 3):

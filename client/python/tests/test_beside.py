@@ -1,25 +1,22 @@
 """What a trainer was used to do itself, beside an attached model: refused or warned of, never done in silence."""
 
+import contextlib
 import copy
 import pickle
 import unittest
 import warnings
 
-from cluster import Cluster
-from runner import main, skip
+from runner import main
+from torched import ClusterCase
 
-try:
-    import torch
-except ImportError:
-    skip("torch is not installed for this Python (Debian: python3-torch)")
-
+import torch
 from torch import nn
+from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grad_norm_ as renamed
 from torch.optim import optimizer as optimizers
 
 import cairn
 
-torch.set_num_threads(1)
-warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 SEES_STEPS = hasattr(optimizers, "register_optimizer_step_pre_hook")
 
 
@@ -28,17 +25,15 @@ def made() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
 
 
-class Case(unittest.TestCase):
+class Case(ClusterCase):
     @classmethod
     def setUpClass(cls):
-        cls.cluster = Cluster()
-        cls.addClassCleanup(cls.cluster.stop)
+        super().setUpClass()
         warnings.filterwarnings("ignore", message="running statistics")
 
     def attach(self, model, optim, **options):
-        session = cairn.connect(self.cluster.endpoint)
-        self.addCleanup(session.close)
-        return session.attach(model, optim, timeout=20, **{"name": self.id().rsplit(".", 1)[1], **options})
+        session = self.connect()
+        return session.attach(model, optim, timeout=20, **{"name": self.name, **options})
 
     def step(self, m) -> None:
         m.model(torch.ones(2, 2) + torch.arange(2.0)).sum().backward()
@@ -126,6 +121,62 @@ class Optimizers(Case):
         self.assertEqual(len(told), 1, told)
         self.assertRegex(told[0], r"lr of param group 0 of the torch SGD went from 0.5 to 0.25, and nobody looks.*"
                          r"schedule=cairn.cosine.*m.amend\(")
+
+
+class Clipping(Case):
+    """Torch's finds no gradients: they are on their way."""
+
+    def clips(self, model):
+        """Every way to torch's functions."""
+        return [lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
+                lambda: torch.nn.utils.clip_grad.clip_grad_norm_(list(model.parameters()), max_norm=1.0),
+                lambda: clip_grad_norm_(parameters=(one for one in model.parameters()), max_norm=1.0),
+                lambda: renamed(model[0].weight, 1.0),
+                lambda: nn.utils.clip_grad_value_(iter(list(model.parameters())), 1.0)]
+
+    def told(self, call) -> list:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            with contextlib.suppress(RuntimeError):  # torch 2.15 has clip_grad_value_ fail where there are none
+                call()
+        return [(str(one.message), one.filename) for one in seen if "torch.nn.utils" in str(one.message)]
+
+    def test_is_warned_of_once_a_model(self):
+        for stage in (2, 3):
+            for number in range(5):
+                model = made()
+                clip = self.clips(model)[number]
+                m = self.attach(model, cairn.SGD(), stage=stage, clip_norm=2.0, name=f"clipping{stage}{number}")
+                self.step(m)
+                told = self.told(clip) + self.told(clip)
+                self.assertEqual(len(told), 1, told)
+                self.assertRegex(told[0][0], r"torch.nn.utils.clip_grad_(norm|value)_ clips nothing of a model that is "
+                                 r"attached.*attach\(…, clip_norm=…\), here 2.0.*m.step\(\).grad_norm")
+                self.assertEqual(told[0][1], __file__)
+                m.close()
+
+    def test_of_others_it_is_as_it_was(self):
+        before = [nn.utils.clip_grad_norm_, nn.utils.clip_grad.clip_grad_value_, clip_grad_norm_, renamed]
+        model, other = made(), nn.Linear(2, 1)
+        m, another = self.attach(model, cairn.SGD()), self.attach(made(), cairn.SGD(), name="another")
+
+        def clip():
+            other.zero_grad()
+            other(torch.ones(1, 2)).sum().backward()
+            norm = round(float(clip_grad_norm_((one for one in other.parameters()), 1.0)), 4)
+            nn.utils.clip_grad_value_(iter(list(other.parameters())), 0.25)
+            return norm, other.weight.grad.abs().max().item()
+
+        self.assertEqual(self.told(lambda: self.assertEqual(clip(), (1.7321, 0.25))), [])
+        with m.no_sync():  # these are here
+            model(torch.ones(2, 2) + torch.arange(2.0)).sum().backward()
+            self.assertEqual(self.told(lambda: self.assertGreater(clip_grad_norm_(model.parameters(), 1.0), 0)), [])
+        m.close()
+        self.assertEqual(self.told(lambda: clip_grad_norm_(model.parameters(), 1.0)), [])
+        another.close()
+        after = [nn.utils.clip_grad_norm_, nn.utils.clip_grad.clip_grad_value_, clip_grad_norm_, renamed]
+        self.assertEqual(after, before)
+        self.assertEqual(clip(), (1.7321, 0.25))
 
 
 class Gradients(Case):

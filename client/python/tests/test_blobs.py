@@ -1,23 +1,16 @@
 """Opaque bytes beside a model: kept, written, saved and read as they are."""
 
 import os
-import unittest
 import warnings
 
-from cluster import Cluster
-from runner import main, skip
+from runner import main
+from torched import ClusterCase
 
-try:
-    import torch
-except ImportError:
-    skip("torch is not installed for this Python (Debian: python3-torch)")
-
+import torch
 from torch import nn
 
 import cairn
 
-torch.set_num_threads(1)
-warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 
 EVERY = bytes(range(256))
 NANS = b"\x01\x00\x80\x7f\xff\xff\xff\xff\x00"  # if they were numbers
@@ -43,17 +36,12 @@ class Recipe(nn.Linear):
         self.amax = state
 
 
-class Blobs(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.cluster = Cluster(shards=3)
-        cls.addClassCleanup(cls.cluster.stop)
-        cls.session = cairn.connect(cls.cluster.endpoint)
-        cls.addClassCleanup(cls.session.close)
+class Blobs(ClusterCase):
+    shards = 3
 
     def attach(self, blobs, model=None, session=None):
         m = (session or self.session).attach(model or nn.Linear(3, 2), cairn.SGD(lr=0.5), rank=0, workers_min=1,
-                                             timeout=20, name=self.id().rsplit(".", 1)[1], blobs=blobs)
+                                             timeout=20, name=self.name, blobs=blobs)
         self.addCleanup(m.close)
         return m
 

@@ -1,23 +1,17 @@
 """A torch scheduler that drives the servers' learning rate: by applied steps, through attaches and restores."""
 
-import unittest
 import warnings
 
-from cluster import Cluster
-from runner import main, skip
+from runner import main
+from torched import ClusterCase
 
-try:
-    import torch
-except ImportError:
-    skip("torch is not installed for this Python (Debian: python3-torch)")
-
+import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
 import cairn
 
-torch.set_num_threads(1)
-warnings.filterwarnings("ignore", message="Failed to initialize NumPy|The epoch parameter in `scheduler.step")
+warnings.filterwarnings("ignore", message="The epoch parameter in `scheduler.step")
 
 
 def warm_up(optimizer):
@@ -45,20 +39,15 @@ def torchs_own(make, steps: int):
     return seen
 
 
-class Driven(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.cluster = Cluster(shards=2)
-        cls.addClassCleanup(cls.cluster.stop)
-        cls.session = cairn.connect(cls.cluster.endpoint)
-        cls.addClassCleanup(cls.session.close)
+class Driven(ClusterCase):
+    shards = 2
 
     def attach(self, make, lr=0.01, name=None, **options):
         model = net()
         optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
         scheduler = make(optimizer)
         m = self.session.attach(model, cairn.from_torch(optimizer, schedule=scheduler), rank=0, workers_min=1,
-                                timeout=20, name=name or self.id().rsplit(".", 1)[1], **options)
+                                timeout=20, name=name or self.name, **options)
         self.addCleanup(m.close)
         return m, optimizer, scheduler
 

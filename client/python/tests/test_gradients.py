@@ -6,40 +6,24 @@ import itertools
 import json
 import tempfile
 import threading
-import unittest
-import warnings
 from pathlib import Path
 
-from cluster import Cluster
-from runner import main, skip
+from runner import main
+from torched import ClusterCase
 
-try:
-    import torch
-except ImportError:
-    skip("torch is not installed for this Python (Debian: python3-torch)")
-
+import torch
 import cairn
 import gpt
+from cairn._gradients import Hook
 from cairn.timeline import Span
 
-torch.set_num_threads(1)
-warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 
-
-class Case(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.cluster = Cluster(shards=2)
-        cls.addClassCleanup(cls.cluster.stop)
-
-    def session(self) -> cairn.Session:
-        session = cairn.connect(self.cluster.endpoint)
-        self.addCleanup(session.close)
-        return session
+class Case(ClusterCase):
+    shards = 2
 
     def attach(self, session, model=None, **options):
         m = session.attach(gpt.gpt() if model is None else model, cairn.AdamW(lr=1e-3), rank=0, workers_min=1,
-                           timeout=20, **{"name": self.id().rsplit(".", 1)[1], **options})
+                           timeout=20, **{"name": self.name, **options})
         self.addCleanup(m.close)
         return m
 
@@ -57,7 +41,7 @@ class OneHost(Case):
     def test_pushes_and_fetches_go_through_shared_memory(self):
         for stage in (0, 1, 2, 3):
             with self.subTest(stage=stage):
-                m = trained(self.attach(self.session(), stage=stage, name=f"shared{stage}"))
+                m = trained(self.attach(self.connect(), stage=stage, name=f"shared{stage}"))
                 stats = m.job.stats()
                 self.assertGreater(stats.shared_pushed_bytes, 0)
                 self.assertEqual(stats.shared_pushed_bytes, stats.pushed_bytes)
@@ -70,7 +54,7 @@ class OneHost(Case):
                 self.assertEqual(memory.gradient_overflow_bytes, 0)  # all are pushed
 
     def test_a_unit_is_mapped_where_shards_published_it_and_cannot_be_written_to(self):
-        m = trained(self.attach(self.session()), 1)
+        m = trained(self.attach(self.connect()), 1)
         with m.job.map(m.version, "blocks.0") as mapped:
             for view in mapped.views.values():
                 with self.assertRaisesRegex(TypeError, "read-only"):
@@ -80,7 +64,7 @@ class OneHost(Case):
         self.assertEqual(m.job.stats().maps_lent, 1)
 
     def test_in_stage_3_a_change_in_place_is_of_this_workers_copy_and_ends_with_it(self):
-        m = trained(self.attach(self.session(), stage=3), 1)
+        m = trained(self.attach(self.connect(), stage=3), 1)
         weight, before = m.model.blocks[0].out.weight, m.state_dict()["blocks.0.out.weight"]
         with m.gathered(weight), torch.no_grad():
             weight.zero_()
@@ -96,7 +80,7 @@ class Bits(Case):
             with self.subTest(stage=stage, micros=micros):
                 roots = set()
                 for mapped in (None, False):
-                    m = self.attach(self.session(), stage=stage, micro_batches=micros, mapped_gradients=mapped,
+                    m = self.attach(self.connect(), stage=stage, micro_batches=micros, mapped_gradients=mapped,
                                     name=f"bits{stage}{micros}{mapped}")
                     trained(m, 3, micros)
                     roots.add(self.cluster.digest(m.name))
@@ -108,7 +92,7 @@ class Bits(Case):
             for mapped in (True, False):
                 torch.manual_seed(2)
                 model = torch.nn.Linear(7, 5).to(dtype)
-                m = self.attach(self.session(), model, mapped_gradients=mapped, name=f"{dtype}{mapped}"[6:])
+                m = self.attach(self.connect(), model, mapped_gradients=mapped, name=f"{dtype}{mapped}"[6:])
                 model.weight.backward(torch.randn(5, 7).to(dtype))
                 m.step()
                 roots.add(self.cluster.digest(m.name))
@@ -119,7 +103,7 @@ class Bits(Case):
             def done(self):
                 return False
 
-        m = self.attach(self.session(), stage=3)
+        m = self.attach(self.connect(), stage=3)
         slot, gradients = m._slots[0], m._gradients
         places = [gradients.place(slot, torch.full(slot.parameter.shape, float(i)))
                   for i in range(1 + gradients.nbytes // (4 * slot.parameter.numel()))]
@@ -151,7 +135,7 @@ class Bits(Case):
 
         watch("before")
         model.weight.register_hook(lambda gradient: seen.append(("gradient", True)) or 2 * gradient)
-        m = self.attach(self.session(), model, name="hooks")
+        m = self.attach(self.connect(), model, name="hooks")
         watch("behind")
         for step in range(2):
             model(torch.ones(1, 3)).sum().backward()
@@ -164,12 +148,24 @@ class Bits(Case):
 
 
 class Ends(Case):
+    def test_a_hook_that_was_removed_stays_so(self):
+        """A job may be closed by another thread while a forward pass has its hooks called behind those of others."""
+        calls = []
+        parameter = torch.nn.Parameter(torch.ones(2))
+        hook = Hook(parameter, lambda: calls.append(1))
+        hook.be_last()
+        parameter.sum().backward()
+        hook.remove()
+        hook.be_last()
+        parameter.sum().backward()
+        self.assertEqual(calls, [1])
+
     def test_in_every_order(self):
         """Of the attachment, the session and a backward pass: the pass raises or is dropped, and nothing is touched."""
         for i, order in enumerate(itertools.permutations("asb")):
             for pushed in (False, True):
                 with self.subTest(order="".join(order), pushed=pushed):
-                    session = self.session()
+                    session = self.connect()
                     m = self.attach(session, name=f"order{i}{pushed}")
                     if pushed:
                         gpt.loss_of(m.model, gpt.batch(0, 0)).backward()
@@ -191,7 +187,7 @@ class Ends(Case):
 
     def test_while_a_backward_pass_runs(self):
         for i in range(5):
-            session = self.session()
+            session = self.connect()
             m = self.attach(session, name=f"runs{i}")
             loss, began = gpt.loss_of(m.model, gpt.batch(0, 0)), threading.Event()
             m.model.norm.weight.register_hook(lambda gradient: began.set())
@@ -204,7 +200,7 @@ class Ends(Case):
             self.assertFalse(closer.is_alive())
 
     def test_by_a_signal_handler_amid_a_copy(self):
-        session = self.session()
+        session = self.connect()
         m = self.attach(session)
         gradients, slot = m._gradients, m._slots[0]
         place = gradients.place(slot, torch.zeros_like(slot.parameter))
@@ -217,7 +213,7 @@ class Ends(Case):
         self.assertIsNone(gradients.place(slot, torch.ones_like(slot.parameter)).at)
 
     def test_attaching_again_and_again_keeps_no_memory(self):
-        session = self.session()
+        session = self.connect()
         for _ in range(4):
             m = trained(self.attach(session, gpt.gpt(), name="again"), 1)
             m.close()
@@ -232,8 +228,8 @@ class Choice(Case):
         for words, options in (("mapped_gradients is 1", dict(mapped_gradients=1)),
                                ("are added up", dict(mapped_gradients=True, stage=1, micro_batches=2))):
             with self.assertRaisesRegex(cairn.Invalid, words):
-                self.attach(self.session(), **options)
-        self.assertEqual(self.attach(self.session(), mapped_gradients=False).memory().gradient_bytes, 0)
+                self.attach(self.connect(), **options)
+        self.assertEqual(self.attach(self.connect(), mapped_gradients=False).memory().gradient_bytes, 0)
 
     def test_where_nothing_is_shared_it_is_given_back_after_a_step(self):
         for mapped, kept in ((None, False), (True, True)):
@@ -246,7 +242,7 @@ class Choice(Case):
 
 class Recording(Case):
     def test_a_timeline_has_every_push_and_its_share_of_the_backward(self):
-        session = self.session()
+        session = self.connect()
         m = self.attach(session, micro_batches=2)
         with cairn.Timeline(m) as timeline:
             with self.assertRaisesRegex(cairn.Invalid, "one timeline"), cairn.Timeline(m):
@@ -289,7 +285,7 @@ class Recording(Case):
             self.assertIn("use blocks.1, backward", names)
 
     def test_the_share_is_of_the_time_in_which_any_push_is_under_way(self):
-        timeline = cairn.Timeline(self.attach(self.session()))
+        timeline = cairn.Timeline(self.attach(self.connect()))
         self.assertEqual(timeline.overlap(), 0.0)
         timeline.spans = [Span("backward", 0, 10), Span("forward", 10, 30)]
         timeline.pushes = [Span("a", 4, 8), Span("b", 6, 14), Span("c", 18, 20)]

@@ -6,41 +6,24 @@ import copy
 import io
 import pickle
 import threading
-import unittest
-import warnings
 
-from cluster import Cluster
-from runner import main, skip
+from runner import main
+from torched import ClusterCase
 
-try:
-    import torch
-except ImportError:
-    skip("torch is not installed for this Python (Debian: python3-torch)")
-
+import torch
 from torch import nn
 from torch.nn import functional
 
 import cairn
 import gpt
 
-torch.set_num_threads(1)
-warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 
-
-class Case(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.cluster = Cluster(shards=2)
-        cls.addClassCleanup(cls.cluster.stop)
-
-    def session(self, **options) -> cairn.Session:
-        session = cairn.Session(self.cluster.endpoint, **options)
-        self.addCleanup(session.close)
-        return session
+class Case(ClusterCase):
+    shards = 2
 
     def attach(self, model, session=None, **options):
-        m = (session or self.session()).attach(model, cairn.SGD(lr=0.1), workers_min=1, timeout=20, **{
-            "name": self.id().rsplit(".", 1)[1], "rank": 0, "stage": 3, **options})
+        m = (session or self.connect()).attach(model, cairn.SGD(lr=0.1), workers_min=1, timeout=20, **{
+            "name": self.name, "rank": 0, "stage": 3, **options})
         self.addCleanup(m.close)
         return m
 
@@ -94,7 +77,7 @@ class Sharing(Case):
             self.assertEqual(len(roots), 1)
 
     def test_what_is_not_of_this_host_is_copied_and_asked_for_more_and_more_rarely(self):
-        session = self.session(fabric="ucx")
+        session = self.connect(fabric="ucx")
         m = self.attach(gpt.gpt(layers=3), session)
         tried = []
         for step in range(8):
@@ -232,7 +215,7 @@ class Ends(Case):
     def test_a_round_that_was_void_is_done_again(self):
         m = self.attach(blocks(None, None))
         loss = pass_of(m.model)
-        other = self.session().open_worker(m.name, m._spec.__class__(**{**vars(m._spec), "rank": 1}))
+        other = self.connect().open_worker(m.name, m._spec.__class__(**{**vars(m._spec), "rank": 1}))
         other.init_done()
         m.job.amend(clip_norm=1.0)
         other.close()
@@ -249,7 +232,7 @@ class Ends(Case):
         for what in ("m", "session"):
             for at in ("forward", "backward"):
                 with self.subTest(what=what, at=at):
-                    session = self.session()
+                    session = self.connect()
 
                     def close(*_):
                         (m if what == "m" else session).close()
@@ -267,7 +250,7 @@ class Ends(Case):
 
     def test_closing_in_another_thread(self):
         for i in range(5):
-            session = self.session()
+            session = self.connect()
             m, inside = self.attach(blocks(lambda _: inside.set(), None, None), session, name=f"thread{i}"), None
             inside = threading.Event()
             closer = threading.Thread(target=lambda: (inside.wait(10), session.close()))
@@ -281,7 +264,7 @@ class Ends(Case):
 
     def test_a_graph_that_outlives_the_session_is_refused(self):
         for order in ("m", "s", "ms", "sm"):
-            session = self.session()
+            session = self.connect()
             m = self.attach(blocks(None, None), session, name=f"order{order}")
             loss = pass_of(m.model)
             for one in order:

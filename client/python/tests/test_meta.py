@@ -6,23 +6,16 @@ import json
 import struct
 import unittest
 import unittest.mock
-import warnings
 
-from cluster import Cluster
-from runner import main, skip
+from runner import main
+from torched import ClusterCase
 
-try:
-    import torch
-except ImportError:
-    skip("torch is not installed for this Python (Debian: python3-torch)")
-
+import torch
 from torch import nn
 
 import cairn
 import gpt
 
-torch.set_num_threads(1)
-warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 
 INIT = {"*norm*.weight": cairn.Init("ones"), "*.bias": cairn.Init("zeros"), "mask": cairn.Init("zeros"),
         "*": cairn.Init("normal", 0.0, 0.02, seed=7)}
@@ -48,27 +41,17 @@ def save(path, tensors) -> None:
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
-class Case(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.cluster = Cluster(shards=2)
-        cls.addClassCleanup(cls.cluster.stop)
-        cls.session = cairn.connect(cls.cluster.endpoint)
-        cls.addClassCleanup(cls.session.close)
+class Case(ClusterCase):
+    shards = 2
 
     def attach(self, model, optim=None, session=None, **options):
-        name = options.pop("name", self.id().rsplit(".", 1)[1])
+        name = options.pop("name", self.name)
         m = (session or self.session).attach(model, optim, timeout=20, name=name, **options)
         self.addCleanup(m.close)
         return m
 
     def worker(self, model, optim=None, **options):
         return self.attach(model, optim or cairn.AdamW(lr=1e-3), rank=0, workers_min=1, **options)
-
-    def another_session(self):
-        session = cairn.connect(self.cluster.endpoint)
-        self.addCleanup(session.close)
-        return session
 
     def refused(self, kind, words, call):
         with self.assertRaisesRegex(kind, words):
@@ -128,7 +111,7 @@ class Meta(Case):
 
     def test_another_worker_is_a_source(self):
         first = self.attach(gpt.gpt(), cairn.SGD(), rank=0, workers_min=2)
-        second = self.attach(on_meta(), cairn.SGD(), self.another_session(), rank=1, workers_min=2)
+        second = self.attach(on_meta(), cairn.SGD(), self.connect(), rank=1, workers_min=2)
         self.equal(dict(second.model.named_parameters()), dict(first.model.named_parameters()))
 
     def test_without_a_source_it_is_refused_before_there_is_a_job(self):
@@ -193,7 +176,7 @@ class Reading(Case):
         for stage in (0, 3):
             for model in (generator(9), on_meta(generator())):
                 with self.subTest(stage=stage):
-                    reads = self.attach(model, session=self.another_session(), name=m.name, stage=stage)
+                    reads = self.attach(model, session=self.connect(), name=m.name, stage=stage)
                     self.assertEqual(reads.version, m.version)
                     self.assertTrue(torch.equal(model.generate(prompt, 5), alone.generate(prompt, 5)))
                     self.equal(reads.state_dict(), m.state_dict())
@@ -203,7 +186,7 @@ class Reading(Case):
 
     def test_it_stays_at_its_version_until_it_is_refreshed(self):
         m = trained(self.worker(gpt.gpt()), 1)
-        reads = self.attach(on_meta(generator()), session=self.another_session(), name=m.name, stage=3)
+        reads = self.attach(on_meta(generator()), session=self.connect(), name=m.name, stage=3)
         tokens = gpt.batch(0, 0)[:, :-1]
 
         def seen(one):
@@ -226,7 +209,7 @@ class Reading(Case):
         reference = generator(3).requires_grad_(False)
         tokens, own = gpt.batch(0, 0)[:, :-1], generator(3)
         first = self.attach(reference, rank=0, workers_min=1)
-        readers = [self.attach(on_meta(generator()), session=self.another_session(), stage=stage) for stage in (1, 3)]
+        readers = [self.attach(on_meta(generator()), session=self.connect(), stage=stage) for stage in (1, 3)]
         for m in [first] + readers:
             x = own.token(tokens).detach().requires_grad_()  # gradients go through it, to what was put in
             with contextlib.ExitStack() as stack:
@@ -238,7 +221,7 @@ class Reading(Case):
 
     def test_a_close_whose_lease_cannot_be_ended_closes_all_the_same(self):
         trained(self.worker(gpt.gpt()), 1)
-        reads = self.attach(generator(), session=self.another_session(), stage=3)
+        reads = self.attach(generator(), session=self.connect(), stage=3)
         job, hooks = reads.job, len(reads.model._forward_pre_hooks)
         with unittest.mock.patch.object(reads, "_end_lease", side_effect=cairn.Timeout("asked for too long")):
             self.refused(cairn.Timeout, "asked for too long", reads.close)
@@ -251,7 +234,7 @@ class Reading(Case):
         for call in (m.begin, m.step, m.micro_end, lambda: m.scale(1), lambda: m.write({}), m.snapshot):
             self.refused(cairn.Invalid, "is only read here", call)
         self.refused(cairn.Invalid, "clip_norm: of training", lambda: self.attach(generator(), clip_norm=1.0))
-        other = self.another_session()
+        other = self.connect()
         self.refused(cairn.Mismatch, "not in the job", lambda: self.attach(nn.Linear(2, 2), session=other))
         self.refused(cairn.Exists, "a session of its own", lambda: self.attach(generator()))
         self.refused(cairn.NotFound, "there is no job nothing to read",

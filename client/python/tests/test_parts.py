@@ -3,24 +3,16 @@ equals the same model in one process, in every stage; several teams average thei
 
 import threading
 import time
-import unittest
-import warnings
 
-from cluster import Cluster
-from runner import main, skip
+from runner import main
+from torched import ClusterCase
 
-try:
-    import torch
-except ImportError:
-    skip("torch is not installed for this Python (Debian: python3-torch)")
-
+import torch
 from torch import nn
 from torch.nn import functional
 
 import cairn
 
-torch.set_num_threads(1)
-warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 WIDTH, HEAD, HIDDEN, VOCABULARY, CONTEXT, LR = 16, 8, 22, 31, 8, 1e-3
 CUTS = (12, 10)  # of the hidden units: parts need not be of one size
 
@@ -168,11 +160,8 @@ def reference(steps: int, teams: int) -> dict:
             for name, parts in cut.items()}
 
 
-class Parts(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.cluster = Cluster(shards=3)
-        cls.addClassCleanup(cls.cluster.stop)
+class Parts(ClusterCase):
+    shards = 3
 
     def train(self, name: str, steps: int, teams: int, stage: int) -> dict:
         together = [Team(2) for _ in range(teams)]

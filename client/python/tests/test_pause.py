@@ -2,39 +2,27 @@
 
 import threading
 import time
-import unittest
-import warnings
+from unittest import mock
 
-from cluster import Cluster
-from runner import main, skip
+from runner import main
+from torched import ClusterCase
 
-try:
-    import torch
-except ImportError:
-    skip("torch is not installed for this Python (Debian: python3-torch)")
-
+import torch
 from torch import nn
 
 import cairn
+from cairn import _call
 
-torch.set_num_threads(1)
-warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 TIMEOUT, PAUSE = 0.6, 1.6
 
 
-class Case(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.cluster = Cluster()
-        cls.addClassCleanup(cls.cluster.stop)
-
+class Case(ClusterCase):
     def pair(self):
         made = []
         for rank in range(2):
-            session = cairn.connect(self.cluster.endpoint, name=f"trainer {rank}")
-            self.addCleanup(session.close)
+            session = self.connect(name=f"trainer {rank}")
             torch.manual_seed(1)
-            made.append(session.attach(nn.Linear(2, 2), cairn.SGD(lr=0.1), name=self.id().rsplit(".", 1)[1], rank=rank,
+            made.append(session.attach(nn.Linear(2, 2), cairn.SGD(lr=0.1), name=self.name, rank=rank,
                                        workers=2, timeout=20))
         for m in made:
             m.timeout = TIMEOUT
@@ -72,6 +60,36 @@ class Case(unittest.TestCase):
         self.assertRegex(shown, "worker trainer 0 of rank 0, which is evaluating, for [56][0-9] s more at most")
         self.assertEqual(len(logs.output), 1)  # a line a minute
         self.assertIn("waits for worker trainer 0 of rank 0, which is evaluating", logs.output[0])
+
+    def test_who_says_nothing_is_told_how_to(self):
+        first, second = self.pair()
+        other = self.beside(lambda: self.step(second))
+        self.step(first), other()
+        failed = self.beside(lambda: self.step(second))()
+        self.assertIsInstance(failed, cairn.Timeout)
+        self.assertRegex(str(failed), r"^cairn_commit timed out: waits for worker trainer 0 of rank 0 \(has not "
+                         r"committed round \d+\); .*cairn_pause.*with m.pause\(\"evaluating\", at_most=600\)")
+        first.close()
+        with self.assertRaisesRegex(cairn.Timeout, "^cairn_round_begin timed out: waits for 1 more worker .1 of "
+                                    "2 attached.: start it, "
+                                    "or have the job take fewer .`cairn job amend JOB --workers MIN:MAX`.$"):
+            while True:
+                try:
+                    second.begin()
+                    second.step()
+                except cairn.EpochChanged:  # the other one left
+                    continue
+
+    def test_who_waits_long_says_for_whom(self):
+        first, second = self.pair()
+        first.timeout = second.timeout = 4
+        other = self.beside(lambda: self.step(second))
+        self.step(first), other()
+        with mock.patch.object(_call, "QUIET_S", 1.0), self.assertLogs("cairn", "WARNING") as logs:
+            self.assertIsInstance(self.beside(lambda: self.step(second))(), cairn.Timeout)
+        self.assertEqual(len(logs.output), 1)  # a line a minute
+        self.assertRegex(logs.output[0], rf"job {self.name}: waits for worker trainer 0 of rank 0 "
+                         r"\(has not committed round \d+\)")
 
     def test_it_ends_by_itself(self):
         first, second = self.pair()

@@ -191,7 +191,8 @@ class AJob(unittest.TestCase):
                 SPEC.tensors, [cairn.Group(optimizer="sgd", lr=0.5, momentum=0.9)]), timeout=20)),
             (cairn.NotFound, "nowhere", lambda: session.open_reader("nowhere", timeout=20)),
             (cairn.Invalid, "finite", lambda: job.version_wait(timeout=math.inf)),
-            (cairn.Timeout, "", lambda: job.version_wait(cairn.Version(version.generation, 99), timeout=0.05)),
+            (cairn.Timeout, r"^cairn_version_wait for version \d+\.99 timed out", lambda: job.version_wait(
+                cairn.Version(version.generation, 99), timeout=0.05)),
         ]
         for kind, words, call in cases:
             with self.subTest(kind=kind.__name__, words=words):

@@ -1,25 +1,20 @@
 """Stage 3 by accounting and against autograd: units are here while they are used, and not longer."""
 
 import copy
+import dataclasses
 import io
-import unittest
 import warnings
 
-from cluster import Cluster
-from runner import main, skip
+from runner import main
+from torched import ClusterCase
 
-try:
-    import torch
-except ImportError:
-    skip("torch is not installed for this Python (Debian: python3-torch)")
-
+import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import cairn
 
-torch.set_num_threads(1)
-warnings.filterwarnings("ignore", message="Failed to initialize NumPy|.*use_reentrant|None of the inputs")
+warnings.filterwarnings("ignore", message=".*use_reentrant|None of the inputs")
 
 
 class Layers(nn.Module):
@@ -47,21 +42,16 @@ def made(count: int = 6, walk=None) -> Layers:
     return Layers(count, walk)
 
 
-class Gathering(unittest.TestCase):
+class Gathering(ClusterCase):
     """Units are copied; class Lent below has the same of units that shards of this host lend."""
 
     mapped = False
 
-    @classmethod
-    def setUpClass(cls):
-        cls.cluster = Cluster(shards=2)
-        cls.addClassCleanup(cls.cluster.stop)
-        cls.session = cairn.connect(cls.cluster.endpoint)
-        cls.addClassCleanup(cls.session.close)
+    shards = 2
 
     def attach(self, model, **options):
         m = self.session.attach(model, cairn.SGD(lr=0.1), rank=0, workers_min=1, timeout=20, stage=3,
-                                mapped_parameters=self.mapped, **{"name": self.id().rsplit(".", 1)[1], **options})
+                                mapped_parameters=self.mapped, **{"name": self.name, **options})
         self.addCleanup(m.close)
         return m
 
@@ -246,6 +236,25 @@ class Gathering(unittest.TestCase):
         model(torch.ones(1, 16)).sum().backward()
         self.assertTrue(m.step().applied)
         self.assertEqual(m.memory().gathered_bytes, 0)
+
+    def test_who_was_left_behind_does_the_step_again(self):
+        m = self.attach(made(2))
+        session = cairn.connect(self.cluster.endpoint)
+        self.addCleanup(session.close)
+        other = session.open_worker(m.name, dataclasses.replace(m._spec, rank=1))
+        other.init_done()
+        m.begin()
+        round_ = other.round_begin()
+        round_.abandon()
+        for value in range(3):  # until the version of that round is gone
+            other.write_begin()
+            other.put("scale", torch.full((16,), float(value)))
+            other.write_end()
+        other.close()
+        with self.assertRaisesRegex(cairn.EpochChanged, "the others went on"):
+            m.model(torch.ones(1, 16))
+        m.model(torch.ones(1, 16)).sum().backward()
+        self.assertTrue(m.step().applied)
 
     def test_units_are_chosen_by_class_and_pattern(self):
         for i, (units, names) in enumerate([([nn.Linear], {"layers.0", "layers.1"}), (["layers"], {"layers"}),

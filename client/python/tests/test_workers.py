@@ -1,37 +1,22 @@
 """How many workers a job has: attach's workers, world and start_wait, and what amends them."""
 
 import threading
-import unittest
-import warnings
 
-from cluster import Cluster
-from runner import main, skip
+from runner import main
+from torched import ClusterCase
 
-try:
-    import torch
-except ImportError:
-    skip("torch is not installed for this Python (Debian: python3-torch)")
-
+import torch
 from torch import nn
 
 import cairn
 
-torch.set_num_threads(1)
-warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 
-
-class Case(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.cluster = Cluster()
-        cls.addClassCleanup(cls.cluster.stop)
-
+class Case(ClusterCase):
     def attach(self, rank, **options):
-        session = cairn.connect(self.cluster.endpoint)
-        self.addCleanup(session.close)
+        session = self.connect()
         torch.manual_seed(1)
         return session.attach(nn.Linear(2, 2), cairn.SGD(lr=0.1), **{
-            "name": self.id().rsplit(".", 1)[1], "rank": rank, "timeout": 20, **options})
+            "name": self.name, "rank": rank, "timeout": 20, **options})
 
     def step(self, m):
         m.model(torch.ones(1, 2)).sum().backward()
@@ -59,10 +44,10 @@ class Workers(Case):
         self.assertEqual(self.both([first, second]), [2, 2])
         second.close()
         first.timeout = 0.3
-        with self.assertRaisesRegex(cairn.Timeout, "1 more workers .1 of 2 attached"):
+        with self.assertRaisesRegex(cairn.Timeout, "waits for 1 more worker .1 of 2 attached.: start it, or"):
             first.begin()
         first.timeout = 20
-        name = self.id().rsplit(".", 1)[1]
+        name = self.name
         self.assertEqual(self.cluster.ctl("job", "amend", name, "--workers", "1:4")["revision"], 1)
         self.assertEqual(first.begin().world, 1)
         self.step(first)
@@ -83,7 +68,7 @@ class Workers(Case):
     def test_the_first_to_arrive_does_not_train_alone(self):
         first = self.attach(0, workers=(1, 2))
         first.timeout = 0.3
-        with self.assertRaisesRegex(cairn.Timeout, "1 more workers of this launch .1 of 2 attached"):
+        with self.assertRaisesRegex(cairn.Timeout, "waits for 1 more worker of this launch .1 of 2 attached"):
             first.begin()
         first.timeout = 20
         self.assertEqual(self.both([first, self.attach(1, workers=(1, 2))]), [2, 2])
@@ -93,7 +78,7 @@ class Workers(Case):
 
     def test_a_rate_is_amended_by_the_command_line(self):
         m = self.attach(0, workers=1)
-        name = self.id().rsplit(".", 1)[1]
+        name = self.name
         self.step(m)
         self.assertEqual(self.cluster.ctl("job", "amend", name, "--lr", "0.5", "--clip-norm", "2")["revision"], 1)
         self.assertEqual(self.step(m).lr, 0.5)

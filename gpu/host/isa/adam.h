@@ -24,10 +24,10 @@ static inline f32_vector adam_rule(f32_vector p, f32_vector *m, f32_vector *v, f
     return p + (k->neg_step_size * *m) / d;
 }
 
-static void adam(const struct cairn_update *update, const struct cairn_group_scalars *scalars)
+static uint64_t adam(const struct cairn_update *update, const struct cairn_group_scalars *scalars)
 {
     assert(scalars->optimizer == CAIRN_OPTIMIZER_ADAM);
-    update_run(update, scalars, adam_rule, true, true);
+    return update_run(update, scalars, adam_rule, true, true);
 }
 
 #endif

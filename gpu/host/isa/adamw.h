@@ -23,10 +23,10 @@ static inline f32_vector adamw_rule(f32_vector p, f32_vector *m, f32_vector *v, 
     return param + (k->neg_step_size * *m) / d;
 }
 
-static void adamw(const struct cairn_update *update, const struct cairn_group_scalars *scalars)
+static uint64_t adamw(const struct cairn_update *update, const struct cairn_group_scalars *scalars)
 {
     assert(scalars->optimizer == CAIRN_OPTIMIZER_ADAMW);
-    update_run(update, scalars, adamw_rule, true, true);
+    return update_run(update, scalars, adamw_rule, true, true);
 }
 
 #endif

@@ -32,17 +32,12 @@ static inline f32_vector sgd_momentum_rule(f32_vector p, f32_vector *b, f32_vect
     return p + k->neg_step_size * (k->nesterov ? grad + k->momentum * *b : *b);
 }
 
-static void sgd(const struct cairn_update *update, const struct cairn_group_scalars *scalars)
+static uint64_t sgd(const struct cairn_update *update, const struct cairn_group_scalars *scalars)
 {
     assert(scalars->optimizer == CAIRN_OPTIMIZER_SGD);
-    if ((scalars->flags & CAIRN_SCALAR_MOMENTUM) != 0) {
-        update_run(update, scalars, sgd_momentum_rule, true, false);
-    } else {
-        // A buffer of the moments that this group does not keep is left alone.
-        struct cairn_update u = *update;
-        u.exp_avg = NULL;
-        update_run(&u, scalars, sgd_plain_rule, false, false);
-    }
+    if ((scalars->flags & CAIRN_SCALAR_MOMENTUM) != 0)
+        return update_run(update, scalars, sgd_momentum_rule, true, false);
+    return update_run(update, scalars, sgd_plain_rule, false, false);
 }
 
 #endif

@@ -51,9 +51,35 @@ publish_vector(void *wire, cairn_dtype dtype, bool around, size_t i, f32_vector 
     }
 }
 
-/* The elements after the last whole step, a vector or less at a time. */
-static inline __attribute__((always_inline)) void
-update_rest(const struct cairn_update *u, size_t i, rule_fn rule, const struct constants *k)
+/* Becomes NaN or infinite, and stays so, with a result that is, or a parameter so large that bf16 may have it
+ * as infinite. Large finite numbers may add up to that, too: who finds it looks again. A first moment that is
+ * not finite takes its parameter along. Two operations a vector: more do not hide behind divisions and
+ * memory, as counting in each plane does not. */
+static inline f32_vector add_results(f32_vector seen, f32_vector p, f32_vector v)
+{
+    return plus_twice(seen + v, p);
+}
+
+/* What cairn_update_fn returns. */
+static uint64_t count_results(const struct cairn_update *u)
+{
+    const bool narrows = u->wire != NULL && u->wire_dtype == CAIRN_BF16;
+    uint64_t count = 0;
+    for (size_t i = 0; i < u->elems; i++) {
+        const bool any = is_nonfinite(u->param[i]) ||
+                         (u->exp_avg != NULL && is_nonfinite(u->exp_avg[i])) ||
+                         (u->exp_avg_sq != NULL && is_nonfinite(u->exp_avg_sq[i])) ||
+                         (narrows && (narrow_one(u->param[i]) & 0x7f80u) == 0x7f80u);
+        count += any ? 1 : 0;
+    }
+    return count;
+}
+
+/* The elements after the last whole step, a vector or less at a time. Returns add_results of all. */
+static inline __attribute__((always_inline)) f32_vector update_rest(const struct cairn_update *u,
+                                                                    size_t i, rule_fn rule,
+                                                                    const struct constants *k,
+                                                                    f32_vector seen)
 {
     for (size_t n; i < u->elems; i += n) {
         f32_vector p = { 0 }, m = { 0 }, v = { 0 }, g = { 0 };
@@ -63,6 +89,8 @@ update_rest(const struct cairn_update *u, size_t i, rule_fn rule, const struct c
         if (u->exp_avg != NULL) memcpy(&m, u->exp_avg + i, n * sizeof(float));
         if (u->exp_avg_sq != NULL) memcpy(&v, u->exp_avg_sq + i, n * sizeof(float));
         p = rule(p, &m, &v, g, k);
+        const f32_vector found = add_results(seen, p, v);
+        memcpy(&seen, &found, n * sizeof(float)); // beyond them 0 / 0 may stand
         memcpy(u->param + i, &p, n * sizeof(float));
         if (u->exp_avg != NULL) memcpy(u->exp_avg + i, &m, n * sizeof(float));
         if (u->exp_avg_sq != NULL) memcpy(u->exp_avg_sq + i, &v, n * sizeof(float));
@@ -70,13 +98,15 @@ update_rest(const struct cairn_update *u, size_t i, rule_fn rule, const struct c
         convert((char *)u->wire + i * cairn_dtype_bytes((int)u->wire_dtype), u->wire_dtype,
                 u->param + i, CAIRN_F32, n);
     }
+    return seen;
 }
 
 /* has_m, has_v: the planes that the rule keeps; known when it is compiled, as the rule is. */
-static inline __attribute__((always_inline)) void
+static inline __attribute__((always_inline)) f32_vector
 update_steps(const struct cairn_update *u, const struct constants *k, rule_fn rule, bool has_m,
              bool has_v, cairn_dtype dtype, bool publishes, bool around)
 {
+    f32_vector seen = { 0 };
     size_t i = 0;
     for (; i + STEP_ELEMS <= u->elems; i += STEP_ELEMS) {
         prefetch_step(u->grad + i, sizeof(float), AHEAD_BYTES);
@@ -93,29 +123,34 @@ update_steps(const struct cairn_update *u, const struct constants *k, rule_fn ru
             if (has_v) store_f32(u->exp_avg_sq + j, v);
             store_f32(u->param + j, p);
             if (publishes) publish_vector(u->wire, dtype, around, j, p);
+            seen = add_results(seen, p, v);
         }
     }
-    update_rest(u, i, rule, k);
+    return update_rest(u, i, rule, k, seen);
 }
 
-static inline __attribute__((always_inline)) void
+static inline __attribute__((always_inline)) uint64_t
 update_run(const struct cairn_update *update, const struct cairn_group_scalars *scalars,
            rule_fn rule, bool has_m, bool has_v)
 {
-    const struct cairn_update u = *update;
+    struct cairn_update u = *update;
+    if (!has_m) u.exp_avg = NULL; // a buffer that this optimizer does not keep is left alone
+    if (!has_v) u.exp_avg_sq = NULL;
     const struct constants k = constants_of(scalars);
     assert(u.wire == NULL || cairn_wire_dtype_ok((int)u.wire_dtype));
     assert((!has_m || u.exp_avg != NULL) && (!has_v || u.exp_avg_sq != NULL));
     const bool around = u.far && is_aligned(u.wire);
+    f32_vector seen;
     if (u.wire == NULL)
-        update_steps(&u, &k, rule, has_m, has_v, CAIRN_F32, false, false);
+        seen = update_steps(&u, &k, rule, has_m, has_v, CAIRN_F32, false, false);
     else if (u.wire_dtype == CAIRN_BF16 && around)
-        update_steps(&u, &k, rule, has_m, has_v, CAIRN_BF16, true, true);
+        seen = update_steps(&u, &k, rule, has_m, has_v, CAIRN_BF16, true, true);
     else if (u.wire_dtype == CAIRN_BF16)
-        update_steps(&u, &k, rule, has_m, has_v, CAIRN_BF16, true, false);
+        seen = update_steps(&u, &k, rule, has_m, has_v, CAIRN_BF16, true, false);
     else
-        update_steps(&u, &k, rule, has_m, has_v, CAIRN_F32, true, around);
+        seen = update_steps(&u, &k, rule, has_m, has_v, CAIRN_F32, true, around);
     if (around) stream_end();
+    return is_finite(seen) ? 0 : count_results(&u);
 }
 
 #endif

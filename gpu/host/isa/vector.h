@@ -13,7 +13,7 @@
 #include <immintrin.h>
 #endif
 
-#include "proto/wire/scalars.h"
+#include "proto/spec/scalars.h"
 
 /* A vector of fp32, and half of one: what fills a vector when it becomes double. */
 #if defined(__AVX512F__)
@@ -132,6 +132,25 @@ static inline f32_vector square_root(f32_vector x)
 #endif
 }
 
+/* x + 2 * y. Rounded once or twice, as it comes: of no use for what has promised bits. */
+static inline f32_vector plus_twice(f32_vector x, f32_vector y)
+{
+#if VECTOR_BYTES == 64
+    return (f32_vector)_mm512_fmadd_ps((__m512)y, _mm512_set1_ps(2), (__m512)x);
+#elif VECTOR_BYTES == 32
+    return (f32_vector)_mm256_fmadd_ps((__m256)y, _mm256_set1_ps(2), (__m256)x);
+#else
+    return x + (y + y);
+#endif
+}
+
+static inline bool is_finite(f32_vector x)
+{
+    uint32_t any = 0;
+    for (size_t i = 0; i < VECTOR_ELEMS; i++) any |= cairn_f32_bits(x[i] - x[i]); // +0, or NaN
+    return any == 0;
+}
+
 /* Each element zero-extended, and each one exactly as a double. Compilers make these of
  * __builtin_convertvector in two halves and four times the instructions, which a fold of bf16 waits for. */
 static inline u32_half extend_u16(const uint16_t *at)
@@ -156,6 +175,11 @@ static inline f64_lanes to_double(f32_half x)
 #else
     return __builtin_convertvector(x, f64_lanes);
 #endif
+}
+
+static inline bool is_nonfinite(float x)
+{
+    return (cairn_f32_bits(x) & 0x7f800000u) == 0x7f800000u;
 }
 
 /* A group's scalar in every element. */

@@ -1,0 +1,65 @@
+/* What the calls of a job have in common: look the handle up, judge the arguments, hand the work to
+ * the loop thread. Caller's threads; failures set this thread's sentence. */
+#ifndef CAIRN_CLIENT_API_API_H
+#define CAIRN_CLIENT_API_API_H
+
+#include "client/job.h"
+
+/* cairn_open; with a hub (tests) the data path is the mem fabric. Not exported. */
+cairn_status cairn_client_open(const struct cairn_opts *opts, struct cairn_fabric_hub *hub,
+                               cairn **out) CAIRN_MUST_CHECK;
+
+/* The job of a handle, until the call leaves; NULL: it is not open. */
+struct job *cairn_api_job(const cairn_job *handle);
+/* Returns `status`: how the call ends. */
+cairn_status cairn_api_leave(const cairn_job *handle, cairn_status status);
+/* Of a timeout in milliseconds from now. */
+uint64_t cairn_api_deadline(int timeout_ms);
+/* The arguments of most calls: CAIRN_ERR_INVALID names the one that is wrong. `out_name`: how `out` is
+ * called; NULL of a call that has none. */
+cairn_status cairn_api_judge_call(const char *out_name, const void *out,
+                                  int timeout_ms) CAIRN_MUST_CHECK;
+/* Fails like the job has, if it has. */
+cairn_status cairn_api_check(struct job *job) CAIRN_MUST_CHECK;
+/* Sleeps until *open (puts.open, filling.pushes_open) is 0; `what` names them. */
+cairn_status cairn_api_await_none(struct job *job, const uint64_t *open, const char *what,
+                                  uint64_t deadline_ms) CAIRN_MUST_CHECK;
+/* What these structs were in the first release: a caller may have been compiled with it. */
+#define CAIRN_API_ROUND_LEAST  offsetof(struct cairn_round, skips)
+#define CAIRN_API_RESULT_LEAST offsetof(struct cairn_result, skips)
+
+/* Waits for a round of its own (CAIRN_MSG_WRITE_BEGIN) or of all (CAIRN_MSG_ROUND_BEGIN). */
+cairn_status cairn_api_round_begin(struct job *job, uint16_t type, uint64_t deadline_ms,
+                                   struct cairn_round *out) CAIRN_MUST_CHECK;
+/* What goes with a commit, judged. */
+struct cairn_commit_words {
+    ProtobufCBinaryData state; /* the client state */
+    double *driven; /* [group_count] of the spec, rates of driven groups; NULL: none is */
+};
+/* Commits it, once, and waits for its end. */
+cairn_status cairn_api_commit(struct job *job, const struct cairn_round *round, uint64_t weight,
+                              const struct cairn_commit_words *words, uint64_t deadline_ms,
+                              struct cairn_result *out) CAIRN_MUST_CHECK;
+
+/* ---- driven.c ---- */
+/* The rates that go with a commit, by group; `room`: [group_count]. *driven_out: that, or NULL where no
+ * group is driven. CAIRN_ERR_INVALID: one has none yet. */
+cairn_status cairn_driven_take(struct job *job, double *room, double **driven_out) CAIRN_MUST_CHECK;
+
+/* ---- push.c ---- */
+/* Did this job begin it? Rounds of two jobs may have the same number. */
+cairn_status cairn_api_judge_begun(const struct job *job,
+                                   const struct cairn_round *round) CAIRN_MUST_CHECK;
+/* Is it the round that this worker has open? Under the lock. */
+cairn_status cairn_api_judge_round(const struct job *job,
+                                   const struct cairn_round *round) CAIRN_MUST_CHECK;
+/* Is it, and its micro-batch, the one that is being filled, and the tensor not yet in it? Notes the tensor;
+ * of CAIRN_API_NO_TENSOR the end of the micro-batch, for which it waits until all is copied. */
+#define CAIRN_API_NO_TENSOR SIZE_MAX
+cairn_status cairn_api_judge_fill(struct job *job, const struct cairn_round *round, uint32_t micro,
+                                  size_t tensor) CAIRN_MUST_CHECK;
+/* Pushes tensors of which only parts came in the micro-batch that ended: zeros for the others. */
+cairn_status cairn_api_push_incomplete(struct job *job, const struct cairn_round *round,
+                                       uint32_t micro) CAIRN_MUST_CHECK;
+
+#endif

@@ -1,0 +1,74 @@
+/* Leases: a version that is kept while it is read. The library does not renew them: a reader that hangs must
+ * not hold the shards' memory. */
+#include <sodium.h>
+
+#include "client/api/api.h"
+#include "client/ask.h"
+
+#define CANCEL_MS 1000
+
+static cairn_status ask_drop(struct job *job, Cairn__LeaseDrop *message, uint64_t deadline_ms)
+{
+    return cairn_ask(job, CAIRN_MSG_LEASE_DROP, &message->base, CAIRN_MSG_DONE, deadline_ms, NULL);
+}
+
+/* The wish of that key is withdrawn, and what it began ends; keeps this thread's sentence. */
+static void cancel(struct job *job, uint64_t key)
+{
+    struct cairn_sentence said;
+    Cairn__LeaseDrop message = CAIRN__LEASE_DROP__INIT;
+    cairn_sentence_set(&said, "%s", cairn_error());
+    message.key = key;
+    // Unanswered, it ends all the same: with its time, or with the connection.
+    (void)!ask_drop(job, &message, cairn_api_deadline(CANCEL_MS));
+    cairn_client_fail(CAIRN_OK, "%s", said.text);
+}
+
+static cairn_status take(struct job *job, struct cairn_version version, int ttl_ms,
+                         uint64_t deadline_ms, struct cairn_version *out)
+{
+    Cairn__LeaseTake message = CAIRN__LEASE_TAKE__INIT;
+    ProtobufCMessage *reply;
+    message.generation = version.generation;
+    message.step = version.step;
+    message.ttl_ms = (uint32_t)ttl_ms;
+    randombytes_buf(&message.key, sizeof message.key);
+    message.key |= 1; // not 0
+    const cairn_status status = cairn_ask(job, CAIRN_MSG_LEASE_TAKE, &message.base,
+                                          CAIRN_MSG_LEASED, deadline_ms, &reply);
+    if (status == CAIRN_ERR_TIMEOUT) cancel(job, message.key);
+    if (status != CAIRN_OK) return status;
+    const Cairn__Leased *leased = (const Cairn__Leased *)reply;
+    *out = (struct cairn_version) { leased->generation, leased->step };
+    cairn_message_free(reply);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_lease(cairn_job *handle, struct cairn_version version, int ttl_ms,
+                         int timeout_ms, struct cairn_version *out)
+{
+    struct job *job = cairn_api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = cairn_api_check(job);
+    if (status == CAIRN_OK) status = cairn_api_judge_call("out", out, timeout_ms);
+    if (status == CAIRN_OK && ttl_ms <= 0)
+        status = cairn_client_fail(CAIRN_ERR_INVALID, "ttl_ms is %d; give 1 or more", ttl_ms);
+    if (status == CAIRN_OK)
+        status = take(job, version, ttl_ms, cairn_api_deadline(timeout_ms), out);
+    return cairn_api_leave(handle, status);
+}
+
+cairn_status cairn_lease_end(cairn_job *handle, struct cairn_version version, int timeout_ms)
+{
+    struct job *job = cairn_api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = cairn_api_check(job);
+    if (status == CAIRN_OK) status = cairn_api_judge_call(NULL, NULL, timeout_ms);
+    if (status == CAIRN_OK) {
+        Cairn__LeaseDrop message = CAIRN__LEASE_DROP__INIT;
+        message.generation = version.generation;
+        message.step = version.step;
+        status = ask_drop(job, &message, cairn_api_deadline(timeout_ms));
+    }
+    return cairn_api_leave(handle, status);
+}

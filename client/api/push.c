@@ -1,0 +1,271 @@
+/* Pushes: which round and micro-batch they are of, and where they go. */
+#include <string.h>
+
+#include "client/api/judge.h"
+#include "client/base/struct.h"
+#include "client/op.h"
+#include "client/push/assemble.h"
+
+cairn_status cairn_api_judge_begun(const struct job *job, const struct cairn_round *round)
+{
+    if (round->round == 0)
+        return cairn_client_fail(
+            CAIRN_ERR_INVALID,
+            "no round is begun; call cairn_round_begin, and give what it filled in");
+    if (round->job == job->member.number) return CAIRN_OK;
+    return cairn_client_fail(CAIRN_ERR_STALE,
+                             "round %llu was not begun on this handle of job %s; give what "
+                             "cairn_round_begin filled in for it",
+                             (unsigned long long)round->round, job->name);
+}
+
+cairn_status cairn_api_judge_round(const struct job *job, const struct cairn_round *round)
+{
+    const unsigned long long number = round->round, step = round->step;
+    const cairn_status status = cairn_api_judge_begun(job, round);
+    if (status != CAIRN_OK) return status;
+    if (number == job->filling.void_round && job->filling.void_why.text[0] != '\0')
+        return cairn_client_fail(CAIRN_ERR_EPOCH_CHANGED,
+                                 "%s (step %llu was abandoned: begin the next round)",
+                                 job->filling.void_why.text, step);
+    if (number <= job->filling.void_round)
+        return cairn_client_fail(
+            CAIRN_ERR_EPOCH_CHANGED,
+            "round %llu of step %llu was abandoned; begin the next one and compute again", number,
+            step);
+    if (number != job->filling.round)
+        return cairn_client_fail(CAIRN_ERR_STALE,
+                                 "round %llu is not the one that this worker has open; call "
+                                 "cairn_round_begin and give what it filled in",
+                                 number);
+    if (job->filling.committed)
+        return cairn_client_fail(CAIRN_ERR_STALE,
+                                 "round %llu is committed; call cairn_round_begin for the next one",
+                                 number);
+    return CAIRN_OK;
+}
+
+/* Is `micro` the micro-batch that is being filled? Under the lock. */
+static cairn_status judge_micro(const struct job *job, uint32_t micro)
+{
+    if (micro != job->filling.micro)
+        return cairn_client_fail(
+            CAIRN_ERR_INVALID,
+            "this is micro-batch %u, micro-batch %u is being filled; end it with cairn_micro_end",
+            micro, job->filling.micro);
+    if (job->spec.stage < 2 && micro >= job->spec.micro_batches)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "micro-batch %u: job %s is of stage %u and declares micro_batches "
+                                 "= %u, counted from 0; declare more in its spec, or take stage 2",
+                                 micro, job->name, job->spec.stage, job->spec.micro_batches);
+    return CAIRN_OK;
+}
+
+/* Is the tensor not yet in the micro-batch that is being filled? Notes it, or, CAIRN_API_NO_TENSOR, the end
+ * of the micro-batch. Under the lock. */
+static cairn_status fill(struct job *job, uint32_t micro, size_t tensor)
+{
+    const cairn_status status = judge_micro(job, micro);
+    if (status != CAIRN_OK) return status;
+    if (tensor == CAIRN_API_NO_TENSOR) {
+        job->filling.micro++, job->filling.any = false;
+        memset(job->filling.tensors, 0, job->spec.tensor_count);
+        return CAIRN_OK;
+    }
+    if (job->filling.tensors[tensor] != NOT_PUSHED)
+        return cairn_client_fail(CAIRN_ERR_EXISTS,
+                                 "tensor %s was pushed in micro-batch %u already; add gradients "
+                                 "before pushing, or end the micro-batch",
+                                 job->spec.tensors[tensor].name, micro);
+    job->filling.tensors[tensor] = PUSHED;
+    job->filling.any = true;
+    job->filling.adding += cairn_accumulate_wanted(job);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_api_judge_fill(struct job *job, const struct cairn_round *round, uint32_t micro,
+                                  size_t tensor)
+{
+    if (!cairn_struct_fits(round, CAIRN_API_ROUND_LEAST))
+        return cairn_client_fail(CAIRN_ERR_INVALID, "round must be given, with its struct_size");
+    pthread_mutex_lock(&job->session->lock);
+    while (tensor == CAIRN_API_NO_TENSOR && job->filling.adding > 0) // they wait for nothing
+        pthread_cond_wait(&job->session->changed, &job->session->lock);
+    cairn_status status = cairn_api_judge_round(job, round);
+    if (status == CAIRN_OK) status = fill(job, micro, tensor);
+    pthread_mutex_unlock(&job->session->lock);
+    return status;
+}
+
+/* By an amendment, it or its whole group; the round says which. */
+static cairn_status judge_frozen(struct job *job, size_t tensor)
+{
+    const struct cairn_tensor_spec *t = &job->spec.tensors[tensor];
+    pthread_mutex_lock(&job->session->lock);
+    const bool frozen = job->filling.frozen_tensors[tensor];
+    const bool group_frozen =
+        job->filling.frozen_groups[cairn_spec_find_group(&job->spec, t->group)];
+    pthread_mutex_unlock(&job->session->lock);
+    if (frozen)
+        return cairn_client_fail(CAIRN_ERR_REFUSED,
+                                 "tensor %s is frozen in this round and takes no gradient; skip "
+                                 "it, or have it unfrozen by cairn_job_amend",
+                                 t->name);
+    if (!group_frozen) return CAIRN_OK;
+    return cairn_client_fail(CAIRN_ERR_REFUSED,
+                             "tensor %s: its group %s is frozen in this round and takes no "
+                             "gradient; skip it, or have it unfrozen by cairn_job_amend",
+                             t->name, t->group);
+}
+
+/* ---- aliases of boxes ---- */
+
+/* Its place in the micro-batch that is being filled. */
+static cairn_status fill_part(struct job *job, const struct cairn_round *round,
+                              const struct portion *portion, struct assembly **out)
+{
+    if (!cairn_struct_fits(round, CAIRN_API_ROUND_LEAST))
+        return cairn_client_fail(CAIRN_ERR_INVALID, "round must be given, with its struct_size");
+    pthread_mutex_lock(&job->session->lock);
+    cairn_status status = cairn_api_judge_round(job, round);
+    if (status == CAIRN_OK) status = judge_micro(job, portion->micro);
+    if (status == CAIRN_OK && job->filling.tensors[portion->tensor] == PUSHED)
+        status = cairn_client_fail(
+            CAIRN_ERR_EXISTS,
+            "tensor %s is a box of %s, all of which was pushed in micro-batch %u already",
+            portion->name, job->spec.tensors[portion->tensor].name, portion->micro);
+    if (status == CAIRN_OK) status = cairn_assemble_claim(job, portion, out);
+    if (status == CAIRN_OK) {
+        job->filling.tensors[portion->tensor] = PUSHED_IN_PART;
+        job->filling.any = true;
+        job->filling.adding++;
+    }
+    pthread_mutex_unlock(&job->session->lock);
+    return status;
+}
+
+/* The assembly is on loan, or freed, if it was sent. */
+static cairn_status send_assembly(struct job *job, const struct cairn_round *round, uint32_t micro,
+                                  struct assembly *assembly)
+{
+    struct command pattern = { .plane = 0 };
+    cairn_assemble_pattern(assembly, &pattern);
+    if (!cairn_accumulate_wanted(job))
+        return cairn_op_begin(job, CAIRN_CHUNK_PUSH, cairn_pushes_run, &pattern, NULL);
+    const struct cairn_mem mem = cairn_assemble_mem(assembly);
+    pthread_mutex_lock(&job->session->lock);
+    job->filling.adding++;
+    pthread_mutex_unlock(&job->session->lock);
+    const cairn_status status = cairn_accumulate_add(job, round, micro, pattern.tensor,
+                                                     &pattern.piece, &mem);
+    if (status == CAIRN_OK) cairn_assemble_free(assembly);
+    return status;
+}
+
+/* Copied, or not: how the tensor stands. */
+static void end_part(struct job *job, const struct portion *portion, bool whole)
+{
+    pthread_mutex_lock(&job->session->lock);
+    if (portion->round == job->filling.round && portion->micro == job->filling.micro)
+        job->filling.tensors[portion->tensor] = whole ? PUSHED
+                                                : cairn_assemble_begun(job, portion)
+                                                    ? PUSHED_IN_PART
+                                                    : NOT_PUSHED;
+    if (--job->filling.adding == 0) pthread_cond_broadcast(&job->session->changed);
+    pthread_mutex_unlock(&job->session->lock);
+}
+
+static cairn_status push_part(struct job *job, const struct cairn_round *round,
+                              struct portion *portion, const struct cairn_box *part,
+                              const struct cairn_box *box, cairn_op **op_out)
+{
+    struct assembly *assembly;
+    bool whole = false;
+    cairn_status status = cairn_api_judge_portion(job, part, box, portion);
+    if (status == CAIRN_OK) status = judge_frozen(job, portion->tensor);
+    if (status == CAIRN_OK) status = fill_part(job, round, portion, &assembly);
+    if (status != CAIRN_OK) return status;
+    status = cairn_assemble_copy(assembly, portion, &whole);
+    if (status == CAIRN_OK && whole) {
+        status = send_assembly(job, round, portion->micro, assembly);
+        if (status != CAIRN_OK) cairn_assemble_undo(assembly, portion); // it may be tried again
+    }
+    end_part(job, portion, status == CAIRN_OK && whole);
+    return status == CAIRN_OK ? cairn_op_finished(job, CAIRN_CHUNK_PUSH, op_out) : status;
+}
+
+cairn_status cairn_api_push_incomplete(struct job *job, const struct cairn_round *round,
+                                       uint32_t micro)
+{
+    struct assembly *assembly;
+    cairn_status status = CAIRN_OK;
+    while (status == CAIRN_OK &&
+           (assembly = cairn_assemble_ended(job, round->round, micro)) != NULL) {
+        status = send_assembly(job, round, micro, assembly);
+        if (status != CAIRN_OK) cairn_assemble_free(assembly);
+    }
+    return status;
+}
+
+/* ---- push ---- */
+
+static cairn_status push_inside(struct job *job, const struct cairn_round *round, uint32_t micro,
+                                const char *tensor, const struct cairn_box *box,
+                                const struct cairn_mem *given, cairn_op **op_out)
+{
+    size_t index;
+    struct cairn_mem mem;
+    const struct cairn_box *part;
+    cairn_status status = cairn_api_judge_data(job, tensor, given, &mem, &index, &part);
+    if (status != CAIRN_OK) return status;
+    if (job->spec.tensors[index].kind != CAIRN_TRAINED)
+        return cairn_client_fail(
+            CAIRN_ERR_INVALID, "tensor %s is not trained; it takes no gradient%s", tensor,
+            job->spec.tensors[index].kind == CAIRN_BLOB
+                ? ": a blob is changed by cairn_write_begin, cairn_put and cairn_write_end"
+                : "");
+    if (mem.dtype != CAIRN_F32 && mem.dtype != CAIRN_BF16)
+        return cairn_api_refuse_dtype(tensor, &mem, "CAIRN_F32 or CAIRN_BF16");
+    if (part != NULL) {
+        struct portion portion = { .name = tensor,
+                                   .kind = CAIRN_CHUNK_PUSH,
+                                   .tensor = (uint32_t)index,
+                                   .micro = micro,
+                                   .round = round != NULL ? round->round : 0,
+                                   .mem = mem };
+        return push_part(job, round, &portion, part, box, op_out);
+    }
+    struct piece piece;
+    status = cairn_api_judge_own(job, index, box, &mem, &piece);
+    if (status == CAIRN_OK) status = judge_frozen(job, index);
+    if (status == CAIRN_OK) status = cairn_api_judge_fill(job, round, micro, index);
+    if (status != CAIRN_OK) return status;
+    if (cairn_accumulate_wanted(job)) {
+        status = cairn_accumulate_add(job, round, micro, index, &piece, &mem);
+        return status == CAIRN_OK ? cairn_op_finished(job, CAIRN_CHUNK_PUSH, op_out) : status;
+    }
+    const struct command pattern = { .tensor = (uint32_t)index,
+                                     .micro = micro,
+                                     .dtype = (uint8_t)mem.dtype,
+                                     .ptr = mem.ptr,
+                                     .piece = piece,
+                                     .round = round->round };
+    status = cairn_op_begin(job, CAIRN_CHUNK_PUSH, cairn_pushes_run, &pattern, op_out);
+    if (status != CAIRN_OK) { // it may be tried again
+        pthread_mutex_lock(&job->session->lock);
+        job->filling.tensors[index] = NOT_PUSHED;
+        pthread_mutex_unlock(&job->session->lock);
+    }
+    return status;
+}
+
+cairn_status cairn_push(cairn_job *handle, const struct cairn_round *round, uint32_t micro,
+                        const char *tensor, const struct cairn_box *box,
+                        const struct cairn_mem *mem, cairn_op **op_out)
+{
+    struct job *job = cairn_api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = cairn_api_check(job);
+    if (status == CAIRN_OK) status = push_inside(job, round, micro, tensor, box, mem, op_out);
+    return cairn_api_leave(handle, status);
+}

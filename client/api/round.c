@@ -1,0 +1,366 @@
+/* The calls of a round: begin, push, micro-batch end, commit, abandon. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/api/api.h"
+#include "client/ask.h"
+#include "client/base/struct.h"
+#include "client/op.h"
+#include "client/push/assemble.h"
+
+static void note_frozen(struct job *job, const Cairn__RoundOpened *opened)
+{
+    const struct cairn_job_spec_data *spec = &job->spec;
+    memset(job->filling.frozen_groups, 0, spec->group_count * sizeof *job->filling.frozen_groups);
+    memset(job->filling.frozen_tensors, 0,
+           spec->tensor_count * sizeof *job->filling.frozen_tensors);
+    for (size_t i = 0; i < opened->n_frozen; i++)
+        if (opened->frozen[i] < spec->group_count)
+            job->filling.frozen_groups[opened->frozen[i]] = true;
+    for (size_t i = 0; i < opened->n_frozen_tensors; i++)
+        if (opened->frozen_tensors[i] < spec->tensor_count)
+            job->filling.frozen_tensors[opened->frozen_tensors[i]] = true;
+}
+
+/* True if the round can be used: nothing voided it between its reply and now. */
+static bool take_round(struct job *job, const Cairn__RoundOpened *opened, struct cairn_round *out)
+{
+    pthread_mutex_lock(&job->session->lock);
+    const bool good = opened->round > job->filling.void_round;
+    job->known.clip_norm = opened->clip_norm;
+    if (good && opened->round != job->filling.round) {
+        job->filling.round = opened->round;
+        job->filling.micro = 0;
+        job->filling.any = job->filling.committed = false;
+        memset(job->filling.tensors, 0, job->spec.tensor_count);
+        note_frozen(job, opened);
+        cairn_accumulate_new_round(job);
+        cairn_assemble_new_round(job);
+    }
+    pthread_mutex_unlock(&job->session->lock);
+    if (!good) return false;
+    out->round = opened->round;
+    out->step = opened->step;
+    out->epoch = opened->epoch;
+    out->version = (struct cairn_version) { opened->generation, opened->step };
+    out->rank = opened->rank;
+    out->world = opened->world;
+    out->loss_scale = opened->loss_scale;
+    out->revision = opened->revision;
+    out->micro_batches = opened->micro_batches;
+    out->job = job->member.number;
+    out->skips = opened->skips;
+    out->index = opened->step + opened->skips;
+    return true;
+}
+
+/* Whom a new coordinator has to await, when this worker attaches to it: those who are left. */
+static void note_launch(struct job *job, uint32_t world)
+{
+    pthread_mutex_lock(&job->session->lock);
+    if (job->attachment.launch != 0) job->attachment.launch = world;
+    pthread_mutex_unlock(&job->session->lock);
+}
+
+cairn_status cairn_api_round_begin(struct job *job, uint16_t type, uint64_t deadline_ms,
+                                   struct cairn_round *out)
+{
+    pthread_mutex_lock(&job->session->lock);
+    const bool initialized = job->known.initialized;
+    pthread_mutex_unlock(&job->session->lock);
+    if (!initialized)
+        return cairn_client_fail(CAIRN_ERR_NOT_READY,
+                                 "job %s: every worker calls cairn_init_done before its first "
+                                 "round, rank 0 after its cairn_put of each tensor",
+                                 job->name);
+    // A void round's buffers come back before the caller fills them again.
+    const uint64_t from_us = cairn_client_now_us();
+    cairn_status status = cairn_api_await_none(job, &job->filling.pushes_open, "pushes",
+                                               deadline_ms);
+    for (bool taken = false; status == CAIRN_OK && !taken;) {
+        Cairn__RoundBegin begin = CAIRN__ROUND_BEGIN__INIT;
+        Cairn__WriteBegin write = CAIRN__WRITE_BEGIN__INIT;
+        ProtobufCMessage *reply;
+        status = cairn_ask(job, type, type == CAIRN_MSG_WRITE_BEGIN ? &write.base : &begin.base,
+                           CAIRN_MSG_ROUND_OPENED, deadline_ms, &reply);
+        if (status != CAIRN_OK) break;
+        taken = take_round(job, (const Cairn__RoundOpened *)reply, out);
+        cairn_message_free(reply);
+    }
+    pthread_mutex_lock(&job->session->lock);
+    cairn_step_times_waited(&job->times, CAIRN_TIME_WAIT, from_us);
+    pthread_mutex_unlock(&job->session->lock);
+    if (status == CAIRN_OK && type == CAIRN_MSG_ROUND_BEGIN) note_launch(job, out->world);
+    return status;
+}
+
+cairn_status cairn_round_begin(cairn_job *handle, int timeout_ms, struct cairn_round *out)
+{
+    struct job *job = cairn_api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = cairn_api_check(job);
+    struct cairn_round round = { .struct_size = sizeof round };
+    if (status == CAIRN_OK && (!cairn_struct_fits(out, CAIRN_API_ROUND_LEAST) || timeout_ms < 0))
+        status = cairn_client_fail(CAIRN_ERR_INVALID,
+                                   "out must be given, with its struct_size, timeout_ms 0 or more");
+    if (status == CAIRN_OK && job->member.role != CAIRN_WORKER)
+        status = cairn_client_fail(CAIRN_ERR_REFUSED, "a reader takes no part in rounds");
+    const uint64_t deadline_ms = cairn_api_deadline(timeout_ms);
+    if (status == CAIRN_OK) status = cairn_api_await_write(job, deadline_ms);
+    if (status == CAIRN_OK)
+        status = cairn_api_round_begin(job, CAIRN_MSG_ROUND_BEGIN, deadline_ms, &round);
+    if (status == CAIRN_OK) cairn_struct_give(out, &round, sizeof round);
+    return cairn_api_leave(handle, status);
+}
+
+static cairn_status send_word(struct job *job, bool (*run)(struct command *),
+                              const struct cairn_round *round, uint32_t micro, uint64_t weight)
+{
+    struct command *command = cairn_op_command(job, run);
+    if (command == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    command->round = round->round;
+    command->micro = micro;
+    command->weight = weight;
+    cairn_session_command(job->session, command);
+    return CAIRN_OK;
+}
+
+/* Stages 0 and 1: what was added up goes out, and its end; once a round. */
+static cairn_status send_sums(struct job *job, const struct cairn_round *round)
+{
+    pthread_mutex_lock(&job->session->lock);
+    const bool mine = !job->sums.ended && job->filling.round == round->round;
+    if (mine) job->sums.ended = true;
+    pthread_mutex_unlock(&job->session->lock);
+    if (!mine) return CAIRN_OK;
+    cairn_status status = cairn_accumulate_send(job, round);
+    if (status == CAIRN_OK) status = send_word(job, cairn_pushes_micro_end_run, round, 0, 0);
+    if (status == CAIRN_OK) return CAIRN_OK;
+    pthread_mutex_lock(&job->session->lock);
+    if (job->filling.round == round->round) job->sums.ended = false; // it may be tried again
+    pthread_mutex_unlock(&job->session->lock);
+    return status;
+}
+
+/* What follows the end of a micro-batch that was noted. */
+static cairn_status send_micro_end(struct job *job, const struct cairn_round *round, uint32_t micro)
+{
+    const cairn_status status = cairn_api_push_incomplete(job, round, micro);
+    if (status != CAIRN_OK) return status;
+    if (!cairn_accumulate_wanted(job))
+        return send_word(job, cairn_pushes_micro_end_run, round, micro, 0);
+    return micro + 1 == job->spec.micro_batches ? send_sums(job, round) : CAIRN_OK;
+}
+
+cairn_status cairn_micro_end(cairn_job *handle, const struct cairn_round *round, uint32_t micro)
+{
+    struct job *job = cairn_api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = cairn_api_check(job);
+    if (status == CAIRN_OK) status = cairn_api_judge_fill(job, round, micro, CAIRN_API_NO_TENSOR);
+    if (status == CAIRN_OK) status = send_micro_end(job, round, micro);
+    return cairn_api_leave(handle, status);
+}
+
+/* Ends the micro-batch being filled, if any, and commits; nothing if that was done before. */
+static cairn_status commit_once(struct job *job, const struct cairn_round *round, uint64_t weight)
+{
+    pthread_mutex_lock(&job->session->lock);
+    const bool is_void = round->round != 0 && round->round <= job->filling.void_round;
+    const bool is_done = job->filling.committed && round->round == job->filling.round;
+    const uint32_t micro = job->filling.micro;
+    const bool open = job->filling.any || micro == 0;
+    cairn_status status = is_void || is_done ? CAIRN_OK : cairn_api_judge_round(job, round);
+    pthread_mutex_unlock(&job->session->lock);
+    if (is_void || is_done || status != CAIRN_OK)
+        return status; // the coordinator says how it ended
+    if (open) {
+        status = cairn_api_judge_fill(job, round, micro, CAIRN_API_NO_TENSOR);
+        if (status == CAIRN_OK) status = send_micro_end(job, round, micro);
+    }
+    const bool summed = cairn_accumulate_wanted(job);
+    if (status == CAIRN_OK && summed) status = send_sums(job, round);
+    if (status != CAIRN_OK) return status;
+    const uint32_t micros = micro + (open ? 1 : 0);
+    if (weight == 0) weight = micros;
+    if (weight == CAIRN_WEIGHT_NONE) weight = 0;
+    status = send_word(job, cairn_pushes_commit_run, round, summed ? 0 : micros - 1, weight);
+    if (status != CAIRN_OK) return status;
+    pthread_mutex_lock(&job->session->lock);
+    if (job->filling.round == round->round)
+        job->filling.committed = true; // not a write that came between
+    pthread_mutex_unlock(&job->session->lock);
+    return CAIRN_OK;
+}
+
+static cairn_status take_result(const Cairn__RoundResult *result, struct cairn_result *out)
+{
+    const cairn_status status = cairn_status_known(result->status) ? (cairn_status)result->status
+                                                                   : CAIRN_ERR_PROTOCOL;
+    if (status != CAIRN_OK)
+        return cairn_client_fail(
+            status, "%s", result->text[0] != 0 ? result->text : cairn_status_text((int)status));
+    out->step = result->step;
+    out->version = (struct cairn_version) { result->generation, result->step };
+    out->grad_norm = result->grad_norm;
+    out->clip_scale = result->clip_scale;
+    out->lr = result->lr;
+    out->applied = result->applied;
+    out->finite = result->finite;
+    out->skips = result->skips;
+    out->index = result->step + result->skips;
+    out->nonfinite = result->nonfinite;
+    snprintf(out->nonfinite_tensors, sizeof out->nonfinite_tensors, "%s",
+             result->nonfinite_tensors);
+    return CAIRN_OK;
+}
+
+/* Of a commit that is asked for. */
+static bool tell_times(struct job *job, uint64_t round, Cairn__StepTimes *out,
+                       Cairn__WorkerMemory *memory)
+{
+    cairn__worker_memory__init(memory);
+    pthread_mutex_lock(&job->session->lock);
+    const bool told = cairn_step_times_commit(&job->times, round, out);
+    memory->shared = cairn_memory_bytes(job->session);
+    memory->sums = job->stats.accumulated_bytes;
+    memory->units = job->stats.mapped_bytes;
+    memory->copies = job->stats.packed_bytes + job->stats.assembled_bytes;
+    pthread_mutex_unlock(&job->session->lock);
+    if (told) out->memory = memory;
+    return told;
+}
+
+static void note_ended(struct job *job, uint64_t from_us)
+{
+    pthread_mutex_lock(&job->session->lock);
+    cairn_step_times_ended(&job->times, from_us);
+    pthread_mutex_unlock(&job->session->lock);
+}
+
+cairn_status cairn_api_commit(struct job *job, const struct cairn_round *round, uint64_t weight,
+                              const struct cairn_commit_words *words, uint64_t deadline_ms,
+                              struct cairn_result *out)
+{
+    cairn_status status = cairn_api_judge_begun(job, round);
+    if (status == CAIRN_OK) status = commit_once(job, round, weight);
+    if (status != CAIRN_OK) return status;
+    Cairn__RoundCommit message = CAIRN__ROUND_COMMIT__INIT;
+    Cairn__StepTimes times;
+    Cairn__WorkerMemory memory;
+    message.round = round->round;
+    message.client_state = words->state;
+    if (tell_times(job, round->round, &times, &memory)) message.times = &times;
+    const uint64_t from_us = cairn_client_now_us();
+    message.driven = words->driven;
+    message.n_driven = words->driven != NULL ? job->spec.group_count : 0;
+    ProtobufCMessage *reply;
+    status = cairn_ask(job, CAIRN_MSG_ROUND_COMMIT, &message.base, CAIRN_MSG_ROUND_RESULT,
+                       deadline_ms, &reply);
+    note_ended(job, from_us);
+    if (status != CAIRN_OK) return status;
+    status = cairn_api_await_none(job, &job->filling.pushes_open, "pushes", deadline_ms);
+    if (status == CAIRN_OK) status = take_result((const Cairn__RoundResult *)reply, out);
+    cairn_message_free(reply);
+    return status;
+}
+
+static cairn_status judge_state(const struct job *job, const struct cairn_round *round,
+                                const ProtobufCBinaryData *state)
+{
+    const uint32_t max = job->spec.client_state_max;
+    if (state->data == NULL && state->len == 0) return CAIRN_OK;
+    if (state->data == NULL)
+        return cairn_client_fail(CAIRN_ERR_INVALID, "client_state is NULL, its size %zu",
+                                 state->len);
+    if (max == 0)
+        return cairn_client_fail(
+            CAIRN_ERR_REFUSED,
+            "job %s keeps no client state; declare client_state_max in its spec, or give NULL",
+            job->name);
+    if (round->rank != 0)
+        return cairn_client_fail(
+            CAIRN_ERR_REFUSED,
+            "client_state is given by rank 0 of the round, this is rank %u; give NULL",
+            round->rank);
+    if (state->len <= max) return CAIRN_OK;
+    return cairn_client_fail(CAIRN_ERR_INVALID,
+                             "client_state of %zu bytes; job %s declares client_state_max = %u",
+                             state->len, job->name, max);
+}
+
+cairn_status cairn_commit(cairn_job *handle, const struct cairn_round *round, uint64_t weight,
+                          const void *client_state, size_t state_bytes, int timeout_ms,
+                          struct cairn_result *out)
+{
+    struct job *job = cairn_api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = cairn_api_check(job);
+    double room[CAIRN_SPEC_GROUPS_MAX];
+    struct cairn_commit_words words = { { state_bytes, (uint8_t *)(uintptr_t)client_state }, NULL };
+    struct cairn_result result = { .struct_size = sizeof result };
+    if (status == CAIRN_OK && (!cairn_struct_fits(out, CAIRN_API_RESULT_LEAST) || timeout_ms < 0 ||
+                               !cairn_struct_fits(round, CAIRN_API_ROUND_LEAST)))
+        status = cairn_client_fail(
+            CAIRN_ERR_INVALID,
+            "round and out must be given, with their struct_size, timeout_ms be 0 or more");
+    if (status == CAIRN_OK) status = judge_state(job, round, &words.state);
+    if (status == CAIRN_OK) status = cairn_driven_take(job, room, &words.driven);
+    if (status == CAIRN_OK)
+        status = cairn_api_commit(job, round, weight, &words, cairn_api_deadline(timeout_ms),
+                                  &result);
+    if (status == CAIRN_OK) cairn_struct_give(out, &result, sizeof result);
+    return cairn_api_leave(handle, status);
+}
+
+/* CAIRN_OK with *over_out: it is void already. */
+static cairn_status judge_abandon(struct job *job, const struct cairn_round *round, bool *over_out)
+{
+    pthread_mutex_lock(&job->session->lock);
+    cairn_status status = cairn_api_judge_round(job, round);
+    pthread_mutex_unlock(&job->session->lock);
+    *over_out = status == CAIRN_ERR_EPOCH_CHANGED;
+    return *over_out ? CAIRN_OK : status;
+}
+
+/* Void, as it is wanted; anything else is how it ended. */
+static cairn_status take_void(const Cairn__RoundResult *result)
+{
+    if (result->status == CAIRN_ERR_EPOCH_CHANGED) return CAIRN_OK;
+    return cairn_client_fail(CAIRN_ERR_STALE,
+                             "round %llu is not abandoned: it was committed meanwhile, and ended",
+                             (unsigned long long)result->round);
+}
+
+static cairn_status abandon_inside(struct job *job, const struct cairn_round *round,
+                                   uint64_t deadline_ms)
+{
+    bool is_void;
+    cairn_status status = judge_abandon(job, round, &is_void);
+    if (status == CAIRN_OK && !is_void) {
+        Cairn__RoundCommit message = CAIRN__ROUND_COMMIT__INIT;
+        message.round = round->round;
+        message.abandon = true;
+        ProtobufCMessage *reply;
+        status = cairn_ask(job, CAIRN_MSG_ROUND_COMMIT, &message.base, CAIRN_MSG_ROUND_RESULT,
+                           deadline_ms, &reply);
+        if (status != CAIRN_OK) return status;
+        status = take_void((const Cairn__RoundResult *)reply);
+        cairn_message_free(reply);
+    }
+    if (status != CAIRN_OK) return status;
+    return cairn_api_await_none(job, &job->filling.pushes_open, "pushes", deadline_ms);
+}
+
+cairn_status cairn_round_abandon(cairn_job *handle, const struct cairn_round *round, int timeout_ms)
+{
+    struct job *job = cairn_api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = cairn_api_check(job);
+    if (status == CAIRN_OK && (!cairn_struct_fits(round, CAIRN_API_ROUND_LEAST) || timeout_ms < 0))
+        status = cairn_client_fail(
+            CAIRN_ERR_INVALID,
+            "round must be given, with its struct_size, timeout_ms be 0 or more");
+    if (status == CAIRN_OK) status = abandon_inside(job, round, cairn_api_deadline(timeout_ms));
+    return cairn_api_leave(handle, status);
+}

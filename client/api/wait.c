@@ -1,0 +1,105 @@
+/* cairn_wait: how long a caller waits for an operation, and for whom. */
+#include "client/api/api.h"
+#include "client/ask.h"
+#include "client/base/handle.h"
+#include "client/op.h"
+
+#define AWAITED_MS 200 /* that the loop thread has to say for whom a call waits */
+
+/* Not under the lock: the loop thread knows which shards owe something. */
+static struct cairn_sentence awaited_text(struct op *op)
+{
+    struct session *s = op->session;
+    struct job *job = op->job;
+    pthread_mutex_lock(&s->lock);
+    job->awaited.asked = true;
+    job->awaited.told = false;
+    pthread_mutex_unlock(&s->lock);
+    cairn_session_kick(s);
+    pthread_mutex_lock(&s->lock);
+    const uint64_t deadline_ms = cairn_client_now_ms() + AWAITED_MS;
+    while (!job->awaited.told && !s->ended && cairn_session_sleep(s, deadline_ms)) {}
+    const struct cairn_sentence awaited = job->awaited.text;
+    pthread_mutex_unlock(&s->lock);
+    struct cairn_sentence silence, text;
+    cairn_client_silence(job, &silence);
+    cairn_sentence_set(&text, "%sthe operation still waits for %s of job %s", silence.text,
+                       awaited.text[0] != 0 ? awaited.text : "the shards", job->name);
+    return text;
+}
+
+/* Under the lock: a call has waited for it since then. */
+static void note_time(struct op *op, uint64_t from_us)
+{
+    if (op->kind == CAIRN_CHUNK_FETCH)
+        cairn_step_times_waited(&op->job->times, CAIRN_TIME_FETCH, from_us);
+    else if (op->kind == CAIRN_CHUNK_PUSH)
+        cairn_step_times_waited(&op->job->times, CAIRN_TIME_PUSH, from_us);
+}
+
+/* A push may wait for the contributions of other workers. Not under the lock. */
+static bool waits_on(const struct op *op, struct patience *patience, uint64_t *deadline_ms)
+{
+    if (op->kind != CAIRN_CHUNK_PUSH || patience->span_ms == 0) return false;
+    Cairn__Awaited *awaited = cairn_ask_awaited(op->job, CAIRN_MSG_ROUND_COMMIT);
+    const bool waits = cairn_client_waits_on(patience, awaited, deadline_ms);
+    cairn_message_free((ProtobufCMessage *)awaited);
+    return waits;
+}
+
+/* Locked. Until it is done, or there is no time left. */
+static void sleep_for(struct op *op, uint64_t deadline_ms)
+{
+    struct session *s = op->session;
+    struct patience patience = cairn_client_patience(op->job, deadline_ms);
+    for (bool waits = true; waits && !op->done;) {
+        const uint64_t until_ms = cairn_client_says_at(&patience, deadline_ms);
+        while (!op->done && cairn_session_sleep(s, until_ms)) {}
+        if (op->done) return;
+        pthread_mutex_unlock(&s->lock);
+        if (cairn_client_now_ms() < deadline_ms)
+            cairn_client_say_wait(&patience, awaited_text(op).text);
+        else
+            waits = waits_on(op, &patience, &deadline_ms);
+        pthread_mutex_lock(&s->lock);
+    }
+}
+
+cairn_status cairn_wait(cairn_op *handle, int timeout_ms)
+{
+    if (timeout_ms < 0)
+        return cairn_client_fail(CAIRN_ERR_INVALID, "timeout_ms is %d; give 0 or more", timeout_ms);
+    struct op *op = cairn_handle_get(CAIRN_HANDLE_OP, handle);
+    if (op == NULL) return cairn_handle_fail(handle, "operation");
+    struct session *s = op->session;
+    const uint64_t deadline_ms = cairn_client_now_ms() + (uint64_t)timeout_ms;
+    cairn_status status = CAIRN_ERR_TIMEOUT;
+    pthread_mutex_lock(&s->lock);
+    const uint64_t from_us = op->done ? 0 : cairn_client_now_us();
+    sleep_for(op, deadline_ms);
+    if (from_us != 0) note_time(op, from_us);
+    if (op->done) status = op->status;
+    struct cairn_sentence why = op->why;
+    pthread_mutex_unlock(&s->lock);
+    if (status == CAIRN_ERR_TIMEOUT && timeout_ms == 0)
+        cairn_client_fail(status,
+                          "the operation is not done; give a timeout to hear for whom it waits");
+    else if (status == CAIRN_ERR_TIMEOUT)
+        cairn_client_fail(status, "cairn_wait timed out: %s", awaited_text(op).text);
+    else if (status != CAIRN_OK)
+        cairn_client_fail(status, "%s", why.text);
+    cairn_handle_put(handle);
+    if (status != CAIRN_ERR_TIMEOUT) cairn_handle_close(CAIRN_HANDLE_OP, handle);
+    return status;
+}
+
+cairn_status cairn_stream_wait(cairn_op *handle, void *stream)
+{
+    (void)stream;
+    if (cairn_handle_get(CAIRN_HANDLE_OP, handle) == NULL)
+        return cairn_handle_fail(handle, "operation");
+    cairn_handle_put(handle);
+    return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
+                             "this build of the library has no CUDA: no stream can wait for an "
+                             "operation; cairn_wait does");
+}

@@ -1,0 +1,11 @@
+/* This thread's last sentence, which cairn_error returns. */
+#ifndef CAIRN_CLIENT_BASE_ERROR_H
+#define CAIRN_CLIENT_BASE_ERROR_H
+
+#include "proto/base/status.h"
+
+/* Returns `status`, so that a function ends with `return cairn_client_fail(...)`. */
+cairn_status cairn_client_fail(cairn_status status, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+
+#endif

@@ -1,0 +1,380 @@
+#include "client/loop/attach.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/job.h"
+#include "client/loop/again.h"
+#include "client/loop/link.h"
+#include "client/op.h"
+#include "client/push/fail.h"
+#include "proto/spec/optimizer.h"
+
+/* After the coordinator said not now: the spec may be large. */
+#define RETRY_MIN_MS 100
+#define RETRY_MAX_MS 1000
+
+void cairn_attach_begin(struct job *job)
+{
+    struct session *s = job->session;
+    Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
+    open.name = job->name;
+    open.role = job->member.role == CAIRN_READER ? CAIRN_ROLE_WIRE_READER : CAIRN_ROLE_WIRE_WORKER;
+    open.rank = job->member.rank;
+    open.session = job->member.id;
+    open.token = job->member.token;
+    open.spec_bytes = job->attachment.spec_packed != NULL ? job->attachment.spec_packed->size : 0;
+    open.start_wait_ms = job->attachment.start_wait_ms;
+    open.attached = job->attachment.attached_once ? job->attachment.job
+                                                  : 0; // it is not to be made anew
+    open.must_exist = (job->attachment.open_flags & CAIRN_OPEN_MUST_EXIST) != 0;
+    open.resume_latest = (job->attachment.open_flags & CAIRN_OPEN_RESUME) != 0;
+    job->attachment.state = JOB_ATTACHING;
+    cairn_attachment_put_off(job, "");
+    pthread_mutex_lock(&s->lock);
+    open.world = job->attachment.launch;
+    pthread_mutex_unlock(&s->lock);
+    job->attachment.request = ++s->control.last_request;
+    cairn_control_send(s, CAIRN_MSG_JOB_OPEN, job->attachment.request, &open.base);
+    if (job->attachment.spec_packed != NULL)
+        cairn_control_send_pages(s, job->attachment.request, CAIRN_PAGE_SPEC,
+                                 job->attachment.spec_packed);
+}
+
+/* It was there, and lost while its shards heard of us: asked again, once, it is restored. */
+static bool was_lost_under_way(struct job *job, cairn_status status)
+{
+    const bool resumes = (job->attachment.open_flags & CAIRN_OPEN_RESUME) != 0 &&
+                         !job->attachment.attached_once;
+    const bool again = resumes && status == CAIRN_ERR_JOB_LOST && !job->attachment.lost_under_way;
+    job->attachment.lost_under_way |= again;
+    return again;
+}
+
+void cairn_attach_on_error(struct job *job, cairn_status status, const char *text)
+{
+    cairn_attachment_lost(job);
+    if (status != CAIRN_ERR_BUSY && status != CAIRN_ERR_NOT_READY &&
+        !was_lost_under_way(job, status)) {
+        cairn_job_fail(job, status, text);
+        return;
+    }
+    cairn_attachment_put_off(job, text);
+    const uint32_t twice_ms = 2 * job->attachment.delay_ms;
+    job->attachment.delay_ms = twice_ms < RETRY_MIN_MS   ? RETRY_MIN_MS
+                               : twice_ms > RETRY_MAX_MS ? RETRY_MAX_MS
+                                                         : twice_ms;
+    job->attachment.at_ms = cairn_client_now_ms() + job->attachment.delay_ms;
+}
+
+/* ---- what Attached brings ---- */
+
+static cairn_status decode_layout(struct job *job, struct cairn_layout **layout_out)
+{
+    const size_t count = job->spec.tensor_count;
+    struct cairn_layout_tensor *tensors = calloc(count + 1, sizeof *tensors);
+    if (tensors == NULL) return CAIRN_ERR_NO_MEMORY;
+    for (size_t i = 0; i < count; i++) {
+        tensors[i] = (struct cairn_layout_tensor) { .name = job->spec.tensors[i].name,
+                                                    .unit = job->spec.tensors[i].unit,
+                                                    .shape = job->spec.tensors[i].shape,
+                                                    .elem_bytes = 1 };
+    }
+    cairn_status status = cairn_layout_decode(job->attachment.layout_pages.bytes,
+                                              job->attachment.layout_pages.have_bytes, tensors,
+                                              (uint32_t)count, layout_out);
+    free(tensors);
+    return status;
+}
+
+static cairn_status set_address(struct shard_link *link, const Cairn__ShardInfo *info)
+{
+    uint8_t *address = malloc(info->fabric_address.len + 1);
+    if (address == NULL) return CAIRN_ERR_NO_MEMORY;
+    if (info->fabric_address.len > 0)
+        memcpy(address, info->fabric_address.data, info->fabric_address.len);
+    const bool same = info->fabric_address.len == link->address_bytes && link->address != NULL &&
+                      memcmp(address, link->address, link->address_bytes) == 0;
+    free(link->address);
+    link->address = address;
+    link->address_bytes = info->fabric_address.len;
+    snprintf(link->name, sizeof link->name, "%s", info->name);
+    if (!same) cairn_chunk_link_restart(&link->conn);
+    return CAIRN_OK;
+}
+
+static cairn_status set_addresses(struct job *job, Cairn__ShardInfo *const *infos,
+                                  size_t info_count)
+{
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; status == CAIRN_OK && i < info_count; i++) {
+        if (infos[i]->index >= job->body.shard_count) return CAIRN_ERR_PROTOCOL;
+        status = set_address(&job->body.shards[infos[i]->index], infos[i]);
+    }
+    return status;
+}
+
+/* Other threads look at the layout and the shards under the lock (lent.c). */
+static void drop_shards(struct job *job)
+{
+    pthread_mutex_lock(&job->session->lock);
+    for (uint32_t i = 0; i < job->body.shard_count; i++) {
+        cairn_chunk_link_close(&job->body.shards[i].conn);
+        cairn_shard_map_release(&job->body.shards[i].map);
+        free(job->body.shards[i].address);
+        free(job->body.shards[i].published_at);
+    }
+    free(job->body.shards);
+    job->body.shards = NULL;
+    job->body.shard_count = 0;
+    job->body.silence.text[0] = '\0';
+    cairn_layout_close(job->body.layout);
+    job->body.layout = NULL;
+    pthread_mutex_unlock(&job->session->lock);
+}
+
+/* Takes `layout` in any case. */
+static cairn_status use_layout(struct job *job, struct cairn_layout *layout)
+{
+    drop_shards(job);
+    struct shard_link *shards = calloc(layout->shard_count, sizeof *shards);
+    cairn_status status = shards != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+    uint32_t count = 0;
+    while (status == CAIRN_OK && count < layout->shard_count) {
+        status = cairn_shard_map_init(&shards[count].map, layout, count, job->spec.chunk_leaves);
+        if (status != CAIRN_OK) break;
+        cairn_link_open(&shards[count], job, count);
+        count++;
+    }
+    pthread_mutex_lock(&job->session->lock);
+    job->body.layout = layout;
+    job->body.shards = shards;
+    job->body.shard_count = count;
+    pthread_mutex_unlock(&job->session->lock);
+    return status;
+}
+
+/* The first layout is taken. Another one later means that the job was restored onto other shards: what
+ * this member knows is void, and it has to open the job anew. */
+static cairn_status take_layout(struct job *job, struct cairn_sentence *why)
+{
+    struct cairn_layout *layout;
+    cairn_status status = decode_layout(job, &layout);
+    if (status != CAIRN_OK) return status;
+    if (job->body.layout == NULL) return use_layout(job, layout);
+    const bool same = memcmp(job->body.layout->hash, layout->hash, sizeof layout->hash) == 0;
+    cairn_layout_close(layout);
+    if (same) return CAIRN_OK;
+    cairn_sentence_set(why, "job %s was restored onto other shards; close it and open it again",
+                       job->name);
+    return CAIRN_ERR_ROLLED_BACK;
+}
+
+/* A restore that nobody could tell of: it was while the coordinator was away. */
+static cairn_status judge_step(const struct job *job, struct cairn_sentence *why)
+{
+    const uint64_t now = job->attachment.reply->step;
+    pthread_mutex_lock(&job->session->lock);
+    const uint64_t was = job->known.newest.step;
+    pthread_mutex_unlock(&job->session->lock);
+    if (!job->attachment.attached_once || now >= was) return CAIRN_OK;
+    cairn_sentence_set(
+        why,
+        "job %s was restored: it was at step %llu, and is at step %llu; close it and open it again",
+        job->name, (unsigned long long)was, (unsigned long long)now);
+    return CAIRN_ERR_ROLLED_BACK;
+}
+
+/* What an amendment may make of tensors, beside their names, is their kind and whose alias they are. */
+static bool same_tensors(const struct cairn_job_spec_data *a, const struct cairn_job_spec_data *b)
+{
+    if (a->tensor_count != b->tensor_count) return false;
+    for (size_t i = 0; i < a->tensor_count; i++) {
+        const struct cairn_tensor_spec *x = &a->tensors[i], *y = &b->tensors[i];
+        if (strcmp(x->name, y->name) != 0 || x->kind != y->kind ||
+            (x->alias_of == NULL) != (y->alias_of == NULL))
+            return false;
+    }
+    return true;
+}
+
+/* The first time the spec of the servers is taken: a reader has none, and a worker's may be that of before
+ * an amendment. It stays what it was at a later attach: with other tensors, nothing that this member knows
+ * of the job holds any more. */
+static cairn_status take_spec(struct job *job, struct cairn_sentence *why)
+{
+    struct cairn_job_spec_data spec;
+    cairn_status status = cairn_spec_unpack(job->attachment.spec_pages.bytes,
+                                            job->attachment.spec_pages.have_bytes,
+                                            cairn_optimizer_names(), &spec, why);
+    if (status != CAIRN_OK) return status;
+    const bool first = !job->attachment.attached_once;
+    if ((first && job->member.role == CAIRN_READER) || cairn_spec_joins(&job->spec, &spec)) {
+        cairn_job_note_clip_norm(job, spec.clip_norm);
+    } else {
+        cairn_sentence_set(why, "job %s is another one now (%zu differences); open it again",
+                           job->name, cairn_spec_diff(&job->spec, &spec, 0, NULL, NULL));
+        status = CAIRN_ERR_MISMATCH;
+    }
+    if (status == CAIRN_OK && first) {
+        cairn_spec_release(&job->spec);
+        job->spec = spec;
+        return CAIRN_OK;
+    }
+    if (status == CAIRN_OK && !same_tensors(&job->spec, &spec)) {
+        cairn_sentence_set(why,
+                           "job %s was amended, revision %llu: its tensors are others now; close "
+                           "it and open it again, with the spec as it was or as it is",
+                           job->name, (unsigned long long)spec.revision);
+        status = CAIRN_ERR_FENCED;
+    }
+    cairn_spec_release(&spec);
+    return status;
+}
+
+/* A coordinator that lives on took the member for lost and had the shards cut their endpoints to it; both
+ * ends begin anew. A new coordinator did not: endpoints stay, because UCX takes a keepalive round (over
+ * 15 s measured) to notice that one end alone was made anew. */
+static void restart_links(struct job *job)
+{
+    for (uint32_t i = 0; i < job->body.shard_count; i++)
+        cairn_chunk_link_restart(&job->body.shards[i].conn);
+}
+
+/* Not with the next tick: its first words to the shards would wait for that. */
+static void connect_links(struct job *job)
+{
+    const uint64_t now_ms = cairn_client_now_ms();
+    for (uint32_t i = 0; i < job->body.shard_count; i++)
+        cairn_link_tick(&job->body.shards[i], now_ms);
+}
+
+static void attached(struct job *job)
+{
+    struct session *s = job->session;
+    const Cairn__Attached *a = job->attachment.reply;
+    struct cairn_sentence why;
+    cairn_sentence_set(&why, "the coordinator sent a layout that is not one of this job");
+    cairn_status status = take_spec(job, &why);
+    if (status == CAIRN_OK) status = judge_step(job, &why);
+    if (status == CAIRN_OK) status = take_layout(job, &why);
+    if (status == CAIRN_OK) status = set_addresses(job, a->shards, a->n_shards);
+    if (status != CAIRN_OK) {
+        cairn_job_fail(job, status, why.text);
+        return;
+    }
+    job->attachment.state = JOB_ATTACHED;
+    job->attachment.delay_ms = 0;
+    if (job->attachment.attached_once && s->control.was_given_up) {
+        restart_links(job);
+        job->reads.told_before = job->reads.told; // it has them from the member that is gone
+    }
+    job->reads.told = job->reads.told_before;
+    pthread_mutex_lock(&s->lock);
+    job->attachment.job = a->job;
+    job->attachment.attached_once = true;
+    job->known.initialized = a->initialized;
+    job->known.newest = (struct cairn_version) { a->generation, a->step };
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    cairn_attachment_drop_pages(&job->attachment);
+    connect_links(job);
+    cairn_again_tiles(job);
+    cairn_again_ask_round(job);
+    cairn_again_pause(job);
+    cairn_session_kick(s);
+}
+
+void cairn_attach_on_attached(struct job *job, Cairn__Attached *message)
+{
+    cairn_attachment_drop_pages(&job->attachment);
+    job->attachment.reply = message;
+    cairn_status status = cairn_paged_init(&job->attachment.spec_pages, message->spec_bytes);
+    if (status == CAIRN_OK)
+        status = cairn_paged_init(&job->attachment.layout_pages, message->layout_bytes);
+    if (message->n_shards > CAIRN_CLIENT_SHARDS_MAX) status = CAIRN_ERR_PROTOCOL;
+    if (status != CAIRN_OK)
+        cairn_job_fail(job, status, "the coordinator announced too large a job");
+}
+
+void cairn_attach_on_page(struct job *job, const Cairn__Page *page)
+{
+    if (job->attachment.reply == NULL) return;
+    struct cairn_paged *paged = page->what == CAIRN_PAGE_SPEC ? &job->attachment.spec_pages
+                                                              : &job->attachment.layout_pages;
+    cairn_status status = cairn_paged_add(paged, page);
+    if (status != CAIRN_OK)
+        cairn_job_fail(job, status, "the coordinator sent the pages of the job out of order");
+    else if (cairn_paged_whole(&job->attachment.spec_pages) &&
+             cairn_paged_whole(&job->attachment.layout_pages))
+        attached(job);
+}
+
+void cairn_attach_on_shards(struct job *job, const Cairn__ShardsChanged *message)
+{
+    cairn_status status = set_addresses(job, message->shards, message->n_shards);
+    if (status != CAIRN_OK)
+        cairn_job_fail(job, status, "the coordinator named a shard out of range");
+}
+
+/* ---- the list, and the end ---- */
+
+bool cairn_attach_list_run(struct command *command)
+{
+    struct job *job = command->job;
+    struct session *s = job->session;
+    command->job = NULL;
+    pthread_mutex_lock(&s->lock);
+    job->next = s->jobs;
+    s->jobs = job;
+    pthread_mutex_unlock(&s->lock);
+    return true;
+}
+
+static bool loans_are_back(const struct job *job)
+{
+    for (uint32_t i = 0; i < job->body.shard_count; i++)
+        if (job->body.shards[i].conn.on_loan > 0) return false;
+    return true;
+}
+
+static void unlink_job(struct job *job)
+{
+    struct session *s = job->session;
+    pthread_mutex_lock(&s->lock);
+    struct job **link = &s->jobs;
+    while (*link != job) link = &(*link)->next;
+    *link = job->next;
+    job->closed = true;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void cairn_attach_release(struct job *job)
+{
+    if (job->failure.status == CAIRN_OK) {
+        struct cairn_sentence closed;
+        cairn_sentence_set(&closed, "job %s was closed", job->name);
+        cairn_fail_calls(job, CAIRN_ERR_CANCELED, closed.text);
+        cairn_session_kick(job->session); // asks are answered by it
+    }
+    // A member that is given up while it attaches has no number to leave by. The end of the connection tells
+    // the coordinator, which would else await a worker that nobody drives, and fence the next of its rank.
+    if (job->attachment.state == JOB_ATTACHING && job->session->control.stream != NULL)
+        cairn_stream_close(job->session->control.stream, CAIRN_OK, "job %s was given up",
+                           job->name);
+    if (job->attachment.state == JOB_ATTACHED) {
+        Cairn__JobLeave leave = CAIRN__JOB_LEAVE__INIT;
+        leave.job = job->attachment.job;
+        leave.fetched_shared = cairn_control_job_read(job);
+        cairn_control_send(job->session, CAIRN_MSG_JOB_LEAVE, 0, &leave.base);
+    }
+    cairn_fail_parcels(job, CAIRN_ERR_CANCELED);
+    for (uint32_t i = 0; i < job->body.shard_count; i++)
+        cairn_chunk_link_close(&job->body.shards[i].conn);
+    if (!loans_are_back(job)) return; // the fabric gives them back soon; the tick comes again
+    drop_shards(job);
+    unlink_job(job);
+    cairn_job_unref(job);
+}

@@ -1,0 +1,314 @@
+/* The data path of a session: which devices it is opened on, and what is said where nothing comes through, or
+ * nothing any more.
+ *
+ * UCX's devices are fixed when the fabric is opened. Unless they are set, they are those of the routes to the
+ * shards, so that the coordinator is asked for the shards' places first: a Hello without an address, whose
+ * Welcome lists them; then the connection is made anew, with ours. The way to the coordinator says
+ * nothing: it may be a network of management. */
+#include "client/loop/datapath.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "client/job.h"
+#include "client/loop/link.h"
+#include "client/push/fail.h"
+#include "proto/fabric/where.h"
+
+#define SHARDS_WAIT_MS 3000 /* for the first shard to join a cluster of several hosts */
+#define SILENCE_MS     5000 /* of a shard that knew of us when we began to speak to it */
+#define LATE_MS        1000 /* between two looks: this process did not run, and read nothing */
+#define INFINIBAND     "/sys/class/infiniband"
+
+static const char *text_of(const struct session *s, enum cairn_env_key key)
+{
+    return s->env.values[key].text;
+}
+
+static bool devices_matter(const struct session *s)
+{
+    return s->path.hub == NULL && strcmp(text_of(s, CAIRN_ENV_FABRIC), "mapped") != 0;
+}
+
+static bool is_chosen_later(const struct session *s)
+{
+    return devices_matter(s) && text_of(s, CAIRN_ENV_DEVICE)[0] == '\0';
+}
+
+static const char *set_or_null(const char *text)
+{
+    return text[0] != '\0' ? text : NULL;
+}
+
+static cairn_status open_on(struct session *s, const char *devices, const char *transports,
+                            struct cairn_sentence *why)
+{
+    enum cairn_one_sided one_sided = CAIRN_ONE_SIDED_AUTO;
+    (void)cairn_one_sided_parse(text_of(s, CAIRN_ENV_ONE_SIDED), &one_sided); // was judged
+    const struct cairn_fabric_options options = {
+        .on_message = cairn_link_on_message,
+        .on_message_arg = s,
+        .on_mapping = cairn_mapped_on_mapping,
+        .on_mapping_gone = cairn_mapped_on_gone,
+        .max_payload = CAIRN_CHUNK_PAYLOAD_MAX,
+        .net_devices = set_or_null(devices),
+        .host = set_or_null(text_of(s, CAIRN_ENV_HOST)),
+        .transports = transports,
+        .one_sided = one_sided,
+        .hub = s->path.hub,
+    };
+    const char *kind = s->path.hub != NULL ? "mem" : text_of(s, CAIRN_ENV_FABRIC);
+    return cairn_fabric_open(kind, &options, &s->path.fabric, why);
+}
+
+/* NULL: the fabric's default, tcp. */
+static const char *set_transports(const struct session *s)
+{
+    const char *transports = text_of(s, CAIRN_ENV_TRANSPORTS);
+    return strcmp(transports, "tcp") == 0 ? NULL : set_or_null(transports);
+}
+
+static void describe(struct session *s, const char *who_chose)
+{
+    char places[CAIRN_PLACE_BYTES];
+    size_t bytes;
+    const void *address = cairn_fabric_address(s->path.fabric, &bytes);
+    const char *kind = cairn_fabric_address_kind(address, bytes);
+    cairn_fabric_address_print_places(address, bytes, places);
+    snprintf(s->path.text, sizeof s->path.text, "%s%s%s%s%s", kind,
+             places[0] != '\0' ? "; between hosts by " : "", places, places[0] != '\0' ? ", " : "",
+             places[0] != '\0' ? who_chose : "");
+}
+
+cairn_status cairn_datapath_open(struct session *s, struct cairn_sentence *why)
+{
+    if (is_chosen_later(s)) return CAIRN_OK;
+    const cairn_status status = open_on(s, text_of(s, CAIRN_ENV_DEVICE), set_transports(s), why);
+    const char *source = s->env.values[CAIRN_ENV_DEVICE].source;
+    char who[64];
+    snprintf(who, sizeof who, "which %s sets", source != NULL ? source : "the default");
+    if (status == CAIRN_OK) describe(s, who);
+    return status;
+}
+
+void cairn_datapath_close(struct session *s)
+{
+    if (s->path.fabric == NULL) return;
+    cairn_fabric_poll_close(&s->path.poll, NULL, NULL);
+    cairn_mapped_release(s);
+    cairn_fabric_close(s->path.fabric);
+    s->path.fabric = NULL;
+}
+
+/* ---- the choice ---- */
+
+static size_t read_places(const Cairn__Welcome *welcome, struct cairn_place *places, size_t max)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < welcome->n_places && count < max; i++)
+        count += cairn_place_parse(welcome->places[i], &places[count]);
+    return count;
+}
+
+/* The cards first, if they can be opened. */
+static cairn_status open_chosen(struct session *s, const struct cairn_place *places, size_t count,
+                                struct cairn_sentence *why)
+{
+    struct cairn_choice choice;
+    const char *set = set_transports(s);
+    cairn_choose(places, count, INFINIBAND, &choice);
+    cairn_status status = CAIRN_ERR_UNREACHABLE;
+    if (choice.transports != NULL)
+        status = open_on(s, choice.devices, set != NULL ? set : choice.transports, why);
+    if (status != CAIRN_OK) {
+        cairn_choose(places, count, "", &choice);
+        if (strcmp(text_of(s, CAIRN_ENV_FABRIC), "ucx") == 0) // it is one fabric
+            for (char *c = choice.devices; *c != '\0'; c++) *c = *c == ';' ? ',' : *c;
+        status = open_on(s, choice.devices, set, why);
+    }
+    if (status == CAIRN_OK)
+        describe(s, choice.devices[0] != '\0' ? "chosen by the routes to the shards"
+                                              : "since no shard with a route was known");
+    return status;
+}
+
+static bool is_loopback(const char *ip)
+{
+    return strncmp(ip, "127.", 4) == 0 || strcmp(ip, "::1") == 0;
+}
+
+/* Its shards are, most likely, on this host, too. */
+static bool is_local(const struct cairn_address *coordinator)
+{
+    return coordinator->is_unix || strcmp(coordinator->host, "localhost") == 0 ||
+           is_loopback(coordinator->host);
+}
+
+bool cairn_datapath_choose(struct session *s, const Cairn__Welcome *welcome,
+                           struct cairn_sentence *why, cairn_status *status_out)
+{
+    struct cairn_place places[64];
+    const size_t count = read_places(welcome, places, sizeof places / sizeof *places);
+    const uint64_t now_ms = cairn_client_now_ms();
+    const uint64_t most_ms = s->connect_ms / 2; // cairn_open may not fail for want of shards
+    const uint64_t wait_ms = most_ms < SHARDS_WAIT_MS ? most_ms : SHARDS_WAIT_MS;
+    *status_out = CAIRN_OK;
+    if (s->path.asked_ms == 0) s->path.asked_ms = now_ms;
+    if (count == 0 && !is_local(&s->endpoint) && now_ms - s->path.asked_ms < wait_ms) return false;
+    *status_out = open_chosen(s, places, count, why);
+    if (*status_out == CAIRN_OK &&
+        cairn_fabric_poll_init(&s->path.poll, &s->loop.uv, s->path.fabric, 0) != CAIRN_OK) {
+        cairn_fabric_close(s->path.fabric);
+        s->path.fabric = NULL;
+        *status_out = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no event loop for it");
+    }
+    return true;
+}
+
+/* ---- a way that leads nowhere ---- */
+
+static bool is_open_on(const void *address, size_t bytes, const char *device)
+{
+    struct cairn_place place;
+    for (int i = 0; cairn_fabric_address_place(address, bytes, i, &place); i++)
+        if (cairn_devices_have(place.devices, device)) return true;
+    return false;
+}
+
+static void add_advice(const void *address, size_t bytes, const struct cairn_place *there,
+                       struct cairn_sentence *out)
+{
+    struct cairn_route route;
+    if (is_loopback(there->ip))
+        cairn_sentence_add(
+            out, "the shard listens on loopback only: set fabric.device of that cairn-shard to the "
+                 "device of the data network (CAIRN_FABRIC_DEVICE here is found by it)");
+    else if (!cairn_route_find(there->ip, &route))
+        cairn_sentence_add(out, "this host has no route to it: give it one, or set fabric.device "
+                                "there and CAIRN_FABRIC_DEVICE here to devices of one network");
+    else if (!is_open_on(address, bytes, route.device))
+        cairn_sentence_add(out, "the route to it is device %s: set CAIRN_FABRIC_DEVICE=%s",
+                           route.device, route.device);
+    else
+        cairn_sentence_add(out,
+                           "look for a firewall on the way, in both directions, or set "
+                           "fabric.device there and CAIRN_FABRIC_DEVICE here to another network");
+}
+
+/* "from here (ADDRESS) to it (ADDRESS)" */
+static void add_way(const struct shard_link *link, const struct cairn_place *there,
+                    struct cairn_sentence *out)
+{
+    char here[CAIRN_PLACE_BYTES];
+    size_t bytes;
+    const void *address = cairn_fabric_address(link->job->session->path.fabric, &bytes);
+    cairn_fabric_address_print_places(address, bytes, here);
+    cairn_sentence_add(out, "the data path from here (%s) to it (%s %s %s)", here, there->ip,
+                       there->devices, there->transports);
+}
+
+static void add_advice_here(const struct shard_link *link, const struct cairn_place *there,
+                            struct cairn_sentence *out)
+{
+    size_t bytes;
+    const void *address = cairn_fabric_address(link->job->session->path.fabric, &bytes);
+    add_advice(address, bytes, there, out);
+}
+
+/* It was never heard. */
+static void fail_job(struct shard_link *link, const struct cairn_place *there)
+{
+    struct cairn_sentence why;
+    cairn_sentence_set(&why, "nothing came from shard %s in %d s: ", link->name, SILENCE_MS / 1000);
+    add_way(link, there, &why);
+    cairn_sentence_add(&why, " does not lead there and back; ");
+    add_advice_here(link, there, &why);
+    cairn_job_fail(link->job, CAIRN_ERR_UNREACHABLE, why.text);
+}
+
+/* ---- a way that led there ---- */
+
+static void explain_silence(const struct shard_link *link, struct cairn_sentence *out)
+{
+    struct cairn_place there;
+    if (!cairn_fabric_address_place(link->address, link->address_bytes, 0, &there)) return;
+    cairn_sentence_set(out, "nothing has come from shard %s for %d s and more over ", link->name,
+                       SILENCE_MS / 1000);
+    add_way(link, &there, out);
+    cairn_sentence_add(out, ", which led there before: if the shard runs, ");
+    add_advice_here(link, &there, out);
+}
+
+/* Of the first link that is silent, and how many more are. */
+static void note_silence(struct job *job)
+{
+    struct cairn_sentence silence = { "" };
+    uint32_t more = 0;
+    for (uint32_t i = 0; i < job->body.shard_count; i++) {
+        if (!job->body.shards[i].silent) continue;
+        if (silence.text[0] == '\0')
+            explain_silence(&job->body.shards[i], &silence);
+        else
+            more++;
+    }
+    if (more > 0) cairn_sentence_add(&silence, " (%" PRIu32 " more shards are as silent)", more);
+    pthread_mutex_lock(&job->session->lock);
+    job->body.silence = silence;
+    pthread_mutex_unlock(&job->session->lock);
+}
+
+static void begin_silence(struct shard_link *link)
+{
+    struct cairn_sentence silence = { "" };
+    link->silent = true;
+    note_silence(link->job);
+    explain_silence(link, &silence);
+    if (silence.text[0] != '\0')
+        fprintf(stderr, "cairn: job %s: %s\n", link->job->name, silence.text);
+}
+
+static void end_silence(struct shard_link *link, bool is_heard)
+{
+    if (!link->silent) return;
+    link->silent = false;
+    note_silence(link->job);
+    if (is_heard)
+        fprintf(stderr, "cairn: job %s: shard %s is heard again\n", link->job->name, link->name);
+}
+
+/* ---- both ---- */
+
+void cairn_datapath_heard(struct shard_link *link)
+{
+    link->reached = true;
+    link->unheard_since_ms = 0;
+}
+
+/* A shard is silent only where it would speak: it answers the HELLO by which a silence is broken. */
+static bool would_speak(const struct shard_link *link)
+{
+    if (link->address_bytes == 0 || cairn_chunk_link_shares(&link->conn)) return false;
+    return !link->reached ||
+           (link->job->attachment.state == JOB_ATTACHED && link->conn.hands->waits(&link->conn));
+}
+
+void cairn_datapath_judge(struct shard_link *link, uint64_t now_ms)
+{
+    struct cairn_place there;
+    const bool speaks = would_speak(link), is_heard = link->unheard_since_ms == 0;
+    const bool is_late = now_ms - link->judged_ms > LATE_MS;
+    link->judged_ms = now_ms;
+    if (!speaks || is_heard) end_silence(link, is_heard);
+    if (!speaks || is_late || is_heard) link->unheard_since_ms = now_ms;
+    if (link->silent || now_ms - link->unheard_since_ms < SILENCE_MS) return;
+    if (link->reached) {
+        begin_silence(link);
+        return;
+    }
+    link->unheard_since_ms = 0;
+    if (link->job->failure.status == CAIRN_OK &&
+        cairn_fabric_address_place(link->address, link->address_bytes, 0, &there))
+        fail_job(link, &there);
+}

@@ -1,0 +1,73 @@
+/* Operations: what put, push and fetch have under way; and commands, by which a caller's thread hands them to
+ * the loop thread. */
+#ifndef CAIRN_CLIENT_OP_H
+#define CAIRN_CLIENT_OP_H
+
+#include <cairn.h>
+
+#include "client/base/piece.h"
+#include "proto/base/sentence.h"
+
+struct job;
+struct session;
+
+/* Hears of the end of an operation of the library's own. Not under the lock. */
+typedef void (*cairn_op_done_fn)(void *context, cairn_status status, const char *why);
+
+/* Freed with its last reference: one of the handle (if the caller wanted one), one of the loop thread while
+ * `holds` is not 0. */
+struct op {
+    struct session *session; /* borrowed: outlives it */
+    struct job *job;         /* borrowed, likewise */
+    void *handle;            /* NULL: nobody waits for this one */
+    uint8_t kind;            /* CAIRN_CHUNK_PUSH, _PUT, _FETCH */
+    uint32_t tensor;
+    const void *lent; /* memory of cairn_alloc; NULL: another's */
+    uint8_t *ptr;     /* on loan */
+    struct strides strides;
+    cairn_op_done_fn on_done; /* NULL: the caller's, who hears by the event descriptor */
+    void *context;
+    struct op *next_awaiting; /* lock: the next that awaits the same block (read/cache.h) */
+    uint32_t holds;   /* loop thread: parcels that are not done, and one more while it is cut */
+    size_t box_bytes; /* of a fetch or a put of a box: what goes with each of its chunks */
+    uint8_t box[CAIRN_BOX_BYTES_MAX];
+    /* lock */
+    bool done;
+    cairn_status status;
+    struct cairn_sentence why;
+    uint32_t refs;
+};
+
+struct command {
+    struct command *next;
+    /* Loop thread. False: it cannot go on now and is run again later, from where it stood. */
+    bool (*run)(struct command *command);
+    struct job *job;
+    struct op *op; /* put, push, fetch: this command's reference */
+    uint32_t tensor, micro;
+    uint8_t plane, dtype;
+    uint8_t *ptr; /* on loan: the piece */
+    struct piece piece;
+    uint64_t round, weight;
+    struct cairn_version version;
+    cairn_op_done_fn on_done; /* of its op */
+    void *context;
+    size_t next_extent; /* loop thread: where it stands */
+    uint64_t next_chunk;
+};
+
+/* A new op with the loop's reference, and one of the handle if `with_handle`. NULL: out of memory. */
+struct op *cairn_op_new(struct job *job, uint8_t kind, bool with_handle);
+/* Loop thread: a parcel more; and one less, with how it ended. The last one completes the op. */
+void cairn_op_hold(struct op *op);
+void cairn_op_let_go(struct op *op, cairn_status status, const char *why);
+
+/* A command with a reference to the job; NULL: out of memory. */
+struct command *cairn_op_command(struct job *job, bool (*run)(struct command *));
+/* An operation that is over already: nothing of the caller's is on loan. op_out may be NULL. */
+cairn_status cairn_op_finished(struct job *job, uint8_t kind, cairn_op **op_out) CAIRN_MUST_CHECK;
+/* Begins a put, push or fetch. `pattern` says what; job, op and run are filled in. */
+cairn_status cairn_op_begin(struct job *job, uint8_t kind, bool (*run)(struct command *),
+                            const struct command *pattern, cairn_op **op_out) CAIRN_MUST_CHECK;
+
+#endif

@@ -1,0 +1,302 @@
+#include "client/push/parcel.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/job.h"
+#include "client/op.h"
+
+static struct parcel *add_parcel(struct job *job)
+{
+    if (job->parcels.count == job->parcels.capacity) {
+        const uint32_t capacity = job->parcels.capacity == 0 ? 64 : job->parcels.capacity * 2;
+        struct parcel **parcels = realloc(job->parcels.all, capacity * sizeof(struct parcel *));
+        if (parcels == NULL) return NULL;
+        job->parcels.all = parcels;
+        job->parcels.capacity = capacity;
+    }
+    struct parcel *parcel = calloc(1, sizeof *parcel);
+    if (parcel == NULL) return NULL;
+    parcel->job = job;
+    parcel->request.index = job->parcels.count;
+    job->parcels.all[job->parcels.count++] = parcel;
+    return parcel;
+}
+
+void cairn_parcels_release(struct parcel_table *parcels)
+{
+    for (uint32_t i = 0; i < parcels->count; i++) free(parcels->all[i]);
+    free(parcels->all);
+}
+
+static struct parcel *take_parcel(struct job *job)
+{
+    struct parcel *parcel = job->parcels.first_free;
+    if (parcel == NULL) return add_parcel(job);
+    job->parcels.first_free = parcel->next;
+    return parcel;
+}
+
+/* How many elements of the piece come before an element of the tensor. */
+static uint64_t before(const struct command *command, uint64_t elem)
+{
+    if (command->piece.whole) return elem;
+    const struct cairn_shape *shape = &command->job->spec.tensors[command->tensor].shape;
+    return cairn_box_before(&command->piece.box, shape, elem);
+}
+
+struct parcel *cairn_parcel_new(struct job *job, const struct command *command, uint32_t shard,
+                                uint64_t chunk)
+{
+    struct parcel *parcel = take_parcel(job);
+    if (parcel == NULL) return NULL;
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->body.shards[shard].map,
+                                                                 chunk);
+    const size_t elem_bytes = cairn_dtype_bytes(command->dtype);
+    const uint64_t first = before(command, place.first_elem);
+    const uint64_t end = before(command, place.first_elem + place.elem_count);
+    // What is put of a box goes behind it, unless the box has all of the chunk.
+    const bool puts_box = command->op->kind == CAIRN_CHUNK_PUT &&
+                          command->piece.tile == CAIRN_TILE_BOX;
+    const bool boxed = puts_box && end - first < place.elem_count;
+    *parcel = (struct parcel) {
+        .job = job,
+        .op = command->op,
+        .request = { .index = parcel->request.index, .serial = parcel->request.serial + 1 },
+        .kind = command->op->kind,
+        .plane = command->plane,
+        .dtype = command->dtype,
+        .tile = puts_box && !boxed ? CAIRN_TILE_WHOLE : command->piece.tile,
+        .shard = shard,
+        .via = shard,
+        .place = place,
+        .table_hash = command->piece.table_hash,
+        .bytes = command->piece.strides.given || boxed ? NULL : command->ptr + first * elem_bytes,
+        .head_bytes = boxed ? command->op->box_bytes : 0,
+        .first = first,
+        .byte_count = (end - first) * elem_bytes,
+        .version = command->version,
+        .round = command->round,
+    };
+    cairn_op_hold(parcel->op);
+    return parcel;
+}
+
+/* ---- memory with strides ---- */
+
+static void count_packed(struct job *job, size_t more, size_t less)
+{
+    struct cairn_stats *stats = &job->stats;
+    pthread_mutex_lock(&job->session->lock);
+    stats->packed_bytes += more;
+    stats->packed_bytes -= less;
+    if (stats->packed_bytes > stats->packed_bytes_peak)
+        stats->packed_bytes_peak = stats->packed_bytes;
+    pthread_mutex_unlock(&job->session->lock);
+}
+
+cairn_status cairn_parcel_open(struct parcel *parcel)
+{
+    if (parcel->bytes != NULL || parcel->byte_count == 0) return CAIRN_OK;
+    parcel->packed = malloc(parcel->head_bytes + parcel->byte_count);
+    if (parcel->packed == NULL) return CAIRN_ERR_NO_MEMORY;
+    parcel->bytes = parcel->packed + parcel->head_bytes;
+    count_packed(parcel->job, parcel->head_bytes + parcel->byte_count, 0);
+    return CAIRN_OK;
+}
+
+/* What is to be sent; once, however often it is sent. */
+static cairn_status pack(struct parcel *parcel)
+{
+    const struct op *op = parcel->op;
+    const size_t elem_bytes = cairn_dtype_bytes(parcel->dtype);
+    if (parcel->bytes != NULL) return CAIRN_OK;
+    const cairn_status status = cairn_parcel_open(parcel);
+    if (status != CAIRN_OK || parcel->packed == NULL) return status;
+    memcpy(parcel->packed, op->box, parcel->head_bytes);
+    if (op->strides.given)
+        cairn_strides_gather(&op->strides, op->ptr, elem_bytes, parcel->first,
+                             parcel->byte_count / elem_bytes, parcel->bytes);
+    else
+        memcpy(parcel->bytes, op->ptr + parcel->first * elem_bytes, parcel->byte_count);
+    return CAIRN_OK;
+}
+
+void cairn_parcel_arrived(struct parcel *parcel)
+{
+    const size_t elem_bytes = cairn_dtype_bytes(parcel->dtype);
+    if (parcel->packed != NULL)
+        cairn_strides_scatter(&parcel->op->strides, parcel->op->ptr, elem_bytes, parcel->first,
+                              parcel->byte_count / elem_bytes, parcel->packed);
+}
+
+static void unpack(struct parcel *parcel)
+{
+    if (parcel->packed == NULL) return;
+    free(parcel->packed);
+    parcel->packed = NULL;
+    count_packed(parcel->job, 0, parcel->head_bytes + parcel->byte_count);
+}
+
+/* ---- the life of a parcel ---- */
+
+static void give_back(struct parcel *parcel)
+{
+    unpack(parcel);
+    parcel->op = NULL;
+    parcel->next = parcel->job->parcels.first_free;
+    parcel->job->parcels.first_free = parcel;
+}
+
+void cairn_parcel_undo(struct parcel *parcel)
+{
+    struct op *op = parcel->op;
+    give_back(parcel);
+    cairn_op_let_go(op, CAIRN_OK, NULL);
+}
+
+struct parcel *cairn_parcel_of_request(const struct job *job, uint64_t number)
+{
+    const uint32_t index = (uint32_t)number;
+    if (index >= job->parcels.count) return NULL;
+    struct parcel *parcel = job->parcels.all[index];
+    const bool is_its = parcel->op != NULL &&
+                        cairn_chunk_request_number(&parcel->request) == number;
+    return is_its ? parcel : NULL;
+}
+
+static void finish(struct parcel *parcel)
+{
+    if (!parcel->answered || parcel->on_loan > 0) return;
+    struct op *op = parcel->op;
+    const cairn_status status = parcel->status;
+    struct cairn_sentence why = { "" };
+    if (status != CAIRN_OK) cairn_explain_parcel(parcel, status, &why);
+    give_back(parcel);
+    cairn_op_let_go(op, status, why.text);
+}
+
+void cairn_parcel_end(struct parcel *parcel, cairn_status status)
+{
+    if (!parcel->answered) parcel->status = status;
+    parcel->answered = true;
+    finish(parcel);
+}
+
+void cairn_parcel_loan(struct parcel *parcel)
+{
+    parcel->on_loan++;
+    cairn_chunk_link_loan(&parcel->job->body.shards[parcel->via].conn);
+}
+
+void cairn_parcel_loan_back(struct parcel *parcel)
+{
+    parcel->on_loan--;
+    cairn_chunk_link_loan_back(&parcel->job->body.shards[parcel->via].conn);
+    finish(parcel);
+}
+
+static void on_sent(void *arg, cairn_status status)
+{
+    (void)status; // what became of it is said by the shard's answer, or by the link's loss
+    cairn_parcel_loan_back(arg);
+}
+
+/* Its bytes go into the job's statistics; `shared`: through memory that both ends have. */
+static void count(const struct parcel *parcel, bool shared)
+{
+    struct session *s = parcel->job->session;
+    struct cairn_stats *stats = &parcel->job->stats;
+    pthread_mutex_lock(&s->lock);
+    if (parcel->kind == CAIRN_CHUNK_PUSH) stats->pushed_bytes += parcel->byte_count;
+    if (parcel->kind == CAIRN_CHUNK_PUT) stats->put_bytes += parcel->byte_count;
+    if (parcel->kind == CAIRN_CHUNK_FETCH) stats->fetched_bytes += parcel->byte_count;
+    if (shared && parcel->kind == CAIRN_CHUNK_PUSH)
+        stats->shared_pushed_bytes += parcel->byte_count;
+    if (shared && parcel->kind == CAIRN_CHUNK_FETCH)
+        stats->shared_fetched_bytes += parcel->byte_count;
+    pthread_mutex_unlock(&s->lock);
+}
+
+cairn_status cairn_parcel_send(struct parcel *parcel, uint32_t via,
+                               struct cairn_chunk_header *header)
+{
+    struct shard_link *link = &parcel->job->body.shards[via];
+    const bool is_fetch = parcel->kind == CAIRN_CHUNK_FETCH;
+    const cairn_status opened = is_fetch ? CAIRN_OK : pack(parcel);
+    if (opened != CAIRN_OK) return opened;
+    // What is on loan is counted where it went: no other way before all of it is back.
+    if (parcel->on_loan > 0 && via != parcel->via) return CAIRN_ERR_BUSY;
+    parcel->via = via;
+    const void *data = parcel->head_bytes > 0 ? parcel->packed : parcel->bytes;
+    const void *payload = is_fetch ? parcel->op->box : data;
+    const size_t payload_bytes = is_fetch ? parcel->op->box_bytes
+                                          : parcel->head_bytes + parcel->byte_count;
+    const bool has_payload = payload_bytes > 0;
+    header->kind = parcel->kind;
+    header->dtype = parcel->dtype;
+    header->plane = parcel->plane;
+    header->tile = parcel->tile;
+    header->table_hash = parcel->table_hash;
+    header->tensor = parcel->place.tensor;
+    header->first_leaf = parcel->place.first_leaf;
+    header->leaf_count = (uint32_t)parcel->place.leaf_count;
+    if (parcel->kind == CAIRN_CHUNK_PUT) header->round = parcel->round; // of a write, else 0
+    header->generation = parcel->version.generation;
+    header->step = parcel->version.step;
+    cairn_status status = cairn_chunk_link_send(&link->conn, header, has_payload ? payload : NULL,
+                                                payload_bytes, has_payload ? on_sent : NULL,
+                                                parcel);
+    if (status != CAIRN_OK) return status;
+    if (has_payload) parcel->on_loan++; // the link has counted it
+    count(parcel, cairn_chunk_link_shares(&link->conn));
+    return CAIRN_OK;
+}
+
+/* ---- cutting ---- */
+
+/* The piece has an element of this chunk. */
+static bool touches(const struct command *command, uint32_t shard, uint64_t chunk)
+{
+    if (command->piece.whole) return true;
+    const struct cairn_shard_map *map = &command->job->body.shards[shard].map;
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(map, chunk);
+    return before(command, place.first_elem) < before(command, place.first_elem + place.elem_count);
+}
+
+bool cairn_command_chunk(struct command *command, uint32_t *shard_out, uint64_t *chunk_out)
+{
+    const struct job *job = command->job;
+    const struct cairn_geometry *g = &job->body.layout->geometry[command->tensor];
+    size_t extent_count;
+    const struct cairn_extent *extents = cairn_layout_tensor_extents(
+        job->body.layout, command->tensor, &extent_count);
+    while (command->next_extent < extent_count) {
+        const struct cairn_extent *extent = &extents[command->next_extent];
+        const struct cairn_local_extent *local = cairn_shard_map_find(
+            &job->body.shards[extent->shard].map, command->tensor,
+            cairn_quantum_first_leaf(g, extent->first_quantum));
+        assert(local != NULL); // map and extents are of one layout
+        for (; command->next_chunk < local->chunk_count; command->next_chunk++) {
+            if (!touches(command, extent->shard, local->first_chunk + command->next_chunk))
+                continue;
+            *shard_out = extent->shard;
+            *chunk_out = local->first_chunk + command->next_chunk;
+            return true;
+        }
+        command->next_extent++;
+        command->next_chunk = 0;
+    }
+    return false;
+}
+
+bool cairn_command_refused(struct command *command)
+{
+    const struct job *job = command->job;
+    if (job->failure.status == CAIRN_OK && !job->closing) return false;
+    cairn_op_let_go(command->op,
+                    job->failure.status != CAIRN_OK ? job->failure.status : CAIRN_ERR_CANCELED,
+                    job->failure.status != CAIRN_OK ? job->failure.why.text : "the job is closed");
+    return true;
+}

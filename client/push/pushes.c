@@ -1,0 +1,309 @@
+/* Pushes of the open round. What is for an owner goes over the connection of the shard that granted: its own,
+ * or that of a relay of this host (chunk.h, "Relays"). Loop thread. */
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/job.h"
+#include "client/op.h"
+#include "client/push/fail.h"
+
+#define GRANT_MAX_MS 300 /* longest wait for a GRANT after RoundOpened */
+
+/* ---- by whom ---- */
+
+static struct shard_link *carrier_of(struct shard_link *owner)
+{
+    return owner->carrier != NULL ? owner->carrier : owner;
+}
+
+/* The owners that a connection may be for: its own, and of one that relays any: [*first_out, end). */
+static uint32_t owners_of(const struct shard_link *link, uint32_t *first_out)
+{
+    *first_out = link->relays ? 0 : link->index;
+    return link->relays ? link->job->body.shard_count : link->index + 1;
+}
+
+struct shard_link *cairn_pushes_granter(struct shard_link *owner)
+{
+    const struct cairn_chunk_header *grant = &owner->grant;
+    return grant->kind == 0 || grant->tensor == 0 ? owner
+                                                  : &owner->job->body.shards[grant->tensor - 1];
+}
+
+/* ---- hands of the pusher ---- */
+
+static struct job *job_of(const struct cairn_pusher *pusher)
+{
+    return (struct job *)((char *)pusher - offsetof(struct job, pushing.pusher));
+}
+
+static struct cairn_chunk_link *link_to(struct cairn_pusher *pusher, uint32_t shard)
+{
+    return &carrier_of(&job_of(pusher)->body.shards[shard])->conn;
+}
+
+static void link_failed(struct cairn_pusher *pusher, struct cairn_chunk_link *link)
+{
+    (void)pusher;
+    cairn_chunk_link_restart(link);
+}
+
+static cairn_status send_chunk(struct cairn_pusher *pusher, const struct cairn_push_action *action,
+                               struct cairn_chunk_header *header)
+{
+    struct job *job = job_of(pusher);
+    struct parcel *parcel = cairn_parcel_of_request(job, action->cookie);
+    assert(parcel != NULL && parcel->kind == CAIRN_CHUNK_PUSH); // it is not released yet
+    return cairn_parcel_send(parcel, carrier_of(&job->body.shards[action->shard])->index, header);
+}
+
+static uint32_t mark(const struct cairn_pusher *pusher, uint32_t shard)
+{
+    const struct shard_link *owner = &job_of(pusher)->body.shards[shard];
+    return owner->relayed ? owner->index + 1 : 0;
+}
+
+static size_t absent_max(const struct cairn_pusher *pusher, uint32_t shard)
+{
+    return job_of(pusher)->body.shards[shard].map.extent_count;
+}
+
+static size_t list_absent(const struct cairn_pusher *pusher, uint32_t shard, uint32_t micro,
+                          uint32_t *out)
+{
+    const struct job *job = job_of(pusher);
+    const struct cairn_shard_map *map = &job->body.shards[shard].map;
+    size_t count = 0;
+    for (size_t i = 0; i < map->extent_count; i++) {
+        const uint32_t tensor = map->extents[i].tensor;
+        if (job->pushing.pushed[micro][tensor] || job->spec.tensors[tensor].kind != CAIRN_TRAINED)
+            continue;
+        if (count == 0 || out[count - 1] != tensor) out[count++] = tensor;
+    }
+    return count;
+}
+
+static void release(struct cairn_pusher *pusher, const struct cairn_push_action *action)
+{
+    struct parcel *parcel = cairn_parcel_of_request(job_of(pusher), action->cookie);
+    if (parcel != NULL) cairn_parcel_end(parcel, action->status);
+}
+
+static const struct cairn_pusher_hands hands = {
+    .link = link_to,
+    .link_failed = link_failed,
+    .send_chunk = send_chunk,
+    .mark = mark,
+    .absent_max = absent_max,
+    .absent = list_absent,
+    .released = release,
+};
+
+/* ---- the machine's life ---- */
+
+static void forget_micros(struct job *job)
+{
+    for (uint32_t i = 0; i < job->pushing.micro_count; i++) free(job->pushing.pushed[i]);
+    free(job->pushing.pushed);
+    job->pushing.pushed = NULL;
+    job->pushing.micro_count = 0;
+}
+
+void cairn_pushes_drop(struct job *job, cairn_status status)
+{
+    if (job->pushing.pusher.push == NULL) return;
+    cairn_pusher_end(&job->pushing.pusher);
+    for (uint32_t i = 0; i < job->parcels.count; i++) {
+        struct parcel *parcel = job->parcels.all[i];
+        if (parcel->op != NULL && parcel->kind == CAIRN_CHUNK_PUSH)
+            cairn_parcel_end(parcel, status);
+    }
+    forget_micros(job);
+}
+
+static cairn_status open_pusher(struct job *job)
+{
+    uint64_t chunks = 0;
+    if (job->pushing.pusher.memory != NULL) return CAIRN_OK; // the layout never changes
+    for (uint32_t i = 0; i < job->body.shard_count; i++)
+        chunks += job->body.shards[i].map.chunk_count;
+    // Two micro-batches: one being answered, one being filled. More is stalled, not refused.
+    const uint64_t queue = 2 * chunks + 4 * (uint64_t)job->body.shard_count;
+    if (queue > UINT32_MAX) return CAIRN_ERR_NO_MEMORY;
+    const struct cairn_push_config config = { .shard_count = job->body.shard_count,
+                                              .queue_max = (uint32_t)queue };
+    return cairn_pusher_open(&job->pushing.pusher, &hands, &config);
+}
+
+void cairn_pushes_on_opened(struct job *job, const Cairn__RoundOpened *opened)
+{
+    if (job->pushing.pusher.push != NULL && job->pushing.pusher.round == opened->round) return;
+    cairn_pushes_drop(job, CAIRN_ERR_EPOCH_CHANGED);
+    cairn_status status = open_pusher(job);
+    if (status != CAIRN_OK) {
+        cairn_job_fail(job, status, "out of memory for a round of this job");
+        return;
+    }
+    cairn_pusher_begin(&job->pushing.pusher, opened->epoch, opened->round);
+    for (uint32_t i = 0; i < job->body.shard_count; i++) {
+        job->body.shards[i].carrier = NULL;
+        job->body.shards[i].relayed = false;
+        job->body.shards[i].grant_deadline_ms = cairn_client_now_ms() + GRANT_MAX_MS;
+        cairn_pushes_on_grant(&job->body.shards[i]);
+    }
+}
+
+void cairn_pushes_on_grant(struct shard_link *owner)
+{
+    struct job *job = owner->job;
+    const struct cairn_chunk_header *grant = &owner->grant;
+    if (job->pushing.pusher.push == NULL || grant->kind == 0 ||
+        grant->round != job->pushing.pusher.round)
+        return;
+    owner->carrier = cairn_pushes_granter(owner);
+    owner->relayed = grant->tensor != 0;
+    cairn_pusher_on_grant(&job->pushing.pusher, owner->index, grant, owner->carrier->conn.way);
+}
+
+/* Of an owner that has not granted it is not known yet whose ways count. */
+void cairn_pushes_on_hello(struct shard_link *link, uint64_t way)
+{
+    struct job *job = link->job;
+    uint32_t i;
+    for (const uint32_t end = owners_of(link, &i); i < end; i++) {
+        if (job->body.shards[i].carrier == link)
+            cairn_pusher_on_hello(&job->pushing.pusher, i, way);
+    }
+}
+
+/* Whoever has granted for others may have granted for one that we have not heard of. */
+bool cairn_pushes_waits(const struct shard_link *link)
+{
+    const struct job *job = link->job;
+    uint32_t i;
+    if (job->pushing.pusher.push == NULL) return false;
+    for (const uint32_t end = owners_of(link, &i); i < end; i++) {
+        const struct shard_link *carrier = job->body.shards[i].carrier;
+        if ((carrier == NULL || carrier == link) && cairn_pusher_waits(&job->pushing.pusher, i))
+            return true;
+    }
+    return false;
+}
+
+static void lose_owner(struct shard_link *owner, const struct shard_link *link)
+{
+    struct job *job = owner->job;
+    const bool was_its = carrier_of(owner) == link;
+    if (cairn_pushes_granter(owner) == link) owner->grant = (struct cairn_chunk_header) { 0 };
+    if (!was_its) return;
+    owner->carrier = NULL;
+    owner->relayed = false;
+    cairn_pusher_on_lost(&job->pushing.pusher, owner->index);
+}
+
+void cairn_pushes_lost(struct shard_link *link)
+{
+    uint32_t i;
+    for (const uint32_t end = owners_of(link, &i); i < end; i++)
+        lose_owner(&link->job->body.shards[i], link);
+}
+
+/* Who asked late hears of a version that is not the newest any more. */
+static void note_version(struct job *job, struct cairn_version version)
+{
+    if (cairn_version_compare(version, job->known.newest) > 0) job->known.newest = version;
+}
+
+void cairn_pushes_on_result(struct job *job, const Cairn__RoundResult *result)
+{
+    struct session *s = job->session;
+    const bool is_void = result->status == CAIRN_ERR_EPOCH_CHANGED;
+    pthread_mutex_lock(&s->lock);
+    if (is_void && result->round >= job->filling.void_round) {
+        job->filling.void_round = result->round;
+        cairn_sentence_set(&job->filling.void_why, "%s", result->text);
+    }
+    if (!is_void) note_version(job, (struct cairn_version) { result->generation, result->step });
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    if (job->pushing.pusher.push == NULL || job->pushing.pusher.round > result->round) return;
+    if (!is_void && job->pushing.pusher.round == result->round)
+        cairn_pusher_resolved(&job->pushing.pusher);
+    cairn_pushes_drop(job, is_void ? CAIRN_ERR_EPOCH_CHANGED : CAIRN_OK);
+}
+
+/* ---- commands ---- */
+
+static bool round_is_over(const struct command *command)
+{
+    const struct job *job = command->job;
+    return job->pushing.pusher.push == NULL || job->pushing.pusher.round != command->round ||
+           cairn_push_voided(job->pushing.pusher.push);
+}
+
+/* The list of what was pushed in `micro`, made when it is first named. */
+static uint8_t *pushed_in(struct job *job, uint32_t micro)
+{
+    if (micro < job->pushing.micro_count) return job->pushing.pushed[micro];
+    if (micro != job->pushing.micro_count)
+        return NULL; // a round told twice: nothing of ours aborts its host
+    uint8_t **lists = realloc(job->pushing.pushed, (micro + 1) * sizeof *lists);
+    if (lists == NULL) return NULL;
+    job->pushing.pushed = lists;
+    lists[micro] = calloc(job->spec.tensor_count + 1, 1);
+    if (lists[micro] != NULL) job->pushing.micro_count++;
+    return lists[micro];
+}
+
+static bool end_push(struct command *command, cairn_status status, const char *why)
+{
+    cairn_op_let_go(command->op, status, why);
+    return true;
+}
+
+bool cairn_pushes_run(struct command *command)
+{
+    struct job *job = command->job;
+    uint32_t shard;
+    uint64_t chunk;
+    if (cairn_command_refused(command)) return true;
+    if (round_is_over(command)) return end_push(command, CAIRN_ERR_EPOCH_CHANGED, NULL);
+    uint8_t *pushed = pushed_in(job, command->micro);
+    if (pushed == NULL) return end_push(command, CAIRN_ERR_NO_MEMORY, NULL);
+    pushed[command->tensor] = 1;
+    for (; cairn_command_chunk(command, &shard, &chunk); command->next_chunk++) {
+        struct parcel *parcel = cairn_parcel_new(job, command, shard, chunk);
+        if (parcel == NULL) { // half a tensor is neither pushed nor absent: the round could not end
+            cairn_job_fail(job, CAIRN_ERR_NO_MEMORY, "out of memory in the middle of a push");
+            return end_push(command, CAIRN_ERR_NO_MEMORY, NULL);
+        }
+        cairn_status status = cairn_pusher_chunk(&job->pushing.pusher, shard, command->micro,
+                                                 (uint32_t)chunk,
+                                                 cairn_chunk_request_number(&parcel->request));
+        if (status != CAIRN_OK) cairn_parcel_undo(parcel);
+        if (status == CAIRN_ERR_BUSY) return false;
+        if (status != CAIRN_OK) return end_push(command, status, NULL);
+    }
+    return end_push(command, CAIRN_OK, NULL);
+}
+
+bool cairn_pushes_micro_end_run(struct command *command)
+{
+    struct job *job = command->job;
+    if (round_is_over(command)) return true;
+    if (pushed_in(job, command->micro) == NULL) {
+        cairn_job_fail(job, CAIRN_ERR_NO_MEMORY, "out of memory at the end of a micro-batch");
+        return true;
+    }
+    cairn_status status = cairn_pusher_micro_end(&job->pushing.pusher, command->micro);
+    return status != CAIRN_ERR_BUSY;
+}
+
+bool cairn_pushes_commit_run(struct command *command)
+{
+    struct job *job = command->job;
+    if (round_is_over(command)) return true;
+    cairn_status status = cairn_pusher_commit(&job->pushing.pusher, command->weight);
+    return status != CAIRN_ERR_BUSY;
+}

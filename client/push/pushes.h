@@ -1,0 +1,39 @@
+/* Pushes of the open round. Loop thread. */
+#ifndef CAIRN_CLIENT_PUSH_PUSHES_H
+#define CAIRN_CLIENT_PUSH_PUSHES_H
+
+#include "proto/link/pusher.h"
+#include "proto/wire/messages.h"
+
+struct command;
+struct job;
+struct shard_link;
+
+struct pushing {
+    struct cairn_pusher pusher;
+    uint8_t **pushed;     /* owned: [micro_count][tensor_count] 1: pushed in that micro-batch */
+    uint32_t micro_count; /* begun in this round */
+};
+
+/* Commands of the round. */
+bool cairn_pushes_run(struct command *command);
+bool cairn_pushes_micro_end_run(struct command *command);
+bool cairn_pushes_commit_run(struct command *command);
+
+/* The coordinator's word about a round. */
+void cairn_pushes_on_opened(struct job *job, const Cairn__RoundOpened *opened);
+void cairn_pushes_on_result(struct job *job, const Cairn__RoundResult *result);
+/* Every parcel of the machine ends; it is dropped. */
+void cairn_pushes_drop(struct job *job, cairn_status status);
+
+/* The connection that the owner's last GRANT came by. */
+struct shard_link *cairn_pushes_granter(struct shard_link *owner);
+void cairn_pushes_on_grant(struct shard_link *owner);
+/* Of the connection: what is pushed by it may have been answered in vain. */
+void cairn_pushes_on_hello(struct shard_link *link, uint64_t way);
+/* Something is owed to the open round's machine that comes, or may come, by this connection. */
+bool cairn_pushes_waits(const struct shard_link *link);
+/* The connection is lost, and with it the grants that came by it. */
+void cairn_pushes_lost(struct shard_link *link);
+
+#endif

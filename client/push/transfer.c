@@ -1,0 +1,218 @@
+/* Puts and fetches: cut into chunks, which the asker of each shard sends, and sends again. Where a shard of
+ * this host relays for one that is not of this host, fetches go to that (proto/wire/chunk.h, "Relays"), and
+ * to the owner what it has not. Loop thread. */
+#include "client/push/transfer.h"
+
+#include "client/job.h"
+#include "client/op.h"
+
+#define COPIED_MAX ((size_t)8 << 20) /* bytes out of mapped memory, before others have their turn */
+
+static struct parcel *parcel_of(struct cairn_chunk_request *request)
+{
+    return (struct parcel *)((char *)request - offsetof(struct parcel, request));
+}
+
+/* What a relay may have, and this host has not without one. */
+static bool may_relay(const struct shard_link *owner, const struct parcel *parcel)
+{
+    return parcel->kind == CAIRN_CHUNK_FETCH && parcel->tile == CAIRN_TILE_WHOLE &&
+           parcel->plane == CAIRN_PLANE_WIRE && !parcel->direct &&
+           !cairn_chunk_link_shares(&owner->conn);
+}
+
+/* Whom to ask: not a relay for what it said that it has not. */
+static struct shard_link *route(struct shard_link *owner, const struct parcel *parcel)
+{
+    struct shard_link *relay = cairn_pushes_granter(owner);
+    if (relay == owner || owner->declined || !may_relay(owner, parcel)) return owner;
+    return cairn_chunk_link_shares(&relay->conn) ? relay : owner;
+}
+
+/* Who relays, the GRANT of the round says, which may come after the coordinator's word. Without waiting
+ * for it each worker of the host would fetch for itself what the first round begins with. */
+static bool awaits_grant(const struct shard_link *owner, const struct parcel *parcel)
+{
+    const struct job *job = owner->job;
+    const bool is_known = owner->grant.kind != 0 && !owner->declined;
+    if (job->spec.reduce_groups != CAIRN_GROUPS_HOST || job->pushing.pusher.push == NULL ||
+        is_known)
+        return false;
+    return owner->grant.round != job->pushing.pusher.round && may_relay(owner, parcel) &&
+           cairn_client_now_ms() < owner->grant_deadline_ms;
+}
+
+cairn_status cairn_transfer_send(struct cairn_chunk_request *request)
+{
+    struct parcel *parcel = parcel_of(request);
+    struct shard_link *owner = &parcel->job->body.shards[parcel->shard];
+    if (awaits_grant(owner, parcel)) return CAIRN_ERR_NOT_READY; // the GRANT, or the tick
+    struct shard_link *via = route(owner, parcel);
+    // Before the shard's HELLO it is not known by which of its endpoints it will answer.
+    if (!cairn_chunk_link_is_up(&via->conn)) return CAIRN_ERR_CLOSED;
+    // A late answer of the one that was asked before is none of this one.
+    if (via->index != parcel->via) request->serial++;
+    struct cairn_chunk_header header = { .request = cairn_chunk_request_number(request) };
+    const cairn_status status = cairn_parcel_send(parcel, via->index, &header);
+    if (status == CAIRN_OK) via->asked++;
+    return status;
+}
+
+/* A fetch whose data this host has. */
+static bool copy_here(struct parcel *parcel, const struct piece *piece)
+{
+    if (parcel->kind != CAIRN_CHUNK_FETCH || !cairn_mapped_read(parcel, piece)) return false;
+    pthread_mutex_lock(&parcel->job->session->lock);
+    cairn_mapped_count(parcel->job, parcel->byte_count);
+    pthread_mutex_unlock(&parcel->job->session->lock);
+    cairn_parcel_end(parcel, CAIRN_OK);
+    return true;
+}
+
+bool cairn_transfer_run(struct command *command)
+{
+    struct job *job = command->job;
+    uint32_t shard;
+    uint64_t chunk;
+    if (cairn_command_refused(command)) return true;
+    cairn_status status = CAIRN_OK;
+    size_t copied = 0;
+    for (; status == CAIRN_OK && cairn_command_chunk(command, &shard, &chunk);
+         command->next_chunk++) {
+        if (copied >= COPIED_MAX) { // messages are to be answered meanwhile
+            cairn_session_kick(job->session);
+            return false;
+        }
+        struct parcel *parcel = cairn_parcel_new(job, command, shard, chunk);
+        if (parcel == NULL)
+            status = CAIRN_ERR_NO_MEMORY;
+        else if (copy_here(parcel, &command->piece))
+            copied += parcel->byte_count;
+        else
+            cairn_asker_ask(&job->body.shards[shard].asker, &parcel->request);
+    }
+    for (uint32_t i = 0; i < job->body.shard_count; i++)
+        cairn_asker_pump(&job->body.shards[i].asker);
+    cairn_op_let_go(command->op, status, NULL);
+    return true;
+}
+
+/* The parcel that an answer is for, no longer in flight; NULL: of a former use or connection. */
+static struct parcel *parcel_answered(struct shard_link *link, const struct cairn_chunk_header *h)
+{
+    struct parcel *parcel = cairn_parcel_of_request(link->job, h->request);
+    if (parcel == NULL || parcel->shard != link->index ||
+        !cairn_asker_answered(&link->asker, &parcel->request, h->request))
+        return NULL;
+    link->job->body.shards[parcel->via].asked--;
+    return parcel;
+}
+
+/* What a relay refuses for good, the owner is asked for; NOT_FOUND: that is no chunk that it relays. */
+static bool ask_owner(struct shard_link *owner, struct parcel *parcel, uint64_t status)
+{
+    if (parcel->via == owner->index || status == CAIRN_ERR_BUSY || status == CAIRN_ERR_CHECKSUM)
+        return false;
+    if (status == CAIRN_ERR_NOT_FOUND) owner->declined = true;
+    parcel->direct = true;
+    cairn_asker_ask(&owner->asker, &parcel->request);
+    return true;
+}
+
+/* NAK. */
+static void refused(struct shard_link *owner, struct parcel *parcel, uint64_t status)
+{
+    if (ask_owner(owner, parcel, status) ||
+        cairn_asker_again(&owner->asker, &parcel->request, status))
+        return;
+    const bool is_known = status <= CAIRN_ERR_INTERNAL && cairn_status_known((int)status) &&
+                          status != CAIRN_OK;
+    cairn_parcel_end(parcel, is_known ? (cairn_status)status : CAIRN_ERR_PROTOCOL);
+}
+
+void cairn_transfer_on_answer(struct shard_link *link, const struct cairn_chunk_header *h)
+{
+    struct parcel *parcel = parcel_answered(link, h);
+    if (parcel == NULL) return;
+    if (h->kind == CAIRN_CHUNK_ACK)
+        cairn_parcel_end(parcel, parcel->kind == CAIRN_CHUNK_PUT ? CAIRN_OK : CAIRN_ERR_PROTOCOL);
+    else
+        refused(link, parcel, h->value);
+    cairn_asker_pump(&link->asker);
+}
+
+/* ---- data ---- */
+
+static void on_received(void *arg, cairn_status status)
+{
+    struct parcel *parcel = arg;
+    struct shard_link *link = &parcel->job->body.shards[parcel->shard];
+    const bool lost = parcel->job->body.shards[parcel->via].conn.lost;
+    const bool whole = status == CAIRN_OK && parcel->came == parcel->checksum;
+    if (parcel->answered) {
+        // all of the job has failed
+    } else if (whole) {
+        cairn_parcel_arrived(parcel);
+        cairn_parcel_end(parcel, CAIRN_OK);
+    } else if (lost) {
+        cairn_asker_ask(&link->asker, &parcel->request);
+    } else if (!cairn_asker_again(&link->asker, &parcel->request, CAIRN_ERR_CHECKSUM)) {
+        cairn_parcel_end(parcel, CAIRN_ERR_CHECKSUM);
+    }
+    cairn_parcel_loan_back(parcel);
+    cairn_asker_pump(&link->asker);
+}
+
+static bool is_answer_to(const struct cairn_chunk_header *h, const struct parcel *parcel)
+{
+    return parcel->kind == CAIRN_CHUNK_FETCH && h->tensor == parcel->place.tensor &&
+           h->first_leaf == parcel->place.first_leaf && h->leaf_count == parcel->place.leaf_count &&
+           h->plane == parcel->plane && h->dtype == parcel->dtype &&
+           h->payload_bytes == parcel->byte_count && h->generation == parcel->version.generation &&
+           h->step == parcel->version.step;
+}
+
+void cairn_transfer_on_data(struct shard_link *link, const struct cairn_chunk_header *h,
+                            struct cairn_fabric_message *message)
+{
+    struct parcel *parcel = parcel_answered(link, h);
+    if (parcel == NULL || !is_answer_to(h, parcel)) {
+        cairn_fabric_drop(message);
+        if (parcel != NULL) cairn_parcel_end(parcel, CAIRN_ERR_PROTOCOL);
+        return;
+    }
+    parcel->checksum = h->checksum;
+    cairn_parcel_loan(parcel);
+    cairn_status status = cairn_parcel_open(parcel);
+    if (status == CAIRN_OK)
+        status = cairn_fabric_receive_far(message, parcel->bytes, parcel->byte_count, &parcel->came,
+                                          on_received, parcel);
+    if (status == CAIRN_OK) return;
+    cairn_fabric_drop(message);
+    cairn_parcel_end(parcel, status);
+    cairn_parcel_loan_back(parcel);
+}
+
+/* ---- losses ---- */
+
+void cairn_transfer_lost(struct shard_link *link)
+{
+    struct job *job = link->job;
+    for (uint32_t i = 0; i < job->parcels.count; i++) {
+        struct parcel *parcel = job->parcels.all[i];
+        if (parcel->via == link->index)
+            cairn_asker_lost(&job->body.shards[parcel->shard].asker, &parcel->request);
+    }
+    link->asked = 0;
+}
+
+void cairn_transfer_fail_all(struct job *job, cairn_status status)
+{
+    for (uint32_t i = 0; i < job->body.shard_count; i++) job->body.shards[i].asked = 0;
+    for (uint32_t i = 0; i < job->parcels.count; i++) {
+        struct parcel *parcel = job->parcels.all[i];
+        if (parcel->op == NULL || parcel->kind == CAIRN_CHUNK_PUSH) continue;
+        cairn_asker_drop(&job->body.shards[parcel->shard].asker, &parcel->request);
+        cairn_parcel_end(parcel, status);
+    }
+}

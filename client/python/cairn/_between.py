@@ -1,0 +1,146 @@
+"""What an attached model does between steps: it writes, amends, pauses, has snapshots made and reads state."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple, Union
+
+import torch
+
+from . import _blobs, _transfer
+from ._held import TRIES, Held
+from .errors import EpochChanged, Invalid, NotFound, RolledBack, Stale
+from .job import RoundHandle
+from .memory import can_lend
+from .optim import changed_group
+from .spec import JobSpec, Version
+
+
+def goes_on(method: Callable[..., Any]) -> Callable[..., Any]:
+    """RolledBack out of it has its step: the job is open again. What it raises ends the pass that it is called in."""
+    @functools.wraps(method)
+    def call(self: "Between", *given: Any, **options: Any) -> Any:
+        try:
+            return method(self, *given, **options)
+        except RolledBack as rolled:
+            self._roll_back(rolled)
+            raise
+    return call
+
+
+def _policy(spec: JobSpec, changes: Mapping[str, Any]) -> JobSpec:
+    """What belongs together is amended together: what is left out is at its default."""
+    for first, second in (("snapshot_every", "snapshot_keep"), ("on_shard_loss", "shard_loss_wait")):
+        if second in changes and first not in changes:
+            raise Invalid(f"{second} without {first}: give both, {first}={getattr(spec, first)!r} to leave it")
+        if first in changes:
+            spec = dataclasses.replace(spec, **{first: changes[first], second: changes.get(second, 0)})
+    unknown = sorted(set(changes) - {"snapshot_every", "snapshot_keep", "on_shard_loss", "shard_loss_wait"})
+    if unknown:
+        raise TypeError(f"amend() has no argument {', '.join(unknown)}")
+    return spec
+
+
+class Between(Held):
+    """Subclasses have the rounds."""
+
+    _spec: JobSpec
+    _round: Optional[RoundHandle]
+    _rank: int  # dense, of the last round
+    clip_norm: float
+
+    def _roll_back(self, rolled: RolledBack) -> None:
+        raise NotImplementedError
+
+    def _load_after(self, version: Version) -> None:
+        raise NotImplementedError
+
+    state_dict = goes_on(Held.state_dict)
+
+    @goes_on
+    def client_state(self) -> bytes:
+        """What was given to the step() that made the newest version, restored with it; b"" if nothing was. Between
+        begin() and step() that is the version of the round."""
+        return self._job.client_state(self.timeout).data
+
+    @goes_on
+    def write(self, values: Mapping[str, Any], plane: str = "param") -> Version:
+        """Writes whole tensors outside the optimizer, between two steps, as one new version: {"head.bias": tensor}.
+        Buffers and blobs (bytes) too; `plane` "exp_avg" or "exp_avg_sq" for moments. By one worker: the others have it
+        with the next round."""
+        slots = {slot.name: slot for slot in self._slots + self._buffers}
+        opaque = {name: _blobs.to_write(self.blobs, name, value, plane) for name, value in values.items()
+                  if name in self.blobs}
+        values = {name: value for name, value in values.items() if name not in opaque}
+        for name, value in values.items():
+            if name not in slots or tuple(value.shape) != tuple(self._shape(slots[name])):
+                raise Invalid(f"{name} of {list(value.shape)} is no (first) name of a tensor of that shape")
+        if self._round is not None:
+            raise Invalid("a step is open: write before its first forward pass, or after step()")
+        hosts = {name: value.detach().to(device="cpu", dtype=torch.float32) for name, value in values.items()}
+        masters: Dict[str, Any] = {name: host if can_lend(host) else host.contiguous() for name, host in hosts.items()}
+        for left in reversed(range(TRIES)):
+            try:
+                version = self._write_once({**masters, **opaque}, plane)
+                break
+            except (EpochChanged, Stale):  # somebody came or went, nothing was written
+                if left == 0:
+                    raise
+        self._load_after(version)
+        buffers = [(slot, slot.parameter) for slot in self._buffers if slot.name in values]
+        _transfer.load(self._job, self._version, buffers, self.timeout)
+        return version
+
+    @goes_on
+    def amend(self, groups: Optional[Mapping[str, Mapping[str, Any]]] = None, freeze: Sequence[str] = (),
+              unfreeze: Sequence[str] = (), clip_norm: Optional[float] = None, freeze_tensors: Sequence[str] = (),
+              unfreeze_tensors: Sequence[str] = (), workers: Union[None, int, Tuple[int, int]] = None,
+              **policy: Any) -> None:
+        """Changes the job for all its workers from the next round on: {"default": dict(lr=1e-4)}, names of groups or
+        of parameters that are frozen or not any more, the clip norm, how many workers there are to be (at once, also
+        for those who wait); snapshot_every, snapshot_keep, on_shard_loss and shard_loss_wait as in JobSpec. One
+        worker's call is enough."""
+        wanted = _policy(self._spec, policy)
+        known = {group.name: group for group in self._spec.groups}
+        unknown = sorted(set(groups or {}) - set(known))
+        if unknown:
+            raise NotFound(f"no group {', '.join(unknown)}; there are {', '.join(known)}")
+        changed = [changed_group(known[name], change) for name, change in (groups or {}).items()]
+        snapshots = (wanted.snapshot_every, wanted.snapshot_keep) if "snapshot_every" in policy else None
+        shard_loss = (wanted.on_shard_loss, wanted.shard_loss_wait) if "on_shard_loss" in policy else None
+        self._job.amend(changed, freeze, unfreeze, clip_norm, timeout=self.timeout, freeze_tensors=freeze_tensors,
+                        unfreeze_tensors=unfreeze_tensors, snapshots=snapshots, shard_loss=shard_loss, workers=workers)
+        self.clip_norm = self.clip_norm if clip_norm is None else clip_norm
+        now = {**known, **{group.name: group for group in changed}}
+        self._spec = dataclasses.replace(wanted, groups=tuple(now.values()))
+
+    @contextlib.contextmanager
+    def pause(self, what: str, at_most: float = 600.0) -> Iterator[None]:
+        """with m.pause("evaluating", at_most=600): the other workers wait for this one meanwhile, in a step or between
+        two, whatever their timeouts are, and say so once a minute. After `at_most` seconds the usual rules hold."""
+        try:
+            with self._job.pause(what, at_most, self.timeout):
+                yield
+        except RolledBack as rolled:
+            self._roll_back(rolled)
+            raise
+
+    @goes_on
+    def blob(self, name: str) -> bytes:
+        """The newest bytes of a blob, read from the servers."""
+        return _blobs.read(self._job, name, self.timeout)
+
+    def _write_once(self, masters: Mapping[str, Any], plane: str) -> Version:
+        self._job.write_begin(self.timeout)
+        for name, master in masters.items():
+            self._job.put(name, master, plane=plane, dtype="u8" if name in self.blobs else "f32")
+        return self._job.write_end(self.timeout)
+
+    @goes_on
+    def snapshot(self, wait: bool = True, timeout: float = 600.0) -> Optional[str]:
+        """The servers write a snapshot of the newest version while training goes on; with wait: returns when it is
+        committed. Every worker may call it: the first of the last round has it made and gets its id, others None.
+        (m.job.snapshot() is for one who decides alone.)"""
+        return self._job.snapshot(wait, timeout) if self._rank == 0 else None

@@ -1,0 +1,47 @@
+"""What a test with torch begins with, imported before torch: where there is none, the whole file is skipped."""
+
+import unittest
+import warnings
+
+from cluster import Cluster
+from runner import skip
+
+try:
+    import torch
+except ImportError:
+    skip("torch is not installed for this Python (Debian: python3-torch)")
+
+import cairn
+
+torch.set_num_threads(1)
+warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+
+
+class ClusterCase(unittest.TestCase):
+    """All its tests have one cluster of so many shards, and a session with it, which the first that asks for makes."""
+
+    shards = 1
+
+    @classmethod
+    def setUpClass(cls):
+        cls.cluster = Cluster(cls.shards)
+        cls.addClassCleanup(cls.cluster.stop)
+
+    @property
+    def session(self) -> cairn.Session:
+        of = type(self)
+        if "_session" not in vars(of):
+            of._session = cairn.connect(of.cluster.endpoint)
+            of.addClassCleanup(of._session.close)
+        return of._session
+
+    @property
+    def name(self) -> str:
+        """The test's: a job of its own."""
+        return self.id().rsplit(".", 1)[1]
+
+    def connect(self, **options) -> cairn.Session:
+        """Another session, closed at the test's end."""
+        session = cairn.Session(self.cluster.endpoint, **options)
+        self.addCleanup(session.close)
+        return session

@@ -1,0 +1,145 @@
+#include "client/read/lent.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+#include "client/job.h"
+#include "proto/geometry/published.h"
+
+/* A copy that something here is of. */
+struct source {
+    struct published *copy;
+    uint64_t sequence;
+};
+
+struct lent {
+    struct job *job; /* borrowed */
+    struct cairn_version version;
+    struct source *sources; /* owned: [shard_count]; copy NULL: nothing is of that shard */
+    uint32_t shard_count;
+    const uint8_t **at;       /* owned: [count] */
+    struct stitch **stitches; /* owned: [count], each on loan; NULL: the tensor is one shard's */
+    size_t count;
+};
+
+const uint8_t *cairn_lent_at(const struct lent *lent, size_t i)
+{
+    assert(i < lent->count);
+    return lent->at[i];
+}
+
+bool cairn_lent_whole(const struct lent *lent)
+{
+    for (uint32_t i = 0; i < lent->shard_count; i++) {
+        const struct source *source = &lent->sources[i];
+        if (source->copy == NULL) continue;
+        const void *head = source->copy->base; // NULL: the session is closed
+        if (head == NULL || !cairn_published_read_end(head, source->sequence)) return false;
+    }
+    return true;
+}
+
+void cairn_lent_close(struct lent *lent)
+{
+    if (lent == NULL) return;
+    for (size_t i = 0; i < lent->count; i++) cairn_stitch_put(lent->job, lent->stitches[i]);
+    for (uint32_t i = 0; i < lent->shard_count; i++)
+        if (lent->sources[i].copy != NULL) cairn_mapped_unuse(lent->sources[i].copy);
+    free(lent->sources);
+    free(lent->at);
+    free(lent->stitches);
+    free(lent);
+}
+
+/* The shard's copy; the same one for all that is lent here. */
+static struct published *copy_of(struct lent *lent, uint32_t shard)
+{
+    struct source *source = &lent->sources[shard];
+    if (source->copy == NULL) {
+        source->copy = cairn_mapped_find(&lent->job->body.shards[shard], lent->version,
+                                         &source->sequence);
+        if (source->copy != NULL) source->copy->uses++;
+    }
+    return source->copy;
+}
+
+/* Where an extent of the layout lies in its shard's copy; NULL: it is not here. */
+static struct published *locate(struct lent *lent, const struct cairn_extent *extent,
+                                uint64_t *at_out, const struct cairn_local_extent **local_out)
+{
+    struct published *copy = copy_of(lent, extent->shard);
+    if (copy == NULL) return NULL;
+    const struct shard_link *link = &lent->job->body.shards[extent->shard];
+    const struct cairn_geometry *g = &lent->job->body.layout->geometry[extent->tensor];
+    const struct cairn_local_extent *local = cairn_shard_map_find(
+        &link->map, extent->tensor, cairn_quantum_first_leaf(g, extent->first_quantum));
+    assert(local != NULL); // map and extents are of one layout
+    *at_out = link->published_at[local - link->map.extents];
+    *local_out = local;
+    return copy;
+}
+
+static bool stitch(struct lent *lent, size_t i, const struct cairn_extent *extents,
+                   size_t extent_count, size_t elem_bytes)
+{
+    struct stitch_run *runs = calloc(extent_count, sizeof *runs);
+    bool whole = runs != NULL;
+    for (size_t e = 0; whole && e < extent_count; e++) {
+        const struct cairn_local_extent *local;
+        uint64_t at;
+        struct published *copy = locate(lent, &extents[e], &at, &local);
+        whole = copy != NULL;
+        if (!whole) break;
+        runs[e] = (struct stitch_run) { .copy = copy,
+                                        .sequence = lent->sources[extents[e].shard].sequence,
+                                        .at = at,
+                                        .from = local->first_elem * elem_bytes,
+                                        .end = (local->first_elem + local->elem_count) *
+                                               elem_bytes };
+    }
+    if (whole)
+        lent->stitches[i] = cairn_stitch_get(lent->job, extents[0].tensor, runs, extent_count);
+    free(runs);
+    if (lent->stitches[i] == NULL) return false;
+    lent->at[i] = cairn_stitch_base(lent->stitches[i]);
+    return true;
+}
+
+static bool lend(struct lent *lent, size_t i, uint32_t tensor)
+{
+    static const uint8_t nothing[1] __attribute__((aligned(64)));
+    size_t extent_count;
+    const struct cairn_extent *extents = cairn_layout_tensor_extents(lent->job->body.layout, tensor,
+                                                                     &extent_count);
+    const size_t elem_bytes = cairn_dtype_bytes((int)lent->job->spec.tensors[tensor].wire);
+    if (extent_count == 0) { // of no elements
+        lent->at[i] = nothing;
+        return true;
+    }
+    if (extent_count > 1) return stitch(lent, i, extents, extent_count, elem_bytes);
+    const struct cairn_local_extent *local;
+    uint64_t at;
+    const struct published *copy = locate(lent, &extents[0], &at, &local);
+    if (copy != NULL) lent->at[i] = copy->base + at;
+    return copy != NULL;
+}
+
+struct lent *cairn_lent_open(struct job *job, struct cairn_version version, const uint32_t *tensors,
+                             size_t count)
+{
+    if (job->session->published == NULL || job->body.layout == NULL) return NULL;
+    struct lent *lent = calloc(1, sizeof *lent);
+    if (lent == NULL) return NULL;
+    lent->job = job;
+    lent->version = version;
+    lent->sources = calloc(job->body.shard_count, sizeof *lent->sources);
+    lent->at = calloc(count + 1, sizeof *lent->at);
+    lent->stitches = calloc(count + 1, sizeof(struct stitch *));
+    bool all = lent->sources != NULL && lent->at != NULL && lent->stitches != NULL;
+    if (all) lent->shard_count = job->body.shard_count;
+    if (all) lent->count = count;
+    for (size_t i = 0; all && i < count; i++) all = lend(lent, i, tensors[i]);
+    if (all && cairn_lent_whole(lent)) return lent;
+    cairn_lent_close(lent);
+    return NULL;
+}

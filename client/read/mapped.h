@@ -1,0 +1,57 @@
+/* Published memory of this host's shards: see mapped.c. Loop thread, unless it says otherwise. */
+#ifndef CAIRN_CLIENT_READ_MAPPED_H
+#define CAIRN_CLIENT_READ_MAPPED_H
+
+#include <cairn.h>
+
+#include "client/base/piece.h"
+#include "proto/geometry/published.h"
+
+struct cairn_fabric_mapping;
+struct job;
+struct parcel;
+struct session;
+struct shard_link;
+
+/* A copy that a shard showed us. Changed under the lock. */
+struct published {
+    struct published *next;
+    struct cairn_fabric_mapping *mapping; /* held */
+    struct cairn_published_note note;
+    const uint8_t *base; /* [bytes] the mapping's, read only; NULL: the session is closed */
+    size_t bytes;
+    int fd;        /* the mapping's */
+    uint32_t uses; /* of lent.c and stitch.c, each ended by cairn_mapped_unuse */
+    bool gone;     /* the shard took it back, or is gone */
+};
+
+/* What a job's member read of published memory by itself: no shard counts it. */
+struct mapped_reads {
+    uint64_t bytes; /* lock */
+    /* loop thread */
+    uint64_t told;        /* of them, to the coordinator */
+    uint64_t told_before; /* of those, while the coordinator took it for an earlier member */
+};
+
+/* cairn_fabric_options.on_mapping and on_mapping_gone. */
+void cairn_mapped_on_mapping(void *session, struct cairn_fabric_mapping *mapping);
+void cairn_mapped_on_gone(void *session, struct cairn_fabric_mapping *mapping);
+/* Lets copies go that are gone, and that nobody uses any more. */
+void cairn_mapped_sweep(struct session *s);
+/* Before the fabric is closed. Copies that are in use are freed with their last use; their memory is not
+ * there any more. */
+void cairn_mapped_release(struct session *s);
+/* Any thread, under the lock: a use of the copy ends. */
+void cairn_mapped_unuse(struct published *copy);
+/* Any thread, under the lock: the shard's copy that has the version now, and its sequence; NULL: none. The
+ * places of the link are known then. */
+struct published *cairn_mapped_find(struct shard_link *link, struct cairn_version version,
+                                    uint64_t *sequence_out);
+/* Copies what a fetch wants of a chunk, if memory that is mapped here has it. False: it has to be asked
+ * for. */
+bool cairn_mapped_read(struct parcel *parcel, const struct piece *piece);
+/* Any thread, under the lock: so much of published memory was read here, or lent. Told to the coordinator
+ * with the heartbeats. */
+void cairn_mapped_count(struct job *job, uint64_t bytes);
+
+#endif

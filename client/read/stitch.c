@@ -1,0 +1,202 @@
+#include "client/read/stitch.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "client/job.h"
+
+#define PAGE ((uint64_t)CAIRN_PUBLISHED_PAGE_BYTES)
+
+struct stitch {
+    struct stitch *next; /* the one used last is the first */
+    uint32_t tensor;
+    uint32_t uses; /* 0: it is kept */
+    uint8_t *base; /* owned */
+    size_t bytes;
+    size_t run_count;
+    struct stitch_run runs[]; /* [run_count] */
+};
+
+const uint8_t *cairn_stitch_base(const struct stitch *stitch)
+{
+    return stitch->base;
+}
+
+/* ---- making one ---- */
+
+static uint64_t page_up(uint64_t bytes)
+{
+    return (bytes + PAGE - 1) / PAGE * PAGE;
+}
+
+/* Copies bytes [from, end) of the tensor, which lie on one page: an edge. */
+static bool copy_edge(uint8_t *base, const struct stitch_run *run, uint64_t from, uint64_t end)
+{
+    uint8_t *page = base + from / PAGE * PAGE;
+    if (from == end) return true;
+    if (mprotect(page, PAGE, PROT_READ | PROT_WRITE) != 0) return false;
+    memcpy(base + from, run->copy->base + run->at + (from - run->from), (size_t)(end - from));
+    return mprotect(page, PAGE, PROT_READ) == 0;
+}
+
+/* What shares a page with other runs, or with what is behind the tensor. */
+static bool copy_edges(uint8_t *base, const struct stitch_run *run)
+{
+    const uint64_t first = page_up(run->from), last = run->end / PAGE * PAGE;
+    if (first <= last)
+        return copy_edge(base, run, run->from, first) && copy_edge(base, run, last, run->end);
+    return copy_edge(base, run, run->from, run->end);
+}
+
+static bool map_pages(uint8_t *base, const struct stitch_run *run)
+{
+    const uint64_t first = page_up(run->from), last = run->end / PAGE * PAGE;
+    assert(run->at % PAGE == run->from % PAGE);
+    return first >= last ||
+           mmap(base + first, (size_t)(last - first), PROT_READ, MAP_SHARED | MAP_FIXED,
+                run->copy->fd, (off_t)(run->at + first - run->from)) != MAP_FAILED;
+}
+
+static struct stitch *make(uint32_t tensor, const struct stitch_run *runs, size_t count)
+{
+    struct stitch *stitch = calloc(1, sizeof *stitch + count * sizeof *runs);
+    if (stitch == NULL) return NULL;
+    stitch->tensor = tensor;
+    stitch->run_count = count;
+    memcpy(stitch->runs, runs, count * sizeof *runs);
+    stitch->bytes = (size_t)page_up(runs[count - 1].end);
+    uint8_t *base = mmap(NULL, stitch->bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    bool whole = base != MAP_FAILED;
+    for (size_t i = 0; whole && i < count; i++)
+        whole = map_pages(base, &runs[i]) && copy_edges(base, &runs[i]);
+    if (whole) {
+        stitch->base = base;
+        return stitch;
+    }
+    if (base != MAP_FAILED) munmap(base, stitch->bytes);
+    free(stitch);
+    return NULL;
+}
+
+/* ---- those of a job ---- */
+
+static void drop(struct job *job, struct stitch **link)
+{
+    struct stitch *stitch = *link;
+    *link = stitch->next;
+    job->stitches.run_count -= stitch->run_count;
+    for (size_t i = 0; i < stitch->run_count; i++) cairn_mapped_unuse(stitch->runs[i].copy);
+    munmap(stitch->base, stitch->bytes);
+    free(stitch);
+}
+
+static bool is_of(const struct stitch *stitch, uint32_t tensor, const struct stitch_run *runs,
+                  size_t count)
+{
+    if (stitch->tensor != tensor || stitch->run_count != count) return false;
+    for (size_t i = 0; i < count; i++)
+        if (stitch->runs[i].copy != runs[i].copy) return false;
+    return true;
+}
+
+static bool is_of_version(const struct stitch *stitch, const struct stitch_run *runs)
+{
+    for (size_t i = 0; i < stitch->run_count; i++)
+        if (stitch->runs[i].sequence != runs[i].sequence) return false;
+    return true;
+}
+
+/* Of the same pages, and of the version or nobody's. One that is in use at another version is left to
+ * whoever reads it. NULL: there is none. */
+static struct stitch *take(struct job *job, uint32_t tensor, const struct stitch_run *runs,
+                           size_t count)
+{
+    struct stitch **link = &job->stitches.first;
+    while (*link != NULL && !(is_of(*link, tensor, runs, count) &&
+                              ((*link)->uses == 0 || is_of_version(*link, runs))))
+        link = &(*link)->next;
+    struct stitch *stitch = *link;
+    if (stitch != NULL) *link = stitch->next;
+    return stitch;
+}
+
+/* Brings it to the version. */
+static bool renew(struct stitch *stitch, const struct stitch_run *runs)
+{
+    bool whole = true;
+    if (is_of_version(stitch, runs)) return true;
+    for (size_t i = 0; whole && i < stitch->run_count; i++)
+        whole = copy_edges(stitch->base, &runs[i]);
+    memcpy(stitch->runs, runs, stitch->run_count * sizeof *runs);
+    return whole;
+}
+
+/* Puts out those that nobody uses, the one that was used longest ago first. */
+static void keep_within_bound(struct job *job)
+{
+    while (job->stitches.run_count > CAIRN_STITCH_RUNS_MAX) {
+        struct stitch **oldest = NULL;
+        for (struct stitch **link = &job->stitches.first; *link != NULL; link = &(*link)->next)
+            if ((*link)->uses == 0) oldest = link;
+        if (oldest == NULL) return;
+        drop(job, oldest);
+    }
+}
+
+struct stitch *cairn_stitch_get(struct job *job, uint32_t tensor, const struct stitch_run *runs,
+                                size_t count)
+{
+    assert(count > 0);
+    struct stitch *stitch = take(job, tensor, runs, count);
+    if (stitch == NULL) {
+        stitch = make(tensor, runs, count);
+        if (stitch == NULL) return NULL;
+        job->stitches.run_count += count;
+        for (size_t i = 0; i < count; i++) runs[i].copy->uses++;
+    }
+    stitch->next = job->stitches.first;
+    job->stitches.first = stitch;
+    if (!renew(stitch, runs)) { // nobody uses it, else it were of the version
+        drop(job, &job->stitches.first);
+        return NULL;
+    }
+    stitch->uses++;
+    keep_within_bound(job);
+    return stitch;
+}
+
+static bool has_gone(const struct stitch *stitch)
+{
+    bool gone = false;
+    for (size_t i = 0; i < stitch->run_count; i++) gone = gone || stitch->runs[i].copy->gone;
+    return gone;
+}
+
+void cairn_stitches_sweep(struct job *job)
+{
+    for (struct stitch **link = &job->stitches.first; *link != NULL;) {
+        if ((*link)->uses == 0 && has_gone(*link))
+            drop(job, link);
+        else
+            link = &(*link)->next;
+    }
+}
+
+void cairn_stitch_put(struct job *job, struct stitch *stitch)
+{
+    if (stitch == NULL) return;
+    assert(stitch->uses > 0);
+    stitch->uses--;
+    cairn_stitches_sweep(job);
+    keep_within_bound(job);
+}
+
+void cairn_stitches_release(struct job *job)
+{
+    while (job->stitches.first != NULL) {
+        assert(job->stitches.first->uses == 0);
+        drop(job, &job->stitches.first);
+    }
+}

@@ -1,0 +1,327 @@
+#include "proto/geometry/layout.h"
+
+#include <assert.h>
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FORMAT       1
+#define HEADER_BYTES ((size_t)32)
+#define COUNT_BYTES  ((size_t)4)
+#define EXTENT_BYTES ((size_t)12)
+
+static const char hash_domain[] = "cairn layout 1";
+static const uint8_t magic[4] = { 'C', 'L', 'A', 'Y' };
+
+static void put32(uint8_t *out, uint32_t value)
+{
+    for (int i = 0; i < 4; i++) out[i] = (uint8_t)(value >> (8 * i));
+}
+
+static void put64(uint8_t *out, uint64_t value)
+{
+    for (int i = 0; i < 8; i++) out[i] = (uint8_t)(value >> (8 * i));
+}
+
+static uint32_t get32(const uint8_t *in)
+{
+    uint32_t value = 0;
+    for (int i = 0; i < 4; i++) value |= (uint32_t)in[i] << (8 * i);
+    return value;
+}
+
+static uint64_t get64(const uint8_t *in)
+{
+    return get32(in) | (uint64_t)get32(in + 4) << 32;
+}
+
+/* --- making ------------------------------------------------------------------------------------ */
+
+static cairn_status measure_tensors(struct cairn_layout *layout,
+                                    const struct cairn_layout_tensor *tensors)
+{
+    for (uint32_t t = 0; t < layout->tensor_count; t++) {
+        const size_t length = strnlen(tensors[t].name, CAIRN_NAME_MAX + 1);
+        if (length == 0 || length > CAIRN_NAME_MAX) return CAIRN_ERR_INVALID;
+        cairn_status status = cairn_shape_check(&tensors[t].shape);
+        if (status != CAIRN_OK) return status;
+        layout->geometry[t] = cairn_geometry_of(&tensors[t].shape);
+    }
+    return CAIRN_OK;
+}
+
+/* Checks that the extents [at, ...) begin with an exact cover of tensor t; gives its end. */
+static cairn_status judge_tensor(const struct cairn_layout *layout, uint32_t t, size_t at,
+                                 size_t *end_out)
+{
+    const uint64_t quantum_count = layout->geometry[t].quantum_count;
+    uint64_t next = 0;
+    for (; at < layout->extent_count && layout->extents[at].tensor == t; at++) {
+        const struct cairn_extent *e = &layout->extents[at];
+        if (e->shard >= layout->shard_count) return CAIRN_ERR_INVALID;
+        if (e->first_quantum != next || e->quantum_count == 0) return CAIRN_ERR_INVALID;
+        if (e->quantum_count > quantum_count - next) return CAIRN_ERR_INVALID;
+        if (next > 0 && e[-1].shard == e->shard) return CAIRN_ERR_INVALID;
+        next += e->quantum_count;
+    }
+    if (next != quantum_count) return CAIRN_ERR_INVALID;
+    *end_out = at;
+    return CAIRN_OK;
+}
+
+static cairn_status index_tensors(struct cairn_layout *layout)
+{
+    size_t at = 0;
+    for (uint32_t t = 0; t < layout->tensor_count; t++) {
+        layout->tensor_extents[t] = at;
+        cairn_status status = judge_tensor(layout, t, at, &at);
+        if (status != CAIRN_OK) return status;
+    }
+    layout->tensor_extents[layout->tensor_count] = at;
+    return at == layout->extent_count ? CAIRN_OK : CAIRN_ERR_INVALID;
+}
+
+/* A counting sort: shard_extents first counts, then points at each shard's end, then at its start. */
+static void index_shards(struct cairn_layout *layout)
+{
+    for (size_t e = 0; e < layout->extent_count; e++)
+        layout->shard_extents[layout->extents[e].shard]++;
+    size_t end = 0;
+    for (uint32_t s = 0; s < layout->shard_count; s++)
+        layout->shard_extents[s] = end += layout->shard_extents[s];
+    layout->shard_extents[layout->shard_count] = end;
+    for (size_t e = layout->extent_count; e-- > 0;)
+        layout->by_shard[--layout->shard_extents[layout->extents[e].shard]] = (uint32_t)e;
+}
+
+static int compare_names(const void *a, const void *b, void *tensors)
+{
+    const struct cairn_layout_tensor *list = tensors;
+    return strcmp(list[*(const uint32_t *)a].name, list[*(const uint32_t *)b].name);
+}
+
+static void hash_tensor(crypto_generichash_state *state, const struct cairn_layout *layout,
+                        uint32_t t, const struct cairn_layout_tensor *tensor)
+{
+    uint8_t head[16 + 8 * CAIRN_RANK_MAX] = { 0 };
+    const size_t name_bytes = strlen(tensor->name);
+    put32(head, (uint32_t)name_bytes);
+    put32(head + 4, tensor->shape.rank);
+    put64(head + 8, layout->tensor_extents[t + 1] - layout->tensor_extents[t]);
+    for (uint32_t d = 0; d < tensor->shape.rank; d++)
+        put64(head + 16 + 8 * d, tensor->shape.dim[d]);
+    crypto_generichash_update(state, head, sizeof head);
+    crypto_generichash_update(state, (const uint8_t *)tensor->name, name_bytes);
+
+    for (size_t e = layout->tensor_extents[t]; e < layout->tensor_extents[t + 1]; e++) {
+        uint8_t owner[EXTENT_BYTES];
+        put64(owner, layout->extents[e].quantum_count);
+        put32(owner + 8, layout->extents[e].shard);
+        crypto_generichash_update(state, owner, sizeof owner);
+    }
+}
+
+/* Tensors by name, so that the order of the job's list does not matter. */
+static cairn_status hash_table(struct cairn_layout *layout,
+                               const struct cairn_layout_tensor *tensors)
+{
+    const uint32_t count = layout->tensor_count;
+    uint32_t *order = calloc((size_t)count + 1, sizeof *order);
+    if (order == NULL) return CAIRN_ERR_NO_MEMORY;
+    for (uint32_t t = 0; t < count; t++) order[t] = t;
+    qsort_r(order, count, sizeof *order, compare_names, (void *)(uintptr_t)tensors);
+
+    cairn_status status = CAIRN_OK;
+    uint8_t head[8];
+    put32(head, layout->shard_count);
+    put32(head + 4, count);
+    crypto_generichash_state state;
+    crypto_generichash_init(&state, NULL, 0, sizeof layout->hash);
+    crypto_generichash_update(&state, (const uint8_t *)hash_domain, sizeof hash_domain);
+    crypto_generichash_update(&state, head, sizeof head);
+    for (uint32_t i = 0; i < count && status == CAIRN_OK; i++) {
+        const uint32_t t = order[i];
+        if (i > 0 && strcmp(tensors[order[i - 1]].name, tensors[t].name) == 0)
+            status = CAIRN_ERR_INVALID;
+        hash_tensor(&state, layout, t, &tensors[t]);
+    }
+    crypto_generichash_final(&state, layout->hash, sizeof layout->hash);
+    free(order);
+    return status;
+}
+
+/* Every array has one item more than it needs, so that none is empty. */
+static cairn_status allocate_indexes(struct cairn_layout *layout)
+{
+    layout->tensor_extents = calloc((size_t)layout->tensor_count + 1, sizeof(size_t));
+    layout->shard_extents = calloc((size_t)layout->shard_count + 1, sizeof(size_t));
+    layout->by_shard = calloc(layout->extent_count + 1, sizeof(uint32_t));
+    layout->geometry = calloc((size_t)layout->tensor_count + 1, sizeof(struct cairn_geometry));
+    const int got_all = layout->tensor_extents != NULL && layout->shard_extents != NULL &&
+                        layout->by_shard != NULL && layout->geometry != NULL;
+    return got_all ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+}
+
+cairn_status cairn_layout_make(const struct cairn_layout_tensor *tensors, uint32_t tensor_count,
+                               uint32_t shard_count, uint64_t version, struct cairn_extent *extents,
+                               size_t extent_count, struct cairn_layout **layout_out)
+{
+    if (shard_count == 0 || shard_count > CAIRN_SHARDS_MAX) return CAIRN_ERR_INVALID;
+    if (tensor_count > CAIRN_LAYOUT_TENSORS_MAX || extent_count > UINT32_MAX)
+        return CAIRN_ERR_INVALID;
+    if (version == 0) return CAIRN_ERR_INVALID;
+
+    struct cairn_layout *layout = calloc(1, sizeof *layout);
+    if (layout == NULL) return CAIRN_ERR_NO_MEMORY;
+    layout->version = version;
+    layout->shard_count = shard_count;
+    layout->tensor_count = tensor_count;
+    layout->extents = extents;
+    layout->extent_count = extent_count;
+    cairn_status status = allocate_indexes(layout);
+    if (status == CAIRN_OK) status = measure_tensors(layout, tensors);
+    if (status == CAIRN_OK) status = index_tensors(layout);
+    if (status == CAIRN_OK) status = hash_table(layout, tensors);
+    if (status != CAIRN_OK) {
+        layout->extents = NULL; // stays the caller's
+        cairn_layout_close(layout);
+        return status;
+    }
+    index_shards(layout);
+    *layout_out = layout;
+    return CAIRN_OK;
+}
+
+void cairn_layout_close(struct cairn_layout *layout)
+{
+    if (layout == NULL) return;
+    free(layout->extents);
+    free(layout->tensor_extents);
+    free(layout->by_shard);
+    free(layout->shard_extents);
+    free(layout->geometry);
+    free(layout);
+}
+
+/* --- bytes ------------------------------------------------------------------------------------- */
+
+size_t cairn_layout_encoded_bytes(const struct cairn_layout *layout)
+{
+    return HEADER_BYTES + layout->tensor_count * COUNT_BYTES + layout->extent_count * EXTENT_BYTES +
+           CAIRN_LAYOUT_HASH_BYTES;
+}
+
+void cairn_layout_encode(const struct cairn_layout *layout, uint8_t *out)
+{
+    memcpy(out, magic, sizeof magic);
+    put32(out + 4, FORMAT);
+    put64(out + 8, layout->version);
+    put32(out + 16, layout->shard_count);
+    put32(out + 20, layout->tensor_count);
+    put64(out + 24, layout->extent_count);
+    out += HEADER_BYTES;
+    for (uint32_t t = 0; t < layout->tensor_count; t++, out += COUNT_BYTES)
+        put32(out, (uint32_t)(layout->tensor_extents[t + 1] - layout->tensor_extents[t]));
+    for (size_t e = 0; e < layout->extent_count; e++, out += EXTENT_BYTES) {
+        put64(out, layout->extents[e].quantum_count);
+        put32(out + 8, layout->extents[e].shard);
+    }
+    memcpy(out, layout->hash, sizeof layout->hash);
+}
+
+/* The bytes hold exactly the counts they announce; nothing is allocated before this. */
+static int counts_fit(const uint8_t *data, size_t bytes, uint32_t tensor_count)
+{
+    const size_t fixed = HEADER_BYTES + tensor_count * COUNT_BYTES + CAIRN_LAYOUT_HASH_BYTES;
+    if (bytes < fixed) return 0;
+    if (memcmp(data, magic, sizeof magic) != 0 || get32(data + 4) != FORMAT) return 0;
+    if (get32(data + 20) != tensor_count) return 0;
+    if ((bytes - fixed) % EXTENT_BYTES != 0) return 0;
+    return get64(data + 24) == (bytes - fixed) / EXTENT_BYTES;
+}
+
+/* Gives the extents their tensors and first quanta. The counts of extents are the stranger's. */
+static cairn_status read_extents(const uint8_t *data, uint32_t tensor_count,
+                                 struct cairn_extent *extents, size_t extent_count)
+{
+    const uint8_t *counts = data + HEADER_BYTES;
+    const uint8_t *in = counts + tensor_count * COUNT_BYTES;
+    size_t at = 0;
+    for (uint32_t t = 0; t < tensor_count; t++, counts += COUNT_BYTES) {
+        const uint32_t count = get32(counts);
+        if (count > extent_count - at) return CAIRN_ERR_MALFORMED;
+        uint64_t next = 0;
+        for (const size_t end = at + count; at < end; at++, in += EXTENT_BYTES) {
+            extents[at] = (struct cairn_extent) { t, get32(in + 8), next, get64(in) };
+            if (extents[at].quantum_count > UINT64_MAX - next) return CAIRN_ERR_MALFORMED;
+            next += extents[at].quantum_count;
+        }
+    }
+    return at == extent_count ? CAIRN_OK : CAIRN_ERR_MALFORMED;
+}
+
+/* A table we refuse is the sender's fault unless our own tensors are no good. */
+static int tensors_are_sound(const struct cairn_layout_tensor *tensors, uint32_t tensor_count)
+{
+    for (uint32_t t = 0; t < tensor_count; t++)
+        if (cairn_shape_check(&tensors[t].shape) != CAIRN_OK) return 0;
+    return 1;
+}
+
+cairn_status cairn_layout_decode(const uint8_t *data, size_t bytes,
+                                 const struct cairn_layout_tensor *tensors, uint32_t tensor_count,
+                                 struct cairn_layout **layout_out)
+{
+    if (tensor_count > CAIRN_LAYOUT_TENSORS_MAX) return CAIRN_ERR_INVALID;
+    if (!counts_fit(data, bytes, tensor_count)) return CAIRN_ERR_MALFORMED;
+    if (!tensors_are_sound(tensors, tensor_count)) return CAIRN_ERR_INVALID;
+
+    const size_t extent_count = (size_t)get64(data + 24);
+    struct cairn_extent *extents = calloc(extent_count + 1, sizeof *extents);
+    if (extents == NULL) return CAIRN_ERR_NO_MEMORY;
+    struct cairn_layout *layout = NULL;
+    cairn_status status = read_extents(data, tensor_count, extents, extent_count);
+    if (status == CAIRN_OK)
+        status = cairn_layout_make(tensors, tensor_count, get32(data + 16), get64(data + 8),
+                                   extents, extent_count, &layout);
+    if (status != CAIRN_OK) {
+        free(extents);
+        return status == CAIRN_ERR_INVALID ? CAIRN_ERR_MALFORMED : status;
+    }
+    const uint8_t *hash = data + bytes - CAIRN_LAYOUT_HASH_BYTES;
+    if (memcmp(hash, layout->hash, sizeof layout->hash) != 0) {
+        cairn_layout_close(layout);
+        return CAIRN_ERR_MALFORMED;
+    }
+    *layout_out = layout;
+    return CAIRN_OK;
+}
+
+/* --- queries ----------------------------------------------------------------------------------- */
+
+const struct cairn_extent *cairn_layout_tensor_extents(const struct cairn_layout *layout,
+                                                       uint32_t tensor, size_t *count_out)
+{
+    assert(tensor < layout->tensor_count);
+    const size_t first = layout->tensor_extents[tensor];
+    *count_out = layout->tensor_extents[tensor + 1] - first;
+    return layout->extents + first;
+}
+
+const struct cairn_extent *cairn_layout_find(const struct cairn_layout *layout, uint32_t tensor,
+                                             uint64_t leaf)
+{
+    if (tensor >= layout->tensor_count) return NULL;
+    const struct cairn_geometry *g = &layout->geometry[tensor];
+    if (leaf >= g->leaf_count) return NULL;
+    const uint64_t quantum = leaf / g->leaves_per_quantum;
+    size_t low = layout->tensor_extents[tensor], high = layout->tensor_extents[tensor + 1];
+    while (high - low > 1) {
+        const size_t middle = low + (high - low) / 2;
+        if (layout->extents[middle].first_quantum <= quantum)
+            low = middle;
+        else
+            high = middle;
+    }
+    return &layout->extents[low];
+}

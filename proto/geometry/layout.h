@@ -1,0 +1,139 @@
+/* A layout: which shard owns which quanta of a job's tensors. It is data, made by the planner
+ * (proto/plan/plan.h), sent to members, kept by the coordinator; everything else reads the table.
+ *
+ *   tensor     a number: the place in the job's tensor list, [0, tensor_count)
+ *   extent     a run of quanta of one tensor on one shard
+ *   state      the arrays of a shard (parameters, moments, sums) are its extents one after another, in
+ *              the table's order; "local" counts elements, leaves and chunks there
+ *   chunk      consecutive leaves of one extent, counted from the extent's first leaf in steps of
+ *              chunk_leaves; the last of an extent may be shorter. Client and shard cut with the
+ *              functions below, so that a chunk number means the same on both ends.
+ *
+ * Every query costs its answer (a binary search); nothing walks quanta. Pure: no input or output.
+ * A layout never changes once made, so threads may share it. */
+#ifndef CAIRN_GEOMETRY_LAYOUT_H
+#define CAIRN_GEOMETRY_LAYOUT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/base/status.h"
+#include "proto/geometry/tensor.h"
+
+#define CAIRN_SHARDS_MAX         ((uint32_t)65535)
+#define CAIRN_LAYOUT_TENSORS_MAX ((uint32_t)1 << 20)
+#define CAIRN_LAYOUT_HASH_BYTES  32
+
+/* What layout and planner need to know of a tensor. All borrowed, for the call only. */
+struct cairn_layout_tensor {
+    const char *name; /* unique in the job; orders the tensors wherever their numbers must not */
+    const char *unit; /* read by the planner only */
+    struct cairn_shape shape;
+    uint32_t elem_bytes; /* read by the planner only: what an element weighs, at least 1 */
+};
+
+struct cairn_extent {
+    uint32_t tensor;
+    uint32_t shard;
+    uint64_t first_quantum;
+    uint64_t quantum_count; /* at least 1 */
+};
+
+struct cairn_layout {
+    uint64_t version; /* of the table within its job: 1 and up */
+    uint32_t shard_count;
+    uint32_t tensor_count;
+    size_t extent_count;
+
+    /* owned: freed by cairn_layout_close */
+    struct cairn_extent *extents; /* [extent_count], by tensor, then first_quantum */
+    size_t *tensor_extents; /* [tensor_count + 1], tensor t has extents [t], ..., [t + 1] - 1 */
+    uint32_t *by_shard;     /* [extent_count], numbers of extents, by shard, then as above */
+    size_t *shard_extents;  /* [shard_count + 1], where a shard begins in by_shard */
+    struct cairn_geometry *geometry; /* [tensor_count] */
+
+    /* BLAKE2b-256 over shard_count and, by name, every tensor's name, shape and owners. Not over
+     * version or the order of the list: two layouts with one hash are the same table. */
+    uint8_t hash[CAIRN_LAYOUT_HASH_BYTES];
+};
+
+/* Makes a layout of a table. `extents` is malloc'ed memory and becomes the layout's on success; it
+ * stays the caller's otherwise. CAIRN_ERR_INVALID: a limit, a shape, two tensors of one name, or a
+ * table that does not cover every quantum of every tensor exactly once, in order, with neighbours
+ * on one shard joined. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_layout_make(const struct cairn_layout_tensor *tensors, uint32_t tensor_count,
+                               uint32_t shard_count, uint64_t version, struct cairn_extent *extents,
+                               size_t extent_count,
+                               struct cairn_layout **layout_out) CAIRN_MUST_CHECK;
+/* NULL is fine. */
+void cairn_layout_close(struct cairn_layout *layout);
+
+/* Bytes, little-endian: "CLAY", u32 format 1, u64 version, u32 shard_count, u32 tensor_count,
+ * u64 extent_count; for each tensor a u32 count of extents; for each extent u64 quantum_count and
+ * u32 shard (the first quantum follows from the ones before); the 32 bytes of the hash. */
+size_t cairn_layout_encoded_bytes(const struct cairn_layout *layout);
+/* Writes cairn_layout_encoded_bytes bytes. */
+void cairn_layout_encode(const struct cairn_layout *layout, uint8_t *out);
+/* `data` may come from a stranger; the tensors are ours. Memory is bounded by 4 times `bytes` plus a
+ * constant for each of our tensors. CAIRN_ERR_MALFORMED: not a layout of these tensors, or its hash
+ * is another one. CAIRN_ERR_INVALID: our tensors are at fault. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_layout_decode(const uint8_t *data, size_t bytes,
+                                 const struct cairn_layout_tensor *tensors, uint32_t tensor_count,
+                                 struct cairn_layout **layout_out) CAIRN_MUST_CHECK;
+
+/* The extents of a tensor, `*count_out` of them (0 for an empty tensor). */
+const struct cairn_extent *cairn_layout_tensor_extents(const struct cairn_layout *layout,
+                                                       uint32_t tensor, size_t *count_out);
+/* The extent that holds a leaf: its shard is the owner. NULL if there is no such tensor or leaf. */
+const struct cairn_extent *cairn_layout_find(const struct cairn_layout *layout, uint32_t tensor,
+                                             uint64_t leaf);
+
+/* An extent as its shard sees it. */
+struct cairn_local_extent {
+    uint32_t tensor;
+    uint64_t first_leaf, leaf_count;   /* in the tensor */
+    uint64_t first_elem, elem_count;   /* in the tensor */
+    uint64_t local_elem;               /* where its first element stands in the shard's state */
+    uint64_t first_chunk, chunk_count; /* local */
+};
+
+/* What one shard owns. */
+struct cairn_shard_map {
+    uint32_t shard;
+    uint32_t chunk_leaves;
+    size_t extent_count;
+    uint64_t elem_count; /* of the shard's state */
+    uint64_t leaf_count;
+    uint64_t chunk_count;
+    struct cairn_local_extent *extents; /* owned: [extent_count], by tensor, then first_leaf */
+    const struct cairn_layout *layout;  /* borrowed: must outlive the map */
+};
+
+struct cairn_chunk_place {
+    uint32_t tensor;
+    uint64_t first_leaf;
+    uint64_t leaf_count;
+    uint64_t first_elem; /* in the tensor, row-major */
+    uint64_t elem_count;
+    uint64_t local_elem; /* in the shard's state */
+};
+
+/* The map of shard < shard_count, in chunks of chunk_leaves >= 1. CAIRN_ERR_INVALID,
+ * CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_shard_map_init(struct cairn_shard_map *map, const struct cairn_layout *layout,
+                                  uint32_t shard, uint32_t chunk_leaves) CAIRN_MUST_CHECK;
+void cairn_shard_map_release(struct cairn_shard_map *map);
+
+/* The local extent that holds a leaf; NULL if this shard does not own it. */
+const struct cairn_local_extent *cairn_shard_map_find(const struct cairn_shard_map *map,
+                                                      uint32_t tensor, uint64_t leaf);
+/* Chunk number -> its place. chunk < chunk_count. */
+struct cairn_chunk_place cairn_shard_map_chunk(const struct cairn_shard_map *map, uint64_t chunk);
+/* A range of leaves -> the number of the chunk. CAIRN_ERR_NOT_FOUND: this shard does not own the
+ * first leaf; CAIRN_ERR_INVALID: it does, but the range is not exactly one chunk of the grid. The
+ * numbers may come from a stranger. */
+cairn_status cairn_shard_map_chunk_number(const struct cairn_shard_map *map, uint32_t tensor,
+                                          uint64_t first_leaf, uint64_t leaf_count,
+                                          uint64_t *chunk_out) CAIRN_MUST_CHECK;
+
+#endif

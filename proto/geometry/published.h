@@ -1,0 +1,65 @@
+/* A published copy of a job's part on one shard, as processes of the shard's host map it: read-only,
+ * without asking.
+ *
+ *   page 0               struct cairn_published_head: which version this is, now
+ *   behind it            the shard's extents in the order of its map, each in its tensor's wire dtype
+ *
+ * An extent that is a whole tensor begins at a multiple of 64 bytes. One that is a part of its tensor
+ * begins where (its place in the file) and (its first byte's place in the tensor) agree modulo the page:
+ * so a reader can map the parts of several shards one behind another, page by page, and has the tensor in
+ * one piece; only the pages in which two parts meet have to be copied. cairn_published_place is the one
+ * rule, for both ends.
+ *
+ * A copy is overwritten by a later version while somebody may be reading it. It is a sequence lock
+ * (Lameter, "Effective synchronization on Linux/NUMA systems", 2005): what was read is of the version
+ * that was asked for if the sequence is even and the same before and after. A reader that keeps pointers
+ * into it asks again after use. */
+#ifndef CAIRN_GEOMETRY_PUBLISHED_H
+#define CAIRN_GEOMETRY_PUBLISHED_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/geometry/layout.h"
+
+#define CAIRN_PUBLISHED_PAGE_BYTES 4096
+#define CAIRN_PUBLISHED_MAGIC      0x434e5250u /* "PRNC" */
+
+struct cairn_published_head {
+    uint32_t magic;
+    uint32_t shard;            /* index in the layout */
+    uint64_t job;              /* its number */
+    uint64_t layout_hash;      /* first 8 bytes of the layout's */
+    uint64_t bytes;            /* of the whole copy, this page included */
+    _Atomic uint64_t sequence; /* odd: being written, or never written */
+    _Atomic uint64_t generation, step;
+};
+
+/* The note of the region (proto/fabric/fabric.h) that such a copy is. */
+struct cairn_published_note {
+    uint32_t magic; /* CAIRN_PUBLISHED_MAGIC */
+    uint32_t shard;
+    uint64_t job;
+    uint64_t layout_hash;
+};
+
+/* Where an extent of the map stands, in bytes, behind *end; *end becomes its end. Begin with *end =
+ * CAIRN_PUBLISHED_PAGE_BYTES and go through the map's extents in order. The copy's size is the last *end. */
+uint64_t cairn_published_place(const struct cairn_shard_map *map, size_t extent, size_t elem_bytes,
+                               uint64_t *end);
+
+/* A page of zeros becomes the head of a copy that was never written. */
+void cairn_published_head_init(struct cairn_published_head *head, const struct cairn_shard_map *map,
+                               uint64_t job, uint64_t bytes);
+/* The writer, around a new version. One at a time. */
+void cairn_published_write_begin(struct cairn_published_head *head);
+void cairn_published_write_end(struct cairn_published_head *head, struct cairn_version version);
+/* The reader. False: it is another version, or being written. */
+bool cairn_published_read_begin(const struct cairn_published_head *head,
+                                struct cairn_version version, uint64_t *sequence_out);
+/* What was read since read_begin is whole. */
+bool cairn_published_read_end(const struct cairn_published_head *head, uint64_t sequence);
+
+#endif

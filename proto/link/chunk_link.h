@@ -1,0 +1,83 @@
+/* A chunk link: the connection over which a worker, or a relay in its place, sends headers and payloads to a
+ * shard (proto/wire/chunk.h). It connects, says HELLO, and begins again when it is lost.
+ *
+ * The shard's endpoint to us may be lost alone ("Ways" there): its HELLO says so. In case the shard does not
+ * know either, or has cut us off, a silence while something is awaited is broken by a HELLO of ours.
+ *
+ * A lost connection is told (hands->lost) only when the fabric has given back every buffer that was on loan
+ * on it: until then something of it could still arrive. So could an answer, which is why nothing of the shard
+ * is heard in between.
+ *
+ * Time is passed in. Loop thread. */
+#ifndef CAIRN_LINK_CHUNK_LINK_H
+#define CAIRN_LINK_CHUNK_LINK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/base/status.h"
+#include "proto/fabric/fabric.h"
+#include "proto/wire/chunk.h"
+
+struct cairn_chunk_link;
+
+/* What a worker and a relay do differently. */
+struct cairn_chunk_link_hands {
+    /* Says who speaks: job, member and token; and in a HELLO, what it says beside its number. */
+    void (*sign)(const struct cairn_chunk_link *link, struct cairn_chunk_header *header);
+    /* Something is awaited from the shard. */
+    bool (*waits)(const struct cairn_chunk_link *link);
+    /* What was sent and is unanswered is lost, and nothing of the connection arrives any more. */
+    void (*lost)(struct cairn_chunk_link *link);
+    /* The connection went down, just now; may be NULL. */
+    void (*down)(struct cairn_chunk_link *link, cairn_status why);
+    /* A loan more, and one less: the last word of a callback. May be NULL. */
+    void (*loan)(struct cairn_chunk_link *link);
+    void (*loan_back)(struct cairn_chunk_link *link);
+};
+
+struct cairn_chunk_link {
+    const struct cairn_chunk_link_hands *hands; /* static */
+    struct cairn_fabric_peer *peer;             /* owned; NULL: connecting later */
+    uint64_t retry_at_ms;
+    uint32_t retry_delay_ms;
+    uint32_t on_loan;    /* sends and receives that the fabric has not completed */
+    bool lost;           /* the connection is gone; that is not told yet */
+    uint32_t connection; /* the number of `peer`, or of the last one */
+    uint64_t way;        /* the highest of the shard's HELLOs on this connection */
+    uint32_t endpoint;   /* the shard's to us, the newest heard of; 0: none on this connection */
+    bool heard;          /* anything from it since the last tick */
+    uint64_t quiet_since_ms; /* or since there was nothing to wait for */
+};
+
+/* To the shard's address; `fabric` NULL: no connection is made now. address_bytes 0: the shard is away. */
+void cairn_chunk_link_tick(struct cairn_chunk_link *link, struct cairn_fabric *fabric,
+                           const uint8_t *address, size_t address_bytes, uint64_t now_ms);
+/* As if the connection were lost: the next ticks tell that, and connect again. */
+void cairn_chunk_link_close(struct cairn_chunk_link *link);
+/* The same of a fabric that is closed, which has freed its peers. */
+void cairn_chunk_link_forget(struct cairn_chunk_link *link);
+/* The same at once, without the delay that grew: the shard is there. */
+void cairn_chunk_link_restart(struct cairn_chunk_link *link);
+/* Both ends are heard of: what is asked can be answered. */
+bool cairn_chunk_link_is_up(const struct cairn_chunk_link *link);
+/* Through memory of this host. */
+bool cairn_chunk_link_shares(const struct cairn_chunk_link *link);
+/* A message of the shard came. False: a loss is not told yet, drop it. */
+bool cairn_chunk_link_heard(struct cairn_chunk_link *link);
+/* HELLO of the shard, its header.request. True: the shard has a new endpoint to us, and what it answered on
+ * earlier ones may be lost. */
+bool cairn_chunk_link_on_hello(struct cairn_chunk_link *link, uint64_t way);
+/* The payload is on loan until on_sent (may be NULL without one), which ends with cairn_chunk_link_loan_back.
+ * CAIRN_ERR_CLOSED: not connected; CAIRN_ERR_BUSY. */
+CAIRN_MUST_CHECK cairn_status cairn_chunk_link_send(struct cairn_chunk_link *link,
+                                                    struct cairn_chunk_header *header,
+                                                    const void *payload, size_t payload_bytes,
+                                                    cairn_fabric_done_fn *on_sent, void *arg);
+/* Something that came from the shard is being received: a loss is not told before it is back. Sends count
+ * themselves. */
+void cairn_chunk_link_loan(struct cairn_chunk_link *link);
+void cairn_chunk_link_loan_back(struct cairn_chunk_link *link);
+
+#endif

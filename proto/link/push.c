@@ -1,0 +1,429 @@
+#include "proto/link/push.h"
+
+#include <assert.h>
+#include <string.h>
+
+#ifndef CAIRN_MUTANT /* bugs seeded for the simulator: server/core/mutant.h */
+#define CAIRN_MUTANT 0
+#endif
+#define MUTANT(n) (CAIRN_MUTANT == (n))
+
+#define NONE UINT32_MAX
+
+enum kind { CHUNK, MICRO_END, COMMIT };
+
+struct entry {
+    uint32_t prev, next; /* in its shard's queue, or in the free list; NONE ends it */
+    uint32_t serial;     /* of this use of the entry, not 0: the upper half of `request` */
+    uint32_t shard;
+    uint32_t micro;
+    uint32_t chunk; /* of an end: how many chunks it ends */
+    uint8_t kind;
+    bool sent; /* and not answered */
+    uint64_t cookie;
+    uint64_t weight;
+};
+
+struct shard {
+    uint32_t head, tail; /* of the queue, oldest first */
+    uint32_t window;     /* 0 = no GRANT: not connected */
+    uint32_t unanswered; /* chunks */
+    uint32_t filled;     /* chunks queued in the micro-batch that is being filled */
+    uint32_t chunks;     /* in the queue, sent or not */
+    uint64_t endpoint;   /* that what is `sent` will be answered on, or a later one */
+    uint64_t newest;     /* endpoint heard of: if higher, answers may be lost */
+};
+
+struct cairn_push {
+    struct shard *shards;  /* [shard_count] */
+    struct entry *entries; /* [queue_max] */
+    uint32_t shard_count;
+    uint32_t queue_max;
+    uint32_t free_head;
+    uint32_t free_count;
+    uint32_t serial;
+    uint32_t micro; /* being filled */
+    bool committed;
+    bool voided;
+};
+
+static bool config_ok(const struct cairn_push_config *config)
+{
+    return config->shard_count >= 1 && config->queue_max / 2 >= config->shard_count &&
+           config->queue_max < UINT32_MAX / 2;
+}
+
+size_t cairn_push_actions_max(const struct cairn_push_config *config)
+{
+    return (size_t)config->queue_max + 2 * (size_t)config->shard_count + 2;
+}
+
+size_t cairn_push_bytes(const struct cairn_push_config *config)
+{
+    if (!config_ok(config)) return 0;
+    return sizeof(struct cairn_push) + config->queue_max * sizeof(struct entry) +
+           config->shard_count * sizeof(struct shard);
+}
+
+struct cairn_push *cairn_push_init(void *memory, const struct cairn_push_config *config)
+{
+    assert(config_ok(config));
+    struct cairn_push *push = memory;
+    memset(push, 0, cairn_push_bytes(config));
+    push->entries = (struct entry *)(push + 1);
+    push->shards = (struct shard *)(push->entries + config->queue_max);
+    push->shard_count = config->shard_count;
+    push->queue_max = config->queue_max;
+    push->free_count = config->queue_max;
+    for (uint32_t i = 0; i < config->queue_max; i++)
+        push->entries[i].next = i + 1 < config->queue_max ? i + 1 : NONE;
+    for (uint32_t s = 0; s < config->shard_count; s++)
+        push->shards[s].head = push->shards[s].tail = NONE;
+    return push;
+}
+
+static struct cairn_push_action *act(struct cairn_push_actions *actions,
+                                     enum cairn_push_action_kind kind, uint32_t shard)
+{
+    assert(actions->count < actions->capacity);
+    struct cairn_push_action *action = &actions->list[actions->count++];
+    memset(action, 0, sizeof *action);
+    action->kind = kind;
+    action->shard = shard;
+    return action;
+}
+
+/* ---- the queues ---- */
+
+static struct entry *append(struct cairn_push *push, uint32_t shard_index, enum kind kind)
+{
+    struct shard *shard = &push->shards[shard_index];
+    const uint32_t index = push->free_head;
+    struct entry *e = &push->entries[index];
+    push->free_head = e->next;
+    push->free_count--;
+    *e = (struct entry) { .prev = shard->tail, .next = NONE, .kind = (uint8_t)kind };
+    e->serial = ++push->serial != 0 ? push->serial : ++push->serial;
+    e->shard = shard_index;
+    e->micro = push->micro;
+    if (shard->tail != NONE)
+        push->entries[shard->tail].next = index;
+    else
+        shard->head = index;
+    shard->tail = index;
+    shard->chunks += kind == CHUNK;
+    return e;
+}
+
+static void unlink_entry(struct cairn_push *push, struct shard *shard, uint32_t index)
+{
+    struct entry *e = &push->entries[index];
+    if (e->prev != NONE)
+        push->entries[e->prev].next = e->next;
+    else
+        shard->head = e->next;
+    if (e->next != NONE)
+        push->entries[e->next].prev = e->prev;
+    else
+        shard->tail = e->prev;
+    shard->chunks -= e->kind == CHUNK;
+    shard->unanswered -= e->kind == CHUNK && e->sent;
+    e->serial = 0;
+    e->next = push->free_head;
+    push->free_head = index;
+    push->free_count++;
+}
+
+/* Takes the entry out and, if it is a chunk, gives its buffer back. */
+static void finish(struct cairn_push *push, uint32_t shard_index, uint32_t index,
+                   cairn_status status, struct cairn_push_actions *actions)
+{
+    const struct entry *e = &push->entries[index];
+    if (e->kind == CHUNK) {
+        struct cairn_push_action *action = act(actions, CAIRN_PUSH_RELEASED, shard_index);
+        action->cookie = e->cookie;
+        action->micro = e->micro;
+        action->chunk = e->chunk;
+        action->status = status;
+    }
+    unlink_entry(push, &push->shards[shard_index], index);
+}
+
+static void send_entry(struct cairn_push *push, uint32_t shard_index, uint32_t index,
+                       struct cairn_push_actions *actions)
+{
+    static const enum cairn_push_action_kind kinds[] = {
+        [CHUNK] = CAIRN_PUSH_SEND_CHUNK,
+        [MICRO_END] = CAIRN_PUSH_SEND_MICRO_END,
+        [COMMIT] = CAIRN_PUSH_SEND_COMMIT,
+    };
+    struct entry *e = &push->entries[index];
+    e->sent = true;
+    push->shards[shard_index].unanswered += e->kind == CHUNK;
+    struct cairn_push_action *action = act(actions, kinds[e->kind], shard_index);
+    action->micro = e->micro;
+    action->chunk = e->chunk;
+    action->sent = e->chunk;
+    action->cookie = e->cookie;
+    action->weight = e->weight;
+    action->request = (uint64_t)e->serial << 32 | (index + 1);
+}
+
+/* Sends what may be sent, in the queue's order. An unanswered end lets a commit pass, but no chunk. */
+static void pump(struct cairn_push *push, uint32_t shard_index, struct cairn_push_actions *actions)
+{
+    struct shard *shard = &push->shards[shard_index];
+    if (push->voided || shard->window == 0) return;
+    bool end_unanswered = false;
+    for (uint32_t i = shard->head; i != NONE; i = push->entries[i].next) {
+        const struct entry *e = &push->entries[i];
+        if (!e->sent) {
+            const bool full = shard->unanswered >= shard->window && !MUTANT(7);
+            if (e->kind == CHUNK && (end_unanswered || full)) return;
+            if (e->kind == MICRO_END && end_unanswered) return;
+            send_entry(push, shard_index, i, actions);
+        }
+        end_unanswered = end_unanswered || e->kind == MICRO_END;
+    }
+}
+
+/* ---- the caller's side ---- */
+
+static cairn_status judge(const struct cairn_push *push, uint32_t micro, uint32_t entries)
+{
+    if (push->voided) return CAIRN_ERR_EPOCH_CHANGED;
+    if (push->committed || micro != push->micro) return CAIRN_ERR_INVALID;
+    return entries > push->free_count ? CAIRN_ERR_BUSY : CAIRN_OK;
+}
+
+cairn_status cairn_push_chunk(struct cairn_push *push, uint32_t shard, uint32_t micro,
+                              uint32_t chunk, uint64_t cookie, struct cairn_push_actions *actions)
+{
+    if (shard >= push->shard_count) return CAIRN_ERR_INVALID;
+    const cairn_status status = judge(push, micro, 1);
+    if (status != CAIRN_OK) return status;
+    struct entry *e = append(push, shard, CHUNK);
+    e->chunk = chunk;
+    e->cookie = cookie;
+    push->shards[shard].filled++;
+    pump(push, shard, actions);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_push_micro_end(struct cairn_push *push, uint32_t micro,
+                                  struct cairn_push_actions *actions)
+{
+    const cairn_status status = judge(push, micro, push->shard_count);
+    if (status != CAIRN_OK) return status;
+    for (uint32_t s = 0; s < push->shard_count; s++) {
+        append(push, s, MICRO_END)->chunk = push->shards[s].filled;
+        push->shards[s].filled = 0;
+        pump(push, s, actions);
+    }
+    push->micro++;
+    return CAIRN_OK;
+}
+
+static bool filling(const struct cairn_push *push)
+{
+    for (uint32_t s = 0; s < push->shard_count; s++)
+        if (push->shards[s].filled > 0) return true;
+    return false;
+}
+
+cairn_status cairn_push_commit(struct cairn_push *push, uint64_t weight,
+                               struct cairn_push_actions *actions)
+{
+    const cairn_status status = judge(push, push->micro, push->shard_count);
+    if (status != CAIRN_OK) return status;
+    if (push->micro == 0 || filling(push)) return CAIRN_ERR_INVALID;
+    push->committed = true;
+    for (uint32_t s = 0; s < push->shard_count; s++) {
+        struct entry *e = append(push, s, COMMIT);
+        e->micro = push->micro - 1;
+        e->weight = weight;
+        pump(push, s, actions);
+    }
+    return CAIRN_OK;
+}
+
+/* ---- what shards answer ---- */
+
+/* The chunk that `request` names, or NONE: answered already, or made up. */
+static uint32_t find_chunk(const struct cairn_push *push, uint32_t shard, uint64_t request)
+{
+    const uint32_t index = (uint32_t)request - 1;
+    const uint32_t serial = (uint32_t)(request >> 32);
+    if (index >= push->queue_max || serial == 0) return NONE;
+    const struct entry *e = &push->entries[index];
+    return e->serial == serial && e->kind == CHUNK && e->shard == shard ? index : NONE;
+}
+
+static void unsend(struct cairn_push *push, struct shard *shard)
+{
+    shard->unanswered = 0;
+    for (uint32_t i = shard->head; i != NONE; i = push->entries[i].next)
+        push->entries[i].sent = false;
+}
+
+/* Of a void round only an answer, or the loss of our own connection, says that nobody reads the buffer. */
+static void ask_again_void(struct cairn_push *push, uint32_t shard_index,
+                           struct cairn_push_actions *actions)
+{
+    struct shard *shard = &push->shards[shard_index];
+    if (shard->newest <= shard->endpoint || MUTANT(20)) return;
+    shard->endpoint = shard->newest;
+    unsend(push, shard);
+    for (uint32_t i = shard->head; i != NONE; i = push->entries[i].next)
+        send_entry(push, shard_index, i, actions);
+}
+
+void cairn_push_on_hello(struct cairn_push *push, uint32_t shard, uint64_t endpoint,
+                         struct cairn_push_actions *actions)
+{
+    if (shard >= push->shard_count) return;
+    if (endpoint > push->shards[shard].newest) push->shards[shard].newest = endpoint;
+    if (push->voided) ask_again_void(push, shard, actions);
+}
+
+void cairn_push_on_grant(struct cairn_push *push, uint32_t shard_index, uint64_t endpoint,
+                         uint32_t window, struct cairn_push_actions *actions)
+{
+    if (shard_index >= push->shard_count || window == 0) return;
+    struct shard *shard = &push->shards[shard_index];
+    cairn_push_on_hello(push, shard_index, endpoint, actions);
+    if (push->voided || endpoint < shard->endpoint) return;
+    if (endpoint > shard->endpoint && !MUTANT(12) && !MUTANT(19)) unsend(push, shard);
+    shard->endpoint = endpoint;
+    shard->window = window;
+    pump(push, shard_index, actions);
+}
+
+void cairn_push_on_ack(struct cairn_push *push, uint32_t shard, uint64_t request,
+                       struct cairn_push_actions *actions)
+{
+    if (shard >= push->shard_count) return;
+    const uint32_t index = find_chunk(push, shard, request);
+    if (index == NONE) return;
+    // Not sent (again) yet, but folded: the answer to an earlier sending. It is done all the same.
+    finish(push, shard, index, push->voided ? CAIRN_ERR_EPOCH_CHANGED : CAIRN_OK, actions);
+    pump(push, shard, actions);
+}
+
+void cairn_push_on_micro_ack(struct cairn_push *push, uint32_t shard, uint32_t micro,
+                             struct cairn_push_actions *actions)
+{
+    if (shard >= push->shard_count) return;
+    for (uint32_t i = push->shards[shard].head; i != NONE; i = push->entries[i].next) {
+        const struct entry *e = &push->entries[i];
+        if (e->kind != MICRO_END) continue;
+        if (e->micro == micro) finish(push, shard, i, CAIRN_OK, actions);
+        break; // only the oldest end can be answered
+    }
+    pump(push, shard, actions);
+}
+
+/* Releases what shards do not hold: of a void round what was not sent, of a resolved one everything. */
+static void release(struct cairn_push *push, uint32_t shard_index, bool sent_too,
+                    cairn_status status, struct cairn_push_actions *actions)
+{
+    for (uint32_t i = push->shards[shard_index].head, next; i != NONE; i = next) {
+        next = push->entries[i].next;
+        const struct entry *e = &push->entries[i];
+        if (e->kind != CHUNK || !e->sent || sent_too) finish(push, shard_index, i, status, actions);
+    }
+}
+
+void cairn_push_on_void(struct cairn_push *push, struct cairn_push_actions *actions)
+{
+    push->voided = true;
+    for (uint32_t s = 0; s < push->shard_count; s++) {
+        release(push, s, false, CAIRN_ERR_EPOCH_CHANGED, actions);
+        ask_again_void(push, s, actions);
+    }
+}
+
+void cairn_push_on_result(struct cairn_push *push, struct cairn_push_actions *actions)
+{
+    push->voided = true;
+    for (uint32_t s = 0; s < push->shard_count; s++) release(push, s, true, CAIRN_OK, actions);
+}
+
+/* In a void round, too: this refusal may be a late answer to a sending before the last one, which the shard
+ * is reading now. Only ACK and the other refusals say that it will not read the buffer any more. */
+static void send_again(struct cairn_push *push, uint32_t shard, uint32_t index,
+                       struct cairn_push_actions *actions)
+{
+    struct entry *e = &push->entries[index];
+    if (!e->sent) return;
+    e->sent = false;
+    push->shards[shard].unanswered--;
+    if (push->voided)
+        send_entry(push, shard, index, actions);
+    else
+        pump(push, shard, actions);
+}
+
+/* Only the oldest end is out, and nobody waits for it in a void round. */
+static void end_again(struct cairn_push *push, uint32_t shard, struct cairn_push_actions *actions)
+{
+    uint32_t i = push->shards[shard].head;
+    while (i != NONE && push->entries[i].kind != MICRO_END) i = push->entries[i].next;
+    if (i == NONE || !push->entries[i].sent || push->voided || MUTANT(33)) return;
+    push->entries[i].sent = false;
+    pump(push, shard, actions);
+}
+
+void cairn_push_on_refuse(struct cairn_push *push, uint32_t shard, uint64_t request,
+                          cairn_status status, struct cairn_push_actions *actions)
+{
+    if (shard >= push->shard_count) return;
+    const uint32_t index = find_chunk(push, shard, request);
+    if (status == CAIRN_ERR_BUSY || status == CAIRN_ERR_CHECKSUM) {
+        if (index != NONE) send_again(push, shard, index, actions);
+        if (request == 0) end_again(push, shard, actions);
+        return;
+    }
+    if (index != NONE && push->voided) finish(push, shard, index, CAIRN_ERR_EPOCH_CHANGED, actions);
+    if (push->voided) return;
+    if (index == NONE && request != 0) return; // of a sending that was answered since
+    struct cairn_push_action *action = act(actions, CAIRN_PUSH_VOID, shard);
+    action->status = status;
+    if (index != NONE) finish(push, shard, index, CAIRN_ERR_EPOCH_CHANGED, actions);
+    cairn_push_on_void(push, actions);
+}
+
+void cairn_push_on_lost(struct cairn_push *push, uint32_t shard_index,
+                        struct cairn_push_actions *actions)
+{
+    if (shard_index >= push->shard_count) return;
+    struct shard *shard = &push->shards[shard_index];
+    shard->window = 0;
+    shard->endpoint = shard->newest = 0; // all of it is asked again, by whichever GRANT comes
+    if (push->voided) {
+        release(push, shard_index, true, CAIRN_ERR_EPOCH_CHANGED, actions);
+        return;
+    }
+    if (!MUTANT(12)) unsend(push, shard);
+}
+
+/* ---- questions ---- */
+
+bool cairn_push_voided(const struct cairn_push *push)
+{
+    return push->voided;
+}
+
+bool cairn_push_idle(const struct cairn_push *push)
+{
+    for (uint32_t s = 0; s < push->shard_count; s++)
+        if (push->shards[s].chunks > 0) return false;
+    return true;
+}
+
+bool cairn_push_waits(const struct cairn_push *push, uint32_t shard)
+{
+    assert(shard < push->shard_count);
+    const uint32_t head = push->shards[shard].head;
+    return head != NONE && push->entries[head].kind != COMMIT;
+}

@@ -1,0 +1,120 @@
+/* A worker's side of one round: what to send to which shard next, and when a buffer is the caller's
+ * again. Pure, as server/core/step.h: calls give actions; no clock, socket, thread or allocation. The
+ * library drives one over the fabric, the simulator over its own network.
+ *
+ *  - Each shard has a queue: chunks of micro-batch 0, its end, chunks of 1, its end, ..., the commit. They
+ *    go out in that order; at most `window` chunks are unanswered; chunks of m+1 wait for the
+ *    shard's MICRO_ACK of m. The end goes out behind the chunks and the commit behind the last end,
+ *    without waiting: the shard puts them in order.
+ *  - Nothing is sent to a shard before its GRANT for this round. A lost connection makes everything
+ *    unanswered unsent again; the next GRANT sends it again, oldest first.
+ *  - A shard's endpoint to us can be lost alone, and answers with it. Each has a number (HELLO and GRANT of
+ *    proto/wire/chunk.h); a GRANT with a higher one than before sends everything unanswered again, oldest
+ *    first. In a void round no GRANT comes: there a HELLO with a higher one does so.
+ *  - A buffer is released by the shard's ACK; after the round is void, by any answer or by the loss of the
+ *    connection; when the round is committed, at once. RELEASED says that no shard will read it; whoever
+ *    handed it to the fabric waits for the fabric's own completion, too.
+ *  - VOID says that shards take no more of this round. Only the coordinator knows how it ended: ask.
+ *
+ * GRANTs may come before the coordinator's WORKER_OPENED: keep the last one of each shard, and give it
+ * to the machine when it is made. A message of another round is not for this machine: judge the round
+ * first. One thread at a time. */
+#ifndef CAIRN_LINK_PUSH_H
+#define CAIRN_LINK_PUSH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/base/status.h"
+
+struct cairn_push_config {
+    uint32_t shard_count; /* at least 1 */
+    uint32_t queue_max;   /* chunks, ends and commits not answered yet; at least 2 * shard_count */
+};
+
+enum cairn_push_action_kind {
+    CAIRN_PUSH_SEND_CHUNK,     /* shard, micro, chunk, request, cookie */
+    CAIRN_PUSH_SEND_MICRO_END, /* shard, micro, sent: chunks pushed to it in this micro-batch */
+    CAIRN_PUSH_SEND_COMMIT,    /* shard, micro = the last one, weight */
+    CAIRN_PUSH_RELEASED,       /* cookie, status: OK = folded; CAIRN_ERR_EPOCH_CHANGED = void */
+    CAIRN_PUSH_VOID, /* once; shard, status. STALE, FENCED: ask the coordinator. Others: a fault */
+};
+
+struct cairn_push_action {
+    enum cairn_push_action_kind kind;
+    uint32_t shard, micro, chunk, sent;
+    uint64_t request; /* not 0; goes with the chunk, and comes back in its ACK or REFUSE */
+    uint64_t cookie;
+    uint64_t weight;
+    cairn_status status;
+};
+
+/* Filled from count on; the machine asserts that it fits. */
+struct cairn_push_actions {
+    struct cairn_push_action *list; /* [capacity] */
+    size_t count, capacity;
+};
+/* No call gives more actions than this. */
+size_t cairn_push_actions_max(const struct cairn_push_config *config);
+
+struct cairn_push;
+
+/* Bytes of memory for a machine; 0 if the configuration is not valid or overflows. */
+size_t cairn_push_bytes(const struct cairn_push_config *config);
+/* A machine for one round in `memory` (aligned as by malloc; borrowed until it is dropped; nothing to
+ * release). */
+struct cairn_push *cairn_push_init(void *memory, const struct cairn_push_config *config);
+
+/* ---- the caller's side. CAIRN_ERR_BUSY: the queue is full, try again after the next RELEASED or
+ * MICRO_ACK. CAIRN_ERR_EPOCH_CHANGED: the round is void. CAIRN_ERR_INVALID: not the micro-batch that is
+ * being filled, or already committed. Not OK: nothing changed. ---- */
+
+/* One chunk for a shard; at most once a micro-batch. `cookie` comes back in RELEASED. */
+cairn_status cairn_push_chunk(struct cairn_push *push, uint32_t shard, uint32_t micro,
+                              uint32_t chunk, uint64_t cookie,
+                              struct cairn_push_actions *actions) CAIRN_MUST_CHECK;
+/* Ends micro-batch `micro` on all shards; micro + 1 is filled next. */
+cairn_status cairn_push_micro_end(struct cairn_push *push, uint32_t micro,
+                                  struct cairn_push_actions *actions) CAIRN_MUST_CHECK;
+/* The round is complete; at least one micro-batch was ended, and the one being filled is empty. */
+cairn_status cairn_push_commit(struct cairn_push *push, uint64_t weight,
+                               struct cairn_push_actions *actions) CAIRN_MUST_CHECK;
+
+/* ---- shards. `request` and `micro` come from the network: unknown ones change nothing ---- */
+
+/* GRANT of this round, from the shard's endpoint of that number; window at least 1. A second one of the
+ * same endpoint only sets the window; one of an earlier endpoint was overtaken and changes nothing. */
+void cairn_push_on_grant(struct cairn_push *push, uint32_t shard, uint64_t endpoint,
+                         uint32_t window, struct cairn_push_actions *actions);
+/* HELLO: the shard has this endpoint now; what it answered on earlier ones may be lost. */
+void cairn_push_on_hello(struct cairn_push *push, uint32_t shard, uint64_t endpoint,
+                         struct cairn_push_actions *actions);
+void cairn_push_on_ack(struct cairn_push *push, uint32_t shard, uint64_t request,
+                       struct cairn_push_actions *actions);
+/* BUSY and CHECKSUM send the chunk again, in a void round too, until it is answered by something else; all
+ * others make the round void. request 0: of an end or a commit; BUSY and CHECKSUM are of an end, which is
+ * sent again. */
+void cairn_push_on_refuse(struct cairn_push *push, uint32_t shard, uint64_t request,
+                          cairn_status status, struct cairn_push_actions *actions);
+void cairn_push_on_micro_ack(struct cairn_push *push, uint32_t shard, uint32_t micro,
+                             struct cairn_push_actions *actions);
+/* The connection is gone, every send on it has ended, and nothing that was under way on it arrives. */
+void cairn_push_on_lost(struct cairn_push *push, uint32_t shard,
+                        struct cairn_push_actions *actions);
+
+/* ---- the coordinator's word ---- */
+
+/* The round is void. What is unanswered stays on loan until it is answered, or lost. */
+void cairn_push_on_void(struct cairn_push *push, struct cairn_push_actions *actions);
+/* The round is resolved by APPLY or SKIP: everything was folded. Releases all. */
+void cairn_push_on_result(struct cairn_push *push, struct cairn_push_actions *actions);
+
+/* ---- questions ---- */
+bool cairn_push_voided(const struct cairn_push *push);
+/* No buffer is on loan: the machine may be dropped once the round has ended. */
+bool cairn_push_idle(const struct cairn_push *push);
+/* The shard owes something: a GRANT, or the answer to a chunk or to an end. (A commit has none.) */
+bool cairn_push_waits(const struct cairn_push *push, uint32_t shard);
+
+#endif

@@ -1,0 +1,82 @@
+/* The planner: (tensors, weights of shards, previous layout or none) -> layout. Pure, and the same
+ * table for any order of the tensor list. Only the coordinator plans; everybody else reads tables.
+ *
+ * Load is counted in bytes: elements x elem_bytes of the tensor. The share of a shard is the job's
+ * bytes by its weight. Cuts are arithmetic on prefix sums, made at quanta; quanta are never listed.
+ *
+ * A fresh table. A unit may use at most min(ceil(bytes / 256 KiB), spread, shards) shards. That is a
+ * hard limit; within it the running prefix of the job's bytes is cut so that each shard is within one
+ * quantum of its share wherever such cuts exist:
+ *   1. a unit that may use one shard, or whose fair cut would use more than it may, goes to the
+ *      shards that are furthest below their share, largest pieces first;
+ *   2. units that may use some of the shards lie on one line, the line is wound around the shards in
+ *      laps, each as short as the units in it allow, so that each unit uses about as many shards as
+ *      it may and the next one begins where it ended;
+ *   3. units that may use every shard are cut over all of them, beginning at a rotating shard, and
+ *      level what 1 and 2 left. Each cut aims at the running goal, so rounding never adds up.
+ *
+ * A re-plan keeps what it can: shards above their share shed the tails of their extents, in pieces of
+ * 256 KiB where they can, carrying the rounding from shard to shard; what gone shards held is free;
+ * and the free pieces are placed as above on the shards below their share. So what moves never
+ * exceeds the bound, Σ max(0, share - old), and nothing at all moves while every shard is within one
+ * quantum (the job's heaviest) of its share. Balance is that of the fresh table or better, or one
+ * quantum off, give or take another quantum. It does not promise the limit on spread, which it
+ * applies only to what moves; `compact` ignores the previous table and gives exactly the fresh one. */
+#ifndef CAIRN_PLAN_PLAN_H
+#define CAIRN_PLAN_PLAN_H
+
+#include <stdint.h>
+
+#include "proto/base/status.h"
+#include "proto/geometry/layout.h"
+
+#define CAIRN_SPREAD_DEFAULT     64
+#define CAIRN_SPREAD_PIECE_BYTES ((uint64_t)256 << 10)
+#define CAIRN_PLAN_BYTES_MAX     ((uint64_t)1 << 60) /* of a job */
+#define CAIRN_SHARD_GONE         UINT32_MAX
+
+/* All borrowed, for the call only. */
+struct cairn_plan_request {
+    const struct cairn_layout_tensor *tensors; /* [tensor_count], names unique */
+    uint32_t tensor_count;
+    uint32_t shard_count;
+    const uint32_t *weights; /* [shard_count], relative capacity, not all 0; NULL = equal.
+                              * A shard of weight 0 gets nothing and gives up what it has. */
+    uint32_t spread;         /* 0 = CAIRN_SPREAD_DEFAULT */
+
+    /* NULL for a fresh table; else a layout of the same tensors in the same order. */
+    const struct cairn_layout *previous;
+    const uint32_t *renumbered; /* [previous->shard_count], the new number of each old shard or
+                                 * CAIRN_SHARD_GONE; NULL = same number, gone if there is none */
+    int compact;                /* 1 = back to the fresh form, whatever moves */
+};
+
+struct cairn_plan_report {
+    uint64_t total_bytes;
+    uint64_t quantum_bytes_max;   /* of the heaviest quantum */
+    double heaviest_over_mean;    /* largest load / share, over shards with a weight; 1 if empty */
+    uint64_t off_share_bytes_max; /* the furthest any shard is from its share */
+    uint64_t moved_bytes;         /* with a previous layout: quanta with another owner */
+    uint64_t moved_bytes_bound;   /* Σ max(0, share - old), the least that levels the shards */
+    uint32_t unit_spread_max;     /* the most shards that hold a piece of one unit */
+    double unit_spread_of_possible; /* mean over units: shards used / shards it may use */
+};
+
+/* The new layout's version is 1, or one above the previous one's. report_out may be NULL.
+ * CAIRN_ERR_INVALID: a count or weight, names that repeat, shapes over the limits, a previous layout
+ * of other tensors, two old shards with one new number. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_plan_make(const struct cairn_plan_request *request,
+                             struct cairn_layout **layout_out,
+                             struct cairn_plan_report *report_out) CAIRN_MUST_CHECK;
+
+#define CAIRN_TENSOR_NEW UINT32_MAX
+/* A layout of the tensors over the shards of `previous`, in which nothing moves: tensor t keeps the table of
+ * tensor was[t], which has the same shape; where was[t] is CAIRN_TENSOR_NEW it is planned as a fresh table of
+ * the new ones alone is, weighed so that it fills the least loaded shards first. Tensors that nobody was are
+ * gone. Pure; the same for any order of the list. `spread` as above. CAIRN_ERR_INVALID: as above, or a tensor
+ * had another shape. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_plan_extend(const struct cairn_layout_tensor *tensors, uint32_t tensor_count,
+                               const struct cairn_layout *previous, const uint32_t *was,
+                               uint32_t spread, struct cairn_layout **layout_out) CAIRN_MUST_CHECK;
+
+#endif

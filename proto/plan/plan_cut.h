@@ -1,0 +1,117 @@
+/* Inside the planner: a plan in the making, shared by plan.c (the whole course), plan_keep.c (what a
+ * re-plan keeps and frees), plan_place.c (free units onto shards: stiff and whole),
+ * plan_line.c (the line) and plan_report.c. */
+#ifndef CAIRN_PLAN_PLAN_CUT_H
+#define CAIRN_PLAN_PLAN_CUT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/plan/plan.h"
+
+/* The free runs of one unit, and how many shards they may use. */
+struct free_unit {
+    size_t first_run, run_count; /* in plan_cut.free_runs */
+    uint64_t bytes;
+    uint32_t may_use;
+    uint32_t number; /* canonical: by the unit's name */
+};
+
+struct cut_shard {
+    uint64_t share; /* of the job's bytes, by weight */
+    uint64_t load;  /* bytes it has so far */
+    uint64_t base;  /* load at the last levelling */
+    uint64_t want;  /* bytes of the free ones it should get, at the last levelling */
+    uint32_t weight;
+};
+
+/* Extents that grow. `shard` is not used where they are free. */
+struct extent_list {
+    struct cairn_extent *items;
+    size_t count, limit;
+};
+
+struct plan_cut {
+    const struct cairn_plan_request *request; /* borrowed */
+    uint32_t spread;
+    uint64_t total_bytes;
+    uint64_t quantum_bytes_max; /* of the heaviest quantum */
+
+    /* owned: freed by plan.c */
+    struct cairn_geometry *geometry; /* [tensor_count] */
+    uint32_t *order;                 /* [tensor_count], tensors by unit name, then name */
+    uint32_t *rank;                  /* [tensor_count], the place of a tensor in order */
+    uint32_t *unit_of;               /* [tensor_count], number of a tensor's unit, in that order */
+    uint64_t *unit_bytes;            /* [tensor_count], by unit number: of the whole unit */
+    struct cut_shard *shards;        /* [shard_count] */
+    uint32_t *receivers;             /* [shard_count], the first receiver_count take free quanta */
+    uint32_t receiver_count;
+    struct extent_list free_runs; /* in canonical order once they are placed */
+    struct extent_list table;     /* so far, in any order */
+
+    uint64_t free_bytes;     /* not yet placed */
+    uint64_t levelled_bytes; /* free_bytes at the last levelling */
+    uint64_t wanted_bytes;   /* Σ want, a few bytes less for rounding */
+};
+
+/* Free units on their way onto the receivers. */
+struct placing {
+    struct plan_cut *cut;      /* borrowed */
+    struct free_unit *units;   /* owned: [unit_count] */
+    struct free_unit **sorted; /* owned: [unit_count], being placed in some order */
+    struct free_unit **spare;  /* owned: [unit_count] */
+    uint32_t *heap;            /* owned: [receiver_count], receivers, the neediest first */
+    uint32_t heap_count;
+    uint32_t *window; /* owned: [receiver_count] */
+    uint64_t *pieces; /* owned: [receiver_count], bytes */
+    uint8_t *settled; /* owned: [receiver_count], levelling leaves it out */
+    size_t unit_count;
+    cairn_status status; /* the first failure */
+};
+
+/* How far a unit has been placed. */
+struct cursor {
+    const struct free_unit *unit;
+    size_t run;       /* runs done */
+    uint64_t quantum; /* quanta done of the next one */
+    uint64_t bytes;   /* done, at a quantum's edge */
+};
+
+/* floor(a * num / den), for results that fit; den > 0. */
+uint64_t cairn_plan_scale(uint64_t a, uint64_t num, uint64_t den);
+/* Bytes of the quanta [first, first + count) of a tensor. */
+uint64_t cairn_plan_bytes(const struct plan_cut *cut, uint32_t tensor, uint64_t first,
+                          uint64_t count);
+/* min(ceil(bytes / 256 KiB), spread, shards), at least 1. */
+uint32_t cairn_plan_may_use(const struct plan_cut *cut, uint64_t bytes, uint32_t shard_count);
+/* Adds an extent, joined with the last one where it continues it. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_plan_append(struct extent_list *list, struct cairn_extent extent);
+
+/* The new number of an old shard, or CAIRN_SHARD_GONE. */
+uint32_t cairn_plan_renumber(const struct cairn_plan_request *request, uint32_t old);
+
+/* Sorts by key[tensor] (NULL: by tensor), then by first quantum. */
+cairn_status cairn_plan_sort(struct extent_list *list, const uint32_t *key,
+                             uint32_t tensor_count) CAIRN_MUST_CHECK;
+/* Fills table with what stays where it is, free_runs with the rest, and chooses the receivers. */
+cairn_status cairn_plan_keep(struct plan_cut *cut) CAIRN_MUST_CHECK;
+/* Places all free runs, which are in canonical order, on the receivers. */
+cairn_status cairn_plan_place(struct plan_cut *cut) CAIRN_MUST_CHECK;
+/* What the finished layout is like. */
+cairn_status cairn_plan_describe(const struct plan_cut *cut, const struct cairn_layout *layout,
+                                 struct cairn_plan_report *report_out) CAIRN_MUST_CHECK;
+
+/* Gives the shard everything up to the quantum's edge nearest to `end` bytes of the unit; returns the
+ * bytes given. A failure is kept in p->status. */
+uint64_t cairn_plan_take(struct placing *p, struct cursor *at, uint64_t end, uint32_t shard);
+/* What a shard is short of its goal once `bytes` more have been placed: the error so far is in it. */
+uint64_t cairn_plan_short(const struct plan_cut *cut, uint32_t shard, uint64_t bytes);
+/* Orders the units of a line, all with 2 <= may_use < receiver_count. */
+void cairn_plan_order_line(struct free_unit **units, size_t count);
+/* The units that would use more shards than they may, were the line wound in one lap: moves them
+ * behind the others, [count - returned, count). */
+size_t cairn_plan_find_stiff(struct placing *p, struct free_unit **units, size_t count);
+/* Places an ordered line. */
+void cairn_plan_wind(struct placing *p, struct free_unit **units, size_t count);
+
+#endif

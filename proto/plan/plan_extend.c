@@ -1,0 +1,177 @@
+/* A layout to which tensors are added, and from which some are gone, while nothing moves. */
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/plan/plan.h"
+
+#define WEIGHT_MAX ((uint64_t)1 << 20) /* of a shard, relative to others */
+
+/* A plan in the making. Borrowed, but for what is said to be owned. */
+struct extending {
+    const struct cairn_layout_tensor *tensors; /* [tensor_count] */
+    uint32_t tensor_count;
+    const struct cairn_layout *previous;
+    const uint32_t *was; /* [tensor_count] */
+    uint32_t spread;
+
+    struct cairn_layout_tensor *added; /* owned: [added_count] */
+    uint32_t *place_of;                /* owned: [tensor_count], of a new one in `added` */
+    uint32_t added_count;
+    uint64_t added_bytes;
+    uint64_t *loads;            /* owned: [shard_count] of what stays */
+    uint32_t *weights;          /* owned: [shard_count] */
+    struct cairn_layout *fresh; /* owned: of `added`; NULL if there are none */
+};
+
+static void release(struct extending *x)
+{
+    free(x->added);
+    free(x->place_of);
+    free(x->loads);
+    free(x->weights);
+    cairn_layout_close(x->fresh);
+}
+
+static cairn_status list_added(struct extending *x)
+{
+    x->added = calloc((size_t)x->tensor_count + 1, sizeof *x->added);
+    x->place_of = calloc((size_t)x->tensor_count + 1, sizeof *x->place_of);
+    if (x->added == NULL || x->place_of == NULL) return CAIRN_ERR_NO_MEMORY;
+    for (uint32_t t = 0; t < x->tensor_count; t++) {
+        const struct cairn_layout_tensor *tensor = &x->tensors[t];
+        if (x->was[t] != CAIRN_TENSOR_NEW) continue;
+        if (tensor->elem_bytes == 0 || cairn_shape_check(&tensor->shape) != CAIRN_OK)
+            return CAIRN_ERR_INVALID;
+        const uint64_t elems = cairn_geometry_of(&tensor->shape).elems;
+        if (elems > (CAIRN_PLAN_BYTES_MAX - x->added_bytes) / tensor->elem_bytes)
+            return CAIRN_ERR_INVALID;
+        x->added_bytes += elems * tensor->elem_bytes;
+        x->place_of[t] = x->added_count;
+        x->added[x->added_count++] = *tensor;
+    }
+    return CAIRN_OK;
+}
+
+static uint64_t extent_elems(const struct cairn_geometry *geometry, const struct cairn_extent *e)
+{
+    return cairn_quantum_first_elem(geometry, e->first_quantum + e->quantum_count) -
+           cairn_quantum_first_elem(geometry, e->first_quantum);
+}
+
+static cairn_status weigh_kept(struct extending *x)
+{
+    x->loads = calloc(x->previous->shard_count, sizeof *x->loads);
+    if (x->loads == NULL) return CAIRN_ERR_NO_MEMORY;
+    for (uint32_t t = 0; t < x->tensor_count; t++) {
+        if (x->was[t] == CAIRN_TENSOR_NEW) continue;
+        if (x->was[t] >= x->previous->tensor_count) return CAIRN_ERR_INVALID;
+        const struct cairn_geometry *geometry = &x->previous->geometry[x->was[t]];
+        size_t count;
+        const struct cairn_extent *extents = cairn_layout_tensor_extents(x->previous, x->was[t],
+                                                                         &count);
+        for (size_t e = 0; e < count; e++)
+            x->loads[extents[e].shard] += extent_elems(geometry, &extents[e]) *
+                                          x->tensors[t].elem_bytes;
+    }
+    return CAIRN_OK;
+}
+
+static int compare_loads(const void *a, const void *b)
+{
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* The level up to which the added bytes fill the shards that are below it. */
+static uint64_t level_of(const uint64_t *sorted, uint32_t shard_count, uint64_t bytes)
+{
+    uint64_t below = 0; // bytes of the shards that are filled up
+    for (uint32_t s = 0; s < shard_count; s++) {
+        below += sorted[s];
+        const uint64_t level = (below + bytes) / (s + 1);
+        if (s + 1 == shard_count || level <= sorted[s + 1]) return level + 1;
+    }
+    return 0; // there is a shard at least
+}
+
+static cairn_status weigh_shards(struct extending *x)
+{
+    const uint32_t count = x->previous->shard_count;
+    uint64_t *sorted = malloc(count * sizeof *sorted);
+    x->weights = calloc(count, sizeof *x->weights);
+    if (sorted == NULL || x->weights == NULL) {
+        free(sorted);
+        return CAIRN_ERR_NO_MEMORY;
+    }
+    memcpy(sorted, x->loads, count * sizeof *sorted);
+    qsort(sorted, count, sizeof *sorted, compare_loads);
+    const uint64_t level = level_of(sorted, count, x->added_bytes), most = level - sorted[0];
+    free(sorted);
+    for (uint32_t s = 0; s < count; s++) {
+        if (x->loads[s] >= level) continue;
+        const unsigned __int128 scaled = (unsigned __int128)(level - x->loads[s]) * WEIGHT_MAX;
+        x->weights[s] = (uint32_t)(scaled / most) + 1;
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status plan_added(struct extending *x)
+{
+    if (x->added_count == 0) return CAIRN_OK;
+    const struct cairn_plan_request request = { .tensors = x->added,
+                                                .tensor_count = x->added_count,
+                                                .shard_count = x->previous->shard_count,
+                                                .weights = x->weights,
+                                                .spread = x->spread };
+    return cairn_plan_make(&request, &x->fresh, NULL);
+}
+
+/* By tensor, as a table has to be. */
+static cairn_status join(const struct extending *x, struct cairn_layout **layout_out)
+{
+    const size_t fresh_count = x->fresh != NULL ? x->fresh->extent_count : 0;
+    size_t count = 0;
+    size_t room = fresh_count + 1;
+    for (uint32_t t = 0; t < x->tensor_count; t++) {
+        size_t some = 0;
+        if (x->was[t] != CAIRN_TENSOR_NEW)
+            (void)cairn_layout_tensor_extents(x->previous, x->was[t], &some);
+        room += some;
+    }
+    struct cairn_extent *table = calloc(room, sizeof *table);
+    if (table == NULL) return CAIRN_ERR_NO_MEMORY;
+    for (uint32_t t = 0; t < x->tensor_count; t++) {
+        const bool is_new = x->was[t] == CAIRN_TENSOR_NEW;
+        size_t some;
+        const struct cairn_extent *from = cairn_layout_tensor_extents(
+            is_new ? x->fresh : x->previous, is_new ? x->place_of[t] : x->was[t], &some);
+        for (size_t e = 0; e < some; e++, count++) {
+            table[count] = from[e];
+            table[count].tensor = t;
+        }
+    }
+    const cairn_status status = cairn_layout_make(
+        x->tensors, x->tensor_count, x->previous->shard_count, x->previous->version + 1, table,
+        count, layout_out);
+    if (status != CAIRN_OK) free(table);
+    return status;
+}
+
+cairn_status cairn_plan_extend(const struct cairn_layout_tensor *tensors, uint32_t tensor_count,
+                               const struct cairn_layout *previous, const uint32_t *was,
+                               uint32_t spread, struct cairn_layout **layout_out)
+{
+    struct extending x = { .tensors = tensors,
+                           .tensor_count = tensor_count,
+                           .previous = previous,
+                           .was = was,
+                           .spread = spread };
+    cairn_status status = list_added(&x);
+    if (status == CAIRN_OK) status = weigh_kept(&x);
+    if (status == CAIRN_OK) status = weigh_shards(&x);
+    if (status == CAIRN_OK) status = plan_added(&x);
+    if (status == CAIRN_OK) status = join(&x, layout_out);
+    release(&x);
+    return status;
+}

@@ -1,0 +1,51 @@
+#include "proto/plan/plan_job.h"
+
+#include <stdlib.h>
+
+#include "proto/spec/planes.h"
+
+uint32_t cairn_plan_elem_weight(const struct cairn_job_spec_data *spec, size_t tensor)
+{
+    const struct cairn_tensor_spec *t = &spec->tensors[tensor];
+    uint32_t bytes = (uint32_t)(cairn_dtype_bytes((int)t->master) +
+                                2 * cairn_dtype_bytes((int)t->wire));
+    if (t->kind != CAIRN_TRAINED) return bytes;
+    bytes += 4;
+    const uint32_t planes = cairn_spec_planes(spec, tensor);
+    for (int p = CAIRN_PLANE_EXP_AVG; p < CAIRN_PLANE_COUNT; p++) {
+        if (planes & (1u << p)) bytes += 4;
+    }
+    return bytes;
+}
+
+struct cairn_layout_tensor *cairn_plan_tensors(const struct cairn_job_spec_data *spec)
+{
+    struct cairn_layout_tensor *tensors = calloc(spec->tensor_count + 1, sizeof *tensors);
+    if (tensors == NULL) return NULL;
+    for (size_t i = 0; i < spec->tensor_count; i++) {
+        tensors[i].name = spec->tensors[i].name;
+        tensors[i].unit = spec->tensors[i].unit;
+        tensors[i].shape = spec->tensors[i].shape;
+        tensors[i].elem_bytes = cairn_plan_elem_weight(spec, i);
+    }
+    return tensors;
+}
+
+uint32_t cairn_plan_job_shards(const struct cairn_job_spec_data *spec, uint32_t shard_count)
+{
+    return spec->stage == 0 ? 1 : shard_count; // stage 0: one shard holds all of the state
+}
+
+cairn_status cairn_plan_job(const struct cairn_job_spec_data *spec, uint32_t shard_count,
+                            struct cairn_layout **layout_out, struct cairn_plan_report *report_out)
+{
+    struct cairn_layout_tensor *tensors = cairn_plan_tensors(spec);
+    if (tensors == NULL) return CAIRN_ERR_NO_MEMORY;
+    const struct cairn_plan_request request = { .tensors = tensors,
+                                                .tensor_count = (uint32_t)spec->tensor_count,
+                                                .shard_count = shard_count,
+                                                .spread = spec->spread };
+    const cairn_status status = cairn_plan_make(&request, layout_out, report_out);
+    free(tensors);
+    return status;
+}

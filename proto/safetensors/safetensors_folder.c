@@ -1,0 +1,383 @@
+/* Opening weights: from a path to a table of keys. Reading and matching are in the files beside. */
+#include "proto/safetensors/safetensors_folder.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <linux/openat2.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "proto/safetensors/safetensors_private.h"
+
+#define WHOLE_NAME "model.safetensors"
+#define INDEX_NAME "model.safetensors.index.json"
+
+/* ---- opening, beneath the allowed folder only ---- */
+
+static cairn_status refuse_open(const struct cairn_weights *w, const char *path, int error,
+                                struct cairn_sentence *why)
+{
+    switch (error) {
+    case ENOENT:
+    case ENOTDIR: return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "%s: there is no %s", w->path, path);
+    case EXDEV:
+    case ELOOP:
+        return cairn_fail(why, CAIRN_ERR_REFUSED,
+                          "%s: %s leads out of the folder that import.folders allows", w->path,
+                          path);
+    case ENOSYS:
+        return cairn_fail(why, CAIRN_ERR_UNSUPPORTED, "%s: the kernel has no openat2 (Linux 5.6)",
+                          w->path);
+    default:
+        return cairn_fail(why, CAIRN_ERR_IO, "%s: opening %s: %s", w->path, path, strerror(error));
+    }
+}
+
+cairn_status cairn_weights_open_beneath(const struct cairn_weights *w, const char *path,
+                                        int *fd_out, struct stat *info_out,
+                                        struct cairn_sentence *why)
+{
+    // Not blocking: a FIFO in the folder must not hold the thread.
+    const struct open_how how = { .flags = O_RDONLY | O_NONBLOCK | O_CLOEXEC,
+                                  .resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS };
+    const int fd = (int)syscall(SYS_openat2, w->root_fd, path, &how, sizeof how);
+    if (fd < 0) return refuse_open(w, path, errno, why);
+    if (fstat(fd, info_out) != 0 || (!S_ISREG(info_out->st_mode) && !S_ISDIR(info_out->st_mode))) {
+        close(fd);
+        return cairn_fail(why, CAIRN_ERR_REFUSED, "%s: %s is neither a file nor a folder", w->path,
+                          path);
+    }
+    *fd_out = fd;
+    return CAIRN_OK;
+}
+
+cairn_status cairn_weights_pread(int fd, const char *path, void *out, size_t count, uint64_t offset,
+                                 struct cairn_sentence *why)
+{
+    uint8_t *next = out;
+    while (count > 0) {
+        const ssize_t got = pread(fd, next, count, (off_t)offset);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return cairn_fail(why, CAIRN_ERR_IO, "reading %s: %s", path, strerror(errno));
+        if (got == 0) {
+            return cairn_fail(why, CAIRN_ERR_CORRUPT,
+                              "%s ends at byte %" PRIu64 ": somebody cut it off while it was read",
+                              path, offset);
+        }
+        next += got;
+        offset += (uint64_t)got;
+        count -= (size_t)got;
+    }
+    return CAIRN_OK;
+}
+
+/* ---- one file ---- */
+
+static cairn_status read_header(struct cairn_weights_file *file, int fd, uint64_t *budget,
+                                struct cairn_sentence *why)
+{
+    const uint64_t file_bytes = (uint64_t)file->judged.st_size;
+    uint8_t prefix[8];
+    uint64_t json_bytes;
+    const size_t have = file_bytes < 8 ? (size_t)file_bytes : 8;
+    cairn_status status = cairn_weights_pread(fd, file->path, prefix, have, 0, why);
+    if (status == CAIRN_OK)
+        status = cairn_safetensors_header_bytes(prefix, have, file_bytes, &json_bytes, why);
+    if (status != CAIRN_OK) return status;
+    if (json_bytes > *budget) {
+        return cairn_fail(why, CAIRN_ERR_MALFORMED,
+                          "all headers together are over %" PRIu64 " bytes",
+                          CAIRN_WEIGHTS_HEADERS_MAX);
+    }
+    *budget -= json_bytes;
+    uint8_t *json = malloc((size_t)json_bytes + 1);
+    if (json == NULL) return CAIRN_ERR_NO_MEMORY;
+    status = cairn_weights_pread(fd, file->path, json, (size_t)json_bytes, 8, why);
+    if (status == CAIRN_OK)
+        status = cairn_safetensors_parse(json, (size_t)json_bytes, file_bytes, &file->header, why);
+    free(json);
+    file->data_at = 8 + json_bytes;
+    return status;
+}
+
+/* A part of a tensor under the tensor's name would be taken for all of it. */
+static cairn_status judge_whole(const struct cairn_weights_file *file, struct cairn_sentence *why)
+{
+    for (size_t i = 0; i < file->header.entry_count; i++) {
+        const struct cairn_safetensors_entry *e = &file->header.entries[i];
+        for (uint32_t d = 0; d < e->box.rank; d++) {
+            if (e->box.start[d] == 0) continue;
+            return cairn_fail(
+                why, CAIRN_ERR_UNSUPPORTED,
+                "tensor \"%s\" is a part of one, so this is a file of a distributed checkpoint: "
+                "consolidate it, or restore it with `cairn snapshot restore` if Cairn wrote it",
+                e->key);
+        }
+    }
+    return CAIRN_OK;
+}
+
+/* Says which file, before what the judges said. */
+static cairn_status in_file(cairn_status status, const struct cairn_weights *w, const char *path,
+                            struct cairn_sentence *why)
+{
+    if (status == CAIRN_ERR_NO_MEMORY)
+        return cairn_fail(why, status, "%s: no memory for the header of %s", w->path, path);
+    if (status != CAIRN_OK && why != NULL) {
+        const struct cairn_sentence said = *why;
+        cairn_sentence_set(why, "%s: %s: %s", w->path, path, said.text);
+    }
+    return status;
+}
+
+/* Takes `fd`. */
+static cairn_status load_file(const struct cairn_weights *w, struct cairn_weights_file *file,
+                              int fd, uint64_t *budget, struct cairn_sentence *why)
+{
+    cairn_status status = read_header(file, fd, budget, why);
+    if (status == CAIRN_OK) status = judge_whole(file, why);
+    close(fd);
+    return in_file(status, w, file->path, why);
+}
+
+static cairn_status add_file(struct cairn_weights *w, const char *folder, const char *name,
+                             uint64_t *budget, struct cairn_sentence *why)
+{
+    struct cairn_weights_file *file = &w->files[w->file_count];
+    int fd;
+    if (asprintf(&file->path, "%s%s%s", folder, folder[0] != '\0' ? "/" : "", name) < 0) {
+        file->path = NULL;
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    }
+    w->file_count++;
+    cairn_status status = cairn_weights_open_beneath(w, file->path, &fd, &file->judged, why);
+    if (status != CAIRN_OK) return status;
+    if (S_ISREG(file->judged.st_mode)) return load_file(w, file, fd, budget, why);
+    close(fd);
+    return cairn_fail(why, CAIRN_ERR_REFUSED, "%s: %s is a folder, not a file", w->path,
+                      file->path);
+}
+
+/* ---- the table of keys ---- */
+
+static int weight_order(const void *a, const void *b)
+{
+    const struct cairn_weight *x = a, *y = b;
+    return strcmp(x->key, y->key);
+}
+
+const struct cairn_weight *cairn_weights_find(const struct cairn_weights *w, const char *key)
+{
+    const struct cairn_weight wanted = { .key = key };
+    if (w->weight_count == 0) return NULL;
+    return bsearch(&wanted, w->weights, w->weight_count, sizeof wanted, weight_order);
+}
+
+static uint32_t mapped_file(const struct cairn_safetensors_index *index, const char *key)
+{
+    size_t low = 0, high = index->entry_count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        const int order = strcmp(index->entries[middle].key, key);
+        if (order == 0) return index->entries[middle].file;
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return UINT32_MAX;
+}
+
+/* index NULL: every tensor of the one file. A tensor in a file that the index does not name for it is
+ * not part of the model. */
+static cairn_status list_weights(struct cairn_weights *w,
+                                 const struct cairn_safetensors_index *index)
+{
+    size_t most = 0;
+    for (size_t f = 0; f < w->file_count; f++) most += w->files[f].header.entry_count;
+    w->weights = calloc(most + 1, sizeof *w->weights);
+    if (w->weights == NULL) return CAIRN_ERR_NO_MEMORY;
+    for (uint32_t f = 0; f < w->file_count; f++) {
+        for (size_t i = 0; i < w->files[f].header.entry_count; i++) {
+            const struct cairn_safetensors_entry *e = &w->files[f].header.entries[i];
+            if (index != NULL && mapped_file(index, e->key) != f) continue;
+            w->weights[w->weight_count++] =
+                (struct cairn_weight) { .key = e->key, .entry = e, .file = f };
+        }
+    }
+    if (w->weight_count > 1) qsort(w->weights, w->weight_count, sizeof *w->weights, weight_order);
+    return CAIRN_OK;
+}
+
+/* Everything that the index promises is where it says. */
+static cairn_status judge_index(const struct cairn_weights *w,
+                                const struct cairn_safetensors_index *index,
+                                struct cairn_sentence *why)
+{
+    if (w->weight_count == index->entry_count) return CAIRN_OK; // keys are unique on both sides
+    cairn_sentence_set(why,
+                       "%s: %zu tensors are not in the files that " INDEX_NAME " names:", w->path,
+                       index->entry_count - w->weight_count);
+    size_t named = 0;
+    for (size_t i = 0; i < index->entry_count && named < CAIRN_WEIGHTS_NAMES_MAX; i++) {
+        if (cairn_weights_find(w, index->entries[i].key) != NULL) continue;
+        cairn_sentence_add(why, "%s %s (%s)", named++ > 0 ? "," : "", index->entries[i].key,
+                           index->files[index->entries[i].file]);
+    }
+    return CAIRN_ERR_MALFORMED;
+}
+
+/* ---- a folder ---- */
+
+static cairn_status read_index(const struct cairn_weights *w, const char *path,
+                               struct cairn_safetensors_index *index, struct cairn_sentence *why)
+{
+    int fd;
+    struct stat info;
+    cairn_status status = cairn_weights_open_beneath(w, path, &fd, &info, why);
+    if (status == CAIRN_ERR_NOT_FOUND) {
+        return cairn_fail(why, status,
+                          "%s: there is neither a " WHOLE_NAME " nor a " INDEX_NAME " in it",
+                          w->path);
+    }
+    if (status != CAIRN_OK) return status;
+    char *text = NULL;
+    if (!S_ISREG(info.st_mode) || (uint64_t)info.st_size > CAIRN_WEIGHTS_INDEX_MAX) {
+        status = cairn_fail(why, CAIRN_ERR_MALFORMED, "it is no file, or over %" PRIu64 " bytes",
+                            CAIRN_WEIGHTS_INDEX_MAX);
+    } else if ((text = malloc((size_t)info.st_size + 1)) == NULL) {
+        status = CAIRN_ERR_NO_MEMORY;
+    }
+    if (status == CAIRN_OK)
+        status = cairn_weights_pread(fd, path, text, (size_t)info.st_size, 0, why);
+    if (status == CAIRN_OK)
+        status = cairn_safetensors_index_parse(text, (size_t)info.st_size, index, why);
+    free(text);
+    close(fd);
+    return in_file(status, w, path, why);
+}
+
+static cairn_status load_indexed(struct cairn_weights *w, const char *folder,
+                                 const struct cairn_safetensors_index *index, uint64_t *budget,
+                                 struct cairn_sentence *why)
+{
+    free(w->files);
+    w->files = calloc(index->file_count, sizeof *w->files);
+    if (w->files == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; status == CAIRN_OK && i < index->file_count; i++)
+        status = add_file(w, folder, index->files[i], budget, why);
+    if (status == CAIRN_OK && list_weights(w, index) != CAIRN_OK)
+        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for %zu tensors",
+                            index->entry_count);
+    return status == CAIRN_OK ? judge_index(w, index, why) : status;
+}
+
+static cairn_status load_folder(struct cairn_weights *w, const char *folder, uint64_t *budget,
+                                struct cairn_sentence *why)
+{
+    cairn_status status = add_file(w, folder, WHOLE_NAME, budget, why);
+    if (status == CAIRN_OK && list_weights(w, NULL) != CAIRN_OK)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the tensors");
+    if (status != CAIRN_ERR_NOT_FOUND) return status;
+    free(w->files[0].path);
+    w->file_count = 0;
+    struct cairn_safetensors_index index;
+    char *path;
+    if (asprintf(&path, "%s%s" INDEX_NAME, folder, folder[0] != '\0' ? "/" : "") < 0)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    status = read_index(w, path, &index, why);
+    free(path);
+    if (status != CAIRN_OK) return status;
+    status = load_indexed(w, folder, &index, budget, why);
+    cairn_safetensors_index_release(&index);
+    return status;
+}
+
+/* ---- all of it ---- */
+
+/* What of `path` is beneath the folder root[0..length); NULL: it is not in it. */
+static const char *beneath(const char *path, const char *root, size_t length)
+{
+    while (length > 0 && root[length - 1] == '/') length--;
+    if (strncmp(path, root, length) != 0) return NULL;
+    if (path[length] != '/' && path[length] != '\0') return NULL;
+    path += length;
+    while (*path == '/') path++;
+    return path;
+}
+
+/* The allowed folder that `path` is in is opened; what is left of the path, or NULL. */
+static const char *enter_root(const char *roots, struct cairn_weights *w,
+                              struct cairn_sentence *why)
+{
+    for (const char *root = roots; *root != '\0';) {
+        const size_t length = strcspn(root, ":");
+        const char *rest = root[0] == '/' ? beneath(w->path, root, length) : NULL;
+        if (rest != NULL) {
+            char *name = strndup(root, length);
+            w->root_fd = name != NULL ? open(name, O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
+            free(name);
+            if (w->root_fd >= 0) return rest;
+        }
+        root += length + (root[length] == ':');
+    }
+    cairn_sentence_set(why,
+                       "%s is in none of the folders that weights may be read from here (%s); an "
+                       "operator allows one with import.folders in the shards' configuration",
+                       w->path, roots[0] != '\0' ? roots : "none");
+    return NULL;
+}
+
+static cairn_status load(const char *roots, struct cairn_weights *w, struct cairn_sentence *why)
+{
+    uint64_t budget = CAIRN_WEIGHTS_HEADERS_MAX;
+    int fd;
+    struct stat info;
+    const char *rest = enter_root(roots, w, why);
+    if (rest == NULL) return CAIRN_ERR_REFUSED;
+    cairn_status status = cairn_weights_open_beneath(w, rest[0] != '\0' ? rest : ".", &fd, &info,
+                                                     why);
+    if (status != CAIRN_OK) return status;
+    close(fd);
+    if (S_ISDIR(info.st_mode)) return load_folder(w, rest, &budget, why);
+    status = add_file(w, "", rest, &budget, why);
+    if (status == CAIRN_OK && list_weights(w, NULL) != CAIRN_OK)
+        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the tensors");
+    return status;
+}
+
+cairn_status cairn_weights_open(const char *roots, const char *path, struct cairn_weights *out,
+                                struct cairn_sentence *why)
+{
+    struct cairn_weights w = { .root_fd = -1, .file_fd = -1 };
+    w.path = strdup(path);
+    w.files = calloc(1, sizeof *w.files);
+    cairn_status status = w.path != NULL && w.files != NULL
+                              ? load(roots, &w, why)
+                              : cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (status != CAIRN_OK) {
+        cairn_weights_close(&w);
+        return status;
+    }
+    *out = w;
+    return CAIRN_OK;
+}
+
+void cairn_weights_close(struct cairn_weights *w)
+{
+    for (size_t i = 0; i < w->file_count; i++) {
+        free(w->files[i].path);
+        cairn_safetensors_release(&w->files[i].header);
+    }
+    free(w->files);
+    free(w->weights);
+    free(w->path);
+    if (w->file_fd >= 0) close(w->file_fd);
+    if (w->root_fd >= 0) close(w->root_fd);
+    *w = (struct cairn_weights) { .root_fd = -1, .file_fd = -1 };
+}

@@ -1,0 +1,15 @@
+/* What the files of safetensors_folder.h share. */
+#ifndef CAIRN_SAFETENSORS_SAFETENSORS_PRIVATE_H
+#define CAIRN_SAFETENSORS_SAFETENSORS_PRIVATE_H
+
+#include "proto/safetensors/safetensors_folder.h"
+
+/* Opens a file or folder at a path beneath the allowed one, and says what it is. */
+cairn_status cairn_weights_open_beneath(const struct cairn_weights *w, const char *path,
+                                        int *fd_out, struct stat *info_out,
+                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Reads all of [offset, offset + count), or says why not. */
+cairn_status cairn_weights_pread(int fd, const char *path, void *out, size_t count, uint64_t offset,
+                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+#endif

@@ -1,0 +1,281 @@
+/* The job spec: what a worker declares, the coordinator keeps and a snapshot carries. Plain data.
+ *
+ * Everyone indexes a job's tensors in one order, the canonical one: bytewise by tensor name
+ * (cairn_spec_canonicalize), whatever order a worker lists them in. Groups are sorted the same way.
+ * A spec from a stranger is filled under the count limits below, canonicalized, then judged by
+ * cairn_spec_check; nothing else looks at an unjudged spec.
+ *
+ * Pure: no input or output. A spec owns its memory and may be read by many threads, changed by one.
+ * Strings are UTF-8, NUL-terminated, at most CAIRN_NAME_MAX bytes. */
+#ifndef CAIRN_SPEC_SPEC_H
+#define CAIRN_SPEC_SPEC_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/base/sentence.h"
+#include "proto/base/status.h"
+#include "proto/geometry/tensor.h"
+#include "proto/spec/schedule.h"
+
+#define CAIRN_SPEC_TENSORS_MAX      1000000
+#define CAIRN_SPEC_GROUPS_MAX       1024
+#define CAIRN_SPEC_ELEMS_MAX        ((uint64_t)1 << 48) /* of all tensors together */
+#define CAIRN_SPEC_WORKERS_MAX      65536
+#define CAIRN_SPEC_CHUNK_LEAVES_MAX 256 /* 4 MiB of f32: CAIRN_CHUNK_PAYLOAD_MAX */
+#define CAIRN_SPEC_SPREAD_MAX       65536
+#define CAIRN_SPEC_WINDOW_MAX       1024
+#define CAIRN_SPEC_SCALE_MAX \
+    0x1p64 /* of a loss scale; the least is its inverse: beyond, fp32 would not hold a gradient */
+#define CAIRN_SPEC_HYPER_MAX        1e18 /* hyper-parameters, as in optimizer.h; betas: below 1 */
+#define CAIRN_SPEC_MICRO_MAX        65536
+#define CAIRN_SPEC_PATH_MAX         1023 /* bytes of init_from, without the terminating NUL */
+#define CAIRN_SPEC_CLIENT_STATE_MAX 65536
+#define CAIRN_SPEC_SKIPS_DEFAULT    100                 /* skips_max */
+#define CAIRN_SPEC_EVERY_MAX        ((uint64_t)1 << 48) /* snapshot_every */
+#define CAIRN_SPEC_KEEP_MAX         1000                /* snapshot_keep: as many as are listed */
+#define CAIRN_SPEC_LOSS_WAIT_S      300                 /* shard_loss_wait_s */
+#define CAIRN_SPEC_LOSS_WAIT_MAX_S  (30 * 86400)
+#define CAIRN_SPEC_FORMER_MAX       64 /* hashes of what a spec was before its amendments */
+
+/* What a round with a non-finite gradient does: SKIP changes nothing and goes on, FAIL reports
+ * CAIRN_ERR_NONFINITE to every worker. After an update that leaves what is not finite SKIP says so, and FAIL
+ * halts. */
+#ifndef CAIRN_NONFINITE_DEFINED /* cairn.h, which stands alone, has the same numbers */
+#define CAIRN_NONFINITE_DEFINED
+typedef enum cairn_nonfinite { CAIRN_NONFINITE_SKIP = 1, CAIRN_NONFINITE_FAIL = 2 } cairn_nonfinite;
+#endif
+
+/* FIXED never changes. DYNAMIC is halved when a round is skipped and doubled after growth_steps applied
+ * ones in a row, within its bounds. */
+#ifndef CAIRN_LOSS_SCALE_DEFINED
+#define CAIRN_LOSS_SCALE_DEFINED
+typedef enum cairn_loss_scale {
+    CAIRN_LOSS_SCALE_DEFAULT = 0, /* DYNAMIC if the scale is above 1, else FIXED */
+    CAIRN_LOSS_SCALE_FIXED = 1,
+    CAIRN_LOSS_SCALE_DYNAMIC = 2
+} cairn_loss_scale;
+#endif
+
+/* Who adds contributions up before they come to the shard that owns them. HOST: where workers of one host
+ * have a shard there, it adds up theirs first, in the order of their ranks, and the sums of the groups are
+ * added in the order of their least ranks (server/coordinator/round/groups.h): the result depends on it. */
+#ifndef CAIRN_GROUPS_DEFINED
+#define CAIRN_GROUPS_DEFINED
+typedef enum cairn_reduce_groups {
+    CAIRN_GROUPS_NONE = 0, /* nobody */
+    CAIRN_GROUPS_HOST = 1
+} cairn_reduce_groups;
+#endif
+
+/* What the coordinator does when a shard has lost its part of the job. */
+#ifndef CAIRN_SHARD_LOSS_DEFINED
+#define CAIRN_SHARD_LOSS_DEFINED
+typedef enum cairn_shard_loss {
+    CAIRN_SHARD_LOSS_WAIT = 0, /* for the part, or for an operator */
+    CAIRN_SHARD_LOSS_RESTORE_LATEST = 1
+} cairn_shard_loss;
+#endif
+
+/* What a tensor's parameters begin as, made on the shards (proto/spec/initializer.h says how). */
+#ifndef CAIRN_INIT_DEFINED
+#define CAIRN_INIT_DEFINED
+typedef enum cairn_init_kind {
+    CAIRN_INIT_NONE = 0, /* it is put */
+    CAIRN_INIT_ZEROS = 1,
+    CAIRN_INIT_ONES = 2,
+    CAIRN_INIT_CONSTANT = 3, /* a */
+    CAIRN_INIT_UNIFORM = 4,  /* from a to b, a below b */
+    CAIRN_INIT_NORMAL = 5    /* mean a, standard deviation b */
+} cairn_init_kind;
+struct cairn_init {
+    cairn_init_kind kind;
+    double a, b;
+    uint64_t seed; /* UNIFORM, NORMAL; below 2^63 */
+};
+#endif
+
+struct cairn_tensor_spec {
+    /* owned by the spec it stands in */
+    char *name;
+    char *unit;  /* tensors of a unit are fetched together */
+    char *group; /* of a trained tensor: the name of a group; "" in other kinds */
+    /* NULL: none. Else this is another name of that tensor, which is no alias itself, or of a box of it. It
+     * has no state, so kind is FROZEN and shape [0]; wire is the target's */
+    char *alias_of;
+    struct cairn_box *alias_box; /* of the target; NULL = all of it */
+
+    /* BLOB: opaque bytes, put, fetched, written and saved as they are: rank 1, wire and master U8, no init,
+     * no alias. Nothing else is U8 */
+    cairn_kind kind;
+    cairn_dtype wire, reduce, master;
+    struct cairn_shape shape;
+    bool whole;  /* placement: false = cut by rows, true = all of it on one shard */
+    bool frozen; /* of a trained one, by an amendment: as struct cairn_group_spec's */
+    struct cairn_init init;
+};
+
+/* Hyper-parameters shared by the trained tensors that name the group. Those that the optimizer does
+ * not use are still judged, so leave them at the defaults of cairn_spec_add_group's model,
+ * cairn_group_default(). */
+struct cairn_group_spec {
+    char *name;      /* owned by the spec it stands in */
+    char *optimizer; /* owned; "adamw", "adam", "sgd" */
+    double lr, beta1, beta2, eps, weight_decay, momentum;
+    bool nesterov;
+    /* by an amendment: its tensors keep what they are, and take no gradient. A worker cannot say it, so hash
+     * and diff leave it out */
+    bool frozen;
+    struct cairn_schedule schedule; /* of lr; the points are owned by the spec */
+};
+
+/* What the coordinator does for the job by itself: periodic.h and recovery.h there. Amendable. */
+struct cairn_policy {
+    uint64_t snapshot_every; /* steps; 0: no periodic snapshots */
+    uint64_t snapshot_keep;  /* so many periodic ones, the newest; 0: all */
+    cairn_shard_loss on_shard_loss;
+    /* a shard that is away for longer counts as lost; RESTORE_LATEST only */
+    uint32_t shard_loss_wait_s;
+};
+
+struct cairn_job_spec_data {
+    /* owned: freed by cairn_spec_release */
+    char *name; /* also the name of a folder: [A-Za-z0-9._-], not starting with '.' or '-' */
+    struct cairn_tensor_spec *tensors; /* [tensor_count] */
+    struct cairn_group_spec *groups;   /* [group_count] */
+    uint8_t (*former)
+        [32]; /* [former_count] hashes of this spec before its amendments, the first is that of
+                            * the job's creation. Not part of hash and diff */
+
+    /* owned: weights that the shards begin with (proto/safetensors/safetensors_folder.h) */
+    char *init_from;   /* an absolute path on their side; NULL: none */
+    char *init_prefix; /* a key PREFIX + NAME is taken for NAME, too; NULL: none */
+
+    size_t tensor_count, tensor_capacity;
+    size_t group_count, group_capacity;
+    size_t former_count;
+    double clip_norm;  /* of the global gradient norm; 0 = no clipping */
+    double loss_scale; /* at the start of the job; 1 = none */
+    /* 0 until canonicalized, or what the policy does not use */
+    cairn_loss_scale loss_scale_policy;
+    uint32_t loss_scale_growth_steps; /* DYNAMIC; 2000 */
+    double loss_scale_min,
+        loss_scale_max; /* DYNAMIC; 1 or loss_scale if that is below; loss_scale */
+    cairn_nonfinite on_nonfinite;
+    /* 0: one shard holds all of the state; a client adds up micro-batches and pushes once. 1: the state is
+     * cut over the shards; pushes once, too. 2: every micro-batch is pushed. 3: a client gives fetched units
+     * back after use as well */
+    uint32_t stage;
+    uint32_t micro_batches;    /* of a round, each worker: 1 to CAIRN_SPEC_MICRO_MAX */
+    uint32_t workers_min;      /* a round opens with at least so many */
+    uint32_t workers_max;      /* attached at a time; 0: no bound of the job's own */
+    uint32_t chunk_leaves;     /* leaves in a full chunk; 64 = 1 MiB of f32 */
+    uint32_t spread;           /* a unit stands on at most so many shards */
+    uint32_t window;           /* chunks in flight, per worker and shard */
+    bool init_nonfinite_ok;    /* init_from may have weights that are NaN or infinite */
+    uint32_t client_state_max; /* bytes that a trainer may give with a step; 0: none */
+    /* So many skipped rounds in a row that found the loss scale at its least, and no further one opens (until
+     * an amendment, a write or a restore); at least 1. Not to be amended */
+    uint32_t skips_max;
+    cairn_reduce_groups reduce_groups; /* not to be amended */
+    struct cairn_policy policy;
+    uint64_t revision;  /* counted by the coordinator; not part of hash and diff */
+    uint64_t amend_key; /* of the last amendment; 0: none. Likewise, and not in a manifest */
+};
+
+/* A spec without tensors and groups, all else at its default (stage 2); name NULL. Allocates nothing. */
+void cairn_spec_init(struct cairn_job_spec_data *spec);
+/* Frees what the spec owns and makes it as after init. */
+void cairn_spec_release(struct cairn_job_spec_data *spec);
+/* A deep copy; `copy_out` is init'ed by this call and set only on success. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_spec_copy(const struct cairn_job_spec_data *spec,
+                             struct cairn_job_spec_data *copy_out) CAIRN_MUST_CHECK;
+/* Copies the string in. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_spec_set_name(struct cairn_job_spec_data *spec,
+                                 const char *name) CAIRN_MUST_CHECK;
+/* Copies both in; NULL and "" are none. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_spec_set_init_from(struct cairn_job_spec_data *spec, const char *path,
+                                      const char *prefix) CAIRN_MUST_CHECK;
+/* Appends a copy of *tensor, strings and box included; a NULL unit becomes the tensor's name, a NULL
+ * group "". Not judged here. CAIRN_ERR_INVALID over the count limit or with a string NULL or longer than
+ * CAIRN_NAME_MAX, CAIRN_ERR_NO_MEMORY; then the spec is as before. */
+cairn_status cairn_spec_add_tensor(struct cairn_job_spec_data *spec,
+                                   const struct cairn_tensor_spec *tensor) CAIRN_MUST_CHECK;
+/* The same for a group; its schedule's points are copied, CAIRN_ERR_INVALID if there are too many. */
+cairn_status cairn_spec_add_group(struct cairn_job_spec_data *spec,
+                                  const struct cairn_group_spec *group) CAIRN_MUST_CHECK;
+/* Replaces all of the group but its name, its optimizer and `frozen` by copies of what `from` has. As
+ * cairn_spec_add_group; not judged. */
+cairn_status cairn_spec_set_group(struct cairn_job_spec_data *spec, size_t group,
+                                  const struct cairn_group_spec *from) CAIRN_MUST_CHECK;
+/* lr 1e-3, beta 0.9 and 0.999, eps 1e-8, weight_decay and momentum 0, constant; name and optimizer NULL. */
+struct cairn_group_spec cairn_group_default(void);
+/* Notes what the spec was: the oldest but the first is forgotten over CAIRN_SPEC_FORMER_MAX.
+ * CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_spec_add_former(struct cairn_job_spec_data *spec,
+                                   const uint8_t hash[32]) CAIRN_MUST_CHECK;
+/* True if the hash is one that the spec had before an amendment. */
+bool cairn_spec_was(const struct cairn_job_spec_data *spec, const uint8_t hash[32]);
+
+/* Sorts tensors and groups bytewise by name: afterwards an index means the same to everyone. Puts the
+ * defaults of the loss scale's policy, micro_batches, skips_max, shard_loss_wait_s where 0 is them. */
+void cairn_spec_canonicalize(struct cairn_job_spec_data *spec);
+/* Index of the tensor or group of that name in a canonical spec; SIZE_MAX if there is none. */
+size_t cairn_spec_find_tensor(const struct cairn_job_spec_data *spec, const char *name);
+size_t cairn_spec_find_group(const struct cairn_job_spec_data *spec, const char *name);
+
+bool cairn_policy_same(const struct cairn_policy *a, const struct cairn_policy *b);
+
+/* Judges everything this page promises of a spec, in any order of tensors: names (UTF-8, no control
+ * characters, unique), groups (known, used by a trained tensor), optimizers (one of `optimizers`, a
+ * NULL-terminated list), schedules, aliases, ranges, shapes, counts, and what this version supports
+ * (proto/spec/capability.h). CAIRN_ERR_INVALID or CAIRN_ERR_UNSUPPORTED; `why` (may be NULL) names field,
+ * value and what is allowed. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_spec_check(const struct cairn_job_spec_data *spec, const char *const *optimizers,
+                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Of a judged spec that is new, or amended: values that a rule cannot use. Those that are stored, by an older
+ * version, go on. CAIRN_ERR_INVALID with a sentence. */
+cairn_status cairn_spec_check_usable(const struct cairn_job_spec_data *spec,
+                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* The tensor that `tensor` is another name of, itself if it is none, of a judged canonical spec. */
+size_t cairn_spec_target(const struct cairn_job_spec_data *spec, size_t tensor);
+/* True if the shards make the tensor's initial state: nobody puts it. Never of a blob. */
+bool cairn_spec_has_origin(const struct cairn_job_spec_data *spec, size_t tensor);
+/* The same of every tensor that has elements: the job initializes itself. */
+bool cairn_spec_initializes_itself(const struct cairn_job_spec_data *spec);
+/* True if `name` may be a job's name (and so a folder's). */
+bool cairn_job_name_ok(const char *name);
+
+/* BLAKE2b-256 over what a worker says of a job, but its name (a snapshot may be restored under another):
+ * not over revision, former, amend_key and what is frozen. The same for any order of tensors and groups.
+ * Of a judged spec. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_spec_hash(const struct cairn_job_spec_data *spec,
+                             uint8_t hash_out[32]) CAIRN_MUST_CHECK;
+
+/* How many workers a job has may change from one launch to the next: a spec that wants n, no more and no
+ * fewer, goes with a job whose bounds allow n. Its copy with the bounds of the job then, else as it is:
+ * borrowed from both, not to be released. */
+struct cairn_job_spec_data cairn_spec_with_workers(const struct cairn_job_spec_data *spec,
+                                                   const struct cairn_job_spec_data *job);
+/* A worker of that spec is one of the job: it is what the job is, or what it was before an amendment. */
+bool cairn_spec_joins(const struct cairn_job_spec_data *spec,
+                      const struct cairn_job_spec_data *job) CAIRN_MUST_CHECK;
+/* Notes what the spec is now, as a former one: an amendment follows. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_spec_note_former(struct cairn_job_spec_data *spec) CAIRN_MUST_CHECK;
+
+/* The part of a content root (proto/store/digest_tree.h) that says how the learning rates go: over the names,
+ * schedules and `frozen` of sorted groups, and the names of frozen tensors. False if all are constant and
+ * none is frozen: nothing to say. */
+bool cairn_spec_schedules_hash(const struct cairn_job_spec_data *spec, uint8_t hash_out[32]);
+
+/* Lists how `here` (a worker's spec) differs from `there` (the servers'), a line each, without a
+ * newline: "tensor fc1.weight: shape [512,784] here, [256,784] on the servers". At most `lines_max`
+ * are given to `sink`, one more says how many there are beyond. Returns the number of differences,
+ * 0 = the same. Both canonical; allocates nothing. `sink` may be NULL with lines_max 0. */
+typedef void (*cairn_line_fn)(void *context, const char *line);
+size_t cairn_spec_diff(const struct cairn_job_spec_data *here,
+                       const struct cairn_job_spec_data *there, size_t lines_max,
+                       cairn_line_fn sink, void *context);
+
+#endif

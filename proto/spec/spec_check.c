@@ -1,0 +1,342 @@
+/* Judging a job spec: every rule of spec.h, one sentence each, no side effects. */
+#include "proto/base/text.h"
+#include "proto/spec/capability.h"
+#include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
+#include "proto/spec/spec_fields.h"
+#include "proto/spec/spec_names.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+bool cairn_job_name_ok(const char *name)
+{
+    static const char allowed[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+    if (name == NULL || name[0] == '\0' || name[0] == '.' || name[0] == '-') return false;
+    size_t length = strnlen(name, CAIRN_NAME_MAX + 1);
+    return length <= CAIRN_NAME_MAX && strspn(name, allowed) == length;
+}
+
+/* What a sentence may quote of a text that may be anything. */
+static const char *quotable(const char *text)
+{
+    return cairn_text_ok(text, CAIRN_NAME_MAX) ? text : "?";
+}
+
+/* What a policy does not use is 0; a scale that may never change is a fixed one. */
+static cairn_status check_loss_scale(const struct cairn_job_spec_data *spec,
+                                     struct cairn_sentence *why)
+{
+    const double start = spec->loss_scale, min = spec->loss_scale_min, max = spec->loss_scale_max;
+    if (spec->loss_scale_policy != CAIRN_LOSS_SCALE_DYNAMIC) {
+        if (spec->loss_scale_policy != CAIRN_LOSS_SCALE_DEFAULT) {
+            const cairn_status status = cairn_capability_check(
+                CAIRN_CAPABILITY_LOSS_SCALE, (int)spec->loss_scale_policy, "", why);
+            if (status != CAIRN_OK) return status;
+        }
+        if (min == 0 && max == 0 && spec->loss_scale_growth_steps == 0) return CAIRN_OK;
+        if (spec->loss_scale_policy == CAIRN_LOSS_SCALE_DEFAULT && start > 1) return CAIRN_OK;
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "loss_scale_policy is fixed: loss_scale_min %g, loss_scale_max %g and "
+                          "loss_scale_growth_steps %u have no effect; allowed: 0 (not set), or "
+                          "loss_scale_policy 2 (dynamic)",
+                          min, max, spec->loss_scale_growth_steps);
+    }
+    if (!(min == 0 || (min >= 1 / CAIRN_SPEC_SCALE_MAX && min <= start)) ||
+        !(max == 0 || (max >= start && max <= CAIRN_SPEC_SCALE_MAX))) {
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "loss_scale_min is %g, loss_scale_max %g; allowed: 0 (not set), or %g <= "
+                          "loss_scale_min <= loss_scale (%g) <= loss_scale_max <= %g",
+                          min, max, 1 / CAIRN_SPEC_SCALE_MAX, start, CAIRN_SPEC_SCALE_MAX);
+    }
+    const double low = min != 0 ? min : start < 1 ? start : 1, high = max != 0 ? max : start;
+    if (low < high) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_INVALID,
+                      "loss_scale_policy is dynamic, but from loss_scale_min %g to loss_scale_max "
+                      "%g there is no room; allowed: loss_scale above 1 (65536, say), or bounds",
+                      low, high);
+}
+
+/* What would have no effect is refused. */
+static cairn_status check_policy(const struct cairn_policy *p, struct cairn_sentence *why)
+{
+    if (p->snapshot_keep > 0 && p->snapshot_every == 0)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "snapshot_keep is %llu, and without snapshot_every there are no periodic "
+                          "snapshots; allowed: 0, or give snapshot_every",
+                          (unsigned long long)p->snapshot_keep);
+    if (p->shard_loss_wait_s != CAIRN_SPEC_LOSS_WAIT_S && p->on_shard_loss == CAIRN_SHARD_LOSS_WAIT)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "shard_loss_wait_s is %u, and with on_shard_loss wait it has no effect; "
+                          "allowed: 0, or on_shard_loss 1 (restore-latest)",
+                          p->shard_loss_wait_s);
+    return CAIRN_OK;
+}
+
+static cairn_status check_job(const struct cairn_job_spec_data *spec, struct cairn_sentence *why)
+{
+    if (!cairn_job_name_ok(spec->name)) {
+        return cairn_fail(
+            why, CAIRN_ERR_INVALID,
+            "job name \"%s\": allowed are 1 to %d of A-Z a-z 0-9 . _ -, first no . or -",
+            quotable(spec->name), CAIRN_NAME_MAX);
+    }
+    cairn_status status = cairn_spec_count_check("the number of ", "tensors", spec->tensor_count, 1,
+                                                 CAIRN_SPEC_TENSORS_MAX, why);
+    if (status == CAIRN_OK)
+        status = cairn_spec_count_check("the number of ", "groups", spec->group_count, 0,
+                                        CAIRN_SPEC_GROUPS_MAX, why);
+    if (status == CAIRN_OK) status = cairn_spec_fields_check(&cairn_spec_fields, spec, "", why);
+    if (status == CAIRN_OK && spec->workers_max != 0)
+        status = cairn_spec_count_check("", "workers_max", spec->workers_max, spec->workers_min,
+                                        CAIRN_SPEC_WORKERS_MAX, why);
+    if (status == CAIRN_OK) status = check_policy(&spec->policy, why);
+    return status == CAIRN_OK ? check_loss_scale(spec, why) : status;
+}
+
+static bool listed(const char *const *names, const char *name)
+{
+    for (; *names != NULL; names++) {
+        if (strcmp(*names, name) == 0) return true;
+    }
+    return false;
+}
+
+/* "adamw, adam, sgd", cut to fit. */
+static void join(const char *const *names, char text[static 200])
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (size_t i = 0; names[i] != NULL && used < 200; i++) {
+        used += (size_t)snprintf(text + used, 200 - used, "%s%s", i > 0 ? ", " : "", names[i]);
+    }
+}
+
+static cairn_status check_group(const struct cairn_group_spec *g, const char *const *optimizers,
+                                struct cairn_sentence *why)
+{
+    cairn_status status = cairn_text_check("a group's name", g->name, CAIRN_NAME_MAX, why);
+    if (status != CAIRN_OK) return status;
+    if (g->optimizer == NULL || !listed(optimizers, g->optimizer)) {
+        char known[200];
+        join(optimizers, known);
+        return cairn_fail(why, CAIRN_ERR_UNSUPPORTED,
+                          "group \"%s\": there is no optimizer \"%s\"; known: %s", g->name,
+                          quotable(g->optimizer), known);
+    }
+    char subject[CAIRN_NAME_MAX + 16];
+    snprintf(subject, sizeof subject, "group \"%s\": ", g->name);
+    status = cairn_spec_fields_check(&cairn_group_fields, g, subject, why);
+    if (status != CAIRN_OK) return status;
+    if (g->nesterov && g->momentum <= 0) {
+        return cairn_fail(why, CAIRN_ERR_INVALID, "group \"%s\": nesterov needs a momentum above 0",
+                          g->name);
+    }
+    return cairn_schedule_check(&g->schedule, g->lr, g->name, why);
+}
+
+static cairn_status check_choices(const struct cairn_tensor_spec *t, struct cairn_sentence *why)
+{
+    const struct {
+        enum cairn_capability_field field;
+        int value;
+    } choices[] = {
+        { CAIRN_CAPABILITY_KIND, (int)t->kind },     { CAIRN_CAPABILITY_WIRE, (int)t->wire },
+        { CAIRN_CAPABILITY_REDUCE, (int)t->reduce }, { CAIRN_CAPABILITY_MASTER, (int)t->master },
+        { CAIRN_CAPABILITY_PLACE, (int)t->whole },   { CAIRN_CAPABILITY_INIT, (int)t->init.kind },
+    };
+    char subject[CAIRN_NAME_MAX + 16];
+    snprintf(subject, sizeof subject, "tensor \"%s\": ", t->name);
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; i < sizeof choices / sizeof choices[0] && status == CAIRN_OK; i++) {
+        status = cairn_capability_check(choices[i].field, choices[i].value, subject, why);
+    }
+    return status;
+}
+
+/* The numbers of an initializer; they become fp32 on the shards. */
+static cairn_status check_init(const struct cairn_tensor_spec *t, struct cairn_sentence *why)
+{
+    const struct cairn_init *init = &t->init;
+    const bool random = init->kind == CAIRN_INIT_UNIFORM || init->kind == CAIRN_INIT_NORMAL;
+    const bool uses_a = random || init->kind == CAIRN_INIT_CONSTANT;
+    const char *rule = NULL;
+    if (!(fabs(init->a) <= (double)FLT_MAX) || !(fabs(init->b) <= (double)FLT_MAX) ||
+        init->seed > INT64_MAX)
+        rule = "a and b finite in fp32, seed below 2^63";
+    else if ((!uses_a && init->a != 0) || (!random && (init->b != 0 || init->seed != 0)))
+        rule = "what the initializer does not use is 0";
+    else if (init->kind == CAIRN_INIT_UNIFORM && !(init->a < init->b))
+        rule = "a below b";
+    else if (init->kind == CAIRN_INIT_NORMAL && !(init->b > 0))
+        rule = "b, the standard deviation, above 0";
+    if (rule == NULL) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_INVALID,
+                      "tensor \"%s\": init is %s with a %g, b %g, seed %llu; allowed: %s", t->name,
+                      cairn_capability_name(CAIRN_CAPABILITY_INIT, (int)init->kind), init->a,
+                      init->b, (unsigned long long)init->seed, rule);
+}
+
+/* What does not go together; a blob is bytes and nothing else is: no number is ever made of them. */
+static cairn_status check_pairs(const struct cairn_tensor_spec *t, struct cairn_sentence *why)
+{
+    if (t->alias_of != NULL) return CAIRN_OK; // it has the wire of its target
+    const struct cairn_refusal *refused = cairn_combination_refused(CAIRN_COMBINATION_OF_TENSOR, t);
+    const char *rule = refused != NULL ? refused->why : NULL;
+    if (t->kind == CAIRN_BLOB && (t->wire != CAIRN_U8 || t->master != CAIRN_U8))
+        rule = "a blob is bytes: wire and master 5 (u8)";
+    else if (t->kind == CAIRN_BLOB && t->shape.rank != 1)
+        rule = "a blob is bytes in a row: rank 1, shape [bytes]";
+    if (rule == NULL) return CAIRN_OK;
+    return cairn_fail(why, refused != NULL ? refused->status : CAIRN_ERR_INVALID,
+                      "tensor \"%s\": kind is %s, wire %s, master %s, rank %u; allowed: %s",
+                      t->name, cairn_capability_name(CAIRN_CAPABILITY_KIND, (int)t->kind),
+                      cairn_dtype_name((int)t->wire), cairn_dtype_name((int)t->master),
+                      t->shape.rank, rule);
+}
+
+/* Adds the tensor's elements to *elems. */
+static cairn_status check_shape(const struct cairn_tensor_spec *t, uint64_t *elems,
+                                struct cairn_sentence *why)
+{
+    if (cairn_shape_check(&t->shape) != CAIRN_OK) {
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "tensor \"%s\": rank %u or its number of elements is over the limits "
+                          "(rank %d, 2^48 elements)",
+                          t->name, t->shape.rank, CAIRN_RANK_MAX);
+    }
+    const uint64_t own = cairn_geometry_of(&t->shape).elems;
+    if (own > CAIRN_SPEC_ELEMS_MAX - *elems) {
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "tensor \"%s\": with it the job has more than 2^48 elements", t->name);
+    }
+    *elems += own;
+    return CAIRN_OK;
+}
+
+/* The groups of a spec sorted by name, so that a million tensors find theirs quickly. */
+struct group_table {
+    const struct cairn_group_spec *group[CAIRN_SPEC_GROUPS_MAX];
+    bool used[CAIRN_SPEC_GROUPS_MAX];
+    size_t count;
+};
+
+static int group_order(const void *a, const void *b)
+{
+    const struct cairn_group_spec *const *x = a, *const *y = b;
+    return strcmp((*x)->name, (*y)->name);
+}
+
+static cairn_status list_groups(const struct cairn_job_spec_data *spec, struct group_table *table,
+                                struct cairn_sentence *why)
+{
+    table->count = spec->group_count;
+    for (size_t i = 0; i < table->count; i++) {
+        table->group[i] = &spec->groups[i];
+        table->used[i] = false;
+    }
+    if (table->count > 1) qsort(table->group, table->count, sizeof table->group[0], group_order);
+    for (size_t i = 1; i < table->count; i++) {
+        if (group_order(&table->group[i - 1], &table->group[i]) != 0) continue;
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "two groups have the name \"%s\"; names are unique in a job",
+                          table->group[i]->name);
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status check_membership(const struct cairn_tensor_spec *t, struct group_table *table,
+                                     struct cairn_sentence *why)
+{
+    if (t->kind != CAIRN_TRAINED && t->frozen)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "tensor \"%s\": it is not trained, so it cannot be frozen", t->name);
+    if (t->kind != CAIRN_TRAINED) return CAIRN_OK;
+    const struct cairn_group_spec key = { .name = t->group }, *key_at = &key;
+    const struct cairn_group_spec **found = NULL;
+    if (t->group != NULL && table->count > 0) {
+        found = bsearch(&key_at, table->group, table->count, sizeof table->group[0], group_order);
+    }
+    if (found == NULL) {
+        return cairn_fail(why, CAIRN_ERR_INVALID, "tensor \"%s\": its group \"%s\" is not declared",
+                          t->name, quotable(t->group));
+    }
+    table->used[found - table->group] = true;
+    return CAIRN_OK;
+}
+
+static cairn_status check_tensor_names(const struct cairn_job_spec_data *spec, size_t i,
+                                       struct cairn_sentence *why)
+{
+    const struct cairn_tensor_spec *t = &spec->tensors[i];
+    char what[CAIRN_NAME_MAX + 32];
+    snprintf(what, sizeof what, "the name of tensor number %zu", i);
+    cairn_status status = cairn_text_check(what, t->name, CAIRN_NAME_MAX, why);
+    if (status != CAIRN_OK) return status;
+    if (strcmp(t->name, "__metadata__") == 0)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "%s is reserved: safetensors files keep \"__metadata__\" for themselves; "
+                          "choose another",
+                          what);
+    snprintf(what, sizeof what, "tensor \"%s\": its unit", t->name);
+    return cairn_text_check(what, t->unit, CAIRN_NAME_MAX, why);
+}
+
+static cairn_status check_tensors(const struct cairn_job_spec_data *spec, struct group_table *table,
+                                  struct cairn_sentence *why)
+{
+    uint64_t elems = 0;
+    for (size_t i = 0; i < spec->tensor_count; i++) {
+        const struct cairn_tensor_spec *t = &spec->tensors[i];
+        cairn_status status = check_tensor_names(spec, i, why);
+        if (status == CAIRN_OK) status = check_choices(t, why);
+        if (status == CAIRN_OK) status = check_init(t, why);
+        if (status == CAIRN_OK) status = check_pairs(t, why);
+        if (status == CAIRN_OK) status = check_shape(t, &elems, why);
+        if (status == CAIRN_OK) status = check_membership(t, table, why);
+        if (status != CAIRN_OK) return status;
+    }
+    for (size_t i = 0; i < table->count; i++) {
+        if (table->used[i]) continue;
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "group \"%s\" has no trained tensor: a pattern that matched nothing? "
+                          "Remove the group or name it in a tensor",
+                          table->group[i]->name);
+    }
+    return CAIRN_OK;
+}
+
+cairn_status cairn_spec_check(const struct cairn_job_spec_data *spec, const char *const *optimizers,
+                              struct cairn_sentence *why)
+{
+    struct group_table table;
+    cairn_status status = check_job(spec, why);
+    if (status == CAIRN_OK) status = cairn_spec_check_origin(spec, why);
+    for (size_t i = 0; i < spec->group_count && status == CAIRN_OK; i++) {
+        status = check_group(&spec->groups[i], optimizers, why);
+    }
+    if (status == CAIRN_OK) status = list_groups(spec, &table, why);
+    if (status == CAIRN_OK) status = check_tensors(spec, &table, why);
+    if (status == CAIRN_OK) status = cairn_spec_check_names(spec, why);
+    return status;
+}
+
+cairn_status cairn_spec_check_usable(const struct cairn_job_spec_data *spec,
+                                     struct cairn_sentence *why)
+{
+    for (size_t i = 0; i < spec->group_count; i++) {
+        const struct cairn_group_spec *g = &spec->groups[i];
+        const struct cairn_hyper_info *eps = cairn_optimizer_hyper(
+            cairn_optimizer_by_name(g->optimizer), "eps");
+        if (eps == NULL || !eps->divides || (float)g->eps > 0) continue;
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "group \"%s\": eps is %g, and %s divides by it, as fp32: parameters "
+                          "would become NaN (CAIRN_GROUP_INIT has %g)",
+                          g->name, g->eps, g->optimizer, eps->value_default);
+    }
+    return CAIRN_OK;
+}

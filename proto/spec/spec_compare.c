@@ -1,0 +1,452 @@
+/* Comparing job specs: the hash (are they the same?) and the list of differences (in what not?). */
+#include "proto/spec/capability.h"
+#include "proto/spec/spec.h"
+#include "proto/spec/spec_fields.h"
+
+#include <inttypes.h>
+#include <sodium.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- the hash ---- */
+
+static void hash_number(crypto_generichash_state *state, uint64_t value)
+{
+    uint8_t bytes[8];
+    for (size_t i = 0; i < 8; i++) bytes[i] = (uint8_t)(value >> (8 * i));
+    crypto_generichash_update(state, bytes, sizeof bytes);
+}
+
+static void hash_double(crypto_generichash_state *state, double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    hash_number(state, bits);
+}
+
+static void hash_text(crypto_generichash_state *state, const char *text)
+{
+    hash_number(state, strlen(text)); // the length first: no two lists have the same bytes
+    crypto_generichash_update(state, (const uint8_t *)text, strlen(text));
+}
+
+static void hash_alias(crypto_generichash_state *state, const struct cairn_tensor_spec *t)
+{
+    const struct cairn_box *box = t->alias_box;
+    hash_text(state, t->alias_of);
+    hash_number(state, box != NULL ? box->rank : UINT64_MAX); // all of it: no box
+    for (uint32_t d = 0; box != NULL && d < box->rank; d++) {
+        hash_number(state, box->start[d]);
+        hash_number(state, box->extent[d]);
+    }
+}
+
+static void hash_tensor(crypto_generichash_state *state, const struct cairn_tensor_spec *t)
+{
+    hash_text(state, t->name);
+    hash_text(state, t->unit);
+    hash_text(state, t->group);
+    hash_number(state, (uint64_t)t->kind);
+    hash_number(state, (uint64_t)t->wire);
+    hash_number(state, (uint64_t)t->reduce);
+    hash_number(state, (uint64_t)t->master);
+    hash_number(state, t->whole);
+    hash_number(state, t->shape.rank);
+    for (uint32_t d = 0; d < t->shape.rank; d++) hash_number(state, t->shape.dim[d]);
+    hash_number(state, (uint64_t)t->init.kind);
+    hash_double(state, t->init.a);
+    hash_double(state, t->init.b);
+    hash_number(state, t->init.seed);
+    hash_number(state, t->alias_of != NULL);
+    if (t->alias_of != NULL) hash_alias(state, t);
+}
+
+/* Those that every spec has. */
+static void hash_fields(crypto_generichash_state *state, const struct cairn_spec_table *table,
+                        const void *from)
+{
+    for (size_t i = 0; i < table->count; i++)
+        if (table->fields[i].part < CAIRN_SPEC_LATER)
+            hash_number(state, cairn_spec_field_bits(&table->fields[i], from));
+}
+
+static void hash_schedule(crypto_generichash_state *state, const struct cairn_schedule *s)
+{
+    hash_number(state, (uint64_t)s->kind);
+    hash_fields(state, &cairn_schedule_fields, s);
+    hash_number(state, s->point_count);
+    for (size_t i = 0; i < s->point_count; i++) {
+        hash_number(state, s->points[i].step);
+        hash_double(state, s->points[i].factor);
+    }
+}
+
+static void hash_group(crypto_generichash_state *state, const struct cairn_group_spec *g)
+{
+    hash_text(state, g->name);
+    hash_text(state, g->optimizer);
+    struct cairn_group_spec fields = *g;                          // borrows all of it
+    if (g->schedule.kind == CAIRN_SCHEDULE_DRIVEN) fields.lr = 0; // it begins where it likes
+    hash_fields(state, &cairn_group_fields, &fields);
+    hash_schedule(state, &g->schedule);
+}
+
+/* The rows from `first` that are one thing in the hash; returns the row behind them. */
+static size_t hash_later(crypto_generichash_state *state, size_t first,
+                         const struct cairn_job_spec_data *spec)
+{
+    const struct cairn_spec_field *fields = cairn_spec_fields.fields;
+    const bool is_policy = fields[first].part == CAIRN_SPEC_POLICY;
+    bool any = false;
+    size_t end = first + 1;
+    while (is_policy && end < cairn_spec_fields.count && fields[end].part == CAIRN_SPEC_POLICY)
+        end++;
+    for (size_t i = first; i < end; i++)
+        any = any || !cairn_spec_field_is_default(&fields[i], spec);
+    if (!any) return end; // the hash is what it was before there were these
+    hash_text(state, is_policy ? "policy" : fields[first].name);
+    for (size_t i = first; i < end; i++)
+        if (fields[i].kind != CAIRN_SPEC_FLAG)
+            hash_number(state, cairn_spec_field_bits(&fields[i], spec));
+    return end;
+}
+
+static void hash_canonical(const struct cairn_job_spec_data *spec, uint8_t hash_out[32])
+{
+    crypto_generichash_state state;
+    crypto_generichash_init(&state, NULL, 0, 32);
+    hash_text(&state, "cairn job spec 2");
+    hash_fields(&state, &cairn_spec_fields, spec);
+    hash_text(&state, spec->init_from != NULL ? spec->init_from : "");
+    hash_text(&state, spec->init_prefix != NULL ? spec->init_prefix : "");
+    hash_number(&state, spec->group_count);
+    for (size_t i = 0; i < spec->group_count; i++) hash_group(&state, &spec->groups[i]);
+    hash_number(&state, spec->tensor_count);
+    for (size_t i = 0; i < spec->tensor_count; i++) hash_tensor(&state, &spec->tensors[i]);
+    for (size_t i = 0; i < cairn_spec_fields.count;)
+        i = cairn_spec_fields.fields[i].part < CAIRN_SPEC_LATER ? i + 1
+                                                                : hash_later(&state, i, spec);
+    crypto_generichash_final(&state, hash_out, 32);
+}
+
+cairn_status cairn_spec_hash(const struct cairn_job_spec_data *spec, uint8_t hash_out[32])
+{
+    struct cairn_job_spec_data sorted;
+    cairn_status status = cairn_spec_copy(spec, &sorted);
+    if (status != CAIRN_OK) return status;
+    cairn_spec_canonicalize(&sorted);
+    hash_canonical(&sorted, hash_out);
+    cairn_spec_release(&sorted);
+    return CAIRN_OK;
+}
+
+bool cairn_spec_schedules_hash(const struct cairn_job_spec_data *spec, uint8_t hash_out[32])
+{
+    crypto_generichash_state state;
+    bool any = false;
+    crypto_generichash_init(&state, NULL, 0, 32);
+    hash_text(&state, "cairn schedules 1");
+    for (size_t i = 0; i < spec->group_count; i++) {
+        const struct cairn_group_spec *g = &spec->groups[i];
+        any |= g->frozen || g->schedule.kind != CAIRN_SCHEDULE_CONSTANT ||
+               g->schedule.warmup_steps != 0;
+        hash_text(&state, g->name);
+        hash_number(&state, g->frozen);
+        hash_schedule(&state, &g->schedule);
+    }
+    for (size_t i = 0; i < spec->tensor_count; i++) {
+        if (!spec->tensors[i].frozen) continue;
+        any = true;
+        hash_text(&state, spec->tensors[i].name);
+    }
+    crypto_generichash_final(&state, hash_out, 32);
+    return any;
+}
+
+/* ---- the differences ---- */
+
+struct diff {
+    size_t found, lines_max;
+    cairn_line_fn sink;
+    void *context;
+};
+
+__attribute__((format(printf, 2, 3))) static void differ(struct diff *diff, const char *fmt, ...)
+{
+    if (diff->found++ >= diff->lines_max) return;
+    char line[2000]; // two names, two aliases and some words
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(line, sizeof line, fmt, args);
+    va_end(args);
+    diff->sink(diff->context, line);
+}
+
+/* "[512,784]"; "[]" for a scalar. */
+static const char *shape_text(const struct cairn_shape *shape, char text[static 180])
+{
+    size_t used = (size_t)snprintf(text, 180, "[");
+    for (uint32_t d = 0; d < shape->rank; d++) {
+        used += (size_t)snprintf(text + used, 180 - used, "%s%" PRIu64, d > 0 ? "," : "",
+                                 shape->dim[d]);
+    }
+    snprintf(text + used, 180 - used, "]");
+    return text;
+}
+
+static bool same_shape(const struct cairn_shape *a, const struct cairn_shape *b)
+{
+    return a->rank == b->rank && memcmp(a->dim, b->dim, a->rank * sizeof a->dim[0]) == 0;
+}
+
+static void differ_text(struct diff *diff, const char *tensor, const char *field, const char *here,
+                        const char *there)
+{
+    if (strcmp(here, there) == 0) return;
+    differ(diff, "tensor %s: %s %s here, %s on the servers", tensor, field, here, there);
+}
+
+static void differ_dtype(struct diff *diff, const char *tensor, const char *field, cairn_dtype here,
+                         cairn_dtype there)
+{
+    differ_text(diff, tensor, field, cairn_dtype_name((int)here), cairn_dtype_name((int)there));
+}
+
+/* "no alias"; "alias of wte [0,8)x[0,4)", without the box for all of it. */
+static const char *alias_text(const struct cairn_tensor_spec *t, char text[static 700])
+{
+    const struct cairn_box *box = t->alias_box;
+    if (t->alias_of == NULL) return "no alias";
+    size_t used = (size_t)snprintf(text, 700, "alias of %s", t->alias_of);
+    for (uint32_t d = 0; box != NULL && d < box->rank && used < 700; d++) {
+        used += (size_t)snprintf(text + used, 700 - used, "%s[%" PRIu64 ",%" PRIu64 ")",
+                                 d > 0 ? "x" : " ", box->start[d], box->start[d] + box->extent[d]);
+    }
+    return text;
+}
+
+/* "put"; "uniform(-0.1, 0.1, seed 7)". */
+static const char *init_text(const struct cairn_init *init, char text[static 180])
+{
+    const char *name = cairn_capability_name(CAIRN_CAPABILITY_INIT, (int)init->kind);
+    if (init->kind == CAIRN_INIT_NONE) return "put";
+    snprintf(text, 180, "%s(%.17g, %.17g, seed %" PRIu64 ")", name, init->a, init->b, init->seed);
+    return text;
+}
+
+static void diff_tensor(struct diff *diff, const struct cairn_tensor_spec *here,
+                        const struct cairn_tensor_spec *there)
+{
+    char a[180], b[180], alias_a[700], alias_b[700];
+    if (!same_shape(&here->shape, &there->shape)) {
+        differ_text(diff, here->name, "shape", shape_text(&here->shape, a),
+                    shape_text(&there->shape, b));
+    }
+    differ_text(diff, here->name, "kind",
+                cairn_capability_name(CAIRN_CAPABILITY_KIND, (int)here->kind),
+                cairn_capability_name(CAIRN_CAPABILITY_KIND, (int)there->kind));
+    differ_dtype(diff, here->name, "wire dtype", here->wire, there->wire);
+    differ_dtype(diff, here->name, "reduce dtype", here->reduce, there->reduce);
+    differ_dtype(diff, here->name, "master dtype", here->master, there->master);
+    differ_text(diff, here->name, "group", here->group, there->group);
+    differ_text(diff, here->name, "unit", here->unit, there->unit);
+    differ_text(diff, here->name, "placement", here->whole ? "whole" : "rows",
+                there->whole ? "whole" : "rows");
+    differ_text(diff, here->name, "alias", alias_text(here, alias_a), alias_text(there, alias_b));
+    differ_text(diff, here->name, "initial state", init_text(&here->init, a),
+                init_text(&there->init, b));
+}
+
+static void differ_number(struct diff *diff, const char *noun, const char *name, const char *field,
+                          double here, double there)
+{
+    differ(diff, "%s %s: %s %.17g here, %.17g on the servers", noun, name, field, here, there);
+}
+
+static void diff_fields(struct diff *diff, const struct cairn_spec_table *table, const char *noun,
+                        const char *name, const void *here, const void *there)
+{
+    for (size_t i = 0; i < table->count; i++) {
+        const struct cairn_spec_field *field = &table->fields[i];
+        const uint64_t mine = cairn_spec_field_bits(field, here);
+        const uint64_t theirs = cairn_spec_field_bits(field, there);
+        if (mine == theirs) continue;
+        if (field->kind == CAIRN_SPEC_CHOICE)
+            differ(diff, "%s %s: %s %s here, %s on the servers", noun, name, field->name,
+                   cairn_capability_name(field->capability, (int)mine),
+                   cairn_capability_name(field->capability, (int)theirs));
+        else
+            differ_number(diff, noun, name, field->name, cairn_spec_field_number(field, here),
+                          cairn_spec_field_number(field, there));
+    }
+}
+
+/* The first point that is not the same, since a table may have a thousand. */
+static void diff_points(struct diff *diff, const char *group, const struct cairn_schedule *here,
+                        const struct cairn_schedule *there)
+{
+    if (here->point_count != there->point_count)
+        differ_number(diff, "group", group, "point_count", (double)here->point_count,
+                      (double)there->point_count);
+    for (size_t i = 0; i < here->point_count && i < there->point_count; i++) {
+        const struct cairn_schedule_point *a = &here->points[i], *b = &there->points[i];
+        if (a->step == b->step && memcmp(&a->factor, &b->factor, sizeof a->factor) == 0) continue;
+        differ(diff,
+               "group %s: point %zu is (%" PRIu64 ", %.17g) here, (%" PRIu64
+               ", %.17g) on the servers",
+               group, i, a->step, a->factor, b->step, b->factor);
+        return;
+    }
+}
+
+static void diff_schedule(struct diff *diff, const char *group, const struct cairn_schedule *here,
+                          const struct cairn_schedule *there)
+{
+    if (here->kind != there->kind) {
+        differ(diff, "group %s: schedule %s here, %s on the servers", group,
+               cairn_schedule_name((int)here->kind), cairn_schedule_name((int)there->kind));
+    }
+    diff_fields(diff, &cairn_schedule_fields, "group", group, here, there);
+    diff_points(diff, group, here, there);
+}
+
+static void diff_group(struct diff *diff, const struct cairn_group_spec *here,
+                       const struct cairn_group_spec *there)
+{
+    if (strcmp(here->optimizer, there->optimizer) != 0) {
+        differ(diff, "group %s: optimizer %s here, %s on the servers", here->name, here->optimizer,
+               there->optimizer);
+    }
+    struct cairn_group_spec mine = *here; // borrows all of it
+    if (here->schedule.kind == CAIRN_SCHEDULE_DRIVEN && there->schedule.kind == here->schedule.kind)
+        mine.lr = there->lr; // each begins where it likes
+    diff_fields(diff, &cairn_group_fields, "group", here->name, &mine, there);
+    diff_schedule(diff, here->name, &here->schedule, &there->schedule);
+}
+
+/* NULL is none. */
+static void differ_path(struct diff *diff, const char *job, const char *field, const char *here,
+                        const char *there)
+{
+    if (here == NULL) here = "";
+    if (there == NULL) there = "";
+    if (strcmp(here, there) == 0) return;
+    differ(diff, "job %s: %s \"%s\" here, \"%s\" on the servers", job, field, here, there);
+}
+
+static void diff_job(struct diff *diff, const struct cairn_job_spec_data *here,
+                     const struct cairn_job_spec_data *there)
+{
+    if (strcmp(here->name, there->name) != 0) {
+        differ(diff, "job: name %s here, %s on the servers", here->name, there->name);
+    }
+    const char *job = there->name;
+    diff_fields(diff, &cairn_spec_fields, "job", job, here, there);
+    differ_path(diff, job, "init_from", here->init_from, there->init_from);
+    differ_path(diff, job, "init_prefix", here->init_prefix, there->init_prefix);
+}
+
+/* Which of two sorted lists has the smaller next name: < 0 here, > 0 there, 0 both the same. */
+static int merge_order(const char *here, const char *there)
+{
+    if (here == NULL) return 1;
+    if (there == NULL) return -1;
+    return strcmp(here, there);
+}
+
+static void diff_groups(struct diff *diff, const struct cairn_job_spec_data *here,
+                        const struct cairn_job_spec_data *there)
+{
+    for (size_t i = 0, j = 0; i < here->group_count || j < there->group_count;) {
+        const struct cairn_group_spec *a = i < here->group_count ? &here->groups[i] : NULL;
+        const struct cairn_group_spec *b = j < there->group_count ? &there->groups[j] : NULL;
+        const int order = merge_order(a != NULL ? a->name : NULL, b != NULL ? b->name : NULL);
+        if (order < 0) differ(diff, "group %s: here, but not on the servers", a->name);
+        if (order > 0) differ(diff, "group %s: missing here, it is on the servers", b->name);
+        if (order == 0) diff_group(diff, a, b);
+        i += order <= 0;
+        j += order >= 0;
+    }
+}
+
+static void diff_tensors(struct diff *diff, const struct cairn_job_spec_data *here,
+                         const struct cairn_job_spec_data *there)
+{
+    for (size_t i = 0, j = 0; i < here->tensor_count || j < there->tensor_count;) {
+        const struct cairn_tensor_spec *a = i < here->tensor_count ? &here->tensors[i] : NULL;
+        const struct cairn_tensor_spec *b = j < there->tensor_count ? &there->tensors[j] : NULL;
+        const int order = merge_order(a != NULL ? a->name : NULL, b != NULL ? b->name : NULL);
+        if (order < 0) differ(diff, "tensor %s: here, but not on the servers", a->name);
+        if (order > 0) differ(diff, "tensor %s: missing here, it is on the servers", b->name);
+        if (order == 0) diff_tensor(diff, a, b);
+        i += order <= 0;
+        j += order >= 0;
+    }
+}
+
+size_t cairn_spec_diff(const struct cairn_job_spec_data *here,
+                       const struct cairn_job_spec_data *there, size_t lines_max,
+                       cairn_line_fn sink, void *context)
+{
+    struct diff diff = { .lines_max = lines_max, .sink = sink, .context = context };
+    diff_job(&diff, here, there);
+    diff_groups(&diff, here, there);
+    diff_tensors(&diff, here, there);
+    if (diff.found > lines_max && sink != NULL) {
+        char line[64];
+        snprintf(line, sizeof line, "and %zu more differences", diff.found - lines_max);
+        sink(context, line);
+    }
+    return diff.found;
+}
+
+/* ---- what joins what ---- */
+
+bool cairn_policy_same(const struct cairn_policy *a, const struct cairn_policy *b)
+{
+    _Static_assert(sizeof *a == 2 * sizeof(uint64_t) + 2 * sizeof(uint32_t), "no padding");
+    return memcmp(a, b, sizeof *a) == 0;
+}
+
+struct cairn_job_spec_data cairn_spec_with_workers(const struct cairn_job_spec_data *spec,
+                                                   const struct cairn_job_spec_data *job)
+{
+    struct cairn_job_spec_data copy = *spec;
+    const uint32_t n = spec->workers_max;
+    if (n == spec->workers_min && n >= job->workers_min &&
+        (job->workers_max == 0 || n <= job->workers_max)) {
+        copy.workers_min = job->workers_min;
+        copy.workers_max = job->workers_max;
+    }
+    return copy;
+}
+
+/* Of the spec with any number of workers. */
+static cairn_status hash_without_workers(const struct cairn_job_spec_data *spec,
+                                         uint8_t hash_out[32])
+{
+    struct cairn_job_spec_data copy = *spec; // borrows all of it
+    copy.workers_min = copy.workers_max = 0;
+    return cairn_spec_hash(&copy, hash_out);
+}
+
+bool cairn_spec_joins(const struct cairn_job_spec_data *spec, const struct cairn_job_spec_data *job)
+{
+    uint8_t hash[32];
+    const struct cairn_job_spec_data mine = cairn_spec_with_workers(spec, job);
+    if (cairn_spec_diff(&mine, job, 0, NULL, NULL) == 0) return true;
+    if (job->former_count == 0) return false;
+    if (cairn_spec_hash(spec, hash) == CAIRN_OK && cairn_spec_was(job, hash)) return true;
+    return mine.workers_min == job->workers_min && mine.workers_max == job->workers_max &&
+           hash_without_workers(spec, hash) == CAIRN_OK && cairn_spec_was(job, hash);
+}
+
+cairn_status cairn_spec_note_former(struct cairn_job_spec_data *spec)
+{
+    uint8_t hash[32];
+    cairn_status status = cairn_spec_hash(spec, hash);
+    if (status == CAIRN_OK) status = cairn_spec_add_former(spec, hash);
+    if (status == CAIRN_OK) status = hash_without_workers(spec, hash);
+    return status == CAIRN_OK ? cairn_spec_add_former(spec, hash) : status;
+}

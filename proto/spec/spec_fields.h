@@ -1,0 +1,128 @@
+/* The scalars of a job's spec, a row each. From these rows come the defaults, the judgement, the hash, the
+ * list of differences, the message, the manifest, what `cairn job show` prints as JSON and what is taken of
+ * cairn.h. Names, paths, tensors, the points of a schedule, and rules of two fields are code.
+ *
+ * The order of the rows is the order of the hash: none is ever moved, and a new one is the last, as LATER.
+ * How to add one: proto/README.md. Pure; static memory. */
+#ifndef CAIRN_SPEC_SPEC_FIELDS_H
+#define CAIRN_SPEC_SPEC_FIELDS_H
+
+#include <float.h>
+#include <stddef.h>
+
+#include "proto/base/sentence.h"
+#include "proto/spec/capability.h"
+#include "proto/spec/spec.h"
+
+enum cairn_spec_kind {
+    CAIRN_SPEC_REAL,     /* double */
+    CAIRN_SPEC_FRACTION, /* double, from 0 to below 1 */
+    CAIRN_SPEC_COUNT,    /* uint32_t, uint64_t */
+    CAIRN_SPEC_FLAG,     /* bool */
+    CAIRN_SPEC_CHOICE,   /* an enum; its values have names: those of the row's capability */
+};
+
+/* With what a scalar came, and so where it stands in a manifest and in the hash, both in this order. */
+enum cairn_spec_part {
+    CAIRN_SPEC_FIRST,   /* always in both, and missing in no manifest */
+    CAIRN_SPEC_MICRO,   /* always in both; missing in older manifests */
+    CAIRN_SPEC_SCALING, /* likewise */
+    CAIRN_SPEC_LATER,   /* in both, under its name, unless it has its default */
+    CAIRN_SPEC_POLICY,  /* likewise, but one thing in the hash. It is full: a new row is LATER */
+    CAIRN_SPEC_ALL      /* of no row: all parts, defaults too */
+};
+
+/* What is allowed: min, max, and whose values' names are its names. */
+#define CAIRN_SPEC_RANGE(min, max) (min), (max), CAIRN_CAPABILITY_FIELD_COUNT
+#define CAIRN_SPEC_BELOW_1         CAIRN_SPEC_RANGE(0, 1)
+#define CAIRN_SPEC_LISTED(field) \
+    0, UINT32_MAX, CAIRN_CAPABILITY_##field                 /* what capability.h lists */
+#define CAIRN_SPEC_BY_CODE           CAIRN_SPEC_RANGE(0, 0) /* spec_check.c, spec_origin.c judge */
+#define CAIRN_SPEC_BY_CODE_OF(field) 0, 0, CAIRN_CAPABILITY_##field /* spec_check.c judges */
+
+/* name: in control.proto, a manifest, cairn.h, sentences | member: of struct cairn_job_spec_data | kind |
+ * what is allowed | default | part | how it comes from cairn.h: GIVEN under the same name, 0 being the
+ * default, or OTHERWISE (client/base/spec.c) */
+#define CAIRN_SPEC_FIELDS(X)                                                                       \
+    X(clip_norm, clip_norm, REAL, RANGE(0, DBL_MAX), 0, FIRST, GIVEN)                              \
+    X(loss_scale, loss_scale, REAL, RANGE(1 / CAIRN_SPEC_SCALE_MAX, CAIRN_SPEC_SCALE_MAX), 1,      \
+      FIRST, GIVEN)                                                                                \
+    X(on_nonfinite, on_nonfinite, CHOICE, LISTED(NONFINITE), CAIRN_NONFINITE_SKIP, FIRST, GIVEN)   \
+    X(loss_scale_policy, loss_scale_policy, CHOICE, BY_CODE_OF(LOSS_SCALE), 0, SCALING, GIVEN)     \
+    X(loss_scale_growth_steps, loss_scale_growth_steps, COUNT, BY_CODE, 0, SCALING, GIVEN)         \
+    X(loss_scale_min, loss_scale_min, REAL, BY_CODE, 0, SCALING, GIVEN)                            \
+    X(loss_scale_max, loss_scale_max, REAL, BY_CODE, 0, SCALING, GIVEN)                            \
+    X(stage, stage, COUNT, LISTED(STAGE), 2, FIRST, OTHERWISE)                                     \
+    X(micro_batches, micro_batches, COUNT, RANGE(1, CAIRN_SPEC_MICRO_MAX), 1, MICRO, GIVEN)        \
+    X(workers_min, workers_min, COUNT, RANGE(1, CAIRN_SPEC_WORKERS_MAX), 1, FIRST, GIVEN)          \
+    X(chunk_leaves, chunk_leaves, COUNT, RANGE(1, CAIRN_SPEC_CHUNK_LEAVES_MAX), 64, FIRST, GIVEN)  \
+    X(spread, spread, COUNT, RANGE(1, CAIRN_SPEC_SPREAD_MAX), 64, FIRST, OTHERWISE)                \
+    X(window, window, COUNT, RANGE(1, CAIRN_SPEC_WINDOW_MAX), 8, FIRST, GIVEN)                     \
+    X(client_state_max, client_state_max, COUNT, RANGE(0, CAIRN_SPEC_CLIENT_STATE_MAX), 0, LATER,  \
+      GIVEN)                                                                                       \
+    X(init_nonfinite_ok, init_nonfinite_ok, FLAG, BY_CODE, false, LATER, GIVEN)                    \
+    X(reduce_groups, reduce_groups, CHOICE, LISTED(GROUPS), CAIRN_GROUPS_NONE, LATER, GIVEN)       \
+    X(skips_max, skips_max, COUNT, RANGE(1, UINT32_MAX), CAIRN_SPEC_SKIPS_DEFAULT, LATER,          \
+      OTHERWISE)                                                                                   \
+    X(snapshot_every, policy.snapshot_every, COUNT, RANGE(0, CAIRN_SPEC_EVERY_MAX), 0, POLICY,     \
+      GIVEN)                                                                                       \
+    X(snapshot_keep, policy.snapshot_keep, COUNT, RANGE(0, CAIRN_SPEC_KEEP_MAX), 0, POLICY, GIVEN) \
+    X(on_shard_loss, policy.on_shard_loss, CHOICE, LISTED(SHARD_LOSS), CAIRN_SHARD_LOSS_WAIT,      \
+      POLICY, GIVEN)                                                                               \
+    X(shard_loss_wait_s, policy.shard_loss_wait_s, COUNT, RANGE(1, CAIRN_SPEC_LOSS_WAIT_MAX_S),    \
+      CAIRN_SPEC_LOSS_WAIT_S, POLICY, GIVEN)                                                       \
+    X(workers_max, workers_max, COUNT, RANGE(0, CAIRN_SPEC_WORKERS_MAX), 0, LATER, GIVEN)
+
+/* Of a group: name (struct cairn_group_hyper has it, too) | kind | what is allowed | default. */
+#define CAIRN_GROUP_FIELDS(X)                                \
+    X(lr, REAL, RANGE(0, CAIRN_SPEC_HYPER_MAX), 1e-3)        \
+    X(beta1, FRACTION, BELOW_1, 0.9)                         \
+    X(beta2, FRACTION, BELOW_1, 0.999)                       \
+    X(eps, REAL, RANGE(0, CAIRN_SPEC_HYPER_MAX), 1e-8)       \
+    X(weight_decay, REAL, RANGE(0, CAIRN_SPEC_HYPER_MAX), 0) \
+    X(momentum, REAL, RANGE(0, CAIRN_SPEC_HYPER_MAX), 0)     \
+    X(nesterov, FLAG, BY_CODE, false)
+
+/* Of a group's schedule, judged by schedule.c: name, everywhere the same | kind. */
+#define CAIRN_SCHEDULE_FIELDS(X) \
+    X(warmup_steps, COUNT)       \
+    X(total_steps, COUNT)        \
+    X(decay_steps, COUNT)        \
+    X(lr_min, REAL)
+
+struct cairn_spec_field {
+    const char *name;
+    size_t offset_bytes, bytes; /* in the struct */
+    enum cairn_spec_kind kind;
+    double min, max;                        /* max 0: judged by code */
+    enum cairn_capability_field capability; /* CAIRN_CAPABILITY_FIELD_COUNT: none */
+    double value_default;
+    enum cairn_spec_part part;
+};
+struct cairn_spec_table {
+    const struct cairn_spec_field *fields;
+    size_t count;
+};
+extern const struct cairn_spec_table cairn_spec_fields;     /* of struct cairn_job_spec_data */
+extern const struct cairn_spec_table cairn_group_fields;    /* of struct cairn_group_spec */
+extern const struct cairn_spec_table cairn_schedule_fields; /* of struct cairn_schedule */
+
+/* The field of a struct: the number that it is, or the bits of a double. */
+uint64_t cairn_spec_field_bits(const struct cairn_spec_field *field, const void *from);
+double cairn_spec_field_number(const struct cairn_spec_field *field, const void *from);
+void cairn_spec_field_set_bits(const struct cairn_spec_field *field, void *to, uint64_t bits);
+void cairn_spec_field_set_number(const struct cairn_spec_field *field, void *to, double number);
+bool cairn_spec_field_is_default(const struct cairn_spec_field *field, const void *from);
+/* Of each double -0 becomes +0, as on its way through proto3, which leaves zeros out. */
+void cairn_spec_fields_unsign_zeros(const struct cairn_spec_table *table, void *object);
+/* Judges a struct's fields, one by one. CAIRN_ERR_INVALID, CAIRN_ERR_UNSUPPORTED; `why` (may be NULL) begins
+ * with `subject`, "group \"x\": ", and names field, value and what is allowed. */
+cairn_status cairn_spec_fields_check(const struct cairn_spec_table *table, const void *from,
+                                     const char *subject,
+                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* The same of a number that is no field, or whose bounds are another's. */
+cairn_status cairn_spec_count_check(const char *subject, const char *name, uint64_t value,
+                                    uint64_t min, uint64_t max,
+                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+#endif

@@ -1,0 +1,98 @@
+/* The content root: one hash of a job's state that is the same for every layout, restore and machine.
+ *
+ *   leaf    BLAKE2b-256(0x00 || bytes)              bytes: the leaf's elements, little-endian, NaN as
+ *                                                   one pattern (gpu/gpu.h makes them)
+ *   node    BLAKE2b-256(0x01 || left || right)
+ *   tree    the shape of RFC 6962, 2.1: split at the largest power of two below the leaf count;
+ *           no leaves at all: BLAKE2b-256("")
+ *   plane   BLAKE2b-256 of {"cairn plane 1", tensor, plane, dtype, shape, leaf count, tree}
+ *   job     BLAKE2b-256 of {"cairn content 1", planes by tensor name (bytewise) and number, step,
+ *           groups by name (of a driven one with its last lr), schedule, loss scale, hash of the client
+ *           state}
+ *
+ * Every part of the last two is preceded by its length or count, so no two inputs read alike. A shard
+ * that owns the leaves [a, b) sends the maximal whole subtrees in that range, at most
+ * CAIRN_TREE_NODES_MAX; who has all of them pushes them in order and gets the root. The builder keeps
+ * one node a level, never the leaf hashes. Pure; no allocation; one thread at a time. */
+#ifndef CAIRN_STORE_DIGEST_TREE_H
+#define CAIRN_STORE_DIGEST_TREE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/base/status.h"
+#include "proto/geometry/tensor.h"
+#include "proto/spec/scalars.h"
+
+#define CAIRN_HASH_BYTES 32
+struct cairn_hash {
+    uint8_t byte[CAIRN_HASH_BYTES];
+};
+
+#define CAIRN_TREE_LEVEL_MAX 48                         /* of a tree of 2^48 leaves */
+#define CAIRN_TREE_NODES_MAX (2 * CAIRN_TREE_LEVEL_MAX) /* of one range */
+
+/* A whole subtree: the leaves [index << level, (index + 1) << level). */
+struct cairn_tree_node {
+    uint32_t level; /* 0: one leaf */
+    uint64_t index;
+    struct cairn_hash hash;
+};
+
+/* Joins a run of leaves or nodes. After the last push, node[0..node_count) are the fewest whole
+ * subtrees of [first_leaf, next_leaf), left to right: send those. */
+struct cairn_tree {
+    uint64_t first_leaf, next_leaf;
+    uint32_t node_count;
+    struct cairn_tree_node node[CAIRN_TREE_NODES_MAX + 2];
+};
+void cairn_tree_init(struct cairn_tree *tree, uint64_t first_leaf);
+void cairn_tree_push_leaf(struct cairn_tree *tree, const struct cairn_hash *leaf);
+/* CAIRN_ERR_INVALID, and the tree unchanged: the node does not begin at next_leaf (a gap or an
+ * overlap), or it is not a node of any tree. */
+cairn_status cairn_tree_push_node(struct cairn_tree *tree,
+                                  const struct cairn_tree_node *node) CAIRN_MUST_CHECK;
+/* The root of a tree of leaf_count leaves. CAIRN_ERR_INVALID: the pushes do not cover
+ * [0, leaf_count). */
+cairn_status cairn_tree_root(const struct cairn_tree *tree, uint64_t leaf_count,
+                             struct cairn_hash *out) CAIRN_MUST_CHECK;
+/* The root from the nodes of all owners, in any order; sorts them. CAIRN_ERR_INVALID: together they
+ * are not exactly [0, leaf_count). */
+cairn_status cairn_tree_combine(struct cairn_tree_node *nodes, size_t node_count,
+                                uint64_t leaf_count, struct cairn_hash *out) CAIRN_MUST_CHECK;
+
+/* BLAKE2b-256(0x00 || bytes). */
+void cairn_leaf_hash(const void *bytes, size_t size, struct cairn_hash *out);
+/* BLAKE2b-256(bytes): the client state's. */
+void cairn_bytes_hash(const void *bytes, size_t size, struct cairn_hash *out);
+
+void cairn_plane_root(const char *tensor, enum cairn_plane plane, cairn_dtype dtype,
+                      const struct cairn_shape *shape, uint64_t leaf_count,
+                      const struct cairn_hash *tree_root, struct cairn_hash *out);
+
+/* One plane of the content root: of trained and frozen tensors, buffers and blobs. `wire` is left out. */
+struct cairn_plane_digest {
+    const char *tensor; /* borrowed */
+    enum cairn_plane plane;
+    struct cairn_hash root; /* from cairn_plane_root */
+};
+struct cairn_group_digest {
+    const char *name; /* borrowed */
+    struct cairn_group_hyper hyper;
+};
+/* What the root says beside the planes. */
+struct cairn_content {
+    uint64_t step;
+    struct cairn_group_digest *groups; /* [group_count], sorted by cairn_content_root; borrowed */
+    size_t group_count;
+    const void *schedule; /* its encoded form; NULL with 0 bytes: constant; borrowed */
+    size_t schedule_bytes;
+    double loss_scale;
+    struct cairn_hash client_state; /* cairn_bytes_hash; of 0 bytes where there is none */
+};
+/* Sorts both arrays. CAIRN_ERR_INVALID: a plane or a group is there twice. */
+cairn_status cairn_content_root(struct cairn_plane_digest *planes, size_t plane_count,
+                                const struct cairn_content *content,
+                                struct cairn_hash *out) CAIRN_MUST_CHECK;
+
+#endif

@@ -1,0 +1,312 @@
+/* A manifest in memory, and its way into JSON. The way back is manifest_decode.c. */
+#include "proto/store/manifest.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <math.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "proto/spec/capability.h"
+#include "proto/store/manifest_seal.h"
+#include "proto/store/manifest_spec.h"
+#include "proto/store/snapshot_file.h"
+
+void cairn_manifest_init(struct cairn_manifest *m)
+{
+    *m = (struct cairn_manifest) { .loss_scale = 1.0 };
+    cairn_spec_init(&m->spec);
+}
+
+void cairn_manifest_release(struct cairn_manifest *m)
+{
+    for (size_t i = 0; i < m->file_count; i++) free(m->files[i].path);
+    free(m->files);
+    free(m->payload);
+    free(m->cluster);
+    cairn_spec_release(&m->spec);
+    cairn_rank_groups_release(&m->reduce_groups);
+    cairn_manifest_init(m);
+}
+
+cairn_status cairn_manifest_set_payload(struct cairn_manifest *m, const uint8_t *payload,
+                                        size_t payload_bytes)
+{
+    if (payload_bytes > CAIRN_MANIFEST_PAYLOAD_MAX) return CAIRN_ERR_INVALID;
+    uint8_t *copy = malloc(payload_bytes + 1);
+    if (copy == NULL) return CAIRN_ERR_NO_MEMORY;
+    if (payload_bytes > 0) memcpy(copy, payload, payload_bytes);
+    free(m->payload);
+    m->payload = copy;
+    m->payload_bytes = payload_bytes;
+    return CAIRN_OK;
+}
+
+static cairn_status make_room(struct cairn_manifest *m)
+{
+    if (m->file_count < m->file_capacity) return CAIRN_OK;
+    if (m->file_count >= CAIRN_MANIFEST_FILES_MAX) return CAIRN_ERR_INVALID;
+    const size_t wanted = 2 * m->file_capacity + 8;
+    struct cairn_manifest_file *grown = realloc(m->files, wanted * sizeof *grown);
+    if (grown == NULL) return CAIRN_ERR_NO_MEMORY;
+    m->files = grown;
+    m->file_capacity = wanted;
+    return CAIRN_OK;
+}
+
+cairn_status cairn_manifest_add_file(struct cairn_manifest *m, const char *path, uint64_t bytes,
+                                     const uint8_t xxh3_128[16])
+{
+    if (!cairn_snapshot_path_ok(path) || bytes > INT64_MAX) return CAIRN_ERR_INVALID;
+    cairn_status status = make_room(m);
+    if (status != CAIRN_OK) return status;
+    struct cairn_manifest_file file = { .path = strdup(path), .bytes = bytes };
+    if (file.path == NULL) return CAIRN_ERR_NO_MEMORY;
+    memcpy(file.xxh3_128, xxh3_128, sizeof file.xxh3_128);
+    m->files[m->file_count++] = file;
+    return CAIRN_OK;
+}
+
+static int path_order(const void *a, const void *b)
+{
+    const struct cairn_manifest_file *x = a, *y = b;
+    return strcmp(x->path, y->path);
+}
+
+/* ---- into JSON; NULL is "no memory", since all values were judged before ---- */
+
+static json_t *hex_json(const uint8_t *bytes, size_t count)
+{
+    char *hex = malloc(2 * count + 1);
+    if (hex == NULL) return NULL;
+    json_t *text = json_string_nocheck(sodium_bin2hex(hex, 2 * count + 1, bytes, count));
+    free(hex);
+    return text;
+}
+
+/* Adds a key; `value` becomes the object's. NULL if there is no memory, or one of them was NULL. */
+static json_t *with(json_t *object, const char *key, json_t *value)
+{
+    if (json_object_set_new(object, key, value) == 0) return object;
+    json_decref(object);
+    return NULL;
+}
+
+json_t *cairn_schedule_json(const struct cairn_schedule *s)
+{
+    json_t *points = json_array();
+    for (size_t i = 0; i < s->point_count && points != NULL; i++) {
+        json_t *point = json_pack("[I, f]", (json_int_t)s->points[i].step, s->points[i].factor);
+        if (json_array_append_new(points, point) == 0) continue;
+        json_decref(points);
+        points = NULL;
+    }
+    json_t *schedule = json_pack("{s:s}", "kind", cairn_schedule_name((int)s->kind));
+    schedule = cairn_spec_fields_json(schedule, &cairn_schedule_fields, CAIRN_SPEC_FIRST, s);
+    return with(schedule, "points", points);
+}
+
+static json_t *group_json(const struct cairn_group_spec *g)
+{
+    json_t *group = json_pack("{s:s, s:s}", "name", g->name, "optimizer", g->optimizer);
+    group = cairn_spec_fields_json(group, &cairn_group_fields, CAIRN_SPEC_FIRST, g);
+    if (g->frozen) group = with(group, "frozen", json_true());
+    if (g->schedule.kind != CAIRN_SCHEDULE_CONSTANT || g->schedule.warmup_steps != 0)
+        group = with(group, "schedule", cairn_schedule_json(&g->schedule));
+    return group;
+}
+
+static json_t *numbers_json(const uint64_t *numbers, uint32_t count)
+{
+    json_t *list = json_array();
+    for (uint32_t d = 0; d < count; d++) {
+        if (json_array_append_new(list, json_integer((json_int_t)numbers[d])) == 0) continue;
+        json_decref(list);
+        return NULL;
+    }
+    return list;
+}
+
+static json_t *tensor_json(const struct cairn_tensor_spec *t)
+{
+    const struct cairn_box *box = t->alias_box;
+    json_t *tensor = json_pack(
+        "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:o, s:b}", "name", t->name, "unit", t->unit, "group",
+        t->group, "kind", cairn_capability_name(CAIRN_CAPABILITY_KIND, (int)t->kind), "wire",
+        cairn_dtype_name((int)t->wire), "reduce", cairn_dtype_name((int)t->reduce), "master",
+        cairn_dtype_name((int)t->master), "shape", numbers_json(t->shape.dim, t->shape.rank),
+        "whole", (int)t->whole);
+    if (t->frozen) tensor = with(tensor, "frozen", json_true());
+    if (t->alias_of != NULL) tensor = with(tensor, "alias_of", json_string(t->alias_of));
+    if (box != NULL)
+        tensor = with(tensor, "alias_box",
+                      json_pack("[o, o]", numbers_json(box->start, box->rank),
+                                numbers_json(box->extent, box->rank)));
+    if (t->init.kind != CAIRN_INIT_NONE)
+        tensor = with(tensor, "init",
+                      json_pack("{s:s, s:f, s:f, s:I}", "kind",
+                                cairn_capability_name(CAIRN_CAPABILITY_INIT, (int)t->init.kind),
+                                "a", t->init.a, "b", t->init.b, "seed", (json_int_t)t->init.seed));
+    return tensor;
+}
+
+static json_t *former_json(const uint8_t (*hash)[32])
+{
+    return hex_json(*hash, sizeof *hash);
+}
+
+static json_t *file_json(const struct cairn_manifest_file *f)
+{
+    return json_pack("{s:s, s:I, s:o}", "path", f->path, "bytes", (json_int_t)f->bytes, "xxh3_128",
+                     hex_json(f->xxh3_128, sizeof f->xxh3_128));
+}
+
+/* A list of `count` elements, made one by one; NULL if one could not be. */
+#define LIST_OF(list, array, count, make)                                  \
+    json_t *list = json_array();                                           \
+    for (size_t i = 0; i < (count) && list != NULL; i++) {                 \
+        if (json_array_append_new(list, make(&(array)[i])) == 0) continue; \
+        json_decref(list);                                                 \
+        list = NULL;                                                       \
+    }
+
+static json_t *spec_json(const struct cairn_job_spec_data *s)
+{
+    LIST_OF(groups, s->groups, s->group_count, group_json)
+    LIST_OF(tensors, s->tensors, s->tensor_count, tensor_json)
+    LIST_OF(former, s->former, s->former_count, former_json)
+    const struct cairn_spec_table *table = &cairn_spec_fields;
+    json_t *spec = json_pack("{s:s}", "name", s->name);
+    spec = cairn_spec_fields_json(spec, table, CAIRN_SPEC_FIRST, s);
+    spec = with(spec, "revision", json_integer((json_int_t)s->revision));
+    spec = with(spec, "groups", groups);
+    spec = with(spec, "tensors", tensors);
+    spec = cairn_spec_fields_json(spec, table, CAIRN_SPEC_MICRO, s);
+    spec = cairn_spec_fields_json(spec, table, CAIRN_SPEC_SCALING, s);
+    spec = with(spec, "former", former);
+    if (s->init_from != NULL) spec = with(spec, "init_from", json_string(s->init_from));
+    if (s->init_prefix != NULL) spec = with(spec, "init_prefix", json_string(s->init_prefix));
+    spec = cairn_spec_fields_json(spec, table, CAIRN_SPEC_LATER, s);
+    spec = cairn_spec_fields_json(spec, table, CAIRN_SPEC_POLICY, s);
+    if (s->policy.on_shard_loss != CAIRN_SHARD_LOSS_WAIT) // then it is there at its default, too
+        spec = with(spec, "shard_loss_wait_s", json_integer(s->policy.shard_loss_wait_s));
+    return spec;
+}
+
+static json_t *ranks_json(const uint32_t *ranks, uint32_t count)
+{
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < count && list != NULL; i++) {
+        if (json_array_append_new(list, json_integer((json_int_t)ranks[i])) == 0) continue;
+        json_decref(list);
+        list = NULL;
+    }
+    return list;
+}
+
+static json_t *reduce_groups_json(const struct cairn_rank_groups *groups)
+{
+    json_t *list = json_array();
+    for (uint32_t g = 0; g < groups->group_count && list != NULL; g++) {
+        uint32_t count;
+        const uint32_t *ranks = cairn_rank_groups_at(groups, g, &count);
+        if (json_array_append_new(list, ranks_json(ranks, count)) == 0) continue;
+        json_decref(list);
+        list = NULL;
+    }
+    return list;
+}
+
+static json_t *nonfinite_json(const struct cairn_manifest *m)
+{
+    const struct cairn_results *results = &m->nonfinite;
+    json_t *tensors = json_object();
+    for (uint32_t i = 0; i < results->tensor_count && tensors != NULL; i++)
+        tensors = with(tensors, m->spec.tensors[results->tensors[i].tensor].name,
+                       json_integer((json_int_t)results->tensors[i].elems));
+    return json_pack("{s:I, s:o}", "elems", (json_int_t)results->nonfinite, "tensors", tensors);
+}
+
+static json_t *root_json(const struct cairn_manifest *m)
+{
+    char created[32];
+    const time_t seconds = (time_t)m->created_unix_s;
+    struct tm utc;
+    if (gmtime_r(&seconds, &utc) == NULL) return NULL;
+    strftime(created, sizeof created, "%Y-%m-%dT%H:%M:%SZ", &utc);
+    LIST_OF(files, m->files, m->file_count, file_json)
+    json_t *root = json_pack("{s:s, s:i, s:s, s:s, s:I, s:I, s:I, s:I, s:f, s:o, s:o, s:o, s:o}",
+                             "format", "cairn snapshot", "version", CAIRN_MANIFEST_VERSION,
+                             "cluster", m->cluster != NULL ? m->cluster : "", "created", created,
+                             "generation", (json_int_t)m->generation, "step", (json_int_t)m->step,
+                             "epoch", (json_int_t)m->epoch, "shards", (json_int_t)m->shard_count,
+                             "loss_scale", m->loss_scale, "payload",
+                             hex_json(m->payload, m->payload_bytes), "content_root",
+                             hex_json(m->content_root, sizeof m->content_root), "spec",
+                             spec_json(&m->spec), "files", files);
+    if (root != NULL && m->periodic != 0) {
+        char number[17];
+        snprintf(number, sizeof number, "%016" PRIx64, m->periodic);
+        root = with(root, "periodic", json_string(number));
+    }
+    if (root != NULL && m->nonfinite.nonfinite > 0)
+        root = with(root, "nonfinite", nonfinite_json(m));
+    if (root == NULL || m->reduce_groups.group_count == 0) return root;
+    return with(root, "reduce_groups", reduce_groups_json(&m->reduce_groups));
+}
+
+/* What decode would refuse and json_pack would not notice. */
+static cairn_status judge(const struct cairn_manifest *m, struct cairn_sentence *why)
+{
+    const uint64_t year_10000_s = 253402300800;
+    if (m->generation > INT64_MAX || m->step > INT64_MAX || m->epoch > INT64_MAX ||
+        m->spec.revision > INT64_MAX || m->nonfinite.nonfinite > INT64_MAX ||
+        m->created_unix_s >= year_10000_s) {
+        return cairn_fail(
+            why, CAIRN_ERR_INVALID,
+            "a number of the manifest is over 2^63, or its time is after the year 9999");
+    }
+    for (uint32_t i = 0; i < m->nonfinite.tensor_count; i++) {
+        if (m->nonfinite.tensors[i].tensor >= m->spec.tensor_count)
+            return cairn_fail(why, CAIRN_ERR_INVALID, "the manifest's spec lacks a damaged tensor");
+    }
+    if (!isfinite(m->loss_scale)) {
+        return cairn_fail(why, CAIRN_ERR_INVALID, "the manifest's loss scale is not finite");
+    }
+    if (!cairn_rank_groups_ok(&m->reduce_groups))
+        return cairn_fail(why, CAIRN_ERR_INVALID, "the manifest's reduce groups are not in order");
+    for (size_t i = 1; i < m->file_count; i++) {
+        if (strcmp(m->files[i - 1].path, m->files[i].path) != 0) continue;
+        return cairn_fail(why, CAIRN_ERR_INVALID, "two files of the snapshot are called %s",
+                          m->files[i].path);
+    }
+    return CAIRN_OK;
+}
+
+cairn_status cairn_manifest_encode(struct cairn_manifest *m, char **text_out,
+                                   size_t *text_bytes_out, struct cairn_sentence *why)
+{
+    if (m->file_count > 1) qsort(m->files, m->file_count, sizeof *m->files, path_order);
+    cairn_spec_canonicalize(&m->spec);
+    cairn_status status = judge(m, why);
+    if (status != CAIRN_OK) return status;
+    json_t *root = root_json(m);
+    char *json = root != NULL ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(17)) : NULL;
+    json_decref(root);
+    if (json == NULL)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the manifest's JSON");
+    const size_t sealed = strlen(json) - strlen("\n}") + strlen(",\n");
+    char *text = realloc(json, sealed + CAIRN_MANIFEST_SEAL_BYTES + 1);
+    if (text == NULL) {
+        free(json);
+        return CAIRN_ERR_NO_MEMORY;
+    }
+    memcpy(text + sealed - 2, ",\n", 2); // in place of the closing brace: one member more
+    cairn_manifest_seal(text, sealed, text + sealed);
+    *text_out = text;
+    *text_bytes_out = sealed + CAIRN_MANIFEST_SEAL_BYTES;
+    return CAIRN_OK;
+}

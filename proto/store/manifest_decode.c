@@ -1,0 +1,460 @@
+/* A manifest out of JSON: strict, from storage that anyone may have written to. */
+#include <inttypes.h>
+#include <jansson.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "proto/spec/capability.h"
+#include "proto/spec/optimizer.h"
+#include "proto/store/manifest.h"
+#include "proto/store/manifest_seal.h"
+#include "proto/store/manifest_spec.h"
+#include "proto/store/snapshot_file.h"
+
+static cairn_status corrupt(struct cairn_sentence *why, const char *where, const char *what)
+{
+    return cairn_fail(why, CAIRN_ERR_CORRUPT, "manifest: %s: %s", where, what);
+}
+
+static bool fits_u32(json_int_t value)
+{
+    return value >= 0 && value <= UINT32_MAX;
+}
+
+/* Exactly 2 * count hex digits. */
+static bool hex_bytes(const char *hex, uint8_t *bytes, size_t count)
+{
+    size_t got = 0;
+    return strlen(hex) == 2 * count &&
+           sodium_hex2bin(bytes, count, hex, 2 * count, NULL, &got, NULL) == 0 && got == count;
+}
+
+static int dtype_of(const char *name)
+{
+    for (int dtype = CAIRN_F32; dtype <= CAIRN_U8; dtype++) {
+        if (strcmp(cairn_dtype_name(dtype), name) == 0) return dtype;
+    }
+    return 0; // cairn_spec_check says the sentence
+}
+
+static cairn_status read_numbers(json_t *list, const char *tensor, uint32_t *rank,
+                                 uint64_t numbers[CAIRN_RANK_MAX], struct cairn_sentence *why)
+{
+    if (!json_is_array(list) || json_array_size(list) > CAIRN_RANK_MAX) {
+        return corrupt(why, tensor, "its shape or box is not a list of at most 8 numbers");
+    }
+    *rank = (uint32_t)json_array_size(list);
+    for (uint32_t d = 0; d < *rank; d++) {
+        const json_t *dim = json_array_get(list, d);
+        if (!json_is_integer(dim) || json_integer_value(dim) < 0) {
+            return corrupt(why, tensor, "its shape or box has something else than numbers from 0");
+        }
+        numbers[d] = (uint64_t)json_integer_value(dim);
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status read_box(json_t *list, const char *tensor, struct cairn_box *box,
+                             struct cairn_sentence *why)
+{
+    uint32_t rank = 0;
+    cairn_status status = read_numbers(json_array_get(list, 0), tensor, &box->rank, box->start,
+                                       why);
+    if (status == CAIRN_OK)
+        status = read_numbers(json_array_get(list, 1), tensor, &rank, box->extent, why);
+    if (status == CAIRN_OK && (rank != box->rank || json_array_size(list) != 2))
+        status = corrupt(why, tensor, "its alias_box is not a box");
+    return status;
+}
+
+static cairn_status read_init(json_t *json, const char *tensor, struct cairn_init *init,
+                              struct cairn_sentence *why)
+{
+    const char *kind;
+    json_int_t seed;
+    json_error_t error;
+    if (json_unpack_ex(json, &error, JSON_STRICT, "{s:s, s:F, s:F, s:I}", "kind", &kind, "a",
+                       &init->a, "b", &init->b, "seed", &seed) != 0) {
+        return corrupt(why, tensor, error.text);
+    }
+    init->kind = (cairn_init_kind)cairn_capability_value(CAIRN_CAPABILITY_INIT, kind);
+    init->seed = (uint64_t)seed;
+    return CAIRN_OK;
+}
+
+static cairn_status read_tensor(json_t *json, struct cairn_job_spec_data *spec,
+                                struct cairn_sentence *why)
+{
+    const char *name, *unit, *group, *kind, *wire, *reduce, *master;
+    const char *alias_of = NULL;
+    json_t *shape, *alias_box = NULL, *init = NULL;
+    struct cairn_box box;
+    int whole, frozen = 0;
+    json_error_t error;
+    if (json_unpack_ex(json, &error, JSON_STRICT,
+                       "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:o, s:b, s?b, s?s, s?o, s?o}", "name",
+                       &name, "unit", &unit, "group", &group, "kind", &kind, "wire", &wire,
+                       "reduce", &reduce, "master", &master, "shape", &shape, "whole", &whole,
+                       "frozen", &frozen, "alias_of", &alias_of, "alias_box", &alias_box, "init",
+                       &init) != 0) {
+        return corrupt(why, "a tensor", error.text);
+    }
+    struct cairn_tensor_spec t = {
+        .name = (char *)(uintptr_t)name, // add copies them
+        .unit = (char *)(uintptr_t)unit,
+        .group = (char *)(uintptr_t)group,
+        .alias_of = (char *)(uintptr_t)alias_of,
+        .alias_box = alias_box != NULL ? &box : NULL,
+        .kind = (cairn_kind)cairn_capability_value(CAIRN_CAPABILITY_KIND, kind),
+        .wire = (cairn_dtype)dtype_of(wire),
+        .reduce = (cairn_dtype)dtype_of(reduce),
+        .master = (cairn_dtype)dtype_of(master),
+        .whole = whole != 0,
+        .frozen = frozen != 0,
+    };
+    cairn_status status = read_numbers(shape, name, &t.shape.rank, t.shape.dim, why);
+    if (status == CAIRN_OK && alias_box != NULL) status = read_box(alias_box, name, &box, why);
+    if (status == CAIRN_OK && init != NULL) status = read_init(init, name, &t.init, why);
+    if (status == CAIRN_OK) status = cairn_spec_add_tensor(spec, &t);
+    return status == CAIRN_ERR_INVALID ? corrupt(why, "a tensor", "too many, or a name too long")
+                                       : status;
+}
+
+/* The points come into `points`, [CAIRN_SCHEDULE_POINTS_MAX]. */
+static cairn_status read_schedule(json_t *json, struct cairn_schedule *s,
+                                  struct cairn_schedule_point *points, struct cairn_sentence *why)
+{
+    const char *kind;
+    json_t *list;
+    json_error_t error;
+    const cairn_status status = cairn_spec_fields_of_json(json, &cairn_schedule_fields,
+                                                          "a schedule", s, why);
+    if (status != CAIRN_OK) return status;
+    if (json_unpack_ex(json, &error, JSON_STRICT, "{s:s, s:o}", "kind", &kind, "points", &list) !=
+        0) {
+        return corrupt(why, "a schedule", error.text);
+    }
+    if (!json_is_array(list) || json_array_size(list) > CAIRN_SCHEDULE_POINTS_MAX)
+        return corrupt(why, "a schedule", "its points are not a list of at most 1024");
+    s->kind = (cairn_schedule_kind)cairn_schedule_number(kind);
+    s->points = points;
+    s->point_count = json_array_size(list);
+    for (size_t i = 0; i < s->point_count; i++) {
+        json_int_t step;
+        if (json_unpack_ex(json_array_get(list, i), &error, JSON_STRICT, "[I, F]", &step,
+                           &points[i].factor) != 0 ||
+            step < 0) {
+            return corrupt(why, "a schedule", "a point is not [step, factor]");
+        }
+        points[i].step = (uint64_t)step;
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status read_group(json_t *json, struct cairn_job_spec_data *spec,
+                               struct cairn_sentence *why)
+{
+    const char *name, *optimizer;
+    struct cairn_group_spec g = cairn_group_default();
+    int frozen = 0;
+    json_t *schedule = NULL;
+    struct cairn_schedule_point points[CAIRN_SCHEDULE_POINTS_MAX];
+    json_error_t error;
+    cairn_status status = cairn_spec_fields_of_json(json, &cairn_group_fields, "a group", &g, why);
+    if (status != CAIRN_OK) return status;
+    if (json_unpack_ex(json, &error, JSON_STRICT, "{s:s, s:s, s?b, s?o}", "name", &name,
+                       "optimizer", &optimizer, "frozen", &frozen, "schedule", &schedule) != 0) {
+        return corrupt(why, "a group", error.text);
+    }
+    if (schedule != NULL) status = read_schedule(schedule, &g.schedule, points, why);
+    if (status != CAIRN_OK) return status;
+    g.frozen = frozen != 0;
+    g.name = (char *)(uintptr_t)name; // add copies them
+    g.optimizer = (char *)(uintptr_t)optimizer;
+    status = cairn_spec_add_group(spec, &g);
+    return status == CAIRN_ERR_INVALID ? corrupt(why, "a group", "too many, or a name too long")
+                                       : status;
+}
+
+static cairn_status read_lists(json_t *groups, json_t *tensors, struct cairn_job_spec_data *spec,
+                               struct cairn_sentence *why)
+{
+    if (!json_is_array(groups) || !json_is_array(tensors)) {
+        return corrupt(why, "spec", "groups or tensors are not lists");
+    }
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; i < json_array_size(groups) && status == CAIRN_OK; i++) {
+        status = read_group(json_array_get(groups, i), spec, why);
+    }
+    for (size_t i = 0; i < json_array_size(tensors) && status == CAIRN_OK; i++) {
+        status = read_tensor(json_array_get(tensors, i), spec, why);
+        if (status != CAIRN_OK || i == 0) continue;
+        if (strcmp(spec->tensors[i - 1].name, spec->tensors[i].name) >= 0) {
+            status = corrupt(why, "spec", "the tensors are not sorted by name");
+        }
+    }
+    return status;
+}
+
+static cairn_status judge_spec(const struct cairn_job_spec_data *spec, struct cairn_sentence *why)
+{
+    struct cairn_sentence reason = { "" };
+    cairn_status status = cairn_spec_check(spec, cairn_optimizer_names(), &reason);
+    if (status == CAIRN_ERR_NO_MEMORY) return status;
+    return status == CAIRN_OK ? CAIRN_OK : corrupt(why, "spec", reason.text);
+}
+
+static cairn_status read_former(json_t *list, struct cairn_job_spec_data *spec,
+                                struct cairn_sentence *why)
+{
+    if (!json_is_array(list) || json_array_size(list) > CAIRN_SPEC_FORMER_MAX)
+        return corrupt(why, "former", "not a list of at most 64");
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; i < json_array_size(list) && status == CAIRN_OK; i++) {
+        const char *hex = json_string_value(json_array_get(list, i));
+        uint8_t hash[32];
+        if (hex == NULL || !hex_bytes(hex, hash, sizeof hash))
+            return corrupt(why, "former", "not 64 hex digits");
+        status = cairn_spec_add_former(spec, hash);
+    }
+    return status;
+}
+
+cairn_status cairn_manifest_read_spec(json_t *json, struct cairn_job_spec_data *spec,
+                                      struct cairn_sentence *why)
+{
+    const char *name, *init_from = NULL, *init_prefix = NULL;
+    json_int_t revision;
+    json_t *groups, *tensors, *former = NULL;
+    json_error_t error;
+    cairn_status status = cairn_spec_fields_of_json(json, &cairn_spec_fields, "spec", spec, why);
+    if (status != CAIRN_OK) return status;
+    if (json_unpack_ex(json, &error, JSON_STRICT, "{s:s, s:I, s:o, s:o, s?o, s?s, s?s}", "name",
+                       &name, "revision", &revision, "groups", &groups, "tensors", &tensors,
+                       "former", &former, "init_from", &init_from, "init_prefix",
+                       &init_prefix) != 0) {
+        return corrupt(why, "spec", error.text);
+    }
+    if (revision < 0) return corrupt(why, "spec", "revision is out of range");
+    spec->revision = (uint64_t)revision;
+    status = cairn_spec_set_name(spec, name);
+    if (status == CAIRN_OK && former != NULL) status = read_former(former, spec, why);
+    if (status == CAIRN_OK) status = cairn_spec_set_init_from(spec, init_from, init_prefix);
+    if (status == CAIRN_OK) status = read_lists(groups, tensors, spec, why);
+    if (status != CAIRN_OK) return status;
+    cairn_spec_canonicalize(spec); // the groups; the tensors are known to be sorted
+    return judge_spec(spec, why);
+}
+
+static cairn_status read_file(json_t *json, struct cairn_manifest *m, struct cairn_sentence *why)
+{
+    const char *path, *hex;
+    json_int_t bytes;
+    uint8_t xxh3_128[16];
+    json_error_t error;
+    if (json_unpack_ex(json, &error, JSON_STRICT, "{s:s, s:I, s:s}", "path", &path, "bytes", &bytes,
+                       "xxh3_128", &hex) != 0) {
+        return corrupt(why, "a file", error.text);
+    }
+    if (!cairn_snapshot_path_ok(path))
+        return corrupt(why, "a file", "its path is not one of Cairn's");
+    if (bytes < 0) return corrupt(why, path, "its size is below 0");
+    if (!hex_bytes(hex, xxh3_128, sizeof xxh3_128)) {
+        return corrupt(why, path, "its xxh3_128 is not 32 hex digits");
+    }
+    if (m->file_count > 0 && strcmp(m->files[m->file_count - 1].path, path) >= 0) {
+        return corrupt(why, path, "the files are not sorted by path, or twice the same");
+    }
+    cairn_status status = cairn_manifest_add_file(m, path, (uint64_t)bytes, xxh3_128);
+    return status == CAIRN_ERR_INVALID ? corrupt(why, path, "more than 1,000,000 files") : status;
+}
+
+static cairn_status read_created(const char *text, struct cairn_manifest *m,
+                                 struct cairn_sentence *why)
+{
+    struct tm utc;
+    memset(&utc, 0, sizeof utc);
+    const char *end = strlen(text) == 20 ? strptime(text, "%Y-%m-%dT%H:%M:%SZ", &utc) : NULL;
+    const time_t seconds = end != NULL && *end == '\0' ? timegm(&utc) : -1;
+    if (seconds < 0) return corrupt(why, "created", "not a time like 2026-11-21T03:04:05Z");
+    m->created_unix_s = (uint64_t)seconds;
+    return CAIRN_OK;
+}
+
+static cairn_status read_payload(const char *hex, struct cairn_manifest *m,
+                                 struct cairn_sentence *why)
+{
+    const size_t count = strlen(hex) / 2;
+    if (count > CAIRN_MANIFEST_PAYLOAD_MAX) return corrupt(why, "payload", "over 1 MiB");
+    m->payload = malloc(count + 1);
+    if (m->payload == NULL) return CAIRN_ERR_NO_MEMORY;
+    m->payload_bytes = count;
+    return hex_bytes(hex, m->payload, count) ? CAIRN_OK : corrupt(why, "payload", "not hex digits");
+}
+
+/* What a reader of another version looks at first: before the rest is judged by this one's rules.
+ * */
+static cairn_status read_version(const json_t *root, int *version_out, struct cairn_sentence *why)
+{
+    const char *format = json_string_value(json_object_get(root, "format"));
+    const json_int_t version = json_integer_value(json_object_get(root, "version"));
+    if (format == NULL || strcmp(format, "cairn snapshot") != 0) {
+        return corrupt(why, "format", "not \"cairn snapshot\"");
+    }
+    *version_out = (int)version;
+    if (version >= CAIRN_MANIFEST_VERSION_MIN && version <= CAIRN_MANIFEST_VERSION) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_VERSION,
+                      "manifest: its version is %" JSON_INTEGER_FORMAT
+                      ", this Cairn reads %d to %d; use the Cairn that wrote it",
+                      version, CAIRN_MANIFEST_VERSION_MIN, CAIRN_MANIFEST_VERSION);
+}
+
+static cairn_status check_seal(const char *text, size_t text_bytes, struct cairn_sentence *why)
+{
+    char seal[CAIRN_MANIFEST_SEAL_BYTES + 1];
+    const size_t sealed = text_bytes < CAIRN_MANIFEST_SEAL_BYTES
+                              ? 0
+                              : text_bytes - CAIRN_MANIFEST_SEAL_BYTES;
+    cairn_manifest_seal(text, sealed, seal);
+    if (text_bytes - sealed == CAIRN_MANIFEST_SEAL_BYTES &&
+        memcmp(text + sealed, seal, CAIRN_MANIFEST_SEAL_BYTES) == 0)
+        return CAIRN_OK;
+    return corrupt(why, CAIRN_MANIFEST_SEAL_KEY,
+                   "not the hash of what stands before it: it was changed since it was written");
+}
+
+static cairn_status read_ranks(json_t *list, struct cairn_rank_groups *groups, uint32_t *at,
+                               struct cairn_sentence *why)
+{
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *rank = json_array_get(list, i);
+        const json_int_t value = json_integer_value(rank);
+        if (!json_is_integer(rank) || !fits_u32(value))
+            return corrupt(why, "reduce_groups", "a rank is not a number from 0 to 2^32 - 1");
+        groups->ranks[(*at)++] = (uint32_t)value;
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status read_reduce_groups(json_t *list, struct cairn_rank_groups *groups,
+                                       struct cairn_sentence *why)
+{
+    const size_t group_count = json_array_size(list);
+    size_t rank_count = 0;
+    uint32_t at = 0;
+    for (size_t g = 0; g < group_count; g++) rank_count += json_array_size(json_array_get(list, g));
+    if (group_count == 0 || rank_count > CAIRN_SPEC_WORKERS_MAX || group_count > rank_count)
+        return corrupt(why, "reduce_groups", "not lists of up to 65536 ranks in all");
+    cairn_status status = cairn_rank_groups_init(groups, (uint32_t)rank_count,
+                                                 (uint32_t)group_count);
+    for (uint32_t g = 0; g < group_count && status == CAIRN_OK; g++) {
+        status = read_ranks(json_array_get(list, g), groups, &at, why);
+        groups->ends[g] = at;
+    }
+    if (status == CAIRN_OK && !cairn_rank_groups_ok(groups))
+        return corrupt(why, "reduce_groups", "not in order, or a rank in two of them");
+    return status;
+}
+
+/* After the spec: tensors go by its order. */
+static cairn_status read_nonfinite(json_t *json, struct cairn_manifest *m,
+                                   struct cairn_sentence *why)
+{
+    struct cairn_results *results = &m->nonfinite;
+    json_int_t all;
+    json_t *tensors, *elems;
+    json_error_t error;
+    const char *name;
+    if (json_unpack_ex(json, &error, JSON_STRICT, "{s:I, s:o}", "elems", &all, "tensors",
+                       &tensors) != 0)
+        return corrupt(why, "nonfinite", error.text);
+    if (!json_is_object(tensors) || json_object_size(tensors) > CAIRN_RESULTS_TENSORS)
+        return corrupt(why, "nonfinite", "its tensors are not up to 8 names with numbers");
+    json_object_foreach(tensors, name, elems)
+    {
+        const size_t tensor = cairn_spec_find_tensor(&m->spec, name);
+        const json_int_t count = json_integer_value(elems);
+        if (tensor == SIZE_MAX || count < 1 || count > all - (json_int_t)results->nonfinite)
+            return corrupt(why, "nonfinite", "a tensor that the spec lacks, or a wrong number");
+        cairn_results_add(results, (uint32_t)tensor, (uint64_t)count);
+    }
+    if (all < 1) return corrupt(why, "nonfinite", "elems is not a number from 1");
+    results->nonfinite = (uint64_t)all; // also of those that it does not name
+    return CAIRN_OK;
+}
+
+static cairn_status read_root(json_t *root, struct cairn_manifest *m, struct cairn_sentence *why)
+{
+    const char *format, *cluster, *created, *payload, *content_root, *periodic = NULL;
+    json_int_t version, generation, step, epoch, shards;
+    json_t *spec, *files, *reduce_groups = NULL, *nonfinite = NULL;
+    json_error_t error;
+    // The seal is judged already, of a version that has one; of another it would be a key too many.
+    if (!m->unsealed) json_object_del(root, CAIRN_MANIFEST_SEAL_KEY);
+    if (json_unpack_ex(
+            root, &error, JSON_STRICT,
+            "{s:s, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:F, s:s, s:s, s:o, s:o, s?o, s?s, s?o}",
+            "format", &format, "version", &version, "cluster", &cluster, "created", &created,
+            "generation", &generation, "step", &step, "epoch", &epoch, "shards", &shards,
+            "loss_scale", &m->loss_scale, "payload", &payload, "content_root", &content_root,
+            "spec", &spec, "files", &files, "reduce_groups", &reduce_groups, "periodic", &periodic,
+            "nonfinite", &nonfinite) != 0) {
+        return corrupt(why, "the top", error.text);
+    }
+    uint8_t number[8] = { 0 };
+    if (periodic != NULL && !hex_bytes(periodic, number, sizeof number))
+        return corrupt(why, "periodic", "not 16 hex digits");
+    for (int i = 0; i < 8; i++) m->periodic = m->periodic << 8 | number[i];
+    if (generation < 0 || step < 0 || epoch < 0 || !fits_u32(shards)) {
+        return corrupt(why, "the top", "a number is out of range");
+    }
+    m->generation = (uint64_t)generation;
+    m->step = (uint64_t)step;
+    m->epoch = (uint64_t)epoch;
+    m->shard_count = (uint32_t)shards;
+    if (!hex_bytes(content_root, m->content_root, sizeof m->content_root)) {
+        return corrupt(why, "content_root", "not 64 hex digits");
+    }
+    m->cluster = strdup(cluster);
+    if (m->cluster == NULL) return CAIRN_ERR_NO_MEMORY;
+    if (!json_is_array(files)) return corrupt(why, "files", "not a list");
+    cairn_status status = read_created(created, m, why);
+    if (status == CAIRN_OK) status = read_payload(payload, m, why);
+    if (status == CAIRN_OK) status = cairn_manifest_read_spec(spec, &m->spec, why);
+    if (status == CAIRN_OK && nonfinite != NULL) status = read_nonfinite(nonfinite, m, why);
+    if (status == CAIRN_OK && reduce_groups != NULL)
+        status = read_reduce_groups(reduce_groups, &m->reduce_groups, why);
+    for (size_t i = 0; i < json_array_size(files) && status == CAIRN_OK; i++) {
+        status = read_file(json_array_get(files, i), m, why);
+    }
+    return status;
+}
+
+cairn_status cairn_manifest_decode(const char *text, size_t text_bytes, struct cairn_manifest *out,
+                                   struct cairn_sentence *why)
+{
+    if (text_bytes > CAIRN_MANIFEST_BYTES_MAX) return corrupt(why, "the file", "too large");
+    json_error_t error;
+    json_t *root = json_loadb(text, text_bytes, JSON_REJECT_DUPLICATES, &error);
+    if (root == NULL) {
+        return cairn_fail(why, CAIRN_ERR_CORRUPT, "manifest: not JSON: %s (line %d); cut off?",
+                          error.text, error.line);
+    }
+    struct cairn_manifest m;
+    int version = 0;
+    cairn_manifest_init(&m);
+    cairn_status status = read_version(root, &version, why);
+    m.unsealed = version < CAIRN_MANIFEST_VERSION_SEALED;
+    if (status == CAIRN_OK && !m.unsealed) status = check_seal(text, text_bytes, why);
+    if (status == CAIRN_OK) status = read_root(root, &m, why);
+    json_decref(root);
+    if (status != CAIRN_OK) {
+        cairn_manifest_release(&m);
+        return status;
+    }
+    *out = m;
+    return CAIRN_OK;
+}

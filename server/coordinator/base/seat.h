@@ -1,0 +1,49 @@
+/* The seat of a shard. */
+#ifndef CAIRN_COORDINATOR_BASE_SEAT_H
+#define CAIRN_COORDINATOR_BASE_SEAT_H
+
+#include <sys/queue.h>
+
+#include "server/base/listener.h"
+#include "server/base/log.h"
+#include "server/coordinator/base/names.h"
+#include "server/core/seat.h"
+#include "server/core/standing.h"
+
+TAILQ_HEAD(cairn_cluster_calls, cairn_cluster_call); /* of calls.c */
+
+/* A shard, known by its name. */
+struct cairn_cluster_seat {
+    struct cairn_cluster_seat *next;       /* of the cluster's list, by name */
+    char *name;                            /* owned */
+    struct cairn_cluster_session *session; /* NULL = away */
+    struct cairn_cluster_calls calls; /* what it was asked and has not answered, oldest first */
+    uint64_t incarnation;
+    struct cairn_seat_part *held; /* owned, [held_count]: what it came with */
+    size_t held_count;
+    enum cairn_seat_probe probe; /* of who sits there, for another process of this name */
+    uint64_t asked_ms;           /* cairn_cluster_now_ms: the probe */
+    char claimant[64];           /* where a process is that holds parts, too, and waits; .. */
+    uint64_t claimed_ms;         /* .. when it came last; 0: never */
+    struct cairn_log_limit claims;
+    bool ended;        /* its last connection was closed at its end: most likely with its process */
+    uint64_t since_ms; /* of the loop's clock: when it came or went */
+    uint8_t *fabric_address; /* owned, [fabric_address_bytes]; the last one it had */
+    size_t fabric_address_bytes;
+    Cairn__ShardStats stats; /* of its last Heartbeat, if has_stats */
+    bool has_stats;
+    /* why it cannot save snapshots; empty: it can, or has not said */
+    struct cairn_sentence storage;
+    Cairn__BytesTold *bytes; /* owned, [bytes_count]: of the same Heartbeat */
+    size_t bytes_count;
+    Cairn__MemoryTold *memory; /* owned, [memory_count]: likewise */
+    size_t memory_count;
+    /* of its session: may we act on what it holds, and what that is (member/standing.c) */
+    struct cairn_coordinator_id seen;
+    enum cairn_standing standing;
+    Cairn__HeldJobs *parts; /* owned; NULL: it has not told yet, or holds nothing */
+    bool parts_awaited; /* it holds jobs that are not known here, and has not told their names */
+    uint64_t planned_bytes; /* of job/jobs.c, while it chooses the shards of a job */
+};
+
+#endif

@@ -1,0 +1,380 @@
+/* Jobs are made, found again after a start, and dropped. */
+#include <inttypes.h>
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/plan/plan_job.h"
+#include "proto/spec/optimizer.h"
+#include "server/base/log.h"
+#include "server/coordinator/base/calls.h"
+#include "server/coordinator/base/job.h"
+#include "server/coordinator/base/seat.h"
+#include "server/coordinator/base/session.h"
+#include "server/coordinator/base/works.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/job/jobs.h"
+#include "server/coordinator/member/seats.h"
+#include "server/coordinator/round/groups.h"
+#include "server/coordinator/store/store.h"
+
+void cairn_cluster_job_free(struct cairn_cluster_job *job)
+{
+    while (job->members.list != NULL) cairn_cluster_member_free(job->members.list);
+    cairn_cluster_job_core_close(job);
+    cairn_cluster_groups_free(job);
+    cairn_cluster_tiles_release(job);
+    cairn_cluster_extension_release(job);
+    cairn_cluster_amending_free(job->amends.amending);
+    cairn_cluster_waiters_fail(&job->amends.waiters, CAIRN_ERR_CLOSED,
+                               "the job is another one now");
+    cairn_spec_release(&job->spec);
+    cairn_layout_close(job->layout);
+    cairn_packed_release(job->planned.spec);
+    cairn_packed_release(job->planned.layout);
+    free(job->shards);
+    free(job);
+}
+
+static void forget(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster *cluster = job->cluster;
+    for (uint32_t i = 0; i < job->layout->shard_count; i++)
+        cairn_cluster_job_send_drop(cluster, job->shards[i].seat, job->id);
+    cairn_cluster_job_unlink(job);
+    cairn_cluster_job_free(job);
+    cairn_cluster_openings_advance(cluster);
+}
+
+static void on_dropped(const struct cairn_cluster_saved *saved)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(saved->cluster, saved->job);
+    if (saved->status != CAIRN_OK)
+        cairn_log_error("job %s: %s", job->spec.name, saved->why);
+    else
+        cairn_cluster_dropped_add(job->cluster, job->id);
+    forget(job);
+}
+
+void cairn_cluster_job_drop(struct cairn_cluster_job *job)
+{
+    struct cairn_sentence why;
+    job->state = CAIRN_CLUSTER_JOB_CREATING;
+    job->dropping = true;
+    cairn_cluster_job_core_close(job);
+    if (!job->stored || cairn_cluster_save_dropped(job, on_dropped, &why) != CAIRN_OK) forget(job);
+}
+
+/* ---- the shards of a new one ---- */
+
+/* Bytes of state that other jobs have planned onto each seat, whether they are there yet or not. */
+static void weigh_seats(const struct cairn_cluster_job *body)
+{
+    for (struct cairn_cluster_seat *s = body->cluster->seats; s != NULL; s = s->next)
+        s->planned_bytes = 0;
+    for (const struct cairn_cluster_job *j = body->cluster->jobs; j != NULL; j = j->next) {
+        if (strcmp(j->spec.name, body->spec.name) == 0) continue; // it is replaced by a restore
+        for (size_t e = 0; e < j->layout->extent_count; e++) {
+            const struct cairn_extent *extent = &j->layout->extents[e];
+            j->shards[extent->shard].seat->planned_bytes +=
+                extent->quantum_count * j->layout->geometry[extent->tensor].quantum_elems *
+                cairn_plan_elem_weight(&j->spec, extent->tensor);
+        }
+    }
+}
+
+/* The one that can save and load snapshots, then the less loaded one. */
+static bool is_better(const struct cairn_cluster_seat *a, const struct cairn_cluster_seat *b)
+{
+    const bool a_sees = a->storage.text[0] == '\0', b_sees = b->storage.text[0] == '\0';
+    return a_sees != b_sees ? a_sees : a->planned_bytes < b->planned_bytes;
+}
+
+/* Seats that are up for a job that is being planned: those that have the snapshots' storage, of these the
+ * least loaded ones, by name where they are equal.
+ * CAIRN_ERR_NOT_READY: there are not so many. CAIRN_ERR_NO_MEMORY. */
+static cairn_status choose_shards(struct cairn_cluster_job *job, uint32_t shard_count)
+{
+    struct cairn_cluster_seat *seats[CAIRN_SEATS_MAX];
+    uint32_t count = 0;
+    job->shards = calloc(shard_count, sizeof *job->shards);
+    if (job->shards == NULL) return CAIRN_ERR_NO_MEMORY;
+    weigh_seats(job);
+    for (struct cairn_cluster_seat *s = job->cluster->seats; s != NULL; s = s->next) {
+        if (!cairn_cluster_seat_obeys(s) || count == CAIRN_SEATS_MAX) continue;
+        uint32_t place = count++;
+        for (; place > 0 && is_better(s, seats[place - 1]); place--)
+            seats[place] = seats[place - 1];
+        seats[place] = s;
+    }
+    for (uint32_t i = 0; i < shard_count && i < count; i++) job->shards[i].seat = seats[i];
+    return count >= shard_count ? CAIRN_OK : CAIRN_ERR_NOT_READY;
+}
+
+/* ---- making one ---- */
+
+static cairn_status plan_layout(struct cairn_cluster_job *job, uint32_t shard_count)
+{
+    struct cairn_plan_report report;
+    const cairn_status status = cairn_plan_job(&job->spec, shard_count, &job->layout, &report);
+    if (status != CAIRN_OK) return status;
+    job->planned.heaviest_over_mean = report.heaviest_over_mean;
+    job->planned.layout = cairn_packed_layout(job->layout);
+    return job->planned.layout != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+}
+
+cairn_status cairn_cluster_judge_packed(const char *job, const struct cairn_packed *packed,
+                                        struct cairn_sentence *why)
+{
+    if (packed->size <= CAIRN_PAGED_BYTES_MAX) return CAIRN_OK;
+    return cairn_fail(
+        why, CAIRN_ERR_INVALID,
+        "the list of tensors of job %s, or its layout, would take %zu bytes: at most %" PRIu64
+        " can be sent",
+        job, packed->size, CAIRN_PAGED_BYTES_MAX);
+}
+
+struct cairn_cluster_job *cairn_cluster_job_plan(struct cairn_cluster *cluster,
+                                                 const struct cairn_job_spec_data *spec,
+                                                 struct cairn_sentence *why)
+{
+    const uint32_t shard_count = cairn_plan_job_shards(spec, (uint32_t)cluster->options->shards);
+    struct cairn_cluster_job *job = calloc(1, sizeof *job);
+    cairn_status status = CAIRN_ERR_NO_MEMORY;
+    if (job != NULL) {
+        job->cluster = cluster;
+        job->state = CAIRN_CLUSTER_JOB_CREATING;
+        job->generation = 1;
+        cairn_spec_init(&job->spec);
+        randombytes_buf(&job->id, sizeof job->id);
+        job->id |= 1; // never 0
+        status = cairn_spec_copy(spec, &job->spec);
+    }
+    if (status == CAIRN_OK) {
+        job->planned.spec = cairn_packed_spec(&job->spec);
+        if (job->planned.spec == NULL) status = CAIRN_ERR_NO_MEMORY;
+    }
+    if (status == CAIRN_OK) status = choose_shards(job, shard_count);
+    if (status == CAIRN_OK) status = plan_layout(job, shard_count);
+    if (status == CAIRN_OK &&
+        cairn_cluster_judge_packed(spec->name, job->planned.layout, why) == CAIRN_OK)
+        return job;
+    if (status == CAIRN_OK) {
+        // `why` says it
+    } else if (status == CAIRN_ERR_NOT_READY) {
+        cairn_sentence_set(why, "%" PRIu32 " shards are needed, %" PRIu32 " are up", shard_count,
+                           cairn_cluster_seats_up(cluster));
+    } else {
+        cairn_sentence_set(why, "planning job %s: %s", spec->name, cairn_status_text((int)status));
+    }
+    if (job != NULL) cairn_cluster_job_free(job);
+    return NULL;
+}
+
+void cairn_cluster_job_send_create(struct cairn_cluster_job *job,
+                                   const struct cairn_cluster_job_load *load,
+                                   struct cairn_cluster_gather *gather)
+{
+    Cairn__Decision last = CAIRN__DECISION__INIT;
+    Cairn__JobCreate create = CAIRN__JOB_CREATE__INIT;
+    create.job = job->id;
+    create.generation = load->version.generation;
+    create.step = load->version.step;
+    create.epoch = job->epoch;
+    create.spec_bytes = job->planned.spec->size;
+    create.layout_bytes = job->planned.layout->size;
+    create.extend = load->extend;
+    create.digest = load->digest;
+    create.member_max = (uint32_t)job->cluster->options->workers_max;
+    create.snapshot_path = (char *)(uintptr_t)(load->snapshot_path != NULL ? load->snapshot_path
+                                                                           : "");
+    if (load->last != NULL) {
+        cairn_cluster_decision_to_message(load->last, &last);
+        create.last = &last;
+    }
+    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+        struct cairn_cluster_seat *seat = job->shards[i].seat;
+        const uint32_t request = cairn_cluster_gather_ask(gather, seat);
+        if (request == 0) continue;
+        create.shard_index = i;
+        job->shards[i].incarnation = seat->incarnation;
+        job->shards[i].revision = job->spec.revision;
+        cairn_cluster_session_send(seat->session, CAIRN_MSG_JOB_CREATE, request, &create.base);
+        cairn_cluster_session_pages(seat->session, request, CAIRN_PAGE_SPEC, job->planned.spec);
+        cairn_cluster_session_pages(seat->session, request, CAIRN_PAGE_LAYOUT, job->planned.layout);
+    }
+}
+
+cairn_status cairn_cluster_job_judge_shards(const struct cairn_cluster_job *job,
+                                            struct cairn_sentence *why)
+{
+    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+        const struct cairn_cluster_job_shard *s = &job->shards[i];
+        if (s->seat->incarnation == s->incarnation) continue;
+        return cairn_fail(why, CAIRN_ERR_CLOSED, "%s: it restarted without its part",
+                          s->seat->name);
+    }
+    return CAIRN_OK;
+}
+
+/* A job that nobody puts is sealed as soon as its shards are there. */
+static void begin_itself(struct cairn_cluster_job *job)
+{
+    job->init.seal_wanted = cairn_spec_initializes_itself(&job->spec);
+    cairn_cluster_job_try_seal(job);
+}
+
+static void creation_failed(struct cairn_cluster_job *job, cairn_status status, const char *text)
+{
+    cairn_log_warn("%s", text);
+    // A shard that went away: the openers wait for the next one.
+    if (status != CAIRN_ERR_CLOSED)
+        cairn_cluster_job_openers_fail(job->cluster, job->spec.name, status, text);
+    cairn_cluster_job_drop(job);
+}
+
+/* Durable: it is a job, if its shards are still the same. */
+static void on_stored(const struct cairn_cluster_saved *saved)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(saved->cluster, saved->job);
+    struct cairn_sentence why;
+    cairn_status status = saved->status;
+    if (job == NULL || job->dropping) return;
+    cairn_sentence_set(&why, "%s", saved->why);
+    if (status == CAIRN_OK) status = cairn_cluster_job_judge_shards(job, &why);
+    if (status == CAIRN_OK) {
+        job->state = CAIRN_CLUSTER_JOB_INITIALIZING;
+        status = cairn_cluster_job_core_open(job, &why);
+    }
+    if (status != CAIRN_OK) {
+        creation_failed(job, status, why.text);
+        return;
+    }
+    cairn_cluster_terms_tell_all(job);
+    begin_itself(job);
+    cairn_log_info("job %s created: %zu tensors over %" PRIu32 " shards, heaviest/mean %.3f",
+                   job->spec.name, job->spec.tensor_count, job->layout->shard_count,
+                   job->planned.heaviest_over_mean);
+    cairn_cluster_openings_advance(saved->cluster);
+}
+
+static void on_created(struct cairn_cluster_job *job, const void *about, cairn_status status,
+                       const char *text)
+{
+    struct cairn_sentence why;
+    (void)about;
+    if (job->dropping) return;
+    cairn_sentence_set(&why, "job %s was not created: %s", job->spec.name, text);
+    if (status == CAIRN_OK) status = cairn_cluster_job_judge_shards(job, &why);
+    if (status == CAIRN_OK)
+        status = cairn_cluster_save_job(job, job->planned.spec, 0, on_stored, &why);
+    if (status != CAIRN_OK) creation_failed(job, status, why.text);
+}
+
+cairn_status cairn_cluster_job_create(struct cairn_cluster *cluster,
+                                      const struct cairn_job_spec_data *spec,
+                                      struct cairn_sentence *why)
+{
+    const cairn_status usable = cairn_spec_check_usable(spec, why);
+    if (usable != CAIRN_OK) return usable;
+    size_t count = 0;
+    for (const struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next) count++;
+    if (count >= CAIRN_JOBS_MAX) {
+        return cairn_fail(why, CAIRN_ERR_REFUSED,
+                          "there are %zu jobs, which are the most; `cairn job drop` takes one away",
+                          count);
+    }
+    struct cairn_cluster_job *job = cairn_cluster_job_plan(cluster, spec, why);
+    if (job == NULL) return CAIRN_ERR_NO_MEMORY;
+    const struct cairn_cluster_job_load load = { .version = { job->generation, 0 } };
+    struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_created, NULL, 0);
+    if (gather == NULL) {
+        cairn_cluster_job_free(job);
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+    }
+    cairn_cluster_job_send_create(job, &load, gather);
+    cairn_cluster_job_link(job);
+    cairn_cluster_gather_start(gather);
+    return CAIRN_OK;
+}
+
+/* ---- what the store knows ---- */
+
+static cairn_status fill_job(struct cairn_cluster_job *job, const struct cairn_stored_job *row,
+                             struct cairn_sentence *why)
+{
+    struct cairn_sentence reason = { "" };
+    cairn_status status = cairn_spec_unpack(row->spec, row->spec_bytes, cairn_optimizer_names(),
+                                            &job->spec, &reason);
+    if (status != CAIRN_OK)
+        return cairn_fail(why, status, "the stored spec of job %s: %s", row->name, reason.text);
+    struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
+    job->planned.spec = cairn_packed_copy(row->spec, row->spec_bytes);
+    job->planned.layout = cairn_packed_copy(row->layout, row->layout_bytes);
+    job->shards = calloc(row->shard_count, sizeof *job->shards);
+    status = CAIRN_ERR_NO_MEMORY;
+    if (tensors != NULL && job->planned.spec != NULL && job->planned.layout != NULL &&
+        job->shards != NULL)
+        status = cairn_layout_decode(row->layout, row->layout_bytes, tensors,
+                                     (uint32_t)job->spec.tensor_count, &job->layout);
+    free(tensors);
+    if (status != CAIRN_OK) {
+        return cairn_fail(why, status, "the stored layout of job %s: %s", row->name,
+                          cairn_status_text((int)status));
+    }
+    if (job->layout->shard_count != row->shard_count) {
+        return cairn_fail(why, CAIRN_ERR_CORRUPT,
+                          "job %s is stored with %" PRIu32 " shards and a layout of %" PRIu32,
+                          row->name, row->shard_count, job->layout->shard_count);
+    }
+    for (uint32_t i = 0; i < row->shard_count; i++) {
+        job->shards[i].seat = cairn_cluster_seat_get(job->cluster, row->shards[i]);
+        if (job->shards[i].seat == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    }
+    return CAIRN_OK;
+}
+
+cairn_status cairn_cluster_job_load(struct cairn_cluster *cluster,
+                                    const struct cairn_stored_job *row, struct cairn_sentence *why)
+{
+    struct cairn_cluster_job *job = calloc(1, sizeof *job);
+    if (job == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    cairn_spec_init(&job->spec);
+    job->cluster = cluster;
+    job->id = row->id;
+    job->generation = row->generation;
+    job->reserved.generation = row->generation_reserved;
+    job->epoch = row->epoch;
+    job->reserved.round = row->round_reserved;
+    job->base_step = row->base_step;
+    job->initialized = row->initialized;
+    job->version_unknown = row->initialized;
+    job->stored = true;
+    job->state = row->initialized ? CAIRN_CLUSTER_JOB_RUNNING : CAIRN_CLUSTER_JOB_INITIALIZING;
+    cairn_sentence_set(&job->rounds.epoch_reason, "the coordinator was started again");
+    cairn_status status = fill_job(job, row, why);
+    if (status == CAIRN_OK) status = cairn_cluster_groups_doubt(job);
+    if (status == CAIRN_OK) status = cairn_cluster_job_core_open(job, why);
+    if (status != CAIRN_OK) {
+        cairn_cluster_job_free(job);
+        return status;
+    }
+    job->init.seal_wanted = !job->initialized && cairn_spec_initializes_itself(&job->spec);
+    cairn_cluster_job_link(job);
+    cairn_log_info("job %s: generation %" PRIu64 ", epoch %" PRIu64 ", waiting for %" PRIu32
+                   " shard%s",
+                   job->spec.name, job->generation, job->epoch, row->shard_count,
+                   row->shard_count == 1 ? "" : "s");
+    return CAIRN_OK;
+}
+
+static cairn_status load_job(void *context, const struct cairn_stored_job *row,
+                             struct cairn_sentence *why)
+{
+    return cairn_cluster_job_load(context, row, why);
+}
+
+cairn_status cairn_cluster_jobs_load(struct cairn_cluster *cluster, struct cairn_sentence *why)
+{
+    return cairn_store_each_job(cluster->store, load_job, cluster, why);
+}

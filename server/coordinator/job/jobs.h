@@ -1,0 +1,54 @@
+/* Jobs are made, found again after a start, and dropped. */
+#ifndef CAIRN_COORDINATOR_JOB_JOBS_H
+#define CAIRN_COORDINATOR_JOB_JOBS_H
+
+#include "server/coordinator/base/calls.h"
+#include "server/coordinator/base/names.h"
+#include "server/core/decision.h"
+
+struct cairn_stored_job;
+
+#define CAIRN_JOBS_MAX 1024
+
+/* A row of the store becomes a job; or all rows do. */
+cairn_status cairn_cluster_job_load(struct cairn_cluster *cluster,
+                                    const struct cairn_stored_job *row, struct cairn_sentence *why);
+cairn_status cairn_cluster_jobs_load(struct cairn_cluster *cluster, struct cairn_sentence *why);
+/* Begins to make a job of the spec over the shards that are up; its openers wait. */
+cairn_status cairn_cluster_job_create(struct cairn_cluster *cluster,
+                                      const struct cairn_job_spec_data *spec,
+                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Takes the job out of the store, then frees it here and on its shards; until then it is CREATING. Its
+ * members must be gone. */
+void cairn_cluster_job_drop(struct cairn_cluster_job *job);
+void cairn_cluster_job_free(struct cairn_cluster_job *job);
+/* A spec or a layout that nobody could take is refused before it is stored: CAIRN_ERR_INVALID. */
+CAIRN_MUST_CHECK cairn_status cairn_cluster_judge_packed(const char *job,
+                                                         const struct cairn_packed *packed,
+                                                         struct cairn_sentence *why);
+/* A job that nobody knows yet: spec, layout, shards. For creation and for restores. NULL: `why` says it. */
+struct cairn_cluster_job *cairn_cluster_job_plan(struct cairn_cluster *cluster,
+                                                 const struct cairn_job_spec_data *spec,
+                                                 struct cairn_sentence *why);
+/* What JobCreate says. */
+struct cairn_cluster_job_load {
+    bool extend; /* made of the part that the shard has */
+    const char *snapshot_path;
+    uint64_t digest; /* of a SnapshotPart of what was loaded; 0: none is wanted */
+    struct cairn_version version;
+    const struct cairn_decision *last; /* may be NULL */
+};
+/* JobCreate and its pages to all shards of the job. Asks them with the gather, which the caller starts. */
+void cairn_cluster_job_send_create(struct cairn_cluster_job *job,
+                                   const struct cairn_cluster_job_load *load,
+                                   struct cairn_cluster_gather *gather);
+/* All shards have made their part: is each still the process that did? CAIRN_ERR_CLOSED: `why` says which is
+ * not. */
+cairn_status cairn_cluster_job_judge_shards(const struct cairn_cluster_job *job,
+                                            struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+/* act.c: cairn_cluster_core_open with the hands that do what it says. */
+cairn_status cairn_cluster_job_core_open(struct cairn_cluster_job *job,
+                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+#endif

@@ -1,0 +1,132 @@
+/* A member whose job is there joins it, if it is the same job and has room; or it is refused. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/base/log.h"
+#include "server/coordinator/base/job.h"
+#include "server/coordinator/base/member.h"
+#include "server/coordinator/base/session.h"
+#include "server/coordinator/cluster.h"
+
+#define DIFFERENCES_SHOWN 10
+
+struct lines {
+    struct cairn_sentence *why;
+    size_t count;
+};
+static void add_line(void *context, const char *line)
+{
+    struct lines *lines = context;
+    cairn_sentence_add(lines->why, "%s%s", lines->count++ == 0 ? "" : "\n", line);
+}
+
+/* BUSY, at which a client asks again until its deadline: one that died is gone after its lease. */
+static cairn_status judge_room(const struct cairn_cluster_member *member,
+                               const struct cairn_cluster_job *job, struct cairn_sentence *why)
+{
+    const uint32_t most = job->spec.workers_max;
+    uint32_t others = 0;
+    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+        const bool is_worker = m->role == CAIRN_ROLE_WIRE_WORKER;
+        others += is_worker && m->id != member->id && m->rank != member->rank;
+    }
+    if (most == 0 || others < most) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_BUSY,
+                      "job %s has %" PRIu32 " workers, and its workers_max is %" PRIu32
+                      ": raise it (`cairn job amend %s --workers MIN:MAX`), or end one",
+                      job->spec.name, others, most, job->spec.name);
+}
+
+cairn_status cairn_cluster_opening_differences(const struct cairn_cluster_member *member,
+                                               const struct cairn_job_spec_data *job,
+                                               struct cairn_sentence *why)
+{
+    struct lines lines = { why, 0 };
+    const struct cairn_job_spec_data mine = cairn_spec_with_workers(&member->opening.spec, job);
+    (void)cairn_spec_diff(&mine, job, DIFFERENCES_SHOWN, add_line, &lines);
+    return CAIRN_ERR_MISMATCH;
+}
+
+static cairn_status judge_join(const struct cairn_cluster_member *member,
+                               struct cairn_cluster_job *job, struct cairn_sentence *why)
+{
+    const struct cairn_cluster_member *same = cairn_cluster_job_member(job, member->id);
+    if (job->state == CAIRN_CLUSTER_JOB_LOST)
+        return cairn_fail(why, CAIRN_ERR_JOB_LOST, "job %s is %s", job->spec.name,
+                          job->loss.why.text);
+    if (same != NULL && same->token != member->token) {
+        return cairn_fail(why, CAIRN_ERR_REFUSED, "that session number belongs to another member");
+    }
+    if (same == NULL && job->members.count >= 2 * (uint64_t)job->cluster->options->workers_max) {
+        return cairn_fail(why, CAIRN_ERR_BUSY,
+                          "job %s has %" PRIu32 " members; raise round.workers_max", job->spec.name,
+                          job->members.count);
+    }
+    if (member->role != CAIRN_ROLE_WIRE_WORKER) return CAIRN_OK;
+    if (cairn_spec_joins(&member->opening.spec, &job->spec)) return judge_room(member, job, why);
+    cairn_sentence_set(
+        why,
+        "job %s is another one than this spec: give the job's values, amend it (`cairn job amend`, "
+        "cairn_job_amend), drop it (`cairn job drop`), or choose another name:\n",
+        job->spec.name);
+    return cairn_cluster_opening_differences(member, &job->spec, why);
+}
+
+void cairn_cluster_opening_refuse(struct cairn_cluster_member *member, cairn_status status,
+                                  const char *text)
+{
+    cairn_log_info("refused to open job %s for %s %s: %s", member->job_name,
+                   cairn_role_name(member->role), member->session->name, text);
+    cairn_cluster_session_error(member->session, member->open_request, status, text);
+    cairn_cluster_member_free(member);
+}
+
+/* What waits on the same connection goes on waiting; on another one the peer asks again. */
+static void take_over(struct cairn_cluster_member *member, struct cairn_cluster_member *same)
+{
+    if (same->session == member->session) {
+        member->init.request = same->init.request;
+        member->begin_request = same->begin_request;
+        member->write.request = same->write.request;
+        member->write.reserves = same->write.reserves;
+        member->amend.request = same->amend.request;
+        member->amend.later = same->amend.later; // moves
+        same->amend.later = NULL;
+        member->amend.revision = same->amend.revision;
+        member->pause.ends_ms = same->pause.ends_ms;
+        memcpy(member->pause.what, same->pause.what, sizeof member->pause.what);
+        memcpy(member->commits.list, same->commits.list, sizeof member->commits.list);
+        member->commits.count = same->commits.count;
+        memcpy(member->waits.list, same->waits.list, sizeof member->waits.list);
+        member->waits.count = same->waits.count;
+        if (!same->tiles.arriving) member->tiles.request = same->tiles.request;
+        member->tiles.world = same->tiles.world;
+    }
+    member->tiles.declared = same->tiles.declared;
+    cairn_cluster_member_free(same);
+}
+
+void cairn_cluster_opening_join(struct cairn_cluster_member *member, struct cairn_cluster_job *job)
+{
+    struct cairn_sentence why;
+    cairn_status status = judge_join(member, job, &why);
+    if (status == CAIRN_OK) {
+        member->known_to = calloc(job->layout->shard_count, 2);
+        if (member->known_to == NULL) {
+            status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+        }
+    }
+    if (status != CAIRN_OK) {
+        cairn_cluster_opening_refuse(member, status, why.text);
+        return;
+    }
+    // The same session after a reconnect: the new connection takes its place, nobody else hears.
+    struct cairn_cluster_member *same = cairn_cluster_job_member(job, member->id);
+    if (same != NULL) take_over(member, same);
+    cairn_spec_release(&member->opening.spec);
+    member->tiles.known_to = member->known_to + job->layout->shard_count;
+    member->phase = CAIRN_MEMBER_JOINING;
+    cairn_cluster_job_member_add(job, member);
+    cairn_cluster_member_tell_shards(member);
+}

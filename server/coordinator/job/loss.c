@@ -1,0 +1,133 @@
+/* A job is lost, or behind its shards: what is said of it, and whether it restores itself
+ * (restore/recovery.h). */
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "proto/plan/plan_job.h"
+#include "server/base/log.h"
+#include "server/coordinator/base/job.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/member/seats.h"
+#include "server/coordinator/member/waiting.h"
+#include "server/coordinator/snapshot/cuts.h"
+
+/* ---- what comes next ---- */
+
+bool cairn_cluster_recovery_wanted(const struct cairn_cluster_job *job)
+{
+    return job->spec.policy.on_shard_loss == CAIRN_SHARD_LOSS_RESTORE_LATEST;
+}
+
+bool cairn_cluster_recovery_pending(const struct cairn_cluster_job *job)
+{
+    const struct cairn_cluster_recovery *r = &job->loss.recovery;
+    if (job->state != CAIRN_CLUSTER_JOB_LOST || job->loss.behind ||
+        !cairn_cluster_recovery_wanted(job))
+        return false;
+    if (r->running) return true;
+    return !r->gave_up && r->restores < CAIRN_RESTORES_MAX && (job->loss.may_return || r->begun);
+}
+
+/* It is being lost. */
+static void note_loss(struct cairn_cluster_job *job, const char *why)
+{
+    if (cairn_cluster_job_version(job).step > job->base_step)
+        job->loss.recovery =
+            (struct cairn_cluster_recovery) { .running = job->loss.recovery.running };
+    snprintf(job->loss.recovery.why, sizeof job->loss.recovery.why, "%.*s",
+             (int)sizeof job->loss.recovery.why - 1, why);
+}
+
+uint32_t cairn_cluster_recovery_shards(const struct cairn_cluster_job *job)
+{
+    return cairn_plan_job_shards(&job->spec, (uint32_t)job->cluster->options->shards);
+}
+
+static void advise_to_wait(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+{
+    const uint32_t count = cairn_cluster_recovery_shards(job);
+    cairn_sentence_set(out, "its newest snapshot is restored by itself (on_shard_loss)");
+    if (cairn_cluster_seats_up(job->cluster) < count)
+        cairn_sentence_add(out, ", once %" PRIu32 " shard%s here", count,
+                           count == 1 ? " is" : "s are");
+    else if (job->loss.recovery.unseen)
+        cairn_sentence_add(out, ", once it is mounted at every shard (`cairn cluster status` shows "
+                                "where snapshots cannot be saved)");
+}
+
+void cairn_cluster_recovery_advise(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+{
+    const char *name = job->spec.name;
+    if (cairn_cluster_recovery_pending(job)) {
+        advise_to_wait(job, out);
+        return;
+    }
+    out->text[0] = '\0';
+    if (cairn_cluster_recovery_wanted(job) && job->loss.recovery.gave_up) {
+        cairn_sentence_add(out,
+                           "on_shard_loss finds no whole snapshot of it: `cairn snapshot restore "
+                           "%s latest` tries again, where one was made whole; `cairn job drop %s` "
+                           "gives it up, so that it may begin anew",
+                           name, name);
+        return;
+    }
+    if (cairn_cluster_recovery_wanted(job) && job->loss.recovery.restores >= CAIRN_RESTORES_MAX)
+        cairn_sentence_add(out,
+                           "on_shard_loss has restored it %d times without a step applied in "
+                           "between, and waits now; ",
+                           CAIRN_RESTORES_MAX);
+    cairn_sentence_add(out,
+                       "restore a snapshot with `cairn snapshot restore %s ID` (`cairn snapshot "
+                       "list %s` shows which there are)",
+                       name, name);
+}
+
+/* ---- the loss ---- */
+
+/* job->loss.why is set. */
+static void stop(struct cairn_cluster_job *job)
+{
+    job->state = CAIRN_CLUSTER_JOB_LOST;
+    cairn_log_error("job %s is %s", job->spec.name, job->loss.why.text);
+    cairn_cluster_cut_abort(job, job->loss.why.text);
+    cairn_cluster_amenders_lost(job);
+    cairn_cluster_extension_release(job);
+}
+
+void cairn_cluster_job_behind(struct cairn_cluster_job *job, const char *shard, const char *what)
+{
+    cairn_sentence_set(
+        &job->loss.why,
+        "behind: shard %s has seen a higher %s of it than the coordinator's store, which is an "
+        "older copy; nothing is done with it before `cairn cluster adopt` has taken what the "
+        "shards hold (or give the coordinator its newest store back)",
+        shard, what);
+    job->loss.behind = true;
+    job->loss.may_return = false;
+    stop(job);
+}
+
+void cairn_cluster_job_lose(struct cairn_cluster_job *job, bool may_return, const char *format, ...)
+{
+    va_list args;
+    struct cairn_sentence advice;
+    char what[CAIRN_SENTENCE_BYTES / 2];
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    job->loss.behind = false;
+    job->loss.may_return = may_return;
+    job->state = CAIRN_CLUSTER_JOB_LOST;
+    note_loss(job, what);
+    cairn_cluster_recovery_advise(job, &advice);
+    cairn_sentence_set(&job->loss.why, "lost: %s; %s", what, advice.text);
+    const bool pending = cairn_cluster_recovery_pending(job);
+    stop(job);
+    if (pending) cairn_cluster_job_keep_pauses(job);
+    struct cairn_sentence why;
+    cairn_sentence_set(&why, "job %s is %s", job->spec.name, job->loss.why.text);
+    while (job->members.list != NULL)
+        cairn_cluster_member_put_out(
+            job->members.list, pending ? CAIRN_ERR_ROLLED_BACK : CAIRN_ERR_JOB_LOST, why.text);
+}

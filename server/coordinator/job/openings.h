@@ -1,0 +1,59 @@
+/* Openings: workers and readers on their way into a job. */
+#ifndef CAIRN_COORDINATOR_JOB_OPENINGS_H
+#define CAIRN_COORDINATOR_JOB_OPENINGS_H
+
+#include "server/coordinator/base/names.h"
+
+/* Of a member, until it is ATTACHED. */
+struct cairn_cluster_opening {
+    struct cairn_paged pages;        /* owned; in PAGES */
+    struct cairn_job_spec_data spec; /* owned; a reader's has no name */
+    uint32_t launch, start_wait_ms;  /* JobOpen.world: so many came together; 0: not said */
+    uint64_t attached_id;            /* of the job that it was a member of already; 0: of none */
+    bool must_exist;                 /* it begins no job */
+    bool resumes;                    /* without the job it wants the newest snapshot restored */
+};
+
+/* Of the cluster: cairn_cluster_openings_advance is not entered twice. */
+struct cairn_cluster_openings {
+    bool advancing, again;
+};
+
+/* JobOpen: answered at once, or when the job is there. */
+void cairn_cluster_member_open(struct cairn_cluster_session *session, uint32_t request,
+                               const Cairn__JobOpen *message);
+/* A page of the spec that a JobOpen announced. */
+void cairn_cluster_member_page(struct cairn_cluster_session *session, uint32_t request,
+                               const Cairn__Page *page);
+/* The spec's bounds of workers are within round.workers_max. CAIRN_ERR_INVALID. */
+cairn_status cairn_cluster_judge_workers(const struct cairn_cluster *cluster,
+                                         const struct cairn_job_spec_data *spec,
+                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Who waits for a job looks again: a shard came, a job was made, restored or dropped. */
+void cairn_cluster_openings_advance(struct cairn_cluster *cluster);
+/* The restore that the job's openers wished has ended. CAIRN_OK: the job is there, or there is nothing to
+ * restore it from; with another status the openers are refused. */
+void cairn_cluster_openers_resumed(struct cairn_cluster *cluster, const char *name,
+                                   cairn_status status, const char *text);
+/* A snapshot with this spec is to be restored for the openers who wish it: refuses who came with another
+ * spec. CAIRN_ERR_MISMATCH: all of them did. */
+cairn_status cairn_cluster_openers_judge(struct cairn_cluster *cluster,
+                                         const struct cairn_job_spec_data *saved,
+                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* The job could not be made: its openers hear why. */
+void cairn_cluster_job_openers_fail(struct cairn_cluster *cluster, const char *name,
+                                    cairn_status status, const char *text);
+
+/* ---- join.c, for openings.c ---- */
+
+/* Its job is there: the member joins it, or is refused. */
+void cairn_cluster_opening_join(struct cairn_cluster_member *member, struct cairn_cluster_job *job);
+/* The member's JobOpen fails. Frees the member. */
+void cairn_cluster_opening_refuse(struct cairn_cluster_member *member, cairn_status status,
+                                  const char *text);
+/* Adds what the member's spec has other than the job's. CAIRN_ERR_MISMATCH. */
+cairn_status cairn_cluster_opening_differences(const struct cairn_cluster_member *member,
+                                               const struct cairn_job_spec_data *job,
+                                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+#endif

@@ -1,0 +1,203 @@
+/* What the shards hold, as jobs: a generation of one is whole if each part of its layout is on a shard that
+ * is here, and all agree; the newest that is whole is the job. See adopt.c. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/coordinator/base/job.h"
+#include "server/coordinator/base/seat.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/member/seats.h"
+#include "server/coordinator/restore/adopt_private.h"
+#include "server/coordinator/store/store.h"
+
+/* Parts of one job on all shards that are here. */
+typedef void (*part_fn)(struct cairn_cluster_adoptee *job, struct cairn_cluster_seat *seat,
+                        Cairn__HeldJob *part);
+static void each_part(struct cairn_cluster *cluster, struct cairn_cluster_adoptee *job,
+                      part_fn take)
+{
+    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
+        for (size_t i = 0; s->session != NULL && s->parts != NULL && i < s->parts->n_held; i++)
+            if (s->parts->held[i]->job == job->id) take(job, s, s->parts->held[i]);
+}
+
+static void take_marks(struct cairn_cluster_adoptee *job, struct cairn_cluster_seat *seat,
+                       Cairn__HeldJob *part)
+{
+    const struct cairn_marks seen = cairn_cluster_held_marks(part);
+    (void)seat;
+    cairn_marks_add(&job->marks, &seen);
+    if (part->version_generation > job->marks.generation)
+        job->marks.generation = part->version_generation;
+}
+
+static void refuse(struct cairn_cluster_adoptee *job, const char *text, const char *shard)
+{
+    if (job->refused.text[0] == '\0') cairn_sentence_set(&job->refused, "%s: %s", shard, text);
+}
+
+/* ---- one generation ---- */
+
+static void begin_with(struct cairn_cluster_adoptee *job, struct cairn_cluster_seat *seat,
+                       Cairn__HeldJob *part)
+{
+    job->best = part;
+    job->from = seat;
+    job->base_step = part->base_step;
+    job->version_generation = part->version_generation;
+    job->step = job->lowest_step = part->version_step;
+    job->shard_count = part->shard_count < CAIRN_SEATS_MAX ? part->shard_count : CAIRN_SEATS_MAX;
+}
+
+static void take_part(struct cairn_cluster_adoptee *job, struct cairn_cluster_seat *seat,
+                      Cairn__HeldJob *part)
+{
+    if (part->generation != job->generation) return;
+    if (job->best == NULL) begin_with(job, seat, part);
+    const Cairn__HeldJob *best = job->best;
+    const bool same_spec = part->spec_hash.len == best->spec_hash.len &&
+                           memcmp(part->spec_hash.data, best->spec_hash.data,
+                                  part->spec_hash.len) == 0;
+    if (part->version_step > job->step) job->step = part->version_step;
+    if (part->version_step < job->lowest_step) job->lowest_step = part->version_step;
+    if (!part->serving)
+        refuse(job, "its part was never complete", seat->name);
+    else if (part->layout_hash != best->layout_hash || part->shard_count != job->shard_count ||
+             part->shard_index >= job->shard_count || part->base_step != job->base_step)
+        refuse(job, "its part is of another layout", seat->name);
+    else if (part->revision == best->revision && !same_spec)
+        refuse(job, "it has another spec of the same revision", seat->name);
+    else if (job->step - job->lowest_step > 1)
+        refuse(job, "its part is more than one step apart from the others", seat->name);
+    else if (job->shards[part->shard_index] != NULL)
+        refuse(job, "another shard holds the same part", seat->name);
+    else
+        job->shards[part->shard_index] = seat->name;
+    if (part->revision > best->revision) {
+        job->best = part;
+        job->from = seat;
+    }
+    if (part->version_generation > job->version_generation)
+        job->version_generation = part->version_generation;
+}
+
+/* Is it whole? Nothing is left of the one that was judged before it. */
+static void judge_generation(struct cairn_cluster *cluster, struct cairn_cluster_adoptee *job)
+{
+    job->best = NULL;
+    job->shard_count = 0;
+    job->refused.text[0] = '\0';
+    memset(job->shards, 0, CAIRN_SEATS_MAX * sizeof *job->shards);
+    each_part(cluster, job, take_part);
+    if (job->shard_count == 0) refuse(job, "no part of it was ever finished", job->name);
+    for (uint32_t i = 0; i < job->shard_count && job->refused.text[0] == '\0'; i++)
+        if (job->shards[i] == NULL)
+            cairn_sentence_set(&job->refused,
+                               "part %" PRIu32 " of %" PRIu32 " is on no shard that is here", i + 1,
+                               job->shard_count);
+}
+
+static void take_newer(struct cairn_cluster_adoptee *job, struct cairn_cluster_seat *seat,
+                       Cairn__HeldJob *part)
+{
+    (void)seat;
+    if (part->generation < job->below && part->generation > job->generation)
+        job->generation = part->generation;
+}
+
+/* The newest of those that are older than this one; false: there is none. */
+static bool go_back(struct cairn_cluster *cluster, struct cairn_cluster_adoptee *job)
+{
+    job->below = job->generation;
+    job->generation = 0;
+    each_part(cluster, job, take_newer);
+    return job->generation != 0;
+}
+
+/* The newest that is whole, whether the shards were told to switch to it or not. An amendment is answered
+ * when every shard has made it and the store has it; the first shard drops the old part after that. So an
+ * amendment that was answered is whole here, and one that was not may take effect. If none is whole the
+ * newest says why. */
+static void choose_generation(struct cairn_cluster *cluster, struct cairn_cluster_adoptee *job)
+{
+    uint64_t newest = 0;
+    job->generation = UINT64_MAX;
+    while (go_back(cluster, job)) {
+        if (newest == 0) newest = job->generation;
+        judge_generation(cluster, job);
+        if (job->refused.text[0] == '\0') return;
+    }
+    job->generation = newest;
+    judge_generation(cluster, job);
+}
+
+/* ---- one job ---- */
+
+/* Names once: in the store, and among those before. */
+static void judge_name(struct cairn_cluster_adoption *adoption, struct cairn_cluster_adoptee *job)
+{
+    const struct cairn_cluster_job *other = cairn_cluster_job_find(adoption->cluster, job->name);
+    bool twice = other != NULL && other->id != job->id;
+    for (const struct cairn_cluster_adoptee *j = adoption->jobs; j < job; j++)
+        twice |= j->refused.text[0] == '\0' && strcmp(j->name, job->name) == 0;
+    if (twice) refuse(job, "there is another job of that name", job->name);
+}
+
+/* Our store knows it, too. */
+static void judge_known(struct cairn_cluster_adoptee *job, const struct cairn_cluster_job *known)
+{
+    const struct cairn_marks ours = cairn_cluster_job_marks(known);
+    cairn_marks_add(&job->marks, &ours);
+    if (known->generation > job->generation)
+        refuse(job, "the store has a newer generation of it", job->name);
+    if (known->snapshots.cut != NULL || known->extension.body != NULL ||
+        known->amends.amending != NULL || known->state == CAIRN_CLUSTER_JOB_CREATING)
+        refuse(job, "it is being saved, amended or made: adopt again when that has ended",
+               job->name);
+}
+
+static void judge_job(struct cairn_cluster_adoption *adoption, struct cairn_cluster_adoptee *job)
+{
+    const struct cairn_cluster_job *known = cairn_cluster_job_by_id(adoption->cluster, job->id);
+    each_part(adoption->cluster, job, take_marks);
+    choose_generation(adoption->cluster, job);
+    if (known != NULL) judge_known(job, known);
+    judge_name(adoption, job);
+    // Each incarnation may have skipped a block of which no shard heard a round.
+    cairn_marks_above(&job->marks, (adoption->incarnation + 1) * CAIRN_ROUND_BLOCK);
+}
+
+static void take_incarnations(struct cairn_cluster_adoption *adoption)
+{
+    adoption->incarnation = cairn_store_incarnation(adoption->cluster->store);
+    for (const struct cairn_cluster_seat *s = adoption->cluster->seats; s != NULL; s = s->next)
+        if (s->seen.incarnation > adoption->incarnation)
+            adoption->incarnation = s->seen.incarnation;
+}
+
+/* A job of which somebody holds a part that we do not act on. */
+cairn_status cairn_cluster_adoption_plan(struct cairn_cluster_adoption *adoption)
+{
+    struct cairn_cluster_strangers strangers;
+    if (!cairn_cluster_strangers_init(&strangers, adoption->cluster)) return CAIRN_ERR_NO_MEMORY;
+    adoption->jobs = calloc(strangers.count + 1, sizeof *adoption->jobs);
+    cairn_status status = adoption->jobs == NULL ? CAIRN_ERR_NO_MEMORY : CAIRN_OK;
+    for (size_t i = 0; i < strangers.count && status == CAIRN_OK; i++) {
+        const Cairn__HeldJob *part = strangers.list[i]->part;
+        size_t at = 0;
+        while (at < adoption->job_count && adoption->jobs[at].id != part->job) at++;
+        if (at < adoption->job_count) continue;
+        adoption->jobs[at].id = part->job;
+        adoption->jobs[at].name = strdup(part->name);
+        adoption->jobs[at].shards = calloc(CAIRN_SEATS_MAX, sizeof *adoption->jobs[at].shards);
+        adoption->job_count++;
+        if (adoption->jobs[at].name == NULL || adoption->jobs[at].shards == NULL)
+            status = CAIRN_ERR_NO_MEMORY;
+    }
+    cairn_cluster_strangers_release(&strangers);
+    take_incarnations(adoption);
+    for (size_t i = 0; i < adoption->job_count && status == CAIRN_OK; i++)
+        judge_job(adoption, &adoption->jobs[i]);
+    return status;
+}

@@ -1,0 +1,107 @@
+/* A restore of the newest snapshot of a job, which no admin asked for: a worker resumes (resume.c), or the
+ * job has lost a part (recovery.c). */
+#include <string.h>
+
+#include "server/base/log.h"
+#include "server/coordinator/base/job.h"
+#include "server/coordinator/base/works.h"
+#include "server/coordinator/restore/restore.h"
+#include "server/coordinator/snapshot/find.h"
+
+/* One with results that are not finite is restored by its id alone. */
+static bool pass_over(struct cairn_cluster_restore *restore, const struct cairn_found_snapshot *f)
+{
+    const struct cairn_manifest *m = &f->manifest;
+    char tensors[CAIRN_RESULTS_BYTES];
+    struct cairn_sentence text;
+    if (m->nonfinite.nonfinite == 0) return false;
+    cairn_results_list(&m->nonfinite, &m->spec, tensors);
+    cairn_sentence_set(&text, "%s, is damaged: of %llu elements a result is not finite: %s",
+                       f->place.id, (unsigned long long)m->nonfinite.nonfinite, tensors);
+    cairn_log_warn("job %s: passed over: %s", m->spec.name, text.text);
+    if (restore->latest.nonfinite.text[0] == '\0') restore->latest.nonfinite = text;
+    return true;
+}
+
+static struct cairn_found_snapshot *choose(struct cairn_cluster_restore *restore,
+                                           const struct cairn_cluster_found *found)
+{
+    const struct cairn_version *newest = &restore->latest.newest;
+    for (size_t i = 0; i < found->count; i++) {
+        const struct cairn_manifest *m = &found->list[i].manifest;
+        if (m->generation > newest->generation || m->step > newest->step ||
+            !cairn_snapshot_place_behind(&found->list[i].place, &restore->latest.behind))
+            continue;
+        if (!pass_over(restore, &found->list[i])) return &found->list[i];
+    }
+    return NULL;
+}
+
+void cairn_cluster_restore_find_latest(struct cairn_cluster_restore *restore)
+{
+    struct cairn_cluster_found found;
+    const char *job = restore->job_name;
+    restore->status = cairn_cluster_find_snapshots(restore->cluster, job, NULL, &found,
+                                                   &restore->why);
+    struct cairn_found_snapshot *chosen = choose(restore, &found);
+    if (restore->status == CAIRN_OK && chosen == NULL) {
+        restore->latest.none_found = true;
+        restore->status = cairn_fail(&restore->why, CAIRN_ERR_NOT_FOUND,
+                                     "there is no whole snapshot of job %s", job);
+        if (restore->latest.nonfinite.text[0] != '\0')
+            cairn_sentence_add(&restore->why,
+                               " that is not damaged; `cairn snapshot restore %s ID` takes one "
+                               "that is; the newest, %s",
+                               job, restore->latest.nonfinite.text);
+    } else if (restore->status == CAIRN_OK) {
+        restore->folder = chosen->folder; // moves
+        chosen->folder = NULL;
+        restore->latest.behind = chosen->place;
+    }
+    cairn_cluster_found_release(&found);
+}
+
+void cairn_cluster_restore_say_damaged(const struct cairn_cluster_restore *restore,
+                                       const char *text, struct cairn_sentence *out)
+{
+    cairn_sentence_set(out, "%s, is damaged: %.600s", restore->latest.behind.id, text);
+}
+
+void cairn_cluster_restore_passed_over(const struct cairn_cluster_restore *restore,
+                                       const struct cairn_sentence *damaged)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(restore->cluster, restore->job_id);
+    if (job == NULL || damaged->text[0] == '\0') return;
+    cairn_sentence_set(&job->snapshots.passed_over, "%s was restored; the newest snapshot, %s",
+                       restore->latest.behind.id, damaged->text);
+}
+
+bool cairn_cluster_restore_latest(struct cairn_cluster *cluster, const char *job, uint64_t of_job,
+                                  const struct cairn_snapshot_place *behind,
+                                  cairn_cluster_restored_fn ended)
+{
+    struct cairn_cluster_restore *restore = cairn_cluster_restore_new(cluster);
+    if (restore == NULL) return false;
+    const struct cairn_cluster_job *lost = cairn_cluster_job_by_id(cluster, of_job);
+    const bool known = lost != NULL && !lost->version_unknown;
+    restore->latest.of_job = of_job;
+    restore->latest.newest = known ? cairn_cluster_job_version(lost)
+                                   : (struct cairn_version) { UINT64_MAX, UINT64_MAX };
+    restore->latest.behind = *behind;
+    restore->asked = strdup("");
+    restore->job_name = strdup(job);
+    if (restore->asked != NULL && restore->job_name != NULL &&
+        cairn_cluster_work_start(&restore->work, cluster, NULL, 0)) {
+        restore->latest.ended = ended;
+        return true;
+    }
+    cairn_cluster_restore_free(restore);
+    return false;
+}
+
+bool cairn_cluster_restore_is_damage(cairn_status status)
+{
+    return status == CAIRN_ERR_CHECKSUM || status == CAIRN_ERR_CORRUPT ||
+           status == CAIRN_ERR_MALFORMED || status == CAIRN_ERR_VERSION ||
+           status == CAIRN_ERR_NOT_FOUND;
+}

@@ -1,0 +1,49 @@
+/* What halts a job, or may come to that: rounds that are skipped, results that are not finite. */
+#ifndef CAIRN_COORDINATOR_ROUND_HALTS_H
+#define CAIRN_COORDINATOR_ROUND_HALTS_H
+
+#include "proto/spec/results.h"
+#include "server/base/log.h"
+#include "server/coordinator/base/names.h"
+#include "server/core/decision.h"
+
+/* Of a job: what the log was told. */
+struct cairn_cluster_halts {
+    struct cairn_log_limit skips_limit, results_limit;
+    struct cairn_version said; /* it was looked at the results of this one */
+};
+
+/* Of a shard's part of a job. */
+struct cairn_cluster_part_results {
+    struct cairn_results published; /* of the version that the shard published last */
+    struct cairn_results gradients; /* of gradients_round, whose sums it told last */
+    uint64_t gradients_round;       /* 0: it has told none */
+};
+
+/* What a shard says of the version that it has published; it says the same again when it is asked again. */
+void cairn_cluster_halts_take(struct cairn_cluster_job *job, uint32_t shard,
+                              const Cairn__Published *message);
+/* What the manifest says of the version that is restored, before the shards do: as there, shard 0 tells of it
+ * for all. */
+void cairn_cluster_halts_restored(struct cairn_cluster_job *job, const struct cairn_results *saved);
+/* Elements of the newest version with a result that is not finite, and their tensors
+ * (proto/spec/results.h). */
+uint64_t cairn_cluster_halts_nonfinite(const struct cairn_cluster_job *job,
+                                       char tensors_out[static CAIRN_RESULTS_BYTES]);
+/* The same of a job that is damaged by them: of one with init_nonfinite_ok, none. */
+struct cairn_results cairn_cluster_halts_damage(const struct cairn_cluster_job *job);
+/* What a shard says of the sums of a round, of which so many elements are not finite. */
+void cairn_cluster_halts_reduced(struct cairn_cluster_job *job, uint32_t shard,
+                                 const Cairn__Reduced *message, uint64_t nonfinite);
+/* The gradients of that round that are not finite, as far as shards told this coordinator. */
+struct cairn_results cairn_cluster_halts_gradients(const struct cairn_cluster_job *job,
+                                                   uint64_t round);
+/* After each event of the core: of a new version that has some, the log says so. */
+void cairn_cluster_halts_advance(struct cairn_cluster_job *job);
+/* The log hears of a skip for want of finite gradients. One that lowers the loss scale is the way things
+ * go. */
+void cairn_cluster_halts_skipped(struct cairn_cluster_job *job, const struct cairn_decision *skip);
+/* Why no round opens, to whoever asks for one, and to the log. Of a job whose core is halted. */
+void cairn_cluster_halts_why(const struct cairn_cluster_job *job, struct cairn_sentence *out);
+
+#endif

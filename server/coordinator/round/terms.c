@@ -1,0 +1,141 @@
+/* Terms: what an update goes by, made of the groups of a spec for the core to borrow. An amendment makes
+ * new ones; the older stay until the core has let them go, which is when the next round opens. */
+#include <stdlib.h>
+
+#include "proto/spec/optimizer.h"
+#include "server/base/log.h"
+#include "server/coordinator/base/job.h"
+#include "server/coordinator/round/terms.h"
+
+#define STILL_STEPS 100 // applied, one after the other
+
+struct arrays {
+    struct cairn_group_hyper *groups;
+    struct cairn_schedule *schedules;
+    bool *frozen;
+};
+
+static cairn_status fill(struct cairn_cluster_terms *terms, const struct cairn_job_spec_data *spec,
+                         const struct arrays *arrays, struct cairn_sentence *why)
+{
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; i < spec->group_count && status == CAIRN_OK; i++) {
+        const char *field = "";
+        status = cairn_group_hyper_of_spec(&spec->groups[i], &arrays->groups[i], &field);
+        if (status != CAIRN_OK)
+            return cairn_fail(why, status, "group %s: %s is not valid", spec->groups[i].name,
+                              field);
+        status = cairn_spec_add_group(&terms->own, &spec->groups[i]);
+        if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for the groups");
+    }
+    for (size_t i = 0; i < spec->group_count && status == CAIRN_OK; i++) {
+        arrays->schedules[i] = terms->own.groups[i].schedule;
+        arrays->frozen[i] = terms->own.groups[i].frozen;
+    }
+    return status;
+}
+
+static cairn_status list_frozen_tensors(struct cairn_cluster_terms *terms,
+                                        const struct cairn_job_spec_data *spec)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < spec->tensor_count; i++) count += spec->tensors[i].frozen;
+    terms->frozen_tensors = calloc(count + 1, sizeof *terms->frozen_tensors);
+    if (terms->frozen_tensors == NULL) return CAIRN_ERR_NO_MEMORY;
+    for (size_t i = 0; i < spec->tensor_count; i++) {
+        if (spec->tensors[i].frozen)
+            terms->frozen_tensors[terms->frozen_tensor_count++] = (uint32_t)i;
+    }
+    return CAIRN_OK;
+}
+
+cairn_status cairn_cluster_terms_make(const struct cairn_job_spec_data *spec,
+                                      struct cairn_cluster_terms **terms_out,
+                                      struct cairn_sentence *why)
+{
+    const size_t count = spec->group_count + 1; // calloc of 0 may give NULL
+    struct cairn_cluster_terms *terms = calloc(1, sizeof *terms);
+    if (terms == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the groups");
+    cairn_spec_init(&terms->own);
+    const struct arrays arrays = { calloc(count, sizeof *arrays.groups),
+                                   calloc(count, sizeof *arrays.schedules),
+                                   calloc(count, sizeof *arrays.frozen) };
+    terms->still = calloc(count, sizeof *terms->still);
+    terms->core = (struct cairn_round_terms) { .groups = arrays.groups,
+                                               .schedules = arrays.schedules,
+                                               .frozen = arrays.frozen,
+                                               .clip_norm = spec->clip_norm,
+                                               .revision = spec->revision,
+                                               .workers_min = spec->workers_min };
+    cairn_status status = CAIRN_ERR_NO_MEMORY;
+    if (arrays.groups != NULL && arrays.schedules != NULL && arrays.frozen != NULL &&
+        terms->still != NULL && list_frozen_tensors(terms, spec) == CAIRN_OK)
+        status = fill(terms, spec, &arrays, why);
+    else
+        cairn_sentence_set(why, "no memory for the groups");
+    if (status != CAIRN_OK) {
+        cairn_cluster_terms_free(terms);
+        return status;
+    }
+    *terms_out = terms;
+    return CAIRN_OK;
+}
+
+void cairn_cluster_terms_free(struct cairn_cluster_terms *terms)
+{
+    while (terms != NULL) {
+        struct cairn_cluster_terms *older = terms->older;
+        free((void *)(uintptr_t)terms->core.groups);
+        free((void *)(uintptr_t)terms->core.schedules);
+        free((void *)(uintptr_t)terms->core.frozen);
+        free(terms->frozen_tensors);
+        free(terms->still);
+        cairn_spec_release(&terms->own);
+        free(terms);
+        terms = older;
+    }
+}
+
+void cairn_cluster_terms_applied(struct cairn_cluster_job *job)
+{
+    const struct cairn_job_spec_data *own = &job->rounds.terms->own;
+    for (uint32_t g = 0; g < own->group_count; g++) {
+        uint32_t *still = &job->rounds.terms->still[g];
+        const bool learns = own->groups[g].frozen || cairn_round_lr(job->core, g) != 0;
+        *still = learns ? 0 : *still + 1;
+        if (*still != STILL_STEPS) continue;
+        const int kind = (int)own->groups[g].schedule.kind;
+        cairn_log_warn("job %s: group %s does not learn: its learning rate was 0 in each of the "
+                       "last %d steps (schedule %s); %s",
+                       job->spec.name, own->groups[g].name, STILL_STEPS, cairn_schedule_name(kind),
+                       kind == CAIRN_SCHEDULE_DRIVEN ? "look at the trainer's scheduler"
+                                                     : "amend the job, or freeze the group");
+    }
+}
+
+const struct cairn_cluster_terms *cairn_cluster_terms_in_force(const struct cairn_cluster_job *job)
+{
+    const struct cairn_cluster_terms *terms = job->rounds.terms;
+    while (terms->core.groups != cairn_round_terms_of(job->core)->groups) terms = terms->older;
+    return terms;
+}
+
+void cairn_cluster_terms_replace(struct cairn_cluster_job *job, struct cairn_cluster_terms *terms)
+{
+    // At most two are read: those in force and the newest. What stands between is of no round.
+    struct cairn_cluster_terms **at = &job->rounds.terms;
+    while (*at != NULL && (*at)->core.groups != cairn_round_terms_of(job->core)->groups) {
+        struct cairn_cluster_terms *gone = *at;
+        *at = gone->older;
+        gone->older = NULL;
+        cairn_cluster_terms_free(gone);
+    }
+    if (job->rounds.terms != NULL) {
+        cairn_cluster_terms_free(job->rounds.terms->older);
+        job->rounds.terms->older = NULL;
+    }
+    terms->older = job->rounds.terms;
+    job->rounds.terms = terms;
+    const struct cairn_round_event amend = { .kind = CAIRN_ROUND_AMEND, .terms = &terms->core };
+    cairn_cluster_job_event(job, &amend);
+}

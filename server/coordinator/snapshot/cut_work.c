@@ -1,0 +1,78 @@
+/* What a cut does on another thread: the content root from the digests, and the manifest. */
+#include <ftw.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "proto/store/snapshot_io.h"
+#include "server/coordinator/base/works.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/snapshot/cut.h"
+#include "server/coordinator/snapshot/digests.h"
+
+static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *ftw)
+{
+    (void)info;
+    (void)kind;
+    (void)ftw;
+    return remove(path);
+}
+
+/* Removes a folder with everything in it. Blocks. */
+static void remove_folder(const char *path)
+{
+    // A folder that stays has no manifest: nobody lists it.
+    (void)nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+void cairn_cluster_cut_make_folder(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_cut *cut = (struct cairn_cluster_cut *)work;
+    cut->folder_status = cairn_cluster_storage_seen(work->cluster, &cut->folder_why);
+    if (cut->folder_status != CAIRN_OK) return;
+    cut->folder_status = cairn_snapshot_folder_make(
+        work->cluster->storage.path, cut->manifest.spec.name, cut->version.generation,
+        cut->version.step, cut->id, &cut->folder, &cut->folder_why);
+}
+
+void cairn_cluster_cut_work(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_cut *cut = (struct cairn_cluster_cut *)work;
+    struct cairn_manifest *m = &cut->manifest;
+    struct cairn_hash root;
+    if (cut->status == CAIRN_OK)
+        cut->status = cairn_cluster_content_root(m, &cut->digests, &root, &m->loss_scale,
+                                                 &cut->why);
+    if (cut->status == CAIRN_OK) memcpy(m->content_root, root.byte, sizeof m->content_root);
+    if (cut->status == CAIRN_OK && cut->is_snapshot)
+        cut->status = cairn_manifest_commit(cut->folder, m, &cut->why);
+    if (cut->status != CAIRN_OK && cut->folder != NULL) remove_folder(cut->folder);
+}
+
+void cairn_cluster_snapshot_nonfinite(const struct cairn_manifest *manifest,
+                                      struct cairn_snapshot_view *view)
+{
+    cairn_results_list(&manifest->nonfinite, &manifest->spec, view->nonfinite);
+    view->status.nonfinite = manifest->nonfinite.nonfinite;
+    view->status.nonfinite_tensors = view->nonfinite;
+}
+
+void cairn_cluster_manifest_to_view(const struct cairn_manifest *manifest, const char *id,
+                                    const char *folder, struct cairn_snapshot_view *view)
+{
+    Cairn__SnapshotStatus *out = &view->status;
+    cairn__snapshot_status__init(out);
+    cairn_cluster_snapshot_nonfinite(manifest, view);
+    out->id = (char *)(uintptr_t)id;
+    out->path = (char *)(uintptr_t)folder;
+    out->job = manifest->spec.name;
+    out->state = (char *)(uintptr_t) "committed";
+    out->generation = manifest->generation;
+    out->step = manifest->step;
+    out->files = (uint32_t)manifest->file_count;
+    for (size_t i = 0; i < manifest->file_count; i++) out->bytes += manifest->files[i].bytes;
+    out->shards = manifest->shard_count;
+    out->content_root.data = (uint8_t *)(uintptr_t)manifest->content_root;
+    out->content_root.len = sizeof manifest->content_root;
+    out->created_unix_ms = manifest->created_unix_s * 1000;
+    out->periodic = manifest->periodic != 0;
+}

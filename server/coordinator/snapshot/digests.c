@@ -1,0 +1,188 @@
+#include "server/coordinator/snapshot/digests.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/spec/optimizer.h"
+#include "proto/spec/planes.h"
+#include "proto/store/snapshot_file.h"
+#include "server/core/decision.h"
+
+void cairn_cluster_digests_release(struct cairn_cluster_digests *digests)
+{
+    free(digests->list);
+    *digests = (struct cairn_cluster_digests) { 0 };
+}
+
+static cairn_status make_room(struct cairn_cluster_digests *digests, size_t more,
+                              struct cairn_sentence *why)
+{
+    if (more > CAIRN_DIGESTS_MAX - digests->count)
+        return cairn_fail(why, CAIRN_ERR_PROTOCOL, "too many digests");
+    const size_t need = digests->count + more;
+    if (need <= digests->capacity) return CAIRN_OK;
+    const size_t capacity = 2 * digests->capacity > need ? 2 * digests->capacity : need;
+    struct cairn_cluster_digest *grown = realloc(digests->list, capacity * sizeof *grown);
+    if (grown == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for digests");
+    digests->list = grown;
+    digests->capacity = capacity;
+    return CAIRN_OK;
+}
+
+cairn_status cairn_cluster_digests_take(struct cairn_cluster_digests *digests, size_t tensor_count,
+                                        const Cairn__SnapshotPart *part, struct cairn_sentence *why)
+{
+    const cairn_status status = make_room(digests, part->n_digests, why);
+    if (status != CAIRN_OK) return status;
+    for (size_t i = 0; i < part->n_digests; i++) {
+        const Cairn__DigestNode *d = part->digests[i];
+        if (d->tensor >= tensor_count || d->plane >= CAIRN_PLANE_COUNT ||
+            d->hash.len != CAIRN_HASH_BYTES)
+            return cairn_fail(why, CAIRN_ERR_PROTOCOL, "a digest of no tensor of this job");
+        struct cairn_cluster_digest *to = &digests->list[digests->count++];
+        *to = (struct cairn_cluster_digest) { d->tensor,
+                                              d->plane,
+                                              { d->level, d->index, { { 0 } } } };
+        memcpy(to->node.hash.byte, d->hash.data, CAIRN_HASH_BYTES);
+    }
+    return CAIRN_OK;
+}
+
+cairn_status cairn_cluster_digests_add(struct cairn_cluster_digests *digests, uint32_t tensor,
+                                       enum cairn_plane plane, const struct cairn_tree *tree,
+                                       struct cairn_sentence *why)
+{
+    const cairn_status status = make_room(digests, tree->node_count, why);
+    for (uint32_t i = 0; status == CAIRN_OK && i < tree->node_count; i++)
+        digests->list[digests->count++] = (struct cairn_cluster_digest) { tensor, (uint32_t)plane,
+                                                                          tree->node[i] };
+    return status;
+}
+
+/* ---- the root ---- */
+
+static int by_place(const void *a, const void *b)
+{
+    const struct cairn_cluster_digest *x = a, *y = b;
+    if (x->tensor != y->tensor) return x->tensor < y->tensor ? -1 : 1;
+    if (x->plane != y->plane) return x->plane < y->plane ? -1 : 1;
+    return 0;
+}
+
+/* The root of one plane from its run of nodes, which begins at *at; moves *at behind it. */
+static cairn_status plane_root(const struct cairn_job_spec_data *spec,
+                               const struct cairn_cluster_digests *digests, uint32_t tensor,
+                               int plane, size_t *at, struct cairn_tree_node *room,
+                               struct cairn_plane_digest *out)
+{
+    const struct cairn_tensor_spec *t = &spec->tensors[tensor];
+    const struct cairn_geometry g = cairn_geometry_of(&t->shape);
+    size_t count = 0;
+    while (*at < digests->count && digests->list[*at].tensor == tensor &&
+           digests->list[*at].plane == (uint32_t)plane) {
+        room[count++] = digests->list[(*at)++].node;
+    }
+    struct cairn_hash root;
+    const cairn_status status = cairn_tree_combine(room, count, g.leaf_count, &root);
+    if (status != CAIRN_OK) return status;
+    out->tensor = t->name;
+    out->plane = (enum cairn_plane)plane;
+    cairn_plane_root(t->name, out->plane, cairn_spec_plane_dtype(spec, tensor, (uint32_t)plane),
+                     &t->shape, g.leaf_count, &root, &out->root);
+    return CAIRN_OK;
+}
+
+static cairn_status all_planes(const struct cairn_job_spec_data *spec,
+                               const struct cairn_cluster_digests *digests,
+                               struct cairn_plane_digest *planes, struct cairn_tree_node *room,
+                               size_t *count_out, struct cairn_sentence *why)
+{
+    size_t at = 0, count = 0;
+    for (uint32_t i = 0; i < spec->tensor_count; i++) {
+        const uint32_t stored = cairn_spec_planes(spec, i);
+        for (int p = 1; p < CAIRN_PLANE_COUNT; p++) {
+            if (!(stored & (1u << p))) continue;
+            if (plane_root(spec, digests, i, p, &at, room, &planes[count]) != CAIRN_OK)
+                return cairn_fail(why, CAIRN_ERR_PROTOCOL,
+                                  "the shards' digests of %s, plane %s, are not the whole of it",
+                                  spec->tensors[i].name, cairn_plane_name(p));
+            count++;
+        }
+    }
+    *count_out = count;
+    if (at == digests->count) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_PROTOCOL, "a shard sent digests of no plane");
+}
+
+/* With the learning rate that the payload has of a driven one. */
+static cairn_status fill_groups(const struct cairn_manifest *m, const struct cairn_payload *head,
+                                struct cairn_group_digest *groups, struct cairn_sentence *why)
+{
+    const struct cairn_job_spec_data *spec = &m->spec;
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; i < spec->group_count && status == CAIRN_OK; i++) {
+        groups[i].name = spec->groups[i].name;
+        status = cairn_group_hyper_of_spec(&spec->groups[i], &groups[i].hyper, NULL);
+        if (spec->groups[i].schedule.kind == CAIRN_SCHEDULE_DRIVEN && i < head->driven_count)
+            groups[i].hyper.lr = cairn_payload_driven(m->payload, head, (uint32_t)i);
+    }
+    return status == CAIRN_OK ? CAIRN_OK
+                              : cairn_fail(why, status, "a group of the spec is not valid");
+}
+
+/* Group names and the hyper-parameters the core uses; loss scale and client state as in the payload. */
+static cairn_status join(const struct cairn_manifest *m, struct cairn_plane_digest *planes,
+                         size_t plane_count, struct cairn_group_digest *groups,
+                         struct cairn_hash *root_out, double *loss_scale_out,
+                         struct cairn_sentence *why)
+{
+    const struct cairn_job_spec_data *spec = &m->spec;
+    struct cairn_payload head = { .loss_scale = spec->loss_scale, .state_bytes = 0 };
+    if (m->payload_bytes > 0 &&
+        cairn_payload_decode(m->payload, m->payload_bytes, &head) != CAIRN_OK)
+        return cairn_fail(why, CAIRN_ERR_PROTOCOL, "the payload of the last decision is none");
+    cairn_status status = fill_groups(m, &head, groups, why);
+    if (status != CAIRN_OK) return status;
+    struct cairn_content content = { .step = m->step,
+                                     .groups = groups,
+                                     .group_count = spec->group_count,
+                                     .loss_scale = head.loss_scale };
+    uint8_t schedules[32];
+    if (cairn_spec_schedules_hash(spec, schedules)) {
+        content.schedule = schedules;
+        content.schedule_bytes = sizeof schedules;
+    }
+    cairn_bytes_hash(head.state_bytes > 0 ? head.state : (const uint8_t *)"", head.state_bytes,
+                     &content.client_state);
+    status = cairn_content_root(planes, plane_count, &content, root_out);
+    *loss_scale_out = head.loss_scale;
+    if (status == CAIRN_OK) return CAIRN_OK;
+    return cairn_fail(why, status, "the content root: %s", cairn_status_text((int)status));
+}
+
+cairn_status cairn_cluster_content_root(const struct cairn_manifest *manifest,
+                                        struct cairn_cluster_digests *digests,
+                                        struct cairn_hash *root_out, double *loss_scale_out,
+                                        struct cairn_sentence *why)
+{
+    const struct cairn_job_spec_data *spec = &manifest->spec;
+    struct cairn_plane_digest *planes = calloc(spec->tensor_count * CAIRN_PLANE_COUNT + 1,
+                                               sizeof *planes);
+    struct cairn_group_digest *groups = calloc(spec->group_count + 1, sizeof *groups);
+    struct cairn_tree_node *room = calloc(digests->count + 1, sizeof *room);
+    cairn_status status = CAIRN_ERR_NO_MEMORY;
+    size_t count = 0;
+    if (planes != NULL && groups != NULL && room != NULL) {
+        if (digests->count > 0)
+            qsort(digests->list, digests->count, sizeof *digests->list, by_place);
+        status = all_planes(spec, digests, planes, room, &count, why);
+        if (status == CAIRN_OK)
+            status = join(manifest, planes, count, groups, root_out, loss_scale_out, why);
+    } else {
+        cairn_sentence_set(why, "no memory for the content root");
+    }
+    free(planes);
+    free(groups);
+    free(room);
+    return status;
+}

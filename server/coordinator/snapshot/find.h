@@ -1,0 +1,50 @@
+/* The committed snapshots in the store folder: for lists, for periodic.c, and for a restore of the newest. */
+#ifndef CAIRN_COORDINATOR_SNAPSHOT_FIND_H
+#define CAIRN_COORDINATOR_SNAPSHOT_FIND_H
+
+#include "proto/store/manifest.h"
+#include "proto/store/snapshot_file.h"
+#include "server/coordinator/base/names.h"
+
+#define CAIRN_FOUND_MAX 1000 /* more are not looked at: the oldest */
+
+/* Where a snapshot stands among all of its job, also when it is gone: the newest is the first. */
+struct cairn_snapshot_place {
+    uint64_t created_unix_s, generation, step;
+    char id[CAIRN_SNAPSHOT_ID_BYTES]; /* empty: before all of them */
+};
+struct cairn_found_snapshot {
+    struct cairn_snapshot_place place;
+    char *folder; /* owned */
+    struct cairn_manifest manifest;
+};
+struct cairn_cluster_found {
+    struct cairn_found_snapshot *list; /* owned: [count], the newest first */
+    size_t count;
+};
+
+/* Of `job` (NULL = of all), the one of that id (NULL = all). Blocks: for another thread than the loop's. One
+ * whose manifest cannot be read is left out, or with an id is the failure. Release it in any case.
+ * CAIRN_ERR_IO: this is not the folder that snapshots were written to (store/storage.h). */
+cairn_status cairn_cluster_find_snapshots(const struct cairn_cluster *cluster, const char *job,
+                                          const char *id, struct cairn_cluster_found *out,
+                                          struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* `a` is the older one. */
+bool cairn_snapshot_place_behind(const struct cairn_snapshot_place *a,
+                                 const struct cairn_snapshot_place *b);
+void cairn_cluster_found_release(struct cairn_cluster_found *found);
+
+/* ---- list.c, remove.c: what an admin asks of them ---- */
+
+void cairn_cluster_snapshots_list(struct cairn_cluster_session *session, uint32_t request,
+                                  const char *job);
+void cairn_cluster_snapshots_show(struct cairn_cluster_session *session, uint32_t request,
+                                  const char *job, const char *id);
+void cairn_cluster_snapshot_remove(struct cairn_cluster_session *session, uint32_t request,
+                                   const Cairn__SnapshotRemove *message);
+/* One that is not wanted any more; if it cannot be removed now (it is being restored), it stays. */
+void cairn_cluster_snapshot_retire(struct cairn_cluster *cluster, const char *job, const char *id);
+/* The folder of a snapshot is being removed. */
+bool cairn_cluster_snapshot_removing(const struct cairn_cluster *cluster, const char *folder);
+
+#endif

@@ -1,0 +1,151 @@
+/* An admin asks for the snapshots in the store folder; they are read on another thread. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/coordinator/base/job.h"
+#include "server/coordinator/base/session.h"
+#include "server/coordinator/base/works.h"
+#include "server/coordinator/snapshot/cut.h"
+#include "server/coordinator/snapshot/find.h"
+
+struct listing {
+    struct cairn_cluster_work work;
+    cairn_status status;
+    struct cairn_sentence why;
+    /* owned */
+    char *job; /* NULL = of all */
+    char *id;  /* one alone; NULL = list */
+    struct cairn_cluster_found found;
+};
+
+static void free_listing(struct listing *listing)
+{
+    cairn_cluster_found_release(&listing->found);
+    free(listing->job);
+    free(listing->id);
+    free(listing);
+}
+
+static void read_store(struct cairn_cluster_work *work)
+{
+    struct listing *listing = (struct listing *)work;
+    listing->status = cairn_cluster_find_snapshots(work->cluster, listing->job, listing->id,
+                                                   &listing->found, &listing->why);
+}
+
+/* A job that was never here and has left no snapshots: a mistyped name, most likely. */
+static bool is_unknown(const struct listing *listing)
+{
+    return listing->job != NULL && listing->found.count == 0 &&
+           cairn_cluster_job_find(listing->work.cluster, listing->job) == NULL;
+}
+
+static void send_list(struct listing *listing)
+{
+    struct cairn_sentence why;
+    if (is_unknown(listing)) {
+        cairn_sentence_set(&why, "there is no job %s and no snapshot of one; `cairn job list`",
+                           listing->job);
+        cairn_cluster_session_error(listing->work.session, listing->work.request,
+                                    CAIRN_ERR_NOT_FOUND, why.text);
+        return;
+    }
+    struct cairn_snapshot_view *views = calloc(listing->found.count + 1, sizeof *views);
+    Cairn__SnapshotStatus **list = calloc(listing->found.count + 1, sizeof *list);
+    if (views != NULL && list != NULL) {
+        for (size_t i = 0; i < listing->found.count; i++) {
+            const struct cairn_found_snapshot *f = &listing->found.list[i];
+            cairn_cluster_manifest_to_view(&f->manifest, f->place.id, f->folder, &views[i]);
+            list[i] = &views[i].status;
+        }
+        Cairn__SnapshotList message = CAIRN__SNAPSHOT_LIST__INIT;
+        message.snapshots = list;
+        message.n_snapshots = listing->found.count;
+        cairn_cluster_session_send(listing->work.session, CAIRN_MSG_SNAPSHOT_LIST,
+                                   listing->work.request, &message.base);
+    } else {
+        cairn_cluster_session_error(listing->work.session, listing->work.request,
+                                    CAIRN_ERR_NO_MEMORY, "no memory");
+    }
+    free(views);
+    free(list);
+}
+
+static void send_one(struct listing *listing)
+{
+    struct cairn_snapshot_view view;
+    struct cairn_sentence why;
+    if (listing->found.count == 0) {
+        cairn_sentence_set(&why,
+                           "there is no committed snapshot %s of job %s; `cairn snapshot list`",
+                           listing->id, listing->job);
+        cairn_cluster_session_error(listing->work.session, listing->work.request,
+                                    CAIRN_ERR_NOT_FOUND, why.text);
+        return;
+    }
+    const struct cairn_found_snapshot *f = listing->found.list;
+    cairn_cluster_manifest_to_view(&f->manifest, f->place.id, f->folder, &view);
+    cairn_cluster_session_send(listing->work.session, CAIRN_MSG_SNAPSHOT_STATUS,
+                               listing->work.request, &view.status.base);
+}
+
+static void on_read(struct cairn_cluster_work *work)
+{
+    struct listing *listing = (struct listing *)work;
+    if (work->session != NULL) {
+        if (listing->status != CAIRN_OK) {
+            cairn_cluster_session_error(work->session, work->request, listing->status,
+                                        listing->why.text);
+        } else if (listing->id != NULL) {
+            send_one(listing);
+        } else {
+            send_list(listing);
+        }
+    }
+    free_listing(listing);
+}
+
+static void begin(struct cairn_cluster_session *session, uint32_t request, const char *job,
+                  const char *id)
+{
+    struct listing *listing = calloc(1, sizeof *listing);
+    bool whole = listing != NULL;
+    if (whole && job != NULL) whole = (listing->job = strdup(job)) != NULL;
+    if (whole && id != NULL) whole = (listing->id = strdup(id)) != NULL;
+    if (whole) {
+        listing->work.run = read_store;
+        listing->work.done = on_read;
+        whole = cairn_cluster_work_start(&listing->work, session->cluster, session, request);
+    }
+    if (whole) return;
+    if (listing != NULL) free_listing(listing);
+    cairn_cluster_session_error(session, request, CAIRN_ERR_BUSY,
+                                "too many requests wait on this connection");
+}
+
+void cairn_cluster_snapshots_list(struct cairn_cluster_session *session, uint32_t request,
+                                  const char *job)
+{
+    if (*job != '\0' && !cairn_job_name_ok(job)) {
+        struct cairn_sentence why;
+        cairn_sentence_set(&why, "\"%.100s\" is not a name of a job; `cairn job list`", job);
+        cairn_cluster_session_error(session, request, CAIRN_ERR_INVALID, why.text);
+        return;
+    }
+    begin(session, request, *job == '\0' ? NULL : job, NULL);
+}
+
+void cairn_cluster_snapshots_show(struct cairn_cluster_session *session, uint32_t request,
+                                  const char *job, const char *id)
+{
+    uint64_t generation, step;
+    const bool job_ok = cairn_job_name_ok(job);
+    if (!job_ok || !cairn_snapshot_id_parse(id, &generation, &step)) {
+        struct cairn_sentence why;
+        cairn_sentence_set(&why, "\"%.100s\" is not %s; `cairn snapshot list` prints jobs and ids",
+                           job_ok ? id : job, job_ok ? "an id of a snapshot" : "a name of a job");
+        cairn_cluster_session_error(session, request, CAIRN_ERR_INVALID, why.text);
+        return;
+    }
+    begin(session, request, job, id);
+}

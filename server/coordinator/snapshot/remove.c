@@ -1,0 +1,152 @@
+/* A snapshot is removed, by the operator's word or as an old periodic one, on another thread. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/store/snapshot_io.h"
+#include "server/base/log.h"
+#include "server/coordinator/base/job.h"
+#include "server/coordinator/base/session.h"
+#include "server/coordinator/base/works.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/restore/restore.h"
+#include "server/coordinator/snapshot/cut.h"
+#include "server/coordinator/snapshot/find.h"
+
+struct cairn_cluster_removal {
+    struct cairn_cluster_work work;
+    struct cairn_cluster_removal *next; /* of the cluster's list */
+    struct cairn_snapshot_removed removed;
+    cairn_status status;
+    struct cairn_sentence why;
+    char id[CAIRN_SNAPSHOT_ID_BYTES];
+    char *job, *folder; /* owned */
+};
+
+static void free_removal(struct cairn_cluster_removal *removal)
+{
+    struct cairn_cluster_removal **at = &removal->work.cluster->removals;
+    while (*at != NULL && *at != removal) at = &(*at)->next;
+    if (*at == removal) *at = removal->next;
+    free(removal->job);
+    free(removal->folder);
+    free(removal);
+}
+
+static void run(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_removal *removal = (struct cairn_cluster_removal *)work;
+    removal->status = cairn_cluster_storage_seen(work->cluster, &removal->why);
+    if (removal->status != CAIRN_OK) return;
+    removal->status = cairn_snapshot_remove(work->cluster->storage.path, removal->job, removal->id,
+                                            &removal->removed, &removal->why);
+}
+
+static void on_removed(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_removal *removal = (struct cairn_cluster_removal *)work;
+    Cairn__SnapshotRemoved message = CAIRN__SNAPSHOT_REMOVED__INIT;
+    message.id = removal->id;
+    message.job = removal->job;
+    message.files = removal->removed.files;
+    message.bytes = removal->removed.bytes;
+    if (removal->status == CAIRN_OK)
+        cairn_log_info("snapshot %s of job %s is removed", removal->id, removal->job);
+    else
+        cairn_log_warn("snapshot %s of job %s: %s", removal->id, removal->job, removal->why.text);
+    if (work->session != NULL && removal->status == CAIRN_OK)
+        cairn_cluster_session_send(work->session, CAIRN_MSG_SNAPSHOT_REMOVED, work->request,
+                                   &message.base);
+    else if (work->session != NULL)
+        cairn_cluster_session_error(work->session, work->request, removal->status,
+                                    removal->why.text);
+    free_removal(removal);
+}
+
+bool cairn_cluster_snapshot_removing(const struct cairn_cluster *cluster, const char *folder)
+{
+    const struct cairn_cluster_removal *r = cluster->removals;
+    while (r != NULL && strcmp(r->folder, folder) != 0) r = r->next;
+    return r != NULL;
+}
+
+/* Nobody writes it or reads it as a whole. */
+static cairn_status judge(const struct cairn_cluster *cluster, const char *job, const char *id,
+                          const char *folder, struct cairn_sentence *why)
+{
+    for (const struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next) {
+        if (j->snapshots.cut != NULL && strcmp(j->spec.name, job) == 0 &&
+            strcmp(cairn_cluster_cut_id(j->snapshots.cut), id) == 0)
+            return cairn_fail(why, CAIRN_ERR_BUSY, "snapshot %s of job %s is being written", id,
+                              job);
+    }
+    for (const struct cairn_cluster_restore *r = cluster->restores; r != NULL; r = r->next) {
+        if (strcmp(r->asked, folder) == 0 || (r->checked && strcmp(r->folder, folder) == 0))
+            return cairn_fail(
+                why, CAIRN_ERR_BUSY,
+                "snapshot %s of job %s is being restored: ask again when that has ended", id, job);
+    }
+    if (cairn_cluster_snapshot_removing(cluster, folder))
+        return cairn_fail(why, CAIRN_ERR_BUSY, "snapshot %s of job %s is being removed", id, job);
+    return CAIRN_OK;
+}
+
+/* Takes `folder`; nobody is answered if session is NULL. */
+static cairn_status begin(struct cairn_cluster *cluster, struct cairn_cluster_session *session,
+                          uint32_t request, const char *job, const char *id, char *folder,
+                          struct cairn_sentence *why)
+{
+    cairn_status status = judge(cluster, job, id, folder, why);
+    struct cairn_cluster_removal *removal = status == CAIRN_OK ? calloc(1, sizeof *removal) : NULL;
+    char *name = status == CAIRN_OK ? strdup(job) : NULL;
+    if (status == CAIRN_OK && (removal == NULL || name == NULL))
+        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (status != CAIRN_OK) {
+        free(removal);
+        free(name);
+        free(folder);
+        return status;
+    }
+    removal->work.cluster = cluster;
+    removal->work.run = run;
+    removal->work.done = on_removed;
+    removal->job = name;
+    removal->folder = folder;
+    strncpy(removal->id, id, sizeof removal->id - 1); // it was parsed
+    removal->next = cluster->removals;
+    cluster->removals = removal;
+    if (cairn_cluster_work_start(&removal->work, cluster, session, request)) return CAIRN_OK;
+    free_removal(removal);
+    return cairn_fail(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+}
+
+void cairn_cluster_snapshot_remove(struct cairn_cluster_session *session, uint32_t request,
+                                   const Cairn__SnapshotRemove *message)
+{
+    struct cairn_sentence why;
+    uint64_t generation, step;
+    char *folder = NULL;
+    cairn_status status;
+    if (!cairn_job_name_ok(message->job) ||
+        !cairn_snapshot_id_parse(message->id, &generation, &step))
+        status = cairn_fail(&why, CAIRN_ERR_INVALID,
+                            "\"%.100s\", \"%.100s\": not a job's name and an id of a snapshot; "
+                            "`cairn snapshot list` prints them",
+                            message->job, message->id);
+    else if (asprintf(&folder, "%s/%s/%s", session->cluster->storage.path, message->job,
+                      message->id) < 0)
+        status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "no memory");
+    else
+        status = begin(session->cluster, session, request, message->job, message->id, folder, &why);
+    if (status != CAIRN_OK) cairn_cluster_session_error(session, request, status, why.text);
+}
+
+void cairn_cluster_snapshot_retire(struct cairn_cluster *cluster, const char *job, const char *id)
+{
+    struct cairn_sentence why = { "no memory" };
+    char *folder;
+    if (asprintf(&folder, "%s/%s/%s", cluster->storage.path, job, id) >= 0 &&
+        begin(cluster, NULL, 0, job, id, folder, &why) == CAIRN_OK)
+        return;
+    cairn_log_info("the old periodic snapshot %s of job %s stays until the next one: %s", id, job,
+                   why.text);
+}

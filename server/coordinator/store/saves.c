@@ -1,0 +1,237 @@
+#include "server/coordinator/store/saves.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/base/pool.h"
+#include "server/coordinator/base/job.h"
+#include "server/coordinator/base/seat.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/store/private.h"
+#include "server/coordinator/store/store.h"
+
+struct cairn_cluster_save {
+    struct cairn_task task;
+    struct cairn_cluster_save *next; /* of the cluster's list */
+    struct cairn_cluster_saved saved;
+    cairn_cluster_saved_fn then;
+    cairn_status (*write)(struct cairn_store *store, const struct cairn_cluster_save *save,
+                          struct cairn_sentence *why);
+    struct cairn_stored_job row;        /* what `write` wants of it; a whole one owns its names */
+    struct cairn_packed *spec, *layout; /* held: what a whole one points to */
+    struct cairn_sentence why;
+    uint64_t store_writes; /* of the store when it was done */
+};
+
+/* ---- on the store's thread ---- */
+
+static cairn_status write_epoch(struct cairn_store *store, const struct cairn_cluster_save *save,
+                                struct cairn_sentence *why)
+{
+    return cairn_store_set_epoch(store, save->row.id, save->row.epoch, save->row.round_reserved,
+                                 why);
+}
+static cairn_status write_initialized(struct cairn_store *store,
+                                      const struct cairn_cluster_save *save,
+                                      struct cairn_sentence *why)
+{
+    return cairn_store_set_initialized(store, save->row.id, why);
+}
+static cairn_status write_generation(struct cairn_store *store,
+                                     const struct cairn_cluster_save *save,
+                                     struct cairn_sentence *why)
+{
+    return cairn_store_reserve_generation(store, save->row.id, save->row.generation_reserved, why);
+}
+static cairn_status write_dropped(struct cairn_store *store, const struct cairn_cluster_save *save,
+                                  struct cairn_sentence *why)
+{
+    return cairn_store_drop_job(store, save->row.id, why);
+}
+
+static cairn_status write_job(struct cairn_store *store, const struct cairn_cluster_save *save,
+                              struct cairn_sentence *why)
+{
+    return cairn_store_put_job(store, &save->row, why);
+}
+static cairn_status write_storage(struct cairn_store *store, const struct cairn_cluster_save *save,
+                                  struct cairn_sentence *why)
+{
+    return cairn_store_set_storage(store, save->saved.number, why);
+}
+
+static void run_save(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    struct cairn_cluster_save *save = (struct cairn_cluster_save *)task;
+    struct cairn_store *store = save->saved.cluster->store;
+    (void)item;
+    (void)thread;
+    save->saved.status = save->write(store, save, &save->why);
+    save->store_writes = cairn_store_writes(store);
+}
+
+/* ---- on the loop ---- */
+
+static void free_save(struct cairn_cluster_save *save)
+{
+    for (uint32_t i = 0; save->row.shards != NULL && i < save->row.shard_count; i++)
+        free((char *)(uintptr_t)save->row.shards[i]);
+    free((char **)(uintptr_t)save->row.shards);
+    free((char *)(uintptr_t)save->row.name);
+    cairn_packed_release(save->spec);
+    cairn_packed_release(save->layout);
+    free(save);
+}
+
+static void on_saved(struct cairn_task *task)
+{
+    struct cairn_cluster_save *save = (struct cairn_cluster_save *)task;
+    struct cairn_cluster *cluster = save->saved.cluster;
+    struct cairn_cluster_save **at = &cluster->saves.list;
+    while (*at != save) at = &(*at)->next;
+    *at = save->next;
+    cluster->saves.rows_written = save->store_writes;
+    if (!cluster->closing) save->then(&save->saved);
+    free_save(save);
+}
+
+/* job: its id; 0: it is of none. */
+static struct cairn_cluster_save *save_new(struct cairn_cluster *cluster, uint64_t job,
+                                           uint64_t number, cairn_cluster_saved_fn then)
+{
+    struct cairn_cluster_save *save = calloc(1, sizeof *save);
+    if (save == NULL) return NULL;
+    save->task = (struct cairn_task) { .run = run_save, .done = on_saved, .item_count = 1 };
+    save->saved = (struct cairn_cluster_saved) { cluster, job, number, CAIRN_OK, save->why.text };
+    save->then = then;
+    save->row.id = job;
+    return save;
+}
+
+static cairn_status save_start(struct cairn_cluster_save *save)
+{
+    struct cairn_cluster *cluster = save->saved.cluster;
+    save->next = cluster->saves.list;
+    cluster->saves.list = save;
+    cairn_pool_submit(cluster->saves.pool, &save->task);
+    return CAIRN_OK;
+}
+
+static cairn_status fail_memory(struct cairn_sentence *why)
+{
+    return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+}
+
+cairn_status cairn_cluster_save_epoch(const struct cairn_cluster_job *job,
+                                      cairn_cluster_saved_fn then, struct cairn_sentence *why)
+{
+    struct cairn_cluster_save *save = save_new(job->cluster, job->id, job->epoch, then);
+    if (save == NULL) return fail_memory(why);
+    save->write = write_epoch;
+    save->row.epoch = job->epoch;
+    save->row.round_reserved = job->reserved.round;
+    return save_start(save);
+}
+
+cairn_status cairn_cluster_save_initialized(const struct cairn_cluster_job *job,
+                                            cairn_cluster_saved_fn then, struct cairn_sentence *why)
+{
+    struct cairn_cluster_save *save = save_new(job->cluster, job->id, 0, then);
+    if (save == NULL) return fail_memory(why);
+    save->write = write_initialized;
+    return save_start(save);
+}
+
+cairn_status cairn_cluster_save_generation(const struct cairn_cluster_job *job, uint64_t generation,
+                                           cairn_cluster_saved_fn then, struct cairn_sentence *why)
+{
+    struct cairn_cluster_save *save = save_new(job->cluster, job->id, generation, then);
+    if (save == NULL) return fail_memory(why);
+    save->write = write_generation;
+    save->row.generation_reserved = generation;
+    return save_start(save);
+}
+
+cairn_status cairn_cluster_save_dropped(const struct cairn_cluster_job *job,
+                                        cairn_cluster_saved_fn then, struct cairn_sentence *why)
+{
+    struct cairn_cluster_save *save = save_new(job->cluster, job->id, 0, then);
+    if (save == NULL) return fail_memory(why);
+    save->write = write_dropped;
+    return save_start(save);
+}
+
+/* False: no memory, and what there is is freed with the row. */
+static bool fill_row(const struct cairn_cluster_job *job, const struct cairn_packed *spec,
+                     struct cairn_stored_job *row)
+{
+    const uint32_t count = job->layout->shard_count;
+    char **names = calloc(count + 1, sizeof *names);
+    *row = (struct cairn_stored_job) { .name = strdup(job->spec.name),
+                                       .spec = spec->bytes,
+                                       .spec_bytes = spec->size,
+                                       .layout = job->planned.layout->bytes,
+                                       .layout_bytes = job->planned.layout->size,
+                                       .shards = (const char *const *)names,
+                                       .shard_count = count,
+                                       .id = job->id,
+                                       .generation = job->generation,
+                                       .generation_reserved = job->reserved.generation,
+                                       .epoch = job->epoch,
+                                       .round_reserved = job->reserved.round,
+                                       .base_step = job->base_step,
+                                       .initialized = job->initialized };
+    bool whole = names != NULL && row->name != NULL;
+    for (uint32_t i = 0; whole && i < count; i++)
+        whole = (names[i] = strdup(job->shards[i].seat->name)) != NULL;
+    return whole;
+}
+
+cairn_status cairn_cluster_save_job(struct cairn_cluster_job *job, struct cairn_packed *spec,
+                                    uint64_t number, cairn_cluster_saved_fn then,
+                                    struct cairn_sentence *why)
+{
+    struct cairn_cluster_save *save = save_new(job->cluster, job->id, number, then);
+    if (save == NULL) return fail_memory(why);
+    save->spec = cairn_packed_hold(spec);
+    save->layout = cairn_packed_hold(job->planned.layout);
+    if (!fill_row(job, spec, &save->row)) {
+        free_save(save);
+        return fail_memory(why);
+    }
+    save->write = write_job;
+    job->stored = true;
+    return save_start(save);
+}
+
+cairn_status cairn_cluster_save_storage(struct cairn_cluster *cluster, cairn_cluster_saved_fn then,
+                                        struct cairn_sentence *why)
+{
+    struct cairn_cluster_save *save = save_new(cluster, 0, cluster->storage.token, then);
+    if (save == NULL) return fail_memory(why);
+    save->write = write_storage;
+    return save_start(save);
+}
+
+bool cairn_cluster_saving(const struct cairn_cluster_job *job)
+{
+    const struct cairn_cluster_save *save = job->cluster->saves.list;
+    while (save != NULL && save->saved.job != job->id) save = save->next;
+    return save != NULL;
+}
+
+cairn_status cairn_cluster_saves_open(struct cairn_cluster *cluster, struct cairn_sentence *why)
+{
+    return cairn_pool_open(cluster->loop, "cairn-store", 1, NULL, &cluster->saves.pool, why);
+}
+
+void cairn_cluster_saves_close(struct cairn_cluster *cluster, void (*on_closed)(void *context),
+                               void *context)
+{
+    if (cluster->saves.pool != NULL) cairn_pool_close(cluster->saves.pool, on_closed, context);
+    while (cluster->saves.list != NULL) {
+        struct cairn_cluster_save *save = cluster->saves.list;
+        cluster->saves.list = save->next;
+        free_save(save);
+    }
+}

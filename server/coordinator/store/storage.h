@@ -1,0 +1,29 @@
+/* The folder of the snapshots, by its token (proto/store/storage.h). The store remembers the token once there
+ * is something in the folder: where the storage is not mounted, the path leads to another folder, and
+ * nothing may be written to that or be missed in it. What is wrong is in storage.watch.said; it is looked
+ * at again until the token is there. */
+#ifndef CAIRN_COORDINATOR_STORE_STORAGE_H
+#define CAIRN_COORDINATOR_STORE_STORAGE_H
+
+#include "server/base/storage_watch.h"
+#include "server/coordinator/base/names.h"
+
+/* Of the cluster. */
+struct cairn_cluster_storage {
+    char *path;      /* owned: absolute; constant while the cluster is open, as the token */
+    uint64_t token;  /* in the folder; 0: there is none */
+    bool remembered; /* by the store, or on its way there */
+    struct cairn_storage_watch watch;
+};
+
+/* Sets path and token; makes the folder and its token if the store remembers none. Behind
+ * the store; may block. */
+cairn_status cairn_cluster_storage_open(struct cairn_cluster *cluster,
+                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* It is the folder that has the token. Blocks: for another thread than the loop's. CAIRN_ERR_IO. */
+cairn_status cairn_cluster_storage_seen(const struct cairn_cluster *cluster,
+                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* A snapshot begins in it: the store remembers it. */
+void cairn_cluster_storage_used(struct cairn_cluster *cluster);
+
+#endif

@@ -1,0 +1,99 @@
+/* What the coordinator keeps on disk, and the only door to SQLite.
+ *
+ * Durable are: the identity of the store, the incarnation of the coordinator, the jobs with their spec,
+ * layout, shards and generation, and per job an epoch and a reserved block of round numbers; and the
+ * numbers of the last jobs that were dropped, since a shard that was away then has its part still; and the
+ * token of the folder that snapshots were written to (storage.h). Nothing
+ * is written per round: the shards' answers are the rest of the memory (server/core/round.h). A job is
+ * written once every shard of it holds its part, so a job in the store is one that did exist.
+ *
+ * One file, FOLDER/coordinator.db, WAL, synchronous=FULL: a call that returned CAIRN_OK survives the
+ * loss of power. Every call is one transaction; one that fails changed nothing. One thread at a time: each
+ * call blocks for one commit, as long as the disk takes (saves.c). Epochs, reserved numbers and
+ * `initialized` only grow: a row that was copied before one of them grew does not take it back. Errors:
+ * CAIRN_ERR_IO, CAIRN_ERR_NO_SPACE, CAIRN_ERR_CORRUPT. */
+#ifndef CAIRN_COORDINATOR_STORE_STORE_H
+#define CAIRN_COORDINATOR_STORE_STORE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/base/sentence.h"
+
+struct cairn_store;
+
+struct cairn_stored_job {
+    /* borrowed, in both directions, for the length of a call */
+    const char *name;
+    const uint8_t *spec; /* [spec_bytes], as cairn_spec_pack made it */
+    size_t spec_bytes;
+    const uint8_t *layout; /* [layout_bytes], proto/geometry/layout.h */
+    size_t layout_bytes;
+    const char *const *shards; /* [shard_count], names by index in the layout */
+    uint32_t shard_count;
+
+    uint64_t id;
+    uint64_t generation;
+    uint64_t generation_reserved; /* a restore has begun to use numbers up to this one */
+    uint64_t epoch;
+    uint64_t round_reserved; /* round numbers up to this one may have been used */
+    uint64_t base_step;      /* the step at which the generation began */
+    bool initialized;
+};
+
+/* Opens or makes FOLDER/coordinator.db and counts the incarnation up. The folder exists and is
+ * locked (server/base/durable.h). CAIRN_ERR_CORRUPT: damaged, or not a database of Cairn;
+ * CAIRN_ERR_VERSION: written by a newer one. */
+cairn_status cairn_store_open(const char *folder, struct cairn_store **store_out,
+                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
+void cairn_store_close(struct cairn_store *store); /* NULL is fine */
+
+/* From 1, one more with every open. */
+uint64_t cairn_store_incarnation(const struct cairn_store *store);
+/* Random, not 0: made with the store, and anew by cairn_store_adopt. */
+uint64_t cairn_store_identity(const struct cairn_store *store);
+/* The token of the folder that snapshots were written to; 0: none was. Before the store's thread begins. */
+uint64_t cairn_store_storage(const struct cairn_store *store);
+cairn_status cairn_store_set_storage(struct cairn_store *store, uint64_t token,
+                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Rows written since open: for the test that rounds write none. */
+uint64_t cairn_store_writes(const struct cairn_store *store);
+
+/* Adds the job, or replaces the one of that id. CAIRN_ERR_EXISTS: another one has the name. */
+cairn_status cairn_store_put_job(struct cairn_store *store, const struct cairn_stored_job *job,
+                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status cairn_store_drop_job(struct cairn_store *store, uint64_t id,
+                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* The last jobs that were dropped: what there is of them is a leftover of our own. Returns how many. */
+#define CAIRN_STORE_DROPPED_MAX 4096
+size_t cairn_store_dropped(const struct cairn_store *store,
+                           uint64_t ids_out[CAIRN_STORE_DROPPED_MAX]);
+/* All at once: adds or replaces the jobs, takes a new identity and an incarnation that is above `incarnation`
+ * and the present one. CAIRN_ERR_EXISTS: as cairn_store_put_job. */
+cairn_status cairn_store_adopt(struct cairn_store *store, const struct cairn_stored_job *jobs,
+                               size_t job_count, uint64_t incarnation,
+                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* CAIRN_ERR_NOT_FOUND: no such job. */
+cairn_status cairn_store_set_epoch(struct cairn_store *store, uint64_t id, uint64_t epoch,
+                                   uint64_t round_reserved,
+                                   struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status cairn_store_set_initialized(struct cairn_store *store, uint64_t id,
+                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status cairn_store_reserve_generation(struct cairn_store *store, uint64_t id,
+                                            uint64_t generation,
+                                            struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+/* The bytes of a file (malloc'd, the caller's) that opens as a store with everything that is in this one now.
+ * CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_store_picture(const struct cairn_store *store, uint8_t **bytes_out,
+                                 size_t *byte_count_out,
+                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+/* Gives every job to `take`, by name; stops at the first that it refuses and returns that status. */
+typedef cairn_status (*cairn_stored_job_fn)(void *context, const struct cairn_stored_job *job,
+                                            struct cairn_sentence *why);
+cairn_status cairn_store_each_job(struct cairn_store *store, cairn_stored_job_fn take,
+                                  void *context, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+#endif

@@ -1,0 +1,182 @@
+#include "server/core/buffer_pool.h"
+
+#include <assert.h>
+#include <stddef.h>
+
+#include "server/core/mutant.h"
+
+void cairn_buffer_pool_add(struct cairn_buffer_pool *pool, struct cairn_buffer_owner *owner)
+{
+    for (uint32_t c = 0; c < owner->chunk_count; c++) owner->sums[c] = CAIRN_BUFFER_NONE;
+    owner->waiting_end = &owner->waiting;
+    if (pool->turn == NULL) pool->turn = owner;
+    struct cairn_buffer_owner *last = pool->turn;
+    while (last->next != NULL && last->next != pool->turn) last = last->next;
+    last->next = owner;
+    owner->next = pool->turn;
+}
+
+/* ---- a buffer's states ---- */
+
+static bool is_held(enum cairn_buffer_state state)
+{
+    return state == CAIRN_BUFFER_SUMMING || state == CAIRN_BUFFER_SENDING;
+}
+
+static void set_state(struct cairn_buffer *buffer, enum cairn_buffer_state state)
+{
+    struct cairn_buffer_owner *owner = buffer->owner;
+    owner->held = owner->held - is_held(buffer->state) + is_held(state);
+    owner->sending -= buffer->state == CAIRN_BUFFER_SENDING;
+    owner->sending += state == CAIRN_BUFFER_SENDING;
+    buffer->state = state;
+}
+
+uint32_t cairn_buffer_pool_final(struct cairn_buffer_pool *pool, struct cairn_buffer_owner *owner,
+                                 uint32_t chunk)
+{
+    const uint32_t number = owner->sums[chunk];
+    assert(number != CAIRN_BUFFER_NONE);
+    owner->sums[chunk] = CAIRN_BUFFER_NONE;
+    set_state(&pool->buffers[number], CAIRN_BUFFER_SENDING);
+    return number;
+}
+
+void cairn_buffer_pool_end(struct cairn_buffer_pool *pool, uint32_t number)
+{
+    struct cairn_buffer *buffer = &pool->buffers[number];
+    assert(is_held(buffer->state));
+    const bool is_lent = buffer->on_loan > 0 && !MUTANT(56);
+    set_state(buffer, is_lent ? CAIRN_BUFFER_ENDING : CAIRN_BUFFER_FREE);
+}
+
+void cairn_buffer_pool_end_sending(struct cairn_buffer_pool *pool, struct cairn_buffer_owner *owner)
+{
+    for (uint32_t i = 0; i < pool->touched; i++) {
+        const struct cairn_buffer *buffer = &pool->buffers[i];
+        if (buffer->owner == owner && buffer->state == CAIRN_BUFFER_SENDING)
+            cairn_buffer_pool_end(pool, i);
+    }
+}
+
+void cairn_buffer_pool_loan(struct cairn_buffer_pool *pool, uint32_t number)
+{
+    pool->buffers[number].on_loan++;
+}
+
+void cairn_buffer_pool_return(struct cairn_buffer_pool *pool, uint32_t number)
+{
+    struct cairn_buffer *buffer = &pool->buffers[number];
+    assert(buffer->on_loan > 0);
+    buffer->on_loan--;
+    if (buffer->on_loan == 0 && buffer->state == CAIRN_BUFFER_ENDING)
+        set_state(buffer, CAIRN_BUFFER_FREE);
+}
+
+/* ---- claims ---- */
+
+/* An answer of the owner will free a buffer. */
+static bool may_wait(const struct cairn_buffer_pool *pool, const struct cairn_buffer_owner *owner)
+{
+    bool is_sending = owner->sending > 0 || MUTANT(53);
+    for (uint32_t i = 0; MUTANT(55) && i < pool->touched; i++)
+        is_sending = is_sending || pool->buffers[i].state == CAIRN_BUFFER_SENDING;
+    return is_sending;
+}
+
+/* The lowest free one, or another if waiting could last for ever. */
+static uint32_t find_buffer(struct cairn_buffer_pool *pool, const struct cairn_buffer_owner *owner)
+{
+    if (owner->held >= owner->chunk_count && !MUTANT(54)) return CAIRN_BUFFER_NONE;
+    for (uint32_t i = 0; i < pool->touched; i++)
+        if (pool->buffers[i].state == CAIRN_BUFFER_FREE) return i;
+    if (pool->touched >= pool->wanted && may_wait(pool, owner)) return CAIRN_BUFFER_NONE;
+    if (pool->touched == pool->count || !pool->touch(pool)) return CAIRN_BUFFER_NONE;
+    return pool->touched++;
+}
+
+/* False: it has to wait for a buffer. */
+static bool find_place(struct cairn_buffer_pool *pool, struct cairn_buffer_claim *claim)
+{
+    struct cairn_buffer_owner *owner = claim->owner;
+    if (claim->begins) {
+        const uint32_t number = find_buffer(pool, owner);
+        if (number == CAIRN_BUFFER_NONE) return false;
+        pool->buffers[number].owner = owner;
+        pool->buffers[number].chunk = claim->chunk;
+        set_state(&pool->buffers[number], CAIRN_BUFFER_SUMMING);
+        owner->sums[claim->chunk] = number;
+    }
+    claim->buffer = owner->sums[claim->chunk];
+    assert(claim->buffer != CAIRN_BUFFER_NONE);
+    cairn_buffer_pool_loan(pool, claim->buffer);
+    return true;
+}
+
+bool cairn_buffer_pool_claim(struct cairn_buffer_pool *pool, struct cairn_buffer_claim *claim)
+{
+    struct cairn_buffer_owner *owner = claim->owner;
+    claim->next = NULL;
+    if ((owner->waiting == NULL || !claim->begins) && find_place(pool, claim)) return true;
+    if (MUTANT(57)) owner->waiting_end = &owner->waiting;
+    *owner->waiting_end = claim;
+    owner->waiting_end = &claim->next;
+    return false;
+}
+
+/* Moves the oldest to the end of a list; returns the new end. */
+static struct cairn_buffer_claim **take_waiting(struct cairn_buffer_owner *owner,
+                                                struct cairn_buffer_claim **end)
+{
+    struct cairn_buffer_claim *claim = owner->waiting;
+    owner->waiting = claim->next;
+    if (claim->next == NULL) owner->waiting_end = &owner->waiting;
+    claim->next = NULL;
+    *end = claim;
+    return &claim->next;
+}
+
+struct cairn_buffer_claim *cairn_buffer_pool_advance(struct cairn_buffer_pool *pool)
+{
+    struct cairn_buffer_claim *placed = NULL, **end = &placed;
+    struct cairn_buffer_owner *owner = pool->turn;
+    do {
+        while (owner->waiting != NULL && find_place(pool, owner->waiting))
+            end = take_waiting(owner, end);
+        owner = owner->next;
+    } while (owner != pool->turn);
+    pool->turn = pool->turn->next;
+    return placed;
+}
+
+struct cairn_buffer_claim *cairn_buffer_pool_void(struct cairn_buffer_pool *pool)
+{
+    for (uint32_t i = 0; i < pool->touched; i++) {
+        const struct cairn_buffer *buffer = &pool->buffers[i];
+        if (buffer->state != CAIRN_BUFFER_SUMMING) continue;
+        buffer->owner->sums[buffer->chunk] = CAIRN_BUFFER_NONE;
+        cairn_buffer_pool_end(pool, i);
+    }
+    struct cairn_buffer_claim *dropped = NULL, **end = &dropped;
+    struct cairn_buffer_owner *owner = pool->turn;
+    do {
+        while (owner->waiting != NULL) end = take_waiting(owner, end);
+        owner = owner->next;
+    } while (owner != pool->turn);
+    return dropped;
+}
+
+/* ---- without room ---- */
+
+bool cairn_buffer_pool_is_stuck(const struct cairn_buffer_pool *pool,
+                                struct cairn_buffer_owner *owner, bool may_receive, uint64_t now_ms)
+{
+    const bool needs_room = owner->waiting != NULL && owner->sending == 0 && !may_receive;
+    if (!needs_room && !MUTANT(58))
+        owner->stuck_since_ms = 0;
+    else if (owner->stuck_since_ms == 0)
+        owner->stuck_since_ms = now_ms;
+    else
+        return now_ms - owner->stuck_since_ms >= pool->stuck_max_ms;
+    return false;
+}

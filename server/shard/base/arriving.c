@@ -1,0 +1,115 @@
+#include "server/shard/base/arriving.h"
+
+#include <stdlib.h>
+
+#include "server/shard/shard.h"
+
+static void arriving_free(struct cairn_arriving *arriving)
+{
+    for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++) cairn_paged_release(&arriving->paged[i]);
+    cairn_message_free(arriving->message);
+    free(arriving);
+}
+
+void cairn_arriving_drop(struct cairn_shard *shard, struct cairn_arriving *arriving)
+{
+    struct cairn_arriving **link = &shard->arriving;
+    while (*link != arriving) link = &(*link)->next;
+    *link = arriving->next;
+    arriving_free(arriving);
+}
+
+void cairn_arriving_drop_all(struct cairn_shard *shard)
+{
+    while (shard->arriving != NULL) cairn_arriving_drop(shard, shard->arriving);
+}
+
+static void answer(struct cairn_shard *shard, const struct cairn_arriving_kind *kind,
+                   uint32_t request, cairn_status status, const struct cairn_sentence *why)
+{
+    struct cairn_request answered = cairn_session_request(shard, request);
+    if (status != CAIRN_OK) cairn_log_warn("%s was refused: %s", kind->name, why->text);
+    cairn_session_answer(shard, &answered, status, why);
+}
+
+void cairn_arriving_end(struct cairn_shard *shard, struct cairn_arriving *arriving,
+                        cairn_status status, const struct cairn_sentence *why)
+{
+    answer(shard, arriving->kind, arriving->request, status, why);
+    cairn_arriving_drop(shard, arriving);
+}
+
+bool cairn_arriving_whole(const struct cairn_arriving *arriving)
+{
+    for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++)
+        if (!cairn_paged_whole(&arriving->paged[i])) return false;
+    return true;
+}
+
+static cairn_status judge(const struct cairn_shard *shard, const struct cairn_arriving_kind *kind,
+                          struct cairn_sentence *why)
+{
+    size_t count = 0;
+    for (const struct cairn_arriving *a = shard->arriving; a != NULL; a = a->next)
+        count += a->kind == kind;
+    if (count < CAIRN_ARRIVING_MAX) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_BUSY, "%s: %zu are on their way already", kind->name, count);
+}
+
+static cairn_status set_paged(struct cairn_arriving *arriving, const uint64_t *bytes,
+                              struct cairn_sentence *why)
+{
+    const struct cairn_arriving_kind *kind = arriving->kind;
+    for (int i = 0; i < CAIRN_ARRIVING_PAGED && kind->what[i] != 0; i++)
+        if ((bytes[i] == 0 && !kind->may_be_empty) ||
+            cairn_paged_init(&arriving->paged[i], bytes[i]) != CAIRN_OK)
+            return cairn_fail(why, CAIRN_ERR_INVALID, "%s with pages of %llu bytes: 1 to %llu",
+                              kind->name, (unsigned long long)bytes[i],
+                              (unsigned long long)CAIRN_PAGED_BYTES_MAX);
+    return CAIRN_OK;
+}
+
+void cairn_arriving_begin(struct cairn_shard *shard, const struct cairn_arriving_kind *kind,
+                          uint32_t request, ProtobufCMessage *message,
+                          const uint64_t bytes[CAIRN_ARRIVING_PAGED])
+{
+    struct cairn_sentence why;
+    cairn_status status = judge(shard, kind, &why);
+    struct cairn_arriving *arriving = status == CAIRN_OK ? calloc(1, sizeof *arriving) : NULL;
+    if (arriving == NULL) {
+        if (status == CAIRN_OK) status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "no memory");
+        answer(shard, kind, request, status, &why);
+        cairn_message_free(message);
+        return;
+    }
+    arriving->kind = kind;
+    arriving->request = request;
+    arriving->message = message;
+    struct cairn_arriving **last = &shard->arriving;
+    while (*last != NULL) last = &(*last)->next;
+    *last = arriving;
+    status = set_paged(arriving, bytes, &why);
+    if (status != CAIRN_OK)
+        cairn_arriving_end(shard, arriving, status, &why);
+    else if (cairn_arriving_whole(arriving))
+        kind->whole(shard, arriving);
+}
+
+void cairn_arriving_on_page(struct cairn_shard *shard, uint32_t request, const Cairn__Page *page)
+{
+    struct cairn_arriving *arriving = shard->arriving;
+    while (arriving != NULL && arriving->request != request) arriving = arriving->next;
+    if (arriving == NULL) return; // of one that was refused
+    cairn_status status = CAIRN_ERR_PROTOCOL;
+    for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++)
+        if (page->what != 0 && page->what == arriving->kind->what[i])
+            status = cairn_paged_add(&arriving->paged[i], page);
+    if (status != CAIRN_OK) {
+        struct cairn_sentence why;
+        cairn_sentence_set(&why, "%s: page at %llu of part %u does not follow those before",
+                           arriving->kind->name, (unsigned long long)page->offset, page->what);
+        cairn_arriving_end(shard, arriving, status, &why);
+    } else if (cairn_arriving_whole(arriving)) {
+        arriving->kind->whole(shard, arriving);
+    }
+}

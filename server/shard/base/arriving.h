@@ -1,0 +1,45 @@
+/* Messages of the coordinator whose bytes follow in pages: JobCreate, MemberTiles, JobTerms. When the last
+ * page is here, the kind's `whole` is called; the message is answered and gone with cairn_arriving_end, then
+ * or later. All of them are gone with the connection. Loop thread. */
+#ifndef CAIRN_SHARD_BASE_ARRIVING_H
+#define CAIRN_SHARD_BASE_ARRIVING_H
+
+#include "proto/wire/messages.h"
+
+#define CAIRN_ARRIVING_MAX   8 /* of a kind */
+#define CAIRN_ARRIVING_PAGED 2
+
+struct cairn_shard;
+struct cairn_arriving;
+
+struct cairn_arriving_kind {
+    const char *name;                                /* "a job": in a refusal */
+    enum cairn_page_what what[CAIRN_ARRIVING_PAGED]; /* of each of them; 0: none */
+    bool may_be_empty;                               /* what has 0 bytes has come */
+    /* All of it is here. It may be called again by whoever keeps it waiting. */
+    void (*whole)(struct cairn_shard *shard, struct cairn_arriving *arriving);
+};
+
+struct cairn_arriving {
+    struct cairn_arriving *next; /* of the shard's */
+    const struct cairn_arriving_kind *kind;
+    uint32_t request;
+    ProtobufCMessage *message; /* owned */
+    struct cairn_paged paged[CAIRN_ARRIVING_PAGED];
+};
+
+/* Takes the message, whose pages are so many bytes; a message that is refused is answered. */
+void cairn_arriving_begin(struct cairn_shard *shard, const struct cairn_arriving_kind *kind,
+                          uint32_t request, ProtobufCMessage *message,
+                          const uint64_t bytes[CAIRN_ARRIVING_PAGED]);
+/* A page of one of them, or of one that was refused. */
+void cairn_arriving_on_page(struct cairn_shard *shard, uint32_t request, const Cairn__Page *page);
+bool cairn_arriving_whole(const struct cairn_arriving *arriving);
+/* Answers it (CAIRN_OK is Done), and frees it. */
+void cairn_arriving_end(struct cairn_shard *shard, struct cairn_arriving *arriving,
+                        cairn_status status, const struct cairn_sentence *why);
+/* Frees it without an answer. */
+void cairn_arriving_drop(struct cairn_shard *shard, struct cairn_arriving *arriving);
+void cairn_arriving_drop_all(struct cairn_shard *shard);
+
+#endif

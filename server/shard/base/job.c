@@ -1,0 +1,37 @@
+#include <assert.h>
+
+#include "server/shard/shard.h"
+
+struct cairn_shard_job *cairn_shard_job_find(struct cairn_shard *shard, uint64_t number)
+{
+    struct cairn_shard_job *job = shard->jobs;
+    while (job != NULL && (job->number != number || job->state == CAIRN_JOB_LEAVING || job->staged))
+        job = job->next;
+    return job;
+}
+
+size_t cairn_shard_payload_max(const struct cairn_shard_job *job)
+{
+    return CAIRN_PAYLOAD_MAX(job->spec.group_count, job->spec.client_state_max);
+}
+
+void cairn_shard_job_busy(struct cairn_shard_job *job)
+{
+    job->busy++;
+}
+
+void cairn_shard_job_idle(struct cairn_shard_job *job)
+{
+    assert(job->busy > 0);
+    if (--job->busy == 0) job->shard->up->unused(job);
+}
+
+void cairn_shard_job_settle(struct cairn_shard_job *job)
+{
+    job->shard->up->settle(job);
+}
+
+void cairn_shard_job_fault(struct cairn_shard_job *job, const char *why)
+{
+    job->shard->up->fault(job, why);
+}

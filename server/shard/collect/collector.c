@@ -1,0 +1,324 @@
+#include "server/shard/collect/collector.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+#include "proto/spec/capability.h"
+#include "server/shard/shard.h"
+
+/* ---- open and close ---- */
+
+static cairn_status grow(struct cairn_step_actions *actions, size_t capacity)
+{
+    if (capacity <= actions->capacity) return CAIRN_OK;
+    void *list = realloc(actions->list, capacity * sizeof *actions->list);
+    if (list == NULL) return CAIRN_ERR_NO_MEMORY;
+    actions->list = list;
+    actions->capacity = capacity;
+    return CAIRN_OK;
+}
+
+cairn_status cairn_collector_open(struct cairn_collector *collector,
+                                  const struct cairn_collector_options *options)
+{
+    const uint32_t slots = options->step->member_max * options->step->window;
+    const uint32_t chunks = options->table->trained_count, folds = slots < chunks ? slots : chunks;
+    *collector = (struct cairn_collector) {
+        .hands = options->hands,
+        .job = options->job,
+        .table = options->table,
+        .shard_name = options->shard_name,
+        .actions = options->actions,
+        .slots = calloc(slots, sizeof *collector->slots),
+        .folds = calloc((size_t)folds + 1, sizeof *collector->folds),
+    };
+    void *memory = malloc(cairn_step_bytes(options->step) + 1);
+    cairn_status status = grow(options->actions, cairn_step_actions_max(options->step));
+    if (status != CAIRN_OK || memory == NULL || collector->slots == NULL ||
+        collector->folds == NULL) {
+        free(memory);
+        return CAIRN_ERR_NO_MEMORY;
+    }
+    collector->slot_count = slots;
+    for (uint32_t i = 0; i < slots; i++) collector->slots[i].collector = collector;
+    for (uint32_t i = 0; i < folds; i++) {
+        collector->folds[i].next = collector->folds_free;
+        collector->folds_free = &collector->folds[i];
+    }
+    collector->step = cairn_step_init(memory, options->step, options->version, options->last);
+    return CAIRN_OK;
+}
+
+void cairn_collector_close(struct cairn_collector *collector)
+{
+    for (uint32_t i = 0; i < collector->slot_count; i++) cairn_slot_release(&collector->slots[i]);
+    free(collector->step);
+    free(collector->slots);
+    free(collector->folds);
+}
+
+void cairn_collector_leave(struct cairn_collector *collector)
+{
+    for (uint32_t i = 0; i < collector->slot_count; i++)
+        if (!collector->slots[i].folding && !collector->slots[i].receiving)
+            cairn_slot_release(&collector->slots[i]);
+}
+
+/* ---- to workers ---- */
+
+static void send_to(const struct cairn_collector *collector, const struct cairn_step_action *action,
+                    uint8_t kind, uint64_t value)
+{
+    struct cairn_member *member = cairn_member_find(collector->job, action->member);
+    if (member == NULL) return;
+    struct cairn_chunk_header header = cairn_step_header_of(action, kind, collector->table);
+    header.value = value;
+    if (kind == CAIRN_CHUNK_GRANT) header.request = cairn_member_way(member);
+    collector->hands->send(collector, member, &header);
+}
+
+static void refuse(const struct cairn_collector *collector, const struct cairn_step_action *action)
+{
+    const struct cairn_shard_job *job = collector->job;
+    struct cairn_member *member = cairn_member_find(job, action->member);
+    job->shard->stats.chunks_refused++;
+    if (member != NULL) { // a late one is what an end of an epoch leaves on its way
+        cairn_log_limited(&member->refusals,
+                          action->status == CAIRN_ERR_STALE ? CAIRN_LOG_INFO : CAIRN_LOG_WARN,
+                          "refused chunk %u of job %s for shard %s from %s: %s; it is of epoch "
+                          "%llu, round %llu, shard %s is at epoch %llu, round %llu",
+                          action->chunk, job->spec.name, collector->shard_name, member->name,
+                          cairn_status_text((int)action->status), (unsigned long long)action->epoch,
+                          (unsigned long long)action->round, job->shard->name,
+                          (unsigned long long)cairn_step_epoch(collector->step),
+                          (unsigned long long)cairn_step_round(collector->step));
+    }
+    send_to(collector, action, CAIRN_CHUNK_NAK, (uint64_t)action->status);
+}
+
+/* ---- contributions ---- */
+
+static cairn_status judge_tensor(const struct cairn_shard_job *job,
+                                 const struct cairn_chunk_header *header,
+                                 struct cairn_sentence *why)
+{
+    if (header->tensor >= job->spec.tensor_count)
+        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u of %zu", header->tensor,
+                          job->spec.tensor_count);
+    const struct cairn_tensor_spec *tensor = &job->spec.tensors[header->tensor];
+    if (tensor->kind != CAIRN_TRAINED)
+        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %s is %s: it takes no gradient",
+                          tensor->name,
+                          cairn_capability_name(CAIRN_CAPABILITY_KIND, (int)tensor->kind));
+    if (header->dtype != CAIRN_F32 && header->dtype != CAIRN_BF16)
+        return cairn_fail(why, CAIRN_ERR_MALFORMED,
+                          "tensor %s: a contribution in %s, not f32 or bf16", tensor->name,
+                          cairn_dtype_name(header->dtype));
+    return CAIRN_OK;
+}
+
+cairn_status cairn_collector_judge(const struct cairn_collector *collector,
+                                   const struct cairn_member *member,
+                                   const struct cairn_chunk_header *header, uint32_t *chunk_out,
+                                   struct cairn_piece *piece_out, struct cairn_sentence *why)
+{
+    const struct cairn_shard_job *job = collector->job;
+    const struct cairn_shard_map *map = &collector->table->map;
+    cairn_status status = judge_tensor(job, header, why);
+    if (status != CAIRN_OK) return status;
+    const char *name = job->spec.tensors[header->tensor].name;
+    uint64_t chunk;
+    if (cairn_shard_map_chunk_number(map, header->tensor, header->first_leaf, header->leaf_count,
+                                     &chunk) != CAIRN_OK)
+        return cairn_fail(why, CAIRN_ERR_MALFORMED,
+                          "tensor %s: leaves %llu + %u are not a chunk of shard %s", name,
+                          (unsigned long long)header->first_leaf, header->leaf_count,
+                          collector->shard_name);
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(map, chunk);
+    status = collector->hands->judge_piece(collector, member, header, chunk, &place, piece_out,
+                                           why);
+    if (status != CAIRN_OK) return status;
+    const uint64_t bytes = piece_out->count * cairn_dtype_bytes(header->dtype);
+    if (header->payload_bytes != bytes)
+        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %s: a payload of %llu bytes, not %llu",
+                          name, (unsigned long long)header->payload_bytes,
+                          (unsigned long long)bytes);
+    status = cairn_frozen_judge(&job->frozen, &job->spec, header->tensor, header->round, why);
+    if (status != CAIRN_OK) return status;
+    const struct cairn_local_extent *extent = cairn_shard_map_find(map, header->tensor,
+                                                                   header->first_leaf);
+    *chunk_out = collector->table->first[extent - map->extents] +
+                 (uint32_t)(chunk - extent->first_chunk);
+    return CAIRN_OK;
+}
+
+static void discard(struct cairn_collector *collector)
+{
+    cairn_fabric_drop(collector->waiting);
+    collector->waiting = NULL;
+}
+
+void cairn_collector_push(struct cairn_collector *collector,
+                          const struct cairn_chunk_header *header, uint32_t chunk,
+                          const struct cairn_piece *piece, struct cairn_fabric_message *message)
+{
+    collector->waiting = message;
+    collector->waiting_header = *header;
+    collector->waiting_piece = *piece;
+    struct cairn_step_event event = cairn_step_event_of(header);
+    event.chunk = chunk;
+    cairn_collector_step(collector, &event);
+    discard(collector); // if a fault came before the core's word
+}
+
+/* ---- slots ---- */
+
+void cairn_slot_release(struct cairn_slot *slot)
+{
+    const struct cairn_collector *collector = slot->collector;
+    // The fabric of a shard that is closed has dropped its messages.
+    if (slot->message != NULL && !collector->job->shard->closing) cairn_fabric_drop(slot->message);
+    if (slot->memory != NULL && collector->hands->slot_memory_back != NULL)
+        collector->hands->slot_memory_back(slot);
+    slot->message = NULL;
+    slot->memory = NULL;
+    slot->view = NULL;
+}
+
+/* The core is told when its actions are done. */
+static void landed(struct cairn_slot *slot, cairn_status status)
+{
+    struct cairn_collector *collector = slot->collector;
+    if (status != CAIRN_OK && status != CAIRN_ERR_CHECKSUM) {
+        // The worker is not answered, so its connection must be lost if it is not.
+        if (status != CAIRN_ERR_CLOSED) cairn_member_cut(collector->job, slot->member);
+        status = CAIRN_ERR_CLOSED;
+    }
+    slot->status = status;
+    slot->next_landed = collector->landed;
+    collector->landed = slot;
+}
+
+static void on_received(void *arg, cairn_status status)
+{
+    struct cairn_slot *slot = arg;
+    struct cairn_collector *collector = slot->collector;
+    slot->view = slot->memory;
+    slot->receiving = false;
+    if (status == CAIRN_OK) {
+        cairn_bytes_pushed(collector->job, slot->member, slot->payload_bytes, slot->way);
+        if (cairn_chunk_checksum(slot->memory, slot->payload_bytes) != slot->checksum)
+            status = CAIRN_ERR_CHECKSUM;
+    }
+    if (status != CAIRN_OK || !collector->hands->takes_events(collector)) cairn_slot_release(slot);
+    landed(slot, status);
+    cairn_collector_settle(collector);
+    cairn_shard_job_settle(collector->job);
+    collector->hands->idle(collector);
+}
+
+/* The payload is read where it lies: there is nothing to wait for, and no way on which it was damaged. */
+static void land_view(struct cairn_slot *slot, struct cairn_fabric_message *message)
+{
+    slot->message = message;
+    slot->view = cairn_fabric_message_view(message);
+    cairn_bytes_pushed(slot->collector->job, slot->member, slot->payload_bytes, CAIRN_WAY_SHARED);
+    landed(slot, CAIRN_OK);
+}
+
+static void receive(struct cairn_collector *collector, uint32_t number, uint32_t chunk)
+{
+    struct cairn_fabric_message *message = collector->waiting;
+    const struct cairn_chunk_header *header = &collector->waiting_header;
+    struct cairn_slot *slot = &collector->slots[number];
+    assert(message != NULL && number < collector->slot_count && slot->message == NULL);
+    collector->waiting = NULL;
+    slot->chunk = chunk;
+    slot->piece = collector->waiting_piece;
+    slot->member = header->member;
+    slot->dtype = (cairn_dtype)header->dtype;
+    slot->payload_bytes = (size_t)header->payload_bytes;
+    slot->checksum = header->checksum;
+    slot->way = cairn_way_of(cairn_fabric_message_path(message));
+    if (cairn_fabric_message_view(message) != NULL) {
+        land_view(slot, message);
+        return;
+    }
+    slot->memory = collector->hands->slot_memory(collector, number);
+    const cairn_status status = cairn_fabric_receive(message, slot->memory, slot->payload_bytes,
+                                                     on_received, slot);
+    slot->receiving = status == CAIRN_OK;
+    if (status == CAIRN_OK) {
+        collector->hands->busy(collector);
+        return;
+    }
+    cairn_fabric_drop(message);
+    cairn_slot_release(slot);
+    landed(slot, status);
+}
+
+/* ---- the core ---- */
+
+static void act(struct cairn_collector *collector, const struct cairn_step_action *action)
+{
+    collector->hands->act(collector, action);
+    switch (action->kind) {
+    case CAIRN_STEP_GRANT: send_to(collector, action, CAIRN_CHUNK_GRANT, action->window); break;
+    case CAIRN_STEP_ACK: send_to(collector, action, CAIRN_CHUNK_ACK, 0); break;
+    case CAIRN_STEP_MICRO_ACK: send_to(collector, action, CAIRN_CHUNK_MICRO_ACK, 0); break;
+    case CAIRN_STEP_REFUSE:
+        if (action->slot < collector->slot_count)
+            cairn_slot_release(&collector->slots[action->slot]);
+        refuse(collector, action);
+        break;
+    case CAIRN_STEP_RECEIVE: receive(collector, action->slot, action->chunk); break;
+    case CAIRN_STEP_DISCARD: discard(collector); break;
+    case CAIRN_STEP_FOLD: cairn_fold_begin(collector, action); break;
+    case CAIRN_STEP_FAULT: cairn_shard_job_fault(collector->job, action->why); break;
+    default: break; // its hands did it
+    }
+}
+
+/* A chunk that is neither received nor refused is one that is here already. */
+static bool is_duplicate(const struct cairn_step_actions *actions, size_t at)
+{
+    return actions->list[at].kind == CAIRN_STEP_DISCARD &&
+           (at + 1 == actions->count || actions->list[at + 1].kind == CAIRN_STEP_ACK);
+}
+
+static void step_once(struct cairn_collector *collector, const struct cairn_step_event *event)
+{
+    struct cairn_step_actions *actions = collector->actions;
+    assert(!collector->stepping);
+    if (!collector->hands->takes_events(collector)) return;
+    collector->stepping = true;
+    actions->count = 0;
+    cairn_step_on_event(collector->step, event, actions);
+    for (size_t i = 0; i < actions->count && collector->hands->takes_events(collector); i++) {
+        act(collector, &actions->list[i]);
+        if (is_duplicate(actions, i)) collector->job->shard->stats.chunks_duplicate++;
+    }
+    collector->stepping = false;
+}
+
+void cairn_collector_settle(struct cairn_collector *collector)
+{
+    if (collector->settling || collector->stepping) return;
+    collector->settling = true;
+    while (collector->landed != NULL) {
+        struct cairn_slot *slot = collector->landed;
+        collector->landed = slot->next_landed;
+        step_once(collector, &(struct cairn_step_event) {
+                                 .kind = CAIRN_STEP_LANDED,
+                                 .slot = (uint32_t)(slot - collector->slots),
+                                 .status = slot->status,
+                             });
+    }
+    collector->settling = false;
+}
+
+void cairn_collector_step(struct cairn_collector *collector, const struct cairn_step_event *event)
+{
+    step_once(collector, event);
+    cairn_collector_settle(collector);
+}

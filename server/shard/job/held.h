@@ -1,0 +1,20 @@
+/* What a shard holds, of which store, and for a coordinator that adopts it. */
+#ifndef CAIRN_SHARD_JOB_HELD_H
+#define CAIRN_SHARD_JOB_HELD_H
+
+#include "server/shard/shard.h"
+
+/* Parts that are held; none: whoever comes is obeyed. */
+size_t cairn_held_count(const struct cairn_shard *shard);
+/* The part of that generation, faulted ones too; NULL: there is none, or it leaves. */
+struct cairn_shard_job *cairn_held_find(struct cairn_shard *shard, uint64_t number,
+                                        uint64_t generation);
+/* Fills Hello's list, of at most CAIRN_SHARD_JOBS_MAX; returns how many. */
+size_t cairn_held_list(const struct cairn_shard *shard, Cairn__HeldJob *out, bool full);
+/* A coordinator says who it is: notes whether it is obeyed. */
+void cairn_held_judge(struct cairn_shard *shard, const char *cluster);
+/* What a coordinator may say that is not obeyed, too: true if it was that. */
+bool cairn_held_on_message(struct cairn_shard *shard, const struct cairn_frame *frame,
+                           const ProtobufCMessage *message);
+
+#endif

@@ -1,0 +1,112 @@
+#include "server/shard/job/need.h"
+
+#include "proto/fabric/stagger.h"
+#include "proto/geometry/published.h"
+#include "proto/spec/planes.h"
+#include "server/core/decision.h"
+#include "server/shard/shard.h"
+
+#define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
+
+uint64_t cairn_memory_sum(const struct cairn_memory *m)
+{
+    return m->state + m->published + m->landing + m->staging + m->tables;
+}
+
+/* ---- the extents ---- */
+
+static cairn_status judge_form(const struct cairn_job_spec_data *spec, size_t number,
+                               struct cairn_form *form, struct cairn_sentence *why)
+{
+    const struct cairn_tensor_spec *tensor = &spec->tensors[number];
+    *form = (struct cairn_form) { .trained = tensor->kind == CAIRN_TRAINED,
+                                  .wire = tensor->wire,
+                                  .master = tensor->master,
+                                  .planes = cairn_spec_planes(spec, number) };
+    if (!cairn_wire_dtype_ok((int)tensor->wire) && tensor->wire != tensor->master) {
+        return cairn_fail(why, CAIRN_ERR_UNSUPPORTED, "tensor %s: wire dtype %s", tensor->name,
+                          cairn_dtype_name((int)tensor->wire));
+    }
+    if (!form->trained) return CAIRN_OK;
+    form->group = (uint32_t)cairn_spec_find_group(spec, tensor->group);
+    form->planes |= 1u << CAIRN_PLANE_SUM;
+    return CAIRN_OK;
+}
+
+/* Adds an extent to the sums; returns the elements of its largest chunk. */
+static uint64_t add_extent(const struct cairn_shard_map *map, size_t number,
+                           struct cairn_form *form, struct cairn_need *need)
+{
+    const struct cairn_local_extent *extent = &map->extents[number];
+    const uint64_t elems = extent->elem_count;
+    const uint64_t chunk_elems = (uint64_t)map->chunk_leaves * CAIRN_LEAF_ELEMS;
+    form->wire_byte = cairn_published_place(map, number, cairn_dtype_bytes((int)form->wire),
+                                            &need->wire_bytes);
+    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++)
+        need->memory.state += cairn_form_bytes(form, p, elems);
+    if (form->trained) need->step.chunk_count += (uint32_t)extent->chunk_count;
+    return chunk_elems < elems ? chunk_elems : elems;
+}
+
+/* ---- the bytes ---- */
+
+static uint64_t table_bytes(const struct cairn_need *need, const struct cairn_shard_map *map)
+{
+    const uint64_t grad_chunks = need->step.chunk_count;
+    return cairn_step_bytes(&need->step) +
+           need->slot_count * (sizeof(struct cairn_slot) + sizeof(struct cairn_fold)) +
+           cairn_step_actions_max(&need->step) * sizeof(struct cairn_step_action) +
+           map->chunk_count * 32 + map->extent_count * 128 +
+           need->step.member_max * CAIRN_STEP_HOLDS_BYTES(grad_chunks) +
+           grad_chunks * (sizeof(struct cairn_sums) + sizeof(bool));
+}
+
+static void size(struct cairn_need *need, const struct cairn_shard_map *map,
+                 uint64_t chunk_elems_max)
+{
+    const struct cairn_step_config *step = &need->step;
+    need->slot_count = step->member_max * step->window;
+    need->put_max = need->slot_count < CAIRN_SHARD_PUTS_MAX ? need->slot_count
+                                                            : CAIRN_SHARD_PUTS_MAX;
+    need->reply_bytes = (size_t)chunk_elems_max * sizeof(float);
+    // Contributions to one chunk are folded side by side.
+    need->slot_bytes = ALIGN_UP(need->reply_bytes, CAIRN_STAGGER_PAGE) + CAIRN_STAGGER_BYTES;
+    need->put_bytes = need->slot_bytes + (size_t)ALIGN_UP(CAIRN_BOX_BYTES_MAX, 4096u);
+    need->landing_bytes = (uint64_t)step->window * need->slot_bytes;
+    need->worker_staging_bytes = cairn_reply_bytes(need->reply_bytes);
+    need->memory = (struct cairn_memory) {
+        .state = need->memory.state,
+        .published = 2 * need->wire_bytes,
+        .staging = (uint64_t)need->put_max * need->put_bytes,
+        .tables = table_bytes(need, map),
+    };
+}
+
+cairn_status cairn_need_of(const struct cairn_job_spec_data *spec,
+                           const struct cairn_shard_map *map, uint32_t member_max,
+                           struct cairn_form *forms_out, struct cairn_need *need_out,
+                           struct cairn_sentence *why)
+{
+    uint64_t chunk_elems_max = 0;
+    struct cairn_need need = {
+        .wire_bytes = CAIRN_PUBLISHED_PAGE_BYTES,
+        .step = { .window = spec->window,
+                  .member_max = member_max,
+                  .payload_bytes_max = CAIRN_PAYLOAD_MAX(spec->group_count,
+                                                         spec->client_state_max) },
+    };
+    for (size_t i = 0; i < map->extent_count; i++) {
+        struct cairn_form one, *form = forms_out != NULL ? &forms_out[i] : &one;
+        cairn_status status = judge_form(spec, map->extents[i].tensor, form, why);
+        if (status != CAIRN_OK) return status;
+        const uint64_t elems = add_extent(map, i, form, &need);
+        if (elems > chunk_elems_max) chunk_elems_max = elems;
+    }
+    if (cairn_step_bytes(&need.step) == 0 || member_max > CAIRN_SPEC_WORKERS_MAX) {
+        return cairn_fail(why, CAIRN_ERR_INVALID, "%u members with a window of %u chunks",
+                          member_max, spec->window);
+    }
+    size(&need, map, chunk_elems_max);
+    *need_out = need;
+    return CAIRN_OK;
+}

@@ -1,0 +1,43 @@
+/* What a job's part takes of its shard's memory, by kind. The shard admits a job by it, and `cairn job plan`
+ * says it beforehand. Pure; any thread. */
+#ifndef CAIRN_SHARD_JOB_NEED_H
+#define CAIRN_SHARD_JOB_NEED_H
+
+#include "proto/geometry/layout.h"
+#include "proto/spec/spec.h"
+#include "server/core/step.h"
+
+struct cairn_form;
+
+/* Bytes. */
+struct cairn_memory {
+    uint64_t state;     /* parameters, moments, and the sums of a round */
+    uint64_t published; /* copies in the wire dtype: two, and those that are leased */
+    uint64_t landing;   /* of the workers that are there: their chunks in flight */
+    uint64_t staging;   /* puts, writes, replies, snapshots, and what a relay keeps */
+    uint64_t tables;    /* what is known of chunks, slots and tiles */
+};
+
+struct cairn_need {
+    struct cairn_memory memory;    /* before anyone joins: landing is 0 */
+    uint64_t landing_bytes;        /* that a worker adds, .. */
+    uint64_t worker_staging_bytes; /* .. and this: the reply that it keeps */
+    /* where these come from */
+    struct cairn_step_config step;
+    uint64_t wire_bytes; /* of a published copy */
+    uint32_t slot_count, put_max;
+    size_t slot_bytes, put_bytes, reply_bytes;
+};
+
+uint64_t cairn_memory_sum(const struct cairn_memory *memory);
+
+/* Of a job that at most member_max workers join at a time, of a spec that cairn_spec_check took. forms_out:
+ * [map->extent_count], zeroed; NULL: not wanted. CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_INVALID: what the spec says
+ * is not possible. */
+CAIRN_MUST_CHECK cairn_status cairn_need_of(const struct cairn_job_spec_data *spec,
+                                            const struct cairn_shard_map *map, uint32_t member_max,
+                                            struct cairn_form *forms_out,
+                                            struct cairn_need *need_out,
+                                            struct cairn_sentence *why);
+
+#endif

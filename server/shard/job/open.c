@@ -1,0 +1,332 @@
+/* A job on this shard as a whole: judged, sized, reserved, and freed. */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/geometry/published.h"
+#include "server/shard/job/create.h"
+#include "server/shard/job/members.h"
+#include "server/shard/job/open.h"
+#include "server/shard/job/own.h"
+#include "server/shard/read/fetch.h"
+#include "server/shard/relay/relay.h"
+#include "server/shard/shard.h"
+#include "server/shard/state/report.h"
+#include "server/shard/state/write.h"
+
+/* ---- what it is: spec, layout, map, forms ---- */
+
+static cairn_status decode_layout(struct cairn_shard_job *job, const struct cairn_paged *bytes,
+                                  struct cairn_sentence *why)
+{
+    const size_t count = job->spec.tensor_count;
+    struct cairn_layout_tensor *tensors = calloc(count + 1, sizeof *tensors);
+    if (tensors == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a layout");
+    for (size_t t = 0; t < count; t++) {
+        const struct cairn_tensor_spec *spec = &job->spec.tensors[t];
+        tensors[t] = (struct cairn_layout_tensor) {
+            .name = spec->name, .unit = spec->unit, .shape = spec->shape, .elem_bytes = 1
+        };
+    }
+    cairn_status status = cairn_layout_decode(bytes->bytes, bytes->have_bytes, tensors,
+                                              (uint32_t)count, &job->layout);
+    free(tensors);
+    if (status != CAIRN_OK) {
+        return cairn_fail(why, status, "the layout of %zu bytes does not fit the job's tensors: %s",
+                          bytes->have_bytes, cairn_status_text((int)status));
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status decode_map(struct cairn_shard_job *job, const Cairn__JobCreate *message,
+                               const struct cairn_paged *spec, const struct cairn_paged *layout,
+                               struct cairn_sentence *why)
+{
+    const uint32_t index = message->shard_index;
+    cairn_status status = cairn_spec_unpack(spec->bytes, spec->have_bytes, cairn_optimizer_names(),
+                                            &job->spec, why);
+    if (status != CAIRN_OK) return status;
+    job->terms.revision = job->spec.revision;
+    status = decode_layout(job, layout, why);
+    if (status != CAIRN_OK) return status;
+    if (index >= job->layout->shard_count) {
+        return cairn_fail(why, CAIRN_ERR_INVALID, "shard index %u of a layout of %u shards", index,
+                          job->layout->shard_count);
+    }
+    status = cairn_shard_map_init(&job->table.map, job->layout, index, job->spec.chunk_leaves);
+    if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for the map of a job");
+    if (job->table.map.chunk_count >= UINT32_MAX) {
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "%llu chunks on one shard: raise chunk_leaves or add shards",
+                          (unsigned long long)job->table.map.chunk_count);
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status make_forms(struct cairn_shard_job *job, uint32_t member_max,
+                               struct cairn_need *need, struct cairn_sentence *why)
+{
+    job->forms = calloc(job->table.map.extent_count + 1, sizeof *job->forms);
+    if (job->forms == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job");
+    cairn_status status = cairn_need_of(&job->spec, &job->table.map, member_max, job->forms, need,
+                                        why);
+    if (status != CAIRN_OK) return status;
+    // One for each thread, and one that is being handed over.
+    need->step.folds_wanted = cairn_pool_thread_count(job->shard->compute) + 1;
+    job->landing.slot_bytes = need->slot_bytes;
+    job->puts.max = need->put_max;
+    job->puts.bytes = need->put_bytes;
+    job->replies.bytes = need->reply_bytes;
+    return CAIRN_OK;
+}
+
+static cairn_status make_tables(struct cairn_shard_job *job, struct cairn_sentence *why)
+{
+    job->puts.have = calloc((size_t)job->table.map.chunk_count + 1, 1);
+    if (job->puts.have == NULL || cairn_chunk_table_number(&job->table, &job->spec) != CAIRN_OK) {
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the chunks of a job");
+    }
+    return CAIRN_OK;
+}
+
+/* ---- reserving ---- */
+
+/* Of the budget: what it takes, and what the workers add without whom no round opens. */
+static uint64_t least_bytes(const struct cairn_shard_job *job, const struct cairn_need *need)
+{
+    return cairn_memory_sum(&need->memory) +
+           job->spec.workers_min * (need->landing_bytes + need->worker_staging_bytes);
+}
+
+/* With chunks of half as many leaves, and so on, until it fits: there are more of them, and with them more of
+ * the rest. 0: it never does. */
+static uint32_t leaves_that_fit(const struct cairn_shard_job *job, const struct cairn_need *need,
+                                uint64_t room)
+{
+    const struct cairn_memory *memory = &need->memory;
+    const uint64_t leaf_bytes = CAIRN_LEAF_ELEMS * sizeof(float);
+    // The last leaf may be a part of one.
+    const uint64_t now = (job->replies.bytes - 1) / leaf_bytes + 1;
+    const uint64_t replies = job->spec.workers_min;
+    const uint64_t chunks = replies * (job->spec.window + 1) + job->puts.max;
+    const uint64_t boxes = job->puts.max * (uint64_t)(job->puts.bytes - job->landing.slot_bytes) +
+                           chunks * CAIRN_STAGGER_BYTES + replies * cairn_reply_bytes(0);
+    for (uint64_t leaves = now / 2; leaves > 0; leaves /= 2)
+        if (memory->state + memory->published + boxes + chunks * leaves * leaf_bytes +
+                memory->tables * ((now - 1) / leaves + 1) <=
+            room)
+            return (uint32_t)leaves;
+    return 0;
+}
+
+static uint32_t window_that_fits(const struct cairn_shard_job *job, const struct cairn_need *need,
+                                 uint64_t room)
+{
+    const uint64_t per_window = (uint64_t)job->spec.workers_min * job->landing.slot_bytes;
+    for (uint32_t window = job->spec.window / 2; window > 0; window /= 2)
+        if (least_bytes(job, need) - per_window * (job->spec.window - window) <= room)
+            return window;
+    return 0;
+}
+
+/* How the job would fit into the room there is, if its chunks in flight are what is too much. */
+static void advise(const struct cairn_shard_job *job, const struct cairn_need *need,
+                   struct cairn_sentence *why)
+{
+    const uint64_t room = job->shard->memory.budget.limit_bytes -
+                          job->shard->memory.budget.used_bytes;
+    const uint32_t leaves = leaves_that_fit(job, need, room);
+    const uint32_t window = window_that_fits(job, need, room);
+    if (leaves > 0)
+        cairn_sentence_add(why, "; it fits with chunk_leaves %u (now %u)", leaves,
+                           job->spec.chunk_leaves);
+    if (window > 0)
+        cairn_sentence_add(why, "%s window %u (now %u)", leaves > 0 ? ", or" : "; it fits with",
+                           window, job->spec.window);
+}
+
+/* What workers add is taken as they join (admit.c): a job that could never open a round is refused now. */
+static cairn_status take_budget(struct cairn_shard_job *job, const struct cairn_need *need,
+                                struct cairn_sentence *why)
+{
+    struct cairn_budget *budget = &job->shard->memory.budget;
+    const uint64_t bytes = cairn_memory_sum(&need->memory);
+    char what[CAIRN_NAME_MAX + 200];
+    snprintf(what, sizeof what,
+             "job %s (%llu elements here: state %llu bytes, published %llu, landing %u x %zu bytes "
+             "and a reply each for %u worker%s)",
+             job->spec.name, (unsigned long long)job->table.map.elem_count,
+             (unsigned long long)need->memory.state, (unsigned long long)need->memory.published,
+             job->spec.workers_min * job->spec.window, job->landing.slot_bytes,
+             job->spec.workers_min, job->spec.workers_min == 1 ? "" : "s");
+    cairn_status status = cairn_budget_take(budget, least_bytes(job, need), what, why);
+    if (status == CAIRN_OK) {
+        cairn_budget_give(budget, least_bytes(job, need) - bytes);
+        job->memory = need->memory;
+    } else {
+        advise(job, need, why);
+    }
+    return status;
+}
+
+static cairn_status open_arenas(struct cairn_shard_job *job, const struct cairn_need *need,
+                                struct cairn_sentence *why)
+{
+    cairn_status status = cairn_planes_open(&job->planes, &job->table.map, job->forms, why);
+    if (status == CAIRN_OK) status = cairn_published_open(job, need->wire_bytes, why);
+    if (status != CAIRN_OK) return status;
+    status = cairn_arena_open_scratch("puts", (uint64_t)job->puts.max * job->puts.bytes,
+                                      &job->puts.arena, why);
+    if (status != CAIRN_OK) return status;
+    return cairn_arena_open_scratch("landing", (uint64_t)need->slot_count * job->landing.slot_bytes,
+                                    &job->landing.arena, why);
+}
+
+/* The small arrays of a round. */
+static cairn_status make_round(struct cairn_shard_job *job, struct cairn_sentence *why)
+{
+    cairn_status status = cairn_pass_open(job, &job->table);
+    if (status == CAIRN_OK) status = cairn_tiles_open(job, &job->table);
+    if (status == CAIRN_OK) status = cairn_frozen_init(&job->frozen, &job->spec);
+    if (status == CAIRN_OK) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the rounds of a job");
+}
+
+static cairn_status reserve(struct cairn_shard_job *job, const struct cairn_need *need,
+                            const Cairn__JobCreate *message, struct cairn_sentence *why)
+{
+    if (message->last != NULL && message->last->payload.len > need->step.payload_bytes_max) {
+        return cairn_fail(why, CAIRN_ERR_INVALID, "a last decision of %zu bytes, at most %zu",
+                          message->last->payload.len, need->step.payload_bytes_max);
+    }
+    cairn_status status = take_budget(job, need, why);
+    if (status == CAIRN_OK) status = make_tables(job, why); // as large as a worker's shapes say
+    if (status == CAIRN_OK) status = open_arenas(job, need, why);
+    if (status == CAIRN_OK) status = cairn_own_open(job, &need->step, message, why);
+    if (status == CAIRN_OK) status = make_round(job, why);
+    return status;
+}
+
+cairn_status cairn_shard_job_open(struct cairn_shard *shard, const Cairn__JobCreate *message,
+                                  const struct cairn_paged *spec, const struct cairn_paged *layout,
+                                  struct cairn_shard_job **job_out, struct cairn_sentence *why)
+{
+    size_t count = 0;
+    for (struct cairn_shard_job *other = shard->jobs; other != NULL; other = other->next) count++;
+    if (count >= CAIRN_SHARD_JOBS_MAX) {
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "shard %s holds %zu jobs, the most it can",
+                          shard->name, count);
+    }
+    struct cairn_shard_job *job = calloc(1, sizeof *job);
+    if (job == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job");
+    job->shard = shard;
+    job->number = message->job;
+    job->generation = message->generation;
+    job->base_step = message->step;
+    cairn_leaf_hash(spec->bytes, spec->have_bytes, &job->terms.digest);
+    job->staged = message->extend;
+    job->state = CAIRN_JOB_INITIALIZING;
+    job->landing.arena = job->puts.arena = CAIRN_ARENA_NONE;
+    job->versions.writing = CAIRN_PUBLISHED_NONE;
+    cairn_spec_init(&job->spec);
+    job->next = shard->jobs;
+    shard->jobs = job;
+
+    struct cairn_need need;
+    cairn_status status = decode_map(job, message, spec, layout, why);
+    if (status == CAIRN_OK) status = make_forms(job, message->member_max, &need, why);
+    if (status == CAIRN_OK) status = reserve(job, &need, message, why);
+    if (status != CAIRN_OK) {
+        cairn_shard_job_free(job);
+        return status;
+    }
+    *job_out = job;
+    return CAIRN_OK;
+}
+
+/* ---- the end ---- */
+
+/* The memory is there until it is unmapped; then `request`, if it is one, is answered. */
+static void free_job(struct cairn_shard_job *job, const struct cairn_request *request)
+{
+    struct cairn_shard_job **link = &job->shard->jobs;
+    while (*link != job) link = &(*link)->next;
+    *link = job->next;
+
+    cairn_relay_free_all(job);
+    cairn_pin_release(job);
+    cairn_reports_drop(job);
+    cairn_load_release(job);
+    cairn_write_close(job);
+    cairn_replies_release(job);
+    cairn_members_release(job);
+    cairn_tiles_close(job);
+    cairn_collector_close(&job->collector);
+    cairn_planes_release(&job->planes, job->shard);
+    cairn_release(job->shard, &job->landing.arena);
+    cairn_release(job->shard, &job->puts.arena);
+    cairn_published_close(job);
+    free(job->pass.actions.list);
+    cairn_pass_close(job);
+    free(job->puts.have);
+    cairn_frozen_release(&job->frozen);
+    free(job->forms);
+    cairn_chunk_table_close(&job->table);
+    cairn_layout_close(job->layout);
+    cairn_paged_release(&job->terms.amended);
+    cairn_spec_release(&job->spec);
+    cairn_release_bytes(job->shard, cairn_memory_sum(&job->memory), request);
+    free(job);
+}
+
+void cairn_shard_job_free(struct cairn_shard_job *job)
+{
+    free_job(job, NULL);
+}
+
+void cairn_shard_job_unused(struct cairn_shard_job *job)
+{
+    struct cairn_shard *shard = job->shard;
+    if (job->state != CAIRN_JOB_LEAVING || shard->closing) return; // cairn_shard_close frees it
+    cairn_log_info("dropped job %s, generation %llu: %llu bytes are being freed", job->spec.name,
+                   (unsigned long long)job->generation,
+                   (unsigned long long)cairn_memory_sum(&job->memory));
+    const struct cairn_request dropping = job->dropping;
+    free_job(job, &dropping);
+    cairn_create_on_memory_back(shard);
+}
+
+void cairn_shard_job_leave(struct cairn_shard_job *job)
+{
+    assert(job->state != CAIRN_JOB_LEAVING);
+    struct cairn_sentence why;
+    cairn_sentence_set(&why, "job %s was dropped before it was ready", job->spec.name);
+    if (job->load.asked.session != 0) {
+        cairn_session_answer(job->shard, &job->load.asked, CAIRN_ERR_CANCELED, &why);
+    }
+    cairn_shard_job_busy(job); // not freed before we are through
+    job->state = CAIRN_JOB_LEAVING;
+    cairn_relay_leave(job);
+    cairn_reserve_cancel(job);
+    cairn_pin_cancel(job);
+    cairn_load_cancel(job);
+    cairn_members_release(job);
+    cairn_replies_release(job);
+    cairn_collector_leave(&job->collector);
+    cairn_shard_job_idle(job);
+}
+
+void cairn_shard_job_stop(struct cairn_shard_job *job, const char *why)
+{
+    if (job->state == CAIRN_JOB_FAULTED || job->state == CAIRN_JOB_LEAVING) return;
+    job->state = CAIRN_JOB_FAULTED;
+    cairn_collector_leave(&job->collector);
+    cairn_relay_leave(job);
+    cairn_log_error("job %s is stopped here, at version %llu.%llu: %s; restore a snapshot",
+                    job->spec.name, (unsigned long long)job->generation,
+                    (unsigned long long)cairn_step_version(job->collector.step).step, why);
+    // Hello of the next session no longer names the job: the coordinator sees that it is lost here.
+    cairn_session_refuse(job->shard, CAIRN_ERR_PROTOCOL, "job %s on shard %s: %s", job->spec.name,
+                         job->shard->name, why);
+}

@@ -1,0 +1,25 @@
+/* A job as a whole. Loop thread. */
+#ifndef CAIRN_SHARD_JOB_OPEN_H
+#define CAIRN_SHARD_JOB_OPEN_H
+
+#include "proto/wire/messages.h"
+
+struct cairn_shard;
+struct cairn_shard_job;
+
+/* Judges a create, of which spec and layout are here, and reserves everything. CAIRN_ERR_MALFORMED, _INVALID,
+ * _UNSUPPORTED: the spec or the layout; CAIRN_ERR_NO_MEMORY: it does not fit, with the numbers. Not OK:
+ * nothing is held. */
+CAIRN_MUST_CHECK cairn_status cairn_shard_job_open(
+    struct cairn_shard *shard, const Cairn__JobCreate *message, const struct cairn_paged *spec,
+    const struct cairn_paged *layout, struct cairn_shard_job **job_out, struct cairn_sentence *why);
+/* Makes it LEAVING: members are cut, and it is freed when nothing refers to it, perhaps at once. */
+void cairn_shard_job_leave(struct cairn_shard_job *job);
+/* Frees it whatever is in flight: the fabric and the pools are closed. */
+void cairn_shard_job_free(struct cairn_shard_job *job);
+
+/* Of shard->up: `unused` frees a job that is LEAVING; `fault`. */
+void cairn_shard_job_unused(struct cairn_shard_job *job);
+void cairn_shard_job_stop(struct cairn_shard_job *job, const char *why);
+
+#endif

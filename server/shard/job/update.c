@@ -1,0 +1,356 @@
+/* The arithmetic of a round behind its folds (own.c), on the compute pool: the sums, the update, the first
+ * publish.
+ *
+ * A FOLD works on one chunk's sum; the passes (REDUCE, UPDATE, the seal) take a chunk an item. The round
+ * machine never asks for two things of one chunk at a time, nor for a pass while anything runs.
+ *
+ * An update goes through memory twice: the folds write the sums, the UPDATE reads them (8 of 38 bytes an
+ * element, with bf16 on the wire). One pass would overwrite parameters before the decision, which
+ * comes after all chunks of all shards even without a clip and where non-finite sums are applied: until
+ * then a worker may die and the round be abandoned, and the parameters must be those before it. */
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/shard/job/own.h"
+#include "server/shard/job/update.h"
+#include "server/shard/read/fetch.h"
+#include "server/shard/shard.h"
+#include "server/shard/state/pin.h"
+#include "server/shard/state/write.h"
+
+/* A pass over so few takes some 10 us; a thread to be woken, and to wake the loop, takes as long. */
+#define SMALL_ELEMS 16384
+/* From here on nothing of a pass is in a cache when the next one comes to it, by measurement. */
+#define FAR_ELEMS ((uint64_t)4 << 20)
+
+cairn_status cairn_pass_open(struct cairn_shard_job *job, const struct cairn_chunk_table *table)
+{
+    struct cairn_pass *pass = &job->pass;
+    const size_t trained = table->trained_count;
+    pass->table = table;
+    pass->is_small = table->map.elem_count <= SMALL_ELEMS;
+    pass->is_far = table->map.elem_count >= FAR_ELEMS;
+    pass->zero = calloc(trained + 1, sizeof *pass->zero);
+    pass->sums = calloc(cairn_pool_thread_count(job->shard->compute), sizeof *pass->sums);
+    pass->chunk_sums = calloc(trained + 1, sizeof *pass->chunk_sums);
+    pass->summed = calloc(trained + 1, sizeof *pass->summed);
+    pass->scalars = calloc(job->spec.group_count + 1, sizeof *pass->scalars);
+    const bool have = pass->zero != NULL && pass->sums != NULL && pass->chunk_sums != NULL &&
+                      pass->summed != NULL && pass->scalars != NULL;
+    return have ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+}
+
+void cairn_pass_close(struct cairn_shard_job *job)
+{
+    free(job->pass.zero);
+    free(job->pass.sums);
+    free(job->pass.chunk_sums);
+    free(job->pass.summed);
+    free(job->pass.scalars);
+}
+
+static struct cairn_chunk_place place_of(const struct cairn_shard_job *job, uint64_t chunk)
+{
+    return cairn_shard_map_chunk(&job->pass.table->map, chunk);
+}
+
+/* Of a trained chunk; NULL: its extent does not keep the plane. */
+static float *plane_at(const struct cairn_shard_job *job, enum cairn_plane plane, uint32_t chunk,
+                       const struct cairn_chunk_place *place)
+{
+    return cairn_planes_at(&job->planes, plane, job->pass.table->extent_of[chunk],
+                           place->local_elem);
+}
+
+static struct cairn_shard_job *job_of_pass(struct cairn_task *task)
+{
+    return (struct cairn_shard_job *)((char *)task - offsetof(struct cairn_shard_job, pass.task));
+}
+
+static void submit_pass(struct cairn_shard_job *job, uint32_t item_count,
+                        void (*run)(struct cairn_task *task, uint32_t item, uint32_t thread),
+                        void (*done)(struct cairn_task *task))
+{
+    job->pass.task = (struct cairn_task) {
+        .run = run,
+        .done = done,
+        .item_count = item_count,
+        .is_small = job->pass.is_small,
+    };
+    cairn_shard_job_busy(job);
+    cairn_pool_submit(job->shard->compute, &job->pass.task);
+}
+
+/* ---- reduce ---- */
+
+void cairn_pass_zero(struct cairn_shard_job *job, uint32_t chunk)
+{
+    job->pass.zero[chunk] = true; // REDUCE, which follows, writes the zeros
+}
+
+static void run_reduce(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    const struct cairn_shard_job *job = job_of_pass(task);
+    const uint32_t chunk = job->pass.table->trained[item];
+    const struct cairn_chunk_place place = place_of(job, chunk);
+    float *acc = plane_at(job, CAIRN_PLANE_SUM, chunk, &place);
+    struct cairn_sums *sums = &job->pass.chunk_sums[item];
+    if (job->pass.zero[item] || !job->pass.summed[item]) *sums = (struct cairn_sums) { 0 };
+    if (job->pass.zero[item]) {
+        memset(acc, 0, (size_t)place.elem_count * sizeof *acc); // and adds nothing
+        return;
+    }
+    if (!job->pass.summed[item])
+        job->shard->backend->sum_leaves(acc, &job->pass.table->map.layout->geometry[place.tensor],
+                                        place.first_leaf, place.leaf_count, sums);
+    cairn_status status = cairn_exact_add(&job->pass.sums[thread].sum_squares, &sums->sum_squares);
+    assert(status == CAIRN_OK);
+    (void)status;
+    job->pass.sums[thread].nonfinite += sums->nonfinite;
+}
+
+/* What a pass left that is not finite: mostly nothing, and then no chunk is looked at. */
+static struct cairn_results collect_nonfinite(const struct cairn_shard_job *job, uint64_t any)
+{
+    struct cairn_results results = { 0 };
+    for (uint32_t item = 0; any > 0 && item < job->pass.table->trained_count; item++) {
+        if (job->pass.chunk_sums[item].nonfinite == 0) continue;
+        const struct cairn_chunk_place place = place_of(job, job->pass.table->trained[item]);
+        cairn_results_add(&results, (uint32_t)place.tensor, job->pass.chunk_sums[item].nonfinite);
+    }
+    return results;
+}
+
+static void reduce_done(struct cairn_task *task)
+{
+    struct cairn_shard_job *job = job_of_pass(task);
+    struct cairn_step_sums sums = { 0 };
+    for (uint32_t i = 0; i < cairn_pool_thread_count(job->shard->compute); i++) {
+        cairn_status status = cairn_exact_add(&sums.sum_squares, &job->pass.sums[i].sum_squares);
+        assert(status == CAIRN_OK); // 2^74 leaves would fit
+        (void)status;
+        sums.nonfinite += job->pass.sums[i].nonfinite;
+    }
+    job->pass.gradients = collect_nonfinite(job, sums.nonfinite);
+    cairn_own_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_SUMMED, .sums = &sums });
+    cairn_shard_job_idle(job);
+}
+
+void cairn_pass_reduce(struct cairn_shard_job *job)
+{
+    const size_t threads = cairn_pool_thread_count(job->shard->compute);
+    memset(job->pass.sums, 0, threads * sizeof *job->pass.sums);
+    submit_pass(job, job->pass.table->trained_count, run_reduce, reduce_done);
+}
+
+/* ---- update ---- */
+
+/* The scalars of the groups, out of the decision; NULL, or why it cannot be applied. */
+static const char *read_scalars(struct cairn_shard_job *job, const struct cairn_decision *decision)
+{
+    struct cairn_payload head;
+    cairn_status status = cairn_payload_decode(decision->payload, decision->payload_bytes, &head);
+    if (status != CAIRN_OK) return "the payload of an APPLY is malformed";
+    if (head.group_count != job->spec.group_count)
+        return "the payload of an APPLY has another number of groups";
+    for (uint32_t g = 0; g < head.group_count; g++) {
+        const struct cairn_group_spec *group = &job->spec.groups[g];
+        struct cairn_group_scalars *scalars = &job->pass.scalars[g];
+        status = cairn_payload_group(decision->payload, decision->payload_bytes, g, scalars);
+        if (status != CAIRN_OK) return "the scalars of an APPLY are malformed";
+        if (scalars->optimizer != cairn_optimizer_by_name(group->optimizer)->id)
+            return "the scalars of an APPLY are of another optimizer";
+        const bool momentum = (scalars->flags & CAIRN_SCALAR_MOMENTUM) != 0;
+        if (scalars->optimizer == CAIRN_OPTIMIZER_SGD && momentum != (group->momentum != 0))
+            return "the scalars of an APPLY disagree with the spec about momentum";
+    }
+    return NULL;
+}
+
+/* Where the chunk's wire copy stands. */
+static void *wire_of(const struct cairn_shard_job *job, const struct cairn_published *published,
+                     uint64_t chunk, const struct cairn_chunk_place *place)
+{
+    return cairn_published_at(published, job->pass.table, job->forms, chunk, place->local_elem);
+}
+
+/* A chunk whose parameters no update changes. */
+static void publish_chunk(struct cairn_shard_job *job, struct cairn_published *published,
+                          uint32_t chunk, const struct cairn_chunk_place *place)
+{
+    const uint32_t extent = job->pass.table->extent_of[chunk];
+    job->shard->backend->convert(
+        wire_of(job, published, chunk, place), job->forms[extent].wire,
+        cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM, extent, place->local_elem),
+        job->forms[extent].master, (size_t)place->elem_count);
+    published->checksums[chunk] = 0; // made when it is asked for
+}
+
+/* Updates pass frozen tensors by; after a write the older copies have to take them over once, and so has
+ * one that a lease made. */
+static void refresh_frozen(struct cairn_shard_job *job, struct cairn_published *next,
+                           uint32_t chunk)
+{
+    if (job->forms[job->pass.table->extent_of[chunk]].trained) return;
+    const struct cairn_chunk_place place = place_of(job, chunk);
+    publish_chunk(job, next, chunk, &place);
+}
+
+static void run_write(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    (void)thread;
+    struct cairn_shard_job *job = job_of_pass(task);
+    const struct cairn_chunk_place place = place_of(job, item);
+    cairn_write_apply(job, item, &place);
+    publish_chunk(job, &job->versions.copies[job->versions.writing], item, &place);
+}
+
+static void run_update(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    struct cairn_shard_job *job = job_of_pass(task);
+    struct cairn_published *next = &job->versions.copies[job->versions.writing];
+    if (item >= job->pass.table->trained_count) {
+        refresh_frozen(job, next, item - job->pass.table->trained_count);
+        return;
+    }
+    const uint32_t chunk = job->pass.table->trained[item];
+    const struct cairn_chunk_place place = place_of(job, chunk);
+    const struct cairn_form *form = &job->forms[job->pass.table->extent_of[chunk]];
+    const struct cairn_group_scalars *scalars = &job->pass.scalars[form->group];
+    // The decision has come: free again.
+    uint64_t *nonfinite = &job->pass.chunk_sums[item].nonfinite;
+    *nonfinite = 0;
+    // A prepared shard has seen the opening of the round that is decided: job->frozen is that round's.
+    if ((scalars->flags & CAIRN_SCALAR_FROZEN) != 0 || job->frozen.tensors[place.tensor]) {
+        publish_chunk(job, next, chunk, &place);
+        return;
+    }
+    const struct cairn_update update = {
+        .grad = plane_at(job, CAIRN_PLANE_SUM, chunk, &place),
+        .param = plane_at(job, CAIRN_PLANE_PARAM, chunk, &place),
+        .exp_avg = plane_at(job, CAIRN_PLANE_EXP_AVG, chunk, &place),
+        .exp_avg_sq = plane_at(job, CAIRN_PLANE_EXP_AVG_SQ, chunk, &place),
+        .wire = wire_of(job, next, chunk, &place),
+        .wire_dtype = form->wire,
+        .elems = (size_t)place.elem_count,
+        .far = job->pass.is_far,
+    };
+    *nonfinite = job->shard->backend->update[scalars->optimizer](&update, scalars);
+    job->pass.sums[thread].nonfinite += *nonfinite;
+    next->checksums[chunk] = 0;
+}
+
+static void collect_results(struct cairn_shard_job *job)
+{
+    const uint32_t threads = cairn_pool_thread_count(job->shard->compute);
+    uint64_t any = 0;
+    for (uint32_t i = 0; i < threads && !job->pass.update_writes; i++)
+        any += job->pass.sums[i].nonfinite;
+    job->pass.results = collect_nonfinite(job, any);
+    if (any == 0) return;
+    char tensors[CAIRN_RESULTS_BYTES];
+    cairn_results_list(&job->pass.results, &job->spec, tensors);
+    cairn_log_limited(
+        &job->pass.results_said, CAIRN_LOG_WARN,
+        "job %s: of %llu elements here a result is not finite after the update to step %llu: %s",
+        job->spec.name, (unsigned long long)any, (unsigned long long)job->pass.version_next.step,
+        tensors);
+}
+
+static void update_done(struct cairn_task *task)
+{
+    struct cairn_shard_job *job = job_of_pass(task);
+    cairn_times_updated(job);
+    cairn_published_end(job, job->pass.version_next, job->pass.update_writes);
+    collect_results(job);
+    job->pass.updating = false;
+    if (job->pass.update_writes) {
+        job->pass.update_writes = false;
+        cairn_write_close(job);
+    }
+    cairn_log_debug("job %s: published %llu.%llu", job->spec.name,
+                    (unsigned long long)job->pass.version_next.generation,
+                    (unsigned long long)job->pass.version_next.step);
+    cairn_own_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_UPDATED });
+    cairn_pin_updated(job);
+    cairn_fetch_deferred(job);
+    cairn_shard_job_idle(job);
+}
+
+static void begin_update(struct cairn_shard_job *job)
+{
+    const struct cairn_published *next = &job->versions.copies[job->versions.writing];
+    job->pass.update_waits = false;
+    cairn_times_updating(job);
+    memset(job->pass.sums, 0,
+           cairn_pool_thread_count(job->shard->compute) * sizeof *job->pass.sums);
+    const uint32_t all = (uint32_t)job->pass.table->map.chunk_count;
+    if (job->pass.update_writes)
+        submit_pass(job, all, run_write, update_done);
+    else
+        submit_pass(job, job->pass.table->trained_count + (next->stale ? all : 0), run_update,
+                    update_done);
+}
+
+void cairn_pass_update(struct cairn_shard_job *job, const struct cairn_decision *decision)
+{
+    job->pass.update_writes = decision->kind == CAIRN_DECISION_WRITE;
+    const char *why = job->pass.update_writes ? NULL : read_scalars(job, decision);
+    if (why != NULL) {
+        cairn_shard_job_fault(job, why);
+        return;
+    }
+    job->pass.version_next = decision->version_after;
+    job->bytes.steps += !job->pass.update_writes;
+    job->pass.updating = true;
+    // The version that was there is gone from here on: without leases, the one before the newest.
+    (void)cairn_published_begin(job);
+    job->pass.update_waits = true;
+    cairn_pass_copies_ended(job);
+}
+
+void cairn_pass_copies_ended(struct cairn_shard_job *job)
+{
+    if (!job->pass.update_waits || job->pins.copying > 0 ||
+        job->versions.copies[job->versions.writing].sends > 0)
+        return;
+    begin_update(job);
+}
+
+/* ---- the first publish ---- */
+
+static void run_seal(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    (void)thread;
+    struct cairn_shard_job *job = job_of_pass(task);
+    const struct cairn_chunk_place place = place_of(job, item);
+    publish_chunk(job, &job->versions.copies[0], item, &place);
+    // Updates pass frozen tensors by, so both copies have them from the start.
+    if (!job->forms[job->pass.table->extent_of[item]].trained)
+        publish_chunk(job, &job->versions.copies[1], item, &place);
+}
+
+static void seal_done(struct cairn_task *task)
+{
+    struct cairn_shard_job *job = job_of_pass(task);
+    if (job->state == CAIRN_JOB_SEALING) {
+        const struct cairn_version version = cairn_step_version(job->collector.step);
+        cairn_published_seal(job, version);
+        job->state = CAIRN_JOB_SERVING;
+        cairn_put_end(job);
+        cairn_log_info("job %s: ready at version %llu.%llu", job->spec.name,
+                       (unsigned long long)version.generation, (unsigned long long)version.step);
+        cairn_own_step(job,
+                       &(struct cairn_step_event) { .kind = CAIRN_STEP_READY, .version = version });
+        cairn_session_answer(job->shard, &job->load.asked, CAIRN_OK, NULL);
+    }
+    cairn_shard_job_idle(job);
+}
+
+void cairn_pass_seal(struct cairn_shard_job *job)
+{
+    assert(job->state == CAIRN_JOB_INITIALIZING || job->state == CAIRN_JOB_LOADING);
+    job->state = CAIRN_JOB_SEALING;
+    submit_pass(job, (uint32_t)job->pass.table->map.chunk_count, run_seal, seal_done);
+}

@@ -1,0 +1,293 @@
+/* Fetches: a chunk of a plane at an exact version, or what it has in common with a box.
+ *
+ * The wire plane is read at every version that is kept (published.h): the newest, the one before, and those
+ * that are leased; the other planes at the newest only, and while they are being updated a fetch of them
+ * waits.
+ *
+ * A worker is sent published chunks right out of their copy (`lent`), which is not written while it is
+ * being sent. Copies are written two updates later, and a worker that stops is one that the round waits
+ * for, until the coordinator has it leave: its endpoint is cut then, and what was lent is back. Nobody
+ * waits for readers: what they get, and what is not the wire plane or not a whole chunk, is copied to a
+ * buffer of its own first, because a peer that stops reading pins what is sent to it. A member has at most
+ * CAIRN_SHARD_REPLIES_MAX replies, so a stopped one pins no more than these. */
+#include <assert.h>
+#include <string.h>
+
+#include "server/shard/read/fetch.h"
+#include "server/shard/shard.h"
+
+/* What a fetch reads. */
+struct source {
+    const uint8_t *bytes; /* the chunk */
+    size_t byte_count;
+    cairn_dtype dtype;
+    /* borrowed: the whole chunk's, 0 = nobody has asked for it yet; NULL: not kept */
+    uint64_t *checksum;
+    const struct cairn_published *published; /* the copy that the chunk is in; NULL: in none */
+};
+
+static cairn_status judge_wire(const struct cairn_shard_job *job,
+                               const struct cairn_chunk_header *header, uint64_t chunk,
+                               const struct cairn_chunk_place *place, struct source *source_out)
+{
+    const struct cairn_version version = { header->generation, header->step };
+    const struct cairn_published *published = cairn_published_find(job, version);
+    if (published == NULL) return cairn_published_missing(job, version);
+    const cairn_dtype dtype = job->forms[job->table.extent_of[chunk]].wire;
+    *source_out = (struct source) {
+        .bytes = cairn_published_at(published, &job->table, job->forms, chunk, place->local_elem),
+        .byte_count = (size_t)place->elem_count * cairn_dtype_bytes((int)dtype),
+        .dtype = dtype,
+        .checksum = &published->checksums[chunk],
+        .published = published,
+    };
+    return CAIRN_OK;
+}
+
+static cairn_status judge_state(const struct cairn_shard_job *job,
+                                const struct cairn_chunk_header *header, uint64_t chunk,
+                                const struct cairn_chunk_place *place, struct source *source_out)
+{
+    const uint32_t extent = job->table.extent_of[chunk];
+    if (!cairn_form_stores(&job->forms[extent], header->plane)) return CAIRN_ERR_NOT_FOUND;
+    const cairn_dtype dtype = cairn_form_dtype(&job->forms[extent], header->plane);
+    if (job->pass.updating) return CAIRN_ERR_BUSY;
+    const struct cairn_version wanted = { header->generation, header->step };
+    if (cairn_version_compare(job->versions.copies[job->versions.newest].version, wanted) != 0)
+        return cairn_published_missing(job, wanted);
+    *source_out = (struct source) {
+        .bytes = cairn_planes_at(&job->planes, header->plane, extent, place->local_elem),
+        .byte_count = (size_t)place->elem_count * cairn_dtype_bytes((int)dtype),
+        .dtype = dtype,
+    };
+    return CAIRN_OK;
+}
+
+/* What to read, judged without side effects. CAIRN_ERR_BUSY: it is being updated, wait. */
+static cairn_status judge_fetch(const struct cairn_shard_job *job,
+                                const struct cairn_chunk_header *header, struct source *source_out)
+{
+    if (job->state != CAIRN_JOB_SERVING) return CAIRN_ERR_NOT_READY;
+    uint64_t chunk;
+    cairn_status status = cairn_shard_map_chunk_number(
+        &job->table.map, header->tensor, header->first_leaf, header->leaf_count, &chunk);
+    if (status != CAIRN_OK) return CAIRN_ERR_MALFORMED;
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->table.map, chunk);
+    return (header->plane == CAIRN_PLANE_WIRE ? judge_wire : judge_state)(job, header, chunk,
+                                                                          &place, source_out);
+}
+
+/* ---- boxes ---- */
+
+/* Sets what of the chunk is meant; without effect for all of it. */
+static cairn_status set_box(struct cairn_reply *reply, const struct cairn_box *box,
+                            const struct cairn_chunk_place *place)
+{
+    const struct cairn_shape *shape = &reply->job->spec.tensors[place->tensor].shape;
+    if (cairn_box_check(box, shape, NULL) != CAIRN_OK) return CAIRN_ERR_MALFORMED;
+    const uint64_t count = cairn_box_before(box, shape, place->first_elem + place->elem_count) -
+                           cairn_box_before(box, shape, place->first_elem);
+    if (count == 0) return CAIRN_ERR_MALFORMED;
+    reply->boxed = count < place->elem_count;
+    reply->box = *box;
+    return CAIRN_OK;
+}
+
+/* What of the chunk the fetch asks for; the box of one that carries it is in box_bytes. */
+static cairn_status find_box(const struct cairn_member *member, struct cairn_reply *reply)
+{
+    const struct cairn_shard_job *job = reply->job;
+    const struct cairn_chunk_header *header = &reply->header;
+    uint64_t chunk;
+    cairn_status status = cairn_shard_map_chunk_number(
+        &job->table.map, header->tensor, header->first_leaf, header->leaf_count, &chunk);
+    if (status != CAIRN_OK) return CAIRN_ERR_MALFORMED;
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->table.map, chunk);
+    if (header->tile == CAIRN_TILE_BOX) {
+        struct cairn_box box;
+        status = cairn_box_decode(reply->box_bytes, (size_t)header->payload_bytes, &box);
+        return status == CAIRN_OK ? set_box(reply, &box, &place) : status;
+    }
+    struct cairn_piece piece;
+    status = cairn_tiles_piece(member, header, chunk, &place, &piece, NULL);
+    if (status != CAIRN_OK || piece.held == NULL) return status;
+    return set_box(reply, &piece.held->box, &place);
+}
+
+/* Packs the elements of the box out of the chunk; returns how many bytes they are. */
+static size_t pack(struct cairn_reply *reply, const struct source *source)
+{
+    const struct cairn_chunk_header *header = &reply->header;
+    const struct cairn_shard_job *job = reply->job;
+    const size_t elem_bytes = cairn_dtype_bytes((int)source->dtype);
+    const struct cairn_geometry *geometry = &job->layout->geometry[header->tensor];
+    const uint64_t first = cairn_leaf_first_elem(geometry, header->first_leaf);
+    struct cairn_box_runs runs;
+    cairn_box_runs_begin(&runs, &reply->box, &job->spec.tensors[header->tensor].shape, first,
+                         source->byte_count / elem_bytes);
+    size_t packed = 0;
+    uint64_t elem, box_elem, count;
+    while (cairn_box_runs_next(&runs, &elem, &box_elem, &count)) {
+        memcpy(reply->bytes + packed, source->bytes + (size_t)(elem - first) * elem_bytes,
+               (size_t)count * elem_bytes);
+        packed += (size_t)count * elem_bytes;
+    }
+    return packed;
+}
+
+/* ---- replies ---- */
+
+static void on_sent(void *arg, cairn_status status)
+{
+    struct cairn_reply *reply = arg;
+    struct cairn_shard_job *job = reply->job;
+    if (status == CAIRN_OK)
+        cairn_bytes_fetched(job, reply->header.member, reply->header.payload_bytes, reply->way);
+    if (reply->lent != NULL) cairn_published_return(job, reply->lent);
+    cairn_reply_end(reply);
+    cairn_shard_job_idle(job);
+}
+
+/* Of the bytes in the reply, which are in the cache. Made for the first who asks, not by the update: those
+ * who map the version never ask. */
+static uint64_t checksum_of(const struct cairn_reply *reply, const struct source *source,
+                            const uint8_t *payload, size_t byte_count)
+{
+    const bool is_kept = source->checksum != NULL && !reply->boxed;
+    if (is_kept && *source->checksum != 0) return *source->checksum;
+    const uint64_t checksum = cairn_chunk_checksum(payload, byte_count);
+    if (is_kept) *source->checksum = checksum;
+    return checksum;
+}
+
+static void send_data(struct cairn_member *member, struct cairn_reply *reply,
+                      const struct source *source)
+{
+    struct cairn_shard_job *job = reply->job;
+    assert(source->byte_count <= job->replies.bytes);
+    size_t byte_count = source->byte_count;
+    const bool is_lent = member->role == CAIRN_ROLE_WIRE_WORKER && !reply->boxed;
+    reply->lent = is_lent ? source->published : NULL;
+    const uint8_t *payload = reply->lent != NULL ? source->bytes : reply->bytes;
+    if (reply->boxed)
+        byte_count = pack(reply, source);
+    else if (reply->lent == NULL)
+        memcpy(reply->bytes, source->bytes, byte_count);
+    struct cairn_chunk_header *header = &reply->header;
+    header->kind = CAIRN_CHUNK_DATA;
+    header->tile = job->table.map.shard;
+    header->dtype = (uint8_t)source->dtype;
+    header->payload_bytes = byte_count;
+    header->checksum = checksum_of(reply, source, payload, byte_count);
+    uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
+    cairn_chunk_encode(header, bytes);
+    cairn_status status = CAIRN_ERR_CLOSED;
+    if (reply->lent != NULL) cairn_published_lend(job, reply->lent); // before it may be over
+    if (member->peer != NULL) {
+        reply->way = cairn_way_of(cairn_fabric_payload_path(member->peer, payload, byte_count));
+        status = cairn_fabric_send(member->peer, bytes, sizeof bytes, payload, byte_count, on_sent,
+                                   reply);
+    }
+    if (status == CAIRN_OK) {
+        cairn_shard_job_busy(job);
+        return;
+    }
+    if (reply->lent != NULL) cairn_published_return(job, reply->lent);
+    header->dtype = 0;
+    cairn_member_refuse(member, header, CAIRN_ERR_BUSY);
+    cairn_reply_end(reply);
+}
+
+/* Answers, or defers, or refuses. */
+static void answer(struct cairn_member *member, struct cairn_reply *reply)
+{
+    struct cairn_shard_job *job = reply->job;
+    struct source source = { .byte_count = 0 };
+    cairn_status status = judge_fetch(job, &reply->header, &source);
+    if (status == CAIRN_OK) {
+        send_data(member, reply, &source);
+    } else if (status == CAIRN_ERR_BUSY) {
+        reply->next = job->replies.deferred;
+        job->replies.deferred = reply;
+    } else {
+        cairn_member_refuse(member, &reply->header, status);
+        cairn_reply_end(reply);
+    }
+}
+
+/* All of the request is here. */
+static void begin(struct cairn_member *member, struct cairn_reply *reply)
+{
+    const cairn_status status = find_box(member, reply);
+    if (status == CAIRN_OK) {
+        answer(member, reply);
+        return;
+    }
+    cairn_member_refuse(member, &reply->header, status);
+    cairn_reply_end(reply);
+}
+
+static void on_box(void *arg, cairn_status status)
+{
+    struct cairn_reply *reply = arg;
+    struct cairn_shard_job *job = reply->job;
+    const struct cairn_chunk_header *header = &reply->header;
+    struct cairn_member *member = cairn_member_find(job, header->member);
+    const size_t bytes = (size_t)header->payload_bytes;
+    if (status != CAIRN_OK || member == NULL) {
+        cairn_reply_end(reply);
+    } else if (cairn_chunk_checksum(reply->box_bytes, bytes) != header->checksum) {
+        cairn_member_refuse(member, header, CAIRN_ERR_CHECKSUM);
+        cairn_reply_end(reply);
+    } else {
+        begin(member, reply);
+    }
+    cairn_shard_job_settle(job);
+    cairn_shard_job_idle(job);
+}
+
+static void receive_box(struct cairn_member *member, struct cairn_reply *reply,
+                        struct cairn_fabric_message *message)
+{
+    if (cairn_fabric_receive(message, reply->box_bytes, sizeof reply->box_bytes, on_box, reply) ==
+        CAIRN_OK) {
+        cairn_shard_job_busy(reply->job);
+        return;
+    }
+    cairn_fabric_drop(message);
+    cairn_member_refuse(member, &reply->header, CAIRN_ERR_BUSY);
+    cairn_reply_end(reply);
+}
+
+void cairn_fetch_on_message(struct cairn_member *member, const struct cairn_chunk_header *header,
+                            struct cairn_fabric_message *message)
+{
+    struct cairn_shard_job *job = member->job;
+    struct cairn_reply *reply = cairn_reply_open(member, header);
+    if (reply == NULL) {
+        cairn_fabric_drop(message);
+        cairn_member_refuse(member, header, CAIRN_ERR_BUSY);
+        return;
+    }
+    if (message != NULL)
+        receive_box(member, reply, message);
+    else
+        begin(member, reply);
+    cairn_shard_job_settle(job);
+}
+
+void cairn_fetch_deferred(struct cairn_shard_job *job)
+{
+    struct cairn_reply *waiting = job->replies.deferred;
+    job->replies.deferred = NULL;
+    while (waiting != NULL) {
+        struct cairn_reply *reply = waiting;
+        waiting = reply->next;
+        struct cairn_member *member = cairn_member_find(job, reply->header.member);
+        if (member == NULL)
+            cairn_reply_end(reply);
+        else
+            answer(member, reply);
+    }
+    cairn_shard_job_settle(job);
+}

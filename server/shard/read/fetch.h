@@ -1,0 +1,17 @@
+/* Fetches. Loop thread. */
+#ifndef CAIRN_SHARD_READ_FETCH_H
+#define CAIRN_SHARD_READ_FETCH_H
+
+#include "proto/fabric/fabric.h"
+#include "proto/wire/chunk.h"
+
+struct cairn_shard_job;
+struct cairn_member;
+
+/* Takes or drops the message. */
+void cairn_fetch_on_message(struct cairn_member *member, const struct cairn_chunk_header *header,
+                            struct cairn_fabric_message *message);
+/* UPDATED: answers what was deferred. */
+void cairn_fetch_deferred(struct cairn_shard_job *job);
+
+#endif

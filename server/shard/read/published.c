@@ -1,0 +1,261 @@
+/* The published copies of a job: see published.h. */
+#include "server/shard/read/published.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/geometry/published.h"
+#include "server/shard/shard.h"
+
+static bool is_there(const struct cairn_published *copy)
+{
+    return copy->checksums != NULL;
+}
+
+/* ---- copies ---- */
+
+/* Of the budget, for a copy more. */
+static uint64_t copy_bytes(const struct cairn_shard_job *job)
+{
+    return job->versions.copies[job->versions.newest].wire.bytes +
+           (job->table.map.chunk_count + 1) * sizeof(uint64_t);
+}
+
+static struct cairn_published_head *head_of(const struct cairn_published *copy)
+{
+    return (struct cairn_published_head *)copy->wire.base;
+}
+
+static void show(const struct cairn_published *copy, struct cairn_member *member)
+{
+    if (copy->region == NULL || member->peer == NULL) return;
+    const cairn_status status = cairn_fabric_region_show(copy->region, member->peer);
+    (void)status; // it asks for what it does not see
+}
+
+/* Members of this host may map it, and nobody but this process writes to it. */
+static void share_copy(struct cairn_shard_job *job, struct cairn_published *copy)
+{
+    struct cairn_published_note note = { .magic = CAIRN_PUBLISHED_MAGIC,
+                                         .shard = job->table.map.shard,
+                                         .job = job->number };
+    memcpy(&note.layout_hash, job->layout->hash, sizeof note.layout_hash);
+    copy->region = cairn_arena_share(&copy->wire, job->shard->fabric, &note, sizeof note);
+    if (copy->region == NULL) {
+        cairn_log_warn("job %s: a published copy cannot be shared with this host: it is sent",
+                       job->spec.name);
+        return;
+    }
+    for (size_t i = 0; i < job->members.capacity; i++)
+        if (job->members.list[i] != NULL) show(copy, job->members.list[i]);
+}
+
+void cairn_published_show(struct cairn_member *member)
+{
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++)
+        show(&member->job->versions.copies[i], member);
+}
+
+static cairn_status open_copy(struct cairn_shard_job *job, uint32_t index, uint64_t wire_bytes,
+                              struct cairn_sentence *why)
+{
+    struct cairn_published *copy = &job->versions.copies[index];
+    char label[32];
+    snprintf(label, sizeof label, "cairn-wire-%u", (unsigned)index);
+    *copy = (struct cairn_published) { .wire = CAIRN_ARENA_NONE };
+    copy->checksums = calloc((size_t)job->table.map.chunk_count + 1, sizeof *copy->checksums);
+    if (copy->checksums == NULL)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the checksums of a version");
+    const cairn_status status = cairn_arena_open_state(label, wire_bytes, CAIRN_STREAM_WIRE,
+                                                       &copy->wire, why);
+    if (status == CAIRN_OK) {
+        cairn_published_head_init(head_of(copy), &job->table.map, job->number, wire_bytes);
+        share_copy(job, copy);
+        return CAIRN_OK;
+    }
+    free(copy->checksums);
+    copy->checksums = NULL;
+    return status;
+}
+
+static void close_copy(const struct cairn_shard_job *job, struct cairn_published *copy)
+{
+    if (!is_there(copy)) return;
+    // Whoever has it mapped sees that it is no version any more.
+    cairn_published_write_begin(head_of(copy));
+    // The fabric of a shard that is closed has dropped its regions.
+    if (copy->region != NULL && !job->shard->closing) cairn_fabric_region_drop(copy->region);
+    cairn_release(job->shard, &copy->wire);
+    free(copy->checksums);
+    *copy = (struct cairn_published) { .wire = CAIRN_ARENA_NONE };
+}
+
+cairn_status cairn_published_open(struct cairn_shard_job *job, uint64_t wire_bytes,
+                                  struct cairn_sentence *why)
+{
+    cairn_status status = open_copy(job, 0, wire_bytes, why);
+    if (status == CAIRN_OK) status = open_copy(job, 1, wire_bytes, why);
+    return status;
+}
+
+void cairn_published_close(struct cairn_shard_job *job)
+{
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++)
+        close_copy(job, &job->versions.copies[i]);
+}
+
+const struct cairn_published *cairn_published_find(const struct cairn_shard_job *job,
+                                                   struct cairn_version version)
+{
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
+        const struct cairn_published *copy = &job->versions.copies[i];
+        if (copy->readable && cairn_version_compare(copy->version, version) == 0) return copy;
+    }
+    return NULL;
+}
+
+cairn_status cairn_published_missing(const struct cairn_shard_job *job,
+                                     struct cairn_version version)
+{
+    return cairn_version_compare(job->versions.copies[job->versions.newest].version, version) < 0
+               ? CAIRN_ERR_NOT_READY
+               : CAIRN_ERR_VERSION_GONE;
+}
+
+uint8_t *cairn_published_at(const struct cairn_published *copy,
+                            const struct cairn_chunk_table *table, const struct cairn_form *forms,
+                            uint64_t chunk, uint64_t local_elem)
+{
+    const uint32_t extent = table->extent_of[chunk];
+    const uint64_t elems = local_elem - table->map.extents[extent].local_elem;
+    return copy->wire.base + forms[extent].wire_byte +
+           elems * cairn_dtype_bytes((int)forms[extent].wire);
+}
+
+/* Nobody would miss it: not the newest, not leased, not being written. */
+static bool is_spare(const struct cairn_shard_job *job, uint32_t index)
+{
+    const struct cairn_published *copy = &job->versions.copies[index];
+    if (!is_there(copy) || index == job->versions.newest || index == job->versions.writing)
+        return false;
+    return !copy->readable || !cairn_shard_is_leased(job, copy->version);
+}
+
+/* The spare copy of the oldest version, one that has none first; CAIRN_SHARD_PUBLISHED_MAX: none. */
+static uint32_t oldest_spare(const struct cairn_shard_job *job)
+{
+    uint32_t best = CAIRN_SHARD_PUBLISHED_MAX;
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
+        const struct cairn_published *copy = &job->versions.copies[i];
+        if (!is_spare(job, i)) continue;
+        if (!copy->readable) return i;
+        if (best == CAIRN_SHARD_PUBLISHED_MAX ||
+            cairn_version_compare(copy->version, job->versions.copies[best].version) < 0)
+            best = i;
+    }
+    return best;
+}
+
+struct cairn_published *cairn_published_begin(struct cairn_shard_job *job)
+{
+    const uint32_t index = oldest_spare(job);
+    assert(job->versions.writing == CAIRN_PUBLISHED_NONE && index < CAIRN_SHARD_PUBLISHED_MAX);
+    job->versions.writing = index;
+    job->versions.copies[index].readable = false;
+    cairn_published_write_begin(head_of(&job->versions.copies[index]));
+    return &job->versions.copies[index];
+}
+
+void cairn_published_end(struct cairn_shard_job *job, struct cairn_version version,
+                         bool frozen_changed)
+{
+    assert(job->versions.writing != CAIRN_PUBLISHED_NONE);
+    for (uint32_t i = 0; frozen_changed && i < CAIRN_SHARD_PUBLISHED_MAX; i++)
+        job->versions.copies[i].stale = true;
+    job->versions.newest = job->versions.writing;
+    job->versions.writing = CAIRN_PUBLISHED_NONE;
+    cairn_published_write_end(head_of(&job->versions.copies[job->versions.newest]), version);
+    job->versions.copies[job->versions.newest].version = version;
+    job->versions.copies[job->versions.newest].readable = true;
+    job->versions.copies[job->versions.newest].stale = false;
+}
+
+void cairn_published_seal(struct cairn_shard_job *job, struct cairn_version version)
+{
+    job->versions.newest = 0;
+    cairn_published_write_end(head_of(&job->versions.copies[0]), version);
+    job->versions.copies[0].version = version;
+    job->versions.copies[0].readable = true;
+}
+
+/* ---- copies for leases ---- */
+
+/* How many versions are leased: each of them has a copy beyond the two. */
+static uint32_t leased_count(const struct cairn_shard_job *job)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
+        const struct cairn_published *copy = &job->versions.copies[i];
+        count += copy->readable && cairn_shard_is_leased(job, copy->version);
+    }
+    return count;
+}
+
+static uint32_t copy_count(const struct cairn_shard_job *job)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++)
+        count += is_there(&job->versions.copies[i]);
+    return count;
+}
+
+cairn_status cairn_published_add(struct cairn_shard_job *job, const char *what,
+                                 struct cairn_sentence *why)
+{
+    const uint64_t bytes = copy_bytes(job);
+    uint32_t index = 0;
+    while (index < CAIRN_SHARD_PUBLISHED_MAX && is_there(&job->versions.copies[index])) index++;
+    if (index == CAIRN_SHARD_PUBLISHED_MAX)
+        return cairn_fail(why, CAIRN_ERR_BUSY,
+                          "%d versions of job %s are leased already, the most there can be: wait "
+                          "until one of these leases ends, or share its version",
+                          CAIRN_LEASED_VERSIONS_MAX, job->spec.name);
+    cairn_status status = cairn_shard_job_take(job, &job->memory.published, bytes, what, why);
+    if (status != CAIRN_OK) return status;
+    status = open_copy(job, index, job->versions.copies[job->versions.newest].wire.bytes, why);
+    if (status != CAIRN_OK) {
+        cairn_shard_job_give(job, &job->memory.published, bytes);
+        return status;
+    }
+    job->versions.copies[index].stale = true; // it has no frozen tensors yet
+    return CAIRN_OK;
+}
+
+void cairn_published_trim(struct cairn_shard_job *job)
+{
+    const uint64_t bytes = copy_bytes(job);
+    while (copy_count(job) > 2 + leased_count(job)) {
+        const uint32_t index = oldest_spare(job);
+        assert(index < CAIRN_SHARD_PUBLISHED_MAX); // of three that nobody leased, two are in use
+        if (job->versions.copies[index].sends > 0) return; // when they end
+        close_copy(job, &job->versions.copies[index]);
+        // At once: the next lease takes them.
+        cairn_shard_job_give(job, &job->memory.published, bytes);
+    }
+}
+
+void cairn_published_lend(struct cairn_shard_job *job, const struct cairn_published *copy)
+{
+    job->versions.copies[copy - job->versions.copies].sends++;
+}
+
+void cairn_published_return(struct cairn_shard_job *job, const struct cairn_published *copy)
+{
+    assert(copy->sends > 0);
+    if (--job->versions.copies[copy - job->versions.copies].sends > 0) return;
+    if (job->state != CAIRN_JOB_SERVING) return;
+    cairn_published_trim(job);
+    job->shard->up->copies_ended(job);
+}

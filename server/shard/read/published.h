@@ -1,0 +1,83 @@
+/* The published copies of a job: which memory has which version, which is written next, which may go.
+ *
+ * Two copies are always there: the newest version, and the one before, which the next update overwrites. A
+ * lease (leases.h) keeps a version from that: it takes one copy more, out of the shard's budget, at the
+ * moment it is taken, and gives one back when nothing keeps its version any more. So with n versions leased
+ * there are 2 + n copies, and one of them is neither the newest nor leased: an update takes the oldest of
+ * those, allocates nothing and waits for nobody. Loop thread only; compute threads write the copy that was
+ * begun. */
+#ifndef CAIRN_SHARD_READ_PUBLISHED_H
+#define CAIRN_SHARD_READ_PUBLISHED_H
+
+#include "proto/wire/messages.h"
+#include "server/core/decision.h"
+#include "server/shard/memory/arena.h"
+#include "server/shard/read/leases.h"
+
+#define CAIRN_PUBLISHED_NONE UINT32_MAX
+enum { CAIRN_SHARD_PUBLISHED_MAX = 2 + CAIRN_LEASED_VERSIONS_MAX };
+
+struct cairn_chunk_table;
+struct cairn_form;
+struct cairn_member;
+struct cairn_shard;
+struct cairn_shard_job;
+
+/* A published copy, or room for one. */
+struct cairn_published {
+    /* a head, then the extents, each in its wire dtype: proto/geometry/published.h */
+    struct cairn_arena wire;
+    struct cairn_fabric_region *region; /* owned; members of this host map it. NULL: none does */
+    /* owned: [map.chunk_count] 0 = not asked for yet; NULL: there is no copy here */
+    uint64_t *checksums;
+    struct cairn_version version;
+    bool readable; /* false before it is first written, and while it is being written */
+    bool stale;    /* its frozen tensors are not those of the newest */
+    /* to workers, right out of it: until they end it is neither written nor closed */
+    uint32_t sends;
+};
+
+/* The versions of a job that can be fetched. */
+struct cairn_versions {
+    struct cairn_published copies[CAIRN_SHARD_PUBLISHED_MAX];
+    /* Which of the copies; writing: CAIRN_PUBLISHED_NONE between updates. */
+    uint32_t newest, writing;
+    struct cairn_shard_lease leases[CAIRN_SHARD_LEASES_MAX];
+};
+
+/* The copies of every job, before a lease: budget is taken by the caller. CAIRN_ERR_NO_MEMORY. */
+CAIRN_MUST_CHECK cairn_status cairn_published_open(struct cairn_shard_job *job, uint64_t wire_bytes,
+                                                   struct cairn_sentence *why);
+void cairn_published_close(struct cairn_shard_job *job);
+/* To a member that was just connected: if it is of this host it reads the copies where they are. */
+void cairn_published_show(struct cairn_member *member);
+/* The first version was written into copy 0. */
+void cairn_published_seal(struct cairn_shard_job *job, struct cairn_version version);
+/* NULL: that version is not kept. */
+const struct cairn_published *cairn_published_find(const struct cairn_shard_job *job,
+                                                   struct cairn_version version);
+/* Why cairn_published_find gave NULL: CAIRN_ERR_NOT_READY (it is yet to come), CAIRN_ERR_VERSION_GONE. */
+cairn_status cairn_published_missing(const struct cairn_shard_job *job,
+                                     struct cairn_version version);
+/* Where a local element, of that chunk, stands in a copy. */
+uint8_t *cairn_published_at(const struct cairn_published *copy,
+                            const struct cairn_chunk_table *table, const struct cairn_form *forms,
+                            uint64_t chunk, uint64_t local_elem);
+/* The copy to write: what it had cannot be read any more from here on. It may be written when nothing of it
+ * is being sent any more. */
+struct cairn_published *cairn_published_begin(struct cairn_shard_job *job);
+/* A send right out of it began, or ended: then it may be closed. */
+void cairn_published_lend(struct cairn_shard_job *job, const struct cairn_published *copy);
+void cairn_published_return(struct cairn_shard_job *job, const struct cairn_published *copy);
+/* It is written: the newest version, readable. `frozen_changed`: the others have frozen tensors of before. */
+void cairn_published_end(struct cairn_shard_job *job, struct cairn_version version,
+                         bool frozen_changed);
+
+/* One copy more, out of the budget, for `what` (in words). CAIRN_ERR_BUSY: as many as can be are there;
+ * CAIRN_ERR_NO_MEMORY, with the numbers. */
+CAIRN_MUST_CHECK cairn_status cairn_published_add(struct cairn_shard_job *job, const char *what,
+                                                  struct cairn_sentence *why);
+/* Copies beyond two and one a leased version go, the oldest first. */
+void cairn_published_trim(struct cairn_shard_job *job);
+
+#endif

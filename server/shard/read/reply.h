@@ -1,0 +1,59 @@
+/* A reply: the answer to a fetch, from when it is asked for until it is sent, with memory for a chunk.
+ *
+ * Each worker keeps one, which is counted with the job at its admission (need.h) and taken as the worker
+ * joins, so that no worker waits for memory for ever. What a worker asks beyond that, and what readers ask,
+ * gets one while memory.limit has room for one; these stay the job's, for all. Loop thread. */
+#ifndef CAIRN_SHARD_READ_REPLY_H
+#define CAIRN_SHARD_READ_REPLY_H
+
+#include "proto/wire/chunk.h"
+#include "proto/wire/tiles.h"
+#include "server/shard/base/bytes.h"
+
+struct cairn_member;
+struct cairn_published;
+struct cairn_shard_job;
+
+struct cairn_reply {
+    struct cairn_shard_job *job; /* borrowed */
+    bool is_kept;                /* for one worker */
+    bool is_used;                /* by a fetch */
+    struct cairn_chunk_header header;
+    struct cairn_box box;               /* what of the chunk is asked for; if `boxed` */
+    bool boxed;                         /* not all of the chunk is asked for */
+    enum cairn_way way;                 /* by which the data goes */
+    const struct cairn_published *lent; /* the copy that is sent out of; NULL: `bytes` are sent */
+    uint8_t box_bytes[CAIRN_BOX_BYTES_MAX]; /* the encoded box, being received */
+    struct cairn_reply *next;               /* in replies.deferred or replies.free */
+    uint8_t bytes[];                        /* owned: [job->replies.bytes] */
+};
+
+struct cairn_replies {
+    size_t bytes;                 /* of the largest chunk: what a reply has room for */
+    struct cairn_reply *free;     /* owned: those that no worker keeps and no fetch uses */
+    struct cairn_reply *deferred; /* those that wait for the UPDATE at hand */
+    uint32_t away;                /* kept for workers that left, and still being sent */
+    bool is_short;                /* there was no room for one more, and the log has said so */
+};
+
+/* What a reply takes where chunks have at most so many bytes. */
+static inline size_t cairn_reply_bytes(size_t chunk_bytes)
+{
+    return sizeof(struct cairn_reply) + chunk_bytes;
+}
+/* Once, for a worker that joined. CAIRN_ERR_NO_MEMORY: the worker is refused. */
+CAIRN_MUST_CHECK cairn_status cairn_reply_keep(struct cairn_member *member,
+                                               struct cairn_sentence *why);
+/* `to` replaces `from`, and has its reply. */
+void cairn_reply_move(struct cairn_member *from, struct cairn_member *to);
+/* The member is freed: gives its memory back, or when it has been sent. */
+void cairn_reply_forget(struct cairn_member *member);
+/* For a fetch of the member; NULL: none for now, which the log says if memory.limit is why. */
+struct cairn_reply *cairn_reply_open(struct cairn_member *member,
+                                     const struct cairn_chunk_header *header);
+/* The fetch is over, however it ended. */
+void cairn_reply_end(struct cairn_reply *reply);
+/* The job leaves. Those that are being sent come back, and are freed by a later call. */
+void cairn_replies_release(struct cairn_shard_job *job);
+
+#endif

@@ -1,0 +1,135 @@
+/* A generation of a job, made of the one that serves: tensors that both have are copied, those that are
+ * new begin by their initializer, moments that there were none of at 0. On the compute pool, a chunk an item.
+ *
+ * No table changes for a tensor that stays (proto/plan/plan.h), so each extent has one to be copied from,
+ * or is of a new tensor. The coordinator opens no round meanwhile; a version that changed is noticed. */
+#include "server/shard/state/extend.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/spec/initializer.h"
+
+#define NEW UINT32_MAX
+
+struct cairn_extend {
+    struct cairn_loader loader;   /* first */
+    struct cairn_shard_job *from; /* borrowed; busy meanwhile */
+    struct cairn_version version; /* of `from` */
+    uint32_t source[];            /* [job->table.map.extent_count] an extent of `from`, or NEW */
+};
+
+/* The extent of `from` that has the elements of the job's extent i. */
+static cairn_status find_source(struct cairn_extend *extend, size_t i, struct cairn_sentence *why)
+{
+    const struct cairn_shard_job *job = extend->loader.job, *from = extend->from;
+    const struct cairn_local_extent *extent = &job->table.map.extents[i];
+    const struct cairn_tensor_spec *tensor = &job->spec.tensors[extent->tensor];
+    const size_t was = cairn_spec_find_tensor(&from->spec, tensor->name);
+    extend->source[i] = NEW;
+    if (was == SIZE_MAX && tensor->init.kind != CAIRN_INIT_NONE) return CAIRN_OK;
+    if (was == SIZE_MAX)
+        return cairn_fail(why, CAIRN_ERR_INVALID, "tensor %s is new and has no initializer",
+                          tensor->name);
+    const struct cairn_local_extent *old = cairn_shard_map_find(&from->table.map, (uint32_t)was,
+                                                                extent->first_leaf);
+    if (old == NULL || old->first_elem != extent->first_elem ||
+        old->elem_count != extent->elem_count ||
+        !cairn_load_same_form(tensor, &from->spec.tensors[was]))
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "tensor %s stands elsewhere than it did: nothing is moved", tensor->name);
+    extend->source[i] = (uint32_t)(old - from->table.map.extents);
+    return CAIRN_OK;
+}
+
+static bool at_version(const struct cairn_shard_job *from, const struct cairn_version *version)
+{
+    return from->state == CAIRN_JOB_SERVING && !from->pass.updating &&
+           cairn_version_compare(cairn_step_version(from->collector.step), *version) == 0;
+}
+
+static cairn_status judge(struct cairn_extend *extend, struct cairn_sentence *why)
+{
+    const struct cairn_version next = cairn_step_version(extend->loader.job->collector.step);
+    const struct cairn_version *now = &extend->version;
+    if (!at_version(extend->from, now) || now->step != next.step ||
+        now->generation >= next.generation)
+        return cairn_fail(
+            why, CAIRN_ERR_NOT_READY,
+            "job %s is at version %llu.%llu here, or changing: not to be extended to %llu.%llu",
+            extend->loader.job->spec.name, (unsigned long long)now->generation,
+            (unsigned long long)now->step, (unsigned long long)next.generation,
+            (unsigned long long)next.step);
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; i < extend->loader.job->table.map.extent_count && status == CAIRN_OK; i++)
+        status = find_source(extend, i, why);
+    return status;
+}
+
+/* ---- on the compute pool ---- */
+
+static void copy_chunk(const struct cairn_extend *extend, uint32_t extent, uint64_t local_elem,
+                       uint64_t elems)
+{
+    const struct cairn_shard_job *job = extend->loader.job, *from = extend->from;
+    const uint32_t source = extend->source[extent];
+    const uint64_t old_elem = from->table.map.extents[source].local_elem +
+                              (local_elem - job->table.map.extents[extent].local_elem);
+    cairn_planes_copy(&job->planes, extent, local_elem, &from->planes, source, old_elem, elems);
+}
+
+static void run_extend(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    (void)thread;
+    struct cairn_extend *extend = (struct cairn_extend *)task;
+    const struct cairn_shard_job *job = extend->loader.job;
+    if (atomic_load(&extend->loader.canceled)) return;
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->table.map, item);
+    const struct cairn_tensor_spec *tensor = &job->spec.tensors[place.tensor];
+    const uint32_t extent = job->table.extent_of[item];
+    if (extend->source[extent] == NEW)
+        cairn_init_fill(&tensor->init, tensor->name, place.first_elem, place.elem_count,
+                        cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM, extent, place.local_elem));
+    else
+        copy_chunk(extend, extent, place.local_elem, place.elem_count);
+}
+
+/* ---- begin and end ---- */
+
+static void extend_done(struct cairn_task *task)
+{
+    struct cairn_extend *extend = (struct cairn_extend *)task;
+    struct cairn_shard_job *from = extend->from;
+    if (!at_version(from, &extend->version))
+        extend->loader.status = cairn_fail(&extend->loader.why, CAIRN_ERR_NOT_READY,
+                                           "job %s changed while it was extended", from->spec.name);
+    cairn_loader_end(&extend->loader);
+    cairn_shard_job_idle(from);
+}
+
+cairn_status cairn_extend_begin(struct cairn_shard_job *job, struct cairn_shard_job *from,
+                                struct cairn_sentence *why)
+{
+    if (from == NULL)
+        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "shard %s holds no part of job %s to extend",
+                          job->shard->name, job->spec.name);
+    struct cairn_extend *extend = calloc(1, sizeof *extend + job->table.map.extent_count *
+                                                                 sizeof extend->source[0]);
+    if (extend == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to extend a job");
+    extend->loader.job = job;
+    extend->from = from;
+    extend->version = cairn_step_version(from->collector.step);
+    const cairn_status status = judge(extend, why);
+    if (status != CAIRN_OK) {
+        free(extend);
+        return status;
+    }
+    extend->loader.task = (struct cairn_task) {
+        .run = run_extend, .done = extend_done, .item_count = (uint32_t)job->table.map.chunk_count
+    };
+    cairn_shard_job_busy(from);
+    cairn_loader_begin(&extend->loader, job);
+    cairn_pool_submit(job->shard->compute, &extend->loader.task);
+    return CAIRN_OK;
+}

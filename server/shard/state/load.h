@@ -1,0 +1,46 @@
+/* What fills the state of a job that is LOADING: a snapshot (restore.c), weights and initializers (origin.c),
+ * or the generation that serves (extend.c). What is left for members to put, put.c takes afterwards. */
+#ifndef CAIRN_SHARD_STATE_LOAD_H
+#define CAIRN_SHARD_STATE_LOAD_H
+
+#include <stdatomic.h>
+
+#include "proto/spec/spec.h"
+#include "server/base/pool.h"
+#include "server/shard/memory/reserve.h"
+
+struct cairn_shard_job;
+
+/* One of these at work; the first field of the struct that restore.c, origin.c or extend.c allocates. */
+struct cairn_loader {
+    struct cairn_task task;
+    struct cairn_shard_job *job; /* borrowed; busy until cairn_loader_end */
+    bool puts_follow;            /* the job is INITIALIZING then, and not sealed yet */
+    atomic_bool canceled;
+    cairn_status status; /* the result */
+    struct cairn_sentence why;
+    /* Frees what the struct owns beside itself; NULL: nothing. */
+    void (*release)(struct cairn_loader *loader);
+};
+
+/* A job's. */
+struct cairn_load {
+    char *path;      /* owned: the snapshot; "": none */
+    uint64_t digest; /* the SnapshotPart that tells digests of what was read; 0: nobody asks */
+    struct cairn_request asked; /* the JobCreate, or a JobSeal: answered when the state is there */
+    struct cairn_loader *at_work; /* owned */
+};
+
+/* The loader, zero but for what its file has set, begins to work for the job. */
+void cairn_loader_begin(struct cairn_loader *loader, struct cairn_shard_job *job);
+/* It has ended, with loader->status: it is freed, and shard->up->loaded goes on with the job. Perhaps the job
+ * is freed, too. */
+void cairn_loader_end(struct cairn_loader *loader);
+/* The job leaves: the loader ends soon. */
+void cairn_load_cancel(struct cairn_shard_job *job);
+void cairn_load_release(struct cairn_shard_job *job);
+
+/* The elements of one can be taken over as the other's: both have one shape and one master dtype. */
+bool cairn_load_same_form(const struct cairn_tensor_spec *a, const struct cairn_tensor_spec *b);
+
+#endif

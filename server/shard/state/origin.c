@@ -1,0 +1,206 @@
+/* Where initial state comes from when nobody puts it: first the weights that the job names (init_from),
+ * read on the files thread, each shard its own ranges; then the initializers of tensors that these do not
+ * have, on the compute pool, a chunk an item. What neither gives is put, as put.c says. */
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "proto/safetensors/safetensors_folder.h"
+#include "proto/spec/initializer.h"
+#include "proto/spec/scalars.h"
+#include "server/shard/shard.h"
+#include "server/shard/state/origin.h"
+
+#define PIECE_ELEMS ((uint64_t)1 << 20)
+
+struct cairn_origin {
+    struct cairn_loader loader; /* first */
+    struct cairn_sentence extra;
+    struct odd {
+        uint32_t tensor;             /* at hand */
+        uint64_t count, first_elem;  /* of it: elements that are NaN or infinite */
+        size_t tensor_count;         /* that had some */
+        struct cairn_sentence lines; /* of the first of these */
+    } odd;
+};
+
+bool cairn_origin_wanted(const struct cairn_shard_job *job)
+{
+    if (job->spec.init_from != NULL) return true;
+    for (size_t i = 0; i < job->table.map.extent_count; i++) {
+        const uint32_t tensor = job->table.map.extents[i].tensor;
+        if (job->spec.tensors[tensor].init.kind != CAIRN_INIT_NONE) return true;
+    }
+    return false;
+}
+
+/* ---- weights, on the files thread ---- */
+
+/* What is known of the tensor at hand is said. */
+static void end_odd(struct cairn_origin *origin)
+{
+    struct odd *odd = &origin->odd;
+    if (odd->count > 0 && ++odd->tensor_count <= CAIRN_WEIGHTS_NAMES_MAX)
+        cairn_sentence_add(&odd->lines, "\n%s: %llu, the first is element %llu",
+                           origin->loader.job->spec.tensors[odd->tensor].name,
+                           (unsigned long long)odd->count, (unsigned long long)odd->first_elem);
+    odd->count = 0;
+}
+
+static bool is_odd(float value)
+{
+    return (cairn_f32_bits(value) & 0x7f800000u) == 0x7f800000u;
+}
+
+/* A buffer may well hold infinities: masks do. */
+static void count_odd(struct cairn_origin *origin, uint32_t tensor, uint64_t first_elem,
+                      const float *values, uint64_t elems)
+{
+    struct odd *odd = &origin->odd;
+    const struct cairn_job_spec_data *spec = &origin->loader.job->spec;
+    uint64_t count = 0;
+    if (spec->init_nonfinite_ok || spec->tensors[tensor].kind == CAIRN_BUFFER) return;
+    if (tensor != odd->tensor) end_odd(origin);
+    odd->tensor = tensor;
+    for (uint64_t i = 0; i < elems; i++) count += is_odd(values[i]);
+    if (odd->count == 0 && count > 0) {
+        odd->first_elem = first_elem;
+        while (!is_odd(*values++)) odd->first_elem++;
+    }
+    odd->count += count;
+}
+
+/* Each shard says it of what it reads. */
+static cairn_status refuse_odd(struct cairn_origin *origin)
+{
+    const struct odd *odd = &origin->odd;
+    if (odd->tensor_count == 0) return CAIRN_OK;
+    cairn_sentence_set(&origin->loader.why,
+                       "%s has elements that are NaN or infinite as fp32, in %zu tensors of what "
+                       "shard %s reads; correct it, or say init_nonfinite_ok:%s",
+                       origin->loader.job->spec.init_from, odd->tensor_count,
+                       origin->loader.job->shard->name, odd->lines.text);
+    if (odd->tensor_count > CAIRN_WEIGHTS_NAMES_MAX)
+        cairn_sentence_add(&origin->loader.why, "\nand %zu more",
+                           odd->tensor_count - CAIRN_WEIGHTS_NAMES_MAX);
+    return CAIRN_ERR_NONFINITE;
+}
+
+static cairn_status read_extent(struct cairn_origin *origin, struct cairn_weights *weights,
+                                const struct cairn_weight *weight,
+                                const struct cairn_local_extent *extent)
+{
+    const struct cairn_shard_job *job = origin->loader.job;
+    float *to = cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM,
+                                (size_t)(extent - job->table.map.extents), extent->local_elem);
+    for (uint64_t at = 0; at < extent->elem_count; at += PIECE_ELEMS) {
+        uint64_t elems = extent->elem_count - at;
+        if (elems > PIECE_ELEMS) elems = PIECE_ELEMS;
+        if (atomic_load(&origin->loader.canceled))
+            return cairn_fail(&origin->loader.why, CAIRN_ERR_CANCELED, "the job was dropped");
+        cairn_status status = cairn_weights_read(weights, weight, extent->first_elem + at, elems,
+                                                 to + at, &origin->loader.why);
+        if (status != CAIRN_OK) return status;
+        count_odd(origin, extent->tensor, extent->first_elem + at, to + at, elems);
+    }
+    for (uint64_t c = 0; c < extent->chunk_count; c++) job->puts.have[extent->first_chunk + c] = 1;
+    return CAIRN_OK;
+}
+
+static cairn_status read_weights(struct cairn_origin *origin, struct cairn_weights *weights)
+{
+    const struct cairn_shard_job *job = origin->loader.job;
+    const struct cairn_weight **from = calloc(job->spec.tensor_count + 1, sizeof *from);
+    if (from == NULL) return cairn_fail(&origin->loader.why, CAIRN_ERR_NO_MEMORY, "no memory");
+    cairn_status status = cairn_weights_match(weights, &job->spec, job->spec.init_prefix, from,
+                                              &origin->extra, &origin->loader.why);
+    for (size_t i = 0; status == CAIRN_OK && i < job->table.map.extent_count; i++) {
+        const struct cairn_local_extent *extent = &job->table.map.extents[i];
+        if (from[extent->tensor] != NULL)
+            status = read_extent(origin, weights, from[extent->tensor], extent);
+    }
+    free(from);
+    end_odd(origin);
+    return status == CAIRN_OK ? refuse_odd(origin) : status;
+}
+
+static void run_files(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    (void)item;
+    (void)thread;
+    struct cairn_origin *origin = (struct cairn_origin *)task;
+    const struct cairn_shard_job *job = origin->loader.job;
+    struct cairn_weights weights;
+    origin->loader.status = cairn_weights_open(job->shard->import_folders, job->spec.init_from,
+                                               &weights, &origin->loader.why);
+    if (origin->loader.status != CAIRN_OK) return;
+    origin->loader.status = read_weights(origin, &weights);
+    cairn_weights_close(&weights);
+}
+
+/* ---- initializers, on the compute pool ---- */
+
+static void run_fill(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    (void)thread;
+    struct cairn_origin *origin = (struct cairn_origin *)task;
+    const struct cairn_shard_job *job = origin->loader.job;
+    if (job->puts.have[item] != 0 || atomic_load(&origin->loader.canceled)) return;
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->table.map, item);
+    const struct cairn_tensor_spec *tensor = &job->spec.tensors[place.tensor];
+    if (tensor->init.kind == CAIRN_INIT_NONE) return;
+    cairn_init_fill(&tensor->init, tensor->name, place.first_elem, place.elem_count,
+                    cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM, job->table.extent_of[item],
+                                    place.local_elem));
+    job->puts.have[item] = 1;
+}
+
+static void fill_done(struct cairn_task *task)
+{
+    cairn_loader_end((struct cairn_loader *)task);
+}
+
+static void begin_fill(struct cairn_origin *origin)
+{
+    origin->loader.task =
+        (struct cairn_task) { .run = run_fill,
+                              .done = fill_done,
+                              .item_count = (uint32_t)origin->loader.job->table.map.chunk_count };
+    cairn_pool_submit(origin->loader.job->shard->compute, &origin->loader.task);
+}
+
+static void files_done(struct cairn_task *task)
+{
+    struct cairn_origin *origin = (struct cairn_origin *)task;
+    struct cairn_shard_job *job = origin->loader.job;
+    if (origin->loader.status == CAIRN_OK) {
+        if (job->table.map.shard == 0 && origin->extra.text[0] != '\0') { // the same on every shard
+            cairn_log_info("job %s: %s has %s", job->spec.name, job->spec.init_from,
+                           origin->extra.text);
+        }
+        cairn_log_info("job %s: loaded %s", job->spec.name, job->spec.init_from);
+        begin_fill(origin);
+        return;
+    }
+    if (job->state == CAIRN_JOB_LOADING)
+        cairn_log_error("job %s: %s", job->spec.name, origin->loader.why.text);
+    cairn_loader_end(&origin->loader);
+}
+
+/* ---- begin ---- */
+
+cairn_status cairn_origin_begin(struct cairn_shard_job *job, struct cairn_sentence *why)
+{
+    struct cairn_origin *origin = calloc(1, sizeof *origin);
+    if (origin == NULL)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to make initial state");
+    origin->loader.puts_follow = true;
+    cairn_loader_begin(&origin->loader, job);
+    if (job->spec.init_from == NULL) {
+        begin_fill(origin);
+        return CAIRN_OK;
+    }
+    origin->loader.task =
+        (struct cairn_task) { .run = run_files, .done = files_done, .item_count = 1 };
+    cairn_pool_submit(job->shard->files, &origin->loader.task);
+    return CAIRN_OK;
+}

@@ -1,0 +1,278 @@
+#include "server/shard/state/report.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/store/snapshot_file.h"
+
+#define BATCH_BYTES \
+    ((size_t)512 << 10) /* of a SnapshotPart, but for one entry or the payload alone */
+
+struct report_file {
+    char path[CAIRN_SNAPSHOT_PATH_BYTES];
+    uint64_t bytes;
+    uint8_t xxh3_128[16];
+};
+
+struct report_digest {
+    uint32_t tensor, plane;
+    struct cairn_tree_node node;
+};
+
+struct cairn_report {
+    struct cairn_report *next;   /* of the job's, while it is sent */
+    struct cairn_shard_job *job; /* borrowed */
+    uint64_t snapshot;
+    struct cairn_version version;
+    /* owned */
+    struct report_file *files;
+    struct report_digest *digests;
+    uint8_t *payload; /* NULL once it is sent */
+    size_t file_count, file_capacity, digest_count, digest_capacity, payload_bytes;
+    size_t files_told, digests_told;
+};
+
+struct cairn_report *cairn_report_new(struct cairn_shard_job *job, uint64_t snapshot)
+{
+    struct cairn_report *report = calloc(1, sizeof *report);
+    if (report == NULL) return NULL;
+    report->job = job;
+    report->snapshot = snapshot;
+    return report;
+}
+
+void cairn_report_free(struct cairn_report *report)
+{
+    if (report == NULL) return;
+    free(report->files);
+    free(report->digests);
+    free(report->payload);
+    free(report);
+}
+
+/* ---- gathering ---- */
+
+static cairn_status add_tree(struct cairn_report *report, uint32_t tensor, enum cairn_plane plane,
+                             const struct cairn_tree *tree, struct cairn_sentence *why)
+{
+    if (report->digest_count + tree->node_count > report->digest_capacity) {
+        const size_t capacity = 2 * report->digest_capacity + CAIRN_TREE_NODES_MAX + 2;
+        struct report_digest *grown = realloc(report->digests, capacity * sizeof *grown);
+        if (grown == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to hash");
+        report->digests = grown;
+        report->digest_capacity = capacity;
+    }
+    for (uint32_t i = 0; i < tree->node_count; i++) {
+        report->digests[report->digest_count++] =
+            (struct report_digest) { .tensor = tensor, .plane = plane, .node = tree->node[i] };
+    }
+    return CAIRN_OK;
+}
+
+/* One plane, in pieces so that a cancel is heard. */
+static cairn_status hash_plane(struct cairn_report *report, const struct cairn_planes *planes,
+                               size_t number, enum cairn_plane plane, const atomic_bool *canceled,
+                               struct cairn_sentence *why)
+{
+    const struct cairn_shard_job *job = report->job;
+    const struct cairn_local_extent *extent = &job->table.map.extents[number];
+    const struct cairn_geometry *geometry = &job->layout->geometry[extent->tensor];
+    const cairn_dtype dtype = cairn_form_dtype(&job->forms[number], plane);
+    const uint64_t leaves_a_piece = 1024, end = extent->first_leaf + extent->leaf_count;
+    struct cairn_tree tree;
+    cairn_tree_init(&tree, extent->first_leaf);
+    while (tree.next_leaf < end) {
+        if (atomic_load(canceled)) return cairn_fail(why, CAIRN_ERR_CANCELED, "it was given up");
+        uint64_t leaves = end - tree.next_leaf;
+        if (leaves > leaves_a_piece) leaves = leaves_a_piece;
+        const uint64_t elem = cairn_leaf_first_elem(geometry, tree.next_leaf);
+        job->shard->backend->hash_leaves(
+            cairn_planes_at(planes, plane, number,
+                            extent->local_elem + (elem - extent->first_elem)),
+            dtype, geometry, leaves, &tree);
+    }
+    return add_tree(report, extent->tensor, plane, &tree, why);
+}
+
+cairn_status cairn_report_hash(struct cairn_report *report, const struct cairn_planes *planes,
+                               const atomic_bool *canceled, struct cairn_sentence *why)
+{
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; i < planes->map->extent_count; i++)
+        for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
+            if (cairn_form_stores(&planes->forms[i], (int)p))
+                status = hash_plane(report, planes, i, p, canceled, why);
+    return status;
+}
+
+cairn_status cairn_report_add_file(struct cairn_report *report, const char *path, uint64_t bytes,
+                                   const uint8_t xxh3_128[16], struct cairn_sentence *why)
+{
+    if (report->file_count == report->file_capacity) {
+        const size_t capacity = 2 * report->file_capacity + 8;
+        struct report_file *grown = realloc(report->files, capacity * sizeof *grown);
+        if (grown == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to write");
+        report->files = grown;
+        report->file_capacity = capacity;
+    }
+    struct report_file *file = &report->files[report->file_count++];
+    *file = (struct report_file) { .bytes = bytes };
+    strncpy(file->path, path, sizeof file->path - 1);
+    memcpy(file->xxh3_128, xxh3_128, sizeof file->xxh3_128);
+    return CAIRN_OK;
+}
+
+const char *cairn_report_file(const struct cairn_report *report, size_t i)
+{
+    return i < report->file_count ? report->files[i].path : NULL;
+}
+
+cairn_status cairn_report_keep_payload(struct cairn_report *report, struct cairn_sentence *why)
+{
+    const struct cairn_decision *last = cairn_step_last(report->job->collector.step);
+    report->payload = malloc(last->payload_bytes + 1);
+    if (report->payload == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (last->payload_bytes > 0) memcpy(report->payload, last->payload, last->payload_bytes);
+    report->payload_bytes = last->payload_bytes;
+    return CAIRN_OK;
+}
+
+/* ---- sending ---- */
+
+static Cairn__SnapshotPart message_of(const struct cairn_report *report)
+{
+    Cairn__SnapshotPart part = CAIRN__SNAPSHOT_PART__INIT;
+    part.job = report->job->number;
+    part.snapshot = report->snapshot;
+    part.generation = report->version.generation;
+    part.step = report->version.step;
+    return part;
+}
+
+static void send_failure(const struct cairn_report *report, cairn_status status, const char *why)
+{
+    Cairn__SnapshotPart part = message_of(report);
+    part.status = (int32_t)status;
+    part.text = (char *)(uintptr_t)why;
+    cairn_session_send(report->job->shard, CAIRN_MSG_SNAPSHOT_PART, 0, &part.base);
+}
+
+struct batch {
+    Cairn__SnapshotFile *files;
+    Cairn__DigestNode *digests;
+    void **list; /* of the files, then of the digests */
+    size_t bytes;
+};
+
+#define ENTRIES_MAX \
+    (BATCH_BYTES / 32) /* no entry is shorter: each has a hash of 16 bytes and its frame */
+
+static size_t fill_files(struct cairn_report *report, struct batch *batch)
+{
+    size_t count = 0;
+    while (report->files_told < report->file_count && batch->bytes < BATCH_BYTES &&
+           count < ENTRIES_MAX) {
+        struct report_file *from = &report->files[report->files_told++];
+        Cairn__SnapshotFile *file = &batch->files[count];
+        cairn__snapshot_file__init(file);
+        file->path = from->path;
+        file->bytes = from->bytes;
+        file->xxh3_128 = (ProtobufCBinaryData) { sizeof from->xxh3_128, from->xxh3_128 };
+        batch->bytes += cairn__snapshot_file__get_packed_size(file) + 4;
+        batch->list[count++] = file;
+    }
+    return count;
+}
+
+static size_t fill_digests(struct cairn_report *report, struct batch *batch, size_t at)
+{
+    size_t count = 0;
+    while (report->digests_told < report->digest_count && batch->bytes < BATCH_BYTES &&
+           at + count < ENTRIES_MAX) {
+        struct report_digest *from = &report->digests[report->digests_told++];
+        Cairn__DigestNode *digest = &batch->digests[count];
+        cairn__digest_node__init(digest);
+        digest->tensor = from->tensor;
+        digest->plane = from->plane;
+        digest->level = from->node.level;
+        digest->index = from->node.index;
+        digest->hash = (ProtobufCBinaryData) { CAIRN_HASH_BYTES, from->node.hash.byte };
+        batch->bytes += cairn__digest_node__get_packed_size(digest) + 4;
+        batch->list[at + count++] = digest;
+    }
+    return count;
+}
+
+static bool is_told(const struct cairn_report *report)
+{
+    return report->files_told == report->file_count && report->digests_told == report->digest_count;
+}
+
+/* The payload goes with the first. False if there is no memory for the lists. */
+static bool send_batch(struct cairn_report *report)
+{
+    struct batch batch = { .files = calloc(ENTRIES_MAX, sizeof *batch.files),
+                           .digests = calloc(ENTRIES_MAX, sizeof *batch.digests),
+                           .list = calloc(ENTRIES_MAX, sizeof *batch.list),
+                           .bytes = report->payload_bytes };
+    const bool have = batch.files != NULL && batch.digests != NULL && batch.list != NULL;
+    if (have) {
+        Cairn__SnapshotPart part = message_of(report);
+        part.payload = (ProtobufCBinaryData) { report->payload_bytes, report->payload };
+        part.n_files = fill_files(report, &batch);
+        part.files = (Cairn__SnapshotFile **)batch.list;
+        part.n_digests = fill_digests(report, &batch, part.n_files);
+        part.digests = (Cairn__DigestNode **)(batch.list + part.n_files);
+        part.more = !is_told(report);
+        cairn_session_send(report->job->shard, CAIRN_MSG_SNAPSHOT_PART, 0, &part.base);
+        free(report->payload);
+        report->payload = NULL;
+        report->payload_bytes = 0;
+    }
+    free(batch.files);
+    free(batch.digests);
+    free(batch.list);
+    return have;
+}
+
+/* Frees it unless more of it is to come. */
+static void send_some(struct cairn_report *report)
+{
+    struct cairn_report **link = &report->job->pins.reports;
+    const bool sent = send_batch(report);
+    if (!sent) send_failure(report, CAIRN_ERR_NO_MEMORY, "no memory for the list of digests");
+    if (sent && !is_told(report)) return;
+    while (*link != report) link = &(*link)->next;
+    *link = report->next;
+    cairn_report_free(report);
+}
+
+void cairn_report_send(struct cairn_report *report, struct cairn_version version,
+                       cairn_status status, const struct cairn_sentence *why)
+{
+    report->version = version;
+    if (status != CAIRN_OK) {
+        send_failure(report, status, why->text);
+        cairn_report_free(report);
+        return;
+    }
+    report->next = report->job->pins.reports;
+    report->job->pins.reports = report;
+    send_some(report);
+}
+
+void cairn_report_next(struct cairn_shard_job *job, uint64_t snapshot)
+{
+    struct cairn_report *report = job->pins.reports;
+    while (report != NULL && report->snapshot != snapshot) report = report->next;
+    if (report != NULL) send_some(report);
+}
+
+void cairn_reports_drop(struct cairn_shard_job *job)
+{
+    while (job->pins.reports != NULL) {
+        struct cairn_report *report = job->pins.reports;
+        job->pins.reports = report->next;
+        cairn_report_free(report);
+    }
+}

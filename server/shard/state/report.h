@@ -1,0 +1,42 @@
+/* What a shard tells of a version: digests of its state, the files that it wrote of it. Gathered on the
+ * files thread, then sent as SnapshotParts, a batch at a time: each further one when the coordinator has
+ * taken the one before, so no queue has to hold all of them. */
+#ifndef CAIRN_SHARD_STATE_REPORT_H
+#define CAIRN_SHARD_STATE_REPORT_H
+
+#include <stdatomic.h>
+
+#include "server/shard/shard.h"
+
+/* Owned by who gathers it, until it is sent. */
+struct cairn_report;
+
+/* NULL: no memory. */
+struct cairn_report *cairn_report_new(struct cairn_shard_job *job, uint64_t snapshot);
+void cairn_report_free(struct cairn_report *report); /* NULL is fine */
+
+/* ---- any thread, one at a time ---- */
+/* Adds the digests of the state in `planes`, the job's or a copy. CAIRN_ERR_CANCELED, CAIRN_ERR_NO_MEMORY. */
+CAIRN_MUST_CHECK cairn_status cairn_report_hash(struct cairn_report *report,
+                                                const struct cairn_planes *planes,
+                                                const atomic_bool *canceled,
+                                                struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status cairn_report_add_file(struct cairn_report *report, const char *path,
+                                                    uint64_t bytes, const uint8_t xxh3_128[16],
+                                                    struct cairn_sentence *why);
+/* "model/shard-...", in the order in which they were added; NULL behind the last. */
+const char *cairn_report_file(const struct cairn_report *report, size_t i);
+
+/* ---- the loop's thread ---- */
+/* The payload of the last decision, which goes with it. */
+CAIRN_MUST_CHECK cairn_status cairn_report_keep_payload(struct cairn_report *report,
+                                                        struct cairn_sentence *why);
+/* Sends it, of this version, or that it failed; takes it over. */
+void cairn_report_send(struct cairn_report *report, struct cairn_version version,
+                       cairn_status status, const struct cairn_sentence *why);
+/* The coordinator has taken the last batch. */
+void cairn_report_next(struct cairn_shard_job *job, uint64_t snapshot);
+/* Nobody waits for them any more: the job leaves, the session ended, or another one is asked for. */
+void cairn_reports_drop(struct cairn_shard_job *job);
+
+#endif

@@ -1,0 +1,285 @@
+/* Workers whose data network swallows every packet, from the first on or while they train: they get no
+ * refusal, only silence. They are named, and those beside them train on at their pace. Two hosts, as network
+ * namespaces; needs root.
+ *
+ * `test_dropped worker ADDRESS JOB STOP WAIT_MS` trains, with that timeout, until the file STOP is there, and
+ * says which step was the longest, or what went wrong, and when. */
+#include <check.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cairn.h>
+
+#include "tests/support/cluster.h"
+#include "tests/support/netns.h"
+#include "tests/support/suite.h"
+
+enum {
+    WAIT_MS = 30000,
+    LOST = 4,
+    SHORT_MS = 9000,    /* longer than it takes to name the way */
+    NAMED_MS = 7000,    /* 5 s of silence, and what it takes to join */
+    STEP_MAX_MS = 1500, /* one that waits for connect() takes 3 s */
+    ELEMS = 1 << 16
+};
+
+static int64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* ---- workers ---- */
+
+#define need(call)                                                                            \
+    do {                                                                                      \
+        if ((call) != CAIRN_OK) {                                                             \
+            printf("failed after %" PRId64 " ms: %s\n", now_ms() - joined_ms, cairn_error()); \
+            return 1;                                                                         \
+        }                                                                                     \
+    } while (0)
+
+static int64_t joined_ms;
+static int wait_ms;
+
+static int open_job(const char *endpoint, const char *name, cairn_job **job_out)
+{
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = endpoint };
+    const struct cairn_tensor tensor = { .struct_size = sizeof tensor,
+                                         .name = "w",
+                                         .rank = 2,
+                                         .shape = { 64, ELEMS / 64 },
+                                         .init = { CAIRN_INIT_NORMAL, 0, 1, 7 } };
+    const struct cairn_group adamw = CAIRN_GROUP_INIT;
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = &tensor,
+                                         .tensor_count = 1,
+                                         .groups = &adamw,
+                                         .group_count = 1 };
+    cairn *session;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    joined_ms = now_ms();
+    need(cairn_open(&opts, &session));
+    printf("data path: %s\n", cairn_data_path(session));
+    joined_ms = now_ms();
+    need(cairn_job_open(session, name, &spec, CAIRN_WORKER, wait_ms, job_out));
+    need(cairn_init_done(*job_out, NULL, wait_ms));
+    return 0;
+}
+
+static int work(const char *endpoint, const char *name, const char *stop)
+{
+    static float values[ELEMS];
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_result result = { .struct_size = sizeof result };
+    int64_t longest_ms = 0;
+    uint64_t steps = 0;
+    cairn_job *job;
+    if (open_job(endpoint, name, &job) != 0) return 1;
+    for (; access(stop, F_OK) != 0; steps++) {
+        const int64_t begin_ms = joined_ms = now_ms();
+        need(cairn_round_begin(job, wait_ms, &round));
+        need(cairn_push(job, &round, 0, "w", NULL, &mem, NULL));
+        need(cairn_commit(job, &round, 1, NULL, 0, wait_ms, &result));
+        if (now_ms() - begin_ms > longest_ms) longest_ms = now_ms() - begin_ms;
+        if (steps == 0) printf("trains\n"); // the shard is heard
+    }
+    printf("%" PRIu64 " steps, version %" PRIu64 ", the longest %" PRId64 " ms\n", steps,
+           result.version.step, longest_ms);
+    return 0;
+}
+
+/* ---- the hosts ---- */
+
+static struct cluster cluster;
+static char here[NETNS_NAME_BYTES], there[NETNS_NAME_BYTES];
+static const char *const places[1] = { here };
+
+/* The one of the daemons and the good worker, and the one of the lost workers. */
+static bool make_hosts(void)
+{
+    return netns_make(here, 'h') && netns_make(there, 't') && netns_wire(here, there, "mgmt", 91) &&
+           netns_wire(here, there, "data0", 81);
+}
+
+/* What goes back over data0 is for a card that does not exist. */
+static void break_way(void)
+{
+    ck_assert(netns_ip(
+        "-n %s neigh replace 10.81.0.2 lladdr 02:00:00:00:00:99 dev data0 nud permanent", here));
+}
+
+/* Also where it is not broken. */
+static void mend_way(void)
+{
+    (void)netns_ip("-n %s neigh delete 10.81.0.2 dev data0", here);
+}
+
+static void drop_hosts(void)
+{
+    if (here[0] != '\0') (void)netns_drop(here);
+    if (there[0] != '\0') (void)netns_drop(there);
+}
+
+static void set_up(void)
+{
+    static const char *const coordinator_set[] = { "network.insecure_network=yes", NULL };
+    static const char *const shard_set[] = { "network.insecure_network=yes", "fabric.device=data0",
+                                             NULL };
+    unsetenv("CAIRN_FABRIC_DEVICE");
+    cluster_start(&cluster, 1,
+                  &(struct cluster_options) { .coordinator_set = coordinator_set,
+                                              .shard_set = shard_set,
+                                              .shard_netns = places,
+                                              .coordinator_ip = "10.91.0.1" });
+}
+
+static void tear_down(void)
+{
+    mend_way();
+    cluster_stop(&cluster);
+}
+
+static pid_t start_worker(const char *netns, const char *job, int timeout_ms)
+{
+    char timeout[16], self[512] = "", stop[CAIRN_SCRATCH_BYTES + 32], log[CAIRN_SCRATCH_BYTES + 32];
+    ck_assert_int_gt(readlink("/proc/self/exe", self, sizeof self - 1), 0);
+    snprintf(stop, sizeof stop, "%s/stop", cluster.folder);
+    snprintf(log, sizeof log, "%s/%s.log", cluster.folder, job);
+    snprintf(timeout, sizeof timeout, "%d", timeout_ms);
+    return cluster_spawn((const char *const[]) { "ip", "netns", "exec", netns, self, "worker",
+                                                 cluster.address, job, stop, timeout, NULL },
+                         log);
+}
+
+static void read_log(const char *name, char *said, size_t said_bytes)
+{
+    char log[CAIRN_SCRATCH_BYTES + 32];
+    snprintf(log, sizeof log, "%s/%s.log", cluster.folder, name);
+    FILE *file = fopen(log, "re");
+    ck_assert_ptr_nonnull(file);
+    said[fread(said, 1, said_bytes - 1, file)] = '\0';
+    fclose(file);
+}
+
+static void stop_workers(void)
+{
+    char stop[CAIRN_SCRATCH_BYTES + 32];
+    snprintf(stop, sizeof stop, "%s/stop", cluster.folder);
+    FILE *file = fopen(stop, "we");
+    ck_assert_ptr_nonnull(file);
+    fclose(file);
+}
+
+static void await_text(const char *name, const char *text)
+{
+    char said[8192] = "";
+    for (const int64_t end_ms = now_ms() + WAIT_MS; strstr(said, text) == NULL; poll(NULL, 0, 10)) {
+        ck_assert_msg(now_ms() < end_ms, "%s: %s", name, said);
+        read_log(name, said, sizeof said);
+    }
+}
+
+/* The rest of what it said, behind `text`. */
+static const char *need_text(const char *said, const char *text)
+{
+    const char *at = strstr(said, text);
+    ck_assert_msg(at != NULL, "\"%s\" is not in: %s", text, said);
+    return at + strlen(text);
+}
+
+static void check_lost(const char *job)
+{
+    char said[8192];
+    read_log(job, said, sizeof said);
+    const long ms = strtol(need_text(said, "failed after "), NULL, 10);
+    ck_assert_msg(ms < NAMED_MS, "%s", said);
+    need_text(said, "nothing came from shard shard-0");
+    need_text(said, "from here (10.81.0.2 data0 tcp) to it (10.81.0.1 data0 tcp)");
+    need_text(said, "CAIRN_FABRIC_DEVICE");
+}
+
+static void check_good(void)
+{
+    char said[8192];
+    uint64_t steps, version;
+    int64_t longest_ms;
+    read_log("good", said, sizeof said);
+    ck_assert_msg(sscanf(need_text(said, "trains\n"),
+                         "%" SCNu64 " steps, version %" SCNu64 ", the longest %" SCNd64, &steps,
+                         &version, &longest_ms) == 3,
+                  "%s", said);
+    ck_assert_uint_eq(version, steps); // nobody took one back
+    ck_assert_msg(longest_ms < STEP_MAX_MS, "a step took %" PRId64 " ms", longest_ms);
+}
+
+TEST(workers_that_nothing_reaches_are_named_and_hold_nobody_up)
+{
+    static const char *const jobs[LOST] = { "lost-0", "lost-1", "lost-2", "lost-3" };
+    pid_t lost[LOST];
+    break_way();
+    const pid_t good = start_worker(here, "good", WAIT_MS);
+    await_text("good", "trains");
+    for (int i = 0; i < LOST; i++) lost[i] = start_worker(there, jobs[i], WAIT_MS);
+    for (int i = 0; i < LOST; i++) {
+        ck_assert_int_eq(cluster_wait(lost[i], CLUSTER_WAIT_MS), 1);
+        check_lost(jobs[i]);
+    }
+    stop_workers();
+    ck_assert_int_eq(cluster_wait(good, CLUSTER_WAIT_MS), 0);
+    check_good();
+}
+
+/* It is said on standard error when it begins, and first of all by the call that ends in time. */
+TEST(a_way_that_is_lost_in_mid_training_is_named_by_who_waits)
+{
+    static const char way[] = "nothing has come from shard shard-0 for 5 s and more over the data "
+                              "path from here (10.81.0.2 data0 tcp) to it (10.81.0.1 data0 tcp)";
+    char said[8192];
+    const pid_t worker = start_worker(there, "cut", SHORT_MS);
+    await_text("cut", "trains");
+    break_way();
+    const int64_t broken_ms = now_ms();
+    await_text("cut", way);
+    ck_assert_int_lt(now_ms() - broken_ms, NAMED_MS);
+    ck_assert_int_eq(cluster_wait(worker, CLUSTER_WAIT_MS), 1);
+    read_log("cut", said, sizeof said);
+    const char *failed = need_text(said, "failed after ");
+    ck_assert_msg(strtol(failed, NULL, 10) >= SHORT_MS, "%s", said);
+    need_text(failed, way);
+}
+
+TEST(a_way_that_leads_there_again_is_trained_over)
+{
+    const pid_t worker = start_worker(there, "again", CLUSTER_WAIT_MS);
+    await_text("again", "trains");
+    break_way();
+    await_text("again", "nothing has come from shard shard-0");
+    mend_way();
+    await_text("again", "shard shard-0 is heard again");
+    stop_workers();
+    ck_assert_int_eq(cluster_wait(worker, CLUSTER_WAIT_MS), 0);
+}
+
+/* UCX 1.13 keeps some bytes of an endpoint that it gave up by itself (LeakSanitizer asks). */
+const char *__lsan_default_suppressions(void) __attribute__((visibility("default")));
+const char *__lsan_default_suppressions(void)
+{
+    return "leak:ucs_calloc"; // its stacks end there
+}
+
+SUITE(100, set_up, tear_down);
+
+int main(int argc, char **argv)
+{
+    wait_ms = argc == 6 ? (int)strtol(argv[5], NULL, 10) : 0;
+    if (argc == 6 && strcmp(argv[1], "worker") == 0) return work(argv[2], argv[3], argv[4]);
+    return netns_suite_main(make_hosts, drop_hosts);
+}

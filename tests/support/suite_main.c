@@ -1,0 +1,6 @@
+#include "tests/support/suite.h"
+
+int main(void)
+{
+    return suite_main();
+}

@@ -1,0 +1,90 @@
+#include "tests/support/trainer.h"
+
+#include <stdio.h>
+
+size_t trainer_elems(const struct cairn_tensor *tensor)
+{
+    size_t elems = 1;
+    for (uint32_t i = 0; i < tensor->rank; i++) elems *= (size_t)tensor->shape[i];
+    return elems;
+}
+
+struct cairn_job_spec trainer_spec(const struct cairn_tensor *tensors, size_t count)
+{
+    static const struct cairn_group adamw = CAIRN_GROUP_INIT;
+    return (struct cairn_job_spec) { .struct_size = sizeof(struct cairn_job_spec),
+                                     .tensors = tensors,
+                                     .tensor_count = count,
+                                     .groups = &adamw,
+                                     .group_count = 1 };
+}
+
+cairn *trainer_session(const char *address, const char *fabric)
+{
+    const struct cairn_opts opts = { .struct_size = sizeof opts,
+                                     .endpoint = address,
+                                     .fabric = fabric };
+    cairn *session;
+    good(cairn_open(&opts, &session));
+    return session;
+}
+
+cairn_job *trainer_open(cairn *session, const char *name, const struct cairn_job_spec *spec)
+{
+    cairn_job *job;
+    good(cairn_job_open(session, name, spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &job));
+    return job;
+}
+
+struct cairn_mem trainer_mem(const void *ptr, cairn_dtype dtype)
+{
+    return (struct cairn_mem) { .struct_size = sizeof(struct cairn_mem),
+                                .ptr = (void *)(uintptr_t)ptr,
+                                .dtype = dtype };
+}
+
+void trainer_put(cairn_job *job, const char *tensor, const float *values)
+{
+    const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
+    good(cairn_put(job, tensor, "param", NULL, &mem, NULL));
+}
+
+struct cairn_round trainer_begin(cairn_job *job)
+{
+    struct cairn_round round = { .struct_size = sizeof round };
+    good(cairn_round_begin(job, CLUSTER_WAIT_MS, &round));
+    return round;
+}
+
+void trainer_push(cairn_job *job, const struct cairn_round *round, const char *tensor,
+                  const float *gradient)
+{
+    const struct cairn_mem mem = trainer_mem(gradient, CAIRN_F32);
+    good(cairn_push(job, round, 0, tensor, NULL, &mem, NULL));
+}
+
+struct cairn_result trainer_commit(cairn_job *job, const struct cairn_round *round, uint64_t weight)
+{
+    struct cairn_result result = { .struct_size = sizeof result };
+    good(cairn_commit(job, round, weight, NULL, 0, CLUSTER_WAIT_MS, &result));
+    if (!result.applied) ck_abort_msg("the round was skipped: %s", cairn_error());
+    return result;
+}
+
+void trainer_fetch(cairn_job *job, struct cairn_version version, const char *tensor,
+                   const char *plane, cairn_dtype dtype, void *out)
+{
+    const struct cairn_mem mem = trainer_mem(out, dtype);
+    cairn_op *op;
+    good(cairn_fetch(job, version, tensor, plane, NULL, &mem, &op));
+    good(cairn_wait(op, CLUSTER_WAIT_MS));
+}
+
+void trainer_digest(const struct cluster *cluster, const char *name, char root_out[65])
+{
+    static struct cluster_said said;
+    cluster_cli(cluster, &said, "job", "digest", "-q", name, NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    snprintf(root_out, 65, "%.64s", said.out);
+    ck_assert_uint_eq(strlen(root_out), 64);
+}

@@ -1,0 +1,46 @@
+/* A trainer of real daemons, call by call: tensors of a table are opened, pushed, stepped, fetched and put.
+ * What fails, fails the test with cairn_error(). Every wait is CLUSTER_WAIT_MS. */
+#ifndef CAIRN_SUPPORT_TRAINER_H
+#define CAIRN_SUPPORT_TRAINER_H
+
+#include <cairn.h>
+
+#include "tests/support/cluster.h"
+#include "tests/support/good.h"
+
+/* Rows of a table: of normal numbers made of `seed`, of ones, or as is said: .wire = CAIRN_BF16. */
+// clang-format off
+#define TRAINER_MATRIX(label, of_unit, rows, columns, seed, ...) \
+    { .struct_size = sizeof(struct cairn_tensor), .name = (label), .unit = (of_unit), .rank = 2, \
+      .shape = { (rows), (columns) }, .init = { CAIRN_INIT_NORMAL, 0, 1, (seed) }, __VA_ARGS__ }
+#define TRAINER_ONES(label, of_unit, elems, ...) \
+    { .struct_size = sizeof(struct cairn_tensor), .name = (label), .unit = (of_unit), .rank = 1, \
+      .shape = { (elems) }, .init = { CAIRN_INIT_ONES, 0, 0, 0 }, __VA_ARGS__ }
+// clang-format on
+size_t trainer_elems(const struct cairn_tensor *tensor);
+/* All of them, in one group of AdamW by its defaults. */
+struct cairn_job_spec trainer_spec(const struct cairn_tensor *tensors, size_t count);
+
+/* By the data path of that name; NULL: the default. */
+cairn *trainer_session(const char *address, const char *fabric);
+/* As a worker; neither put nor initialized. */
+cairn_job *trainer_open(cairn *session, const char *name, const struct cairn_job_spec *spec);
+
+/* A dense tensor of host memory. */
+struct cairn_mem trainer_mem(const void *ptr, cairn_dtype dtype);
+/* Its parameters, in fp32. */
+void trainer_put(cairn_job *job, const char *tensor, const float *values);
+struct cairn_round trainer_begin(cairn_job *job);
+/* A gradient in fp32, which stays the job's until the round's end. */
+void trainer_push(cairn_job *job, const struct cairn_round *round, const char *tensor,
+                  const float *gradient);
+/* It is applied. */
+struct cairn_result trainer_commit(cairn_job *job, const struct cairn_round *round,
+                                   uint64_t weight);
+/* plane NULL: the wire's. */
+void trainer_fetch(cairn_job *job, struct cairn_version version, const char *tensor,
+                   const char *plane, cairn_dtype dtype, void *out);
+/* The job's content root, as `cairn job digest` prints it. */
+void trainer_digest(const struct cluster *cluster, const char *name, char root_out[65]);
+
+#endif

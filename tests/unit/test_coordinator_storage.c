@@ -1,0 +1,190 @@
+/* The folder of the snapshots is another one than that which the store remembers: storage that is not
+ * mounted. The coordinator says so, writes nothing there and misses nothing in it, until the folder is back
+ * or taken. */
+#include <check.h>
+#include <dirent.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "proto/store/storage.h"
+#include "tests/support/pages.h"
+#include "tests/support/suite.h"
+#include "tests/support/trained_toy.h"
+
+#define OTHER "is not the one that snapshots were written to"
+
+static char aside[128];
+
+/* Two shards, a job at step 1. */
+static void set_up(void)
+{
+    open_trained();
+    snprintf(aside, sizeof aside, "%s/aside", fake.folder);
+}
+static void restart(void)
+{
+    fake_peer_close(&w);
+    fake_peer_close(&admin);
+    fake_coordinator_stop(&fake);
+    fake_coordinator_start(&fake);
+    fake_shards_up(&fake, 2);
+    w = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w");
+    admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
+}
+
+/* The coordinator starts, and the storage is not mounted. */
+static void restart_without_storage(void)
+{
+    fake_coordinator_stop(&fake);
+    ck_assert_int_eq(rename(fake.snapshots, aside), 0);
+    fake_coordinator_start(&fake);
+    fake_coordinator_stop(&fake);
+    ck_assert_int_ne(access(fake.snapshots, F_OK), 0); // nor is the folder made
+    ck_assert_int_eq(mkdir(fake.snapshots, 0755), 0);
+    fake_coordinator_start(&fake);
+    restart();
+    fake_until(&fake, fake.cluster->storage.watch.said.text[0] != '\0');
+}
+
+static size_t entries(void)
+{
+    size_t count = 0;
+    DIR *dir = opendir(fake.snapshots);
+    ck_assert_ptr_nonnull(dir);
+    for (const struct dirent *e; (e = readdir(dir)) != NULL;)
+        count += strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
+    closedir(dir);
+    return count;
+}
+
+static void expect_status(const char *word)
+{
+    Cairn__ClusterStatusGet get = CAIRN__CLUSTER_STATUS_GET__INIT;
+    const uint32_t request = fake_request(&admin, CAIRN_MSG_CLUSTER_STATUS_GET, &get.base);
+    Cairn__ClusterStatus *status = (Cairn__ClusterStatus *)fake_expect(
+        &fake, &admin, CAIRN_MSG_CLUSTER_STATUS, request);
+    ck_assert_msg(word != NULL ? strstr(status->storage, word) != NULL : status->storage[0] == '\0',
+                  "%s", status->storage);
+    cairn_message_free(&status->base);
+}
+
+static void drop_job(void)
+{
+    drop();
+    for (uint32_t i = 0; i < 2; i++) fake.shards[i].terms_request = 0; // of a former coordinator
+}
+
+static void send_page(void *context, const Cairn__Page *page)
+{
+    struct fake_peer *peer = context;
+    fake_send(peer, CAIRN_MSG_PAGE, peer->last_request, &page->base);
+}
+
+static uint32_t ask_resume(void)
+{
+    struct cairn_job_spec_data spec = fake_spec(1);
+    uint8_t *bytes;
+    Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
+    open.name = spec.name;
+    open.role = CAIRN_ROLE_WIRE_WORKER;
+    open.session = 50;
+    open.token = 51;
+    open.resume_latest = true;
+    ck_assert_int_eq(cairn_spec_pack(&spec, &bytes, &open.spec_bytes), CAIRN_OK);
+    const uint32_t request = fake_request(&w, CAIRN_MSG_JOB_OPEN, &open.base);
+    pages_each(CAIRN_PAGE_SPEC, bytes, open.spec_bytes, send_page, &w);
+    free(bytes);
+    cairn_spec_release(&spec);
+    return request;
+}
+
+static void expect_restored(void)
+{
+    const uint32_t request = ask_resume();
+    Cairn__Attached *attached = (Cairn__Attached *)fake_expect(&fake, &w, CAIRN_MSG_ATTACHED,
+                                                               request);
+    ck_assert_uint_eq(attached->step, 1);
+    cairn_message_free(&attached->base);
+}
+
+TEST(storage_that_is_not_mounted_is_written_to_by_nobody_and_no_job_begins_anew)
+{
+    Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
+    Cairn__SnapshotRemove removal = CAIRN__SNAPSHOT_REMOVE__INIT;
+    cairn_message_free(&take_snapshot()->base);
+    restart_without_storage();
+    expect_status(OTHER);
+    fake_expect_error(&fake, &admin, ask_snapshot(&admin, true), CAIRN_ERR_IO, OTHER);
+    removal.job = restore.job = (char *)(uintptr_t) "toy";
+    removal.id = restore.id = (char *)(uintptr_t) "step-000000000001-g1";
+    fake_expect_error(&fake, &admin,
+                      fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base), CAIRN_ERR_IO,
+                      OTHER);
+    fake_expect_error(&fake, &admin, fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &removal.base),
+                      CAIRN_ERR_IO, OTHER);
+    drop_job();
+    fake_expect_error(&fake, &w, ask_resume(), CAIRN_ERR_IO, OTHER);
+    ck_assert_uint_eq(entries(), 0);
+
+    ck_assert_int_eq(rmdir(fake.snapshots), 0);
+    ck_assert_int_eq(rename(aside, fake.snapshots), 0);
+    expect_restored(); // at once
+    fake_until(&fake, fake.cluster->storage.watch.said.text[0] == '\0');
+    expect_status(NULL);
+}
+
+TEST(what_is_unmounted_while_it_runs_is_not_written_to_either)
+{
+    cairn_message_free(&take_snapshot()->base);
+    ck_assert_int_eq(rename(fake.snapshots, aside), 0);
+    ck_assert_int_eq(mkdir(fake.snapshots, 0755), 0);
+    fake_expect_error(&fake, &admin, ask_snapshot(&admin, true), CAIRN_ERR_IO, OTHER);
+    ck_assert_uint_eq(entries(), 0);
+    fake_until(&fake, fake.cluster->storage.watch.said.text[0] != '\0');
+    expect_status(OTHER);
+}
+
+TEST(another_folder_is_taken_by_the_operators_word)
+{
+    char path[160];
+    cairn_message_free(&take_snapshot()->base);
+    const uint64_t token = fake.cluster->storage.token;
+    restart_without_storage();
+    ck_assert_uint_eq(fake.cluster->storage.token, token);
+    snprintf(path, sizeof path, "echo %016" PRIx64 " > ", token); // as the sentence says
+    ck_assert_ptr_nonnull(strstr(fake.cluster->storage.watch.said.text, path));
+    snprintf(path, sizeof path, "%s/%s", fake.snapshots, CAIRN_STORAGE_FILE);
+    FILE *file = fopen(path, "we");
+    ck_assert_ptr_nonnull(file);
+    fprintf(file, "%016" PRIx64 "\n", token);
+    fclose(file);
+    fake_until(&fake, fake.cluster->storage.watch.said.text[0] == '\0');
+    cairn_message_free(&take_snapshot()->base);
+}
+
+TEST(a_folder_in_which_there_was_nothing_is_not_missed)
+{
+    ck_assert_int_eq(rename(fake.snapshots, aside), 0);
+    restart();
+    ck_assert_int_eq(access(fake.snapshots, F_OK), 0);
+    expect_status(NULL);
+    cairn_message_free(&take_snapshot()->base);
+}
+
+/* As a coordinator finds it that was upgraded, or whose store is a new one. */
+TEST(a_folder_that_has_snapshots_is_remembered_at_the_start)
+{
+    cairn_message_free(&take_snapshot()->base);
+    drop_job();
+    fake_peer_close(&w);
+    fake_peer_close(&admin);
+    fake_store_lose(&fake);
+    ck_assert(fake.cluster->storage.remembered);
+    restart_without_storage();
+}
+
+SUITE(30, set_up, close_fake);

@@ -1,0 +1,186 @@
+/* A peer to whose port nothing gets through, and nobody says so: as behind a firewall that drops. The port is
+ * deaf by a filter of the socket. */
+#include <check.h>
+#include <dirent.h>
+#include <linux/filter.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+
+#include "proto/fabric/ucx.h"
+#include "tests/support/fabric_node.h"
+#include "tests/support/suite.h"
+
+static struct node here, deaf;
+
+static double now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
+}
+
+/* The socket that listens; there is but one. */
+static int find_listener(void)
+{
+    DIR *folder = opendir("/proc/self/fd");
+    int found = -1;
+    ck_assert_ptr_nonnull(folder);
+    for (const struct dirent *entry; (entry = readdir(folder)) != NULL;) {
+        int listens = 0;
+        socklen_t bytes = sizeof listens;
+        const int fd = atoi(entry->d_name);
+        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &bytes) == 0 && listens) found = fd;
+    }
+    closedir(folder);
+    ck_assert_int_ge(found, 0);
+    return found;
+}
+
+static void make_deaf(int listener)
+{
+    struct sock_filter nothing = BPF_STMT(BPF_RET | BPF_K, 0);
+    const struct sock_fprog program = { .len = 1, .filter = &nothing };
+    ck_assert_int_eq(setsockopt(listener, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program),
+                     0);
+}
+
+static void make_hear(int listener)
+{
+    const int unused = 0;
+    ck_assert_int_eq(setsockopt(listener, SOL_SOCKET, SO_DETACH_FILTER, &unused, sizeof unused), 0);
+}
+
+static int listener; /* of `deaf` */
+
+static void setup(void)
+{
+    node_open(&deaf, "ucx", NULL);
+    listener = find_listener();
+    node_open(&here, "ucx", NULL);
+    make_deaf(listener);
+}
+
+static void teardown(void)
+{
+    node_close(&here);
+    node_close(&deaf);
+}
+
+/* NULL: it cannot be reached. */
+static struct cairn_fabric_peer *try_address(const void *address, size_t bytes, double *took_ms)
+{
+    struct cairn_fabric_peer *peer = NULL;
+    const double begin_ms = now_ms();
+    const cairn_status status = cairn_fabric_connect(here.fabric, address, bytes, NULL, NULL,
+                                                     &peer);
+    *took_ms = now_ms() - begin_ms;
+    ck_assert_int_eq(status, peer != NULL ? CAIRN_OK : CAIRN_ERR_UNREACHABLE);
+    return peer;
+}
+
+static struct cairn_fabric_peer *try_deaf(double *took_ms)
+{
+    size_t bytes;
+    const void *address = cairn_fabric_address(deaf.fabric, &bytes);
+    return try_address(address, bytes, took_ms);
+}
+
+TEST(a_peer_that_does_not_answer_holds_nobody_up)
+{
+    double first_ms, took_ms, all_ms = 0;
+    ck_assert_ptr_null(try_deaf(&first_ms));
+    ck_assert_double_lt(first_ms, 1000); // UCX waits 3 s
+    for (int i = 0; i < 10; i++, all_ms += took_ms) ck_assert_ptr_null(try_deaf(&took_ms));
+    ck_assert_double_lt(all_ms, 500); // it is not waited for again
+}
+
+TEST(a_peer_that_answers_late_is_connected)
+{
+    struct cairn_fabric_peer *peer = NULL;
+    double took_ms;
+    ck_assert_ptr_null(try_deaf(&took_ms));
+    make_hear(listener);
+    for (const double end_ms = now_ms() + NODE_DEADLINE_MS; peer == NULL; poll(NULL, 0, 10)) {
+        ck_assert_double_lt(now_ms(), end_ms);
+        peer = try_deaf(&took_ms);
+    }
+    node_send(&here, peer, 1, NULL, 0);
+    pump(&deaf, &here, &deaf.arrived, 1);
+}
+
+TEST(what_it_says_is_heard_all_the_same)
+{
+    double took_ms;
+    ck_assert_ptr_null(try_deaf(&took_ms));
+    const double begin_ms = now_ms();
+    node_send(&deaf, node_connect_to(&deaf, &here), 1, NULL, 0);
+    pump(&deaf, &here, &here.arrived, 1);
+    ck_assert_double_lt(now_ms() - begin_ms, 1000); // UCX connects to nobody for that
+}
+
+static int count_descriptors(void)
+{
+    int count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    ck_assert_ptr_nonnull(folder);
+    while (readdir(folder) != NULL) count++;
+    closedir(folder);
+    return count;
+}
+
+/* UCX keeps a socket of each try. */
+TEST(a_peer_that_is_gone_costs_no_descriptor)
+{
+    uint8_t address[CAIRN_FABRIC_ADDRESS_MAX];
+    double took_ms;
+    size_t bytes;
+    const void *its = cairn_fabric_address(deaf.fabric, &bytes);
+    memcpy(address, its, bytes);
+    node_close(&deaf);
+    const int before = count_descriptors();
+    for (int i = 0; i < 3; i++) ck_assert_ptr_null(try_address(address, bytes, &took_ms));
+    ck_assert_int_eq(count_descriptors(), before);
+    node_open(&deaf, "ucx", NULL); // for teardown
+}
+
+/* As of a node that does not find its port: without what stands before the place. */
+static const void *address_without_port(size_t *bytes_out)
+{
+    static struct cairn_fabric whole;
+    struct cairn_place place;
+    size_t bytes, raw_bytes;
+    const void *address = cairn_fabric_address(deaf.fabric, &bytes);
+    const uint8_t *raw = fabric_open_part(address, bytes, "ucx", &raw_bytes);
+    uint8_t cut[CAIRN_FABRIC_ADDRESS_MAX];
+    const size_t port_bytes = 10, end = fabric_find_place(raw, raw_bytes, &place) - port_bytes;
+    memcpy(cut, raw, end);
+    memcpy(cut + end, raw + end + port_bytes, raw_bytes - end - port_bytes);
+    whole.backend = deaf.fabric->backend;
+    ck_assert_int_eq(fabric_set_address(&whole, cut, raw_bytes - port_bytes), CAIRN_OK);
+    *bytes_out = whole.address_bytes;
+    return whole.address;
+}
+
+TEST(what_ucx_waited_for_in_vain_is_left_alone)
+{
+    double first_ms, took_ms;
+    size_t bytes;
+    const void *address = address_without_port(&bytes);
+    ck_assert_ptr_null(try_address(address, bytes, &first_ms));
+    ck_assert_double_gt(first_ms, 500); // else nothing is shown
+    ck_assert_ptr_null(try_address(address, bytes, &took_ms));
+    ck_assert_double_lt(took_ms, 500);
+}
+
+SUITE(60, setup, teardown);
+
+int main(void)
+{
+    if (!ucx_connects_on_its_own()) return suite_main();
+    printf("skipped: this UCX waits for no connection\n");
+    return SUITE_SKIPPED;
+}
