@@ -44,11 +44,6 @@ void cairn_arena_give(const struct cairn_arena *arena, uint64_t from, uint64_t b
  * SIGBUS where the host has none. CAIRN_ERR_NO_MEMORY: it has not. */
 CAIRN_MUST_CHECK cairn_status cairn_arena_hold(const struct cairn_arena *arena, uint64_t offset,
                                                uint64_t bytes);
-/* Members of this host may map a state arena, of which the note says what it is, and nobody but this process
- * writes to it. NULL: they may not, and what is in it is sent to them. */
-struct cairn_fabric_region *cairn_arena_share(const struct cairn_arena *arena,
-                                              struct cairn_fabric *fabric, const void *note,
-                                              size_t note_bytes);
 /* Members of this host may map a state arena, and nobody but this process writes to it; the note says what it
  * is. NULL: they may not, and what is in it is sent to them. */
 struct cairn_fabric_region *cairn_arena_share(const struct cairn_arena *arena,

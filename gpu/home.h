@@ -1,0 +1,145 @@
+/* A home: the memory in which planes of a job lie, and what works on them there. `host` is this process's
+ * memory and its CPU; `cuda` is one card. Nothing outside gpu/ reads or writes what lies in a home through a
+ * pointer, unless the home says `is_host`: all goes through copies and lists of work.
+ *
+ *   a pool's thread ── cairn_home_run(works) ──► host: kernels of gpu.h, at once
+ *                                             └──► cuda: copies in ─► kernels ─► copies out ─► event
+ *
+ * An address in a home is a pointer that only its home may follow. Where a work says "any memory" the address
+ * may lie in the home or in host memory; the home tells which by the address. Host memory that a work names
+ * stays as it is until the run returns, and may be read without a fault.
+ *
+ * The bits are those of gpu.h, in every home.
+ *
+ * Errors: CAIRN_ERR_NO_MEMORY (the home is full; nothing else suffered), CAIRN_ERR_IO (the device failed: a
+ * launch, an ECC error, a lost device; `why` names it. Every later call of this home fails with the same
+ * sentence: what lies there is suspect). */
+#ifndef CAIRN_GPU_HOME_H
+#define CAIRN_GPU_HOME_H
+
+#include "gpu/gpu.h"
+#include "proto/base/sentence.h"
+
+struct cairn_home;
+struct cairn_home_stream;
+
+struct cairn_home_info {
+    const char *backend; /* "host", "cuda": static */
+    char device[128];    /* "NVIDIA H200, GPU-6f2c..."; the instruction set of `host` */
+    char driver[64];     /* "CUDA driver 13.0, image of 13.0"; "" for `host` */
+    bool is_host;        /* any code of this process may follow addresses in it */
+    /* How many works a run should be given, if there are as many; 1 for `host`: each thread runs one. */
+    uint32_t works_best;
+    uint64_t total_bytes; /* of the device; 0 for `host` */
+};
+
+/* ---- a home; any thread opens and closes, all others end first ---- */
+
+/* The CPU's, of static memory. Never fails; closing it does nothing. */
+struct cairn_home *cairn_home_host(void);
+/* device: a number among those that this process sees, a UUID ("GPU-...", "MIG-..."), or NULL: the first.
+ * CAIRN_ERR_NOT_FOUND: no driver, no such device; CAIRN_ERR_UNSUPPORTED: a driver older than the image, or a
+ * daemon that was built without kernels; CAIRN_ERR_NO_MEMORY. `why` says which, and what to do. */
+CAIRN_MUST_CHECK cairn_status cairn_home_open_cuda(const char *device, struct cairn_home **home_out,
+                                                   struct cairn_sentence *why);
+void cairn_home_close(struct cairn_home *home);
+const struct cairn_home_info *cairn_home_info(const struct cairn_home *home);
+/* Bytes of the device that nobody has taken now, other processes included; UINT64_MAX for `host`. */
+uint64_t cairn_home_free_bytes(struct cairn_home *home);
+/* True if the address lies in memory that this home gave; of `host`: always. */
+bool cairn_home_has(const struct cairn_home *home, const void *address);
+
+/* ---- memory of it ---- */
+
+#define CAIRN_SEGMENT_BYTES ((uint64_t)64 << 20) /* a plane lies in segments of at most so many */
+
+struct cairn_home_memory {
+    struct cairn_home *home; /* borrowed */
+    void *base;              /* an address in the home, at a multiple of 512; NULL if bytes is 0 */
+    uint64_t bytes;
+    struct cairn_home_segment *segments; /* owned: the home's */
+};
+
+/* Zero at first. Any thread. CAIRN_ERR_NO_MEMORY says how much it wanted, and how much there is. */
+CAIRN_MUST_CHECK cairn_status cairn_home_memory_open(struct cairn_home *home, const char *label,
+                                                     uint64_t bytes,
+                                                     struct cairn_home_memory *memory_out,
+                                                     struct cairn_sentence *why);
+/* Nothing works on it any more. Safe to call again, and of what is all 0. */
+void cairn_home_memory_close(struct cairn_home_memory *memory);
+
+/* Host memory that is copied from or to again and again: its copies become faster, and go on beside kernels.
+ * A failure is no error to the caller, who may log it: copies stay right. Nothing for `host`. */
+CAIRN_MUST_CHECK cairn_status cairn_home_pin(struct cairn_home *home, void *host, uint64_t bytes,
+                                             struct cairn_sentence *why);
+void cairn_home_unpin(struct cairn_home *home, void *host);
+
+/* ---- work ---- */
+
+enum cairn_work_kind {
+    CAIRN_WORK_FOLD,      /* cairn_backend.fold */
+    CAIRN_WORK_FOLD_SUMS, /* .fold_leaves; without a source .sum_leaves */
+    CAIRN_WORK_UPDATE,    /* .update */
+    CAIRN_WORK_CONVERT,   /* .convert */
+    CAIRN_WORK_COPY,      /* bytes from any memory to any memory that do not overlap */
+    CAIRN_WORK_ZERO,
+    CAIRN_WORK_HASH, /* the leaf hashes of .hash_leaves */
+    CAIRN_WORK_KINDS
+};
+
+/* Planes lie in the home; all else lies in host memory, but where "any memory" stands. */
+struct cairn_work {
+    enum cairn_work_kind kind;
+    union {
+        struct {
+            float *acc;                         /* [elems] */
+            const struct cairn_source *sources; /* [source_count]; their data: any memory */
+            size_t source_count;
+            bool first;
+            size_t elems;
+        } fold;
+        struct cairn_leaf_fold fold_sums; /* acc in the home; the data of sources: any memory */
+        struct {
+            struct cairn_update planes; /* in the home; wire: any memory */
+            const struct cairn_group_scalars *scalars;
+            uint64_t nonfinite; /* made by the run: what cairn_update_fn returns */
+        } update;
+        struct {
+            void *dst; /* any memory */
+            const void *src;
+            cairn_dtype dst_dtype, src_dtype;
+            size_t elems;
+        } convert;
+        struct {
+            void *to;
+            const void *from;
+            size_t bytes;
+        } copy;
+        struct {
+            void *at;
+            size_t bytes;
+        } zero;
+        struct {
+            const void *plane; /* the first element of first_leaf */
+            cairn_dtype dtype;
+            const struct cairn_geometry *geometry;
+            uint64_t first_leaf, leaf_count;
+            struct cairn_hash *hashes; /* [leaf_count] */
+        } hash;
+    };
+};
+
+/* A stream runs lists one after the other; one thread uses it at a time. Several of a home run beside each
+ * other, and nothing orders them but that a run has returned. */
+CAIRN_MUST_CHECK cairn_status cairn_home_stream_open(struct cairn_home *home,
+                                                     struct cairn_home_stream **stream_out,
+                                                     struct cairn_sentence *why);
+void cairn_home_stream_close(struct cairn_home_stream *stream);
+/* Does all of the works, in any order and beside each other: no two of one list touch the same elements,
+ * unless both only read. Returns when all are done and what they make is in host memory. Not OK: nothing of
+ * what they were to make may be used. */
+CAIRN_MUST_CHECK cairn_status cairn_home_run(struct cairn_home_stream *stream,
+                                             struct cairn_work *works, size_t count,
+                                             struct cairn_sentence *why);
+
+#endif
