@@ -102,7 +102,7 @@ struct cairn_work {
         struct {
             struct cairn_update planes; /* in the home; wire: any memory */
             const struct cairn_group_scalars *scalars;
-            uint64_t nonfinite; /* made by the run: what cairn_update_fn returns */
+            uint64_t *nonfinite; /* set by the run: what cairn_update_fn returns */
         } update;
         struct {
             void *dst; /* any memory */
