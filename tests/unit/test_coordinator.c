@@ -353,7 +353,7 @@ TEST(a_shard_that_lost_its_part_loses_the_job)
     train();
     uint32_t request = fake_ask_begin(&w, job);
     cairn_message_free(fake_expect(&fake, &w, CAIRN_MSG_ROUND_OPENED, request));
-    // The worker hears of the round on another connection; open at a shard that is away it would be told again.
+    // Another connection than the worker's; a round that is open when a shard goes is told again.
     fake_until(&fake, fake.shards[0].version.step == 2 && fake.shards[1].version.step == 2);
     fake_shard_forget(&fake, 1);
     request = fake_ask_begin(&w, job);
