@@ -154,7 +154,7 @@ struct cairn_driver {
 };
 
 /* Opens libcuda.so.1, or the library that the environment's CAIRN_CUDA_DRIVER names, and calls cuInit. It is
- * CAIRN_ERR_UNSUPPORTED: it is too old, or lacks a call; CAIRN_ERR_IO: it does not begin. */
+ * never closed: the driver's threads would not survive it. CAIRN_ERR_NOT_FOUND: no such library or device;
  * CAIRN_ERR_UNSUPPORTED: it is too old, or lacks a call; CAIRN_ERR_IO: it does not begin. */
 CAIRN_MUST_CHECK cairn_status cairn_driver_open(struct cairn_driver *driver_out,
                                                 struct cairn_sentence *why);
