@@ -21,6 +21,7 @@ struct CUctx_st;
 struct CUstream_st;
 struct CUevent_st;
 struct CUlib_st;
+struct CUfunc_st;
 struct CUkern_st; /* cuLaunchKernel takes one where its header says CUfunction */
 
 /* CUresult, those that are told from others. */
@@ -55,7 +56,6 @@ enum {
     CAIRN_CU_HANDLE_POSIX = 1,
     CAIRN_CU_ACCESS_READWRITE = 3,
     CAIRN_CU_GRANULARITY_MINIMUM = 0,
-    CAIRN_CU_LIBRARY_BINARY_IS_PRESERVED = 1,
 };
 
 struct cairn_cu_location {
@@ -140,6 +140,7 @@ struct cairn_cu_uuid {
                                unsigned count))                                                             \
     call(cuLibraryUnload, , (struct CUlib_st *library))                                                     \
     call(cuLibraryGetKernel, , (struct CUkern_st **kernel_out, struct CUlib_st *library, const char *name)) \
+    call(cuKernelGetFunction, , (struct CUfunc_st **loaded_out, struct CUkern_st *kernel)) /* loads it */   \
     call(cuLaunchKernel, , (struct CUkern_st *kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z,    \
                             unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,    \
                             struct CUstream_st *stream, void **parameters, void **extra))
