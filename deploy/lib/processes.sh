@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # Background processes that do not outlive the script that started them, and waits that end.
-# Sourced by deploy/quickstart. Each process has a name, a log ($run/NAME.log) and dies with the script.
+# Sourced by deploy/quickstart and tests/gpu/run. Each process has a name, a log ($run/NAME.log) and dies with the
+# script.
 
 declare -A process_id=() # by name
 

@@ -49,22 +49,43 @@ static void canonical(uint8_t *out, const uint8_t *in, cairn_dtype dtype, size_t
     }
 }
 
+static const uint8_t *hash_leaf(const uint8_t *in, cairn_dtype dtype,
+                                const struct cairn_geometry *geometry, uint64_t leaf,
+                                struct cairn_hash *out)
+{
+    uint8_t bytes[CAIRN_LEAF_ELEMS * sizeof(double)];
+    const size_t elems = (size_t)(cairn_leaf_first_elem(geometry, leaf + 1) -
+                                  cairn_leaf_first_elem(geometry, leaf));
+    const size_t size = elems * cairn_dtype_bytes((int)dtype);
+    canonical(bytes, in, dtype, elems);
+    cairn_leaf_hash(bytes, size, out);
+    return in + size;
+}
+
+static void assert_leaves(const struct cairn_geometry *geometry, uint64_t first, uint64_t count)
+{
+    assert(count <= geometry->leaf_count && first <= geometry->leaf_count - count);
+}
+
+void cairn_host_hash_each(const void *plane, cairn_dtype dtype,
+                          const struct cairn_geometry *geometry, uint64_t first_leaf,
+                          uint64_t leaf_count, struct cairn_hash *hashes_out)
+{
+    const uint8_t *in = plane;
+    assert_leaves(geometry, first_leaf, leaf_count);
+    for (uint64_t i = 0; i < leaf_count; i++)
+        in = hash_leaf(in, dtype, geometry, first_leaf + i, &hashes_out[i]);
+}
+
 void cairn_host_hash_leaves(const void *plane, cairn_dtype dtype,
                             const struct cairn_geometry *geometry, uint64_t leaf_count,
                             struct cairn_tree *tree)
 {
-    uint8_t bytes[CAIRN_LEAF_ELEMS * sizeof(double)];
-    uint64_t first_leaf = tree->next_leaf;
-    assert(leaf_count <= geometry->leaf_count && first_leaf <= geometry->leaf_count - leaf_count);
     const uint8_t *in = plane;
-    for (uint64_t leaf = first_leaf; leaf < first_leaf + leaf_count; leaf++) {
-        size_t elems = (size_t)(cairn_leaf_first_elem(geometry, leaf + 1) -
-                                cairn_leaf_first_elem(geometry, leaf));
-        size_t size = elems * cairn_dtype_bytes((int)dtype);
+    assert_leaves(geometry, tree->next_leaf, leaf_count);
+    for (uint64_t i = 0; i < leaf_count; i++) {
         struct cairn_hash hash;
-        canonical(bytes, in, dtype, elems);
-        cairn_leaf_hash(bytes, size, &hash);
+        in = hash_leaf(in, dtype, geometry, tree->next_leaf, &hash);
         cairn_tree_push_leaf(tree, &hash);
-        in += size;
     }
 }

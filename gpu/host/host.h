@@ -16,5 +16,9 @@ extern const struct cairn_backend cairn_host_avx2, cairn_host_avx512;
 void cairn_host_hash_leaves(const void *plane, cairn_dtype dtype,
                             const struct cairn_geometry *geometry, uint64_t leaf_count,
                             struct cairn_tree *tree);
+/* The hashes alone, of the leaves from first_leaf on; plane: the first element of that leaf. */
+void cairn_host_hash_each(const void *plane, cairn_dtype dtype,
+                          const struct cairn_geometry *geometry, uint64_t first_leaf,
+                          uint64_t leaf_count, struct cairn_hash *hashes_out);
 
 #endif

@@ -208,16 +208,16 @@ bool cairn_pool_close_within(struct cairn_pool *pool, uint32_t most_ms,
 }
 
 /* `done` follows from the loop all the same: who submits is not called back from within. */
-static void run_here(struct cairn_task *task)
+static void run_here(struct cairn_task *task, uint32_t thread)
 {
-    while (task->items_taken < task->item_count) task->run(task, task->items_taken++, 0);
+    while (task->items_taken < task->item_count) task->run(task, task->items_taken++, thread);
 }
 
 void cairn_pool_submit(struct cairn_pool *pool, struct cairn_task *task)
 {
     task->items_taken = 0;
     task->items_ended = 0;
-    if (task->is_small) run_here(task);
+    if (task->is_small) run_here(task, pool->thread_count);
     pthread_mutex_lock(&pool->lock);
     if (task->items_taken == task->item_count) {
         list_push(&pool->ended, task);
@@ -229,6 +229,26 @@ void cairn_pool_submit(struct cairn_pool *pool, struct cairn_task *task)
         else
             pthread_cond_broadcast(&pool->work);
     }
+    pthread_mutex_unlock(&pool->lock);
+}
+
+uint32_t cairn_pool_take(struct cairn_pool *pool, struct cairn_pool_item *items_out, uint32_t max)
+{
+    uint32_t count = 0;
+    if (max == 0) return 0;
+    pthread_mutex_lock(&pool->lock);
+    while (count < max && !pool->closing &&
+           (items_out[count].task = take_item(pool, &items_out[count].item)) != NULL)
+        count++;
+    pthread_mutex_unlock(&pool->lock);
+    return count;
+}
+
+void cairn_pool_end(struct cairn_pool *pool, const struct cairn_pool_item *items, uint32_t count)
+{
+    if (count == 0) return;
+    pthread_mutex_lock(&pool->lock);
+    for (uint32_t i = 0; i < count && !pool->closing; i++) end_item(pool, items[i].task);
     pthread_mutex_unlock(&pool->lock);
 }
 

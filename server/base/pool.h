@@ -22,10 +22,11 @@ struct cairn_pool;
 /* Embedded in what the task works on. */
 struct cairn_task {
     /* the owner's, constant while the task is with the pool */
-    void (*run)(struct cairn_task *task, uint32_t item, uint32_t thread); /* < thread count */
-    void (*done)(struct cairn_task *task);                                /* loop thread */
-    uint32_t item_count; /* 0: done follows at once */
-    /* Quicker done than told to a thread: run within submit, as thread 0. Not for what may meet a SIGBUS. */
+    /* `thread` is below the thread count, or that: the loop's, within submit. */
+    void (*run)(struct cairn_task *task, uint32_t item, uint32_t thread);
+    void (*done)(struct cairn_task *task); /* loop thread */
+    uint32_t item_count;                   /* 0: done follows at once */
+    /* Quicker done than told to a thread: run within submit. Not for what may meet a SIGBUS. */
     bool is_small;
     /* private to the pool */
     struct cairn_task *next;
@@ -49,5 +50,17 @@ bool cairn_pool_close_within(struct cairn_pool *pool, uint32_t most_ms,
 /* Gives a task to the threads; loop thread. */
 void cairn_pool_submit(struct cairn_pool *pool, struct cairn_task *task);
 uint32_t cairn_pool_thread_count(const struct cairn_pool *pool);
+
+/* An item of a task. */
+struct cairn_pool_item {
+    struct cairn_task *task;
+    uint32_t item;
+};
+
+/* Within `run`, on a thread of the pool: takes what is next, of whichever tasks, to be done together with
+ * what is at hand. Returns how many there were, at most `max`; cairn_pool_end ends them. Only in a pool where
+ * every task is done in one way. */
+uint32_t cairn_pool_take(struct cairn_pool *pool, struct cairn_pool_item *items_out, uint32_t max);
+void cairn_pool_end(struct cairn_pool *pool, const struct cairn_pool_item *items, uint32_t count);
 
 #endif

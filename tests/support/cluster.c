@@ -125,6 +125,18 @@ static void add_settings(struct arguments *args, const char *const *settings)
     for (; settings != NULL && *settings != NULL; settings++) add(args, "--set", *settings);
 }
 
+/* What the environment says of every shard: "key=value", blanks between several. The arguments point into
+ * memory of this function. */
+static void add_environment(struct arguments *args)
+{
+    static char settings[1024];
+    const char *said = getenv("CAIRN_TEST_SHARD_SET");
+    char *rest = settings;
+    snprintf(settings, sizeof settings, "%s", said != NULL ? said : "");
+    for (const char *setting; (setting = strsep(&rest, " ")) != NULL;)
+        if (setting[0] != 0) add(args, "--set", setting);
+}
+
 /* The program, in that network namespace. */
 static void add_program(struct arguments *args, const char *netns, const char *path)
 {
@@ -158,7 +170,7 @@ static pid_t start_daemon(const struct cluster *cluster, struct arguments *args,
 }
 
 /* Of the build of this test, or of the folder that CAIRN_TEST_DAEMONS names. */
-static const char *daemon_path(char out[PATH_BYTES], const char *name)
+static const char *program_path(char out[PATH_BYTES], const char *name)
 {
     const char *folder = getenv("CAIRN_TEST_DAEMONS");
     snprintf(out, PATH_BYTES, "%s/%s", folder != NULL ? folder : CAIRN_BIN_DIR, name);
@@ -176,7 +188,7 @@ static void start_coordinator(struct cluster *cluster)
     struct arguments args = { .argc = 0 };
     const char *netns = cluster->options.coordinator_netns;
     add_program(&args, netns != NULL ? netns : netns_of(cluster, 0),
-                daemon_path(program, "cairn-coordinator"));
+                program_path(program, "cairn-coordinator"));
     add(&args, "--set", listen);
     add(&args, "--set", shards);
     add(&args, "--set", store);
@@ -198,7 +210,7 @@ static void start_shard(struct cluster *cluster, int shard)
     if (cluster->options.shard_within != NULL)
         for (const char *const *word = cluster->options.shard_within[shard]; *word != NULL; word++)
             add(&args, *word, NULL);
-    add_program(&args, netns_of(cluster, shard), daemon_path(program, "cairn-shard"));
+    add_program(&args, netns_of(cluster, shard), program_path(program, "cairn-shard"));
     add(&args, "--set", set_name);
     add(&args, "--set", coordinator);
     add(&args, "--set", "compute.threads=1");
@@ -209,6 +221,7 @@ static void start_shard(struct cluster *cluster, int shard)
         snprintf(set_host, sizeof set_host, "fabric.host=%s", cluster->options.shard_hosts[shard]);
         add(&args, "--set", set_host);
     }
+    add_environment(&args);
     add_settings(&args, cluster->options.shard_set);
     const char *const *own = cluster->options.shard_each != NULL
                                  ? cluster->options.shard_each[shard]
@@ -315,7 +328,8 @@ static int unlinked_file(void)
 
 static void run_cli(const struct cluster *cluster, struct cluster_said *said, va_list list)
 {
-    struct arguments args = { .argv = { CAIRN_BIN_DIR "/cairn" }, .argc = 1 };
+    char program[PATH_BYTES];
+    struct arguments args = { .argv = { program_path(program, "cairn") }, .argc = 1 };
     add(&args, "--endpoint", cluster->address);
     for (const char *arg; (arg = va_arg(list, const char *)) != NULL;) add(&args, arg, NULL);
     const int out_fd = unlinked_file(), err_fd = unlinked_file();

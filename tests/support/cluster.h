@@ -7,7 +7,9 @@
  *   cluster_cli(&cluster, &said, "job", "digest", "-q", "tiny", NULL);
  *   cluster_stop(&cluster);
  *
- * The daemons are those of this build, or those in the folder that CAIRN_TEST_DAEMONS names.
+ * The programs are those of this build, or those in the folder that CAIRN_TEST_DAEMONS names.
+ * CAIRN_TEST_SHARD_SET has settings for every shard ("section.key=value section.key=value"): the same
+ * tests, on a device.
  * Nothing outlives the test: each child is killed when the thread that started it ends, so call these
  * functions from the test's own thread. Every wait is bounded. What fails, fails the test (Check), and
  * then the folder stays, because the daemons' logs are in it; cluster_stop removes it. */

@@ -13,7 +13,7 @@
 #include "server/shard/memory/budget.h"
 #include "tests/support/suite.h"
 
-enum { TASKS = 20, ITEMS = 1000 };
+enum { TASKS = 20, ITEMS = 1000, THREADS = 4 };
 
 struct counted {
     struct cairn_task task;
@@ -30,7 +30,7 @@ static unsigned order[TASKS];
 static void run_counted(struct cairn_task *task, uint32_t item, uint32_t thread)
 {
     struct counted *c = (struct counted *)task;
-    ck_assert_uint_lt(thread, 4);
+    ck_assert(c->task.is_small ? thread == THREADS : thread < THREADS);
     atomic_fetch_add(&c->ran[item], 1);
 }
 
@@ -47,7 +47,7 @@ static void setup(void)
     memset(counted, 0, sizeof counted);
     done_count = 0;
     uv_loop_init(&loop);
-    ck_assert_int_eq(cairn_pool_open(&loop, "test", 4, NULL, &pool, &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_pool_open(&loop, "test", THREADS, NULL, &pool, &why), CAIRN_OK);
 }
 
 static void teardown(void)
@@ -91,6 +91,31 @@ TEST(a_small_task_runs_at_once_and_is_told_of_by_the_loop)
     ck_assert_uint_eq(done_count, 0);
     while (done_count < 1) uv_run(&loop, UV_RUN_ONCE);
     ck_assert_uint_eq(counted[0].done, 1);
+}
+
+/* A thread does what waits behind its item, of other tasks too, as one list. */
+static void run_gathered(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    struct cairn_pool_item more[64];
+    const uint32_t count = cairn_pool_take(pool, more, 64);
+    run_counted(task, item, thread);
+    for (uint32_t i = 0; i < count; i++) run_counted(more[i].task, more[i].item, thread);
+    cairn_pool_end(pool, more, count);
+}
+
+TEST(items_that_a_thread_takes_besides_its_own_end_their_tasks)
+{
+    for (unsigned i = 0; i < TASKS; i++) {
+        counted[i].task =
+            (struct cairn_task) { .run = run_gathered, .done = on_done, .item_count = i * 50 };
+        cairn_pool_submit(pool, &counted[i].task);
+    }
+    while (done_count < TASKS) uv_run(&loop, UV_RUN_ONCE);
+    for (unsigned i = 0; i < TASKS; i++) {
+        ck_assert_uint_eq(counted[i].done, 1);
+        for (unsigned item = 0; item < ITEMS; item++)
+            ck_assert_uint_eq(atomic_load(&counted[i].ran[item]), item < i * 50);
+    }
 }
 
 TEST(after_close_no_done_is_called)

@@ -1,0 +1,104 @@
+#include "gpu/cuda/driver.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NAME_OF_LIBRARY "CAIRN_CUDA_DRIVER"
+
+typedef int (*get_proc_fn)(const char *name, void **at_out, int version, uint64_t flags,
+                           int *state_out);
+
+int cairn_driver_stands_in(void)
+{
+    const char *named = getenv(NAME_OF_LIBRARY);
+    return named != NULL && named[0] != '\0';
+}
+
+const char *cairn_driver_error(const struct cairn_driver *driver, int result, char text[32])
+{
+    const char *name = NULL;
+    if (driver->cuGetErrorName(result, &name) == CAIRN_CU_OK && name != NULL) return name;
+    snprintf(text, 32, "CUDA error %d", result);
+    return text;
+}
+
+/* A function's address, as ISO C lets it be had: NULL if the library lacks it. */
+static void find(void *library, get_proc_fn get_proc, const char *name, const char *symbol,
+                 void *at_out)
+{
+    void *at = NULL;
+    int state = 0;
+    if (get_proc == NULL || get_proc(name, &at, CAIRN_DRIVER_OLDEST, 0, &state) != CAIRN_CU_OK ||
+        at == NULL)
+        at = dlsym(library, symbol);
+    memcpy(at_out, &at, sizeof at);
+}
+
+static get_proc_fn find_get_proc(void *library)
+{
+    get_proc_fn get_proc;
+    void *at = dlsym(library, "cuGetProcAddress_v2");
+    memcpy(&get_proc, &at, sizeof at);
+    return get_proc;
+}
+
+/* The version first: what lacks a call is most likely too old. */
+static cairn_status check_version(struct cairn_driver *driver, void *library, get_proc_fn get_proc,
+                                  struct cairn_sentence *why)
+{
+    find(library, get_proc, "cuDriverGetVersion", "cuDriverGetVersion",
+         &driver->cuDriverGetVersion);
+    if (driver->cuDriverGetVersion == NULL ||
+        driver->cuDriverGetVersion(&driver->version) != CAIRN_CU_OK)
+        return cairn_fail(why, CAIRN_ERR_UNSUPPORTED, "the CUDA driver does not tell its version");
+    if (driver->version < CAIRN_DRIVER_OLDEST)
+        return cairn_fail(
+            why, CAIRN_ERR_UNSUPPORTED,
+            "the driver is of CUDA %d.%d; the oldest that will do is of CUDA %d.%d: update it",
+            driver->version / 1000, driver->version % 1000 / 10, CAIRN_DRIVER_OLDEST / 1000,
+            CAIRN_DRIVER_OLDEST % 1000 / 10);
+    return CAIRN_OK;
+}
+
+static cairn_status find_all(struct cairn_driver *driver, void *library, struct cairn_sentence *why)
+{
+    const get_proc_fn get_proc = find_get_proc(library);
+    const cairn_status status = check_version(driver, library, get_proc, why);
+    if (status != CAIRN_OK) return status;
+#define CAIRN_CALL(name, suffix, parameters)                                                   \
+    find(library, get_proc, #name, #name #suffix, &driver->name);                              \
+    if (driver->name == NULL)                                                                  \
+        return cairn_fail(why, CAIRN_ERR_UNSUPPORTED, "the driver of CUDA %d.%d lacks " #name, \
+                          driver->version / 1000, driver->version % 1000 / 10);
+    CAIRN_DRIVER_CALLS(CAIRN_CALL)
+#undef CAIRN_CALL
+    return CAIRN_OK;
+}
+
+static cairn_status begin(const struct cairn_driver *driver, struct cairn_sentence *why)
+{
+    const int result = driver->cuInit(0);
+    char text[32];
+    if (result == CAIRN_CU_OK) return CAIRN_OK;
+    if (result == CAIRN_CU_NO_DEVICE)
+        return cairn_fail(why, CAIRN_ERR_NOT_FOUND,
+                          "the CUDA driver sees no device: look at nvidia-smi, and at "
+                          "the environment's CUDA_VISIBLE_DEVICES");
+    return cairn_fail(why, CAIRN_ERR_IO, "the CUDA driver does not begin: %s",
+                      cairn_driver_error(driver, result, text));
+}
+
+cairn_status cairn_driver_open(struct cairn_driver *driver_out, struct cairn_sentence *why)
+{
+    const char *name = cairn_driver_stands_in() ? getenv(NAME_OF_LIBRARY) : "libcuda.so.1";
+    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (library == NULL)
+        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "no CUDA driver: %s", dlerror());
+    struct cairn_driver driver = { 0 };
+    cairn_status status = find_all(&driver, library, why);
+    if (status == CAIRN_OK) status = begin(&driver, why);
+    if (status == CAIRN_OK) *driver_out = driver;
+    return status;
+}

@@ -1,0 +1,167 @@
+/* The door to CUDA: the calls of the driver's interface that Cairn uses, found at run time in libcuda.so.1.
+ * Nothing is linked, no header of a toolkit is read: the same daemon runs where there is no driver.
+ *
+ * The oldest driver that will do is that of CUDA 12.0 (cuLibrary*; R525). The image of kernels has code for
+ * the devices of today, which a driver of the same major version as the toolkit that made it loads, or a
+ * newer one; and PTX for devices to come, for a driver that is not older than the toolkit.
+ *
+ * Everything here is as in cuda.h (tests/gpu/test_cuda_header.c holds one against the other), with handles by
+ * cuda.h's own struct tags, and CUdeviceptr as uint64_t. Any thread. */
+#ifndef CAIRN_GPU_CUDA_DRIVER_H
+#define CAIRN_GPU_CUDA_DRIVER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/base/sentence.h"
+
+#define CAIRN_DRIVER_OLDEST 12000 /* as cuDriverGetVersion counts */
+
+struct CUctx_st;
+struct CUstream_st;
+struct CUevent_st;
+struct CUlib_st;
+struct CUfunc_st;
+struct CUkern_st; /* cuLaunchKernel takes one where its header says CUfunction */
+
+/* CUresult, those that are told from others. */
+enum {
+    CAIRN_CU_OK = 0,
+    CAIRN_CU_INVALID_VALUE = 1,
+    CAIRN_CU_OUT_OF_MEMORY = 2,
+    CAIRN_CU_NO_DEVICE = 100,
+    CAIRN_CU_NO_BINARY_FOR_GPU = 209,
+    CAIRN_CU_UNSUPPORTED_PTX_VERSION = 222,
+    CAIRN_CU_NOT_FOUND = 500,
+    CAIRN_CU_NOT_READY = 600,
+    CAIRN_CU_ALREADY_REGISTERED = 712,
+};
+
+/* CUdevice_attribute */
+enum {
+    CAIRN_CU_MULTIPROCESSOR_COUNT = 16,
+    CAIRN_CU_CAPABILITY_MAJOR = 75,
+    CAIRN_CU_CAPABILITY_MINOR = 76,
+    CAIRN_CU_HAS_VIRTUAL_MEMORY = 102,
+    CAIRN_CU_HAS_POSIX_HANDLES = 103,
+};
+
+enum {
+    CAIRN_CU_STREAM_NON_BLOCKING = 1,
+    CAIRN_CU_EVENT_BLOCKING_SYNC = 1,
+    CAIRN_CU_EVENT_DISABLE_TIMING = 2,
+    CAIRN_CU_HOST_REGISTER_PORTABLE = 1,
+    CAIRN_CU_LOCATION_DEVICE = 1,
+    CAIRN_CU_ALLOCATION_PINNED = 1,
+    CAIRN_CU_HANDLE_POSIX = 1,
+    CAIRN_CU_ACCESS_READWRITE = 3,
+    CAIRN_CU_GRANULARITY_MINIMUM = 0,
+};
+
+struct cairn_cu_location {
+    int type; /* CAIRN_CU_LOCATION_DEVICE */
+    int id;   /* of the device */
+};
+
+struct cairn_cu_allocation {
+    int type; /* CAIRN_CU_ALLOCATION_PINNED */
+    int handle_types;
+    struct cairn_cu_location location;
+    void *windows_only;
+    struct {
+        unsigned char compression, gpu_direct_rdma;
+        unsigned short usage;
+        unsigned char reserved[4];
+    } flags;
+};
+
+struct cairn_cu_access {
+    struct cairn_cu_location location;
+    int flags;
+};
+
+struct cairn_cu_uuid {
+    unsigned char bytes[16];
+};
+
+/* call(name, suffix of the symbol, (parameters)): all that is asked of a driver, but for cuGetProcAddress_v2,
+ * through which these are found (each by its name, as of CUDA 12.0), and whose lack dlsym(name and suffix)
+ * makes up for. A call that fails out of memory breaks nothing; most others that fail break the context. */
+// clang-format off
+#define CAIRN_DRIVER_CALLS(call)                                                                            \
+    call(cuInit, , (unsigned flags))                                                                        \
+    call(cuDriverGetVersion, , (int *version_out))                                                          \
+    call(cuGetErrorName, , (int result, const char **name_out))                                             \
+    call(cuDeviceGetCount, , (int *count_out))                                                              \
+    call(cuDeviceGet, , (int *device_out, int number))                                                      \
+    call(cuDeviceGetName, , (char *name, int bytes, int device))                                            \
+    call(cuDeviceGetUuid, _v2, (struct cairn_cu_uuid *uuid_out, int device)) /* a MIG slice: the slice's */ \
+    call(cuDeviceGetAttribute, , (int *value_out, int attribute, int device))                               \
+    call(cuDeviceTotalMem, _v2, (size_t *bytes_out, int device))                                            \
+    call(cuDevicePrimaryCtxRetain, , (struct CUctx_st **context_out, int device))                           \
+    call(cuDevicePrimaryCtxRelease, _v2, (int device))                                                      \
+    call(cuCtxSetCurrent, , (struct CUctx_st *context))                                                     \
+    call(cuMemGetInfo, _v2, (size_t *free_out, size_t *total_out))                                          \
+    call(cuMemGetAllocationGranularity, ,                                                                   \
+         (size_t *bytes_out, const struct cairn_cu_allocation *how, int option))                            \
+    call(cuMemAddressReserve, ,                                                                             \
+         (uint64_t *at_out, size_t bytes, size_t align, uint64_t wish, unsigned long long flags))           \
+    call(cuMemAddressFree, , (uint64_t at, size_t bytes))                                                   \
+    call(cuMemCreate, , (unsigned long long *handle_out, size_t bytes,                                      \
+                         const struct cairn_cu_allocation *how, unsigned long long flags))                  \
+    call(cuMemRelease, , (unsigned long long handle)) /* its mappings keep the memory */                    \
+    call(cuMemMap, , (uint64_t at, size_t bytes, size_t offset, unsigned long long handle,                  \
+                      unsigned long long flags))                                                            \
+    call(cuMemUnmap, , (uint64_t at, size_t bytes))                                                         \
+    call(cuMemSetAccess, , (uint64_t at, size_t bytes, const struct cairn_cu_access *access, size_t count)) \
+    call(cuMemExportToShareableHandle, ,                                                                    \
+         (void *fd_out, unsigned long long handle, int handle_type, unsigned long long flags))              \
+    call(cuMemImportFromShareableHandle, ,                                                                  \
+         (unsigned long long *handle_out, void *fd_as_pointer, int handle_type))                            \
+    call(cuMemAllocHost, _v2, (void **host_out, size_t bytes))                                              \
+    call(cuMemFreeHost, , (void *host))                                                                     \
+    call(cuMemHostRegister, _v2, (void *host, size_t bytes, unsigned flags))                                \
+    call(cuMemHostUnregister, , (void *host))                                                               \
+    call(cuStreamCreate, , (struct CUstream_st **stream_out, unsigned flags))                               \
+    call(cuStreamDestroy, _v2, (struct CUstream_st *stream))                                                \
+    call(cuStreamSynchronize, , (struct CUstream_st *stream))                                               \
+    call(cuStreamWaitEvent, , (struct CUstream_st *stream, struct CUevent_st *event, unsigned flags))       \
+    call(cuEventCreate, , (struct CUevent_st **event_out, unsigned flags))                                  \
+    call(cuEventDestroy, _v2, (struct CUevent_st *event))                                                   \
+    call(cuEventRecord, , (struct CUevent_st *event, struct CUstream_st *stream))                           \
+    call(cuEventQuery, , (struct CUevent_st *event))                                                        \
+    call(cuEventSynchronize, , (struct CUevent_st *event))                                                  \
+    call(cuMemcpyHtoDAsync, _v2, (uint64_t to, const void *from, size_t bytes, struct CUstream_st *stream)) \
+    call(cuMemcpyDtoHAsync, _v2, (void *to, uint64_t from, size_t bytes, struct CUstream_st *stream))       \
+    call(cuMemcpyDtoDAsync, _v2, (uint64_t to, uint64_t from, size_t bytes, struct CUstream_st *stream))    \
+    call(cuMemsetD8Async, , (uint64_t at, unsigned char value, size_t bytes, struct CUstream_st *stream))   \
+    call(cuLibraryLoadData, , (struct CUlib_st **library_out, const void *image, int *jit_options,          \
+                               void **jit_values, unsigned jit_count, int *options, void **values,          \
+                               unsigned count))                                                             \
+    call(cuLibraryUnload, , (struct CUlib_st *library))                                                     \
+    call(cuLibraryGetKernel, , (struct CUkern_st **kernel_out, struct CUlib_st *library, const char *name)) \
+    call(cuKernelGetFunction, , (struct CUfunc_st **loaded_out, struct CUkern_st *kernel)) /* loads it */   \
+    call(cuLaunchKernel, , (struct CUkern_st *kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z,    \
+                            unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,    \
+                            struct CUstream_st *stream, void **parameters, void **extra))
+// clang-format on
+
+/* Each returns a CUresult. */
+struct cairn_driver {
+#define CAIRN_CALL(name, suffix, parameters) int(*name) parameters;
+    CAIRN_DRIVER_CALLS(CAIRN_CALL)
+#undef CAIRN_CALL
+    int version; /* 12040: of CUDA 12.4 */
+};
+
+/* Opens libcuda.so.1, or the library that the environment's CAIRN_CUDA_DRIVER names, and calls cuInit. It is
+ * never closed: the driver's threads would not survive it. CAIRN_ERR_NOT_FOUND: no such library or device;
+ * CAIRN_ERR_UNSUPPORTED: it is too old, or lacks a call; CAIRN_ERR_IO: it does not begin. */
+CAIRN_MUST_CHECK cairn_status cairn_driver_open(struct cairn_driver *driver_out,
+                                                struct cairn_sentence *why);
+/* True if the environment names the library: one that stands in for a driver has the kernels itself. */
+int cairn_driver_stands_in(void);
+/* "CUDA_ERROR_OUT_OF_MEMORY", or the number if the driver does not know it. text: room for the number. */
+const char *cairn_driver_error(const struct cairn_driver *driver, int result, char text[32]);
+
+#endif

@@ -1,0 +1,35 @@
+/* What a kind of home gives behind gpu/home.h, which says what each function does. Private to gpu/. */
+#ifndef CAIRN_GPU_HOME_KIND_H
+#define CAIRN_GPU_HOME_KIND_H
+
+#include "gpu/home.h"
+
+struct cairn_home_kind {
+    void (*close)(struct cairn_home *home);
+    uint64_t (*free_bytes)(struct cairn_home *home);
+    bool (*has)(const struct cairn_home *home, const void *address);
+    /* home and bytes of *memory_out are set; bytes is not 0. */
+    cairn_status (*memory_open)(struct cairn_home *home, const char *label,
+                                struct cairn_home_memory *memory_out, struct cairn_sentence *why);
+    void (*memory_close)(struct cairn_home_memory *memory); /* base is not NULL */
+    cairn_status (*pin)(struct cairn_home *home, void *host, uint64_t bytes,
+                        struct cairn_sentence *why);
+    void (*unpin)(struct cairn_home *home, void *host);
+    cairn_status (*stream_open)(struct cairn_home *home, struct cairn_home_stream **stream_out,
+                                struct cairn_sentence *why);
+    void (*stream_close)(struct cairn_home_stream *stream);
+    cairn_status (*run)(struct cairn_home_stream *stream, struct cairn_work *works, size_t count,
+                        struct cairn_sentence *why);
+};
+
+/* The first field of each kind's own struct. */
+struct cairn_home {
+    const struct cairn_home_kind *kind; /* static */
+    struct cairn_home_info info;
+};
+
+struct cairn_home_stream {
+    struct cairn_home *home; /* borrowed */
+};
+
+#endif

@@ -1,0 +1,162 @@
+/* The host's home: memory of this process, and works that the thread which runs them does at once. */
+#include "gpu/home_kind.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "gpu/host/host.h"
+
+static void close_home(struct cairn_home *home)
+{
+    (void)home; // static memory
+}
+
+static uint64_t free_bytes(struct cairn_home *home)
+{
+    (void)home;
+    return UINT64_MAX;
+}
+
+static bool has(const struct cairn_home *home, const void *address)
+{
+    (void)home;
+    (void)address;
+    return true;
+}
+
+static cairn_status memory_open(struct cairn_home *home, const char *label,
+                                struct cairn_home_memory *memory_out, struct cairn_sentence *why)
+{
+    (void)home;
+    void *map = mmap(NULL, (size_t)memory_out->bytes, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map == MAP_FAILED)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "cannot map %llu bytes for %s: %s",
+                          (unsigned long long)memory_out->bytes, label, strerror(errno));
+    memory_out->base = map;
+    return CAIRN_OK;
+}
+
+static void memory_close(struct cairn_home_memory *memory)
+{
+    munmap(memory->base, (size_t)memory->bytes);
+}
+
+static cairn_status pin(struct cairn_home *home, void *host, uint64_t bytes,
+                        struct cairn_sentence *why)
+{
+    (void)home;
+    (void)host;
+    (void)bytes;
+    (void)why;
+    return CAIRN_OK;
+}
+
+static void unpin(struct cairn_home *home, void *host)
+{
+    (void)home;
+    (void)host;
+}
+
+/* ---- streams ---- */
+
+static struct cairn_home host_home;
+static struct cairn_home_stream the_stream = {
+    .home = &host_home
+}; // nothing more is to be known of one
+
+static cairn_status stream_open(struct cairn_home *home, struct cairn_home_stream **stream_out,
+                                struct cairn_sentence *why)
+{
+    (void)home;
+    (void)why;
+    *stream_out = &the_stream;
+    return CAIRN_OK;
+}
+
+static void stream_close(struct cairn_home_stream *closed)
+{
+    (void)closed;
+}
+
+/* ---- works ---- */
+
+static void fold_sums(const struct cairn_backend *host, const struct cairn_leaf_fold *fold)
+{
+    if (fold->source_count > 0)
+        host->fold_leaves(fold);
+    else
+        host->sum_leaves(fold->acc, fold->geometry, fold->first_leaf, fold->leaf_count, fold->sums);
+}
+
+static void run_one(const struct cairn_backend *host, struct cairn_work *work)
+{
+    switch (work->kind) {
+    case CAIRN_WORK_FOLD:
+        host->fold(work->fold.acc, work->fold.sources, work->fold.source_count, work->fold.first,
+                   work->fold.elems);
+        break;
+    case CAIRN_WORK_FOLD_SUMS: fold_sums(host, &work->fold_sums); break;
+    case CAIRN_WORK_UPDATE:
+        *work->update.nonfinite = host->update[work->update.scalars->optimizer](
+            &work->update.planes, work->update.scalars);
+        break;
+    case CAIRN_WORK_CONVERT:
+        host->convert(work->convert.dst, work->convert.dst_dtype, work->convert.src,
+                      work->convert.src_dtype, work->convert.elems);
+        break;
+    case CAIRN_WORK_COPY: memcpy(work->copy.to, work->copy.from, work->copy.bytes); break;
+    case CAIRN_WORK_ZERO: memset(work->zero.at, 0, work->zero.bytes); break;
+    case CAIRN_WORK_HASH:
+        cairn_host_hash_each(work->hash.plane, work->hash.dtype, work->hash.geometry,
+                             work->hash.first_leaf, work->hash.leaf_count, work->hash.hashes);
+        break;
+    case CAIRN_WORK_KINDS: break;
+    }
+}
+
+static cairn_status run(struct cairn_home_stream *of, struct cairn_work *works, size_t count,
+                        struct cairn_sentence *why)
+{
+    (void)of;
+    (void)why;
+    const struct cairn_backend *host = cairn_backend_host();
+    for (size_t i = 0; i < count; i++) run_one(host, &works[i]);
+    return CAIRN_OK;
+}
+
+/* ---- the home ---- */
+
+static const struct cairn_home_kind kind = {
+    .close = close_home,
+    .free_bytes = free_bytes,
+    .has = has,
+    .memory_open = memory_open,
+    .memory_close = memory_close,
+    .pin = pin,
+    .unpin = unpin,
+    .stream_open = stream_open,
+    .stream_close = stream_close,
+    .run = run,
+};
+
+static struct cairn_home host_home = {
+    .kind = &kind,
+    .info = { .backend = "host", .is_host = true, .works_best = 1 },
+};
+
+static void name_device(void)
+{
+    snprintf(host_home.info.device, sizeof host_home.info.device, "%s", cairn_backend_host()->isa);
+}
+
+struct cairn_home *cairn_home_host(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, name_device);
+    return &host_home;
+}

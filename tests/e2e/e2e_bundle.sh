@@ -1,0 +1,69 @@
+#!/bin/bash
+# deploy/bundle: its folder (with CAIRN_TEST_LONG its archive, unpacked) trains anywhere with an empty environment,
+# with the host's libc and with its own; and as root in a folder that has nothing else, where no libc is.
+# usage: e2e_bundle.sh FOLDER_OF_THE_PROGRAMS
+set -euo pipefail
+source=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+tmp=$(mktemp -d)
+trap 'rm -rf --one-file-system "$tmp"' EXIT # what is mounted below it is gone with its namespace
+trap 'exit 130' INT TERM HUP
+fail() { echo "FAILED: $*"; exit 1; }
+
+for need in patchelf:patchelf strip:binutils xz:xz-utils python3:python3; do
+    command -v "${need%:*}" >/dev/null || { echo "skip: apt install ${need#*:}"; exit 77; }
+done
+[ -e /usr/share/datasets/fashion-mnist ] || { echo "skip: apt install dataset-fashion-mnist"; exit 77; }
+
+bundle="$tmp/root/some where"
+mkdir -p "$tmp/root"
+if [ -n "${CAIRN_TEST_LONG:-}" ]; then
+    "$source/deploy/bundle" --build "$(dirname "$1")" --out "$tmp/out" || fail "deploy/bundle"
+    mkdir "$bundle"
+    tar --extract --file="$(ls "$tmp"/out/*.tar.xz)" --directory="$bundle" --strip-components=1
+else # the archive takes half a minute, and is smaller than the folder
+    "$source/deploy/bundle" --build "$(dirname "$1")" --out "$tmp/out" --no-archive || fail "deploy/bundle"
+    mv "$tmp"/out/cairn-* "$bundle"
+fi
+rm -rf "$tmp/out"
+bytes=$(du --summarize --bytes "$bundle" | cut -f1)
+[ "$bytes" -lt $((64 << 20)) ] || fail "the bundle has $bytes bytes"
+
+# trains BUNDLE COMMAND...: a cluster and a trainer of the bundle, started by the command, come to the step.
+trains() {
+    local bundle=$1
+    shift
+    "$@" "$bundle/bin/cairn" local --shards 2 -- "$bundle/bin/fashion_mnist" --data "$bundle/data/fashion-mnist" \
+        --steps 20 >"$tmp/said" 2>&1 || { cat "$tmp/said"; fail "$*: exit status $?"; }
+    grep -q '^done step 20 ' "$tmp/said" || { cat "$tmp/said"; fail "$*: it did not train"; }
+    echo "trained: $*"
+}
+
+# The folder as the root, with /proc, /sys and five devices and nothing else.
+nowhere() {
+    local device
+    mkdir "$tmp/root/"{proc,sys,dev,tmp}
+    mount -t proc proc "$tmp/root/proc"
+    mount --rbind /sys "$tmp/root/sys"
+    mount -t tmpfs tmpfs "$tmp/root/dev"
+    for device in null zero random urandom; do
+        touch "$tmp/root/dev/$device"
+        mount --bind "/dev/$device" "$tmp/root/dev/$device"
+    done
+    mkdir "$tmp/root/dev/shm"
+    trains "/some where" env -i "$(command -v chroot)" "$tmp/root"
+}
+
+trains "$bundle" env -i
+trains "$bundle" env -i CAIRN_LIBC=own
+PYTHONPATH=$bundle/python python3 -c 'from cairn import _c; print("loaded:", _c.lib()._name)' |
+    grep -F "$bundle/python" || fail "the host's Python does not load the bundle's library"
+[[ $("$bundle/tests/gpu/run" --list) == *bits* ]] || fail "tests/gpu/run does not run from the bundle"
+if [ "$(id -u)" -ne 0 ] || ! unshare --mount --pid --fork true 2>/dev/null; then
+    echo "skip: the empty root, which only root may make, where a machine gives namespaces"
+else
+    export -f trains nowhere fail
+    export tmp
+    unshare --mount --pid --fork --kill-child /bin/bash -euc nowhere || fail "in an empty root"
+fi
+left=$(find "$bundle" -newer "$tmp/said" -type f ! -path '*/__pycache__/*')
+[ -z "$left" ] || fail "left in the bundle: $left"

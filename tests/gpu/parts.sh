@@ -1,0 +1,211 @@
+# shellcheck shell=bash
+# The parts of tests/gpu/run, a function each: part_NAME. It runs in a process of its own, with a folder $run that goes
+# when it ends. Figures are lines that begin with "note: ". Where something is not there yet it calls `absent`.
+# shellcheck disable=SC2154,SC2034 # what is not assigned, or not used, here: tests/gpu/run does it
+
+ABSENT=76
+
+# NAME|SECONDS|WHAT, in the order in which they run; tests/gpu/run reads it.
+part_table="card|60|the machine: card, driver, torch; what the shard says of them
+kernels|590|every kernel on the card against the host's: bits equal, past 2^31 elements where memory allows
+sanitizer|590|the same, small, under compute-sanitizer: memcheck and racecheck
+bits|400|whole clusters with shards on the card: the golden content root
+faults|500|workers and shards killed and started again, tiles, restarts: the tests of the host, on the card
+quickstart|400|Fashion-MNIST with kills, a snapshot, three shards and five: the content roots of the host
+snapshots|400|1, 2 and 4 shards on the card; a snapshot of the card restored on the host, and back
+gpt|400|examples/gpt.py with torch on the card
+update|300|cairn bench update on the card: 100 M and 1 G parameters, beside a copy on the device
+today|300|the same work by torch alone: fused AdamW, and all that a trainer does today
+step|590|cairn bench step on the card"
+
+# The test programs that parts run; deploy/bundle takes those that are built.
+tests_of_kernels=(test_home)
+tests_of_bits=(test_bits test_bits_faults test_bits_state)
+tests_of_faults=(test_restart test_resume test_shard_loss test_tiles_matrix test_tiles_calls test_tiles_faults
+    test_write test_amend test_nonfinite test_lease test_drop test_mapped)
+test_programs=("${tests_of_kernels[@]}" test_kernels "${tests_of_bits[@]}" "${tests_of_faults[@]}")
+
+note() { echo "note: $*"; }
+on_wait() { :; }
+absent() { echo "not built yet: $*"; exit "$ABSENT"; }
+skip() { echo "skip: $*"; exit 77; }
+
+# ---- what there is ----
+
+# on_card: settings of a shard that works on the card, as words KEY=VALUE.
+on_card() {
+    local key
+    key=$("$bin/cairn-shard" --print-config | awk -F'[][ =#]+' '
+        /^\[/ { section = $2 }
+        /^#? *backend *=/ { print section ".backend"; exit }')
+    [ -n "$key" ] || absent "a shard's backend: cairn-shard --print-config has no such key"
+    card_setting=$key=cuda
+}
+
+# shards_are_on_card: of the cluster at $endpoint; a shard that fell back to the host would show nothing.
+shards_are_on_card() {
+    [[ $("$bin/cairn" cluster status -o json) == *'"cuda"'* ]] || fail "cairn cluster status says nothing of cuda"
+}
+
+has_torch_on_card() {
+    python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null ||
+        skip "torch with CUDA is not here"
+}
+
+# run_tests PROGRAM...: all of them, whichever fail.
+run_tests() {
+    local program status bad=0 ran=0 missing=()
+    for program in "$@"; do
+        [ -x "$tests/$program" ] || { missing+=("$program"); continue; }
+        status=0
+        "$tests/$program" || status=$?
+        ran=$((ran + 1))
+        [ "$status" -eq 0 ] || [ "$status" -eq 77 ] || { echo "FAILED: $program: $status"; bad=1; }
+        [ "$status" -ne 77 ] || note "$program skipped itself"
+    done
+    [ "${#missing[@]}" -eq 0 ] || note "not built yet: ${missing[*]}"
+    [ "$ran" -gt 0 ] || absent "${missing[*]}"
+    return "$bad"
+}
+
+# ---- the parts ----
+
+part_card() {
+    local line
+    if command -v nvidia-smi >/dev/null; then
+        nvidia-smi --query-gpu=name,driver_version,memory.total,uuid --format=csv,noheader |
+            while read -r line; do note "$line"; done
+    fi
+    note "$(uname -sr), $(nproc) cores, $(ldd --version 2>/dev/null | head -n 1)"
+    note "$(python3 -c 'import torch; print("torch", torch.__version__, "CUDA", torch.version.cuda)' 2>/dev/null ||
+        echo no torch)"
+    note "$("$bin/cairn-shard" --version)"
+    on_card
+    shard_settings=(--set "$card_setting")
+    cluster_start 1 "$run/one"
+    shards_are_on_card
+    grep -E 'cuda|backend' "$run/shard-1.log" | head -n 3 | while read -r line; do note "$line"; done
+    cluster_stop
+}
+
+part_kernels() { CAIRN_TEST_LONG=1 run_tests "${tests_of_kernels[@]}"; }
+
+part_sanitizer() {
+    local sanitizer tool
+    [ -x "$tests/test_home" ] || absent test_home
+    sanitizer=$(command -v compute-sanitizer || compgen -G '/usr/local/cuda*/bin/compute-sanitizer' | head -n 1) ||
+        skip "compute-sanitizer is not here"
+    for tool in memcheck racecheck; do
+        CK_FORK=no "$sanitizer" --tool "$tool" --error-exitcode 9 "$tests/test_home" || fail "$tool: exit status $?"
+        note "$tool: clean"
+    done
+}
+
+tests_on_card() {
+    on_card
+    CAIRN_TEST_SHARD_SET=$card_setting CAIRN_TEST_DAEMONS=$bin run_tests "$@"
+}
+part_bits() { tests_on_card "${tests_of_bits[@]}"; }
+part_faults() { tests_on_card "${tests_of_faults[@]}"; }
+
+part_quickstart() {
+    local where
+    [ -e "$data" ] || skip "Fashion-MNIST is not here: apt install dataset-fashion-mnist"
+    on_card
+    "$root/deploy/quickstart" --bin "$bin" --data "$data" --set "$card_setting" | tee "$run/card"
+    "$root/deploy/quickstart" --bin "$bin" --data "$data" | tee "$run/host"
+    for where in card host; do
+        note "$where: $(grep '^3 ' "$run/$where")"
+        note "$where: $(grep '^5 ' "$run/$where")"
+        sed -nE 's/^content root, step 600, 3 shards +(.*)/\1/p' "$run/$where" >"$run/$where.root"
+    done
+    [ -s "$run/card.root" ] || fail "no content root was printed"
+    cmp "$run/card.root" "$run/host.root" || fail "the content roots of card and host differ"
+    note "content root of both: $(cat "$run/card.root")"
+}
+
+# train SHARDS FOLDER STEPS SETTING...: a cluster of so many, with the state of snapshot $path if there is one, trains
+# two workers to the step. Sets `path` to a snapshot of it and `root_now` to its content root.
+train() {
+    local rank snapshot
+    shard_settings=()
+    [ -z "${4:-}" ] || shard_settings=(--set "$4")
+    cluster_start "$1" "$2"
+    [ -z "${4:-}" ] || shards_are_on_card
+    [ -z "${path:-}" ] || cairn snapshot restore --path "$path" >/dev/null
+    for rank in 0 1; do
+        process_start "worker-$rank" "$bin/fashion_mnist" --endpoint "$endpoint" --rank "$rank" --workers 2 \
+            --steps "$3" --data "$data"
+    done
+    wait_for_end 120 worker-0 worker-1
+    snapshot=$(cairn snapshot create fashion-mnist --wait -o json)
+    path=$(json_field path <<<"$snapshot")
+    root_now=$(cairn job digest fashion-mnist -o json | json_field content_root)
+    cluster_stop
+    note "step $3 on $1 shards (${4:-host}): content root $root_now"
+}
+
+part_snapshots() {
+    local expected
+    [ -e "$data" ] || skip "Fashion-MNIST is not here: apt install dataset-fashion-mnist"
+    on_card
+    train 3 "$run/host" 120 ""
+    expected=$root_now
+    path=
+    train 1 "$run/a" 30 "$card_setting"
+    train 3 "$run/b" 60 ""
+    train 2 "$run/c" 90 "$card_setting"
+    train 4 "$run/d" 120 "$card_setting"
+    [ "$root_now" = "$expected" ] || fail "content root $root_now, on the host $expected"
+}
+
+part_gpt() {
+    has_torch_on_card
+    grep -q -- '"--device"' "$examples/gpt.py" || absent "examples/gpt.py --device"
+    on_card
+    shard_settings=(--set "$card_setting")
+    cluster_start 2 "$run/gpt"
+    shards_are_on_card
+    local rank
+    for rank in 0 1; do
+        WORLD_SIZE=2 RANK=$rank PYTHONPATH=$python process_start "worker-$rank" \
+            python3 "$examples/gpt.py" --device cuda --text "$text" --steps 60
+    done
+    wait_for_end 200 worker-0 worker-1
+    note "$(grep '^done step 60 ' "$run/worker-0.log")"
+    cluster_stop
+}
+
+# bench ARGUMENTS...: the figures of a bench, as notes; its JSON is appended to $run/bench.
+bench() {
+    "$bin/cairn" bench "$@" -o json >"$run/one" || fail "cairn bench $*"
+    cat "$run/one" >>"$run/bench"
+    python3 - "$*" "$run/one" <<'PYTHON'
+import json, sys
+r = json.load(open(sys.argv[2]))
+print(f"note: {sys.argv[1]}: {r['value']:.5g} {r['unit']} ({r['value_min']:.5g} to {r['value_max']:.5g}), "
+      f"{r['reference_name']} {r['reference']:.5g}, ratio {r['ratio']:.3f}")
+print("note:   " + ", ".join(f"{k} {v:.5g}" if isinstance(v, float) else f"{k} {v}" for k, v in r["parts"].items()))
+PYTHON
+}
+
+takes() { [[ $("$bin/cairn" bench "$1" --help) == *" $2"* ]]; }
+
+part_update() {
+    takes update --backend || absent "cairn bench update --backend"
+    bench update --backend cuda --params 100M
+    bench update --backend cuda --params 1G
+    bench update --backend cuda --params 1G --only adamw
+}
+
+part_today() {
+    has_torch_on_card
+    python3 "$here/today.py" --params 100000000
+    python3 "$here/today.py" --params 1000000000
+}
+
+part_step() {
+    takes step --backend || absent "cairn bench step --backend"
+    bench step --backend cuda --params 1G --workers 1 --shards 1
+    bench step --backend cuda --params 1G --workers 2 --shards 1
+}
