@@ -81,10 +81,9 @@ void cairn_shard_close(struct cairn_shard *shard, void (*on_closed)(void *contex
         shard->end.handles++;
         cairn_fabric_poll_close(&shard->poll, on_part_closed, shard);
     }
-    if (shard->compute != NULL) { // first: its threads may be reading the memory of workers
-        shard->end.handles++;
-        cairn_pool_close(shard->compute, on_part_closed, shard);
-    }
+    // First: their threads may be reading the memory of workers.
+    if (cairn_compute_stop(&shard->device, on_part_closed, shard)) shard->end.handles++;
+    if (cairn_compute_stop(&shard->host, on_part_closed, shard)) shard->end.handles++;
     cairn_fabric_close(shard->fabric); // every loan ends here
     if (shard->files != NULL) {
         shard->end.handles++;
@@ -103,6 +102,8 @@ void cairn_shard_close(struct cairn_shard *shard, void (*on_closed)(void *contex
     }
     cairn_release_close(shard);
     free_jobs(shard);
+    cairn_compute_close(&shard->device);
+    cairn_compute_close(&shard->host);
     handle_closed(shard);
 }
 
@@ -173,8 +174,9 @@ static void assert_float_env(void)
 static cairn_status open_parts(struct cairn_shard *shard, const struct cairn_shard_options *options,
                                struct cairn_sentence *why)
 {
-    cairn_status status = cairn_pool_open(shard->loop, "cairn-compute", options->compute_threads,
-                                          assert_float_env, &shard->compute, why);
+    cairn_status status = cairn_compute_open(&shard->host, shard->loop, cairn_home_host(),
+                                             "cairn-compute", options->compute_threads,
+                                             assert_float_env, why);
     if (status == CAIRN_OK)
         status = cairn_pool_open(shard->loop, "cairn-files", 1, NULL, &shard->files, why);
     if (status == CAIRN_OK)
@@ -205,8 +207,7 @@ cairn_status cairn_shard_open(uv_loop_t *loop, const struct cairn_shard_options 
     uv_timer_init(loop, &shard->memory.give_timer);
     shard->memory.give_timer.data = shard;
     shard->memory.give_max_bytes = CAIRN_GIVE_MAX_BYTES;
-    shard->backend = cairn_backend_host();
-    shard->without = cairn_shard_find_without(shard->backend);
+    shard->without = cairn_shard_find_without(shard->device.home != NULL);
     shard->memory.budget.limit_bytes = options->memory_bytes;
     shard->relay_cache_bytes = options->relay_cache_bytes;
     shard->events.on_ready = options->on_ready;

@@ -15,10 +15,10 @@
  *   job/      a job as a whole: made, held, freed; its members' connections; its own part's rounds
  * The files beside the rooms take what comes, from the coordinator (handlers.c) and the fabric (landing.c).
  *
- * One loop thread runs the control session, the fabric and the cores, and makes every decision. Three
- * pools (pool.h) work for it: `compute` does arithmetic on the state, `files` (one thread) reads and
- * writes snapshots, `memory` makes pages. What they touch is theirs until the task's `done` has run on
- * the loop.
+ * One loop thread runs the control session, the fabric and the cores, and makes every decision. Pools
+ * (pool.h) work for it: those of `host` and `device` do arithmetic on the state, each in its home
+ * (compute.h), `files` (one thread) reads and writes snapshots, `memory` makes pages. What they touch is
+ * theirs until `done` has run on the loop.
  *
  * Memory: a job's part is counted, admitted against what the host and its control groups have, and made, or
  * it is refused (need.h, reserve.h); landing slots likewise as workers join, until they leave. Between
@@ -45,6 +45,7 @@
 #include "server/base/pool.h"
 #include "server/core/step.h"
 #include "server/shard/base/bytes.h"
+#include "server/shard/base/compute.h"
 #include "server/shard/base/job.h"
 #include "server/shard/base/member.h"
 #include "server/shard/base/session.h"
@@ -144,6 +145,7 @@ struct cairn_shard_job {
     struct cairn_layout *layout;
     struct cairn_form *forms; /* [map.extent_count] */
     struct cairn_chunk_table table;
+    struct cairn_compute *compute; /* borrowed: where its planes lie, and what works on them */
 
     /* what it has */
     struct cairn_terms terms;
@@ -190,7 +192,8 @@ struct cairn_shard {
     struct cairn_storage_watch storage;
     struct cairn_fabric *fabric;
     struct cairn_fabric_poll poll;
-    struct cairn_pool *compute, *files;
+    struct cairn_compute host, device; /* device: all 0 if there is none */
+    struct cairn_pool *files;
     struct cairn_shard_memory memory;
     struct cairn_shard_job *jobs;     /* at most CAIRN_SHARD_JOBS_MAX, LEAVING ones included */
     struct cairn_arriving *arriving;  /* messages of the coordinator whose pages are on their way */
@@ -198,9 +201,8 @@ struct cairn_shard {
     uint64_t relay_cache_bytes;       /* of the memory, at most, for the relay of a job */
 
     const struct cairn_shard_up *up;
-    const struct cairn_backend *backend; /* static */
-    uint32_t without;                    /* bits of enum cairn_without */
-    uv_loop_t *loop;                     /* borrowed */
+    uint32_t without; /* bits of enum cairn_without */
+    uv_loop_t *loop;  /* borrowed */
     struct {
         void (*on_ready)(struct cairn_shard *shard, void *context);
         void (*on_fenced)(struct cairn_shard *shard, void *context);

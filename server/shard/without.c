@@ -2,6 +2,7 @@
 #include <dirent.h>
 #include <string.h>
 
+#include "gpu/gpu.h"
 #include "server/shard/without.h"
 
 static bool has_card(void)
@@ -14,11 +15,11 @@ static bool has_card(void)
     return found;
 }
 
-uint32_t cairn_shard_find_without(const struct cairn_backend *backend)
+uint32_t cairn_shard_find_without(bool has_device)
 {
     uint32_t without = 0;
     if (!has_card()) without |= CAIRN_WITHOUT_RDMA;
-    if (strcmp(backend->name, "host") == 0) without |= CAIRN_WITHOUT_GPU;
-    if (strcmp(backend->isa, "avx512") != 0) without |= CAIRN_WITHOUT_AVX512;
+    if (!has_device) without |= CAIRN_WITHOUT_GPU;
+    if (strcmp(cairn_backend_host()->isa, "avx512") != 0) without |= CAIRN_WITHOUT_AVX512;
     return without;
 }

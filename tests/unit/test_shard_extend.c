@@ -255,7 +255,7 @@ static struct cairn_shard_job *begin_extend(void)
 {
     serve();
     ck_assert_int_eq(sem_init(&released, 0, 0), 0);
-    cairn_pool_submit(scene.shard->compute, &holds);
+    cairn_pool_submit(scene.shard->host.pool, &holds);
     amend_scene(CAIRN_INIT_CONSTANT);
     scene_create(&scene, 9, 2, 0, "");
     while (held() < 2 || scene.shard->jobs->load.at_work == NULL) uv_run(&scene.loop, UV_RUN_ONCE);

@@ -35,3 +35,23 @@ void cairn_shard_job_fault(struct cairn_shard_job *job, const char *why)
 {
     job->shard->up->fault(job, why);
 }
+
+bool cairn_shard_job_failed(struct cairn_shard_job *job, cairn_status status,
+                            const struct cairn_sentence *why)
+{
+    if (status == CAIRN_OK) return false;
+    for (struct cairn_shard_job *other = job->shard->jobs; other != NULL; other = other->next) {
+        const bool is_hit = other == job ||
+                            (status == CAIRN_ERR_IO && other->compute == job->compute);
+        if (is_hit && other->state != CAIRN_JOB_LOADING) cairn_shard_job_fault(other, why->text);
+    }
+    return true;
+}
+
+bool cairn_shard_job_run_failed(struct cairn_shard_job *job, const struct cairn_run *run)
+{
+    struct cairn_sentence why;
+    if (run->status == CAIRN_OK) return false;
+    cairn_compute_why(run->compute, &why);
+    return cairn_shard_job_failed(job, run->status, &why);
+}

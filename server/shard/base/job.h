@@ -2,9 +2,13 @@
 #ifndef CAIRN_SHARD_BASE_JOB_H
 #define CAIRN_SHARD_BASE_JOB_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#include "proto/base/sentence.h"
+
+struct cairn_run;
 struct cairn_shard;
 struct cairn_shard_job;
 
@@ -18,6 +22,12 @@ void cairn_shard_job_idle(struct cairn_shard_job *job);
 void cairn_shard_job_settle(struct cairn_shard_job *job);
 /* The job does nothing any more: a wrong parameter must not be published. */
 void cairn_shard_job_fault(struct cairn_shard_job *job, const char *why);
+/* Of work on the job's planes: true if it failed. Then the job is stopped; with it, if their home failed, are
+ * all whose planes lie there, but for those that are LOADING: their load ends so. */
+bool cairn_shard_job_failed(struct cairn_shard_job *job, cairn_status status,
+                            const struct cairn_sentence *why);
+/* The same of a run; `why` is the compute's. */
+bool cairn_shard_job_run_failed(struct cairn_shard_job *job, const struct cairn_run *run);
 /* Bytes that a decision of the job may have beside itself. */
 size_t cairn_shard_payload_max(const struct cairn_shard_job *job);
 

@@ -15,10 +15,10 @@
 #include "gpu/gpu.h"
 #include "proto/fabric/fabric.h"
 #include "proto/wire/chunk.h"
-#include "server/base/pool.h"
 #include "server/core/buffer_pool.h"
 #include "server/core/step.h"
 #include "server/shard/base/bytes.h"
+#include "server/shard/base/compute.h"
 #include "server/shard/collect/chunk_table.h"
 #include "server/shard/collect/tiles.h"
 
@@ -48,7 +48,7 @@ struct cairn_slot {
 
 /* A fold under way, or one whose sum has no place yet. */
 struct cairn_fold {
-    struct cairn_task task;
+    struct cairn_run run;
     struct cairn_collector *collector; /* borrowed */
     struct cairn_source sources[CAIRN_STEP_FOLD_MAX];
     struct cairn_piece pieces[CAIRN_STEP_FOLD_MAX]; /* of the sources */
@@ -57,8 +57,6 @@ struct cairn_fold {
     bool first;       /* it begins the chunk's sum */
     bool likely_last; /* it ends the chunk's sum, unless the round gets more micro-batches */
     bool viewed;      /* a source is in a worker's memory */
-    /* Where a source could not be read, or the sum not be written; NULL: nowhere. */
-    const void *failed_at;
     struct cairn_buffer_claim claim; /* on the buffer of a relay's sum */
     struct cairn_fold *next;         /* in collector->folds_free */
 };
@@ -85,8 +83,8 @@ struct cairn_collector_hands {
     /* The fold's sum gets its place. False: there is none yet; the hands keep the fold, and give it to
      * cairn_fold_submit, or to cairn_fold_drop, when there is. */
     bool (*fold_place)(struct cairn_fold *fold);
-    /* On a compute thread: adds the sources to the sum. */
-    void (*fold)(const struct cairn_fold *fold);
+    /* Adds the sources to the sum: describe of compute.h. */
+    bool (*fold)(const struct cairn_fold *fold, uint32_t stage, struct cairn_works *works);
     /* The fold ended; the core is told next. */
     void (*fold_done)(struct cairn_fold *fold);
     /* The core was told. May be NULL. */
@@ -102,6 +100,7 @@ struct cairn_collector_hands {
 struct cairn_collector {
     const struct cairn_collector_hands *hands; /* static */
     struct cairn_shard_job *job;               /* borrowed */
+    struct cairn_compute *compute;             /* borrowed: what makes the sums */
     const struct cairn_chunk_table *table;     /* borrowed: the part that is collected for */
     const char *shard_name;                    /* borrowed: whose part it is */
     struct cairn_step *step;                   /* owned: the core */
@@ -124,6 +123,7 @@ struct cairn_collector {
 struct cairn_collector_options {
     const struct cairn_collector_hands *hands;
     struct cairn_shard_job *job;
+    struct cairn_compute *compute;
     const struct cairn_chunk_table *table;
     const char *shard_name;
     /* given to cairn_step_init */

@@ -1,25 +1,34 @@
-/* Folds of a collector, on the compute threads: each adds what has landed of one chunk to the chunk's sum. */
+/* Folds of a collector: each adds what has landed of one chunk to the chunk's sum. */
 #include <assert.h>
+#include <string.h>
 
 #include "server/base/guard.h"
 #include "server/shard/collect/collector.h"
 #include "server/shard/shard.h"
 
-static void fold_sources(void *arg)
+/* What is in workers' memory comes to where it had landed otherwise. */
+static void land_views(void *arg)
 {
-    const struct cairn_fold *fold = arg;
-    fold->collector->hands->fold(fold);
+    struct cairn_fold *fold = arg;
+    struct cairn_collector *collector = fold->collector;
+    for (uint32_t i = 0; i < fold->source_count; i++) {
+        const struct cairn_slot *slot = &collector->slots[fold->slots[i]];
+        if (slot->message == NULL) continue;
+        void *memory = collector->hands->slot_memory(collector, fold->slots[i]);
+        memcpy(memory, slot->view, slot->payload_bytes);
+        fold->sources[i].data = memory;
+    }
 }
 
-static void run(struct cairn_task *task, uint32_t item, uint32_t thread)
+/* The host reads what is in workers' memory where it is; a device is given what can be read for sure. */
+static bool describe(struct cairn_run *run, uint32_t item, uint32_t stage,
+                     struct cairn_works *works)
 {
-    struct cairn_fold *fold = (struct cairn_fold *)task;
+    struct cairn_fold *fold = (struct cairn_fold *)run;
     (void)item;
-    (void)thread;
-    if (fold->viewed)
-        fold->failed_at = cairn_guard_run(fold_sources, fold);
-    else
-        fold_sources(fold);
+    if (stage == 0 && fold->viewed && !works->in_place)
+        run->failed_at = cairn_guard_run(land_views, fold);
+    return run->failed_at == NULL && fold->collector->hands->fold(fold, stage, works);
 }
 
 /* The sum is wrong for good, as folds go on from it. */
@@ -30,7 +39,7 @@ static void spoil(const struct cairn_fold *fold)
     collector->spoiled_round = cairn_step_round_seen(collector->step);
     for (uint32_t i = 0; i < fold->source_count; i++) {
         const struct cairn_slot *slot = &collector->slots[fold->slots[i]];
-        const uintptr_t from = (uintptr_t)slot->view, at = (uintptr_t)fold->failed_at;
+        const uintptr_t from = (uintptr_t)slot->view, at = (uintptr_t)fold->run.failed_at;
         if (slot->message == NULL || at - from >= slot->payload_bytes) continue;
         is_ours = false;
         cairn_member_unreadable(collector->job, slot->member);
@@ -52,11 +61,12 @@ void cairn_fold_drop(struct cairn_fold *fold)
     cairn_shard_job_settle(collector->job);
 }
 
-static void done(struct cairn_task *task)
+static void done(struct cairn_run *run)
 {
-    struct cairn_fold *fold = (struct cairn_fold *)task;
+    struct cairn_fold *fold = (struct cairn_fold *)run;
     struct cairn_collector *collector = fold->collector;
-    if (fold->failed_at != NULL) spoil(fold);
+    (void)cairn_shard_job_run_failed(collector->job, run); // then no event is taken any more
+    if (run->failed_at != NULL) spoil(fold);
     collector->hands->fold_done(fold);
     cairn_fold_drop(fold);
     if (collector->hands->fold_told != NULL) collector->hands->fold_told(collector);
@@ -66,7 +76,7 @@ static void done(struct cairn_task *task)
 void cairn_fold_submit(struct cairn_fold *fold)
 {
     fold->collector->hands->busy(fold->collector);
-    cairn_pool_submit(fold->collector->job->shard->compute, &fold->task);
+    cairn_compute_submit(&fold->run);
 }
 
 void cairn_fold_begin(struct cairn_collector *collector, const struct cairn_step_action *action)
@@ -75,7 +85,10 @@ void cairn_fold_begin(struct cairn_collector *collector, const struct cairn_step
     assert(fold != NULL); // one fold a chunk, and each has a slot
     collector->folds_free = fold->next;
     *fold = (struct cairn_fold) {
-        .task = { .run = run, .done = done, .item_count = 1 },
+        .run = { .compute = collector->compute,
+                 .item_count = 1,
+                 .describe = describe,
+                 .done = done },
         .collector = collector,
         .source_count = action->count,
         .chunk = action->chunk,
@@ -90,5 +103,6 @@ void cairn_fold_begin(struct cairn_collector *collector, const struct cairn_step
         fold->viewed = fold->viewed || slot->message != NULL;
         slot->folding = true;
     }
+    fold->run.is_guarded = fold->viewed;
     if (collector->hands->fold_place(fold)) cairn_fold_submit(fold);
 }

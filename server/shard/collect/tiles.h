@@ -92,10 +92,10 @@ CAIRN_MUST_CHECK cairn_status cairn_tiles_piece(const struct cairn_member *membe
                                                 struct cairn_sentence *why);
 /* A chunk's first contribution of the round is folded next: clears the marks of all boxes there. */
 void cairn_tiles_begin_chunk(struct cairn_shard_job *job, uint64_t chunk);
-/* On a compute thread: folds the sources in their order, each into its piece of the chunk. */
-void cairn_tiles_fold(const struct cairn_fold *fold, uint64_t chunk,
+/* Folds the sources in their order, each into its piece of the chunk. Any thread. */
+void cairn_tiles_fold(struct cairn_works *works, const struct cairn_fold *fold, uint64_t chunk,
                       const struct cairn_chunk_place *place, float *acc);
-/* Copies the values of a piece that was put, and marks its box. */
+/* Copies the values of a piece that was put, and marks its box; the loop's works of the job are run next. */
 void cairn_tiles_put(struct cairn_shard_job *job, uint64_t chunk, const struct cairn_piece *piece,
                      const struct cairn_chunk_place *place, const float *values);
 /* True: the boxes that were put make up the chunk. */

@@ -68,9 +68,10 @@ void cairn_tiles_begin_chunk(struct cairn_shard_job *job, uint64_t chunk)
 }
 
 /* The sources of one box, in their order. */
-static void fold_box(const struct cairn_fold *fold, const struct cairn_piece *piece,
-                     const struct cairn_source *sources, uint32_t count, uint64_t chunk,
-                     const struct cairn_chunk_place *place, float *acc)
+static void fold_box(struct cairn_works *works, const struct cairn_fold *fold,
+                     const struct cairn_piece *piece, const struct cairn_source *sources,
+                     uint32_t count, uint64_t chunk, const struct cairn_chunk_place *place,
+                     float *acc)
 {
     const struct cairn_shard_job *job = fold->collector->job;
     uint8_t *mark = mark_of(piece->held, chunk);
@@ -89,15 +90,13 @@ static void fold_box(const struct cairn_fold *fold, const struct cairn_piece *pi
             at[i] = sources[i];
             at[i].data = data + skip * cairn_dtype_bytes((int)sources[i].dtype);
         }
-        job->shard->backend->fold(acc + (elem - place->first_elem), at, count, first, (size_t)run);
+        cairn_works_fold(works, acc + (elem - place->first_elem), at, count, first, (size_t)run);
     }
 }
 
-void cairn_tiles_fold(const struct cairn_fold *fold, uint64_t chunk,
+void cairn_tiles_fold(struct cairn_works *works, const struct cairn_fold *fold, uint64_t chunk,
                       const struct cairn_chunk_place *place, float *acc)
 {
-    if (fold->first) // what nobody contributes stays so
-        memset(acc, 0, (size_t)place->elem_count * sizeof *acc);
     // Different boxes have no element in common: each is folded by itself.
     bool done[CAIRN_STEP_FOLD_MAX] = { false };
     for (uint32_t i = 0; i < fold->source_count; i++) {
@@ -109,15 +108,18 @@ void cairn_tiles_fold(const struct cairn_fold *fold, uint64_t chunk,
             same[count++] = fold->sources[k];
             done[k] = true;
         }
-        fold_box(fold, &fold->pieces[i], same, count, chunk, place, acc);
+        fold_box(works, fold, &fold->pieces[i], same, count, chunk, place, acc);
     }
 }
 
 void cairn_tiles_put(struct cairn_shard_job *job, uint64_t chunk, const struct cairn_piece *piece,
                      const struct cairn_chunk_place *place, const float *values)
 {
-    float *param = cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM,
-                                   job->tiling.table->extent_of[chunk], place->local_elem);
+    float *param = cairn_works_edit(cairn_compute_loop(job->compute),
+                                    cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM,
+                                                    job->tiling.table->extent_of[chunk],
+                                                    place->local_elem),
+                                    (size_t)place->elem_count * sizeof *param);
     struct cairn_box_runs runs;
     cairn_box_runs_begin(&runs, &piece->held->box, &job->spec.tensors[place->tensor].shape,
                          place->first_elem, place->elem_count);

@@ -72,8 +72,7 @@ static cairn_status make_forms(struct cairn_shard_job *job, uint32_t member_max,
     cairn_status status = cairn_need_of(&job->spec, &job->table.map, member_max, job->forms, need,
                                         why);
     if (status != CAIRN_OK) return status;
-    // One for each thread, and one that is being handed over.
-    need->step.folds_wanted = cairn_pool_thread_count(job->shard->compute) + 1;
+    need->step.folds_wanted = cairn_compute_items_wanted(job->compute);
     job->landing.slot_bytes = need->slot_bytes;
     job->puts.max = need->put_max;
     job->puts.bytes = need->put_bytes;
@@ -173,7 +172,8 @@ static cairn_status take_budget(struct cairn_shard_job *job, const struct cairn_
 static cairn_status open_arenas(struct cairn_shard_job *job, const struct cairn_need *need,
                                 struct cairn_sentence *why)
 {
-    cairn_status status = cairn_planes_open(&job->planes, &job->table.map, job->forms, why);
+    cairn_status status = cairn_planes_open(&job->planes, &job->table.map, job->forms,
+                                            job->compute->home, why);
     if (status == CAIRN_OK) status = cairn_published_open(job, need->wire_bytes, why);
     if (status != CAIRN_OK) return status;
     status = cairn_arena_open_scratch("puts", (uint64_t)job->puts.max * job->puts.bytes,
@@ -221,6 +221,7 @@ cairn_status cairn_shard_job_open(struct cairn_shard *shard, const Cairn__JobCre
     struct cairn_shard_job *job = calloc(1, sizeof *job);
     if (job == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job");
     job->shard = shard;
+    job->compute = shard->device.home != NULL ? &shard->device : &shard->host;
     job->number = message->job;
     job->generation = message->generation;
     job->base_step = message->step;

@@ -158,7 +158,7 @@ static void *landing_slot(struct cairn_collector *collector, uint32_t slot)
 static bool fold_place(struct cairn_fold *fold)
 {
     struct cairn_shard_job *job = fold->collector->job;
-    fold->task.is_small = job->pass.is_small && !fold->viewed;
+    fold->run.task.is_small = job->pass.is_small && !fold->viewed;
     if (fold->first) {
         job->pass.zero[fold->chunk] = false;
         cairn_tiles_begin_chunk(job, fold->collector->table->trained[fold->chunk]);
@@ -166,38 +166,56 @@ static bool fold_place(struct cairn_fold *fold)
     return true; // the plane of sums has a place for each chunk
 }
 
-static void fold_sources(const struct cairn_fold *fold)
+/* Of pieces; what nobody contributes stays 0. */
+static bool fold_pieces(const struct cairn_fold *fold, uint32_t stage, struct cairn_works *works,
+                        uint32_t chunk, const struct cairn_chunk_place *place, float *acc)
+{
+    if (stage == 0 && fold->first) {
+        struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_ZERO);
+        work->zero.at = acc;
+        work->zero.bytes = (size_t)place->elem_count * sizeof *acc;
+        return true;
+    }
+    cairn_tiles_fold(works, fold, chunk, place, acc);
+    return fold->likely_last;
+}
+
+static void add_sums(const struct cairn_fold *fold, bool is_folded, struct cairn_works *works,
+                     const struct cairn_chunk_place *place, float *acc)
+{
+    const struct cairn_shard_job *job = fold->collector->job;
+    struct cairn_sums *sums = &job->pass.chunk_sums[fold->chunk];
+    *sums = (struct cairn_sums) { 0 };
+    cairn_works_add(works, CAIRN_WORK_FOLD_SUMS)->fold_sums = (struct cairn_leaf_fold) {
+        .acc = acc,
+        .sources = fold->sources,
+        .source_count = is_folded ? 0 : fold->source_count,
+        .first = fold->first,
+        .far = job->pass.is_far,
+        .geometry = &fold->collector->table->map.layout->geometry[place->tensor],
+        .first_leaf = place->first_leaf,
+        .leaf_count = place->leaf_count,
+        .sums = sums,
+    };
+}
+
+static bool fold_sources(const struct cairn_fold *fold, uint32_t stage, struct cairn_works *works)
 {
     const struct cairn_shard_job *job = fold->collector->job;
     const struct cairn_chunk_table *table = fold->collector->table;
     const uint32_t chunk = table->trained[fold->chunk];
     const struct cairn_chunk_place place = cairn_chunk_table_place(table, fold->chunk);
-    const bool tiled = fold->pieces[0].held != NULL;
     float *acc = cairn_planes_at(&job->planes, CAIRN_PLANE_SUM, table->extent_of[chunk],
                                  place.local_elem);
-    if (tiled)
-        cairn_tiles_fold(fold, chunk, &place, acc);
-    else if (!fold->likely_last)
-        job->shard->backend->fold(acc, fold->sources, fold->source_count, fold->first,
-                                  (size_t)place.elem_count);
-    if (!fold->likely_last) return;
-    struct cairn_sums *sums = &job->pass.chunk_sums[fold->chunk];
-    const struct cairn_geometry *geometry = &table->map.layout->geometry[place.tensor];
-    *sums = (struct cairn_sums) { 0 };
-    if (tiled) // while it is in the cache
-        job->shard->backend->sum_leaves(acc, geometry, place.first_leaf, place.leaf_count, sums);
+    const bool tiled = fold->pieces[0].held != NULL;
+    const uint32_t last = fold->first ? 2 : 1; // of pieces: the sums, while they are in the cache
+    if (tiled && stage < last) return fold_pieces(fold, stage, works, chunk, &place, acc);
+    if (fold->likely_last)
+        add_sums(fold, tiled, works, &place, acc);
     else
-        job->shard->backend->fold_leaves(&(struct cairn_leaf_fold) {
-            .acc = acc,
-            .sources = fold->sources,
-            .source_count = fold->source_count,
-            .first = fold->first,
-            .far = job->pass.is_far,
-            .geometry = geometry,
-            .first_leaf = place.first_leaf,
-            .leaf_count = place.leaf_count,
-            .sums = sums,
-        });
+        cairn_works_fold(works, acc, fold->sources, fold->source_count, fold->first,
+                         (size_t)place.elem_count);
+    return false;
 }
 
 static void fold_done(struct cairn_fold *fold)
@@ -250,6 +268,7 @@ cairn_status cairn_own_open(struct cairn_shard_job *job, const struct cairn_step
         &job->collector, &(struct cairn_collector_options) {
                              .hands = &own_part,
                              .job = job,
+                             .compute = job->compute,
                              .table = &job->table,
                              .shard_name = job->shard->name,
                              .step = config,

@@ -29,10 +29,10 @@ cairn_status cairn_pass_open(struct cairn_shard_job *job, const struct cairn_chu
     struct cairn_pass *pass = &job->pass;
     const size_t trained = table->trained_count;
     pass->table = table;
-    pass->is_small = table->map.elem_count <= SMALL_ELEMS;
+    pass->is_small = table->map.elem_count <= SMALL_ELEMS && cairn_compute_is_host(job->compute);
     pass->is_far = table->map.elem_count >= FAR_ELEMS;
     pass->zero = calloc(trained + 1, sizeof *pass->zero);
-    pass->sums = calloc(cairn_pool_thread_count(job->shard->compute), sizeof *pass->sums);
+    pass->sums = calloc(cairn_compute_lanes(job->compute), sizeof *pass->sums);
     pass->chunk_sums = calloc(trained + 1, sizeof *pass->chunk_sums);
     pass->summed = calloc(trained + 1, sizeof *pass->summed);
     pass->scalars = calloc(job->spec.group_count + 1, sizeof *pass->scalars);
@@ -63,23 +63,42 @@ static float *plane_at(const struct cairn_shard_job *job, enum cairn_plane plane
                            place->local_elem);
 }
 
-static struct cairn_shard_job *job_of_pass(struct cairn_task *task)
+static struct cairn_shard_job *job_of_pass(struct cairn_run *run)
 {
-    return (struct cairn_shard_job *)((char *)task - offsetof(struct cairn_shard_job, pass.task));
+    return (struct cairn_shard_job *)((char *)run - offsetof(struct cairn_shard_job, pass.run));
+}
+
+/* What the passes do differently. */
+struct cairn_pass_kind {
+    bool (*describe)(struct cairn_run *run, uint32_t item, uint32_t stage,
+                     struct cairn_works *works);
+    void (*conclude)(struct cairn_run *run, uint32_t item, uint32_t thread);
+    void (*done)(struct cairn_shard_job *job); /* of one that did not fail */
+};
+
+/* One that failed has stopped the job: nothing of it is told or published. */
+static void pass_done(struct cairn_run *run)
+{
+    struct cairn_shard_job *job = job_of_pass(run);
+    if (!cairn_shard_job_run_failed(job, run)) job->pass.kind->done(job);
+    cairn_shard_job_idle(job);
 }
 
 static void submit_pass(struct cairn_shard_job *job, uint32_t item_count,
-                        void (*run)(struct cairn_task *task, uint32_t item, uint32_t thread),
-                        void (*done)(struct cairn_task *task))
+                        const struct cairn_pass_kind *kind)
 {
-    job->pass.task = (struct cairn_task) {
-        .run = run,
-        .done = done,
+    memset(job->pass.sums, 0, cairn_compute_lanes(job->compute) * sizeof *job->pass.sums);
+    job->pass.kind = kind;
+    job->pass.run = (struct cairn_run) {
+        .task.is_small = job->pass.is_small,
+        .compute = job->compute,
         .item_count = item_count,
-        .is_small = job->pass.is_small,
+        .describe = kind->describe,
+        .conclude = kind->conclude,
+        .done = pass_done,
     };
     cairn_shard_job_busy(job);
-    cairn_pool_submit(job->shard->compute, &job->pass.task);
+    cairn_compute_submit(&job->pass.run);
 }
 
 /* ---- reduce ---- */
@@ -89,25 +108,40 @@ void cairn_pass_zero(struct cairn_shard_job *job, uint32_t chunk)
     job->pass.zero[chunk] = true; // REDUCE, which follows, writes the zeros
 }
 
-static void run_reduce(struct cairn_task *task, uint32_t item, uint32_t thread)
+static bool describe_reduce(struct cairn_run *run, uint32_t item, uint32_t stage,
+                            struct cairn_works *works)
 {
-    const struct cairn_shard_job *job = job_of_pass(task);
+    const struct cairn_shard_job *job = job_of_pass(run);
     const uint32_t chunk = job->pass.table->trained[item];
     const struct cairn_chunk_place place = place_of(job, chunk);
     float *acc = plane_at(job, CAIRN_PLANE_SUM, chunk, &place);
     struct cairn_sums *sums = &job->pass.chunk_sums[item];
+    (void)stage;
     if (job->pass.zero[item] || !job->pass.summed[item]) *sums = (struct cairn_sums) { 0 };
-    if (job->pass.zero[item]) {
-        memset(acc, 0, (size_t)place.elem_count * sizeof *acc); // and adds nothing
-        return;
+    if (job->pass.zero[item]) { // and adds nothing
+        struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_ZERO);
+        work->zero.at = acc;
+        work->zero.bytes = (size_t)place.elem_count * sizeof *acc;
+    } else if (!job->pass.summed[item]) {
+        cairn_works_add(works, CAIRN_WORK_FOLD_SUMS)->fold_sums = (struct cairn_leaf_fold) {
+            .acc = acc,
+            .geometry = &job->pass.table->map.layout->geometry[place.tensor],
+            .first_leaf = place.first_leaf,
+            .leaf_count = place.leaf_count,
+            .sums = sums,
+        };
     }
-    if (!job->pass.summed[item])
-        job->shard->backend->sum_leaves(acc, &job->pass.table->map.layout->geometry[place.tensor],
-                                        place.first_leaf, place.leaf_count, sums);
-    cairn_status status = cairn_exact_add(&job->pass.sums[thread].sum_squares, &sums->sum_squares);
+    return false;
+}
+
+static void conclude_reduce(struct cairn_run *run, uint32_t item, uint32_t thread)
+{
+    const struct cairn_pass *pass = &job_of_pass(run)->pass;
+    const struct cairn_sums *sums = &pass->chunk_sums[item];
+    cairn_status status = cairn_exact_add(&pass->sums[thread].sum_squares, &sums->sum_squares);
     assert(status == CAIRN_OK);
     (void)status;
-    job->pass.sums[thread].nonfinite += sums->nonfinite;
+    pass->sums[thread].nonfinite += sums->nonfinite;
 }
 
 /* What a pass left that is not finite: mostly nothing, and then no chunk is looked at. */
@@ -122,11 +156,10 @@ static struct cairn_results collect_nonfinite(const struct cairn_shard_job *job,
     return results;
 }
 
-static void reduce_done(struct cairn_task *task)
+static void reduce_done(struct cairn_shard_job *job)
 {
-    struct cairn_shard_job *job = job_of_pass(task);
     struct cairn_step_sums sums = { 0 };
-    for (uint32_t i = 0; i < cairn_pool_thread_count(job->shard->compute); i++) {
+    for (uint32_t i = 0; i < cairn_compute_lanes(job->compute); i++) {
         cairn_status status = cairn_exact_add(&sums.sum_squares, &job->pass.sums[i].sum_squares);
         assert(status == CAIRN_OK); // 2^74 leaves would fit
         (void)status;
@@ -134,14 +167,12 @@ static void reduce_done(struct cairn_task *task)
     }
     job->pass.gradients = collect_nonfinite(job, sums.nonfinite);
     cairn_own_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_SUMMED, .sums = &sums });
-    cairn_shard_job_idle(job);
 }
 
 void cairn_pass_reduce(struct cairn_shard_job *job)
 {
-    const size_t threads = cairn_pool_thread_count(job->shard->compute);
-    memset(job->pass.sums, 0, threads * sizeof *job->pass.sums);
-    submit_pass(job, job->pass.table->trained_count, run_reduce, reduce_done);
+    static const struct cairn_pass_kind reduce = { describe_reduce, conclude_reduce, reduce_done };
+    submit_pass(job, job->pass.table->trained_count, &reduce);
 }
 
 /* ---- update ---- */
@@ -175,58 +206,73 @@ static void *wire_of(const struct cairn_shard_job *job, const struct cairn_publi
     return cairn_published_at(published, job->pass.table, job->forms, chunk, place->local_elem);
 }
 
-/* A chunk whose parameters no update changes. */
-static void publish_chunk(struct cairn_shard_job *job, struct cairn_published *published,
-                          uint32_t chunk, const struct cairn_chunk_place *place)
+/* A chunk whose parameters no update changes, out of these. */
+static void publish_from(struct cairn_works *works, const void *param,
+                         const struct cairn_shard_job *job, struct cairn_published *published,
+                         uint32_t chunk, const struct cairn_chunk_place *place)
 {
-    const uint32_t extent = job->pass.table->extent_of[chunk];
-    job->shard->backend->convert(
-        wire_of(job, published, chunk, place), job->forms[extent].wire,
-        cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM, extent, place->local_elem),
-        job->forms[extent].master, (size_t)place->elem_count);
+    const struct cairn_form *form = &job->forms[job->pass.table->extent_of[chunk]];
+    struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_CONVERT);
+    work->convert.dst = wire_of(job, published, chunk, place);
+    work->convert.dst_dtype = form->wire;
+    work->convert.src = param;
+    work->convert.src_dtype = form->master;
+    work->convert.elems = (size_t)place->elem_count;
     published->checksums[chunk] = 0; // made when it is asked for
+}
+
+static void publish_chunk(struct cairn_works *works, const struct cairn_shard_job *job,
+                          struct cairn_published *published, uint32_t chunk,
+                          const struct cairn_chunk_place *place)
+{
+    publish_from(works, plane_at(job, CAIRN_PLANE_PARAM, chunk, place), job, published, chunk,
+                 place);
 }
 
 /* Updates pass frozen tensors by; after a write the older copies have to take them over once, and so has
  * one that a lease made. */
-static void refresh_frozen(struct cairn_shard_job *job, struct cairn_published *next,
-                           uint32_t chunk)
+static void refresh_frozen(struct cairn_works *works, const struct cairn_shard_job *job,
+                           struct cairn_published *next, uint32_t chunk)
 {
     if (job->forms[job->pass.table->extent_of[chunk]].trained) return;
     const struct cairn_chunk_place place = place_of(job, chunk);
-    publish_chunk(job, next, chunk, &place);
+    publish_chunk(works, job, next, chunk, &place);
 }
 
-static void run_write(struct cairn_task *task, uint32_t item, uint32_t thread)
+static bool describe_write(struct cairn_run *run, uint32_t item, uint32_t stage,
+                           struct cairn_works *works)
 {
-    (void)thread;
-    struct cairn_shard_job *job = job_of_pass(task);
+    struct cairn_shard_job *job = job_of_pass(run);
     const struct cairn_chunk_place place = place_of(job, item);
-    cairn_write_apply(job, item, &place);
-    publish_chunk(job, &job->versions.copies[job->versions.writing], item, &place);
+    (void)stage;
+    const void *param = cairn_write_apply(works, job, item, &place);
+    if (param == NULL) param = plane_at(job, CAIRN_PLANE_PARAM, item, &place);
+    publish_from(works, param, job, &job->versions.copies[job->versions.writing], item, &place);
+    return false;
 }
 
-static void run_update(struct cairn_task *task, uint32_t item, uint32_t thread)
+static bool describe_update(struct cairn_run *run, uint32_t item, uint32_t stage,
+                            struct cairn_works *works)
 {
-    struct cairn_shard_job *job = job_of_pass(task);
+    struct cairn_shard_job *job = job_of_pass(run);
     struct cairn_published *next = &job->versions.copies[job->versions.writing];
+    (void)stage;
     if (item >= job->pass.table->trained_count) {
-        refresh_frozen(job, next, item - job->pass.table->trained_count);
-        return;
+        refresh_frozen(works, job, next, item - job->pass.table->trained_count);
+        return false;
     }
     const uint32_t chunk = job->pass.table->trained[item];
     const struct cairn_chunk_place place = place_of(job, chunk);
     const struct cairn_form *form = &job->forms[job->pass.table->extent_of[chunk]];
     const struct cairn_group_scalars *scalars = &job->pass.scalars[form->group];
-    // The decision has come: free again.
-    uint64_t *nonfinite = &job->pass.chunk_sums[item].nonfinite;
-    *nonfinite = 0;
+    job->pass.chunk_sums[item].nonfinite = 0; // the decision has come: free again
     // A prepared shard has seen the opening of the round that is decided: job->frozen is that round's.
     if ((scalars->flags & CAIRN_SCALAR_FROZEN) != 0 || job->frozen.tensors[place.tensor]) {
-        publish_chunk(job, next, chunk, &place);
-        return;
+        publish_chunk(works, job, next, chunk, &place);
+        return false;
     }
-    const struct cairn_update update = {
+    struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_UPDATE);
+    work->update.planes = (struct cairn_update) {
         .grad = plane_at(job, CAIRN_PLANE_SUM, chunk, &place),
         .param = plane_at(job, CAIRN_PLANE_PARAM, chunk, &place),
         .exp_avg = plane_at(job, CAIRN_PLANE_EXP_AVG, chunk, &place),
@@ -236,16 +282,23 @@ static void run_update(struct cairn_task *task, uint32_t item, uint32_t thread)
         .elems = (size_t)place.elem_count,
         .far = job->pass.is_far,
     };
-    *nonfinite = job->shard->backend->update[scalars->optimizer](&update, scalars);
-    job->pass.sums[thread].nonfinite += *nonfinite;
+    work->update.scalars = scalars;
+    work->update.nonfinite = &job->pass.chunk_sums[item].nonfinite;
     next->checksums[chunk] = 0;
+    return false;
+}
+
+static void conclude_update(struct cairn_run *run, uint32_t item, uint32_t thread)
+{
+    const struct cairn_pass *pass = &job_of_pass(run)->pass;
+    if (item < pass->table->trained_count)
+        pass->sums[thread].nonfinite += pass->chunk_sums[item].nonfinite;
 }
 
 static void collect_results(struct cairn_shard_job *job)
 {
-    const uint32_t threads = cairn_pool_thread_count(job->shard->compute);
     uint64_t any = 0;
-    for (uint32_t i = 0; i < threads && !job->pass.update_writes; i++)
+    for (uint32_t i = 0; i < cairn_compute_lanes(job->compute); i++)
         any += job->pass.sums[i].nonfinite;
     job->pass.results = collect_nonfinite(job, any);
     if (any == 0) return;
@@ -258,9 +311,8 @@ static void collect_results(struct cairn_shard_job *job)
         tensors);
 }
 
-static void update_done(struct cairn_task *task)
+static void update_done(struct cairn_shard_job *job)
 {
-    struct cairn_shard_job *job = job_of_pass(task);
     cairn_times_updated(job);
     cairn_published_end(job, job->pass.version_next, job->pass.update_writes);
     collect_results(job);
@@ -275,22 +327,20 @@ static void update_done(struct cairn_task *task)
     cairn_own_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_UPDATED });
     cairn_pin_updated(job);
     cairn_fetch_deferred(job);
-    cairn_shard_job_idle(job);
 }
 
 static void begin_update(struct cairn_shard_job *job)
 {
+    static const struct cairn_pass_kind write = { describe_write, NULL, update_done };
+    static const struct cairn_pass_kind update = { describe_update, conclude_update, update_done };
     const struct cairn_published *next = &job->versions.copies[job->versions.writing];
     job->pass.update_waits = false;
     cairn_times_updating(job);
-    memset(job->pass.sums, 0,
-           cairn_pool_thread_count(job->shard->compute) * sizeof *job->pass.sums);
     const uint32_t all = (uint32_t)job->pass.table->map.chunk_count;
     if (job->pass.update_writes)
-        submit_pass(job, all, run_write, update_done);
+        submit_pass(job, all, &write);
     else
-        submit_pass(job, job->pass.table->trained_count + (next->stale ? all : 0), run_update,
-                    update_done);
+        submit_pass(job, job->pass.table->trained_count + (next->stale ? all : 0), &update);
 }
 
 void cairn_pass_update(struct cairn_shard_job *job, const struct cairn_decision *decision)
@@ -320,37 +370,37 @@ void cairn_pass_copies_ended(struct cairn_shard_job *job)
 
 /* ---- the first publish ---- */
 
-static void run_seal(struct cairn_task *task, uint32_t item, uint32_t thread)
+static bool describe_seal(struct cairn_run *run, uint32_t item, uint32_t stage,
+                          struct cairn_works *works)
 {
-    (void)thread;
-    struct cairn_shard_job *job = job_of_pass(task);
+    struct cairn_shard_job *job = job_of_pass(run);
     const struct cairn_chunk_place place = place_of(job, item);
-    publish_chunk(job, &job->versions.copies[0], item, &place);
+    (void)stage;
+    publish_chunk(works, job, &job->versions.copies[0], item, &place);
     // Updates pass frozen tensors by, so both copies have them from the start.
     if (!job->forms[job->pass.table->extent_of[item]].trained)
-        publish_chunk(job, &job->versions.copies[1], item, &place);
+        publish_chunk(works, job, &job->versions.copies[1], item, &place);
+    return false;
 }
 
-static void seal_done(struct cairn_task *task)
+static void seal_done(struct cairn_shard_job *job)
 {
-    struct cairn_shard_job *job = job_of_pass(task);
-    if (job->state == CAIRN_JOB_SEALING) {
-        const struct cairn_version version = cairn_step_version(job->collector.step);
-        cairn_published_seal(job, version);
-        job->state = CAIRN_JOB_SERVING;
-        cairn_put_end(job);
-        cairn_log_info("job %s: ready at version %llu.%llu", job->spec.name,
-                       (unsigned long long)version.generation, (unsigned long long)version.step);
-        cairn_own_step(job,
-                       &(struct cairn_step_event) { .kind = CAIRN_STEP_READY, .version = version });
-        cairn_session_answer(job->shard, &job->load.asked, CAIRN_OK, NULL);
-    }
-    cairn_shard_job_idle(job);
+    if (job->state != CAIRN_JOB_SEALING) return;
+    const struct cairn_version version = cairn_step_version(job->collector.step);
+    cairn_published_seal(job, version);
+    job->state = CAIRN_JOB_SERVING;
+    cairn_put_end(job);
+    cairn_log_info("job %s: ready at version %llu.%llu", job->spec.name,
+                   (unsigned long long)version.generation, (unsigned long long)version.step);
+    cairn_own_step(job,
+                   &(struct cairn_step_event) { .kind = CAIRN_STEP_READY, .version = version });
+    cairn_session_answer(job->shard, &job->load.asked, CAIRN_OK, NULL);
 }
 
 void cairn_pass_seal(struct cairn_shard_job *job)
 {
+    static const struct cairn_pass_kind seal = { describe_seal, NULL, seal_done };
     assert(job->state == CAIRN_JOB_INITIALIZING || job->state == CAIRN_JOB_LOADING);
     job->state = CAIRN_JOB_SEALING;
-    submit_pass(job, (uint32_t)job->pass.table->map.chunk_count, run_seal, seal_done);
+    submit_pass(job, (uint32_t)job->pass.table->map.chunk_count, &seal);
 }

@@ -5,16 +5,19 @@
 #include "gpu/gpu.h"
 #include "proto/spec/results.h"
 #include "server/base/log.h"
-#include "server/base/pool.h"
+#include "server/shard/base/compute.h"
 #include "server/shard/collect/collector.h"
 #include "server/shard/job/times.h"
 
 struct cairn_shard_job;
 
+struct cairn_pass_kind;
+
 /* The round at hand. REDUCE, UPDATE and the first publish are passes over the chunks here, one at a time:
  * what has [table.trained_count] elements is by chunk. */
 struct cairn_pass {
-    struct cairn_task task;                /* the pass at hand */
+    struct cairn_run run;                  /* the pass at hand */
+    const struct cairn_pass_kind *kind;    /* of it */
     const struct cairn_chunk_table *table; /* borrowed: of the part that is worked on */
     struct cairn_step_actions actions;     /* owned: the list of the own part's collector */
     struct cairn_round_times times;        /* of the round at hand, or of the last one */
@@ -26,7 +29,7 @@ struct cairn_pass {
     struct cairn_sums *chunk_sums;
     /* owned: [trained_count] summed[c]: the sums of chunk c's last fold are still valid */
     bool *summed;
-    struct cairn_sums *sums;             /* owned: [compute threads] of the pass at hand */
+    struct cairn_sums *sums;             /* owned: [lanes of the compute] of the pass at hand */
     struct cairn_group_scalars *scalars; /* owned: [spec.group_count] of the UPDATE at hand */
     struct cairn_version version_next;   /* that the UPDATE at hand makes */
     struct cairn_results gradients;      /* sums of the last REDUCE that are not finite */

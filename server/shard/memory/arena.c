@@ -57,6 +57,18 @@ cairn_status cairn_arena_open_scratch(const char *label, uint64_t bytes,
     return map_arena(label, bytes, 0, -1, MAP_PRIVATE | MAP_ANONYMOUS, arena_out, why);
 }
 
+cairn_status cairn_arena_open_home(struct cairn_home *home, const char *label, uint64_t bytes,
+                                   struct cairn_arena *arena_out, struct cairn_sentence *why)
+{
+    struct cairn_arena arena = CAIRN_ARENA_NONE;
+    const cairn_status status = cairn_home_memory_open(home, label, bytes, &arena.memory, why);
+    if (status != CAIRN_OK) return status;
+    arena.base = arena.memory.base;
+    arena.bytes = (size_t)bytes;
+    *arena_out = arena;
+    return CAIRN_OK;
+}
+
 cairn_status cairn_arena_hold(const struct cairn_arena *arena, uint64_t offset, uint64_t bytes)
 {
     int status;
@@ -110,7 +122,9 @@ struct cairn_fabric_region *cairn_arena_share(const struct cairn_arena *arena,
 
 void cairn_arena_close(struct cairn_arena *arena)
 {
-    if (arena->base != NULL) munmap(arena->base - arena->begin, arena->begin + arena->bytes);
-    if (arena->base != NULL && arena->fd >= 0) close(arena->fd);
+    const bool is_ours = arena->base != NULL && arena->memory.base == NULL;
+    if (is_ours) munmap(arena->base - arena->begin, arena->begin + arena->bytes);
+    if (is_ours && arena->fd >= 0) close(arena->fd);
+    cairn_home_memory_close(&arena->memory);
     *arena = CAIRN_ARENA_NONE;
 }

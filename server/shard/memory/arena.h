@@ -1,7 +1,8 @@
 /* A large array of a shard: addresses as a whole, pages when they are taken (reserve.h) or touched, given
  * back as a whole. State lies in memfds (so that a supervisor can hold it for a restarted daemon); landing
- * slots and staging are anonymous. What an arena takes is counted by the shard's budget at its full
- * size, touched or not. Any thread; the one that opened it closes it. */
+ * slots and staging are anonymous; what lies in a device's home has no pages of ours. What an arena takes
+ * is counted by the shard's budget at its full size, touched or not. Any thread; the one that opened it
+ * closes it. */
 #ifndef CAIRN_SHARD_MEMORY_ARENA_H
 #define CAIRN_SHARD_MEMORY_ARENA_H
 
@@ -9,6 +10,7 @@
 #include <stdint.h>
 
 #include "proto/base/sentence.h"
+#include "gpu/home.h"
 #include "proto/fabric/fabric.h"
 #include "proto/fabric/stagger.h"
 
@@ -17,6 +19,7 @@ struct cairn_arena {
     size_t bytes;
     size_t begin; /* bytes of the mapping, and of the file, before it: proto/fabric/stagger.h */
     int fd;       /* owned; -1: anonymous */
+    struct cairn_home_memory memory; /* owned: of a device's home, then base is an address there */
 };
 
 /* An arena of nothing: may be closed. */
@@ -31,6 +34,10 @@ CAIRN_MUST_CHECK cairn_status cairn_arena_open_state(const char *label, uint64_t
 CAIRN_MUST_CHECK cairn_status cairn_arena_open_scratch(const char *label, uint64_t bytes,
                                                        struct cairn_arena *arena_out,
                                                        struct cairn_sentence *why);
+/* Of a home that is not the host's: complete, and the host may not follow its addresses. */
+CAIRN_MUST_CHECK cairn_status cairn_arena_open_home(struct cairn_home *home, const char *label,
+                                                    uint64_t bytes, struct cairn_arena *arena_out,
+                                                    struct cairn_sentence *why);
 /* Makes the pages of these bytes, so that to touch them is never the end of the process: large ones if the
  * kernel has them (proto/fabric/pages.h), where a whole one is wanted. 0.1 ms a MiB. Nobody else uses the
  * bytes meanwhile. CAIRN_ERR_NO_MEMORY: not all; past a control group's limit the kernel kills instead, so

@@ -1,7 +1,5 @@
 #include "server/shard/memory/plane.h"
 
-#include <string.h>
-
 #include "server/shard/shard.h"
 
 static const struct {
@@ -64,14 +62,19 @@ uint64_t cairn_planes_state_bytes(const struct cairn_planes *planes)
 }
 
 cairn_status cairn_planes_open(struct cairn_planes *planes, const struct cairn_shard_map *map,
-                               const struct cairn_form *forms, struct cairn_sentence *why)
+                               const struct cairn_form *forms, struct cairn_home *home,
+                               struct cairn_sentence *why)
 {
+    const uint64_t bytes = map->elem_count * sizeof(float);
     cairn_status status = CAIRN_OK;
     *planes = (struct cairn_planes) { .map = map, .forms = forms };
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
-        if (bytes_kept(planes, p) > 0)
-            status = cairn_arena_open_state(kinds[p].label, map->elem_count * sizeof(float),
-                                            kinds[p].stream, &planes->home[p], why);
+    for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++) {
+        if (bytes_kept(planes, p) == 0) continue;
+        status = cairn_home_info(home)->is_host
+                     ? cairn_arena_open_state(kinds[p].label, bytes, kinds[p].stream,
+                                              &planes->home[p], why)
+                     : cairn_arena_open_home(home, kinds[p].label, bytes, &planes->home[p], why);
+    }
     return status;
 }
 
@@ -100,6 +103,7 @@ cairn_status cairn_planes_reserve(const struct cairn_planes *planes, struct cair
 {
     cairn_status status = CAIRN_OK;
     for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) {
+        if (planes->home[p].memory.base != NULL) continue; // complete
         for (size_t i = 0; i < planes->map->extent_count && status == CAIRN_OK; i++) {
             const struct cairn_local_extent *extent = &planes->map->extents[i];
             status = cairn_reserve_add(reserve, &planes->home[p],
@@ -122,16 +126,16 @@ void *cairn_planes_at(const struct cairn_planes *planes, enum cairn_plane plane,
            (local_elem - first) * elem_bytes(form, plane);
 }
 
-void cairn_planes_copy(const struct cairn_planes *to, size_t to_extent, uint64_t to_elem,
-                       const struct cairn_planes *from, size_t from_extent, uint64_t from_elem,
-                       uint64_t elems)
+void cairn_planes_copy(struct cairn_works *works, const struct cairn_planes *to, size_t to_extent,
+                       uint64_t to_elem, const struct cairn_planes *from, size_t from_extent,
+                       uint64_t from_elem, uint64_t elems)
 {
     const struct cairn_form *form = &to->forms[to_extent];
     for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) {
         if (!cairn_form_stores(form, (int)p) || !cairn_form_keeps(&from->forms[from_extent], p))
             continue;
-        memcpy(cairn_planes_at(to, p, to_extent, to_elem),
-               cairn_planes_at(from, p, from_extent, from_elem),
-               (size_t)elems * elem_bytes(form, p));
+        cairn_works_copy(works, cairn_planes_at(to, p, to_extent, to_elem),
+                         cairn_planes_at(from, p, from_extent, from_elem),
+                         (size_t)elems * elem_bytes(form, p));
     }
 }

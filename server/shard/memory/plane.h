@@ -1,7 +1,7 @@
 /* The planes of a job's part: parameters, the optimizer's moments and the sums of a round, an array each with
- * a home of its own, which so far is host memory. What a plane is, one table says (plane.c), and who handles
- * planes walks all of them by number: one more is a line of that table. Any thread may touch elements; the
- * thread that opens planes closes them. */
+ * a home of its own: host memory, or a device's. What a plane is, one table says (plane.c), and who handles
+ * planes walks all of them by number: one more is a line of that table. Elements are touched by works of
+ * their home (base/works.h), by any thread; the thread that opens planes closes them. */
 #ifndef CAIRN_SHARD_MEMORY_PLANE_H
 #define CAIRN_SHARD_MEMORY_PLANE_H
 
@@ -14,6 +14,7 @@
 struct cairn_reserve;
 struct cairn_shard;
 struct cairn_tiled;
+struct cairn_works;
 
 /* The sums of the round at hand have no number on the wire. */
 #define CAIRN_PLANE_SUM CAIRN_PLANE_COUNT
@@ -46,12 +47,13 @@ struct cairn_planes {
     struct cairn_arena home[CAIRN_PLANES]; /* owned; for plane.c alone */
 };
 
-/* Those of a job, at 0. CAIRN_ERR_NO_MEMORY: to be closed all the same. */
+/* Those of a job, in a home, at 0. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: to be closed all the same. */
 CAIRN_MUST_CHECK cairn_status cairn_planes_open(struct cairn_planes *planes,
                                                 const struct cairn_shard_map *map,
                                                 const struct cairn_form *forms,
+                                                struct cairn_home *home,
                                                 struct cairn_sentence *why);
-/* Room for a copy of the state of `of`, in anonymous memory; the same. */
+/* Room for a copy of the state of `of`, in anonymous memory of the host; the same. */
 CAIRN_MUST_CHECK cairn_status cairn_planes_open_copy(struct cairn_planes *planes,
                                                      const struct cairn_planes *of,
                                                      struct cairn_sentence *why);
@@ -64,13 +66,13 @@ CAIRN_MUST_CHECK cairn_status cairn_planes_reserve(const struct cairn_planes *pl
                                                    struct cairn_reserve *reserve);
 /* What the extents keep of the state. */
 uint64_t cairn_planes_state_bytes(const struct cairn_planes *planes);
-/* Where a local element of an extent stands: what is behind it up to the extent's end lies dense in
- * cairn_form_dtype. NULL: the extent does not keep the plane. */
+/* Where in the home a local element of an extent stands: what is behind it up to the extent's end lies
+ * dense in cairn_form_dtype. NULL: the extent does not keep the plane. */
 void *cairn_planes_at(const struct cairn_planes *planes, enum cairn_plane plane, size_t extent,
                       uint64_t local_elem);
-/* Elements within an extent, of each plane of the state that both extents keep. */
-void cairn_planes_copy(const struct cairn_planes *to, size_t to_extent, uint64_t to_elem,
-                       const struct cairn_planes *from, size_t from_extent, uint64_t from_elem,
-                       uint64_t elems);
+/* Copies elements within an extent, of each plane of the state that both extents keep. */
+void cairn_planes_copy(struct cairn_works *works, const struct cairn_planes *to, size_t to_extent,
+                       uint64_t to_elem, const struct cairn_planes *from, size_t from_extent,
+                       uint64_t from_elem, uint64_t elems);
 
 #endif

@@ -18,7 +18,7 @@
 
 /* What a fetch reads. */
 struct source {
-    const uint8_t *bytes; /* the chunk */
+    const uint8_t *bytes; /* the chunk: in a published copy, or in the home of the planes */
     size_t byte_count;
     cairn_dtype dtype;
     /* borrowed: the whole chunk's, 0 = nobody has asked for it yet; NULL: not kept */
@@ -115,7 +115,7 @@ static cairn_status find_box(const struct cairn_member *member, struct cairn_rep
 }
 
 /* Packs the elements of the box out of the chunk; returns how many bytes they are. */
-static size_t pack(struct cairn_reply *reply, const struct source *source)
+static size_t pack(struct cairn_reply *reply, const struct source *source, const uint8_t *bytes)
 {
     const struct cairn_chunk_header *header = &reply->header;
     const struct cairn_shard_job *job = reply->job;
@@ -128,7 +128,7 @@ static size_t pack(struct cairn_reply *reply, const struct source *source)
     size_t packed = 0;
     uint64_t elem, box_elem, count;
     while (cairn_box_runs_next(&runs, &elem, &box_elem, &count)) {
-        memcpy(reply->bytes + packed, source->bytes + (size_t)(elem - first) * elem_bytes,
+        memcpy(reply->bytes + packed, bytes + (size_t)(elem - first) * elem_bytes,
                (size_t)count * elem_bytes);
         packed += (size_t)count * elem_bytes;
     }
@@ -160,6 +160,26 @@ static uint64_t checksum_of(const struct cairn_reply *reply, const struct source
     return checksum;
 }
 
+/* What of the chunk is asked for comes into the reply; *byte_count_out: so many bytes. */
+static cairn_status copy_data(struct cairn_reply *reply, const struct source *source,
+                              size_t *byte_count_out)
+{
+    struct cairn_shard_job *job = reply->job;
+    struct cairn_works *works = cairn_compute_loop(job->compute);
+    struct cairn_sentence why;
+    *byte_count_out = source->byte_count;
+    if (reply->boxed && source->published != NULL)
+        *byte_count_out = pack(reply, source, source->bytes);
+    else if (reply->boxed)
+        *byte_count_out = pack(reply, source,
+                               cairn_works_get(works, source->bytes, source->byte_count));
+    else
+        cairn_works_copy(works, reply->bytes, source->bytes, source->byte_count);
+    const cairn_status status = cairn_works_run(works, &why);
+    (void)cairn_shard_job_failed(job, status, &why);
+    return status;
+}
+
 static void send_data(struct cairn_member *member, struct cairn_reply *reply,
                       const struct source *source)
 {
@@ -169,11 +189,12 @@ static void send_data(struct cairn_member *member, struct cairn_reply *reply,
     const bool is_lent = member->role == CAIRN_ROLE_WIRE_WORKER && !reply->boxed;
     reply->lent = is_lent ? source->published : NULL;
     const uint8_t *payload = reply->lent != NULL ? source->bytes : reply->bytes;
-    if (reply->boxed)
-        byte_count = pack(reply, source);
-    else if (reply->lent == NULL)
-        memcpy(reply->bytes, source->bytes, byte_count);
     struct cairn_chunk_header *header = &reply->header;
+    if (reply->lent == NULL && copy_data(reply, source, &byte_count) != CAIRN_OK) {
+        cairn_member_refuse(member, header, CAIRN_ERR_NOT_READY);
+        cairn_reply_end(reply);
+        return;
+    }
     header->kind = CAIRN_CHUNK_DATA;
     header->tile = job->table.map.shard;
     header->dtype = (uint8_t)source->dtype;

@@ -264,14 +264,14 @@ cairn_status cairn_relay_collect(struct cairn_relay_owner *owner)
         .chunk_count = owner->table.trained_count,
         .window = relay->job->spec.window,
         .member_max = relay->member_count,
-        // One for each thread, and one that is being handed over.
-        .folds_wanted = cairn_pool_thread_count(relay->job->shard->compute) + 1,
+        .folds_wanted = cairn_compute_items_wanted(&relay->job->shard->host),
         .forwards = true,
     };
     if (cairn_step_bytes(&config) == 0) return CAIRN_ERR_NO_MEMORY;
     return cairn_collector_open(&owner->collector, &(struct cairn_collector_options) {
                                                        .hands = &for_owner,
                                                        .job = relay->job,
+                                                       .compute = &relay->job->shard->host,
                                                        .table = &owner->table,
                                                        .shard_name = owner->name,
                                                        .step = &config,

@@ -47,13 +47,14 @@ static bool touch_another(struct cairn_buffer_pool *pool)
 
 /* ---- folds ---- */
 
-void cairn_relay_fold(const struct cairn_fold *fold)
+bool cairn_relay_fold(const struct cairn_fold *fold, uint32_t stage, struct cairn_works *works)
 {
     const struct cairn_relay_owner *owner = cairn_relay_owner_of(fold->collector);
     const struct cairn_chunk_place place = cairn_chunk_table_place(&owner->table, fold->chunk);
-    owner->relay->job->shard->backend->fold(cairn_relay_buffer_at(owner->relay, fold->claim.buffer),
-                                            fold->sources, fold->source_count, fold->first,
-                                            (size_t)place.elem_count);
+    (void)stage;
+    cairn_works_fold(works, cairn_relay_buffer_at(owner->relay, fold->claim.buffer), fold->sources,
+                     fold->source_count, fold->first, (size_t)place.elem_count);
+    return false;
 }
 
 void cairn_relay_fold_done(struct cairn_fold *fold)

@@ -25,7 +25,7 @@ CAIRN_MUST_CHECK cairn_status cairn_relay_sums_open(struct cairn_relay *relay,
 void cairn_relay_sums_close(struct cairn_relay *relay);
 /* Hands of the owners' collectors. */
 bool cairn_relay_fold_place(struct cairn_fold *fold);
-void cairn_relay_fold(const struct cairn_fold *fold);
+bool cairn_relay_fold(const struct cairn_fold *fold, uint32_t stage, struct cairn_works *works);
 void cairn_relay_fold_done(struct cairn_fold *fold);
 /* A buffer is free, or may be taken: folds that wait go on. */
 void cairn_relay_sums_advance(struct cairn_relay *relay);

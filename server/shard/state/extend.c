@@ -1,5 +1,6 @@
 /* A generation of a job, made of the one that serves: tensors that both have are copied, those that are
- * new begin by their initializer, moments that there were none of at 0. On the compute pool, a chunk an item.
+ * new begin by their initializer, moments that there were none of at 0. By works on the planes, a chunk an
+ * item.
  *
  * No table changes for a tensor that stays (proto/plan/plan.h), so each extent has one to be copied from,
  * or is of a new tensor. The coordinator opens no round meanwhile; a version that changed is noticed. */
@@ -8,8 +9,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "proto/spec/initializer.h"
 
 #define NEW UINT32_MAX
 
@@ -67,41 +66,42 @@ static cairn_status judge(struct cairn_extend *extend, struct cairn_sentence *wh
     return status;
 }
 
-/* ---- on the compute pool ---- */
+/* ---- on the compute threads ---- */
 
-static void copy_chunk(const struct cairn_extend *extend, uint32_t extent, uint64_t local_elem,
-                       uint64_t elems)
+static void copy_chunk(struct cairn_works *works, const struct cairn_extend *extend,
+                       uint32_t extent, uint64_t local_elem, uint64_t elems)
 {
     const struct cairn_shard_job *job = extend->loader.job, *from = extend->from;
     const uint32_t source = extend->source[extent];
     const uint64_t old_elem = from->table.map.extents[source].local_elem +
                               (local_elem - job->table.map.extents[extent].local_elem);
-    cairn_planes_copy(&job->planes, extent, local_elem, &from->planes, source, old_elem, elems);
+    cairn_planes_copy(works, &job->planes, extent, local_elem, &from->planes, source, old_elem,
+                      elems);
 }
 
-static void run_extend(struct cairn_task *task, uint32_t item, uint32_t thread)
+static bool describe(struct cairn_run *run, uint32_t chunk, uint32_t stage,
+                     struct cairn_works *works)
 {
-    (void)thread;
-    struct cairn_extend *extend = (struct cairn_extend *)task;
+    const struct cairn_extend *extend = (struct cairn_extend *)cairn_loader_of(run);
     const struct cairn_shard_job *job = extend->loader.job;
-    if (atomic_load(&extend->loader.canceled)) return;
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->table.map, item);
-    const struct cairn_tensor_spec *tensor = &job->spec.tensors[place.tensor];
-    const uint32_t extent = job->table.extent_of[item];
+    const uint32_t extent = job->table.extent_of[chunk];
+    (void)stage;
+    if (atomic_load(&extend->loader.canceled)) return false;
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->table.map, chunk);
     if (extend->source[extent] == NEW)
-        cairn_init_fill(&tensor->init, tensor->name, place.first_elem, place.elem_count,
-                        cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM, extent, place.local_elem));
+        cairn_load_init_chunk(works, job, chunk);
     else
-        copy_chunk(extend, extent, place.local_elem, place.elem_count);
+        copy_chunk(works, extend, extent, place.local_elem, place.elem_count);
+    return false;
 }
 
 /* ---- begin and end ---- */
 
-static void extend_done(struct cairn_task *task)
+static void extend_done(struct cairn_loader *loader)
 {
-    struct cairn_extend *extend = (struct cairn_extend *)task;
+    struct cairn_extend *extend = (struct cairn_extend *)loader;
     struct cairn_shard_job *from = extend->from;
-    if (!at_version(from, &extend->version))
+    if (loader->status == CAIRN_OK && !at_version(from, &extend->version))
         extend->loader.status = cairn_fail(&extend->loader.why, CAIRN_ERR_NOT_READY,
                                            "job %s changed while it was extended", from->spec.name);
     cairn_loader_end(&extend->loader);
@@ -125,11 +125,8 @@ cairn_status cairn_extend_begin(struct cairn_shard_job *job, struct cairn_shard_
         free(extend);
         return status;
     }
-    extend->loader.task = (struct cairn_task) {
-        .run = run_extend, .done = extend_done, .item_count = (uint32_t)job->table.map.chunk_count
-    };
     cairn_shard_job_busy(from);
     cairn_loader_begin(&extend->loader, job);
-    cairn_pool_submit(job->shard->compute, &extend->loader.task);
+    cairn_loader_fill(&extend->loader, describe, extend_done);
     return CAIRN_OK;
 }

@@ -6,16 +6,18 @@
 #include <stdatomic.h>
 
 #include "proto/spec/spec.h"
-#include "server/base/pool.h"
+#include "server/shard/base/compute.h"
 #include "server/shard/memory/reserve.h"
 
 struct cairn_shard_job;
 
 /* One of these at work; the first field of the struct that restore.c, origin.c or extend.c allocates. */
 struct cairn_loader {
-    struct cairn_task task;
-    struct cairn_shard_job *job; /* borrowed; busy until cairn_loader_end */
-    bool puts_follow;            /* the job is INITIALIZING then, and not sealed yet */
+    struct cairn_task task;                      /* on the files thread */
+    struct cairn_run run;                        /* on the planes */
+    struct cairn_shard_job *job;                 /* borrowed; busy until cairn_loader_end */
+    void (*filled)(struct cairn_loader *loader); /* of cairn_loader_fill */
+    bool puts_follow; /* the job is INITIALIZING then, and not sealed yet */
     atomic_bool canceled;
     cairn_status status; /* the result */
     struct cairn_sentence why;
@@ -33,12 +35,22 @@ struct cairn_load {
 
 /* The loader, zero but for what its file has set, begins to work for the job. */
 void cairn_loader_begin(struct cairn_loader *loader, struct cairn_shard_job *job);
+/* On the compute of the job: `describe` of each chunk, whose `run` is cairn_loader_of's. */
+void cairn_loader_fill(struct cairn_loader *loader,
+                       bool (*describe)(struct cairn_run *run, uint32_t chunk, uint32_t stage,
+                                        struct cairn_works *works),
+                       void (*done)(struct cairn_loader *loader));
+struct cairn_loader *cairn_loader_of(struct cairn_run *run);
 /* It has ended, with loader->status: it is freed, and shard->up->loaded goes on with the job. Perhaps the job
  * is freed, too. */
 void cairn_loader_end(struct cairn_loader *loader);
 /* The job leaves: the loader ends soon. */
 void cairn_load_cancel(struct cairn_shard_job *job);
 void cairn_load_release(struct cairn_shard_job *job);
+
+/* Fills a chunk of param by the tensor's initializer. Any thread. */
+void cairn_load_init_chunk(struct cairn_works *works, const struct cairn_shard_job *job,
+                           uint64_t chunk);
 
 /* The elements of one can be taken over as the other's: both have one shape and one master dtype. */
 bool cairn_load_same_form(const struct cairn_tensor_spec *a, const struct cairn_tensor_spec *b);

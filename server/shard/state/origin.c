@@ -1,11 +1,10 @@
 /* Where initial state comes from when nobody puts it: first the weights that the job names (init_from),
  * read on the files thread, each shard its own ranges; then the initializers of tensors that these do not
- * have, on the compute pool, a chunk an item. What neither gives is put, as put.c says. */
+ * have, by works on the planes, a chunk an item. What neither gives is put, as put.c says. */
 #include <stdatomic.h>
 #include <stdlib.h>
 
 #include "proto/safetensors/safetensors_folder.h"
-#include "proto/spec/initializer.h"
 #include "proto/spec/scalars.h"
 #include "server/shard/shard.h"
 #include "server/shard/state/origin.h"
@@ -90,6 +89,7 @@ static cairn_status read_extent(struct cairn_origin *origin, struct cairn_weight
                                 const struct cairn_local_extent *extent)
 {
     const struct cairn_shard_job *job = origin->loader.job;
+    struct cairn_works *works = cairn_compute_files(job->compute);
     float *to = cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM,
                                 (size_t)(extent - job->table.map.extents), extent->local_elem);
     for (uint64_t at = 0; at < extent->elem_count; at += PIECE_ELEMS) {
@@ -97,10 +97,14 @@ static cairn_status read_extent(struct cairn_origin *origin, struct cairn_weight
         if (elems > PIECE_ELEMS) elems = PIECE_ELEMS;
         if (atomic_load(&origin->loader.canceled))
             return cairn_fail(&origin->loader.why, CAIRN_ERR_CANCELED, "the job was dropped");
+        float *piece = cairn_works_put(works, to + at, (size_t)elems * sizeof *piece);
         cairn_status status = cairn_weights_read(weights, weight, extent->first_elem + at, elems,
-                                                 to + at, &origin->loader.why);
+                                                 piece, &origin->loader.why);
+        if (status == CAIRN_OK)
+            count_odd(origin, extent->tensor, extent->first_elem + at, piece, elems);
+        const cairn_status run = cairn_works_run(works, &origin->loader.why);
+        if (status == CAIRN_OK) status = run;
         if (status != CAIRN_OK) return status;
-        count_odd(origin, extent->tensor, extent->first_elem + at, to + at, elems);
     }
     for (uint64_t c = 0; c < extent->chunk_count; c++) job->puts.have[extent->first_chunk + c] = 1;
     return CAIRN_OK;
@@ -137,35 +141,21 @@ static void run_files(struct cairn_task *task, uint32_t item, uint32_t thread)
     cairn_weights_close(&weights);
 }
 
-/* ---- initializers, on the compute pool ---- */
+/* ---- initializers, on the compute threads ---- */
 
-static void run_fill(struct cairn_task *task, uint32_t item, uint32_t thread)
+static bool describe(struct cairn_run *run, uint32_t chunk, uint32_t stage,
+                     struct cairn_works *works)
 {
-    (void)thread;
-    struct cairn_origin *origin = (struct cairn_origin *)task;
-    const struct cairn_shard_job *job = origin->loader.job;
-    if (job->puts.have[item] != 0 || atomic_load(&origin->loader.canceled)) return;
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->table.map, item);
-    const struct cairn_tensor_spec *tensor = &job->spec.tensors[place.tensor];
-    if (tensor->init.kind == CAIRN_INIT_NONE) return;
-    cairn_init_fill(&tensor->init, tensor->name, place.first_elem, place.elem_count,
-                    cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM, job->table.extent_of[item],
-                                    place.local_elem));
-    job->puts.have[item] = 1;
-}
-
-static void fill_done(struct cairn_task *task)
-{
-    cairn_loader_end((struct cairn_loader *)task);
-}
-
-static void begin_fill(struct cairn_origin *origin)
-{
-    origin->loader.task =
-        (struct cairn_task) { .run = run_fill,
-                              .done = fill_done,
-                              .item_count = (uint32_t)origin->loader.job->table.map.chunk_count };
-    cairn_pool_submit(origin->loader.job->shard->compute, &origin->loader.task);
+    struct cairn_loader *loader = cairn_loader_of(run);
+    const struct cairn_shard_job *job = loader->job;
+    const uint32_t tensor = job->table.map.extents[job->table.extent_of[chunk]].tensor;
+    (void)stage;
+    if (job->puts.have[chunk] != 0 || atomic_load(&loader->canceled) ||
+        job->spec.tensors[tensor].init.kind == CAIRN_INIT_NONE)
+        return false;
+    cairn_load_init_chunk(works, job, chunk);
+    job->puts.have[chunk] = 1;
+    return false;
 }
 
 static void files_done(struct cairn_task *task)
@@ -178,7 +168,7 @@ static void files_done(struct cairn_task *task)
                            origin->extra.text);
         }
         cairn_log_info("job %s: loaded %s", job->spec.name, job->spec.init_from);
-        begin_fill(origin);
+        cairn_loader_fill(&origin->loader, describe, cairn_loader_end);
         return;
     }
     if (job->state == CAIRN_JOB_LOADING)
@@ -196,7 +186,7 @@ cairn_status cairn_origin_begin(struct cairn_shard_job *job, struct cairn_senten
     origin->loader.puts_follow = true;
     cairn_loader_begin(&origin->loader, job);
     if (job->spec.init_from == NULL) {
-        begin_fill(origin);
+        cairn_loader_fill(&origin->loader, describe, cairn_loader_end);
         return CAIRN_OK;
     }
     origin->loader.task =

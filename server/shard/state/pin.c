@@ -18,7 +18,8 @@
 #include "server/shard/state/report.h"
 
 struct cairn_pin {
-    struct cairn_task task;      /* the copy, then the work on files */
+    struct cairn_task task;      /* the work on files */
+    struct cairn_run copy;       /* before it */
     struct cairn_shard_job *job; /* borrowed */
     struct cairn_pin *next;
     uint64_t snapshot;
@@ -148,7 +149,8 @@ static void run_files(struct cairn_task *task, uint32_t item, uint32_t thread)
     (void)item;
     (void)thread;
     struct cairn_pin *pin = (struct cairn_pin *)task;
-    pin->status = cairn_report_hash(pin->report, &pin->staging, &pin->canceled, &pin->why);
+    pin->status = cairn_report_hash(pin->report, cairn_compute_files(&pin->job->shard->host),
+                                    &pin->staging, &pin->canceled, &pin->why);
     if (pin->status == CAIRN_OK && pin->writes) pin->status = write_all(pin);
     cairn_planes_close(&pin->staging); // here, since it takes 0.2 s a GiB
 }
@@ -201,22 +203,36 @@ void cairn_pin_cancel(struct cairn_shard_job *job)
 
 /* ---- the copy ---- */
 
-static void run_copy(struct cairn_task *task, uint32_t item, uint32_t thread)
+static struct cairn_pin *pin_of(struct cairn_run *run)
 {
-    (void)thread;
-    const struct cairn_pin *pin = (const struct cairn_pin *)task;
+    return (struct cairn_pin *)((char *)run - offsetof(struct cairn_pin, copy));
+}
+
+static bool describe_copy(struct cairn_run *run, uint32_t item, uint32_t stage,
+                          struct cairn_works *works)
+{
+    const struct cairn_pin *pin = pin_of(run);
+    (void)stage;
     const struct cairn_shard_job *job = pin->job;
     const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->table.map, item);
     const uint32_t extent = job->table.extent_of[item];
-    cairn_planes_copy(&pin->staging, extent, place.local_elem, &job->planes, extent,
+    cairn_planes_copy(works, &pin->staging, extent, place.local_elem, &job->planes, extent,
                       place.local_elem, place.elem_count);
+    return false;
 }
 
-static void copy_done(struct cairn_task *task)
+static void copy_done(struct cairn_run *run)
 {
-    struct cairn_pin *pin = (struct cairn_pin *)task;
+    struct cairn_pin *pin = pin_of(run);
     struct cairn_shard_job *job = pin->job;
     job->pins.copying--;
+    if (cairn_shard_job_run_failed(job, run)) {
+        pin->status = run->status;
+        cairn_compute_why(run->compute, &pin->why);
+        report(pin);
+        cairn_shard_job_idle(job);
+        return;
+    }
     pin->copied = true;
     go_on(pin);
     if (job->state == CAIRN_JOB_SERVING) job->shard->up->copies_ended(job);
@@ -247,10 +263,11 @@ static void begin_copy(struct cairn_pin *pin)
     }
     job->pins.copying++;
     cairn_shard_job_busy(job);
-    pin->task = (struct cairn_task) { .run = run_copy,
-                                      .done = copy_done,
-                                      .item_count = (uint32_t)job->table.map.chunk_count };
-    cairn_pool_submit(job->shard->compute, &pin->task);
+    pin->copy = (struct cairn_run) { .compute = job->compute,
+                                     .item_count = (uint32_t)job->table.map.chunk_count,
+                                     .describe = describe_copy,
+                                     .done = copy_done };
+    cairn_compute_submit(&pin->copy);
 }
 
 void cairn_pin_updated(struct cairn_shard_job *job)

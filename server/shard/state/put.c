@@ -127,23 +127,29 @@ static bool is_sealed_alike(const struct cairn_shard_job *job,
         header->dtype != cairn_put_dtype(job, &put))
         return false;
     const size_t bytes = (size_t)put.place.elem_count * cairn_dtype_bytes(header->dtype);
-    return header->payload_bytes == bytes &&
-           header->checksum == cairn_chunk_checksum(param_of(job, &put), bytes);
+    if (header->payload_bytes != bytes) return false;
+    struct cairn_works *works = cairn_compute_loop(job->compute);
+    const void *param = cairn_works_get(works, param_of(job, &put), bytes);
+    const bool is_alike = header->checksum == cairn_chunk_checksum(param, bytes);
+    return cairn_works_run(works, NULL) == CAIRN_OK && is_alike;
 }
 
 /* Into the state, or beside it. */
 static cairn_status keep(struct cairn_put *put, struct cairn_sentence *why)
 {
     struct cairn_shard_job *job = put->job;
+    struct cairn_works *works = cairn_compute_loop(job->compute);
     const uint8_t *bytes = buffer_of(job, put);
     if (job->state == CAIRN_JOB_SERVING) return cairn_write_take(job, put, bytes, why);
     if (put->piece.count == put->place.elem_count) {
-        memcpy(param_of(job, put), bytes, (size_t)put->header.payload_bytes);
+        cairn_works_copy(works, param_of(job, put), bytes, (size_t)put->header.payload_bytes);
         job->puts.have[put->chunk] = 1;
     } else {
         cairn_tiles_put(job, put->chunk, &put->piece, &put->place, (const float *)bytes);
     }
-    return CAIRN_OK;
+    const cairn_status status = cairn_works_run(works, why);
+    (void)cairn_shard_job_failed(job, status, why);
+    return status;
 }
 
 /* The payload is whole: into the state, unless it is not wanted any more. */

@@ -5,6 +5,7 @@
 
 #include "proto/store/snapshot_file.h"
 
+#define HASH_LEAVES ((uint64_t)1024) /* of a piece */
 #define BATCH_BYTES \
     ((size_t)512 << 10) /* of a SnapshotPart, but for one entry or the payload alone */
 
@@ -69,39 +70,61 @@ static cairn_status add_tree(struct cairn_report *report, uint32_t tensor, enum 
     return CAIRN_OK;
 }
 
+/* The leaves from tree->next_leaf on. */
+static cairn_status hash_piece(struct cairn_works *works, const void *plane, cairn_dtype dtype,
+                               const struct cairn_geometry *geometry, uint64_t leaves,
+                               struct cairn_tree *tree, struct cairn_sentence *why)
+{
+    struct cairn_hash hashes[HASH_LEAVES];
+    struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_HASH);
+    work->hash.plane = plane;
+    work->hash.dtype = dtype;
+    work->hash.geometry = geometry;
+    work->hash.first_leaf = tree->next_leaf;
+    work->hash.leaf_count = leaves;
+    work->hash.hashes = hashes;
+    const cairn_status status = cairn_works_run(works, why);
+    for (uint64_t i = 0; status == CAIRN_OK && i < leaves; i++)
+        cairn_tree_push_leaf(tree, &hashes[i]);
+    return status;
+}
+
 /* One plane, in pieces so that a cancel is heard. */
-static cairn_status hash_plane(struct cairn_report *report, const struct cairn_planes *planes,
-                               size_t number, enum cairn_plane plane, const atomic_bool *canceled,
+static cairn_status hash_plane(struct cairn_report *report, struct cairn_works *works,
+                               const struct cairn_planes *planes, size_t number,
+                               enum cairn_plane plane, const atomic_bool *canceled,
                                struct cairn_sentence *why)
 {
     const struct cairn_shard_job *job = report->job;
     const struct cairn_local_extent *extent = &job->table.map.extents[number];
     const struct cairn_geometry *geometry = &job->layout->geometry[extent->tensor];
     const cairn_dtype dtype = cairn_form_dtype(&job->forms[number], plane);
-    const uint64_t leaves_a_piece = 1024, end = extent->first_leaf + extent->leaf_count;
+    const uint64_t end = extent->first_leaf + extent->leaf_count;
     struct cairn_tree tree;
     cairn_tree_init(&tree, extent->first_leaf);
-    while (tree.next_leaf < end) {
+    cairn_status status = CAIRN_OK;
+    while (tree.next_leaf < end && status == CAIRN_OK) {
         if (atomic_load(canceled)) return cairn_fail(why, CAIRN_ERR_CANCELED, "it was given up");
         uint64_t leaves = end - tree.next_leaf;
-        if (leaves > leaves_a_piece) leaves = leaves_a_piece;
+        if (leaves > HASH_LEAVES) leaves = HASH_LEAVES;
         const uint64_t elem = cairn_leaf_first_elem(geometry, tree.next_leaf);
-        job->shard->backend->hash_leaves(
-            cairn_planes_at(planes, plane, number,
-                            extent->local_elem + (elem - extent->first_elem)),
-            dtype, geometry, leaves, &tree);
+        status = hash_piece(works,
+                            cairn_planes_at(planes, plane, number,
+                                            extent->local_elem + (elem - extent->first_elem)),
+                            dtype, geometry, leaves, &tree, why);
     }
-    return add_tree(report, extent->tensor, plane, &tree, why);
+    return status == CAIRN_OK ? add_tree(report, extent->tensor, plane, &tree, why) : status;
 }
 
-cairn_status cairn_report_hash(struct cairn_report *report, const struct cairn_planes *planes,
-                               const atomic_bool *canceled, struct cairn_sentence *why)
+cairn_status cairn_report_hash(struct cairn_report *report, struct cairn_works *works,
+                               const struct cairn_planes *planes, const atomic_bool *canceled,
+                               struct cairn_sentence *why)
 {
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < planes->map->extent_count; i++)
         for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
             if (cairn_form_stores(&planes->forms[i], (int)p))
-                status = hash_plane(report, planes, i, p, canceled, why);
+                status = hash_plane(report, works, planes, i, p, canceled, why);
     return status;
 }
 

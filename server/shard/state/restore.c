@@ -19,6 +19,7 @@ static cairn_status read_plane(struct cairn_restore *restore, struct cairn_snaps
                                uint32_t tensor, enum cairn_plane plane,
                                const struct cairn_local_extent *extent, uint8_t *to)
 {
+    struct cairn_works *works = cairn_compute_files(restore->loader.job->compute);
     const size_t elem_bytes = cairn_dtype_bytes(
         (int)cairn_spec_plane_dtype(&snapshot->manifest.spec, tensor, (uint32_t)plane));
     cairn_status status = CAIRN_OK;
@@ -28,8 +29,11 @@ static cairn_status read_plane(struct cairn_restore *restore, struct cairn_snaps
         if (elems > CAIRN_SNAPSHOT_PIECE_ELEMS) elems = CAIRN_SNAPSHOT_PIECE_ELEMS;
         if (atomic_load(&restore->loader.canceled))
             return cairn_fail(&restore->loader.why, CAIRN_ERR_CANCELED, "the job was dropped");
-        status = cairn_snapshot_read(snapshot, tensor, plane, extent->first_elem + at, elems,
-                                     to + at * elem_bytes, &restore->loader.why);
+        void *piece = cairn_works_put(works, to + at * elem_bytes, (size_t)elems * elem_bytes);
+        status = cairn_snapshot_read(snapshot, tensor, plane, extent->first_elem + at, elems, piece,
+                                     &restore->loader.why);
+        const cairn_status run = cairn_works_run(works, &restore->loader.why);
+        if (status == CAIRN_OK) status = run;
     }
     return status;
 }
@@ -92,8 +96,9 @@ static void run_restore(struct cairn_task *task, uint32_t item, uint32_t thread)
     if (restore->loader.status != CAIRN_OK) return;
     restore->loader.status = read_all(restore, &snapshot);
     if (restore->loader.status == CAIRN_OK && restore->report != NULL)
-        restore->loader.status = cairn_report_hash(restore->report, &restore->loader.job->planes,
-                                                   &restore->loader.canceled, &restore->loader.why);
+        restore->loader.status = cairn_report_hash(
+            restore->report, cairn_compute_files(restore->loader.job->compute),
+            &restore->loader.job->planes, &restore->loader.canceled, &restore->loader.why);
     restore->results = results_of(restore->loader.job, &snapshot.manifest);
     cairn_snapshot_close(&snapshot);
 }

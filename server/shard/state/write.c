@@ -90,6 +90,21 @@ bool cairn_write_is(const struct cairn_shard_job *job, const struct cairn_chunk_
            job->puts.write->member == header->member;
 }
 
+/* No round updates it meanwhile: this one is the write. */
+static cairn_status copy_state(struct cairn_shard_job *job, const struct cairn_put *put,
+                               uint32_t extent, uint8_t *to, size_t byte_count,
+                               struct cairn_sentence *why)
+{
+    struct cairn_works *works = cairn_compute_loop(job->compute);
+    if (to == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a write");
+    cairn_works_copy(
+        works, to, cairn_planes_at(&job->planes, put->header.plane, extent, put->place.local_elem),
+        byte_count);
+    const cairn_status status = cairn_works_run(works, why);
+    (void)cairn_shard_job_failed(job, status, why);
+    return status;
+}
+
 /* Where the chunk of a plane is kept, made with what the state has. */
 static cairn_status stage(struct cairn_shard_job *job, const struct cairn_put *put, uint8_t **out,
                           struct cairn_sentence *why)
@@ -102,16 +117,15 @@ static cairn_status stage(struct cairn_shard_job *job, const struct cairn_put *p
         cairn_status status = cairn_shard_job_take(job, &job->memory.staging, byte_count, "a write",
                                                    why);
         if (status != CAIRN_OK) return status;
-        *staged = malloc(byte_count + 1);
-        if (*staged == NULL) {
+        uint8_t *bytes = malloc(byte_count + 1);
+        status = copy_state(job, put, extent, bytes, byte_count, why);
+        if (status != CAIRN_OK) {
             cairn_shard_job_give(job, &job->memory.staging, byte_count);
-            return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a write");
+            free(bytes);
+            return status;
         }
         write->budget_bytes += byte_count;
-        // No round updates it meanwhile: this one is the write.
-        memcpy(*staged,
-               cairn_planes_at(&job->planes, put->header.plane, extent, put->place.local_elem),
-               byte_count);
+        *staged = bytes;
     }
     *out = *staged;
     return CAIRN_OK;
@@ -172,16 +186,18 @@ cairn_status cairn_write_take(struct cairn_shard_job *job, const struct cairn_pu
     return status;
 }
 
-void cairn_write_apply(const struct cairn_shard_job *job, uint64_t chunk,
-                       const struct cairn_chunk_place *place)
+const void *cairn_write_apply(struct cairn_works *works, const struct cairn_shard_job *job,
+                              uint64_t chunk, const struct cairn_chunk_place *place)
 {
     const uint32_t extent = job->table.extent_of[chunk];
     for (enum cairn_plane p = 0; job->puts.write != NULL && p < CAIRN_PLANE_COUNT; p++) {
         const uint8_t *staged = *staged_of(job->puts.write, chunk, (int)p);
         if (staged != NULL)
-            memcpy(cairn_planes_at(&job->planes, p, extent, place->local_elem), staged,
-                   (size_t)cairn_form_bytes(&job->forms[extent], p, place->elem_count));
+            cairn_works_copy(works, cairn_planes_at(&job->planes, p, extent, place->local_elem),
+                             staged,
+                             (size_t)cairn_form_bytes(&job->forms[extent], p, place->elem_count));
     }
+    return job->puts.write == NULL ? NULL : *staged_of(job->puts.write, chunk, CAIRN_PLANE_PARAM);
 }
 
 void cairn_write_resolved(struct cairn_shard_job *job, uint64_t round)

@@ -2,6 +2,7 @@
 #ifndef CAIRN_SHARD_STATE_WRITE_H
 #define CAIRN_SHARD_STATE_WRITE_H
 
+#include "server/shard/base/works.h"
 #include "server/shard/state/put.h"
 
 /* The round is a write of that member; what another write left is forgotten. */
@@ -18,9 +19,10 @@ bool cairn_write_is(const struct cairn_shard_job *job, const struct cairn_chunk_
 CAIRN_MUST_CHECK cairn_status cairn_write_take(struct cairn_shard_job *job,
                                                const struct cairn_put *put, const uint8_t *bytes,
                                                struct cairn_sentence *why);
-/* Compute thread: what was kept of the chunk goes into the state. */
-void cairn_write_apply(const struct cairn_shard_job *job, uint64_t chunk,
-                       const struct cairn_chunk_place *place);
+/* Any thread: what was kept of the chunk goes into the state. Returns what its parameters are then; NULL:
+ * what they were. */
+const void *cairn_write_apply(struct cairn_works *works, const struct cairn_shard_job *job,
+                              uint64_t chunk, const struct cairn_chunk_place *place);
 /* The outcome of that round was told: a write of another one is void. */
 void cairn_write_resolved(struct cairn_shard_job *job, uint64_t round);
 

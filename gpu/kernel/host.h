@@ -1,0 +1,47 @@
+/* The kernels of a device as functions of this process: for an emulated driver, and for tests.
+ *
+ *   launch   kernel = cairn_kernel_named(name); list: the launch's one parameter
+ *   it runs  kernel->ranges(&list, note, context)       what it is about to read and write
+ *            kernel->run(&list, block, blocks)          for each block, in any order, once
+ *
+ * Both follow the list's addresses: call them when the stream comes to the launch, not before, as copies
+ * of the same stream bring the items. Any thread; several may run blocks of one launch. */
+#ifndef CAIRN_GPU_KERNEL_HOST_H
+#define CAIRN_GPU_KERNEL_HOST_H
+
+#include <stdbool.h>
+
+#include "gpu/kernel/list.h"
+
+/* Addresses in [at, at + bytes) lie `distance` bytes further in this process (it wraps around); all
+ * others where they say. Set before the first kernel runs, and not changed while one does; all 0: nothing
+ * is moved. */
+struct cairn_kernel_memory {
+    uint64_t at, bytes, distance;
+};
+extern struct cairn_kernel_memory cairn_kernel_memory;
+
+static inline void *cairn_kernel_memory_at(uint64_t address)
+{
+    const struct cairn_kernel_memory *m = &cairn_kernel_memory;
+    return (void *)(uintptr_t)(address - m->at < m->bytes ? address + m->distance : address);
+}
+
+/* One range that a launch reads, or writes (and may read, too). Addresses as in the items; bytes is not
+ * 0. */
+typedef void (*cairn_kernel_note_fn)(void *context, uint64_t address, uint64_t bytes, bool writes);
+
+struct cairn_kernel {
+    const char *name; /* "cairn_kernel_fold", as cuLibraryGetKernel is asked for it */
+    size_t item_bytes;
+    void (*run)(const struct cairn_kernel_list *list, uint32_t block, uint32_t blocks);
+    /* All that any order of the blocks touches: the list itself, its sources, planes and results. */
+    void (*ranges)(const struct cairn_kernel_list *list, cairn_kernel_note_fn note, void *context);
+};
+
+extern const struct cairn_kernel
+    cairn_kernels[CAIRN_KERNEL_COUNT]; /* by enum cairn_kernel_number */
+/* NULL: there is none of that name. */
+const struct cairn_kernel *cairn_kernel_named(const char *name);
+
+#endif

@@ -1,0 +1,185 @@
+/* Lists of work for the kernels of a device: what a launch is given.
+ *
+ * A kernel works through a list of items in one launch. An item is a plain struct in device memory (or in
+ * pinned host memory that the device can read), and all addresses in it are 64-bit numbers: of the
+ * device's memory, or of pinned host memory. An item is cut into pieces, and a warp takes piece after
+ * piece, of all items as if they were one row: so a list may have items of very different sizes. For who
+ * launches:
+ *
+ *   1. fill an array of items; of each, first_piece = the pieces of all items before it in the list
+ *      (cairn_*_pieces below says how many an item has; an item with none does no harm)
+ *   2. copy it, and the arrays of sources that it points to, to the device
+ *   3. struct cairn_kernel_list list = { address of the items, count, pieces of all };
+ *      void *parameters[] = { &list };
+ *      cuLaunchKernel(kernel "cairn_kernel_<name>", cairn_kernel_blocks(list.pieces, most), 1, 1,
+ *                     CAIRN_KERNEL_BLOCK_THREADS, 1, 1, 0, stream, parameters, NULL)
+ *      most: 8 to 16 times the device's multiprocessors; any number of blocks gives the same bits.
+ *
+ * No two items of a list touch the same bytes, unless both only read. Addresses are aligned to their
+ * element; where planes and sources all lie at multiples of 16 bytes (bf16: of 8) kernels are fastest.
+ * Numbers of results (`nonfinite` of an update) are added to what is there: set them to 0 before.
+ *
+ * Plain C that C++ reads too: the door, the emulator and nvcc include it. */
+#ifndef CAIRN_GPU_KERNEL_LIST_H
+#define CAIRN_GPU_KERNEL_LIST_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/geometry/tensor.h"
+#include "proto/spec/scalars.h"
+
+/* name, the item's struct, what it does. The symbol of the device is cairn_kernel_<name>. */
+#define CAIRN_KERNELS(X)                                                                       \
+    X(fold, struct cairn_fold_item)           /* cairn_backend.fold */                         \
+    X(fold_sums, struct cairn_fold_sums_item) /* .fold_leaves; without a source .sum_leaves */ \
+    X(update_adamw, struct cairn_update_item) /* .update[CAIRN_OPTIMIZER_ADAMW] */             \
+    X(update_adam, struct cairn_update_item)                                                   \
+    X(update_sgd, struct cairn_update_item)                                                    \
+    X(convert, struct cairn_convert_item) /* .convert */                                       \
+    X(copy, struct cairn_copy_item)       /* bytes, in runs with strides */                    \
+    X(zero, struct cairn_zero_item)                                                            \
+    X(hash, struct cairn_hash_item) /* the leaf hashes of .hash_leaves */
+
+enum cairn_kernel_number {
+#define CAIRN_KERNEL_NUMBER(name, item) CAIRN_KERNEL_##name,
+    CAIRN_KERNELS(CAIRN_KERNEL_NUMBER)
+#undef CAIRN_KERNEL_NUMBER
+        CAIRN_KERNEL_COUNT
+};
+
+#define CAIRN_KERNEL_WARP          32u
+#define CAIRN_KERNEL_BLOCK_THREADS 256u /* the only size of blocks */
+#define CAIRN_KERNEL_BLOCK_WARPS   (CAIRN_KERNEL_BLOCK_THREADS / CAIRN_KERNEL_WARP)
+
+/* The one parameter of every kernel, by value. */
+struct cairn_kernel_list {
+    uint64_t items;  /* address: [count] of the kernel's item, aligned to 8 */
+    uint64_t count;  /* below 2^32 */
+    uint64_t pieces; /* of all of them */
+};
+
+/* ---- items: the first field of each is first_piece ---- */
+
+struct cairn_kernel_source {
+    uint64_t data;  /* address: [elems] */
+    uint64_t dtype; /* CAIRN_F32 or CAIRN_BF16 */
+};
+
+struct cairn_fold_item {
+    uint64_t first_piece;
+    uint64_t acc;     /* address: [elems] f32 */
+    uint64_t sources; /* address: [source_count] struct cairn_kernel_source; 0 if there are none */
+    uint32_t source_count;
+    uint32_t first; /* 1: nothing was folded yet */
+    uint64_t elems;
+};
+
+/* What a kernel needs of a struct cairn_geometry. */
+struct cairn_kernel_geometry {
+    uint64_t elems, quantum_elems, leaves_per_quantum;
+};
+
+struct cairn_fold_sums_item {
+    uint64_t first_piece;
+    uint64_t acc;          /* address: the first element of first_leaf */
+    uint64_t sources;      /* address: [source_count] struct cairn_kernel_source */
+    uint32_t source_count; /* 0: acc is only read, and its sums are made */
+    uint32_t first;
+    struct cairn_kernel_geometry geometry;
+    uint64_t first_leaf, leaf_count;
+    uint64_t
+        squares; /* address: [leaf_count] double, each leaf's sum, set; 0 if nonfinite is not 0 */
+    uint64_t nonfinite; /* address: [leaf_count] uint32_t, elements that are NaN or infinite, set */
+};
+
+struct cairn_update_item {
+    uint64_t first_piece;
+    uint64_t grad, param, exp_avg,
+        exp_avg_sq; /* addresses: [elems] f32; of what is not kept: not read */
+    uint64_t wire;  /* address: [elems] wire_dtype; 0: none */
+    uint64_t elems;
+    uint64_t nonfinite;  /* address: one uint64_t, what cairn_update_fn returns, added */
+    uint64_t wire_dtype; /* CAIRN_F32 or CAIRN_BF16 */
+    struct cairn_group_scalars scalars;
+};
+
+struct cairn_convert_item {
+    uint64_t first_piece;
+    uint64_t dst, src; /* addresses: [elems] */
+    uint64_t elems;
+    uint32_t dst_dtype,
+        src_dtype; /* the same, whichever it is; or one CAIRN_F32 and one CAIRN_BF16 */
+};
+
+/* Runs of bytes at even distances: run i is copied from from + i * from_stride to to + i * to_stride. A
+ * box of a tensor, packed or unpacked, is such an item for each of its planes of two dimensions. */
+struct cairn_copy_item {
+    uint64_t first_piece;
+    uint64_t to, from; /* addresses, of any alignment */
+    uint64_t run_bytes, run_count;
+    uint64_t to_stride, from_stride; /* bytes; of no use if run_count is 1 */
+};
+
+struct cairn_zero_item {
+    uint64_t first_piece;
+    uint64_t at, bytes;
+};
+
+struct cairn_hash_item {
+    uint64_t first_piece;
+    uint64_t plane; /* address: the first element of first_leaf */
+    uint64_t dtype; /* any cairn_dtype */
+    struct cairn_kernel_geometry geometry;
+    uint64_t first_leaf, leaf_count;
+    uint64_t hashes; /* address, aligned to 8: [leaf_count] of 32 bytes */
+};
+
+/* ---- pieces: what a warp does at a time ---- */
+
+#define CAIRN_PIECE_ELEMS  ((uint64_t)4096)  /* of fold, update, convert */
+#define CAIRN_PIECE_LEAVES ((uint64_t)4)     /* of fold_sums */
+#define CAIRN_PIECE_BYTES  ((uint64_t)16384) /* of zero, and of a run of copy */
+#define CAIRN_PIECE_HASHES ((uint64_t)32)    /* leaves of hash */
+
+static inline uint64_t cairn_pieces_of(uint64_t whole, uint64_t piece)
+{
+    return whole / piece + (whole % piece != 0 ? 1 : 0);
+}
+static inline uint64_t cairn_fold_pieces(const struct cairn_fold_item *item)
+{
+    return cairn_pieces_of(item->elems, CAIRN_PIECE_ELEMS);
+}
+static inline uint64_t cairn_fold_sums_pieces(const struct cairn_fold_sums_item *item)
+{
+    return cairn_pieces_of(item->leaf_count, CAIRN_PIECE_LEAVES);
+}
+static inline uint64_t cairn_update_pieces(const struct cairn_update_item *item)
+{
+    return cairn_pieces_of(item->elems, CAIRN_PIECE_ELEMS);
+}
+static inline uint64_t cairn_convert_pieces(const struct cairn_convert_item *item)
+{
+    return cairn_pieces_of(item->elems, CAIRN_PIECE_ELEMS);
+}
+static inline uint64_t cairn_copy_pieces(const struct cairn_copy_item *item)
+{
+    return cairn_pieces_of(item->run_bytes, CAIRN_PIECE_BYTES) * item->run_count;
+}
+static inline uint64_t cairn_zero_pieces(const struct cairn_zero_item *item)
+{
+    return cairn_pieces_of(item->bytes, CAIRN_PIECE_BYTES);
+}
+static inline uint64_t cairn_hash_pieces(const struct cairn_hash_item *item)
+{
+    return cairn_pieces_of(item->leaf_count, CAIRN_PIECE_HASHES);
+}
+
+/* Blocks of a launch: a warp for each piece, and `most` blocks at most. 0: nothing is to be launched. */
+static inline uint32_t cairn_kernel_blocks(uint64_t pieces, uint32_t most)
+{
+    const uint64_t blocks = cairn_pieces_of(pieces, CAIRN_KERNEL_BLOCK_WARPS);
+    return blocks < most ? (uint32_t)blocks : most;
+}
+
+#endif

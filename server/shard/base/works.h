@@ -1,0 +1,59 @@
+/* A list of work that is being made for a home (gpu/home.h), by one thread at a time. It is run when it is
+ * full, and by cairn_works_run. What is in one list is done in any order: what must come after other works
+ * is added after cairn_works_run, or in a run's next stage (compute.h).
+ *
+ * The host reads and writes what lies in a home by get, put and edit: where it lies if the host may follow
+ * the address, else in scratch, between copies. Whatever fails in between is told by cairn_works_run. */
+#ifndef CAIRN_SHARD_BASE_WORKS_H
+#define CAIRN_SHARD_BASE_WORKS_H
+
+#include "gpu/home.h"
+#include "server/core/step.h"
+
+/* What get, put and edit take at most: more than the largest chunk has. */
+#define CAIRN_WORKS_SCRATCH_BYTES ((size_t)16 << 20)
+
+struct cairn_works {
+    struct cairn_home_stream *stream; /* owned */
+    bool in_place;                    /* the host may follow addresses of the home */
+    /* Works read memory that other processes may have taken pages of; of a home that is the host only. */
+    bool is_guarded;
+    /* owned */
+    struct cairn_work *list;                             /* [capacity] */
+    struct cairn_source (*sources)[CAIRN_STEP_FOLD_MAX]; /* [capacity] */
+    uint8_t *scratch; /* [CAIRN_WORKS_SCRATCH_BYTES]; NULL if in_place */
+    uint32_t count, capacity;
+    size_t scratch_used;
+    /* since the last cairn_works_run */
+    cairn_status status;
+    const void *failed_at; /* where a guarded work met a missing page; NULL: nowhere */
+    struct cairn_sentence why;
+};
+
+/* items: of how many a list is made. CAIRN_ERR_NO_MEMORY, or as cairn_home_stream_open: close it. */
+CAIRN_MUST_CHECK cairn_status cairn_works_open(struct cairn_works *works, struct cairn_home *home,
+                                               uint32_t items, struct cairn_sentence *why);
+/* Also of what is all 0. */
+void cairn_works_close(struct cairn_works *works);
+
+/* One more, all else 0. */
+struct cairn_work *cairn_works_add(struct cairn_works *works, enum cairn_work_kind kind);
+void cairn_works_copy(struct cairn_works *works, void *to, const void *from, size_t bytes);
+/* A fold of sources [count] that the list keeps. */
+void cairn_works_fold(struct cairn_works *works, float *acc, const struct cairn_source *sources,
+                      uint32_t count, bool first, size_t elems);
+
+/* The bytes at an address of the home, to read: until the next call. */
+const void *cairn_works_get(struct cairn_works *works, const void *at, size_t bytes);
+/* Where to write now what is at the address when the list has run. */
+void *cairn_works_put(struct cairn_works *works, void *at, size_t bytes);
+/* The same, beginning with what is there. */
+void *cairn_works_edit(struct cairn_works *works, void *at, size_t bytes);
+
+/* Does what is in the list; it is empty then. Not OK: of what was added since the last call nothing may be
+ * used. */
+cairn_status cairn_works_run(struct cairn_works *works, struct cairn_sentence *why);
+/* The same, but what failed is told by the next call. */
+void cairn_works_flush(struct cairn_works *works);
+
+#endif
