@@ -1,5 +1,5 @@
-/* The arrays of `cairn bench update` in a home, and passes over them by threads that give the home lists of works,
- * as a shard's pool does. Private to the bench of the update; calls are made from one thread. */
+/* The arrays of `cairn bench update` in a home, and passes over them by threads that give the home lists of
+ * works, as a shard's pool does. Private to the bench of the update; calls are made from one thread. */
 #ifndef CAIRN_CTL_BENCH_UPDATE_H
 #define CAIRN_CTL_BENCH_UPDATE_H
 
@@ -54,15 +54,15 @@ struct cairn_update_arrays {
     struct cairn_update_thread thread[CAIRN_UPDATE_THREADS_MAX];
 };
 
-/* Makes them, and fills them: gradients of about the size that a step has; parameters and moments have seen one update.
- * False: `why` says it, and all is given back by cairn_update_arrays_close. */
+/* Makes them, and fills them: gradients of about the size that a step has; parameters and moments have seen
+ * one update. False: `why` says it, and all is given back by cairn_update_arrays_close. */
 bool cairn_update_arrays_open(struct cairn_update_arrays *arrays, struct cairn_sentence *why);
 void cairn_update_arrays_close(struct cairn_update_arrays *arrays);
 
 /* Fills the arrays; of opening. */
 bool cairn_update_pass_fill(struct cairn_update_arrays *arrays, struct cairn_sentence *why);
-/* One pass over all arrays. Each gives the seconds that it took, and adds those of all cores to *cpu_sum. 0: it
- * failed, and `why` says how. */
+/* One pass over all arrays. Each gives the seconds that it took, and adds those of all cores to *cpu_sum.
+ * 0: it failed, and `why` says how. */
 double cairn_update_pass_fold(struct cairn_update_arrays *arrays, double *cpu_sum,
                               struct cairn_sentence *why);
 double cairn_update_pass_update(struct cairn_update_arrays *arrays, double *cpu_sum,

@@ -1,5 +1,5 @@
-/* Passes of cairn bench update. Every thread has its part of the chunks, always the same, and has touched it first; it
- * gives its home as many chunks at once as the home likes best. */
+/* Passes of cairn bench update. Every thread has its part of the chunks, always the same, and has touched it
+ * first; it gives its home as many chunks at once as the home likes best. */
 #include <pthread.h>
 #include <string.h>
 #include <time.h>
