@@ -8,6 +8,8 @@
  * made. */
 #include "tests/gpu/emulator/emulator.h"
 
+#include "gpu/kernel/host.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -57,6 +59,7 @@ static enum emulator_result open_arena(void)
     if (at == MAP_FAILED) return EMULATOR_OUT_OF_MEMORY;
     arena = ((uint64_t)(uintptr_t)at + EMULATOR_PAGE - 1) / EMULATOR_PAGE * EMULATOR_PAGE;
     emulator_distance = SPAN_BYTES;
+    cairn_kernel_memory = (struct cairn_kernel_memory) { arena, SPAN_BYTES, emulator_distance };
     return EMULATOR_OK;
 }
 
