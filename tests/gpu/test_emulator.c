@@ -181,6 +181,8 @@ TEST(sizes_are_whole_pages)
     ck_assert_uint_eq(page, PAGE);
     ck_assert_int_eq(cu->cuMemCreate(&handle, PAGE + 4096, &how, 0), CAIRN_CU_INVALID_VALUE);
     ck_assert_int_eq(cu->cuMemAddressReserve(&at, 4096, 0, 0, 0), CAIRN_CU_INVALID_VALUE);
+    good(cu->cuMemAddressReserve(&at, (size_t)32 << 30, 32 * PAGE, 0, 0));
+    ck_assert_uint_eq(at % (32 * PAGE), 0);
 }
 
 /* A sanitizer would say much about it first. */
