@@ -4,10 +4,11 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "tests/gpu/emulator/kernels.h"
+#include "gpu/kernel/list.h"
 
 #define PAGE  ((size_t)2 << 20)
 #define ELEMS ((size_t)1024)
@@ -48,16 +49,21 @@ static void set_up_strict(void)
     set_up_with("quiet=1");
 }
 
+static void launch(struct CUkern_st *kernel, struct CUstream_st *stream,
+                   struct cairn_kernel_list list, uint32_t blocks)
+{
+    good(cu->cuLaunchKernel(kernel, blocks, 1, 1, CAIRN_KERNEL_BLOCK_THREADS, 1, 1, 0, stream,
+                            (void *[]) { &list }, NULL));
+}
+
 static void launch_add(struct CUstream_st *stream, uint64_t to, uint64_t from)
 {
-    struct emulator_add_args args = { to, from, ELEMS };
-    good(cu->cuLaunchKernel(add, 4, 1, 1, 32, 1, 1, 0, stream, (void *[]) { &args }, NULL));
+    launch(add, stream, (struct cairn_kernel_list) { to, ELEMS, from }, 4);
 }
 
 static void launch_ticket(struct CUstream_st *stream, uint64_t to, uint32_t blocks)
 {
-    struct emulator_ticket_args args = { to };
-    good(cu->cuLaunchKernel(ticket, blocks, 1, 1, 32, 1, 1, 0, stream, (void *[]) { &args }, NULL));
+    launch(ticket, stream, (struct cairn_kernel_list) { to, blocks, 0 }, blocks);
 }
 
 static void read_back(uint32_t *into, uint64_t from, size_t bytes)
@@ -175,6 +181,8 @@ TEST(sizes_are_whole_pages)
     ck_assert_uint_eq(page, PAGE);
     ck_assert_int_eq(cu->cuMemCreate(&handle, PAGE + 4096, &how, 0), CAIRN_CU_INVALID_VALUE);
     ck_assert_int_eq(cu->cuMemAddressReserve(&at, 4096, 0, 0, 0), CAIRN_CU_INVALID_VALUE);
+    good(cu->cuMemAddressReserve(&at, (size_t)32 << 30, 32 * PAGE, 0, 0));
+    ck_assert_uint_eq(at % (32 * PAGE), 0);
 }
 
 /* A sanitizer would say much about it first. */
@@ -276,6 +284,29 @@ TEST(two_mappings_of_the_same_memory_are_the_same_bytes)
     good(cu->cuMemsetD8Async(again.at, 2, 8, two));
     ck_assert_uint_eq(complaints(), 1);
     close(descriptor);
+}
+
+/* A kernel of Cairn's, and its list in memory of the device, which a copy brings there. */
+static void launch_zero(struct CUstream_st *stream)
+{
+    const struct cairn_zero_item item = { .at = memory.at + 4096, .bytes = BYTES };
+    const uint64_t pieces = cairn_zero_pieces(&item);
+    struct CUlib_st *library;
+    struct CUkern_st *zero;
+    memcpy(pinned, &item, sizeof item);
+    good(cu->cuLibraryLoadData(&library, "an image", NULL, NULL, 0, NULL, NULL, 0));
+    good(cu->cuLibraryGetKernel(&zero, library, "cairn_kernel_zero"));
+    good(cu->cuMemcpyHtoDAsync(memory.at, pinned, sizeof item, stream));
+    launch(zero, stream, (struct cairn_kernel_list) { memory.at, 1, pieces },
+           cairn_kernel_blocks(pieces, 32));
+}
+
+TEST(a_list_of_work_comes_by_a_copy_of_its_stream)
+{
+    launch_zero(one);
+    read_back(pinned, memory.at + 4096, BYTES);
+    for (size_t i = 0; i < ELEMS; i++) ck_assert_uint_eq(pinned[i], 0);
+    ck_assert_uint_eq(complaints(), 0);
 }
 
 /* The four streams' tickets, lowest first: "2013". */

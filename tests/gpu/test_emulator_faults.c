@@ -4,12 +4,13 @@
 #include "tests/support/suite.h"
 
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-#include "tests/gpu/emulator/kernels.h"
+#include "gpu/kernel/list.h"
 
 #define PAGE ((size_t)2 << 20)
 
@@ -23,11 +24,11 @@ static int try_launch(const struct emulated *card, uint64_t to)
 {
     struct CUlib_st *library;
     struct CUkern_st *kernel;
-    struct emulator_ticket_args args = { to };
+    struct cairn_kernel_list list = { to, 1, 0 };
     good(card->driver.cuLibraryLoadData(&library, "an image", NULL, NULL, 0, NULL, NULL, 0));
     good(card->driver.cuLibraryGetKernel(&kernel, library, "emulator_ticket"));
-    good(card->driver.cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, (void *[]) { &args },
-                                     NULL));
+    good(card->driver.cuLaunchKernel(kernel, 1, 1, 1, CAIRN_KERNEL_BLOCK_THREADS, 1, 1, 0, NULL,
+                                     (void *[]) { &list }, NULL));
     return card->driver.cuStreamSynchronize(NULL);
 }
 
@@ -172,14 +173,14 @@ TEST_EACH(a_launch_that_no_card_can_do_is_refused, 0, sizeof wrong / sizeof wron
     const struct emulated card = emulated_open("quiet=1");
     struct CUlib_st *library;
     struct CUkern_st *kernel;
-    struct emulator_ticket_args args = { 0 };
+    struct cairn_kernel_list list = { 0 };
     const uint32_t *b = wrong[_i].blocks, *t = wrong[_i].threads;
     good(card.driver.cuLibraryLoadData(&library, "an image", NULL, NULL, 0, NULL, NULL, 0));
     ck_assert_int_eq(card.driver.cuLibraryGetKernel(&kernel, library, "cairn_nothing"),
                      CAIRN_CU_NOT_FOUND);
     good(card.driver.cuLibraryGetKernel(&kernel, library, "emulator_ticket"));
     ck_assert_msg(card.driver.cuLaunchKernel(kernel, b[0], b[1], b[2], t[0], t[1], t[2],
-                                             wrong[_i].shared, NULL, (void *[]) { &args },
+                                             wrong[_i].shared, NULL, (void *[]) { &list },
                                              NULL) == CAIRN_CU_INVALID_VALUE,
                   "%s", wrong[_i].what);
 }

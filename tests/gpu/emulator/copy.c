@@ -5,7 +5,7 @@
  * write to host memory, there is HOST_POISON until it has. Pageable memory is staged, as documented: to the
  * device it is read at once, and what comes from the device is there when the call returns. */
 #include "tests/gpu/emulator/emulator.h"
-#include "tests/gpu/emulator/kernels.h"
+#include "gpu/kernel/host.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -53,11 +53,12 @@ static void complain_of(const struct copy_op *copy, const char *of, uint64_t add
 static enum emulator_result run_copy(struct emulator_op *op)
 {
     const struct copy_op *copy = (const struct copy_op *)op;
-    const void *from = copy->staged != NULL ? copy->staged : emulator_at(copy->from);
+    const void *from = copy->staged != NULL ? copy->staged : cairn_kernel_memory_at(copy->from);
     be_slow(copy->bytes);
     const bool changed = copy->hashed && XXH3_64bits(from, copy->bytes) != copy->hash;
-    const bool touched = copy->poisoned && !all_poison(emulator_at(copy->to), copy->bytes);
-    memmove(emulator_at(copy->to), from, copy->bytes);
+    const bool touched = copy->poisoned &&
+                         !all_poison(cairn_kernel_memory_at(copy->to), copy->bytes);
+    memmove(cairn_kernel_memory_at(copy->to), from, copy->bytes);
     if (!changed && !touched) return EMULATOR_OK;
     pthread_mutex_lock(&emulator_lock);
     if (changed && !emulator_order_written(copy->from, copy->bytes))
@@ -98,15 +99,15 @@ static enum emulator_result prepare(struct copy_op *copy, bool from_pageable)
     if (from_pageable) {
         copy->staged = malloc(copy->bytes);
         if (copy->staged == NULL) return EMULATOR_OUT_OF_MEMORY;
-        memcpy(copy->staged, emulator_at(copy->from), copy->bytes);
+        memcpy(copy->staged, cairn_kernel_memory_at(copy->from), copy->bytes);
     } else if (!emulator_memory_has(copy->from) &&
                !emulator_order_pending(copy->from, copy->bytes, false)) {
         copy->hashed = true;
-        copy->hash = XXH3_64bits(emulator_at(copy->from), copy->bytes);
+        copy->hash = XXH3_64bits(cairn_kernel_memory_at(copy->from), copy->bytes);
     }
     if (!emulator_memory_has(copy->to) && !emulator_order_pending(copy->to, copy->bytes, true)) {
         copy->poisoned = true;
-        memset(emulator_at(copy->to), HOST_POISON, copy->bytes);
+        memset(cairn_kernel_memory_at(copy->to), HOST_POISON, copy->bytes);
     }
     return EMULATOR_OK;
 }
@@ -160,7 +161,7 @@ enum emulator_result emulator_copy(uint64_t to, uint64_t from, uint64_t bytes,
 static enum emulator_result run_fill(struct emulator_op *op)
 {
     const struct fill_op *fill = (const struct fill_op *)op;
-    memset(emulator_at(fill->to), fill->value, fill->bytes);
+    memset(cairn_kernel_memory_at(fill->to), fill->value, fill->bytes);
     return EMULATOR_OK;
 }
 

@@ -1,45 +1,35 @@
 #include "tests/gpu/emulator/kernels.h"
 
-#include "tests/gpu/emulator/emulator.h"
-
-void *emulator_at(uint64_t address)
+static void add_ranges(const struct cairn_kernel_list *list, cairn_kernel_note_fn note,
+                       void *context)
 {
-    return (void *)(uintptr_t)(emulator_memory_has(address) ? address + emulator_distance
-                                                            : address);
+    note(context, list->pieces, list->count * sizeof(uint32_t), false);
+    note(context, list->items, list->count * sizeof(uint32_t), true);
 }
 
-static void add_ranges(const void *args, uint32_t blocks, emulator_range_fn range, void *context)
+static void add_run(const struct cairn_kernel_list *list, uint32_t block, uint32_t blocks)
 {
-    const struct emulator_add_args *a = args;
-    (void)blocks;
-    range(context, a->from, a->count * sizeof(uint32_t), false);
-    range(context, a->to, a->count * sizeof(uint32_t), true);
+    uint32_t *to = cairn_kernel_memory_at(list->items);
+    const uint32_t *from = cairn_kernel_memory_at(list->pieces);
+    for (uint64_t i = block; i < list->count; i += blocks) to[i] += from[i];
 }
 
-static void add_block(const void *args, uint32_t block, uint32_t blocks)
+static void ticket_ranges(const struct cairn_kernel_list *list, cairn_kernel_note_fn note,
+                          void *context)
 {
-    const struct emulator_add_args *a = args;
-    uint32_t *to = emulator_at(a->to);
-    const uint32_t *from = emulator_at(a->from);
-    for (uint64_t i = block; i < a->count; i += blocks) to[i] += from[i];
+    note(context, list->items, list->count * sizeof(uint32_t), true);
 }
 
-static void ticket_ranges(const void *args, uint32_t blocks, emulator_range_fn range, void *context)
-{
-    range(context, ((const struct emulator_ticket_args *)args)->to, blocks * sizeof(uint32_t),
-          true);
-}
-
-static void ticket_block(const void *args, uint32_t block, uint32_t blocks)
+static void ticket_run(const struct cairn_kernel_list *list, uint32_t block, uint32_t blocks)
 {
     static uint32_t next;
     (void)blocks;
-    uint32_t *to = emulator_at(((const struct emulator_ticket_args *)args)->to);
+    uint32_t *to = cairn_kernel_memory_at(list->items);
     to[block] = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
 }
 
-const struct emulator_kernel emulator_own_kernels[] = {
-    { "emulator_add", sizeof(struct emulator_add_args), add_ranges, add_block },
-    { "emulator_ticket", sizeof(struct emulator_ticket_args), ticket_ranges, ticket_block },
+const struct cairn_kernel emulator_own_kernels[] = {
+    { "emulator_add", sizeof(uint32_t), add_run, add_ranges },
+    { "emulator_ticket", sizeof(uint32_t), ticket_run, ticket_ranges },
     { 0 },
 };

@@ -14,10 +14,11 @@
 
 struct launch_op {
     struct emulator_op op;
-    const struct emulator_kernel *kernel;
+    const struct cairn_kernel *kernel;
+    struct cairn_kernel_list
+        list; /* a copy: the caller's is its own again when the launch returns */
     uint32_t blocks, first, stride; /* block i is (first + i * stride) mod blocks */
     bool fails;
-    max_align_t args[]; /* a copy: the caller's is its own again when the launch returns */
 };
 
 struct sink {
@@ -27,10 +28,17 @@ struct sink {
     enum emulator_result result;
 };
 
+/* Cairn's, then the emulator's own. */
+static const struct cairn_kernel *kernel_at(uint32_t i)
+{
+    return i < CAIRN_KERNEL_COUNT ? &cairn_kernels[i]
+                                  : &emulator_own_kernels[i - CAIRN_KERNEL_COUNT];
+}
+
 enum emulator_result emulator_kernel_find(const char *name, uint64_t *kernel_out)
 {
-    for (uint32_t i = 0; emulator_own_kernels[i].name != NULL; i++) {
-        if (strcmp(emulator_own_kernels[i].name, name) != 0) continue;
+    for (uint32_t i = 0; kernel_at(i)->name != NULL; i++) {
+        if (strcmp(kernel_at(i)->name, name) != 0) continue;
         *kernel_out = emulator_handle(EMULATOR_KERNEL, 1, i);
         return EMULATOR_OK;
     }
@@ -38,10 +46,10 @@ enum emulator_result emulator_kernel_find(const char *name, uint64_t *kernel_out
     return EMULATOR_NOT_FOUND;
 }
 
-static const struct emulator_kernel *find(uint64_t kernel)
+static const struct cairn_kernel *find(uint64_t kernel)
 {
-    for (uint32_t i = 0; emulator_own_kernels[i].name != NULL; i++)
-        if (kernel == emulator_handle(EMULATOR_KERNEL, 1, i)) return &emulator_own_kernels[i];
+    for (uint32_t i = 0; kernel_at(i)->name != NULL; i++)
+        if (kernel == emulator_handle(EMULATOR_KERNEL, 1, i)) return kernel_at(i);
     return NULL;
 }
 
@@ -67,9 +75,11 @@ static void add_range(void *context, uint64_t address, uint64_t bytes, bool writ
 static enum emulator_result touch_launch(struct emulator_op *op, struct emulator_touch *touch)
 {
     const struct launch_op *launch = (const struct launch_op *)op;
+    const struct cairn_kernel_list *list = &launch->list;
     struct sink sink = { touch, op->name, op->device, EMULATOR_OK };
     if (launch->fails) return EMULATOR_LAUNCH_FAILED;
-    launch->kernel->ranges(launch->args, launch->blocks, add_range, &sink);
+    add_range(&sink, list->items, list->count * launch->kernel->item_bytes, false);
+    if (sink.result == EMULATOR_OK) launch->kernel->ranges(list, add_range, &sink);
     return sink.result;
 }
 
@@ -78,7 +88,7 @@ static enum emulator_result run_launch(struct emulator_op *op)
     const struct launch_op *launch = (const struct launch_op *)op;
     uint64_t block = launch->first;
     for (uint32_t i = 0; i < launch->blocks; i++) {
-        launch->kernel->block(launch->args, (uint32_t)block, launch->blocks);
+        launch->kernel->run(&launch->list, (uint32_t)block, launch->blocks);
         block = (block + launch->stride) % launch->blocks;
     }
     return EMULATOR_OK;
@@ -118,13 +128,16 @@ static enum emulator_result judge(const struct emulator_grid *grid)
 enum emulator_result emulator_launch(uint64_t handle, const struct emulator_grid *grid,
                                      uint32_t slot, uint32_t device, void **parameters)
 {
-    const struct emulator_kernel *kernel = find(handle);
+    const struct cairn_kernel *kernel = find(handle);
     if (kernel == NULL) return EMULATOR_INVALID_HANDLE;
     enum emulator_result result = judge(grid);
     if (result == EMULATOR_OK && (parameters == NULL || parameters[0] == NULL))
         result = EMULATOR_INVALID_VALUE;
     if (result != EMULATOR_OK) return result;
-    struct launch_op *launch = calloc(1, sizeof *launch + kernel->args_bytes + sizeof(max_align_t));
+    if (grid->threads[0] != CAIRN_KERNEL_BLOCK_THREADS)
+        emulator_complain("%s: blocks of %u threads, where all have %u", kernel->name,
+                          grid->threads[0], CAIRN_KERNEL_BLOCK_THREADS);
+    struct launch_op *launch = calloc(1, sizeof *launch);
     if (launch == NULL) return EMULATOR_OUT_OF_MEMORY;
     launch->op.name = kernel->name;
     launch->op.touch = touch_launch;
@@ -137,7 +150,7 @@ enum emulator_result emulator_launch(uint64_t handle, const struct emulator_grid
     do launch->stride = 1 + (uint32_t)emulator_chance(launch->blocks);
     while (common_divisor(launch->stride, launch->blocks) != 1);
     launch->fails = emulator_fault_launch() != EMULATOR_OK;
-    memcpy(launch->args, parameters[0], kernel->args_bytes);
+    memcpy(&launch->list, parameters[0], sizeof launch->list);
     emulator_stream_put(slot, device, &launch->op, NULL);
     return EMULATOR_OK;
 }

@@ -8,6 +8,8 @@
  * made. */
 #include "tests/gpu/emulator/emulator.h"
 
+#include "gpu/kernel/host.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +20,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define SPAN_BYTES  ((uint64_t)64 << 30)
+#define SPAN_BYTES  ((uint64_t)256 << 30)
 #define SPAN_PAGES  (SPAN_BYTES / EMULATOR_PAGE)
 #define HANDLES     4096
 #define PHYSICAL    ((uint64_t)1 << 60) /* numbers of device memory begin here, above all addresses */
@@ -57,6 +59,7 @@ static enum emulator_result open_arena(void)
     if (at == MAP_FAILED) return EMULATOR_OUT_OF_MEMORY;
     arena = ((uint64_t)(uintptr_t)at + EMULATOR_PAGE - 1) / EMULATOR_PAGE * EMULATOR_PAGE;
     emulator_distance = SPAN_BYTES;
+    cairn_kernel_memory = (struct cairn_kernel_memory) { arena, SPAN_BYTES, emulator_distance };
     return EMULATOR_OK;
 }
 
@@ -226,24 +229,31 @@ static bool pages_of(uint64_t address, uint64_t bytes, size_t *first_out, size_t
     return true;
 }
 
-/* A page stays free behind each: who runs over the end meets nothing. */
+static bool all_free(size_t first, size_t end)
+{
+    for (size_t i = first; i < end; i++)
+        if (pages[i].reservation != 0) return false;
+    return true;
+}
+
+/* A page stays free on both sides of each: who runs over the end meets nothing. */
 enum emulator_result emulator_memory_reserve(uint64_t bytes, uint64_t alignment,
                                              uint64_t *address_out)
 {
+    const uint64_t align = alignment < EMULATOR_PAGE ? EMULATOR_PAGE : alignment;
     const size_t count = bytes / EMULATOR_PAGE;
     if (bytes == 0 || bytes % EMULATOR_PAGE != 0) return EMULATOR_INVALID_VALUE;
     if ((alignment & (alignment - 1)) != 0) return EMULATOR_INVALID_VALUE;
-    if (alignment > EMULATOR_PAGE || bytes > SPAN_BYTES)
-        return EMULATOR_OUT_OF_MEMORY; // never asked for so far
+    if (align > SPAN_BYTES || bytes > SPAN_BYTES) return EMULATOR_OUT_OF_MEMORY;
     enum emulator_result result = open_arena();
     if (result != EMULATOR_OK) return result;
-    for (size_t first = 1, free = 0, i = 1; i < SPAN_PAGES; i++) {
-        free = pages[i].reservation == 0 ? free + 1 : 0;
-        if (free == 0) first = i + 2; // the guard
-        if (i < first || i + 1 - first <= count) continue;
+    uint64_t at = (arena + EMULATOR_PAGE + align - 1) / align * align;
+    for (; at - arena + bytes + EMULATOR_PAGE <= SPAN_BYTES; at += align) {
+        const size_t first = (at - arena) / EMULATOR_PAGE;
+        if (!all_free(first - 1, first + count + 1)) continue;
         for (size_t page = first; page < first + count; page++)
             pages[page].reservation = (uint32_t)first + 1;
-        *address_out = arena + first * EMULATOR_PAGE;
+        *address_out = at;
         return EMULATOR_OK;
     }
     return EMULATOR_OUT_OF_MEMORY;
