@@ -38,9 +38,10 @@ enum {
     CTL_TAKES_CHUNK = 1u << 18,
     CTL_TAKES_FORCE = 1u << 19,
     CTL_TAKES_YES = 1u << 20,
-    CTL_TAKES_WATCH = 1u << 21, /* --watch */
-    CTL_TAKES_EVERY = 1u << 22, /* --every, --once */
-    CTL_TAKES_TERMS = 1u << 23, /* what `job amend` changes */
+    CTL_TAKES_WATCH = 1u << 21,   /* --watch */
+    CTL_TAKES_EVERY = 1u << 22,   /* --every, --once */
+    CTL_TAKES_TERMS = 1u << 23,   /* what `job amend` changes */
+    CTL_TAKES_BACKEND = 1u << 24, /* --backend, --device */
     CTL_BENCHES = CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS,
     CTL_ASKS = CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT,
     CTL_LISTS = CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET | CTL_TAKES_WATCH
@@ -55,6 +56,8 @@ struct ctl_bench {
     const char *timeline; /* the file */
     const char *read;     /* "fetch" or "map" */
     double backward_ms;
+    const char *backend; /* "host" or "cuda" */
+    const char *device;  /* of cuda: its number or UUID */
     const char
         *only; /* a part of the bench; the bench judges it, and ctl.path: the way of the data */
 };

@@ -80,8 +80,10 @@ static const struct subcommand subcommands[] = {
       CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_YES, cairn_ctl_snapshot_rm },
     { "bench", "update", "",
       "the shard's arithmetic (fold of 2 workers, norm, AdamW, publish) against the speed of "
-      "memory; --only adamw",
-      0, 0, CTL_BENCHES | CTL_TAKES_PARAMS | CTL_TAKES_THREADS | CTL_TAKES_WIRE | CTL_TAKES_ONLY,
+      "memory; --only adamw; on a device with --backend cuda",
+      0, 0,
+      CTL_BENCHES | CTL_TAKES_PARAMS | CTL_TAKES_THREADS | CTL_TAKES_WIRE | CTL_TAKES_ONLY |
+          CTL_TAKES_BACKEND,
       cairn_bench_update },
     { "bench", "layout", "", "the planner, as a process of its own, against 1 s and 1 GiB", 0, 0,
       CTL_BENCHES | CTL_TAKES_PARAMS | CTL_TAKES_SHARDS | CTL_TAKES_TENSORS, cairn_bench_layout },

@@ -30,6 +30,8 @@ enum {
     OPT_TENSORS,
     OPT_WIRE,
     OPT_ONLY,
+    OPT_BACKEND,
+    OPT_DEVICE,
     OPT_TIMELINE,
     OPT_BACKWARD,
     OPT_READ,
@@ -150,6 +152,14 @@ static const struct {
       "what gradients and parameters travel as (bf16)" },
     { { "path", 1, 0, OPT_PATH }, CTL_TAKES_WAY, "--path NAME", "the way of the data" },
     { { "only", 1, 0, OPT_ONLY }, CTL_TAKES_ONLY, "--only NAME", "one part of it" },
+    { { "backend", 1, 0, OPT_BACKEND },
+      CTL_TAKES_BACKEND,
+      "--backend host|cuda",
+      "where the arrays are, and what works on them (host)" },
+    { { "device", 1, 0, OPT_DEVICE },
+      CTL_TAKES_BACKEND,
+      "--device N",
+      "of cuda: its number or UUID (the first)" },
     { { "timeline", 1, 0, OPT_TIMELINE },
       CTL_TAKES_TIMELINE,
       "--timeline FILE",
@@ -258,6 +268,13 @@ static int parse_wire(struct ctl *ctl, const char *text)
     return cairn_ctl_fail(CAIRN_ERR_INVALID, "--wire %s: f32 and bf16 are allowed", text);
 }
 
+static int parse_backend(struct ctl *ctl, const char *text)
+{
+    ctl->bench.backend = text;
+    if (strcmp(text, "host") == 0 || strcmp(text, "cuda") == 0) return -1;
+    return cairn_ctl_fail(CAIRN_ERR_INVALID, "--backend %s: host and cuda are allowed", text);
+}
+
 /* 1 to max, with K, M, G or T for thousands of it. */
 static int parse_count(const char *name, const char *text, uint64_t max, uint64_t *out)
 {
@@ -362,6 +379,8 @@ static int take(struct ctl *ctl, int option)
     case OPT_PARAMS: return parse_count("params", optarg, (uint64_t)1 << 56, &ctl->bench.params);
     case OPT_SECONDS: return parse_seconds("seconds", optarg, &ctl->bench.seconds);
     case OPT_WIRE: return parse_wire(ctl, optarg);
+    case OPT_BACKEND: return parse_backend(ctl, optarg);
+    case OPT_DEVICE: ctl->bench.device = optarg; return -1;
     case OPT_TIMELINE: ctl->bench.timeline = optarg; return -1;
     case OPT_READ: ctl->bench.read = optarg; return -1;
     case OPT_BACKWARD: return parse_milliseconds("backward", optarg, &ctl->bench.backward_ms);

@@ -142,7 +142,13 @@ struct cairn_hash_item {
 #define CAIRN_PIECE_BYTES  ((uint64_t)16384) /* of zero, and of a run of copy */
 #define CAIRN_PIECE_HASHES ((uint64_t)32)    /* leaves of hash */
 
-static inline uint64_t cairn_pieces_of(uint64_t whole, uint64_t piece)
+#ifdef __CUDACC__
+#define CAIRN_PIECES_FN static inline __host__ __device__
+#else
+#define CAIRN_PIECES_FN static inline
+#endif
+
+CAIRN_PIECES_FN uint64_t cairn_pieces_of(uint64_t whole, uint64_t piece)
 {
     return whole / piece + (whole % piece != 0 ? 1 : 0);
 }

@@ -51,6 +51,7 @@ refuses() {
 of update update --params 1M --threads 1
 of update update --params 1M --threads 2 --wire f32
 of update.adamw update --params 1M --only adamw
+of update update --params 1M --backend host
 of latency latency --workers 1 --shards 1
 of layout layout --params 1G --shards 10 --tensors 100
 floor cpu_ratio 0.45 update --params 16M --threads 1
@@ -121,6 +122,9 @@ refuses update --shards 2
 refuses map --path carrier-pigeon
 refuses map --workers 2
 refuses update --only sums
+refuses update --backend tpu
+refuses update --device 0
+refuses layout --backend host
 refuses update --wire f16
 refuses update --params 900T
 refuses layout --threads 2

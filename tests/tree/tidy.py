@@ -68,7 +68,8 @@ ROOMS = {
     **{room: ["proto/", *CLIENT] for room in ("client/session.h", "client/job.h")},
     "client/ctl/": ["proto/", "client/include/", "client/base/env.h", "client/ctl/bench/bench.h",
                     "server/shard/job/need.h"],
-    "client/ctl/bench/": ["proto/", "client/include/", "gpu/gpu.h", "client/ctl/ctl.h", "client/ctl/local.h"],
+    "client/ctl/bench/": ["proto/", "client/include/", "gpu/gpu.h", "gpu/home.h", "client/ctl/ctl.h",
+                          "client/ctl/local.h"],
     "client/examples/": ["client/include/"],
 }
 BANNED_CALLS = re.compile(r"\b(strcpy|strcat|sprintf|vsprintf|gets|strtok|localtime|gmtime)\s*\(")

@@ -304,7 +304,10 @@ static void expect_given_up(bool gives_up, const char *why)
     Cairn__RoundBegin begin = CAIRN__ROUND_BEGIN__INIT;
     begin.job = job;
     (void)fake_begin(&fake, &w[0], job);
-    if (gives_up) fake_shard_give_up(&fake.shards[2], why);
+    if (gives_up) {
+        fake_until(&fake, fake.shards[2].round != 0); // before that it relays nothing
+        fake_shard_give_up(&fake.shards[2], why);
+    }
     cairn_message_free(fake_expect(&fake, &w[0], CAIRN_MSG_ROUND_RESULT, 0)); // void
     fake_request(&w[0], CAIRN_MSG_ROUND_BEGIN, &begin.base);
     fake_until(&fake, fake.shards[2].member_count == 4); // opened again, each by itself

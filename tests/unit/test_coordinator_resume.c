@@ -58,6 +58,8 @@ TEST(who_comes_without_the_wish_begins_no_job_before_it_is_fulfilled)
     struct fake_peer without = worker("without");
     drop();
     const uint32_t wish = ask_open(&with, &spec);
+    fake_until(&fake,
+               fake.cluster->resumes != NULL); // heard, before what comes on another connection
     const uint32_t plain = fake_job_open(&without, &spec, 60, 1);
     expect_attached(&with, wish);
     expect_attached(&without, plain);

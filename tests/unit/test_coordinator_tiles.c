@@ -121,10 +121,16 @@ static uint64_t running_halves(struct fake_peer *w0, struct fake_peer *w1)
 /* A round of both, to its end; the step after it. */
 static uint64_t one_round(struct fake_peer *w0, struct fake_peer *w1, uint64_t job)
 {
+    for (int i = 0; i < 2; i++) fake.shards[i].holds_reduced = true; // until both are in it
     const uint32_t first = fake_ask_begin(w0, job);
     const uint32_t second = fake_ask_begin(w1, job);
     const uint64_t round = expect_opened(w0, first, 2);
     ck_assert_uint_eq(expect_opened(w1, second, 2), round);
+    fake_until(&fake, fake.shards[0].round == round && fake.shards[1].round == round);
+    for (int i = 0; i < 2; i++) {
+        fake.shards[i].holds_reduced = false;
+        fake_shard_report_reduced(&fake.shards[i]);
+    }
     fake_commit(&fake, w0, job, round);
     return fake_commit(&fake, w1, job, round);
 }

@@ -1,0 +1,74 @@
+/* The arrays of `cairn bench update` in a home, and passes over them by threads that give the home lists of
+ * works, as a shard's pool does. Private to the bench of the update; calls are made from one thread. */
+#ifndef CAIRN_CTL_BENCH_UPDATE_H
+#define CAIRN_CTL_BENCH_UPDATE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "client/ctl/bench/streams.h"
+#include "gpu/home.h"
+
+#define CAIRN_UPDATE_CHUNK_LEAVES 64
+#define CAIRN_UPDATE_CHUNK_ELEMS  ((size_t)CAIRN_UPDATE_CHUNK_LEAVES * CAIRN_LEAF_ELEMS)
+#define CAIRN_UPDATE_SOURCES      2
+#define CAIRN_UPDATE_THREADS_MAX  64
+
+/* What works of one chunk point to while they run. */
+struct cairn_update_slot {
+    struct cairn_source sources[CAIRN_UPDATE_SOURCES];
+    struct cairn_sums sums;
+    uint64_t nonfinite;
+};
+
+/* A thread's own things, owned. */
+struct cairn_update_thread {
+    struct cairn_home_stream *stream;
+    struct cairn_update_slot *slots; /* [list_chunks] */
+    struct cairn_work *works;        /* [list_chunks], at least as many as a chunk is filled with */
+    float *values;                   /* [chunk] host memory, to fill from */
+};
+
+struct cairn_update_arrays {
+    /* set by the caller before opening */
+    struct cairn_home *home; /* borrowed */
+    struct cairn_geometry geometry;
+    struct cairn_group_scalars scalars;
+    cairn_dtype wire_dtype;
+    bool only_adamw;
+    size_t elems; /* whole chunks */
+    uint32_t threads;
+    /* owned: addresses in the home; NULL: not of this bench */
+    void *sources[CAIRN_UPDATE_SOURCES], *wire; /* [elems] wire_dtype */
+    float *sum, *param, *exp_avg, *exp_avg_sq;
+    void *copies; /* a device's: room for all arrays once more; NULL for the host */
+    struct cairn_bench_stream streams[CAIRN_BENCH_STREAMS_MAX]; /* the same arrays */
+    struct cairn_update_map {
+        struct cairn_home_memory memory; /* a device's */
+        void *map;                       /* the host's, in large pages */
+        size_t bytes;
+    } maps[CAIRN_BENCH_STREAMS_MAX + 1]; /* of the same, and of copies */
+    size_t stream_count, map_count;
+    size_t streams_bytes; /* an element: of all arrays */
+    size_t list_chunks;   /* works that a thread gives at once */
+    struct cairn_update_thread thread[CAIRN_UPDATE_THREADS_MAX];
+};
+
+/* Makes them, and fills them: gradients of about the size that a step has; parameters and moments have seen
+ * one update. False: `why` says it, and all is given back by cairn_update_arrays_close. */
+bool cairn_update_arrays_open(struct cairn_update_arrays *arrays, struct cairn_sentence *why);
+void cairn_update_arrays_close(struct cairn_update_arrays *arrays);
+
+/* Fills the arrays; of opening. */
+bool cairn_update_pass_fill(struct cairn_update_arrays *arrays, struct cairn_sentence *why);
+/* One pass over all arrays. Each gives the seconds that it took, and adds those of all cores to *cpu_sum.
+ * 0: it failed, and `why` says how. */
+double cairn_update_pass_fold(struct cairn_update_arrays *arrays, double *cpu_sum,
+                              struct cairn_sentence *why);
+double cairn_update_pass_update(struct cairn_update_arrays *arrays, double *cpu_sum,
+                                struct cairn_sentence *why);
+/* Reads all arrays once and writes as many bytes: in place on the host, a copy on a device. */
+double cairn_update_pass_reference(struct cairn_update_arrays *arrays, double *cpu_sum,
+                                   struct cairn_sentence *why);
+
+#endif

@@ -1,0 +1,87 @@
+/* The strict left fold of contributions in the order of gpu/host/isa/fold.h, without sums. */
+#ifndef CAIRN_GPU_KERNEL_FOLD_H
+#define CAIRN_GPU_KERNEL_FOLD_H
+
+#include "gpu/kernel/memory.h"
+
+#define FOLD_ROWS 4
+
+/* What is folded, from some element on. */
+struct fold_of {
+    uint64_t acc, sources;
+    uint32_t source_count;
+    bool first;
+};
+
+KERNEL_FN struct cairn_kernel_source fold_source(const struct fold_of *f, uint32_t source)
+{
+    return *MEMORY_AT(const struct cairn_kernel_source,
+                      f->sources + source * sizeof(struct cairn_kernel_source));
+}
+
+/* x = x + y; `copies`: x = y, as adding to 0 would lose -0. */
+KERNEL_FN void fold_add(struct four *x, const struct four *y, bool copies)
+{
+    KERNEL_UNROLL
+    for (int r = 0; r < FOLD_ROWS; r++) {
+        KERNEL_UNROLL
+        for (int c = 0; c < 4; c++) x[r].of[c] = copies ? y[r].of[c] : x[r].of[c] + y[r].of[c];
+    }
+}
+
+/* acc + s0 + s1 + ... of a lane's rows, in registers: acc goes through memory once. skip: elements of the
+ * sources before those of acc's first one. Two sources of the same dtype are in flight at a time. */
+KERNEL_FN void fold_rows(struct four *x, const struct fold_of *f, uint64_t skip, uint64_t elem,
+                         uint64_t apart)
+{
+    KERNEL_UNROLL
+    for (int r = 0; r < FOLD_ROWS; r++) {
+        KERNEL_UNROLL
+        for (int c = 0; c < 4; c++) x[r].of[c] = 0;
+    }
+    if (!f->first) load_rows(x, FOLD_ROWS, f->acc, CAIRN_F32, elem, apart);
+    for (uint32_t i = 0; i < f->source_count;) {
+        const struct cairn_kernel_source a = fold_source(f, i);
+        const struct cairn_kernel_source b = fold_source(f, i + 1 < f->source_count ? i + 1 : i);
+        const bool both = i + 1 < f->source_count && a.dtype == b.dtype;
+        struct four y[FOLD_ROWS], z[FOLD_ROWS];
+        load_rows(y, FOLD_ROWS, a.data, a.dtype, skip + elem, apart);
+        if (both) load_rows(z, FOLD_ROWS, b.data, b.dtype, skip + elem, apart);
+        fold_add(x, y, f->first && i == 0);
+        if (both) fold_add(x, z, false);
+        i += both ? 2 : 1;
+    }
+}
+
+KERNEL_FN float fold_one(const struct fold_of *f, uint64_t skip, uint64_t elem)
+{
+    float x = f->first ? 0 : load_f32(f->acc, elem);
+    for (uint32_t i = 0; i < f->source_count; i++) {
+        const struct cairn_kernel_source source = fold_source(f, i);
+        const float y = load_one(source.data, source.dtype, skip + elem);
+        x = f->first && i == 0 ? y : x + y;
+    }
+    return x;
+}
+
+KERNEL_FN void fold_piece(const struct cairn_fold_item *item, uint64_t piece)
+{
+    const struct fold_of f = { item->acc, item->sources, item->source_count, item->first != 0 };
+    const uint64_t from = piece * CAIRN_PIECE_ELEMS,
+                   end = least(from + CAIRN_PIECE_ELEMS, item->elems);
+    if (f.source_count == 0 && !f.first) return;
+    EACH_LANE(lane)
+    {
+        uint64_t i = from + 4 * lane;
+        for (; rows_fit(i, FOLD_ROWS, WARP_ELEMS, end); i += FOLD_ROWS * WARP_ELEMS) {
+            struct four x[FOLD_ROWS];
+            fold_rows(x, &f, 0, i, WARP_ELEMS);
+            store_rows(x, FOLD_ROWS, f.acc, CAIRN_F32, i, WARP_ELEMS);
+        }
+        for (; i < end; i += WARP_ELEMS)
+            for (uint64_t k = i; k < least(i + 4, end); k++)
+                store_f32(f.acc, k, fold_one(&f, 0, k));
+    }
+}
+
+#endif

@@ -1,0 +1,32 @@
+#include "gpu/kernel/host.h"
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+#include "gpu/kernel/bodies.h"
+#include "gpu/kernel/ranges.h"
+
+struct cairn_kernel_memory cairn_kernel_memory;
+
+#define RUN_BLOCK(name, item)                                                                     \
+    static void name##_run(const struct cairn_kernel_list *list, uint32_t block, uint32_t blocks) \
+    {                                                                                             \
+        assert(block < blocks);                                                                   \
+        for (uint64_t warp = 0; warp < CAIRN_KERNEL_BLOCK_WARPS; warp++)                          \
+            name##_body(list, (uint64_t)block *CAIRN_KERNEL_BLOCK_WARPS + warp,                   \
+                        (uint64_t)blocks * CAIRN_KERNEL_BLOCK_WARPS);                             \
+    }
+CAIRN_KERNELS(RUN_BLOCK)
+
+#define KERNEL(name, item) \
+    [CAIRN_KERNEL_##       \
+        name] = { "cairn_kernel_" #name, sizeof(item), name##_run, cairn_ranges_##name },
+const struct cairn_kernel cairn_kernels[CAIRN_KERNEL_COUNT] = { CAIRN_KERNELS(KERNEL) };
+
+const struct cairn_kernel *cairn_kernel_named(const char *name)
+{
+    for (size_t i = 0; i < CAIRN_KERNEL_COUNT; i++)
+        if (strcmp(cairn_kernels[i].name, name) == 0) return &cairn_kernels[i];
+    return NULL;
+}

@@ -1,0 +1,194 @@
+/* How kernels read and write elements: four at a time, in one access of 16 or 8 bytes where the address
+ * allows it, and fp32 and bf16 as bits. */
+#ifndef CAIRN_GPU_KERNEL_MEMORY_H
+#define CAIRN_GPU_KERNEL_MEMORY_H
+
+#include "gpu/kernel/kernel.h"
+
+struct four {
+    float of[4];
+};
+
+/* What one access moves. */
+struct f32x4 {
+    float of[4];
+} __attribute__((aligned(16)));
+struct u16x4 {
+    uint16_t of[4];
+} __attribute__((aligned(8)));
+struct u64x2 {
+    uint64_t of[2];
+} __attribute__((aligned(16)));
+
+KERNEL_FN uint32_t bits_of_f32(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+KERNEL_FN float f32_of_bits(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+KERNEL_FN bool f32_is_finite(float x)
+{
+    return (bits_of_f32(x) & 0x7f800000u) != 0x7f800000u;
+}
+
+/* To nearest even: adding 0x7fff carries when the lower half is above one half, and the kept part's last
+ * bit makes the tie even. Overflow gives infinity; NaN becomes the quiet one. */
+KERNEL_FN uint16_t bf16_of_f32(float x)
+{
+    const uint32_t u = bits_of_f32(x);
+    const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
+}
+
+KERNEL_FN float f32_of_bf16(uint16_t half)
+{
+    return f32_of_bits((uint32_t)half << 16);
+}
+
+/* ---- one element; base: the address of element 0 ---- */
+
+KERNEL_FN float load_f32(uint64_t base, uint64_t elem)
+{
+    return *MEMORY_AT(const float, base + 4 * elem);
+}
+
+KERNEL_FN void store_f32(uint64_t base, uint64_t elem, float x)
+{
+    *MEMORY_AT(float, base + 4 * elem) = x;
+}
+
+KERNEL_FN float load_bf16(uint64_t base, uint64_t elem)
+{
+    return f32_of_bf16(*MEMORY_AT(const uint16_t, base + 2 * elem));
+}
+
+KERNEL_FN void store_bf16(uint64_t base, uint64_t elem, float x)
+{
+    *MEMORY_AT(uint16_t, base + 2 * elem) = bf16_of_f32(x);
+}
+
+/* ---- four elements from `elem` on ---- */
+
+KERNEL_FN struct four load_four_f32(uint64_t base, uint64_t elem)
+{
+    const uint64_t at = base + 4 * elem;
+    struct four x;
+    if (at % 16 == 0) {
+        const struct f32x4 all = *MEMORY_AT(const struct f32x4, at);
+        KERNEL_UNROLL
+        for (int c = 0; c < 4; c++) x.of[c] = all.of[c];
+    } else {
+        KERNEL_UNROLL
+        for (int c = 0; c < 4; c++) x.of[c] = load_f32(at, (uint64_t)c);
+    }
+    return x;
+}
+
+KERNEL_FN void store_four_f32(uint64_t base, uint64_t elem, struct four x)
+{
+    const uint64_t at = base + 4 * elem;
+    if (at % 16 == 0) {
+        struct f32x4 all;
+        KERNEL_UNROLL
+        for (int c = 0; c < 4; c++) all.of[c] = x.of[c];
+        *MEMORY_AT(struct f32x4, at) = all;
+    } else {
+        KERNEL_UNROLL
+        for (int c = 0; c < 4; c++) store_f32(at, (uint64_t)c, x.of[c]);
+    }
+}
+
+KERNEL_FN struct four load_four_bf16(uint64_t base, uint64_t elem)
+{
+    const uint64_t at = base + 2 * elem;
+    struct four x;
+    if (at % 8 == 0) {
+        const struct u16x4 all = *MEMORY_AT(const struct u16x4, at);
+        KERNEL_UNROLL
+        for (int c = 0; c < 4; c++) x.of[c] = f32_of_bf16(all.of[c]);
+    } else {
+        KERNEL_UNROLL
+        for (int c = 0; c < 4; c++) x.of[c] = load_bf16(at, (uint64_t)c);
+    }
+    return x;
+}
+
+KERNEL_FN void store_four_bf16(uint64_t base, uint64_t elem, struct four x)
+{
+    const uint64_t at = base + 2 * elem;
+    if (at % 8 == 0) {
+        struct u16x4 all;
+        KERNEL_UNROLL
+        for (int c = 0; c < 4; c++) all.of[c] = bf16_of_f32(x.of[c]);
+        *MEMORY_AT(struct u16x4, at) = all;
+    } else {
+        KERNEL_UNROLL
+        for (int c = 0; c < 4; c++) store_bf16(at, (uint64_t)c, x.of[c]);
+    }
+}
+
+/* ---- of either dtype ---- */
+
+KERNEL_FN float load_one(uint64_t base, uint64_t dtype, uint64_t elem)
+{
+    return dtype == CAIRN_BF16 ? load_bf16(base, elem) : load_f32(base, elem);
+}
+
+KERNEL_FN void store_one(uint64_t base, uint64_t dtype, uint64_t elem, float x)
+{
+    if (dtype == CAIRN_BF16)
+        store_bf16(base, elem, x);
+    else
+        store_f32(base, elem, x);
+}
+
+/* Rows of fours, `apart` elements from one to the next: many accesses in flight. */
+KERNEL_FN void load_rows(struct four *rows, int count, uint64_t base, uint64_t dtype, uint64_t elem,
+                         uint64_t apart)
+{
+    if (dtype == CAIRN_BF16) {
+        KERNEL_UNROLL
+        for (int r = 0; r < count; r++) rows[r] = load_four_bf16(base, elem + (uint64_t)r * apart);
+    } else {
+        KERNEL_UNROLL
+        for (int r = 0; r < count; r++) rows[r] = load_four_f32(base, elem + (uint64_t)r * apart);
+    }
+}
+
+KERNEL_FN void store_rows(const struct four *rows, int count, uint64_t base, uint64_t dtype,
+                          uint64_t elem, uint64_t apart)
+{
+    if (dtype == CAIRN_BF16) {
+        KERNEL_UNROLL
+        for (int r = 0; r < count; r++) store_four_bf16(base, elem + (uint64_t)r * apart, rows[r]);
+    } else {
+        KERNEL_UNROLL
+        for (int r = 0; r < count; r++) store_four_f32(base, elem + (uint64_t)r * apart, rows[r]);
+    }
+}
+
+/* ---- pieces of elements ---- */
+
+/* Elements from one four of a lane to the next, where a warp goes through elements in order. */
+#define WARP_ELEMS ((uint64_t)4 * CAIRN_KERNEL_WARP)
+
+KERNEL_FN uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* True if all of a lane's `rows` fours from `elem` on are before `end`. */
+KERNEL_FN bool rows_fit(uint64_t elem, int rows, uint64_t apart, uint64_t end)
+{
+    return elem + (uint64_t)(rows - 1) * apart + 4 <= end;
+}
+
+#endif

@@ -1,0 +1,13 @@
+/* What a launch of each kernel touches: the `ranges` of gpu/kernel/host.h. Private to gpu/kernel. */
+#ifndef CAIRN_GPU_KERNEL_RANGES_H
+#define CAIRN_GPU_KERNEL_RANGES_H
+
+#include "gpu/kernel/host.h"
+
+#define CAIRN_KERNEL_RANGES(name, item)                                                       \
+    void cairn_ranges_##name(const struct cairn_kernel_list *list, cairn_kernel_note_fn note, \
+                             void *context);
+CAIRN_KERNELS(CAIRN_KERNEL_RANGES)
+#undef CAIRN_KERNEL_RANGES
+
+#endif

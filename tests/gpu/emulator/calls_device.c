@@ -1,0 +1,244 @@
+/* Calls: the driver, its devices, contexts, and the names of errors. */
+#include "tests/gpu/emulator/calls.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static struct context {
+    uint32_t generation, retained;
+} contexts[EMULATOR_DEVICES];
+
+static pid_t begun_by; /* 0: cuInit has not been called */
+static __thread struct {
+    uint32_t device, generation; /* of the context; no generation: none */
+} current;
+
+uint32_t emulator_device(void)
+{
+    return current.device;
+}
+
+static bool in_context(void)
+{
+    const struct context *context = &contexts[current.device];
+    return current.generation != 0 && context->retained > 0 &&
+           context->generation == current.generation;
+}
+
+enum emulator_result emulator_enter(enum emulator_need need)
+{
+    pthread_mutex_lock(&emulator_lock);
+    if (need == EMULATOR_NEEDS_NOTHING) return EMULATOR_OK;
+    if (begun_by != getpid()) {
+        emulator_say("a call without cuInit%s",
+                     begun_by == 0 ? "" : " in this process, which a fork has made");
+        return EMULATOR_NOT_INITIALIZED;
+    }
+    if (need == EMULATOR_NEEDS_INIT) return EMULATOR_OK;
+    if (!in_context()) {
+        emulator_say("a call in a thread that works in no context");
+        return EMULATOR_INVALID_CONTEXT;
+    }
+    return emulator_sticky(current.device);
+}
+
+int emulator_leave(enum emulator_result result)
+{
+    pthread_mutex_unlock(&emulator_lock);
+    return (int)result;
+}
+
+/* ---- the driver ---- */
+
+/* The environment is read once. */
+static void begin_options(void)
+{
+    static bool begun;
+    if (!begun) emulator_options_begin();
+    begun = true;
+}
+
+static enum emulator_result begin(unsigned flags)
+{
+    begin_options();
+    if (flags != 0) return EMULATOR_INVALID_VALUE;
+    if (begun_by != 0 && begun_by != getpid()) return EMULATOR_NOT_INITIALIZED;
+    if (emulator_options.devices == 0) return EMULATOR_NO_DEVICE;
+    begun_by = getpid();
+    return EMULATOR_OK;
+}
+
+int cuInit(unsigned flags)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_NOTHING, begin(flags));
+}
+
+/* Before cuInit, too. */
+int cuDriverGetVersion(int *version_out)
+{
+    enum emulator_result result = emulator_enter(EMULATOR_NEEDS_NOTHING);
+    begin_options();
+    *version_out = (int)emulator_options.driver;
+    return emulator_leave(result);
+}
+
+static const struct {
+    int result;
+    const char *name;
+} errors[] = {
+    { 0, "CUDA_SUCCESS" },
+    { 1, "CUDA_ERROR_INVALID_VALUE" },
+    { 2, "CUDA_ERROR_OUT_OF_MEMORY" },
+    { 3, "CUDA_ERROR_NOT_INITIALIZED" },
+    { 100, "CUDA_ERROR_NO_DEVICE" },
+    { 101, "CUDA_ERROR_INVALID_DEVICE" },
+    { 200, "CUDA_ERROR_INVALID_IMAGE" },
+    { 201, "CUDA_ERROR_INVALID_CONTEXT" },
+    { 214, "CUDA_ERROR_ECC_UNCORRECTABLE" },
+    { 304, "CUDA_ERROR_OPERATING_SYSTEM" },
+    { 400, "CUDA_ERROR_INVALID_HANDLE" },
+    { 500, "CUDA_ERROR_NOT_FOUND" },
+    { 600, "CUDA_ERROR_NOT_READY" },
+    { 700, "CUDA_ERROR_ILLEGAL_ADDRESS" },
+    { 712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED" },
+    { 713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED" },
+    { 719, "CUDA_ERROR_LAUNCH_FAILED" },
+    { 801, "CUDA_ERROR_NOT_SUPPORTED" },
+    { 999, "CUDA_ERROR_UNKNOWN" },
+};
+
+int cuGetErrorName(int result, const char **name_out)
+{
+    *name_out = NULL;
+    for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++)
+        if (errors[i].result == result) *name_out = errors[i].name;
+    return *name_out == NULL ? EMULATOR_INVALID_VALUE : EMULATOR_OK;
+}
+
+/* ---- devices ---- */
+
+static enum emulator_result known(int device)
+{
+    return device >= 0 && (uint64_t)device < emulator_options.devices ? EMULATOR_OK
+                                                                      : EMULATOR_INVALID_DEVICE;
+}
+
+int cuDeviceGetCount(int *count_out)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_INIT, (*count_out = (int)emulator_options.devices, EMULATOR_OK));
+}
+
+int cuDeviceGet(int *device_out, int number)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_INIT, known(number) == EMULATOR_OK
+                                           ? (*device_out = number, EMULATOR_OK)
+                                           : EMULATOR_INVALID_DEVICE);
+}
+
+static enum emulator_result tell_name(char *name, int bytes, int device)
+{
+    if (bytes <= 0 || known(device) != EMULATOR_OK) return EMULATOR_INVALID_DEVICE;
+    snprintf(name, (size_t)bytes, "Emulated card %d", device);
+    return EMULATOR_OK;
+}
+
+int cuDeviceGetName(char *name, int bytes, int device)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_INIT, tell_name(name, bytes, device));
+}
+
+/* GPU-e0e0e0e0-e0e0-e0e0-e0e0-e0e0e0e0e0NN */
+static enum emulator_result tell_uuid(struct cairn_cu_uuid *uuid_out, int device)
+{
+    if (known(device) != EMULATOR_OK) return EMULATOR_INVALID_DEVICE;
+    memset(uuid_out, 0xE0, sizeof *uuid_out);
+    uuid_out->bytes[15] = (unsigned char)device;
+    return EMULATOR_OK;
+}
+
+int cuDeviceGetUuid_v2(struct cairn_cu_uuid *uuid_out, int device)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_INIT, tell_uuid(uuid_out, device));
+}
+
+static enum emulator_result tell_attribute(int *value_out, int attribute, int device)
+{
+    if (known(device) != EMULATOR_OK) return EMULATOR_INVALID_DEVICE;
+    switch (attribute) {
+    case CAIRN_CU_MULTIPROCESSOR_COUNT: *value_out = 4; return EMULATOR_OK;
+    case CAIRN_CU_CAPABILITY_MAJOR: *value_out = 8; return EMULATOR_OK;
+    case CAIRN_CU_CAPABILITY_MINOR: *value_out = 0; return EMULATOR_OK;
+    case CAIRN_CU_HAS_VIRTUAL_MEMORY:
+    case CAIRN_CU_HAS_POSIX_HANDLES: *value_out = 1; return EMULATOR_OK;
+    default:
+        emulator_say("nobody has asked for attribute %d before", attribute);
+        return EMULATOR_INVALID_VALUE;
+    }
+}
+
+int cuDeviceGetAttribute(int *value_out, int attribute, int device)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_INIT, tell_attribute(value_out, attribute, device));
+}
+
+int cuDeviceTotalMem_v2(size_t *bytes_out, int device)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_INIT, known(device) == EMULATOR_OK
+                                           ? (*bytes_out = emulator_options.total, EMULATOR_OK)
+                                           : EMULATOR_INVALID_DEVICE);
+}
+
+/* ---- contexts ---- */
+
+static enum emulator_result retain(struct CUctx_st **context_out, int device)
+{
+    if (known(device) != EMULATOR_OK) return EMULATOR_INVALID_DEVICE;
+    struct context *context = &contexts[device];
+    if (emulator_sticky((uint32_t)device) != EMULATOR_OK) return emulator_sticky((uint32_t)device);
+    if (context->retained++ == 0) context->generation++;
+    *context_out = (struct CUctx_st *)(uintptr_t)emulator_handle(
+        EMULATOR_CONTEXT, context->generation, (uint32_t)device);
+    return EMULATOR_OK;
+}
+
+int cuDevicePrimaryCtxRetain(struct CUctx_st **context_out, int device)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_INIT, retain(context_out, device));
+}
+
+static enum emulator_result release(int device)
+{
+    if (known(device) != EMULATOR_OK) return EMULATOR_INVALID_DEVICE;
+    if (contexts[device].retained == 0) return EMULATOR_INVALID_CONTEXT;
+    if (--contexts[device].retained > 0) return EMULATOR_OK;
+    emulator_stream_forget((uint32_t)device);
+    emulator_fail_not((uint32_t)device);
+    return EMULATOR_OK;
+}
+
+int cuDevicePrimaryCtxRelease_v2(int device)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_INIT, release(device));
+}
+
+static enum emulator_result set_current(const struct CUctx_st *context)
+{
+    const uint64_t handle = emulator_number(context);
+    const uint32_t device = emulator_handle_index(handle) % EMULATOR_DEVICES;
+    if (context == NULL) {
+        current.generation = 0;
+        return EMULATOR_OK;
+    }
+    const struct context *c = &contexts[device];
+    if (c->retained == 0 || handle != emulator_handle(EMULATOR_CONTEXT, c->generation, device))
+        return EMULATOR_INVALID_CONTEXT;
+    current.device = device;
+    current.generation = c->generation;
+    return EMULATOR_OK;
+}
+
+int cuCtxSetCurrent(struct CUctx_st *context)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_INIT, set_current(context));
+}

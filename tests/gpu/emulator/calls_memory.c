@@ -1,0 +1,153 @@
+/* Calls: memory of the device, and pinned memory of the host. */
+#include "tests/gpu/emulator/calls.h"
+
+#include <string.h>
+
+static enum emulator_result tell_info(size_t *free_out, size_t *total_out)
+{
+    struct emulator_memory_info info;
+    emulator_memory_info(emulator_device(), &info);
+    *free_out = info.free;
+    *total_out = info.total;
+    return EMULATOR_OK;
+}
+
+int cuMemGetInfo_v2(size_t *free_out, size_t *total_out)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_CONTEXT, tell_info(free_out, total_out));
+}
+
+static bool sound(const struct cairn_cu_allocation *how)
+{
+    return how->type == CAIRN_CU_ALLOCATION_PINNED &&
+           how->location.type == CAIRN_CU_LOCATION_DEVICE && how->location.id >= 0 &&
+           (uint64_t)how->location.id < emulator_options.devices &&
+           (how->handle_types & ~CAIRN_CU_HANDLE_POSIX) == 0 && how->windows_only == NULL &&
+           how->flags.compression == 0 && how->flags.usage == 0;
+}
+
+int cuMemGetAllocationGranularity(size_t *bytes_out, const struct cairn_cu_allocation *how,
+                                  int option)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_INIT, !sound(how) || option < 0 || option > 1
+                                           ? EMULATOR_INVALID_VALUE
+                                           : (*bytes_out = EMULATOR_PAGE, EMULATOR_OK));
+}
+
+int cuMemAddressReserve(uint64_t *at_out, size_t bytes, size_t align, uint64_t wish,
+                        unsigned long long flags)
+{
+    (void)wish;
+    EMULATOR_CALL(EMULATOR_NEEDS_CONTEXT, flags != 0
+                                              ? EMULATOR_INVALID_VALUE
+                                              : emulator_memory_reserve(bytes, align, at_out));
+}
+
+int cuMemAddressFree(uint64_t at, size_t bytes)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_INIT, emulator_memory_unreserve(at, bytes));
+}
+
+static enum emulator_result create(unsigned long long *handle_out, size_t bytes,
+                                   const struct cairn_cu_allocation *how, unsigned long long flags)
+{
+    uint64_t handle;
+    if (flags != 0 || !sound(how)) return EMULATOR_INVALID_VALUE;
+    const bool exportable = (how->handle_types & CAIRN_CU_HANDLE_POSIX) != 0;
+    const enum emulator_result result = emulator_memory_create((uint32_t)how->location.id, bytes,
+                                                               exportable, &handle);
+    if (result == EMULATOR_OK) *handle_out = handle;
+    return result;
+}
+
+int cuMemCreate(unsigned long long *handle_out, size_t bytes, const struct cairn_cu_allocation *how,
+                unsigned long long flags)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_CONTEXT, create(handle_out, bytes, how, flags));
+}
+
+int cuMemRelease(unsigned long long handle)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_INIT, emulator_memory_release(handle));
+}
+
+int cuMemMap(uint64_t at, size_t bytes, size_t offset, unsigned long long handle,
+             unsigned long long flags)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_CONTEXT, flags != 0
+                                              ? EMULATOR_INVALID_VALUE
+                                              : emulator_memory_map(at, bytes, offset, handle));
+}
+
+int cuMemUnmap(uint64_t at, size_t bytes)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_INIT, emulator_memory_unmap(at, bytes));
+}
+
+static enum emulator_result set_access(uint64_t at, size_t bytes,
+                                       const struct cairn_cu_access *access, size_t count)
+{
+    enum emulator_result result = count == 0 ? EMULATOR_INVALID_VALUE : EMULATOR_OK;
+    for (size_t i = 0; i < count && result == EMULATOR_OK; i++) {
+        const int flags = access[i].flags;
+        if (access[i].location.type != CAIRN_CU_LOCATION_DEVICE || flags < 0 || flags == 2 ||
+            flags > 3)
+            return EMULATOR_INVALID_VALUE;
+        result = emulator_memory_access(at, bytes, (uint32_t)access[i].location.id, flags != 0,
+                                        flags == CAIRN_CU_ACCESS_READWRITE);
+    }
+    return result;
+}
+
+int cuMemSetAccess(uint64_t at, size_t bytes, const struct cairn_cu_access *access, size_t count)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_CONTEXT, set_access(at, bytes, access, count));
+}
+
+int cuMemExportToShareableHandle(void *fd_out, unsigned long long handle, int handle_type,
+                                 unsigned long long flags)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_INIT, handle_type != CAIRN_CU_HANDLE_POSIX || flags != 0
+                                           ? EMULATOR_INVALID_VALUE
+                                           : emulator_memory_export(handle, fd_out));
+}
+
+static enum emulator_result import(unsigned long long *handle_out, const void *fd_as_pointer,
+                                   int handle_type)
+{
+    uint64_t handle;
+    if (handle_type != CAIRN_CU_HANDLE_POSIX) return EMULATOR_INVALID_VALUE;
+    const enum emulator_result result = emulator_memory_import((int)(intptr_t)fd_as_pointer,
+                                                               &handle);
+    if (result == EMULATOR_OK) *handle_out = handle;
+    return result;
+}
+
+int cuMemImportFromShareableHandle(unsigned long long *handle_out, void *fd_as_pointer,
+                                   int handle_type)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_INIT, import(handle_out, fd_as_pointer, handle_type));
+}
+
+int cuMemAllocHost_v2(void **host_out, size_t bytes)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_CONTEXT, emulator_host_alloc(bytes, host_out));
+}
+
+int cuMemFreeHost(void *host)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_INIT, emulator_host_free(emulator_number(host)));
+}
+
+int cuMemHostRegister_v2(void *host, size_t bytes, unsigned flags)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_CONTEXT,
+                  (flags & ~(unsigned)CAIRN_CU_HOST_REGISTER_PORTABLE) != 0
+                      ? EMULATOR_INVALID_VALUE
+                      : emulator_host_register(emulator_number(host), bytes));
+}
+
+int cuMemHostUnregister(void *host)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_INIT, emulator_host_unregister(emulator_number(host)));
+}

@@ -1,0 +1,37 @@
+#include "tests/gpu/emulator/control.h"
+
+#include "tests/gpu/emulator/calls.h"
+
+#define CONTROL(type, name, parameters) EMULATOR_EXPORT type name parameters;
+CAIRN_EMULATOR_CONTROLS(CONTROL)
+#undef CONTROL
+
+int cairn_emulator_set(const char *options)
+{
+    pthread_mutex_lock(&emulator_lock);
+    const bool understood = emulator_options_set(options);
+    pthread_mutex_unlock(&emulator_lock);
+    return understood;
+}
+
+uint64_t cairn_emulator_complaints(void)
+{
+    pthread_mutex_lock(&emulator_lock);
+    const uint64_t count = emulator_complaints();
+    pthread_mutex_unlock(&emulator_lock);
+    return count;
+}
+
+const char *cairn_emulator_words(void)
+{
+    return emulator_words();
+}
+
+uint64_t cairn_emulator_left(void)
+{
+    pthread_mutex_lock(&emulator_lock);
+    const uint64_t left = emulator_memory_left() + emulator_host_left() + emulator_stream_left() +
+                          emulator_event_left();
+    pthread_mutex_unlock(&emulator_lock);
+    return left;
+}

@@ -1,0 +1,33 @@
+/* What a test asks of the emulated card, besides the calls of the driver: by dlsym, of a library that is
+ * open.
+ *
+ * The environment's CAIRN_EMULATOR is a list of the same: "seed=5,total=2G,launch_fails=3".
+ *
+ *   seed=N          the order of what may run, and of a launch's blocks
+ *   total=BYTES     of each card's memory (8G); others=BYTES: taken by other processes. K, M, G are known
+ *   devices=N       cards (1), at most 8
+ *   driver=N        the version (13000)
+ *   alloc_fails=N   the n-th cuMemCreate from now on (1: the next) is out of memory
+ *   launch_fails=N  the n-th launch fails when it runs; then all calls of that card do
+ *   ecc_at=N        the n-th copy, fill or launch to run meets an ECC error; then all calls of that card fail
+ *   lost_at=N       that one loses the card: a new context does not bring it back
+ *   copy_rate=N     bytes a second; 0: as fast as it goes
+ *   no_pinning=1    no host memory is pinned
+ *   count=1         misuse is counted, where else the process aborts
+ *   quiet=1         nothing is said on stderr */
+#ifndef CAIRN_TESTS_GPU_EMULATOR_CONTROL_H
+#define CAIRN_TESTS_GPU_EMULATOR_CONTROL_H
+
+#include <stdint.h>
+
+#define CAIRN_EMULATOR_CONTROLS(control)                                                                     \
+    /* 0 if it was not understood */                                                                         \
+    control(int, cairn_emulator_set, (const char *options)) /* Of misuse so far. */                          \
+        control(uint64_t, cairn_emulator_complaints,                                                         \
+                (void)) /* The last that was said, of misuse or of a call that failed. Static. */            \
+        control(                                                                                             \
+            const char *, cairn_emulator_words,                                                              \
+            (void)) /* What nobody has given back: handles, reservations, pinned memory, streams, events. */ \
+        control(uint64_t, cairn_emulator_left, (void))
+
+#endif

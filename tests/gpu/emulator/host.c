@@ -1,0 +1,104 @@
+/* Host memory that is pinned: copies of it do not wait for the host, nor the host for them. */
+#include "tests/gpu/emulator/emulator.h"
+
+#include <string.h>
+#include <sys/mman.h>
+
+#define PINNED     4096
+#define HOST_PAGE  4096
+#define HOST_FRESH 0xA5
+
+static struct pinned {
+    uint64_t address, bytes; /* no bytes: free */
+    bool ours;
+} pinned[PINNED];
+
+static struct pinned *find(uint64_t address)
+{
+    for (size_t i = 0; i < PINNED; i++)
+        if (pinned[i].bytes > 0 && pinned[i].address == address) return &pinned[i];
+    return NULL;
+}
+
+enum emulator_pinned emulator_host_pinned(uint64_t address, uint64_t bytes)
+{
+    for (size_t i = 0; i < PINNED; i++) {
+        const struct pinned *p = &pinned[i];
+        if (p->bytes == 0 || address >= p->address + p->bytes || p->address >= address + bytes)
+            continue;
+        const bool whole = address >= p->address && bytes <= p->address + p->bytes - address;
+        return whole ? EMULATOR_PINNED : EMULATOR_PARTLY_PINNED;
+    }
+    return EMULATOR_PAGEABLE;
+}
+
+static enum emulator_result pin(uint64_t address, uint64_t bytes, bool ours)
+{
+    for (size_t i = 0; i < PINNED; i++) {
+        if (pinned[i].bytes > 0) continue;
+        pinned[i] = (struct pinned) { address, bytes, ours };
+        return EMULATOR_OK;
+    }
+    return EMULATOR_OUT_OF_MEMORY;
+}
+
+static void unpin(struct pinned *p, const char *what)
+{
+    struct emulator_touch touch = { 0 };
+    emulator_touch_add(&touch, p->address, p->bytes, true);
+    emulator_order_host(&touch, what);
+    emulator_touch_release(&touch);
+    p->bytes = 0;
+}
+
+/* With a page on both sides that nobody may touch. */
+enum emulator_result emulator_host_alloc(uint64_t bytes, void **memory_out)
+{
+    if (bytes == 0 || bytes > (uint64_t)1 << 40) return EMULATOR_INVALID_VALUE;
+    if (emulator_options.no_pinning) return EMULATOR_OUT_OF_MEMORY;
+    const uint64_t whole = (bytes + HOST_PAGE - 1) / HOST_PAGE * HOST_PAGE;
+    char *at = mmap(NULL, whole + 2 * HOST_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) return EMULATOR_OUT_OF_MEMORY;
+    if (mprotect(at + HOST_PAGE, whole, PROT_READ | PROT_WRITE) != 0 ||
+        pin((uint64_t)(uintptr_t)at + HOST_PAGE, bytes, true) != EMULATOR_OK) {
+        munmap(at, whole + 2 * HOST_PAGE);
+        return EMULATOR_OUT_OF_MEMORY;
+    }
+    memset(at + HOST_PAGE, HOST_FRESH, bytes);
+    *memory_out = at + HOST_PAGE;
+    return EMULATOR_OK;
+}
+
+enum emulator_result emulator_host_free(uint64_t address)
+{
+    struct pinned *p = find(address);
+    if (p == NULL || !p->ours) return EMULATOR_INVALID_VALUE;
+    const uint64_t whole = (p->bytes + HOST_PAGE - 1) / HOST_PAGE * HOST_PAGE;
+    unpin(p, "frees it");
+    munmap((char *)(uintptr_t)address - HOST_PAGE, whole + 2 * HOST_PAGE);
+    return EMULATOR_OK;
+}
+
+enum emulator_result emulator_host_register(uint64_t address, uint64_t bytes)
+{
+    if (bytes == 0 || address == 0 || emulator_memory_has(address)) return EMULATOR_INVALID_VALUE;
+    if (emulator_host_pinned(address, bytes) != EMULATOR_PAGEABLE)
+        return EMULATOR_ALREADY_REGISTERED;
+    if (emulator_options.no_pinning) return EMULATOR_OUT_OF_MEMORY;
+    return pin(address, bytes, false);
+}
+
+enum emulator_result emulator_host_unregister(uint64_t address)
+{
+    struct pinned *p = find(address);
+    if (p == NULL || p->ours) return EMULATOR_NOT_REGISTERED;
+    unpin(p, "unregisters it");
+    return EMULATOR_OK;
+}
+
+uint64_t emulator_host_left(void)
+{
+    uint64_t left = 0;
+    for (size_t i = 0; i < PINNED; i++) left += pinned[i].bytes > 0;
+    return left;
+}

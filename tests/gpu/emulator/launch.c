@@ -1,0 +1,156 @@
+/* Launches: a kernel's blocks, one after the other, in an order of the seed's.
+ *
+ * What it touches is asked when it runs, not when it is launched: its list of work may come by a copy
+ * before it. */
+#include "tests/gpu/emulator/emulator.h"
+#include "tests/gpu/emulator/kernels.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define THREADS_MAX 1024
+#define SHARED_MAX  (48 << 10) /* what every card has without being asked for more */
+
+struct launch_op {
+    struct emulator_op op;
+    const struct cairn_kernel *kernel;
+    struct cairn_kernel_list
+        list; /* a copy: the caller's is its own again when the launch returns */
+    uint32_t blocks, first, stride; /* block i is (first + i * stride) mod blocks */
+    bool fails;
+};
+
+struct sink {
+    struct emulator_touch *touch;
+    const char *name;
+    uint32_t device;
+    enum emulator_result result;
+};
+
+/* Cairn's, then the emulator's own. */
+static const struct cairn_kernel *kernel_at(uint32_t i)
+{
+    return i < CAIRN_KERNEL_COUNT ? &cairn_kernels[i]
+                                  : &emulator_own_kernels[i - CAIRN_KERNEL_COUNT];
+}
+
+enum emulator_result emulator_kernel_find(const char *name, uint64_t *kernel_out)
+{
+    for (uint32_t i = 0; kernel_at(i)->name != NULL; i++) {
+        if (strcmp(kernel_at(i)->name, name) != 0) continue;
+        *kernel_out = emulator_handle(EMULATOR_KERNEL, 1, i);
+        return EMULATOR_OK;
+    }
+    emulator_say("no kernel has the name %s", name);
+    return EMULATOR_NOT_FOUND;
+}
+
+static const struct cairn_kernel *find(uint64_t kernel)
+{
+    for (uint32_t i = 0; kernel_at(i)->name != NULL; i++)
+        if (kernel == emulator_handle(EMULATOR_KERNEL, 1, i)) return kernel_at(i);
+    return NULL;
+}
+
+bool emulator_kernel_known(uint64_t kernel)
+{
+    return find(kernel) != NULL;
+}
+
+static void add_range(void *context, uint64_t address, uint64_t bytes, bool writes)
+{
+    struct sink *sink = context;
+    if (sink->result != EMULATOR_OK || bytes == 0) return;
+    if (!emulator_memory_has(address) && emulator_host_pinned(address, bytes) != EMULATOR_PINNED) {
+        emulator_say("%s: host memory that is not pinned, at %#llx", sink->name,
+                     (unsigned long long)address);
+        sink->result = EMULATOR_ILLEGAL_ADDRESS;
+        return;
+    }
+    sink->result = emulator_memory_touch(sink->touch, sink->device, address, bytes, writes,
+                                         sink->name);
+}
+
+static enum emulator_result touch_launch(struct emulator_op *op, struct emulator_touch *touch)
+{
+    const struct launch_op *launch = (const struct launch_op *)op;
+    const struct cairn_kernel_list *list = &launch->list;
+    struct sink sink = { touch, op->name, op->device, EMULATOR_OK };
+    if (launch->fails) return EMULATOR_LAUNCH_FAILED;
+    add_range(&sink, list->items, list->count * launch->kernel->item_bytes, false);
+    if (sink.result == EMULATOR_OK) launch->kernel->ranges(list, add_range, &sink);
+    return sink.result;
+}
+
+static enum emulator_result run_launch(struct emulator_op *op)
+{
+    const struct launch_op *launch = (const struct launch_op *)op;
+    uint64_t block = launch->first;
+    for (uint32_t i = 0; i < launch->blocks; i++) {
+        launch->kernel->run(&launch->list, (uint32_t)block, launch->blocks);
+        block = (block + launch->stride) % launch->blocks;
+    }
+    return EMULATOR_OK;
+}
+
+static void close_launch(struct emulator_op *op)
+{
+    free(op);
+}
+
+static uint32_t common_divisor(uint32_t a, uint32_t b)
+{
+    while (b != 0) {
+        const uint32_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+static enum emulator_result judge(const struct emulator_grid *grid)
+{
+    const uint64_t threads = (uint64_t)grid->threads[0] * grid->threads[1] * grid->threads[2];
+    const uint32_t *b = grid->blocks;
+    if (threads == 0 || threads > THREADS_MAX || grid->threads[2] > 64)
+        return EMULATOR_INVALID_VALUE;
+    if (b[0] == 0 || b[1] == 0 || b[2] == 0 || b[0] > INT32_MAX) return EMULATOR_INVALID_VALUE;
+    if (grid->shared_bytes > SHARED_MAX) return EMULATOR_INVALID_VALUE;
+    if (b[1] > 1 || b[2] > 1 || grid->threads[1] > 1 || grid->threads[2] > 1) {
+        emulator_say(
+            "a launch of more than one dimension: the emulated card has none of these kernels");
+        return EMULATOR_NOT_SUPPORTED;
+    }
+    return EMULATOR_OK;
+}
+
+enum emulator_result emulator_launch(uint64_t handle, const struct emulator_grid *grid,
+                                     uint32_t slot, uint32_t device, void **parameters)
+{
+    const struct cairn_kernel *kernel = find(handle);
+    if (kernel == NULL) return EMULATOR_INVALID_HANDLE;
+    enum emulator_result result = judge(grid);
+    if (result == EMULATOR_OK && (parameters == NULL || parameters[0] == NULL))
+        result = EMULATOR_INVALID_VALUE;
+    if (result != EMULATOR_OK) return result;
+    if (grid->threads[0] != CAIRN_KERNEL_BLOCK_THREADS)
+        emulator_complain("%s: blocks of %u threads, where all have %u", kernel->name,
+                          grid->threads[0], CAIRN_KERNEL_BLOCK_THREADS);
+    struct launch_op *launch = calloc(1, sizeof *launch);
+    if (launch == NULL) return EMULATOR_OUT_OF_MEMORY;
+    launch->op.name = kernel->name;
+    launch->op.touch = touch_launch;
+    launch->op.run = run_launch;
+    launch->op.close = close_launch;
+    launch->op.counts = true;
+    launch->kernel = kernel;
+    launch->blocks = grid->blocks[0];
+    launch->first = (uint32_t)emulator_chance(launch->blocks);
+    do launch->stride = 1 + (uint32_t)emulator_chance(launch->blocks);
+    while (common_divisor(launch->stride, launch->blocks) != 1);
+    launch->fails = emulator_fault_launch() != EMULATOR_OK;
+    memcpy(&launch->list, parameters[0], sizeof launch->list);
+    emulator_stream_put(slot, device, &launch->op, NULL);
+    return EMULATOR_OK;
+}

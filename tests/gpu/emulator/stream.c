@@ -1,0 +1,248 @@
+/* Streams: queues of operations that nothing runs until somebody waits, asks, or chance has it.
+ *
+ *   put ──► [op][op][wait for (stream, number)][op]     any head that waits for nothing may be next
+ *
+ * So what is not ordered runs in another order on another seed, and what nobody waits for is late. A thread
+ * that waits runs operations of all streams, several threads beside each other. With one thread a seed
+ * gives one order. */
+#include "tests/gpu/emulator/emulator.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+#define QUEUED_MAX 4096 /* operations that may wait, of all streams; who puts more runs some */
+
+static struct slot {
+    struct emulator_op *head, **tail;
+    struct emulator_clock clock; /* of what comes next */
+    uint64_t last, done;         /* numbers of operations: put, and run */
+    uint32_t generation;
+    uint32_t device;
+    bool open, blocks; /* blocks: the null stream waits for it, and it for the null stream */
+    bool busy;         /* its head is running */
+} slots[EMULATOR_SLOTS] = { [0] = { .open = true } };
+static uint64_t queued;
+
+/* ---- who runs ---- */
+
+static bool may_run(const struct slot *slot)
+{
+    const struct emulator_op *op = slot->head;
+    if (op == NULL || slot->busy) return false;
+    return op->awaited_number <= slots[op->awaited_slot].done;
+}
+
+static enum emulator_result run_counted(uint32_t slot, struct emulator_op *op)
+{
+    enum emulator_result result = op->counts ? emulator_fault_run() : EMULATOR_OK;
+    if (result == EMULATOR_OK && op->touch != NULL) {
+        struct emulator_touch touch = { 0 };
+        result = op->touch(op, &touch);
+        emulator_touch_sort(&touch);
+        emulator_order_add(slot, op->number, &op->clock, op->name, &touch);
+    }
+    if (result != EMULATOR_OK || op->run == NULL) return result;
+    pthread_mutex_unlock(&emulator_lock);
+    result = op->run(op);
+    pthread_mutex_lock(&emulator_lock);
+    return result;
+}
+
+static void run(struct slot *slot)
+{
+    struct emulator_op *op = slot->head;
+    const uint32_t number = (uint32_t)(slot - slots);
+    slot->busy = true;
+    if (emulator_sticky(op->device) == EMULATOR_OK) {
+        const enum emulator_result result = run_counted(number, op);
+        if (result != EMULATOR_OK) emulator_fail(op->device, result);
+    }
+    slot->busy = false;
+    slot->head = op->next;
+    slot->done = op->number;
+    queued--;
+    emulator_order_ran(number, op->number);
+    op->close(op);
+    pthread_cond_broadcast(&emulator_progress);
+}
+
+/* Runs one operation that may; false: none may. */
+static bool run_one(void)
+{
+    struct slot *able[EMULATOR_SLOTS];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < EMULATOR_SLOTS; i++)
+        if (may_run(&slots[i])) able[count++] = &slots[i];
+    if (count == 0) return false;
+    run(able[emulator_chance(count)]);
+    return true;
+}
+
+static bool any_busy(void)
+{
+    bool busy = false;
+    for (uint32_t i = 0; i < EMULATOR_SLOTS; i++) busy |= slots[i].busy;
+    return busy;
+}
+
+enum emulator_result emulator_stream_wait(const struct emulator_mark *mark)
+{
+    while (slots[mark->slot].done < mark->number) {
+        if (run_one()) continue;
+        assert(any_busy()); // what is awaited was there before
+        pthread_cond_wait(&emulator_progress, &emulator_lock);
+    }
+    if (emulator_sticky(mark->device) == EMULATOR_OK) emulator_host_learns(&mark->clock);
+    return emulator_sticky(mark->device);
+}
+
+/* Who asks gives it a chance to be over, sooner or later. */
+enum emulator_result emulator_stream_query(const struct emulator_mark *mark)
+{
+    for (uint64_t turns = emulator_chance(3); turns > 0; turns--) run_one();
+    if (emulator_sticky(mark->device) != EMULATOR_OK) return emulator_sticky(mark->device);
+    if (slots[mark->slot].done < mark->number) return EMULATOR_NOT_READY;
+    emulator_host_learns(&mark->clock);
+    return EMULATOR_OK;
+}
+
+/* ---- streams ---- */
+
+static bool is_free(uint32_t slot)
+{
+    return !slots[slot].open && slots[slot].head == NULL &&
+           emulator_host.at[slot] >= slots[slot].last;
+}
+
+enum emulator_result emulator_stream_open(uint32_t device, bool blocks, uint64_t *stream_out)
+{
+    uint32_t slot = 1;
+    while (slot < EMULATOR_SLOTS && !is_free(slot)) slot++;
+    if (slot == EMULATOR_SLOTS) return EMULATOR_OUT_OF_MEMORY;
+    struct slot *s = &slots[slot];
+    s->open = true;
+    s->blocks = blocks;
+    s->device = device;
+    s->generation++;
+    s->clock = emulator_host;
+    s->clock.at[slot] = s->last;
+    *stream_out = emulator_handle(EMULATOR_STREAM, s->generation, slot);
+    return EMULATOR_OK;
+}
+
+enum emulator_result emulator_stream_slot(uint64_t stream, uint32_t device, uint32_t *slot_out)
+{
+    const uint32_t slot = emulator_handle_index(stream) % EMULATOR_SLOTS;
+    const struct slot *s = &slots[slot];
+    if (stream != 0) {
+        if (slot == 0 || !s->open || s->device != device) return EMULATOR_INVALID_HANDLE;
+        if (stream != emulator_handle(EMULATOR_STREAM, s->generation, slot))
+            return EMULATOR_INVALID_HANDLE;
+    }
+    *slot_out = slot;
+    return EMULATOR_OK;
+}
+
+/* What is in its queue runs all the same. */
+enum emulator_result emulator_stream_close(uint64_t stream)
+{
+    uint32_t slot;
+    const uint32_t device = slots[emulator_handle_index(stream) % EMULATOR_SLOTS].device;
+    if (stream == 0 || emulator_stream_slot(stream, device, &slot) != EMULATOR_OK)
+        return EMULATOR_INVALID_HANDLE;
+    slots[slot].open = false;
+    return EMULATOR_OK;
+}
+
+static void append(uint32_t slot, uint32_t device, struct emulator_op *op)
+{
+    struct slot *s = &slots[slot];
+    emulator_clock_join(&s->clock, &emulator_host);
+    op->number = ++s->last;
+    op->next = NULL;
+    op->device = device;
+    s->clock.at[slot] = op->number;
+    op->clock = s->clock;
+    if (s->head == NULL) s->tail = &s->head;
+    *s->tail = op;
+    s->tail = &op->next;
+    queued++;
+}
+
+static void close_wait(struct emulator_op *op)
+{
+    free(op);
+}
+
+void emulator_stream_await(uint32_t slot, uint32_t device, const struct emulator_mark *mark)
+{
+    emulator_clock_join(&slots[slot].clock, &mark->clock);
+    if (slots[mark->slot].done >= mark->number) return;
+    struct emulator_op *op = calloc(1, sizeof *op);
+    assert(op != NULL);
+    op->name = "a wait";
+    op->close = close_wait;
+    op->awaited_slot = mark->slot;
+    op->awaited_number = mark->number;
+    append(slot, device, op);
+}
+
+struct emulator_mark emulator_stream_mark(uint32_t slot, uint32_t device)
+{
+    return (struct emulator_mark) { slots[slot].clock, slots[slot].last, slot, device };
+}
+
+/* The null stream and those that block it wait for each other. */
+static void order_with_null(uint32_t slot, uint32_t device)
+{
+    for (uint32_t other = 0; other < EMULATOR_SLOTS; other++) {
+        const bool both = slot == 0 ? other != 0 && slots[other].blocks
+                                    : other == 0 && slots[slot].blocks;
+        if (!both || slots[other].last == 0) continue;
+        const struct emulator_mark mark = emulator_stream_mark(other, device);
+        emulator_stream_await(slot, device, &mark);
+    }
+}
+
+/* Some of what is put there runs early. */
+void emulator_stream_put(uint32_t slot, uint32_t device, struct emulator_op *op,
+                         struct emulator_touch *touch)
+{
+    order_with_null(slot, device);
+    append(slot, device, op);
+    if (touch != NULL) emulator_order_add(slot, op->number, &op->clock, op->name, touch);
+    if (emulator_chance(8) == 0) run_one();
+    while (queued > QUEUED_MAX && run_one()) continue;
+}
+
+void emulator_stream_forget(uint32_t device)
+{
+    for (uint32_t slot = 1; slot < EMULATOR_SLOTS; slot++) {
+        struct slot *s = &slots[slot];
+        if (s->device != device) continue;
+        for (struct emulator_op *op = s->head, *next; op != NULL; op = next) {
+            next = op->next;
+            op->close(op);
+            queued--;
+        }
+        s->head = NULL;
+        s->done = s->last;
+        s->open = false;
+        emulator_host.at[slot] = s->last;
+    }
+    emulator_host_learns(&emulator_host);
+}
+
+uint64_t emulator_stream_left(void)
+{
+    uint64_t left = 0;
+    for (uint32_t slot = 1; slot < EMULATOR_SLOTS; slot++) left += slots[slot].open;
+    return left;
+}
+
+bool emulator_stream_all_know(uint32_t slot, uint64_t number)
+{
+    for (uint32_t i = 0; i < EMULATOR_SLOTS; i++)
+        if (slots[i].head != NULL && slots[i].head->clock.at[slot] < number) return false;
+    return true;
+}

@@ -1,0 +1,68 @@
+#include "tests/support/emulated.h"
+
+#include <check.h>
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+void emulated_choose(const char *options)
+{
+    ck_assert_int_eq(setenv("CAIRN_CUDA_DRIVER", EMULATED_LIBRARY, 1), 0);
+    ck_assert_int_eq(setenv("CAIRN_EMULATOR", options == NULL ? "" : options, 1), 0);
+}
+
+struct emulated emulated_open(const char *options)
+{
+    struct emulated card = { 0 };
+    struct cairn_sentence why;
+    emulated_choose(options);
+    const cairn_status status = cairn_driver_open(&card.driver, &why);
+    ck_assert_msg(status == CAIRN_OK, "%s", status == CAIRN_OK ? "" : why.text);
+    void *library = dlopen(EMULATED_LIBRARY, RTLD_NOW | RTLD_NOLOAD);
+    ck_assert_ptr_nonnull(library);
+#define EMULATED_CONTROL(type, name, parameters) \
+    {                                            \
+        void *at = dlsym(library, #name);        \
+        ck_assert_ptr_nonnull(at);               \
+        memcpy(&card.name, &at, sizeof at);      \
+    }
+    CAIRN_EMULATOR_CONTROLS(EMULATED_CONTROL)
+#undef EMULATED_CONTROL
+    ck_assert_int_eq(card.driver.cuDevicePrimaryCtxRetain(&card.context, 0), CAIRN_CU_OK);
+    ck_assert_int_eq(card.driver.cuCtxSetCurrent(card.context), CAIRN_CU_OK);
+    return card;
+}
+
+void emulated_set(const struct emulated *card, const char *options)
+{
+    ck_assert_msg(card->cairn_emulator_set(options), "not understood: %s", options);
+}
+
+struct emulated_memory emulated_map(const struct emulated *card, unsigned long long handle,
+                                    size_t bytes)
+{
+    struct emulated_memory memory = { .bytes = bytes, .handle = handle };
+    const struct cairn_cu_access access = { .location = { CAIRN_CU_LOCATION_DEVICE, 0 },
+                                            .flags = CAIRN_CU_ACCESS_READWRITE };
+    ck_assert_int_eq(card->driver.cuMemAddressReserve(&memory.at, bytes, 0, 0, 0), CAIRN_CU_OK);
+    ck_assert_int_eq(card->driver.cuMemMap(memory.at, bytes, 0, handle, 0), CAIRN_CU_OK);
+    ck_assert_int_eq(card->driver.cuMemSetAccess(memory.at, bytes, &access, 1), CAIRN_CU_OK);
+    return memory;
+}
+
+struct emulated_memory emulated_alloc(const struct emulated *card, size_t bytes)
+{
+    const struct cairn_cu_allocation how = { .type = CAIRN_CU_ALLOCATION_PINNED,
+                                             .handle_types = CAIRN_CU_HANDLE_POSIX,
+                                             .location = { CAIRN_CU_LOCATION_DEVICE, 0 } };
+    unsigned long long handle;
+    ck_assert_int_eq(card->driver.cuMemCreate(&handle, bytes, &how, 0), CAIRN_CU_OK);
+    return emulated_map(card, handle, bytes);
+}
+
+void emulated_free(const struct emulated *card, const struct emulated_memory *memory)
+{
+    ck_assert_int_eq(card->driver.cuMemUnmap(memory->at, memory->bytes), CAIRN_CU_OK);
+    ck_assert_int_eq(card->driver.cuMemAddressFree(memory->at, memory->bytes), CAIRN_CU_OK);
+    ck_assert_int_eq(card->driver.cuMemRelease(memory->handle), CAIRN_CU_OK);
+}
