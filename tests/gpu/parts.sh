@@ -32,14 +32,14 @@ skip() { echo "skip: $*"; exit 77; }
 
 # ---- what there is ----
 
-# on_card: settings of a shard that works on the card, as words KEY=VALUE.
+# Sets what a shard is told to work on the card, or on the host: KEY=VALUE.
 on_card() {
     local key
     key=$("$bin/cairn-shard" --print-config | awk -F'[][ =#]+' '
         /^\[/ { section = $2 }
         /^#? *backend *=/ { print section ".backend"; exit }')
     [ -n "$key" ] || absent "a shard's backend: cairn-shard --print-config has no such key"
-    card_setting=$key=cuda
+    card_setting=$key=cuda host_setting=$key=host
 }
 
 # shards_are_on_card: of the cluster at $endpoint; a shard that fell back to the host would show nothing.
@@ -113,7 +113,7 @@ part_quickstart() {
     [ -e "$data" ] || skip "Fashion-MNIST is not here: apt install dataset-fashion-mnist"
     on_card
     "$root/deploy/quickstart" --bin "$bin" --data "$data" --set "$card_setting" | tee "$run/card"
-    "$root/deploy/quickstart" --bin "$bin" --data "$data" | tee "$run/host"
+    "$root/deploy/quickstart" --bin "$bin" --data "$data" --set "$host_setting" | tee "$run/host"
     for where in card host; do
         note "$where: $(grep '^3 ' "$run/$where")"
         note "$where: $(grep '^5 ' "$run/$where")"
@@ -124,14 +124,13 @@ part_quickstart() {
     note "content root of both: $(cat "$run/card.root")"
 }
 
-# train SHARDS FOLDER STEPS SETTING...: a cluster of so many, with the state of snapshot $path if there is one, trains
-# two workers to the step. Sets `path` to a snapshot of it and `root_now` to its content root.
+# train SHARDS FOLDER STEPS SETTING: a cluster of so many, with the state of snapshot $path if there is one, trains two
+# workers to the step. Sets `path` to a snapshot of it and `root_now` to its content root.
 train() {
     local rank snapshot
-    shard_settings=()
-    [ -z "${4:-}" ] || shard_settings=(--set "$4")
+    shard_settings=(--set "$4")
     cluster_start "$1" "$2"
-    [ -z "${4:-}" ] || shards_are_on_card
+    [ "$4" != "$card_setting" ] || shards_are_on_card
     [ -z "${path:-}" ] || cairn snapshot restore --path "$path" >/dev/null
     for rank in 0 1; do
         process_start "worker-$rank" "$bin/fashion_mnist" --endpoint "$endpoint" --rank "$rank" --workers 2 \
@@ -142,18 +141,18 @@ train() {
     path=$(json_field path <<<"$snapshot")
     root_now=$(cairn job digest fashion-mnist -o json | json_field content_root)
     cluster_stop
-    note "step $3 on $1 shards (${4:-host}): content root $root_now"
+    note "step $3 on $1 shards, $4: content root $root_now"
 }
 
 part_snapshots() {
     local expected
     [ -e "$data" ] || skip "Fashion-MNIST is not here: apt install dataset-fashion-mnist"
     on_card
-    train 3 "$run/host" 120 ""
+    train 3 "$run/host" 120 "$host_setting"
     expected=$root_now
     path=
     train 1 "$run/a" 30 "$card_setting"
-    train 3 "$run/b" 60 ""
+    train 3 "$run/b" 60 "$host_setting"
     train 2 "$run/c" 90 "$card_setting"
     train 4 "$run/d" 120 "$card_setting"
     [ "$root_now" = "$expected" ] || fail "content root $root_now, on the host $expected"
