@@ -14,7 +14,7 @@ faults|500|workers and shards killed and started again, tiles, restarts: the tes
 quickstart|400|Fashion-MNIST with kills, a snapshot, three shards and five: the content roots of the host
 snapshots|400|1, 2 and 4 shards on the card; a snapshot of the card restored on the host, and back
 gpt|400|examples/gpt.py with torch on the card
-update|300|cairn bench update on the card: 100 M and 1 G parameters, beside a copy on the device (0.90 of it is the aim)
+update|300|cairn bench update on the card: 100 M and 1 G parameters, beside a copy there (the aim: 0.90)
 today|500|the same work by torch alone: fused AdamW, and all that a trainer does today
 step|590|cairn bench step on the card"
 
@@ -182,7 +182,8 @@ bench() {
 import json, sys
 r = json.load(open(sys.argv[2]))
 print(f"note: bench {sys.argv[1]}: {r['value']:.5g} {r['unit']} ({r['value_min']:.5g} to {r['value_max']:.5g}), "
-      f"{r['reference_name']} {r['reference']:.5g}, ratio {r['ratio']:.3f} ({r['ratio_min']:.3f} to {r['ratio_max']:.3f})")
+      f"{r['reference_name']} {r['reference']:.5g}, "
+      f"ratio {r['ratio']:.3f} ({r['ratio_min']:.3f} to {r['ratio_max']:.3f})")
 print("note:   " + ", ".join(f"{k} {v:.5g}" if isinstance(v, float) else f"{k} {v}" for k, v in r["parts"].items()))
 PYTHON
     seconds_of_run=$(python3 -c 'import json, sys

@@ -51,7 +51,8 @@ def show(what, params, bytes_per_param, times):
 
 def beside(what, taken, cairn, aim):
     if cairn is not None:
-        print(f"note: {what} takes {taken / cairn:.3f} of Cairn's {cairn * 1e3:.3f} ms (the aim: {aim} or more)", flush=True)
+        print(f"note: {what} takes {taken / cairn:.3f} of Cairn's {cairn * 1e3:.3f} ms (the aim: {aim} or more)",
+              flush=True)
 
 
 class Trainer:
