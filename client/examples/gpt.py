@@ -31,11 +31,11 @@ import cairn
 class Text:
     """The last tenth is for evaluation."""
 
-    def __init__(self, path, context):
+    def __init__(self, path, context, device="cpu"):
         everything = torch.frombuffer(bytearray(read(path)), dtype=torch.uint8)
         if len(everything) < 20 * (context + 1):
             sys.exit(f"{path}: {len(everything)} bytes are too few for a context of {context}")
-        self.context = context
+        self.context, self.device = context, device
         self.training, self.evaluation = everything.split([len(everything) * 9 // 10, -(-len(everything) // 10)])
 
     def batch(self, size, seed, evaluation=False):
@@ -43,7 +43,7 @@ class Text:
         part = self.evaluation if evaluation else self.training
         draw = torch.Generator().manual_seed(seed)
         starts = torch.randint(len(part) - self.context, (size,), generator=draw)
-        return torch.stack([part[at:at + self.context + 1] for at in starts.tolist()]).long()
+        return torch.stack([part[at:at + self.context + 1] for at in starts.tolist()]).long().to(self.device)
 
 
 def read(path):
@@ -148,7 +148,7 @@ class GPT(nn.Module):
             nn.init.normal_(weight, std=0.02)
 
     def forward(self, tokens):  # (batch, time) -> (batch, time, 256)
-        x = self.token(tokens) + self.place(torch.arange(tokens.shape[1]))
+        x = self.token(tokens) + self.place(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
@@ -169,6 +169,7 @@ def flags():
     add("--batch", type=int, default=16, help="rows of a step, over all workers")
     add("--stage", type=int, default=2, choices=range(4))
     add("--tp", type=int, default=1, choices=(1, 2), help="workers that share one batch and the blocks' weights")
+    add("--device", default="cpu", help="where the model computes: cpu, or cuda with --tp 1")
     add("--width", type=int, default=128)
     add("--layers", type=int, default=3)
     add("--heads", type=int, default=4)
@@ -217,15 +218,16 @@ def save(path, state):
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in state.values():
-            file.write(ctypes.string_at(tensor.data_ptr(), 4 * tensor.numel()))
+            host = tensor.cpu()
+            file.write(ctypes.string_at(host.data_ptr(), 4 * host.numel()))
 
 
 def main():
     args, env = flags(), cairn.env()
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    team, text = join_team(args.tp, env), Text(args.text, args.context)
-    model = GPT(args.width, args.layers, args.heads, args.context, team)
+    team, text = join_team(args.tp, env), Text(args.text, args.context, args.device)
+    model = GPT(args.width, args.layers, args.heads, args.context, team).to(args.device)
     optim = cairn.AdamW(lr=args.lr, weight_decay=0.1, betas=(0.9, 0.95),
                         groups={"*norm*": dict(weight_decay=0.0)},
                         schedule=cairn.cosine(args.steps, warmup_steps=args.steps // 20, lr_min=args.lr / 10))

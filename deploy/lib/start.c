@@ -101,12 +101,14 @@ static bool find_self(char folder_out[PATH_MAX], char name_out[PATH_MAX])
 
 static void start_with_own(const char *folder, const char *program, int argc, char **argv)
 {
-    static char loader[PATH_BYTES], libraries[2 * PATH_BYTES];
+    static char loader[PATH_BYTES], libraries[32 * PATH_BYTES];
+    const char *more = getenv("LD_LIBRARY_PATH"); // --library-path stands in its place
     char **all = calloc((size_t)argc + 7, sizeof *all);
     int count = 0;
     if (all == NULL) return;
     snprintf(loader, sizeof loader, "%s/bin/loader", folder);
-    snprintf(libraries, sizeof libraries, "%s/lib/libc:%s/lib", folder, folder);
+    snprintf(libraries, sizeof libraries, "%s/lib/libc:%s/lib%s%s", folder, folder,
+             more != NULL && more[0] != 0 ? ":" : "", more != NULL ? more : "");
     all[count++] = loader;
     all[count++] = (char[]) { "--argv0" };
     all[count++] = argc > 0 ? argv[0] : loader;
