@@ -40,21 +40,31 @@ static uint64_t tick_ms(const struct cairn_cluster *cluster)
     return half < 10 ? 10 : half;
 }
 
+/* A tick that comes later says that we were stopped. */
+static uint64_t late_ms(const struct cairn_cluster *cluster)
+{
+    return 4 * tick_ms(cluster);
+}
+
+/* Not past the time at which the next tick is late: what is longer is taken away by that tick, and what was
+ * told before must not be ahead of what is told after. */
 uint64_t cairn_cluster_now_ms(const struct cairn_cluster *cluster)
 {
-    return uv_now(cluster->loop) - cluster->clock.stopped_ms;
+    const uint64_t now_ms = uv_now(cluster->loop);
+    const uint64_t last_ms = cluster->clock.last_tick_ms + late_ms(cluster);
+    return (now_ms < last_ms ? now_ms : last_ms) - cluster->clock.stopped_ms;
 }
 
 static void on_tick(uv_timer_t *timer)
 {
     struct cairn_cluster *cluster = timer->data;
     const uint64_t now_ms = uv_now(cluster->loop);
-    // A tick that comes late says that we were stopped: nobody's lease or deadline ran in that time.
+    // While we were stopped nobody's lease or deadline ran.
     const uint64_t passed_ms = now_ms - cluster->clock.last_tick_ms;
-    const uint64_t away_ms = passed_ms > 4 * tick_ms(cluster) ? passed_ms : 0;
+    const bool late = passed_ms > late_ms(cluster);
     cluster->clock.last_tick_ms = now_ms;
-    cluster->clock.stopped_ms += away_ms;
-    cairn_cluster_sessions_tick(cluster, now_ms, away_ms);
+    if (late) cluster->clock.stopped_ms += passed_ms - late_ms(cluster);
+    cairn_cluster_sessions_tick(cluster, now_ms, late ? passed_ms : 0);
     cairn_cluster_seats_tick(cluster);
     cairn_storage_watch_tick(&cluster->storage.watch);
     cairn_cluster_adopt_tick(cluster);

@@ -96,6 +96,22 @@ TEST(a_silent_shard_loses_its_seat_after_a_lease_and_not_before)
     expect_step(2);
 }
 
+/* Between two ticks, and then this process is stopped: the next tick comes late. */
+TEST(a_shard_that_was_asked_just_before_the_coordinator_stood_still_keeps_its_seat)
+{
+    const struct cairn_cluster_seat *s1 = cairn_cluster_seat_find(fake.cluster, "s1");
+    stop_s1();
+    fake_pump(&fake);
+    uv_timer_stop(&fake.cluster->clock.tick);
+    usleep(3000); // so that the question is later than the tick, by the clock
+    fake_shard_hello(&fake, 2);
+    fake_until(&fake, s1->probe == CAIRN_SEAT_ASKED);
+    usleep(100000);
+    uv_timer_again(&fake.cluster->clock.tick);
+    fake_until(&fake, fake.cluster->clock.stopped_ms > 0);
+    ck_assert(s1->session != NULL && s1->probe == CAIRN_SEAT_ASKED);
+}
+
 /* ---- a part that is missed ---- */
 
 TEST(lost_ends_when_the_part_comes_back_and_the_empty_newcomer_ends)
