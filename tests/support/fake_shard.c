@@ -496,7 +496,7 @@ static void add_digests(struct part *part, const struct cairn_local_extent *e, u
     }
 }
 
-/* What cannot be written is told, as a shard does it: the folder of a snapshot that was given up may be gone. */
+/* What cannot be written is told, as a shard does it: the folder of what was given up may be gone. */
 static void write_files(struct fake_shard *shard, struct part *part, const char *folder,
                         const struct cairn_shard_map *map)
 {
