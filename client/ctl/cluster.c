@@ -1,4 +1,6 @@
 /* cairn cluster status | adopt | backup | forget */
+#include <string.h>
+
 #include "client/ctl/ctl.h"
 #include "proto/spec/without.h"
 
@@ -27,6 +29,34 @@ static void print_without(const Cairn__ClusterStatus *status)
         }
         cairn_without_print(without, &what);
         if (count > 0) printf("\nwithout %s: %s\n", what.text, who.text);
+    }
+}
+
+static json_t *home_json(const Cairn__Home *home)
+{
+    if (home == NULL) return json_null();
+    return json_pack("{s:s, s:s, s:s, s:s, s:I}", "backend", home->backend, "device", home->device,
+                     "driver", home->driver, "why", home->why, "total_bytes",
+                     (json_int_t)home->total_bytes);
+}
+
+static void print_home(const Cairn__MemberStatus *m)
+{
+    if (strcmp(m->home->backend, "host") == 0)
+        printf("%s: state lies in host memory (%s): %s\n", m->name, m->home->device, m->home->why);
+    else
+        printf("%s: state lies on %s (%s, %s), %s\n", m->name, m->home->device, m->home->backend,
+               m->home->driver, cairn_ctl_bytes(m->home->total_bytes));
+}
+
+static void print_homes(const Cairn__ClusterStatus *status)
+{
+    bool any = false;
+    for (size_t i = 0; i < status->n_members; i++) {
+        if (status->members[i]->home == NULL) continue;
+        if (!any) printf("\n");
+        print_home(status->members[i]);
+        any = true;
     }
 }
 
@@ -86,11 +116,12 @@ static int print_json(const Cairn__ClusterStatus *status)
     for (size_t i = 0; i < status->n_members; i++) {
         const Cairn__MemberStatus *m = status->members[i];
         json_array_append_new(
-            members, json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:o}", "name",
-                               m->name, "role", cairn_role_name(m->role), "state", m->state,
-                               "address", m->address, "path", m->path, "place", m->place, "storage",
-                               m->storage, "since_ms", (json_int_t)m->since_ms, "state_bytes",
-                               (json_int_t)m->state_bytes, "without", without_json(m->without)));
+            members,
+            json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:o, s:o}", "name", m->name,
+                      "role", cairn_role_name(m->role), "state", m->state, "address", m->address,
+                      "path", m->path, "place", m->place, "storage", m->storage, "since_ms",
+                      (json_int_t)m->since_ms, "state_bytes", (json_int_t)m->state_bytes, "without",
+                      without_json(m->without), "home", home_json(m->home)));
     }
     return cairn_ctl_print_json(
         json_pack("{s:s, s:s, s:s, s:I, s:I, s:i, s:i, s:s, s:o, s:o}", "cluster", status->cluster,
@@ -154,6 +185,7 @@ int cairn_ctl_cluster_status(struct ctl *ctl)
             cairn_ctl_table_cell(table, "%s", m->address);
         }
         cairn_ctl_table_close(table, ctl);
+        if (!ctl->quiet) print_homes(status);
         if (!ctl->quiet) print_without(status);
         if (!ctl->quiet) print_storage(status);
         if (status->n_strangers > 0) {

@@ -104,6 +104,14 @@ static void print(const struct ctl *ctl, const struct plan *plan)
     cairn_ctl_line("workers", "%u, at most %u", plan->workers, plan->workers_max);
     printf("\n");
     cairn_ctl_job_memory_print(ctl, plan->list, plan->shards);
+    if (ctl->quiet) return;
+    uint64_t most = 0;
+    for (uint32_t s = 0; s < plan->shards; s++)
+        if (plan->told[s].state > most) most = plan->told[s].state;
+    printf(
+        "\non a GPU (compute.backend = cuda) STATE lies in its memory, at most %s a shard, and the "
+        "rest in the host's\n",
+        cairn_ctl_bytes(most));
 }
 
 int cairn_ctl_job_plan(struct ctl *ctl)

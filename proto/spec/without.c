@@ -4,7 +4,7 @@ static const struct {
     const char *name, *because;
 } lacks_table[CAIRN_WITHOUT_COUNT] = {
     { "RDMA", "no card in /sys/class/infiniband" },
-    { "GPU", "this build has no CUDA backend" },
+    { "GPU", "compute.backend is host, or there is none that will do" },
     { "AVX-512", "not of this processor, or not wanted" },
 };
 

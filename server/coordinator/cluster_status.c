@@ -36,6 +36,7 @@ static void fill_shard(Cairn__MemberStatus *out, const struct cairn_cluster_seat
         out->path = path_of(seat->fabric_address, seat->fabric_address_bytes);
         out->place = place_of(seat->fabric_address, seat->fabric_address_bytes, place);
         out->without = seat->session->without;
+        out->home = seat->session->home;
         out->storage = (char *)(uintptr_t)seat->storage.text;
     }
     out->since_ms = now_ms - seat->since_ms;

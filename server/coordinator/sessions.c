@@ -50,12 +50,13 @@ static cairn_status judge_hello(const struct cairn_cluster *cluster, const Cairn
 static void free_session(struct cairn_cluster_session *session)
 {
     free(session->fabric_address);
+    if (session->home != NULL) cairn_message_free(&session->home->base);
     free(session->name);
     free(session);
 }
 
-static struct cairn_cluster_session *
-make_session(struct cairn_cluster *cluster, struct cairn_peer *peer, const Cairn__Hello *hello)
+static struct cairn_cluster_session *make_session(struct cairn_cluster *cluster,
+                                                  struct cairn_peer *peer, Cairn__Hello *hello)
 {
     struct cairn_cluster_session *session = calloc(1, sizeof *session);
     if (session == NULL) return NULL;
@@ -72,6 +73,8 @@ make_session(struct cairn_cluster *cluster, struct cairn_peer *peer, const Cairn
         free_session(session);
         return NULL;
     }
+    session->home = hello->home;
+    hello->home = NULL;
     if (hello->fabric_address.len > 0) {
         memcpy(session->fabric_address, hello->fabric_address.data, hello->fabric_address.len);
     }

@@ -5,6 +5,7 @@
 
 #include "server/shard/base/arriving.h"
 #include "server/shard/connection.h"
+#include "server/shard/device.h"
 #include "server/shard/job/held.h"
 #include "server/shard/job/members.h"
 #include "server/shard/shard.h"
@@ -43,6 +44,9 @@ static void send_hello(struct cairn_shard *shard)
     hello.version = (char *)CAIRN_VERSION;
     hello.memory_bytes = shard->memory.budget.limit_bytes;
     hello.without = shard->without;
+    Cairn__Home home;
+    cairn_device_tell(shard, &home);
+    hello.home = &home;
     hello.n_held = held_count;
     hello.held = held_list;
     if (cairn_held_count(shard) > 0) {

@@ -10,11 +10,13 @@
 #include "server/base/daemon.h"
 #include "server/base/headroom.h"
 #include "server/base/host_lock.h"
+#include "server/shard/device.h"
 #include "server/shard/shard.h"
 
 struct values {
     char *name, *coordinator, *import_folders;
     int64_t memory_bytes, relay_cache_bytes, compute_threads;
+    char *backend, *device;
     char *memory_lock;
     char *fabric_kind, *fabric_device, *fabric_port_range, *fabric_host, *fabric_transports,
         *fabric_one_sided;
@@ -45,6 +47,12 @@ static const struct cairn_option options[] = {
       "Empty: none." },
     { "compute", "threads", CAIRN_OPTION_INT, offsetof(struct values, compute_threads), "0", 0,
       CAIRN_POOL_THREADS_MAX, "Threads for arithmetic. 0: one for each core, at most 8." },
+    { "compute", "backend", CAIRN_OPTION_STRING, offsetof(struct values, backend), "auto", 0, 0,
+      "Where the state of jobs lies and is worked on: host, cuda (a GPU, or it does not start), or "
+      "auto: a GPU if there is one that will do, else host; the log says why." },
+    { "compute", "device", CAIRN_OPTION_STRING, offsetof(struct values, device), "", 0, 0,
+      "The GPU: a number among those that this process sees, or a UUID as nvidia-smi -L names it. "
+      "Empty: the first." },
     { "fabric", "kind", CAIRN_OPTION_STRING, offsetof(struct values, fabric_kind), "auto", 0, 0,
       "How bulk data travels: mapped (memory that processes of this host share), ucx, or auto: "
       "mapped where it can, else ucx." },
@@ -239,6 +247,10 @@ static cairn_status judge(const void *of_daemon, struct cairn_sentence *why)
         return cairn_fail(why, CAIRN_ERR_CONFIG, "log.level = %s: error, warn, info or debug",
                           values->log_level);
     }
+    if (!cairn_device_backend_ok(values->backend)) {
+        return cairn_fail(why, CAIRN_ERR_CONFIG,
+                          "compute.backend = %s: host, cuda or auto is allowed", values->backend);
+    }
     if (!is_fabric(values->fabric_kind)) {
         return cairn_fail(why, CAIRN_ERR_CONFIG, "fabric.kind = %s: auto, mapped or ucx is allowed",
                           values->fabric_kind);
@@ -296,6 +308,8 @@ static cairn_status open_shard(struct program *program, struct cairn_sentence *w
         .memory_lock = values->memory_lock,
         .compute_threads = values->compute_threads > 0 ? (uint32_t)values->compute_threads
                                                        : default_threads(),
+        .backend = values->backend,
+        .device = values->device,
         .fabric_kind = values->fabric_kind,
         .fabric_device = values->fabric_device,
         .fabric_port_range = values->fabric_port_range[0] != '\0' ? values->fabric_port_range

@@ -1,6 +1,7 @@
 /* Opening and closing a shard. */
 #include "server/shard/base/arriving.h"
 #include "server/shard/connection.h"
+#include "server/shard/device.h"
 #include "server/shard/job/admit.h"
 #include "server/shard/job/create.h"
 #include "server/shard/job/open.h"
@@ -165,18 +166,13 @@ static const struct cairn_shard_up up = {
     .memory_back = cairn_create_on_memory_back,
 };
 
-/* Sums have the same bits whichever thread makes them. */
-static void assert_float_env(void)
-{
-    assert(cairn_float_env_ok());
-}
-
 static cairn_status open_parts(struct cairn_shard *shard, const struct cairn_shard_options *options,
                                struct cairn_sentence *why)
 {
     cairn_status status = cairn_compute_open(&shard->host, shard->loop, cairn_home_host(),
-                                             "cairn-compute", options->compute_threads,
-                                             assert_float_env, why);
+                                             "cairn-compute", options->compute_threads, why);
+    if (status == CAIRN_OK) status = cairn_device_open(shard, options, why);
+    shard->without = cairn_shard_find_without(shard->device.home != NULL);
     if (status == CAIRN_OK)
         status = cairn_pool_open(shard->loop, "cairn-files", 1, NULL, &shard->files, why);
     if (status == CAIRN_OK)
@@ -207,7 +203,6 @@ cairn_status cairn_shard_open(uv_loop_t *loop, const struct cairn_shard_options 
     uv_timer_init(loop, &shard->memory.give_timer);
     shard->memory.give_timer.data = shard;
     shard->memory.give_max_bytes = CAIRN_GIVE_MAX_BYTES;
-    shard->without = cairn_shard_find_without(shard->device.home != NULL);
     shard->memory.budget.limit_bytes = options->memory_bytes;
     shard->relay_cache_bytes = options->relay_cache_bytes;
     shard->events.on_ready = options->on_ready;

@@ -93,7 +93,9 @@ struct cairn_shard_options {
     const char *memory_lock; /* what the shards of this host lock to take memory; NULL: as usual */
     const char *host_root;   /* of cairn_headroom_read; NULL: "" */
     uint32_t compute_threads;
-    const char *fabric_kind;                       /* as of cairn_fabric_open */
+    const char *backend;     /* "host", "cuda", "auto": cuda if it can be had; NULL: host */
+    const char *device;      /* as of cairn_home_open_cuda */
+    const char *fabric_kind; /* as of cairn_fabric_open */
     const char *fabric_device, *fabric_port_range; /* NULL: the fabric's defaults; ucx only */
     const char *fabric_host;                       /* NULL: the fabric's default */
     const char *fabric_transports;                 /* NULL: the fabric's default; ucx only */
@@ -201,8 +203,9 @@ struct cairn_shard {
     uint64_t relay_cache_bytes;       /* of the memory, at most, for the relay of a job */
 
     const struct cairn_shard_up *up;
-    uint32_t without; /* bits of enum cairn_without */
-    uv_loop_t *loop;  /* borrowed */
+    uint32_t without;                /* bits of enum cairn_without */
+    struct cairn_sentence no_device; /* why there is no device; empty: there is one */
+    uv_loop_t *loop;                 /* borrowed */
     struct {
         void (*on_ready)(struct cairn_shard *shard, void *context);
         void (*on_fenced)(struct cairn_shard *shard, void *context);

@@ -553,9 +553,11 @@ TEST(what_a_build_or_host_lacks_is_said_once_and_is_no_warning)
     cluster_cli(&cluster, &said, "cluster", "status", NULL);
     const char *text = strstr(said.out, "without ");
     ck_assert_msg(text != NULL, "%s", said.out);
-    ck_assert_ptr_nonnull(strstr(text, "GPU (this build"));
+    ck_assert_ptr_nonnull(strstr(text, "GPU (compute.backend"));
     ck_assert_ptr_nonnull(strstr(text, "AVX-512 ("));
     ck_assert_ptr_nonnull(strstr(text, ": shard-0, shard-1\n"));
+    ck_assert_ptr_nonnull(
+        strstr(said.out, "shard-1: state lies in host memory (plain): compute.backend is host"));
     cluster_cli(&cluster, &said, "cluster", "status", "-o", "json", NULL);
     ck_assert_ptr_nonnull(strstr(said.out, "\"without\": ["));
     ck_assert_ptr_nonnull(strstr(said.out, "\"AVX-512\""));

@@ -46,6 +46,13 @@ def show(what, params, bytes_per_param, times):
     rates = [bytes_per_param * params / s * 1e-9 for s in times]
     print(f"note: {what}, {params / 1e6:.0f} M parameters: {times[0] * 1e3:.3f} ms ({times[1] * 1e3:.3f} to "
           f"{times[2] * 1e3:.3f}), {rates[0]:.0f} GB/s of {bytes_per_param} bytes each", flush=True)
+    return times[0]
+
+
+def beside(what, taken, cairn, aim):
+    if cairn is not None:
+        print(f"note: {what} takes {taken / cairn:.3f} of Cairn's {cairn * 1e3:.3f} ms (the aim: {aim} or more)",
+              flush=True)
 
 
 class Trainer:
@@ -81,6 +88,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--params", type=int, default=100_000_000)
     parser.add_argument("--runs", type=int, default=21)
+    parser.add_argument("--cairn", type=float, help="seconds of `cairn bench update` for as many parameters")
+    parser.add_argument("--cairn-adamw", type=float, help="the same with --only adamw")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("skip: torch sees no card")
@@ -96,10 +105,12 @@ def main():
         del source, target
     trainer = Trainer(n, device)
     trainer.step()
-    show("AdamW(fused=True) alone", n, 28, seconds(trainer.optim.step, device, args.runs))
+    taken = show("AdamW(fused=True) alone", n, 28, seconds(trainer.optim.step, device, args.runs))
+    beside("it", taken, args.cairn_adamw, 1.0)
     for name, size in (("add", 16), ("clip", 12), ("cast", 6)):
         show(name, n, size, seconds(torch.no_grad()(getattr(trainer, name)), device, args.runs))
-    show("all that a trainer does today", n, 62, seconds(torch.no_grad()(trainer.step), device, args.runs))
+    taken = show("all that a trainer does today", n, 62, seconds(torch.no_grad()(trainer.step), device, args.runs))
+    beside("it", taken, args.cairn, 1.5)
     return 0
 
 

@@ -1,4 +1,5 @@
 #include "tests/support/cluster.h"
+#include "tests/support/test_backend.h"
 
 #include <check.h>
 #include <errno.h>
@@ -202,7 +203,7 @@ static void start_shard(struct cluster *cluster, int shard)
 {
     char program[PATH_BYTES];
     char name[32], set_name[PATH_BYTES], set_host[PATH_BYTES], coordinator[PATH_BYTES], ready[64];
-    char lock[PATH_BYTES];
+    char lock[PATH_BYTES], backend[64];
     snprintf(name, sizeof name, "shard-%d", shard);
     snprintf(set_name, sizeof set_name, "shard.name=%s", name);
     snprintf(coordinator, sizeof coordinator, "shard.coordinator=%s", cluster->address);
@@ -215,6 +216,8 @@ static void start_shard(struct cluster *cluster, int shard)
     add(&args, "--set", coordinator);
     add(&args, "--set", "compute.threads=1");
     add(&args, "--set", "memory.limit=256MiB");
+    snprintf(backend, sizeof backend, "compute.backend=%s", cairn_test_backend());
+    add(&args, "--set", backend);
     snprintf(lock, sizeof lock, "memory.lock=%s", cluster->folder); // other tests have theirs
     add(&args, "--set", lock);
     if (cluster->options.shard_hosts != NULL) {

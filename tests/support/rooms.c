@@ -1,4 +1,5 @@
 #include "tests/support/rooms.h"
+#include "tests/support/test_backend.h"
 
 #include <check.h>
 #include <signal.h>
@@ -32,6 +33,7 @@ static void open_shard(struct rooms *rooms, uint32_t shard)
                                                  .memory_bytes = 256 << 20,
                                                  .memory_lock = rooms->folder,
                                                  .compute_threads = rooms->compute_threads,
+                                                 .backend = cairn_test_backend(),
                                                  .fabric_kind = "mem",
                                                  .hub = rooms->hub,
                                                  .on_ready = on_ready,

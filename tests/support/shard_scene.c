@@ -1,5 +1,6 @@
 #include "tests/support/pages.h"
 #include "tests/support/shard_scene.h"
+#include "tests/support/test_backend.h"
 
 #include <check.h>
 #include <stdio.h>
@@ -479,6 +480,7 @@ static void open_scene(struct scene *scene, const char *kind, const struct cairn
              cairn_listener_address(scene->listener));
     struct cairn_shard_options options = *as;
     options.name = "s0";
+    options.backend = cairn_test_backend();
     options.coordinator = scene->coordinator;
     options.fabric_kind = kind;
     options.hub = scene->hub;

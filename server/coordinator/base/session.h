@@ -15,6 +15,7 @@ struct cairn_cluster_session {
     char *name;              /* owned */
     uint64_t incarnation;
     uint32_t without;        /* of a shard: bits of enum cairn_without */
+    Cairn__Home *home;       /* owned: of a shard that tells; or NULL */
     uint8_t *fabric_address; /* owned: [fabric_address_bytes] */
     size_t fabric_address_bytes;
     uint64_t last_frame_ms, since_ms;     /* of the loop's clock */

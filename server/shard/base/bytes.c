@@ -127,6 +127,7 @@ void cairn_memory_list(const struct cairn_shard *shard, struct cairn_memory_list
         told->landing += job->memory.landing;
         told->staging += job->memory.staging;
         told->tables += job->memory.tables;
+        told->device += job->memory.device;
     }
 }
 

@@ -30,9 +30,15 @@ static cairn_status open_lane(struct cairn_compute_lane *lane, struct cairn_home
     return cairn_works_open(&lane->works, home, items, why);
 }
 
+/* Sums have the same bits whichever thread makes them. */
+static void assert_float_env(void)
+{
+    assert(cairn_float_env_ok());
+}
+
 cairn_status cairn_compute_open(struct cairn_compute *compute, uv_loop_t *loop,
                                 struct cairn_home *home, const char *name, uint32_t threads,
-                                void (*begin)(void), struct cairn_sentence *why)
+                                struct cairn_sentence *why)
 {
     *compute = (struct cairn_compute) { .home = home, .lane_count = threads + LANES_BESIDE };
     pthread_mutex_init(&compute->lock, NULL);
@@ -43,7 +49,7 @@ cairn_status cairn_compute_open(struct cairn_compute *compute, uv_loop_t *loop,
     for (uint32_t i = 0; i < compute->lane_count && status == CAIRN_OK; i++)
         status = open_lane(&compute->lanes[i], home, why);
     if (status != CAIRN_OK) return status;
-    return cairn_pool_open(loop, name, threads, begin, &compute->pool, why);
+    return cairn_pool_open(loop, name, threads, assert_float_env, &compute->pool, why);
 }
 
 bool cairn_compute_stop(struct cairn_compute *compute, void (*on_closed)(void *context),

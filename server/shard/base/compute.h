@@ -47,12 +47,11 @@ struct cairn_run {
         failed_at; /* of a guarded run of one item: the address whose page is missing; NULL: none */
 };
 
-/* Takes the home over, also when it fails. threads: those of the pool; `begin` as of cairn_pool_open.
+/* Takes the home over, also when it fails. threads: those of the pool.
  * CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: to be closed all the same. */
 CAIRN_MUST_CHECK cairn_status cairn_compute_open(struct cairn_compute *compute, uv_loop_t *loop,
                                                  struct cairn_home *home, const char *name,
-                                                 uint32_t threads, void (*begin)(void),
-                                                 struct cairn_sentence *why);
+                                                 uint32_t threads, struct cairn_sentence *why);
 /* Ends the threads, as cairn_pool_close. False: there are none, on_closed does not follow. */
 bool cairn_compute_stop(struct cairn_compute *compute, void (*on_closed)(void *context),
                         void *context);

@@ -110,3 +110,9 @@ cairn_status cairn_need_of(const struct cairn_job_spec_data *spec,
     *need_out = need;
     return CAIRN_OK;
 }
+
+void cairn_need_on_device(struct cairn_need *need)
+{
+    need->memory.device = need->memory.state;
+    need->memory.state = 0;
+}

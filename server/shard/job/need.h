@@ -16,6 +16,8 @@ struct cairn_memory {
     uint64_t landing;   /* of the workers that are there: their chunks in flight */
     uint64_t staging;   /* puts, writes, replies, snapshots, and what a relay keeps */
     uint64_t tables;    /* what is known of chunks, slots and tiles */
+    uint64_t
+        device; /* of a device's memory: the state, if it lies there; the others are the host's */
 };
 
 struct cairn_need {
@@ -29,6 +31,7 @@ struct cairn_need {
     size_t slot_bytes, put_bytes, reply_bytes;
 };
 
+/* Of the host's memory. */
 uint64_t cairn_memory_sum(const struct cairn_memory *memory);
 
 /* Of a job that at most member_max workers join at a time, of a spec that cairn_spec_check took. forms_out:
@@ -39,5 +42,8 @@ CAIRN_MUST_CHECK cairn_status cairn_need_of(const struct cairn_job_spec_data *sp
                                             struct cairn_form *forms_out,
                                             struct cairn_need *need_out,
                                             struct cairn_sentence *why);
+
+/* The state lies on a device. */
+void cairn_need_on_device(struct cairn_need *need);
 
 #endif

@@ -72,6 +72,7 @@ static cairn_status make_forms(struct cairn_shard_job *job, uint32_t member_max,
     cairn_status status = cairn_need_of(&job->spec, &job->table.map, member_max, job->forms, need,
                                         why);
     if (status != CAIRN_OK) return status;
+    if (!cairn_compute_is_host(job->compute)) cairn_need_on_device(need);
     need->step.folds_wanted = cairn_compute_items_wanted(job->compute);
     job->landing.slot_bytes = need->slot_bytes;
     job->puts.max = need->put_max;
@@ -145,6 +146,24 @@ static void advise(const struct cairn_shard_job *job, const struct cairn_need *n
                            window, job->spec.window);
 }
 
+/* Others may take it meanwhile: then it is missing when the planes are made. */
+static cairn_status judge_device(const struct cairn_shard_job *job, const struct cairn_need *need,
+                                 struct cairn_sentence *why)
+{
+    struct cairn_home *home = job->compute->home;
+    const uint64_t free_bytes = cairn_home_free_bytes(home);
+    if (need->memory.device <= free_bytes) return CAIRN_OK;
+    return cairn_fail(
+        why, CAIRN_ERR_NO_MEMORY,
+        "job %s needs %llu bytes of %s for its state here, and %llu of its %llu are free; and %llu "
+        "bytes of host memory, of which %llu of memory.limit are free",
+        job->spec.name, (unsigned long long)need->memory.device, cairn_home_info(home)->device,
+        (unsigned long long)free_bytes, (unsigned long long)cairn_home_info(home)->total_bytes,
+        (unsigned long long)least_bytes(job, need),
+        (unsigned long long)(job->shard->memory.budget.limit_bytes -
+                             job->shard->memory.budget.used_bytes));
+}
+
 /* What workers add is taken as they join (admit.c): a job that could never open a round is refused now. */
 static cairn_status take_budget(struct cairn_shard_job *job, const struct cairn_need *need,
                                 struct cairn_sentence *why)
@@ -152,13 +171,15 @@ static cairn_status take_budget(struct cairn_shard_job *job, const struct cairn_
     struct cairn_budget *budget = &job->shard->memory.budget;
     const uint64_t bytes = cairn_memory_sum(&need->memory);
     char what[CAIRN_NAME_MAX + 200];
-    snprintf(what, sizeof what,
-             "job %s (%llu elements here: state %llu bytes, published %llu, landing %u x %zu bytes "
-             "and a reply each for %u worker%s)",
-             job->spec.name, (unsigned long long)job->table.map.elem_count,
-             (unsigned long long)need->memory.state, (unsigned long long)need->memory.published,
-             job->spec.workers_min * job->spec.window, job->landing.slot_bytes,
-             job->spec.workers_min, job->spec.workers_min == 1 ? "" : "s");
+    snprintf(
+        what, sizeof what,
+        "job %s (%llu elements here: state %llu bytes%s, published %llu, landing %u x %zu bytes "
+        "and a reply each for %u worker%s)",
+        job->spec.name, (unsigned long long)job->table.map.elem_count,
+        (unsigned long long)(need->memory.state + need->memory.device),
+        need->memory.device > 0 ? " on its device" : "", (unsigned long long)need->memory.published,
+        job->spec.workers_min * job->spec.window, job->landing.slot_bytes, job->spec.workers_min,
+        job->spec.workers_min == 1 ? "" : "s");
     cairn_status status = cairn_budget_take(budget, least_bytes(job, need), what, why);
     if (status == CAIRN_OK) {
         cairn_budget_give(budget, least_bytes(job, need) - bytes);
@@ -200,7 +221,8 @@ static cairn_status reserve(struct cairn_shard_job *job, const struct cairn_need
         return cairn_fail(why, CAIRN_ERR_INVALID, "a last decision of %zu bytes, at most %zu",
                           message->last->payload.len, need->step.payload_bytes_max);
     }
-    cairn_status status = take_budget(job, need, why);
+    cairn_status status = judge_device(job, need, why);
+    if (status == CAIRN_OK) status = take_budget(job, need, why);
     if (status == CAIRN_OK) status = make_tables(job, why); // as large as a worker's shapes say
     if (status == CAIRN_OK) status = open_arenas(job, need, why);
     if (status == CAIRN_OK) status = cairn_own_open(job, &need->step, message, why);

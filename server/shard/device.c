@@ -1,0 +1,63 @@
+#include "server/shard/device.h"
+
+#include <string.h>
+
+/* They put lists together and bring what workers have in memory to where a device can take it; so many keep
+ * copies and kernels beside each other. */
+#define DEVICE_THREADS 4
+
+bool cairn_device_backend_ok(const char *backend)
+{
+    return strcmp(backend, "host") == 0 || strcmp(backend, "cuda") == 0 ||
+           strcmp(backend, "auto") == 0;
+}
+
+static cairn_status open_home(struct cairn_shard *shard, const char *device,
+                              struct cairn_sentence *why)
+{
+    struct cairn_home *home;
+    const bool is_named = device != NULL && device[0] != '\0';
+    const cairn_status status = cairn_home_open_cuda(is_named ? device : NULL, &home, why);
+    if (status != CAIRN_OK) return status;
+    return cairn_compute_open(&shard->device, shard->loop, home, "cairn-device", DEVICE_THREADS,
+                              why);
+}
+
+static void say(struct cairn_shard *shard)
+{
+    const struct cairn_home_info *info = cairn_home_info(shard->device.home);
+    cairn_log_info("state lies on %s (%s), which has %llu bytes, %llu of them free", info->device,
+                   info->driver, (unsigned long long)info->total_bytes,
+                   (unsigned long long)cairn_home_free_bytes(shard->device.home));
+}
+
+cairn_status cairn_device_open(struct cairn_shard *shard, const struct cairn_shard_options *options,
+                               struct cairn_sentence *why)
+{
+    const char *backend = options->backend != NULL ? options->backend : "host";
+    struct cairn_sentence reason = { "compute.backend is host" };
+    cairn_status status = CAIRN_ERR_NOT_FOUND;
+    if (strcmp(backend, "host") != 0) status = open_home(shard, options->device, &reason);
+    if (status == CAIRN_OK) {
+        say(shard);
+        return CAIRN_OK;
+    }
+    if (strcmp(backend, "cuda") == 0)
+        return cairn_fail(why, status, "compute.backend = cuda: %s", reason.text);
+    cairn_log_info("state lies in host memory (%s): %s", cairn_home_info(shard->host.home)->device,
+                   reason.text);
+    shard->no_device = reason;
+    return CAIRN_OK;
+}
+
+void cairn_device_tell(struct cairn_shard *shard, Cairn__Home *out)
+{
+    struct cairn_home *home = shard->device.home != NULL ? shard->device.home : shard->host.home;
+    struct cairn_home_info *info = (struct cairn_home_info *)(uintptr_t)cairn_home_info(home);
+    cairn__home__init(out);
+    out->backend = (char *)(uintptr_t)info->backend;
+    out->device = info->device;
+    out->driver = info->driver;
+    out->total_bytes = info->total_bytes;
+    out->why = shard->no_device.text;
+}

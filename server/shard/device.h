@@ -1,0 +1,19 @@
+/* Where the state of a shard's jobs lies: in host memory, or on a device. */
+#ifndef CAIRN_SHARD_DEVICE_H
+#define CAIRN_SHARD_DEVICE_H
+
+#include "proto/wire/messages.h"
+#include "server/shard/shard.h"
+
+/* "host", "cuda", "auto" */
+bool cairn_device_backend_ok(const char *backend);
+/* Opens the device that the options ask for, and says in the log where state lies, and why not elsewhere.
+ * Without one `auto` goes on with host memory. CAIRN_ERR_NOT_FOUND, CAIRN_ERR_UNSUPPORTED,
+ * CAIRN_ERR_NO_MEMORY: cuda was asked for and cannot be had. */
+CAIRN_MUST_CHECK cairn_status cairn_device_open(struct cairn_shard *shard,
+                                                const struct cairn_shard_options *options,
+                                                struct cairn_sentence *why);
+/* What is told of it: borrows from the shard. */
+void cairn_device_tell(struct cairn_shard *shard, Cairn__Home *out);
+
+#endif

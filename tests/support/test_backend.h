@@ -1,0 +1,14 @@
+/* Where the shards of a test keep their state: CAIRN_TEST_BACKEND of the environment (compute.backend), so
+ * that a test runs once more on a device; without it in host memory, also on a machine that has one. */
+#ifndef CAIRN_TESTS_SUPPORT_TEST_BACKEND_H
+#define CAIRN_TESTS_SUPPORT_TEST_BACKEND_H
+
+#include <stdlib.h>
+
+static inline const char *cairn_test_backend(void)
+{
+    const char *backend = getenv("CAIRN_TEST_BACKEND");
+    return backend != NULL ? backend : "host";
+}
+
+#endif
