@@ -1,5 +1,5 @@
 /* The byte ranges of items, written out apart from the bodies: what is said here and what they do are two
- * things, and tests/gpu/test_kernel_ranges.c holds one against the other. */
+ * things, and tests/gpu/test_kernels.c holds one against the other. */
 #include "gpu/kernel/ranges.h"
 
 struct noter {

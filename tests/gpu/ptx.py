@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+"""Every fp32 and fp64 operation of the device's kernels rounds once, and keeps subnormals: no fused multiply-add, no
+flush to zero, no approximation in their PTX. And it would be found: with -fmad=true there is one.
+
+  tests/gpu/ptx.py [NVCC]    exit status 77 where there is no nvcc"""
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FLAGS = ["-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true"]
+# Of floats alone: mad.lo.s64 is an address.
+FORBIDDEN = re.compile(r"\b(?:fma|mad)\.[\w.]*f(?:16|32|64)\b|\b[\w.]+\.(?:ftz|approx)\b[\w.]*|"
+                       r"\b\w+\.full\.[\w.]*f32\b")
+ENTRY = re.compile(r"\.entry\s+(\w+)|\.func\b.*?(\w+)\s*\(?$")
+
+
+def ptx_of(nvcc, flags, folder):
+    out = Path(folder, "kernels.ptx")
+    subprocess.run([nvcc, *flags, "-arch=compute_90", "-ptx", f"-I{ROOT}", "-o", out, ROOT / "gpu/cuda/kernels.cu"],
+                   check=True)
+    return out.read_text(encoding="utf-8").split("\n")
+
+
+def forbidden(lines):
+    """(kernel, number of the line, line) of each."""
+    kernel, found = "?", []
+    for number, line in enumerate(lines, 1):
+        entry = ENTRY.search(line)
+        if entry:
+            kernel = entry.group(1) or entry.group(2)
+        code = line.split("//")[0]
+        if FORBIDDEN.search(code):
+            found.append((kernel, number, code.strip()))
+    return found
+
+
+def kernels_of_table():
+    text = Path(ROOT, "gpu/kernel/list.h").read_text(encoding="utf-8")
+    return set(re.findall(r"^    X\((\w+), struct", text, re.M))
+
+
+def main():
+    nvcc = sys.argv[1] if len(sys.argv) > 1 else shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    if not os.access(nvcc, os.X_OK):
+        print("SKIPPED: no nvcc here: the PTX of the kernels is not looked through")
+        return 77
+    with tempfile.TemporaryDirectory() as folder:
+        lines = ptx_of(nvcc, FLAGS, folder)
+        mutant = forbidden(ptx_of(nvcc, ["-fmad=true" if flag == "-fmad=false" else flag for flag in FLAGS], folder))
+    entries = set(re.findall(r"\.entry\s+cairn_kernel_(\w+)", "\n".join(lines)))
+    lacking = kernels_of_table() ^ entries
+    found = forbidden(lines)
+    for kernel, number, code in found:
+        print(f"{kernel}, line {number}: {code}")
+    if lacking:
+        print("of the table or of the image alone:", ", ".join(sorted(lacking)))
+    if not mutant:
+        print("with -fmad=true nothing is found: this test sees nothing")
+    print(f"{len(entries)} kernels, {len(lines)} lines, {len(found)} that may not be; {len(mutant)} with -fmad=true")
+    return 1 if found or lacking or not mutant else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
