@@ -14,7 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = ["-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true"]
 # Of floats alone: mad.lo.s64 is an address.
-FORBIDDEN = re.compile(r"\b(?:fma|mad)\.[\w.]*f(?:16|32|64)\b|\b[\w.]+\.ftz\b[\w.]*|\b[\w.]+\.approx\b[\w.]*|\b\w+\.full\.[\w.]*f32\b")
+FORBIDDEN = re.compile(r"\b(?:fma|mad)\.[\w.]*f(?:16|32|64)\b|\b[\w.]+\.(?:ftz|approx)\b[\w.]*|"
+                       r"\b\w+\.full\.[\w.]*f32\b")
 ENTRY = re.compile(r"\.entry\s+(\w+)|\.func\b.*?(\w+)\s*\(?$")
 
 

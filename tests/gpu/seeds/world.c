@@ -1,0 +1,321 @@
+#include "tests/gpu/seeds/world.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/hyper.h"
+#include "tests/support/random.h"
+
+#define TENSORS     4
+#define ELEMS_MAX   ((size_t)24000)
+#define PLANE_BYTES ((size_t)98304) /* f32 [ELEMS_MAX], at a multiple of 512 */
+#define SOURCES     3
+#define RUNS        4
+#define LEAVES_MAX  64
+
+/* Planes of a tensor in a home, f32 but the last. */
+enum { ACC, PARAM, EXP_AVG, EXP_AVG_SQ, SOURCE, WIRE, PLANES };
+
+enum { CARD, HOST, SIDES };
+
+static struct tensor {
+    size_t elems;
+    struct cairn_geometry geometry;
+    uint8_t *base[SIDES]; /* of the planes; follow only HOST's */
+    /* of the host, read by works of both sides; sources 0 and 1 are pinned */
+    uint8_t *in[SOURCES];
+    /* of the host, written by each side */
+    uint8_t *out[SIDES]; /* the card's of even tensors is pinned */
+    struct cairn_sums sums[SIDES];
+    struct cairn_hash hashes[SIDES][LEAVES_MAX];
+    uint64_t nonfinite[SIDES];
+    struct cairn_source sources[SIDES][SOURCES];
+    struct cairn_group_scalars scalars;
+} tensors[TENSORS];
+
+static struct cairn_home *homes[SIDES];
+static struct cairn_home_stream *streams[SIDES][2];
+static struct cairn_sentence why;
+
+static const char *complain(const char *doing)
+{
+    static char text[sizeof why.text + 64];
+    snprintf(text, sizeof text, "%s: %s", doing, why.text);
+    return text;
+}
+
+static void *plane(const struct tensor *t, int side, int number)
+{
+    return t->base[side] + (size_t)number * PLANE_BYTES;
+}
+
+/* Finite f32, and as bf16 finite, too. */
+static void fill(uint8_t *bytes)
+{
+    for (size_t i = 0; i < ELEMS_MAX; i++) {
+        const float value = (float)((int64_t)random_below(2000001) - 1000000) * 1e-6f;
+        memcpy(bytes + i * sizeof value, &value, sizeof value);
+    }
+}
+
+/* ---- works: the same on both sides, but for where they lie ---- */
+
+/* A plane of the home, or pinned or other memory. */
+static void choose_sources(struct tensor *t, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        const bool from_home = random_below(4) == 0;
+        const cairn_dtype dtype = random_below(2) == 0 ? CAIRN_F32 : CAIRN_BF16;
+        for (int side = 0; side < SIDES; side++)
+            t->sources[side][i] = (struct cairn_source) { from_home ? plane(t, side, SOURCE)
+                                                                    : (void *)t->in[i],
+                                                          from_home ? CAIRN_F32 : dtype };
+    }
+}
+
+static void make_fold(struct tensor *t, struct cairn_work works[SIDES])
+{
+    const size_t count = random_below(SOURCES + 1);
+    const bool first = random_below(2) == 0;
+    choose_sources(t, count);
+    for (int side = 0; side < SIDES; side++) {
+        works[side].kind = CAIRN_WORK_FOLD;
+        works[side].fold.acc = plane(t, side, ACC);
+        works[side].fold.sources = t->sources[side];
+        works[side].fold.source_count = count;
+        works[side].fold.first = first;
+        works[side].fold.elems = t->elems;
+    }
+}
+
+static void make_fold_sums(struct tensor *t, struct cairn_work works[SIDES])
+{
+    const size_t count = random_below(SOURCES + 1);
+    choose_sources(t, count);
+    for (int side = 0; side < SIDES; side++) {
+        t->sums[side] = (struct cairn_sums) { 0 };
+        works[side].kind = CAIRN_WORK_FOLD_SUMS;
+        works[side].fold_sums = (struct cairn_leaf_fold) { .acc = plane(t, side, ACC),
+                                                           .sources = t->sources[side],
+                                                           .source_count = count,
+                                                           .geometry = &t->geometry,
+                                                           .leaf_count = t->geometry.leaf_count,
+                                                           .sums = &t->sums[side] };
+    }
+}
+
+static void make_update(struct tensor *t, struct cairn_work works[SIDES])
+{
+    const uint64_t wire = random_below(3);
+    const cairn_dtype dtype = random_below(2) == 0 ? CAIRN_F32 : CAIRN_BF16;
+    const struct cairn_group_hyper hyper = cairn_hyper_default(CAIRN_OPTIMIZER_ADAMW);
+    const float scale = 0.25f;
+    uint32_t scale_bits;
+    memcpy(&scale_bits, &scale, sizeof scale_bits);
+    const cairn_status status = cairn_group_scalars_of(&hyper, 1 + random_below(9), scale_bits,
+                                                       &t->scalars);
+    assert(status == CAIRN_OK);
+    for (int side = 0; side < SIDES; side++) {
+        t->nonfinite[side] = 77;
+        works[side].kind = CAIRN_WORK_UPDATE;
+        works[side].update.scalars = &t->scalars;
+        works[side].update.nonfinite = &t->nonfinite[side];
+        works[side].update.planes = (struct cairn_update) {
+            .grad = plane(t, side, ACC),
+            .param = plane(t, side, PARAM),
+            .exp_avg = plane(t, side, EXP_AVG),
+            .exp_avg_sq = plane(t, side, EXP_AVG_SQ),
+            .wire = wire == 0   ? NULL
+                    : wire == 1 ? plane(t, side, WIRE)
+                                : (void *)t->out[side],
+            .wire_dtype = dtype,
+            .elems = t->elems,
+        };
+    }
+}
+
+static void make_convert(struct tensor *t, struct cairn_work works[SIDES])
+{
+    const bool out = random_below(2) == 0;
+    for (int side = 0; side < SIDES; side++) {
+        works[side].kind = CAIRN_WORK_CONVERT;
+        works[side].convert.dst = out ? (void *)t->out[side] : plane(t, side, SOURCE);
+        works[side].convert.src = out ? plane(t, side, PARAM) : (void *)t->in[1];
+        works[side].convert.dst_dtype = out ? CAIRN_BF16 : CAIRN_F32;
+        works[side].convert.src_dtype = out ? CAIRN_F32 : CAIRN_BF16;
+        works[side].convert.elems = t->elems;
+    }
+}
+
+static void make_copy(struct tensor *t, struct cairn_work works[SIDES])
+{
+    const uint64_t way = random_below(3), in = random_below(SOURCES);
+    for (int side = 0; side < SIDES; side++) {
+        works[side].kind = CAIRN_WORK_COPY;
+        works[side].copy.to = way == 0 ? (void *)t->out[side] : plane(t, side, SOURCE);
+        works[side].copy.from = way == 2 ? (void *)t->in[in] : plane(t, side, PARAM);
+        works[side].copy.bytes = t->elems * sizeof(float);
+    }
+}
+
+static void make_zero(struct tensor *t, struct cairn_work works[SIDES])
+{
+    for (int side = 0; side < SIDES; side++) {
+        works[side].kind = CAIRN_WORK_ZERO;
+        works[side].zero.at = plane(t, side, WIRE);
+        works[side].zero.bytes = t->elems * 2;
+    }
+}
+
+static void make_hash(struct tensor *t, struct cairn_work works[SIDES])
+{
+    for (int side = 0; side < SIDES; side++) {
+        works[side].kind = CAIRN_WORK_HASH;
+        works[side].hash.plane = plane(t, side, PARAM);
+        works[side].hash.dtype = CAIRN_F32;
+        works[side].hash.geometry = &t->geometry;
+        works[side].hash.first_leaf = 0;
+        works[side].hash.leaf_count = t->geometry.leaf_count;
+        works[side].hash.hashes = t->hashes[side];
+    }
+}
+
+static void make_work(struct tensor *t, struct cairn_work works[SIDES])
+{
+    static void (*const makes[])(struct tensor *, struct cairn_work[SIDES]) = {
+        make_fold, make_fold_sums, make_update, make_convert, make_copy, make_zero, make_hash
+    };
+    makes[random_below(sizeof makes / sizeof makes[0])](t, works);
+}
+
+/* ---- a run ---- */
+
+static const char *compare(const struct tensor *t)
+{
+    if (memcmp(t->out[CARD], t->out[HOST], PLANE_BYTES) != 0)
+        return "what came to the host differs";
+    if (memcmp(&t->sums[CARD], &t->sums[HOST], sizeof t->sums[HOST]) != 0) return "sums differ";
+    if (memcmp(t->hashes[CARD], t->hashes[HOST], sizeof t->hashes[HOST]) != 0)
+        return "hashes differ";
+    return t->nonfinite[CARD] == t->nonfinite[HOST] ? NULL : "counts of what is not finite differ";
+}
+
+static const char *run(void)
+{
+    struct cairn_work works[SIDES][TENSORS] = { 0 };
+    const uint64_t stream = random_below(2);
+    for (size_t i = 0; i < TENSORS; i++) {
+        struct cairn_work work[SIDES] = { 0 };
+        for (size_t j = 0; j < SOURCES; j++) fill(tensors[i].in[j]);
+        make_work(&tensors[i], work);
+        for (int side = 0; side < SIDES; side++) works[side][i] = work[side];
+    }
+    for (int side = 0; side < SIDES; side++)
+        if (cairn_home_run(streams[side][stream], works[side], TENSORS, &why) != CAIRN_OK)
+            return complain("a run");
+    for (size_t i = 0; i < TENSORS; i++) {
+        const char *wrong = compare(&tensors[i]);
+        if (wrong != NULL) return wrong;
+        for (size_t j = 0; j < SOURCES; j++) memset(tensors[i].in[j], 0xEE, PLANE_BYTES);
+    }
+    return NULL;
+}
+
+/* ---- the world ---- */
+
+/* Copies all planes from the host's home to the card's, or back to `out` one by one and compares. */
+static const char *move_planes(bool back)
+{
+    for (size_t i = 0; i < TENSORS; i++) {
+        for (int p = 0; p < PLANES; p++) {
+            struct tensor *t = &tensors[i];
+            struct cairn_work work = { .kind = CAIRN_WORK_COPY };
+            work.copy.to = back ? (void *)t->out[CARD] : plane(t, CARD, p);
+            work.copy.from = plane(t, back ? CARD : HOST, p);
+            work.copy.bytes = PLANE_BYTES;
+            if (cairn_home_run(streams[CARD][0], &work, 1, &why) != CAIRN_OK)
+                return complain("a copy");
+            if (back && memcmp(t->out[CARD], plane(t, HOST, p), PLANE_BYTES) != 0)
+                return "a plane differs at the end";
+        }
+    }
+    return NULL;
+}
+
+static void set_up_tensor(struct tensor *t, size_t number, uint8_t *card, uint8_t *host,
+                          uint8_t *buffers)
+{
+    const struct cairn_shape shape = { .rank = 1, .dim = { 1 + random_below(ELEMS_MAX) } };
+    memset(t, 0, sizeof *t);
+    t->elems = shape.dim[0];
+    t->geometry = cairn_geometry_of(&shape);
+    assert(t->geometry.leaf_count <= LEAVES_MAX);
+    t->base[CARD] = card + number * PLANES * PLANE_BYTES;
+    t->base[HOST] = host + number * PLANES * PLANE_BYTES;
+    for (int p = 0; p < PLANES; p++) fill(plane(t, HOST, p));
+    for (size_t i = 0; i < ELEMS_MAX; i++) // a second moment is not negative
+        ((uint8_t *)plane(t, HOST, EXP_AVG_SQ))[4 * i + 3] &= 0x7F;
+    // In `buffers`: all that is pinned, then what is not.
+    uint8_t *const pinned = buffers + number * 3 * PLANE_BYTES;
+    uint8_t *const other = buffers + (TENSORS * 3 + number * 3) * PLANE_BYTES;
+    t->in[0] = pinned;
+    t->in[1] = pinned + PLANE_BYTES;
+    t->in[2] = other;
+    t->out[CARD] = number % 2 == 0 ? pinned + 2 * PLANE_BYTES : other + PLANE_BYTES;
+    t->out[HOST] = other + 2 * PLANE_BYTES;
+    memset(t->out[CARD], 0, PLANE_BYTES);
+    memset(t->out[HOST], 0, PLANE_BYTES);
+}
+
+static const char *work_through(void)
+{
+    const char *wrong = move_planes(false);
+    for (size_t i = 0; i < RUNS && wrong == NULL; i++) wrong = run();
+    return wrong == NULL ? move_planes(true) : wrong;
+}
+
+static const char *with_streams(void)
+{
+    for (int side = 0; side < SIDES; side++)
+        for (size_t i = 0; i < 2; i++)
+            if (cairn_home_stream_open(homes[side], &streams[side][i], &why) != CAIRN_OK)
+                return complain("a stream");
+    const char *wrong = work_through();
+    for (int side = 0; side < SIDES; side++)
+        for (size_t i = 0; i < 2; i++) cairn_home_stream_close(streams[side][i]);
+    return wrong;
+}
+
+static const char *with_memory(uint8_t *host, uint8_t *buffers)
+{
+    struct cairn_home_memory memory;
+    if (cairn_home_memory_open(homes[CARD], "planes", TENSORS * PLANES * PLANE_BYTES, &memory,
+                               &why) != CAIRN_OK)
+        return complain("memory");
+    if (cairn_home_pin(homes[CARD], buffers, TENSORS * 3 * PLANE_BYTES, &why) != CAIRN_OK)
+        return complain("pinning");
+    for (size_t i = 0; i < TENSORS; i++) set_up_tensor(&tensors[i], i, memory.base, host, buffers);
+    const char *wrong = with_streams();
+    cairn_home_unpin(homes[CARD], buffers);
+    cairn_home_memory_close(&memory);
+    return wrong;
+}
+
+const char *world_run(uint64_t seed)
+{
+    uint8_t *host = aligned_alloc(4096, TENSORS * PLANES * PLANE_BYTES);
+    uint8_t *buffers = aligned_alloc(4096, TENSORS * 6 * PLANE_BYTES);
+    assert(host != NULL && buffers != NULL);
+    random_state = seed;
+    homes[HOST] = cairn_home_host();
+    const char *wrong = cairn_home_open_cuda(NULL, &homes[CARD], &why) == CAIRN_OK
+                            ? with_memory(host, buffers)
+                            : complain("opening");
+    if (homes[CARD] != NULL) cairn_home_close(homes[CARD]);
+    homes[CARD] = NULL;
+    free(host);
+    free(buffers);
+    return wrong;
+}
