@@ -4,6 +4,8 @@
  *   TEST_EACH(every_kind_arrives_whole, 0, KINDS) { ... _i ... }
  *   SUITE(30, set_up, tear_down); // at most 30 seconds each; or SUITE(30)
  *
+ * The seconds end what hangs and measure nothing: where others use the processors all takes much longer.
+ *
  * A SUITE takes all that stand above it since the one before. Each test is a process of its own, with its
  * set_up and tear_down. `main` is in the support library, for whoever has none. */
 #ifndef CAIRN_TESTS_SUITE_H

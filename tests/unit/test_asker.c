@@ -235,4 +235,4 @@ TEST(what_is_dropped_is_neither_sent_nor_in_the_window)
     ck_assert_uint_eq(asker.sent, WINDOW);
 }
 
-SUITE(10, setup);
+SUITE(30, setup);

@@ -189,4 +189,4 @@ TEST(only_unbroken_time_in_which_nothing_but_room_helps_is_given_up)
     ck_assert(!cairn_buffer_pool_is_stuck(&pool, &owners[1], false, 2400));
 }
 
-SUITE(4);
+SUITE(30);

@@ -333,4 +333,4 @@ TEST(a_spec_remembers_its_first_form_and_the_last_ones)
     cairn_spec_release(&copy);
 }
 
-SUITE(4);
+SUITE(30);

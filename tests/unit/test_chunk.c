@@ -196,4 +196,4 @@ TEST(random_headers_never_pass_with_a_size_that_is_not_theirs)
     }
 }
 
-SUITE(4);
+SUITE(60);

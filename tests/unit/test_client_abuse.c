@@ -488,7 +488,7 @@ TEST(the_table_has_every_function_that_is_exported)
     ck_assert_int_eq(exported, CALLS);
 }
 
-SUITE(4);
+SUITE(30);
 
 /* ---- the scene ---- */
 

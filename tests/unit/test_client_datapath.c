@@ -150,4 +150,4 @@ TEST(shards_are_waited_for_within_the_time_of_the_connect)
     ck_assert_int_ne(status, CAIRN_OK);
 }
 
-SUITE(4, set_up, tear_down);
+SUITE(30, set_up, tear_down);

@@ -147,4 +147,4 @@ TEST(a_group_of_what_is_not_trained_is_refused)
     check_refused("nobody");
 }
 
-SUITE(4, setup, teardown);
+SUITE(30, setup, teardown);

@@ -69,4 +69,4 @@ TEST(a_round_that_is_committed_again_is_one_step)
     ck_assert_uint_lt(times.us[CAIRN_TIME_WAIT], 1000000);
 }
 
-SUITE(4);
+SUITE(30);

@@ -201,4 +201,4 @@ TEST(the_printed_sample_is_read_back)
     for (size_t i = 0; i < OPTION_COUNT; i++) ck_assert_int_gt(config.given[i], 0);
 }
 
-SUITE(4, setup, teardown);
+SUITE(30, setup, teardown);

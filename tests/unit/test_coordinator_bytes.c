@@ -172,4 +172,4 @@ TEST(what_a_newer_shard_tells_besides_is_not_kept)
     cairn_cluster_memory_release(&all);
 }
 
-SUITE(4, NULL, tear_down);
+SUITE(30, NULL, tear_down);

@@ -74,6 +74,7 @@ TEST(a_shard_that_comes_back_as_another_process_ends_the_cut_at_once)
 {
     fake_shard_away(&fake, 1);
     const uint32_t request = ask_digest(&admin);
+    fake_until(&fake, toy()->snapshots.cut != NULL); // before what comes on another connection
     fake_shard_forget(&fake, 1);
     fake_shard_hello(&fake, 1);
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_CLOSED,

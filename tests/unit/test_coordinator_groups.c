@@ -46,7 +46,7 @@ TEST(a_relay_serves_itself_and_its_share_of_the_other_owners)
     cairn_groups_plan_release(&plan);
 }
 
-SUITE(4);
+SUITE(30);
 
 /* ---- a job ---- */
 

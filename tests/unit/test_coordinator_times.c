@@ -179,4 +179,4 @@ TEST(of_shards_it_is_what_they_do_that_counts)
     ck_assert_int_eq(slowest(true), 1);
 }
 
-SUITE(4, set_up, NULL);
+SUITE(30, set_up, NULL);

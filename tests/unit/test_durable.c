@@ -231,4 +231,4 @@ TEST(a_data_folder_that_cannot_be_written_says_what_to_do)
     ck_assert_int_eq(chmod(folder, 0700), 0);
 }
 
-SUITE(4, setup, teardown);
+SUITE(30, setup, teardown);

@@ -263,4 +263,4 @@ TEST(a_session_takes_its_place_of_the_same_reader)
     ck_assert_ptr_nonnull(strstr(cairn_error(), "CAIRN_FABRIC"));
 }
 
-SUITE(4);
+SUITE(30);

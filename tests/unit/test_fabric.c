@@ -541,4 +541,4 @@ TEST(an_unknown_kind_is_refused_with_the_known_ones)
     ck_assert_str_eq(why.text, "no fabric 'pigeon': use auto, mapped or ucx");
 }
 
-SUITE(4);
+SUITE(30);

@@ -66,4 +66,4 @@ TEST(streams_that_begin_apart_are_apart)
     ck_assert_uint_eq(lines_apart(page, page + 256 * 4096), 0);
 }
 
-SUITE(4);
+SUITE(30);

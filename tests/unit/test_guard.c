@@ -91,4 +91,4 @@ TEST_KILLED(outside_of_guarded_code_it_ends_the_process_as_before, SIGBUS)
 }
 #endif
 
-SUITE(4, set_up, NULL);
+SUITE(30, set_up, NULL);

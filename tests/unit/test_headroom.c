@@ -197,4 +197,4 @@ TEST(a_lock_that_cannot_be_opened_says_so)
     ck_assert_ptr_nonnull(strstr(why.text, "/nowhere/at/all"));
 }
 
-SUITE(4, set_up, tear_down);
+SUITE(30, set_up, tear_down);

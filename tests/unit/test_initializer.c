@@ -167,4 +167,4 @@ TEST(normal_and_uniform_values_look_like_it)
     check_distribution(&uniform, 1, 64.0 / 12, 1.8, uniform_cdf, -3, 8);
 }
 
-SUITE(4);
+SUITE(60);

@@ -142,4 +142,4 @@ TEST(a_level_is_one_of_four_words)
     ck_assert_int_eq(level, CAIRN_LOG_DEBUG);
 }
 
-SUITE(4);
+SUITE(30);

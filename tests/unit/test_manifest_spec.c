@@ -99,4 +99,4 @@ TEST(weights_are_tensors_that_are_trained)
     cairn_scratch_remove(root);
 }
 
-SUITE(4);
+SUITE(30);

@@ -204,4 +204,4 @@ TEST(every_status_has_a_name_a_sentence_and_its_own_number)
     ck_assert_str_eq(cairn_status_name(77), "CAIRN_ERR_?");
 }
 
-SUITE(4);
+SUITE(30);

@@ -127,4 +127,4 @@ TEST(a_job_initializes_itself_if_every_tensor_has_an_origin)
     cairn_spec_release(&spec);
 }
 
-SUITE(4);
+SUITE(30);

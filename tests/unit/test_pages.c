@@ -125,4 +125,4 @@ TEST(a_file_of_pages_larger_still_is_mapped_too)
     close(fd);
 }
 
-SUITE(4);
+SUITE(30);

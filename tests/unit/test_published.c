@@ -143,4 +143,4 @@ TEST(a_version_that_is_overwritten_while_it_is_read_is_never_taken_for_whole)
     cairn_layout_close(layout);
 }
 
-SUITE(4);
+SUITE(30);

@@ -99,4 +99,4 @@ TEST(a_gradient_is_told_by_its_tensors_as_far_as_they_are_known)
                      "the gradient of t3 (4), t7 (1) and others is not finite (7 elements)");
 }
 
-SUITE(4, setup, NULL);
+SUITE(30, setup, NULL);

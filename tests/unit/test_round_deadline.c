@@ -250,4 +250,4 @@ TEST(a_writer_that_pauses_goes_on_with_its_write)
     ck_assert_uint_eq(expect(CAIRN_ROUND_WORKER_FENCE)->member, A);
 }
 
-SUITE(4, setup, teardown);
+SUITE(30, setup, teardown);

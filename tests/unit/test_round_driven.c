@@ -136,4 +136,4 @@ TEST(a_payload_carries_rates_between_skips_and_state_and_none_that_is_no_rate)
     ck_assert_int_eq(cairn_payload_decode(bytes, count, &back), CAIRN_ERR_MALFORMED);
 }
 
-SUITE(4, setup_driven, teardown);
+SUITE(30, setup_driven, teardown);

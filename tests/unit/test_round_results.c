@@ -97,4 +97,4 @@ TEST(without_the_policy_rounds_go_on)
     ck_assert(opens());
 }
 
-SUITE(4, setup_halting, teardown);
+SUITE(30, setup_halting, teardown);

@@ -225,4 +225,4 @@ TEST(a_payload_without_skips_is_what_it_was_before_there_were_any)
     ck_assert_int_eq(cairn_payload_decode(bytes, count, &back), CAIRN_ERR_MALFORMED);
 }
 
-SUITE(4, setup_skips, teardown);
+SUITE(30, setup_skips, teardown);

@@ -95,4 +95,4 @@ TEST(who_waits_for_workers_min_goes_on_when_it_is_lowered)
     ck_assert(is_open());
 }
 
-SUITE(4, setup, teardown);
+SUITE(30, setup, teardown);

@@ -167,4 +167,4 @@ TEST(a_payload_carries_the_state_behind_its_groups_also_within_itself)
     ck_assert_int_eq(cairn_payload_decode(bytes, count, &back), CAIRN_ERR_MALFORMED);
 }
 
-SUITE(4, setup_state, teardown);
+SUITE(30, setup_state, teardown);

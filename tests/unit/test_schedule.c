@@ -128,4 +128,4 @@ TEST(a_kind_has_a_name_and_the_name_its_kind)
     ck_assert_int_eq(cairn_schedule_number("sine"), -1);
 }
 
-SUITE(4);
+SUITE(60);

@@ -198,7 +198,7 @@ TEST(a_thread_that_ends_in_time_is_not)
     ck_assert(closed);
 }
 
-SUITE(4, setup, teardown);
+SUITE(30, setup, teardown);
 
 TEST(an_arena_is_zero_and_backed_as_it_is_touched)
 {
@@ -236,4 +236,4 @@ TEST(a_budget_says_what_is_missing_and_takes_nothing)
     ck_assert_int_eq(cairn_budget_take(&budget, 1000, "job b", &why), CAIRN_OK);
 }
 
-SUITE(4);
+SUITE(30);

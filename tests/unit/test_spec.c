@@ -520,4 +520,4 @@ TEST(differences_are_listed_in_words_and_the_rest_is_counted)
     cairn_spec_release(&there);
 }
 
-SUITE(4);
+SUITE(60);

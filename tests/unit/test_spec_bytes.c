@@ -237,4 +237,4 @@ TEST_EACH(a_spec_has_the_bits_that_it_always_had, 0, sizeof specs / sizeof specs
     cairn_spec_release(&spec);
 }
 
-SUITE(4);
+SUITE(30);

@@ -52,4 +52,4 @@ TEST(a_rebuilt_store_begins_above_what_any_shard_has_seen)
                       120 + CAIRN_ROUND_BLOCK - 1); // of a block that nobody heard the end of
 }
 
-SUITE(4);
+SUITE(30);

@@ -507,4 +507,4 @@ TEST(a_configuration_that_cannot_work_has_no_size)
         ck_assert_uint_eq(cairn_step_bytes(&bad[i]), 0);
 }
 
-SUITE(4, setup, teardown);
+SUITE(30, setup, teardown);

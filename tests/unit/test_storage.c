@@ -105,4 +105,4 @@ TEST(who_looks_leaves_nothing_behind)
     ck_assert_int_eq(mkdir(folder, 0700), 0);
 }
 
-SUITE(4, setup, teardown);
+SUITE(30, setup, teardown);

@@ -77,4 +77,4 @@ TEST(who_is_told_of_no_storage_says_nothing_of_it)
     ck_assert_int_eq(looks, 1);
 }
 
-SUITE(4, set_up, tear_down);
+SUITE(30, set_up, tear_down);

@@ -346,4 +346,4 @@ TEST(a_picture_of_the_store_opens_as_a_store_with_its_jobs_and_its_identity)
     cairn_store_close(store);
 }
 
-SUITE(4, set_up, tear_down);
+SUITE(30, set_up, tear_down);

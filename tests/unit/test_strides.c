@@ -165,4 +165,4 @@ TEST(elements_of_2_and_8_bytes_are_whole)
     }
 }
 
-SUITE(4);
+SUITE(30);

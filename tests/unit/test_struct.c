@@ -81,4 +81,4 @@ TEST(an_array_is_as_wide_as_its_caller_says)
     ck_assert_ptr_eq(cairn_struct_at(list, 1), &list[1]);
 }
 
-SUITE(4);
+SUITE(30);

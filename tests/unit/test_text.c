@@ -108,4 +108,4 @@ TEST(every_string_of_a_message_is_mended)
     ck_assert_str_eq(two, "two\nlines");
 }
 
-SUITE(4);
+SUITE(30);

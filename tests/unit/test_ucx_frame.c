@@ -120,4 +120,4 @@ TEST_EACH(lanes_that_read_are_told_from_those_that_do_not, 0, sizeof lanes / siz
     ck_assert_int_eq(ucx_lanes_are_native(lanes[_i].text), lanes[_i].is_native);
 }
 
-SUITE(4);
+SUITE(30);

@@ -342,4 +342,4 @@ TEST(every_tensor_that_does_not_fit_is_named_up_to_twenty)
     cairn_spec_release(&spec);
 }
 
-SUITE(4, make_folder, remove_folder);
+SUITE(30, make_folder, remove_folder);

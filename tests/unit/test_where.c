@@ -205,4 +205,4 @@ TEST(the_device_is_that_of_the_route_and_not_of_its_source)
     ck_assert_str_eq(route.device, "e0");
 }
 
-SUITE(4, setup, teardown);
+SUITE(30, setup, teardown);
