@@ -55,6 +55,18 @@ nowhere() {
 
 trains "$bundle" env -i
 trains "$bundle" env -i CAIRN_LIBC=own
+# A driver is the host's, whosever the libc is; here an emulated one, which needs libraries of the bundle's.
+driver=$(dirname "$1")/lib/emulated
+for libc in host own; do
+    [ -e "$driver/libcuda.so.1" ] || { echo "skip: no emulated driver is built"; break; }
+    said=$(env -i CAIRN_LIBC=$libc LD_LIBRARY_PATH="$driver" "$bundle/bin/cairn" bench update --backend cuda \
+        --params 300K --seconds 0.01 2>&1) || { # it has an image of kernels, or stands in for a card
+        [[ $said == *"no kernels"* ]] || fail "with the libc of $libc: $said"
+        echo "skip: $said"
+        break
+    }
+    echo "a driver was loaded beside the libc of $libc"
+done
 PYTHONPATH=$bundle/python python3 -c 'from cairn import _c; print("loaded:", _c.lib()._name)' |
     grep -F "$bundle/python" || fail "the host's Python does not load the bundle's library"
 [[ $("$bundle/tests/gpu/run" --list) == *bits* ]] || fail "tests/gpu/run does not run from the bundle"

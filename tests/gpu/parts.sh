@@ -40,6 +40,14 @@ on_card() {
         /^#? *backend *=/ { print section ".backend"; exit }')
     [ -n "$key" ] || absent "a shard's backend: cairn-shard --print-config has no such key"
     card_setting=$key=cuda host_setting=$key=host
+    has_home
+}
+
+# The sentence of a program in which nothing opens a card yet; any other failure is one.
+has_home() {
+    local said
+    said=$("$bin/cairn" bench update --backend cuda --params 1 --seconds 0.001 2>&1) ||
+        [[ $said != *"this build has no kernels"* ]] || absent "a home on a card: $said"
 }
 
 # shards_are_on_card: of the cluster at $endpoint; a shard that fell back to the host would show nothing.
@@ -200,7 +208,7 @@ sizes=(100000000 1000000000)
 
 part_update() {
     local size
-    takes update --backend || absent "cairn bench update --backend"
+    has_home
     for size in "${sizes[@]}"; do
         bench update --backend cuda --params "$size"
         bench update --backend cuda --params "$size" --wire f32
@@ -211,7 +219,7 @@ part_update() {
 part_today() {
     local size whole
     has_torch_on_card
-    takes update --backend || absent "cairn bench update --backend"
+    has_home
     for size in "${sizes[@]}"; do
         bench update --backend cuda --params "$size"
         whole=$seconds_of_run
