@@ -334,11 +334,24 @@ float scene_initial(uint32_t tensor, uint64_t elem)
     return (float)((elem * 2654435761u + tensor * 97u) % 2001u) / 1000.0f - 1.0f;
 }
 
+const void *scene_plane(const struct cairn_shard_job *job, enum cairn_plane plane)
+{
+    static uint8_t *copies[CAIRN_PLANES];
+    struct cairn_sentence why;
+    const struct cairn_arena *arena = &job->planes.home[plane];
+    uint8_t *copy = realloc(copies[plane], arena->bytes + 1);
+    ck_assert_ptr_nonnull(copy);
+    copies[plane] = copy;
+    struct cairn_works *works = cairn_compute_loop(job->compute);
+    cairn_works_copy(works, copy, arena->base, arena->bytes);
+    ck_assert_int_eq(cairn_works_run(works, &why), CAIRN_OK);
+    return copy;
+}
+
 const float *scene_param(const struct scene *scene, uint64_t chunk)
 {
-    const struct cairn_shard_job *job = scene->shard->jobs;
-    return cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM, job->table.extent_of[chunk],
-                           cairn_shard_map_chunk(&scene->map, chunk).local_elem);
+    const float *param = scene_plane(scene->shard->jobs, CAIRN_PLANE_PARAM);
+    return param + cairn_shard_map_chunk(&scene->map, chunk).local_elem;
 }
 
 void scene_put_all(struct scene *scene, uint64_t member)

@@ -92,10 +92,10 @@ static void check_extent(const struct cairn_shard_job *job, size_t number)
     const char *name = job->spec.tensors[extent->tensor].name;
     const bool late = strcmp(name, "late") == 0;
     const uint32_t was = extent->tensor > T_WEIGHT ? T_WEIGHT : extent->tensor;
-    const float *param = cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM, number,
-                                         extent->local_elem);
-    const float *moment = cairn_planes_at(&job->planes, CAIRN_PLANE_EXP_AVG, number,
-                                          extent->local_elem);
+    const float *param = scene_plane(job, CAIRN_PLANE_PARAM),
+                *moment = scene_plane(job, CAIRN_PLANE_EXP_AVG);
+    param += extent->local_elem;
+    moment += extent->local_elem;
     for (uint64_t i = 0; i < extent->elem_count; i++) {
         const float wanted = late ? 3.0F : scene_initial(was, extent->first_elem + i);
         ck_assert_msg(param[i] == wanted, "%s [%zu]", name, (size_t)i);

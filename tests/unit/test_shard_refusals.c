@@ -30,7 +30,7 @@ static void teardown(void)
     scene_resolve_none(&scene);
     scene_hear(&scene, CAIRN_MSG_PUBLISHED);
     model_round(&model, &scene, 6, 0);
-    ck_assert_mem_eq(scene.shard->jobs->planes.home[CAIRN_PLANE_PARAM].base, model.param,
+    ck_assert_mem_eq(scene_plane(scene.shard->jobs, CAIRN_PLANE_PARAM), model.param,
                      model.scene->map.elem_count * 4);
     model_close(&model);
     scene_close(&scene);

@@ -317,7 +317,7 @@ static float expected_sum(uint32_t tensor, uint64_t elem)
 
 static void check_sums(void)
 {
-    const float *acc = (const float *)job()->planes.home[CAIRN_PLANE_SUM].base;
+    const float *acc = scene_plane(job(), CAIRN_PLANE_SUM);
     for (size_t i = 0; i < scene.map.extent_count; i++) {
         const struct cairn_local_extent *extent = &scene.map.extents[i];
         if (extent->tensor == T_FROZEN) continue;
@@ -635,7 +635,7 @@ TEST(a_chunk_is_put_when_all_its_boxes_are_put)
     put_tensor(3, T_EMB);
     put_tensor(3, T_WEIGHT);
     scene_seal(&scene);
-    const float *param = (const float *)job()->planes.home[CAIRN_PLANE_PARAM].base;
+    const float *param = scene_plane(job(), CAIRN_PLANE_PARAM);
     for (size_t i = 0; i < scene.map.extent_count; i++) {
         const struct cairn_local_extent *extent = &scene.map.extents[i];
         for (uint64_t e = 0; e < extent->elem_count; e++)
