@@ -92,7 +92,7 @@ part_card() {
     shard_settings=(--set "$card_setting")
     cluster_start 1 "$run/one"
     shards_are_on_card
-    grep -E 'cuda|backend' "$run/shard-1.log" | head -n 3 | while read -r line; do note "$line"; done
+    note "$(sed -nE '/state lies/s/.*msg="(.*)"$/\1/p' "$run/shard-1.log")"
     cluster_stop
 }
 
