@@ -67,12 +67,3 @@ cairn_status cairn_home_run(struct cairn_home_stream *stream, struct cairn_work 
 {
     return count == 0 ? CAIRN_OK : stream->home->kind->run(stream, works, count, why);
 }
-
-/* gpu/cuda has it in a build with kernels. */
-cairn_status cairn_home_open_cuda(const char *device, struct cairn_home **home_out,
-                                  struct cairn_sentence *why)
-{
-    (void)device;
-    (void)home_out;
-    return cairn_fail(why, CAIRN_ERR_UNSUPPORTED, "this build has no kernels for CUDA devices");
-}

@@ -146,10 +146,10 @@ void fake_coordinator_start(struct fake_cluster *fake);
 /* It starts again with an empty store, and nobody has come yet. */
 void fake_store_lose(struct fake_cluster *fake);
 void fake_pump(struct fake_cluster *fake);
-/* Pumps until it holds, or fails the test. */
+/* Pumps until it holds, or fails the test, within the 30 seconds that a suite gives. */
 #define fake_until(fake, condition)                                               \
     do {                                                                          \
-        const uint64_t fake_until_ms = uv_hrtime() / 1000000 + 10000;             \
+        const uint64_t fake_until_ms = uv_hrtime() / 1000000 + 25000;             \
         while (!(condition)) {                                                    \
             if (uv_hrtime() / 1000000 >= fake_until_ms) ck_abort_msg(#condition); \
             fake_pump(fake);                                                      \

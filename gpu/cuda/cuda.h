@@ -1,0 +1,109 @@
+/* The home on a card: what the files of gpu/cuda share. Private to it.
+ *
+ *   home.c ──► device.c   which card; its name
+ *     │   └──► memory.c   planes: handles of at most 64 MiB, side by side in one reservation
+ *     │   └──► pin.c      host memory that the card reads by itself
+ *     └──► stream.c ──► run.c   works ─► lower.c: what fits a plan ─► slice.c: copies in, kernels, copies out
+ *
+ * One reservation of addresses has all that a home gives: what lies in it lies in the home.
+ *
+ * The context is the card's primary one, so that other libraries of this process can share it; each entry
+ * makes it the calling thread's (cairn_cuda_enter). */
+#ifndef CAIRN_GPU_CUDA_CUDA_H
+#define CAIRN_GPU_CUDA_CUDA_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "gpu/cuda/driver.h"
+#include "gpu/home_kind.h"
+#include "gpu/kernel/list.h"
+
+/* Bytes of addresses, from at on. */
+struct cairn_cuda_span {
+    uint64_t at, bytes;
+};
+/* Spans that lie apart, in order. */
+struct cairn_cuda_spans {
+    struct cairn_cuda_span *list; /* owned */
+    size_t count, capacity;
+};
+
+struct cairn_cuda {
+    struct cairn_home home;     /* first */
+    struct cairn_driver driver; /* constant, as all up to the lock */
+    int device;
+    bool is_retained;
+    struct CUctx_st *context;
+    struct CUlib_st *library;
+    struct CUkern_st *kernels[CAIRN_KERNEL_COUNT];
+    struct CUstream_st *zeroing;
+    unsigned multiprocessors;
+    uint64_t granularity; /* of memory */
+    int handle_types;     /* CAIRN_CU_HANDLE_POSIX where the card has it */
+    struct cairn_cuda_span space;
+
+    atomic_bool has_failed; /* set once, after `failure` */
+    pthread_mutex_t lock;   /* guards what follows */
+    struct cairn_sentence failure;
+    struct cairn_cuda_spans used;   /* of the space */
+    struct cairn_cuda_spans pinned; /* of host memory */
+};
+
+static inline struct cairn_cuda *cairn_cuda_of(struct cairn_home *home)
+{
+    return (struct cairn_cuda *)home;
+}
+
+/* ---- home.c ---- */
+
+/* Makes the context the thread's. CAIRN_ERR_IO: the card has failed before. */
+CAIRN_MUST_CHECK cairn_status cairn_cuda_enter(struct cairn_cuda *cuda, struct cairn_sentence *why);
+/* The same for what gives back, of a card that has failed, too. */
+void cairn_cuda_enter_anyway(struct cairn_cuda *cuda);
+/* What a result means: out of memory is CAIRN_ERR_NO_MEMORY, and nothing is broken; all else breaks the home
+ * for good. doing: "a launch of fold". */
+CAIRN_MUST_CHECK cairn_status cairn_cuda_check(struct cairn_cuda *cuda, int result,
+                                               const char *doing, struct cairn_sentence *why);
+
+/* ---- device.c ---- */
+
+/* The device and what is known of it: info, granularity, multiprocessors. As cairn_home_open_cuda. */
+CAIRN_MUST_CHECK cairn_status cairn_cuda_find(struct cairn_cuda *cuda, const char *name,
+                                              struct cairn_sentence *why);
+/* How memory of the device is asked for. */
+struct cairn_cu_allocation cairn_cuda_allocation(const struct cairn_cuda *cuda);
+
+/* ---- spans.c: pure, but for memory; no lock ---- */
+
+/* CAIRN_ERR_NO_MEMORY; CAIRN_ERR_EXISTS: it lies on others. */
+CAIRN_MUST_CHECK cairn_status cairn_cuda_spans_add(struct cairn_cuda_spans *spans,
+                                                   struct cairn_cuda_span span);
+/* The one that begins there, taken out; 0 bytes: none does. */
+struct cairn_cuda_span cairn_cuda_spans_take(struct cairn_cuda_spans *spans, uint64_t at);
+/* True if one span has all of it. */
+bool cairn_cuda_spans_have(const struct cairn_cuda_spans *spans, uint64_t at, uint64_t bytes);
+/* The first place among `within` that has so many free bytes; 0: none. */
+uint64_t cairn_cuda_spans_gap(const struct cairn_cuda_spans *spans, struct cairn_cuda_span within,
+                              uint64_t bytes);
+
+/* ---- memory.c, pin.c, stream.c, run.c: of the kind (gpu/home_kind.h) ---- */
+
+cairn_status cairn_cuda_memory_open(struct cairn_home *home, const char *label,
+                                    struct cairn_home_memory *memory_out,
+                                    struct cairn_sentence *why);
+void cairn_cuda_memory_close(struct cairn_home_memory *memory);
+
+cairn_status cairn_cuda_pin(struct cairn_home *home, void *host, uint64_t bytes,
+                            struct cairn_sentence *why);
+void cairn_cuda_unpin(struct cairn_home *home, void *host);
+/* True if the card copies from and to all of these bytes of the host by itself. */
+bool cairn_cuda_is_pinned(struct cairn_cuda *cuda, const void *host, uint64_t bytes);
+
+cairn_status cairn_cuda_stream_open(struct cairn_home *home, struct cairn_home_stream **stream_out,
+                                    struct cairn_sentence *why);
+void cairn_cuda_stream_close(struct cairn_home_stream *stream);
+cairn_status cairn_cuda_run(struct cairn_home_stream *stream, struct cairn_work *works,
+                            size_t count, struct cairn_sentence *why);
+
+#endif

@@ -1,0 +1,198 @@
+/* The home on a card: opened in the order of struct cairn_cuda, closed in reverse. */
+#include <stdlib.h>
+
+#include "gpu/cuda/cuda.h"
+#include "gpu/cuda/image.h"
+
+/* Addresses cost nothing: so many that planes which come and go leave gaps that are large enough. */
+#define SPACE_PER_MEMORY 4
+#define WORKS_BEST       256
+
+static const char *const kernel_names[CAIRN_KERNEL_COUNT] = {
+#define CAIRN_KERNEL_NAME(name, item) "cairn_kernel_" #name,
+    CAIRN_KERNELS(CAIRN_KERNEL_NAME)
+#undef CAIRN_KERNEL_NAME
+};
+
+/* ---- failures ---- */
+
+static void note_failure(struct cairn_cuda *cuda, int result, const char *doing)
+{
+    char text[32];
+    pthread_mutex_lock(&cuda->lock);
+    if (!atomic_load(&cuda->has_failed)) {
+        cairn_sentence_set(&cuda->failure,
+                           "%s failed on %s: %s; nothing there can be trusted any more", doing,
+                           cuda->home.info.device, cairn_driver_error(&cuda->driver, result, text));
+        atomic_store(&cuda->has_failed, true);
+    }
+    pthread_mutex_unlock(&cuda->lock);
+}
+
+static cairn_status tell_failure(struct cairn_cuda *cuda, struct cairn_sentence *why)
+{
+    return cairn_fail(why, CAIRN_ERR_IO, "%s", cuda->failure.text); // constant since has_failed
+}
+
+cairn_status cairn_cuda_check(struct cairn_cuda *cuda, int result, const char *doing,
+                              struct cairn_sentence *why)
+{
+    if (result == CAIRN_CU_OK) return CAIRN_OK;
+    if (result == CAIRN_CU_OUT_OF_MEMORY)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "%s: no memory is left on %s, or pinned for it",
+                          doing, cuda->home.info.device);
+    note_failure(cuda, result, doing);
+    return tell_failure(cuda, why);
+}
+
+cairn_status cairn_cuda_enter(struct cairn_cuda *cuda, struct cairn_sentence *why)
+{
+    const int result = cuda->driver.cuCtxSetCurrent(cuda->context);
+    if (atomic_load(&cuda->has_failed)) return tell_failure(cuda, why);
+    return cairn_cuda_check(cuda, result, "entering the context", why);
+}
+
+void cairn_cuda_enter_anyway(struct cairn_cuda *cuda)
+{
+    (void)cuda->driver.cuCtxSetCurrent(cuda->context);
+}
+
+/* ---- what the kind gives ---- */
+
+static uint64_t free_bytes(struct cairn_home *home)
+{
+    struct cairn_cuda *cuda = cairn_cuda_of(home);
+    size_t free_now = 0, total = 0;
+    if (cairn_cuda_enter(cuda, NULL) != CAIRN_OK) return 0;
+    return cuda->driver.cuMemGetInfo(&free_now, &total) == CAIRN_CU_OK ? free_now : 0;
+}
+
+static bool has(const struct cairn_home *home, const void *address)
+{
+    const struct cairn_cuda *cuda = (const struct cairn_cuda *)home;
+    return (uint64_t)(uintptr_t)address - cuda->space.at < cuda->space.bytes;
+}
+
+/* Of a card that has failed, too, and of what was opened in part. */
+static void close_home(struct cairn_home *home)
+{
+    struct cairn_cuda *cuda = cairn_cuda_of(home);
+    if (cuda->is_retained) {
+        cairn_cuda_enter_anyway(cuda);
+        if (cuda->space.bytes > 0)
+            (void)cuda->driver.cuMemAddressFree(cuda->space.at, (size_t)cuda->space.bytes);
+        if (cuda->zeroing != NULL) (void)cuda->driver.cuStreamDestroy(cuda->zeroing);
+        if (cuda->library != NULL) (void)cuda->driver.cuLibraryUnload(cuda->library);
+        (void)cuda->driver.cuDevicePrimaryCtxRelease(cuda->device);
+    }
+    free(cuda->used.list);
+    free(cuda->pinned.list);
+    pthread_mutex_destroy(&cuda->lock);
+    free(cuda);
+}
+
+static const struct cairn_home_kind kind = {
+    .close = close_home,
+    .free_bytes = free_bytes,
+    .has = has,
+    .memory_open = cairn_cuda_memory_open,
+    .memory_close = cairn_cuda_memory_close,
+    .pin = cairn_cuda_pin,
+    .unpin = cairn_cuda_unpin,
+    .stream_open = cairn_cuda_stream_open,
+    .stream_close = cairn_cuda_stream_close,
+    .run = cairn_cuda_run,
+};
+
+/* ---- opening ---- */
+
+static bool is_of_other_time(int result)
+{
+    return result == CAIRN_CU_NO_BINARY_FOR_GPU || result == CAIRN_CU_UNSUPPORTED_PTX_VERSION ||
+           result == CAIRN_CU_INVALID_IMAGE;
+}
+
+static cairn_status refuse_image(struct cairn_cuda *cuda, int result, struct cairn_sentence *why)
+{
+    const int version = cuda->driver.version, toolkit = cairn_image().toolkit;
+    char text[32];
+    if (!is_of_other_time(result))
+        return cairn_cuda_check(cuda, result, "loading the kernels", why);
+    return cairn_fail(
+        why, CAIRN_ERR_UNSUPPORTED,
+        "%s does not load the kernels, which were compiled by CUDA %d.%d: %s. The driver is of "
+        "CUDA %d.%d: update it, or build with an older toolkit; cards older than compute "
+        "capability 8.0 will not do",
+        cuda->home.info.device, toolkit / 1000, toolkit % 1000 / 10,
+        cairn_driver_error(&cuda->driver, result, text), version / 1000, version % 1000 / 10);
+}
+
+/* All at once: none is loaded for the first time in the middle of a step. */
+static cairn_status load_kernels(struct cairn_cuda *cuda, struct cairn_sentence *why)
+{
+    static const char no_image[8] = { 0 }; // for a library that has the kernels itself
+    const void *image = cairn_image().bytes;
+    const struct cairn_driver *driver = &cuda->driver;
+    struct CUfunc_st *loaded;
+    int result = driver->cuLibraryLoadData(&cuda->library, image == NULL ? no_image : image, NULL,
+                                           NULL, 0, NULL, NULL, 0);
+    for (int i = 0; i < CAIRN_KERNEL_COUNT && result == CAIRN_CU_OK; i++) {
+        result = driver->cuLibraryGetKernel(&cuda->kernels[i], cuda->library, kernel_names[i]);
+        if (result == CAIRN_CU_OK) result = driver->cuKernelGetFunction(&loaded, cuda->kernels[i]);
+    }
+    return result == CAIRN_CU_OK ? CAIRN_OK : refuse_image(cuda, result, why);
+}
+
+static cairn_status reserve(struct cairn_cuda *cuda, struct cairn_sentence *why)
+{
+    const uint64_t segments = cuda->home.info.total_bytes / CAIRN_SEGMENT_BYTES + 1;
+    const uint64_t bytes = segments * CAIRN_SEGMENT_BYTES * SPACE_PER_MEMORY;
+    const int result = cuda->driver.cuMemAddressReserve(&cuda->space.at, (size_t)bytes,
+                                                        (size_t)CAIRN_SEGMENT_BYTES, 0, 0);
+    if (result == CAIRN_CU_OK) cuda->space.bytes = bytes;
+    return cairn_cuda_check(cuda, result, "reserving addresses", why);
+}
+
+static cairn_status open_context(struct cairn_cuda *cuda, struct cairn_sentence *why)
+{
+    const int result = cuda->driver.cuDevicePrimaryCtxRetain(&cuda->context, cuda->device);
+    cuda->is_retained = result == CAIRN_CU_OK;
+    const cairn_status status = cairn_cuda_check(cuda, result, "opening a context", why);
+    return status == CAIRN_OK ? cairn_cuda_enter(cuda, why) : status;
+}
+
+static cairn_status open_all(struct cairn_cuda *cuda, const char *device,
+                             struct cairn_sentence *why)
+{
+    cairn_status status = cairn_driver_open(&cuda->driver, why);
+    if (status == CAIRN_OK) status = cairn_cuda_find(cuda, device, why);
+    if (status == CAIRN_OK) status = open_context(cuda, why);
+    if (status == CAIRN_OK) status = load_kernels(cuda, why);
+    if (status == CAIRN_OK)
+        status = cairn_cuda_check(
+            cuda, cuda->driver.cuStreamCreate(&cuda->zeroing, CAIRN_CU_STREAM_NON_BLOCKING),
+            "opening a stream", why);
+    return status == CAIRN_OK ? reserve(cuda, why) : status;
+}
+
+cairn_status cairn_home_open_cuda(const char *device, struct cairn_home **home_out,
+                                  struct cairn_sentence *why)
+{
+    if (cairn_image().bytes == NULL && !cairn_driver_stands_in())
+        return cairn_fail(
+            why, CAIRN_ERR_UNSUPPORTED,
+            "this daemon was built without kernels for CUDA devices: build it where nvcc is");
+    struct cairn_cuda *cuda = calloc(1, sizeof *cuda);
+    if (cuda == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a home");
+    cuda->home = (struct cairn_home) {
+        .kind = &kind,
+        .info = { .backend = "cuda", .works_best = WORKS_BEST },
+    };
+    pthread_mutex_init(&cuda->lock, NULL);
+    const cairn_status status = open_all(cuda, device, why);
+    if (status == CAIRN_OK)
+        *home_out = &cuda->home;
+    else
+        close_home(&cuda->home);
+    return status;
+}

@@ -1,0 +1,145 @@
+/* Planes on a card: segments of at most 64 MiB, each a handle of its own, mapped side by side. */
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "gpu/cuda/cuda.h"
+
+struct cairn_home_segment {
+    unsigned long long handle;
+    uint64_t bytes;
+    bool is_mapped;
+};
+
+static uint64_t round_up(uint64_t bytes, uint64_t unit)
+{
+    return (bytes + unit - 1) / unit * unit;
+}
+
+static uint64_t segment_count(uint64_t bytes)
+{
+    return (bytes + CAIRN_SEGMENT_BYTES - 1) / CAIRN_SEGMENT_BYTES;
+}
+
+/* ---- the way back: what fails is lost, with the card ---- */
+
+static void release_segments(struct cairn_cuda *cuda, const struct cairn_home_segment *segments,
+                             uint64_t count, uint64_t at)
+{
+    for (uint64_t i = 0; i < count; at += segments[i].bytes, i++) {
+        if (segments[i].is_mapped) (void)cuda->driver.cuMemUnmap(at, (size_t)segments[i].bytes);
+        if (segments[i].bytes > 0) (void)cuda->driver.cuMemRelease(segments[i].handle);
+    }
+}
+
+static void give_addresses(struct cairn_cuda *cuda, uint64_t at)
+{
+    pthread_mutex_lock(&cuda->lock);
+    (void)cairn_cuda_spans_take(&cuda->used, at);
+    pthread_mutex_unlock(&cuda->lock);
+}
+
+/* ---- the way there ---- */
+
+static uint64_t take_addresses(struct cairn_cuda *cuda, uint64_t bytes)
+{
+    pthread_mutex_lock(&cuda->lock);
+    uint64_t at = cairn_cuda_spans_gap(&cuda->used, cuda->space, bytes);
+    const struct cairn_cuda_span span = { at, bytes };
+    if (at != 0 && cairn_cuda_spans_add(&cuda->used, span) != CAIRN_OK) at = 0;
+    pthread_mutex_unlock(&cuda->lock);
+    return at;
+}
+
+static int create_segment(struct cairn_cuda *cuda, struct cairn_home_segment *segment,
+                          uint64_t bytes, uint64_t at)
+{
+    const struct cairn_cu_allocation how = cairn_cuda_allocation(cuda);
+    int result = cuda->driver.cuMemCreate(&segment->handle, (size_t)bytes, &how, 0);
+    if (result != CAIRN_CU_OK) return result;
+    segment->bytes = bytes;
+    result = cuda->driver.cuMemMap(at, (size_t)bytes, 0, segment->handle, 0);
+    segment->is_mapped = result == CAIRN_CU_OK;
+    return result;
+}
+
+static int create_segments(struct cairn_cuda *cuda, struct cairn_home_segment *segments,
+                           uint64_t bytes, uint64_t at)
+{
+    int result = CAIRN_CU_OK;
+    for (uint64_t done = 0; done < bytes && result == CAIRN_CU_OK; done += segments++->bytes) {
+        const uint64_t left = bytes - done;
+        result = create_segment(cuda, segments,
+                                left < CAIRN_SEGMENT_BYTES ? left : CAIRN_SEGMENT_BYTES, at + done);
+    }
+    return result;
+}
+
+static int open_and_zero(struct cairn_cuda *cuda, uint64_t at, uint64_t bytes)
+{
+    const struct cairn_cu_access access = {
+        .location = { .type = CAIRN_CU_LOCATION_DEVICE, .id = cuda->device },
+        .flags = CAIRN_CU_ACCESS_READWRITE,
+    };
+    int result = cuda->driver.cuMemSetAccess(at, (size_t)bytes, &access, 1);
+    if (result == CAIRN_CU_OK)
+        result = cuda->driver.cuMemsetD8Async(at, 0, (size_t)bytes, cuda->zeroing);
+    return result == CAIRN_CU_OK ? cuda->driver.cuStreamSynchronize(cuda->zeroing) : result;
+}
+
+static cairn_status is_full(struct cairn_cuda *cuda, const char *label, uint64_t bytes,
+                            struct cairn_sentence *why)
+{
+    return cairn_fail(
+        why, CAIRN_ERR_NO_MEMORY,
+        "%s: no memory for %" PRIu64 " MiB: %" PRIu64 " of the %" PRIu64 " MiB of %s are free",
+        label, (bytes + (1 << 20) - 1) >> 20, cairn_home_free_bytes(&cuda->home) >> 20,
+        cuda->home.info.total_bytes >> 20, cuda->home.info.device);
+}
+
+static cairn_status fill(struct cairn_cuda *cuda, const char *label, uint64_t at, uint64_t bytes,
+                         struct cairn_home_segment *segments, struct cairn_sentence *why)
+{
+    int result = create_segments(cuda, segments, bytes, at);
+    if (result == CAIRN_CU_OK) result = open_and_zero(cuda, at, bytes);
+    if (result == CAIRN_CU_OK) return CAIRN_OK;
+    release_segments(cuda, segments, segment_count(bytes), at);
+    return result == CAIRN_CU_OUT_OF_MEMORY ? is_full(cuda, label, bytes, why)
+                                            : cairn_cuda_check(cuda, result, "taking memory", why);
+}
+
+cairn_status cairn_cuda_memory_open(struct cairn_home *home, const char *label,
+                                    struct cairn_home_memory *memory_out,
+                                    struct cairn_sentence *why)
+{
+    struct cairn_cuda *cuda = cairn_cuda_of(home);
+    cairn_status status = cairn_cuda_enter(cuda, why);
+    if (status != CAIRN_OK) return status;
+    if (memory_out->bytes > home->info.total_bytes)
+        return is_full(cuda, label, memory_out->bytes, why);
+    const uint64_t bytes = round_up(memory_out->bytes, cuda->granularity);
+    const uint64_t at = take_addresses(cuda, bytes);
+    if (at == 0) return is_full(cuda, label, bytes, why);
+    struct cairn_home_segment *segments = calloc((size_t)segment_count(bytes), sizeof *segments);
+    status = segments == NULL
+                 ? cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a plane's segments")
+                 : fill(cuda, label, at, bytes, segments, why);
+    if (status != CAIRN_OK) goto err_addresses;
+    memory_out->base = (void *)(uintptr_t)at;
+    memory_out->segments = segments;
+    return CAIRN_OK;
+err_addresses:
+    free(segments);
+    give_addresses(cuda, at);
+    return status;
+}
+
+void cairn_cuda_memory_close(struct cairn_home_memory *memory)
+{
+    struct cairn_cuda *cuda = cairn_cuda_of(memory->home);
+    const uint64_t at = (uint64_t)(uintptr_t)memory->base;
+    cairn_cuda_enter_anyway(cuda);
+    release_segments(cuda, memory->segments,
+                     segment_count(round_up(memory->bytes, cuda->granularity)), at);
+    give_addresses(cuda, at);
+    free(memory->segments);
+}

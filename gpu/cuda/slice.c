@@ -1,0 +1,144 @@
+/* Carries out what a plan says: copies in, kernels, copies out. */
+#include "gpu/cuda/stream.h"
+
+#define SMALL_BYTES          ((size_t)64 << 10)
+#define BLOCKS_PER_PROCESSOR 16u
+
+static struct cairn_cuda *cuda_of(const struct cairn_cuda_stream *stream)
+{
+    return cairn_cuda_of(stream->stream.home);
+}
+
+static const char *const launch_names[CAIRN_KERNEL_COUNT] = {
+#define CAIRN_KERNEL_LAUNCH(name, item) "a launch of " #name,
+    CAIRN_KERNELS(CAIRN_KERNEL_LAUNCH)
+#undef CAIRN_KERNEL_LAUNCH
+};
+
+/* ---- order ---- */
+
+/* What is put into `later` from now on runs behind what is in `earlier` now. */
+static int order(const struct cairn_driver *driver, struct CUstream_st *earlier,
+                 struct CUevent_st *event, struct CUstream_st *later)
+{
+    if (earlier == later) return CAIRN_CU_OK;
+    const int result = driver->cuEventRecord(event, earlier);
+    return result == CAIRN_CU_OK ? driver->cuStreamWaitEvent(later, event, 0) : result;
+}
+
+/* ---- in ---- */
+
+static struct CUstream_st *stream_in(const struct cairn_cuda_stream *stream,
+                                     const struct cairn_cuda_plan *plan)
+{
+    return plan->in_count == 0 && plan->in.used <= SMALL_BYTES ? stream->compute : stream->in;
+}
+
+static int load(const struct cairn_cuda_stream *stream, const struct cairn_cuda_slice *slice)
+{
+    const struct cairn_driver *driver = &cuda_of(stream)->driver;
+    const struct cairn_cuda_plan *plan = &slice->plan;
+    struct CUstream_st *in = stream_in(stream, plan);
+    int result = CAIRN_CU_OK;
+    if (plan->in.used > 0)
+        result = driver->cuMemcpyHtoDAsync(plan->in.device, plan->in.host, plan->in.used, in);
+    for (size_t i = 0; i < plan->in_count && result == CAIRN_CU_OK; i++)
+        result = driver->cuMemcpyHtoDAsync(plan->copies_in[i].device, plan->copies_in[i].host,
+                                           plan->copies_in[i].bytes, in);
+    return result == CAIRN_CU_OK ? order(driver, in, slice->loaded, stream->compute) : result;
+}
+
+/* ---- kernels ---- */
+
+static int launch(const struct cairn_cuda_stream *stream, int kernel,
+                  struct cairn_kernel_list *list)
+{
+    const struct cairn_cuda *cuda = cuda_of(stream);
+    void *parameters[] = { list };
+    const uint32_t blocks = cairn_kernel_blocks(list->pieces,
+                                                BLOCKS_PER_PROCESSOR * cuda->multiprocessors);
+    if (blocks == 0) return CAIRN_CU_OK;
+    return cuda->driver.cuLaunchKernel(cuda->kernels[kernel], blocks, 1, 1,
+                                       CAIRN_KERNEL_BLOCK_THREADS, 1, 1, 0, stream->compute,
+                                       parameters, NULL);
+}
+
+static cairn_status launch_all(const struct cairn_cuda_stream *stream,
+                               const struct cairn_cuda_plan *plan,
+                               struct cairn_kernel_list lists[CAIRN_KERNEL_COUNT],
+                               struct cairn_sentence *why)
+{
+    struct cairn_cuda *cuda = cuda_of(stream);
+    int result = CAIRN_CU_OK;
+    if (plan->counts)
+        result = cuda->driver.cuMemsetD8Async(plan->out.device, 0, plan->out.used, stream->compute);
+    cairn_status status = cairn_cuda_check(cuda, result, "zeroing", why);
+    for (int i = 0; i < CAIRN_KERNEL_COUNT && status == CAIRN_OK; i++)
+        status = cairn_cuda_check(cuda, launch(stream, i, &lists[i]), launch_names[i], why);
+    return status;
+}
+
+/* ---- out ---- */
+
+static struct CUstream_st *stream_out(const struct cairn_cuda_stream *stream,
+                                      const struct cairn_cuda_plan *plan)
+{
+    return plan->out_count == 0 && plan->out.used <= SMALL_BYTES ? stream->compute : stream->out;
+}
+
+static int unload(const struct cairn_cuda_stream *stream, const struct cairn_cuda_slice *slice)
+{
+    const struct cairn_driver *driver = &cuda_of(stream)->driver;
+    const struct cairn_cuda_plan *plan = &slice->plan;
+    struct CUstream_st *out = stream_out(stream, plan);
+    int result = order(driver, stream->compute, slice->computed, out);
+    if (plan->out.used > 0 && result == CAIRN_CU_OK)
+        result = driver->cuMemcpyDtoHAsync(plan->out.host, plan->out.device, plan->out.used, out);
+    for (size_t i = 0; i < plan->out_count && result == CAIRN_CU_OK; i++)
+        result = driver->cuMemcpyDtoHAsync(plan->copies_out[i].host, plan->copies_out[i].device,
+                                           plan->copies_out[i].bytes, out);
+    return result == CAIRN_CU_OK ? driver->cuEventRecord(slice->done, out) : result;
+}
+
+/* ---- all of it ---- */
+
+cairn_status cairn_cuda_slice_begin(struct cairn_cuda_stream *stream,
+                                    struct cairn_cuda_slice *slice, struct cairn_sentence *why)
+{
+    struct cairn_cuda *cuda = cuda_of(stream);
+    struct cairn_kernel_list lists[CAIRN_KERNEL_COUNT];
+    if (cairn_cuda_plan_is_empty(&slice->plan)) return CAIRN_OK;
+    cairn_cuda_plan_place(&slice->plan, lists);
+    slice->is_under_way = true;
+    cairn_status status = cairn_cuda_check(cuda, load(stream, slice), "a copy to the device", why);
+    if (status == CAIRN_OK) status = launch_all(stream, &slice->plan, lists, why);
+    if (status == CAIRN_OK)
+        status = cairn_cuda_check(cuda, unload(stream, slice), "a copy from the device", why);
+    return status;
+}
+
+cairn_status cairn_cuda_slice_finish(struct cairn_cuda_stream *stream,
+                                     struct cairn_cuda_slice *slice, struct cairn_sentence *why)
+{
+    struct cairn_cuda *cuda = cuda_of(stream);
+    if (!slice->is_under_way) return CAIRN_OK;
+    const int result = cuda->driver.cuEventSynchronize(slice->done);
+    const cairn_status status = cairn_cuda_check(cuda, result, "a list of work", why);
+    if (status != CAIRN_OK) return status;
+    cairn_cuda_plan_end(&slice->plan);
+    cairn_cuda_plan_clear(&slice->plan);
+    slice->is_under_way = false;
+    return CAIRN_OK;
+}
+
+void cairn_cuda_slices_drop(struct cairn_cuda_stream *stream)
+{
+    const struct cairn_driver *driver = &cuda_of(stream)->driver;
+    (void)driver->cuStreamSynchronize(stream->in);
+    (void)driver->cuStreamSynchronize(stream->compute);
+    (void)driver->cuStreamSynchronize(stream->out);
+    for (int i = 0; i < CAIRN_CUDA_SLICES; i++) {
+        cairn_cuda_plan_clear(&stream->slices[i].plan);
+        stream->slices[i].is_under_way = false;
+    }
+}

@@ -1,0 +1,97 @@
+#include "gpu/cuda/stream.h"
+
+#include <stdlib.h>
+
+#define EVENT_FLAGS   (CAIRN_CU_EVENT_BLOCKING_SYNC | CAIRN_CU_EVENT_DISABLE_TIMING)
+#define STAGING_BYTES (2 * CAIRN_CUDA_SLICES * CAIRN_CUDA_PLAN_BYTES)
+
+static int open_streams(struct cairn_cuda_stream *stream, const struct cairn_driver *driver)
+{
+    int result = driver->cuStreamCreate(&stream->in, CAIRN_CU_STREAM_NON_BLOCKING);
+    if (result == CAIRN_CU_OK)
+        result = driver->cuStreamCreate(&stream->compute, CAIRN_CU_STREAM_NON_BLOCKING);
+    if (result == CAIRN_CU_OK)
+        result = driver->cuStreamCreate(&stream->out, CAIRN_CU_STREAM_NON_BLOCKING);
+    return result;
+}
+
+static int open_events(struct cairn_cuda_slice *slice, const struct cairn_driver *driver)
+{
+    int result = driver->cuEventCreate(&slice->loaded, EVENT_FLAGS);
+    if (result == CAIRN_CU_OK) result = driver->cuEventCreate(&slice->computed, EVENT_FLAGS);
+    if (result == CAIRN_CU_OK) result = driver->cuEventCreate(&slice->done, EVENT_FLAGS);
+    return result;
+}
+
+static cairn_status open_plan(struct cairn_cuda_stream *stream, int index,
+                              struct cairn_sentence *why)
+{
+    struct cairn_cuda *cuda = cairn_cuda_of(stream->stream.home);
+    struct cairn_cuda_plan *plan = &stream->slices[index].plan;
+    const size_t in = (size_t)index * CAIRN_CUDA_PLAN_BYTES,
+                 out = in + CAIRN_CUDA_SLICES * CAIRN_CUDA_PLAN_BYTES;
+    const uint64_t device = (uint64_t)(uintptr_t)stream->staging.base;
+    plan->space = cuda->space;
+    plan->is_pinned = cairn_cuda_is_pinned;
+    plan->cuda = cuda;
+    plan->in = (struct cairn_cuda_plan_side) { .host = stream->pinned + in, .device = device + in };
+    plan->out = (struct cairn_cuda_plan_side) { .host = stream->pinned + out,
+                                                .device = device + out };
+    if (cairn_cuda_plan_init(plan) == CAIRN_OK) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a stream's plans");
+}
+
+static cairn_status open_all(struct cairn_cuda_stream *stream, struct cairn_sentence *why)
+{
+    struct cairn_cuda *cuda = cairn_cuda_of(stream->stream.home);
+    cairn_status status = cairn_cuda_enter(cuda, why);
+    if (status != CAIRN_OK) return status;
+    int result = open_streams(stream, &cuda->driver);
+    for (int i = 0; i < CAIRN_CUDA_SLICES && result == CAIRN_CU_OK; i++)
+        result = open_events(&stream->slices[i], &cuda->driver);
+    if (result == CAIRN_CU_OK)
+        result = cuda->driver.cuMemAllocHost((void **)&stream->pinned, STAGING_BYTES);
+    status = cairn_cuda_check(cuda, result, "opening a stream", why);
+    if (status == CAIRN_OK)
+        status = cairn_home_memory_open(&cuda->home, "a stream's staging", STAGING_BYTES,
+                                        &stream->staging, why);
+    for (int i = 0; i < CAIRN_CUDA_SLICES && status == CAIRN_OK; i++)
+        status = open_plan(stream, i, why);
+    return status;
+}
+
+static void close_slice(struct cairn_cuda_slice *slice, const struct cairn_driver *driver)
+{
+    if (slice->loaded != NULL) (void)driver->cuEventDestroy(slice->loaded);
+    if (slice->computed != NULL) (void)driver->cuEventDestroy(slice->computed);
+    if (slice->done != NULL) (void)driver->cuEventDestroy(slice->done);
+    cairn_cuda_plan_release(&slice->plan);
+}
+
+void cairn_cuda_stream_close(struct cairn_home_stream *closed)
+{
+    struct cairn_cuda_stream *stream = (struct cairn_cuda_stream *)closed;
+    struct cairn_cuda *cuda = cairn_cuda_of(closed->home);
+    cairn_cuda_enter_anyway(cuda);
+    for (int i = 0; i < CAIRN_CUDA_SLICES; i++) close_slice(&stream->slices[i], &cuda->driver);
+    cairn_home_memory_close(&stream->staging);
+    if (stream->pinned != NULL) (void)cuda->driver.cuMemFreeHost(stream->pinned);
+    if (stream->in != NULL) (void)cuda->driver.cuStreamDestroy(stream->in);
+    if (stream->compute != NULL) (void)cuda->driver.cuStreamDestroy(stream->compute);
+    if (stream->out != NULL) (void)cuda->driver.cuStreamDestroy(stream->out);
+    free(stream);
+}
+
+cairn_status cairn_cuda_stream_open(struct cairn_home *home, struct cairn_home_stream **stream_out,
+                                    struct cairn_sentence *why)
+{
+    struct cairn_cuda_stream *stream = calloc(1, sizeof *stream);
+    if (stream == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a stream");
+    stream->stream.home = home;
+    const cairn_status status = open_all(stream, why);
+    if (status == CAIRN_OK)
+        *stream_out = &stream->stream;
+    else
+        cairn_cuda_stream_close(&stream->stream);
+    return status;
+}

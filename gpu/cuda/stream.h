@@ -1,0 +1,45 @@
+/* A stream of the home: three of the driver's, and slices that follow each other through them.
+ *
+ *   in        copies of slice 2 ─┐ loaded
+ *   compute   kernels of slice 1 ┴─────────┐ computed
+ *   out       copies of slice 0 ───────────┴─► done ─► the host unpacks, and fills it again
+ *
+ * An event orders each step behind the one before of the same slice; the host waits for `done` before it
+ * touches the slice's memory again. Kernels of a later slice run behind those of an earlier one. What is
+ * small goes to the device, or comes from it, on `compute`: two events less. One thread at a time. */
+#ifndef CAIRN_GPU_CUDA_STREAM_H
+#define CAIRN_GPU_CUDA_STREAM_H
+
+#include "gpu/cuda/plan.h"
+
+#define CAIRN_CUDA_SLICES 3
+
+struct cairn_cuda_slice {
+    struct cairn_cuda_plan plan;
+    struct CUevent_st *loaded, *computed, *done;
+    bool is_under_way; /* begun, and not yet finished */
+};
+
+struct cairn_cuda_stream {
+    struct cairn_home_stream stream; /* first */
+    struct CUstream_st *in, *compute, *out;
+    struct cairn_home_memory staging; /* of the device: each slice's in, then each slice's out */
+    uint8_t *pinned;                  /* of the host: the same */
+    struct cairn_cuda_slice slices[CAIRN_CUDA_SLICES];
+    uint32_t next; /* the slice that is to be filled */
+};
+
+/* ---- slice.c ---- */
+
+/* Carries the plan out: returns at once. */
+CAIRN_MUST_CHECK cairn_status cairn_cuda_slice_begin(struct cairn_cuda_stream *stream,
+                                                     struct cairn_cuda_slice *slice,
+                                                     struct cairn_sentence *why);
+/* Waits, if it is under way, and gives the host what it made; the plan is empty then. */
+CAIRN_MUST_CHECK cairn_status cairn_cuda_slice_finish(struct cairn_cuda_stream *stream,
+                                                      struct cairn_cuda_slice *slice,
+                                                      struct cairn_sentence *why);
+/* What is under way ends, whatever becomes of it; nothing is given. */
+void cairn_cuda_slices_drop(struct cairn_cuda_stream *stream);
+
+#endif
