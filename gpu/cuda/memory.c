@@ -138,8 +138,9 @@ void cairn_cuda_memory_close(struct cairn_home_memory *memory)
     struct cairn_cuda *cuda = cairn_cuda_of(memory->home);
     const uint64_t at = (uint64_t)(uintptr_t)memory->base;
     cairn_cuda_enter_anyway(cuda);
-    release_segments(cuda, memory->segments,
-                     segment_count(round_up(memory->bytes, cuda->granularity)), at);
+    if (!atomic_load(&cuda->has_failed)) // else it goes with the context
+        release_segments(cuda, memory->segments,
+                         segment_count(round_up(memory->bytes, cuda->granularity)), at);
     give_addresses(cuda, at);
     free(memory->segments);
 }

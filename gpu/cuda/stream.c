@@ -75,7 +75,8 @@ void cairn_cuda_stream_close(struct cairn_home_stream *closed)
     cairn_cuda_enter_anyway(cuda);
     for (int i = 0; i < CAIRN_CUDA_SLICES; i++) close_slice(&stream->slices[i], &cuda->driver);
     cairn_home_memory_close(&stream->staging);
-    if (stream->pinned != NULL) (void)cuda->driver.cuMemFreeHost(stream->pinned);
+    if (stream->pinned != NULL && !atomic_load(&cuda->has_failed))
+        (void)cuda->driver.cuMemFreeHost(stream->pinned);
     if (stream->in != NULL) (void)cuda->driver.cuStreamDestroy(stream->in);
     if (stream->compute != NULL) (void)cuda->driver.cuStreamDestroy(stream->compute);
     if (stream->out != NULL) (void)cuda->driver.cuStreamDestroy(stream->out);
