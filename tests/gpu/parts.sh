@@ -111,7 +111,7 @@ part_sanitizer() {
 
 tests_on_card() {
     on_card
-    CAIRN_TEST_SHARD_SET=$card_setting CAIRN_TEST_DAEMONS=$bin run_tests "$@"
+    CAIRN_TEST_BACKEND=cuda CAIRN_TEST_DAEMONS=$bin run_tests "$@"
 }
 part_bits() { tests_on_card "${tests_of_bits[@]}"; }
 part_faults() { tests_on_card "${tests_of_faults[@]}"; }
