@@ -25,7 +25,7 @@ else # the archive takes half a minute
     mv "$tmp"/out/cairn-* "$bundle"
 fi
 rm -rf "$tmp/out"
-bytes=$(tar --create --directory="$bundle" . --exclude=./data/fashion-mnist | gzip -1 | wc -c) # xz makes less of it
+bytes=$(tar --create --exclude=./data/fashion-mnist --directory="$bundle" . | gzip -1 | wc -c) # xz makes less of it
 bytes=$((bytes + $(du --summarize --bytes "$bundle/data/fashion-mnist" | cut -f1))) # packed already
 [ "$bytes" -lt $((64 << 20)) ] || fail "the bundle has $bytes bytes, packed"
 echo "packed: at most $((bytes >> 20)) MiB"
