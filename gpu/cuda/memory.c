@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "gpu/cuda/cuda.h"
+#include "gpu/cuda/mutant.h"
 
 struct cairn_home_segment {
     unsigned long long handle;
@@ -83,6 +84,7 @@ static int open_and_zero(struct cairn_cuda *cuda, uint64_t at, uint64_t bytes)
     int result = cuda->driver.cuMemSetAccess(at, (size_t)bytes, &access, 1);
     if (result == CAIRN_CU_OK)
         result = cuda->driver.cuMemsetD8Async(at, 0, (size_t)bytes, cuda->zeroing);
+    if (MUTANT(12)) return result;
     return result == CAIRN_CU_OK ? cuda->driver.cuStreamSynchronize(cuda->zeroing) : result;
 }
 

@@ -1,4 +1,5 @@
 /* A run: works are cut into plans, and slice after slice is carried out while the next one is filled. */
+#include "gpu/cuda/mutant.h"
 #include "gpu/cuda/stream.h"
 
 /* Begins the slice that was filled; the one that comes next is empty then. */
@@ -24,7 +25,7 @@ static cairn_status add_work(struct cairn_cuda_stream *stream, struct cairn_work
 static cairn_status finish_all(struct cairn_cuda_stream *stream, struct cairn_sentence *why)
 {
     cairn_status status = next_slice(stream, why);
-    for (uint32_t i = 0; i < CAIRN_CUDA_SLICES && status == CAIRN_OK; i++)
+    for (uint32_t i = 0; i < CAIRN_CUDA_SLICES - MUTANT(13) && status == CAIRN_OK; i++)
         status = cairn_cuda_slice_finish(
             stream, &stream->slices[(stream->next + i) % CAIRN_CUDA_SLICES], why);
     return status;

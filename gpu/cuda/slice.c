@@ -1,4 +1,5 @@
 /* Carries out what a plan says: copies in, kernels, copies out. */
+#include "gpu/cuda/mutant.h"
 #include "gpu/cuda/stream.h"
 
 #define SMALL_BYTES          ((size_t)64 << 10)
@@ -22,7 +23,9 @@ static int order(const struct cairn_driver *driver, struct CUstream_st *earlier,
                  struct CUevent_st *event, struct CUstream_st *later)
 {
     if (earlier == later) return CAIRN_CU_OK;
-    const int result = driver->cuEventRecord(event, earlier);
+    if (MUTANT(3)) (void)driver->cuStreamWaitEvent(later, event, 0);
+    const int result = driver->cuEventRecord(event, MUTANT(1) ? later : earlier);
+    if (MUTANT(3)) return result;
     return result == CAIRN_CU_OK ? driver->cuStreamWaitEvent(later, event, 0) : result;
 }
 
@@ -42,9 +45,12 @@ static int load(const struct cairn_cuda_stream *stream, const struct cairn_cuda_
     int result = CAIRN_CU_OK;
     if (plan->in.used > 0)
         result = driver->cuMemcpyHtoDAsync(plan->in.device, plan->in.host, plan->in.used, in);
+    if (MUTANT(9)) result = order(driver, in, slice->loaded, stream->compute);
     for (size_t i = 0; i < plan->in_count && result == CAIRN_CU_OK; i++)
         result = driver->cuMemcpyHtoDAsync(plan->copies_in[i].device, plan->copies_in[i].host,
                                            plan->copies_in[i].bytes, in);
+    if (MUTANT(2) || MUTANT(9)) return result;
+    if (MUTANT(14)) return driver->cuStreamWaitEvent(stream->compute, stream->slices[0].loaded, 0);
     return result == CAIRN_CU_OK ? order(driver, in, slice->loaded, stream->compute) : result;
 }
 
@@ -71,7 +77,8 @@ static cairn_status launch_all(const struct cairn_cuda_stream *stream,
     struct cairn_cuda *cuda = cuda_of(stream);
     int result = CAIRN_CU_OK;
     if (plan->counts)
-        result = cuda->driver.cuMemsetD8Async(plan->out.device, 0, plan->out.used, stream->compute);
+        result = cuda->driver.cuMemsetD8Async(plan->out.device, 0, plan->out.used,
+                                              MUTANT(11) ? stream->in : stream->compute);
     cairn_status status = cairn_cuda_check(cuda, result, "zeroing", why);
     for (int i = 0; i < CAIRN_KERNEL_COUNT && status == CAIRN_OK; i++)
         status = cairn_cuda_check(cuda, launch(stream, i, &lists[i]), launch_names[i], why);
@@ -91,13 +98,19 @@ static int unload(const struct cairn_cuda_stream *stream, const struct cairn_cud
     const struct cairn_driver *driver = &cuda_of(stream)->driver;
     const struct cairn_cuda_plan *plan = &slice->plan;
     struct CUstream_st *out = stream_out(stream, plan);
-    int result = order(driver, stream->compute, slice->computed, out);
+    int result = MUTANT(4)    ? CAIRN_CU_OK
+                 : MUTANT(10) ? driver->cuStreamWaitEvent(out, slice->loaded, 0)
+                              : order(driver, stream->compute, slice->computed, out);
     if (plan->out.used > 0 && result == CAIRN_CU_OK)
         result = driver->cuMemcpyDtoHAsync(plan->out.host, plan->out.device, plan->out.used, out);
+    if (MUTANT(8)) (void)driver->cuEventRecord(slice->done, out);
     for (size_t i = 0; i < plan->out_count && result == CAIRN_CU_OK; i++)
         result = driver->cuMemcpyDtoHAsync(plan->copies_out[i].host, plan->copies_out[i].device,
                                            plan->copies_out[i].bytes, out);
-    return result == CAIRN_CU_OK ? driver->cuEventRecord(slice->done, out) : result;
+    if (MUTANT(5) || MUTANT(8)) return result;
+    return result == CAIRN_CU_OK
+               ? driver->cuEventRecord(slice->done, MUTANT(7) ? stream->compute : out)
+               : result;
 }
 
 /* ---- all of it ---- */
@@ -122,7 +135,7 @@ cairn_status cairn_cuda_slice_finish(struct cairn_cuda_stream *stream,
 {
     struct cairn_cuda *cuda = cuda_of(stream);
     if (!slice->is_under_way) return CAIRN_OK;
-    const int result = cuda->driver.cuEventSynchronize(slice->done);
+    const int result = MUTANT(6) ? CAIRN_CU_OK : cuda->driver.cuEventSynchronize(slice->done);
     const cairn_status status = cairn_cuda_check(cuda, result, "a list of work", why);
     if (status != CAIRN_OK) return status;
     cairn_cuda_plan_end(&slice->plan);

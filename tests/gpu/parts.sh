@@ -92,7 +92,7 @@ part_card() {
     shard_settings=(--set "$card_setting")
     cluster_start 1 "$run/one"
     shards_are_on_card
-    grep -E 'cuda|backend' "$run/shard-1.log" | head -n 3 | while read -r line; do note "$line"; done
+    note "$(sed -nE '/state lies/s/.*msg="(.*)"$/\1/p' "$run/shard-1.log")"
     cluster_stop
 }
 
@@ -111,7 +111,7 @@ part_sanitizer() {
 
 tests_on_card() {
     on_card
-    CAIRN_TEST_SHARD_SET=$card_setting CAIRN_TEST_DAEMONS=$bin run_tests "$@"
+    CAIRN_TEST_BACKEND=cuda CAIRN_TEST_DAEMONS=$bin run_tests "$@"
 }
 part_bits() { tests_on_card "${tests_of_bits[@]}"; }
 part_faults() { tests_on_card "${tests_of_faults[@]}"; }

@@ -126,18 +126,6 @@ static void add_settings(struct arguments *args, const char *const *settings)
     for (; settings != NULL && *settings != NULL; settings++) add(args, "--set", *settings);
 }
 
-/* What the environment says of every shard: "key=value", blanks between several. The arguments point into
- * memory of this function. */
-static void add_environment(struct arguments *args)
-{
-    static char settings[1024];
-    const char *said = getenv("CAIRN_TEST_SHARD_SET");
-    char *rest = settings;
-    snprintf(settings, sizeof settings, "%s", said != NULL ? said : "");
-    for (const char *setting; (setting = strsep(&rest, " ")) != NULL;)
-        if (setting[0] != 0) add(args, "--set", setting);
-}
-
 /* The program, in that network namespace. */
 static void add_program(struct arguments *args, const char *netns, const char *path)
 {
@@ -224,7 +212,6 @@ static void start_shard(struct cluster *cluster, int shard)
         snprintf(set_host, sizeof set_host, "fabric.host=%s", cluster->options.shard_hosts[shard]);
         add(&args, "--set", set_host);
     }
-    add_environment(&args);
     add_settings(&args, cluster->options.shard_set);
     const char *const *own = cluster->options.shard_each != NULL
                                  ? cluster->options.shard_each[shard]

@@ -8,8 +8,6 @@
  *   cluster_stop(&cluster);
  *
  * The programs are those of this build, or those in the folder that CAIRN_TEST_DAEMONS names.
- * CAIRN_TEST_SHARD_SET has settings for every shard ("section.key=value section.key=value"): the same
- * tests, on a device.
  * Nothing outlives the test: each child is killed when the thread that started it ends, so call these
  * functions from the test's own thread. Every wait is bounded. What fails, fails the test (Check), and
  * then the folder stays, because the daemons' logs are in it; cluster_stop removes it. */
