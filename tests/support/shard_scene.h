@@ -117,7 +117,7 @@ size_t scene_waiting(const struct scene *scene, uint8_t kind);
 /* Puts every chunk of the shard, waits for the ACKs, with scene_initial as values. */
 void scene_put_all(struct scene *scene, uint64_t member);
 float scene_initial(uint32_t tensor, uint64_t elem);
-/* What a plane of a job has, by local element, copied out of its home: until that plane is asked for again. */
+/* What a plane of a job has, by local element, copied out of its home: until it is asked for again. */
 const void *scene_plane(const struct cairn_shard_job *job, enum cairn_plane plane);
 /* What the shard's job has as parameters of a chunk; likewise. */
 const float *scene_param(const struct scene *scene, uint64_t chunk);

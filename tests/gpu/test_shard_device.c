@@ -1,0 +1,125 @@
+/* A shard whose state lies on the emulated card, when the card, or what is asked of it, is not right. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "tests/support/emulated.h"
+#include "tests/support/shard_model.h"
+#include "tests/support/suite.h"
+
+static struct scene scene;
+
+static struct emulated open_scene(const char *backend)
+{
+    ck_assert_int_eq(setenv("CAIRN_TEST_BACKEND", backend, 1), 0);
+    const struct emulated card = emulated_open("quiet=1");
+    scene_open(&scene, "mem", 1, 0);
+    return card;
+}
+
+/* The last that the coordinator is told of the job. */
+static void expect_stopped(const char *word)
+{
+    const struct scene_frame told = scene_hear(&scene, CAIRN_MSG_ERROR);
+    const Cairn__Error *error = (const Cairn__Error *)told.message;
+    ck_assert_msg(strstr(error->text, "job play on shard s0: ") != NULL, "%s", error->text);
+    ck_assert_msg(strstr(error->text, word) != NULL, "%s", error->text);
+    ck_assert_int_eq(scene.shard->jobs->state, CAIRN_JOB_FAULTED);
+}
+
+TEST(a_launch_that_fails_in_a_round_stops_the_job_with_a_sentence_and_nothing_is_published)
+{
+    const struct emulated card = open_scene("cuda");
+    scene_serve(&scene, 2, 1);
+    ck_assert(!cairn_compute_is_host(scene.shard->jobs->compute));
+    scene_round_open(&scene, 1, 0, 2);
+    for (int i = 0; i < 2; i++) scene_note(&scene, CAIRN_CHUNK_GRANT);
+    emulated_set(&card, "launch_fails=1");
+    model_push_chunk(&scene, 1, 0, 0);
+    model_push_chunk(&scene, 2, 0, 0);
+    expect_stopped("CUDA");
+    ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_DATA), 0);
+    const struct cairn_versions *versions = &scene.shard->jobs->versions;
+    ck_assert_uint_eq(versions->copies[versions->newest].version.step, 0);
+    scene_close(&scene);
+}
+
+TEST(an_ecc_error_while_the_initial_state_is_published_stops_the_job)
+{
+    Cairn__JobSeal seal = CAIRN__JOB_SEAL__INIT;
+    const struct emulated card = open_scene("cuda");
+    scene_create(&scene, 5, 1, 0, "");
+    scene_hear(&scene, CAIRN_MSG_DONE);
+    scene_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
+    scene_put_all(&scene, 1);
+    emulated_set(&card, "ecc_at=1");
+    seal.job = SCENE_JOB;
+    scene_say(&scene, CAIRN_MSG_JOB_SEAL, 6, &seal.base);
+    expect_stopped("ECC");
+    scene_close(&scene);
+}
+
+TEST(a_job_that_does_not_fit_on_the_card_is_refused_with_both_numbers_and_the_shard_goes_on)
+{
+    const struct emulated card = open_scene("cuda");
+    emulated_set(&card, "others=8G");
+    scene_create(&scene, 5, 1, 0, "");
+    const struct scene_frame told = scene_hear(&scene, CAIRN_MSG_ERROR);
+    const Cairn__Error *error = (const Cairn__Error *)told.message;
+    ck_assert_int_eq(error->status, CAIRN_ERR_NO_MEMORY);
+    ck_assert_msg(strstr(error->text, "of Emulated card 0") != NULL, "%s", error->text);
+    ck_assert_msg(strstr(error->text, "are free; and ") != NULL, "%s", error->text);
+    ck_assert_msg(strstr(error->text, "bytes of host memory, of which 1073741824") != NULL, "%s",
+                  error->text);
+    emulated_set(&card, "others=0");
+    scene_create(&scene, 7, 1, 0, "");
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 7);
+    scene_close(&scene);
+}
+
+TEST(without_a_driver_auto_takes_host_memory_and_says_why)
+{
+    ck_assert_int_eq(setenv("CAIRN_TEST_BACKEND", "auto", 1), 0);
+    ck_assert_int_eq(setenv("CAIRN_CUDA_DRIVER", "/nonexistent/libcuda.so.1", 1), 0);
+    scene_open(&scene, "mem", 1, 0);
+    ck_assert_ptr_null(scene.shard->device.home);
+    ck_assert_msg(strstr(scene.shard->no_device.text, "/nonexistent/libcuda.so.1") != NULL, "%s",
+                  scene.shard->no_device.text);
+    scene_serve(&scene, 2, 1);
+    scene_close(&scene);
+}
+
+/* What the daemon says when it does not start. */
+static void expect_refusal(const char *settings, const char *word)
+{
+    char command[4096], text[4096];
+    snprintf(command, sizeof command,
+             "'%s/cairn-shard' --set shard.name=s --set compute.backend=cuda %s 2>&1",
+             CAIRN_BIN_DIR, settings);
+    FILE *daemon = popen(command, "r");
+    ck_assert_ptr_nonnull(daemon);
+    text[fread(text, 1, sizeof text - 1, daemon)] = '\0';
+    const int status = pclose(daemon);
+    ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) != 0, "%s", text);
+    ck_assert_msg(strstr(text, "compute.backend = cuda: ") != NULL, "%s", text);
+    ck_assert_msg(strstr(text, word) != NULL, "%s", text);
+}
+
+TEST(a_device_that_is_not_there_is_a_sentence)
+{
+    emulated_choose("devices=2");
+    expect_refusal("--set compute.device=3", "3");
+    expect_refusal("--set compute.device=GPU-11111111", "GPU-11111111");
+}
+
+TEST(a_driver_that_is_missing_or_too_old_is_a_sentence)
+{
+    emulated_choose("driver=11040");
+    expect_refusal("", "11.4");
+    ck_assert_int_eq(setenv("CAIRN_CUDA_DRIVER", "/nonexistent/libcuda.so.1", 1), 0);
+    expect_refusal("", "/nonexistent/libcuda.so.1");
+}
+
+SUITE(60);
