@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/spec/scalars.h"
 #include "tests/support/hyper.h"
 #include "tests/support/random.h"
 
@@ -56,7 +57,9 @@ static void fill(uint8_t *bytes)
 {
     for (size_t i = 0; i < ELEMS_MAX; i++) {
         const float value = (float)((int64_t)random_below(2000001) - 1000000) * 1e-6f;
-        memcpy(bytes + i * sizeof value, &value, sizeof value);
+        const uint32_t bits = cairn_f32_bits(value) &
+                              ~0x4000u; // the lower half, too, is below 2 as bf16
+        memcpy(bytes + i * sizeof bits, &bits, sizeof bits);
     }
 }
 
