@@ -7,9 +7,6 @@
 
 #define NAME_OF_LIBRARY "CAIRN_CUDA_DRIVER"
 
-typedef int (*get_proc_fn)(const char *name, void **at_out, int version, uint64_t flags,
-                           int *state_out);
-
 int cairn_driver_stands_in(void)
 {
     const char *named = getenv(NAME_OF_LIBRARY);
@@ -25,7 +22,7 @@ const char *cairn_driver_error(const struct cairn_driver *driver, int result, ch
 }
 
 /* A function's address, as ISO C lets it be had: NULL if the library lacks it. */
-static void find(void *library, get_proc_fn get_proc, const char *name, const char *symbol,
+static void find(void *library, cairn_driver_find_fn get_proc, const char *name, const char *symbol,
                  void *at_out)
 {
     void *at = NULL;
@@ -36,17 +33,17 @@ static void find(void *library, get_proc_fn get_proc, const char *name, const ch
     memcpy(at_out, &at, sizeof at);
 }
 
-static get_proc_fn find_get_proc(void *library)
+static cairn_driver_find_fn find_get_proc(void *library)
 {
-    get_proc_fn get_proc;
+    cairn_driver_find_fn get_proc;
     void *at = dlsym(library, "cuGetProcAddress_v2");
     memcpy(&get_proc, &at, sizeof at);
     return get_proc;
 }
 
 /* The version first: what lacks a call is most likely too old. */
-static cairn_status check_version(struct cairn_driver *driver, void *library, get_proc_fn get_proc,
-                                  struct cairn_sentence *why)
+static cairn_status check_version(struct cairn_driver *driver, void *library,
+                                  cairn_driver_find_fn get_proc, struct cairn_sentence *why)
 {
     find(library, get_proc, "cuDriverGetVersion", "cuDriverGetVersion",
          &driver->cuDriverGetVersion);
@@ -64,7 +61,7 @@ static cairn_status check_version(struct cairn_driver *driver, void *library, ge
 
 static cairn_status find_all(struct cairn_driver *driver, void *library, struct cairn_sentence *why)
 {
-    const get_proc_fn get_proc = find_get_proc(library);
+    const cairn_driver_find_fn get_proc = find_get_proc(library);
     const cairn_status status = check_version(driver, library, get_proc, why);
     if (status != CAIRN_OK) return status;
 #define CAIRN_CALL(name, suffix, parameters)                                                   \

@@ -147,6 +147,10 @@ struct cairn_cu_uuid {
                             struct CUstream_st *stream, void **parameters, void **extra))
 // clang-format on
 
+/* cuGetProcAddress_v2: as of which version, and flags 0; state_out: why there is none. */
+typedef int (*cairn_driver_find_fn)(const char *name, void **at_out, int version, uint64_t flags,
+                                    int *state_out);
+
 /* Each returns a CUresult. */
 struct cairn_driver {
 #define CAIRN_CALL(name, suffix, parameters) int(*name) parameters;

@@ -57,3 +57,27 @@ function(kernels_image target)
   set_source_files_properties(${holder} TARGET_DIRECTORY ${target} PROPERTIES OBJECT_DEPENDS ${image}
     COMPILE_DEFINITIONS "CAIRN_IMAGE_FILE=\"${image}\";CAIRN_IMAGE_TOOLKIT=${toolkit}")
 endfunction()
+
+# The toolkit's cuda.h, beside its nvcc: a test holds driver.h against it. Nothing that runs reads it.
+set(toolkit_bin "")
+if(CAIRN_NVCC)
+  get_filename_component(toolkit_bin ${CAIRN_NVCC} REALPATH)
+  get_filename_component(toolkit_bin ${toolkit_bin} DIRECTORY)
+endif()
+find_path(CAIRN_CUDA_H cuda.h HINTS ${toolkit_bin}/../include DOC "the folder of the toolkit's cuda.h")
+
+# cuda_prototypes(OUT): a file with CAIRN_PROTOTYPE(cuInit, (unsigned int Flags)) and so on: driver.h's calls, by cuda.h
+function(cuda_prototypes out)
+  file(READ ${CAIRN_CUDA_H}/cuda.h header)
+  file(READ ${CMAKE_SOURCE_DIR}/gpu/cuda/driver.h door)
+  string(REGEX MATCHALL "call\\(cu[A-Za-z0-9]+" calls "${door}")
+  set(text "")
+  foreach(call ${calls} "call(cuGetProcAddress")
+    string(REPLACE "call(" "" name "${call}")
+    string(REGEX MATCH "\nCUresult CUDAAPI ${name}(\\([^;]*\\));" found "${header}")
+    if(found)
+      string(APPEND text "CAIRN_PROTOTYPE(${name}, ${CMAKE_MATCH_1})\n")
+    endif()
+  endforeach()
+  file(CONFIGURE OUTPUT ${out} CONTENT "${text}" @ONLY) # touched if it is another one
+endfunction()
