@@ -104,9 +104,12 @@ static cairn_status fill(struct cairn_cuda *cuda, const char *label, uint64_t at
     int result = create_segments(cuda, segments, bytes, at);
     if (result == CAIRN_CU_OK) result = open_and_zero(cuda, at, bytes);
     if (result == CAIRN_CU_OK) return CAIRN_OK;
-    release_segments(cuda, segments, segment_count(bytes), at);
-    return result == CAIRN_CU_OUT_OF_MEMORY ? is_full(cuda, label, bytes, why)
-                                            : cairn_cuda_check(cuda, result, "taking memory", why);
+    const bool is_out = result == CAIRN_CU_OUT_OF_MEMORY;
+    const cairn_status status = is_out ? is_full(cuda, label, bytes, why)
+                                       : cairn_cuda_check(cuda, result, "taking memory", why);
+    if (!atomic_load(&cuda->has_failed)) // else it may be filled still, and goes with the context
+        release_segments(cuda, segments, segment_count(bytes), at);
+    return status;
 }
 
 cairn_status cairn_cuda_memory_open(struct cairn_home *home, const char *label,

@@ -79,6 +79,20 @@ TEST(a_job_that_does_not_fit_on_the_card_is_refused_with_both_numbers_and_the_sh
     scene_close(&scene);
 }
 
+TEST(a_card_that_has_failed_refuses_every_job_with_its_sentence)
+{
+    const struct emulated card = open_scene("cuda");
+    emulated_set(&card, "ecc_at=1");
+    for (uint32_t request = 5; request < 7; request++) {
+        scene_create(&scene, request, 1, 0, "");
+        const struct scene_frame told = scene_hear(&scene, CAIRN_MSG_ERROR);
+        const Cairn__Error *error = (const Cairn__Error *)told.message;
+        ck_assert_uint_eq(told.request, request);
+        ck_assert_msg(strstr(error->text, "ECC") != NULL, "%s", error->text);
+    }
+    scene_close(&scene);
+}
+
 TEST(without_a_driver_auto_takes_host_memory_and_says_why)
 {
     ck_assert_int_eq(setenv("CAIRN_TEST_BACKEND", "auto", 1), 0);

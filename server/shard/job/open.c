@@ -152,7 +152,12 @@ static cairn_status judge_device(const struct cairn_shard_job *job, const struct
 {
     struct cairn_home *home = job->compute->home;
     const uint64_t free_bytes = cairn_home_free_bytes(home);
+    struct cairn_home_memory probe = { 0 };
     if (need->memory.device <= free_bytes) return CAIRN_OK;
+    const cairn_status status = cairn_home_memory_open(home, "probe", 1, &probe, why);
+    cairn_home_memory_close(&probe);
+    if (status == CAIRN_ERR_IO)
+        return status; // nothing is free on a device that has failed: it says why
     return cairn_fail(
         why, CAIRN_ERR_NO_MEMORY,
         "job %s needs %llu bytes of %s for its state here, and %llu of its %llu are free; and %llu "
