@@ -44,10 +44,19 @@ def kernels_of_table():
     return set(re.findall(r"^    X\((\w+), struct", text, re.M))
 
 
+def is_new(nvcc):
+    """It says that it is of CUDA 12.8 or newer, as gpu/cuda/image.cmake asks."""
+    if not os.access(nvcc, os.X_OK):
+        return False
+    said = re.search(r"release (\d+)\.(\d+)", subprocess.run([nvcc, "--version"], capture_output=True, text=True,
+                                                              check=False).stdout)
+    return said is not None and (int(said.group(1)), int(said.group(2))) >= (12, 8)
+
+
 def main():
     nvcc = sys.argv[1] if len(sys.argv) > 1 else shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
-    if not os.access(nvcc, os.X_OK):
-        print("SKIPPED: no nvcc here: the PTX of the kernels is not looked through")
+    if not is_new(nvcc):
+        print("skip: no nvcc of CUDA 12.8 or newer: the PTX of the kernels is not looked through")
         return 77
     with tempfile.TemporaryDirectory() as folder:
         lines = ptx_of(nvcc, FLAGS, folder)
