@@ -37,6 +37,7 @@ void cairn_cuda_plan_release(struct cairn_cuda_plan *plan)
     free(plan->copies_in);
     free(plan->copies_out);
     free(plan->ends);
+    *plan = (struct cairn_cuda_plan) { 0 };
 }
 
 void cairn_cuda_plan_clear(struct cairn_cuda_plan *plan)

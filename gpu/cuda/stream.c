@@ -41,6 +41,16 @@ static cairn_status open_plan(struct cairn_cuda_stream *stream, int index,
     return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a stream's plans");
 }
 
+static void close_staging(struct cairn_cuda_stream *stream)
+{
+    struct cairn_cuda *cuda = cairn_cuda_of(stream->stream.home);
+    for (int i = 0; i < CAIRN_CUDA_SLICES; i++) cairn_cuda_plan_release(&stream->slices[i].plan);
+    cairn_home_memory_close(&stream->staging);
+    if (stream->pinned != NULL && !atomic_load(&cuda->has_failed))
+        (void)cuda->driver.cuMemFreeHost(stream->pinned);
+    stream->pinned = NULL;
+}
+
 static cairn_status open_all(struct cairn_cuda_stream *stream, struct cairn_sentence *why)
 {
     struct cairn_cuda *cuda = cairn_cuda_of(stream->stream.home);
@@ -49,14 +59,26 @@ static cairn_status open_all(struct cairn_cuda_stream *stream, struct cairn_sent
     int result = open_streams(stream, &cuda->driver);
     for (int i = 0; i < CAIRN_CUDA_SLICES && result == CAIRN_CU_OK; i++)
         result = open_events(&stream->slices[i], &cuda->driver);
-    if (result == CAIRN_CU_OK)
-        result = cuda->driver.cuMemAllocHost((void **)&stream->pinned, STAGING_BYTES);
-    status = cairn_cuda_check(cuda, result, "opening a stream", why);
+    return cairn_cuda_check(cuda, result, "opening a stream", why);
+}
+
+cairn_status cairn_cuda_stream_begin(struct cairn_cuda_stream *stream, struct cairn_sentence *why)
+{
+    struct cairn_cuda *cuda = cairn_cuda_of(stream->stream.home);
+    cairn_status status = cairn_cuda_enter(cuda, why);
+    if (status != CAIRN_OK || stream->pinned != NULL) return status;
+    uint8_t *pinned = NULL;
+    status = cairn_home_memory_open(&cuda->home, "a stream's staging", STAGING_BYTES,
+                                    &stream->staging, why);
     if (status == CAIRN_OK)
-        status = cairn_home_memory_open(&cuda->home, "a stream's staging", STAGING_BYTES,
-                                        &stream->staging, why);
+        status = cairn_cuda_check(cuda,
+                                  cuda->driver.cuMemAllocHost((void **)&pinned, STAGING_BYTES),
+                                  "pinning a stream's staging", why);
+    stream->pinned = pinned;
     for (int i = 0; i < CAIRN_CUDA_SLICES && status == CAIRN_OK; i++)
         status = open_plan(stream, i, why);
+    if (status == CAIRN_OK) return CAIRN_OK;
+    close_staging(stream);
     return status;
 }
 
@@ -65,7 +87,6 @@ static void close_slice(struct cairn_cuda_slice *slice, const struct cairn_drive
     if (slice->loaded != NULL) (void)driver->cuEventDestroy(slice->loaded);
     if (slice->computed != NULL) (void)driver->cuEventDestroy(slice->computed);
     if (slice->done != NULL) (void)driver->cuEventDestroy(slice->done);
-    cairn_cuda_plan_release(&slice->plan);
 }
 
 void cairn_cuda_stream_close(struct cairn_home_stream *closed)
@@ -74,9 +95,7 @@ void cairn_cuda_stream_close(struct cairn_home_stream *closed)
     struct cairn_cuda *cuda = cairn_cuda_of(closed->home);
     cairn_cuda_enter_anyway(cuda);
     for (int i = 0; i < CAIRN_CUDA_SLICES; i++) close_slice(&stream->slices[i], &cuda->driver);
-    cairn_home_memory_close(&stream->staging);
-    if (stream->pinned != NULL && !atomic_load(&cuda->has_failed))
-        (void)cuda->driver.cuMemFreeHost(stream->pinned);
+    close_staging(stream);
     if (stream->in != NULL) (void)cuda->driver.cuStreamDestroy(stream->in);
     if (stream->compute != NULL) (void)cuda->driver.cuStreamDestroy(stream->compute);
     if (stream->out != NULL) (void)cuda->driver.cuStreamDestroy(stream->out);

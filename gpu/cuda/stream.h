@@ -24,10 +24,14 @@ struct cairn_cuda_stream {
     struct cairn_home_stream stream; /* first */
     struct CUstream_st *in, *compute, *out;
     struct cairn_home_memory staging; /* of the device: each slice's in, then each slice's out */
-    uint8_t *pinned;                  /* of the host: the same */
+    uint8_t *pinned;                  /* of the host: the same; NULL: nothing was run yet */
     struct cairn_cuda_slice slices[CAIRN_CUDA_SLICES];
     uint32_t next; /* the slice that is to be filled */
 };
+
+/* Before a run: the first one gives the stream its staging, so that a thread which runs nothing takes none. */
+CAIRN_MUST_CHECK cairn_status cairn_cuda_stream_begin(struct cairn_cuda_stream *stream,
+                                                      struct cairn_sentence *why);
 
 /* ---- slice.c ---- */
 
