@@ -29,7 +29,7 @@ struct cairn_cuda_stream {
     uint32_t next; /* the slice that is to be filled */
 };
 
-/* Before a run: the first one gives the stream its staging, so that a thread which runs nothing takes none. */
+/* Before a run: the first one gives the stream its staging; a thread that runs nothing takes none. */
 CAIRN_MUST_CHECK cairn_status cairn_cuda_stream_begin(struct cairn_cuda_stream *stream,
                                                       struct cairn_sentence *why);
 
