@@ -47,7 +47,7 @@ static const struct cairn_option options[] = {
       "Empty: none." },
     { "compute", "threads", CAIRN_OPTION_INT, offsetof(struct values, compute_threads), "0", 0,
       CAIRN_POOL_THREADS_MAX, "Threads for arithmetic. 0: one for each core, at most 8." },
-    { "compute", "backend", CAIRN_OPTION_STRING, offsetof(struct values, backend), "auto", 0, 0,
+    { "compute", "backend", CAIRN_OPTION_STRING, offsetof(struct values, backend), "host", 0, 0,
       "Where the state of jobs lies and is worked on: host, cuda (a GPU, or it does not start), or "
       "auto: a GPU if there is one that will do, else host; the log says why." },
     { "compute", "device", CAIRN_OPTION_STRING, offsetof(struct values, device), "", 0, 0,
